@@ -15,6 +15,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/store/stoppable_backend.h"
 #include "ckpt/store/uring_backend.h"
+#include "ckpt/verify/verify.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -60,11 +61,11 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                                options.checkpoints_dir.string(), names.steps.back())};
     }
   }
-  RT_TRY(look_for_space(plan, *io, options.checkpoints_dir, notices));
+  if (!options.follows) RT_TRY(look_for_space(plan, *io, options.checkpoints_dir, notices));
   RT_TRY_SET(Arena arena, open_run_memory(
                               plan, options.run, options.checkpoints_dir,
                               [&] { return make_stoppable(make_backend(plan), options.leave); }, notices,
-                              options.before_save, options.stop));
+                              options.before_save, options.stop, options.ranks));
   std::unique_ptr<CheckpointNode> node(new CheckpointNode(plan, std::move(options), std::move(arena)));
   node->keep_memory_ = true;  // until the node is open: the memory may be a dead agent's only copy
   if (!node->options_.resume) {
@@ -76,29 +77,33 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                                node->arena_.name(), views[*newest].step)};
     }
   }
-  if (const Status opened = node->open_labels(notices); !opened.ok() && notices != nullptr)  // as on a full disk
-    notices->push_back("warning: " + opened.error().message);
+  const bool follows = node->options_.follows;
+  if (const Status opened = follows ? Status() : node->open_labels(notices); !opened.ok() && notices != nullptr)
+    notices->push_back("warning: " + opened.error().message);  // as on a full disk
   node->decider_ = std::make_unique<RestoreDecider>(
       plan, node->arena_, *node->io_,
       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, node->options_.open_foreign,
                      node->options_.from_step, &node->buffers_,
-                     [raw = node.get()] { return raw->persister_->check_folder(); }, node->options_.stop});
+                     [raw = node.get()] { return raw->persister_->check_folder(); }, node->options_.stop,
+                     node->options_.others,
+                     [raw = node.get()](const WholeSlot& slot) { return raw->save_common(slot); }});
   SaveOptions save;
   if (plan.recipe.checkpoint.compress == Compress::kZstd) save.codec = Codec::kShuffleZstd;
   node->persister_ = std::make_unique<NodePersister>(
       node->arena_, [&plan] { return make_backend(plan); }, node->options_.checkpoints_dir,
-      PersistOptions{.retention = plan.recipe.checkpoint.keep.empty()
+      PersistOptions{.retention = follows || plan.recipe.checkpoint.keep.empty()
                                       ? std::nullopt
                                       : std::optional(retention_policy(plan.recipe.checkpoint.keep, plan.steps)),
                      .save = save,
                      .incremental = plan.recipe.checkpoint.incremental,
                      .in_flight = plan.recipe.checkpoint.in_flight,
                      .buffers = &node->buffers_,
+                     .save_step = node->options_.save_step,
                      .check_owner = node->options_.check_owner,
                      .before_save = node->options_.before_save,
                      .lineage = node->options_.run.lineage,
-                     .labels = &node->labels_,
-                     .forensics = plan.recipe.watch.forensics
+                     .labels = follows ? nullptr : &node->labels_,
+                     .forensics = plan.recipe.watch.forensics && !node->options_.ranks
                                       ? node->options_.checkpoints_dir.parent_path() / "forensics"
                                       : std::filesystem::path(),
                      .on_event = [raw = node.get()](const PersistEvent& event) {
@@ -129,6 +134,61 @@ Result<RestoreChoice> CheckpointNode::begin_incarnation() {
                                          options_.checkpoints_dir.parent_path() / "abandoned", *named, this_writer()));
   }
   return choice;
+}
+
+HostMemory CheckpointNode::memory() {
+  persister_->ranks_gone();
+  const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
+  std::vector<int64_t> damaged;
+  HostMemory out{.incarnation = arena_.control().incarnation.load(std::memory_order_acquire),
+                 .whole = all_verified(arena_, distrusted ? Check::kEveryByte : Check::kHeaders, nullptr, &damaged)};
+  for (const int64_t slot : damaged) arena_.invalidate_slot(slot);
+  return out;
+}
+
+Status CheckpointNode::carry_out(RestoreChoice choice, std::span<const uint64_t> starts) {
+  const int64_t step = choice.step;
+  RT_TRY(decider_->carry_out(std::move(choice), starts));
+  persister_->gone_on_from(step);
+  return {};
+}
+
+bool CheckpointNode::promise(const WholeSlot& slot) {
+  const std::vector<SlotView> views = arena_.views();
+  if (slot.slot < 0 || slot.slot >= std::ssize(views)) return false;
+  const SlotView& view = views[static_cast<size_t>(slot.slot)];
+  if (!view.whole || view.step != slot.step || view.incarnation != slot.incarnation) return false;
+  int64_t reserved = 0;
+  arena_.control().reserved[slot.slot].compare_exchange_strong(reserved, slot.step);
+  persister_->notify();
+  return true;
+}
+
+/// No rank runs anywhere.
+Status CheckpointNode::save_common(const WholeSlot& slot) {
+  if (!promise(slot)) return Error{ErrorCode::kInternal, fmt::format("step {} is not whole here", slot.step)};
+  options_.others->save(slot);
+  return persister_->flush(options_.leave, true);
+}
+
+/// Saves the newest step that all hosts have in memory, where the disk does not have it.
+Status CheckpointNode::flush_common() {
+  PosixBackend io;  // that of the loop reads no more once somebody has asked to stop
+  RT_TRY_SET(const int64_t ruined,
+             drop_ruined(arena_, io, options_.checkpoints_dir, [this] { return persister_->check_folder(); }));
+  if (ruined > 0) labels_.note_ruined();
+  RT_TRY_SET(const HostMemory elsewhere, options_.others->memory());  // first: saves that cannot end are given up
+  RT_TRY(persister_->flush(options_.leave, true));
+  const std::optional<CommonSnapshot> newest =
+      newest_verified(arena_, Check::kEveryByte, nullptr, nullptr, &elsewhere.whole);
+  if (!newest || newest->step == 0) return {};
+  const Result<CheckpointInfo> on_disk = newest_complete(io, options_.checkpoints_dir);
+  if (on_disk.ok() && on_disk.value().step >= newest->step) {
+    const Result<VerifyReport> checked =
+        verify_checkpoint(io, on_disk.value().dir, {.max_damages = 1, .structure = false});
+    if (checked.ok() && checked.value().whole()) return {};
+  }
+  return save_common({newest->slot, newest->incarnation, newest->step});
 }
 
 Status CheckpointNode::open_labels(std::vector<std::string>* notices) {
@@ -185,7 +245,8 @@ std::vector<PersistEvent> CheckpointNode::take_events() {
 std::optional<PersistEvent> CheckpointNode::flush() {
   persister_->wait_told();  // ranks leave once a save is on disk, which is before retention has done its part
   std::vector<PersistEvent> before = take_events();
-  if (!persister_->flush(options_.leave).ok()) keep_memory_ = true;  // told by the event; the memory is the only copy
+  const Status flushed = options_.others == nullptr ? persister_->flush(options_.leave) : flush_common();
+  if (!flushed.ok()) keep_memory_ = true;  // told by the event; the memory is the only copy
   const std::lock_guard lock(mutex_);
   std::optional<PersistEvent> last;
   const auto newest =

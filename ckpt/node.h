@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/other_hosts.h"
 #include "ckpt/persister.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/restore.h"
@@ -36,6 +37,12 @@ struct NodeOptions {
   std::function<bool()> leave;                     // asked while whoever opens or flushes waits for a save: gives it up
   BeforeSave before_save;                          // may be empty
   std::function<void()> on_persisted;              // wakes the agent; called from the persist thread
+  // Of one of several hosts.
+  std::optional<RankRange> ranks;  // that run here; none: all
+  SaveStep save_step;              // PersistOptions::save_step
+  OtherHosts* others = nullptr;    // this host decides for these
+  /// Another one does: its agent alone removes what is old, writes labels, and looks for space.
+  bool follows = false;
 };
 
 /// Whether the disk holds what the rules of retention leave lying there at once; looks only, before anything is made or
@@ -59,6 +66,13 @@ class CheckpointNode {
   /// start the higher step of memory and disk (memory when equal), later memory first. Then writes the decision that
   /// all ranks will read. A write in progress continues; it is waited for only when memory must be emptied.
   Result<RestoreChoice> begin_incarnation();
+
+  /// On a host that follows: what its memory holds of its ranks, none of which runs, and then what the deciding host
+  /// has chosen (OtherHosts).
+  HostMemory memory();
+  Status carry_out(RestoreChoice choice, std::span<const uint64_t> starts);
+  /// Promises to save what is whole in this slot; false: it is not, any more.
+  bool promise(const WholeSlot& slot);
 
   /// Where training stands by that decision; the beginning for a fresh start and for foreign weights.
   Result<trainer::TrainPosition> decided_position() const;
@@ -98,11 +112,14 @@ class CheckpointNode {
   std::optional<PersistEvent> flush();
 
   /// The arena outlives this object: the next start of the run takes it over.
-  void keep_memory() { keep_memory_ = true; }
+  void keep_memory(bool keep = true) { keep_memory_ = keep; }
+  bool keeps_memory() const { return keep_memory_; }
 
  private:
   CheckpointNode(const Plan& plan, NodeOptions options, Arena arena);
   Status open_labels(std::vector<std::string>* notices);
+  Status save_common(const WholeSlot& slot);
+  Status flush_common();
 
   const Plan& plan_;
   NodeOptions options_;

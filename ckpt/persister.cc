@@ -163,8 +163,9 @@ struct NodePersister::Impl {
   std::mutex mutex;  // guards newest_saved and what follows; never held while writing
   std::condition_variable changed;
   bool stopping = false, flushing = false, flushed = false, labels_due = false;
-  int64_t notices = 0;  // counts up: each thread looks after each
-  int64_t busy = 0;     // threads that look for work or do it
+  bool promised_alone = false;    // of that flush
+  int64_t notices = 0;            // counts up: each thread looks after each
+  int64_t busy = 0;               // threads that look for work or do it
   int64_t newest_committed = -1;  // of the line that the run is on
   int64_t last_step = -1;
   Status last_status;  // of last_step, the newest written since flush() began
@@ -543,7 +544,7 @@ void NodePersister::Impl::loop(Writer& writer) {
       last_status = {};
       lock.unlock();
       try {
-        if (!given_up) write_newest(writer);
+        if (!given_up && !promised_alone) write_newest(writer);
         if (!given_up) settle(writer);
       } catch (const std::exception& error) {  // out of memory; whoever flushes keeps the arena then
         const std::lock_guard guard(mutex);
@@ -660,13 +661,14 @@ std::optional<int64_t> NodePersister::promise_newest() {
   return step;
 }
 
-Status NodePersister::flush(const std::function<bool()>& leave) {
+Status NodePersister::flush(const std::function<bool()>& leave, bool promised_alone) {
   ranks_gone();
   std::unique_lock lock(impl_->mutex);
   impl_->last_step = -1;
   impl_->last_status = {};
   impl_->flushed = false;
   impl_->flushing = true;
+  impl_->promised_alone = promised_alone;
   ++impl_->notices;
   impl_->changed.notify_all();
   while (!impl_->changed.wait_for(lock, kAskEvery, [&] { return impl_->flushed; })) {

@@ -119,7 +119,8 @@ class NodePersister {
   /// For when no rank will run again. Writes promised steps and then, if newer than the newest on disk, the newest
   /// snapshot whose every byte holds and whose weights are not ruined. Returns the error of that snapshot's write. Asks
   /// `leave` all the while; when that says yes, it ends with give_up() and kStopped.
-  Status flush(const std::function<bool()>& leave = {});
+  /// `promised_alone`: the newest snapshot is not written unless it is promised, as where other hosts have a say.
+  Status flush(const std::function<bool()>& leave = {}, bool promised_alone = false);
 
  private:
   struct Impl;

@@ -162,6 +162,32 @@ Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Aren
   return out;
 }
 
+Result<bool> copies_cross_hosts(const Plan& plan, const Arena& arena) {
+  const int64_t per_host = arena.ranks().size();
+  RT_TRY_SET(const Manifest manifest, decode_manifest(arena.directory()));
+  const LoadPlanner planner(manifest);
+  const std::vector<int64_t> rank_of_file = arena.rank_of_file();
+  for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+    const RankPlan& of = plan.rank(rank);
+    if (of.private_bytes() == 0) continue;
+    std::vector<StateTensor> copies;
+    const auto add = [&](StateKind kind, const auto& piece, int64_t count) {
+      if (!piece.primary) copies.push_back({kind, piece.tensor, piece.box, nullptr, count * 4, false});
+    };
+    for (const StateKind kind : plan.state_kinds().arrays()) {
+      if (kind == StateKind::kEma) continue;
+      for (const StatePiece& piece : of.pieces) add(kind, piece, piece.count_elems());
+    }
+    for (const SumPiece& piece : of.sums) add(piece.kind, piece, piece.count());
+    RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, planner, copies));
+    RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted));
+    for (const LoadRead& read : reads) {
+      if (rank_of_file.at(static_cast<size_t>(read.file)) / per_host != rank / per_host) return true;
+    }
+  }
+  return false;
+}
+
 /// On a host that does not have all banks: what of `state` other ranks save.
 static Status fill_copies(const Plan& plan, const Arena& arena, const std::string& read_from, int64_t slot,
                           std::span<const StateTensor> state) {
@@ -220,6 +246,17 @@ static bool disk_failed(const CheckpointInfo& info) { return info.unread && disk
 static bool may_pass_over(const Error& error) {
   return error.code == ErrorCode::kCorrupt ||
          (error.code == ErrorCode::kIo && (error.os_errno == 0 || disk_fails(error.os_errno)));
+}
+
+/// What this host has of later steps than all have in common is of a line that is left.
+static void leave_behind(Arena& arena, const WholeSlot& chosen) {
+  if (arena.has_world()) return;
+  const std::vector<SlotView> views = arena.views();
+  for (int64_t slot = 0; slot < arena.slots(); ++slot) {
+    const bool later =
+        std::pair(views[slot].incarnation, views[slot].step) > std::pair(chosen.incarnation, chosen.step);
+    if (slot != chosen.slot && views[slot].whole && later) arena.invalidate_slot(slot);
+  }
 }
 
 template <typename Read>
@@ -331,18 +368,42 @@ Result<RestoreChoice> RestoreDecider::named_step(int64_t step) {
   return choice;
 }
 
+/// The newest snapshot that can be resumed from: where it cannot, as ranks keep state that other hosts save, it is
+/// saved first, and none is.
+Result<std::optional<CommonSnapshot>> RestoreDecider::newest_in_memory(RestoreChoice& choice,
+                                                                       std::vector<int64_t>& damaged) {
+  const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
+  HostMemory elsewhere;
+  if (request_.others != nullptr) {
+    RT_TRY_SET(elsewhere, request_.others->memory());
+  }
+  last_elsewhere_ = elsewhere.incarnation;
+  std::optional<CommonSnapshot> memory =
+      newest_verified(arena_, distrusted ? Check::kEveryByte : Check::kHeaders, &choice.warnings, &damaged,
+                      request_.others != nullptr ? &elsewhere.whole : nullptr);
+  for (const int64_t slot : damaged) arena_.invalidate_slot(slot);  // or the next look would find it again
+  if (!memory || request_.others == nullptr) return memory;
+  if (!copies_cross_hosts_) {
+    RT_TRY_SET(copies_cross_hosts_, copies_cross_hosts(plan_, arena_));
+  }
+  if (!*copies_cross_hosts_ || memory->step == 0) return memory;
+  const Result<CheckpointInfo> newest = newest_complete(io_, request_.checkpoints_dir);
+  if (newest.ok() && newest.value().step >= memory->step) return std::optional<CommonSnapshot>();
+  RT_TRY(request_.save({memory->slot, memory->incarnation, memory->step})
+             .with("what all hosts have in memory is saved before they resume from it"));
+  return std::optional<CommonSnapshot>();
+}
+
 Result<RestoreChoice> RestoreDecider::choose() {
   if (first_ && request_.from_step) return named_step(*request_.from_step);
   RestoreChoice choice;
   const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
   std::vector<int64_t> damaged;
-  const std::optional<CommonSnapshot> memory =
-      newest_verified(arena_, distrusted ? Check::kEveryByte : Check::kHeaders, &choice.warnings, &damaged);
-  for (const int64_t slot : damaged) arena_.invalidate_slot(slot);  // or the next look would find it again
+  RT_TRY_SET(const std::optional<CommonSnapshot> memory, newest_in_memory(choice, damaged));
   std::vector<std::string> disk_warnings;
   Result<std::optional<RestoreChoice>> disk = std::optional<RestoreChoice>();
   bool disk_is_newer = true;
-  if (memory && !first_ && damaged.empty()) {
+  if (memory && !first_ && damaged.empty() && request_.others == nullptr) {
     disk_is_newer = false;  // between restarts of one agent nothing on disk is newer than what is whole in memory
   } else if (memory) {
     if (request_.check_folder) RT_TRY(request_.check_folder());
@@ -369,6 +430,7 @@ Result<RestoreChoice> RestoreDecider::choose() {
     choice.source = arena::Source::kMemory;
     choice.step = memory->step;
     choice.slot = memory->slot;
+    choice.slot_incarnation = memory->incarnation;
     // All ranks of the world have to agree whether they make their weights again, and one host knows of its own alone.
     choice.weights_ready =
         arena_.has_world() && !distrusted && arena_.weights_are_of(memory->incarnation, memory->step);
@@ -399,22 +461,24 @@ Result<RestoreChoice> RestoreDecider::choose() {
 Result<RestoreChoice> RestoreDecider::next_incarnation() {
   const auto begin = std::chrono::steady_clock::now();
   arena::Control& control = arena_.control();
-  const uint64_t last = control.incarnation.load(std::memory_order_acquire);
   RestoreChoice choice;
   bool in_memory = false;
   for (;;) {
     RT_TRY_SET(choice, choose());
-    in_memory = choice.source == arena::Source::kMemory;
-    if (in_memory) break;
-    RT_TRY(arena_.invalidate_slots());  // another line of training, or damaged
-    arena_.go_on_from(choice.starts);
-    if (choice.source != arena::Source::kDisk) break;
-    const Result<bool> filled = until_it_stays([&] { return fill_slot(choice); });
-    if (filled.ok()) {
-      in_memory = filled.value();
+    choice.incarnation = std::max(control.incarnation.load(std::memory_order_acquire), last_elsewhere_) + 1;
+    Result<bool> taken = take_on(choice);
+    if (request_.others != nullptr) {
+      const Status there = request_.others->carried_out();
+      if (taken.ok() && !there.ok()) taken = there.error();
+      if (!there.ok() && there.error().code == ErrorCode::kPeerLost) continue;
+    }
+    if (taken.ok()) {
+      in_memory = taken.value();
       break;
     }
-    const Error& error = filled.error();
+    const Error& error = taken.error();
+    if (choice.source == arena::Source::kMemory && error.code == ErrorCode::kCorrupt) continue;  // it is invalid now
+    if (choice.source != arena::Source::kDisk) return Error(error);
     const bool named = (request_.from && choice.dir == *request_.from) || (first_ && request_.from_step);
     if (named) return Error(error);
     if (!may_pass_over(error)) return unreadable_now(error, choice.dir);
@@ -423,17 +487,59 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
   first_ = false;
   control.distrusted.store(0, std::memory_order_release);
   publish(choice, in_memory);
-  choice.incarnation = last + 1;
   choice.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return choice;
+}
+
+/// Empties what the choice leaves behind, tells the other hosts, and reads what is to be read. True: the ranks find
+/// their state in a slot.
+Result<bool> RestoreDecider::take_on(RestoreChoice& choice) {
+  if (choice.source == arena::Source::kMemory) {
+    leave_behind(arena_, {choice.slot, choice.slot_incarnation, choice.step});
+  } else {
+    RT_TRY(arena_.invalidate_slots());  // another line of training, or damaged
+    arena_.go_on_from(choice.starts);
+  }
+  if (request_.others != nullptr) request_.others->carry_out(choice, arena_);
+  if (choice.source != arena::Source::kDisk) return choice.source == arena::Source::kMemory;
+  return until_it_stays([&] { return fill_slot(choice); });
+}
+
+Status RestoreDecider::carry_out(RestoreChoice choice, std::span<const uint64_t> starts) {
+  const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
+  bool in_memory = choice.source == arena::Source::kMemory;
+  if (in_memory) {
+    const WholeSlot chosen{choice.slot, choice.slot_incarnation, choice.step};
+    const Result<CommonSnapshot> found =
+        read_common(arena_, choice.slot, distrusted ? Check::kEveryByte : Check::kHeaders);
+    if (!found.ok()) {
+      arena_.invalidate_slot(choice.slot);
+      return Error{ErrorCode::kCorrupt, found.error().message};
+    }
+    if (WholeSlot{choice.slot, found.value().incarnation, found.value().step} != chosen) {
+      return Error{ErrorCode::kCorrupt, fmt::format("slot {} holds step {}, step {} was to be resumed from",
+                                                    choice.slot, found.value().step, choice.step)};
+    }
+    leave_behind(arena_, chosen);
+  } else {
+    RT_TRY(arena_.invalidate_slots());
+    if (choice.source == arena::Source::kDisk) {
+      RT_TRY_SET(in_memory, until_it_stays([&] { return fill_slot(choice); }));
+    }
+  }
+  arena_.follow_starts(starts);
+  first_ = false;
+  arena_.control().distrusted.store(0, std::memory_order_release);
+  publish(choice, in_memory);
+  return {};
 }
 
 /// Reads the chosen checkpoint into slot 0, for all ranks at once. False: the ranks must read it themselves.
 Result<bool> RestoreDecider::fill_slot(RestoreChoice& choice) {
   if (choice.foreign) return false;
-  const uint64_t incarnation = arena_.control().incarnation.load(std::memory_order_acquire) + 1;
   const InitConfig how = choice.match ? plan_.recipe.init : InitConfig{};
-  RT_TRY_SET(const SlotLoad loaded, load_slot(plan_, arena_, 0, incarnation, io_, choice.dir, how, request_.buffers));
+  RT_TRY_SET(const SlotLoad loaded,
+             load_slot(plan_, arena_, 0, choice.incarnation, io_, choice.dir, how, request_.buffers));
   choice.read = loaded.stats;
   return true;
 }
@@ -441,7 +547,6 @@ Result<bool> RestoreDecider::fill_slot(RestoreChoice& choice) {
 void RestoreDecider::publish(const RestoreChoice& choice, bool in_memory) {
   arena::Control& control = arena_.control();
   arena::Decision& decision = control.decision;
-  const uint64_t incarnation = control.incarnation.load(std::memory_order_acquire) + 1;
   decision.incarnation.store(0, std::memory_order_release);
   decision.source = in_memory ? arena::Source::kMemory : choice.source;
   decision.slot = static_cast<uint32_t>(choice.slot);
@@ -464,8 +569,8 @@ void RestoreDecider::publish(const RestoreChoice& choice, bool in_memory) {
   const bool own = choice.source == arena::Source::kDisk && choice.dir.parent_path() == request_.checkpoints_dir;
   control.persisted_step.store(own ? choice.step : 0, std::memory_order_relaxed);
   control.failed_step.store(0, std::memory_order_relaxed);
-  control.incarnation.store(incarnation, std::memory_order_release);
-  decision.incarnation.store(incarnation, std::memory_order_release);
+  control.incarnation.store(choice.incarnation, std::memory_order_release);
+  decision.incarnation.store(choice.incarnation, std::memory_order_release);
 }
 
 }  // namespace cairn::ckpt

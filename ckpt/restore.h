@@ -31,10 +31,12 @@
 #include <vector>
 
 #include "ckpt/foreign.h"
+#include "ckpt/other_hosts.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/plan/partial.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/snapshot/arena.h"
+#include "ckpt/snapshot/snapshot.h"
 #include "ckpt/store/io_backend.h"
 #include "ckpt/store/read_again.h"
 #include "runtime/core/result.h"
@@ -48,6 +50,7 @@ struct RestoreChoice {
   arena::Source source = arena::Source::kFresh;
   int64_t step = 0;
   int64_t slot = 0;                   // kMemory
+  uint64_t slot_incarnation = 0;      // kMemory: of the ranks that left it
   bool weights_ready = false;         // kMemory: the weights need not be made from the masters
   std::filesystem::path dir;          // kDisk
   int64_t created_unix_ms = 0;        // kDisk, of the run's own folder
@@ -68,7 +71,11 @@ struct RestoreRequest {
   BufferStore* buffers = nullptr;             // memory that payload passes through, kept; null: made for each load
   /// That checkpoints_dir is the folder that is meant: asked before what lies there, or not, decides. May be empty.
   std::function<Status()> check_folder;
-  std::function<bool()> stop;  // asked while this waits; may be empty
+  std::function<bool()> stop;    // asked while this waits; may be empty
+  OtherHosts* others = nullptr;  // of a run over several: what is decided here counts for them
+  /// With `others`: saves, on all hosts, a snapshot that is whole on all. Asked for where ranks keep state that ranks
+  /// of another host save: such a snapshot is resumed from by way of the disk, which all can read.
+  std::function<Status(const WholeSlot&)> save;
   /// What a disk fails is read again after each of these, before it counts as damaged.
   std::vector<std::chrono::milliseconds> read_again{std::begin(kReadAgain), std::end(kReadAgain)};
 };
@@ -96,9 +103,14 @@ class RestoreDecider {
   /// Begins a new incarnation and decides for it. No rank may be alive. Errors: kInvalidInput when the checkpoint is
   /// not of this model, kCorrupt when checkpoints exist and none is usable; both list what was found.
   Result<RestoreChoice> next_incarnation();
+  /// The same on a host where another one has decided: carries out its choice (OtherHosts::carry_out). Errors: kCorrupt
+  /// where the slot's bytes do not hold; those of reading.
+  Status carry_out(RestoreChoice choice, std::span<const uint64_t> starts);
 
  private:
   Result<RestoreChoice> choose();
+  Result<std::optional<CommonSnapshot>> newest_in_memory(RestoreChoice& choice, std::vector<int64_t>& damaged);
+  Result<bool> take_on(RestoreChoice& choice);
   /// Of the steps above this one.
   Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings, int64_t above);
   /// RestoreRequest::from_step.
@@ -116,7 +128,13 @@ class RestoreDecider {
   RestoreRequest request_;
   std::map<std::pair<int64_t, int64_t>, std::string> refused_;  // step, time of creation -> why
   bool first_ = true;
+  uint64_t last_elsewhere_ = 0;             // HostMemory::incarnation of the others
+  std::optional<bool> copies_cross_hosts_;  // known once it was asked for
 };
+
+/// Whether a rank keeps state that a rank of another host saves, where each host has as many ranks as the one of
+/// `arena`: their memory alone does not bring it back.
+Result<bool> copies_cross_hosts(const Plan& plan, const Arena& arena);
 
 /// The newest checkpoint cannot be read now, which shows no damage.
 Error unreadable_now(Error error, const std::filesystem::path& dir);

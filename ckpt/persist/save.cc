@@ -237,11 +237,15 @@ WriterId this_writer() {
   return writer;
 }
 
+void put_writer(const WriterId& writer, Manifest& manifest) {
+  if (manifest.writer.program.empty()) manifest.writer.program = "cairn " CAIRN_VERSION;
+  if (manifest.writer.host.empty()) manifest.writer.host = writer.host;
+}
+
 Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, Manifest skeleton,
                                    std::span<const WriterPart> parts, const SaveOptions& options) {
   const WriterId writer = options.writer ? *options.writer : this_writer();
-  if (skeleton.writer.program.empty()) skeleton.writer.program = "cairn " CAIRN_VERSION;
-  if (skeleton.writer.host.empty()) skeleton.writer.host = writer.host;
+  put_writer(writer, skeleton);
   RT_TRY_SET(std::optional<SaveReport> report, save_once(io, checkpoints_dir, skeleton, parts, options, writer));
   if (report) return *std::move(report);
   skeleton.files.clear();

@@ -67,6 +67,9 @@ struct SaveReport {
 /// This process: host name, pid, start time, and a number that counts up with each call.
 WriterId this_writer();
 
+/// Names this program and the writer's host, where the manifest names none.
+void put_writer(const WriterId& writer, Manifest& manifest);
+
 /// Writes `step-N` below `checkpoints_dir` (made when missing).
 ///
 /// `skeleton` has everything but files and shards, which are filled in here (those of the save before, SaveReport's

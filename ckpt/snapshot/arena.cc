@@ -537,6 +537,10 @@ void Arena::begin_start(uint64_t saved) {
 
 void Arena::go_on_from(std::span<const uint64_t> starts) { store_starts(control(), control().starts[0], starts); }
 
+void Arena::follow_starts(std::span<const uint64_t> starts) {
+  if (!starts.empty()) store_starts(control(), starts.front(), starts.subspan(1));
+}
+
 void Arena::forget_weights() {
   for (int64_t rank = ranks_.first; rank < ranks_.end; ++rank)
     weights_mark(rank).sequence.store(0, std::memory_order_release);

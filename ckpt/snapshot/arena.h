@@ -139,6 +139,8 @@ class Arena {
   void begin_start(uint64_t saved);
   /// Agent, while no rank runs: the present start goes on from a checkpoint that these led to, not from what was here.
   void go_on_from(std::span<const uint64_t> starts);
+  /// The same on a host where another one decides: `starts` are those of its memory, and are this one's from now on.
+  void follow_starts(std::span<const uint64_t> starts);
 
   /// Whether the weights of all ranks of this host are those of the step of this incarnation.
   bool weights_are_of(uint64_t incarnation, int64_t step) const;

@@ -39,6 +39,7 @@
 //
 // After a kill the agent drops reservations of slots that did not become whole (nobody will complete them).
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -65,6 +66,14 @@ struct SlotView {
   bool reserved = false;
   uint64_t incarnation = 0;  // when whole
   int64_t step = 0;
+};
+
+/// A slot that is whole.
+struct WholeSlot {
+  int64_t slot = 0;
+  uint64_t incarnation = 0;
+  int64_t step = 0;
+  auto operator<=>(const WholeSlot&) const = default;
 };
 
 SlotView view_of(std::span<const SlotMark> ranks, bool reserved);

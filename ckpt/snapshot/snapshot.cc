@@ -160,8 +160,12 @@ Result<CommonSnapshot> read_common(const Arena& arena, int64_t slot, Check check
 }
 
 std::optional<CommonSnapshot> newest_verified(const Arena& arena, Check check, std::vector<std::string>* problems,
-                                              std::vector<int64_t>* damaged) {
+                                              std::vector<int64_t>* damaged, const std::vector<WholeSlot>* among) {
   std::vector<SlotView> views = arena.views();
+  for (int64_t slot = 0; among != nullptr && slot < std::ssize(views); ++slot) {
+    const WholeSlot here{slot, views[slot].incarnation, views[slot].step};
+    if (std::ranges::find(*among, here) == among->end()) views[slot].whole = false;
+  }
   while (const std::optional<int64_t> slot = newest_whole(views)) {
     Result<CommonSnapshot> found = read_common(arena, *slot, check);
     if (found.ok()) return std::move(found).value();
@@ -170,6 +174,23 @@ std::optional<CommonSnapshot> newest_verified(const Arena& arena, Check check, s
     views[*slot].whole = false;
   }
   return std::nullopt;
+}
+
+std::vector<WholeSlot> all_verified(const Arena& arena, Check check, std::vector<std::string>* problems,
+                                    std::vector<int64_t>* damaged) {
+  std::vector<WholeSlot> out;
+  const std::vector<SlotView> views = arena.views();
+  for (int64_t slot = 0; slot < std::ssize(views); ++slot) {
+    if (!views[slot].whole) continue;
+    const Result<CommonSnapshot> found = read_common(arena, slot, check);
+    if (found.ok()) {
+      out.push_back({slot, found.value().incarnation, found.value().step});
+    } else {
+      if (problems != nullptr) problems->push_back(found.error().message);
+      if (damaged != nullptr) damaged->push_back(slot);
+    }
+  }
+  return out;
 }
 
 }  // namespace cairn::ckpt

@@ -79,9 +79,14 @@ struct CommonSnapshot {
 Result<CommonSnapshot> read_common(const Arena& arena, int64_t slot, Check check);
 
 /// The newest snapshot that is whole and passes the check. One that does not is skipped, why is added to `problems`,
-/// and its slot to `damaged`.
+/// and its slot to `damaged`. `among`: those alone are looked at, where other hosts lack the rest.
 std::optional<CommonSnapshot> newest_verified(const Arena& arena, Check check,
                                               std::vector<std::string>* problems = nullptr,
-                                              std::vector<int64_t>* damaged = nullptr);
+                                              std::vector<int64_t>* damaged = nullptr,
+                                              const std::vector<WholeSlot>* among = nullptr);
+
+/// All that are whole and pass the check, ascending; `damaged` as above.
+std::vector<WholeSlot> all_verified(const Arena& arena, Check check, std::vector<std::string>* problems,
+                                    std::vector<int64_t>* damaged);
 
 }  // namespace cairn::ckpt

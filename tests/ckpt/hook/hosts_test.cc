@@ -89,7 +89,9 @@ struct Host {
 /// The agents of a run whose world is spread over hosts in equal parts. Of each its own memory, on one machine.
 class Hosts {
  public:
-  Hosts(const Plan& plan, const fs::path& dir, int64_t count) : plan_(plan), commits_(count) {
+  /// `led`: the first host decides for all.
+  Hosts(const Plan& plan, const fs::path& dir, int64_t count, bool led = false)
+      : plan_(plan), commits_(count), led_(led), followers_(*this) {
     const int64_t each = plan.mesh.world() / count;
     for (int64_t k = 0; k < count; ++k) {
       Host& host = hosts_.emplace_back();
@@ -104,7 +106,12 @@ class Hosts {
                                                 std::span<const WriterPart> parts, const SaveOptions& options) {
             return commits_.save(k, io, into, std::move(skeleton), parts, options);
           }});
-      host.decider = std::make_unique<RestoreDecider>(plan, *host.arena, io_, RestoreRequest{dir});
+      RestoreRequest request{dir};
+      if (led && k == 0) {
+        request.others = &followers_;
+        request.save = [this](const WholeSlot& slot) { return save_on_all(slot); };
+      }
+      host.decider = std::make_unique<RestoreDecider>(plan, *host.arena, io_, std::move(request));
     }
   }
   ~Hosts() {
@@ -113,8 +120,61 @@ class Hosts {
       ignore(host.arena->remove(), "end of the test");
     }
   }
+  /// The leader's choice, which all have carried out.
+  RestoreChoice begin_led() {
+    for (Host& host : hosts_) host.persister->ranks_gone();
+    const auto choice = hosts_.front().decider->next_incarnation();
+    REQUIRE_OK(choice);
+    for (Host& host : hosts_) {
+      const arena::Control& control = host.arena->control();
+      CHECK(control.incarnation.load() == choice.value().incarnation);
+      CHECK(control.decision.step == choice.value().step);
+      CHECK(std::ranges::equal(host.arena->starts(), hosts_.front().arena->starts()));
+      for (const SlotView& view : host.arena->views()) CHECK((!view.whole || view.step <= choice.value().step));
+    }
+    return choice.value();
+  }
+  /// What the leader asks of the second host and those after it; a host may fail once.
+  struct Followers final : OtherHosts {
+    explicit Followers(Hosts& all) : all_(all) {}
+    std::optional<Error> fails_once;
+
+    Result<HostMemory> memory() override {
+      std::optional<HostMemory> common;
+      for (size_t k = 1; k < all_.hosts_.size(); ++k) {
+        const Arena& arena = *all_.hosts_[k].arena;
+        const HostMemory here{.incarnation = arena.control().incarnation.load(),
+                              .whole = all_verified(arena, Check::kHeaders, nullptr, nullptr)};
+        common = common ? common_memory(*common, here) : here;
+      }
+      return *common;
+    }
+    void carry_out(const RestoreChoice& choice, const Arena& memory) override {
+      done_ = Status();
+      for (size_t k = 1; k < all_.hosts_.size() && done_.ok(); ++k) {
+        Host& host = all_.hosts_[k];
+        if (k == 1 && fails_once) {
+          done_ = *std::exchange(fails_once, std::nullopt);
+          if (choice.source == arena::Source::kMemory) host.arena->invalidate_slot(choice.slot);
+        } else {
+          done_ = host.decider->carry_out(choice, memory.starts());
+        }
+      }
+    }
+    Status carried_out() override { return done_; }
+    void save(const WholeSlot& slot) override {
+      for (size_t k = 1; k < all_.hosts_.size(); ++k) all_.promise(all_.hosts_[k], slot);
+    }
+
+   private:
+    Hosts& all_;
+    Status done_;
+  };
+  Followers& followers() { return followers_; }
+
   /// The choices of all hosts, which no leader makes the same here.
   std::vector<RestoreChoice> begin() {
+    REQUIRE_FALSE(led_);
     std::vector<RestoreChoice> out;
     for (Host& host : hosts_) {
       host.persister->ranks_gone();
@@ -133,9 +193,21 @@ class Hosts {
   std::vector<Host>& all() { return hosts_; }
 
  private:
+  static void promise(Host& host, const WholeSlot& slot) {
+    host.arena->control().reserved[slot.slot] = slot.step;
+    host.persister->notify();
+  }
+  Status save_on_all(const WholeSlot& slot) {
+    followers_.save(slot);
+    promise(hosts_.front(), slot);
+    return hosts_.front().persister->flush({}, true);
+  }
+
   const Plan& plan_;
   PosixBackend io_;
   Commits commits_;
+  bool led_;
+  Followers followers_;
   std::vector<Host> hosts_;
 };
 
@@ -256,6 +328,61 @@ TEST_SUITE("ckpt/hook/hosts") {
       CHECK(two.steps == one.steps);
       CHECK(two.banks == one.banks);
     }
+  }
+
+  TEST_CASE("whenever a rank dies, all hosts resume from the newest step that all have, and train the same bits") {
+    for (const Case& c : all_cases()) {
+      CAPTURE(std::string(c.name));
+      const Plan plan = make_plan(c.recipe(), c.world()).value();
+      const Told one = train(plan, {});
+      const TempDir dir;
+      Hosts hosts(plan, dir.path, 2, true);
+      const bool crosses = copies_cross_hosts(plan, *hosts.all()[0].arena).value();
+      Told two;
+      const int64_t last = c.world() - 1;
+      for (const Death& death : {Death{Moment::kUpdated, 2, last}, Death{Moment::kBegun, 3, 0},
+                                 Death{Moment::kGathering, 4, last}, Death{Moment::kForward, 6, 0}, Death{}}) {
+        const RestoreChoice choice = hosts.begin_led();
+        if (!two.steps.empty()) {
+          // What ranks keep for those of other hosts comes by way of the disk, and no step is lost for that.
+          CHECK(choice.source == (crosses ? arena::Source::kDisk : arena::Source::kMemory));
+          CHECK(choice.step >= two.steps.rbegin()->first - 1);
+        }
+        for (Host& host : hosts.all()) {
+          if (!two.steps.empty()) poison_weights(plan, *host.arena);
+        }
+        CHECK(hosts.live(death, &two) == (death.moment == Moment::kNever));
+      }
+      CHECK(two.steps == one.steps);
+      CHECK(two.banks == one.banks);
+    }
+  }
+
+  TEST_CASE("where a host cannot take the step that was chosen, all take the one before, or the next try") {
+    const Plan plan = make_plan(kKeepNothing[0].recipe(), kKeepNothing[0].world()).value();
+    const Told one = train(plan, {});
+    for (const Error& error : {Error{ErrorCode::kCorrupt, "h1: rank 1, slot 2: its sums do not hold"},
+                               Error{ErrorCode::kPeerLost, "h1 was lost"}}) {
+      const TempDir dir;
+      Hosts hosts(plan, dir.path, 2, true);
+      Told two;
+      hosts.begin_led();
+      CHECK_FALSE(hosts.live({Moment::kForward, 5, 1}, &two));
+      hosts.followers().fails_once = error;
+      CHECK(hosts.begin_led().step == 3);  // step 4's slot is not whole on all any more
+      CHECK(hosts.live({}, &two));
+      CHECK(two.banks == one.banks);
+    }
+  }
+
+  TEST_CASE("what ends the carrying out on one host ends it for all") {
+    const Plan plan = make_plan(kKeepNothing[0].recipe(), kKeepNothing[0].world()).value();
+    const TempDir dir;
+    Hosts hosts(plan, dir.path, 2, true);
+    hosts.followers().fails_once = Error{ErrorCode::kNoSpace, "h1: /dev/shm is full"};
+    const auto choice = hosts.all().front().decider->next_incarnation();
+    REQUIRE_FALSE(choice.ok());
+    CHECK(choice.error().message == "h1: /dev/shm is full");
   }
 
   TEST_CASE("state that lies in the memory of another host alone is refused by name, and never read elsewhere") {
