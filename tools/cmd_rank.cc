@@ -14,6 +14,7 @@
 #include "ckpt/position.h"
 #include "dsl/dsl.h"
 #include "runtime/agent/event_pipe.h"
+#include "runtime/comm/hybrid_engine.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/traced_engine.h"
 #include "runtime/core/log.h"
@@ -33,6 +34,9 @@ struct RankArgs {
   int64_t end_step = 0;          // where this recipe ends
   std::string trace, trace_dir;  // "5..8", and where the file goes
   int64_t rank = 0, world = 0;
+  int64_t hosts = 1;
+  std::string address;  // of this host among several
+  int meet_fd = -1;     // where its ranks meet those of the others
   uint64_t incarnation = 0;
   int arena_fd = -1, comm_fd = -1;
 };
@@ -59,6 +63,20 @@ void pass_on_cpu_limit() {
   sigaction(SIGXCPU, &action, nullptr);
 }
 
+Result<std::unique_ptr<comm::Engine>> make_engine(const RankArgs& args, const comm::Options& options) {
+  if (args.hosts == 1) return comm::attach_shm_engine(args.comm_fd, args.rank, options);
+  comm::HybridConfig config{.gloo = {.rank = args.rank,
+                                     .world_size = args.world,
+                                     .interface_address = args.address,
+                                     .rendezvous = comm::open_agent_rendezvous(Fd(args.meet_fd)),
+                                     .options = options},
+                            .host_of_rank = {},
+                            .shm_fd = args.comm_fd};
+  const int64_t ranks = args.world / args.hosts;
+  for (int64_t rank = 0; rank < args.world; ++rank) config.host_of_rank.push_back(rank / ranks);
+  return comm::make_hybrid_engine(config);
+}
+
 Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   RT_TRY_SET(const std::string text, read_text_file(args.recipe));
   RT_TRY_SET(Recipe recipe, dsl::decode_recipe(text));
@@ -67,7 +85,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   RT_TRY_SET(Plan plan, make_plan(recipe, args.world, past));
   plan.end_step = args.end_step;
   const comm::Options options{.deadline_ms = static_cast<int64_t>(recipe.restart.deadline_s * 1000)};
-  RT_TRY_SET(std::unique_ptr<comm::Engine> engine, comm::attach_shm_engine(args.comm_fd, args.rank, options));
+  RT_TRY_SET(std::unique_ptr<comm::Engine> engine, make_engine(args, options));
   telemetry::TraceWindow window;
   std::unique_ptr<comm::Engine> traced;
   if (!args.trace.empty()) {
@@ -141,6 +159,9 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--init", args->init)->required();
   command->add_option("--past", args->past)->required();
   command->add_option("--end-step", args->end_step)->required();
+  command->add_option("--hosts", args->hosts);
+  command->add_option("--address", args->address);
+  command->add_option("--meet-fd", args->meet_fd);
   command->add_option("--trace", args->trace);
   command->add_option("--trace-dir", args->trace_dir);
   command->callback([args, &session] {

@@ -16,16 +16,20 @@
 #include "ckpt/format/names.h"
 #include "ckpt/mirror/place.h"
 #include "ckpt/persist/read.h"
+#include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/agent/supervisor.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/log.h"
+#include "runtime/kernels/gemm_kernel.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/trace.h"
 #include "tools/commands.h"
+#include "tools/follow.h"
 #include "tools/hf_start.h"
+#include "tools/host_options.h"
 #include "tools/init_options.h"
 #include "tools/model_source.h"
 #include "tools/planner/calibration.h"
@@ -33,11 +37,14 @@
 #include "tools/run/agent.h"
 #include "tools/run/coordinator.h"
 #include "tools/run/copies.h"
+#include "tools/run/fleet.h"
 #include "tools/run/folder.h"
+#include "tools/run/follower.h"
 #include "tools/run/narrator.h"
 #include "tools/run/requests.h"
 #include "tools/run/start.h"
 #include "tools/start_check.h"
+#include "tools/version.h"
 
 namespace cairn::tools {
 namespace {
@@ -64,6 +71,7 @@ struct TrainArgs {
   int64_t from_step = 0;           // 0: where the run stands
   bool fresh = false, dry_run = false;
   RequestArgs requests;
+  HostArgs hosts;
 };
 
 Result<Kill> parse_kill(const std::string& text, int64_t world) {
@@ -120,6 +128,7 @@ int tell_start(const StartReport& report, const dsl::LoadedRecipe& loaded, bool 
 struct SegmentEnd {
   int code = 0;
   bool stage_follows = false;
+  bool memory_stays = false;                  // it holds what no checkpoint has
   std::optional<ckpt::StartState> elsewhere;  // where the run goes on instead: LocalCoordinator::elsewhere
 };
 
@@ -137,7 +146,12 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
   options.coordinator.open_foreign = open_hf_for(plan.recipe.model);
   options.agent.recipe = segment_recipe(folder, start);
   options.agent.init = init_to_json(plan.recipe.init);
-  options.agent.log_of = [&folder](int64_t rank) { return folder.log_of(rank); };
+  options.agent.log_of = [&folder](int64_t rank) { return log_of_rank(folder.path(), rank); };
+  options.coordinator.segment = {.recipe = start.segment_json,
+                                 .past = ckpt::encode_past(plan.past),
+                                 .init = options.agent.init,
+                                 .end_step = plan.end_step,
+                                 .trace = options.agent.trace};
   Narrator narrator(plan, folder.path(), options.narrator, clock);
   LocalCoordinator coordinator(plan, folder, copies, start, narrator, std::move(options.coordinator), clock);
   Agent agent(plan, folder.path(), coordinator, narrator, std::move(options.agent));
@@ -149,13 +163,15 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
                                       .told_signals = requests.told_signals(),
                                       .tick_ms = 200,
                                       // Twice the ranks' own deadline: they know more and speak first.
-                                      .hang_deadline_ms = static_cast<int64_t>(2000 * restart.deadline_s)},
+                                      .hang_deadline_ms = static_cast<int64_t>(2000 * restart.deadline_s),
+                                      .has_others = coordinator.news_fd() >= 0},
                                      agent, clock));
   coordinator.use(*supervisor);
+  RT_TRY(agent.use(*supervisor));
   if (Status opened = coordinator.open(); !opened.ok()) {
     coordinator.close();  // saves what adopted memory holds, and ends the thread that wakes the supervisor
     RT_TRY_SET(const int code, stopped_early(std::move(opened).error(), requests));
-    return SegmentEnd{.code = code, .stage_follows = false, .elsewhere = {}};
+    return SegmentEnd{.code = code, .stage_follows = false, .memory_stays = true, .elsewhere = {}};
   }
   const Result<agent::Outcome> outcome = supervisor->run();
   Result<int> code = outcome.ok() ? coordinator.conclude(outcome.value()) : stopped_early(outcome.error(), requests);
@@ -164,7 +180,10 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
   if (coordinator.elsewhere())
     return SegmentEnd{.code = 0, .stage_follows = false, .elsewhere = coordinator.elsewhere()};
   if (!code.ok()) return std::move(code).error();
-  return SegmentEnd{.code = code.value(), .stage_follows = coordinator.stage_follows(), .elsewhere = {}};
+  return SegmentEnd{.code = code.value(),
+                    .stage_follows = coordinator.stage_follows(),
+                    .memory_stays = coordinator.memory_stays(),
+                    .elsewhere = {}};
 }
 
 /// A run from its start to its end, segment by segment.
@@ -173,9 +192,10 @@ class RunStarter {
   /// `saved_by`: the run of the checkpoint that was brought into a folder which was no run's before. `result`: for
   /// programs; stays empty where the start is an Error.
   RunStarter(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args,
-             const std::string& saved_by, nlohmann::json& result)
-      : loaded_(loaded), run_(run), world_(world), args_(args), saved_by_(saved_by), result_(result) {}
+             const std::optional<HostOptions>& hosts, const std::string& saved_by, nlohmann::json& result)
+      : loaded_(loaded), run_(run), world_(world), args_(args), hosts_(hosts), saved_by_(saved_by), result_(result) {}
 
+  /// Whatever comes of it, the other hosts are told.
   Result<int> start();
 
  private:
@@ -190,6 +210,8 @@ class RunStarter {
                         .goes_on_from = goes_on_from,
                         .scan_seconds = args_.dry_run ? kScanSeconds : 0});
   }
+  Result<int> train();
+  Status gather(const RequestOptions& requests);
   Result<int> tell_all(const Error& first);
   Result<RunStart> examine(const InitConfig& init);
   void tell_plan(const Plan& plan);
@@ -200,10 +222,13 @@ class RunStarter {
   const fs::path& run_;
   int64_t world_;
   const TrainArgs& args_;
+  const std::optional<HostOptions>& hosts_;
   const std::string& saved_by_;
   nlohmann::json& result_;
   RunFolder folder_;
   bool held_ = false, claimed_ = false;
+  std::unique_ptr<Fleet> fleet_;  // with hosts_, once the folder is this run's
+  bool memory_stays_ = true;
   std::optional<ckpt::StartState> known_;  // what the next segment goes on from, where that need not be looked for
 };
 
@@ -296,7 +321,37 @@ Result<bool> RunStarter::claim(const Recipe& recipe, RunCopies& copies) {
   return brought;
 }
 
+/// The others join, and wait for what is to be trained.
+Status RunStarter::gather(const RequestOptions& requests) {
+  block_stop_signals(requests);
+  RT_TRY_SET(fleet_, Fleet::open(*hosts_, run_));
+  RT_TRY(write_leader_port(run_, fleet_->port()));
+  const auto say = [](const std::string& text) {
+    fmt::print("{}\n", text);
+    std::fflush(stdout);
+  };
+  say(hosts_text(*hosts_, fleet_->port()));
+  fleet_->use({.say = say,
+               .stopped = [&requests] { return stop_signal_waits(requests); },
+               .fail = {},
+               .event = {},
+               .stop = {},
+               .ask_save = {}});
+  RT_TRY(fleet_->gather());
+  say(fmt::format("all {} hosts have joined, epoch {}", hosts_->hosts(), fleet_->epoch().number));
+  return {};
+}
+
 Result<int> RunStarter::start() {
+  Result<int> code = train();
+  if (fleet_) {
+    fleet_->end(code.ok() ? code.value() : code.error().exit_code(), memory_stays_,
+                code.ok() ? std::string() : "the leader: " + code.error().message);
+  }
+  return code;
+}
+
+Result<int> RunStarter::train() {
   if (!args_.trace.empty()) RT_TRY(telemetry::parse_trace_window(args_.trace));
   RT_TRY(check_accepted_names(args_.accept, loaded_.recipe));
   SegmentOptions options;
@@ -333,12 +388,15 @@ Result<int> RunStarter::start() {
       RT_TRY_SET(const std::optional<int> ended, allow(start, plan));
       if (ended) return *ended;
       RT_TRY_SET(const bool brought, claim(recipe, copies));
+      if (hosts_) RT_TRY(gather(options.coordinator.requests));
+      options.coordinator.fleet = fleet_.get();
       if (brought) continue;  // the run has a state now
       RT_TRY(hold_kept_steps(folder_, start));
     } else {
       RT_TRY(start.verdict.check(start.request));
     }
     RT_TRY_SET(SegmentEnd end, run_segment(plan, folder_, copies, start, options, result_));
+    memory_stays_ = end.memory_stays;
     if (!end.elsewhere && !end.stage_follows) return end.code;
     if (end.stage_follows) segments = 0;  // counted: starts in a row that did not begin where they were judged
     known_ = std::move(end.elsewhere);
@@ -351,11 +409,51 @@ Result<int> RunStarter::start() {
   }
 }
 
+/// What a run over several hosts cannot do yet.
+Status check_for_hosts(const Recipe& recipe, const HostOptions& hosts) {
+  const auto refuse = [](std::string text) { return Error{ErrorCode::kInvalidInput, std::move(text)}; };
+  if (recipe.checkpoint.incremental)
+    return refuse("checkpoint.incremental: saves of several hosts write all tensors; leave it out");
+  if (recipe.mesh.dp > 0 && wanted_world(recipe.mesh) != hosts.world()) {
+    return refuse(
+        fmt::format("{} hosts x {} ranks are {}, and the recipe's mesh asks for {}; change --nproc or the "
+                    "number of hosts, or leave out mesh.dp",
+                    hosts.hosts(), hosts.ranks, hosts.world(), wanted_world(recipe.mesh)));
+  }
+  return {};
+}
+
+/// The ranks of each host, where --nproc does not say them: what the mesh asks for, in equal parts.
+Status share_ranks(int64_t world, std::optional<HostOptions>& hosts) {
+  if (!hosts || hosts->ranks > 0) return {};
+  if (world % hosts->hosts() != 0) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{} hosts: the mesh asks for {} ranks, which cannot be divided among them; give --nproc, "
+                             "the ranks of each host",
+                             hosts->hosts(), world)};
+  }
+  hosts->ranks = world / hosts->hosts();
+  return {};
+}
+
 Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args,
-                      nlohmann::json& result, const std::string& saved_by = {}) {
+                      std::optional<HostOptions> hosts, nlohmann::json& result, const std::string& saved_by = {}) {
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
   ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
-  return RunStarter(loaded, run, world, args, saved_by, result).start();
+  if (hosts) {
+    RT_TRY(check_for_hosts(loaded.recipe, *hosts));
+    hosts->build = program_version();
+    hosts->kernel_level = static_cast<int64_t>(kernels::gemm_isa());
+    hosts->recipe_hash = loaded.hash_hex;
+    if (hosts->placement.index != 0) {
+      fmt::print("{}\n", hosts_text(*hosts, hosts->port_from));
+      std::fflush(stdout);
+      if (args.dry_run) return 0;
+      RT_TRY_SET(const RequestOptions requests, request_options(args.requests));
+      return follow({.hosts = *hosts, .run = run, .threads = args.threads, .requests = requests});
+    }
+  }
+  return RunStarter(loaded, run, world, args, hosts, saved_by, result).start();
 }
 
 /// `work`; with `json` all that it prints goes to stderr, and its result to stdout as one object.
@@ -378,12 +476,14 @@ Result<int> with_result(bool json, const std::function<Result<int>(nlohmann::jso
 
 Result<int> train(const TrainArgs& args, bool json) {
   dsl::LoadedRecipe loaded;
-  RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.nproc, json, &loaded));
+  RT_TRY_SET(std::optional<HostOptions> hosts, find_hosts(args.hosts, args.nproc));
+  const int64_t given = hosts ? hosts->world() : args.nproc;
+  RT_TRY_SET(const int refused, load_or_tell(args.recipe, given, json, &loaded));
   if (refused != 0) return refused;
-  const MeshConfig& mesh = loaded.recipe.mesh;
-  const int64_t world = args.nproc > 0 ? args.nproc : wanted_world(mesh);
+  const int64_t world = given > 0 ? given : wanted_world(loaded.recipe.mesh);
+  RT_TRY(share_ranks(world, hosts));
   const fs::path run = args.run.empty() ? fs::path("runs") / loaded.recipe.name : fs::path(args.run);
-  return with_result(json, [&](nlohmann::json& result) { return run_agent(loaded, run, world, args, result); });
+  return with_result(json, [&](nlohmann::json& result) { return run_agent(loaded, run, world, args, hosts, result); });
 }
 
 struct RunRecipe {
@@ -463,7 +563,10 @@ Result<int> resume(const TrainArgs& args, nlohmann::json& result) {
       last = manifest.mesh.world;
     }
   }
-  const int64_t world = args.nproc > 0 ? args.nproc : std::max(before, last);
+  RT_TRY_SET(std::optional<HostOptions> hosts, find_hosts(args.hosts, args.nproc));
+  const int64_t given = hosts ? hosts->world() : args.nproc;
+  const int64_t world = given > 0 ? given : std::max(before, last);
+  RT_TRY(share_ranks(world, hosts));
   if (world != before) mesh.dp = 0;
   const std::vector<dsl::Diagnostic> problems = dsl::check_recipe(loaded.recipe, world);
   if (!problems.empty()) {
@@ -474,7 +577,7 @@ Result<int> resume(const TrainArgs& args, nlohmann::json& result) {
   }
   loaded.canonical_json = dsl::encode_recipe(loaded.recipe);
   loaded.hash_hex = dsl::recipe_hash(loaded.canonical_json);
-  return run_agent(loaded, run, world, args, result, stored.saved_by);
+  return run_agent(loaded, run, world, args, std::move(hosts), result, stored.saved_by);
 }
 
 void add_run_options(CLI::App& command, TrainArgs& args) {
@@ -512,6 +615,7 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       ->type_name("FIELD")
       ->expected(1)
       ->take_all();
+  add_host_options(command, args.hosts);
   add_request_options(command, args.requests);
   command.add_flag("--dry-run", args.dry_run, "say what the start would do, and start nothing");
 }

@@ -32,7 +32,6 @@
 #include "ckpt/start_state.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
-#include "runtime/cluster/placement.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/order.h"
 #include "runtime/data/token_scan.h"
@@ -527,19 +526,9 @@ Status check_steps_lie_below(const fs::path& run) {
                            run.string(), ckpt::step_dir_name(here.steps.back()), (run / "checkpoints").string())};
 }
 
-/// A launcher of several hosts starts the command on each of them when it is told nothing else.
-void check_one_host(Findings& findings) {
-  const auto placed = cluster::find_placement({}, cluster::process_environment(), "");
-  if (placed.ok() && !placed.value()) return;
-  findings.warn("", fmt::format("{}; one start is one host: each node that runs this command trains a run of its own. "
-                                "Ask for one node (--nodes=1) and one task (srun --ntasks=1)",
-                                placed.ok() ? cluster::placement_text(*placed.value()) : placed.error().message));
-}
-
 StartReport check_start(const StartQuestion& question) {
   StartReport report;
   Findings findings(report);
-  check_one_host(findings);
   const Recipe& recipe = question.plan.recipe;
   report.data = check_data(recipe, question.plan, question.scan_seconds, report);
   check_best(recipe, question.plan, report);

@@ -22,6 +22,7 @@ namespace cairn::agent {
 inline constexpr std::array kAnsweredByAgent = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU};
 
 struct ChildSpec {
+  int64_t rank = -1;                                     // of the world; -1: its number among the children
   std::vector<std::string> argv;                         // argv[0] is a path; PATH is not searched
   std::vector<std::pair<std::string, std::string>> env;  // added to the supervisor's environment, replacing equal names
   std::vector<int> inherit_fds;  // stay open in the child under the same numbers; all others above 2 are closed

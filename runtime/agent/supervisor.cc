@@ -26,7 +26,7 @@ constexpr int64_t kTailLines = 5;
 constexpr int64_t kLeaveLimitMs = 2000;  // how long who leaves at once waits for killed children to go
 
 // Keys of the epoll set: what it is in the upper half, which one in the lower.
-enum class Source : uint64_t { kSignals = 1, kWake, kEvents, kExit };
+enum class Source : uint64_t { kSignals = 1, kWake, kEvents, kExit, kWatched };
 constexpr uint64_t key_of(Source source, int64_t index) {
   return static_cast<uint64_t>(source) << 32 | static_cast<uint64_t>(index);
 }
@@ -111,6 +111,23 @@ void Supervisor::wake() {
   [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
 }
 
+Status Supervisor::watch(int fd) { return add_to_epoll(fd, key_of(Source::kWatched, fd)); }
+
+void Supervisor::forget(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+
+void Supervisor::fail(Failure failure) {
+  if (failure_) return;
+  failure.generation = generation_;
+  const int64_t now = clock_.now_ns();
+  if (cause_deadline_ns_ == 0) recovery_.detected_ns = now;
+  if (failure.host || !is_symptom(failure.status)) {
+    failure_ = std::move(failure);
+  } else if (!symptom_) {
+    symptom_ = std::move(failure);
+    if (cause_deadline_ns_ == 0) cause_deadline_ns_ = now + options_.cause_grace_ms * kNsPerMs;
+  }
+}
+
 void Supervisor::abandon(Error error) {
   {
     const std::lock_guard lock(of_end_);
@@ -129,28 +146,34 @@ std::optional<Error> Supervisor::abandoned() {
 Status Supervisor::start_generation() {
   children_.clear();
   failure_.reset();
+  symptom_.reset();
   failure_order_ = cause_deadline_ns_ = 0;
   killing_ = false;
   RT_TRY_SET(const std::vector<ChildSpec> specs, client_.prepare_generation(generation_));
   recovery_.prepared_ns = clock_.now_ns();
   if (specs.empty()) return Error{ErrorCode::kInternal, fmt::format("generation {} has no children", generation_)};
-  for (size_t rank = 0; rank < specs.size(); ++rank) {
+  for (size_t k = 0; k < specs.size(); ++k) {
     auto child = std::make_unique<Child>();
-    child->rank = static_cast<int64_t>(rank);
-    Result<ChildProcess> started = start_child(specs[rank]);
-    if (!started.ok()) return std::move(started).error().with(fmt::format("rank {}", rank));
+    child->rank = specs[k].rank >= 0 ? specs[k].rank : static_cast<int64_t>(k);
+    Result<ChildProcess> started = start_child(specs[k]);
+    if (!started.ok()) return std::move(started).error().with(fmt::format("rank {}", child->rank));
     child->process = std::move(started).value();
     child->moved_ns = clock_.now_ns();
     child->heartbeat = client_.heartbeat(child->rank);
     children_.push_back(std::move(child));
     ++running_;
     const ChildProcess& process = children_.back()->process;
-    RT_TRY(add_to_epoll(process.events.get(), key_of(Source::kEvents, static_cast<int64_t>(rank))));
-    RT_TRY(add_to_epoll(process.pidfd.get(), key_of(Source::kExit, static_cast<int64_t>(rank))));
+    RT_TRY(add_to_epoll(process.events.get(), key_of(Source::kEvents, static_cast<int64_t>(k))));
+    RT_TRY(add_to_epoll(process.pidfd.get(), key_of(Source::kExit, static_cast<int64_t>(k))));
   }
   recovery_.spawned_ns = clock_.now_ns();
   next_hang_check_ns_ = recovery_.spawned_ns + options_.hang_deadline_ms * kNsPerMs;
   return {};
+}
+
+Supervisor::Child* Supervisor::child_of(int64_t rank) {
+  const auto at = std::ranges::find_if(children_, [&](const auto& child) { return child->rank == rank; });
+  return at == children_.end() ? nullptr : at->get();
 }
 
 Result<Outcome> Supervisor::run() {
@@ -173,9 +196,9 @@ Result<Outcome> Supervisor::run() {
     double backoff_s = 0;
     if (leave_signal_ == 0) {
       const RestartInfo info{*failure_, restarts_in_a_row_};
-      const bool exhausted = restarts_in_a_row_ >= options_.restart.max_restarts;
-      const bool again = restartable(*failure_) && !exhausted && outcome_.stop_signal == 0;
-      if (again && restarts_in_a_row_ > 0) {
+      const bool exhausted = !failure_->host && restarts_in_a_row_ >= options_.restart.max_restarts;
+      const bool again = options_.client_decides || (restartable(*failure_) && !exhausted && outcome_.stop_signal == 0);
+      if (again && restarts_in_a_row_ > 0 && !options_.client_decides && !failure_->host) {
         backoff_s = std::min(kMaxBackoffS, std::ldexp(options_.restart.backoff_s,
                                                       static_cast<int>(std::min<int64_t>(restarts_in_a_row_ - 1, 60))));
       }
@@ -192,7 +215,7 @@ Result<Outcome> Supervisor::run() {
         return outcome_;
       }
       if (backoff_s > 0) RT_TRY(wait_backoff(backoff_s));
-      if (outcome_.stop_signal != 0 && leave_signal_ == 0) {
+      if (outcome_.stop_signal != 0 && leave_signal_ == 0 && !options_.client_decides) {
         outcome_.kind = EndKind::kFailed;  // nothing runs that could be told to save
         outcome_.exit_code = failure_->exit_code();
         outcome_.message = failure_->message + "\n  asked to stop while waiting for the next try";
@@ -206,7 +229,7 @@ Result<Outcome> Supervisor::run() {
       outcome_.message = fmt::format("left at once ({})", strsignal(leave_signal_));
       return outcome_;
     }
-    ++restarts_in_a_row_;
+    if (!failure_->host) ++restarts_in_a_row_;
     ++generation_;
     recovery_.generation = generation_;
     recovery_.failed_rank = failure_->rank;
@@ -231,7 +254,7 @@ bool Supervisor::restartable(const Failure& failure) const {
 // --- Watch ---------------------------------------------------------------------------------------------------------
 
 Status Supervisor::supervise() {
-  while (running_ > 0 && !failure_ && leave_signal_ == 0 && !abandoned()) {
+  while ((running_ > 0 || !client_.all_finished()) && !failure_ && leave_signal_ == 0 && !abandoned()) {
     RT_TRY(dispatch_events(next_timeout_ms()));
     run_timers();
     judge();
@@ -275,6 +298,9 @@ Status Supervisor::dispatch_events(int64_t timeout_ms) {
         if (!abandoned()) client_.on_tick();
         break;
       }
+      case Source::kWatched:
+        if (!abandoned()) client_.on_readable(static_cast<int>(index));
+        break;
       case Source::kEvents:
         read_events(*children_[index]);
         break;
@@ -439,7 +465,7 @@ void Supervisor::check_hangs() {
     return stopped(a) != stopped(b) ? stopped(a) : a.silent_ms > b.silent_ms;
   });
   if (!client_.on_hang(silent)) {
-    for (const Silence& s : silent) children_[static_cast<size_t>(s.rank)]->moved_ns = now;
+    for (const Silence& s : silent) child_of(s.rank)->moved_ns = now;
     return;
   }
   const Silence& first = silent.front();
@@ -448,14 +474,14 @@ void Supervisor::check_hangs() {
   if (first.state == 'D') detail += "; it waits for a disk or a device (state D)";
   if (!first.place.empty()) detail += "; last at " + first.place;
   if (silent.size() > 1) detail += fmt::format("; {} others wait as well", silent.size() - 1);
-  blame(*children_[static_cast<size_t>(first.rank)], true, std::move(detail));
+  blame(*child_of(first.rank), true, std::move(detail));
 }
 
 // --- Failure -------------------------------------------------------------------------------------------------------
 
 /// Decides whether the generation has failed, and through whom.
 void Supervisor::judge() {
-  if (failure_ || failure_order_ == 0) return;
+  if (failure_ || (failure_order_ == 0 && !symptom_)) return;
   const Child* cause = nullptr;
   const auto earlier = [](const Child* a, const Child* b) { return b == nullptr || a->failed_order < b->failed_order; };
   bool cause_is_symptom = false;
@@ -470,28 +496,43 @@ void Supervisor::judge() {
   }
   const int64_t now = clock_.now_ns();
   if (cause_deadline_ns_ == 0) recovery_.detected_ns = now;
-  if (cause_is_symptom && running_ > 0) {
+  const bool only_symptoms = cause == nullptr || cause_is_symptom;
+  if (only_symptoms && (running_ > 0 || options_.has_others)) {
     if (cause_deadline_ns_ == 0) cause_deadline_ns_ = now + options_.cause_grace_ms * kNsPerMs;
     if (now < cause_deadline_ns_) return;
   }
-  if (cause_is_symptom) {
+  if (only_symptoms) {
+    const std::string noticed = cause != nullptr
+                                    ? fmt::format("noticed as rank {} gave up{}", cause->rank, failure_detail(*cause))
+                                    : fmt::format("noticed as {}", symptom_->message);
     // Ranks wait for ranks that wait for others: the one that gave up first need not name the one that hangs. The
     // client may know; and a stopped process waits for nobody. (State t is that of one whose stacks are being read.)
-    if (const auto known = client_.suspect(); known && known->first < std::ssize(children_)) {
-      blame(*children_[static_cast<size_t>(known->first)], true,
-            fmt::format("{}; noticed as rank {} gave up{}", known->second, cause->rank, failure_detail(*cause)));
+    const auto known = client_.suspect();
+    if (Child* const suspected = known ? child_of(known->first) : nullptr; suspected != nullptr) {
+      blame(*suspected, true, fmt::format("{}; {}", known->second, noticed));
+      return;
+    }
+    if (known) {
+      failure_ = Failure{.generation = generation_,
+                         .rank = known->first,
+                         .status = {.exit_code = 69},
+                         .hang = true,
+                         .message = fmt::format("rank {} {}; {}", known->first, known->second, noticed)};
       return;
     }
     for (const auto& child : children_) {
       if (!child->running || process_state(child->process.pid) != 'T') continue;
       const std::string place = client_.place(child->rank);
       blame(*child, true,
-            fmt::format("is stopped (state T){}; noticed as rank {} gave up{}",
-                        place.empty() ? "" : ", last seen " + place, cause->rank, failure_detail(*cause)));
+            fmt::format("is stopped (state T){}; {}", place.empty() ? "" : ", last seen " + place, noticed));
       return;
     }
   }
-  blame(*cause, false, {});
+  if (cause != nullptr) {
+    blame(*cause, false, {});
+  } else {
+    failure_ = std::move(symptom_);
+  }
 }
 
 void Supervisor::blame(const Child& child, bool hang, std::string detail) {

@@ -59,6 +59,11 @@ struct SupervisorOptions {
   int64_t hang_deadline_ms = 0;      // a child that shows no sign of life for so long hangs; 0: never
   int64_t cause_grace_ms = 250;      // how long to wait for the cause behind an exit of 69 or 75
   int64_t stuck_report_ms = 10'000;  // a killed child that does not go away is reported so often
+  /// Every failure is followed by another generation, at once: whether there is one the client says, by an error of
+  /// prepare_generation(). For one host of several, where another one decides.
+  bool client_decides = false;
+  /// Other ranks of the run are elsewhere: what ended a peer here may come from there yet (RunControl::fail).
+  bool has_others = false;
 };
 
 /// Why a generation ended.
@@ -67,6 +72,7 @@ struct Failure {
   int64_t rank = 0;
   ExitStatus status;  // of that child; code 69 for a hang
   bool hang = false;
+  bool host = false;    // a host was lost: no fault of the ranks, and no try of theirs
   std::string message;  // "rank 3 (pid 812) was killed by signal 9 (Killed): <last error event or log lines>"
   /// Exit status of the whole run if this is its end (docs/operations/exit-codes.md).
   int exit_code() const { return status.signal != 0 ? 128 + status.signal : status.exit_code; }
@@ -99,7 +105,7 @@ class SupervisorClient {
  public:
   virtual ~SupervisorClient() = default;
 
-  /// What to start, one spec a rank. An error ends the run.
+  /// What to start, one spec a rank of this host. An error ends the run.
   virtual Result<std::vector<ChildSpec>> prepare_generation(int64_t generation) = 0;
   /// All are running. `recovery` is null for the first generation.
   virtual void on_generation_started(int64_t /*generation*/, const Recovery* /*recovery*/) {}
@@ -118,6 +124,11 @@ class SupervisorClient {
   /// One of the told signals. Several of one kind that came together are one.
   virtual void on_signal(int /*signal*/) {}
   virtual void on_tick() {}
+  /// A descriptor of RunControl::watch() is readable.
+  virtual void on_readable(int /*fd*/) {}
+  /// All children have exited with 0: whether those of other hosts have, too. Until then run() stays, and a failure
+  /// there (RunControl::fail) is one of this generation. Asked in each turn of the loop.
+  virtual bool all_finished() { return true; }
   /// A line for the log: dropped events, children that do not die.
   virtual void on_notice(const std::string& /*text*/) {}
 
@@ -149,6 +160,12 @@ class RunControl {
 
   /// The run got somewhere (a checkpoint completed, enough steps passed), and restarts in a row count from 0 again.
   virtual void note_progress() = 0;
+  /// The generation has failed elsewhere, as on another host; the first failure counts, and one that only says that a
+  /// peer went away (69, 75) if no other comes within cause_grace_ms. For callbacks.
+  virtual void fail(Failure failure) = 0;
+  /// on_readable() whenever there is something to read; forget() before it is closed. For callbacks, and before run().
+  virtual Status watch(int fd) = 0;
+  virtual void forget(int fd) = 0;
   /// on_tick soon.
   virtual void wake() = 0;
   /// As a SIGTERM that comes now.
@@ -176,6 +193,9 @@ class Supervisor final : public RunControl {
   Result<Outcome> run();
 
   void note_progress() override { restarts_in_a_row_ = 0; }
+  void fail(Failure failure) override;
+  Status watch(int fd) override;
+  void forget(int fd) override;
   void wake() override;
   void ask_stop() override;
   void abandon(Error error) override;
@@ -191,6 +211,7 @@ class Supervisor final : public RunControl {
   Status add_to_epoll(int fd, uint64_t key);
 
   Status start_generation();
+  Child* child_of(int64_t rank);
   Status supervise();  // until the generation has ended one way or another
   Status dispatch_events(int64_t timeout_ms);
   int64_t next_timeout_ms() const;
@@ -216,6 +237,7 @@ class Supervisor final : public RunControl {
   Fd epoll_, signals_, wake_;
   std::vector<std::unique_ptr<Child>> children_;
   std::optional<Failure> failure_;  // of the current generation
+  std::optional<Failure> symptom_;  // of another host's rank
   Recovery recovery_;
   Outcome outcome_;
   int64_t generation_ = 0;

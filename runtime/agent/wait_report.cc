@@ -28,7 +28,7 @@ const comm::OperationView& holding(const RankState& rank) {
 std::string reason_for(const RankState& rank) {
   if (is_gone(rank)) return rank.view.closed ? "has left" : "has died";
   if (is_stopped(rank.state)) return fmt::format("is stopped (state {})", rank.state);
-  if (rank.view.pid == 0) return "has not started";
+  if (rank.view.pid == 0) return rank.host.empty() ? "has not started" : "is not known: its agent has told nothing";
   if (rank.state == 'D') return "waits for a disk or a device (state D)";
   if (holding(rank).inside) return "is inside an operation and waits for nobody";
   return fmt::format("is in no operation of the group: it computes, or waits for something else (state {})",
@@ -41,7 +41,9 @@ std::string place(const RankState& rank) {
                      rank.view.phase.empty() ? "" : fmt::format(" ({})", rank.view.phase));
 }
 
-std::string who(const RankState& rank) { return fmt::format("rank {} (pid {})", rank.rank, rank.view.pid); }
+std::string who(const RankState& rank) {
+  return fmt::format("rank {} (pid {}{})", rank.rank, rank.view.pid, rank.host.empty() ? "" : " on " + rank.host);
+}
 
 /// "2", "0 to 3", "0, 2, 5"
 std::string list_text(const std::vector<int64_t>& ranks) {

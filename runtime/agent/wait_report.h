@@ -17,6 +17,7 @@ struct RankState {
   int64_t rank = 0;
   comm::RankView view;
   char state = '?';  // of its process: R, S, D, T (stopped), Z (ended), '?' (gone)
+  std::string host;  // that it is on, where that is another one than the agent's; as its agent has told last
 };
 
 struct WaitFinding {

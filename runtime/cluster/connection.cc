@@ -49,6 +49,10 @@ Connection::Connection(Fd fd) : fd_(std::move(fd)), most_bytes_(kMostUntrusted) 
   const int on = 1;
   ::fcntl(fd_.get(), F_SETFL, ::fcntl(fd_.get(), F_GETFL) | O_NONBLOCK);
   ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  const bool there = ::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  peer_ = there ? numeric(address, size, true) : "a peer that is gone";
 }
 
 Result<Connection> Connection::connect(const std::string& host, int64_t port, int64_t deadline_ns) {
@@ -77,13 +81,6 @@ Result<Connection> Connection::connect(const std::string& host, int64_t port, in
       return Connection(std::move(fd));
   }
   return Error{ErrorCode::kUnavailable, fmt::format("{}:{}: {}", host, port, std::strerror(failed))};
-}
-
-std::string Connection::peer() const {
-  sockaddr_storage address{};
-  socklen_t size = sizeof(address);
-  if (::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return "a peer that is gone";
-  return numeric(address, size, true);
 }
 
 std::string Connection::own_address() const {

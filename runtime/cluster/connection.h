@@ -30,7 +30,7 @@ class Connection {
 
   int fd() const { return fd_.get(); }
   /// "10.77.0.10:24512"
-  std::string peer() const;
+  const std::string& peer() const { return peer_; }
   std::string own_address() const;  // numeric, without the port: what the peer sees
 
   /// Sends what the socket takes now, the rest with flush(). Errors: kPeerLost.
@@ -48,6 +48,7 @@ class Connection {
 
  private:
   Fd fd_;
+  std::string peer_;  // as it was at first: of a dead socket nobody can tell
   std::string in_, out_;
   size_t sent_ = 0, most_bytes_;  // of a message that comes
 };

@@ -86,7 +86,7 @@ class Gatherer {
       : listener_(listener), wanted_(wanted), own_(own), say_(say) {}
 
   Result<std::vector<Joined>> run(int64_t deadline_ns) {
-    while (std::ssize(joined_) + 1 < wanted_.hosts) {
+    while (std::ssize(joined_) + std::ssize(wanted_.present) + 1 < wanted_.hosts) {
       if (asked(wanted_.stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
       if (steady_ns() >= deadline_ns) return Error{ErrorCode::kTimeout, missing()};
       std::vector<pollfd> ready = {{listener_.fd(), POLLIN, 0}};
@@ -143,6 +143,8 @@ class Gatherer {
       refuse(guest, "a hello of another version: all hosts run the same program");
       return false;
     }
+    // A new start of an agent whose old one is not known to be gone yet: it comes again.
+    if (wanted_.present.contains(brought->index)) return false;
     if (const std::string why = mismatch(*brought); !why.empty()) {
       say_(fmt::format("{} ({}) is refused: {}", brought->name, guest.connection.peer(), why));
       refuse(guest, why);
@@ -188,7 +190,7 @@ class Gatherer {
   std::string missing() const {
     std::vector<std::string> names;
     for (int64_t k = 0; k < wanted_.hosts; ++k) {
-      if (k == own_.index || joined_.contains(k)) continue;
+      if (k == own_.index || joined_.contains(k) || wanted_.present.contains(k)) continue;
       names.push_back(wanted_.names.empty() ? fmt::format("host {}", k)
                                             : fmt::format("{} (host {})", wanted_.names[static_cast<size_t>(k)], k));
     }
@@ -222,11 +224,11 @@ Status welcome(std::vector<Joined>& members, const Epoch& epoch, const std::stri
 }
 
 Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
-                   int64_t deadline_ns, const std::function<bool()>& stopped) {
+                   int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns) {
   std::optional<Error> last;
   for (int64_t tokens_until_ns = 0;;) {
     if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
-    if (steady_ns() >= deadline_ns) {
+    if (steady_ns() >= deadline_ns || (last && steady_ns() >= try_until_ns)) {
       return Error{ErrorCode::kTimeout,
                    fmt::format("the leader {} cannot be joined{}", leader, last ? ": " + last->message : "")};
     }

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,7 @@ struct Hello {
   std::string build;  // of the program: all agents run the same
   std::string recipe_hash;
   int64_t ranks = 0;         // of this host
-  int64_t kernel_level = 0;  // of the processor (runtime/kernels); carried, nobody orders a common one yet
+  int64_t kernel_level = 0;  // of the processor (runtime/kernels): others give other last bits
   bool operator==(const Hello&) const = default;
 };
 
@@ -50,6 +51,7 @@ struct Joined {
 struct Gathering {
   std::vector<std::string> names;  // of the hosts in order, for messages; empty where a launcher tells none
   int64_t hosts = 0;
+  std::set<int64_t> present;  // those that have joined before, and are not waited for
   std::string token;
   std::function<bool()> stopped;  // asked a few times a second; null: never
 };
@@ -68,9 +70,10 @@ struct Place {
   Connection leader;
 };
 
-/// A member's side: tries until the deadline, while the leader does not answer yet. `directory` is RUN/cluster.
+/// A member's side: tries while the leader does not answer yet, and begins no other try from `try_until_ns` on; who has
+/// been let in waits for the welcome until the deadline. `directory` is RUN/cluster.
 /// Errors: kInvalidInput in the leader's words; kUnavailable: no leader, or the run folder is not shared; kStopped.
 Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
-                   int64_t deadline_ns, const std::function<bool()>& stopped);
+                   int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns = INT64_MAX);
 
 }  // namespace cairn::cluster

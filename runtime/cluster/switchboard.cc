@@ -31,8 +31,12 @@ void clear(const Fd& fd) {
 
 }  // namespace
 
-Switchboard::Switchboard(Beats beats)
-    : every_ns_(ns(beats.every_s)), dead_after_ns_(ns(beats.dead_after_s)), news_fd_(event_fd()), wake_fd_(event_fd()) {
+Switchboard::Switchboard(Beats beats, std::function<bool(const News&)> first)
+    : every_ns_(ns(beats.every_s)),
+      dead_after_ns_(ns(beats.dead_after_s)),
+      first_(std::move(first)),
+      news_fd_(event_fd()),
+      wake_fd_(event_fd()) {
   RT_CHECK(every_ns_ > 0 && dead_after_ns_ >= 2 * every_ns_, "beats every {} s, dead after {} s", beats.every_s,
            beats.dead_after_s);
   thread_ = std::thread([this] { run(); });
@@ -86,6 +90,7 @@ std::vector<News> Switchboard::take() {
 }
 
 void Switchboard::add_news(News news) {
+  if (first_ && first_(news)) return;
   news_.push_back(std::move(news));
   raise(news_fd_);
 }

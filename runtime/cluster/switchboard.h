@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -34,14 +35,16 @@ struct News {
 
 class Switchboard {
  public:
-  explicit Switchboard(Beats beats);
+  /// `first` sees what comes before anybody else, on the switchboard's thread, and may not call back: what it answers
+  /// with true is no news. For what must not wait for an event loop. May be empty.
+  explicit Switchboard(Beats beats, std::function<bool(const News&)> first = {});
   ~Switchboard();  // closes all connections
   Switchboard(const Switchboard&) = delete;
   Switchboard& operator=(const Switchboard&) = delete;
 
   /// `peer` is the caller's number for it, used once; `name` is for messages.
   void add(int64_t peer, std::string name, Connection connection);
-  /// Nothing happens for a peer that is lost: its news says so.
+  /// From any thread. Nothing happens for a peer that is lost: its news says so.
   void send(int64_t peer, Message message);
   /// Closes the connection once what was sent is out, or at once after dead_after. No news comes of it.
   void drop(int64_t peer);
@@ -65,6 +68,7 @@ class Switchboard {
   void wake();
 
   const int64_t every_ns_, dead_after_ns_;
+  const std::function<bool(const News&)> first_;
   Fd news_fd_, wake_fd_;
   std::mutex mutex_;
   std::map<int64_t, Peer> peers_;

@@ -3,48 +3,19 @@ told in the time that a deadline allows. What loopback cannot show: addresses, a
 without power, which sends no FIN."""
 
 import json
-import os
-import pathlib
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
-import unittest
 
-HOSTS = pathlib.Path(__file__).resolve().parent / "hosts"
+from bed import Bed, main
+
 AGENT = sys.argv.pop(1)
 DEAD_AFTER = 1.0  # of agent_main.cc
 SLACK = 1.5       # two cores, four hosts and a kernel that takes them down
 
 
-def missing():
-    """Why there can be no hosts here; empty: there can."""
-    if os.geteuid() != 0:
-        return "hosts of their own need root"
-    tools = [name for name in ("ip", "nft", "nsenter", "unshare") if shutil.which(name) is None]
-    return f"{', '.join(tools)}: not installed (tools/setup test)" if tools else ""
-
-
-class Join(unittest.TestCase):
-    shared = "bind"
-
-    def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="cairn-cluster-"))
-        self.environment = {**os.environ, "CLUSTER": f"j{os.getpid() % 10000}", "CLUSTER_DIR": str(self.folder / "hosts")}
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        self.addCleanup(self.hosts, "down")
-        self.hosts("up", "4", "--life", "120", "--shared", self.shared, "--shm", "64m")
-
-    def hosts(self, *words):
-        done = subprocess.run([HOSTS, *words], env=self.environment, capture_output=True, text=True, timeout=60)
-        self.assertEqual(done.returncode, 0, f"hosts {' '.join(words)}: {done.stdout}{done.stderr}")
-        return done.stdout
-
+class Join(Bed):
     def start(self, index, *leader, run="/mnt/shared/run", hosts=4):
-        log = self.folder / f"h{index}.{time.monotonic_ns()}.log"
-        self.hosts("start", f"h{index}", str(log), AGENT, run, str(index), str(hosts), *map(str, leader))
-        return log
+        return self.start_on(index, AGENT, run, index, hosts, *leader)
 
     def line(self, log, key, seconds=20):
         """The first line with this key, as soon as there is one."""
@@ -130,16 +101,6 @@ class JoinFuse(Join):
     test_a_host_that_stands_still_is_lost_and_knows_it_when_it_wakes = None
     test_a_host_that_is_cut_off_and_the_leader_lose_each_other = None
 
-    def setUp(self):
-        if shutil.which("bindfs") is None:
-            self.skipTest("bindfs: not installed")
-        super().setUp()
-
 
 if __name__ == "__main__":
-    why = missing()
-    if why and os.environ.get("CI") != "true":
-        print(f"skipped: {why}")
-        sys.exit(77)
-    assert not why, why
-    unittest.main(verbosity=2)
+    main()

@@ -47,26 +47,41 @@ class StartTest(ProgramTest):
         with open(self.path("text.idx"), "rb") as f:
             self.write(name + ".idx", f.read())
 
-    def test_a_start_on_one_of_several_slurm_nodes_warns_once_that_it_is_one_host(self):
-        warning = "this is one of 2 nodes of a Slurm job"
+    def test_what_a_launcher_says_of_hosts_counts_and_what_cannot_work_is_refused(self):
+        short = ("train", "r.lua", "--nproc", 1, "--set", "stop=T.samples(16)")
         for environment in ({"SLURM_JOB_NUM_NODES": "2", "SLURM_NNODES": "2"}, {"SLURM_NNODES": "2"},
                             {"SLURM_JOB_NUM_NODES": "2"}):
             with self.subTest(environment=environment):
-                checked = self.cairn("check", "r.lua", env=environment)
-                self.assertEqual((checked.stdout + checked.stderr).count(warning), 1)
-        started = self.cairn("train", "r.lua", "--nproc", 1, "--set", "stop=T.samples(16)", env={"SLURM_NNODES": "2"})
-        self.assertEqual((started.stdout + started.stderr).count(warning), 1)
-        self.assertIn("one start is one host: each node that runs this command trains a run of its own", started.stdout)
+                refused = self.cairn(*short, env=environment)
+                self.assertEqual(refused.returncode, 2)
+                self.assertEqual(refused.stderr.count("this is one of 2 nodes of a Slurm job"), 1)
+        self.assertEqual(self.cairn(*short, "--hosts", "localhost", env={"SLURM_NNODES": "2"}).returncode, 0)
         step = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2",
                 "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "a[1-2]"}
-        found = self.cairn("check", "r.lua", env=step)
-        self.assertIn("2 hosts, from Slurm step 12.0; this is 1 (a2), leader a1; one start is one host",
-                      found.stdout + found.stderr)
-        crowd = self.cairn("check", "r.lua", env={**step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"})
-        self.assertIn("Slurm step 12.0 has 8 tasks on 1 node; one agent a host, ranks by --nproc", crowd.stdout + crowd.stderr)
+        found = self.cairn(*short, "--dry-run", env=step)
+        self.assertIn("2 hosts x 1 ranks, from Slurm step 12.0; this is 1 (a2), leader a1:", found.stdout)
+        crowd = self.cairn(*short, env={**step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"})
+        self.assertEqual(crowd.returncode, 2)
+        self.assertIn("Slurm step 12.0 has 8 tasks on 1 node; one agent a host, ranks by --nproc", crowd.stderr)
         for nodes in ("1", "", "two", "2x", "-2"):
-            alone = self.cairn("check", "r.lua", env={"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes})
+            alone = self.cairn(*short, "--dry-run", env={"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes})
             self.assertNotIn("Slurm", alone.stdout + alone.stderr)
+
+    def test_hosts_that_make_no_sense_are_refused(self):
+        self.write("hosts", "h0\n\n# the second rack\nh1 slots=8\n")
+        self.write("none", "# nobody\n")
+        for words, told in ((("--hosts", "a,b", "--host-file", "hosts"), "give one of them"),
+                            (("--host-file", "hosts"), "line 4: 'h1 slots=8': expected one host name a line"),
+                            (("--host-file", "none"), "names no host"),
+                            (("--host-file", "missing"), "missing"),
+                            (("--hosts", "a[1-"), "--hosts"),
+                            (("--hosts", "a,b", "--host-index", "2"), "2"),
+                            (("--hosts", "a,b", "--host-index", "0", "--spares", "1"), "--spares"),
+                            (("--hosts", "a,b", "--host-index", "0", "--hosts-min", "1"), "--hosts-min 1")):
+            with self.subTest(words=words):
+                refused = self.cairn("train", "r.lua", "--nproc", 1, *words)
+                self.assertEqual(refused.returncode, 2, refused.stdout + refused.stderr)
+                self.assertIn(told, refused.stderr)
 
     def everything(self):
         """Each path below the test's folder, with its content."""

@@ -1,8 +1,12 @@
 #include "tools/run/agent.h"
 
+#include <fmt/format.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <thread>
 
 #include "ckpt/position.h"
@@ -12,13 +16,33 @@ namespace cairn::tools {
 
 using nlohmann::json;
 
+namespace {
+
+/// A file without a name that holds `text`.
+Result<Fd> memory_file(const std::string& text) {
+  Fd fd(::memfd_create("cairn-recipe", MFD_CLOEXEC));
+  if (!fd) return os_error(errno, "memfd_create");
+  for (size_t at = 0; at < text.size();) {
+    const ssize_t n = ::write(fd.get(), text.data() + at, text.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return os_error(errno, "memfd");
+    at += static_cast<size_t>(n);
+  }
+  return fd;
+}
+
+}  // namespace
+
 Agent::Agent(const Plan& plan, const std::filesystem::path& run, Coordinator& coordinator, Narrator& narrator,
              AgentOptions options)
     : plan_(plan),
+      run_(run),
       coordinator_(coordinator),
       narrator_(narrator),
       options_(std::move(options)),
-      waits_(run, plan.recipe.name, plan.recipe.restart.deadline_s, narrator.callbacks()) {}
+      waits_(run, plan.recipe.name, plan.recipe.restart.deadline_s, narrator.callbacks(),
+             {.ask = [this] { coordinator_.ask_where_ranks_are(); },
+              .put_in = [this](std::vector<agent::RankState>& ranks) { coordinator_.put_in(ranks); }}) {}
 
 comm::RankView Agent::view_of(int64_t rank) const {
   const std::vector<comm::RankView> views = world_ ? world_->ranks() : std::vector<comm::RankView>{};
@@ -27,23 +51,35 @@ comm::RankView Agent::view_of(int64_t rank) const {
 
 Result<std::vector<agent::ChildSpec>> Agent::prepare_generation(int64_t generation) {
   RT_TRY_SET(const ckpt::RestoreChoice choice, coordinator_.next_generation(generation));
-  RT_TRY_SET(world_, comm::ShmWorld::create(trainer::world_config(plan_)));
-  RT_TRY_SET(memory_, coordinator_.memory().descriptor());
-
   const ckpt::RankRange here = coordinator_.memory().ranks();
+  comm::ShmWorldConfig config = trainer::world_config(plan_);
+  if (here.size() < plan_.mesh.world()) config.local_ranks = here.size();
+  RT_TRY_SET(world_, comm::ShmWorld::create(config));
+  RT_TRY_SET(memory_, coordinator_.memory().descriptor());
+  if (!options_.recipe_text.empty() && !recipe_) {
+    RT_TRY_SET(recipe_, memory_file(options_.recipe_text));
+  }
+
   const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
   const std::string threads =
       std::to_string(options_.threads > 0 ? options_.threads : std::max<int64_t>(1, cores / here.size()));
+  if (hub_) hub_->clear();
+  sockets_.clear();
   std::vector<agent::ChildSpec> specs;
-  for (int64_t rank = here.first; rank < here.end; ++rank) specs.push_back(spec_of(rank, choice.incarnation, threads));
-  if (!options_.trace.empty()) RT_TRY(narrator_.begin_trace());
+  for (int64_t rank = here.first; rank < here.end; ++rank) {
+    RT_TRY_SET(agent::ChildSpec spec, spec_of(rank, choice.incarnation, threads));
+    specs.push_back(std::move(spec));
+  }
+  if (!options_.trace.empty() && here.contains(0)) RT_TRY(narrator_.begin_trace());
   return specs;
 }
 
-agent::ChildSpec Agent::spec_of(int64_t rank, uint64_t generation_of_ranks, const std::string& threads) const {
+Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ranks, const std::string& threads) {
+  const std::string recipe = recipe_ ? fmt::format("/proc/self/fd/{}", recipe_.get()) : options_.recipe.string();
   agent::ChildSpec spec{
+      .rank = rank,
       .argv = {options_.program, "_rank",
-               "--recipe",       options_.recipe.string(),
+               "--recipe",       recipe,
                "--past",         ckpt::encode_past(plan_.past),
                "--end-step",     std::to_string(plan_.end_step),
                "--arena-fd",     std::to_string(memory_.get()),
@@ -56,6 +92,15 @@ agent::ChildSpec Agent::spec_of(int64_t rank, uint64_t generation_of_ranks, cons
       .env = {{"OMP_NUM_THREADS", threads}, {"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
       .inherit_fds = {world_->fd(), memory_.get()},
       .log_path = options_.log_of(rank).string()};
+  if (recipe_) spec.inherit_fds.push_back(recipe_.get());
+  if (const HostPlace place = coordinator_.place(); place.hosts > 1) {
+    RT_TRY_SET(Fd socket, hub_->add(rank));
+    for (const std::string& word : {std::string("--hosts"), std::to_string(place.hosts), std::string("--address"),
+                                    place.address, std::string("--meet-fd"), std::to_string(socket.get())})
+      spec.argv.push_back(word);
+    spec.inherit_fds.push_back(socket.get());
+    sockets_.push_back(std::move(socket));
+  }
   if (!options_.trace.empty()) {
     for (const std::string& word :
          {std::string("--trace"), options_.trace, std::string("--trace-dir"), narrator_.trace_dir().string()})
@@ -65,24 +110,39 @@ agent::ChildSpec Agent::spec_of(int64_t rank, uint64_t generation_of_ranks, cons
 }
 
 void Agent::on_generation_started(int64_t, const agent::Recovery* recovery) {
+  sockets_.clear();  // the ranks have theirs
   if (recovery != nullptr) narrator_.respawned(*recovery);
+  if (coordinator_.news_fd() >= 0) coordinator_.on_readable();  // what came right behind the order to start
+}
+
+Status Agent::use(agent::RunControl& control) {
+  if (coordinator_.news_fd() < 0) return {};
+  RT_TRY(control.watch(coordinator_.news_fd()));
+  RT_TRY_SET(hub_, comm::RendezvousHub::make(
+                       [this](const std::string& key, const std::string& value) { coordinator_.publish(key, value); }));
+  coordinator_.use({.put = [this](const std::string& key, const std::string& value) { hub_->put(key, value); },
+                    .states = [this] { return world_ ? states_of(*world_) : std::vector<agent::RankState>(); },
+                    .kill = [this](int64_t rank) { kill(rank); }});
+  return control.watch(hub_->fd());
+}
+
+void Agent::on_readable(int fd) {
+  if (hub_ && fd == hub_->fd()) {
+    hub_->poll();
+  } else {
+    coordinator_.on_readable();
+  }
 }
 
 void Agent::on_event(int64_t rank, const json& event) {
   const std::string kind = event.value("event", "");
   if (kind == "snapshot") {
     coordinator_.part_complete();
-  } else if (kind == "ready") {
-    narrator_.record(
-        {{"event", "ready"}, {"rank", rank}, {"ms", event.value("ms", 0.0)}, {"from", event.value("from", "")}});
-  } else if (kind == "step") {
-    const Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(event);
-    if (!metrics.ok()) return;
-    coordinator_.on_step(narrator_.step(metrics.value()));
-    kill_as_asked(metrics.value().step);
-  } else if (kind == "traced") {
-    narrator_.drew(event.value("path", ""));
+    return;
   }
+  coordinator_.on_rank_event(rank, event);
+  const Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(event);
+  if (kind == "step" && metrics.ok()) kill_as_asked(metrics.value().step);
 }
 
 void Agent::on_signal(int signal) {
@@ -94,11 +154,21 @@ void Agent::kill_as_asked(int64_t step) {
   for (Kill& kill : options_.kills) {
     if (kill.step != step) continue;
     kill.step = -1;
-    const int64_t pid = view_of(kill.rank).pid;
-    if (pid <= 0) continue;  // kill(0) would be this whole process group
+    const bool is_here = coordinator_.memory().ranks().contains(kill.rank);
+    const int64_t pid = is_here ? view_of(kill.rank).pid : 0;
+    if (is_here && pid <= 0) continue;
     narrator_.kills(kill.rank, pid, step);
-    ::kill(static_cast<pid_t>(pid), SIGKILL);
+    if (is_here) {
+      this->kill(kill.rank);
+    } else {
+      coordinator_.kill(kill.rank);
+    }
   }
+}
+
+void Agent::kill(int64_t rank) {
+  const int64_t pid = view_of(rank).pid;
+  if (pid > 0) ::kill(static_cast<pid_t>(pid), SIGKILL);  // kill(0) would be this whole process group
 }
 
 }  // namespace cairn::tools

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "runtime/agent/supervisor.h"
+#include "runtime/comm/rendezvous_hub.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/core/unique_handle.h"
 #include "runtime/plan/plan.h"
@@ -31,6 +32,7 @@ struct Kill {
 struct AgentOptions {
   std::string program = "/proc/self/exe";                // is started as `program _rank --rank K ...`
   std::filesystem::path recipe;                          // of the segment
+  std::string recipe_text;                               // instead of that file, where another host has written it
   std::string init;                                      // init_to_json() of what the run begins with
   std::function<std::filesystem::path(int64_t)> log_of;  // by rank
   int64_t threads = 0;                                   // of a rank; 0: cores / ranks of this host, at least 1
@@ -48,39 +50,52 @@ class Agent final : public agent::SupervisorClient {
   void on_generation_started(int64_t generation, const agent::Recovery* recovery) override;
   void on_event(int64_t rank, const nlohmann::json& event) override;
   void on_child_exit(int64_t, const agent::ExitStatus& status, bool) override { coordinator_.on_rank_exit(status); }
+  void on_readable(int fd) override;
+  bool all_finished() override { return coordinator_.all_finished(); }
   void on_failure(const agent::RestartInfo& info, bool restarting, double backoff_s) override {
-    narrator_.failed(info, restarting, backoff_s, report_);
+    if (!info.failure.message.empty()) narrator_.failed(info, restarting, backoff_s, report_);
   }
   void on_stop_requested(int signal) override { coordinator_.stop(signal); }
   void on_signal(int signal) override;
   void on_tick() override {
     coordinator_.on_tick();
-    waits_.look(world_ ? &*world_ : nullptr);
+    if (coordinator_.watches_waits()) waits_.look(world_ ? &*world_ : nullptr);
   }
   /// Ranks that have trained to their end stand still until the last checkpoint is on disk, within the hook's own
   /// deadline.
   bool on_hang(const std::vector<agent::Silence>&) override { return !coordinator_.save_under_way(); }
   std::optional<std::pair<int64_t, std::string>> suspect() override { return waits_.suspect(); }
   void on_failing(const agent::Failure& failure) override {
-    report_ = world_ ? waits_.report_failure(failure, *world_) : std::filesystem::path();
+    coordinator_.on_failing(failure);  // first: the others' ranks end meanwhile
+    // Of ranks that are stopped for another host's sake nothing is to be found out here.
+    report_ = world_ && !failure.host ? waits_.report_failure(failure, *world_) : std::filesystem::path();
   }
   void on_notice(const std::string& text) override { narrator_.say(text); }
   uint64_t heartbeat(int64_t rank) override { return static_cast<uint64_t>(view_of(rank).finished_operations()); }
   std::string place(int64_t rank) override { return view_of(rank).description; }
 
+  /// Before run(): what comes of other hosts, and of ranks that meet theirs, wakes the loop.
+  Status use(agent::RunControl& control);
+  /// A rank of this host, to see the run recover.
+  void kill(int64_t rank);
+
  private:
   comm::RankView view_of(int64_t rank) const;
-  agent::ChildSpec spec_of(int64_t rank, uint64_t generation_of_ranks, const std::string& threads) const;
+  Result<agent::ChildSpec> spec_of(int64_t rank, uint64_t generation_of_ranks, const std::string& threads);
   void kill_as_asked(int64_t step);
 
   const Plan& plan_;
+  const std::filesystem::path run_;
   Coordinator& coordinator_;
   Narrator& narrator_;
   AgentOptions options_;
   RunWaits waits_;
   std::optional<comm::ShmWorld> world_;
-  Fd memory_;                     // of the arena, for ranks
-  std::filesystem::path report_;  // of the last failure
+  Fd memory_;                               // of the arena, for ranks
+  Fd recipe_;                               // AgentOptions::recipe_text, for ranks
+  std::optional<comm::RendezvousHub> hub_;  // where there are other hosts
+  std::vector<Fd> sockets_;                 // of ranks that are being started
+  std::filesystem::path report_;            // of the last failure
 };
 
 }  // namespace cairn::tools

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <span>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "tools/run/fleet.h"
 
 namespace cairn::tools {
 namespace {
@@ -28,6 +31,11 @@ std::string not_saved(const ckpt::PersistEvent& event) {
 }
 
 }  // namespace
+
+bool lies_behind_a_wild_write(const agent::ExitStatus& status) {
+  constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE};
+  return std::ranges::find(kSignals, status.signal) != kSignals.end();
+}
 
 LocalCoordinator::LocalCoordinator(const Plan& plan, RunFolder& folder, RunCopies& copies, RunStart& start,
                                    Narrator& narrator, CoordinatorOptions options, const Clock& clock)
@@ -62,6 +70,7 @@ Status LocalCoordinator::open() {
     options.open_foreign = options_.open_foreign;
   }
   if (!options_.fresh && start_.verdict.segment.index == 0) RT_TRY(check_nothing_lost(folder_.path()));
+  if (options_.fleet != nullptr) join_hosts(options);
   requests_.set_limit(plan_.checkpoint_bytes);
   std::vector<std::string> notices;
   RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
@@ -73,9 +82,36 @@ Status LocalCoordinator::open() {
   return {};
 }
 
+/// What is decided here counts for the other hosts, and what is saved has their parts.
+void LocalCoordinator::join_hosts(ckpt::NodeOptions& options) {
+  Fleet& fleet = *options_.fleet;
+  const HostOptions& hosts = fleet.options();
+  const int64_t first = hosts.placement.index * hosts.ranks;
+  options.ranks = ckpt::RankRange{first, first + hosts.ranks};
+  options.others = &fleet;
+  options.save_step = [&fleet](ckpt::IoBackend& io, const fs::path& dir, ckpt::Manifest skeleton,
+                               std::span<const ckpt::WriterPart> parts, const ckpt::SaveOptions& how) {
+    return fleet.saves().save(io, dir, std::move(skeleton), parts, how);
+  };
+  fleet.use({.say = [this](const std::string& text) { narrator_.say(text); },
+             .stopped = [this] { return concluded_ ? control_->leave_signal() != 0 : stop_asked(); },
+             .fail = [this](agent::Failure failure) { control_->fail(std::move(failure)); },
+             .put = [this](const std::string& key, const std::string& value) { hooks_.put(key, value); },
+             .event = [this](int64_t rank, const json& event) { on_rank_event(rank, event); },
+             .stop = [this](int) { control_->ask_stop(); },
+             .ask_save = [this](const std::string& by) { ask_save(by); }});
+  options_.segment.run_name = options.run.run_name;
+  options_.segment.run_id = options.run.run_id;
+  options_.segment.lineage = options.run.lineage;
+  options_.segment.recipe_json = options.run.recipe_json;
+  options_.segment.recipe_hash = options.run.recipe_hash;
+  fleet.begin(options_.segment);
+}
+
 /// That the run is this process's. If not, it ends: by the supervisor, whichever thread finds it out.
 Status LocalCoordinator::check_owner() {
   Status mine = folder_.check_held();
+  if (mine.ok() && options_.fleet != nullptr) mine = options_.fleet->check_epoch();
   if (!mine.ok() && mine.error().code == ErrorCode::kUnavailable) control_->abandon(mine.error());
   return mine;
 }
@@ -119,7 +155,52 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   saved_step_ = std::min(saved_step_, choice.step);
   if (generation == 0) last_step_ = choice.step;
   RT_TRY(narrator_.begins(generation, choice));
+  if (options_.fleet != nullptr) options_.fleet->go(choice.incarnation);
   return chosen;
+}
+
+HostPlace LocalCoordinator::place() const {
+  if (options_.fleet == nullptr) return {};
+  return {.hosts = options_.fleet->options().hosts(), .address = options_.fleet->own_address()};
+}
+
+void LocalCoordinator::publish(const std::string& key, const std::string& value) {
+  options_.fleet->publish(key, value);
+}
+
+int LocalCoordinator::news_fd() const { return options_.fleet == nullptr ? -1 : options_.fleet->fd(); }
+
+void LocalCoordinator::on_readable() { options_.fleet->take_news(); }
+
+bool LocalCoordinator::all_finished() { return options_.fleet == nullptr || options_.fleet->all_left(); }
+
+void LocalCoordinator::ask_where_ranks_are() {
+  if (options_.fleet != nullptr) options_.fleet->ask_where_ranks_are();
+}
+
+void LocalCoordinator::put_in(std::vector<agent::RankState>& ranks) {
+  if (options_.fleet != nullptr) options_.fleet->put_in(ranks);
+}
+
+void LocalCoordinator::kill(int64_t rank) {
+  if (options_.fleet != nullptr) options_.fleet->kill(rank);
+}
+
+void LocalCoordinator::on_failing(const agent::Failure& failure) {
+  if (options_.fleet != nullptr) options_.fleet->halt(failure.message);
+}
+
+void LocalCoordinator::on_rank_event(int64_t rank, const json& event) {
+  const std::string kind = event.value("event", "");
+  if (kind == "ready") {
+    narrator_.record(
+        {{"event", "ready"}, {"rank", rank}, {"ms", event.value("ms", 0.0)}, {"from", event.value("from", "")}});
+  } else if (kind == "step") {
+    const Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(event);
+    if (metrics.ok()) on_step(narrator_.step(metrics.value()));
+  } else if (kind == "traced") {
+    narrator_.drew(event.value("path", ""));
+  }
 }
 
 /// Whether the plan is of the position that ranks go on from. The start's own, and any that this segment led to, is.
@@ -177,10 +258,7 @@ bool LocalCoordinator::save_under_way() {
 }
 
 void LocalCoordinator::on_rank_exit(const agent::ExitStatus& status) {
-  // A wild write may lie behind these: what the rank could reach in shared memory is checked before it is used.
-  for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE}) {
-    if (status.signal == signal) node_->distrust_memory();
-  }
+  if (lies_behind_a_wild_write(status)) node_->distrust_memory();
 }
 
 void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
@@ -215,7 +293,11 @@ void LocalCoordinator::watch_memory() {
 
 void LocalCoordinator::take_save_events() {
   if (control_->abandoned()) return;  // events.jsonl is another one's
-  for (const ckpt::PersistEvent& event : node_->take_events()) take_saved(event);
+  for (const ckpt::PersistEvent& event : node_->take_events()) {
+    if (options_.fleet != nullptr && !event.status.ok())
+      options_.fleet->saves().failed(event.step, event.status.error());
+    take_saved(event);
+  }
 }
 
 /// Saves may end in any order (checkpoint.in_flight): what counts, for the end too, is what came of the newest step.
@@ -273,6 +355,7 @@ void LocalCoordinator::stop(int signal) {
 void LocalCoordinator::watch_stop() {
   if (stop_asked_ns_ == 0 || clock_.now_ns() - stop_asked_ns_ < kBoundaryPatienceNs) return;
   stop_asked_ns_ = 0;
+  if (options_.fleet != nullptr) return;  // what is whole here need not be so elsewhere
   if (const std::optional<int64_t> step = node_->promise_newest()) {
     narrator_.say(fmt::format("no step boundary in {} s: saving step {}, the newest in memory, meanwhile",
                               kBoundaryPatienceNs / 1'000'000'000, *step));
@@ -281,8 +364,12 @@ void LocalCoordinator::watch_stop() {
 
 void LocalCoordinator::close() {
   if (!node_) return;
-  if (!concluded_) flush();
+  if (!concluded_) {
+    if (options_.fleet != nullptr) options_.fleet->wait_no_more();
+    flush();
+  }
   if (control_->abandoned()) node_->keep_memory();
+  memory_stays_ = node_->keeps_memory();
   node_.reset();
 }
 
@@ -343,6 +430,7 @@ std::string LocalCoordinator::way_back() const {
 
 Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   concluded_ = true;
+  if (options_.fleet != nullptr) options_.fleet->wait_no_more();
   narrator_.finish_trace();
   if (outcome.kind == agent::EndKind::kLeftBySignal) {
     leave();

@@ -9,27 +9,51 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ckpt/foreign.h"
 #include "ckpt/node.h"
 #include "ckpt/restore.h"
 #include "ckpt/start_state.h"
 #include "runtime/agent/supervisor.h"
+#include "runtime/agent/wait_report.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
 #include "tools/run/copies.h"
 #include "tools/run/folder.h"
+#include "tools/run/host_wire.h"
 #include "tools/run/narrator.h"
 #include "tools/run/requests.h"
 #include "tools/run/start.h"
 
 namespace cairn::tools {
+
+class Fleet;  // fleet.h
+
+/// This host among those of its run.
+struct HostPlace {
+  int64_t hosts = 1;
+  std::string address;  // of this one, as the others reach it
+};
+
+/// What the agent of a host does for whoever decides, where the run has several.
+struct AgentHooks {
+  /// Takes what ranks of other hosts have published, for those of this one (comm::RendezvousHub::put).
+  std::function<void(const std::string& key, const std::string& value)> put;
+  std::function<std::vector<agent::RankState>()> states;  // of all ranks that it knows of
+  std::function<void(int64_t rank)> kill;                 // a rank of this host, to see the run recover
+};
+
+/// A rank that ends so may have written where it should not: its memory is looked at before it is used again.
+bool lies_behind_a_wild_write(const agent::ExitStatus& status);
 
 class Coordinator {
  public:
@@ -40,6 +64,7 @@ class Coordinator {
   virtual Result<ckpt::RestoreChoice> next_generation(int64_t generation) = 0;
   /// Where this host's ranks find it, and save into.
   virtual ckpt::Arena& memory() = 0;
+  virtual HostPlace place() const { return {}; }
 
   // --- committing
   /// A rank of this host has completed its part of a step that is to be saved.
@@ -58,9 +83,28 @@ class Coordinator {
   virtual void close() = 0;
 
   // --- what happens
-  virtual void on_step(const telemetry::StepMetrics& metrics) = 0;
+  /// "ready", "step", "traced": what a rank has sent, of this host or of another one.
+  virtual void on_rank_event(int64_t rank, const nlohmann::json& event) = 0;
   virtual void on_rank_exit(const agent::ExitStatus& status) = 0;
+  /// The generation has failed, here or elsewhere; its ranks still run.
+  virtual void on_failing(const agent::Failure& /*failure*/) {}
   virtual void on_tick() = 0;
+
+  // --- other hosts
+  /// Readable when something has come of them; -1: there are none.
+  virtual int news_fd() const { return -1; }
+  virtual void on_readable() {}
+  /// All ranks of this host have ended with 0: those of the others, too.
+  virtual bool all_finished() { return true; }
+  virtual void use(AgentHooks /*hooks*/) {}
+  /// Ranks meet: what those of this host publish goes to the others, and theirs to AgentHooks::put.
+  virtual void publish(const std::string& /*key*/, const std::string& /*value*/) {}
+  /// Whether this host's agent finds out who keeps ranks waiting: for all hosts, of whose ranks it may ask.
+  virtual bool watches_waits() const { return true; }
+  virtual void ask_where_ranks_are() {}
+  virtual void put_in(std::vector<agent::RankState>& /*ranks*/) {}
+  /// A rank of another host is to be killed, to see the run recover.
+  virtual void kill(int64_t /*rank*/) {}
 };
 
 struct CoordinatorOptions {
@@ -68,6 +112,8 @@ struct CoordinatorOptions {
   std::optional<int64_t> from_step;  // where the run goes on, whatever is newer
   ckpt::OpenForeign open_foreign;    // of the recipe's init, when that may be no checkpoint
   RequestOptions requests;
+  Fleet* fleet = nullptr;  // the other hosts, which this one leads; null: there are none
+  HostSegment segment;     // for them
 };
 
 /// Of one segment of a run on this host: one recipe without stages, from one position on.
@@ -100,11 +146,25 @@ class LocalCoordinator final : public Coordinator {
   void ask_save(const std::string& by) override { requests_.ask_save(*node_, by); }
   Result<int> conclude(const agent::Outcome& outcome) override;
   void close() override;
-  void on_step(const telemetry::StepMetrics& metrics) override;
+  HostPlace place() const override;
+  void publish(const std::string& key, const std::string& value) override;
+  void use(AgentHooks hooks) override { hooks_ = std::move(hooks); }
+  void ask_where_ranks_are() override;
+  void put_in(std::vector<agent::RankState>& ranks) override;
+  void on_rank_event(int64_t rank, const nlohmann::json& event) override;
   void on_rank_exit(const agent::ExitStatus& status) override;
+  void on_failing(const agent::Failure& failure) override;
   void on_tick() override;
+  int news_fd() const override;
+  void on_readable() override;
+  bool all_finished() override;
+  void kill(int64_t rank) override;
+  /// After close(): this start's memory holds what no checkpoint has, and stays.
+  bool memory_stays() const { return memory_stays_; }
 
  private:
+  void on_step(const telemetry::StepMetrics& metrics);
+  void join_hosts(ckpt::NodeOptions& options);
   Status check_owner();
   bool stop_asked();
   Status check_place(const ckpt::RestoreChoice& choice);
@@ -129,6 +189,7 @@ class LocalCoordinator final : public Coordinator {
   CoordinatorOptions options_;
   const Clock& clock_;
   RunRequests requests_;
+  AgentHooks hooks_;
   agent::RunControl* control_ = nullptr;
   std::unique_ptr<ckpt::CheckpointNode> node_;
   std::optional<ckpt::StartState> elsewhere_;
@@ -144,6 +205,7 @@ class LocalCoordinator final : public Coordinator {
   size_t problems_ = 0;       // of retention after the last save
   Status stopped_by_;         // the first save that failed, with checkpoint.on_failure = "stop"
   bool concluded_ = false, stage_follows_ = false;
+  bool memory_stays_ = false;  // known when it is closed
 };
 
 }  // namespace cairn::tools

@@ -240,6 +240,10 @@ std::string RunHolder::describe() const {
   return text;
 }
 
+fs::path log_of_rank(const fs::path& run, int64_t rank) {
+  return run / "logs" / ("rank-" + std::to_string(rank) + ".log");
+}
+
 std::optional<RunHolder> holder_of_run(const fs::path& run) {
   const fs::path lock = run / "run.lock";
   const Fd fd(::open(lock.c_str(), O_RDONLY | O_CLOEXEC));

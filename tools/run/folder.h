@@ -43,9 +43,6 @@ class RunFolder {
   Status take_id(const std::string& id);
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
   std::filesystem::path recipe() const { return path_ / "recipe.resolved.json"; }
-  std::filesystem::path log_of(int64_t rank) const {
-    return path_ / "logs" / ("rank-" + std::to_string(rank) + ".log");
-  }
 
   /// recipe.resolved.json and the texts it was made from; what was announced before counts no more. True when it
   /// replaced a different recipe.
@@ -79,6 +76,9 @@ class RunFolder {
   std::optional<ckpt::HeldFolder> held_;     // path_
   std::vector<std::filesystem::path> made_;  // in that order
 };
+
+/// logs/rank-N.log
+std::filesystem::path log_of_rank(const std::filesystem::path& run, int64_t rank);
 
 /// Who has a run folder: the line of its run.lock.
 struct RunHolder {

@@ -34,6 +34,7 @@ Status Narrator::open_metrics(const std::string& run_id) {
 
 Status Narrator::open_events() {
   RT_TRY_SET(events_, telemetry::LineFile::open(run_ / "events.jsonl"));
+  events_opened_ = true;
   return {};
 }
 
@@ -43,6 +44,7 @@ RunCallbacks Narrator::callbacks() {
 }
 
 void Narrator::record(json event) {
+  if (!events_opened_) return;
   event["time"] = clock_.unix_s();
   const Status written = events_.append(event.dump(-1, ' ', false, json::error_handler_t::replace));
   if (!written.ok()) spdlog::warn("{}", written.error().message);
@@ -213,7 +215,8 @@ void Narrator::saved(const ckpt::PersistEvent& event) {
 }
 
 void Narrator::kills(int64_t rank, int64_t pid, int64_t step) {
-  say(fmt::format("--kill: SIGKILL to rank {} (pid {}) after step {}", rank, pid, step));
+  say(fmt::format("--kill: SIGKILL to rank {}{} after step {}", rank,
+                  pid > 0 ? fmt::format(" (pid {})", pid) : " of another host", step));
   record({{"event", "kill"}, {"rank", rank}, {"step", step}});
   failed_at_ns_ = clock_.now_ns();
   failed_at_step_ = step;

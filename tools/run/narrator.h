@@ -108,6 +108,7 @@ class Narrator {
   telemetry::ProgressLine console_;
   std::unique_ptr<telemetry::MetricsWriter> metrics_;
   telemetry::LineFile events_;
+  bool events_opened_ = false;
   std::optional<telemetry::TensorBoardWriter> tensorboard_;
   bool metrics_failed_ = false, tensorboard_failed_ = false;  // the last write
 

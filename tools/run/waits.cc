@@ -19,19 +19,29 @@ constexpr int64_t kStackPatienceMs = 10'000;  // for the stacks of all ranks
 
 int64_t clock_ns() { return SystemClock().now_ns(); }
 
+}  // namespace
+
 std::vector<agent::RankState> states_of(const comm::ShmWorld& world) {
   std::vector<agent::RankState> out;
   for (const comm::RankView& view : world.ranks()) {
     const char state = view.pid > 0 ? agent::process_state(static_cast<pid_t>(view.pid)) : '?';
-    out.push_back({static_cast<int64_t>(out.size()), view, state});
+    out.push_back({static_cast<int64_t>(out.size()), view, state, {}});
   }
   return out;
 }
 
-}  // namespace
+RunWaits::RunWaits(fs::path run, std::string name, double deadline_s, RunCallbacks callbacks, RanksElsewhere elsewhere)
+    : run_(std::move(run)),
+      name_(std::move(name)),
+      deadline_s_(deadline_s),
+      callbacks_(std::move(callbacks)),
+      elsewhere_(std::move(elsewhere)) {}
 
-RunWaits::RunWaits(fs::path run, std::string name, double deadline_s, RunCallbacks callbacks)
-    : run_(std::move(run)), name_(std::move(name)), deadline_s_(deadline_s), callbacks_(std::move(callbacks)) {}
+std::vector<agent::RankState> RunWaits::states(const comm::ShmWorld& world) const {
+  std::vector<agent::RankState> out = states_of(world);
+  if (elsewhere_.put_in) elsewhere_.put_in(out);
+  return out;
+}
 
 /// A rank in a wait for half of its deadline: who keeps it waiting is found out, and all stacks are read,
 /// while everybody still stands where it is. At the deadline the ranks give up and leave.
@@ -49,10 +59,15 @@ void RunWaits::look(const comm::ShmWorld* world) {
   const auto view_at = [&](size_t r, bool beside) -> const comm::OperationView& {
     return beside ? views[r].beside : static_cast<const comm::OperationView&>(views[r]);
   };
-  bool longest_beside = false;
+  bool longest_beside = false, asked = false;
   for (size_t r = 0; r < views.size(); ++r) {
     for (const bool beside : {false, true}) {
       const comm::OperationView& view = view_at(r, beside);
+      // What the other agents answer is here before it is needed.
+      if (view.inside && view.since_ms >= limit_ms / 2 && elsewhere_.ask && !asked) {
+        asked = true;
+        elsewhere_.ask();
+      }
       if (!view.inside || view.since_ms < limit_ms) continue;
       if (longest == nullptr || view.since_ms > longest->since_ms)
         longest = &view, rank = static_cast<int64_t>(r), longest_beside = beside;
@@ -71,7 +86,7 @@ void RunWaits::look(const comm::ShmWorld* world) {
   }
   if (longest == nullptr) return;
   wait_ = LongWait{.rank = rank, .operation = longest->operations, .beside = longest_beside};
-  wait_->report.ranks = states_of(*world);
+  wait_->report.ranks = states(*world);
   wait_->report.finding = agent::find_culprit(wait_->report.ranks);
   tell();
   probe_stacks();
@@ -87,7 +102,7 @@ void RunWaits::ask(const comm::ShmWorld* world, const std::string& by) {
     return;
   }
   wait_ = LongWait{.over = true, .asked_by = by};
-  wait_->report.ranks = states_of(*world);
+  wait_->report.ranks = states(*world);
   wait_->report.finding = agent::find_culprit(wait_->report.ranks);
   wait_->report.title = fmt::format("{}: asked for by {}", name_, by);
   write_report();
@@ -106,7 +121,7 @@ void RunWaits::probe_stacks() {
   std::vector<pid_t> pids;
   const auto add = [&](const agent::RankState& rank) {
     const auto pid = static_cast<pid_t>(rank.view.pid);
-    if (pid > 0 && std::find(pids.begin(), pids.end(), pid) == pids.end()) pids.push_back(pid);
+    if (rank.host.empty() && pid > 0 && std::find(pids.begin(), pids.end(), pid) == pids.end()) pids.push_back(pid);
   };
   for (const int64_t rank : wait_->report.finding.culprits) add(wait_->report.ranks[static_cast<size_t>(rank)]);
   for (const agent::RankState& rank : wait_->report.ranks) add(rank);
@@ -183,7 +198,7 @@ fs::path RunWaits::report_failure(const agent::Failure& failure, const comm::Shm
   }
   if (!wait_) {
     wait_ = LongWait{.rank = failure.rank};
-    wait_->report.ranks = states_of(world);
+    wait_->report.ranks = states(world);
     wait_->report.finding = agent::find_culprit(wait_->report.ranks);
     wait_->report.finding.culprits = {failure.rank};
     wait_->report.finding.reason = failure.hang ? "hangs" : "failed";

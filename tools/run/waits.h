@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,10 +21,20 @@
 
 namespace cairn::tools {
 
+/// Of the ranks that have attached to a world of this host; of the others nothing is known.
+std::vector<agent::RankState> states_of(const comm::ShmWorld& world);
+
+/// The ranks of other hosts.
+struct RanksElsewhere {
+  std::function<void()> ask;                                   // their agents where they are
+  std::function<void(std::vector<agent::RankState>&)> put_in;  // what those have told
+};
+
 class RunWaits {
  public:
-  /// `deadline_s`: of an operation of the ranks.
-  RunWaits(std::filesystem::path run, std::string name, double deadline_s, RunCallbacks callbacks);
+  /// `deadline_s`: of an operation of the ranks. `elsewhere`: both or none.
+  RunWaits(std::filesystem::path run, std::string name, double deadline_s, RunCallbacks callbacks,
+           RanksElsewhere elsewhere = {});
 
   /// Now and then. `world`: of the ranks that run; null while there are none.
   void look(const comm::ShmWorld* world);
@@ -51,6 +62,7 @@ class RunWaits {
     std::string asked_by;        // no wait, but a person's question
     std::string file() const { return written ? path.string() : std::string(); }
   };
+  std::vector<agent::RankState> states(const comm::ShmWorld& world) const;
   void probe_stacks();
   void take_stacks(int64_t limit_ms);
   void tell();
@@ -61,6 +73,7 @@ class RunWaits {
   std::string name_;
   double deadline_s_;
   RunCallbacks callbacks_;
+  RanksElsewhere elsewhere_;
   std::optional<LongWait> wait_;
   std::optional<agent::StackProbe> probe_;
   int64_t probe_until_ns_ = 0;

@@ -164,6 +164,9 @@ ChildSpec spec_for(const std::string& role, int64_t generation) {
 }
 
 struct Recorder : SupervisorClient {
+  int64_t first_rank = -1;       // of the world; -1: children are counted
+  std::function<bool()> finish;  // all_finished()
+  std::function<void(int)> readable_hook;
   std::vector<std::string> roles;  // by rank
   std::vector<int> inherit;
   std::string log_path;
@@ -189,6 +192,7 @@ struct Recorder : SupervisorClient {
       specs.push_back(spec_for(role, generation));
       specs.back().inherit_fds = inherit;
       specs.back().log_path = log_path;
+      if (first_rank >= 0) specs.back().rank = first_rank + std::ssize(specs) - 1;
     }
     return specs;
   }
@@ -209,6 +213,10 @@ struct Recorder : SupervisorClient {
     if (stop_hook) stop_hook(signal);
   }
   void on_signal(int signal) override { told.push_back(signal); }
+  void on_readable(int fd) override {
+    if (readable_hook) readable_hook(fd);
+  }
+  bool all_finished() override { return !finish || finish(); }
   void on_tick() override {
     if (tick_hook) tick_hook();
   }
@@ -748,6 +756,170 @@ TEST_SUITE("runtime/agent/supervisor") {
     REQUIRE_FALSE(outcome.ok());
     CHECK(outcome.error().message == "rank 1: /no/such/folder/rank-1.log: No such file or directory");
     CHECK(waitpid(-1, nullptr, WNOHANG) == -1);
+  }
+
+  // --- one host of several
+
+  TEST_CASE("ranks of one host of several are called by their numbers in the world") {
+    Recorder client;
+    client.first_rank = 6;
+    client.roles = {"exit 0", "kill always"};
+    SupervisorOptions options;
+    options.restart.max_restarts = 0;
+    const Outcome outcome = run_all(client, options);
+    REQUIRE(outcome.failure);
+    CHECK(outcome.failure->rank == 7);
+    CHECK(outcome.message.starts_with("rank 7 "));
+    CHECK(client.exits.contains(6));
+  }
+
+  TEST_CASE("a silent rank of one host of several is found by its number in the world") {
+    Recorder client;
+    client.first_rank = 6;
+    client.roles = {"sleep", "stop self"};
+    client.started_hook = [&](int64_t generation) {
+      if (generation == 1) client.roles = {"exit 0"};
+    };
+    SupervisorOptions options;
+    options.hang_deadline_ms = 200;
+    options.restart.max_restarts = 0;
+    const Outcome outcome = run_all(client, options);
+    REQUIRE(outcome.failure);
+    CHECK(outcome.failure->rank == 7);
+    CHECK(outcome.failure->hang);
+  }
+
+  TEST_CASE("a failure on another host ends the generation as one here does, and the first one counts") {
+    Recorder client;
+    client.roles = {"sleep", "sleep"};
+    const Fd news(eventfd(1, EFD_NONBLOCK | EFD_CLOEXEC));
+    auto made = Supervisor::make({}, client, system_clock);
+    REQUIRE_OK(made);
+    RunControl& control = *made.value();
+    REQUIRE_OK(control.watch(news.get()));
+    std::vector<std::string> causes;
+    client.readable_hook = [&](int fd) {
+      CHECK(fd == news.get());
+      uint64_t count = 0;
+      (void)!read(fd, &count, sizeof count);
+      control.fail({.rank = 9, .status = {.exit_code = 0, .signal = 9}, .message = "rank 9 of h2"});
+      control.fail({.rank = 10, .status = {.exit_code = 65, .signal = 0}, .message = "rank 10 of h2"});
+    };
+    client.failure_hook = [&](const RestartInfo& info, bool restarting) {
+      causes.push_back(info.failure.message);
+      CHECK(restarting);
+      client.roles = {"exit 0", "exit 0"};
+    };
+    const Result<Outcome> outcome = made.value()->run();
+    REQUIRE_OK(outcome);
+    CHECK(outcome.value().kind == EndKind::kFinished);
+    CHECK(causes == std::vector<std::string>{"rank 9 of h2"});
+    REQUIRE(outcome.value().recoveries.size() == 1);
+    CHECK(outcome.value().recoveries[0].failed_rank == 9);
+  }
+
+  TEST_CASE("a rank elsewhere that only lost its peer is blamed when nobody else fails, here or there") {
+    for (const bool cause_comes : {false, true}) {
+      Recorder client;
+      client.roles = {"sleep"};
+      SupervisorOptions options;
+      options.cause_grace_ms = 100;
+      options.restart.max_restarts = 0;
+      auto made = Supervisor::make(options, client, system_clock);
+      REQUIRE_OK(made);
+      client.started_hook = [&](int64_t) {
+        made.value()->fail({.rank = 4, .status = {.exit_code = 69, .signal = 0}, .message = "rank 4 lost its peer"});
+        if (!cause_comes) return;
+        made.value()->fail({.rank = 6, .status = {.exit_code = 0, .signal = 11}, .message = "rank 6 crashed"});
+      };
+      const Result<Outcome> outcome = made.value()->run();
+      REQUIRE_OK(outcome);
+      REQUIRE(outcome.value().failure);
+      CHECK(outcome.value().failure->rank == (cause_comes ? 6 : 4));
+    }
+  }
+
+  TEST_CASE("of a rank elsewhere that keeps the others waiting the client knows, and it is blamed by its number") {
+    struct Knows : Recorder {
+      std::optional<std::pair<int64_t, std::string>> suspect() override {
+        return std::pair<int64_t, std::string>(5, "is stopped (state T)");
+      }
+    };
+    Knows client;
+    client.roles = {"blame peer", "sleep"};
+    SupervisorOptions options;
+    options.restart.max_restarts = 0;
+    options.has_others = true;
+    const Outcome outcome = run_all(client, options);
+    REQUIRE(outcome.failure);
+    CHECK(outcome.failure->rank == 5);
+    CHECK(outcome.failure->hang);
+    CHECK(outcome.message.starts_with("rank 5 is stopped (state T); noticed as rank 0 gave up"));
+  }
+
+  TEST_CASE("a host that was lost is no try of the ranks") {
+    for (const bool host : {true, false}) {
+      Recorder client;
+      client.roles = {"sleep"};
+      SupervisorOptions options;
+      options.restart.max_restarts = 2;
+      auto made = Supervisor::make(options, client, system_clock);
+      REQUIRE_OK(made);
+      client.started_hook = [&](int64_t generation) {
+        if (generation == 7) client.roles = {"exit 0"};
+        made.value()->fail({.status = {.exit_code = 69, .signal = 0}, .host = host, .message = "h2 was lost"});
+      };
+      client.failure_hook = [&](const RestartInfo&, bool) {
+        if (client.generations == 7) client.started_hook = nullptr, client.roles = {"exit 0"};
+      };
+      const Result<Outcome> outcome = made.value()->run();
+      REQUIRE_OK(outcome);
+      CHECK((outcome.value().kind == EndKind::kFinished) == host);
+      CHECK(client.generations == (host ? 8 : 3));
+    }
+  }
+
+  TEST_CASE(
+      "where all ranks here have ended the run goes on until those elsewhere have, and a failure there starts all") {
+    Recorder client;
+    client.roles = {"exit 0"};
+    auto made = Supervisor::make({}, client, system_clock);
+    REQUIRE_OK(made);
+    int64_t asked = 0;
+    client.finish = [&] {
+      ++asked;
+      if (asked == 1) made.value()->wake();  // as news of another host does
+      if (asked == 2) made.value()->fail({.status = {.exit_code = 1, .signal = 0}, .message = "rank 3 of h1"});
+      return asked > 2;
+    };
+    const Result<Outcome> outcome = made.value()->run();
+    REQUIRE_OK(outcome);
+    CHECK(outcome.value().kind == EndKind::kFinished);
+    CHECK(client.generations == 2);
+    CHECK(asked == 3);
+  }
+
+  TEST_CASE("where another host decides every failure waits for its word, whatever the exit code and after a stop") {
+    struct Follower : Recorder {
+      Result<std::vector<ChildSpec>> prepare_generation(int64_t generation) override {
+        if (generation == 4) return Error{ErrorCode::kStopped, "the leader has ended this"};
+        return Recorder::prepare_generation(generation);
+      }
+    };
+    Follower client;
+    client.roles = {"exit 65"};
+    client.started_hook = [&](int64_t generation) {
+      if (generation == 1) kill(getpid(), SIGTERM);
+    };
+    SupervisorOptions options;
+    options.restart.max_restarts = 0;
+    options.restart.backoff_s = 1000;
+    options.client_decides = true;
+    const Result<Outcome> outcome = run_supervisor(client, options);
+    REQUIRE_FALSE(outcome.ok());
+    CHECK(outcome.error().message == "the leader has ended this");
+    CHECK(client.stop_signal == SIGTERM);
+    CHECK(client.backoffs == std::vector<double>{0, 0, 0, 0});
   }
 
   TEST_CASE("a hundred fast restarts leak no descriptor and no process") {

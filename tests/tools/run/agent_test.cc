@@ -29,9 +29,13 @@ class RecordingCoordinator final : public Coordinator {
   void ask_save(const std::string& by) override { told.push_back("save " + by); }
   Result<int> conclude(const agent::Outcome&) override { return 0; }
   void close() override {}
-  void on_step(const telemetry::StepMetrics& metrics) override {
-    told.push_back("step " + std::to_string(metrics.step));
+  void on_rank_event(int64_t rank, const nlohmann::json& event) override {
+    told.push_back(event.value("event", "") + " of " + std::to_string(rank));
   }
+  void on_failing(const agent::Failure& failure) override { told.push_back("failing " + failure.message); }
+  void on_readable() override { told.emplace_back("readable"); }
+  bool all_finished() override { return finished; }
+  void kill(int64_t rank) override { told.push_back("kill " + std::to_string(rank)); }
   void on_rank_exit(const agent::ExitStatus& status) override {
     told.push_back("exit " + std::to_string(status.signal));
   }
@@ -39,7 +43,7 @@ class RecordingCoordinator final : public Coordinator {
 
   std::vector<std::string> told;
   std::optional<Error> refuses;
-  bool saving = false;
+  bool saving = false, finished = true;
 
  private:
   ckpt::Arena arena_;
@@ -115,22 +119,39 @@ TEST_SUITE("tools/run/agent") {
   TEST_CASE("what ranks report goes to whom it concerns") {
     Watched watched;
     watched.agent->on_event(1, {{"event", "ready"}, {"ms", 3.5}, {"from", "memory"}});
-    CHECK(events_of(watched.dir.path, "ready")[0].at("rank") == 1);
     watched.agent->on_event(0, {{"event", "snapshot"}});
     nlohmann::json step = telemetry::to_json(metrics_at(1));
     step["event"] = "step";
     watched.agent->on_event(0, step);
-    watched.agent->on_event(0, {{"event", "step"}});  // of another build, say
-    watched.agent->on_event(0, {{"event", "new"}});
     watched.agent->on_child_exit(2, {.exit_code = 0, .signal = SIGSEGV}, false);
     watched.agent->on_stop_requested(SIGTERM);
     watched.agent->on_signal(SIGUSR1);
     watched.agent->on_tick();
-    CHECK(watched.coordinator.told ==
-          std::vector<std::string>{"part", "step 1", "exit 11", "stop 15", "save SIGUSR1", "tick"});
-    CHECK(watched.console.has("step  1/10"));
+    CHECK(watched.coordinator.told == std::vector<std::string>{"ready of 1", "part", "step of 0", "exit 11", "stop 15",
+                                                               "save SIGUSR1", "tick"});
     CHECK(watched.agent->on_hang({}));
     watched.coordinator.saving = true;
     CHECK_FALSE(watched.agent->on_hang({}));
+  }
+
+  TEST_CASE("on one of several hosts ranks have the world's numbers, and what happens elsewhere counts") {
+    Watched watched(ckpt::RankRange{2, 4}, {.recipe_text = "{}", .kills = {{0, 1}, {3, 2}}});
+    const auto specs = watched.agent->prepare_generation(0);
+    REQUIRE_OK(specs);
+    REQUIRE(specs.value().size() == 2);
+    CHECK(specs.value()[0].rank == 2);
+    const std::vector<std::string>& argv = specs.value()[1].argv;
+    const auto recipe = std::ranges::find(argv, std::string("--recipe"));
+    REQUIRE(recipe + 1 < argv.end());
+    CHECK(read_text_file(*(recipe + 1)).value() == "{}");  // a file without a name, which ranks inherit
+    nlohmann::json step = telemetry::to_json(metrics_at(1));
+    step["event"] = "step";
+    watched.agent->on_event(0, step);
+    watched.agent->on_readable(7);
+    watched.coordinator.finished = false;
+    CHECK_FALSE(watched.agent->all_finished());
+    watched.agent->on_failing({.rank = 0, .host = true, .message = "h1 was lost"});
+    CHECK(watched.coordinator.told == std::vector<std::string>{"generation 0", "step of 0", "kill 0", "readable",
+                                                               "failing h1 was lost"});
   }
 }

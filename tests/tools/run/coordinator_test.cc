@@ -137,11 +137,24 @@ TEST_SUITE("tools/run/coordinator") {
     REQUIRE_OK(run.coordinator->next_generation(0));
     run.coordinator->ask_save("SIGUSR1");
     CHECK(run.coordinator->memory().control().saves_asked == 1);
-    run.coordinator->on_step(metrics_at(99));
+    run.coordinator->on_rank_event(0, step_event(99));
     CHECK(run.control.progress == 0);
-    run.coordinator->on_step(metrics_at(100));
+    run.coordinator->on_rank_event(0, step_event(100));
     CHECK(run.control.progress == 1);
-    run.coordinator->on_step(metrics_at(101));
+    run.coordinator->on_rank_event(0, step_event(101));
     CHECK(run.control.progress == 1);
+  }
+
+  TEST_CASE("what ranks send is told, and what makes no sense is passed over") {
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    run.coordinator->on_rank_event(1, {{"event", "ready"}, {"ms", 3.5}, {"from", "memory"}});
+    CHECK(events_of(run.folder.path(), "ready")[0].at("rank") == 1);
+    run.coordinator->on_rank_event(0, step_event(1));
+    run.coordinator->on_rank_event(0, {{"event", "step"}});  // of another build, say
+    run.coordinator->on_rank_event(0, {{"event", "new"}});
+    CHECK(run.console.has("step  1/"));
+    CHECK(lines_of(run.folder.path() / "metrics.jsonl").size() == 2);  // with the schema's
   }
 }

@@ -86,11 +86,21 @@ inline telemetry::StepMetrics metrics_at(int64_t step) {
           .checkpoint_lost_ms = 0.5};
 }
 
+/// As rank 0 sends it.
+inline nlohmann::json step_event(int64_t step) {
+  nlohmann::json event = telemetry::to_json(metrics_at(step));
+  event["event"] = "step";
+  return event;
+}
+
 /// The supervisor's part: what it was told, and what it answers.
 class FakeControl final : public agent::RunControl {
  public:
   void note_progress() override { ++progress; }
   void wake() override { ++wakes; }
+  void fail(agent::Failure failure) override { failures.push_back(std::move(failure)); }
+  Status watch(int) override { return {}; }
+  void forget(int) override {}
   void ask_stop() override { stop = true; }
   void abandon(Error error) override { lost = std::move(error); }
   std::optional<Error> abandoned() override { return lost; }
@@ -101,6 +111,7 @@ class FakeControl final : public agent::RunControl {
   bool stop = false;
   int leave = 0;
   std::optional<Error> lost;
+  std::vector<agent::Failure> failures;
 };
 
 inline std::string fresh_name() {
@@ -142,7 +153,7 @@ struct RunFixture {
       REQUIRE_OK(ckpt::SnapshotWriter(arena, rank)
                      .seal(slot, generation, step, ckpt::encode_position(position, ckpt::kPositionCapacity)));
     }
-    coordinator->on_step(narrator->step(metrics));
+    coordinator->on_rank_event(0, step_event(step));
     if (!persist) return;
     arena.control().reserved[slot].store(step);
     coordinator->part_complete();

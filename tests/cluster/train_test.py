@@ -1,0 +1,136 @@
+"""One run over hosts of their own: the bits of one host's run, through hosts that lose their power, stand still or are cut
+off, whichever leads. Agents are started again on a host that has booted, as a scheduler does."""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+from bed import Bed, main  # noqa: E402
+from harness import RECIPE, write_tokens  # noqa: E402
+
+PROGRAM = os.path.abspath(sys.argv.pop(1))
+STEPS = 200
+RUN = "/mnt/shared/run"
+PATIENCE_S = 90
+
+
+class TrainBed(Bed):
+    """A recipe that four hosts of two ranks train, and what comes of it."""
+
+    life_s = 400
+
+    def setUp(self):
+        super().setUp()
+        self.shared_folder = self.folder / "hosts" / "shared"  # /mnt/shared of the hosts, from here
+        write_tokens(self.shared_folder / "tokens", 6000)
+        (self.shared_folder / "recipe.lua").write_text(RECIPE.format(
+            name="hosts", steps=STEPS, precision="fp32", tp=2, pp=1, dp=4, zero=1, sp="true", save=10, keep=3,
+            prefix="/mnt/shared/tokens"))
+        self.logs = {}
+
+    def start(self, index, run=RUN):
+        self.logs[index] = self.start_on(
+            index, PROGRAM, "train", "/mnt/shared/recipe.lua", "--run", run, "--threads", 1, "--nproc", 2, "--hosts",
+            "h0,h1,h2,h3", "--host-index", index)
+        return self.logs[index]
+
+    def all_logs(self):
+        return "".join(f"\n== h{k}\n{log.read_text(errors='replace')[-3000:]}" for k, log in sorted(self.logs.items()))
+
+    def lines(self, name, folder="run"):
+        path = self.shared_folder / folder / name
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+    def metrics(self, folder="run"):
+        return {line["step"]: line for line in self.lines("metrics.jsonl", folder) if "step" in line}
+
+    def until(self, condition, what, seconds=PATIENCE_S):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if value := condition():
+                return value
+            time.sleep(0.02)
+        self.fail(f"waited {seconds} s for {what}{self.all_logs()}")
+
+    def until_step(self, step):
+        return self.until(lambda: max(self.metrics(), default=0) >= step and max(self.metrics()), f"step {step}")
+
+    def until_done(self):
+        self.until(lambda: [e for e in self.lines("events.jsonl") if e["event"] == "end"], "the end")
+
+    def whole(self):
+        """The run of one host."""
+        self.hosts("run", "h3", PROGRAM, "train", "/mnt/shared/recipe.lua", "--run", "/mnt/shared/one", "--threads", "1")
+        return self.metrics("one")
+
+    def check_training(self):
+        self.until_done()
+        got, wanted = self.metrics(), self.whole()
+        self.assertEqual(sorted(got), list(range(1, STEPS + 1)))
+        for step in wanted:
+            for key in ("loss", "grad_norm", "samples"):
+                self.assertEqual(got[step][key], wanted[step][key], f"step {step}: {key}")
+        diff = self.hosts("run", "h3", PROGRAM, "ckpt", "diff", "/mnt/shared/one", RUN)
+        self.assertIn(", 0 differ", diff)
+        for event in self.lines("events.jsonl"):
+            if event["event"] == "saved" and event["step"] == STEPS:
+                break
+        else:
+            self.fail(f"step {STEPS} was not saved{self.all_logs()}")
+
+
+class Train(TrainBed):
+    def test_hosts_that_lose_their_power_and_are_booted_again(self):
+        for index in (3, 1, 2, 0):
+            self.start(index)
+        first = self.until_step(20)
+        for index, off_s in ((2, 4), (0, 0.3)):  # one that follows, for longer than dead_after, and the leader's
+            self.hosts("kill", f"h{index}")
+            time.sleep(off_s)
+            self.hosts("boot", f"h{index}")
+            self.start(index)
+            first = self.until_step(first + 30)
+        self.check_training()
+        starts = [e for e in self.lines("events.jsonl") if e["event"] == "start"]
+        self.assertEqual([e["source"] for e in starts], ["fresh", "disk", "disk"])  # the dead host's memory is gone
+        self.assertIn("silent for", self.all_logs())
+
+    def test_a_host_that_stands_still_or_is_cut_off_is_waited_for_and_goes_on_with_its_memory(self):
+        for index in (3, 1, 2, 0):
+            self.start(index)
+        first = self.until_step(20)
+        for away, back in ((("freeze", "h1"), ("thaw", "h1")), (("cut", "h3"), ("heal", "h3")),
+                           (("freeze", "h0"), ("thaw", "h0"))):
+            before = len([e for e in self.lines("events.jsonl") if e["event"] == "start"])
+            self.hosts(*away)
+            time.sleep(5)  # beyond dead_after
+            reached = max(self.metrics())
+            self.hosts(*back)
+            first = self.until_step(max(first, reached) + 20)
+            starts = [e for e in self.lines("events.jsonl") if e["event"] == "start"]
+            self.assertGreater(len(starts), before, f"{away} was not noticed{self.all_logs()}")
+            self.assertEqual(starts[-1]["source"], "memory")
+        self.check_training()
+
+    def test_a_run_folder_that_is_not_shared_is_told(self):
+        for index in (0, 1, 2):
+            self.start(index)
+        log = self.start(3, run="/mnt/local/run")
+        self.until(lambda: "its token is not there" in log.read_text(), "the error", 30)
+
+
+class TrainFuse(Train):
+    """Each host with a mount of its own, whose caches show names and sizes late: NFS as users have it."""
+
+    shared = "fuse"
+    test_a_host_that_stands_still_or_is_cut_off_is_waited_for_and_goes_on_with_its_memory = None
+    test_a_run_folder_that_is_not_shared_is_told = None
+
+
+if __name__ == "__main__":
+    main()

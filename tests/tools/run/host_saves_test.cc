@@ -1,0 +1,234 @@
+// A step that two hosts save, each with a persister's thread of its own; what they tell each other goes by hand.
+#include "tools/run/host_saves.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "ckpt/persist/read.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/store/posix_backend.h"
+#include "ckpt/verify/verify.h"
+#include "tests/ckpt/persist/test_state.h"
+#include "tests/support/ok.h"
+#include "tests/support/temp_dir.h"
+#include "tools/run/host_wire.h"
+
+using namespace cairn;
+using namespace cairn::tools;
+using cairn::testing::TempDir;
+using ckpt::testing::make_state;
+using ckpt::testing::TestState;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Saved = Result<ckpt::SaveReport>;
+
+class FailingWrites final : public ckpt::PosixBackend {
+ public:
+  Result<std::unique_ptr<ckpt::IoFile>> create(const fs::path& path, int64_t size_bytes) override {
+    if (path.extension() == ".h5") return Error{ErrorCode::kNoSpace, path.filename().string() + ": no space"};
+    return ckpt::PosixBackend::create(path, size_bytes);
+  }
+};
+
+/// The leader and host 1, which has the second half of the files.
+struct TwoHosts {
+  TwoHosts()
+      : leader([this](cluster::Message m) { to_host(m); }), follower(1, [this](cluster::Message m) { to_leader(m); }) {
+    leader.set_hosts({{1, "h1"}});
+    fs::create_directories(dir);
+  }
+  void to_host(const cluster::Message& message) {
+    kinds.push_back(message.kind);
+    if (!cut) CHECK((message.kind == "promise" || follower.take(message)));
+  }
+  void to_leader(const cluster::Message& message) {
+    if (!cut) CHECK(leader.take(1, message));
+  }
+  std::future<Saved> lead(const TestState& state) {
+    return std::async(std::launch::async, [this, &state] {
+      ckpt::PosixBackend io;
+      return leader.save(io, dir, state.skeleton, std::span(state.parts).first(2), options(state));
+    });
+  }
+  std::future<Saved> follow(const TestState& state, bool fails = false) {
+    return std::async(std::launch::async, [this, &state, fails] {
+      ckpt::PosixBackend io;
+      FailingWrites failing;
+      return follower.save(fails ? failing : io, dir, state.skeleton, std::span(state.parts).subspan(2),
+                           options(state));
+    });
+  }
+  ckpt::SaveOptions options(const TestState& state) const {
+    ckpt::SaveOptions out;
+    out.checksum_bytes = ckpt::checksum_bytes_of(state.skeleton, state.parts, out.chunk_bytes);
+    out.cancel = &cancel;
+    return out;
+  }
+  ckpt::Names names() {
+    ckpt::PosixBackend io;
+    return ckpt::list_names(io, dir).value();
+  }
+
+  TempDir temp{"hosts"};
+  fs::path dir = temp.path / "checkpoints";
+  std::atomic<bool> cut = false, cancel = false;  // messages are lost; both persisters give up
+  std::vector<std::string> kinds;                 // of messages to the host
+  LeaderSaves leader;
+  FollowerSaves follower;
+};
+
+bool is_done(const std::future<Saved>& save) {
+  return save.wait_for(std::chrono::milliseconds(300)) == std::future_status::ready;
+}
+
+}  // namespace
+
+TEST_SUITE("tools/run/host_saves") {
+  TEST_CASE("a step that two hosts save is the one that a single process saves, whoever comes first") {
+    const TestState state = make_state(5, 1, 4);
+    TempDir alone("alone");
+    ckpt::PosixBackend io;
+    ckpt::SaveOptions how;
+    const auto one = ckpt::save_checkpoint(io, alone.path, state.skeleton, state.parts, how);
+    REQUIRE_OK(one);
+    for (const bool leader_first : {true, false}) {
+      TwoHosts hosts;
+      std::future<Saved> first = leader_first ? hosts.lead(state) : hosts.follow(state);
+      CHECK_FALSE(is_done(first));
+      std::future<Saved> second = leader_first ? hosts.follow(state) : hosts.lead(state);
+      const Saved a = first.get(), b = second.get();
+      REQUIRE_OK(a);
+      REQUIRE_OK(b);
+      const fs::path step = hosts.dir / "step-00000005";
+      CHECK((leader_first ? a : b).value().dir == step);
+      CHECK((leader_first ? a : b).value().payload_bytes == one.value().payload_bytes);
+      CHECK(ckpt::verify_checkpoint(io, step, {}).value().whole());
+      ckpt::Manifest got = ckpt::read_manifest(io, step).value(), wanted = one.value().manifest;
+      CHECK(nlohmann::json::parse(got.extra).at("hosts") == nlohmann::json{got.writer.host, "h1"});
+      got.extra = wanted.extra;
+      CHECK(got == wanted);
+      CHECK(hosts.names().leftovers.empty());
+    }
+  }
+
+  TEST_CASE("a host that cannot write ends the save on both, with its name, and nothing of it stays") {
+    const TestState state = make_state(5, 1, 4);
+    TwoHosts hosts;
+    std::future<Saved> leads = hosts.lead(state), follows = hosts.follow(state, true);
+    const Saved lead = leads.get(), follow = follows.get();
+    REQUIRE_FALSE(lead.ok());
+    REQUIRE_FALSE(follow.ok());
+    CHECK(lead.error().code == ErrorCode::kNoSpace);
+    CHECK(lead.error().message.find("h1: ") != std::string::npos);
+    CHECK(hosts.names().steps.empty());
+    CHECK(hosts.names().leftovers.empty());
+    // The next try is as the first.
+    std::future<Saved> again = hosts.lead(state), with = hosts.follow(state);
+    CHECK(again.get().ok());
+    CHECK(with.get().ok());
+  }
+
+  TEST_CASE("a host that is lost, and a leader that is, end what waits for them") {
+    const TestState state = make_state(5, 1, 4);
+    TwoHosts hosts;
+    std::future<Saved> lead = hosts.lead(state);
+    CHECK_FALSE(is_done(lead));
+    hosts.leader.lost(1, "silent for 3.0 s");
+    const Saved ended = lead.get();
+    REQUIRE_FALSE(ended.ok());
+    CHECK(ended.error().message.find("h1 was lost: silent for 3.0 s") != std::string::npos);
+
+    TwoHosts others;
+    std::future<Saved> follow = others.follow(state);
+    CHECK_FALSE(is_done(follow));
+    others.follower.leader_lost("reset");
+    CHECK(follow.get().error().message == "the leader was lost: reset");
+  }
+
+  TEST_CASE("both give a save up at once when they are told to") {
+    const TestState state = make_state(5, 1, 4);
+    TwoHosts hosts;
+    hosts.cut = true;
+    std::future<Saved> lead = hosts.lead(state), follow = hosts.follow(state);
+    CHECK_FALSE(is_done(lead));
+    hosts.cancel = true;
+    CHECK(lead.get().error().code == ErrorCode::kStopped);
+    CHECK(follow.get().error().code == ErrorCode::kStopped);
+  }
+
+  TEST_CASE("when ranks are stopped, what one host lacks is given up, and what all have is promised and saved") {
+    const TestState state = make_state(5, 1, 4);
+    {
+      TwoHosts hosts;
+      std::future<Saved> lead = hosts.lead(state);
+      CHECK_FALSE(is_done(lead));
+      hosts.leader.settle({});
+      CHECK(lead.get().error().code == ErrorCode::kUnavailable);
+      // The host whose persister comes late is told as well.
+      CHECK(hosts.follow(state).get().error().code == ErrorCode::kUnavailable);
+    }
+    {
+      TwoHosts hosts;
+      std::future<Saved> follow = hosts.follow(state);
+      CHECK_FALSE(is_done(follow));
+      hosts.leader.settle({});
+      CHECK(follow.get().error().code == ErrorCode::kUnavailable);
+    }
+    TwoHosts hosts;
+    std::future<Saved> lead = hosts.lead(state);
+    CHECK_FALSE(is_done(lead));
+    hosts.leader.settle({{2, 1, 5}});
+    CHECK(hosts.kinds.back() == "promise");
+    CHECK_FALSE(is_done(lead));
+    CHECK(hosts.follow(state).get().ok());
+    CHECK(lead.get().ok());
+  }
+
+  TEST_CASE("a step that one side has forgotten is refused instead of being waited for") {
+    const TestState state = make_state(5, 1, 4);
+    {
+      TwoHosts hosts;  // the leader asks for what is not promised here any more
+      std::future<Saved> lead = hosts.lead(state);
+      CHECK_FALSE(is_done(lead));
+      hosts.follower.resumed(8, {}, {5});
+      CHECK(lead.get().error().message.find("h1: step 5 is not in the memory of all hosts any more") !=
+            std::string::npos);
+    }
+    {
+      TwoHosts hosts;  // asked for behind the decision
+      hosts.follower.resumed(8, {}, {5});
+      std::future<Saved> lead = hosts.lead(state);
+      CHECK_FALSE(is_done(lead));
+      hosts.follower.look();
+      CHECK_FALSE(lead.get().ok());
+    }
+    {
+      TwoHosts hosts;  // the leader has not promised what is promised here
+      hosts.follower.resumed(8, {5}, {});
+      CHECK(hosts.follow(state).get().error().code == ErrorCode::kUnavailable);
+    }
+    TwoHosts hosts;  // both have
+    hosts.follower.resumed(8, {5}, {5});
+    std::future<Saved> follow = hosts.follow(state);
+    CHECK_FALSE(is_done(follow));
+    CHECK(hosts.lead(state).get().ok());
+    CHECK(follow.get().ok());
+  }
+
+  TEST_CASE("a save that failed before the others heard of it ends their waiting") {
+    const TestState state = make_state(5, 1, 4);
+    TwoHosts hosts;
+    std::future<Saved> follow = hosts.follow(state);
+    CHECK_FALSE(is_done(follow));
+    hosts.leader.failed(5, {ErrorCode::kCorrupt, "rank 0: its sums do not hold"});
+    CHECK(follow.get().error().message == "rank 0: its sums do not hold");
+  }
+}

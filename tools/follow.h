@@ -1,0 +1,29 @@
+#pragma once
+// A start of `cairn train` on a host that does not lead: it joins the leader and does what that one says, until the run
+// has ended.
+
+#include <cstdint>
+#include <filesystem>
+
+#include "runtime/core/result.h"
+#include "tools/run/fleet.h"
+#include "tools/run/requests.h"
+
+namespace cairn::tools {
+
+struct FollowArgs {
+  HostOptions hosts;
+  std::filesystem::path run;
+  int64_t threads = 0;
+  RequestOptions requests;
+};
+
+/// The exit code of the run. Stop signals are blocked from here on.
+Result<int> follow(const FollowArgs& args);
+
+/// Blocks what asks this process to stop, before it has any other thread; what comes waits for a supervisor.
+void block_stop_signals(const RequestOptions& requests);
+/// Whether one of them waits.
+bool stop_signal_waits(const RequestOptions& requests);
+
+}  // namespace cairn::tools

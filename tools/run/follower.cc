@@ -1,0 +1,380 @@
+#include "tools/run/follower.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "ckpt/snapshot/arena.h"
+#include "runtime/cluster/join.h"
+#include "runtime/json/json.h"
+#include "tools/run/folder.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using cluster::Message;
+using cluster::News;
+using nlohmann::json;
+
+constexpr int kLookMs = 50;     // at least so often somebody's stop is seen
+constexpr double kOneTryS = 2;  // at one port, before the folder is asked again for the leader's
+constexpr double kNsPerS = 1e9;
+
+int64_t after(double seconds) { return cluster::steady_ns() + static_cast<int64_t>(seconds * kNsPerS); }
+
+fs::path port_file(const fs::path& run) { return run / "cluster" / "leader-port"; }
+
+Error asked_to_stop() { return {ErrorCode::kStopped, "asked to stop while the leader was waited for"}; }
+
+int64_t ask_in(const json& halt) { return json_integer(halt.value("ask", json()), 0, INT64_MAX).value_or(0); }
+
+json of_incarnation(uint64_t incarnation) { return {{"incarnation", incarnation}}; }
+
+}  // namespace
+
+Status write_leader_port(const fs::path& run, int64_t port) {
+  return write_unsynced_text_file(port_file(run), std::to_string(port) + "\n");
+}
+
+std::optional<int64_t> read_leader_port(const fs::path& run) {
+  const Result<std::string> text = read_text_file(port_file(run));
+  if (!text.ok()) return std::nullopt;
+  const int64_t port = std::atoll(text.value().c_str());
+  return port > 0 && port < 65536 ? std::optional(port) : std::nullopt;
+}
+
+Follower::Follower(HostOptions options, fs::path run, std::function<void(const std::string&)> say)
+    : options_(std::move(options)),
+      run_(std::move(run)),
+      say_(std::move(say)),
+      saves_(options_.placement.index, [this](Message message) { tell(message.kind, message.body); }),
+      board_(std::make_unique<cluster::Switchboard>(options_.beats,
+                                                    [this](const News& news) { return take_early(news); })) {}
+
+Follower::~Follower() { close(); }
+
+// --- the leader ----------------------------------------------------------------------------------------------------
+
+/// On the switchboard's thread: a save goes on while the loop reads a checkpoint.
+bool Follower::take_early(const News& news) {
+  if (news.peer != early_peer_) return false;
+  if (news.kind == News::Kind::kMessage) return saves_.take(news.message);
+  saves_.leader_lost(news.why);
+  return false;
+}
+
+/// Of the loop and of persisters.
+void Follower::tell(std::string kind, json body) {
+  board_->send(early_peer_, {.kind = std::move(kind), .epoch = 0, .body = std::move(body)});
+}
+
+Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
+  const int64_t deadline_ns = after(patience_s);
+  for (;;) {
+    // A leader that has found its first port busy, or has been started anew on another one, says so in the folder.
+    const int64_t port = read_leader_port(run_).value_or(options_.port_from);
+    Result<cluster::Place> place = cluster::join(options_.placement.leader, port, run_ / "cluster", hello_of(options_),
+                                                 deadline_ns, stopped, std::min(deadline_ns, after(kOneTryS)));
+    if (place.ok()) {
+      address_ = place.value().leader.own_address();
+      epoch_ = std::move(place.value().epoch);
+      peer_ = peers_++;
+      early_peer_ = peer_;
+      board_->add(peer_, options_.placement.leader, std::move(place.value().leader));
+      return {};
+    }
+    if (place.error().code != ErrorCode::kTimeout || cluster::steady_ns() >= deadline_ns) {
+      Error error = std::move(place).error();
+      if (error.code == ErrorCode::kTimeout) error.code = ErrorCode::kUnavailable;
+      return error;
+    }
+  }
+}
+
+std::optional<Message> Follower::receive(int wait_ms) {
+  if (inbox_.empty() && wait_ms > 0) {
+    pollfd ready{board_->fd(), POLLIN, 0};
+    ::poll(&ready, 1, wait_ms);
+  }
+  for (News& news : board_->take()) inbox_.push_back(std::move(news));
+  while (!inbox_.empty()) {
+    News first = std::move(inbox_.front());
+    inbox_.pop_front();
+    if (first.peer != peer_) continue;
+    if (first.kind == News::Kind::kMessage) return std::move(first.message);
+    peer_ = -1;  // what it said before counts: `end` is its last word
+    away_ = std::move(first.why);
+  }
+  return std::nullopt;
+}
+
+Result<std::optional<HostSegment>> Follower::next_segment(const std::function<bool()>& stopped) {
+  double patience_s = options_.join_s;
+  for (;;) {
+    if (ended_) return std::optional<HostSegment>();
+    if (next_) {
+      segment_ = std::exchange(next_, std::nullopt);
+      return segment_;
+    }
+    if (peer_ < 0) {
+      halt_ = -1;
+      RT_TRY(join(patience_s, stopped));
+    }
+    patience_s = options_.wait_s;
+    if (const std::optional<Message> message = receive(kLookMs); message && !take_common(*message)) {
+      if (message->kind == "halt") halt_ = ask_in(message->body);  // right behind the segment
+    }
+    if (stopped()) return asked_to_stop();
+  }
+}
+
+bool Follower::take_common(const Message& message) {
+  const json& body = message.body;
+  if (message.kind == "begin") {
+    take_begin(body);
+  } else if (message.kind == "end") {
+    ended_ = static_cast<int>(json_integer(body.value("code", json()), 0, 255).value_or(1));
+    keep_memory_ = body.value("keep", json()) == true;
+    const json text = body.value("text", json());
+    if (text.is_string() && !text.get<std::string>().empty()) say_(text.get<std::string>());
+  } else if (message.kind == "promise") {
+    const std::optional<ckpt::WholeSlot> slot = slot_from_json(body);
+    if (slot && node_) static_cast<void>(node_->promise(*slot));  // if not, FollowerSaves refuses the save
+  } else if (message.kind == "kill") {
+    const auto rank = json_integer(body.value("rank", json()), 0, options_.world() - 1);
+    if (rank && parts_ && running_) hooks_.kill(*rank);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void Follower::take_begin(const json& body) {
+  Result<HostSegment> segment = segment_from_json(body);
+  if (!segment.ok()) {
+    say_(segment.error().message);
+    return;
+  }
+  if (segment_ != segment.value()) next_ = std::move(segment).value();
+}
+
+// --- a segment -----------------------------------------------------------------------------------------------------
+
+Status Follower::open(Segment parts) {
+  RT_CHECK(segment_ && !node_, "a segment is open already, or none has begun");
+  parts_.emplace(std::move(parts));
+  running_ = told_left_ = stop_told_ = false;
+  const int64_t first = options_.placement.index * options_.ranks;
+  agent::RunControl& control = parts_->control;
+  ckpt::NodeOptions options{
+      .checkpoints_dir = run_ / "checkpoints",
+      .run = {.run_name = segment_->run_name,
+              .run_id = segment_->run_id,
+              .recipe_json = segment_->recipe_json,
+              .recipe_hash = segment_->recipe_hash,
+              .lineage = segment_->lineage},
+      .stop = [&control] { return control.leave_signal() != 0; },
+      .leave = [&control] { return control.leave_signal() != 0; },
+      .on_persisted = [&control] { control.wake(); },
+      .ranks = ckpt::RankRange{first, first + options_.ranks},
+      .save_step = [this](ckpt::IoBackend& io, const fs::path& dir, ckpt::Manifest skeleton,
+                          std::span<const ckpt::WriterPart> of,
+                          const ckpt::SaveOptions& how) { return saves_.save(io, dir, skeleton, of, how); },
+      .follows = true};
+  if (const std::string& init = parts_->plan.recipe.init.path; !init.empty()) {
+    options.init_from = init;
+    options.open_foreign = parts_->open_foreign;
+  }
+  std::vector<std::string> notices;
+  Result<std::unique_ptr<ckpt::CheckpointNode>> node =
+      ckpt::CheckpointNode::open(parts_->plan, std::move(options), &notices);
+  for (const std::string& notice : notices) say_(notice);
+  if (!node.ok()) return std::move(node).error();
+  node_ = std::move(node).value();
+  node_->keep_memory();  // until the leader says that it is not needed
+  return {};
+}
+
+void Follower::close() {
+  if (node_ && ended_ && !keep_memory_) node_->keep_memory(false);
+  node_.reset();
+  parts_.reset();
+  running_ = false;
+}
+
+Status Follower::refuse(const Error& why, const std::function<bool()>& stopped) {
+  while (!ended_ && peer_ >= 0) {
+    const int64_t ask = std::exchange(halt_, -1);
+    if (ask > 0) tell("idle", {{"ask", ask}, {"error", error_to_json(why)}});
+    if (const std::optional<Message> message = receive(kLookMs); message && !take_common(*message)) {
+      if (message->kind == "halt") halt_ = ask_in(message->body);
+    }
+    if (stopped()) return asked_to_stop();
+  }
+  return why;
+}
+
+Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
+  running_ = false;
+  for (;;) {
+    if (parts_->control.leave_signal() != 0) return asked_to_stop();
+    if (ended_ || next_) return Error{ErrorCode::kStopped, "the leader has ended this"};
+    if (peer_ < 0) {
+      halt_ = -1;
+      parts_->narrator.say(
+          fmt::format("the leader is away ({}): the ranks are stopped and their memory stays; joining "
+                      "it again for {:.0f} s",
+                      away_, options_.wait_s));
+      RT_TRY(join(options_.wait_s, [this] { return parts_->control.leave_signal() != 0; }));
+      parts_->narrator.say(fmt::format("joined again, in epoch {}", epoch_.number));
+    }
+    if (halt_ >= 0) answer_halt();
+    if (const std::optional<Message> message = receive(kLookMs); message && !take_common(*message)) {
+      if (message->kind == "halt") {
+        halt_ = ask_in(message->body);
+        answer_halt();
+      } else if (message->kind == "resume") {
+        Result<ckpt::RestoreChoice> chosen = carry_out(message->body);
+        if (chosen.ok()) {
+          choice_ = std::move(chosen).value();
+          tell("carried");
+        } else {
+          choice_.reset();
+          tell("carried", {{"error", error_to_json(chosen.error())}});
+        }
+      } else if (message->kind == "go" && choice_ &&
+                 message->body.value("incarnation", json()) == json(choice_->incarnation)) {
+        incarnation_ = choice_->incarnation;
+        running_ = true;
+        told_left_ = false;
+        return *std::exchange(choice_, std::nullopt);
+      }
+    }
+    tell_stop();
+  }
+}
+
+/// No rank runs here.
+void Follower::answer_halt() {
+  const int64_t ask = std::exchange(halt_, -1);
+  if (ask == 0) return;  // it only wanted them stopped
+  choice_.reset();
+  tell("idle", {{"ask", ask}, {"memory", memory_to_json(node_->memory())}});
+}
+
+Result<ckpt::RestoreChoice> Follower::carry_out(const json& body) {
+  RT_TRY_SET(HostOrder order, order_from_json(body));
+  ckpt::RestoreChoice choice = order.choice;
+  if (choice.dir.is_relative() && !choice.dir.empty()) choice.dir = run_ / "checkpoints" / choice.dir;
+  std::set<int64_t> here;
+  const ckpt::Arena& arena = node_->arena();
+  RT_TRY(node_->carry_out(choice, order.starts));
+  for (int64_t slot = 0; slot < arena.slots(); ++slot) {
+    const int64_t step = arena.control().reserved[slot].load(std::memory_order_acquire);
+    if (step != 0) here.insert(step > 0 ? step : -step);
+  }
+  saves_.resumed(choice.step, std::move(here), {order.promised.begin(), order.promised.end()});
+  return choice;
+}
+
+void Follower::publish(const std::string& key, const std::string& value) {
+  tell("put", published_to_json({incarnation_, key, value}));
+}
+
+bool Follower::save_under_way() {
+  const std::vector<ckpt::SlotView> views = node_->arena().views();
+  return std::ranges::any_of(views, [](const ckpt::SlotView& slot) { return slot.reserved && slot.whole; });
+}
+
+void Follower::on_readable() {
+  for (std::optional<Message> message = receive(0); message; message = receive(0)) {
+    if (take_common(*message)) continue;
+    const std::optional<Published> one = message->kind == "put" ? published_from_json(message->body) : std::nullopt;
+    if (one && one->incarnation == incarnation_ && running_) hooks_.put(one->key, one->value);
+    if (message->kind == "look" && running_) {
+      std::vector<agent::RankState> states = hooks_.states();
+      std::erase_if(states, [&](const agent::RankState& rank) { return !node_->arena().ranks().contains(rank.rank); });
+      json body = of_incarnation(incarnation_);
+      body["ranks"] = states_to_json(states);
+      tell("ranks", std::move(body));
+    }
+    if (message->kind != "halt") continue;
+    halt_ = ask_in(message->body);
+    const json why = message->body.value("why", json());
+    stop_ranks(why.is_string() ? why.get<std::string>() : std::string());
+    break;  // what follows is for next_generation()
+  }
+  if (peer_ < 0) stop_ranks("the leader was lost: " + away_);
+  if (ended_ && !told_left_) stop_ranks("the run has ended");
+}
+
+/// As if one of them had failed.
+void Follower::stop_ranks(const std::string& why) {
+  if (!running_) return;
+  stopped_by_leader_ = true;
+  agent::Failure failure{.rank = options_.placement.index * options_.ranks, .host = true};
+  failure.status.exit_code = Error{ErrorCode::kPeerLost, ""}.exit_code();
+  failure.message = why;
+  parts_->control.fail(std::move(failure));
+}
+
+void Follower::on_failing(const agent::Failure& failure) {
+  if (!std::exchange(stopped_by_leader_, false)) {
+    json body = of_incarnation(incarnation_);
+    body["failure"] = failure_to_json(failure);
+    tell("failed", std::move(body));
+  }
+  running_ = false;
+}
+
+void Follower::on_rank_event(int64_t rank, const json& event) {
+  json body = of_incarnation(incarnation_);
+  body["rank"] = rank;
+  body["event"] = event;
+  tell("event", std::move(body));
+}
+
+void Follower::on_rank_exit(const agent::ExitStatus& status) {
+  if (lies_behind_a_wild_write(status)) node_->distrust_memory();
+}
+
+bool Follower::all_finished() {
+  if (!std::exchange(told_left_, true)) tell("left", of_incarnation(incarnation_));
+  return ended_ || next_;
+}
+
+void Follower::on_tick() {
+  for (const ckpt::PersistEvent& event : node_->take_events()) {
+    if (!event.status.ok()) parts_->narrator.say(event.status.error().message);
+  }
+  saves_.look();
+}
+
+void Follower::stop(int signal) {
+  stop_signal_ = signal;
+  stop_told_ = false;
+  tell_stop();
+}
+
+/// Also one that came while the leader was away, or a callback kept the loop.
+void Follower::tell_stop() {
+  if (stop_signal_ == 0 && parts_->control.stop_asked()) stop_signal_ = SIGTERM;
+  if (stop_signal_ == 0 || stop_told_ || peer_ < 0) return;
+  stop_told_ = true;
+  parts_->narrator.say("asked to stop: the leader is told");
+  tell("stop", {{"signal", stop_signal_}});
+}
+
+void Follower::ask_save(const std::string& by) { tell("ask_save", {{"by", by}}); }
+
+Result<int> Follower::conclude(const agent::Outcome& outcome) {
+  if (outcome.kind == agent::EndKind::kLeftBySignal) return outcome.exit_code;
+  return ended_.value_or(0);
+}
+
+}  // namespace cairn::tools

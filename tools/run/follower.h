@@ -1,0 +1,122 @@
+#pragma once
+// The agent's coordinator on a host that follows: it does as the leader says (fleet.h), tells it what happens here, and
+// keeps this host's memory while the leader is away.
+//
+// Threads: the agent's loop; FollowerSaves has those of the persister.
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/foreign.h"
+#include "ckpt/node.h"
+#include "runtime/cluster/switchboard.h"
+#include "runtime/core/result.h"
+#include "runtime/plan/plan.h"
+#include "tools/run/coordinator.h"
+#include "tools/run/fleet.h"
+#include "tools/run/host_saves.h"
+#include "tools/run/host_wire.h"
+#include "tools/run/narrator.h"
+
+namespace cairn::tools {
+
+class Follower final : public Coordinator {
+ public:
+  /// `say`: to this host's console.
+  Follower(HostOptions options, std::filesystem::path run, std::function<void(const std::string&)> say);
+  ~Follower() override;
+
+  /// Joins the leader and waits for what is to be trained. nullopt: the run has ended. `stopped` is asked all the
+  /// while.
+  Result<std::optional<HostSegment>> next_segment(const std::function<bool()>& stopped);
+
+  struct Segment {
+    const Plan& plan;
+    Narrator& narrator;
+    agent::RunControl& control;
+    ckpt::OpenForeign open_foreign;
+  };
+  /// Takes the memory of this host's ranks for the segment, or makes it. The parts outlive close().
+  Status open(Segment parts);
+  /// open() has failed: the leader is told, which ends the run. Returns `why`.
+  Status refuse(const Error& why, const std::function<bool()>& stopped);
+  void close() override;
+  /// How this process leaves, as the leader has said.
+  const std::optional<int>& ended() const { return ended_; }
+  /// Another segment follows this one.
+  bool goes_on() const { return next_.has_value(); }
+
+  Result<ckpt::RestoreChoice> next_generation(int64_t generation) override;
+  ckpt::Arena& memory() override { return node_->arena(); }
+  HostPlace place() const override { return {.hosts = options_.hosts(), .address = address_}; }
+  void publish(const std::string& key, const std::string& value) override;
+  void use(AgentHooks hooks) override { hooks_ = std::move(hooks); }
+  bool watches_waits() const override { return false; }
+  void part_complete() override { node_->notify(); }
+  bool save_under_way() override;
+  void stop(int signal) override;
+  void ask_save(const std::string& by) override;
+  Result<int> conclude(const agent::Outcome& outcome) override;
+  void on_rank_event(int64_t rank, const nlohmann::json& event) override;
+  void on_rank_exit(const agent::ExitStatus& status) override;
+  void on_failing(const agent::Failure& failure) override;
+  void on_readable() override;
+  void on_tick() override;
+  bool all_finished() override;
+  int news_fd() const override { return board_->fd(); }
+
+ private:
+  bool take_early(const cluster::News& news);
+  Status join(double patience_s, const std::function<bool()>& stopped);
+  /// The next message; nullopt where there was none for `wait_ms`.
+  std::optional<cluster::Message> receive(int wait_ms);
+  void tell(std::string kind, nlohmann::json body = nlohmann::json::object());
+  /// What is taken in the same way whether ranks run or not. False: it is something else.
+  bool take_common(const cluster::Message& message);
+  void take_begin(const nlohmann::json& body);
+  void answer_halt();
+  Result<ckpt::RestoreChoice> carry_out(const nlohmann::json& body);
+  void stop_ranks(const std::string& why);
+  void tell_stop();
+
+  const HostOptions options_;
+  const std::filesystem::path run_;
+  const std::function<void(const std::string&)> say_;
+  FollowerSaves saves_;
+  std::string address_;  // of this host, as the leader sees it
+  cluster::Epoch epoch_;
+  int64_t peer_ = -1, peers_ = 0;  // the leader, for the switchboard; -1: it is away
+  std::string away_;
+  std::optional<HostSegment> segment_, next_;  // that this host is at; that follows it
+  std::optional<int> ended_;
+  bool keep_memory_ = false;  // the leader says so of the end
+
+  std::optional<Segment> parts_;
+  std::unique_ptr<ckpt::CheckpointNode> node_;
+  std::optional<ckpt::RestoreChoice> choice_;  // carried out, and no rank has been started for it
+  uint64_t incarnation_ = 0;                   // of the ranks that run
+  std::deque<cluster::News> inbox_;
+  AgentHooks hooks_;
+  bool running_ = false;  // ranks of that incarnation
+  bool told_left_ = false, stopped_by_leader_ = false;
+  int64_t halt_ = -1;  // that the leader waits for an answer to; -1: none
+  int stop_signal_ = 0;
+  bool stop_told_ = false;
+
+  std::atomic<int64_t> early_peer_{-1};          // peer_, for other threads
+  std::unique_ptr<cluster::Switchboard> board_;  // last: its thread uses what is above
+};
+
+/// Where the leader says that it listens: a file of RUN/cluster. For who joins; the join itself proves who it is.
+Status write_leader_port(const std::filesystem::path& run, int64_t port);
+std::optional<int64_t> read_leader_port(const std::filesystem::path& run);
+
+}  // namespace cairn::tools

@@ -1,0 +1,335 @@
+#include "tools/run/host_saves.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "ckpt/format/names.h"
+#include "ckpt/persist/commit.h"
+#include "ckpt/persist/part_set_file.h"
+#include "runtime/json/json.h"
+#include "tools/run/host_wire.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::chrono::milliseconds kLook{100};  // at least so often a save that is given up is seen
+
+bool given_up(const ckpt::SaveOptions& options) {
+  return options.cancel != nullptr && options.cancel->load(std::memory_order_acquire);
+}
+
+int64_t step_of(const cluster::Message& message) {
+  const auto step = message.body.find("step");
+  if (step == message.body.end()) return -1;
+  return json_integer(*step, 0, ckpt::kMaxStep).value_or(-1);
+}
+
+int64_t payload_bytes_of(const ckpt::Manifest& skeleton) {
+  int64_t bytes = 0;
+  for (const ckpt::TensorEntry& tensor : skeleton.tensors)
+    bytes += Box::whole(tensor.shape).count_elems() * dtype_size_bytes(tensor.dtype);
+  return bytes;
+}
+
+Error stopped_too_early() {
+  return {ErrorCode::kUnavailable, "the ranks were stopped before all hosts had it in memory"};
+}
+
+/// Who wrote the step, in its manifest.
+void put_hosts(const std::map<int64_t, std::string>& others, ckpt::Manifest& manifest) {
+  json extra = json_or_nothing(manifest.extra);
+  if (!extra.is_object()) extra = json::object();
+  json names = json::array({manifest.writer.host});
+  for (const auto& [host, name] : others) names.push_back(name);
+  extra["hosts"] = std::move(names);
+  manifest.extra = extra.dump();
+}
+
+}  // namespace
+
+// --- leader --------------------------------------------------------------------------------------------------------
+
+void LeaderSaves::set_hosts(std::map<int64_t, std::string> hosts) {
+  const std::lock_guard lock(mutex_);
+  hosts_ = std::move(hosts);
+}
+
+Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& checkpoints_dir,
+                                           ckpt::Manifest skeleton, std::span<const ckpt::WriterPart> parts,
+                                           const ckpt::SaveOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  const int64_t step = skeleton.step;
+  std::map<int64_t, std::string> hosts;
+  {
+    const std::lock_guard lock(mutex_);
+    hosts = hosts_;
+    saves_[step] = {};
+  }
+  auto attempt = [&]() -> Result<ckpt::SaveReport> {
+    if (options.check_folder) RT_TRY(options.check_folder());
+    RT_TRY_SET(const bool replaces, ckpt::check_existing(io, checkpoints_dir, step, options));
+    const int64_t needed = payload_bytes_of(skeleton);
+    RT_TRY_SET(const int64_t free, io.free_bytes(checkpoints_dir));
+    if (free < needed) {
+      return Error{ErrorCode::kNoSpace, fmt::format("{}: {} bytes free, step {} needs {}: {} are missing",
+                                                    checkpoints_dir.string(), free, step, needed, needed - free)};
+    }
+    const ckpt::WriterId writer = options.writer ? *options.writer : ckpt::this_writer();
+    ckpt::put_writer(writer, skeleton);
+    const std::string folder = ckpt::work_dir_name(ckpt::kTmpPrefix, step, writer);
+    ckpt::WorkFolder work(io, checkpoints_dir / folder, step, options.spares);
+    RT_TRY(io.make_dir(work.path()));
+    tell_({.kind = "save", .body = {{"step", step}, {"folder", folder}}});
+    Result<ckpt::PartSet> own = ckpt::write_parts(io, work.path(), skeleton, parts, options);
+    if (!own.ok()) return work.abandon(std::move(own).error());
+    std::vector<ckpt::PartSet> sets;
+    sets.push_back(std::move(own).value());
+    {
+      std::unique_lock lock(mutex_);
+      const Save& save = saves_[step];
+      while (!save.error && save.written.size() < hosts.size() && !given_up(options)) changed_.wait_for(lock, kLook);
+      if (save.error || save.written.size() < hosts.size()) {
+        const Error error = save.error.value_or(Error{ErrorCode::kStopped, "the save was given up"});
+        lock.unlock();
+        return work.abandon(error);
+      }
+    }
+    for (const auto& [host, name] : hosts) {
+      Result<ckpt::PartSet> set = ckpt::read_part_set(io, work.path(), host);
+      Status taken = set.ok() ? io.remove_file(work.path() / ckpt::part_set_name(host)) : Status(set.error());
+      if (!taken.ok()) return work.abandon(std::move(taken).error().with(name));
+      sets.push_back(std::move(set).value());
+    }
+    ckpt::SaveReport report;
+    for (const ckpt::PartSet& set : sets) {
+      report.payload_bytes += set.stats.payload_bytes;
+      report.file_bytes += set.stats.file_bytes;
+    }
+    report.reused_files = sets.front().stats.reused_files;
+    put_hosts(hosts, skeleton);
+    RT_TRY_SET(ckpt::CommitReport committed, ckpt::commit_step(io, work, std::move(skeleton), sets, replaces, options));
+    report.dir = std::move(committed.dir);
+    report.manifest = std::move(committed.manifest);
+    report.replaced = committed.replaced;
+    report.remove_seconds = committed.remove_seconds;
+    report.leftover = std::move(committed.leftover);
+    report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return report;
+  };
+  Result<ckpt::SaveReport> done = [&]() -> Result<ckpt::SaveReport> {
+    try {
+      return attempt();
+    } catch (...) {  // out of memory: the others must not wait for what will not come
+      drop(step, {ErrorCode::kInternal, "the leader could not save it"});
+      throw;
+    }
+  }();
+  if (!done.ok()) {
+    drop(step, done.error());
+    return done;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    saves_.erase(step);
+  }
+  tell_({.kind = "committed", .body = {{"step", step}}});
+  return done;
+}
+
+void LeaderSaves::drop(int64_t step, const Error& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    saves_.erase(step);
+  }
+  tell_({.kind = "dropped", .body = {{"step", step}, {"error", error_to_json(error)}}});
+}
+
+void LeaderSaves::failed(int64_t step, const Error& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (saves_.contains(step)) return;  // another try of it
+  }
+  drop(step, error);
+}
+
+bool LeaderSaves::take(int64_t host, const cluster::Message& message) {
+  if (message.kind != "begun" && message.kind != "written" && message.kind != "not_written") return false;
+  const std::lock_guard lock(mutex_);
+  const auto save = saves_.find(step_of(message));
+  if (save == saves_.end()) return true;
+  save->second.begun.insert(host);
+  if (message.kind == "written") save->second.written.insert(host);
+  if (message.kind == "not_written" && !save->second.error)
+    save->second.error = error_from_json(message.body).with(hosts_[host]);
+  changed_.notify_all();
+  return true;
+}
+
+void LeaderSaves::lost(int64_t host, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [step, save] : saves_) {
+    if (!save.error && !save.written.contains(host))
+      save.error = Error{ErrorCode::kUnavailable, fmt::format("{} was lost: {}", hosts_[host], why)};
+  }
+  changed_.notify_all();
+}
+
+void LeaderSaves::settle(const std::vector<ckpt::WholeSlot>& common) {
+  json going_on = json::array();
+  std::vector<ckpt::WholeSlot> promised;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [step, save] : saves_) {
+      if (save.error) continue;
+      const auto whole = std::ranges::find(common, step, &ckpt::WholeSlot::step);
+      if (save.begun.size() < hosts_.size() && whole == common.end()) {
+        save.error = stopped_too_early();
+      } else {
+        going_on.push_back(step);
+        if (save.begun.size() < hosts_.size()) promised.push_back(*whole);
+      }
+    }
+    changed_.notify_all();
+  }
+  tell_({.kind = "settled", .body = {{"steps", std::move(going_on)}}});
+  for (const ckpt::WholeSlot& slot : promised) tell_({.kind = "promise", .body = slot_to_json(slot)});
+}
+
+// --- follower ------------------------------------------------------------------------------------------------------
+
+Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path& checkpoints_dir,
+                                             const ckpt::Manifest& skeleton, std::span<const ckpt::WriterPart> parts,
+                                             const ckpt::SaveOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  const int64_t step = skeleton.step;
+  const auto wait = [&](auto until) -> Status {
+    std::unique_lock lock(mutex_);
+    Save& save = saves_[step];
+    save.here = true;
+    if (nobody_saves(step, save) && !save.error)
+      save.error = Error{ErrorCode::kUnavailable, fmt::format("step {} is not in the leader's memory", step)};
+    while (!save.error && !until(save) && !given_up(options)) changed_.wait_for(lock, kLook);
+    if (save.error) return *save.error;
+    return until(save) ? Status() : Status(Error{ErrorCode::kStopped, "the save was given up"});
+  };
+  const auto attempt = [&]() -> Result<ckpt::SaveReport> {
+    RT_TRY(wait([](const Save& save) { return !save.folder.empty(); }));
+    fs::path work;
+    {
+      const std::lock_guard lock(mutex_);
+      work = checkpoints_dir / saves_[step].folder;
+    }
+    tell_({.kind = "begun", .body = {{"step", step}}});
+    const auto written = [&]() -> Result<ckpt::PartSet> {
+      RT_TRY_SET(ckpt::PartSet set, ckpt::write_parts(io, work, skeleton, parts, options));
+      RT_TRY(ckpt::write_part_set(io, work, host_, set));
+      RT_TRY(io.sync_dir(work));
+      return set;
+    };
+    Result<ckpt::PartSet> set = written();
+    if (!set.ok()) {
+      tell_({.kind = "not_written", .body = {{"step", step}, {"error", error_to_json(set.error())}}});
+      return std::move(set).error();
+    }
+    tell_({.kind = "written", .body = {{"step", step}}});
+    RT_TRY(wait([](const Save& save) { return save.committed; }));
+    ckpt::SaveReport report{.dir = checkpoints_dir / ckpt::step_dir_name(step), .manifest = skeleton};
+    report.payload_bytes = set.value().stats.payload_bytes;
+    report.file_bytes = set.value().stats.file_bytes;
+    report.manifest.files = std::move(set.value().files);  // so the next save's part is planned faster
+    report.manifest.shards = std::move(set.value().shards);
+    report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return report;
+  };
+  Result<ckpt::SaveReport> done = attempt();
+  const std::lock_guard lock(mutex_);
+  saves_.erase(step);
+  return done;
+}
+
+bool FollowerSaves::take(const cluster::Message& message) {
+  const std::string& kind = message.kind;
+  if (kind != "save" && kind != "committed" && kind != "dropped" && kind != "settled") return false;
+  const std::lock_guard lock(mutex_);
+  if (kind == "settled") {
+    std::set<int64_t> going_on;
+    for (const json& step : message.body.value("steps", json::array()))
+      going_on.insert(json_integer(step, 0, ckpt::kMaxStep).value_or(-1));
+    for (auto& [step, save] : saves_) {
+      if (!save.error && !going_on.contains(step)) save.error = stopped_too_early();
+    }
+  } else {
+    Save& save = saves_[step_of(message)];
+    if (kind == "save" && message.body.contains("folder") && message.body["folder"].is_string()) {
+      if (!save.here) save = {};
+      save.folder = message.body["folder"];
+    }
+    if (kind == "committed") save.committed = true;
+    if (kind == "dropped" && !save.error) save.error = error_from_json(message.body);
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void FollowerSaves::leader_lost(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(saves_, [](const auto& one) { return !one.second.here; });
+  for (auto& [step, save] : saves_) {
+    if (!save.error) save.error = Error{ErrorCode::kUnavailable, "the leader was lost: " + why};
+  }
+  changed_.notify_all();
+}
+
+/// One of the two sides has forgotten a step of before: ranks were killed between its last byte and the promise.
+bool FollowerSaves::nobody_saves(int64_t step, const Save& save) const {
+  if (step > resumed_step_) return false;
+  return save.here ? save.folder.empty() && !leaders_.contains(step) : !save.folder.empty() && !here_.contains(step);
+}
+
+void FollowerSaves::resumed(int64_t step, std::set<int64_t> here, std::set<int64_t> leaders) {
+  {
+    const std::lock_guard lock(mutex_);
+    resumed_step_ = step;
+    here_ = std::move(here);
+    leaders_ = std::move(leaders);
+    // What was told of steps that are trained again is of the line that was left.
+    std::erase_if(saves_, [](const auto& one) { return !one.second.here && one.second.error; });
+  }
+  look();
+}
+
+void FollowerSaves::look() {
+  std::vector<int64_t> forgotten;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [step, save] : saves_) {
+      if (!save.error && !save.committed && nobody_saves(step, save)) forgotten.push_back(step);
+    }
+  }
+  for (const int64_t step : forgotten) refuse(step);
+}
+
+void FollowerSaves::refuse(int64_t step) {
+  const Error error{ErrorCode::kUnavailable, fmt::format("step {} is not in the memory of all hosts any more", step)};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto save = saves_.find(step);
+    if (save == saves_.end()) return;
+    if (save->second.here) {
+      if (!save->second.error) save->second.error = error;
+    } else {
+      saves_.erase(save);
+    }
+    changed_.notify_all();
+  }
+  tell_({.kind = "not_written", .body = {{"step", step}, {"error", error_to_json(error)}}});
+}
+
+}  // namespace cairn::tools

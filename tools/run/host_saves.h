@@ -1,0 +1,105 @@
+#pragma once
+// The save of a step by all hosts of a run. Each agent's persister writes the files of its ranks into the folder of the
+// step under way; the leader's makes that folder, waits for the others, writes the manifest and gives the step its
+// name. Nobody's bank is free before that.
+//
+//   leader -> host   save { step, folder }      where the files go
+//   host -> leader   begun { step }             its persister is at it: the slot is whole there
+//   host -> leader   written { step }           its files, and parts-K.json, are durable
+//                    not_written { step, why }
+//   leader -> host   committed { step }, or dropped { step, why }
+//                    settled { steps }           ranks were stopped: of these alone something will come yet
+//
+// Threads: save() on those of the persisters, take() and lost() on the switchboard's, the rest on the agent's loop.
+
+#include <condition_variable>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/persister.h"
+#include "runtime/cluster/connection.h"
+#include "runtime/core/result.h"
+
+namespace cairn::tools {
+
+using Tell = std::function<void(cluster::Message)>;  // from any thread
+
+class LeaderSaves {
+ public:
+  /// `tell`: all other hosts.
+  explicit LeaderSaves(Tell tell) : tell_(std::move(tell)) {}
+
+  /// The other hosts by their index, with their names.
+  void set_hosts(std::map<int64_t, std::string> hosts);
+  /// ckpt::SaveStep
+  Result<ckpt::SaveReport> save(ckpt::IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                ckpt::Manifest skeleton, std::span<const ckpt::WriterPart> parts,
+                                const ckpt::SaveOptions& options);
+  /// False: the message is about something else.
+  bool take(int64_t host, const cluster::Message& message);
+  void lost(int64_t host, const std::string& why);
+  /// No rank runs on any host. What not all of them have begun is promised by all, where it is whole in the memory of
+  /// all; else nobody will complete it.
+  void settle(const std::vector<ckpt::WholeSlot>& common);
+  /// The save of this step has failed here before the others were told of it.
+  void failed(int64_t step, const Error& error);
+
+ private:
+  struct Save {
+    std::set<int64_t> begun, written;
+    std::optional<Error> error;
+  };
+  void drop(int64_t step, const Error& error);
+
+  const Tell tell_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int64_t, std::string> hosts_;
+  std::map<int64_t, Save> saves_;  // by step
+};
+
+class FollowerSaves {
+ public:
+  /// `tell`: the leader.
+  FollowerSaves(int64_t host, Tell tell) : host_(host), tell_(std::move(tell)) {}
+
+  Result<ckpt::SaveReport> save(ckpt::IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                const ckpt::Manifest& skeleton, std::span<const ckpt::WriterPart> parts,
+                                const ckpt::SaveOptions& options);
+  bool take(const cluster::Message& message);
+  void leader_lost(const std::string& why);
+  /// Ranks resume from `step`. `here`, `leaders`: steps up to that one that the memory of this host and the leader's
+  /// still promise to save.
+  void resumed(int64_t step, std::set<int64_t> here, std::set<int64_t> leaders);
+  /// Now and then: refuses what the leader asks for and nobody here will write.
+  void look();
+
+ private:
+  struct Save {
+    std::string folder;  // empty: not told yet
+    bool here = false;   // the persister is at it
+    bool committed = false;
+    std::optional<Error> error;
+  };
+
+  const int64_t host_;
+  const Tell tell_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int64_t, Save> saves_;
+  int64_t resumed_step_ = -1;
+  std::set<int64_t> here_, leaders_;  // of resumed()
+
+  void refuse(int64_t step);
+  bool nobody_saves(int64_t step, const Save& save) const;  // with mutex_ held
+};
+
+}  // namespace cairn::tools
