@@ -215,11 +215,12 @@ std::optional<Json> Resolver::convert_ref(const std::string& path, const Field& 
 std::optional<Json> Resolver::evaluate(const std::string& path, const Node& value, Pass pass) {
   if (value.is_number()) return plain_json(value);
   if (value.kind == Node::Kind::kRef) {
-    const Field* field = find_field(value.text);
+    const Field* field = find_field(value.text, root_);
     const bool leaf = field != nullptr && field->form != Form::kBetas &&
                       !(field->type == Type::kBlock && field->form == Form::kPlain);
     if (!leaf) {
-      const std::vector<std::string> names = field_paths();
+      std::vector<std::string> names;
+      visit_fields([&](const std::string& name, const Field&) { names.push_back(name); }, root_);
       complain(
           path, value.place,
           {"unknown_ref", fmt::format(": T.ref \"{}\" names no field", value.text), nearest(value.text, names), ""});

@@ -94,6 +94,27 @@ void apply_set(Evaluator& evaluator, Resolver& resolver, std::vector<Diagnostic>
   if (value != nullptr) resolver.apply(set_layer(shown, path, std::move(value)));
 }
 
+void append(std::vector<Diagnostic>& to, const std::vector<Diagnostic>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+/// Adds those of the evaluator, and puts all in the order of their lines, each with its line's text.
+void complete(Evaluator& evaluator, std::vector<Diagnostic>& out) {
+  append(out, evaluator.diagnostics());
+  for (Diagnostic& diagnostic : out) {
+    if (!diagnostic.source.empty() || diagnostic.line == 0) continue;
+    for (const auto& [name, text] : evaluator.sources())
+      if (name == diagnostic.file) diagnostic.source = line_text(text, diagnostic.line);
+  }
+  std::stable_sort(out.begin(), out.end(), [](const Diagnostic& a, const Diagnostic& b) {
+    return std::tie(a.file, a.line) < std::tie(b.file, b.line);
+  });
+}
+
+std::string returned(const Node& node) {
+  return node.kind == Node::Kind::kOther && node.text == "nil" ? "nothing" : describe(node);
+}
+
 }  // namespace
 
 LoadResult load_recipe(const std::string& path, const LoadOptions& options) {
@@ -105,9 +126,7 @@ LoadResult load_recipe(const std::string& path, const LoadOptions& options) {
   if (recipe != nullptr && recipe->kind != Node::Kind::kRecipe) {
     out.diagnostics.push_back(
         simple(evaluator.sources().front().first, "not_a_recipe",
-               fmt::format("must return T.recipe {{...}} or base:with {{...}}, but returns {}",
-                           recipe->kind == Node::Kind::kOther ? recipe->text == "nil" ? "nothing" : describe(*recipe)
-                                                              : describe(*recipe))));
+               fmt::format("must return T.recipe {{...}} or base:with {{...}}, but returns {}", returned(*recipe))));
     evaluated = false;
   }
   if (evaluated) {
@@ -131,20 +150,8 @@ LoadResult load_recipe(const std::string& path, const LoadOptions& options) {
     evaluator.check_params();
     if (!evaluator.out_of_budget()) out.loaded.recipe = resolver.resolve(options.world);
   }
-  const auto take = [&](std::vector<Diagnostic>& from) {
-    std::move(from.begin(), from.end(), std::back_inserter(out.diagnostics));
-    from.clear();
-  };
-  take(resolver.diagnostics());
-  take(evaluator.diagnostics());
-  for (Diagnostic& diagnostic : out.diagnostics) {
-    if (!diagnostic.source.empty() || diagnostic.line == 0) continue;
-    for (const auto& [name, text] : evaluator.sources())
-      if (name == diagnostic.file) diagnostic.source = line_text(text, diagnostic.line);
-  }
-  std::stable_sort(out.diagnostics.begin(), out.diagnostics.end(), [](const Diagnostic& a, const Diagnostic& b) {
-    return std::tie(a.file, a.line) < std::tie(b.file, b.line);
-  });
+  append(out.diagnostics, resolver.diagnostics());
+  complete(evaluator, out.diagnostics);
   if (!out.diagnostics.empty()) {
     out.loaded = LoadedRecipe{};
     out.loaded.sources = evaluator.sources();
@@ -154,6 +161,33 @@ LoadResult load_recipe(const std::string& path, const LoadOptions& options) {
   out.loaded.hash_hex = recipe_hash(out.loaded.canonical_json);
   out.loaded.sources = evaluator.sources();
   out.loaded.origins = resolver.origins();
+  return out;
+}
+
+ClusterResult load_cluster(const std::string& path) {
+  ClusterResult out;
+  Evaluator evaluator(path, {});
+  const NodePtr root = evaluator.run_file(path, "cluster");
+  if (root != nullptr) {
+    const std::vector<const Block*>& blocks = cluster_blocks();
+    const auto block = std::find_if(blocks.begin(), blocks.end(), [&](const Block* one) {
+      return root->kind == Node::Kind::kCtor && root->text == one->name;
+    });
+    if (block == blocks.end()) {
+      out.diagnostics.push_back(
+          simple(evaluator.sources().front().first, "not_a_cluster",
+                 fmt::format("must return T.slurm {{...}}, T.kubernetes {{...}} or T.hosts {{...}}, but returns {}",
+                             returned(*root))));
+    } else {
+      Resolver resolver(evaluator.sources(), **block);
+      resolver.apply(Layer{root, root->place});
+      out.cluster = resolver.resolve_cluster(static_cast<Launcher>(block - blocks.begin()));
+      append(out.diagnostics, resolver.diagnostics());
+    }
+  }
+  complete(evaluator, out.diagnostics);
+  if (!out.ok()) out.cluster = ClusterConfig{};
+  out.sources = evaluator.sources();
   return out;
 }
 

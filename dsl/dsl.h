@@ -1,5 +1,6 @@
 #pragma once
-// The recipe language: one Lua file in, one resolved Recipe out, or every mistake in it at once.
+// The recipe language: one Lua file in, one resolved Recipe out, or every mistake in it at once. A cluster file, which
+// says where a run runs, is written in the same language.
 //
 // A recipe is read once, by one process; ranks, run folders and checkpoints get its canonical JSON and that text's
 // hash. The file runs in a sandbox (no files but `require` and `T.read_json` below the recipe's own folders, no clock,
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/config/cluster.h"
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/batch_schedule.h"
@@ -73,6 +75,18 @@ struct LoadResult {
 /// Who wins: default < recipe < :with < --with < --set.
 LoadResult load_recipe(const std::string& path, const LoadOptions& options = {});
 
+/// A cluster file, or all mistakes in it: never both, never neither.
+struct ClusterResult {
+  ClusterConfig cluster;
+  std::vector<std::pair<std::string, std::string>> sources;  // every file that was read: name, text; the main one first
+  std::vector<Diagnostic> diagnostics;
+  bool ok() const { return diagnostics.empty(); }
+};
+
+/// Reads and checks a cluster file, which returns T.slurm, T.kubernetes or T.hosts: where a run runs, in the language
+/// and with the bounds of recipes. Never throws.
+ClusterResult load_cluster(const std::string& path);
+
 /// Checks across fields and against `world` (0: unknown) for a recipe that was not read from Lua, as resume needs.
 /// `past`: of a checkpoint's recipe, which is what was left of a run there.
 std::vector<Diagnostic> check_recipe(const Recipe& recipe, int64_t world, const RunPast& past = {});
@@ -94,6 +108,7 @@ Result<std::string> explain_text(const LoadedRecipe& loaded, std::string_view fi
 Result<std::string> help_text(std::string_view field);
 
 std::string reference_markdown();        // docs/recipe.md
+std::string cluster_markdown();          // docs/cluster-file.md
 std::string editor_types();              // a LuaLS file of ---@class
 std::vector<std::string> field_paths();  // for shell completion, in the schema's order
 std::vector<std::string> constructor_names();

@@ -90,6 +90,7 @@ std::string block_help(const std::string& title, const std::string& prefix, cons
 Error unknown(std::string_view field) {
   std::vector<std::string> names = field_paths();
   for (const std::string& name : constructor_names()) names.push_back("T." + name);
+  for (const Block* root : cluster_blocks()) names.push_back("T." + root->name);
   for (const auto& [name, block] : constructors())
     for (const Field& part : block->fields) names.push_back(name + "." + part.name);
   std::vector<std::string> near;
@@ -207,8 +208,8 @@ std::string lua_type(const Field& field) {
   return "any";
 }
 
-/// Blocks in the order a reader meets them, each once.
-std::vector<const Block*> written_blocks() {
+/// `root` and the blocks below it in the order a reader meets them, each once.
+std::vector<const Block*> written_blocks(const Block& root = recipe_block()) {
   std::vector<const Block*> out;
   const std::function<void(const Block&)> add = [&](const Block& block) {
     if (std::find(out.begin(), out.end(), &block) != out.end()) return;
@@ -218,7 +219,16 @@ std::vector<const Block*> written_blocks() {
       for (const Block* accepted : field.accepts) add(*accepted);
     }
   };
-  add(recipe_block());
+  add(root);
+  return out;
+}
+
+/// Of cluster files.
+std::vector<const Block*> written_cluster_blocks() {
+  std::vector<const Block*> out;
+  for (const Block* root : cluster_blocks())
+    for (const Block* block : written_blocks(*root))
+      if (std::find(out.begin(), out.end(), block) == out.end()) out.push_back(block);
   return out;
 }
 
@@ -310,6 +320,28 @@ coroutines. It may run for 1 s, 50 million instructions and 128 MiB; reaching a 
 
 )";
 
+constexpr const char* kClusterIntroduction = R"(# The cluster file
+
+Generated from the schema (`dsl/cluster_schema.cc`) by `cairn help --cluster-file`; do not edit by hand.
+
+A cluster file says where a run runs, as a recipe says what it trains. It is one Lua file in the language of
+[recipes](recipe.md), as strict and with the same bounds. It returns `T.slurm`, `T.kubernetes` or `T.hosts`. It is no part
+of the recipe: a run may resume with another one, and no recipe hash changes.
+
+```lua
+local T = require "cairn"
+
+return T.slurm {
+  hosts = 4, ranks_per_host = 8, spares = 1, hosts_min = 3,
+  partition = "gpu", time = "12h",
+  interface = "ib0",
+}
+```
+
+`cairn help T.slurm` prints the fields of a launcher, `cairn help slurm.time` one of them.
+
+)";
+
 }  // namespace
 
 std::vector<std::string> field_paths() {
@@ -320,7 +352,9 @@ std::vector<std::string> field_paths() {
 
 std::vector<std::string> constructor_names() {
   std::set<std::string> out;
-  for (const auto& [name, block] : constructors()) out.insert(name);
+  const std::vector<const Block*> elsewhere = written_cluster_blocks();
+  for (const auto& [name, block] : constructors())
+    if (std::find(elsewhere.begin(), elsewhere.end(), block) == elsewhere.end()) out.insert(name);
   for (const Member& member : kFunctions) out.insert(member.name);
   return {out.begin(), out.end()};
 }
@@ -330,6 +364,9 @@ Result<std::string> help_text(std::string_view field) {
     std::string out = block_help("recipe", "", recipe_block());
     out += "\nAlso: cairn help model, cairn help optimizer.lr, cairn help T.cosine\nConstructors:";
     for (const std::string& name : constructor_names()) out += " T." + name;
+    out += "\nOf cluster files:";
+    for (const Block* block : written_cluster_blocks())
+      for (const std::string& name : block->constructors) out += " T." + name;
     return out + "\n";
   }
   if (const Field* known = find_field(field)) {
@@ -395,17 +432,47 @@ std::string reference_markdown() {
   return out;
 }
 
+std::string cluster_markdown() {
+  std::string out = kClusterIntroduction;
+  const auto section = [&](const std::string& title, const Block& block) {
+    out += fmt::format("## {}\n\n", title);
+    if (const std::string use = block_use(block); !use.empty()) out += "Written " + use + ". ";
+    out += block.doc + "\n\n";
+    field_table(out, block);
+  };
+  // Fields that all launchers take stand once.
+  const auto everywhere = [](const Field& field) {
+    return std::all_of(cluster_blocks().begin(), cluster_blocks().end(),
+                       [&](const Block* block) { return block->find(field.name) != nullptr; });
+  };
+  Block shared{.doc = "`T.slurm`, `T.kubernetes` and `T.hosts` take these fields and those of their own section."};
+  for (const Field& field : cluster_blocks().front()->fields)
+    if (everywhere(field)) shared.fields.push_back(field);
+  section("Fields of every launcher", shared);
+  for (const Block* block : written_cluster_blocks()) {
+    Block own = *block;
+    if (std::find(cluster_blocks().begin(), cluster_blocks().end(), block) != cluster_blocks().end())
+      std::erase_if(own.fields, everywhere);
+    section(own.constructors.empty() ? own.name : "T." + own.name, own);
+  }
+  out.pop_back();  // the page ends with one line feed
+  return out;
+}
+
 std::string editor_types() {
   std::string out =
       "---@meta cairn\n"
-      "-- Types of a Cairn recipe for the Lua language server. Generated from the schema; do not edit.\n\n"
+      "-- Types of a Cairn recipe and cluster file for the Lua language server. Generated from the schema; do not "
+      "edit.\n\n"
       "---@class cairn.Span\n"
       "---@class cairn.Param\n"
       "---@class cairn.Ref\n"
       "---@operator add(number|cairn.Ref): cairn.Ref\n---@operator sub(number|cairn.Ref): cairn.Ref\n"
       "---@operator mul(number|cairn.Ref): cairn.Ref\n---@operator div(number|cairn.Ref): cairn.Ref\n"
       "---@operator pow(number|cairn.Ref): cairn.Ref\n---@operator unm: cairn.Ref\n\n";
-  for (const Block* block : written_blocks()) {
+  std::vector<const Block*> blocks = written_blocks();
+  for (const Block* block : written_cluster_blocks()) blocks.push_back(block);
+  for (const Block* block : blocks) {
     out += fmt::format("--- {}\n---@class {}{}\n", block->doc, class_name(*block),
                        block->recipe_fields ? " : " + class_name(recipe_block()) : "");
     // All optional to the editor: the same class stands in :with, where any field may be left out.

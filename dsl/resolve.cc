@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "dsl/checks.h"
+#include "runtime/plan/cluster_rules.h"
 
 namespace cairn::dsl {
 namespace {
@@ -130,9 +131,16 @@ void Resolver::unknown_field(const Block& block, const std::string& path, const 
   std::string accepted = near.empty() ? list : "";
   if (near.empty()) {
     // Right name, wrong block?
-    visit_fields([&](const std::string& other, const Field& field) {
-      if (field.name == entry.key && other != join_path(path, entry.key)) accepted = other;
-    });
+    visit_fields(
+        [&](const std::string& other, const Field& field) {
+          if (field.name == entry.key && other != join_path(path, entry.key)) accepted = other;
+        },
+        root_);
+    std::string launchers;
+    for (const Block* other : cluster_blocks())
+      if (&root_ != &recipe_block() && path.empty() && other->find(entry.key) != nullptr)
+        launchers += (launchers.empty() ? "T." : ", T.") + other->name;
+    if (!launchers.empty()) accepted = "a field of " + launchers;
     if (block.name == "vocab" && entry.key == "pad_to")
       accepted = "size alone: padding to a multiple of mesh.tp is added at run time and never stored";
   }
@@ -148,8 +156,8 @@ void Resolver::clear(const std::string& path) {
 }
 
 void Resolver::apply(const Layer& layer) {
-  if (blocks_.find("") == blocks_.end()) blocks_[""] = {"recipe", layer.place};
-  apply_entries(recipe_block(), "", layer.table->entries);
+  if (blocks_.find("") == blocks_.end()) blocks_[""] = {root_.name, layer.place};
+  apply_entries(root_, "", layer.table->entries);
 }
 
 void Resolver::apply_entries(const Block& block, const std::string& path, const std::vector<Entry>& entries) {
@@ -312,7 +320,7 @@ std::optional<Json> Resolver::fallback(const std::string& path, const Field& fie
 
 std::optional<Json> Resolver::get(const std::string& path) {
   if (const auto known = resolved_.find(path); known != resolved_.end()) return known->second;
-  const Field* field = find_field(path);
+  const Field* field = find_field(path, root_);
   RT_CHECK(field != nullptr, "no field {}", path);
   const auto setting = settings_.find(path);
   if (std::find(resolving_.begin(), resolving_.end(), path) != resolving_.end()) {
@@ -405,23 +413,38 @@ Recipe Resolver::resolve(int64_t world) {
   return out;
 }
 
+ClusterConfig Resolver::resolve_cluster(Launcher launcher) {
+  ClusterConfig out{.launcher = launcher};
+  fill(root_, "", &out);
+  if (launcher == Launcher::kHosts) out.hosts = std::max<int64_t>(0, std::ssize(out.ssh.names) - out.spares);
+  report(find_mistakes(out, notes()));
+  if (out.hosts_min == 0) out.hosts_min = out.hosts;
+  return out;
+}
+
 void Resolver::check(const Recipe& recipe, int64_t world, const std::optional<RunPast>& past) {
-  // A required value that is missing keeps the struct's 0, and nothing is said about it again.
-  const FieldNotes notes{.known =
-                             [&](const std::string& path) {
-                               const auto value = resolved_.find(path);
-                               return value != resolved_.end() && value->second.has_value() &&
-                                      !value->second->is_null();
-                             },
-                         .is_set = [&](const std::string& path) { return settings_.count(path) != 0; },
-                         .where = [&](const std::string& from, const std::string& path) -> std::string {
-                           if (settings_.count(path) == 0) return "";
-                           const auto here = locate(place_of(from)), there = locate(place_of(path));
-                           if (here == there || there.first.empty()) return "";
-                           return there.second == 0 ? fmt::format(" ({})", there.first)
-                                                    : fmt::format(" ({}:{})", there.first, there.second);
-                         }};
-  for (Mistake& mistake : segment_mistakes(recipe, world, past, notes)) {
+  report(segment_mistakes(recipe, world, past, notes()));
+}
+
+/// A required value that is missing keeps the struct's 0, and nothing is said about it again.
+FieldNotes Resolver::notes() {
+  return FieldNotes{.known =
+                        [&](const std::string& path) {
+                          const auto value = resolved_.find(path);
+                          return value != resolved_.end() && value->second.has_value() && !value->second->is_null();
+                        },
+                    .is_set = [&](const std::string& path) { return settings_.count(path) != 0; },
+                    .where = [&](const std::string& from, const std::string& path) -> std::string {
+                      if (settings_.count(path) == 0) return "";
+                      const auto here = locate(place_of(from)), there = locate(place_of(path));
+                      if (here == there || there.first.empty()) return "";
+                      return there.second == 0 ? fmt::format(" ({})", there.first)
+                                               : fmt::format(" ({}:{})", there.first, there.second);
+                    }};
+}
+
+void Resolver::report(std::vector<Mistake> mistakes) {
+  for (Mistake& mistake : mistakes) {
     Diagnostic diagnostic = to_diagnostic(std::move(mistake));
     std::tie(diagnostic.file, diagnostic.line) = locate(place_of(diagnostic.path));
     diagnostic.source = source_line(diagnostic.file, diagnostic.line);

@@ -1,7 +1,8 @@
 #pragma once
 // From layers of Nodes to one Recipe. Layers are applied in order, each field checked as it comes: a value that fails
 // its own check leaves the one before it in place, so that later checks speak of real values. Then references and
-// derived defaults are resolved, the struct is filled, and the checks across fields run.
+// derived defaults are resolved, the struct is filled, and the checks across fields run. A cluster file is resolved in
+// the same way, as one layer.
 
 #include <map>
 #include <optional>
@@ -14,17 +15,21 @@
 #include "dsl/locate.h"
 #include "dsl/node.h"
 #include "dsl/schema.h"
+#include "runtime/config/cluster.h"
+#include "runtime/config/mistake.h"
 #include "runtime/plan/batch_schedule.h"
 
 namespace cairn::dsl {
 
 class Resolver {
  public:
-  /// `files`: name and text of everything read, to find lines in.
-  explicit Resolver(const std::vector<std::pair<std::string, std::string>>& files) : files_(files) {}
+  /// `files`: name and text of everything read, to find lines in. `root`: what the layers are written in.
+  explicit Resolver(const std::vector<std::pair<std::string, std::string>>& files, const Block& root = recipe_block())
+      : files_(files), root_(root) {}
 
   void apply(const Layer& layer);
   Recipe resolve(int64_t world);
+  ClusterConfig resolve_cluster(Launcher launcher);  // `root` is one of cluster_blocks()
 
   std::vector<Diagnostic>& diagnostics() { return diagnostics_; }
   std::vector<Origin> origins();
@@ -56,6 +61,8 @@ class Resolver {
   std::string source_line(const std::string& file, int line) const;
   Place place_of(const std::string& path) const;
   void check(const Recipe& recipe, int64_t world, const std::optional<RunPast>& past);
+  FieldNotes notes();
+  void report(std::vector<Mistake> mistakes);
   void fill(const Block& block, const std::string& path, void* object);
 
   // convert.cc: one value. nullopt: reported; null Json: fine, but its number is not known before the final pass
@@ -79,6 +86,7 @@ class Resolver {
   std::optional<Json> evaluate(const std::string& path, const Node& value, Pass pass);
 
   const std::vector<std::pair<std::string, std::string>>& files_;
+  const Block& root_;
   std::map<std::string, TableMap> maps_;
   std::map<std::string, Setting> settings_;                      // by field path
   std::map<std::string, std::pair<std::string, Place>> blocks_;  // by path: its constructor ("" for a table), its place

@@ -1,160 +1,13 @@
 #include "dsl/schema.h"
 
 #include <map>
-#include <type_traits>
 
+#include "dsl/schema_words.h"
 #include "runtime/core/check.h"
 #include "runtime/json/json.h"
 
 namespace cairn::dsl {
 namespace {
-
-// --- binding: one overload set from C++ member types to schema types and JSON
-// -----------------------------------------
-
-const std::vector<std::string> kSpanUnits = {"steps", "samples", "tokens", "fraction"};  // as span_json
-
-template <class M>
-Json to_value(const M& member, const std::vector<std::string>& choices) {
-  if constexpr (std::is_same_v<M, std::optional<bool>>) {
-    return member ? Json(*member) : Json();
-  } else if constexpr (std::is_same_v<M, Span>) {
-    return span_json(member);
-  } else if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) {
-    Json out = Json::array();
-    for (const MeshAxis axis : member) out.push_back(choices.at(static_cast<size_t>(axis)));
-    return out;
-  } else if constexpr (std::is_enum_v<M>) {
-    return choices.at(static_cast<size_t>(member));
-  } else {
-    return member;
-  }
-}
-
-size_t choice_index(const std::vector<std::string>& choices, const Json& value) {
-  for (size_t i = 0; i < choices.size(); ++i)
-    if (choices[i] == value.get_ref<const std::string&>()) return i;
-  RT_CHECK(false, "an unchecked choice reached the struct: {}", value.dump());
-}
-
-template <class M>
-void from_value(M& member, const std::vector<std::string>& choices, const Json& value) {
-  if constexpr (std::is_same_v<M, Span>) {
-    member = Span{static_cast<Span::Unit>(choice_index(kSpanUnits, value.at("unit"))), value.at("value").get<double>()};
-  } else if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) {
-    member.clear();
-    for (const Json& name : value) member.push_back(static_cast<MeshAxis>(choice_index(choices, name)));
-  } else if constexpr (std::is_enum_v<M>) {
-    member = static_cast<M>(choice_index(choices, value));
-  } else if constexpr (std::is_same_v<M, std::optional<bool>>) {
-    member = value.get<bool>();
-  } else {
-    member = value.get<M>();
-  }
-}
-
-template <class M>
-constexpr Type type_of() {
-  if constexpr (std::is_same_v<M, int64_t> || std::is_same_v<M, int>) return Type::kInt;
-  if constexpr (std::is_same_v<M, uint64_t>) return Type::kSeed;
-  if constexpr (std::is_same_v<M, double>) return Type::kNumber;
-  if constexpr (std::is_same_v<M, bool> || std::is_same_v<M, std::optional<bool>>) return Type::kBool;
-  if constexpr (std::is_same_v<M, std::string>) return Type::kString;
-  if constexpr (std::is_enum_v<M>) return Type::kEnum;
-  if constexpr (std::is_same_v<M, Span>) return Type::kSpan;
-  if constexpr (std::is_same_v<M, std::vector<int64_t>>) return Type::kIntList;
-  if constexpr (std::is_same_v<M, std::vector<double>>) return Type::kNumberList;
-  if constexpr (std::is_same_v<M, std::vector<std::string>>) return Type::kStringList;
-  if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) return Type::kEnumList;
-}
-
-// --- a small vocabulary to write the table in
-// -------------------------------------------------------------------------
-
-struct Def : Field {
-  Def& range(double low, double high) { return lo = low, hi = high, *this; }
-  Def& at_least(double low) { return lo = low, *this; }
-  Def& above(double low) { return lo = low, lo_open = true, *this; }
-  Def& under(double high) { return hi = high, hi_open = true, *this; }
-  Def& below_or_at(double high) { return hi = high, *this; }
-  Def& needed() { return required = true, *this; }
-  Def& newer() { return later = true, *this; }
-  Def& by_constructor() { return from_constructor = true, *this; }
-  Def& silently() { return later = silent = true, *this; }
-  Def& otherwise(Json value) { return fallback = std::move(value), *this; }
-  Def& in_llama(Json value) { return llama = std::move(value), *this; }
-  Def& derived(std::string words) { return rule = std::move(words), *this; }
-  Def& one_of(std::vector<std::string> names) { return choices = std::move(names), *this; }
-  Def& in(Unit value) { return unit = value, *this; }
-  Def& written(Form value, std::vector<const Block*> constructors = {}) {
-    return form = value, accepts = std::move(constructors), *this;
-  }
-  Def& says(std::string line, std::string longer = "") {
-    return doc = std::move(line), more = std::move(longer), *this;
-  }
-  Def& like(std::string text) { return example = std::move(text), *this; }
-};
-
-/// A field with no member of its own.
-Def written_only(std::string name, Type type, std::string key = "") {
-  Def out;
-  out.key = key.empty() ? name : std::move(key);
-  out.name = std::move(name);
-  out.type = type;
-  return out;
-}
-
-template <class S, class M>
-Def make_field(std::string name, M S::*member, std::string key, std::vector<std::string> choices) {
-  Def out = written_only(std::move(name), type_of<M>(), std::move(key));
-  out.load = [member, choices](const void* object) {
-    return to_value(static_cast<const S*>(object)->*member, choices);
-  };
-  out.store = [member, choices](void* object, const Json& value) {
-    from_value(static_cast<S*>(object)->*member, choices, value);
-  };
-  out.choices = std::move(choices);
-  return out;
-}
-
-template <class S, class M>
-Def bound(std::string name, M S::*member, std::string key = "") {
-  static_assert(!std::is_enum_v<M>, "an enum needs its names: chosen()");
-  return make_field(std::move(name), member, std::move(key), {});
-}
-
-/// `names` in the order of the enum.
-template <class S, class M>
-Def chosen(std::string name, M S::*member, std::vector<std::string> names) {
-  return make_field(std::move(name), member, "", std::move(names));
-}
-
-template <class S, class M>
-Def block(std::string name, M S::*member, const Block& of) {
-  Def out = written_only(std::move(name), Type::kBlock);
-  out.block = &of;
-  out.accepts = {&of};
-  out.member = [member](void* object) -> void* { return &(static_cast<S*>(object)->*member); };
-  return out;
-}
-
-template <class S, class M>
-Def items(std::string name, std::vector<M> S::*member, const Block& of) {
-  Def out = written_only(std::move(name), Type::kItems);
-  out.block = &of;
-  out.size = [member](const void* object) {
-    return static_cast<int64_t>((static_cast<const S*>(object)->*member).size());
-  };
-  out.element = [member](void* object, int64_t index) -> void* {
-    return &(static_cast<S*>(object)->*member)[static_cast<size_t>(index)];
-  };
-  out.resize = [member](void* object, int64_t size) {
-    (static_cast<S*>(object)->*member).assign(static_cast<size_t>(size), M{});
-  };
-  return out;
-}
-
-constexpr double kMany = 1e9;  // above any size that fits a machine, far below overflow of products in int64
 
 /// JSON text that the struct keeps as it is.
 Json parsed_object(const std::string& text) {
@@ -1817,6 +1670,7 @@ const std::vector<std::pair<std::string, const Block*>>& constructors() {
       }
     };
     add(recipe_block());
+    for (const Block* root : cluster_blocks()) add(*root);
     return std::vector<std::pair<std::string, const Block*>>(found.begin(), found.end());
   }();
   return out;
@@ -1834,7 +1688,7 @@ const Field* find_source_field(const std::string& kind, std::string_view key) {
   return nullptr;
 }
 
-void visit_fields(const std::function<void(const std::string&, const Field&)>& visit) {
+void visit_fields(const std::function<void(const std::string&, const Field&)>& visit, const Block& root) {
   const std::function<void(const std::string&, const Block&)> walk = [&](const std::string& prefix, const Block& in) {
     for (const Field& field : in.fields) {
       const std::string path = prefix.empty() ? field.name : prefix + "." + field.name;
@@ -1842,11 +1696,11 @@ void visit_fields(const std::function<void(const std::string&, const Field&)>& v
       if (field.type == Type::kBlock && field.form == Form::kPlain) walk(path, *field.block);
     }
   };
-  walk("", recipe_block());
+  walk("", root);
 }
 
-const Field* find_field(std::string_view path) {
-  const Block* in = &recipe_block();
+const Field* find_field(std::string_view path, const Block& root) {
+  const Block* in = &root;
   while (true) {
     const size_t dot = path.find('.');
     const Field* field = in->find(path.substr(0, dot));

@@ -103,16 +103,19 @@ struct Block {
 };
 
 const Block& recipe_block();
+/// What a cluster file may return: T.slurm, T.kubernetes, T.hosts.
+const std::vector<const Block*>& cluster_blocks();
 
-/// Every constructor's block, by name, sorted: adamw, blend, bytes, ...
+/// Every constructor's block, of recipes and cluster files, by name, sorted: adamw, blend, bytes, ...
 const std::vector<std::pair<std::string, const Block*>>& constructors();
 const Block* find_constructor(std::string_view name);
 
 /// The field at a written path ("optimizer.peak_lr"), or null.
-const Field* find_field(std::string_view path);
+const Field* find_field(std::string_view path, const Block& root = recipe_block());
 
 /// Calls visit(path, field) for each field in the schema's order, going into blocks.
-void visit_fields(const std::function<void(const std::string& path, const Field& field)>& visit);
+void visit_fields(const std::function<void(const std::string& path, const Field& field)>& visit,
+                  const Block& root = recipe_block());
 
 /// "a number > 0", "an integer from 1 to 1024", "one of gpipe, 1f1b": what the field takes.
 std::string expected(const Field& field);

@@ -13,12 +13,14 @@ namespace {
 
 struct HelpArgs {
   std::string topic;
-  bool markdown = false, types = false, commands = false;
+  bool markdown = false, cluster_file = false, types = false, commands = false;
 };
 
 Result<int> help(const HelpArgs& args, const CLI::App& root) {
-  if (args.markdown || args.types) {
-    fmt::print("{}", args.markdown ? dsl::reference_markdown() : dsl::editor_types());
+  if (args.markdown || args.cluster_file || args.types) {
+    fmt::print("{}", args.markdown       ? dsl::reference_markdown()
+                     : args.cluster_file ? dsl::cluster_markdown()
+                                         : dsl::editor_types());
     return 0;
   }
   if (args.commands) {
@@ -47,14 +49,22 @@ void add_help(CLI::App& app, Session& session) {
   command->add_option("FIELD", args->topic, "such as optimizer.lr, mesh or T.cosine; or a subcommand");
   CLI::Option* markdown = command->add_flag("--markdown", args->markdown,
                                             "print the reference page of the recipe language (docs/recipe.md)");
-  command->add_flag("--types", args->types, "print the type file for editors (LuaLS)")->excludes(markdown);
+  CLI::Option* cluster = command
+                             ->add_flag("--cluster-file", args->cluster_file,
+                                        "print the reference page of cluster files (docs/cluster-file.md)")
+                             ->excludes(markdown);
+  command->add_flag("--types", args->types, "print the type file for editors (LuaLS)")
+      ->excludes(markdown)
+      ->excludes(cluster);
   command->add_flag("--commands", args->commands, "print all commands as a page (docs/commands.md)")
-      ->excludes(markdown);
+      ->excludes(markdown)
+      ->excludes(cluster);
   command->footer(
       "Exit codes: 0 done, 2 no such field or command.\n"
       "Examples:\n"
       "  cairn help optimizer.lr\n"
       "  cairn help T.cosine\n"
+      "  cairn help T.slurm            # of a cluster file\n"
       "  cairn help train");
   command->callback([args, &session] { session.action = [args, &session] { return help(*args, *session.root); }; });
 }
