@@ -326,7 +326,8 @@ Generated from the schema (`dsl/cluster_schema.cc`) by `cairn help --cluster-fil
 
 A cluster file says where a run runs, as a recipe says what it trains. It is one Lua file in the language of
 [recipes](recipe.md), as strict and with the same bounds. It returns `T.slurm`, `T.kubernetes` or `T.hosts`. It is no part
-of the recipe: a run may resume with another one, and no recipe hash changes.
+of the recipe: a run may resume with another one, and no recipe hash changes. How it is used:
+[Running on a cluster](operations/cluster.md).
 
 ```lua
 local T = require "cairn"

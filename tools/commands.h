@@ -45,6 +45,7 @@ void add_generate(CLI::App& app, Session& session);
 void add_help(CLI::App& app, Session& session);
 void add_import(CLI::App& app, Session& session);
 void add_init(CLI::App& app, Session& session);
+void add_launch(CLI::App& app, Session& session);
 void add_lineage(CLI::App& app, Session& session);
 void add_plan(CLI::App& app, Session& session);
 void add_rank(CLI::App& app, Session& session);

@@ -1,0 +1,306 @@
+// What is submitted: the lines that matter, and how words come through.
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tools/launch/job.h"
+#include "tools/launch/quote.h"
+
+using namespace cairn;
+using namespace cairn::tools;
+using nlohmann::json;
+
+namespace {
+
+TrainJob job() {
+  return {.name = "mine",
+          .program = "/opt/cairn",
+          .recipe = "/home/recipes/mine.lua",
+          .cluster_file = "/home/cluster.lua",
+          .run = "/shared/runs/mine",
+          .workdir = "/work",
+          .sources = {{"/home/recipes/mine.lua", "the recipe"}, {"/home/cluster.lua", "the cluster"}},
+          .shared_bytes = int64_t{1} << 30};
+}
+
+ClusterConfig cluster(Launcher launcher) {
+  ClusterConfig out{.launcher = launcher, .hosts = 4, .ranks_per_host = 8, .spares = 1, .hosts_min = 3};
+  out.kubernetes.image = "registry.example/cairn:1";
+  out.kubernetes.mounts = {{.path = "/shared", .claim = "shared"}};
+  out.ssh.names = {"h0", "h1", "h2", "h3", "h4"};
+  return out;
+}
+
+std::string slurm(const ClusterConfig& c, const TrainJob& j) { return slurm_script(c, j).value(); }
+json pods(const ClusterConfig& c, const TrainJob& j) { return kubernetes_objects(c, j).value().at("items"); }
+
+void check_refused(const Error& error, std::string_view says) {
+  CHECK(error.code == ErrorCode::kInvalidInput);
+  CHECK_MESSAGE(error.message.find(says) != std::string::npos, error.message);
+}
+
+}  // namespace
+
+TEST_SUITE("tools/launch/render") {
+  TEST_CASE("the script for Slurm") {
+    ClusterConfig c = cluster(Launcher::kSlurm);
+    CHECK(slurm(c, job()) == R"(#!/bin/bash
+#SBATCH --job-name=mine
+#SBATCH --nodes=5
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --no-kill
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=TERM@180
+
+cd /work || exit 2
+srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none /opt/cairn train /home/recipes/mine.lua --run /shared/runs/mine --cluster /home/cluster.lua --nproc 8 --spares 1 --hosts-min 3 --exit-when-unfinished 75
+code=$?
+if [ $code -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi  # stopped with steps left
+exit $code
+)");
+    c.spares = 0;
+    c.hosts_min = 4;
+    c.env = {"A=x y", "B="};
+    c.slurm = {.partition = "gpu",
+               .account = "a team",
+               .time_s = 36 * 3600 + 61,
+               .signal_before_s = 0,
+               .requeue = false,
+               .sbatch = {"--gres=gpu:8", "--comment=\"two words\""}};
+    TrainJob j = job();
+    j.with_files = {"/home/small.lua"};
+    j.recipe_words = {"--set", "optimizer.peak_lr=1e-3 # x"};
+    j.train_words = {"--trace", "steps=5..8"};
+    j.workdir = "/my work";
+    const std::string script = slurm(c, j);
+    CHECK(script.find("--signal") == std::string::npos);
+    CHECK(script.find("#SBATCH --nodes=4\n") != std::string::npos);
+    CHECK(script.find("#SBATCH --no-requeue\n#SBATCH --open-mode=append\n#SBATCH --time=1-12:02:00\n"
+                      "#SBATCH --partition=gpu\n#SBATCH --account=\"a team\"\n#SBATCH --gres=gpu:8\n"
+                      "#SBATCH --comment=\"two words\"\n\n"
+                      "export A='x y'\nexport B=''\ncd '/my work' || exit 2\n") != std::string::npos);
+    CHECK(
+        script.ends_with("--cpu-bind=none /opt/cairn train /home/recipes/mine.lua --with /home/small.lua --set "
+                         "'optimizer.peak_lr=1e-3 # x' --run /shared/runs/mine --cluster /home/cluster.lua --nproc 8 "
+                         "--trace steps=5..8\n"));
+  }
+
+  TEST_CASE("a command for each host, whose index is its place in the list") {
+    ClusterConfig c = cluster(Launcher::kHosts);
+    c.env = {"A=it's"};
+    c.ssh.options = {"-p", "2222"};
+    TrainJob j = job();
+    j.run = "/shared/my runs/mine";
+    const std::vector<HostCommand> commands = ssh_commands(c, j).value();
+    REQUIRE(commands.size() == 5);
+    CHECK(commands[3].host == "h3");
+    const std::vector<std::string> expected = {
+        "ssh",
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        "ServerAliveInterval=15",
+        "-p",
+        "2222",
+        "h3",
+        R"(cd /work && export A='it'\''s' && { (while read -r s; do kill -s "$s" $$; done <&3 >/dev/null 2>&1 &) 3<&0; )"
+        "exec /opt/cairn train /home/recipes/mine.lua --run '/shared/my runs/mine' --cluster "
+        "/home/cluster.lua --nproc 8 --spares 1 --hosts-min 3 --hosts h0,h1,h2,h3,h4 --host-index 3 </dev/null; }"};
+    CHECK(commands[3].words == expected);
+  }
+
+  TEST_CASE("the objects for Kubernetes") {
+    ClusterConfig c = cluster(Launcher::kKubernetes);
+    c.env = {"A=$(B)"};
+    c.kubernetes.name_space = "train";
+    c.kubernetes.resources = {.cpu = 7.5, .memory_bytes = int64_t{8} << 30, .others = {"nvidia.com/gpu=8"}};
+    c.kubernetes.node_selector = {"pool=big"};
+    c.kubernetes.mounts.push_back({.path = "/data/", .host_path = "/srv", .sub_path = "a", .read_only = true});
+    TrainJob j = job();
+    j.name = "GPT_1.3B";
+    j.program = "cairn";
+    j.recipe_words = {"--set", "name=$(x)"};
+    const json items = pods(c, j);
+    REQUIRE(items.size() == 3);
+    const json &files = items[0], &service = items[1], &the_job = items[2];
+    for (const json& item : items) {
+      CHECK(item.at("metadata").at("namespace") == "train");
+      CHECK(item.at("metadata").at("labels").at("app.kubernetes.io/instance") == "gpt-1-3b");
+    }
+    CHECK(files.at("kind") == "ConfigMap");
+    const std::string files_name = files.at("metadata").at("name");
+    CHECK(files_name.starts_with("gpt-1-3b-"));
+    CHECK(files_name.size() == 9 + 16);
+    CHECK(files.at("immutable") == true);
+    CHECK(files.at("data") == json{{"file-0", "the recipe"}, {"file-1", "the cluster"}});
+    CHECK(service.at("kind") == "Service");
+    CHECK(service.at("metadata").at("name") == "gpt-1-3b");
+    CHECK(service.at("spec").at("clusterIP") == "None");
+    CHECK(service.at("spec").at("publishNotReadyAddresses") == true);
+
+    CHECK(the_job.at("apiVersion") == "batch/v1");
+    CHECK(the_job.at("kind") == "Job");
+    const json& spec = the_job.at("spec");
+    CHECK(spec.at("completionMode") == "Indexed");
+    CHECK(spec.at("completions") == 5);
+    CHECK(spec.at("parallelism") == 5);
+    CHECK(spec.at("backoffLimitPerIndex") == 10);
+    CHECK(
+        spec.at("podFailurePolicy").dump() ==
+        R"({"rules":[{"action":"FailJob","onExitCodes":{"containerName":"cairn","operator":"In","values":[2,65,70,76]}},)"
+        R"({"action":"Ignore","onPodConditions":[{"status":"True","type":"DisruptionTarget"}]}]})");
+    const json& pod = spec.at("template").at("spec");
+    CHECK(pod.at("subdomain") == "gpt-1-3b");
+    CHECK(pod.at("restartPolicy") == "Never");
+    CHECK(pod.at("terminationGracePeriodSeconds") == 300);
+    CHECK(pod.at("nodeSelector") == json{{"pool", "big"}});
+    CHECK(service.at("spec").at("selector") == spec.at("template").at("metadata").at("labels"));
+    const json& apart = pod.at("affinity").at("podAntiAffinity").at("requiredDuringSchedulingIgnoredDuringExecution");
+    CHECK(apart.dump() == R"([{"labelSelector":{"matchLabels":{"app.kubernetes.io/instance":"gpt-1-3b",)"
+                          R"("app.kubernetes.io/name":"cairn"}},"topologyKey":"kubernetes.io/hostname"}])");
+    CHECK(
+        pod.at("volumes").dump() ==
+        R"([{"emptyDir":{"medium":"Memory","sizeLimit":"1073741824"},"name":"shm"},)"
+        R"({"configMap":{"items":[{"key":"file-0","path":"recipes/mine.lua"},{"key":"file-1","path":"cluster.lua"}],)"
+        R"("name":")" +
+            files_name +
+            R"("},"name":"files"},)"
+            R"({"name":"mount-0","persistentVolumeClaim":{"claimName":"shared"}},{"hostPath":{"path":"/srv"},"name":"mount-1"}])");
+    REQUIRE(pod.at("containers").size() == 1);
+    const json& container = pod.at("containers")[0];
+    CHECK(container.at("image") == "registry.example/cairn:1");
+    CHECK(container.at("workingDir") == "/work");
+    REQUIRE(container.at("env").size() == 1);
+    CHECK(container.at("env")[0] == json{{"name", "A"}, {"value", "$$(B)"}});
+    CHECK(container.at("terminationMessagePath") == "/dev/termination-log");
+    CHECK(container.at("resources").at("limits") ==
+          json{{"cpu", "7500m"}, {"memory", "8589934592"}, {"nvidia.com/gpu", "8"}});
+    CHECK(container.at("resources").at("requests") == container.at("resources").at("limits"));
+    CHECK(
+        container.at("volumeMounts").dump() ==
+        R"([{"mountPath":"/dev/shm","name":"shm"},{"mountPath":"/etc/cairn","name":"files","readOnly":true},)"
+        R"({"mountPath":"/shared","name":"mount-0"},{"mountPath":"/data","name":"mount-1","readOnly":true,"subPath":"a"}])");
+    const json words = {"cairn",
+                        "train",
+                        "/etc/cairn/recipes/mine.lua",
+                        "--set",
+                        "name=$$(x)",
+                        "--run",
+                        "/shared/runs/mine",
+                        "--cluster",
+                        "/etc/cairn/cluster.lua",
+                        "--nproc",
+                        "8",
+                        "--spares",
+                        "1",
+                        "--hosts-min",
+                        "3",
+                        "--exit-when-unfinished",
+                        "75",
+                        "--hosts",
+                        "gpt-1-3b-0.gpt-1-3b,gpt-1-3b-1.gpt-1-3b,gpt-1-3b-2.gpt-1-3b,gpt-1-3b-3.gpt-1-3b,"
+                        "gpt-1-3b-4.gpt-1-3b"};
+    CHECK(container.at("command") == words);
+
+    c.kubernetes.share_nodes = true;
+    c.kubernetes.shm_bytes = 12345678;
+    c.kubernetes.resources = {};
+    c.kubernetes.node_selector.clear();
+    c.env.clear();
+    const json plain = pods(c, j)[2].at("spec").at("template").at("spec");
+    CHECK(!plain.contains("affinity"));
+    CHECK(!plain.contains("nodeSelector"));
+    CHECK(!plain.at("containers")[0].contains("resources"));
+    CHECK(!plain.at("containers")[0].contains("env"));
+    CHECK(plain.at("volumes")[0].at("emptyDir").at("sizeLimit") == "12345678");
+  }
+
+  TEST_CASE("other files are another ConfigMap, so a Job under way keeps its own") {
+    const ClusterConfig c = cluster(Launcher::kKubernetes);
+    const auto name_of = [&](const TrainJob& j) { return pods(c, j)[0].at("metadata").at("name").get<std::string>(); };
+    TrainJob j = job();
+    CHECK(name_of(j) == name_of(job()));
+    j.sources[1].second += " changed";
+    CHECK(name_of(j) != name_of(job()));
+    j = job();
+    j.sources[1].first = "/home/other.lua";
+    CHECK(name_of(j) != name_of(job()));
+  }
+
+  TEST_CASE("files keep their places to each other, wherever they lie") {
+    const ClusterConfig c = cluster(Launcher::kKubernetes);
+    TrainJob j = job();
+    j.recipe = "/a/b/c/mine.lua";
+    j.cluster_file = "/a/x/cluster.lua";
+    j.sources = {{"/a/b/c/mine.lua", ""}, {"/a/b/base.lua", ""}, {"/a/x/cluster.lua", ""}};
+    const json pod = pods(c, j)[2].at("spec").at("template").at("spec");
+    CHECK(
+        pod.at("volumes")[1].at("configMap").at("items").dump() ==
+        R"([{"key":"file-0","path":"b/c/mine.lua"},{"key":"file-1","path":"b/base.lua"},{"key":"file-2","path":"x/cluster.lua"}])");
+    CHECK(pod.at("containers")[0].at("command")[2] == "/etc/cairn/b/c/mine.lua");
+    j.sources = {{"/mine.lua", ""}};
+    j.recipe = j.cluster_file = "/mine.lua";
+    CHECK(pods(c, j)[2].at("spec").at("template").at("spec").at("containers")[0].at("command")[2] ==
+          "/etc/cairn/mine.lua");
+  }
+
+  TEST_CASE("what Kubernetes would not take is refused") {
+    const ClusterConfig good = cluster(Launcher::kKubernetes);
+    const auto refused = [](const ClusterConfig& c, const TrainJob& j, std::string_view says) {
+      const Result<json> found = kubernetes_objects(c, j);
+      REQUIRE(!found.ok());
+      check_refused(found.error(), says);
+    };
+    for (const char* name : {"1b", "---", "", "a23456789012345678901234567890123456789012345678901234567890abcd"}) {
+      CAPTURE(name);
+      TrainJob j = job();
+      j.name = name;
+      refused(good, j, "makes no name for Kubernetes: it takes at most 61 letters");
+    }
+    TrainJob j = job();
+    j.run = "/elsewhere/runs";
+    refused(good, j, "the run folder /elsewhere/runs lies in none of the mounts");
+    j.run = "/shared2/runs";
+    refused(good, j, "the run folder /shared2/runs lies in none of the mounts");
+    j.run = "/shared/../data";
+    refused(good, j, "the run folder /data lies in none of the mounts");
+    j.run = "runs/a";
+    refused(good, j, "the run folder /home/runs/a lies in none of the mounts");
+    j.workdir = "/shared/project";
+    CHECK(kubernetes_objects(good, j).ok());
+    j.workdir = "";
+    refused(good, j, "--run runs/a: relative to the working directory of a pod, which no `workdir` names");
+
+    ClusterConfig c = good;
+    c.kubernetes.mounts.push_back({.path = "/shared/runs", .claim = "x", .read_only = true});
+    refused(c, job(), "the run folder /shared/runs/mine lies in the mount /shared/runs, which is read_only");
+    c = good;
+    c.kubernetes.resources.memory_bytes = int64_t{1} << 30;
+    refused(c, job(),
+            "resources.memory = 1073741824 bytes holds no more than /dev/shm, which needs 1073741824 of them");
+    c = good;
+    c.hosts = 100001;
+    refused(c, job(), "an Indexed Job has at most 100000 pods");
+    c.hosts = 20000;
+    refused(c, job(), "the names of 20001 hosts are");
+    j = job();
+    j.sources[0].second.assign(300000, 'x');
+    refused(good, j, "in 2 files; the ConfigMap that brings them to the pods holds 250000");
+  }
+
+  TEST_CASE("words of several lines are submitted nowhere") {
+    TrainJob with_set = job(), with_run = job(), in_folder = job();
+    with_set.recipe_words = {"--set", "name=\"a\nb\""};
+    with_run.run = "/shared/a\nb";
+    in_folder.workdir = "/work\n#";
+    for (const TrainJob& j : {with_set, with_run, in_folder}) {
+      check_refused(slurm_script(cluster(Launcher::kSlurm), j).error(), "has the control character \\x0a");
+      check_refused(kubernetes_objects(cluster(Launcher::kKubernetes), j).error(), "has the control character \\x0a");
+      check_refused(ssh_commands(cluster(Launcher::kHosts), j).error(), "has the control character \\x0a");
+    }
+  }
+}

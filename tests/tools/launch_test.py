@@ -1,0 +1,335 @@
+"""cairn launch, with programs in PATH that write down what they get in the place of sbatch, kubectl and ssh."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import unittest
+
+from program import ProgramTest, main
+
+RECIPE = """local T = require "cairn"
+return T.recipe {
+  name = "mine", stop = T.steps(10),
+  model = T.gpt { layers = 4, width = 64, heads = 4, context = 32, vocab = 257 },
+  data = T.megatron { prefix = "data/text_document", split = { 95, 5 } },
+  batch = { samples = 16, micro = 2 },
+  optimizer = T.adamw { peak_lr = 1e-3 },
+  mesh = T.mesh { tp = 2 },
+}
+"""
+
+# Takes its input, then says what a launcher would and ends with $CODE.
+RECORDER = """#!/bin/sh
+printf '%s\\n' "$0" "$@" > "$RECORD.words"
+cat > "$RECORD.input"
+echo "${SAYS:-Submitted batch job 12}"
+exit "${CODE:-0}"
+"""
+
+# As sshd does: the last word goes to a shell, which may be on another host.
+SSH = """#!/bin/sh
+for word; do previous=$host; host=$command; command=$word; done
+printf '%s\\n' "$@" > "$RECORD.$host.words"
+case " $UNREACHABLE " in *" $host "*) echo "ssh: connect to host $host: refused" >&2; exit 255;; esac
+export HOST="$host"
+exec "${SHELL_THERE:-sh}" -c "$command"
+"""
+
+# In the place of cairn on a host.
+AGENT = """#!/bin/sh
+echo "in $(pwd) with A=$A"
+for word; do echo "word $word"; done
+printf 'an error' >&2
+if [ -n "$STAY" ]; then
+  trap 'echo TERM came; exit 3' TERM
+  trap 'echo USR1 came' USR1
+  trap 'echo INT came' INT
+  echo ready
+  while :; do sleep 0.05; done
+fi
+case "$HOST" in h0) exit "${CODE_H0:-0}";; *) exit "${CODE_OTHERS:-0}";; esac
+"""
+
+
+class LaunchTest(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.write("recipes/mine.lua", RECIPE)
+        for name, text in (("sbatch", RECORDER), ("kubectl", RECORDER), ("ssh", SSH), ("agent", AGENT)):
+            os.chmod(self.write(f"bin/{name}", text), 0o755)
+        self.env = {"PATH": self.path("bin") + os.pathsep + os.environ["PATH"], "RECORD": self.path("record")}
+
+    def cluster(self, launcher, fields):
+        return self.write("cluster.lua", f'local T = require "cairn"\nreturn T.{launcher} {{\n{fields}\n}}\n')
+
+    def launch(self, *args, code=0, **env):
+        return self.cairn("launch", "recipes/mine.lua", "--cluster", "cluster.lua", *args, code=code,
+                          env={**self.env, **env})
+
+    def recorded(self, what):
+        with open(self.path(f"record.{what}"), encoding="utf-8") as f:
+            return f.read()
+
+    def assert_nothing_submitted(self):
+        self.assertFalse([name for name in os.listdir(self.folder.name) if name.startswith("record")])
+
+    # Slurm
+
+    def test_sbatch_gets_what_the_dry_run_prints(self):
+        self.cluster("slurm", "hosts = 2, ranks_per_host = 2, spares = 1")
+        shown = self.launch("--dry-run", "--set", "optimizer.offload=it's \"here\"").stdout
+        self.assert_nothing_submitted()
+        done = self.launch("--set", "optimizer.offload=it's \"here\"")
+        self.assertEqual(done.stdout, "Submitted batch job 12\n")
+        self.assertEqual(self.recorded("input"), shown)
+        self.assertEqual(self.recorded("words"), self.path("bin/sbatch") + "\n")
+        self.assertIn("#SBATCH --nodes=3\n", shown)
+        self.assertIn(f"\ncd {self.folder.name} || exit 2\n", shown)
+        self.assertIn(f" {self.program} train {self.path('recipes/mine.lua')} ", shown)
+        self.assertIn(""" --set 'optimizer.offload=it'\\''s "here"' --run runs/mine """, shown)
+        self.assertEqual(subprocess.run(["bash", "-n"], input=shown, text=True, check=False).returncode, 0)
+
+    def test_the_script_runs_its_words_and_queues_itself_again(self):
+        os.chmod(self.write("bin/srun", "#!/bin/sh\nprintf '%s\\n' \"$@\" > \"$RECORD.srun\"\npwd\necho $A\nexit $CODE\n"),
+                 0o755)
+        os.chmod(self.write("bin/scontrol", "#!/bin/sh\necho \"scontrol $*\"\n"), 0o755)
+        os.mkdir(self.path("my work"))
+        workdir = self.path("my work")
+        self.cluster("slurm", f"hosts = 1, ranks_per_host = 2, workdir = \"{workdir}\", env = {{ \"A=it's $A\" }}")
+        script = self.launch("--run", "runs/a b", "--dry-run", "--", "--trace", "steps=1..2").stdout
+        for code, end in ((75, "scontrol requeue 12\n"), (0, ""), (69, "")):
+            done = subprocess.run(["bash"], input=script, text=True, capture_output=True, timeout=30, check=False,
+                                  env={**os.environ, **self.env, "CODE": str(code), "SLURM_JOB_ID": "12"})
+            self.assertEqual((done.returncode, done.stdout), (code, f"{workdir}\nit's $A\n{end}"))
+        words = self.recorded("srun").splitlines()
+        self.assertEqual(words[words.index("train"):],
+                         ["train", self.path("recipes/mine.lua"), "--run", self.path("runs/a b"), "--cluster",
+                          self.path("cluster.lua"), "--nproc", "2", "--exit-when-unfinished", "75", "--trace", "steps=1..2"])
+
+    def test_options_of_the_run_may_follow_a_list(self):
+        self.write("recipes/small.lua", "return { seed = 3 }\n")
+        self.cluster("slurm", "hosts = 2, ranks_per_host = 2")
+        for words in (["--set", "seed=3"], ["--with", "recipes/small.lua"], ["--set", "seed=3", "--set", "seed=4"]):
+            with self.subTest(words):
+                shown = self.launch("--dry-run", *words, "--", "--trace", "steps=1..2").stdout
+                self.assertIn(" --exit-when-unfinished 75 --trace steps=1..2\n", shown)
+
+    def test_a_refusal_of_the_launcher_is_one_of_launch(self):
+        self.cluster("slurm", "hosts = 2, ranks_per_host = 2")
+        done = self.launch(code=69, CODE="1", SAYS="sbatch: error: no such partition")
+        self.assertIn("no such partition", done.stdout)
+        self.assertIn("sbatch ended with 1", done.stderr)
+        done = self.launch(code=69, PATH="/nowhere")
+        self.assertIn("sbatch: no such program in PATH; nothing was submitted", done.stderr)
+
+    # Kubernetes
+
+    PODS = ('hosts = 2, ranks_per_host = 2, spares = 1, image = "cairn:1", workdir = "/shared", '
+            'mounts = { T.mount { "/shared", claim = "shared" } }')
+
+    def test_kubectl_gets_what_the_dry_run_prints(self):
+        self.write("recipes/small.lua", "return { seed = 3 }\n")
+        self.cluster("kubernetes", self.PODS)
+        shown = self.launch("--with", "recipes/small.lua", "--dry-run").stdout
+        self.assert_nothing_submitted()
+        done = self.launch("--with", "recipes/small.lua", SAYS="job.batch/mine created")
+        self.assertEqual(done.stdout, "job.batch/mine created\n")
+        self.assertEqual(self.recorded("input"), shown)
+        self.assertEqual(self.recorded("words").splitlines()[1:], ["apply", "-f", "-"])
+        files, service, job = json.loads(shown)["items"]
+        self.assertEqual([item["kind"] for item in (files, service, job)], ["ConfigMap", "Service", "Job"])
+        self.assertEqual(job["spec"]["completions"], 3)
+        pod = job["spec"]["template"]["spec"]
+        container = pod["containers"][0]
+        self.assertEqual(container["command"][:5],
+                         ["cairn", "train", "/etc/cairn/recipes/mine.lua", "--with", "/etc/cairn/recipes/small.lua"])
+        self.assertIn("runs/mine", container["command"])
+        size = int(pod["volumes"][0]["emptyDir"]["sizeLimit"])
+        self.assertGreaterEqual(size, 64 << 20)
+        # The files in the pod are a recipe and a cluster file that are accepted there.
+        for item in pod["volumes"][1]["configMap"]["items"]:
+            self.write(os.path.join("pod", item["path"]), files["data"][item["key"]])
+        self.cairn("check", "pod/recipes/mine.lua", "--with", "pod/recipes/small.lua", "--world", "4", "--recipe-only")
+        self.cairn("launch", "pod/recipes/mine.lua", "--cluster", "pod/cluster.lua", "--dry-run")
+
+    def test_dev_shm_holds_the_plans_slots_and_weights_of_the_fewest_hosts(self):
+        def size(fields):
+            self.cluster("kubernetes", self.PODS + fields)
+            shown = self.launch("--set", "model.width=1024", "--set", "model.layers=8", "--dry-run").stdout
+            return int(json.loads(shown)["items"][2]["spec"]["template"]["spec"]["volumes"][0]["emptyDir"]["sizeLimit"])
+
+        plan = self.cairn_json("plan", "recipes/mine.lua", "--world", "4", "--set", "model.width=1024", "--set",
+                               "model.layers=8")
+        needed = plan["shared_memory"]["bytes"] / 2  # of two hosts
+        self.assertGreater(size(""), needed)
+        self.assertLess(size(""), 1.25 * needed)
+        self.assertGreater(size(", hosts_min = 1"), 2 * needed)
+        self.assertEqual(size(', shm = "3GiB"'), 3 << 30)
+
+    def test_a_job_that_was_there_is_no_start(self):
+        self.cluster("kubernetes", self.PODS)
+        done = self.launch(code=69, SAYS="configmap/mine-files configured\njob.batch/mine unchanged")
+        self.assertIn("kubectl delete job mine", done.stderr)
+
+    @unittest.skipUnless(os.environ.get("CAIRN_KUBERNETES_VALIDATE"), "set by .ci/run, which installs it")
+    def test_kubernetes_own_schemas_accept_the_objects(self):
+        def validate(objects, version):
+            paths = []
+            for k, item in enumerate(objects):
+                paths.append(self.write(f"object-{k}.json", json.dumps(item)))
+            return subprocess.run([os.environ["CAIRN_KUBERNETES_VALIDATE"], "--strict", "--no-warn", "-k", version, *paths],
+                                  capture_output=True, text=True, timeout=100, check=False)
+
+        full = (', namespace = "train", resources = { cpu = 2, memory = "8GiB", others = { "nvidia.com/gpu=1" } }, '
+                'node_selector = { "pool=big" }, share_nodes = true, env = { "A=b" }, grace = 60')
+        for fields in ("", full):
+            self.cluster("kubernetes", self.PODS + fields)
+            objects = json.loads(self.launch("--dry-run").stdout)["items"]
+            for version in ("1.33.0", "1.37.0"):
+                with self.subTest(fields=fields, version=version):
+                    done = validate(objects, version)
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        # A validator that takes all would prove nothing.
+        objects[2]["spec"]["template"]["spec"]["containers"][0]["imagePull"] = "x"
+        self.assertNotEqual(validate(objects[2:], "1.33.0").returncode, 0)
+        objects[2]["spec"]["completions"] = "three"
+        self.assertNotEqual(validate(objects[2:], "1.33.0").returncode, 0)
+
+    # ssh
+
+    def hosts(self, fields="", names=("h0", "h1")):
+        listed = ", ".join(f'"{name}"' for name in names)
+        self.cluster("hosts", f'names = {{ {listed} }}, ranks_per_host = 2, program = "{self.path("bin/agent")}", '
+                              f'workdir = "{self.folder.name}", env = {{ "A=it\'s" }}{fields}')
+
+    def test_each_host_runs_an_agent_whose_lines_bear_its_name(self):
+        self.hosts(', options = { "-p", "22" }')
+        for shell in ("sh", "bash"):
+            done = self.launch("--run", "runs/a b", "--", "--trace", "steps=1..2", SHELL_THERE=shell)
+            lines = done.stdout.splitlines()
+            for k, host in enumerate(("h0", "h1")):
+                own = [line[4:] for line in lines if line.startswith(f"{host}: ")]
+                self.assertEqual(own, [f"in {self.folder.name} with A=it's"] + [f"word {word}" for word in (
+                    "train", self.path("recipes/mine.lua"), "--run", self.path("runs/a b"), "--cluster",
+                    self.path("cluster.lua"), "--nproc", "2", "--trace", "steps=1..2", "--hosts", "h0,h1", "--host-index",
+                    str(k))])
+                self.assertIn(f"{host}: an error\n", done.stderr)
+                self.assertEqual(self.recorded(f"{host}.words").splitlines()[:7],
+                                 ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-p", "22", host])
+
+    def test_the_dry_run_prints_the_commands_that_would_run(self):
+        self.hosts()
+        shown = self.launch("--dry-run").stdout
+        self.assert_nothing_submitted()
+        self.assertEqual(len(shown.splitlines()), 2)
+        typed = subprocess.run(["sh"], input=shown, text=True, capture_output=True, timeout=30, check=False,
+                               env={**os.environ, **self.env})
+        launched = self.launch()
+        without_names = [line[4:] for line in launched.stdout.splitlines()]
+        self.assertEqual(sorted(typed.stdout.splitlines()), sorted(without_names))
+
+    def test_the_code_is_that_of_the_first_host_or_of_the_next_that_was_not_lost(self):
+        self.hosts()
+        done = self.launch(code=75, CODE_H0="75", CODE_OTHERS="3")
+        self.assertIn("h0: ended with 75\n", done.stderr)
+        self.assertIn("h1: ended with 3\n", done.stderr)
+        self.launch(code=0, CODE_OTHERS="3")
+        done = self.launch(code=3, CODE_OTHERS="3", UNREACHABLE="h0")
+        self.assertIn("h0: ssh: connect to host h0: refused\n", done.stderr)
+        done = self.launch(code=69, UNREACHABLE="h0 h1")
+        self.assertIn("no host could be reached", done.stderr)
+        os.remove(self.path("bin/ssh"))
+        self.assertIn("ssh: no such program in PATH", self.launch(code=69, PATH="/nowhere").stderr)
+
+    def start(self):
+        self.hosts()
+        command = [self.program, "launch", "recipes/mine.lua", "--cluster", "cluster.lua"]
+        with open(self.path("out"), "w", encoding="utf-8") as out:
+            # As in the background of a script, where SIGINT is ignored.
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            started = subprocess.Popen(command, cwd=self.folder.name, stdin=subprocess.DEVNULL, stdout=out,
+                                       stderr=subprocess.STDOUT, restore_signals=False,
+                                       env={**os.environ, **self.env, "STAY": "1"})
+            signal.signal(signal.SIGINT, before)
+        self.addCleanup(started.wait)
+        self.addCleanup(started.kill)
+        self.wait_for_lines("h0: ready", "h1: ready")
+        return started
+
+    def wait_for_lines(self, *lines):
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            with open(self.path("out"), encoding="utf-8") as f:
+                there = f.read().splitlines()
+            if all(line in there for line in lines):
+                return
+            time.sleep(0.02)
+        self.fail(f"not all of {lines} in {there}")
+
+    def test_signals_reach_the_agent_of_each_host(self):
+        started = self.start()
+        for sent, line in ((signal.SIGUSR1, "USR1 came"), (signal.SIGINT, "INT came")):
+            started.send_signal(sent)
+            self.wait_for_lines(f"h0: {line}", f"h1: {line}")
+        self.assertIsNone(started.poll())
+        started.send_signal(signal.SIGTERM)
+        self.assertEqual(started.wait(timeout=20), 3)
+        self.wait_for_lines("h0: TERM came", "h1: TERM came")
+
+    def test_a_killed_launch_ends_no_agent(self):
+        os.chmod(self.write("bin/agent", AGENT.replace("echo ready", 'echo ready; echo $$ > "$RECORD.$HOST.pid"')), 0o755)
+        started = self.start()
+        started.kill()
+        started.wait(timeout=20)
+        time.sleep(0.3)
+        for host in ("h0", "h1"):
+            pid = int(self.recorded(f"{host}.pid"))
+            os.kill(pid, signal.SIGTERM)  # it is there
+            until = time.monotonic() + 20
+            while os.path.exists(f"/proc/{pid}/stat") and time.monotonic() < until:
+                with open(f"/proc/{pid}/stat", encoding="utf-8") as f:
+                    if f.read().rpartition(")")[2].split()[0] == "Z":
+                        break
+                time.sleep(0.02)
+            else:
+                self.assertLess(time.monotonic(), until)
+
+    # What is refused
+
+    def test_a_refused_launch_submits_nothing(self):
+        slurm = "hosts = 2, ranks_per_host = 2"
+
+        def refused(*args, says):
+            done = self.launch(*args, code=2)
+            self.assertIn(says, done.stderr)
+            self.assertEqual(done.stdout, "")
+            self.assert_nothing_submitted()
+
+        self.cluster("slurm", slurm + ", image = \"x\"")
+        refused(says="cluster.lua:3: image: no such field in slurm\n")
+        refused("--dry-run", says="1 error. Nothing was started.")
+        self.cluster("slurm", "hosts = 1, ranks_per_host = 3")
+        refused(says="recipes/mine.lua:")  # tp 2 does not divide 3 ranks
+        self.cluster("slurm", slurm)
+        refused("--set", "model.widht=3", says="did you mean `width`?")
+        refused("--set", "mesh.tp=4", says="cluster.lua: mesh.tp = 4: ranks 0 to 3 exchange in every layer, and lie on "
+                                           "hosts 0 to 1 with ranks_per_host = 2")
+        refused("--run", "a\nb", says="has the control character \\x0a")
+        refused("--", "--nprocs", "3", says="behind --, as `cairn train` sees it: ")
+        refused("--", "--nproc", "3", says="--nproc: the cluster file says it")
+        refused("--", "--run", "x", says="--run stands before --, where it is checked")
+        refused("--", "--set", "seed=3", says="--set stands before --, where it is checked")
+        refused("--", "--exit-when-unfinished", "3", says="the launcher starts the run again by code 75")
+        refused("--", "--help", says="behind -- stand options of the run")
+        self.cluster("slurm", slurm + ", requeue = false")
+        self.launch("--dry-run", "--", "--exit-when-unfinished", "3")
+        self.cluster("kubernetes", slurm + ', image = "cairn:1", workdir = "/home"')
+        refused(says="the run folder /home/runs/mine lies in none of the mounts")
+        self.cairn("launch", "recipes/mine.lua", code=2)
+        self.cairn("launch", "recipes/mine.lua", "--cluster", "nowhere.lua", code=2)
+
+
+if __name__ == "__main__":
+    main()
