@@ -34,12 +34,12 @@ std::vector<Field> shared_fields() {
       bound("spares", &ClusterConfig::spares)
           .range(0, kMostHosts)
           .otherwise(0)
-          .says("further hosts, which wait until one that trains is lost"),
+          .says("further hosts, which wait", "They take nobody's place yet."),
       bound("hosts_min", &ClusterConfig::hosts_min)
           .range(0, kMostHosts)
           .otherwise(0)
-          .says("the fewest hosts that training goes on with; 0: `hosts`",
-                "With fewer left the run saves and waits: `wait`."),
+          .says("the fewest hosts that training is to go on with; 0: `hosts`",
+                "It waits for all of them yet, as long as `wait` says."),
       bound("groups_cross_hosts", &ClusterConfig::groups_cross_hosts)
           .otherwise(false)
           .says("lets groups of mesh.tp and mesh.cp lie on several hosts",

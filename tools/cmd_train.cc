@@ -347,6 +347,8 @@ Result<int> RunStarter::start() {
   if (fleet_) {
     fleet_->end(code.ok() ? code.value() : code.error().exit_code(), memory_stays_,
                 code.ok() ? std::string() : "the leader: " + code.error().message);
+    ignore(write_end(run_, fleet_->epoch().incarnation, code.ok() ? code.value() : code.error().exit_code()),
+           "spares wait for a stop then");
   }
   return code;
 }
@@ -449,6 +451,10 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
       fmt::print("{}\n", hosts_text(*hosts, hosts->port_from));
       std::fflush(stdout);
       if (args.dry_run) return 0;
+      if (hosts->placement.index >= hosts->hosts()) {
+        RT_TRY_SET(const RequestOptions spare_requests, request_options(args.requests));
+        return wait_as_spare(run, spare_requests);
+      }
       RT_TRY_SET(const RequestOptions requests, request_options(args.requests));
       return follow({.hosts = *hosts, .run = run, .threads = args.threads, .requests = requests});
     }
@@ -474,10 +480,26 @@ Result<int> with_result(bool json, const std::function<Result<int>(nlohmann::jso
   return result["exit_code"].get<int>();
 }
 
+/// The ranks that flags and hosts say; 0: none do. Where the recipe writes mesh.dp, hosts that it does not need are
+/// spares, and then `hosts` says so.
+Result<int64_t> world_of(const TrainArgs& args, std::optional<HostOptions>& hosts) {
+  if (!hosts) return args.nproc;
+  if (hosts->ranks == 0 || args.hosts.spares >= 0) return hosts->world();
+  dsl::LoadOptions options{
+      .sets = args.recipe.sets, .params = args.recipe.params, .with_files = args.recipe.with_files};
+  const dsl::LoadResult alone = dsl::load_recipe(args.recipe.path, options);
+  if (!alone.ok() || alone.loaded.recipe.mesh.dp == 0) return hosts->world();
+  const int64_t wanted = wanted_world(alone.loaded.recipe.mesh);
+  const int64_t needed = wanted / hosts->ranks;
+  if (wanted % hosts->ranks == 0 && needed >= 2 && needed < hosts->placement.hosts)
+    hosts->spares = hosts->placement.hosts - needed;
+  return hosts->world();
+}
+
 Result<int> train(const TrainArgs& args, bool json) {
   dsl::LoadedRecipe loaded;
   RT_TRY_SET(std::optional<HostOptions> hosts, find_hosts(args.hosts, args.nproc));
-  const int64_t given = hosts ? hosts->world() : args.nproc;
+  RT_TRY_SET(int64_t given, world_of(args, hosts));
   RT_TRY_SET(const int refused, load_or_tell(args.recipe, given, json, &loaded));
   if (refused != 0) return refused;
   const int64_t world = given > 0 ? given : wanted_world(loaded.recipe.mesh);

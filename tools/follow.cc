@@ -3,25 +3,34 @@
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <chrono>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "ckpt/position.h"
 #include "dsl/dsl.h"
 #include "runtime/agent/supervisor.h"
+#include "runtime/cluster/epoch_store.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/log.h"
+#include "runtime/json/json.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/run/agent.h"
+#include "tools/run/folder.h"
 #include "tools/run/follower.h"
 #include "tools/run/narrator.h"
 
 namespace cairn::tools {
 namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
 
 void say(const std::string& text) {
   fmt::print("{}\n", text);
@@ -82,6 +91,32 @@ bool stop_signal_waits(const RequestOptions& requests) {
     if (sigismember(&pending, signal) == 1) return true;
   }
   return false;
+}
+
+namespace {
+
+fs::path end_file(const fs::path& run) { return run / "cluster" / "end.json"; }
+
+}  // namespace
+
+Status write_end(const fs::path& run, const std::string& incarnation, int code) {
+  return write_unsynced_text_file(end_file(run), json{{"incarnation", incarnation}, {"code", code}}.dump() + "\n");
+}
+
+Result<int> wait_as_spare(const fs::path& run, const RequestOptions& requests) {
+  block_stop_signals(requests);
+  say("a spare: waits for the end of the run");
+  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(500))) {
+    if (stop_signal_waits(requests)) return 0;
+    const Result<std::string> text = read_text_file(end_file(run));
+    if (!text.ok()) continue;
+    const json end = json_or_nothing(text.value());
+    if (!end.is_object() || !end.contains("incarnation") || !end.contains("code")) continue;
+    RT_TRY_SET(const cluster::EpochStore store, cluster::EpochStore::open(run / "cluster"));
+    RT_TRY_SET(const std::optional<cluster::Epoch> newest, store.newest());
+    if (!newest || end["incarnation"] != json(newest->incarnation)) continue;  // of a start before
+    return static_cast<int>(json_integer(end["code"], 0, 255).value_or(1));
+  }
 }
 
 Result<int> follow(const FollowArgs& args) {

@@ -18,6 +18,11 @@ struct FollowArgs {
   RequestOptions requests;
 };
 
+/// A spare host: it takes nobody's place yet, and leaves when the run of this folder has ended, with its exit code.
+Result<int> wait_as_spare(const std::filesystem::path& run, const RequestOptions& requests);
+/// The leader's last word, for spares: a file of RUN/cluster.
+Status write_end(const std::filesystem::path& run, const std::string& incarnation, int code);
+
 /// The exit code of the run. Stop signals are blocked from here on.
 Result<int> follow(const FollowArgs& args);
 

@@ -2,13 +2,18 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <ifaddrs.h>
 #include <netdb.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
+#include "dsl/dsl.h"
 #include "runtime/cluster/node_list.h"
 #include "tools/run/folder.h"
 
@@ -51,6 +56,28 @@ std::string address_of(const std::string& name) {
   return text;
 }
 
+/// Of this host's interface of that name.
+Result<std::string> address_of_interface(const std::string& name) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return os_error(errno, "getifaddrs");
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
+  std::set<std::string> there;
+  std::string found;
+  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr) continue;
+    there.insert(at->ifa_name);
+    const int family = at->ifa_addr->sa_family;
+    if (name != at->ifa_name || (family != AF_INET && family != AF_INET6)) continue;
+    if (!found.empty() && family == AF_INET6) continue;  // the older one where there are both
+    char text[NI_MAXHOST] = {};
+    const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (::getnameinfo(at->ifa_addr, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) found = text;
+  }
+  if (!found.empty()) return found;
+  return refused(fmt::format("interface = \"{}\": {} has no address of it; interfaces here: {}", name, own_host_name(),
+                             fmt::join(there, ", ")));
+}
+
 }  // namespace
 
 void add_host_options(CLI::App& command, HostArgs& args) {
@@ -63,12 +90,20 @@ void add_host_options(CLI::App& command, HostArgs& args) {
   command.add_option("--host-index", args.host_index, "which of them this is, from 0 (default: by its own name)")
       ->type_name("K")
       ->check(CLI::Range(int64_t{0}, cluster::kMostHosts - 1));
-  command.add_option("--spares", args.spares, "hosts that wait for another one to be lost (only 0 now)")
+  command
+      .add_option("--cluster", args.cluster,
+                  "the file that says where runs run: hosts, ports, times (docs/cluster-file.md)")
+      ->type_name("FILE");
+  command
+      .add_option(
+          "--spares", args.spares,
+          "of the hosts, so many of the last ones wait; with mesh.dp written, those that it does not need. They "
+          "take nobody's place yet")
       ->type_name("N")
       ->check(CLI::Range(int64_t{0}, cluster::kMostHosts - 1));
   command
       .add_option("--hosts-min", args.hosts_min,
-                  "fewest hosts that the run trains with (only all of them now: it waits for who is lost)")
+                  "fewest hosts that the run is to train with; it waits for all of them yet")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, cluster::kMostHosts));
 }
@@ -82,21 +117,38 @@ Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t rank
   if (!args.host_file.empty()) {
     RT_TRY_SET(flags.hosts, read_host_file(args.host_file));
   }
+  std::optional<ClusterConfig> cluster;
+  if (!args.cluster.empty()) {
+    const dsl::ClusterResult read = dsl::load_cluster(args.cluster);
+    if (!read.ok()) return refused("--cluster: " + dsl::to_text(read.diagnostics));
+    cluster = read.cluster;
+    if (flags.hosts.empty() && cluster->launcher == Launcher::kHosts) flags.hosts = cluster->ssh.names;
+  }
   if (args.host_index >= 0) flags.index = args.host_index;
+  if (flags.hosts.size() == 1 && args.host_index <= 0) return std::optional<HostOptions>();  // whatever a launcher says
   RT_TRY_SET(const std::optional<cluster::Placement> placement,
              cluster::find_placement(flags, cluster::process_environment(), own_host_name()));
-  if (args.spares > 0)
-    return refused(
-        "--spares: hosts that wait for a lost one are not there yet; leave it out, and the run waits until "
-        "the lost host is there again");
   if (!placement || placement->hosts == 1) return std::optional<HostOptions>();
-  if (args.hosts_min > 0 && args.hosts_min != placement->hosts) {
-    return refused(
-        fmt::format("--hosts-min {}: a run over {} hosts trains with all of them; with fewer it cannot yet, "
-                    "and waits until the lost one is there again",
-                    args.hosts_min, placement->hosts));
+  HostOptions out{.placement = *placement, .ranks = ranks, .build = {}, .recipe_hash = {}};
+  if (cluster) {
+    if (ranks == 0) out.ranks = cluster->ranks_per_host;
+    out.port_from = cluster->ports.from;
+    out.port_to = cluster->ports.to;
+    out.beats = {.every_s = cluster->beat_s(), .dead_after_s = cluster->dead_after_s};
+    out.join_s = cluster->join_timeout_s;
+    out.wait_s = cluster->wait_s;
+    if (!cluster->interface.empty()) {
+      RT_TRY_SET(out.interface_address, address_of_interface(cluster->interface));
+    }
   }
-  return std::optional(HostOptions{.placement = *placement, .ranks = ranks, .build = {}, .recipe_hash = {}});
+  out.spares = args.spares >= 0 ? args.spares : cluster ? cluster->spares : 0;
+  if (out.hosts() < 2) {
+    return refused(fmt::format("--spares {}: of {} hosts two at least have to train", out.spares, placement->hosts));
+  }
+  if (args.hosts_min > out.hosts()) {
+    return refused(fmt::format("--hosts-min {}: {} hosts train", args.hosts_min, out.hosts()));
+  }
+  return std::optional(std::move(out));
 }
 
 std::string hosts_text(const HostOptions& options, int64_t port) {
@@ -104,8 +156,10 @@ std::string hosts_text(const HostOptions& options, int64_t port) {
   const std::string address = address_of(placement.leader);
   const std::string own =
       placement.names.empty() ? own_host_name() : placement.names[static_cast<size_t>(placement.index)];
-  return fmt::format("{} hosts x {} ranks, from {}; this is {} ({}), leader {}{}:{}", placement.hosts, options.ranks,
-                     placement.from, placement.index, own, placement.leader,
+  const std::string spares =
+      options.spares == 0 ? "" : fmt::format(" and {} spare{}", options.spares, options.spares == 1 ? "" : "s");
+  return fmt::format("{} hosts x {} ranks{}, from {}; this is {} ({}), leader {}{}:{}", options.hosts(), options.ranks,
+                     spares, placement.from, placement.index, own, placement.leader,
                      address.empty() || address == placement.leader ? "" : " " + address, port);
 }
 

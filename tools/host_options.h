@@ -1,5 +1,5 @@
 #pragma once
-// The hosts of a run as the command line and the launcher say them: --hosts, --host-file, --host-index.
+// The hosts of a run as the command line, the cluster file and the launcher say them.
 
 #include <cstdint>
 #include <optional>
@@ -15,15 +15,16 @@ class App;
 namespace cairn::tools {
 
 struct HostArgs {
-  std::string hosts, host_file;
-  int64_t host_index = -1;  // -1: the launcher says, or the machine's own name
-  int64_t spares = 0, hosts_min = 0;
+  std::string hosts, host_file, cluster;
+  int64_t host_index = -1;             // -1: the launcher says, or the machine's own name
+  int64_t spares = -1, hosts_min = 0;  // -1: the cluster file says
 };
 
 void add_host_options(CLI::App& command, HostArgs& args);
 
 /// nullopt: one host. With `ranks` (--nproc, 0: not given) of each host. Without build and recipe, which are known
-/// later. Errors: kInvalidInput: flags or a launcher's variables that contradict each other, with the fix.
+/// later. Errors: kInvalidInput: flags, a cluster file or a launcher's variables that contradict each other, with the
+/// fix.
 Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t ranks);
 
 /// "4 hosts x 2 ranks, from Slurm step 12.0; this is 2 (h2), leader h0 10.77.0.10:24512"

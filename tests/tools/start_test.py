@@ -52,16 +52,14 @@ class StartTest(ProgramTest):
         for environment in ({"SLURM_JOB_NUM_NODES": "2", "SLURM_NNODES": "2"}, {"SLURM_NNODES": "2"},
                             {"SLURM_JOB_NUM_NODES": "2"}):
             with self.subTest(environment=environment):
-                refused = self.cairn(*short, env=environment)
-                self.assertEqual(refused.returncode, 2)
+                refused = self.cairn(*short, env=environment, code=2)
                 self.assertEqual(refused.stderr.count("this is one of 2 nodes of a Slurm job"), 1)
-        self.assertEqual(self.cairn(*short, "--hosts", "localhost", env={"SLURM_NNODES": "2"}).returncode, 0)
+        self.cairn(*short, "--hosts", "localhost", env={"SLURM_NNODES": "2"})
         step = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2",
                 "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "a[1-2]"}
         found = self.cairn(*short, "--dry-run", env=step)
         self.assertIn("2 hosts x 1 ranks, from Slurm step 12.0; this is 1 (a2), leader a1:", found.stdout)
-        crowd = self.cairn(*short, env={**step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"})
-        self.assertEqual(crowd.returncode, 2)
+        crowd = self.cairn(*short, env={**step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}, code=2)
         self.assertIn("Slurm step 12.0 has 8 tasks on 1 node; one agent a host, ranks by --nproc", crowd.stderr)
         for nodes in ("1", "", "two", "2x", "-2"):
             alone = self.cairn(*short, "--dry-run", env={"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes})
@@ -70,6 +68,9 @@ class StartTest(ProgramTest):
     def test_hosts_that_make_no_sense_are_refused(self):
         self.write("hosts", "h0\n\n# the second rack\nh1 slots=8\n")
         self.write("none", "# nobody\n")
+        self.write("cluster.lua", 'local T = require "cairn"\nreturn T.hosts { names = { "a", "b" }, ranks_per_hosts = 1 }\n')
+        self.write("wire.lua", 'local T = require "cairn"\nreturn T.hosts { names = { "localhost", "b" }, '
+                               'ranks_per_host = 1, interface = "nowire7" }\n')
         for words, told in ((("--hosts", "a,b", "--host-file", "hosts"), "give one of them"),
                             (("--host-file", "hosts"), "line 4: 'h1 slots=8': expected one host name a line"),
                             (("--host-file", "none"), "names no host"),
@@ -77,10 +78,11 @@ class StartTest(ProgramTest):
                             (("--hosts", "a[1-"), "--hosts"),
                             (("--hosts", "a,b", "--host-index", "2"), "2"),
                             (("--hosts", "a,b", "--host-index", "0", "--spares", "1"), "--spares"),
-                            (("--hosts", "a,b", "--host-index", "0", "--hosts-min", "1"), "--hosts-min 1")):
+                            (("--hosts", "a,b", "--host-index", "0", "--hosts-min", "3"), "--hosts-min 3: 2 hosts train"),
+                            (("--hosts", "a,b", "--host-index", "0", "--cluster", "cluster.lua"), "cluster.lua:2"),
+                            (("--cluster", "wire.lua", "--host-index", "0"), "interfaces here: ")):
             with self.subTest(words=words):
-                refused = self.cairn("train", "r.lua", "--nproc", 1, *words)
-                self.assertEqual(refused.returncode, 2, refused.stdout + refused.stderr)
+                refused = self.cairn("train", "r.lua", "--nproc", 1, *words, code=2)
                 self.assertIn(told, refused.stderr)
 
     def everything(self):

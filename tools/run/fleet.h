@@ -31,16 +31,19 @@ namespace cairn::tools {
 /// Of this host among those of its run; the same for a leader and for who follows.
 struct HostOptions {
   cluster::Placement placement;
-  int64_t ranks = 0;  // of each host
+  int64_t spares = 0;  // of the placement's hosts, the last ones: they train nothing now
+  int64_t ranks = 0;   // of each host
   std::string build, recipe_hash;
   int64_t kernel_level = 0;  // of this processor: kernels::GemmIsa
-  int64_t port_from = 24512, port_to = 24575;
+  int64_t port_from = 24512, port_to = 25535;
   cluster::Beats beats;
   double join_s = 300;  // for all hosts to come, at the start
   double wait_s = 600;  // for a host that was lost to come back
 
-  int64_t hosts() const { return placement.hosts; }
-  int64_t world() const { return placement.hosts * ranks; }
+  std::string interface_address;  // of this host, for its ranks; empty: the one that the leader is reached by
+
+  int64_t hosts() const { return placement.hosts - spares; }  // that train
+  int64_t world() const { return hosts() * ranks; }
 };
 
 cluster::Hello hello_of(const HostOptions& options);
@@ -77,7 +80,10 @@ class Fleet final : public ckpt::OtherHosts {
   const cluster::Epoch& epoch() const { return epoch_; }
   /// That no later epoch than this one has begun. Any thread. Errors: kUnavailable, naming who leads now.
   Status check_epoch() const;
-  const std::string& own_address() const { return epoch_.members.front().address; }
+  /// Of this host, as its ranks publish it.
+  const std::string& own_address() const {
+    return options_.interface_address.empty() ? epoch_.members.front().address : options_.interface_address;
+  }
   const HostOptions& options() const { return options_; }
 
   /// Readable when there is news: take_news() then.

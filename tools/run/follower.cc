@@ -5,7 +5,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "ckpt/snapshot/arena.h"
@@ -271,14 +270,8 @@ Result<ckpt::RestoreChoice> Follower::carry_out(const json& body) {
   RT_TRY_SET(HostOrder order, order_from_json(body));
   ckpt::RestoreChoice choice = order.choice;
   if (choice.dir.is_relative() && !choice.dir.empty()) choice.dir = run_ / "checkpoints" / choice.dir;
-  std::set<int64_t> here;
-  const ckpt::Arena& arena = node_->arena();
   RT_TRY(node_->carry_out(choice, order.starts));
-  for (int64_t slot = 0; slot < arena.slots(); ++slot) {
-    const int64_t step = arena.control().reserved[slot].load(std::memory_order_acquire);
-    if (step != 0) here.insert(step > 0 ? step : -step);
-  }
-  saves_.resumed(choice.step, std::move(here), {order.promised.begin(), order.promised.end()});
+  saves_.resumed(choice.step, promised(), {order.promised.begin(), order.promised.end()});
   return choice;
 }
 
@@ -352,7 +345,18 @@ void Follower::on_tick() {
   for (const ckpt::PersistEvent& event : node_->take_events()) {
     if (!event.status.ok()) parts_->narrator.say(event.status.error().message);
   }
-  saves_.look();
+  saves_.look(promised());
+}
+
+/// Steps that this host's memory promises to save, or is saving.
+std::set<int64_t> Follower::promised() const {
+  std::set<int64_t> out;
+  const ckpt::Arena& arena = node_->arena();
+  for (int64_t slot = 0; slot < arena.slots(); ++slot) {
+    const int64_t step = arena.control().reserved[slot].load(std::memory_order_acquire);
+    if (step != 0) out.insert(step > 0 ? step : -step);
+  }
+  return out;
 }
 
 void Follower::stop(int signal) {

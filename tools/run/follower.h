@@ -12,6 +12,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,10 @@ class Follower final : public Coordinator {
 
   Result<ckpt::RestoreChoice> next_generation(int64_t generation) override;
   ckpt::Arena& memory() override { return node_->arena(); }
-  HostPlace place() const override { return {.hosts = options_.hosts(), .address = address_}; }
+  HostPlace place() const override {
+    return {.hosts = options_.hosts(),
+            .address = options_.interface_address.empty() ? address_ : options_.interface_address};
+  }
   void publish(const std::string& key, const std::string& value) override;
   void use(AgentHooks hooks) override { hooks_ = std::move(hooks); }
   bool watches_waits() const override { return false; }
@@ -85,6 +89,7 @@ class Follower final : public Coordinator {
   void answer_halt();
   Result<ckpt::RestoreChoice> carry_out(const nlohmann::json& body);
   void stop_ranks(const std::string& why);
+  std::set<int64_t> promised() const;
   void tell_stop();
 
   const HostOptions options_;

@@ -20,6 +20,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr std::chrono::milliseconds kLook{100};  // at least so often a save that is given up is seen
+// From the leader's word to this host's promise: its ranks are at most a step behind.
+constexpr std::chrono::seconds kPatience{60};
 
 bool given_up(const ckpt::SaveOptions& options) {
   return options.cancel != nullptr && options.cancel->load(std::memory_order_acquire);
@@ -67,10 +69,12 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
   const auto begin = std::chrono::steady_clock::now();
   const int64_t step = skeleton.step;
   std::map<int64_t, std::string> hosts;
+  int64_t number = 0;
   {
     const std::lock_guard lock(mutex_);
     hosts = hosts_;
-    saves_[step] = {};
+    number = ++tries_;
+    saves_[step] = {.number = number};
   }
   auto attempt = [&]() -> Result<ckpt::SaveReport> {
     if (options.check_folder) RT_TRY(options.check_folder());
@@ -86,7 +90,7 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
     const std::string folder = ckpt::work_dir_name(ckpt::kTmpPrefix, step, writer);
     ckpt::WorkFolder work(io, checkpoints_dir / folder, step, options.spares);
     RT_TRY(io.make_dir(work.path()));
-    tell_({.kind = "save", .body = {{"step", step}, {"folder", folder}}});
+    tell_({.kind = "save", .body = {{"step", step}, {"try", number}, {"folder", folder}}});
     Result<ckpt::PartSet> own = ckpt::write_parts(io, work.path(), skeleton, parts, options);
     if (!own.ok()) return work.abandon(std::move(own).error());
     std::vector<ckpt::PartSet> sets;
@@ -127,12 +131,12 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
     try {
       return attempt();
     } catch (...) {  // out of memory: the others must not wait for what will not come
-      drop(step, {ErrorCode::kInternal, "the leader could not save it"});
+      drop(step, number, {ErrorCode::kInternal, "the leader could not save it"});
       throw;
     }
   }();
   if (!done.ok()) {
-    drop(step, done.error());
+    drop(step, number, done.error());
     return done;
   }
   {
@@ -143,12 +147,12 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
   return done;
 }
 
-void LeaderSaves::drop(int64_t step, const Error& error) {
+void LeaderSaves::drop(int64_t step, int64_t number, const Error& error) {
   {
     const std::lock_guard lock(mutex_);
     saves_.erase(step);
   }
-  tell_({.kind = "dropped", .body = {{"step", step}, {"error", error_to_json(error)}}});
+  tell_({.kind = "dropped", .body = {{"step", step}, {"try", number}, {"error", error_to_json(error)}}});
 }
 
 void LeaderSaves::failed(int64_t step, const Error& error) {
@@ -156,7 +160,7 @@ void LeaderSaves::failed(int64_t step, const Error& error) {
     const std::lock_guard lock(mutex_);
     if (saves_.contains(step)) return;  // another try of it
   }
-  drop(step, error);
+  drop(step, 0, error);
 }
 
 bool LeaderSaves::take(int64_t host, const cluster::Message& message) {
@@ -250,6 +254,7 @@ Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path
   };
   Result<ckpt::SaveReport> done = attempt();
   const std::lock_guard lock(mutex_);
+  ended_ = std::max(ended_, saves_[step].number);
   saves_.erase(step);
   return done;
 }
@@ -266,10 +271,14 @@ bool FollowerSaves::take(const cluster::Message& message) {
       if (!save.error && !going_on.contains(step)) save.error = stopped_too_early();
     }
   } else {
+    const int64_t number = json_integer(message.body.value("try", json()), 0, INT64_MAX).value_or(0);
+    if (kind == "dropped" && number > 0 && number <= ended_) return true;  // what ended here has dropped it
     Save& save = saves_[step_of(message)];
     if (kind == "save" && message.body.contains("folder") && message.body["folder"].is_string()) {
       if (!save.here) save = {};
       save.folder = message.body["folder"];
+      save.number = number;
+      save.told = std::chrono::steady_clock::now();
     }
     if (kind == "committed") save.committed = true;
     if (kind == "dropped" && !save.error) save.error = error_from_json(message.body);
@@ -301,16 +310,19 @@ void FollowerSaves::resumed(int64_t step, std::set<int64_t> here, std::set<int64
     leaders_ = std::move(leaders);
     // What was told of steps that are trained again is of the line that was left.
     std::erase_if(saves_, [](const auto& one) { return !one.second.here && one.second.error; });
+    here = here_;
   }
-  look();
+  look(here);
 }
 
-void FollowerSaves::look() {
+void FollowerSaves::look(const std::set<int64_t>& promised) {
   std::vector<int64_t> forgotten;
   {
     const std::lock_guard lock(mutex_);
+    const auto now = std::chrono::steady_clock::now();
     for (const auto& [step, save] : saves_) {
-      if (!save.error && !save.committed && nobody_saves(step, save)) forgotten.push_back(step);
+      const bool late = !save.here && !save.folder.empty() && !promised.contains(step) && now - save.told > kPatience;
+      if (!save.error && !save.committed && (late || nobody_saves(step, save))) forgotten.push_back(step);
     }
   }
   for (const int64_t step : forgotten) refuse(step);

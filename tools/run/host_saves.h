@@ -3,15 +3,16 @@
 // step under way; the leader's makes that folder, waits for the others, writes the manifest and gives the step its
 // name. Nobody's bank is free before that.
 //
-//   leader -> host   save { step, folder }      where the files go
+//   leader -> host   save { step, try, folder } where the files go
 //   host -> leader   begun { step }             its persister is at it: the slot is whole there
 //   host -> leader   written { step }           its files, and parts-K.json, are durable
 //                    not_written { step, why }
-//   leader -> host   committed { step }, or dropped { step, why }
+//   leader -> host   committed { step }, or dropped { step, try, why }: of a try that this host has not ended itself
 //                    settled { steps }           ranks were stopped: of these alone something will come yet
 //
 // Threads: save() on those of the persisters, take() and lost() on the switchboard's, the rest on the agent's loop.
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
@@ -54,16 +55,18 @@ class LeaderSaves {
 
  private:
   struct Save {
+    int64_t number = 0;  // of the try
     std::set<int64_t> begun, written;
     std::optional<Error> error;
   };
-  void drop(int64_t step, const Error& error);
+  void drop(int64_t step, int64_t number, const Error& error);
 
   const Tell tell_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<int64_t, std::string> hosts_;
   std::map<int64_t, Save> saves_;  // by step
+  int64_t tries_ = 0;
 };
 
 class FollowerSaves {
@@ -79,13 +82,16 @@ class FollowerSaves {
   /// Ranks resume from `step`. `here`, `leaders`: steps up to that one that the memory of this host and the leader's
   /// still promise to save.
   void resumed(int64_t step, std::set<int64_t> here, std::set<int64_t> leaders);
-  /// Now and then: refuses what the leader asks for and nobody here will write.
-  void look();
+  /// Now and then: refuses what the leader asks for and nobody here will write. `promised`: the steps that this host's
+  /// memory promises to save.
+  void look(const std::set<int64_t>& promised);
 
  private:
   struct Save {
     std::string folder;  // empty: not told yet
-    bool here = false;   // the persister is at it
+    int64_t number = 0;  // of the leader's try; 0: not told yet
+    std::chrono::steady_clock::time_point told;
+    bool here = false;  // the persister is at it
     bool committed = false;
     std::optional<Error> error;
   };
@@ -100,6 +106,7 @@ class FollowerSaves {
 
   void refuse(int64_t step);
   bool nobody_saves(int64_t step, const Save& save) const;  // with mutex_ held
+  int64_t ended_ = 0;                                       // the last try that this host has ended
 };
 
 }  // namespace cairn::tools

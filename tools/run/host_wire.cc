@@ -55,6 +55,7 @@ Error error_from_json(const json& body) {
   for (const ErrorCode code : kCodes) {
     if (error_code_name(code) == text_of(*at, "code")) out.code = code;
   }
+  if (out.message.empty()) out.message = "another agent tells of an error and not what it is";
   return out;
 }
 

@@ -207,7 +207,7 @@ TEST_SUITE("tools/run/host_saves") {
       hosts.follower.resumed(8, {}, {5});
       std::future<Saved> lead = hosts.lead(state);
       CHECK_FALSE(is_done(lead));
-      hosts.follower.look();
+      hosts.follower.look({});
       CHECK_FALSE(lead.get().ok());
     }
     {
