@@ -93,6 +93,23 @@ class Hosts(RunTest):
             self.assert_same_training(run, "whole", 400)
             self.assertEqual(self.memory_left(self.folder), [])
 
+    def test_a_host_whose_leader_is_away_leaves_when_it_is_asked_to_and_keeps_its_memory(self):
+        recipe = self.recipe(steps=400, save=1000, tp=2, pp=1, dp=2)
+        self.train(recipe, "whole")
+        jobs = self.start_hosts(recipe, "run", 2, 2)
+        reached = self.until_step("run", 30, jobs[0])
+        jobs[0].process.kill()
+        jobs[0].wait()
+        self.until(lambda: "the leader is away" in jobs[1].output(), "the loss of the leader", jobs[1])
+        jobs[1].signal(signal.SIGTERM)
+        self.finish(jobs[1], 75)
+        self.assertEqual(len(self.memory_left(self.folder)), 2)
+        self.finish_all(self.start_hosts(recipe, "run", 2, 2))
+        start = self.events("run", "start")[-1]
+        self.assertEqual(start["source"], "memory")
+        self.assertGreaterEqual(start["step"], reached - 1)
+        self.assert_same_training("run", "whole", 400)
+
     def test_all_agents_killed_at_once_and_one_host_without_memory(self):
         recipe = self.recipe(steps=400, save=10, tp=2, pp=1, dp=2)
         self.train(recipe, "whole")

@@ -224,12 +224,15 @@ Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
     if (parts_->control.leave_signal() != 0) return asked_to_stop();
     if (ended_ || next_) return Error{ErrorCode::kStopped, "the leader has ended this"};
     if (peer_ < 0) {
+      // Nobody is there who could be told of a stop: this host leaves by itself.
+      const auto stopped = [this] { return parts_->control.leave_signal() != 0 || parts_->control.stop_asked(); };
+      if (stopped()) return asked_to_stop();
       halt_ = -1;
       parts_->narrator.say(
           fmt::format("the leader is away ({}): the ranks are stopped and their memory stays; joining "
                       "it again for {:.0f} s",
                       away_, options_.wait_s));
-      RT_TRY(join(options_.wait_s, [this] { return parts_->control.leave_signal() != 0; }));
+      RT_TRY(join(options_.wait_s, stopped));
       parts_->narrator.say(fmt::format("joined again, in epoch {}", epoch_.number));
     }
     if (halt_ >= 0) answer_halt();
