@@ -97,7 +97,8 @@ class Train(TrainBed):
             first = self.until_step(first + 30)
         self.check_training()
         starts = [e for e in self.lines("events.jsonl") if e["event"] == "start"]
-        self.assertEqual([e["source"] for e in starts], ["fresh", "disk", "disk"])  # the dead host's memory is gone
+        # The dead host's memory is gone. (A busy machine may lose a host besides, whose memory is not.)
+        self.assertEqual([e["source"] for e in starts if e["source"] != "memory"], ["fresh", "disk", "disk"])
         self.assertIn("silent for", self.all_logs())
 
     def test_a_host_that_stands_still_or_is_cut_off_is_waited_for_and_goes_on_with_its_memory(self):

@@ -484,7 +484,7 @@ TEST_SUITE("runtime/comm/failure") {
           const double start_ms = now_ms();
           const auto comm = engine.group("tp", {0, 1});
           EXPECT(!comm.ok());
-          EXPECT(now_ms() - start_ms < 1000);
+          EXPECT(now_ms() - start_ms < 3000);
           return report(comm.error());
         });
     for (const int64_t rank : {0, 1}) {
@@ -559,7 +559,7 @@ TEST_SUITE("runtime/comm/failure") {
       }
       const double start_ms = now_ms();
       const auto pair = engine.group("pp", {1, 2});
-      EXPECT(now_ms() - start_ms < 1000);
+      EXPECT(now_ms() - start_ms < 3000);
       return report(pair.ok() ? Status() : Status(pair.error()));
     });
     CHECK(results[0] == "");

@@ -102,15 +102,15 @@ TEST_SUITE("runtime/comm/rendezvous") {
     two_hosts.start();
     for (auto& [here, there] : pairs) {
       const std::string value("a\0b/[]\n", 7), large(1 << 20, 'x');
-      CHECK(here->publish("dp-2-0/0", value, in_ms(1000)).value());
-      CHECK_FALSE(here->publish("dp-2-0/0", "other", in_ms(1000)).value());
-      CHECK(here->await("dp-2-0/0", in_ms(1000)).value() == value);
-      CHECK(there->await("dp-2-0/0", in_ms(1000)).value() == value);
-      CHECK_FALSE(there->publish("dp-2-0/0", "other", in_ms(1000)).value());
+      CHECK(here->publish("dp-2-0/0", value, in_ms(10'000)).value());
+      CHECK_FALSE(here->publish("dp-2-0/0", "other", in_ms(10'000)).value());
+      CHECK(here->await("dp-2-0/0", in_ms(10'000)).value() == value);
+      CHECK(there->await("dp-2-0/0", in_ms(10'000)).value() == value);
+      CHECK_FALSE(there->publish("dp-2-0/0", "other", in_ms(10'000)).value());
 
       std::thread later([&] {
         std::this_thread::sleep_for(milliseconds(30));
-        CHECK(there->publish("later", large, in_ms(1000)).value());
+        CHECK(there->publish("later", large, in_ms(10'000)).value());
       });
       std::thread other([&] { CHECK(here->await("later", in_ms(5000)).value() == large); });
       CHECK(here->await("later", in_ms(5000)).value() == large);
@@ -120,7 +120,7 @@ TEST_SUITE("runtime/comm/rendezvous") {
       const auto since = Clock::now();
       CHECK_FALSE(here->await("never", in_ms(40)).value());
       CHECK(Clock::now() - since >= milliseconds(40));
-      CHECK(Clock::now() - since < milliseconds(400));
+      CHECK(Clock::now() - since < milliseconds(4000));
       CHECK_FALSE(here->await("never", in_ms(-1)).value());
       CHECK(here->await("later", in_ms(-1)).value() == large);  // looks at least once
     }
@@ -166,7 +166,7 @@ TEST_SUITE("runtime/comm/rendezvous") {
     agents.reset();
     waits.join();
     CHECK(
-        other->publish("d", "e", in_ms(1000)).error().message.starts_with("rendezvous with the agent of this host: "));
+        other->publish("d", "e", in_ms(10'000)).error().message.starts_with("rendezvous with the agent of this host: "));
   }
 
   TEST_CASE("a hub forgets a rank that is gone or talks nonsense, and keeps for one that does not read") {
@@ -186,7 +186,7 @@ TEST_SUITE("runtime/comm/rendezvous") {
     first.reset();  // it waited, and is gone
     const std::string large(1 << 20, 'x');
     for (int k = 0; k < 8; ++k) CHECK(second->publish(fmt::format("large-{}", k), large, in_ms(5000)).value());
-    CHECK(second->publish("never", "a", in_ms(1000)).value());
+    CHECK(second->publish("never", "a", in_ms(10'000)).value());
     agents.stop();
     CHECK(hub.ranks() == 2);
     agents.start();
@@ -198,15 +198,15 @@ TEST_SUITE("runtime/comm/rendezvous") {
     Joined agents(2);
     const auto old = agents.open(0, 0);
     agents.start();
-    CHECK(old->publish("rank-0", "old", in_ms(1000)).value());
+    CHECK(old->publish("rank-0", "old", in_ms(10'000)).value());
     agents.stop();
     for (const auto& hub : agents.hubs) hub->clear();
     CHECK(agents.hubs[0]->ranks() == 0);
     const auto fresh = agents.open(0, 0), other = agents.open(1, 1);
     agents.start();
-    CHECK(old->publish("late", "old", in_ms(1000)).error().code == ErrorCode::kPeerLost);
-    CHECK(fresh->publish("rank-0", "new", in_ms(1000)).value());
-    CHECK(other->await("rank-0", in_ms(1000)).value() == "new");
+    CHECK(old->publish("late", "old", in_ms(10'000)).error().code == ErrorCode::kPeerLost);
+    CHECK(fresh->publish("rank-0", "new", in_ms(10'000)).value());
+    CHECK(other->await("rank-0", in_ms(10'000)).value() == "new");
     CHECK_FALSE(other->await("late", in_ms(20)).value());
   }
 
@@ -302,7 +302,7 @@ TEST_SUITE("runtime/comm/rendezvous") {
       float x = 0;
       const double start_ms = now_ms();
       const Status status = pp->recv(&x, 4, 1 - pp->rank(), "never sent");
-      EXPECT(now_ms() - start_ms < 1000);
+      EXPECT(now_ms() - start_ms < 5000);
       return fmt::format("{}: {}", error_code_name(status.error().code), status.error().message);
     });
     CHECK(world.join(0) == "");
@@ -326,7 +326,7 @@ TEST_SUITE("runtime/comm/rendezvous") {
     const double start_ms = now_ms();
     const auto comm = engine->group("tp", {0, 1});  // rank 1 never comes
     goes.join();
-    CHECK(now_ms() - start_ms < 1000);
+    CHECK(now_ms() - start_ms < 5000);
     REQUIRE_FALSE(comm.ok());
     CHECK(comm.error().code == ErrorCode::kPeerLost);
     CHECK(comm.error().message.find("rendezvous with the agent of this host: it has closed the connection") !=
