@@ -19,7 +19,7 @@ TrainJob job() {
           .recipe = "/home/recipes/mine.lua",
           .cluster_file = "/home/cluster.lua",
           .run = "/shared/runs/mine",
-          .workdir = "/work",
+          .workdir = "/home",
           .sources = {{"/home/recipes/mine.lua", "the recipe"}, {"/home/cluster.lua", "the cluster"}},
           .shared_bytes = int64_t{1} << 30};
 }
@@ -56,7 +56,7 @@ TEST_SUITE("tools/launch/render") {
 #SBATCH --open-mode=append
 #SBATCH --signal=TERM@180
 
-cd /work || exit 2
+cd /home || exit 2
 srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none /opt/cairn train /home/recipes/mine.lua --run /shared/runs/mine --cluster /home/cluster.lua --nproc 8 --spares 1 --hosts-min 3 --exit-when-unfinished 75
 code=$?
 if [ $code -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi  # stopped with steps left
@@ -107,7 +107,7 @@ exit $code
         "-p",
         "2222",
         "h3",
-        R"(cd /work && export A='it'\''s' && { (while read -r s; do kill -s "$s" $$; done <&3 >/dev/null 2>&1 &) 3<&0; )"
+        R"(cd /home && export A='it'\''s' && { (while read -r s; do kill -s "$s" $$; done <&3 >/dev/null 2>&1 &) 3<&0; )"
         "exec /opt/cairn train /home/recipes/mine.lua --run '/shared/my runs/mine' --cluster "
         "/home/cluster.lua --nproc 8 --spares 1 --hosts-min 3 --hosts h0,h1,h2,h3,h4 --host-index 3 </dev/null; }"};
     CHECK(commands[3].words == expected);
@@ -173,7 +173,7 @@ exit $code
     REQUIRE(pod.at("containers").size() == 1);
     const json& container = pod.at("containers")[0];
     CHECK(container.at("image") == "registry.example/cairn:1");
-    CHECK(container.at("workingDir") == "/work");
+    CHECK(container.at("workingDir") == "/home");
     REQUIRE(container.at("env").size() == 1);
     CHECK(container.at("env")[0] == json{{"name", "A"}, {"value", "$$(B)"}});
     CHECK(container.at("terminationMessagePath") == "/dev/termination-log");
@@ -296,7 +296,7 @@ exit $code
     TrainJob with_set = job(), with_run = job(), in_folder = job();
     with_set.recipe_words = {"--set", "name=\"a\nb\""};
     with_run.run = "/shared/a\nb";
-    in_folder.workdir = "/work\n#";
+    in_folder.workdir = "/home\n#";
     for (const TrainJob& j : {with_set, with_run, in_folder}) {
       check_refused(slurm_script(cluster(Launcher::kSlurm), j).error(), "has the control character \\x0a");
       check_refused(kubernetes_objects(cluster(Launcher::kKubernetes), j).error(), "has the control character \\x0a");
