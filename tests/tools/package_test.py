@@ -11,6 +11,8 @@ import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# What UCX, a library of Debian 13's Gloo, opens by itself where the host has it, with what that needs.
+UCX_MODULE = re.compile(r"/ucx/lib\w+\.so|/libfuse3\.so")
 GLIBC = re.compile(r"(ld-linux-x86-64|lib(c|m|mvec|pthread|dl|rt|util|anl|resolv|nss_\w+))(-[\d.]+)?\.so[.\d]*")
 PATIENCE_S = 120
 PROGRAM = None
@@ -74,8 +76,9 @@ class PackageTest(unittest.TestCase):
                 libraries = mapped_libraries(pid)
                 ours = {path for path in libraries if path.startswith(f"{self.folder}/")}
                 self.assertEqual(ours, {str(path) for path in (self.folder / "lib").iterdir()})
-                self.assertEqual([p for p in libraries - ours if not GLIBC.fullmatch(os.path.basename(p))], [])
-                self.assertTrue(libraries - ours)  # glibc's
+                theirs = {p for p in libraries - ours if not UCX_MODULE.search(p)}
+                self.assertEqual([p for p in theirs if not GLIBC.fullmatch(os.path.basename(p))], [])
+                self.assertTrue(theirs)  # glibc's
             (work / "run/stop").touch()
             self.assertEqual(agent.wait(PATIENCE_S), 0, (work / "out").read_text())
         finally:
