@@ -55,6 +55,8 @@ Connection::Connection(Fd fd) : fd_(std::move(fd)), most_bytes_(kMostUntrusted) 
   peer_ = there ? numeric(address, size, true) : "a peer that is gone";
 }
 
+int64_t steady_after(double seconds) { return steady_ns() + static_cast<int64_t>(seconds * 1e9); }
+
 Result<Connection> Connection::connect(const std::string& host, int64_t port, int64_t deadline_ns) {
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;

@@ -70,5 +70,6 @@ class Listener {
 };
 
 int64_t steady_ns();
+int64_t steady_after(double seconds);  // so long from now
 
 }  // namespace cairn::cluster

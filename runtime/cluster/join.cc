@@ -20,10 +20,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kNsPerS = 1'000'000'000;
 constexpr int kLookMs = 100;  // at least so often somebody's stop is seen
 
-int64_t after(double seconds) { return steady_ns() + static_cast<int64_t>(seconds * kNsPerS); }
 bool asked(const std::function<bool()>& stopped) { return stopped && stopped(); }
 
 json encoded(const Hello& hello) {
@@ -114,7 +112,7 @@ class Gatherer {
     for (;;) {
       RT_TRY_SET(std::optional<Connection> found, listener_.accept());
       if (!found) return {};
-      Guest guest{*std::move(found), random_hex(), after(kHandshakeS)};
+      Guest guest{*std::move(found), random_hex(), steady_after(kHandshakeS)};
       const Status sent = guest.connection.send(
           {.kind = "challenge", .body = {{"nonce", guest.nonce}, {"token_name", token_name(wanted_.token)}}});
       if (sent.ok()) guests_.push_back(std::move(guest));
@@ -233,13 +231,15 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
                    fmt::format("the leader {} cannot be joined{}", leader, last ? ": " + last->message : "")};
     }
     auto joined = [&]() -> Result<Place> {
-      RT_TRY_SET(Connection connection, Connection::connect(leader, port, std::min(deadline_ns, after(kHandshakeS))));
-      RT_TRY_SET(const Message challenge, receive(connection, std::min(deadline_ns, after(kHandshakeS)), stopped));
+      RT_TRY_SET(Connection connection,
+                 Connection::connect(leader, port, std::min(deadline_ns, steady_after(kHandshakeS))));
+      RT_TRY_SET(const Message challenge,
+                 receive(connection, std::min(deadline_ns, steady_after(kHandshakeS)), stopped));
       const std::string nonce = text_of(challenge.body, "nonce"), name = text_of(challenge.body, "token_name");
       if (challenge.kind != "challenge" || nonce.empty()) {
         return Error{ErrorCode::kCorrupt, fmt::format("{}: no agent of cairn that leads a run", connection.peer())};
       }
-      if (tokens_until_ns == 0) tokens_until_ns = after(kTokenWaitS);
+      if (tokens_until_ns == 0) tokens_until_ns = steady_after(kTokenWaitS);
       std::optional<std::string> token;
       for (;;) {
         RT_TRY_SET(token, read_token(directory));

@@ -23,9 +23,6 @@ using cluster::News;
 using nlohmann::json;
 
 constexpr int kLookMs = 50;  // at least so often somebody's stop is seen
-constexpr double kNsPerS = 1e9;
-
-int64_t after(double seconds) { return cluster::steady_ns() + static_cast<int64_t>(seconds * kNsPerS); }
 
 std::string boot_id() {
   std::string out;
@@ -110,7 +107,7 @@ Status Fleet::assemble(double patience_s, const std::string& reason) {
     if (host.peer >= 0) wanted.present.insert(index);
   }
   RT_TRY_SET(std::vector<cluster::Joined> joined,
-             cluster::gather(listener_, wanted, hello_of(options_), after(patience_s), callbacks_.say));
+             cluster::gather(listener_, wanted, hello_of(options_), cluster::steady_after(patience_s), callbacks_.say));
   for (const cluster::Joined& member : joined) {
     if (member.hello.kernel_level != options_.kernel_level) {
       callbacks_.say(
@@ -427,12 +424,6 @@ void Fleet::end(int code, bool keep, const std::string& text) {
     host.peer = -1;
     host.away = "it has left";
   }
-}
-
-std::string Fleet::host_of_rank(int64_t rank) const {
-  const auto host = hosts_.find(rank / options_.ranks);
-  if (host == hosts_.end()) return own_host_name();
-  return fmt::format("{} ({})", host->second.name, host->second.address);
 }
 
 }  // namespace cairn::tools

@@ -68,7 +68,6 @@ class Fleet final : public ckpt::OtherHosts {
   static Result<std::unique_ptr<Fleet>> open(HostOptions options, const std::filesystem::path& run);
   ~Fleet() override;
 
-  /// "leader h0 10.77.0.10:24512": once others have joined with the address that they see.
   int64_t port() const { return listener_.port(); }
   /// All hosts are there, and the epoch begins. `say` and `stopped` of the callbacks count already.
   Status gather();
@@ -113,8 +112,6 @@ class Fleet final : public ckpt::OtherHosts {
   void kill(int64_t rank);
   /// The run is over, also for them: they leave with this code. `keep`: their memory stays.
   void end(int code, bool keep, const std::string& text);
-  /// "h2 (10.77.0.12)" of a rank.
-  std::string host_of_rank(int64_t rank) const;
 
  private:
   struct Host {

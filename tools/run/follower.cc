@@ -22,9 +22,6 @@ using nlohmann::json;
 
 constexpr int kLookMs = 50;     // at least so often somebody's stop is seen
 constexpr double kOneTryS = 2;  // at one port, before the folder is asked again for the leader's
-constexpr double kNsPerS = 1e9;
-
-int64_t after(double seconds) { return cluster::steady_ns() + static_cast<int64_t>(seconds * kNsPerS); }
 
 fs::path port_file(const fs::path& run) { return run / "cluster" / "leader-port"; }
 
@@ -73,12 +70,13 @@ void Follower::tell(std::string kind, json body) {
 }
 
 Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
-  const int64_t deadline_ns = after(patience_s);
+  const int64_t deadline_ns = cluster::steady_after(patience_s);
   for (;;) {
     // A leader that has found its first port busy, or has been started anew on another one, says so in the folder.
     const int64_t port = read_leader_port(run_).value_or(options_.port_from);
-    Result<cluster::Place> place = cluster::join(options_.placement.leader, port, run_ / "cluster", hello_of(options_),
-                                                 deadline_ns, stopped, std::min(deadline_ns, after(kOneTryS)));
+    Result<cluster::Place> place =
+        cluster::join(options_.placement.leader, port, run_ / "cluster", hello_of(options_), deadline_ns, stopped,
+                      std::min(deadline_ns, cluster::steady_after(kOneTryS)));
     if (place.ok()) {
       address_ = place.value().leader.own_address();
       epoch_ = std::move(place.value().epoch);
