@@ -2,10 +2,12 @@
 //   0 done   2 refused: recipe, flag or plan   others: docs/operations/exit-codes.md
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -33,6 +35,25 @@ constexpr void (*kCommands[])(CLI::App&, Session&) = {
     add_resume,   add_launch, add_report, add_lineage,    add_ckpt, add_convert, add_import, add_export,
     add_generate, add_eval,   add_rank,   add_completion, add_copy, add_stacks,
 };
+
+// How this process was to take signals (nohup has SIGHUP ignored). Libraries may take some for themselves before main()
+// begins: UCX, which Debian 13's Gloo loads by way of MPI, takes SIGHUP and those of a crash. What is in .preinit_array
+// runs before all of theirs.
+std::array<struct sigaction, NSIG> given_signals;
+
+void note_signals(int /*argc*/, char** /*argv*/, char** /*envp*/) {
+  for (int signal = 1; signal < NSIG; ++signal) sigaction(signal, nullptr, &given_signals[static_cast<size_t>(signal)]);
+}
+
+[[gnu::section(".preinit_array"), gnu::used]] void (*const kNoteSignals)(int, char**, char**) = note_signals;
+
+void take_signals_back() {
+  for (int signal = 1; signal < NSIG; ++signal) {
+    const struct sigaction& given = given_signals[static_cast<size_t>(signal)];
+    struct sigaction now {};
+    if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler != given.sa_handler) sigaction(signal, &given, nullptr);
+  }
+}
 
 /// A descriptor of ours must never take the place of a closed stdin, stdout or stderr.
 void open_standard_streams() {
@@ -207,6 +228,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   cairn::tools::hold_requests(argc, argv);
+  cairn::tools::take_signals_back();
   cairn::tools::open_standard_streams();
   cairn::tools::raise_file_limit();
   cairn::init_logging("cairn");

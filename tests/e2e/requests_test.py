@@ -100,16 +100,23 @@ class Requests(RunTest):
             self.stopped(job, "cpu")
             self.assertEqual(self.events("cpu", "stop_requested")[0]["by"], "SIGXCPU")
             self.assertEqual(self.events("cpu", "failure"), [])
-        with self.subTest("nohup"):
-            job = self.started_with("nohup", recipe, lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-            step = self.until_step("nohup", 3, job)
-            self.everybody(job, signal.SIGHUP)
-            self.until_step("nohup", step + 20, job)
-            self.assertEqual(self.events("nohup", "stop_requested"), [])
-            job.signal(signal.SIGTERM)
-            self.stopped(job, "nohup")
+        # UCX is linked by way of Gloo and MPI on some distributions.
+        for run, preload in (("nohup", {}), ("nohup-beside-ucx", {"LD_PRELOAD": os.environ["SIGNAL_TAKER"]})):
+            with self.subTest(run):
+                job = self.started_with(run, recipe, lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), preload)
+                step = self.until_step(run, 3, job)
+                self.everybody(job, signal.SIGHUP)
+                self.until_step(run, step + 20, job)
+                self.assertEqual(self.events(run, "stop_requested"), [])
+                rank = job.children()[0]
+                os.kill(rank, signal.SIGSEGV)
+                failure = self.until(lambda: self.events(run, "failure"), "the failure", job)[0]
+                self.assertEqual(failure["rank"], 0)
+                self.assertIn("killed by signal 11", failure["message"])
+                job.signal(signal.SIGTERM)
+                self.stopped(job, run)
 
-    def started_with(self, run, recipe, prepare):
+    def started_with(self, run, recipe, prepare, environment=()):
         def both():
             os.setsid()
             prepare()
@@ -118,7 +125,8 @@ class Requests(RunTest):
         with open(job.log_path, "ab") as out:
             job.process = subprocess.Popen([self.program, "train", recipe, "--run", self.folder / run, "--threads", "1"],
                                            stdout=out, stderr=subprocess.STDOUT, cwd=self.folder,
-                                           stdin=subprocess.DEVNULL, preexec_fn=both)
+                                           stdin=subprocess.DEVNULL, preexec_fn=both,
+                                           env={**os.environ, **dict(environment)})
         job.pid = job.process.pid
         self.jobs.append(job)
         return job

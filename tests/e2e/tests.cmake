@@ -7,4 +7,7 @@ if(TARGET cairn)
     # Each starts up to eight ranks: side by side they would only wait for each other.
     set_tests_properties(e2e/${stem} PROPERTIES LABELS dist TIMEOUT 600 SKIP_RETURN_CODE 77 RUN_SERIAL TRUE)
   endforeach()
+  add_library(signal_taker MODULE ${CMAKE_CURRENT_LIST_DIR}/signal_taker.cc)
+  target_link_libraries(signal_taker PRIVATE cairn_flags)
+  set_tests_properties(e2e/requests_test PROPERTIES ENVIRONMENT SIGNAL_TAKER=$<TARGET_FILE:signal_taker>)
 endif()
