@@ -178,4 +178,24 @@ Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_d
   return report;
 }
 
+Status fence_saves(IoBackend& io, const fs::path& checkpoints_dir) {
+  if (is_missing(io, checkpoints_dir)) return {};
+  RT_TRY_SET(Names names, list_names(io, checkpoints_dir));
+  if (!names.cut_off.empty()) {
+    if (const auto ended = finish_replacements(io, checkpoints_dir, names); !ended.ok()) return ended.error();
+    RT_TRY_SET(names, list_names(io, checkpoints_dir));
+  }
+  bool fenced = false;
+  for (const std::string& name : names.leftovers) {
+    const std::optional<WorkDir> work = parse_work_dir_name(kTmpPrefix, name);
+    if (!work) continue;
+    // No trash: that may be put back as a step.
+    const Status moved =
+        io.rename(checkpoints_dir / name, checkpoints_dir / work_dir_name(kSparePrefix, work->step, work->writer));
+    if (!moved.ok() && !is_not_found(moved.error())) return moved;  // not found: committed or given up just now
+    fenced = true;
+  }
+  return fenced ? io.sync_dir(checkpoints_dir) : Status();
+}
+
 }  // namespace cairn::ckpt

@@ -64,4 +64,10 @@ std::string why_left(const std::string& name, const std::function<bool(const Wri
 Result<CleanReport> clean_leftovers(IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                     const std::function<bool(const WriterId&)>& alive = may_be_alive);
 
+/// Takes the names of all saves at work away, durably: whoever is at one cannot commit it any more, however late it
+/// comes back, for a commit is a rename of that very name. For a new leader of a run, before it looks which steps there
+/// are; nobody else may save into the folder. Replacements that were cut off are ended first. What is left is rubbish
+/// of kSparePrefix, which clean_leftovers() removes.
+Status fence_saves(IoBackend& io, const std::filesystem::path& checkpoints_dir);
+
 }  // namespace cairn::ckpt

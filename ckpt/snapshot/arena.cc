@@ -393,7 +393,7 @@ Result<std::optional<Arena>> Arena::adopt(std::string_view run_id, const std::st
   const ProcessId me = this_process();
   const std::string mine = segment_path(folder, run_id, me);
   // One rename wins among agents that compete; RENAME_NOREPLACE keeps a segment that this process already has.
-  if (renameat2(AT_FDCWD, best->name_.c_str(), AT_FDCWD, mine.c_str(), RENAME_NOREPLACE) != 0) {
+  if (best->name_ != mine && renameat2(AT_FDCWD, best->name_.c_str(), AT_FDCWD, mine.c_str(), RENAME_NOREPLACE) != 0) {
     if (errno == ENOENT) return std::optional<Arena>();
     return os_error(errno, fmt::format("taking over snapshot memory {}", best->name_));
   }

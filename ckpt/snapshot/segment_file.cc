@@ -68,11 +68,14 @@ std::vector<std::string> stale_paths(const std::string& folder, std::optional<ui
   std::vector<std::pair<int64_t, std::string>> found;
   DIR* dir = opendir(folder.c_str());
   if (dir == nullptr) return {};
+  const ProcessId me = this_process();
   while (const dirent* item = readdir(dir)) {
     const auto name = parse_segment_name(item->d_name);
     if (!name || name->uid != static_cast<int64_t>(getuid())) continue;
     if (run_hash && name->run_hash != *run_hash) continue;
-    if (!is_alive(name->agent)) found.emplace_back(name->agent.start, folder + "/" + item->d_name);
+    std::string path = folder + "/" + item->d_name;
+    const bool left = name->agent == me ? !is_held(path) : !is_alive(name->agent);
+    if (left) found.emplace_back(name->agent.start, std::move(path));
   }
   closedir(dir);
   std::sort(found.begin(), found.end());

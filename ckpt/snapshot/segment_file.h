@@ -16,7 +16,8 @@ namespace cairn::ckpt {
 
 std::string segment_path(const std::string& folder, std::string_view run_id, const ProcessId& agent);
 
-/// Paths of this user's segments in a folder whose agent is gone, by when that started; of all runs, or of one.
+/// Paths of this user's segments in a folder whose agent is gone, or is this process and has closed them; by when that
+/// started; of all runs, or of one.
 std::vector<std::string> stale_paths(const std::string& folder, std::optional<uint64_t> run_hash);
 
 /// The descriptor of a stale segment with its lock held; empty when somebody still holds it or it is not ours. Who only

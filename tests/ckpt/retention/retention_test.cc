@@ -647,4 +647,34 @@ TEST_SUITE("ckpt/retention/retention") {
     ::close(ends[0]);
     ::close(ends[1]);
   }
+
+  TEST_CASE("a save that was fenced cannot be committed, whoever is at it, and is never put back") {
+    MemoryBackend disk;
+    add_step(disk, 10);
+    const WriterId stranger{"other-host", 7, 1, 1};
+    const fs::path save = kDir / work_dir_name(kTmpPrefix, 20, stranger);
+    REQUIRE_OK(disk.make_dir(save));
+    REQUIRE_OK(write_file(disk, save / kManifestName, "x"));
+    REQUIRE_OK(fence_saves(disk, kDir));
+    CHECK_FALSE(disk.rename(save, kDir / step_dir_name(20)).ok());
+    CHECK_FALSE(write_file(disk, save / kTableName, "late").ok());
+    CHECK_OK(fence_saves(disk, kDir));  // nothing is left to fence
+    REQUIRE_OK(clean_leftovers(disk, kDir));
+    CHECK(list_names(disk, kDir).value().leftovers.empty());
+    CHECK(disk.stat(kDir / step_dir_name(10)).ok());
+    CHECK_OK(fence_saves(disk, kDir / "nothing here"));
+  }
+
+  TEST_CASE("what was cut off between its two renames is ended before saves are fenced") {
+    MemoryBackend disk;
+    add_step(disk, 10);
+    const WriterId stranger{"other-host", 7, 1, 1};
+    const fs::path dir = kDir / step_dir_name(10), made = kDir / work_dir_name(kTmpPrefix, 10, stranger);
+    REQUIRE_OK(disk.rename(dir, made));
+    add_step(disk, 10);
+    REQUIRE_OK(disk.rename(dir, kDir / work_dir_name(kTrashPrefix, 10, stranger)));
+    REQUIRE_OK(fence_saves(disk, kDir));
+    CHECK(disk.stat(dir).ok());
+    CHECK_FALSE(disk.stat(made).ok());
+  }
 }
