@@ -34,7 +34,7 @@ std::vector<Field> shared_fields() {
       bound("spares", &ClusterConfig::spares)
           .range(0, kMostHosts)
           .otherwise(0)
-          .says("further hosts, which wait", "They take nobody's place yet."),
+          .says("further hosts, which wait until one that trains is lost", "See `spare_after`."),
       bound("hosts_min", &ClusterConfig::hosts_min)
           .range(0, kMostHosts)
           .otherwise(0)
@@ -64,6 +64,13 @@ std::vector<Field> shared_fields() {
           .in(Unit::kSeconds)
           .says("how long a run with fewer than `hosts_min` hosts waits for others", "Then it ends with exit code 69.")
           .like("\"30min\""),
+      bound("spare_after", &ClusterConfig::spare_after_s, "spare_after_s")
+          .range(0, kWeek)
+          .otherwise(10.0)
+          .in(Unit::kSeconds)
+          .says("how long a host that was lost may take to come back before a spare takes its place",
+                "Its memory counts when it comes back; a spare begins at the newest checkpoint.")
+          .like("\"1min\""),
       bound("join_timeout", &ClusterConfig::join_timeout_s, "join_timeout_s")
           .range(1, kWeek)
           .otherwise(600.0)

@@ -18,6 +18,7 @@
 #include "ckpt/persist/read.h"
 #include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/retention.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/agent/supervisor.h"
@@ -195,8 +196,18 @@ class RunStarter {
              const std::optional<HostOptions>& hosts, const std::string& saved_by, nlohmann::json& result)
       : loaded_(loaded), run_(run), world_(world), args_(args), hosts_(hosts), saved_by_(saved_by), result_(result) {}
 
-  /// Whatever comes of it, the other hosts are told.
-  Result<int> start();
+  /// Whatever comes of it, the other hosts are told. `before`: the newest epoch of the run when this began.
+  Result<int> start(std::optional<cluster::Epoch> before = {}) {
+    before_ = std::move(before);
+    return begin();
+  }
+  /// Of a run under way, whose leader is lost: `lead` is this host's claim.
+  Result<int> take_over(Lead lead) {
+    lead_ = std::move(lead);
+    return begin();
+  }
+  /// Another host leads the run now.
+  bool superseded() const { return superseded_; }
 
  private:
   StartReport look(const dsl::LoadedRecipe& recipe, const Plan& plan,
@@ -210,8 +221,10 @@ class RunStarter {
                         .goes_on_from = goes_on_from,
                         .scan_seconds = args_.dry_run ? kScanSeconds : 0});
   }
+  Result<int> begin();
   Result<int> train();
   Status gather(const RequestOptions& requests);
+  Status fence_saves();
   Result<int> tell_all(const Error& first);
   Result<RunStart> examine(const InitConfig& init);
   void tell_plan(const Plan& plan);
@@ -227,7 +240,10 @@ class RunStarter {
   nlohmann::json& result_;
   RunFolder folder_;
   bool held_ = false, claimed_ = false;
+  std::optional<cluster::Epoch> before_;
+  std::optional<Lead> lead_;
   std::unique_ptr<Fleet> fleet_;  // with hosts_, once the folder is this run's
+  bool superseded_ = false;
   bool memory_stays_ = true;
   std::optional<ckpt::StartState> known_;  // what the next segment goes on from, where that need not be looked for
 };
@@ -305,6 +321,11 @@ Result<std::optional<int>> RunStarter::allow(const RunStart& start, const Plan& 
 Result<bool> RunStarter::claim(const Recipe& recipe, RunCopies& copies) {
   std::fflush(stdout);
   init_logging("agent");
+  if (hosts_) {
+    const std::optional<cluster::Epoch> newest = newest_epoch(run_);
+    superseded_ = newest && newest->number > (lead_ ? lead_->epoch.number : before_ ? before_->number : 0);
+    if (superseded_) return Error{ErrorCode::kUnavailable, "another host leads the run now"};
+  }
   RT_TRY(folder_.claim());
   claimed_ = true;
   if (!folder_.doubt().empty()) fmt::print("warning: {}\n", folder_.doubt());
@@ -321,19 +342,29 @@ Result<bool> RunStarter::claim(const Recipe& recipe, RunCopies& copies) {
   return brought;
 }
 
+/// What a leader of before may still be at becomes no checkpoint any more: not even where it comes back with the commit
+/// as its next step.
+Status RunStarter::fence_saves() {
+  ckpt::PosixBackend io;
+  return ckpt::fence_saves(io, folder_.checkpoints());
+}
+
 /// The others join, and wait for what is to be trained.
 Status RunStarter::gather(const RequestOptions& requests) {
   block_stop_signals(requests);
-  RT_TRY_SET(fleet_, Fleet::open(*hosts_, run_));
-  RT_TRY(write_leader_port(run_, fleet_->port()));
+  const bool takes_over = lead_.has_value();
+  RT_TRY_SET(fleet_, takes_over ? Fleet::open(*hosts_, run_, *std::exchange(lead_, std::nullopt))
+                                : Fleet::open(*hosts_, run_, before_));
+  if (hosts_->placement.index == 0) RT_TRY(write_leader_port(run_, fleet_->port()));
   const auto say = [](const std::string& text) {
     fmt::print("{}\n", text);
     std::fflush(stdout);
   };
-  say(hosts_text(*hosts_, fleet_->port()));
+  if (!takes_over) say(hosts_text(*hosts_, fleet_->port()));
   fleet_->use({.say = say,
                .stopped = [&requests] { return stop_signal_waits(requests); },
                .fail = {},
+               .put = {},
                .event = {},
                .stop = {},
                .ask_save = {}});
@@ -342,13 +373,14 @@ Status RunStarter::gather(const RequestOptions& requests) {
   return {};
 }
 
-Result<int> RunStarter::start() {
+Result<int> RunStarter::begin() {
   Result<int> code = train();
-  if (fleet_) {
+  if (fleet_) superseded_ = !code.ok() && !fleet_->check_epoch().ok();
+  if (fleet_ && !superseded_) {
     fleet_->end(code.ok() ? code.value() : code.error().exit_code(), memory_stays_,
                 code.ok() ? std::string() : "the leader: " + code.error().message);
     ignore(write_end(run_, fleet_->epoch().incarnation, code.ok() ? code.value() : code.error().exit_code()),
-           "spares wait for a stop then");
+           "a host that has not heard of it waits in vain");
   }
   return code;
 }
@@ -369,10 +401,12 @@ Result<int> RunStarter::train() {
     RT_TRY_SET(const Kill kill, parse_kill(text, world_));
     options.agent.kills.push_back(kill);
   }
-  Result<RunFolder> held = RunFolder::hold(run_, loaded_.recipe.name);
+  const bool takes_over = lead_.has_value();
+  Result<RunFolder> held = RunFolder::hold(run_, loaded_.recipe.name, takes_over);
   if (!held.ok()) return args_.dry_run ? tell_all(held.error()) : Result<int>(held.error());
   folder_ = std::move(held).value();
   held_ = true;
+  if (takes_over) RT_TRY(fence_saves());
   RunCopies copies(loaded_.recipe.checkpoint.copy_to, folder_);
   for (int64_t segments = 0;; ++segments) {
     std::string notice;
@@ -390,7 +424,10 @@ Result<int> RunStarter::train() {
       RT_TRY_SET(const std::optional<int> ended, allow(start, plan));
       if (ended) return *ended;
       RT_TRY_SET(const bool brought, claim(recipe, copies));
-      if (hosts_) RT_TRY(gather(options.coordinator.requests));
+      if (hosts_) {
+        RT_TRY(gather(options.coordinator.requests));
+        RT_TRY(fence_saves());
+      }
       options.coordinator.fleet = fleet_.get();
       if (brought) continue;  // the run has a state now
       RT_TRY(hold_kept_steps(folder_, start));
@@ -438,6 +475,39 @@ Status share_ranks(int64_t world, std::optional<HostOptions>& hosts) {
   return {};
 }
 
+/// The agent of one of several hosts: it leads or follows, by turns where leaders are lost. Host 0 leads what begins.
+Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args,
+                         const std::optional<HostOptions>& hosts, const std::string& saved_by, nlohmann::json& result) {
+  const bool first = hosts->placement.index == 0;
+  if (!first) {
+    fmt::print("{}\n", hosts_text(*hosts, hosts->port_from));
+    std::fflush(stdout);
+  }
+  if (args.dry_run && !first) return 0;
+  RT_TRY_SET(const RequestOptions requests, request_options(args.requests));
+  TrainArgs goes_on = args;  // of a run that has begun
+  goes_on.fresh = false;
+  goes_on.from_step = 0;
+  goes_on.kills.clear();
+  const std::optional<cluster::Epoch> before = newest_epoch(run);
+  if (first && (args.dry_run || !is_led_by_another(run, *hosts, before))) {
+    RunStarter starter(loaded, run, world, args, hosts, saved_by, result);
+    Result<int> code = starter.start(before);
+    if (!starter.superseded()) return code;
+    fmt::print("{}: this host follows\n", code.error().message);
+    std::fflush(stdout);
+  }
+  for (;;) {
+    RT_TRY_SET(Followed followed, follow({.hosts = *hosts, .run = run, .threads = args.threads, .requests = requests}));
+    if (!followed.lead) return followed.code;
+    RunStarter starter(loaded, run, world, goes_on, hosts, saved_by, result);
+    Result<int> code = starter.take_over(*std::move(followed.lead));
+    if (!starter.superseded()) return code;
+    fmt::print("{}: this host follows\n", code.error().message);
+    std::fflush(stdout);
+  }
+}
+
 Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args,
                       std::optional<HostOptions> hosts, nlohmann::json& result, const std::string& saved_by = {}) {
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
@@ -447,17 +517,7 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
     hosts->build = program_version();
     hosts->kernel_level = static_cast<int64_t>(kernels::gemm_isa());
     hosts->recipe_hash = loaded.hash_hex;
-    if (hosts->placement.index != 0) {
-      fmt::print("{}\n", hosts_text(*hosts, hosts->port_from));
-      std::fflush(stdout);
-      if (args.dry_run) return 0;
-      if (hosts->placement.index >= hosts->hosts()) {
-        RT_TRY_SET(const RequestOptions spare_requests, request_options(args.requests));
-        return wait_as_spare(run, spare_requests);
-      }
-      RT_TRY_SET(const RequestOptions requests, request_options(args.requests));
-      return follow({.hosts = *hosts, .run = run, .threads = args.threads, .requests = requests});
-    }
+    return run_on_hosts(loaded, run, world, args, hosts, saved_by, result);
   }
   return RunStarter(loaded, run, world, args, hosts, saved_by, result).start();
 }

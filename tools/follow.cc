@@ -3,22 +3,17 @@
 #include <fmt/format.h>
 #include <signal.h>
 
-#include <chrono>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "ckpt/position.h"
 #include "dsl/dsl.h"
 #include "runtime/agent/supervisor.h"
-#include "runtime/cluster/epoch_store.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/log.h"
-#include "runtime/json/json.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/run/agent.h"
@@ -30,7 +25,6 @@ namespace cairn::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 void say(const std::string& text) {
   fmt::print("{}\n", text);
@@ -93,42 +87,19 @@ bool stop_signal_waits(const RequestOptions& requests) {
   return false;
 }
 
-namespace {
-
-fs::path end_file(const fs::path& run) { return run / "cluster" / "end.json"; }
-
-}  // namespace
-
-Status write_end(const fs::path& run, const std::string& incarnation, int code) {
-  return write_unsynced_text_file(end_file(run), json{{"incarnation", incarnation}, {"code", code}}.dump() + "\n");
-}
-
-Result<int> wait_as_spare(const fs::path& run, const RequestOptions& requests) {
-  block_stop_signals(requests);
-  say("a spare: waits for the end of the run");
-  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(500))) {
-    if (stop_signal_waits(requests)) return 0;
-    const Result<std::string> text = read_text_file(end_file(run));
-    if (!text.ok()) continue;
-    const json end = json_or_nothing(text.value());
-    if (!end.is_object() || !end.contains("incarnation") || !end.contains("code")) continue;
-    RT_TRY_SET(const cluster::EpochStore store, cluster::EpochStore::open(run / "cluster"));
-    RT_TRY_SET(const std::optional<cluster::Epoch> newest, store.newest());
-    if (!newest || end["incarnation"] != json(newest->incarnation)) continue;  // of a start before
-    return static_cast<int>(json_integer(end["code"], 0, 255).value_or(1));
-  }
-}
-
-Result<int> follow(const FollowArgs& args) {
+Result<Followed> follow(const FollowArgs& args) {
   init_logging("agent");
   block_stop_signals(args.requests);
   Follower follower(args.hosts, args.run, say);
   for (;;) {
     RT_TRY_SET(const std::optional<HostSegment> segment,
                follower.next_segment([&] { return stop_signal_waits(args.requests); }));
-    if (!segment) return *follower.ended();
+    if (!segment) {
+      std::optional<Lead> lead = follower.take_lead();
+      return lead ? Followed{.lead = std::move(lead)} : Followed{.code = *follower.ended()};
+    }
     RT_TRY_SET(const std::optional<int> code, follow_segment(args, follower, *segment));
-    if (code) return *code;
+    if (code) return Followed{.code = *code};
   }
 }
 

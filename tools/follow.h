@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 
 #include "runtime/core/result.h"
 #include "tools/run/fleet.h"
@@ -18,13 +19,14 @@ struct FollowArgs {
   RequestOptions requests;
 };
 
-/// A spare host: it takes nobody's place yet, and leaves when the run of this folder has ended, with its exit code.
-Result<int> wait_as_spare(const std::filesystem::path& run, const RequestOptions& requests);
-/// The leader's last word, for spares: a file of RUN/cluster.
-Status write_end(const std::filesystem::path& run, const std::string& incarnation, int code);
+/// What becomes of a host that follows.
+struct Followed {
+  int code = 0;              // of the run
+  std::optional<Lead> lead;  // the run goes on, and this host leads it
+};
 
-/// The exit code of the run. Stop signals are blocked from here on.
-Result<int> follow(const FollowArgs& args);
+/// Until the run has ended, or this host has to lead it. Stop signals are blocked from here on.
+Result<Followed> follow(const FollowArgs& args);
 
 /// Blocks what asks this process to stop, before it has any other thread; what comes waits for a supervisor.
 void block_stop_signals(const RequestOptions& requests);

@@ -97,8 +97,8 @@ void add_host_options(CLI::App& command, HostArgs& args) {
   command
       .add_option(
           "--spares", args.spares,
-          "of the hosts, so many of the last ones wait; with mesh.dp written, those that it does not need. They "
-          "take nobody's place yet")
+          "of the hosts, so many of the last ones wait until one that trains is lost, and take its place; with mesh.dp "
+          "written, those that it does not need")
       ->type_name("N")
       ->check(CLI::Range(int64_t{0}, cluster::kMostHosts - 1));
   command
@@ -137,6 +137,7 @@ Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t rank
     out.beats = {.every_s = cluster->beat_s(), .dead_after_s = cluster->dead_after_s};
     out.join_s = cluster->join_timeout_s;
     out.wait_s = cluster->wait_s;
+    out.spare_after_s = cluster->spare_after_s;
     if (!cluster->interface.empty()) {
       RT_TRY_SET(out.interface_address, address_of_interface(cluster->interface));
     }

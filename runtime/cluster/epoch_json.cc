@@ -21,7 +21,7 @@ constexpr int64_t kMostPort = 65535;
 json encode_epoch(const Epoch& epoch) {
   json members = json::array();
   for (const Member& m : epoch.members) {
-    members.push_back({{"name", m.name}, {"address", m.address}, {"boot_id", m.boot_id}});
+    members.push_back({{"name", m.name}, {"address", m.address}, {"boot_id", m.boot_id}, {"index", m.index}});
   }
   return {{"epoch", epoch.number},
           {"leader", epoch.leader},
@@ -54,6 +54,12 @@ Result<Epoch> decode_epoch(const json& from) {
       if (!member.is_object() || !member.contains(key) || !member[key].is_string()) return wrong(key);
       *field = member[key];
     }
+    // Records of before spares could take a place have none.
+    to.index = std::ssize(out.members) - 1;
+    if (!member.contains("index")) continue;
+    const std::optional<int64_t> index = json_integer(member["index"], 0, kMostHosts);
+    if (!index) return wrong("index");
+    to.index = *index;
   }
   const auto integer = [&](const char* key, int64_t least, int64_t most) -> Result<int64_t> {
     const std::optional<int64_t> found = from.contains(key) ? json_integer(from[key], least, most) : std::nullopt;

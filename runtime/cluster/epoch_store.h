@@ -17,15 +17,16 @@ inline constexpr int64_t kMostEpoch = 99'999'999;  // eight digits of a file's n
 
 struct Member {
   std::string name, address, boot_id;  // host name, address that others reach it by, /proc/sys/kernel/random/boot_id
+  int64_t index = 0;                   // of the launcher's hosts, spares included
   bool operator==(const Member&) const = default;
 };
 
 struct Epoch {
   int64_t number = 1;
-  int64_t leader = 0;           // of members
+  int64_t leader = 0;           // of members: its place
   int64_t port = 0;             // on which the leader's agent listens
   std::string incarnation;      // of the leader's agent: another start of the same host is another leader
-  std::vector<Member> members;  // in order: rank = index * ranks_per_host + local rank
+  std::vector<Member> members;  // those that train, by their place: rank = place * ranks_per_host + local rank
   int64_t ranks_per_host = 0;
   std::string recipe_hash, build, reason;
   bool operator==(const Epoch&) const = default;

@@ -78,33 +78,57 @@ Result<Message> receive(Connection& from, int64_t deadline_ns, const std::functi
   }
 }
 
-class Gatherer {
- public:
-  Gatherer(Listener& listener, const Gathering& wanted, const Hello& own, const std::function<void(std::string)>& say)
-      : listener_(listener), wanted_(wanted), own_(own), say_(say) {}
+}  // namespace
 
-  Result<std::vector<Joined>> run(int64_t deadline_ns) {
-    while (std::ssize(joined_) + std::ssize(wanted_.present) + 1 < wanted_.hosts) {
-      if (asked(wanted_.stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
-      if (steady_ns() >= deadline_ns) return Error{ErrorCode::kTimeout, missing()};
-      std::vector<pollfd> ready = {{listener_.fd(), POLLIN, 0}};
-      for (const Guest& guest : guests_) ready.push_back({guest.connection.fd(), POLLIN, 0});
-      for (auto& [index, member] : joined_) ready.push_back({member.connection.fd(), POLLIN, 0});
-      ::poll(ready.data(), ready.size(), kLookMs);
-      RT_TRY(take_guests());
-      for (auto guest = guests_.begin(); guest != guests_.end();) {
-        const auto at = guest++;
-        if (!listen_to(*at)) guests_.erase(at);
-      }
-      // One that leaves again before all are there comes back as a guest, or is missing.
-      for (auto member = joined_.begin(); member != joined_.end();) {
-        const auto at = member++;
-        if (!at->second.connection.fill().ok()) joined_.erase(at);
-      }
+class Door::Impl {
+ public:
+  Impl(Listener listener, DoorRules rules, Hello own, std::function<void(std::string)> say)
+      : listener_(std::move(listener)), rules_(std::move(rules)), own_(std::move(own)), say_(std::move(say)) {}
+
+  int64_t port() const { return listener_.port(); }
+
+  Status serve(int wait_ms) {
+    std::vector<pollfd> ready = {{listener_.fd(), POLLIN, 0}};
+    for (const Guest& guest : guests_) ready.push_back({guest.connection.fd(), POLLIN, 0});
+    for (auto& [index, member] : joined_) ready.push_back({member.connection.fd(), POLLIN, 0});
+    ::poll(ready.data(), ready.size(), wait_ms);
+    RT_TRY(take_guests());
+    for (auto guest = guests_.begin(); guest != guests_.end();) {
+      const auto at = guest++;
+      if (!listen_to(*at)) guests_.erase(at);
     }
-    std::vector<Joined> out;
-    for (auto& [index, member] : joined_) out.push_back(std::move(member));
+    // One that leaves again before it is taken comes back as a guest, or is missing.
+    for (auto member = joined_.begin(); member != joined_.end();) {
+      const auto at = member++;
+      if (!at->second.connection.fill().ok()) joined_.erase(at);
+    }
+    return {};
+  }
+
+  std::set<int64_t> joined() const {
+    std::set<int64_t> out;
+    for (const auto& [index, member] : joined_) out.insert(index);
     return out;
+  }
+
+  std::vector<Joined> take(const std::function<bool(int64_t index)>& which) {
+    std::vector<Joined> out;
+    for (auto member = joined_.begin(); member != joined_.end();) {
+      const auto at = member++;
+      if (!which(at->first)) continue;
+      out.push_back(std::move(at->second));
+      joined_.erase(at);
+    }
+    return out;
+  }
+
+  std::string missing_text(const std::vector<int64_t>& missing) const {
+    std::vector<std::string> names;
+    for (const int64_t k : missing) {
+      names.push_back(rules_.names.empty() ? fmt::format("host {}", k)
+                                           : fmt::format("{} (host {})", rules_.names[static_cast<size_t>(k)], k));
+    }
+    return fmt::format("{} of {} hosts have not joined: {}", names.size(), rules_.hosts, fmt::join(names, ", "));
   }
 
  private:
@@ -114,7 +138,7 @@ class Gatherer {
       if (!found) return {};
       Guest guest{*std::move(found), random_hex(), steady_after(kHandshakeS)};
       const Status sent = guest.connection.send(
-          {.kind = "challenge", .body = {{"nonce", guest.nonce}, {"token_name", token_name(wanted_.token)}}});
+          {.kind = "challenge", .body = {{"nonce", guest.nonce}, {"token_name", token_name(rules_.token)}}});
       if (sent.ok()) guests_.push_back(std::move(guest));
     }
   }
@@ -131,7 +155,7 @@ class Gatherer {
     const json& body = message.value()->body;
     const json hello = body.value("hello", json());
     if (message.value()->kind != "join" ||
-        !is_proof(text_of(body, "proof"), wanted_.token, "join", guest.nonce, hello.dump() + text_of(body, "nonce"))) {
+        !is_proof(text_of(body, "proof"), rules_.token, "join", guest.nonce, hello.dump() + text_of(body, "nonce"))) {
       say_(fmt::format("{}: does not know this run's token", guest.connection.peer()));
       refuse(guest, "the proof of the run's token is wrong");
       return false;
@@ -142,7 +166,7 @@ class Gatherer {
       return false;
     }
     // A new start of an agent whose old one is not known to be gone yet: it comes again.
-    if (wanted_.present.contains(brought->index)) return false;
+    if (rules_.present && rules_.present(brought->index)) return false;
     if (const std::string why = mismatch(*brought); !why.empty()) {
       say_(fmt::format("{} ({}) is refused: {}", brought->name, guest.connection.peer(), why));
       refuse(guest, why);
@@ -169,8 +193,8 @@ class Gatherer {
     if (brought.ranks != own_.ranks) {
       return both("another number of ranks: --nproc", own_.ranks, brought.ranks) + "; the same on all hosts";
     }
-    if (brought.index >= wanted_.hosts) {
-      return fmt::format("host {} of {}; they count from 0", brought.index, wanted_.hosts);
+    if (brought.index >= rules_.hosts) {
+      return fmt::format("host {} of {}; they count from 0", brought.index, rules_.hosts);
     }
     const auto other = joined_.find(brought.index);
     if (brought.index == own_.index || other != joined_.end()) {
@@ -185,44 +209,51 @@ class Gatherer {
     ignore(guest.connection.send({.kind = "refused", .body = {{"why", why}}}), "it is refused either way");
   }
 
-  std::string missing() const {
-    std::vector<std::string> names;
-    for (int64_t k = 0; k < wanted_.hosts; ++k) {
-      if (k == own_.index || joined_.contains(k) || wanted_.present.contains(k)) continue;
-      names.push_back(wanted_.names.empty() ? fmt::format("host {}", k)
-                                            : fmt::format("{} (host {})", wanted_.names[static_cast<size_t>(k)], k));
-    }
-    return fmt::format("{} of {} hosts have not joined: {}", names.size(), wanted_.hosts, fmt::join(names, ", "));
-  }
-
-  Listener& listener_;
-  const Gathering& wanted_;
-  const Hello& own_;
-  const std::function<void(std::string)>& say_;
+  Listener listener_;
+  const DoorRules rules_;
+  const Hello own_;
+  const std::function<void(std::string)> say_;
   std::list<Guest> guests_;
   std::map<int64_t, Joined> joined_;
 };
 
-}  // namespace
+Door::Door(Listener listener, DoorRules rules, Hello own, std::function<void(std::string)> say)
+    : impl_(std::make_unique<Impl>(std::move(listener), std::move(rules), std::move(own), std::move(say))) {}
+Door::~Door() = default;
+Door::Door(Door&&) noexcept = default;
+Door& Door::operator=(Door&&) noexcept = default;
 
-Result<std::vector<Joined>> gather(Listener& listener, const Gathering& wanted, const Hello& own, int64_t deadline_ns,
-                                   const std::function<void(std::string)>& say) {
-  return Gatherer(listener, wanted, own, say).run(deadline_ns);
+int64_t Door::port() const { return impl_->port(); }
+Status Door::serve(int wait_ms) { return impl_->serve(wait_ms); }
+std::set<int64_t> Door::joined() const { return impl_->joined(); }
+std::vector<Joined> Door::take(const std::function<bool(int64_t index)>& which) { return impl_->take(which); }
+
+Status Door::wait(const Missing& missing, int64_t deadline_ns, const std::function<bool()>& stopped) {
+  for (;;) {
+    const std::vector<int64_t> away = missing(joined());
+    if (away.empty()) return {};
+    if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
+    if (steady_ns() >= deadline_ns) return Error{ErrorCode::kTimeout, impl_->missing_text(away)};
+    RT_TRY(serve(kLookMs));
+  }
 }
 
-Status welcome(std::vector<Joined>& members, const Epoch& epoch, const std::string& token) {
+void welcome(std::vector<Joined>& members, const Epoch& epoch, const std::string& token) {
   const json text = encode_epoch(epoch);
   for (Joined& member : members) {
-    RT_TRY(member.connection.send(
-        {.kind = "welcome",
-         .epoch = epoch.number,
-         .body = {{"epoch", text}, {"proof", prove(token, "welcome", member.nonce, text.dump())}}}));
+    ignore(member.connection.send(
+               {.kind = "welcome",
+                .epoch = epoch.number,
+                .body = {{"epoch", text}, {"proof", prove(token, "welcome", member.nonce, text.dump())}}}),
+           "the connection tells of its end");
   }
-  return {};
 }
 
 Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
-                   int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns) {
+                   int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns,
+                   const std::function<bool()>& lives) {
+  bool dead = false;
+  const auto given_up = [&] { return (dead = lives && !lives()) || asked(stopped); };
   std::optional<Error> last;
   for (int64_t tokens_until_ns = 0;;) {
     if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
@@ -261,7 +292,7 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
                                        {"nonce", own_nonce},
                                        {"proof", prove(*token, "join", nonce, hello.dump() + own_nonce)}}}));
       connection.trust();
-      RT_TRY_SET(const Message answer, receive(connection, deadline_ns, stopped));
+      RT_TRY_SET(const Message answer, receive(connection, deadline_ns, given_up));
       if (answer.kind == "refused") {
         return Error{ErrorCode::kInvalidInput, fmt::format("refused by {}: {}", leader, text_of(answer.body, "why"))};
       }
@@ -275,6 +306,7 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
       return Place{std::move(decided), std::move(connection)};
     }();
     if (joined.ok()) return joined;
+    if (dead) return Error{ErrorCode::kTimeout, fmt::format("{} let this host in, and lives no more", leader)};
     const ErrorCode code = joined.error().code;
     if (code != ErrorCode::kUnavailable && code != ErrorCode::kPeerLost && code != ErrorCode::kTimeout) return joined;
     last = joined.error();

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -47,23 +48,43 @@ struct Joined {
   Connection connection;
 };
 
-/// What the leader waits for.
-struct Gathering {
+/// Who may come in.
+struct DoorRules {
   std::vector<std::string> names;  // of the hosts in order, for messages; empty where a launcher tells none
-  int64_t hosts = 0;
-  std::set<int64_t> present;  // those that have joined before, and are not waited for
+  int64_t hosts = 0;               // spares included
   std::string token;
-  std::function<bool()> stopped;  // asked a few times a second; null: never
+  std::function<bool(int64_t index)> present;  // has come in before, and is not known to be gone; null: nobody has
 };
 
-/// The leader's side until all hosts are there; own is host `own.index`. Returns the others, by index.
-/// Errors: kTimeout naming the hosts that are missing at the deadline; kStopped. What does not fit is refused to the
-/// agent that brings it, and the leader goes on waiting; `say` gets each such refusal once.
-Result<std::vector<Joined>> gather(Listener& listener, const Gathering& wanted, const Hello& own, int64_t deadline_ns,
-                                   const std::function<void(std::string)>& say);
+/// The leader's side: where hosts come in. It is served while the leader waits for hosts, and now and then while it
+/// leads. What does not fit is refused to the agent that brings it; `say` gets each such refusal once.
+class Door {
+ public:
+  Door(Listener listener, DoorRules rules, Hello own, std::function<void(std::string)> say);
+  ~Door();
+  Door(Door&&) noexcept;
+  Door& operator=(Door&&) noexcept;
 
-/// Sends each member the epoch, with the proof that only the leader can give.
-Status welcome(std::vector<Joined>& members, const Epoch& epoch, const std::string& token);
+  int64_t port() const;
+  /// Waits so long for something to happen, and takes it. Errors: of the listening socket.
+  Status serve(int wait_ms);
+  /// Who has joined, and waits for the welcome. They may leave again, until they are taken.
+  std::set<int64_t> joined() const;
+  std::vector<Joined> take(const std::function<bool(int64_t index)>& which);
+
+  /// Serves until nobody is missing. `missing`: of those who have not joined, whom the leader waits for. `stopped` is
+  /// asked a few times a second; null: never. Errors: kTimeout naming the hosts that are missing; kStopped.
+  using Missing = std::function<std::vector<int64_t>(const std::set<int64_t>& joined)>;
+  Status wait(const Missing& missing, int64_t deadline_ns, const std::function<bool()>& stopped);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Sends each member the epoch, with the proof that only the leader can give. One that has left meanwhile is told of by
+/// its connection.
+void welcome(std::vector<Joined>& members, const Epoch& epoch, const std::string& token);
 
 struct Place {
   Epoch epoch;
@@ -71,9 +92,11 @@ struct Place {
 };
 
 /// A member's side: tries while the leader does not answer yet, and begins no other try from `try_until_ns` on; who has
-/// been let in waits for the welcome until the deadline. `directory` is RUN/cluster.
-/// Errors: kInvalidInput in the leader's words; kUnavailable: no leader, or the run folder is not shared; kStopped.
+/// been let in waits for the welcome until the deadline, or until the leader lives no more: `lives`, asked then; null:
+/// it does. `directory` is RUN/cluster. Errors: kInvalidInput in the leader's words; kUnavailable: no leader, or the
+/// run folder is not shared; kStopped.
 Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
-                   int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns = INT64_MAX);
+                   int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns = INT64_MAX,
+                   const std::function<bool()>& lives = {});
 
 }  // namespace cairn::cluster

@@ -66,6 +66,7 @@ struct ClusterConfig {
   PortRange ports;
   double dead_after_s = 3;       // a host that was silent so long counts as lost
   double wait_s = 600;           // for hosts, when fewer than hosts_min are left
+  double spare_after_s = 10;     // a spare takes the place of a host that was lost
   double join_timeout_s = 600;   // for all hosts, at the start
   std::string store = "folder";  // who decides which host leads: the run folder
   std::string program;           // cairn on the hosts; empty: Kubernetes: of the image; else this program

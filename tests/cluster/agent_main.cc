@@ -57,14 +57,20 @@ int watch(Switchboard& board, int64_t peers) {
   return 0;
 }
 
-Status lead(const Gathering& wanted, const std::string& directory, const Hello& own, Beats beats) {
+Status lead(const DoorRules& rules, const std::string& directory, const Hello& own, Beats beats) {
   RT_TRY_SET(Listener listener, Listener::open(24512, 24600));
-  say({{"port", listener.port()}});
-  RT_TRY_SET(std::vector<Joined> members,
-             gather(listener, wanted, own, steady_ns() + 20'000'000'000, [](const std::string& line) {
-               say({{"refused", line}});
-             }));
-  Epoch epoch{.port = listener.port(),
+  Door door(std::move(listener), rules, own, [](const std::string& line) { say({{"refused", line}}); });
+  say({{"port", door.port()}});
+  const auto missing = [&](const std::set<int64_t>& joined) {
+    std::vector<int64_t> out;
+    for (int64_t k = 0; k < rules.hosts; ++k) {
+      if (k != own.index && !joined.contains(k)) out.push_back(k);
+    }
+    return out;
+  };
+  RT_TRY(door.wait(missing, steady_ns() + 20'000'000'000, nullptr));
+  std::vector<Joined> members = door.take([](int64_t) { return true; });
+  Epoch epoch{.port = door.port(),
               .incarnation = random_hex(),
               .members = {{own.name, members.front().connection.own_address(), own.boot_id}},
               .ranks_per_host = own.ranks,
@@ -79,7 +85,7 @@ Status lead(const Gathering& wanted, const std::string& directory, const Hello& 
   if (before) epoch.number = before->number + 1;
   RT_TRY_SET(const bool made, store.claim(epoch));
   if (!made) return Error{ErrorCode::kStopped, "another leads"};
-  RT_TRY(welcome(members, epoch, wanted.token));
+  welcome(members, epoch, rules.token);
   say({{"epoch", encode_epoch(epoch)}});
   Switchboard board(beats);
   const auto peers = static_cast<int64_t>(members.size());

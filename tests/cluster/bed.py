@@ -23,6 +23,7 @@ def missing():
 
 class Bed(unittest.TestCase):
     shared = "bind"
+    count = 4
     life_s = 120
 
     def setUp(self):
@@ -32,7 +33,7 @@ class Bed(unittest.TestCase):
         self.environment = {**os.environ, "CLUSTER": f"j{os.getpid() % 10000}", "CLUSTER_DIR": str(self.folder / "hosts")}
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.addCleanup(self.hosts, "down")
-        self.hosts("up", "4", "--life", str(self.life_s), "--shared", self.shared, "--shm", "64m")
+        self.hosts("up", str(self.count), "--life", str(self.life_s), "--shared", self.shared, "--shm", "64m")
 
     def hosts(self, *words):
         done = subprocess.run([HOSTS, *words], env=self.environment, capture_output=True, text=True, timeout=60)

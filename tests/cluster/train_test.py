@@ -21,21 +21,26 @@ class TrainBed(Bed):
     """A recipe that four hosts of two ranks train, and what comes of it."""
 
     life_s = 400
+    steps = STEPS
+    layout = dict(tp=2, dp=4, sp="true")
 
     def setUp(self):
         super().setUp()
         self.shared_folder = self.folder / "hosts" / "shared"  # /mnt/shared of the hosts, from here
         write_tokens(self.shared_folder / "tokens", 6000)
         (self.shared_folder / "recipe.lua").write_text(RECIPE.format(
-            name="hosts", steps=STEPS, precision="fp32", tp=2, pp=1, dp=4, zero=1, sp="true", save=10, keep=3,
-            prefix="/mnt/shared/tokens"))
+            name="hosts", steps=self.steps, precision="fp32", pp=1, zero=1, save=10, keep=3,
+            prefix="/mnt/shared/tokens", **self.layout))
         self.logs = {}
 
     def start(self, index, run=RUN):
         self.logs[index] = self.start_on(
-            index, PROGRAM, "train", "/mnt/shared/recipe.lua", "--run", run, "--threads", 1, "--nproc", 2, "--hosts",
-            "h0,h1,h2,h3", "--host-index", index)
+            index, PROGRAM, "train", "/mnt/shared/recipe.lua", "--run", run, "--threads", 1, *self.where(),
+            "--host-index", index)
         return self.logs[index]
+
+    def where(self):
+        return ("--nproc", 2, "--hosts", "h0,h1,h2,h3")
 
     def all_logs(self):
         return "".join(f"\n== h{k}\n{log.read_text(errors='replace')[-3000:]}" for k, log in sorted(self.logs.items()))
@@ -71,17 +76,17 @@ class TrainBed(Bed):
     def check_training(self):
         self.until_done()
         got, wanted = self.metrics(), self.whole()
-        self.assertEqual(sorted(got), list(range(1, STEPS + 1)))
+        self.assertEqual(sorted(got), list(range(1, self.steps + 1)))
         for step in wanted:
             for key in ("loss", "grad_norm", "samples"):
                 self.assertEqual(got[step][key], wanted[step][key], f"step {step}: {key}")
         diff = self.hosts("run", "h3", PROGRAM, "ckpt", "diff", "/mnt/shared/one", RUN)
         self.assertIn(", 0 differ", diff)
         for event in self.lines("events.jsonl"):
-            if event["event"] == "saved" and event["step"] == STEPS:
+            if event["event"] == "saved" and event["step"] == self.steps:
                 break
         else:
-            self.fail(f"step {STEPS} was not saved{self.all_logs()}")
+            self.fail(f"step {self.steps} was not saved{self.all_logs()}")
 
 
 class Train(TrainBed):
@@ -123,6 +128,73 @@ class Train(TrainBed):
             self.start(index)
         log = self.start(3, run="/mnt/local/run")
         self.until(lambda: "its token is not there" in log.read_text(), "the error", 30)
+
+
+class Spares(TrainBed):
+    """Four hosts train, a fifth waits; whoever is lost, leader or not, the run goes on without a person."""
+
+    count = 5
+    steps = 500
+    layout = dict(tp=1, dp=4, sp="false")
+
+    def setUp(self):
+        super().setUp()
+        (self.shared_folder / "cluster.lua").write_text(
+            'return require("cairn").hosts { names = { "h0", "h1", "h2", "h3", "h4" }, spares = 1, ranks_per_host = 1,\n'
+            '                                dead_after = 1, spare_after = 1 }\n')
+
+    def where(self):
+        return ("--cluster", "/mnt/shared/cluster.lua")
+
+    def epochs(self):
+        """(leader, hosts by their place) of each epoch."""
+        out = []
+        for path in sorted((self.shared_folder / "run" / "cluster").glob("epoch-*.json")):
+            epoch = json.loads(path.read_text())
+            names = [member["name"] for member in epoch["members"]]
+            out.append((names[epoch["leader"]], names))
+        return out
+
+    def until_epoch(self, hosts):
+        """Who leads it."""
+        return self.until(lambda: self.epochs() and self.epochs()[-1][1] == hosts and self.epochs()[-1][0],
+                          f"an epoch with {hosts}")
+
+    def test_a_spare_takes_the_place_of_whoever_is_lost_and_another_host_leads(self):
+        for index in (4, 3, 1, 2, 0):
+            self.start(index)
+        first = self.until_step(20)
+        self.hosts("kill", "h2")
+        self.assertEqual(self.until_epoch(["h0", "h1", "h4", "h3"]), "h0")
+        first = self.until_step(first + 30)
+        self.hosts("boot", "h2")
+        log = self.start(2)
+        self.until(lambda: "a spare: waits" in log.read_text(), "h2 as a spare")
+        self.hosts("kill", "h0")
+        leader = self.until_epoch(["h2", "h1", "h4", "h3"])
+        self.assertIn(leader, ("h1", "h4", "h3"))
+        first = self.until_step(first + 30)
+        self.hosts("boot", "h0")
+        log = self.start(0)
+        self.until(lambda: "a spare: waits" in log.read_text(), "h0 as a spare")
+        self.hosts("kill", leader)
+        self.until_epoch([{leader: "h0"}.get(name, name) for name in ("h2", "h1", "h4", "h3")])
+        self.check_training()
+        sources = [event["source"] for event in self.lines("events.jsonl") if event["event"] == "start"]
+        self.assertEqual([source for source in sources if source != "memory"], ["fresh", "disk", "disk", "disk"])
+
+    def test_a_leader_that_stood_still_and_comes_back_commits_nothing_and_becomes_a_spare(self):
+        for index in (4, 3, 1, 2, 0):
+            self.start(index)
+        first = self.until_step(20)
+        self.hosts("freeze", "h0")
+        leader = self.until_epoch(["h4", "h1", "h2", "h3"])
+        self.until_step(first + 20)
+        self.hosts("thaw", "h0")
+        self.until(lambda: "a spare: waits" in self.logs[0].read_text(), "h0 as a spare")
+        self.assertIn(f"the run is led by {leader} (", self.logs[0].read_text())
+        self.check_training()
+        self.hosts("run", "h3", PROGRAM, "ckpt", "verify", RUN)
 
 
 class TrainFuse(Train):

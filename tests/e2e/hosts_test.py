@@ -181,7 +181,7 @@ class Hosts(RunTest):
         self.finish_all(jobs)
         self.assertIn("2 hosts x 2 ranks and 1 spare, from --hosts; this is 0 (127.0.0.1), leader 127.0.0.1:251",
                       jobs[0].output())
-        self.assertIn("a spare: waits for the end of the run", jobs[2].output())
+        self.assertIn("a spare: waits to take the place of a host that is lost", jobs[2].output())
         self.assert_same_training("run", "whole", STEPS)
         # Hosts that mesh.dp does not need are spares by themselves.
         more = self.start_hosts(recipe, "more", 3, 2)

@@ -86,7 +86,7 @@ Status LocalCoordinator::open() {
 void LocalCoordinator::join_hosts(ckpt::NodeOptions& options) {
   Fleet& fleet = *options_.fleet;
   const HostOptions& hosts = fleet.options();
-  const int64_t first = hosts.placement.index * hosts.ranks;
+  const int64_t first = fleet.place() * hosts.ranks;
   options.ranks = ckpt::RankRange{first, first + hosts.ranks};
   options.others = &fleet;
   options.save_step = [&fleet](ckpt::IoBackend& io, const fs::path& dir, ckpt::Manifest skeleton,
@@ -110,8 +110,8 @@ void LocalCoordinator::join_hosts(ckpt::NodeOptions& options) {
 
 /// That the run is this process's. If not, it ends: by the supervisor, whichever thread finds it out.
 Status LocalCoordinator::check_owner() {
-  Status mine = folder_.check_held();
-  if (mine.ok() && options_.fleet != nullptr) mine = options_.fleet->check_epoch();
+  Status mine = options_.fleet != nullptr ? options_.fleet->check_epoch() : Status();
+  if (mine.ok()) mine = folder_.check_held();
   if (!mine.ok() && mine.error().code == ErrorCode::kUnavailable) control_->abandon(mine.error());
   return mine;
 }
@@ -280,6 +280,7 @@ void LocalCoordinator::on_tick() {
   watch_stop();
   watch_memory();
   copies_.poll();
+  if (options_.fleet != nullptr) options_.fleet->on_tick();
 }
 
 void LocalCoordinator::watch_memory() {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <numeric>
 #include <utility>
 
 #include "ckpt/snapshot/arena.h"
@@ -22,7 +23,8 @@ using cluster::Message;
 using cluster::News;
 using nlohmann::json;
 
-constexpr int kLookMs = 50;  // at least so often somebody's stop is seen
+constexpr int kLookMs = 50;               // at least so often somebody's stop is seen
+constexpr int64_t kLookNs = 250'000'000;  // so often at most, for a newer epoch
 
 std::string boot_id() {
   std::string out;
@@ -45,6 +47,8 @@ std::string own_host_name() {
   return ::gethostname(out.data(), out.size() - 1) == 0 ? out.data() : "";
 }
 
+double lease_still_s(const cluster::Beats& beats) { return std::max(2 * beats.dead_after_s, cluster::kLeaseStillS); }
+
 cluster::Hello hello_of(const HostOptions& options) {
   return {.index = options.placement.index,
           .name = own_host_name(),
@@ -55,92 +59,162 @@ cluster::Hello hello_of(const HostOptions& options) {
           .kernel_level = options.kernel_level};
 }
 
-Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& run) {
+namespace {
+
+/// The index of each place's host: as in the epoch before, whose hosts have memory of their places, or in order.
+std::vector<int64_t> places_of(const std::optional<cluster::Epoch>& before, const HostOptions& options) {
+  std::vector<int64_t> in_order(static_cast<size_t>(options.hosts())), out;
+  std::iota(in_order.begin(), in_order.end(), 0);
+  if (!before || std::ssize(before->members) != options.hosts()) return in_order;
+  std::set<int64_t> seen;
+  for (const cluster::Member& member : before->members) {
+    if (member.index >= options.placement.hosts || !seen.insert(member.index).second) return in_order;
+    out.push_back(member.index);
+  }
+  return seen.contains(options.placement.index) ? out : in_order;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& run,
+                                           const std::optional<cluster::Epoch>& before) {
   RT_TRY_SET(cluster::Listener listener, cluster::Listener::open(options.port_from, options.port_to));
   RT_TRY_SET(cluster::EpochStore store, cluster::EpochStore::open(run / "cluster"));
-  std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), run, std::move(listener), std::move(store)));
-  RT_TRY_SET(fleet->token_, cluster::make_token(run / "cluster"));
+  RT_TRY_SET(std::string token, cluster::make_token(run / "cluster"));
+  return std::unique_ptr<Fleet>(new Fleet(std::move(options), run, std::move(listener), std::move(store),
+                                          std::move(token), before, std::make_unique<cluster::Lease>(run / "cluster")));
+}
+
+Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& run, Lead lead) {
+  RT_TRY_SET(cluster::EpochStore store, cluster::EpochStore::open(run / "cluster"));
+  RT_TRY_SET(std::string token, cluster::make_token(run / "cluster"));
+  std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), run, std::move(lead.listener), std::move(store),
+                                         std::move(token), lead.epoch, std::move(lead.lease)));
+  fleet->incarnation_ = lead.epoch.incarnation;
+  fleet->own_address_ = lead.epoch.members.at(static_cast<size_t>(lead.epoch.leader)).address;
+  fleet->epoch_ = std::move(lead.epoch);
   return fleet;
 }
 
-Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, cluster::EpochStore store)
+Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, cluster::EpochStore store,
+             std::string token, const std::optional<cluster::Epoch>& before, std::unique_ptr<cluster::Lease> lease)
     : options_(std::move(options)),
       run_(std::move(run)),
       checkpoints_(run_ / "checkpoints"),
-      listener_(std::move(listener)),
       store_(std::move(store)),
+      token_(std::move(token)),
       incarnation_(cluster::random_hex()),
+      known_epoch_(before ? before->number : 0),
       saves_([this](Message message) { tell_all(message.kind, message.body); }),
+      door_(std::move(listener),
+            {.names = options_.placement.names,
+             .hosts = options_.placement.hosts,
+             .token = token_,
+             .present =
+                 [this](int64_t index) {
+                   const auto host = hosts_.find(index);
+                   return host != hosts_.end() && host->second.peer >= 0;
+                 }},
+            hello_of(options_), [this](const std::string& text) { callbacks_.say(text); }),
+      lease_(std::move(lease)),
       board_(options_.beats, [this](const News& news) { return take_early(news); }) {
-  std::map<int64_t, std::string> names;
-  for (int64_t k = 0; k < options_.hosts(); ++k) {
-    if (k == options_.placement.index) continue;
+  const std::vector<int64_t> places = places_of(before, options_);
+  for (int64_t k = 0; k < options_.placement.hosts; ++k) {
+    const auto at = std::ranges::find(places, k);
+    const int64_t place = at == places.end() ? -1 : at - places.begin();
+    if (k == options_.placement.index) {
+      place_ = place;
+      continue;
+    }
     const std::vector<std::string>& known = options_.placement.names;
-    Host& host = hosts_[k];
-    host.index = k;
-    host.name = known.empty() ? fmt::format("host {}", k) : known[static_cast<size_t>(k)];
-    host.away = "it has not joined";
-    names[k] = host.name;
+    hosts_[k] = Host{.index = k,
+                     .place = place,
+                     .name = known.empty() ? fmt::format("host {}", k) : known[static_cast<size_t>(k)],
+                     .away = "it has not joined",
+                     .away_since_ns = cluster::steady_ns()};
   }
-  saves_.set_hosts(std::move(names));
+  settle_places();
+  alone_until_ns_ = cluster::steady_after(lease_still_s(options_.beats));
 }
 
 Fleet::~Fleet() = default;
 
 // --- membership ----------------------------------------------------------------------------------------------------
 
-Status Fleet::gather() { return assemble(options_.join_s, "start"); }
-
-bool Fleet::someone_away() const {
-  return std::ranges::any_of(hosts_, [](const auto& one) { return one.second.peer < 0; });
+Status Fleet::gather() {
+  if (epoch_.members.empty()) return assemble(options_.join_s, options_.join_s, "start");
+  return assemble(options_.wait_s, options_.spare_after_s, epoch_.reason);
 }
 
-/// Waits until every host is there, and begins an epoch with them.
-Status Fleet::assemble(double patience_s, const std::string& reason) {
-  if (!someone_away()) return {};
-  cluster::Gathering wanted{.names = options_.placement.names,
-                            .hosts = options_.hosts(),
-                            .present = {},
-                            .token = token_,
-                            .stopped = callbacks_.stopped};
+bool Fleet::someone_away() const {
+  return std::ranges::any_of(hosts_, [](const auto& one) { return one.second.place >= 0 && one.second.peer < 0; });
+}
+
+std::string Fleet::who_is_away() const {
+  std::vector<std::string> away;
   for (const auto& [index, host] : hosts_) {
-    if (host.peer >= 0) wanted.present.insert(index);
+    if (host.place >= 0 && host.peer < 0) away.push_back(fmt::format("{} ({})", host.name, host.away));
   }
-  RT_TRY_SET(std::vector<cluster::Joined> joined,
-             cluster::gather(listener_, wanted, hello_of(options_), cluster::steady_after(patience_s), callbacks_.say));
+  return fmt::format("{}", fmt::join(away, ", "));
+}
+
+/// Hosts without a place that are there, or have come to the door.
+std::vector<int64_t> Fleet::free_spares(const std::set<int64_t>& joined) const {
+  std::vector<int64_t> out;
+  for (const auto& [index, host] : hosts_) {
+    if (host.place < 0 && (host.peer >= 0 || joined.contains(index))) out.push_back(index);
+  }
+  return out;
+}
+
+/// Whom the leader waits for: hosts with a place that are away, until spares may take the places of all of them.
+std::vector<int64_t> Fleet::missing(const std::set<int64_t>& joined, double spare_after_s) {
+  take_news();
+  hold_lease();
+  std::vector<int64_t> out;
+  int64_t due = 0;
+  const int64_t now_ns = cluster::steady_ns();
+  for (const auto& [index, host] : hosts_) {
+    if (host.place < 0 || host.peer >= 0 || joined.contains(index)) continue;
+    out.push_back(index);
+    if (static_cast<double>(now_ns - host.away_since_ns) >= spare_after_s * 1e9) ++due;
+  }
+  if (due == std::ssize(out) && std::ssize(free_spares(joined)) >= due) return {};
+  return out;
+}
+
+/// The hosts that are away have none any more.
+void Fleet::give_places_to_spares() {
+  std::vector<int64_t> spares = free_spares(door_.joined());
+  for (auto& [index, host] : hosts_) {
+    if (host.place < 0 || host.peer >= 0 || door_.joined().contains(index)) continue;
+    Host& spare = hosts_.at(spares.front());
+    spares.erase(spares.begin());
+    callbacks_.say(fmt::format("{}, a spare, takes the place of {} ({})", spare.name, host.name, host.away));
+    spare.place = std::exchange(host.place, -1);
+  }
+}
+
+/// Waits until every place has a host that is there, and begins an epoch with them.
+Status Fleet::assemble(double patience_s, double spare_after_s, const std::string& reason) {
+  if (!someone_away()) return {};
+  const Status all =
+      door_.wait([&](const std::set<int64_t>& joined) { return missing(joined, spare_after_s); },
+                 cluster::steady_after(patience_s), [this] { return callbacks_.stopped() || is_superseded(); });
+  RT_TRY(check_epoch());
+  RT_TRY(Status(all));
+  give_places_to_spares();
+  std::vector<cluster::Joined> joined = door_.take([](int64_t) { return true; });
   for (const cluster::Joined& member : joined) {
-    if (member.hello.kernel_level != options_.kernel_level) {
-      callbacks_.say(
-          fmt::format("warning: the processor of {} has other instructions for products than the leader's "
-                      "(level {}, {}): where ranks stand decides the last bits of a run",
-                      member.hello.name, member.hello.kernel_level, options_.kernel_level));
-    }
+    if (own_address_.empty()) own_address_ = member.connection.own_address();
     Host& host = hosts_.at(member.hello.index);
     host = Host{.index = member.hello.index,
+                .place = host.place,
                 .name = member.hello.name,
                 .address = member.address,
                 .boot_id = member.hello.boot_id};
   }
-  const cluster::Hello own = hello_of(options_);
-  cluster::Epoch next{.number = epoch_.number,
-                      .leader = options_.placement.index,
-                      .port = listener_.port(),
-                      .incarnation = incarnation_,
-                      .members = {},
-                      .ranks_per_host = options_.ranks,
-                      .recipe_hash = own.recipe_hash,
-                      .build = own.build,
-                      .reason = reason};
-  const std::string own_address =
-      epoch_.members.empty() ? joined.front().connection.own_address() : epoch_.members.front().address;
-  for (int64_t k = 0; k < options_.hosts(); ++k) {
-    if (k == own.index) {
-      next.members.push_back({own.name, own_address, own.boot_id});
-    } else {
-      const Host& host = hosts_.at(k);
-      next.members.push_back({host.name, host.address, host.boot_id});
-    }
-  }
+  cluster::Epoch next = next_epoch(reason);
   const auto loops = [](const cluster::Member& member) { return is_loopback(member.address); };
   if (std::ranges::any_of(next.members, loops) && !std::ranges::all_of(next.members, loops)) {
     std::vector<std::string> texts;
@@ -150,34 +224,105 @@ Status Fleet::assemble(double patience_s, const std::string& reason) {
                              "name or address that all can reach (--hosts)",
                              fmt::join(texts, ", "))};
   }
-  RT_TRY_SET(const std::optional<cluster::Epoch> newest, store_.newest());
-  if (newest && !epoch_.members.empty() && newest->number != epoch_.number) return check_epoch();
-  next.number = newest ? newest->number + 1 : 1;
+  next.number = known_epoch_ + 1;
   RT_TRY_SET(const bool made, store_.claim(next));
   if (!made) {
+    RT_TRY(check_epoch());
     return Error{ErrorCode::kUnavailable, fmt::format("another agent has begun epoch {} of this run", next.number)};
   }
+  known_epoch_ = next.number;
   epoch_ = std::move(next);
-  RT_TRY(cluster::welcome(joined, epoch_, token_));
+  settle_places();
+  for (auto& [index, host] : hosts_) tell_begin(host);
+  admit(std::move(joined));
+  hold_lease();
+  return {};
+}
+
+cluster::Epoch Fleet::next_epoch(const std::string& reason) const {
+  const cluster::Hello own = hello_of(options_);
+  cluster::Epoch out{.leader = place_,
+                     .port = door_.port(),
+                     .incarnation = incarnation_,
+                     .members = std::vector<cluster::Member>(static_cast<size_t>(options_.hosts())),
+                     .ranks_per_host = options_.ranks,
+                     .recipe_hash = own.recipe_hash,
+                     .build = own.build,
+                     .reason = reason};
+  out.members.at(static_cast<size_t>(place_)) = {own.name, own_address_, own.boot_id, own.index};
+  for (const auto& [index, host] : hosts_) {
+    if (host.place >= 0)
+      out.members.at(static_cast<size_t>(host.place)) = {host.name, host.address, host.boot_id, index};
+  }
+  return out;
+}
+
+/// They are hosts of this epoch from here on.
+void Fleet::admit(std::vector<cluster::Joined> joined) {
+  cluster::welcome(joined, epoch_, token_);
   for (cluster::Joined& member : joined) {
+    if (member.hello.kernel_level != options_.kernel_level) {
+      callbacks_.say(
+          fmt::format("warning: the processor of {} has other instructions for products than the leader's "
+                      "(level {}, {}): where ranks stand decides the last bits of a run",
+                      member.hello.name, member.hello.kernel_level, options_.kernel_level));
+    }
     Host& host = hosts_.at(member.hello.index);
+    host.name = member.hello.name;
+    host.address = member.address;
+    host.boot_id = member.hello.boot_id;
     host.peer = peers_++;
-    {
+    if (host.place >= 0) {
       const std::lock_guard lock(of_peers_);
       host_of_peer_[host.peer] = host.index;
     }
     board_.add(host.peer, host.name, std::move(member.connection));
-    if (segment_) tell(host, "begin", segment_to_json(*segment_));
+    tell_begin(host);
   }
+}
+
+/// After places have changed hands.
+void Fleet::settle_places() {
   std::map<int64_t, std::string> names;
-  for (const auto& [index, host] : hosts_) names[index] = host.name;
+  std::map<int64_t, int64_t> peers;
+  for (const auto& [index, host] : hosts_) {
+    if (host.place < 0) continue;
+    names[index] = host.name;
+    if (host.peer >= 0) peers[host.peer] = index;
+  }
   saves_.set_hosts(std::move(names));
-  return {};
+  const std::lock_guard lock(of_peers_);
+  host_of_peer_ = std::move(peers);
+}
+
+/// More than half of the hosts lost: they may have another leader. One that has just begun has to find them first.
+void Fleet::hold_lease() {
+  const auto there =
+      1 + std::ranges::count_if(hosts_, [](const auto& one) { return one.second.place >= 0 && one.second.peer >= 0; });
+  lease_->hold(epoch_.members.empty() || 2 * there >= options_.hosts() || cluster::steady_ns() < alone_until_ns_);
+}
+
+void Fleet::on_tick() {
+  if (!door_.serve(0).ok()) return;  // the next one tries again
+  admit(door_.take([this](int64_t index) { return hosts_.at(index).place < 0; }));
+}
+
+/// Another agent leads: looked for at most a few times a second.
+bool Fleet::is_superseded() {
+  const int64_t now_ns = cluster::steady_ns();
+  if (now_ns - looked_ns_ < kLookNs) return false;
+  looked_ns_ = now_ns;
+  const Result<std::optional<cluster::Epoch>> newest = store_.newest();
+  return newest.ok() && is_newer(newest.value());
+}
+
+bool Fleet::is_newer(const std::optional<cluster::Epoch>& epoch) const {
+  return epoch && epoch->number > known_epoch_ && epoch->incarnation != incarnation_;
 }
 
 Status Fleet::check_epoch() const {
   RT_TRY_SET(const std::optional<cluster::Epoch> newest, store_.newest());
-  if (!newest || newest->incarnation == incarnation_) return {};
+  if (!is_newer(newest)) return {};
   const cluster::Member& leader = newest->members.at(static_cast<size_t>(newest->leader));
   return Error{ErrorCode::kUnavailable,
                fmt::format("the run is led by {} ({}) now, in epoch {}", leader.name, leader.address, newest->number)};
@@ -191,16 +336,25 @@ void Fleet::lose(Host& host, const std::string& why) {
   }
   host.peer = -1;
   host.away = why;
+  host.away_since_ns = cluster::steady_ns();
   host.memory.reset();
   host.carried = Status(Error{ErrorCode::kPeerLost, fmt::format("{} was lost: {}", host.name, why)});
-  saves_.lost(host.index, why);
+  if (host.place >= 0) saves_.lost(host.index, why);
+  hold_lease();
 }
 
 // --- messages ------------------------------------------------------------------------------------------------------
 
 void Fleet::tell(Host& host, std::string kind, json body) {
-  if (host.peer < 0) return;
+  if (host.peer < 0 || host.place < 0) return;
   board_.send(host.peer, {.kind = std::move(kind), .epoch = epoch_.number, .body = std::move(body)});
+}
+
+void Fleet::tell_begin(Host& host) {
+  if (!segment_) return;
+  json body = segment_to_json(*segment_);
+  body["place"] = host.place;
+  tell(host, "begin", std::move(body));
 }
 
 /// From any thread.
@@ -243,11 +397,12 @@ void Fleet::take(const News& news) {
   if (host == nullptr) return;
   if (news.kind == News::Kind::kMessage) return take_message(*host, news.message);
   lose(*host, news.why);
+  if (host->place < 0) return callbacks_.say(fmt::format("{}, a spare, was lost: {}", host->name, news.why));
   if (!running_) return;
-  agent::Failure failure{.rank = host->index * options_.ranks, .host = true};
+  agent::Failure failure{.rank = host->place * options_.ranks, .host = true};
   failure.status.exit_code = Error{ErrorCode::kPeerLost, ""}.exit_code();
   failure.message = fmt::format("{} ({}), host {} of {}, was lost: {}", host->name, host->address, host->index,
-                                options_.hosts(), news.why);
+                                options_.placement.hosts, news.why);
   callbacks_.fail(std::move(failure));
 }
 
@@ -303,29 +458,28 @@ void Fleet::begin(HostSegment segment) {
   waits_ = true;
   if (segment_ == segment) return;
   segment_ = std::move(segment);
-  tell_all("begin", segment_to_json(*segment_));
+  for (auto& [index, host] : hosts_) tell_begin(host);
 }
 
 Result<ckpt::HostMemory> Fleet::memory() {
   running_ = false;
   for (;;) {
     if (someone_away()) {
-      std::vector<std::string> away;
-      for (const auto& [index, host] : hosts_) {
-        if (host.peer < 0) away.push_back(fmt::format("{} ({})", host.name, host.away));
-      }
+      const std::string away = who_is_away();
       if (!waits_) {
-        return Error{ErrorCode::kUnavailable,
-                     fmt::format("{} is away: what its memory holds cannot be saved", fmt::join(away, ", "))};
+        return Error{ErrorCode::kUnavailable, fmt::format("{} is away: what its memory holds cannot be saved", away)};
       }
-      callbacks_.say(fmt::format("waiting up to {:.0f} s for {}", options_.wait_s, fmt::join(away, ", ")));
-      RT_TRY(assemble(options_.wait_s, fmt::format("{} came back", fmt::join(away, ", "))));
+      const std::string then =
+          free_spares({}).empty() ? "" : fmt::format("; after {:.0f} s a spare takes over", options_.spare_after_s);
+      callbacks_.say(fmt::format("waiting up to {:.0f} s for {}{}", options_.wait_s, away, then));
+      RT_TRY(assemble(options_.wait_s, options_.spare_after_s, fmt::format("{} was away", away)));
     }
     ++asks_;
     for (auto& [index, host] : hosts_) tell(host, "halt", {{"ask", asks_}});
     const auto pending = [&] {
-      return std::ranges::any_of(hosts_,
-                                 [&](const auto& one) { return one.second.peer >= 0 && one.second.asked < asks_; });
+      return std::ranges::any_of(hosts_, [&](const auto& one) {
+        return one.second.place >= 0 && one.second.peer >= 0 && one.second.asked < asks_;
+      });
     };
     while (pending()) {
       if (!wait_for_news()) return Error{ErrorCode::kStopped, "asked to stop while the hosts were being asked"};
@@ -333,6 +487,7 @@ Result<ckpt::HostMemory> Fleet::memory() {
     if (someone_away()) continue;
     std::optional<ckpt::HostMemory> common;
     for (const auto& [index, host] : hosts_) {
+      if (host.place < 0) continue;
       if (!host.memory->ok()) return host.memory->error();
       common = common ? ckpt::common_memory(*common, host.memory->value()) : host.memory->value();
     }
@@ -351,19 +506,22 @@ void Fleet::carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memo
   incarnation_of_ranks_ = choice.incarnation;
   const json body = order_to_json(order);
   for (auto& [index, host] : hosts_) {
-    if (host.peer >= 0) host.carried.reset();
+    if (host.peer >= 0 && host.place >= 0) host.carried.reset();
     tell(host, "resume", body);
   }
 }
 
 Status Fleet::carried_out() {
   const auto pending = [&] {
-    return std::ranges::any_of(hosts_, [](const auto& one) { return !one.second.carried.has_value(); });
+    return std::ranges::any_of(
+        hosts_, [](const auto& one) { return one.second.place >= 0 && !one.second.carried.has_value(); });
   };
   while (pending()) {
     if (!wait_for_news()) return Error{ErrorCode::kStopped, "asked to stop while the hosts were loading"};
   }
-  for (const auto& [index, host] : hosts_) RT_TRY(Status(*host.carried));
+  for (const auto& [index, host] : hosts_) {
+    if (host.place >= 0) RT_TRY(Status(*host.carried));
+  }
   return {};
 }
 
@@ -389,14 +547,15 @@ void Fleet::halt(const std::string& why) {
 }
 
 bool Fleet::all_left() const {
-  return std::ranges::all_of(hosts_, [](const auto& one) { return one.second.left; });
+  return std::ranges::all_of(hosts_, [](const auto& one) { return one.second.left || one.second.place < 0; });
 }
 
 void Fleet::ask_where_ranks_are() { tell_all("look", json::object()); }
 
 void Fleet::put_in(std::vector<agent::RankState>& ranks) const {
   for (const auto& [index, host] : hosts_) {
-    for (int64_t rank = index * options_.ranks; rank < (index + 1) * options_.ranks; ++rank) {
+    if (host.place < 0) continue;
+    for (int64_t rank = host.place * options_.ranks; rank < (host.place + 1) * options_.ranks; ++rank) {
       if (rank >= std::ssize(ranks)) continue;
       agent::RankState& state = ranks[static_cast<size_t>(rank)];
       const auto told = std::ranges::find(host.states, rank, &agent::RankState::rank);
@@ -407,15 +566,18 @@ void Fleet::put_in(std::vector<agent::RankState>& ranks) const {
 }
 
 void Fleet::kill(int64_t rank) {
-  const auto host = hosts_.find(rank / options_.ranks);
-  if (host != hosts_.end()) tell(host->second, "kill", {{"rank", rank}});
+  for (auto& [index, host] : hosts_) {
+    if (host.place == rank / options_.ranks) tell(host, "kill", {{"rank", rank}});
+  }
 }
 
 void Fleet::end(int code, bool keep, const std::string& text) {
+  on_tick();
   running_ = false;
   for (auto& [index, host] : hosts_) {
     if (host.peer < 0) continue;
-    tell(host, "end", {{"code", code}, {"keep", keep}, {"text", text}});
+    board_.send(host.peer,
+                {.kind = "end", .epoch = epoch_.number, .body = {{"code", code}, {"keep", keep}, {"text", text}}});
     board_.drop(host.peer);
     {
       const std::lock_guard lock(of_peers_);

@@ -1,16 +1,23 @@
 #pragma once
 // The other hosts of a run, as the leader's agent has them: who is there, what their ranks do, and what they are told.
-// It gathers them, names who is away and waits for it, and gives each membership an epoch of its own.
+// It gathers them, names who is away and waits for it or gives its place to a spare, and gives each membership an epoch
+// of its own. It shows in the run folder that it lives (cluster::Lease), for as long as it has not lost more than half
+// of its hosts; another one may lead after that, and this one is told (check_epoch).
+//
+// A host's index is the launcher's. Its place is that of its ranks in the world; a spare has none.
 //
 // Threads: the agent's loop; LeaderSaves has those of the persisters.
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +27,7 @@
 #include "runtime/cluster/connection.h"
 #include "runtime/cluster/epoch_store.h"
 #include "runtime/cluster/join.h"
+#include "runtime/cluster/lease.h"
 #include "runtime/cluster/placement.h"
 #include "runtime/cluster/switchboard.h"
 #include "runtime/core/result.h"
@@ -37,18 +45,29 @@ struct HostOptions {
   int64_t kernel_level = 0;  // of this processor: kernels::GemmIsa
   int64_t port_from = 24512, port_to = 25535;
   cluster::Beats beats;
-  double join_s = 300;  // for all hosts to come, at the start
-  double wait_s = 600;  // for a host that was lost to come back
+  double join_s = 300;        // for all hosts to come, at the start
+  double wait_s = 600;        // for a host that was lost to come back
+  double spare_after_s = 10;  // then a spare takes the place of a host that was lost
 
   std::string interface_address;  // of this host, for its ranks; empty: the one that the leader is reached by
 
-  int64_t hosts() const { return placement.hosts - spares; }  // that train
+  int64_t hosts() const { return placement.hosts - spares; }  // that train: so many places
   int64_t world() const { return hosts() * ranks; }
 };
 
 cluster::Hello hello_of(const HostOptions& options);
 /// This machine's name.
 std::string own_host_name();
+
+/// So long the lease of a leader stands still before another host claims the lead.
+double lease_still_s(const cluster::Beats& beats);
+
+/// The lead of an epoch, claimed before its hosts have gathered: where they find the new leader.
+struct Lead {
+  cluster::Listener listener;
+  cluster::Epoch epoch;
+  std::unique_ptr<cluster::Lease> lease;  // from the claim on: what comes until they gather may take its time
+};
 
 class Fleet final : public ckpt::OtherHosts {
  public:
@@ -63,13 +82,19 @@ class Fleet final : public ckpt::OtherHosts {
     std::function<void(const std::string& by)> ask_save;
   };
 
-  /// Listens, on the first free port of the range. `run`: the folder, which is this process's. Errors: kUnavailable: no
-  /// port is free.
-  static Result<std::unique_ptr<Fleet>> open(HostOptions options, const std::filesystem::path& run);
+  /// Listens, on the first free port of the range. `run`: the folder, which is this process's. `before`: the newest
+  /// epoch when this start began; one that has begun since wins. Errors: kUnavailable: no port is free.
+  static Result<std::unique_ptr<Fleet>> open(HostOptions options, const std::filesystem::path& run,
+                                             const std::optional<cluster::Epoch>& before);
+  /// As a host does that has claimed the lead.
+  static Result<std::unique_ptr<Fleet>> open(HostOptions options, const std::filesystem::path& run, Lead lead);
   ~Fleet() override;
 
-  int64_t port() const { return listener_.port(); }
-  /// All hosts are there, and the epoch begins. `say` and `stopped` of the callbacks count already.
+  int64_t port() const { return door_.port(); }
+  /// The place of this host.
+  int64_t place() const { return place_; }
+  /// All places are taken by hosts that are there, and the epoch begins. `say` and `stopped` of the callbacks count
+  /// already.
   Status gather();
   void use(Callbacks callbacks) { callbacks_ = std::move(callbacks); }
 
@@ -81,13 +106,16 @@ class Fleet final : public ckpt::OtherHosts {
   Status check_epoch() const;
   /// Of this host, as its ranks publish it.
   const std::string& own_address() const {
-    return options_.interface_address.empty() ? epoch_.members.front().address : options_.interface_address;
+    return options_.interface_address.empty() ? epoch_.members.at(static_cast<size_t>(place_)).address
+                                              : options_.interface_address;
   }
   const HostOptions& options() const { return options_; }
 
   /// Readable when there is news: take_news() then.
   int fd() const { return board_.fd(); }
   void take_news();
+  /// Now and then: hosts that come while ranks run become spares.
+  void on_tick();
 
   // --- ckpt::OtherHosts
   Result<ckpt::HostMemory> memory() override;
@@ -116,9 +144,11 @@ class Fleet final : public ckpt::OtherHosts {
  private:
   struct Host {
     int64_t index = 0;
+    int64_t place = -1;  // -1: a spare
     std::string name, address, boot_id;
     int64_t peer = -1;  // of the switchboard; -1: it is away
     std::string away;   // why
+    int64_t away_since_ns = 0;
     bool left = false;
     std::vector<agent::RankState> states;  // as told last by the ranks that run
     int64_t asked = 0;                     // number of the last halt that it has answered
@@ -126,8 +156,17 @@ class Fleet final : public ckpt::OtherHosts {
     std::optional<Status> carried;
   };
 
-  Fleet(HostOptions options, std::filesystem::path run, cluster::Listener listener, cluster::EpochStore store);
-  Status assemble(double patience_s, const std::string& reason);
+  Fleet(HostOptions options, std::filesystem::path run, cluster::Listener listener, cluster::EpochStore store,
+        std::string token, const std::optional<cluster::Epoch>& before, std::unique_ptr<cluster::Lease> lease);
+  Status assemble(double patience_s, double spare_after_s, const std::string& reason);
+  std::vector<int64_t> missing(const std::set<int64_t>& joined, double spare_after_s);
+  std::vector<int64_t> free_spares(const std::set<int64_t>& joined) const;
+  void give_places_to_spares();
+  cluster::Epoch next_epoch(const std::string& reason) const;
+  void admit(std::vector<cluster::Joined> joined);
+  void settle_places();
+  void tell_begin(Host& host);
+  void hold_lease();
   void take(const cluster::News& news);
   void take_message(Host& host, const cluster::Message& message);
   void lose(Host& host, const std::string& why);
@@ -136,15 +175,23 @@ class Fleet final : public ckpt::OtherHosts {
   void tell(Host& host, std::string kind, nlohmann::json body = nlohmann::json::object());
   void tell_all(const std::string& kind, const nlohmann::json& body);
   bool wait_for_news();
+  bool is_superseded();
+  bool is_newer(const std::optional<cluster::Epoch>& epoch) const;
   bool someone_away() const;
+  std::string who_is_away() const;
 
   const HostOptions options_;
   const std::filesystem::path run_, checkpoints_;
-  cluster::Listener listener_;
-  cluster::EpochStore store_;
-  std::string token_, incarnation_;
+  const cluster::EpochStore store_;
+  const std::string token_;
+  std::string incarnation_;
   Callbacks callbacks_;
-  cluster::Epoch epoch_;
+  cluster::Epoch epoch_;                  // no members: none has begun
+  std::atomic<int64_t> known_epoch_ = 0;  // the newest one that was there when this began, or its own
+  int64_t looked_ns_ = 0;                 // for a newer one
+  int64_t alone_until_ns_ = 0;            // the lease is held until then, whoever is there
+  int64_t place_ = 0;                     // of this host
+  std::string own_address_;               // as the others reach it; empty: not known yet
   std::optional<HostSegment> segment_;
   std::map<int64_t, Host> hosts_;  // the others by index
   uint64_t incarnation_of_ranks_ = 0;
@@ -152,8 +199,10 @@ class Fleet final : public ckpt::OtherHosts {
   bool waits_ = true;     // for hosts that are away
   int64_t asks_ = 0, peers_ = 0;
   std::mutex of_peers_;
-  std::map<int64_t, int64_t> host_of_peer_;  // guarded by of_peers_: for the switchboard's thread
+  std::map<int64_t, int64_t> host_of_peer_;  // those with a place; guarded by of_peers_: for the switchboard's thread
   LeaderSaves saves_;
+  cluster::Door door_;
+  std::unique_ptr<cluster::Lease> lease_;
   cluster::Switchboard board_;  // last: its thread uses what is above
 };
 

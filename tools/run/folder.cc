@@ -257,14 +257,14 @@ std::optional<RunHolder> holder_of_run(const fs::path& run) {
   return errno == EWOULDBLOCK ? std::optional(holder) : std::nullopt;
 }
 
-Result<RunFolder> RunFolder::hold(const fs::path& path, const std::string& name) {
+Result<RunFolder> RunFolder::hold(const fs::path& path, const std::string& name, bool takes_over) {
   RunFolder out;
   out.path_ = path;
   out.name_ = name;
   out.doubt_ = doubt_about(path);
   if (is_gone(path)) return out;
   if (::access(path.c_str(), W_OK | X_OK) != 0) return os_error(errno, path.string());
-  if (!is_gone(path / "run.lock")) RT_TRY(out.lock());
+  if (!is_gone(path / "run.lock")) RT_TRY(out.lock(takes_over));
   RT_TRY(out.read_id());
   return out;
 }
@@ -283,13 +283,14 @@ Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name)
   return out;
 }
 
-Status RunFolder::lock() {
+Status RunFolder::lock(bool takes_over) {
   const fs::path lock = path_ / "run.lock";
   lock_.reset(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!lock_) return os_error(errno, lock.string());
   if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
-    return in_use(lock, "; one run folder, one run");
+    if (!takes_over) return in_use(lock, "; one run folder, one run");
+    takes_over_ = true;
   }
   return {};
 }
@@ -327,7 +328,7 @@ Status RunFolder::make() {
   const fs::path lock_file = path_ / "run.lock";
   const bool had_lock = fs::exists(lock_file, unknown), had_identity = fs::exists(path_ / "run.json", unknown);
   if (!lock_) {
-    RT_TRY(lock());
+    RT_TRY(lock(false));
     RT_TRY(read_id());  // somebody may have made it since hold()
   }
   if (!had_lock) made_.push_back(lock_file);
@@ -346,6 +347,7 @@ Status RunFolder::make() {
 }
 
 Status RunFolder::check_held() const {
+  if (takes_over_) static_cast<void>(::flock(lock_.get(), LOCK_EX | LOCK_NB));  // once the one before has let go
   const Result<std::string> line = read_text_file(path_ / "run.lock");
   if (line.ok() && line.value() == lock_line_) return {};
   if (!line.ok()) {

@@ -24,7 +24,9 @@ class RunFolder {
  public:
   /// Takes the lock of a folder that is there, and changes no byte of it: a start that is refused leaves all as it was.
   /// Errors: kUnavailable when another agent holds it, naming it; the system's where it cannot be written.
-  static Result<RunFolder> hold(const std::filesystem::path& path, const std::string& name);
+  /// `takes_over`: by a newer epoch of the run (runtime/cluster/epoch_store.h): whoever holds the lock has lost the run
+  /// by that, and is told so by check_held(), should it still live.
+  static Result<RunFolder> hold(const std::filesystem::path& path, const std::string& name, bool takes_over = false);
   /// Makes what is missing and writes down whose the run is now. Errors: as hold().
   Status claim();
   /// Both.
@@ -63,7 +65,7 @@ class RunFolder {
   void remove_made() const;
 
  private:
-  Status lock();
+  Status lock(bool takes_over);
   Status read_id();
   Status make();
   Status forget_announced();
@@ -72,6 +74,7 @@ class RunFolder {
   std::string id_, name_, copied_from_, doubt_;
   std::string written_at_;  // where run.json says it lies; empty: an older build's, or none is there
   Fd lock_;
+  bool takes_over_ = false;
   std::string lock_line_;                    // what run.lock holds while the run is this one's
   std::optional<ckpt::HeldFolder> held_;     // path_
   std::vector<std::filesystem::path> made_;  // in that order

@@ -5,10 +5,15 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "ckpt/snapshot/arena.h"
+#include "runtime/cluster/epoch_store.h"
 #include "runtime/cluster/join.h"
+#include "runtime/cluster/lease.h"
+#include "runtime/cluster/token.h"
 #include "runtime/json/json.h"
 #include "tools/run/folder.h"
 
@@ -21,9 +26,22 @@ using cluster::News;
 using nlohmann::json;
 
 constexpr int kLookMs = 50;     // at least so often somebody's stop is seen
-constexpr double kOneTryS = 2;  // at one port, before the folder is asked again for the leader's
+constexpr double kOneTryS = 1;  // at one port, before the folder is asked again for the leader's
+constexpr double kTurnS = 0.3;  // between the claims of two hosts
 
 fs::path port_file(const fs::path& run) { return run / "cluster" / "leader-port"; }
+fs::path end_file(const fs::path& run) { return run / "cluster" / "end.json"; }
+
+std::string text_or_nothing(const fs::path& path) {
+  Result<std::string> text = read_text_file(path);
+  return text.ok() ? std::move(text).value() : std::string();
+}
+
+/// Of this host in an epoch; -1: it has none.
+int64_t place_in(const cluster::Epoch& epoch, int64_t index) {
+  const auto at = std::ranges::find(epoch.members, index, &cluster::Member::index);
+  return at == epoch.members.end() ? -1 : at - epoch.members.begin();
+}
 
 Error asked_to_stop() { return {ErrorCode::kStopped, "asked to stop while the leader was waited for"}; }
 
@@ -44,11 +62,34 @@ std::optional<int64_t> read_leader_port(const fs::path& run) {
   return port > 0 && port < 65536 ? std::optional(port) : std::nullopt;
 }
 
+std::optional<cluster::Epoch> newest_epoch(const fs::path& run) {
+  if (is_gone(run / "cluster")) return std::nullopt;
+  const Result<cluster::EpochStore> store = cluster::EpochStore::open(run / "cluster");
+  if (!store.ok()) return std::nullopt;
+  Result<std::optional<cluster::Epoch>> newest = store.value().newest();
+  return newest.ok() ? std::move(newest).value() : std::nullopt;
+}
+
+Status write_end(const fs::path& run, const std::string& incarnation, int code) {
+  return write_unsynced_text_file(end_file(run), json{{"incarnation", incarnation}, {"code", code}}.dump() + "\n");
+}
+
+bool is_led_by_another(const fs::path& run, const HostOptions& options, const std::optional<cluster::Epoch>& newest) {
+  if (!newest || newest->members.at(static_cast<size_t>(newest->leader)).index == options.placement.index) return false;
+  cluster::LeaseWatch lease(run / "cluster");
+  while (lease.still_s() < lease_still_s(options.beats)) {
+    if (lease.has_changed()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
+  }
+  return false;
+}
+
 Follower::Follower(HostOptions options, fs::path run, std::function<void(const std::string&)> say)
     : options_(std::move(options)),
       run_(std::move(run)),
       say_(std::move(say)),
       saves_(options_.placement.index, [this](Message message) { tell(message.kind, message.body); }),
+      end_before_(text_or_nothing(end_file(run_))),
       board_(std::make_unique<cluster::Switchboard>(options_.beats,
                                                     [this](const News& news) { return take_early(news); })) {}
 
@@ -69,28 +110,98 @@ void Follower::tell(std::string kind, json body) {
   board_->send(early_peer_, {.kind = std::move(kind), .epoch = 0, .body = std::move(body)});
 }
 
+/// One try. Errors: kTimeout: nobody leads there, or it is not known yet.
+Status Follower::try_leader(const std::string& leader, int64_t port, int64_t deadline_ns,
+                            const std::function<bool()>& stopped) {
+  std::optional<cluster::LeaseWatch> lease;
+  const auto lives = [&] {
+    if (!lease) lease.emplace(run_ / "cluster");
+    return lease->still_s() < lease_still_s(options_.beats);
+  };
+  RT_TRY_SET(cluster::Place place,
+             cluster::join(leader, port, run_ / "cluster", hello_of(options_), deadline_ns, stopped,
+                           std::min(deadline_ns, cluster::steady_after(kOneTryS)), lives));
+  address_ = place.leader.own_address();
+  epoch_ = std::move(place.epoch);
+  const int64_t before = std::exchange(place_, place_in(epoch_, options_.placement.index));
+  if (place_ < 0) say_("a spare: waits to take the place of a host that is lost");
+  if (before != place_ && segment_) {  // what its memory holds is of a place that another host has
+    displaced_ = true;
+    next_.reset();
+  }
+  peer_ = peers_++;
+  early_peer_ = peer_;
+  const cluster::Member& leads = epoch_.members.at(static_cast<size_t>(epoch_.leader));
+  board_->add(peer_, leads.name, std::move(place.leader));
+  return {};
+}
+
+/// Its end, of a start that this host has begun with, where the leader's last word was lost.
+void Follower::take_end_file() {
+  const std::string text = text_or_nothing(end_file(run_));
+  if (text == end_before_) return;
+  const json end = json_or_nothing(text);
+  const std::optional<cluster::Epoch> newest = newest_epoch(run_);
+  if (!newest || !end.is_object() || end.value("incarnation", json()) != json(newest->incarnation)) return;
+  ended_ = static_cast<int>(json_integer(end.value("code", json()), 0, 255).value_or(1));
+  keep_memory_ = true;  // it is not known whether it is needed
+}
+
 Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
   const int64_t deadline_ns = cluster::steady_after(patience_s);
+  cluster::LeaseWatch lease(run_ / "cluster");
   for (;;) {
-    // A leader that has found its first port busy, or has been started anew on another one, says so in the folder.
-    const int64_t port = read_leader_port(run_).value_or(options_.port_from);
-    Result<cluster::Place> place =
-        cluster::join(options_.placement.leader, port, run_ / "cluster", hello_of(options_), deadline_ns, stopped,
-                      std::min(deadline_ns, cluster::steady_after(kOneTryS)));
-    if (place.ok()) {
-      address_ = place.value().leader.own_address();
-      epoch_ = std::move(place.value().epoch);
-      peer_ = peers_++;
-      early_peer_ = peer_;
-      board_->add(peer_, options_.placement.leader, std::move(place.value().leader));
-      return {};
+    // Who has taken the lead says so in its epoch. Host 0, which leads what begins, tells its port first.
+    const std::optional<cluster::Epoch> newest = newest_epoch(run_);
+    std::vector<std::pair<std::string, int64_t>> leaders;
+    if (newest && newest->leader != place_in(*newest, options_.placement.index)) {
+      leaders.emplace_back(newest->members.at(static_cast<size_t>(newest->leader)).address, newest->port);
     }
-    if (place.error().code != ErrorCode::kTimeout || cluster::steady_ns() >= deadline_ns) {
-      Error error = std::move(place).error();
+    if (options_.placement.index != 0)
+      leaders.emplace_back(options_.placement.leader, read_leader_port(run_).value_or(options_.port_from));
+    for (const auto& [leader, port] : leaders) {
+      Status joined = try_leader(leader, port, deadline_ns, stopped);
+      if (joined.ok()) return joined;
+      const bool last = leader == leaders.back().first && port == leaders.back().second;
+      Error error = std::move(joined).error();
+      if (error.code == ErrorCode::kTimeout && cluster::steady_ns() < deadline_ns) continue;
+      // An address of before may be anybody's now.
+      if (!last && !lease.has_changed() && error.code != ErrorCode::kStopped) continue;
       if (error.code == ErrorCode::kTimeout) error.code = ErrorCode::kUnavailable;
       return error;
     }
+    if (leaders.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
+    if (cluster::steady_ns() >= deadline_ns) return Error{ErrorCode::kUnavailable, "no leader can be joined"};
+    if (stopped()) return asked_to_stop();
+    take_end_file();
+    if (ended_) return Error{ErrorCode::kStopped, "the run has ended"};
+    const double patience = lease_still_s(options_.beats) + kTurnS * static_cast<double>(place_);
+    if (lease.still_s() < patience || epoch_.members.empty() || place_ < 0) continue;
+    RT_TRY_SET(const bool leads, claim_lead());
+    if (leads) return Error{ErrorCode::kStopped, "this host leads"};
   }
+}
+
+Result<bool> Follower::claim_lead() {
+  const std::optional<cluster::Epoch> newest = newest_epoch(run_);
+  const int64_t place = newest ? place_in(*newest, options_.placement.index) : -1;
+  if (place < 0) return false;  // the host that has this place may
+  RT_TRY_SET(const cluster::EpochStore store, cluster::EpochStore::open(run_ / "cluster"));
+  RT_TRY_SET(cluster::Listener listener, cluster::Listener::open(options_.port_from, options_.port_to));
+  const cluster::Hello own = hello_of(options_);
+  cluster::Epoch next = *newest;
+  const cluster::Member& before = newest->members.at(static_cast<size_t>(newest->leader));
+  next.reason = fmt::format("{}, which led, is lost: {}", before.name, away_);
+  next.number = newest->number + 1;
+  next.leader = place;
+  next.port = listener.port();
+  next.incarnation = cluster::random_hex();
+  next.members.at(static_cast<size_t>(place)) = {own.name, address_, own.boot_id, own.index};
+  RT_TRY_SET(const bool made, store.claim(next));
+  if (!made) return false;
+  say_(fmt::format("this host leads from here on, in epoch {}: {}", next.number, next.reason));
+  lead_ = Lead{std::move(listener), std::move(next), std::make_unique<cluster::Lease>(run_ / "cluster")};
+  return true;
 }
 
 std::optional<Message> Follower::receive(int wait_ms) {
@@ -113,14 +224,17 @@ std::optional<Message> Follower::receive(int wait_ms) {
 Result<std::optional<HostSegment>> Follower::next_segment(const std::function<bool()>& stopped) {
   double patience_s = options_.join_s;
   for (;;) {
-    if (ended_) return std::optional<HostSegment>();
+    if (std::exchange(displaced_, false)) segment_.reset();
+    if (ended_ || lead_) return std::optional<HostSegment>();
     if (next_) {
       segment_ = std::exchange(next_, std::nullopt);
       return segment_;
     }
     if (peer_ < 0) {
       halt_ = -1;
-      RT_TRY(join(patience_s, stopped));
+      if (Status joined = join(patience_s, stopped); !joined.ok() && !ended_ && !lead_)
+        return std::move(joined).error();
+      continue;
     }
     patience_s = options_.wait_s;
     if (const std::optional<Message> message = receive(kLookMs); message && !take_common(*message)) {
@@ -157,7 +271,10 @@ void Follower::take_begin(const json& body) {
     say_(segment.error().message);
     return;
   }
-  if (segment_ != segment.value()) next_ = std::move(segment).value();
+  const std::optional<int64_t> place = json_integer(body.value("place", json()), 0, options_.hosts() - 1);
+  if (!place) return;
+  place_ = *place;
+  if (displaced_ || segment_ != segment.value()) next_ = std::move(segment).value();
 }
 
 // --- a segment -----------------------------------------------------------------------------------------------------
@@ -166,7 +283,7 @@ Status Follower::open(Segment parts) {
   RT_CHECK(segment_ && !node_, "a segment is open already, or none has begun");
   parts_.emplace(std::move(parts));
   running_ = told_left_ = stop_told_ = false;
-  const int64_t first = options_.placement.index * options_.ranks;
+  const int64_t first = first_rank();
   agent::RunControl& control = parts_->control;
   ckpt::NodeOptions options{
       .checkpoints_dir = run_ / "checkpoints",
@@ -198,7 +315,7 @@ Status Follower::open(Segment parts) {
 }
 
 void Follower::close() {
-  if (node_ && ended_ && !keep_memory_) node_->keep_memory(false);
+  if (node_ && ((ended_ && !keep_memory_) || displaced_)) node_->keep_memory(false);
   node_.reset();
   parts_.reset();
   running_ = false;
@@ -231,6 +348,7 @@ Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
                       "it again for {:.0f} s",
                       away_, options_.wait_s));
       RT_TRY(join(options_.wait_s, stopped));
+      if (displaced_) return Error{ErrorCode::kStopped, "another host has taken this one's place"};
       parts_->narrator.say(fmt::format("joined again, in epoch {}", epoch_.number));
     }
     if (halt_ >= 0) answer_halt();
@@ -297,6 +415,7 @@ void Follower::on_readable() {
       body["ranks"] = states_to_json(states);
       tell("ranks", std::move(body));
     }
+    if (message->kind == "report" && running_) hooks_.report();
     if (message->kind != "halt") continue;
     halt_ = ask_in(message->body);
     const json why = message->body.value("why", json());
@@ -311,7 +430,7 @@ void Follower::on_readable() {
 void Follower::stop_ranks(const std::string& why) {
   if (!running_) return;
   stopped_by_leader_ = true;
-  agent::Failure failure{.rank = options_.placement.index * options_.ranks, .host = true};
+  agent::Failure failure{.rank = first_rank(), .host = true};
   failure.status.exit_code = Error{ErrorCode::kPeerLost, ""}.exit_code();
   failure.message = why;
   parts_->control.fail(std::move(failure));

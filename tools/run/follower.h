@@ -1,6 +1,7 @@
 #pragma once
 // The agent's coordinator on a host that follows: it does as the leader says (fleet.h), tells it what happens here, and
-// keeps this host's memory while the leader is away.
+// keeps this host's memory while the leader is away. Where the leader lives no more, a host with a place claims the
+// lead.
 //
 // Threads: the agent's loop; FollowerSaves has those of the persister.
 
@@ -14,6 +15,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ckpt/foreign.h"
@@ -35,8 +37,8 @@ class Follower final : public Coordinator {
   Follower(HostOptions options, std::filesystem::path run, std::function<void(const std::string&)> say);
   ~Follower() override;
 
-  /// Joins the leader and waits for what is to be trained. nullopt: the run has ended. `stopped` is asked all the
-  /// while.
+  /// Joins the leader and waits for what is to be trained. nullopt: the run has ended, or this host leads from here on
+  /// (take_lead). `stopped` is asked all the while.
   Result<std::optional<HostSegment>> next_segment(const std::function<bool()>& stopped);
 
   struct Segment {
@@ -52,8 +54,10 @@ class Follower final : public Coordinator {
   void close() override;
   /// How this process leaves, as the leader has said.
   const std::optional<int>& ended() const { return ended_; }
-  /// Another segment follows this one.
-  bool goes_on() const { return next_.has_value(); }
+  /// What the ranks of this host are for follows from the next segment, or this host has lost its place.
+  bool goes_on() const { return next_.has_value() || displaced_ || lead_.has_value(); }
+  /// The lead that this host has claimed. nullopt: none.
+  std::optional<Lead> take_lead() { return std::exchange(lead_, std::nullopt); }
 
   Result<ckpt::RestoreChoice> next_generation(int64_t generation) override;
   ckpt::Arena& memory() override { return node_->arena(); }
@@ -80,6 +84,11 @@ class Follower final : public Coordinator {
  private:
   bool take_early(const cluster::News& news);
   Status join(double patience_s, const std::function<bool()>& stopped);
+  Status try_leader(const std::string& leader, int64_t port, int64_t deadline_ns, const std::function<bool()>& stopped);
+  /// True: this host leads the next epoch.
+  Result<bool> claim_lead();
+  void take_end_file();
+  int64_t first_rank() const { return place_ * options_.ranks; }
   /// The next message; nullopt where there was none for `wait_ms`.
   std::optional<cluster::Message> receive(int wait_ms);
   void tell(std::string kind, nlohmann::json body = nlohmann::json::object());
@@ -96,8 +105,12 @@ class Follower final : public Coordinator {
   const std::filesystem::path run_;
   const std::function<void(const std::string&)> say_;
   FollowerSaves saves_;
-  std::string address_;  // of this host, as the leader sees it
-  cluster::Epoch epoch_;
+  std::string address_;     // of this host, as the leader sees it
+  cluster::Epoch epoch_;    // no members: it has joined none yet
+  int64_t place_ = -1;      // of this host; -1: it is a spare
+  bool displaced_ = false;  // another host has the place of the segment that is open
+  std::optional<Lead> lead_;
+  const std::string end_before_;   // what the file of the end held when this began
   int64_t peer_ = -1, peers_ = 0;  // the leader, for the switchboard; -1: it is away
   std::string away_;
   std::optional<HostSegment> segment_, next_;  // that this host is at; that follows it
@@ -123,5 +136,14 @@ class Follower final : public Coordinator {
 /// Where the leader says that it listens: a file of RUN/cluster. For who joins; the join itself proves who it is.
 Status write_leader_port(const std::filesystem::path& run, int64_t port);
 std::optional<int64_t> read_leader_port(const std::filesystem::path& run);
+
+/// The leader's last word: a file of RUN/cluster, for hosts that no packet of it reached.
+Status write_end(const std::filesystem::path& run, const std::string& incarnation, int code);
+
+/// nullopt: none that can be read. Makes no folder.
+std::optional<cluster::Epoch> newest_epoch(const std::filesystem::path& run);
+/// Whether an agent of another host leads this run, by its newest epoch, and lives. Waits for a sign of it.
+bool is_led_by_another(const std::filesystem::path& run, const HostOptions& options,
+                       const std::optional<cluster::Epoch>& newest);
 
 }  // namespace cairn::tools

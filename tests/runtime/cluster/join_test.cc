@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "runtime/cluster/lease.h"
 #include "runtime/cluster/token.h"
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
@@ -49,19 +50,26 @@ class Leader {
     token = make_token(directory_).value();
     auto opened = Listener::open(0, 0);
     REQUIRE_OK(opened);
-    listener_.emplace(std::move(opened).value());
-    done_ = std::async(std::launch::async, [this, hosts, seconds] {
-      const Gathering wanted{
-          .names = names(hosts), .hosts = hosts, .token = token, .stopped = [this] { return stop.load(); }};
-      return gather(*listener_, wanted, hello_of(0), in(seconds), [this](std::string line) {
-        const std::lock_guard lock(mutex_);
-        said_ += line + "\n";
-      });
+    door_.emplace(std::move(opened).value(), DoorRules{.names = names(hosts), .hosts = hosts, .token = token},
+                  hello_of(0), [this](std::string line) {
+                    const std::lock_guard lock(mutex_);
+                    said_ += line + "\n";
+                  });
+    done_ = std::async(std::launch::async, [this, hosts, seconds]() -> Result<std::vector<Joined>> {
+      const auto missing = [hosts](const std::set<int64_t>& joined) {
+        std::vector<int64_t> out;
+        for (int64_t k = 1; k < hosts; ++k) {
+          if (!joined.contains(k)) out.push_back(k);
+        }
+        return out;
+      };
+      RT_TRY(door_->wait(missing, in(seconds), [this] { return stop.load(); }));
+      return door_->take([](int64_t) { return true; });
     });
   }
   ~Leader() { stop = true; }
 
-  int64_t port() const { return listener_->port(); }
+  int64_t port() const { return door_->port(); }
   const fs::path& directory() const { return directory_; }
   Result<std::vector<Joined>> members() { return done_.get(); }
   std::string said() {
@@ -79,7 +87,7 @@ class Leader {
     return out;
   }
   fs::path directory_;
-  std::optional<Listener> listener_;
+  std::optional<Door> door_;
   std::mutex mutex_;
   std::string said_;
   std::future<Result<std::vector<Joined>>> done_;
@@ -119,7 +127,7 @@ TEST_SUITE("runtime/cluster/join") {
     for (int64_t k = 0; k < 3; ++k) CHECK(members.value()[k].hello == hello_of(k + 1));
     const Epoch epoch = epoch_of(members.value());
     CHECK(epoch.members[1].address == "127.0.0.1");
-    must(welcome(members.value(), epoch, leader.token));
+    welcome(members.value(), epoch, leader.token);
     for (auto& place : places) {
       const auto got = place.get();
       REQUIRE_OK(got);
@@ -151,7 +159,7 @@ TEST_SUITE("runtime/cluster/join") {
     auto right = joining(leader, hello_of(1));
     auto members = leader.members();
     REQUIRE_OK(members);
-    must(welcome(members.value(), epoch_of(members.value()), leader.token));
+    welcome(members.value(), epoch_of(members.value()), leader.token);
     must(right.get());
   }
 
@@ -168,7 +176,7 @@ TEST_SUITE("runtime/cluster/join") {
     auto members = leader.members();
     REQUIRE_OK(members);
     CHECK(members.value()[0].hello.name == "h9");
-    must(welcome(members.value(), epoch_of(members.value()), leader.token));
+    welcome(members.value(), epoch_of(members.value()), leader.token);
     must(again.get());
     must(last.get());
   }
@@ -217,7 +225,7 @@ TEST_SUITE("runtime/cluster/join") {
     auto right = joining(leader, hello_of(1));
     auto members = leader.members();
     REQUIRE_OK(members);
-    must(welcome(members.value(), epoch_of(members.value()), leader.token));
+    welcome(members.value(), epoch_of(members.value()), leader.token);
     must(right.get());
     CHECK(leader.said().find("does not know this run's token") != std::string::npos);
     CHECK(leader.said().find("not a message of an agent of cairn") != std::string::npos);
@@ -373,5 +381,35 @@ TEST_SUITE("runtime/cluster/connection") {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     CHECK(status.error().code == ErrorCode::kPeerLost);
+  }
+}
+
+TEST_SUITE("runtime/cluster/lease") {
+  TEST_CASE("it is seen to live while it is held, and to stand still when it is not, or its holder is gone") {
+    TempDir temp;
+    LeaseWatch before(temp.path);
+    CHECK_FALSE(before.has_changed());  // there is none yet
+    std::optional<Lease> lease(temp.path);
+    const auto changes_within = [](LeaseWatch& watch, double seconds) {
+      for (const int64_t end = steady_after(seconds); steady_ns() < end;) {
+        watch.still_s();
+        if (watch.has_changed()) return true;
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      return false;
+    };
+    CHECK(changes_within(before, 20));
+    LeaseWatch held(temp.path);
+    CHECK(changes_within(held, 20));
+    lease->hold(false);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // a write that had begun
+    LeaseWatch left(temp.path);
+    CHECK_FALSE(changes_within(left, 3 * kLeaseEveryS));
+    CHECK(left.still_s() >= 3 * kLeaseEveryS);
+    lease->hold(true);
+    CHECK(changes_within(left, 20));
+    lease.reset();
+    LeaseWatch gone(temp.path);
+    CHECK_FALSE(changes_within(gone, 3 * kLeaseEveryS));
   }
 }
