@@ -25,6 +25,7 @@
 #include "runtime/core/clock.h"
 #include "runtime/core/log.h"
 #include "runtime/kernels/gemm_kernel.h"
+#include "runtime/plan/cluster_rules.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/trace.h"
 #include "tools/commands.h"
@@ -187,6 +188,24 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
                     .elsewhere = {}};
 }
 
+/// Of the run's ranks those of this host, by its index: a spare may get any host's. nullopt: all.
+std::optional<ckpt::RankRange> ranks_here(const std::optional<HostOptions>& hosts) {
+  if (!hosts) return std::nullopt;
+  const int64_t place = hosts->placement.index < hosts->hosts() ? hosts->placement.index : 0;
+  return ckpt::RankRange{place * hosts->ranks, (place + 1) * hosts->ranks};
+}
+
+/// Groups that exchange in every layer lie on one host each, where a cluster file does not allow another thing.
+Status check_groups(const Mesh& mesh, const HostOptions& hosts) {
+  const ClusterConfig cluster{.ranks_per_host = hosts.ranks, .groups_cross_hosts = hosts.groups_cross_hosts};
+  for (const Mistake& one : find_mistakes(cluster, mesh)) {
+    const std::string text = fmt::format("{}; expected {}", one.message, one.accepted);
+    if (hosts.has_cluster_file) return Error{ErrorCode::kInvalidInput, "--cluster: " + text};
+    fmt::print("warning: {}\n", text);
+  }
+  return {};
+}
+
 /// A run from its start to its end, segment by segment.
 class RunStarter {
  public:
@@ -219,7 +238,8 @@ class RunStarter {
                         .held = held_,
                         .fresh = args_.fresh,
                         .goes_on_from = goes_on_from,
-                        .scan_seconds = args_.dry_run ? kScanSeconds : 0});
+                        .scan_seconds = args_.dry_run ? kScanSeconds : 0,
+                        .ranks = ranks_here(hosts_)});
   }
   Result<int> begin();
   Result<int> train();
@@ -299,6 +319,7 @@ void RunStarter::tell_plan(const Plan& plan) {
 /// Nothing where the start may begin; the exit code of a dry run, or of a start that is refused.
 Result<std::optional<int>> RunStarter::allow(const RunStart& start, const Plan& plan) {
   tell_plan(plan);
+  if (hosts_) RT_TRY(check_groups(plan.mesh, *hosts_));
   const Status allowed = start.verdict.check(start.request);
   if (args_.dry_run) {
     for (const std::string& line : start.verdict.lines(world_)) fmt::print("{}\n", line);
@@ -489,6 +510,14 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
   goes_on.fresh = false;
   goes_on.from_step = 0;
   goes_on.kills.clear();
+  if (!first) {  // the leader finds out the rest
+    RT_TRY_SET(const Plan plan, make_plan(loaded.recipe, world));
+    const StartReport report =
+        check_host_memory({.loaded = loaded, .plan = plan, .init = {}, .run = run, .ranks = ranks_here(hosts)});
+    if (!report.ok()) return tell_start(report, loaded, false, result);
+    for (const StartFinding& warning : report.warnings)
+      fmt::print("{}: warning: {}\n", own_host_name(), warning.message);
+  }
   const std::optional<cluster::Epoch> before = newest_epoch(run);
   if (first && (args.dry_run || !is_led_by_another(run, *hosts, before))) {
     RunStarter starter(loaded, run, world, args, hosts, saved_by, result);

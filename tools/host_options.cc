@@ -137,6 +137,8 @@ Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t rank
     out.beats = {.every_s = cluster->beat_s(), .dead_after_s = cluster->dead_after_s};
     out.join_s = cluster->join_timeout_s;
     out.wait_s = cluster->wait_s;
+    out.has_cluster_file = true;
+    out.groups_cross_hosts = cluster->groups_cross_hosts;
     out.spare_after_s = cluster->spare_after_s;
     if (!cluster->interface.empty()) {
       RT_TRY_SET(out.interface_address, address_of_interface(cluster->interface));

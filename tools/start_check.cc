@@ -402,16 +402,20 @@ void check_init(const StartQuestion& question, const InitConfig& init, ckpt::IoB
 
 // --- Memory and disk
 
-/// What ranks allocate besides the shared memory of the run.
-int64_t private_bytes(const Plan& plan) {
+/// What these ranks allocate besides the shared memory of the run.
+int64_t private_bytes(const Plan& plan, const ckpt::RankRange& ranks) {
   const bool own_weights = plan.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy;
+  std::vector<int64_t> of_stage(static_cast<size_t>(plan.mesh.pp()), -1);  // all ranks of a stage allocate the same
   int64_t out = 0;
-  for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) {  // all ranks of a stage allocate the same
-    const RankPlan rank = plan.rank(plan.mesh.rank({.tp = 0, .dp = 0, .pp = pp}));
-    const int64_t bank = own_weights ? 0 : rank.bank_bytes();
-    out += (rank.optimizer_bytes - bank + rank.gathered_bytes + rank.grad_bytes +
-            (own_weights ? rank.weight_bytes : 0) + largest_stage_buffers_bytes(plan, rank.rank)) *
-           plan.mesh.tp() * plan.mesh.replicas();
+  for (int64_t r = ranks.first; r < ranks.end; ++r) {
+    int64_t& bytes = of_stage[static_cast<size_t>(plan.mesh.coords(r).pp)];
+    if (bytes < 0) {
+      const RankPlan rank = plan.rank(r);
+      const int64_t bank = own_weights ? 0 : rank.bank_bytes();
+      bytes = rank.optimizer_bytes - bank + rank.gathered_bytes + rank.grad_bytes +
+              (own_weights ? rank.weight_bytes : 0) + largest_stage_buffers_bytes(plan, r);
+    }
+    out += bytes;
   }
   return out;
 }
@@ -423,7 +427,7 @@ void check_memory(const StartQuestion& question, StartReport& report) {
                           .run_id = question.loaded.recipe.name + "-0000000000000000",
                           .recipe_json = question.loaded.canonical_json,
                           .recipe_hash = question.loaded.hash_hex};
-  const Result<ckpt::ArenaSpec> spec = ckpt::arena_spec(plan, run);
+  const Result<ckpt::ArenaSpec> spec = ckpt::arena_spec(plan, run, question.ranks);
   if (!spec.ok()) return findings.refuse("", spec.error());
   const bool offloads = !plan.recipe.optimizer.offload.empty();
   const std::string field = offloads ? "optimizer.offload" : "";
@@ -449,7 +453,8 @@ void check_memory(const StartQuestion& question, StartReport& report) {
     return;
   }
   const int64_t shared = offloads ? 0 : ckpt::Arena::total_bytes(spec.value());
-  const int64_t own = private_bytes(plan), available = ckpt::available_memory(freed);
+  const int64_t own = private_bytes(plan, question.ranks.value_or(ckpt::RankRange{0, plan.mesh.world()})),
+                available = ckpt::available_memory(freed);
   report.facts.push_back(
       fmt::format("memory: {} in {}, {} of the ranks' own{}", format_bytes(ckpt::Arena::total_bytes(spec.value())),
                   spec.value().folder, format_bytes(own),
@@ -524,6 +529,12 @@ Status check_steps_lie_below(const fs::path& run) {
                fmt::format("{} holds {}, and a run keeps its checkpoints in {}: move them there to resume from them, "
                            "or choose another run folder",
                            run.string(), ckpt::step_dir_name(here.steps.back()), (run / "checkpoints").string())};
+}
+
+StartReport check_host_memory(const StartQuestion& question) {
+  StartReport report;
+  check_memory(question, report);
+  return report;
 }
 
 StartReport check_start(const StartQuestion& question) {

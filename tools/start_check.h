@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/snapshot/arena.h"
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
@@ -67,10 +68,15 @@ struct StartQuestion {
   /// The checkpoint that the start was found to go on from; empty: none, or memory. Not given: it is looked for.
   std::optional<std::string> goes_on_from = {};
   double scan_seconds = kScanSeconds;  // looking at ids ends after so long; 0: they are not looked at
+  /// Of the run's ranks those that this host starts, where it has several hosts.
+  std::optional<ckpt::RankRange> ranks = {};
 };
 
 /// All of it, never only the first problem. Reads headers and manifests, and tokens in bulk for scan_seconds at most.
 StartReport check_start(const StartQuestion& question);
+
+/// The memory part alone: whether this host has room for its ranks. For hosts that do not lead, which ask nothing else.
+StartReport check_host_memory(const StartQuestion& question);
 
 /// The data part alone: windows, epochs and, with `scan_seconds`, ids. `report` gets problems and warnings.
 DataFacts check_data(const Recipe& recipe, const Plan& plan, double scan_seconds, StartReport& report);

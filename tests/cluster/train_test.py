@@ -33,10 +33,10 @@ class TrainBed(Bed):
             prefix="/mnt/shared/tokens", **self.layout))
         self.logs = {}
 
-    def start(self, index, run=RUN):
+    def start(self, index, run=RUN, *extra):
         self.logs[index] = self.start_on(
             index, PROGRAM, "train", "/mnt/shared/recipe.lua", "--run", run, "--threads", 1, *self.where(),
-            "--host-index", index)
+            "--host-index", index, *extra)
         return self.logs[index]
 
     def where(self):
@@ -68,19 +68,16 @@ class TrainBed(Bed):
     def until_done(self):
         self.until(lambda: [e for e in self.lines("events.jsonl") if e["event"] == "end"], "the end")
 
-    def whole(self):
-        """The run of one host."""
-        self.hosts("run", "h3", PROGRAM, "train", "/mnt/shared/recipe.lua", "--run", "/mnt/shared/one", "--threads", "1")
-        return self.metrics("one")
-
-    def check_training(self):
+    def check_training(self, up="h3"):
+        """Against the run of one host, which is made on `up`."""
         self.until_done()
-        got, wanted = self.metrics(), self.whole()
+        self.hosts("run", up, PROGRAM, "train", "/mnt/shared/recipe.lua", "--run", "/mnt/shared/one", "--threads", "1")
+        got, wanted = self.metrics(), self.metrics("one")
         self.assertEqual(sorted(got), list(range(1, self.steps + 1)))
         for step in wanted:
             for key in ("loss", "grad_norm", "samples"):
                 self.assertEqual(got[step][key], wanted[step][key], f"step {step}: {key}")
-        diff = self.hosts("run", "h3", PROGRAM, "ckpt", "diff", "/mnt/shared/one", RUN)
+        diff = self.hosts("run", up, PROGRAM, "ckpt", "diff", "/mnt/shared/one", RUN)
         self.assertIn(", 0 differ", diff)
         for event in self.lines("events.jsonl"):
             if event["event"] == "saved" and event["step"] == self.steps:
@@ -122,6 +119,18 @@ class Train(TrainBed):
             self.assertGreater(len(starts), before, f"{away} was not noticed{self.all_logs()}")
             self.assertEqual(starts[-1]["source"], "memory")
         self.check_training()
+
+    def test_each_host_is_asked_for_the_memory_of_its_own_ranks(self):
+        """64 MiB of /dev/shm a host, for a run that needs 130 or 510 in all."""
+        for index in (3, 1, 2, 0):
+            self.start(index, RUN, "--set", "model.width=320", "--set", "stop=T.steps(8)")
+        self.until_done()
+        self.assertEqual(max(self.metrics()), 8)
+        for index in (2, 0):  # one that follows is refused without a leader
+            log = self.start(index, "/mnt/shared/large", "--set", "model.width=640", "--set", "stop=T.steps(8)")
+            self.until(lambda: "Nothing was started" in log.read_text(), "the refusal", 5)  # noqa: B023
+            self.assertIn("/dev/shm", log.read_text())
+        self.assertFalse((self.shared_folder / "large").exists())
 
     def test_a_run_folder_that_is_not_shared_is_told(self):
         for index in (0, 1, 2):
@@ -179,7 +188,7 @@ class Spares(TrainBed):
         self.until(lambda: "a spare: waits" in log.read_text(), "h0 as a spare")
         self.hosts("kill", leader)
         self.until_epoch([{leader: "h0"}.get(name, name) for name in ("h2", "h1", "h4", "h3")])
-        self.check_training()
+        self.check_training(up="h0")
         sources = [event["source"] for event in self.lines("events.jsonl") if event["event"] == "start"]
         self.assertEqual([source for source in sources if source != "memory"], ["fresh", "disk", "disk", "disk"])
 
@@ -203,6 +212,7 @@ class TrainFuse(Train):
     shared = "fuse"
     test_a_host_that_stands_still_or_is_cut_off_is_waited_for_and_goes_on_with_its_memory = None
     test_a_run_folder_that_is_not_shared_is_told = None
+    test_each_host_is_asked_for_the_memory_of_its_own_ranks = None
 
 
 if __name__ == "__main__":

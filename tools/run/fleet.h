@@ -42,7 +42,8 @@ struct HostOptions {
   int64_t spares = 0;  // of the placement's hosts, the last ones: they train nothing now
   int64_t ranks = 0;   // of each host
   std::string build, recipe_hash;
-  int64_t kernel_level = 0;  // of this processor: kernels::GemmIsa
+  int64_t kernel_level = 0;                                   // of this processor: kernels::GemmIsa
+  bool has_cluster_file = false, groups_cross_hosts = false;  // ClusterConfig::groups_cross_hosts
   int64_t port_from = 24512, port_to = 25535;
   cluster::Beats beats;
   double join_s = 300;        // for all hosts to come, at the start
@@ -135,6 +136,7 @@ class Fleet final : public ckpt::OtherHosts {
   bool all_left() const;
   /// Where ranks are, and what they wait for: asked for, and what has been told last.
   void ask_where_ranks_are();
+  void ask_reports();
   void put_in(std::vector<agent::RankState>& ranks) const;
   /// Of a rank of another host: it is killed, to see the run recover.
   void kill(int64_t rank);
