@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""A training step over four hosts of two ranks against the same eight ranks on one host, and the bytes that hosts send.
+
+  bench/hosts_step.py [--rounds 5] [--steps 5]                       (needs root: hosts are namespaces, tests/cluster/hosts)
+
+The same recipe (tp 2 within a host, dp 4 across, ZeRO-1; steps of a second and more) by turns on one host and on four, on
+the same cores. The first step of a run is a warm-up. Bytes: what the network interfaces of the hosts have sent between two
+steps, against the plan's traffic: of a reduction or a gathering over n hosts each member sends (n - 1) / n of the whole.
+Network headers, signs of life and the exact sums of a step come on top.
+--tiny: a small shape, seconds in all; says nothing about speed.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from common import ROOT, add_cairn_option, machine, spread, steps_of
+
+HOSTS = ROOT / "tests/cluster/hosts"
+RECIPE = """
+local T = require "cairn"
+return T.recipe {{
+  name = "hosts", stop = T.steps({steps}), precision = "fp32", log = T.log {{ tensorboard = false }},
+  model = T.gpt {{ layers = {layers}, width = {width}, heads = 8, context = {context}, vocab = 300 }},
+  data = T.token_files {{ train = "{tokens}" }},
+  batch = {{ samples = {samples}, micro = 1 }},
+  optimizer = T.adamw {{ peak_lr = 1e-3, zero = 1 }},
+  mesh = T.mesh {{ tp = 2, pp = 1, dp = 4, sequence_parallel = true }},
+}}
+"""
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+add_cairn_option(parser)
+parser.add_argument("--steps", type=int, default=5, help="counted steps of a run (default: %(default)s)")
+parser.add_argument("--tiny", action="store_true")
+args = parser.parse_args()
+if os.geteuid() != 0:
+    print("skipped: hosts of their own need root")
+    sys.exit(77)
+shape = {"layers": 2, "width": 64, "context": 64, "samples": 8} if args.tiny else {
+    "layers": 4, "width": 512, "context": 256, "samples": 16}
+
+
+def plan_bytes(recipe) -> float:
+    """That all hosts together send in a step."""
+    said = subprocess.run([args.cairn, "plan", recipe, "--json"], capture_output=True, text=True, check=True)
+    out = 0.0
+    for stage in json.loads(said.stdout)["stages"]:
+        for group in stage["rank_traffic"]:
+            if group["group"] != "dp":
+                continue  # tp stays in a host; the world's few bytes are counted as what comes on top
+            others = group["ranks"] - 1
+            out += (2 * others / group["ranks"] * group["all_reduce"]["bytes"] +
+                    others / group["ranks"] * group["reduce_scatter"]["bytes"] + others * group["all_gather"]["bytes"])
+    return 8 * out
+
+
+class Bed:
+    def __init__(self, folder):
+        self.env = {**os.environ, "CLUSTER": f"b{os.getpid() % 10000}", "CLUSTER_DIR": f"{folder}/hosts"}
+        self.shared = f"{folder}/hosts/shared"
+        self.folder = folder
+        self("up", "4", "--life", "3000", "--shm", "2g")
+
+    def __call__(self, *words) -> str:
+        done = subprocess.run([HOSTS, *map(str, words)], env=self.env, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"hosts {' '.join(map(str, words))}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def sent(self) -> int:
+        return sum(int(self("run", f"h{k}", "cat", "/sys/class/net/eth0/statistics/tx_bytes")) for k in range(4))
+
+    def train(self, run, hosts):
+        """Seconds of the counted steps; bytes that all hosts have sent a step."""
+        words = [args.cairn, "train", "/mnt/shared/recipe.lua", "--run", f"/mnt/shared/{run}", "--threads", "1"]
+        if hosts == 1:
+            self("run", "h0", *words)
+        else:
+            names = ",".join(f"h{k}" for k in range(hosts))
+            for k in reversed(range(hosts)):
+                self("start", f"h{k}", f"{self.folder}/h{k}.log", *words, "--nproc", 8 // hosts, "--hosts", names,
+                     "--host-index", k)
+            seen = []
+            while len(steps_of(f"{self.shared}/{run}")) <= args.steps:
+                count = len(steps_of(f"{self.shared}/{run}"))
+                if count > 0 and (not seen or seen[-1][0] < count <= args.steps):
+                    seen.append((count, self.sent()))
+                time.sleep(0.02)
+            time.sleep(0.5)
+        steps = [step["step_ms"] / 1000 for step in steps_of(f"{self.shared}/{run}")[1:]]
+        if hosts == 1:
+            return steps, 0
+        (first, before), (last, after) = seen[0], seen[-1]
+        return steps, (after - before) / max(1, last - first)
+
+
+print(machine())
+print(f"{shape}, 8 ranks: tp 2 x dp 4, ZeRO-1, a thread each; {args.rounds} rounds of {args.steps} steps", flush=True)
+with tempfile.TemporaryDirectory(prefix="cairn-bench-", dir=args.scratch) as folder:
+    bed = Bed(folder)
+    try:
+        state = 88172645463325252
+        tokens = bytearray()
+        for _ in range(200_000):
+            state ^= state << 13 & (1 << 64) - 1
+            state ^= state >> 7
+            state ^= state << 17 & (1 << 64) - 1
+            tokens += (state % 257).to_bytes(2, "little")
+        with open(f"{bed.shared}/tokens.bin", "wb") as f:
+            f.write(tokens)
+        recipe = f"{bed.shared}/recipe.lua"
+        for path, data in ((recipe, "/mnt/shared/tokens.bin"), (f"{folder}/recipe.lua", f"{bed.shared}/tokens.bin")):
+            with open(path, "w") as f:
+                f.write(RECIPE.format(steps=args.steps + 1, tokens=data, **shape))
+        planned = plan_bytes(f"{folder}/recipe.lua")
+        one, four, ratios, sent = [], [], [], []
+        for number in range(args.rounds):
+            taken = {}
+            for hosts in ((1, 4) if number % 2 == 0 else (4, 1)):
+                steps, bytes_a_step = bed.train(f"run-{number}-{hosts}", hosts)
+                taken[hosts] = statistics.median(steps)
+                if hosts == 4:
+                    sent.append(bytes_a_step)
+            one.append(taken[1])
+            four.append(taken[4])
+            ratios.append(taken[4] / taken[1])
+            print(f"  round {number + 1}: one host {taken[1]:.3f} s, four {taken[4]:.3f} s, {ratios[-1]:.3f}", flush=True)
+    finally:
+        bed("down")
+print(f"one host {spread(one)} s, four hosts {spread(four)} s a step; four / one: median {statistics.median(ratios):.3f}, "
+      f"{min(ratios):.3f} to {max(ratios):.3f}")
+print(f"sent a step by all hosts: {statistics.median(sent) / 1e6:.2f} MB, by plan {planned / 1e6:.2f} MB: "
+      f"{statistics.median(sent) / planned:.3f}")
