@@ -141,7 +141,7 @@ std::string summary_text(const WaitFinding& finding, const std::vector<RankState
 std::string to_text(const WaitReport& report) {
   std::string out = fmt::format("{}\n{}\n\n", report.title, report.time);
   if (!report.failure.empty()) out += report.failure + "\n\n";
-  out += summary_text(report.finding, report.ranks);
+  if (report.of_all) out += summary_text(report.finding, report.ranks);
   if (report.finding.chain.size() > 1)
     out += fmt::format("  chain of waits: {}\n", fmt::join(report.finding.chain, " -> "));
   // Culprits first, then the others in their order.

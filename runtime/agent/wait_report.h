@@ -42,6 +42,7 @@ struct WaitReport {
   std::vector<RankState> ranks;
   std::vector<ProcessStacks> stacks;  // of those whose stacks were taken
   std::string time;                   // of day, for people
+  bool of_all = true;                 // ranks; else what they wait for is not known here, and no finding is told
 };
 
 /// The file: culprit first, then every rank with where it is and its stacks.

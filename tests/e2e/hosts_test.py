@@ -159,6 +159,12 @@ class Hosts(RunTest):
         self.assertEqual(wait["reason"], "is stopped (state T)")
         self.assertLess(wait["waited_ms"], 3500)  # at half of the deadline, not at its end
         self.assertIn(f"rank 3 (pid {stopped} on ", pathlib.Path(self.folder / wait["report"]).read_text())
+        # Its own host reads its stack.
+        reports = lambda: list((self.folder / "run" / "reports").glob(f"*-{os.uname().nodename}.txt"))  # noqa: E731
+        stacks = lambda: reports() and "#0 " in (text := reports()[0].read_text()) and text  # noqa: E731
+        text = self.until(stacks, "the stacks of the other host", jobs[0])
+        self.assertIn(f"rank 3 (pid {stopped}), state T", text)
+        self.assertNotIn("rank 0 ", text)
         self.finish_all(jobs)  # at the deadline all are started again
         self.assertIn("rank 3 keeps the others waiting: it is stopped (state T)", jobs[0].output())
         self.assertGreaterEqual(len(self.events("run", "recovered")), 1)

@@ -11,6 +11,7 @@
 
 #include "ckpt/position.h"
 #include "runtime/trainer/trainer.h"
+#include "tools/run/fleet.h"
 
 namespace cairn::tools {
 
@@ -42,7 +43,9 @@ Agent::Agent(const Plan& plan, const std::filesystem::path& run, Coordinator& co
       options_(std::move(options)),
       waits_(run, plan.recipe.name, plan.recipe.restart.deadline_s, narrator.callbacks(),
              {.ask = [this] { coordinator_.ask_where_ranks_are(); },
-              .put_in = [this](std::vector<agent::RankState>& ranks) { coordinator_.put_in(ranks); }}) {}
+              .put_in = [this](std::vector<agent::RankState>& ranks) { coordinator_.put_in(ranks); },
+              .ask_reports = [this] { coordinator_.ask_reports(); }},
+             coordinator_.watches_waits() ? "" : own_host_name()) {}
 
 comm::RankView Agent::view_of(int64_t rank) const {
   const std::vector<comm::RankView> views = world_ ? world_->ranks() : std::vector<comm::RankView>{};
@@ -122,7 +125,8 @@ Status Agent::use(agent::RunControl& control) {
                        [this](const std::string& key, const std::string& value) { coordinator_.publish(key, value); }));
   coordinator_.use({.put = [this](const std::string& key, const std::string& value) { hub_->put(key, value); },
                     .states = [this] { return world_ ? states_of(*world_) : std::vector<agent::RankState>(); },
-                    .kill = [this](int64_t rank) { kill(rank); }});
+                    .kill = [this](int64_t rank) { kill(rank); },
+                    .report = [this] { waits_.ask(world_ ? &*world_ : nullptr, "the leader"); }});
   return control.watch(hub_->fd());
 }
 

@@ -59,7 +59,8 @@ class Agent final : public agent::SupervisorClient {
   void on_signal(int signal) override;
   void on_tick() override {
     coordinator_.on_tick();
-    if (coordinator_.watches_waits()) waits_.look(world_ ? &*world_ : nullptr);
+    // Else for reports that the leader asks for.
+    waits_.look(world_ && coordinator_.watches_waits() ? &*world_ : nullptr);
   }
   /// Ranks that have trained to their end stand still until the last checkpoint is on disk, within the hook's own
   /// deadline.

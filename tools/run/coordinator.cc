@@ -154,9 +154,23 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   }
   saved_step_ = std::min(saved_step_, choice.step);
   if (generation == 0) last_step_ = choice.step;
+  if (options_.fleet != nullptr) tell_epoch();
   RT_TRY(narrator_.begins(generation, choice));
   if (options_.fleet != nullptr) options_.fleet->go(choice.incarnation);
   return chosen;
+}
+
+/// Who is part of the run from here on.
+void LocalCoordinator::tell_epoch() {
+  const cluster::Epoch& epoch = options_.fleet->epoch();
+  if (std::exchange(told_epoch_, epoch.number) == epoch.number) return;
+  json hosts = json::array();
+  for (const cluster::Member& member : epoch.members) hosts.push_back(member.name);
+  narrator_.record({{"event", "epoch"},
+                    {"epoch", epoch.number},
+                    {"leader", epoch.members.at(static_cast<size_t>(epoch.leader)).name},
+                    {"hosts", std::move(hosts)},
+                    {"reason", epoch.reason}});
 }
 
 HostPlace LocalCoordinator::place() const {
@@ -176,6 +190,10 @@ bool LocalCoordinator::all_finished() { return options_.fleet == nullptr || opti
 
 void LocalCoordinator::ask_where_ranks_are() {
   if (options_.fleet != nullptr) options_.fleet->ask_where_ranks_are();
+}
+
+void LocalCoordinator::ask_reports() {
+  if (options_.fleet != nullptr) options_.fleet->ask_reports();
 }
 
 void LocalCoordinator::put_in(std::vector<agent::RankState>& ranks) {

@@ -50,6 +50,7 @@ struct AgentHooks {
   std::function<void(const std::string& key, const std::string& value)> put;
   std::function<std::vector<agent::RankState>()> states;  // of all ranks that it knows of
   std::function<void(int64_t rank)> kill;                 // a rank of this host, to see the run recover
+  std::function<void()> report;                           // where its ranks are, with their stacks, into RUN/reports
 };
 
 /// A rank that ends so may have written where it should not: its memory is looked at before it is used again.
@@ -102,6 +103,7 @@ class Coordinator {
   /// Whether this host's agent finds out who keeps ranks waiting: for all hosts, of whose ranks it may ask.
   virtual bool watches_waits() const { return true; }
   virtual void ask_where_ranks_are() {}
+  virtual void ask_reports() {}
   virtual void put_in(std::vector<agent::RankState>& /*ranks*/) {}
   /// A rank of another host is to be killed, to see the run recover.
   virtual void kill(int64_t /*rank*/) {}
@@ -150,6 +152,7 @@ class LocalCoordinator final : public Coordinator {
   void publish(const std::string& key, const std::string& value) override;
   void use(AgentHooks hooks) override { hooks_ = std::move(hooks); }
   void ask_where_ranks_are() override;
+  void ask_reports() override;
   void put_in(std::vector<agent::RankState>& ranks) override;
   void on_rank_event(int64_t rank, const nlohmann::json& event) override;
   void on_rank_exit(const agent::ExitStatus& status) override;
@@ -165,6 +168,7 @@ class LocalCoordinator final : public Coordinator {
  private:
   void on_step(const telemetry::StepMetrics& metrics);
   void join_hosts(ckpt::NodeOptions& options);
+  void tell_epoch();
   Status check_owner();
   bool stop_asked();
   Status check_place(const ckpt::RestoreChoice& choice);
@@ -198,8 +202,9 @@ class LocalCoordinator final : public Coordinator {
   bool told_nameless_ = false;
   int64_t last_step_ = 0, last_progress_step_ = 0;
   std::filesystem::path newest_checkpoint_;
-  int64_t saved_step_ = -1;   // of newest_checkpoint_, or an older one where the run went back
-  int64_t told_step_ = -1;    // the newest whose save was told
+  int64_t saved_step_ = -1;  // of newest_checkpoint_, or an older one where the run went back
+  int64_t told_step_ = -1;   // the newest whose save was told
+  int64_t told_epoch_ = 0;
   Status last_save_;          // of that one
   int64_t failed_step_ = -1;  // of the last save that failed
   size_t problems_ = 0;       // of retention after the last save

@@ -290,7 +290,7 @@ void Fleet::settle_places() {
     names[index] = host.name;
     if (host.peer >= 0) peers[host.peer] = index;
   }
-  saves_.set_hosts(std::move(names));
+  saves_.set_hosts(std::move(names), epoch_.number);
   const std::lock_guard lock(of_peers_);
   host_of_peer_ = std::move(peers);
 }
@@ -551,6 +551,8 @@ bool Fleet::all_left() const {
 }
 
 void Fleet::ask_where_ranks_are() { tell_all("look", json::object()); }
+
+void Fleet::ask_reports() { tell_all("report", json::object()); }
 
 void Fleet::put_in(std::vector<agent::RankState>& ranks) const {
   for (const auto& [index, host] : hosts_) {

@@ -45,12 +45,13 @@ Error stopped_too_early() {
 }
 
 /// Who wrote the step, in its manifest.
-void put_hosts(const std::map<int64_t, std::string>& others, ckpt::Manifest& manifest) {
+void put_hosts(const std::map<int64_t, std::string>& others, int64_t epoch, ckpt::Manifest& manifest) {
   json extra = json_or_nothing(manifest.extra);
   if (!extra.is_object()) extra = json::object();
   json names = json::array({manifest.writer.host});
   for (const auto& [host, name] : others) names.push_back(name);
   extra["hosts"] = std::move(names);
+  extra["epoch"] = epoch;
   manifest.extra = extra.dump();
 }
 
@@ -58,9 +59,10 @@ void put_hosts(const std::map<int64_t, std::string>& others, ckpt::Manifest& man
 
 // --- leader --------------------------------------------------------------------------------------------------------
 
-void LeaderSaves::set_hosts(std::map<int64_t, std::string> hosts) {
+void LeaderSaves::set_hosts(std::map<int64_t, std::string> hosts, int64_t epoch) {
   const std::lock_guard lock(mutex_);
   hosts_ = std::move(hosts);
+  epoch_ = epoch;
 }
 
 Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& checkpoints_dir,
@@ -69,10 +71,11 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
   const auto begin = std::chrono::steady_clock::now();
   const int64_t step = skeleton.step;
   std::map<int64_t, std::string> hosts;
-  int64_t number = 0;
+  int64_t number = 0, epoch = 0;
   {
     const std::lock_guard lock(mutex_);
     hosts = hosts_;
+    epoch = epoch_;
     number = ++tries_;
     saves_[step] = {.number = number};
   }
@@ -117,7 +120,7 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
       report.file_bytes += set.stats.file_bytes;
     }
     report.reused_files = sets.front().stats.reused_files;
-    put_hosts(hosts, skeleton);
+    put_hosts(hosts, epoch, skeleton);
     RT_TRY_SET(ckpt::CommitReport committed, ckpt::commit_step(io, work, std::move(skeleton), sets, replaces, options));
     report.dir = std::move(committed.dir);
     report.manifest = std::move(committed.manifest);

@@ -38,8 +38,8 @@ class LeaderSaves {
   /// `tell`: all other hosts.
   explicit LeaderSaves(Tell tell) : tell_(std::move(tell)) {}
 
-  /// The other hosts by their index, with their names.
-  void set_hosts(std::map<int64_t, std::string> hosts);
+  /// The other hosts by their index, with their names, and the epoch that they are of.
+  void set_hosts(std::map<int64_t, std::string> hosts, int64_t epoch);
   /// ckpt::SaveStep
   Result<ckpt::SaveReport> save(ckpt::IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                 ckpt::Manifest skeleton, std::span<const ckpt::WriterPart> parts,
@@ -65,6 +65,7 @@ class LeaderSaves {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<int64_t, std::string> hosts_;
+  int64_t epoch_ = 0;
   std::map<int64_t, Save> saves_;  // by step
   int64_t tries_ = 0;
 };

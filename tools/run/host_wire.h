@@ -6,6 +6,7 @@
 //                    resume { choice, starts }  the host carries it out; answered with carried
 //                    go { incarnation }         ranks start
 //                    look {}                    answered with ranks
+//                    report {}                  a report with stacks of its ranks, into RUN/reports
 //                    kill { rank }              to see the run recover
 //                    end { code, keep, text }   the run is over; keep: memory holds what no checkpoint has
 //   host -> leader   idle { ask, memory }       no rank runs; or idle { ask, error }: it cannot go on

@@ -30,12 +30,14 @@ std::vector<agent::RankState> states_of(const comm::ShmWorld& world) {
   return out;
 }
 
-RunWaits::RunWaits(fs::path run, std::string name, double deadline_s, RunCallbacks callbacks, RanksElsewhere elsewhere)
+RunWaits::RunWaits(fs::path run, std::string name, double deadline_s, RunCallbacks callbacks, RanksElsewhere elsewhere,
+                   std::string host)
     : run_(std::move(run)),
       name_(std::move(name)),
       deadline_s_(deadline_s),
       callbacks_(std::move(callbacks)),
-      elsewhere_(std::move(elsewhere)) {}
+      elsewhere_(std::move(elsewhere)),
+      host_(std::move(host)) {}
 
 std::vector<agent::RankState> RunWaits::states(const comm::ShmWorld& world) const {
   std::vector<agent::RankState> out = states_of(world);
@@ -89,6 +91,7 @@ void RunWaits::look(const comm::ShmWorld* world) {
   wait_->report.ranks = states(*world);
   wait_->report.finding = agent::find_culprit(wait_->report.ranks);
   tell();
+  if (elsewhere_.ask_reports) elsewhere_.ask_reports();
   probe_stacks();
 }
 
@@ -103,8 +106,14 @@ void RunWaits::ask(const comm::ShmWorld* world, const std::string& by) {
   }
   wait_ = LongWait{.over = true, .asked_by = by};
   wait_->report.ranks = states(*world);
-  wait_->report.finding = agent::find_culprit(wait_->report.ranks);
+  if (host_.empty()) {
+    wait_->report.finding = agent::find_culprit(wait_->report.ranks);
+  } else {
+    wait_->report.of_all = false;
+    std::erase_if(wait_->report.ranks, [](const agent::RankState& rank) { return rank.view.pid <= 0; });
+  }
   wait_->report.title = fmt::format("{}: asked for by {}", name_, by);
+  if (elsewhere_.ask_reports) elsewhere_.ask_reports();
   write_report();
   probe_stacks();
   if (!probe_) tell_asked();  // that there are no stacks has been told
@@ -151,7 +160,7 @@ void RunWaits::write_report() {
     for (const agent::RankState& rank : report.ranks) step = std::max(step, rank.view.step);
     std::error_code unknown;
     do {
-      wait_->path = reports / fmt::format("step-{:08}-{}.txt", step, ++reports_);
+      wait_->path = reports / fmt::format("step-{:08}-{}{}{}.txt", step, ++reports_, host_.empty() ? "" : "-", host_);
     } while (fs::exists(wait_->path, unknown));
   }
   const std::time_t now = std::time(nullptr);

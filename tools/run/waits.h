@@ -28,13 +28,15 @@ std::vector<agent::RankState> states_of(const comm::ShmWorld& world);
 struct RanksElsewhere {
   std::function<void()> ask;                                   // their agents where they are
   std::function<void(std::vector<agent::RankState>&)> put_in;  // what those have told
+  std::function<void()> ask_reports;                           // each writes one of its ranks, with their stacks
 };
 
 class RunWaits {
  public:
-  /// `deadline_s`: of an operation of the ranks. `elsewhere`: both or none.
+  /// `deadline_s`: of an operation of the ranks. `elsewhere`: all or none. `host`: in the names of reports, where they
+  /// are of the ranks of one host alone.
   RunWaits(std::filesystem::path run, std::string name, double deadline_s, RunCallbacks callbacks,
-           RanksElsewhere elsewhere = {});
+           RanksElsewhere elsewhere = {}, std::string host = {});
 
   /// Now and then. `world`: of the ranks that run; null while there are none.
   void look(const comm::ShmWorld* world);
@@ -74,6 +76,7 @@ class RunWaits {
   double deadline_s_;
   RunCallbacks callbacks_;
   RanksElsewhere elsewhere_;
+  std::string host_;
   std::optional<LongWait> wait_;
   std::optional<agent::StackProbe> probe_;
   int64_t probe_until_ns_ = 0;

@@ -42,7 +42,7 @@ class FailingWrites final : public ckpt::PosixBackend {
 struct TwoHosts {
   TwoHosts()
       : leader([this](cluster::Message m) { to_host(m); }), follower(1, [this](cluster::Message m) { to_leader(m); }) {
-    leader.set_hosts({{1, "h1"}});
+    leader.set_hosts({{1, "h1"}}, 7);
     fs::create_directories(dir);
   }
   void to_host(const cluster::Message& message) {
@@ -113,6 +113,7 @@ TEST_SUITE("tools/run/host_saves") {
       CHECK(ckpt::verify_checkpoint(io, step, {}).value().whole());
       ckpt::Manifest got = ckpt::read_manifest(io, step).value(), wanted = one.value().manifest;
       CHECK(nlohmann::json::parse(got.extra).at("hosts") == nlohmann::json{got.writer.host, "h1"});
+      CHECK(nlohmann::json::parse(got.extra).at("epoch") == 7);
       got.extra = wanted.extra;
       CHECK(got == wanted);
       CHECK(hosts.names().leftovers.empty());
