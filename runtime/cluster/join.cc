@@ -253,7 +253,7 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
                    int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns,
                    const std::function<bool()>& lives) {
   bool dead = false;
-  const auto given_up = [&] { return (dead = lives && !lives()) || asked(stopped); };
+  const auto given_up = [&] { return asked(stopped) || (dead = lives && steady_ns() >= try_until_ns && !lives()); };
   std::optional<Error> last;
   for (int64_t tokens_until_ns = 0;;) {
     if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
@@ -262,10 +262,11 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
                    fmt::format("the leader {} cannot be joined{}", leader, last ? ": " + last->message : "")};
     }
     auto joined = [&]() -> Result<Place> {
-      RT_TRY_SET(Connection connection,
-                 Connection::connect(leader, port, std::min(deadline_ns, steady_after(kHandshakeS))));
+      RT_TRY_SET(Connection connection, Connection::connect(leader, port,
+                                                            std::min({deadline_ns, steady_after(kHandshakeS),
+                                                                      std::max(try_until_ns, steady_after(kReachS))})));
       RT_TRY_SET(const Message challenge,
-                 receive(connection, std::min(deadline_ns, steady_after(kHandshakeS)), stopped));
+                 receive(connection, std::min(deadline_ns, steady_after(kHandshakeS)), given_up));
       const std::string nonce = text_of(challenge.body, "nonce"), name = text_of(challenge.body, "token_name");
       if (challenge.kind != "challenge" || nonce.empty()) {
         return Error{ErrorCode::kCorrupt, fmt::format("{}: no agent of cairn that leads a run", connection.peer())};
@@ -306,7 +307,7 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
       return Place{std::move(decided), std::move(connection)};
     }();
     if (joined.ok()) return joined;
-    if (dead) return Error{ErrorCode::kTimeout, fmt::format("{} let this host in, and lives no more", leader)};
+    if (dead) return Error{ErrorCode::kTimeout, fmt::format("{} does not answer, and lives no more", leader)};
     const ErrorCode code = joined.error().code;
     if (code != ErrorCode::kUnavailable && code != ErrorCode::kPeerLost && code != ErrorCode::kTimeout) return joined;
     last = joined.error();

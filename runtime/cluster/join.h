@@ -26,6 +26,7 @@
 namespace cairn::cluster {
 
 inline constexpr double kHandshakeS = 10;  // from the connection to the join
+inline constexpr double kReachS = 2;       // for a connection, at the least: one lost packet of it
 inline constexpr double kTokenWaitS = 10;  // for the leader's token to appear in the run folder
 inline constexpr double kConnectAgainS = 0.05;
 
@@ -91,10 +92,10 @@ struct Place {
   Connection leader;
 };
 
-/// A member's side: tries while the leader does not answer yet, and begins no other try from `try_until_ns` on; who has
-/// been let in waits for the welcome until the deadline, or until the leader lives no more: `lives`, asked then; null:
-/// it does. `directory` is RUN/cluster. Errors: kInvalidInput in the leader's words; kUnavailable: no leader, or the
-/// run folder is not shared; kStopped.
+/// A member's side: tries while the leader does not answer yet, and begins no other try from `try_until_ns` on; who is
+/// connected waits until the deadline, or, from then on, until the leader lives no more: `lives`; null: it does.
+/// `directory` is RUN/cluster. Errors: kInvalidInput in the leader's words; kUnavailable: no leader, or the run folder
+/// is not shared; kStopped.
 Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
                    int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns = INT64_MAX,
                    const std::function<bool()>& lives = {});

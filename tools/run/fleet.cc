@@ -134,7 +134,7 @@ Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, clus
                      .away_since_ns = cluster::steady_ns()};
   }
   settle_places();
-  alone_until_ns_ = cluster::steady_after(lease_still_s(options_.beats));
+  alone_until_ns_ = cluster::steady_after(2 * lease_still_s(options_.beats));  // others may still try the one before
 }
 
 Fleet::~Fleet() = default;
@@ -297,8 +297,10 @@ void Fleet::settle_places() {
 
 /// More than half of the hosts lost: they may have another leader. One that has just begun has to find them first.
 void Fleet::hold_lease() {
-  const auto there =
-      1 + std::ranges::count_if(hosts_, [](const auto& one) { return one.second.place >= 0 && one.second.peer >= 0; });
+  const std::set<int64_t> joined = door_.joined();
+  const auto there = 1 + std::ranges::count_if(hosts_, [&](const auto& one) {
+                       return one.second.place >= 0 && (one.second.peer >= 0 || joined.contains(one.first));
+                     });
   lease_->hold(epoch_.members.empty() || 2 * there >= options_.hosts() || cluster::steady_ns() < alone_until_ns_);
 }
 

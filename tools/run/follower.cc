@@ -27,7 +27,6 @@ using nlohmann::json;
 
 constexpr int kLookMs = 50;     // at least so often somebody's stop is seen
 constexpr double kOneTryS = 1;  // at one port, before the folder is asked again for the leader's
-constexpr double kTurnS = 0.3;  // between the claims of two hosts
 
 fs::path port_file(const fs::path& run) { return run / "cluster" / "leader-port"; }
 fs::path end_file(const fs::path& run) { return run / "cluster" / "end.json"; }
@@ -111,13 +110,9 @@ void Follower::tell(std::string kind, json body) {
 }
 
 /// One try. Errors: kTimeout: nobody leads there, or it is not known yet.
-Status Follower::try_leader(const std::string& leader, int64_t port, int64_t deadline_ns,
+Status Follower::try_leader(const std::string& leader, int64_t port, cluster::LeaseWatch& lease, int64_t deadline_ns,
                             const std::function<bool()>& stopped) {
-  std::optional<cluster::LeaseWatch> lease;
-  const auto lives = [&] {
-    if (!lease) lease.emplace(run_ / "cluster");
-    return lease->still_s() < lease_still_s(options_.beats);
-  };
+  const auto lives = [&] { return lease.still_s() < lease_still_s(options_.beats); };
   RT_TRY_SET(cluster::Place place,
              cluster::join(leader, port, run_ / "cluster", hello_of(options_), deadline_ns, stopped,
                            std::min(deadline_ns, cluster::steady_after(kOneTryS)), lives));
@@ -149,10 +144,13 @@ void Follower::take_end_file() {
 
 Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
   const int64_t deadline_ns = cluster::steady_after(patience_s);
-  cluster::LeaseWatch lease(run_ / "cluster");
+  std::optional<cluster::Epoch> newest;
+  std::optional<cluster::LeaseWatch> lease;
   for (;;) {
     // Who has taken the lead says so in its epoch. Host 0, which leads what begins, tells its port first.
-    const std::optional<cluster::Epoch> newest = newest_epoch(run_);
+    std::optional<cluster::Epoch> found = newest_epoch(run_);
+    if (!lease || found != newest) lease.emplace(run_ / "cluster");  // a new leader is judged anew
+    newest = std::move(found);
     std::vector<std::pair<std::string, int64_t>> leaders;
     if (newest && newest->leader != place_in(*newest, options_.placement.index)) {
       leaders.emplace_back(newest->members.at(static_cast<size_t>(newest->leader)).address, newest->port);
@@ -160,13 +158,13 @@ Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
     if (options_.placement.index != 0)
       leaders.emplace_back(options_.placement.leader, read_leader_port(run_).value_or(options_.port_from));
     for (const auto& [leader, port] : leaders) {
-      Status joined = try_leader(leader, port, deadline_ns, stopped);
+      Status joined = try_leader(leader, port, *lease, deadline_ns, stopped);
       if (joined.ok()) return joined;
       const bool last = leader == leaders.back().first && port == leaders.back().second;
       Error error = std::move(joined).error();
       if (error.code == ErrorCode::kTimeout && cluster::steady_ns() < deadline_ns) continue;
       // An address of before may be anybody's now.
-      if (!last && !lease.has_changed() && error.code != ErrorCode::kStopped) continue;
+      if (!last && !lease->has_changed() && error.code != ErrorCode::kStopped) continue;
       if (error.code == ErrorCode::kTimeout) error.code = ErrorCode::kUnavailable;
       return error;
     }
@@ -175,24 +173,22 @@ Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
     if (stopped()) return asked_to_stop();
     take_end_file();
     if (ended_) return Error{ErrorCode::kStopped, "the run has ended"};
-    const double patience = lease_still_s(options_.beats) + kTurnS * static_cast<double>(place_);
-    if (lease.still_s() < patience || epoch_.members.empty() || place_ < 0) continue;
-    RT_TRY_SET(const bool leads, claim_lead());
+    if (!newest || lease->still_s() < lease_still_s(options_.beats) || epoch_.members.empty() || place_ < 0) continue;
+    RT_TRY_SET(const bool leads, claim_lead(*newest));
     if (leads) return Error{ErrorCode::kStopped, "this host leads"};
   }
 }
 
-Result<bool> Follower::claim_lead() {
-  const std::optional<cluster::Epoch> newest = newest_epoch(run_);
-  const int64_t place = newest ? place_in(*newest, options_.placement.index) : -1;
+Result<bool> Follower::claim_lead(const cluster::Epoch& newest) {
+  const int64_t place = place_in(newest, options_.placement.index);
   if (place < 0) return false;  // the host that has this place may
   RT_TRY_SET(const cluster::EpochStore store, cluster::EpochStore::open(run_ / "cluster"));
   RT_TRY_SET(cluster::Listener listener, cluster::Listener::open(options_.port_from, options_.port_to));
   const cluster::Hello own = hello_of(options_);
-  cluster::Epoch next = *newest;
-  const cluster::Member& before = newest->members.at(static_cast<size_t>(newest->leader));
+  cluster::Epoch next = newest;
+  const cluster::Member& before = newest.members.at(static_cast<size_t>(newest.leader));
   next.reason = fmt::format("{}, which led, is lost: {}", before.name, away_);
-  next.number = newest->number + 1;
+  next.number = newest.number + 1;
   next.leader = place;
   next.port = listener.port();
   next.incarnation = cluster::random_hex();

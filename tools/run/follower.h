@@ -20,6 +20,7 @@
 
 #include "ckpt/foreign.h"
 #include "ckpt/node.h"
+#include "runtime/cluster/lease.h"
 #include "runtime/cluster/switchboard.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
@@ -84,9 +85,11 @@ class Follower final : public Coordinator {
  private:
   bool take_early(const cluster::News& news);
   Status join(double patience_s, const std::function<bool()>& stopped);
-  Status try_leader(const std::string& leader, int64_t port, int64_t deadline_ns, const std::function<bool()>& stopped);
-  /// True: this host leads the next epoch.
-  Result<bool> claim_lead();
+  Status try_leader(const std::string& leader, int64_t port, cluster::LeaseWatch& lease, int64_t deadline_ns,
+                    const std::function<bool()>& stopped);
+  /// `newest`: the epoch whose leader lives no more. True: this host leads the next one. False: it has no place in it,
+  /// or another host was first.
+  Result<bool> claim_lead(const cluster::Epoch& newest);
   void take_end_file();
   int64_t first_rank() const { return place_ * options_.ranks; }
   /// The next message; nullopt where there was none for `wait_ms`.
