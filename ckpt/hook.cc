@@ -58,7 +58,7 @@ SharedMemoryHook::SharedMemoryHook(const Plan& plan, int64_t rank, std::optional
       layout_(slot_layout(plan, rank)) {
   // Saves by time: the clock runs on through restarts, and starts with the run.
   int64_t never = 0;
-  if (rank_ == 0) arena_.control().saved_ns.compare_exchange_strong(never, clock_.now_ns());
+  if (rank_ == options_.decides) arena_.control().saved_ns.compare_exchange_strong(never, clock_.now_ns());
 }
 
 Status SharedMemoryHook::check_layout() const {
@@ -200,7 +200,7 @@ std::vector<CopyPart> SharedMemoryHook::parts_to_copy(std::span<const StateTenso
 double SharedMemoryHook::longest_wait_s() const { return std::min(kLongestWaitS, plan_.recipe.restart.deadline_s / 2); }
 
 Result<int64_t> SharedMemoryHook::next_bank(int64_t current) {
-  RT_CHECK(rank_ == 0, "next_bank() on rank {}", rank_);
+  RT_CHECK(rank_ == options_.decides, "next_bank() on rank {}", rank_);
   pause_ns_ = 0;
   if (copies()) return 0;
   if (current != published_bank_) return current;
@@ -304,7 +304,7 @@ bool SharedMemoryHook::may_reserve() const {
 }
 
 Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool last) {
-  RT_CHECK(rank_ == 0, "decide() on rank {}", rank_);
+  RT_CHECK(rank_ == options_.decides, "decide() on rank {}", rank_);
   arena_.keep_news(position.step, position.metrics);
   StepOrder order;
   const CheckpointConfig& config = plan_.recipe.checkpoint;
@@ -355,7 +355,7 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
   const int64_t slot = copies() ? order.slot : bank;
   if (copies() && slot >= 0 && slot < arena_.slots() && attached_) {
     RT_TRY(copier_->finish());
-    if (rank_ != 0) SnapshotWriter(arena_, rank_).begin(slot, incarnation_, position.step);
+    if (rank_ != options_.decides) SnapshotWriter(arena_, rank_).begin(slot, incarnation_, position.step);
     begun_bank_ = slot;
   }
   if (slot != begun_bank_ || !attached_) {
@@ -363,8 +363,8 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
   }
   const std::string text = encode_position(position, kPositionCapacity);
   published_bank_ = slot;
-  // Before it is whole, as on rank 0's host, where decide() has done it.
-  if (order.persist && rank_ != 0 && rank_ == arena_.ranks().first)
+  // Before it is whole, as on the host that decides, where decide() has done it.
+  if (order.persist && rank_ != options_.decides && rank_ == arena_.ranks().first)
     arena_.control().reserved[slot].store(position.step, std::memory_order_release);
   if (copies()) {
     const int64_t stood_ns = pause_ns_ + clock_.now_ns() - begin_ns - copier_->waited_ns();

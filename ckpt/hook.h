@@ -2,21 +2,22 @@
 // The rank's side of checkpoints. Training updates its state in the banks of the agent's arena, so a snapshot is a few
 // words in a header. The agent writes what goes to disk.
 //
-// Life of a snapshot: 1. next_bank() on world rank 0 picks the bank of the update by the slot rule
-// (snapshot/slot_rule.h). 2. begin_update() on every rank marks it, and the update writes it. 3. decide() on rank 0
+// Life of a snapshot: 1. next_bank() on the rank that decides picks the bank of the update by the slot rule
+// (snapshot/slot_rule.h). 2. begin_update() on every rank marks it, and the update writes it. 3. decide() on that rank
 // says whether the step is to be restorable (every step unless the recipe says otherwise) and persisted; then it
 // reserves the bank. 4. snapshot() publishes it. 5. The agent's NodePersister (persister.h) sees a reserved bank that
 // is complete on all ranks, writes it, frees it.
 //
 // With checkpoint.snapshot_by = "copy" the state is the trainer's, and the arena's banks hold copies of it (copy/).
-// decide() on rank 0 picks the slot, and snapshot() begins to copy into it; the thread that copies the last part
+// decide() picks the slot, and snapshot() begins to copy into it; the thread that copies the last part
 // publishes it. The copy before is done by then: the update between has waited for it. When every slot is on its way to
 // the disk, the snapshot is left out. After a restart the first update reads the slot and writes the trainer's memory;
 // only what a link alone can reach is copied back.
 //
-// On several hosts each has an arena of its own ranks. Rank 0 decides for all; on each other host its lowest rank
-// reserves the bank there. No rank sees the banks of all, so state that is kept for others is the trainer's
-// (StateMemory::originals), and restore() fills it.
+// On several hosts each has an arena of its own ranks. A rank of the host that leads decides for all, since that host's
+// agent asks for saves and stops in its own arena; on each other host its lowest rank reserves the bank there. No rank
+// sees the banks of all, so state that is kept for others is the trainer's (StateMemory::originals), and restore()
+// fills it.
 //
 // With three banks or more (checkpoint.in_flight and two) no call waits for the disk. Training spares all banks but
 // two: if that many are reserved, a due save is put off to the next step at which one is free, and saves that step's
@@ -51,6 +52,7 @@ namespace cairn::ckpt {
 inline constexpr double kLongestWaitS = 10;
 
 struct HookOptions {
+  int64_t decides = 0;  // world rank; the lowest of its host
   /// A snapshot that is to be persisted is complete on this rank. Only a hint for the agent that there is work: the
   /// arena is the truth, and the persister also looks by itself. May be empty; any thread of the hook's.
   std::function<void(int64_t step)> on_snapshot;

@@ -36,6 +36,7 @@ struct RankArgs {
   int64_t rank = 0, world = 0;
   int64_t hosts = 1;
   std::string address;  // of this host among several
+  int64_t decides = 0;  // a rank: trainer::Environment
   int meet_fd = -1;     // where its ranks meet those of the others
   uint64_t incarnation = 0;
   int arena_fd = -1, comm_fd = -1;
@@ -96,7 +97,8 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   const ckpt::arena::Control& control = arena.control();  // the mapping stays where it is when the arena moves
   ckpt::SharedMemoryHook hook(
       plan, args.rank, std::move(arena), args.incarnation,
-      {.on_snapshot =
+      {.decides = args.decides,
+       .on_snapshot =
            [&](int64_t step) {
              ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
            },
@@ -105,6 +107,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
                            .rank = args.rank,
                            .engine = traced ? *traced : *engine,
                            .hook = hook,
+                           .decides = args.decides,
                            .try_end = true,
                            .trace = window};
   env.on_trace = [&](const std::string& text) {
@@ -115,7 +118,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
       ignore(events.send({{"event", "traced"}, {"path", path}}), "for people only");
     }
   };
-  if (args.rank == 0) {
+  if (args.rank == args.decides) {
     env.on_step = [&](const telemetry::StepMetrics& metrics) {
       nlohmann::json event = telemetry::to_json(metrics);
       event["event"] = "step";
@@ -162,6 +165,7 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--hosts", args->hosts);
   command->add_option("--address", args->address);
   command->add_option("--meet-fd", args->meet_fd);
+  command->add_option("--decides", args->decides);
   command->add_option("--trace", args->trace);
   command->add_option("--trace-dir", args->trace_dir);
   command->callback([args, &session] {

@@ -153,9 +153,9 @@ class Arena {
   /// Over the ranks of this host: what is whole here may be half written on another one.
   std::vector<SlotView> views() const;
 
-  /// World rank 0, after each step. News that are too long are not kept.
+  /// On the rank that decides, after each step. News that are too long are not kept.
   void keep_news(int64_t step, std::string_view text) const;
-  /// Those kept of the latest steps up to `last`, oldest first. Rank 0 may go on meanwhile.
+  /// Those kept of the latest steps up to `last`, oldest first. The rank may go on meanwhile.
   std::vector<std::string> news_until(int64_t last) const;
 
   /// Agent, while no rank runs: drops what was promised to be persisted, waits for a write that has begun, and empties

@@ -105,13 +105,13 @@ struct Control {
   std::atomic<int64_t> stop_at_step;     // or at the first boundary not before this step; 0: it does not
   std::atomic<uint32_t> stop_at_save;    // or at the next boundary where a save is due
   std::atomic<uint64_t> saves_asked;     // counts the saves that the agent asks for, each at the next boundary
-  std::atomic<uint64_t> saves_answered;  // how far rank 0 has ordered them
+  std::atomic<uint64_t> saves_answered;  // how far the rank that decides has ordered them
   std::atomic<int64_t> agent_pid, agent_start;
   // Of the starts of agents that lead to what is here, the present one first; 0: no more. Written before any rank runs.
   uint64_t starts[kStartsKept];
   std::atomic<uint32_t> distrusted;  // a rank died in a way that may have scribbled over memory
   std::atomic<int64_t> saved_ns;     // monotonic: when a save was ordered last, over all lives of the ranks
-  // Step to be persisted from the slot; 0: free. Rank 0 sets it, the agent makes it negative when it starts to write
+  // Step to be persisted from the slot; 0: free. A rank sets it, the agent makes it negative when it starts to write
   // and 0 when it is done.
   std::atomic<int64_t> reserved[kMaxSlots];
   std::atomic<uint64_t> asked[kMaxSlots];  // how far that save answers saves_asked, 0: not; before `reserved`

@@ -4,16 +4,17 @@
 //
 // Terms. A *mark* is what one rank's slot says of itself. A slot is *whole* when the marks of all ranks are whole, of
 // one incarnation (life of the ranks between two restarts) and one step; only then it can be restored or persisted. A
-// slot is *reserved* from the moment world rank 0 asks for it to be persisted until the agent is done with it. The
-// *current* slot is the one that the last update wrote, or that was restored.
+// slot is *reserved* from the moment the rank that decides asks for it to be persisted until the agent is done with it.
+// The *current* slot is the one that the last update wrote, or that was restored.
 //
 // Rule, for each update.
 //   (1) When the current slot was published as a snapshot, the update goes into another slot that is not reserved, of
-//       these the one that is not whole, else the oldest. When there is none, rank 0 waits for the agent. If that takes
-//       too long it may give up the newest step: the update goes on in the current slot unless that one is reserved.
+//       these the one that is not whole, else the oldest. When there is none, that rank waits for the agent. If that
+//       takes too long it may give up the newest step: the update goes on in the current slot unless that one is
+//       reserved.
 //   (2) When it was not, the update goes on in the current slot, in place.
 //   (3) A collective of all ranks lies between the publishing of a step and the next update (the sum of the gradient
-//       norm, with which rank 0's choice travels).
+//       norm, with which its choice travels).
 //
 // Why a step that all ranks have published, once there is one, can be restored until a later one can:
 //   - An update that writes another slot than the current one begins, on any rank, after all ranks have published the
@@ -26,16 +27,18 @@
 //     whole slot as its current one, published.
 //   - The persister reads a reserved slot only when it is whole. Only current slots become reserved, when published;
 //     (1) keeps updates out until the agent has finished.
-// Copies (checkpoint.snapshot_by = "copy"). The state lies elsewhere, and a slot is written by copying, beside training;
-// it may become whole on one rank long after on another. World rank 0 picks the slot at the end of the step that is
-// copied and sends its choice with the step's order; a rank begins to copy when it has published its copy before.
-//   (1c) The copy goes into a slot that is not reserved, nor the newest whole one, nor the one of the copy before, which
-//        may not be whole yet. When there is none, rank 0 waits until the copy before is whole on all ranks; then the
-//        snapshot is left out, but for one that must be: that waits for the agent, and may at last take the newest whole
-//        slot while another whole one is reserved.
+// Copies (checkpoint.snapshot_by = "copy"). The state lies elsewhere, and a slot is written by copying, beside
+// training; it may become whole on one rank long after on another. The rank that decides picks the slot at the end of
+// the step that is copied and sends its choice with the step's order; a rank begins to copy when it has published its
+// copy before.
+//   (1c) The copy goes into a slot that is not reserved, nor the newest whole one, nor the one of the copy before,
+//   which
+//        may not be whole yet. When there is none, it waits until the copy before is whole on all ranks; then the
+//        snapshot is left out, but for one that must be: that waits for the agent, and may at last take the newest
+//        whole slot while another whole one is reserved.
 // The newest whole slot is left alone until a newer one is whole on all ranks, whichever rank lags behind: it can be
-// restored at any time. With a copy of each step it is at most one step before the last that all ranks have completed: a
-// rank that begins to copy a step has published its copy of the one before.
+// restored at any time. With a copy of each step it is at most one step before the last that all ranks have completed:
+// a rank that begins to copy a step has published its copy of the one before.
 //
 // After a kill the agent drops reservations of slots that did not become whole (nobody will complete them).
 

@@ -44,7 +44,7 @@ struct TrainPosition {
                         // they are told, and all ranks hold the same text
 };
 
-/// What happens at the end of a step; decided once, on world rank 0, and broadcast.
+/// What happens at the end of a step; decided once, on the rank that decides (Environment::decides), and broadcast.
 struct StepOrder {
   bool stop = false;      // leave after this step
   bool snapshot = false;  // this step is to be restorable: its bank is published and not written by the next update
@@ -87,9 +87,9 @@ struct Restored {
 /// overwrites (StateMemory::gate). At a restart the first update reads the copy, if this process can, and writes the
 /// trainer's bank.
 ///
-/// Life of a step under a hook: next_bank on world rank 0, after forward and backward -> begin_update on every rank ->
-/// the update, which reads the last step's bank and writes that one, private state and weights -> decide on world rank
-/// 0 -> snapshot on every rank, if so decided. A collective of all ranks lies between snapshot and the next
+/// Life of a step under a hook: next_bank on the rank that decides, after forward and backward -> begin_update on every
+/// rank -> the update, which reads the last step's bank and writes that one, private state and weights -> decide on
+/// world rank 0 -> snapshot on every rank, if so decided. A collective of all ranks lies between snapshot and the next
 /// begin_update: when a bank is written, the one before is complete on all ranks. The weights may still arrive from
 /// other ranks during the next forward; weights_whole says when they are there, before the next begin_update.
 class CheckpointHook {
@@ -113,8 +113,8 @@ class CheckpointHook {
   /// for their own memory.
   virtual Result<std::optional<Restored>> restore(std::span<const StateTensor> state) = 0;
 
-  /// World rank 0 only, before the update of a step whose predecessor is in bank `current`: the bank to write, which is
-  /// `current` (in place) unless that one is to stay. May wait until one is free.
+  /// On the rank that decides only, before the update of a step whose predecessor is in bank `current`: the bank to
+  /// write, which is `current` (in place) unless that one is to stay. May wait until one is free.
   virtual Result<int64_t> next_bank(int64_t current) { return current; }
 
   /// Every rank: from now on the bank and the weights are of no use until the snapshot. A few stores.
@@ -124,7 +124,7 @@ class CheckpointHook {
     return {};
   }
 
-  /// World rank 0 only, after step `position.step`; `last` when no step follows.
+  /// On the rank that decides only, after step `position.step`; `last` when no step follows.
   virtual Result<StepOrder> decide(const TrainPosition& position, bool last) = 0;
 
   /// Every rank, after the update of `step`: the weights are those of that step. From any thread, beside the others.

@@ -223,6 +223,7 @@ class Run {
   /// QK clip: what the heads' projections are to be scaled by, from the scores of all ranks.
   Result<optim::HeadFactors> clip_factors();
   bool counts_losses() const { return rank_.head() && rank_.at.tp == 0; }
+  bool decides() const { return groups_.world->rank() == env_.decides; }
 
   const Environment& env_;
   const Plan& plan_;
@@ -402,10 +403,10 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   }
   sums.put(optimizer_.squared_norm_part());
   const size_t words = sums.words.size();
-  // The bank of the update travels with the sums: rank 0 chooses as late as it can, and no collective is added.
+  // The bank of the update travels with the sums: one rank chooses as late as it can, and no collective is added.
   sums.put(0);
   Status chosen;
-  if (chosen_bank != nullptr && groups_.world->rank() == 0) {
+  if (chosen_bank != nullptr && decides()) {
     const PhaseScope scope(Phase::kCheckpoint);
     const Clock::time_point asked = Clock::now();
     Result<int64_t> bank = env_.hook.next_bank(bank_);
@@ -432,7 +433,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   out.norm = std::sqrt(sums.take_sum()) / loss_scale * out.gradient_scale;
   out.loss /= counted;
   const auto bank = static_cast<int64_t>(sums.take());
-  if (bank < 0) return Error{ErrorCode::kStopped, "rank 0 could not choose a bank"};
+  if (bank < 0) return Error{ErrorCode::kStopped, fmt::format("rank {} could not choose a bank", env_.decides)};
   if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
   if (chosen_bank != nullptr) *chosen_bank = bank;
   return out;
@@ -655,7 +656,7 @@ Result<StepOrder> Run::agree_on_order(bool last) {
   phase(position_.step, "order", Phase::kCheckpoint);
   int64_t wire = 0;  // flags and slot, or -1
   Status refused;
-  if (groups_.world->rank() == 0) {
+  if (decides()) {
     const Clock::time_point asked = Clock::now();
     Result<StepOrder> decided = env_.hook.decide(position_, last);
     paused_ms_ += ms_since(asked);
@@ -667,9 +668,10 @@ Result<StepOrder> Run::agree_on_order(bool last) {
       refused = std::move(decided).error();
     }
   }
-  RT_TRY(groups_.world->broadcast(&wire, sizeof(wire), 0, "step order"));
+  RT_TRY(groups_.world->broadcast(&wire, sizeof(wire), env_.decides, "step order"));
   if (!refused.ok()) return std::move(refused).error();
-  if (wire < 0) return Error{ErrorCode::kStopped, "rank 0 could not decide on the checkpoint"};
+  if (wire < 0)
+    return Error{ErrorCode::kStopped, fmt::format("rank {} could not decide on the checkpoint", env_.decides)};
   return StepOrder{(wire & 1) != 0, (wire & 2) != 0, (wire & 4) != 0, wire >> 3};
 }
 
@@ -725,7 +727,7 @@ Result<Outcome> Run::loop() {
     for (size_t i = 0; i < telemetry::kPhases; ++i) {
       metrics_.split_ms.emplace_back(telemetry::phase_name(static_cast<Phase>(i)), split[i]);
     }
-    if (groups_.world->rank() == 0 && env_.on_step) env_.on_step(metrics_);
+    if (decides() && env_.on_step) env_.on_step(metrics_);
   }
   phase(position_.step, "finish", Phase::kOther);
   RT_TRY(now_->data_parallel.settle());

@@ -23,7 +23,9 @@ struct Environment {
   int64_t rank = 0;
   comm::Engine& engine;
   CheckpointHook& hook;
-  /// World rank 0, after each step (metrics complete: loss averaged over the batch, per source, norm, lr, times).
+  /// World rank that decides about checkpoints (CheckpointHook) and tells of steps: one of the host whose agent leads.
+  int64_t decides = 0;
+  /// On that rank, after each step (metrics complete: loss averaged over the batch, per source, norm, lr, times).
   std::function<void(const telemetry::StepMetrics&)> on_step;
   /// Every rank: tells where it is ("step 12 forward"), for reports of hangs. May be empty.
   std::function<void(int64_t step, const char* phase)> on_phase;

@@ -34,11 +34,6 @@ class Faults(TrainBed):
     def where(self):
         return ("--cluster", "/mnt/shared/cluster.lua")
 
-    def signal_agent(self, host, signal):
-        self.hosts("run", f"h{host}", "sh", "-c",
-                   "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'cairn [t]rain ' && "
-                   f"kill -{signal} ${{p#/proc/}}; done; true")
-
     def newest(self, folder="run"):
         """The last step of metrics.jsonl, read from its end: the file is long."""
         try:

@@ -42,6 +42,14 @@ class TrainBed(Bed):
     def where(self):
         return ("--nproc", 2, "--hosts", "h0,h1,h2,h3")
 
+    def each_agent(self, host, command):
+        return self.hosts("run", f"h{host}", "sh", "-c",
+                          "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'cairn [t]rain ' && "
+                          f"{command} ${{p#/proc/}}; done; true")
+
+    def signal_agent(self, host, signal):
+        self.each_agent(host, f"kill -{signal}")
+
     def all_logs(self):
         return "".join(f"\n== h{k}\n{log.read_text(errors='replace')[-3000:]}" for k, log in sorted(self.logs.items()))
 
@@ -65,12 +73,12 @@ class TrainBed(Bed):
     def until_step(self, step):
         return self.until(lambda: max(self.metrics(), default=0) >= step and max(self.metrics()), f"step {step}")
 
-    def until_done(self):
-        self.until(lambda: [e for e in self.lines("events.jsonl") if e["event"] == "end"], "the end")
+    def until_done(self, time=1):
+        self.until(lambda: len([e for e in self.lines("events.jsonl") if e["event"] == "end"]) >= time, "the end")
 
-    def check_training(self, up="h3"):
-        """Against the run of one host, which is made on `up`."""
-        self.until_done()
+    def check_training(self, up="h3", time=1):
+        """Against the run of one host, which is made on `up`. `time`: the run's end is the first, the second .."""
+        self.until_done(time)
         self.hosts("run", up, PROGRAM, "train", "/mnt/shared/recipe.lua", "--run", "/mnt/shared/one", "--threads", "1")
         got, wanted = self.metrics(), self.metrics("one")
         self.assertEqual(sorted(got), list(range(1, self.steps + 1)))
@@ -203,7 +211,16 @@ class Spares(TrainBed):
         self.hosts("thaw", "h0")
         self.until(lambda: "a spare: waits" in self.logs[0].read_text(), "h0 as a spare")
         self.assertIn(f"the run is led by {leader} (", self.logs[0].read_text())
-        self.check_training()
+        # What is asked of another leader than the first: a save at once, and a stop.
+        self.signal_agent(int(leader[1]), "USR1")
+        self.until(lambda: [e for e in self.lines("events.jsonl") if e["event"] == "saved" and e["asked"]], "the save", 20)
+        self.signal_agent(2, "TERM")
+        self.until_done()
+        self.assertLess(max(self.metrics()), self.steps)
+        self.until(lambda: not any(self.each_agent(k, "echo") for k in range(self.count)), "the end of all agents")
+        for index in (4, 3, 1, 2, 0):
+            self.start(index)
+        self.check_training(time=2)
         self.hosts("run", "h3", PROGRAM, "ckpt", "verify", RUN)
 
 

@@ -73,7 +73,7 @@ Result<std::vector<agent::ChildSpec>> Agent::prepare_generation(int64_t generati
     RT_TRY_SET(agent::ChildSpec spec, spec_of(rank, choice.incarnation, threads));
     specs.push_back(std::move(spec));
   }
-  if (!options_.trace.empty() && here.contains(0)) RT_TRY(narrator_.begin_trace());
+  if (!options_.trace.empty() && here.contains(coordinator_.place().decides)) RT_TRY(narrator_.begin_trace());
   return specs;
 }
 
@@ -99,7 +99,8 @@ Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ran
   if (const HostPlace place = coordinator_.place(); place.hosts > 1) {
     RT_TRY_SET(Fd socket, hub_->add(rank));
     for (const std::string& word : {std::string("--hosts"), std::to_string(place.hosts), std::string("--address"),
-                                    place.address, std::string("--meet-fd"), std::to_string(socket.get())})
+                                    place.address, std::string("--meet-fd"), std::to_string(socket.get()),
+                                    std::string("--decides"), std::to_string(place.decides)})
       spec.argv.push_back(word);
     spec.inherit_fds.push_back(socket.get());
     sockets_.push_back(std::move(socket));

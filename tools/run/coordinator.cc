@@ -175,7 +175,10 @@ void LocalCoordinator::tell_epoch() {
 
 HostPlace LocalCoordinator::place() const {
   if (options_.fleet == nullptr) return {};
-  return {.hosts = options_.fleet->options().hosts(), .address = options_.fleet->own_address()};
+  const Fleet& fleet = *options_.fleet;
+  return {.hosts = fleet.options().hosts(),
+          .address = fleet.own_address(),
+          .decides = fleet.place() * fleet.options().ranks};
 }
 
 void LocalCoordinator::publish(const std::string& key, const std::string& value) {

@@ -42,6 +42,7 @@ class Fleet;  // fleet.h
 struct HostPlace {
   int64_t hosts = 1;
   std::string address;  // of this one, as the others reach it
+  int64_t decides = 0;  // rank that decides about checkpoints: the lowest of the host that leads
 };
 
 /// What the agent of a host does for whoever decides, where the run has several.

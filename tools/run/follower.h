@@ -64,7 +64,8 @@ class Follower final : public Coordinator {
   ckpt::Arena& memory() override { return node_->arena(); }
   HostPlace place() const override {
     return {.hosts = options_.hosts(),
-            .address = options_.interface_address.empty() ? address_ : options_.interface_address};
+            .address = options_.interface_address.empty() ? address_ : options_.interface_address,
+            .decides = epoch_.leader * options_.ranks};
   }
   void publish(const std::string& key, const std::string& value) override;
   void use(AgentHooks hooks) override { hooks_ = std::move(hooks); }
