@@ -56,7 +56,8 @@ class Leader {
                     said_ += line + "\n";
                   });
     done_ = std::async(std::launch::async, [this, hosts, seconds]() -> Result<std::vector<Joined>> {
-      const auto missing = [hosts](const std::set<int64_t>& joined) {
+      const auto missing = [this, hosts](const std::set<int64_t>& joined) {
+        come = joined.size();
         std::vector<int64_t> out;
         for (int64_t k = 1; k < hosts; ++k) {
           if (!joined.contains(k)) out.push_back(k);
@@ -79,6 +80,7 @@ class Leader {
 
   std::string token;
   std::atomic<bool> stop = false;
+  std::atomic<size_t> come = 0;  // so many have joined
 
  private:
   static std::vector<std::string> names(int64_t hosts) {
@@ -167,7 +169,7 @@ TEST_SUITE("runtime/cluster/join") {
     TempDir temp;
     Leader leader(temp.path, 3);
     auto first = joining(leader, hello_of(1), 2);
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    while (leader.come == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     Hello twin = hello_of(1);
     twin.name = "h9";
     CHECK(refusal(leader, twin).find("two agents are host 1: h1 and h9") != std::string::npos);
