@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -210,7 +211,7 @@ void TraceScope::begin(const char* category, const char* name, const TraceArgs& 
 
 void TraceScope::end() { lane_->draw(category_, name_, begin_ns_, trace_clock_ns(), args_); }
 
-Status merge_traces(const std::vector<std::filesystem::path>& parts, const std::vector<TraceSpan>& agent,
+Status merge_traces(const std::vector<TracePart>& parts, const std::vector<TraceSpan>& agent,
                     const std::filesystem::path& out) {
   json events = process_metadata(kAgentProcess, "agent", -1);  // above the ranks
   for (const TraceSpan& span : agent) {
@@ -225,18 +226,21 @@ Status merge_traces(const std::vector<std::filesystem::path>& parts, const std::
                       {"dur", us(span.end_ns - span.begin_ns)},
                       {"args", std::move(args)}});
   }
-  for (const std::filesystem::path& part : parts) {
-    std::ifstream in(part, std::ios::binary);
-    if (!in) return os_error(errno, part.string());
+  for (const auto& [path, ahead_ns] : parts) {
+    std::ifstream in(path, std::ios::binary);
+    if (!in) return os_error(errno, path.string());
     json trace = json_or_nothing(std::string(std::istreambuf_iterator<char>(in), {}));
     if (!trace.is_object() || !trace.contains("traceEvents") || !trace["traceEvents"].is_array()) {
-      return Error{ErrorCode::kCorrupt, fmt::format("{}: no trace", part.string())};
+      return Error{ErrorCode::kCorrupt, fmt::format("{}: no trace", path.string())};
     }
-    for (json& event : trace["traceEvents"]) events.push_back(std::move(event));
+    for (json& event : trace["traceEvents"]) {
+      if (event.contains("ts")) event["ts"] = event["ts"].get<double>() - us(ahead_ns);
+      events.push_back(std::move(event));
+    }
   }
-  double first = -1;
+  double first = std::numeric_limits<double>::infinity();
   for (const json& event : events) {
-    if (event.contains("ts") && (first < 0 || event["ts"] < first)) first = event["ts"].get<double>();
+    if (event.contains("ts")) first = std::min(first, event["ts"].get<double>());
   }
   for (json& event : events) {
     if (event.contains("ts")) event["ts"] = event["ts"].get<double>() - first;

@@ -162,12 +162,18 @@ struct TraceSpan {
   int64_t begin_ns = 0, end_ns = 0, bytes = -1;
 };
 
-/// One file of the ranks' files and the agent's spans, whose times count from its first event.
+/// A rank's file. ahead_ns: its host's clock shows so much more than the agent's.
+struct TracePart {
+  std::filesystem::path path;
+  int64_t ahead_ns = 0;
+};
+
+/// One file of the ranks' files and the agent's spans, by the agent's clock; times count from its first event.
 /// Errors: kCorrupt naming a file that is no trace; I/O errors.
-Status merge_traces(const std::vector<std::filesystem::path>& parts, const std::vector<TraceSpan>& agent,
+Status merge_traces(const std::vector<TracePart>& parts, const std::vector<TraceSpan>& agent,
                     const std::filesystem::path& out);
 
-/// CLOCK_MONOTONIC, the clock of all times here.
+/// CLOCK_MONOTONIC, the clock of all times here: each host has its own.
 int64_t trace_clock_ns();
 
 }  // namespace cairn::telemetry

@@ -140,6 +140,23 @@ class Train(TrainBed):
             self.assertIn("/dev/shm", log.read_text())
         self.assertFalse((self.shared_folder / "large").exists())
 
+    def test_a_trace_of_hosts_whose_clocks_differ_is_on_one_clock(self):
+        for index in (3, 1, 2, 0):
+            self.logs[index] = self.start_on(
+                index, "unshare", "--time", "--fork", "--monotonic", 5000 * (index - 1), PROGRAM, "train",
+                "/mnt/shared/recipe.lua", "--run", RUN, "--threads", 1, *self.where(), "--host-index", index, "--set",
+                "stop=T.steps(30)", "--trace", "steps=20..24")
+        self.until_done()
+        events = json.loads((self.shared_folder / "run" / "trace" / "trace.json").read_text())["traceEvents"]
+        ends = {}  # of the same collective on all ranks
+        for event in events:
+            if event["ph"] == "X" and event["name"] == "broadcast" and "step order" in event["args"].values():
+                ends.setdefault(event["pid"], []).append(event["ts"] + event["dur"])
+        self.assertEqual(sorted(ends), list(range(8)))
+        apart_ms = [(max(at) - min(at)) / 1e3 for at in zip(*ends.values(), strict=True)]
+        print(f"ends of a broadcast: {max(apart_ms):.2f} ms apart")
+        self.assertLess(max(apart_ms), 50)
+
     def test_a_run_folder_that_is_not_shared_is_told(self):
         for index in (0, 1, 2):
             self.start(index)
@@ -230,6 +247,7 @@ class TrainFuse(Train):
     shared = "fuse"
     test_a_host_that_stands_still_or_is_cut_off_is_waited_for_and_goes_on_with_its_memory = None
     test_a_run_folder_that_is_not_shared_is_told = None
+    test_a_trace_of_hosts_whose_clocks_differ_is_on_one_clock = None
     test_each_host_is_asked_for_the_memory_of_its_own_ranks = None
 
 

@@ -157,6 +157,7 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   if (options_.fleet != nullptr) tell_epoch();
   RT_TRY(narrator_.begins(generation, choice));
   if (options_.fleet != nullptr) options_.fleet->go(choice.incarnation);
+  ask_clocks();
   return chosen;
 }
 
@@ -220,7 +221,8 @@ void LocalCoordinator::on_rank_event(int64_t rank, const json& event) {
     const Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(event);
     if (metrics.ok()) on_step(narrator_.step(metrics.value()));
   } else if (kind == "traced") {
-    narrator_.drew(event.value("path", ""));
+    narrator_.drew({.path = event.value("path", ""),
+                    .ahead_ns = options_.fleet != nullptr ? options_.fleet->clock_ahead_ns(rank) : 0});
   }
 }
 
@@ -292,7 +294,13 @@ void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
   last_step_ = metrics.step;
 }
 
+/// For a trace of several hosts.
+void LocalCoordinator::ask_clocks() {
+  if (options_.fleet != nullptr && narrator_.is_traced()) options_.fleet->ask_clocks();
+}
+
 void LocalCoordinator::on_tick() {
+  ask_clocks();
   take_save_events();
   if (!control_->abandoned()) {  // else the folder is another one's
     if (requests_.stop_now()) control_->ask_stop();

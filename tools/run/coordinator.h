@@ -170,6 +170,7 @@ class LocalCoordinator final : public Coordinator {
   void on_step(const telemetry::StepMetrics& metrics);
   void join_hosts(ckpt::NodeOptions& options);
   void tell_epoch();
+  void ask_clocks();
   Status check_owner();
   bool stop_asked();
   Status check_place(const ckpt::RestoreChoice& choice);

@@ -14,6 +14,7 @@
 #include "ckpt/snapshot/arena.h"
 #include "runtime/cluster/token.h"
 #include "runtime/json/json.h"
+#include "runtime/telemetry/trace.h"
 
 namespace cairn::tools {
 namespace {
@@ -23,8 +24,9 @@ using cluster::Message;
 using cluster::News;
 using nlohmann::json;
 
-constexpr int kLookMs = 50;               // at least so often somebody's stop is seen
-constexpr int64_t kLookNs = 250'000'000;  // so often at most, for a newer epoch
+constexpr int kLookMs = 50;                       // at least so often somebody's stop is seen
+constexpr int64_t kClockGoodNs = 60'000'000'000;  // clocks of two hosts drift apart: some microseconds a second
+constexpr int64_t kLookNs = 250'000'000;          // so often at most, for a newer epoch
 
 std::string boot_id() {
   std::string out;
@@ -420,6 +422,10 @@ void Fleet::take_message(Host& host, const Message& message) {
     }
   } else if (message.kind == "carried") {
     host.carried = body.contains("error") ? Status(error_from_json(body).with(host.name)) : Status();
+  } else if (message.kind == "clock") {
+    const auto asked_ns = json_integer(part("asked_ns"), 0, INT64_MAX),
+               there_ns = json_integer(part("there_ns"), 0, INT64_MAX);
+    if (asked_ns && there_ns) take_clock(host, *asked_ns, *there_ns);
   } else if (message.kind == "stop") {
     callbacks_.stop(static_cast<int>(json_integer(part("signal"), 1, 64).value_or(15)));
   } else if (message.kind == "ask_save") {
@@ -553,6 +559,23 @@ bool Fleet::all_left() const {
 }
 
 void Fleet::ask_where_ranks_are() { tell_all("look", json::object()); }
+
+void Fleet::ask_clocks() { tell_all("clock", {{"asked_ns", telemetry::trace_clock_ns()}}); }
+
+/// The answer was given half-way between question and now, to half of that.
+void Fleet::take_clock(Host& host, int64_t asked_ns, int64_t there_ns) {
+  const int64_t now_ns = telemetry::trace_clock_ns(), round_ns = now_ns - asked_ns;
+  if (round_ns < 0 || (round_ns > host.clock_round_ns && now_ns - host.clock_at_ns < kClockGoodNs)) return;
+  host.clock_ahead_ns = there_ns - (asked_ns + round_ns / 2);
+  host.clock_round_ns = round_ns;
+  host.clock_at_ns = now_ns;
+}
+
+int64_t Fleet::clock_ahead_ns(int64_t rank) const {
+  const auto of_rank = [&](const auto& one) { return one.second.place == rank / options_.ranks; };
+  const auto host = std::ranges::find_if(hosts_, of_rank);
+  return host == hosts_.end() ? 0 : host->second.clock_ahead_ns;
+}
 
 void Fleet::ask_reports() { tell_all("report", json::object()); }
 

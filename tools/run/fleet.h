@@ -137,6 +137,10 @@ class Fleet final : public ckpt::OtherHosts {
   /// Where ranks are, and what they wait for: asked for, and what has been told last.
   void ask_where_ranks_are();
   void ask_reports();
+  /// How far the clock of a rank's host (telemetry::trace_clock_ns) is ahead of this one's: asked for, and as well as
+  /// it is known.
+  void ask_clocks();
+  int64_t clock_ahead_ns(int64_t rank) const;
   void put_in(std::vector<agent::RankState>& ranks) const;
   /// Of a rank of another host: it is killed, to see the run recover.
   void kill(int64_t rank);
@@ -156,6 +160,7 @@ class Fleet final : public ckpt::OtherHosts {
     int64_t asked = 0;                     // number of the last halt that it has answered
     std::optional<Result<ckpt::HostMemory>> memory;
     std::optional<Status> carried;
+    int64_t clock_ahead_ns = 0, clock_round_ns = INT64_MAX, clock_at_ns = 0;  // of the answer that came soonest
   };
 
   Fleet(HostOptions options, std::filesystem::path run, cluster::Listener listener, cluster::EpochStore store,
@@ -171,6 +176,7 @@ class Fleet final : public ckpt::OtherHosts {
   void hold_lease();
   void take(const cluster::News& news);
   void take_message(Host& host, const cluster::Message& message);
+  static void take_clock(Host& host, int64_t asked_ns, int64_t there_ns);
   void lose(Host& host, const std::string& why);
   bool take_early(const cluster::News& news);
   Host* by_peer(int64_t peer);

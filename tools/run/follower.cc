@@ -15,6 +15,7 @@
 #include "runtime/cluster/lease.h"
 #include "runtime/cluster/token.h"
 #include "runtime/json/json.h"
+#include "runtime/telemetry/trace.h"
 #include "tools/run/folder.h"
 
 namespace cairn::tools {
@@ -252,6 +253,8 @@ bool Follower::take_common(const Message& message) {
   } else if (message.kind == "promise") {
     const std::optional<ckpt::WholeSlot> slot = slot_from_json(body);
     if (slot && node_) static_cast<void>(node_->promise(*slot));  // if not, FollowerSaves refuses the save
+  } else if (message.kind == "clock") {
+    tell("clock", {{"asked_ns", body.value("asked_ns", json())}, {"there_ns", telemetry::trace_clock_ns()}});
   } else if (message.kind == "kill") {
     const auto rank = json_integer(body.value("rank", json()), 0, options_.world() - 1);
     if (rank && parts_ && running_) hooks_.kill(*rank);

@@ -246,14 +246,14 @@ Status Narrator::begin_trace() {
   return problem ? Status(os_error(problem.value(), trace_dir().string())) : Status();
 }
 
-void Narrator::drew(const fs::path& path) {
-  drew_.push_back(path);
+void Narrator::drew(telemetry::TracePart part) {
+  drew_.push_back(std::move(part));
   if (std::ssize(drew_) == plan_.mesh.world()) finish_trace();
 }
 
 void Narrator::finish_trace() {
   if (drew_.empty()) return;
-  std::sort(drew_.begin(), drew_.end());
+  std::ranges::sort(drew_, {}, &telemetry::TracePart::path);
   const fs::path path = trace_dir() / "trace.json";
   const Status merged = telemetry::merge_traces(drew_, saves_, path);
   if (merged.ok()) {

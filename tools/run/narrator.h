@@ -80,7 +80,8 @@ class Narrator {
   /// What ranks of before have drawn is forgotten; they and the next write below trace_dir(), which is there then.
   Status begin_trace();
   /// A rank has drawn its part of the trace; those of all are merged.
-  void drew(const std::filesystem::path& path);
+  void drew(telemetry::TracePart part);
+  bool is_traced() const { return options_.traced; }
   /// The same of fewer ranks, when some died before they could write theirs.
   void finish_trace();
   std::filesystem::path trace_dir() const { return run_ / "trace"; }
@@ -120,7 +121,7 @@ class Narrator {
   int64_t failed_at_ns_ = 0;      // of the failure that is being recovered from
   int64_t failed_at_step_ = 0;
   bool respawned_ = false;                   // since then
-  std::vector<std::filesystem::path> drew_;  // files of ranks, until they are merged
+  std::vector<telemetry::TracePart> drew_;   // files of ranks, until they are merged
   std::vector<telemetry::TraceSpan> saves_;  // for the trace
 };
 

@@ -109,14 +109,14 @@ TEST_SUITE("runtime/telemetry/trace") {
 
   TEST_CASE("merging keeps every event, counts time from the first, and refuses what is no trace") {
     const cairn::testing::TempDir dir("trace");
-    std::vector<std::filesystem::path> parts;
+    std::vector<TracePart> parts;
     for (int64_t rank = 0; rank < 2; ++rank) {
       Recorder recorder({1, 1}, rank, "rank");
       recorder.attach("training");
       recorder.begin_step(1);
       { const TraceScope scope("comm", rank == 0 ? "isend" : "recv", {.flow = 42, .flow_begins = rank == 0}); }
-      parts.push_back(dir.path / std::to_string(rank));
-      std::ofstream(parts.back()) << recorder.to_json();
+      parts.push_back({dir.path / std::to_string(rank)});
+      std::ofstream(parts.back().path) << recorder.to_json();
       Recorder::detach();
     }
     const int64_t now_ns = trace_clock_ns();
@@ -129,10 +129,26 @@ TEST_SUITE("runtime/telemetry/trace") {
     CHECK(first == 0);
     CHECK(bars(trace).size() == 3);
     CHECK(bars(trace)[0]["dur"] == 5000);
-    std::ofstream(parts[0], std::ios::trunc) << "[1";
+    // A host whose clock shows a day more, or less: its bars stand where they stood.
+    for (const int64_t day_ns : {86'400'000'000'000, -86'400'000'000'000}) {
+      auto shifted = parts;
+      shifted[1] = {dir.path / "ahead", day_ns};
+      json part = json::parse(std::ifstream(parts[1].path));
+      for (json& event : part["traceEvents"]) {
+        if (event.contains("ts")) event["ts"] = event["ts"].get<double>() + static_cast<double>(day_ns) / 1e3;
+      }
+      std::ofstream(shifted[1].path) << part;
+      REQUIRE(merge_traces(shifted, {{"save step 1", now_ns, now_ns + 5'000'000, 1000}}, out).ok());
+      std::ifstream again(out);
+      const json same = json::parse(again);
+      for (size_t k = 0; k < bars(trace).size(); ++k) {
+        CHECK(bars(same)[k]["ts"].get<double>() == doctest::Approx(bars(trace)[k]["ts"].get<double>()).epsilon(1e-6));
+      }
+    }
+    std::ofstream(parts[0].path, std::ios::trunc) << "[1";
     const Status refused = merge_traces(parts, {}, out);
     REQUIRE_FALSE(refused.ok());
-    CHECK(refused.error().message.find(parts[0].string()) == 0);
+    CHECK(refused.error().message.find(parts[0].path.string()) == 0);
   }
 
 }  // TEST_SUITE

@@ -160,9 +160,9 @@ TEST_SUITE("tools/run/narrator") {
     Told told(small_plan(2), {.traced = true});
     REQUIRE_OK(told.narrator->begin_trace());
     CHECK(fs::is_directory(told.narrator->trace_dir()));
-    told.narrator->drew(told.narrator->trace_dir() / "rank-0.json");
+    told.narrator->drew({told.narrator->trace_dir() / "rank-0.json"});
     CHECK(told.console.text().empty());
-    told.narrator->drew(told.narrator->trace_dir() / "rank-1.json");
+    told.narrator->drew({told.narrator->trace_dir() / "rank-1.json"});
     CHECK(told.console.text().starts_with("warning: "));  // these files are not there
     const size_t so_far = told.console.text().size();
     told.narrator->finish_trace();  // nothing is left
