@@ -23,6 +23,7 @@
 #include "tools/commands.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
+#include "tools/isa_option.h"
 #include "tools/run/folder.h"
 
 namespace cairn::tools {
@@ -36,6 +37,7 @@ struct RankArgs {
   int64_t rank = 0, world = 0;
   int64_t hosts = 1;
   std::string address;  // of this host among several
+  kernels::GemmIsa isa = kernels::GemmIsa::kBaseline;
   int64_t decides = 0;  // a rank: trainer::Environment
   int meet_fd = -1;     // where its ranks meet those of the others
   uint64_t incarnation = 0;
@@ -166,12 +168,14 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--address", args->address);
   command->add_option("--meet-fd", args->meet_fd);
   command->add_option("--decides", args->decides);
+  add_isa_option(*command, args->isa)->required();
   command->add_option("--trace", args->trace);
   command->add_option("--trace-dir", args->trace_dir);
   command->callback([args, &session] {
     session.action = [args]() -> Result<int> {
       init_logging("rank " + std::to_string(args->rank));
       pass_on_cpu_limit();
+      kernels::use_gemm_isa(args->isa);
       RT_TRY_SET(agent::EventWriter events, agent::EventWriter::from_environment());
       Result<int> done = train_rank(*args, events);
       if (!done.ok()) events.send_error(done.error());

@@ -24,7 +24,7 @@
 #include "runtime/agent/supervisor.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/log.h"
-#include "runtime/kernels/gemm_kernel.h"
+#include "runtime/kernels/isa.h"
 #include "runtime/plan/cluster_rules.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/trace.h"
@@ -33,6 +33,7 @@
 #include "tools/hf_start.h"
 #include "tools/host_options.h"
 #include "tools/init_options.h"
+#include "tools/isa_option.h"
 #include "tools/model_source.h"
 #include "tools/planner/calibration.h"
 #include "tools/request_options.h"
@@ -74,6 +75,7 @@ struct TrainArgs {
   bool fresh = false, dry_run = false;
   RequestArgs requests;
   HostArgs hosts;
+  kernels::GemmIsa isa = kernels::gemm_isa();
 };
 
 Result<Kill> parse_kill(const std::string& text, int64_t world) {
@@ -539,12 +541,12 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
 
 Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args,
                       std::optional<HostOptions> hosts, nlohmann::json& result, const std::string& saved_by = {}) {
+  kernels::use_gemm_isa(args.isa);
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
   ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
   if (hosts) {
     RT_TRY(check_for_hosts(loaded.recipe, *hosts));
     hosts->build = program_version();
-    hosts->kernel_level = static_cast<int64_t>(kernels::gemm_isa());
     hosts->recipe_hash = loaded.hash_hex;
     return run_on_hosts(loaded, run, world, args, hosts, saved_by, result);
   }
@@ -696,6 +698,7 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       .add_option("--nproc", args.nproc, "rank processes on this machine (default: what the recipe's mesh asks for)")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+  add_isa_option(command, args.isa);
   command.add_option("--threads", args.threads, "compute threads a rank (default: cores / ranks, at least 1)")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1024}));

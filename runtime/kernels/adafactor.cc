@@ -22,7 +22,7 @@ void for_rows(const MatrixRun& run, int64_t begin, int64_t end, const Body& body
   }
 }
 
-RT_CLONES double sum_squares(const float* grad, float scale, int64_t n) {
+RT_INLINE double sum_squares_body(const float* grad, float scale, int64_t n) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; ++i) {
@@ -31,17 +31,19 @@ RT_CLONES double sum_squares(const float* grad, float scale, int64_t n) {
   }
   return sum;
 }
+RT_CLONES(sum_squares)
 
-RT_CLONES void add_squares(const float* grad, float scale, int64_t n, double* sums) {
+RT_INLINE void add_squares_body(const float* grad, float scale, int64_t n, double* sums) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
     const double g = static_cast<double>(grad[i] * scale);
     sums[i] += g * g;
   }
 }
+RT_CLONES(add_squares)
 
-RT_CLONES void norms_row(const float* grad, float scale, const float* col, const float* master, int64_t n,
-                         double* weight, double* step) {
+RT_INLINE void norms_row_body(const float* grad, float scale, const float* col, const float* master, int64_t n,
+                              double* weight, double* step) {
   double w2 = 0, u2 = 0;
 #pragma omp simd reduction(+ : w2, u2)
   for (int64_t i = 0; i < n; ++i) {
@@ -52,17 +54,19 @@ RT_CLONES void norms_row(const float* grad, float scale, const float* col, const
   *weight += w2;
   *step += u2;
 }
+RT_CLONES(norms_row)
 
-RT_CLONES void step_row(AdafactorArgs args, const float* grad, float scale, const float* col, const float* master,
-                        float* out, int64_t n) {
+RT_INLINE void step_row_body(AdafactorArgs args, const float* grad, float scale, const float* col, const float* master,
+                             float* out, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
     out[i] = master[i] - args.decay * master[i] - args.rate * (grad[i] * scale * col[i]);
   }
 }
+RT_CLONES(step_row)
 
-RT_CLONES void average_row(AdafactorArgs args, const float* grad, float scale, const float* col, const float* master,
-                           const float* avg, float* out, float* avg_out, int64_t n) {
+RT_INLINE void average_row_body(AdafactorArgs args, const float* grad, float scale, const float* col,
+                                const float* master, const float* avg, float* out, float* avg_out, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
     const float m = args.beta1 * avg[i] + (1.0f - args.beta1) * (args.rate * (grad[i] * scale * col[i]));
@@ -70,6 +74,7 @@ RT_CLONES void average_row(AdafactorArgs args, const float* grad, float scale, c
     out[i] = master[i] - args.decay * master[i] - m;
   }
 }
+RT_CLONES(average_row)
 
 float row_scale(const MatrixRun& run, const AdafactorFactors& factors, int64_t row) {
   return factors.row == nullptr ? run.grad_scale : run.grad_scale * factors.row[row];

@@ -43,9 +43,9 @@ struct Task {
 constexpr int64_t kBlockElems = 512;  // four arrays in, three out, together in the first-level cache
 
 /// Inputs and outputs may be the same arrays: element i of all outputs depends on element i of the inputs alone.
-RT_CLONES void adamw_block(Coefficients k, const float* grad, const float* master, const float* exp_avg,
-                           const float* exp_avg_sq, float* master_out, float* exp_avg_out, float* exp_avg_sq_out,
-                           int64_t n) {
+RT_INLINE void adamw_block_body(Coefficients k, const float* grad, const float* master, const float* exp_avg,
+                                const float* exp_avg_sq, float* master_out, float* exp_avg_out, float* exp_avg_sq_out,
+                                int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
     const float g = grad[i] * k.grad_scale;
@@ -56,8 +56,10 @@ RT_CLONES void adamw_block(Coefficients k, const float* grad, const float* maste
     master_out[i] = k.decay * master[i] - k.step_size * m / (std::sqrt(v) * k.inv_sqrt_bias2 + k.eps);
   }
 }
+RT_CLONES(adamw_block)
 
-RT_CLONES void round_block(const float* from, bf16* to, int64_t n) { store_block(from, to, n); }
+RT_INLINE void round_block_body(const float* from, bf16* to, int64_t n) { store_block(from, to, n); }
+RT_CLONES(round_block)
 
 /// Elements [begin, end) of the task, through the caches; adds to the sums.
 void adamw_range(const Task& t, int64_t begin, int64_t end, uint64_t* sums) {

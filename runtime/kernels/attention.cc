@@ -42,8 +42,8 @@ float* workspace(int64_t elems) {
 
 /// to[r, 0:Dp] = from[r, 0:D] * factor, zero beyond D and beyond `rows` up to `tile_rows`.
 template <typename T>
-RT_CLONES void pack_rows(const T* from, int64_t stride, int64_t rows, int64_t tile_rows, int64_t head_dim,
-                         int64_t padded, float factor, float* to) {
+RT_INLINE void pack_rows_body(const T* from, int64_t stride, int64_t rows, int64_t tile_rows, int64_t head_dim,
+                              int64_t padded, float factor, float* to) {
   for (int64_t r = 0; r < tile_rows; ++r) {
     float* out = to + r * padded;
     const int64_t n = r < rows ? head_dim : 0;
@@ -52,10 +52,11 @@ RT_CLONES void pack_rows(const T* from, int64_t stride, int64_t rows, int64_t ti
     for (int64_t c = n; c < padded; ++c) out[c] = 0.0f;
   }
 }
+RT_CLONES(pack_rows)
 
 /// to[d, 0:kKeys] = from[0:rows, d], zero beyond `rows`.
 template <typename T>
-RT_CLONES void pack_transposed(const T* from, int64_t stride, int64_t rows, int64_t head_dim, float* to) {
+RT_INLINE void pack_transposed_body(const T* from, int64_t stride, int64_t rows, int64_t head_dim, float* to) {
   constexpr int64_t kBlock = 16;  // a cache line of floats
   for (int64_t d0 = 0; d0 < head_dim; d0 += kBlock) {
     const int64_t dn = std::min(kBlock, head_dim - d0);
@@ -64,13 +65,16 @@ RT_CLONES void pack_transposed(const T* from, int64_t stride, int64_t rows, int6
     }
   }
 }
+RT_CLONES(pack_transposed)
 
 template <typename T>
-RT_CLONES void unpack_rows(const float* from, int64_t padded, int64_t rows, int64_t head_dim, T* to, int64_t stride) {
+RT_INLINE void unpack_rows_body(const float* from, int64_t padded, int64_t rows, int64_t head_dim, T* to,
+                                int64_t stride) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < head_dim; ++c) store_f32(&to[r * stride + c], from[r * padded + c]);
   }
 }
+RT_CLONES(unpack_rows)
 
 /// Keys [first, end) that query `t` of a sample sees.
 struct VisibleKeys {
@@ -100,17 +104,18 @@ bool visible_columns(const AttentionDims& d, int64_t sample, int64_t query0, int
 }
 
 /// scores[r, c] += slope * (distance + c - r): `distance` from the first query to the first key.
-RT_CLONES void add_alibi(float* scores, int64_t rows, float slope, int64_t distance) {
+RT_INLINE void add_alibi_body(float* scores, int64_t rows, float slope, int64_t distance) {
   for (int64_t r = 0; r < rows; ++r) {
     const auto first = static_cast<float>(distance - r);
     for (int64_t c = 0; c < kKeys; ++c) scores[r * kKeys + c] += slope * (first + static_cast<float>(c));
   }
 }
+RT_CLONES(add_alibi)
 
 /// One tile's step of the online softmax. scores [rows, kKeys] become probabilities relative to the new maximum; max,
 /// sum and the rows of out [rows, padded] are rescaled.
-RT_CLONES void online_softmax(float* scores, int64_t rows, const VisibleColumns& columns, float* max, float* sum,
-                              float* out, int64_t padded) {
+RT_INLINE void online_softmax_body(float* scores, int64_t rows, const VisibleColumns& columns, float* max, float* sum,
+                                   float* out, int64_t padded) {
   for (int64_t r = 0; r < rows; ++r) {
     float* s = scores + r * kKeys;
     if (columns.first[r] >= columns.end[r]) {  // no maximum yet, perhaps: nothing to take a difference with
@@ -139,16 +144,18 @@ RT_CLONES void online_softmax(float* scores, int64_t rows, const VisibleColumns&
     sum[r] += tile_sum;
   }
 }
+RT_CLONES(online_softmax)
 
-RT_CLONES void scale_rows(float* x, const float* sum, int64_t rows, int64_t padded) {
+RT_INLINE void scale_rows_body(float* x, const float* sum, int64_t rows, int64_t padded) {
   for (int64_t r = 0; r < rows; ++r) {
     const float factor = 1.0f / sum[r];
     for (int64_t c = 0; c < padded; ++c) x[r * padded + c] *= factor;
   }
 }
+RT_CLONES(scale_rows)
 
 /// p = exp(scores - logsumexp), 0 where the query does not see the key.
-RT_CLONES void probabilities(float* scores, int64_t rows, const VisibleColumns& columns, const float* logsumexp) {
+RT_INLINE void probabilities_body(float* scores, int64_t rows, const VisibleColumns& columns, const float* logsumexp) {
   for (int64_t r = 0; r < rows; ++r) {
     float* s = scores + r * kKeys;
     const float shift = logsumexp[r];
@@ -157,6 +164,7 @@ RT_CLONES void probabilities(float* scores, int64_t rows, const VisibleColumns& 
     for (int64_t c = columns.end[r]; c < kKeys; ++c) s[c] = 0.0f;
   }
 }
+RT_CLONES(probabilities)
 
 /// Dropout factors of one tile: queries from query0 on, keys from key0 on.
 void mask_tile(const AttentionDropout& d, int64_t sample, int64_t head, int64_t tokens, int64_t query0, int64_t rows,
@@ -168,35 +176,40 @@ void mask_tile(const AttentionDropout& d, int64_t sample, int64_t head, int64_t 
   }
 }
 
-RT_CLONES void add_floats(float* x, const float* y, int64_t n) {
+RT_INLINE void add_floats_body(float* x, const float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] += y[i];
 }
+RT_CLONES(add_floats)
 
-RT_CLONES void multiply(float* x, const float* y, int64_t n) {
+RT_INLINE void multiply_body(float* x, const float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] *= y[i];
 }
+RT_CLONES(multiply)
 
 /// dp becomes d(loss)/d(scores before scaling): p * (dp - delta) * scale.
-RT_CLONES void score_gradients(const float* p, float* dp, int64_t rows, const float* delta, float scale) {
+RT_INLINE void score_gradients_body(const float* p, float* dp, int64_t rows, const float* delta, float scale) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < kKeys; ++c) {
       dp[r * kKeys + c] = p[r * kKeys + c] * (dp[r * kKeys + c] - delta[r]) * scale;
     }
   }
 }
+RT_CLONES(score_gradients)
 
 template <typename T>
-RT_CLONES float dot(const T* a, const T* b, int64_t n) {
+RT_INLINE float dot_body(const T* a, const T* b, int64_t n) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; ++i) sum += load_f32(a[i]) * load_f32(b[i]);
   return sum;
 }
+RT_CLONES(dot)
 
 template <typename T>
-RT_CLONES void add_scaled(float* sum, float factor, const T* x, int64_t n) {
+RT_INLINE void add_scaled_body(float* sum, float factor, const T* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += factor * load_f32(x[i]);
 }
+RT_CLONES(add_scaled)
 
 /// Whether tiles of T are multiplied in bf16.
 template <typename T>
@@ -211,9 +224,10 @@ const bf16* as_bf16(const T* x) {
   return reinterpret_cast<const bf16*>(x);
 }
 
-RT_CLONES void scale_floats(float* x, float factor, int64_t n) {
+RT_INLINE void scale_floats_body(float* x, float factor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
+RT_CLONES(scale_floats)
 
 /// Adds what is added to scaled scores, and returns what is left to scale them with.
 float bias_scores(const AttentionDims& d, float* scores, int64_t rows, int64_t head, int64_t distance) {

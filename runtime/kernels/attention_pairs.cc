@@ -25,11 +25,13 @@ int64_t words(GemmSide side, int64_t lines, int64_t depth) {
   return (lines + width - 1) / width * width * pair_kernel().steps_of(depth);
 }
 
-RT_CLONES void add_rows(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t rows, int64_t columns) {
+RT_INLINE void add_rows_body(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t rows,
+                             int64_t columns) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) to[r * to_row + c] += from[r * from_row + c];
   }
 }
+RT_CLONES(add_rows)
 
 }  // namespace
 

@@ -13,7 +13,7 @@ namespace {
 
 // A NaN logit is skipped here and shows in sum_exp.
 template <typename T>
-RT_CLONES float row_max_leaf(const T* logits, int64_t n) {
+RT_INLINE float row_max_leaf_body(const T* logits, int64_t n) {
   float max = -std::numeric_limits<float>::infinity();
 #pragma omp simd reduction(max : max)
   for (int64_t c = 0; c < n; ++c) {
@@ -22,10 +22,11 @@ RT_CLONES float row_max_leaf(const T* logits, int64_t n) {
   }
   return max;
 }
+RT_CLONES(row_max_leaf)
 
 // Blocks are joined in double: a float sum over 50,000 columns would lose digits.
 template <typename T>
-RT_CLONES float sum_exp_leaf(const T* logits, int64_t n, float max) {
+RT_INLINE float sum_exp_leaf_body(const T* logits, int64_t n, float max) {
   float block[kMapBlock];
   double sum = 0;
   for (int64_t begin = 0; begin < n; begin += kMapBlock) {
@@ -38,6 +39,7 @@ RT_CLONES float sum_exp_leaf(const T* logits, int64_t n, float max) {
   }
   return static_cast<float>(sum);
 }
+RT_CLONES(sum_exp_leaf)
 
 struct ScaledExp {
   float max, factor;
@@ -45,9 +47,10 @@ struct ScaledExp {
 };
 
 template <typename T>
-RT_CLONES void softmax_scaled_leaf(T* logits, int64_t n, float max, float factor) {
+RT_INLINE void softmax_scaled_leaf_body(T* logits, int64_t n, float max, float factor) {
   map_array(logits, logits, n, ScaledExp{max, factor});
 }
+RT_CLONES(softmax_scaled_leaf)
 
 }  // namespace
 

@@ -22,17 +22,19 @@ RT_INLINE uint32_t hash_element(uint32_t low, uint32_t high, uint32_t i) {
   return x ^ (x >> 15);
 }
 
-RT_CLONES void factors_leaf(uint32_t low, uint32_t high, uint32_t first, int64_t n, uint32_t threshold, float scale,
-                            float* factors) {
+RT_INLINE void factors_leaf_body(uint32_t low, uint32_t high, uint32_t first, int64_t n, uint32_t threshold,
+                                 float scale, float* factors) {
   for (int64_t i = 0; i < n; ++i) {
     factors[i] = hash_element(low, high, first + static_cast<uint32_t>(i)) < threshold ? 0.0f : scale;
   }
 }
+RT_CLONES(factors_leaf)
 
 template <typename T>
-RT_CLONES void multiply_leaf(const T* x, const float* factors, T* out, int64_t n) {
+RT_INLINE void multiply_leaf_body(const T* x, const float* factors, T* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) store_f32(&out[i], load_f32(x[i]) * factors[i]);
 }
+RT_CLONES(multiply_leaf)
 
 }  // namespace
 

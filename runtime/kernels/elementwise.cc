@@ -16,13 +16,14 @@ namespace {
 // --- leaves: one thread's part ---------------------------------------------------------------------------------------
 
 template <typename T>
-RT_CLONES void add_leaf(const T* a, const T* b, T* out, int64_t n) {
+RT_INLINE void add_leaf_body(const T* a, const T* b, T* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) store_f32(&out[i], load_f32(a[i]) + load_f32(b[i]));
 }
+RT_CLONES(add_leaf)
 
 /// sum[c] += column sums, eight rows at a time: fewer passes over `sum`, and a shorter chain of roundings.
 template <typename T>
-RT_CLONES void column_sums_leaf(const T* x, float* sum, int64_t rows, int64_t width) {
+RT_INLINE void column_sums_leaf_body(const T* x, float* sum, int64_t rows, int64_t width) {
   int64_t r = 0;
   for (; r + 8 <= rows; r += 8) {
     const T* p = x + r * width;
@@ -40,6 +41,7 @@ RT_CLONES void column_sums_leaf(const T* x, float* sum, int64_t rows, int64_t wi
     for (int64_t c = 0; c < width; ++c) sum[c] += load_f32(p[c]);
   }
 }
+RT_CLONES(column_sums_leaf)
 
 // gelu_tanh(x) = x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): Hendrycks & Gimpel 2016.
 constexpr float kTwoSqrtTwoOverPi = 1.5957691216f;
@@ -117,18 +119,20 @@ struct Gated {
 };
 
 template <typename Act, typename T>
-RT_CLONES void activation_forward_leaf(const T* x, T* y, int64_t n) {
+RT_INLINE void activation_forward_leaf_body(const T* x, T* y, int64_t n) {
   map_array(x, y, n, Act{});
 }
+RT_CLONES_OF(typename Act, Act, activation_forward_leaf)
 
 template <typename Act, typename T>
-RT_CLONES void activation_backward_leaf(const T* dy, const T* x, T* dx, int64_t n) {
+RT_INLINE void activation_backward_leaf_body(const T* dy, const T* x, T* dx, int64_t n) {
   map_arrays(dy, x, dx, n, Backward<Act>{});
 }
+RT_CLONES_OF(typename Act, Act, activation_backward_leaf)
 
 /// The value by the same expression as forward, for its bits; the compiler finds what both share.
 template <typename Act, typename T>
-RT_CLONES void activation_both_leaf(const T* x, T* dy, T* y, int64_t n) {
+RT_INLINE void activation_both_leaf_body(const T* x, T* dy, T* y, int64_t n) {
   float slopes[kMapBlock], values[kMapBlock];
   for (int64_t i = 0; i < n; i += kMapBlock) {
     const int64_t m = n - i < kMapBlock ? n - i : kMapBlock;
@@ -143,11 +147,13 @@ RT_CLONES void activation_both_leaf(const T* x, T* dy, T* y, int64_t n) {
     store_block(values, y + i, m);
   }
 }
+RT_CLONES_OF(typename Act, Act, activation_both_leaf)
 
 template <typename Act, typename T>
-RT_CLONES void gated_forward_leaf(const T* gate, const T* up, T* y, int64_t n) {
+RT_INLINE void gated_forward_leaf_body(const T* gate, const T* up, T* y, int64_t n) {
   map_arrays(gate, up, y, n, Gated<Act>{});
 }
+RT_CLONES_OF(typename Act, Act, gated_forward_leaf)
 
 template <typename Act>
 RT_INLINE void gated_slopes(float dy, float gate, float up, float* dgate, float* dup) {
@@ -158,14 +164,14 @@ RT_INLINE void gated_slopes(float dy, float gate, float up, float* dgate, float*
 }
 
 template <typename Act>
-RT_CLONES void gated_backward_leaf(const float* dy, const float* gate, const float* up, float* dgate, float* dup,
-                                   int64_t n) {
+RT_INLINE void gated_backward_leaf_body(const float* dy, const float* gate, const float* up, float* dgate, float* dup,
+                                        int64_t n) {
   for (int64_t i = 0; i < n; ++i) gated_slopes<Act>(dy[i], gate[i], up[i], &dgate[i], &dup[i]);
 }
 
 /// 16-bit elements.
 template <typename Act, typename T>
-RT_CLONES void gated_backward_leaf(const T* dy, const T* gate, const T* up, T* dgate, T* dup, int64_t n) {
+RT_INLINE void gated_backward_leaf_body(const T* dy, const T* gate, const T* up, T* dgate, T* dup, int64_t n) {
   float d[kMapBlock], g[kMapBlock], u[kMapBlock];
   for (int64_t i = 0; i < n; i += kMapBlock) {
     const int64_t m = n - i < kMapBlock ? n - i : kMapBlock;
@@ -177,11 +183,12 @@ RT_CLONES void gated_backward_leaf(const T* dy, const T* gate, const T* up, T* d
     store_block(u, dup + i, m);
   }
 }
+RT_CLONES_OF(typename Act, Act, gated_backward_leaf)
 
 /// Rotates `heads` heads of one row by the angles whose cosines and sines are given, pairs (i, i + distance).
 template <typename T>
-RT_CLONES void rotary_leaf(T* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim, int64_t distance,
-                           int64_t n) {
+RT_INLINE void rotary_leaf_body(T* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim,
+                                int64_t distance, int64_t n) {
   for (int64_t h = 0; h < heads; ++h) {
     T* lo = x + h * head_dim;
     T* hi = lo + distance;
@@ -193,11 +200,12 @@ RT_CLONES void rotary_leaf(T* x, const float* cos, const float* sin, int64_t hea
     }
   }
 }
+RT_CLONES(rotary_leaf)
 
 /// The same for pairs (2i, 2i + 1); x points at the first of them.
 template <typename T>
-RT_CLONES void rotary_interleaved_leaf(T* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim,
-                                       int64_t n) {
+RT_INLINE void rotary_interleaved_leaf_body(T* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim,
+                                            int64_t n) {
   for (int64_t h = 0; h < heads; ++h) {
     T* pair = x + h * head_dim;
     for (int64_t i = 0; i < n; ++i) {
@@ -208,25 +216,30 @@ RT_CLONES void rotary_interleaved_leaf(T* x, const float* cos, const float* sin,
     }
   }
 }
+RT_CLONES(rotary_interleaved_leaf)
 
 template <typename In, typename Out>
-RT_CLONES void cast_leaf(const In* in, Out* out, int64_t n) {
+RT_INLINE void cast_leaf_body(const In* in, Out* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) store_f32(&out[i], load_f32(in[i]));
 }
+RT_CLONES(cast_leaf)
 
 template <typename T>
-RT_CLONES void scale_leaf(T* x, float factor, int64_t n) {
+RT_INLINE void scale_leaf_body(T* x, float factor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) store_f32(&x[i], factor * load_f32(x[i]));
 }
+RT_CLONES(scale_leaf)
 
 template <typename T>
-RT_CLONES void add_scaled_leaf(const T* a, float factor, const T* b, T* out, int64_t n) {
+RT_INLINE void add_scaled_leaf_body(const T* a, float factor, const T* b, T* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) store_f32(&out[i], load_f32(a[i]) + factor * load_f32(b[i]));
 }
+RT_CLONES(add_scaled_leaf)
 
-RT_CLONES void add_to_leaf(float* x, const float* y, int64_t n) {
+RT_INLINE void add_to_leaf_body(float* x, const float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] += y[i];
 }
+RT_CLONES(add_to_leaf)
 
 constexpr int64_t kSquaresBlock = 16;
 
@@ -257,7 +270,7 @@ RT_INLINE void four_blocks_of_squares(const float* x, double* out) {
 constexpr int64_t kSumsAtOnce = 64;
 
 /// The sums of up to kSumsAtOnce blocks; zero behind them.
-RT_CLONES void squares_leaf(const float* x, int64_t n, double* out) {
+RT_INLINE void squares_leaf_body(const float* x, int64_t n, double* out) {
   constexpr int64_t kStep = 4 * kSquaresBlock;
   int64_t i = 0;
   for (; i + kStep <= n; i += kStep) four_blocks_of_squares(x + i, out + i / kSquaresBlock);
@@ -267,11 +280,12 @@ RT_CLONES void squares_leaf(const float* x, int64_t n, double* out) {
     four_blocks_of_squares(last, out + i / kSquaresBlock);
   }
 }
+RT_CLONES(squares_leaf)
 
 /// sums[0] + sums[1] + sums[2] is the sum of kSumsAtOnce terms that are not negative, each of the three being exact: of
 /// the bits from 2^45 below the largest term on, of the next 45, of 45 more. False where terms have bits below, or such
 /// as ExactSum cuts off or calls infinite, or are no numbers.
-RT_CLONES bool sums_by_bits_leaf(const double* terms, double* sums) {
+RT_INLINE bool sums_by_bits_leaf_body(const double* terms, double* sums) {
   double largest = 0, smallest = 1;
 #pragma omp simd reduction(max : largest) reduction(min : smallest)
   for (int64_t i = 0; i < kSumsAtOnce; ++i) {
@@ -300,6 +314,7 @@ RT_CLONES bool sums_by_bits_leaf(const double* terms, double* sums) {
   sums[2] = sum2;
   return left == 0;
 }
+RT_CLONES(sums_by_bits_leaf)
 
 }  // namespace
 

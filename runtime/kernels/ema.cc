@@ -14,10 +14,11 @@ namespace {
 constexpr int64_t kBlock = 1024;  // what was written is summed while it is in the first-level cache
 
 /// As a step towards the weight: exact where both are equal, and 1 - decay is rounded once.
-RT_CLONES void ema_block(float rest, const float* weight, const float* from, float* to, int64_t n) {
+RT_INLINE void ema_block_body(float rest, const float* weight, const float* from, float* to, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) to[i] = from[i] + rest * (weight[i] - from[i]);
 }
+RT_CLONES(ema_block)
 
 }  // namespace
 

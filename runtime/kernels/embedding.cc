@@ -14,14 +14,16 @@ namespace cairn::kernels {
 namespace {
 
 template <typename T>
-RT_CLONES void accumulate_leaf(const T* from, float* to, int64_t n, float factor = 1) {
+RT_INLINE void accumulate_leaf_body(const T* from, float* to, int64_t n, float factor = 1) {
   for (int64_t i = 0; i < n; ++i) to[i] += factor * load_f32(from[i]);
 }
+RT_CLONES(accumulate_leaf)
 
 template <typename T>
-RT_CLONES void add_row_leaf(T* x, const T* row, int64_t n) {
+RT_INLINE void add_row_leaf_body(T* x, const T* row, int64_t n) {
   for (int64_t i = 0; i < n; ++i) store_f32(&x[i], load_f32(x[i]) + load_f32(row[i]));
 }
+RT_CLONES(add_row_leaf)
 
 /// Rows of dout that one row of a table gets, ascending.
 struct RowsOfId {

@@ -12,7 +12,7 @@ constexpr int64_t kOutputs = 4;  // sums at a time, so that their additions over
 
 /// sums[j] = x . weight[j] for kOutputs rows of the weight.
 template <typename T>
-RT_CLONES void dots(const T* x, const T* weight, int64_t in, float* sums) {
+RT_INLINE void dots_body(const T* x, const T* weight, int64_t in, float* sums) {
   const T *w0 = weight, *w1 = w0 + in, *w2 = w1 + in, *w3 = w2 + in;
   float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
 #pragma omp simd reduction(+ : s0, s1, s2, s3)
@@ -28,14 +28,16 @@ RT_CLONES void dots(const T* x, const T* weight, int64_t in, float* sums) {
   sums[2] = s2;
   sums[3] = s3;
 }
+RT_CLONES(dots)
 
 template <typename T>
-RT_CLONES float one_dot(const T* x, const T* weight, int64_t in) {
+RT_INLINE float one_dot_body(const T* x, const T* weight, int64_t in) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < in; ++i) sum += load_f32(x[i]) * load_f32(weight[i]);
   return sum;
 }
+RT_CLONES(one_dot)
 
 }  // namespace
 

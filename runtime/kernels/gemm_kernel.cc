@@ -100,7 +100,7 @@ struct Block {
 
 /// To float panels, from any type.
 template <typename T>
-RT_CLONES void pack_floats(const T* from, int64_t line_stride, int64_t depth_stride, const Block& block) {
+RT_INLINE void pack_floats_body(const T* from, int64_t line_stride, int64_t depth_stride, const Block& block) {
   const int64_t width = block.width;
   for (int64_t first = 0; first < block.lines; first += width) {
     auto* const out = reinterpret_cast<float*>(block.out + first * block.panel_steps);
@@ -131,6 +131,7 @@ RT_CLONES void pack_floats(const T* from, int64_t line_stride, int64_t depth_str
     for (int64_t s = 0; s < block.depth; ++s) std::fill_n(out + s * width + lines, width - lines, 0.0f);
   }
 }
+RT_CLONES(pack_floats)
 
 #if defined(__x86_64__)
 /// Lines whose words lie side by side, `bytes` of each. Panels of 64: transposed 16 lines at a time.
@@ -262,9 +263,35 @@ GemmIsa best_isa() {
 
 }  // namespace
 
+std::string_view gemm_isa_name(GemmIsa isa) {
+  switch (isa) {
+    case GemmIsa::kBaseline:
+      return "x86-64";
+    case GemmIsa::kAvx2:
+      return "avx2";
+    case GemmIsa::kAvx512:
+      return "avx512";
+    case GemmIsa::kAvx512Bf16:
+      return "avx512-bf16";
+    case GemmIsa::kAmx:
+      return "amx";
+  }
+  return "unknown";
+}
+
 GemmIsa gemm_isa() {
-  static const GemmIsa kIsa = best_isa();
-  return kIsa;
+  int32_t chosen = detail::isa_of_process.load(std::memory_order_relaxed);
+  const auto best = [] {
+    static const GemmIsa kBest = best_isa();
+    return static_cast<int32_t>(kBest);
+  };
+  if (chosen < 0 && detail::isa_of_process.compare_exchange_strong(chosen, best())) chosen = best();
+  return static_cast<GemmIsa>(chosen);
+}
+
+void use_gemm_isa(GemmIsa isa) {
+  RT_CHECK(gemm_isa_runs(isa), "use_gemm_isa: {} on a machine that lacks it", gemm_isa_name(isa));
+  detail::isa_of_process.store(static_cast<int32_t>(isa), std::memory_order_relaxed);
 }
 
 GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {

@@ -9,15 +9,9 @@
 #include <cstdint>
 
 #include "runtime/core/dtype.h"
+#include "runtime/kernels/isa.h"
 
 namespace cairn::kernels {
-
-/// The instruction sets there are kernels for. They convert what is not float when they pack it; but kAvx512Bf16
-/// multiplies bf16 as it is, and kAmx everything as sums of bf16.
-enum class GemmIsa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
-bool gemm_isa_runs(GemmIsa isa);
-/// The one that is used on this machine: fixed, for timing would change bits.
-GemmIsa gemm_isa();
 
 /// Rows of finished sums on their way to where they belong, one after the other.
 struct GemmRows {

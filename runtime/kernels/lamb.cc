@@ -36,7 +36,8 @@ RT_INLINE float step_of(const Coefficients& k, float weight, float m, float v) {
   return m * k.inv_bias1 / (std::sqrt(v) * k.inv_sqrt_bias2 + k.eps) + k.decay * weight;
 }
 
-RT_CLONES void moments_block(Coefficients k, const float* grad, AdamwState from, AdamwState to, int64_t at, int64_t n) {
+RT_INLINE void moments_block_body(Coefficients k, const float* grad, AdamwState from, AdamwState to, int64_t at,
+                                  int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = at; i < at + n; ++i) {
     const float g = grad[i] * k.grad_scale;
@@ -44,9 +45,10 @@ RT_CLONES void moments_block(Coefficients k, const float* grad, AdamwState from,
     to.exp_avg_sq[i] = k.beta2 * from.exp_avg_sq[i] + k.one_minus_beta2 * g * g;
   }
 }
+RT_CLONES(moments_block)
 
-RT_CLONES void norms_block(Coefficients k, const float* master, AdamwState to, int64_t at, int64_t n, double* weight,
-                           double* step) {
+RT_INLINE void norms_block_body(Coefficients k, const float* master, AdamwState to, int64_t at, int64_t n,
+                                double* weight, double* step) {
   double w2 = 0, r2 = 0;
 #pragma omp simd reduction(+ : w2, r2)
   for (int64_t i = at; i < at + n; ++i) {
@@ -57,13 +59,16 @@ RT_CLONES void norms_block(Coefficients k, const float* master, AdamwState to, i
   *weight = w2;
   *step = r2;
 }
+RT_CLONES(norms_block)
 
-RT_CLONES void step_range(Coefficients k, float rate, const float* master, AdamwState to, int64_t begin, int64_t end) {
+RT_INLINE void step_range_body(Coefficients k, float rate, const float* master, AdamwState to, int64_t begin,
+                               int64_t end) {
 #pragma GCC ivdep
   for (int64_t i = begin; i < end; ++i) {
     to.master[i] = master[i] - rate * step_of(k, master[i], to.exp_avg[i], to.exp_avg_sq[i]);
   }
 }
+RT_CLONES(step_range)
 
 }  // namespace
 

@@ -45,8 +45,8 @@ int64_t part_size(int64_t total, int64_t limit, int64_t unit) {
 // --- what becomes of a tile ------------------------------------------------------------------------------------------
 
 /// to = 0 + tile, or to += tile, the same bits where `to` is 0; rows of the tile `tile_stride` apart.
-RT_CLONES void add_tile(const float* tile, int64_t tile_stride, float* to, int64_t stride, int64_t rows,
-                        int64_t columns, bool add) {
+RT_INLINE void add_tile_body(const float* tile, int64_t tile_stride, float* to, int64_t stride, int64_t rows,
+                             int64_t columns, bool add) {
   for (int64_t r = 0; r < rows; ++r) {
     const float* const in = tile + r * tile_stride;
     float* const out = to + r * stride;
@@ -57,11 +57,12 @@ RT_CLONES void add_tile(const float* tile, int64_t tile_stride, float* to, int64
     }
   }
 }
+RT_CLONES(add_tile)
 
 /// to = tile (+ sums) (+ to), rounded once.
 template <typename T>
-RT_CLONES void round_tile(float* tile, int64_t tile_stride, const float* sums, int64_t sums_stride, T* to,
-                          int64_t stride, int64_t rows, int64_t columns, bool add) {
+RT_INLINE void round_tile_body(float* tile, int64_t tile_stride, const float* sums, int64_t sums_stride, T* to,
+                               int64_t stride, int64_t rows, int64_t columns, bool add) {
   for (int64_t r = 0; r < rows; ++r) {
     float* const in = tile + r * tile_stride;
     T* const out = to + r * stride;
@@ -74,12 +75,14 @@ RT_CLONES void round_tile(float* tile, int64_t tile_stride, const float* sums, i
     for (int64_t c = 0; c < columns; ++c) store_f32(&out[c], in[c]);
   }
 }
+RT_CLONES(round_tile)
 
-RT_CLONES void add_row(const float* row, float* tile, int64_t tile_stride, int64_t rows, int64_t columns) {
+RT_INLINE void add_row_body(const float* row, float* tile, int64_t tile_stride, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) tile[r * tile_stride + c] += row[c];
   }
 }
+RT_CLONES(add_row)
 
 template <typename T>
 void load_bias(const void* from, int64_t at, int64_t columns, float* to) {

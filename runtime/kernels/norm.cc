@@ -10,8 +10,8 @@ namespace cairn::kernels {
 namespace {
 
 template <typename T>
-RT_CLONES void layer_norm_forward_leaf(const T* x, const T* weight, const T* bias, T* y, float* mean_out,
-                                       float* rstd_out, int64_t width, float eps) {
+RT_INLINE void layer_norm_forward_leaf_body(const T* x, const T* weight, const T* bias, T* y, float* mean_out,
+                                            float* rstd_out, int64_t width, float eps) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t c = 0; c < width; ++c) sum += load_f32(x[c]);
@@ -33,11 +33,13 @@ RT_CLONES void layer_norm_forward_leaf(const T* x, const T* weight, const T* bia
     for (int64_t c = 0; c < width; ++c) store_f32(&y[c], (load_f32(x[c]) - mean) * rstd * load_f32(weight[c]));
   }
 }
+RT_CLONES(layer_norm_forward_leaf)
 
 /// dx of one row for y = (x - mean) * rstd * w, where `mean` is 0 and not a function of x for RMSNorm.
 /// With g = dy * w and xhat = (x - mean) * rstd: dx = rstd * (g - [mean(g)] - xhat * mean(g * xhat)).
 template <bool kCentred, typename T>
-RT_CLONES void norm_dx_leaf(const T* dy, const T* x, const T* weight, float mean, float rstd, T* dx, int64_t width) {
+RT_INLINE void norm_dx_leaf_body(const T* dy, const T* x, const T* weight, float mean, float rstd, T* dx,
+                                 int64_t width) {
   float sum_g = 0, sum_gx = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gx)
   for (int64_t c = 0; c < width; ++c) {
@@ -53,11 +55,12 @@ RT_CLONES void norm_dx_leaf(const T* dy, const T* x, const T* weight, float mean
     store_f32(&dx[c], rstd * (g - mean_g - xhat * mean_gx));
   }
 }
+RT_CLONES_OF(bool kCentred, kCentred, norm_dx_leaf)
 
 /// dweight[c] += sum over rows of dy * xhat, dbias[c] += sum of dy, four rows at a time; `mean`, `dbias` may be null.
 template <bool kCentred, typename T>
-RT_CLONES void norm_dweight_leaf(const T* dy, const T* x, const float* mean, const float* rstd, float* dweight,
-                                 float* dbias, int64_t rows, int64_t width) {
+RT_INLINE void norm_dweight_leaf_body(const T* dy, const T* x, const float* mean, const float* rstd, float* dweight,
+                                      float* dbias, int64_t rows, int64_t width) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     const T* g = dy + r * width;
@@ -89,9 +92,11 @@ RT_CLONES void norm_dweight_leaf(const T* dy, const T* x, const float* mean, con
     }
   }
 }
+RT_CLONES_OF(bool kCentred, kCentred, norm_dweight_leaf)
 
 template <typename T>
-RT_CLONES void rms_norm_forward_leaf(const T* x, const T* weight, T* y, float* rstd_out, int64_t width, float eps) {
+RT_INLINE void rms_norm_forward_leaf_body(const T* x, const T* weight, T* y, float* rstd_out, int64_t width,
+                                          float eps) {
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (int64_t c = 0; c < width; ++c) squares += load_f32(x[c]) * load_f32(x[c]);
@@ -99,25 +104,28 @@ RT_CLONES void rms_norm_forward_leaf(const T* x, const T* weight, T* y, float* r
   *rstd_out = rstd;
   for (int64_t c = 0; c < width; ++c) store_f32(&y[c], load_f32(x[c]) * rstd * load_f32(weight[c]));
 }
+RT_CLONES(rms_norm_forward_leaf)
 
 template <typename T>
-RT_CLONES float rms_rstd_leaf(const T* x, int64_t width, float eps) {
+RT_INLINE float rms_rstd_leaf_body(const T* x, int64_t width, float eps) {
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (int64_t c = 0; c < width; ++c) squares += load_f32(x[c]) * load_f32(x[c]);
   return 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
 }
+RT_CLONES(rms_rstd_leaf)
 
 /// dweight[c] += the sum over heads of dy * xhat of one row.
 template <typename T>
-RT_CLONES void head_dweight_leaf(const T* dy, const T* x, const float* rstd, float* dweight, int64_t heads,
-                                 int64_t head_dim) {
+RT_INLINE void head_dweight_leaf_body(const T* dy, const T* x, const float* rstd, float* dweight, int64_t heads,
+                                      int64_t head_dim) {
   for (int64_t h = 0; h < heads; ++h) {
     const T* g = dy + h * head_dim;
     const T* v = x + h * head_dim;
     for (int64_t c = 0; c < head_dim; ++c) dweight[c] += load_f32(g[c]) * (load_f32(v[c]) * rstd[h]);
   }
 }
+RT_CLONES(head_dweight_leaf)
 
 }  // namespace
 

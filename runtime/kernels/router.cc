@@ -77,27 +77,31 @@ float chosen_sum(const RouterDims& d, const float* p, const int32_t* chosen) {
 }
 
 template <typename T>
-RT_CLONES void add_row_leaf(float* sum, float factor, const T* x, int64_t n) {
+RT_INLINE void add_row_leaf_body(float* sum, float factor, const T* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += factor * load_f32(x[i]);
 }
+RT_CLONES(add_row_leaf)
 
 template <typename T>
-RT_CLONES void store_row_leaf(const float* x, T* to, int64_t n) {
+RT_INLINE void store_row_leaf_body(const float* x, T* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) store_f32(&to[i], x[i]);
 }
+RT_CLONES(store_row_leaf)
 
 template <typename T>
-RT_CLONES float dot_leaf(const T* a, const T* b, int64_t n) {
+RT_INLINE float dot_leaf_body(const T* a, const T* b, int64_t n) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; ++i) sum += load_f32(a[i]) * load_f32(b[i]);
   return sum;
 }
+RT_CLONES(dot_leaf)
 
 template <typename T>
-RT_CLONES void scale_row_leaf(T* x, float factor, int64_t n) {
+RT_INLINE void scale_row_leaf_body(T* x, float factor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) store_f32(&x[i], factor * load_f32(x[i]));
 }
+RT_CLONES(scale_row_leaf)
 
 }  // namespace
 

@@ -1,24 +1,67 @@
 #pragma once
 // What the hot loops share: run-time choice of the instruction set, rounding, and float approximations that vectorise.
 //
-// The build targets plain x86-64; a function marked RT_CLONES is compiled for AVX-512, AVX2 and the baseline, and the
-// loader picks one. Everything such a function calls must be RT_INLINE, or the callee stays baseline code. Sanitized
-// builds have the baseline only: ifunc resolvers run before the sanitizer's run-time is ready.
-// NaN goes through every function here as NaN.
+// The build targets plain x86-64. A function f_body() that is RT_INLINE and followed by RT_CLONES(f) is compiled for
+// AVX-512, AVX2 and the baseline, and f() calls the one of simd_level(). Everything that it calls must be RT_INLINE
+// too, or the callee stays baseline code. The compiler's own means (target_clones) ask the processor alone, and a run
+// over several hosts has to have the level that all of them have: sums are as wide as a register, so others are other
+// bits. NaN goes through every function here as NaN.
 
 #include <bit>
 #include <cstdint>
 
 #include "runtime/core/dtype.h"
+#include "runtime/kernels/isa.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(CAIRN_SANITIZED)
-#define RT_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define RT_TARGET(level) __attribute__((target("arch=" level), noinline))
 #else
-#define RT_CLONES
+#define RT_TARGET(level) __attribute__((noinline))
 #endif
 #define RT_INLINE inline __attribute__((always_inline))
+/// f() of f_body(), which may be a template whose arguments follow from those of the call.
+#define RT_CLONES(name)                                                                         \
+  template <class... Args>                                                                      \
+  RT_INLINE auto name(Args... args) {                                                           \
+    return cloned(                                                                              \
+        [](auto... of) __attribute__((always_inline)) { return name##_body(of...); }, args...); \
+  }
+/// The same for f<X>(), where X is declared by `parameter` and is the first of the template's arguments.
+#define RT_CLONES_OF(parameter, argument, name)                                                           \
+  template <parameter, class... Args>                                                                     \
+  RT_INLINE auto name(Args... args) {                                                                     \
+    return cloned(                                                                                        \
+        [](auto... of) __attribute__((always_inline)) { return name##_body<argument>(of...); }, args...); \
+  }
 
 namespace cairn::kernels {
+
+template <class Body, class... Args>
+RT_TARGET("x86-64-v4")
+auto clone_v4(Body body, Args... args) {
+  return body(args...);
+}
+template <class Body, class... Args>
+RT_TARGET("x86-64-v3")
+auto clone_v3(Body body, Args... args) {
+  return body(args...);
+}
+template <class Body, class... Args>
+__attribute__((noinline)) auto clone_baseline(Body body, Args... args) {
+  return body(args...);
+}
+template <class Body, class... Args>
+RT_INLINE auto cloned(Body body, Args... args) {
+  switch (simd_level()) {
+    case SimdLevel::kV4:
+      return clone_v4(body, args...);
+    case SimdLevel::kV3:
+      return clone_v3(body, args...);
+    case SimdLevel::kBaseline:
+      break;
+  }
+  return clone_baseline(body, args...);
+}
 
 /// So many floats that a loop works on at once, wherever they lie.
 template <int kWidth>

@@ -55,6 +55,23 @@ class Hosts(RunTest):
                 self.assertEqual(len(self.manifest(run, STEPS)["extra"]["hosts"]), hosts)
                 self.cairn("ckpt", "verify", self.folder / run)
 
+    def test_processors_that_differ_use_what_all_have(self):
+        recipe = self.recipe(steps=STEPS, tp=1, pp=1, dp=4, sp="false")
+        job = self.start(recipe, "one", "--isa", "avx2")
+        if job.wait() != 0 and "this machine has" in job.output():
+            self.skipTest("a machine without AVX2")
+        for low in (0, 1):  # that leads, that follows
+            run = f"two-{low}"
+            jobs = [self.start_host(recipe, run, k, 2, 2, *(("--isa", "avx2") if k == low else ())) for k in (0, 1)]
+            self.finish_all(jobs)
+            self.assert_same_training(run, "one", STEPS)
+            self.assertEqual(self.events(run, "start")[0]["isa"], "avx2")
+        self.train(recipe, "best")
+        if self.events("best", "start")[0]["isa"] != "avx2":
+            self.assertIn("(avx2): where they differ", jobs[0].output())
+            one, best = self.metrics("one"), self.metrics("best")
+            self.assertTrue(any(one[step]["loss"] != best[step]["loss"] for step in one))
+
     def test_a_stop_from_any_host_saves_and_each_resumes_also_alone(self):
         recipe = self.recipe(steps=400, save=1000, tp=2, pp=1, dp=2)
         self.train(recipe, "whole")

@@ -96,7 +96,10 @@ Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ran
       .inherit_fds = {world_->fd(), memory_.get()},
       .log_path = options_.log_of(rank).string()};
   if (recipe_) spec.inherit_fds.push_back(recipe_.get());
-  if (const HostPlace place = coordinator_.place(); place.hosts > 1) {
+  const HostPlace place = coordinator_.place();
+  for (const std::string& word : {std::string("--isa"), std::string(kernels::gemm_isa_name(place.isa))})
+    spec.argv.push_back(word);
+  if (place.hosts > 1) {
     RT_TRY_SET(Fd socket, hub_->add(rank));
     for (const std::string& word : {std::string("--hosts"), std::to_string(place.hosts), std::string("--address"),
                                     place.address, std::string("--meet-fd"), std::to_string(socket.get()),

@@ -155,7 +155,7 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   saved_step_ = std::min(saved_step_, choice.step);
   if (generation == 0) last_step_ = choice.step;
   if (options_.fleet != nullptr) tell_epoch();
-  RT_TRY(narrator_.begins(generation, choice));
+  RT_TRY(narrator_.begins(generation, choice, place().isa));
   if (options_.fleet != nullptr) options_.fleet->go(choice.incarnation);
   ask_clocks();
   return chosen;
@@ -179,7 +179,8 @@ HostPlace LocalCoordinator::place() const {
   const Fleet& fleet = *options_.fleet;
   return {.hosts = fleet.options().hosts(),
           .address = fleet.own_address(),
-          .decides = fleet.place() * fleet.options().ranks};
+          .decides = fleet.place() * fleet.options().ranks,
+          .isa = fleet.isa()};
 }
 
 void LocalCoordinator::publish(const std::string& key, const std::string& value) {

@@ -25,6 +25,7 @@
 #include "runtime/agent/wait_report.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/result.h"
+#include "runtime/kernels/isa.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
 #include "tools/run/copies.h"
@@ -41,8 +42,9 @@ class Fleet;  // fleet.h
 /// This host among those of its run.
 struct HostPlace {
   int64_t hosts = 1;
-  std::string address;  // of this one, as the others reach it
-  int64_t decides = 0;  // rank that decides about checkpoints: the lowest of the host that leads
+  std::string address;                         // of this one, as the others reach it
+  int64_t decides = 0;                         // rank that decides about checkpoints: the lowest of the host that leads
+  kernels::GemmIsa isa = kernels::gemm_isa();  // that all ranks use
 };
 
 /// What the agent of a host does for whoever decides, where the run has several.

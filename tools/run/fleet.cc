@@ -58,7 +58,7 @@ cluster::Hello hello_of(const HostOptions& options) {
           .build = options.build,
           .recipe_hash = options.recipe_hash,
           .ranks = options.ranks,
-          .kernel_level = options.kernel_level};
+          .kernel_level = static_cast<int64_t>(kernels::gemm_isa())};
 }
 
 namespace {
@@ -214,7 +214,8 @@ Status Fleet::assemble(double patience_s, double spare_after_s, const std::strin
                 .place = host.place,
                 .name = member.hello.name,
                 .address = member.address,
-                .boot_id = member.hello.boot_id};
+                .boot_id = member.hello.boot_id,
+                .kernel_level = member.hello.kernel_level};
   }
   cluster::Epoch next = next_epoch(reason);
   const auto loops = [](const cluster::Member& member) { return is_loopback(member.address); };
@@ -235,6 +236,7 @@ Status Fleet::assemble(double patience_s, double spare_after_s, const std::strin
   known_epoch_ = next.number;
   epoch_ = std::move(next);
   settle_places();
+  settle_isa();
   for (auto& [index, host] : hosts_) tell_begin(host);
   admit(std::move(joined));
   hold_lease();
@@ -263,16 +265,11 @@ cluster::Epoch Fleet::next_epoch(const std::string& reason) const {
 void Fleet::admit(std::vector<cluster::Joined> joined) {
   cluster::welcome(joined, epoch_, token_);
   for (cluster::Joined& member : joined) {
-    if (member.hello.kernel_level != options_.kernel_level) {
-      callbacks_.say(
-          fmt::format("warning: the processor of {} has other instructions for products than the leader's "
-                      "(level {}, {}): where ranks stand decides the last bits of a run",
-                      member.hello.name, member.hello.kernel_level, options_.kernel_level));
-    }
     Host& host = hosts_.at(member.hello.index);
     host.name = member.hello.name;
     host.address = member.address;
     host.boot_id = member.hello.boot_id;
+    host.kernel_level = member.hello.kernel_level;
     host.peer = peers_++;
     if (host.place >= 0) {
       const std::lock_guard lock(of_peers_);
@@ -295,6 +292,24 @@ void Fleet::settle_places() {
   saves_.set_hosts(std::move(names), epoch_.number);
   const std::lock_guard lock(of_peers_);
   host_of_peer_ = std::move(peers);
+}
+
+/// Other instructions add in another order: all hosts use those that each of them has.
+void Fleet::settle_isa() {
+  const kernels::GemmIsa own = kernels::gemm_isa(), before = isa_;
+  int64_t lowest = static_cast<int64_t>(own), highest = lowest;
+  std::string which = own_host_name();
+  for (const auto& [index, host] : hosts_) {
+    if (host.place < 0) continue;
+    highest = std::max(highest, host.kernel_level);
+    if (host.kernel_level >= lowest) continue;
+    lowest = host.kernel_level;
+    which = host.name;
+  }
+  isa_ = static_cast<kernels::GemmIsa>(lowest);
+  if (lowest == highest && isa_ == before) return;
+  callbacks_.say(fmt::format("all hosts use the instructions of {} ({}): where they differ, so do the last bits", which,
+                             kernels::gemm_isa_name(isa_)));
 }
 
 /// More than half of the hosts lost: they may have another leader. One that has just begun has to find them first.
@@ -505,7 +520,10 @@ Result<ckpt::HostMemory> Fleet::memory() {
 }
 
 void Fleet::carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memory) {
-  HostOrder order{.choice = choice, .starts = {memory.starts().begin(), memory.starts().end()}, .promised = {}};
+  HostOrder order{.choice = choice,
+                  .starts = {memory.starts().begin(), memory.starts().end()},
+                  .promised = {},
+                  .kernel_level = static_cast<int64_t>(isa_)};
   if (choice.dir.parent_path() == checkpoints_) order.choice.dir = choice.dir.filename();
   for (int64_t slot = 0; slot < memory.slots(); ++slot) {
     const int64_t step = memory.control().reserved[slot].load(std::memory_order_acquire);

@@ -31,6 +31,7 @@
 #include "runtime/cluster/placement.h"
 #include "runtime/cluster/switchboard.h"
 #include "runtime/core/result.h"
+#include "runtime/kernels/isa.h"
 #include "tools/run/host_saves.h"
 #include "tools/run/host_wire.h"
 
@@ -42,7 +43,6 @@ struct HostOptions {
   int64_t spares = 0;  // of the placement's hosts, the last ones: they train nothing now
   int64_t ranks = 0;   // of each host
   std::string build, recipe_hash;
-  int64_t kernel_level = 0;                                   // of this processor: kernels::GemmIsa
   bool has_cluster_file = false, groups_cross_hosts = false;  // ClusterConfig::groups_cross_hosts
   int64_t port_from = 24512, port_to = 25535;
   cluster::Beats beats;
@@ -111,6 +111,8 @@ class Fleet final : public ckpt::OtherHosts {
                                               : options_.interface_address;
   }
   const HostOptions& options() const { return options_; }
+  /// That the ranks of all hosts use: the lowest of those with a place.
+  kernels::GemmIsa isa() const { return isa_; }
 
   /// Readable when there is news: take_news() then.
   int fd() const { return board_.fd(); }
@@ -152,6 +154,7 @@ class Fleet final : public ckpt::OtherHosts {
     int64_t index = 0;
     int64_t place = -1;  // -1: a spare
     std::string name, address, boot_id;
+    int64_t kernel_level = 0;
     int64_t peer = -1;  // of the switchboard; -1: it is away
     std::string away;   // why
     int64_t away_since_ns = 0;
@@ -172,6 +175,7 @@ class Fleet final : public ckpt::OtherHosts {
   cluster::Epoch next_epoch(const std::string& reason) const;
   void admit(std::vector<cluster::Joined> joined);
   void settle_places();
+  void settle_isa();
   void tell_begin(Host& host);
   void hold_lease();
   void take(const cluster::News& news);
@@ -199,7 +203,8 @@ class Fleet final : public ckpt::OtherHosts {
   int64_t looked_ns_ = 0;                 // for a newer one
   int64_t alone_until_ns_ = 0;            // the lease is held until then, whoever is there
   int64_t place_ = 0;                     // of this host
-  std::string own_address_;               // as the others reach it; empty: not known yet
+  kernels::GemmIsa isa_ = kernels::gemm_isa();
+  std::string own_address_;  // as the others reach it; empty: not known yet
   std::optional<HostSegment> segment_;
   std::map<int64_t, Host> hosts_;  // the others by index
   uint64_t incarnation_of_ranks_ = 0;

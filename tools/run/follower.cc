@@ -386,6 +386,11 @@ void Follower::answer_halt() {
 
 Result<ckpt::RestoreChoice> Follower::carry_out(const json& body) {
   RT_TRY_SET(HostOrder order, order_from_json(body));
+  isa_ = static_cast<kernels::GemmIsa>(order.kernel_level);
+  if (isa_ > kernels::gemm_isa()) {
+    return Error{ErrorCode::kInternal, fmt::format("the leader orders the instructions {}, which {} lacks",
+                                                   kernels::gemm_isa_name(isa_), own_host_name())};
+  }
   ckpt::RestoreChoice choice = order.choice;
   if (choice.dir.is_relative() && !choice.dir.empty()) choice.dir = run_ / "checkpoints" / choice.dir;
   RT_TRY(node_->carry_out(choice, order.starts));

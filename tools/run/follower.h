@@ -65,7 +65,8 @@ class Follower final : public Coordinator {
   HostPlace place() const override {
     return {.hosts = options_.hosts(),
             .address = options_.interface_address.empty() ? address_ : options_.interface_address,
-            .decides = epoch_.leader * options_.ranks};
+            .decides = epoch_.leader * options_.ranks,
+            .isa = isa_};
   }
   void publish(const std::string& key, const std::string& value) override;
   void use(AgentHooks hooks) override { hooks_ = std::move(hooks); }
@@ -125,6 +126,7 @@ class Follower final : public Coordinator {
   std::unique_ptr<ckpt::CheckpointNode> node_;
   std::optional<ckpt::RestoreChoice> choice_;  // carried out, and no rank has been started for it
   uint64_t incarnation_ = 0;                   // of the ranks that run
+  kernels::GemmIsa isa_ = kernels::gemm_isa();
   std::deque<cluster::News> inbox_;
   AgentHooks hooks_;
   bool running_ = false;  // ranks of that incarnation

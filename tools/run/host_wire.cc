@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/json/json.h"
+#include "runtime/kernels/isa.h"
 
 namespace cairn::tools {
 namespace {
@@ -103,7 +104,8 @@ json order_to_json(const HostOrder& order) {
           {"init", choice.match.has_value()},
           {"foreign", choice.foreign},
           {"starts", order.starts},
-          {"promised", order.promised}};
+          {"promised", order.promised},
+          {"kernel_level", order.kernel_level}};
 }
 
 Result<HostOrder> order_from_json(const json& from) {
@@ -129,6 +131,8 @@ Result<HostOrder> order_from_json(const json& from) {
   for (const json& start : from.value("starts", json::array())) out.starts.push_back(unsigned_of(start).value_or(0));
   for (const json& step : from.value("promised", json::array()))
     out.promised.push_back(json_integer(step, 0, kMost).value_or(0));
+  out.kernel_level = number_of(from, "kernel_level", 0, -1);
+  if (out.kernel_level < 0 || out.kernel_level >= std::ssize(kernels::kGemmIsas)) return garbled("kernel_level");
   return out;
 }
 

@@ -49,6 +49,7 @@ struct HostOrder {
   ckpt::RestoreChoice choice;     // what is for people stays with the leader
   std::vector<uint64_t> starts;   // Arena::starts of the leader
   std::vector<int64_t> promised;  // steps that its memory promises to save
+  int64_t kernel_level = 0;       // kernels::GemmIsa of all ranks
 };
 nlohmann::json order_to_json(const HostOrder& order);
 Result<HostOrder> order_from_json(const nlohmann::json& from);

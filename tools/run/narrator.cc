@@ -55,7 +55,7 @@ void Narrator::complete(int64_t step, std::span<const std::string> news) {
   if (!complete.ok()) spdlog::warn("metrics.jsonl: {}", complete.error().message);
 }
 
-Status Narrator::begins(int64_t generation, const ckpt::RestoreChoice& choice) {
+Status Narrator::begins(int64_t generation, const ckpt::RestoreChoice& choice, kernels::GemmIsa isa) {
   std::string from = "a fresh start";
   if (choice.source == Source::kMemory) from = fmt::format("step {} in shared memory", choice.step);
   if (choice.source == Source::kDisk) from = fmt::format("{}", choice.dir.string());
@@ -74,6 +74,7 @@ Status Narrator::begins(int64_t generation, const ckpt::RestoreChoice& choice) {
              {"world", plan_.mesh.world()},
              {"mesh", plan_.mesh.describe()},
              {"steps", plan_.steps},
+             {"isa", kernels::gemm_isa_name(isa)},
              {"host", ckpt::this_writer().host},
              {"pid", static_cast<int64_t>(::getpid())}};
   if (choice.read.wanted_bytes > 0) {

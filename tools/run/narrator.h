@@ -20,6 +20,7 @@
 #include "runtime/agent/supervisor.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/result.h"
+#include "runtime/kernels/isa.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
 #include "runtime/telemetry/tensorboard.h"
@@ -67,7 +68,7 @@ class Narrator {
 
   /// A generation of ranks resumes from `choice`. Errors: those of the files, for the first generation; later a full
   /// disk is told, for it is no reason to end a run that memory holds.
-  Status begins(int64_t generation, const ckpt::RestoreChoice& choice);
+  Status begins(int64_t generation, const ckpt::RestoreChoice& choice, kernels::GemmIsa isa = kernels::gemm_isa());
   /// Ranks of a new generation are there.
   void respawned(const agent::Recovery& recovery);
   /// What a step has to tell: returned complete, as it was written.
