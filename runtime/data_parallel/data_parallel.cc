@@ -22,9 +22,17 @@ void for_shards_of(const RankPlan& rank, const LocalTensor& local, const Body& b
   }
 }
 
+comm::Comm& shard_of(const comm::RankGroups& groups, const Bucket& bucket) {
+  return bucket.experts ? *groups.expert_shard : *groups.shard;
+}
+
+comm::Comm& replica_of(const comm::RankGroups& groups, const Bucket& bucket) {
+  return bucket.experts ? *groups.expert_replica : *groups.replica;
+}
+
 }  // namespace
 
-DataParallel::DataParallel(const Plan& plan, const RankPlan& rank, const Groups& groups, const Memory& memory)
+DataParallel::DataParallel(const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups, const Memory& memory)
     : plan_(plan),
       rank_(rank),
       groups_(groups),
@@ -138,10 +146,10 @@ void DataParallel::gather_unit(const UnitUse& use) {
   weights_of_[use.unit] = queue_.submit([this, &unit = rank_.units[use.unit]]() -> Status {
     for (int64_t b = unit.first_bucket; b < unit.end_bucket; ++b) {
       const Bucket& bucket = rank_.buckets[b];
-      RT_TRY(groups_.shard_of(bucket).all_gather(
-          memory_.weights + bucket.shard_offset * elem_bytes_,
-          memory_.gathered + (unit.weight_at + bucket.range.begin - unit.range.begin) * elem_bytes_,
-          bucket.shard.size() * elem_bytes_, "weights of a layer"));
+      RT_TRY(shard_of(groups_, bucket)
+                 .all_gather(memory_.weights + bucket.shard_offset * elem_bytes_,
+                             memory_.gathered + (unit.weight_at + bucket.range.begin - unit.range.begin) * elem_bytes_,
+                             bucket.shard.size() * elem_bytes_, "weights of a layer"));
     }
     return {};
   });
@@ -181,10 +189,11 @@ void DataParallel::reduce_bucket(const Bucket& bucket) {
   if (plan_.mesh.replicas() == 1) return;
   queue_.submit([this, &bucket]() -> Status {
     float* const shard = memory_.sums + bucket.shard.begin;
-    RT_TRY(groups_.shard_of(bucket).reduce_scatter(memory_.sums + bucket.range.begin, shard, bucket.shard.size(),
-                                                   DType::kF32, comm::ReduceOp::kSum, "gradient bucket"));
-    return groups_.replica_of(bucket).all_reduce(shard, bucket.shard.size(), DType::kF32, comm::ReduceOp::kSum,
-                                                 "gradient bucket");
+    RT_TRY(shard_of(groups_, bucket)
+               .reduce_scatter(memory_.sums + bucket.range.begin, shard, bucket.shard.size(), DType::kF32,
+                               comm::ReduceOp::kSum, "gradient bucket"));
+    return replica_of(groups_, bucket)
+        .all_reduce(shard, bucket.shard.size(), DType::kF32, comm::ReduceOp::kSum, "gradient bucket");
   });
 }
 
@@ -194,8 +203,9 @@ void DataParallel::add_unit(const Unit& unit, bool last) {
       const Bucket& bucket = rank_.buckets[b];
       RT_TRY(add_bucket(unit, bucket));
       if (last) {
-        RT_TRY(groups_.replica_of(bucket).all_reduce(memory_.sums + bucket.shard_offset, bucket.shard.size(),
-                                                     DType::kF32, comm::ReduceOp::kSum, "gradient shard"));
+        RT_TRY(replica_of(groups_, bucket)
+                   .all_reduce(memory_.sums + bucket.shard_offset, bucket.shard.size(), DType::kF32,
+                               comm::ReduceOp::kSum, "gradient shard"));
       }
     }
     return {};
@@ -214,8 +224,8 @@ Status DataParallel::add_bucket(const Unit& unit, const Bucket& bucket) {
         memory_.slots + (source == 0 ? unit.grad_at + bucket.range.begin - unit.range.begin
                                      : unit.source_grads_at + (source - 1) * unit.experts.size() + bucket.range.begin -
                                            unit.experts.begin);
-    RT_TRY(groups_.shard_of(bucket).reduce_scatter_add(grads, shard, bucket.shard.size(), DType::kF32, tree,
-                                                       "gradients of a layer"));
+    RT_TRY(shard_of(groups_, bucket)
+               .reduce_scatter_add(grads, shard, bucket.shard.size(), DType::kF32, tree, "gradients of a layer"));
   }
   return {};
 }
@@ -284,7 +294,7 @@ Status DataParallel::sum_tied_embedding() {
     }
     return {};
   }
-  if (groups_.embedding == nullptr) return {};
+  if (groups_.embedding == nullptr || !plan_.has_tied_copy()) return {};
   const LocalTensor* tied = copies.front();
   const int64_t end = tied->offset + count_elems(tied->shape);
   for (const Bucket& bucket : rank_.buckets) {  // they are its own, and cut alike on both stages
@@ -303,9 +313,10 @@ Status DataParallel::spread_weights(const MakeWeights& make, std::function<Statu
     const comm::Queue::Ticket ticket = queue_.submit([this, make, gathers, &bucket = rank_.buckets[b]]() -> Status {
       if (make) make(bucket);
       if (!gathers) return {};
-      return groups_.shard_of(bucket).all_gather(memory_.weights + bucket.shard.begin * elem_bytes_,
-                                                 memory_.weights + bucket.range.begin * elem_bytes_,
-                                                 bucket.shard.size() * elem_bytes_, "updated weights");
+      return shard_of(groups_, bucket)
+          .all_gather(memory_.weights + bucket.shard.begin * elem_bytes_,
+                      memory_.weights + bucket.range.begin * elem_bytes_, bucket.shard.size() * elem_bytes_,
+                      "updated weights");
     });
     if (!rank_.scattered_weights) weights_of_[b] = ticket;  // else the gather of a unit comes behind all of these
   }

@@ -30,28 +30,13 @@
 
 #include "runtime/comm/comm.h"
 #include "runtime/comm/queue.h"
+#include "runtime/comm/rank_groups.h"
 #include "runtime/core/result.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/plan/communication.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::data_parallel {
-
-/// The rank's groups. shard: those that divide the buckets; replica: those with the same shard of other shard groups;
-/// either may be of one rank; and the same for the buckets of divided experts, null where there are none. kv:
-/// Plan::kv_group(), may be null when that is one rank. embedding may be null when it has one member or the rank holds
-/// no tied embedding.
-struct Groups {
-  comm::Comm* tp = nullptr;
-  comm::Comm* kv = nullptr;
-  comm::Comm* shard = nullptr;
-  comm::Comm* replica = nullptr;
-  comm::Comm* embedding = nullptr;
-  comm::Comm *expert_shard = nullptr, *expert_replica = nullptr;
-
-  comm::Comm& shard_of(const Bucket& bucket) const { return bucket.experts ? *expert_shard : *shard; }
-  comm::Comm& replica_of(const Bucket& bucket) const { return bucket.experts ? *expert_replica : *replica; }
-};
 
 /// Where the arrays of a rank lie; memory of others, sizes from the plan.
 struct Memory {
@@ -68,7 +53,7 @@ struct Memory {
 class DataParallel final : public nn::UseListener {
  public:
   /// All outlive it.
-  DataParallel(const Plan& plan, const RankPlan& rank, const Groups& groups, const Memory& memory);
+  DataParallel(const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups, const Memory& memory);
 
   /// Before a training step or an evaluation runs.
   void begin_pass(bool training);
@@ -115,7 +100,7 @@ class DataParallel final : public nn::UseListener {
 
   const Plan& plan_;
   const RankPlan& rank_;
-  Groups groups_;
+  comm::RankGroups groups_;
   Memory memory_;
   int64_t elem_bytes_;
   std::vector<UnitUse> train_uses_, evaluate_uses_;  // with ZeRO-3

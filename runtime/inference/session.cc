@@ -87,7 +87,7 @@ Result<nn::StageModel*> Session::pass(int64_t samples, int64_t pass_tokens) {
   made->rank = made->plan.rank(0);
   // Memory of its own: a model keeps tables in it that it writes once.
   RT_TRY_SET(made->activations, Buffer::allocate({DeviceKind::kCpu, 0}, stage_buffers_bytes(made->plan, made->rank)));
-  RT_TRY_SET(made->model, nn::StageModel::make(made->plan, made->rank, 0, *tp_, weights_.data(), nullptr,
+  RT_TRY_SET(made->model, nn::StageModel::make(made->plan, made->rank, 0, {.tp = tp_.get()}, weights_.data(), nullptr,
                                                made->activations.as<std::byte>()));
   found = std::move(made);
   return found->model.get();

@@ -90,7 +90,7 @@ Status check_ids(std::string_view what, const int32_t* ids, int64_t count, int64
 template <typename Real>
 class Model final : public StageModel {
  public:
-  Model(const Plan& plan, const RankPlan& rank, const Chunk& chunk, const StageGroups& groups, const Real* weights,
+  Model(const Plan& plan, const RankPlan& rank, const Chunk& chunk, const comm::RankGroups& groups, const Real* weights,
         float* grads, const Buffers& buffers, UseListener* listener)
       : dims_(stage_dims(plan, rank)),
         vocab_(plan.recipe.model.vocab),
@@ -99,7 +99,7 @@ class Model final : public StageModel {
         counts_choices_(balances_over_layers(plan.recipe.model)),
         first_layer_(chunk.stage.first_layer),
         listener_(listener),
-        tp_(groups.tp, dims_, plan.recipe.mesh.sequence_parallel, buffers.copies<float>("scratch.sums").first),
+        tp_(*groups.tp, dims_, plan.recipe.mesh.sequence_parallel, buffers.copies<float>("scratch.sums").first),
         cp_(dims_, groups.cp, buffers) {
     const ModelConfig& model = plan.recipe.model;
     const OptimizerConfig& optimizer = plan.recipe.optimizer;
@@ -597,9 +597,9 @@ class Model final : public StageModel {
 }  // namespace
 
 Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const RankPlan& rank, int64_t chunk,
-                                                     const StageGroups& groups, void* weights, float* grads,
+                                                     const comm::RankGroups& groups, void* weights, float* grads,
                                                      std::span<std::byte> activations, UseListener* listener) {
-  const comm::Comm& tp = groups.tp;
+  const comm::Comm& tp = *groups.tp;
   if (tp.size() != plan.mesh.tp() || tp.rank() != rank.at.tp) {
     return Error{ErrorCode::kInternal, fmt::format("group {} makes this rank {} of {}, the plan {} of {}", tp.name(),
                                                    tp.rank(), tp.size(), rank.at.tp, plan.mesh.tp())};

@@ -18,7 +18,7 @@
 #include <memory>
 #include <span>
 
-#include "runtime/comm/comm.h"
+#include "runtime/comm/rank_groups.h"
 #include "runtime/core/result.h"
 #include "runtime/nn/kv_cache.h"
 #include "runtime/nn/sequence_rows.h"
@@ -46,21 +46,13 @@ class UseListener {
   virtual std::span<uint8_t> unwritten() { return {}; }
 };
 
-/// The groups in which a rank computes a stage. ep, cp: may be null where the mesh has no such ranks.
-struct StageGroups {
-  StageGroups(comm::Comm& tp_group, comm::Comm* ep_group = nullptr, comm::Comm* cp_group = nullptr)
-      : tp(tp_group), ep(ep_group), cp(cp_group) {}
-  comm::Comm& tp;
-  comm::Comm *ep, *cp;
-};
-
 class StageModel {
  public:
   /// `chunk` of the rank. weights: in the compute dtype, tensors at their LocalTensor::weight_at; grads: float, at
   /// their grad_at, or null for a model that only runs forward; activations: as long as stage_buffers_bytes() of
   /// runtime/plan/activations.h. All outlive the model, and so does the listener, which may be null.
   static Result<std::unique_ptr<StageModel>> make(const Plan& plan, const RankPlan& rank, int64_t chunk,
-                                                  const StageGroups& groups, void* weights, float* grads,
+                                                  const comm::RankGroups& groups, void* weights, float* grads,
                                                   std::span<std::byte> activations, UseListener* listener = nullptr);
   virtual ~StageModel() = default;
 

@@ -69,7 +69,8 @@ float* kernels::AdamwState::*member_of(StateKind kind) {
   RT_CHECK(false, "kind {} is no array", static_cast<int>(kind));
 }
 
-ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, const Groups& groups, Arrays arrays)
+ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups,
+                                   Arrays arrays)
     : plan_(plan), rank_(rank), groups_(groups), arrays_(std::move(arrays)) {
   for (const StateKind kind : plan.state_kinds().arrays()) members_.push_back(member_of(kind));
   int64_t saved = 0;

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/comm/comm.h"
+#include "runtime/comm/rank_groups.h"
 #include "runtime/core/exact_sum.h"
 #include "runtime/core/result.h"
 #include "runtime/kernels/adafactor.h"
@@ -49,17 +49,9 @@ struct Arrays {
   std::optional<std::vector<Original>> originals;
 };
 
-/// replica: the ranks with the same shards; shard: those that divide the buckets; and the same for the buckets of
-/// divided experts, null where there are none.
-struct Groups {
-  comm::Comm *replica = nullptr, *shard = nullptr;
-  comm::Comm *expert_replica = nullptr, *expert_shard = nullptr;
-  comm::Comm* tp = nullptr;
-};
-
 class ShardedOptimizer {
  public:
-  ShardedOptimizer(const Plan& plan, const RankPlan& rank, const Groups& groups, Arrays arrays);
+  ShardedOptimizer(const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups, Arrays arrays);
 
   /// This rank's part of the squared global gradient norm: add over the world, then square root. The same bits for
   /// every way of cutting gradients over dp and pp.
@@ -138,7 +130,7 @@ class ShardedOptimizer {
 
   const Plan& plan_;
   const RankPlan& rank_;
-  Groups groups_;
+  comm::RankGroups groups_;
   Arrays arrays_;
   std::vector<float * kernels::AdamwState::*> members_;  // of a bank's arrays
   std::vector<int64_t> saved_before_;                    // by piece: primary ones in front of it

@@ -41,22 +41,24 @@ double ms_since(Clock::time_point start) {
 }
 
 /// The groups of one rank, created in the same order everywhere.
-struct Groups {
-  std::unique_ptr<comm::Comm> tp, kv, shard, replica, activations, gradients, embedding, world;  // the pipeline twice
-  std::unique_ptr<comm::Comm> ep, expert_shard, expert_replica, cp;  // null with mesh.ep, cp = 1
+struct Groups : comm::RankGroups {
+  std::vector<std::unique_ptr<comm::Comm>> owned;
   std::vector<std::pair<std::string, const comm::Comm*>> named;
 
   static Result<Groups> make(const Plan& plan, int64_t rank, comm::Engine& engine) {
     const Mesh& mesh = plan.mesh;
     Groups out;
-    const auto keep = [&](std::unique_ptr<comm::Comm>& made, std::string_view name,
+    const auto keep = [&](comm::Comm*& made, std::string_view name,
                           Result<std::unique_ptr<comm::Comm>> group) -> Status {
-      RT_TRY_SET(made, std::move(group));
-      out.named.emplace_back(name, made.get());
+      RT_TRY_SET(std::unique_ptr<comm::Comm> owned, std::move(group));
+      made = owned.get();
+      out.owned.push_back(std::move(owned));
+      out.named.emplace_back(name, made);
       return {};
     };
-    const auto group = [&](std::unique_ptr<comm::Comm>& made, std::string_view name,
-                           const std::vector<int64_t>& ranks) { return keep(made, name, engine.group(name, ranks)); };
+    const auto group = [&](comm::Comm*& made, std::string_view name, const std::vector<int64_t>& ranks) {
+      return keep(made, name, engine.group(name, ranks));
+    };
     RT_TRY(group(out.tp, kTpGroup, mesh.group(MeshAxis::kTp, rank)));
     if (plan.kv_copies() > 1) RT_TRY(group(out.kv, kKvGroup, plan.kv_group(rank)));
     const int64_t shards = plan.shard_size();
@@ -132,7 +134,7 @@ struct StageRun {
   std::vector<std::unique_ptr<nn::StageModel>> models;  // of the chunks
   std::unique_ptr<pipeline::Executor> executor;
 
-  StageRun(Plan of, int64_t world_rank, const data_parallel::Groups& groups, const data_parallel::Memory& memory)
+  StageRun(Plan of, int64_t world_rank, const comm::RankGroups& groups, const data_parallel::Memory& memory)
       : plan(std::move(of)), rank(plan.rank(world_rank)), data_parallel(plan, rank, groups, memory) {
     loaded.resize(plan.micro_batches);
     batches.resize(plan.micro_batches);
@@ -164,13 +166,7 @@ class Run {
         dataset_(std::move(dataset)),
         sampler_(std::move(sampler)),
         validation_(std::move(validation)),
-        optimizer_(plan_, rank_,
-                   {.replica = groups_.replica.get(),
-                    .shard = groups_.shard.get(),
-                    .expert_replica = groups_.expert_replica.get(),
-                    .expert_shard = groups_.expert_shard.get(),
-                    .tp = groups_.tp.get()},
-                   state_.arrays()),
+        optimizer_(plan_, rank_, groups_, state_.arrays()),
         recorder_(env.trace, env.rank,
                   fmt::format("rank {} (tp {}, dp {}, pp {}{})", env.rank, rank_.at.tp, rank_.at.dp, rank_.at.pp,
                               plan_.mesh.cp() > 1 ? fmt::format(", cp {}", rank_.at.cp) : "")) {}
@@ -252,15 +248,7 @@ Status Run::enter(size_t stage) {
   if (now_ != nullptr && stage == stage_) return {};
   if (now_ != nullptr) RT_TRY(now_->data_parallel.settle());
   now_.reset();
-  const data_parallel::Groups groups{groups_.tp.get(),
-                                     groups_.kv.get(),
-                                     groups_.shard.get(),
-                                     groups_.replica.get(),
-                                     plan_.has_tied_copy() ? groups_.embedding.get() : nullptr,
-                                     groups_.expert_shard.get(),
-                                     groups_.expert_replica.get()};
-  const nn::StageGroups in_stage(*groups_.tp, groups_.ep.get(), groups_.cp.get());
-  auto next = std::make_unique<StageRun>(plan_.at(stage), env_.rank, groups, state_.memory());
+  auto next = std::make_unique<StageRun>(plan_.at(stage), env_.rank, groups_, state_.memory());
   const Plan& plan = next->plan;
   const ModelConfig& model = plan.recipe.model;
   if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.residual_dropout > 0) {
@@ -269,7 +257,7 @@ Status Run::enter(size_t stage) {
   const auto bytes = static_cast<size_t>(stage_buffers_bytes(plan, next->rank));
   std::vector<nn::StageModel*> chunks;
   for (size_t chunk = 0; chunk < next->rank.chunks.size(); ++chunk) {
-    RT_TRY_SET(auto made, nn::StageModel::make(plan, next->rank, static_cast<int64_t>(chunk), in_stage,
+    RT_TRY_SET(auto made, nn::StageModel::make(plan, next->rank, static_cast<int64_t>(chunk), groups_,
                                                state_.memory().used_weights(), state_.memory().used_grads(),
                                                state_.activations().first(bytes), &next->data_parallel));
     RT_CHECK(made->boundary_bytes() == plan.boundary_bytes(), "{} and {}", made->boundary_bytes(),

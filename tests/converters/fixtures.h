@@ -260,7 +260,7 @@ inline Weights gradients_of(ModelConfig model, const Weights& weights, const std
   auto engine = comm::ThreadWorld(1).engine(0);
   auto tp = engine->group("tp", {0});
   REQUIRE(tp.ok());
-  auto stage = nn::StageModel::make(plan, rank, 0, *tp.value(), flat.data(), gradients.data(),
+  auto stage = nn::StageModel::make(plan, rank, 0, {.tp = tp.value().get()}, flat.data(), gradients.data(),
                                     activations.value().as<std::byte>());
   REQUIRE_OK(stage);
   const int32_t* const targets = tokens.data() + 1;

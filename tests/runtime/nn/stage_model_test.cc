@@ -442,7 +442,7 @@ TEST_SUITE("runtime/nn/stage_model") {
     LoneComm comm;
     std::vector<float> weights(rank.flat_elems);
     std::vector<std::byte> memory(stage_buffers_bytes(plan, rank) - 64);
-    const auto small = StageModel::make(plan, rank, 0, comm, weights.data(), nullptr, memory);
+    const auto small = StageModel::make(plan, rank, 0, {.tp = &comm}, weights.data(), nullptr, memory);
     REQUIRE(!small.ok());
     CHECK(small.error().code == ErrorCode::kInternal);
 

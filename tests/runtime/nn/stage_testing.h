@@ -353,7 +353,7 @@ class Rank {
     bytes_ = stage_buffers_bytes(plan, rank_);
     memory_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes_ + 2 * kGuardBytes)));
     std::memset(memory_.get(), 0xff, bytes_ + 2 * kGuardBytes);
-    auto made = StageModel::make(plan, rank_, 0, tp, weights_.data(), trains ? grads_.data() : nullptr,
+    auto made = StageModel::make(plan, rank_, 0, {.tp = &tp}, weights_.data(), trains ? grads_.data() : nullptr,
                                  {memory_.get() + kGuardBytes, static_cast<size_t>(bytes_)},
                                  listen ? listen(rank_, grads_.data()) : nullptr);
     REQUIRE_OK(made);

@@ -138,8 +138,13 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
         expert_replica = group("er", mesh.replica_group(r, plan.shard_size(true), true));
       }
       const auto all = group("world", everyone);
-      optim::ShardedOptimizer optimizer(
-          plan, rank, {replica.get(), shard.get(), expert_replica.get(), expert_shard.get(), tp.get()}, state.arrays());
+      optim::ShardedOptimizer optimizer(plan, rank,
+                                        {.tp = tp.get(),
+                                         .shard = shard.get(),
+                                         .replica = replica.get(),
+                                         .expert_shard = expert_shard.get(),
+                                         .expert_replica = expert_replica.get()},
+                                        state.arrays());
       const auto fill = [&](int64_t flat_begin, int64_t grad_at, int64_t count, int64_t t) {
         const auto next = std::partition_point(rank.tensors.begin(), rank.tensors.end(),
                                                [&](const LocalTensor& l) { return l.offset <= flat_begin; });

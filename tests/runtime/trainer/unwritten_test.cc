@@ -30,7 +30,7 @@ TEST_SUITE("runtime/trainer/unwritten") {
         std::unique_ptr<data_parallel::DataParallel> listener;
         Rank marked(plan, 0, comm, weights, true, [&](const RankPlan& rank, float* grads) {
           listener = std::make_unique<data_parallel::DataParallel>(
-              plan, rank, data_parallel::Groups{.tp = &comm, .shard = &comm, .replica = &comm},
+              plan, rank, comm::RankGroups{.tp = &comm, .shard = &comm, .replica = &comm},
               data_parallel::Memory{.sums = grads});
           return listener.get();
         });

@@ -29,7 +29,7 @@ TEST_SUITE("runtime/trainer/weights") {
       std::unique_ptr<data_parallel::DataParallel> listener;
       Rank waiting(plan, 0, comm, weights, true, [&](const RankPlan& rank, float* grads) {
         listener = std::make_unique<data_parallel::DataParallel>(
-            plan, rank, data_parallel::Groups{.tp = &comm, .shard = &comm, .replica = &comm},
+            plan, rank, comm::RankGroups{.tp = &comm, .shard = &comm, .replica = &comm},
             data_parallel::Memory{.sums = grads});
         return listener.get();
       });
