@@ -10,6 +10,7 @@
 #include "runtime/core/check.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/activations.h"
+#include "runtime/plan/buffer_names.h"
 
 namespace cairn {
 template <>

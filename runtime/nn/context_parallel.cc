@@ -12,13 +12,13 @@ ContextParallel<Real>::ContextParallel(const StageDims& dims, comm::Comm* cp, co
   RT_CHECK(dims.cp == (cp == nullptr ? 1 : cp->size()), "tokens over {} ranks in a group of {}", dims.cp,
            cp == nullptr ? 1 : cp->size());
   if (!on()) return;
-  exchanged_ = buffers.get<Real>("cp.exchanged");
+  exchanged_ = buffers.get<Real>(buffer::kCpExchanged);
   if (in_parts()) {
-    dkv_sums_ = buffers.get<float>("cp.dkv");
+    dkv_sums_ = buffers.get<float>(buffer::kCpDkv);
     return;
   }
-  kv_ = buffers.get<Real>("cp.kv");
-  dkv_ = buffers.get<Real>("cp.dkv");
+  kv_ = buffers.get<Real>(buffer::kCpKv);
+  dkv_ = buffers.get<Real>(buffer::kCpDkv);
 }
 
 template <typename Real>

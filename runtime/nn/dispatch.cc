@@ -10,11 +10,11 @@ template <typename Real>
 Dispatch<Real>::Dispatch(const StageDims& dims, comm::Comm* ep, const Buffers& buffers)
     : dims_(dims),
       ep_(ep),
-      sent_CH_(alone() ? nullptr : buffers.get<Real>("moe.sent")),
-      sent_numbers_C_(alone() ? nullptr : buffers.get<float>("moe.sent_numbers")),
-      row_weights_P_(alone() ? nullptr : buffers.get<float>("moe.row_weights")),
-      row_dots_P_(alone() ? nullptr : buffers.get<float>("moe.row_dots")),
-      rows_of_Tk_(buffers.get<int32_t>("moe.rows_of")),
+      sent_CH_(alone() ? nullptr : buffers.get<Real>(buffer::kMoeSent)),
+      sent_numbers_C_(alone() ? nullptr : buffers.get<float>(buffer::kMoeSentNumbers)),
+      row_weights_P_(alone() ? nullptr : buffers.get<float>(buffer::kMoeRowWeights)),
+      row_dots_P_(alone() ? nullptr : buffers.get<float>(buffer::kMoeRowDots)),
+      rows_of_Tk_(buffers.get<int32_t>(buffer::kMoeRowsOf)),
       sent_at_(dims.experts + 1),
       arrivals_at_(dims.ep * dims.local_experts),
       next_(dims.experts) {

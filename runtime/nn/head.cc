@@ -21,11 +21,11 @@ Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, d
       logit_scale_(static_cast<float>(model.logit_scale)),
       tp_(tp.with_width(dims.embed)),
       scratch_(scratch),
-      logits_(buffers.get<Real>("head.logits")),
-      local_max_(buffers.copies<float>("head.local_max").first),
-      part_sums_(buffers.copies<float>("head.part_sums").first),
-      scale_(buffers.get<float>("head.scale")),
-      weight_sums_(buffers.copies<float>("head.weight_sums").first),
+      logits_(buffers.get<Real>(buffer::kHeadLogits)),
+      local_max_(buffers.copies<float>(buffer::kHeadLocalMax).first),
+      part_sums_(buffers.copies<float>(buffer::kHeadPartSums).first),
+      scale_(buffers.get<float>(buffer::kHeadScale)),
+      weight_sums_(buffers.copies<float>(buffer::kHeadWeightSums).first),
       z_loss_(static_cast<float>(z_loss)) {
   if (model.final_norm && !model.top_query) norm_.emplace(parameters, "final_norm", model);
 }

@@ -21,8 +21,8 @@ SharedExpert<Real>::SharedExpert(const Parameters<Real>& parameters, const Model
       }()),
       down_(linear(parameters, fmt::format("layers.{}.moe.shared.down", layer), dims.shared_ffn)),
       scratch_(scratch),
-      dhidden_(buffers.get<Real>("moe.shared_dhidden")),
-      dpre_(buffers.get<Real>("moe.shared_dpre")) {}
+      dhidden_(buffers.get<Real>(buffer::kMoeSharedDhidden)),
+      dpre_(buffers.get<Real>(buffer::kMoeSharedDpre)) {}
 
 template <typename Real>
 void SharedExpert<Real>::forward(const Real* input_TH, Real* pre, Real* output_TH) const {

@@ -99,7 +99,7 @@ class Model final : public StageModel {
         counts_choices_(balances_over_layers(plan.recipe.model)),
         first_layer_(chunk.stage.first_layer),
         listener_(listener),
-        tp_(*groups.tp, dims_, plan.recipe.mesh.sequence_parallel, buffers.copies<float>("scratch.sums").first),
+        tp_(*groups.tp, dims_, plan.recipe.mesh.sequence_parallel, buffers.copies<float>(buffer::kScratchSums).first),
         cp_(dims_, groups.cp, buffers) {
     const ModelConfig& model = plan.recipe.model;
     const OptimizerConfig& optimizer = plan.recipe.optimizer;
@@ -376,24 +376,24 @@ class Model final : public StageModel {
   }
 
   void set_scratch(const ModelConfig& model, const Buffers& buffers) {
-    scratch_.rows_TH = buffers.get<Real>("scratch.rows");
-    scratch_.partial_TH = buffers.get<Real>("scratch.partial");
-    scratch_.dresidual_RH = buffers.get<Real>("scratch.dresidual");
-    scratch_.hidden = buffers.get<Real>("scratch.hidden");
-    scratch_.dhidden = buffers.get<Real>("scratch.dhidden");
-    scratch_.attention = buffers.get<float>("scratch.attention");
-    scratch_.stats.rstd = buffers.get<float>("scratch.rstd");
-    if (model.norm == NormKind::kLayerNorm) scratch_.stats.mean = buffers.get<float>("scratch.mean");
-    if (dims_.row_trees()) scratch_.stats.parts = {dims_.row_parts, buffers.get<float>("scratch.row_sums")};
+    scratch_.rows_TH = buffers.get<Real>(buffer::kScratchRows);
+    scratch_.partial_TH = buffers.get<Real>(buffer::kScratchPartial);
+    scratch_.dresidual_RH = buffers.get<Real>(buffer::kScratchDresidual);
+    scratch_.hidden = buffers.get<Real>(buffer::kScratchHidden);
+    scratch_.dhidden = buffers.get<Real>(buffer::kScratchDhidden);
+    scratch_.attention = buffers.get<float>(buffer::kScratchAttention);
+    scratch_.stats.rstd = buffers.get<float>(buffer::kScratchRstd);
+    if (model.norm == NormKind::kLayerNorm) scratch_.stats.mean = buffers.get<float>(buffer::kScratchMean);
+    if (dims_.row_trees()) scratch_.stats.parts = {dims_.row_parts, buffers.get<float>(buffer::kScratchRowSums)};
     if (dims_.all_token_parts > 1) scratch_.token_parts = {dims_.held.parts, scratch_.stats.parts.sums};
     if (is_parallel(model.block) || model.block == BlockKind::kSandwich) {
-      scratch_.dbranch_RH = buffers.get<Real>("scratch.dbranch");
+      scratch_.dbranch_RH = buffers.get<Real>(buffer::kScratchDbranch);
     }
     if (has_bias(model, BiasOf::kQkv) || has_bias(model, BiasOf::kMlp)) {
-      scratch_.dbias = buffers.get<float>("scratch.dbias");
+      scratch_.dbias = buffers.get<float>(buffer::kScratchDbias);
     }
     if (model.positions == Positions::kRotary) {
-      float* table = buffers.get<float>("rotary.table");
+      float* table = buffers.get<float>(buffer::kRotaryTable);
       const TokenRuns& held = dims_.held;
       const RotaryAngles angles = rotary_angles(model, held.whole() ? dims_.positions : held.tokens);
       if (held.whole()) {
@@ -408,7 +408,7 @@ class Model final : public StageModel {
       scratch_.rotary_table = table;
     }
     if (model.positions == Positions::kAlibi) {
-      float* slopes = buffers.get<float>("alibi.slopes");
+      float* slopes = buffers.get<float>(buffer::kAlibiSlopes);
       kernels::alibi_slopes(model.heads, tp_.comm().rank() * dims_.heads, dims_.heads, slopes);
       scratch_.alibi_slopes = slopes;
     }
@@ -427,27 +427,27 @@ class Model final : public StageModel {
     };
     const bool full = out.mode == RecomputeMode::kFull, core = out.mode != RecomputeMode::kNone;
     const bool dense = plan.recipe.model.moe.experts == 0;
-    out.input = own("attn.input");
-    if (full) out.whole_input = buffers.copies<Real>("shared.attn.input");
-    out.qk = kept("attn.qk", Real{}, false);
-    out.qkv = kept("attn.qkv", Real{}, full);
-    out.out = kept("attn.out", Real{}, core);
-    out.logsumexp = kept("attn.logsumexp", float{}, false);
-    out.attn_post = kept("attn.post", Real{}, false);
-    out.mlp_input = kept("mlp.input", Real{}, full && dense);
-    out.mlp_post = kept("mlp.post", Real{}, false);
-    out.pre = kept("mlp.pre", Real{}, full && dense);
-    out.probabilities = kept("moe.probabilities", float{}, false);
-    out.chosen = kept("moe.chosen", int32_t{}, false);
-    out.weights = kept("moe.weights", float{}, false);
-    out.counts = kept("moe.counts", int32_t{}, false);
-    out.log_sums = kept("moe.log_sums", float{}, false);
-    out.moe_pre = kept("moe.pre", Real{}, false);
-    out.shared_pre = kept("moe.shared_pre", Real{}, false);
-    out.attn_dout = own("attn.dout");
-    out.mlp_dout = own("mlp.dout");
-    out.mlp_dpre = own("mlp.dpre");
-    if (const Copies<Real> output = buffers.copies<Real>("shared.output")) out.output = output.at(0);
+    out.input = own(buffer::kAttnInput);
+    if (full) out.whole_input = buffers.copies<Real>(buffer::shared(buffer::kAttnInput));
+    out.qk = kept(buffer::kAttnQk, Real{}, false);
+    out.qkv = kept(buffer::kAttnQkv, Real{}, full);
+    out.out = kept(buffer::kAttnOut, Real{}, core);
+    out.logsumexp = kept(buffer::kAttnLogsumexp, float{}, false);
+    out.attn_post = kept(buffer::kAttnPost, Real{}, false);
+    out.mlp_input = kept(buffer::kMlpInput, Real{}, full && dense);
+    out.mlp_post = kept(buffer::kMlpPost, Real{}, false);
+    out.pre = kept(buffer::kMlpPre, Real{}, full && dense);
+    out.probabilities = kept(buffer::kMoeProbabilities, float{}, false);
+    out.chosen = kept(buffer::kMoeChosen, int32_t{}, false);
+    out.weights = kept(buffer::kMoeWeights, float{}, false);
+    out.counts = kept(buffer::kMoeCounts, int32_t{}, false);
+    out.log_sums = kept(buffer::kMoeLogSums, float{}, false);
+    out.moe_pre = kept(buffer::kMoePre, Real{}, false);
+    out.shared_pre = kept(buffer::kMoeSharedPre, Real{}, false);
+    out.attn_dout = own(buffer::kAttnDout);
+    out.mlp_dout = own(buffer::kMlpDout);
+    out.mlp_dpre = own(buffer::kMlpDpre);
+    if (const Copies<Real> output = buffers.copies<Real>(buffer::shared(buffer::kOutput))) out.output = output.at(0);
     return out;
   }
 
@@ -457,14 +457,14 @@ class Model final : public StageModel {
     if (counts_choices_ && trains_) out.choices.resize(static_cast<size_t>(dims_.experts));
     const auto real = [&](const std::string& name, bool has) { return has ? buffers.get<Real>(name, slot) : nullptr; };
     if (stage.embedding) {
-      out.embedding = {.rows_RE = real("embed.rows", dims_.embed != dims_.width),
-                       .norm_input_RH = real("embed.input", model.embedding_norm)};
+      out.embedding = {.rows_RE = real(buffer::kEmbedRows, dims_.embed != dims_.width),
+                       .norm_input_RH = real(buffer::kEmbedInput, model.embedding_norm)};
     }
     if (stage.head) {
-      out.final_norm_input_RH = real("top_query.norm_input", model.top_query);
-      float* sums = buffers.get<float>("head.sums", slot);
-      out.head = {.input_RH = buffers.get<Real>("head.input", slot),
-                  .max_T = buffers.get<float>("head.max", slot),
+      out.final_norm_input_RH = real(buffer::kTopQueryNormInput, model.top_query);
+      float* sums = buffers.get<float>(buffer::kHeadSums, slot);
+      out.head = {.input_RH = buffers.get<Real>(buffer::kHeadInput, slot),
+                  .max_T = buffers.get<float>(buffer::kHeadMax, slot),
                   .sum_exp_T = sums,
                   .loss_T = sums + dims_.rows};
     }

@@ -8,6 +8,8 @@
 #include <tuple>
 #include <utility>
 
+#include "runtime/plan/buffer_names.h"
+
 namespace cairn {
 
 StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
@@ -118,73 +120,74 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
       shares_core |= mode != RecomputeMode::kNone;
       shares_layer |= full;
       const int64_t input = full && distributes_inputs(plan) ? stream / plan.mesh.tp() : stream;
-      add(prefix + "attn.input", input, compute, in_flight);  // the residual stream
-      add(prefix + "attn.qkv", d.rows * d.qkv, compute, whole);
-      if (qk > 0) add(prefix + "attn.qk", qk, compute, first);
-      add(prefix + "attn.out", core, compute, of_core);
-      if (mode == RecomputeMode::kNone) add(prefix + "attn.logsumexp", d.rows * d.heads, DType::kF32, in_flight);
-      if (has_post_norms(m.block)) add(prefix + "attn.post", stream, compute, in_flight);
-      if (!parallel) add(prefix + "mlp.input", stream, compute, dense ? whole : first);
+      add(prefix + buffer::kAttnInput, input, compute, in_flight);  // the residual stream
+      add(prefix + buffer::kAttnQkv, d.rows * d.qkv, compute, whole);
+      if (qk > 0) add(prefix + buffer::kAttnQk, qk, compute, first);
+      add(prefix + buffer::kAttnOut, core, compute, of_core);
+      if (mode == RecomputeMode::kNone) add(prefix + buffer::kAttnLogsumexp, d.rows * d.heads, DType::kF32, in_flight);
+      if (has_post_norms(m.block)) add(prefix + buffer::kAttnPost, stream, compute, in_flight);
+      if (!parallel) add(prefix + buffer::kMlpInput, stream, compute, dense ? whole : first);
       if (dense) {
-        add(prefix + "mlp.pre", d.rows * d.ffn_in, compute, whole);
+        add(prefix + buffer::kMlpPre, d.rows * d.ffn_in, compute, whole);
       } else {
-        add(prefix + "moe.probabilities", d.rows * d.experts, DType::kF32, first);
-        add(prefix + "moe.chosen", d.rows * d.choices, DType::kI32, first);
-        add(prefix + "moe.weights", d.rows * d.choices, DType::kF32, first);
-        if (m.moe.z_loss > 0) add(prefix + "moe.log_sums", d.rows, DType::kF32, first);
-        if (d.ep > 1) add(prefix + "moe.counts", d.ep * d.experts, DType::kI32, first);
-        if (d.shared_ffn > 0) add(prefix + "moe.shared_pre", d.rows * 2 * d.shared_ffn, compute, first);
-        add(prefix + "moe.pre", d.expert_rows * d.ffn_in, compute, first);
+        add(prefix + buffer::kMoeProbabilities, d.rows * d.experts, DType::kF32, first);
+        add(prefix + buffer::kMoeChosen, d.rows * d.choices, DType::kI32, first);
+        add(prefix + buffer::kMoeWeights, d.rows * d.choices, DType::kF32, first);
+        if (m.moe.z_loss > 0) add(prefix + buffer::kMoeLogSums, d.rows, DType::kF32, first);
+        if (d.ep > 1) add(prefix + buffer::kMoeCounts, d.ep * d.experts, DType::kI32, first);
+        if (d.shared_ffn > 0) add(prefix + buffer::kMoeSharedPre, d.rows * 2 * d.shared_ffn, compute, first);
+        add(prefix + buffer::kMoePre, d.expert_rows * d.ffn_in, compute, first);
       }
-      if (has_post_norms(m.block)) add(prefix + "mlp.post", stream, compute, in_flight);
-      add(prefix + "attn.dout", stream, compute, late);
+      if (has_post_norms(m.block)) add(prefix + buffer::kMlpPost, stream, compute, in_flight);
+      add(prefix + buffer::kAttnDout, stream, compute, late);
       if (dense) {
-        add(prefix + "mlp.dout", stream, compute, late);
-        add(prefix + "mlp.dpre", d.rows * d.ffn_in, compute, late);
+        add(prefix + buffer::kMlpDout, stream, compute, late);
+        add(prefix + buffer::kMlpDpre, d.rows * d.ffn_in, compute, late);
       }
     };
     for (int64_t layer = stage.first_layer; layer < stage.end_layer; ++layer) add_layer(layer, chunk.late);
     if (stage.embedding) {
-      if (d.embed != d.width) add("embed.rows", d.local_rows * d.embed, compute, in_flight);
-      if (m.embedding_norm) add("embed.input", stream, compute, in_flight);  // of its norm
+      if (d.embed != d.width) add(buffer::kEmbedRows, d.local_rows * d.embed, compute, in_flight);
+      if (m.embedding_norm) add(buffer::kEmbedInput, stream, compute, in_flight);  // of its norm
     }
     if (stage.head) {
       if (m.top_query) {
-        add("top_query.norm_input", stream, compute, in_flight);
+        add(buffer::kTopQueryNormInput, stream, compute, in_flight);
         add_layer(m.layers, 0);  // the head's backward is not split, and this is a part of it
       }
-      add("head.input", stream, compute, in_flight);
-      add("head.max", d.rows, DType::kF32, in_flight);
-      add("head.sums", 2 * d.rows, DType::kF32, in_flight);  // of exponentials; target logit, becomes the loss
+      add(buffer::kHeadInput, stream, compute, in_flight);
+      add(buffer::kHeadMax, d.rows, DType::kF32, in_flight);
+      add(buffer::kHeadSums, 2 * d.rows, DType::kF32, in_flight);  // of exponentials; target logit, becomes the loss
     }
   }
   if (shares_core) {
-    scratch("shared.attn.out", core, compute);
-    scratch("shared.attn.logsumexp", d.rows * d.heads, DType::kF32);
+    scratch(buffer::shared(buffer::kAttnOut), core, compute);
+    scratch(buffer::shared(buffer::kAttnLogsumexp), d.rows * d.heads, DType::kF32);
   }
   if (shares_layer) {
-    scratch("shared.attn.qkv", d.rows * d.qkv, compute);
-    if (qk > 0) scratch("shared.attn.qk", qk, compute);
-    if (!parallel) scratch("shared.mlp.input", stream, compute);
-    if (parallel || !dense) scratch("shared.output", stream, compute);
+    scratch(buffer::shared(buffer::kAttnQkv), d.rows * d.qkv, compute);
+    if (qk > 0) scratch(buffer::shared(buffer::kAttnQk), qk, compute);
+    if (!parallel) scratch(buffer::shared(buffer::kMlpInput), stream, compute);
+    if (parallel || !dense) scratch(buffer::shared(buffer::kOutput), stream, compute);
     if (dense) {
-      scratch("shared.mlp.pre", d.rows * d.ffn_in, compute);
+      scratch(buffer::shared(buffer::kMlpPre), d.rows * d.ffn_in, compute);
     } else {
-      scratch("shared.moe.probabilities", d.rows * d.experts, DType::kF32);
-      scratch("shared.moe.chosen", d.rows * d.choices, DType::kI32);
-      scratch("shared.moe.weights", d.rows * d.choices, DType::kF32);
-      if (m.moe.z_loss > 0) scratch("shared.moe.log_sums", d.rows, DType::kF32);
-      if (d.ep > 1) scratch("shared.moe.counts", d.ep * d.experts, DType::kI32);
-      if (d.shared_ffn > 0) scratch("shared.moe.shared_pre", d.rows * 2 * d.shared_ffn, compute);
-      scratch("shared.moe.pre", d.expert_rows * d.ffn_in, compute);
+      scratch(buffer::shared(buffer::kMoeProbabilities), d.rows * d.experts, DType::kF32);
+      scratch(buffer::shared(buffer::kMoeChosen), d.rows * d.choices, DType::kI32);
+      scratch(buffer::shared(buffer::kMoeWeights), d.rows * d.choices, DType::kF32);
+      if (m.moe.z_loss > 0) scratch(buffer::shared(buffer::kMoeLogSums), d.rows, DType::kF32);
+      if (d.ep > 1) scratch(buffer::shared(buffer::kMoeCounts), d.ep * d.experts, DType::kI32);
+      if (d.shared_ffn > 0) scratch(buffer::shared(buffer::kMoeSharedPre), d.rows * 2 * d.shared_ffn, compute);
+      scratch(buffer::shared(buffer::kMoePre), d.expert_rows * d.ffn_in, compute);
     }
-    if (distributes_inputs(plan)) scratch("shared.attn.input", stream, compute);
+    if (distributes_inputs(plan)) scratch(buffer::shared(buffer::kAttnInput), stream, compute);
   }
   const int64_t widest = std::max(d.width, d.embed);
-  scratch("scratch.rows", d.rows * widest, compute);     // input of column-cut projections: norm output, gathered
-  scratch("scratch.partial", d.rows * widest, compute);  // summed over tp: outputs of row cuts, gradients of the above
+  scratch(buffer::kScratchRows, d.rows * widest, compute);  // input of column-cut projections: norm output, gathered
+  scratch(buffer::kScratchPartial, d.rows * widest,
+          compute);  // summed over tp: outputs of row cuts, gradients of the above
   if (d.all_parts > 1 && plan.mesh.tp() > 1 && compute != DType::kF32) {
-    scratch("scratch.sums", d.rows * widest, DType::kF32);  // the same before it is rounded
+    scratch(buffer::kScratchSums, d.rows * widest, DType::kF32);  // the same before it is rounded
   }
   const bool column_bias = has_bias(m, BiasOf::kQkv) || has_bias(m, BiasOf::kMlp);
   if (d.row_trees()) {  // gradients of norms' weights and biases, of q's and k's; of biases
@@ -193,56 +196,56 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
       sums = std::max(sums, tree_sum_elems(d.held.parts, std::max(d.ffn_in, d.qkv)));
     }
     if (d.all_token_parts > 1 && m.head_bias && rank.head()) sums = std::max(sums, d.held.parts * d.vocab);
-    scratch("scratch.row_sums", sums, DType::kF32);
+    scratch(buffer::kScratchRowSums, sums, DType::kF32);
   }
-  scratch("scratch.dresidual", stream, compute);
-  if (is_parallel(m.block) || m.block == BlockKind::kSandwich) scratch("scratch.dbranch", stream, compute);
+  scratch(buffer::kScratchDresidual, stream, compute);
+  if (is_parallel(m.block) || m.block == BlockKind::kSandwich) scratch(buffer::kScratchDbranch, stream, compute);
   const int64_t ffn_rows = d.experts > 0 ? d.expert_rows : d.rows;
   // Between a column and a row cut.
-  scratch("scratch.hidden", std::max({ffn_rows * d.ffn, d.rows * d.heads * d.head_dim, d.rows * d.shared_ffn}),
+  scratch(buffer::kScratchHidden, std::max({ffn_rows * d.ffn, d.rows * d.heads * d.head_dim, d.rows * d.shared_ffn}),
           compute);
-  scratch("scratch.dhidden", std::max(ffn_rows * d.ffn_in, d.rows * d.qkv), compute);
+  scratch(buffer::kScratchDhidden, std::max(ffn_rows * d.ffn_in, d.rows * d.qkv), compute);
   if (d.experts > 0) {
-    scratch("moe.rows", d.expert_rows * d.width, compute);
-    scratch("moe.drows", d.expert_rows * d.width, compute);
-    scratch("moe.dhidden", d.expert_rows * d.ffn, compute);
-    scratch("moe.dlogits", d.rows * d.experts, compute);
-    scratch("moe.rows_of", d.rows * d.choices, DType::kI32);
-    scratch("moe.dweights", d.rows * d.choices, DType::kF32);
-    scratch("moe.balance", d.experts, DType::kF32);
-    if (m.moe.bias_rate > 0) scratch("moe.bias", d.experts, DType::kF32);
+    scratch(buffer::kMoeRows, d.expert_rows * d.width, compute);
+    scratch(buffer::kMoeDrows, d.expert_rows * d.width, compute);
+    scratch(buffer::kMoeDhidden, d.expert_rows * d.ffn, compute);
+    scratch(buffer::kMoeDlogits, d.rows * d.experts, compute);
+    scratch(buffer::kMoeRowsOf, d.rows * d.choices, DType::kI32);
+    scratch(buffer::kMoeDweights, d.rows * d.choices, DType::kF32);
+    scratch(buffer::kMoeBalance, d.experts, DType::kF32);
+    if (m.moe.bias_rate > 0) scratch(buffer::kMoeBias, d.experts, DType::kF32);
     if (d.shared_ffn > 0) {
-      scratch("moe.shared_dhidden", d.rows * d.shared_ffn, compute);
-      scratch("moe.shared_dpre", d.rows * 2 * d.shared_ffn, compute);
+      scratch(buffer::kMoeSharedDhidden, d.rows * d.shared_ffn, compute);
+      scratch(buffer::kMoeSharedDpre, d.rows * 2 * d.shared_ffn, compute);
     }
     if (d.ep > 1) {
-      scratch("moe.sent", d.rows * d.choices * d.width, compute);
-      scratch("moe.sent_numbers", d.rows * d.choices, DType::kF32);
-      scratch("moe.row_weights", d.expert_rows, DType::kF32);
-      scratch("moe.row_dots", d.expert_rows, DType::kF32);
+      scratch(buffer::kMoeSent, d.rows * d.choices * d.width, compute);
+      scratch(buffer::kMoeSentNumbers, d.rows * d.choices, DType::kF32);
+      scratch(buffer::kMoeRowWeights, d.expert_rows, DType::kF32);
+      scratch(buffer::kMoeRowDots, d.expert_rows, DType::kF32);
     }
   }
-  scratch("scratch.attention", attention_scratch_elems(d), DType::kF32);
+  scratch(buffer::kScratchAttention, attention_scratch_elems(d), DType::kF32);
   if (d.cp > 1) {
     const int64_t kv = d.cp * d.rows * 2 * d.kv_heads * d.head_dim;
-    scratch("cp.exchanged", kv, compute);
-    if (d.all_token_parts == 1) scratch("cp.kv", kv, compute);
-    scratch("cp.dkv", kv, d.all_token_parts == 1 ? compute : DType::kF32);
+    scratch(buffer::kCpExchanged, kv, compute);
+    if (d.all_token_parts == 1) scratch(buffer::kCpKv, kv, compute);
+    scratch(buffer::kCpDkv, kv, d.all_token_parts == 1 ? compute : DType::kF32);
   }
-  scratch("scratch.rstd", d.local_rows, DType::kF32);
-  if (m.norm == NormKind::kLayerNorm) scratch("scratch.mean", d.local_rows, DType::kF32);
+  scratch(buffer::kScratchRstd, d.local_rows, DType::kF32);
+  if (m.norm == NormKind::kLayerNorm) scratch(buffer::kScratchMean, d.local_rows, DType::kF32);
   if (column_bias) {
-    scratch("scratch.dbias", std::max(d.ffn_in, d.qkv), DType::kF32);
+    scratch(buffer::kScratchDbias, std::max(d.ffn_in, d.qkv), DType::kF32);
   }
-  if (m.positions == Positions::kRotary) scratch("rotary.table", d.positions * rotary_dims(m), DType::kF32);
-  if (m.positions == Positions::kAlibi) scratch("alibi.slopes", d.heads, DType::kF32);
+  if (m.positions == Positions::kRotary) scratch(buffer::kRotaryTable, d.positions * rotary_dims(m), DType::kF32);
+  if (m.positions == Positions::kAlibi) scratch(buffer::kAlibiSlopes, d.heads, DType::kF32);
   if (rank.head()) {
-    scratch("head.logits", d.logit_rows * d.vocab, compute);
-    if (plan.mesh.tp() > 1 || d.all_parts > 1) scratch("head.local_max", d.parts * d.rows, DType::kF32);
-    if (d.all_parts > 1) scratch("head.part_sums", d.parts * d.rows, DType::kF32);
-    scratch("head.scale", d.rows, DType::kF32);
+    scratch(buffer::kHeadLogits, d.logit_rows * d.vocab, compute);
+    if (plan.mesh.tp() > 1 || d.all_parts > 1) scratch(buffer::kHeadLocalMax, d.parts * d.rows, DType::kF32);
+    if (d.all_parts > 1) scratch(buffer::kHeadPartSums, d.parts * d.rows, DType::kF32);
+    scratch(buffer::kHeadScale, d.rows, DType::kF32);
     if (d.all_token_parts > 1 && d.logit_rows < d.rows) {  // gradients of the matrix, from a part of the rows each
-      scratch("head.weight_sums", tree_sum_elems(d.rows / d.logit_rows, d.vocab * d.embed), DType::kF32);
+      scratch(buffer::kHeadWeightSums, tree_sum_elems(d.rows / d.logit_rows, d.vocab * d.embed), DType::kF32);
     }
   }
   return out;
