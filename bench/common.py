@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import random
 import shutil
 import statistics
 import subprocess
@@ -103,3 +104,22 @@ def steps_of(run) -> list:
 def spread(values, digits: int = 3) -> str:
     """median (smallest to largest)"""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def interleaved(rounds: int, before: str, now: str, measure) -> tuple:
+    """What `measure` says of two programs, in pairs, the one that is first in turn: ([before ..], [now ..])."""
+    programs, taken = {"before": before, "now": now}, {"before": [], "now": []}
+    for pair in range(rounds):
+        for who in list(programs) if pair % 2 == 0 else list(programs)[::-1]:
+            taken[who].append(measure(programs[who]))
+        pair_of = ", ".join(f"{who} {values[-1]}" for who, values in taken.items())
+        print(f"  pair {pair + 1}: {pair_of}; load {load()}", flush=True)
+    return taken["before"], taken["now"]
+
+
+def ratio(before, now) -> str:
+    """The median of the ratios now / before of pairs, with the interval that 95 % of 10,000 resamplings fall into."""
+    ratios = [after / first for first, after in zip(before, now)]
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(10_000))
+    return f"{statistics.median(ratios):.4f}, 95 % within {medians[250]:.4f} to {medians[9749]:.4f}"

@@ -10,11 +10,11 @@ that 95 % of 10,000 resamplings of the pairs fall into.
 """
 import argparse
 import os
-import random
 import statistics
 import sys
 
-from common import ROOT, Scratch, add_cairn_option, load, machine, run_quietly, spread, steps_of, train_command
+from common import (ROOT, Scratch, add_cairn_option, interleaved, machine, ratio, run_quietly, spread, steps_of,
+                    train_command)
 
 GPT2 = {"layers": 12, "width": 768, "heads": 12, "vocab": 50257, "context": 512}
 TINY = {"layers": 2, "width": 64, "heads": 2, "vocab": 300, "context": 32}
@@ -45,16 +45,7 @@ def seconds(scratch: Scratch, program: str) -> float:
 print(machine())
 print(f"{shape}, batch 4, {args.threads} threads; {args.rounds} pairs of {args.steps} steps\n"
       f"before: {args.before}\nnow:    {args.cairn}", flush=True)
-programs = {"before": args.before, "now": args.cairn}
-taken = {who: [] for who in programs}
 with Scratch(args.scratch) as scratch:
-    for pair in range(args.rounds):
-        for who in list(programs) if pair % 2 == 0 else list(programs)[::-1]:
-            taken[who].append(seconds(scratch, programs[who]))
-        before, now = taken["before"][-1], taken["now"][-1]
-        print(f"  pair {pair + 1}: before {before:.3f} s, now {now:.3f} s, {now / before:.4f}; load {load()}", flush=True)
-ratios = [now / before for before, now in zip(taken["before"], taken["now"])]
-draw = random.Random(1)
-medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(10_000))
-print(f"before {spread(taken['before'])} s, now {spread(taken['now'])} s a step")
-print(f"now / before: {statistics.median(ratios):.4f}, 95 % within {medians[250]:.4f} to {medians[9749]:.4f}")
+    before, now = interleaved(args.rounds, args.before, args.cairn, lambda program: seconds(scratch, program))
+print(f"before {spread(before)} s, now {spread(now)} s a step")
+print(f"now / before: {ratio(before, now)}")
