@@ -13,6 +13,8 @@ namespace cairn {
 
 namespace {
 
+constexpr uint64_t kExiting = 4;  // PF_EXITING of the kernel's sched.h
+
 std::optional<ProcessStat> read_stat(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return std::nullopt;
@@ -25,6 +27,11 @@ std::optional<ProcessStat> read_stat(const std::string& path) {
   rest.remove_prefix(name_end + 2);
   ProcessStat out{.state = rest.front()};
   for (int field = 3; field < 22; ++field) {
+    if (field == 9) {
+      uint64_t flags = 0;
+      std::from_chars(rest.data(), rest.data() + rest.size(), flags);
+      out.exiting = (flags & kExiting) != 0;
+    }
     const size_t space = rest.find(' ');
     if (space == std::string_view::npos) return std::nullopt;
     rest.remove_prefix(space + 1);

@@ -8,8 +8,9 @@ namespace cairn {
 
 /// Of /proc/PID/stat.
 struct ProcessStat {
-  char state = '?';   // R, S, D, T (stopped), Z (ended, not yet waited for) ...
-  int64_t start = 0;  // field 22: clock ticks since the machine's start
+  char state = '?';      // R, S, D, T (stopped), Z (ended, not yet waited for) ...
+  int64_t start = 0;     // field 22: clock ticks since the machine's start
+  bool exiting = false;  // field 9, PF_EXITING: killed or done, it gives back its memory, then its files
   bool ended() const { return state == 'Z' || state == 'X'; }
 };
 /// nullopt: it is gone, or not ours to see.

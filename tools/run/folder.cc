@@ -10,10 +10,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <thread>
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
@@ -22,6 +24,7 @@
 #include "ckpt/retention/replace.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/core/process.h"
 #include "runtime/core/random.h"
 #include "runtime/json/json.h"
 #include "tools/run/text.h"
@@ -231,6 +234,27 @@ bool is_flocked(int fd) {
   return false;
 }
 
+/// Whether the holder is a process of this host that is gone or ends: what it holds is free in a moment. A killed
+/// process gives its memory back before it closes its files, and that of an agent is large; a child of it may be
+/// between fork and exec.
+bool is_ending(const RunHolder& holder) {
+  if (holder.host != ckpt::this_writer().host) return false;
+  const std::optional<ProcessStat> stat = process_stat(std::atoll(holder.pid.c_str()));
+  return !stat || stat->ended() || stat->exiting;
+}
+
+/// The lock of the run, once a holder that ends has let go. False: it is another's.
+Result<bool> take_lock(int fd, const fs::path& lock) {
+  constexpr int kMostTries = 1000;
+  for (int tries = 1;; ++tries) {
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
+    if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
+    const Result<std::string> line = read_text_file(lock);
+    if (tries == kMostTries || !line.ok() || !is_ending(holder_in(line.value()))) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
 }  // namespace
 
 std::string RunHolder::describe() const {
@@ -287,8 +311,8 @@ Status RunFolder::lock(bool takes_over) {
   const fs::path lock = path_ / "run.lock";
   lock_.reset(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!lock_) return os_error(errno, lock.string());
-  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
+  RT_TRY_SET(const bool mine, take_lock(lock_.get(), lock));
+  if (!mine) {
     if (!takes_over) return in_use(lock, "; one run folder, one run");
     takes_over_ = true;
   }

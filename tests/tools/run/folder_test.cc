@@ -1,0 +1,64 @@
+// Whose a run folder is.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "tests/support/ok.h"
+#include "tests/support/temp_dir.h"
+#include "tools/run/folder.h"
+
+using namespace cairn;
+using namespace cairn::tools;
+using cairn::testing::TempDir;
+namespace fs = std::filesystem;
+
+namespace {
+
+void nap_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+/// A process that holds the folder. A child of it has the lock's file too, and stays for `ms`; where it `ends` the
+/// process itself goes at once, and nobody waits for it yet.
+pid_t holder(const fs::path& run, bool ends, int64_t ms) {
+  const pid_t pid = ::fork();
+  if (pid != 0) {
+    while (!fs::exists(run / "held")) nap_ms(1);
+    return pid;
+  }
+  const Result<RunFolder> folder = RunFolder::open(run, "test");
+  if (!folder.ok()) ::_exit(1);
+  if (::fork() == 0) {
+    nap_ms(ms);
+    ::_exit(0);
+  }
+  fs::create_directory(run / "held");
+  if (!ends) nap_ms(ms);
+  ::_exit(0);
+}
+
+}  // namespace
+
+TEST_SUITE("run folder") {
+  TEST_CASE("whose holder ends is waited for, as a killed agent lets go only when its memory has gone") {
+    const TempDir dir;
+    const pid_t pid = holder(dir.path / "run", true, 300);
+    const Result<RunFolder> mine = RunFolder::open(dir.path / "run", "test");
+    CHECK_OK(mine);
+    ::waitpid(pid, nullptr, 0);
+  }
+
+  TEST_CASE("whose holder lives is refused at once") {
+    const TempDir dir;
+    const pid_t pid = holder(dir.path / "run", false, 1000);
+    const auto begin = std::chrono::steady_clock::now();
+    const Result<RunFolder> mine = RunFolder::open(dir.path / "run", "test");
+    REQUIRE(!mine.ok());
+    CHECK(mine.error().message.find("is in use by another cairn (pid " + std::to_string(pid)) != std::string::npos);
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(500));
+    ::waitpid(pid, nullptr, 0);
+  }
+}
