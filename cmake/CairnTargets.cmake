@@ -3,6 +3,9 @@
 #   ckpt/ does not swallow ckpt/format/. The edges are kept for the layering test.
 # cairn_program(NAME FOLDER DEPS ... LINK ...)
 #   The same for a folder that holds main().
+# cairn_module(NAME FOLDER DEPS ... LINK ...)
+#   The same for a folder that is loaded at run time, libNAME.so beside the programs. It has copies of the libraries of
+#   DEPS, of which nothing is seen from outside.
 # cairn_members(FOLDER OF PARENT LIST FILE MACRO NAME DEPS ...)
 #   A folder of equals, each one file, which join the library of PARENT. FILE, for PARENT to include in angle brackets,
 #   has a line NAME(stem) for each in alphabetical order: adding a file is all that adding a member takes, and as the list
@@ -83,6 +86,24 @@ function(cairn_program name folder)
     _cairn_target_name(${dep} dep_target)
     target_link_libraries(${name} PRIVATE ${dep_target})
   endforeach()
+endfunction()
+
+function(cairn_module name folder)
+  _cairn_return_if_left_out(${folder})
+  cmake_parse_arguments(ARG "" "" "DEPS;LINK" ${ARGN})
+  set_property(GLOBAL APPEND PROPERTY CAIRN_FOLDERS ${folder})
+  set_property(GLOBAL PROPERTY CAIRN_DEPS_${folder} "${ARG_DEPS}")
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${folder}/*.cc)
+  add_library(${name} MODULE ${sources})
+  target_link_libraries(${name} PRIVATE cairn_flags ${ARG_LINK})
+  foreach(dep ${ARG_DEPS})
+    _cairn_target_name(${dep} dep_target)
+    target_link_libraries(${name} PRIVATE ${dep_target})
+  endforeach()
+  target_link_options(${name} PRIVATE -Wl,--exclude-libs,ALL -Wl,-Bsymbolic)
+  set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR} CXX_VISIBILITY_PRESET hidden)
+  target_include_directories(${name} PRIVATE ${CMAKE_BINARY_DIR}/generated)
+  add_dependencies(${name} cairn_build_version)
 endfunction()
 
 function(cairn_members folder)

@@ -546,7 +546,7 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
   ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
   if (hosts) {
     RT_TRY(check_for_hosts(loaded.recipe, *hosts));
-    hosts->build = program_version();
+    RT_TRY_SET(hosts->build, program_and_module_version());
     hosts->recipe_hash = loaded.hash_hex;
     return run_on_hosts(loaded, run, world, args, hosts, saved_by, result);
   }

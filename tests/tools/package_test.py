@@ -75,7 +75,7 @@ class PackageTest(unittest.TestCase):
             for pid in processes:
                 libraries = mapped_libraries(pid)
                 ours = {path for path in libraries if path.startswith(f"{self.folder}/")}
-                self.assertEqual(ours, {str(path) for path in (self.folder / "lib").iterdir()})
+                self.assertEqual(ours, self.libraries_of(self.cairn))
                 theirs = {p for p in libraries - ours if not UCX_MODULE.search(p)}
                 self.assertEqual([p for p in theirs if not GLIBC.fullmatch(os.path.basename(p))], [])
                 self.assertTrue(theirs)  # glibc's
@@ -86,6 +86,47 @@ class PackageTest(unittest.TestCase):
                 agent.kill()
                 agent.wait()
         run(self.cairn, "ckpt", "verify", "run", cwd=work)
+
+    def libraries_of(self, file):
+        """Those of the folder that it is linked with."""
+        found = re.findall(r"=> (/.+) \(0x", run("ldd", file).stdout)
+        return {str(pathlib.Path(path).resolve()) for path in found if str(self.folder) in str(pathlib.Path(path).resolve())}
+
+    def test_the_folder_has_what_program_and_module_need_and_no_more(self):
+        module = self.folder / "lib/libcairn_gloo.so"
+        needed = self.libraries_of(self.cairn) | self.libraries_of(module) | {str(module)}
+        self.assertEqual(needed, {str(path) for path in (self.folder / "lib").iterdir()})
+        self.assertNotIn("libgloo", "".join(self.libraries_of(self.cairn)))
+        for file in (self.cairn, module):
+            found = re.findall(r"=> (/.+) \(0x", run("ldd", file).stdout)
+            theirs = [path for path in found if not path.startswith(f"{self.folder}/")]
+            self.assertEqual([p for p in theirs if not GLIBC.fullmatch(os.path.basename(p)) and not UCX_MODULE.search(p)], [])
+
+    def test_a_run_with_hosts_takes_the_module_of_the_folder(self):
+        work = self.scratch / "hosts"
+        (work / "data").mkdir(parents=True)
+        (work / "text").write_text("".join(p.read_text() for p in sorted((self.folder / "docs").glob("*.md"))))
+        run(self.cairn, "data", "tokenize", "text", "--out", "data/kjv_text_document", "--tokenizer", "bytes", cwd=work)
+        command = [self.cairn, "train", self.folder / "recipes/tiny.lua", "--nproc", "1", "--run", "run", "--threads", "1",
+                   "--set", "stop=T.steps(20)", "--set", "batch.micro=4", "--hosts", "127.0.1.1,127.0.1.2"]
+        with open(work / "out", "w") as out:
+            agents = [subprocess.Popen([*command, "--host-index", str(k)], cwd=work, env={"PATH": "/usr/bin:/bin"},
+                                       stdin=subprocess.DEVNULL, stdout=out, stderr=out) for k in range(2)]
+        try:
+            for agent in agents:
+                self.assertEqual(agent.wait(PATIENCE_S), 0, (work / "out").read_text())
+        finally:
+            for agent in agents:
+                agent.kill()
+                agent.wait()
+        module = self.folder / "lib/libcairn_gloo.so"
+        module.rename(self.scratch / "away")
+        try:
+            refused = run(*command, "--host-index", "0", cwd=work, code=2)
+            self.assertIn(f"need libcairn_gloo.so, which is neither {self.folder}/bin/libcairn_gloo.so nor {module}",
+                          refused.stdout + refused.stderr)
+        finally:
+            (self.scratch / "away").rename(module)
 
     def test_no_library_of_glibc_is_in_the_folder(self):
         self.assertEqual([p.name for p in (self.folder / "lib").iterdir() if GLIBC.fullmatch(p.name)], [])
@@ -110,7 +151,7 @@ class PackageTest(unittest.TestCase):
 
     def test_each_library_has_its_licence_and_those_that_this_names(self):
         told = dict(re.findall(r"(?m)^  (\S+): (\S+) \S+, source \S+ \S+$", (self.folder / "PACKAGE").read_text()))
-        self.assertEqual(set(told), {p.name for p in (self.folder / "lib").iterdir()})
+        self.assertEqual(set(told), {p.name for p in (self.folder / "lib").iterdir()} - {"libcairn_gloo.so"})
         licences = self.folder / "licenses"
         for package in {*told.values(), "nlohmann-json3-dev", "libcli11-dev"}:
             text = (licences / package).read_text(errors="replace")

@@ -1,4 +1,4 @@
-#include "runtime/comm/gloo_engine.h"
+#include "runtime/gloo/engine.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -869,13 +869,8 @@ Status check_address(const std::string& address) {
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> make_gloo_engine(const GlooConfig& config) {
-  RT_TRY_SET(auto engine, make_linked_gloo_engine(config, nullptr));
-  return std::unique_ptr<Engine>(std::move(engine));
-}
-
-Result<std::unique_ptr<LinkedEngine>> make_linked_gloo_engine(const GlooConfig& config,
-                                                              const std::shared_ptr<LinkedEngine>& other) {
+Result<std::unique_ptr<LinkedEngine>> make_engine(const GlooConfig& config,
+                                                  const std::shared_ptr<LinkedEngine>& other) {
   if (config.world_size < 1 || config.rank < 0 || config.rank >= config.world_size) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("rank must be 0 to {}, got {}", config.world_size - 1, config.rank)};
