@@ -55,12 +55,12 @@ std::string text(Mask value) {
 }
 
 std::string text(const RopeConfig& rope) {
-  constexpr std::string_view kScalings[] = {"none", "linear", "dynamic", "yarn", "llama3"};
-  return fmt::format("{{{} channels, {} pairs, scaling {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}}}", rope.dims,
+  constexpr std::string_view kScalings[] = {"none", "linear", "dynamic", "yarn", "llama3", "longrope"};
+  return fmt::format("{{{} channels, {} pairs, scaling {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}}}", rope.dims,
                      rope.pairs == RotaryPairs::kHalf ? "half" : "interleaved",
                      kScalings[static_cast<int>(rope.scaling)], rope.factor, rope.original_context,
                      rope.low_freq_factor, rope.high_freq_factor, rope.beta_fast, rope.beta_slow, rope.attention_factor,
-                     rope.mscale, rope.mscale_all_dim, rope.truncate);
+                     rope.mscale, rope.mscale_all_dim, rope.truncate, rope.short_factor, rope.long_factor);
 }
 
 /// Without what says how experts are trained: the losses that balance them.
@@ -137,6 +137,10 @@ RopeConfig canonical_rope(const ModelConfig& m) {
   if (rope.scaling == RopeScaling::kLlama3) {
     out.low_freq_factor = rope.low_freq_factor;
     out.high_freq_factor = rope.high_freq_factor;
+  } else if (rope.scaling == RopeScaling::kLongRope) {
+    out.attention_factor = rope.attention_factor;
+    out.short_factor = rope.short_factor;
+    out.long_factor = rope.long_factor;
   } else if (rope.scaling == RopeScaling::kYarn) {
     out.beta_fast = rope.beta_fast;
     out.beta_slow = rope.beta_slow;

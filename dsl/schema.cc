@@ -34,7 +34,7 @@ const Block& rope_block() {
               .silently()
               .says("which channels turn together",
                     "half: (i, i + dims/2), GPT-NeoX and Llama; interleaved: (2i, 2i+1), GPT-J and GLM."),
-          chosen("scaling", &RopeConfig::scaling, {"none", "linear", "dynamic", "yarn", "llama3"})
+          chosen("scaling", &RopeConfig::scaling, {"none", "linear", "dynamic", "yarn", "llama3", "longrope"})
               .otherwise("none")
               .silently()
               .says("how the angles are changed for a longer context"),
@@ -42,12 +42,12 @@ const Block& rope_block() {
               .at_least(1)
               .otherwise(1.0)
               .silently()
-              .says("how much longer; read by every scaling"),
+              .says("how much longer; read by every scaling", "longrope: for the factor of cosines and sines alone."),
           bound("original_context", &RopeConfig::original_context)
               .range(0, 1 << 24)
               .otherwise(0)
               .silently()
-              .says("tokens of the context before; 0: model.context", "Read by dynamic, yarn and llama3."),
+              .says("tokens of the context before; 0: model.context", "Read by dynamic, yarn, llama3 and longrope."),
           bound("low_freq_factor", &RopeConfig::low_freq_factor)
               .above(0)
               .otherwise(1.0)
@@ -72,7 +72,9 @@ const Block& rope_block() {
               .at_least(0)
               .otherwise(0.0)
               .silently()
-              .says("yarn: factor of cosines and sines", "0: 0.1 ln(factor) + 1, or from mscale and mscale_all_dim."),
+              .says("yarn, longrope: factor of cosines and sines",
+                    "0: yarn has 0.1 ln(factor) + 1, or what mscale and mscale_all_dim give; longrope has "
+                    "sqrt(1 + ln(factor) / ln(original_context))."),
           bound("mscale", &RopeConfig::mscale)
               .at_least(0)
               .otherwise(0.0)
@@ -87,6 +89,16 @@ const Block& rope_block() {
               .otherwise(true)
               .silently()
               .says("yarn: the ends of the ramp are whole dimensions"),
+          bound("short_factor", &RopeConfig::short_factor)
+              .above(0)
+              .otherwise(Json::array())
+              .silently()
+              .says("longrope: divides the frequency of each pair of channels, in samples within original_context"),
+          bound("long_factor", &RopeConfig::long_factor)
+              .above(0)
+              .otherwise(Json::array())
+              .silently()
+              .says("longrope: the same, in samples that are longer"),
       }};
   return out;
 }

@@ -30,7 +30,7 @@ enum class BlockKind { kPreNorm, kPostNorm, kDeepNorm, kParallel, kParallelShare
 enum class QkNorm { kNone, kHead };
 enum class Mask { kCausal, kBidirectional, kPrefix };
 enum class RotaryPairs { kHalf, kInterleaved };
-enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3 };
+enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3, kLongRope };
 enum class Precision { kF32, kBf16, kF16 };
 enum class PipelineKind { kGpipe, k1F1B, kInterleaved, kZbH1, kZbV };
 enum class RecomputeMode { kNone, kSelective, kFull };
@@ -54,12 +54,15 @@ struct RopeConfig {
   RotaryPairs pairs = RotaryPairs::kHalf;  // (x_i, x_{i + dims/2}), or (x_2i, x_{2i+1})
   RopeScaling scaling = RopeScaling::kNone;
   double factor = 1.0;                               // all scalings
-  int64_t original_context = 0;                      // dynamic, yarn, llama3: trained on; 0: model.context
+  int64_t original_context = 0;                      // all but linear: trained on; 0: model.context
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
   double beta_fast = 32, beta_slow = 1;              // yarn
-  double attention_factor = 0;                       // yarn: of cos and sin; 0: from the factor (and both mscales)
+  double attention_factor = 0;                       // yarn, longrope: of cos and sin; 0: from the factor (and mscales)
   double mscale = 0, mscale_all_dim = 0;             // yarn; 0: not given
   bool truncate = true;                              // yarn: ramp bounds are rounded to whole dimensions
+  // longrope: what each pair's frequency is divided by, where a text stays within original_context and where it does
+  // not
+  std::vector<double> short_factor, long_factor;
   bool operator==(const RopeConfig&) const = default;
 };
 

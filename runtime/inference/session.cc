@@ -78,12 +78,21 @@ void Session::weights_ready() {
   master_ = Buffer();
 }
 
-Result<nn::StageModel*> Session::pass(int64_t samples, int64_t pass_tokens) {
-  std::unique_ptr<Pass>& found = passes_[{samples, pass_tokens}];
+int64_t Session::positions_for(int64_t tokens) const {
+  const ModelConfig& model = plan_.recipe.model;
+  const int64_t original = model.rope.original_context;
+  const bool within = model.positions == Positions::kRotary && model.rope.scaling == RopeScaling::kLongRope &&
+                      original > 0 && tokens <= original;
+  return within ? std::min(original, model.context) : model.context;
+}
+
+Result<nn::StageModel*> Session::pass(int64_t samples, int64_t pass_tokens, int64_t positions) {
+  std::unique_ptr<Pass>& found = passes_[{samples, pass_tokens, positions}];
   if (found != nullptr) return found->model.get();
   auto made = std::make_unique<Pass>(Pass{.plan = plan_});
   made->plan.recipe.batch.micro = made->plan.recipe.batch.samples = samples;
   made->plan.pass_tokens = pass_tokens;
+  made->plan.recipe.model.context = positions;
   made->rank = made->plan.rank(0);
   // Memory of its own: a model keeps tables in it that it writes once.
   RT_TRY_SET(made->activations, Buffer::allocate({DeviceKind::kCpu, 0}, stage_buffers_bytes(made->plan, made->rank)));
@@ -120,11 +129,11 @@ Status Session::check_shape(std::span<const int32_t> tokens, const PromptShape& 
 }
 
 Status Session::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets, const PromptShape& shape) {
-  const int64_t context = plan_.recipe.model.context;
-  RT_TRY(check_tokens(tokens, context));
+  RT_TRY(check_tokens(tokens, plan_.recipe.model.context));
   RT_TRY(check_shape(tokens, shape));
-  const int64_t rows = std::min(context, (std::ssize(tokens) + kTextRows - 1) / kTextRows * kTextRows);
-  RT_TRY_SET(text_pass_, pass(1, rows));
+  const int64_t positions = positions_for(std::ssize(tokens));
+  const int64_t rows = std::min(positions, (std::ssize(tokens) + kTextRows - 1) / kTextRows * kTextRows);
+  RT_TRY_SET(text_pass_, pass(1, rows, positions));
   // Behind a prefix attention is causal: what stands right of the tokens does not reach them.
   tokens_.assign(rows, 0);
   targets_.assign(rows, 0);
@@ -185,7 +194,7 @@ Status Session::feed(int64_t sequence, std::span<const int32_t> tokens) {
     ids[r] = tokens[r];
     places[r] = static_cast<int32_t>(lengths_[sequence] + r);
   }
-  RT_TRY_SET(nn::StageModel* const model, pass(1, rows));
+  RT_TRY_SET(nn::StageModel* const model, pass(1, rows, positions_for(cache_.capacity)));
   RT_TRY(model->forward_cached(ids.data(), {.cache = &cache_,
                                             .sequence = sequences,
                                             .place = places,
@@ -205,7 +214,7 @@ Status Session::feed_shaped(int64_t sequence, std::span<const int32_t> tokens, c
       ends(rows, static_cast<int32_t>(shape.prefix)), positions = shaped_positions(rows, shape);
   std::copy(tokens.begin(), tokens.end(), ids.begin());
   std::iota(places.begin(), places.begin() + count, 0);
-  RT_TRY_SET(nn::StageModel* const model, pass(1, rows));
+  RT_TRY_SET(nn::StageModel* const model, pass(1, rows, positions_for(cache_.capacity)));
   RT_TRY(model->forward_cached(ids.data(), {.cache = &cache_,
                                             .sequence = sequences,
                                             .place = places,
@@ -244,7 +253,7 @@ Result<std::span<const float>> Session::next(std::span<const int32_t> tokens) {
     places[r] = static_cast<int32_t>(lengths_[r]++);
     positions[r] = gaps_[r] >= 0 ? static_cast<int32_t>(gaps_[r]) : places[r];
   }
-  RT_TRY_SET(nn::StageModel* const model, pass(rows, 1));
+  RT_TRY_SET(nn::StageModel* const model, pass(rows, 1, positions_for(cache_.capacity)));
   RT_TRY(model->forward_cached(ids.data(), {.cache = &cache_,
                                             .sequence = sequences,
                                             .place = places,

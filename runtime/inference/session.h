@@ -5,6 +5,7 @@
 // Two ways through the same blocks (runtime/nn): logits() and token_losses() compute all positions of a text at once;
 // start() and next() keep keys and values, so that a token costs one row. Both give the same logits up to rounding.
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -52,7 +53,8 @@ class Session {
   Result<std::vector<float>> token_losses(std::span<const int32_t> tokens);
 
   /// Makes room for the keys and values of `sequences` texts of up to `capacity` <= context tokens. What was there is
-  /// gone. Errors: kInvalidInput, kNoSpace.
+  /// gone. With longrope the capacity decides which of the two lists of factors all these texts have: turned keys stay
+  /// as they are. Errors: kInvalidInput, kNoSpace.
   Status make_cache(int64_t sequences, int64_t capacity);
 
   /// Sequence `sequence` begins anew with `tokens`, 1 <= n <= capacity. Returns the logits [vocab] of the last one;
@@ -77,7 +79,10 @@ class Session {
     std::unique_ptr<nn::StageModel> model;
   };
   Session(Plan plan, RankPlan rank) : plan_(std::move(plan)), rank_(std::move(rank)) {}
-  Result<nn::StageModel*> pass(int64_t samples, int64_t pass_tokens);
+  /// The positions that passes over texts of up to `tokens` tokens are laid out for: the context; with longrope, whose
+  /// angles depend on how far a text reaches, the original context for texts within it.
+  int64_t positions_for(int64_t tokens) const;
+  Result<nn::StageModel*> pass(int64_t samples, int64_t pass_tokens, int64_t positions);
   Status check_tokens(std::span<const int32_t> tokens, int64_t most) const;
   Status check_shape(std::span<const int32_t> tokens, const PromptShape& shape) const;
   Status forward(std::span<const int32_t> tokens, std::span<const int32_t> targets, const PromptShape& shape);
@@ -89,8 +94,8 @@ class Session {
   Buffer weights_, master_, keys_, values_;
   std::unique_ptr<comm::Engine> engine_;
   std::unique_ptr<comm::Comm> tp_;
-  nn::StageModel* text_pass_ = nullptr;                                  // of the latest forward()
-  std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Pass>> passes_;  // by samples and tokens of each
+  nn::StageModel* text_pass_ = nullptr;                             // of the latest forward()
+  std::map<std::array<int64_t, 3>, std::unique_ptr<Pass>> passes_;  // by samples, tokens of each, and positions
   nn::KvCache cache_;
   std::vector<int64_t> lengths_;  // tokens of each sequence in the cache
   std::vector<int64_t> gaps_;     // PromptShape::gap of each

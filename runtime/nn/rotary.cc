@@ -50,6 +50,11 @@ double yarn_factor(const RopeConfig& rope) {
   return yarn_mscale(rope.factor, 1);
 }
 
+double longrope_factor(const RopeConfig& rope, double original) {
+  if (rope.attention_factor > 0) return rope.attention_factor;
+  return rope.factor <= 1 ? 1 : std::sqrt(1 + std::log(rope.factor) / std::log(original));
+}
+
 }  // namespace
 
 RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens) {
@@ -71,6 +76,10 @@ RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens) {
   if (rope.scaling == RopeScaling::kYarn) {
     scale_yarn(rope, base, dims, original, out.frequencies);
     out.factor = yarn_factor(rope);
+  } else if (rope.scaling == RopeScaling::kLongRope) {
+    const std::vector<double>& divisors = static_cast<double>(tokens) > original ? rope.long_factor : rope.short_factor;
+    for (size_t i = 0; i < out.frequencies.size(); ++i) out.frequencies[i] /= divisors[i];
+    out.factor = longrope_factor(rope, original);
   }
   return out;
 }

@@ -12,8 +12,9 @@ struct RotaryAngles {
   double factor = 1;                // of cosines and sines
 };
 
-/// For samples of `tokens` tokens: the dynamic scaling alone depends on them.
-/// Source: transformers, modeling_rope_utils.py; yarn: Peng et al. 2023, llama3: Meta's Llama 3.1 code.
+/// For samples of `tokens` tokens: the dynamic scaling and longrope depend on them.
+/// Source: transformers, modeling_rope_utils.py; yarn: Peng et al. 2023, llama3: Meta's Llama 3.1 code, longrope: Ding
+/// et al. 2024 as Phi-3 has it.
 RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens);
 
 }  // namespace cairn::nn

@@ -55,6 +55,21 @@ class Check {
       found("model.rope.beta_slow",
             fmt::format("= {} must be less than beta_fast = {}", rope.beta_slow, rope.beta_fast));
     }
+    if (rope.scaling == RopeScaling::kLongRope) longrope(dims / 2);
+  }
+
+  void longrope(int64_t pairs) {
+    for (const auto& [name, list] :
+         {std::pair("short_factor", &m_.rope.short_factor), {"long_factor", &m_.rope.long_factor}}) {
+      if (std::ssize(*list) != pairs) {
+        found(fmt::format("model.rope.{}", name),
+              fmt::format("has {} numbers, and {} pairs of channels turn: longrope needs one for each", list->size(),
+                          pairs));
+      }
+    }
+    if ((m_.rope.original_context > 0 ? m_.rope.original_context : m_.context) < 2) {
+      found("model.rope.original_context", "must be at least 2 with longrope, whose factor divides by its logarithm");
+    }
   }
 
   void windows() {

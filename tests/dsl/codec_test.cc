@@ -40,7 +40,9 @@ Recipe everything_changed() {
                       .attention_factor = 8,
                       .mscale = 9,
                       .mscale_all_dim = 10,
-                      .truncate = false},
+                      .truncate = false,
+                      .short_factor = {11},
+                      .long_factor = {12, 13}},
              .embed_dim = 11,
              .embedding_norm = true,
              .block = BlockKind::kDeepNorm,
@@ -156,10 +158,10 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 202);
+    CHECK(changed.size() == 205);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
-    CHECK(sizeof(ModelConfig) == 456);
-    CHECK(sizeof(RopeConfig) == 96);
+    CHECK(sizeof(ModelConfig) == 504);
+    CHECK(sizeof(RopeConfig) == 144);
     CHECK(sizeof(MoeConfig) == 96);
     CHECK(sizeof(DataSource) == 176);
     CHECK(sizeof(OptimizerConfig) == 232);

@@ -180,6 +180,43 @@ TEST_SUITE("runtime/inference/cache") {
     }
   }
 
+  TEST_CASE("longrope: a text has the factors of its own length, a cache those of its capacity") {
+    Recipe recipe = recipe_of(true);
+    recipe.model.rope = {.scaling = RopeScaling::kLongRope,
+                         .factor = 3,
+                         .original_context = 32,
+                         .short_factor = {1, 1.25, 1.5, 2},
+                         .long_factor = {1.5, 3, 6, 12}};
+    const std::unique_ptr<Session> session = session_of(recipe);
+    recipe.model.rope.short_factor = recipe.model.rope.long_factor;
+    const std::unique_ptr<Session> always_long = session_of(recipe);
+    recipe.model.rope.short_factor = {1, 1.25, 1.5, 2};
+    recipe.model.rope.long_factor = recipe.model.rope.short_factor;
+    const std::unique_ptr<Session> always_short = session_of(recipe);
+    const std::vector<int32_t> text = random_tokens(40, 3);
+    for (const size_t n : {1, 31, 32, 33, 40}) {  // none of them a multiple of the rows of a pass
+      CAPTURE(n);
+      Session& wanted = n <= 32 ? *always_short : *always_long;
+      Session& other = n <= 32 ? *always_long : *always_short;
+      const std::vector<float> logits = copy(session->logits(std::span(text).first(n)));
+      CHECK(logits == copy(wanted.logits(std::span(text).first(n))));
+      CHECK((n == 1 || largest_difference(logits, copy(other.logits(std::span(text).first(n)))) > 1e-2));
+    }
+    for (const int64_t capacity : {32, 33}) {
+      CAPTURE(capacity);
+      Session& wanted = capacity <= 32 ? *always_short : *always_long;
+      REQUIRE(session->make_cache(1, capacity).ok());
+      std::vector<float> cached = copy(session->start(0, std::span(text).first(5)));
+      for (size_t n = 5;; ++n) {
+        CAPTURE(n);
+        const std::vector<float> whole = copy(wanted.logits(std::span(text).first(n)));
+        CHECK(largest_difference(cached, std::span(whole).last(61)) <= 2e-5);
+        if (n == 32) break;
+        cached = copy(session->next(std::vector<int32_t>{text[n]}));
+      }
+    }
+  }
+
   TEST_CASE("a prompt that sees itself, with a gap or without, computes the same with the cache") {
     for (const bool llama : {false, true}) {
       Recipe recipe = recipe_of(llama);

@@ -59,6 +59,31 @@ TEST_SUITE("runtime/nn/rotary") {
     }
   }
 
+  TEST_CASE("longrope: the short factors within the original context, the long ones for all positions beyond it") {
+    const RopeConfig rope{.dims = 4,
+                          .scaling = RopeScaling::kLongRope,
+                          .factor = 32,
+                          .original_context = 4096,
+                          .short_factor = {1, 1.5},
+                          .long_factor = {2, 40}};
+    const auto plain = rotary_angles(model({.dims = 4}, 10000, 8, 131072), 4096);
+    const auto within = rotary_angles(model(rope, 10000, 8, 131072), 4096);
+    const auto beyond = rotary_angles(model(rope, 10000, 8, 131072), 4097);
+    for (size_t i = 0; i < 2; ++i) {
+      CHECK(within.frequencies[i] == plain.frequencies[i] / rope.short_factor[i]);
+      CHECK(beyond.frequencies[i] == plain.frequencies[i] / rope.long_factor[i]);
+    }
+    // Phi-3's published factor of 128k, on either side.
+    CHECK(within.factor == doctest::Approx(1.1902380714238083));
+    CHECK(beyond.factor == within.factor);
+    RopeConfig given = rope;
+    given.attention_factor = 1.5;
+    CHECK(rotary_angles(model(given, 10000, 8, 131072), 10).factor == 1.5);
+    given = rope;
+    given.factor = 1;
+    CHECK(rotary_angles(model(given, 10000, 8, 4096), 10).factor == 1);
+  }
+
   TEST_CASE("yarn keeps fast dimensions, divides slow ones, and scales cosines") {
     const RopeConfig rope{.dims = 32, .scaling = RopeScaling::kYarn, .factor = 8, .original_context = 256};
     const auto plain = rotary_angles(model({.dims = 32}, 10000, 64, 2048), 2048);

@@ -168,6 +168,14 @@ TEST_SUITE("runtime/plan/model") {
     CHECK(fields_of(m) == Fields{"model.rope.low_freq_factor"});
     m.rope = {.scaling = RopeScaling::kYarn, .beta_fast = 1, .beta_slow = 1};
     CHECK(fields_of(m) == Fields{"model.rope.beta_slow"});
+    m.rope = {.dims = 4, .scaling = RopeScaling::kLongRope, .original_context = 1, .short_factor = {1, 2, 3}};
+    CHECK(fields_of(m) == Fields{"model.rope.short_factor", "model.rope.long_factor", "model.rope.original_context"});
+    m.rope = {.dims = 4,
+              .scaling = RopeScaling::kLongRope,
+              .original_context = 2,
+              .short_factor = {1, 2},
+              .long_factor = {3, 4}};
+    CHECK(fields_of(m).empty());
     m = small();
     m.moe = {.experts = 2, .top_k = 3};
     CHECK(fields_of(m) == Fields{"model.moe.top_k", "model.activation", "model.mlp_bias"});
