@@ -1,6 +1,7 @@
 #include "converters/family.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -10,6 +11,7 @@
 
 #include "converters/config_keys.h"
 #include "converters/family_table.h"
+#include "converters/mechanisms.h"
 #include "converters/model_compare.h"
 #include "converters/weights_folder.h"
 #include "runtime/plan/model_check.h"
@@ -258,8 +260,14 @@ Result<ModelConfig> model_from_config(const json& config, std::vector<std::strin
   if (!config.contains("model_type") || !config["model_type"].is_string()) {
     return invalid("\"model_type\" is missing or no string: it selects the family");
   }
-  RT_TRY_SET(const Family family, find_family(config["model_type"].get<std::string>()));
-  return read_config(family, config, notes);
+  Result<Family> family = find_family(config["model_type"].get<std::string>());
+  if (!family.ok()) {
+    const std::vector<std::string> missing = missing_mechanisms(config);
+    if (missing.empty()) return std::move(family).error();
+    return unsupported(fmt::format("it needs {}, which this build does not compute; {}", fmt::join(missing, ", "),
+                                   family.error().message));
+  }
+  return read_config(family.value(), config, notes);
 }
 
 nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig& model, DType weights,

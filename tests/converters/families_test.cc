@@ -408,6 +408,43 @@ TEST_SUITE("converters/families") {
     }
   }
 
+  TEST_CASE("a decoder of another kind is refused with what it needs, by the keys that show it") {
+    using Config = nlohmann::json;
+    for (const auto& [type, keys, says] :
+         {std::tuple("mamba2", Config{{"state_size", 128}}, "it needs state-space layers (state_size = 128), which"),
+          {"jamba", Config{{"mamba_d_state", 16}, {"expert_layer_period", 2}},
+           "state-space layers (mamba_d_state = 16), layers without experts among those with (expert_layer_period = "
+           "2)"},
+          {"qwen3_next",
+           Config{{"linear_num_value_heads", 32}, {"decoder_sparse_step", 1}, {"mlp_only_layers", Config::array()}},
+           "it needs linear attention (linear_num_value_heads = 32), which"},
+          {"lfm2", Config{{"layer_types", {"conv", "full_attention"}}},
+           "short convolutions between tokens (layer_types has \"conv\")"},
+          {"deepseek_v32", Config{{"kv_lora_rank", 512}, {"index_topk", 2048}},
+           "latent attention (MLA) (kv_lora_rank = 512), attention to keys that an indexer picks (index_topk = 2048)"},
+          {"gemma3", Config{{"vision_config", {{"depth", 3}}}, {"text_config", {{"attn_logit_softcapping", 50.0}}}},
+           "pictures or sound as input (vision_config = ...), norm weights that count from 1, a factor of the "
+           "embedding, "
+           "caps of scores (attn_logit_softcapping = 50.0), which"},
+          {"cohere2", Config{{"model_type", "cohere2"}}, "it needs LayerNorm without bias, layers without rotary"},
+          {"ministral3", Config{{"rope_parameters", {{"llama_4_scaling_beta", 0.1}}}},
+           "a temperature of attention by position (llama_4_scaling_beta = 0.1)"},
+          {"t5", Config{{"is_encoder_decoder", true}}, "it needs an encoder (is_encoder_decoder = true), which"}}) {
+      CAPTURE(type);
+      Config config = keys;
+      config["model_type"] = type;
+      const auto refused = model_from_config(config);
+      REQUIRE_FALSE(refused.ok());
+      CHECK(refused.error().code == ErrorCode::kUnsupported);
+      CHECK_MESSAGE(refused.error().message.find(says) != std::string::npos, refused.error().message);
+      CHECK(refused.error().message.find(fmt::format("model_type \"{}\" is not known; known: ", type)) !=
+            std::string::npos);
+    }
+    const auto nothing = model_from_config({{"model_type", "sort_of_llama"}, {"attn_logit_softcapping", nullptr}});
+    REQUIRE_FALSE(nothing.ok());
+    CHECK(nothing.error().message.starts_with("model_type \"sort_of_llama\" is not known"));
+  }
+
   TEST_CASE("16.0 is 16, null is the default, and two names of one number must agree") {
     const auto model = model_from_config({{"model_type", "llama"},
                                           {"hidden_size", 64.0},

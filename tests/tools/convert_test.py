@@ -121,6 +121,16 @@ class ConvertTest(ProgramTest):
         self.assertIn("it does not convert", done.stdout)
         self.assertIn(problem["message"], done.stdout)
 
+    def test_check_of_another_decoder_names_what_it_needs(self):
+        os.mkdir(self.path("mamba"))
+        with open(self.path("mamba/config.json"), "w") as f:
+            json.dump({"model_type": "mamba2", "state_size": 128, "expand": 2}, f)
+        needs = "config.json: it needs state-space layers (state_size = 128), which this build does not compute; "
+        done = self.cairn("convert", "--check", "mamba", code=2)
+        self.assertIn(needs + 'model_type "mamba2" is not known; known: ', done.stderr)
+        self.assertIn(needs, self.cairn_json("convert", "--check", "mamba", code=2)["error"]["message"])
+        self.assertEqual(os.listdir(self.folder.name), ["mamba"])
+
     def kill_when(self, command, seen):
         """Starts the program and kills it as soon as `seen()`; whether it was killed before its end."""
         with subprocess.Popen([self.program, *command], cwd=self.folder.name, stdout=subprocess.DEVNULL) as child:

@@ -1,0 +1,181 @@
+#include "converters/mechanisms.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+
+namespace cairn::convert {
+namespace {
+
+using nlohmann::json;
+
+/// What a value must be for the key to show the mechanism; null and an absent key never do.
+enum class Shows {
+  kAny,
+  kTrue,
+  kAboveZero,  // a number above 0, or a list that is not empty
+  kAboveOne,
+  kNotOne,  // a factor
+  kZeros,   // a list with a 0
+};
+struct KeyOf {
+  std::string_view mechanism;
+  Shows shows;
+  std::vector<std::string_view> keys;
+};
+
+// Source: the configuration classes of transformers 4.57 and 5.24.
+const std::vector<KeyOf>& keys_of() {
+  static const std::vector<KeyOf> kKeys = {
+      {"state-space layers",
+       Shows::kAny,
+       {"state_size", "ssm_state_size", "mamba_d_state", "mamba_d_ssm", "ssm_cfg", "time_step_rank"}},
+      {"linear attention",
+       Shows::kAny,
+       {"linear_num_value_heads", "linear_num_heads", "linear_attn_config", "linear_attn_alpha_factor",
+        "attention_hidden_size", "attn_type_list"}},
+      {"recurrent layers", Shows::kAny, {"lru_width", "qk_dim_factor"}},
+      {"short convolutions between tokens", Shows::kAny, {"conv_L_cache"}},
+      {"latent attention (MLA)", Shows::kAboveZero, {"kv_lora_rank"}},
+      {"attention to keys that an indexer picks", Shows::kAny, {"index_topk"}},
+      {"compressed keys and values", Shows::kAny, {"compress_rates"}},
+      {"several residual streams", Shows::kAboveOne, {"hc_mult"}},
+      {"caps of scores", Shows::kAboveZero, {"attn_logit_softcapping"}},
+      {"caps of logits", Shows::kAboveZero, {"final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"}},
+      {"a factor of the embedding", Shows::kNotOne, {"embedding_multiplier", "scale_emb"}},
+      {"a factor of each branch", Shows::kNotOne, {"residual_multiplier", "scale_depth"}},
+      {"clipped queries, keys and values", Shows::kAboveZero, {"clip_qkv"}},
+      {"layers without rotary positions", Shows::kZeros, {"no_rope_layers"}},
+      {"layers without rotary positions", Shows::kAboveZero, {"no_rope_layer_interval"}},
+      {"two rotary bases", Shows::kAny, {"rope_local_base_freq", "compress_rope_theta"}},
+      {"attention within chunks", Shows::kAboveZero, {"attention_chunk_size"}},
+      {"a temperature of attention by position", Shows::kTrue, {"attn_temperature_tuning"}},
+      {"norms of queries and keys other than RMSNorm on each head", Shows::kTrue, {"use_qk_norm", "qk_ln"}},
+      {"layers without experts among those with", Shows::kAboveZero, {"first_k_dense_replace", "mlp_only_layers"}},
+      {"layers without experts among those with",
+       Shows::kAboveOne,
+       {"decoder_sparse_step", "interleave_moe_layer_step", "expert_layer_period"}},
+      {"shared experts of a size of their own",
+       Shows::kAboveZero,
+       {"shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"}},
+      {"clamped SwiGLU", Shows::kAny, {"swiglu_limit"}},
+      {"prediction of several tokens", Shows::kAboveZero, {"num_nextn_predict_layers", "num_mtp_layers"}},
+      {"embeddings in every layer", Shows::kAboveZero, {"hidden_size_per_layer_input"}},
+      {"layers that share keys and values", Shows::kAboveZero, {"num_kv_shared_layers"}},
+      {"an encoder", Shows::kTrue, {"is_encoder_decoder"}},
+      {"an encoder", Shows::kAboveZero, {"encoder_layers", "num_encoder_layers"}},
+      {"pictures or sound as input", Shows::kAny, {"vision_config", "audio_config"}},
+  };
+  return kKeys;
+}
+
+/// What a class does without a key that says so.
+struct TypeOf {
+  std::string_view mechanism;
+  std::vector<std::string_view> types;
+};
+const std::vector<TypeOf>& types_of() {
+  static const std::vector<TypeOf> kTypes = {
+      {"norm weights that count from 1", {"gemma", "gemma2", "gemma3", "gemma3_text", "nemotron"}},
+      {"a factor of the embedding", {"gemma", "gemma2", "gemma3", "gemma3_text"}},
+      {"norms behind attention and MLP alone", {"olmo2", "olmo3", "exaone4"}},
+      {"norms of whole queries and keys", {"olmo2", "olmo3", "olmoe"}},
+      {"norms without weights", {"olmo"}},
+      {"LayerNorm without bias", {"cohere", "cohere2"}},
+      {"layers without rotary positions", {"cohere2", "smollm3"}},
+      {"attention sinks", {"gpt_oss"}},
+      {"experts with biases", {"gpt_oss"}},
+      {"xIELU", {"apertus"}},
+      {"a router of its own (sparsemixer)", {"phimoe"}},
+      {"norms of queries and keys behind the rotation", {"hunyuan_v1_dense", "llama4_text"}},
+  };
+  return kTypes;
+}
+
+bool shown_by(Shows shows, const json& value) {
+  const auto above = [&](double bound) { return value.is_number() && value.get<double>() > bound; };
+  switch (shows) {
+    case Shows::kAny:
+      return !value.is_null();
+    case Shows::kTrue:
+      return value == true;
+    case Shows::kAboveZero:
+      return above(0) || (value.is_array() && !value.empty());
+    case Shows::kAboveOne:
+      return above(1);
+    case Shows::kNotOne:
+      return value.is_number() && value != 1;
+    case Shows::kZeros:
+      return value.is_array() && std::ranges::find(value, json(0)) != value.end();
+  }
+  return false;
+}
+
+/// A list or an object would fill a screen.
+std::string shown(const json& value) {
+  return value.is_structured() ? "..." : value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+/// What layer_types may call a layer that no family has.
+constexpr std::pair<std::string_view, std::string_view> kLayerTypes[] = {
+    {"linear_attention", "linear attention"},
+    {"mamba", "state-space layers"},
+    {"conv", "short convolutions between tokens"},
+    {"chunked_attention", "attention within chunks"},
+    {"recurrent", "recurrent layers"}};
+
+class Found {
+ public:
+  void look(const json& config) {
+    for (const KeyOf& entry : keys_of()) {
+      for (const std::string_view key : entry.keys) {
+        const auto value = config.find(key);
+        if (value != config.end() && shown_by(entry.shows, *value))
+          add(entry.mechanism, fmt::format(" ({} = {})", key, shown(*value)));
+      }
+    }
+    for (const char* key : {"layer_types", "layers_block_type", "block_types"}) {
+      const auto list = config.find(key);
+      if (list == config.end() || !list->is_array()) continue;
+      for (const auto& [type, mechanism] : kLayerTypes) {
+        if (std::ranges::find(*list, json(type)) != list->end())
+          add(mechanism, fmt::format(" ({} has \"{}\")", key, type));
+      }
+    }
+    const auto rope = config.find("rope_parameters");
+    if (rope != config.end() && rope->is_object()) {
+      const auto beta = rope->find("llama_4_scaling_beta");
+      if (beta != rope->end() && shown_by(Shows::kAboveZero, *beta))
+        add("a temperature of attention by position", fmt::format(" (llama_4_scaling_beta = {})", shown(*beta)));
+      if (std::ranges::any_of(*rope, [](const json& inner) { return inner.is_object(); }))
+        add("two rotary bases", " (rope_parameters by layer type)");
+    }
+    for (const TypeOf& entry : types_of()) {
+      for (const std::string_view type : entry.types) {
+        if (config.value("model_type", json()) == type) add(entry.mechanism, "");
+      }
+    }
+  }
+  std::vector<std::string> take() { return std::move(out_); }
+
+ private:
+  void add(std::string_view mechanism, const std::string& by) {
+    if (seen_.insert(mechanism).second) out_.push_back(std::string(mechanism) + by);
+  }
+  std::set<std::string_view> seen_;
+  std::vector<std::string> out_;
+};
+
+}  // namespace
+
+std::vector<std::string> missing_mechanisms(const json& config) {
+  Found found;
+  found.look(config);
+  if (const auto text = config.find("text_config"); text != config.end() && text->is_object()) found.look(*text);
+  return found.take();
+}
+
+}  // namespace cairn::convert
