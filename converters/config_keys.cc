@@ -160,7 +160,7 @@ UnreadKeys unread_keys(const Family& family, const ModelConfig& model, const jso
   }
   if (const auto classes = config.find("architectures"); classes != config.end() && classes->is_array()) {
     for (const json& name : *classes) {
-      if (name.is_string() &&
+      if (name.is_string() && name != family.architecture &&
           std::ranges::find(kForeignClasses, name.get<std::string>()) != std::end(kForeignClasses)) {
         out.refused.push_back(fmt::format("architectures = {}, another model's class", dump(name)));
       }

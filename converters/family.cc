@@ -169,6 +169,7 @@ int64_t groups_of(Fuse fuse, const ModelConfig& model) {
 std::optional<Mapping> map_tensor(std::span<const TensorRow> rows, const ModelConfig& model,
                                   const std::map<std::string, Shape>& shapes, const std::string& logical) {
   for (const TensorRow& row : rows) {
+    if (row.when != nullptr && !row.when(model)) continue;
     const std::optional<Match> found = match(row.logical, logical);
     if (!found) continue;
     const size_t members = alternative_count(row.logical);
@@ -235,9 +236,11 @@ Result<Family> find_family(std::string_view model_type) {
 
 Result<Family> family_for(const ModelConfig& model, std::string_view preferred) {
   std::vector<const Family*> candidates;
-  for (const Family& family : families()) {
-    if (family.architecture.empty()) continue;
-    candidates.insert(family.model_type == preferred ? candidates.begin() : candidates.end(), &family);
+  for (const bool last : {false, true}) {
+    for (const Family& family : families()) {
+      if (family.architecture.empty() || family.last_choice != last) continue;
+      candidates.insert(family.model_type == preferred ? candidates.begin() : candidates.end(), &family);
+    }
   }
   const Family* nearest = nullptr;
   std::vector<std::string> lost;

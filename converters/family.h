@@ -46,7 +46,8 @@ struct Family {
   ModelConfig (*base)() = nullptr;  // what the class fixes and no key says
   std::span<const ConfigKey> keys;
   std::span<const TensorRow> tensors;
-  std::span<const TensorRow> also;            // other names, read and never written: those of transformers 5's memory
+  std::span<const TensorRow> also;  // other names, read and never written: those of transformers 5's memory
+  bool last_choice = false;  // its models go out as another family where that holds them too, unless they came as it
   std::span<const std::string_view> ignored;  // patterns of tensors that nobody needs: masks, inverse frequencies
   // Of formats with a file for each rank, read only:
   std::span<const JoinRow> joins;  // the first that fits; none: whole
@@ -81,7 +82,8 @@ const std::vector<Family>& families();
 /// The family of a model_type. Errors: kUnsupported naming the families that are known.
 Result<Family> find_family(std::string_view model_type);
 /// The family that can hold this model: `preferred` (a model_type) if it can, else the first one whose config.json,
-/// written and read again, is this model. Errors: kUnsupported naming what the nearest family lacks.
+/// written and read again, is this model; those of last_choice after the others. Errors: kUnsupported naming what the
+/// nearest family lacks.
 Result<Family> family_for(const ModelConfig& model, std::string_view preferred = "");
 
 /// Errors: kInvalidInput for a missing or ill-typed key, kUnsupported for a switch this build does not compute or

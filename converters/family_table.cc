@@ -126,6 +126,16 @@ ConfigKey size(std::string_view name, Size field, int64_t (*absent)(const ModelC
   return out;
 }
 
+ConfigKey kv_heads(int64_t absent) {
+  constexpr const char* kName = "num_key_value_heads";
+  ConfigKey out = size(kName, &ModelConfig::kv_heads, absent);
+  out.read = [=](ConfigReader& in, ModelConfig& m) {
+    const bool all = absent == 0 || in.contains(kName);
+    m.kv_heads = read_size(in, kName, &ModelConfig::kv_heads, all ? m.heads : absent);
+  };
+  return out;
+}
+
 ConfigKey number(std::string_view name, double ModelConfig::*field, double absent) {
   return {{name},
           [=](ConfigReader& in, ModelConfig& m) { m.*field = in.number(name, absent); },
@@ -165,16 +175,28 @@ ConfigKey head_dim(int64_t absent, bool if_unusual) {
           }};
 }
 
-ConfigKey divided_heads() {
-  return {{},
+ConfigKey divided_head_dim() {
+  return {{"head_dim"},
           [](ConfigReader& in, ModelConfig& m) {
             if (m.heads > 0 && m.width % m.heads != 0) {
               in.invalid(fmt::format("{} heads do not divide a width of {}", m.heads, m.width));
             }
             m.head_dim = m.heads > 0 ? m.width / m.heads : 0;
-            m.kv_heads = m.heads;
+            if (const int64_t found = in.integer("head_dim", m.head_dim); found != m.head_dim) {
+              in.unsupported(fmt::format("head_dim = {}: in this family it is the width of {} divided by {} heads, {}",
+                                         found, m.width, m.heads, m.head_dim));
+            }
           },
           nullptr};
+}
+
+ConfigKey divided_heads() {
+  ConfigKey out = divided_head_dim();
+  out.read = [divided = out.read](ConfigReader& in, ModelConfig& m) {
+    divided(in, m);
+    m.kv_heads = m.heads;
+  };
+  return out;
 }
 
 ConfigKey activation(std::string_view name, std::string_view absent, std::vector<ActivationName> known) {
@@ -227,6 +249,44 @@ std::vector<ActivationName> gated_activations() {
           {"relu", Activation::kReGlu},
           {"quick_gelu", Activation::kQuickGeGlu},
           {"relu2", Activation::kReGlu2}};
+}
+
+ConfigKey scaled_attention() {
+  return {{"scale_attn_weights"},
+          [](ConfigReader& in, ModelConfig& m) { m.attention_scale = in.boolean("scale_attn_weights", true) ? 0 : 1; },
+          [](const ModelConfig& m, ordered_json& out) { out["scale_attn_weights"] = m.attention_scale == 0; }};
+}
+
+ConfigKey experts(std::string_view name, int64_t absent, int64_t absent_top_k) {
+  constexpr int64_t kMaxExperts = 1 << 16;  // as the recipe's schema has it
+  const std::string_view alias = name == "num_experts" ? "num_local_experts" : "num_experts";
+  const auto read = [=](ConfigReader& in, ModelConfig& m) {
+    const int64_t other = in.integer(alias, absent);
+    m.moe.experts = in.integer(name, other);
+    if (in.find(alias) != nullptr && other != m.moe.experts) {
+      in.invalid(fmt::format("{} = {} and {} = {} are two names of one number, and disagree", name, m.moe.experts,
+                             alias, other));
+    }
+    m.moe.top_k = in.integer("num_experts_per_tok", absent_top_k);
+    const double coefficient = in.number("router_aux_loss_coef", 0.001);
+    if (in.boolean("output_router_logits", false)) m.moe.aux_loss = coefficient;
+    m.moe.aux_scope = AuxScope::kModel;
+    if (m.moe.experts > kMaxExperts) {
+      in.invalid(fmt::format("{} = {} is out of range, 1 to {}", name, m.moe.experts, kMaxExperts));
+    } else if (m.moe.experts < 1 || m.moe.top_k < 1 || m.moe.top_k > m.moe.experts) {
+      in.invalid(
+          fmt::format("num_experts_per_tok = {} of {} = {}: each token takes at least one expert and at most all",
+                      m.moe.top_k, name, m.moe.experts));
+    }
+  };
+  const auto write = [=](const ModelConfig& m, ordered_json& out) {
+    out[std::string(name)] = m.moe.experts;
+    out["num_experts_per_tok"] = m.moe.top_k;
+    const bool balances = m.moe.aux_loss > 0 && m.moe.aux_scope == AuxScope::kModel;
+    out["router_aux_loss_coef"] = m.moe.aux_loss > 0 ? m.moe.aux_loss : 0.001;
+    out["output_router_logits"] = balances;  // which switches the loss on
+  };
+  return {{name, alias, "num_experts_per_tok", "router_aux_loss_coef", "output_router_logits"}, read, write};
 }
 
 ConfigKey refuse_unless(std::string_view name, json value) {
@@ -403,6 +463,60 @@ void read_scaling(ConfigReader& in, const json& scaling, std::string_view place,
   }
 }
 
+/// A list of longrope: a divisor for each pair of channels that turns.
+std::vector<double> read_divisors(ConfigReader& in, const json& scaling, const std::string& place, const char* name,
+                                  const ModelConfig& m) {
+  const auto list = scaling.find(name);
+  const bool numbers = list != scaling.end() && list->is_array() &&
+                       std::ranges::all_of(*list, [](const json& v) { return v.is_number() && v.get<double>() > 0; });
+  if (!numbers || std::ssize(*list) != rotary_dims(m) / 2) {
+    in.invalid(fmt::format(
+        "{}.{} must be a list of {} numbers above 0, one for each pair of channels that turns, got {}", place, name,
+        rotary_dims(m) / 2, list == scaling.end() ? "none" : fmt::format("{} values", list->size())));
+    return {};
+  }
+  return list->get<std::vector<double>>();
+}
+
+/// Phi-3's rope_scaling. Both lines take longrope for "su" and "yarn" in a file, and the context before from the top
+/// level.
+void read_longrope(ConfigReader& in, const json& scaling, const std::string& place, int64_t absent_context,
+                   ModelConfig& m) {
+  constexpr const char* kContext = "original_max_position_embeddings";
+  const auto type_at = scaling.contains("rope_type") ? scaling.find("rope_type") : scaling.find("type");
+  const json type = type_at == scaling.end() || type_at->is_null() ? json("default") : *type_at;
+  if (type == "default") return;
+  if (type != "longrope" && type != "su" && type != "yarn") {
+    return in.unsupported(
+        fmt::format("{}.rope_type {}: this family knows \"default\" and \"longrope\"", place, type.dump()));
+  }
+  for (const char* key : {"factor", "attention_factor"}) {
+    const auto stated = scaling.find(key);
+    if (stated == scaling.end() || stated->is_null()) continue;
+    in.unsupported(
+        fmt::format("{}.{} = {}: transformers 4 refuses this key; without it the factor is "
+                    "max_position_embeddings divided by {}",
+                    place, key, stated->dump(), kContext));
+  }
+  const int64_t original = in.integer(kContext, absent_context);
+  if (const auto inner = scaling.find(kContext); inner != scaling.end() && *inner != original) {
+    return in.invalid(
+        fmt::format("{} = {} and {}.{} = {} disagree", kContext, original, place, kContext, inner->dump()));
+  }
+  if (original < 2) return in.invalid(fmt::format("{} = {} must be at least 2", kContext, original));
+  m.rope.scaling = RopeScaling::kLongRope;
+  m.rope.original_context = original;
+  m.rope.factor = std::max(1.0, static_cast<double>(m.context) / static_cast<double>(original));
+  m.rope.short_factor = read_divisors(in, scaling, place, "short_factor", m);
+  m.rope.long_factor = read_divisors(in, scaling, place, "long_factor", m);
+}
+
+/// The one form that transformers 4 takes.
+json longrope_of(const ModelConfig& m) {
+  if (m.rope.scaling != RopeScaling::kLongRope) return nullptr;
+  return {{"type", "longrope"}, {"short_factor", m.rope.short_factor}, {"long_factor", m.rope.long_factor}};
+}
+
 json scaling_of(const ModelConfig& m) {
   const RopeConfig& rope = m.rope;
   if (rope.scaling == RopeScaling::kNone) return nullptr;
@@ -469,15 +583,19 @@ ConfigKey rope(RopeKeys keys) {
     }
     m.rope.dims = rotary_channels(partial, m.head_dim);
     if (m.rope.dims < 2) in.invalid(fmt::format("{} of {} channels of a head turn: no pair", m.rope.dims, m.head_dim));
+    const auto read_one = [&](const json& from, const char* place) {
+      if (keys.longrope_context > 0) return read_longrope(in, from, place, keys.longrope_context, m);
+      read_scaling(in, from, place, m);
+    };
     if (scaling != nullptr) {
-      read_scaling(in, *scaling, "rope_scaling", m);
+      read_one(*scaling, "rope_scaling");
       const RopeConfig outer = m.rope;
       if (parameters != nullptr && (parameters->contains("rope_type") || parameters->contains("type"))) {
-        read_scaling(in, *parameters, "rope_parameters", m);
+        read_one(*parameters, "rope_parameters");
         if (!(m.rope == outer)) in.invalid("rope_scaling and rope_parameters disagree");
       }
     } else {
-      read_scaling(in, nested, "rope_parameters", m);
+      read_one(nested, "rope_parameters");
       if (in.line() == 4 && m.rope.scaling != RopeScaling::kNone) {
         in.unsupported(
             "rope_parameters: transformers 4, which wrote this folder by its transformers_version, does not "
@@ -488,7 +606,12 @@ ConfigKey rope(RopeKeys keys) {
   const auto write = [=](const ModelConfig& m, ordered_json& out) {
     out[std::string(keys.base)] = m.rope_theta;
     if (!keys.partial.empty()) out[std::string(keys.partial)] = partial_factor(rotary_dims(m), m.head_dim);
-    out["rope_scaling"] = scaling_of(m);
+    if (keys.longrope_context > 0) {
+      out["original_max_position_embeddings"] = m.rope.original_context > 0 ? m.rope.original_context : m.context;
+      out["rope_scaling"] = longrope_of(m);
+    } else {
+      out["rope_scaling"] = scaling_of(m);
+    }
   };
   std::vector<std::string_view> names = {keys.base, "rope_scaling", "rope_parameters",
                                          "original_max_position_embeddings"};

@@ -74,6 +74,8 @@ ConfigKey size(std::string_view name, Size field, int64_t absent);
 ConfigKey size(std::string_view name, std::string_view alias, Size field, int64_t absent);
 /// Absent or null: as the function says. Always written.
 ConfigKey size(std::string_view name, Size field, int64_t (*absent)(const ModelConfig&));
+/// num_key_value_heads: an absent one is `absent`, or as many as heads when that is 0; null is as many as heads.
+ConfigKey kv_heads(int64_t absent);
 ConfigKey number(std::string_view name, double ModelConfig::*field, double absent);
 ConfigKey flag(std::string_view name, bool ModelConfig::*field, bool absent);
 /// One switch for the biases of several groups of projections.
@@ -83,7 +85,9 @@ ConfigKey biases(std::string_view name, int projections, bool absent);
 /// makes of it. Written as a number, with `if_unusual` only where it is not width / heads (a class that has no such
 /// key).
 ConfigKey head_dim(int64_t absent, bool if_unusual = false);
-/// head_dim = width / heads and a key/value head for each head, for a class that has no keys for them.
+/// head_dim = width / heads, for a class that has no key for it: another number in the file is refused.
+ConfigKey divided_head_dim();
+/// The same, and a key/value head for each head.
 ConfigKey divided_heads();
 
 /// An activation by the class's names for it; the first that fits is written.
@@ -92,6 +96,14 @@ ConfigKey activation(std::string_view name, std::string_view absent, std::vector
 /// All plain ones that transformers has and that are computed here, and the gated ones by the name of their inner part.
 std::vector<ActivationName> plain_activations();
 std::vector<ActivationName> gated_activations();
+
+/// Scores divided by sqrt(head_dim), or not at all (GPT-2's scale_attn_weights).
+ConfigKey scaled_attention();
+
+/// Experts behind Mixtral's router, all layers the same: how many, how many a token takes, and the loss that balances
+/// them, which counts where output_router_logits is true. `name` is the number's key in files; transformers 5 takes
+/// num_experts and num_local_experts for one another.
+ConfigKey experts(std::string_view name, int64_t absent, int64_t absent_top_k);
 
 /// A key with the one value that is computed here: written, and refused when it is something else.
 ConfigKey only(std::string_view name, nlohmann::json value);
@@ -111,6 +123,8 @@ ConfigKey unread(std::initializer_list<std::string_view> names);
 struct RopeKeys {
   std::string_view base = "rope_theta", partial = "";
   double absent_base = 10000.0, absent_partial = 1.0;
+  int64_t longrope_context = 0;  // Phi-3's: no scaling but longrope, which extends a context that stands at the top
+                                 // level, this one where it is absent. 0: the others
 };
 ConfigKey rope(RopeKeys keys = {});
 /// rotary_dim of GPT-J and CodeGen: a number of channels, base fixed at 10000.
@@ -139,7 +153,8 @@ struct TensorRow {
   std::string_view logical;
   std::string_view stored;
   Fuse fuse = Fuse::kBlocks;
-  bool transpose = false;  // matrices are stored [in, out]
+  bool transpose = false;                      // matrices are stored [in, out]
+  bool (*when)(const ModelConfig&) = nullptr;  // the row is of such models only; null: of all
 };
 
 }  // namespace cairn::convert

@@ -11,25 +11,24 @@ constexpr std::string_view kIgnored[] = {"model.layers.*.self_attn.rotary_emb.in
 
 std::vector<ConfigKey> llama_like_keys(const LlamaDefaults& absent, const std::vector<ConfigKey>& own,
                                        const std::vector<ConfigKey>& last) {
-  constexpr const char* kKvHeads = "num_key_value_heads";
   std::vector<ConfigKey> out = {
       size("vocab_size", &M::vocab, absent.vocab),
       size("hidden_size", &M::width, absent.width),
-      size("intermediate_size", &M::ffn, absent.ffn),
+      size(absent.ffn_key, &M::ffn, absent.ffn),
       size("num_hidden_layers", &M::layers, absent.layers),
       size("num_attention_heads", &M::heads, absent.heads),
-      absent.kv_heads > 0 ? size(kKvHeads, &M::kv_heads, absent.kv_heads)
-                          : size(kKvHeads, &M::kv_heads, [](const M& m) { return m.heads; }),
-      head_dim(absent.head_dim, !absent.has_head_dim),
-      activation("hidden_act", "silu", gated_activations()),
+      kv_heads(absent.kv_heads),
+      absent.has_head_dim == HeadDim::kDivided ? divided_head_dim()
+                                               : head_dim(absent.head_dim, absent.has_head_dim == HeadDim::kIfUnusual),
+      activation("hidden_act", absent.activation, absent.gated ? gated_activations() : plain_activations()),
       size("max_position_embeddings", &M::context, absent.context),
-      number("rms_norm_eps", &M::norm_eps, absent.norm_eps),
+      number(absent.norm_eps_key, &M::norm_eps, absent.norm_eps),
       rope(absent.rope),
   };
   out.insert(out.end(), own.begin(), own.end());
-  out.push_back(dropout("attention_dropout", &M::attention_dropout));
-  out.push_back(flag("tie_word_embeddings", &M::tied_embeddings, false));
-  out.push_back(number("initializer_range", &M::init_std, 0.02));
+  if (absent.has_dropout) out.push_back(dropout("attention_dropout", &M::attention_dropout));
+  out.push_back(flag("tie_word_embeddings", &M::tied_embeddings, absent.tied));
+  out.push_back(number("initializer_range", &M::init_std, absent.init_std));
   out.insert(out.end(), last.begin(), last.end());
   return out;
 }

@@ -7,21 +7,33 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <string_view>
 #include <vector>
 
 #include "converters/family_table.h"
 
 namespace cairn::convert {
 
-/// What the class takes where config.json has no such key: Llama's, unless a family says otherwise.
+/// head_dim, of a class that has the key; of one that reads it where it is there, so that it is written only where it
+/// is unusual; of one whose heads divide the width, whatever a key says.
+enum class HeadDim { kKey, kIfUnusual, kDivided };
+
+/// What the class takes where config.json has no such key, and names that differ: Llama's, unless a family says
+/// otherwise.
 struct LlamaDefaults {
   int64_t vocab = 32000, width = 4096, ffn = 11008, layers = 32, heads = 32;
-  int64_t kv_heads = 0;      // 0: as many as heads
-  int64_t head_dim = 0;      // 0: width / heads
-  bool has_head_dim = true;  // the class has the key; else it is written only where it is unusual
+  int64_t kv_heads = 0;  // 0: as many as heads
+  int64_t head_dim = 0;  // 0: width / heads
+  HeadDim has_head_dim = HeadDim::kKey;
+  std::string_view activation = "silu";
+  bool gated = true;  // the MLP; decides what the activation's name means
   int64_t context = 2048;
   double norm_eps = 1e-6;
   RopeKeys rope = {};
+  bool has_dropout = true;  // the class has attention_dropout
+  bool tied = false;
+  double init_std = 0.02;
+  std::string_view ffn_key = "intermediate_size", norm_eps_key = "rms_norm_eps";
 };
 
 /// The keys of config.json, in the order in which they are written: those that all have, with `own` after the rotary

@@ -6,13 +6,6 @@ namespace {
 
 using M = ModelConfig;
 
-/// Scores are divided by sqrt(head_dim), or not at all.
-ConfigKey scaled_attention() {
-  return {{"scale_attn_weights"},
-          [](ConfigReader& in, M& m) { m.attention_scale = in.boolean("scale_attn_weights", true) ? 0 : 1; },
-          [](const M& m, nlohmann::ordered_json& out) { out["scale_attn_weights"] = m.attention_scale == 0; }};
-}
-
 const std::vector<ConfigKey>& keys() {
   static const std::vector<ConfigKey> kKeys = {
       size("vocab_size", &M::vocab, 50257),

@@ -14,7 +14,8 @@ ModelConfig base() {
 
 Family qwen2_family() {
   static const std::vector<ConfigKey> kKeys = llama_like_keys(
-      {.vocab = 151936, .ffn = 22016, .kv_heads = 32, .has_head_dim = false, .context = 32768}, {windowed_layers()});
+      {.vocab = 151936, .ffn = 22016, .kv_heads = 32, .has_head_dim = HeadDim::kIfUnusual, .context = 32768},
+      {windowed_layers()});
   return llama_like({.model_type = "qwen2", .architecture = "Qwen2ForCausalLM", .base = base, .keys = kKeys});
 }
 

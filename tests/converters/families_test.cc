@@ -7,6 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "converters/config_keys.h"
 #include "converters/model_compare.h"
@@ -90,6 +91,20 @@ bool remap(const HfFolder& folder, Weights& weights, const std::function<bool(Ma
   return changed;
 }
 
+/// Of predicting each token but the first, in nats, from the logits of the one before.
+std::vector<double> losses_of(const std::vector<float>& logits, const std::vector<int32_t>& tokens) {
+  const size_t vocab = logits.size() / tokens.size();
+  std::vector<double> out;
+  for (size_t t = 0; t + 1 < tokens.size(); ++t) {
+    const float* const row = logits.data() + t * vocab;
+    const double largest = *std::max_element(row, row + vocab);
+    double sum = 0;
+    for (size_t v = 0; v < vocab; ++v) sum += std::exp(row[v] - largest);
+    out.push_back(largest + std::log(sum) - row[tokens[t + 1]]);
+  }
+  return out;
+}
+
 const std::vector<BadConfig>& mistakes() {
   static const std::vector<BadConfig> kMistakes = {
       {"q and k exchanged",
@@ -167,6 +182,22 @@ const std::vector<BadConfig>& mistakes() {
            std::rotate(values.begin(), values.begin() + m.width, values.end());
          });
        }},
+      {"the short and the long factors of longrope exchanged",
+       [](const HfFolder&, ModelConfig& m, Weights&) {
+         std::swap(m.rope.short_factor, m.rope.long_factor);
+         return m.rope.scaling == RopeScaling::kLongRope;
+       }},
+      {"the factor of longrope's cosines left out",
+       [](const HfFolder&, ModelConfig& m, Weights&) {
+         m.rope.factor = 1;
+         return m.rope.scaling == RopeScaling::kLongRope;
+       }},
+      {"scores scaled by the usual factor",
+       [](const HfFolder&, ModelConfig& m, Weights&) { return std::exchange(m.attention_scale, 0) != 0; }},
+      {"the bias of attention's output dropped",
+       [](const HfFolder& f, ModelConfig&, Weights& w) {
+         return change(f, w, "layers.1.attn.o.bias", [](auto& values, const Shape&) { std::ranges::fill(values, 0); });
+       }},
       {"a bias of attention dropped",
        [](const HfFolder& f, ModelConfig&, Weights& w) {
          return change(f, w, "layers.1.attn.v.bias", [](auto& values, const Shape&) { std::ranges::fill(values, 0); });
@@ -196,9 +227,15 @@ const std::vector<BadConfig>& mistakes() {
          m.window_layers.clear();
          return had;
        }},
-      {"the router's weights not divided by their sum",
+      {"the window one key wider",
+       [](const HfFolder&, ModelConfig& m, Weights&) { return m.sliding_window > 0 && ++m.sliding_window > 0; }},
+      {"the window in every layer",
        [](const HfFolder&, ModelConfig& m, Weights&) {
-         m.moe.renormalise = false;
+         return !std::exchange(m.window_layers, {}).empty() && m.sliding_window > 0;
+       }},
+      {"the router's weights divided by their sum where they are not, or the other way round",
+       [](const HfFolder&, ModelConfig& m, Weights&) {
+         m.moe.renormalise = !m.moe.renormalise;
          return m.moe.experts > 0;
        }},
       {"the parallel block computed one after the other",
@@ -623,6 +660,29 @@ TEST_SUITE("converters/families") {
     if (waiting > 0) MESSAGE(waiting, " fixtures use options that this build has no kernel for");
   }
 
+  TEST_CASE("the loss of each token is that of transformers, of either line") {
+    for (const std::string& name : all_fixtures()) {
+      CAPTURE(name);
+      const auto folder = opened(name);
+      if (!is_computed(folder->model())) continue;
+      const Reference reference = reference_of(name);
+      const auto session = session_of(folder->model(), weights_of(*folder));
+      double worst = 0;
+      for (size_t n = 0; n < reference.inputs.size(); ++n) {
+        const auto losses = session->token_losses(reference.inputs[n]);
+        REQUIRE_OK(losses);
+        const std::vector<double> wanted = losses_of(reference.logits[n], reference.inputs[n]);
+        REQUIRE(losses.value().size() == wanted.size());
+        for (size_t k = 0; k < wanted.size(); ++k)
+          worst = std::max(worst, std::abs(losses.value()[k] - wanted[k]) / std::max(1.0, wanted[k]));
+      }
+      const nlohmann::json config = json_in(golden(name) / "config.json");
+      MESSAGE(name, ": largest difference ", worst, " of a loss, written by transformers ",
+              config.value("transformers_version", "nobody"));
+      CHECK(worst <= kLossGate);
+    }
+  }
+
   TEST_CASE("bf16 logits are as near to the float32 ones as transformers' own bf16 is") {
     for (const std::string& name : all_fixtures()) {
       CAPTURE(name);
@@ -658,8 +718,8 @@ TEST_SUITE("converters/families") {
       TempDir temp;
       ckpt::PosixBackend io;
       ImportOptions options;
-      const bool even = opened(name)->model().kv_heads % 2 == 0;  // else tp 2 cannot cut the key/value heads
-      options.mesh = {.tp = even ? 2 : 1, .pp = 2, .dp = 1};
+      const int64_t kv_heads = opened(name)->model().kv_heads;  // tp 2 cuts them, or copies the only one
+      options.mesh = {.tp = kv_heads % 2 == 0 || kv_heads == 1 ? 2 : 1, .pp = 2, .dp = 1};
       const auto imported = import_hf(io, golden(name), temp / "run", options, encode);
       REQUIRE_OK(imported);
       const auto exported = export_hf(io, imported.value().dir, temp / "out", {}, decode);

@@ -275,6 +275,9 @@ inline Weights gradients_of(ModelConfig model, const Weights& weights, const std
   return out;
 }
 
+/// Losses of tokens in float32, of the loss, or of 1 where it is less.
+constexpr double kLossGate = 1e-5;
+
 /// Gradients in float32, of a tensor's largest: a backward pass is twice as many sums as the forward, and a softmax's
 /// gradient a difference of nearly equal numbers. And of gradients that are zero in exact arithmetic (the bias of k).
 constexpr double kGradientGate = 3e-4;

@@ -240,8 +240,8 @@ TEST_SUITE("converters/hf_folder") {
       other.edit_config([&](auto& config) { config[key] = value; });
       return other.refusal();
     };
-    CHECK(has(with("model_type", "mamba"),
-              "model_type \"mamba\" is not known; known: bloom, chatglm, codegeex, codegen, glm, glm130b, glm4"));
+    CHECK(has(with("model_type", "mamba"), "model_type \"mamba\" is not known; known: "));
+    CHECK(has(with("model_type", "mamba"), ", gptj, "));
     CHECK(has(with("rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}), "low_freq_factor is missing"));
     CHECK(has(with("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5.0}}), "disagree"));
     CHECK(has(with("hidden_act", "mish"), "hidden_act \"mish\": known are silu, swish, gelu"));
