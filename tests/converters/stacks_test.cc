@@ -18,12 +18,13 @@ using namespace cairn::convert::testing;
 
 namespace {
 
-const std::vector<std::string> kMixtrals = {"hf-mixtral-top2", "hf-mixtral-top3", "hf-mixtral-window"};
+const std::vector<std::string> kMixtures = {"hf-mixtral-top2", "hf-mixtral-top3", "hf-mixtral-window",
+                                            "hf-qwen3_moe-balanced", "hf-qwen3_moe-plain"};
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// The state dict of MixtralForCausalLM in transformers 5: gate rows first, then up, of each expert.
-/// Source: transformers 5.24 conversion_mapping.py, models/mixtral/modeling_mixtral.py.
+/// The state dict of MixtralForCausalLM or Qwen3MoeForCausalLM in transformers 5: gate rows first, then up, of each
+/// expert. Source: transformers 5.24 conversion_mapping.py, models/mixtral/modeling_mixtral.py.
 RawTensors in_memory(const fs::path& fixture) {
   const nlohmann::json config = nlohmann::json::parse(slurp(fixture / "config.json"));
   RawTensors out = raw_tensors(fixture);
@@ -33,16 +34,21 @@ RawTensors in_memory(const fs::path& fixture) {
   };
   for (int64_t layer = 0; layer < config["num_hidden_layers"]; ++layer) {
     const std::string at = "model.layers." + std::to_string(layer);
+    const bool mixtral = config["model_type"] == "mixtral";
+    const std::string block = mixtral ? ".block_sparse_moe" : ".mlp";
+    const int64_t experts = config.value(config.contains("num_local_experts") ? "num_local_experts" : "num_experts", 0);
     std::vector<RawTensor> gate_up, down;
-    for (int64_t expert = 0; expert < config["num_local_experts"]; ++expert) {
-      const std::string of = at + ".block_sparse_moe.experts." + std::to_string(expert);
-      const RawTensor gate = take(of + ".w1.weight"), up = take(of + ".w3.weight");
+    for (int64_t expert = 0; expert < experts; ++expert) {
+      const std::string of = at + block + ".experts." + std::to_string(expert);
+      const RawTensor gate = take(of + (mixtral ? ".w1.weight" : ".gate_proj.weight"));
+      const RawTensor up = take(of + (mixtral ? ".w3.weight" : ".up_proj.weight"));
       gate_up.push_back(joined(gate, up));
-      down.push_back(take(of + ".w2.weight"));
+      down.push_back(take(of + (mixtral ? ".w2.weight" : ".down_proj.weight")));
     }
     out[at + ".mlp.experts.gate_up_proj"] = stacked(gate_up);
     out[at + ".mlp.experts.down_proj"] = stacked(down);
-    out[at + ".mlp.gate.weight"] = take(at + ".block_sparse_moe.gate.weight");
+    const RawTensor router = take(at + block + ".gate.weight");
+    out[at + ".mlp.gate.weight"] = router;
   }
   return out;
 }
@@ -52,7 +58,7 @@ RawTensors in_memory(const fs::path& fixture) {
 TEST_SUITE("converters/stacks") {
   TEST_CASE("stacked experts of transformers 5's memory are the published model, in each format of weights") {
     TempDir temp;
-    for (const std::string& name : kMixtrals) {
+    for (const std::string& name : kMixtures) {
       CAPTURE(name);
       const auto published = opened_folder(golden(name));
       const Weights expected = weights_of(*published);
@@ -105,7 +111,7 @@ TEST_SUITE("converters/stacks") {
   }
 
   TEST_CASE("stacked experts go out under the published names, through a checkpoint and from folder to folder") {
-    for (const std::string& name : kMixtrals) {
+    for (const std::string& name : kMixtures) {
       CAPTURE(name);
       TempDir temp;
       write_folder(temp / "x", golden(name), Format::kSafetensors, in_memory(golden(name)));
