@@ -482,6 +482,113 @@ TEST_SUITE("converters/families") {
     CHECK(nothing.error().message.starts_with("model_type \"sort_of_llama\" is not known"));
   }
 
+  TEST_CASE("keys that the files of a family contradict are refused with what was found and what is read") {
+    using Config = nlohmann::json;
+    const Config longrope = {{"max_position_embeddings", 64},
+                             {"original_max_position_embeddings", 16},
+                             {"hidden_size", 48},
+                             {"num_attention_heads", 6}};
+    const auto phi3 = [&](const Config& scaling, const Config& more = Config::object()) {
+      Config out = longrope;
+      out.update(more);
+      out["rope_scaling"] = scaling;
+      return out;
+    };
+    const Config four = {1, 1.5, 2, 3}, three = {1, 2, 3};
+    for (
+        const auto& [type, keys, says] :
+        {std::tuple("phi3", phi3({{"type", "longrope"}, {"short_factor", three}, {"long_factor", four}}),
+                    "rope_scaling.short_factor must be a list of 4 numbers above 0, one for each pair of channels that "
+                    "turns, got 3 values"),
+         {"phi3", phi3({{"type", "longrope"}, {"short_factor", four}}),
+          "rope_scaling.long_factor must be a list of 4 numbers above 0, one for each pair of channels that turns, got "
+          "none"},
+         {"phi3", phi3({{"type", "longrope"}, {"short_factor", {1, 2, 3, 0}}, {"long_factor", four}}), "above 0"},
+         {"phi3", phi3({{"type", "linear"}, {"factor", 2}}),
+          "rope_scaling.rope_type \"linear\": this family knows \"default\" and \"longrope\""},
+         {"phi3",
+          phi3({{"type", "longrope"}, {"short_factor", four}, {"long_factor", four}, {"attention_factor", 1.2}}),
+          "rope_scaling.attention_factor = 1.2: transformers 4 refuses this key"},
+         {"phi3",
+          phi3({{"type", "longrope"},
+                {"short_factor", four},
+                {"long_factor", four},
+                {"original_max_position_embeddings", 32}}),
+          "original_max_position_embeddings = 16 and rope_scaling.original_max_position_embeddings = 32 disagree"},
+         {"phi3", Config{{"full_attn_mod", 2}}, "full_attn_mod = 2"},
+         {"falcon", Config{{"alibi", true}}, "alibi = true"},
+         {"falcon", Config{{"new_decoder_architecture", true}, {"parallel_attn", false}},
+          "new_decoder_architecture without parallel_attn"},
+         {"falcon", Config{{"num_ln_in_parallel_attn", 2}}, "num_ln_in_parallel_attn = 2 without"},
+         {"falcon", Config{{"new_decoder_architecture", true}, {"num_ln_in_parallel_attn", 3}},
+          "num_ln_in_parallel_attn = 3: a layer has 1 or 2 norms"},
+         {"falcon", Config{{"multi_query", false}, {"num_kv_heads", 8}}, "num_kv_heads = 8 of 71 heads without"},
+         {"gpt_neo", Config{{"num_layers", 3}}, "attention_types names more layers, num_layers = 3"},
+         {"gpt_neo", Config{{"num_layers", 3}, {"attention_types", {{{"global"}, 2}}}},
+          "attention_types names 2 layers, num_layers = 3"},
+         {"gpt_neo", Config{{"num_layers", 1}, {"attention_types", {{{"round"}, 1}}}},
+          "attention_types must be a list"},
+         {"gpt_neo",
+          Config{{"num_layers", 1},
+                 {"attention_types", {{{"global"}, 1}}},
+                 {"attention_layers", Config::array({"local"})}},
+          "attention_types and attention_layers disagree"},
+         {"gpt_neo", Config{{"num_layers", 1}, {"attention_types", {{{"global"}, int64_t{1} << 62}}}},
+          "names more layers"},
+         {"gpt_bigcode", Config{{"num_key_value_heads", 12}},
+          "num_key_value_heads = 12 and multi_query, which means 1, disagree"},
+         {"stablelm", Config{{"head_dim", 64}}, "head_dim = 64: in this family it is the width of 2560 divided by 32"},
+         {"stablelm", Config{{"qk_layernorm", true}}, "qk_layernorm = true"},
+         {"qwen3_moe", Config{{"decoder_sparse_step", 2}}, "decoder_sparse_step = 2"},
+         {"qwen3_moe", Config{{"mlp_only_layers", Config::array({0})}}, "mlp_only_layers = [0]"},
+         {"qwen3_moe", Config{{"num_experts", 8}, {"num_local_experts", 4}},
+          "num_experts = 8 and num_local_experts = 4 are two names of one number"},
+         {"qwen3_moe", Config{{"num_experts", 4}}, "num_experts_per_tok = 8 of num_experts = 4"},
+         {"internlm3", Config{{"qkv_bias", true}}, "qkv_bias (attention_bias) = true and bias (mlp_bias) = false"},
+         {"exaone", Config{{"layer_norm_epsilon", 1e-5}, {"rms_norm_eps", 1e-6}}, "are two names of one value"},
+         {"starcoder2", Config{{"norm_type", "rms_norm"}}, "norm_type = \"rms_norm\""}}) {
+      CAPTURE(says);
+      Config config = keys;
+      config["model_type"] = type;
+      const auto refused = model_from_config(config);
+      REQUIRE_FALSE(refused.ok());
+      CHECK_MESSAGE(refused.error().message.find(says) != std::string::npos, refused.error().message);
+    }
+  }
+
+  TEST_CASE("keys of published files that a class does not look at stop nothing, and are not called unread") {
+    using Config = nlohmann::json;
+    for (const auto& [type, keys] :
+         {std::pair("phi3", Config{{"full_attn_mod", 1},
+                                   {"interpolate_factor", 1},
+                                   {"attention_bias", false},
+                                   {"lm_head_bias", false},
+                                   {"mlp_bias", false}}),
+          {"starcoder2", Config{{"mlp_type", "default"},
+                                {"norm_type", "layer_norm"},
+                                {"scale_attn_weights", true},
+                                {"rms_norm_eps", 1e-5},
+                                {"layer_norm_epsilon", 1e-5},
+                                {"activation_function", "gelu"}}},
+          {"falcon", Config{{"apply_residual_connection_post_layernorm", false}, {"num_kv_heads", 71}}},
+          {"gpt_bigcode", Config{{"inference_runner", 0},
+                                 {"max_batch_size", nullptr},
+                                 {"pad_key_length", true},
+                                 {"pre_allocate_kv_cache", false},
+                                 {"validate_runner_input", true}}},
+          {"qwen3_moe", Config{{"max_window_layers", 48}, {"sliding_window", nullptr}, {"head_dim", 128}}},
+          {"ernie4_5", Config{{"compression_ratio", 1.0}, {"weight_share_add_bias", true}}},
+          {"exaone", Config{{"embed_dropout", 0.0}, {"num_layers", 32}, {"layer_norm_epsilon", 1e-5}}}}) {
+      CAPTURE(type);
+      Config config = keys;
+      config["model_type"] = type;
+      const auto model = model_from_config(config);
+      REQUIRE_OK(model);
+      const auto unread = unread_keys(find_family(type).value(), model.value(), config).not_read;
+      CHECK_MESSAGE(unread.empty(), fmt::format("{}", fmt::join(unread, ", ")));
+    }
+  }
+
   TEST_CASE("16.0 is 16, null is the default, and two names of one number must agree") {
     const auto model = model_from_config({{"model_type", "llama"},
                                           {"hidden_size", 64.0},
@@ -493,6 +600,9 @@ TEST_SUITE("converters/families") {
     CHECK(model.value().width == 64);
     CHECK(model.value().kv_heads == 4);
     CHECK(model.value().head_dim == 16);
+    const nlohmann::json mistral = {{"model_type", "mistral"}};  // absent: the class's 8; null: as many as heads
+    CHECK(model_from_config(mistral).value().kv_heads == 8);
+    CHECK(model_from_config({{"model_type", "mistral"}, {"num_key_value_heads", nullptr}}).value().kv_heads == 32);
     CHECK_FALSE(model_from_config({{"model_type", "llama"}, {"hidden_size", 64.5}}).ok());
     const nlohmann::json bloom = {{"model_type", "bloom"}, {"n_embed", 64}, {"num_attention_heads", 4}, {"n_layer", 3}};
     REQUIRE_OK(model_from_config(bloom));
