@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/device/buffer.h"
 #include "runtime/kernels/adamw.h"
 #include "runtime/kernels/attention.h"
 #include "runtime/kernels/cross_entropy.h"
@@ -27,7 +28,6 @@
 #include "runtime/kernels/matmul.h"
 #include "runtime/kernels/norm.h"
 #include "runtime/kernels/tile_gemm.h"
-#include "runtime/tensor/buffer.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -101,6 +101,7 @@ class Values {
     }
   }
   operator T*() { return buffer_.as<T>().data(); }  // NOLINT: stands for the array
+  DevicePtr<T> at() { return buffer_.at<T>(); }
 
  private:
   Buffer buffer_;
@@ -117,13 +118,13 @@ void bench_matmul(Bench& bench, std::string_view what, int64_t m, int64_t k, int
     kernels::matmul({.m = m,
                      .n = n,
                      .k = k,
-                     .a = a,
+                     .a = DevicePtr(a.at()),
                      .lda = trans_a ? m : k,
                      .trans_a = trans_a,
-                     .b = b,
+                     .b = DevicePtr(b.at()),
                      .ldb = trans_b ? k : n,
                      .trans_b = trans_b,
-                     .c = c,
+                     .c = DevicePtr(c.at()),
                      .ldc = n,
                      .ab_dtype = DTypeOf<AB>::value,
                      .c_dtype = DTypeOf<C>::value,

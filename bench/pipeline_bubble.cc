@@ -80,7 +80,9 @@ std::vector<int64_t> step_times(const ScheduleShape& shape, int64_t pass_ns, int
         chunks.push_back(models.back().get());
       }
       std::vector<std::byte> buffers(boundary_buffers(shape).total() * kBoundaryBytes);
-      Executor executor(shape, chunks, *activations, *gradients, buffers);
+      const std::unique_ptr<Stream> stream = make_cpu_stream();
+      Executor executor(*stream, shape, chunks, *activations, *gradients,
+                        {DevicePtr(buffers.data()), std::ssize(buffers)});
       const SystemClock wall;
       for (int64_t step = 0; step <= steps; ++step) {
         must(all->barrier("begin"));

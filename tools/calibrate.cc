@@ -16,9 +16,9 @@
 
 #include "runtime/comm/thread_world.h"
 #include "runtime/core/random.h"
+#include "runtime/device/buffer.h"
 #include "runtime/kernels/matmul.h"
 #include "runtime/plan/activations.h"
-#include "runtime/tensor/buffer.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/calibrate.h"
 #include "tools/run/folder.h"
@@ -266,11 +266,11 @@ double peak_tflops(DType dtype) {
   const kernels::MatmulArgs args{.m = kSize,
                                  .n = kSize,
                                  .k = kSize,
-                                 .a = a.data(),
+                                 .a = DevicePtr(a.data()),
                                  .lda = kSize,
-                                 .b = b.data(),
+                                 .b = DevicePtr(b.data()),
                                  .ldb = kSize,
-                                 .c = c.data(),
+                                 .c = DevicePtr(c.data()),
                                  .ldc = kSize,
                                  .ab_dtype = dtype,
                                  .c_dtype = dtype};

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "runtime/comm/traced_engine.h"
 #include "runtime/core/log.h"
 #include "runtime/core/process.h"
+#include "runtime/device/guard.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/commands.h"
 #include "tools/hf_start.h"
@@ -81,6 +83,7 @@ Result<std::unique_ptr<comm::Engine>> make_engine(const RankArgs& args, const co
 }
 
 Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
+  if (std::getenv("CAIRN_GUARD_DEVICE_MEMORY") != nullptr) guard_device_memory();  // tests (CONTRIBUTING.md)
   RT_TRY_SET(const std::string text, read_text_file(args.recipe));
   RT_TRY_SET(Recipe recipe, dsl::decode_recipe(text));
   RT_TRY_SET(recipe.init, init_from_json(args.init));  // as the agent has resolved it

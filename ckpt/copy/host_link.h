@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "runtime/tensor/device_link.h"
+#include "runtime/device/device_link.h"
 
 namespace cairn::ckpt {
 

@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "runtime/core/result.h"
-#include "runtime/tensor/copy_gate.h"
-#include "runtime/tensor/device_link.h"
+#include "runtime/device/copy_gate.h"
+#include "runtime/device/device_link.h"
 
 namespace cairn::ckpt {
 

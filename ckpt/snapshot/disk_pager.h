@@ -10,7 +10,7 @@
 #include <span>
 
 #include "runtime/core/result.h"
-#include "runtime/tensor/pager.h"
+#include "runtime/device/pager.h"
 
 namespace cairn::ckpt {
 

@@ -20,6 +20,8 @@
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
 #include "runtime/core/traffic.h"
+#include "runtime/device/guard.h"
+#include "runtime/device/pointer.h"
 
 namespace cairn::comm {
 
@@ -32,11 +34,15 @@ struct OutPart {
   int64_t peer = 0;
   const void* data = nullptr;
   int64_t bytes = 0;
+
+  static OutPart of(int64_t peer, DevicePtr<const void> data, int64_t bytes) { return {peer, data.address(), bytes}; }
 };
 struct InPart {
   int64_t peer = 0;
   void* data = nullptr;
   int64_t bytes = 0;
+
+  static InPart of(int64_t peer, DevicePtr<void> data, int64_t bytes) { return {peer, data.address(), bytes}; }
 };
 
 /// A group of ranks. Ranks below are group ranks, 0..size()-1.
@@ -84,6 +90,36 @@ class Comm {
   using Traffic = cairn::Traffic;
   using Volume = cairn::Volume;
   virtual Traffic traffic() const = 0;
+
+  // The same on a device's memory, ordered after the work that was asked for before. An engine of the host's memory
+  // finds it done.
+  Status all_reduce(DevicePtr<void> data, int64_t count, DType dtype, ReduceOp op, std::string_view what) {
+    const DeviceAccess inside;
+    return all_reduce(data.address(), count, dtype, op, what);
+  }
+  Status reduce_scatter(DevicePtr<const void> input, DevicePtr<void> output, int64_t count_per_rank, DType dtype,
+                        ReduceOp op, std::string_view what) {
+    const DeviceAccess inside;
+    return reduce_scatter(input.address(), output.address(), count_per_rank, dtype, op, what);
+  }
+  Status reduce_scatter_add(DevicePtr<const void> input, DevicePtr<void> output, int64_t count_per_rank, DType dtype,
+                            int64_t tree, std::string_view what) {
+    const DeviceAccess inside;
+    return reduce_scatter_add(input.address(), output.address(), count_per_rank, dtype, tree, what);
+  }
+  Status all_gather(DevicePtr<const void> input, DevicePtr<void> output, int64_t bytes_per_rank,
+                    std::string_view what) {
+    const DeviceAccess inside;
+    return all_gather(input.address(), output.address(), bytes_per_rank, what);
+  }
+  Status isend(DevicePtr<const void> data, int64_t bytes, int64_t dst, std::string_view what) {
+    const DeviceAccess inside;
+    return isend(data.address(), bytes, dst, what);
+  }
+  Status recv(DevicePtr<void> data, int64_t bytes, int64_t src, std::string_view what) {
+    const DeviceAccess inside;
+    return recv(data.address(), bytes, src, what);
+  }
 };
 
 /// One per rank: makes the groups this rank belongs to. Members of a group call group() with equal arguments, and all

@@ -189,6 +189,7 @@ void RankContext::push(SendQueue& queue, SendQueue::Message message) {
 }
 
 void RankContext::progress() {
+  const DeviceAccess inside;  // what is sent may lie there
   const std::lock_guard lock(sends_mutex_);
   std::erase_if(sending_, [&](SendQueue* queue) {
     if (!advance(*queue)) return false;

@@ -128,6 +128,7 @@ class SegmentComm final : public Comm {
   // and how many rounds the longest stream takes.
   Status all_to_all(std::span<const OutPart> out, std::span<const InPart> in, std::string_view what) override {
     const Site site{name_, "all_to_all", what};
+    const DeviceAccess inside;  // the parts lie there
     RT_TRY(check_parts(site, out, size()));
     RT_TRY(check_parts(site, in, size()));
     count_parts(out, out_bytes_);

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "runtime/core/result.h"
-#include "runtime/tensor/device_link.h"
+#include "runtime/device/device_link.h"
 
 namespace cairn {
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "runtime/core/check.h"
-#include "runtime/kernels/zero.h"
 
 namespace cairn::data_parallel {
 namespace {
@@ -32,8 +31,10 @@ comm::Comm& replica_of(const comm::RankGroups& groups, const Bucket& bucket) {
 
 }  // namespace
 
-DataParallel::DataParallel(const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups, const Memory& memory)
-    : plan_(plan),
+DataParallel::DataParallel(Stream& stream, const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups,
+                           const Memory& memory)
+    : on_(kernels::exec_on<float>(stream)),
+      plan_(plan),
       rank_(rank),
       groups_(groups),
       memory_(memory),
@@ -66,7 +67,9 @@ DataParallel::DataParallel(const Plan& plan, const RankPlan& rank, const comm::R
   for (const Unit& unit : rank.units) {
     if (plan.layout_free()) over_tp = std::max(over_tp, partial_elems(rank, unit));
   }
-  partial_.resize(std::max(over_tp, over_kv));
+  Result<Buffer> partial = Buffer::allocate(stream.device(), std::max(over_tp, over_kv) * int64_t{4});
+  RT_CHECK(partial.ok(), "{}", partial.error().message);
+  partial_ = std::move(partial).value().for_device_alone();
 }
 
 void DataParallel::begin_pass(bool training) {
@@ -74,7 +77,7 @@ void DataParallel::begin_pass(bool training) {
   next_use_ = next_gather_ = 0;
   if (!training) return;
   if (rank_.scattered_grads) {
-    kernels::zero(memory_.sums, rank_.grad_elems());
+    on_.clear_floats(memory_.sums, rank_.grad_elems());
   } else {
     clear({0, rank_.flat_elems}, memory_.sums);
   }
@@ -93,7 +96,7 @@ std::span<const LocalTensor> DataParallel::tensors_in(FlatRange range) const {
   return {from(range.begin), from(range.end)};
 }
 
-void DataParallel::clear(FlatRange range, float* to) {
+void DataParallel::clear(FlatRange range, DevicePtr<float> to) {
   int64_t done = range.begin;
   for (const LocalTensor& local : tensors_in(range)) {
     // Matrices of projections and of the vocabulary: who else writes their gradients asks (Parameter::unwritten).
@@ -101,16 +104,16 @@ void DataParallel::clear(FlatRange range, float* to) {
     const TensorSpec& spec = plan_.tensors[local.tensor];
     if (spec.shape.size() != 2 || spec.cut == TensorCut::kReplicated || spec.expert >= 0) continue;
     unwritten_[&local - rank_.tensors.data()] = 1;
-    kernels::zero(to + done - range.begin, local.offset - done);
+    on_.clear_floats(to + done - range.begin, local.offset - done);
     done = local.offset + count_elems(local.shape);
   }
-  kernels::zero(to + done - range.begin, range.end - done);
+  on_.clear_floats(to + done - range.begin, range.end - done);
 }
 
 void DataParallel::fill_unwritten(const Unit& unit) {
   for (const LocalTensor& local : tensors_in(unit.range)) {
     if (std::exchange(unwritten_[&local - rank_.tensors.data()], 0) == 0) continue;
-    kernels::zero(memory_.used_grads() + local.grad_at, count_elems(local.shape));
+    on_.clear_floats(memory_.used_grads() + local.grad_at, count_elems(local.shape));
   }
 }
 
@@ -160,7 +163,7 @@ Status DataParallel::prepare_grads(int64_t unit_index) {
   if (passed_[unit_index] % unit.uses != 0) return {};  // the other use has begun to fill it
   RT_TRY(queue_.wait(grads_from_[unit.grad_slot]));
   clear(unit.range, memory_.slots + unit.grad_at);
-  kernels::zero(memory_.slots + unit.source_grads_at, (plan_.expert_sources() - 1) * unit.experts.size());
+  on_.clear_floats(memory_.slots + unit.source_grads_at, (plan_.expert_sources() - 1) * unit.experts.size());
   return {};
 }
 
@@ -188,7 +191,7 @@ Status DataParallel::end_use(int64_t layer, nn::Pass pass) {
 void DataParallel::reduce_bucket(const Bucket& bucket) {
   if (plan_.mesh.replicas() == 1) return;
   queue_.submit([this, &bucket]() -> Status {
-    float* const shard = memory_.sums + bucket.shard.begin;
+    const DevicePtr<float> shard = memory_.sums + bucket.shard.begin;
     RT_TRY(shard_of(groups_, bucket)
                .reduce_scatter(memory_.sums + bucket.range.begin, shard, bucket.shard.size(), DType::kF32,
                                comm::ReduceOp::kSum, "gradient bucket"));
@@ -215,12 +218,12 @@ void DataParallel::add_unit(const Unit& unit, bool last) {
 // Replicas are numbered in the order of the batch, and so are the ranks of an ep group: the replicas that hold the same
 // experts follow one another, so source by source and replica by replica is the order of the batch again.
 Status DataParallel::add_bucket(const Unit& unit, const Bucket& bucket) {
-  float* const shard = memory_.sums + bucket.shard_offset;
+  const DevicePtr<float> shard = memory_.sums + bucket.shard_offset;
   const int64_t sources = bucket.experts ? plan_.expert_sources() : 1;
   // The ranks of cp are neighbours among the replicas, each with a subtree of a micro-batch's tokens.
   const int64_t tree = plan_.token_parts() > 1 ? plan_.mesh.cp() : 1;
   for (int64_t source = 0; source < sources; ++source) {
-    const float* const grads =
+    const DevicePtr<const float> grads =
         memory_.slots + (source == 0 ? unit.grad_at + bucket.range.begin - unit.range.begin
                                      : unit.source_grads_at + (source - 1) * unit.experts.size() + bucket.range.begin -
                                            unit.experts.begin);
@@ -245,13 +248,17 @@ Status DataParallel::finish() {
 
 template <typename ForRuns>
 Status DataParallel::sum_runs(const ForRuns& for_runs, comm::Comm* group, comm::ReduceOp op, std::string_view what) {
-  float* end = partial_.data();
-  for_runs([&](float* run, int64_t elems) { end = std::copy_n(run, elems, end); });
-  if (end == partial_.data()) return {};
-  RT_TRY(group->all_reduce(partial_.data(), end - partial_.data(), DType::kF32, op, what));
-  const float* from = partial_.data();
-  for_runs([&](float* run, int64_t elems) {
-    std::copy_n(from, elems, run);
+  const DevicePtr<float> begin = partial_.at<float>();
+  DevicePtr<float> end = begin;
+  for_runs([&](DevicePtr<float> run, int64_t elems) {
+    on_.copy_floats(run, end, elems);
+    end += elems;
+  });
+  if (end == begin) return {};
+  RT_TRY(group->all_reduce(begin, end - begin, DType::kF32, op, what));
+  DevicePtr<const float> from = begin;
+  for_runs([&](DevicePtr<float> run, int64_t elems) {
+    on_.copy_floats(from, run, elems);
     from += elems;
   });
   return {};
@@ -283,14 +290,15 @@ Status DataParallel::sum_tied_embedding() {
     if (plan_.tensors[local.tensor].name == "embed.tokens") copies.push_back(&local);
   }
   if (copies.size() == 2) {
-    std::vector<std::pair<float*, int64_t>> first, second;  // their buckets are their own, and cut alike
+    std::vector<std::pair<DevicePtr<float>, int64_t>> first, second;  // their buckets are their own, and cut alike
     for_shards_of(rank_, *copies[0], [&](int64_t at, int64_t count) { first.emplace_back(memory_.sums + at, count); });
     for_shards_of(rank_, *copies[1], [&](int64_t at, int64_t count) { second.emplace_back(memory_.sums + at, count); });
     RT_CHECK(first.size() == second.size(), "{} and {} shards of a tied embedding", first.size(), second.size());
     for (size_t k = 0; k < first.size(); ++k) {
       const auto [a, count] = first[k];
-      float* const b = second[k].first;
-      for (int64_t i = 0; i < count; ++i) a[i] = b[i] = a[i] + b[i];
+      const DevicePtr<float> b = second[k].first;
+      on_.add_to(a, b, count);
+      on_.copy_floats(a, b, count);
     }
     return {};
   }

@@ -32,6 +32,8 @@
 #include "runtime/comm/queue.h"
 #include "runtime/comm/rank_groups.h"
 #include "runtime/core/result.h"
+#include "runtime/device/buffer.h"
+#include "runtime/kernels/ops.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/plan/communication.h"
 #include "runtime/plan/plan.h"
@@ -40,20 +42,21 @@ namespace cairn::data_parallel {
 
 /// Where the arrays of a rank lie; memory of others, sizes from the plan.
 struct Memory {
-  std::byte* weights = nullptr;   // weight_bytes: what an update leaves
-  std::byte* gathered = nullptr;  // gathered_bytes; null but with ZeRO-3
-  float* sums = nullptr;          // grad_elems()
-  float* slots = nullptr;         // behind the sums; null but with ZeRO-2 and -3
+  DevicePtr<std::byte> weights;   // weight_bytes: what an update leaves
+  DevicePtr<std::byte> gathered;  // gathered_bytes; null but with ZeRO-3
+  DevicePtr<float> sums;          // grad_elems()
+  DevicePtr<float> slots;         // behind the sums; null but with ZeRO-2 and -3
 
   /// What forward and backward take.
-  std::byte* used_weights() const { return gathered != nullptr ? gathered : weights; }
-  float* used_grads() const { return slots != nullptr ? slots : sums; }
+  DevicePtr<std::byte> used_weights() const { return gathered ? gathered : weights; }
+  DevicePtr<float> used_grads() const { return slots ? slots : sums; }
 };
 
 class DataParallel final : public nn::UseListener {
  public:
   /// All outlive it.
-  DataParallel(const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups, const Memory& memory);
+  DataParallel(Stream& stream, const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups,
+               const Memory& memory);
 
   /// Before a training step or an evaluation runs.
   void begin_pass(bool training);
@@ -78,7 +81,7 @@ class DataParallel final : public nn::UseListener {
 
  private:
   /// Gradients of `range` at `to` begin anew.
-  void clear(FlatRange range, float* to);
+  void clear(FlatRange range, DevicePtr<float> to);
   /// What no product of the unit has written is zero.
   void fill_unwritten(const Unit& unit);
   std::span<const LocalTensor> tensors_in(FlatRange range) const;
@@ -98,6 +101,7 @@ class DataParallel final : public nn::UseListener {
   Status sum_partial_of(const Unit& unit);
   Status sum_tied_embedding();
 
+  const kernels::Exec<float> on_;
   const Plan& plan_;
   const RankPlan& rank_;
   comm::RankGroups groups_;
@@ -112,7 +116,7 @@ class DataParallel final : public nn::UseListener {
   std::vector<comm::Queue::Ticket> weights_of_,
       grads_from_;                  // by bucket or unit its gather; by slot its last reduction
   std::vector<uint8_t> unwritten_;  // by tensor of the rank
-  std::vector<float> partial_;      // gathers what is partial over tp or kv for one all-reduce
+  Buffer partial_;                  // floats: gathers what is partial over tp or kv for one all-reduce
   comm::Queue queue_;               // last: its thread uses all above
 };
 

@@ -462,6 +462,7 @@ class GlooComm final : public Comm {
 
   Status all_to_all(std::span<const OutPart> out, std::span<const InPart> in, std::string_view what) override {
     const Site site{name_, "all_to_all", what};
+    const DeviceAccess inside;  // the parts lie there
     RT_TRY(check_parts(site, out, size()));
     RT_TRY(check_parts(site, in, size()));
     const auto n = static_cast<size_t>(size());

@@ -96,8 +96,8 @@ Result<nn::StageModel*> Session::pass(int64_t samples, int64_t pass_tokens, int6
   made->rank = made->plan.rank(0);
   // Memory of its own: a model keeps tables in it that it writes once.
   RT_TRY_SET(made->activations, Buffer::allocate({DeviceKind::kCpu, 0}, stage_buffers_bytes(made->plan, made->rank)));
-  RT_TRY_SET(made->model, nn::StageModel::make(made->plan, made->rank, 0, {.tp = tp_.get()}, weights_.data(), nullptr,
-                                               made->activations.as<std::byte>()));
+  RT_TRY_SET(made->model, nn::StageModel::make(*stream_, made->plan, made->rank, 0, {.tp = tp_.get()}, weights_.at(),
+                                               nullptr, made->activations.all()));
   found = std::move(made);
   return found->model.get();
 }
@@ -159,8 +159,11 @@ Result<std::span<const float>> Session::logits(std::span<const int32_t> tokens, 
 Result<std::vector<float>> Session::token_losses(std::span<const int32_t> tokens) {
   if (tokens.size() < 2) return invalid("a loss needs at least two tokens");
   RT_TRY(forward(tokens.first(tokens.size() - 1), tokens.subspan(1), {}));
-  const std::span<const float> losses = text_pass_->token_losses(0).first(tokens.size() - 1);
-  return std::vector<float>(losses.begin(), losses.end());
+  std::vector<float> losses(tokens_.size());
+  text_pass_->token_losses(0, losses);
+  RT_TRY(stream_->settle());
+  losses.resize(tokens.size() - 1);
+  return losses;
 }
 
 Status Session::make_cache(int64_t sequences, int64_t capacity) {
@@ -176,8 +179,8 @@ Status Session::make_cache(int64_t sequences, int64_t capacity) {
   values_ = Buffer();
   RT_TRY_SET(keys_, Buffer::allocate({DeviceKind::kCpu, 0}, bytes));
   RT_TRY_SET(values_, Buffer::allocate({DeviceKind::kCpu, 0}, bytes));
-  cache_.key_memory = keys_.data();
-  cache_.value_memory = values_.data();
+  cache_.key_memory = keys_.at();
+  cache_.value_memory = values_.at();
   lengths_.assign(sequences, 0);
   gaps_.assign(sequences, -1);
   return {};
@@ -200,6 +203,7 @@ Status Session::feed(int64_t sequence, std::span<const int32_t> tokens) {
                                             .place = places,
                                             .position = {},
                                             .ends = {},
+                                            .cache_rows = {},
                                             .from_start = lengths_[sequence] == 0}));
   lengths_[sequence] += std::min(rows, count);
   if (count > rows) return feed(sequence, tokens.subspan(rows));
@@ -220,6 +224,7 @@ Status Session::feed_shaped(int64_t sequence, std::span<const int32_t> tokens, c
                                             .place = places,
                                             .position = positions,
                                             .ends = ends,
+                                            .cache_rows = {},
                                             .from_start = true}));
   lengths_[sequence] = count;
   gaps_[sequence] = shape.gap;
@@ -259,6 +264,7 @@ Result<std::span<const float>> Session::next(std::span<const int32_t> tokens) {
                                             .place = places,
                                             .position = positions,
                                             .ends = {},
+                                            .cache_rows = {},
                                             .from_start = false}));
   logits_.resize(rows * plan_.recipe.model.vocab);
   RT_TRY(model->cached_logits(0, rows, logits_));

@@ -15,9 +15,9 @@
 
 #include "runtime/comm/comm.h"
 #include "runtime/core/result.h"
+#include "runtime/device/buffer.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/plan/plan.h"
-#include "runtime/tensor/buffer.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
 namespace cairn::inference {
@@ -91,6 +91,7 @@ class Session {
 
   Plan plan_;
   RankPlan rank_;
+  const std::unique_ptr<Stream> stream_ = make_cpu_stream();
   Buffer weights_, master_, keys_, values_;
   std::unique_ptr<comm::Engine> engine_;
   std::unique_ptr<comm::Comm> tp_;

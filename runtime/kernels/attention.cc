@@ -83,10 +83,11 @@ struct VisibleKeys {
 RT_INLINE VisibleKeys visible_keys(const AttentionDims& d, int64_t sample, int64_t t) {
   VisibleKeys out{0, d.mask.causal ? t + 1 : d.tokens};
   if (d.mask.ends != nullptr) {
-    out.end = std::max(out.end, std::min<int64_t>(d.tokens, d.mask.ends[sample * d.tokens + t]));
+    out.end = std::max(out.end, std::min<int64_t>(d.tokens, address_of(d.mask.ends)[sample * d.tokens + t]));
   }
   if (d.mask.window > 0) out.first = std::max<int64_t>(0, t - d.mask.window + 1);
-  if (d.mask.starts != nullptr) out.first = std::max<int64_t>(out.first, d.mask.starts[sample * d.tokens + t]);
+  if (d.mask.starts != nullptr)
+    out.first = std::max<int64_t>(out.first, address_of(d.mask.starts)[sample * d.tokens + t]);
   return out;
 }
 
@@ -171,7 +172,7 @@ void mask_tile(const AttentionDropout& d, int64_t sample, int64_t head, int64_t 
                int64_t key0, float* mask) {
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t row = (d.first_head + head) * tokens + query0 + r;
-    const uint64_t key = dropout_row_key(d.sample_keys[sample], d.site, static_cast<uint64_t>(row));
+    const uint64_t key = dropout_row_key(address_of(d.sample_keys)[sample], d.site, static_cast<uint64_t>(row));
     dropout_factors(key, key0, kKeys, d.rate, mask + r * kKeys);
   }
 }
@@ -233,7 +234,7 @@ RT_CLONES(scale_floats)
 float bias_scores(const AttentionDims& d, float* scores, int64_t rows, int64_t head, int64_t distance) {
   if (d.alibi_slopes == nullptr) return d.scale;
   scale_floats(scores, d.scale, rows * kKeys);
-  add_alibi(scores, rows, d.alibi_slopes[head], distance);
+  add_alibi(scores, rows, address_of(d.alibi_slopes)[head], distance);
   return 1.0f;
 }
 
@@ -400,7 +401,8 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                      .b_row = kKeys,
                      .c = scores,
                      .c_row = kKeys});
-          if (dims.alibi_slopes != nullptr) add_alibi(scores, rows, dims.alibi_slopes[head], t * kKeys - first);
+          if (dims.alibi_slopes != nullptr)
+            add_alibi(scores, rows, address_of(dims.alibi_slopes)[head], t * kKeys - first);
           online_softmax(scores, rows, columns, max, sum, sums, padded);
           if (dims.dropout) multiply(scores, mask, rows * kKeys);  // the sum is of all probabilities
           const int64_t seen = std::min(kKeys, key_end - t * kKeys);
@@ -420,7 +422,7 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
         unpack_rows(sums, padded, rows, head_dim, out + row * dims.out_stride + head * head_dim, dims.out_stride);
         float* lse = logsumexp + unit * query.count + index;
         for (int64_t r = 0; r < rows; ++r) lse[r] = max[r] + std::log(sum[r]);
-        if (dims.max_scores != nullptr) raise_to(dims.max_scores[head], *std::max_element(max, max + rows));
+        if (dims.max_scores != nullptr) raise_to(address_of(dims.max_scores)[head], *std::max_element(max, max + rows));
       }
     }
   });
@@ -537,7 +539,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                          .c = p,
                          .c_row = kKeys,
                          .alpha = dims.scale});
-              if (dims.alibi_slopes != nullptr) add_alibi(p, rows, dims.alibi_slopes[head], key0 - query0);
+              if (dims.alibi_slopes != nullptr) add_alibi(p, rows, address_of(dims.alibi_slopes)[head], key0 - query0);
               probabilities(p, rows, columns, logsumexp + head_row0 + index);
               tile_gemm({.m = rows,
                          .n = kKeys,
@@ -640,7 +642,7 @@ void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity,
           p[j] = j < keys ? dims.scale * dot(q + unit * head_dim, k_cache + offset + (first + j) * kv_row, head_dim)
                           : 0.0f;
         }
-        if (dims.alibi_slopes != nullptr) add_alibi(p, 1, dims.alibi_slopes[head], first - past);
+        if (dims.alibi_slopes != nullptr) add_alibi(p, 1, address_of(dims.alibi_slopes)[head], first - past);
         const VisibleColumns columns{{0}, {keys}};
         online_softmax(p, 1, columns, &max, &sum, sums, head_dim);
         for (int64_t j = 0; j < keys; ++j) {

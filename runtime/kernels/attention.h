@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "runtime/device/pointer.h"
 #include "runtime/kernels/dropout.h"
 
 namespace cairn::kernels {
@@ -13,7 +14,7 @@ namespace cairn::kernels {
 /// elements are the keys.
 struct AttentionDropout {
   DropoutRate rate;
-  const uint64_t* sample_keys = nullptr;  // [B]
+  DevicePtr<const uint64_t> sample_keys;  // [B]
   uint64_t site = 0;
   int64_t first_head = 0;  // of these heads in the model
 
@@ -24,8 +25,8 @@ struct AttentionDropout {
 struct AttentionMask {
   bool causal = true;             // end = t + 1; else S
   int64_t window = 0;             // > 0: first >= t - window + 1
-  const int32_t* ends = nullptr;  // [B, S]: end >= ends[b, t], so prefixes see themselves; never falls within a sample
-  const int32_t* starts = nullptr;  // [B, S]: first >= starts[b, t] <= t, where the query's document begins
+  DevicePtr<const int32_t> ends;  // [B, S]: end >= ends[b, t], so prefixes see themselves; never falls within a sample
+  DevicePtr<const int32_t> starts;  // [B, S]: first >= starts[b, t] <= t, where the query's document begins
 };
 
 /// Legend: B samples, S tokens a sample, N query heads, K key/value heads, D head dim; T = B * S rows. With `held`,
@@ -38,11 +39,11 @@ struct AttentionDims {
   int64_t q_stride = 0, kv_stride = 0, out_stride = 0;  // elements from row to row of q; k and v; out and dout
   float scale = 1.0f;                                   // of the scores, 1 / sqrt(D)
   AttentionMask mask;
-  const float* alibi_slopes = nullptr;  // [N] of these heads: slope * (key - query position) is added to a score
+  DevicePtr<const float> alibi_slopes;  // [N] of these heads: slope * (key - query position) is added to a score
   AttentionDropout dropout;             // attention_decode() has none
   TokenRuns held;                       // queries' tokens of a sequence; none: all
   int64_t key_parts = 1;                // of all tokens, of which held.parts are the queries'
-  float* max_scores = nullptr;          // [N], forward: raised to the largest score of each head, as softmax sees them
+  DevicePtr<float> max_scores;          // [N], forward: raised to the largest score of each head, as softmax sees them
 };
 
 /// The bits depend on neither the number of threads nor the strides. A thread keeps scratch of its own: 2 S D floats in
@@ -58,6 +59,12 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
 template <typename T, typename G>
 void attention_backward(const AttentionDims& dims, const T* q, const T* k, const T* v, const T* out,
                         const float* logsumexp, const T* dout, T* dq, G* dk, G* dv, float* scratch);
+/// The same with G = float.
+template <typename T>
+void attention_backward_sums(const AttentionDims& dims, const T* q, const T* k, const T* v, const T* out,
+                             const float* logsumexp, const T* dout, T* dq, float* dk, float* dv, float* scratch) {
+  attention_backward<T, float>(dims, q, k, v, out, logsumexp, dout, dq, dk, dv, scratch);
+}
 int64_t attention_backward_scratch_elems(const AttentionDims& dims);
 
 /// Slopes of ALiBi for a model of `heads` heads, written from head `first` on, `count` of them (Press et al. 2022):

@@ -1,5 +1,6 @@
 #include "runtime/kernels/cross_entropy.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -88,6 +89,32 @@ void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid
       std::memset(static_cast<void*>(row + valid_cols), 0, static_cast<size_t>(cols - valid_cols) * sizeof(T));
     }
   });
+}
+
+void join_maxima(const float* maxima, int64_t parts, int64_t rows, float* max) {
+  std::copy_n(maxima, rows, max);
+  for (int64_t part = 1; part < parts; ++part) {
+    for (int64_t r = 0; r < rows; ++r) max[r] = std::max(max[r], maxima[part * rows + r]);
+  }
+}
+
+void rescale_sums(const float* maxima, const float* max, int64_t parts, int64_t filled, int64_t rows, float* sums) {
+  for (int64_t part = 0; part < parts; ++part) {
+    for (int64_t r = 0; r < rows; ++r) {
+      float& sum = sums[part * rows + r];
+      sum = part < filled ? sum * std::exp(maxima[part * rows + r] - max[r]) : 0;
+    }
+  }
+}
+
+void row_losses(const int32_t* targets, const float* max, const float* sum_exp, int64_t rows, float* loss) {
+  for (int64_t r = 0; r < rows; ++r) {
+    loss[r] = targets[r] < 0 ? 0.0f : std::log(sum_exp[r]) + max[r] - loss[r];
+  }
+}
+
+void row_scales(const int32_t* targets, float value, int64_t rows, float* scale) {
+  for (int64_t r = 0; r < rows; ++r) scale[r] = targets[r] < 0 ? 0.0f : value;
 }
 
 #define RT_INSTANTIATE(T)                                                                                          \

@@ -22,4 +22,15 @@ void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid
                             const int32_t* targets, const float* max, const float* sum_exp, const float* scale,
                             float z_loss = 0);
 
+/// max [rows] = the largest of maxima [parts, rows].
+void join_maxima(const float* maxima, int64_t parts, int64_t rows, float* max);
+/// Sums of exponentials [parts, rows] that were taken against maxima [parts, rows] become those against max [rows];
+/// parts from `filled` on have no column, and sum 0.
+void rescale_sums(const float* maxima, const float* max, int64_t parts, int64_t filled, int64_t rows, float* sums);
+
+/// loss[r] holds the target's logit and becomes the row's loss; 0 where the target is below 0, which is none.
+void row_losses(const int32_t* targets, const float* max, const float* sum_exp, int64_t rows, float* loss);
+/// scale[r] = value; 0 where there is no target.
+void row_scales(const int32_t* targets, float value, int64_t rows, float* scale);
+
 }  // namespace cairn::kernels

@@ -438,11 +438,12 @@ void rotary(const RotaryDims& d, T* x, const float* table, bool inverse) {
   RT_CHECK(d.turning % 2 == 0 && d.turning <= d.head_dim, "rotary of {} channels of {}", d.turning, d.head_dim);
   const int64_t half = d.turning / 2;
   const float sign = inverse ? -1.0f : 1.0f;
+  const int32_t* const positions = address_of(d.positions);
   parallel_ranges(d.rows, 1, d.heads * d.turning, [=](int64_t begin, int64_t end) {
     constexpr int64_t kPiece = 128;  // pairs a piece, so that the tables fit a stack buffer whatever head_dim is
     float cos[kPiece], sin[kPiece];
     for (int64_t r = begin; r < end; ++r) {
-      const int64_t position = d.positions != nullptr ? d.positions[r] : r % d.tokens;
+      const int64_t position = positions != nullptr ? positions[r] : r % d.tokens;
       const float* row_table = table + position * half * 2;
       for (int64_t i0 = 0; i0 < half; i0 += kPiece) {
         const int64_t n = std::min(kPiece, half - i0);
@@ -483,6 +484,8 @@ void add_scaled(const T* a, float factor, const T* b, T* out, int64_t count) {
 void add_to(float* x, const float* y, int64_t count) {
   parallel_elements(count, [=](int64_t i, int64_t end) { add_to_leaf(x + i, y + i, end - i); });
 }
+
+void scale_floats(float* x, float factor, int64_t count) { scale(x, factor, count); }
 
 void add_squares(const float* x, int64_t count, ExactSum& sum) {
   std::mutex mutex;

@@ -75,7 +75,7 @@ struct RotaryDims {
   int64_t rows = 0, tokens = 0, heads = 0, head_dim = 0, stride = 0;
   int64_t turning = 0;                 // channels of a head that turn, its first; even
   bool interleaved = false;            // pairs (2i, 2i+1), not (i, i + turning/2)
-  const int32_t* positions = nullptr;  // [rows], or none
+  DevicePtr<const int32_t> positions;  // [rows], or none
 };
 /// cos and sin, computed in double: table [tokens, pairs, 2] for pairs = frequencies.size(), position p turning pair i
 /// by p * frequencies[i]. Both are multiplied by `factor`.
@@ -95,6 +95,7 @@ void scale(T* x, float factor, int64_t count);
 template <typename T>
 void add_scaled(const T* a, float factor, const T* b, T* out, int64_t count);
 void add_to(float* x, const float* y, int64_t count);  // x += y
+void scale_floats(float* x, float factor, int64_t count);
 /// Adds the squares of x. Blocks of 16 elements are summed in double first, so cuts at multiples of 16 change no bit.
 void add_squares(const float* x, int64_t count, ExactSum& sum);
 

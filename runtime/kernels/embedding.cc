@@ -51,6 +51,11 @@ void add_tree(RowsOfId of, int64_t first_row, int64_t rows, int64_t parts, const
   accumulate_leaf(right, sum, n);
 }
 
+int64_t position_of(const RowPositions& positions, int64_t row) {
+  const int32_t* const at = positions.at.address();
+  return at != nullptr ? at[row] : positions.tokens.place(positions.first_row + row, positions.samples).position;
+}
+
 }  // namespace
 
 template <typename T>
@@ -112,23 +117,25 @@ void embedding_backward_parts(const int32_t* ids, int64_t rows, int64_t parts, c
 }
 
 template <typename T>
-void positions_forward(T* x, const T* table, int64_t rows, int64_t first_row, const TokenRuns& tokens, int64_t samples,
-                       int64_t width) {
-  parallel_ranges(rows, 1, width, [=](int64_t r, int64_t end) {
-    for (; r < end; ++r) {
-      add_row_leaf(x + r * width, table + tokens.place(first_row + r, samples).position * width, width);
+void positions_forward(T* x, const T* table, const RowPositions& positions, int64_t rows, int64_t width) {
+  parallel_ranges(rows, 1, width, [&](int64_t r, int64_t end) {
+    for (; r < end; ++r) add_row_leaf(x + r * width, table + position_of(positions, r) * width, width);
+  });
+}
+
+template <typename T>
+void positions_backward(const T* dout, float* dtable, const RowPositions& positions, int64_t rows, int64_t width) {
+  parallel_ranges(width, 64, rows, [&](int64_t c, int64_t end) {
+    for (int64_t r = 0; r < rows; ++r) {
+      accumulate_leaf(dout + r * width + c, dtable + position_of(positions, r) * width + c, end - c);
     }
   });
 }
 
 template <typename T>
-void positions_backward(const T* dout, float* dtable, int64_t rows, int64_t first_row, const TokenRuns& tokens,
-                        int64_t samples, int64_t width) {
-  parallel_ranges(width, 64, rows, [=](int64_t c, int64_t end) {
-    for (int64_t r = 0; r < rows; ++r) {
-      accumulate_leaf(dout + r * width + c, dtable + tokens.place(first_row + r, samples).position * width + c,
-                      end - c);
-    }
+void positions_look_up(const T* table, const RowPositions& positions, int64_t rows, int64_t width, T* out) {
+  parallel_ranges(rows, 1, width, [&](int64_t r, int64_t end) {
+    for (; r < end; ++r) std::copy_n(table + position_of(positions, r) * width, width, out + r * width);
   });
 }
 
@@ -137,8 +144,9 @@ void positions_backward(const T* dout, float* dtable, int64_t rows, int64_t firs
   template void embedding_backward<T>(const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, float*, float); \
   template void embedding_backward_parts<T>(const int32_t*, int64_t, int64_t, const T*, int64_t, int64_t, int64_t,  \
                                             float*, float);                                                         \
-  template void positions_forward<T>(T*, const T*, int64_t, int64_t, const TokenRuns&, int64_t, int64_t);           \
-  template void positions_backward<T>(const T*, float*, int64_t, int64_t, const TokenRuns&, int64_t, int64_t)
+  template void positions_forward<T>(T*, const T*, const RowPositions&, int64_t, int64_t);                          \
+  template void positions_backward<T>(const T*, float*, const RowPositions&, int64_t, int64_t);                     \
+  template void positions_look_up<T>(const T*, const RowPositions&, int64_t, int64_t, T*)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

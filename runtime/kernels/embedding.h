@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "runtime/core/token_runs.h"
+#include "runtime/device/pointer.h"
 
 namespace cairn::kernels {
 
@@ -21,13 +22,21 @@ template <typename T>
 void embedding_backward_parts(const int32_t* ids, int64_t rows, int64_t parts, const T* dout, int64_t first,
                               int64_t rows_in_table, int64_t width, float* dtable, float factor);
 
-/// x[r, :] += table[p, :] for p the position of row first_row + r of a micro-batch of `samples`, as `tokens` says;
-/// backward adds dout rows into dtable, in row order.
+/// Where rows stand in a table of positions.
+struct RowPositions {
+  DevicePtr<const int32_t> at;  // [rows]; null: row first_row + r of a micro-batch of `samples` stands as `tokens` says
+  int64_t first_row = 0;
+  TokenRuns tokens;
+  int64_t samples = 1;
+};
+
+/// x[r, :] += table[p, :] for p the position of row r; backward adds dout rows into dtable, in row order; look_up:
+/// out[r, :] = table[p, :].
 template <typename T>
-void positions_forward(T* x, const T* table, int64_t rows, int64_t first_row, const TokenRuns& tokens, int64_t samples,
-                       int64_t width);
+void positions_forward(T* x, const T* table, const RowPositions& positions, int64_t rows, int64_t width);
 template <typename T>
-void positions_backward(const T* dout, float* dtable, int64_t rows, int64_t first_row, const TokenRuns& tokens,
-                        int64_t samples, int64_t width);
+void positions_backward(const T* dout, float* dtable, const RowPositions& positions, int64_t rows, int64_t width);
+template <typename T>
+void positions_look_up(const T* table, const RowPositions& positions, int64_t rows, int64_t width, T* out);
 
 }  // namespace cairn::kernels

@@ -3,7 +3,9 @@
 #include <bit>
 
 #include "runtime/core/check.h"
+#include "runtime/kernels/few_rows.h"
 #include "runtime/kernels/matmul_impl.h"
+#include "runtime/kernels/parallel.h"
 #include "runtime/kernels/simd.h"
 
 namespace cairn::kernels {
@@ -20,7 +22,7 @@ void check(const MatmulArgs& args) {
            dtype_name(args.ab_dtype), dtype_name(args.c_dtype));
   if (args.parts == 1 && args.stretches.empty()) return;
   RT_CHECK(args.parts > 0 && std::has_single_bit(static_cast<uint64_t>(args.parts)), "matmul in {} parts", args.parts);
-  RT_CHECK(args.bias == nullptr && !args.accumulate, "matmul: a sum in parts is all there is");
+  RT_CHECK(!args.bias && !args.accumulate, "matmul: a sum in parts is all there is");
   int64_t k = args.stretches.empty() ? args.k : 0;
   for (const MatmulStretch& stretch : args.stretches) {
     RT_CHECK(stretch.k % args.parts == 0, "matmul: {} of k in {} parts", stretch.k, args.parts);
@@ -32,8 +34,8 @@ void check(const MatmulArgs& args) {
 /// k = 0: an empty sum.
 template <typename C, typename Bias>
 void fill_bias(const MatmulArgs& args) {
-  C* c = static_cast<C*>(args.c);
-  const Bias* bias = static_cast<const Bias*>(args.bias);
+  C* c = address_of(args.c.as<C>());
+  const Bias* bias = address_of(args.bias.as<const Bias>());
   for (int64_t i = 0; i < args.m; ++i) {
     for (int64_t j = 0; j < args.n; ++j) {
       C& x = c[i * args.ldc + j];
@@ -49,13 +51,35 @@ void empty_sum(const MatmulArgs& args) {
   return is_bf16 ? fill_bias<bf16, bf16>(args) : fill_bias<f16, f16>(args);
 }
 
+template <typename T>
+void few_rows(const MatmulArgs& args) {
+  few_rows_matmul(address_of(args.a.as<const T>()), address_of(args.b.as<const T>()),
+                  address_of(args.bias.as<const T>()), address_of(args.c.as<T>()), args.ldc, args.m, args.n, args.k);
+}
+
 }  // namespace
 
 void matmul(const MatmulArgs& args) {
   check(args);
+  if (args.few_rows && args.m <= kFewRows) {
+    RT_CHECK(args.trans_b && !args.trans_a && args.lda == args.k && args.ldb == args.k &&
+                 args.c_dtype == args.ab_dtype && args.parts == 1 && args.stretches.empty() && !args.accumulate,
+             "a product of few rows is x W^T alone");
+    if (args.ab_dtype == DType::kF32) return few_rows<float>(args);
+    return args.ab_dtype == DType::kBf16 ? few_rows<bf16>(args) : few_rows<f16>(args);
+  }
   if (args.m == 0 || args.n == 0) return;
   if (args.k == 0) return empty_sum(args);
   matmul_packed(args, gemm_isa());
+}
+
+void matmul_groups(const MatmulGroups& groups) {
+  constexpr int64_t kSmallRows = 512;
+  const bool side_by_side = groups.most_rows <= kSmallRows && groups.most_rows * team_threads() <= groups.all_rows;
+  parallel_tasks(std::ssize(groups.ends), !side_by_side, [&](int64_t i) {
+    const auto group = static_cast<size_t>(i);
+    for (size_t k = group == 0 ? 0 : groups.ends[group - 1]; k < groups.ends[group]; ++k) matmul(groups.products[k]);
+  });
 }
 
 }  // namespace cairn::kernels

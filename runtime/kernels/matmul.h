@@ -3,14 +3,16 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "runtime/core/dtype.h"
+#include "runtime/device/pointer.h"
 
 namespace cairn::kernels {
 
 /// A run of rows of op(B), stored as MatmulArgs says, from `b` on.
 struct MatmulStretch {
-  const void* b = nullptr;
+  DevicePtr<const void> b;
   int64_t k = 0;
 };
 
@@ -19,24 +21,26 @@ struct MatmulStretch {
 /// A and B are f32, bf16 or f16, the same; C is that dtype or f32; accumulation is in f32 always. bias has A's dtype.
 struct MatmulArgs {
   int64_t m = 0, n = 0, k = 0;
-  const void* a = nullptr;
+  DevicePtr<const void> a;
   int64_t lda = 0;
   bool trans_a = false;
-  const void* b = nullptr;
+  DevicePtr<const void> b;
   int64_t ldb = 0;
   bool trans_b = false;
-  void* c = nullptr;
+  DevicePtr<void> c;
   int64_t ldc = 0;
   DType ab_dtype = DType::kF32;
   DType c_dtype = DType::kF32;
   bool accumulate = false;
-  const void* bias = nullptr;
+  DevicePtr<const void> bias;
   /// The sum over k as equal parts, a power of two: each is summed by itself, and the sums are added in float by a
   /// balanced tree. So calls with a subtree's part of k alone give, as float, sums whose tree has the same bits.
   int64_t parts = 1;
   /// Runs that k consists of, where B is not one matrix or parts are cut from each run: part p is the p-th of every
   /// run, in order. Empty: one run, b. Neither parts nor runs go with `accumulate` or `bias`.
   std::span<const MatmulStretch> stretches;
+  /// Generation, where bits may depend on how many rows there are: few take a kernel that reads B once.
+  bool few_rows = false;
 };
 
 /// Own kernels: AMX, AVX-512 (with bf16 where that is fast), AVX2 or plain; what these have no instructions for is
@@ -46,5 +50,15 @@ struct MatmulArgs {
 /// smaller, but of operands and of their products what is below 2^-110 loses digits, below 2^-126 is zero, and
 /// infinities and what is above 3.38e38 become NaN.
 void matmul(const MatmulArgs& args);
+
+/// Products of groups of rows, as experts have them: those of one group in order, groups in any order.
+struct MatmulGroups {
+  std::vector<MatmulArgs> products;
+  std::vector<size_t> ends;             // of each group's
+  int64_t most_rows = 0, all_rows = 0;  // of the largest group, and of all
+};
+/// Many small groups are taken by the threads side by side, each by one; few or large ones one after another, each
+/// product by all threads.
+void matmul_groups(const MatmulGroups& groups);
 
 }  // namespace cairn::kernels

@@ -90,9 +90,9 @@ void load_bias(const void* from, int64_t at, int64_t columns, float* to) {
 }
 
 void load_bias(const MatmulArgs& args, int64_t at, int64_t columns, float* to) {
-  if (args.ab_dtype == DType::kF32) return load_bias<float>(args.bias, at, columns, to);
-  if (args.ab_dtype == DType::kBf16) return load_bias<bf16>(args.bias, at, columns, to);
-  load_bias<f16>(args.bias, at, columns, to);
+  if (args.ab_dtype == DType::kF32) return load_bias<float>(address_of(args.bias), at, columns, to);
+  if (args.ab_dtype == DType::kBf16) return load_bias<bf16>(address_of(args.bias), at, columns, to);
+  load_bias<f16>(address_of(args.bias), at, columns, to);
 }
 
 /// A run of the sum that is contiguous in A and in B.
@@ -162,7 +162,8 @@ struct Chunk {
   GemmRows rows_to_write(const float* sums, int64_t row, int64_t column, int64_t count) const;
   Level level(int64_t level, int64_t row, int64_t column) const {
     if (args.c_dtype != DType::kF32) return {sums + (level * sum_rows + row) * columns + column, columns};
-    if (level == 0) return {static_cast<float*>(args.c) + (row0 + row) * args.ldc + column0 + column, args.ldc};
+    if (level == 0)
+      return {static_cast<float*>(address_of(args.c)) + (row0 + row) * args.ldc + column0 + column, args.ldc};
     return {sums + ((level - 1) * sum_rows + row) * columns + column, columns};
   }
   int64_t panels() const { return ceil_div(columns, kernel.columns); }
@@ -197,10 +198,10 @@ void Chunk::store(float* tile, int64_t row, int64_t column, int64_t count, int64
   const float* const before = continues ? level(sum.level, row, column).at : nullptr;
   const int64_t at = (row0 + row) * args.ldc + column0 + column;
   if (args.c_dtype == DType::kBf16) {
-    return round_tile(tile, tile_stride, before, columns, static_cast<bf16*>(args.c) + at, args.ldc, count, width,
-                      args.accumulate);
+    return round_tile(tile, tile_stride, before, columns, static_cast<bf16*>(address_of(args.c)) + at, args.ldc, count,
+                      width, args.accumulate);
   }
-  round_tile(tile, tile_stride, before, columns, static_cast<f16*>(args.c) + at, args.ldc, count, width,
+  round_tile(tile, tile_stride, before, columns, static_cast<f16*>(address_of(args.c)) + at, args.ldc, count, width,
              args.accumulate);
 }
 
@@ -223,7 +224,7 @@ GemmRows Chunk::rows_to_write(const float* from, int64_t row, int64_t column, in
   if (!sum.last) return out;
   if (!float_c) {
     out.round = true;
-    out.to = static_cast<char*>(args.c) + ((row0 + row) * args.ldc + column0 + column) * 2;
+    out.to = static_cast<char*>(address_of(args.c)) + ((row0 + row) * args.ldc + column0 + column) * 2;
     out.row_bytes = args.ldc * 2;
   }
   out.past = !(float_c && out.before != nullptr) && args.m * args.n * dtype_size_bytes(args.c_dtype) >= kPastBytes &&
@@ -251,7 +252,7 @@ void Chunk::multiply_part(Part& part) const {
     if (a.words != nullptr) {
       return a.words + segment.step0 * a.rows + (row - a.row0) * segment.steps + step * kernel.rows;
     }
-    return static_cast<const bf16*>(args.a) + (row0 + row) * args.lda + segment.a0 + 2 * step;
+    return static_cast<const bf16*>(address_of(args.a)) + (row0 + row) * args.lda + segment.a0 + 2 * step;
   };
   const bool many = sum.segments.size() > 1;
   const int64_t most_steps = kernel.turn_steps == 0 ? sum.steps : kernel.turn_steps;
@@ -340,7 +341,7 @@ void Chunk::pack_b(int64_t threads) const {
 }
 
 void Chunk::pack_a(int64_t begin, int64_t end, const PackedA& to) const {
-  const GemmOperand from{args.a, args.lda, !args.trans_a, args.ab_dtype};
+  const GemmOperand from{address_of(args.a), args.lda, !args.trans_a, args.ab_dtype};
   for (const Segment& segment : sum.segments) {
     pack_panels(isa, kernel, from, GemmSide::kA, row0 + begin, end - begin, segment.a0, segment.depth, segment.steps,
                 to.words + segment.step0 * to.rows + (begin - to.row0) * segment.steps);
@@ -426,7 +427,7 @@ class SumPlan {
         for (int64_t at = 0; at < depth; at += most) {
           const int64_t b0 = part * depth + at, size = std::min(most, depth - at);
           segments_.push_back({.a0 = stretch_a0 + b0,
-                               .b = stretch.b,
+                               .b = address_of(stretch.b),
                                .b0 = b0,
                                .depth = size,
                                .steps = kernel.steps_of(size),
@@ -501,7 +502,7 @@ void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
 
   for (int64_t column0 = 0; column0 < args.n; column0 += columns_size) {
     const int64_t columns = std::min(columns_size, args.n - column0);
-    if (args.bias != nullptr) load_bias(args, column0, columns, bias);
+    if (args.bias) load_bias(args, column0, columns, bias);
     for (int64_t row0 = 0; row0 < args.m; row0 += rows_size) {
       const int64_t rows = std::min(rows_size, args.m - row0);
       for (const ChunkSum& sum : plan.chunks()) {
@@ -515,7 +516,7 @@ void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
                           .column0 = column0,
                           .columns = columns,
                           .b = b,
-                          .bias = args.bias != nullptr ? bias : nullptr,
+                          .bias = args.bias ? bias : nullptr,
                           .sums = sums,
                           .sum_rows = rows_size};
         chunk.pack_b(threads);

@@ -25,7 +25,7 @@ float softmax_row(float* x, int64_t n) {
 }
 
 /// What decides between experts: the score and its bias.
-float merit(const RouterDims& d, const float* p, int64_t e) { return d.bias == nullptr ? p[e] : p[e] + d.bias[e]; }
+float merit(const RouterDims& d, const float* p, int64_t e) { return !d.bias ? p[e] : p[e] + address_of(d.bias)[e]; }
 
 /// A bit for each group that a token may choose from, the lower one first among equals.
 uint64_t choose_groups(const RouterDims& d, const float* p) {
@@ -126,6 +126,7 @@ void route_forward(const RouterDims& d, float* logits, int32_t* chosen, float* w
 template <typename T>
 void route_backward(const RouterDims& d, const float* scores, const int32_t* chosen, const float* dweights,
                     const RouterLosses& losses, T* dlogits) {
+  const float *const balances = address_of(losses.balance), *const log_sums = address_of(losses.log_sums);
   parallel_ranges(d.tokens, 16, 8 * d.experts, [=](int64_t t, int64_t end) {
     for (; t < end; ++t) {
       const float* p = scores + t * d.experts;
@@ -140,11 +141,10 @@ void route_backward(const RouterDims& d, const float* scores, const int32_t* cho
       if (d.sigmoid) {
         // The balance is of p_e / A, A the sum of all: its gradient is (b_e - sum over i of b_i p_i / A) / A.
         float all = 1e-20f, balance = 0;
-        for (int64_t e = 0; losses.balance != nullptr && e < d.experts; ++e) all += p[e];
-        for (int64_t e = 0; losses.balance != nullptr && e < d.experts; ++e)
-          balance += losses.balance[e] * (p[e] / all);
+        for (int64_t e = 0; balances != nullptr && e < d.experts; ++e) all += p[e];
+        for (int64_t e = 0; balances != nullptr && e < d.experts; ++e) balance += balances[e] * (p[e] / all);
         const auto dlogit = [&](int64_t e, float dp) {
-          if (losses.balance != nullptr) dp += (losses.balance[e] - balance) / all;
+          if (balances != nullptr) dp += (balances[e] - balance) / all;
           return p[e] * (1.0f - p[e]) * dp;
         };
         for (int64_t e = 0; e < d.experts; ++e) store_f32(&out[e], dlogit(e, 0.0f));
@@ -153,15 +153,24 @@ void route_backward(const RouterDims& d, const float* scores, const int32_t* cho
       }
       float along = 0;  // sum over all experts of p dp
       for (int64_t j = 0; j < d.choices; ++j) along += p[picks[j]] * of_choice(j);
-      for (int64_t e = 0; losses.balance != nullptr && e < d.experts; ++e) along += p[e] * losses.balance[e];
-      const float z = losses.log_sums == nullptr ? 0.0f : 2 * losses.z * losses.log_sums[t];
+      for (int64_t e = 0; balances != nullptr && e < d.experts; ++e) along += p[e] * balances[e];
+      const float z = log_sums == nullptr ? 0.0f : 2 * losses.z * log_sums[t];
       const auto dlogit = [&](int64_t e, float dp) {
-        return p[e] * (dp + (losses.balance == nullptr ? 0.0f : losses.balance[e]) - along + z);
+        return p[e] * (dp + (balances == nullptr ? 0.0f : balances[e]) - along + z);
       };
       for (int64_t e = 0; e < d.experts; ++e) store_f32(&out[e], dlogit(e, 0.0f));
       for (int64_t j = 0; j < d.choices; ++j) store_f32(&out[picks[j]], dlogit(picks[j], of_choice(j)));
     }
   });
+}
+
+void count_choices(const int32_t* chosen, int64_t choices, std::span<int32_t> counts) {
+  std::ranges::fill(counts, 0);
+  for (int64_t i = 0; i < choices; ++i) ++counts[static_cast<size_t>(chosen[i])];
+}
+
+void place_choices(const int32_t* chosen, int64_t choices, std::span<int64_t> next, int32_t* rows_of) {
+  for (int64_t i = 0; i < choices; ++i) rows_of[i] = static_cast<int32_t>(next[static_cast<size_t>(chosen[i])]++);
 }
 
 template <typename T>

@@ -4,6 +4,9 @@
 // meet in a sum are added in the order of a token's choices.
 
 #include <cstdint>
+#include <span>
+
+#include "runtime/device/pointer.h"
 
 namespace cairn::kernels {
 
@@ -16,7 +19,7 @@ struct RouterDims {
   // as good as its best expert (DeepSeek-V2), with sigmoids as its two best together (DeepSeek-V3).
   int64_t groups = 1, groups_per_token = 1;
   float scale = 1;              // of all weights
-  const float* bias = nullptr;  // [X]: added to the scores that decide on groups and choices, and to nothing else
+  DevicePtr<const float> bias;  // [X]: added to the scores that decide on groups and choices, and to nothing else
 };
 
 /// logits [T, X] float become scores in place; chosen [T, k], the largest first; weights [T, k]. log_sums [T]: the
@@ -25,8 +28,8 @@ void route_forward(const RouterDims& dims, float* logits, int32_t* chosen, float
 
 /// What balances the experts and keeps logits small, in the gradients of a token.
 struct RouterLosses {
-  const float* balance = nullptr;   // [X]: of the scores' parts of their sum
-  const float* log_sums = nullptr;  // [T], softmax only: z times their square is a loss
+  DevicePtr<const float> balance;   // [X]: of the scores' parts of their sum
+  DevicePtr<const float> log_sums;  // [T], softmax only: z times their square is a loss
   float z = 0;
 };
 
@@ -34,6 +37,12 @@ struct RouterLosses {
 template <typename T>
 void route_backward(const RouterDims& dims, const float* scores, const int32_t* chosen, const float* dweights,
                     const RouterLosses& losses, T* dlogits);
+
+/// counts[e] = how many of the choices [choices] are of expert e, for the host.
+void count_choices(const int32_t* chosen, int64_t choices, std::span<int32_t> counts);
+/// rows_of[i] = the row of choice i: those of expert e are rows next[e], next[e] + 1, ... in the order of choices.
+/// `next` is the host's, and of no use afterwards.
+void place_choices(const int32_t* chosen, int64_t choices, std::span<int64_t> next, int32_t* rows_of);
 
 /// to[i, :] = from[token of i, :], where `rows_of` [T * k] is the row i of each (token, choice). Other rows are
 /// untouched.

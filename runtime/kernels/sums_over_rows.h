@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "runtime/device/pointer.h"
 #include "runtime/kernels/parallel.h"
 #include "runtime/kernels/scratch.h"
 
@@ -14,7 +15,7 @@ namespace cairn::kernels {
 /// for callers that make the tree themselves (nn/tree_sum.h). No memory: one run, whatever `count` says.
 struct TreeParts {
   int64_t count = 1;  // a power of two
-  float* sums = nullptr;
+  DevicePtr<float> sums;
 };
 
 /// into[k] [width] += the tree of what leaf(row, rows, sum) adds to zeros: sum [arrays, width], for runs of rows. Cuts
@@ -23,7 +24,7 @@ template <typename Leaf>
 void add_sums_over_rows(const TreeParts& tree, int64_t arrays, int64_t width, int64_t rows, float* const* into,
                         const Leaf& leaf) {
   constexpr int64_t kBlockRows = 128, kMostBlocks = 16;
-  const int64_t parts = tree.sums == nullptr ? 1 : tree.count;
+  const int64_t parts = !tree.sums ? 1 : tree.count;
   const int64_t blocks = std::clamp<int64_t>(rows / parts / kBlockRows, 1, kMostBlocks);  // of a part
   const int64_t elems = arrays * width, all = parts * blocks;
   thread_local Scratch scratch;

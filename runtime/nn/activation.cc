@@ -2,7 +2,6 @@
 
 #include "runtime/core/check.h"
 #include "runtime/core/dtype.h"
-#include "runtime/kernels/elementwise.h"
 
 namespace cairn::nn {
 namespace {
@@ -27,82 +26,89 @@ kernels::Gate gate_of(Activation activation) {
 }  // namespace
 
 template <typename Real>
-void activate(Activation activation, const Real* pre, Real* hidden, int64_t rows, int64_t ffn) {
+void activate(const kernels::Exec<Real>& on, Activation activation, DevicePtr<const std::type_identity_t<Real>> pre,
+              DevicePtr<std::type_identity_t<Real>> hidden, int64_t rows, int64_t ffn) {
   const int64_t count = rows * ffn;
   switch (activation) {
     case Activation::kGeluTanh:
-      return kernels::gelu_tanh_forward(pre, hidden, count);
+      return on.gelu_tanh_forward(pre, hidden, count);
     case Activation::kGeluErf:
-      return kernels::gelu_erf_forward(pre, hidden, count);
+      return on.gelu_erf_forward(pre, hidden, count);
     case Activation::kRelu:
-      return kernels::relu_forward(pre, hidden, count);
+      return on.relu_forward(pre, hidden, count);
     case Activation::kGeluQuick:
-      return kernels::gelu_quick_forward(pre, hidden, count);
+      return on.gelu_quick_forward(pre, hidden, count);
     case Activation::kRelu2:
-      return kernels::relu2_forward(pre, hidden, count);
+      return on.relu2_forward(pre, hidden, count);
     case Activation::kSilu:
-      return kernels::silu_forward(pre, hidden, count);
+      return on.silu_forward(pre, hidden, count);
     case Activation::kSwiGlu:
     case Activation::kGeGlu:
     case Activation::kGeGluTanh:
     case Activation::kReGlu:
     case Activation::kQuickGeGlu:
     case Activation::kReGlu2:
-      return kernels::gated_forward(gate_of(activation), pre, hidden, rows, ffn);
+      return on.gated_forward(gate_of(activation), pre, hidden, rows, ffn);
   }
 }
 
 template <typename Real>
-void activate_backward(Activation activation, const Real* dhidden, const Real* pre, Real* dpre, int64_t rows,
-                       int64_t ffn) {
+void activate_backward(const kernels::Exec<Real>& on, Activation activation,
+                       DevicePtr<const std::type_identity_t<Real>> dhidden,
+                       DevicePtr<const std::type_identity_t<Real>> pre, DevicePtr<std::type_identity_t<Real>> dpre,
+                       int64_t rows, int64_t ffn) {
   const int64_t count = rows * ffn;
   switch (activation) {
     case Activation::kGeluTanh:
-      return kernels::gelu_tanh_backward(dhidden, pre, dpre, count);
+      return on.gelu_tanh_backward(dhidden, pre, dpre, count);
     case Activation::kGeluErf:
-      return kernels::gelu_erf_backward(dhidden, pre, dpre, count);
+      return on.gelu_erf_backward(dhidden, pre, dpre, count);
     case Activation::kRelu:
-      return kernels::relu_backward(dhidden, pre, dpre, count);
+      return on.relu_backward(dhidden, pre, dpre, count);
     case Activation::kGeluQuick:
-      return kernels::gelu_quick_backward(dhidden, pre, dpre, count);
+      return on.gelu_quick_backward(dhidden, pre, dpre, count);
     case Activation::kRelu2:
-      return kernels::relu2_backward(dhidden, pre, dpre, count);
+      return on.relu2_backward(dhidden, pre, dpre, count);
     case Activation::kSilu:
-      return kernels::silu_backward(dhidden, pre, dpre, count);
+      return on.silu_backward(dhidden, pre, dpre, count);
     case Activation::kSwiGlu:
     case Activation::kGeGlu:
     case Activation::kGeGluTanh:
     case Activation::kReGlu:
     case Activation::kQuickGeGlu:
     case Activation::kReGlu2:
-      return kernels::gated_backward(gate_of(activation), dhidden, pre, dpre, rows, ffn);
+      return on.gated_backward(gate_of(activation), dhidden, pre, dpre, rows, ffn);
   }
 }
 
 template <typename Real>
-void activate_both(Activation activation, const Real* pre, Real* dhidden, Real* hidden, int64_t count) {
+void activate_both(const kernels::Exec<Real>& on, Activation activation,
+                   DevicePtr<const std::type_identity_t<Real>> pre, DevicePtr<std::type_identity_t<Real>> dhidden,
+                   DevicePtr<std::type_identity_t<Real>> hidden, int64_t count) {
   switch (activation) {
     case Activation::kGeluTanh:
-      return kernels::gelu_tanh_both(pre, dhidden, hidden, count);
+      return on.gelu_tanh_both(pre, dhidden, hidden, count);
     case Activation::kGeluErf:
-      return kernels::gelu_erf_both(pre, dhidden, hidden, count);
+      return on.gelu_erf_both(pre, dhidden, hidden, count);
     case Activation::kRelu:
-      return kernels::relu_both(pre, dhidden, hidden, count);
+      return on.relu_both(pre, dhidden, hidden, count);
     case Activation::kGeluQuick:
-      return kernels::gelu_quick_both(pre, dhidden, hidden, count);
+      return on.gelu_quick_both(pre, dhidden, hidden, count);
     case Activation::kRelu2:
-      return kernels::relu2_both(pre, dhidden, hidden, count);
+      return on.relu2_both(pre, dhidden, hidden, count);
     case Activation::kSilu:
-      return kernels::silu_both(pre, dhidden, hidden, count);
+      return on.silu_both(pre, dhidden, hidden, count);
     default:
       RT_CHECK(false, "an activation with a gate");
   }
 }
 
-#define RT_INSTANTIATE(T)                                                                   \
-  template void activate<T>(Activation, const T*, T*, int64_t, int64_t);                    \
-  template void activate_backward<T>(Activation, const T*, const T*, T*, int64_t, int64_t); \
-  template void activate_both<T>(Activation, const T*, T*, T*, int64_t)
+#define RT_INSTANTIATE(T)                                                                                             \
+  template void activate<T>(const kernels::Exec<T>&, Activation, DevicePtr<const T>, DevicePtr<T>, int64_t, int64_t); \
+  template void activate_backward<T>(const kernels::Exec<T>&, Activation, DevicePtr<const T>, DevicePtr<const T>,     \
+                                     DevicePtr<T>, int64_t, int64_t);                                                 \
+  template void activate_both<T>(const kernels::Exec<T>&, Activation, DevicePtr<const T>, DevicePtr<T>, DevicePtr<T>, \
+                                 int64_t)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

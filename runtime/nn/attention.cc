@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/kernels/elementwise.h"
-#include "runtime/kernels/norm.h"
 #include "runtime/nn/branch.h"
 
 namespace cairn::nn {
@@ -25,7 +23,8 @@ template <typename Real>
 Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
                            int64_t layer, const TensorParallel<Real>& tp, const ContextParallel<Real>& cp,
                            const Scratch<Real>& scratch)
-    : dims_(dims),
+    : on_(parameters.on()),
+      dims_(dims),
       layer_(layer),
       rotary_dims_{.rows = dims.rows,
                    .tokens = dims.tokens,
@@ -46,8 +45,8 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       q_norm_(parameters.get_optional(layer_prefix(model, layer) + "attn.q_norm.weight")),
       k_norm_(parameters.get_optional(layer_prefix(model, layer) + "attn.k_norm.weight")),
       o_(linear(parameters, layer_prefix(model, layer) + "attn.o", dims.heads * dims.head_dim)),
-      probabilities_dropout_(model.attention_dropout, layer, DropoutPlace::kAttention),
-      output_dropout_(model.residual_dropout, layer, DropoutPlace::kAttentionOutput),
+      probabilities_dropout_(on_, model.attention_dropout, layer, DropoutPlace::kAttention),
+      output_dropout_(on_, model.residual_dropout, layer, DropoutPlace::kAttentionOutput),
       tp_(tp),
       cp_(cp),
       scratch_(scratch),
@@ -79,7 +78,7 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
 }
 
 template <typename Real>
-Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_RH) const {
+Status Attention<Real>::forward(const SavedAttention<Real>& saved, DevicePtr<Real> output_RH) const {
   const StageDims& d = dims_;
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
@@ -97,15 +96,15 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
 }
 
 template <typename Real>
-void Attention<Real>::turn(Real* qkv, bool inverse) const {
-  if (scratch_.rotary_table == nullptr) return;
+void Attention<Real>::turn(DevicePtr<Real> qkv, bool inverse) const {
+  if (!scratch_.rotary_table) return;
   kernels::RotaryDims dims = rotary_dims_;
   dims.positions = scratch_.positions;
   dims.rows /= dims_.held.parts;
   dims.tokens = dims_.held.part_tokens();
   for (int64_t part = 0; part < dims_.held.parts; ++part) {
-    kernels::rotary(dims, qkv + part * dims.rows * dims.stride,
-                    scratch_.rotary_table + part * dims.tokens * dims.turning, inverse);
+    on_.rotary(dims, qkv + part * dims.rows * dims.stride, scratch_.rotary_table + part * dims.tokens * dims.turning,
+               inverse);
   }
 }
 
@@ -114,70 +113,70 @@ void Attention<Real>::norm_qk(const SavedAttention<Real>& saved) const {
   if (!q_norm_) return;
   const StageDims& d = dims_;
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
-  for (int64_t r = 0; r < d.rows; ++r) std::copy_n(saved.qkv + r * d.qkv, qk_width, saved.qk + r * qk_width);
-  kernels::head_norm_forward(saved.qk, qk_width, q_norm_.weight, saved.qkv, d.qkv, d.rows, d.heads, d.head_dim,
-                             norm_eps_);
-  kernels::head_norm_forward(saved.qk + q_width, qk_width, k_norm_.weight, saved.qkv + q_width, d.qkv, d.rows,
-                             d.kv_heads, d.head_dim, norm_eps_);
+  on_.copy_rows(saved.qkv, d.qkv, saved.qk, qk_width, d.rows, qk_width);
+  on_.head_norm_forward(saved.qk, qk_width, q_norm_.weight, saved.qkv, d.qkv, d.rows, d.heads, d.head_dim, norm_eps_);
+  on_.head_norm_forward(saved.qk + q_width, qk_width, k_norm_.weight, saved.qkv + q_width, d.qkv, d.rows, d.kv_heads,
+                        d.head_dim, norm_eps_);
 }
 
 template <typename Real>
-Status Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const {
+Status Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const {
   turn(dqkv, true);
   return q_norm_ ? norm_qk_backward(saved, dqkv) : Status();
 }
 
 template <typename Real>
-Status Attention<Real>::norm_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const {
+Status Attention<Real>::norm_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const {
   const StageDims& d = dims_;
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
-  float* rstd = scratch_.attention;  // attention's backward is done with it
+  DevicePtr<float> rstd = scratch_.attention;  // attention's backward is done with it
   // Of `count` heads from channel `at` on, in rows [row, row + rows).
-  const auto backward = [&](int64_t at, int64_t count, int64_t row, int64_t rows, float* dweight) {
-    Real* const dy = dqkv + row * d.qkv + at;
-    kernels::head_norm_backward(dy, d.qkv, saved.qk + row * qk_width + at, qk_width,
-                                at < q_width ? q_norm_.weight : k_norm_.weight, dy, d.qkv, dweight, rstd, rows, count,
-                                d.head_dim, norm_eps_);
+  const auto backward = [&](int64_t at, int64_t count, int64_t row, int64_t rows, DevicePtr<float> dweight) {
+    const DevicePtr<Real> dy = dqkv + row * d.qkv + at;
+    on_.head_norm_backward(dy, d.qkv, saved.qk + row * qk_width + at, qk_width,
+                           at < q_width ? q_norm_.weight : k_norm_.weight, dy, d.qkv, dweight, rstd, rows, count,
+                           d.head_dim, norm_eps_);
   };
   const TreeParts heads_tree{d.parts, scratch_.stats.parts.sums};
-  if (heads_tree.sums == nullptr) {
+  if (!heads_tree.sums) {
     backward(0, d.heads, 0, d.rows, q_norm_.grad);
     backward(q_width, d.kv_heads, 0, d.rows, k_norm_.grad);
     return {};
   }
   const auto sum_heads = [&](int64_t at, int64_t heads, int64_t row, int64_t rows) {
     const int64_t each = heads / d.parts;
-    return tree_sum(heads_tree, d.head_dim,
-                    [&](int64_t part, float* sum) { backward(at + part * each * d.head_dim, each, row, rows, sum); });
+    return tree_sum(on_, heads_tree, d.head_dim, [&](int64_t part, DevicePtr<float> sum) {
+      backward(at + part * each * d.head_dim, each, row, rows, sum);
+    });
   };
   if (d.all_token_parts == 1) {
-    kernels::add_to(q_norm_.grad, sum_heads(0, d.heads, 0, d.rows), d.head_dim);
-    kernels::add_to(k_norm_.grad, sum_heads(q_width, d.kv_heads, 0, d.rows), d.head_dim);
+    on_.add_to(q_norm_.grad, sum_heads(0, d.heads, 0, d.rows), d.head_dim);
+    on_.add_to(k_norm_.grad, sum_heads(q_width, d.kv_heads, 0, d.rows), d.head_dim);
     return {};
   }
   // Heads are cut by tp, and tokens by cp: so that a tree of all needs no more than the sums of both, those over heads
   // are whole in each part of the tokens before these are added.
-  float* const sums = heads_tree.sums + tree_sum_elems(d.parts, d.head_dim);  // [parts, q and k, D]
+  const DevicePtr<float> sums = heads_tree.sums + tree_sum_elems(d.parts, d.head_dim);  // [parts, q and k, D]
   const int64_t part_rows = d.rows / d.held.parts;
   for (int64_t part = 0; part < d.held.parts; ++part) {
-    float* const sum = sums + part * 2 * d.head_dim;
-    std::copy_n(sum_heads(0, d.heads, part * part_rows, part_rows), d.head_dim, sum);
-    std::copy_n(sum_heads(q_width, d.kv_heads, part * part_rows, part_rows), d.head_dim, sum + d.head_dim);
+    const DevicePtr<float> sum = sums + part * 2 * d.head_dim;
+    on_.copy_floats(sum_heads(0, d.heads, part * part_rows, part_rows), sum, d.head_dim);
+    on_.copy_floats(sum_heads(q_width, d.kv_heads, part * part_rows, part_rows), sum + d.head_dim, d.head_dim);
   }
   comm::Comm& comm = tp_.comm();
   if (comm.size() > 1) {
     RT_TRY(comm.all_reduce(sums, d.held.parts * 2 * d.head_dim, DType::kF32, comm::ReduceOp::kTreeSum, what_dqk_norm_));
   }
-  join_sums(sums, d.held.parts, 2 * d.head_dim);
-  kernels::add_to(q_norm_.grad, sums, d.head_dim);
-  kernels::add_to(k_norm_.grad, sums + d.head_dim, d.head_dim);
+  join_sums(on_, sums, d.held.parts, 2 * d.head_dim);
+  on_.add_to(q_norm_.grad, sums, d.head_dim);
+  on_.add_to(k_norm_.grad, sums + d.head_dim, d.head_dim);
   return {};
 }
 
 template <typename Real>
 auto Attention<Real>::keys_values(const SavedAttention<Real>& saved) const -> Result<KeysValues> {
   const int64_t v_at = dims_.kv_heads * dims_.head_dim;
-  const Real* k = saved.qkv + dims_.heads * dims_.head_dim;
+  DevicePtr<const Real> k = saved.qkv + dims_.heads * dims_.head_dim;
   if (!cp_.on()) return KeysValues{k, k + v_at, dims_.qkv};
   RT_TRY(cp_.gather(k, dims_.qkv, &k, what_kv_));
   return KeysValues{k, k + v_at, cp_.kv_width()};
@@ -188,8 +187,8 @@ Status Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const 
   RT_TRY_SET(const KeysValues kv, keys_values(saved));
   kernels::AttentionDims dims = attention_dims();
   dims.kv_stride = kv.stride;
-  if (scratch_.max_scores != nullptr) dims.max_scores = scratch_.max_scores + layer_ * dims_.heads;
-  kernels::attention_forward(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS);
+  if (scratch_.max_scores) dims.max_scores = scratch_.max_scores + layer_ * dims_.heads;
+  on_.attention_forward(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS);
   return {};
 }
 
@@ -198,73 +197,68 @@ void Attention<Real>::attend_cached(const CachedRows& rows, const SavedAttention
   const StageDims& d = dims_;
   const KvCache& cache = *rows.cache;
   const int64_t k_at = d.heads * d.head_dim, v_at = k_at + cache.row_elems;
-  kernels::RotaryDims row_dims = rotary_dims_;
-  row_dims.rows = row_dims.tokens = 1;
-  for (int64_t r = 0; r < d.rows; ++r) {
-    if (rows.place[r] < 0) continue;
-    Real* qkv = saved.qkv + r * d.qkv;
-    if (scratch_.rotary_table != nullptr) {
-      kernels::rotary(row_dims, qkv, scratch_.rotary_table + rows.position_of(r) * rotary_dims_.turning, false);
-    }
-    const int64_t at = rows.place[r] * cache.row_elems;
-    std::copy_n(qkv + k_at, cache.row_elems, cache.keys<Real>(layer_, rows.sequence[r]) + at);
-    std::copy_n(qkv + v_at, cache.row_elems, cache.values<Real>(layer_, rows.sequence[r]) + at);
+  if (scratch_.rotary_table) {
+    kernels::RotaryDims dims = rotary_dims_;
+    dims.positions = scratch_.positions;
+    on_.rotary(dims, saved.qkv, scratch_.rotary_table, false);
   }
+  on_.scatter_rows(saved.qkv + k_at, d.qkv, rows.cache_rows, d.rows, cache.row_elems, cache.keys<Real>(layer_, 0));
+  on_.scatter_rows(saved.qkv + v_at, d.qkv, rows.cache_rows, d.rows, cache.row_elems, cache.values<Real>(layer_, 0));
   if (rows.from_start) {
     kernels::AttentionDims all = attention_dims_;
     all.mask.ends = scratch_.ends;
-    kernels::attention_forward(all, saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out, saved.logsumexp_BNS);
+    on_.attention_forward(all, saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out, saved.logsumexp_BNS);
     return;
   }
   kernels::AttentionDims one = attention_dims_;
   one.batch = 1;
   for (int64_t r = 0; r < d.rows; ++r) {
-    Real* out = saved.out + r * k_at;
+    DevicePtr<Real> out = saved.out + r * k_at;
     if (rows.place[r] < 0) {
-      std::fill_n(out, k_at, Real{});
+      on_.clear(out, k_at);
       continue;
     }
-    kernels::attention_decode(one, rows.place[r], cache.capacity, saved.qkv + r * d.qkv,
-                              cache.keys<Real>(layer_, rows.sequence[r]), cache.values<Real>(layer_, rows.sequence[r]),
-                              out);
+    on_.attention_decode(one, rows.place[r], cache.capacity, saved.qkv + r * d.qkv,
+                         cache.keys<Real>(layer_, rows.sequence[r]), cache.values<Real>(layer_, rows.sequence[r]), out);
   }
 }
 
 template <typename Real>
-Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_dout_RH) const {
+Status Attention<Real>::backward(const SavedAttention<Real>& saved, DevicePtr<Real> late_dout_RH) const {
   const StageDims& d = dims_;
-  const bool late = late_dout_RH != nullptr;
-  const Real* dbranch_RH = residual_.branch_gradient(saved.residual);
-  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  const bool late = static_cast<bool>(late_dout_RH);
+  DevicePtr<const Real> dbranch_RH = residual_.branch_gradient(saved.residual);
+  DevicePtr<const Real> masked_RH, dy_TH;
   RT_TRY(row_cut_gather<Real>(output_dropout_, dbranch_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
   if (late) {
-    std::copy_n(dbranch_RH, d.local_rows * d.width, late_dout_RH);
+    on_.copy(dbranch_RH, late_dout_RH, d.local_rows * d.width);
   } else {
     row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, scratch_, d);
   }
-  Real* dout = scratch_.hidden;  // [T, N D]
+  DevicePtr<Real> dout = scratch_.hidden;  // [T, N D]
   o_.backward_input(dy_TH, d.width, dout, false, d.rows);
 
-  Real* dqkv = scratch_.dhidden;
-  Real* const dk_rows = dqkv + d.heads * d.head_dim;
+  DevicePtr<Real> dqkv = scratch_.dhidden;
+  const DevicePtr<Real> dk_rows = dqkv + d.heads * d.head_dim;
   RT_TRY_SET(const KeysValues kv, keys_values(saved));
   kernels::AttentionDims dims = attention_dims();
   dims.kv_stride = kv.stride;
-  const auto attention_backward = [&](auto* dk) {
-    kernels::attention_backward(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS, dout, dqkv, dk,
-                                dk + d.kv_heads * d.head_dim, scratch_.attention);
+  const auto attention_backward = [&](const auto& kernel, auto dk) {
+    kernel(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS, dout, dqkv, dk, dk + d.kv_heads * d.head_dim,
+           scratch_.attention);
   };
   if (!cp_.on()) {
-    attention_backward(dk_rows);
+    attention_backward(on_.attention_backward, dk_rows);
   } else {
-    cp_.in_parts() ? attention_backward(cp_.gradient_sums()) : attention_backward(cp_.gradients());
+    cp_.in_parts() ? attention_backward(on_.attention_backward_sums, cp_.gradient_sums())
+                   : attention_backward(on_.attention_backward, cp_.gradients());
     RT_TRY(cp_.reduce(dk_rows, d.qkv, what_dkv_));
   }
   RT_TRY(prepare_qk_backward(saved, dqkv));
   RT_CHECK(!late || !position_queries_, "the top query layer's backward is not split");
   if (position_queries_) RT_TRY(position_queries_->backward(dqkv));
   if (late) {
-    std::copy_n(dqkv, d.rows * d.qkv, saved.qkv);
+    on_.copy(dqkv, saved.qkv, d.rows * d.qkv);
     residual_.input(saved.residual);  // for its statistics
   } else {
     RT_TRY(column_cut_weight<Real>(residual_, saved.residual, from_stream_, dqkv, tp_, scratch_, d, what_in_));
@@ -273,8 +267,8 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_d
 }
 
 template <typename Real>
-Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const {
-  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, DevicePtr<const Real> late_dout_RH) const {
+  DevicePtr<const Real> masked_RH, dy_TH;
   RT_TRY(row_cut_gather<Real>(output_dropout_, late_dout_RH, &masked_RH, &dy_TH, tp_, scratch_, dims_, what_dout_));
   row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, scratch_, dims_);
   return column_cut_weight<Real>(residual_, saved.residual, from_stream_, saved.qkv, tp_, scratch_, dims_, what_in_);

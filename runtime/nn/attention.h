@@ -5,8 +5,6 @@
 #include <optional>
 #include <string>
 
-#include "runtime/kernels/attention.h"
-#include "runtime/kernels/elementwise.h"
 #include "runtime/nn/context_parallel.h"
 #include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
@@ -21,10 +19,10 @@ namespace cairn::nn {
 template <typename Real>
 struct SavedAttention {
   SavedResidual<Real> residual;
-  Real* qk = nullptr;   // [T, (N + K) D] before their norms; null without
-  Real* qkv = nullptr;  // [T, (N + 2 K) D] after rotary
-  Real* out = nullptr;  // [T, N D]
-  float* logsumexp_BNS = nullptr;
+  DevicePtr<Real> qk;   // [T, (N + K) D] before their norms; null without
+  DevicePtr<Real> qkv;  // [T, (N + 2 K) D] after rotary
+  DevicePtr<Real> out;  // [T, N D]
+  DevicePtr<float> logsumexp_BNS;
 };
 
 template <typename Real>
@@ -35,35 +33,36 @@ class Attention {
             const TensorParallel<Real>& tp, const ContextParallel<Real>& cp, const Scratch<Real>& scratch);
 
   /// output [R, H] from the input (residual.h).
-  Status forward(const SavedAttention<Real>& saved, Real* output_RH) const;
+  Status forward(const SavedAttention<Real>& saved, DevicePtr<Real> output_RH) const;
   /// `out` and `logsumexp` again, from q, k and v.
   Status recompute_core(const SavedAttention<Real>& saved) const;
 
   /// scratch.dresidual: from the gradient of the output to that of the input. Gradients are added to, those of the
   /// projections only when `late_dout_RH` is null: else it and `saved.qkv` keep for backward_weight() what it needs.
-  Status backward(const SavedAttention<Real>& saved, Real* late_dout_RH) const;
-  Status backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const;
+  Status backward(const SavedAttention<Real>& saved, DevicePtr<Real> late_dout_RH) const;
+  Status backward_weight(const SavedAttention<Real>& saved, DevicePtr<const Real> late_dout_RH) const;
 
  private:
   /// Positions and attention for rows that follow what a cache holds; their keys and values go into it.
   void attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const;
   /// Rotary positions of q and k, where the model has them.
-  void turn(Real* qkv, bool inverse) const;
+  void turn(DevicePtr<Real> qkv, bool inverse) const;
   /// The norms of q and k in `saved.qkv`.
   void norm_qk(const SavedAttention<Real>& saved) const;
   /// Gradients of q and k, from those after norms and positions to those before.
-  Status prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const;
+  Status prepare_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const;
   /// The second half of it: through the norms.
-  Status norm_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const;
+  Status norm_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const;
   /// Keys and values that the queries see, of all tokens, and the row stride of both.
   struct KeysValues {
-    const Real *k, *v;
+    DevicePtr<const Real> k, v;
     int64_t stride;
   };
   Result<KeysValues> keys_values(const SavedAttention<Real>& saved) const;
   /// With the masks of the micro-batch at work.
   kernels::AttentionDims attention_dims() const;
 
+  const kernels::Exec<Real>& on_;
   StageDims dims_;
   int64_t layer_ = 0;
   kernels::AttentionDims attention_dims_;

@@ -5,7 +5,6 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/kernels/elementwise.h"
 #include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
 #include "runtime/nn/residual.h"
@@ -18,22 +17,22 @@ namespace cairn::nn {
 template <typename Real>
 Linear<Real> linear(const Parameters<Real>& parameters, const std::string& name, int64_t in) {
   const Parameter<Real> weight = parameters.get(name + ".weight");
-  return {weight, parameters.get_optional(name + ".bias"), weight.rows, in};
+  return {weight, parameters.get_optional(name + ".bias"), weight.rows, in, &parameters.on()};
 }
 
 /// output [R, H] = base [R, H] and dropout(sum over tp of hidden [T, in] W^T + bias), as `residual` joins them: the
 /// bias once, after the sum.
 template <typename Real>
 Status row_cut_forward(const Linear<Real>& projection, const Dropout<Real>& dropout, const Residual<Real>& residual,
-                       const SavedResidual<Real>& saved, const Real* hidden, const Real* base_RH, Real* output_RH,
-                       const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const StageDims& d,
-                       std::string_view what) {
+                       const SavedResidual<Real>& saved, DevicePtr<const Real> hidden, DevicePtr<const Real> base_RH,
+                       DevicePtr<Real> output_RH, const TensorParallel<Real>& tp, const Scratch<Real>& scratch,
+                       const StageDims& d, std::string_view what) {
   Linear<Real> product = projection;
   product.bias = {};
   product.forward_partial(hidden, tp.partial(scratch.partial_TH), d.rows);
   RT_TRY(tp.reduce_sum(scratch.partial_TH, what));
-  Real* sum_RH = tp.local(scratch.partial_TH);
-  if (projection.bias) kernels::add_bias(sum_RH, projection.bias.weight, d.local_rows, d.width);
+  DevicePtr<Real> sum_RH = tp.local(scratch.partial_TH);
+  if (projection.bias) projection.on->add_bias(sum_RH, projection.bias.weight, d.local_rows, d.width);
   if (dropout.on(scratch)) dropout.apply(sum_RH, sum_RH, tp, scratch, d);
   residual.add(saved, sum_RH, base_RH, output_RH);
   return {};
@@ -41,9 +40,9 @@ Status row_cut_forward(const Linear<Real>& projection, const Dropout<Real>& drop
 
 /// The first step back: the gradient of the branch's output behind its dropout, this rank's rows and all of them.
 template <typename Real>
-Status row_cut_gather(const Dropout<Real>& dropout, const Real* dbranch_RH, const Real** masked_RH, const Real** dy_TH,
-                      const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const StageDims& d,
-                      std::string_view what) {
+Status row_cut_gather(const Dropout<Real>& dropout, DevicePtr<const Real> dbranch_RH, DevicePtr<const Real>* masked_RH,
+                      DevicePtr<const Real>* dy_TH, const TensorParallel<Real>& tp, const Scratch<Real>& scratch,
+                      const StageDims& d, std::string_view what) {
   if (dropout.on(scratch)) {  // the residual stream itself goes on unmasked
     dropout.apply(dbranch_RH, tp.local(scratch.partial_TH), tp, scratch, d);
     *masked_RH = tp.local(scratch.partial_TH);
@@ -56,10 +55,10 @@ Status row_cut_gather(const Dropout<Real>& dropout, const Real* dbranch_RH, cons
 
 /// Gradients of the row cut's weight, and of its bias from this rank's rows. `hidden` [T, in] was its input.
 template <typename Real>
-void row_cut_weight(const Linear<Real>& projection, const Real* masked_RH, const Real* dy_TH, const Real* hidden,
-                    const Scratch<Real>& scratch, const StageDims& d) {
+void row_cut_weight(const Linear<Real>& projection, DevicePtr<const Real> masked_RH, DevicePtr<const Real> dy_TH,
+                    DevicePtr<const Real> hidden, const Scratch<Real>& scratch, const StageDims& d) {
   if (projection.bias) {
-    kernels::bias_backward(masked_RH, projection.bias.grad, d.local_rows, d.width, scratch.stats.parts);
+    projection.on->bias_backward(masked_RH, projection.bias.grad, d.local_rows, d.width, scratch.stats.parts);
   }
   projection.backward_weight(dy_TH, d.width, hidden, d.rows, d.held.parts);
 }
@@ -67,7 +66,7 @@ void row_cut_weight(const Linear<Real>& projection, const Real* masked_RH, const
 /// Gradients of the column cut's weights and biases from dy [T, out]. Leaves the statistics of the norm before it.
 template <typename Real>
 Status column_cut_weight(const Residual<Real>& residual, const SavedResidual<Real>& saved,
-                         const ColumnGroup<Real>& projections, const Real* dy, const TensorParallel<Real>& tp,
+                         const ColumnGroup<Real>& projections, DevicePtr<const Real> dy, const TensorParallel<Real>& tp,
                          const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
   residual.input(saved);
   RT_TRY(tp.gather(scratch.rows_TH, what));
@@ -79,7 +78,7 @@ Status column_cut_weight(const Residual<Real>& residual, const SavedResidual<Rea
 /// be in scratch.stats, into scratch.dresidual.
 template <typename Real>
 Status column_cut_input(const Residual<Real>& residual, const SavedResidual<Real>& saved,
-                        const ColumnGroup<Real>& projections, const Real* dy, const TensorParallel<Real>& tp,
+                        const ColumnGroup<Real>& projections, DevicePtr<const Real> dy, const TensorParallel<Real>& tp,
                         const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
   projections.backward_input_partial(dy, tp.partial(scratch.partial_TH), d.rows);
   RT_TRY(tp.reduce_sum(scratch.partial_TH, what));

@@ -4,18 +4,18 @@
 
 namespace cairn::nn {
 
-Result<Buffers> Buffers::lay_out(const Plan& plan, const RankPlan& rank, std::span<std::byte> memory) {
+Result<Buffers> Buffers::lay_out(const Plan& plan, const RankPlan& rank, DeviceBytes memory) {
   Buffers out;
   for (BufferSpec& spec : stage_buffers(plan, rank)) {
-    std::byte* start = memory.data() + out.size_bytes_;
+    const DevicePtr<std::byte> start = memory.first + out.size_bytes_;
     out.size_bytes_ += spec.bytes() * spec.copies;
     out.placed_.push_back({std::move(spec), start});
   }
-  if (static_cast<int64_t>(memory.size()) != out.size_bytes_) {
+  if (memory.size != out.size_bytes_) {
     return Error{ErrorCode::kInternal, fmt::format("the activations of rank {} take {} bytes, the memory given has {}",
-                                                   rank.rank, out.size_bytes_, memory.size())};
+                                                   rank.rank, out.size_bytes_, memory.size)};
   }
-  if (reinterpret_cast<uintptr_t>(memory.data()) % kBufferAlignBytes != 0) {
+  if (!memory.first.aligned_to(kBufferAlignBytes)) {
     return Error{ErrorCode::kInternal,
                  fmt::format("the memory for activations is not aligned to {} bytes", kBufferAlignBytes)};
   }

@@ -9,6 +9,7 @@
 
 #include "runtime/core/check.h"
 #include "runtime/core/result.h"
+#include "runtime/device/pointer.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/buffer_names.h"
 
@@ -24,11 +25,11 @@ namespace cairn::nn {
 /// The copies of one buffer.
 template <typename Real>
 struct Copies {
-  Real* first = nullptr;
+  DevicePtr<Real> first;
   int64_t stride_elems = 0, count = 0;
 
-  explicit operator bool() const { return first != nullptr; }
-  Real* at(int64_t copy) const {
+  explicit operator bool() const { return static_cast<bool>(first); }
+  DevicePtr<Real> at(int64_t copy) const {
     RT_CHECK(copy >= 0 && copy < count, "copy {} of {}", copy, count);
     return first + copy * stride_elems;
   }
@@ -37,12 +38,12 @@ struct Copies {
 class Buffers {
  public:
   /// Errors: kInternal when `memory` is not stage_buffers_bytes() long or not aligned to kBufferAlignBytes.
-  static Result<Buffers> lay_out(const Plan& plan, const RankPlan& rank, std::span<std::byte> memory);
+  static Result<Buffers> lay_out(const Plan& plan, const RankPlan& rank, DeviceBytes memory);
 
   /// The buffer of that name in the list; `slot` 0 for scratch. A name that is not in the list, another type or a slot
   /// out of range is our own mistake.
   template <typename Real>
-  Real* get(std::string_view name, int64_t slot = 0) const {
+  DevicePtr<Real> get(std::string_view name, int64_t slot = 0) const {
     const Copies<Real> all = copies<Real>(name);
     RT_CHECK(all, "no buffer {} in the plan", name);
     return all.at(slot);
@@ -53,7 +54,7 @@ class Buffers {
   Copies<Real> copies(std::string_view name) const {
     const Placed* placed = find(name, DTypeOf<Real>::value);
     if (placed == nullptr) return {};
-    return {reinterpret_cast<Real*>(placed->start), placed->spec.bytes() / static_cast<int64_t>(sizeof(Real)),
+    return {placed->start.template as<Real>(), placed->spec.bytes() / static_cast<int64_t>(sizeof(Real)),
             placed->spec.copies};
   }
 
@@ -63,7 +64,7 @@ class Buffers {
  private:
   struct Placed {
     BufferSpec spec;
-    std::byte* start = nullptr;
+    DevicePtr<std::byte> start;
   };
   /// Null when the list has no such name.
   const Placed* find(std::string_view name, DType dtype) const;

@@ -1,17 +1,14 @@
 #include "runtime/nn/context_parallel.h"
 
-#include <algorithm>
-
-#include "runtime/kernels/elementwise.h"
-
 namespace cairn::nn {
 
 template <typename Real>
-ContextParallel<Real>::ContextParallel(const StageDims& dims, comm::Comm* cp, const Buffers& buffers)
-    : dims_(dims), cp_(cp), width_(2 * dims.kv_heads * dims.head_dim) {
+ContextParallel<Real>::ContextParallel(const kernels::Exec<Real>& on, const StageDims& dims, comm::Comm* cp,
+                                       const Buffers& buffers)
+    : on_(on), dims_(dims), cp_(cp), width_(2 * dims.kv_heads * dims.head_dim) {
   RT_CHECK(dims.cp == (cp == nullptr ? 1 : cp->size()), "tokens over {} ranks in a group of {}", dims.cp,
            cp == nullptr ? 1 : cp->size());
-  if (!on()) return;
+  if (dims.cp == 1) return;
   exchanged_ = buffers.get<Real>(buffer::kCpExchanged);
   if (in_parts()) {
     dkv_sums_ = buffers.get<float>(buffer::kCpDkv);
@@ -22,14 +19,14 @@ ContextParallel<Real>::ContextParallel(const StageDims& dims, comm::Comm* cp, co
 }
 
 template <typename Real>
-void ContextParallel<Real>::reorder(bool to_tokens, Real* exchanged, Real* tokens) const {
+void ContextParallel<Real>::reorder(bool to_tokens, DevicePtr<Real> exchanged, DevicePtr<Real> tokens) const {
   const int64_t sequence = dims_.held.tokens, chunk = dims_.tokens / 2, elems = chunk * width_;
   for (int64_t rank = 0; rank < dims_.cp; ++rank) {
     const TokenRuns held = TokenRuns::of_rank(sequence, dims_.cp, rank);
     for (int64_t b = 0; b < dims_.samples; ++b) {
       for (const int64_t begin : {held.first, held.second}) {
-        Real* const at = tokens + (b * sequence + begin) * width_;
-        to_tokens ? std::copy_n(exchanged, elems, at) : std::copy_n(at, elems, exchanged);
+        const DevicePtr<Real> at = tokens + (b * sequence + begin) * width_;
+        to_tokens ? on_.copy(exchanged, at, elems) : on_.copy(at, exchanged, elems);
         exchanged += elems;
       }
     }
@@ -37,9 +34,10 @@ void ContextParallel<Real>::reorder(bool to_tokens, Real* exchanged, Real* token
 }
 
 template <typename Real>
-Status ContextParallel<Real>::gather(const Real* kv, int64_t stride, const Real** all, std::string_view what) const {
-  Real* const own = exchanged_ + cp_->rank() * dims_.rows * width_;
-  for (int64_t r = 0; r < dims_.rows; ++r) std::copy_n(kv + r * stride, width_, own + r * width_);
+Status ContextParallel<Real>::gather(DevicePtr<const Real> kv, int64_t stride, DevicePtr<const Real>* all,
+                                     std::string_view what) const {
+  const DevicePtr<Real> own = exchanged_ + cp_->rank() * dims_.rows * width_;
+  on_.copy_rows(kv, stride, own, width_, dims_.rows, width_);
   RT_TRY(cp_->all_gather(own, exchanged_, dims_.rows * width_ * static_cast<int64_t>(sizeof(Real)), what));
   if (!in_parts()) reorder(true, exchanged_, kv_);
   *all = in_parts() ? exchanged_ : kv_;
@@ -47,24 +45,18 @@ Status ContextParallel<Real>::gather(const Real* kv, int64_t stride, const Real*
 }
 
 template <typename Real>
-Status ContextParallel<Real>::reduce(Real* dkv, int64_t stride, std::string_view what) const {
+Status ContextParallel<Real>::reduce(DevicePtr<Real> dkv, int64_t stride, std::string_view what) const {
   if (in_parts()) {
     const int64_t elems = dims_.rows * width_;
-    float* const sums = dkv_sums_ + cp_->rank() * elems;
+    const DevicePtr<float> sums = dkv_sums_ + cp_->rank() * elems;
     RT_TRY(cp_->reduce_scatter(dkv_sums_, sums, elems, DType::kF32, comm::ReduceOp::kTreeSum, what));
-    for (int64_t r = 0; r < dims_.rows; ++r) {
-      if constexpr (DTypeOf<Real>::value == DType::kF32) {
-        std::copy_n(sums + r * width_, width_, dkv + r * stride);
-      } else {
-        kernels::cast(sums + r * width_, dkv + r * stride, width_);
-      }
-    }
+    on_.round_rows(sums, width_, dkv, stride, dims_.rows, width_);
     return {};
   }
   reorder(false, exchanged_, dkv_);
-  Real* const own = exchanged_ + cp_->rank() * dims_.rows * width_;
+  const DevicePtr<Real> own = exchanged_ + cp_->rank() * dims_.rows * width_;
   RT_TRY(cp_->reduce_scatter(exchanged_, own, dims_.rows * width_, DTypeOf<Real>::value, comm::ReduceOp::kSum, what));
-  for (int64_t r = 0; r < dims_.rows; ++r) std::copy_n(own + r * width_, width_, dkv + r * stride);
+  on_.copy_rows(own, width_, dkv, stride, dims_.rows, width_);
   return {};
 }
 

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "runtime/comm/comm.h"
+#include "runtime/kernels/ops.h"
 #include "runtime/nn/buffers.h"
 #include "runtime/plan/activations.h"
 
@@ -21,7 +22,7 @@ template <typename Real>
 class ContextParallel {
  public:
   /// `cp` may be null when there is one rank.
-  ContextParallel(const StageDims& dims, comm::Comm* cp, const Buffers& buffers);
+  ContextParallel(const kernels::Exec<Real>& on, const StageDims& dims, comm::Comm* cp, const Buffers& buffers);
 
   bool on() const { return dims_.cp > 1; }
   comm::Comm& comm() const { return *cp_; }
@@ -30,22 +31,23 @@ class ContextParallel {
 
   /// Keys and values of all tokens, side by side [B S, 2 K D], from this rank's k and v, side by side in rows of
   /// `stride` elements.
-  Status gather(const Real* kv, int64_t stride, const Real** all, std::string_view what) const;
+  Status gather(DevicePtr<const Real> kv, int64_t stride, DevicePtr<const Real>* all, std::string_view what) const;
   /// Where attention's backward puts their gradients, [B S, 2 K D]: in parts, or not.
-  float* gradient_sums() const { return dkv_sums_; }
-  Real* gradients() const { return dkv_; }
+  DevicePtr<float> gradient_sums() const { return dkv_sums_; }
+  DevicePtr<Real> gradients() const { return dkv_; }
   /// The sum of all ranks' for this rank's rows, into rows of `stride` elements.
-  Status reduce(Real* dkv, int64_t stride, std::string_view what) const;
+  Status reduce(DevicePtr<Real> dkv, int64_t stride, std::string_view what) const;
 
  private:
   /// Copies between what is exchanged, rank after rank, and the order of tokens.
-  void reorder(bool to_tokens, Real* exchanged, Real* tokens) const;
+  void reorder(bool to_tokens, DevicePtr<Real> exchanged, DevicePtr<Real> tokens) const;
 
+  const kernels::Exec<Real>& on_;
   StageDims dims_;
   comm::Comm* cp_;
   int64_t width_;
-  Real *exchanged_ = nullptr, *kv_ = nullptr, *dkv_ = nullptr;
-  float* dkv_sums_ = nullptr;
+  DevicePtr<Real> exchanged_, kv_, dkv_;
+  DevicePtr<float> dkv_sums_;
 };
 
 }  // namespace cairn::nn

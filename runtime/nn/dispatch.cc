@@ -1,14 +1,11 @@
 #include "runtime/nn/dispatch.h"
 
-#include <algorithm>
-
-#include "runtime/kernels/router.h"
-
 namespace cairn::nn {
 
 template <typename Real>
-Dispatch<Real>::Dispatch(const StageDims& dims, comm::Comm* ep, const Buffers& buffers)
-    : dims_(dims),
+Dispatch<Real>::Dispatch(const kernels::Exec<Real>& on, const StageDims& dims, comm::Comm* ep, const Buffers& buffers)
+    : on_(on),
+      dims_(dims),
       ep_(ep),
       sent_CH_(alone() ? nullptr : buffers.get<Real>(buffer::kMoeSent)),
       sent_numbers_C_(alone() ? nullptr : buffers.get<float>(buffer::kMoeSentNumbers)),
@@ -16,6 +13,8 @@ Dispatch<Real>::Dispatch(const StageDims& dims, comm::Comm* ep, const Buffers& b
       row_dots_P_(alone() ? nullptr : buffers.get<float>(buffer::kMoeRowDots)),
       rows_of_Tk_(buffers.get<int32_t>(buffer::kMoeRowsOf)),
       sent_at_(dims.experts + 1),
+      own_counts_(on.stream, dims.experts),
+      counts_(on.stream, dims.ep * dims.experts),
       arrivals_at_(dims.ep * dims.local_experts),
       next_(dims.experts) {
   RT_CHECK(dims.ep == (ep == nullptr ? 1 : ep->size()), "experts over {} ranks in a group of {}", dims.ep,
@@ -26,23 +25,26 @@ Dispatch<Real>::Dispatch(const StageDims& dims, comm::Comm* ep, const Buffers& b
 }
 
 template <typename Real>
-Status Dispatch<Real>::begin(const int32_t* chosen, int32_t* counts, bool again, std::string_view what) {
+Status Dispatch<Real>::begin(DevicePtr<const int32_t> chosen, DevicePtr<int32_t> counts, bool again,
+                             std::string_view what) {
   const int64_t choices = dims_.rows * dims_.choices;
-  std::fill(sent_at_.begin(), sent_at_.end(), 0);
-  for (int64_t i = 0; i < choices; ++i) ++sent_at_[chosen[i] + 1];
-  for (int64_t e = 0; e < dims_.experts; ++e) sent_at_[e + 1] += sent_at_[e];
+  on_.count_choices(chosen, choices, own_counts_.room());
+  RT_TRY(on_.stream.settle());
+  const std::span<const int32_t> own_counts = own_counts_.read();
+  for (int64_t e = 0; e < dims_.experts; ++e) sent_at_[e + 1] = sent_at_[e] + own_counts[e];
   if (!alone()) {
     if (!again) {
-      int32_t* own = counts + ep_->rank() * dims_.experts;
-      for (int64_t e = 0; e < dims_.experts; ++e) own[e] = static_cast<int32_t>(choices_of(e));
+      const DevicePtr<int32_t> own = counts + ep_->rank() * dims_.experts;
+      on_.copy_ints(on_.stream.give(own_counts), own, dims_.experts);
       RT_TRY(ep_->all_gather(own, counts, dims_.experts * static_cast<int64_t>(sizeof(int32_t)), what));
     }
-    counts_ = counts;
+    on_.ints_to_host(counts, counts_.room());
+    RT_TRY(on_.stream.settle());
   }
   place_groups();
   // Each expert's rows in the order of tokens.
   for (int64_t e = 0; e < dims_.experts; ++e) next_[e] = alone() ? groups_[e].first : sent_at_[e];
-  for (int64_t i = 0; i < choices; ++i) rows_of_Tk_[i] = static_cast<int32_t>(next_[chosen[i]]++);
+  on_.place_choices(chosen, choices, next_, rows_of_Tk_);
   return {};
 }
 
@@ -56,7 +58,7 @@ void Dispatch<Real>::place_groups() {
       int64_t rows = 0;
       for (int64_t r = source * ranks_of_group; r < (source + 1) * ranks_of_group; ++r) {
         arrivals_at_[r * dims_.local_experts + e] = at + rows;
-        rows += alone() ? choices_of(e) : counts_[r * dims_.experts + dims_.first_expert + e];
+        rows += alone() ? choices_of(e) : count_of(r, e);
       }
       const int64_t padded = (rows + kExpertRowsAlign - 1) / kExpertRowsAlign * kExpertRowsAlign;
       groups_.push_back({e, source, at, rows, padded});
@@ -68,57 +70,59 @@ void Dispatch<Real>::place_groups() {
 
 template <typename Real>
 template <typename T>
-Status Dispatch<Real>::exchange(T* sent, T* rows, int64_t width, bool to_experts, std::string_view what) {
+Status Dispatch<Real>::exchange(DevicePtr<T> sent, DevicePtr<T> rows, int64_t width, bool to_experts,
+                                std::string_view what) {
   out_.clear();
   in_.clear();
   const auto row_bytes = width * static_cast<int64_t>(sizeof(T));
-  const auto add = [&](bool outgoing, int64_t peer, T* data, int64_t count) {
-    outgoing ? out_.push_back({peer, data, count * row_bytes}) : in_.push_back({peer, data, count * row_bytes});
+  const auto add = [&](bool outgoing, int64_t peer, DevicePtr<T> data, int64_t count) {
+    outgoing ? out_.push_back(comm::OutPart::of(peer, data, count * row_bytes))
+             : in_.push_back(comm::InPart::of(peer, data, count * row_bytes));
   };
   for (int64_t r = 0; r < dims_.ep; ++r) {
     const int64_t first = sent_at_[r * dims_.local_experts], end = sent_at_[(r + 1) * dims_.local_experts];
     add(to_experts, r, sent + first * width, end - first);
     for (int64_t e = 0; e < dims_.local_experts; ++e) {
-      add(!to_experts, r, rows + arrivals_at_[r * dims_.local_experts + e] * width,
-          counts_[r * dims_.experts + dims_.first_expert + e]);
+      add(!to_experts, r, rows + arrivals_at_[r * dims_.local_experts + e] * width, count_of(r, e));
     }
   }
   return ep_->all_to_all(out_, in_, what);
 }
 
 template <typename Real>
-Status Dispatch<Real>::to_experts(const Real* tokens_TH, Real* rows_PH, std::string_view what) {
+Status Dispatch<Real>::to_experts(DevicePtr<const Real> tokens_TH, DevicePtr<Real> rows_PH, std::string_view what) {
   const int64_t width = dims_.width;
-  kernels::rows_to_experts(tokens_TH, rows_of_Tk_, dims_.rows, dims_.choices, width, alone() ? rows_PH : sent_CH_);
+  on_.rows_to_experts(tokens_TH, rows_of_Tk_, dims_.rows, dims_.choices, width, alone() ? rows_PH : sent_CH_);
   if (!alone()) RT_TRY(exchange(sent_CH_, rows_PH, width, true, what));
   for (const Group& group : groups_) {
-    std::fill_n(rows_PH + (group.first + group.filled) * width, (group.rows - group.filled) * width, Real{});
+    on_.clear(rows_PH + (group.first + group.filled) * width, (group.rows - group.filled) * width);
   }
   return {};
 }
 
 template <typename Real>
-Status Dispatch<Real>::to_tokens(Real* rows_PH, const float* weights, Real* tokens_TH, std::string_view what) {
+Status Dispatch<Real>::to_tokens(DevicePtr<Real> rows_PH, DevicePtr<const float> weights, DevicePtr<Real> tokens_TH,
+                                 std::string_view what) {
   if (!alone()) RT_TRY(exchange(sent_CH_, rows_PH, dims_.width, false, what));
-  kernels::rows_to_tokens(alone() ? rows_PH : sent_CH_, rows_of_Tk_, weights, dims_.rows, dims_.choices, dims_.width,
-                          tokens_TH);
+  on_.rows_to_tokens(alone() ? rows_PH : sent_CH_, rows_of_Tk_, weights, dims_.rows, dims_.choices, dims_.width,
+                     tokens_TH);
   return {};
 }
 
 template <typename Real>
-Status Dispatch<Real>::dot_and_scale(Real* a, Real* b, const float* weights, int64_t width, float* dots,
-                                     std::string_view what) {
+Status Dispatch<Real>::dot_and_scale(DevicePtr<Real> a, DevicePtr<Real> b, DevicePtr<const float> weights,
+                                     int64_t width, DevicePtr<float> dots, std::string_view what) {
   if (alone()) {
-    kernels::dot_and_scale_rows(a, b, rows_of_Tk_, weights, dims_.rows, dims_.choices, width, dots);
+    on_.dot_and_scale_rows(a, b, rows_of_Tk_, weights, dims_.rows, dims_.choices, width, dots);
     return {};
   }
   const int64_t choices = dims_.rows * dims_.choices;
-  for (int64_t i = 0; i < choices; ++i) sent_numbers_C_[rows_of_Tk_[i]] = weights[i];
-  std::fill_n(row_weights_P_, used_rows(), 0.0f);  // of padding
+  on_.scatter_floats(weights, rows_of_Tk_, choices, sent_numbers_C_);
+  on_.clear_floats(row_weights_P_, used_rows());  // of padding
   RT_TRY(exchange(sent_numbers_C_, row_weights_P_, 1, true, what));
-  kernels::dot_and_scale_rows(a, b, nullptr, row_weights_P_, used_rows(), 1, width, row_dots_P_);
+  on_.dot_and_scale_rows(a, b, nullptr, row_weights_P_, used_rows(), 1, width, row_dots_P_);
   RT_TRY(exchange(sent_numbers_C_, row_dots_P_, 1, false, what));
-  for (int64_t i = 0; i < choices; ++i) dots[i] = sent_numbers_C_[rows_of_Tk_[i]];
+  on_.gather_floats(sent_numbers_C_, rows_of_Tk_, choices, dots);
   return {};
 }
 

@@ -7,6 +7,8 @@
 // expert from one rank of the ep group, so that each product is that of a rank which holds all experts. A group is
 // padded with zeros to a multiple of kExpertRowsAlign, so that few shapes of products occur.
 //
+// The host places the groups, so it waits for the counts once a layer.
+//
 // One object serves all layers of a stage; what it knows is of the micro-batch and layer given to begin().
 // Legend: T rows of tokens, k choices of a token, X experts, P rows of this rank's experts, padding included.
 
@@ -16,6 +18,8 @@
 #include <vector>
 
 #include "runtime/comm/comm.h"
+#include "runtime/device/host_numbers.h"
+#include "runtime/kernels/ops.h"
 #include "runtime/nn/buffers.h"
 #include "runtime/plan/activations.h"
 
@@ -32,11 +36,11 @@ class Dispatch {
   };
 
   /// `ep` may be null when there is one rank.
-  Dispatch(const StageDims& dims, comm::Comm* ep, const Buffers& buffers);
+  Dispatch(const kernels::Exec<Real>& on, const StageDims& dims, comm::Comm* ep, const Buffers& buffers);
 
   /// Finds the places of all rows. chosen [T, k]; counts [ep, X], how many rows each rank has for each expert, is what
   /// the ranks tell each other, or when `again` what they told before; null with one rank.
-  Status begin(const int32_t* chosen, int32_t* counts, bool again, std::string_view what);
+  Status begin(DevicePtr<const int32_t> chosen, DevicePtr<int32_t> counts, bool again, std::string_view what);
 
   std::span<const Group> groups() const { return groups_; }
   int64_t used_rows() const { return groups_.empty() ? 0 : groups_.back().first + groups_.back().rows; }
@@ -44,26 +48,33 @@ class Dispatch {
   int64_t choices_of(int64_t expert) const { return sent_at_[expert + 1] - sent_at_[expert]; }
 
   /// rows [P, H]: each token's row of tokens [T, H] for each of its choices; padding is zero.
-  Status to_experts(const Real* tokens_TH, Real* rows_PH, std::string_view what);
+  Status to_experts(DevicePtr<const Real> tokens_TH, DevicePtr<Real> rows_PH, std::string_view what);
   /// tokens [T, H]: the sum over a token's choices of weights [T, k] (null: 1) times the choice's row of rows [P, H].
-  Status to_tokens(Real* rows_PH, const float* weights, Real* tokens_TH, std::string_view what);
+  Status to_tokens(DevicePtr<Real> rows_PH, DevicePtr<const float> weights, DevicePtr<Real> tokens_TH,
+                   std::string_view what);
   /// dots [T, k] of the choices' rows of a and b [P, width]; then both are multiplied by weights [T, k].
-  Status dot_and_scale(Real* a, Real* b, const float* weights, int64_t width, float* dots, std::string_view what);
+  Status dot_and_scale(DevicePtr<Real> a, DevicePtr<Real> b, DevicePtr<const float> weights, int64_t width,
+                       DevicePtr<float> dots, std::string_view what);
 
  private:
   bool alone() const { return ep_ == nullptr || ep_->size() == 1; }
   void place_groups();
+  /// Rows of rank r for this rank's e-th expert.
+  int64_t count_of(int64_t r, int64_t e) const {
+    return counts_.read()[static_cast<size_t>(r * dims_.experts + dims_.first_expert + e)];
+  }
   /// Runs of `width` elements for each row, between the order of tokens' experts and the rows of this rank's experts.
   template <typename T>
-  Status exchange(T* sent, T* rows, int64_t width, bool to_experts, std::string_view what);
+  Status exchange(DevicePtr<T> sent, DevicePtr<T> rows, int64_t width, bool to_experts, std::string_view what);
 
+  const kernels::Exec<Real>& on_;
   StageDims dims_;
   comm::Comm* ep_;
-  Real* sent_CH_;                                         // C = T k; null alone
-  float *sent_numbers_C_, *row_weights_P_, *row_dots_P_;  // likewise
-  int32_t* rows_of_Tk_;                                   // alone places in P, else in C
-  std::vector<int64_t> sent_at_;                          // [X + 1], of C
-  const int32_t* counts_ = nullptr;                       // [ep, X]
+  DevicePtr<Real> sent_CH_;                                       // C = T k; null alone
+  DevicePtr<float> sent_numbers_C_, row_weights_P_, row_dots_P_;  // likewise
+  DevicePtr<int32_t> rows_of_Tk_;                                 // alone places in P, else in C
+  std::vector<int64_t> sent_at_;                                  // [X + 1], of C
+  HostNumbers<int32_t> own_counts_, counts_;                      // [X]; [ep, X]
   std::vector<Group> groups_;
   std::vector<int64_t> arrivals_at_, next_;  // [ep, local experts], of P; [X]
   std::vector<comm::OutPart> out_;

@@ -1,7 +1,6 @@
 #pragma once
 // Dropout at one place of the model. Without keys in the scratch (evaluation, generation) nothing is dropped.
 
-#include "runtime/kernels/dropout.h"
 #include "runtime/nn/scratch.h"
 #include "runtime/nn/tensor_parallel.h"
 
@@ -14,21 +13,24 @@ template <typename Real>
 class Dropout {
  public:
   /// `layer` -1: the embedding.
-  Dropout(double rate, int64_t layer, DropoutPlace place)
-      : rate_(kernels::DropoutRate::of(rate)), site_(kernels::dropout_site(layer, static_cast<uint64_t>(place))) {}
+  Dropout(const kernels::Exec<Real>& on, double rate, int64_t layer, DropoutPlace place)
+      : on_(on),
+        rate_(kernels::DropoutRate::of(rate)),
+        site_(kernels::dropout_site(layer, static_cast<uint64_t>(place))) {}
 
-  bool on(const Scratch<Real>& scratch) const { return rate_ && scratch.dropout_keys != nullptr; }
+  bool on(const Scratch<Real>& scratch) const { return rate_ && scratch.dropout_keys; }
   kernels::DropoutRate rate() const { return rate_; }
   uint64_t site() const { return site_; }
 
   /// out [R, H] = masked x, this rank's rows; forward and backward alike. out may be x.
-  void apply(const Real* x_RH, Real* out_RH, const TensorParallel<Real>& tp, const Scratch<Real>& scratch,
-             const StageDims& d) const {
-    kernels::dropout(x_RH, out_RH, d.local_rows, d.width, tp.first_row(), d.held, d.samples, scratch.dropout_keys,
-                     site_, rate_);
+  void apply(DevicePtr<const Real> x_RH, DevicePtr<Real> out_RH, const TensorParallel<Real>& tp,
+             const Scratch<Real>& scratch, const StageDims& d) const {
+    on_.dropout(x_RH, out_RH, d.local_rows, d.width, tp.first_row(), d.held, d.samples, scratch.dropout_keys, site_,
+                rate_);
   }
 
  private:
+  const kernels::Exec<Real>& on_;
   kernels::DropoutRate rate_;
   uint64_t site_;
 };

@@ -1,22 +1,19 @@
 #include "runtime/nn/embedding.h"
 
-#include <algorithm>
 #include <utility>
-
-#include "runtime/kernels/embedding.h"
-#include "runtime/kernels/zero.h"
 
 namespace cairn::nn {
 
 template <typename Real>
 Embedding<Real>::Embedding(const Parameters<Real>& parameters, const ModelConfig& model, double gradient_part,
                            const StageDims& dims, const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
-    : dims_(dims),
+    : on_(parameters.on()),
+      dims_(dims),
       position_offset_(model.position_offset),
       tokens_(parameters.get("embed.tokens")),
       positions_(parameters.get_optional("embed.positions")),
-      project_{parameters.get_optional("embed.project_in.weight"), {}, dims.width, dims.embed},
-      dropout_(model.embedding_dropout, -1, DropoutPlace::kEmbedding),
+      project_{parameters.get_optional("embed.project_in.weight"), {}, dims.width, dims.embed, &parameters.on()},
+      dropout_(on_, model.embedding_dropout, -1, DropoutPlace::kEmbedding),
       gradient_part_(static_cast<float>(gradient_part)),
       tp_(tp),
       rows_tp_(tp.with_width(dims.embed)),
@@ -25,66 +22,46 @@ Embedding<Real>::Embedding(const Parameters<Real>& parameters, const ModelConfig
 }
 
 template <typename Real>
-Status Embedding<Real>::forward(const SavedEmbedding<Real>& saved, const int32_t* tokens_T, Real* output_RH) const {
+Status Embedding<Real>::forward(const SavedEmbedding<Real>& saved, DevicePtr<const int32_t> tokens_T,
+                                DevicePtr<Real> output_RH) const {
   const StageDims& d = dims_;
   // A token outside this rank's rows gives zeros, so the sum over the ranks is its row.
-  Real* partial_TE = scratch_.partial_TH;
-  kernels::embedding_forward(tokens_T, d.rows, tokens_.weight, tokens_.first_row, tokens_.valid_rows, d.embed,
-                             partial_TE);
+  DevicePtr<Real> partial_TE = scratch_.partial_TH;
+  on_.embedding_forward(tokens_T, d.rows, tokens_.weight, tokens_.first_row, tokens_.valid_rows, d.embed, partial_TE);
   RT_TRY(rows_tp_.reduce(partial_TE, "embedding"));
-  const Real* rows_RE = rows_tp_.local(partial_TE);
-  Real* stream_RH = norm_ ? saved.norm_input_RH : output_RH;
+  DevicePtr<const Real> rows_RE = rows_tp_.local(partial_TE);
+  DevicePtr<Real> stream_RH = norm_ ? saved.norm_input_RH : output_RH;
   if (project_.weight) {
-    std::copy_n(rows_RE, d.local_rows * d.embed, saved.rows_RE);
+    on_.copy(rows_RE, saved.rows_RE, d.local_rows * d.embed);
     project_.forward(saved.rows_RE, stream_RH, d.width, d.local_rows);
   } else {
-    std::copy_n(rows_RE, d.local_rows * d.width, stream_RH);
+    on_.copy(rows_RE, stream_RH, d.local_rows * d.width);
   }
-  if (positions_) add_positions(stream_RH);
+  if (positions_) {
+    on_.positions_forward(stream_RH, positions_.weight + position_offset_ * d.width, positions(tp_.first_row()),
+                          d.local_rows, d.width);
+  }
   if (norm_) norm_->forward(stream_RH, output_RH, scratch_.stats, d.local_rows);
   if (dropout_.on(scratch_)) dropout_.apply(output_RH, output_RH, tp_, scratch_, d);
   return {};
 }
 
 template <typename Real>
-void Embedding<Real>::add_positions(Real* stream_RH) const {
-  const StageDims& d = dims_;
-  const Real* rows = positions_.weight + position_offset_ * d.width;
-  if (scratch_.positions != nullptr) {
-    const int32_t* position = scratch_.positions + tp_.first_row();
-    for (int64_t r = 0; r < d.local_rows; ++r) {
-      kernels::positions_forward(stream_RH + r * d.width, rows + position[r] * d.width, 1, 0, 1, 1, d.width);
-    }
-    return;
-  }
-  if (scratch_.cached == nullptr) {
-    kernels::positions_forward(stream_RH, rows, d.local_rows, tp_.first_row(), d.held, d.samples, d.width);
-    return;
-  }
-  for (int64_t r = 0; r < d.rows; ++r) {
-    const int64_t position = std::max(0, scratch_.cached->position_of(r));
-    kernels::positions_forward(stream_RH + r * d.width, rows + position * d.width, 1, 0, 1, 1, d.width);
-  }
+kernels::RowPositions Embedding<Real>::positions(int64_t first) const {
+  const DevicePtr<const int32_t> at = scratch_.positions ? scratch_.positions + first : nullptr;
+  return {.at = at, .first_row = first, .tokens = dims_.held, .samples = dims_.samples};
 }
 
 template <typename Real>
-void Embedding<Real>::add_position_gradients(const Real* dstream, int64_t first, int64_t count) const {
-  const StageDims& d = dims_;
-  float* const grads = positions_.grad + position_offset_ * d.width;
-  if (scratch_.positions == nullptr) {
-    kernels::positions_backward(dstream, grads, count, first, d.held, d.samples, d.width);
-    return;
-  }
-  const int32_t* position = scratch_.positions + first;
-  for (int64_t r = 0; r < count; ++r) {
-    kernels::positions_backward(dstream + r * d.width, grads + position[r] * d.width, 1, 0, 1, 1, d.width);
-  }
+void Embedding<Real>::add_position_gradients(DevicePtr<const Real> dstream, int64_t first, int64_t count) const {
+  on_.positions_backward(dstream, positions_.grad + position_offset_ * dims_.width, positions(first), count,
+                         dims_.width);
 }
 
 template <typename Real>
-Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, const int32_t* tokens_T) const {
+Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, DevicePtr<const int32_t> tokens_T) const {
   const StageDims& d = dims_;
-  Real* dstream_RH = scratch_.dresidual_RH;
+  DevicePtr<Real> dstream_RH = scratch_.dresidual_RH;
   if (dropout_.on(scratch_)) dropout_.apply(dstream_RH, dstream_RH, tp_, scratch_, d);
   if (norm_) {
     norm_->forward(saved.norm_input_RH, scratch_.rows_TH, scratch_.stats, d.local_rows);  // for its statistics
@@ -93,24 +70,24 @@ Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, const int32_
   // A position's rows lie on several ranks: where no layout may show they are added when all rows are here.
   const bool all_rows = tp_.tree() && d.local_rows < d.rows;
   if (positions_ && !all_rows) add_position_gradients(dstream_RH, tp_.first_row(), d.local_rows);
-  const Real* drows_RE = dstream_RH;
+  DevicePtr<const Real> drows_RE = dstream_RH;
   if (project_.weight) {
     project_.backward_weight(dstream_RH, d.width, saved.rows_RE, d.local_rows);
     project_.backward_input(dstream_RH, d.width, scratch_.rows_TH, false, d.local_rows);
     drows_RE = scratch_.rows_TH;
   }
-  const Real* dy_TE = nullptr;
+  DevicePtr<const Real> dy_TE;
   RT_TRY(rows_tp_.gather_from(drows_RE, scratch_.partial_TH, &dy_TE, "embedding.dout"));
   if (positions_ && all_rows) add_position_gradients(dy_TE, 0, d.rows);
   if (tokens_.unwritten != nullptr && std::exchange(*tokens_.unwritten, 0) != 0) {
-    kernels::zero(tokens_.grad, tokens_.rows * d.embed);
+    on_.clear_floats(tokens_.grad, tokens_.rows * d.embed);
   }
   if (d.all_token_parts > 1) {
-    kernels::embedding_backward_parts(tokens_T, d.rows, d.held.parts, dy_TE, tokens_.first_row, tokens_.valid_rows,
-                                      d.embed, tokens_.grad, gradient_part_);
+    on_.embedding_backward_parts(tokens_T, d.rows, d.held.parts, dy_TE, tokens_.first_row, tokens_.valid_rows, d.embed,
+                                 tokens_.grad, gradient_part_);
   } else {
-    kernels::embedding_backward(tokens_T, d.rows, dy_TE, tokens_.first_row, tokens_.valid_rows, d.embed, tokens_.grad,
-                                gradient_part_);
+    on_.embedding_backward(tokens_T, d.rows, dy_TE, tokens_.first_row, tokens_.valid_rows, d.embed, tokens_.grad,
+                           gradient_part_);
   }
   return {};
 }

@@ -16,8 +16,8 @@ namespace cairn::nn {
 /// What one micro-batch leaves for its backward pass.
 template <typename Real>
 struct SavedEmbedding {
-  Real* rows_RE = nullptr;        // null without the projection
-  Real* norm_input_RH = nullptr;  // null without the norm
+  DevicePtr<Real> rows_RE;        // null without the projection
+  DevicePtr<Real> norm_input_RH;  // null without the norm
 };
 
 template <typename Real>
@@ -27,15 +27,16 @@ class Embedding {
   Embedding(const Parameters<Real>& parameters, const ModelConfig& model, double gradient_part, const StageDims& dims,
             const TensorParallel<Real>& tp, const Scratch<Real>& scratch);
 
-  Status forward(const SavedEmbedding<Real>& saved, const int32_t* tokens_T, Real* output_RH) const;
+  Status forward(const SavedEmbedding<Real>& saved, DevicePtr<const int32_t> tokens_T, DevicePtr<Real> output_RH) const;
   /// Adds to the gradients from scratch.dresidual, which is of no use afterwards.
-  Status backward(const SavedEmbedding<Real>& saved, const int32_t* tokens_T) const;
+  Status backward(const SavedEmbedding<Real>& saved, DevicePtr<const int32_t> tokens_T) const;
 
  private:
-  /// Those of training by row or as the micro-batch says, or those of the rows of a cached pass.
-  void add_positions(Real* stream_RH) const;
-  void add_position_gradients(const Real* dstream, int64_t first, int64_t count) const;
+  /// Of the rows from `first` on.
+  kernels::RowPositions positions(int64_t first) const;
+  void add_position_gradients(DevicePtr<const Real> dstream, int64_t first, int64_t count) const;
 
+  const kernels::Exec<Real>& on_;
   StageDims dims_;
   int64_t position_offset_;
   Parameter<Real> tokens_;          // [V, E]

@@ -1,12 +1,8 @@
 #include "runtime/nn/head.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
-#include "runtime/kernels/cross_entropy.h"
-#include "runtime/kernels/elementwise.h"
-#include "runtime/kernels/zero.h"
 #include "runtime/nn/tree_sum.h"
 
 namespace cairn::nn {
@@ -14,10 +10,11 @@ namespace cairn::nn {
 template <typename Real>
 Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, double z_loss, const StageDims& dims,
                  const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers)
-    : dims_(dims),
-      project_{parameters.get_optional("head.project_out.weight"), {}, dims.embed, dims.width},
+    : on_(parameters.on()),
+      dims_(dims),
+      project_{parameters.get_optional("head.project_out.weight"), {}, dims.embed, dims.width, &on_},
       projection_{model.tied_embeddings ? parameters.tied_head() : parameters.get("head.weight"),
-                  parameters.get_optional("head.bias"), dims.vocab, dims.embed},
+                  parameters.get_optional("head.bias"), dims.vocab, dims.embed, &on_},
       logit_scale_(static_cast<float>(model.logit_scale)),
       tp_(tp.with_width(dims.embed)),
       scratch_(scratch),
@@ -31,30 +28,30 @@ Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, d
 }
 
 template <typename Real>
-void Head<Real>::norm_rows(const SavedHead<Real>& saved, Real* out_RH) const {
+void Head<Real>::norm_rows(const SavedHead<Real>& saved, DevicePtr<Real> out_RH) const {
   if (norm_) {
     norm_->forward(saved.input_RH, out_RH, scratch_.stats, dims_.local_rows);
   } else {
-    std::copy_n(saved.input_RH, dims_.local_rows * dims_.width, out_RH);
+    on_.copy(saved.input_RH, out_RH, dims_.local_rows * dims_.width);
   }
 }
 
 template <typename Real>
 Status Head<Real>::input_rows(const SavedHead<Real>& saved) const {
-  Real* rows_RE = tp_.local(scratch_.rows_TH);
+  DevicePtr<Real> rows_RE = tp_.local(scratch_.rows_TH);
   norm_rows(saved, project_.weight ? scratch_.partial_TH : rows_RE);
   if (project_.weight) project_.forward(scratch_.partial_TH, rows_RE, dims_.embed, dims_.local_rows);
-  if (logit_scale_ != 1.0f) kernels::scale(rows_RE, logit_scale_, dims_.local_rows * dims_.embed);
+  if (logit_scale_ != 1.0f) on_.scale(rows_RE, logit_scale_, dims_.local_rows * dims_.embed);
   return tp_.gather(scratch_.rows_TH, "head.in");
 }
 
 template <typename Real>
-Status Head<Real>::input_gradient(const SavedHead<Real>& saved, Real* dinput_RE) {
+Status Head<Real>::input_gradient(const SavedHead<Real>& saved, DevicePtr<Real> dinput_RE) {
   const StageDims& d = dims_;
-  if (logit_scale_ != 1.0f) kernels::scale(dinput_RE, logit_scale_, d.local_rows * d.embed);
-  Real* dnormed_RH = dinput_RE;
+  if (logit_scale_ != 1.0f) on_.scale(dinput_RE, logit_scale_, d.local_rows * d.embed);
+  DevicePtr<Real> dnormed_RH = dinput_RE;
   if (project_.weight) {
-    Real* scratch_RH = scratch_.rows_TH;  // first the norm's output again, then its gradient
+    DevicePtr<Real> scratch_RH = scratch_.rows_TH;  // first the norm's output again, then its gradient
     norm_rows(saved, scratch_RH);
     project_.backward_weight(dinput_RE, d.embed, scratch_RH, d.local_rows);
     dnormed_RH = scratch_RH;
@@ -63,7 +60,7 @@ Status Head<Real>::input_gradient(const SavedHead<Real>& saved, Real* dinput_RE)
   if (norm_) {
     norm_->backward(dnormed_RH, saved.input_RH, scratch_.stats, scratch_.dresidual_RH, d.local_rows);
   } else {
-    std::copy_n(dnormed_RH, d.local_rows * d.width, scratch_.dresidual_RH);
+    on_.copy(dnormed_RH, scratch_.dresidual_RH, d.local_rows * d.width);
   }
   return {};
 }
@@ -74,52 +71,41 @@ void Head<Real>::compute_logits(int64_t begin, int64_t count) const {
 }
 
 template <typename Real>
-void Head<Real>::weight_gradient(const Real* dlogits, int64_t begin, int64_t count, float* sum) const {
+void Head<Real>::weight_gradient(DevicePtr<const Real> dlogits, int64_t begin, int64_t count,
+                                 DevicePtr<float> sum) const {
   const StageDims& d = dims_;
-  const Real* const x = scratch_.rows_TH + begin * d.embed;
+  const DevicePtr<const Real> x = scratch_.rows_TH + begin * d.embed;
   if (d.all_token_parts == 1) {
-    if (projection_.bias) kernels::bias_backward(dlogits, projection_.bias.grad, count, d.vocab);
+    if (projection_.bias) on_.bias_backward(dlogits, projection_.bias.grad, count, d.vocab, TreeParts{});
     return projection_.backward_weight(dlogits, d.vocab, x, count);
   }
   const int64_t part_rows = d.rows / d.held.parts, parts = count / part_rows;
-  if (sum != nullptr) {
+  if (sum) {
     projection_.weight_sum(dlogits, d.vocab, x, count, parts, sum);
   } else {
     projection_.backward_weight(dlogits, d.vocab, x, count, parts);
   }
   if (!projection_.bias) return;
   for (int64_t part = 0; part < parts; ++part) {
-    float* const bias = scratch_.stats.parts.sums + (begin / part_rows + part) * d.vocab;
-    std::fill_n(bias, d.vocab, 0.0f);
-    kernels::bias_backward(dlogits + part * part_rows * d.vocab, bias, part_rows, d.vocab);
+    const DevicePtr<float> bias = scratch_.stats.parts.sums + (begin / part_rows + part) * d.vocab;
+    on_.clear_floats(bias, d.vocab);
+    on_.bias_backward(dlogits + part * part_rows * d.vocab, bias, part_rows, d.vocab, TreeParts{});
   }
 }
 
 template <typename Real>
-Status Head<Real>::join_parts(const SavedHead<Real>& saved, float* max_PT, float* sums_PT) const {
+Status Head<Real>::join_parts(const SavedHead<Real>& saved, DevicePtr<float> max_PT, DevicePtr<float> sums_PT) const {
   const StageDims& d = dims_;
   const int64_t part_rows = d.vocab / d.parts, valid_rows = projection_.weight.valid_rows;
-  std::copy_n(max_PT, d.rows, saved.max_T);
-  for (int64_t part = 1; part < d.parts; ++part) {
-    for (int64_t r = 0; r < d.rows; ++r) saved.max_T[r] = std::max(saved.max_T[r], max_PT[part * d.rows + r]);
-  }
+  on_.join_maxima(max_PT, d.parts, d.rows, saved.max_T);
   comm::Comm& comm = tp_.comm();
   if (comm.size() > 1) {
     RT_TRY(comm.all_reduce(saved.max_T, d.rows, DType::kF32, comm::ReduceOp::kMax, "head.max"));
   }
-  for (int64_t part = 0; part < d.parts; ++part) {
-    const bool empty = valid_rows <= part * part_rows;  // padding only: no maximum and no sum
-    for (int64_t r = 0; r < d.rows; ++r) {
-      float& sum = sums_PT[part * d.rows + r];
-      sum = empty ? 0 : sum * std::exp(max_PT[part * d.rows + r] - saved.max_T[r]);
-    }
-  }
-  for (int64_t step = 1; step < d.parts; step *= 2) {
-    for (int64_t part = 0; part < d.parts; part += 2 * step) {
-      kernels::add_to(sums_PT + part * d.rows, sums_PT + (part + step) * d.rows, d.rows);
-    }
-  }
-  if (sums_PT != saved.sum_exp_T) std::copy_n(sums_PT, d.rows, saved.sum_exp_T);
+  const int64_t filled = std::min(d.parts, (valid_rows + part_rows - 1) / part_rows);  // the others: padding only
+  on_.rescale_sums(max_PT, saved.max_T, d.parts, filled, d.rows, sums_PT);
+  join_sums(on_, sums_PT, d.parts, d.rows);
+  if (sums_PT != saved.sum_exp_T) on_.copy_floats(sums_PT, saved.sum_exp_T, d.rows);
   if (comm.size() > 1) {
     RT_TRY(comm.all_reduce(saved.sum_exp_T, 2 * d.rows, DType::kF32, tp_.sum_op(), "head.sums"));
   }
@@ -127,67 +113,66 @@ Status Head<Real>::join_parts(const SavedHead<Real>& saved, float* max_PT, float
 }
 
 template <typename Real>
-Status Head<Real>::forward(const SavedHead<Real>& saved, const int32_t* targets_T) {
+Status Head<Real>::forward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T) {
   const StageDims& d = dims_;
   const Parameter<Real>& vocab = projection_.weight;
-  float* const max_PT = local_max_ != nullptr ? local_max_ : saved.max_T;
-  float* const sums_PT = part_sums_ != nullptr ? part_sums_ : saved.sum_exp_T;
-  float* const target_T = saved.loss_T;
+  const DevicePtr<float> max_PT = local_max_ ? local_max_ : saved.max_T;
+  const DevicePtr<float> sums_PT = part_sums_ ? part_sums_ : saved.sum_exp_T;
+  const DevicePtr<float> target_T = saved.loss_T;
   const int64_t part_rows = d.vocab / d.parts;
   held_ = nullptr;
   RT_TRY(input_rows(saved));
-  std::fill_n(target_T, d.rows, 0.0f);
+  on_.clear_floats(target_T, d.rows);
   for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
     compute_logits(begin, count);
     for (int64_t part = 0; part < d.parts; ++part) {
-      const Real* const logits = logits_ + part * part_rows;
+      const DevicePtr<const Real> logits = logits_ + part * part_rows;
       const int64_t valid = std::clamp<int64_t>(vocab.valid_rows - part * part_rows, 0, part_rows);
-      float *const max = max_PT + part * d.rows + begin, *const sums = sums_PT + part * d.rows + begin;
-      kernels::row_sums(logits, count, d.vocab, valid, vocab.first_row + part * part_rows, targets_T + begin, max, sums,
-                        target_T + begin);
+      const int64_t at = part * d.rows + begin;
+      on_.row_sums(logits, count, d.vocab, valid, vocab.first_row + part * part_rows, targets_T + begin, max_PT + at,
+                   sums_PT + at, target_T + begin);
     }
   }
   if (d.logit_rows == d.rows) held_ = saved.input_RH;
 
   // The sums were taken against each part's own maximum, so one pass over the logits was enough.
-  if (local_max_ != nullptr) RT_TRY(join_parts(saved, max_PT, sums_PT));
-  for (int64_t r = 0; r < d.rows; ++r) {
-    saved.loss_T[r] = targets_T[r] == kNoTarget ? 0.0f : std::log(saved.sum_exp_T[r]) + saved.max_T[r] - target_T[r];
-  }
+  if (local_max_) RT_TRY(join_parts(saved, max_PT, sums_PT));
+  on_.row_losses(targets_T, saved.max_T, saved.sum_exp_T, d.rows, target_T);
   return {};
 }
 
 template <typename Real>
-Status Head<Real>::backward(const SavedHead<Real>& saved, const int32_t* targets_T, float loss_scale) {
+Status Head<Real>::backward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T, float loss_scale) {
   const StageDims& d = dims_;
   const Parameter<Real>& vocab = projection_.weight;
-  for (int64_t r = 0; r < d.rows; ++r) scale_[r] = targets_T[r] == kNoTarget ? 0.0f : loss_scale;
+  on_.row_scales(targets_T, loss_scale, d.rows, scale_);
   const bool held = held_ == saved.input_RH;
   held_ = nullptr;  // overwritten below
   RT_TRY(input_rows(saved));
-  const auto backward_rows = [&](int64_t begin, float* weight_sum) {
+  const auto backward_rows = [&](int64_t begin, DevicePtr<float> weight_sum) {
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
     if (!held) compute_logits(begin, count);
-    Real* dlogits = logits_;
-    kernels::cross_entropy_backward(dlogits, count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin,
-                                    saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin, z_loss_);
+    DevicePtr<Real> dlogits = logits_;
+    on_.cross_entropy_backward(dlogits, count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin,
+                               saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin, z_loss_);
     weight_gradient(dlogits, begin, count, weight_sum);
     projection_.backward_input_partial(dlogits, d.vocab, tp_.partial(scratch_.partial_TH, begin), count);
   };
-  if (weight_sums_ != nullptr) {
+  if (weight_sums_) {
     const int64_t elems = d.vocab * d.embed;
-    const float* const sum = tree_sum({d.rows / d.logit_rows, weight_sums_}, elems,
-                                      [&](int64_t block, float* part) { backward_rows(block * d.logit_rows, part); });
-    if (vocab.unwritten != nullptr && std::exchange(*vocab.unwritten, 0) != 0) kernels::zero(vocab.grad, elems);
-    kernels::add_to(vocab.grad, sum, elems);
+    const DevicePtr<const float> sum =
+        tree_sum(on_, {d.rows / d.logit_rows, weight_sums_}, elems,
+                 [&](int64_t block, DevicePtr<float> part) { backward_rows(block * d.logit_rows, part); });
+    if (vocab.unwritten != nullptr && std::exchange(*vocab.unwritten, 0) != 0) on_.clear_floats(vocab.grad, elems);
+    on_.add_to(vocab.grad, sum, elems);
   } else {
     for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) backward_rows(begin, nullptr);
   }
   if (projection_.bias && d.all_token_parts > 1) {
-    float* const sums = scratch_.stats.parts.sums;
-    join_sums(sums, d.held.parts, d.vocab);
-    kernels::add_to(projection_.bias.grad, sums, d.vocab);
+    const DevicePtr<float> sums = scratch_.stats.parts.sums;
+    join_sums(on_, sums, d.held.parts, d.vocab);
+    on_.add_to(projection_.bias.grad, sums, d.vocab);
   }
   RT_TRY(tp_.reduce_sum(scratch_.partial_TH, "head.din"));
   return input_gradient(saved, tp_.local(scratch_.partial_TH));
@@ -205,13 +190,11 @@ Status Head<Real>::logits(const SavedHead<Real>& saved, int64_t first, int64_t w
       held_ = nullptr;
       compute_logits(first + done, count);
     }
-    for (int64_t r = 0; r < count; ++r) {
-      const Real* row = logits_ + (held ? first + done + r : r) * d.vocab;
-      std::transform(row, row + vocab, out.data() + (done + r) * vocab, [](Real x) { return to_f32(x); });
-    }
+    on_.rows_to_host(logits_ + (held ? first + done : 0) * d.vocab, d.vocab, count, vocab,
+                     out.subspan(static_cast<size_t>(done * vocab), static_cast<size_t>(count * vocab)));
     done += count;
   }
-  return {};
+  return on_.stream.settle();
 }
 
 template class Head<float>;

@@ -20,10 +20,10 @@ namespace cairn::nn {
 /// What one micro-batch leaves for its backward pass.
 template <typename Real>
 struct SavedHead {
-  Real* input_RH = nullptr;
-  float* max_T = nullptr;
-  float* sum_exp_T = nullptr;
-  float* loss_T = nullptr;  // lies right behind sum_exp: one all-reduce for both, while it holds the target's logit
+  DevicePtr<Real> input_RH;
+  DevicePtr<float> max_T;
+  DevicePtr<float> sum_exp_T;
+  DevicePtr<float> loss_T;  // lies right behind sum_exp: one all-reduce for both, while it holds the target's logit
 };
 
 template <typename Real>
@@ -33,9 +33,9 @@ class Head {
   Head(const Parameters<Real>& parameters, const ModelConfig& model, double z_loss, const StageDims& dims,
        const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers);
 
-  Status forward(const SavedHead<Real>& saved, const int32_t* targets_T);
+  Status forward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T);
   /// Sets scratch.dresidual to the gradient of the input; the loss of each row has weight `loss_scale`.
-  Status backward(const SavedHead<Real>& saved, const int32_t* targets_T, float loss_scale);
+  Status backward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T, float loss_scale);
   /// tp 1: of rows [first, first + count): out [count, vocab], without padding.
   Status logits(const SavedHead<Real>& saved, int64_t first, int64_t count, std::span<float> out);
   /// What logits() could reuse is of an earlier pass.
@@ -45,17 +45,18 @@ class Head {
   /// scratch.rows [T, E]: what the logits are computed from, all rows. The norm's statistics are left in scratch.stats.
   Status input_rows(const SavedHead<Real>& saved) const;
   /// The norm's output, or the input without a norm, into `out_RH`.
-  void norm_rows(const SavedHead<Real>& saved, Real* out_RH) const;
+  void norm_rows(const SavedHead<Real>& saved, DevicePtr<Real> out_RH) const;
   /// From the gradient of input_rows(), summed, this rank's rows, to scratch.dresidual.
-  Status input_gradient(const SavedHead<Real>& saved, Real* dinput_RE);
+  Status input_gradient(const SavedHead<Real>& saved, DevicePtr<Real> dinput_RE);
   /// From each part's maximum and sum of exponentials those of the whole vocabulary, and the target's logit.
-  Status join_parts(const SavedHead<Real>& saved, float* max_PT, float* sums_PT) const;
+  Status join_parts(const SavedHead<Real>& saved, DevicePtr<float> max_PT, DevicePtr<float> sums_PT) const;
   /// Adds the gradients of the head's matrix and bias from logits' of rows [begin, begin + count); in trees of parts
   /// those of the bias lie apart, and those of a part of all rows go into `sum` [V, E].
-  void weight_gradient(const Real* dlogits, int64_t begin, int64_t count, float* sum) const;
+  void weight_gradient(DevicePtr<const Real> dlogits, int64_t begin, int64_t count, DevicePtr<float> sum) const;
   /// Logits of rows [begin, begin + count) into the buffer; scratch.rows must hold input_rows().
   void compute_logits(int64_t begin, int64_t count) const;
 
+  const kernels::Exec<Real>& on_;
   StageDims dims_;
   std::optional<Norm<Real>> norm_;
   Linear<Real> project_;     // [E, H], or absent
@@ -63,14 +64,14 @@ class Head {
   float logit_scale_;
   TensorParallel<Real> tp_;  // of rows E wide
   const Scratch<Real>& scratch_;
-  Real* logits_ = nullptr;  // [logit_rows, V]
+  DevicePtr<Real> logits_;  // [logit_rows, V]
   // By parts of the vocabulary, P = StageDims::parts. Maxima: null where the rank has all of it in one part; sums: null
   // where no sum is taken in parts.
-  float *local_max_ = nullptr, *part_sums_ = nullptr;  // [P, T]
-  float* scale_ = nullptr;                             // [T]
-  float* weight_sums_ = nullptr;  // of parts of the rows (tree_sum.h); null where all logits are there at once
+  DevicePtr<float> local_max_, part_sums_;  // [P, T]
+  DevicePtr<float> scale_;                  // [T]
+  DevicePtr<float> weight_sums_;  // of parts of the rows (tree_sum.h); null where all logits are there at once
   float z_loss_ = 0;
-  const Real* held_ = nullptr;  // the input whose logits, all rows, are in the buffer
+  DevicePtr<const Real> held_;  // the input whose logits, all rows, are in the buffer
 };
 
 }  // namespace cairn::nn

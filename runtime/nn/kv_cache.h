@@ -5,22 +5,24 @@
 #include <cstdint>
 #include <span>
 
+#include "runtime/device/pointer.h"
+
 namespace cairn::nn {
 
 /// Rows of `row_elems` = K D elements of the compute dtype, after rotary, [layers, sequences, capacity, K D] each.
 /// Borrowed memory.
 struct KvCache {
-  void* key_memory = nullptr;
-  void* value_memory = nullptr;
+  DevicePtr<void> key_memory;
+  DevicePtr<void> value_memory;
   int64_t sequences = 0, capacity = 0, row_elems = 0;
 
   template <typename Real>
-  Real* keys(int64_t layer, int64_t sequence) const {
-    return static_cast<Real*>(key_memory) + (layer * sequences + sequence) * capacity * row_elems;
+  DevicePtr<Real> keys(int64_t layer, int64_t sequence) const {
+    return key_memory.as<Real>() + (layer * sequences + sequence) * capacity * row_elems;
   }
   template <typename Real>
-  Real* values(int64_t layer, int64_t sequence) const {
-    return static_cast<Real*>(value_memory) + (layer * sequences + sequence) * capacity * row_elems;
+  DevicePtr<Real> values(int64_t layer, int64_t sequence) const {
+    return value_memory.as<Real>() + (layer * sequences + sequence) * capacity * row_elems;
   }
 };
 
@@ -32,7 +34,9 @@ struct CachedRows {
                                       // nothing
   std::span<const int32_t> position;  // what rotary and learned positions take it for; empty: its place
   std::span<const int32_t> ends;      // from_start: SequenceRows::ends; empty: no row sees what follows it
-  bool from_start = false;            // row r is place r of one sequence: nothing before it is in the cache
+  DevicePtr<const int64_t>
+      cache_rows;           // of `place`: which row of a layer's keys and values; -1: none. Filled by the pass
+  bool from_start = false;  // row r is place r of one sequence: nothing before it is in the cache
 
   int32_t position_of(int64_t row) const { return position.empty() ? place[row] : position[row]; }
 };

@@ -1,11 +1,8 @@
 #include "runtime/nn/linear.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "runtime/kernels/elementwise.h"
 #include "runtime/kernels/few_rows.h"
-#include "runtime/kernels/matmul.h"
 
 namespace cairn::nn {
 
@@ -13,7 +10,7 @@ namespace {
 
 /// x W^T and dy W; where they go is for the caller to say.
 template <typename Real>
-kernels::MatmulArgs output_of(const Linear<Real>& linear, const Real* x, int64_t rows) {
+kernels::MatmulArgs output_of(const Linear<Real>& linear, DevicePtr<const Real> x, int64_t rows) {
   return {.m = rows,
           .n = linear.out,
           .k = linear.in,
@@ -28,7 +25,8 @@ kernels::MatmulArgs output_of(const Linear<Real>& linear, const Real* x, int64_t
 }
 
 template <typename Real>
-kernels::MatmulArgs input_gradient_of(const Linear<Real>& linear, const Real* dy, int64_t dy_stride, int64_t rows) {
+kernels::MatmulArgs input_gradient_of(const Linear<Real>& linear, DevicePtr<const Real> dy, int64_t dy_stride,
+                                      int64_t rows) {
   return {.m = rows,
           .n = linear.in,
           .k = linear.out,
@@ -42,8 +40,8 @@ kernels::MatmulArgs input_gradient_of(const Linear<Real>& linear, const Real* dy
 }
 
 template <typename Real>
-kernels::MatmulArgs weight_gradient_of(const Linear<Real>& linear, const Real* dy, int64_t dy_stride, const Real* x,
-                                       int64_t rows) {
+kernels::MatmulArgs weight_gradient_of(const Linear<Real>& linear, DevicePtr<const Real> dy, int64_t dy_stride,
+                                       DevicePtr<const Real> x, int64_t rows) {
   return {.m = linear.out,
           .n = linear.in,
           .k = rows,
@@ -57,68 +55,89 @@ kernels::MatmulArgs weight_gradient_of(const Linear<Real>& linear, const Real* d
           .c_dtype = DType::kF32};
 }
 
-void matmul_into(const PartialSum& sum, kernels::MatmulArgs product) {
+template <typename Real>
+void matmul_into(const kernels::Exec<Real>& on, const PartialSum& sum, kernels::MatmulArgs product) {
   product.c = sum.data;
   product.c_dtype = sum.dtype;
   product.parts = sum.parts;
-  kernels::matmul(product);
+  on.matmul(product);
 }
 
 }  // namespace
 
 template <typename Real>
-void Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t rows, bool accumulate) const {
-  // Without gradients only: in training the bits must not depend on how many rows a rank happens to have.
-  if (rows <= kernels::kFewRows && weight.grad == nullptr && !accumulate) {
-    kernels::few_rows_matmul(x, weight.weight, bias.weight, y, y_stride, rows, out, in);
-    return;
-  }
+kernels::MatmulArgs Linear<Real>::forward_product(DevicePtr<const Real> x, DevicePtr<Real> y, int64_t y_stride,
+                                                  int64_t rows) const {
   kernels::MatmulArgs product = output_of(*this, x, rows);
   product.c = y;
   product.ldc = y_stride;
-  product.accumulate = accumulate;
   product.bias = bias.weight;
-  kernels::matmul(product);
+  // Without gradients only: in training the bits must not depend on how many rows a rank happens to have.
+  product.few_rows = !weight.grad;
+  return product;
 }
 
 template <typename Real>
-void Linear<Real>::backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const {
+void Linear<Real>::forward(DevicePtr<const Real> x, DevicePtr<Real> y, int64_t y_stride, int64_t rows,
+                           bool accumulate) const {
+  kernels::MatmulArgs product = forward_product(x, y, y_stride, rows);
+  product.accumulate = accumulate;
+  product.few_rows = product.few_rows && !accumulate;
+  on->matmul(product);
+}
+
+template <typename Real>
+kernels::MatmulArgs Linear<Real>::backward_input_product(DevicePtr<const Real> dy, int64_t dy_stride,
+                                                         DevicePtr<Real> dx, bool accumulate, int64_t rows) const {
   kernels::MatmulArgs product = input_gradient_of(*this, dy, dy_stride, rows);
   product.c = dx;
   product.accumulate = accumulate;
-  kernels::matmul(product);
+  return product;
 }
 
 template <typename Real>
-void Linear<Real>::forward_partial(const Real* x, const PartialSum& y, int64_t rows) const {
-  const bool few = rows <= kernels::kFewRows && weight.grad == nullptr && y.dtype == DTypeOf<Real>::value;
-  if (!y.tree || few) return forward(x, static_cast<Real*>(y.data), out, rows);
-  matmul_into(y, output_of(*this, x, rows));
+void Linear<Real>::backward_input(DevicePtr<const Real> dy, int64_t dy_stride, DevicePtr<Real> dx, bool accumulate,
+                                  int64_t rows) const {
+  on->matmul(backward_input_product(dy, dy_stride, dx, accumulate, rows));
 }
 
 template <typename Real>
-void Linear<Real>::backward_input_partial(const Real* dy, int64_t dy_stride, const PartialSum& dx, int64_t rows) const {
-  if (!dx.tree) return backward_input(dy, dy_stride, static_cast<Real*>(dx.data), false, rows);
-  matmul_into(dx, input_gradient_of(*this, dy, dy_stride, rows));
+void Linear<Real>::forward_partial(DevicePtr<const Real> x, const PartialSum& y, int64_t rows) const {
+  const bool few = rows <= kernels::kFewRows && !weight.grad && y.dtype == DTypeOf<Real>::value;
+  if (!y.tree || few) return forward(x, y.data.as<Real>(), out, rows);
+  matmul_into(*on, y, output_of(*this, x, rows));
 }
 
 template <typename Real>
-void Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows,
-                                   int64_t parts) const {
+void Linear<Real>::backward_input_partial(DevicePtr<const Real> dy, int64_t dy_stride, const PartialSum& dx,
+                                          int64_t rows) const {
+  if (!dx.tree) return backward_input(dy, dy_stride, dx.data.as<Real>(), false, rows);
+  matmul_into(*on, dx, input_gradient_of(*this, dy, dy_stride, rows));
+}
+
+template <typename Real>
+kernels::MatmulArgs Linear<Real>::backward_weight_product(DevicePtr<const Real> dy, int64_t dy_stride,
+                                                          DevicePtr<const Real> x, int64_t rows, int64_t parts) const {
   kernels::MatmulArgs product = weight_gradient_of(*this, dy, dy_stride, x, rows);
   product.c = weight.grad;
   product.accumulate = weight.unwritten == nullptr || std::exchange(*weight.unwritten, 0) == 0;
   product.parts = parts;
-  kernels::matmul(product);
+  return product;
 }
 
 template <typename Real>
-void Linear<Real>::weight_sum(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows, int64_t parts,
-                              float* sum) const {
+void Linear<Real>::backward_weight(DevicePtr<const Real> dy, int64_t dy_stride, DevicePtr<const Real> x, int64_t rows,
+                                   int64_t parts) const {
+  on->matmul(backward_weight_product(dy, dy_stride, x, rows, parts));
+}
+
+template <typename Real>
+void Linear<Real>::weight_sum(DevicePtr<const Real> dy, int64_t dy_stride, DevicePtr<const Real> x, int64_t rows,
+                              int64_t parts, DevicePtr<float> sum) const {
   kernels::MatmulArgs product = weight_gradient_of(*this, dy, dy_stride, x, rows);
   product.c = sum;
   product.parts = parts;
-  kernels::matmul(product);
+  on->matmul(product);
 }
 
 template <typename Real>
@@ -147,61 +166,82 @@ ColumnGroup<Real>::ColumnGroup(const std::vector<Linear<Real>>& parts, int64_t f
 }
 
 template <typename Real>
-void ColumnGroup<Real>::forward(const Real* x, Real* y, int64_t rows) const {
-  y += first_;
+template <typename Body>
+void ColumnGroup<Real>::for_parts(const Body& body) const {
+  int64_t at = first_;
   for (const Linear<Real>& part : parts_) {
-    part.forward(x, y, stride_, rows);
-    y += part.out;
+    body(part, at);
+    at += part.out;
   }
 }
 
 template <typename Real>
-void ColumnGroup<Real>::backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate) const {
-  dy += first_;
-  for (const Linear<Real>& part : parts_) {
-    part.backward_input(dy, stride_, dx, accumulate, rows);
-    dy += part.out;
-    accumulate = true;
-  }
+void ColumnGroup<Real>::forward(DevicePtr<const Real> x, DevicePtr<Real> y, int64_t rows) const {
+  for_parts([&](const Linear<Real>& part, int64_t at) { part.forward(x, y + at, stride_, rows); });
 }
 
 template <typename Real>
-void ColumnGroup<Real>::backward_input_partial(const Real* dy, const PartialSum& dx, int64_t rows) const {
+void ColumnGroup<Real>::backward_input(DevicePtr<const Real> dy, DevicePtr<Real> dx, int64_t rows,
+                                       bool accumulate) const {
+  for_parts([&](const Linear<Real>& part, int64_t at) {
+    part.backward_input(dy + at, stride_, dx, std::exchange(accumulate, true), rows);
+  });
+}
+
+template <typename Real>
+void ColumnGroup<Real>::forward_products(DevicePtr<const Real> x, DevicePtr<Real> y, int64_t rows,
+                                         std::vector<kernels::MatmulArgs>* out) const {
+  for_parts(
+      [&](const Linear<Real>& part, int64_t at) { out->push_back(part.forward_product(x, y + at, stride_, rows)); });
+}
+
+template <typename Real>
+void ColumnGroup<Real>::backward_input_products(DevicePtr<const Real> dy, DevicePtr<Real> dx, int64_t rows,
+                                                bool accumulate, std::vector<kernels::MatmulArgs>* out) const {
+  for_parts([&](const Linear<Real>& part, int64_t at) {
+    out->push_back(part.backward_input_product(dy + at, stride_, dx, std::exchange(accumulate, true), rows));
+  });
+}
+
+template <typename Real>
+void ColumnGroup<Real>::backward_weight_products(DevicePtr<const Real> dy, DevicePtr<const Real> x, int64_t rows,
+                                                 int64_t parts, std::vector<kernels::MatmulArgs>* out) const {
+  for_parts([&](const Linear<Real>& part, int64_t at) {
+    out->push_back(part.backward_weight_product(dy + at, stride_, x, rows, parts));
+  });
+  for (uint8_t* unwritten : merged_) *unwritten = 0;
+}
+
+template <typename Real>
+void ColumnGroup<Real>::backward_input_partial(DevicePtr<const Real> dy, const PartialSum& dx, int64_t rows) const {
   constexpr DType dtype = DTypeOf<Real>::value;
-  if (!dx.tree) return backward_input(dy, static_cast<Real*>(dx.data), rows);
+  if (!dx.tree) return backward_input(dy, dx.data.as<Real>(), rows);
   int64_t out = 0;
   for (const kernels::MatmulStretch& weight : weights_) out += weight.k;
-  kernels::matmul({.m = rows,
-                   .n = parts_.front().in,
-                   .k = out,
-                   .a = dy + first_,
-                   .lda = stride_,
-                   .ldb = parts_.front().in,
-                   .c = dx.data,
-                   .ldc = parts_.front().in,
-                   .ab_dtype = dtype,
-                   .c_dtype = dx.dtype,
-                   .parts = dx.parts,
-                   .stretches = weights_});
+  on().matmul({.m = rows,
+               .n = parts_.front().in,
+               .k = out,
+               .a = dy + first_,
+               .lda = stride_,
+               .ldb = parts_.front().in,
+               .c = dx.data,
+               .ldc = parts_.front().in,
+               .ab_dtype = dtype,
+               .c_dtype = dx.dtype,
+               .parts = dx.parts,
+               .stretches = weights_});
 }
 
 template <typename Real>
-void ColumnGroup<Real>::backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows,
-                                        const TreeParts& parts) const {
-  const Real* dy_part = dy + first_;
-  for (const Linear<Real>& part : parts_) {
-    part.backward_weight(dy_part, stride_, x, rows, parts.count);
-    dy_part += part.out;
-  }
+void ColumnGroup<Real>::backward_weight(DevicePtr<const Real> dy, DevicePtr<const Real> x,
+                                        DevicePtr<float> dbias_scratch, int64_t rows, const TreeParts& parts) const {
+  for_parts(
+      [&](const Linear<Real>& part, int64_t at) { part.backward_weight(dy + at, stride_, x, rows, parts.count); });
   for (uint8_t* unwritten : merged_) *unwritten = 0;
   if (!parts_.front().bias) return;
-  std::fill_n(dbias_scratch, stride_, 0.0f);  // the sums run over whole rows: one pass for all parts
-  kernels::bias_backward(dy, dbias_scratch, rows, stride_, parts);
-  const float* dbias = dbias_scratch + first_;
-  for (const Linear<Real>& part : parts_) {
-    kernels::add_to(part.bias.grad, dbias, part.out);
-    dbias += part.out;
-  }
+  on().clear_floats(dbias_scratch, stride_);  // the sums run over whole rows: one pass for all parts
+  on().bias_backward(dy, dbias_scratch, rows, stride_, parts);
+  for_parts([&](const Linear<Real>& part, int64_t at) { on().add_to(part.bias.grad, dbias_scratch + at, part.out); });
 }
 
 template struct Linear<float>;

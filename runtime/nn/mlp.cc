@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "runtime/nn/activation.h"
 #include "runtime/nn/branch.h"
 
@@ -12,7 +10,8 @@ namespace cairn::nn {
 template <typename Real>
 Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims, int64_t layer,
                const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
-    : dims_(dims),
+    : on_(parameters.on()),
+      dims_(dims),
       activation_(model.activation),
       residual_(parameters, model, dims, layer_prefix(model, layer), Branch::kMlp, tp, scratch),
       up_([&] {
@@ -23,7 +22,7 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
         return ColumnGroup<Real>(parts);
       }()),
       down_(linear(parameters, layer_prefix(model, layer) + "mlp.down", dims.ffn)),
-      dropout_(model.residual_dropout, layer, DropoutPlace::kMlpOutput),
+      dropout_(on_, model.residual_dropout, layer, DropoutPlace::kMlpOutput),
       tp_(tp),
       scratch_(scratch),
       what_in_(fmt::format("layer {} mlp.in", layer)),
@@ -40,10 +39,10 @@ Status Mlp<Real>::recompute(const SavedMlp<Real>& saved) const {
 }
 
 template <typename Real>
-Status Mlp<Real>::forward(const SavedMlp<Real>& saved, const Real* base_RH, Real* output_RH) const {
+Status Mlp<Real>::forward(const SavedMlp<Real>& saved, DevicePtr<const Real> base_RH, DevicePtr<Real> output_RH) const {
   const StageDims& d = dims_;
   RT_TRY(recompute(saved));
-  activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
+  activate(on_, activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
   return row_cut_forward<Real>(down_, dropout_, residual_, saved.residual, scratch_.hidden, base_RH, output_RH, tp_,
                                scratch_, d, what_out_);
 }
@@ -51,23 +50,23 @@ Status Mlp<Real>::forward(const SavedMlp<Real>& saved, const Real* base_RH, Real
 template <typename Real>
 Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* late) const {
   const StageDims& d = dims_;
-  const Real* dbranch_RH = residual_.branch_gradient(saved.residual);
-  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  DevicePtr<const Real> dbranch_RH = residual_.branch_gradient(saved.residual);
+  DevicePtr<const Real> masked_RH, dy_TH;
   RT_TRY(row_cut_gather<Real>(dropout_, dbranch_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
-  Real* dpre = late != nullptr ? late->dpre : scratch_.dhidden;
+  DevicePtr<Real> dpre = late != nullptr ? late->dpre : scratch_.dhidden;
   if (late == nullptr && !is_gated(activation_)) {
     down_.backward_input(dy_TH, d.width, dpre, false, d.rows);
-    activate_both(activation_, saved.pre, dpre, scratch_.hidden, d.rows * d.ffn);
+    activate_both(on_, activation_, saved.pre, dpre, scratch_.hidden, d.rows * d.ffn);
     row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d);
   } else {
     if (late != nullptr) {
-      std::copy_n(dbranch_RH, d.local_rows * d.width, late->dout_RH);
+      on_.copy(dbranch_RH, late->dout_RH, d.local_rows * d.width);
     } else {
-      activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
+      activate(on_, activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
       row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d);
     }
     down_.backward_input(dy_TH, d.width, scratch_.hidden, false, d.rows);
-    activate_backward(activation_, scratch_.hidden, saved.pre, dpre, d.rows, d.ffn);
+    activate_backward(on_, activation_, scratch_.hidden, saved.pre, dpre, d.rows, d.ffn);
   }
   if (late != nullptr) {
     residual_.input(saved.residual);  // for its statistics
@@ -80,9 +79,9 @@ Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* lat
 template <typename Real>
 Status Mlp<Real>::backward_weight(const SavedMlp<Real>& saved, const LateMlp<Real>& late) const {
   const StageDims& d = dims_;
-  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  DevicePtr<const Real> masked_RH, dy_TH;
   RT_TRY(row_cut_gather<Real>(dropout_, late.dout_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
-  activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
+  activate(on_, activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
   row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d);
   return column_cut_weight<Real>(residual_, saved.residual, up_, late.dpre, tp_, scratch_, d, what_in_);
 }

@@ -15,14 +15,14 @@ namespace cairn::nn {
 template <typename Real>
 struct SavedMlp {
   SavedResidual<Real> residual;
-  Real* pre = nullptr;  // [T, F_in] before the activation; gate, then up
+  DevicePtr<Real> pre;  // [T, F_in] before the activation; gate, then up
 };
 
 /// What the first half of a split backward leaves for the second.
 template <typename Real>
 struct LateMlp {
-  Real* dout_RH = nullptr;
-  Real* dpre = nullptr;  // [T, F_in]
+  DevicePtr<Real> dout_RH;
+  DevicePtr<Real> dpre;  // [T, F_in]
 };
 
 template <typename Real>
@@ -32,7 +32,7 @@ class Mlp {
       const TensorParallel<Real>& tp, const Scratch<Real>& scratch);
 
   /// output [R, H] from the input and `base_RH`, which is the input but in parallel blocks (residual.h).
-  Status forward(const SavedMlp<Real>& saved, const Real* base_RH, Real* output_RH) const;
+  Status forward(const SavedMlp<Real>& saved, DevicePtr<const Real> base_RH, DevicePtr<Real> output_RH) const;
   /// `pre` again, from the input: the first half of forward().
   Status recompute(const SavedMlp<Real>& saved) const;
 
@@ -42,6 +42,7 @@ class Mlp {
   Status backward_weight(const SavedMlp<Real>& saved, const LateMlp<Real>& late) const;
 
  private:
+  const kernels::Exec<Real>& on_;
   StageDims dims_;
   Activation activation_;
   Residual<Real> residual_;

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "runtime/kernels/matmul.h"
-#include "runtime/kernels/parallel.h"
 #include "runtime/nn/activation.h"
 #include "runtime/nn/branch.h"
 #include "runtime/plan/model_tensors.h"
@@ -16,7 +14,8 @@ template <typename Real>
 Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims, int64_t layer,
                const TensorParallel<Real>& tp, const ContextParallel<Real>& cp, Dispatch<Real>& dispatch,
                const Scratch<Real>& scratch, const Buffers& buffers)
-    : dims_(dims),
+    : on_(parameters.on()),
+      dims_(dims),
       activation_(model.activation),
       router_dims_{.tokens = dims.rows,
                    .experts = dims.experts,
@@ -32,7 +31,7 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
       residual_(parameters, model, dims, fmt::format("layers.{}.", layer), Branch::kMlp, tp, scratch),
       router_(linear(parameters, fmt::format("layers.{}.moe.router", layer), model.width)),
       bias_(parameters.get_optional(fmt::format("layers.{}.moe.router.bias", layer))),
-      dropout_(model.residual_dropout, layer, DropoutPlace::kMlpOutput),
+      dropout_(on_, model.residual_dropout, layer, DropoutPlace::kMlpOutput),
       tp_(tp),
       cp_(cp),
       dispatch_(dispatch),
@@ -44,6 +43,7 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
       dweights_Tk_(buffers.get<float>(buffer::kMoeDweights)),
       balance_X_(buffers.get<float>(buffer::kMoeBalance)),
       bias_X_(bias_ ? buffers.get<float>(buffer::kMoeBias) : nullptr),
+      host_balance_X_(dims.experts),
       what_in_(fmt::format("layer {} mlp.in", layer)),
       what_out_(fmt::format("layer {} mlp.out", layer)),
       what_dout_(fmt::format("layer {} mlp.dout", layer)),
@@ -69,40 +69,41 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
 template <typename Real>
 template <typename Body>
 void Moe<Real>::for_experts(const Body& body) const {
-  constexpr int64_t kSmallRows = 512;
-  const auto groups = dispatch_.groups();
-  int64_t most_rows = 0;
-  for (const auto& group : groups) most_rows = std::max(most_rows, group.rows);
-  const bool grouped = most_rows <= kSmallRows && most_rows * kernels::team_threads() <= dispatch_.used_rows();
-  kernels::parallel_tasks(static_cast<int64_t>(groups.size()), !grouped, [&](int64_t i) {
-    const auto& group = groups[i];
-    const Expert& expert = experts_[group.expert * dims_.expert_sources + group.source];
-    if (group.rows > 0) body(expert, group.first, group.rows);
-  });
+  products_.products.clear();
+  products_.ends.clear();
+  products_.most_rows = 0;
+  products_.all_rows = dispatch_.used_rows();
+  for (const auto& group : dispatch_.groups()) {
+    if (group.rows == 0) continue;
+    products_.most_rows = std::max(products_.most_rows, group.rows);
+    body(experts_[group.expert * dims_.expert_sources + group.source], group.first, group.rows, &products_.products);
+    products_.ends.push_back(products_.products.size());
+  }
+  on_.matmul_groups(products_);
 }
 
 template <typename Real>
 Status Moe<Real>::route(const SavedMoe<Real>& saved) const {
   const StageDims& d = dims_;
-  kernels::matmul({.m = d.rows,
-                   .n = d.experts,
-                   .k = d.width,
-                   .a = scratch_.rows_TH,
-                   .lda = d.width,
-                   .b = router_.weight.weight,
-                   .ldb = d.width,
-                   .trans_b = true,
-                   .c = saved.probabilities,
-                   .ldc = d.experts,
-                   .ab_dtype = DTypeOf<Real>::value,
-                   .c_dtype = DType::kF32});
-  for (int64_t e = 0; bias_ && e < d.experts; ++e) bias_X_[e] = to_f32(bias_.weight[e]);
-  kernels::route_forward(router_dims_, saved.probabilities, saved.chosen, saved.weights, saved.log_sums);
+  on_.matmul({.m = d.rows,
+              .n = d.experts,
+              .k = d.width,
+              .a = scratch_.rows_TH,
+              .lda = d.width,
+              .b = router_.weight.weight,
+              .ldb = d.width,
+              .trans_b = true,
+              .c = saved.probabilities,
+              .ldc = d.experts,
+              .ab_dtype = DTypeOf<Real>::value,
+              .c_dtype = DType::kF32});
+  if (bias_) on_.to_floats(bias_.weight, bias_X_, d.experts);
+  on_.route_forward(router_dims_, saved.probabilities, saved.chosen, saved.weights, saved.log_sums);
   return {};
 }
 
 template <typename Real>
-Status Moe<Real>::forward(const SavedMoe<Real>& saved, const Real* base_RH, Real* output_RH) const {
+Status Moe<Real>::forward(const SavedMoe<Real>& saved, DevicePtr<const Real> base_RH, DevicePtr<Real> output_RH) const {
   const StageDims& d = dims_;
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
@@ -110,18 +111,19 @@ Status Moe<Real>::forward(const SavedMoe<Real>& saved, const Real* base_RH, Real
 
   RT_TRY(dispatch_.begin(saved.chosen, saved.counts, false, what_counts_));
   RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
-  for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    expert.up.forward(rows_PH_ + first * d.width, saved.pre + first * d.ffn_in, rows);
+  for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
+    expert.up.forward_products(rows_PH_ + first * d.width, saved.pre + first * d.ffn_in, rows, out);
   });
-  activate(activation_, saved.pre, scratch_.hidden, dispatch_.used_rows(), d.ffn);
-  for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    expert.down.forward(scratch_.hidden + first * d.ffn, rows_PH_ + first * d.width, d.width, rows);
+  activate(on_, activation_, saved.pre, scratch_.hidden, dispatch_.used_rows(), d.ffn);
+  for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
+    out->push_back(
+        expert.down.forward_product(scratch_.hidden + first * d.ffn, rows_PH_ + first * d.width, d.width, rows));
   });
   RT_TRY(dispatch_.to_tokens(rows_PH_, saved.weights, scratch_.partial_TH, what_rows_));
   if (shared_) shared_->forward(scratch_.rows_TH, saved.shared_pre, scratch_.partial_TH);
 
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_out_));
-  Real* sum_RH = tp_.local(scratch_.partial_TH);
+  DevicePtr<Real> sum_RH = tp_.local(scratch_.partial_TH);
   if (dropout_.on(scratch_)) dropout_.apply(sum_RH, sum_RH, tp_, scratch_, d);
   residual_.add(saved.residual, sum_RH, base_RH, output_RH);
   return {};
@@ -130,7 +132,7 @@ Status Moe<Real>::forward(const SavedMoe<Real>& saved, const Real* base_RH, Real
 template <typename Real>
 Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const {
   const StageDims& d = dims_;
-  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  DevicePtr<const Real> masked_RH, dy_TH;
   RT_TRY(row_cut_gather<Real>(dropout_, residual_.branch_gradient(saved.residual), &masked_RH, &dy_TH, tp_, scratch_, d,
                               what_dout_));
   if (shared_) shared_->backward_hidden(dy_TH, saved.shared_pre);
@@ -140,15 +142,17 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   // With h an expert's hidden row and w its weight, y = w W h: dw = dy . W h = (W^T dy) . h, so no product is done
   // again.
   const int64_t used_rows = dispatch_.used_rows();
-  activate(activation_, saved.pre, scratch_.hidden, used_rows, d.ffn);
-  for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    expert.down.backward_input(rows_PH_ + first * d.width, d.width, dhidden_PF_ + first * d.ffn, false, rows);
+  activate(on_, activation_, saved.pre, scratch_.hidden, used_rows, d.ffn);
+  for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
+    out->push_back(expert.down.backward_input_product(rows_PH_ + first * d.width, d.width, dhidden_PF_ + first * d.ffn,
+                                                      false, rows));
   });
   RT_TRY(dispatch_.dot_and_scale(dhidden_PF_, scratch_.hidden, saved.weights, d.ffn, dweights_Tk_, what_dweights_));
-  for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    expert.down.backward_weight(rows_PH_ + first * d.width, d.width, scratch_.hidden + first * d.ffn, rows);
+  for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
+    out->push_back(expert.down.backward_weight_product(rows_PH_ + first * d.width, d.width,
+                                                       scratch_.hidden + first * d.ffn, rows));
   });
-  activate_backward(activation_, dhidden_PF_, saved.pre, scratch_.dhidden, used_rows, d.ffn);
+  activate_backward(on_, activation_, dhidden_PF_, saved.pre, scratch_.dhidden, used_rows, d.ffn);
   if (tp_.comm().size() > 1) {  // each rank has a part of every hidden row
     RT_TRY(tp_.comm().all_reduce(dweights_Tk_, d.rows * d.choices, DType::kF32, comm::ReduceOp::kSum, what_dweights_));
   }
@@ -156,10 +160,10 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
-  for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    const Real* dpre = scratch_.dhidden + first * d.ffn_in;
-    expert.up.backward_weight(dpre, rows_PH_ + first * d.width, nullptr, rows);
-    expert.up.backward_input(dpre, drows_PH_ + first * d.width, rows);
+  for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
+    DevicePtr<const Real> dpre = scratch_.dhidden + first * d.ffn_in;
+    expert.up.backward_weight_products(dpre, rows_PH_ + first * d.width, rows, 1, out);
+    expert.up.backward_input_products(dpre, drows_PH_ + first * d.width, rows, false, out);
   });
   RT_TRY(dispatch_.to_tokens(drows_PH_, nullptr, scratch_.partial_TH, what_drows_));
   if (shared_) shared_->backward_input(scratch_.rows_TH, scratch_.partial_TH);
@@ -181,25 +185,29 @@ void Moe<Real>::add_choices(std::span<float> choices_X) const {
 template <typename Real>
 Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, float loss_scale) const {
   const StageDims& d = dims_;
-  if (saved.choices != nullptr) {
-    std::copy_n(saved.choices, d.experts, balance_X_);
+  std::vector<float>& balance = host_balance_X_;
+  if (!saved.choices.empty()) {
+    std::ranges::copy(saved.choices, balance.begin());
   } else {
-    std::fill_n(balance_X_, d.experts, 0.0f);
-    add_choices({balance_X_, static_cast<size_t>(d.experts)});
-    if (cp_.on() && aux_loss_ > 0) {  // a micro-batch's rows lie on all of them
-      RT_TRY(cp_.comm().all_reduce(balance_X_, d.experts, DType::kF32, comm::ReduceOp::kSum, what_balance_));
-    }
+    std::ranges::fill(balance, 0.0f);
+    add_choices(balance);
+  }
+  on_.copy_floats(on_.stream.give(std::span<const float>(balance)), balance_X_, d.experts);
+  if (saved.choices.empty() && cp_.on() && aux_loss_ > 0) {  // a micro-batch's rows lie on all of them
+    RT_TRY(cp_.comm().all_reduce(balance_X_, d.experts, DType::kF32, comm::ReduceOp::kSum, what_balance_));
   }
   const auto layers = static_cast<float>(balanced_layers_);  // in the mean of choices and in that of probabilities
   const float each =
       aux_loss_ * static_cast<float>(d.experts) / static_cast<float>(d.cp * d.rows) * loss_scale / (layers * layers);
-  for (int64_t e = 0; e < d.experts; ++e) balance_X_[e] *= each;
-  kernels::route_backward(router_dims_, saved.probabilities, saved.chosen, dweights_Tk_,
-                          {.balance = balance_X_, .log_sums = saved.log_sums, .z = z_loss_ * loss_scale}, dlogits_TX_);
+  on_.scale_floats(balance_X_, each, d.experts);
+  on_.route_backward(router_dims_, saved.probabilities, saved.chosen, dweights_Tk_,
+                     {.balance = balance_X_, .log_sums = saved.log_sums, .z = z_loss_ * loss_scale}, dlogits_TX_);
   if (bias_ && tp_.first_row() == 0) {  // with sequence parallelism gradients of what is replicated are added over tp
-    for (int64_t e = 0; e < d.experts; ++e) bias_.grad[e] += static_cast<float>(dispatch_.choices_of(e));
+    std::ranges::fill(balance, 0.0f);
+    add_choices(balance);
+    on_.add_to(bias_.grad, on_.stream.give(std::span<const float>(balance)), d.experts);
   }
-  const Real* dlogits_RX = dlogits_TX_ + tp_.first_row() * d.experts;
+  DevicePtr<const Real> dlogits_RX = dlogits_TX_ + tp_.first_row() * d.experts;
   router_.backward_weight(dlogits_RX, d.experts, tp_.local(scratch_.rows_TH), d.local_rows);
   router_.backward_input(dlogits_RX, d.experts, tp_.local(scratch_.partial_TH), true, d.local_rows);
   return {};

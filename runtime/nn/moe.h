@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/kernels/router.h"
 #include "runtime/nn/context_parallel.h"
 #include "runtime/nn/dispatch.h"
 #include "runtime/nn/dropout.h"
@@ -30,14 +29,14 @@ namespace cairn::nn {
 template <typename Real>
 struct SavedMoe {
   SavedResidual<Real> residual;
-  float* probabilities = nullptr;  // [T, X]; sigmoids where the router has these
-  float* log_sums = nullptr;       // [T]; null without z_loss
-  int32_t* chosen = nullptr;       // [T, k]
-  float* weights = nullptr;        // [T, k]
-  int32_t* counts = nullptr;       // [ep, X]: of all ranks that divide the experts; null without
-  Real* pre = nullptr;             // [P, F_in] before the activation
-  Real* shared_pre = nullptr;      // [T, 2 Fs]; null without shared experts
-  const float* choices = nullptr;  // [X]: of the micro-batch in all layers, for the backward; null: each for itself
+  DevicePtr<float> probabilities;  // [T, X]; sigmoids where the router has these
+  DevicePtr<float> log_sums;       // [T]; null without z_loss
+  DevicePtr<int32_t> chosen;       // [T, k]
+  DevicePtr<float> weights;        // [T, k]
+  DevicePtr<int32_t> counts;       // [ep, X]: of all ranks that divide the experts; null without
+  DevicePtr<Real> pre;             // [P, F_in] before the activation
+  DevicePtr<Real> shared_pre;      // [T, 2 Fs]; null without shared experts
+  std::span<const float> choices;  // [X]: of the micro-batch in all layers, for the backward; empty: each for itself
 };
 
 template <typename Real>
@@ -52,7 +51,7 @@ class Moe {
   /// tokens; with aux_scope = model both are means over all layers, and the loss is one (transformers'
   /// load_balancing_loss_func). So is z_loss * the square of the logarithm of each token's denominator (Zoph et al.
   /// 2022).
-  Status forward(const SavedMoe<Real>& saved, const Real* base_RH, Real* output_RH) const;
+  Status forward(const SavedMoe<Real>& saved, DevicePtr<const Real> base_RH, DevicePtr<Real> output_RH) const;
   Status backward(const SavedMoe<Real>& saved, float loss_scale) const;
   /// Adds how often this rank's tokens chose each expert in the forward just done.
   void add_choices(std::span<float> choices_X) const;
@@ -63,14 +62,14 @@ class Moe {
     Linear<Real> down;
   };
 
-  /// Calls body(expert, first row, rows) for the groups of rows that are not empty. Many small groups are taken by the
-  /// threads side by side, each product by one; few or large ones one after another, each by all threads.
+  /// The products that body(expert, first row, rows, &products) adds for each group of rows that is not empty.
   template <typename Body>
   void for_experts(const Body& body) const;
   /// Scores, choices, weights.
   Status route(const SavedMoe<Real>& saved) const;
   Status route_backward(const SavedMoe<Real>& saved, float loss_scale) const;
 
+  const kernels::Exec<Real>& on_;
   StageDims dims_;
   Activation activation_;
   kernels::RouterDims router_dims_;
@@ -86,8 +85,10 @@ class Moe {
   const ContextParallel<Real>& cp_;
   Dispatch<Real>& dispatch_;
   const Scratch<Real>& scratch_;
-  Real *rows_PH_, *drows_PH_, *dhidden_PF_, *dlogits_TX_;
-  float *dweights_Tk_, *balance_X_, *bias_X_;
+  DevicePtr<Real> rows_PH_, drows_PH_, dhidden_PF_, dlogits_TX_;
+  DevicePtr<float> dweights_Tk_, balance_X_, bias_X_;
+  mutable kernels::MatmulGroups products_;  // of for_experts()
+  mutable std::vector<float> host_balance_X_;
   std::string what_in_, what_out_, what_dout_, what_din_, what_dweights_, what_counts_, what_balance_, what_rows_,
       what_drows_;  // names of the collectives
 };

@@ -12,8 +12,8 @@ namespace cairn::nn {
 /// Row statistics [R]: scratch, since backward computes the output again and gets them with it. `mean` is null with
 /// RMSNorm. `parts`: of the rows, for the gradients of weight and bias.
 struct NormStats {
-  float* mean = nullptr;
-  float* rstd = nullptr;
+  DevicePtr<float> mean;
+  DevicePtr<float> rstd;
   TreeParts parts;
 };
 
@@ -23,11 +23,13 @@ class Norm {
   /// `name` as in "layers.3.attn_norm".
   Norm(const Parameters<Real>& parameters, const std::string& name, const ModelConfig& model);
 
-  void forward(const Real* x_RH, Real* y_RH, const NormStats& stats, int64_t rows) const;
+  void forward(DevicePtr<const Real> x_RH, DevicePtr<Real> y_RH, const NormStats& stats, int64_t rows) const;
   /// With the statistics of forward(x). dx is overwritten, gradients are added to.
-  void backward(const Real* dy_RH, const Real* x_RH, const NormStats& stats, Real* dx_RH, int64_t rows) const;
+  void backward(DevicePtr<const Real> dy_RH, DevicePtr<const Real> x_RH, const NormStats& stats, DevicePtr<Real> dx_RH,
+                int64_t rows) const;
 
  private:
+  const kernels::Exec<Real>* on_;
   Parameter<Real> weight_, bias_;
   NormKind kind_;
   int64_t width_;

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/kernels/ops.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::nn {
@@ -13,14 +14,14 @@ namespace cairn::nn {
 /// One tensor; `grad` is null in a model that only runs forward. Both null: the model has no such tensor.
 template <typename Real>
 struct Parameter {
-  const Real* weight = nullptr;
-  float* grad = nullptr;
+  DevicePtr<const Real> weight;
+  DevicePtr<float> grad;
   uint8_t* unwritten = nullptr;  // not 0: grad holds nothing yet, and who comes first overwrites it; null: always adds
   int64_t rows = 0;              // first dim in memory
   int64_t first_row = 0;         // logical index of row 0
   int64_t valid_rows = 0;        // without vocabulary padding; may be 0
 
-  explicit operator bool() const { return weight != nullptr; }
+  explicit operator bool() const { return static_cast<bool>(weight); }
 };
 
 template <typename Real>
@@ -28,12 +29,15 @@ class Parameters {
  public:
   /// `unwritten`: Parameter::unwritten by tensor of the rank, or empty. `source`: whose gradients, of tensors that keep
   /// them apart (RankPlan::grad_at).
-  Parameters(const Plan& plan, const RankPlan& rank, const Real* weights, float* grads,
-             std::span<uint8_t> unwritten = {}, int64_t source = 0)
-      : plan_(plan), rank_(rank), weights_(weights), grads_(grads), unwritten_(unwritten), source_(source) {}
+  Parameters(const kernels::Exec<Real>& on, const Plan& plan, const RankPlan& rank, DevicePtr<const Real> weights,
+             DevicePtr<float> grads, std::span<uint8_t> unwritten = {}, int64_t source = 0)
+      : on_(on), plan_(plan), rank_(rank), weights_(weights), grads_(grads), unwritten_(unwritten), source_(source) {}
+
+  /// The kernels of the device that they lie on.
+  const kernels::Exec<Real>& on() const { return on_; }
 
   /// The same for gradients of the tokens of another ep rank.
-  Parameters of_source(int64_t source) const { return {plan_, rank_, weights_, grads_, {}, source}; }
+  Parameters of_source(int64_t source) const { return {on_, plan_, rank_, weights_, grads_, {}, source}; }
 
   /// The tensor must live on this rank.
   Parameter<Real> get(std::string_view name) const {
@@ -55,15 +59,16 @@ class Parameters {
  private:
   Parameter<Real> view(const LocalTensor* local) const {
     if (local == nullptr) return {};
-    float* const grad = grads_ == nullptr ? nullptr : grads_ + rank_.grad_at(*local, source_);
+    const DevicePtr<float> grad = grads_ ? grads_ + rank_.grad_at(*local, source_) : nullptr;
     uint8_t* const unwritten = unwritten_.empty() ? nullptr : &unwritten_[local - rank_.tensors.data()];
     return {weights_ + local->weight_at, grad, unwritten, local->shape[0], local->box.lo[0], local->box.extent(0)};
   }
 
+  const kernels::Exec<Real>& on_;
   const Plan& plan_;
   const RankPlan& rank_;
-  const Real* weights_;
-  float* grads_;
+  DevicePtr<const Real> weights_;
+  DevicePtr<float> grads_;
   std::span<uint8_t> unwritten_;
   int64_t source_;
 };

@@ -18,17 +18,18 @@ class PositionQueries {
                   const TensorParallel<Real>& tp, const Scratch<Real>& scratch);
 
   /// The q part of qkv [T, QKV]. scratch.partial is overwritten.
-  void forward(Real* qkv) const;
+  void forward(DevicePtr<Real> qkv) const;
   /// Adds to the gradients of the projection and the table, from that of q in dqkv [T, QKV]; those of the table are of
   /// this rank's rows. scratch.partial is overwritten.
-  Status backward(const Real* dqkv) const;
+  Status backward(DevicePtr<const Real> dqkv) const;
 
  private:
-  /// Of row `row` in the flat token order of the micro-batch at work.
-  int64_t position_of(int64_t row) const;
+  /// Of the rows from `first` on in the flat token order of the micro-batch at work.
+  kernels::RowPositions positions(int64_t first) const;
   /// scratch.partial [T, H]: the table's row of each row's position.
   void look_up() const;
 
+  const kernels::Exec<Real>& on_;
   StageDims dims_;
   Parameter<Real> table_;  // [S, H]
   ColumnGroup<Real> q_;

@@ -6,11 +6,9 @@
 //   deep_norm            y = a N(x) + f(N x)
 //   sandwich             y = x + N'(f(N x))
 
-#include <algorithm>
 #include <optional>
 #include <string>
 
-#include "runtime/kernels/elementwise.h"
 #include "runtime/nn/norm.h"
 #include "runtime/nn/scratch.h"
 #include "runtime/nn/tensor_parallel.h"
@@ -20,8 +18,8 @@ namespace cairn::nn {
 /// Of a branch, what its place on the stream leaves for the backward pass.
 template <typename Real>
 struct SavedResidual {
-  Real* input_RH = nullptr;  // x; with parallel blocks the same for both branches
-  Real* post_RH = nullptr;   // what the norm after the branch reads; null without one
+  DevicePtr<Real> input_RH;  // x; with parallel blocks the same for both branches
+  DevicePtr<Real> post_RH;   // what the norm after the branch reads; null without one
 };
 
 enum class Branch { kAttention, kMlp };
@@ -32,7 +30,8 @@ class Residual {
   /// `prefix` as in "layers.3.".
   Residual(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
            const std::string& prefix, Branch branch, const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
-      : kind_(model.block),
+      : on_(parameters.on()),
+        kind_(model.block),
         defers_(branch == Branch::kMlp && is_parallel(kind_)),
         takes_deferred_(branch == Branch::kAttention && is_parallel(kind_)),
         scale_(static_cast<float>(model.residual_scale)),
@@ -50,37 +49,38 @@ class Residual {
 
   /// What the branch reads: scratch.rows, this rank's rows of it. Leaves the norm's statistics in scratch.stats.
   void input(const SavedResidual<Real>& saved) const {
-    Real* rows_RH = tp_.local(scratch_.rows_TH);
+    DevicePtr<Real> rows_RH = tp_.local(scratch_.rows_TH);
     if (before_) {
       before_->forward(saved.input_RH, rows_RH, scratch_.stats, rows_);
     } else {
-      std::copy_n(saved.input_RH, count_, rows_RH);
+      on_.copy(saved.input_RH, rows_RH, count_);
     }
   }
 
   /// output [R, H] from the branch's output, which is overwritten. input() must have been called, and what it left in
   /// scratch.rows must be there still. `base_RH`: what is added to; output_RH may be base_RH.
-  void add(const SavedResidual<Real>& saved, Real* branch_RH, const Real* base_RH, Real* output_RH) const {
+  void add(const SavedResidual<Real>& saved, DevicePtr<Real> branch_RH, DevicePtr<const Real> base_RH,
+           DevicePtr<Real> output_RH) const {
     switch (kind_) {
       case BlockKind::kSandwich:
-        std::copy_n(branch_RH, count_, saved.post_RH);
+        on_.copy(branch_RH, saved.post_RH, count_);
         after_->forward(saved.post_RH, branch_RH, scratch_.stats, rows_);
         break;
       case BlockKind::kDeepNorm:
-        return kernels::add_scaled(branch_RH, scale_, tp_.local(scratch_.rows_TH), output_RH, count_);
+        return on_.add_scaled(branch_RH, scale_, tp_.local(scratch_.rows_TH), output_RH, count_);
       case BlockKind::kPostNorm:
-        kernels::add(base_RH, branch_RH, saved.post_RH, count_);
+        on_.add(base_RH, branch_RH, saved.post_RH, count_);
         return after_->forward(saved.post_RH, output_RH, scratch_.stats, rows_);
       default:
         break;
     }
-    kernels::add(base_RH, branch_RH, output_RH, count_);
+    on_.add(base_RH, branch_RH, output_RH, count_);
   }
 
   /// The gradient of the branch's output, from scratch.dresidual, that of y: either it or another scratch buffer.
-  Real* branch_gradient(const SavedResidual<Real>& saved) const {
+  DevicePtr<Real> branch_gradient(const SavedResidual<Real>& saved) const {
     if (!after_) return scratch_.dresidual_RH;
-    Real* out_RH = kind_ == BlockKind::kSandwich ? scratch_.dbranch_RH : scratch_.dresidual_RH;
+    DevicePtr<Real> out_RH = kind_ == BlockKind::kSandwich ? scratch_.dbranch_RH : scratch_.dresidual_RH;
     after_->forward(saved.post_RH, tp_.local(scratch_.rows_TH), scratch_.stats, rows_);  // for its statistics
     after_->backward(scratch_.dresidual_RH, saved.post_RH, scratch_.stats, out_RH, rows_);
     return out_RH;
@@ -88,23 +88,24 @@ class Residual {
 
   /// scratch.dresidual becomes the gradient of x, from that of what the branch read, which is overwritten. The
   /// statistics of input() must be in scratch.stats; scratch.rows is overwritten.
-  void input_gradient(const SavedResidual<Real>& saved, Real* dbranch_input_RH) const {
+  void input_gradient(const SavedResidual<Real>& saved, DevicePtr<Real> dbranch_input_RH) const {
     if (kind_ == BlockKind::kDeepNorm) {
-      kernels::add_scaled(dbranch_input_RH, scale_, scratch_.dresidual_RH, dbranch_input_RH, count_);
+      on_.add_scaled(dbranch_input_RH, scale_, scratch_.dresidual_RH, dbranch_input_RH, count_);
       before_->backward(dbranch_input_RH, saved.input_RH, scratch_.stats, scratch_.dresidual_RH, rows_);
       return;
     }
-    Real* dinput_RH = dbranch_input_RH;
+    DevicePtr<Real> dinput_RH = dbranch_input_RH;
     if (before_) {
       dinput_RH = defers_ ? scratch_.dbranch_RH : tp_.local(scratch_.rows_TH);
       before_->backward(dbranch_input_RH, saved.input_RH, scratch_.stats, dinput_RH, rows_);
     }
     if (defers_) return;  // attention's gradient comes from the same y: the stream takes both after it
-    kernels::add(scratch_.dresidual_RH, dinput_RH, scratch_.dresidual_RH, count_);
-    if (takes_deferred_) kernels::add(scratch_.dresidual_RH, scratch_.dbranch_RH, scratch_.dresidual_RH, count_);
+    on_.add(scratch_.dresidual_RH, dinput_RH, scratch_.dresidual_RH, count_);
+    if (takes_deferred_) on_.add(scratch_.dresidual_RH, scratch_.dbranch_RH, scratch_.dresidual_RH, count_);
   }
 
  private:
+  const kernels::Exec<Real>& on_;
   BlockKind kind_;
   bool defers_, takes_deferred_;
   float scale_;

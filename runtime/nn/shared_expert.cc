@@ -10,7 +10,8 @@ namespace cairn::nn {
 template <typename Real>
 SharedExpert<Real>::SharedExpert(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
                                  int64_t layer, const Scratch<Real>& scratch, const Buffers& buffers)
-    : rows_(dims.rows),
+    : on_(parameters.on()),
+      rows_(dims.rows),
       width_(dims.width),
       ffn_(dims.shared_ffn),
       activation_(model.activation),
@@ -25,22 +26,22 @@ SharedExpert<Real>::SharedExpert(const Parameters<Real>& parameters, const Model
       dpre_(buffers.get<Real>(buffer::kMoeSharedDpre)) {}
 
 template <typename Real>
-void SharedExpert<Real>::forward(const Real* input_TH, Real* pre, Real* output_TH) const {
+void SharedExpert<Real>::forward(DevicePtr<const Real> input_TH, DevicePtr<Real> pre, DevicePtr<Real> output_TH) const {
   up_.forward(input_TH, pre, rows_);
-  activate(activation_, pre, scratch_.hidden, rows_, ffn_);
+  activate(on_, activation_, pre, scratch_.hidden, rows_, ffn_);
   down_.forward(scratch_.hidden, output_TH, width_, rows_, true);
 }
 
 template <typename Real>
-void SharedExpert<Real>::backward_hidden(const Real* dy_TH, const Real* pre) const {
-  activate(activation_, pre, scratch_.hidden, rows_, ffn_);
+void SharedExpert<Real>::backward_hidden(DevicePtr<const Real> dy_TH, DevicePtr<const Real> pre) const {
+  activate(on_, activation_, pre, scratch_.hidden, rows_, ffn_);
   down_.backward_weight(dy_TH, width_, scratch_.hidden, rows_);
   down_.backward_input(dy_TH, width_, dhidden_, false, rows_);
-  activate_backward(activation_, dhidden_, pre, dpre_, rows_, ffn_);
+  activate_backward(on_, activation_, dhidden_, pre, dpre_, rows_, ffn_);
 }
 
 template <typename Real>
-void SharedExpert<Real>::backward_input(const Real* input_TH, Real* dinput_TH) const {
+void SharedExpert<Real>::backward_input(DevicePtr<const Real> input_TH, DevicePtr<Real> dinput_TH) const {
   up_.backward_weight(dpre_, input_TH, nullptr, rows_);
   up_.backward_input(dpre_, dinput_TH, rows_, true);
 }

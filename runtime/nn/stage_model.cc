@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
-#include "runtime/kernels/elementwise.h"
+#include "runtime/device/host_numbers.h"
 #include "runtime/nn/attention.h"
 #include "runtime/nn/embedding.h"
 #include "runtime/nn/head.h"
@@ -47,9 +47,9 @@ struct LayerBuffers {
     Copies<T> kept;
     bool until_late = false;
     Copies<T> shared;
-    T* at(int64_t slot, int64_t late) const {
+    DevicePtr<T> at(int64_t slot, int64_t late) const {
       if (until_late ? late >= 0 : static_cast<bool>(kept)) return kept.at(until_late ? late : slot);
-      return shared ? shared.at(0) : nullptr;
+      return shared ? shared.at(0) : DevicePtr<T>();
     }
   };
   RecomputeMode mode = RecomputeMode::kNone;
@@ -59,17 +59,18 @@ struct LayerBuffers {
   Kept<float> logsumexp, probabilities, weights, log_sums;
   Kept<int32_t> chosen, counts;
   Copies<Real> attn_dout, mlp_dout, mlp_dpre;  // for each micro-batch between the halves of its backward
-  Real* output = nullptr;                      // shared: what a layer that is computed again puts out, for nobody
+  DevicePtr<Real> output;                      // shared: what a layer that is computed again puts out, for nobody
 };
 
 template <typename Real>
 struct Slot {
   SavedEmbedding<Real> embedding;       // first stage only
   SavedHead<Real> head;                 // last stage only
-  Real* final_norm_input_RH = nullptr;  // last stage with a top query layer
+  DevicePtr<Real> final_norm_input_RH;  // last stage with a top query layer
   std::vector<uint64_t> dropout_keys;   // [B]
   bool drops = false;
   std::vector<int32_t> positions, starts, ends;  // [T] where `rows` says so
+  std::vector<int64_t> cache_rows;               // [T] of a cached pass
   SequenceRows rows;                             // views of them
   std::vector<float> choices;  // [X] of the layers up to here, in the backward of all; empty: none are counted
 };
@@ -90,26 +91,29 @@ Status check_ids(std::string_view what, const int32_t* ids, int64_t count, int64
 template <typename Real>
 class Model final : public StageModel {
  public:
-  Model(const Plan& plan, const RankPlan& rank, const Chunk& chunk, const comm::RankGroups& groups, const Real* weights,
-        float* grads, const Buffers& buffers, UseListener* listener)
-      : dims_(stage_dims(plan, rank)),
+  Model(Stream& stream, const Plan& plan, const RankPlan& rank, const Chunk& chunk, const comm::RankGroups& groups,
+        DevicePtr<const Real> weights, DevicePtr<float> grads, const Buffers& buffers, UseListener* listener)
+      : on_(kernels::exec_on<Real>(stream)),
+        dims_(stage_dims(plan, rank)),
         vocab_(plan.recipe.model.vocab),
-        trains_(grads != nullptr),
+        trains_(static_cast<bool>(grads)),
         parallel_(is_parallel(plan.recipe.model.block)),
         counts_choices_(balances_over_layers(plan.recipe.model)),
         first_layer_(chunk.stage.first_layer),
         listener_(listener),
-        tp_(*groups.tp, dims_, plan.recipe.mesh.sequence_parallel, buffers.copies<float>(buffer::kScratchSums).first),
-        cp_(dims_, groups.cp, buffers) {
+        tp_(on_, *groups.tp, dims_, plan.recipe.mesh.sequence_parallel,
+            buffers.copies<float>(buffer::kScratchSums).first),
+        cp_(on_, dims_, groups.cp, buffers) {
     const ModelConfig& model = plan.recipe.model;
     const OptimizerConfig& optimizer = plan.recipe.optimizer;
-    const Parameters<Real> parameters(plan, rank, weights, grads,
+    const Parameters<Real> parameters(on_, plan, rank, weights, grads,
                                       listener == nullptr ? std::span<uint8_t>() : listener->unwritten());
     set_scratch(model, buffers);
-    if (model.moe.experts > 0) dispatch_.emplace(dims_, groups.ep, buffers);
+    if (model.moe.experts > 0) dispatch_.emplace(on_, dims_, groups.ep, buffers);
     if (trains_ && optimizer.qk_clip > 0) {
-      max_scores_.assign(static_cast<size_t>(model.layers * dims_.heads), 0.0f);
-      scratch_.max_scores = max_scores_.data();
+      scratch_.max_scores = buffers.get<float>(buffer::kMaxScores);
+      host_max_scores_.emplace(stream, model.layers * dims_.heads);
+      on_.clear_floats(scratch_.max_scores, host_max_scores_->size());
     }
     if (chunk.stage.embedding)
       embedding_.emplace(parameters, model, optimizer.embedding_gradient, dims_, tp_, scratch_);
@@ -149,30 +153,30 @@ class Model final : public StageModel {
     }
   }
 
-  Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
-                 void* output) override {
+  Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, DevicePtr<const void> input,
+                 DevicePtr<void> output) override {
     use_slot(slot);
-    Real* first_RH = input_place(0, slot);
+    DevicePtr<Real> first_RH = input_place(0, slot);
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
       RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
       RT_TRY(use(kEmbeddingLayer, Pass::kForward,
-                 [&] { return embedding_->forward(slot_at(slot).embedding, tokens, first_RH); }));
+                 [&] { return embedding_->forward(slot_at(slot).embedding, give(tokens), first_RH); }));
     } else {
-      RT_CHECK(input != nullptr, "a later stage needs an input");
-      std::copy_n(static_cast<const Real*>(input), stream_elems(), first_RH);
+      RT_CHECK(static_cast<bool>(input), "a later stage needs an input");
+      on_.copy(input.template as<const Real>(), first_RH, stream_elems());
     }
     std::vector<float>& choices = slots_[slot].choices;
     if (embedding_) std::ranges::fill(choices, 0.0f);
-    if (!embedding_) take_choices(choices, input);
+    if (!embedding_) RT_TRY(take_choices(choices, input));
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
       RT_TRY(check_ids("target", targets, dims_.rows, vocab_, kNoTarget));
     } else {
-      RT_CHECK(output != nullptr, "an earlier stage needs an output");
+      RT_CHECK(static_cast<bool>(output), "an earlier stage needs an output");
     }
 
-    RT_TRY(forward_layers(slot, head_ ? body_output(slot) : static_cast<Real*>(output)));
+    RT_TRY(forward_layers(slot, head_ ? body_output(slot) : output.template as<Real>()));
     if (!head_) {
       give_choices(choices, output);
       return {};
@@ -180,7 +184,7 @@ class Model final : public StageModel {
     return use(kHeadLayer, Pass::kForward, [&]() -> Status {
       RT_TRY(forward_top_query(slot));
       const TraceScope scope("compute", "head");
-      return head_->forward(slot_at(slot).head, targets);
+      return head_->forward(slot_at(slot).head, give(targets));
     });
   }
 
@@ -190,11 +194,9 @@ class Model final : public StageModel {
              rows.place.size(), dims_.rows);
     RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
     use_slot(0);
-    scratch_.dropout_keys = nullptr;
-    scratch_.cached = &rows;
-    scratch_.positions = scratch_.starts = nullptr;  // those of the slot are of whole texts
-    scratch_.ends = rows.ends.empty() ? nullptr : rows.ends.data();
-    Status done = embedding_->forward(slot_at(0).embedding, tokens, input_place(0, 0));
+    CachedRows placed = rows;
+    place_cached(&placed);
+    Status done = embedding_->forward(slot_at(0).embedding, give(tokens), input_place(0, 0));
     if (done.ok()) done = forward_layers(0, body_output(0));
     if (done.ok()) done = forward_top_query(0);
     scratch_.cached = nullptr;
@@ -208,13 +210,13 @@ class Model final : public StageModel {
     return head_->logits(slot_at(0).head, first, count, out);
   }
 
-  Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput, void* dinput,
-                  float loss_scale) override {
+  Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, DevicePtr<const void> doutput,
+                  DevicePtr<void> dinput, float loss_scale) override {
     return backward_input(slot, -1, tokens, targets, doutput, dinput, loss_scale);
   }
 
-  Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t* targets, const void* doutput,
-                        void* dinput, float loss_scale) override {
+  Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t* targets,
+                        DevicePtr<const void> doutput, DevicePtr<void> dinput, float loss_scale) override {
     RT_CHECK(trains_, "backward of a model made without gradients");
     use_slot(slot);
     std::vector<float>& choices = slots_[slot].choices;
@@ -227,14 +229,14 @@ class Model final : public StageModel {
       RT_TRY(use(kHeadLayer, Pass::kBackward, [&]() -> Status {
         {
           const TraceScope scope("compute", "head backward");
-          RT_TRY(head_->backward(slot_at(slot).head, targets, loss_scale));
+          RT_TRY(head_->backward(slot_at(slot).head, give(targets), loss_scale));
         }
         return backward_top_query(slot, loss_scale);
       }));
     } else {
-      RT_CHECK(doutput != nullptr, "an earlier stage needs the gradient of its output");
-      std::copy_n(static_cast<const Real*>(doutput), stream_elems(), scratch_.dresidual_RH);
-      take_choices(choices, doutput);
+      RT_CHECK(static_cast<bool>(doutput), "an earlier stage needs the gradient of its output");
+      on_.copy(doutput.template as<const Real>(), scratch_.dresidual_RH, stream_elems());
+      RT_TRY(take_choices(choices, doutput));
     }
     for (size_t i = body_layers_; i-- > 0;) {
       const Pass pass = late < 0 ? Pass::kBackward : Pass::kBackwardInput;
@@ -243,10 +245,10 @@ class Model final : public StageModel {
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
       return use(kEmbeddingLayer, Pass::kBackward,
-                 [&] { return embedding_->backward(slot_at(slot).embedding, tokens); });
+                 [&] { return embedding_->backward(slot_at(slot).embedding, give(tokens)); });
     }
-    RT_CHECK(dinput != nullptr, "a later stage needs a place for the gradient of its input");
-    std::copy_n(scratch_.dresidual_RH, stream_elems(), static_cast<Real*>(dinput));
+    RT_CHECK(static_cast<bool>(dinput), "a later stage needs a place for the gradient of its input");
+    on_.copy(scratch_.dresidual_RH, dinput.template as<Real>(), stream_elems());
     give_choices(choices, dinput);
     return {};
   }
@@ -268,9 +270,10 @@ class Model final : public StageModel {
     return {};
   }
 
-  std::span<const float> token_losses(int64_t slot) const override {
+  void token_losses(int64_t slot, std::span<float> losses) const override {
     RT_CHECK(head_.has_value(), "losses are on the last stage");
-    return {slot_at(slot).head.loss_T, static_cast<size_t>(dims_.rows)};
+    RT_CHECK(std::ssize(losses) == dims_.rows, "{} losses of {} rows", losses.size(), dims_.rows);
+    on_.floats_to_host(slot_at(slot).head.loss_T, losses);
   }
 
   Status logits(int64_t slot, std::span<float> out) override {
@@ -284,16 +287,22 @@ class Model final : public StageModel {
     return head_->logits(slot_at(slot).head, 0, dims_.rows, out);
   }
 
-  void take_max_scores(std::span<float> scores) override {
+  Status take_max_scores(std::span<float> scores) override {
+    if (!host_max_scores_) return {};
+    on_.floats_to_host(scratch_.max_scores, host_max_scores_->room());
+    RT_TRY(on_.stream.settle());
+    on_.clear_floats(scratch_.max_scores, host_max_scores_->size());
+    const std::span<const float> found = host_max_scores_->read();
     const int64_t here = dims_.heads, all = here * tp_.comm().size(), first = tp_.comm().rank() * here;
-    for (size_t i = 0; i < max_scores_.size(); ++i) {
+    for (size_t i = 0; i < found.size(); ++i) {
       const auto layer = static_cast<int64_t>(i) / here, head = static_cast<int64_t>(i) % here;
       float& score = scores[static_cast<size_t>(layer * all + first + head)];
-      score = std::max(score, max_scores_[i]);
-      max_scores_[i] = 0;
+      score = std::max(score, found[i]);
     }
+    return {};
   }
 
+  int64_t rows() const override { return dims_.rows; }
   int64_t boundary_bytes() const override {
     return choices_at() + (counts_choices_ ? dims_.experts * static_cast<int64_t>(sizeof(float)) : 0);
   }
@@ -301,30 +310,66 @@ class Model final : public StageModel {
  private:
   /// Where the choices stand in a boundary tensor: behind its rows.
   int64_t choices_at() const { return stream_elems() * static_cast<int64_t>(sizeof(Real)); }
-  void give_choices(const std::vector<float>& choices, void* boundary) const {
-    std::memcpy(static_cast<std::byte*>(boundary) + choices_at(), choices.data(), choices.size() * sizeof(float));
+  void give_choices(const std::vector<float>& choices, DevicePtr<void> boundary) const {
+    if (choices.empty()) return;
+    on_.copy_floats(on_.stream.give(std::span<const float>(choices)), choices_of(boundary), std::ssize(choices));
   }
-  void take_choices(std::vector<float>& choices, const void* boundary) const {
-    std::memcpy(choices.data(), static_cast<const std::byte*>(boundary) + choices_at(), choices.size() * sizeof(float));
+  Status take_choices(std::vector<float>& choices, DevicePtr<const void> boundary) const {
+    if (choices.empty()) return {};
+    on_.floats_to_host(choices_of(boundary), choices);
+    return on_.stream.settle();
+  }
+  template <typename Void>
+  auto choices_of(DevicePtr<Void> boundary) const {
+    using Float = std::conditional_t<std::is_const_v<Void>, const float, float>;
+    using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
+    return (boundary.template as<Byte>() + choices_at()).template as<Float>();
+  }
+
+  /// Ids of a micro-batch for the device.
+  DevicePtr<const int32_t> give(const int32_t* ids) const {
+    return on_.stream.give(std::span<const int32_t>(ids, static_cast<size_t>(dims_.rows)));
+  }
+  /// Numbers of the host for the device; null when there are none.
+  template <typename T>
+  DevicePtr<const T> give_some(std::span<const T> numbers) const {
+    return numbers.empty() ? nullptr : on_.stream.give(numbers);
+  }
+
+  /// The rows of a cached pass are those at work.
+  void place_cached(CachedRows* rows) {
+    Slot<Real>& slot = slots_[0];
+    slot.positions.clear();
+    slot.cache_rows.clear();
+    for (int64_t r = 0; r < dims_.rows; ++r) {
+      slot.positions.push_back(std::max(0, rows->position_of(r)));  // of padding any
+      slot.cache_rows.push_back(rows->place[r] < 0 ? -1 : rows->sequence[r] * rows->cache->capacity + rows->place[r]);
+    }
+    rows->cache_rows = on_.stream.give(std::span<const int64_t>(slot.cache_rows));
+    scratch_.dropout_keys = nullptr;
+    scratch_.positions = on_.stream.give(std::span<const int32_t>(slot.positions));
+    scratch_.starts = nullptr;
+    scratch_.ends = give_some(rows->ends);
+    scratch_.cached = rows;
   }
 
   /// The layers of the stage, from the first one's input to `output_RH`.
-  Status forward_layers(int64_t slot, Real* output_RH) {
+  Status forward_layers(int64_t slot, DevicePtr<Real> output_RH) {
     for (size_t i = 0; i < body_layers_; ++i) {
       // A distributed input stands where the next one will: attention is done with it by then, but in parallel blocks.
-      Real* next_RH = i + 1 < body_layers_ ? input_place(i + 1, slot) : output_RH;
+      DevicePtr<Real> next_RH = i + 1 < body_layers_ ? input_place(i + 1, slot) : output_RH;
       const bool in_place = parallel_ && next_RH == input_place(i, slot);
-      Real* out_RH = in_place ? buffers_[i].output : next_RH;
+      DevicePtr<Real> out_RH = in_place ? buffers_[i].output : next_RH;
       RT_TRY(use(number_of(i), Pass::kForward, [&] { return layer_forward(i, slot, out_RH); }));
-      if (in_place) std::copy_n(out_RH, stream_elems(), next_RH);
+      if (in_place) on_.copy(out_RH, next_RH, stream_elems());
     }
     return {};
   }
 
-  Status layer_forward(size_t i, int64_t slot, Real* out_RH) {
+  Status layer_forward(size_t i, int64_t slot, DevicePtr<Real> out_RH) {
     const SavedLayer<Real> saved = saved_layer(i, slot, -1);
     if (buffers_[i].whole_input) keep_own_part(i, slot);
-    Real* between_RH = parallel_ ? out_RH : saved.mlp.residual.input_RH;
+    DevicePtr<Real> between_RH = parallel_ ? out_RH : saved.mlp.residual.input_RH;
     {
       const TraceScope scope("compute", "attention", {.layer = number_of(i)});
       RT_TRY(layers_[i].attention.forward(saved.attention, between_RH));
@@ -339,7 +384,7 @@ class Model final : public StageModel {
   }
 
   /// Where the last stage's layers put what the final norm reads.
-  Real* body_output(int64_t slot) const {
+  DevicePtr<Real> body_output(int64_t slot) const {
     return final_norm_ ? slot_at(slot).final_norm_input_RH : slot_at(slot).head.input_RH;
   }
 
@@ -393,23 +438,22 @@ class Model final : public StageModel {
       scratch_.dbias = buffers.get<float>(buffer::kScratchDbias);
     }
     if (model.positions == Positions::kRotary) {
-      float* table = buffers.get<float>(buffer::kRotaryTable);
+      DevicePtr<float> table = buffers.get<float>(buffer::kRotaryTable);
       const TokenRuns& held = dims_.held;
       const RotaryAngles angles = rotary_angles(model, held.whole() ? dims_.positions : held.tokens);
       if (held.whole()) {
-        kernels::rotary_table(table, 0, dims_.positions, angles.frequencies, angles.factor);
+        on_.rotary_table(table, 0, dims_.positions, angles.frequencies, angles.factor);
       } else {
         const int64_t run = held.part_tokens() / 2;
         for (int64_t at = 0; at < held.count; at += run) {
-          kernels::rotary_table(table + at * rotary_dims(model), held.position(at), run, angles.frequencies,
-                                angles.factor);
+          on_.rotary_table(table + at * rotary_dims(model), held.position(at), run, angles.frequencies, angles.factor);
         }
       }
       scratch_.rotary_table = table;
     }
     if (model.positions == Positions::kAlibi) {
-      float* slopes = buffers.get<float>(buffer::kAlibiSlopes);
-      kernels::alibi_slopes(model.heads, tp_.comm().rank() * dims_.heads, dims_.heads, slopes);
+      DevicePtr<float> slopes = buffers.get<float>(buffer::kAlibiSlopes);
+      on_.alibi_slopes(model.heads, tp_.comm().rank() * dims_.heads, dims_.heads, slopes);
       scratch_.alibi_slopes = slopes;
     }
   }
@@ -455,14 +499,16 @@ class Model final : public StageModel {
     Slot<Real> out;
     out.dropout_keys.resize(dims_.samples);
     if (counts_choices_ && trains_) out.choices.resize(static_cast<size_t>(dims_.experts));
-    const auto real = [&](const std::string& name, bool has) { return has ? buffers.get<Real>(name, slot) : nullptr; };
+    const auto real = [&](const std::string& name, bool has) {
+      return has ? buffers.get<Real>(name, slot) : DevicePtr<Real>();
+    };
     if (stage.embedding) {
       out.embedding = {.rows_RE = real(buffer::kEmbedRows, dims_.embed != dims_.width),
                        .norm_input_RH = real(buffer::kEmbedInput, model.embedding_norm)};
     }
     if (stage.head) {
       out.final_norm_input_RH = real(buffer::kTopQueryNormInput, model.top_query);
-      float* sums = buffers.get<float>(buffer::kHeadSums, slot);
+      DevicePtr<float> sums = buffers.get<float>(buffer::kHeadSums, slot);
       out.head = {.input_RH = buffers.get<Real>(buffer::kHeadInput, slot),
                   .max_T = buffers.get<float>(buffer::kHeadMax, slot),
                   .sum_exp_T = sums,
@@ -479,11 +525,10 @@ class Model final : public StageModel {
   /// The dropout keys and rows of the micro-batch in `slot` are those at work.
   void use_slot(int64_t slot) {
     const Slot<Real>& saved = slot_at(slot);
-    scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
-    const auto rows = [](std::span<const int32_t> of) { return of.empty() ? nullptr : of.data(); };
-    scratch_.positions = rows(saved.rows.positions);
-    scratch_.starts = rows(saved.rows.starts);
-    scratch_.ends = rows(saved.rows.ends);
+    scratch_.dropout_keys = saved.drops ? on_.stream.give(std::span<const uint64_t>(saved.dropout_keys)) : nullptr;
+    scratch_.positions = give_some(saved.rows.positions);
+    scratch_.starts = give_some(saved.rows.starts);
+    scratch_.ends = give_some(saved.rows.ends);
   }
 
   /// The model's number of this stage's i-th layer; the top query layer comes right after the last stage's.
@@ -492,7 +537,7 @@ class Model final : public StageModel {
   int64_t stream_elems() const { return dims_.local_rows * dims_.width; }
 
   /// Where a layer's forward finds its input.
-  Real* input_place(size_t layer, int64_t slot) const {
+  DevicePtr<Real> input_place(size_t layer, int64_t slot) const {
     const LayerBuffers<Real>& b = buffers_[layer];
     return b.whole_input ? b.whole_input.at(0) : b.input.at(slot);
   }
@@ -500,7 +545,7 @@ class Model final : public StageModel {
   /// `late` -1: not between the halves of a backward.
   SavedLayer<Real> saved_layer(size_t layer, int64_t slot, int64_t late) const {
     const LayerBuffers<Real>& b = buffers_[layer];
-    Real* input_RH = input_place(layer, slot);
+    DevicePtr<Real> input_RH = input_place(layer, slot);
     const std::vector<float>& choices = slot_at(slot).choices;
     const SavedResidual<Real> residual{.input_RH = parallel_ ? input_RH : b.mlp_input.at(slot, late),
                                        .post_RH = b.mlp_post.at(slot, late)};
@@ -518,7 +563,7 @@ class Model final : public StageModel {
              .counts = b.counts.at(slot, late),
              .pre = b.moe_pre.at(slot, late),
              .shared_pre = b.shared_pre.at(slot, late),
-             .choices = choices.empty() ? nullptr : choices.data()}};
+             .choices = choices}};
   }
 
   LateMlp<Real> late_mlp_at(size_t layer, int64_t late) const {
@@ -529,7 +574,7 @@ class Model final : public StageModel {
   void keep_own_part(size_t layer, int64_t slot) const {
     const LayerBuffers<Real>& b = buffers_[layer];
     const int64_t part = stream_elems() / tp_.comm().size();
-    std::copy_n(b.whole_input.at(0) + tp_.comm().rank() * part, part, b.input.at(slot));
+    on_.copy(b.whole_input.at(0) + tp_.comm().rank() * part, b.input.at(slot), part);
   }
   Status gather_input(size_t layer, int64_t slot) const {
     const LayerBuffers<Real>& b = buffers_[layer];
@@ -554,7 +599,7 @@ class Model final : public StageModel {
     RT_TRY(mlp_backward(layer, saved, late, loss_scale));
     const Layer<Real>& l = layers_[layer];
     const TraceScope scope("compute", "attention backward", {.layer = number_of(layer)});
-    return l.attention.backward(saved.attention, late < 0 ? nullptr : buffers_[layer].attn_dout.at(late));
+    return l.attention.backward(saved.attention, late < 0 ? DevicePtr<Real>() : buffers_[layer].attn_dout.at(late));
   }
 
   /// What the layer's forward did not leave for the backward to come.
@@ -567,12 +612,13 @@ class Model final : public StageModel {
       return l.attention.recompute_core(saved.attention);
     }
     if (b.whole_input) RT_TRY(gather_input(layer, slot));
-    Real* between_RH = parallel_ ? b.output : saved.mlp.residual.input_RH;
+    DevicePtr<Real> between_RH = parallel_ ? b.output : saved.mlp.residual.input_RH;
     RT_TRY(l.attention.forward(saved.attention, between_RH));
     if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&l.mlp)) return moe->forward(saved.moe, between_RH, b.output);
     return std::get<Mlp<Real>>(l.mlp).recompute(saved.mlp);
   }
 
+  const kernels::Exec<Real> on_;
   StageDims dims_;
   int64_t vocab_ = 0;
   bool trains_ = false;
@@ -591,14 +637,16 @@ class Model final : public StageModel {
   std::optional<Head<Real>> head_;
   std::vector<LayerBuffers<Real>> buffers_;  // of the layers
   std::vector<Slot<Real>> slots_;
-  std::vector<float> max_scores_;  // [layers of the model, N], those of other stages 0; empty without qk_clip
+  std::optional<HostNumbers<float>>
+      host_max_scores_;  // [layers of the model, N], those of other stages 0; with qk_clip
 };
 
 }  // namespace
 
-Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const RankPlan& rank, int64_t chunk,
-                                                     const comm::RankGroups& groups, void* weights, float* grads,
-                                                     std::span<std::byte> activations, UseListener* listener) {
+Result<std::unique_ptr<StageModel>> StageModel::make(Stream& stream, const Plan& plan, const RankPlan& rank,
+                                                     int64_t chunk, const comm::RankGroups& groups,
+                                                     DevicePtr<const void> weights, DevicePtr<float> grads,
+                                                     DeviceBytes activations, UseListener* listener) {
   const comm::Comm& tp = *groups.tp;
   if (tp.size() != plan.mesh.tp() || tp.rank() != rank.at.tp) {
     return Error{ErrorCode::kInternal, fmt::format("group {} makes this rank {} of {}, the plan {} of {}", tp.name(),
@@ -613,16 +661,18 @@ Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const Ran
     return Error{ErrorCode::kInternal, fmt::format("a group of {} ranks for mesh.cp = {}", cp, plan.mesh.cp())};
   }
   RT_TRY_SET(const Buffers buffers, Buffers::lay_out(plan, rank, activations));
-  if (plan.compute_dtype() == DType::kBf16) {
-    return std::unique_ptr<StageModel>(std::make_unique<Model<bf16>>(
-        plan, rank, rank.chunks.at(chunk), groups, static_cast<const bf16*>(weights), grads, buffers, listener));
+  const auto made = [&]<typename Real>(Real) {
+    return std::unique_ptr<StageModel>(std::make_unique<Model<Real>>(
+        stream, plan, rank, rank.chunks.at(chunk), groups, weights.as<const Real>(), grads, buffers, listener));
+  };
+  switch (plan.compute_dtype()) {
+    case DType::kBf16:
+      return made(bf16());
+    case DType::kF16:
+      return made(f16());
+    default:
+      return made(0.0f);
   }
-  if (plan.compute_dtype() == DType::kF16) {
-    return std::unique_ptr<StageModel>(std::make_unique<Model<f16>>(
-        plan, rank, rank.chunks.at(chunk), groups, static_cast<const f16*>(weights), grads, buffers, listener));
-  }
-  return std::unique_ptr<StageModel>(std::make_unique<Model<float>>(
-      plan, rank, rank.chunks.at(chunk), groups, static_cast<const float*>(weights), grads, buffers, listener));
 }
 
 }  // namespace cairn::nn

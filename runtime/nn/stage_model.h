@@ -13,13 +13,13 @@
 // Mesh::embedding_group() of the two parts of a tied embedding's gradient, on the first and the last stage. All other
 // gradients are complete for this micro-batch.
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 
 #include "runtime/comm/rank_groups.h"
 #include "runtime/core/result.h"
+#include "runtime/device/stream.h"
 #include "runtime/nn/kv_cache.h"
 #include "runtime/nn/sequence_rows.h"
 #include "runtime/plan/plan.h"
@@ -48,12 +48,14 @@ class UseListener {
 
 class StageModel {
  public:
-  /// `chunk` of the rank. weights: in the compute dtype, tensors at their LocalTensor::weight_at; grads: float, at
-  /// their grad_at, or null for a model that only runs forward; activations: as long as stage_buffers_bytes() of
-  /// runtime/plan/activations.h. All outlive the model, and so does the listener, which may be null.
-  static Result<std::unique_ptr<StageModel>> make(const Plan& plan, const RankPlan& rank, int64_t chunk,
-                                                  const comm::RankGroups& groups, void* weights, float* grads,
-                                                  std::span<std::byte> activations, UseListener* listener = nullptr);
+  /// `chunk` of the rank, whose work is ordered on `stream`. weights: in the compute dtype, tensors at their
+  /// LocalTensor::weight_at; grads: float, at their grad_at, or null for a model that only runs forward; activations:
+  /// as long as stage_buffers_bytes() of runtime/plan/activations.h. All outlive the model, and so does the listener,
+  /// which may be null.
+  static Result<std::unique_ptr<StageModel>> make(Stream& stream, const Plan& plan, const RankPlan& rank, int64_t chunk,
+                                                  const comm::RankGroups& groups, DevicePtr<const void> weights,
+                                                  DevicePtr<float> grads, DeviceBytes activations,
+                                                  UseListener* listener = nullptr);
   virtual ~StageModel() = default;
 
   /// Keys of the dropout masks of the micro-batch that goes into `slot` next, one a sample (runtime/kernels/dropout.h);
@@ -65,26 +67,28 @@ class StageModel {
   virtual void set_sequences(int64_t slot, const SequenceRows& rows) = 0;
 
   /// Forward of one micro-batch into activation slot `slot` in [0, in_flight).
-  /// tokens, targets [T] (kNoTarget where no loss counts): needed on the first / last stage, may be null elsewhere.
-  /// input [R, H] null on the first stage, output [R, H] null on the last. Both in the compute dtype.
-  virtual Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
-                         void* output) = 0;
+  /// tokens, targets [T] of the host, which stay until the stream is settled (kNoTarget where no loss counts): needed
+  /// on the first / last stage, may be null elsewhere. input [R, H] null on the first stage, output [R, H] null on the
+  /// last. Both in the compute dtype.
+  virtual Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, DevicePtr<const void> input,
+                         DevicePtr<void> output) = 0;
 
   /// Backward of the micro-batch in `slot`; adds to grads. Every token's loss has weight `loss_scale` (1 / tokens of
   /// the global batch). doutput null on the last stage, dinput null on the first. tokens as in forward.
-  virtual Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput,
-                          void* dinput, float loss_scale) = 0;
+  virtual Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, DevicePtr<const void> doutput,
+                          DevicePtr<void> dinput, float loss_scale) = 0;
 
   /// The same in two halves, for chunks with Chunk::late > 0: first the gradient of the stage's input, and those of the
   /// embedding, the head and the norms; then, any number of other passes later, those of the blocks' projections.
   /// `late` in [0, Chunk::late) keeps between them what the second needs; `slot` stays in use until then. The sums are
   /// the same bit for bit.
   virtual Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t* targets,
-                                const void* doutput, void* dinput, float loss_scale) = 0;
+                                DevicePtr<const void> doutput, DevicePtr<void> dinput, float loss_scale) = 0;
   virtual Status backward_weight(int64_t slot, int64_t late) = 0;
 
-  /// Last stage, after forward(slot): the loss of each token [T] in nats; every tp rank has all of them.
-  virtual std::span<const float> token_losses(int64_t slot) const = 0;
+  /// Last stage, after forward(slot): the loss of each token [T] in nats, to be read when the stream is settled; every
+  /// tp rank has all of them.
+  virtual void token_losses(int64_t slot, std::span<float> losses) const = 0;
 
   /// Last stage, tp 1: logits [T, vocab] of the last forward, as float. For evaluation, generation, converters' proofs.
   virtual Status logits(int64_t slot, std::span<float> out) = 0;
@@ -96,8 +100,9 @@ class StageModel {
 
   /// With optimizer.qk_clip: raises `scores` [layers, heads] of the whole model to the largest attention scores of this
   /// rank's layers and heads since the last call, and forgets them.
-  virtual void take_max_scores(std::span<float> scores) { static_cast<void>(scores); }
+  virtual Status take_max_scores(std::span<float> /*scores*/) { return {}; }
 
+  virtual int64_t rows() const = 0;            // T
   virtual int64_t boundary_bytes() const = 0;  // of one boundary tensor: [R, H], behind it choices [X] where counted
 };
 

@@ -13,7 +13,6 @@
 #include "runtime/comm/comm.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
-#include "runtime/kernels/elementwise.h"
 #include "runtime/nn/tree_sum.h"
 #include "runtime/plan/activations.h"
 
@@ -21,7 +20,7 @@ namespace cairn::nn {
 
 /// Where a product goes that is to be summed over the ranks, and how its own sum is taken.
 struct PartialSum {
-  void* data = nullptr;
+  DevicePtr<void> data;
   DType dtype = DType::kF32;
   bool tree = false;
   int64_t parts = 1;  // of this rank
@@ -31,8 +30,10 @@ template <typename Real>
 class TensorParallel {
  public:
   /// `sums`: of [T, H] floats, where "scratch.sums" is in the plan.
-  TensorParallel(comm::Comm& comm, const StageDims& dims, bool sequence_parallel, float* sums = nullptr)
-      : comm_(comm),
+  TensorParallel(const kernels::Exec<Real>& on, comm::Comm& comm, const StageDims& dims, bool sequence_parallel,
+                 DevicePtr<float> sums = nullptr)
+      : on_(on),
+        comm_(comm),
         sums_(sums),
         tree_(dims.all_parts > 1),
         parts_(dims.parts),
@@ -60,23 +61,26 @@ class TensorParallel {
   int64_t first_row() const { return scattered_ ? comm_.rank() * local_rows_ : 0; }
 
   /// This rank's rows [R, H] of a [T, H] buffer.
-  Real* local(Real* all_TH) const { return scattered_ ? all_TH + comm_.rank() * local_elems_ : all_TH; }
+  DevicePtr<Real> local(DevicePtr<Real> all_TH) const {
+    return scattered_ ? all_TH + comm_.rank() * local_elems_ : all_TH;
+  }
 
   /// Before a column cut: every rank's local() rows of `all_TH` become everyone's.
-  Status gather(Real* all_TH, std::string_view what) const {
+  Status gather(DevicePtr<Real> all_TH, std::string_view what) const {
     if (!scattered_) return {};
     return comm_.all_gather(local(all_TH), all_TH, local_elems_ * sizeof(Real), what);
   }
 
   /// The same from rows that lie elsewhere; `all_TH` is touched only with sequence parallelism.
-  Status gather_from(const Real* local_RH, Real* all_TH, const Real** gathered_TH, std::string_view what) const {
+  Status gather_from(DevicePtr<const Real> local_RH, DevicePtr<Real> all_TH, DevicePtr<const Real>* gathered_TH,
+                     std::string_view what) const {
     *gathered_TH = scattered_ ? all_TH : local_RH;
     if (!scattered_) return {};
     return comm_.all_gather(local_RH, all_TH, local_elems_ * sizeof(Real), what);
   }
 
   /// Where the summands of reduce_sum(all_TH) go, from row `row` on.
-  PartialSum partial(Real* all_TH, int64_t row = 0) const {
+  PartialSum partial(DevicePtr<Real> all_TH, int64_t row = 0) const {
     const int64_t at = row * (all_elems_ / rows_);
     if (apart()) return {sums_ + at, DType::kF32, true, parts_};
     return {all_TH + at, DTypeOf<Real>::value, tree_, parts_};
@@ -84,13 +88,13 @@ class TensorParallel {
 
   /// After a row cut: sums over the ranks what they have put at partial(all_TH); the result is in `all_TH`'s local()
   /// rows.
-  Status reduce_sum(Real* all_TH, std::string_view what) const {
+  Status reduce_sum(DevicePtr<Real> all_TH, std::string_view what) const {
     if constexpr (DTypeOf<Real>::value != DType::kF32) {
       if (apart()) {
-        float* const mine = sums_ + (scattered_ ? comm_.rank() * local_elems_ : 0);
+        const DevicePtr<float> mine = sums_ + (scattered_ ? comm_.rank() * local_elems_ : 0);
         RT_TRY(scattered_ ? comm_.reduce_scatter(sums_, mine, local_elems_, DType::kF32, sum_op(), what)
                           : comm_.all_reduce(sums_, all_elems_, DType::kF32, sum_op(), what));
-        kernels::cast(mine, local(all_TH), scattered_ ? local_elems_ : all_elems_);
+        on_.from_floats(mine, local(all_TH), scattered_ ? local_elems_ : all_elems_);
         return {};
       }
     }
@@ -98,7 +102,7 @@ class TensorParallel {
   }
 
   /// The same for summands that lie in `all_TH`.
-  Status reduce(Real* all_TH, std::string_view what) const {
+  Status reduce(DevicePtr<Real> all_TH, std::string_view what) const {
     if (comm_.size() == 1) return {};
     constexpr DType dtype = DTypeOf<Real>::value;
     if (!scattered_) return comm_.all_reduce(all_TH, all_elems_, dtype, sum_op(), what);
@@ -109,8 +113,9 @@ class TensorParallel {
   /// Summands are floats of their own.
   bool apart() const { return tree_ && comm_.size() > 1 && DTypeOf<Real>::value != DType::kF32; }
 
+  const kernels::Exec<Real>& on_;
   comm::Comm& comm_;
-  float* sums_ = nullptr;
+  DevicePtr<float> sums_;
   bool tree_ = false;
   int64_t parts_ = 1;
   int64_t local_rows_ = 0;

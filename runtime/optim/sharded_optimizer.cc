@@ -7,6 +7,7 @@
 
 #include "runtime/core/check.h"
 #include "runtime/core/word_sums.h"
+#include "runtime/device/guard.h"
 #include "runtime/kernels/elementwise.h"
 #include "runtime/kernels/ema.h"
 #include "runtime/kernels/lamb.h"
@@ -168,6 +169,7 @@ void ShardedOptimizer::copy_originals(int64_t bank) {
 }
 
 ExactSum ShardedOptimizer::squared_norm_part() const {
+  const DeviceAccess inside;
   ExactSum sum;
   int64_t tensor = -1, begin = 0, end = 0;  // a run: pieces that follow one another, begun at a multiple of 16 elements
   const auto add_run = [&] {
@@ -302,6 +304,7 @@ kernels::AdamwArgs ShardedOptimizer::args_of(int64_t tensor, int64_t update, dou
 
 Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, int64_t tokens,
                                 comm::Comm& world, const HeadFactors* heads) {
+  const DeviceAccess inside;
   if (elsewhere_ && from == to) {  // the others are about to write over it
     copy_originals(from);
     RT_TRY(world.barrier("optimizer state of other ranks"));
@@ -409,6 +412,7 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
 }
 
 void ShardedOptimizer::keep(int64_t from, int64_t to) {
+  const DeviceAccess inside;
   if (elsewhere_) copy_originals(from);
   if (arrays_.gate != nullptr && from == to) return;  // it is where it is
   const auto copy = [](const float* source, float* target, int64_t count) {
@@ -582,6 +586,7 @@ Status ShardedOptimizer::adafactor(int64_t update, double lr, float grad_scale, 
 }
 
 void ShardedOptimizer::make_weights(int64_t bank, const Bucket& bucket) const {
+  const DeviceAccess inside;
   const auto from = [&](int64_t flat) {
     return std::partition_point(rank_.pieces.begin(), rank_.pieces.end(),
                                 [&](const StatePiece& piece) { return piece.flat_offset < flat; });

@@ -13,13 +13,13 @@
 #include "runtime/comm/rank_groups.h"
 #include "runtime/core/exact_sum.h"
 #include "runtime/core/result.h"
+#include "runtime/device/copy_gate.h"
+#include "runtime/device/pager.h"
 #include "runtime/kernels/adafactor.h"
 #include "runtime/kernels/adamw.h"
 #include "runtime/optim/groups.h"
 #include "runtime/optim/qk_clip.h"
 #include "runtime/plan/plan.h"
-#include "runtime/tensor/copy_gate.h"
-#include "runtime/tensor/pager.h"
 
 namespace cairn::optim {
 

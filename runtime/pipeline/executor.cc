@@ -10,15 +10,26 @@ namespace cairn::pipeline {
 using telemetry::Phase;
 using telemetry::PhaseScope;
 
-Executor::Executor(const ScheduleShape& shape, std::vector<nn::StageModel*> chunks, comm::Comm& activations,
-                   comm::Comm& gradients, std::span<std::byte> buffers)
-    : shape_(shape),
+namespace {
+
+/// Whether the rank has the last stage.
+bool has_losses(const ScheduleShape& shape, int64_t rank) {
+  return stage_at(shape, rank, shape.chunks - 1) + 1 == shape.pp * shape.chunks;
+}
+
+}  // namespace
+
+Executor::Executor(Stream& stream, const ScheduleShape& shape, std::vector<nn::StageModel*> chunks,
+                   comm::Comm& activations, comm::Comm& gradients, DeviceBytes buffers)
+    : stream_(stream),
+      shape_(shape),
       chunks_(std::move(chunks)),
       activations_(activations),
       gradients_(gradients),
       bytes_(shape.pp > 1 ? chunks_.front()->boundary_bytes() : 0),
       train_actions_(schedule_actions(shape, activations.rank())),
-      forward_actions_(forward_actions(shape, activations.rank())) {
+      forward_actions_(forward_actions(shape, activations.rank())),
+      losses_(stream, has_losses(shape, activations.rank()) ? shape.micro_batches * chunks_.back()->rows() : 0) {
   const int64_t rank = activations.rank();
   RT_CHECK(activations.size() == shape.pp && gradients.size() == shape.pp && gradients.rank() == rank,
            "groups of {} and {} ranks for a pipeline of {}", activations.size(), gradients.size(), shape.pp);
@@ -32,9 +43,9 @@ Executor::Executor(const ScheduleShape& shape, std::vector<nn::StageModel*> chun
                        .ring = static_cast<size_t>(wanted.rings > 1 ? chunk : 0)});
   }
   if (bytes_ == 0) return;
-  RT_CHECK(static_cast<int64_t>(buffers.size()) >= wanted.total() * bytes_, "{} bytes for {} boundary tensors of {}",
-           buffers.size(), wanted.total(), bytes_);
-  std::byte* at = buffers.data();
+  RT_CHECK(buffers.size >= wanted.total() * bytes_, "{} bytes for {} boundary tensors of {}", buffers.size,
+           wanted.total(), bytes_);
+  DevicePtr<std::byte> at = buffers.first;
   const auto take = [&](int64_t count) { return std::exchange(at, at + count * bytes_); };
   input_ = take(1);
   doutput_ = take(1);
@@ -44,17 +55,17 @@ Executor::Executor(const ScheduleShape& shape, std::vector<nn::StageModel*> chun
   }
 }
 
-Result<std::byte*> Executor::room(Ring& ring, comm::Comm& comm, int64_t destination, std::string_view what) {
+Result<DevicePtr<std::byte>> Executor::room(Ring& ring, comm::Comm& comm, int64_t destination, std::string_view what) {
   RT_TRY(comm.wait_sends_to(destination, ring.count - 1, what));
   return ring.begin + std::exchange(ring.next, (ring.next + 1) % ring.count) * bytes_;
 }
 
-Status Executor::forward(const Action& action, const MicroBatch& batch, const OnLosses& on_losses) {
+Status Executor::forward(const Action& action, const MicroBatch& batch) {
   nn::StageModel& model = *chunks_[action.chunk];
   const Place& place = places_[action.chunk];
   const bool is_first = place.before < 0, is_last = place.after < 0;
   const PhaseScope scope(Phase::kForward, {.micro_batch = action.micro_batch, .chunk = action.chunk});
-  std::byte* output = nullptr;
+  DevicePtr<std::byte> output;
   {
     const PhaseScope waiting(Phase::kPipeline);
     if (!is_first) RT_TRY(activations_.recv(input_, bytes_, place.before, "activations"));
@@ -64,9 +75,19 @@ Status Executor::forward(const Action& action, const MicroBatch& batch, const On
   }
   model.set_dropout_keys(action.slot, batch.dropout_keys);
   model.set_sequences(action.slot, batch.rows);
-  RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? nullptr : input_, output));
+  RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? DevicePtr<std::byte>() : input_, output));
   if (!is_last) return activations_.isend(output, bytes_, place.after, "activations");
-  if (on_losses) on_losses(action.micro_batch, model.token_losses(action.slot));
+  model.token_losses(action.slot, losses_.room(action.micro_batch * model.rows(), model.rows()));
+  return {};
+}
+
+Status Executor::tell(const OnLosses& on_losses) {
+  RT_TRY(stream_.settle());
+  if (!on_losses || losses_.size() == 0) return {};
+  const auto rows = static_cast<size_t>(losses_.size() / shape_.micro_batches);
+  for (int64_t k = 0; k < shape_.micro_batches; ++k) {
+    on_losses(k, losses_.read().subspan(static_cast<size_t>(k) * rows, rows));
+  }
   return {};
 }
 
@@ -76,7 +97,7 @@ Status Executor::backward(const Action& action, const MicroBatch& batch, float l
   const PhaseScope scope(Phase::kBackward, {.micro_batch = action.micro_batch, .chunk = action.chunk});
   if (action.kind == ActionKind::kBackwardWeight) return model.backward_weight(action.slot, action.late);
   const bool is_first = place.before < 0, is_last = place.after < 0;
-  std::byte* dinput = nullptr;
+  DevicePtr<std::byte> dinput;
   {
     const PhaseScope waiting(Phase::kPipeline);
     if (!is_last) RT_TRY(gradients_.recv(doutput_, bytes_, place.after, "gradients"));
@@ -84,7 +105,7 @@ Status Executor::backward(const Action& action, const MicroBatch& batch, float l
       RT_TRY_SET(dinput, room(gradient_rings_[place.ring], gradients_, place.before, "room for gradients"));
     }
   }
-  const std::byte* doutput = is_last ? nullptr : doutput_;
+  const DevicePtr<std::byte> doutput = is_last ? nullptr : doutput_;
   if (action.kind == ActionKind::kBackward) {
     RT_TRY(model.backward(action.slot, batch.tokens, batch.targets, doutput, dinput, loss_scale));
   } else {
@@ -100,21 +121,25 @@ Status Executor::train(std::span<const MicroBatch> batches, float loss_scale, co
   for (const Action& action : train_actions_) {
     const MicroBatch& batch = batches[action.micro_batch];
     if (action.kind == ActionKind::kForward) {
-      RT_TRY(forward(action, batch, on_losses));
+      RT_TRY(forward(action, batch));
     } else {
       RT_TRY(backward(action, batch, loss_scale));
     }
   }
-  const PhaseScope waiting(Phase::kPipeline);
-  RT_TRY(activations_.wait_sends("end of step"));
-  return gradients_.wait_sends("end of step");
+  {
+    const PhaseScope waiting(Phase::kPipeline);
+    RT_TRY(activations_.wait_sends("end of step"));
+    RT_TRY(gradients_.wait_sends("end of step"));
+  }
+  return tell(on_losses);
 }
 
 Status Executor::evaluate(std::span<const MicroBatch> batches, const OnLosses& on_losses) {
   RT_CHECK(static_cast<int64_t>(batches.size()) == shape_.micro_batches, "{} micro-batches for a schedule of {}",
            batches.size(), shape_.micro_batches);
-  for (const Action& action : forward_actions_) RT_TRY(forward(action, batches[action.micro_batch], on_losses));
-  return activations_.wait_sends("end of evaluation");
+  for (const Action& action : forward_actions_) RT_TRY(forward(action, batches[action.micro_batch]));
+  RT_TRY(activations_.wait_sends("end of evaluation"));
+  return tell(on_losses);
 }
 
 }  // namespace cairn::pipeline

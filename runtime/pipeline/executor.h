@@ -16,6 +16,8 @@
 
 #include "runtime/comm/comm.h"
 #include "runtime/core/result.h"
+#include "runtime/device/host_numbers.h"
+#include "runtime/device/stream.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/plan/schedule.h"
 
@@ -29,7 +31,7 @@ struct MicroBatch {
   nn::SequenceRows rows;                   // every stage reads them
 };
 
-/// Called on the last stage after each forward with the token losses [T] of that micro-batch.
+/// Called on the last stage with the token losses [T] of each micro-batch, once all passes are done.
 using OnLosses = std::function<void(int64_t micro_batch, std::span<const float> losses)>;
 
 class Executor {
@@ -37,8 +39,8 @@ class Executor {
   /// `chunks`: the models of this rank's chunks, in order. `activations`, `gradients`: this rank's pipeline group,
   /// twice. `buffers` holds boundary_buffers(shape).total() times boundary_bytes() of a model, or is empty when there
   /// is one rank in the pipeline.
-  Executor(const ScheduleShape& shape, std::vector<nn::StageModel*> chunks, comm::Comm& activations,
-           comm::Comm& gradients, std::span<std::byte> buffers);
+  Executor(Stream& stream, const ScheduleShape& shape, std::vector<nn::StageModel*> chunks, comm::Comm& activations,
+           comm::Comm& gradients, DeviceBytes buffers);
 
   /// Forward and backward of all micro-batches; adds to the models' gradients.
   Status train(std::span<const MicroBatch> batches, float loss_scale, const OnLosses& on_losses);
@@ -49,7 +51,7 @@ class Executor {
  private:
   /// Buffers that sends to one destination leave from, in turn.
   struct Ring {
-    std::byte* begin = nullptr;
+    DevicePtr<std::byte> begin;
     int64_t count = 0, next = 0;
   };
   /// A chunk's neighbours, and where its sends leave from. A rank of -1: there is no such stage.
@@ -58,11 +60,14 @@ class Executor {
     size_t ring = 0;                  // of both directions
   };
 
-  Status forward(const Action& action, const MicroBatch& batch, const OnLosses& on_losses);
+  Status forward(const Action& action, const MicroBatch& batch);
+  /// The host waits for the device, once, and has the losses.
+  Status tell(const OnLosses& on_losses);
   Status backward(const Action& action, const MicroBatch& batch, float loss_scale);
   /// The ring's next buffer, once the last send from it has left.
-  Result<std::byte*> room(Ring& ring, comm::Comm& comm, int64_t destination, std::string_view what);
+  Result<DevicePtr<std::byte>> room(Ring& ring, comm::Comm& comm, int64_t destination, std::string_view what);
 
+  Stream& stream_;
   ScheduleShape shape_;
   std::vector<nn::StageModel*> chunks_;
   comm::Comm& activations_;
@@ -70,8 +75,9 @@ class Executor {
   int64_t bytes_;  // of a boundary tensor
   std::vector<Place> places_;
   std::vector<Action> train_actions_, forward_actions_;
-  std::byte *input_ = nullptr, *doutput_ = nullptr;      // received
+  DevicePtr<std::byte> input_, doutput_;                 // received
   std::vector<Ring> activation_rings_, gradient_rings_;  // sent from
+  HostNumbers<float> losses_;                            // [micro-batches, T] on the last stage
 };
 
 }  // namespace cairn::pipeline

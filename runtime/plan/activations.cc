@@ -239,6 +239,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   }
   if (m.positions == Positions::kRotary) scratch(buffer::kRotaryTable, d.positions * rotary_dims(m), DType::kF32);
   if (m.positions == Positions::kAlibi) scratch(buffer::kAlibiSlopes, d.heads, DType::kF32);
+  if (plan.recipe.optimizer.qk_clip > 0) scratch(buffer::kMaxScores, m.layers * d.heads, DType::kF32);
   if (rank.head()) {
     scratch(buffer::kHeadLogits, d.logit_rows * d.vocab, compute);
     if (plan.mesh.tp() > 1 || d.all_parts > 1) scratch(buffer::kHeadLocalMax, d.parts * d.rows, DType::kF32);

@@ -78,6 +78,8 @@ inline constexpr char kRotaryTable[] = "rotary.table";
 
 inline constexpr char kAlibiSlopes[] = "alibi.slopes";
 
+inline constexpr char kMaxScores[] = "attn.max_scores";
+
 /// The one copy that all layers use in turn, where their own are computed again.
 inline std::string shared(const char* name) { return std::string("shared.") + name; }
 

@@ -10,11 +10,11 @@
 
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"
+#include "runtime/device/copy_gate.h"
+#include "runtime/device/pager.h"
 #include "runtime/optim/loss_scale.h"
 #include "runtime/plan/batch_schedule.h"
 #include "runtime/plan/state_kinds.h"
-#include "runtime/tensor/copy_gate.h"
-#include "runtime/tensor/pager.h"
 
 namespace cairn::trainer {
 

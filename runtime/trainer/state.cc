@@ -54,24 +54,28 @@ std::vector<StateTensor> kept_tensors(const Plan& plan, const RankPlan& rank, bo
 
 Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, const StateMemory& memory) {
   const Device device{DeviceKind::kCpu, 0};
+  const auto device_buffer = [&](int64_t bytes) -> Result<Buffer> {
+    RT_TRY_SET(Buffer made, Buffer::allocate(device, bytes));
+    return std::move(made).for_device_alone();
+  };
   TrainState out;
   if (memory.weights == nullptr) {
-    RT_TRY_SET(out.weights_, Buffer::allocate(device, rank.weight_bytes));
+    RT_TRY_SET(out.weights_, device_buffer(rank.weight_bytes));
   }
-  RT_TRY_SET(out.gathered_, Buffer::allocate(device, rank.gathered_bytes));
-  RT_TRY_SET(out.grads_, Buffer::allocate(device, rank.grad_bytes));
+  RT_TRY_SET(out.gathered_, device_buffer(rank.gathered_bytes));
+  RT_TRY_SET(out.grads_, device_buffer(rank.grad_bytes));
   RT_TRY_SET(out.private_, Buffer::allocate(device, rank.private_bytes()));
   RT_TRY_SET(out.work_, Buffer::allocate(device, rank.work_bytes()));
-  RT_TRY_SET(out.activations_, Buffer::allocate(device, largest_stage_buffers_bytes(plan, rank.rank)));
-  RT_TRY_SET(out.boundary_, Buffer::allocate(device, plan.boundary_buffers_bytes()));
+  RT_TRY_SET(out.activations_, device_buffer(largest_stage_buffers_bytes(plan, rank.rank)));
+  RT_TRY_SET(out.boundary_, device_buffer(plan.boundary_buffers_bytes()));
   out.arrays_.weights = memory.weights != nullptr ? memory.weights : out.weights_.data();
   out.arrays_.grads = reinterpret_cast<float*>(out.grads_.data());
   out.arrays_.pager = memory.pager;
   out.arrays_.gate = memory.gate;
-  out.memory_ = {.weights = static_cast<std::byte*>(out.arrays_.weights),
-                 .gathered = rank.scattered_weights ? out.gathered_.data() : nullptr,
-                 .sums = out.arrays_.grads,
-                 .slots = rank.scattered_grads ? out.arrays_.grads + rank.grad_elems() : nullptr};
+  out.memory_ = {.weights = DevicePtr(static_cast<std::byte*>(out.arrays_.weights)),
+                 .gathered = rank.scattered_weights ? out.gathered_.at() : nullptr,
+                 .sums = out.grads_.at<float>(),
+                 .slots = rank.scattered_grads ? out.grads_.at<float>() + rank.grad_elems() : nullptr};
   auto* own = reinterpret_cast<float*>(out.private_.data());
   const StateKinds kinds = plan.state_kinds();
   const std::vector<StateKind> arrays = kinds.arrays(), shared = kinds.without(StateKind::kEma).arrays();
@@ -124,12 +128,6 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   }
   return out;
 }
-
-std::span<std::byte> TrainState::activations() {
-  return {activations_.data(), static_cast<size_t>(activations_.size_bytes())};
-}
-
-std::span<std::byte> TrainState::boundary() { return {boundary_.data(), static_cast<size_t>(boundary_.size_bytes())}; }
 
 int64_t TrainState::allocated_bytes() const {
   return weights_.size_bytes() + gathered_.size_bytes() + grads_.size_bytes() + bank_.size_bytes() +

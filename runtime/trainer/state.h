@@ -9,9 +9,9 @@
 
 #include "runtime/core/result.h"
 #include "runtime/data_parallel/data_parallel.h"
+#include "runtime/device/buffer.h"
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/plan/plan.h"
-#include "runtime/tensor/buffer.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
 namespace cairn::trainer {
@@ -27,8 +27,8 @@ class TrainState {
 
   const optim::Arrays& arrays() const { return arrays_; }
   const data_parallel::Memory& memory() const { return memory_; }
-  std::span<std::byte> activations();
-  std::span<std::byte> boundary();
+  DeviceBytes activations() { return activations_.all(); }
+  DeviceBytes boundary() { return boundary_.all(); }
   int64_t allocated_bytes() const;  // without the hook's memory
 
   /// What is to be filled at the start: what the rank saves, in `bank`, in the order of kept_tensors(), and copies

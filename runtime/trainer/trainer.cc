@@ -134,8 +134,9 @@ struct StageRun {
   std::vector<std::unique_ptr<nn::StageModel>> models;  // of the chunks
   std::unique_ptr<pipeline::Executor> executor;
 
-  StageRun(Plan of, int64_t world_rank, const comm::RankGroups& groups, const data_parallel::Memory& memory)
-      : plan(std::move(of)), rank(plan.rank(world_rank)), data_parallel(plan, rank, groups, memory) {
+  StageRun(Stream& stream, Plan of, int64_t world_rank, const comm::RankGroups& groups,
+           const data_parallel::Memory& memory)
+      : plan(std::move(of)), rank(plan.rank(world_rank)), data_parallel(stream, plan, rank, groups, memory) {
     loaded.resize(plan.micro_batches);
     batches.resize(plan.micro_batches);
     tokens = TokenRuns::of_rank(plan.sequence_tokens, plan.mesh.cp(), rank.at.cp, plan.token_parts());
@@ -212,9 +213,10 @@ class Run {
                                      comm::ReduceOp::kSum, what);
   }
   /// Into max_scores_: the largest attention scores of this rank's micro-batches since the last call.
-  void take_max_scores() {
+  Status take_max_scores() {
     std::fill(max_scores_.begin(), max_scores_.end(), 0.0f);
-    for (const auto& model : now_->models) model->take_max_scores(max_scores_);
+    for (const auto& model : now_->models) RT_TRY(model->take_max_scores(max_scores_));
+    return {};
   }
   /// QK clip: what the heads' projections are to be scaled by, from the scores of all ranks.
   Result<optim::HeadFactors> clip_factors();
@@ -223,6 +225,7 @@ class Run {
 
   const Environment& env_;
   const Plan& plan_;
+  const std::unique_ptr<Stream> stream_ = make_cpu_stream();  // forward, backward and update
   RankPlan rank_;
   Groups groups_;
   TrainState state_;
@@ -248,32 +251,32 @@ Status Run::enter(size_t stage) {
   if (now_ != nullptr && stage == stage_) return {};
   if (now_ != nullptr) RT_TRY(now_->data_parallel.settle());
   now_.reset();
-  auto next = std::make_unique<StageRun>(plan_.at(stage), env_.rank, groups_, state_.memory());
+  auto next = std::make_unique<StageRun>(*stream_, plan_.at(stage), env_.rank, groups_, state_.memory());
   const Plan& plan = next->plan;
   const ModelConfig& model = plan.recipe.model;
   if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.residual_dropout > 0) {
     next->dropout_keys.resize(plan.micro_batches * stage_dims(plan, next->rank).samples);
   }
-  const auto bytes = static_cast<size_t>(stage_buffers_bytes(plan, next->rank));
+  const int64_t bytes = stage_buffers_bytes(plan, next->rank);
   std::vector<nn::StageModel*> chunks;
   for (size_t chunk = 0; chunk < next->rank.chunks.size(); ++chunk) {
-    RT_TRY_SET(auto made, nn::StageModel::make(plan, next->rank, static_cast<int64_t>(chunk), groups_,
+    RT_TRY_SET(auto made, nn::StageModel::make(*stream_, plan, next->rank, static_cast<int64_t>(chunk), groups_,
                                                state_.memory().used_weights(), state_.memory().used_grads(),
-                                               state_.activations().first(bytes), &next->data_parallel));
+                                               state_.activations().first_bytes(bytes), &next->data_parallel));
     RT_CHECK(made->boundary_bytes() == plan.boundary_bytes(), "{} and {}", made->boundary_bytes(),
              plan.boundary_bytes());
     chunks.push_back(made.get());
     next->models.push_back(std::move(made));
   }
-  next->executor = std::make_unique<pipeline::Executor>(plan.schedule(), std::move(chunks), *groups_.activations,
-                                                        *groups_.gradients, state_.boundary());
+  next->executor = std::make_unique<pipeline::Executor>(*stream_, plan.schedule(), std::move(chunks),
+                                                        *groups_.activations, *groups_.gradients, state_.boundary());
   now_ = std::move(next);
   stage_ = stage;
   return {};
 }
 
 Result<optim::HeadFactors> Run::clip_factors() {
-  take_max_scores();
+  RT_TRY(take_max_scores());
   RT_TRY(groups_.world->all_reduce(max_scores_.data(), std::ssize(max_scores_), DType::kF32, comm::ReduceOp::kMax,
                                    "largest attention scores"));
   optim::HeadFactors out = optim::qk_clip_factors(plan_.recipe.model, plan_.recipe.optimizer.qk_clip, max_scores_);
@@ -379,7 +382,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   const bool scaled = position_.loss_scale.scale > 0;
   const double loss_scale = scaled ? position_.loss_scale.scale : 1.0;
   const float weight = static_cast<float>(loss_scale) / static_cast<float>(plan.tokens_per_step);
-  if (!max_scores_.empty()) take_max_scores();  // what validation has left
+  if (!max_scores_.empty()) RT_TRY(take_max_scores());  // what validation has left
   RT_TRY(now_->executor->train(now_->batches, weight, on_losses));
 
   phase(number, "gradients", Phase::kReduce);

@@ -23,11 +23,11 @@
 #include "converters/safetensors.h"
 #include "dsl/dsl.h"
 #include "runtime/comm/thread_world.h"
+#include "runtime/device/buffer.h"
 #include "runtime/inference/session.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/model_check.h"
-#include "runtime/tensor/buffer.h"
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
@@ -260,8 +260,9 @@ inline Weights gradients_of(ModelConfig model, const Weights& weights, const std
   auto engine = comm::ThreadWorld(1).engine(0);
   auto tp = engine->group("tp", {0});
   REQUIRE(tp.ok());
-  auto stage = nn::StageModel::make(plan, rank, 0, {.tp = tp.value().get()}, flat.data(), gradients.data(),
-                                    activations.value().as<std::byte>());
+  const std::unique_ptr<Stream> stream = make_cpu_stream();
+  auto stage = nn::StageModel::make(*stream, plan, rank, 0, {.tp = tp.value().get()}, DevicePtr(flat.data()),
+                                    DevicePtr(gradients.data()), activations.value().all());
   REQUIRE_OK(stage);
   const int32_t* const targets = tokens.data() + 1;
   REQUIRE(stage.value()->forward(0, tokens.data(), targets, nullptr, nullptr).ok());

@@ -1,5 +1,5 @@
 if(CAIRN_CUDA)
-  cairn_tests(runtime/cuda LABELS "unit;gpu" LINK runtime/core runtime/tensor ckpt/copy ckpt/snapshot)
+  cairn_tests(runtime/cuda LABELS "unit;gpu" LINK runtime/core runtime/device ckpt/copy ckpt/snapshot)
   target_link_libraries(runtime_cuda_tests PRIVATE CUDA::cudart_static)
 
   # The same tests without a device: the program's own functions go before the library's.

@@ -32,13 +32,13 @@ struct Shape {
             .out_stride = out_row(),
             .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
             .mask = mask,
-            .alibi_slopes = slopes};
+            .alibi_slopes = DevicePtr(slopes)};
   }
   /// Query i of sample b sees key j.
   bool sees(int64_t b, int64_t i, int64_t j) const {
     if (mask.window > 0 && j <= i - mask.window) return false;
-    if (mask.starts != nullptr && j < mask.starts[b * tokens + i]) return false;
-    return !mask.causal || j <= i || (mask.ends != nullptr && j < mask.ends[b * tokens + i]);
+    if (mask.starts && j < address_of(mask.starts)[b * tokens + i]) return false;
+    return !mask.causal || j <= i || (mask.ends && j < address_of(mask.ends)[b * tokens + i]);
   }
   double bias(int64_t h, int64_t i, int64_t j) const {
     return slopes == nullptr ? 0 : slopes[h] * static_cast<double>(j - i);
@@ -172,12 +172,12 @@ struct Masks {
     shapes.insert(shapes.end(), 6, plain);
     Shape* at = &shapes[shapes.size() - 6];
     at[0].mask.causal = false;
-    at[5].mask = {.ends = packed.data(), .starts = starts.data()};
-    at[1].mask.ends = prefixes.data();
-    at[2].mask.starts = starts.data();
+    at[5].mask = {.ends = DevicePtr<const int32_t>(packed.data()), .starts = DevicePtr<const int32_t>(starts.data())};
+    at[1].mask.ends = DevicePtr<const int32_t>(prefixes.data());
+    at[2].mask.starts = DevicePtr<const int32_t>(starts.data());
     at[3].slopes = slopes.data();
     at[4].slopes = slopes.data();
-    at[4].mask = {.window = 33, .starts = starts.data()};
+    at[4].mask = {.window = 33, .starts = DevicePtr<const int32_t>(starts.data())};
   }
 };
 
@@ -243,7 +243,8 @@ TEST_SUITE("runtime/kernels/attention") {
     Shape s{1, 7, 2, 1, 4};
     for (const kernels::AttentionMask& mask :
          {kernels::AttentionMask{.window = 3}, kernels::AttentionMask{.causal = false},
-          kernels::AttentionMask{.ends = ends.data()}, kernels::AttentionMask{.starts = starts.data()}}) {
+          kernels::AttentionMask{.ends = DevicePtr<const int32_t>(ends.data())},
+          kernels::AttentionMask{.starts = DevicePtr<const int32_t>(starts.data())}}) {
       s.mask = mask;
       s.slopes = slopes.data();
       const auto dout = doubles(normals<float>("dout", s.rows() * s.out_row()));

@@ -83,7 +83,18 @@ TEST_SUITE("runtime/kernels/embedding") {
     const auto x = normals<T>("x", rows * width), table = normals<T>("table", tokens * width);
     for (const int64_t first_row : {0, 3, 13}) {
       auto got = x;
-      kernels::positions_forward(got.data(), table.data(), rows, first_row, tokens, 1, width);
+      const kernels::RowPositions wrapped{.at = nullptr, .first_row = first_row, .tokens = tokens, .samples = 1};
+      kernels::positions_forward(got.data(), table.data(), wrapped, rows, width);
+      std::vector<int32_t> listed;
+      for (int64_t r = 0; r < rows; ++r) listed.push_back(static_cast<int32_t>((first_row + r) % tokens));
+      const kernels::RowPositions by_list{.at = DevicePtr<const int32_t>(listed.data())};
+      auto as_listed = x, looked_up = x;
+      kernels::positions_forward(as_listed.data(), table.data(), by_list, rows, width);
+      CHECK(same_bits(as_listed, got));
+      kernels::positions_look_up(table.data(), by_list, rows, width, looked_up.data());
+      auto rows_of_table = x;
+      for (int64_t r = 0; r < rows; ++r) std::copy_n(&table[listed[r] * width], width, &rows_of_table[r * width]);
+      CHECK(same_bits(looked_up, rows_of_table));
       std::vector<double> wanted(got.size()), gradient(tokens * width);
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < width; ++c) {
@@ -94,7 +105,10 @@ TEST_SUITE("runtime/kernels/embedding") {
       }
       check_close(got, wanted, pointwise<T>());
       std::vector<float> dtable(tokens * width);
-      kernels::positions_backward(x.data(), dtable.data(), rows, first_row, tokens, 1, width);
+      kernels::positions_backward(x.data(), dtable.data(), wrapped, rows, width);
+      std::vector<float> of_list(tokens * width);
+      kernels::positions_backward(x.data(), of_list.data(), by_list, rows, width);
+      CHECK(same_bits(of_list, dtable));
       check_close(dtable, gradient, sum_of<float>(3));
     }
   }

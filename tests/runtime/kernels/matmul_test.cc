@@ -52,10 +52,10 @@ void check_product(const Case& t, const Product& product = matmul) {
   MatmulArgs args{.m = t.m,
                   .n = t.n,
                   .k = t.k,
-                  .a = a.data(),
+                  .a = DevicePtr(a.data()),
                   .lda = lda,
                   .trans_a = t.trans_a,
-                  .b = b.data(),
+                  .b = DevicePtr(b.data()),
                   .ldb = ldb,
                   .trans_b = t.trans_b,
                   .c = nullptr,
@@ -63,10 +63,10 @@ void check_product(const Case& t, const Product& product = matmul) {
                   .ab_dtype = DTypeOf<AB>::value,
                   .c_dtype = DTypeOf<C>::value,
                   .accumulate = t.accumulate,
-                  .bias = t.bias ? bias.data() : nullptr};
+                  .bias = t.bias ? DevicePtr(bias.data()) : nullptr};
   for (int round = 0; round < 2; ++round) {  // the second call finds the scratch of the first
     auto c = before;
-    args.c = c.data();
+    args.c = DevicePtr(c.data());
     product(args);
     check_close(c, wanted, sum_of<C>(t.k));
   }
@@ -79,11 +79,11 @@ MatmulArgs dense(int64_t m, int64_t n, int64_t k, const std::vector<AB>& a, cons
   return {.m = m,
           .n = n,
           .k = k,
-          .a = a.data(),
+          .a = DevicePtr(a.data()),
           .lda = k,
-          .b = b.data(),
+          .b = DevicePtr(b.data()),
           .ldb = n,
-          .c = c.data(),
+          .c = DevicePtr(c.data()),
           .ldc = n,
           .ab_dtype = DTypeOf<AB>::value};
 }
@@ -189,26 +189,27 @@ TEST_SUITE("runtime/kernels/matmul") {
           for (const int64_t run : t.runs) {
             const int64_t first = at + run / t.parts * part, count = run / t.parts * of;
             for (int64_t i = 0; i < t.m; ++i) std::copy_n(&a[i * k + first], count, &some[i * lda + to]);
-            stretches.push_back({b.data() + (t.trans_b ? first : first * t.n), count});
+            stretches.push_back({DevicePtr(b.data() + (t.trans_b ? first : first * t.n)), count});
             at += run;
             to += count;
           }
           if (t.runs.size() == 1 && of == 1) stretches.clear();  // plain
-          kernels::matmul_packed({.m = t.m,
-                                  .n = t.n,
-                                  .k = lda,
-                                  .a = some.data(),
-                                  .lda = lda,
-                                  .b = b.data() + (t.trans_b ? k / t.parts * part : k / t.parts * part * t.n),
-                                  .ldb = t.trans_b ? k : t.n,
-                                  .trans_b = t.trans_b,
-                                  .c = c,
-                                  .ldc = t.n,
-                                  .ab_dtype = DTypeOf<AB>::value,
-                                  .c_dtype = c_dtype,
-                                  .parts = of,
-                                  .stretches = stretches},
-                                 isa);
+          kernels::matmul_packed(
+              {.m = t.m,
+               .n = t.n,
+               .k = lda,
+               .a = DevicePtr(some.data()),
+               .lda = lda,
+               .b = DevicePtr(b.data() + (t.trans_b ? k / t.parts * part : k / t.parts * part * t.n)),
+               .ldb = t.trans_b ? k : t.n,
+               .trans_b = t.trans_b,
+               .c = DevicePtr(c),
+               .ldc = t.n,
+               .ab_dtype = DTypeOf<AB>::value,
+               .c_dtype = c_dtype,
+               .parts = of,
+               .stretches = stretches},
+              isa);
         };
         std::vector<float> whole(t.m * t.n);
         subtree(0, t.parts, DType::kF32, whole.data());
@@ -248,12 +249,12 @@ TEST_SUITE("runtime/kernels/matmul") {
           kernels::matmul_packed({.m = t.m,
                                   .n = t.n,
                                   .k = k,
-                                  .a = a.data(),
+                                  .a = DevicePtr(a.data()),
                                   .lda = k,
-                                  .b = b.data(),
+                                  .b = DevicePtr(b.data()),
                                   .ldb = t.trans_b ? k : t.n,
                                   .trans_b = t.trans_b,
-                                  .c = plain.data(),
+                                  .c = DevicePtr(plain.data()),
                                   .ldc = t.n,
                                   .ab_dtype = DTypeOf<AB>::value},
                                  isa);
@@ -282,7 +283,15 @@ TEST_SUITE("runtime/kernels/matmul") {
         std::vector<float> a(n * n, static_cast<float>(rank + 1)), b(n * n, 1.0f), c(n * n);
         for (int round = 0; round < 50; ++round) {
           std::fill(c.begin(), c.end(), -1.0f);
-          matmul({.m = n, .n = n, .k = n, .a = a.data(), .lda = n, .b = b.data(), .ldb = n, .c = c.data(), .ldc = n});
+          matmul({.m = n,
+                  .n = n,
+                  .k = n,
+                  .a = DevicePtr(a.data()),
+                  .lda = n,
+                  .b = DevicePtr(b.data()),
+                  .ldb = n,
+                  .c = DevicePtr(c.data()),
+                  .ldc = n});
           bool all = true;
           for (const float x : c) all = all && x == static_cast<float>(n * (rank + 1));
           good[static_cast<size_t>(rank)] += all;
@@ -392,12 +401,12 @@ TEST_SUITE("runtime/kernels/matmul") {
             kernels::matmul_packed({.m = t.m,
                                     .n = t.n,
                                     .k = t.k,
-                                    .a = a.data(),
+                                    .a = DevicePtr(a.data()),
                                     .lda = t.trans_a ? t.m : t.k,
                                     .trans_a = t.trans_a,
-                                    .b = b.data(),
+                                    .b = DevicePtr(b.data()),
                                     .ldb = t.n,
-                                    .c = c.data(),
+                                    .c = DevicePtr(c.data()),
                                     .ldc = t.n,
                                     .ab_dtype = DTypeOf<T>::value,
                                     .c_dtype = DTypeOf<T>::value},

@@ -31,30 +31,34 @@ HeadRun run_head(const Plan& plan, int64_t logit_rows) {
   const std::unique_ptr<std::byte, void (*)(std::byte*)> memory(
       static_cast<std::byte*>(std::aligned_alloc(kBufferAlignBytes, bytes)), [](std::byte* p) { std::free(p); });
   std::memset(memory.get(), 0xff, bytes);
-  const Buffers buffers = Buffers::lay_out(plan, rank, {memory.get(), static_cast<size_t>(bytes)}).value();
+  const Buffers buffers = Buffers::lay_out(plan, rank, {DevicePtr(memory.get()), bytes}).value();
 
   LoneComm comm;
-  const TensorParallel<float> tp(comm, dims, false);
+  const std::unique_ptr<Stream> stream = make_cpu_stream();
+  const kernels::Exec<float> on = kernels::exec_on<float>(*stream);
+  const TensorParallel<float> tp(on, comm, dims, false);
   const Scratch<float> scratch{
       .rows_TH = buffers.get<float>("scratch.rows"),
       .partial_TH = buffers.get<float>("scratch.partial"),
       .dresidual_RH = buffers.get<float>("scratch.dresidual"),
       .stats = {.mean = buffers.get<float>("scratch.mean"), .rstd = buffers.get<float>("scratch.rstd")}};
-  const Parameters<float> parameters(plan, rank, weights.data(), out.grads.data());
+  const Parameters<float> parameters(on, plan, rank, DevicePtr<const float>(weights.data()),
+                                     DevicePtr(out.grads.data()));
   Head<float> head(parameters, plan.recipe.model, 0.0, dims, tp, scratch, buffers);
   const SavedHead<float> saved{.input_RH = buffers.get<float>("head.input"),
                                .max_T = buffers.get<float>("head.max"),
                                .sum_exp_T = buffers.get<float>("head.sums"),
                                .loss_T = buffers.get<float>("head.sums") + dims.rows};
-  for (int64_t i = 0; i < dims.rows * dims.width; ++i) saved.input_RH[i] = normal_at(9, i);
+  for (int64_t i = 0; i < dims.rows * dims.width; ++i) address_of(saved.input_RH)[i] = normal_at(9, i);
   const Batch batch = draw_batch(plan);
+  const DevicePtr<const int32_t> targets(batch.targets.data());
 
-  REQUIRE(head.forward(saved, batch.targets.data()).ok());
-  out.losses.assign(saved.loss_T, saved.loss_T + dims.rows);
+  REQUIRE(head.forward(saved, targets).ok());
+  out.losses.assign(address_of(saved.loss_T), address_of(saved.loss_T) + dims.rows);
   out.logits.resize(dims.rows * plan.recipe.model.vocab);
   REQUIRE(head.logits(saved, 0, dims.rows, out.logits).ok());
-  REQUIRE(head.backward(saved, batch.targets.data(), 0.5f).ok());
-  out.dinput.assign(scratch.dresidual_RH, scratch.dresidual_RH + dims.rows * dims.width);
+  REQUIRE(head.backward(saved, targets, 0.5f).ok());
+  out.dinput.assign(address_of(scratch.dresidual_RH), address_of(scratch.dresidual_RH) + dims.rows * dims.width);
 
   // Backward has overwritten the logits: asked again, they come again.
   std::vector<float> again(out.logits.size());

@@ -244,7 +244,7 @@ TEST_SUITE("runtime/nn/parallel") {
     Recipe recipe = gpt2_recipe();
     const Plan one = plan_of(recipe);
     RecordingComm comm;
-    const auto refused = StageModel::make(one, one.rank(0), 0, {.tp = &comm}, nullptr, nullptr, {});
+    const auto refused = StageModel::make(*make_cpu_stream(), one, one.rank(0), 0, {.tp = &comm}, nullptr, nullptr, {});
     REQUIRE(!refused.ok());
     CHECK(refused.error().message.find("tp[0,1]") != std::string::npos);
 

@@ -70,7 +70,7 @@ TEST_SUITE("runtime/nn/stage_model") {
       Rank rank(plan, 0, comm, weights, false);  // evaluation: no gradients
       REQUIRE(rank.model().forward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr).ok());
       const std::vector<double> wanted = judge.losses(x, batch.targets);
-      const auto got = rank.model().token_losses(0);
+      const auto got = rank.token_losses(0);
       CHECK(distance({got.begin(), got.end()}, wanted, 0) < 2e-5);
 
       const Matrix logits = judge.logits(x);
@@ -289,7 +289,7 @@ TEST_SUITE("runtime/nn/stage_model") {
       for (int64_t k = 0; k < 3; ++k) {
         REQUIRE(all.model().forward(k, batches[k].tokens.data(), batches[k].targets.data(), nullptr, nullptr).ok());
       }
-      const std::vector<float> middle(all.model().token_losses(1).begin(), all.model().token_losses(1).end());
+      const std::vector<float> middle = all.token_losses(1);
       for (int64_t k = 0; k < 3; ++k) {
         REQUIRE(
             all.model().backward(k, batches[k].tokens.data(), batches[k].targets.data(), nullptr, nullptr, 0.25f).ok());
@@ -298,7 +298,7 @@ TEST_SUITE("runtime/nn/stage_model") {
 
       // A slot taken again gives what a fresh one does.
       REQUIRE(all.model().forward(0, batches[1].tokens.data(), batches[1].targets.data(), nullptr, nullptr).ok());
-      const auto again = all.model().token_losses(0);
+      const auto again = all.token_losses(0);
       CHECK(std::equal(middle.begin(), middle.end(), again.begin()));
     }
   }
@@ -442,7 +442,8 @@ TEST_SUITE("runtime/nn/stage_model") {
     LoneComm comm;
     std::vector<float> weights(rank.flat_elems);
     std::vector<std::byte> memory(stage_buffers_bytes(plan, rank) - 64);
-    const auto small = StageModel::make(plan, rank, 0, {.tp = &comm}, weights.data(), nullptr, memory);
+    const auto small = StageModel::make(*make_cpu_stream(), plan, rank, 0, {.tp = &comm}, DevicePtr(weights.data()),
+                                        nullptr, {DevicePtr(memory.data()), std::ssize(memory)});
     REQUIRE(!small.ok());
     CHECK(small.error().code == ErrorCode::kInternal);
 

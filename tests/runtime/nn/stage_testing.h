@@ -353,14 +353,20 @@ class Rank {
     bytes_ = stage_buffers_bytes(plan, rank_);
     memory_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes_ + 2 * kGuardBytes)));
     std::memset(memory_.get(), 0xff, bytes_ + 2 * kGuardBytes);
-    auto made = StageModel::make(plan, rank_, 0, {.tp = &tp}, weights_.data(), trains ? grads_.data() : nullptr,
-                                 {memory_.get() + kGuardBytes, static_cast<size_t>(bytes_)},
-                                 listen ? listen(rank_, grads_.data()) : nullptr);
+    auto made = StageModel::make(
+        *stream_, plan, rank_, 0, {.tp = &tp}, DevicePtr(weights_.data()), trains ? DevicePtr(grads_.data()) : nullptr,
+        {DevicePtr(memory_.get() + kGuardBytes), bytes_}, listen ? listen(rank_, grads_.data()) : nullptr);
     REQUIRE_OK(made);
     model_ = std::move(made).value();
   }
 
   StageModel& model() { return *model_; }
+  std::vector<float> token_losses(int64_t slot) {
+    std::vector<float> out(static_cast<size_t>(model_->rows()));
+    model_->token_losses(slot, out);
+    REQUIRE_OK(stream_->settle());
+    return out;
+  }
   const RankPlan& plan() const { return rank_; }
   std::span<std::byte> weights() { return weights_; }
   std::vector<float>& grads() { return grads_; }
@@ -402,6 +408,7 @@ class Rank {
   struct Free {
     void operator()(std::byte* p) const { std::free(p); }
   };
+  const std::unique_ptr<Stream> stream_ = make_cpu_stream();
   const Plan& plan_;
   RankPlan rank_;
   std::vector<std::byte> weights_;
@@ -417,7 +424,7 @@ inline std::vector<float> two_micro_batches(Rank& rank, const Plan& plan) {
   for (const uint64_t seed : {3, 4}) {
     const Batch batch = draw_batch(plan, seed);
     REQUIRE(rank.model().forward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr).ok());
-    const auto of_batch = rank.model().token_losses(0);
+    const auto of_batch = rank.token_losses(0);
     losses.insert(losses.end(), of_batch.begin(), of_batch.end());
     REQUIRE(rank.model().backward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr, 1.0f).ok());
   }
@@ -460,15 +467,15 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
       ranks[t][p]->model().set_sequences(0, {batch.positions, batch.starts, batch.ends});
       check(ranks[t][p]->model().forward(
           0, p == 0 ? batch.tokens.data() : nullptr, p == pp - 1 ? batch.targets.data() : nullptr,
-          p == 0 ? nullptr : boundary[p].data(), p == pp - 1 ? nullptr : boundary[p + 1].data()));
+          p == 0 ? nullptr : DevicePtr(boundary[p].data()), p == pp - 1 ? nullptr : DevicePtr(boundary[p + 1].data())));
     }
     const auto splits = [&](int64_t p) { return ranks[t][p]->plan().chunks[0].late > 0; };
     for (int64_t p = pp - 1; p >= 0; --p) {
       StageModel& model = ranks[t][p]->model();
       const int32_t* tokens = p == 0 ? batch.tokens.data() : nullptr;
       const int32_t* targets = p == pp - 1 ? batch.targets.data() : nullptr;
-      const std::byte* doutput = p == pp - 1 ? nullptr : dinputs[t][p + 1].data();
-      std::byte* dinput = p == 0 ? nullptr : dinputs[t][p].data();
+      const DevicePtr<std::byte> doutput = p == pp - 1 ? nullptr : DevicePtr(dinputs[t][p + 1].data());
+      const DevicePtr<std::byte> dinput = p == 0 ? nullptr : DevicePtr(dinputs[t][p].data());
       check(splits(p) ? model.backward_input(0, 0, tokens, targets, doutput, dinput, loss_scale)
                       : model.backward(0, tokens, targets, doutput, dinput, loss_scale));
     }
@@ -487,12 +494,12 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
   Outcome out;
   for (const TensorSpec& spec : plan.tensors) out.grads.emplace_back(count_elems(spec.shape), 0.0);
   out.counts = out.grads;
-  const auto first = ranks[0].back()->model().token_losses(0);
+  const auto first = ranks[0].back()->token_losses(0);
   out.losses.assign(first.begin(), first.end());
   out.dinputs.resize(pp - 1);
   for (int64_t t = 0; t < tp; ++t) {
     REQUIRE_MESSAGE(failures[t].empty(), failures[t]);
-    const auto losses = ranks[t].back()->model().token_losses(0);
+    const auto losses = ranks[t].back()->token_losses(0);
     CHECK(std::equal(losses.begin(), losses.end(), out.losses.begin()));  // every tp rank has all of them
     for (const auto& rank : ranks[t]) {
       rank->add_grads(out.grads);

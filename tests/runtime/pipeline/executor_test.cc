@@ -57,7 +57,9 @@ Ran run(const ScheduleShape& shape, const PassTimes& times, int64_t boundary_byt
       chunks.push_back(models.back().get());
     }
     std::vector<std::byte> buffers(boundary_buffers(shape).total() * boundary_bytes);
-    Executor executor(shape, chunks, *activations, *gradients, buffers);
+    const std::unique_ptr<Stream> stream = make_cpu_stream();
+    Executor executor(*stream, shape, chunks, *activations, *gradients,
+                      {DevicePtr(buffers.data()), std::ssize(buffers)});
     const auto on_losses = [&](int64_t micro_batch, std::span<const float> losses) {
       RT_CHECK(losses[0] == static_cast<float>(micro_batch));
       out.losses.push_back(micro_batch);  // one rank has the last stage

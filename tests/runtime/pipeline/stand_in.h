@@ -47,26 +47,27 @@ class StandIn final : public nn::StageModel {
   void set_sequences(int64_t, const nn::SequenceRows&) override {}
   Status forward_cached(const int32_t*, const nn::CachedRows&) override { return no_cache(); }
   Status cached_logits(int64_t, int64_t, std::span<float>) override { return no_cache(); }
-  Status forward(int64_t slot, const int32_t* tokens, const int32_t*, const void* input, void* output) override {
+  Status forward(int64_t slot, const int32_t* tokens, const int32_t*, DevicePtr<const void> input,
+                 DevicePtr<void> output) override {
     const int64_t micro_batch = tokens[0];
     RT_CHECK((input == nullptr) == (stage_ == 0) && (output == nullptr) == (stage_ + 1 == stages_));
     slots_.at(slot) = micro_batch;
-    run(ActionKind::kForward, micro_batch, slot, 0, input, stage_ - 1, output);
-    losses_[0] = static_cast<float>(micro_batch);
+    run(ActionKind::kForward, micro_batch, slot, 0, address_of(input), stage_ - 1, address_of(output));
+    loss_ = static_cast<float>(micro_batch);
     return {};
   }
-  Status backward(int64_t slot, const int32_t* tokens, const int32_t*, const void* doutput, void* dinput,
-                  float) override {
+  Status backward(int64_t slot, const int32_t* tokens, const int32_t*, DevicePtr<const void> doutput,
+                  DevicePtr<void> dinput, float) override {
     RT_CHECK(slots_.at(slot) == tokens[0], "slot {} holds {}, not {}", slot, slots_[slot], tokens[0]);
-    run(ActionKind::kBackward, tokens[0], slot, 0, doutput, stage_ + 1, dinput);
+    run(ActionKind::kBackward, tokens[0], slot, 0, address_of(doutput), stage_ + 1, address_of(dinput));
     slots_[slot] = -1;
     return {};
   }
-  Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t*, const void* doutput,
-                        void* dinput, float) override {
+  Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t*,
+                        DevicePtr<const void> doutput, DevicePtr<void> dinput, float) override {
     RT_CHECK(slots_.at(slot) == tokens[0], "slot {} holds {}, not {}", slot, slots_[slot], tokens[0]);
     late_.at(late) = tokens[0];
-    run(ActionKind::kBackwardInput, tokens[0], slot, late, doutput, stage_ + 1, dinput);
+    run(ActionKind::kBackwardInput, tokens[0], slot, late, address_of(doutput), stage_ + 1, address_of(dinput));
     return {};
   }
   Status backward_weight(int64_t slot, int64_t late) override {
@@ -75,7 +76,8 @@ class StandIn final : public nn::StageModel {
     slots_[slot] = late_[late] = -1;
     return {};
   }
-  std::span<const float> token_losses(int64_t) const override { return losses_; }
+  void token_losses(int64_t, std::span<float> losses) const override { losses[0] = loss_; }
+  int64_t rows() const override { return 1; }
   Status logits(int64_t, std::span<float>) override { return Error{ErrorCode::kUnsupported, "a stand-in"}; }
   int64_t boundary_bytes() const override { return bytes_; }
 
@@ -106,7 +108,7 @@ class StandIn final : public nn::StageModel {
   int64_t stage_, stages_, chunk_, bytes_;
   RankClock& clock_;
   std::vector<int64_t> slots_, late_;  // the micro-batch in each
-  std::vector<float> losses_ = {0};
+  float loss_ = 0;
 };
 
 }  // namespace cairn::pipeline::testing

@@ -27,11 +27,13 @@ TEST_SUITE("runtime/trainer/unwritten") {
         Rank zeros(plan, 0, comm, weights);
         two_micro_batches(zeros, plan);
 
+        const std::unique_ptr<Stream> stream = make_cpu_stream();
         std::unique_ptr<data_parallel::DataParallel> listener;
         Rank marked(plan, 0, comm, weights, true, [&](const RankPlan& rank, float* grads) {
           listener = std::make_unique<data_parallel::DataParallel>(
-              plan, rank, comm::RankGroups{.tp = &comm, .shard = &comm, .replica = &comm},
-              data_parallel::Memory{.sums = grads});
+              *stream, plan, rank, comm::RankGroups{.tp = &comm, .shard = &comm, .replica = &comm},
+              data_parallel::Memory{
+                  .weights = nullptr, .gathered = nullptr, .sums = DevicePtr(grads), .slots = nullptr});
           return listener.get();
         });
         for (int step = 0; step < 2; ++step) {  // the second one over the first one's gradients

@@ -26,11 +26,12 @@ TEST_SUITE("runtime/trainer/weights") {
       Rank ready(plan, 0, comm, weights);
       const std::vector<float> losses = two_micro_batches(ready, plan);
 
+      const std::unique_ptr<Stream> stream = make_cpu_stream();
       std::unique_ptr<data_parallel::DataParallel> listener;
       Rank waiting(plan, 0, comm, weights, true, [&](const RankPlan& rank, float* grads) {
         listener = std::make_unique<data_parallel::DataParallel>(
-            plan, rank, comm::RankGroups{.tp = &comm, .shard = &comm, .replica = &comm},
-            data_parallel::Memory{.sums = grads});
+            *stream, plan, rank, comm::RankGroups{.tp = &comm, .shard = &comm, .replica = &comm},
+            data_parallel::Memory{.weights = nullptr, .gathered = nullptr, .sums = DevicePtr(grads), .slots = nullptr});
         return listener.get();
       });
       const std::span<std::byte> used = waiting.weights();

@@ -1,4 +1,4 @@
-#include "runtime/tensor/buffer.h"
+#include "runtime/device/buffer.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -9,6 +9,8 @@
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#include "runtime/device/guard.h"
 
 namespace cairn {
 namespace {
@@ -61,7 +63,8 @@ std::string device_name(Device device) {
 Buffer::Buffer(Buffer&& other) noexcept
     : device_(other.device_),
       data_(std::exchange(other.data_, nullptr)),
-      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+      size_bytes_(std::exchange(other.size_bytes_, 0)),
+      guarded_(std::exchange(other.guarded_, false)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {
@@ -69,6 +72,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
     device_ = other.device_;
     data_ = std::exchange(other.data_, nullptr);
     size_bytes_ = std::exchange(other.size_bytes_, 0);
+    guarded_ = std::exchange(other.guarded_, false);
   }
   return *this;
 }
@@ -77,6 +81,7 @@ Buffer::~Buffer() { release(); }
 
 void Buffer::release() {
   if (data_ == nullptr) return;
+  if (std::exchange(guarded_, false)) guard::remove({data_, static_cast<size_t>(mapped_bytes(size_bytes_))});
   Pool& p = pool();
   const std::lock_guard lock(p.mutex);
   p.free[mapped_bytes(size_bytes_)].push_back(data_);
@@ -120,6 +125,14 @@ Result<Buffer> Buffer::allocate(Device device, int64_t size_bytes) {
   const std::lock_guard lock(p.mutex);
   p.allocated[device] += size_bytes;
   return buffer;
+}
+
+Buffer Buffer::for_device_alone() && {
+  if (data_ != nullptr && !guarded_ && guard::on.load(std::memory_order_relaxed)) {
+    guard::add({data_, static_cast<size_t>(mapped_bytes(size_bytes_))});
+    guarded_ = true;
+  }
+  return std::move(*this);
 }
 
 int64_t allocated_bytes(Device device) {

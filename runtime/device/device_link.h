@@ -9,7 +9,7 @@
 #include <span>
 
 #include "runtime/core/result.h"
-#include "runtime/tensor/device.h"
+#include "runtime/device/device.h"
 
 namespace cairn {
 

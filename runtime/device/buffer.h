@@ -10,7 +10,8 @@
 #include <span>
 
 #include "runtime/core/result.h"
-#include "runtime/tensor/device.h"
+#include "runtime/device/device.h"
+#include "runtime/device/pointer.h"
 
 namespace cairn {
 
@@ -28,10 +29,20 @@ class Buffer {
   /// device that this build does not have. 0 bytes give an empty buffer.
   static Result<Buffer> allocate(Device device, int64_t size_bytes);
 
+  /// From now on the block is of the device alone (runtime/device/guard.h).
+  Buffer for_device_alone() &&;
+
   Device device() const { return device_; }
   int64_t size_bytes() const { return size_bytes_; }
   std::byte* data() { return data_; }
   const std::byte* data() const { return data_; }
+
+  /// The block where work on the device finds it.
+  template <typename T = std::byte>
+  DevicePtr<T> at() {
+    return DevicePtr<std::byte>(data_).as<T>();
+  }
+  DeviceBytes all() { return {at(), size_bytes_}; }
 
   /// The block as elements of T: size_bytes() / sizeof(T) of them.
   template <typename T>
@@ -45,6 +56,7 @@ class Buffer {
   Device device_;
   std::byte* data_ = nullptr;
   int64_t size_bytes_ = 0;
+  bool guarded_ = false;
 };
 
 /// Bytes asked for by the live buffers of a device (without rounding): what a plan predicts.

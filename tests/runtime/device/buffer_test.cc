@@ -1,4 +1,4 @@
-#include "runtime/tensor/buffer.h"
+#include "runtime/device/buffer.h"
 
 #include <doctest/doctest.h>
 
@@ -17,7 +17,7 @@ bool all_zero(const Buffer& b) {
 }
 }  // namespace
 
-TEST_SUITE("runtime/tensor/buffer") {
+TEST_SUITE("runtime/device/buffer") {
   TEST_CASE("the count of bytes is what was asked for, and moves with the owner") {
     const int64_t before = allocated_bytes(kCpu);
     {

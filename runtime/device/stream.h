@@ -1,0 +1,49 @@
+#pragma once
+// Work on a device, in the order in which it is asked for. A CPU's does each piece before it returns, so there all that
+// is ordered is done, and settle() has nothing to wait for.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "runtime/core/result.h"
+#include "runtime/device/device.h"
+#include "runtime/device/pointer.h"
+
+namespace cairn {
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual Device device() const = 0;
+
+  /// Numbers of the host for work that is ordered from now on. `host` stays as it is until that work is done. They lie
+  /// at `room`, which may be null where the device reads the host's memory.
+  template <typename T>
+  DevicePtr<const T> give(std::span<const T> host, DevicePtr<T> room = nullptr) {
+    return give_bytes(std::as_bytes(host), room).template as<const T>();
+  }
+
+  /// Until all work that is ordered is done: what it has copied to the host may be read
+  /// (runtime/device/host_numbers.h). Errors: kTimeout past the
+  /// deadline that the stream was made with; those of the device.
+  Status settle() {
+    RT_TRY(wait());
+    ++settled_;
+    return {};
+  }
+  /// How often it has been.
+  int64_t settled() const { return settled_; }
+
+ private:
+  virtual Status wait() = 0;
+  virtual DevicePtr<const void> give_bytes(std::span<const std::byte> host, DevicePtr<void> room) = 0;
+
+  int64_t settled_ = 0;
+};
+
+/// One for each thread that works.
+std::unique_ptr<Stream> make_cpu_stream();
+
+}  // namespace cairn

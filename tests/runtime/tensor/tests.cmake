@@ -1,1 +1,0 @@
-cairn_tests(runtime/tensor LINK runtime/core TIMEOUT 60)
