@@ -1,5 +1,5 @@
 """Every #include of a project header must follow an edge that CMakeLists.txt declares, every declared edge must have such an
-include, and JSON is read in one place, which bounds its depth. Prints each line that does not."""
+include; JSON is read in one place, which bounds its depth; addresses in a device's memory are for who runs there. Prints each line that does not."""
 import json
 import pathlib
 import re
@@ -7,6 +7,8 @@ import sys
 
 root, layers = pathlib.Path(sys.argv[1]), json.load(open(sys.argv[2]))
 include = re.compile(r'^\s*#include\s+"([^"]+)"')
+opens = re.compile(r"\.address\(\)|\baddress_of\(")
+opening = ("runtime/device", "runtime/kernels", "runtime/comm", "runtime/gloo", "runtime/cuda", "tools")  # tools: of hosts
 parses = re.compile(r'\b(?:nlohmann::)?(?:json|Json|ordered_json)::(?:sax_)?parse\(')
 bad = checked = 0
 for folder, allowed in layers.items():
@@ -15,6 +17,9 @@ for folder, allowed in layers.items():
         for number, line in enumerate(source.read_text().splitlines(), 1):
             if folder != "runtime/json" and parses.search(line):
                 print(f"{source.relative_to(root)}:{number}: JSON is read by runtime/json/json.h, which bounds its depth")
+                bad += 1
+            if folder not in opening and opens.search(line):
+                print(f"{source.relative_to(root)}:{number}: who does not run on the device has no address of its memory")
                 bad += 1
             match = include.match(line)
             if not match:

@@ -1,16 +1,63 @@
 #pragma once
-// Which of a rank's two threads drives an operation: its own, or the one that reduces and gathers beside it
-// (comm/queue.h). Reports about waits tell the two apart.
+// Work beside a rank's own: jobs that drive some of its groups, one after another in the order they are submitted, so
+// members that submit alike call alike. While the lane has jobs, the groups that they use are its own.
+//
+// What is ordered by events, on streams that do their work later: a job comes behind all that the rank's stream was
+// asked for before it was submitted, and what that stream is asked for behind a wait comes behind the job. Streams that
+// do their work at once, as a CPU's, have no events; there a thread makes the lane run beside.
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "runtime/core/result.h"
+#include "runtime/device/stream.h"
 
 namespace cairn::comm {
 
-enum class Lane { kMain, kBeside };
-constexpr int kLanes = 2;
+class Lane {
+ public:
+  /// Which job: they count from 1, and 0 is done from the start.
+  using Ticket = int64_t;
 
-/// Of the calling thread; kMain until it says otherwise.
-inline Lane& current_lane() {
-  thread_local Lane lane = Lane::kMain;
-  return lane;
-}
+  /// `compute`: the rank's stream. Not `threaded`: submit() runs the job itself. Order and results are the same.
+  Lane(Stream& compute, bool threaded);
+  /// Waits for the job that runs; those behind it are dropped. Give up the engine first if peers may not come.
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  Ticket submit(std::function<Status()> job);
+
+  /// Returns when that job and all before it are ordered, with their first error. After one, no later job runs.
+  Status wait(Ticket ticket);
+  Status wait_all();
+
+  /// Jobs that are not done.
+  bool busy() const;
+
+ private:
+  struct Job {
+    std::function<Status()> work;
+    std::shared_ptr<const Event> behind;  // of the rank's stream
+  };
+  void run();
+  Status run(const Job& job);
+
+  Stream& compute_;
+  const std::unique_ptr<Stream> stream_;  // of the jobs
+  mutable std::mutex mutex_;
+  std::condition_variable submitted_, finished_;
+  std::deque<Job> jobs_;  // the front one runs
+  Ticket last_ = 0, done_ = 0;
+  std::shared_ptr<const Event> done_until_;  // behind the last job that is done
+  Status failed_;
+  bool stop_ = false;
+  std::thread thread_;
+};
 
 }  // namespace cairn::comm

@@ -378,8 +378,8 @@ OperationView Segment::view(const OperationSlot& s) {
 
 std::string Segment::describe_operation(int64_t rank) {
   RankSlot& s = slot(rank);
-  std::string out = describe(s.operations[static_cast<int>(Lane::kMain)]);
-  const std::string beside = describe(s.operations[static_cast<int>(Lane::kBeside)]);
+  std::string out = describe(s.operations[static_cast<int>(RankThread::kMain)]);
+  const std::string beside = describe(s.operations[static_cast<int>(RankThread::kLane)]);
   if (out.empty() && beside.empty() && s.state.load() == static_cast<uint32_t>(RankState::kAbsent)) {
     return "not started yet";
   }

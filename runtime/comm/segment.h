@@ -24,7 +24,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/comm/lane.h"
+#include "runtime/comm/rank_thread.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
@@ -55,7 +55,7 @@ struct alignas(kLine) RankSlot {
   std::atomic<uint64_t> start_time;  // of the process, in clock ticks since boot: tells a recycled pid
   alignas(kLine) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleepers;
-  OperationSlot operations[kLanes];
+  OperationSlot operations[kRankThreads];
   std::atomic<int32_t> placed;  // whether step and phase were told
   std::atomic<int64_t> step;
   std::atomic<uint64_t> phase_text[kPhaseWords];
@@ -125,7 +125,7 @@ class Segment {
   int64_t world_size() { return header().world_size; }
   RankSlot& slot(int64_t rank) { return at<RankSlot>(header().slots_offset)[rank]; }
   /// Of the calling thread.
-  OperationSlot& operations(int64_t rank) { return slot(rank).operations[static_cast<int>(current_lane())]; }
+  OperationSlot& operations(int64_t rank) { return slot(rank).operations[static_cast<int>(current_rank_thread())]; }
   template <typename T>
   T* at(int64_t offset) {
     return reinterpret_cast<T*>(base_ + offset);

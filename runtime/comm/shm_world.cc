@@ -29,8 +29,8 @@ std::vector<RankView> ShmWorld::ranks() const {
   for (int64_t r = 0; r < segment_->world_size(); ++r) {
     RankSlot& slot = segment_->slot(r);
     RankView view;
-    static_cast<OperationView&>(view) = segment_->view(slot.operations[static_cast<int>(Lane::kMain)]);
-    view.beside = segment_->view(slot.operations[static_cast<int>(Lane::kBeside)]);
+    static_cast<OperationView&>(view) = segment_->view(slot.operations[static_cast<int>(RankThread::kMain)]);
+    view.beside = segment_->view(slot.operations[static_cast<int>(RankThread::kLane)]);
     view.pid = slot.pid.load();
     view.closed = slot.state.load() == static_cast<uint32_t>(RankState::kClosed);
     view.step = slot.placed.load() != 0 ? slot.step.load(std::memory_order_relaxed) : -1;

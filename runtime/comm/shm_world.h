@@ -49,7 +49,7 @@ struct OperationView {
 
 /// What a rank is doing, for the agent's hang reports. Its own thread's operations are the base's.
 struct RankView : OperationView {
-  OperationView beside;  // of the thread that reduces and gathers beside it (comm/queue.h)
+  OperationView beside;  // of the thread that reduces and gathers beside it (comm/lane.h)
   int64_t pid = 0;       // 0: not attached yet
   bool closed = false;
   int64_t step = -1;  // as told through Engine::at

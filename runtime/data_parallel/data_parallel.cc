@@ -44,7 +44,7 @@ DataParallel::DataParallel(Stream& stream, const Plan& plan, const RankPlan& ran
       weights_of_(std::max(rank.buckets.size(), rank.units.size()), 0),
       grads_from_(rank.units.size(), 0),
       unwritten_(rank.tensors.size(), 0),
-      queue_(plan.recipe.optimizer.overlap) {
+      lane_(stream, plan.recipe.optimizer.overlap) {
   const auto fits = [&](const comm::Comm* shard, const comm::Comm* replica, bool experts) {
     const int64_t size = plan.shard_size(experts);
     return shard->size() == size && replica->size() * size == plan.replicas(experts);
@@ -128,14 +128,14 @@ Status DataParallel::begin_use(int64_t layer, nn::Pass pass) {
 Status DataParallel::prepare_weights(int64_t unit) {
   if (!rank_.scattered_weights) {
     for (int64_t b = rank_.units[unit].first_bucket; b < rank_.units[unit].end_bucket; ++b) {
-      if (weights_of_[b] != 0) RT_TRY(queue_.wait(std::exchange(weights_of_[b], 0)));
+      if (weights_of_[b] != 0) RT_TRY(lane_.wait(std::exchange(weights_of_[b], 0)));
     }
     return {};
   }
   const size_t now = next_use_++;
   RT_CHECK(now < uses_->size() && (*uses_)[now].unit == unit, "use {} is of unit {}, the plan has another", now, unit);
   if (next_gather_ <= now) gather_unit((*uses_)[next_gather_++]);
-  RT_TRY(queue_.wait(weights_of_[unit]));
+  RT_TRY(lane_.wait(weights_of_[unit]));
   // The next one is gathered meanwhile, unless it takes the memory of this one.
   if (next_gather_ == now + 1 && next_gather_ < uses_->size() &&
       rank_.units[(*uses_)[now + 1].unit].weight_slot != rank_.units[unit].weight_slot) {
@@ -146,7 +146,7 @@ Status DataParallel::prepare_weights(int64_t unit) {
 
 void DataParallel::gather_unit(const UnitUse& use) {
   if (!use.gather) return;
-  weights_of_[use.unit] = queue_.submit([this, &unit = rank_.units[use.unit]]() -> Status {
+  weights_of_[use.unit] = lane_.submit([this, &unit = rank_.units[use.unit]]() -> Status {
     for (int64_t b = unit.first_bucket; b < unit.end_bucket; ++b) {
       const Bucket& bucket = rank_.buckets[b];
       RT_TRY(shard_of(groups_, bucket)
@@ -161,7 +161,7 @@ void DataParallel::gather_unit(const UnitUse& use) {
 Status DataParallel::prepare_grads(int64_t unit_index) {
   const Unit& unit = rank_.units[unit_index];
   if (passed_[unit_index] % unit.uses != 0) return {};  // the other use has begun to fill it
-  RT_TRY(queue_.wait(grads_from_[unit.grad_slot]));
+  RT_TRY(lane_.wait(grads_from_[unit.grad_slot]));
   clear(unit.range, memory_.slots + unit.grad_at);
   on_.clear_floats(memory_.slots + unit.source_grads_at, (plan_.expert_sources() - 1) * unit.experts.size());
   return {};
@@ -190,7 +190,7 @@ Status DataParallel::end_use(int64_t layer, nn::Pass pass) {
 
 void DataParallel::reduce_bucket(const Bucket& bucket) {
   if (plan_.mesh.replicas() == 1) return;
-  queue_.submit([this, &bucket]() -> Status {
+  lane_.submit([this, &bucket]() -> Status {
     const DevicePtr<float> shard = memory_.sums + bucket.shard.begin;
     RT_TRY(shard_of(groups_, bucket)
                .reduce_scatter(memory_.sums + bucket.range.begin, shard, bucket.shard.size(), DType::kF32,
@@ -201,7 +201,7 @@ void DataParallel::reduce_bucket(const Bucket& bucket) {
 }
 
 void DataParallel::add_unit(const Unit& unit, bool last) {
-  grads_from_[unit.grad_slot] = queue_.submit([this, &unit, last]() -> Status {
+  grads_from_[unit.grad_slot] = lane_.submit([this, &unit, last]() -> Status {
     for (int64_t b = unit.end_bucket; b-- > unit.first_bucket;) {
       const Bucket& bucket = rank_.buckets[b];
       RT_TRY(add_bucket(unit, bucket));
@@ -234,7 +234,7 @@ Status DataParallel::add_bucket(const Unit& unit, const Bucket& bucket) {
 }
 
 Status DataParallel::finish() {
-  RT_TRY(queue_.wait_all());
+  RT_TRY(lane_.wait_all());
   for (size_t u = 0; u < rank_.units.size(); ++u) {
     RT_CHECK(passed_[u] == plan_.micro_batches * rank_.units[u].uses, "unit {} went back {} times in {} micro-batches",
              u, passed_[u], plan_.micro_batches);
@@ -318,7 +318,7 @@ Status DataParallel::spread_weights(const MakeWeights& make, std::function<Statu
   const bool gathers = !rank_.scattered_weights && groups_.shard->size() > 1;
   if (!make && !gathers) return whole();
   for (size_t b = 0; b < rank_.buckets.size(); ++b) {
-    const comm::Queue::Ticket ticket = queue_.submit([this, make, gathers, &bucket = rank_.buckets[b]]() -> Status {
+    const comm::Lane::Ticket ticket = lane_.submit([this, make, gathers, &bucket = rank_.buckets[b]]() -> Status {
       if (make) make(bucket);
       if (!gathers) return {};
       return shard_of(groups_, bucket)
@@ -328,7 +328,7 @@ Status DataParallel::spread_weights(const MakeWeights& make, std::function<Statu
     });
     if (!rank_.scattered_weights) weights_of_[b] = ticket;  // else the gather of a unit comes behind all of these
   }
-  queue_.submit(std::move(whole));
+  lane_.submit(std::move(whole));
   return {};
 }
 

@@ -17,7 +17,7 @@
 //                   they are made from the masters first
 // Shard groups smaller than dp reduce and scatter inside, and all-reduce the shards across the groups once a step.
 //
-// Order. All collectives of the data-parallel groups run on one queue, in an order that the plan alone decides: the
+// Order. All collectives of the data-parallel groups run on one lane, in an order that the plan alone decides: the
 // same on all members, and the same with and without a thread, so overlapping changes no bit. ZeRO-2 and -3 add the
 // micro-batches one by one, each over the replicas in order: the sums do not depend on how micro-batches are divided
 // among replicas.
@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "runtime/comm/comm.h"
-#include "runtime/comm/queue.h"
+#include "runtime/comm/lane.h"
 #include "runtime/comm/rank_groups.h"
 #include "runtime/core/result.h"
 #include "runtime/device/buffer.h"
@@ -76,8 +76,8 @@ class DataParallel final : public nn::UseListener {
   Status spread_weights(const MakeWeights& make, std::function<Status()> whole);
 
   /// Returns when nothing runs any more. Before memory goes, or groups are used otherwise.
-  Status settle() { return queue_.wait_all(); }
-  bool busy() const { return queue_.busy(); }
+  Status settle() { return lane_.wait_all(); }
+  bool busy() const { return lane_.busy(); }
 
  private:
   /// Gradients of `range` at `to` begin anew.
@@ -113,11 +113,11 @@ class DataParallel final : public nn::UseListener {
   size_t next_use_ = 0, next_gather_ = 0;  // of uses_
   std::vector<int64_t> passed_;            // by unit: backwards that have used it
   std::vector<int64_t> open_units_;        // by bucket: units whose gradients are not complete
-  std::vector<comm::Queue::Ticket> weights_of_,
+  std::vector<comm::Lane::Ticket> weights_of_,
       grads_from_;                  // by bucket or unit its gather; by slot its last reduction
   std::vector<uint8_t> unwritten_;  // by tensor of the rank
   Buffer partial_;                  // floats: gathers what is partial over tp or kv for one all-reduce
-  comm::Queue queue_;               // last: its thread uses all above
+  comm::Lane lane_;                 // last: its thread uses all above
 };
 
 }  // namespace cairn::data_parallel

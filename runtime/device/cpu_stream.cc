@@ -6,6 +6,7 @@ namespace {
 class CpuStream final : public Stream {
  public:
   Device device() const override { return {DeviceKind::kCpu, 0}; }
+  std::unique_ptr<Stream> beside() const override { return make_cpu_stream(); }
 
  private:
   Status wait() override { return {}; }

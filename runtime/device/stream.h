@@ -13,10 +13,23 @@
 
 namespace cairn {
 
+/// A place in a stream's work.
+class Event {
+ public:
+  virtual ~Event() = default;
+};
+
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual Device device() const = 0;
+  /// Another one of the same device, for work beside this one's.
+  virtual std::unique_ptr<Stream> beside() const = 0;
+
+  /// Behind all that it has been asked for so far; null where that is done.
+  virtual std::shared_ptr<const Event> mark() { return nullptr; }
+  /// What it is asked for from now on comes behind the event, of any stream of the device; null: behind nothing.
+  virtual void follow(const std::shared_ptr<const Event>& /*event*/) {}
 
   /// Numbers of the host for work that is ordered from now on. `host` stays as it is until that work is done. They lie
   /// at `room`, which may be null where the device reads the host's memory.

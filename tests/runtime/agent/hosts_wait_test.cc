@@ -6,7 +6,7 @@
 
 #include "runtime/agent/child_process.h"
 #include "runtime/agent/wait_report.h"
-#include "runtime/comm/queue.h"
+#include "runtime/comm/lane.h"
 #include "tests/runtime/comm/fabric.h"
 
 using namespace cairn;
@@ -134,8 +134,9 @@ TEST_SUITE("runtime/agent/hosts_wait") {
       EXPECT_SET(auto pp, engine.group("pp", {0, 1}));
       EXPECT_SET(auto dp, engine.group("dp", {0, 1}));
       if (engine.world_rank() == 1) stand_still();
-      Queue queue(true);
-      queue.submit([&] { return dp->barrier("gradients"); });
+      const std::unique_ptr<Stream> compute = make_cpu_stream();
+      Lane lane(*compute, true);
+      lane.submit([&] { return dp->barrier("gradients"); });
       float x = 0;
       EXPECT_OK(pp->recv(&x, 4, 1, "activations"));
       return "";

@@ -6,7 +6,7 @@
 
 #include <thread>
 
-#include "runtime/comm/queue.h"
+#include "runtime/comm/lane.h"
 #include "tests/runtime/comm/fabric.h"
 
 using namespace cairn;
@@ -117,8 +117,9 @@ TEST_SUITE("runtime/comm/shm_world") {
     auto own = engine->group("tp", {0, 1}).value();
     auto other = engine->group("dp", {1, 2}).value();
     std::thread waits([&] { CHECK_FALSE(own->barrier("activations").ok()); });
-    Queue queue(true);
-    queue.submit([&] { return other->barrier("gradients"); });
+    const std::unique_ptr<Stream> compute = make_cpu_stream();
+    Lane lane(*compute, true);
+    lane.submit([&] { return other->barrier("gradients"); });
     RankView view;
     while ((view = world.ranks()[1]).awaits < 0 || view.beside.awaits < 0) std::this_thread::yield();
     CHECK(view.inside);
@@ -129,7 +130,7 @@ TEST_SUITE("runtime/comm/shm_world") {
     CHECK(view.beside.text.starts_with("in dp[1,2].barrier(gradients), entered "));
     CHECK(view.description == view.text + "; beside it " + view.beside.text);
     engine->abort("seen");
-    CHECK_FALSE(queue.wait_all().ok());
+    CHECK_FALSE(lane.wait_all().ok());
     waits.join();
     view = world.ranks()[1];
     CHECK(view.finished_operations() == 2);

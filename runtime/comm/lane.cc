@@ -1,16 +1,16 @@
-#include "runtime/comm/queue.h"
+#include "runtime/comm/lane.h"
 
 #include <utility>
 
-#include "runtime/comm/lane.h"
+#include "runtime/comm/rank_thread.h"
 
 namespace cairn::comm {
 
-Queue::Queue(bool threaded) {
+Lane::Lane(Stream& compute, bool threaded) : compute_(compute), stream_(compute.beside()) {
   if (threaded) thread_ = std::thread([this] { run(); });
 }
 
-Queue::~Queue() {
+Lane::~Lane() {
   if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
@@ -20,29 +20,39 @@ Queue::~Queue() {
   thread_.join();
 }
 
-void Queue::run() {
-  current_lane() = Lane::kBeside;
+Status Lane::run(const Job& job) {
+  stream_->follow(job.behind);
+  return job.work();
+}
+
+void Lane::run() {
+  current_rank_thread() = RankThread::kLane;
   std::unique_lock lock(mutex_);
   for (;;) {
     submitted_.wait(lock, [&] { return stop_ || !jobs_.empty(); });
     if (stop_) return;
     Status status = failed_;
+    std::shared_ptr<const Event> until;
     if (status.ok()) {
-      const std::function<Status()> job = std::move(jobs_.front());
+      const Job job = std::move(jobs_.front());
       lock.unlock();
-      status = job();
+      status = run(job);
+      until = stream_->mark();
       lock.lock();
     }
     jobs_.pop_front();
     if (failed_.ok()) failed_ = std::move(status);
     ++done_;
+    done_until_ = std::move(until);
     finished_.notify_all();
   }
 }
 
-Queue::Ticket Queue::submit(std::function<Status()> job) {
+Lane::Ticket Lane::submit(std::function<Status()> work) {
+  Job job{std::move(work), compute_.mark()};
   if (!thread_.joinable()) {
-    if (failed_.ok()) failed_ = job();
+    if (failed_.ok()) failed_ = run(job);
+    done_until_ = stream_->mark();
     return done_ = ++last_;
   }
   {
@@ -54,15 +64,16 @@ Queue::Ticket Queue::submit(std::function<Status()> job) {
   return last_;
 }
 
-Status Queue::wait(Ticket ticket) {
+Status Lane::wait(Ticket ticket) {
   std::unique_lock lock(mutex_);
   finished_.wait(lock, [&] { return done_ >= ticket; });
+  if (ticket > 0) compute_.follow(done_until_);
   return failed_;
 }
 
-Status Queue::wait_all() { return wait(last_); }
+Status Lane::wait_all() { return wait(last_); }
 
-bool Queue::busy() const {
+bool Lane::busy() const {
   const std::lock_guard lock(mutex_);
   return done_ < last_;
 }
