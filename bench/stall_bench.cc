@@ -133,7 +133,7 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
     copier.cover(parts_of(groups), 3 * kTensors);
   }
   std::vector<uint64_t> sums(3 * kTensors);
-  const bool stream = all * 12 > (8 << 20);              // as ShardedOptimizer
+  const bool stream = all * 12 > (8 << 20);              // as optim::adamw
   for (int round = -1; round < setup.rounds; ++round) {  // the first one warms up
     for (int k = 0; k < kArms; ++k) {
       const int arm = (k + round + 1) % kArms;  // each follows each
@@ -176,7 +176,7 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
                      .ok());
         started = now_s() - begin;
         for (int t = 0; t < kTensors; ++t) {
-          const int64_t longest = copier.block_bytes() / 4;  // as ShardedOptimizer
+          const int64_t longest = copier.block_bytes() / 4;  // as StateWalk
           for (int64_t at = 0; at < n; at += longest) {
             const int64_t count = std::min(longest, n - at);
             const kernels::AdamwState whole = own_state(t);

@@ -110,15 +110,15 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
     starts_in_slot_ = in_memory && !options_.make_link;
     if (starts_in_slot_) {
       out.banks.push_back(bank_in(decision.slot));
-      RT_TRY_SET(out.originals, peer_copies(kept_for_others));
-      if (out.originals) {
-        for (trainer::Original& part : *out.originals) part.banks = {nullptr, part.banks[decision.slot]};
+      RT_TRY_SET(out.peer_copies, peer_copies(kept_for_others));
+      if (out.peer_copies) {
+        for (PeerCopy& part : *out.peer_copies) part.banks = {nullptr, part.banks[decision.slot]};
       }
     }
   } else {
     for (int64_t slot = 0; slot < arena_.slots(); ++slot) out.banks.push_back(bank_in(slot));
     out.weights = arena_.weights(rank_).data();
-    RT_TRY_SET(out.originals, peer_copies(kept_for_others));
+    RT_TRY_SET(out.peer_copies, peer_copies(kept_for_others));
   }
   if (arena_.on_disk()) {
     pager_ = std::make_unique<DiskPager>(arena_.fd(), arena_.base());
@@ -130,10 +130,10 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
   return out;
 }
 
-Result<std::optional<std::vector<trainer::Original>>> SharedMemoryHook::peer_copies(
+Result<std::optional<std::vector<PeerCopy>>> SharedMemoryHook::peer_copies(
     std::span<const StateTensor> kept_for_others) const {
-  if (!arena_.has_world()) return std::optional<std::vector<trainer::Original>>();
-  RT_TRY_SET(std::vector<trainer::Original> found, originals_in(plan_, arena_, kept_for_others));
+  if (!arena_.has_world()) return std::optional<std::vector<PeerCopy>>();
+  RT_TRY_SET(std::vector<PeerCopy> found, peer_copies_in(plan_, arena_, kept_for_others));
   return std::optional(std::move(found));
 }
 
@@ -167,8 +167,8 @@ Status SharedMemoryHook::load(int64_t slot, std::span<const StateTensor> state) 
     const SlotShard& shard = layout_.shards[saved++];
     RT_TRY(link.store(arena_.payload(rank_, slot).subspan(shard.offset, shard.bytes), item.data));
   }
-  RT_TRY_SET(const std::vector<trainer::Original> originals, originals_in(plan_, arena_, of_others));
-  for (const trainer::Original& part : originals) {
+  RT_TRY_SET(const std::vector<PeerCopy> peer_copies, peer_copies_in(plan_, arena_, of_others));
+  for (const PeerCopy& part : peer_copies) {
     const std::span<const std::byte> there(part.banks[slot], static_cast<size_t>(part.bytes));
     RT_TRY(link.store(there, of_others[part.copy].data + part.offset));
   }

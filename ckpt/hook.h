@@ -16,7 +16,7 @@
 //
 // On several hosts each has an arena of its own ranks. A rank of the host that leads decides for all, since that host's
 // agent asks for saves and stops in its own arena; on each other host its lowest rank reserves the bank there. No rank
-// sees the banks of all, so state that is kept for others is the trainer's (StateMemory::originals), and restore()
+// sees the banks of all, so state that is kept for others is the trainer's (StateMemory::peer_copies), and restore()
 // fills it.
 //
 // With three banks or more (checkpoint.in_flight and two) no call waits for the disk. Training spares all banks but
@@ -107,8 +107,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   std::vector<CopyPart> parts_to_copy(std::span<const trainer::StateTensor> state) const;
   /// Where the banks of this host have what this rank keeps for others; none: they are not all here. The same answer on
   /// every rank of the world.
-  Result<std::optional<std::vector<trainer::Original>>> peer_copies(
-      std::span<const trainer::StateTensor> kept_for_others) const;
+  Result<std::optional<std::vector<PeerCopy>>> peer_copies(std::span<const trainer::StateTensor> kept_for_others) const;
   /// The state that lies in a slot, into memory of the trainer which only the link can reach.
   Status load(int64_t slot, std::span<const trainer::StateTensor> state);
   /// The slot of the next copy, or none; `must`: waits for one to be free.

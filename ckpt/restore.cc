@@ -128,9 +128,8 @@ Result<InitMatch> match_init(IoBackend& io, const Plan& plan, const std::filesys
   return out;
 }
 
-Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Arena& arena,
-                                                    std::span<const StateTensor> state) {
-  std::vector<trainer::Original> out;
+Result<std::vector<PeerCopy>> peer_copies_in(const Plan& plan, const Arena& arena, std::span<const StateTensor> state) {
+  std::vector<PeerCopy> out;
   if (state.empty()) return out;
   RT_TRY_SET(const Manifest manifest, decode_manifest(arena.directory()));
   RT_TRY(check_tensors(manifest, state_tensors(plan)));
@@ -152,10 +151,9 @@ Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Aren
       return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
     }
     for (int64_t row = 0; row < read.rows; ++row) {
-      trainer::Original& original =
-          out.emplace_back(read.wanted, read.target_offset + row * read.target_stride, read.bytes);
+      PeerCopy& found = out.emplace_back(read.wanted, read.target_offset + row * read.target_stride, read.bytes);
       for (int64_t slot = 0; slot < arena.slots(); ++slot) {
-        original.banks.push_back(arena.payload(rank, slot).data() + read.offset + row * read.source_stride);
+        found.banks.push_back(arena.payload(rank, slot).data() + read.offset + row * read.source_stride);
       }
     }
   }
@@ -199,8 +197,8 @@ static Status fill_copies(const Plan& plan, const Arena& arena, const std::strin
     const bool named = read_from == plan.recipe.init.path;
     return load_state(plan, io, read_from, named ? plan.recipe.init : InitConfig{}, copies);
   }
-  RT_TRY_SET(const std::vector<trainer::Original> originals, originals_in(plan, arena, copies));
-  for (const trainer::Original& part : originals)
+  RT_TRY_SET(const std::vector<PeerCopy> peer_copies, peer_copies_in(plan, arena, copies));
+  for (const PeerCopy& part : peer_copies)
     std::memcpy(copies[part.copy].data + part.offset, part.banks[slot], static_cast<size_t>(part.bytes));
   return {};
 }

@@ -154,7 +154,7 @@ Result<std::optional<trainer::Restored>> carry_out_decision(const Plan& plan, co
 
 /// Where each slot of an arena, which may be of another layout, has the bytes of `state`, which lies nowhere yet: parts
 /// that tile it. Errors: kUnsupported for what a rank of another host saves.
-Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Arena& arena,
-                                                    std::span<const trainer::StateTensor> state);
+Result<std::vector<PeerCopy>> peer_copies_in(const Plan& plan, const Arena& arena,
+                                             std::span<const trainer::StateTensor> state);
 
 }  // namespace cairn::ckpt

@@ -10,11 +10,12 @@
 
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"
-#include "runtime/device/copy_gate.h"
-#include "runtime/device/pager.h"
 #include "runtime/optim/loss_scale.h"
 #include "runtime/plan/batch_schedule.h"
 #include "runtime/plan/state_kinds.h"
+#include "runtime/device/copy_gate.h"
+#include "runtime/device/pager.h"
+#include "runtime/device/peer_copy.h"
 
 namespace cairn::trainer {
 
@@ -52,13 +53,6 @@ struct StepOrder {
   int64_t slot = 0;       // of a hook that copies, which chose it: where to. Below 2^32
 };
 
-/// A part of a copy, and where in the banks of the rank that saves it the same lies.
-struct Original {
-  int64_t copy = 0;               // index into the `copies` of memory()
-  int64_t offset = 0, bytes = 0;  // of its memory
-  std::vector<std::byte*> banks;
-};
-
 /// Memory of the hook that outlives this process, for what training cannot do without.
 struct StateMemory {
   /// Of each bank, where each of the saved tensors lies, at multiples of 64 bytes. Empty, or with a gate: the trainer
@@ -71,7 +65,7 @@ struct StateMemory {
   CopyGate* gate = nullptr;
   /// Of all copies, in parts. Then nobody fills these: an update finds their first state there. Null: the hook sees no
   /// other rank's memory, and restore() fills them. The same on every rank.
-  std::optional<std::vector<Original>> originals;
+  std::optional<std::vector<PeerCopy>> peer_copies;
 };
 
 /// What restore() has found.

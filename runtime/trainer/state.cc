@@ -22,19 +22,20 @@ kernels::AdamwState arrays_at(const std::vector<StateKind>& kinds, float* at, in
   return out;
 }
 
-Result<std::vector<optim::Original>> originals_of(const std::vector<Original>& parts,
-                                                  const std::vector<float*>& copies) {
-  std::vector<optim::Original> out;
-  for (const Original& part : parts) {
-    if (part.copy < 0 || part.copy >= std::ssize(copies) || part.offset % 4 != 0 || part.bytes % 4 != 0) {
-      return Error{ErrorCode::kInternal, fmt::format("bytes {} to {} of copy {} of {}", part.offset,
-                                                     part.offset + part.bytes, part.copy, copies.size())};
+/// `copies`: all that the rank keeps of others.
+Status check_peer_copies(const std::vector<PeerCopy>& parts, const std::vector<StateTensor>& copies, size_t banks) {
+  for (const PeerCopy& part : parts) {
+    const int64_t room = part.copy >= 0 && part.copy < std::ssize(copies) ? copies[part.copy].bytes : 0;
+    if (part.offset < 0 || part.bytes <= 0 || part.offset + part.bytes > room || part.offset % 4 != 0 ||
+        part.bytes % 4 != 0 || part.banks.size() != banks) {
+      return Error{
+          ErrorCode::kInternal,
+          fmt::format("a peer has bytes {} to {} of copy {} in {} banks; there are {} copies, this one has {} "
+                      "bytes, of floats, in {} banks",
+                      part.offset, part.offset + part.bytes, part.copy, part.banks.size(), copies.size(), room, banks)};
     }
-    optim::Original& one = out.emplace_back(copies[static_cast<size_t>(part.copy)] + part.offset / 4, part.bytes / 4);
-    for (std::byte* const bank : part.banks) one.banks.push_back(reinterpret_cast<const float*>(bank));
   }
-  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.copy < b.copy; });
-  return out;
+  return {};
 }
 
 }  // namespace
@@ -114,17 +115,9 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
     std::vector<float*>& of_sums = out.arrays_.bank_sums.emplace_back();
     for (size_t k = 0; k < sums; ++k) of_sums.push_back(at(arrays.size() * saved + k));
   }
-  if (memory.originals) {
-    std::vector<float*> copies;
-    for (const StateKind kind : shared) {
-      for (const StatePiece& piece : rank.pieces) {
-        if (!piece.primary) copies.push_back(out.arrays_.private_state.*optim::member_of(kind) + piece.state_offset);
-      }
-    }
-    for (const SumPiece& piece : rank.sums) {
-      if (!piece.primary) copies.push_back(out.arrays_.private_sums + piece.state_offset);
-    }
-    RT_TRY_SET(out.arrays_.originals, originals_of(*memory.originals, copies));
+  if (memory.peer_copies) {
+    RT_TRY(check_peer_copies(*memory.peer_copies, kept_tensors(plan, rank, false), out.arrays_.banks.size()));
+    out.arrays_.peer_copies = memory.peer_copies;
   }
   return out;
 }
@@ -138,7 +131,7 @@ std::vector<StateTensor> TrainState::tensors(const Plan& plan, const RankPlan& r
   std::vector<StateTensor> out;
   out.reserve(static_cast<size_t>(rank.saved_arrays) * rank.pieces.size() + rank.sums.size());
   const auto add = [&](StateKind kind, const auto& piece, float* data, int64_t count) {
-    if (!piece.primary && arrays_.originals) return;
+    if (!piece.primary && arrays_.peer_copies) return;
     out.push_back({kind, piece.tensor, piece.box, reinterpret_cast<std::byte*>(data), count * 4, piece.primary});
   };
   for (const StateKind kind : plan.state_kinds().arrays()) {

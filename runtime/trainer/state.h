@@ -9,9 +9,9 @@
 
 #include "runtime/core/result.h"
 #include "runtime/data_parallel/data_parallel.h"
-#include "runtime/device/buffer.h"
-#include "runtime/optim/sharded_optimizer.h"
+#include "runtime/optim/walk/state_walk.h"
 #include "runtime/plan/plan.h"
+#include "runtime/device/buffer.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
 namespace cairn::trainer {
@@ -32,7 +32,7 @@ class TrainState {
   int64_t allocated_bytes() const;  // without the hook's memory
 
   /// What is to be filled at the start: what the rank saves, in `bank`, in the order of kept_tensors(), and copies
-  /// unless their originals are in sight.
+  /// unless their peer copies are in sight.
   std::vector<StateTensor> tensors(const Plan& plan, const RankPlan& rank, int64_t bank) const;
 
   /// Initial weights of the share, in bank 0, from counter-based normals keyed by (seed, tensor, global element), so

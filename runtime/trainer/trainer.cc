@@ -321,7 +321,7 @@ Status Run::start() {
   RT_TRY(enter(stage_of_step(plan_.step_stages, position_.step + 1)));
   if (found && found->weights_ready) return {};
   // Weights are made of masters that other ranks may still be filling.
-  if (state_.arrays().originals) RT_TRY(groups_.world->barrier("state of all ranks"));
+  if (state_.arrays().peer_copies) RT_TRY(groups_.world->barrier("state of all ranks"));
   return now_->data_parallel.spread_weights(
       [this, bank = bank_](const Bucket& bucket) { optimizer_.make_weights(bank, bucket); }, [] { return Status{}; });
 }
@@ -479,13 +479,17 @@ Status Run::step(int64_t number) {
     optimizer_.keep(bank_, bank);
     RT_TRY(env_.hook.weights_whole(number));
   } else {
-    const int64_t update = number - position_.loss_scale.skipped - plan_.past.moments_from;
     optim::HeadFactors heads;
     if (!max_scores_.empty()) {
       RT_TRY_SET(heads, clip_factors());
     }
-    RT_TRY(optimizer_.update(update, lr, static_cast<float>(scale * gradient_scale / loss_scale), bank_, bank,
-                             plan.tokens_per_step, *groups_.world, &heads));
+    RT_TRY(optimizer_.update({.number = number - position_.loss_scale.skipped - plan_.past.moments_from,
+                              .lr = lr,
+                              .grad_scale = static_cast<float>(scale * gradient_scale / loss_scale),
+                              .from = bank_,
+                              .to = bank,
+                              .tokens = plan.tokens_per_step},
+                             *groups_.world, &heads));
     RT_TRY(now_->data_parallel.spread_weights(nullptr, [this, number] { return env_.hook.weights_whole(number); }));
   }
   // Other ranks may still be reading replicas' state in the snapshot that this one starts from.

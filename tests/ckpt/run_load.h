@@ -27,13 +27,13 @@ class RunLoad {
 
   /// What was read last, of all that `rank` holds.
   void fill(int64_t rank, std::span<const trainer::StateTensor> state) {
-    auto [found, added] = originals_.try_emplace(rank);
+    auto [found, added] = peer_copies_.try_emplace(rank);
     if (added) {
-      auto originals = originals_in(plan_, arena_, state);
-      REQUIRE_OK(originals);
-      found->second = std::move(originals).value();
+      auto peer_copies = peer_copies_in(plan_, arena_, state);
+      REQUIRE_OK(peer_copies);
+      found->second = std::move(peer_copies).value();
     }
-    for (const trainer::Original& part : found->second)
+    for (const PeerCopy& part : found->second)
       std::memcpy(state[static_cast<size_t>(part.copy)].data + part.offset, part.banks[kSlot],
                   static_cast<size_t>(part.bytes));
   }
@@ -54,7 +54,7 @@ class RunLoad {
   const Plan& plan_;
   Arena arena_;
   uint64_t incarnation_ = 0;
-  std::map<int64_t, std::vector<trainer::Original>> originals_;  // by rank; where, whatever was read
+  std::map<int64_t, std::vector<PeerCopy>> peer_copies_;  // by rank; where, whatever was read
 };
 
 }  // namespace cairn::ckpt::testing

@@ -212,11 +212,31 @@ TEST_SUITE("ckpt/hook/copied") {
     REQUIRE(memory.banks[0].size() == saved.size());
     const std::span<std::byte> slot = agent.arena->payload(1, choice.slot);
     CHECK(memory.banks[0][0] == slot.data() + agent.arena->shards(1)[0].offset);
-    REQUIRE(memory.originals.has_value());
+    REQUIRE(memory.peer_copies.has_value());
     const std::span<std::byte> of_saver = agent.arena->payload(0, choice.slot);
-    for (const trainer::Original& part : *memory.originals) {
+    for (const PeerCopy& part : *memory.peer_copies) {
       CHECK(part.banks[1] >= of_saver.data());
       CHECK(part.banks[1] + part.bytes <= of_saver.data() + of_saver.size());
+    }
+
+    trainer::StateMemory wrong = memory;
+    for (const auto& [spoil, found] : std::vector<std::pair<std::function<void(PeerCopy&)>, std::string>>{
+             {[](PeerCopy& part) { part.bytes += 4; }, "this one has"},
+             {[](PeerCopy& part) { part.copy = 1000; }, "of copy 1000 in 2 banks"},
+             {[](PeerCopy& part) { part.bytes -= 2; }, "of floats"},
+             {[](PeerCopy& part) {
+                part.offset = 2;
+                part.bytes -= 4;
+              },
+              "bytes 2 to"},
+             {[](PeerCopy& part) { part.banks.pop_back(); }, "in 1 banks"}}) {
+      wrong.peer_copies = {{.copy = 0, .offset = 0, .bytes = replicas[0].bytes, .banks = {nullptr, nullptr}}};
+      REQUIRE(trainer::TrainState::allocate(plan, rank, wrong).ok());
+      spoil(wrong.peer_copies->front());
+      const auto refused = trainer::TrainState::allocate(plan, rank, wrong);
+      REQUIRE(!refused.ok());
+      CHECK(refused.error().code == ErrorCode::kInternal);
+      CHECK(refused.error().message.find(found) != std::string::npos);
     }
 
     // What only a link can reach is copied back.
@@ -224,7 +244,7 @@ TEST_SUITE("ckpt/hook/copied") {
     const auto [by_link, own_bank, by_copy] =
         begin([&] { return std::make_unique<LateLink>(seen, std::chrono::microseconds(1)); });
     CHECK(by_link.banks.empty());
-    CHECK_FALSE(by_link.originals.has_value());
+    CHECK_FALSE(by_link.peer_copies.has_value());
     CHECK(own_bank == 0);
     CHECK(by_copy);
   }

@@ -45,8 +45,8 @@ inline uint32_t bits_at(int64_t step, int64_t kind, int64_t tensor, int64_t flat
 /// Fills `state` from one slot of an arena of any layout.
 inline Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot,
                                std::span<const trainer::StateTensor> state) {
-  RT_TRY_SET(const std::vector<trainer::Original> originals, originals_in(plan, arena, state));
-  for (const trainer::Original& part : originals) {
+  RT_TRY_SET(const std::vector<PeerCopy> peer_copies, peer_copies_in(plan, arena, state));
+  for (const PeerCopy& part : peer_copies) {
     std::memcpy(state[part.copy].data + part.offset, part.banks[slot], part.bytes);
   }
   return {};
@@ -84,12 +84,12 @@ class FakeState {
     return hook.memory(kept(plan, rank, true), kept(plan, rank, false), plan.rank(rank).weight_bytes);
   }
   /// As a first update does: what others save, from a bank of theirs.
-  void copy(std::span<const trainer::Original> originals, int64_t bank) {
+  void copy(std::span<const PeerCopy> peer_copies, int64_t bank) {
     std::vector<std::byte*> copies;
     for (const trainer::StateTensor& item : tensors()) {
       if (!item.primary) copies.push_back(item.data);
     }
-    for (const trainer::Original& part : originals) {
+    for (const PeerCopy& part : peer_copies) {
       std::memcpy(copies.at(part.copy) + part.offset, part.banks.at(bank), part.bytes);
     }
   }
@@ -192,7 +192,7 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
       auto found = hook.restore(state.tensors());
       if (found.ok()) {
         restored[rank] = found.value();
-        if (found.value()) state.copy(*memory.value().originals, found.value()->bank);
+        if (found.value()) state.copy(*memory.value().peer_copies, found.value()->bank);
       } else {
         restore_status[rank] = found.error();
       }

@@ -402,7 +402,7 @@ TEST_SUITE("ckpt/hook/hosts") {
         const auto hook = SharedMemoryHook::make(plan, rank, arena, system_clock()).value();
         const auto memory = FakeState::memory_of(*hook, plan, rank);
         REQUIRE_OK(memory);
-        CHECK_FALSE(memory.value().originals.has_value());
+        CHECK_FALSE(memory.value().peer_copies.has_value());
         FakeState state(plan, rank, memory.value());
         const auto found = hook->restore(state.tensors());
         if (found.ok()) continue;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/optim/sharded_optimizer.h"
 #include "runtime/plan/activations.h"
 #include "runtime/trainer/initial.h"
 #include "runtime/trainer/state.h"
@@ -160,7 +161,7 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
       };
       for (int64_t t = 1; t <= 3; ++t) {
         for (const StatePiece& p : rank.pieces) fill(p.flat_offset, rank.grad_offset(p), p.count_elems(), t);
-        const Status updated = optimizer.update(t, 0.03, grad_scale, 0, 0, 1, *all);
+        const Status updated = optimizer.update({.number = t, .lr = 0.03, .grad_scale = grad_scale}, *all);
         RT_CHECK(updated.ok(), "{}", updated.ok() ? "" : updated.error().message);
       }
       const std::lock_guard lock(mutex);

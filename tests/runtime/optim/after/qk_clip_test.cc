@@ -1,4 +1,4 @@
-#include "runtime/optim/qk_clip.h"
+#include "runtime/optim/after/qk_clip.h"
 
 #include <doctest/doctest.h>
 
@@ -6,7 +6,7 @@
 
 using namespace cairn;
 
-TEST_SUITE("runtime/optim/qk_clip") {
+TEST_SUITE("runtime/optim/after/qk_clip") {
   TEST_CASE("each head's scores shrink to the threshold and no further; heads below it keep theirs") {
     const ModelConfig model{.layers = 2, .heads = 4, .kv_heads = 2};
     const std::vector<float> scores = {1, 50, 100, 400, 100, 99, 3, 0};

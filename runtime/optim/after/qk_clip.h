@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/config/recipe.h"
+#include "runtime/optim/walk/state_walk.h"
 
 namespace cairn::optim {
 
@@ -24,5 +25,8 @@ struct HeadFactors {
 
 /// `max_scores` [layers, heads]; the same on all ranks, and so is the answer.
 HeadFactors qk_clip_factors(const ModelConfig& model, double tau, std::span<const float> max_scores);
+
+/// After an update: scales the rows of the query and key projections, weights and biases, in bank `bank`.
+void scale_heads(StateWalk& walk, const HeadFactors& heads, int64_t bank);
 
 }  // namespace cairn::optim

@@ -1,4 +1,4 @@
-#include "runtime/optim/groups.h"
+#include "runtime/optim/rules/groups.h"
 
 #include <doctest/doctest.h>
 
@@ -6,7 +6,7 @@
 
 using namespace cairn;
 
-TEST_SUITE("runtime/optim/groups") {
+TEST_SUITE("runtime/optim/rules/groups") {
   TEST_CASE("the last group that names a tensor counts; decay is of matrices unless a group says") {
     OptimizerConfig config{.weight_decay = 0.1};
     const TensorSpec matrix{.name = "layers.3.attn.q.weight", .shape = {4, 4}, .decay = true};

@@ -1,4 +1,4 @@
-#include "runtime/optim/groups.h"
+#include "runtime/optim/rules/groups.h"
 
 #include "runtime/core/glob.h"
 

@@ -1,0 +1,20 @@
+#pragma once
+// AdamW over a rank's state: one fused pass (runtime/kernels/adamw.h).
+
+#include <span>
+
+#include "runtime/config/recipe.h"
+#include "runtime/kernels/adamw.h"
+#include "runtime/optim/rules/groups.h"
+#include "runtime/optim/rules/update.h"
+#include "runtime/optim/walk/state_walk.h"
+
+namespace cairn::optim {
+
+/// Of a tensor, for AdamW and for LAMB, which scales Adam's step.
+kernels::AdamwArgs adamw_args(const OptimizerConfig& config, const TensorRates& rates, const Update& update);
+
+/// `rates`: of the plan's tensors.
+void adamw(StateWalk& walk, std::span<const TensorRates> rates, const Update& update);
+
+}  // namespace cairn::optim

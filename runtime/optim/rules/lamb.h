@@ -1,0 +1,17 @@
+#pragma once
+// LAMB over a rank's state: two passes (runtime/kernels/lamb.h), and between them the norms of whole tensors.
+
+#include <span>
+
+#include "runtime/comm/comm.h"
+#include "runtime/core/result.h"
+#include "runtime/optim/rules/groups.h"
+#include "runtime/optim/rules/update.h"
+#include "runtime/optim/walk/state_walk.h"
+
+namespace cairn::optim {
+
+/// `rates`: of the plan's tensors. `world`: all ranks.
+Status lamb(StateWalk& walk, std::span<const TensorRates> rates, const Update& update, comm::Comm& world);
+
+}  // namespace cairn::optim
