@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <thread>
+#include <utility>
 
 #include "ckpt/copy/host_link.h"
 #include "ckpt/position.h"
@@ -176,25 +178,16 @@ Status SharedMemoryHook::load(int64_t slot, std::span<const StateTensor> state) 
 }
 
 std::vector<CopyPart> SharedMemoryHook::parts_to_copy(std::span<const StateTensor> state) const {
-  // ShardedOptimizer: sums of whole tensors go first, then what balances experts, then piece by piece all its arrays.
-  const std::vector<StateKind> arrays = plan_.state_kinds().arrays();
-  std::vector<CopyArray> saved;
-  int64_t pieces = 0;
+  std::map<int64_t, std::vector<CopyArray>> turns;
+  int64_t shard = 0;
   for (const StateTensor& item : state) {
     if (!item.primary) continue;
-    const auto shard = std::ssize(saved);
-    pieces += item.kind == arrays[0] ? 1 : 0;
-    saved.push_back({item.data, layout_.shards[shard].offset, item.bytes, shard});
+    turns[item.turn].push_back({item.data, layout_.shards[shard].offset, item.bytes, shard});
+    ++shard;
   }
-  std::vector<std::vector<CopyArray>> first, then;
-  for (int64_t at = std::ssize(arrays) * pieces; at < std::ssize(saved); ++at) first.push_back({saved[at]});
-  for (int64_t piece = 0; piece < pieces; ++piece) {
-    const bool balances = plan_.tensors[layout_.shards[piece].tensor].balances;
-    std::vector<CopyArray>& group = (balances ? first : then).emplace_back();
-    for (int64_t array = 0; array < std::ssize(arrays); ++array) group.push_back(saved[array * pieces + piece]);
-  }
-  first.insert(first.end(), then.begin(), then.end());
-  return parts_of(first);
+  std::vector<std::vector<CopyArray>> groups;
+  for (auto& [turn, arrays] : turns) groups.push_back(std::move(arrays));
+  return parts_of(groups);
 }
 
 double SharedMemoryHook::longest_wait_s() const { return std::min(kLongestWaitS, plan_.recipe.restart.deadline_s / 2); }

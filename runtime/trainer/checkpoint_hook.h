@@ -30,6 +30,9 @@ struct StateTensor {
   std::byte* data = nullptr;
   int64_t bytes = 0;
   bool primary = true;  // to be saved by this rank; else a copy of what another saves
+  /// Of what is to be saved, in restore(): when an update overwrites it (optim::overwrite_turns()). Tensors of one turn
+  /// go together, block by block.
+  int64_t turn = 0;
 };
 
 /// Where training stands after `step` completed optimizer steps. The same on every rank.

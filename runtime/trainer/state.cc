@@ -130,9 +130,12 @@ int64_t TrainState::allocated_bytes() const {
 std::vector<StateTensor> TrainState::tensors(const Plan& plan, const RankPlan& rank, int64_t bank) const {
   std::vector<StateTensor> out;
   out.reserve(static_cast<size_t>(rank.saved_arrays) * rank.pieces.size() + rank.sums.size());
+  const std::vector<int64_t> turns = optim::overwrite_turns(plan, rank);
+  auto turn = turns.begin();
   const auto add = [&](StateKind kind, const auto& piece, float* data, int64_t count) {
     if (!piece.primary && arrays_.peer_copies) return;
-    out.push_back({kind, piece.tensor, piece.box, reinterpret_cast<std::byte*>(data), count * 4, piece.primary});
+    out.push_back({kind, piece.tensor, piece.box, reinterpret_cast<std::byte*>(data), count * 4, piece.primary,
+                   piece.primary ? *turn++ : 0});
   };
   for (const StateKind kind : plan.state_kinds().arrays()) {
     float* kernels::AdamwState::*const array = optim::member_of(kind);

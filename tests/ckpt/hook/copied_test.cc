@@ -78,7 +78,7 @@ struct Overtaken {
 
 /// A device that takes its time: pieces come one by one, and are what is there when they come. Counts those that come
 /// when the update has already changed some that came before.
-class LateLink final : public DeviceLink {
+class LateLink : public DeviceLink {
  public:
   LateLink(Overtaken& seen, std::chrono::microseconds delay) : seen_(seen), delay_(delay) {}
   Status use_host(std::span<std::byte>) override { return {}; }
@@ -116,6 +116,20 @@ class LateLink final : public DeviceLink {
   std::chrono::microseconds delay_;
   std::vector<std::pair<std::span<const std::byte>, std::byte*>> coming_;
   std::vector<std::pair<std::span<const std::byte>, std::vector<std::byte>>> arrived_;
+};
+
+/// Also lists what is asked of it, in order.
+class ListingLink final : public LateLink {
+ public:
+  ListingLink(Overtaken& seen, std::vector<const std::byte*>& asked)
+      : LateLink(seen, std::chrono::microseconds(0)), asked_(asked) {}
+  Result<std::optional<uint64_t>> fetch(std::span<const std::byte> device, std::byte* host) override {
+    asked_.push_back(device.data());
+    return LateLink::fetch(device, host);
+  }
+
+ private:
+  std::vector<const std::byte*>& asked_;
 };
 
 }  // namespace
@@ -177,6 +191,49 @@ TEST_SUITE("ckpt/hook/copied") {
         CHECK(from[life].first >= completed - every);
       }
     }
+  }
+
+  TEST_CASE("state is copied in the order in which an update overwrites it") {
+    Recipe recipe = copied(short_recipe(true, true));
+    recipe.optimizer.kind = OptimizerKind::kAdafactor;
+    recipe.model.moe = {.experts = 4, .top_k = 2, .bias_rate = 0.001};
+    const Plan plan = plan_for(recipe, 1);
+    const RankPlan rank = plan.rank(0);
+    const TempDir dir;
+    Agent agent(plan, fresh_run_id(), dir.path);
+    REQUIRE(agent.begin().ok());
+    const SystemClock clock;
+    Overtaken seen;
+    std::vector<const std::byte*> asked;
+    const auto hook = SharedMemoryHook::make(plan, 0, *agent.arena, clock,
+                                             {.make_link = [&] { return std::make_unique<ListingLink>(seen, asked); }})
+                          .value();
+    const trainer::StateMemory memory =
+        hook->memory(trainer::kept_tensors(plan, rank, true), {}, rank.weight_bytes).value();
+    trainer::TrainState state = trainer::TrainState::allocate(plan, rank, memory).value();
+    state.initialize(plan, rank);
+    const std::vector<trainer::StateTensor> own = state.tensors(plan, rank, 0);
+    REQUIRE(hook->restore(own).ok());
+    REQUIRE(hook->begin_update(0, 1).ok());
+    const trainer::StepOrder order = hook->decide(position_at(1), false).value();
+    REQUIRE(order.snapshot);
+    REQUIRE(hook->snapshot(order, position_at(1), 0, own, {}).ok());
+    hook->release();
+
+    std::vector<int64_t> turns, tensors;
+    for (const std::byte* const at : asked) {
+      const auto of = std::ranges::find_if(
+          own, [&](const trainer::StateTensor& item) { return at >= item.data && at < item.data + item.bytes; });
+      REQUIRE(of != own.end());
+      turns.push_back(of->turn);
+      tensors.push_back(of->tensor);
+    }
+    REQUIRE(turns.size() == own.size());  // none is longer than a block
+    CHECK(std::ranges::is_sorted(turns));
+    for (const trainer::StateTensor& item : own) CHECK(std::ranges::count(turns, item.turn) > 0);
+    CHECK(turns.back() > 20);
+    CHECK(plan.tensors[tensors.front()].balances);  // which an update begins with
+    CHECK_FALSE(plan.tensors[tensors.back()].balances);
   }
 
   TEST_CASE("a start from memory copies nothing: the first update reads the snapshot where it lies") {
