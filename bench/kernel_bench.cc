@@ -264,7 +264,7 @@ void bench_optimizer(Bench& bench, bool tiny) {
   for (int64_t i = 0; i < count; ++i) v[i] = std::abs(v[i]);
   Values<bf16> weight(count);
   Values<float> other_master(count), other_m(count), other_v(count), float_weight(count);
-  const kernels::AdamwState state{master, m, v}, other{other_master, other_m, other_v};
+  const kernels::StateArrays state{master, m, v}, other{other_master, other_m, other_v};
   kernels::AdamwArgs args{.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
   const double bytes = static_cast<double>(count) * 4;
   bench.run("adamw f32", 7 * bytes, "GB/s", [&] { kernels::adamw(args, grad, state, state, nullptr, nullptr, count); });

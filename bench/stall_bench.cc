@@ -111,10 +111,10 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
       return reinterpret_cast<float*>(arena.payload(rank, slot).data() +
                                       arena.shards(rank)[kind * kTensors + tensor].offset);
     };
-    return kernels::AdamwState{at(0), at(1), at(2)};
+    return kernels::StateArrays{at(0), at(1), at(2)};
   };
   const auto own_state = [&](int tensor) {
-    return kernels::AdamwState{own + tensor * n, own + all + tensor * n, own + 2 * all + tensor * n};
+    return kernels::StateArrays{own + tensor * n, own + all + tensor * n, own + 2 * all + tensor * n};
   };
   auto* const weights = arena.weights(rank).data();
   kernels::AdamwArgs args{.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
@@ -145,7 +145,7 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
       if (arm == 4 && own == nullptr) continue;
       if (arm == 0 || arm == 1) {
         for (int t = 0; t < kTensors; ++t) {
-          const kernels::AdamwState state = arm == 0 && own != nullptr ? own_state(t) : bank(from, t);
+          const kernels::StateArrays state = arm == 0 && own != nullptr ? own_state(t) : bank(from, t);
           kernels::adamw(args, grads + t * n, state, state, nullptr, own_low != nullptr ? own_low + t * n : nullptr, n);
         }
       } else if (arm == 2) {
@@ -179,8 +179,8 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
           const int64_t longest = copier.block_bytes() / 4;  // as StateWalk
           for (int64_t at = 0; at < n; at += longest) {
             const int64_t count = std::min(longest, n - at);
-            const kernels::AdamwState whole = own_state(t);
-            const kernels::AdamwState state{whole.master + at, whole.exp_avg + at, whole.exp_avg_sq + at};
+            const kernels::StateArrays whole = own_state(t);
+            const kernels::StateArrays state{whole.master + at, whole.exp_avg + at, whole.exp_avg_sq + at};
             std::vector<std::span<std::byte>> areas;
             for (float* const array : {state.master, state.exp_avg, state.exp_avg_sq})
               areas.push_back(std::as_writable_bytes(std::span(array, static_cast<size_t>(count))));
@@ -192,7 +192,7 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
         RT_CHECK(copier.finish().ok());
       } else {
         for (int t = 0; t < kTensors; ++t) {
-          const kernels::AdamwState source = own != nullptr ? own_state(t) : bank(from, t), target = bank(to, t);
+          const kernels::StateArrays source = own != nullptr ? own_state(t) : bank(from, t), target = bank(to, t);
           std::memcpy(target.master, source.master, n * 4);
           std::memcpy(target.exp_avg, source.exp_avg, n * 4);
           std::memcpy(target.exp_avg_sq, source.exp_avg_sq, n * 4);

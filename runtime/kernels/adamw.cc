@@ -32,7 +32,7 @@ struct Coefficients {
 struct Task {
   Coefficients k;
   const float* grad;
-  AdamwState from, to;
+  StateArrays from, to;
   float* weight;
   bf16* weight_low;
   bool stream, summed, portable;
@@ -220,7 +220,7 @@ void run_range(const Task& t, int64_t begin, int64_t end, uint64_t* sums) {
 
 }  // namespace
 
-void adamw(const AdamwArgs& args, const float* grad, const AdamwState& from, const AdamwState& to, float* weight,
+void adamw(const AdamwArgs& args, const float* grad, const StateArrays& from, const StateArrays& to, float* weight,
            bf16* weight_low, int64_t count, AdamwSums* sums) {
   RT_CHECK(args.step >= 1, "AdamW counts steps from 1, got {}", args.step);
   RT_CHECK(weight == nullptr || weight_low == nullptr, "weights in two types");

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "runtime/core/dtype.h"
+#include "runtime/kernels/state_arrays.h"
 
 namespace cairn::kernels {
 
@@ -19,14 +20,6 @@ struct AdamwArgs {
   bool portable = false;  // tests: the code for processors without AVX-512
 };
 
-/// One run of the optimizer's arrays. Adafactor has no exp_avg_sq, and exp_avg if the recipe averages steps.
-struct AdamwState {
-  float* master = nullptr;
-  float* exp_avg = nullptr;
-  float* exp_avg_sq = nullptr;
-  float* ema = nullptr;  // of the masters; null where none is kept. Neither AdamW nor LAMB reads it
-};
-
 /// word_sums() of the three arrays as written.
 struct AdamwSums {
   uint64_t master = 0, exp_avg = 0, exp_avg_sq = 0;
@@ -35,7 +28,7 @@ struct AdamwSums {
 /// One fused pass over `count` elements: `to` becomes `from` updated by grad * grad_scale. `to` is `from` (in place) or
 /// does not overlap it. Of `weight` and `weight_low` at most one is given; it receives the new master, as it is or
 /// rounded to bf16. `sums` may be null.
-void adamw(const AdamwArgs& args, const float* grad, const AdamwState& from, const AdamwState& to, float* weight,
+void adamw(const AdamwArgs& args, const float* grad, const StateArrays& from, const StateArrays& to, float* weight,
            bf16* weight_low, int64_t count, AdamwSums* sums = nullptr);
 
 }  // namespace cairn::kernels

@@ -36,7 +36,7 @@ RT_INLINE float step_of(const Coefficients& k, float weight, float m, float v) {
   return m * k.inv_bias1 / (std::sqrt(v) * k.inv_sqrt_bias2 + k.eps) + k.decay * weight;
 }
 
-RT_INLINE void moments_block_body(Coefficients k, const float* grad, AdamwState from, AdamwState to, int64_t at,
+RT_INLINE void moments_block_body(Coefficients k, const float* grad, StateArrays from, StateArrays to, int64_t at,
                                   int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = at; i < at + n; ++i) {
@@ -47,7 +47,7 @@ RT_INLINE void moments_block_body(Coefficients k, const float* grad, AdamwState 
 }
 RT_CLONES(moments_block)
 
-RT_INLINE void norms_block_body(Coefficients k, const float* master, AdamwState to, int64_t at, int64_t n,
+RT_INLINE void norms_block_body(Coefficients k, const float* master, StateArrays to, int64_t at, int64_t n,
                                 double* weight, double* step) {
   double w2 = 0, r2 = 0;
 #pragma omp simd reduction(+ : w2, r2)
@@ -61,7 +61,7 @@ RT_INLINE void norms_block_body(Coefficients k, const float* master, AdamwState 
 }
 RT_CLONES(norms_block)
 
-RT_INLINE void step_range_body(Coefficients k, float rate, const float* master, AdamwState to, int64_t begin,
+RT_INLINE void step_range_body(Coefficients k, float rate, const float* master, StateArrays to, int64_t begin,
                                int64_t end) {
 #pragma GCC ivdep
   for (int64_t i = begin; i < end; ++i) {
@@ -72,8 +72,8 @@ RT_CLONES(step_range)
 
 }  // namespace
 
-void lamb_moments(const AdamwArgs& args, const float* grad, const AdamwState& from, const AdamwState& to, int64_t count,
-                  LambNorms* norms) {
+void lamb_moments(const AdamwArgs& args, const float* grad, const StateArrays& from, const StateArrays& to,
+                  int64_t count, LambNorms* norms) {
   const Coefficients k = coefficients(args);
   std::mutex mutex;
   parallel_elements(count, [&](int64_t begin, int64_t end) {
@@ -94,7 +94,7 @@ void lamb_moments(const AdamwArgs& args, const float* grad, const AdamwState& fr
   });
 }
 
-void lamb_step(const AdamwArgs& args, float trust, const AdamwState& from, const AdamwState& to, int64_t count) {
+void lamb_step(const AdamwArgs& args, float trust, const StateArrays& from, const StateArrays& to, int64_t count) {
   const Coefficients k = coefficients(args);
   parallel_elements(count,
                     [&](int64_t begin, int64_t end) { step_range(k, args.lr * trust, from.master, to, begin, end); });

@@ -16,10 +16,10 @@ struct LambNorms {
 
 /// First pass: `to`'s moments become `from`'s with grad * grad_scale; adds to the norms unless they are null. `to` is
 /// `from` or does not overlap it; its master is left alone. AdamwArgs::lr, stream and portable are not read.
-void lamb_moments(const AdamwArgs& args, const float* grad, const AdamwState& from, const AdamwState& to, int64_t count,
-                  LambNorms* norms);
+void lamb_moments(const AdamwArgs& args, const float* grad, const StateArrays& from, const StateArrays& to,
+                  int64_t count, LambNorms* norms);
 
 /// Second pass: to.master = from.master - args.lr * trust * r with the moments in `to`.
-void lamb_step(const AdamwArgs& args, float trust, const AdamwState& from, const AdamwState& to, int64_t count);
+void lamb_step(const AdamwArgs& args, float trust, const StateArrays& from, const StateArrays& to, int64_t count);
 
 }  // namespace cairn::kernels

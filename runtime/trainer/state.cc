@@ -13,8 +13,8 @@ namespace cairn::trainer {
 namespace {
 
 /// The arrays of state that lie one after another, so many elements each.
-kernels::AdamwState arrays_at(const std::vector<StateKind>& kinds, float* at, int64_t elems) {
-  kernels::AdamwState out;
+kernels::StateArrays arrays_at(const std::vector<StateKind>& kinds, float* at, int64_t elems) {
+  kernels::StateArrays out;
   for (const StateKind kind : kinds) {
     out.*optim::member_of(kind) = at;
     at += elems;
@@ -87,7 +87,7 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   if (memory.banks.empty() || memory.gate != nullptr) {
     RT_TRY_SET(out.bank_, Buffer::allocate(device, rank.bank_bytes()));
     auto* bank = reinterpret_cast<float*>(out.bank_.data());
-    std::vector<kernels::AdamwState>& states = out.arrays_.banks.emplace_back();
+    std::vector<kernels::StateArrays>& states = out.arrays_.banks.emplace_back();
     for (const StatePiece& piece : rank.pieces) {
       if (piece.primary) states.push_back(arrays_at(arrays, bank + piece.state_offset, rank.saved_elems));
     }
@@ -105,10 +105,10 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
       return Error{ErrorCode::kInternal,
                    fmt::format("a bank with {} tensors, rank {} saves {}", bank.size(), rank.rank, wanted)};
     }
-    std::vector<kernels::AdamwState>& states = out.arrays_.banks.emplace_back();
+    std::vector<kernels::StateArrays>& states = out.arrays_.banks.emplace_back();
     const auto at = [&](size_t k) { return reinterpret_cast<float*>(bank[k]); };
     for (size_t k = 0; k < saved; ++k) {
-      kernels::AdamwState& state = states.emplace_back();
+      kernels::StateArrays& state = states.emplace_back();
       for (size_t array = 0; array < arrays.size(); ++array)
         state.*optim::member_of(arrays[array]) = at(array * saved + k);
     }
@@ -138,7 +138,7 @@ std::vector<StateTensor> TrainState::tensors(const Plan& plan, const RankPlan& r
                    piece.primary ? *turn++ : 0});
   };
   for (const StateKind kind : plan.state_kinds().arrays()) {
-    float* kernels::AdamwState::*const array = optim::member_of(kind);
+    float* kernels::StateArrays::*const array = optim::member_of(kind);
     size_t saved = 0;
     for (const StatePiece& piece : rank.pieces) {
       if (!piece.primary && kind == StateKind::kEma) continue;

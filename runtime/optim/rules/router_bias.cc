@@ -18,8 +18,8 @@ void router_bias(StateWalk& walk, std::span<const TensorRates> rates, const Upda
           const float step = choices[i] < mean ? rate : choices[i] > mean ? -rate : 0.0f;
           block.to.master[i] = block.from.master[i] + step;
         }
-        for (float* kernels::AdamwState::*const moment :
-             {&kernels::AdamwState::exp_avg, &kernels::AdamwState::exp_avg_sq}) {
+        for (float* kernels::StateArrays::*const moment :
+             {&kernels::StateArrays::exp_avg, &kernels::StateArrays::exp_avg_sq}) {
           if (block.from.*moment != block.to.*moment) std::copy_n(block.from.*moment, block.count, block.to.*moment);
         }
         walk.put_weights(block);

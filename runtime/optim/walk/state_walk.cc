@@ -16,7 +16,7 @@ constexpr size_t kBlocksAhead = 2;  // of banks on a disk: that are on their way
 
 float* advanced(float* array, int64_t by) { return array == nullptr ? nullptr : array + by; }
 
-kernels::AdamwState advanced(const kernels::AdamwState& state, int64_t by) {
+kernels::StateArrays advanced(const kernels::StateArrays& state, int64_t by) {
   return {advanced(state.master, by), advanced(state.exp_avg, by), advanced(state.exp_avg_sq, by),
           advanced(state.ema, by)};
 }
@@ -27,7 +27,7 @@ std::span<std::byte> area_of(float* values, int64_t count) {
   return std::as_writable_bytes(std::span(values, static_cast<size_t>(count)));
 }
 
-std::vector<std::span<std::byte>> areas_of(const kernels::AdamwState& state, int64_t count) {
+std::vector<std::span<std::byte>> areas_of(const kernels::StateArrays& state, int64_t count) {
   std::vector<std::span<std::byte>> out;
   for (float* values : {state.master, state.exp_avg, state.exp_avg_sq, state.ema}) {
     if (values != nullptr) out.push_back(area_of(values, count));
@@ -50,16 +50,16 @@ void copy_elements(const float* from, float* to, int64_t count) {
 
 }  // namespace
 
-float* kernels::AdamwState::*member_of(StateKind kind) {
+float* kernels::StateArrays::*member_of(StateKind kind) {
   switch (kind) {
     case StateKind::kWeight:
-      return &kernels::AdamwState::master;
+      return &kernels::StateArrays::master;
     case StateKind::kExpAvg:
-      return &kernels::AdamwState::exp_avg;
+      return &kernels::StateArrays::exp_avg;
     case StateKind::kExpAvgSq:
-      return &kernels::AdamwState::exp_avg_sq;
+      return &kernels::StateArrays::exp_avg_sq;
     case StateKind::kEma:
-      return &kernels::AdamwState::ema;
+      return &kernels::StateArrays::ema;
     case StateKind::kExpAvgSqRow:
     case StateKind::kExpAvgSqCol:
       break;
@@ -104,8 +104,8 @@ StateWalk::StateWalk(const Plan& plan, const RankPlan& rank, Arrays arrays)
     RT_CHECK(std::ssize(bank) == saved_pieces_, "a bank with {} of {} pieces", bank.size(), saved_pieces_);
   }
   sums_.resize(overwrite_turns(plan, rank).size());
-  for (float* kernels::AdamwState::*const array : members_) {
-    if (array == &kernels::AdamwState::ema) continue;
+  for (float* kernels::StateArrays::*const array : members_) {
+    if (array == &kernels::StateArrays::ema) continue;
     for (const StatePiece& piece : rank.pieces) {
       if (!piece.primary) copies_.push_back(arrays_.private_state.*array + piece.state_offset);
     }
@@ -144,13 +144,13 @@ void StateWalk::bring_peer_copies(int64_t bank) {
   reads_peers_ = false;
 }
 
-std::pair<kernels::AdamwState, int64_t> StateWalk::private_run(const StatePiece& piece, int64_t begin, int64_t count,
-                                                               int64_t bank) const {
+std::pair<kernels::StateArrays, int64_t> StateWalk::private_run(const StatePiece& piece, int64_t begin, int64_t count,
+                                                                int64_t bank) const {
   if (!reads_peers_) return {advanced(arrays_.private_state, piece.state_offset + begin), count};
-  kernels::AdamwState state;
+  kernels::StateArrays state;
   int64_t run = count, copy = index_of(piece) - saved_before_[index_of(piece)];
-  for (float* kernels::AdamwState::*const array : members_) {
-    if (array == &kernels::AdamwState::ema) continue;
+  for (float* kernels::StateArrays::*const array : members_) {
+    if (array == &kernels::StateArrays::ema) continue;
     const std::span<float> there = at_peer(copy, begin, bank);
     state.*array = there.data();
     run = std::min(run, std::ssize(there));
@@ -260,7 +260,7 @@ void StateWalk::note_sum(const StateBlock& block, int64_t array, uint64_t sums) 
 void StateWalk::note_sums(const StateBlock& block) {
   if (!summed(block)) return;
   for (int64_t array = 0; array < std::ssize(members_); ++array) {
-    if (members_[array] == &kernels::AdamwState::ema) continue;
+    if (members_[array] == &kernels::StateArrays::ema) continue;
     note_sum(block, array, word_sums(bytes_of(block.to.*members_[array]), block.count));
   }
 }

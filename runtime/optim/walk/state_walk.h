@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/kernels/adamw.h"
+#include "runtime/kernels/state_arrays.h"
 #include "runtime/plan/plan.h"
 #include "runtime/device/copy_gate.h"
 #include "runtime/device/pager.h"
@@ -24,19 +24,19 @@
 namespace cairn::optim {
 
 /// Where an array of that kind is found.
-float* kernels::AdamwState::*member_of(StateKind kind);
+float* kernels::StateArrays::*member_of(StateKind kind);
 
 /// Where the arrays of a rank lie; memory of others.
 struct Arrays {
-  void* weights = nullptr;                              // weight_bytes, in the compute dtype: RankPlan::weight_offset()
-  float* grads = nullptr;                               // reduced sums: RankPlan::grad_offset()
-  kernels::AdamwState private_state;                    // private_elems each
-  float* private_sums = nullptr;                        // of the SumPieces that others save
-  std::vector<std::vector<kernels::AdamwState>> banks;  // of each bank, where each primary piece's state lies
-  std::vector<std::vector<float*>> bank_sums;           // of each bank, where each primary SumPiece lies
-  std::byte* work = nullptr;                            // RankPlan::work_bytes()
-  Pager* pager = nullptr;                               // of banks on a disk
-  CopyGate* gate = nullptr;                             // of bank 0, the only one written: copied beside training
+  void* weights = nullptr;             // weight_bytes, in the compute dtype: RankPlan::weight_offset()
+  float* grads = nullptr;              // reduced sums: RankPlan::grad_offset()
+  kernels::StateArrays private_state;  // private_elems each
+  float* private_sums = nullptr;       // of the SumPieces that others save
+  std::vector<std::vector<kernels::StateArrays>> banks;  // of each bank, where each primary piece's state lies
+  std::vector<std::vector<float*>> bank_sums;            // of each bank, where each primary SumPiece lies
+  std::byte* work = nullptr;                             // RankPlan::work_bytes()
+  Pager* pager = nullptr;                                // of banks on a disk
+  CopyGate* gate = nullptr;                              // of bank 0, the only one written: copied beside training
   /// Of all private state, which is found there until the first update puts it where it belongs. Null: it is where it
   /// belongs.
   std::optional<std::vector<PeerCopy>> peer_copies;
@@ -52,9 +52,9 @@ struct StateBlock {
   const StatePiece* piece = nullptr;
   int64_t saved = -1;  // number of the piece among those that this rank saves; -1: it is private
   int64_t begin = 0, count = 0;
-  const float* grad = nullptr;   // reduced
-  int64_t weight = 0;            // of its first element, into Arrays::weights
-  kernels::AdamwState from, to;  // both begin at `begin`, and may be the same memory
+  const float* grad = nullptr;    // reduced
+  int64_t weight = 0;             // of its first element, into Arrays::weights
+  kernels::StateArrays from, to;  // both begin at `begin`, and may be the same memory
 };
 
 class StateWalk {
@@ -113,8 +113,8 @@ class StateWalk {
   void release(const StateBlock& block) const;
   /// Private state of a piece from element `begin` on, as long as it lies in one run, at most `count` elements: where
   /// it belongs, or while it is not there, in bank `bank` of the rank that saves it.
-  std::pair<kernels::AdamwState, int64_t> private_run(const StatePiece& piece, int64_t begin, int64_t count,
-                                                      int64_t bank) const;
+  std::pair<kernels::StateArrays, int64_t> private_run(const StatePiece& piece, int64_t begin, int64_t count,
+                                                       int64_t bank) const;
   /// A copy from element `begin` on in bank `bank` of the rank that saves it, to the end of the run.
   std::span<float> at_peer(int64_t copy, int64_t begin, int64_t bank) const;
   /// Copies it to where it belongs.
@@ -124,11 +124,11 @@ class StateWalk {
   const Plan& plan_;
   const RankPlan& rank_;
   Arrays arrays_;
-  std::vector<float * kernels::AdamwState::*> members_;  // of a bank's arrays
-  std::vector<int64_t> saved_before_;                    // by piece: primary ones in front of it
-  int64_t saved_pieces_ = 0;                             // primary ones
-  std::vector<float*> copies_;                           // where private state belongs, by PeerCopy::copy
-  bool summed_;                                          // sums_ are taken
+  std::vector<float * kernels::StateArrays::*> members_;  // of a bank's arrays
+  std::vector<int64_t> saved_before_;                     // by piece: primary ones in front of it
+  int64_t saved_pieces_ = 0;                              // primary ones
+  std::vector<float*> copies_;                            // where private state belongs, by PeerCopy::copy
+  bool summed_;                                           // sums_ are taken
   bool reads_peers_;
   std::vector<uint64_t> sums_;
 };

@@ -19,7 +19,7 @@ TEST_SUITE("runtime/kernels/adamw") {
     for (args.step = 1; args.step <= 10; ++args.step) {
       args.portable = args.step % 2 == 0;
       const auto grad = normals<float>("g" + std::to_string(args.step), count);
-      const kernels::AdamwState state{master.data(), m.data(), v.data()};
+      const kernels::StateArrays state{master.data(), m.data(), v.data()};
       kernels::adamw(args, grad.data(), state, state, nullptr, weight.data(), count);
       const double beta1 = args.beta1, beta2 = args.beta2, t = static_cast<double>(args.step);
       for (int64_t i = 0; i < count; ++i) {
@@ -47,7 +47,7 @@ TEST_SUITE("runtime/kernels/adamw") {
         with_threads(threads, [&] {
           auto master = normals<float>("w", count), m = std::vector<float>(count), v = m;
           std::vector<bf16> weight(count);
-          const kernels::AdamwState state{master.data(), m.data(), v.data()};
+          const kernels::StateArrays state{master.data(), m.data(), v.data()};
           kernels::adamw(args, grad.data(), state, state, nullptr, rounded ? weight.data() : nullptr, count);
           masters.push_back(master);
         });
@@ -58,7 +58,7 @@ TEST_SUITE("runtime/kernels/adamw") {
 
   TEST_CASE("a NaN gradient shows in its element alone; a gradient of zero with eps 0.1 does not move") {
     std::vector<float> grad{1.0f, NAN, 0.0f}, master{1.0f, 1.0f, 1.0f}, m(3), v(3);
-    const kernels::AdamwState state{master.data(), m.data(), v.data()};
+    const kernels::StateArrays state{master.data(), m.data(), v.data()};
     kernels::adamw({.lr = 0.5f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 0.1f}, grad.data(), state, state, nullptr,
                    nullptr, 3);
     CHECK(master[0] == doctest::Approx(1.0 - 0.5 / 1.1));
@@ -93,9 +93,9 @@ TEST_SUITE("runtime/kernels/adamw") {
             std::vector<float> in[3] = {w, m, v}, out[3], weight(room);
             std::vector<bf16> low(room);
             for (auto& array : out) array.assign(room, -7.0f);
-            const kernels::AdamwState from{in[0].data() + shift, in[1].data() + shift, in[2].data() + shift};
-            const kernels::AdamwState other{out[0].data() + shift, out[1].data() + shift, out[2].data() + shift};
-            const kernels::AdamwState& to = how == 0 ? from : other;
+            const kernels::StateArrays from{in[0].data() + shift, in[1].data() + shift, in[2].data() + shift};
+            const kernels::StateArrays other{out[0].data() + shift, out[1].data() + shift, out[2].data() + shift};
+            const kernels::StateArrays& to = how == 0 ? from : other;
             args.stream = how == 2;
             kernels::AdamwSums sums;
             with_threads(threads, [&] {
@@ -116,8 +116,8 @@ TEST_SUITE("runtime/kernels/adamw") {
             REQUIRE(std::memcmp(weight.data() + shift, made[0], count * 4) == 0);
             with_threads(threads, [&] {
               std::vector<float> again[3] = {w, m, v};
-              const kernels::AdamwState source{again[0].data() + shift, again[1].data() + shift,
-                                               again[2].data() + shift};
+              const kernels::StateArrays source{again[0].data() + shift, again[1].data() + shift,
+                                                again[2].data() + shift};
               kernels::adamw(args, grad.data() + shift, source, how == 0 ? source : other, nullptr, low.data() + shift,
                              count);
             });

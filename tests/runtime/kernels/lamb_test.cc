@@ -17,7 +17,7 @@ TEST_SUITE("runtime/kernels/lamb") {
       kernels::AdamwArgs args = base;
       args.step = t;
       args.grad_scale = 0.5f;
-      const kernels::AdamwState state{w.data(), m.data(), v.data()};
+      const kernels::StateArrays state{w.data(), m.data(), v.data()};
       kernels::LambNorms norms, others;
       kernels::lamb_moments(args, grad.data(), state, state, kCount, &norms);
       const double trust = std::sqrt(norms.weight.value()) / std::sqrt(norms.step.value());
@@ -41,7 +41,7 @@ TEST_SUITE("runtime/kernels/lamb") {
       auto w3 = w2, m3 = m2, v3 = v2;
       omp_set_num_threads(1);
       for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 2048}, {2048, kCount}}) {
-        const kernels::AdamwState from{&w2[begin], &m2[begin], &v2[begin]}, to{&w3[begin], &m3[begin], &v3[begin]};
+        const kernels::StateArrays from{&w2[begin], &m2[begin], &v2[begin]}, to{&w3[begin], &m3[begin], &v3[begin]};
         kernels::lamb_moments(args, &grad[begin], from, to, end - begin, &others);
         kernels::lamb_step(args, static_cast<float>(trust), from, to, end - begin);
       }

@@ -32,8 +32,8 @@ std::vector<uint64_t> sums_of(const std::vector<std::span<float>>& tensors) {
 
 /// Writes all of a block's arrays that are there, from what it reads.
 void write_block(const StateBlock& block) {
-  for (float* kernels::AdamwState::*const array :
-       {&kernels::AdamwState::master, &kernels::AdamwState::exp_avg, &kernels::AdamwState::exp_avg_sq}) {
+  for (float* kernels::StateArrays::*const array :
+       {&kernels::StateArrays::master, &kernels::StateArrays::exp_avg, &kernels::StateArrays::exp_avg_sq}) {
     if (block.to.*array == nullptr) continue;
     for (int64_t i = 0; i < block.count; ++i) (block.to.*array)[i] = 2 * (block.from.*array)[i] + block.grad[i];
   }
@@ -167,7 +167,7 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
         log.add("update");
       });
       // The same from the blocks.
-      const auto arrays = [&](std::vector<std::string>* lines, const char* what, const kernels::AdamwState& state,
+      const auto arrays = [&](std::vector<std::string>* lines, const char* what, const kernels::StateArrays& state,
                               int64_t count) {
         for (const float* const at : {state.master, state.exp_avg, state.exp_avg_sq})
           lines->push_back(what + log.text(at, count));
