@@ -18,16 +18,16 @@ class Adafactor(RunTest):
 
     def test_a_killed_rank_and_a_killed_job_end_in_the_same_bytes(self):
         for name, more in (("plain", ""), ("averaged", "beta1 = 0.9, ")):
-            self.train(self.factored(name, more, steps=40, save=40), name)
+            self.train(self.factored(name, more, steps=400, save=400), name)
             again = name + "-killed"
-            path = self.factored(name, more, steps=40, save=40)  # the same recipe, to the name
+            path = self.factored(name, more, steps=400, save=400)  # the same recipe, to the name
             job = self.start(path, again)
             self.until_step(again, 4, job)
             os.kill(job.children()[5], signal.SIGKILL)
             self.until_step(again, 12, job)
             job.kill_group()
             self.train(path, again)
-            self.assert_same_training(again, name, 40)
+            self.assert_same_training(again, name, 400)
 
     def test_adafactor_saves_what_is_planned_and_reshards_to_the_same_state(self):
         path = self.factored("a")
