@@ -41,8 +41,7 @@ namespace cairn::kernels {
   X(positions_forward) X(positions_backward) X(positions_look_up)                                                    \
   X(row_sums) X(cross_entropy_backward)                                                                              \
   X(route_backward) X(rows_to_experts) X(rows_to_tokens) X(dot_and_scale_rows)                                       \
-  X(copy) X(clear) X(copy_rows) X(round_rows) X(scatter_rows) X(to_floats) X(from_floats)  \
-  X(rows_to_host)
+  X(copy) X(clear) X(copy_rows) X(round_rows) X(scatter_rows) X(to_floats) X(from_floats) X(rows_to_host)
 /// The same whatever T is.
 #define RT_KERNELS(X)                                                                                                \
   X(matmul) X(matmul_groups)                                                                                         \
@@ -93,10 +92,10 @@ using AttentionBackward = void(const AttentionDims& dims, const T* q, const T* k
 
 template <typename T>
 struct Ops {
-#define RT_MEMBER(name) RT_TYPE_OF_T(name)::Function name = nullptr;
+#define RT_MEMBER(name) typename RT_TYPE_OF_T(name)::Function name = nullptr;
   RT_KERNELS_OF_T(RT_MEMBER)
 #undef RT_MEMBER
-#define RT_MEMBER(name) RT_TYPE(name)::Function name = nullptr;
+#define RT_MEMBER(name) typename RT_TYPE(name)::Function name = nullptr;
   RT_KERNELS(RT_MEMBER)
 #undef RT_MEMBER
   typename Kernel<AttentionBackward<T>>::Function attention_backward = nullptr;
@@ -116,7 +115,7 @@ struct Exec {
 #define RT_MEMBER(name) typename RT_TYPE_OF_T(name)::Bound name;
   RT_KERNELS_OF_T(RT_MEMBER)
 #undef RT_MEMBER
-#define RT_MEMBER(name) RT_TYPE(name)::Bound name;
+#define RT_MEMBER(name) typename RT_TYPE(name)::Bound name;
   RT_KERNELS(RT_MEMBER)
 #undef RT_MEMBER
   typename Kernel<AttentionBackward<T>>::Bound attention_backward;
