@@ -12,6 +12,7 @@
 #include "ckpt/copy/host_link.h"
 #include "ckpt/position.h"
 #include "ckpt/restore.h"
+#include "ckpt/run_memory.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "runtime/core/log.h"
 #include "runtime/core/process.h"
@@ -93,8 +94,8 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
   trainer::StateMemory out;
   const auto bank_in = [this](int64_t slot) {
     std::byte* const payload = arena_.payload(rank_, slot).data();
-    std::vector<std::byte*> bank;
-    for (const SlotShard& shard : layout_.shards) bank.push_back(payload + shard.offset);
+    std::vector<DevicePtr<std::byte>> bank;
+    for (const SlotShard& shard : layout_.shards) bank.emplace_back(payload + shard.offset);
     return bank;
   };
   const arena::Decision& decision = arena_.control().decision;
@@ -119,7 +120,7 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
     }
   } else {
     for (int64_t slot = 0; slot < arena_.slots(); ++slot) out.banks.push_back(bank_in(slot));
-    out.weights = arena_.weights(rank_).data();
+    out.weights = DevicePtr(arena_.weights(rank_).data());
     RT_TRY_SET(out.peer_copies, peer_copies(kept_for_others));
   }
   if (arena_.on_disk()) {
@@ -128,6 +129,14 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
   }
   // A start from memory is to take no time: there the first steps find their pages one by one.
   if (!in_memory) arena_.populate(rank_);
+  if (!copies()) {
+    const auto guard = [this](std::span<std::byte> area) {
+      const size_t bytes = (area.size() + kPageBytes - 1) / kPageBytes * kPageBytes;
+      guarded_.emplace_back(std::span(area.data(), area.empty() ? 0 : bytes));
+    };
+    for (int64_t slot = 0; slot < arena_.slots(); ++slot) guard(arena_.payload(rank_, slot));
+    guard(arena_.weights(rank_));
+  }
   attached_ = true;
   return out;
 }
@@ -146,7 +155,10 @@ Result<std::optional<trainer::Restored>> SharedMemoryHook::restore(std::span<con
                  fmt::format("rank {} is of incarnation {}, the agent is at {}", rank_, incarnation_, now)};
   }
   if (!attached_) return Error{ErrorCode::kInternal, fmt::format("rank {} restores into no memory", rank_)};
-  RT_TRY_SET(std::optional<trainer::Restored> found, carry_out_decision(plan_, arena_, state, options_.open_foreign));
+  const std::unique_ptr<DeviceLink> own = copies() ? nullptr : make_host_link();
+  DeviceLink& link = copies() ? copier_->link() : *own;
+  RT_TRY_SET(std::optional<trainer::Restored> found,
+             carry_out_decision(plan_, arena_, state, link, options_.open_foreign));
   if (found && arena_.control().decision.source == arena::Source::kMemory) published_bank_ = found->bank;
   if (!copies()) return found;
   if (published_bank_ >= 0) {
@@ -293,7 +305,20 @@ bool SharedMemoryHook::may_reserve() const {
   for (int64_t slot = 0; slot < arena_.slots(); ++slot) {
     reserved += arena_.control().reserved[slot].load(std::memory_order_acquire) != 0 ? 1 : 0;
   }
-  return reserved < std::max<int64_t>(1, arena_.slots() - 2);  // two for the updates: one to read, one to write
+  // Two for the updates: one to read, one to write.
+  return reserved < std::max<int64_t>(1, arena_.slots() - 2 - (replicates() ? kReplicaBanks : 0));
+}
+
+bool SharedMemoryHook::replicates() const {
+  return plan_.recipe.checkpoint.replicate_steps > 0 && !arena_.has_world() &&
+         arena_.slots() >= banks_of(plan_.recipe.checkpoint, true);
+}
+
+/// One copy at a time: all hosts have made the one before.
+bool SharedMemoryHook::may_replicate() const {
+  return std::ranges::none_of(std::span(arena_.control().replica), [](const std::atomic<int64_t>& mark) {
+    return mark.load(std::memory_order_acquire) > 0;
+  });
 }
 
 Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool last) {
@@ -310,13 +335,17 @@ Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool l
   const bool must = order.stop || last;  // no update follows that would need a bank
   const bool due = must || wanted;
   order.persist = due && (must || may_reserve());
-  order.snapshot = order.persist || (config.snapshot_steps > 0 && position.step % config.snapshot_steps == 0);
+  replica_pending_ = replicates() && (replica_pending_ || position.step % config.replicate_steps == 0);
+  order.replicate = replica_pending_ && may_replicate();
+  order.snapshot =
+      order.persist || order.replicate || (config.snapshot_steps > 0 && position.step % config.snapshot_steps == 0);
   if (order.snapshot && copies()) {
     const int64_t begin_ns = clock_.now_ns();
     RT_TRY(copier_->finish());
     RT_TRY_SET(const std::optional<int64_t> slot, slot_for_copy(must));
     order.snapshot = slot.has_value();
     order.persist = order.persist && order.snapshot;
+    order.replicate = order.replicate && order.snapshot;
     if (slot) {
       begun_bank_ = order.slot = *slot;
       SnapshotWriter(arena_, rank_).begin(*slot, incarnation_, position.step);  // before it is reserved
@@ -331,6 +360,10 @@ Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool l
     }
     save_pending_ = true;
     ++stats_.put_off;
+  }
+  if (order.replicate) {
+    replica_pending_ = false;
+    control.replica[begun_bank_].store(position.step, std::memory_order_release);
   }
   if (order.persist) {
     save_pending_ = false;
@@ -359,6 +392,8 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
   // Before it is whole, as on the host that decides, where decide() has done it.
   if (order.persist && rank_ != options_.decides && rank_ == arena_.ranks().first)
     arena_.control().reserved[slot].store(position.step, std::memory_order_release);
+  if (order.replicate && rank_ != options_.decides && rank_ == arena_.ranks().first)
+    arena_.control().replica[slot].store(position.step, std::memory_order_release);
   if (copies()) {
     const int64_t stood_ns = pause_ns_ + clock_.now_ns() - begin_ns - copier_->waited_ns();
     const auto publish = [this, slot, order, step = position.step, text,

@@ -42,6 +42,7 @@
 #include "ckpt/snapshot/disk_pager.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/result.h"
+#include "runtime/device/guard.h"
 #include "runtime/plan/plan.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
@@ -102,6 +103,8 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   bool save_is_asked() const;
   double longest_wait_s() const;  // the other ranks wait for this one no longer than restart.deadline
   bool may_reserve() const;
+  bool replicates() const;
+  bool may_replicate() const;
   bool copies() const { return plan_.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy; }
   /// Copied state: what is saved of `state`, in the order in which an update overwrites it.
   std::vector<CopyPart> parts_to_copy(std::span<const trainer::StateTensor> state) const;
@@ -123,14 +126,16 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   HookOptions options_;
   uint64_t incarnation_ = 0;
   SlotLayout layout_;
-  std::unique_ptr<DiskPager> pager_;  // of banks on a disk
-  bool attached_ = false;             // memory() was asked: the trainer's banks are the arena's
-  bool starts_in_slot_ = false;       // copied state: the first update reads the snapshot where it lies
-  int64_t published_bank_ = -1;       // of the newest snapshot; the next update or copy must not write it
-  int64_t begun_bank_ = -1;           // that the last update wrote, or the last copy
-  int64_t pause_ns_ = 0;              // of the step under way
-  bool save_pending_ = false;         // due, and put off
-  int64_t promised_step_ = 0;         // newest step that is to be on disk
+  std::unique_ptr<DiskPager> pager_;   // of banks on a disk
+  std::vector<GuardedPages> guarded_;  // banks and weights, in which the device works
+  bool attached_ = false;              // memory() was asked: the trainer's banks are the arena's
+  bool starts_in_slot_ = false;        // copied state: the first update reads the snapshot where it lies
+  int64_t published_bank_ = -1;        // of the newest snapshot; the next update or copy must not write it
+  int64_t begun_bank_ = -1;            // that the last update wrote, or the last copy
+  int64_t pause_ns_ = 0;               // of the step under way
+  bool save_pending_ = false;          // due, and put off
+  bool replica_pending_ = false;       // the same of a copy to another host
+  int64_t promised_step_ = 0;          // newest step that is to be on disk
   SnapshotStats stats_;
   std::unique_ptr<StateCopier> copier_;  // of copied state; last: its thread publishes
 };

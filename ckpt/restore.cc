@@ -73,19 +73,22 @@ Result<std::unique_ptr<ForeignWeights>> open_if_foreign(const OpenForeign& open,
 /// Fills `state` from weights that are no checkpoint: what they lack starts anew, moments are zero, and the run is at
 /// its beginning.
 Result<TrainPosition> load_from_foreign(const Plan& plan, const ForeignWeights& source,
-                                        std::span<const StateTensor> state, const InitConfig& how) {
+                                        std::span<const StateTensor> state, DeviceLink& link, const InitConfig& how) {
   RT_TRY_SET(const LoadMatch match, match_tensors(source.manifest(), plan.tensors, plan.state_kinds(), how));
   for (const StateTensor& item : state) {
     const TensorMatch& of = match.tensors[static_cast<size_t>(item.tensor)];
-    auto* const data = reinterpret_cast<float*>(item.data);
-    const bool weight = !is_moment(item.kind);  // or its average
-    if (weight ? of.weight : of.moments) {
-      RT_TRY(source.read(plan.tensors[item.tensor].name, item.box, data));
-    } else if (weight) {
-      trainer::initial_weights(plan, item.tensor, item.box, data);
-    } else {
-      std::memset(data, 0, item.bytes);
-    }
+    const DeviceBytes run{item.data, item.bytes};
+    RT_TRY(link.fill({&run, 1}, [&](std::span<const std::span<std::byte>> areas) -> Status {
+      auto* const data = reinterpret_cast<float*>(areas[0].data());
+      const bool weight = !is_moment(item.kind);  // or its average
+      if (weight ? of.weight : of.moments) return source.read(plan.tensors[item.tensor].name, item.box, data);
+      if (weight) {
+        trainer::initial_weights(plan, item.tensor, item.box, data);
+      } else {
+        std::memset(data, 0, areas[0].size());
+      }
+      return {};
+    }));
   }
   return TrainPosition{.seed = plan.recipe.seed};
 }
@@ -188,23 +191,24 @@ Result<bool> copies_cross_hosts(const Plan& plan, const Arena& arena) {
 
 /// On a host that does not have all banks: what of `state` other ranks save.
 static Status fill_copies(const Plan& plan, const Arena& arena, const std::string& read_from, int64_t slot,
-                          std::span<const StateTensor> state) {
+                          std::span<const StateTensor> state, DeviceLink& link) {
   std::vector<StateTensor> copies;
   std::ranges::copy_if(state, std::back_inserter(copies), [](const StateTensor& item) { return !item.primary; });
   if (copies.empty()) return {};
   if (!read_from.empty()) {
     PosixBackend io;
     const bool named = read_from == plan.recipe.init.path;
-    return load_state(plan, io, read_from, named ? plan.recipe.init : InitConfig{}, copies);
+    return load_state(plan, io, read_from, named ? plan.recipe.init : InitConfig{}, copies, link);
   }
   RT_TRY_SET(const std::vector<PeerCopy> peer_copies, peer_copies_in(plan, arena, copies));
-  for (const PeerCopy& part : peer_copies)
-    std::memcpy(copies[part.copy].data + part.offset, part.banks[slot], static_cast<size_t>(part.bytes));
-  return {};
+  for (const PeerCopy& part : peer_copies) {
+    RT_TRY(link.store({part.banks[slot], static_cast<size_t>(part.bytes)}, copies[part.copy].data + part.offset));
+  }
+  return link.settle();
 }
 
 Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena& arena,
-                                                   std::span<const StateTensor> state,
+                                                   std::span<const StateTensor> state, DeviceLink& link,
                                                    const OpenForeign& open_foreign) {
   const arena::Control& control = arena.control();
   const arena::Decision& decision = control.decision;
@@ -218,7 +222,7 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
     if (decision.source == arena::Source::kDisk) {
       RT_TRY_SET(const std::unique_ptr<ForeignWeights> foreign, open_if_foreign(open_foreign, dir));
       if (foreign == nullptr) return Error{ErrorCode::kInternal, "a checkpoint that the agent has not read"};
-      Result<TrainPosition> begun = load_from_foreign(plan, *foreign, state, plan.recipe.init);
+      Result<TrainPosition> begun = load_from_foreign(plan, *foreign, state, link, plan.recipe.init);
       if (!begun.ok()) return std::move(begun).error().with(dir);
       return Restored{.position = std::move(begun).value()};
     }
@@ -228,7 +232,7 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
     }
     RT_TRY_SET(TrainPosition position,
                decode_position({decision.position, static_cast<size_t>(decision.position_bytes)}));
-    if (!arena.has_world()) RT_TRY(fill_copies(plan, arena, dir, decision.slot, state));
+    if (!arena.has_world()) RT_TRY(fill_copies(plan, arena, dir, decision.slot, state, link));
     return Restored{.position = std::move(position),
                     .bank = static_cast<int64_t>(decision.slot),
                     .weights_ready = decision.weights_ready != 0};

@@ -40,6 +40,7 @@
 #include "ckpt/store/io_backend.h"
 #include "ckpt/store/read_again.h"
 #include "runtime/core/result.h"
+#include "runtime/device/device_link.h"
 #include "runtime/plan/plan.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
@@ -145,12 +146,12 @@ Error none_usable(const std::filesystem::path& checkpoints_dir, std::span<const 
 
 /// Rank: carries out the decision for the arena's present incarnation. A snapshot in memory, which a checkpoint is too
 /// by then, stays in its bank; what a rank reads itself are foreign weights: they fill every byte of `state`, whose
-/// saved tensors lie in bank 0. Where this host does not have all banks, it also fills what of `state` others save:
-/// from their banks here, or from the checkpoint that was read. Errors: those of reading, kInternal without a decision,
-/// kUnsupported for state that lies in the memory of another host alone.
+/// saved tensors lie in bank 0; `link` reaches it. Where this host does not have all banks, it also fills what of
+/// `state` others save: from their banks here, or from the checkpoint that was read. Errors: those of reading,
+/// kInternal without a decision, kUnsupported for state that lies in the memory of another host alone.
 Result<std::optional<trainer::Restored>> carry_out_decision(const Plan& plan, const Arena& arena,
                                                             std::span<const trainer::StateTensor> state,
-                                                            const OpenForeign& open_foreign = {});
+                                                            DeviceLink& link, const OpenForeign& open_foreign = {});
 
 /// Where each slot of an arena, which may be of another layout, has the bytes of `state`, which lies nowhere yet: parts
 /// that tile it. Errors: kUnsupported for what a rank of another host saves.

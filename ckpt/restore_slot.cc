@@ -76,17 +76,22 @@ Result<SlotLoad> load_boxes(const Plan& plan, IoBackend& io, const std::filesyst
 }  // namespace
 
 Status load_state(const Plan& plan, IoBackend& io, const std::filesystem::path& dir, const InitConfig& how,
-                  std::span<const trainer::StateTensor> state) {
-  std::vector<StateBox> boxes;
-  for (const trainer::StateTensor& item : state) {
-    boxes.push_back({kStateKinds[static_cast<size_t>(item.kind)], plan.tensors.at(item.tensor).name, item.tensor,
-                     &item.box, std::span(item.data, static_cast<size_t>(item.bytes))});
-  }
-  RT_TRY(load_boxes(plan, io, dir, how, {}, boxes));
-  for (const StateBox& item : boxes) {
-    if (item.anew) fill(plan, item);
-  }
-  return {};
+                  std::span<const trainer::StateTensor> state, DeviceLink& link) {
+  std::vector<DeviceBytes> runs;
+  for (const trainer::StateTensor& item : state) runs.push_back({item.data, item.bytes});
+  return link.fill(runs, [&](std::span<const std::span<std::byte>> areas) -> Status {
+    std::vector<StateBox> boxes;
+    for (size_t k = 0; k < state.size(); ++k) {
+      const trainer::StateTensor& item = state[k];
+      boxes.push_back({kStateKinds[static_cast<size_t>(item.kind)], plan.tensors.at(item.tensor).name, item.tensor,
+                       &item.box, areas[k]});
+    }
+    RT_TRY(load_boxes(plan, io, dir, how, {}, boxes));
+    for (const StateBox& item : boxes) {
+      if (item.anew) fill(plan, item);
+    }
+    return {};
+  });
 }
 
 Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, uint64_t incarnation, IoBackend& io,

@@ -12,6 +12,7 @@
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
+#include "runtime/device/device_link.h"
 #include "runtime/plan/plan.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
@@ -35,6 +36,6 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
 /// Rank: fills `state`, which others save and no bank of this host has, from the checkpoint that filled the slots.
 /// Errors: as of load_slot().
 Status load_state(const Plan& plan, IoBackend& io, const std::filesystem::path& dir, const InitConfig& how,
-                  std::span<const trainer::StateTensor> state);
+                  std::span<const trainer::StateTensor> state, DeviceLink& link);
 
 }  // namespace cairn::ckpt

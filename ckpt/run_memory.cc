@@ -122,11 +122,15 @@ bool leads_to(const CheckpointInfo& saved, const Arena& memory) {
          std::ranges::count(memory.starts(), saved.starts.front()) > 0;
 }
 
+int64_t banks_of(const CheckpointConfig& config, bool several_hosts) {
+  return banks_for(config.in_flight) + (several_hosts && config.replicate_steps > 0 ? kReplicaBanks : 0);
+}
+
 Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run, const std::optional<RankRange>& ranks) {
   ArenaSpec spec{.run_id = run.run_id, .recipe_hash = run.recipe_hash};
   spec.here = ranks;
   spec.ranks = slot_layouts(plan);
-  spec.slots = banks_for(plan.recipe.checkpoint.in_flight);
+  spec.slots = banks_of(plan.recipe.checkpoint, ranks && ranks->size() < plan.mesh.world());
   if (!plan.recipe.optimizer.offload.empty()) {
     spec.folder = std::filesystem::absolute(plan.recipe.optimizer.offload).lexically_normal();
     if (spec.folder.ends_with('/')) spec.folder.pop_back();

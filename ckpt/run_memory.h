@@ -35,6 +35,9 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
 /// Whether a start has saved this checkpoint that leads to this memory. Of what no run has saved nobody can tell: true.
 bool leads_to(const CheckpointInfo& saved, const Arena& memory);
 
+/// Banks of the ranks of a host, where the run has `several_hosts`.
+int64_t banks_of(const CheckpointConfig& config, bool several_hosts);
+
 /// The arena of a plan: what open_run_memory creates. Errors: kInvalidInput from encoding the directory.
 Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run, const std::optional<RankRange>& ranks = {});
 

@@ -65,6 +65,7 @@ constexpr std::array kRules = {
 
     ChangeRule{"batch.*", kRule, "from this position on"},
     ChangeRule{"batch.micro", kRule, "from this position on; sums are cut elsewhere, so bits differ from now on"},
+    ChangeRule{"batch.uneven", kExact, kLayout},
 
     ChangeRule{"optimizer.*", kRule, kNextStep},
     ChangeRule{"optimizer.lr", kRule, "the schedule is read at this position"},

@@ -38,8 +38,8 @@ std::vector<Field> shared_fields() {
       bound("hosts_min", &ClusterConfig::hosts_min)
           .range(0, kMostHosts)
           .otherwise(0)
-          .says("the fewest hosts that training is to go on with; 0: `hosts`",
-                "It waits for all of them yet, as long as `wait` says."),
+          .says("the fewest hosts that training goes on with when others are lost and no spare is there; 0: `hosts`",
+                "The global batch stays; see `spare_after`."),
       bound("groups_cross_hosts", &ClusterConfig::groups_cross_hosts)
           .otherwise(false)
           .says("lets groups of mesh.tp and mesh.cp lie on several hosts",
@@ -62,13 +62,14 @@ std::vector<Field> shared_fields() {
           .range(0, kWeek)
           .otherwise(600.0)
           .in(Unit::kSeconds)
-          .says("how long a run with fewer than `hosts_min` hosts waits for others", "Then it ends with exit code 69.")
+          .says("how long a run that cannot go on without its lost hosts waits for them",
+                "Then it ends with exit code 69.")
           .like("\"30min\""),
       bound("spare_after", &ClusterConfig::spare_after_s, "spare_after_s")
           .range(0, kWeek)
           .otherwise(10.0)
           .in(Unit::kSeconds)
-          .says("how long a host that was lost may take to come back before a spare takes its place",
+          .says("how long a host that was lost may take to come back before a spare takes its place, or fewer go on",
                 "Its memory counts when it comes back; a spare begins at the newest checkpoint.")
           .like("\"1min\""),
       bound("join_timeout", &ClusterConfig::join_timeout_s, "join_timeout_s")
@@ -79,7 +80,23 @@ std::vector<Field> shared_fields() {
           .like("\"10min\""),
       bound("store", &ClusterConfig::store)
           .otherwise("folder")
-          .says("what decides which host leads", "folder: the run folder, which all hosts share. There is no other."),
+          .says("what decides which host leads",
+                "folder: the run folder, which all hosts share. etcd://HOST:PORT,...: the members of an etcd, by its "
+                "JSON "
+                "gateway; etcds://: with TLS. Checkpoints stay in the run folder.")
+          .like("\"etcd://h0:2379,h1:2379,h2:2379\""),
+      bound("store_ca", &ClusterConfig::store_ca)
+          .otherwise("")
+          .says("PEM file of the authorities that etcds:// believes", "Default: those of each host's system.")
+          .like("\"/etc/etcd/ca.pem\""),
+      bound("store_cert", &ClusterConfig::store_cert)
+          .otherwise("")
+          .says("PEM file of the certificate that the hosts show to etcd", "With store_key, and for etcds:// alone.")
+          .like("\"/etc/etcd/client.pem\""),
+      bound("store_key", &ClusterConfig::store_key)
+          .otherwise("")
+          .says("PEM file of the key of store_cert")
+          .like("\"/etc/etcd/client-key.pem\""),
       bound("program", &ClusterConfig::program)
           .otherwise("")
           .says("cairn, as the hosts find it", "Default: the path of the program that launches; T.kubernetes: cairn.")

@@ -315,8 +315,8 @@ counts from the stage; `optimizer.lr_from` says otherwise. Layouts, shapes and s
 
 It is a sandboxed program: locals, functions, loops, `string`, `table`, `math` without random, `pairs` (in sorted order),
 `pcall`, `require` of other recipes. No files but those and `T.read_json`, no clock, no environment, no `load`, no
-coroutines. It may run for 1 s, 50 million instructions and 128 MiB; reaching a limit is an error with its line, and
-`pcall` does not catch it. Global variables are errors, so a misspelt name is found.
+coroutines. It may use a second of the processor, 50 million instructions and 128 MiB; reaching a limit is an error with its
+line, and `pcall` does not catch it. Global variables are errors, so a misspelt name is found.
 
 )";
 

@@ -136,14 +136,25 @@ const Block& moe_block() {
       .name = "moe",
       .constructors = {"moe"},
       .doc =
-          "Experts instead of the MLP of every layer: a router picks top_k for each token, by softmax as in Mixtral or "
-          "by sigmoids with a bias as in DeepSeek-V3. mesh.ep divides them over ranks.",
+          "Experts instead of the MLP: a router picks top_k for each token, by softmax as in Mixtral or by sigmoids "
+          "with a bias as in DeepSeek-V3. mesh.ep divides them over ranks.",
       .fields = {
           bound("experts", &MoeConfig::experts)
               .range(0, 1 << 16)
               .otherwise(0)
               .silently()
-              .says("experts of a layer; 0: a dense MLP", "Each has model.ffn hidden units."),
+              .says("experts of a layer; 0: a dense MLP"),
+          bound("ffn", &MoeConfig::ffn)
+              .range(0, 1 << 22)
+              .otherwise(0)
+              .silently()
+              .says("hidden units of an expert; 0: model.ffn", "Must be divisible by mesh.tp."),
+          bound("dense_layers", &MoeConfig::dense_layers)
+              .range(0, 100000)
+              .otherwise(Json::array())
+              .silently()
+              .says("layers with an MLP of model.ffn hidden units instead of experts, counted from 0",
+                    "Pipeline stages are balanced by the products of each layer then."),
           bound("top_k", &MoeConfig::top_k)
               .range(1, 1 << 10)
               .otherwise(2)
@@ -182,7 +193,18 @@ const Block& moe_block() {
               .otherwise(0)
               .silently()
               .says("experts that every token goes through besides",
-                    "As one MLP of shared_experts * model.ffn hidden units."),
+                    "As one MLP of shared_experts times the hidden units of an expert."),
+          bound("shared_ffn", &MoeConfig::shared_ffn)
+              .range(0, 1 << 22)
+              .otherwise(0)
+              .silently()
+              .says("hidden units of the MLP that every token goes through besides; 0: as shared_experts says",
+                    "Must be divisible by mesh.tp."),
+          bound("shared_gate", &MoeConfig::shared_gate)
+              .otherwise(false)
+              .silently()
+              .says("what that MLP puts out is multiplied by a sigmoid of the token's own (Qwen2-MoE)",
+                    "Its weights are in checkpoints as moe.shared_gate."),
           bound("groups", &MoeConfig::groups)
               .range(1, 64)
               .otherwise(1)
@@ -201,11 +223,16 @@ const Block& moe_block() {
               .otherwise(1.0)
               .silently()
               .says("factor of the chosen experts' weights, after renormalise"),
+          bound("choice_bias", &MoeConfig::choice_bias)
+              .otherwise(false)
+              .silently()
+              .says("the choice of experts has biases, though bias_rate is 0: they stay as they are",
+                    "A model that was trained with biases needs them."),
           bound("bias_rate", &MoeConfig::bias_rate)
               .range(0, 1)
               .otherwise(0.0)
               .silently()
-              .says("step by which an expert's bias follows its share of the choices; 0: no biases",
+              .says("step by which an expert's bias follows its share of the choices; 0: none does",
                     "Each update raises the bias of experts with fewer choices than the mean over the batch and lowers "
                     "the "
                     "others'. Biases decide which experts are chosen, not their weights; they are in checkpoints as "
@@ -302,14 +329,26 @@ const Block& model_block() {
               .otherwise(false)
               .silently()
               .says("a norm right after the embedding (BLOOM)"),
+          bound("embedding_scale", &ModelConfig::embedding_scale)
+              .above(0)
+              .otherwise(1.0)
+              .silently()
+              .says("factor of the token embedding, before all else",
+                    "Gemma: the root of model.width. Rounded to the precision of the run, as transformers does."),
           chosen("block", &ModelConfig::block,
-                 {"pre_norm", "post_norm", "deep_norm", "parallel", "parallel_shared", "sandwich"})
+                 {"pre_norm", "post_norm", "deep_norm", "parallel", "parallel_shared", "sandwich", "out_norm"})
               .otherwise("pre_norm")
               .silently()
               .says("where a layer's norms and additions stand",
                     "f is attention, then the MLP. pre_norm: x + f(norm x). post_norm: norm(x + f(x)). deep_norm: "
                     "a norm x + f(norm x), a = model.residual_scale. parallel: x + attention(norm x) + mlp(norm' x); "
-                    "parallel_shared: one norm for both. sandwich: x + norm'(f(norm x))."),
+                    "parallel_shared: one norm for both. sandwich: x + norm'(f(norm x)). out_norm: x + norm(f(x))."),
+          bound("branch_scale", &ModelConfig::branch_scale)
+              .above(0)
+              .otherwise(1.0)
+              .silently()
+              .says("factor of what attention and MLP add to the stream",
+                    "x + s f(norm x) (Granite). Not with parallel blocks."),
           bound("residual_scale", &ModelConfig::residual_scale)
               .above(0)
               .otherwise(1.0)
@@ -321,6 +360,19 @@ const Block& model_block() {
               .otherwise("layernorm")
               .in_llama("rmsnorm")
               .says("normalisation before attention, MLP and head"),
+          bound("norm_weight", &ModelConfig::norm_weight)
+              .otherwise(true)
+              .silently()
+              .says("these norms have weights", "false: no bias either (OLMo)."),
+          bound("norm_bias", &ModelConfig::norm_bias)
+              .otherwise(true)
+              .silently()
+              .says("layernorm: they have biases", "false: weights alone (Cohere). Norms of q and k have none ever."),
+          bound("norm_plus_one", &ModelConfig::norm_plus_one)
+              .otherwise(false)
+              .silently()
+              .says("weights of norms count from 1: the factor is 1 + weight (Gemma)",
+                    "Of model.qk_norm too. They begin at 0."),
           bound("norm_eps", &ModelConfig::norm_eps)
               .above(0)
               .below_or_at(1)
@@ -353,11 +405,20 @@ const Block& model_block() {
               .silently()
               .says("a bias on the projections of the MLP"),
           bound("head_bias", &ModelConfig::head_bias).otherwise(false).silently().says("a bias on the output head"),
-          chosen("qk_norm", &ModelConfig::qk_norm, {"none", "head"})
+          bound("clip_qkv", &ModelConfig::clip_qkv)
+              .at_least(0)
+              .otherwise(0.0)
+              .silently()
+              .says("q, k and v are brought within +- this, behind projection and bias (OLMo); 0: not",
+                    "No gradient goes through what was clipped. Not with model.qk_norm."),
+          chosen("qk_norm", &ModelConfig::qk_norm, {"none", "head", "whole", "head_layernorm"})
               .otherwise("none")
               .silently()
-              .says("RMSNorm of each head's q and k before rotary (Qwen3)",
-                    "One weight of model.head_dim for all query heads of a layer, one for its key heads."),
+              .says("norms of q and k before rotary",
+                    "head: RMSNorm of each head (Qwen3), one weight of model.head_dim for all query heads of a layer, "
+                    "one for its key heads. whole: RMSNorm of all heads together (OLMo 2), a weight for each channel; "
+                    "with tp ranks add two numbers a token. head_layernorm: LayerNorm of each head, with a weight of "
+                    "its own and no bias (Cohere)."),
           chosen("mask", &ModelConfig::mask, {"causal", "bidirectional", "prefix"})
               .otherwise("causal")
               .silently()
@@ -372,6 +433,17 @@ const Block& model_block() {
               .otherwise(Json::array())
               .silently()
               .says("layers that use model.sliding_window, counted from 0; empty: all"),
+          bound("window_rope_theta", &ModelConfig::window_rope_theta)
+              .at_least(0)
+              .otherwise(0.0)
+              .silently()
+              .says("rotary base of the layers with a window (Gemma 3); 0: as the others",
+                    "model.rope.scaling is not for them then."),
+          bound("nope_layers", &ModelConfig::nope_layers)
+              .range(0, 100000)
+              .otherwise(Json::array())
+              .silently()
+              .says("layers whose q and k do not turn (SmolLM3), counted from 0"),
           bound("attention_scale", &ModelConfig::attention_scale)
               .at_least(0)
               .otherwise(0.0)
@@ -381,11 +453,21 @@ const Block& model_block() {
               .otherwise(false)
               .silently()
               .says("the scores of layer i, from 0, are divided by i + 1 as well"),
+          bound("score_cap", &ModelConfig::score_cap)
+              .at_least(0)
+              .otherwise(0.0)
+              .silently()
+              .says("scores s become score_cap tanh(s / score_cap) (Gemma 2); 0: not", "Once scaled, before the mask."),
           bound("logit_scale", &ModelConfig::logit_scale)
               .above(0)
               .otherwise(1.0)
               .silently()
               .says("factor of the logits"),
+          bound("logit_cap", &ModelConfig::logit_cap)
+              .at_least(0)
+              .otherwise(0.0)
+              .silently()
+              .says("logits z become logit_cap tanh(z / logit_cap) (Gemma 2); 0: not", "Once scaled."),
           bound("top_query", &ModelConfig::top_query)
               .otherwise(false)
               .silently()
@@ -700,38 +782,46 @@ const Block& batch_block() {
       .name = "batch",
       .constructors = {"batch"},
       .doc = "The global batch is fixed; accumulation follows from the mesh: samples = micro * accumulate * dp.",
-      .fields = {bound("samples", &BatchConfig::samples)
-                     .range(1, kMany)
-                     .needed()
-                     .in(Unit::kCount)
-                     .says("sequences a step, over all ranks", "Must be divisible by batch.micro * dp.")
-                     .like("32"),
-                 bound("micro", &BatchConfig::micro)
-                     .range(1, kMany)
-                     .otherwise(1)
-                     .says("sequences of one micro-batch on one data-parallel rank")
-                     .like("4"),
-                 bound("tokens", &BatchConfig::tokens)
-                     .range(0, 1 << 24)
-                     .otherwise(0)
-                     .silently()
-                     .in(Unit::kCount)
-                     .says("tokens of a sequence, when shorter than model.context",
-                           "Samples are cut into sequences of so many tokens, which see nothing of each other; the "
-                           "tokens of a step stay. Must divide model.context; 0: all of it. For training that begins "
-                           "with short sequences: T.phase lengthens them."),
-                 block("ramp", &BatchConfig::ramp, ramp_block())
-                     .silently()
-                     .says("a batch that grows to batch.samples; default: none")
-                     .like("T.ramp { from = 8, by = 8, over = T.samples(10000) }"),
-                 items("phases", &BatchConfig::phases, phase_block())
-                     .otherwise(Json::array())
-                     .silently()
-                     .written(Form::kPlaces, {&phase_block()})
-                     .says("changes in the middle of the run",
-                           "Each begins at the first step after the given amount; the last one that has begun counts, "
-                           "field by field.")
-                     .like("{ T.phase { T.samples(100000), micro = 2 } }")}};
+      .fields = {
+          bound("samples", &BatchConfig::samples)
+              .range(1, kMany)
+              .needed()
+              .in(Unit::kCount)
+              .says("sequences a step, over all ranks", "Must be divisible by batch.micro * dp, unless uneven.")
+              .like("32"),
+          bound("micro", &BatchConfig::micro)
+              .range(1, kMany)
+              .otherwise(1)
+              .says("sequences of one micro-batch on one data-parallel rank")
+              .like("4"),
+          bound("tokens", &BatchConfig::tokens)
+              .range(0, 1 << 24)
+              .otherwise(0)
+              .silently()
+              .in(Unit::kCount)
+              .says("tokens of a sequence, when shorter than model.context",
+                    "Samples are cut into sequences of so many tokens, which see nothing of each other; the "
+                    "tokens of a step stay. Must divide model.context; 0: all of it. For training that begins "
+                    "with short sequences: T.phase lengthens them."),
+          block("ramp", &BatchConfig::ramp, ramp_block())
+              .silently()
+              .says("a batch that grows to batch.samples; default: none")
+              .like("T.ramp { from = 8, by = 8, over = T.samples(10000) }"),
+          items("phases", &BatchConfig::phases, phase_block())
+              .otherwise(Json::array())
+              .silently()
+              .written(Form::kPlaces, {&phase_block()})
+              .says("changes in the middle of the run",
+                    "Each begins at the first step after the given amount; the last one that has begun counts, "
+                    "field by field.")
+              .like("{ T.phase { T.samples(100000), micro = 2 } }"),
+          bound("uneven", &BatchConfig::uneven)
+              .otherwise(false)
+              .silently()
+              .says("samples need not be divisible by micro * dp",
+                    "In the last round of micro-batches some replicas then repeat the first sample, which counts "
+                    "in no loss: as long as a whole round, and the same training as with any other dp. Not with "
+                    "experts, whose balance would count it.")}};
   return out;
 }
 
@@ -1324,6 +1414,19 @@ const Block& checkpoint_block() {
               .says("which steps a killed rank can restart from",
                     "They stay in shared memory where training left them; that costs nothing, so the default is every "
                     "step.")
+              .like("T.every { steps = 1 }"),
+          bound("replicate", &CheckpointConfig::replicate_steps, "replicate_steps")
+              .range(0, kMany)
+              .otherwise(0)
+              .silently()
+              .written(Form::kEveryStep, {&every_block()})
+              .says("which steps another host keeps in its memory",
+                    "For runs over several hosts: each copies its part of the state to the host half the way round, "
+                    "beside training. A spare that takes a lost host's place gets it from there, and the run goes back "
+                    "by no more than that many steps and the one under way. A step that is due while the copy before "
+                    "is under way is left out for the next. Costs the bytes of the state over the network each time, "
+                    "two more banks and two copies of another host's part in memory: `cairn plan` counts them. On one "
+                    "host it does nothing. Default: never.")
               .like("T.every { steps = 1 }"),
           chosen("snapshot_by", &CheckpointConfig::snapshot_by, {"banks", "copy"})
               .otherwise("banks")

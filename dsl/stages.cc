@@ -19,7 +19,8 @@ constexpr const char* kLrFrom = "optimizer.lr_from";
 
 // What changes nothing that is trained, and no layout or memory hangs on it; whole blocks end with a dot.
 constexpr std::array kFree = {"checkpoint.", "eval.", "recompute.", "watch.", "data."};
-constexpr std::array kFixed = {"checkpoint.snapshot_by", "checkpoint.in_flight", "checkpoint.copy_to", "data.seed"};
+constexpr std::array kFixed = {"checkpoint.snapshot_by", "checkpoint.in_flight", "checkpoint.replicate_steps",
+                               "checkpoint.copy_to", "data.seed"};
 
 Json parsed(const std::string& changes) {
   return changes.empty() ? Json::object() : json_or_nothing(changes);  // discarded when it is none

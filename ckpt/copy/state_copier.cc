@@ -88,13 +88,15 @@ Status StateCopier::finish() {
   return failed_;
 }
 
-void StateCopier::wait(std::span<const std::span<std::byte>> areas) {
+// Whatever the stream: a part that is on its way has no event that a stream could follow, since the copier's thread
+// asks for parts as they come.
+void StateCopier::order_after_copy(Stream& /*stream*/, std::span<const DeviceBytes> areas) {
   if (!under_way_.load(std::memory_order_acquire)) return;
   const auto begin = std::chrono::steady_clock::now();
-  for (const std::span<std::byte> area : areas) {
+  for (const DeviceBytes& area : areas) {
     auto part = std::partition_point(by_address_.begin(), by_address_.end(),
-                                     [&](size_t p) { return parts_[p].from + parts_[p].bytes <= area.data(); });
-    for (; part != by_address_.end() && parts_[*part].from < area.data() + area.size(); ++part) wait_for(*part);
+                                     [&](size_t p) { return parts_[p].from + parts_[p].bytes <= area.first; });
+    for (; part != by_address_.end() && parts_[*part].from < area.first + area.size; ++part) wait_for(*part);
   }
   waited_ns_ += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -115,8 +117,7 @@ void StateCopier::wait_for(size_t part) {
 
 Result<bool> StateCopier::fetch(size_t part) {
   const CopyPart& p = parts_[part];
-  RT_TRY_SET(const std::optional<uint64_t> sums,
-             link_->fetch({p.from, static_cast<size_t>(p.bytes)}, slot_ + p.offset));
+  RT_TRY_SET(const std::optional<uint64_t> sums, link_->fetch({p.from, p.bytes}, slot_ + p.offset));
   if (!sums) return false;
   let_overwrite(part);
   note(part, *sums);

@@ -9,7 +9,8 @@
 // link to a device some parts are on their way at a time; their sums are taken from the host's copy, for which the
 // device does not wait.
 //
-// Threads: start(), finish() and wait() are the owner's; `done` is called on the owner's thread or the copier's own.
+// Threads: start(), finish() and order_after_copy() are the owner's; `done` is called on the owner's thread or the
+// copier's own.
 
 #include <atomic>
 #include <condition_variable>
@@ -36,14 +37,14 @@ inline constexpr int kCopyNice = 10;
 
 /// A run of state and its place in the slot. `shard`: which checksum it belongs to, as words from `word` on.
 struct CopyPart {
-  const std::byte* from = nullptr;
+  DevicePtr<std::byte> from;
   int64_t offset = 0, bytes = 0;
   int64_t shard = 0, word = 0;
 };
 
 /// Arrays that are overwritten together, block by block, each a shard of the slot.
 struct CopyArray {
-  const std::byte* from = nullptr;
+  DevicePtr<std::byte> from;
   int64_t offset = 0, bytes = 0;
   int64_t shard = 0;
 };
@@ -76,7 +77,7 @@ class StateCopier final : public CopyGate {
   DeviceLink& link() { return *link_; }
 
   int64_t block_bytes() const override { return kCopyBlockBytes; }
-  void wait(std::span<const std::span<std::byte>> areas) override;
+  void order_after_copy(Stream& stream, std::span<const DeviceBytes> areas) override;
   int64_t waited_ns() const override { return waited_ns_.load(); }
 
  private:

@@ -1,6 +1,5 @@
 #include "ckpt/mirror/s3_client.h"
 
-#include <curl/curl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +10,6 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -21,21 +19,11 @@
 namespace cairn::ckpt {
 namespace {
 
-constexpr size_t kMaxAnswerBytes = 16 << 20;  // of an answer that is kept; a page of a listing has about 1 MiB
+using http::printable;
+
 constexpr double kSlowestBytesPerS = 1 << 10;
 constexpr int kTries = 4;            // of one request
 constexpr double kFirstWaitS = 0.1;  // between them; each next one is four times as long
-
-struct CurlTraits {
-  using Handle = CURL*;
-  static constexpr CURL* kInvalid = nullptr;
-  static void close(CURL* handle) { curl_easy_cleanup(handle); }
-};
-struct SlistTraits {
-  using Handle = curl_slist*;
-  static constexpr curl_slist* kInvalid = nullptr;
-  static void close(curl_slist* list) { curl_slist_free_all(list); }
-};
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -81,128 +69,6 @@ Result<S3Credentials> find_credentials() {
                            profile, file)};
 }
 
-/// What a server said, fit for a terminal.
-std::string printable(std::string_view text) {
-  std::string out;
-  for (const char c : text.substr(0, 300)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
-  return text.size() > 300 ? out + "..." : out;
-}
-
-struct Exchange {  // what the callbacks of one try share
-  CURL* handle = nullptr;
-  std::span<const std::byte> body;
-  size_t sent = 0;
-  S3Response response;
-  const ByteSink* sink = nullptr;
-  const Traffic* traffic = nullptr;
-  bool sink_used = false;
-  bool too_long = false;
-  Status sink_status;
-};
-
-// Callbacks are called from C: nothing may be thrown through them.
-size_t on_upload(char* target, size_t size, size_t count, void* context) {
-  auto& exchange = *static_cast<Exchange*>(context);
-  const size_t bytes = std::min(size * count, exchange.body.size() - exchange.sent);
-  std::memcpy(target, exchange.body.data() + exchange.sent, bytes);
-  exchange.sent += bytes;
-  return bytes;
-}
-
-int on_seek(void* context, curl_off_t offset, int origin) {
-  auto& exchange = *static_cast<Exchange*>(context);
-  if (origin != SEEK_SET || offset < 0 || static_cast<size_t>(offset) > exchange.body.size()) {
-    return CURL_SEEKFUNC_FAIL;
-  }
-  exchange.sent = static_cast<size_t>(offset);
-  return CURL_SEEKFUNC_OK;
-}
-
-size_t on_body(char* data, size_t size, size_t count, void* context) {
-  auto& exchange = *static_cast<Exchange*>(context);
-  const size_t bytes = size * count;
-  try {
-    long status = 0;
-    curl_easy_getinfo(exchange.handle, CURLINFO_RESPONSE_CODE, &status);
-    if (exchange.sink != nullptr && status >= 200 && status < 300) {
-      exchange.sink_used = true;
-      exchange.sink_status = (*exchange.sink)(std::as_bytes(std::span(data, bytes)));
-      return exchange.sink_status.ok() ? bytes : 0;
-    }
-    if (exchange.response.body.size() + bytes > kMaxAnswerBytes) {
-      exchange.too_long = true;
-      return 0;
-    }
-    exchange.response.body.append(data, bytes);
-    return bytes;
-  } catch (const std::exception& error) {
-    exchange.sink_status = Error{ErrorCode::kInternal, error.what()};
-    return 0;
-  }
-}
-
-size_t on_header(char* data, size_t size, size_t count, void* context) {
-  auto& exchange = *static_cast<Exchange*>(context);
-  const size_t bytes = size * count;
-  try {
-    const std::string_view line(data, bytes);
-    if (line.substr(0, 5) == "HTTP/") exchange.response.headers.clear();
-    const size_t colon = line.find(':');
-    if (colon == std::string_view::npos || exchange.response.headers.size() > 200) return bytes;
-    std::string name(line.substr(0, colon));
-    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
-    exchange.response.headers[name] = trimmed(line.substr(colon + 1));
-    return bytes;
-  } catch (const std::exception&) {
-    return 0;
-  }
-}
-
-int on_progress(void* context, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
-  return static_cast<Exchange*>(context)->traffic->cancelled() ? 1 : 0;
-}
-
-bool worth_another_try(CURLcode code) {
-  switch (code) {
-    case CURLE_COULDNT_RESOLVE_HOST:
-    case CURLE_COULDNT_RESOLVE_PROXY:
-    case CURLE_COULDNT_CONNECT:
-    case CURLE_WEIRD_SERVER_REPLY:
-    case CURLE_HTTP2:
-    case CURLE_PARTIAL_FILE:
-    case CURLE_UPLOAD_FAILED:
-    case CURLE_OPERATION_TIMEDOUT:
-    case CURLE_SSL_CONNECT_ERROR:
-    case CURLE_SEND_ERROR:
-    case CURLE_RECV_ERROR:
-    case CURLE_GOT_NOTHING:
-    case CURLE_HTTP2_STREAM:
-    case CURLE_SEND_FAIL_REWIND:
-      return true;
-    default:
-      return false;
-  }
-}
-
-/// What to do about a certificate that is not believed; empty when the failure is another one.
-std::string certificate_advice(CURLcode code, CURL* curl, const std::string& ca_file) {
-  const std::string believed = ca_file.empty() ? "the system's authorities" : ca_file;
-  if (code == CURLE_SSL_CACERT_BADFILE || code == CURLE_SSL_ISSUER_ERROR)
-    return fmt::format("{} is no PEM file of certificates: name one as ca_file, --ca-file or AWS_CA_BUNDLE", believed);
-  if (code == CURLE_SSL_CERTPROBLEM || code == CURLE_SSL_CIPHER) return "the store asks for what this program has not";
-  if (code != CURLE_PEER_FAILED_VERIFICATION) return "";
-  long verdict = 0;  // of OpenSSL: X509_V_ERR_*
-  curl_easy_getinfo(curl, CURLINFO_SSL_VERIFYRESULT, &verdict);
-  constexpr long kUnspecified = 1, kNotYetValid = 9, kExpired = 10;
-  if (verdict == kExpired) return "the store needs a new certificate; or this machine's clock is wrong";
-  if (verdict == kNotYetValid) return "the clock of this machine or of the store's is wrong";
-  if (verdict <= kUnspecified) return "the certificate is another host's: is the endpoint's name right?";
-  return fmt::format(
-      "the certificate is not signed by any of {}: name the PEM file of the authority that signed it, as "
-      "ca_file, --ca-file or AWS_CA_BUNDLE",
-      believed);
-}
-
 std::string now_amz() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -218,19 +84,17 @@ struct S3Client::Impl {
   PlaceOptions options;
   std::string bucket, endpoint, host, region, ca_file;
   S3Credentials credentials;
-  UniqueHandle<CurlTraits> handle;
+  std::unique_ptr<http::Client> client;
 
   struct Outcome {
     Result<S3Response> result;
     bool again = false;
   };
   Outcome once(const S3Request& request, const Traffic& traffic, bool missing_ok, const ByteSink* sink);
-  Outcome judge(const std::string& what, Exchange& exchange, bool missing_ok, bool end_ok);
+  Outcome judge(const std::string& what, S3Response response, bool missing_ok, bool end_ok);
 };
 
 Result<std::unique_ptr<S3Client>> S3Client::make(const PlaceOptions& options, const std::string& bucket) {
-  static std::once_flag initialised;
-  std::call_once(initialised, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   impl->bucket = bucket;
@@ -268,8 +132,10 @@ Result<std::unique_ptr<S3Client>> S3Client::make(const PlaceOptions& options, co
     if (std::ranges::all_of(*text, [](unsigned char c) { return c > 0x20 && c < 0x7F; })) continue;
     return Error{ErrorCode::kInvalidInput, fmt::format("S3: {} holds a space, a line break or what is no ASCII", what)};
   }
-  impl->handle.reset(curl_easy_init());
-  if (!impl->handle) return Error{ErrorCode::kInternal, "libcurl does not start"};
+  RT_TRY_SET(impl->client, http::Client::make({.ca_file = kind == "https" ? impl->ca_file : std::string(),
+                                               .cert_file = {},
+                                               .key_file = {},
+                                               .ca_names = "ca_file, --ca-file or AWS_CA_BUNDLE"}));
   return std::unique_ptr<S3Client>(new S3Client(std::move(impl)));
 }
 
@@ -296,99 +162,39 @@ S3Client::Impl::Outcome S3Client::Impl::once(const S3Request& request, const Tra
   sign.headers.emplace_back("x-amz-date", sign.amz_date);
   sign.headers.emplace_back("x-amz-content-sha256", sign.payload_sha256);
   if (!credentials.session_token.empty()) sign.headers.emplace_back("x-amz-security-token", credentials.session_token);
-  UniqueHandle<SlistTraits> headers;
-  const auto add = [&](const std::string& line) {
-    if (curl_slist* longer = curl_slist_append(headers.get(), line.c_str()); longer != nullptr) {
-      headers.release();
-      headers.reset(longer);
-    }
-  };
-  for (const auto& [name, value] : sign.headers) add(name + ": " + value);
-  add("Authorization: " + authorization(sign, credentials));
-  add("Expect:");
-  add("Content-Type: application/octet-stream");
-
-  CURL* curl = handle.get();
-  curl_easy_reset(curl);  // options only: the connection stays
-  Exchange exchange{.handle = curl, .body = request.body, .sink = sink, .traffic = &traffic};
-  char reason[CURL_ERROR_SIZE] = "";
-  curl_easy_setopt(curl, CURLOPT_URL, url.c_str());
-  curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);
-  curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
-  curl_easy_setopt(curl, CURLOPT_SSLVERSION, static_cast<long>(CURL_SSLVERSION_TLSv1_2));
-  if (!ca_file.empty()) curl_easy_setopt(curl, CURLOPT_CAINFO, ca_file.c_str());
-  curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
-  curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, reason);
-  curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());
-  curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, on_header);
-  curl_easy_setopt(curl, CURLOPT_HEADERDATA, &exchange);
-  curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_body);
-  curl_easy_setopt(curl, CURLOPT_WRITEDATA, &exchange);
-  curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
-  curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, on_progress);
-  curl_easy_setopt(curl, CURLOPT_XFERINFODATA, &exchange);
-  curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(1000 * std::min(30.0, options.timeout_s)));
-  // Nothing for timeout_s, or a drop now and then without end.
+  http::Request out{.method = request.method, .url = url, .headers = {}, .body = request.body};
+  for (const auto& [name, value] : sign.headers) out.headers.push_back(name + ": " + value);
+  out.headers.push_back("Authorization: " + authorization(sign, credentials));
+  out.headers.emplace_back("Content-Type: application/octet-stream");
   const double slowest = traffic.max_bytes_per_s > 0
                              ? std::min(kSlowestBytesPerS, static_cast<double>(traffic.max_bytes_per_s) / 2)
                              : kSlowestBytesPerS;
-  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, std::max(1L, static_cast<long>(slowest)));
-  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, std::max(1L, static_cast<long>(options.timeout_s)));
-  if (traffic.max_bytes_per_s > 0) {
-    curl_easy_setopt(curl, CURLOPT_MAX_SEND_SPEED_LARGE, static_cast<curl_off_t>(traffic.max_bytes_per_s));
-    curl_easy_setopt(curl, CURLOPT_MAX_RECV_SPEED_LARGE, static_cast<curl_off_t>(traffic.max_bytes_per_s));
-  }
-  if (request.method == "HEAD") {
-    curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
-  } else if (request.method == "PUT" || request.method == "POST") {
-    curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
-    curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request.body.size()));
-    curl_easy_setopt(curl, CURLOPT_READFUNCTION, on_upload);
-    curl_easy_setopt(curl, CURLOPT_READDATA, &exchange);
-    curl_easy_setopt(curl, CURLOPT_SEEKFUNCTION, on_seek);
-    curl_easy_setopt(curl, CURLOPT_SEEKDATA, &exchange);
-    curl_easy_setopt(curl, CURLOPT_UPLOAD_BUFFERSIZE, 512L << 10);
-    curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request.method.c_str());
-  } else if (request.method != "GET") {
-    curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request.method.c_str());
-  }
-  const CURLcode code = curl_easy_perform(curl);
+  http::Outcome outcome = client->send(what, out,
+                                       {.connect_s = std::min(30.0, options.timeout_s),
+                                        .silent_s = options.timeout_s,
+                                        .slowest_bytes_per_s = static_cast<int64_t>(slowest),
+                                        .most_bytes_per_s = traffic.max_bytes_per_s,
+                                        .cancelled = [&traffic] { return traffic.cancelled(); }},
+                                       sink);
   if (traffic.cancelled()) return {Error{ErrorCode::kStopped, what + ": the copy was told to stop"}};
-  if (!exchange.sink_status.ok()) return {std::move(exchange.sink_status).error()};
-  if (exchange.too_long) {
-    return {
-        Error{ErrorCode::kUnavailable, fmt::format("{}: the answer is longer than {} bytes", what, kMaxAnswerBytes)}};
-  }
-  long status = 0;
-  curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
-  exchange.response.status = static_cast<int>(status);
-  // A store may answer with an error and close before it has read the whole body: its words say more.
-  if (code != CURLE_OK && !(status >= 400 && !exchange.response.body.empty())) {
-    const std::string text = printable(reason[0] != 0 ? reason : curl_easy_strerror(code));
-    if (const std::string advice = certificate_advice(code, curl, ca_file); !advice.empty())
-      return {Error{ErrorCode::kInvalidInput, fmt::format("{}: {} ({})", what, text, advice)}};
-    const ErrorCode kind = code == CURLE_OPERATION_TIMEDOUT ? ErrorCode::kTimeout
-                           : code == CURLE_URL_MALFORMAT    ? ErrorCode::kInvalidInput  // a port that is no number
-                                                            : ErrorCode::kUnavailable;
-    return {Error{kind, fmt::format("{}: {}", what, text)}, worth_another_try(code) && !exchange.sink_used};
-  }
-  return judge(what, exchange, missing_ok, request.end_ok);
+  if (!outcome.answer.ok()) return {std::move(outcome.answer).error(), outcome.again};
+  return judge(what, std::move(outcome.answer).value(), missing_ok, request.end_ok);
 }
 
-S3Client::Impl::Outcome S3Client::Impl::judge(const std::string& what, Exchange& exchange, bool missing_ok,
+S3Client::Impl::Outcome S3Client::Impl::judge(const std::string& what, S3Response response, bool missing_ok,
                                               bool end_ok) {
-  const int status = exchange.response.status;
+  const int status = response.status;
   std::string code, message;
-  if (!exchange.response.body.empty()) {
-    const Result<XmlNode> xml = parse_xml(exchange.response.body);
+  if (!response.body.empty()) {
+    const Result<XmlNode> xml = parse_xml(response.body);
     if (xml.ok() && xml.value().name == "Error") {  // also inside an answer of 200, to the end of an upload in parts
       code = printable(xml.value().get("Code"));
       message = printable(xml.value().get("Message"));
     }
   }
-  if (status >= 200 && status < 300 && code.empty()) return {std::move(exchange.response)};
-  if (status == 404 && missing_ok && code != "NoSuchBucket") return {std::move(exchange.response)};
-  if (status == 416 && end_ok) return {std::move(exchange.response)};
+  if (status >= 200 && status < 300 && code.empty()) return {std::move(response)};
+  if (status == 404 && missing_ok && code != "NoSuchBucket") return {std::move(response)};
+  if (status == 416 && end_ok) return {std::move(response)};
   std::string text = fmt::format("{}: HTTP {}", what, status);
   if (!code.empty()) text += fmt::format(" {}: {}", code, message);
   const bool damaged_on_the_way =

@@ -1,6 +1,6 @@
 #pragma once
-// Requests to an S3-compatible store: signed, over one kept connection (libcurl), tried again when that can help, and
-// with errors a person can act on. Path-style addresses (ENDPOINT/BUCKET/KEY), which every store understands.
+// Requests to an S3-compatible store: signed, over one kept connection (runtime/http), tried again when that can help,
+// and with errors a person can act on. Path-style addresses (ENDPOINT/BUCKET/KEY), which every store understands.
 //
 // Credentials: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN; else the section AWS_PROFILE (default:
 // "default") of AWS_SHARED_CREDENTIALS_FILE (default: ~/.aws/credentials). They never appear in a message or a log.
@@ -8,9 +8,6 @@
 // https: TLS 1.2 or newer, and the certificate is always verified, against PlaceOptions::ca_file, else AWS_CA_BUNDLE,
 // else what the system trusts. One that fails is an error for a person, not tried again.
 
-#include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,6 +15,7 @@
 #include "ckpt/mirror/place.h"
 #include "ckpt/mirror/s3_sign.h"
 #include "runtime/core/result.h"
+#include "runtime/http/client.h"
 
 namespace cairn::ckpt {
 
@@ -30,11 +28,7 @@ struct S3Request {
   bool end_ok = false;  // 416 is a result: the range asked for begins at the object's end
 };
 
-struct S3Response {
-  int status = 0;
-  std::map<std::string, std::string> headers;  // lower-case names
-  std::string body;                            // unless a sink took it
-};
+using S3Response = http::Response;
 
 class S3Client {
  public:

@@ -569,7 +569,9 @@ std::vector<SlotView> Arena::views() const {
   std::vector<SlotMark> marks(ranks_.size());
   for (int64_t slot = 0; slot < slots(); ++slot) {
     for (int64_t rank = ranks_.first; rank < ranks_.end; ++rank) marks[rank - ranks_.first] = mark(rank, slot);
-    out.push_back(view_of(marks, control().reserved[slot].load(std::memory_order_acquire) != 0));
+    const bool saving = control().reserved[slot].load(std::memory_order_acquire) != 0;
+    out.push_back(view_of(marks, saving || control().replica[slot].load(std::memory_order_acquire) != 0));
+    out.back().saving = saving;
   }
   return out;
 }
@@ -621,6 +623,7 @@ std::vector<std::string> Arena::news_until(int64_t last) const {
 void Arena::invalidate_slot(int64_t slot) {
   if (int64_t promised = control().reserved[slot].load(); promised > 0)  // nobody can keep that any more
     control().reserved[slot].compare_exchange_strong(promised, 0);
+  control().replica[slot].store(0, std::memory_order_release);
   for (int64_t rank = ranks_.first; rank < ranks_.end; ++rank)
     slot_header(rank, slot).sequence.store(0, std::memory_order_release);
 }

@@ -18,10 +18,10 @@
 namespace cairn::ckpt::arena {
 
 inline constexpr uint64_t kMagic = 0x31414e4552414e43;  // "CNARENA1", stored last: a segment without it is unfinished
-inline constexpr uint32_t kVersion = 7;                 // of a host that has all ranks
+inline constexpr uint32_t kVersion = 8;                 // of a host that has all ranks
 /// Of one that has some: for a reader of the other there would be all.
 inline constexpr uint32_t kPartVersion = kVersion | 1u << 16;
-inline constexpr int64_t kMaxSlots = 8;
+inline constexpr int64_t kMaxSlots = 10;
 inline constexpr int64_t kMaxWorld = 1 << 16;
 inline constexpr int64_t kTextBytes = 128;
 inline constexpr int64_t kPathBytes = 4096;
@@ -115,8 +115,11 @@ struct Control {
   // and 0 when it is done.
   std::atomic<int64_t> reserved[kMaxSlots];
   std::atomic<uint64_t> asked[kMaxSlots];  // how far that save answers saves_asked, 0: not; before `reserved`
-  std::atomic<int64_t> persisted_step;     // newest step of this incarnation on disk
-  std::atomic<int64_t> failed_step;        // newest step whose persist failed
+  // Step that is to be copied from the slot to another host; negative: all hosts have copied it, and it stays until
+  // they have a later one; 0: free. A rank sets it, the agent does the rest.
+  std::atomic<int64_t> replica[kMaxSlots];
+  std::atomic<int64_t> persisted_step;  // newest step of this incarnation on disk
+  std::atomic<int64_t> failed_step;     // newest step whose persist failed
   // Step of this incarnation whose weights are ruined, so that it is neither saved nor gone on with; 0: none is known.
   std::atomic<int64_t> ruined_step;
   std::atomic<uint64_t> beat;        // counts up while the persister lives

@@ -26,10 +26,11 @@ struct Pages {
   int64_t offset = 0, bytes = 0;
 };
 
-Pages pages_around(const std::byte* base, std::span<const std::byte> area, int64_t unit) {
-  const int64_t begin = (area.data() - base) / unit * unit;
-  const int64_t end = (area.data() - base + std::ssize(area) + kPageBytes - 1) / kPageBytes * kPageBytes;
-  RT_CHECK(end - begin < kLongest, "an area of {} bytes", area.size());
+Pages pages_around(const std::byte* base, DeviceBytes area, int64_t unit) {
+  const int64_t at = area.first.address() - base;
+  const int64_t begin = at / unit * unit;
+  const int64_t end = (at + area.size + kPageBytes - 1) / kPageBytes * kPageBytes;
+  RT_CHECK(end - begin < kLongest, "an area of {} bytes", area.size);
   return {begin, end - begin};
 }
 
@@ -68,9 +69,9 @@ DiskPager::DiskPager(int fd, std::byte* base, int64_t in_flight, bool ring)
 
 DiskPager::~DiskPager() { settle(); }
 
-void DiskPager::fetch(std::span<const std::span<std::byte>> areas) {
-  for (const std::span<std::byte> area : areas) {
-    if (std::ssize(area) < kPagedShardBytes) continue;
+void DiskPager::fetch(std::span<const DeviceBytes> areas) {
+  for (const DeviceBytes& area : areas) {
+    if (area.size < kPagedShardBytes) continue;
     const Pages pages = pages_around(base_, area, kPageBytes);
     for (int64_t at = 0; at < pages.bytes; at += kReadAhead) {
       std::byte* const from = base_ + pages.offset + at;
@@ -91,9 +92,9 @@ void DiskPager::fetch(std::span<const std::span<std::byte>> areas) {
   }
 }
 
-void DiskPager::release(std::span<const std::span<std::byte>> areas, bool written) {
-  for (const std::span<std::byte> area : areas) {
-    if (std::ssize(area) < kPagedShardBytes) continue;
+void DiskPager::release(std::span<const DeviceBytes> areas, bool written) {
+  for (const DeviceBytes& area : areas) {
+    if (area.size < kPagedShardBytes) continue;
     const Pages pages = pages_around(base_, area, kLargestFolio);
     const auto bytes = static_cast<off_t>(pages.bytes);
     if (ring_ == nullptr) {

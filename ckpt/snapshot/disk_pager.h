@@ -24,8 +24,8 @@ class DiskPager final : public Pager {
   DiskPager& operator=(const DiskPager&) = delete;
 
   int64_t block_bytes() const override { return int64_t{4} << 20; }
-  void fetch(std::span<const std::span<std::byte>> areas) override;
-  void release(std::span<const std::span<std::byte>> areas, bool written) override;
+  void fetch(std::span<const DeviceBytes> areas) override;
+  void release(std::span<const DeviceBytes> areas, bool written) override;
 
   /// Waits until nothing is on its way.
   void settle();

@@ -4,8 +4,8 @@
 //
 // Terms. A *mark* is what one rank's slot says of itself. A slot is *whole* when the marks of all ranks are whole, of
 // one incarnation (life of the ranks between two restarts) and one step; only then it can be restored or persisted. A
-// slot is *reserved* from the moment the rank that decides asks for it to be persisted until the agent is done with it.
-// The *current* slot is the one that the last update wrote, or that was restored.
+// slot is *reserved* from the moment the rank that decides asks for it to be persisted, or copied to another host,
+// until the agent is done with it. The *current* slot is the one that the last update wrote, or that was restored.
 //
 // Rule, for each update.
 //   (1) When the current slot was published as a snapshot, the update goes into another slot that is not reserved, of
@@ -52,6 +52,8 @@ namespace cairn::ckpt {
 /// Banks of a run: one that an update reads, one that it writes, and one for each save on its way to the disk. With
 /// fewer an update may have to wait for the disk.
 constexpr int64_t banks_for(int64_t saves_in_flight) { return 2 + saves_in_flight; }
+/// More, where steps are copied to another host: one that is being copied, and the one of which all have the copy.
+inline constexpr int64_t kReplicaBanks = 2;
 
 enum class SlotPhase : uint8_t { kEmpty, kWriting, kWhole };
 
@@ -67,6 +69,7 @@ struct SlotMark {
 struct SlotView {
   bool whole = false;
   bool reserved = false;
+  bool saving = false;       // reserved, to be persisted
   uint64_t incarnation = 0;  // when whole
   int64_t step = 0;
 };

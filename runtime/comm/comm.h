@@ -5,7 +5,8 @@
 // Every operation has a name and a deadline. When a peer dies, or the run is aborted, every rank that waits gets an
 // Error (kPeerLost, kTimeout, kStopped) which says rank, group, operation; nothing waits for ever.
 // Reductions are deterministic: contributions are added in group-rank order 0..n-1 (or by a tree of them, kTreeSum), in
-// float32 for bf16 and f16 payloads, so every member gets the same bits and a rerun gets them again. A Comm is driven
+// float32 for bf16 and f16 payloads, so every member gets the same bits and a rerun gets them again. An engine may keep
+// another order (Engine::keeps_rank_order()); what needs this one asks. A Comm is driven
 // by one thread at a time; different Comms of a rank may be driven by different threads. Members call the same
 // collectives in the same order.
 
@@ -134,6 +135,10 @@ class Engine {
   /// i64, sums of f64 that hold integers below 2^53 / size() (core/exact_sum.h) or are not finite; broadcasts and
   /// barriers. They give the bits that group() gives (of a NaN: a NaN). Anything else is a mistake: RT_CHECK.
   virtual Result<std::unique_ptr<Comm>> exact_group(std::string_view axis, const std::vector<int64_t>& world_ranks);
+  /// Whether what group() makes adds floats in the order that Comm promises. An engine that adds in an order of its own
+  /// gives every member the same bits all the same, but not those of one rank: it has neither kTreeSum nor
+  /// reduce_scatter_add.
+  virtual bool keeps_rank_order() const = 0;
   /// Wakes every rank that waits, here and elsewhere, with `kStopped` and this reason. Safe from any thread.
   virtual void abort(std::string_view reason) = 0;
   /// Like abort(), with any code; the reason is taken as it stands. With another code than kStopped the others get

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "runtime/comm/chain_comm.h"
 #include "runtime/comm/exact_comm.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/linked_engine.h"
@@ -95,19 +96,29 @@ class HybridEngine final : public Engine {
   int64_t world_rank() const override { return pair_.remote->world_rank(); }
   int64_t world_size() const override { return pair_.remote->world_size(); }
 
+  bool keeps_rank_order() const override { return pair_.local->keeps_rank_order() && pair_.remote->keeps_rank_order(); }
+
   Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
     RT_TRY(check_group(axis, world_ranks, world_size(), world_rank()));
     if (world_ranks.size() == 1) return make_single_comm(group_name(axis, world_ranks));
     const int64_t host = host_of(world_rank());
-    const bool together = std::ranges::all_of(world_ranks, [&](int64_t rank) { return host_of(rank) == host; });
-    const auto& mine = together ? pair_.local : pair_.remote;
-    const auto& other = together ? pair_.remote : pair_.local;
-    auto made = mine->group(axis, world_ranks);
-    if (!made.ok()) {
-      if (const auto reason = mine->dead()) other->give_up(reason->code, reason->message);
-      return std::move(made).error();
+    if (std::ranges::all_of(world_ranks, [&](int64_t rank) { return host_of(rank) == host; })) {
+      return whole_group(axis, world_ranks, pair_.local, pair_.remote);
     }
-    return std::unique_ptr<Comm>(std::make_unique<HybridComm>(mine, other, std::move(made).value()));
+    RT_TRY_SET(auto flat, whole_group(axis, world_ranks, pair_.remote, pair_.local));
+    const int64_t members = members_of_each_host(world_ranks);
+    if (members < 2) return flat;
+    const int64_t self = std::ranges::find(world_ranks, world_rank()) - world_ranks.begin();
+    std::vector<int64_t> here, lane;
+    for (int64_t i = 0; i < std::ssize(world_ranks); ++i) {
+      const int64_t rank = world_ranks[static_cast<size_t>(i)];
+      if (i / members == self / members) here.push_back(rank);
+      if (i % members == self % members) lane.push_back(rank);
+    }
+    ChainGroups parts{.flat = std::move(flat)};
+    RT_TRY_SET(parts.host, whole_group(axis, here, pair_.local, pair_.remote));
+    RT_TRY_SET(parts.lane, whole_group(axis, lane, pair_.remote, pair_.local));
+    return make_chain_comm(std::move(parts));
   }
 
   Result<std::unique_ptr<Comm>> exact_group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
@@ -148,6 +159,32 @@ class HybridEngine final : public Engine {
 
  private:
   int64_t host_of(int64_t rank) const { return host_of_rank_[static_cast<size_t>(rank)]; }
+
+  /// If equally many on each host follow each other, how many; else 0.
+  int64_t members_of_each_host(const std::vector<int64_t>& world_ranks) const {
+    std::vector<int64_t> members;  // of each host, in order
+    std::set<int64_t> hosts;
+    for (size_t i = 0; i < world_ranks.size(); ++i) {
+      if (i == 0 || host_of(world_ranks[i]) != host_of(world_ranks[i - 1])) {
+        members.push_back(0);
+        if (!hosts.insert(host_of(world_ranks[i])).second) return 0;
+      }
+      ++members.back();
+    }
+    return std::ranges::all_of(members, [&](int64_t n) { return n == members.front(); }) ? members.front() : 0;
+  }
+
+  /// A group of `mine`, which dies with `other` too.
+  static Result<std::unique_ptr<Comm>> whole_group(std::string_view axis, const std::vector<int64_t>& world_ranks,
+                                                   const std::shared_ptr<LinkedEngine>& mine,
+                                                   const std::shared_ptr<LinkedEngine>& other) {
+    auto made = mine->group(axis, world_ranks);
+    if (!made.ok()) {
+      if (const auto reason = mine->dead()) other->give_up(reason->code, reason->message);
+      return std::move(made).error();
+    }
+    return std::unique_ptr<Comm>(std::make_unique<HybridComm>(mine, other, std::move(made).value()));
+  }
 
   const Pair pair_;
   const std::vector<int64_t> host_of_rank_;

@@ -4,8 +4,9 @@
 // both are written into the host's memory, with the rank that is awaited (RankView).
 //
 // An exact group with several members on a host, as the world's, is made of one in each host's memory and one of a
-// member a host over TCP. All other groups over several hosts are a full mesh of their members: their sums are in rank
-// order, which no tree keeps.
+// member a host over TCP. All other groups over several hosts are a full mesh of their members, since no tree keeps sums
+// in rank order; with equally many members on each host, two at least, long sums and gathers go along a chain of the
+// hosts (chain_comm.h).
 //
 // Each host has its own shared-memory world, made with the whole world's size (so that ranks keep their numbers in
 // groups and messages) and `local_ranks` set to how many of them live there.

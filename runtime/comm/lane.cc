@@ -1,8 +1,10 @@
 #include "runtime/comm/lane.h"
 
+#include <chrono>
 #include <utility>
 
 #include "runtime/comm/rank_thread.h"
+#include "runtime/telemetry/pace.h"
 
 namespace cairn::comm {
 
@@ -66,7 +68,11 @@ Lane::Ticket Lane::submit(std::function<Status()> work) {
 
 Status Lane::wait(Ticket ticket) {
   std::unique_lock lock(mutex_);
-  finished_.wait(lock, [&] { return done_ >= ticket; });
+  if (done_ < ticket) {
+    const auto begin = std::chrono::steady_clock::now();
+    finished_.wait(lock, [&] { return done_ >= ticket; });
+    telemetry::waited_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
+  }
   if (ticket > 0) compute_.follow(done_until_);
   return failed_;
 }

@@ -31,6 +31,9 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
+  /// What jobs order on the device, they order here.
+  Stream& stream() { return *stream_; }
+
   Ticket submit(std::function<Status()> job);
 
   /// Returns when that job and all before it are ordered, with their first error. After one, no later job runs.

@@ -18,6 +18,7 @@
 
 #include "runtime/comm/call.h"
 #include "runtime/core/process.h"
+#include "runtime/telemetry/pace.h"
 
 namespace cairn::comm {
 namespace {
@@ -351,7 +352,11 @@ std::string Segment::phase(int64_t rank) {
   return text;
 }
 
-void Segment::publish_end(int64_t rank) { operations(rank).ended.fetch_add(1, std::memory_order_release); }
+void Segment::publish_end(int64_t rank) {
+  OperationSlot& s = operations(rank);
+  telemetry::waited_ns += monotonic_ns() - s.since_ns.load(std::memory_order_relaxed);
+  s.ended.fetch_add(1, std::memory_order_release);
+}
 
 std::string Segment::describe(const OperationSlot& s) {
   const uint64_t ended = s.ended.load(std::memory_order_acquire);

@@ -133,6 +133,7 @@ class SegmentEngine final : public LinkedEngine {
   ~SegmentEngine() override;
   int64_t world_rank() const override { return context_->rank(); }
   int64_t world_size() const override { return context_->segment().world_size(); }
+  bool keeps_rank_order() const override { return true; }
   Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) override;
   void abort(std::string_view reason) override;
   void at(int64_t step, std::string_view phase) override {

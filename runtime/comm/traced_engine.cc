@@ -98,6 +98,7 @@ class TracedEngine final : public Engine {
   explicit TracedEngine(Engine& inner) : inner_(inner) {}
   int64_t world_rank() const override { return inner_.world_rank(); }
   int64_t world_size() const override { return inner_.world_size(); }
+  bool keeps_rank_order() const override { return inner_.keeps_rank_order(); }
   Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
     return traced(inner_.group(axis, world_ranks));
   }

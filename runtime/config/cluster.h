@@ -68,7 +68,9 @@ struct ClusterConfig {
   double wait_s = 600;           // for hosts, when fewer than hosts_min are left
   double spare_after_s = 10;     // a spare takes the place of a host that was lost
   double join_timeout_s = 600;   // for all hosts, at the start
-  std::string store = "folder";  // who decides which host leads: the run folder
+  std::string store = "folder";  // who decides which host leads: the run folder, or etcd
+  std::string store_ca, store_cert,
+      store_key;                 // of etcds://: files on the hosts; empty: what the system trusts, nobody
   std::string program;           // cairn on the hosts; empty: Kubernetes: of the image; else this program
   std::string workdir;           // on the hosts; empty: the current directory
   std::vector<std::string> env;  // "NAME=VALUE"

@@ -26,8 +26,8 @@ enum class Activation {  // the second line has a gate projection: down(act(gate
   kQuickGeGlu,
   kReGlu2
 };
-enum class BlockKind { kPreNorm, kPostNorm, kDeepNorm, kParallel, kParallelShared, kSandwich };
-enum class QkNorm { kNone, kHead };
+enum class BlockKind { kPreNorm, kPostNorm, kDeepNorm, kParallel, kParallelShared, kSandwich, kOutNorm };
+enum class QkNorm { kNone, kHead, kWhole, kHeadLayerNorm };
 enum class Mask { kCausal, kBidirectional, kPrefix };
 enum class RotaryPairs { kHalf, kInterleaved };
 enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3, kLongRope };
@@ -66,8 +66,8 @@ struct RopeConfig {
   bool operator==(const RopeConfig&) const = default;
 };
 
-/// Experts instead of the MLP in every layer: softmax over all of them, the top_k largest are computed (Mixtral); or
-/// sigmoids, with a bias that balances the choice (DeepSeek-V3).
+/// Experts instead of the MLP: softmax over all of them, the top_k largest are computed (Mixtral); or sigmoids, with a
+/// bias that balances the choice (DeepSeek-V3).
 struct MoeConfig {
   int64_t experts = 0;  // 0: a dense MLP
   int64_t top_k = 2;
@@ -76,9 +76,14 @@ struct MoeConfig {
   RouterKind router = RouterKind::kSoftmax;
   double z_loss = 0;                         // coefficient of the squared log of the softmax's denominator
   int64_t shared_experts = 0;                // that every token goes through, as one MLP of so many times ffn units
+  int64_t ffn = 0;                           // hidden units of an expert; 0: model.ffn
+  std::vector<int64_t> dense_layers;         // layers, from 0, with an MLP of model.ffn units instead of experts
+  int64_t shared_ffn = 0;                    // hidden units of that MLP by itself; 0: from shared_experts
+  bool shared_gate = false;                  // its output is times a sigmoid of the token's own (Qwen2-MoE)
   int64_t groups = 1, groups_per_token = 1;  // the experts of a token are of the best groups_per_token of the groups
   double scale = 1.0;                        // of the routed experts' weights, after renormalising
-  double bias_rate = 0;                      // a step of the biases that balance the choice; 0: no biases
+  bool choice_bias = false;                  // the choice has biases, though nothing moves them
+  double bias_rate = 0;                      // a step of the biases that balance the choice; 0: they stay
   AuxScope aux_scope = AuxScope::kLayer;
   bool operator==(const MoeConfig&) const = default;
 };
@@ -97,24 +102,34 @@ struct ModelConfig {
   int64_t position_offset = 0;  // learned: the table has context + offset rows, a token reads row position + offset
   double rope_theta = 10000.0;  // rotary only
   RopeConfig rope;
-  int64_t embed_dim = 0;        // E, of token embedding and head, with projections to and from width; 0: width
-  bool embedding_norm = false;  // a norm between embedding and the first layer
+  int64_t embed_dim = 0;         // E, of token embedding and head, with projections to and from width; 0: width
+  bool embedding_norm = false;   // a norm between embedding and the first layer
+  double embedding_scale = 1.0;  // factor of the token embedding, before all else
   BlockKind block = BlockKind::kPreNorm;
   double residual_scale = 1.0;  // deep_norm: the factor of the residual, which there is the norm's output
+  double branch_scale = 1.0;    // factor of what attention and MLP add to the stream
   NormKind norm = NormKind::kLayerNorm;
+  bool norm_weight = true;     // the norms of the stream have a weight, LayerNorm then a bias too
+  bool norm_bias = true;       // LayerNorm's; read with norm_weight
+  bool norm_plus_one = false;  // norm weights count from 1, those of q and k too: the factor is 1 + weight
   double norm_eps = 1e-5;
   bool final_norm = true;
   Activation activation = Activation::kGeluTanh;
   bool bias = true;  // on every projection of the layers (q, k, v, o, MLP), GPT-2; none in Llama
   std::optional<bool> qkv_bias, out_bias, mlp_bias;  // of these projections; unset: as `bias`
   bool head_bias = false;                            // on the head, tied or not
-  QkNorm qk_norm = QkNorm::kNone;                    // RMSNorm over each head's channels of q and of k, before rotary
+  double clip_qkv = 0;                               // q, k and v are clamped to +- this; 0: not
+  QkNorm qk_norm = QkNorm::kNone;                    // of q and of k, before rotary
   Mask mask = Mask::kCausal;
   int64_t sliding_window = 0;             // a query sees itself and window - 1 keys before it; 0: all
   std::vector<int64_t> window_layers;     // layers that use the window, from 0; empty: all
+  double window_rope_theta = 0;           // rotary base of the layers with the window, without scaling; 0: as others
+  std::vector<int64_t> nope_layers;       // layers, from 0, in which q and k do not turn
   double attention_scale = 0;             // of the scores; 0: 1 / sqrt(head_dim)
   bool attention_scale_by_layer = false;  // and divided by layer + 1 (GPT-2's option)
+  double score_cap = 0;                   // scores s become cap tanh(s / cap), before the mask; 0: not
   double logit_scale = 1.0;
+  double logit_cap = 0;    // the same of logits, after logit_scale
   bool top_query = false;  // one more layer after final_norm whose queries come from a table of positions (CodeGeeX)
   MoeConfig moe;
   bool tied_embeddings = true;
@@ -181,6 +196,7 @@ struct BatchConfig {
   int64_t tokens = 0;   // of a sequence, a part of model.context into which samples are cut; 0: all
   BatchRamp ramp;
   std::vector<BatchPhase> phases;  // in the order of their beginnings
+  bool uneven = false;             // samples need not divide: some replicas have none of the last round
 };
 
 struct LrStage {
@@ -286,8 +302,9 @@ struct CopyTo {
 };
 
 struct CheckpointConfig {
-  std::vector<Every> save;     // persisted to disk when any is due; the end of the run and a signal always save
-  int64_t snapshot_steps = 1;  // restorable from shared memory every n steps; 0: only when saving
+  std::vector<Every> save;      // persisted to disk when any is due; the end of the run and a signal always save
+  int64_t snapshot_steps = 1;   // restorable from shared memory every n steps; 0: only when saving
+  int64_t replicate_steps = 0;  // of several hosts: copied to another one's memory every n steps; 0: never
   SnapshotBy snapshot_by = SnapshotBy::kBanks;  // kCopy: the state is the process's own, updated in place and copied
   std::vector<Keep> keep;                       // complete checkpoints that stay; empty: all
   std::vector<CopyTo> copy_to;

@@ -17,12 +17,12 @@ struct TokenRuns {
   int64_t first = 0, second = 0;  // where the runs begin
   int64_t parts = 1;              // of those held
 
-  TokenRuns() = default;
+  constexpr TokenRuns() = default;
   /// All of them. Implicit: most sequences are whole.
-  TokenRuns(int64_t all) : tokens(all), count(all), second(all / 2) {}  // NOLINT(google-explicit-constructor)
+  constexpr TokenRuns(int64_t all) : tokens(all), count(all), second(all / 2) {}  // NOLINT(google-explicit-constructor)
   /// What `rank` among `cp` has, in `parts` of all ranks: 2 cp must divide `all`; cp `parts`, and 2 `parts` `all`,
   /// where there is more than one.
-  static TokenRuns of_rank(int64_t all, int64_t cp, int64_t rank, int64_t parts = 1) {
+  static constexpr TokenRuns of_rank(int64_t all, int64_t cp, int64_t rank, int64_t parts = 1) {
     TokenRuns out(all);
     if (parts > 1) out.parts = parts / cp;
     if (cp == 1) return out;
@@ -34,10 +34,10 @@ struct TokenRuns {
   }
 
   /// Tokens stand in their order.
-  bool whole() const { return count == tokens && parts == 1; }
-  int64_t part_tokens() const { return count / parts; }
+  constexpr bool whole() const { return count == tokens && parts == 1; }
+  constexpr int64_t part_tokens() const { return count / parts; }
   /// Of the index-th token held, part by part.
-  int64_t position(int64_t index) const {
+  constexpr int64_t position(int64_t index) const {
     if (whole()) return index;
     const int64_t part = index / part_tokens(), at = index % part_tokens(), chunk = part_tokens() / 2;
     return at < chunk ? first + part * chunk + at : second + (parts - 1 - part) * chunk + at - chunk;
@@ -47,7 +47,7 @@ struct TokenRuns {
     int64_t sample, position;
   };
   /// Of a row of a micro-batch of `samples`.
-  Place place(int64_t row, int64_t samples) const {
+  constexpr Place place(int64_t row, int64_t samples) const {
     if (parts == 1) return {row / count, position(row % count)};
     const int64_t run = row / part_tokens();
     return {run % samples, position(run / samples * part_tokens() + row % part_tokens())};

@@ -91,6 +91,10 @@ Status load_samples(const Dataset& dataset, DataPart part, std::span<const Sampl
   return {};
 }
 
+void no_targets(MicroBatch* batch, int64_t first) {
+  std::fill(batch->targets.begin() + first * batch->seq_len, batch->targets.end(), kNoTarget);
+}
+
 Result<ValidationSet> ValidationSet::make(const Dataset& dataset, int64_t seq_len, int64_t batch_samples,
                                           int64_t max_batches) {
   RT_CHECK(seq_len >= 1 && batch_samples >= 1 && max_batches >= 0, "{} {} {}", seq_len, batch_samples, max_batches);

@@ -55,6 +55,9 @@ enum class DataPart { kTrain, kValid };
 Status load_samples(const Dataset& dataset, DataPart part, std::span<const SampleRef> samples, int64_t seq_len,
                     MicroBatch* out);
 
+/// The losses of samples [first, m) do not count: fill_rounds() (sampler.h) has put them there.
+void no_targets(MicroBatch* batch, int64_t first);
+
 /// The validation batches: for ever the same windows, so that losses of different steps, layouts and runs compare.
 /// Windows of L + 1 tokens in file order from the start of each source's validation part; sources are blended by
 /// weight with the training rule, and one that has no windows left leaves the contest. No window comes twice.

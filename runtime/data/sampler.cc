@@ -472,6 +472,14 @@ double Sampler::epochs(int64_t source) const {
   return static_cast<double>(era.epoch) + static_cast<double>(taken - era.k0) / static_cast<double>(era.windows);
 }
 
+std::vector<SampleRef> fill_rounds(std::span<const SampleRef> step, int64_t slice) {
+  RT_CHECK(!step.empty() && slice >= 1, "{} samples in rounds of {}", step.size(), slice);
+  std::vector<SampleRef> out(step.begin(), step.end());
+  out.resize((step.size() + static_cast<size_t>(slice) - 1) / static_cast<size_t>(slice) * static_cast<size_t>(slice),
+             step.front());
+  return out;
+}
+
 std::span<const SampleRef> micro_batch_samples(std::span<const SampleRef> step, int64_t dp, int64_t dp_rank,
                                                int64_t micro, int64_t accumulation_step) {
   const auto total = static_cast<int64_t>(step.size());

@@ -157,8 +157,12 @@ class Sampler {
   std::vector<double> weights_;
 };
 
+/// The samples of a step for rounds of `slice` = micro * dp: where they do not divide (batch.uneven), the step's first
+/// sample stands behind the last one as often as it takes. Those count in no loss: no_targets().
+std::vector<SampleRef> fill_rounds(std::span<const SampleRef> step, int64_t slice);
+
 /// The samples of one micro-step on one data-parallel rank: samples [a * micro * dp + dp_rank * micro, + micro) of the
-/// step's. RT_CHECKs that the step's size is a whole number of micro * dp: the plan refuses others before a run.
+/// step's. RT_CHECKs that the step's size is a whole number of micro * dp: fill_rounds() makes it so.
 std::span<const SampleRef> micro_batch_samples(std::span<const SampleRef> step, int64_t dp, int64_t dp_rank,
                                                int64_t micro, int64_t accumulation_step);
 

@@ -8,19 +8,6 @@
 namespace cairn::data_parallel {
 namespace {
 
-/// Calls body(begin, end) for the parts of this rank's shards that belong to `local`: flat elements, with where they
-/// lie among the sums of gradients.
-template <typename Body>
-void for_shards_of(const RankPlan& rank, const LocalTensor& local, const Body& body) {
-  const int64_t tensor_end = local.offset + count_elems(local.shape);
-  for (const Bucket& bucket : rank.buckets) {
-    const int64_t begin = std::max(bucket.shard.begin, local.offset), end = std::min(bucket.shard.end, tensor_end);
-    if (begin >= end) continue;
-    const int64_t at = rank.scattered_grads ? bucket.shard_offset + begin - bucket.shard.begin : begin;
-    body(at, end - begin);
-  }
-}
-
 comm::Comm& shard_of(const comm::RankGroups& groups, const Bucket& bucket) {
   return bucket.experts ? *groups.expert_shard : *groups.shard;
 }
@@ -57,19 +44,9 @@ DataParallel::DataParallel(Stream& stream, const Plan& plan, const RankPlan& ran
     train_uses_ = unit_uses(rank, schedule_actions(plan.schedule(), rank.at.pp));
     evaluate_uses_ = unit_uses(rank, forward_actions(plan.schedule(), rank.at.pp));
   }
-  int64_t over_tp = 0, over_kv = 0;
-  for (const LocalTensor& local : rank.tensors) {
-    if (local.sum_over_tp) for_shards_of(rank, local, [&](int64_t, int64_t count) { over_tp += count; });
-    if (local.sum_over_kv) for_shards_of(rank, local, [&](int64_t, int64_t count) { over_kv += count; });
-  }
-  RT_CHECK(over_kv == 0 || (groups.kv != nullptr && groups.kv->size() == plan.kv_copies()),
+  const bool over_kv = std::ranges::any_of(rank.tensors, [](const LocalTensor& local) { return local.sum_over_kv; });
+  RT_CHECK(!over_kv || (groups.kv != nullptr && groups.kv->size() == plan.kv_copies()),
            "no group of the {} ranks that hold the same key/value heads", plan.kv_copies());
-  for (const Unit& unit : rank.units) {
-    if (plan.layout_free()) over_tp = std::max(over_tp, partial_elems(rank, unit));
-  }
-  Result<Buffer> partial = Buffer::allocate(stream.device(), std::max(over_tp, over_kv) * int64_t{4});
-  RT_CHECK(partial.ok(), "{}", partial.error().message);
-  partial_ = std::move(partial).value().for_device_alone();
 }
 
 void DataParallel::begin_pass(bool training) {
@@ -100,9 +77,9 @@ void DataParallel::clear(FlatRange range, DevicePtr<float> to) {
   int64_t done = range.begin;
   for (const LocalTensor& local : tensors_in(range)) {
     // Matrices of projections and of the vocabulary: who else writes their gradients asks (Parameter::unwritten).
-    // Experts may see no rows.
+    // Norms of heads have two dimensions too, and only add. Experts may see no rows.
     const TensorSpec& spec = plan_.tensors[local.tensor];
-    if (spec.shape.size() != 2 || spec.cut == TensorCut::kReplicated || spec.expert >= 0) continue;
+    if (!spec.decay || spec.cut == TensorCut::kReplicated || spec.expert >= 0) continue;
     unwritten_[&local - rank_.tensors.data()] = 1;
     on_.clear_floats(to + done - range.begin, local.offset - done);
     done = local.offset + count_elems(local.shape);
@@ -248,13 +225,15 @@ Status DataParallel::finish() {
 
 template <typename ForRuns>
 Status DataParallel::sum_runs(const ForRuns& for_runs, comm::Comm* group, comm::ReduceOp op, std::string_view what) {
-  const DevicePtr<float> begin = partial_.at<float>();
+  const DevicePtr<float> begin = memory_.partial;
   DevicePtr<float> end = begin;
   for_runs([&](DevicePtr<float> run, int64_t elems) {
     on_.copy_floats(run, end, elems);
     end += elems;
   });
   if (end == begin) return {};
+  RT_CHECK(end - begin <= rank_.partial_elems, "{} partial gradients, the plan has {}", end - begin,
+           rank_.partial_elems);
   RT_TRY(group->all_reduce(begin, end - begin, DType::kF32, op, what));
   DevicePtr<const float> from = begin;
   for_runs([&](DevicePtr<float> run, int64_t elems) {
@@ -268,7 +247,7 @@ Status DataParallel::sum_partial(bool LocalTensor::*partial, comm::Comm* group, 
   const auto for_runs = [&](const auto& body) {
     for (const LocalTensor& local : rank_.tensors) {
       if (!(local.*partial)) continue;
-      for_shards_of(rank_, local, [&](int64_t begin, int64_t elems) { body(memory_.sums + begin, elems); });
+      for (const FlatRange& part : rank_.shards_of(local)) body(memory_.sums + part.begin, part.size());
     }
   };
   return sum_runs(for_runs, group, comm::ReduceOp::kSum, what);
@@ -290,15 +269,13 @@ Status DataParallel::sum_tied_embedding() {
     if (plan_.tensors[local.tensor].name == "embed.tokens") copies.push_back(&local);
   }
   if (copies.size() == 2) {
-    std::vector<std::pair<DevicePtr<float>, int64_t>> first, second;  // their buckets are their own, and cut alike
-    for_shards_of(rank_, *copies[0], [&](int64_t at, int64_t count) { first.emplace_back(memory_.sums + at, count); });
-    for_shards_of(rank_, *copies[1], [&](int64_t at, int64_t count) { second.emplace_back(memory_.sums + at, count); });
+    // Their buckets are their own, and cut alike.
+    const std::vector<FlatRange> first = rank_.shards_of(*copies[0]), second = rank_.shards_of(*copies[1]);
     RT_CHECK(first.size() == second.size(), "{} and {} shards of a tied embedding", first.size(), second.size());
     for (size_t k = 0; k < first.size(); ++k) {
-      const auto [a, count] = first[k];
-      const DevicePtr<float> b = second[k].first;
-      on_.add_to(a, b, count);
-      on_.copy_floats(a, b, count);
+      const DevicePtr<float> a = memory_.sums + first[k].begin, b = memory_.sums + second[k].begin;
+      on_.add_to(a, b, first[k].size());
+      on_.copy_floats(a, b, first[k].size());
     }
     return {};
   }
@@ -319,7 +296,7 @@ Status DataParallel::spread_weights(const MakeWeights& make, std::function<Statu
   if (!make && !gathers) return whole();
   for (size_t b = 0; b < rank_.buckets.size(); ++b) {
     const comm::Lane::Ticket ticket = lane_.submit([this, make, gathers, &bucket = rank_.buckets[b]]() -> Status {
-      if (make) make(bucket);
+      if (make) make(lane_.stream(), bucket);
       if (!gathers) return {};
       return shard_of(groups_, bucket)
           .all_gather(memory_.weights + bucket.shard.begin * elem_bytes_,

@@ -32,7 +32,7 @@
 #include "runtime/comm/lane.h"
 #include "runtime/comm/rank_groups.h"
 #include "runtime/core/result.h"
-#include "runtime/device/buffer.h"
+#include "runtime/device/stream.h"
 #include "runtime/kernels/ops.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/plan/communication.h"
@@ -46,6 +46,7 @@ struct Memory {
   DevicePtr<std::byte> gathered;  // gathered_bytes; null but with ZeRO-3
   DevicePtr<float> sums;          // grad_elems()
   DevicePtr<float> slots;         // behind the sums; null but with ZeRO-2 and -3
+  DevicePtr<float> partial;       // RankPlan::partial_elems: gathers what is partial over tp or kv for one all-reduce
 
   /// What forward and backward take.
   DevicePtr<std::byte> used_weights() const { return gathered ? gathered : weights; }
@@ -67,8 +68,8 @@ class DataParallel final : public nn::UseListener {
   /// After the last backward of a step: the sums of this rank's shards are complete when it returns.
   Status finish();
 
-  /// Writes this rank's shard of a bucket's weights.
-  using MakeWeights = std::function<void(const Bucket&)>;
+  /// Orders the writing of this rank's shard of a bucket's weights.
+  using MakeWeights = std::function<void(Stream&, const Bucket&)>;
 
   /// Makes the weights whole on all ranks, beside whatever follows: bucket by bucket, this rank's shards by `make`,
   /// which may be null where an update has written them, the others' by gathers. `whole` is called once they are. Both
@@ -116,7 +117,6 @@ class DataParallel final : public nn::UseListener {
   std::vector<comm::Lane::Ticket> weights_of_,
       grads_from_;                  // by bucket or unit its gather; by slot its last reduction
   std::vector<uint8_t> unwritten_;  // by tensor of the rank
-  Buffer partial_;                  // floats: gathers what is partial over tp or kv for one all-reduce
   comm::Lane lane_;                 // last: its thread uses all above
 };
 

@@ -29,6 +29,7 @@ struct Pool {
   std::mutex mutex;
   std::map<int64_t, std::vector<std::byte*>> free;  // by mapped size
   std::map<Device, int64_t> allocated;
+  std::map<Device, DeviceHeap*> others;  // memory of what is no CPU
 };
 
 /// Never destroyed: a buffer in a static may outlive any order of destruction.
@@ -84,7 +85,13 @@ void Buffer::release() {
   if (std::exchange(guarded_, false)) guard::remove({data_, static_cast<size_t>(mapped_bytes(size_bytes_))});
   Pool& p = pool();
   const std::lock_guard lock(p.mutex);
-  p.free[mapped_bytes(size_bytes_)].push_back(data_);
+  if (device_.kind == DeviceKind::kCpu) {
+    p.free[mapped_bytes(size_bytes_)].push_back(data_);
+  } else {
+    const auto served = p.others.find(device_);
+    RT_CHECK(served != p.others.end(), "a block of {} outlives the memory there", device_name(device_));
+    served->second->give_back(data_, size_bytes_);
+  }
   p.allocated[device_] -= size_bytes_;
   data_ = nullptr;
   size_bytes_ = 0;
@@ -92,13 +99,23 @@ void Buffer::release() {
 
 Result<Buffer> Buffer::allocate(Device device, int64_t size_bytes) {
   RT_CHECK(size_bytes >= 0, "a buffer of {} bytes", size_bytes);
-  if (device.kind != DeviceKind::kCpu) {
-    return Error{ErrorCode::kUnsupported,
-                 fmt::format("{} bytes on {}: this build has no CUDA device; use device \"cpu\"", size_bytes,
-                             device_name(device))};
-  }
   Buffer buffer;
   buffer.device_ = device;
+  if (device.kind != DeviceKind::kCpu) {
+    Pool& p = pool();
+    const std::lock_guard lock(p.mutex);
+    const auto served = p.others.find(device);
+    if (served == p.others.end()) {
+      return Error{ErrorCode::kUnsupported,
+                   fmt::format("{} bytes on {}: no memory is reserved there; use device \"cpu\"", size_bytes,
+                               device_name(device))};
+    }
+    if (size_bytes == 0) return buffer;
+    RT_TRY_SET(buffer.data_, served->second->take(size_bytes));
+    buffer.size_bytes_ = size_bytes;
+    p.allocated[device] += size_bytes;
+    return buffer;
+  }
   if (size_bytes == 0) return buffer;
   const bool addressable = size_bytes <= kMaxBytes;
   const int64_t bytes = addressable ? mapped_bytes(size_bytes) : 0;
@@ -128,11 +145,23 @@ Result<Buffer> Buffer::allocate(Device device, int64_t size_bytes) {
 }
 
 Buffer Buffer::for_device_alone() && {
-  if (data_ != nullptr && !guarded_ && guard::on.load(std::memory_order_relaxed)) {
+  if (data_ != nullptr && !guarded_ && device_.kind == DeviceKind::kCpu && guard::on.load(std::memory_order_relaxed)) {
     guard::add({data_, static_cast<size_t>(mapped_bytes(size_bytes_))});
     guarded_ = true;
   }
   return std::move(*this);
+}
+
+void serve_heap(Device device, DeviceHeap* memory) {
+  RT_CHECK(device.kind != DeviceKind::kCpu, "memory of the CPU is the system's");
+  Pool& p = pool();
+  const std::lock_guard lock(p.mutex);
+  RT_CHECK(p.allocated[device] == 0, "{} bytes of {} are in use", p.allocated[device], device_name(device));
+  if (memory == nullptr) {
+    p.others.erase(device);
+  } else {
+    p.others[device] = memory;
+  }
 }
 
 int64_t allocated_bytes(Device device) {

@@ -1,10 +1,12 @@
 #pragma once
 // Memory that is copied beside the work that will change it, as training state during a snapshot. Work that is about to
-// overwrite a part waits until that part has been read. ckpt/copy implements it.
+// overwrite a part is ordered behind the reading of that part. ckpt/copy implements it.
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
+
+#include "runtime/device/pointer.h"
+#include "runtime/device/stream.h"
 
 namespace cairn {
 
@@ -15,11 +17,12 @@ class CopyGate {
   /// How much of an array is best overwritten at once: more would wait for more.
   virtual int64_t block_bytes() const = 0;
 
-  /// Returns when the copy under way, if there is one, has read these bytes. Never fails: a copy that has failed needs
-  /// nothing any more, and whoever ordered it is told.
-  virtual void wait(std::span<const std::span<std::byte>> areas) = 0;
+  /// What the stream is asked for from now on comes behind the reading of these bytes by the copy under way, if there
+  /// is one. For a stream that does its work at once the call waits until they are read. Never fails: a copy that has
+  /// failed needs nothing any more, and whoever ordered it is told.
+  virtual void order_after_copy(Stream& stream, std::span<const DeviceBytes> areas) = 0;
 
-  /// How long all calls of wait() have taken.
+  /// How long all calls of order_after_copy() have taken.
   virtual int64_t waited_ns() const = 0;
 };
 

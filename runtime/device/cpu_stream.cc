@@ -1,5 +1,11 @@
 #include "runtime/device/stream.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "runtime/core/check.h"
+
 namespace cairn {
 namespace {
 
@@ -16,6 +22,15 @@ class CpuStream final : public Stream {
 };
 
 }  // namespace
+
+std::shared_ptr<std::byte> Stream::host_memory(int64_t bytes) const {
+  constexpr int64_t kPage = 4096;
+  const auto size = static_cast<size_t>(std::max<int64_t>((bytes + kPage - 1) / kPage, 1) * kPage);
+  void* const memory = std::aligned_alloc(kPage, size);
+  RT_CHECK(memory != nullptr, "no {} bytes for numbers of a device", size);
+  std::memset(memory, 0, size);
+  return {static_cast<std::byte*>(memory), std::free};
+}
 
 std::unique_ptr<Stream> make_cpu_stream() { return std::make_unique<CpuStream>(); }
 

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 
 #include "runtime/core/result.h"
 #include "runtime/device/device.h"
+#include "runtime/device/pointer.h"
 
 namespace cairn {
 
@@ -32,7 +34,7 @@ class DeviceLink {
 
   /// Begins to bring a piece to the host. Its word_sums when it is there already, as always with at_once(), and
   /// nullopt while it is on its way.
-  virtual Result<std::optional<uint64_t>> fetch(std::span<const std::byte> device, std::byte* host) = 0;
+  virtual Result<std::optional<uint64_t>> fetch(DeviceBytes device, std::byte* host) = 0;
 
   /// Waits for the oldest piece that is on its way: it is on the host, and the device may overwrite it.
   virtual Status arrive() = 0;
@@ -41,8 +43,13 @@ class DeviceLink {
   virtual Result<bool> has_arrived() { return false; }
 
   /// Brings a piece to the device; settle() waits until all such pieces are there.
-  virtual Status store(std::span<const std::byte> host, std::byte* device) = 0;
+  virtual Status store(std::span<const std::byte> host, DevicePtr<std::byte> device) = 0;
   virtual Status settle() = 0;
+
+  /// What `write` leaves in host memory, an area for each of these runs, is on the device when it returns: in the very
+  /// memory where the host reaches the device's, else in as much of the host's, which is stored and settled.
+  using Write = std::function<Status(std::span<const std::span<std::byte>> areas)>;
+  virtual Status fill(std::span<const DeviceBytes> device, const Write& write);
 };
 
 }  // namespace cairn

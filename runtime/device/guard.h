@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <span>
+#include <utility>
 
 namespace cairn {
 
@@ -35,6 +36,30 @@ class DeviceAccess {
 
  private:
   const bool opened_;
+};
+
+/// Memory that another owns, for the device alone while this lives. Whole pages of 4 KiB.
+class GuardedPages {
+ public:
+  GuardedPages() = default;
+  explicit GuardedPages(std::span<std::byte> pages) {
+    if (pages.empty() || !guard::on.load(std::memory_order_relaxed)) return;
+    guard::add(pages);
+    pages_ = pages;
+  }
+  GuardedPages(GuardedPages&& other) noexcept : pages_(std::exchange(other.pages_, {})) {}
+  GuardedPages& operator=(GuardedPages&& other) noexcept {
+    std::swap(pages_, other.pages_);
+    return *this;
+  }
+  GuardedPages(const GuardedPages&) = delete;
+  GuardedPages& operator=(const GuardedPages&) = delete;
+  ~GuardedPages() {
+    if (!pages_.empty()) guard::remove(pages_);
+  }
+
+ private:
+  std::span<std::byte> pages_;
 };
 
 }  // namespace cairn

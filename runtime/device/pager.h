@@ -1,10 +1,12 @@
 #pragma once
 // Memory that is a window on a disk, as banks with optimizer.offload. The user of it says which bytes it will want and
-// which it is done with; the pager moves them beside the work. ckpt/snapshot implements it.
+// which it is done with; the pager moves them beside the work. Only where work is done at once: a CPU's. ckpt/snapshot
+// implements it.
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
+
+#include "runtime/device/pointer.h"
 
 namespace cairn {
 
@@ -16,11 +18,11 @@ class Pager {
   virtual int64_t block_bytes() const = 0;
 
   /// Begins to bring these bytes into memory. A hint: who touches them before they are there waits for the disk.
-  virtual void fetch(std::span<const std::span<std::byte>> areas) = 0;
+  virtual void fetch(std::span<const DeviceBytes> areas) = 0;
 
   /// These bytes are done with, and were written if `written`: begins to put them on the disk and to give
   /// their memory back. Waits while too many are on their way, so that memory stays bounded.
-  virtual void release(std::span<const std::span<std::byte>> areas, bool written) = 0;
+  virtual void release(std::span<const DeviceBytes> areas, bool written) = 0;
 };
 
 }  // namespace cairn

@@ -1,6 +1,7 @@
 #pragma once
 // State that a rank keeps of what another saves, where that one has it in memory both see. After a restart a rank's
-// first update reads it there, so nothing is copied before training goes on.
+// first update reads it there, so nothing is copied before training goes on. That memory is the host's, so only a
+// device that works in the host's memory has peer copies.
 
 #include <cstddef>
 #include <cstdint>

@@ -38,6 +38,10 @@ class Stream {
     return give_bytes(std::as_bytes(host), room).template as<const T>();
   }
 
+  /// Memory of the host in which copies of the stream end while the host goes on: zeros, in whole pages of its own, and
+  /// pinned where the device copies by itself. Who cannot pin it says so once; copies to it then wait.
+  virtual std::shared_ptr<std::byte> host_memory(int64_t bytes) const;
+
   /// Until all work that is ordered is done: what it has copied to the host may be read
   /// (runtime/device/host_numbers.h). Errors: kTimeout past the
   /// deadline that the stream was made with; those of the device.

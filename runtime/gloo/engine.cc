@@ -777,6 +777,7 @@ class GlooEngine final : public LinkedEngine {
   }
   int64_t world_rank() const override { return state_->config().rank; }
   int64_t world_size() const override { return state_->config().world_size; }
+  bool keeps_rank_order() const override { return true; }  // the reductions are written here
 
   Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
     RT_TRY(check_group(axis, world_ranks, world_size(), world_rank()));

@@ -61,7 +61,7 @@ std::vector<trainer::StateTensor> Session::weights() {
   Buffer& floats = master_.size_bytes() > 0 ? master_ : weights_;
   std::vector<trainer::StateTensor> out;
   for (const StatePiece& piece : rank_.pieces) {
-    out.push_back({trainer::StateKind::kWeight, piece.tensor, piece.box, floats.data() + piece.flat_offset * 4,
+    out.push_back({trainer::StateKind::kWeight, piece.tensor, piece.box, floats.at() + piece.flat_offset * 4,
                    piece.count_elems() * 4, true});
   }
   return out;

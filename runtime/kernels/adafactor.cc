@@ -1,6 +1,7 @@
 #include "runtime/kernels/adafactor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 
 #include "runtime/kernels/parallel.h"
@@ -76,21 +77,32 @@ RT_INLINE void average_row_body(AdafactorArgs args, const float* grad, float sca
 }
 RT_CLONES(average_row)
 
-float row_scale(const MatrixRun& run, const AdafactorFactors& factors, int64_t row) {
-  return factors.row == nullptr ? run.grad_scale : run.grad_scale * factors.row[row];
-}
+/// A run and its factors.
+struct Run {
+  Run(const MatrixRun& run, const AdafactorFactors& factors)
+      : grad(run.grad.address()),
+        scale(run.clip.address()->grad_scale),
+        row(factors.row.address()),
+        col(factors.col.address()) {}
+  float scale_of(int64_t of_row) const { return row == nullptr ? scale : scale * row[of_row]; }
+
+  const float* grad;
+  float scale;
+  const float *row, *col;
+};
 
 }  // namespace
 
 void adafactor_squares(const MatrixRun& run, double* row_sums, double* col_sums) {
   if (run.count == 0) return;
+  const Run on(run, {});
   const int64_t first = run.begin / run.cols, end = (run.begin + run.count - 1) / run.cols + 1;
   if (row_sums != nullptr) {
     parallel_ranges(end - first, 1, run.cols, [&](int64_t row_begin, int64_t row_end) {
       const int64_t from = std::max<int64_t>(0, (first + row_begin) * run.cols - run.begin);
       const int64_t to = std::min(run.count, (first + row_end) * run.cols - run.begin);
       for_rows(run, from, to, [&](int64_t at, int64_t n, int64_t row, int64_t) {
-        row_sums[row] += sum_squares(run.grad + at, run.grad_scale, n);
+        row_sums[row] += sum_squares(on.grad + at, on.scale, n);
       });
     });
   }
@@ -98,40 +110,62 @@ void adafactor_squares(const MatrixRun& run, double* row_sums, double* col_sums)
   parallel_ranges(run.cols, 64, end - first, [&](int64_t col_begin, int64_t col_end) {
     for_rows(run, 0, run.count, [&](int64_t at, int64_t n, int64_t, int64_t col) {
       const int64_t from = std::max(col, col_begin), to = std::min(col + n, col_end);
-      if (from < to) add_squares(run.grad + at + from - col, run.grad_scale, to - from, col_sums + from);
+      if (from < to) add_squares(on.grad + at + from - col, on.scale, to - from, col_sums + from);
     });
   });
 }
 
+void clear_doubles(double* numbers, int64_t count) { std::fill_n(numbers, count, 0.0); }
+
+void adafactor_factors(const AdafactorDecay& decay, const double* squares, const float* from, float* to, float* factors,
+                       int64_t count) {
+  constexpr double kLeastSquare = 1e-30;  // eps1 of the paper
+  for (int64_t i = 0; i < count; ++i) {
+    const double now = squares[i] / static_cast<double>(decay.terms) + kLeastSquare;
+    to[i] = static_cast<float>(decay.old_part * static_cast<double>(from[i]) + (1.0 - decay.old_part) * now);
+    factors[i] = static_cast<float>(1.0 / std::sqrt(static_cast<double>(to[i])));
+  }
+}
+
+void scale_by_mean(float* factors, int64_t count, const float* moments, int64_t moments_count) {
+  double sum = 0;
+  for (int64_t i = 0; i < moments_count; ++i) sum += static_cast<double>(moments[i]);
+  const auto root = static_cast<float>(std::sqrt(sum / static_cast<double>(moments_count)));
+  for (int64_t i = 0; i < count; ++i) factors[i] *= root;
+}
+
 void adafactor_norms(const MatrixRun& run, const AdafactorFactors& factors, const float* master,
-                     AdafactorNorms* norms) {
+                     const TensorNorms& norms) {
+  const Run on(run, factors);
+  ExactSum all_weight, all_step;
   std::mutex mutex;
   parallel_elements(run.count, [&](int64_t begin, int64_t end) {
-    AdafactorNorms mine;
+    ExactSum mine_weight, mine_step;
     for (int64_t i = begin; i < end; i += kBlock) {
       double weight = 0, step = 0;
       for_rows(run, i, std::min(i + kBlock, end), [&](int64_t at, int64_t n, int64_t row, int64_t col) {
-        norms_row(run.grad + at, row_scale(run, factors, row), factors.col + col, master + at, n, &weight, &step);
+        norms_row(on.grad + at, on.scale_of(row), on.col + col, master + at, n, &weight, &step);
       });
-      mine.weight.add(weight);
-      mine.step.add(step);
+      mine_weight.add(weight);
+      mine_step.add(step);
     }
     const std::lock_guard lock(mutex);  // once a thread; the sums are exact in any order
-    norms->weight.add(mine.weight);
-    norms->step.add(mine.step);
+    all_weight.add(mine_weight);
+    all_step.add(mine_step);
   });
+  norms.add(all_weight, all_step);
 }
 
 void adafactor_step(const AdafactorArgs& args, const MatrixRun& run, const AdafactorFactors& factors,
                     const float* master, const float* avg, float* master_out, float* avg_out) {
+  const Run on(run, factors);
   parallel_elements(run.count, [&](int64_t begin, int64_t end) {
     for_rows(run, begin, end, [&](int64_t at, int64_t n, int64_t row, int64_t col) {
-      const float scale = row_scale(run, factors, row);
+      const float scale = on.scale_of(row);
       if (avg == nullptr) {
-        step_row(args, run.grad + at, scale, factors.col + col, master + at, master_out + at, n);
+        step_row(args, on.grad + at, scale, on.col + col, master + at, master_out + at, n);
       } else {
-        average_row(args, run.grad + at, scale, factors.col + col, master + at, avg + at, master_out + at, avg_out + at,
-                    n);
+        average_row(args, on.grad + at, scale, on.col + col, master + at, avg + at, master_out + at, avg_out + at, n);
       }
     });
   });

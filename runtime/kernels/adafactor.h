@@ -5,34 +5,48 @@
 
 #include <cstdint>
 
-#include "runtime/core/exact_sum.h"
+#include "runtime/device/pointer.h"
+#include "runtime/kernels/clip.h"
+#include "runtime/kernels/tensor_norms.h"
 
 namespace cairn::kernels {
 
 /// Elements [begin, begin + count) of a matrix of `cols` columns; a vector is a matrix of one row.
 struct MatrixRun {
-  const float* grad = nullptr;  // of the run's first element; times grad_scale it is what counts
-  float grad_scale = 1;
+  DevicePtr<const float> grad;  // of the run's first element; times clip.grad_scale it is what counts
+  DevicePtr<const Clip> clip;   // of the step's gradients
   int64_t begin = 0, count = 0, cols = 1;
 };
 
 /// 1 / root of the second moment as a product; `row` is null for a vector.
 struct AdafactorFactors {
-  const float* row = nullptr;
-  const float* col = nullptr;
-};
-
-/// Squares of the weights and of the steps, gradient / root of the second moment.
-struct AdafactorNorms {
-  ExactSum weight, step;
+  DevicePtr<const float> row;
+  DevicePtr<const float> col;
 };
 
 /// Adds the squares of the gradients to those of their rows and columns; `row_sums` is null for a vector. The same bits
 /// on any number of threads.
 void adafactor_squares(const MatrixRun& run, double* row_sums, double* col_sums);
 
-/// Adds to `norms`. `master` begins with the run.
-void adafactor_norms(const MatrixRun& run, const AdafactorFactors& factors, const float* master, AdafactorNorms* norms);
+void clear_doubles(double* numbers, int64_t count);
+
+/// What the second moments of rows or columns become.
+struct AdafactorDecay {
+  double old_part = 0;  // of the moments; the rest is of the means of new squares
+  int64_t terms = 1;    // that each of the squares is a sum of
+};
+
+/// to = old_part * from + (1 - old_part) * (squares / terms + 1e-30), and factors = 1 / root of it. `to` may be `from`.
+void adafactor_factors(const AdafactorDecay& decay, const double* squares, const float* from, float* to, float* factors,
+                       int64_t count);
+/// A matrix's second moments are rows times columns over their common mean: factors [count] are multiplied by the root
+/// of the mean of `moments` [moments_count].
+void scale_by_mean(float* factors, int64_t count, const float* moments, int64_t moments_count);
+
+/// Adds to `norms` the squares of the weights and of the steps, gradient / root of the second moment. `master` begins
+/// with the run.
+void adafactor_norms(const MatrixRun& run, const AdafactorFactors& factors, const float* master,
+                     const TensorNorms& norms);
 
 struct AdafactorArgs {
   float rate = 0;   // of the step

@@ -29,10 +29,17 @@ struct Coefficients {
   float eps;
 };
 
+/// StateArrays, as a rule of three arrays takes them.
+struct Run {
+  explicit Run(const StateArrays& of)
+      : master(of.master.address()), exp_avg(of.exp_avg.address()), exp_avg_sq(of.exp_avg_sq.address()) {}
+  float *master, *exp_avg, *exp_avg_sq;
+};
+
 struct Task {
   Coefficients k;
   const float* grad;
-  StateArrays from, to;
+  Run from, to;
   float* weight;
   bf16* weight_low;
   bool stream, summed, portable;
@@ -221,13 +228,15 @@ void run_range(const Task& t, int64_t begin, int64_t end, uint64_t* sums) {
 }  // namespace
 
 void adamw(const AdamwArgs& args, const float* grad, const StateArrays& from, const StateArrays& to, float* weight,
-           bf16* weight_low, int64_t count, AdamwSums* sums) {
+           bf16* weight_low, int64_t count, const BlockSums& sums) {
   RT_CHECK(args.step >= 1, "AdamW counts steps from 1, got {}", args.step);
   RT_CHECK(weight == nullptr || weight_low == nullptr, "weights in two types");
+  const Clip& clip = *args.clip.address();
+  if (clip.finite == 0) return;
   // In double: 1 - beta2^t loses most of its digits in float for the first steps.
   const double beta1 = args.beta1, beta2 = args.beta2, t = static_cast<double>(args.step);
   const Coefficients k{
-      .grad_scale = args.grad_scale,
+      .grad_scale = clip.grad_scale,
       .beta1 = args.beta1,
       .one_minus_beta1 = static_cast<float>(1.0 - beta1),
       .beta2 = args.beta2,
@@ -238,7 +247,8 @@ void adamw(const AdamwArgs& args, const float* grad, const StateArrays& from, co
       .eps = args.eps,
   };
   const bool in_place = from.master == to.master;
-  const Task task{k, grad, from, to, weight, weight_low, args.stream && !in_place, sums != nullptr, args.portable};
+  const Task task{
+      k, grad, Run(from), Run(to), weight, weight_low, args.stream && !in_place, !sums.sums.empty(), args.portable};
   uint64_t total[3] = {};
   std::mutex mutex;
   parallel_elements(count, [&](int64_t begin, int64_t end) {
@@ -248,7 +258,7 @@ void adamw(const AdamwArgs& args, const float* grad, const StateArrays& from, co
     const std::lock_guard lock(mutex);  // once a thread
     for (int a = 0; a < 3; ++a) total[a] = add_word_sums(total[a], mine[a]);
   });
-  if (sums != nullptr) *sums = {total[0], total[1], total[2]};
+  for (size_t a = 0; task.summed && a < 3; ++a) sums.put(a, total[a]);
 }
 
 }  // namespace cairn::kernels

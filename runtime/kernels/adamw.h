@@ -5,14 +5,15 @@
 #include <cstdint>
 
 #include "runtime/core/dtype.h"
+#include "runtime/kernels/clip.h"
 #include "runtime/kernels/state_arrays.h"
 
 namespace cairn::kernels {
 
 struct AdamwArgs {
   float lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
-  float grad_scale = 1;  // clip coefficient
-  int64_t step = 1;      // 1 for the first update
+  DevicePtr<const Clip> clip;  // of the step's gradients
+  int64_t step = 1;            // 1 for the first update
   /// The three output arrays and a float weight go past the caches: saves reading what is only overwritten, and pays
   /// once the state of all updates is larger than the caches. Same bits. Only where the processor has AVX-512 and the
   /// arrays begin at multiples of 64 bytes; ignored elsewhere.
@@ -20,15 +21,10 @@ struct AdamwArgs {
   bool portable = false;  // tests: the code for processors without AVX-512
 };
 
-/// word_sums() of the three arrays as written.
-struct AdamwSums {
-  uint64_t master = 0, exp_avg = 0, exp_avg_sq = 0;
-};
-
-/// One fused pass over `count` elements: `to` becomes `from` updated by grad * grad_scale. `to` is `from` (in place) or
-/// does not overlap it. Of `weight` and `weight_low` at most one is given; it receives the new master, as it is or
-/// rounded to bf16. `sums` may be null.
+/// One fused pass over `count` elements: `to` becomes `from` updated by grad * clip.grad_scale; nothing is written
+/// where the clip is not finite. `to` is `from` (in place) or does not overlap it. Of `weight` and `weight_low` at most
+/// one is given; it receives the new master, as it is or rounded to bf16. `sums`: of master, exp_avg and exp_avg_sq.
 void adamw(const AdamwArgs& args, const float* grad, const StateArrays& from, const StateArrays& to, float* weight,
-           bf16* weight_low, int64_t count, AdamwSums* sums = nullptr);
+           bf16* weight_low, int64_t count, const BlockSums& sums = {});
 
 }  // namespace cairn::kernels

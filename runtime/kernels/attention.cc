@@ -32,10 +32,13 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
-/// A thread's tiles.
-float* workspace(int64_t elems) {
-  thread_local Scratch scratch;
-  return scratch.floats(elems);
+/// How much of a thread's scratch a pass takes, in floats (or words of pairs): `tile` for keys or values.
+int64_t forward_tiles(const AttentionDims& dims, int64_t tile, int64_t query) {
+  const int64_t key_tiles = (dims.tokens + kKeys - 1) / kKeys;
+  return 2 * key_tiles * tile + query + kQueries * padded_dim(dims.head_dim) + 3 * kScoreElems;
+}
+int64_t backward_tiles(const AttentionDims& dims, int64_t levels, int64_t tile, int64_t line) {
+  return 5 * tile + line + levels * 2 * kKeys * padded_dim(dims.head_dim) + 6 * kScoreElems;
 }
 
 // --- leaves ----------------------------------------------------------------------------------------------------------
@@ -112,6 +115,21 @@ RT_INLINE void add_alibi_body(float* scores, int64_t rows, float slope, int64_t 
   }
 }
 RT_CLONES(add_alibi)
+
+/// scores = cap tanh(scale scores / cap); `slopes`, unless null, becomes the derivative by what was capped.
+RT_INLINE void cap_scores_body(float* scores, int64_t n, float scale, float cap, float* slopes) {
+  const float factor = scale / cap;
+  if (slopes == nullptr) {
+    for (int64_t i = 0; i < n; ++i) scores[i] = cap * tanh_f32(scores[i] * factor);
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const float t = tanh_f32(scores[i] * factor);
+    scores[i] = cap * t;
+    slopes[i] = 1.0f - t * t;
+  }
+}
+RT_CLONES(cap_scores)
 
 /// One tile's step of the online softmax. scores [rows, kKeys] become probabilities relative to the new maximum; max,
 /// sum and the rows of out [rows, padded] are rescaled.
@@ -230,11 +248,18 @@ RT_INLINE void scale_floats_body(float* x, float factor, int64_t n) {
 }
 RT_CLONES(scale_floats)
 
-/// Adds what is added to scaled scores, and returns what is left to scale them with.
-float bias_scores(const AttentionDims& d, float* scores, int64_t rows, int64_t head, int64_t distance) {
-  if (d.alibi_slopes == nullptr) return d.scale;
-  scale_floats(scores, d.scale, rows * kKeys);
-  add_alibi(scores, rows, address_of(d.alibi_slopes)[head], distance);
+/// Caps scores and adds what is added to them. `scale`: what they are still to be multiplied with; returns what is left
+/// of it. `slopes`: as cap_scores() has it; where nothing is capped it stays as it is.
+float finish_scores(const AttentionDims& d, float scale, float* scores, int64_t rows, int64_t head, int64_t distance,
+                    float* slopes) {
+  if (d.cap > 0) {
+    cap_scores(scores, rows * kKeys, scale, d.cap, slopes);
+  } else if (d.alibi_slopes == nullptr) {
+    return scale;
+  } else if (scale != 1.0f) {
+    scale_floats(scores, scale, rows * kKeys);
+  }
+  if (d.alibi_slopes != nullptr) add_alibi(scores, rows, address_of(d.alibi_slopes)[head], distance);
   return 1.0f;
 }
 
@@ -329,16 +354,16 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
   const Queries query(dims);
   const int64_t tokens = dims.tokens, head_dim = dims.head_dim, padded = padded_dim(head_dim);
   const int64_t group = dims.heads / dims.kv_heads;
-  const int64_t key_tiles = (tokens + kKeys - 1) / kKeys;
   const bool pairs = multiplies_pairs<T>();
-  const int64_t tile_elems =
-      pairs ? pair_right_words(std::max(kKeys, head_dim), std::max(kKeys, head_dim)) : kKeys * padded;
-  const int64_t packed_elems = key_tiles * tile_elems;
-  const int64_t query_elems = pairs ? pair_left_words(kQueries, std::max(kKeys, head_dim)) : kQueries * padded;
+  const int64_t side = std::max(kKeys, head_dim);
+  const int64_t tile_elems = pairs ? pair_right_words(side, side) : kKeys * padded;
+  const int64_t key_tiles = (tokens + kKeys - 1) / kKeys, packed_elems = key_tiles * tile_elems;
+  const int64_t query_elems = pairs ? pair_left_words(kQueries, side) : kQueries * padded;
 
   parallel_ranges(dims.batch * dims.heads, 1, head_work(dims), [&](int64_t begin, int64_t end) {
     const PairRegisters registers(pairs);
-    float* const keys_t = workspace(2 * packed_elems + query_elems + kQueries * padded + 3 * kScoreElems);
+    const Scratch scratch(forward_tiles(dims, tile_elems, query_elems));
+    float* const keys_t = scratch.floats();
     float* const values = keys_t + packed_elems;                    // as keys_t [tile][Dp, kKeys]; [tile][kKeys, Dp]
     float* const queries = values + packed_elems;                   // [kQueries, Dp]
     float* const sums = queries + query_elems;                      // [kQueries, Dp]
@@ -384,7 +409,7 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
           if (dims.dropout) mask_tile(dims.dropout, sample, head, tokens, first, rows, t * kKeys, mask);
           if (pairs) {
             multiply_pairs(lines, words(keys_t + t * tile_elems), rows, kKeys, head_dim, scores, kKeys, false);
-            const float scale = bias_scores(dims, scores, rows, head, t * kKeys - first);
+            const float scale = finish_scores(dims, dims.scale, scores, rows, head, t * kKeys - first, nullptr);
             pair_softmax(scores, rows, columns, scale, max, sum, sums, padded, dims.dropout ? mask : nullptr, low);
             const int64_t key_rows = std::min(kKeys, tokens - t * kKeys);
             multiply_pairs(pair_left_rows(low, kKeys, rows, key_rows, low_panels), words(values + t * tile_elems), rows,
@@ -401,8 +426,7 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                      .b_row = kKeys,
                      .c = scores,
                      .c_row = kKeys});
-          if (dims.alibi_slopes != nullptr)
-            add_alibi(scores, rows, address_of(dims.alibi_slopes)[head], t * kKeys - first);
+          finish_scores(dims, 1.0f, scores, rows, head, t * kKeys - first, nullptr);
           online_softmax(scores, rows, columns, max, sum, sums, padded);
           if (dims.dropout) multiply(scores, mask, rows * kKeys);  // the sum is of all probabilities
           const int64_t seen = std::min(kKeys, key_end - t * kKeys);
@@ -426,6 +450,15 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
       }
     }
   });
+}
+
+ScratchElems attention_scratch(const AttentionDims& dims) {
+  constexpr int64_t kWidest = 64, kStepUnit = 16;  // of the kernels that multiply pairs
+  const int64_t side = std::max(kKeys, dims.head_dim);
+  const int64_t of_pairs = (side + kWidest - 1) / kWidest * kWidest * ((side / 2 + kStepUnit) / kStepUnit * kStepUnit);
+  const int64_t tile = std::max(kKeys * padded_dim(dims.head_dim), of_pairs);
+  const int64_t levels = std::bit_width(static_cast<uint64_t>(Queries(dims).parts()));
+  return {.task = std::max(forward_tiles(dims, tile, tile), backward_tiles(dims, levels, tile, tile))};
 }
 
 // scratch: [B, N, S] delta = sum over d of dout * out, then [B, N, S, Dp] sums of dq.
@@ -455,19 +488,21 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
     const int64_t line_elems = pairs ? pair_left_words(kQueries, head_dim) : 0;
     const int64_t sum_elems = 2 * kTile * padded;  // [2, kKeys, Dp]: of dk and dv
     const int64_t levels = std::bit_width(static_cast<uint64_t>(query.parts()));
-    float* const keys = workspace(5 * tile_elems + line_elems + levels * sum_elems + 5 * kScoreElems);  // [kKeys, Dp]
-    float* const keys_t = keys + tile_elems;                                                            // [Dp, kKeys]
-    float* const values_t = keys_t + tile_elems;                                                        // [Dp, kKeys]
-    float* const queries = values_t + tile_elems;                     // [kQueries, Dp]
-    float* const douts = queries + tile_elems;                        // [kQueries, Dp]
-    float* const lines = douts + tile_elems;                          // pairs: q or dout as the left operand
-    float* const sums = lines + line_elems;                           // of subtrees of the parts, largest first
-    float* const p = sums + levels * sum_elems;                       // [kQueries, kKeys]
-    float* const dp = p + kScoreElems;                                // [kQueries, kKeys]
-    float* const mask = dp + kScoreElems;                             // [kQueries, kKeys]
-    float* const panels = mask + kScoreElems;                         // pairs: p or dp as the left operand
-    auto* const low = reinterpret_cast<bf16*>(panels + kScoreElems);  // pairs: probabilities [kQueries, kKeys]
-    bf16* const dlow = low + kQueries * kKeys;                        // pairs: gradients of scores
+    const Scratch own(backward_tiles(dims, levels, tile_elems, line_elems));
+    float* const keys = own.floats();                                   // [kKeys, Dp]
+    float* const keys_t = keys + tile_elems;                            // [Dp, kKeys]
+    float* const values_t = keys_t + tile_elems;                        // [Dp, kKeys]
+    float* const queries = values_t + tile_elems;                       // [kQueries, Dp]
+    float* const douts = queries + tile_elems;                          // [kQueries, Dp]
+    float* const lines = douts + tile_elems;                            // pairs: q or dout as the left operand
+    float* const sums = lines + line_elems;                             // of subtrees of the parts, largest first
+    float* const p = sums + levels * sum_elems;                         // [kQueries, kKeys]
+    float* const dp = p + kScoreElems;                                  // [kQueries, kKeys]
+    float* const mask = dp + kScoreElems;                               // [kQueries, kKeys]
+    float* const slopes = dims.cap > 0 ? mask + kScoreElems : nullptr;  // [kQueries, kKeys]
+    float* const panels = mask + 2 * kScoreElems;                       // pairs: p or dp as the left operand
+    auto* const low = reinterpret_cast<bf16*>(panels + kScoreElems);    // pairs: probabilities [kQueries, kKeys]
+    bf16* const dlow = low + kQueries * kKeys;                          // pairs: gradients of scores
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.kv_heads, kv_head = unit % dims.kv_heads;
       const int64_t first_head = kv_head * group;
@@ -515,9 +550,9 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                                words(keys_t), rows, kKeys, head_dim, p, kKeys, false);
                 multiply_pairs(pair_left_rows(as_bf16(dout_at), dims.out_stride, rows, head_dim, words(lines)),
                                words(values_t), rows, kKeys, head_dim, dp, kKeys, false);
-                const float scale = bias_scores(dims, p, rows, head, key0 - query0);
+                const float scale = finish_scores(dims, dims.scale, p, rows, head, key0 - query0, slopes);
                 pair_score_gradients(p, dp, rows, columns, scale, logsumexp + head_row0 + index, delta, dims.scale,
-                                     dims.dropout ? mask : nullptr, low, dlow);
+                                     dims.dropout ? mask : nullptr, slopes, low, dlow);
                 multiply_pairs(pair_left_columns(low, kKeys, key_rows, rows, words(panels)), words(douts), key_rows,
                                head_dim, rows, dvalues, padded, true);
                 multiply_pairs(pair_left_columns(dlow, kKeys, key_rows, rows, words(panels)), words(queries), key_rows,
@@ -539,7 +574,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                          .c = p,
                          .c_row = kKeys,
                          .alpha = dims.scale});
-              if (dims.alibi_slopes != nullptr) add_alibi(p, rows, address_of(dims.alibi_slopes)[head], key0 - query0);
+              finish_scores(dims, 1.0f, p, rows, head, key0 - query0, slopes);
               probabilities(p, rows, columns, logsumexp + head_row0 + index);
               tile_gemm({.m = rows,
                          .n = kKeys,
@@ -553,6 +588,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                          .c_row = kKeys});
               if (dims.dropout) multiply(dp, mask, rows * kKeys);
               score_gradients(p, dp, rows, delta, dims.scale);
+              if (slopes != nullptr) multiply(dp, slopes, rows * kKeys);
               if (dims.dropout) multiply(p, mask, rows * kKeys);
               tile_gemm({.m = key_rows,
                          .n = padded,
@@ -628,7 +664,8 @@ void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity,
   const int64_t head_dim = dims.head_dim, group = dims.heads / dims.kv_heads;
   const int64_t kv_row = dims.kv_heads * head_dim;
   parallel_ranges(dims.batch * dims.heads, 1, 2 * (past + 1) * head_dim, [&](int64_t begin, int64_t end) {
-    float* const sums = workspace(head_dim);
+    const Scratch scratch(head_dim);
+    float* const sums = scratch.floats();
     float p[kKeys];
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.heads, head = unit % dims.heads;
@@ -642,7 +679,7 @@ void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity,
           p[j] = j < keys ? dims.scale * dot(q + unit * head_dim, k_cache + offset + (first + j) * kv_row, head_dim)
                           : 0.0f;
         }
-        if (dims.alibi_slopes != nullptr) add_alibi(p, 1, address_of(dims.alibi_slopes)[head], first - past);
+        finish_scores(dims, 1.0f, p, 1, head, first - past, nullptr);
         const VisibleColumns columns{{0}, {keys}};
         online_softmax(p, 1, columns, &max, &sum, sums, head_dim);
         for (int64_t j = 0; j < keys; ++j) {

@@ -7,6 +7,7 @@
 
 #include "runtime/device/pointer.h"
 #include "runtime/kernels/dropout.h"
+#include "runtime/kernels/scratch.h"
 
 namespace cairn::kernels {
 
@@ -38,6 +39,7 @@ struct AttentionDims {
   int64_t batch = 0, tokens = 0, heads = 0, kv_heads = 0, head_dim = 0;
   int64_t q_stride = 0, kv_stride = 0, out_stride = 0;  // elements from row to row of q; k and v; out and dout
   float scale = 1.0f;                                   // of the scores, 1 / sqrt(D)
+  float cap = 0;  // > 0: scaled scores s become cap * tanh(s / cap), before anything is added to them
   AttentionMask mask;
   DevicePtr<const float> alibi_slopes;  // [N] of these heads: slope * (key - query position) is added to a score
   AttentionDropout dropout;             // attention_decode() has none
@@ -46,8 +48,7 @@ struct AttentionDims {
   DevicePtr<float> max_scores;          // [N], forward: raised to the largest score of each head, as softmax sees them
 };
 
-/// The bits depend on neither the number of threads nor the strides. A thread keeps scratch of its own: 2 S D floats in
-/// the forward pass, tiles of 64 rows in the backward pass.
+/// The bits depend on neither the number of threads nor the strides.
 /// out [T, N*D]; logsumexp [B, N, S] float, kept for the backward pass. T is float, bf16 or f16; scores and sums are
 /// float.
 template <typename T>
@@ -66,6 +67,8 @@ void attention_backward_sums(const AttentionDims& dims, const T* q, const T* k, 
   attention_backward<T, float>(dims, q, k, v, out, logsumexp, dout, dq, dk, dv, scratch);
 }
 int64_t attention_backward_scratch_elems(const AttentionDims& dims);
+/// Of either pass, at most, on any processor and for any T: each thread's tiles.
+ScratchElems attention_scratch(const AttentionDims& dims);
 
 /// Slopes of ALiBi for a model of `heads` heads, written from head `first` on, `count` of them (Press et al. 2022):
 /// powers of 2^(-8/n) for n a power of two; else those of the power of two below, then every other one of the power

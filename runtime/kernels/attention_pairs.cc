@@ -164,7 +164,7 @@ RT_PAIRS void pair_softmax(const float* scores, int64_t rows, const VisibleColum
 
 RT_PAIRS void pair_score_gradients(const float* scores, const float* dp, int64_t rows, const VisibleColumns& columns,
                                    float scale, const float* logsumexp, const float* delta, float factor,
-                                   const float* mask, bf16* low, bf16* dlow) {
+                                   const float* mask, const float* slopes, bf16* low, bf16* dlow) {
   const __m512 scales = _mm512_set1_ps(scale * kLog2E), factors = _mm512_set1_ps(factor);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t at = r * kKeys;
@@ -178,6 +178,7 @@ RT_PAIRS void pair_score_gradients(const float* scores, const float* dp, int64_t
       const __m512 kept = mask != nullptr ? _mm512_loadu_ps(mask + at + 16 * v) : _mm512_set1_ps(1.0f);
       gradient = _mm512_fmsub_ps(gradient, kept, deltas);
       ds[v] = _mm512_mul_ps(_mm512_mul_ps(p[v], gradient), factors);
+      if (slopes != nullptr) ds[v] = _mm512_mul_ps(ds[v], _mm512_loadu_ps(slopes + at + 16 * v));
       p[v] = _mm512_mul_ps(p[v], kept);
     }
     store_low(p, low + at);
@@ -190,7 +191,7 @@ void pair_softmax(const float*, int64_t, const VisibleColumns&, float, float*, f
   RT_CHECK(false, "no bf16 instructions here");
 }
 void pair_score_gradients(const float*, const float*, int64_t, const VisibleColumns&, float, const float*, const float*,
-                          float, const float*, bf16*, bf16*) {
+                          float, const float*, const float*, bf16*, bf16*) {
   RT_CHECK(false, "no bf16 instructions here");
 }
 #endif

@@ -49,9 +49,10 @@ void pair_softmax(const float* scores, int64_t rows, const VisibleColumns& colum
                   float* out, int64_t padded, const float* mask, bf16* low);
 
 /// Backward: from scores, before `scale`, and the gradients dp of probabilities, the probabilities `low` that the
-/// values were multiplied with and the gradients `dlow` of the scores before `factor`: p (dp - delta) factor.
+/// values were multiplied with and the gradients `dlow` of the scores before `factor`: p (dp - delta) factor, times
+/// `slopes` [rows, kKeys] unless that is null.
 void pair_score_gradients(const float* scores, const float* dp, int64_t rows, const VisibleColumns& columns,
                           float scale, const float* logsumexp, const float* delta, float factor, const float* mask,
-                          bf16* low, bf16* dlow);
+                          const float* slopes, bf16* low, bf16* dlow);
 
 }  // namespace cairn::kernels

@@ -53,12 +53,27 @@ RT_INLINE void softmax_scaled_leaf_body(T* logits, int64_t n, float max, float f
 }
 RT_CLONES(softmax_scaled_leaf)
 
+struct CappedExp {
+  float max, factor, inverse;  // of the cap
+  RT_INLINE float operator()(float y) const {
+    const float t = y * inverse;
+    return exp_f32(y - max) * factor * (1.0f - t * t);
+  }
+};
+
+template <typename T>
+RT_INLINE void softmax_capped_leaf_body(T* logits, int64_t n, float max, float factor, float inverse) {
+  map_array(logits, logits, n, CappedExp{max, factor, inverse});
+}
+RT_CLONES(softmax_capped_leaf)
+
 }  // namespace
 
 template <typename T>
-void row_sums(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first, const int32_t* targets,
-              float* max, float* sum_exp, float* target_logit) {
-  parallel_ranges(rows, 1, 4 * valid_cols, [=](int64_t r, int64_t end) {
+void row_sums(const LogitRows& of, const T* logits, float* max, float* sum_exp, float* target_logit) {
+  const int64_t cols = of.cols, valid_cols = of.valid_cols, first = of.first;
+  const int32_t* const targets = of.targets.address();
+  parallel_ranges(of.rows, 1, 4 * valid_cols, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
       max[r] = row_max_leaf(logits + r * cols, valid_cols);  // which brings the row into a core's cache
       sum_exp[r] = sum_exp_leaf(logits + r * cols, valid_cols, max[r]);
@@ -69,10 +84,11 @@ void row_sums(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, i
 }
 
 template <typename T>
-void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
-                            const int32_t* targets, const float* max, const float* sum_exp, const float* scale,
-                            float z_loss) {
-  parallel_ranges(rows, 1, 4 * valid_cols, [=](int64_t r, int64_t end) {
+void cross_entropy_backward(const LogitRows& of, T* logits, const float* max, const float* sum_exp, const float* scale,
+                            float z_loss, float cap) {
+  const int64_t cols = of.cols, valid_cols = of.valid_cols, first = of.first;
+  const int32_t* const targets = of.targets.address();
+  parallel_ranges(of.rows, 1, 4 * valid_cols, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
       T* row = logits + r * cols;
       if (scale[r] == 0.0f) {
@@ -83,9 +99,17 @@ void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid
       const bool here = target >= 0 && target < valid_cols;
       const float target_logit = here ? load_f32(row[target]) : 0.0f;
       const float more = z_loss == 0.0f ? 1.0f : 1.0f + 2.0f * z_loss * (std::log(sum_exp[r]) + max[r]);
-      softmax_scaled_leaf(row, valid_cols, max[r], scale[r] * more / sum_exp[r]);
+      float slope = 1.0f;  // of the cap at the target
+      if (cap > 0.0f) {
+        softmax_capped_leaf(row, valid_cols, max[r], scale[r] * more / sum_exp[r], 1.0f / cap);
+        slope -= target_logit / cap * (target_logit / cap);
+      } else {
+        softmax_scaled_leaf(row, valid_cols, max[r], scale[r] * more / sum_exp[r]);
+      }
       // From the float logit again: subtracting from the rounded probability would round twice.
-      if (here) store_f32(&row[target], (exp_f32(target_logit - max[r]) / sum_exp[r] * more - 1.0f) * scale[r]);
+      if (here) {
+        store_f32(&row[target], (exp_f32(target_logit - max[r]) / sum_exp[r] * more - 1.0f) * scale[r] * slope);
+      }
       std::memset(static_cast<void*>(row + valid_cols), 0, static_cast<size_t>(cols - valid_cols) * sizeof(T));
     }
   });
@@ -117,10 +141,9 @@ void row_scales(const int32_t* targets, float value, int64_t rows, float* scale)
   for (int64_t r = 0; r < rows; ++r) scale[r] = targets[r] < 0 ? 0.0f : value;
 }
 
-#define RT_INSTANTIATE(T)                                                                                          \
-  template void row_sums<T>(const T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, float*, float*, float*); \
-  template void cross_entropy_backward<T>(T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, const float*,    \
-                                          const float*, const float*, float)
+#define RT_INSTANTIATE(T)                                                        \
+  template void row_sums<T>(const LogitRows&, const T*, float*, float*, float*); \
+  template void cross_entropy_backward<T>(const LogitRows&, T*, const float*, const float*, const float*, float, float)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

@@ -7,20 +7,27 @@
 
 #include <cstdint>
 
+#include "runtime/device/pointer.h"
+
 namespace cairn::kernels {
+
+/// Logits of `rows` rows, for `cols` columns of the vocabulary from number `first` on.
+struct LogitRows {
+  int64_t rows = 0, cols = 0, valid_cols = 0, first = 0;
+  DevicePtr<const int32_t> targets;  // [rows], of the whole vocabulary
+};
 
 /// max[r] of the row's logits; sum_exp[r] = sum of exp(logit - max[r]); target_logit[r] = the logit of targets[r] if it
 /// is one of the columns [first, first + valid_cols), else it stays as it is.
 template <typename T>
-void row_sums(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first, const int32_t* targets,
-              float* max, float* sum_exp, float* target_logit);
+void row_sums(const LogitRows& of, const T* logits, float* max, float* sum_exp, float* target_logit);
 
 /// Overwrites logits with d(loss)/d(logits) of loss = log Z - target + z_loss * (log Z)^2, Z the sum of all
-/// exponentials: (softmax * (1 + 2 z_loss log Z) - onehot) * scale[r]. scale[r] 0 masks a row.
+/// exponentials: (softmax * (1 + 2 z_loss log Z) - onehot) * scale[r]. scale[r] 0 masks a row. `cap`: the logits are
+/// cap * tanh(z / cap), and the derivative is that by z.
 template <typename T>
-void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
-                            const int32_t* targets, const float* max, const float* sum_exp, const float* scale,
-                            float z_loss = 0);
+void cross_entropy_backward(const LogitRows& of, T* logits, const float* max, const float* sum_exp, const float* scale,
+                            float z_loss = 0, float cap = 0);
 
 /// max [rows] = the largest of maxima [parts, rows].
 void join_maxima(const float* maxima, int64_t parts, int64_t rows, float* max);

@@ -11,21 +11,10 @@
 namespace cairn::kernels {
 namespace {
 
-/// A 32-bit finaliser (multiply, xor-shift) with a half of the key before each half of its rounds.
-RT_INLINE uint32_t hash_element(uint32_t low, uint32_t high, uint32_t i) {
-  uint32_t x = i * 0x9E3779B9u + low;
-  x = (x ^ (x >> 16)) * 0x7FEB352Du;
-  x = (x ^ (x >> 15)) * 0x846CA68Bu;
-  x = (x ^ (x >> 16)) + high;
-  x = (x ^ (x >> 17)) * 0xED5AD4BBu;
-  x = (x ^ (x >> 11)) * 0xAC4C1B51u;
-  return x ^ (x >> 15);
-}
-
 RT_INLINE void factors_leaf_body(uint32_t low, uint32_t high, uint32_t first, int64_t n, uint32_t threshold,
                                  float scale, float* factors) {
   for (int64_t i = 0; i < n; ++i) {
-    factors[i] = hash_element(low, high, first + static_cast<uint32_t>(i)) < threshold ? 0.0f : scale;
+    factors[i] = dropout_hash(low, high, first + static_cast<uint32_t>(i)) < threshold ? 0.0f : scale;
   }
 }
 RT_CLONES(factors_leaf)
@@ -51,25 +40,24 @@ void dropout_factors(uint64_t row_key, int64_t first, int64_t n, DropoutRate rat
 }
 
 template <typename T>
-void dropout(const T* x, T* out, int64_t rows, int64_t width, int64_t first_row, const TokenRuns& tokens,
-             int64_t samples, const uint64_t* sample_keys, uint64_t site, DropoutRate rate) {
-  parallel_ranges(rows, 1, 4 * width, [=](int64_t r, int64_t end) {
+void dropout(const DropoutRows& of, const T* x, T* out) {
+  const uint64_t* const sample_keys = of.sample_keys.address();
+  const int64_t width = of.width;
+  parallel_ranges(of.rows, 1, 4 * width, [&](int64_t r, int64_t end) {
     float factors[kMapBlock];
     for (; r < end; ++r) {
-      const TokenRuns::Place place = tokens.place(first_row + r, samples);
-      const uint64_t key = dropout_row_key(sample_keys[place.sample], site, static_cast<uint64_t>(place.position));
+      const TokenRuns::Place place = of.tokens.place(of.first_row + r, of.samples);
+      const uint64_t key = dropout_row_key(sample_keys[place.sample], of.site, static_cast<uint64_t>(place.position));
       for (int64_t c = 0; c < width; c += kMapBlock) {
         const int64_t n = std::min(kMapBlock, width - c);
-        dropout_factors(key, c, n, rate, factors);
+        dropout_factors(key, c, n, of.rate, factors);
         multiply_leaf(x + r * width + c, factors, out + r * width + c, n);
       }
     }
   });
 }
 
-#define RT_INSTANTIATE(T)                                                                                       \
-  template void dropout<T>(const T*, T*, int64_t, int64_t, int64_t, const TokenRuns&, int64_t, const uint64_t*, \
-                           uint64_t, DropoutRate)
+#define RT_INSTANTIATE(T) template void dropout<T>(const DropoutRows&, const T*, T*)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

@@ -10,6 +10,7 @@
 
 #include "runtime/core/random.h"
 #include "runtime/core/token_runs.h"
+#include "runtime/device/pointer.h"
 
 namespace cairn::kernels {
 
@@ -29,13 +30,31 @@ constexpr uint64_t dropout_row_key(uint64_t sample_key, uint64_t site, uint64_t 
   return mix64(mix64(sample_key ^ mix64(site)) + row);
 }
 
+/// A 32-bit finaliser (multiply, xor-shift) with a half of the key before each half of its rounds.
+[[gnu::always_inline]] constexpr uint32_t dropout_hash(uint32_t low, uint32_t high, uint32_t element) {
+  uint32_t x = element * 0x9E3779B9u + low;
+  x = (x ^ (x >> 16)) * 0x7FEB352Du;
+  x = (x ^ (x >> 15)) * 0x846CA68Bu;
+  x = (x ^ (x >> 16)) + high;
+  x = (x ^ (x >> 17)) * 0xED5AD4BBu;
+  x = (x ^ (x >> 11)) * 0xAC4C1B51u;
+  return x ^ (x >> 15);
+}
+
 /// factors[i] = 0 or keep_scale for elements [first, first + n) of the row.
 void dropout_factors(uint64_t row_key, int64_t first, int64_t n, DropoutRate rate, float* factors);
 
-/// out[r, c] = x[r, c] * factor. Row first_row + r of a micro-batch of `samples`, whose keys are sample_keys, stands
-/// where `tokens` says. out may be x. The backward pass is the same map.
+/// Rows [first_row, first_row + rows) of a micro-batch, which stand where `tokens` says.
+struct DropoutRows {
+  int64_t rows = 0, width = 0, first_row = 0;
+  TokenRuns tokens;
+  int64_t samples = 1;
+  DevicePtr<const uint64_t> sample_keys;  // [samples]
+  uint64_t site = 0;
+  DropoutRate rate;
+};
+/// out[r, c] = x[r, c] * factor. out may be x. The backward pass is the same map.
 template <typename T>
-void dropout(const T* x, T* out, int64_t rows, int64_t width, int64_t first_row, const TokenRuns& tokens,
-             int64_t samples, const uint64_t* sample_keys, uint64_t site, DropoutRate rate);
+void dropout(const DropoutRows& of, const T* x, T* out);
 
 }  // namespace cairn::kernels

@@ -230,6 +230,40 @@ RT_INLINE void scale_leaf_body(T* x, float factor, int64_t n) {
 }
 RT_CLONES(scale_leaf)
 
+struct Cap {
+  float limit, inverse;
+  RT_INLINE float operator()(float x) const { return limit * tanh_f32(x * inverse); }
+};
+struct Clip {
+  float limit;
+  RT_INLINE float operator()(float x) const {  // written so that a NaN passes
+    const float below = x > limit ? limit : x;
+    return below < -limit ? -limit : below;
+  }
+};
+struct ClipGradient {
+  float limit;
+  RT_INLINE float operator()(float x, float dx) const { return abs_f32(x) > limit ? 0.0f : dx; }
+};
+
+template <typename T>
+RT_INLINE void cap_leaf_body(T* x, float limit, int64_t n) {
+  map_array(x, x, n, Cap{limit, 1.0f / limit});
+}
+RT_CLONES(cap_leaf)
+
+template <typename T>
+RT_INLINE void clip_leaf_body(T* x, float limit, int64_t n) {
+  map_array(x, x, n, Clip{limit});
+}
+RT_CLONES(clip_leaf)
+
+template <typename T>
+RT_INLINE void clip_backward_leaf_body(const T* x, T* dx, float limit, int64_t n) {
+  map_arrays(x, dx, dx, n, ClipGradient{limit});
+}
+RT_CLONES(clip_backward_leaf)
+
 template <typename T>
 RT_INLINE void add_scaled_leaf_body(const T* a, float factor, const T* b, T* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) store_f32(&out[i], load_f32(a[i]) + factor * load_f32(b[i]));
@@ -478,6 +512,18 @@ void scale(T* x, float factor, int64_t count) {
   parallel_elements(count, [=](int64_t i, int64_t end) { scale_leaf(x + i, factor, end - i); });
 }
 template <typename T>
+void cap(T* x, float limit, int64_t count) {
+  parallel_elements(count, [=](int64_t i, int64_t end) { cap_leaf(x + i, limit, end - i); });
+}
+template <typename T>
+void clip(T* x, float limit, int64_t count) {
+  parallel_elements(count, [=](int64_t i, int64_t end) { clip_leaf(x + i, limit, end - i); });
+}
+template <typename T>
+void clip_backward(const T* x, T* dx, float limit, int64_t count) {
+  parallel_elements(count, [=](int64_t i, int64_t end) { clip_backward_leaf(x + i, dx + i, limit, end - i); });
+}
+template <typename T>
 void add_scaled(const T* a, float factor, const T* b, T* out, int64_t count) {
   parallel_elements(count, [=](int64_t i, int64_t end) { add_scaled_leaf(a + i, factor, b + i, out + i, end - i); });
 }
@@ -512,6 +558,9 @@ void add_squares(const float* x, int64_t count, ExactSum& sum) {
   template void add_bias<T>(T*, const T*, int64_t, int64_t);                            \
   template void bias_backward<T>(const T*, float*, int64_t, int64_t, const TreeParts&); \
   template void scale<T>(T*, float, int64_t);                                           \
+  template void cap<T>(T*, float, int64_t);                                             \
+  template void clip<T>(T*, float, int64_t);                                            \
+  template void clip_backward<T>(const T*, T*, float, int64_t);                         \
   template void add_scaled<T>(const T*, float, const T*, T*, int64_t);                  \
   RT_INSTANTIATE_ACTIVATION(gelu_tanh, T);                                              \
   RT_INSTANTIATE_ACTIVATION(gelu_erf, T);                                               \

@@ -91,6 +91,15 @@ void cast(const float* in, f16* out, int64_t count);
 void cast(const f16* in, float* out, int64_t count);
 template <typename T>
 void scale(T* x, float factor, int64_t count);
+/// x = limit * tanh(x / limit).
+template <typename T>
+void cap(T* x, float limit, int64_t count);
+/// x is brought within +- limit.
+template <typename T>
+void clip(T* x, float limit, int64_t count);
+/// dx becomes 0 where x is outside of +- limit.
+template <typename T>
+void clip_backward(const T* x, T* dx, float limit, int64_t count);
 /// out = a + factor * b; out may be a or b.
 template <typename T>
 void add_scaled(const T* a, float factor, const T* b, T* out, int64_t count);

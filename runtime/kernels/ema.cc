@@ -22,7 +22,7 @@ RT_CLONES(ema_block)
 
 }  // namespace
 
-uint64_t ema(double decay, const float* weight, const float* from, float* to, int64_t count) {
+void ema(double decay, const float* weight, const float* from, float* to, int64_t count, const BlockSums& sums) {
   const auto rest = static_cast<float>(1.0 - decay);
   uint64_t sum = 0;
   std::mutex mutex;
@@ -31,12 +31,12 @@ uint64_t ema(double decay, const float* weight, const float* from, float* to, in
     for (int64_t i = begin; i < end; i += kBlock) {
       const int64_t n = std::min(kBlock, end - i);
       ema_block(rest, weight + i, from + i, to + i, n);
-      mine = add_word_sums(mine, word_sums(reinterpret_cast<const std::byte*>(to + i), n, i));
+      if (!sums.sums.empty()) mine = add_word_sums(mine, word_sums(reinterpret_cast<const std::byte*>(to + i), n, i));
     }
     const std::lock_guard lock(mutex);  // once a thread
     sum = add_word_sums(sum, mine);
   });
-  return sum;
+  if (!sums.sums.empty()) sums.put(0, sum);
 }
 
 }  // namespace cairn::kernels

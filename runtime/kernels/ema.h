@@ -3,10 +3,12 @@
 
 #include <cstdint>
 
+#include "runtime/kernels/state_arrays.h"
+
 namespace cairn::kernels {
 
 /// to[i] = decay * from[i] + (1 - decay) * weight[i], in one pass. `to` is `from` (in place) or overlaps nothing.
-/// Returns word_sums() of `to` as written.
-uint64_t ema(double decay, const float* weight, const float* from, float* to, int64_t count);
+/// `sums`: of `to`.
+void ema(double decay, const float* weight, const float* from, float* to, int64_t count, const BlockSums& sums);
 
 }  // namespace cairn::kernels

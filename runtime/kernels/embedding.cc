@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "runtime/core/check.h"
 #include "runtime/core/dtype.h"
@@ -12,6 +11,8 @@
 
 namespace cairn::kernels {
 namespace {
+
+constexpr int64_t kMostLevels = 16;  // of a tree of parts
 
 template <typename T>
 RT_INLINE void accumulate_leaf_body(const T* from, float* to, int64_t n, float factor = 1) {
@@ -59,8 +60,8 @@ int64_t position_of(const RowPositions& positions, int64_t row) {
 }  // namespace
 
 template <typename T>
-void embedding_forward(const int32_t* ids, int64_t rows, const T* table, int64_t first, int64_t rows_in_table,
-                       int64_t width, T* out) {
+void embedding_forward(const int32_t* ids, int64_t rows, const TableRange& of, const T* table, T* out) {
+  const int64_t first = of.first, rows_in_table = of.count, width = of.width;
   const size_t row_bytes = static_cast<size_t>(width) * sizeof(T);
   parallel_ranges(rows, 1, width, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
@@ -75,8 +76,9 @@ void embedding_forward(const int32_t* ids, int64_t rows, const T* table, int64_t
 }
 
 template <typename T>
-void embedding_backward(const int32_t* ids, int64_t rows, const T* dout, int64_t first, int64_t rows_in_table,
-                        int64_t width, float* dtable, float factor) {
+void embedding_backward(const int32_t* ids, int64_t rows, const TableRange& of, const T* dout, float* dtable,
+                        float factor) {
+  const int64_t first = of.first, rows_in_table = of.count, width = of.width;
   // Threads own columns, so each element of dtable sees the rows in their order.
   parallel_ranges(width, 64, rows, [=](int64_t c, int64_t end) {
     for (int64_t r = 0; r < rows; ++r) {
@@ -87,24 +89,28 @@ void embedding_backward(const int32_t* ids, int64_t rows, const T* dout, int64_t
   });
 }
 
+ScratchElems embedding_backward_parts_scratch(int64_t rows, int64_t width) {
+  return {.own = rows, .task = (kMostLevels + 1) * width};
+}
+
 template <typename T>
-void embedding_backward_parts(const int32_t* ids, int64_t rows, int64_t parts, const T* dout, int64_t first,
-                              int64_t rows_in_table, int64_t width, float* dtable, float factor) {
+void embedding_backward_parts(const int32_t* ids, int64_t rows, int64_t parts, const TableRange& of, const T* dout,
+                              float* dtable, float factor) {
+  const int64_t first = of.first, rows_in_table = of.count, width = of.width;
   RT_CHECK(rows % parts == 0, "{} rows in {} parts", rows, parts);
-  thread_local std::vector<int32_t> by_id;  // rows, those of one id together
-  by_id.clear();
-  for (int64_t r = 0; r < rows; ++r) {
-    if (ids[r] >= first && ids[r] < first + rows_in_table) by_id.push_back(static_cast<int32_t>(r));
-  }
-  std::sort(by_id.begin(), by_id.end(),
-            [&](int32_t a, int32_t b) { return ids[a] != ids[b] ? ids[a] < ids[b] : a < b; });
-  constexpr int64_t kMostLevels = 16;
   RT_CHECK(parts < int64_t{1} << kMostLevels, "a tree of {} parts", parts);
-  const int32_t *const begin = by_id.data(), *const end = begin + by_id.size();
+  const Scratch of_rows(rows, (kMostLevels + 1) * width);
+  auto* const by_id = reinterpret_cast<int32_t*>(of_rows.floats());  // rows, those of one id together
+  int32_t* end_of_rows = by_id;
+  for (int64_t r = 0; r < rows; ++r) {
+    if (ids[r] >= first && ids[r] < first + rows_in_table) *end_of_rows++ = static_cast<int32_t>(r);
+  }
+  std::sort(by_id, end_of_rows, [&](int32_t a, int32_t b) { return ids[a] != ids[b] ? ids[a] < ids[b] : a < b; });
+  const int32_t *const begin = by_id, *const end = end_of_rows;
   parallel_ranges(width, 64, rows, [=](int64_t c, int64_t c_end) {
-    thread_local Scratch scratch;
     const int64_t n = c_end - c;
-    float* const sum = scratch.floats((kMostLevels + 1) * n);
+    const Scratch scratch((kMostLevels + 1) * n);
+    float* const sum = scratch.floats();
     for (const int32_t* r = begin; r < end;) {
       const int32_t id = ids[*r];
       const int32_t* const next = std::find_if(r, end, [&](int32_t row) { return ids[row] != id; });
@@ -139,13 +145,13 @@ void positions_look_up(const T* table, const RowPositions& positions, int64_t ro
   });
 }
 
-#define RT_INSTANTIATE(T)                                                                                           \
-  template void embedding_forward<T>(const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, T*);             \
-  template void embedding_backward<T>(const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, float*, float); \
-  template void embedding_backward_parts<T>(const int32_t*, int64_t, int64_t, const T*, int64_t, int64_t, int64_t,  \
-                                            float*, float);                                                         \
-  template void positions_forward<T>(T*, const T*, const RowPositions&, int64_t, int64_t);                          \
-  template void positions_backward<T>(const T*, float*, const RowPositions&, int64_t, int64_t);                     \
+#define RT_INSTANTIATE(T)                                                                                          \
+  template void embedding_forward<T>(const int32_t*, int64_t, const TableRange&, const T*, T*);                    \
+  template void embedding_backward<T>(const int32_t*, int64_t, const TableRange&, const T*, float*, float);        \
+  template void embedding_backward_parts<T>(const int32_t*, int64_t, int64_t, const TableRange&, const T*, float*, \
+                                            float);                                                                \
+  template void positions_forward<T>(T*, const T*, const RowPositions&, int64_t, int64_t);                         \
+  template void positions_backward<T>(const T*, float*, const RowPositions&, int64_t, int64_t);                    \
   template void positions_look_up<T>(const T*, const RowPositions&, int64_t, int64_t, T*)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);

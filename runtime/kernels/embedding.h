@@ -5,22 +5,28 @@
 
 #include "runtime/core/token_runs.h"
 #include "runtime/device/pointer.h"
+#include "runtime/kernels/scratch.h"
 
 namespace cairn::kernels {
 
-/// out[r, :] = table[ids[r] - first, :] if first <= ids[r] < first + rows_in_table, else 0.
+/// Rows of a table, [count, width], that have the numbers [first, first + count).
+struct TableRange {
+  int64_t first = 0, count = 0, width = 0;
+};
+
+/// out[r, :] = table[ids[r] - first, :] for ids in the range, else 0.
 template <typename T>
-void embedding_forward(const int32_t* ids, int64_t rows, const T* table, int64_t first, int64_t rows_in_table,
-                       int64_t width, T* out);
+void embedding_forward(const int32_t* ids, int64_t rows, const TableRange& of, const T* table, T* out);
 /// dtable[ids[r] - first, :] += factor * dout[r, :] for ids in the range, in row order (deterministic).
 template <typename T>
-void embedding_backward(const int32_t* ids, int64_t rows, const T* dout, int64_t first, int64_t rows_in_table,
-                        int64_t width, float* dtable, float factor = 1);
+void embedding_backward(const int32_t* ids, int64_t rows, const TableRange& of, const T* dout, float* dtable,
+                        float factor = 1);
 /// The same with the rows of each id summed in `parts` equal runs of rows, a power of two, by a balanced tree; so calls
 /// with a subtree's rows alone give sums whose tree has the same bits. dtable was zeros.
 template <typename T>
-void embedding_backward_parts(const int32_t* ids, int64_t rows, int64_t parts, const T* dout, int64_t first,
-                              int64_t rows_in_table, int64_t width, float* dtable, float factor);
+void embedding_backward_parts(const int32_t* ids, int64_t rows, int64_t parts, const TableRange& of, const T* dout,
+                              float* dtable, float factor);
+ScratchElems embedding_backward_parts_scratch(int64_t rows, int64_t width);
 
 /// Where rows stand in a table of positions.
 struct RowPositions {

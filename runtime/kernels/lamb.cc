@@ -21,7 +21,7 @@ struct Coefficients {
 Coefficients coefficients(const AdamwArgs& args) {
   RT_CHECK(args.step >= 1, "LAMB counts steps from 1, got {}", args.step);
   const double beta1 = args.beta1, beta2 = args.beta2, t = static_cast<double>(args.step);
-  return {.grad_scale = args.grad_scale,
+  return {.grad_scale = args.clip.address()->grad_scale,
           .beta1 = args.beta1,
           .one_minus_beta1 = static_cast<float>(1.0 - beta1),
           .beta2 = args.beta2,
@@ -32,12 +32,18 @@ Coefficients coefficients(const AdamwArgs& args) {
           .decay = args.weight_decay};
 }
 
+/// StateArrays, as a rule of three arrays takes them.
+struct Run {
+  explicit Run(const StateArrays& of)
+      : master(of.master.address()), exp_avg(of.exp_avg.address()), exp_avg_sq(of.exp_avg_sq.address()) {}
+  float *master, *exp_avg, *exp_avg_sq;
+};
+
 RT_INLINE float step_of(const Coefficients& k, float weight, float m, float v) {
   return m * k.inv_bias1 / (std::sqrt(v) * k.inv_sqrt_bias2 + k.eps) + k.decay * weight;
 }
 
-RT_INLINE void moments_block_body(Coefficients k, const float* grad, StateArrays from, StateArrays to, int64_t at,
-                                  int64_t n) {
+RT_INLINE void moments_block_body(Coefficients k, const float* grad, Run from, Run to, int64_t at, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = at; i < at + n; ++i) {
     const float g = grad[i] * k.grad_scale;
@@ -47,8 +53,8 @@ RT_INLINE void moments_block_body(Coefficients k, const float* grad, StateArrays
 }
 RT_CLONES(moments_block)
 
-RT_INLINE void norms_block_body(Coefficients k, const float* master, StateArrays to, int64_t at, int64_t n,
-                                double* weight, double* step) {
+RT_INLINE void norms_block_body(Coefficients k, const float* master, Run to, int64_t at, int64_t n, double* weight,
+                                double* step) {
   double w2 = 0, r2 = 0;
 #pragma omp simd reduction(+ : w2, r2)
   for (int64_t i = at; i < at + n; ++i) {
@@ -61,8 +67,7 @@ RT_INLINE void norms_block_body(Coefficients k, const float* master, StateArrays
 }
 RT_CLONES(norms_block)
 
-RT_INLINE void step_range_body(Coefficients k, float rate, const float* master, StateArrays to, int64_t begin,
-                               int64_t end) {
+RT_INLINE void step_range_body(Coefficients k, float rate, const float* master, Run to, int64_t begin, int64_t end) {
 #pragma GCC ivdep
   for (int64_t i = begin; i < end; ++i) {
     to.master[i] = master[i] - rate * step_of(k, master[i], to.exp_avg[i], to.exp_avg_sq[i]);
@@ -73,31 +78,37 @@ RT_CLONES(step_range)
 }  // namespace
 
 void lamb_moments(const AdamwArgs& args, const float* grad, const StateArrays& from, const StateArrays& to,
-                  int64_t count, LambNorms* norms) {
+                  int64_t count, const TensorNorms& norms) {
+  if (args.clip.address()->finite == 0) return;
   const Coefficients k = coefficients(args);
+  const Run source(from), target(to);
+  ExactSum all_weight, all_step;
   std::mutex mutex;
   parallel_elements(count, [&](int64_t begin, int64_t end) {
-    LambNorms mine;
+    ExactSum mine_weight, mine_step;
     for (int64_t i = begin; i < end; i += kBlock) {
       const int64_t n = std::min(kBlock, end - i);
-      moments_block(k, grad, from, to, i, n);
-      if (norms == nullptr) continue;
+      moments_block(k, grad, source, target, i, n);
+      if (!norms.wanted()) continue;
       double weight = 0, step = 0;
-      norms_block(k, from.master, to, i, n, &weight, &step);
-      mine.weight.add(weight);
-      mine.step.add(step);
+      norms_block(k, source.master, target, i, n, &weight, &step);
+      mine_weight.add(weight);
+      mine_step.add(step);
     }
-    if (norms == nullptr) return;
+    if (!norms.wanted()) return;
     const std::lock_guard lock(mutex);  // once a thread; the sums are exact in any order
-    norms->weight.add(mine.weight);
-    norms->step.add(mine.step);
+    all_weight.add(mine_weight);
+    all_step.add(mine_step);
   });
+  if (norms.wanted()) norms.add(all_weight, all_step);
 }
 
 void lamb_step(const AdamwArgs& args, float trust, const StateArrays& from, const StateArrays& to, int64_t count) {
+  if (args.clip.address()->finite == 0) return;
   const Coefficients k = coefficients(args);
-  parallel_elements(count,
-                    [&](int64_t begin, int64_t end) { step_range(k, args.lr * trust, from.master, to, begin, end); });
+  const Run source(from), target(to);
+  parallel_elements(
+      count, [&](int64_t begin, int64_t end) { step_range(k, args.lr * trust, source.master, target, begin, end); });
 }
 
 }  // namespace cairn::kernels

@@ -4,20 +4,16 @@
 
 #include <cstdint>
 
-#include "runtime/core/exact_sum.h"
 #include "runtime/kernels/adamw.h"
+#include "runtime/kernels/tensor_norms.h"
 
 namespace cairn::kernels {
 
-/// Squares of the weights and of the steps r = m^ / (sqrt(v^) + eps) + weight_decay * w.
-struct LambNorms {
-  ExactSum weight, step;
-};
-
-/// First pass: `to`'s moments become `from`'s with grad * grad_scale; adds to the norms unless they are null. `to` is
-/// `from` or does not overlap it; its master is left alone. AdamwArgs::lr, stream and portable are not read.
+/// First pass: `to`'s moments become `from`'s with grad * clip.grad_scale; adds to `norms` the squares of the weights
+/// and of the steps r = m^ / (sqrt(v^) + eps) + weight_decay * w. `to` is `from` or does not overlap it; its master is
+/// left alone. AdamwArgs::lr, stream and portable are not read.
 void lamb_moments(const AdamwArgs& args, const float* grad, const StateArrays& from, const StateArrays& to,
-                  int64_t count, LambNorms* norms);
+                  int64_t count, const TensorNorms& norms);
 
 /// Second pass: to.master = from.master - args.lr * trust * r with the moments in `to`.
 void lamb_step(const AdamwArgs& args, float trust, const StateArrays& from, const StateArrays& to, int64_t count);

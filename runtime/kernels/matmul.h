@@ -7,6 +7,7 @@
 
 #include "runtime/core/dtype.h"
 #include "runtime/device/pointer.h"
+#include "runtime/kernels/scratch.h"
 
 namespace cairn::kernels {
 
@@ -50,6 +51,10 @@ struct MatmulArgs {
 /// smaller, but of operands and of their products what is below 2^-110 loses digits, below 2^-126 is zero, and
 /// infinities and what is above 3.38e38 become NaN.
 void matmul(const MatmulArgs& args);
+/// At most, on any processor and for any dtype of A and B: packed B (6 MiB), of 16-bit results whose sums have chunks
+/// up to 2048 rows of these in float, for each level of the parts' tree; and each thread's part of A (0.9 MiB). Larger
+/// products of the same kind take no less.
+ScratchElems matmul_scratch(const MatmulArgs& args);
 
 /// Products of groups of rows, as experts have them: those of one group in order, groups in any order.
 struct MatmulGroups {

@@ -25,7 +25,8 @@ namespace cairn::kernels {
 namespace {
 
 constexpr int64_t kBlockWords = 6 << 18;           // 6 MiB of B
-constexpr int64_t kSumRows = 2048;                 // of float sums kept from chunk to chunk for 16-bit results
+constexpr int64_t kSumRows = 2048;                 // of float sums kept from chunk to chunk for 16-bit results,
+constexpr int64_t kSumColumns = 3072;              // and columns
 constexpr int64_t kPastBytes = 4 << 20;            // a larger result would leave the caches before it is read
 constexpr int64_t kTurnRows = 256;                 // of C, in float while a kernel takes its sums in turns,
 constexpr int64_t kTreeRows = 64;                  // or while trees of them grow, each level in as much memory
@@ -157,6 +158,15 @@ struct Chunk {
   /// What a tile will be added to lies far away; it arrives while the tile is computed.
   void fetch(int64_t row, int64_t column, int64_t count, int64_t width) const;
   void store(float* tile, int64_t row, int64_t column, int64_t count, int64_t width) const;
+  int64_t turn_steps() const { return kernel.turn_steps == 0 ? sum.steps : kernel.turn_steps; }
+  int64_t rows_of_turn() const {
+    const int64_t most = sum.segments.size() > 1 ? kTreeRows : turn_steps() < sum.steps ? kTurnRows : kernel.rows;
+    return most / kernel.rows * kernel.rows;
+  }
+  /// One for each subtree that waits, the part at work, and what is added to it where the kernel does not do that.
+  int64_t slots_of_turn() const { return sum.segments.size() > 1 ? std::bit_width(sum.segments.size()) + 2 : 1; }
+  /// Rows are written while the next ones are computed, so turns take two such memories in turn.
+  int64_t turns_elems() const { return (writes_rows() ? 2 : 1) * slots_of_turn() * rows_of_turn() * kernel.columns; }
   /// Whether the kernel writes whole rows of tiles itself, in store() or beside its next tiles; and such rows.
   bool writes_rows() const;
   GemmRows rows_to_write(const float* sums, int64_t row, int64_t column, int64_t count) const;
@@ -254,17 +264,11 @@ void Chunk::multiply_part(Part& part) const {
     }
     return static_cast<const bf16*>(address_of(args.a)) + (row0 + row) * args.lda + segment.a0 + 2 * step;
   };
-  const bool many = sum.segments.size() > 1;
-  const int64_t most_steps = kernel.turn_steps == 0 ? sum.steps : kernel.turn_steps;
-  const int64_t most_rows = many ? kTreeRows : most_steps < sum.steps ? kTurnRows : kernel.rows;
-  const int64_t turn_rows = most_rows / kernel.rows * kernel.rows;
+  const int64_t most_steps = turn_steps(), turn_rows = rows_of_turn(), slots = slots_of_turn();
   const int64_t tile_elems = kernel.rows * kernel.columns, turn_elems = turn_rows * kernel.columns;
-  thread_local Scratch scratch;
-  // One for each subtree that waits, the part at work, and what is added to it where the kernel does not do that.
-  const int64_t slots = many ? std::bit_width(sum.segments.size()) + 2 : 1;
-  // Rows are written while the next ones are computed, so turns take two such memories in turn.
   const bool beside = writes_rows();
-  float* const memory = scratch.floats((beside ? 2 : 1) * slots * turn_elems);
+  const Scratch scratch(turns_elems());
+  float* const memory = scratch.floats();
   float* tiles = memory;
   GemmRows out;
   constexpr int64_t kLineWords = 16;  // a panel of B has a line of a column for every 16 steps
@@ -355,6 +359,7 @@ void Chunk::multiply(int64_t threads) const {
   row_parts = std::min(row_parts, row_tiles);
   const auto part_begin = [&](int64_t part) { return std::min(part * row_tiles / row_parts * kernel.rows, rows); };
   const bool direct = takes_rows();
+  const int64_t packed_elems = direct ? 0 : ceil_div(row_tiles, row_parts) * kernel.rows * steps;
   // Rows that lie ready are cut by columns too: a thread's half of B may stay in its second-level cache.
   const int64_t column_parts =
       direct && threads > 1 ? std::min(panels(), ceil_div(kPiecesPerThread * threads, row_parts)) : 1;
@@ -374,9 +379,10 @@ void Chunk::multiply(int64_t threads) const {
     part.panel1 = (column_part + 1) * panels() / column_parts;
   }
   // A part's own thread keeps its rows packed: it begins no other before this one's panels are taken, and once others
-  // help, no part is left to begin.
+  // help, no part is left to begin. So they lie at one place of a thread's scratch, and all else it takes behind them.
   const int64_t helping = threads == 1 ? 0 : threads;
   parallel_tasks(count + helping, threads == 1, [&](int64_t task) {
+    const Scratch packed(packed_elems, turns_elems());
     if (task >= count) {
       for (int64_t other = count - 1; other >= 0; --other) {
         Part& part = parts[other];
@@ -388,9 +394,7 @@ void Chunk::multiply(int64_t threads) const {
     }
     Part& part = parts[task];
     if (!direct) {
-      thread_local Scratch scratch;
-      const int64_t held = round_up(part.end - part.begin, kernel.rows);
-      part.a = {reinterpret_cast<uint32_t*>(scratch.floats(held * steps)), part.begin, held};
+      part.a = {reinterpret_cast<uint32_t*>(packed.floats()), part.begin, round_up(part.end - part.begin, kernel.rows)};
       pack_a(part.begin, part.end, part.a);
       part.packed.store(true, std::memory_order_release);
       part.packed.notify_all();
@@ -446,6 +450,7 @@ class SumPlan {
   const std::vector<ChunkSum>& chunks() const { return chunks_; }
   int64_t most_steps() const { return most_steps_; }
   int64_t levels() const { return levels_; }
+  int64_t most_segments() const { return most_segments_; }
   bool whole_steps() const { return whole_steps_; }
 
  private:
@@ -470,32 +475,56 @@ class SumPlan {
       continues = !completes;
       if (!chunk.last) levels_ = std::max(levels_, chunk.level - chunk.joins + 1);
       most_steps_ = std::max(most_steps_, chunk.steps);
+      most_segments_ = std::max(most_segments_, std::ssize(chunk.segments));
       chunks_.push_back(chunk);
     }
   }
 
   static thread_local std::vector<Segment> segments_;  // kept from call to call
   static thread_local std::vector<ChunkSum> chunks_;
-  int64_t most_steps_ = 0, levels_ = 0;
+  int64_t most_steps_ = 0, most_segments_ = 0, levels_ = 0;
   bool whole_steps_ = true;
 };
 thread_local std::vector<Segment> SumPlan::segments_;
 thread_local std::vector<ChunkSum> SumPlan::chunks_;
 
+/// Of any kernel.
+constexpr int64_t kMostTileRows = 32, kMostTileColumns = 64, kMostSteps = 1536, kMostPartWords = 224 << 10;
+
+/// Of a task: a part of A of m rows, and its turns of tiles.
+int64_t task_scratch(int64_t m, int64_t segments) {
+  const int64_t packed =
+      std::max(std::min(kMostPartWords, round_up(m, kMostTileRows) * kMostSteps), kMostTileRows * kMostSteps);
+  const int64_t of_tree = (std::bit_width(static_cast<uint64_t>(segments)) + 2) * kTreeRows;
+  return packed + 2 * std::max(of_tree, kTurnRows) * kMostTileColumns;
+}
+
 }  // namespace
+
+ScratchElems matmul_scratch(const MatmulArgs& args) {
+  const int64_t columns = round_up(args.n, kMostTileColumns), runs = std::max<int64_t>(std::ssize(args.stretches), 1);
+  ScratchElems out{.own = std::min(kBlockWords, columns * kMostSteps) + columns,
+                   .task = task_scratch(args.m, args.parts * runs)};
+  // The smallest chunk of any kernel has 512 elements of a sum; those of parts are padded.
+  if (args.k <= 512 && args.parts == 1) return out;
+  const int64_t levels = std::bit_width(static_cast<uint64_t>(args.parts)) - (args.c_dtype == DType::kF32 ? 1 : 0);
+  out.own += levels * std::min(args.m, kSumRows) * std::min(columns, kSumColumns);
+  return out;
+}
 
 void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
   const GemmKernel kernel = gemm_kernel(isa, args.ab_dtype);
   const SumPlan plan(args, kernel);
   const int64_t steps = plan.most_steps();
-  const int64_t columns_size =
-      std::min(part_size(args.n, kBlockWords / steps, kernel.columns), round_up(args.n, kernel.columns));
   const int64_t kept = std::max<int64_t>(0, plan.levels() - (args.c_dtype == DType::kF32 ? 1 : 0));
+  const int64_t fitting = kept > 0 ? std::min(kBlockWords / steps, kSumColumns) : kBlockWords / steps;
+  const int64_t columns_size = std::min(part_size(args.n, fitting, kernel.columns), round_up(args.n, kernel.columns));
   const int64_t rows_size = kept > 0 ? std::min(args.m, kSumRows) : args.m;
   const int64_t threads = args.m * args.n * args.k < kMinParallelProducts ? 1 : team_threads();
 
-  thread_local Scratch scratch;
-  float* const memory = scratch.floats(columns_size * steps + columns_size + kept * rows_size * columns_size);
+  const Scratch scratch(columns_size * steps + columns_size + kept * rows_size * columns_size,
+                        task_scratch(args.m, plan.most_segments()));
+  float* const memory = scratch.floats();
   auto* const b = reinterpret_cast<uint32_t*>(memory);
   float* const bias = memory + columns_size * steps;
   float* const sums = kept > 0 ? bias + columns_size : nullptr;

@@ -1,38 +1,77 @@
 #pragma once
-// LayerNorm and RMSNorm over rows of `width` elements. Statistics in float.
+// LayerNorm and RMSNorm over rows of `width` elements. Statistics in float. A weight may count from another number than
+// 0: then the factor of a channel is weight + `offset`. `weight` and its gradient may be null: the factors are 1.
 
 #include <cstdint>
 
 #include "runtime/kernels/sums_over_rows.h"
+#include "runtime/kernels/views.h"
 
 namespace cairn::kernels {
 
+/// Rows that are normalised, each by itself, [rows, width].
+struct NormRows {
+  int64_t rows = 0, width = 0;
+  float eps = 0, offset = 0;
+};
+/// Where gradients [width] are added, by a tree of `parts`; null: nobody wants them.
+struct NormGradients {
+  DevicePtr<float> weight, bias;
+  TreeParts parts;
+};
+
 /// y = (x - mean) * rstd * weight + bias. mean, rstd: [rows] float, kept for the backward pass. bias may be null.
 template <typename T>
-void layer_norm_forward(const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd, int64_t rows,
-                        int64_t width, float eps);
-
-/// dx is overwritten; dweight, dbias (float) are added to, by a tree of `parts`. dbias may be null.
+void layer_norm_forward(const NormRows& of, const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd);
+/// dx is overwritten, and may be dy.
 template <typename T>
-void layer_norm_backward(const T* dy, const T* x, const T* weight, const float* mean, const float* rstd, T* dx,
-                         float* dweight, float* dbias, int64_t rows, int64_t width, const TreeParts& parts = {});
+void layer_norm_backward(const NormRows& of, const T* dy, const T* x, const T* weight, const float* mean,
+                         const float* rstd, T* dx, const NormGradients& to);
 
 /// y = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps).
 template <typename T>
-void rms_norm_forward(const T* x, const T* weight, T* y, float* rstd, int64_t rows, int64_t width, float eps);
+void rms_norm_forward(const NormRows& of, const T* x, const T* weight, T* y, float* rstd);
 template <typename T>
-void rms_norm_backward(const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight, int64_t rows,
-                       int64_t width, const TreeParts& parts = {});
+void rms_norm_backward(const NormRows& of, const T* dy, const T* x, const T* weight, const float* rstd, T* dx,
+                       const NormGradients& to);
 
-/// RMSNorm of each head's channels: x [rows, heads, D] and y with row strides in elements, one weight [D] for all
-/// heads. y may be x.
+/// Norms of each head's channels: RMSNorm, or centred LayerNorm without bias.
+struct HeadNorm {
+  int64_t rows = 0, heads = 0, head_dim = 0;
+  float eps = 0, offset = 0;
+  bool centred = false;
+  bool own_weights = false;  // weight [heads, D], of each head; else [D], of all
+};
+/// x and y: [rows, heads, D]. y may be x.
 template <typename T>
-void head_norm_forward(const T* x, int64_t x_stride, const T* weight, T* y, int64_t y_stride, int64_t rows,
-                       int64_t heads, int64_t head_dim, float eps);
-/// dx is overwritten and may be dy; dweight is added to. rstd [rows, heads] is scratch.
+void head_norm_forward(const HeadNorm& d, const Rows<const T>& x, const T* weight, const Rows<T>& y);
+/// dx is overwritten and may be dy; dweight is added to, weights of each head by a tree of `parts`. stats [2, rows,
+/// heads] is scratch.
 template <typename T>
-void head_norm_backward(const T* dy, int64_t dy_stride, const T* x, int64_t x_stride, const T* weight, T* dx,
-                        int64_t dx_stride, float* dweight, float* rstd, int64_t rows, int64_t heads, int64_t head_dim,
-                        float eps);
+void head_norm_backward(const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x, const T* weight,
+                        const Rows<T>& dx, float* dweight, float* stats, const TreeParts& parts = {});
+
+/// RMSNorm of rows of which this rank has `width` of `channels` channels. Sums over all of them come from row_dots()
+/// and the ranks' sum, in which each channel is `copies` times.
+struct WholeNorm {
+  int64_t rows = 0, width = 0, channels = 0, copies = 1;
+  float eps = 0, offset = 0;
+};
+/// Sums over the channels of each row, of equal parts of them by themselves: part p of row r at p * stride + r.
+struct RowDots {
+  int64_t rows = 0, width = 0, parts = 1, stride = 0;
+};
+/// sums: of a * b. With `weight` [width] a channel counts weight + offset times.
+template <typename T>
+void row_dots(const RowDots& d, const Rows<const T>& a, const Rows<const T>& b, const T* weight, float offset,
+              float* sums);
+/// squares [rows]: of x * x over all channels. y may be x.
+template <typename T>
+void whole_norm_forward(const WholeNorm& d, const Rows<const T>& x, const T* weight, const float* squares,
+                        const Rows<T>& y);
+/// dots [rows]: of dy * x * weight over all channels. dx may be dy.
+template <typename T>
+void whole_norm_backward(const WholeNorm& d, const Rows<const T>& dy, const Rows<const T>& x, const T* weight,
+                         const float* squares, const float* dots, const Rows<T>& dx, const NormGradients& to);
 
 }  // namespace cairn::kernels

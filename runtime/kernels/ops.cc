@@ -1,42 +1,41 @@
 #include "runtime/kernels/ops.h"
 
+#include <atomic>
+
 #include "runtime/core/check.h"
-#include "runtime/device/guard.h"
+#include "runtime/kernels/on_cpu.h"
 
 namespace cairn::kernels {
 namespace {
 
-/// A CPU's kernel as the tables want it.
-template <typename Cpu, Cpu* kFunction>
-struct OnCpu;
-template <typename... A, void (*kFunction)(A...)>
-struct OnCpu<void(A...), kFunction> {
-  static void run(Stream&, typename Param<A>::Type... of) {
-    const DeviceAccess inside;
-    kFunction(Param<A>::on_cpu(of)...);
-  }
-};
-
 template <typename T>
 constexpr Ops<T> cpu_ops() {
   Ops<T> out;
-#define RT_FILL(name) out.name = &OnCpu<std::remove_pointer_t<decltype(&kernels::name<T>)>, &kernels::name<T>>::run;
-  RT_KERNELS_OF_T(RT_FILL)
-#undef RT_FILL
-#define RT_FILL(name) out.name = &OnCpu<std::remove_pointer_t<decltype(&kernels::name)>, &kernels::name>::run;
+  RT_KERNELS_OF_T(RT_FILL_OF_T)
   RT_KERNELS(RT_FILL)
-#undef RT_FILL
   out.attention_backward = &OnCpu<AttentionBackward<T>, &kernels::attention_backward<T, T>>::run;
   return out;
 }
 
+template <typename T>
+std::atomic<const Ops<T>*> of_cuda = nullptr;
+
 }  // namespace
+
+template <typename T>
+void serve_cuda_ops(const Ops<T>& ops) {
+  of_cuda<T> = &ops;
+}
+template void serve_cuda_ops<float>(const Ops<float>&);
+template void serve_cuda_ops<bf16>(const Ops<bf16>&);
+template void serve_cuda_ops<f16>(const Ops<f16>&);
 
 template <typename T>
 Exec<T> exec_on(Stream& stream) {
   static constexpr Ops<T> kCpu = cpu_ops<T>();
-  RT_CHECK(stream.device().kind == DeviceKind::kCpu, "no kernels for {}", device_name(stream.device()));
-  return Exec<T>(kCpu, stream);
+  const Ops<T>* const ops = stream.device().kind == DeviceKind::kCpu ? &kCpu : of_cuda<T>.load();
+  RT_CHECK(ops != nullptr, "no kernels for {}", device_name(stream.device()));
+  return Exec<T>(*ops, stream);
 }
 
 template Exec<float> exec_on<float>(Stream&);

@@ -220,12 +220,29 @@ void dot_and_scale_rows(T* a, T* b, const int32_t* rows_of, const float* factors
   });
 }
 
+template <typename T>
+void gate_rows(float* logits, T* x, int64_t rows, int64_t width) {
+  parallel_ranges(rows, 1, width, [=](int64_t r, int64_t end) {
+    for (; r < end; ++r) {
+      logits[r] = 1.0f / (1.0f + std::exp(-logits[r]));
+      scale_row_leaf(x + r * width, logits[r], width);
+    }
+  });
+}
+
+template <typename T>
+void gate_backward(const float* gates, const float* dgates, T* dlogits, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r) store_f32(&dlogits[r], gates[r] * (1.0f - gates[r]) * dgates[r]);
+}
+
 #define RT_INSTANTIATE(T)                                                                                             \
   template void route_backward<T>(const RouterDims&, const float*, const int32_t*, const float*, const RouterLosses&, \
                                   T*);                                                                                \
   template void rows_to_experts<T>(const T*, const int32_t*, int64_t, int64_t, int64_t, T*);                          \
   template void rows_to_tokens<T>(const T*, const int32_t*, const float*, int64_t, int64_t, int64_t, T*);             \
-  template void dot_and_scale_rows<T>(T*, T*, const int32_t*, const float*, int64_t, int64_t, int64_t, float*)
+  template void dot_and_scale_rows<T>(T*, T*, const int32_t*, const float*, int64_t, int64_t, int64_t, float*);       \
+  template void gate_rows<T>(float*, T*, int64_t, int64_t);                                                           \
+  template void gate_backward<T>(const float*, const float*, T*, int64_t)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

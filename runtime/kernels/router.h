@@ -61,4 +61,11 @@ template <typename T>
 void dot_and_scale_rows(T* a, T* b, const int32_t* rows_of, const float* factors, int64_t tokens, int64_t choices,
                         int64_t width, float* dots);
 
+/// logits [rows] become gates, their sigmoids, in place; row r of x [rows, width] is multiplied by gate r.
+template <typename T>
+void gate_rows(float* logits, T* x, int64_t rows, int64_t width);
+/// dlogits [rows] from the gates and their gradients: g (1 - g) dg.
+template <typename T>
+void gate_backward(const float* gates, const float* dgates, T* dlogits, int64_t rows);
+
 }  // namespace cairn::kernels

@@ -18,17 +18,27 @@ struct TreeParts {
   DevicePtr<float> sums;
 };
 
+/// Blocks of rows that each of the parts is cut into.
+constexpr int64_t sum_blocks(int64_t rows, int64_t parts) {
+  constexpr int64_t kBlockRows = 128, kMostBlocks = 16;
+  return std::clamp<int64_t>(rows / parts / kBlockRows, 1, kMostBlocks);
+}
+
+/// Of add_sums_over_rows().
+constexpr ScratchElems sums_over_rows_scratch(int64_t parts, int64_t arrays, int64_t width, int64_t rows) {
+  return {.own = parts * sum_blocks(rows, parts) * arrays * width};
+}
+
 /// into[k] [width] += the tree of what leaf(row, rows, sum) adds to zeros: sum [arrays, width], for runs of rows. Cuts
 /// into 2, 4, ... parts nest. An array whose `into` is null is nobody's.
 template <typename Leaf>
 void add_sums_over_rows(const TreeParts& tree, int64_t arrays, int64_t width, int64_t rows, float* const* into,
                         const Leaf& leaf) {
-  constexpr int64_t kBlockRows = 128, kMostBlocks = 16;
   const int64_t parts = !tree.sums ? 1 : tree.count;
-  const int64_t blocks = std::clamp<int64_t>(rows / parts / kBlockRows, 1, kMostBlocks);  // of a part
+  const int64_t blocks = sum_blocks(rows, parts);
   const int64_t elems = arrays * width, all = parts * blocks;
-  thread_local Scratch scratch;
-  float* const sums = scratch.floats(all * elems);
+  const Scratch scratch(all * elems);
+  float* const sums = scratch.floats();
   parallel_ranges(all, 1, rows / all * elems, [&](int64_t block, int64_t end) {
     for (; block < end; ++block) {
       std::fill_n(sums + block * elems, elems, 0.0f);

@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/kernels/scratch.h"
+
 namespace cairn::kernels {
 namespace {
 
@@ -33,7 +35,13 @@ bool linger(const Done& done) {
 class Team {
  public:
   explicit Team(int64_t threads) {
-    for (int64_t i = 1; i < threads; ++i) helpers_.emplace_back([this] { help(); });
+    TeamScratch& scratch = scratch_of_this_team();
+    for (int64_t i = 1; i < threads; ++i) {
+      helpers_.emplace_back([this, &scratch] {
+        join_scratch(scratch);
+        help();
+      });
+    }
   }
 
   ~Team() {

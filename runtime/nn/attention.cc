@@ -33,7 +33,13 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
                    .stride = dims.qkv,
                    .turning = rotary_dims(model),
                    .interleaved = model.rope.pairs == RotaryPairs::kInterleaved},
+      clip_(static_cast<float>(model.clip_qkv)),
       norm_eps_(static_cast<float>(model.norm_eps)),
+      norm_offset_(norm_offset(model)),
+      qk_norm_(model.qk_norm),
+      kv_copies_(tp.comm().size() * dims.kv_heads / model.kv_heads),
+      turns_(has_rotary(model, layer)),
+      window_turns_(has_window_rotary(model, layer)),
       residual_(parameters, model, dims, layer_prefix(model, layer), Branch::kAttention, tp, scratch),
       from_stream_([&] {
         const std::string prefix = layer_prefix(model, layer) + "attn.";
@@ -56,6 +62,7 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       what_din_(fmt::format("layer {} attn.din", layer)),
       what_kv_(fmt::format("layer {} attn.kv", layer)),
       what_dkv_(fmt::format("layer {} attn.dkv", layer)),
+      what_qk_norm_(fmt::format("layer {} attn.qk_norm", layer)),
       what_dqk_norm_(fmt::format("layer {} attn.dqk_norm", layer)) {
   if (layer == model.layers) position_queries_.emplace(parameters, model, dims, tp, scratch);
   attention_dims_ = {.batch = dims.samples,
@@ -67,6 +74,7 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
                      .kv_stride = dims.qkv,
                      .out_stride = dims.heads * dims.head_dim,
                      .scale = static_cast<float>(score_scale(model, layer)),
+                     .cap = static_cast<float>(model.score_cap),
                      .mask = {.causal = model.mask != Mask::kBidirectional,
                               .window = has_window(model, layer) ? model.sliding_window : 0},
                      .alibi_slopes = scratch.alibi_slopes,
@@ -84,7 +92,7 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, DevicePtr<Rea
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   from_stream_.forward(scratch_.rows_TH, saved.qkv, d.rows);
   if (position_queries_) position_queries_->forward(saved.qkv);
-  norm_qk(saved);
+  RT_TRY(prepare_qkv(saved));
   if (scratch_.cached != nullptr) {
     attend_cached(*scratch_.cached, saved);
   } else {
@@ -96,46 +104,152 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, DevicePtr<Rea
 }
 
 template <typename Real>
+DevicePtr<const float> Attention<Real>::rotary_table() const {
+  if (!turns_) return nullptr;
+  return window_turns_ ? scratch_.window_rotary_table : scratch_.rotary_table;
+}
+
+template <typename Real>
 void Attention<Real>::turn(DevicePtr<Real> qkv, bool inverse) const {
-  if (!scratch_.rotary_table) return;
+  const DevicePtr<const float> table = rotary_table();
+  if (!table) return;
   kernels::RotaryDims dims = rotary_dims_;
   dims.positions = scratch_.positions;
   dims.rows /= dims_.held.parts;
   dims.tokens = dims_.held.part_tokens();
   for (int64_t part = 0; part < dims_.held.parts; ++part) {
-    on_.rotary(dims, qkv + part * dims.rows * dims.stride, scratch_.rotary_table + part * dims.tokens * dims.turning,
-               inverse);
+    on_.rotary(dims, qkv + part * dims.rows * dims.stride, table + part * dims.tokens * dims.turning, inverse);
   }
 }
 
 template <typename Real>
-void Attention<Real>::norm_qk(const SavedAttention<Real>& saved) const {
-  if (!q_norm_) return;
+Status Attention<Real>::prepare_qkv(const SavedAttention<Real>& saved) const {
   const StageDims& d = dims_;
+  if (clip_ > 0) {
+    on_.copy(saved.qkv, saved.qk, d.rows * d.qkv);
+    on_.clip(saved.qkv, clip_, d.rows * d.qkv);
+  }
+  if (!q_norm_) return {};
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
   on_.copy_rows(saved.qkv, d.qkv, saved.qk, qk_width, d.rows, qk_width);
-  on_.head_norm_forward(saved.qk, qk_width, q_norm_.weight, saved.qkv, d.qkv, d.rows, d.heads, d.head_dim, norm_eps_);
-  on_.head_norm_forward(saved.qk + q_width, qk_width, k_norm_.weight, saved.qkv + q_width, d.qkv, d.rows, d.kv_heads,
-                        d.head_dim, norm_eps_);
+  if (qk_norm_ == QkNorm::kWhole) return whole_norms(saved);
+  on_.head_norm_forward(head_norm(d.heads), {saved.qk, qk_width}, q_norm_.weight, {saved.qkv, d.qkv});
+  on_.head_norm_forward(head_norm(d.kv_heads), {saved.qk + q_width, qk_width}, k_norm_.weight,
+                        {saved.qkv + q_width, d.qkv});
+  return {};
+}
+
+template <typename Real>
+kernels::HeadNorm Attention<Real>::head_norm(int64_t heads) const {
+  const bool layer_norm = qk_norm_ == QkNorm::kHeadLayerNorm;
+  return {.rows = dims_.rows,
+          .heads = heads,
+          .head_dim = dims_.head_dim,
+          .eps = norm_eps_,
+          .offset = norm_offset_,
+          .centred = layer_norm,
+          .own_weights = layer_norm};
+}
+
+template <typename Real>
+kernels::WholeNorm Attention<Real>::whole_norm(bool k) const {
+  const StageDims& d = dims_;
+  const int64_t heads = k ? d.kv_heads : d.heads, copies = k ? kv_copies_ : 1;
+  return {.rows = d.rows,
+          .width = heads * d.head_dim,
+          .channels = heads * d.head_dim * tp_.comm().size() / copies,
+          .copies = copies,
+          .eps = norm_eps_,
+          .offset = norm_offset_};
+}
+
+template <typename Real>
+Status Attention<Real>::sum_channels(DevicePtr<float> sums, int64_t count) const {
+  join_sums(on_, sums, dims_.parts, count * dims_.rows);
+  if (tp_.comm().size() == 1) return {};
+  return tp_.comm().all_reduce(sums, count * dims_.rows, DType::kF32, tp_.sum_op(),
+                               count == 2 ? what_qk_norm_ : what_dqk_norm_);
+}
+
+template <typename Real>
+Status Attention<Real>::whole_norms(const SavedAttention<Real>& saved) const {
+  const StageDims& d = dims_;
+  const kernels::WholeNorm q = whole_norm(false), k = whole_norm(true);
+  const int64_t stride = q.width + k.width;
+  const DevicePtr<const Real> q_in = saved.qk, k_in = q_in + q.width;
+  const DevicePtr<float> squares = scratch_.attention;  // [parts, q and k, T]
+  const auto add_squares = [&](const kernels::WholeNorm& norm, DevicePtr<const Real> x, DevicePtr<float> into) {
+    on_.row_dots({d.rows, norm.width, d.parts, 2 * d.rows}, {x, stride}, {x, stride}, nullptr, 0, into);
+  };
+  add_squares(q, q_in, squares);
+  add_squares(k, k_in, squares + d.rows);
+  RT_TRY(sum_channels(squares, 2));
+  on_.whole_norm_forward(q, {q_in, stride}, q_norm_.weight, squares, {saved.qkv, d.qkv});
+  on_.whole_norm_forward(k, {k_in, stride}, k_norm_.weight, squares + d.rows, {saved.qkv + q.width, d.qkv});
+  return {};
 }
 
 template <typename Real>
 Status Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const {
   turn(dqkv, true);
+  if (clip_ > 0) on_.clip_backward(saved.qk, dqkv, clip_, dims_.rows * dims_.qkv);
   return q_norm_ ? norm_qk_backward(saved, dqkv) : Status();
 }
 
 template <typename Real>
 Status Attention<Real>::norm_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const {
+  if (qk_norm_ == QkNorm::kWhole) return whole_norms_backward(saved, dqkv);
+  if (qk_norm_ == QkNorm::kHead) return head_norms_backward(saved, dqkv);
   const StageDims& d = dims_;
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
-  DevicePtr<float> rstd = scratch_.attention;  // attention's backward is done with it
+  // Each rank has the weights of its heads: what is summed is rows alone.
+  const auto backward = [&](int64_t heads, int64_t at, const Parameter<Real>& weight) {
+    on_.head_norm_backward(head_norm(heads), {dqkv + at, d.qkv}, {saved.qk + at, qk_width}, weight.weight,
+                           {dqkv + at, d.qkv}, weight.grad, scratch_.attention, scratch_.token_parts);
+  };
+  backward(d.heads, 0, q_norm_);
+  backward(d.kv_heads, q_width, k_norm_);
+  return {};
+}
+
+template <typename Real>
+Status Attention<Real>::whole_norms_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const {
+  const StageDims& d = dims_;
+  const kernels::WholeNorm q = whole_norm(false), k = whole_norm(true);
+  const int64_t stride = q.width + k.width;
+  const DevicePtr<const Real> q_in = saved.qk, k_in = q_in + q.width;
+  const DevicePtr<float> sums = scratch_.attention;  // [parts, squares of q and of k, dots of both, T]
+  const auto add = [&](const kernels::WholeNorm& norm, DevicePtr<const Real> x, DevicePtr<const Real> dy,
+                       DevicePtr<const Real> weight, DevicePtr<float> into) {
+    const kernels::RowDots dots{d.rows, norm.width, d.parts, 4 * d.rows};
+    on_.row_dots(dots, {x, stride}, {x, stride}, nullptr, 0, into);
+    on_.row_dots(dots, {dy, d.qkv}, {x, stride}, weight, norm_offset_, into + 2 * d.rows);
+  };
+  add(q, q_in, dqkv, q_norm_.weight, sums);
+  add(k, k_in, dqkv + q.width, k_norm_.weight, sums + d.rows);
+  RT_TRY(sum_channels(sums, 4));
+  const auto backward = [&](const kernels::WholeNorm& norm, DevicePtr<const Real> x, DevicePtr<Real> dy,
+                            const Parameter<Real>& weight, DevicePtr<const float> squares) {
+    on_.whole_norm_backward(norm, {dy, d.qkv}, {x, stride}, weight.weight, squares, squares + 2 * d.rows, {dy, d.qkv},
+                            {weight.grad, nullptr, scratch_.token_parts});
+  };
+  backward(q, q_in, dqkv, q_norm_, sums);
+  backward(k, k_in, dqkv + q.width, k_norm_, sums + d.rows);
+  return {};
+}
+
+template <typename Real>
+Status Attention<Real>::head_norms_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const {
+  const StageDims& d = dims_;
+  const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
+  const DevicePtr<float> stats = scratch_.attention;  // attention's backward is done with it
   // Of `count` heads from channel `at` on, in rows [row, row + rows).
   const auto backward = [&](int64_t at, int64_t count, int64_t row, int64_t rows, DevicePtr<float> dweight) {
     const DevicePtr<Real> dy = dqkv + row * d.qkv + at;
-    on_.head_norm_backward(dy, d.qkv, saved.qk + row * qk_width + at, qk_width,
-                           at < q_width ? q_norm_.weight : k_norm_.weight, dy, d.qkv, dweight, rstd, rows, count,
-                           d.head_dim, norm_eps_);
+    kernels::HeadNorm norm = head_norm(count);
+    norm.rows = rows;
+    on_.head_norm_backward(norm, {dy, d.qkv}, {saved.qk + row * qk_width + at, qk_width},
+                           at < q_width ? q_norm_.weight : k_norm_.weight, {dy, d.qkv}, dweight, stats, TreeParts{});
   };
   const TreeParts heads_tree{d.parts, scratch_.stats.parts.sums};
   if (!heads_tree.sums) {
@@ -197,10 +311,10 @@ void Attention<Real>::attend_cached(const CachedRows& rows, const SavedAttention
   const StageDims& d = dims_;
   const KvCache& cache = *rows.cache;
   const int64_t k_at = d.heads * d.head_dim, v_at = k_at + cache.row_elems;
-  if (scratch_.rotary_table) {
+  if (const DevicePtr<const float> table = rotary_table()) {
     kernels::RotaryDims dims = rotary_dims_;
     dims.positions = scratch_.positions;
-    on_.rotary(dims, saved.qkv, scratch_.rotary_table, false);
+    on_.rotary(dims, saved.qkv, table, false);
   }
   on_.scatter_rows(saved.qkv + k_at, d.qkv, rows.cache_rows, d.rows, cache.row_elems, cache.keys<Real>(layer_, 0));
   on_.scatter_rows(saved.qkv + v_at, d.qkv, rows.cache_rows, d.rows, cache.row_elems, cache.values<Real>(layer_, 0));

@@ -1,6 +1,6 @@
 #pragma once
-// The attention half of a block: norm, q k v, their norms, positions, attention, output projection. In the top query
-// layer q comes from positions (position_queries.h), k and v from the norm's output.
+// The attention half of a block: norm, q k v, their clip and norms, positions, attention, output projection. In the top
+// query layer q comes from positions (position_queries.h), k and v from the norm's output.
 
 #include <optional>
 #include <string>
@@ -19,7 +19,7 @@ namespace cairn::nn {
 template <typename Real>
 struct SavedAttention {
   SavedResidual<Real> residual;
-  DevicePtr<Real> qk;   // [T, (N + K) D] before their norms; null without
+  DevicePtr<Real> qk;   // [T, (N + K) D] before their norms, or [T, (N + 2 K) D] before the clip; null without both
   DevicePtr<Real> qkv;  // [T, (N + 2 K) D] after rotary
   DevicePtr<Real> out;  // [T, N D]
   DevicePtr<float> logsumexp_BNS;
@@ -47,12 +47,21 @@ class Attention {
   void attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const;
   /// Rotary positions of q and k, where the model has them.
   void turn(DevicePtr<Real> qkv, bool inverse) const;
-  /// The norms of q and k in `saved.qkv`.
-  void norm_qk(const SavedAttention<Real>& saved) const;
+  /// The angles of the layer; null where q and k do not turn.
+  DevicePtr<const float> rotary_table() const;
+  /// The clip of `saved.qkv`, or the norms of q and k in it.
+  Status prepare_qkv(const SavedAttention<Real>& saved) const;
+  kernels::HeadNorm head_norm(int64_t heads) const;
+  kernels::WholeNorm whole_norm(bool k) const;
+  Status whole_norms(const SavedAttention<Real>& saved) const;
   /// Gradients of q and k, from those after norms and positions to those before.
   Status prepare_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const;
   /// The second half of it: through the norms.
   Status norm_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const;
+  Status head_norms_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const;
+  Status whole_norms_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const;
+  /// Sums [parts, count, T] of this rank become [count, T], those of all tp ranks.
+  Status sum_channels(DevicePtr<float> sums, int64_t count) const;
   /// Keys and values that the queries see, of all tokens, and the row stride of both.
   struct KeysValues {
     DevicePtr<const Real> k, v;
@@ -67,7 +76,10 @@ class Attention {
   int64_t layer_ = 0;
   kernels::AttentionDims attention_dims_;
   kernels::RotaryDims rotary_dims_;
-  float norm_eps_;
+  float clip_, norm_eps_, norm_offset_;
+  QkNorm qk_norm_;
+  int64_t kv_copies_ = 1;  // ranks that hold the same key/value head
+  bool turns_, window_turns_;
   Residual<Real> residual_;
   std::optional<PositionQueries<Real>> position_queries_;
   ColumnGroup<Real> from_stream_;    // q, k, v, or k and v where q comes from positions
@@ -77,7 +89,7 @@ class Attention {
   const TensorParallel<Real>& tp_;
   const ContextParallel<Real>& cp_;
   const Scratch<Real>& scratch_;
-  std::string what_in_, what_out_, what_dout_, what_din_, what_kv_, what_dkv_,
+  std::string what_in_, what_out_, what_dout_, what_din_, what_kv_, what_dkv_, what_qk_norm_,
       what_dqk_norm_;  // names of the collectives
 };
 

@@ -25,8 +25,15 @@ class Dropout {
   /// out [R, H] = masked x, this rank's rows; forward and backward alike. out may be x.
   void apply(DevicePtr<const Real> x_RH, DevicePtr<Real> out_RH, const TensorParallel<Real>& tp,
              const Scratch<Real>& scratch, const StageDims& d) const {
-    on_.dropout(x_RH, out_RH, d.local_rows, d.width, tp.first_row(), d.held, d.samples, scratch.dropout_keys, site_,
-                rate_);
+    on_.dropout({.rows = d.local_rows,
+                 .width = d.width,
+                 .first_row = tp.first_row(),
+                 .tokens = d.held,
+                 .samples = d.samples,
+                 .sample_keys = scratch.dropout_keys,
+                 .site = site_,
+                 .rate = rate_},
+                x_RH, out_RH);
   }
 
  private:

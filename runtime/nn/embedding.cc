@@ -1,8 +1,21 @@
 #include "runtime/nn/embedding.h"
 
+#include <type_traits>
 #include <utility>
 
 namespace cairn::nn {
+namespace {
+
+/// In the run's precision, as transformers multiplies with it.
+template <typename Real>
+float rounded(double x) {
+  const auto out = static_cast<float>(x);
+  if constexpr (std::is_same_v<Real, bf16>) return to_f32(to_bf16(out));
+  if constexpr (std::is_same_v<Real, f16>) return to_f32(to_f16(out));
+  return out;
+}
+
+}  // namespace
 
 template <typename Real>
 Embedding<Real>::Embedding(const Parameters<Real>& parameters, const ModelConfig& model, double gradient_part,
@@ -14,7 +27,8 @@ Embedding<Real>::Embedding(const Parameters<Real>& parameters, const ModelConfig
       positions_(parameters.get_optional("embed.positions")),
       project_{parameters.get_optional("embed.project_in.weight"), {}, dims.width, dims.embed, &parameters.on()},
       dropout_(on_, model.embedding_dropout, -1, DropoutPlace::kEmbedding),
-      gradient_part_(static_cast<float>(gradient_part)),
+      scale_(rounded<Real>(model.embedding_scale)),
+      gradient_part_(static_cast<float>(gradient_part * scale_)),
       tp_(tp),
       rows_tp_(tp.with_width(dims.embed)),
       scratch_(scratch) {
@@ -27,9 +41,11 @@ Status Embedding<Real>::forward(const SavedEmbedding<Real>& saved, DevicePtr<con
   const StageDims& d = dims_;
   // A token outside this rank's rows gives zeros, so the sum over the ranks is its row.
   DevicePtr<Real> partial_TE = scratch_.partial_TH;
-  on_.embedding_forward(tokens_T, d.rows, tokens_.weight, tokens_.first_row, tokens_.valid_rows, d.embed, partial_TE);
+  const kernels::TableRange rows{tokens_.first_row, tokens_.valid_rows, d.embed};
+  on_.embedding_forward(tokens_T, d.rows, rows, tokens_.weight, partial_TE);
   RT_TRY(rows_tp_.reduce(partial_TE, "embedding"));
-  DevicePtr<const Real> rows_RE = rows_tp_.local(partial_TE);
+  DevicePtr<Real> rows_RE = rows_tp_.local(partial_TE);
+  if (scale_ != 1.0f) on_.scale(rows_RE, scale_, d.local_rows * d.embed);
   DevicePtr<Real> stream_RH = norm_ ? saved.norm_input_RH : output_RH;
   if (project_.weight) {
     on_.copy(rows_RE, saved.rows_RE, d.local_rows * d.embed);
@@ -82,12 +98,11 @@ Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, DevicePtr<co
   if (tokens_.unwritten != nullptr && std::exchange(*tokens_.unwritten, 0) != 0) {
     on_.clear_floats(tokens_.grad, tokens_.rows * d.embed);
   }
+  const kernels::TableRange rows{tokens_.first_row, tokens_.valid_rows, d.embed};
   if (d.all_token_parts > 1) {
-    on_.embedding_backward_parts(tokens_T, d.rows, d.held.parts, dy_TE, tokens_.first_row, tokens_.valid_rows, d.embed,
-                                 tokens_.grad, gradient_part_);
+    on_.embedding_backward_parts(tokens_T, d.rows, d.held.parts, rows, dy_TE, tokens_.grad, gradient_part_);
   } else {
-    on_.embedding_backward(tokens_T, d.rows, dy_TE, tokens_.first_row, tokens_.valid_rows, d.embed, tokens_.grad,
-                           gradient_part_);
+    on_.embedding_backward(tokens_T, d.rows, rows, dy_TE, tokens_.grad, gradient_part_);
   }
   return {};
 }

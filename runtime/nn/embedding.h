@@ -44,7 +44,8 @@ class Embedding {
   Linear<Real> project_;            // [H, E], or absent
   std::optional<Norm<Real>> norm_;  // or none
   Dropout<Real> dropout_;
-  float gradient_part_;
+  float scale_;          // a number of the compute dtype
+  float gradient_part_;  // times the scale
   const TensorParallel<Real>& tp_;
   TensorParallel<Real> rows_tp_;  // of rows E wide
   const Scratch<Real>& scratch_;

@@ -16,6 +16,7 @@ Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, d
       projection_{model.tied_embeddings ? parameters.tied_head() : parameters.get("head.weight"),
                   parameters.get_optional("head.bias"), dims.vocab, dims.embed, &on_},
       logit_scale_(static_cast<float>(model.logit_scale)),
+      logit_cap_(static_cast<float>(model.logit_cap)),
       tp_(tp.with_width(dims.embed)),
       scratch_(scratch),
       logits_(buffers.get<Real>(buffer::kHeadLogits)),
@@ -68,6 +69,7 @@ Status Head<Real>::input_gradient(const SavedHead<Real>& saved, DevicePtr<Real> 
 template <typename Real>
 void Head<Real>::compute_logits(int64_t begin, int64_t count) const {
   projection_.forward(scratch_.rows_TH + begin * dims_.embed, logits_, dims_.vocab, count);
+  if (logit_cap_ > 0) on_.cap(logits_, logit_cap_, count * dims_.vocab);
 }
 
 template <typename Real>
@@ -130,7 +132,7 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, DevicePtr<const int32_t
       const DevicePtr<const Real> logits = logits_ + part * part_rows;
       const int64_t valid = std::clamp<int64_t>(vocab.valid_rows - part * part_rows, 0, part_rows);
       const int64_t at = part * d.rows + begin;
-      on_.row_sums(logits, count, d.vocab, valid, vocab.first_row + part * part_rows, targets_T + begin, max_PT + at,
+      on_.row_sums({count, d.vocab, valid, vocab.first_row + part * part_rows, targets_T + begin}, logits, max_PT + at,
                    sums_PT + at, target_T + begin);
     }
   }
@@ -154,8 +156,8 @@ Status Head<Real>::backward(const SavedHead<Real>& saved, DevicePtr<const int32_
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
     if (!held) compute_logits(begin, count);
     DevicePtr<Real> dlogits = logits_;
-    on_.cross_entropy_backward(dlogits, count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin,
-                               saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin, z_loss_);
+    on_.cross_entropy_backward({count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin}, dlogits,
+                               saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin, z_loss_, logit_cap_);
     weight_gradient(dlogits, begin, count, weight_sum);
     projection_.backward_input_partial(dlogits, d.vocab, tp_.partial(scratch_.partial_TH, begin), count);
   };

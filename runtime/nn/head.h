@@ -61,7 +61,7 @@ class Head {
   std::optional<Norm<Real>> norm_;
   Linear<Real> project_;     // [E, H], or absent
   Linear<Real> projection_;  // [V, E]
-  float logit_scale_;
+  float logit_scale_, logit_cap_;
   TensorParallel<Real> tp_;  // of rows E wide
   const Scratch<Real>& scratch_;
   DevicePtr<Real> logits_;  // [logit_rows, V]

@@ -27,7 +27,7 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
                    .scale = static_cast<float>(model.moe.scale)},
       aux_loss_(static_cast<float>(model.moe.aux_loss)),
       z_loss_(static_cast<float>(model.moe.z_loss)),
-      balanced_layers_(balances_over_layers(model) ? model.layers : 1),
+      balanced_layers_(balances_over_layers(model) ? expert_layers(model) : 1),
       residual_(parameters, model, dims, fmt::format("layers.{}.", layer), Branch::kMlp, tp, scratch),
       router_(linear(parameters, fmt::format("layers.{}.moe.router", layer), model.width)),
       bias_(parameters.get_optional(fmt::format("layers.{}.moe.router.bias", layer))),
@@ -61,7 +61,7 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
       const Parameters<Real> of = parameters.of_source(source);
       experts_.push_back(
           {ColumnGroup<Real>({linear(of, name + "gate", model.width), linear(of, name + "up", model.width)}),
-           linear(of, name + "down", dims.ffn)});
+           linear(of, name + "down", dims.expert_ffn)});
     }
   }
 }
@@ -112,15 +112,15 @@ Status Moe<Real>::forward(const SavedMoe<Real>& saved, DevicePtr<const Real> bas
   RT_TRY(dispatch_.begin(saved.chosen, saved.counts, false, what_counts_));
   RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
   for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
-    expert.up.forward_products(rows_PH_ + first * d.width, saved.pre + first * d.ffn_in, rows, out);
+    expert.up.forward_products(rows_PH_ + first * d.width, saved.pre + first * d.expert_ffn_in, rows, out);
   });
-  activate(on_, activation_, saved.pre, scratch_.hidden, dispatch_.used_rows(), d.ffn);
+  activate(on_, activation_, saved.pre, scratch_.hidden, dispatch_.used_rows(), d.expert_ffn);
   for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
     out->push_back(
-        expert.down.forward_product(scratch_.hidden + first * d.ffn, rows_PH_ + first * d.width, d.width, rows));
+        expert.down.forward_product(scratch_.hidden + first * d.expert_ffn, rows_PH_ + first * d.width, d.width, rows));
   });
   RT_TRY(dispatch_.to_tokens(rows_PH_, saved.weights, scratch_.partial_TH, what_rows_));
-  if (shared_) shared_->forward(scratch_.rows_TH, saved.shared_pre, scratch_.partial_TH);
+  if (shared_) shared_->forward(scratch_.rows_TH, saved.shared_pre, saved.shared_gate, scratch_.partial_TH);
 
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_out_));
   DevicePtr<Real> sum_RH = tp_.local(scratch_.partial_TH);
@@ -135,33 +135,35 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   DevicePtr<const Real> masked_RH, dy_TH;
   RT_TRY(row_cut_gather<Real>(dropout_, residual_.branch_gradient(saved.residual), &masked_RH, &dy_TH, tp_, scratch_, d,
                               what_dout_));
-  if (shared_) shared_->backward_hidden(dy_TH, saved.shared_pre);
+  if (shared_) shared_->backward_hidden(dy_TH, saved.shared_pre, saved.shared_gate, dgate_T());
   RT_TRY(dispatch_.begin(saved.chosen, saved.counts, true, what_counts_));
   RT_TRY(dispatch_.to_experts(dy_TH, rows_PH_, what_drows_));
 
   // With h an expert's hidden row and w its weight, y = w W h: dw = dy . W h = (W^T dy) . h, so no product is done
   // again.
   const int64_t used_rows = dispatch_.used_rows();
-  activate(on_, activation_, saved.pre, scratch_.hidden, used_rows, d.ffn);
+  activate(on_, activation_, saved.pre, scratch_.hidden, used_rows, d.expert_ffn);
   for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
-    out->push_back(expert.down.backward_input_product(rows_PH_ + first * d.width, d.width, dhidden_PF_ + first * d.ffn,
-                                                      false, rows));
+    out->push_back(expert.down.backward_input_product(rows_PH_ + first * d.width, d.width,
+                                                      dhidden_PF_ + first * d.expert_ffn, false, rows));
   });
-  RT_TRY(dispatch_.dot_and_scale(dhidden_PF_, scratch_.hidden, saved.weights, d.ffn, dweights_Tk_, what_dweights_));
+  RT_TRY(
+      dispatch_.dot_and_scale(dhidden_PF_, scratch_.hidden, saved.weights, d.expert_ffn, dweights_Tk_, what_dweights_));
   for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
     out->push_back(expert.down.backward_weight_product(rows_PH_ + first * d.width, d.width,
-                                                       scratch_.hidden + first * d.ffn, rows));
+                                                       scratch_.hidden + first * d.expert_ffn, rows));
   });
-  activate_backward(on_, activation_, dhidden_PF_, saved.pre, scratch_.dhidden, used_rows, d.ffn);
+  activate_backward(on_, activation_, dhidden_PF_, saved.pre, scratch_.dhidden, used_rows, d.expert_ffn);
   if (tp_.comm().size() > 1) {  // each rank has a part of every hidden row
-    RT_TRY(tp_.comm().all_reduce(dweights_Tk_, d.rows * d.choices, DType::kF32, comm::ReduceOp::kSum, what_dweights_));
+    const int64_t weights = d.choices + (shared_ && shared_->gated() ? 1 : 0);
+    RT_TRY(tp_.comm().all_reduce(dweights_Tk_, d.rows * weights, DType::kF32, comm::ReduceOp::kSum, what_dweights_));
   }
 
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
   for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
-    DevicePtr<const Real> dpre = scratch_.dhidden + first * d.ffn_in;
+    DevicePtr<const Real> dpre = scratch_.dhidden + first * d.expert_ffn_in;
     expert.up.backward_weight_products(dpre, rows_PH_ + first * d.width, rows, 1, out);
     expert.up.backward_input_products(dpre, drows_PH_ + first * d.width, rows, false, out);
   });
@@ -210,6 +212,10 @@ Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, float loss_scale) 
   DevicePtr<const Real> dlogits_RX = dlogits_TX_ + tp_.first_row() * d.experts;
   router_.backward_weight(dlogits_RX, d.experts, tp_.local(scratch_.rows_TH), d.local_rows);
   router_.backward_input(dlogits_RX, d.experts, tp_.local(scratch_.partial_TH), true, d.local_rows);
+  if (shared_) {
+    shared_->backward_gate(saved.shared_gate, dgate_T(), tp_.first_row(), d.local_rows, tp_.local(scratch_.rows_TH),
+                           tp_.local(scratch_.partial_TH));
+  }
   return {};
 }
 

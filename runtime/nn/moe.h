@@ -1,7 +1,8 @@
 #pragma once
 // Experts in place of the MLP half of a block (Mixtral): a router picks top_k experts for each token, every chosen
 // expert is computed, none has a capacity. Tensor parallelism cuts each expert as it cuts an MLP; the router is
-// replicated. Experts that every token goes through may stand beside them (shared_expert.h).
+// replicated. Experts that every token goes through may stand beside them (shared_expert.h). Layers may differ: of some
+// a plain MLP (mlp.h) is the half (moe.dense_layers).
 //
 // A router's bias (DeepSeek-V3) has no gradient: in the place of one stand the choices of each expert, which are added
 // over micro-batches and replicas as gradients are, and the update turns them into a step (runtime/optim).
@@ -36,6 +37,7 @@ struct SavedMoe {
   DevicePtr<int32_t> counts;       // [ep, X]: of all ranks that divide the experts; null without
   DevicePtr<Real> pre;             // [P, F_in] before the activation
   DevicePtr<Real> shared_pre;      // [T, 2 Fs]; null without shared experts
+  DevicePtr<float> shared_gate;    // [T]; null where they have no gate
   std::span<const float> choices;  // [X]: of the micro-batch in all layers, for the backward; empty: each for itself
 };
 
@@ -68,6 +70,8 @@ class Moe {
   /// Scores, choices, weights.
   Status route(const SavedMoe<Real>& saved) const;
   Status route_backward(const SavedMoe<Real>& saved, float loss_scale) const;
+  /// [T], behind dweights.
+  DevicePtr<float> dgate_T() const { return dweights_Tk_ + dims_.rows * dims_.choices; }
 
   const kernels::Exec<Real>& on_;
   StageDims dims_;

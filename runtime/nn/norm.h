@@ -17,6 +17,9 @@ struct NormStats {
   TreeParts parts;
 };
 
+/// What the model's norm weights count from.
+inline float norm_offset(const ModelConfig& model) { return model.norm_plus_one ? 1.0f : 0.0f; }
+
 template <typename Real>
 class Norm {
  public:
@@ -33,7 +36,7 @@ class Norm {
   Parameter<Real> weight_, bias_;
   NormKind kind_;
   int64_t width_;
-  float eps_;
+  float eps_, offset_;  // offset: what weights count from
 };
 
 }  // namespace cairn::nn

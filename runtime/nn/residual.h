@@ -5,6 +5,9 @@
 //   post_norm            y = N(x + f(x))
 //   deep_norm            y = a N(x) + f(N x)
 //   sandwich             y = x + N'(f(N x))
+//   out_norm             y = x + N'(f(x))
+//
+// With branch_scale what f gives, or N' of it, is multiplied before it is added.
 
 #include <optional>
 #include <string>
@@ -35,14 +38,17 @@ class Residual {
         defers_(branch == Branch::kMlp && is_parallel(kind_)),
         takes_deferred_(branch == Branch::kAttention && is_parallel(kind_)),
         scale_(static_cast<float>(model.residual_scale)),
+        branch_scale_(static_cast<float>(model.branch_scale)),
         count_(dims.local_rows * dims.width),
         rows_(dims.local_rows),
         tp_(tp),
         scratch_(scratch) {
     const bool attention = branch == Branch::kAttention || kind_ == BlockKind::kParallelShared;
-    const Norm<Real> norm(parameters, prefix + (attention ? "attn_norm" : "mlp_norm"), model);
-    (kind_ == BlockKind::kPostNorm ? after_ : before_) = norm;
-    if (kind_ == BlockKind::kSandwich) {
+    if (kind_ != BlockKind::kOutNorm) {
+      const Norm<Real> norm(parameters, prefix + (attention ? "attn_norm" : "mlp_norm"), model);
+      (kind_ == BlockKind::kPostNorm ? after_ : before_) = norm;
+    }
+    if (has_out_norms(kind_)) {
       after_ = Norm<Real>(parameters, prefix + (attention ? "attn_out_norm" : "mlp_out_norm"), model);
     }
   }
@@ -61,11 +67,12 @@ class Residual {
   /// scratch.rows must be there still. `base_RH`: what is added to; output_RH may be base_RH.
   void add(const SavedResidual<Real>& saved, DevicePtr<Real> branch_RH, DevicePtr<const Real> base_RH,
            DevicePtr<Real> output_RH) const {
+    if (has_out_norms(kind_)) {
+      on_.copy(branch_RH, saved.post_RH, count_);
+      after_->forward(saved.post_RH, branch_RH, scratch_.stats, rows_);
+    }
+    if (branch_scale_ != 1.0f) on_.scale(branch_RH, branch_scale_, count_);
     switch (kind_) {
-      case BlockKind::kSandwich:
-        on_.copy(branch_RH, saved.post_RH, count_);
-        after_->forward(saved.post_RH, branch_RH, scratch_.stats, rows_);
-        break;
       case BlockKind::kDeepNorm:
         return on_.add_scaled(branch_RH, scale_, tp_.local(scratch_.rows_TH), output_RH, count_);
       case BlockKind::kPostNorm:
@@ -79,11 +86,16 @@ class Residual {
 
   /// The gradient of the branch's output, from scratch.dresidual, that of y: either it or another scratch buffer.
   DevicePtr<Real> branch_gradient(const SavedResidual<Real>& saved) const {
-    if (!after_) return scratch_.dresidual_RH;
-    DevicePtr<Real> out_RH = kind_ == BlockKind::kSandwich ? scratch_.dbranch_RH : scratch_.dresidual_RH;
-    after_->forward(saved.post_RH, tp_.local(scratch_.rows_TH), scratch_.stats, rows_);  // for its statistics
-    after_->backward(scratch_.dresidual_RH, saved.post_RH, scratch_.stats, out_RH, rows_);
-    return out_RH;
+    const DevicePtr<Real> dstream_RH = scratch_.dresidual_RH, dbranch_RH = scratch_.dbranch_RH;
+    if (kind_ == BlockKind::kPostNorm) norm_backward(saved, dstream_RH, dstream_RH);
+    if (branch_scale_ != 1.0f) {  // the stream itself is not scaled
+      on_.copy(dstream_RH, dbranch_RH, count_);
+      on_.scale(dbranch_RH, branch_scale_, count_);
+    }
+    const DevicePtr<Real> dy_RH = branch_scale_ != 1.0f ? dbranch_RH : dstream_RH;
+    if (!has_out_norms(kind_)) return dy_RH;
+    norm_backward(saved, dy_RH, dbranch_RH);
+    return dbranch_RH;
   }
 
   /// scratch.dresidual becomes the gradient of x, from that of what the branch read, which is overwritten. The
@@ -105,10 +117,16 @@ class Residual {
   }
 
  private:
+  /// Through the norm after the branch.
+  void norm_backward(const SavedResidual<Real>& saved, DevicePtr<const Real> dy_RH, DevicePtr<Real> dx_RH) const {
+    after_->forward(saved.post_RH, tp_.local(scratch_.rows_TH), scratch_.stats, rows_);  // for its statistics
+    after_->backward(dy_RH, saved.post_RH, scratch_.stats, dx_RH, rows_);
+  }
+
   const kernels::Exec<Real>& on_;
   BlockKind kind_;
   bool defers_, takes_deferred_;
-  float scale_;
+  float scale_, branch_scale_;
   int64_t count_, rows_;
   std::optional<Norm<Real>> before_, after_;
   const TensorParallel<Real>& tp_;

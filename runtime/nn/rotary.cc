@@ -57,26 +57,27 @@ double longrope_factor(const RopeConfig& rope, double original) {
 
 }  // namespace
 
-RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens) {
+RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens, bool window) {
   const RopeConfig& rope = model.rope;
+  const RopeScaling scaling = window ? RopeScaling::kNone : rope.scaling;
   const auto dims = static_cast<double>(rotary_dims(model));
   const auto original = static_cast<double>(rope.original_context > 0 ? rope.original_context : model.context);
-  double base = model.rope_theta;
-  if (rope.scaling == RopeScaling::kDynamic) {
+  double base = window ? model.window_rope_theta : model.rope_theta;
+  if (scaling == RopeScaling::kDynamic) {
     const double length = std::max(static_cast<double>(tokens), original);
     base *= std::pow(rope.factor * length / original - (rope.factor - 1), dims / (dims - 2));
   }
   RotaryAngles out;
   for (int64_t i = 0; i < rotary_dims(model) / 2; ++i) {
     double frequency = std::pow(base, -2.0 * static_cast<double>(i) / dims);
-    if (rope.scaling == RopeScaling::kLinear) frequency /= rope.factor;
-    if (rope.scaling == RopeScaling::kLlama3) frequency = llama3_frequency(rope, original, frequency);
+    if (scaling == RopeScaling::kLinear) frequency /= rope.factor;
+    if (scaling == RopeScaling::kLlama3) frequency = llama3_frequency(rope, original, frequency);
     out.frequencies.push_back(frequency);
   }
-  if (rope.scaling == RopeScaling::kYarn) {
+  if (scaling == RopeScaling::kYarn) {
     scale_yarn(rope, base, dims, original, out.frequencies);
     out.factor = yarn_factor(rope);
-  } else if (rope.scaling == RopeScaling::kLongRope) {
+  } else if (scaling == RopeScaling::kLongRope) {
     const std::vector<double>& divisors = static_cast<double>(tokens) > original ? rope.long_factor : rope.short_factor;
     for (size_t i = 0; i < out.frequencies.size(); ++i) out.frequencies[i] /= divisors[i];
     out.factor = longrope_factor(rope, original);

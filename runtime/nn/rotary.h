@@ -13,8 +13,9 @@ struct RotaryAngles {
 };
 
 /// For samples of `tokens` tokens: the dynamic scaling and longrope depend on them.
+/// `window`: of the layers that model.window_rope_theta is for.
 /// Source: transformers, modeling_rope_utils.py; yarn: Peng et al. 2023, llama3: Meta's Llama 3.1 code, longrope: Ding
 /// et al. 2024 as Phi-3 has it.
-RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens);
+RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens, bool window = false);
 
 }  // namespace cairn::nn

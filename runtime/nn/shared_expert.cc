@@ -23,20 +23,42 @@ SharedExpert<Real>::SharedExpert(const Parameters<Real>& parameters, const Model
       down_(linear(parameters, fmt::format("layers.{}.moe.shared.down", layer), dims.shared_ffn)),
       scratch_(scratch),
       dhidden_(buffers.get<Real>(buffer::kMoeSharedDhidden)),
-      dpre_(buffers.get<Real>(buffer::kMoeSharedDpre)) {}
+      dpre_(buffers.get<Real>(buffer::kMoeSharedDpre)) {
+  if (!model.moe.shared_gate) return;
+  gate_ = linear(parameters, fmt::format("layers.{}.moe.shared_gate", layer), model.width);
+  dgate_logits_T_ = buffers.get<Real>(buffer::kMoeSharedDgate);
+}
 
 template <typename Real>
-void SharedExpert<Real>::forward(DevicePtr<const Real> input_TH, DevicePtr<Real> pre, DevicePtr<Real> output_TH) const {
+void SharedExpert<Real>::forward(DevicePtr<const Real> input_TH, DevicePtr<Real> pre, DevicePtr<float> gate_T,
+                                 DevicePtr<Real> output_TH) const {
   up_.forward(input_TH, pre, rows_);
   activate(on_, activation_, pre, scratch_.hidden, rows_, ffn_);
+  if (gate_) {
+    on_.matmul({.m = rows_,
+                .n = 1,
+                .k = width_,
+                .a = input_TH,
+                .lda = width_,
+                .b = gate_->weight.weight,
+                .ldb = width_,
+                .trans_b = true,
+                .c = gate_T,
+                .ldc = 1,
+                .ab_dtype = DTypeOf<Real>::value,
+                .c_dtype = DType::kF32});
+    on_.gate_rows(gate_T, scratch_.hidden, rows_, ffn_);
+  }
   down_.forward(scratch_.hidden, output_TH, width_, rows_, true);
 }
 
 template <typename Real>
-void SharedExpert<Real>::backward_hidden(DevicePtr<const Real> dy_TH, DevicePtr<const Real> pre) const {
+void SharedExpert<Real>::backward_hidden(DevicePtr<const Real> dy_TH, DevicePtr<const Real> pre,
+                                         DevicePtr<const float> gate_T, DevicePtr<float> dgate_T) const {
   activate(on_, activation_, pre, scratch_.hidden, rows_, ffn_);
-  down_.backward_weight(dy_TH, width_, scratch_.hidden, rows_);
   down_.backward_input(dy_TH, width_, dhidden_, false, rows_);
+  if (gate_) on_.dot_and_scale_rows(dhidden_, scratch_.hidden, nullptr, gate_T, rows_, int64_t{1}, ffn_, dgate_T);
+  down_.backward_weight(dy_TH, width_, scratch_.hidden, rows_);
   activate_backward(on_, activation_, dhidden_, pre, dpre_, rows_, ffn_);
 }
 
@@ -44,6 +66,16 @@ template <typename Real>
 void SharedExpert<Real>::backward_input(DevicePtr<const Real> input_TH, DevicePtr<Real> dinput_TH) const {
   up_.backward_weight(dpre_, input_TH, nullptr, rows_);
   up_.backward_input(dpre_, dinput_TH, rows_, true);
+}
+
+template <typename Real>
+void SharedExpert<Real>::backward_gate(DevicePtr<const float> gate_T, DevicePtr<const float> dgate_T, int64_t first_row,
+                                       int64_t local_rows, DevicePtr<const Real> input_RH,
+                                       DevicePtr<Real> dinput_RH) const {
+  if (!gate_) return;
+  on_.gate_backward(gate_T + first_row, dgate_T + first_row, dgate_logits_T_, local_rows);
+  gate_->backward_weight(dgate_logits_T_, 1, input_RH, local_rows);
+  gate_->backward_input(dgate_logits_T_, 1, dinput_RH, true, local_rows);
 }
 
 template class SharedExpert<float>;

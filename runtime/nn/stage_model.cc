@@ -56,7 +56,7 @@ struct LayerBuffers {
   Copies<Real> input;        // of the layer; of this rank's part of it when distributed
   Copies<Real> whole_input;  // shared; only when distributed
   Kept<Real> qk, qkv, out, attn_post, mlp_input, mlp_post, pre, moe_pre, shared_pre;
-  Kept<float> logsumexp, probabilities, weights, log_sums;
+  Kept<float> logsumexp, probabilities, weights, log_sums, shared_gate;
   Kept<int32_t> chosen, counts;
   Copies<Real> attn_dout, mlp_dout, mlp_dpre;  // for each micro-batch between the halves of its backward
   DevicePtr<Real> output;                      // shared: what a layer that is computed again puts out, for nobody
@@ -109,7 +109,9 @@ class Model final : public StageModel {
     const Parameters<Real> parameters(on_, plan, rank, weights, grads,
                                       listener == nullptr ? std::span<uint8_t>() : listener->unwritten());
     set_scratch(model, buffers);
-    if (model.moe.experts > 0) dispatch_.emplace(on_, dims_, groups.ep, buffers);
+    for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
+      if (has_experts(model, layer) && !dispatch_) dispatch_.emplace(on_, dims_, groups.ep, buffers);
+    }
     if (trains_ && optimizer.qk_clip > 0) {
       scratch_.max_scores = buffers.get<float>(buffer::kMaxScores);
       host_max_scores_.emplace(stream, model.layers * dims_.heads);
@@ -287,11 +289,14 @@ class Model final : public StageModel {
     return head_->logits(slot_at(slot).head, 0, dims_.rows, out);
   }
 
-  Status take_max_scores(std::span<float> scores) override {
-    if (!host_max_scores_) return {};
-    on_.floats_to_host(scratch_.max_scores, host_max_scores_->room());
-    RT_TRY(on_.stream.settle());
-    on_.clear_floats(scratch_.max_scores, host_max_scores_->size());
+  void clear_max_scores() override {
+    if (host_max_scores_) on_.clear_floats(scratch_.max_scores, host_max_scores_->size());
+  }
+  void give_max_scores() override {
+    if (host_max_scores_) on_.floats_to_host(scratch_.max_scores, host_max_scores_->room());
+  }
+  void tell_max_scores(std::span<float> scores) const override {
+    if (!host_max_scores_) return;
     const std::span<const float> found = host_max_scores_->read();
     const int64_t here = dims_.heads, all = here * tp_.comm().size(), first = tp_.comm().rank() * here;
     for (size_t i = 0; i < found.size(); ++i) {
@@ -299,7 +304,6 @@ class Model final : public StageModel {
       float& score = scores[static_cast<size_t>(layer * all + first + head)];
       score = std::max(score, found[i]);
     }
-    return {};
   }
 
   int64_t rows() const override { return dims_.rows; }
@@ -416,7 +420,8 @@ class Model final : public StageModel {
 
   std::variant<Mlp<Real>, Moe<Real>> make_mlp(const Parameters<Real>& parameters, const ModelConfig& model,
                                               int64_t layer, const Buffers& buffers) {
-    if (dispatch_) return Moe<Real>(parameters, model, dims_, layer, tp_, cp_, *dispatch_, scratch_, buffers);
+    if (has_experts(model, layer))
+      return Moe<Real>(parameters, model, dims_, layer, tp_, cp_, *dispatch_, scratch_, buffers);
     return Mlp<Real>(parameters, model, dims_, layer, tp_, scratch_);
   }
 
@@ -431,31 +436,35 @@ class Model final : public StageModel {
     if (model.norm == NormKind::kLayerNorm) scratch_.stats.mean = buffers.get<float>(buffer::kScratchMean);
     if (dims_.row_trees()) scratch_.stats.parts = {dims_.row_parts, buffers.get<float>(buffer::kScratchRowSums)};
     if (dims_.all_token_parts > 1) scratch_.token_parts = {dims_.held.parts, scratch_.stats.parts.sums};
-    if (is_parallel(model.block) || model.block == BlockKind::kSandwich) {
-      scratch_.dbranch_RH = buffers.get<Real>(buffer::kScratchDbranch);
-    }
+    if (has_branch_gradient(model)) scratch_.dbranch_RH = buffers.get<Real>(buffer::kScratchDbranch);
     if (has_bias(model, BiasOf::kQkv) || has_bias(model, BiasOf::kMlp)) {
       scratch_.dbias = buffers.get<float>(buffer::kScratchDbias);
     }
     if (model.positions == Positions::kRotary) {
-      DevicePtr<float> table = buffers.get<float>(buffer::kRotaryTable);
-      const TokenRuns& held = dims_.held;
-      const RotaryAngles angles = rotary_angles(model, held.whole() ? dims_.positions : held.tokens);
-      if (held.whole()) {
-        on_.rotary_table(table, 0, dims_.positions, angles.frequencies, angles.factor);
-      } else {
-        const int64_t run = held.part_tokens() / 2;
-        for (int64_t at = 0; at < held.count; at += run) {
-          on_.rotary_table(table + at * rotary_dims(model), held.position(at), run, angles.frequencies, angles.factor);
-        }
-      }
-      scratch_.rotary_table = table;
+      scratch_.rotary_table = fill_rotary_table(model, buffers.get<float>(buffer::kRotaryTable), false);
+    }
+    if (model.window_rope_theta > 0) {
+      scratch_.window_rotary_table = fill_rotary_table(model, buffers.get<float>(buffer::kWindowRotaryTable), true);
     }
     if (model.positions == Positions::kAlibi) {
       DevicePtr<float> slopes = buffers.get<float>(buffer::kAlibiSlopes);
       on_.alibi_slopes(model.heads, tp_.comm().rank() * dims_.heads, dims_.heads, slopes);
       scratch_.alibi_slopes = slopes;
     }
+  }
+
+  DevicePtr<const float> fill_rotary_table(const ModelConfig& model, DevicePtr<float> table, bool window) const {
+    const TokenRuns& held = dims_.held;
+    const RotaryAngles angles = rotary_angles(model, held.whole() ? dims_.positions : held.tokens, window);
+    if (held.whole()) {
+      on_.rotary_table(table, 0, dims_.positions, angles.frequencies, angles.factor);
+      return table;
+    }
+    const int64_t run = held.part_tokens() / 2;
+    for (int64_t at = 0; at < held.count; at += run) {
+      on_.rotary_table(table + at * rotary_dims(model), held.position(at), run, angles.frequencies, angles.factor);
+    }
+    return table;
   }
 
   LayerBuffers<Real> layer_buffers(const Plan& plan, const Chunk& chunk, int64_t layer, int64_t late,
@@ -470,7 +479,7 @@ class Model final : public StageModel {
                                                            buffers.copies<T>(std::string("shared.") + name)};
     };
     const bool full = out.mode == RecomputeMode::kFull, core = out.mode != RecomputeMode::kNone;
-    const bool dense = plan.recipe.model.moe.experts == 0;
+    const bool dense = !has_experts(plan.recipe.model, layer);
     out.input = own(buffer::kAttnInput);
     if (full) out.whole_input = buffers.copies<Real>(buffer::shared(buffer::kAttnInput));
     out.qk = kept(buffer::kAttnQk, Real{}, false);
@@ -488,6 +497,7 @@ class Model final : public StageModel {
     out.log_sums = kept(buffer::kMoeLogSums, float{}, false);
     out.moe_pre = kept(buffer::kMoePre, Real{}, false);
     out.shared_pre = kept(buffer::kMoeSharedPre, Real{}, false);
+    out.shared_gate = kept(buffer::kMoeSharedGate, float{}, false);
     out.attn_dout = own(buffer::kAttnDout);
     out.mlp_dout = own(buffer::kMlpDout);
     out.mlp_dpre = own(buffer::kMlpDpre);
@@ -563,6 +573,7 @@ class Model final : public StageModel {
              .counts = b.counts.at(slot, late),
              .pre = b.moe_pre.at(slot, late),
              .shared_pre = b.shared_pre.at(slot, late),
+             .shared_gate = b.shared_gate.at(slot, late),
              .choices = choices}};
   }
 

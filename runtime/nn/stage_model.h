@@ -98,9 +98,11 @@ class StageModel {
   virtual Status forward_cached(const int32_t* tokens, const CachedRows& rows) = 0;
   virtual Status cached_logits(int64_t first, int64_t count, std::span<float> out) = 0;
 
-  /// With optimizer.qk_clip: raises `scores` [layers, heads] of the whole model to the largest attention scores of this
-  /// rank's layers and heads since the last call, and forgets them.
-  virtual Status take_max_scores(std::span<float> /*scores*/) { return {}; }
+  /// With optimizer.qk_clip, the largest attention scores of this rank's layers and heads: forgotten; ordered to the
+  /// host; once the stream is settled behind that, `scores` [layers, heads] of the whole model raised to them.
+  virtual void clear_max_scores() {}
+  virtual void give_max_scores() {}
+  virtual void tell_max_scores(std::span<float> /*scores*/) const {}
 
   virtual int64_t rows() const = 0;            // T
   virtual int64_t boundary_bytes() const = 0;  // of one boundary tensor: [R, H], behind it choices [X] where counted

@@ -9,6 +9,8 @@
 #include "runtime/comm/rank_groups.h"
 #include "runtime/core/exact_sum.h"
 #include "runtime/core/result.h"
+#include "runtime/device/host_numbers.h"
+#include "runtime/kernels/state_ops.h"
 #include "runtime/optim/after/qk_clip.h"
 #include "runtime/optim/rules/groups.h"
 #include "runtime/optim/rules/update.h"
@@ -19,31 +21,39 @@ namespace cairn::optim {
 
 class ShardedOptimizer {
  public:
-  /// `plan` and `rank` outlive it.
-  ShardedOptimizer(const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups, Arrays arrays);
+  /// All outlive it. What is done is ordered on `stream`.
+  ShardedOptimizer(Stream& stream, const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups,
+                   Arrays arrays);
 
-  /// This rank's part of the squared global gradient norm: add over the world, then square root. The same bits for
-  /// every way of cutting gradients over dp and pp.
+  /// Once the gradients are reduced: orders the adding up of their squares.
+  void take_squared_norm();
+  /// Once the stream is settled behind that: this rank's part of the squared global gradient norm. Add over the world,
+  /// then square root. The same bits for every way of cutting gradients over dp and pp.
   ExactSum squared_norm_part() const;
 
   /// Saved state goes from bank to bank, the rest is updated in place. The first time that comes from its peer copies
-  /// in bank `from`, which must stay until all ranks have called. All memory is written when it returns, visible to
-  /// other processes. `world`: all ranks; LAMB and Adafactor add up the norms of each tensor there. `heads`, unless it
-  /// is null, scales the rows of the query and key projections when they have been updated; the average of the weights,
-  /// if one is kept, comes last.
-  Status update(const Update& update, comm::Comm& world, const HeadFactors* heads = nullptr);
+  /// in bank `from`, which must stay until all ranks have called. All memory is written, visible to other
+  /// processes, when the stream is settled; LAMB and Adafactor settle it on the way. `world`: all ranks; LAMB and
+  /// Adafactor add up the norms of each tensor there. `heads`, unless it is null, scales the rows of the query and key
+  /// projections when they have been updated; the average of the weights, if one is kept, comes last.
+  Status update(Update update, comm::Comm& world, const HeadFactors* heads = nullptr);
 
   /// In place of an update when the step is skipped (StateWalk).
   void keep(int64_t from, int64_t to);
   /// Checksums of what the last of both wrote (StateWalk).
-  std::span<const uint64_t> sums() const { return walk_.sums(); }
+  std::vector<uint64_t> sums() const { return walk_.sums(); }
   /// At the start (StateWalk).
-  void make_weights(int64_t bank, const Bucket& bucket) const;
+  void make_weights(Stream& stream, int64_t bank, const Bucket& bucket) const {
+    walk_.make_weights(stream, bank, bucket);
+  }
 
  private:
   StateWalk walk_;
   comm::RankGroups groups_;
-  std::vector<TensorRates> rates_;  // of the plan's tensors
+  std::vector<TensorRates> rates_;               // of the plan's tensors
+  std::vector<kernels::ElemRun> gradient_runs_;  // of Arrays::grads: what this rank's part of the norm is of
+  HostNumbers<double> squared_norm_;             // words
+  Update given_;                                 // the last one: the device reads its numbers here
 };
 
 }  // namespace cairn::optim

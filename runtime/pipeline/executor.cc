@@ -81,14 +81,12 @@ Status Executor::forward(const Action& action, const MicroBatch& batch) {
   return {};
 }
 
-Status Executor::tell(const OnLosses& on_losses) {
-  RT_TRY(stream_.settle());
-  if (!on_losses || losses_.size() == 0) return {};
+void Executor::tell_losses(const OnLosses& on_losses) const {
+  if (!on_losses || losses_.size() == 0) return;
   const auto rows = static_cast<size_t>(losses_.size() / shape_.micro_batches);
   for (int64_t k = 0; k < shape_.micro_batches; ++k) {
     on_losses(k, losses_.read().subspan(static_cast<size_t>(k) * rows, rows));
   }
-  return {};
 }
 
 Status Executor::backward(const Action& action, const MicroBatch& batch, float loss_scale) {
@@ -115,7 +113,7 @@ Status Executor::backward(const Action& action, const MicroBatch& batch, float l
   return {};
 }
 
-Status Executor::train(std::span<const MicroBatch> batches, float loss_scale, const OnLosses& on_losses) {
+Status Executor::train(std::span<const MicroBatch> batches, float loss_scale) {
   RT_CHECK(static_cast<int64_t>(batches.size()) == shape_.micro_batches, "{} micro-batches for a schedule of {}",
            batches.size(), shape_.micro_batches);
   for (const Action& action : train_actions_) {
@@ -126,12 +124,9 @@ Status Executor::train(std::span<const MicroBatch> batches, float loss_scale, co
       RT_TRY(backward(action, batch, loss_scale));
     }
   }
-  {
-    const PhaseScope waiting(Phase::kPipeline);
-    RT_TRY(activations_.wait_sends("end of step"));
-    RT_TRY(gradients_.wait_sends("end of step"));
-  }
-  return tell(on_losses);
+  const PhaseScope waiting(Phase::kPipeline);
+  RT_TRY(activations_.wait_sends("end of step"));
+  return gradients_.wait_sends("end of step");
 }
 
 Status Executor::evaluate(std::span<const MicroBatch> batches, const OnLosses& on_losses) {
@@ -139,7 +134,9 @@ Status Executor::evaluate(std::span<const MicroBatch> batches, const OnLosses& o
            batches.size(), shape_.micro_batches);
   for (const Action& action : forward_actions_) RT_TRY(forward(action, batches[action.micro_batch]));
   RT_TRY(activations_.wait_sends("end of evaluation"));
-  return tell(on_losses);
+  RT_TRY(stream_.settle());
+  tell_losses(on_losses);
+  return {};
 }
 
 }  // namespace cairn::pipeline

@@ -31,7 +31,8 @@ struct MicroBatch {
   nn::SequenceRows rows;                   // every stage reads them
 };
 
-/// Called on the last stage with the token losses [T] of each micro-batch, once all passes are done.
+/// Called on the last stage with the token losses [T] of each micro-batch, once the stream is settled behind all
+/// passes.
 using OnLosses = std::function<void(int64_t micro_batch, std::span<const float> losses)>;
 
 class Executor {
@@ -42,10 +43,12 @@ class Executor {
   Executor(Stream& stream, const ScheduleShape& shape, std::vector<nn::StageModel*> chunks, comm::Comm& activations,
            comm::Comm& gradients, DeviceBytes buffers);
 
-  /// Forward and backward of all micro-batches; adds to the models' gradients.
-  Status train(std::span<const MicroBatch> batches, float loss_scale, const OnLosses& on_losses);
+  /// Forward and backward of all micro-batches; adds to the models' gradients. The losses are there when the stream is
+  /// settled: tell_losses().
+  Status train(std::span<const MicroBatch> batches, float loss_scale);
+  void tell_losses(const OnLosses& on_losses) const;
 
-  /// Forward only, in slot 0 of each chunk.
+  /// Forward only, in slot 0 of each chunk. Settles the stream and tells the losses.
   Status evaluate(std::span<const MicroBatch> batches, const OnLosses& on_losses);
 
  private:
@@ -61,8 +64,6 @@ class Executor {
   };
 
   Status forward(const Action& action, const MicroBatch& batch);
-  /// The host waits for the device, once, and has the losses.
-  Status tell(const OnLosses& on_losses);
   Status backward(const Action& action, const MicroBatch& batch, float loss_scale);
   /// The ring's next buffer, once the last send from it has left.
   Result<DevicePtr<std::byte>> room(Ring& ring, comm::Comm& comm, int64_t destination, std::string_view what);

@@ -39,7 +39,9 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   if (m.moe.experts > 0) {
     d.experts = m.moe.experts;
     d.choices = m.moe.top_k;
-    d.shared_ffn = m.moe.shared_experts * m.ffn / tp;
+    d.expert_ffn = expert_ffn(m) / tp;
+    d.expert_ffn_in = is_gated(m.activation) ? 2 * d.expert_ffn : d.expert_ffn;
+    d.shared_ffn = shared_ffn(m) / tp;
     d.ep = plan.mesh.ep();
     d.local_experts = d.experts / d.ep;
     d.first_expert = rank.expert_part * d.local_experts;
@@ -72,6 +74,10 @@ int64_t attention_scratch_elems(const StageDims& dims) {
 
 int64_t tree_sum_elems(int64_t parts, int64_t elems) { return (std::bit_width(static_cast<uint64_t>(parts))) * elems; }
 
+bool has_branch_gradient(const ModelConfig& m) {
+  return is_parallel(m.block) || has_out_norms(m.block) || m.branch_scale != 1.0;
+}
+
 int64_t qk_norm_sum_elems(const StageDims& dims) {
   const int64_t of_heads = tree_sum_elems(dims.parts, dims.head_dim);
   return dims.all_token_parts == 1 ? of_heads : of_heads + 2 * dims.held.parts * dims.head_dim;
@@ -80,6 +86,15 @@ int64_t qk_norm_sum_elems(const StageDims& dims) {
 int64_t BufferSpec::bytes() const {
   const int64_t raw = elems * dtype_size_bytes(dtype);
   return (raw + kBufferAlignBytes - 1) / kBufferAlignBytes * kBufferAlignBytes;
+}
+
+bool holds_experts(const Plan& plan, const RankPlan& rank) {
+  for (const Chunk& chunk : rank.chunks) {
+    for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
+      if (has_experts(plan.recipe.model, l)) return true;
+    }
+  }
+  return false;
 }
 
 RecomputeMode layer_recompute(const Plan& plan, const Stage& stage, int64_t layer) {
@@ -104,21 +119,24 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   const auto scratch = [&](std::string name, int64_t elems, DType dtype) { add(std::move(name), elems, dtype, 1); };
 
   const int64_t stream = d.local_rows * d.width, core = d.rows * d.heads * d.head_dim;
-  const int64_t qk = m.qk_norm != QkNorm::kNone ? d.rows * (d.heads + d.kv_heads) * d.head_dim : 0;
-  const bool dense = d.experts == 0, parallel = is_parallel(m.block);
-  bool shares_core = false, shares_layer = false;
+  const int64_t qk = m.clip_qkv > 0               ? d.rows * d.qkv
+                     : m.qk_norm != QkNorm::kNone ? d.rows * (d.heads + d.kv_heads) * d.head_dim
+                                                  : 0;
+  const bool parallel = is_parallel(m.block);
+  bool shares_core = false, shares_dense = false, shares_sparse = false, some_dense = false, some_sparse = false;
   for (const Chunk& chunk : rank.chunks) {
     const Stage& stage = chunk.stage;
     const int64_t in_flight = chunk.in_flight;
     const auto add_layer = [&](int64_t layer, int64_t late) {  // late: micro-batches between the halves of its backward
       const std::string prefix = layer_prefix(m, layer);
       const RecomputeMode mode = layer_recompute(plan, stage, layer);
-      const bool full = mode == RecomputeMode::kFull;
+      const bool full = mode == RecomputeMode::kFull, dense = !has_experts(m, layer);
+      (dense ? some_dense : some_sparse) = true;
       const int64_t whole = full ? late : in_flight;  // what the second half of a backward reads too
       const int64_t first = full ? 0 : in_flight;     // what it does not
       const int64_t of_core = mode == RecomputeMode::kNone ? in_flight : late;
       shares_core |= mode != RecomputeMode::kNone;
-      shares_layer |= full;
+      if (full) (dense ? shares_dense : shares_sparse) = true;
       const int64_t input = full && distributes_inputs(plan) ? stream / plan.mesh.tp() : stream;
       add(prefix + buffer::kAttnInput, input, compute, in_flight);  // the residual stream
       add(prefix + buffer::kAttnQkv, d.rows * d.qkv, compute, whole);
@@ -136,7 +154,8 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
         if (m.moe.z_loss > 0) add(prefix + buffer::kMoeLogSums, d.rows, DType::kF32, first);
         if (d.ep > 1) add(prefix + buffer::kMoeCounts, d.ep * d.experts, DType::kI32, first);
         if (d.shared_ffn > 0) add(prefix + buffer::kMoeSharedPre, d.rows * 2 * d.shared_ffn, compute, first);
-        add(prefix + buffer::kMoePre, d.expert_rows * d.ffn_in, compute, first);
+        if (m.moe.shared_gate) add(prefix + buffer::kMoeSharedGate, d.rows, DType::kF32, first);
+        add(prefix + buffer::kMoePre, d.expert_rows * d.expert_ffn_in, compute, first);
       }
       if (has_post_norms(m.block)) add(prefix + buffer::kMlpPost, stream, compute, in_flight);
       add(prefix + buffer::kAttnDout, stream, compute, late);
@@ -164,21 +183,21 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
     scratch(buffer::shared(buffer::kAttnOut), core, compute);
     scratch(buffer::shared(buffer::kAttnLogsumexp), d.rows * d.heads, DType::kF32);
   }
-  if (shares_layer) {
+  if (shares_dense || shares_sparse) {
     scratch(buffer::shared(buffer::kAttnQkv), d.rows * d.qkv, compute);
     if (qk > 0) scratch(buffer::shared(buffer::kAttnQk), qk, compute);
     if (!parallel) scratch(buffer::shared(buffer::kMlpInput), stream, compute);
-    if (parallel || !dense) scratch(buffer::shared(buffer::kOutput), stream, compute);
-    if (dense) {
-      scratch(buffer::shared(buffer::kMlpPre), d.rows * d.ffn_in, compute);
-    } else {
+    if (parallel || shares_sparse) scratch(buffer::shared(buffer::kOutput), stream, compute);
+    if (shares_dense) scratch(buffer::shared(buffer::kMlpPre), d.rows * d.ffn_in, compute);
+    if (shares_sparse) {
       scratch(buffer::shared(buffer::kMoeProbabilities), d.rows * d.experts, DType::kF32);
       scratch(buffer::shared(buffer::kMoeChosen), d.rows * d.choices, DType::kI32);
       scratch(buffer::shared(buffer::kMoeWeights), d.rows * d.choices, DType::kF32);
       if (m.moe.z_loss > 0) scratch(buffer::shared(buffer::kMoeLogSums), d.rows, DType::kF32);
       if (d.ep > 1) scratch(buffer::shared(buffer::kMoeCounts), d.ep * d.experts, DType::kI32);
       if (d.shared_ffn > 0) scratch(buffer::shared(buffer::kMoeSharedPre), d.rows * 2 * d.shared_ffn, compute);
-      scratch(buffer::shared(buffer::kMoePre), d.expert_rows * d.ffn_in, compute);
+      if (m.moe.shared_gate) scratch(buffer::shared(buffer::kMoeSharedGate), d.rows, DType::kF32);
+      scratch(buffer::shared(buffer::kMoePre), d.expert_rows * d.expert_ffn_in, compute);
     }
     if (distributes_inputs(plan)) scratch(buffer::shared(buffer::kAttnInput), stream, compute);
   }
@@ -199,21 +218,30 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
     scratch(buffer::kScratchRowSums, sums, DType::kF32);
   }
   scratch(buffer::kScratchDresidual, stream, compute);
-  if (is_parallel(m.block) || m.block == BlockKind::kSandwich) scratch(buffer::kScratchDbranch, stream, compute);
-  const int64_t ffn_rows = d.experts > 0 ? d.expert_rows : d.rows;
+  if (has_branch_gradient(m)) scratch(buffer::kScratchDbranch, stream, compute);
   // Between a column and a row cut.
-  scratch(buffer::kScratchHidden, std::max({ffn_rows * d.ffn, d.rows * d.heads * d.head_dim, d.rows * d.shared_ffn}),
-          compute);
-  scratch(buffer::kScratchDhidden, std::max(ffn_rows * d.ffn_in, d.rows * d.qkv), compute);
-  if (d.experts > 0) {
+  int64_t hidden = core, dhidden = d.rows * d.qkv;
+  if (some_dense) {
+    hidden = std::max(hidden, d.rows * d.ffn);
+    dhidden = std::max(dhidden, d.rows * d.ffn_in);
+  }
+  if (some_sparse) {
+    hidden = std::max({hidden, d.expert_rows * d.expert_ffn, d.rows * d.shared_ffn});
+    dhidden = std::max(dhidden, d.expert_rows * d.expert_ffn_in);
+  }
+  scratch(buffer::kScratchHidden, hidden, compute);
+  scratch(buffer::kScratchDhidden, dhidden, compute);
+  if (some_sparse) {
     scratch(buffer::kMoeRows, d.expert_rows * d.width, compute);
     scratch(buffer::kMoeDrows, d.expert_rows * d.width, compute);
-    scratch(buffer::kMoeDhidden, d.expert_rows * d.ffn, compute);
+    scratch(buffer::kMoeDhidden, d.expert_rows * d.expert_ffn, compute);
     scratch(buffer::kMoeDlogits, d.rows * d.experts, compute);
     scratch(buffer::kMoeRowsOf, d.rows * d.choices, DType::kI32);
-    scratch(buffer::kMoeDweights, d.rows * d.choices, DType::kF32);
+    // Of the routing weights, then of the shared MLP's gate: they are added over tp together.
+    scratch(buffer::kMoeDweights, d.rows * (d.choices + (m.moe.shared_gate ? 1 : 0)), DType::kF32);
+    if (m.moe.shared_gate) scratch(buffer::kMoeSharedDgate, d.rows, compute);
     scratch(buffer::kMoeBalance, d.experts, DType::kF32);
-    if (m.moe.bias_rate > 0) scratch(buffer::kMoeBias, d.experts, DType::kF32);
+    if (has_choice_bias(m)) scratch(buffer::kMoeBias, d.experts, DType::kF32);
     if (d.shared_ffn > 0) {
       scratch(buffer::kMoeSharedDhidden, d.rows * d.shared_ffn, compute);
       scratch(buffer::kMoeSharedDpre, d.rows * 2 * d.shared_ffn, compute);
@@ -238,6 +266,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
     scratch(buffer::kScratchDbias, std::max(d.ffn_in, d.qkv), DType::kF32);
   }
   if (m.positions == Positions::kRotary) scratch(buffer::kRotaryTable, d.positions * rotary_dims(m), DType::kF32);
+  if (m.window_rope_theta > 0) scratch(buffer::kWindowRotaryTable, d.positions * rotary_dims(m), DType::kF32);
   if (m.positions == Positions::kAlibi) scratch(buffer::kAlibiSlopes, d.heads, DType::kF32);
   if (plan.recipe.optimizer.qk_clip > 0) scratch(buffer::kMaxScores, m.layers * d.heads, DType::kF32);
   if (rank.head()) {

@@ -48,12 +48,13 @@ struct StageDims {
   int64_t kv_heads = 0;    // K, this rank's
   int64_t head_dim = 0;    // D
   int64_t qkv = 0;         // QKV = (N + 2 K) D
-  int64_t ffn = 0;         // F, this rank's
+  int64_t ffn = 0;         // F, this rank's, of an MLP
   int64_t ffn_in = 0;      // F_in = F, or 2 F with a gate
-  int64_t experts = 0;     // X; 0 without
-  int64_t choices = 0;     // k, experts of a token
-  int64_t shared_ffn = 0;  // this rank's hidden units of the experts that every token goes through
-  int64_t ep = 1;          // ranks that divide the experts
+  int64_t expert_ffn = 0, expert_ffn_in = 0;    // the same of an expert
+  int64_t experts = 0;                          // X; 0 without
+  int64_t choices = 0;                          // k, experts of a token
+  int64_t shared_ffn = 0;                       // this rank's hidden units of the experts that every token goes through
+  int64_t ep = 1;                               // ranks that divide the experts
   int64_t local_experts = 0, first_expert = 0;  // this rank's
   int64_t expert_sources = 1;                   // ep ranks whose rows each expert keeps apart (Plan::expert_sources)
   int64_t expert_rows = 0;  // P: rows of this rank's experts at most, those of each padded to kExpertRowsAlign
@@ -69,6 +70,9 @@ struct StageDims {
 constexpr int64_t kExpertRowsAlign = 32;
 StageDims stage_dims(const Plan& plan, const RankPlan& rank);
 
+/// Some layer of the rank has experts.
+bool holds_experts(const Plan& plan, const RankPlan& rank);
+
 /// How a layer of a stage is recomputed: the recipe's mode for the first recompute.layers of each stage.
 RecomputeMode layer_recompute(const Plan& plan, const Stage& stage, int64_t layer);
 
@@ -81,6 +85,9 @@ int64_t attention_scratch_elems(const StageDims& dims);
 
 /// Floats that a tree of `parts` sums of so many has under way (nn/tree_sum.h).
 int64_t tree_sum_elems(int64_t parts, int64_t elems);
+
+/// The gradient inside a block has a buffer beside that of the stream.
+bool has_branch_gradient(const ModelConfig& model);
 
 /// Floats that the gradients of q's and k's norms take while they are summed: a tree over heads, and where sums over
 /// tokens have parts its root for each of those.

@@ -82,6 +82,17 @@ class StageRules {
     const int64_t slice = micro * dp;
     if (samples % slice == 0) return false;
     const std::string at = field("batch.samples");
+    if (rules_.recipe.batch.uneven) {
+      const int64_t there = (samples + micro - 1) / micro;  // micro-batches
+      if (there >= dp) return false;
+      rules_.fail(
+          at,
+          fmt::format("{}batch.samples = {} makes {} micro-batches of {}, too few for dp {}: some replicas would "
+                      "never have one",
+                      when_, samples, there, micro, dp),
+          fmt::format("samples at least {}", (dp - 1) * micro + 1), ranks_.said);
+      return true;
+    }
     if (ranks_.dp == 0 && dp == 1) {  // dp is not known, but none can help
       rules_.fail(
           at,
@@ -95,7 +106,7 @@ class StageRules {
     rules_.fail(at,
                 fmt::format("{}batch.samples = {} cannot be cut: micro {} x dp {} = {} does not divide it", when_,
                             samples, micro, dp, slice),
-                accepted + "samples " + near_multiples(slice, samples),
+                accepted + "samples " + near_multiples(slice, samples) + "; or batch.uneven = true",
                 ranks_.dp > 0 ? ranks_.said : fmt::format("dp is a multiple of mesh.ep = {}", mesh_.ep));
     return true;
   }
@@ -104,8 +115,7 @@ class StageRules {
     if (ranks_.dp == 0 || !rules_.known({"mesh.pp", "mesh.virtual_stages"})) return false;
     const Recipe& recipe = rules_.recipe;
     if (!find_mistakes(schedule_shape(recipe, 0)).empty()) return true;  // reported already
-    for (Mistake& mistake :
-         find_mistakes(schedule_shape(recipe, stage.samples / (stage.micro * ranks_.dp)), rules_.notes)) {
+    for (Mistake& mistake : find_mistakes(schedule_shape(recipe, stage.micro_batches(ranks_.dp)), rules_.notes)) {
       rules_.fail(mistake.field, when_ + mistake.message, mistake.accepted, ranks_.said);
       return true;
     }
@@ -203,6 +213,13 @@ class StageRules {
 
 void batch_rules(RuleList& rules, const DataRanks& ranks) {
   const Recipe& recipe = rules.recipe;
+  if (recipe.batch.uneven && recipe.model.moe.experts > 0) {
+    rules.fail(
+        "batch.uneven",
+        "batch.uneven = true fills the last round with samples that count in no loss, and the balance of experts "
+        "would count them",
+        "false");
+  }
   std::vector<StepStage> stages;
   if (rules.changes_batch()) {
     // Spans and parts of sequences have no meaning without these.

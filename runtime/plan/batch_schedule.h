@@ -41,6 +41,9 @@ struct StepStage {
   int64_t tokens = 0;  // of a sequence: model.context or a part of it
   double rope_theta = 0;
 
+  /// Of each of `dp` replicas a step; in the last round some have no samples where they do not divide (batch.uneven).
+  int64_t micro_batches(int64_t dp) const { return (samples + micro * dp - 1) / (micro * dp); }
+
   bool same_batch(const StepStage& other) const {
     return samples == other.samples && micro == other.micro && tokens == other.tokens && rope_theta == other.rope_theta;
   }

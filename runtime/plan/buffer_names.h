@@ -25,6 +25,7 @@ inline constexpr char kMoeWeights[] = "moe.weights";
 inline constexpr char kMoeLogSums[] = "moe.log_sums";
 inline constexpr char kMoeCounts[] = "moe.counts";
 inline constexpr char kMoeSharedPre[] = "moe.shared_pre";
+inline constexpr char kMoeSharedGate[] = "moe.shared_gate";
 inline constexpr char kMoePre[] = "moe.pre";
 inline constexpr char kMoeRows[] = "moe.rows";
 inline constexpr char kMoeDrows[] = "moe.drows";
@@ -36,6 +37,7 @@ inline constexpr char kMoeBalance[] = "moe.balance";
 inline constexpr char kMoeBias[] = "moe.bias";
 inline constexpr char kMoeSharedDhidden[] = "moe.shared_dhidden";
 inline constexpr char kMoeSharedDpre[] = "moe.shared_dpre";
+inline constexpr char kMoeSharedDgate[] = "moe.shared_dgate";
 inline constexpr char kMoeSent[] = "moe.sent";
 inline constexpr char kMoeSentNumbers[] = "moe.sent_numbers";
 inline constexpr char kMoeRowWeights[] = "moe.row_weights";
@@ -75,6 +77,7 @@ inline constexpr char kCpKv[] = "cp.kv";
 inline constexpr char kCpDkv[] = "cp.dkv";
 
 inline constexpr char kRotaryTable[] = "rotary.table";
+inline constexpr char kWindowRotaryTable[] = "window_rotary.table";
 
 inline constexpr char kAlibiSlopes[] = "alibi.slopes";
 

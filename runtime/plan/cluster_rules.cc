@@ -101,12 +101,22 @@ class Rules {
     if (!made_of(cluster_.interface, "._:-@") || cluster_.interface.size() > 15)
       fail("interface", fmt::format("interface = \"{}\" is no name of a network interface, such as eth0",
                                     is_line(cluster_.interface) ? cluster_.interface : "..."));
-    if (!known({"store"}) || cluster_.store == "folder") return;
-    if (cluster_.store.starts_with("etcd://")) {
-      fail("store", "store = \"etcd://...\": a store in etcd is not there yet; hosts need a shared run folder",
-           "\"folder\"");
-    } else {
-      fail("store", "store names no store that there is", "\"folder\"");
+    if (!known({"store"})) return;
+    const std::optional<EtcdAddress> etcd = etcd_address(cluster_.store);
+    if (!etcd && cluster_.store != "folder")
+      fail("store", "store names no store that there is", "\"folder\", \"etcd://HOST:PORT,...\" or \"etcds://...\"");
+    for (const auto& [name, file] :
+         {std::pair("store_ca", &cluster_.store_ca), std::pair("store_cert", &cluster_.store_cert),
+          std::pair("store_key", &cluster_.store_key)}) {
+      if (file->empty() || (etcd && etcd->tls)) continue;
+      fail(name,
+           fmt::format("{} is for etcd with TLS alone, and store is \"{}\"", name,
+                       is_line(cluster_.store) ? cluster_.store : "..."),
+           "a store \"etcds://...\", or leave it out");
+    }
+    if (cluster_.store_cert.empty() != cluster_.store_key.empty()) {
+      fail(cluster_.store_cert.empty() ? "store_key" : "store_cert", "a certificate and its key are given together",
+           "both store_cert and store_key, or neither");
     }
   }
 
@@ -230,6 +240,25 @@ class Rules {
 };
 
 }  // namespace
+
+std::optional<EtcdAddress> etcd_address(const std::string& store) {
+  constexpr std::string_view kPlain = "etcd://", kTls = "etcds://";
+  EtcdAddress out{.endpoints = {}, .tls = store.starts_with(kTls)};
+  if (!out.tls && !store.starts_with(kPlain)) return std::nullopt;
+  for (size_t at = out.tls ? kTls.size() : kPlain.size(); at <= store.size();) {
+    const size_t end = std::min(store.find(',', at), store.size());
+    const std::string one = store.substr(at, end - at);
+    at = end + 1;
+    const size_t colon = one.rfind(':');
+    if (colon == std::string::npos || colon == 0 || !made_of(one.substr(0, colon), ".-_:[]")) return std::nullopt;
+    const std::string digits = one.substr(colon + 1);
+    if (digits.empty() || digits.size() > 5 || digits.find_first_not_of("0123456789") != std::string::npos)
+      return std::nullopt;
+    if (const int port = std::stoi(digits); port < 1 || port > 65535) return std::nullopt;
+    out.endpoints.push_back(one);
+  }
+  return out;
+}
 
 std::vector<Mistake> find_mistakes(const ClusterConfig& cluster, const FieldNotes& notes) {
   return Rules(cluster, notes).find();

@@ -50,10 +50,13 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
     gather(), gather(), reduce();        // gradient of the output; norm again; gradient of the input
     if (split) gather();                 // the second half of a backward wants the gradient of the output too
   };
-  const bool dense = d.experts == 0, top_query = plan.recipe.model.top_query;
-  const auto recompute = [&](bool split) {  // a whole layer, but for an MLP's last projection
-    gather(), reduce();                     // attention
-    gather();                               // MLP or experts
+  const bool top_query = plan.recipe.model.top_query;
+  const QkNorm qk_norm = plan.recipe.model.qk_norm;
+  const auto squares = [&] { out.all_reduce.add(2 * d.rows * 4); };  // of q and of k, for norms over all heads
+  const auto recompute = [&](bool split, bool dense) {               // a whole layer, but for an MLP's last projection
+    gather(), reduce();                                              // attention
+    if (qk_norm == QkNorm::kWhole) squares();
+    gather();  // MLP or experts
     if (!dense) reduce();
     if (!distributes_inputs(plan)) return;
     const int64_t part = d.local_rows * d.width / plan.mesh.tp() * elem;
@@ -64,18 +67,20 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
       const bool split = chunk.late > 0;
       if (chunk.stage.embedding) reduce_rows(d.embed, elem), gather_rows(d.embed);
       for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
+        const bool dense = !has_experts(plan.recipe.model, l);
         branch(split), branch(split && dense);
-        if (d.all_token_parts > 1 && plan.recipe.model.qk_norm != QkNorm::kNone) {
-          out.all_reduce.add(2 * d.held.parts * d.head_dim * 4);
-        }
-        if (!dense) out.all_reduce.add(d.rows * d.choices * 4);  // gradients of the experts' weights
-        if (layer_recompute(plan, chunk.stage, l) == RecomputeMode::kFull) recompute(split);
+        if (d.all_token_parts > 1 && qk_norm == QkNorm::kHead) out.all_reduce.add(2 * d.held.parts * d.head_dim * 4);
+        if (qk_norm == QkNorm::kWhole) squares(), out.all_reduce.add(4 * d.rows * 4);
+        const int64_t weights = d.choices + (plan.recipe.model.moe.shared_gate ? 1 : 0);
+        if (!dense) out.all_reduce.add(d.rows * weights * 4);  // gradients of the experts' weights
+        if (layer_recompute(plan, chunk.stage, l) == RecomputeMode::kFull) recompute(split, dense);
       }
       if (!chunk.stage.head) continue;
       if (top_query) {
         branch(false), branch(false);
+        if (qk_norm == QkNorm::kWhole) squares(), out.all_reduce.add(4 * d.rows * 4);
         reduce();  // gradients of the positions that its queries come from
-        if (layer_recompute(plan, chunk.stage, chunk.stage.end_layer) == RecomputeMode::kFull) recompute(false);
+        if (layer_recompute(plan, chunk.stage, chunk.stage.end_layer) == RecomputeMode::kFull) recompute(false, true);
       }
       gather_rows(d.embed), gather_rows(d.embed),
           reduce_rows(d.embed, partial);   // forward; backward, which norms again
@@ -103,6 +108,7 @@ Traffic expert_traffic(const Plan& plan, const RankPlan& rank) {
   };
   for (const Chunk& chunk : rank.chunks) {
     for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
+      if (!has_experts(plan.recipe.model, l)) continue;
       for (int64_t k = 0; k < plan.micro_batches; ++k) {
         forward();
         if (layer_recompute(plan, chunk.stage, l) == RecomputeMode::kFull) forward();
@@ -128,7 +134,9 @@ Traffic context_traffic(const Plan& plan, const RankPlan& rank) {
       for (int64_t k = 0; k < plan.micro_batches; ++k) {
         for (int64_t g = 0; g < gathers; ++g) out.all_gather.add(kv_bytes);
         out.reduce_scatter.add(d.cp * gradient_bytes);
-        if (balances_each_layer) out.all_reduce.add(d.experts * 4);  // choices of each expert
+        if (balances_each_layer && has_experts(plan.recipe.model, l)) {
+          out.all_reduce.add(d.experts * 4);  // choices of each expert
+        }
       }
     }
     if (chunk.stage.head && balances_over_layers(plan.recipe.model)) {

@@ -192,10 +192,19 @@ void optimizer(RuleList& rules) {
   }
   if (config.qk_clip > 0 && recipe.model.qk_norm != QkNorm::kNone) {
     rules.fail("optimizer.qk_clip",
-               fmt::format("optimizer.qk_clip = {} scales the projections of q and k, and model.qk_norm = \"head\"{} "
-                           "norms what they give: no score would change",
+               fmt::format("optimizer.qk_clip = {} scales the projections of q and k, and model.qk_norm{} norms what "
+                           "they give: no score would change",
                            config.qk_clip, rules.where("optimizer.qk_clip", "model.qk_norm")),
                "qk_clip = 0, or qk_norm = \"none\"");
+  }
+  for (const auto& [field, value] :
+       {std::pair("model.score_cap", recipe.model.score_cap), {"model.clip_qkv", recipe.model.clip_qkv}}) {
+    if (config.qk_clip == 0 || value == 0) continue;
+    rules.fail("optimizer.qk_clip",
+               fmt::format("optimizer.qk_clip = {} takes scores for a product of q and k, and {} = {}{} bounds them "
+                           "in another way",
+                           config.qk_clip, field, value, rules.where("optimizer.qk_clip", field)),
+               "qk_clip = 0");
   }
   if (config.qk_clip > 0 && recipe.model.top_query) {
     rules.fail("optimizer.qk_clip",

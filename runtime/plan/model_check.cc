@@ -20,12 +20,29 @@ class Check {
     if (m_.residual_scale != 1.0 && m_.block != BlockKind::kDeepNorm) {
       found("model.residual_scale", "is for model.block = deep_norm only");
     }
+    if (m_.branch_scale != 1.0 && is_parallel(m_.block)) {
+      found("model.branch_scale", "does not go with parallel blocks: no known model has both", "1");
+    }
+    if (m_.norm_plus_one && !m_.norm_weight) {
+      found("model.norm_plus_one", "is for weights, and model.norm_weight = false: the norms have none");
+    }
+    if (m_.clip_qkv > 0 && m_.qk_norm != QkNorm::kNone) {
+      found("model.clip_qkv", "does not go with model.qk_norm: models differ in which comes first", "0");
+    }
+    if (m_.score_cap > 0 && m_.positions == Positions::kAlibi) {
+      found("model.score_cap", "does not go with model.positions = alibi: no known model says which comes first", "0");
+    }
+    turning();
     if (m_.logit_scale != 1.0 && m_.head_bias) {
       found("model.logit_scale", "does not go with model.head_bias: no known model says which comes first");
     }
     if (m_.top_query) top_query();
     windows();
-    if (m_.moe.experts > 0) moe();
+    if (m_.moe.experts > 0) {
+      moe();
+    } else {
+      no_experts();
+    }
     return std::move(found_);
   }
 
@@ -58,6 +75,23 @@ class Check {
     if (rope.scaling == RopeScaling::kLongRope) longrope(dims / 2);
   }
 
+  void turning() {
+    const bool rotary = m_.positions == Positions::kRotary;
+    if (m_.window_rope_theta > 0 && (!rotary || m_.sliding_window == 0)) {
+      found("model.window_rope_theta",
+            rotary ? "is for layers with a window, and model.sliding_window is 0" : "is for rotary positions only");
+    }
+    if (!m_.nope_layers.empty() && !rotary) found("model.nope_layers", "is for rotary positions only");
+    layers_exist("model.nope_layers", m_.nope_layers);
+  }
+
+  void layers_exist(const std::string& field, const std::vector<int64_t>& named) {
+    for (const int64_t layer : named) {
+      if (layer < m_.layers) continue;
+      return found(field, fmt::format("names layer {}; there are 0 to {}", layer, m_.layers - 1));
+    }
+  }
+
   void longrope(int64_t pairs) {
     for (const auto& [name, list] :
          {std::pair("short_factor", &m_.rope.short_factor), {"long_factor", &m_.rope.long_factor}}) {
@@ -76,11 +110,7 @@ class Check {
     if (!m_.window_layers.empty() && m_.sliding_window == 0) {
       found("model.window_layers", "names layers, but model.sliding_window is 0: set the window too");
     }
-    for (const int64_t layer : m_.window_layers) {
-      if (layer < m_.layers) continue;
-      found("model.window_layers", fmt::format("names layer {}; there are 0 to {}", layer, m_.layers - 1));
-      break;
-    }
+    layers_exist("model.window_layers", m_.window_layers);
     if (m_.sliding_window > 0 && m_.mask != Mask::kCausal) {
       found("model.sliding_window", "looks back only: it needs model.mask = causal");
     }
@@ -109,6 +139,30 @@ class Check {
             "swiglu, geglu, geglu_tanh, reglu, quick_geglu or reglu2");
     }
     if (has_bias(m_, BiasOf::kMlp)) found("model.mlp_bias", "must be false with experts: theirs have no biases");
+    if (moe.shared_experts > 0 && moe.shared_ffn > 0) {
+      found("model.moe.shared_ffn",
+            fmt::format("= {} and model.moe.shared_experts = {} say the same: one is enough", moe.shared_ffn,
+                        moe.shared_experts),
+            "0");
+    }
+    if (moe.shared_gate && shared_ffn(m_) == 0) {
+      found("model.moe.shared_gate", "is of an MLP beside the experts, and there is none: set model.moe.shared_ffn");
+    }
+    layers_exist("model.moe.dense_layers", moe.dense_layers);
+    if (expert_layers(m_) == 0 && m_.layers > 0) {
+      found("model.moe.dense_layers", "names all layers, so that none has experts", "model.moe.experts 0");
+    }
+  }
+
+  void no_experts() {
+    const MoeConfig& moe = m_.moe;
+    for (const auto& [field, set] : {std::pair("ffn", moe.ffn > 0),
+                                     {"dense_layers", !moe.dense_layers.empty()},
+                                     {"shared_ffn", moe.shared_ffn > 0},
+                                     {"shared_gate", moe.shared_gate},
+                                     {"choice_bias", moe.choice_bias}}) {
+      if (set) found(fmt::format("model.moe.{}", field), "is set, and model.moe.experts = 0: there are none");
+    }
   }
 
   void top_query() {

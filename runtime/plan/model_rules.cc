@@ -69,11 +69,18 @@ void model_rules(RuleList& rules) {
   const ModelConfig& m = recipe.model;
   const int64_t tp = recipe.mesh.tp;
   heads(rules);
-  if (rules.known({"model.ffn", "mesh.tp"}) && m.ffn % tp != 0 && (rules.is_set("model.ffn") || m.heads % tp == 0)) {
+  if (rules.known({"model.ffn", "mesh.tp"}) && m.ffn % tp != 0 && (has_dense_layers(m) || m.moe.ffn == 0) &&
+      (rules.is_set("model.ffn") || m.heads % tp == 0)) {
     const std::string at = rules.is_set("model.ffn") ? "model.ffn" : "mesh.tp";
     rules.fail(at,
                fmt::format("model.ffn = {} is not divisible by mesh.tp = {}{}", m.ffn, tp, rules.where(at, "mesh.tp")),
                "ffn " + near_multiples(tp, m.ffn));
+  }
+  for (const auto& [field, ffn] : {std::pair("model.moe.ffn", m.moe.ffn), {"model.moe.shared_ffn", m.moe.shared_ffn}}) {
+    if (!rules.known({field, "mesh.tp"}) || ffn % tp == 0) continue;
+    rules.fail(field,
+               fmt::format("{} = {} is not divisible by mesh.tp = {}{}", field, ffn, tp, rules.where(field, "mesh.tp")),
+               "ffn " + near_multiples(tp, ffn));
   }
   if (m.mask == Mask::kPrefix && recipe.objective.kind == ObjectiveConfig::Kind::kNextToken) {
     rules.fail("model.mask",

@@ -49,7 +49,7 @@ class Tensors {
 
   void layer(int64_t index) {
     layer_ = index;
-    block(layer_prefix(m_, index));
+    block(layer_prefix(m_, index), has_experts(m_, index));
   }
 
   void head() {
@@ -58,7 +58,7 @@ class Tensors {
     if (m_.final_norm) norm("final_norm");
     if (m_.top_query) {
       matrix("top_query.positions", m_.context, m_.width, TensorCut::kReplicated, std_in_);
-      block(layer_prefix(m_, m_.layers));
+      block(layer_prefix(m_, m_.layers), false);
     }
     if (embed != m_.width) matrix("head.project_out.weight", embed, m_.width, TensorCut::kReplicated, std_in_);
     if (!m_.tied_embeddings) matrix("head.weight", m_.vocab, embed, TensorCut::kDim0, std_in_, true);
@@ -68,38 +68,57 @@ class Tensors {
   std::vector<TensorSpec> take() { return std::move(out_); }
 
  private:
-  void block(const std::string& prefix) {
-    const bool sandwich = m_.block == BlockKind::kSandwich;
-    norm(prefix + "attn_norm");
+  void block(const std::string& prefix, bool experts) {
+    const bool out_norms = has_out_norms(m_.block), norms = m_.block != BlockKind::kOutNorm;
+    if (norms) norm(prefix + "attn_norm");
     const int64_t q = m_.heads * m_.head_dim, kv = m_.kv_heads * m_.head_dim;
     column_cuts({{prefix + "attn.q", q, Role::kQueryKey},
                  {prefix + "attn.k", kv, Role::kQueryKey, m_.kv_heads},
                  {prefix + "attn.v", kv, Role::kIn, m_.kv_heads}},
                 has_bias(m_, BiasOf::kQkv));
-    if (m_.qk_norm == QkNorm::kHead) {
-      for (const char* name : {"attn.q_norm.weight", "attn.k_norm.weight"}) {
-        vector(prefix + name, m_.head_dim, TensorCut::kReplicated, InitKind::kOnes);
-        out_.back().partial = true;
-      }
-    }
+    qk_norms(prefix);
     row_cut(prefix + "attn.o", q, has_bias(m_, BiasOf::kOut));
-    if (sandwich) norm(prefix + "attn_out_norm");
-    if (m_.block != BlockKind::kParallelShared) norm(prefix + "mlp_norm");
-    if (m_.moe.experts > 0) {
+    if (out_norms) norm(prefix + "attn_out_norm");
+    if (norms && m_.block != BlockKind::kParallelShared) norm(prefix + "mlp_norm");
+    if (experts) {
       matrix(prefix + "moe.router.weight", m_.moe.experts, m_.width, TensorCut::kReplicated, std_in_);
-      if (m_.moe.bias_rate > 0) {
+      if (has_choice_bias(m_)) {
         vector(prefix + "moe.router.bias", m_.moe.experts, TensorCut::kReplicated, InitKind::kZeros);
         out_.back().balances = true;
       }
       for (expert_ = 0; expert_ < m_.moe.experts; ++expert_) {
-        mlp(fmt::format("{}moe.experts.{}.", prefix, expert_), m_.ffn);
+        mlp(fmt::format("{}moe.experts.{}.", prefix, expert_), expert_ffn(m_));
       }
       expert_ = -1;
-      if (m_.moe.shared_experts > 0) mlp(prefix + "moe.shared.", m_.moe.shared_experts * m_.ffn);
+      if (shared_ffn(m_) > 0) mlp(prefix + "moe.shared.", shared_ffn(m_));
+      if (m_.moe.shared_gate) {
+        matrix(prefix + "moe.shared_gate.weight", 1, m_.width, TensorCut::kReplicated, std_in_);
+      }
     } else {
       mlp(prefix + "mlp.", m_.ffn);
     }
-    if (sandwich) norm(prefix + "mlp_out_norm");
+    if (out_norms) norm(prefix + "mlp_out_norm");
+  }
+
+  void qk_norms(const std::string& prefix) {
+    for (const bool kv : {false, true}) {
+      const std::string name = kv ? "attn.k_norm.weight" : "attn.q_norm.weight";
+      const int64_t heads = kv ? m_.kv_heads : m_.heads;
+      switch (m_.qk_norm) {
+        case QkNorm::kNone:
+          return;
+        case QkNorm::kHead:
+          vector(prefix + name, m_.head_dim, TensorCut::kReplicated, norm_init());
+          out_.back().partial = true;
+          break;
+        case QkNorm::kWhole:
+        case QkNorm::kHeadLayerNorm:
+          vector(prefix + name, heads * m_.head_dim, TensorCut::kDim0, norm_init());
+          if (m_.qk_norm == QkNorm::kHeadLayerNorm) out_.back().shape = {heads, m_.head_dim};
+          if (kv) out_.back().heads = heads;
+          break;
+      }
+    }
   }
 
   void mlp(const std::string& prefix, int64_t ffn) {
@@ -138,9 +157,11 @@ class Tensors {
   }
 
   void norm(const std::string& name) {
-    vector(name + ".weight", m_.width, TensorCut::kReplicated, InitKind::kOnes);
-    if (m_.norm == NormKind::kLayerNorm) vector(name + ".bias", m_.width, TensorCut::kReplicated, InitKind::kZeros);
+    if (m_.norm_weight) vector(name + ".weight", m_.width, TensorCut::kReplicated, norm_init());
+    if (has_norm_bias(m_)) vector(name + ".bias", m_.width, TensorCut::kReplicated, InitKind::kZeros);
   }
+
+  InitKind norm_init() const { return m_.norm_plus_one ? InitKind::kZeros : InitKind::kOnes; }
 
   void matrix(std::string name, int64_t rows, int64_t cols, TensorCut cut, double std, bool vocab = false) {
     out_.push_back({.name = std::move(name),
@@ -202,9 +223,43 @@ bool balances_over_layers(const ModelConfig& model) {
   return model.moe.experts > 0 && model.moe.aux_loss > 0 && model.moe.aux_scope == AuxScope::kModel;
 }
 
+bool has_experts(const ModelConfig& m, int64_t layer) {
+  return m.moe.experts > 0 && layer < m.layers &&
+         std::find(m.moe.dense_layers.begin(), m.moe.dense_layers.end(), layer) == m.moe.dense_layers.end();
+}
+
+int64_t expert_layers(const ModelConfig& m) {
+  int64_t n = 0;
+  for (int64_t layer = 0; layer < m.layers; ++layer) n += has_experts(m, layer) ? 1 : 0;
+  return n;
+}
+
+bool has_dense_layers(const ModelConfig& m) { return m.moe.experts == 0 || !m.moe.dense_layers.empty(); }
+
+int64_t expert_ffn(const ModelConfig& m) { return m.moe.ffn > 0 ? m.moe.ffn : m.ffn; }
+
+int64_t shared_ffn(const ModelConfig& m) {
+  return m.moe.shared_ffn > 0 ? m.moe.shared_ffn : m.moe.shared_experts * expert_ffn(m);
+}
+
+bool has_choice_bias(const ModelConfig& m) { return m.moe.choice_bias || m.moe.bias_rate > 0; }
+
+double layer_products(const ModelConfig& m, int64_t layer) {
+  const auto width = static_cast<double>(m.width), keys = static_cast<double>(m.context) / 2;
+  const double ffn = has_experts(m, layer) ? static_cast<double>(m.moe.top_k * expert_ffn(m) + shared_ffn(m))
+                                           : static_cast<double>(m.ffn);
+  return width * static_cast<double>(2 * (m.heads + m.kv_heads) * m.head_dim) +
+         2 * keys * static_cast<double>(m.heads * m.head_dim) + (is_gated(m.activation) ? 3 : 2) * width * ffn +
+         (has_experts(m, layer) ? width * static_cast<double>(m.moe.experts) : 0.0);
+}
+
 bool is_parallel(BlockKind block) { return block == BlockKind::kParallel || block == BlockKind::kParallelShared; }
 
-bool has_post_norms(BlockKind block) { return block == BlockKind::kPostNorm || block == BlockKind::kSandwich; }
+bool has_post_norms(BlockKind block) { return block == BlockKind::kPostNorm || has_out_norms(block); }
+
+bool has_out_norms(BlockKind block) { return block == BlockKind::kSandwich || block == BlockKind::kOutNorm; }
+
+bool has_norm_bias(const ModelConfig& m) { return m.norm == NormKind::kLayerNorm && m.norm_weight && m.norm_bias; }
 
 std::string layer_prefix(const ModelConfig& m, int64_t layer) {
   return layer == m.layers ? "top_query." : fmt::format("layers.{}.", layer);
@@ -216,6 +271,15 @@ bool has_window(const ModelConfig& m, int64_t layer) {
   if (m.sliding_window == 0) return false;
   return m.window_layers.empty() ||
          std::find(m.window_layers.begin(), m.window_layers.end(), layer) != m.window_layers.end();
+}
+
+bool has_rotary(const ModelConfig& m, int64_t layer) {
+  return m.positions == Positions::kRotary &&
+         std::find(m.nope_layers.begin(), m.nope_layers.end(), layer) == m.nope_layers.end();
+}
+
+bool has_window_rotary(const ModelConfig& m, int64_t layer) {
+  return m.window_rope_theta > 0 && has_window(m, layer) && has_rotary(m, layer);
 }
 
 int64_t embed_dim(const ModelConfig& m) { return m.embed_dim > 0 ? m.embed_dim : m.width; }

@@ -6,18 +6,21 @@
 //   embed.positions [S + offset, H]  (learned positions)     embed.norm.{weight,bias} [H]  (embedding_norm)
 //   layers.I.attn_norm.{weight,bias} [H]                     parallel_shared: the only norm of the layer
 //   layers.I.attn.{q,k,v}.weight [N*D or K*D, H], .bias      layers.I.attn.o.weight [H, N*D], .bias [H]
-//   layers.I.attn.{q,k}_norm.weight [D]  (qk_norm)           layers.I.attn_out_norm.{weight,bias} [H]  (sandwich)
+//   layers.I.attn.{q,k}_norm.weight [D]  (qk_norm head), [N*D or K*D] (whole), [N or K, D] (head_layernorm)
+//   layers.I.attn_out_norm.{weight,bias} [H]  (sandwich, out_norm)
 //   layers.I.mlp_norm.{weight,bias} [H]
 //   layers.I.mlp.{gate,up}.weight [F, H], .bias [F]          layers.I.mlp.down.weight [H, F], .bias [H]
-//   layers.I.mlp_out_norm.{weight,bias} [H]  (sandwich)
+//   layers.I.mlp_out_norm.{weight,bias} [H]  (sandwich, out_norm)
 //   layers.I.moe.router.weight [X, H] and, for each expert J, layers.I.moe.experts.J.{gate,up}.weight [F, H],
-//   .down.weight [H, F]  (experts; then no mlp.*); layers.I.moe.router.bias [X]  (bias_rate), updated beside the
-//   gradients; layers.I.moe.shared.{gate,up}.weight [Fs, H], .down.weight [H, Fs]  (shared_experts, Fs = those * F)
+//   .down.weight [H, F]  (experts, F = moe.ffn where set; then no mlp.*, but in moe.dense_layers);
+//   layers.I.moe.router.bias [X]  (choice_bias, bias_rate), updated beside the gradients;
+//   layers.I.moe.shared.{gate,up}.weight [Fs, H], .down.weight [H, Fs]  (shared_ffn, or shared_experts times F);
+//   layers.I.moe.shared_gate.weight [1, H]  (shared_gate)
 //   final_norm.{weight,bias} [H]                             head.project_out.weight [E, H]  (E not H)
 //   top_query.positions [S, H], then the tensors of a layer with "top_query." for "layers.I."  (top_query)
 //   head.weight [V, E]  (untied)                             head.bias [V]  (head_bias)
-// Bias tensors exist only where ModelConfig says so (norm biases: LayerNorm only); gate only for gated activations.
-// post_norm: attn_norm and mlp_norm act on the sums.
+// Bias tensors exist only where ModelConfig says so (norm biases: LayerNorm only), and so do weights of norms; gate
+// only for gated activations. post_norm: attn_norm and mlp_norm act on the sums. out_norm has neither.
 
 #include <cstdint>
 #include <string>
@@ -56,10 +59,26 @@ bool has_bias(const ModelConfig& model, BiasOf projections);
 bool is_gated(Activation activation);
 /// The loss that balances experts is of the choices of all layers together.
 bool balances_over_layers(const ModelConfig& model);
+/// The layer has experts instead of an MLP.
+bool has_experts(const ModelConfig& model, int64_t layer);
+int64_t expert_layers(const ModelConfig& model);
+/// Some layer has an MLP of model.ffn units.
+bool has_dense_layers(const ModelConfig& model);
+/// Hidden units of an expert, and of what every token goes through besides (0: nothing).
+int64_t expert_ffn(const ModelConfig& model);
+int64_t shared_ffn(const ModelConfig& model);
+/// Biases decide with the scores which experts a token takes.
+bool has_choice_bias(const ModelConfig& model);
+/// Multiplications a token in the forward of a layer, the core of attention over half the context among them.
+double layer_products(const ModelConfig& model, int64_t layer);
 /// Attention and MLP read the same input.
 bool is_parallel(BlockKind block);
 /// A norm stands behind each branch: on its output, or on the sum.
 bool has_post_norms(BlockKind block);
+/// It stands on the branch's output, before the sum.
+bool has_out_norms(BlockKind block);
+/// The norms of the stream have biases.
+bool has_norm_bias(const ModelConfig& model);
 /// What the names of a layer's tensors begin with: "layers.I.", and "top_query." for I = model.layers, which is the top
 /// query layer where the model has one.
 std::string layer_prefix(const ModelConfig& model, int64_t layer);
@@ -67,6 +86,10 @@ std::string layer_prefix(const ModelConfig& model, int64_t layer);
 int64_t attention_layers(const ModelConfig& model);
 /// The layer uses model.sliding_window.
 bool has_window(const ModelConfig& model, int64_t layer);
+/// q and k of the layer turn.
+bool has_rotary(const ModelConfig& model, int64_t layer);
+/// By the angles of model.window_rope_theta.
+bool has_window_rotary(const ModelConfig& model, int64_t layer);
 /// E: channels of token embedding and head.
 int64_t embed_dim(const ModelConfig& model);
 /// Channels of a head that turn with rotary positions.

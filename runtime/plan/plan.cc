@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <queue>
 #include <set>
 
+#include "runtime/plan/communication.h"
 #include "runtime/plan/model_tensors.h"
 #include "runtime/plan/recipe_rules.h"
 
@@ -38,6 +40,59 @@ std::vector<int64_t> balanced_stages(int64_t layers, int64_t count, double embed
   return out;
 }
 
+// The same where layers weigh differently: `weights` of all of them. No other cut has a lighter heaviest stage, and of
+// those that have an equal one none has a smaller sum of squares.
+std::vector<int64_t> weighed_stages(const std::vector<double>& weights, int64_t count, double embedding_weight,
+                                    double head_weight) {
+  const int64_t layers = std::ssize(weights);
+  struct Cut {
+    double heaviest = 0, squares = 0;
+    int64_t end = 0;  // of the first stage
+    bool operator<(const Cut& other) const {
+      return heaviest != other.heaviest ? heaviest < other.heaviest : squares < other.squares;
+    }
+  };
+  // best[s][l]: of layers l, l + 1, ... into stages s, s + 1, ...; a layer for each stage before and behind.
+  std::vector<std::vector<Cut>> best(count, std::vector<Cut>(layers + 1));
+  for (int64_t stage = count - 1; stage >= 0; --stage) {
+    const bool last = stage == count - 1;
+    for (int64_t layer = stage; layer <= layers - (count - stage); ++layer) {
+      Cut& found = best[stage][layer];
+      found.heaviest = std::numeric_limits<double>::infinity();
+      double load = (stage == 0 ? embedding_weight : 0.0) + (last ? head_weight : 0.0);
+      for (int64_t end = layer + 1; end <= layers - (count - stage - 1); ++end) {
+        load += weights[end - 1];
+        if (load > found.heaviest) break;
+        if (last && end < layers) continue;
+        const Cut rest = last ? Cut{} : best[stage + 1][end];
+        const Cut cut{std::max(load, rest.heaviest), load * load + rest.squares, end};
+        if (cut < found) found = cut;
+      }
+    }
+  }
+  std::vector<int64_t> out;
+  int64_t layer = 0;
+  for (int64_t stage = 0; stage < count; ++stage) {
+    const int64_t end = best[stage][layer].end;
+    out.push_back(end - layer);
+    layer = end;
+  }
+  return out;
+}
+
+/// Of the stages, where the recipe does not say.
+std::vector<int64_t> balanced_stages(const ModelConfig& model, const MeshConfig& mesh) {
+  const int64_t count = mesh.pp * mesh.virtual_stages;
+  if (model.moe.dense_layers.empty()) {
+    return balanced_stages(model.layers, count, mesh.embedding_weight, mesh.head_weight);
+  }
+  std::vector<double> weights;
+  for (int64_t layer = 0; layer < model.layers; ++layer) weights.push_back(layer_products(model, layer));
+  const double unit = *std::ranges::max_element(weights);
+  for (double& weight : weights) weight /= unit;
+  return weighed_stages(weights, count, mesh.embedding_weight, mesh.head_weight);
+}
+
 }  // namespace
 
 std::vector<int64_t> nearest_stages(const MeshConfig& mesh, int64_t layers) {
@@ -55,8 +110,7 @@ std::vector<int64_t> nearest_stages(const MeshConfig& mesh, int64_t layers) {
 
 std::vector<Stage> plan_stages(const ModelConfig& model, const MeshConfig& mesh) {
   const int64_t count = mesh.pp * mesh.virtual_stages;
-  const std::vector<int64_t> counts =
-      mesh.stages.empty() ? balanced_stages(model.layers, count, mesh.embedding_weight, mesh.head_weight) : mesh.stages;
+  const std::vector<int64_t> counts = mesh.stages.empty() ? balanced_stages(model, mesh) : mesh.stages;
   std::vector<Stage> stages;
   int64_t layer = 0;
   for (int64_t s = 0; s < count; ++s) {
@@ -102,8 +156,7 @@ int64_t largest_boundary_room(const Plan& plan) {
   int64_t bytes = 0;
   std::set<std::pair<int64_t, int64_t>> seen;
   for (const StepStage& stage : plan.step_stages) {
-    const ScheduleShape shape =
-        long_enough(schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp())));
+    const ScheduleShape shape = long_enough(schedule_shape(plan.recipe, stage.micro_batches(plan.mesh.dp())));
     if (!seen.insert({shape.micro_batches, stage.micro}).second) continue;
     bytes = std::max(bytes, boundary_buffers(shape).total() * boundary_bytes_of(plan, stage.micro));
   }
@@ -126,7 +179,7 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world, const RunPast& past)
   plan.step_stages = step_stages(recipe, past);
   plan.boundary_room = largest_boundary_room(plan);
   plan.sequence_tokens = recipe.batch.tokens > 0 ? recipe.batch.tokens : m.context;
-  plan.micro_batches = recipe.batch.samples / (recipe.batch.micro * made.dp());
+  plan.micro_batches = StepStage{.samples = recipe.batch.samples, .micro = recipe.batch.micro}.micro_batches(made.dp());
   plan.tokens_per_step = recipe.batch.samples * m.context;
   plan.steps = plan.end_step = RunClock(recipe, past).step_of(recipe.stop, 0);
   for (const TensorSpec& tensor : plan.tensors) plan.parameters += count_elems(tensor.shape);
@@ -178,6 +231,7 @@ class RankPlanner {
     bind_units();
     cut_state();
     place_sums();
+    count_partial();
     const int64_t elem_bytes = dtype_size_bytes(plan_.compute_dtype());
     out_.weight_bytes = (out_.scattered_weights ? out_.shard_elems : out_.flat_elems) * elem_bytes;
     out_.gathered_bytes = gathered_elems_ * elem_bytes;
@@ -418,6 +472,22 @@ class RankPlanner {
     }
   }
 
+  void count_partial() {
+    int64_t over_tp = 0, over_kv = 0;
+    for (const LocalTensor& local : out_.tensors) {
+      if (!local.sum_over_tp && !local.sum_over_kv) continue;
+      for (const FlatRange& part : out_.shards_of(local)) {
+        over_tp += local.sum_over_tp ? part.size() : 0;
+        over_kv += local.sum_over_kv ? part.size() : 0;
+      }
+    }
+    if (plan_.layout_free()) {  // unit by unit, each micro-batch
+      over_tp = 0;
+      for (const Unit& unit : out_.units) over_tp = std::max(over_tp, partial_elems(out_, unit));
+    }
+    out_.partial_elems = std::max(over_tp, over_kv);
+  }
+
   const Plan& plan_;
   RankPlan out_;
   struct Segment {
@@ -432,6 +502,18 @@ class RankPlanner {
 }  // namespace
 
 RankPlan Plan::rank(int64_t rank) const { return RankPlanner(*this, rank).make(); }
+
+std::vector<FlatRange> RankPlan::shards_of(const LocalTensor& local) const {
+  std::vector<FlatRange> out;
+  const int64_t tensor_end = local.offset + count_elems(local.shape);
+  for (const Bucket& bucket : buckets) {
+    const int64_t begin = std::max(bucket.shard.begin, local.offset), end = std::min(bucket.shard.end, tensor_end);
+    if (begin >= end) continue;
+    const int64_t at = scattered_grads ? bucket.shard_offset + begin - bucket.shard.begin : begin;
+    out.push_back({at, at + end - begin});
+  }
+  return out;
+}
 
 int64_t RankPlan::grad_at(const LocalTensor& local, int64_t source) const {
   if (source == 0) return local.grad_at;
@@ -469,7 +551,7 @@ Plan Plan::at(size_t stage) const {
   out.recipe.batch.micro = s.micro;
   out.recipe.model.rope_theta = s.rope_theta;
   out.sequence_tokens = s.tokens;
-  out.micro_batches = s.samples / (s.micro * mesh.dp());
+  out.micro_batches = s.micro_batches(mesh.dp());
   out.tokens_per_step = s.samples * recipe.model.context;
   return out;
 }
@@ -492,7 +574,7 @@ double Plan::flops_per_token(int64_t sequence) const {
   double matrices = 0;
   for (const TensorSpec& tensor : tensors) {
     const bool table = tensor.layer == kEmbeddingLayer || tensor.name == "top_query.positions";
-    if (tensor.shape.size() != 2 || table) continue;
+    if (!tensor.decay || table) continue;  // matrices
     const bool expert = tensor.name.find(".experts.") != std::string::npos;
     const double used = expert ? static_cast<double>(m.moe.top_k) / static_cast<double>(m.moe.experts) : 1.0;
     matrices += used * static_cast<double>(count_elems(tensor.shape));

@@ -153,13 +153,14 @@ struct RankPlan {
   // experts' one the rest behind them, and over tp a range in the middle. Float factors lie behind the doubles.
   int64_t dense_work = 0, expert_work = 0;
   FlatRange tp_work;
+  int64_t partial_elems = 0;  // of gradients that are partial over tp or kv, the most that one collective adds up
   bool scattered_grads =
       false;  // ZeRO-2, deterministic = "layout": sums of gradients lie as shards, those of a micro-batch in slots
   bool scattered_weights = false;  // ZeRO-3: weights lie as shards and are gathered into slots
   // Bytes this rank allocates from the plan; activations are added by stage_buffers() (runtime/plan/activations.h).
   // Weights: what an update leaves, in the compute dtype. Gathered: slots that whole units are gathered into (ZeRO-3),
   // then forward and backward read these. Gradients: the sums, and the slots behind them (ZeRO-2). Optimizer: one bank,
-  // the private state, and what adding up rows and columns takes.
+  // the private state, and work memory.
   int64_t weight_bytes = 0, gathered_bytes = 0, grad_bytes = 0, optimizer_bytes = 0;
 
   bool embedding() const { return chunks.front().stage.embedding; }
@@ -167,9 +168,18 @@ struct RankPlan {
   /// Part of optimizer_bytes: one bank. With an agent it and the weights lie in the agent's memory.
   int64_t bank_bytes() const { return (saved_elems * saved_arrays + saved_sums) * 4; }
   int64_t private_bytes() const { return (private_elems * private_arrays + private_sums) * 4; }
-  int64_t work_bytes() const { return (dense_work + expert_work) * 12; }
+  /// Memory that comes and goes in a step: of partial gradients, and once they are whole, of the update. Behind it the
+  /// numbers that an update reads of its step.
+  int64_t work_bytes() const { return step_numbers_offset() + kStepNumbersBytes; }
+  int64_t step_numbers_offset() const {
+    return (std::max((dense_work + expert_work) * 12, partial_elems * 4) + kStepNumbersBytes - 1) / kStepNumbersBytes *
+           kStepNumbersBytes;
+  }
+  static constexpr int64_t kStepNumbersBytes = 64;
   /// Elements of the sums of gradients; slots lie behind them.
   int64_t grad_elems() const { return scattered_grads ? shard_elems : flat_elems; }
+  /// The parts of a tensor that this rank's shards hold, as ranges of the sums of gradients.
+  std::vector<FlatRange> shards_of(const LocalTensor& local) const;
   /// Where the gradients or the weights of a piece lie, elements into the sums or the weights.
   int64_t grad_offset(const StatePiece& piece) const {
     return scattered_grads ? piece.shard_offset : piece.flat_offset;
@@ -272,7 +282,8 @@ struct Plan {
 Result<Plan> make_plan(const Recipe& recipe, int64_t world, const RunPast& past = {});
 
 /// Layers of each of the pp * virtual_stages stages: recipe.mesh.stages, or as even as possible, where the embedding
-/// weighs mesh.embedding_weight layers of the first stage and the head mesh.head_weight of the last; longer stages in
+/// weighs mesh.embedding_weight layers of the first stage and the head mesh.head_weight of the last, and with
+/// moe.dense_layers each layer as its products (layer_products(); the heaviest is 1); longer stages in
 /// the middle. Each stage has at least one. For a model and a mesh in which find_mistakes() finds none.
 std::vector<Stage> plan_stages(const ModelConfig& model, const MeshConfig& mesh);
 

@@ -228,26 +228,37 @@ Status MetricsWriter::complete(int64_t step, std::span<const std::string> news) 
   return file_.sync();
 }
 
-Result<std::vector<StepMetrics>> read_metrics(const std::filesystem::path& path) {
+Result<ToldSteps> read_told_steps(const std::filesystem::path& path) {
   std::ifstream in(path);
   if (!in) return os_error(errno != 0 ? errno : ENOENT, path.string());
-  std::map<int64_t, StepMetrics> steps;
+  ToldSteps out;
+  std::map<int64_t, StepMetrics> kept;
+  const auto supersede = [&](auto from) {
+    for (auto step = from; step != kept.end(); ++step) out.superseded.push_back(std::move(step->second));
+    kept.erase(from, kept.end());
+  };
   int64_t number = 0;
   for (std::string text; std::getline(in, text);) {
     ++number;
     const json record = json_or_nothing(text);
     if (record.is_discarded() || !record.is_object()) continue;  // torn by a kill, or the empty line that ended it
     if (record.contains("resumed_at") && record["resumed_at"].is_number_integer()) {
-      steps.erase(steps.upper_bound(record["resumed_at"].get<int64_t>()), steps.end());
+      supersede(kept.upper_bound(record["resumed_at"].get<int64_t>()));
     } else if (record.contains("step")) {
       Result<StepMetrics> step = step_metrics_from_json(record);
       if (!step.ok()) return std::move(step).error().with(fmt::format("{}:{}", path.string(), number));
-      steps[step.value().step] = std::move(step).value();
+      const int64_t of = step.value().step;
+      if (const auto before = kept.find(of); before != kept.end()) out.superseded.push_back(std::move(before->second));
+      kept[of] = std::move(step).value();
     }
   }
-  std::vector<StepMetrics> out;
-  for (auto& [step, metrics] : steps) out.push_back(std::move(metrics));
+  for (auto& [step, metrics] : kept) out.kept.push_back(std::move(metrics));
   return out;
+}
+
+Result<std::vector<StepMetrics>> read_metrics(const std::filesystem::path& path) {
+  RT_TRY_SET(ToldSteps told, read_told_steps(path));
+  return std::move(told.kept);
 }
 
 }  // namespace cairn::telemetry

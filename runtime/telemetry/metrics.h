@@ -88,7 +88,14 @@ class MetricsWriter {
   bool begun_ = false;
 };
 
-/// All steps of a metrics.jsonl, ascending, each once (the last line of a step counts); a torn last line is dropped.
+/// What a metrics.jsonl tells; a torn last line is dropped.
+struct ToldSteps {
+  std::vector<StepMetrics> kept;        // ascending, each step once: the last line of a step counts
+  std::vector<StepMetrics> superseded;  // steps that a later start had not, and did again; in the order in which it did
+};
+Result<ToldSteps> read_told_steps(const std::filesystem::path& path);
+
+/// The steps kept.
 Result<std::vector<StepMetrics>> read_metrics(const std::filesystem::path& path);
 
 }  // namespace cairn::telemetry

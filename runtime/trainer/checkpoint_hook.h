@@ -10,24 +10,25 @@
 
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"
-#include "runtime/optim/loss_scale.h"
-#include "runtime/plan/batch_schedule.h"
-#include "runtime/plan/state_kinds.h"
 #include "runtime/device/copy_gate.h"
 #include "runtime/device/pager.h"
 #include "runtime/device/peer_copy.h"
+#include "runtime/device/pointer.h"
+#include "runtime/optim/loss_scale.h"
+#include "runtime/plan/batch_schedule.h"
+#include "runtime/plan/state_kinds.h"
 
 namespace cairn::trainer {
 
 using cairn::StateKind;
 
-/// One contiguous run of training state in this rank's memory: float elements of a box of what is kept of a logical
-/// tensor. Averages are of primary pieces alone.
+/// One contiguous run of training state in the memory of this rank's device: float elements of a box of what is kept of
+/// a logical tensor. Averages are of primary pieces alone.
 struct StateTensor {
   StateKind kind = StateKind::kWeight;
   int64_t tensor = 0;  // index into Plan::tensors
   Box box;             // of StateKinds::shape_of()
-  std::byte* data = nullptr;
+  DevicePtr<std::byte> data;
   int64_t bytes = 0;
   bool primary = true;  // to be saved by this rank; else a copy of what another saves
   /// Of what is to be saved, in restore(): when an update overwrites it (optim::overwrite_turns()). Tensors of one turn
@@ -50,18 +51,20 @@ struct TrainPosition {
 
 /// What happens at the end of a step; decided once, on the rank that decides (Environment::decides), and broadcast.
 struct StepOrder {
-  bool stop = false;      // leave after this step
-  bool snapshot = false;  // this step is to be restorable: its bank is published and not written by the next update
-  bool persist = false;   // and written to disk
-  int64_t slot = 0;       // of a hook that copies, which chose it: where to. Below 2^32
+  bool stop = false;       // leave after this step
+  bool snapshot = false;   // this step is to be restorable: its bank is published and not written by the next update
+  bool persist = false;    // and written to disk
+  bool replicate = false;  // and copied to another host
+  int64_t slot = 0;        // of a hook that copies, which chose it: where to. Below 2^32
 };
 
-/// Memory of the hook that outlives this process, for what training cannot do without.
+/// Memory of the hook that outlives this process, for what training cannot do without. The device works in it: of a CPU
+/// that is memory of the host.
 struct StateMemory {
   /// Of each bank, where each of the saved tensors lies, at multiples of 64 bytes. Empty, or with a gate: the trainer
   /// takes one bank of its own, which goes before these as bank 0.
-  std::vector<std::vector<std::byte*>> banks;
-  std::byte* weights = nullptr;  // those that forward and backward read; null: the trainer allocates them
+  std::vector<std::vector<DevicePtr<std::byte>>> banks;
+  DevicePtr<std::byte> weights;  // those that forward and backward read; null: the trainer allocates them
   Pager* pager = nullptr;        // when the banks lie on a disk
   /// Of a hook that copies what is saved beside training: no update overwrites what it still reads. `banks` may hold a
   /// snapshot then that the first update can read where it lies; none writes it.
@@ -131,7 +134,8 @@ class CheckpointHook {
   }
 
   /// Every rank, when the order says so: publishes the bank that the update wrote, or begins to copy it. `state` lies
-  /// in that bank; `sums` are the word_sums of its saved tensors, of no meaning with a gate.
+  /// in that bank, where the update's work is done unless there is a gate; `sums` are the word_sums of its saved
+  /// tensors, of no meaning with a gate.
   virtual Status snapshot(const StepOrder& order, const TrainPosition& position, int64_t bank,
                           std::span<const StateTensor> state, std::span<const uint64_t> sums) = 0;
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "runtime/plan/activations.h"
 #include "runtime/trainer/initial.h"
@@ -13,7 +12,7 @@ namespace cairn::trainer {
 namespace {
 
 /// The arrays of state that lie one after another, so many elements each.
-kernels::StateArrays arrays_at(const std::vector<StateKind>& kinds, float* at, int64_t elems) {
+kernels::StateArrays arrays_at(const std::vector<StateKind>& kinds, DevicePtr<float> at, int64_t elems) {
   kernels::StateArrays out;
   for (const StateKind kind : kinds) {
     out.*optim::member_of(kind) = at;
@@ -60,38 +59,39 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
     return std::move(made).for_device_alone();
   };
   TrainState out;
-  if (memory.weights == nullptr) {
+  if (!memory.weights) {
     RT_TRY_SET(out.weights_, device_buffer(rank.weight_bytes));
   }
   RT_TRY_SET(out.gathered_, device_buffer(rank.gathered_bytes));
   RT_TRY_SET(out.grads_, device_buffer(rank.grad_bytes));
-  RT_TRY_SET(out.private_, Buffer::allocate(device, rank.private_bytes()));
-  RT_TRY_SET(out.work_, Buffer::allocate(device, rank.work_bytes()));
+  RT_TRY_SET(out.private_, device_buffer(rank.private_bytes()));
+  RT_TRY_SET(out.work_, device_buffer(rank.work_bytes()));
   RT_TRY_SET(out.activations_, device_buffer(largest_stage_buffers_bytes(plan, rank.rank)));
   RT_TRY_SET(out.boundary_, device_buffer(plan.boundary_buffers_bytes()));
-  out.arrays_.weights = memory.weights != nullptr ? memory.weights : out.weights_.data();
-  out.arrays_.grads = reinterpret_cast<float*>(out.grads_.data());
+  out.arrays_.weights = memory.weights ? memory.weights : out.weights_.at();
+  out.arrays_.grads = out.grads_.at<float>();
   out.arrays_.pager = memory.pager;
   out.arrays_.gate = memory.gate;
-  out.memory_ = {.weights = DevicePtr(static_cast<std::byte*>(out.arrays_.weights)),
+  out.memory_ = {.weights = out.arrays_.weights,
                  .gathered = rank.scattered_weights ? out.gathered_.at() : nullptr,
                  .sums = out.grads_.at<float>(),
-                 .slots = rank.scattered_grads ? out.grads_.at<float>() + rank.grad_elems() : nullptr};
-  auto* own = reinterpret_cast<float*>(out.private_.data());
+                 .slots = rank.scattered_grads ? out.grads_.at<float>() + rank.grad_elems() : nullptr,
+                 .partial = out.work_.at<float>()};
+  const DevicePtr<float> own = out.private_.at<float>();
   const StateKinds kinds = plan.state_kinds();
   const std::vector<StateKind> arrays = kinds.arrays(), shared = kinds.without(StateKind::kEma).arrays();
   out.arrays_.private_state = arrays_at(shared, own, rank.private_elems);
   out.arrays_.private_sums = own + rank.private_elems * rank.private_arrays;
-  out.arrays_.work = out.work_.data();
+  out.arrays_.work = out.work_.at();
 
   if (memory.banks.empty() || memory.gate != nullptr) {
-    RT_TRY_SET(out.bank_, Buffer::allocate(device, rank.bank_bytes()));
-    auto* bank = reinterpret_cast<float*>(out.bank_.data());
+    RT_TRY_SET(out.bank_, device_buffer(rank.bank_bytes()));
+    const DevicePtr<float> bank = out.bank_.at<float>();
     std::vector<kernels::StateArrays>& states = out.arrays_.banks.emplace_back();
     for (const StatePiece& piece : rank.pieces) {
       if (piece.primary) states.push_back(arrays_at(arrays, bank + piece.state_offset, rank.saved_elems));
     }
-    std::vector<float*>& of_sums = out.arrays_.bank_sums.emplace_back();
+    std::vector<DevicePtr<float>>& of_sums = out.arrays_.bank_sums.emplace_back();
     for (const SumPiece& piece : rank.sums) {
       if (piece.primary) of_sums.push_back(bank + rank.saved_elems * rank.saved_arrays + piece.state_offset);
     }
@@ -99,20 +99,20 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   size_t saved = 0, sums = 0;
   for (const StatePiece& piece : rank.pieces) saved += piece.primary ? 1 : 0;
   for (const SumPiece& piece : rank.sums) sums += piece.primary ? 1 : 0;
-  for (const std::vector<std::byte*>& bank : memory.banks) {
+  for (const std::vector<DevicePtr<std::byte>>& bank : memory.banks) {
     const size_t wanted = arrays.size() * saved + sums;
     if (bank.size() != wanted) {
       return Error{ErrorCode::kInternal,
                    fmt::format("a bank with {} tensors, rank {} saves {}", bank.size(), rank.rank, wanted)};
     }
     std::vector<kernels::StateArrays>& states = out.arrays_.banks.emplace_back();
-    const auto at = [&](size_t k) { return reinterpret_cast<float*>(bank[k]); };
+    const auto at = [&](size_t k) { return bank[k].as<float>(); };
     for (size_t k = 0; k < saved; ++k) {
       kernels::StateArrays& state = states.emplace_back();
       for (size_t array = 0; array < arrays.size(); ++array)
         state.*optim::member_of(arrays[array]) = at(array * saved + k);
     }
-    std::vector<float*>& of_sums = out.arrays_.bank_sums.emplace_back();
+    std::vector<DevicePtr<float>>& of_sums = out.arrays_.bank_sums.emplace_back();
     for (size_t k = 0; k < sums; ++k) of_sums.push_back(at(arrays.size() * saved + k));
   }
   if (memory.peer_copies) {
@@ -132,13 +132,13 @@ std::vector<StateTensor> TrainState::tensors(const Plan& plan, const RankPlan& r
   out.reserve(static_cast<size_t>(rank.saved_arrays) * rank.pieces.size() + rank.sums.size());
   const std::vector<int64_t> turns = optim::overwrite_turns(plan, rank);
   auto turn = turns.begin();
-  const auto add = [&](StateKind kind, const auto& piece, float* data, int64_t count) {
+  const auto add = [&](StateKind kind, const auto& piece, DevicePtr<float> data, int64_t count) {
     if (!piece.primary && arrays_.peer_copies) return;
-    out.push_back({kind, piece.tensor, piece.box, reinterpret_cast<std::byte*>(data), count * 4, piece.primary,
-                   piece.primary ? *turn++ : 0});
+    out.push_back(
+        {kind, piece.tensor, piece.box, data.as<std::byte>(), count * 4, piece.primary, piece.primary ? *turn++ : 0});
   };
   for (const StateKind kind : plan.state_kinds().arrays()) {
-    float* kernels::StateArrays::*const array = optim::member_of(kind);
+    DevicePtr<float> kernels::StateArrays::*const array = optim::member_of(kind);
     size_t saved = 0;
     for (const StatePiece& piece : rank.pieces) {
       if (!piece.primary && kind == StateKind::kEma) continue;
@@ -155,12 +155,13 @@ std::vector<StateTensor> TrainState::tensors(const Plan& plan, const RankPlan& r
   return out;
 }
 
-void TrainState::initialize(const Plan& plan, const RankPlan& rank) {
+void TrainState::initialize(Stream& stream, const Plan& plan, const RankPlan& rank) {
+  const kernels::StateExec on = kernels::state_exec_on(stream);
   for (const StateTensor& tensor : tensors(plan, rank, 0)) {
     if (!is_moment(tensor.kind)) {
-      initial_weights(plan, tensor.tensor, tensor.box, reinterpret_cast<float*>(tensor.data));
+      on.draw_weights(first_weights(plan, tensor.tensor, tensor.box), tensor.data.as<float>());
     } else {
-      std::memset(tensor.data, 0, tensor.bytes);  // a hook's memory may have been used before
+      on.clear_floats(tensor.data.as<float>(), tensor.bytes / 4);  // a hook's memory may have been used before
     }
   }
 }

@@ -9,9 +9,9 @@
 
 #include "runtime/core/result.h"
 #include "runtime/data_parallel/data_parallel.h"
+#include "runtime/device/buffer.h"
 #include "runtime/optim/walk/state_walk.h"
 #include "runtime/plan/plan.h"
-#include "runtime/device/buffer.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
 namespace cairn::trainer {
@@ -35,9 +35,9 @@ class TrainState {
   /// unless their peer copies are in sight.
   std::vector<StateTensor> tensors(const Plan& plan, const RankPlan& rank, int64_t bank) const;
 
-  /// Initial weights of the share, in bank 0, from counter-based normals keyed by (seed, tensor, global element), so
-  /// that every layout starts from the same model. Moments start at zero, the average at the weights.
-  void initialize(const Plan& plan, const RankPlan& rank);
+  /// Orders the initial weights of the share, in bank 0, from counter-based normals keyed by (seed, tensor, global
+  /// element), so that every layout starts from the same model. Moments start at zero, the average at the weights.
+  void initialize(Stream& stream, const Plan& plan, const RankPlan& rank);
 
  private:
   Buffer weights_, gathered_, grads_, bank_, private_, work_, activations_, boundary_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -13,12 +14,13 @@
 #include <vector>
 
 #include "runtime/core/exact_sum.h"
-#include "runtime/core/finite.h"
 #include "runtime/core/log.h"
 #include "runtime/core/random.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/objective.h"
 #include "runtime/data_parallel/data_parallel.h"
+#include "runtime/kernels/scratch.h"
+#include "runtime/nn/kernel_scratch.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/optim/lr_schedule.h"
 #include "runtime/optim/sharded_optimizer.h"
@@ -103,11 +105,13 @@ struct WorldSums {
   }
   void put(double integer) { words.push_back(integer); }
   double take() { return words[at++]; }
-  ExactSum take_exact() {
+  std::array<double, ExactSum::kWords> take_words() {
+    std::array<double, ExactSum::kWords> out;
+    std::copy_n(&words[at], ExactSum::kWords, out.data());
     at += ExactSum::kWords;
-    return ExactSum::from(std::span<const double, ExactSum::kWords>(&words[at - ExactSum::kWords], ExactSum::kWords));
+    return out;
   }
-  double take_sum() { return take_exact().value(); }
+  double take_sum() { return ExactSum::from(take_words()).value(); }
 };
 
 /// Token losses of one source.
@@ -167,7 +171,7 @@ class Run {
         dataset_(std::move(dataset)),
         sampler_(std::move(sampler)),
         validation_(std::move(validation)),
-        optimizer_(plan_, rank_, groups_, state_.arrays()),
+        optimizer_(*stream_, plan_, rank_, groups_, state_.arrays()),
         recorder_(env.trace, env.rank,
                   fmt::format("rank {} (tp {}, dp {}, pp {}{})", env.rank, rank_.at.tp, rank_.at.dp, rank_.at.pp,
                               plan_.mesh.cp() > 1 ? fmt::format(", cp {}", rank_.at.cp) : "")) {}
@@ -184,7 +188,9 @@ class Run {
   Status step(int64_t number);
   /// What forward and backward of a step give, summed over the world; the gradients lie where the update takes them.
   struct Pass {
-    double loss = 0, norm = 0, gradient_scale = 1;
+    double loss = 0, norm = 0;
+    optim::SquaredNorm squared_norm{};  // of which the norm is, as `gradients` says
+    kernels::ClipNumbers gradients;
     std::vector<std::pair<std::string, double>> source_loss;
     std::vector<double> words;  // of the exact sums: equal bits, equal result
     bool finite() const { return std::isfinite(loss) && std::isfinite(norm); }
@@ -212,13 +218,7 @@ class Run {
     return groups_.world->all_reduce(values.data(), static_cast<int64_t>(values.size()), DType::kF64,
                                      comm::ReduceOp::kSum, what);
   }
-  /// Into max_scores_: the largest attention scores of this rank's micro-batches since the last call.
-  Status take_max_scores() {
-    std::fill(max_scores_.begin(), max_scores_.end(), 0.0f);
-    for (const auto& model : now_->models) RT_TRY(model->take_max_scores(max_scores_));
-    return {};
-  }
-  /// QK clip: what the heads' projections are to be scaled by, from the scores of all ranks.
+  /// QK clip, once the pass is settled: what the heads' projections are to be scaled by, from the scores of all ranks.
   Result<optim::HeadFactors> clip_factors();
   bool counts_losses() const { return rank_.head() && rank_.at.tp == 0; }
   bool decides() const { return groups_.world->rank() == env_.decides; }
@@ -244,6 +244,10 @@ class Run {
   telemetry::StepMetrics metrics_;
   telemetry::Recorder recorder_;
   std::optional<PhaseScope> in_phase_;
+  telemetry::PaceMeter pace_;
+  Clock::time_point computes_since_;  // the step's data; and until its gradients are complete
+  int64_t waited_before_ns_ = 0;      // telemetry::waited_ns then
+  double compute_ms_ = 0;
   bool traced_ = false;  // on_trace was called
 };
 
@@ -276,7 +280,8 @@ Status Run::enter(size_t stage) {
 }
 
 Result<optim::HeadFactors> Run::clip_factors() {
-  RT_TRY(take_max_scores());
+  std::fill(max_scores_.begin(), max_scores_.end(), 0.0f);
+  for (const auto& model : now_->models) model->tell_max_scores(max_scores_);
   RT_TRY(groups_.world->all_reduce(max_scores_.data(), std::ssize(max_scores_), DType::kF32, comm::ReduceOp::kMax,
                                    "largest attention scores"));
   optim::HeadFactors out = optim::qk_clip_factors(plan_.recipe.model, plan_.recipe.optimizer.qk_clip, max_scores_);
@@ -308,7 +313,7 @@ Status Run::start() {
     }
   } else {
     position_ = TrainPosition{.seed = recipe.seed};
-    state_.initialize(plan_, rank_);
+    state_.initialize(*stream_, plan_, rank_);
   }
   if (recipe.precision != Precision::kF16) {
     position_.loss_scale = {};
@@ -323,22 +328,27 @@ Status Run::start() {
   // Weights are made of masters that other ranks may still be filling.
   if (state_.arrays().peer_copies) RT_TRY(groups_.world->barrier("state of all ranks"));
   return now_->data_parallel.spread_weights(
-      [this, bank = bank_](const Bucket& bucket) { optimizer_.make_weights(bank, bucket); }, [] { return Status{}; });
+      [this, bank = bank_](Stream& stream, const Bucket& bucket) { optimizer_.make_weights(stream, bank, bucket); },
+      [] { return Status{}; });
 }
 
 Status Run::load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples) {
   const Plan& plan = now_->plan;
   const Recipe& recipe = plan.recipe;
+  const int64_t slice = recipe.batch.micro * plan.mesh.dp();
+  const std::vector<data::SampleRef> filled = data::fill_rounds(samples, slice);
   const int64_t pieces = recipe.model.context / plan.sequence_tokens;  // sequences of a sample
   const bool drops = part == data::DataPart::kTrain && !now_->dropout_keys.empty();
   const uint64_t key = stream_key(recipe.seed, "dropout");
   uint64_t* at = now_->dropout_keys.data();
   for (int64_t k = 0; k < plan.micro_batches; ++k) {
-    const auto mine = data::micro_batch_samples(samples, plan.mesh.dp(), rank_.at.dp, recipe.batch.micro, k);
+    const auto mine = data::micro_batch_samples(filled, plan.mesh.dp(), rank_.at.dp, recipe.batch.micro, k);
     data::MicroBatch& loaded = now_->loaded[k];
     if (rank_.embedding() || rank_.head() || data::changes_rows(recipe.objective)) {
       RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded));
       data::apply_objective(recipe.objective, recipe.seed, plan.sequence_tokens, mine, &loaded);
+      const int64_t there = std::ssize(samples) - k * slice - rank_.at.dp * recipe.batch.micro;
+      if (there < recipe.batch.micro) data::no_targets(&loaded, std::max<int64_t>(0, there));
     }
     now_->batches[k] = {
         loaded.inputs.data(), loaded.targets.data(), {}, {loaded.positions, loaded.starts, loaded.ends}};
@@ -382,11 +392,16 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   const bool scaled = position_.loss_scale.scale > 0;
   const double loss_scale = scaled ? position_.loss_scale.scale : 1.0;
   const float weight = static_cast<float>(loss_scale) / static_cast<float>(plan.tokens_per_step);
-  if (!max_scores_.empty()) RT_TRY(take_max_scores());  // what validation has left
-  RT_TRY(now_->executor->train(now_->batches, weight, on_losses));
+  for (const auto& model : now_->models) model->clear_max_scores();  // what validation has left
+  RT_TRY(now_->executor->train(now_->batches, weight));
+  compute_ms_ = ms_since(computes_since_) - static_cast<double>(telemetry::waited_ns - waited_before_ns_) / 1e6;
 
   phase(number, "gradients", Phase::kReduce);
   RT_TRY(now_->data_parallel.finish());
+  optimizer_.take_squared_norm();
+  for (const auto& model : now_->models) model->give_max_scores();
+  RT_TRY(stream_->settle());  // the step's one wait, for losses, norm and largest scores
+  now_->executor->tell_losses(on_losses);
   WorldSums sums;
   for (const LossSum& source : losses) {
     sums.put(source.loss);
@@ -420,8 +435,11 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
                  fmt::format("step {}: the objective leaves no token of the batch to be guessed", number)};
   }
   // Backward has weighed each loss as one of all tokens; with an objective that leaves some out they weigh more.
-  out.gradient_scale = static_cast<double>(plan.tokens_per_step) / counted;
-  out.norm = std::sqrt(sums.take_sum()) / loss_scale * out.gradient_scale;
+  out.gradients = {.most = recipe.optimizer.clip,
+                   .gradient_scale = static_cast<double>(plan.tokens_per_step) / counted,
+                   .loss_scale = loss_scale};
+  out.squared_norm = sums.take_words();
+  out.norm = kernels::clip_of(ExactSum::from(out.squared_norm).value(), out.gradients).norm;
   out.loss /= counted;
   const auto bank = static_cast<int64_t>(sums.take());
   if (bank < 0) return Error{ErrorCode::kStopped, fmt::format("rank {} could not choose a bank", env_.decides)};
@@ -437,6 +455,8 @@ Status Run::step(int64_t number) {
   const Recipe& recipe = plan.recipe;
 
   phase(number, "data", Phase::kData);
+  computes_since_ = Clock::now();
+  waited_before_ns_ = telemetry::waited_ns;
   std::vector<data::SampleRef> batch = sampler_.peek(recipe.batch.samples);
   RT_TRY(load_micro_batches(data::DataPart::kTrain, batch));
 
@@ -450,7 +470,7 @@ Status Run::step(int64_t number) {
     RT_TRY(recompute(number, &found));
   }
   last_batch_ = std::move(batch);
-  const double loss = found.loss, norm = found.norm, gradient_scale = found.gradient_scale;
+  const double loss = found.loss, norm = found.norm;
   const bool overflow = !std::isfinite(norm);
   metrics_ = {};
   metrics_.source_loss = std::move(found.source_loss);
@@ -465,8 +485,6 @@ Status Run::step(int64_t number) {
 
   phase(number, "optimizer", Phase::kOptimizer);
   const double lr = optim::learning_rate(plan_.recipe, number, plan_.steps, plan_.past);
-  const double clip = recipe.optimizer.clip;
-  const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
   {
     const PhaseScope scope(Phase::kCheckpoint);
     const Clock::time_point begun = Clock::now();
@@ -485,7 +503,8 @@ Status Run::step(int64_t number) {
     }
     RT_TRY(optimizer_.update({.number = number - position_.loss_scale.skipped - plan_.past.moments_from,
                               .lr = lr,
-                              .grad_scale = static_cast<float>(scale * gradient_scale / loss_scale),
+                              .squared_norm = found.squared_norm,
+                              .gradients = found.gradients,
                               .from = bank_,
                               .to = bank,
                               .tokens = plan.tokens_per_step},
@@ -538,7 +557,8 @@ Error Run::why_not_finite(int64_t number, const Pass& found) {
   const auto forward = [&]() -> Status {
     const Plan& plan = now_->plan;
     const int64_t pieces = plan.recipe.model.context / plan.sequence_tokens;
-    const std::vector<data::SampleRef> batch = sampler_.peek(plan.recipe.batch.samples);
+    const std::vector<data::SampleRef> batch =
+        data::fill_rounds(sampler_.peek(plan.recipe.batch.samples), plan.recipe.batch.micro * plan.mesh.dp());
     now_->data_parallel.begin_pass(false);
     return now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> losses) {
       if (!counts_losses()) return;
@@ -559,11 +579,14 @@ Error Run::why_not_finite(int64_t number, const Pass& found) {
   for (const int64_t position : positions) {
     if (slot < end) words[slot++] = static_cast<double>(position + 1);
   }
+  const kernels::StateExec on = kernels::state_exec_on(*stream_);
+  HostNumbers<int64_t> ruined(*stream_, 1);
   for (const StateTensor& item : tensors_[bank_]) {
     if (!item.primary || item.kind != StateKind::kWeight) continue;
-    words.back() += static_cast<double>(
-        count_not_finite({reinterpret_cast<const float*>(item.data), static_cast<size_t>(item.bytes) / sizeof(float)}));
+    on.count_not_finite(item.data.as<const float>(), item.bytes / 4, ruined.room());
   }
+  if (Status waited = stream_->settle(); !waited.ok()) return std::move(waited).error();
+  words.back() = static_cast<double>(ruined.read()[0]);
   if (Status added = add_over_world(words, "samples and weights that are not finite"); !added.ok())
     return std::move(added).error();
   report.ruined_weights = static_cast<int64_t>(words.back());
@@ -638,7 +661,7 @@ Result<double> Run::evaluate() {
   double tokens = 0;
   metrics_.valid_source_loss.clear();
   for (size_t s = 0; s < sources.size(); ++s) {
-    const ExactSum of_source = sums.take_exact();
+    const ExactSum of_source = ExactSum::from(sums.take_words());
     const double counted = sums.take();
     loss.add(of_source);
     tokens += counted;
@@ -657,7 +680,7 @@ Result<StepOrder> Run::agree_on_order(bool last) {
     paused_ms_ += ms_since(asked);
     if (decided.ok()) {
       const StepOrder& o = decided.value();
-      wire = (o.stop ? 1 : 0) | (o.snapshot ? 2 : 0) | (o.persist ? 4 : 0) | o.slot << 3;
+      wire = (o.stop ? 1 : 0) | (o.snapshot ? 2 : 0) | (o.persist ? 4 : 0) | (o.replicate ? 8 : 0) | o.slot << 4;
     } else {
       wire = -1;
       refused = std::move(decided).error();
@@ -667,7 +690,7 @@ Result<StepOrder> Run::agree_on_order(bool last) {
   if (!refused.ok()) return std::move(refused).error();
   if (wire < 0)
     return Error{ErrorCode::kStopped, fmt::format("rank {} could not decide on the checkpoint", env_.decides)};
-  return StepOrder{(wire & 1) != 0, (wire & 2) != 0, (wire & 4) != 0, wire >> 3};
+  return StepOrder{(wire & 1) != 0, (wire & 2) != 0, (wire & 4) != 0, (wire & 8) != 0, wire >> 4};
 }
 
 void Run::finish_trace(bool last) {
@@ -711,6 +734,7 @@ Result<Outcome> Run::loop() {
     if (order.snapshot) {
       phase(number, "snapshot", Phase::kCheckpoint);
       const Clock::time_point begin = Clock::now();
+      if (state_.arrays().gate == nullptr) RT_TRY(stream_->settle());  // others read the bank, and it has checksums
       RT_TRY(env_.hook.snapshot(order, position_, bank_, tensors_[bank_], optimizer_.sums()));
       paused_ms_ += ms_since(begin);
     }
@@ -723,19 +747,30 @@ Result<Outcome> Run::loop() {
       metrics_.split_ms.emplace_back(telemetry::phase_name(static_cast<Phase>(i)), split[i]);
     }
     if (decides() && env_.on_step) env_.on_step(metrics_);
+    if (const auto pace = pace_.add(number, compute_ms_); pace && env_.on_pace) env_.on_pace(*pace);
   }
   phase(position_.step, "finish", Phase::kOther);
   RT_TRY(now_->data_parallel.settle());
   RT_TRY(env_.hook.finish());
-  return Outcome{position_, state_.allocated_bytes(), groups_.traffic()};
+  return Outcome{position_, state_.allocated_bytes(), kernels::scratch_bytes(), groups_.traffic()};
 }
 
 }  // namespace
 
 Result<Outcome> run(const Environment& env) {
   const Recipe& recipe = env.plan.recipe;
+  if (!env.engine.keeps_rank_order() && (env.plan.layout_free() || env.plan.zero() >= 2)) {
+    return Error{
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "{} adds up in the order of ranks, which these ranks' communication does not keep; {} does "
+            "without",
+            env.plan.layout_free() ? "deterministic = \"layout\"" : fmt::format("optimizer.zero = {}", env.plan.zero()),
+            env.plan.layout_free() ? "deterministic = \"run\"" : "optimizer.zero = 1")};
+  }
   const int64_t context = recipe.model.context;
   RankPlan rank = env.plan.rank(env.rank);
+  kernels::reserve_scratch(nn::kernel_scratch(env.plan, env.rank));
   RT_TRY_SET(data::Dataset dataset, data::open_dataset(recipe.data, recipe.model.vocab));
   RT_TRY_SET(data::Sampler sampler,
              data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, context)));

@@ -13,6 +13,7 @@
 #include "runtime/core/traffic.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
+#include "runtime/telemetry/pace.h"
 #include "runtime/telemetry/trace.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
@@ -29,6 +30,8 @@ struct Environment {
   std::function<void(const telemetry::StepMetrics&)> on_step;
   /// Every rank: tells where it is ("step 12 forward"), for reports of hangs. May be empty.
   std::function<void(int64_t step, const char* phase)> on_phase;
+  /// Every rank, every telemetry::kPaceSteps steps: how long it computes. May be empty.
+  std::function<void(const telemetry::Pace& pace)> on_pace;
   /// The run's last step is tried once more after its update, forward alone: no step follows that would show weights
   /// which that update has ruined (StepMetrics::end_loss).
   bool try_end = false;
@@ -40,6 +43,7 @@ struct Environment {
 struct Outcome {
   TrainPosition position;
   int64_t allocated_bytes = 0;        // by this rank, equal to the plan's figure
+  int64_t scratch_bytes = 0;          // of its kernels, equal to nn::kernel_scratch()'s
   std::vector<GroupTraffic> traffic;  // of the whole run; of a step: step_traffic() of plan/communication.h
 };
 

@@ -164,7 +164,7 @@ RankState rank_state(const Plan& plan, int64_t rank) {
   out.expected.resize(static_cast<size_t>(elems));
   int64_t at = 0;
   for (StateTensor& tensor : tensors) {
-    tensor.data = reinterpret_cast<std::byte*>(out.memory.data() + at);
+    tensor.data = DevicePtr(out.memory.data() + at).as<std::byte>();
     ckpt::testing::walk(tensor.box, kinds.shape_of(tensor.kind, plan.tensors[tensor.tensor]).value(),
                         [&](int64_t k, int64_t flat) {
                           out.expected[at + k] = bits(static_cast<int64_t>(tensor.kind), tensor.tensor, flat);
@@ -379,7 +379,7 @@ TEST_SUITE("ckpt/any_layout") {
                   const bool begins = item.kind == StateKind::kEma && (!saved || weights_only);
                   const int64_t kind = begins ? 0 : static_cast<int64_t>(item.kind);
                   const bool zero = weights_only && is_moment(item.kind);
-                  const auto* got = reinterpret_cast<const uint32_t*>(item.data);
+                  const auto* got = address_of(item.data.as<const uint32_t>());
                   ckpt::testing::walk(item.box, plan.tensors[item.tensor].shape, [&](int64_t k, int64_t flat) {
                     wrong += got[k] != (zero ? 0 : bits(kind, item.tensor, flat)) ? 1 : 0;
                   });
@@ -415,7 +415,7 @@ TEST_SUITE("ckpt/any_layout") {
         load.fill(rank, state.tensors);
         int64_t wrong = 0;
         for (const StateTensor& item : state.tensors) {
-          const auto* got = reinterpret_cast<const uint32_t*>(item.data);
+          const auto* got = address_of(item.data.as<const uint32_t>());
           std::vector<uint32_t> expected(static_cast<size_t>(item.bytes / 4), 0);
           const std::string& name = to.tensors[item.tensor].name;
           int64_t in_source = -1;

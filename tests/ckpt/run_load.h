@@ -34,7 +34,7 @@ class RunLoad {
       found->second = std::move(peer_copies).value();
     }
     for (const PeerCopy& part : found->second)
-      std::memcpy(state[static_cast<size_t>(part.copy)].data + part.offset, part.banks[kSlot],
+      std::memcpy(address_of(state[static_cast<size_t>(part.copy)].data) + part.offset, part.banks[kSlot],
                   static_cast<size_t>(part.bytes));
   }
 

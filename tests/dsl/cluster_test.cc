@@ -68,6 +68,8 @@ TEST_SUITE("dsl/cluster") {
     CHECK(c.wait_s == 600);
     CHECK(c.join_timeout_s == 600);
     CHECK(c.store == "folder");
+    CHECK(good("slurm", std::string(kSlurm) + ", store = \"etcds://h0:2379,[::1]:2380\", store_ca = \"ca.pem\"")
+              .store_ca == "ca.pem");
     CHECK(!c.groups_cross_hosts);
     CHECK(c.slurm.requeue);
     CHECK(c.slurm.signal_before_s == 180);
@@ -184,10 +186,20 @@ return T.slurm { hosts = sizes.hosts, ranks_per_host = 2, hosts_min = T.ref "hos
           "cluster.lua:4: dead_after must be a number from 1 to 3600, in seconds or such as \"30min\", got \"soon\"");
     CHECK(slurm("wait = -1").find("wait must be a number from 0 to 604800") != std::string::npos);
     CHECK(slurm("join_timeout = 0").find("join_timeout must be a number from 1 to 604800") != std::string::npos);
-    CHECK(slurm("store = \"etcd://h0:2379\"") ==
-          "cluster.lua:4: store = \"etcd://...\": a store in etcd is not there yet; hosts need a shared run folder | "
-          "\"folder\"");
-    CHECK(slurm("store = \"disk\"") == "cluster.lua:4: store names no store that there is | \"folder\"");
+    for (const char* store :
+         {"disk", "etcd://", "etcd://h0", "etcd://h0:", "etcd://h0:0", "etcd://h0:65536", "etcd://:1", "etcd://h0:1,",
+          "etcd://h0:1,h 1:2", "etcd://u@h0:1", "etcd://h0:1/x", "http://h0:1"}) {
+      CAPTURE(store);
+      CHECK(slurm(std::string("store = \"") + store + "\"") ==
+            "cluster.lua:4: store names no store that there is | \"folder\", \"etcd://HOST:PORT,...\" or "
+            "\"etcds://...\"");
+    }
+    CHECK(slurm("store = \"etcd://h0:2379\", store_ca = \"ca.pem\"") ==
+          "cluster.lua:4: store_ca is for etcd with TLS alone, and store is \"etcd://h0:2379\" | a store "
+          "\"etcds://...\", "
+          "or leave it out");
+    CHECK(slurm("store = \"etcds://h0:2379\", store_cert = \"c.pem\"") ==
+          "cluster.lua:4: a certificate and its key are given together | both store_cert and store_key, or neither");
     CHECK(slurm("groups_cross_hosts = 1") == "cluster.lua:4: groups_cross_hosts must be true or false, got 1");
     CHECK(slurm("program = \"a\\nb\"") == "cluster.lua:4: program must be one line without control characters");
     CHECK(slurm("workdir = \"a\\nb\"") == "cluster.lua:4: workdir must be one line without control characters");
@@ -379,7 +391,12 @@ return T.slurm { hosts = sizes.hosts, ranks_per_host = 2, hosts_min = T.ref "hos
       for (const Field& field : block->fields) {
         if (field.example.empty() || field.required) continue;
         CAPTURE(field.name);
-        good(block->name, base + ", " + field.name + " = " + field.example);
+        // What belongs to another field comes with it.
+        std::string with;
+        if (field.name.starts_with("store_")) with = ", store = \"etcds://h0:2379\"";
+        if (field.name == "store_cert") with += ", store_key = \"k\"";
+        if (field.name == "store_key") with += ", store_cert = \"c\"";
+        good(block->name, base + with + ", " + field.name + " = " + field.example);
       }
     }
   }

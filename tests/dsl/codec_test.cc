@@ -45,9 +45,14 @@ Recipe everything_changed() {
                       .long_factor = {12, 13}},
              .embed_dim = 11,
              .embedding_norm = true,
+             .embedding_scale = 1.5,
              .block = BlockKind::kDeepNorm,
              .residual_scale = 12,
+             .branch_scale = 2.5,
              .norm = NormKind::kRmsNorm,
+             .norm_weight = false,
+             .norm_bias = false,
+             .norm_plus_one = true,
              .norm_eps = 0.5,
              .final_norm = false,
              .activation = Activation::kSwiGlu,
@@ -56,15 +61,36 @@ Recipe everything_changed() {
              .out_bias = false,
              .mlp_bias = true,
              .head_bias = true,
+             .clip_qkv = 3.5,
              .qk_norm = QkNorm::kHead,
              .mask = Mask::kPrefix,
              .sliding_window = 13,
              .window_layers = {0},
+             .window_rope_theta = 4.5,
+             .nope_layers = {1},
              .attention_scale = 14,
              .attention_scale_by_layer = true,
+             .score_cap = 5.5,
              .logit_scale = 15,
+             .logit_cap = 6.5,
              .top_query = true,
-             .moe = {16, 17, false, 18, RouterKind::kSigmoid, 0.5, 19, 20, 21, 2.5, 0.25, AuxScope::kModel},
+             .moe = {.experts = 16,
+                     .top_k = 17,
+                     .renormalise = false,
+                     .aux_loss = 18,
+                     .router = RouterKind::kSigmoid,
+                     .z_loss = 0.5,
+                     .shared_experts = 19,
+                     .ffn = 22,
+                     .dense_layers = {0},
+                     .shared_ffn = 23,
+                     .shared_gate = true,
+                     .groups = 20,
+                     .groups_per_token = 21,
+                     .scale = 2.5,
+                     .choice_bias = true,
+                     .bias_rate = 0.25,
+                     .aux_scope = AuxScope::kModel},
              .tied_embeddings = false,
              .embedding_dropout = 0.5,
              .attention_dropout = 0.25,
@@ -75,7 +101,7 @@ Recipe everything_changed() {
   r.data.sources = {{DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, 7, {1, 2}}};
   r.data.seed = 3;
   r.objective = {ObjectiveConfig::Kind::kInfill, 1, false, false, true, 2, 3, 4, 5, 0.5, 6};
-  r.batch = {4, 5, 6, {7, 8, {Span::Unit::kSamples, 9}}, {{{Span::Unit::kTokens, 10}, 11, 12, 13, 14.5}}};
+  r.batch = {4, 5, 6, {7, 8, {Span::Unit::kSamples, 9}}, {{{Span::Unit::kTokens, 10}, 11, 12, 13, 14.5}}, true};
   r.optimizer = {.kind = OptimizerKind::kLamb,
                  .peak_lr = 0.1,
                  .lr = {{LrStage::Kind::kCosine, {Span::Unit::kSamples, 6}, 0.25}},
@@ -125,6 +151,7 @@ Recipe everything_changed() {
   r.checkpoint.compress = Compress::kZstd;
   r.checkpoint.incremental = true;
   r.checkpoint.in_flight = 3;
+  r.checkpoint.replicate_steps = 4;
   r.init = {"p", true, {"o"}, {"e"}, {"m"}, {"x"}};
   r.checkpoint.copy_to = {{"s3://b/p", 1, 2, 3, 4.5, false, "http://e", "r", 5.5, 6.5, "/c"}};
   r.eval = {10, 11};
@@ -158,21 +185,21 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 205);
+    CHECK(changed.size() == 222);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
-    CHECK(sizeof(ModelConfig) == 504);
+    CHECK(sizeof(ModelConfig) == 640);
     CHECK(sizeof(RopeConfig) == 144);
-    CHECK(sizeof(MoeConfig) == 96);
+    CHECK(sizeof(MoeConfig) == 152);
     CHECK(sizeof(DataSource) == 176);
     CHECK(sizeof(OptimizerConfig) == 232);
     CHECK(sizeof(RecipeStage) == 48);
-    CHECK(sizeof(BatchConfig) == 80);
+    CHECK(sizeof(BatchConfig) == 88);
     CHECK(sizeof(BatchPhase) == 48);
     CHECK(sizeof(ParameterGroup) == 48);
     CHECK(sizeof(LossScaleConfig) == 32);
     CHECK(sizeof(MeshConfig) == 136);
     CHECK(sizeof(RecomputeConfig) == 24);
-    CHECK(sizeof(CheckpointConfig) == 112);
+    CHECK(sizeof(CheckpointConfig) == 120);
     CHECK(sizeof(Keep) == 56);
     CHECK(sizeof(InitConfig) == 136);
     CHECK(sizeof(CopyTo) == 184);
@@ -225,7 +252,7 @@ TEST_SUITE("dsl/codec") {
     CHECK(json.find("\"clip\":3.0") != std::string::npos);
     CHECK(json.find("{\"batch\":{\"micro\":5,\"phases\":[{\"at\":{\"unit\":\"tokens\",\"value\":10.0},\"micro\":12,"
                     "\"rope_theta\":14.5,") == 0);
-    CHECK(json.find("\"samples\":4,\"tokens\":6},\"checkpoint\":{\"compress\":\"zstd\",\"copy_to\":[{"
+    CHECK(json.find("\"samples\":4,\"tokens\":6,\"uneven\":true},\"checkpoint\":{\"compress\":\"zstd\",\"copy_to\":[{"
                     "\"ca_file\":\"/c\",\"endpoint\":\"http://e\",") != std::string::npos);
     CHECK(json.find("],\"direct_io\":false,\"in_flight\":3,\"incremental\":true,\"keep\":[{\"at\":[11],\"count\":9,"
                     "\"kind\":\"best\",\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") !=

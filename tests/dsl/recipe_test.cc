@@ -441,6 +441,9 @@ return require "base":with {
               .find("optimizer.qk_clip = 100 does not see the scores of model.top_query") != std::string::npos);
     CHECK(only_mistake(with("model = { qk_norm = \"head\" }, optimizer = { qk_clip = 100 }"))
               .find("optimizer.qk_clip = 100 scales the projections of q and k") != std::string::npos);
+    CHECK(only_mistake(with("model = { score_cap = 30 }, optimizer = { qk_clip = 100 }"))
+              .find("optimizer.qk_clip = 100 takes scores for a product of q and k, and model.score_cap = 30") !=
+          std::string::npos);
 
     CHECK(load_good(with("optimizer = T.lamb { peak_lr = 1e-2 }")).optimizer.kind == OptimizerKind::kLamb);
     CHECK(load_good(with("optimizer = T.adamw { peak_lr = 1e-2 }")).optimizer.kind == OptimizerKind::kAdamW);

@@ -4,8 +4,6 @@
 #include <cmath>
 
 #include "runtime/core/check.h"
-#include "runtime/core/word_sums.h"
-#include "runtime/kernels/elementwise.h"
 
 namespace cairn::optim {
 namespace {
@@ -68,13 +66,11 @@ void scale_heads(StateWalk& walk, const HeadFactors& heads, int64_t bank) {
     for (int64_t at = 0; at < block.count;) {
       const int64_t head = (begin + at) / rows->head_elems;
       const int64_t end = std::min(block.count, (head + 1) * rows->head_elems - begin);
-      kernels::scale(block.to.master + at, factors[rows->first_factor + head], end - at);
+      walk.on().scale_floats(block.to.master + at, factors[rows->first_factor + head], end - at);
       at = end;
     }
     walk.put_weights(block);
-    if (walk.summed(block)) {
-      walk.note_sum(block, 0, word_sums(reinterpret_cast<const std::byte*>(block.to.master), block.count));
-    }
+    walk.on().copy_summed(block.to.master, block.to.master, block.count, walk.sums_of(block, 0, 1));
   });
 }
 

@@ -5,17 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/kernels/adafactor.h"
 #include "runtime/optim/rules/tensor_squares.h"
 
 namespace cairn::optim {
 namespace {
-
-double mean_of(const float* values, int64_t count) {
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(values[i]);
-  return sum / static_cast<double>(count);
-}
 
 /// Second moments of whole tensors. Arrays::work has the sums of squares of a step, and behind them the factors.
 class Factored {
@@ -25,8 +18,8 @@ class Factored {
         plan_(walk.plan()),
         rank_(walk.rank()),
         update_(update),
-        squares_(reinterpret_cast<double*>(walk.arrays().work)),
-        factors_(reinterpret_cast<float*>(squares_ + rank_.dense_work + rank_.expert_work)),
+        squares_(walk.arrays().work.as<double>()),
+        factors_((squares_ + rank_.dense_work + rank_.expert_work).as<float>()),
         of_tensor_(rank_.tensors.size()) {
     for (size_t k = 0; k < rank_.sums.size(); ++k) {
       OfTensor& sums = of_tensor_[rank_.sums[k].local];
@@ -40,7 +33,7 @@ class Factored {
   void make_factors();
   /// The run of its local tensor's matrix that `count` elements of a piece are, and the factors of that tensor.
   std::pair<kernels::MatrixRun, kernels::AdafactorFactors> run_of(const StatePiece& piece, int64_t begin,
-                                                                  const float* grad, int64_t count) const;
+                                                                  DevicePtr<const float> grad, int64_t count) const;
   auto run_of(const StateBlock& block) const { return run_of(*block.piece, block.begin, block.grad, block.count); }
 
  private:
@@ -53,13 +46,14 @@ class Factored {
   const Plan& plan_;
   const RankPlan& rank_;
   const Update& update_;
-  double* squares_;
-  float* factors_;
+  DevicePtr<double> squares_;
+  DevicePtr<float> factors_;
   std::vector<OfTensor> of_tensor_;  // of RankPlan::tensors
 };
 
 std::pair<kernels::MatrixRun, kernels::AdafactorFactors> Factored::run_of(const StatePiece& piece, int64_t begin,
-                                                                          const float* grad, int64_t count) const {
+                                                                          DevicePtr<const float> grad,
+                                                                          int64_t count) const {
   const int64_t flat = piece.flat_offset + begin;
   const auto next = std::partition_point(rank_.tensors.begin(), rank_.tensors.end(),
                                          [&](const LocalTensor& local) { return local.offset <= flat; });
@@ -67,20 +61,20 @@ std::pair<kernels::MatrixRun, kernels::AdafactorFactors> Factored::run_of(const 
   const OfTensor& sums = of_tensor_[std::prev(next) - rank_.tensors.begin()];
   const bool matrix = local.shape.size() > 1;
   const auto at = [&](int64_t sum) { return factors_ + rank_.sums[sum].work_offset; };
-  return {{grad, update_.grad_scale, flat - local.offset, count, matrix ? local.shape[1] : local.shape[0]},
-          {matrix ? at(sums.rows) : nullptr, at(sums.cols)}};
+  return {{grad, update_.clip, flat - local.offset, count, matrix ? local.shape[1] : local.shape[0]},
+          {matrix ? at(sums.rows) : DevicePtr<float>(), at(sums.cols)}};
 }
 
 Status Factored::add_squares(const comm::RankGroups& groups) {
-  std::fill_n(squares_, rank_.dense_work + rank_.expert_work, 0.0);
+  walk_.on().clear_doubles(squares_, rank_.dense_work + rank_.expert_work);
   for (const StatePiece& piece : rank_.pieces) {
     if (plan_.tensors[piece.tensor].balances) continue;
-    const float* const grad = walk_.arrays().grads + rank_.grad_offset(piece);
+    const DevicePtr<const float> grad = walk_.arrays().grads + rank_.grad_offset(piece);
     const auto [run, factors] = run_of(piece, 0, grad, piece.count_elems());
-    const auto squares_of = [&](const float* factor) {
-      return factor == nullptr ? nullptr : squares_ + (factor - factors_);
+    const auto squares_of = [&](DevicePtr<const float> factor) {
+      return factor ? squares_ + (factor - DevicePtr<const float>(factors_)) : DevicePtr<double>();
     };
-    kernels::adafactor_squares(run, squares_of(factors.row), squares_of(factors.col));
+    walk_.on().adafactor_squares(run, squares_of(factors.row), squares_of(factors.col));
   }
   const auto reduce = [&](comm::Comm* group, int64_t begin, int64_t count) -> Status {
     if (group == nullptr || group->size() == 1 || count == 0) return {};
@@ -92,38 +86,32 @@ Status Factored::add_squares(const comm::RankGroups& groups) {
     const LocalTensor& local = rank_.tensors[piece.local];
     const bool over_tp = piece.work_offset >= rank_.tp_work.begin && piece.work_offset < rank_.tp_work.end;
     if (over_tp && local.sum_over_kv && rank_.at.tp % plan_.kv_copies() != 0) {
-      std::fill_n(squares_ + piece.work_offset, piece.count(), 0.0);
+      walk_.on().clear_doubles(squares_ + piece.work_offset, piece.count());
     }
   }
   return reduce(groups.tp, rank_.tp_work.begin, rank_.tp_work.size());
 }
 
 void Factored::make_factors() {
-  constexpr double kLeastSquare = 1e-30;  // eps1 of the paper
   const double old_part = 1.0 - std::pow(static_cast<double>(update_.number), -plan_.recipe.optimizer.decay_power);
-  std::vector<double> means(rank_.sums.size());  // of the new state
-  walk_.for_sums(update_.from, update_.to, [&](int64_t k, const float* source, float* target) {
+  std::vector<DevicePtr<const float>> moments(rank_.sums.size());  // as they are from now on
+  walk_.for_sums(update_.from, update_.to, [&](int64_t k, DevicePtr<const float> source, DevicePtr<float> target) {
     const SumPiece& piece = rank_.sums[k];
     const Shape& shape = plan_.tensors[piece.tensor].shape;
     const int64_t terms = piece.kind == StateKind::kExpAvgSq      ? 1
                           : piece.kind == StateKind::kExpAvgSqRow ? shape[1]
                                                                   : shape[0];
-    const double* const squares = squares_ + piece.work_offset;
-    float* const factor = factors_ + piece.work_offset;
-    for (int64_t i = 0; i < piece.count(); ++i) {
-      const double now = squares[i] / static_cast<double>(terms) + kLeastSquare;
-      target[i] = static_cast<float>(old_part * static_cast<double>(source[i]) + (1.0 - old_part) * now);
-      factor[i] = static_cast<float>(1.0 / std::sqrt(static_cast<double>(target[i])));
-    }
-    means[k] = mean_of(target, piece.count());
+    walk_.on().adafactor_factors({old_part, terms}, squares_ + piece.work_offset, source, target,
+                                 factors_ + piece.work_offset, piece.count());
+    moments[k] = target;
   });
   // The rows' mean is the columns', and each rank has all of that dim which tp does not cut.
   for (const OfTensor& sums : of_tensor_) {
     if (sums.rows < 0) continue;
     const SumPiece& rows = rank_.sums[sums.rows];
     const bool by_columns = plan_.tensors[rows.tensor].cut == TensorCut::kDim0;
-    const auto root = static_cast<float>(std::sqrt(means[by_columns ? sums.cols : sums.rows]));
-    for (int64_t i = 0; i < rows.count(); ++i) factors_[rows.work_offset + i] *= root;
+    const int64_t whole = by_columns ? sums.cols : sums.rows;
+    walk_.on().scale_by_mean(factors_ + rows.work_offset, rows.count(), moments[whole], rank_.sums[whole].count());
   }
 }
 
@@ -136,16 +124,16 @@ Status adafactor(StateWalk& walk, std::span<const TensorRates> rates, const comm
   Factored factored(walk, update);
   RT_TRY(factored.add_squares(groups));
   factored.make_factors();
-  std::vector<kernels::AdafactorNorms> parts(plan.tensors.size());
+  NormsOfTensors norms(walk);
   walk.for_blocks(
       update.from, update.to,
       [&](const StateBlock& block) {
         if (block.saved < 0) return;
         const auto [run, factors] = factored.run_of(block);
-        kernels::adafactor_norms(run, factors, block.from.master, &parts[block.piece->tensor]);
+        walk.on().adafactor_norms(run, factors, block.from.master, norms.of(block));
       },
       StateWalk::Pieces::kReadOnly);
-  RT_TRY_SET(const std::vector<TensorSquares> squares, add_over_world(parts, world));
+  RT_TRY_SET(const std::vector<TensorSquares> squares, norms.add_over_world(world));
   walk.for_blocks(update.from, update.to, [&](const StateBlock& block) {
     const int64_t tensor = block.piece->tensor;
     const auto elems = static_cast<double>(count_elems(plan.tensors[tensor].shape));
@@ -156,12 +144,12 @@ Status adafactor(StateWalk& walk, std::span<const TensorRates> rates, const comm
     if (config.update_clip > 0) rate /= std::max(1.0, step / config.update_clip);
     if (config.scale_parameter) rate *= std::max(config.least_scale, weight);
     const auto [run, factors] = factored.run_of(block);
-    kernels::adafactor_step({.rate = static_cast<float>(rate),
-                             .decay = static_cast<float>(unclipped * rates[tensor].weight_decay),
-                             .beta1 = static_cast<float>(config.beta1)},
-                            run, factors, block.from.master, block.from.exp_avg, block.to.master, block.to.exp_avg);
+    walk.on().adafactor_step({.rate = static_cast<float>(rate),
+                              .decay = static_cast<float>(unclipped * rates[tensor].weight_decay),
+                              .beta1 = static_cast<float>(config.beta1)},
+                             run, factors, block.from.master, block.from.exp_avg, block.to.master, block.to.exp_avg);
     walk.put_weights(block);
-    walk.note_sums(block);
+    walk.sum_up(block);
   });
   return {};
 }

@@ -14,25 +14,21 @@ kernels::AdamwArgs adamw_args(const OptimizerConfig& config, const TensorRates& 
           .beta2 = static_cast<float>(config.beta2),
           .eps = static_cast<float>(config.eps),
           .weight_decay = static_cast<float>(rates.weight_decay),
-          .grad_scale = update.grad_scale,
+          .clip = update.clip,
           .step = update.number};
 }
 
 void adamw(StateWalk& walk, std::span<const TensorRates> rates, const Update& update) {
   const DType compute = walk.plan().compute_dtype();
-  void* const weights = walk.arrays().weights;
-  auto* const low = compute == DType::kBf16 ? static_cast<bf16*>(weights) : nullptr;
-  auto* const full = compute == DType::kF32 ? static_cast<float*>(weights) : nullptr;
+  const DevicePtr<std::byte> weights = walk.arrays().weights;
+  const DevicePtr<bf16> low = compute == DType::kBf16 ? weights.as<bf16>() : nullptr;
+  const DevicePtr<float> full = compute == DType::kF32 ? weights.as<float>() : nullptr;
   walk.for_blocks(update.from, update.to, [&](const StateBlock& block) {
     kernels::AdamwArgs args = adamw_args(walk.plan().recipe.optimizer, rates[block.piece->tensor], update);
     args.stream = walk.rank().bank_bytes() > kCachedBytes;
-    kernels::AdamwSums sums;
-    kernels::adamw(args, block.grad, block.from, block.to, full != nullptr ? full + block.weight : nullptr,
-                   low != nullptr ? low + block.weight : nullptr, block.count, walk.summed(block) ? &sums : nullptr);
+    walk.on().adamw(args, block.grad, block.from, block.to, full ? full + block.weight : nullptr,
+                    low ? low + block.weight : nullptr, block.count, walk.sums_of(block, 0, 3));
     if (compute == DType::kF16) walk.put_weights(block);
-    walk.note_sum(block, 0, sums.master);
-    walk.note_sum(block, 1, sums.exp_avg);
-    walk.note_sum(block, 2, sums.exp_avg_sq);
   });
 }
 

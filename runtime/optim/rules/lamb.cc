@@ -3,7 +3,6 @@
 #include <cmath>
 #include <vector>
 
-#include "runtime/kernels/lamb.h"
 #include "runtime/optim/rules/adamw.h"
 #include "runtime/optim/rules/tensor_squares.h"
 
@@ -13,19 +12,18 @@ Status lamb(StateWalk& walk, std::span<const TensorRates> rates, const Update& u
   const auto args_of = [&](const StateBlock& block) {
     return adamw_args(walk.plan().recipe.optimizer, rates[block.piece->tensor], update);
   };
-  std::vector<kernels::LambNorms> parts(walk.plan().tensors.size());
+  NormsOfTensors norms(walk);
   walk.for_blocks(update.from, update.to, [&](const StateBlock& block) {
-    kernels::lamb_moments(args_of(block), block.grad, block.from, block.to, block.count,
-                          block.saved >= 0 ? &parts[block.piece->tensor] : nullptr);
+    walk.on().lamb_moments(args_of(block), block.grad, block.from, block.to, block.count, norms.of(block));
   });
-  RT_TRY_SET(const std::vector<TensorSquares> squares, add_over_world(parts, world));
+  RT_TRY_SET(const std::vector<TensorSquares> squares, norms.add_over_world(world));
   walk.for_blocks(update.from, update.to, [&](const StateBlock& block) {
     const double weight = std::sqrt(squares[block.piece->tensor].weight);
     const double step = std::sqrt(squares[block.piece->tensor].step);
     const double trust = weight > 0 && step > 0 ? weight / step : 1.0;
-    kernels::lamb_step(args_of(block), static_cast<float>(trust), block.from, block.to, block.count);
+    walk.on().lamb_step(args_of(block), static_cast<float>(trust), block.from, block.to, block.count);
     walk.put_weights(block);
-    walk.note_sums(block);
+    walk.sum_up(block);
   });
   return {};
 }

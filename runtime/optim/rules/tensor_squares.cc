@@ -2,19 +2,27 @@
 
 namespace cairn::optim {
 
-Result<std::vector<TensorSquares>> add_over_world(std::span<const ExactSum> parts, comm::Comm& world) {
-  std::vector<double> words;
-  for (const ExactSum& part : parts) {
-    const auto add = part.words();
-    words.insert(words.end(), add.begin(), add.end());
-  }
+using kernels::TensorNorms;
+
+NormsOfTensors::NormsOfTensors(const StateWalk& walk)
+    : stream_(walk.on().stream), words_(stream_, std::ssize(walk.plan().tensors) * TensorNorms::kWords) {
+  walk.on().clear_numbers(words_.room());
+}
+
+TensorNorms NormsOfTensors::of(const StateBlock& block) {
+  if (block.saved < 0) return {};
+  return {words_.room(block.piece->tensor * TensorNorms::kWords, TensorNorms::kWords)};
+}
+
+Result<std::vector<TensorSquares>> NormsOfTensors::add_over_world(comm::Comm& world) {
+  RT_TRY(stream_.settle());
+  std::vector<double> words(words_.read().begin(), words_.read().end());
   RT_TRY(world.all_reduce(words.data(), std::ssize(words), DType::kF64, comm::ReduceOp::kSum, "norms of tensors"));
-  const auto value = [&](size_t part) {
-    return ExactSum::from(std::span<const double, ExactSum::kWords>(&words[part * ExactSum::kWords], ExactSum::kWords))
-        .value();
-  };
   std::vector<TensorSquares> out;
-  for (size_t part = 0; part < parts.size(); part += 2) out.push_back({value(part), value(part + 1)});
+  for (auto at = words.begin(); at != words.end(); at += TensorNorms::kWords) {
+    const TensorNorms norms{{at, at + TensorNorms::kWords}};
+    out.push_back({norms.weight().value(), norms.step().value()});
+  }
   return out;
 }
 

@@ -1,12 +1,13 @@
 #pragma once
-// Norms of whole tensors, which lie on several ranks: LAMB and Adafactor scale each tensor's step by them.
+// Norms of whole tensors, which lie on several ranks: LAMB and Adafactor scale each tensor's step by them. The host
+// waits for the device to have its part of them, and gives each block the factor of its tensor.
 
-#include <span>
 #include <vector>
 
 #include "runtime/comm/comm.h"
-#include "runtime/core/exact_sum.h"
 #include "runtime/core/result.h"
+#include "runtime/device/host_numbers.h"
+#include "runtime/optim/walk/state_walk.h"
 
 namespace cairn::optim {
 
@@ -15,16 +16,19 @@ struct TensorSquares {
   double weight = 0, step = 0;
 };
 
-/// `parts`: of each tensor the sums of this rank, one after another weight and step. The same bits on all ranks, for
-/// every way of cutting tensors.
-Result<std::vector<TensorSquares>> add_over_world(std::span<const ExactSum> parts, comm::Comm& world);
+class NormsOfTensors {
+ public:
+  /// All zero, of the plan's tensors.
+  explicit NormsOfTensors(const StateWalk& walk);
 
-/// The same of kernels::LambNorms or AdafactorNorms.
-template <typename Norms>
-Result<std::vector<TensorSquares>> add_over_world(const std::vector<Norms>& parts, comm::Comm& world) {
-  std::vector<ExactSum> sums;
-  for (const Norms& part : parts) sums.insert(sums.end(), {part.weight, part.step});
-  return add_over_world(std::span<const ExactSum>(sums), world);
-}
+  /// Where a kernel adds those of a block: of what this rank saves, so that each element counts once.
+  kernels::TensorNorms of(const StateBlock& block);
+  /// Settles the stream. The same bits on all ranks, for every way of cutting tensors.
+  Result<std::vector<TensorSquares>> add_over_world(comm::Comm& world);
+
+ private:
+  Stream& stream_;
+  HostNumbers<double> words_;
+};
 
 }  // namespace cairn::optim

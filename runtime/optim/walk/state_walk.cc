@@ -5,52 +5,32 @@
 #include <tuple>
 
 #include "runtime/core/check.h"
-#include "runtime/core/word_sums.h"
-#include "runtime/kernels/elementwise.h"
-#include "runtime/kernels/parallel.h"
 
 namespace cairn::optim {
 namespace {
 
 constexpr size_t kBlocksAhead = 2;  // of banks on a disk: that are on their way while one is updated
 
-float* advanced(float* array, int64_t by) { return array == nullptr ? nullptr : array + by; }
+DevicePtr<float> advanced(DevicePtr<float> array, int64_t by) { return array ? array + by : array; }
 
 kernels::StateArrays advanced(const kernels::StateArrays& state, int64_t by) {
   return {advanced(state.master, by), advanced(state.exp_avg, by), advanced(state.exp_avg_sq, by),
           advanced(state.ema, by)};
 }
 
-const std::byte* bytes_of(const float* values) { return reinterpret_cast<const std::byte*>(values); }
+DeviceBytes area_of(DevicePtr<float> values, int64_t count) { return {values.as<std::byte>(), count * 4}; }
 
-std::span<std::byte> area_of(float* values, int64_t count) {
-  return std::as_writable_bytes(std::span(values, static_cast<size_t>(count)));
-}
-
-std::vector<std::span<std::byte>> areas_of(const kernels::StateArrays& state, int64_t count) {
-  std::vector<std::span<std::byte>> out;
-  for (float* values : {state.master, state.exp_avg, state.exp_avg_sq, state.ema}) {
-    if (values != nullptr) out.push_back(area_of(values, count));
+std::vector<DeviceBytes> areas_of(const kernels::StateArrays& state, int64_t count) {
+  std::vector<DeviceBytes> out;
+  for (const DevicePtr<float> values : {state.master, state.exp_avg, state.exp_avg_sq, state.ema}) {
+    if (values) out.push_back(area_of(values, count));
   }
   return out;
 }
 
-/// Before this process writes memory that it shares and may not have touched: a page that is first read is mapped
-/// together with its neighbours, one that is first written alone, and that takes longer than the writing.
-void map_pages(const std::byte* area, int64_t bytes) {
-  constexpr int64_t kMappedAtOnce = int64_t{64} << 10;  // Linux' fault_around_bytes
-  kernels::parallel_elements(bytes, [=](int64_t at, int64_t end) {
-    for (; at < end; at += kMappedAtOnce) static_cast<void>(*static_cast<const volatile std::byte*>(area + at));
-  });
-}
-
-void copy_elements(const float* from, float* to, int64_t count) {
-  kernels::parallel_elements(count, [=](int64_t i, int64_t end) { std::copy(from + i, from + end, to + i); });
-}
-
 }  // namespace
 
-float* kernels::StateArrays::*member_of(StateKind kind) {
+DevicePtr<float> kernels::StateArrays::*member_of(StateKind kind) {
   switch (kind) {
     case StateKind::kWeight:
       return &kernels::StateArrays::master;
@@ -89,12 +69,14 @@ std::vector<int64_t> overwrite_turns(const Plan& plan, const RankPlan& rank) {
   return out;
 }
 
-StateWalk::StateWalk(const Plan& plan, const RankPlan& rank, Arrays arrays)
-    : plan_(plan),
+StateWalk::StateWalk(Stream& stream, const Plan& plan, const RankPlan& rank, Arrays arrays)
+    : on_(kernels::state_exec_on(stream)),
+      plan_(plan),
       rank_(rank),
       arrays_(std::move(arrays)),
       summed_(arrays_.gate == nullptr),
-      reads_peers_(arrays_.peer_copies.has_value()) {
+      reads_peers_(arrays_.peer_copies.has_value()),
+      sums_(stream, std::ssize(overwrite_turns(plan, rank))) {
   for (const StateKind kind : plan.state_kinds().arrays()) members_.push_back(member_of(kind));
   for (const StatePiece& piece : rank.pieces) {
     saved_before_.push_back(saved_pieces_);
@@ -103,8 +85,7 @@ StateWalk::StateWalk(const Plan& plan, const RankPlan& rank, Arrays arrays)
   for (const auto& bank : arrays_.banks) {
     RT_CHECK(std::ssize(bank) == saved_pieces_, "a bank with {} of {} pieces", bank.size(), saved_pieces_);
   }
-  sums_.resize(overwrite_turns(plan, rank).size());
-  for (float* kernels::StateArrays::*const array : members_) {
+  for (DevicePtr<float> kernels::StateArrays::*const array : members_) {
     if (array == &kernels::StateArrays::ema) continue;
     for (const StatePiece& piece : rank.pieces) {
       if (!piece.primary) copies_.push_back(arrays_.private_state.*array + piece.state_offset);
@@ -119,7 +100,7 @@ StateWalk::StateWalk(const Plan& plan, const RankPlan& rank, Arrays arrays)
   });
 }
 
-std::span<float> StateWalk::at_peer(int64_t copy, int64_t begin, int64_t bank) const {
+std::pair<DevicePtr<float>, int64_t> StateWalk::at_peer(int64_t copy, int64_t begin, int64_t bank) const {
   const std::vector<PeerCopy>& all = *arrays_.peer_copies;
   const auto next = std::partition_point(all.begin(), all.end(), [&](const PeerCopy& part) {
     return part.copy < copy || (part.copy == copy && part.offset <= begin * 4);
@@ -128,14 +109,14 @@ std::span<float> StateWalk::at_peer(int64_t copy, int64_t begin, int64_t bank) c
   const PeerCopy& part = *std::prev(next);
   const int64_t inside = begin * 4 - part.offset;
   RT_CHECK(part.copy == copy && inside < part.bytes, "no peer has element {} of copy {}", begin, copy);
-  return {reinterpret_cast<float*>(part.banks[bank] + inside), static_cast<size_t>((part.bytes - inside) / 4)};
+  return {DevicePtr(part.banks[bank] + inside).as<float>(), (part.bytes - inside) / 4};
 }
 
 void StateWalk::bring_copy(int64_t copy, int64_t bank) const {
   const std::vector<PeerCopy>& all = *arrays_.peer_copies;
   auto part = std::partition_point(all.begin(), all.end(), [&](const PeerCopy& p) { return p.copy < copy; });
   for (; part != all.end() && part->copy == copy; ++part) {
-    copy_elements(reinterpret_cast<const float*>(part->banks[bank]), copies_[copy] + part->offset / 4, part->bytes / 4);
+    on_.copy_state(DevicePtr(part->banks[bank]).as<const float>(), copies_[copy] + part->offset / 4, part->bytes / 4);
   }
 }
 
@@ -149,11 +130,11 @@ std::pair<kernels::StateArrays, int64_t> StateWalk::private_run(const StatePiece
   if (!reads_peers_) return {advanced(arrays_.private_state, piece.state_offset + begin), count};
   kernels::StateArrays state;
   int64_t run = count, copy = index_of(piece) - saved_before_[index_of(piece)];
-  for (float* kernels::StateArrays::*const array : members_) {
+  for (DevicePtr<float> kernels::StateArrays::*const array : members_) {
     if (array == &kernels::StateArrays::ema) continue;
-    const std::span<float> there = at_peer(copy, begin, bank);
-    state.*array = there.data();
-    run = std::min(run, std::ssize(there));
+    const auto [there, elems] = at_peer(copy, begin, bank);
+    state.*array = there;
+    run = std::min(run, elems);
     copy += private_pieces();
   }
   return {state, run};
@@ -199,7 +180,7 @@ void StateWalk::for_blocks(int64_t from, int64_t to, const std::function<void(co
     }
     const StateBlock& block = blocks[b];
     if (block.saved >= 0) {
-      if (gate != nullptr) gate->wait(areas_of(block.to, block.count));
+      if (gate != nullptr) gate->order_after_copy(on_.stream, areas_of(block.to, block.count));
       body(block);
       if (pager != nullptr) release(block);
       continue;
@@ -216,7 +197,7 @@ void StateWalk::for_blocks(int64_t from, int64_t to, const std::function<void(co
   }
 }
 
-void StateWalk::for_sums(int64_t from, int64_t to, const std::function<void(int64_t, const float*, float*)>& body) {
+void StateWalk::for_sums(int64_t from, int64_t to, const ForSum& body) {
   int64_t saved = 0, copy = rank_.private_arrays * private_pieces();
   for (int64_t k = 0; k < std::ssize(rank_.sums); ++k) {
     const SumPiece& piece = rank_.sums[k];
@@ -226,21 +207,21 @@ void StateWalk::for_sums(int64_t from, int64_t to, const std::function<void(int6
       ++copy;
       continue;
     }
-    float* const target = arrays_.bank_sums[to][saved];
+    const DevicePtr<float> target = arrays_.bank_sums[to][saved];
     if (arrays_.gate != nullptr) {
       const std::array area = {area_of(target, piece.count())};
-      arrays_.gate->wait(area);
+      arrays_.gate->order_after_copy(on_.stream, area);
     }
     body(k, arrays_.bank_sums[from][saved], target);
-    if (summed_) sums_[std::ssize(members_) * saved_pieces_ + saved] = word_sums(bytes_of(target), piece.count());
+    if (summed_) on_.copy_summed(target, target, piece.count(), {place_of_sum(saved)});
     ++saved;
   }
 }
 
 void StateWalk::fetch(const StateBlock& block) const {
-  std::vector<std::span<std::byte>> areas = areas_of(block.from, block.count);
+  std::vector<DeviceBytes> areas = areas_of(block.from, block.count);
   if (block.to.master != block.from.master) {  // a page that is not there is read before its first byte can be written
-    const std::vector<std::span<std::byte>> written = areas_of(block.to, block.count);
+    const std::vector<DeviceBytes> written = areas_of(block.to, block.count);
     areas.insert(areas.end(), written.begin(), written.end());
   }
   arrays_.pager->fetch(areas);
@@ -251,65 +232,66 @@ void StateWalk::release(const StateBlock& block) const {
   if (block.to.master != block.from.master) arrays_.pager->release(areas_of(block.from, block.count), false);
 }
 
-void StateWalk::note_sum(const StateBlock& block, int64_t array, uint64_t sums) {
-  if (!summed(block)) return;
-  uint64_t& sum = sums_[array * saved_pieces_ + block.saved];
-  sum = add_word_sums(block.begin == 0 ? 0 : sum, shift_word_sums(sums, block.begin));
+kernels::BlockSums StateWalk::sums_of(const StateBlock& block, int64_t first_array, int64_t count) {
+  if (!summed_ || block.saved < 0) return {};
+  return {places(block.saved, first_array, count), block.begin};
 }
 
-void StateWalk::note_sums(const StateBlock& block) {
-  if (!summed(block)) return;
+void StateWalk::sum_up(const StateBlock& block) {
+  if (!summed_ || block.saved < 0) return;
   for (int64_t array = 0; array < std::ssize(members_); ++array) {
     if (members_[array] == &kernels::StateArrays::ema) continue;
-    note_sum(block, array, word_sums(bytes_of(block.to.*members_[array]), block.count));
+    const DevicePtr<float> written = block.to.*members_[array];
+    on_.copy_summed(written, written, block.count, sums_of(block, array, 1));
   }
+}
+
+std::vector<uint64_t> StateWalk::sums() const {
+  std::vector<uint64_t> out(static_cast<size_t>(sums_.size()));
+  if (!summed_) return out;
+  const std::span<const uint64_t> noted = sums_.read();
+  const auto pieces = static_cast<size_t>(saved_pieces_), in_arrays = pieces * members_.size();
+  for (size_t k = 0; k < in_arrays; ++k) out[k] = noted[k % pieces * members_.size() + k / pieces];
+  std::copy(noted.begin() + static_cast<std::ptrdiff_t>(in_arrays), noted.end(),
+            out.begin() + static_cast<std::ptrdiff_t>(in_arrays));
+  return out;
 }
 
 void StateWalk::keep(int64_t from, int64_t to) {
   if (reads_peers_) bring_peer_copies(from);
   if (arrays_.gate != nullptr && from == to) return;  // it is where it is
-  const auto copy = [](const float* source, float* target, int64_t count) {
-    if (target != source) std::copy_n(source, count, target);
-    return word_sums(bytes_of(target), count);
-  };
-  int64_t k = 0;
-  for (const StatePiece& piece : rank_.pieces) {
-    if (!piece.primary) continue;
+  for (int64_t k = 0, piece = 0; piece < std::ssize(rank_.pieces); ++piece) {
+    if (!rank_.pieces[piece].primary) continue;
     for (int64_t array = 0; array < std::ssize(members_); ++array) {
-      sums_[array * saved_pieces_ + k] =
-          copy(arrays_.banks[from][k].*members_[array], arrays_.banks[to][k].*members_[array], piece.count_elems());
+      on_.copy_summed(arrays_.banks[from][k].*members_[array], arrays_.banks[to][k].*members_[array],
+                      rank_.pieces[piece].count_elems(), {places(k, array, 1)});
     }
     ++k;
   }
   int64_t at = 0;
   for (const SumPiece& piece : rank_.sums) {
     if (!piece.primary) continue;
-    sums_[std::ssize(members_) * saved_pieces_ + at] =
-        copy(arrays_.bank_sums[from][at], arrays_.bank_sums[to][at], piece.count());
+    on_.copy_summed(arrays_.bank_sums[from][at], arrays_.bank_sums[to][at], piece.count(), {place_of_sum(at)});
     ++at;
   }
 }
 
-void StateWalk::put_weights(const float* master, int64_t weight, int64_t count) const {
-  switch (plan_.compute_dtype()) {
-    case DType::kBf16:
-      return kernels::cast(master, static_cast<bf16*>(arrays_.weights) + weight, count);
-    case DType::kF16:
-      return kernels::cast(master, static_cast<f16*>(arrays_.weights) + weight, count);
-    default:
-      return copy_elements(master, static_cast<float*>(arrays_.weights) + weight, count);
-  }
+DevicePtr<std::byte> StateWalk::weights_at(int64_t weight) const {
+  return arrays_.weights + weight * dtype_size_bytes(plan_.compute_dtype());
 }
 
-void StateWalk::make_weights(int64_t bank, const Bucket& bucket) const {
+void StateWalk::put_weights(const StateBlock& block) const {
+  on_.put_weights(block.to.master, block.count, plan_.compute_dtype(), weights_at(block.weight));
+}
+
+void StateWalk::make_weights(Stream& stream, int64_t bank, const Bucket& bucket) const {
+  const kernels::StateExec on = kernels::state_exec_on(stream);
   const auto from = [&](int64_t flat) {
     return std::partition_point(rank_.pieces.begin(), rank_.pieces.end(),
                                 [&](const StatePiece& piece) { return piece.flat_offset < flat; });
   };
-  const int64_t elem_bytes = dtype_size_bytes(plan_.compute_dtype());
-  const auto put = [&](const float* master, int64_t at, int64_t count) {
-    map_pages(static_cast<const std::byte*>(arrays_.weights) + at * elem_bytes, count * elem_bytes);
-    put_weights(master, at, count);
+  const auto put = [&](DevicePtr<const float> master, int64_t at, int64_t count) {
+    on.put_first_weights(master, count, plan_.compute_dtype(), weights_at(at));
   };
   for (const StatePiece& piece : std::span(from(bucket.range.begin), from(bucket.range.end))) {
     const int64_t weight = rank_.weight_offset(piece), count = piece.count_elems();

@@ -15,26 +15,27 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/kernels/state_arrays.h"
-#include "runtime/plan/plan.h"
 #include "runtime/device/copy_gate.h"
+#include "runtime/device/host_numbers.h"
 #include "runtime/device/pager.h"
 #include "runtime/device/peer_copy.h"
+#include "runtime/kernels/state_ops.h"
+#include "runtime/plan/plan.h"
 
 namespace cairn::optim {
 
 /// Where an array of that kind is found.
-float* kernels::StateArrays::*member_of(StateKind kind);
+DevicePtr<float> kernels::StateArrays::*member_of(StateKind kind);
 
 /// Where the arrays of a rank lie; memory of others.
 struct Arrays {
-  void* weights = nullptr;             // weight_bytes, in the compute dtype: RankPlan::weight_offset()
-  float* grads = nullptr;              // reduced sums: RankPlan::grad_offset()
+  DevicePtr<std::byte> weights;        // weight_bytes, in the compute dtype: RankPlan::weight_offset()
+  DevicePtr<float> grads;              // reduced sums: RankPlan::grad_offset()
   kernels::StateArrays private_state;  // private_elems each
-  float* private_sums = nullptr;       // of the SumPieces that others save
+  DevicePtr<float> private_sums;       // of the SumPieces that others save
   std::vector<std::vector<kernels::StateArrays>> banks;  // of each bank, where each primary piece's state lies
-  std::vector<std::vector<float*>> bank_sums;            // of each bank, where each primary SumPiece lies
-  std::byte* work = nullptr;                             // RankPlan::work_bytes()
+  std::vector<std::vector<DevicePtr<float>>> bank_sums;  // of each bank, where each primary SumPiece lies
+  DevicePtr<std::byte> work;                             // RankPlan::work_bytes()
   Pager* pager = nullptr;                                // of banks on a disk
   CopyGate* gate = nullptr;                              // of bank 0, the only one written: copied beside training
   /// Of all private state, which is found there until the first update puts it where it belongs. Null: it is where it
@@ -52,16 +53,17 @@ struct StateBlock {
   const StatePiece* piece = nullptr;
   int64_t saved = -1;  // number of the piece among those that this rank saves; -1: it is private
   int64_t begin = 0, count = 0;
-  const float* grad = nullptr;    // reduced
+  DevicePtr<const float> grad;    // reduced
   int64_t weight = 0;             // of its first element, into Arrays::weights
   kernels::StateArrays from, to;  // both begin at `begin`, and may be the same memory
 };
 
 class StateWalk {
  public:
-  /// `plan` and `rank` outlive it.
-  StateWalk(const Plan& plan, const RankPlan& rank, Arrays arrays);
+  /// All outlive it. What is done is ordered on `stream`.
+  StateWalk(Stream& stream, const Plan& plan, const RankPlan& rank, Arrays arrays);
 
+  const kernels::StateExec& on() const { return on_; }
   const Plan& plan() const { return plan_; }
   const RankPlan& rank() const { return rank_; }
   const Arrays& arrays() const { return arrays_; }
@@ -74,20 +76,20 @@ class StateWalk {
                   Pieces pieces = Pieces::kTrained) const;
   /// Calls body(index into RankPlan::sums, state in bank `from`, state in bank `to`) for all of them, and takes the
   /// checksums of what it leaves.
-  void for_sums(int64_t from, int64_t to, const std::function<void(int64_t, const float*, float*)>& body);
+  using ForSum = std::function<void(int64_t, DevicePtr<const float>, DevicePtr<float>)>;
+  void for_sums(int64_t from, int64_t to, const ForSum& body);
 
   /// The weights that forward and backward read, from the block's masters in bank `to`.
-  void put_weights(const StateBlock& block) const { put_weights(block.to.master, block.weight, block.count); }
+  void put_weights(const StateBlock& block) const;
 
-  /// The checksums of what is written into this block are wanted.
-  bool summed(const StateBlock& block) const { return summed_ && block.saved >= 0; }
-  /// word_sums of what was written into a block of an array, if they are wanted; the blocks of a piece come in order.
-  void note_sum(const StateBlock& block, int64_t array, uint64_t sums);
-  /// The same of all its arrays except the average, taken here.
-  void note_sums(const StateBlock& block);
-  /// word_sums (runtime/core/word_sums.h) of what the last update wrote into a bank, in its order. With a gate none are
-  /// taken: who copies takes them.
-  std::span<const uint64_t> sums() const { return sums_; }
+  /// Where a kernel that writes `count` arrays of this block, from `first_array` on, leaves their checksums; nowhere if
+  /// they are not wanted. The blocks of a piece come in order.
+  kernels::BlockSums sums_of(const StateBlock& block, int64_t first_array, int64_t count);
+  /// The checksums of all its arrays except the average, by a pass of their own.
+  void sum_up(const StateBlock& block);
+  /// word_sums (runtime/core/word_sums.h) of what the last update wrote into a bank, in its order; the stream is
+  /// settled. With a gate none are taken: who copies takes them.
+  std::vector<uint64_t> sums() const;
 
   /// In place of an update: saved state goes from bank `from` into bank `to` as it is.
   void keep(int64_t from, int64_t to);
@@ -100,8 +102,9 @@ class StateWalk {
   void leave_peers() { reads_peers_ = false; }
 
   /// Once the state of all ranks is there (initialised or loaded): the weights of this rank's shard of a bucket from
-  /// the masters, those of `bank` and private ones or their peer copies there. No update may run; from any thread.
-  void make_weights(int64_t bank, const Bucket& bucket) const;
+  /// the masters, those of `bank` and private ones or their peer copies there. No update may run; from any thread,
+  /// ordered on a stream of its own.
+  void make_weights(Stream& stream, int64_t bank, const Bucket& bucket) const;
 
  private:
   int64_t index_of(const StatePiece& piece) const { return &piece - rank_.pieces.data(); }
@@ -116,21 +119,29 @@ class StateWalk {
   std::pair<kernels::StateArrays, int64_t> private_run(const StatePiece& piece, int64_t begin, int64_t count,
                                                        int64_t bank) const;
   /// A copy from element `begin` on in bank `bank` of the rank that saves it, to the end of the run.
-  std::span<float> at_peer(int64_t copy, int64_t begin, int64_t bank) const;
+  std::pair<DevicePtr<float>, int64_t> at_peer(int64_t copy, int64_t begin, int64_t bank) const;
   /// Copies it to where it belongs.
   void bring_copy(int64_t copy, int64_t bank) const;
-  void put_weights(const float* master, int64_t weight, int64_t count) const;
+  DevicePtr<std::byte> weights_at(int64_t weight) const;
+  /// Places of checksums of so many arrays of a saved piece, from the first on; of a saved SumPiece its one.
+  std::span<uint64_t> places(int64_t saved, int64_t first_array, int64_t count) {
+    return sums_.room(saved * std::ssize(members_) + first_array, count);
+  }
+  std::span<uint64_t> place_of_sum(int64_t saved) {
+    return sums_.room(saved_pieces_ * std::ssize(members_) + saved, 1);
+  }
 
+  const kernels::StateExec on_;
   const Plan& plan_;
   const RankPlan& rank_;
   Arrays arrays_;
-  std::vector<float * kernels::StateArrays::*> members_;  // of a bank's arrays
-  std::vector<int64_t> saved_before_;                     // by piece: primary ones in front of it
-  int64_t saved_pieces_ = 0;                              // primary ones
-  std::vector<float*> copies_;                            // where private state belongs, by PeerCopy::copy
-  bool summed_;                                           // sums_ are taken
+  std::vector<DevicePtr<float> kernels::StateArrays::*> members_;  // of a bank's arrays
+  std::vector<int64_t> saved_before_;                              // by piece: primary ones in front of it
+  int64_t saved_pieces_ = 0;                                       // primary ones
+  std::vector<DevicePtr<float>> copies_;                           // where private state belongs, by PeerCopy::copy
+  bool summed_;                                                    // sums_ are taken
   bool reads_peers_;
-  std::vector<uint64_t> sums_;
+  HostNumbers<uint64_t> sums_;  // of each saved piece those of its arrays, then of each saved SumPiece
 };
 
 }  // namespace cairn::optim

@@ -13,6 +13,7 @@
 #include "ckpt/copy/summed_copy.h"
 #include "runtime/core/random.h"
 #include "runtime/core/word_sums.h"
+#include "tests/support/copy_gate.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -38,8 +39,8 @@ class SlowLink : public DeviceLink {
   Status follow_work() override { return {}; }
   bool at_once() const override { return false; }
   int64_t depth() const override { return depth_; }
-  Result<std::optional<uint64_t>> fetch(std::span<const std::byte> device, std::byte* host) override {
-    coming_.push_back({device, host});
+  Result<std::optional<uint64_t>> fetch(DeviceBytes device, std::byte* host) override {
+    coming_.push_back({{address_of(device.first), static_cast<size_t>(device.size)}, host});
     most_ = std::max(most_, std::ssize(coming_));
     return std::optional<uint64_t>();
   }
@@ -50,7 +51,7 @@ class SlowLink : public DeviceLink {
     coming_.erase(coming_.begin());
     return {};
   }
-  Status store(std::span<const std::byte>, std::byte*) override { return {}; }
+  Status store(std::span<const std::byte>, DevicePtr<std::byte>) override { return {}; }
   Status settle() override { return {}; }
   int64_t most() const { return most_; }
 
@@ -72,7 +73,8 @@ struct State {
   }
   std::vector<CopyPart> parts() {
     const auto array = [&](size_t k) {
-      return CopyArray{bytes_of(arrays[k]).data(), offset(k), std::ssize(arrays[k]) * 4, static_cast<int64_t>(k)};
+      return CopyArray{DevicePtr(bytes_of(arrays[k]).data()), offset(k), std::ssize(arrays[k]) * 4,
+                       static_cast<int64_t>(k)};
     };
     return parts_of(std::vector<std::vector<CopyArray>>{{array(4)}, {array(0), array(1)}, {array(2), array(3)}});
   }
@@ -113,13 +115,14 @@ TEST_SUITE("ckpt/copy") {
 
   TEST_CASE("parts go as an update does: block by block through the arrays of a tensor, tensor by tensor") {
     std::vector<std::byte> memory(1000);
-    const auto parts = parts_of(
-        std::vector<std::vector<CopyArray>>{{{memory.data(), 0, 40, 7}},
-                                            {{memory.data() + 100, 64, 100, 1}, {memory.data() + 300, 192, 100, 2}}},
-        64);
+    const auto parts = parts_of(std::vector<std::vector<CopyArray>>{{{DevicePtr(memory.data()), 0, 40, 7}},
+                                                                    {{DevicePtr(memory.data() + 100), 64, 100, 1},
+                                                                     {DevicePtr(memory.data() + 300), 192, 100, 2}}},
+                                64);
     REQUIRE(parts.size() == 5);
     std::vector<std::vector<int64_t>> got;
-    for (const CopyPart& p : parts) got.push_back({p.from - memory.data(), p.offset, p.bytes, p.shard, p.word});
+    for (const CopyPart& p : parts)
+      got.push_back({address_of(p.from) - memory.data(), p.offset, p.bytes, p.shard, p.word});
     CHECK(
         got ==
         std::vector<std::vector<int64_t>>{
@@ -152,7 +155,7 @@ TEST_SUITE("ckpt/copy") {
           for (size_t at = 0; at < array.size(); at += 300'000) {
             const size_t count = std::min<size_t>(300'000, array.size() - at);
             const std::span<std::byte> area = bytes_of(array).subspan(at * 4, count * 4);
-            copier.wait({&area, 1});
+            cairn::testing::wait_for(copier, area);
             for (size_t i = at; i < at + count; ++i) array[i] = array[i] * 3 + 1;
           }
         }
@@ -174,18 +177,18 @@ TEST_SUITE("ckpt/copy") {
     const auto begin = std::chrono::steady_clock::now();
     REQUIRE(copier.start(state.slot.data(), tells(done)).ok());
     const std::span<std::byte> first = bytes_of(state.arrays[4]), last = bytes_of(state.arrays[3]).last(4);
-    copier.wait({&first, 1});
+    cairn::testing::wait_for(copier, first);
     const auto waited = std::chrono::steady_clock::now() - begin;
     CHECK_FALSE(done);
     CHECK(waited >= std::chrono::milliseconds(20));
     CHECK(waited < parts * std::chrono::milliseconds(10));  // half of the whole
-    copier.wait({&last, 1});
+    cairn::testing::wait_for(copier, last);
     CHECK(std::chrono::steady_clock::now() - begin >= parts * std::chrono::milliseconds(20));
     CHECK(copier.waited_ns() >= parts * 20'000'000);
     REQUIRE(copier.finish().ok());
     CHECK(done);
     const int64_t before = copier.waited_ns();
-    copier.wait({&first, 1});  // nothing is under way
+    cairn::testing::wait_for(copier, first);  // nothing is under way
     CHECK(copier.waited_ns() == before);
   }
 
@@ -204,21 +207,19 @@ TEST_SUITE("ckpt/copy") {
     // A device that is faster than sums: what is ordered is there.
     struct FastLink final : SlowLink {
       FastLink() : SlowLink(std::chrono::microseconds(0), 8) {}
-      Result<std::optional<uint64_t>> fetch(std::span<const std::byte>, std::byte*) override {
-        return std::optional<uint64_t>();
-      }
+      Result<std::optional<uint64_t>> fetch(DeviceBytes, std::byte*) override { return std::optional<uint64_t>(); }
       Result<bool> has_arrived() override { return true; }
       Status arrive() override { return {}; }
     };
     constexpr int64_t kBytes = 256 * kMiB;
     std::vector<std::byte> slot(kBytes);
     StateCopier copier(std::make_unique<FastLink>(), 0);
-    copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{slot.data(), 0, kBytes, 0}}}), 1);
+    copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{DevicePtr(slot.data()), 0, kBytes, 0}}}), 1);
     std::atomic<bool> done = false;
     const auto begin = std::chrono::steady_clock::now();
     REQUIRE(copier.start(slot.data(), tells(done)).ok());
     const std::span<std::byte> last = std::span(slot).last(4);
-    copier.wait({&last, 1});
+    cairn::testing::wait_for(copier, last);
     const auto waited = std::chrono::steady_clock::now() - begin;
     REQUIRE(copier.finish().ok());
     CHECK(done);
@@ -233,7 +234,7 @@ TEST_SUITE("ckpt/copy") {
     REQUIRE(copier.start(state.slot.data(), tells(done)).ok());
     for (auto& array : state.arrays) {
       const std::span<std::byte> all = bytes_of(array);
-      copier.wait({&all, 1});
+      cairn::testing::wait_for(copier, all);
     }
     for (int again = 0; again < 2; ++again) {
       REQUIRE_FALSE(copier.finish().ok());

@@ -88,8 +88,8 @@ class LateLink : public DeviceLink {
   }
   bool at_once() const override { return false; }
   int64_t depth() const override { return 2; }
-  Result<std::optional<uint64_t>> fetch(std::span<const std::byte> device, std::byte* host) override {
-    coming_.push_back({device, host});
+  Result<std::optional<uint64_t>> fetch(DeviceBytes device, std::byte* host) override {
+    coming_.push_back({{address_of(device.first), static_cast<size_t>(device.size)}, host});
     return std::optional<uint64_t>();
   }
   Status arrive() override {
@@ -105,8 +105,8 @@ class LateLink : public DeviceLink {
     arrived_.emplace_back(device, std::vector<std::byte>(device.begin(), device.end()));
     return {};
   }
-  Status store(std::span<const std::byte> host, std::byte* device) override {
-    std::memcpy(device, host.data(), host.size());
+  Status store(std::span<const std::byte> host, DevicePtr<std::byte> device) override {
+    std::memcpy(address_of(device), host.data(), host.size());
     return {};
   }
   Status settle() override { return {}; }
@@ -121,15 +121,15 @@ class LateLink : public DeviceLink {
 /// Also lists what is asked of it, in order.
 class ListingLink final : public LateLink {
  public:
-  ListingLink(Overtaken& seen, std::vector<const std::byte*>& asked)
+  ListingLink(Overtaken& seen, std::vector<DevicePtr<std::byte>>& asked)
       : LateLink(seen, std::chrono::microseconds(0)), asked_(asked) {}
-  Result<std::optional<uint64_t>> fetch(std::span<const std::byte> device, std::byte* host) override {
-    asked_.push_back(device.data());
+  Result<std::optional<uint64_t>> fetch(DeviceBytes device, std::byte* host) override {
+    asked_.push_back(device.first);
     return LateLink::fetch(device, host);
   }
 
  private:
-  std::vector<const std::byte*>& asked_;
+  std::vector<DevicePtr<std::byte>>& asked_;
 };
 
 }  // namespace
@@ -204,14 +204,14 @@ TEST_SUITE("ckpt/hook/copied") {
     REQUIRE(agent.begin().ok());
     const SystemClock clock;
     Overtaken seen;
-    std::vector<const std::byte*> asked;
+    std::vector<DevicePtr<std::byte>> asked;
     const auto hook = SharedMemoryHook::make(plan, 0, *agent.arena, clock,
                                              {.make_link = [&] { return std::make_unique<ListingLink>(seen, asked); }})
                           .value();
     const trainer::StateMemory memory =
         hook->memory(trainer::kept_tensors(plan, rank, true), {}, rank.weight_bytes).value();
     trainer::TrainState state = trainer::TrainState::allocate(plan, rank, memory).value();
-    state.initialize(plan, rank);
+    state.initialize(*make_cpu_stream(), plan, rank);
     const std::vector<trainer::StateTensor> own = state.tensors(plan, rank, 0);
     REQUIRE(hook->restore(own).ok());
     REQUIRE(hook->begin_update(0, 1).ok());
@@ -221,7 +221,7 @@ TEST_SUITE("ckpt/hook/copied") {
     hook->release();
 
     std::vector<int64_t> turns, tensors;
-    for (const std::byte* const at : asked) {
+    for (const DevicePtr<std::byte> at : asked) {
       const auto of = std::ranges::find_if(
           own, [&](const trainer::StateTensor& item) { return at >= item.data && at < item.data + item.bytes; });
       REQUIRE(of != own.end());
@@ -257,7 +257,8 @@ TEST_SUITE("ckpt/hook/copied") {
       const std::vector<trainer::StateTensor> own = state.tensors(plan, rank, 0);
       const int64_t bank = hook->restore(own).value()->bank;
       const bool filled = std::any_of(own.begin(), own.end(), [](const trainer::StateTensor& item) {
-        return std::any_of(item.data, item.data + item.bytes, [](std::byte b) { return b != std::byte{0}; });
+        const std::span<const std::byte> bytes(address_of(item.data), static_cast<size_t>(item.bytes));
+        return std::ranges::any_of(bytes, [](std::byte b) { return b != std::byte{0}; });
       });
       return std::tuple(std::move(memory), bank, filled);
     };
@@ -268,7 +269,7 @@ TEST_SUITE("ckpt/hook/copied") {
     REQUIRE(memory.banks.size() == 1);
     REQUIRE(memory.banks[0].size() == saved.size());
     const std::span<std::byte> slot = agent.arena->payload(1, choice.slot);
-    CHECK(memory.banks[0][0] == slot.data() + agent.arena->shards(1)[0].offset);
+    CHECK(address_of(memory.banks[0][0]) == slot.data() + agent.arena->shards(1)[0].offset);
     REQUIRE(memory.peer_copies.has_value());
     const std::span<std::byte> of_saver = agent.arena->payload(0, choice.slot);
     for (const PeerCopy& part : *memory.peer_copies) {

@@ -47,7 +47,7 @@ inline Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slo
                                std::span<const trainer::StateTensor> state) {
   RT_TRY_SET(const std::vector<PeerCopy> peer_copies, peer_copies_in(plan, arena, state));
   for (const PeerCopy& part : peer_copies) {
-    std::memcpy(state[part.copy].data + part.offset, part.banks[slot], part.bytes);
+    std::memcpy(address_of(state[part.copy].data) + part.offset, part.banks[slot], part.bytes);
   }
   return {};
 }
@@ -65,8 +65,8 @@ class FakeState {
       for (int64_t kind = 0; kind < 3; ++kind) {
         for (const StatePiece& piece : mine.pieces) {
           std::byte* data = reinterpret_cast<std::byte*>(memory_[kind].data() + piece.flat_offset);
-          if (piece.primary && !memory.banks.empty()) data = memory.banks[bank].at(saved++);
-          tensors.push_back({static_cast<trainer::StateKind>(kind), piece.tensor, piece.box, data,
+          if (piece.primary && !memory.banks.empty()) data = address_of(memory.banks[bank].at(saved++));
+          tensors.push_back({static_cast<trainer::StateKind>(kind), piece.tensor, piece.box, DevicePtr(data),
                              piece.count_elems() * 4, piece.primary});
         }
       }
@@ -87,7 +87,7 @@ class FakeState {
   void copy(std::span<const PeerCopy> peer_copies, int64_t bank) {
     std::vector<std::byte*> copies;
     for (const trainer::StateTensor& item : tensors()) {
-      if (!item.primary) copies.push_back(item.data);
+      if (!item.primary) copies.push_back(address_of(item.data));
     }
     for (const PeerCopy& part : peer_copies) {
       std::memcpy(copies.at(part.copy) + part.offset, part.banks.at(bank), part.bytes);
@@ -110,7 +110,7 @@ class FakeState {
   std::vector<uint64_t> sums(int64_t bank) const {
     std::vector<uint64_t> out;
     for (const trainer::StateTensor& item : banks_.at(bank)) {
-      if (item.primary) out.push_back(word_sums(item.data, item.bytes / 4));
+      if (item.primary) out.push_back(word_sums(address_of(item.data), item.bytes / 4));
     }
     return out;
   }
@@ -119,7 +119,7 @@ class FakeState {
   template <typename Visit>
   void each(int64_t bank, Visit&& visit) {
     for (const trainer::StateTensor& item : banks_.at(bank)) {
-      auto* bits = reinterpret_cast<uint32_t*>(item.data);
+      auto* bits = address_of(item.data.as<uint32_t>());
       walk(item.box, plan_.tensors[item.tensor].shape,
            [&](int64_t k, int64_t flat) { visit(bits[k], static_cast<int64_t>(item.kind), item.tensor, flat); });
     }
@@ -187,7 +187,7 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
       const int64_t weight_bytes = plan.rank(rank).weight_bytes;
       const auto memory = FakeState::memory_of(hook, plan, rank);
       RT_CHECK(memory.ok(), "{}", memory.error().message);
-      const std::span<std::byte> weights(memory.value().weights, static_cast<size_t>(weight_bytes));
+      const std::span<std::byte> weights(address_of(memory.value().weights), static_cast<size_t>(weight_bytes));
       FakeState state(plan, rank, memory.value());
       auto found = hook.restore(state.tensors());
       if (found.ok()) {

@@ -591,7 +591,7 @@ TEST_SUITE("ckpt/hook") {
           state.advance_to(7);
           std::vector<std::span<const std::byte>> sources;
           for (const trainer::StateTensor& item : state.tensors()) {
-            if (item.primary) sources.emplace_back(item.data, item.bytes);
+            if (item.primary) sources.emplace_back(address_of(item.data), item.bytes);
           }
           REQUIRE(write_snapshot(arena, rank, 0, 1, 7, encode_position(position_at(7)), sources).ok());
         }

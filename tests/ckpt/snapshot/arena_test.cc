@@ -584,12 +584,22 @@ TEST_SUITE("ckpt/snapshot/arena") {
     };
     REQUIRE(look(copy_of(good)));
     for (uint64_t n = 0; n < 60; ++n) CHECK_FALSE(look(copy_of(good, static_cast<int64_t>(mix64(n) % good.size()))));
+    // Words that say something: entries of ranks have room for more slots than there are.
+    std::vector<uint64_t> words;
+    for (uint64_t word = 0; word < static_cast<uint64_t>(static_bytes) / 8; ++word) {
+      const uint64_t entry = word * 8 - sizeof(arena::StaticHeader), in_entry = entry % sizeof(arena::RankEntry);
+      const bool of_rank = word * 8 >= sizeof(arena::StaticHeader) && entry < 2 * sizeof(arena::RankEntry);
+      const uint64_t slot = in_entry < offsetof(arena::RankEntry, payload_offset)
+                                ? in_entry - offsetof(arena::RankEntry, header_offset)
+                                : in_entry - offsetof(arena::RankEntry, payload_offset);
+      const bool of_slot = of_rank && in_entry >= offsetof(arena::RankEntry, header_offset);
+      if (!of_slot || slot / 8 < static_cast<uint64_t>(made.value().slots())) words.push_back(word);
+    }
     int64_t refused = 0, accepted = 0;
     for (uint64_t n = 0; n < 300; ++n) {
       std::vector<std::byte> bytes = good;
       // A field of the header or the tables takes a value meant to hurt, and the checksum agrees.
-      const uint64_t words = static_cast<uint64_t>(static_bytes) / 8;
-      const uint64_t at = n < words ? n : mix64(n) % words;
+      const uint64_t at = words[n < words.size() ? n : mix64(n) % words.size()];
       constexpr int64_t kValues[] = {0, -1, INT64_MAX, INT64_MIN, 1, int64_t{1} << 40, 4097, -4096};
       int64_t value = kValues[mix64(n + 7) % std::size(kValues)];
       if (n % 3 == 0) {

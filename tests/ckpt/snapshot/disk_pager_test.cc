@@ -59,8 +59,9 @@ TEST_SUITE("ckpt/snapshot/disk_pager") {
       DiskPager pager(file.fd.get(), file.base, 3, ring);
       if (!ring) CHECK_FALSE(pager.uses_ring());
       // Areas begin and end anywhere; more of them than may be on their way.
-      std::vector<std::span<std::byte>> areas;
-      for (int64_t at = 0; at < kBytes; at += kBytes / 8) areas.emplace_back(file.base + at + 64, kBytes / 8 - 128);
+      std::vector<DeviceBytes> areas;
+      for (int64_t at = 0; at < kBytes; at += kBytes / 8)
+        areas.push_back({DevicePtr(file.base + at + 64), kBytes / 8 - 128});
       pager.release(areas, true);
       pager.settle();
       if (file.on_disk()) CHECK(file.resident_pages(0, kBytes) <= 8 * 16);  // read-ahead may bring some again
@@ -83,7 +84,7 @@ TEST_SUITE("ckpt/snapshot/disk_pager") {
       const Fd in(ends[0]), out(ends[1]);
       DiskPager pager(out.get(), file.base, 4, ring);  // nothing can be written back through a pipe
       std::memset(file.base, 7, kBytes);
-      const std::span<std::byte> area(file.base, kBytes);
+      const DeviceBytes area{DevicePtr(file.base), kBytes};
       pager.release(std::span(&area, 1), false);
       pager.settle();
       CHECK(pager.status().ok());
@@ -104,7 +105,7 @@ TEST_SUITE("ckpt/snapshot/disk_pager") {
     int64_t at = 0;
     for (; at + kStep <= kBytes; at += kStep) {
       std::memset(bytes + at, static_cast<int>(at / kStep % 251), kStep);
-      const std::span<std::byte> area(file.base + at, kStep);
+      const DeviceBytes area{DevicePtr(file.base + at), kStep};
       pager.release(std::span(&area, 1), true);
     }
     pager.settle();

@@ -149,6 +149,22 @@ TEST_SUITE("runtime/comm/conformance") {
     }
   }
 
+  TEST_CASE("an engine says whether it adds in the order of ranks, and adds so") {
+    constexpr int64_t kCount = 4000;
+    std::vector<Bytes> ordered = payloads(DType::kF32, 4, kCount), turned = ordered;
+    std::reverse(turned.begin(), turned.end());
+    const Bytes want = expected_reduce(ordered, DType::kF32, ReduceOp::kSum);
+    REQUIRE(want != expected_reduce(turned, DType::kF32, ReduceOp::kSum));
+    run_all({.size = 4}, [&](Engine& engine) -> std::string {
+      EXPECT_SET(auto comm, engine.group("dp", all_ranks(4)));
+      Bytes data = payload(DType::kF32, engine.world_rank(), kCount);
+      EXPECT_OK(comm->all_reduce(data.data(), kCount, DType::kF32, ReduceOp::kSum, "gradients"));
+      EXPECT(engine.keeps_rank_order() == (data == want));
+      EXPECT(make_traced_engine(engine)->keeps_rank_order() == engine.keeps_rank_order());
+      return "";
+    });
+  }
+
   TEST_CASE("a large all_reduce, many chunks of full staging") {
     run_all({.size = 3, .staging_bytes = 96 << 10}, [&](Engine& engine) -> std::string {
       EXPECT_SET(auto comm, engine.group("dp", {2, 0, 1}));  // group order is not world order
@@ -775,20 +791,21 @@ TEST_SUITE("runtime/comm/conformance") {
       }
       return found;
     };
-    enum Kind { kExact, kTraced, kFlat };
-    for (const Kind kind : {kExact, kTraced, kFlat}) {
+    enum Kind { kExact, kTraced, kOrdered };
+    for (const Kind kind : {kExact, kTraced, kOrdered}) {
       const auto results = run_hosts({.size = 6}, 3, [&](Engine& engine) -> std::string {
         const std::unique_ptr<Engine> traced = make_traced_engine(engine);
-        EXPECT_SET(auto comm, kind == kFlat ? engine.group("world", all_ranks(6))
-                                            : (kind == kTraced ? *traced : engine).exact_group("world", all_ranks(6)));
+        EXPECT_SET(auto comm, kind == kOrdered
+                                  ? engine.group("world", all_ranks(6))
+                                  : (kind == kTraced ? *traced : engine).exact_group("world", all_ranks(6)));
         EXPECT_OK(comm->barrier("made"));
         const std::string mine = fmt::format("{}", connections());
         EXPECT_OK(comm->barrier("counted"));
         return mine;
       });
-      // Each has two ends.
-      CHECK(results == (kind == kFlat ? std::vector<std::string>(6, "5")
-                                      : std::vector<std::string>{"2", "0", "2", "0", "2", "0"}));
+      // Each has two ends. An ordered one has all others', and those of its lane of the chain.
+      CHECK(results == (kind == kOrdered ? std::vector<std::string>(6, "7")
+                                         : std::vector<std::string>{"2", "0", "2", "0", "2", "0"}));
     }
   }
 

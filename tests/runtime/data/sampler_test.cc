@@ -55,6 +55,16 @@ TEST_SUITE("runtime/data/sampler") {
     }
   }
 
+  TEST_CASE("where a step does not divide, its first sample stands behind the last one") {
+    const auto step = sampler_of(3).peek(10);
+    const auto filled = fill_rounds(step, 4);
+    REQUIRE(filled.size() == 12);
+    CHECK(std::equal(step.begin(), step.end(), filled.begin()));
+    CHECK(filled[10] == step[0]);
+    CHECK(filled[11] == step[0]);
+    CHECK(fill_rounds(step, 5) == step);
+  }
+
   TEST_CASE("rank r of micro-step a reads P + a m dp + r m") {
     const Sampler sampler = sampler_of(1);
     const auto step = sampler.peek(12);

@@ -59,6 +59,22 @@ TEST_SUITE("runtime/device") {
           }) == 0);
   }
 
+  TEST_CASE("memory of another owner is the device's as long as its guard lives, wherever that is moved") {
+    const auto end = [](bool alive) {
+      return end_of([alive](volatile std::byte*) {
+        Buffer owned = Buffer::allocate(Device{}, 8192).value();
+        GuardedPages kept;
+        {
+          GuardedPages made(std::span(owned.data(), 8192));
+          if (alive) kept = std::move(made);
+        }
+        owned.data()[5000] = std::byte{1};
+      });
+    };
+    CHECK(end(true) == SIGSEGV);
+    CHECK(end(false) == 0);
+  }
+
   TEST_CASE("without the guard memory is as any") {
     Buffer buffer = Buffer::allocate(Device{}, 100).value().for_device_alone();
     buffer.data()[99] = std::byte{1};

@@ -50,7 +50,7 @@ std::unique_ptr<Session> session_of(const Recipe& recipe) {
   REQUIRE_OK(made);
   std::unique_ptr<Session> out = std::move(made).value();
   for (const trainer::StateTensor& run : out->weights()) {
-    trainer::initial_weights(out->plan(), run.tensor, run.box, reinterpret_cast<float*>(run.data));
+    trainer::initial_weights(out->plan(), run.tensor, run.box, address_of(run.data.as<float>()));
   }
   out->weights_ready();
   return out;
@@ -156,7 +156,35 @@ TEST_SUITE("runtime/inference/cache") {
          }},
         {"parallel block", true, [](ModelConfig& m) { m.block = BlockKind::kParallel; }},
         {"sandwich block", true, [](ModelConfig& m) { m.block = BlockKind::kSandwich; }},
+        {"norms behind the branches, of whole q and k", true,
+         [](ModelConfig& m) {
+           m.block = BlockKind::kOutNorm;
+           m.qk_norm = QkNorm::kWhole;
+         }},
+        {"LayerNorm of each head, one layer that does not turn", true,
+         [](ModelConfig& m) {
+           m.qk_norm = QkNorm::kHeadLayerNorm;
+           m.nope_layers = {1};
+         }},
+        {"caps, clipped q, k and v, factors", true,
+         [](ModelConfig& m) {
+           m.score_cap = 0.5;
+           m.logit_cap = 2;
+           m.clip_qkv = 0.05;
+           m.embedding_scale = 3;
+           m.branch_scale = 0.4;
+         }},
+        {"a rotary base for the layer with a window", true,
+         [](ModelConfig& m) {
+           m.sliding_window = 5;
+           m.window_layers = {0};
+           m.window_rope_theta = 50;
+         }},
         {"experts", true, [](ModelConfig& m) { m.moe.experts = 4; }},
+        {"experts in one layer, a gated one for every token", true,
+         [](ModelConfig& m) {
+           m.moe = {.experts = 4, .ffn = 24, .dense_layers = {0}, .shared_ffn = 40, .shared_gate = true};
+         }},
         {"top query layer", false, [](ModelConfig& m) { m.top_query = true; }},
         {"top query layer, rotary, grouped heads", true, [](ModelConfig& m) { m.top_query = true; }},
     };

@@ -19,8 +19,10 @@ TEST_SUITE("runtime/kernels/adafactor") {
       const auto grad = normals<float>("g", all), weight = normals<float>("w", all), average = normals<float>("m", all);
       auto row = normals<float>("r", static_cast<size_t>(rows)), col = normals<float>("c", static_cast<size_t>(cols));
       const bool matrix = rows > 1;
-      kernels::MatrixRun run{grad.data() + begin, 0.5F, begin, end - begin, cols};
-      const kernels::AdafactorFactors factors{matrix ? row.data() : nullptr, col.data()};
+      const kernels::Clip half{.grad_scale = 0.5F};
+      const kernels::MatrixRun run{DevicePtr(grad.data() + begin), DevicePtr(&half), begin, end - begin, cols};
+      const kernels::AdafactorFactors factors{DevicePtr<const float>(matrix ? row.data() : nullptr),
+                                              DevicePtr<const float>(col.data())};
       const kernels::AdafactorArgs args{.rate = 0.25F, .decay = 0.125F, .beta1 = 0.75F};
 
       std::vector<double> want_rows(static_cast<size_t>(rows), 1.0), want_cols(static_cast<size_t>(cols), 2.0);
@@ -45,18 +47,19 @@ TEST_SUITE("runtime/kernels/adafactor") {
         kernels::adafactor_squares(run, matrix ? row_sums.data() : nullptr, col_sums.data());
         for (int64_t r = 0; matrix && r < rows; ++r) CHECK(row_sums[r] == doctest::Approx(want_rows[r]).epsilon(1e-12));
         for (int64_t c = 0; c < cols; ++c) REQUIRE(col_sums[c] == doctest::Approx(want_cols[c]).epsilon(1e-12));
-        kernels::AdafactorNorms norms;
-        kernels::adafactor_norms(run, factors, weight.data() + begin, &norms);
-        CHECK(norms.weight.value() == doctest::Approx(weight2).epsilon(1e-10));
-        CHECK(norms.step.value() == doctest::Approx(step2).epsilon(1e-5));
+        std::vector<double> words(kernels::TensorNorms::kWords);
+        const kernels::TensorNorms norms{words};
+        kernels::adafactor_norms(run, factors, weight.data() + begin, norms);
+        CHECK(norms.weight().value() == doctest::Approx(weight2).epsilon(1e-10));
+        CHECK(norms.step().value() == doctest::Approx(step2).epsilon(1e-5));
         if (threads == 1) {
           first_rows = row_sums;
           first_cols = col_sums;
-          first_norm = norms.step.value();
+          first_norm = norms.step().value();
         }
         CHECK(row_sums == first_rows);
         CHECK(col_sums == first_cols);
-        CHECK(norms.step.value() == first_norm);
+        CHECK(norms.step().value() == first_norm);
         std::vector<float> out(weight.begin() + begin, weight.begin() + end),
             avg(average.begin() + begin, average.begin() + end);
         kernels::adafactor_step(args, run, factors, out.data(), nullptr, out.data(), nullptr);  // in place
@@ -67,5 +70,36 @@ TEST_SUITE("runtime/kernels/adafactor") {
       }
       omp_set_num_threads(omp_get_num_procs());
     }
+  }
+
+  TEST_CASE("second moments go on, leave 1 / root, and a matrix's rows take the root of their mean") {
+    constexpr int64_t kCount = 37;
+    const auto from = normals<float>("v", kCount);
+    std::vector<float> before(kCount), after(kCount), factors(kCount);
+    std::vector<double> squares(kCount);
+    for (int64_t i = 0; i < kCount; ++i) {
+      before[i] = std::abs(from[i]);
+      squares[i] = static_cast<double>(i * i);
+    }
+    kernels::adafactor_factors({.old_part = 0.75, .terms = 5}, squares.data(), before.data(), after.data(),
+                               factors.data(), kCount);
+    double mean = 0;
+    for (int64_t i = 0; i < kCount; ++i) {
+      const double want = 0.75 * static_cast<double>(before[i]) + 0.25 * (squares[i] / 5 + 1e-30);
+      CHECK(static_cast<double>(after[i]) == doctest::Approx(want).epsilon(1e-6));
+      CHECK(static_cast<double>(factors[i]) == doctest::Approx(1 / std::sqrt(want)).epsilon(1e-6));
+      mean += want / kCount;
+    }
+    auto in_place = before, scaled = factors;
+    kernels::adafactor_factors({.old_part = 0.75, .terms = 5}, squares.data(), in_place.data(), in_place.data(),
+                               scaled.data(), kCount);
+    CHECK(in_place == after);
+    kernels::scale_by_mean(scaled.data(), kCount, after.data(), kCount);
+    for (int64_t i = 0; i < kCount; ++i) {
+      CHECK(static_cast<double>(scaled[i]) ==
+            doctest::Approx(static_cast<double>(factors[i]) * std::sqrt(mean)).epsilon(1e-6));
+    }
+    kernels::clear_doubles(squares.data(), kCount - 1);
+    CHECK(std::count(squares.begin(), squares.end(), 0.0) == kCount - 1);
   }
 }

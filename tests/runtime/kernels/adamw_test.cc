@@ -8,6 +8,12 @@
 using namespace cairn;
 using namespace cairn::testing;
 
+namespace {
+
+constexpr kernels::Clip kHalf{.grad_scale = 0.5f}, kOne;
+
+}  // namespace
+
 TEST_SUITE("runtime/kernels/adamw") {
   TEST_CASE("ten steps follow a naive loop in double") {
     const int64_t count = 1003;
@@ -15,15 +21,15 @@ TEST_SUITE("runtime/kernels/adamw") {
     std::vector<bf16> weight(count);
     auto w64 = doubles(master), m64 = doubles(m), v64 = doubles(v);
     kernels::AdamwArgs args{
-        .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 0.5f};
+        .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .clip = DevicePtr(&kHalf)};
     for (args.step = 1; args.step <= 10; ++args.step) {
       args.portable = args.step % 2 == 0;
       const auto grad = normals<float>("g" + std::to_string(args.step), count);
-      const kernels::StateArrays state{master.data(), m.data(), v.data()};
+      const kernels::StateArrays state = state_at(master.data(), m.data(), v.data());
       kernels::adamw(args, grad.data(), state, state, nullptr, weight.data(), count);
       const double beta1 = args.beta1, beta2 = args.beta2, t = static_cast<double>(args.step);
       for (int64_t i = 0; i < count; ++i) {
-        const double g = grad[i] * static_cast<double>(args.grad_scale);
+        const double g = grad[i] * static_cast<double>(kHalf.grad_scale);
         m64[i] = beta1 * m64[i] + (1 - beta1) * g;
         v64[i] = beta2 * v64[i] + (1 - beta2) * g * g;
         const double m_hat = m64[i] / (1 - std::pow(beta1, t)), v_hat = v64[i] / (1 - std::pow(beta2, t));
@@ -40,14 +46,14 @@ TEST_SUITE("runtime/kernels/adamw") {
   TEST_CASE("AdamW without a bf16 weight gives the same numbers; threads do not change them") {
     const int64_t count = 200000;
     const auto grad = normals<float>("g", count);
-    const kernels::AdamwArgs args{.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f};
+    const kernels::AdamwArgs args{.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .clip = DevicePtr(&kOne)};
     std::vector<std::vector<float>> masters;
     for (const int threads : {1, 3}) {
       for (const bool rounded : {false, true}) {
         with_threads(threads, [&] {
           auto master = normals<float>("w", count), m = std::vector<float>(count), v = m;
           std::vector<bf16> weight(count);
-          const kernels::StateArrays state{master.data(), m.data(), v.data()};
+          const kernels::StateArrays state = state_at(master.data(), m.data(), v.data());
           kernels::adamw(args, grad.data(), state, state, nullptr, rounded ? weight.data() : nullptr, count);
           masters.push_back(master);
         });
@@ -58,12 +64,21 @@ TEST_SUITE("runtime/kernels/adamw") {
 
   TEST_CASE("a NaN gradient shows in its element alone; a gradient of zero with eps 0.1 does not move") {
     std::vector<float> grad{1.0f, NAN, 0.0f}, master{1.0f, 1.0f, 1.0f}, m(3), v(3);
-    const kernels::StateArrays state{master.data(), m.data(), v.data()};
-    kernels::adamw({.lr = 0.5f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 0.1f}, grad.data(), state, state, nullptr,
-                   nullptr, 3);
+    const kernels::StateArrays state = state_at(master.data(), m.data(), v.data());
+    kernels::adamw({.lr = 0.5f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 0.1f, .clip = DevicePtr(&kOne)}, grad.data(),
+                   state, state, nullptr, nullptr, 3);
     CHECK(master[0] == doctest::Approx(1.0 - 0.5 / 1.1));
     CHECK(std::isnan(master[1]));
     CHECK(master[2] == 1.0f);
+  }
+
+  TEST_CASE("nothing is written where the norm of the gradients is not finite") {
+    std::vector<float> grad{1.0f}, master{1.0f}, m{0.25f}, v{0.5f}, weight{2.0f};
+    const kernels::StateArrays state = state_at(master.data(), m.data(), v.data());
+    const kernels::Clip clip = kernels::clip_of(INFINITY, {.most = 1});
+    kernels::adamw({.lr = 0.5f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 0.1f, .clip = DevicePtr(&clip)}, grad.data(),
+                   state, state, weight.data(), nullptr, 1);
+    CHECK(std::vector{master[0], m[0], v[0], weight[0]} == std::vector{1.0f, 0.25f, 0.5f, 2.0f});
   }
 
   TEST_CASE(
@@ -82,7 +97,7 @@ TEST_SUITE("runtime/kernels/adamw") {
                                 .beta2 = 0.95f,
                                 .eps = 1e-8f,
                                 .weight_decay = 0.1f,
-                                .grad_scale = 0.5f,
+                                .clip = DevicePtr(&kHalf),
                                 .step = 3,
                                 .portable = signed_count < 0};
         std::vector<float> first[3];
@@ -93,16 +108,17 @@ TEST_SUITE("runtime/kernels/adamw") {
             std::vector<float> in[3] = {w, m, v}, out[3], weight(room);
             std::vector<bf16> low(room);
             for (auto& array : out) array.assign(room, -7.0f);
-            const kernels::StateArrays from{in[0].data() + shift, in[1].data() + shift, in[2].data() + shift};
-            const kernels::StateArrays other{out[0].data() + shift, out[1].data() + shift, out[2].data() + shift};
+            const kernels::StateArrays from =
+                state_at(in[0].data() + shift, in[1].data() + shift, in[2].data() + shift);
+            const kernels::StateArrays other =
+                state_at(out[0].data() + shift, out[1].data() + shift, out[2].data() + shift);
             const kernels::StateArrays& to = how == 0 ? from : other;
             args.stream = how == 2;
-            kernels::AdamwSums sums;
+            uint64_t told[3] = {};
             with_threads(threads, [&] {
-              kernels::adamw(args, grad.data() + shift, from, to, weight.data() + shift, nullptr, count, &sums);
+              kernels::adamw(args, grad.data() + shift, from, to, weight.data() + shift, nullptr, count, {told});
             });
-            const float* const made[3] = {to.master, to.exp_avg, to.exp_avg_sq};
-            const uint64_t told[3] = {sums.master, sums.exp_avg, sums.exp_avg_sq};
+            const float* const made[3] = {address_of(to.master), address_of(to.exp_avg), address_of(to.exp_avg_sq)};
             for (int k = 0; k < 3; ++k) {
               const std::vector<float> got(made[k], made[k] + count);
               CHECK(told[k] == word_sums_plain(reinterpret_cast<const std::byte*>(got.data()), count));
@@ -116,8 +132,8 @@ TEST_SUITE("runtime/kernels/adamw") {
             REQUIRE(std::memcmp(weight.data() + shift, made[0], count * 4) == 0);
             with_threads(threads, [&] {
               std::vector<float> again[3] = {w, m, v};
-              const kernels::StateArrays source{again[0].data() + shift, again[1].data() + shift,
-                                                again[2].data() + shift};
+              const kernels::StateArrays source =
+                  state_at(again[0].data() + shift, again[1].data() + shift, again[2].data() + shift);
               kernels::adamw(args, grad.data() + shift, source, how == 0 ? source : other, nullptr, low.data() + shift,
                              count);
             });

@@ -16,6 +16,7 @@ struct Shape {
   int64_t batch, tokens, heads, kv_heads, head_dim;
   kernels::AttentionMask mask = {};
   const float* slopes = nullptr;
+  float cap = 0;
   int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }
   int64_t rows() const { return batch * tokens; }
   int64_t k_at() const { return heads * head_dim; }
@@ -31,6 +32,7 @@ struct Shape {
             .kv_stride = row(),
             .out_stride = out_row(),
             .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
+            .cap = cap,
             .mask = mask,
             .alibi_slopes = DevicePtr(slopes)};
   }
@@ -40,13 +42,15 @@ struct Shape {
     if (mask.starts && j < address_of(mask.starts)[b * tokens + i]) return false;
     return !mask.causal || j <= i || (mask.ends && j < address_of(mask.ends)[b * tokens + i]);
   }
+  double capped(double score) const { return cap > 0 ? cap * std::tanh(score / cap) : score; }
+  double cap_slope(double score) const { return cap > 0 ? 1 - std::tanh(score / cap) * std::tanh(score / cap) : 1; }
   double bias(int64_t h, int64_t i, int64_t j) const {
     return slopes == nullptr ? 0 : slopes[h] * static_cast<double>(j - i);
   }
 };
 
 struct Reference {
-  std::vector<double> out, logsumexp, probabilities;  // [T, N*D], [B, N, S], [B, N, S, S]
+  std::vector<double> out, logsumexp, probabilities, scores;  // [T, N*D], [B, N, S], [B, N, S, S] twice
 };
 
 Reference naive_forward(const Shape& s, const std::vector<double>& qkv) {
@@ -55,6 +59,7 @@ Reference naive_forward(const Shape& s, const std::vector<double>& qkv) {
   ref.out.assign(s.rows() * s.out_row(), 0.0);
   ref.logsumexp.resize(s.batch * s.heads * s.tokens);
   ref.probabilities.assign(s.batch * s.heads * s.tokens * s.tokens, 0.0);
+  ref.scores = ref.probabilities;  // before the cap
   for (int64_t b = 0; b < s.batch; ++b) {
     for (int64_t h = 0; h < s.heads; ++h) {
       const int64_t kv = h * s.kv_heads / s.heads;
@@ -66,7 +71,8 @@ Reference naive_forward(const Shape& s, const std::vector<double>& qkv) {
           const double* k = &qkv[(b * s.tokens + j) * s.row() + s.k_at() + kv * s.head_dim];
           double score = 0;
           for (int64_t d = 0; d < s.head_dim; ++d) score += q[d] * k[d];
-          p[j] = s.sees(b, i, j) ? score * scale + s.bias(h, i, j) : -INFINITY;
+          ref.scores[((b * s.heads + h) * s.tokens + i) * s.tokens + j] = score * scale;
+          p[j] = s.sees(b, i, j) ? s.capped(score * scale) + s.bias(h, i, j) : -INFINITY;
           max = std::max(max, p[j]);
         }
         for (int64_t j = 0; j < s.tokens; ++j) sum += p[j] = std::exp(p[j] - max);
@@ -107,7 +113,8 @@ std::vector<double> naive_backward(const Shape& s, const std::vector<double>& qk
         }
         for (int64_t j = 0; j < s.tokens; ++j) {
           const int64_t k_at = (b * s.tokens + j) * s.row() + s.k_at() + kv * s.head_dim;
-          const double ds = p[j] * (dp[j] - mean) * scale;
+          const double score = ref.scores[((b * s.heads + h) * s.tokens + i) * s.tokens + j];
+          const double ds = p[j] * (dp[j] - mean) * scale * s.cap_slope(score);
           for (int64_t d = 0; d < s.head_dim; ++d) {
             grad[q_at + d] += ds * qkv[k_at + d];
             grad[k_at + d] += ds * qkv[q_at + d];
@@ -237,7 +244,24 @@ TEST_SUITE("runtime/kernels/attention") {
     }
   }
 
-  TEST_CASE("the reference of the masks agrees with finite differences") {
+  TEST_CASE_TEMPLATE("capped scores agree with the whole matrix", T, float, bf16, f16) {
+    for (Shape s : {Shape{2, 5, 2, 2, 16}, Shape{2, 65, 4, 2, 24}, Shape{1, 193, 2, 1, 128}}) {
+      for (const int64_t window : {0, 33}) {
+        CAPTURE(s.tokens);
+        s.cap = 0.8f;
+        s.mask.window = window;
+        const auto qkv = normals<T>("qkv", s.rows() * s.row());
+        const auto dout = normals<T>("dout", s.rows() * s.out_row());
+        const Reference ref = naive_forward(s, doubles(qkv));
+        const Run<T> run = run_kernel(s, qkv, dout);
+        check_close(run.out, ref.out, attention_sums<T>(s.tokens));
+        check_close(run.logsumexp, ref.logsumexp, chain_of_sums<float>(s.tokens));
+        check_close(run.grad, naive_backward(s, doubles(qkv), doubles(dout)), attention_gradients<T>(s.tokens));
+      }
+    }
+  }
+
+  TEST_CASE("the reference of the masks and the cap agrees with finite differences") {
     const std::vector<int32_t> ends = {4, 4, 4, 4, 5, 6, 7}, starts = {0, 0, 0, 3, 3, 5, 5};
     const std::vector<float> slopes = {0.5f, 0.25f};
     Shape s{1, 7, 2, 1, 4};
@@ -247,6 +271,7 @@ TEST_SUITE("runtime/kernels/attention") {
           kernels::AttentionMask{.starts = DevicePtr<const int32_t>(starts.data())}}) {
       s.mask = mask;
       s.slopes = slopes.data();
+      s.cap = s.cap > 0 ? 0 : 0.9f;
       const auto dout = doubles(normals<float>("dout", s.rows() * s.out_row()));
       std::vector<double> at = doubles(normals<float>("qkv", s.rows() * s.row()));
       const std::vector<double> slope = numeric_gradient(at, dout, [&] { return naive_forward(s, at).out; });
@@ -498,6 +523,7 @@ TEST_SUITE("runtime/kernels/attention") {
       Shape s{2, tokens, 4, 2, 24};
       s.mask.window = window;
       if (window > 0) s.slopes = slopes.data();
+      if (tokens == 65) s.cap = 0.7f;
       const int64_t capacity = tokens + 3, kv_row = s.kv_heads * s.head_dim;
       const auto qkv = normals<T>("qkv", s.rows() * s.row());
       const Reference ref = naive_forward(s, doubles(qkv));

@@ -1,6 +1,7 @@
 #include "runtime/kernels/cross_entropy.h"
 
 #include "kernel_testing.h"
+#include "runtime/kernels/elementwise.h"
 
 using namespace cairn;
 using namespace cairn::testing;
@@ -45,8 +46,8 @@ Pieces<T> run_in_parts(const std::vector<T>& logits, int64_t rows, int64_t valid
         part[p][r * cols + c] = c < valid[p] ? logits[r * valid_cols + p * share + c] : normals<T>("pad", 1, 1e4)[0];
       }
     }
-    kernels::row_sums(part[p].data(), rows, cols, valid[p], p * share, targets.data(), max[p].data(), sum[p].data(),
-                      all.target.data());
+    const kernels::LogitRows of{rows, cols, valid[p], p * share, DevicePtr<const int32_t>(targets.data())};
+    kernels::row_sums(of, part[p].data(), max[p].data(), sum[p].data(), all.target.data());
     for (int64_t r = 0; r < rows; ++r) all.max[r] = std::max(all.max[r], max[p][r]);
   }
   for (int64_t p = 0; p < parts; ++p) {
@@ -54,8 +55,8 @@ Pieces<T> run_in_parts(const std::vector<T>& logits, int64_t rows, int64_t valid
   }
   all.gradient.resize(logits.size());
   for (int64_t p = 0; p < parts; ++p) {
-    kernels::cross_entropy_backward(part[p].data(), rows, cols, valid[p], p * share, targets.data(), all.max.data(),
-                                    all.sum.data(), scale.data());
+    const kernels::LogitRows of{rows, cols, valid[p], p * share, DevicePtr<const int32_t>(targets.data())};
+    kernels::cross_entropy_backward(of, part[p].data(), all.max.data(), all.sum.data(), scale.data());
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < cols; ++c) {
         if (c < valid[p]) {
@@ -95,6 +96,27 @@ TEST_SUITE("runtime/kernels/cross_entropy") {
     }
   }
 
+  TEST_CASE("the gradient of capped logits is that by what was capped") {
+    const int64_t rows = 3, cols = 21;
+    const float cap = 1.7f;
+    const auto logits = normals<float>("logits", rows * cols, 3.0);
+    const std::vector<int32_t> targets{0, 20, 11};
+    const std::vector<float> scale{0.25f, 1.0f, 2.0f};
+    std::vector<double> at = doubles(logits), slopes(at.size());
+    const auto loss = [&] {
+      std::vector<double> capped = at;
+      for (double& z : capped) z = cap * std::tanh(z / cap);
+      return naive_loss(capped, rows, cols, cols, targets, scale);
+    };
+    for (size_t i = 0; i < at.size(); ++i) slopes[i] = slope(loss, at[i]);
+    std::vector<float> got = logits, max(rows), sum(rows), target(rows);
+    kernels::cap(got.data(), cap, rows * cols);
+    const kernels::LogitRows of{rows, cols, cols, 0, DevicePtr<const int32_t>(targets.data())};
+    kernels::row_sums(of, got.data(), max.data(), sum.data(), target.data());
+    kernels::cross_entropy_backward(of, got.data(), max.data(), sum.data(), scale.data(), 0, cap);
+    check_close(got, slopes, pointwise<float>() + kFiniteDifference);
+  }
+
   TEST_CASE_TEMPLATE("a long vocabulary keeps its digits", T, float, bf16, f16) {
     const int64_t cols = 50257;
     const auto logits = normals<T>("logits", cols, 2.0);
@@ -125,11 +147,12 @@ TEST_SUITE("runtime/kernels/cross_entropy") {
     std::vector<float> logits{5.0f, 6.0f}, max(1), sum(1, -1.0f), target(1, -1.0f);
     const float global_max = 2.0f, global_sum = 1.0f, one = 1.0f;
     const int32_t id = 9;
-    kernels::row_sums(logits.data(), 1, 2, 0, 8, &id, max.data(), sum.data(), target.data());
+    const kernels::LogitRows of{1, 2, 0, 8, DevicePtr<const int32_t>(&id)};
+    kernels::row_sums(of, logits.data(), max.data(), sum.data(), target.data());
     CHECK(max[0] == -INFINITY);
     CHECK(sum[0] == 0.0f);
     CHECK(target[0] == -1.0f);
-    kernels::cross_entropy_backward(logits.data(), 1, 2, 0, 8, &id, &global_max, &global_sum, &one);
+    kernels::cross_entropy_backward(of, logits.data(), &global_max, &global_sum, &one);
     CHECK(logits == std::vector<float>{0.0f, 0.0f});
   }
 }

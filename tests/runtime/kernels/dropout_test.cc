@@ -70,11 +70,12 @@ TEST_SUITE("runtime/kernels/dropout") {
         wanted[r * kWidth + c] = static_cast<double>(to_f32(x[r * kWidth + c])) * f[c];
     }
     std::vector<T> out(x.size()), in_place = x;
-    kernels::dropout(x.data(), out.data(), kRows, kWidth, kFirst, kTokens, std::ssize(keys), keys.data(), 5, rate);
+    const kernels::DropoutRows of{
+        kRows, kWidth, kFirst, kTokens, std::ssize(keys), DevicePtr<const uint64_t>(keys.data()), 5, rate};
+    kernels::dropout(of, x.data(), out.data());
     check_close(out, wanted, pointwise<T>());
     omp_set_num_threads(1);
-    kernels::dropout(in_place.data(), in_place.data(), kRows, kWidth, kFirst, kTokens, std::ssize(keys), keys.data(), 5,
-                     rate);
+    kernels::dropout(of, in_place.data(), in_place.data());
     omp_set_num_threads(omp_get_num_procs());
     CHECK(std::memcmp(in_place.data(), out.data(), out.size() * sizeof(T)) == 0);
   }

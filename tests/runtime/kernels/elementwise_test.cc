@@ -102,6 +102,46 @@ TEST_SUITE("runtime/kernels/elementwise") {
     CHECK(std::isnan(kernels::exp_f32(std::bit_cast<float>(0xff8001ffu))));
   }
 
+  TEST_CASE("tanh is right to 3e-7 of itself, near 0 too, and bounded") {
+    double worst = 0;
+    for (double x = -12; x < 12; x += 0.00037) {
+      const auto at = static_cast<float>(x);
+      worst = std::max(worst, std::abs(kernels::tanh_f32(at) / std::tanh(static_cast<double>(at)) - 1));
+    }
+    for (const float at : {1e-30f, -3e-8f, 0.002f, -0.02f}) {
+      worst = std::max(worst, std::abs(kernels::tanh_f32(at) / std::tanh(static_cast<double>(at)) - 1));
+    }
+    MESSAGE("worst relative error of tanh: ", worst);
+    CHECK(worst < 3e-7);
+    CHECK(kernels::tanh_f32(0.0f) == 0.0f);
+    CHECK(kernels::tanh_f32(INFINITY) == 1.0f);
+    CHECK(kernels::tanh_f32(-300.0f) == -1.0f);
+    CHECK(std::isnan(kernels::tanh_f32(NAN)));
+  }
+
+  TEST_CASE_TEMPLATE("caps and clips", T, float, bf16, f16) {
+    const int64_t count = 1000;
+    const auto x = normals<T>("x", count), dy = normals<T>("dy", count);
+    auto capped = x, clipped = x, grad = dy;
+    kernels::cap(capped.data(), 1.5f, count);
+    kernels::clip(clipped.data(), 0.75f, count);
+    kernels::clip_backward(x.data(), grad.data(), 0.75f, count);
+    std::vector<double> wanted = doubles(x);
+    for (double& v : wanted) v = 1.5 * std::tanh(v / 1.5);
+    check_close(capped, wanted, pointwise<T>());
+    int outside = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const bool out = std::abs(to_f32(x[i])) > 0.75f;
+      outside += out;
+      REQUIRE(to_f32(clipped[i]) == std::clamp(to_f32(x[i]), -0.75f, 0.75f));
+      REQUIRE(to_f32(grad[i]) == (out ? 0.0f : to_f32(dy[i])));
+    }
+    CHECK(outside > 300);
+    grad = dy;
+    kernels::clip_backward(clipped.data(), grad.data(), 0.75f, count);
+    CHECK(same_bits(grad, dy));  // the bound itself is inside
+  }
+
   TEST_CASE("the normal distribution is right to 1e-6 of itself in the lower tail, 2e-7 elsewhere") {
     for (double x = -12; x < 12; x += 0.0013) {
       const float at = static_cast<float>(x);

@@ -11,7 +11,7 @@ TEST_SUITE("runtime/kernels/embedding") {
     const std::vector<int32_t> ids{100, 106, 99, 107, 103, 103, -1, 2147483647, -2147483647 - 1};
     const auto table = normals<T>("table", rows_in_table * width);
     std::vector<T> out(ids.size() * width, table[0]);
-    kernels::embedding_forward(ids.data(), std::ssize(ids), table.data(), first, rows_in_table, width, out.data());
+    kernels::embedding_forward(ids.data(), std::ssize(ids), {first, rows_in_table, width}, table.data(), out.data());
     for (size_t r = 0; r < ids.size(); ++r) {
       const int64_t row = ids[r] - first;
       const bool here = row >= 0 && row < rows_in_table;
@@ -36,7 +36,7 @@ TEST_SUITE("runtime/kernels/embedding") {
     for (const int threads : {1, 2, 3}) {
       with_threads(threads, [&] {
         auto got = before;
-        kernels::embedding_backward(ids.data(), rows, dout.data(), first, rows_in_table, width, got.data());
+        kernels::embedding_backward(ids.data(), rows, {first, rows_in_table, width}, dout.data(), got.data());
         CHECK(same_bits(got, wanted));
       });
     }
@@ -50,16 +50,15 @@ TEST_SUITE("runtime/kernels/embedding") {
     const auto dout = normals<T>("dout", rows * width);
     const auto gradient = [&](int64_t begin, int64_t count, int64_t of_parts) {
       std::vector<float> out(rows_in_table * width);
-      kernels::embedding_backward_parts(ids.data() + begin, count, of_parts, dout.data() + begin * width, first,
-                                        rows_in_table, width, out.data(), 0.7f);
+      kernels::embedding_backward_parts(ids.data() + begin, count, of_parts, {first, rows_in_table, width},
+                                        dout.data() + begin * width, out.data(), 0.7f);
       return out;
     };
     std::vector<std::vector<float>> tree;
     for (int64_t part = 0; part < parts; ++part) {
       std::vector<float>& leaf = tree.emplace_back(rows_in_table * width);
-      kernels::embedding_backward(ids.data() + part * rows / parts, rows / parts,
-                                  dout.data() + part * rows / parts * width, first, rows_in_table, width, leaf.data(),
-                                  0.7f);
+      kernels::embedding_backward(ids.data() + part * rows / parts, rows / parts, {first, rows_in_table, width},
+                                  dout.data() + part * rows / parts * width, leaf.data(), 0.7f);
     }
     const std::vector<float> first_leaf = tree.front();
     for (int64_t step = 1; step < parts; step *= 2) {

@@ -12,6 +12,7 @@
 
 #include "runtime/core/dtype.h"
 #include "runtime/core/random.h"
+#include "runtime/kernels/state_arrays.h"
 #include "tests/support/tolerances.h"
 
 namespace cairn::testing {
@@ -98,6 +99,10 @@ inline std::vector<double> numeric_gradient(std::vector<double>& x, const std::v
   std::vector<double> gradient(x.size());
   for (size_t i = 0; i < x.size(); ++i) gradient[i] = slope([&] { return dot(weights, forward()); }, x[i]);
   return gradient;
+}
+
+inline kernels::StateArrays state_at(float* master, float* exp_avg, float* exp_avg_sq) {
+  return {DevicePtr(master), DevicePtr(exp_avg), DevicePtr(exp_avg_sq), nullptr};
 }
 
 inline Tolerance operator+(Tolerance a, Tolerance b) { return {a.relative + b.relative, a.absolute + b.absolute}; }

@@ -25,6 +25,15 @@ std::vector<double> naive(const std::vector<double>& x, const std::vector<double
 }
 
 template <typename T>
+kernels::Rows<const T> rows_of(const std::vector<T>& x, int64_t stride, int64_t at = 0) {
+  return {DevicePtr<const T>(x.data() + at), stride};
+}
+template <typename T>
+kernels::Rows<T> rows_to(std::vector<T>& x, int64_t stride, int64_t at = 0) {
+  return {DevicePtr<T>(x.data() + at), stride};
+}
+
+template <typename T>
 struct Run {
   std::vector<T> y, dx;
   std::vector<float> mean, rstd, dweight, dbias;
@@ -36,15 +45,16 @@ Run<T> run_kernel(const std::vector<T>& x, const std::vector<T>& weight, const s
   Run<T> run{std::vector<T>(x.size()),        std::vector<T>(x.size()),
              std::vector<float>(rows),        std::vector<float>(rows),
              std::vector<float>(width, 0.5f), std::vector<float>(width, 0.25f)};  // gradients are added to
+  const kernels::NormRows of{rows, width, kEps};
+  const kernels::NormGradients to{DevicePtr(run.dweight.data()), DevicePtr(run.dbias.data())};
   if (centred) {
-    kernels::layer_norm_forward(x.data(), weight.data(), bias.data(), run.y.data(), run.mean.data(), run.rstd.data(),
-                                rows, width, kEps);
-    kernels::layer_norm_backward(dy.data(), x.data(), weight.data(), run.mean.data(), run.rstd.data(), run.dx.data(),
-                                 run.dweight.data(), run.dbias.data(), rows, width);
+    kernels::layer_norm_forward(of, x.data(), weight.data(), bias.data(), run.y.data(), run.mean.data(),
+                                run.rstd.data());
+    kernels::layer_norm_backward(of, dy.data(), x.data(), weight.data(), run.mean.data(), run.rstd.data(),
+                                 run.dx.data(), to);
   } else {
-    kernels::rms_norm_forward(x.data(), weight.data(), run.y.data(), run.rstd.data(), rows, width, kEps);
-    kernels::rms_norm_backward(dy.data(), x.data(), weight.data(), run.rstd.data(), run.dx.data(), run.dweight.data(),
-                               rows, width);
+    kernels::rms_norm_forward(of, x.data(), weight.data(), run.y.data(), run.rstd.data());
+    kernels::rms_norm_backward(of, dy.data(), x.data(), weight.data(), run.rstd.data(), run.dx.data(), to);
   }
   return run;
 }
@@ -100,11 +110,11 @@ TEST_SUITE("runtime/kernels/norm") {
     const std::vector<float> zero(width);
     const Run<float> with_zero = run_kernel(x, weight, zero, dy, rows, width, true);
     std::vector<float> y(x.size()), mean(rows), rstd(rows), dweight(width, 0.5f), in_place = dy;
-    kernels::layer_norm_forward<float>(x.data(), weight.data(), nullptr, y.data(), mean.data(), rstd.data(), rows,
-                                       width, kEps);
+    const kernels::NormRows of{rows, width, kEps};
+    kernels::layer_norm_forward<float>(of, x.data(), weight.data(), nullptr, y.data(), mean.data(), rstd.data());
     check_close(y, doubles(with_zero.y), pointwise<float>());
-    kernels::layer_norm_backward<float>(in_place.data(), x.data(), weight.data(), mean.data(), rstd.data(),
-                                        in_place.data(), dweight.data(), nullptr, rows, width);
+    kernels::layer_norm_backward<float>(of, in_place.data(), x.data(), weight.data(), mean.data(), rstd.data(),
+                                        in_place.data(), {.weight = DevicePtr(dweight.data())});
     CHECK(same_bits(in_place, with_zero.dx));
     CHECK(same_bits(dweight, with_zero.dweight));
   }
@@ -124,11 +134,12 @@ TEST_SUITE("runtime/kernels/norm") {
     const auto x = normals<T>("x", rows * x_stride, 2.0), weight = normals<T>("weight", head_dim);
     const auto dy = normals<T>("dy", rows * y_stride);
     auto y = dy;
-    kernels::head_norm_forward(x.data(), x_stride, weight.data(), y.data(), y_stride, rows, heads, head_dim, kEps);
+    const kernels::HeadNorm norm{.rows = rows, .heads = heads, .head_dim = head_dim, .eps = kEps};
+    kernels::head_norm_forward(norm, rows_of(x, x_stride), weight.data(), rows_to(y, y_stride));
     auto grad = dy;
-    std::vector<float> dweight(head_dim, 0.5f), rstd(rows * heads);
-    kernels::head_norm_backward(grad.data(), y_stride, x.data(), x_stride, weight.data(), grad.data(), y_stride,
-                                dweight.data(), rstd.data(), rows, heads, head_dim, kEps);
+    std::vector<float> dweight(head_dim, 0.5f), stats(2 * rows * heads);
+    kernels::head_norm_backward(norm, rows_of(grad, y_stride), rows_of(x, x_stride), weight.data(),
+                                rows_to(grad, y_stride), dweight.data(), stats.data());
 
     // The same heads as rows of a norm.
     std::vector<T> xs, ys, dys, dxs;
@@ -146,6 +157,109 @@ TEST_SUITE("runtime/kernels/norm") {
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = heads * head_dim; c < y_stride; ++c) {
         REQUIRE(to_f32(y[r * y_stride + c]) == to_f32(dy[r * y_stride + c]));
+      }
+    }
+  }
+
+  TEST_CASE("LayerNorm of each head has a weight of its own, counted from any number") {
+    const int64_t rows = 6, heads = 3, head_dim = 10, stride = 33;
+    const auto x = normals<float>("x", rows * stride, 2.0), weight = normals<float>("weight", heads * head_dim);
+    const auto dy = normals<float>("dy", rows * stride);
+    const kernels::HeadNorm norm{.rows = rows,
+                                 .heads = heads,
+                                 .head_dim = head_dim,
+                                 .eps = kEps,
+                                 .offset = 1,
+                                 .centred = true,
+                                 .own_weights = true};
+    auto y = x, dx = dy;
+    std::vector<float> dweight(heads * head_dim, 0.5f), stats(2 * rows * heads);
+    kernels::head_norm_forward(norm, rows_of(x, stride), weight.data(), rows_to(y, stride));
+    kernels::head_norm_backward(norm, rows_of(dx, stride), rows_of(x, stride), weight.data(), rows_to(dx, stride),
+                                dweight.data(), stats.data());
+    for (int64_t h = 0; h < heads; ++h) {  // the same head as rows of a norm
+      std::vector<float> xs, ys, dys, dxs, factor;
+      for (int64_t c = 0; c < head_dim; ++c) factor.push_back(weight[h * head_dim + c] + 1);
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = r * stride + h * head_dim;
+        xs.insert(xs.end(), &x[at], &x[at] + head_dim), ys.insert(ys.end(), &y[at], &y[at] + head_dim);
+        dys.insert(dys.end(), &dy[at], &dy[at] + head_dim), dxs.insert(dxs.end(), &dx[at], &dx[at] + head_dim);
+      }
+      const std::vector<float> none(head_dim);
+      const Run<float> run = run_kernel(xs, factor, none, dys, rows, head_dim, true);
+      check_close(ys, doubles(run.y), pointwise<float>());
+      check_close(dxs, doubles(run.dx), chain_of_sums<float>(head_dim));
+      const std::vector<float> own(&dweight[h * head_dim], &dweight[h * head_dim] + head_dim);
+      check_close(own, doubles(run.dweight), sum_of<float>(rows));
+    }
+  }
+
+  TEST_CASE_TEMPLATE("a norm over channels of several ranks is that of all of them", T, float, bf16, f16) {
+    const int64_t rows = 7, width = 24, parts = 2;  // two ranks of two parts, which hold every channel twice
+    const auto x = normals<T>("x", rows * width, 2.0), weight = normals<T>("weight", width);
+    const auto dy = normals<T>("dy", rows * width);
+    const Run<T> whole = run_kernel(x, weight, std::vector<T>(width), dy, rows, width, false);
+    const int64_t share = width / 2;
+    const kernels::WholeNorm norm{.rows = rows, .width = share, .channels = width, .copies = 2, .eps = kEps};
+    std::vector<float> squares(rows), dots(rows);
+    for (int64_t rank = 0; rank < 4; ++rank) {
+      const int64_t at = rank / 2 * share;
+      std::vector<float> sums(parts * 2 * rows);
+      const kernels::RowDots of{rows, share, parts, 2 * rows};
+      const kernels::Rows<const T> xs = rows_of(x, width, at);
+      kernels::row_dots(of, xs, xs, static_cast<const T*>(nullptr), 0.0f, sums.data());
+      kernels::row_dots(of, rows_of(dy, width, at), xs, &weight[at], 0.0f, sums.data() + rows);
+      for (int64_t r = 0; r < rows; ++r) {
+        squares[r] += sums[r] + sums[2 * rows + r];
+        dots[r] += (sums[rows + r] + sums[3 * rows + r]) * 2;  // each copy has half of the gradient in a real run
+      }
+    }
+    for (float& v : dots) v /= 2;
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      const int64_t at = rank * share;
+      auto y = x, dx = dy;
+      std::vector<float> dweight(share, 0.5f);
+      kernels::whole_norm_forward(norm, rows_of(x, width, at), &weight[at], squares.data(), rows_to(y, width, at));
+      kernels::whole_norm_backward(norm, rows_of(dx, width, at), rows_of(x, width, at), &weight[at], squares.data(),
+                                   dots.data(), rows_to(dx, width, at), {.weight = DevicePtr(dweight.data())});
+      const auto part = [&](const std::vector<T>& from) {
+        std::vector<T> out;
+        for (int64_t r = 0; r < rows; ++r) {
+          out.insert(out.end(), &from[r * width + at], &from[r * width + at] + share);
+        }
+        return out;
+      };
+      check_close(part(y), doubles(part(whole.y)), chain_of_sums<T>(width));
+      check_close(part(dx), doubles(part(whole.dx)), chain_of_sums<T>(width));
+      const std::vector<float> wanted(&whole.dweight[at], &whole.dweight[at] + share);
+      check_close(dweight, doubles(wanted), chain_of_sums<float>(rows));
+    }
+  }
+
+  TEST_CASE("norms without weights, and with weights that count from 1, are those of the factors") {
+    const int64_t rows = 9, width = 33;
+    const auto x = normals<float>("x", rows * width, 2.0), weight = normals<float>("weight", width);
+    const auto bias = normals<float>("bias", width), dy = normals<float>("dy", rows * width);
+    for (const bool none : {true, false}) {
+      for (const bool centred : {true, false}) {
+        std::vector<float> factor(width, 1.0f);
+        for (int64_t c = 0; c < width && !none; ++c) factor[c] += weight[c];
+        const Run<float> run = run_kernel(x, factor, std::vector<float>(width), dy, rows, width, centred);
+        const float* const w = none ? nullptr : weight.data();
+        const float* const no_bias = nullptr;
+        std::vector<float> y(x.size()), dx(x.size()), mean(rows), rstd(rows), dweight(width, 0.5f);
+        const kernels::NormRows of{rows, width, kEps, 1.0f};
+        const kernels::NormGradients to{.weight = DevicePtr(none ? nullptr : dweight.data())};
+        if (centred) {
+          kernels::layer_norm_forward(of, x.data(), w, no_bias, y.data(), mean.data(), rstd.data());
+          kernels::layer_norm_backward<float>(of, dy.data(), x.data(), w, mean.data(), rstd.data(), dx.data(), to);
+        } else {
+          kernels::rms_norm_forward(of, x.data(), w, y.data(), rstd.data());
+          kernels::rms_norm_backward(of, dy.data(), x.data(), w, rstd.data(), dx.data(), to);
+        }
+        CHECK(same_bits(y, run.y));
+        check_close(dx, doubles(run.dx), chain_of_sums<float>(width));  // the compiler joins other operations
+        if (!none) CHECK(same_bits(dweight, run.dweight));
       }
     }
   }

@@ -1,4 +1,4 @@
-cairn_tests(runtime/kernels LINK runtime/core TIMEOUT 120)
+cairn_tests(runtime/kernels LINK runtime/core runtime/device TIMEOUT 120)
 # Spinning OpenMP teams starve each other when tests run side by side.
 file(GLOB kernel_tests ${CMAKE_CURRENT_SOURCE_DIR}/runtime/kernels/*_test.cc)
 foreach(source ${kernel_tests})
@@ -12,3 +12,17 @@ foreach(source ${kernel_tests})
                          ENVIRONMENT "OMP_WAIT_POLICY=passive;CAIRN_TEST_ISA=${isa}")
   endforeach()
 endforeach()
+
+# Kernels for CUDA as nvcc compiles them.
+set(bounds ${CMAKE_CURRENT_SOURCE_DIR}/runtime/kernels/cuda/ptxas_bounds)
+add_test(NAME runtime/kernels/cuda/ptxas_bounds_test COMMAND ${CAIRN_PYTHON} ${bounds}_test.py)
+set_tests_properties(runtime/kernels/cuda/ptxas_bounds_test PROPERTIES LABELS unit)
+if(TARGET cairn_cuda_kernels)
+  set(objects ${CMAKE_BINARY_DIR}/CMakeFiles/cairn_cuda_kernels.dir/runtime/kernels/cuda)
+  set(compared ${bounds}.json ${CMAKE_SOURCE_DIR}/runtime/kernels/cuda ${objects} ${CMAKE_CUDA_COMPILER})
+  add_test(NAME runtime/kernels/cuda/ptxas_bounds COMMAND ${CAIRN_PYTHON} ${bounds}.py ${compared})
+  add_test(NAME runtime/kernels/cuda/ptxas_bounds_cut COMMAND ${CAIRN_PYTHON} ${bounds}.py --cut ${compared})
+  set_tests_properties(runtime/kernels/cuda/ptxas_bounds runtime/kernels/cuda/ptxas_bounds_cut PROPERTIES LABELS unit)
+  set_tests_properties(runtime/kernels/cuda/ptxas_bounds_cut PROPERTIES
+                       PASS_REGULAR_EXPRESSION "registers, bound|registers are not compared")
+endif()

@@ -35,7 +35,7 @@ class Reference {
     const int64_t width = m_.embed_dim > 0 ? m_.embed_dim : m_.width;
     Matrix x(tokens.size(), std::vector<double>(width));
     for (size_t r = 0; r < tokens.size(); ++r) {
-      for (int64_t c = 0; c < width; ++c) x[r][c] = w_.at("embed.tokens")[tokens[r] * width + c];
+      for (int64_t c = 0; c < width; ++c) x[r][c] = m_.embedding_scale * w_.at("embed.tokens")[tokens[r] * width + c];
     }
     if (width != m_.width) x = linear(x, "embed.project_in");
     if (m_.positions == Positions::kLearned) {
@@ -66,7 +66,7 @@ class Reference {
       return out;
     });
     branch(x, parallel ? input : x, p, "mlp", [&](const Matrix& at) {
-      Matrix out = m_.moe.experts > 0 ? experts(at, p + "moe.") : mlp(at, p + "mlp.");
+      Matrix out = w_.count(p + "moe.router.weight") > 0 ? experts(at, p + "moe.") : mlp(at, p + "mlp.");
       drop(out, m_.residual_dropout, i, 3);
       return out;
     });
@@ -81,7 +81,7 @@ class Reference {
     for (std::vector<double>& row : z) {
       for (size_t v = 0; v < row.size(); ++v) {
         if (m_.head_bias) row[v] += w_.at("head.bias")[v];
-        row[v] *= m_.logit_scale;
+        row[v] = capped(row[v] * m_.logit_scale, m_.logit_cap);
       }
     }
     return z;
@@ -116,9 +116,13 @@ class Reference {
   template <typename F>
   void branch(Matrix& x, const Matrix& input, const std::string& p, const std::string& name, const F& f) const {
     const std::string before = p + (m_.block == BlockKind::kParallelShared ? "attn" : name) + "_norm";
-    const Matrix read = m_.block == BlockKind::kPostNorm ? input : norm(input, before);
+    const bool bare = m_.block == BlockKind::kPostNorm || m_.block == BlockKind::kOutNorm;
+    const Matrix read = bare ? input : norm(input, before);
     Matrix out = f(read);
-    if (m_.block == BlockKind::kSandwich) out = norm(out, p + name + "_out_norm");
+    if (m_.block == BlockKind::kSandwich || m_.block == BlockKind::kOutNorm) out = norm(out, p + name + "_out_norm");
+    for (std::vector<double>& row : out) {
+      for (double& v : row) v *= m_.branch_scale;
+    }
     if (m_.block == BlockKind::kDeepNorm) {
       x = read;
       for (std::vector<double>& row : x) {
@@ -177,16 +181,32 @@ class Reference {
       }
       for (const double v : row) square += (v - mean) * (v - mean) / n;
       for (size_t c = 0; c < row.size(); ++c) {
-        row[c] = (row[c] - mean) / std::sqrt(square + m_.norm_eps) * w_.at(name + ".weight")[c];
-        if (m_.norm == NormKind::kLayerNorm) row[c] += w_.at(name + ".bias")[c];
+        row[c] = (row[c] - mean) / std::sqrt(square + m_.norm_eps);
+        if (m_.norm_weight) row[c] *= factor_of(name + ".weight", c);
+        if (m_.norm == NormKind::kLayerNorm && m_.norm_weight && m_.norm_bias) row[c] += w_.at(name + ".bias")[c];
       }
     }
     return y;
   }
 
+  static double capped(double x, double cap) { return cap > 0 ? cap * std::tanh(x / cap) : x; }
+
+  double factor_of(const std::string& weight, size_t c) const {
+    return w_.at(weight)[c] + (m_.norm_plus_one ? 1.0 : 0.0);
+  }
+
+  bool windowed(int64_t layer) const {
+    bool out = m_.sliding_window > 0 && m_.window_layers.empty();
+    for (const int64_t l : m_.window_layers) out = out || l == layer;
+    return out;
+  }
+
   /// Angle of pair i at position 1, for the scalings that a formula of one line gives.
-  double frequency(int64_t i, double dims) const {
+  double frequency(int64_t layer, int64_t i, double dims) const {
     const RopeConfig& rope = m_.rope;
+    if (m_.window_rope_theta > 0 && windowed(layer)) {
+      return std::pow(m_.window_rope_theta, -2.0 * static_cast<double>(i) / dims);
+    }
     const double original = static_cast<double>(rope.original_context > 0 ? rope.original_context : m_.context);
     double base = m_.rope_theta;
     if (rope.scaling == RopeScaling::kDynamic && m_.context > original) {
@@ -196,14 +216,17 @@ class Reference {
     return rope.scaling == RopeScaling::kLinear ? out / rope.factor : out;
   }
 
-  void rotate(Matrix& x, int64_t heads) const {
+  void rotate(Matrix& x, int64_t heads, int64_t layer) const {
+    for (const int64_t l : m_.nope_layers) {
+      if (l == layer) return;
+    }
     const int64_t dims = m_.rope.dims > 0 ? m_.rope.dims : m_.head_dim;
     const bool interleaved = m_.rope.pairs == RotaryPairs::kInterleaved;
     for (size_t r = 0; r < x.size(); ++r) {
       const auto position = static_cast<double>(position_of(r));
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t i = 0; i < dims / 2; ++i) {
-          const double angle = position * frequency(i, static_cast<double>(dims));
+          const double angle = position * frequency(layer, i, static_cast<double>(dims));
           double& a = x[r][h * m_.head_dim + (interleaved ? 2 * i : i)];
           double& b = x[r][h * m_.head_dim + (interleaved ? 2 * i + 1 : i + dims / 2)];
           const double turned = a * std::cos(angle) - b * std::sin(angle);
@@ -214,13 +237,18 @@ class Reference {
     }
   }
 
-  void norm_heads(Matrix& x, const std::string& name) const {
+  void norm_qk(Matrix& x, const std::string& name) const {
     for (std::vector<double>& row : x) {
-      for (size_t first = 0; first < row.size(); first += m_.head_dim) {
-        double square = 0;
-        for (int64_t i = 0; i < m_.head_dim; ++i) square += row[first + i] * row[first + i] / m_.head_dim;
-        for (int64_t i = 0; i < m_.head_dim; ++i) {
-          row[first + i] *= w_.at(name)[i] / std::sqrt(square + m_.norm_eps);
+      const size_t size = m_.qk_norm == QkNorm::kWhole ? row.size() : static_cast<size_t>(m_.head_dim);
+      for (size_t first = 0; first < row.size(); first += size) {
+        const size_t weights = m_.qk_norm == QkNorm::kHeadLayerNorm ? first : 0;
+        double mean = 0, square = 0;
+        for (size_t i = 0; i < size && m_.qk_norm == QkNorm::kHeadLayerNorm; ++i) {
+          mean += row[first + i] / static_cast<double>(size);
+        }
+        for (size_t i = 0; i < size; ++i) square += std::pow(row[first + i] - mean, 2) / static_cast<double>(size);
+        for (size_t i = 0; i < size; ++i) {
+          row[first + i] = (row[first + i] - mean) * factor_of(name, weights + i) / std::sqrt(square + m_.norm_eps);
         }
       }
     }
@@ -245,9 +273,7 @@ class Reference {
     const int64_t query = static_cast<int64_t>(row) % m_.context;
     if (!starts_.empty() && key < starts_[row]) return false;
     if (!ends_.empty() && key < ends_[row]) return true;
-    bool windowed = m_.sliding_window > 0 && m_.window_layers.empty();
-    for (const int64_t l : m_.window_layers) windowed = windowed || l == layer;
-    if (windowed && key <= query - m_.sliding_window) return false;
+    if (windowed(layer) && key <= query - m_.sliding_window) return false;
     return m_.mask == Mask::kBidirectional || key <= query;
   }
 
@@ -261,13 +287,18 @@ class Reference {
       }
     }
     Matrix q = linear(asks, p + "q"), k = linear(x, p + "k"), v = linear(x, p + "v");
-    if (m_.qk_norm == QkNorm::kHead) {
-      norm_heads(q, p + "q_norm.weight");
-      norm_heads(k, p + "k_norm.weight");
+    for (Matrix* x : {&q, &k, &v}) {
+      for (std::vector<double>& row : *x) {
+        for (double& value : row) value = m_.clip_qkv > 0 ? std::clamp(value, -m_.clip_qkv, m_.clip_qkv) : value;
+      }
+    }
+    if (m_.qk_norm != QkNorm::kNone) {
+      norm_qk(q, p + "q_norm.weight");
+      norm_qk(k, p + "k_norm.weight");
     }
     if (m_.positions == Positions::kRotary) {
-      rotate(q, m_.heads);
-      rotate(k, m_.kv_heads);
+      rotate(q, m_.heads, layer);
+      rotate(k, m_.kv_heads, layer);
     }
     double scale = m_.attention_scale > 0 ? m_.attention_scale : 1 / std::sqrt(static_cast<double>(m_.head_dim));
     if (m_.attention_scale_by_layer) scale /= static_cast<double>(layer + 1);
@@ -283,7 +314,7 @@ class Reference {
           if (!sees(layer, r, s)) continue;
           double score = 0;
           for (int64_t i = 0; i < m_.head_dim; ++i) score += q[r][h * m_.head_dim + i] * k[first + s][kv + i];
-          score *= scale;
+          score = capped(score * scale, m_.score_cap);
           if (m_.positions == Positions::kAlibi) score += slope(m_.heads, h) * static_cast<double>(s - query);
           p_row[s] = std::exp(score);
           sum += p_row[s];
@@ -355,7 +386,13 @@ class Reference {
   Matrix experts(const Matrix& x, const std::string& p) const {
     const MoeConfig& moe = m_.moe;
     Matrix logits = linear(x, p + "router.weight", true), out(x.size(), std::vector<double>(m_.width, 0));
-    if (moe.shared_experts > 0) out = mlp(x, p + "shared.");
+    if (w_.count(p + "shared.up.weight") > 0) out = mlp(x, p + "shared.");
+    if (moe.shared_gate) {
+      const Matrix gate = linear(x, p + "shared_gate");
+      for (size_t r = 0; r < x.size(); ++r) {
+        for (double& v : out[r]) v /= 1 + std::exp(-gate[r][0]);
+      }
+    }
     std::vector<double> chosen(moe.experts, 0), probability(moe.experts, 0);
     for (size_t r = 0; r < x.size(); ++r) {
       std::vector<double> scores;
@@ -389,8 +426,8 @@ class Reference {
       double of_layers = 0, chosen = 0, probability = 0;
       for (const auto& [layer, of] : routed_) {
         of_layers += of.first[e] * of.second[e];
-        chosen += of.first[e] / static_cast<double>(m_.layers);
-        probability += of.second[e] / static_cast<double>(m_.layers);
+        chosen += of.first[e] / static_cast<double>(routed_.size());
+        probability += of.second[e] / static_cast<double>(routed_.size());
       }
       sum += moe.aux_scope == AuxScope::kModel ? chosen * probability : of_layers;
     }

@@ -223,6 +223,37 @@ inline std::vector<Variant> option_variants() {
              .groups_per_token = 2,
              .scale = 1.5};
   });
+  add("qwen2-moe: a gated shared expert, some layers dense, balanced over the others", llama_recipe(),
+      [](ModelConfig& m) {
+        m.moe = {.experts = 5,
+                 .top_k = 2,
+                 .renormalise = false,
+                 .aux_loss = 0.6,
+                 .ffn = 12,
+                 .dense_layers = {1},
+                 .shared_ffn = 20,
+                 .shared_gate = true,
+                 .aux_scope = AuxScope::kModel};
+        m.qkv_bias = true;
+      });
+  add("glm4-moe: a dense layer first, narrow experts, biases that nothing moves, a shared one", llama_recipe(),
+      [](ModelConfig& m) {
+        m.moe = {.experts = 6,
+                 .top_k = 3,
+                 .router = RouterKind::kSigmoid,
+                 .shared_experts = 2,
+                 .ffn = 8,
+                 .dense_layers = {0},
+                 .scale = 1.7,
+                 .choice_bias = true};
+        m.rope.dims = 4;
+        m.qk_norm = QkNorm::kHead;
+      });
+  add("ernie-4.5-moe: softmax with biases of the choice, wide experts in one layer", llama_recipe(),
+      [](ModelConfig& m) {
+        m.moe = {.experts = 4, .top_k = 2, .shared_experts = 1, .ffn = 44, .dense_layers = {0, 2}, .choice_bias = true};
+        m.rope.pairs = RotaryPairs::kInterleaved;
+      });
   add("two key/value heads, biases of q, k, v, norms of q and k", llama_recipe(), [](ModelConfig& m) {
     m.kv_heads = 2;
     m.qkv_bias = true;
@@ -238,6 +269,96 @@ inline std::vector<Variant> option_variants() {
         m.top_query = true;
         m.qk_norm = QkNorm::kHead;
       });
+  add("gemma: weights from 1, a scaled embedding, tied", llama_recipe(), [](ModelConfig& m) {
+    m.norm_plus_one = true;
+    m.embedding_scale = 4.5;
+    m.activation = Activation::kGeGluTanh;
+    m.tied_embeddings = true;
+  });
+  add("gemma 2: caps of scores and logits, norms on both sides, a window in some layers", llama_recipe(),
+      [](ModelConfig& m) {
+        m.norm_plus_one = true;
+        m.block = BlockKind::kSandwich;
+        m.score_cap = 0.6;
+        m.logit_cap = 0.9;
+        m.sliding_window = 3;
+        m.window_layers = {0, 2};
+        m.embedding_scale = 3;
+        m.tied_embeddings = true;
+      });
+  add("gemma 3: two rotary bases, norms of q and k from 1", llama_recipe(), [](ModelConfig& m) {
+    m.norm_plus_one = true;
+    m.block = BlockKind::kSandwich;
+    m.qk_norm = QkNorm::kHead;
+    m.sliding_window = 3;
+    m.window_layers = {0, 1};
+    m.window_rope_theta = 5;
+    m.embedding_scale = 4.5;
+    m.rope.scaling = RopeScaling::kLinear;
+    m.rope.factor = 3;
+  });
+  add("olmo: norms without weights, clipped q, k and v", llama_recipe(), [](ModelConfig& m) {
+    m.norm = NormKind::kLayerNorm;
+    m.norm_weight = false;
+    m.clip_qkv = 0.9;
+    m.kv_heads = 2;
+  });
+  add("olmo 2: norms behind the branches alone, of whole q and k", llama_recipe(), [](ModelConfig& m) {
+    m.block = BlockKind::kOutNorm;
+    m.qk_norm = QkNorm::kWhole;
+  });
+  add("norms of whole q and k from 1, two key/value heads, biases", llama_recipe(), [](ModelConfig& m) {
+    m.qk_norm = QkNorm::kWhole;
+    m.norm_plus_one = true;
+    m.kv_heads = 2;
+    m.qkv_bias = true;
+  });
+  add("cohere: parallel, LayerNorm without bias, of each head too, layers that do not turn", llama_recipe(),
+      [](ModelConfig& m) {
+        m.norm = NormKind::kLayerNorm;
+        m.norm_bias = false;
+        m.block = BlockKind::kParallelShared;
+        m.qk_norm = QkNorm::kHeadLayerNorm;
+        m.kv_heads = 2;
+        m.rope.pairs = RotaryPairs::kInterleaved;
+        m.logit_scale = 0.3;
+        m.sliding_window = 3;
+        m.window_layers = {0, 1};
+        m.nope_layers = {2};
+        m.tied_embeddings = true;
+      });
+  add("granite: scaled embedding, branches, scores and logits", llama_recipe(), [](ModelConfig& m) {
+    m.embedding_scale = 3.1;
+    m.branch_scale = 0.37;
+    m.attention_scale = 0.21;
+    m.logit_scale = 0.43;
+    m.nope_layers = {0, 2};
+  });
+  add("scaled branches of norms behind the sums", gpt2_recipe(), [](ModelConfig& m) {
+    m.block = BlockKind::kPostNorm;
+    m.branch_scale = 0.6;
+    m.embed_dim = 12;
+    m.embedding_scale = 2;
+  });
+  add("scaled branches with norms on both sides, experts", llama_recipe(), [](ModelConfig& m) {
+    m.block = BlockKind::kSandwich;
+    m.branch_scale = 0.6;
+    m.moe = {.experts = 4, .top_k = 2};
+  });
+  add("scaled branches of deep norm", gpt2_recipe(), [](ModelConfig& m) {
+    m.block = BlockKind::kDeepNorm;
+    m.residual_scale = 1.5;
+    m.branch_scale = 0.6;
+  });
+  add("nemotron: LayerNorm with weights from 1, squared relu", gpt2_recipe(), [](ModelConfig& m) {
+    m.norm_plus_one = true;
+    m.positions = Positions::kRotary;
+    m.rope_theta = 100;
+    m.rope.dims = 4;
+    m.activation = Activation::kRelu2;
+    m.bias = false;
+    m.tied_embeddings = false;
+  });
   add("quick gelu, no biases but the output's", gpt2_recipe(), [](ModelConfig& m) {
     m.activation = Activation::kGeluQuick;
     m.bias = false;

@@ -9,6 +9,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,9 +42,11 @@ class RankMemory {
  public:
   RankMemory(const Plan& plan, int64_t world_rank, int64_t banks) : rank(plan.rank(world_rank)) {
     const StateKinds kinds = plan.state_kinds();
-    arrays.weights = make(rank.weight_bytes / 4 + 1).data();
-    arrays.grads = make(rank.grad_bytes / 4).data();
-    arrays.work = reinterpret_cast<std::byte*>(work_.emplace_back(rank.work_bytes() / 8 + 1).data());
+    weights = make(rank.weight_bytes / 4 + 1);
+    grads = make(rank.grad_bytes / 4);
+    arrays.weights = DevicePtr(weights.data()).as<std::byte>();
+    arrays.grads = DevicePtr(grads.data());
+    arrays.work = DevicePtr(work_.emplace_back(rank.work_bytes() / 8 + 1).data()).as<std::byte>();
     for (int64_t bank = 0; bank < banks; ++bank) {
       auto& tensors = saved.emplace_back();
       auto& states = arrays.banks.emplace_back();
@@ -53,25 +56,25 @@ class RankMemory {
           if (!piece.primary) continue;
           tensors.push_back(make(piece.count_elems()));
           if (k == states.size()) states.emplace_back();
-          states[k++].*optim::member_of(kind) = tensors.back().data();
+          states[k++].*optim::member_of(kind) = DevicePtr(tensors.back().data());
         }
       }
       auto& sums = arrays.bank_sums.emplace_back();
       for (const SumPiece& piece : rank.sums) {
         if (!piece.primary) continue;
         tensors.push_back(make(piece.count()));
-        sums.push_back(tensors.back().data());
+        sums.emplace_back(tensors.back().data());
       }
     }
     for (const StateKind kind : kinds.without(StateKind::kEma).arrays()) {
       const std::span<float> array = make(rank.private_elems);
-      arrays.private_state.*optim::member_of(kind) = array.data();
+      arrays.private_state.*optim::member_of(kind) = DevicePtr(array.data());
       for (const StatePiece& piece : rank.pieces) {
         if (!piece.primary) copies.push_back(array.subspan(piece.state_offset, piece.count_elems()));
       }
     }
     const std::span<float> sums = make(rank.private_sums);
-    arrays.private_sums = sums.data();
+    arrays.private_sums = DevicePtr(sums.data());
     for (const SumPiece& piece : rank.sums) {
       if (!piece.primary) copies.push_back(sums.subspan(piece.state_offset, piece.count()));
     }
@@ -99,8 +102,10 @@ class RankMemory {
     }
   }
 
+  const std::unique_ptr<Stream> stream = make_cpu_stream();
   const RankPlan rank;
   optim::Arrays arrays;
+  std::span<float> weights, grads;                     // of the arrays
   std::vector<std::vector<std::span<float>>> saved;    // by bank, in its order
   std::vector<std::span<float>> copies;                // of what others save, in the order of PeerCopy::copy
   std::vector<std::vector<std::span<float>>> at_peer;  // of each copy, by bank
@@ -122,18 +127,19 @@ class WalkLog {
   void name(const std::string& what, std::span<const float> memory) { named_.emplace_back(what, memory); }
   void add(std::string line) { lines.push_back(std::move(line)); }
   /// "m0[16,32)": elements of named memory.
-  std::string text(std::span<const std::byte> area) const {
-    const auto* const at = reinterpret_cast<const float*>(area.data());
+  std::string text(std::span<const float> area) const {
+    const float* const at = area.data();
     for (const auto& [what, memory] : named_) {
       if (at < memory.data() || at >= memory.data() + memory.size()) continue;
       const auto begin = at - memory.data();
-      return what + "[" + std::to_string(begin) + "," + std::to_string(begin + std::ssize(area) / 4) + ")";
+      return what + "[" + std::to_string(begin) + "," + std::to_string(begin + std::ssize(area)) + ")";
     }
     return "unnamed";
   }
-  std::string text(const float* at, int64_t count) const {
-    return text(std::as_bytes(std::span(at, static_cast<size_t>(count))));
+  std::string text(DevicePtr<const float> at, int64_t count) const {
+    return text(std::span(address_of(at), static_cast<size_t>(count)));
   }
+  std::string text(DeviceBytes area) const { return text(area.first.as<const float>(), area.size / 4); }
   std::vector<std::string> lines;
 
  private:
@@ -144,11 +150,11 @@ class RecordingPager final : public Pager {
  public:
   RecordingPager(WalkLog& log, int64_t block_elems) : log_(log), block_elems_(block_elems) {}
   int64_t block_bytes() const override { return block_elems_ * 4; }
-  void fetch(std::span<const std::span<std::byte>> areas) override {
-    for (const auto area : areas) log_.add("fetch " + log_.text(area));
+  void fetch(std::span<const DeviceBytes> areas) override {
+    for (const DeviceBytes& area : areas) log_.add("fetch " + log_.text(area));
   }
-  void release(std::span<const std::span<std::byte>> areas, bool written) override {
-    for (const auto area : areas) log_.add((written ? "store " : "drop ") + log_.text(area));
+  void release(std::span<const DeviceBytes> areas, bool written) override {
+    for (const DeviceBytes& area : areas) log_.add((written ? "store " : "drop ") + log_.text(area));
   }
 
  private:
@@ -158,17 +164,18 @@ class RecordingPager final : public Pager {
 
 class RecordingGate final : public CopyGate {
  public:
-  explicit RecordingGate(int64_t block_elems, std::function<void(std::span<std::byte>)> on_wait)
+  explicit RecordingGate(int64_t block_elems, std::function<void(std::span<const float>)> on_wait)
       : block_elems_(block_elems), on_wait_(std::move(on_wait)) {}
   int64_t block_bytes() const override { return block_elems_ * 4; }
-  void wait(std::span<const std::span<std::byte>> areas) override {
-    for (const auto area : areas) on_wait_(area);
+  void order_after_copy(Stream&, std::span<const DeviceBytes> areas) override {
+    for (const DeviceBytes& area : areas)
+      on_wait_({address_of(area.first.as<const float>()), static_cast<size_t>(area.size / 4)});
   }
   int64_t waited_ns() const override { return 0; }
 
  private:
   int64_t block_elems_;
-  std::function<void(std::span<std::byte>)> on_wait_;
+  std::function<void(std::span<const float>)> on_wait_;
 };
 
 }  // namespace cairn::testing

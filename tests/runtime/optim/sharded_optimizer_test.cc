@@ -57,21 +57,21 @@ TEST_SUITE("runtime/optim/sharded_optimizer") {
         for (const auto& tensor : before) waited.emplace_back((tensor.size() + kBlock - 1) / kBlock);
         std::vector<Place> order;
         int64_t early = 0;  // blocks
-        RecordingGate gate(kBlock, [&](std::span<std::byte> area) {
+        RecordingGate gate(kBlock, [&](std::span<const float> area) {
           for (size_t t = 0; t < bank.size(); ++t) {
             for (size_t block = 0; block < waited[t].size(); ++block) {
               const size_t at = block * kBlock, count = std::min(kBlock, bank[t].size() - at);
               early += !waited[t][block] && std::memcmp(&bank[t][at], &before[t][at], count * sizeof(float)) != 0;
             }
           }
-          const auto* const begin = reinterpret_cast<const float*>(area.data());
+          const float* const begin = area.data();
           const auto of = std::ranges::find_if(bank, [&](std::span<float> tensor) {
             return begin >= tensor.data() && begin < tensor.data() + tensor.size();
           });
           REQUIRE(of != bank.end());
           const auto t = static_cast<size_t>(of - bank.begin());
           const size_t first = static_cast<size_t>(begin - of->data()) / kBlock;
-          for (size_t block = first; block * kBlock < first * kBlock + area.size() / 4; ++block) {
+          for (size_t block = first; block * kBlock < first * kBlock + area.size(); ++block) {
             if (!waited[t][block]) order.emplace_back(t, block);
             waited[t][block] = true;
           }
@@ -80,11 +80,13 @@ TEST_SUITE("runtime/optim/sharded_optimizer") {
         comm::ThreadWorld threads(1);
         const auto engine = threads.engine(0);
         const auto world = engine->exact_group("world", {0}).value();
-        optim::ShardedOptimizer optimizer(plan, memory.rank, {}, memory.arrays);
+        optim::ShardedOptimizer optimizer(*memory.stream, plan, memory.rank, {}, memory.arrays);
         optim::HeadFactors heads{.query = {0.5f, 1}, .key = {0.5f, 1}, .clipped_heads = 1};
         const Status updated = optimizer.update({.number = 1, .lr = 0.01, .tokens = 16}, *world, &heads);
         REQUIRE_OK(updated);
         CHECK(early == 0);
+        // AdamW lets the host go on; the others wait for norms of whole tensors.
+        CHECK(memory.stream->settled() == (recipe.optimizer.kind == OptimizerKind::kAdamW ? 0 : 1));
 
         const std::vector<int64_t> turns = optim::overwrite_turns(plan, memory.rank);
         REQUIRE(turns.size() == bank.size());
@@ -104,5 +106,28 @@ TEST_SUITE("runtime/optim/sharded_optimizer") {
         for (size_t t = 0; t < memory.arrays.banks[0].size(); ++t) CHECK_FALSE(std::ranges::equal(bank[t], before[t]));
       }
     }
+  }
+
+  TEST_CASE("squares of gradients count once over the ranks that hold them, and those of balancing biases not at all") {
+    const Plan plan = make_plan(balanced_recipe(), 2).value();
+    ExactSum parts;
+    double want = 0;
+    for (const int64_t r : {0, 1}) {
+      RankMemory memory(plan, r, 1);
+      optim::ShardedOptimizer optimizer(*memory.stream, plan, memory.rank, {}, memory.arrays);
+      optimizer.take_squared_norm();
+      REQUIRE_OK(memory.stream->settle());
+      const ExactSum part = optimizer.squared_norm_part();
+      CHECK(part.value() > 0);
+      parts.add(part);
+      if (r > 0) continue;  // each has all gradients, and the same
+      for (const LocalTensor& local : memory.rank.tensors) {
+        if (plan.tensors[local.tensor].balances) continue;
+        // Without rows of padding, behind them.
+        for (const float g : memory.grads.subspan(local.offset, local.box.count_elems()))
+          want += static_cast<double>(g) * static_cast<double>(g);
+      }
+    }
+    CHECK(parts.value() == doctest::Approx(want).epsilon(1e-12));
   }
 }

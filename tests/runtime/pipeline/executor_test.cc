@@ -64,7 +64,14 @@ Ran run(const ScheduleShape& shape, const PassTimes& times, int64_t boundary_byt
       RT_CHECK(losses[0] == static_cast<float>(micro_batch));
       out.losses.push_back(micro_batch);  // one rank has the last stage
     };
-    RT_TRY(train ? executor.train(batches, 1.0f, on_losses) : executor.evaluate(batches, on_losses));
+    if (train) {
+      RT_TRY(executor.train(batches, 1.0f));
+      RT_CHECK(stream->settled() == 0);  // the step's one wait is the caller's
+      RT_TRY(stream->settle());
+      executor.tell_losses(on_losses);
+    } else {
+      RT_TRY(executor.evaluate(batches, on_losses));
+    }
     out.timeline[rank] = std::move(clock.timeline);
     return activations->barrier("end");
   };

@@ -222,6 +222,15 @@ TEST_SUITE("runtime/plan/activations") {
     CHECK(!has(without, "scratch.mean"));
     CHECK(!has(without, "scratch.dbias"));
     CHECK(!has(without, "head.local_max"));
+    CHECK(!has(without, "scratch.dbranch"));
+    CHECK(!has(without, "window_rotary.table"));
+    Recipe options = recipe;
+    options.model.branch_scale = 0.5;
+    options.model.sliding_window = 3;
+    options.model.window_rope_theta = 100;
+    const Plan scaled = plan_of(options);
+    CHECK(has(stage_buffers(scaled, scaled.rank(0)), "scratch.dbranch"));
+    CHECK(has(stage_buffers(scaled, scaled.rank(0)), "window_rotary.table"));
     recipe.model.positions = Positions::kLearned;
     recipe.model.norm = NormKind::kLayerNorm;
     recipe.model.bias = true;

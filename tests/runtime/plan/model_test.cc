@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "runtime/plan/model_check.h"
 #include "runtime/plan/model_tensors.h"
@@ -127,6 +128,16 @@ TEST_SUITE("runtime/plan/model") {
     m.block = BlockKind::kSandwich;
     CHECK(has(m, "layers.0.attn_out_norm.weight [24]"));
     CHECK(has(m, "layers.0.mlp_out_norm.bias [24]"));
+    m.block = BlockKind::kOutNorm;
+    CHECK(!has(m, "layers.0.attn_norm.weight [24]"));
+    CHECK(!has(m, "layers.0.mlp_norm.weight [24]"));
+    CHECK(has(m, "layers.0.attn_out_norm.weight [24]"));
+    m.norm_bias = false;
+    CHECK(!has(m, "layers.0.mlp_out_norm.bias [24]"));
+    CHECK(has(m, "final_norm.weight [24]"));
+    m.norm_weight = false;
+    CHECK(!has(m, "final_norm.weight [24]"));
+    CHECK(!has(m, "final_norm.bias [24]"));
 
     m = small();
     m.positions = Positions::kAlibi;
@@ -139,6 +150,23 @@ TEST_SUITE("runtime/plan/model") {
     CHECK(!has(m, "layers.0.mlp.up.bias [40]"));
     CHECK(has(m, "layers.0.attn.q_norm.weight [6]"));
     CHECK(has(m, "layers.0.attn.k_norm.weight [6]"));
+    m.qk_norm = QkNorm::kWhole;
+    m.kv_heads = 2;
+    CHECK(has(m, "layers.0.attn.q_norm.weight [24]"));
+    CHECK(has(m, "layers.0.attn.k_norm.weight [12]"));
+    m.qk_norm = QkNorm::kHeadLayerNorm;
+    CHECK(has(m, "layers.0.attn.q_norm.weight [4, 6]"));
+    CHECK(has(m, "layers.0.attn.k_norm.weight [2, 6]"));
+    for (const TensorSpec& tensor : model_tensors(m)) {  // a rank's heads; several ranks may hold one of k
+      if (!tensor.name.ends_with("_norm.weight") || tensor.name.find(".attn.") == std::string::npos) continue;
+      CHECK(tensor.cut == TensorCut::kDim0);
+      CHECK(!tensor.decay);
+      CHECK(tensor.heads == (tensor.name.ends_with("k_norm.weight") ? 2 : 0));
+    }
+    m.norm_plus_one = true;
+    for (const TensorSpec& tensor : model_tensors(m)) {
+      if (tensor.name.ends_with("norm.weight")) CHECK(tensor.init == InitKind::kZeros);
+    }
 
     m = small();
     m.bias = false;
@@ -147,6 +175,22 @@ TEST_SUITE("runtime/plan/model") {
     CHECK(has(m, "layers.0.moe.router.weight [3, 24]"));
     CHECK(has(m, "layers.0.moe.experts.2.gate.weight [40, 24]"));
     CHECK(has(m, "layers.0.moe.experts.0.down.weight [24, 40]"));
+    m.layers = 2;
+    m.moe.ffn = 16;
+    m.moe.dense_layers = {1};
+    m.moe.shared_ffn = 56;
+    m.moe.shared_gate = m.moe.choice_bias = true;
+    CHECK(has(m, "layers.0.moe.router.bias [3]"));
+    CHECK(has(m, "layers.0.moe.experts.0.down.weight [24, 16]"));
+    CHECK(has(m, "layers.0.moe.shared.down.weight [24, 56]"));
+    CHECK(has(m, "layers.0.moe.shared_gate.weight [1, 24]"));
+    m.moe.shared_ffn = 0;
+    m.moe.shared_experts = 2;
+    CHECK(has(m, "layers.0.moe.shared.down.weight [24, 32]"));
+    ModelConfig other = m;
+    other.moe.dense_layers = {0};
+    CHECK(has(other, "layers.0.mlp.up.weight [40, 24]"));
+    CHECK_FALSE(has(other, "layers.0.moe.router.weight [3, 24]"));
     CHECK(!has(m, "layers.0.mlp.up.weight [40, 24]"));
   }
 
@@ -180,6 +224,16 @@ TEST_SUITE("runtime/plan/model") {
     m.moe = {.experts = 2, .top_k = 3};
     CHECK(fields_of(m) == Fields{"model.moe.top_k", "model.activation", "model.mlp_bias"});
     m = small();
+    m.moe = {.experts = 2, .dense_layers = {1, 2}, .shared_gate = true};
+    m.activation = Activation::kSwiGlu;
+    m.bias = false;
+    CHECK(fields_of(m) == Fields{"model.moe.shared_gate", "model.moe.dense_layers"});
+    m.moe = {.experts = 2, .shared_experts = 1, .dense_layers = {0, 1}, .shared_ffn = 8};
+    CHECK(fields_of(m) == Fields{"model.moe.shared_ffn", "model.moe.dense_layers"});
+    m.moe = {.ffn = 8, .dense_layers = {0}, .shared_ffn = 8, .shared_gate = true, .choice_bias = true};
+    CHECK(fields_of(m) == Fields{"model.moe.ffn", "model.moe.dense_layers", "model.moe.shared_ffn",
+                                 "model.moe.shared_gate", "model.moe.choice_bias"});
+    m = small();
     m.sliding_window = 4;
     m.window_layers = {0, 2};
     m.mask = Mask::kBidirectional;
@@ -188,6 +242,27 @@ TEST_SUITE("runtime/plan/model") {
     m.logit_scale = 2;
     m.head_bias = true;
     CHECK(fields_of(m) == Fields{"model.logit_scale"});
+    m = small();
+    m.branch_scale = 0.5;
+    CHECK(fields_of(m).empty());
+    m.block = BlockKind::kParallelShared;
+    m.norm_plus_one = true;
+    m.norm_weight = false;
+    m.clip_qkv = 1;
+    m.qk_norm = QkNorm::kWhole;
+    m.score_cap = 1;
+    m.positions = Positions::kAlibi;
+    m.window_rope_theta = 100;
+    m.nope_layers = {2};
+    CHECK(fields_of(m) == Fields{"model.branch_scale", "model.norm_plus_one", "model.clip_qkv", "model.score_cap",
+                                 "model.window_rope_theta", "model.nope_layers", "model.nope_layers"});
+    m = small();
+    m.positions = Positions::kRotary;
+    m.window_rope_theta = 100;
+    m.nope_layers = {1};
+    CHECK(fields_of(m) == Fields{"model.window_rope_theta"});
+    m.sliding_window = 3;
+    CHECK(fields_of(m).empty());
 
     m = small();
     m.top_query = true;
@@ -218,6 +293,61 @@ TEST_SUITE("runtime/plan/model") {
     CHECK(with > without);
   }
 
+  TEST_CASE("stages are balanced by what their layers take") {
+    ModelConfig m = small();
+    m.layers = 9;
+    m.activation = Activation::kSwiGlu;
+    m.bias = false;
+    const auto counts = [&](MeshConfig mesh) {
+      std::vector<int64_t> out;
+      for (const Stage& stage : plan_stages(m, mesh)) out.push_back(stage.end_layer - stage.first_layer);
+      return out;
+    };
+    using Counts = std::vector<int64_t>;
+    m.moe = {.experts = 8, .top_k = 4};
+    CHECK(counts({.pp = 3}) == Counts{3, 3, 3});
+    m.moe.dense_layers = {0, 1, 2};  // each takes less than half of the others'
+    const double dense = layer_products(m, 0), sparse = layer_products(m, 8);
+    CHECK(dense * 2 < sparse);
+    CHECK(counts({.pp = 3}) == Counts{4, 2, 3});
+    m.moe.dense_layers = {6, 7, 8};
+    CHECK(counts({.pp = 3}) == Counts{2, 3, 4});
+    CHECK(counts({.pp = 9}) == Counts{1, 1, 1, 1, 1, 1, 1, 1, 1});
+    CHECK(counts({.pp = 1}) == Counts{9});
+    CHECK(counts({.pp = 2, .stages = {1, 8}}) == Counts{1, 8});
+    CHECK(counts({.pp = 3, .head_weight = 20}) == Counts{3, 5, 1});  // 3 and 3.8 beside the head
+    // No other cut has a lighter heaviest stage.
+    for (int64_t seed = 1; seed < 200; ++seed) {
+      m.layers = 4 + seed % 7;
+      m.moe.dense_layers.clear();
+      for (int64_t layer = 0; layer < m.layers; ++layer) {
+        if ((seed * 2654435761 >> (layer + 5)) % 2 == 0) m.moe.dense_layers.push_back(layer);
+      }
+      if (m.moe.dense_layers.empty() || expert_layers(m) == 0) continue;
+      const MeshConfig mesh{.pp = 3, .embedding_weight = 0.3 * static_cast<double>(seed % 3), .head_weight = 0.5};
+      double unit = 0;
+      for (int64_t l = 0; l < m.layers; ++l) unit = std::max(unit, layer_products(m, l));
+      const auto heaviest = [&](const Counts& cut) {
+        double out = 0;
+        int64_t layer = 0;
+        for (int64_t s = 0; s < 3; ++s) {
+          double load = (s == 0 ? mesh.embedding_weight : s == 2 ? mesh.head_weight : 0.0) * unit;
+          for (int64_t end = layer + cut[s]; layer < end; ++layer) load += layer_products(m, layer);
+          out = std::max(out, load);
+        }
+        return out;
+      };
+      double least = 1e30;
+      for (int64_t a = 1; a + 2 <= m.layers; ++a) {
+        for (int64_t b = 1; a + b + 1 <= m.layers; ++b) least = std::min(least, heaviest({a, b, m.layers - a - b}));
+      }
+      const Counts got = counts(mesh);
+      CAPTURE(seed);
+      CHECK(std::accumulate(got.begin(), got.end(), int64_t{0}) == m.layers);
+      CHECK(heaviest(got) <= least * (1 + 1e-9));
+    }
+  }
+
   TEST_CASE("a token pays for the experts it goes through") {
     Recipe recipe;
     recipe.name = "one";
@@ -231,5 +361,11 @@ TEST_SUITE("runtime/plan/model") {
     recipe.model.moe.top_k = 3;
     const double three = make_plan(recipe, 1).value().flops_per_token();
     CHECK(three - one == doctest::Approx(6.0 * 2 * 2 * 3 * 24 * 40));  // layers, experts more, matrices of each
+    recipe.model.moe.dense_layers = {1};
+    const double mixed = make_plan(recipe, 1).value().flops_per_token();  // one MLP for three experts and a router
+    CHECK(three - mixed == doctest::Approx(6.0 * (2 * 3 * 24 * 40 + 6 * 24)));
+    recipe.model.moe.shared_ffn = 8;
+    recipe.model.moe.shared_gate = true;
+    CHECK(make_plan(recipe, 1).value().flops_per_token() - mixed == doctest::Approx(6.0 * (3 * 24 * 8 + 24)));
   }
 }

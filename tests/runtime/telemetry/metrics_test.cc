@@ -41,6 +41,10 @@ TEST_SUITE("runtime/telemetry/metrics") {
     CHECK(steps[3].source_loss[0].second == 1.5);
     CHECK(steps[3].valid_source_loss == std::vector<std::pair<std::string, double>>{{"x", 2.25}});
     CHECK(steps[2].valid_source_loss.empty());
+    std::vector<std::pair<int64_t, double>> superseded;
+    for (const StepMetrics& step : read_told_steps(path).value().superseded)
+      superseded.emplace_back(step.step, step.loss);
+    CHECK(superseded == std::vector<std::pair<int64_t, double>>{{4, 6.0}, {5, 5.0}});
   }
 
   TEST_CASE("a line that did not fit on the disk takes none behind it along") {

@@ -122,9 +122,10 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
       omp_set_num_threads(1);
       const auto engine = threads_world.engine(r);
       const RankPlan rank = plan.rank(r);
+      const std::unique_ptr<Stream> stream = make_cpu_stream();
       const Mesh& mesh = plan.mesh;
       trainer::TrainState state = trainer::TrainState::allocate(plan, rank, {}).value();
-      state.initialize(plan, rank);
+      state.initialize(*stream, plan, rank);
       const auto group = [&](const char* name, const std::vector<int64_t>& ranks) {
         return engine->group(name, ranks).value();
       };
@@ -139,7 +140,7 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
         expert_replica = group("er", mesh.replica_group(r, plan.shard_size(true), true));
       }
       const auto all = group("world", everyone);
-      optim::ShardedOptimizer optimizer(plan, rank,
+      optim::ShardedOptimizer optimizer(*stream, plan, rank,
                                         {.tp = tp.get(),
                                          .shard = shard.get(),
                                          .replica = replica.get(),
@@ -155,13 +156,14 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
           const int64_t at = flat_begin + k - local.offset, width = local.shape.back();
           std::vector<int64_t> index = {local.box.lo[0] + at};
           if (shape.size() > 1) index = {local.box.lo[0] + at / width, local.box.lo[1] + at % width};
-          state.arrays().grads[grad_at + k] =
+          address_of(state.arrays().grads)[grad_at + k] =
               static_cast<float>(gradient(plan, local.tensor, flat_offset(shape, index), t));
         }
       };
       for (int64_t t = 1; t <= 3; ++t) {
         for (const StatePiece& p : rank.pieces) fill(p.flat_offset, rank.grad_offset(p), p.count_elems(), t);
-        const Status updated = optimizer.update({.number = t, .lr = 0.03, .grad_scale = grad_scale}, *all);
+        const Status updated =
+            optimizer.update({.number = t, .lr = 0.03, .gradients = {.gradient_scale = grad_scale}}, *all);
         RT_CHECK(updated.ok(), "{}", updated.ok() ? "" : updated.error().message);
       }
       const std::lock_guard lock(mutex);
@@ -169,7 +171,7 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
         const Shape shape = plan.state_kinds().shape_of(item.kind, plan.tensors[item.tensor]).value();
         std::vector<float>& whole = out[{item.kind, item.tensor}];
         whole.resize(count_elems(shape), NAN);
-        const auto* data = reinterpret_cast<const float*>(item.data);
+        const auto* data = address_of(item.data.as<const float>());
         std::vector<int64_t> index = item.box.lo;
         const int64_t width = item.box.extent(item.box.dims() - 1);
         for (int64_t done = 0; done < item.box.count_elems(); done += width, ++index[0]) {

@@ -60,6 +60,18 @@ Recipe expert_recipe(int64_t steps) {
   return recipe;
 }
 
+/// Layers of two kinds, with a gated MLP beside the experts. A stage of two in four has none.
+Recipe mixed_recipe(int64_t steps) {
+  Recipe recipe = expert_recipe(steps);
+  MoeConfig& moe = recipe.model.moe;
+  moe.ffn = 24;
+  moe.dense_layers = {0, 1};
+  moe.shared_ffn = 40;
+  moe.shared_gate = true;
+  moe.choice_bias = true;
+  return recipe;
+}
+
 double worst(const GlobalState& got, const GlobalState& wanted) {
   double out = 0;
   for (const auto& [key, values] : wanted) {
@@ -156,8 +168,41 @@ TEST_SUITE("runtime/trainer/expert") {
     }
   }
 
+  TEST_CASE("layers without experts among those with, a gate: every layout is one rank, in the planned memory") {
+    const Recipe recipe = mixed_recipe(4);
+    const auto serial = train_on_threads(recipe, 1);
+    REQUIRE_OK(serial);
+    for (Layout layout : kLayouts) {
+      if (layout.dp > 4) continue;
+      CAPTURE(layout.text());
+      Recipe cut = with(recipe, layout);
+      const int64_t stages = layout.pp * cut.mesh.virtual_stages;
+      if (stages == 2) cut.mesh.stages = {2, 2};  // experts in the second alone
+      const auto got = train_on_threads(cut, layout.world());
+      REQUIRE_OK(got);
+      for (size_t k = 0; k < serial.value().losses.size(); ++k) {
+        CHECK(got.value().losses[k] == doctest::Approx(serial.value().losses[k]).epsilon(1e-5));
+      }
+      CHECK(worst(got.value().state, serial.value().state) < 1e-3);
+      check_allocated(make_plan(cut, layout.world()).value(), got.value());
+    }
+    Recipe fixed = recipe;
+    fixed.deterministic = Deterministic::kLayout;
+    const auto bits = train_on_threads(fixed, 1).value();
+    for (const Layout& layout : std::vector<Layout>{
+             {.dp = 2, .ep = 2, .zero = 1}, {.dp = 4, .ep = 4, .zero = 3}, {.dp = 4, .ep = 2, .pp = 2, .zero = 2}}) {
+      CAPTURE(layout.text());
+      same(train_on_threads(with(fixed, layout), layout.world()).value(), bits);
+    }
+    const Plan plan = make_plan(recipe, 1).value();
+    for (size_t t = 0; t < plan.tensors.size(); ++t) {  // nothing moves them
+      if (!plan.tensors[t].balances) continue;
+      for (const float bias : bits.state.at({trainer::StateKind::kWeight, static_cast<int64_t>(t)})) CHECK(bias == 0);
+    }
+  }
+
   TEST_CASE("a run goes on with another ep as if nothing had happened") {
-    Recipe recipe = expert_recipe(8);
+    Recipe recipe = mixed_recipe(8);
     recipe.deterministic = Deterministic::kLayout;
     const auto whole = train_on_threads(recipe, 1).value();
     const std::vector<Layout> turns = {
@@ -185,6 +230,7 @@ TEST_SUITE("runtime/trainer/expert") {
                                                     {.dp = 2, .ep = 2, .pp = 2, .zero = 1, .schedule = kI},
                                                     {.dp = 2, .ep = 2, .recompute = RecomputeMode::kFull}}) {
       CAPTURE(layout.text());
+      check_step_traffic(with(mixed_recipe(1), layout), layout.world());
       Recipe recipe = with(expert_recipe(1), layout);
       check_step_traffic(recipe, layout.world());
       if (layout.zero == 0 || layout.shard > 0 || layout.tp > 1) continue;

@@ -19,6 +19,7 @@
 #include "runtime/comm/thread_world.h"
 #include "runtime/core/random.h"
 #include "runtime/core/word_sums.h"
+#include "runtime/nn/kernel_scratch.h"
 #include "runtime/trainer/trainer.h"
 #include "tests/support/temp_dir.h"
 
@@ -118,12 +119,12 @@ class MemoryHook : public trainer::CheckpointHook {
     };
     for (int64_t bank = 0; bank < shared_.banks; ++bank) {
       auto& tensors = out.banks.emplace_back();
-      for (const trainer::StateTensor& tensor : saved) tensors.push_back(place(tensor.bytes));
+      for (const trainer::StateTensor& tensor : saved) tensors.emplace_back(place(tensor.bytes));
     }
-    out.weights = place(weight_bytes);
-    std::memset(out.weights, 0, weight_bytes);  // rows of padding are never written
+    weights_ = place(weight_bytes);
+    std::memset(weights_, 0, weight_bytes);  // rows of padding are never written
+    out.weights = DevicePtr(weights_);
     out.pager = shared_.pager;
-    weights_ = out.weights;
     return out;
   }
   Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override {
@@ -150,7 +151,7 @@ class MemoryHook : public trainer::CheckpointHook {
     size_t k = 0;
     for (const trainer::StateTensor& piece : state) {
       if (!piece.primary) continue;
-      RT_CHECK(sums[k++] == word_sums(piece.data, piece.bytes / 4), "the checksum of a tensor");
+      RT_CHECK(sums[k++] == word_sums(address_of(piece.data), piece.bytes / 4), "the checksum of a tensor");
       copy(piece, true);
     }
     RT_CHECK(k == sums.size());
@@ -172,7 +173,7 @@ class MemoryHook : public trainer::CheckpointHook {
     whole.resize(count_elems(shape));
     const int64_t width = piece.box.extent(piece.box.dims() - 1);
     std::vector<int64_t> index = piece.box.lo;
-    auto* data = reinterpret_cast<float*>(piece.data);
+    float* const data = address_of(piece.data.as<float>());
     for (int64_t done = 0; done < piece.box.count_elems(); done += width, ++index[0]) {
       float* at = whole.data() + flat_offset(shape, index);
       save ? std::memcpy(at, data + done, width * 4) : std::memcpy(data + done, at, width * 4);
@@ -261,6 +262,7 @@ inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, con
   for (auto& outcome : outcomes) {
     if (!outcome->ok()) return std::move(*outcome).error();
     out.allocated_bytes.push_back(outcome->value().allocated_bytes);
+    CHECK(outcome->value().scratch_bytes == nn::kernel_scratch(plan, std::ssize(out.allocated_bytes) - 1).caller);
     out.traffic.push_back(std::move(outcome->value().traffic));
   }
   out.state = std::move(shared.state);

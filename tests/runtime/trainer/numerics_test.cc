@@ -221,18 +221,17 @@ TEST_SUITE("runtime/trainer/numerics") {
     class CountingPager final : public Pager {
      public:
       int64_t block_bytes() const override { return 256; }
-      void fetch(std::span<const std::span<std::byte>> areas) override {
+      void fetch(std::span<const DeviceBytes> areas) override {
         const std::lock_guard lock(mutex_);
-        for (const std::span<std::byte> area : areas) {
-          RT_CHECK(std::ssize(area) <= block_bytes() && here_.emplace(area.data(), area.size()).second,
-                   "fetched twice");
+        for (const DeviceBytes& area : areas) {
+          RT_CHECK(area.size <= block_bytes() && here_.emplace(area.first, area.size).second, "fetched twice");
         }
       }
-      void release(std::span<const std::span<std::byte>> areas, bool written) override {
+      void release(std::span<const DeviceBytes> areas, bool written) override {
         const std::lock_guard lock(mutex_);
-        for (const std::span<std::byte> area : areas) {
-          RT_CHECK(here_.erase(area.data()) == 1, "released, not fetched");
-          (written ? written_ : read_) += std::ssize(area);
+        for (const DeviceBytes& area : areas) {
+          RT_CHECK(here_.erase(area.first) == 1, "released, not fetched");
+          (written ? written_ : read_) += area.size;
         }
       }
       int64_t written() const { return written_; }
@@ -241,7 +240,7 @@ TEST_SUITE("runtime/trainer/numerics") {
 
      private:
       std::mutex mutex_;
-      std::map<std::byte*, size_t> here_;
+      std::map<DevicePtr<std::byte>, int64_t> here_;
       int64_t written_ = 0, read_ = 0;
     };
     for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb, OptimizerKind::kAdafactor}) {

@@ -52,8 +52,40 @@ const Option kOptions[] = {
        m.block = BlockKind::kSandwich;
        m.sliding_window = 5;
      }},
+    {"norms behind the branches, of whole q and k", true,
+     [](ModelConfig& m) {
+       m.block = BlockKind::kOutNorm;
+       m.qk_norm = QkNorm::kWhole;
+     }},
+    {"LayerNorm of each head, without bias, layers that do not turn", true,
+     [](ModelConfig& m) {
+       m.norm = NormKind::kLayerNorm;
+       m.norm_bias = false;
+       m.qk_norm = QkNorm::kHeadLayerNorm;
+       m.nope_layers = {1};
+     }},
+    {"weights from 1, caps, factors, another rotary base", true,
+     [](ModelConfig& m) {
+       m.norm_plus_one = true;
+       m.score_cap = 0.5;
+       m.logit_cap = 2;
+       m.embedding_scale = 3;
+       m.branch_scale = 0.7;
+       m.sliding_window = 5;
+       m.window_layers = {0};
+       m.window_rope_theta = 50;
+     }},
+    {"norms without weights, clipped q, k and v", true,
+     [](ModelConfig& m) {
+       m.norm_weight = false;
+       m.clip_qkv = 0.05;
+     }},
     {"top query layer", false, [](ModelConfig& m) { m.top_query = true; }},
     {"experts, balanced", true, [](ModelConfig& m) { m.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.01}; }},
+    {"a gated shared expert, a dense layer between narrow experts", true,
+     [](ModelConfig& m) {
+       m.moe = {.experts = 4, .top_k = 2, .ffn = 20, .dense_layers = {1}, .shared_ffn = 28, .shared_gate = true};
+     }},
 };
 
 struct Layout {

@@ -112,6 +112,21 @@ Recipe wide(const std::string& kind, Precision precision) {
   if (kind == "sandwich") m.block = BlockKind::kSandwich;
   if (kind == "parallel") m.block = BlockKind::kParallel;
   if (kind == "shared") m.block = BlockKind::kParallelShared;
+  if (kind == "whole") {  // OLMo 2, with other options that are pointwise
+    m.block = BlockKind::kOutNorm;
+    m.qk_norm = QkNorm::kWhole;
+    m.norm_plus_one = true;
+    m.score_cap = 0.5;
+    m.logit_cap = 2;
+    m.embedding_scale = 3;
+    m.branch_scale = 0.7;
+  }
+  if (kind == "heads") {
+    m.norm = NormKind::kLayerNorm;
+    m.norm_bias = false;
+    m.qk_norm = QkNorm::kHeadLayerNorm;
+    m.nope_layers = {1};
+  }
   if (kind == "odd") {  // what is rare
     m.block = BlockKind::kDeepNorm;
     m.residual_scale = 1.5;
@@ -313,7 +328,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
 
   TEST_CASE("tensor parallelism of 2, 4 and 8, with and without sequence parallelism, changes no bit either") {
     for (const Precision precision : {Precision::kF32, Precision::kBf16, Precision::kF16}) {
-      for (const std::string kind : {"gpt", "llama", "sandwich", "parallel", "shared", "odd"}) {
+      for (const std::string kind : {"gpt", "llama", "sandwich", "parallel", "shared", "whole", "heads", "odd"}) {
         if (precision == Precision::kF16 && kind != "gpt" && kind != "odd") continue;
         const Recipe recipe = wide(kind, precision);
         CAPTURE(kind);
@@ -356,7 +371,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
 
   TEST_CASE("tensor parallelism in this mode takes the memory and moves the bytes that the plan says") {
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
-      for (const std::string kind : {"gpt", "llama", "odd"}) {
+      for (const std::string kind : {"gpt", "llama", "whole", "heads", "odd"}) {
         for (const TpLayout& l : {TpLayout{2, false, {1, 2, 2}}, TpLayout{2, true, {2, 1, 0}},
                                   TpLayout{4, true, {1, 2, 1}, {RecomputeMode::kFull, 1}}}) {
           Recipe recipe = cut(wide(kind, precision), l);
@@ -376,7 +391,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
 
   TEST_CASE("context parallelism of 2, 4 and 8 changes no bit, alone and with every other axis") {
     for (const Precision precision : {Precision::kF32, Precision::kBf16, Precision::kF16}) {
-      for (const std::string kind : {"gpt", "llama", "sandwich", "parallel", "plain odd"}) {
+      for (const std::string kind : {"gpt", "llama", "sandwich", "parallel", "whole", "heads", "plain odd"}) {
         if (precision == Precision::kF16 && kind != "llama") continue;
         const bool thorough =
             precision == Precision::kF32 ? kind == "gpt" : precision == Precision::kBf16 && kind == "llama";

@@ -32,8 +32,7 @@ TEST_SUITE("runtime/trainer/unwritten") {
         Rank marked(plan, 0, comm, weights, true, [&](const RankPlan& rank, float* grads) {
           listener = std::make_unique<data_parallel::DataParallel>(
               *stream, plan, rank, comm::RankGroups{.tp = &comm, .shard = &comm, .replica = &comm},
-              data_parallel::Memory{
-                  .weights = nullptr, .gathered = nullptr, .sums = DevicePtr(grads), .slots = nullptr});
+              data_parallel::Memory{.sums = DevicePtr(grads)});
           return listener.get();
         });
         for (int step = 0; step < 2; ++step) {  // the second one over the first one's gradients

@@ -31,7 +31,7 @@ TEST_SUITE("runtime/trainer/weights") {
       Rank waiting(plan, 0, comm, weights, true, [&](const RankPlan& rank, float* grads) {
         listener = std::make_unique<data_parallel::DataParallel>(
             *stream, plan, rank, comm::RankGroups{.tp = &comm, .shard = &comm, .replica = &comm},
-            data_parallel::Memory{.weights = nullptr, .gathered = nullptr, .sums = DevicePtr(grads), .slots = nullptr});
+            data_parallel::Memory{.sums = DevicePtr(grads)});
         return listener.get();
       });
       const std::span<std::byte> used = waiting.weights();
@@ -40,7 +40,7 @@ TEST_SUITE("runtime/trainer/weights") {
         std::memset(used.data() + local.offset * 4, 0xff, static_cast<size_t>(local.box.count_elems() * 4));
       }
       bool whole = false;
-      const auto make = [&](const Bucket& bucket) {
+      const auto make = [&](Stream&, const Bucket& bucket) {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
         std::memcpy(used.data() + bucket.shard.begin * 4, right.data() + bucket.shard.begin * 4,
                     static_cast<size_t>(bucket.shard.size() * 4));

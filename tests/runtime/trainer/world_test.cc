@@ -38,6 +38,23 @@ int64_t sent(const comm::ShmWorldConfig& config, int64_t bytes, int64_t count) {
   return count;
 }
 
+/// An engine that does not promise the order of ranks.
+class AnyOrder final : public comm::Engine {
+ public:
+  explicit AnyOrder(std::unique_ptr<comm::Engine> inner) : inner_(std::move(inner)) {}
+  int64_t world_rank() const override { return inner_->world_rank(); }
+  int64_t world_size() const override { return inner_->world_size(); }
+  bool keeps_rank_order() const override { return false; }
+  Result<std::unique_ptr<comm::Comm>> group(std::string_view axis, const std::vector<int64_t>& ranks) override {
+    return inner_->group(axis, ranks);
+  }
+  void abort(std::string_view reason) override { inner_->abort(reason); }
+  void give_up(ErrorCode code, std::string_view reason) override { inner_->give_up(code, reason); }
+
+ private:
+  std::unique_ptr<comm::Engine> inner_;
+};
+
 }  // namespace
 
 TEST_SUITE("runtime/trainer/world") {
@@ -65,5 +82,29 @@ TEST_SUITE("runtime/trainer/world") {
     Recipe recipe = test::tiny_recipe(false, false);
     recipe.mesh.tp = 2;
     CHECK(trainer::world_config(make_plan(recipe, 2).value()).channel_bytes <= 64 << 10);
+  }
+
+  TEST_CASE("sums that rely on the order of ranks are refused where an engine does not keep it") {
+    const auto trained = [](int zero, Deterministic deterministic, int64_t world) {
+      Recipe recipe = test::tiny_recipe(false, false);
+      test::stop_after(recipe, 1);
+      recipe.optimizer.zero = zero;
+      recipe.deterministic = deterministic;
+      comm::ThreadWorld threads(world);
+      return test::train_on_threads(
+          recipe, world, nullptr, 0, [&](int64_t rank) -> Result<std::unique_ptr<comm::Engine>> {
+            return std::unique_ptr<comm::Engine>(std::make_unique<AnyOrder>(threads.engine(rank)));
+          });
+    };
+    for (const auto& [zero, deterministic, found] : {std::tuple(2, Deterministic::kRun, "optimizer.zero = 2"),
+                                                     {3, Deterministic::kRun, "optimizer.zero = 3"},
+                                                     {1, Deterministic::kLayout, "deterministic = \"layout\""}}) {
+      const auto refused = trained(zero, deterministic, 2);
+      REQUIRE_FALSE(refused.ok());
+      CHECK(refused.error().code == ErrorCode::kUnsupported);
+      CHECK(refused.error().message.find(found) != std::string::npos);
+    }
+    CHECK(trained(1, Deterministic::kRun, 2).ok());
+    CHECK(trained(3, Deterministic::kRun, 1).ok());  // of one replica
   }
 }

@@ -32,10 +32,12 @@ std::vector<uint64_t> sums_of(const std::vector<std::span<float>>& tensors) {
 
 /// Writes all of a block's arrays that are there, from what it reads.
 void write_block(const StateBlock& block) {
-  for (float* kernels::StateArrays::*const array :
+  for (const auto array :
        {&kernels::StateArrays::master, &kernels::StateArrays::exp_avg, &kernels::StateArrays::exp_avg_sq}) {
-    if (block.to.*array == nullptr) continue;
-    for (int64_t i = 0; i < block.count; ++i) (block.to.*array)[i] = 2 * (block.from.*array)[i] + block.grad[i];
+    if (!(block.to.*array)) continue;
+    float* const to = address_of(block.to.*array);
+    const float* const from = address_of(block.from.*array);
+    for (int64_t i = 0; i < block.count; ++i) to[i] = 2 * from[i] + address_of(block.grad)[i];
   }
 }
 
@@ -46,7 +48,7 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
     const Plan plan = make_plan(balanced_recipe(), 2).value();
     for (const int64_t r : {0, 1}) {
       RankMemory memory(plan, r, 2);
-      StateWalk walk(plan, memory.rank, memory.arrays);
+      StateWalk walk(*memory.stream, plan, memory.rank, memory.arrays);
       std::set<const StatePiece*> seen;
       int64_t balancing = 0, saved = 0, kept = 0;
       for (const Pieces pieces : {Pieces::kTrained, Pieces::kBalancing}) {
@@ -65,7 +67,7 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
               CHECK(block.grad == memory.arrays.grads + piece.flat_offset);
               CHECK(block.weight == piece.flat_offset);
               CHECK((block.saved >= 0) == piece.primary);
-              CHECK(walk.summed(block) == piece.primary);
+              CHECK(walk.sums_of(block, 0, 2).sums.size() == (piece.primary ? 2 : 0));
               if (piece.primary) {
                 ++saved;
                 CHECK(block.from.exp_avg == memory.arrays.banks[1][block.saved].exp_avg);
@@ -115,13 +117,13 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
   TEST_CASE("a copied bank is waited for block by block, just before a block is written, and not to look at it") {
     const Plan plan = make_plan(balanced_recipe(), 2).value();
     RankMemory memory(plan, 0, 1);
-    std::vector<std::span<std::byte>> waited;
-    RecordingGate gate(40, [&](std::span<std::byte> area) { waited.push_back(area); });
+    std::vector<std::span<const float>> waited;
+    RecordingGate gate(40, [&](std::span<const float> area) { waited.push_back(area); });
     memory.arrays.gate = &gate;
-    StateWalk walk(plan, memory.rank, memory.arrays);
+    StateWalk walk(*memory.stream, plan, memory.rank, memory.arrays);
     int64_t blocks = 0, longest_private = 0;
     walk.for_blocks(0, 0, [&](const StateBlock& block) {
-      CHECK_FALSE(walk.summed(block));
+      CHECK(walk.sums_of(block, 0, 1).sums.empty());
       if (block.saved < 0) {
         CHECK(waited.empty());
         longest_private = std::max(longest_private, block.count);
@@ -131,9 +133,9 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
       CHECK(block.count <= 40);
       REQUIRE(waited.size() == 3);
       size_t array = 0;
-      for (const float* const at : {block.to.master, block.to.exp_avg, block.to.exp_avg_sq}) {
-        CHECK(reinterpret_cast<const float*>(waited[array].data()) == at);
-        CHECK(std::ssize(waited[array++]) == block.count * 4);
+      for (const DevicePtr<float> at : {block.to.master, block.to.exp_avg, block.to.exp_avg_sq}) {
+        CHECK(waited[array].data() == address_of(at));
+        CHECK(std::ssize(waited[array++]) == block.count);
       }
       waited.clear();
     });
@@ -159,7 +161,7 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
           log.name(std::to_string(bank) + kinds[t / pieces] + std::to_string(t % pieces), memory.saved[bank][t]);
         }
       }
-      StateWalk walk(plan, memory.rank, memory.arrays);
+      StateWalk walk(*memory.stream, plan, memory.rank, memory.arrays);
       std::vector<StateBlock> seen;
       walk.for_blocks(0, to, [&](const StateBlock& block) {
         seen.push_back(block);
@@ -169,7 +171,7 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
       // The same from the blocks.
       const auto arrays = [&](std::vector<std::string>* lines, const char* what, const kernels::StateArrays& state,
                               int64_t count) {
-        for (const float* const at : {state.master, state.exp_avg, state.exp_avg_sq})
+        for (const DevicePtr<float> at : {state.master, state.exp_avg, state.exp_avg_sq})
           lines->push_back(what + log.text(at, count));
       };
       std::vector<std::string> want;
@@ -206,7 +208,7 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
       there.push_back(values(banks[2]));
       log.name("peer", banks[2]);
     }
-    StateWalk walk(plan, memory.rank, memory.arrays);
+    StateWalk walk(*memory.stream, plan, memory.rank, memory.arrays);
     REQUIRE(walk.reads_peers());
     std::map<const StatePiece*, int64_t> reached;
     std::vector<std::string> read;
@@ -217,7 +219,7 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
       write_block(block);
       if (block.saved >= 0) return;
       most = std::max(most, block.count);
-      for (const float* const at : {block.from.master, block.from.exp_avg, block.from.exp_avg_sq})
+      for (const DevicePtr<float> at : {block.from.master, block.from.exp_avg, block.from.exp_avg_sq})
         read.push_back("drop " + log.text(at, block.count));
     };
     walk.for_blocks(2, 1, update);
@@ -233,7 +235,7 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
         if (piece.primary) continue;
         CHECK(values(memory.at_peer[copy][2]) == there[copy]);
         std::vector<float> want = there[copy];
-        for (size_t i = 0; i < want.size(); ++i) want[i] = 2 * want[i] + memory.arrays.grads[piece.flat_offset + i];
+        for (size_t i = 0; i < want.size(); ++i) want[i] = 2 * want[i] + memory.grads[piece.flat_offset + i];
         CHECK(values(memory.copies[copy++]) == want);
       }
     }
@@ -269,9 +271,11 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
                                 : at_peer     ? memory.at_peer[kept++][2]
                                               : memory.copies[kept++]));
         }
-        StateWalk walk(plan, memory.rank, memory.arrays);
+        StateWalk walk(*memory.stream, plan, memory.rank, memory.arrays);
         int64_t next = 0;
-        walk.for_sums(2, 1, [&](int64_t k, const float* from, float* to) {
+        walk.for_sums(2, 1, [&](int64_t k, DevicePtr<const float> source, DevicePtr<float> target) {
+          const float* const from = address_of(source);
+          float* const to = address_of(target);
           CHECK(k == next++);
           for (size_t i = 0; i < want[k].size(); ++i) {
             CHECK(from[i] == want[k][i]);
@@ -280,7 +284,9 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
         });
         CHECK(next == std::ssize(memory.rank.sums));
         saved = kept = 0;
-        const std::span<const uint64_t> sums = walk.sums().last(of_sums(1).size());
+        REQUIRE(memory.stream->settle().ok());
+        const std::vector<uint64_t> all = walk.sums();
+        const std::span<const uint64_t> sums = std::span(all).last(of_sums(1).size());
         for (size_t k = 0; k < want.size(); ++k) {
           const bool primary = memory.rank.sums[k].primary;
           if (primary) CHECK(sums[saved] == sum_of(of_sums(1)[saved]));
@@ -296,7 +302,7 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
     const Plan plan = make_plan(with(small_recipe(), OptimizerKind::kAdafactor), 2).value();
     RankMemory memory(plan, 1, 2);
     memory.put_at_peer(2, 9);
-    StateWalk walk(plan, memory.rank, memory.arrays);
+    StateWalk walk(*memory.stream, plan, memory.rank, memory.arrays);
     walk.bring_peer_copies(1);
     CHECK_FALSE(walk.reads_peers());
     REQUIRE(memory.copies.size() > 3);
@@ -312,14 +318,14 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
       CAPTURE(at_peer);
       RankMemory memory(plan, 0, 2);
       if (at_peer) memory.put_at_peer(2, 33);
-      StateWalk walk(plan, memory.rank, memory.arrays);
-      for (const Bucket& bucket : memory.rank.buckets) walk.make_weights(1, bucket);
+      StateWalk walk(*memory.stream, plan, memory.rank, memory.arrays);
+      for (const Bucket& bucket : memory.rank.buckets) walk.make_weights(*memory.stream, 1, bucket);
       size_t saved = 0, kept = 0;
       for (const StatePiece& piece : memory.rank.pieces) {
         const std::span<float> master = piece.primary ? memory.saved[1][saved++]
                                         : at_peer     ? memory.at_peer[kept++][1]
                                                       : memory.copies[kept++];
-        const auto* const weights = static_cast<const float*>(memory.arrays.weights) + piece.flat_offset;
+        const auto* const weights = memory.weights.data() + piece.flat_offset;
         CHECK(values(master) == std::vector<float>(weights, weights + piece.count_elems()));
       }
       CHECK(saved > 0);
@@ -334,28 +340,31 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
     WalkLog log;
     RecordingPager pager(log, 48);
     memory.arrays.pager = &pager;
-    StateWalk walk(plan, memory.rank, memory.arrays);
+    StateWalk walk(*memory.stream, plan, memory.rank, memory.arrays);
     for (const int64_t to : {1, 0, 0}) {  // sums of an update before are of no use
       for (const Pieces pieces : {Pieces::kBalancing, Pieces::kTrained}) {
         walk.for_blocks(
             0, to,
             [&](const StateBlock& block) {
               write_block(block);
-              walk.note_sums(block);
+              walk.sum_up(block);
               if (block.saved < 0) return;
-              for (int64_t i = 0; i < block.count; ++i) block.to.ema[i] = block.from.ema[i] + 1;
-              walk.note_sum(block, 3, word_sums(reinterpret_cast<const std::byte*>(block.to.ema), block.count));
+              float* const ema = address_of(block.to.ema);
+              for (int64_t i = 0; i < block.count; ++i) ema[i] = address_of(block.from.ema)[i] + 1;
+              walk.on().copy_summed(block.to.ema, block.to.ema, block.count, walk.sums_of(block, 3, 1));
             },
             pieces);
       }
-      CHECK(std::ranges::equal(walk.sums(), sums_of(memory.saved[to])));
+      REQUIRE(memory.stream->settle().ok());
+      CHECK(walk.sums() == sums_of(memory.saved[to]));
     }
-    RecordingGate gate(48, [](std::span<std::byte>) {});
+    RecordingGate gate(48, [](std::span<const float>) {});
     memory.arrays.pager = nullptr;
     memory.arrays.gate = &gate;
-    StateWalk copied(plan, memory.rank, memory.arrays);
-    copied.for_blocks(0, 0, [&](const StateBlock& block) { copied.note_sums(block); });
-    CHECK(std::ranges::all_of(copied.sums(), [](uint64_t sum) { return sum == 0; }));
+    StateWalk copied(*memory.stream, plan, memory.rank, memory.arrays);
+    copied.for_blocks(0, 0, [&](const StateBlock& block) { copied.sum_up(block); });
+    const std::vector<uint64_t> none = copied.sums();
+    CHECK(std::ranges::all_of(none, [](uint64_t sum) { return sum == 0; }));
   }
 
   TEST_CASE("a step that is skipped takes the saved state into the other bank as it is, with its checksums") {
@@ -366,9 +375,10 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
       memory.put_at_peer(2, 50);
       std::vector<std::vector<float>> want;
       for (const std::span<float> tensor : memory.saved[0]) want.push_back(values(tensor));
-      StateWalk walk(plan, memory.rank, memory.arrays);
+      StateWalk walk(*memory.stream, plan, memory.rank, memory.arrays);
       walk.keep(0, to);
-      CHECK(std::ranges::equal(walk.sums(), sums_of(memory.saved[to])));
+      REQUIRE(memory.stream->settle().ok());
+      CHECK(walk.sums() == sums_of(memory.saved[to]));
       for (size_t t = 0; t < want.size(); ++t) CHECK(values(memory.saved[to][t]) == want[t]);
       for (size_t copy = 0; copy < memory.copies.size(); ++copy) {
         CHECK(values(memory.copies[copy]) == values(memory.at_peer[copy][0]));

@@ -1,0 +1,9 @@
+#include "runtime/kernels/clip.h"
+
+namespace cairn::kernels {
+
+void clip_by_norm(const double* words, const ClipNumbers* numbers, Clip* out) {
+  *out = clip_of(ExactSum::from(std::span<const double, ExactSum::kWords>(words, ExactSum::kWords)).value(), *numbers);
+}
+
+}  // namespace cairn::kernels

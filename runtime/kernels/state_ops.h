@@ -1,0 +1,44 @@
+#pragma once
+// The kernels of a device over training state, which is float whatever the weights' type is: update rules, what follows
+// them, copies. StateOps is the table, StateExec the table bound to a stream (runtime/kernels/table.h).
+
+#include "runtime/kernels/adafactor.h"
+#include "runtime/kernels/adamw.h"
+#include "runtime/kernels/clip.h"
+#include "runtime/kernels/elementwise.h"
+#include "runtime/kernels/ema.h"
+#include "runtime/kernels/lamb.h"
+#include "runtime/kernels/rows.h"
+#include "runtime/kernels/state_copies.h"
+#include "runtime/kernels/table.h"
+#include "runtime/kernels/tensor_norms.h"
+
+namespace cairn::kernels {
+
+// clang-format off
+#define RT_STATE_KERNELS(X)                                                                                          \
+  X(clip_by_norm) X(adamw) X(lamb_moments) X(lamb_step)                                                              \
+  X(clear_doubles) X(adafactor_squares) X(adafactor_factors) X(scale_by_mean) X(adafactor_norms) X(adafactor_step)    \
+  X(balance_bias) X(ema) X(scale_floats)                                                                             \
+  X(copy_state) X(copy_summed) X(clear_floats) X(draw_weights) X(put_weights) X(put_first_weights)                   \
+  X(clear_numbers) X(add_squares_of_runs) X(count_not_finite)
+// clang-format on
+
+struct StateOps {
+  RT_STATE_KERNELS(RT_FUNCTION)
+};
+
+struct StateExec {
+  StateExec(const StateOps& ops, Stream& on) : stream(on) RT_STATE_KERNELS(RT_BIND) {}
+
+  Stream& stream;
+  RT_STATE_KERNELS(RT_BOUND)
+};
+
+/// The kernels of the stream's device.
+StateExec state_exec_on(Stream& stream);
+
+/// As serve_cuda_ops() of runtime/kernels/ops.h.
+void serve_cuda_state_ops(const StateOps& ops);
+
+}  // namespace cairn::kernels

@@ -1,0 +1,20 @@
+#pragma once
+// Views of arrays, as kernels take them.
+
+#include <cstdint>
+
+#include "runtime/device/pointer.h"
+
+namespace cairn::kernels {
+
+/// Rows that begin `stride` elements apart; how many and how wide they are, the kernel's dims say.
+template <typename T>
+struct Rows {
+  DevicePtr<T> data;
+  int64_t stride = 0;
+
+  /// For kernels.
+  T* row(int64_t r) const { return data.address() + r * stride; }
+};
+
+}  // namespace cairn::kernels
