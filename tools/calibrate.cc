@@ -19,6 +19,7 @@
 #include "runtime/device/buffer.h"
 #include "runtime/kernels/matmul.h"
 #include "runtime/plan/activations.h"
+#include "runtime/plan/model_tensors.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/calibrate.h"
 #include "tools/run/folder.h"
@@ -58,8 +59,8 @@ class TimingHook final : public trainer::CheckpointHook {
     trainer::StateMemory out;
     for (int64_t bank = 0; bank < kBanks; ++bank) {
       RT_TRY_SET(Buffer buffer, Buffer::allocate(kCpu, total));
-      std::byte* at = buffer.data();
-      std::vector<std::byte*>& tensors = out.banks.emplace_back();
+      DevicePtr<std::byte> at = buffer.at();
+      std::vector<DevicePtr<std::byte>>& tensors = out.banks.emplace_back();
       for (const trainer::StateTensor& tensor : saved) {
         tensors.push_back(at);
         at += line(tensor.bytes);
@@ -121,8 +122,15 @@ class TokenFile {
 Recipe measured_recipe(const Plan& plan, int64_t layers, int64_t micro_batches, const std::string& tokens) {
   Recipe out = plan.recipe;
   out.model.layers = layers;
-  std::erase_if(out.model.window_layers, [&](int64_t layer) { return layer >= layers; });
-  if (out.model.window_layers.empty()) out.model.sliding_window = 0;  // or all layers would have it
+  const bool some_windows = !out.model.window_layers.empty();
+  for (std::vector<int64_t>* named : {&out.model.window_layers, &out.model.nope_layers, &out.model.moe.dense_layers}) {
+    std::erase_if(*named, [&](int64_t layer) { return layer >= layers; });
+  }
+  if (out.model.moe.experts > 0 && expert_layers(out.model) == 0) out.model.moe.dense_layers.clear();
+  if (some_windows && out.model.window_layers.empty()) {  // or all layers would have one
+    out.model.sliding_window = 0;
+    out.model.window_rope_theta = 0;
+  }
   out.mesh.stages.clear();
   out.recompute.layers = std::min(out.recompute.layers, layers);
   out.batch = {.samples = micro_batches * out.batch.micro * plan.mesh.dp(),

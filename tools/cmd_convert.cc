@@ -352,6 +352,10 @@ Result<int> check(const Options& options, bool as_json) {
   fmt::print("  {} layers, width {}, {} heads of {} ({} key/value), ffn {}, vocabulary {}, context {}, {} head\n",
              model.layers, model.width, model.heads, model.head_dim, model.kv_heads, model.ffn, model.vocab,
              model.context, model.tied_embeddings ? "tied" : "own");
+  if (model.moe.experts > 0) {
+    fmt::print("  {} experts of {} in {} layers, {} a token, {} hidden units beside them\n", model.moe.experts,
+               expert_ffn(model), expert_layers(model), model.moe.top_k, shared_ffn(model));
+  }
   print_mapping(mapped);
   if (!folder.ignored().empty()) fmt::print("  left out: {}\n", fmt::join(folder.ignored(), ", "));
   fmt::print("  kept beside the weights: {}\n", fmt::join(folder.kept_files(), ", "));

@@ -15,10 +15,12 @@
 #include <utility>
 #include <vector>
 
+#include "ckpt/plan/save_plan.h"
 #include "ckpt/retention/policy.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/snapshot/slot_rule.h"
 #include "dsl/dsl.h"
+#include "runtime/nn/kernel_scratch.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/plan.h"
 #include "tools/calibrate.h"
@@ -52,7 +54,24 @@ std::vector<StageMemory> memory_of_stages(const Plan& plan) {
   return out;
 }
 
+/// The most of any rank.
+kernels::ScratchBytes kernel_scratch_of(const Plan& plan) {
+  kernels::ScratchBytes out;
+  for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) {
+    const kernels::ScratchBytes of_stage = nn::kernel_scratch(plan, plan.mesh.rank({.pp = pp}));
+    out = {std::max(out.caller, of_stage.caller), std::max(out.helper, of_stage.helper)};
+  }
+  return out;
+}
+
 int64_t banks_of(const Recipe& recipe) { return ckpt::banks_for(recipe.checkpoint.in_flight); }
+
+/// What goes over the network where a step is copied to other hosts: the banks of all ranks, each once.
+int64_t replica_bytes(const Plan& plan) {
+  int64_t out = 0;
+  for (const ckpt::SlotLayout& rank : ckpt::slot_layouts(plan)) out += rank.bytes;
+  return out;
+}
 
 /// Banks hold copies of state that is in each rank's own memory besides.
 bool copies(const Plan& plan) { return plan.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy; }
@@ -63,6 +82,12 @@ int64_t shared_bytes(const Plan& plan, const std::vector<StageMemory>& memory) {
   if (copies(plan)) return out;
   for (const StageMemory& m : memory) out += m.weight_bytes * plan.mesh.tp() * plan.mesh.replicas();
   return out;
+}
+
+/// Replicas that have no sample of their own in the last round of micro-batches.
+int64_t idle_in_last_round(const Plan& plan) {
+  const BatchConfig& batch = plan.recipe.batch;
+  return plan.micro_batches * plan.mesh.dp() - (batch.samples + batch.micro - 1) / batch.micro;
 }
 
 std::string order_text(const MeshConfig& mesh) {
@@ -272,6 +297,10 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
              recipe.batch.samples, recipe.batch.micro, plan.micro_batches, mesh.dp(), format_count(tokens),
              format_count(static_cast<double>(samples_after(plan.step_stages, plan.steps) * recipe.model.context)),
              plan.steps);
+  if (const int64_t idle = idle_in_last_round(plan); idle > 0) {
+    fmt::print("{} in the last round {} of dp {} repeat samples that do not count: batch.uneven\n", head(""), idle,
+               mesh.dp());
+  }
   print_phases(plan);
   fmt::print("{} {}     {}; bubble at {} micro-batches: {:.1f}%\n", head("stages"), stages_text(plan),
              schedule_text(plan), plan.micro_batches, bubble_fraction(plan.schedule()) * 100);
@@ -305,12 +334,23 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
     i = end;
   }
 
+  const kernels::ScratchBytes scratch = kernel_scratch_of(plan);
+  fmt::print("{} {} of a rank on a CPU, and {} for each thread after its first\n", head("kernels"),
+             format_bytes(scratch.caller), format_bytes(scratch.helper));
+
   print_traffic(memory, head);
 
   const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
   fmt::print("{} {} (fp32 weights{} and {}), {}; {}\n", head("checkpoint"), format_bytes(plan.checkpoint_bytes),
              recipe.optimizer.ema > 0 ? ", their average" : "", moments_text(plan.state_kinds()),
              every_text(recipe.checkpoint), kept_text(recipe.checkpoint, kept, plan.checkpoint_bytes));
+  if (const int64_t every = recipe.checkpoint.replicate_steps; every > 0) {
+    fmt::print(
+        "{} {} on several hosts: {} over the network each time, over all hosts; two banks and two copies more, {} of "
+        "memory over all hosts\n",
+        head("replicas"), every == 1 ? std::string("each step") : fmt::format("every {} steps", every),
+        format_bytes(replica_bytes(plan)), format_bytes(2 * ckpt::kReplicaBanks * replica_bytes(plan)));
+  }
   const int64_t banks = banks_of(recipe);
   int64_t rank_most = 0;
   for (const StageMemory& m : memory) {
@@ -373,6 +413,7 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
   nlohmann::json keep = nlohmann::json::array();
   for (const Keep& rule : recipe.checkpoint.keep) keep.push_back(ckpt::to_text(rule));
   const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
+  const kernels::ScratchBytes scratch = kernel_scratch_of(plan);
   return {
       {"name", recipe.name},
       {"hash", loaded.hash_hex},
@@ -395,6 +436,7 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"micro_batch_group", recipe.mesh.micro_batch_group},
       {"bubble", bubble_fraction(plan.schedule())},
       {"boundary_buffer_bytes", plan.boundary_buffers_bytes()},
+      {"kernel_scratch", {{"first_thread_bytes", scratch.caller}, {"other_thread_bytes", scratch.helper}}},
       {"recompute",
        {{"mode", recipe.recompute.mode == RecomputeMode::kFull        ? "full"
                  : recipe.recompute.mode == RecomputeMode::kSelective ? "selective"
@@ -412,6 +454,10 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
         {"kept_at_least", kept.at_least},
         {"kept_at_most", kept.at_most < 0 ? nlohmann::json() : nlohmann::json(kept.at_most)},
         {"disk_bytes", (kept.at_least + recipe.checkpoint.in_flight) * plan.checkpoint_bytes}}},
+      {"replicas",
+       {{"every_steps", recipe.checkpoint.replicate_steps},
+        {"wire_bytes", recipe.checkpoint.replicate_steps > 0 ? replica_bytes(plan) : 0},
+        {"memory_bytes", recipe.checkpoint.replicate_steps > 0 ? 2 * ckpt::kReplicaBanks * replica_bytes(plan) : 0}}},
       {"shared_memory",
        {{"folder", recipe.optimizer.offload.empty() ? ckpt::kSharedMemory : recipe.optimizer.offload},
         {"banks", banks_of(recipe)},

@@ -130,6 +130,10 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
       ignore(events.send(event), "without an agent the next collective fails");
     };
   }
+  env.on_pace = [&](const telemetry::Pace& pace) {
+    const nlohmann::json block = {pace.step, pace.ms};
+    ignore(events.send({{"event", "pace"}, {"blocks", nlohmann::json::array({block})}}), "for people only");
+  };
   bool ready = false;
   env.on_phase = [&](int64_t, const char*) {
     if (std::exchange(ready, true)) return;

@@ -8,11 +8,13 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "runtime/core/clock.h"
 #include "runtime/json/json.h"
@@ -21,6 +23,8 @@
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/run/folder.h"
+#include "tools/run/goodput.h"
+#include "tools/run/troubles.h"
 
 namespace cairn::tools {
 namespace {
@@ -101,13 +105,32 @@ struct Layout {
   std::vector<double> tokens_per_s;
 };
 
+/// A restart of the ranks; in seconds.
+struct Recovery {
+  double whole = 0;                         // from the failure to the first new step
+  double stop = NAN, load = NAN, step = 0;  // the ranks were gone; there was state for new ones; the step itself
+  double start() const { return std::max(0.0, whole - stop - load - step); }
+  std::string text() const {
+    const auto seconds = [](double of) { return telemetry::format_duration(of); };
+    const std::string all = fmt::format("{} from the failure to the first new step", seconds(whole));
+    if (std::isnan(stop)) return fmt::format("{} ({} of it the step)", all, seconds(step));
+    return fmt::format("{}: stop {}, load {}, start {}, the step {}", all, seconds(stop), seconds(load),
+                       seconds(start()), seconds(step));
+  }
+};
+
 /// What metrics.jsonl and events.jsonl say together.
 struct History {
   std::vector<telemetry::StepMetrics> steps;
+  std::vector<telemetry::StepMetrics> superseded;  // steps that were done again
   std::vector<Start> starts;
-  std::vector<double> recoveries, recovered_steps, saves;  // seconds; of a recovery the first new step itself
-  std::vector<Layout> layouts;                             // in the order of their use
-  std::optional<RunHolder> holder;                         // who has the run now
+  std::vector<Recovery> recoveries;
+  std::vector<double> saves;        // seconds
+  std::vector<Layout> layouts;      // in the order of their use
+  std::vector<double> save_pauses;  // seconds: of training, for a save
+  std::optional<Goodput> goodput;   // none before the first step
+  Troubles troubles;
+  std::optional<RunHolder> holder;  // who has the run now
 
   const Start* last_agent() const {
     for (auto start = starts.rbegin(); start != starts.rend(); ++start) {
@@ -119,8 +142,10 @@ struct History {
   int64_t last_step_before(size_t next) const {
     const double until = next < starts.size() ? starts[next].time : INFINITY;
     int64_t step = 0;
-    for (const telemetry::StepMetrics& metrics : steps) {
-      if (metrics.time < until) step = std::max(step, metrics.step);
+    for (const auto* told : {&steps, &superseded}) {
+      for (const telemetry::StepMetrics& metrics : *told) {
+        if (metrics.time < until) step = std::max(step, metrics.step);
+      }
     }
     return step;
   }
@@ -128,10 +153,12 @@ struct History {
 
 Result<History> read_history(const fs::path& run) {
   History out;
-  Result<std::vector<telemetry::StepMetrics>> read = telemetry::read_metrics(run / "metrics.jsonl");
-  if (!read.ok()) return std::move(read).error().with("no metrics; is this a run folder?");
-  out.steps = std::move(read).value();
+  Result<telemetry::ToldSteps> told = telemetry::read_told_steps(run / "metrics.jsonl");
+  if (!told.ok()) return std::move(told).error().with("no metrics; is this a run folder?");
+  out.steps = std::move(told.value().kept);
+  out.superseded = std::move(told.value().superseded);
   size_t agent = 0;  // index of the start of the agent at work
+  std::optional<json> respawned;
   for (const json& event : NewLines(run / "events.jsonl").take()) {
     const std::string kind = text_of(event, "event");
     if (kind == "start") {
@@ -142,11 +169,18 @@ Result<History> read_history(const fs::path& run) {
       of.ended = true;
       of.exit_code = whole_of(event, "exit_code");
       of.end_time = number_of(event, "time", 0);
+    } else if (kind == "respawned") {
+      respawned = event;
     } else if (kind == "recovered") {
-      out.recoveries.push_back(number_of(event, "seconds"));
-      out.recovered_steps.push_back(number_of(event, "step_seconds"));
+      Recovery recovery{.whole = number_of(event, "seconds"), .step = number_of(event, "step_seconds")};
+      if (const std::optional<json> before = std::exchange(respawned, std::nullopt)) {
+        recovery.stop = number_of(*before, "ms_to_reap") / 1000;
+        recovery.load = number_of(*before, "ms_to_spawn") / 1000 - recovery.stop;
+      }
+      out.recoveries.push_back(recovery);
     } else if (kind == "saved") {
       out.saves.push_back(number_of(event, "seconds"));
+      out.save_pauses.push_back(number_of(event, "pause_ms", 0) / 1000);
     }
   }
   size_t at = 0;
@@ -158,13 +192,26 @@ Result<History> read_history(const fs::path& run) {
     out.layouts.back().last_step = step.step;
     out.layouts.back().tokens_per_s.push_back(step.tokens_per_s);
   }
+  out.troubles = troubles_of(run);
   out.holder = holder_of_run(run);
+  if (auto goodput = goodput_of(run, out.holder ? SystemClock().unix_s() : 0); goodput.ok()) {
+    out.goodput = std::move(goodput).value();
+  }
   return out;
 }
 
 std::string from_text(const Start& start) {
   if (start.source == "fresh") return "from the beginning";
   return fmt::format("from step {} {}", start.step, start.source == "memory" ? "in shared memory" : "on disk");
+}
+
+std::vector<std::string> advice_of(const History& history) {
+  std::vector<std::string> out = trouble_advice(history.troubles);
+  if (!history.goodput) return out;
+  const auto typical = [](const std::vector<double>& values) { return values.empty() ? 0.0 : median(values); };
+  std::ranges::move(advice(*history.goodput, typical(history.saves), typical(history.save_pauses)),
+                    std::back_inserter(out));
+  return out;
 }
 
 std::string ago(double unix_s) { return telemetry::format_duration(std::max(0.0, SystemClock().unix_s() - unix_s)); }
@@ -231,6 +278,9 @@ json history_json(const History& history) {
                        {"tokens_per_s_median", median(layout.tokens_per_s)}});
   }
   json out{{"starts", std::move(starts)}, {"layouts", std::move(layouts)}, {"alive", history.holder.has_value()}};
+  if (history.goodput) out["goodput"] = to_json(*history.goodput);
+  out.update(to_json(history.troubles));
+  out["advice"] = advice_of(history);
   if (history.holder) {
     out["holder"] = {{"host", history.holder->host}, {"pid", history.holder->pid}, {"since", history.holder->since}};
   }
@@ -278,7 +328,8 @@ void print_report(const History& history, const fs::path& run, bool as_json, boo
              {"checkpoint_lost_ms", lost_total},
              {"saves", saves.size()},
              {"save_seconds_median", number(median(saves))},
-             {"recoveries_seconds", history.recoveries}};
+             {"recoveries_seconds", json::array()}};
+    for (const Recovery& one : history.recoveries) out["recoveries_seconds"].push_back(one.whole);
     for (const auto& [name, loss] : valid_sources) out["valid_source_loss"][name] = loss;
     out.update(history_json(history));
     if (json_line) {
@@ -325,13 +376,12 @@ void print_report(const History& history, const fs::path& run, bool as_json, boo
       fmt::print("; {} saved to disk in {:.2f} s each, in the background", saves.size(), median(saves));
     fmt::print("\n");
   }
+  if (history.goodput) fmt::print("  goodput        {}\n", goodput_text(*history.goodput));
   const std::vector<std::string> lives = life_lines(history);
   for (size_t k = 0; lives.size() > 1 && k < lives.size(); ++k) fmt::print("  life           {}\n", lives[k]);
-  for (size_t k = 0; k < history.recoveries.size(); ++k) {
-    fmt::print("  recovery       {} from the failure to the first new step ({} of it the step)\n",
-               telemetry::format_duration(history.recoveries[k]),
-               telemetry::format_duration(history.recovered_steps[k]));
-  }
+  for (const Recovery& one : history.recoveries) fmt::print("  recovery       {}\n", one.text());
+  for (const auto& [head, line] : trouble_lines(history.troubles)) fmt::print("  {:<14} {}\n", head, line);
+  for (const std::string& line : advice_of(history)) fmt::print("  advice         {}\n", line);
 }
 
 /// A line for people of one event; empty for those that only programs want.
@@ -348,6 +398,13 @@ std::string event_text(const json& event) {
   if (kind == "recovered")
     return fmt::format("recovered: {} from the failure to step {}",
                        telemetry::format_duration(number_of(event, "seconds", 0)), whole_of(event, "step"));
+  if (kind == "straggler")
+    return fmt::format("{} computes {:.1f} x as long as the others: {}", printable(text_of(event, "host")),
+                       number_of(event, "ratio", 1), printable(text_of(event, "why")));
+  if (kind == "straggler_over")
+    return fmt::format("{} is as fast as the others again", printable(text_of(event, "host")));
+  if (kind == "excluded")
+    return fmt::format("{} is excluded: {}", printable(text_of(event, "host")), printable(text_of(event, "reason")));
   if (kind == "failure" || kind == "save_failed" || kind == "copy_failed" || kind == "copy_given_up")
     return fmt::format("{}: {}", kind, printable(text_of(event, "message")));
   if (kind == "stop_requested") return "asked to stop";
@@ -404,7 +461,7 @@ Result<int> report(const fs::path& run, bool followed, bool as_json) {
 
 void add_report(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand(
-      "report", "loss curve, speed, checkpoints, kills, resumes and layouts of a run, and whether it is at work");
+      "report", "loss curve, speed, goodput, checkpoints, kills, resumes and layouts of a run; whether it is at work");
   struct Args {
     std::string run;
     bool follow = false;

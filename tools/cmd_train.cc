@@ -2,6 +2,7 @@
 // agent (tools/run) joined and started.
 #include <fmt/format.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,10 +42,13 @@
 #include "tools/run/agent.h"
 #include "tools/run/coordinator.h"
 #include "tools/run/copies.h"
+#include "tools/run/excluded.h"
+#include "tools/run/failure_record.h"
 #include "tools/run/fleet.h"
 #include "tools/run/folder.h"
 #include "tools/run/follower.h"
 #include "tools/run/narrator.h"
+#include "tools/run/replicas.h"
 #include "tools/run/requests.h"
 #include "tools/run/start.h"
 #include "tools/start_check.h"
@@ -133,6 +138,8 @@ struct SegmentEnd {
   int code = 0;
   bool stage_follows = false;
   bool memory_stays = false;                  // it holds what no checkpoint has
+  std::optional<int64_t> resizes;             // the run goes on with so many hosts: LocalCoordinator::resizes
+  nlohmann::json failure;                     // failure_record() of what ended it; null: nothing failed
   std::optional<ckpt::StartState> elsewhere;  // where the run goes on instead: LocalCoordinator::elsewhere
 };
 
@@ -175,18 +182,21 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
   if (Status opened = coordinator.open(); !opened.ok()) {
     coordinator.close();  // saves what adopted memory holds, and ends the thread that wakes the supervisor
     RT_TRY_SET(const int code, stopped_early(std::move(opened).error(), requests));
-    return SegmentEnd{.code = code, .stage_follows = false, .memory_stays = true, .elsewhere = {}};
+    return SegmentEnd{.code = code, .stage_follows = false, .memory_stays = true, .failure = {}, .elsewhere = {}};
   }
   const Result<agent::Outcome> outcome = supervisor->run();
   Result<int> code = outcome.ok() ? coordinator.conclude(outcome.value()) : stopped_early(outcome.error(), requests);
+  const bool failed = outcome.ok() && outcome.value().kind == agent::EndKind::kFailed;
   if (!coordinator.elsewhere()) result = coordinator.summary(code);
   coordinator.close();
   if (coordinator.elsewhere())
-    return SegmentEnd{.code = 0, .stage_follows = false, .elsewhere = coordinator.elsewhere()};
+    return SegmentEnd{.code = 0, .stage_follows = false, .failure = {}, .elsewhere = coordinator.elsewhere()};
+  if (coordinator.resizes()) return SegmentEnd{.resizes = coordinator.resizes(), .failure = {}, .elsewhere = {}};
   if (!code.ok()) return std::move(code).error();
   return SegmentEnd{.code = code.value(),
                     .stage_follows = coordinator.stage_follows(),
                     .memory_stays = coordinator.memory_stays(),
+                    .failure = failed ? narrator.last_failure() : nlohmann::json(),
                     .elsewhere = {}};
 }
 
@@ -197,10 +207,14 @@ std::optional<ckpt::RankRange> ranks_here(const std::optional<HostOptions>& host
   return ckpt::RankRange{place * hosts->ranks, (place + 1) * hosts->ranks};
 }
 
+std::vector<Mistake> group_mistakes(const Mesh& mesh, const HostOptions& hosts) {
+  const ClusterConfig cluster{.ranks_per_host = hosts.ranks, .groups_cross_hosts = hosts.groups_cross_hosts};
+  return find_mistakes(cluster, mesh);
+}
+
 /// Groups that exchange in every layer lie on one host each, where a cluster file does not allow another thing.
 Status check_groups(const Mesh& mesh, const HostOptions& hosts) {
-  const ClusterConfig cluster{.ranks_per_host = hosts.ranks, .groups_cross_hosts = hosts.groups_cross_hosts};
-  for (const Mistake& one : find_mistakes(cluster, mesh)) {
+  for (const Mistake& one : group_mistakes(mesh, hosts)) {
     const std::string text = fmt::format("{}; expected {}", one.message, one.accepted);
     if (hosts.has_cluster_file) return Error{ErrorCode::kInvalidInput, "--cluster: " + text};
     fmt::print("warning: {}\n", text);
@@ -215,7 +229,15 @@ class RunStarter {
   /// programs; stays empty where the start is an Error.
   RunStarter(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args,
              const std::optional<HostOptions>& hosts, const std::string& saved_by, nlohmann::json& result)
-      : loaded_(loaded), run_(run), world_(world), args_(args), hosts_(hosts), saved_by_(saved_by), result_(result) {}
+      : given_(loaded),
+        loaded_(loaded),
+        run_(run),
+        world_(world),
+        args_(args),
+        hosts_(hosts),
+        all_hosts_(hosts ? hosts->hosts() : 1),
+        saved_by_(saved_by),
+        result_(result) {}
 
   /// Whatever comes of it, the other hosts are told. `before`: the newest epoch of the run when this began.
   Result<int> start(std::optional<cluster::Epoch> before = {}) {
@@ -225,6 +247,7 @@ class RunStarter {
   /// Of a run under way, whose leader is lost: `lead` is this host's claim.
   Result<int> take_over(Lead lead) {
     lead_ = std::move(lead);
+    take_size(std::ssize(lead_->epoch.members));
     return begin();
   }
   /// Another host leads the run now.
@@ -245,6 +268,11 @@ class RunStarter {
   }
   Result<int> begin();
   Result<int> train();
+  dsl::LoadedRecipe recipe_for(int64_t hosts) const;
+  std::set<int64_t> sizes() const;
+  void take_size(int64_t hosts);
+  void speak_for(Fleet& fleet, const RequestOptions& requests) const;
+  Status resize(int64_t hosts, const RequestOptions& requests);
   Status gather(const RequestOptions& requests);
   Status fence_saves();
   Result<int> tell_all(const Error& first);
@@ -253,11 +281,13 @@ class RunStarter {
   Result<std::optional<int>> allow(const RunStart& start, const Plan& plan);
   Result<bool> claim(const Recipe& recipe, RunCopies& copies);
 
-  const dsl::LoadedRecipe& loaded_;
+  const dsl::LoadedRecipe& given_;
+  dsl::LoadedRecipe loaded_;  // for as many hosts as train
   const fs::path& run_;
   int64_t world_;
   const TrainArgs& args_;
-  const std::optional<HostOptions>& hosts_;
+  std::optional<HostOptions> hosts_;
+  const int64_t all_hosts_;  // that train when all are there
   const std::string& saved_by_;
   nlohmann::json& result_;
   RunFolder folder_;
@@ -267,6 +297,7 @@ class RunStarter {
   std::unique_ptr<Fleet> fleet_;  // with hosts_, once the folder is this run's
   bool superseded_ = false;
   bool memory_stays_ = true;
+  nlohmann::json failure_;                 // SegmentEnd::failure
   std::optional<ckpt::StartState> known_;  // what the next segment goes on from, where that need not be looked for
 };
 
@@ -345,7 +376,7 @@ Result<bool> RunStarter::claim(const Recipe& recipe, RunCopies& copies) {
   std::fflush(stdout);
   init_logging("agent");
   if (hosts_) {
-    const std::optional<cluster::Epoch> newest = newest_epoch(run_);
+    RT_TRY_SET(const std::optional<cluster::Epoch> newest, newest_epoch(run_, *hosts_));
     superseded_ = newest && newest->number > (lead_ ? lead_->epoch.number : before_ ? before_->number : 0);
     if (superseded_) return Error{ErrorCode::kUnavailable, "another host leads the run now"};
   }
@@ -372,39 +403,96 @@ Status RunStarter::fence_saves() {
   return ckpt::fence_saves(io, folder_.checkpoints());
 }
 
+/// The recipe as it trains with so many hosts: replicas fewer or more, the same global batch.
+dsl::LoadedRecipe RunStarter::recipe_for(int64_t hosts) const {
+  const int64_t world = hosts * hosts_->ranks;
+  dsl::LoadedRecipe out = given_;
+  if (make_plan(out.recipe, world).ok()) return out;
+  out.recipe.mesh.dp = 0;
+  if (!make_plan(out.recipe, world).ok()) out.recipe.batch.uneven = true;
+  out.canonical_json = dsl::encode_recipe(out.recipe);
+  out.hash_hex = dsl::recipe_hash(out.canonical_json);
+  return out;
+}
+
+/// Numbers of hosts that --hosts-min allows and the recipe can be cut for. Empty: no others than now.
+std::set<int64_t> RunStarter::sizes() const {
+  std::set<int64_t> out;
+  for (int64_t hosts = std::max<int64_t>(1, hosts_->hosts_min); hosts_->hosts_min > 0 && hosts <= all_hosts_; ++hosts) {
+    const Result<Plan> plan = make_plan(recipe_for(hosts).recipe, hosts * hosts_->ranks);
+    if (plan.ok() && (hosts == 1 || !hosts_->has_cluster_file || group_mistakes(plan.value().mesh, *hosts_).empty()))
+      out.insert(hosts);
+  }
+  if (out.size() < 2) out.clear();
+  return out;
+}
+
+void RunStarter::take_size(int64_t hosts) {
+  loaded_ = recipe_for(hosts);
+  hosts_->train_with(hosts);
+  world_ = hosts_->world();
+}
+
+void say(const std::string& text) {
+  fmt::print("{}\n", text);
+  std::fflush(stdout);
+}
+
+/// While no segment is open.
+void RunStarter::speak_for(Fleet& fleet, const RequestOptions& requests) const {
+  fleet.use({.say = say,
+             .stopped = [&requests] { return stop_signal_waits(requests); },
+             .fail = {},
+             .put = {},
+             .event = {},
+             .stop = [](int) { ::kill(::getpid(), SIGTERM); },  // waits for the next segment, as one to this host does
+             .ask_save = [](const std::string&) {},             // what is resumed from is saved
+             .own_memory = {},
+             .error = {},
+             .stacks = {}});
+}
+
+/// The next segment is of another number of hosts, from where the newest checkpoint is.
+Status RunStarter::resize(int64_t hosts, const RequestOptions& requests) {
+  speak_for(*fleet_, requests);
+  RT_TRY(fleet_->resize(hosts));
+  take_size(hosts);
+  known_.reset();
+  return fence_saves();
+}
+
 /// The others join, and wait for what is to be trained.
 Status RunStarter::gather(const RequestOptions& requests) {
   block_stop_signals(requests);
   const bool takes_over = lead_.has_value();
+  const cluster::Hello own = hello_of(*hosts_);
+  if (const std::string why = why_excluded(read_excluded(run_), own.name, own.boot_id); !why.empty())
+    return Error{ErrorCode::kUnavailable, why};
   RT_TRY_SET(fleet_, takes_over ? Fleet::open(*hosts_, run_, *std::exchange(lead_, std::nullopt))
                                 : Fleet::open(*hosts_, run_, before_));
   if (hosts_->placement.index == 0) RT_TRY(write_leader_port(run_, fleet_->port()));
-  const auto say = [](const std::string& text) {
-    fmt::print("{}\n", text);
-    std::fflush(stdout);
-  };
   if (!takes_over) say(hosts_text(*hosts_, fleet_->port()));
-  fleet_->use({.say = say,
-               .stopped = [&requests] { return stop_signal_waits(requests); },
-               .fail = {},
-               .put = {},
-               .event = {},
-               .stop = {},
-               .ask_save = {}});
+  speak_for(*fleet_, requests);
+  fleet_->allow_sizes(sizes());
   RT_TRY(fleet_->gather());
-  say(fmt::format("all {} hosts have joined, epoch {}", hosts_->hosts(), fleet_->epoch().number));
+  if (!fleet_->smaller())
+    say(fmt::format("all {} hosts have joined, epoch {}", hosts_->hosts(), fleet_->epoch().number));
   return {};
 }
 
 Result<int> RunStarter::begin() {
   Result<int> code = train();
-  if (fleet_) superseded_ = !code.ok() && !fleet_->check_epoch().ok();
-  if (fleet_ && !superseded_) {
-    fleet_->end(code.ok() ? code.value() : code.error().exit_code(), memory_stays_,
-                code.ok() ? std::string() : "the leader: " + code.error().message);
-    ignore(write_end(run_, fleet_->epoch().incarnation, code.ok() ? code.value() : code.error().exit_code()),
-           "a host that has not heard of it waits in vain");
+  if (fleet_ && !code.ok()) {
+    const Status leads = fleet_->check_epoch();
+    superseded_ = !leads.ok() && leads.error().code == ErrorCode::kUnavailable;
   }
+  const int exit_code = code.ok() ? code.value() : code.error().exit_code();
+  if (fleet_ && !superseded_ && fleet_->resigned().empty()) {
+    fleet_->end(exit_code, memory_stays_, code.ok() ? std::string() : "the leader: " + code.error().message, failure_);
+    ignore(write_end(run_, fleet_->epoch().incarnation, exit_code), "a host that has not heard of it waits in vain");
+  }
+  if (!code.ok() && !failure_.is_object()) failure_ = {{"message", code.error().message}};
+  if (failure_.is_object() && !superseded_ && !args_.dry_run) tell_launcher(failure_, exit_code);
   return code;
 }
 
@@ -447,18 +535,29 @@ Result<int> RunStarter::train() {
       RT_TRY_SET(const std::optional<int> ended, allow(start, plan));
       if (ended) return *ended;
       RT_TRY_SET(const bool brought, claim(recipe, copies));
+      bool resized = false;
       if (hosts_) {
-        RT_TRY(gather(options.coordinator.requests));
+        const Status gathered = gather(options.coordinator.requests);
+        resized = !gathered.ok() && fleet_ && fleet_->smaller();
+        RT_TRY(resized ? resize(*fleet_->smaller(), options.coordinator.requests) : gathered);
         RT_TRY(fence_saves());
       }
       options.coordinator.fleet = fleet_.get();
-      if (brought) continue;  // the run has a state now
+      if (brought || resized) continue;  // the run has a state now, or is cut in another way
       RT_TRY(hold_kept_steps(folder_, start));
     } else {
       RT_TRY(start.verdict.check(start.request));
     }
     RT_TRY_SET(SegmentEnd end, run_segment(plan, folder_, copies, start, options, result_));
     memory_stays_ = end.memory_stays;
+    if (end.resizes) {
+      RT_TRY(resize(*end.resizes, options.coordinator.requests));
+      segments = 0;
+      options.coordinator.from_step.reset();
+      options.narrator.init_on_command_line = false;
+      continue;
+    }
+    failure_ = std::move(end.failure);
     if (!end.elsewhere && !end.stage_follows) return end.code;
     if (end.stage_follows) segments = 0;  // counted: starts in a row that did not begin where they were judged
     known_ = std::move(end.elsewhere);
@@ -520,7 +619,7 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
     for (const StartFinding& warning : report.warnings)
       fmt::print("{}: warning: {}\n", own_host_name(), warning.message);
   }
-  const std::optional<cluster::Epoch> before = newest_epoch(run);
+  RT_TRY_SET(const std::optional<cluster::Epoch> before, newest_epoch(run, *hosts));
   if (first && (args.dry_run || !is_led_by_another(run, *hosts, before))) {
     RunStarter starter(loaded, run, world, args, hosts, saved_by, result);
     Result<int> code = starter.start(before);
@@ -548,6 +647,8 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
     RT_TRY(check_for_hosts(loaded.recipe, *hosts));
     RT_TRY_SET(hosts->build, program_and_module_version());
     hosts->recipe_hash = loaded.hash_hex;
+    hosts->replicas =
+        std::make_shared<Replicas>(Replicas::Options{.port_from = hosts->port_from, .port_to = hosts->port_to});
     return run_on_hosts(loaded, run, world, args, hosts, saved_by, result);
   }
   return RunStarter(loaded, run, world, args, hosts, saved_by, result).start();

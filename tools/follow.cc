@@ -17,6 +17,7 @@
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/run/agent.h"
+#include "tools/run/failure_record.h"
 #include "tools/run/folder.h"
 #include "tools/run/follower.h"
 #include "tools/run/narrator.h"
@@ -36,7 +37,7 @@ Result<std::optional<int>> follow_segment(const FollowArgs& args, Follower& foll
   RT_TRY_SET(Recipe recipe, dsl::decode_recipe(segment.recipe));
   RT_TRY_SET(recipe.init, init_from_json(segment.init));
   RT_TRY_SET(const RunPast past, ckpt::decode_past(segment.past));
-  RT_TRY_SET(Plan plan, make_plan(recipe, args.hosts.world(), past));
+  RT_TRY_SET(Plan plan, make_plan(recipe, follower.world(), past));
   plan.end_step = segment.end_step;
   const SystemClock clock;
   Narrator narrator(plan, args.run, {.traced = false}, clock);
@@ -69,6 +70,11 @@ Result<std::optional<int>> follow_segment(const FollowArgs& args, Follower& foll
   return std::optional(code.value());
 }
 
+Followed left(const Follower& follower, int code) {
+  if (code != 0 && follower.end_failure().is_object()) tell_launcher(follower.end_failure(), code);
+  return Followed{.code = code};
+}
+
 }  // namespace
 
 void block_stop_signals(const RequestOptions& requests) {
@@ -96,10 +102,11 @@ Result<Followed> follow(const FollowArgs& args) {
                follower.next_segment([&] { return stop_signal_waits(args.requests); }));
     if (!segment) {
       std::optional<Lead> lead = follower.take_lead();
-      return lead ? Followed{.lead = std::move(lead)} : Followed{.code = *follower.ended()};
+      if (lead) return Followed{.lead = std::move(lead)};
+      return left(follower, *follower.ended());
     }
     RT_TRY_SET(const std::optional<int> code, follow_segment(args, follower, *segment));
-    if (code) return Followed{.code = *code};
+    if (code) return left(follower, *code);
   }
 }
 

@@ -36,9 +36,9 @@ Status check_same_model(const ModelConfig& wanted, const ModelConfig& found) {
   for (const auto& [key, unused] : keys.items()) {
     json here = mine.value(key, json()), there = theirs.value(key, json());
     for (json* moe : {&here, &there}) {  // how experts are balanced
-      for (const char* loss : {"aux_loss", "aux_scope", "z_loss"}) {
-        if (key == "moe" && moe->is_object()) moe->erase(loss);
-      }
+      if (key != "moe" || !moe->is_object()) continue;
+      if (moe->contains("bias_rate")) (*moe)["choice_bias"] = true;
+      for (const char* how : {"aux_loss", "aux_scope", "z_loss", "bias_rate"}) moe->erase(how);
     }
     if (here == there || is_free(key, wanted)) continue;
     differences += fmt::format("\n  model.{} = {} in the recipe, {} in config.json", key, here.dump(), there.dump());

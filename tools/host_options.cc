@@ -15,6 +15,7 @@
 
 #include "dsl/dsl.h"
 #include "runtime/cluster/node_list.h"
+#include "runtime/plan/cluster_rules.h"
 #include "tools/run/folder.h"
 
 namespace cairn::tools {
@@ -103,7 +104,7 @@ void add_host_options(CLI::App& command, HostArgs& args) {
       ->check(CLI::Range(int64_t{0}, cluster::kMostHosts - 1));
   command
       .add_option("--hosts-min", args.hosts_min,
-                  "fewest hosts that the run is to train with; it waits for all of them yet")
+                  "fewest hosts that the run goes on with, when others are lost and no spare is there (default: all)")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, cluster::kMostHosts));
 }
@@ -140,6 +141,16 @@ Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t rank
     out.has_cluster_file = true;
     out.groups_cross_hosts = cluster->groups_cross_hosts;
     out.spare_after_s = cluster->spare_after_s;
+    if (std::optional<EtcdAddress> etcd = etcd_address(cluster->store)) {
+      out.store.endpoints = std::move(etcd->endpoints);
+      if (etcd->tls) {
+        auto& tls = out.store.tls.emplace();
+        tls.ca_file = cluster->store_ca;
+        tls.cert_file = cluster->store_cert;
+        tls.key_file = cluster->store_key;
+        tls.ca_names = "store_ca of the cluster file";
+      }
+    }
     if (!cluster->interface.empty()) {
       RT_TRY_SET(out.interface_address, address_of_interface(cluster->interface));
     }
@@ -148,6 +159,8 @@ Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t rank
   if (out.hosts() < 2) {
     return refused(fmt::format("--spares {}: of {} hosts two at least have to train", out.spares, placement->hosts));
   }
+  out.hosts_min = args.hosts_min > 0 ? args.hosts_min : cluster ? cluster->hosts_min : placement->hosts_min;
+  if (out.hosts_min >= out.hosts()) out.hosts_min = 0;
   if (args.hosts_min > out.hosts()) {
     return refused(fmt::format("--hosts-min {}: {} hosts train", args.hosts_min, out.hosts()));
   }

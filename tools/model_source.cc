@@ -37,7 +37,7 @@ Status fill(const convert::WeightSource& source, inference::Session& session) {
       RT_TRY(source.read(run.tensor, whole));
       held = run.tensor;
     }
-    convert::copy_box_out(whole.data(), shape, run.box, reinterpret_cast<float*>(run.data));
+    convert::copy_box_out(whole.data(), shape, run.box, address_of(run.data.as<float>()));
   }
   session.weights_ready();
   return {};

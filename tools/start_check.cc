@@ -44,6 +44,7 @@
 #include "tools/model_source.h"
 #include "tools/run/copies.h"
 #include "tools/run/folder.h"
+#include "tools/run/replicas.h"
 #include "tools/run/start.h"
 
 namespace cairn::tools {
@@ -452,7 +453,16 @@ void check_memory(const StartQuestion& question, StartReport& report) {
                   true);
     return;
   }
-  const int64_t shared = offloads ? 0 : ckpt::Arena::total_bytes(spec.value());
+  int64_t shared = offloads ? 0 : ckpt::Arena::total_bytes(spec.value());
+  if (question.ranks && plan.recipe.checkpoint.replicate_steps > 0) {
+    const int64_t ranks = question.ranks->size();
+    const Result<ckpt::ArenaSpec> held = ward_spec(plan, run, question.ranks->first / ranks, plan.mesh.world() / ranks);
+    if (held.ok()) {
+      shared += ckpt::Arena::total_bytes(held.value());
+      report.facts.push_back(fmt::format("replicas: {} more of memory for two copies of another host's part",
+                                         format_bytes(ckpt::Arena::total_bytes(held.value()))));
+    }
+  }
   const int64_t own = private_bytes(plan, question.ranks.value_or(ckpt::RankRange{0, plan.mesh.world()})),
                 available = ckpt::available_memory(freed);
   report.facts.push_back(

@@ -22,18 +22,14 @@ namespace cairn::agent {
 namespace {
 
 constexpr int64_t kNsPerMs = 1'000'000;
-constexpr int64_t kTailLines = 5;
+constexpr int64_t kTailLines = 5;        // of a log, in messages
+constexpr int64_t kLastLines = 20;       // in Failure
 constexpr int64_t kLeaveLimitMs = 2000;  // how long who leaves at once waits for killed children to go
 
 // Keys of the epoll set: what it is in the upper half, which one in the lower.
 enum class Source : uint64_t { kSignals = 1, kWake, kEvents, kExit, kWatched };
 constexpr uint64_t key_of(Source source, int64_t index) {
   return static_cast<uint64_t>(source) << 32 | static_cast<uint64_t>(index);
-}
-
-/// Exits that tell of another's end: 69 a peer or store is gone, 75 told to stop.
-bool is_symptom(const ExitStatus& status) {
-  return status.signal == 0 && (status.exit_code == 69 || status.exit_code == 75);
 }
 
 std::string join_lines(const std::vector<std::string>& lines) {
@@ -43,6 +39,21 @@ std::string join_lines(const std::vector<std::string>& lines) {
 }
 
 }  // namespace
+
+Restart restart_here(FailureClass which) {
+  switch (rule_of(which).remedy) {
+    case Remedy::kInPlace:
+    case Remedy::kThenMove:
+      return Restart::kInPlace;
+    case Remedy::kLeave:
+      return Restart::kLeave;
+    case Remedy::kMove:
+    case Remedy::kMoveOnce:
+    case Remedy::kNever:
+      break;
+  }
+  return Restart::kEnd;
+}
 
 struct Supervisor::Child {
   int64_t rank = 0;
@@ -55,6 +66,9 @@ struct Supervisor::Child {
   bool reported_error = false;  // an error event came
   ExitStatus reported;
   std::string error_message;
+  int64_t failed_ns = 0;  // these three: when it failed
+  Evidence evidence;
+  FailureClass failure_class = FailureClass::kError;
   uint64_t heartbeat = 0;
   int64_t moved_ns = 0;
 
@@ -119,13 +133,24 @@ void Supervisor::fail(Failure failure) {
   if (failure_) return;
   failure.generation = generation_;
   const int64_t now = clock_.now_ns();
+  if (failure.seen_ns == 0) failure.seen_ns = now;
+  if (failure.host) {
+    failure.failure_class = FailureClass::kHostLost;
+  } else if (failure.failure_class == FailureClass::kError) {
+    failure.failure_class = classify(failure.status, failure.pid, {});
+  }
   if (cause_deadline_ns_ == 0) recovery_.detected_ns = now;
-  if (failure.host || !is_symptom(failure.status)) {
+  // That a rank hangs is found out here as well, with what all ranks wait for: the other host knows its own alone.
+  if (failure.failure_class != FailureClass::kSymptom && !failure.hang) {
     failure_ = std::move(failure);
   } else if (!symptom_) {
     symptom_ = std::move(failure);
-    if (cause_deadline_ns_ == 0) cause_deadline_ns_ = now + options_.cause_grace_ms * kNsPerMs;
+    if (cause_deadline_ns_ == 0) cause_deadline_ns_ = cause_deadline(now);
   }
+}
+
+int64_t Supervisor::cause_deadline(int64_t now_ns) {
+  return now_ns + (options_.cause_grace_ms + client_.extra_grace_ms()) * kNsPerMs;
 }
 
 void Supervisor::abandon(Error error) {
@@ -194,20 +219,31 @@ Result<Outcome> Supervisor::run() {
     if (leave_signal_ == 0 && !failure_) return outcome_;  // every child exited 0
 
     double backoff_s = 0;
+    bool elsewhere = false;  // nothing of it is a try of the ranks'
     if (leave_signal_ == 0) {
       const RestartInfo info{*failure_, restarts_in_a_row_};
-      const bool exhausted = !failure_->host && restarts_in_a_row_ >= options_.restart.max_restarts;
-      const bool again = options_.client_decides || (restartable(*failure_) && !exhausted && outcome_.stop_signal == 0);
-      if (again && restarts_in_a_row_ > 0 && !options_.client_decides && !failure_->host) {
+      Restart next = Restart::kInPlace;
+      if (!options_.client_decides && !failure_->host) {
+        next = outcome_.stop_signal == 0 ? client_.restart_of(*failure_) : restart_here(failure_->failure_class);
+      }
+      elsewhere = failure_->host || next == Restart::kElsewhere;
+      const bool restartable = next == Restart::kInPlace || next == Restart::kElsewhere;
+      const bool exhausted = !elsewhere && restarts_in_a_row_ >= options_.restart.max_restarts;
+      const bool again = options_.client_decides || (restartable && !exhausted && outcome_.stop_signal == 0);
+      if (again && restarts_in_a_row_ > 0 && !options_.client_decides && !elsewhere) {
         backoff_s = std::min(kMaxBackoffS, std::ldexp(options_.restart.backoff_s,
                                                       static_cast<int>(std::min<int64_t>(restarts_in_a_row_ - 1, 60))));
       }
       client_.on_failure(info, again, backoff_s);
+      if (!again && next == Restart::kLeave) {
+        if (outcome_.stop_signal == 0) outcome_.stop_signal = SIGTERM;
+        return outcome_;
+      }
       if (!again) {
         outcome_.kind = EndKind::kFailed;
         outcome_.exit_code = failure_->exit_code();
         outcome_.message = failure_->message;
-        if (exhausted && options_.restart.max_restarts > 0 && restartable(*failure_)) {
+        if (exhausted && options_.restart.max_restarts > 0 && restartable) {
           outcome_.message += fmt::format("\n  given up after {} restart{} in a row without progress",
                                           restarts_in_a_row_, restarts_in_a_row_ == 1 ? "" : "s");
         }
@@ -229,25 +265,11 @@ Result<Outcome> Supervisor::run() {
       outcome_.message = fmt::format("left at once ({})", strsignal(leave_signal_));
       return outcome_;
     }
-    if (!failure_->host) ++restarts_in_a_row_;
+    if (!elsewhere) ++restarts_in_a_row_;
     ++generation_;
     recovery_.generation = generation_;
     recovery_.failed_rank = failure_->rank;
     recovery_.cause = failure_->message;
-  }
-}
-
-bool Supervisor::restartable(const Failure& failure) const {
-  if (failure.status.signal != 0) return true;
-  switch (failure.status.exit_code) {
-    case 2:   // refused
-    case 65:  // corrupt
-    case 70:  // our own mistake
-    case 74:  // disk full, I/O error
-    case 76:  // stopped by a guard
-      return false;
-    default:
-      return true;
   }
 }
 
@@ -266,6 +288,7 @@ Status Supervisor::supervise() {
   recovery_.killed_ns = clock_.now_ns();
   RT_TRY(reap_all(leave_signal_ != 0 ? kLeaveLimitMs : -1));
   recovery_.reaped_ns = clock_.now_ns();
+  if (failure_ && leave_signal_ == 0) client_.settle(*failure_);
   return {};
 }
 
@@ -359,7 +382,7 @@ void Supervisor::take_event(Child& child, std::string_view line) {
     if (child.reported.exit_code == 0) child.reported.exit_code = 70;
     child.error_message = message != event.end() && message->is_string() ? message->get<std::string>() : event.dump();
     child.reported_error = true;
-    if (child.failed_order == 0 && !child.killed) child.failed_order = ++failure_order_;
+    if (child.failed_order == 0 && !child.killed) mark_failed(child);
   }
   client_.on_event(child.rank, event);
 }
@@ -377,9 +400,18 @@ Status Supervisor::reap(Child& child) {
   }
   child.process.events.reset();
   child.process.pidfd.reset();
-  if (!status->ok() && !child.killed && child.failed_order == 0) child.failed_order = ++failure_order_;
+  // Who was killed for another's sake may have failed by itself before it was.
+  if (!status->ok() && child.failed_order == 0 && !(child.killed && status->signal == SIGKILL)) mark_failed(child);
   client_.on_child_exit(child.rank, child.status, child.killed);
   return {};
+}
+
+void Supervisor::mark_failed(Child& child) {
+  child.failed_order = ++failure_order_;
+  child.failed_ns = clock_.now_ns();
+  child.evidence = client_.evidence();
+  child.failure_class = classify(child.verdict(), child.process.pid, child.evidence);
+  client_.on_rank_error(failure_of(child));
 }
 
 /// `came_ns`: the earliest moment at which what is found can have come, or 0: after the last look. A callback that
@@ -487,7 +519,7 @@ void Supervisor::judge() {
   bool cause_is_symptom = false;
   for (const auto& child : children_) {
     if (child->failed_order == 0) continue;
-    const bool symptom = is_symptom(child->verdict());
+    const bool symptom = child->failure_class == FailureClass::kSymptom;
     if (cause == nullptr || (cause_is_symptom && !symptom) ||
         (cause_is_symptom == symptom && earlier(child.get(), cause))) {
       cause = child.get();
@@ -498,7 +530,7 @@ void Supervisor::judge() {
   if (cause_deadline_ns_ == 0) recovery_.detected_ns = now;
   const bool only_symptoms = cause == nullptr || cause_is_symptom;
   if (only_symptoms && (running_ > 0 || options_.has_others)) {
-    if (cause_deadline_ns_ == 0) cause_deadline_ns_ = now + options_.cause_grace_ms * kNsPerMs;
+    if (cause_deadline_ns_ == 0) cause_deadline_ns_ = cause_deadline(now);
     if (now < cause_deadline_ns_) return;
   }
   if (only_symptoms) {
@@ -517,7 +549,9 @@ void Supervisor::judge() {
                          .rank = known->first,
                          .status = {.exit_code = 69},
                          .hang = true,
-                         .message = fmt::format("rank {} {}; {}", known->first, known->second, noticed)};
+                         .message = fmt::format("rank {} {}; {}", known->first, known->second, noticed),
+                         .failure_class = FailureClass::kHang,
+                         .seen_ns = now};
       return;
     }
     for (const auto& child : children_) {
@@ -536,21 +570,40 @@ void Supervisor::judge() {
 }
 
 void Supervisor::blame(const Child& child, bool hang, std::string detail) {
-  if (hang) recovery_.detected_ns = clock_.now_ns();
-  Failure failure{.generation = generation_, .rank = child.rank, .hang = hang};
-  failure.status = hang ? ExitStatus{.exit_code = 69} : child.verdict();
-  if (detail.empty()) {
-    // An error event may come before its sender has left: what it will exit with is what it said.
-    detail = describe(failure.status) + failure_detail(child);
-  }
-  failure.message = fmt::format("rank {} (pid {}) {}", child.rank, child.process.pid, detail);
-  failure_ = std::move(failure);
+  failure_ = failure_of(child);
+  if (!hang) return;
+  recovery_.detected_ns = clock_.now_ns();
+  failure_->hang = true;
+  failure_->status = ExitStatus{.exit_code = 69};
+  failure_->failure_class = FailureClass::kHang;
+  failure_->seen_ns = recovery_.detected_ns;
+  failure_->message = fmt::format("rank {} (pid {}) {}", child.rank, child.process.pid, detail);
+}
+
+Failure Supervisor::failure_of(const Child& child) const {
+  const ExitStatus& status = child.verdict();
+  // An error event may come before its sender has left: what it will exit with is what it said.
+  return {.generation = generation_,
+          .rank = child.rank,
+          .status = status,
+          .message = fmt::format("rank {} (pid {}) {}{}", child.rank, child.process.pid, describe(status),
+                                 failure_detail(child)),
+          .failure_class = child.failure_class,
+          .pid = child.process.pid,
+          .seen_ns = child.failed_ns,
+          .last_lines = log_tail(child.process, kLastLines)};
 }
 
 std::string Supervisor::failure_detail(const Child& child) const {
-  if (!child.error_message.empty()) return ": " + child.error_message;
+  const std::string facts = evidence_text(child.failure_class, child.evidence);
+  if (!child.error_message.empty())
+    return ": " + child.error_message + (facts.empty() ? "" : fmt::format(" ({})", facts));
   std::string out;
-  if (child.status.signal == SIGKILL) out += ", not by the supervisor; the kernel does so when memory runs out (dmesg)";
+  if (!facts.empty()) {
+    out += ": " + facts;
+  } else if (child.status.signal == SIGKILL) {
+    out += ", not by the supervisor; the kernel does so when memory runs out (dmesg)";
+  }
   const std::vector<std::string> tail = log_tail(child.process, kTailLines);
   if (!tail.empty()) out += fmt::format("; the end of {}:{}", child.process.log_path, join_lines(tail));
   return out;

@@ -22,8 +22,9 @@
 // run went away, so it is blamed only if nobody else fails within `cause_grace_ms`; an `error` event counts as a
 // failure from its arrival, since the others may fall before its sender has finished leaving.
 //
-// What is restarted. Killed by a signal, exit 1, 69, 75 and unknown codes: yes. 2, 65, 70, 74, 76 (refused, corrupt,
-// our own mistake, disk full, stopped by a guard): never, the next try would end the same way.
+// What is restarted. That follows from the failure's class (failure_class.h): killed by a signal, exit 1, 69, 75 and
+// unknown codes: yes. 2, 65, 70, 74, 76 (refused, corrupt, our own mistake, disk full, stopped by a guard) and ends
+// that are the host's fault: not here, the next try would end the same way. The client may know another host.
 //
 // Nothing here polls: pidfds, pipes, a signalfd and one timeout are one epoll set, so from a SIGKILL to the new
 // generation pass as many milliseconds as the kernel needs to tear the processes down.
@@ -39,6 +40,7 @@
 #include <vector>
 
 #include "runtime/agent/child_process.h"
+#include "runtime/agent/failure_class.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/result.h"
 
@@ -74,6 +76,12 @@ struct Failure {
   bool hang = false;
   bool host = false;    // a host was lost: no fault of the ranks, and no try of theirs
   std::string message;  // "rank 3 (pid 812) was killed by signal 9 (Killed): <last error event or log lines>"
+  FailureClass failure_class = FailureClass::kError;
+  int64_t pid = 0;
+  int64_t seen_ns = 0;    // when its agent knew, by that agent's Clock, or by ours where it has come from another one
+  std::string host_name;  // that the rank is on; empty: this one
+  std::vector<std::string> last_lines;  // of its log
+  std::vector<Failure> others;          // that came after it, by time
   /// Exit status of the whole run if this is its end (docs/operations/exit-codes.md).
   int exit_code() const { return status.signal != 0 ? 128 + status.signal : status.exit_code; }
 };
@@ -82,6 +90,16 @@ struct RestartInfo {
   const Failure& failure;
   int64_t restarts_in_a_row = 0;  // before this one
 };
+
+/// What becomes of a run whose generation has failed.
+enum class Restart : uint8_t {
+  kInPlace,    // the same ranks start again
+  kElsewhere,  // likewise, but another host has taken the place of the one that failed: no try of theirs
+  kLeave,      // as after a stop that was asked for
+  kEnd,
+};
+/// Where there is no other host.
+Restart restart_here(FailureClass which);
 
 /// One restart on the clock, nanoseconds of the supervisor's Clock.
 struct Recovery {
@@ -112,6 +130,16 @@ class SupervisorClient {
   virtual void on_event(int64_t rank, const nlohmann::json& event) = 0;
   /// Every exit, also of children that were killed for another's failure (`killed`).
   virtual void on_child_exit(int64_t /*rank*/, const ExitStatus& /*status*/, bool /*killed*/) {}
+  /// What this host shows besides the status of a child that has just failed.
+  virtual Evidence evidence() { return {}; }
+  /// A child has failed by itself, whatever the generation ends by. Once each.
+  virtual void on_rank_error(const Failure& /*error*/) {}
+  /// No child of the generation runs any more: another failure may have come first, elsewhere, and take its place.
+  virtual void settle(Failure& /*failure*/) {}
+  /// Not asked where the client decides, nor after a stop signal, nor of a host that was lost.
+  virtual Restart restart_of(const Failure& failure) { return restart_here(failure.failure_class); }
+  /// How much longer than cause_grace_ms a cause may take to come from another host.
+  virtual int64_t extra_grace_ms() { return 0; }
   /// A rank that is known to keep the others waiting, in words that follow "rank 3 (pid 812) ". Asked when those that
   /// have failed only say that a peer did not come.
   virtual std::optional<std::pair<int64_t, std::string>> suspect() { return std::nullopt; }
@@ -224,12 +252,14 @@ class Supervisor final : public RunControl {
   bool read_signals(int64_t came_ns);
   void check_hangs();
   void judge();
+  void mark_failed(Child& child);
   void blame(const Child& child, bool hang, std::string detail);
+  Failure failure_of(const Child& child) const;
   std::string failure_detail(const Child& child) const;
+  int64_t cause_deadline(int64_t now_ns);
   void kill_all();
   Status reap_all(int64_t limit_ms);
   Status wait_backoff(double seconds);
-  bool restartable(const Failure& failure) const;
 
   SupervisorOptions options_;
   SupervisorClient& client_;

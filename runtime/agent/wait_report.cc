@@ -5,9 +5,19 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "runtime/json/json.h"
 
 namespace cairn::agent {
+
+using nlohmann::json;
+
 namespace {
+
+constexpr size_t kMostWithStacks = 16;
 
 bool is_stopped(char state) { return state == 'T' || state == 't'; }
 bool is_gone(const RankState& rank) {
@@ -150,13 +160,52 @@ std::string to_text(const WaitReport& report) {
   for (const RankState& rank : report.ranks) {
     if (std::find(order.begin(), order.end(), &rank) == order.end()) order.push_back(&rank);
   }
+  const std::vector<StackGroup> groups = group_stacks(report.stacks);
+  if (groups.size() > 1 || report.stacks.size() > 1) {
+    out += "\nTraining threads, equal ones together, fewest first:\n";
+    for (const StackGroup& group : groups) {
+      out += fmt::format("  rank{} {}\n", group.ranks.size() > 1 ? "s" : "", list_text(group.ranks));
+      for (size_t k = 0; k < group.frames.size(); ++k) out += fmt::format("    #{:<2} {}\n", k, group.frames[k]);
+    }
+  }
   for (const RankState* rank : order) {
     out += fmt::format("\n{}, state {}: {}\n", who(*rank), rank->state, rank->view.description);
-    const auto stacks = std::find_if(report.stacks.begin(), report.stacks.end(),
-                                     [&](const ProcessStacks& s) { return s.pid == rank->view.pid; });
-    if (stacks != report.stacks.end()) out += to_text(*stacks, "  ");
+    const bool culprit = std::ranges::find(report.finding.culprits, rank->rank) != report.finding.culprits.end();
+    if (report.stacks.size() > kMostWithStacks && !culprit) continue;
+    const auto stacks = std::ranges::find(report.stacks, rank->rank, &RankStacks::rank);
+    if (stacks != report.stacks.end()) out += to_text(stacks->stacks, "  ");
   }
   return out;
+}
+
+std::vector<StackGroup> group_stacks(const std::vector<RankStacks>& all) {
+  std::vector<StackGroup> out;
+  for (const RankStacks& one : all) {
+    const std::vector<ThreadStack>& threads = one.stacks.threads;
+    if (threads.empty()) continue;
+    const auto main = std::ranges::find(threads, one.stacks.pid, &ThreadStack::tid);
+    const std::vector<std::string>& frames = main != threads.end() ? main->frames : threads.front().frames;
+    const auto same = std::ranges::find(out, frames, &StackGroup::frames);
+    if (same != out.end()) {
+      same->ranks.push_back(one.rank);
+    } else {
+      out.push_back({{one.rank}, frames});
+    }
+  }
+  for (StackGroup& group : out) std::ranges::sort(group.ranks);
+  std::ranges::stable_sort(out, {}, [](const StackGroup& group) { return group.ranks.size(); });
+  return out;
+}
+
+json to_json(const RankStacks& stacks) { return {{"rank", stacks.rank}, {"stacks", to_json(stacks.stacks)}}; }
+
+Result<RankStacks> rank_stacks_from_json(const json& in) {
+  if (!in.is_object() || !in.contains("rank") || !in.contains("stacks"))
+    return Error{ErrorCode::kCorrupt, "stacks of no rank"};
+  const std::optional<int64_t> rank = json_integer(in["rank"], 0, INT64_MAX);
+  if (!rank) return Error{ErrorCode::kCorrupt, "stacks of no rank"};
+  RT_TRY_SET(ProcessStacks stacks, process_stacks_from_json(in["stacks"]));
+  return RankStacks{*rank, std::move(stacks)};
 }
 
 }  // namespace cairn::agent

@@ -4,11 +4,13 @@
 // from is the caller's business. Pure.
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "runtime/agent/stacks.h"
 #include "runtime/comm/shm_world.h"
+#include "runtime/core/result.h"
 
 namespace cairn::agent {
 
@@ -35,17 +37,37 @@ WaitFinding find_culprit(const std::vector<RankState>& ranks);
 /// waits on one line. For a terminal.
 std::string summary_text(const WaitFinding& finding, const std::vector<RankState>& ranks);
 
+struct RankStacks {
+  int64_t rank = 0;
+  ProcessStacks stacks;
+};
+
+/// Ranks whose training threads stand at the same place.
+struct StackGroup {
+  std::vector<int64_t> ranks;
+  std::vector<std::string> frames;  // innermost first
+};
+
+/// Fewest ranks first: those that stand where hardly anybody stands are the ones to look at. Ranks without stacks are
+/// left out.
+std::vector<StackGroup> group_stacks(const std::vector<RankStacks>& all);
+
+nlohmann::json to_json(const RankStacks& stacks);
+/// Errors: kCorrupt.
+Result<RankStacks> rank_stacks_from_json(const nlohmann::json& json);
+
 struct WaitReport {
   std::string title;    // "rank 2 keeps the run waiting", or why a generation ended
   std::string failure;  // what the supervisor blames; empty while nothing has failed
   WaitFinding finding;
   std::vector<RankState> ranks;
-  std::vector<ProcessStacks> stacks;  // of those whose stacks were taken
-  std::string time;                   // of day, for people
-  bool of_all = true;                 // ranks; else what they wait for is not known here, and no finding is told
+  std::vector<RankStacks> stacks;  // of those whose stacks were taken, on all hosts
+  std::string time;                // of day, for people
+  bool of_all = true;              // ranks; else what they wait for is not known here, and no finding is told
 };
 
-/// The file: culprit first, then every rank with where it is and its stacks.
+/// The file: culprit first, then groups of equal stacks, then every rank with where it is. Stacks of each rank only
+/// where there are no more than a few; else of the culprits.
 std::string to_text(const WaitReport& report);
 
 }  // namespace cairn::agent

@@ -23,6 +23,8 @@ namespace {
 
 constexpr size_t kHeader = 4, kMostBytes = size_t{16} << 20, kMostUntrusted = size_t{16} << 10;
 
+constexpr int64_t kAskMs = 50;
+
 Error lost(std::string_view peer, std::string_view why) {
   return {ErrorCode::kPeerLost, fmt::format("{}: {}", peer, why)};
 }
@@ -57,7 +59,8 @@ Connection::Connection(Fd fd) : fd_(std::move(fd)), most_bytes_(kMostUntrusted) 
 
 int64_t steady_after(double seconds) { return steady_ns() + static_cast<int64_t>(seconds * 1e9); }
 
-Result<Connection> Connection::connect(const std::string& host, int64_t port, int64_t deadline_ns) {
+Result<Connection> Connection::connect(const std::string& host, int64_t port, int64_t deadline_ns,
+                                       const std::function<bool()>& given_up) {
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   if (const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list); failed != 0) {
@@ -73,8 +76,13 @@ Result<Connection> Connection::connect(const std::string& host, int64_t port, in
       continue;
     }
     pollfd ready{fd.get(), POLLOUT, 0};
-    const int64_t left_ms = (deadline_ns - steady_ns()) / 1'000'000;
-    if (::poll(&ready, 1, static_cast<int>(std::clamp<int64_t>(left_ms, 0, 1 << 30))) != 1) {
+    int answered = 0;
+    for (bool over = false; answered != 1 && !over;) {
+      const int64_t left_ms = (deadline_ns - steady_ns()) / 1'000'000;
+      answered = ::poll(&ready, 1, static_cast<int>(std::clamp<int64_t>(left_ms, 0, kAskMs)));
+      over = left_ms <= kAskMs || (given_up && given_up());
+    }
+    if (answered != 1) {
       failed = ETIMEDOUT;
       continue;
     }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -25,8 +26,10 @@ class Connection {
  public:
   /// `fd` is a connected socket.
   explicit Connection(Fd fd);
-  /// To a host by name or address. Errors: kUnavailable: it does not answer, or not before the deadline (steady clock).
-  static Result<Connection> connect(const std::string& host, int64_t port, int64_t deadline_ns);
+  /// To a host by name or address. `given_up` is asked a few times a second; may be empty. Errors: kUnavailable: it
+  /// does not answer, or not before the deadline (steady clock), or that says yes.
+  static Result<Connection> connect(const std::string& host, int64_t port, int64_t deadline_ns,
+                                    const std::function<bool()>& given_up = {});
 
   int fd() const { return fd_.get(); }
   /// "10.77.0.10:24512"

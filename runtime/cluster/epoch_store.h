@@ -1,15 +1,19 @@
 #pragma once
-// Who leads a run, and with whom: a record for each epoch in RUN/cluster, epoch-00000007.json. The record of an epoch
-// is made once, by link(2) of a complete temporary file, which is atomic at the server of a shared folder where flock
-// is not. Whoever links epoch N + 1 leads it; the others find it taken, read it, and join or leave.
+// Who leads a run, and with whom: a record for each epoch, made once. Whoever makes the record of epoch N + 1 leads it;
+// the others find it taken, read it, and join or leave. Beside it the leader shows a sign of life (lease.h).
+//
+// Two stores keep that: a folder which all hosts share (folder_store.h) and etcd (etcd_store.h). One suite of tests
+// runs against both (tests/runtime/cluster/store_suite.h).
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/core/result.h"
+#include "runtime/http/client.h"
 
 namespace cairn::cluster {
 
@@ -32,19 +36,33 @@ struct Epoch {
   bool operator==(const Epoch&) const = default;
 };
 
+/// Threads: any, also several at once. Each call ends within some seconds, whatever the store does.
 class EpochStore {
  public:
-  /// Makes `directory` when missing.
-  static Result<EpochStore> open(std::filesystem::path directory);
+  virtual ~EpochStore() = default;
 
-  /// nullopt: no epoch yet. Errors: kCorrupt: a record that cannot be read, with its file.
-  Result<std::optional<Epoch>> newest() const;
-  /// True: this call made the record; false: the epoch has one already. The record is on disk when this returns.
-  Result<bool> claim(const Epoch& epoch) const;
+  /// nullopt: no epoch yet. Errors: kCorrupt: a record that cannot be read, with where it is; kTimeout: a store that
+  /// does not answer.
+  virtual Result<std::optional<Epoch>> newest() = 0;
+  /// True: this call made the record; false: the epoch has one already, or a later one has. The record is durable when
+  /// this returns. Errors: those of the store; the record may have been made yet.
+  virtual Result<bool> claim(const Epoch& epoch) = 0;
 
- private:
-  explicit EpochStore(std::filesystem::path directory) : directory_(std::move(directory)) {}
-  std::filesystem::path directory_;
+  /// The leader's sign of life, which replaces the one before.
+  virtual Status show(const std::string& sign) = 0;
+  /// The last one that was shown; empty: none. Errors: the store does not answer, which says nothing of the leader.
+  virtual Result<std::string> shown() = 0;
+  /// So long shown() may be an old sign while newer ones are shown.
+  virtual double stale_s() const = 0;
 };
+
+struct StoreOptions {
+  std::vector<std::string> endpoints;  // of etcd, HOST:PORT of each member; empty: the folder
+  std::optional<http::Tls> tls;        // of etcd; none: http
+};
+
+/// `directory`: RUN/cluster. It is made when missing, and so is its token, whose name tells runs apart in etcd. Asks
+/// nothing of etcd yet. Errors: kInvalidInput: a certificate or key that cannot be read.
+Result<std::shared_ptr<EpochStore>> open_store(const StoreOptions& options, const std::filesystem::path& directory);
 
 }  // namespace cairn::cluster

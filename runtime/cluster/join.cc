@@ -167,9 +167,10 @@ class Door::Impl {
     }
     // A new start of an agent whose old one is not known to be gone yet: it comes again.
     if (rules_.present && rules_.present(brought->index)) return false;
-    if (const std::string why = mismatch(*brought); !why.empty()) {
+    const std::string barred = rules_.barred ? rules_.barred(*brought) : std::string();
+    if (const std::string why = barred.empty() ? mismatch(*brought) : barred; !why.empty()) {
       say_(fmt::format("{} ({}) is refused: {}", brought->name, guest.connection.peer(), why));
-      refuse(guest, why);
+      refuse(guest, why, !barred.empty());
       return false;
     }
     guest.connection.trust();
@@ -205,8 +206,9 @@ class Door::Impl {
     return "";
   }
 
-  static void refuse(Guest& guest, const std::string& why) {
-    ignore(guest.connection.send({.kind = "refused", .body = {{"why", why}}}), "it is refused either way");
+  static void refuse(Guest& guest, const std::string& why, bool barred = false) {
+    ignore(guest.connection.send({.kind = "refused", .body = {{"why", why}, {"barred", barred}}}),
+           "it is refused either way");
   }
 
   Listener listener_;
@@ -252,7 +254,7 @@ void welcome(std::vector<Joined>& members, const Epoch& epoch, const std::string
 Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
                    int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns,
                    const std::function<bool()>& lives) {
-  bool dead = false;
+  bool dead = false, barred = false;
   const auto given_up = [&] { return asked(stopped) || (dead = lives && steady_ns() >= try_until_ns && !lives()); };
   std::optional<Error> last;
   for (int64_t tokens_until_ns = 0;;) {
@@ -262,12 +264,19 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
                    fmt::format("the leader {} cannot be joined{}", leader, last ? ": " + last->message : "")};
     }
     auto joined = [&]() -> Result<Place> {
+      // A host without power answers nothing: the lease tells sooner than the deadline.
+      const auto unreachable = [&] { return asked(stopped) || (dead = lives && !lives()); };
       RT_TRY_SET(Connection connection, Connection::connect(leader, port,
                                                             std::min({deadline_ns, steady_after(kHandshakeS),
-                                                                      std::max(try_until_ns, steady_after(kReachS))})));
+                                                                      std::max(try_until_ns, steady_after(kReachS))}),
+                                                            unreachable));
       RT_TRY_SET(const Message challenge,
                  receive(connection, std::min(deadline_ns, steady_after(kHandshakeS)), given_up));
       const std::string nonce = text_of(challenge.body, "nonce"), name = text_of(challenge.body, "token_name");
+      if (challenge.kind == kKeepsCopies) {
+        return Error{ErrorCode::kUnavailable,
+                     fmt::format("{}: an agent that keeps others' copies there, and does not lead", connection.peer())};
+      }
       if (challenge.kind != "challenge" || nonce.empty()) {
         return Error{ErrorCode::kCorrupt, fmt::format("{}: no agent of cairn that leads a run", connection.peer())};
       }
@@ -295,7 +304,9 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
       connection.trust();
       RT_TRY_SET(const Message answer, receive(connection, deadline_ns, given_up));
       if (answer.kind == "refused") {
-        return Error{ErrorCode::kInvalidInput, fmt::format("refused by {}: {}", leader, text_of(answer.body, "why"))};
+        barred = answer.body.value("barred", json()) == true;
+        return Error{barred ? ErrorCode::kUnavailable : ErrorCode::kInvalidInput,
+                     fmt::format("refused by {}: {}", leader, text_of(answer.body, "why"))};
       }
       const json epoch = answer.body.value("epoch", json());
       if (answer.kind != "welcome" ||
@@ -309,6 +320,7 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
     if (joined.ok()) return joined;
     if (dead) return Error{ErrorCode::kTimeout, fmt::format("{} does not answer, and lives no more", leader)};
     const ErrorCode code = joined.error().code;
+    if (barred) return joined;
     if (code != ErrorCode::kUnavailable && code != ErrorCode::kPeerLost && code != ErrorCode::kTimeout) return joined;
     last = joined.error();
     std::this_thread::sleep_for(std::chrono::duration<double>(kConnectAgainS));

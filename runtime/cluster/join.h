@@ -4,7 +4,7 @@
 //
 //   leader -> member   challenge { nonce, token_name }
 //   member -> leader   join { hello..., nonce, proof of the leader's nonce and of the hello }
-//   leader -> member   welcome { epoch..., proof of the member's nonce and of the epoch }, or refused { why }
+//   leader -> member   welcome { epoch..., proof of the member's nonce and of the epoch }, or refused { why, barred }
 //
 // A member whose run folder does not hold the leader's token waits for it (a shared folder may show a new file late),
 // and says then that the folder is not shared. A connection that proves nothing, or is silent, costs the leader a
@@ -54,8 +54,13 @@ struct DoorRules {
   std::vector<std::string> names;  // of the hosts in order, for messages; empty where a launcher tells none
   int64_t hosts = 0;               // spares included
   std::string token;
-  std::function<bool(int64_t index)> present;  // has come in before, and is not known to be gone; null: nobody has
+  std::function<bool(int64_t index)> present;       // has come in before, and is not known to be gone; null: nobody has
+  std::function<std::string(const Hello&)> barred;  // why it may not join at all; empty: it may. null: anybody may
 };
+
+/// How an agent greets at its door for copies of memory (tools/run/replicas.h), which may have any port of the range:
+/// who looks for the leader there goes on looking.
+inline constexpr char kKeepsCopies[] = "keeps copies";
 
 /// The leader's side: where hosts come in. It is served while the leader waits for hosts, and now and then while it
 /// leads. What does not fit is refused to the agent that brings it; `say` gets each such refusal once.
@@ -94,8 +99,8 @@ struct Place {
 
 /// A member's side: tries while the leader does not answer yet, and begins no other try from `try_until_ns` on; who is
 /// connected waits until the deadline, or, from then on, until the leader lives no more: `lives`; null: it does.
-/// `directory` is RUN/cluster. Errors: kInvalidInput in the leader's words; kUnavailable: no leader, or the run folder
-/// is not shared; kStopped.
+/// `directory` is RUN/cluster. Errors: kInvalidInput in the leader's words; kUnavailable: no leader, the run folder
+/// is not shared, or this host is barred; kStopped.
 Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
                    int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns = INT64_MAX,
                    const std::function<bool()>& lives = {});

@@ -1,6 +1,6 @@
 #pragma once
-// That the leader lives, as hosts see it that no packet of it reaches: RUN/cluster/lease, which the leader writes anew
-// every so often. Who cannot reach the leader looks whether the file still changes, and claims the next epoch
+// That the leader lives, as hosts see it that no packet of it reaches: a sign in the store, which the leader shows anew
+// every so often. Who cannot reach the leader looks whether it still changes, and claims the next epoch
 // (epoch_store.h) only where it does not. Clocks of hosts are never compared.
 //
 // Nothing is decided by it alone: two that lead for a moment are told apart by their epochs.
@@ -8,32 +8,33 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <filesystem>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 
+#include "runtime/cluster/epoch_store.h"
+
 namespace cairn::cluster {
 
-/// Longer than a shared folder's caches show an old file.
-inline constexpr double kLeaseStillS = 4;
-inline constexpr double kLeaseEveryS = 0.5;
+inline constexpr double kLeaseEveryS = 0.25;
 
-/// Held by who leads, on a thread of its own: a slow event loop, or a folder that hangs, stops nothing else.
+/// Held by who leads, on a thread of its own: a slow event loop, or a store that hangs, stops nothing else.
 class Lease {
  public:
-  explicit Lease(const std::filesystem::path& directory);
+  explicit Lease(std::shared_ptr<EpochStore> store);
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
-  /// False: the file stays as it is from here on, for others to take the lead.
+  /// False: the sign stays as it is from here on, for others to take the lead.
   void hold(bool held) { held_ = held; }
 
  private:
   void run();
 
-  const std::string path_, own_;
+  const std::shared_ptr<EpochStore> store_;
+  const std::string own_;
   std::atomic<bool> held_ = true;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -43,15 +44,17 @@ class Lease {
 
 class LeaseWatch {
  public:
-  explicit LeaseWatch(const std::filesystem::path& directory);
+  /// Null: there is no store yet, and nobody leads.
+  explicit LeaseWatch(std::shared_ptr<EpochStore> store);
 
-  /// Seconds since this was seen to change, or since the watch began. Looks a few times a second at most.
+  /// Seconds since the sign was seen to change, or since the watch began, as far as the store could be asked: time of
+  /// which it tells nothing does not count. Looks a few times a second at most.
   double still_s();
   /// Whether it has changed since the watch began.
   bool has_changed() const { return changed_; }
 
  private:
-  const std::string path_;
+  const std::shared_ptr<EpochStore> store_;
   std::string seen_;
   int64_t since_ns_, looked_ns_ = 0;
   bool changed_ = false;

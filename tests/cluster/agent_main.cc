@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -80,10 +81,10 @@ Status lead(const DoorRules& rules, const std::string& directory, const Hello& o
   for (const Joined& member : members) {
     epoch.members.push_back({member.hello.name, member.address, member.hello.boot_id});
   }
-  RT_TRY_SET(const EpochStore store, EpochStore::open(directory));
-  RT_TRY_SET(const std::optional<Epoch> before, store.newest());
+  RT_TRY_SET(const std::shared_ptr<EpochStore> store, open_store({}, directory));
+  RT_TRY_SET(const std::optional<Epoch> before, store->newest());
   if (before) epoch.number = before->number + 1;
-  RT_TRY_SET(const bool made, store.claim(epoch));
+  RT_TRY_SET(const bool made, store->claim(epoch));
   if (!made) return Error{ErrorCode::kStopped, "another leads"};
   welcome(members, epoch, rules.token);
   say({{"epoch", encode_epoch(epoch)}});
@@ -119,7 +120,7 @@ int main(int count, char** words) {
   if (count == 6) {
     done = follow(words[4], std::atoll(words[5]), directory, own, beats);
   } else {
-    const auto store = EpochStore::open(directory);
+    const auto store = open_store({}, directory);
     if (!store.ok()) return 1;
     const auto token = make_token(directory);
     if (!token.ok()) return 1;

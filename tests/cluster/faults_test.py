@@ -3,11 +3,13 @@ flap, killed agents, at any time and within saves. After each the run goes on by
 holds; at the end its bits are those of a run that nothing happened to.
 
 CAIRN_FAULTS=A:B takes the faults A to B - 1 of their list (the same in every run; default: a few), CAIRN_FAULTS_SHARED=fuse
-a cached folder. What each took is printed: seconds from the end of the fault to the third new step."""
+a cached folder, CAIRN_FAULTS_STORE=etcd lets an etcd of three further hosts decide who leads; one of them loses its power
+in the middle. What each took is printed: seconds from the end of the fault to the third new step."""
 
 import json
 import os
 import random
+import shutil
 import statistics
 import time
 
@@ -18,7 +20,11 @@ from train_test import PROGRAM, RUN, TrainBed
 FIRST, END = map(int, os.environ.get("CAIRN_FAULTS", "0:8").split(":"))
 
 
+STORE = os.environ.get("CAIRN_FAULTS_STORE", "folder")
+
+
 class Faults(TrainBed):
+    count = 7 if STORE == "etcd" else 4
     shared = os.environ.get("CAIRN_FAULTS_SHARED", "bind")
     life_s = 2400 if "CAIRN_FAULTS" in os.environ else 400
     steps = 1_000_000
@@ -26,10 +32,26 @@ class Faults(TrainBed):
 
     def setUp(self):
         super().setUp()
+        store = self.start_etcd() if STORE == "etcd" else "folder"
         (self.shared_folder / "cluster.lua").write_text(
-            'return require("cairn").hosts { names = { "h0", "h1", "h2", "h3" }, ranks_per_host = 2, dead_after = 1 }\n')
+            'return require("cairn").hosts { names = { "h0", "h1", "h2", "h3" }, ranks_per_host = 2, dead_after = 1,\n'
+            f'                                store = "{store}" }}\n')
         recipe = self.shared_folder / "recipe.lua"
         recipe.write_text(recipe.read_text().replace("steps = 10 }", f"steps = {self.save} }}", 1))
+
+    def start_etcd(self):
+        """On h4, h5 and h6; the address of the store."""
+        if shutil.which("etcd") is None:
+            self.skipTest("etcd: not installed (tools/setup cluster)")
+        members = range(4, 7)
+        address = lambda k, port: f"http://10.77.0.{10 + k}:{port}"  # noqa: E731
+        every = ",".join(f"m{k}={address(k, 2380)}" for k in members)
+        for k in members:
+            self.start_on(k, "etcd", "--name", f"m{k}", "--data-dir", "/mnt/local/etcd", "--log-level", "error",
+                          "--listen-client-urls", address(k, 2379), "--advertise-client-urls", address(k, 2379),
+                          "--listen-peer-urls", address(k, 2380), "--initial-advertise-peer-urls", address(k, 2380),
+                          "--initial-cluster", every)
+        return "etcd://" + ",".join(f"h{k}:2379" for k in members)
 
     def where(self):
         return ("--cluster", "/mnt/shared/cluster.lua")
@@ -103,8 +125,12 @@ class Faults(TrainBed):
         self.until_done()
         self.check_saved()
         reached = self.newest()
-        claims = [path.name for path in (self.shared_folder / "run" / "cluster").glob("epoch-*.json")]
-        print(f"{reached} steps, {len(claims)} epochs")
+        epochs = [event["epoch"] for event in self.lines("events.jsonl") if event["event"] == "epoch"]
+        print(f"{reached} steps, {len(epochs)} epochs, the store: {STORE}")
+        # Each has one leader: told once.
+        self.assertEqual(len(epochs), len(set(epochs)))
+        files = list((self.shared_folder / "run" / "cluster").glob("epoch-*.json"))
+        self.assertEqual(len(files) > 0, STORE == "folder")
         self.start_on(3, PROGRAM, "train", "/mnt/shared/recipe.lua", "--run", "/mnt/shared/one", "--threads", "1")
         self.until(lambda: self.newest("one") > reached, "the run that nothing happens to", 1200)
         self.signal_agent(3, "TERM")
@@ -123,6 +149,8 @@ class Faults(TrainBed):
             draw = random.Random(number)
             kind, host = kinds[number % len(kinds)], draw.randrange(4)
             self.until_newest(self.newest() + draw.randrange(5, 25))
+            if STORE == "etcd" and number == (FIRST + END) // 2:
+                self.hosts("kill", "h6")
             self.strike(kind, host, draw)
             seconds = self.healed()
             took.setdefault(kind, []).append(seconds)

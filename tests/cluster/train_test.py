@@ -94,6 +94,60 @@ class TrainBed(Bed):
             self.fail(f"step {self.steps} was not saved{self.all_logs()}")
 
 
+
+class ListedBed(TrainBed):
+    """Hosts of one rank each, four of which train until they are told to stop, with a cluster file that lists them."""
+
+    steps = 1_000_000
+    layout = dict(tp=1, dp=4, sp="false")
+    cluster = ""  # more of T.hosts
+    changes = {}  # of the recipe's text
+
+    def setUp(self):
+        super().setUp()
+        names = ", ".join(f'"h{k}"' for k in range(self.count))
+        (self.shared_folder / "cluster.lua").write_text(
+            f'return require("cairn").hosts {{ names = {{ {names} }}, ranks_per_host = 1, {self.cluster} }}\n')
+        for old, new in self.changes.items():
+            self.change_recipe(old, new)
+
+    def change_recipe(self, old, new):
+        recipe = self.shared_folder / "recipe.lua"
+        text = recipe.read_text()
+        self.assertEqual(text.count(old), 1, old)
+        recipe.write_text(text.replace(old, new))
+
+    def where(self):
+        return ("--cluster", "/mnt/shared/cluster.lua")
+
+    def newest(self):
+        """The step that was told last, from the file's end: files of long runs are long."""
+        path = self.shared_folder / "run" / "metrics.jsonl"
+        if not path.exists():
+            return 0
+        with open(path, "rb") as f:
+            f.seek(max(0, f.seek(0, os.SEEK_END) - 4096))
+            lines = [line for line in f.read().split(b"\n")[:-1] if b'"step"' in line]
+        return json.loads(lines[-1])["step"] if lines else 0
+
+    def events(self, kind):
+        return [event for event in self.lines("events.jsonl") if event["event"] == kind]
+
+    def leader_and_members(self):
+        event = self.events("epoch")[-1]
+        return int(event["leader"][1]), [int(name[1]) for name in event["hosts"]]
+
+    def check_bits(self, reached, up):
+        """Against one host of four ranks, `up`."""
+        self.start_on(up, PROGRAM, "train", "/mnt/shared/recipe.lua", "--run", "/mnt/shared/one", "--threads", "1")
+        self.until(lambda: max(self.metrics("one"), default=0) > reached, "the run that nothing happens to", 600)
+        self.signal_agent(up, "TERM")
+        got, wanted = self.metrics(), self.metrics("one")
+        for step in range(1, reached + 1):
+            for key in ("loss", "grad_norm", "samples", "tokens"):
+                self.assertEqual(got[step][key], wanted[step][key], f"step {step}: {key}")
+
+
 class Train(TrainBed):
     def test_hosts_that_lose_their_power_and_are_booted_again(self):
         for index in (3, 1, 2, 0):

@@ -70,6 +70,7 @@ class Changed(ChangeTest):
             ("made", "recompute", ["recompute.mode=full"], "exact", layout),
             ("made", "zero", ["optimizer.zero=3", "optimizer.keep_after_forward=true", "optimizer.bucket=4096",
                               "optimizer.overlap=false"], "exact", layout),
+            ("made", "uneven", ["batch.uneven=true"], "exact", layout),
             ("made", "offload", [f"optimizer.offload={disk}"], "exact", "changes nothing that is trained"),
             ("made", "save", ["checkpoint.incremental=true"], "exact", "changes nothing that is trained"),
             ("made", "keep", ["checkpoint.keep={ T.last(7) }"], "exact", "retention by the new rules"),

@@ -1,5 +1,6 @@
 """What can go wrong while training: a full disk, data that vanish, ranks that hang. Never a hang, always a culprit."""
 
+import json
 import os
 import resource
 import shutil
@@ -11,6 +12,11 @@ from harness import PATIENCE_S, RunTest, main
 
 
 class Failure(RunTest):
+    def setenv(self, name, value):
+        """For what is started from here on."""
+        os.environ[name] = str(value)
+        self.addCleanup(os.environ.pop, name)
+
     def mount_small_disk(self, path, size):
         path.mkdir(parents=True)
         done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], capture_output=True)
@@ -136,6 +142,10 @@ class Failure(RunTest):
 
     def test_a_rank_that_always_dies_is_given_up(self):
         recipe = self.recipe(name="long", steps=100000, save=100000)
+        log = self.folder / "termination-log"
+        log.touch()
+        self.setenv("CAIRN_TERMINATION_LOG", log)
+        self.setenv("TORCHELASTIC_ERROR_FILE", self.folder / "elastic.json")
         # A rank killed again and again before it gets anywhere.
         job = self.start(recipe, "run", "--set", "restart.max_restarts=2", "--set", "restart.backoff=0.1")
         killed = set()
@@ -152,6 +162,17 @@ class Failure(RunTest):
         self.assertEqual(len(self.events("run", "failure")), 3)
         self.assertIn("given up after 2 restarts in a row", job.output())
         self.assertIn("rank 3", self.events("run", "failure")[0]["message"])
+        self.assertEqual(self.events("run", "end")[-1]["class"], "killed")
+        record = json.loads((self.folder / "run" / "failure.json").read_text())
+        self.assertEqual([record[key] for key in ("rank", "class", "exit", "restarting", "generation")],
+                         [3, "killed", 137, False, 2])
+        self.assertLess(abs(record["first_seen"] - time.time()), 60)
+        self.assertIn("killed on ", log.read_text())
+        told = json.loads((self.folder / "elastic.json").read_text())["message"]
+        self.assertEqual(told["errorCode"], 137)
+        self.assertIn("was killed by signal 9", told["message"])
+        report = self.cairn("report", self.folder / "run").stdout.decode()
+        self.assertRegex(report, r"failures       3: killed by hand, or evicted on \S+ \(3\)")
         self.assertEqual(self.memory_left(self.folder), [])
 
     def test_a_stopped_rank_is_named_and_the_run_goes_on(self):
@@ -166,6 +187,7 @@ class Failure(RunTest):
             failure = self.until(lambda: self.events("run", "failure")[before:], "the deadline", job)[0]
             took = time.monotonic() - begin
             self.assertRegex(failure["message"], f"^rank {rank} .* is stopped")
+            self.assertEqual(failure["class"], "hang")
             self.assertLess(took, 20)  # deadline 2 s, the agent's own check 4 s; the rest is for a loaded machine
             print(f"rank {rank} stopped: reported after {took:.1f} s: {failure['message']}")
             self.until_step("run", at + 5, job)

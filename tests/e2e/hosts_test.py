@@ -4,6 +4,7 @@ is tests/cluster's."""
 
 import os
 import pathlib
+import re
 import signal
 import time
 
@@ -165,6 +166,12 @@ class Hosts(RunTest):
         self.finish_all([leader, follower])
         self.assertFalse((self.folder / "else").exists())
 
+    @staticmethod
+    def ranks_of(text):
+        """[0, 1, 2] of "0 to 2", [0, 2] of "0, 2"."""
+        ends = [int(word) for word in text.replace(",", "").split() if word != "to"]
+        return list(range(ends[0], ends[-1] + 1)) if " to " in text else ends
+
     def test_a_rank_of_another_host_that_stands_still_is_named_with_its_host(self):
         recipe = self.recipe(steps=400, save=1000, tp=2, pp=1, dp=2)
         jobs = self.start_hosts(recipe, "run", 2, 2, "--set", "restart.deadline=4")
@@ -176,12 +183,14 @@ class Hosts(RunTest):
         self.assertEqual(wait["reason"], "is stopped (state T)")
         self.assertLess(wait["waited_ms"], 3500)  # at half of the deadline, not at its end
         self.assertIn(f"rank 3 (pid {stopped} on ", pathlib.Path(self.folder / wait["report"]).read_text())
-        # Its own host reads its stack.
-        reports = lambda: list((self.folder / "run" / "reports").glob(f"*-{os.uname().nodename}.txt"))  # noqa: E731
-        stacks = lambda: reports() and "#0 " in (text := reports()[0].read_text()) and text  # noqa: E731
-        text = self.until(stacks, "the stacks of the other host", jobs[0])
-        self.assertIn(f"rank 3 (pid {stopped}), state T", text)
-        self.assertNotIn("rank 0 ", text)
+        # Its own host reads its stack, and the report has those of all hosts.
+        self.until(lambda: self.events("run", "failure"), "the deadline", jobs[0])
+        text = pathlib.Path(self.folder / wait["report"]).read_text()
+        groups = re.findall(r"^  ranks? ([\d, to]+)$", text[text.index("Training threads, equal ones together"):], re.M)
+        named = [rank for group in groups for rank in self.ranks_of(group)]
+        self.assertEqual(sorted(named), [0, 1, 2, 3], text)
+        self.assertRegex(text, rf"rank 3 \(pid {stopped} on .*\), state T: .*\n  thread")
+        self.assertEqual(self.events("run", "failure")[0]["class"], "hang")
         self.finish_all(jobs)  # at the deadline all are started again
         self.assertIn("rank 3 keeps the others waiting: it is stopped (state T)", jobs[0].output())
         self.assertGreaterEqual(len(self.events("run", "recovered")), 1)

@@ -107,11 +107,12 @@ class Report(RunTest):
         self.assertIn(told["starts"][1]["source"], ("memory", "disk"))  # it was another layout's: written out first
         self.assertEqual([l["mesh"] for l in told["layouts"]], ["2 = tp 1 x dp 1 x pp 2", "2 = tp 2 x dp 1 x pp 1"])
         self.assertTrue(all(l["tokens_per_s_median"] > 0 for l in told["layouts"]))
-        # Ranks go on until they miss their agent; the next start brings the lines of steps that only memory had.
+        # Ranks go on until they miss their agent; the next start brings the lines of steps that only memory had. A step
+        # that was told while its copy was not complete yet is done again.
         heard = re.search(r"life +the agent \(pid \d+ on .*\) was killed without an end, last heard of at step (\d+)\b", text)
         went_on = re.search(r"life +resumed from step (\d+) .*, layout 2 = tp 1 x dp 1 x pp 2 -> 2 = tp 2 x dp 1 x pp 1", text)
         self.assertTrue(heard and went_on, text)
-        self.assertTrue(last <= int(heard[1]) <= int(went_on[1]), text)
+        self.assertTrue(last <= int(heard[1]) <= int(went_on[1]) + 1, text)
         self.assertRegex(text, r"state +not running: ended with exit code 0")
 
     def test_train_json_is_one_object_and_progress_goes_to_stderr(self):

@@ -130,7 +130,7 @@ std::string shape_key(const Plan& plan, int64_t cores) {
   // A digest of the canonical tensors says what kind of layer it is without naming every option of the model.
   uint64_t kind = 1469598103934665603u;
   for (const TensorSpec& tensor : plan.tensors) {
-    if (tensor.layer > 0) continue;
+    if (tensor.layer > 0 && m.moe.dense_layers.empty()) continue;  // or all layers are alike
     for (const char c : tensor.name)
       kind = (kind ^ static_cast<uint64_t>(static_cast<unsigned char>(c))) * 1099511628211u;
     for (const int64_t n : tensor.shape) kind = (kind ^ static_cast<uint64_t>(n)) * 1099511628211u;

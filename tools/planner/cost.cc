@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "runtime/plan/activations.h"
+#include "runtime/plan/model_tensors.h"
 
 namespace cairn::tools {
 namespace {
@@ -14,11 +17,22 @@ constexpr double kGb = 1e9;
 
 /// What of the model a pipeline rank holds.
 struct Own {
-  int64_t layers = 0, recomputed = 0;  // the second: of which whole layers are computed again
+  int64_t layers = 0, recomputed = 0;        // the second: of which whole layers are computed again
+  double weight = 0, recomputed_weight = 0;  // the same in mean layers
   bool head = false;
 };
 
-Own own_part(const Plan& plan, int64_t pp) {
+/// What each layer takes, its products by the mean's; empty: all the same.
+std::vector<double> layer_weights(const ModelConfig& model) {
+  std::vector<double> out;
+  if (model.moe.dense_layers.empty()) return out;
+  for (int64_t layer = 0; layer < model.layers; ++layer) out.push_back(layer_products(model, layer));
+  const double mean = std::accumulate(out.begin(), out.end(), 0.0) / static_cast<double>(out.size());
+  for (double& weight : out) weight /= mean;
+  return out;
+}
+
+Own own_part(const Plan& plan, int64_t pp, const std::vector<double>& weights = {}) {
   Own out;
   const ScheduleShape shape = plan.schedule();
   for (int64_t c = 0; c < shape.chunks; ++c) {
@@ -26,7 +40,11 @@ Own own_part(const Plan& plan, int64_t pp) {
     out.layers += stage.end_layer - stage.first_layer;
     out.head = out.head || stage.head;
     for (int64_t l = stage.first_layer; l < stage.end_layer; ++l) {
-      out.recomputed += layer_recompute(plan, stage, l) == RecomputeMode::kFull ? 1 : 0;
+      const bool full = layer_recompute(plan, stage, l) == RecomputeMode::kFull;
+      const double weight = weights.empty() ? 1.0 : weights[static_cast<size_t>(l)];
+      out.recomputed += full ? 1 : 0;
+      out.weight += weight;
+      out.recomputed_weight += full ? weight : 0;
     }
   }
   return out;
@@ -67,12 +85,14 @@ StateCalls state_calls(const Plan& plan) {
   for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) layers = std::max(layers, own_part(plan, pp).layers);
   const ModelConfig& model = plan.recipe.model;
   double layer = 0;
+  const int64_t kinds = model.moe.dense_layers.empty() ? 1 : model.layers;  // the mean of layers that differ
   for (const TensorSpec& tensor : plan.tensors) {
-    if (tensor.layer != 0) continue;
+    if (tensor.layer < 0 || tensor.layer >= kinds) continue;
     const double part = tensor.expert >= 0 ? static_cast<double>(plan.mesh.ep()) : 1.0;
     const double cut = tensor.cut == TensorCut::kReplicated ? 1.0 : static_cast<double>(plan.mesh.tp());
     layer += static_cast<double>(count_elems(tensor.shape)) / part / cut;
   }
+  layer /= static_cast<double>(kinds);
   const auto bucket = static_cast<double>(plan.bucket_elems());
   const double table = static_cast<double>(plan.padded_vocab * embed_dim(model)) / static_cast<double>(plan.mesh.tp());
   const double in_layer = std::ceil(layer / bucket), in_table = std::ceil(table / bucket);
@@ -115,11 +135,12 @@ StepCost machine_cost(const Plan& plan, const Machine& machine, const Placement&
   const double all_flops = plan.flops_per_token() * rows / tp;
   const double layer_flops = (all_flops - head_flops) / layers;
   double layer_parameters = 0;
+  const int64_t kinds = model.moe.dense_layers.empty() ? 1 : model.layers;
   for (const TensorSpec& tensor : plan.tensors) {
-    if (tensor.layer != 0) continue;
+    if (tensor.layer < 0 || tensor.layer >= kinds) continue;
     layer_parameters += static_cast<double>(count_elems(tensor.shape)) / (tensor.expert >= 0 ? ep : 1.0);
   }
-  layer_parameters /= tp;
+  layer_parameters /= tp * static_cast<double>(kinds);
   const double saved = rows * c *
                        (2 * width + (model.heads + 2.0 * model.kv_heads) * model.head_dim / tp +
                         static_cast<double>(model.heads * model.head_dim + model.ffn * 2) / tp);
@@ -159,15 +180,15 @@ StepCost machine_cost(const Plan& plan, const Machine& machine, const Placement&
 
   StepCost out;
   std::vector<double> rank_ms;
+  const std::vector<double> weights = layer_weights(model);
   double deepest = 0, again = 0;
   for (int64_t pp = 0; pp < mesh.pp(); ++pp) {
-    const Own part = own_part(plan, pp);
+    const Own part = own_part(plan, pp, weights);
     const auto own = static_cast<double>(part.layers);
-    const double recomputed =
-        again_ms * static_cast<double>(recompute.mode == RecomputeMode::kFull ? part.recomputed : part.layers);
+    const double recomputed = again_ms * (recompute.mode == RecomputeMode::kFull ? part.recomputed_weight : own);
     deepest = std::max(deepest, own);
     again = std::max(again, recomputed);
-    rank_ms.push_back(own * (layer_ms + tensor_ms) + recomputed + (part.head ? head_ms : 0.0));
+    rank_ms.push_back(part.weight * layer_ms + own * tensor_ms + recomputed + (part.head ? head_ms : 0.0));
   }
   const PipelineTime time = pipeline_time(plan, rank_ms);
   const auto m = static_cast<double>(plan.micro_batches);

@@ -13,6 +13,7 @@
 
 #include "runtime/core/units.h"
 #include "runtime/plan/activations.h"
+#include "runtime/plan/model_tensors.h"
 
 namespace cairn::tools {
 namespace {
@@ -81,7 +82,10 @@ std::vector<int64_t> micro_batch_sizes(const Recipe& recipe, const Pins& pins) {
 std::vector<Layout> shapes_of(const Recipe& recipe, int64_t world, int64_t node, const Pins& pins) {
   const ModelConfig& m = recipe.model;
   std::vector<Layout> out;
-  for (const int64_t tp : divisors(std::gcd(world, std::gcd(m.heads, m.ffn)))) {
+  int64_t cuts = std::gcd(world, m.heads);  // all that tp must divide
+  if (has_dense_layers(m)) cuts = std::gcd(cuts, m.ffn);
+  if (m.moe.experts > 0) cuts = std::gcd(std::gcd(cuts, expert_ffn(m)), shared_ffn(m));
+  for (const int64_t tp : divisors(cuts)) {
     if (m.kv_heads % tp != 0 && tp % m.kv_heads != 0) continue;
     if (tp > node && pins.tp != tp) continue;  // four collectives a layer do not cross nodes unless one asks for it
     for (const int64_t pp : divisors(world / tp)) {

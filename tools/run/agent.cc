@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "ckpt/position.h"
+#include "runtime/telemetry/trace.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/run/fleet.h"
 
@@ -18,6 +19,8 @@ namespace cairn::tools {
 using nlohmann::json;
 
 namespace {
+
+constexpr int64_t kLoadEveryNs = 1'000'000'000;
 
 /// A file without a name that holds `text`.
 Result<Fd> memory_file(const std::string& text) {
@@ -44,8 +47,9 @@ Agent::Agent(const Plan& plan, const std::filesystem::path& run, Coordinator& co
       waits_(run, plan.recipe.name, plan.recipe.restart.deadline_s, narrator.callbacks(),
              {.ask = [this] { coordinator_.ask_where_ranks_are(); },
               .put_in = [this](std::vector<agent::RankState>& ranks) { coordinator_.put_in(ranks); },
-              .ask_reports = [this] { coordinator_.ask_reports(); }},
-             coordinator_.watches_waits() ? "" : own_host_name()) {}
+              .ask_stacks = [this](const std::vector<int64_t>& first) { coordinator_.ask_stacks(first); }},
+             coordinator_.watches_waits() ? "" : own_host_name()),
+      load_meter_(host_.cgroup()) {}
 
 comm::RankView Agent::view_of(int64_t rank) const {
   const std::vector<comm::RankView> views = world_ ? world_->ranks() : std::vector<comm::RankView>{};
@@ -54,6 +58,9 @@ comm::RankView Agent::view_of(int64_t rank) const {
 
 Result<std::vector<agent::ChildSpec>> Agent::prepare_generation(int64_t generation) {
   RT_TRY_SET(const ckpt::RestoreChoice choice, coordinator_.next_generation(generation));
+  host_.begin();
+  load_meter_.clear();
+  loads_.clear();
   const ckpt::RankRange here = coordinator_.memory().ranks();
   comm::ShmWorldConfig config = trainer::world_config(plan_);
   if (here.size() < plan_.mesh.world()) config.local_ranks = here.size();
@@ -130,7 +137,11 @@ Status Agent::use(agent::RunControl& control) {
   coordinator_.use({.put = [this](const std::string& key, const std::string& value) { hub_->put(key, value); },
                     .states = [this] { return world_ ? states_of(*world_) : std::vector<agent::RankState>(); },
                     .kill = [this](int64_t rank) { kill(rank); },
-                    .report = [this] { waits_.ask(world_ ? &*world_ : nullptr, "the leader"); }});
+                    .read_stacks =
+                        [this](std::function<void(std::vector<agent::RankStacks>)> to) {
+                          waits_.send_stacks(world_ ? &*world_ : nullptr, std::move(to));
+                        },
+                    .take_stacks = [this](std::vector<agent::RankStacks> stacks) { waits_.take(std::move(stacks)); }});
   return control.watch(hub_->fd());
 }
 
@@ -148,6 +159,12 @@ void Agent::on_event(int64_t rank, const json& event) {
     coordinator_.part_complete();
     return;
   }
+  if (kind == "pace") {
+    json with_load = event;
+    with_load["load"] = to_json(load_of(rank));
+    return coordinator_.on_rank_event(rank, with_load);
+  }
+  if (kind == "ready") load_of(rank);  // what comes is measured from here on
   coordinator_.on_rank_event(rank, event);
   const Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(event);
   if (kind == "step" && metrics.ok()) kill_as_asked(metrics.value().step);
@@ -172,6 +189,20 @@ void Agent::kill_as_asked(int64_t step) {
       coordinator_.kill(kill.rank);
     }
   }
+}
+
+/// Measured anew once a second: fast steps make many blocks.
+const agent::HostLoad& Agent::load_of(int64_t rank) {
+  Measured& measured = loads_[rank];
+  const int64_t now_ns = telemetry::trace_clock_ns();
+  if (now_ns - measured.at_ns < kLoadEveryNs) return measured.load;
+  measured = {load_meter_.measure(view_of(rank).pid, now_ns), now_ns};
+  return measured.load;
+}
+
+agent::Failure Agent::here(agent::Failure error) {
+  error.host_name = own_host_name();
+  return error;
 }
 
 void Agent::kill(int64_t rank) {

@@ -7,12 +7,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "runtime/agent/host_load.h"
+#include "runtime/agent/host_watch.h"
 #include "runtime/agent/supervisor.h"
 #include "runtime/comm/rendezvous_hub.h"
 #include "runtime/comm/shm_world.h"
@@ -71,6 +74,11 @@ class Agent final : public agent::SupervisorClient {
     // Of ranks that are stopped for another host's sake nothing is to be found out here.
     report_ = world_ && !failure.host ? waits_.report_failure(failure, *world_) : std::filesystem::path();
   }
+  agent::Evidence evidence() override { return host_.look(); }
+  void on_rank_error(const agent::Failure& error) override { coordinator_.on_rank_error(here(error)); }
+  void settle(agent::Failure& failure) override { coordinator_.settle(failure); }
+  agent::Restart restart_of(const agent::Failure& failure) override { return coordinator_.restart_of(failure); }
+  int64_t extra_grace_ms() override { return coordinator_.extra_grace_ms(); }
   void on_notice(const std::string& text) override { narrator_.say(text); }
   uint64_t heartbeat(int64_t rank) override { return static_cast<uint64_t>(view_of(rank).finished_operations()); }
   std::string place(int64_t rank) override { return view_of(rank).description; }
@@ -84,6 +92,8 @@ class Agent final : public agent::SupervisorClient {
   comm::RankView view_of(int64_t rank) const;
   Result<agent::ChildSpec> spec_of(int64_t rank, uint64_t generation_of_ranks, const std::string& threads);
   void kill_as_asked(int64_t step);
+  const agent::HostLoad& load_of(int64_t rank);
+  static agent::Failure here(agent::Failure error);
 
   const Plan& plan_;
   const std::filesystem::path run_;
@@ -91,6 +101,13 @@ class Agent final : public agent::SupervisorClient {
   Narrator& narrator_;
   AgentOptions options_;
   RunWaits waits_;
+  agent::HostWatch host_;
+  agent::HostLoadMeter load_meter_;
+  struct Measured {
+    agent::HostLoad load;
+    int64_t at_ns = 0;
+  };
+  std::map<int64_t, Measured> loads_;  // by rank
   std::optional<comm::ShmWorld> world_;
   Fd memory_;                               // of the arena, for ranks
   Fd recipe_;                               // AgentOptions::recipe_text, for ranks

@@ -1,11 +1,13 @@
 #include "tools/run/coordinator.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <map>
 #include <span>
 #include <utility>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/json/json.h"
 #include "tools/run/fleet.h"
 
 namespace cairn::tools {
@@ -21,6 +24,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr int64_t kClocksEveryNs = 5'000'000'000;       // enough for the order of errors
+constexpr int64_t kCauseGraceMs = 250;                  // for errors of hosts whose ranks take long to stop
 constexpr int64_t kBoundaryPatienceNs = 5'000'000'000;  // a sixth of Kubernetes' default grace
 
 /// "step 30 was not saved: why"
@@ -30,11 +35,18 @@ std::string not_saved(const ckpt::PersistEvent& event) {
   return why.starts_with(what) ? why : what + why;
 }
 
+/// The pipeline stage of each rank.
+std::vector<int64_t> stages_of(const Plan& plan) {
+  std::vector<int64_t> out;
+  for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) out.push_back(plan.mesh.coords(rank).pp);
+  return out;
+}
+
 }  // namespace
 
 bool lies_behind_a_wild_write(const agent::ExitStatus& status) {
   constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE};
-  return std::ranges::find(kSignals, status.signal) != kSignals.end();
+  return std::ranges::find(kSignals, agent::signal_of(status)) != kSignals.end();
 }
 
 LocalCoordinator::LocalCoordinator(const Plan& plan, RunFolder& folder, RunCopies& copies, RunStart& start,
@@ -46,7 +58,8 @@ LocalCoordinator::LocalCoordinator(const Plan& plan, RunFolder& folder, RunCopie
       narrator_(narrator),
       options_(std::move(options)),
       clock_(clock),
-      requests_(folder.path(), options_.requests, narrator.callbacks()) {}
+      requests_(folder.path(), options_.requests, narrator.callbacks()),
+      stragglers_(stages_of(plan)) {}
 
 Status LocalCoordinator::open() {
   const dsl::LoadedRecipe& loaded = start_.remaining;
@@ -72,14 +85,36 @@ Status LocalCoordinator::open() {
   if (!options_.fresh && start_.verdict.segment.index == 0) RT_TRY(check_nothing_lost(folder_.path()));
   if (options_.fleet != nullptr) join_hosts(options);
   requests_.set_limit(plan_.checkpoint_bytes);
+  const ckpt::RunText run = options.run;
   std::vector<std::string> notices;
   RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
   for (const std::string& notice : notices) narrator_.say(notice);
+  RT_TRY(attach_replicas(run));
   RT_TRY(narrator_.open_events());
   copies_.report_to(narrator_.callbacks());
   requests_.open();
   requests_.pass_on(*node_, 0);
   return {};
+}
+
+Status LocalCoordinator::attach_replicas(const ckpt::RunText& run) {
+  if (replicas() == nullptr) return {};
+  Fleet& fleet = *options_.fleet;
+  const ckpt::Arena& arena = node_->arena();
+  return replicas()->attach({.plan = plan_,
+                             .run = run,
+                             .arena = node_->arena(),
+                             .place = fleet.place(),
+                             .hosts = fleet.options().hosts(),
+                             .token = fleet.token(),
+                             .sent = [&fleet, &arena](int64_t step, int64_t bytes, const std::string& why) {
+                               fleet.copied(fleet.place(), arena.control().incarnation.load(), step, bytes,
+                                            why.empty() ? "" : own_host_name() + ": " + why);
+                             }});
+}
+
+Replicas* LocalCoordinator::replicas() const {
+  return options_.fleet == nullptr ? nullptr : options_.fleet->options().replicas.get();
 }
 
 /// What is decided here counts for the other hosts, and what is saved has their parts.
@@ -99,12 +134,16 @@ void LocalCoordinator::join_hosts(ckpt::NodeOptions& options) {
              .put = [this](const std::string& key, const std::string& value) { hooks_.put(key, value); },
              .event = [this](int64_t rank, const json& event) { on_rank_event(rank, event); },
              .stop = [this](int) { control_->ask_stop(); },
-             .ask_save = [this](const std::string& by) { ask_save(by); }});
+             .ask_save = [this](const std::string& by) { ask_save(by); },
+             .own_memory = [this] { return node_->memory(); },
+             .error = [this](int64_t host, agent::Failure error) { errors_.add(host, std::move(error)); },
+             .stacks = [this](std::vector<agent::RankStacks> stacks) { hooks_.take_stacks(std::move(stacks)); }});
   options_.segment.run_name = options.run.run_name;
   options_.segment.run_id = options.run.run_id;
   options_.segment.lineage = options.run.lineage;
   options_.segment.recipe_json = options.run.recipe_json;
   options_.segment.recipe_hash = options.run.recipe_hash;
+  options_.segment.hosts = hosts.hosts();
   fleet.begin(options_.segment);
 }
 
@@ -128,10 +167,12 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   }
   ignore(check_owner(), "what cannot be told now does not end a run that memory holds");
   if (const std::optional<Error> lost = control_->abandoned()) return *lost;
+  if (replicas() != nullptr) replicas()->halt();
   Result<ckpt::RestoreChoice> chosen = node_->begin_incarnation();
   if (!chosen.ok() && stop_asked()) {
     return Error{ErrorCode::kStopped, "asked to stop while a checkpoint was being loaded; the same command resumes"};
   }
+  if (!chosen.ok() && options_.fleet != nullptr) resizes_ = options_.fleet->smaller();
   if (!chosen.ok()) return chosen;
   const ckpt::RestoreChoice& choice = chosen.value();
   RT_TRY(check_place(choice));
@@ -156,6 +197,15 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   if (generation == 0) last_step_ = choice.step;
   if (options_.fleet != nullptr) tell_epoch();
   RT_TRY(narrator_.begins(generation, choice, place().isa));
+  if (replicas() != nullptr && !options_.fleet->peers().empty()) {
+    const Fleet& fleet = *options_.fleet;
+    replicas()->begin(fleet.epoch().number,
+                      fleet.peers().at(static_cast<size_t>(buddy_of(fleet.place(), fleet.options().hosts()))),
+                      slot_of(choice));
+  }
+  errors_.clear();
+  stragglers_.clear();
+  clocks_asked_ns_ = 0;
   if (options_.fleet != nullptr) options_.fleet->go(choice.incarnation);
   ask_clocks();
   return chosen;
@@ -197,8 +247,8 @@ void LocalCoordinator::ask_where_ranks_are() {
   if (options_.fleet != nullptr) options_.fleet->ask_where_ranks_are();
 }
 
-void LocalCoordinator::ask_reports() {
-  if (options_.fleet != nullptr) options_.fleet->ask_reports();
+void LocalCoordinator::ask_stacks(const std::vector<int64_t>& first) {
+  if (options_.fleet != nullptr) options_.fleet->ask_stacks(first);
 }
 
 void LocalCoordinator::put_in(std::vector<agent::RankState>& ranks) {
@@ -213,6 +263,62 @@ void LocalCoordinator::on_failing(const agent::Failure& failure) {
   if (options_.fleet != nullptr) options_.fleet->halt(failure.message);
 }
 
+void LocalCoordinator::on_rank_error(const agent::Failure& error) {
+  errors_.add(options_.fleet != nullptr ? options_.fleet->options().placement.index : 0, error);
+}
+
+/// Ranks of other hosts that failed before they were stopped have been told of by the time that they stand still.
+void LocalCoordinator::settle(agent::Failure& failure) {
+  Fleet* const fleet = options_.fleet;
+  if (fleet != nullptr) fleet->wait_stopped(kCauseGraceMs + extra_grace_ms());
+  if (failure.host_name.empty())
+    failure.host_name = fleet != nullptr ? fleet->name_of_rank(failure.rank) : own_host_name();
+  errors_.add(fleet != nullptr ? fleet->index_of_rank(failure.rank) : 0, failure);
+  agent::Failure first = *errors_.cause();
+  // Of two words on one rank that of whoever decided counts: it says more.
+  if (first.rank == failure.rank && first.host == failure.host) {
+    first = failure;
+  } else if (first.host_name != own_host_name()) {
+    first.message += fmt::format(" [{}]", first.host_name);
+  }
+  first.generation = failure.generation;
+  first.others = errors_.others();
+  failure = std::move(first);
+}
+
+int64_t LocalCoordinator::extra_grace_ms() {
+  return options_.fleet == nullptr ? 0 : 2 * (options_.fleet->round_trip_ns() + 999'999) / 1'000'000;
+}
+
+agent::Restart LocalCoordinator::restart_of(const agent::Failure& failure) {
+  if (options_.fleet == nullptr) return agent::restart_here(failure.failure_class);
+  Fleet& fleet = *options_.fleet;
+  const double now_s = static_cast<double>(clock_.now_ns()) / 1e9;
+  const agent::Restart next = record_.judge(fleet.index_of_rank(failure.rank), failure, now_s, fleet.has_spare());
+  if (next != agent::Restart::kElsewhere) return next;
+  const std::string name = fleet.name_of_rank(failure.rank);
+  const Status out = fleet.exclude(failure.rank / fleet.options().ranks, record_.reason(), failure.failure_class);
+  if (!out.ok()) {
+    narrator_.warn(fmt::format("{} cannot be excluded: {}", name, out.error().message));
+    return agent::restart_here(failure.failure_class);
+  }
+  narrator_.record({{"event", "excluded"},
+                    {"host", name},
+                    {"reason", record_.reason()},
+                    {"class", agent::rule_of(failure.failure_class).name}});
+  if (!fleet.resigned().empty()) {
+    control_->abandon(
+        {ErrorCode::kUnavailable,
+         fmt::format("this host led, and is excluded from the run: {}; another one leads it", fleet.resigned())});
+  }
+  return next;
+}
+
+void LocalCoordinator::note_progress() {
+  control_->note_progress();
+  record_.progress();
+}
+
 void LocalCoordinator::on_rank_event(int64_t rank, const json& event) {
   const std::string kind = event.value("event", "");
   if (kind == "ready") {
@@ -221,9 +327,57 @@ void LocalCoordinator::on_rank_event(int64_t rank, const json& event) {
   } else if (kind == "step") {
     const Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(event);
     if (metrics.ok()) on_step(narrator_.step(metrics.value()));
+  } else if (kind == "pace") {
+    take_pace(rank, event);
   } else if (kind == "traced") {
     narrator_.drew({.path = event.value("path", ""),
                     .ahead_ns = options_.fleet != nullptr ? options_.fleet->clock_ahead_ns(rank) : 0});
+  }
+}
+
+/// Of a rank; of one of another host nothing is believed to be there or of its type.
+void LocalCoordinator::take_pace(int64_t rank, const json& event) {
+  const agent::HostLoad load = agent::host_load_from_json(event.value("load", json()));
+  const json blocks = event.value("blocks", json());
+  for (const json& block : blocks.is_array() ? blocks : json::array()) {
+    if (!block.is_array() || block.size() != 2 || !block[1].is_number()) continue;
+    const std::optional<int64_t> step = json_integer(block[0], 1, INT64_MAX);
+    if (step) stragglers_.add(rank, {*step, block[1].get<double>()}, load);
+  }
+}
+
+void LocalCoordinator::tell_stragglers() {
+  struct Together {  // of one host
+    std::vector<int64_t> ranks;
+    Stragglers::News worst;
+  };
+  std::map<std::pair<std::string, bool>, Together> hosts;
+  for (const Stragglers::News& news : stragglers_.judge(static_cast<double>(clock_.now_ns()) / 1e9)) {
+    const std::string host = options_.fleet != nullptr ? options_.fleet->name_of_rank(news.rank) : own_host_name();
+    Together& together = hosts[{host, news.over}];
+    if (together.ranks.empty() || news.ratio > together.worst.ratio) together.worst = news;
+    together.ranks.push_back(news.rank);
+  }
+  for (const auto& [key, together] : hosts) {
+    const auto& [host, over] = key;
+    const std::string who =
+        fmt::format("rank{} {} ({})", together.ranks.size() > 1 ? "s" : "", fmt::join(together.ranks, ", "), host);
+    if (over) {
+      narrator_.say(fmt::format("{}: as fast as the others again", who));
+      narrator_.record(
+          {{"event", "straggler_over"}, {"host", host}, {"ranks", together.ranks}, {"step", together.worst.step}});
+      continue;
+    }
+    const std::string why = agent::cause_text(together.worst.load);
+    narrator_.warn(fmt::format("{} compute{} {:.1f} x as long as those that do the same work: {}", who,
+                               together.ranks.size() > 1 ? "" : "s", together.worst.ratio, why));
+    narrator_.record({{"event", "straggler"},
+                      {"host", host},
+                      {"ranks", together.ranks},
+                      {"ratio", together.worst.ratio},
+                      {"step", together.worst.step},
+                      {"cause", agent::slow_cause_name(agent::cause_of(together.worst.load))},
+                      {"why", why}});
   }
 }
 
@@ -277,8 +431,7 @@ Status LocalCoordinator::write_start() {
 bool LocalCoordinator::save_under_way() {
   // Only what the persister has or can take: a promise that a hung rank has not completed is no save.
   const std::vector<ckpt::SlotView> views = node_->arena().views();
-  return std::any_of(views.begin(), views.end(),
-                     [](const ckpt::SlotView& slot) { return slot.reserved && slot.whole; });
+  return std::any_of(views.begin(), views.end(), [](const ckpt::SlotView& slot) { return slot.saving && slot.whole; });
 }
 
 void LocalCoordinator::on_rank_exit(const agent::ExitStatus& status) {
@@ -289,18 +442,31 @@ void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
   requests_.step_took(metrics.step_ms / 1000);
   node_->note_step(metrics);
   if (metrics.step >= last_progress_step_ + 100) {  // far enough from the last failure
-    control_->note_progress();
+    note_progress();
     last_progress_step_ = metrics.step;
   }
   last_step_ = metrics.step;
 }
 
-/// For a trace of several hosts.
+/// For the order of errors on several hosts, and for their trace.
 void LocalCoordinator::ask_clocks() {
-  if (options_.fleet != nullptr && narrator_.is_traced()) options_.fleet->ask_clocks();
+  if (options_.fleet == nullptr) return;
+  const int64_t now_ns = clock_.now_ns();
+  if (!narrator_.is_traced() && clocks_asked_ns_ != 0 && now_ns - clocks_asked_ns_ < kClocksEveryNs) return;
+  clocks_asked_ns_ = now_ns;
+  options_.fleet->ask_clocks();
+}
+
+/// How many steps were copied to other hosts, and what that took of the network.
+void LocalCoordinator::tell_copies() {
+  if (replicas() == nullptr || plan_.recipe.checkpoint.replicate_steps == 0) return;
+  const Fleet::Copies copies = options_.fleet->copies();
+  narrator_.record(
+      {{"event", "replicas"}, {"steps", copies.steps}, {"bytes", copies.bytes}, {"failed", copies.failed}});
 }
 
 void LocalCoordinator::on_tick() {
+  warn_of_copies();
   ask_clocks();
   take_save_events();
   if (!control_->abandoned()) {  // else the folder is another one's
@@ -309,8 +475,28 @@ void LocalCoordinator::on_tick() {
   }
   watch_stop();
   watch_memory();
+  tell_stragglers();
   copies_.poll();
   if (options_.fleet != nullptr) options_.fleet->on_tick();
+  watch_size();
+}
+
+/// Hosts have come for which the run has been waiting: the state is saved, from which all go on.
+void LocalCoordinator::watch_size() {
+  if (options_.fleet == nullptr || grows_ || control_->stop_asked() || last_step_ >= plan_.end_step) return;
+  grows_ = options_.fleet->larger();
+  if (!grows_) return;
+  narrator_.say(fmt::format("{} hosts are there, and {} train: saving at the next step boundary, to go on with all",
+                            *grows_, options_.fleet->options().hosts()));
+  node_->request_stop();
+}
+
+void LocalCoordinator::warn_of_copies() {
+  if (replicas() == nullptr || told_copies_) return;
+  const Fleet::Copies copies = options_.fleet->copies();
+  if (copies.failed == 0) return;
+  told_copies_ = true;
+  narrator_.warn(fmt::format("a step was not copied to another host, and the next one tries again: {}", copies.why));
 }
 
 void LocalCoordinator::watch_memory() {
@@ -349,7 +535,7 @@ void LocalCoordinator::take_saved(const ckpt::PersistEvent& event) {
   }
   narrator_.saved(event);
   copies_.saved();
-  control_->note_progress();
+  note_progress();
 }
 
 void LocalCoordinator::take_not_saved(const ckpt::PersistEvent& event, bool newest, bool overtaken) {
@@ -395,13 +581,30 @@ void LocalCoordinator::watch_stop() {
 
 void LocalCoordinator::close() {
   if (!node_) return;
-  if (!concluded_) {
+  if (!concluded_ && resizes_) {
+    save_before_resize();
+  } else if (!concluded_) {
     if (options_.fleet != nullptr) options_.fleet->wait_no_more();
     flush();
   }
+  if (replicas() != nullptr) replicas()->detach();
   if (control_->abandoned()) node_->keep_memory();
   memory_stays_ = node_->keeps_memory();
   node_.reset();
+}
+
+/// Those that are left, with what others hold of those that are lost. Without that the newest checkpoint counts.
+void LocalCoordinator::save_before_resize() {
+  options_.fleet->take_copies();
+  const std::optional<ckpt::PersistEvent> saved = node_->flush();
+  take_save_events();
+  if (saved && saved->status.ok()) {
+    narrator_.say(fmt::format("saved step {} from the hosts that are left and copies in their memory", saved->step));
+    take_saved(*saved);
+  } else if (saved) {
+    narrator_.say(fmt::format("{}: the run goes on from its newest checkpoint", not_saved(*saved)));
+  }
+  node_->keep_memory(false);  // of places that nobody has
 }
 
 void LocalCoordinator::flush() {
@@ -461,6 +664,7 @@ std::string LocalCoordinator::way_back() const {
 
 Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   concluded_ = true;
+  tell_copies();
   if (options_.fleet != nullptr) options_.fleet->wait_no_more();
   narrator_.finish_trace();
   if (outcome.kind == agent::EndKind::kLeftBySignal) {
@@ -482,6 +686,11 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
     stage_follows_ = true;
     narrator_.say(fmt::format("step {}: stage {} of the recipe begins", last_step_, start_.verdict.segment.index + 1));
     narrator_.record({{"event", "stage"}, {"step", last_step_}, {"stage", start_.verdict.segment.index + 1}});
+    return 0;
+  }
+  if (grows_ && last_step_ < plan_.end_step && outcome.kind == agent::EndKind::kFinished && outcome.stop_signal == 0 &&
+      last_save_.ok() && !requests_.stop_due(last_step_)) {
+    resizes_ = grows_;
     return 0;
   }
   requests_.ended(outcome.kind == agent::EndKind::kFinished, last_save_.ok());
@@ -512,6 +721,7 @@ Result<int> LocalCoordinator::conclude_failed(const agent::Outcome& outcome) {
   if (!newest_checkpoint_.empty() && !guard)
     narrator_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
   json end{{"event", "end"}, {"exit_code", outcome.exit_code}, {"message", outcome.message}};
+  if (outcome.failure) end["class"] = agent::rule_of(outcome.failure->failure_class).name;
   if (guard) end["way_back"] = way_back();
   narrator_.record(end);
   if (guard) narrator_.say(end["way_back"].get<std::string>());

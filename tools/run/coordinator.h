@@ -21,6 +21,7 @@
 #include "ckpt/node.h"
 #include "ckpt/restore.h"
 #include "ckpt/start_state.h"
+#include "runtime/agent/first_error.h"
 #include "runtime/agent/supervisor.h"
 #include "runtime/agent/wait_report.h"
 #include "runtime/core/clock.h"
@@ -30,10 +31,12 @@
 #include "runtime/telemetry/metrics.h"
 #include "tools/run/copies.h"
 #include "tools/run/folder.h"
+#include "tools/run/host_record.h"
 #include "tools/run/host_wire.h"
 #include "tools/run/narrator.h"
 #include "tools/run/requests.h"
 #include "tools/run/start.h"
+#include "tools/run/stragglers.h"
 
 namespace cairn::tools {
 
@@ -53,10 +56,13 @@ struct AgentHooks {
   std::function<void(const std::string& key, const std::string& value)> put;
   std::function<std::vector<agent::RankState>()> states;  // of all ranks that it knows of
   std::function<void(int64_t rank)> kill;                 // a rank of this host, to see the run recover
-  std::function<void()> report;                           // where its ranks are, with their stacks, into RUN/reports
+  /// Reads the stacks of this host's ranks; they come later, from the loop.
+  std::function<void(std::function<void(std::vector<agent::RankStacks>)> to)> read_stacks;
+  std::function<void(std::vector<agent::RankStacks>)> take_stacks;  // of another host's, for the report
 };
 
-/// A rank that ends so may have written where it should not: its memory is looked at before it is used again.
+/// A rank that ends so, by a signal or by a code that tells of one, may have written where it should not: its memory is
+/// looked at before it is used again.
 bool lies_behind_a_wild_write(const agent::ExitStatus& status);
 
 class Coordinator {
@@ -92,6 +98,13 @@ class Coordinator {
   virtual void on_rank_exit(const agent::ExitStatus& status) = 0;
   /// The generation has failed, here or elsewhere; its ranks still run.
   virtual void on_failing(const agent::Failure& /*failure*/) {}
+  // As those of agent::SupervisorClient.
+  virtual void on_rank_error(const agent::Failure& /*error*/) {}
+  virtual void settle(agent::Failure& /*failure*/) {}
+  virtual agent::Restart restart_of(const agent::Failure& failure) {
+    return agent::restart_here(failure.failure_class);
+  }
+  virtual int64_t extra_grace_ms() { return 0; }
   virtual void on_tick() = 0;
 
   // --- other hosts
@@ -106,7 +119,7 @@ class Coordinator {
   /// Whether this host's agent finds out who keeps ranks waiting: for all hosts, of whose ranks it may ask.
   virtual bool watches_waits() const { return true; }
   virtual void ask_where_ranks_are() {}
-  virtual void ask_reports() {}
+  virtual void ask_stacks(const std::vector<int64_t>& /*first*/) {}
   virtual void put_in(std::vector<agent::RankState>& /*ranks*/) {}
   /// A rank of another host is to be killed, to see the run recover.
   virtual void kill(int64_t /*rank*/) {}
@@ -136,6 +149,8 @@ class LocalCoordinator final : public Coordinator {
   /// Where the ranks would have to resume is not where this start was judged: the newest checkpoint turned out to be
   /// damaged, say. Another one is to go on from here. Nothing has been written for this one.
   const std::optional<ckpt::StartState>& elsewhere() const { return elsewhere_; }
+  /// The run goes on with so many hosts instead (Fleet::resize). nullopt: it does not change.
+  const std::optional<int64_t>& resizes() const { return resizes_; }
   /// The segment has ended, and another stage of the recipe follows.
   bool stage_follows() const { return stage_follows_; }
   /// Narrator::summary() of this start, once conclude() has said `code`.
@@ -155,11 +170,15 @@ class LocalCoordinator final : public Coordinator {
   void publish(const std::string& key, const std::string& value) override;
   void use(AgentHooks hooks) override { hooks_ = std::move(hooks); }
   void ask_where_ranks_are() override;
-  void ask_reports() override;
+  void ask_stacks(const std::vector<int64_t>& first) override;
   void put_in(std::vector<agent::RankState>& ranks) override;
   void on_rank_event(int64_t rank, const nlohmann::json& event) override;
   void on_rank_exit(const agent::ExitStatus& status) override;
   void on_failing(const agent::Failure& failure) override;
+  void on_rank_error(const agent::Failure& error) override;
+  void settle(agent::Failure& failure) override;
+  agent::Restart restart_of(const agent::Failure& failure) override;
+  int64_t extra_grace_ms() override;
   void on_tick() override;
   int news_fd() const override;
   void on_readable() override;
@@ -172,11 +191,20 @@ class LocalCoordinator final : public Coordinator {
   void on_step(const telemetry::StepMetrics& metrics);
   void join_hosts(ckpt::NodeOptions& options);
   void tell_epoch();
+  Status attach_replicas(const ckpt::RunText& run);
+  Replicas* replicas() const;  // null: this host keeps none
+  void tell_copies();
+  void warn_of_copies();
   void ask_clocks();
+  void watch_size();
+  void save_before_resize();
   Status check_owner();
   bool stop_asked();
   Status check_place(const ckpt::RestoreChoice& choice);
   Status write_start();
+  void note_progress();
+  void take_pace(int64_t rank, const nlohmann::json& event);
+  void tell_stragglers();
   void take_save_events();
   void take_saved(const ckpt::PersistEvent& event);
   void take_not_saved(const ckpt::PersistEvent& event, bool newest, bool overtaken);
@@ -201,9 +229,14 @@ class LocalCoordinator final : public Coordinator {
   agent::RunControl* control_ = nullptr;
   std::unique_ptr<ckpt::CheckpointNode> node_;
   std::optional<ckpt::StartState> elsewhere_;
+  std::optional<int64_t> resizes_, grows_;  // grows_: once this is saved
+  agent::FirstError errors_;                // of the generation, on all hosts
+  HostRecord record_;
+  Stragglers stragglers_;
 
+  int64_t clocks_asked_ns_ = 0;
   int64_t stop_asked_ns_ = 0;  // 0: not asked, or the ranks have been waited for long enough
-  bool told_nameless_ = false;
+  bool told_nameless_ = false, told_copies_ = false;
   int64_t last_step_ = 0, last_progress_step_ = 0;
   std::filesystem::path newest_checkpoint_;
   int64_t saved_step_ = -1;  // of newest_checkpoint_, or an older one where the run went back

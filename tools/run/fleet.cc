@@ -13,8 +13,10 @@
 
 #include "ckpt/snapshot/arena.h"
 #include "runtime/cluster/token.h"
+#include "runtime/core/clock.h"
 #include "runtime/json/json.h"
 #include "runtime/telemetry/trace.h"
+#include "tools/run/excluded.h"
 
 namespace cairn::tools {
 namespace {
@@ -24,8 +26,8 @@ using cluster::Message;
 using cluster::News;
 using nlohmann::json;
 
-constexpr int kLookMs = 50;                       // at least so often somebody's stop is seen
 constexpr int64_t kClockGoodNs = 60'000'000'000;  // clocks of two hosts drift apart: some microseconds a second
+constexpr int64_t kMostAsked = 32;                // hosts, for stacks: each has some kilobytes a rank
 constexpr int64_t kLookNs = 250'000'000;          // so often at most, for a newer epoch
 
 std::string boot_id() {
@@ -49,7 +51,9 @@ std::string own_host_name() {
   return ::gethostname(out.data(), out.size() - 1) == 0 ? out.data() : "";
 }
 
-double lease_still_s(const cluster::Beats& beats) { return std::max(2 * beats.dead_after_s, cluster::kLeaseStillS); }
+double lease_still_s(const cluster::Beats& beats, const cluster::EpochStore* store) {
+  return std::max({1.5 * beats.dead_after_s, 4 * cluster::kLeaseEveryS, store != nullptr ? store->stale_s() : 0});
+}
 
 cluster::Hello hello_of(const HostOptions& options) {
   return {.index = options.placement.index,
@@ -81,24 +85,33 @@ std::vector<int64_t> places_of(const std::optional<cluster::Epoch>& before, cons
 Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& run,
                                            const std::optional<cluster::Epoch>& before) {
   RT_TRY_SET(cluster::Listener listener, cluster::Listener::open(options.port_from, options.port_to));
-  RT_TRY_SET(cluster::EpochStore store, cluster::EpochStore::open(run / "cluster"));
+  RT_TRY_SET(const std::shared_ptr<cluster::EpochStore> store, cluster::open_store(options.store, run / "cluster"));
+  RT_TRY(store->newest());  // a store that does not answer is told before hosts are waited for
   RT_TRY_SET(std::string token, cluster::make_token(run / "cluster"));
-  return std::unique_ptr<Fleet>(new Fleet(std::move(options), run, std::move(listener), std::move(store),
-                                          std::move(token), before, std::make_unique<cluster::Lease>(run / "cluster")));
+  return std::unique_ptr<Fleet>(new Fleet(std::move(options), run, std::move(listener), store, std::move(token), before,
+                                          std::make_unique<cluster::Lease>(store)));
 }
 
 Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& run, Lead lead) {
-  RT_TRY_SET(cluster::EpochStore store, cluster::EpochStore::open(run / "cluster"));
+  RT_TRY_SET(const std::shared_ptr<cluster::EpochStore> store, cluster::open_store(options.store, run / "cluster"));
   RT_TRY_SET(std::string token, cluster::make_token(run / "cluster"));
-  std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), run, std::move(lead.listener), std::move(store),
-                                         std::move(token), lead.epoch, std::move(lead.lease)));
+  options.train_with(std::ssize(lead.epoch.members));
+  std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), run, std::move(lead.listener), store, std::move(token),
+                                         lead.epoch, std::move(lead.lease)));
   fleet->incarnation_ = lead.epoch.incarnation;
   fleet->own_address_ = lead.epoch.members.at(static_cast<size_t>(lead.epoch.leader)).address;
   fleet->epoch_ = std::move(lead.epoch);
+  fleet->led_before_ = lead.led_before;
+  const std::vector<Exclusion> excluded = read_excluded(run);
+  for (const cluster::Member& member : fleet->epoch_.members) {
+    const auto host = fleet->hosts_.find(member.index);
+    if (host != fleet->hosts_.end())
+      host->second.excluded = !why_excluded(excluded, member.name, member.boot_id).empty();
+  }
   return fleet;
 }
 
-Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, cluster::EpochStore store,
+Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, std::shared_ptr<cluster::EpochStore> store,
              std::string token, const std::optional<cluster::Epoch>& before, std::unique_ptr<cluster::Lease> lease)
     : options_(std::move(options)),
       run_(std::move(run)),
@@ -116,6 +129,14 @@ Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, clus
                  [this](int64_t index) {
                    const auto host = hosts_.find(index);
                    return host != hosts_.end() && host->second.peer >= 0;
+                 },
+             .barred =
+                 [this](const cluster::Hello& hello) {
+                   std::string why = why_excluded(read_excluded(run_), hello.name, hello.boot_id);
+                   // A leader that has just begun learns so that there is nobody to wait for.
+                   if (const auto host = hosts_.find(hello.index); host != hosts_.end() && !why.empty())
+                     host->second.excluded = true;
+                   return why;
                  }},
             hello_of(options_), [this](const std::string& text) { callbacks_.say(text); }),
       lease_(std::move(lease)),
@@ -136,7 +157,8 @@ Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, clus
                      .away_since_ns = cluster::steady_ns()};
   }
   settle_places();
-  alone_until_ns_ = cluster::steady_after(2 * lease_still_s(options_.beats));  // others may still try the one before
+  alone_until_ns_ =
+      cluster::steady_after(2 * lease_still_s(options_.beats, store_.get()));  // others may still try the one before
 }
 
 Fleet::~Fleet() = default;
@@ -144,8 +166,14 @@ Fleet::~Fleet() = default;
 // --- membership ----------------------------------------------------------------------------------------------------
 
 Status Fleet::gather() {
-  if (epoch_.members.empty()) return assemble(options_.join_s, options_.join_s, "start");
-  return assemble(options_.wait_s, options_.spare_after_s, epoch_.reason);
+  // With fewer hosts, if that is allowed, the run begins when it would have given up.
+  if (epoch_.members.empty()) return assemble(options_.join_s + (sizes_.empty() ? 0 : 1), options_.join_s, "start");
+  Status all = assemble(options_.wait_s, options_.spare_after_s, epoch_.reason);
+  if (all.ok() || !smaller_) return all;
+  // The memory of the hosts that are left counts yet, and copies in it: memory() says it again.
+  settle_places();
+  admit(door_.take([](int64_t) { return true; }));
+  return {};
 }
 
 bool Fleet::someone_away() const {
@@ -179,10 +207,72 @@ std::vector<int64_t> Fleet::missing(const std::set<int64_t>& joined, double spar
   for (const auto& [index, host] : hosts_) {
     if (host.place < 0 || host.peer >= 0 || joined.contains(index)) continue;
     out.push_back(index);
-    if (static_cast<double>(now_ns - host.away_since_ns) >= spare_after_s * 1e9) ++due;
+    // Who was not lost is on its way to the new leader.
+    const bool comes = led_before_ >= 0 && index != led_before_ && host.boot_id.empty();
+    const double patience_s = comes ? std::max(spare_after_s, options_.beats.dead_after_s) : spare_after_s;
+    if (host.excluded || static_cast<double>(now_ns - host.away_since_ns) >= patience_s * 1e9) ++due;
   }
-  if (due == std::ssize(out) && std::ssize(free_spares(joined)) >= due) return {};
-  return out;
+  if (due < std::ssize(out)) return out;
+  if (std::ssize(free_spares(joined)) >= due) return {};
+  // Half of the hosts at least: the others may have another leader, who would do the same.
+  if (2 * count_there(joined, false) >= options_.hosts()) smaller_ = size_for(count_there(joined, true));
+  return smaller_ ? std::vector<int64_t>() : out;
+}
+
+/// Hosts that are there or at the door, this one among them: with a place, or all.
+int64_t Fleet::count_there(const std::set<int64_t>& joined, bool spares) const {
+  return 1 + std::ranges::count_if(hosts_, [&](const auto& one) {
+           return (spares || one.second.place >= 0) && (one.second.peer >= 0 || joined.contains(one.first));
+         });
+}
+
+/// The most that the run may go on with, of `hosts` that are there.
+std::optional<int64_t> Fleet::size_for(int64_t hosts) const {
+  const auto next = sizes_.upper_bound(hosts);
+  return next == sizes_.begin() ? std::nullopt : std::optional(*std::prev(next));
+}
+
+std::optional<int64_t> Fleet::larger() const {
+  int64_t there = 1;
+  const int64_t since_ns = cluster::steady_ns() - static_cast<int64_t>(options_.spare_after_s * 1e9);
+  for (const auto& [index, host] : hosts_)
+    there += host.peer >= 0 && (host.place >= 0 || host.there_since_ns <= since_ns) ? 1 : 0;
+  const std::optional<int64_t> size = size_for(there);
+  return size && *size > options_.hosts() && !someone_away() ? size : std::nullopt;
+}
+
+Status Fleet::resize(int64_t hosts) {
+  smaller_.reset();
+  takes_copies_ = false;
+  segment_.reset();
+  running_ = false;
+  take_news();
+  const std::set<int64_t> joined = door_.joined();
+  // By place, then those that have none; this host leads, and so trains.
+  std::vector<std::pair<int64_t, int64_t>> order;  // place, index
+  for (const auto& [index, host] : hosts_) {
+    if (host.peer >= 0 || joined.contains(index)) order.emplace_back(host.place >= 0 ? host.place : INT64_MAX, index);
+  }
+  std::ranges::sort(order);
+  if (std::ssize(order) + 1 < hosts) return Error{ErrorCode::kUnavailable, "another host was lost meanwhile"};
+  order.resize(static_cast<size_t>(hosts - 1));
+  order.emplace_back(place_, options_.placement.index);
+  std::ranges::sort(order);
+  for (auto& [index, host] : hosts_) {
+    const bool had = host.place >= 0;
+    host.place = -1;
+    for (size_t place = 0; place < order.size(); ++place) {
+      if (order[place].second == index) host.place = static_cast<int64_t>(place);
+    }
+    if (had && host.place < 0 && host.peer >= 0) board_.send(host.peer, {.kind = "rest", .epoch = 0, .body = {}});
+  }
+  for (size_t place = 0; place < order.size(); ++place) {
+    if (order[place].second == options_.placement.index) place_ = static_cast<int64_t>(place);
+  }
+  callbacks_.say(fmt::format("{} hosts train from here on, of {} before", hosts, options_.hosts()));
+  const std::string reason = fmt::format("{} hosts instead of {}", hosts, options_.hosts());
+  options_.train_with(hosts);
+  return begin_epoch(door_.take([](int64_t) { return true; }), reason);
 }
 
 /// The hosts that are away have none any more.
@@ -203,10 +293,21 @@ Status Fleet::assemble(double patience_s, double spare_after_s, const std::strin
   const Status all =
       door_.wait([&](const std::set<int64_t>& joined) { return missing(joined, spare_after_s); },
                  cluster::steady_after(patience_s), [this] { return callbacks_.stopped() || is_superseded(); });
-  RT_TRY(check_epoch());
+  const Status leads = check_epoch();
+  if (!leads.ok() || !all.ok()) smaller_.reset();
+  RT_TRY(Status(leads));
   RT_TRY(Status(all));
+  if (smaller_) return goes_on_smaller();
   give_places_to_spares();
-  std::vector<cluster::Joined> joined = door_.take([](int64_t) { return true; });
+  return begin_epoch(door_.take([](int64_t) { return true; }), reason);
+}
+
+Error Fleet::goes_on_smaller() const {
+  return {ErrorCode::kUnavailable, fmt::format("{}: the run goes on with {} hosts", who_is_away(), *smaller_)};
+}
+
+/// Places are settled.
+Status Fleet::begin_epoch(std::vector<cluster::Joined> joined, const std::string& reason) {
   for (const cluster::Joined& member : joined) {
     if (own_address_.empty()) own_address_ = member.connection.own_address();
     Host& host = hosts_.at(member.hello.index);
@@ -228,7 +329,7 @@ Status Fleet::assemble(double patience_s, double spare_after_s, const std::strin
                              fmt::join(texts, ", "))};
   }
   next.number = known_epoch_ + 1;
-  RT_TRY_SET(const bool made, store_.claim(next));
+  RT_TRY_SET(const bool made, store_->claim(next));
   if (!made) {
     RT_TRY(check_epoch());
     return Error{ErrorCode::kUnavailable, fmt::format("another agent has begun epoch {} of this run", next.number)};
@@ -271,6 +372,8 @@ void Fleet::admit(std::vector<cluster::Joined> joined) {
     host.boot_id = member.hello.boot_id;
     host.kernel_level = member.hello.kernel_level;
     host.peer = peers_++;
+    host.there_since_ns = cluster::steady_ns();
+    host.excluded = false;  // it has booted since
     if (host.place >= 0) {
       const std::lock_guard lock(of_peers_);
       host_of_peer_[host.peer] = host.index;
@@ -315,9 +418,7 @@ void Fleet::settle_isa() {
 /// More than half of the hosts lost: they may have another leader. One that has just begun has to find them first.
 void Fleet::hold_lease() {
   const std::set<int64_t> joined = door_.joined();
-  const auto there = 1 + std::ranges::count_if(hosts_, [&](const auto& one) {
-                       return one.second.place >= 0 && (one.second.peer >= 0 || joined.contains(one.first));
-                     });
+  const int64_t there = count_there(joined, false);
   lease_->hold(epoch_.members.empty() || 2 * there >= options_.hosts() || cluster::steady_ns() < alone_until_ns_);
 }
 
@@ -331,7 +432,7 @@ bool Fleet::is_superseded() {
   const int64_t now_ns = cluster::steady_ns();
   if (now_ns - looked_ns_ < kLookNs) return false;
   looked_ns_ = now_ns;
-  const Result<std::optional<cluster::Epoch>> newest = store_.newest();
+  const Result<std::optional<cluster::Epoch>> newest = store_->newest();
   return newest.ok() && is_newer(newest.value());
 }
 
@@ -340,7 +441,7 @@ bool Fleet::is_newer(const std::optional<cluster::Epoch>& epoch) const {
 }
 
 Status Fleet::check_epoch() const {
-  RT_TRY_SET(const std::optional<cluster::Epoch> newest, store_.newest());
+  RT_TRY_SET(const std::optional<cluster::Epoch> newest, store_->newest());
   if (!is_newer(newest)) return {};
   const cluster::Member& leader = newest->members.at(static_cast<size_t>(newest->leader));
   return Error{ErrorCode::kUnavailable,
@@ -356,6 +457,7 @@ void Fleet::lose(Host& host, const std::string& why) {
   host.peer = -1;
   host.away = why;
   host.away_since_ns = cluster::steady_ns();
+  host.stopped = true;
   host.memory.reset();
   host.carried = Status(Error{ErrorCode::kPeerLost, fmt::format("{} was lost: {}", host.name, why)});
   if (host.place >= 0) saves_.lost(host.index, why);
@@ -373,6 +475,7 @@ void Fleet::tell_begin(Host& host) {
   if (!segment_) return;
   json body = segment_to_json(*segment_);
   body["place"] = host.place;
+  body["leader"] = place_;
   tell(host, "begin", std::move(body));
 }
 
@@ -422,7 +525,20 @@ void Fleet::take(const News& news) {
   failure.status.exit_code = Error{ErrorCode::kPeerLost, ""}.exit_code();
   failure.message = fmt::format("{} ({}), host {} of {}, was lost: {}", host->name, host->address, host->index,
                                 options_.placement.hosts, news.why);
+  failure.failure_class = agent::FailureClass::kHostLost;
+  failure.seen_ns = telemetry::trace_clock_ns();
+  failure.host_name = host->name;
+  if (callbacks_.error) callbacks_.error(host->index, failure);
   callbacks_.fail(std::move(failure));
+}
+
+/// By its agent's clock, corrected to ours.
+void Fleet::take_error(const Host& host, const json& from) {
+  agent::Failure error = failure_from_json(from);
+  error.host_name = host.name;
+  const int64_t now_ns = telemetry::trace_clock_ns();
+  error.seen_ns = host.clock_round_ns == INT64_MAX ? now_ns : std::min(now_ns, error.seen_ns - host.clock_ahead_ns);
+  if (callbacks_.error) callbacks_.error(host.index, std::move(error));
 }
 
 void Fleet::take_message(Host& host, const Message& message) {
@@ -435,6 +551,9 @@ void Fleet::take_message(Host& host, const Message& message) {
     } else {
       host.memory = memory_from_json(part("memory"));
     }
+    host.held = held_from_json(part("held"));
+  } else if (message.kind == "given") {
+    host.given = body.contains("error") ? Status(error_from_json(body).with(host.name)) : Status();
   } else if (message.kind == "carried") {
     host.carried = body.contains("error") ? Status(error_from_json(body).with(host.name)) : Status();
   } else if (message.kind == "clock") {
@@ -445,14 +564,34 @@ void Fleet::take_message(Host& host, const Message& message) {
     callbacks_.stop(static_cast<int>(json_integer(part("signal"), 1, 64).value_or(15)));
   } else if (message.kind == "ask_save") {
     callbacks_.ask_save(fmt::format("{} on {}", body.value("by", json("a signal")).dump(), host.name));
+  } else if (message.kind == "stopped") {
+    if (incarnation_in(body) == incarnation_of_ranks_) host.stopped = true;
+  } else if (message.kind == "error") {  // also of ranks that are being stopped: which was first is found out then
+    if (incarnation_in(body) == incarnation_of_ranks_) take_error(host, part("failure"));
   } else if (!running_ || incarnation_in(body) != incarnation_of_ranks_) {
     return;  // of ranks that are gone
   } else if (message.kind == "failed") {
     agent::Failure failure = failure_from_json(part("failure"));
     failure.message += fmt::format(" [{}]", host.name);
+    failure.host_name = host.name;
+    failure.seen_ns = telemetry::trace_clock_ns();
     callbacks_.fail(std::move(failure));
   } else if (message.kind == "ranks") {
     host.states = states_from_json(part("ranks"));
+  } else if (message.kind == "stacks") {
+    std::vector<agent::RankStacks> stacks;
+    for (const json& one : part("stacks")) {
+      Result<agent::RankStacks> read = agent::rank_stacks_from_json(one);
+      if (read.ok() && read.value().rank / options_.ranks == host.place) stacks.push_back(std::move(read).value());
+    }
+    if (callbacks_.stacks) callbacks_.stacks(std::move(stacks));
+  } else if (message.kind == "replicated" || message.kind == "unreplicated") {
+    const json why = part("why");
+    copied(host.place, incarnation_in(body), json_integer(part("step"), 0, INT64_MAX).value_or(-1),
+           json_integer(part("bytes"), 0, INT64_MAX).value_or(0),
+           message.kind == "replicated"
+               ? ""
+               : fmt::format("{}: {}", host.name, why.is_string() ? why.get<std::string>() : "?"));
   } else if (message.kind == "left") {
     host.left = true;
   } else if (message.kind == "put") {
@@ -468,9 +607,9 @@ void Fleet::take_message(Host& host, const Message& message) {
 }
 
 /// False: somebody wants to stop.
-bool Fleet::wait_for_news() {
+bool Fleet::wait_for_news(int wait_ms) {
   pollfd ready{board_.fd(), POLLIN, 0};
-  ::poll(&ready, 1, kLookMs);
+  ::poll(&ready, 1, wait_ms);
   take_news();
   return !(callbacks_.stopped && callbacks_.stopped());
 }
@@ -486,15 +625,22 @@ void Fleet::begin(HostSegment segment) {
 
 Result<ckpt::HostMemory> Fleet::memory() {
   running_ = false;
+  if (smaller_ && !takes_copies_) return goes_on_smaller();
   for (;;) {
-    if (someone_away()) {
+    if (someone_away() && !smaller_) {
       const std::string away = who_is_away();
       if (!waits_) {
         return Error{ErrorCode::kUnavailable, fmt::format("{} is away: what its memory holds cannot be saved", away)};
       }
+      const std::optional<int64_t> fewer = size_for(count_there({}, true));
       const std::string then =
-          free_spares({}).empty() ? "" : fmt::format("; after {:.0f} s a spare takes over", options_.spare_after_s);
-      callbacks_.say(fmt::format("waiting up to {:.0f} s for {}{}", options_.wait_s, away, then));
+          !free_spares({}).empty() ? fmt::format("; after {:.0f} s a spare takes over", options_.spare_after_s)
+          : fewer ? fmt::format("; after {:.0f} s the run goes on with {} hosts", options_.spare_after_s, *fewer)
+                  : "";
+      const bool in_vain =
+          std::ranges::any_of(hosts_, [](const auto& one) { return one.second.excluded && one.second.place >= 0; });
+      if (!in_vain || free_spares({}).empty())
+        callbacks_.say(fmt::format("waiting up to {:.0f} s for {}{}", options_.wait_s, away, then));
       RT_TRY(assemble(options_.wait_s, options_.spare_after_s, fmt::format("{} was away", away)));
     }
     ++asks_;
@@ -507,7 +653,10 @@ Result<ckpt::HostMemory> Fleet::memory() {
     while (pending()) {
       if (!wait_for_news()) return Error{ErrorCode::kStopped, "asked to stop while the hosts were being asked"};
     }
+    if (smaller_) return memory_with_copies();
     if (someone_away()) continue;
+    RT_TRY_SET(const bool filled, fill_from_copies());
+    if (!filled || someone_away()) continue;
     std::optional<ckpt::HostMemory> common;
     for (const auto& [index, host] : hosts_) {
       if (host.place < 0) continue;
@@ -519,11 +668,191 @@ Result<ckpt::HostMemory> Fleet::memory() {
   }
 }
 
+/// What a host has in memory of its own place.
+std::vector<ckpt::WholeSlot> Fleet::memory_of(int64_t place) const {
+  if (place == place_) return own_memory_.whole;
+  for (const auto& [index, host] : hosts_) {
+    if (host.place == place && host.memory && host.memory->ok()) return host.memory->value().whole;
+  }
+  return {};
+}
+
+/// As hosts have told with their memory.
+void Fleet::look_for_copies() {
+  holder_of_.clear();
+  copied_slots_.clear();
+  if (!options_.replicas) return;
+  own_held_ = options_.replicas->held();
+  const auto note = [&](int64_t index, const Held& held) {
+    if (held.place < 0) return;
+    holder_of_[held.place] = index;
+    copied_slots_[held.place] = held.whole;
+    std::ranges::sort(copied_slots_[held.place]);
+  };
+  note(options_.placement.index, own_held_);
+  for (const auto& [index, host] : hosts_) {
+    if (host.place >= 0 && host.peer >= 0) note(index, host.held);
+  }
+}
+
+/// What hosts have that are there, and others of those that are not.
+Result<ckpt::HostMemory> Fleet::memory_with_copies() {
+  look_for_copies();
+  std::optional<ckpt::HostMemory> common;
+  for (const auto& [index, host] : hosts_) {
+    if (host.place < 0) continue;
+    ckpt::HostMemory one;
+    if (host.peer >= 0) {
+      if (!host.memory || !host.memory->ok())
+        return host.memory ? host.memory->error() : Error{ErrorCode::kPeerLost, host.name + " was lost"};
+      one = host.memory->value();
+    } else {
+      if (copied_slots_[host.place].empty())
+        return Error{ErrorCode::kUnavailable, fmt::format("no host has a copy of what {} held", host.name)};
+      one = {.incarnation = common ? common->incarnation : 0, .whole = copied_slots_[host.place]};
+    }
+    common = common ? ckpt::common_memory(*common, one) : one;
+  }
+  saves_.settle(common->whole);
+  return *std::move(common);
+}
+
+/// Where the newest step of all places is only in a copy of some, their hosts get it from who holds that. False: a host
+/// was lost meanwhile.
+Result<bool> Fleet::fill_from_copies() {
+  if (!options_.replicas || !callbacks_.own_memory) return true;
+  own_held_ = options_.replicas->held();
+  if (own_held_.port == 0) return true;  // nothing is copied
+  own_memory_ = callbacks_.own_memory();
+  look_for_copies();
+  std::map<int64_t, std::vector<ckpt::WholeSlot>>& copies = copied_slots_;
+  for (;;) {
+    const auto newest = [&](bool with_copies) {
+      std::optional<std::vector<ckpt::WholeSlot>> common;
+      for (int64_t place = 0; place < options_.hosts(); ++place) {
+        std::vector<ckpt::WholeSlot> there = memory_of(place), both;
+        if (with_copies) there.insert(there.end(), copies[place].begin(), copies[place].end());
+        std::ranges::sort(there);
+        there.erase(std::unique(there.begin(), there.end()), there.end());
+        if (!common) {
+          common = std::move(there);
+          continue;
+        }
+        std::ranges::set_intersection(*common, there, std::back_inserter(both));
+        common = std::move(both);
+      }
+      std::optional<ckpt::WholeSlot> out;
+      for (const ckpt::WholeSlot& slot : *common) {
+        if (!out || std::pair(slot.incarnation, slot.step) > std::pair(out->incarnation, out->step)) out = slot;
+      }
+      return out;
+    };
+    const std::optional<ckpt::WholeSlot> own = newest(false), best = newest(true);
+    if (!best || own == best) return true;
+    bool again = false;
+    for (int64_t place = 0; place < options_.hosts() && !again; ++place) {
+      if (std::ranges::count(memory_of(place), *best) > 0) continue;
+      const Status given = give(holder_of_.at(place), *best, place);
+      if (!given.ok() && given.error().code == ErrorCode::kStopped) return given.error();
+      if (someone_away()) return false;
+      if (!given.ok()) {
+        callbacks_.say(fmt::format("step {} of place {} is in a copy that cannot be had: {}", best->step, place,
+                                   given.error().message));
+        std::erase(copies[place], *best);
+        again = true;
+        continue;
+      }
+      if (place == place_) {
+        own_memory_.whole.push_back(*best);
+        std::ranges::sort(own_memory_.whole);
+      }
+      for (auto& [index, host] : hosts_) {
+        if (host.place != place || !host.memory || !host.memory->ok()) continue;
+        host.memory->value().whole.push_back(*best);
+        std::ranges::sort(host.memory->value().whole);
+        callbacks_.say(
+            fmt::format("{} has step {} of its place from a copy in another host's memory", host.name, best->step));
+      }
+    }
+    if (!again) return true;
+  }
+}
+
+/// Who holds the copy of a place sends this bank of it to the place's host.
+Status Fleet::give(int64_t holder, const ckpt::WholeSlot& slot, int64_t place) {
+  PeerAddress to{own_address(), own_held_.port};
+  for (const auto& [index, host] : hosts_) {
+    if (host.place == place) to = {host.address, host.held.port};
+  }
+  if (holder == options_.placement.index) {
+    auto done = std::make_shared<std::pair<std::mutex, std::optional<Status>>>();
+    options_.replicas->give(slot, std::move(to), [done](const Status& given) {
+      const std::lock_guard lock(done->first);
+      done->second = given;
+    });
+    for (;;) {
+      {
+        const std::lock_guard lock(done->first);
+        if (done->second) return *done->second;
+      }
+      if (!wait_for_news(1)) return Error{ErrorCode::kStopped, "asked to stop while a copy was being fetched"};
+    }
+  }
+  Host& from = hosts_.at(holder);
+  from.given.reset();
+  tell(from, "give", {{"slot", slot_to_json(slot)}, {"to", peer_to_json(to)}});
+  while (!from.given && from.peer >= 0) {
+    if (!wait_for_news()) return Error{ErrorCode::kStopped, "asked to stop while a copy was being fetched"};
+  }
+  return from.given ? *from.given : Status(Error{ErrorCode::kPeerLost, from.name + " was lost"});
+}
+
+void Fleet::copied(int64_t place, uint64_t incarnation, int64_t step, int64_t bytes, const std::string& why) {
+  if (!running_ || incarnation != incarnation_of_ranks_ || place < 0 || !options_.replicas) return;
+  bool complete = false;
+  {
+    const std::lock_guard lock(of_copies_);
+    if (step < copied_step_) return;  // of one that was dropped
+    if (step != std::exchange(copied_step_, step)) copied_places_.clear();
+    copies_.bytes += bytes;
+    if (!why.empty()) {
+      ++copies_.failed;
+      copies_.why = why;
+      copied_step_ = step + 1;
+      copied_places_.clear();
+    } else {
+      copied_places_.insert(place);
+      complete = std::ssize(copied_places_) == options_.hosts();
+      copies_.steps += complete ? 1 : 0;
+      if (!complete) return;
+    }
+  }
+  if (complete) {
+    options_.replicas->agreed(step);
+  } else {
+    options_.replicas->dropped(step);
+  }
+  tell_all(complete ? "replicated" : "unreplicated", {{"incarnation", incarnation}, {"step", step}});
+}
+
 void Fleet::carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memory) {
   HostOrder order{.choice = choice,
                   .starts = {memory.starts().begin(), memory.starts().end()},
                   .promised = {},
-                  .kernel_level = static_cast<int64_t>(isa_)};
+                  .kernel_level = static_cast<int64_t>(isa_),
+                  .epoch = epoch_.number,
+                  .peers = std::vector<PeerAddress>(static_cast<size_t>(options_.hosts()))};
+  order.peers.at(static_cast<size_t>(place_)) = {own_address(), own_held_.port};
+  for (const auto& [index, host] : hosts_) {
+    if (host.place >= 0 && host.peer >= 0)
+      order.peers.at(static_cast<size_t>(host.place)) = {host.address, host.held.port};
+  }
+  peers_of_places_ = order.peers;
+  {
+    const std::lock_guard lock(of_copies_);
+    copied_step_ = -1;
+    copied_places_.clear();
+  }
   if (choice.dir.parent_path() == checkpoints_) order.choice.dir = choice.dir.filename();
   for (int64_t slot = 0; slot < memory.slots(); ++slot) {
     const int64_t step = memory.control().reserved[slot].load(std::memory_order_acquire);
@@ -551,15 +880,84 @@ Status Fleet::carried_out() {
   return {};
 }
 
-void Fleet::save(const ckpt::WholeSlot& slot) { tell_all("promise", slot_to_json(slot)); }
+void Fleet::save(const ckpt::WholeSlot& slot) {
+  std::vector<Ward> wards;
+  for (const auto& [index, host] : hosts_) {
+    if (host.place >= 0 && host.peer < 0 && holder_of_.contains(host.place))
+      wards.push_back({index, holder_of_[host.place], slot});
+  }
+  saves_.set_wards(options_.placement.index, std::move(wards),
+                   [replicas = options_.replicas](const Ward& ward, ckpt::IoBackend& io, const fs::path& work) {
+                     return replicas->write_part(ward.slot, io, work);
+                   });
+  tell_all("promise", slot_to_json(slot));
+}
 
 void Fleet::go(uint64_t incarnation) {
   running_ = true;
   for (auto& [index, host] : hosts_) {
     host.left = false;
+    host.stopped = host.place < 0 || host.peer < 0;
     host.states.clear();
     tell(host, "go", {{"incarnation", incarnation}});
   }
+}
+
+void Fleet::wait_stopped(int64_t limit_ms) {
+  const int64_t until_ns = cluster::steady_after(static_cast<double>(limit_ms) / 1e3);
+  const auto pending = [&] {
+    return std::ranges::any_of(
+        hosts_, [](const auto& one) { return one.second.place >= 0 && one.second.peer >= 0 && !one.second.stopped; });
+  };
+  take_news();
+  while (pending() && cluster::steady_ns() < until_ns) {
+    if (!wait_for_news(5)) return;
+  }
+}
+
+int64_t Fleet::round_trip_ns() const {
+  int64_t out = 0;
+  for (const auto& [index, host] : hosts_) {
+    if (host.peer >= 0 && host.clock_round_ns != INT64_MAX) out = std::max(out, host.clock_round_ns);
+  }
+  return out;
+}
+
+int64_t Fleet::index_of_rank(int64_t rank) const {
+  for (const auto& [index, host] : hosts_) {
+    if (host.place == rank / options_.ranks) return index;
+  }
+  return options_.placement.index;
+}
+
+std::string Fleet::name_of_rank(int64_t rank) const {
+  const auto host = hosts_.find(index_of_rank(rank));
+  return host == hosts_.end() ? own_host_name() : host->second.name;
+}
+
+Status Fleet::exclude(int64_t place, const std::string& reason, agent::FailureClass why) {
+  Exclusion one{.reason = reason, .failure_class = why, .time = SystemClock().unix_s(), .epoch = epoch_.number};
+  const auto out = std::ranges::find_if(hosts_, [&](const auto& of) { return of.second.place == place; });
+  const cluster::Hello own = hello_of(options_);
+  one.name = out == hosts_.end() ? own.name : out->second.name;
+  one.boot_id = out == hosts_.end() ? own.boot_id : out->second.boot_id;
+  one.index = out == hosts_.end() ? own.index : out->first;
+  const std::string name = one.name;
+  RT_TRY(add_excluded(run_, std::move(one)));
+  callbacks_.say(fmt::format("{} is excluded from this run: {}", name, reason));
+  if (out == hosts_.end()) {
+    resigned_ = reason;
+    return {};
+  }
+  const Error left{ErrorCode::kUnavailable, fmt::format("this host is excluded from the run: {}", reason)};
+  Host& host = out->second;
+  const int64_t peer = host.peer;
+  lose(host, "excluded: " + reason);
+  host.excluded = true;
+  host.peer = peer;
+  dismiss(host, left.exit_code(), false, left.message, json());
+  host.away = "excluded: " + reason;
+  return {};
 }
 
 void Fleet::publish(const std::string& key, const std::string& value) {
@@ -595,7 +993,15 @@ int64_t Fleet::clock_ahead_ns(int64_t rank) const {
   return host == hosts_.end() ? 0 : host->second.clock_ahead_ns;
 }
 
-void Fleet::ask_reports() { tell_all("report", json::object()); }
+void Fleet::ask_stacks(const std::vector<int64_t>& first) {
+  std::set<int64_t> places;
+  for (const int64_t rank : first) places.insert(rank / options_.ranks);
+  int64_t asked = 0;  // of the others: who stands where nobody else stands shows among few
+  for (auto& [index, host] : hosts_) {
+    if (host.place < 0 || host.peer < 0) continue;
+    if (places.contains(host.place) || asked++ < kMostAsked) tell(host, "stacks");
+  }
+}
 
 void Fleet::put_in(std::vector<agent::RankState>& ranks) const {
   for (const auto& [index, host] : hosts_) {
@@ -616,21 +1022,24 @@ void Fleet::kill(int64_t rank) {
   }
 }
 
-void Fleet::end(int code, bool keep, const std::string& text) {
+void Fleet::end(int code, bool keep, const std::string& text, const json& failure) {
   on_tick();
   running_ = false;
-  for (auto& [index, host] : hosts_) {
-    if (host.peer < 0) continue;
-    board_.send(host.peer,
-                {.kind = "end", .epoch = epoch_.number, .body = {{"code", code}, {"keep", keep}, {"text", text}}});
-    board_.drop(host.peer);
-    {
-      const std::lock_guard lock(of_peers_);
-      host_of_peer_.erase(host.peer);
-    }
-    host.peer = -1;
-    host.away = "it has left";
+  for (auto& [index, host] : hosts_) dismiss(host, code, keep, text, failure);
+}
+
+void Fleet::dismiss(Host& host, int code, bool keep, const std::string& text, const json& failure) {
+  if (host.peer < 0) return;
+  board_.send(host.peer, {.kind = "end",
+                          .epoch = epoch_.number,
+                          .body = {{"code", code}, {"keep", keep}, {"text", text}, {"failure", failure}}});
+  board_.drop(host.peer);
+  {
+    const std::lock_guard lock(of_peers_);
+    host_of_peer_.erase(host.peer);
   }
+  host.peer = -1;
+  host.away = "it has left";
 }
 
 }  // namespace cairn::tools

@@ -1,8 +1,9 @@
 #pragma once
 // The other hosts of a run, as the leader's agent has them: who is there, what their ranks do, and what they are told.
-// It gathers them, names who is away and waits for it or gives its place to a spare, and gives each membership an epoch
-// of its own. It shows in the run folder that it lives (cluster::Lease), for as long as it has not lost more than half
-// of its hosts; another one may lead after that, and this one is told (check_epoch).
+// It gathers them, names who is away and waits for it, gives its place to a spare, or counts the places anew where
+// fewer hosts may train (resize), and gives each membership an epoch of its own. It shows in the run folder that it
+// lives (cluster::Lease), for as long as it has not lost more than half of its hosts; another one may lead after that,
+// and this one is told (check_epoch).
 //
 // A host's index is the launcher's. Its place is that of its ranks in the world; a spare has none.
 //
@@ -34,14 +35,16 @@
 #include "runtime/kernels/isa.h"
 #include "tools/run/host_saves.h"
 #include "tools/run/host_wire.h"
+#include "tools/run/replicas.h"
 
 namespace cairn::tools {
 
 /// Of this host among those of its run; the same for a leader and for who follows.
 struct HostOptions {
   cluster::Placement placement;
-  int64_t spares = 0;  // of the placement's hosts, the last ones: they train nothing now
-  int64_t ranks = 0;   // of each host
+  int64_t spares = 0;     // of the placement's hosts, as many as train nothing now
+  int64_t hosts_min = 0;  // fewest that the run goes on with; 0: as many as train at the start
+  int64_t ranks = 0;      // of each host
   std::string build, recipe_hash;
   bool has_cluster_file = false, groups_cross_hosts = false;  // ClusterConfig::groups_cross_hosts
   int64_t port_from = 24512, port_to = 25535;
@@ -50,24 +53,31 @@ struct HostOptions {
   double wait_s = 600;        // for a host that was lost to come back
   double spare_after_s = 10;  // then a spare takes the place of a host that was lost
 
+  cluster::StoreOptions store;  // who decides which host leads
+
+  std::shared_ptr<Replicas> replicas;  // of this host, for the life of its agent; null: it keeps none
+
   std::string interface_address;  // of this host, for its ranks; empty: the one that the leader is reached by
 
   int64_t hosts() const { return placement.hosts - spares; }  // that train: so many places
   int64_t world() const { return hosts() * ranks; }
+  /// From here on so many do.
+  void train_with(int64_t hosts) { spares = placement.hosts - hosts; }
 };
 
 cluster::Hello hello_of(const HostOptions& options);
 /// This machine's name.
 std::string own_host_name();
 
-/// So long the lease of a leader stands still before another host claims the lead.
-double lease_still_s(const cluster::Beats& beats);
+/// So long the lease of a leader stands still before another host claims the lead. `store` may be null: there is none.
+double lease_still_s(const cluster::Beats& beats, const cluster::EpochStore* store);
 
 /// The lead of an epoch, claimed before its hosts have gathered: where they find the new leader.
 struct Lead {
   cluster::Listener listener;
   cluster::Epoch epoch;
   std::unique_ptr<cluster::Lease> lease;  // from the claim on: what comes until they gather may take its time
+  int64_t led_before = -1;                // the host that is lost
 };
 
 class Fleet final : public ckpt::OtherHosts {
@@ -81,10 +91,14 @@ class Fleet final : public ckpt::OtherHosts {
     std::function<void(int64_t rank, const nlohmann::json& event)> event;
     std::function<void(int signal)> stop;
     std::function<void(const std::string& by)> ask_save;
+    std::function<ckpt::HostMemory()> own_memory;  // of this host; no rank runs
+    /// A rank of a host has failed by itself, or the host was lost; its time is by this host's clock.
+    std::function<void(int64_t host, agent::Failure)> error;
+    std::function<void(std::vector<agent::RankStacks>)> stacks;  // as asked for
   };
 
   /// Listens, on the first free port of the range. `run`: the folder, which is this process's. `before`: the newest
-  /// epoch when this start began; one that has begun since wins. Errors: kUnavailable: no port is free.
+  /// epoch when this start began; one that has begun since wins. Errors: kUnavailable: no port is free; the store's.
   static Result<std::unique_ptr<Fleet>> open(HostOptions options, const std::filesystem::path& run,
                                              const std::optional<cluster::Epoch>& before);
   /// As a host does that has claimed the lead.
@@ -94,16 +108,42 @@ class Fleet final : public ckpt::OtherHosts {
   int64_t port() const { return door_.port(); }
   /// The place of this host.
   int64_t place() const { return place_; }
+  /// Numbers of hosts that the run may go on with; none: its own alone. Before gather().
+  void allow_sizes(std::set<int64_t> sizes) { sizes_ = std::move(sizes); }
   /// All places are taken by hosts that are there, and the epoch begins. `say` and `stopped` of the callbacks count
-  /// already.
+  /// already. Errors: among others kUnavailable where smaller() says how to go on.
   Status gather();
+  /// Hosts are away for good, and nobody is there for their places: the run goes on with so many, once resize() is
+  /// called. memory() fails with that, at a start gather() does.
+  std::optional<int64_t> smaller() const { return smaller_; }
+  /// From here on until then memory() has what copies of those hold, and what is saved has their parts from these.
+  void take_copies() { takes_copies_ = true; }
+  /// Hosts without a place are there, and the run could go on with so many.
+  std::optional<int64_t> larger() const;
+  /// The next epoch: this many places, for the hosts that are there. The segment ends; begin() follows.
+  Status resize(int64_t hosts);
   void use(Callbacks callbacks) { callbacks_ = std::move(callbacks); }
 
   /// What is trained from here on, on all hosts.
   void begin(HostSegment segment);
   LeaderSaves& saves() { return saves_; }
+  const std::string& token() const { return token_; }
+  /// The copy of this step of a place is complete; or not, and why. Any thread.
+  void copied(int64_t place, uint64_t incarnation, int64_t step, int64_t bytes, const std::string& why);
+  /// Of carry_out(): where each place's host takes copies.
+  const std::vector<PeerAddress>& peers() const { return peers_of_places_; }
+  /// Of all hosts, so far: steps that were copied, and bytes of banks that went over the network for them.
+  struct Copies {
+    int64_t steps = 0, bytes = 0, failed = 0;
+    std::string why;  // the last one failed
+  };
+  Copies copies() const {
+    const std::lock_guard lock(of_copies_);
+    return copies_;
+  }
   const cluster::Epoch& epoch() const { return epoch_; }
-  /// That no later epoch than this one has begun. Any thread. Errors: kUnavailable, naming who leads now.
+  /// That no later epoch than this one has begun. Any thread. Errors: kUnavailable, naming who leads now; kTimeout: the
+  /// store does not answer, and it is not known.
   Status check_epoch() const;
   /// Of this host, as its ranks publish it.
   const std::string& own_address() const {
@@ -134,11 +174,27 @@ class Fleet final : public ckpt::OtherHosts {
   void wait_no_more() { waits_ = false; }
   /// The ranks that run are being stopped, on this host too: those of the others at once.
   void halt(const std::string& why);
+  /// Waits until the ranks of all hosts that are there have stopped, and their errors are known; up to `limit_ms`.
+  void wait_stopped(int64_t limit_ms);
+  /// The longest of the hosts that are there, as far as it is known.
+  int64_t round_trip_ns() const;
+  /// Of a rank's host.
+  int64_t index_of_rank(int64_t rank) const;
+  std::string name_of_rank(int64_t rank) const;
+  /// Another host can take a place at once.
+  bool has_spare() const { return !free_spares({}).empty(); }
+  /// The host of this place leaves the run and is not let in again: a spare takes its place. Where it is this one it
+  /// resigns: it is to end, and another host leads. Errors: what has to be written could not be.
+  Status exclude(int64_t place, const std::string& reason, agent::FailureClass why);
+  /// Why this host, which led, is excluded; empty: it is not.
+  const std::string& resigned() const { return resigned_; }
+
   /// All ranks of the others have ended with 0.
   bool all_left() const;
   /// Where ranks are, and what they wait for: asked for, and what has been told last.
   void ask_where_ranks_are();
-  void ask_reports();
+  /// Of the ranks of all others, or of some: those of the hosts of `first` at least. Callbacks::stacks.
+  void ask_stacks(const std::vector<int64_t>& first);
   /// How far the clock of a rank's host (telemetry::trace_clock_ns) is ahead of this one's: asked for, and as well as
   /// it is known.
   void ask_clocks();
@@ -146,8 +202,9 @@ class Fleet final : public ckpt::OtherHosts {
   void put_in(std::vector<agent::RankState>& ranks) const;
   /// Of a rank of another host: it is killed, to see the run recover.
   void kill(int64_t rank);
-  /// The run is over, also for them: they leave with this code. `keep`: their memory stays.
-  void end(int code, bool keep, const std::string& text);
+  /// The run is over, also for them: they leave with this code. `keep`: their memory stays. `failure`: failure_record()
+  /// of what ended it, for their launchers; null: nothing failed.
+  void end(int code, bool keep, const std::string& text, const nlohmann::json& failure = {});
 
  private:
   struct Host {
@@ -157,18 +214,27 @@ class Fleet final : public ckpt::OtherHosts {
     int64_t kernel_level = 0;
     int64_t peer = -1;  // of the switchboard; -1: it is away
     std::string away;   // why
-    int64_t away_since_ns = 0;
+    int64_t away_since_ns = 0, there_since_ns = 0;
     bool left = false;
+    bool stopped = true;                   // none of its ranks runs
+    bool excluded = false;                 // and so it is not waited for
     std::vector<agent::RankState> states;  // as told last by the ranks that run
     int64_t asked = 0;                     // number of the last halt that it has answered
     std::optional<Result<ckpt::HostMemory>> memory;
     std::optional<Status> carried;
+    Held held;                                                                // as told with its memory
+    std::optional<Status> given;                                              // the answer to `give`
     int64_t clock_ahead_ns = 0, clock_round_ns = INT64_MAX, clock_at_ns = 0;  // of the answer that came soonest
   };
 
-  Fleet(HostOptions options, std::filesystem::path run, cluster::Listener listener, cluster::EpochStore store,
-        std::string token, const std::optional<cluster::Epoch>& before, std::unique_ptr<cluster::Lease> lease);
+  Fleet(HostOptions options, std::filesystem::path run, cluster::Listener listener,
+        std::shared_ptr<cluster::EpochStore> store, std::string token, const std::optional<cluster::Epoch>& before,
+        std::unique_ptr<cluster::Lease> lease);
   Status assemble(double patience_s, double spare_after_s, const std::string& reason);
+  Error goes_on_smaller() const;
+  Status begin_epoch(std::vector<cluster::Joined> joined, const std::string& reason);
+  std::optional<int64_t> size_for(int64_t hosts) const;
+  int64_t count_there(const std::set<int64_t>& joined, bool spares) const;
   std::vector<int64_t> missing(const std::set<int64_t>& joined, double spare_after_s);
   std::vector<int64_t> free_spares(const std::set<int64_t>& joined) const;
   void give_places_to_spares();
@@ -182,19 +248,30 @@ class Fleet final : public ckpt::OtherHosts {
   void take_message(Host& host, const cluster::Message& message);
   static void take_clock(Host& host, int64_t asked_ns, int64_t there_ns);
   void lose(Host& host, const std::string& why);
+  void dismiss(Host& host, int code, bool keep, const std::string& text, const nlohmann::json& failure);
+  void take_error(const Host& host, const nlohmann::json& from);
   bool take_early(const cluster::News& news);
   Host* by_peer(int64_t peer);
   void tell(Host& host, std::string kind, nlohmann::json body = nlohmann::json::object());
   void tell_all(const std::string& kind, const nlohmann::json& body);
-  bool wait_for_news();
+  /// So often at least somebody's stop is seen.
+  bool wait_for_news(int wait_ms = 50);
+  Result<bool> fill_from_copies();
+  void look_for_copies();
+  Result<ckpt::HostMemory> memory_with_copies();
+  std::vector<ckpt::WholeSlot> memory_of(int64_t place) const;
+  Status give(int64_t holder, const ckpt::WholeSlot& slot, int64_t place);
   bool is_superseded();
   bool is_newer(const std::optional<cluster::Epoch>& epoch) const;
   bool someone_away() const;
   std::string who_is_away() const;
 
-  const HostOptions options_;
+  HostOptions options_;
+  std::set<int64_t> sizes_;
+  std::optional<int64_t> smaller_;
+  bool takes_copies_ = false;
   const std::filesystem::path run_, checkpoints_;
-  const cluster::EpochStore store_;
+  const std::shared_ptr<cluster::EpochStore> store_;
   const std::string token_;
   std::string incarnation_;
   Callbacks callbacks_;
@@ -207,10 +284,21 @@ class Fleet final : public ckpt::OtherHosts {
   std::string own_address_;  // as the others reach it; empty: not known yet
   std::optional<HostSegment> segment_;
   std::map<int64_t, Host> hosts_;  // the others by index
-  uint64_t incarnation_of_ranks_ = 0;
-  bool running_ = false;  // ranks of that incarnation may run
-  bool waits_ = true;     // for hosts that are away
+  std::atomic<uint64_t> incarnation_of_ranks_ = 0;
+  std::atomic<bool> running_ = false;  // ranks of that incarnation may run
+  bool waits_ = true;                  // for hosts that are away
   int64_t asks_ = 0, peers_ = 0;
+  int64_t led_before_ = -1;  // Lead::led_before
+  std::string resigned_;
+  std::map<int64_t, int64_t> holder_of_;                          // by place: the index of who has its copy
+  std::map<int64_t, std::vector<ckpt::WholeSlot>> copied_slots_;  // by place: what that is of
+  ckpt::HostMemory own_memory_;                                   // of memory()
+  Held own_held_;
+  std::vector<PeerAddress> peers_of_places_;
+  mutable std::mutex of_copies_;     // of what follows
+  int64_t copied_step_ = -1;         // that is being copied
+  std::set<int64_t> copied_places_;  // whose copies of it are complete
+  Copies copies_;
   std::mutex of_peers_;
   std::map<int64_t, int64_t> host_of_peer_;  // those with a place; guarded by of_peers_: for the switchboard's thread
   LeaderSaves saves_;

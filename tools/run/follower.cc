@@ -26,7 +26,9 @@ using cluster::Message;
 using cluster::News;
 using nlohmann::json;
 
-constexpr int kLookMs = 50;     // at least so often somebody's stop is seen
+constexpr int kLookMs = 50;  // at least so often somebody's stop is seen
+constexpr const char* kSpare = "a spare: waits to take the place of a host that is lost";
+constexpr int64_t kPacesEveryNs = 1'000'000'000;
 constexpr double kOneTryS = 1;  // at one port, before the folder is asked again for the leader's
 
 fs::path port_file(const fs::path& run) { return run / "cluster" / "leader-port"; }
@@ -62,12 +64,17 @@ std::optional<int64_t> read_leader_port(const fs::path& run) {
   return port > 0 && port < 65536 ? std::optional(port) : std::nullopt;
 }
 
-std::optional<cluster::Epoch> newest_epoch(const fs::path& run) {
-  if (is_gone(run / "cluster")) return std::nullopt;
-  const Result<cluster::EpochStore> store = cluster::EpochStore::open(run / "cluster");
-  if (!store.ok()) return std::nullopt;
-  Result<std::optional<cluster::Epoch>> newest = store.value().newest();
-  return newest.ok() ? std::move(newest).value() : std::nullopt;
+std::shared_ptr<cluster::EpochStore> find_store(const fs::path& run, const HostOptions& options) {
+  // The token comes first, and tells runs apart: without one nobody has led this one.
+  if (is_gone(run / "cluster" / "token")) return nullptr;
+  Result<std::shared_ptr<cluster::EpochStore>> store = cluster::open_store(options.store, run / "cluster");
+  return store.ok() ? std::move(store).value() : nullptr;
+}
+
+Result<std::optional<cluster::Epoch>> newest_epoch(const fs::path& run, const HostOptions& options) {
+  const std::shared_ptr<cluster::EpochStore> store = find_store(run, options);
+  if (!store) return std::optional<cluster::Epoch>();
+  return store->newest();
 }
 
 Status write_end(const fs::path& run, const std::string& incarnation, int code) {
@@ -76,8 +83,9 @@ Status write_end(const fs::path& run, const std::string& incarnation, int code) 
 
 bool is_led_by_another(const fs::path& run, const HostOptions& options, const std::optional<cluster::Epoch>& newest) {
   if (!newest || newest->members.at(static_cast<size_t>(newest->leader)).index == options.placement.index) return false;
-  cluster::LeaseWatch lease(run / "cluster");
-  while (lease.still_s() < lease_still_s(options.beats)) {
+  const std::shared_ptr<cluster::EpochStore> store = find_store(run, options);
+  cluster::LeaseWatch lease(store);
+  while (lease.still_s() < lease_still_s(options.beats, store.get())) {
     if (lease.has_changed()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   }
@@ -91,7 +99,13 @@ Follower::Follower(HostOptions options, fs::path run, std::function<void(const s
       saves_(options_.placement.index, [this](Message message) { tell(message.kind, message.body); }),
       end_before_(text_or_nothing(end_file(run_))),
       board_(std::make_unique<cluster::Switchboard>(options_.beats,
-                                                    [this](const News& news) { return take_early(news); })) {}
+                                                    [this](const News& news) { return take_early(news); })) {
+  saves_.use([replicas = options_.replicas](const Ward& ward, ckpt::IoBackend& io,
+                                            const fs::path& work) -> Result<ckpt::PartSet> {
+    if (!replicas) return Error{ErrorCode::kUnavailable, "no copies are held here"};
+    return replicas->write_part(ward.slot, io, work);
+  });
+}
 
 Follower::~Follower() { close(); }
 
@@ -100,7 +114,7 @@ Follower::~Follower() { close(); }
 /// On the switchboard's thread: a save goes on while the loop reads a checkpoint.
 bool Follower::take_early(const News& news) {
   if (news.peer != early_peer_) return false;
-  if (news.kind == News::Kind::kMessage) return saves_.take(news.message);
+  if (news.kind == News::Kind::kMessage) return saves_.take(news.message, run_ / "checkpoints");
   saves_.leader_lost(news.why);
   return false;
 }
@@ -113,18 +127,14 @@ void Follower::tell(std::string kind, json body) {
 /// One try. Errors: kTimeout: nobody leads there, or it is not known yet.
 Status Follower::try_leader(const std::string& leader, int64_t port, cluster::LeaseWatch& lease, int64_t deadline_ns,
                             const std::function<bool()>& stopped) {
-  const auto lives = [&] { return lease.still_s() < lease_still_s(options_.beats); };
+  const auto lives = [&] { return lease.still_s() < lease_still_s(options_.beats, store_.get()); };
   RT_TRY_SET(cluster::Place place,
              cluster::join(leader, port, run_ / "cluster", hello_of(options_), deadline_ns, stopped,
                            std::min(deadline_ns, cluster::steady_after(kOneTryS)), lives));
   address_ = place.leader.own_address();
   epoch_ = std::move(place.epoch);
-  const int64_t before = std::exchange(place_, place_in(epoch_, options_.placement.index));
-  if (place_ < 0) say_("a spare: waits to take the place of a host that is lost");
-  if (before != place_ && segment_) {  // what its memory holds is of a place that another host has
-    displaced_ = true;
-    next_.reset();
-  }
+  take_place(place_in(epoch_, options_.placement.index), std::ssize(epoch_.members));
+  if (place_ < 0) say_(kSpare);
   peer_ = peers_++;
   early_peer_ = peer_;
   const cluster::Member& leads = epoch_.members.at(static_cast<size_t>(epoch_.leader));
@@ -132,12 +142,30 @@ Status Follower::try_leader(const std::string& leader, int64_t port, cluster::Le
   return {};
 }
 
+/// What this host's memory holds is of its place among as many as there were.
+void Follower::take_place(int64_t place, int64_t hosts) {
+  const bool same = place == place_ && hosts == options_.hosts();
+  place_ = place;
+  options_.train_with(hosts);
+  if (same || !segment_) return;
+  displaced_ = true;
+  next_.reset();
+}
+
+/// nullopt: there is none, or none that can be read.
+std::optional<cluster::Epoch> Follower::newest_known() {
+  if (!store_) store_ = find_store(run_, options_);
+  if (!store_) return std::nullopt;
+  Result<std::optional<cluster::Epoch>> newest = store_->newest();
+  return newest.ok() ? std::move(newest).value() : std::nullopt;
+}
+
 /// Its end, of a start that this host has begun with, where the leader's last word was lost.
 void Follower::take_end_file() {
   const std::string text = text_or_nothing(end_file(run_));
   if (text == end_before_) return;
   const json end = json_or_nothing(text);
-  const std::optional<cluster::Epoch> newest = newest_epoch(run_);
+  const std::optional<cluster::Epoch> newest = newest_known();
   if (!newest || !end.is_object() || end.value("incarnation", json()) != json(newest->incarnation)) return;
   ended_ = static_cast<int>(json_integer(end.value("code", json()), 0, 255).value_or(1));
   keep_memory_ = true;  // it is not known whether it is needed
@@ -149,8 +177,10 @@ Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
   std::optional<cluster::LeaseWatch> lease;
   for (;;) {
     // Who has taken the lead says so in its epoch. Host 0, which leads what begins, tells its port first.
-    std::optional<cluster::Epoch> found = newest_epoch(run_);
-    if (!lease || found != newest) lease.emplace(run_ / "cluster");  // a new leader is judged anew
+    const bool had_store = store_ != nullptr;
+    std::optional<cluster::Epoch> found = newest_known();
+    // A new leader is judged anew.
+    if (!lease || found != newest || (!had_store && store_)) lease.emplace(store_);
     newest = std::move(found);
     std::vector<std::pair<std::string, int64_t>> leaders;
     if (newest && newest->leader != place_in(*newest, options_.placement.index)) {
@@ -174,7 +204,9 @@ Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
     if (stopped()) return asked_to_stop();
     take_end_file();
     if (ended_) return Error{ErrorCode::kStopped, "the run has ended"};
-    if (!newest || lease->still_s() < lease_still_s(options_.beats) || epoch_.members.empty() || place_ < 0) continue;
+    if (!newest || lease->still_s() < lease_still_s(options_.beats, store_.get()) || epoch_.members.empty() ||
+        place_ < 0)
+      continue;
     RT_TRY_SET(const bool leads, claim_lead(*newest));
     if (leads) return Error{ErrorCode::kStopped, "this host leads"};
   }
@@ -183,7 +215,6 @@ Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
 Result<bool> Follower::claim_lead(const cluster::Epoch& newest) {
   const int64_t place = place_in(newest, options_.placement.index);
   if (place < 0) return false;  // the host that has this place may
-  RT_TRY_SET(const cluster::EpochStore store, cluster::EpochStore::open(run_ / "cluster"));
   RT_TRY_SET(cluster::Listener listener, cluster::Listener::open(options_.port_from, options_.port_to));
   const cluster::Hello own = hello_of(options_);
   cluster::Epoch next = newest;
@@ -194,10 +225,11 @@ Result<bool> Follower::claim_lead(const cluster::Epoch& newest) {
   next.port = listener.port();
   next.incarnation = cluster::random_hex();
   next.members.at(static_cast<size_t>(place)) = {own.name, address_, own.boot_id, own.index};
-  RT_TRY_SET(const bool made, store.claim(next));
+  RT_TRY_SET(const bool made, store_->claim(next));
   if (!made) return false;
   say_(fmt::format("this host leads from here on, in epoch {}: {}", next.number, next.reason));
-  lead_ = Lead{std::move(listener), std::move(next), std::make_unique<cluster::Lease>(run_ / "cluster")};
+  take_place(place, std::ssize(next.members));
+  lead_ = Lead{std::move(listener), std::move(next), std::make_unique<cluster::Lease>(store_), before.index};
   return true;
 }
 
@@ -245,14 +277,26 @@ bool Follower::take_common(const Message& message) {
   const json& body = message.body;
   if (message.kind == "begin") {
     take_begin(body);
+  } else if (message.kind == "rest") {
+    take_place(-1, options_.hosts());
+    say_(kSpare);
   } else if (message.kind == "end") {
     ended_ = static_cast<int>(json_integer(body.value("code", json()), 0, 255).value_or(1));
     keep_memory_ = body.value("keep", json()) == true;
     const json text = body.value("text", json());
-    if (text.is_string() && !text.get<std::string>().empty()) say_(text.get<std::string>());
+    end_failure_ = body.value("failure", json());
+    if (text.is_string() && !text.get<std::string>().empty()) {
+      say_(text.get<std::string>());
+      if (!end_failure_.is_object()) end_failure_ = {{"message", text}};
+    }
   } else if (message.kind == "promise") {
     const std::optional<ckpt::WholeSlot> slot = slot_from_json(body);
     if (slot && node_) static_cast<void>(node_->promise(*slot));  // if not, FollowerSaves refuses the save
+  } else if (message.kind == "replicated" || message.kind == "unreplicated") {
+    const std::optional<int64_t> step = json_integer(body.value("step", json()), 0, INT64_MAX);
+    if (!step || !running_ || !options_.replicas || body.value("incarnation", json()) != json(incarnation_))
+      return true;
+    message.kind == "replicated" ? options_.replicas->agreed(*step) : options_.replicas->dropped(*step);
   } else if (message.kind == "clock") {
     tell("clock", {{"asked_ns", body.value("asked_ns", json())}, {"there_ns", telemetry::trace_clock_ns()}});
   } else if (message.kind == "kill") {
@@ -270,9 +314,10 @@ void Follower::take_begin(const json& body) {
     say_(segment.error().message);
     return;
   }
-  const std::optional<int64_t> place = json_integer(body.value("place", json()), 0, options_.hosts() - 1);
-  if (!place) return;
-  place_ = *place;
+  const std::optional<int64_t> place = json_integer(body.value("place", json()), 0, segment.value().hosts - 1);
+  if (!place || segment.value().hosts > options_.placement.hosts) return;
+  take_place(*place, segment.value().hosts);
+  epoch_.leader = json_integer(body.value("leader", json()), 0, segment.value().hosts - 1).value_or(epoch_.leader);
   if (displaced_ || segment_ != segment.value()) next_ = std::move(segment).value();
 }
 
@@ -303,6 +348,7 @@ Status Follower::open(Segment parts) {
     options.init_from = init;
     options.open_foreign = parts_->open_foreign;
   }
+  const ckpt::RunText run = options.run;
   std::vector<std::string> notices;
   Result<std::unique_ptr<ckpt::CheckpointNode>> node =
       ckpt::CheckpointNode::open(parts_->plan, std::move(options), &notices);
@@ -310,10 +356,31 @@ Status Follower::open(Segment parts) {
   if (!node.ok()) return std::move(node).error();
   node_ = std::move(node).value();
   node_->keep_memory();  // until the leader says that it is not needed
-  return {};
+  return attach_replicas(run);
+}
+
+Status Follower::attach_replicas(const ckpt::RunText& run) {
+  if (!options_.replicas) return {};
+  RT_TRY_SET(const std::optional<std::string> token, cluster::read_token(run_ / "cluster"));
+  const ckpt::Arena& arena = node_->arena();
+  return options_.replicas->attach({.plan = parts_->plan,
+                                    .run = run,
+                                    .arena = node_->arena(),
+                                    .place = place_,
+                                    .hosts = options_.hosts(),
+                                    .token = token.value_or(std::string()),
+                                    .sent = [this, &arena](int64_t step, int64_t bytes, const std::string& why) {
+                                      json body = of_incarnation(arena.control().incarnation.load());
+                                      body["step"] = step;
+                                      body["bytes"] = bytes;
+                                      if (!why.empty()) body["why"] = why;
+                                      tell(why.empty() ? "replicated" : "unreplicated", std::move(body));
+                                    }});
 }
 
 void Follower::close() {
+  saves_.finish_wards();
+  if (options_.replicas) options_.replicas->detach();
   if (node_ && ((ended_ && !keep_memory_) || displaced_)) node_->keep_memory(false);
   node_.reset();
   parts_.reset();
@@ -334,9 +401,11 @@ Status Follower::refuse(const Error& why, const std::function<bool()>& stopped) 
 
 Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
   running_ = false;
+  if (options_.replicas) options_.replicas->halt();
+  tell("stopped", of_incarnation(incarnation_));
   for (;;) {
     if (parts_->control.leave_signal() != 0) return asked_to_stop();
-    if (ended_ || next_) return Error{ErrorCode::kStopped, "the leader has ended this"};
+    if (ended_ || next_ || displaced_) return Error{ErrorCode::kStopped, "the leader has ended this"};
     if (peer_ < 0) {
       // Nobody is there who could be told of a stop: this host leaves by itself.
       const auto stopped = [this] { return parts_->control.leave_signal() != 0 || parts_->control.stop_asked(); };
@@ -355,6 +424,8 @@ Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
       if (message->kind == "halt") {
         halt_ = ask_in(message->body);
         answer_halt();
+      } else if (message->kind == "give") {
+        give_copy(message->body);
       } else if (message->kind == "resume") {
         Result<ckpt::RestoreChoice> chosen = carry_out(message->body);
         if (chosen.ok()) {
@@ -369,6 +440,7 @@ Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
         incarnation_ = choice_->incarnation;
         running_ = true;
         told_left_ = false;
+        paces_.clear();
         return *std::exchange(choice_, std::nullopt);
       }
     }
@@ -381,7 +453,18 @@ void Follower::answer_halt() {
   const int64_t ask = std::exchange(halt_, -1);
   if (ask == 0) return;  // it only wanted them stopped
   choice_.reset();
-  tell("idle", {{"ask", ask}, {"memory", memory_to_json(node_->memory())}});
+  json body{{"ask", ask}, {"memory", memory_to_json(node_->memory())}};
+  if (options_.replicas) body["held"] = held_to_json(options_.replicas->held());
+  tell("idle", std::move(body));
+}
+
+/// To the host that has taken a lost one's place.
+void Follower::give_copy(const json& body) {
+  const std::optional<ckpt::WholeSlot> slot = slot_from_json(body.value("slot", json()));
+  if (!slot || !options_.replicas) return;
+  options_.replicas->give(*slot, peer_from_json(body.value("to", json())), [this](const Status& given) {
+    tell("given", given.ok() ? json::object() : json{{"error", error_to_json(given.error())}});
+  });
 }
 
 Result<ckpt::RestoreChoice> Follower::carry_out(const json& body) {
@@ -395,6 +478,10 @@ Result<ckpt::RestoreChoice> Follower::carry_out(const json& body) {
   if (choice.dir.is_relative() && !choice.dir.empty()) choice.dir = run_ / "checkpoints" / choice.dir;
   RT_TRY(node_->carry_out(choice, order.starts));
   saves_.resumed(choice.step, promised(), {order.promised.begin(), order.promised.end()});
+  if (options_.replicas && std::ssize(order.peers) == options_.hosts()) {
+    options_.replicas->begin(order.epoch, order.peers[static_cast<size_t>(buddy_of(place_, options_.hosts()))],
+                             slot_of(choice));
+  }
   return choice;
 }
 
@@ -404,7 +491,7 @@ void Follower::publish(const std::string& key, const std::string& value) {
 
 bool Follower::save_under_way() {
   const std::vector<ckpt::SlotView> views = node_->arena().views();
-  return std::ranges::any_of(views, [](const ckpt::SlotView& slot) { return slot.reserved && slot.whole; });
+  return std::ranges::any_of(views, [](const ckpt::SlotView& slot) { return slot.saving && slot.whole; });
 }
 
 void Follower::on_readable() {
@@ -419,7 +506,7 @@ void Follower::on_readable() {
       body["ranks"] = states_to_json(states);
       tell("ranks", std::move(body));
     }
-    if (message->kind == "report" && running_) hooks_.report();
+    if (message->kind == "stacks" && running_) hooks_.read_stacks([this](auto stacks) { tell_stacks(stacks); });
     if (message->kind != "halt") continue;
     halt_ = ask_in(message->body);
     const json why = message->body.value("why", json());
@@ -449,7 +536,44 @@ void Follower::on_failing(const agent::Failure& failure) {
   running_ = false;
 }
 
+void Follower::on_rank_error(const agent::Failure& error) {
+  json body = of_incarnation(incarnation_);
+  body["failure"] = failure_to_json(error);
+  tell("error", std::move(body));
+}
+
+void Follower::tell_stacks(const std::vector<agent::RankStacks>& stacks) {
+  json all = json::array();
+  for (const agent::RankStacks& one : stacks) {
+    if (node_ && node_->arena().ranks().contains(one.rank)) all.push_back(agent::to_json(one));
+  }
+  json body = of_incarnation(incarnation_);
+  body["stacks"] = std::move(all);
+  tell("stacks", std::move(body));
+}
+
+/// Fast steps make many: together once a second.
+void Follower::tell_paces() {
+  const int64_t now_ns = cluster::steady_ns();
+  if (paces_.empty() || now_ns - paces_told_ns_ < kPacesEveryNs) return;
+  paces_told_ns_ = now_ns;
+  for (const auto& [rank, event] : std::exchange(paces_, {})) {
+    json body = of_incarnation(incarnation_);
+    body["rank"] = rank;
+    body["event"] = event;
+    tell("event", std::move(body));
+  }
+}
+
 void Follower::on_rank_event(int64_t rank, const json& event) {
+  if (event.value("event", json()) == "pace") {
+    json& pace = paces_[rank];
+    json blocks = pace.is_object() ? std::move(pace["blocks"]) : json::array();
+    for (const json& block : event.value("blocks", json::array())) blocks.push_back(block);
+    pace = event;
+    pace["blocks"] = std::move(blocks);
+    return;
+  }
   json body = of_incarnation(incarnation_);
   body["rank"] = rank;
   body["event"] = event;
@@ -462,7 +586,7 @@ void Follower::on_rank_exit(const agent::ExitStatus& status) {
 
 bool Follower::all_finished() {
   if (!std::exchange(told_left_, true)) tell("left", of_incarnation(incarnation_));
-  return ended_ || next_;
+  return ended_ || next_ || displaced_;
 }
 
 void Follower::on_tick() {
@@ -470,6 +594,7 @@ void Follower::on_tick() {
     if (!event.status.ok()) parts_->narrator.say(event.status.error().message);
   }
   saves_.look(promised());
+  tell_paces();
 }
 
 /// Steps that this host's memory promises to save, or is saving.

@@ -10,6 +10,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -20,6 +21,7 @@
 
 #include "ckpt/foreign.h"
 #include "ckpt/node.h"
+#include "runtime/cluster/epoch_store.h"
 #include "runtime/cluster/lease.h"
 #include "runtime/cluster/switchboard.h"
 #include "runtime/core/result.h"
@@ -55,8 +57,12 @@ class Follower final : public Coordinator {
   void close() override;
   /// How this process leaves, as the leader has said.
   const std::optional<int>& ended() const { return ended_; }
+  /// Of what has ended the run (failure_record.h), as the leader has said; null: nothing failed, or it is not known.
+  const nlohmann::json& end_failure() const { return end_failure_; }
   /// What the ranks of this host are for follows from the next segment, or this host has lost its place.
   bool goes_on() const { return next_.has_value() || displaced_ || lead_.has_value(); }
+  /// Of all ranks now.
+  int64_t world() const { return options_.world(); }
   /// The lead that this host has claimed. nullopt: none.
   std::optional<Lead> take_lead() { return std::exchange(lead_, std::nullopt); }
 
@@ -78,6 +84,7 @@ class Follower final : public Coordinator {
   Result<int> conclude(const agent::Outcome& outcome) override;
   void on_rank_event(int64_t rank, const nlohmann::json& event) override;
   void on_rank_exit(const agent::ExitStatus& status) override;
+  void on_rank_error(const agent::Failure& error) override;
   void on_failing(const agent::Failure& failure) override;
   void on_readable() override;
   void on_tick() override;
@@ -92,6 +99,7 @@ class Follower final : public Coordinator {
   /// `newest`: the epoch whose leader lives no more. True: this host leads the next one. False: it has no place in it,
   /// or another host was first.
   Result<bool> claim_lead(const cluster::Epoch& newest);
+  std::optional<cluster::Epoch> newest_known();
   void take_end_file();
   int64_t first_rank() const { return place_ * options_.ranks; }
   /// The next message; nullopt where there was none for `wait_ms`.
@@ -100,26 +108,33 @@ class Follower final : public Coordinator {
   /// What is taken in the same way whether ranks run or not. False: it is something else.
   bool take_common(const cluster::Message& message);
   void take_begin(const nlohmann::json& body);
+  void take_place(int64_t place, int64_t hosts);
   void answer_halt();
+  void give_copy(const nlohmann::json& body);
+  Status attach_replicas(const ckpt::RunText& run);
   Result<ckpt::RestoreChoice> carry_out(const nlohmann::json& body);
   void stop_ranks(const std::string& why);
   std::set<int64_t> promised() const;
   void tell_stop();
+  void tell_stacks(const std::vector<agent::RankStacks>& stacks);
+  void tell_paces();
 
-  const HostOptions options_;
+  HostOptions options_;
   const std::filesystem::path run_;
   const std::function<void(const std::string&)> say_;
+  std::shared_ptr<cluster::EpochStore> store_;  // null: the run has none yet
   FollowerSaves saves_;
   std::string address_;     // of this host, as the leader sees it
   cluster::Epoch epoch_;    // no members: it has joined none yet
   int64_t place_ = -1;      // of this host; -1: it is a spare
-  bool displaced_ = false;  // another host has the place of the segment that is open
+  bool displaced_ = false;  // the memory of the segment that is open is of another place, or of another number of hosts
   std::optional<Lead> lead_;
   const std::string end_before_;   // what the file of the end held when this began
   int64_t peer_ = -1, peers_ = 0;  // the leader, for the switchboard; -1: it is away
   std::string away_;
   std::optional<HostSegment> segment_, next_;  // that this host is at; that follows it
   std::optional<int> ended_;
+  nlohmann::json end_failure_;
   bool keep_memory_ = false;  // the leader says so of the end
 
   std::optional<Segment> parts_;
@@ -131,7 +146,9 @@ class Follower final : public Coordinator {
   AgentHooks hooks_;
   bool running_ = false;  // ranks of that incarnation
   bool told_left_ = false, stopped_by_leader_ = false;
-  int64_t halt_ = -1;  // that the leader waits for an answer to; -1: none
+  int64_t halt_ = -1;                        // that the leader waits for an answer to; -1: none
+  std::map<int64_t, nlohmann::json> paces_;  // of ranks, that the leader has not been told
+  int64_t paces_told_ns_ = 0;
   int stop_signal_ = 0;
   bool stop_told_ = false;
 
@@ -146,8 +163,10 @@ std::optional<int64_t> read_leader_port(const std::filesystem::path& run);
 /// The leader's last word: a file of RUN/cluster, for hosts that no packet of it reached.
 Status write_end(const std::filesystem::path& run, const std::string& incarnation, int code);
 
-/// nullopt: none that can be read. Makes no folder.
-std::optional<cluster::Epoch> newest_epoch(const std::filesystem::path& run);
+/// Null: the run has none yet, or none that can be asked. Makes no folder.
+std::shared_ptr<cluster::EpochStore> find_store(const std::filesystem::path& run, const HostOptions& options);
+/// nullopt: there is none. Makes no folder. Errors: as of EpochStore::newest().
+Result<std::optional<cluster::Epoch>> newest_epoch(const std::filesystem::path& run, const HostOptions& options);
 /// Whether an agent of another host leads this run, by its newest epoch, and lives. Waits for a sign of it.
 bool is_led_by_another(const std::filesystem::path& run, const HostOptions& options,
                        const std::optional<cluster::Epoch>& newest);

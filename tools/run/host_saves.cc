@@ -10,6 +10,7 @@
 #include "ckpt/format/names.h"
 #include "ckpt/persist/commit.h"
 #include "ckpt/persist/part_set_file.h"
+#include "ckpt/store/posix_backend.h"
 #include "runtime/json/json.h"
 #include "tools/run/host_wire.h"
 
@@ -44,6 +45,26 @@ Error stopped_too_early() {
   return {ErrorCode::kUnavailable, "the ranks were stopped before all hosts had it in memory"};
 }
 
+json wards_to_json(const std::vector<Ward>& wards) {
+  json out = json::array();
+  for (const Ward& ward : wards)
+    out.push_back({{"host", ward.host}, {"holder", ward.holder}, {"slot", slot_to_json(ward.slot)}});
+  return out;
+}
+
+/// Those that this host holds.
+std::vector<Ward> wards_of(const json& from, int64_t holder) {
+  std::vector<Ward> out;
+  if (!from.is_array()) return out;
+  for (const json& one : from) {
+    if (!one.is_object() || one.value("holder", json()) != json(holder)) continue;
+    const std::optional<ckpt::WholeSlot> slot = slot_from_json(one.value("slot", json()));
+    const auto host = json_integer(one.value("host", json()), 0, INT64_MAX);
+    if (slot && host) out.push_back({*host, holder, *slot});
+  }
+  return out;
+}
+
 /// Who wrote the step, in its manifest.
 void put_hosts(const std::map<int64_t, std::string>& others, int64_t epoch, ckpt::Manifest& manifest) {
   json extra = json_or_nothing(manifest.extra);
@@ -71,14 +92,23 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
   const auto begin = std::chrono::steady_clock::now();
   const int64_t step = skeleton.step;
   std::map<int64_t, std::string> hosts;
-  int64_t number = 0, epoch = 0;
+  int64_t number = 0, epoch = 0, own = -1;
+  std::vector<Ward> wards;
+  WriteWard write_ward;
   {
     const std::lock_guard lock(mutex_);
     hosts = hosts_;
     epoch = epoch_;
     number = ++tries_;
     saves_[step] = {.number = number};
+    for (const Ward& ward : wards_) {
+      if (ward.slot.step == step) saves_[step].wards.push_back(ward);
+    }
+    wards = saves_[step].wards;
+    write_ward = write_ward_;
+    own = own_;
   }
+  std::map<int64_t, std::string> others = hosts;  // whose parts come as files
   auto attempt = [&]() -> Result<ckpt::SaveReport> {
     if (options.check_folder) RT_TRY(options.check_folder());
     RT_TRY_SET(const bool replaces, ckpt::check_existing(io, checkpoints_dir, step, options));
@@ -93,22 +123,31 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
     const std::string folder = ckpt::work_dir_name(ckpt::kTmpPrefix, step, writer);
     ckpt::WorkFolder work(io, checkpoints_dir / folder, step, options.spares);
     RT_TRY(io.make_dir(work.path()));
-    tell_({.kind = "save", .body = {{"step", step}, {"try", number}, {"folder", folder}}});
-    Result<ckpt::PartSet> own = ckpt::write_parts(io, work.path(), skeleton, parts, options);
-    if (!own.ok()) return work.abandon(std::move(own).error());
+    tell_({.kind = "save",
+           .body = {{"step", step}, {"try", number}, {"folder", folder}, {"wards", wards_to_json(wards)}}});
     std::vector<ckpt::PartSet> sets;
-    sets.push_back(std::move(own).value());
+    const auto add = [&](Result<ckpt::PartSet> set) -> Status {
+      if (!set.ok()) return work.abandon(std::move(set).error());
+      sets.push_back(std::move(set).value());
+      return {};
+    };
+    RT_TRY(add(ckpt::write_parts(io, work.path(), skeleton, parts, options)));
+    for (const Ward& ward : wards) {
+      if (ward.holder != own) continue;
+      RT_TRY(add(write_ward(ward, io, work.path())));
+      others.erase(ward.host);
+    }
     {
       std::unique_lock lock(mutex_);
       const Save& save = saves_[step];
-      while (!save.error && save.written.size() < hosts.size() && !given_up(options)) changed_.wait_for(lock, kLook);
-      if (save.error || save.written.size() < hosts.size()) {
+      while (!save.error && save.written.size() < others.size() && !given_up(options)) changed_.wait_for(lock, kLook);
+      if (save.error || save.written.size() < others.size()) {
         const Error error = save.error.value_or(Error{ErrorCode::kStopped, "the save was given up"});
         lock.unlock();
         return work.abandon(error);
       }
     }
-    for (const auto& [host, name] : hosts) {
+    for (const auto& [host, name] : others) {
       Result<ckpt::PartSet> set = ckpt::read_part_set(io, work.path(), host);
       Status taken = set.ok() ? io.remove_file(work.path() / ckpt::part_set_name(host)) : Status(set.error());
       if (!taken.ok()) return work.abandon(std::move(taken).error().with(name));
@@ -150,6 +189,13 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
   return done;
 }
 
+void LeaderSaves::set_wards(int64_t own, std::vector<Ward> wards, WriteWard write) {
+  const std::lock_guard lock(mutex_);
+  own_ = own;
+  wards_ = std::move(wards);
+  write_ward_ = std::move(write);
+}
+
 void LeaderSaves::drop(int64_t step, int64_t number, const Error& error) {
   {
     const std::lock_guard lock(mutex_);
@@ -171,6 +217,10 @@ bool LeaderSaves::take(int64_t host, const cluster::Message& message) {
   const std::lock_guard lock(mutex_);
   const auto save = saves_.find(step_of(message));
   if (save == saves_.end()) return true;
+  if (message.body.contains("of")) {  // the part of a ward
+    host = json_integer(message.body["of"], 0, INT64_MAX).value_or(-1);
+    if (std::ranges::find(save->second.wards, host, &Ward::host) == save->second.wards.end()) return true;
+  }
   save->second.begun.insert(host);
   if (message.kind == "written") save->second.written.insert(host);
   if (message.kind == "not_written" && !save->second.error)
@@ -182,7 +232,9 @@ bool LeaderSaves::take(int64_t host, const cluster::Message& message) {
 void LeaderSaves::lost(int64_t host, const std::string& why) {
   const std::lock_guard lock(mutex_);
   for (auto& [step, save] : saves_) {
-    if (!save.error && !save.written.contains(host))
+    const bool holds = std::ranges::any_of(
+        save.wards, [&](const Ward& ward) { return ward.holder == host && !save.written.contains(ward.host); });
+    if (!save.error && (holds || !save.written.contains(host)))
       save.error = Error{ErrorCode::kUnavailable, fmt::format("{} was lost: {}", hosts_[host], why)};
   }
   changed_.notify_all();
@@ -262,7 +314,29 @@ Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path
   return done;
 }
 
-bool FollowerSaves::take(const cluster::Message& message) {
+void FollowerSaves::finish_wards() {
+  std::vector<std::thread> writing;
+  {
+    const std::lock_guard lock(mutex_);
+    writing.swap(writing_);
+  }
+  for (std::thread& one : writing) one.join();
+}
+
+void FollowerSaves::write(int64_t step, const Ward& ward, const fs::path& work) const {
+  const auto attempt = [&]() -> Status {
+    ckpt::PosixBackend io;
+    RT_TRY_SET(const ckpt::PartSet set, write_ward_(ward, io, work));
+    RT_TRY(ckpt::write_part_set(io, work, ward.host, set));
+    return io.sync_dir(work);
+  };
+  const Status done = attempt();
+  json body{{"step", step}, {"of", ward.host}};
+  if (!done.ok()) body["error"] = error_to_json(done.error());
+  tell_({.kind = done.ok() ? "written" : "not_written", .body = std::move(body)});
+}
+
+bool FollowerSaves::take(const cluster::Message& message, const fs::path& checkpoints_dir) {
   const std::string& kind = message.kind;
   if (kind != "save" && kind != "committed" && kind != "dropped" && kind != "settled") return false;
   const std::lock_guard lock(mutex_);
@@ -282,6 +356,10 @@ bool FollowerSaves::take(const cluster::Message& message) {
       save.folder = message.body["folder"];
       save.number = number;
       save.told = std::chrono::steady_clock::now();
+      for (const Ward& ward : wards_of(message.body.value("wards", json()), host_)) {
+        writing_.emplace_back(
+            [this, step = step_of(message), ward, work = checkpoints_dir / save.folder] { write(step, ward, work); });
+      }
     }
     if (kind == "committed") save.committed = true;
     if (kind == "dropped" && !save.error) save.error = error_from_json(message.body);

@@ -3,10 +3,10 @@
 // step under way; the leader's makes that folder, waits for the others, writes the manifest and gives the step its
 // name. Nobody's bank is free before that.
 //
-//   leader -> host   save { step, try, folder } where the files go
+//   leader -> host   save { step, try, folder, wards } where the files go; wards: whose part which host writes, too
 //   host -> leader   begun { step }             its persister is at it: the slot is whole there
 //   host -> leader   written { step }           its files, and parts-K.json, are durable
-//                    not_written { step, why }
+//                    not_written { step, why }; both with `of` where the part is of a ward
 //   leader -> host   committed { step }, or dropped { step, try, why }: of a try that this host has not ended itself
 //                    settled { steps }           ranks were stopped: of these alone something will come yet
 //
@@ -23,15 +23,28 @@
 #include <set>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "ckpt/persist/write_parts.h"
 #include "ckpt/persister.h"
+#include "ckpt/snapshot/slot_rule.h"
 #include "runtime/cluster/connection.h"
 #include "runtime/core/result.h"
 
 namespace cairn::tools {
 
 using Tell = std::function<void(cluster::Message)>;  // from any thread
+
+/// A host that is lost, and whose bank another one has a copy of: that one writes its part.
+struct Ward {
+  int64_t host = 0, holder = 0;  // by their index
+  ckpt::WholeSlot slot;
+  bool operator==(const Ward&) const = default;
+};
+/// Writes the part of a ward into the folder of the step under way.
+using WriteWard =
+    std::function<Result<ckpt::PartSet>(const Ward& ward, ckpt::IoBackend& io, const std::filesystem::path& work)>;
 
 class LeaderSaves {
  public:
@@ -40,6 +53,8 @@ class LeaderSaves {
 
   /// The other hosts by their index, with their names, and the epoch that they are of.
   void set_hosts(std::map<int64_t, std::string> hosts, int64_t epoch);
+  /// In the next save of this step hosts that are lost have their parts from copies. `own`: this host's index.
+  void set_wards(int64_t own, std::vector<Ward> wards, WriteWard write);
   /// ckpt::SaveStep
   Result<ckpt::SaveReport> save(ckpt::IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                 ckpt::Manifest skeleton, std::span<const ckpt::WriterPart> parts,
@@ -57,6 +72,7 @@ class LeaderSaves {
   struct Save {
     int64_t number = 0;  // of the try
     std::set<int64_t> begun, written;
+    std::vector<Ward> wards;
     std::optional<Error> error;
   };
   void drop(int64_t step, int64_t number, const Error& error);
@@ -68,6 +84,9 @@ class LeaderSaves {
   int64_t epoch_ = 0;
   std::map<int64_t, Save> saves_;  // by step
   int64_t tries_ = 0;
+  int64_t own_ = -1;
+  std::vector<Ward> wards_;  // of the step of their slots
+  WriteWard write_ward_;
 };
 
 class FollowerSaves {
@@ -75,11 +94,16 @@ class FollowerSaves {
   /// `tell`: the leader.
   FollowerSaves(int64_t host, Tell tell) : host_(host), tell_(std::move(tell)) {}
 
+  /// How this host writes the part of a ward.
+  void use(WriteWard write) { write_ward_ = std::move(write); }
+
   Result<ckpt::SaveReport> save(ckpt::IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                 const ckpt::Manifest& skeleton, std::span<const ckpt::WriterPart> parts,
                                 const ckpt::SaveOptions& options);
-  bool take(const cluster::Message& message);
+  bool take(const cluster::Message& message, const std::filesystem::path& checkpoints_dir);
   void leader_lost(const std::string& why);
+  /// Parts of wards are written, and told.
+  void finish_wards();
   /// Ranks resume from `step`. `here`, `leaders`: steps up to that one that the memory of this host and the leader's
   /// still promise to save.
   void resumed(int64_t step, std::set<int64_t> here, std::set<int64_t> leaders);
@@ -97,8 +121,12 @@ class FollowerSaves {
     std::optional<Error> error;
   };
 
+  void write(int64_t step, const Ward& ward, const std::filesystem::path& work) const;
+
   const int64_t host_;
   const Tell tell_;
+  WriteWard write_ward_;
+  std::vector<std::thread> writing_;  // parts of wards: once in a life of the ranks
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<int64_t, Save> saves_;

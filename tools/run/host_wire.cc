@@ -92,6 +92,8 @@ Result<ckpt::HostMemory> memory_from_json(const json& from) {
 }
 
 json order_to_json(const HostOrder& order) {
+  json peers = json::array();
+  for (const PeerAddress& peer : order.peers) peers.push_back(peer_to_json(peer));
   const ckpt::RestoreChoice& choice = order.choice;
   return {{"incarnation", choice.incarnation},
           {"source", choice.source == ckpt::arena::Source::kMemory ? "memory"
@@ -105,7 +107,9 @@ json order_to_json(const HostOrder& order) {
           {"foreign", choice.foreign},
           {"starts", order.starts},
           {"promised", order.promised},
-          {"kernel_level", order.kernel_level}};
+          {"kernel_level", order.kernel_level},
+          {"epoch", order.epoch},
+          {"peers", std::move(peers)}};
 }
 
 Result<HostOrder> order_from_json(const json& from) {
@@ -131,6 +135,9 @@ Result<HostOrder> order_from_json(const json& from) {
   for (const json& start : from.value("starts", json::array())) out.starts.push_back(unsigned_of(start).value_or(0));
   for (const json& step : from.value("promised", json::array()))
     out.promised.push_back(json_integer(step, 0, kMost).value_or(0));
+  out.epoch = number_of(from, "epoch", 0, 0);
+  const json peers = from.value("peers", json::array());
+  for (const json& peer : peers.is_array() ? peers : json::array()) out.peers.push_back(peer_from_json(peer));
   out.kernel_level = number_of(from, "kernel_level", 0, -1);
   if (out.kernel_level < 0 || out.kernel_level >= std::ssize(kernels::kGemmIsas)) return garbled("kernel_level");
   return out;
@@ -178,7 +185,11 @@ json failure_to_json(const agent::Failure& failure) {
           {"exit_code", failure.status.exit_code},
           {"signal", failure.status.signal},
           {"hang", failure.hang},
-          {"message", failure.message}};
+          {"message", failure.message},
+          {"class", agent::rule_of(failure.failure_class).name},
+          {"pid", failure.pid},
+          {"seen_ns", failure.seen_ns},
+          {"last_lines", failure.last_lines}};
 }
 
 agent::Failure failure_from_json(const json& from) {
@@ -187,6 +198,13 @@ agent::Failure failure_from_json(const json& from) {
   out.status.exit_code = static_cast<int>(number_of(body, "exit_code", 0, 1)) & 0xff;
   out.status.signal = static_cast<int>(number_of(body, "signal", 0, 0)) & 0x7f;
   out.message = text_of(body, "message");
+  out.pid = number_of(body, "pid", 0, 0);
+  out.seen_ns = number_of(body, "seen_ns", 0, 0);
+  out.failure_class = agent::class_named(text_of(body, "class")).value_or(agent::classify(out.status, out.pid, {}));
+  const json lines = body.value("last_lines", json::array());
+  for (const json& line : lines.is_array() ? lines : json::array()) {
+    if (line.is_string()) out.last_lines.push_back(line.get<std::string>());
+  }
   return out;
 }
 
@@ -265,7 +283,7 @@ auto texts_of(Segment& segment) {
 }  // namespace
 
 json segment_to_json(const HostSegment& segment) {
-  json out{{"end_step", segment.end_step}};
+  json out{{"end_step", segment.end_step}, {"hosts", segment.hosts}};
   for (const auto& [key, text] : texts_of(segment)) out[key] = *text;
   return out;
 }
@@ -275,6 +293,8 @@ Result<HostSegment> segment_from_json(const json& from) {
   HostSegment out;
   out.end_step = number_of(from, "end_step", 0, -1);
   if (out.end_step < 0) return garbled("end_step");
+  out.hosts = number_of(from, "hosts", 1, -1);
+  if (out.hosts < 0) return garbled("hosts");
   for (const auto& [key, text] : texts_of(out)) {
     if (!from.contains(key) || !from[key].is_string()) return garbled(key);
     *text = from[key];

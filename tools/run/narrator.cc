@@ -9,6 +9,7 @@
 #include "ckpt/plan/partial.h"
 #include "runtime/core/log.h"
 #include "runtime/core/units.h"
+#include "tools/run/failure_record.h"
 #include "tools/run/text.h"
 
 namespace cairn::tools {
@@ -223,17 +224,32 @@ void Narrator::kills(int64_t rank, int64_t pid, int64_t step) {
   failed_at_step_ = step;
 }
 
+double Narrator::first_seen_of(const agent::Failure& failure) const {
+  if (failure.seen_ns == 0) return clock_.unix_s();
+  return clock_.unix_s() - static_cast<double>(clock_.now_ns() - failure.seen_ns) / 1e9;
+}
+
 void Narrator::failed(const agent::RestartInfo& info, bool restarting, double backoff_s, const fs::path& report) {
   if (failed_at_ns_ == 0) failed_at_ns_ = clock_.now_ns();
   failed_at_step_ = progress_.last_step;
   respawned_ = false;
   last_failure_ = info.failure.message;
   say(info.failure.message);
+  failure_ = failure_record(info.failure, first_seen_of(info.failure));
+  if (failure_["host"].get<std::string>().empty()) failure_["host"] = ckpt::this_writer().host;
+  failure_["restarting"] = restarting;
+  failure_["step"] = progress_.last_step;
+  failure_["report"] = report.string();
   record({{"event", "failure"},
           {"rank", info.failure.rank},
+          {"host", failure_["host"]},
+          {"class", failure_["class"]},
           {"message", info.failure.message},
           {"restarting", restarting},
           {"report", report.string()}});
+  if (events_opened_) {  // else the leader tells of it
+    if (const Status written = write_failure(run_, failure_); !written.ok()) warn(written.error().message);
+  }
   if (!report.empty()) say(fmt::format("where each rank was: {}", report.string()));
   if (!restarting) return;
   say(backoff_s > 0 ? fmt::format("all ranks stopped; starting again in {}", telemetry::format_duration(backoff_s))
@@ -289,6 +305,7 @@ json Narrator::summary(const Result<int>& code, bool stop_asked, const fs::path&
   const fs::path& checkpoint = newest_checkpoint.empty() ? loaded_ : newest_checkpoint;
   return {{"run", run_.string()},
           {"why", why},
+          {"class", why == "failed" && failure_.is_object() ? failure_["class"] : json()},
           {"message", message},
           {"first_step", std::max<int64_t>(progress_.first_step, 0)},
           {"step", done},

@@ -74,6 +74,8 @@ class Narrator {
   /// What a step has to tell: returned complete, as it was written.
   telemetry::StepMetrics step(const telemetry::StepMetrics& reported);
   void saved(const ckpt::PersistEvent& event);
+  /// failure_record() of the last failure, with whether ranks started again; null: there was none.
+  const nlohmann::json& last_failure() const { return failure_; }
   /// A rank is about to be killed to see the run recover.
   void kills(int64_t rank, int64_t pid, int64_t step);
   /// `report`: where each rank was; empty: none could be written.
@@ -91,8 +93,9 @@ class Narrator {
   /// "done: 60 steps in 4.1 s, loss 2.3, ..."
   void done(const std::filesystem::path& newest_checkpoint);
   /// How this start ended, for programs: {"run", "why": "done" | "stopped" | "nothing_to_do" | "signal" | "failed" | an
-  /// error's code, "message", "first_step", "step", "of", "samples", "tokens", "loss", "valid_loss", "checkpoint",
-  /// "seconds"}; null where nothing is known. `stop_asked`: somebody wanted it to stop.
+  /// error's code, "class" (failure_class.h; of "failed"), "message", "first_step", "step", "of", "samples", "tokens",
+  /// "loss", "valid_loss", "checkpoint", "seconds"}; null where nothing is known. `stop_asked`: somebody wanted it to
+  /// stop.
   nlohmann::json summary(const Result<int>& code, bool stop_asked,
                          const std::filesystem::path& newest_checkpoint) const;
 
@@ -100,6 +103,7 @@ class Narrator {
   static const Clock& system_clock();
   void tell_written(const Status& written, bool& failed);
   void tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreChoice& choice);
+  double first_seen_of(const agent::Failure& failure) const;
   void tell_recovered(const telemetry::StepMetrics& metrics);
   void show(const telemetry::StepMetrics& metrics);
 
@@ -117,7 +121,8 @@ class Narrator {
   RunProgress progress_;
   telemetry::StepMetrics last_metrics_;  // of this start; step 0: none
   std::optional<double> last_valid_loss_;
-  std::string last_failure_;      // of the ranks
+  std::string last_failure_;  // of the ranks
+  nlohmann::json failure_;
   std::filesystem::path loaded_;  // the checkpoint that this start resumed from
   int64_t failed_at_ns_ = 0;      // of the failure that is being recovered from
   int64_t failed_at_step_ = 0;

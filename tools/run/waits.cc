@@ -19,6 +19,20 @@ constexpr int64_t kStackPatienceMs = 10'000;  // for the stacks of all ranks
 
 int64_t clock_ns() { return SystemClock().now_ns(); }
 
+/// Of ranks of this host, by their processes.
+std::vector<agent::RankStacks> of_ranks(std::vector<agent::ProcessStacks> stacks,
+                                        const std::vector<agent::RankState>& ranks) {
+  std::vector<agent::RankStacks> out;
+  for (agent::ProcessStacks& one : stacks) {
+    for (const agent::RankState& rank : ranks) {
+      if (!rank.host.empty() || rank.view.pid != one.pid) continue;
+      out.push_back({rank.rank, std::move(one)});
+      break;
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<agent::RankState> states_of(const comm::ShmWorld& world) {
@@ -48,6 +62,7 @@ std::vector<agent::RankState> RunWaits::states(const comm::ShmWorld& world) cons
 /// A rank in a wait for half of its deadline: who keeps it waiting is found out, and all stacks are read,
 /// while everybody still stands where it is. At the deadline the ranks give up and leave.
 void RunWaits::look(const comm::ShmWorld* world) {
+  if (sending_ && (sending_->probe.take() || clock_ns() >= sending_->until_ns)) finish_sending();
   if (probe_ && (probe_->take() || clock_ns() >= probe_until_ns_)) {
     take_stacks(0);
     write_report();
@@ -83,7 +98,8 @@ void RunWaits::look(const comm::ShmWorld* world) {
       callbacks_.record({{"event", "wait_over"}, {"rank", wait_->rank}});
       wait_->over = true;  // whoever hangs from now on is another
     }
-    if (probe_) return;  // its stacks are still being read
+    if (probe_) return;                                               // its stacks are still being read
+    if (longest == nullptr && clock_ns() < others_until_ns_) return;  // or those of other hosts are on their way
     wait_.reset();
   }
   if (longest == nullptr) return;
@@ -91,7 +107,7 @@ void RunWaits::look(const comm::ShmWorld* world) {
   wait_->report.ranks = states(*world);
   wait_->report.finding = agent::find_culprit(wait_->report.ranks);
   tell();
-  if (elsewhere_.ask_reports) elsewhere_.ask_reports();
+  ask_others();
   probe_stacks();
 }
 
@@ -113,7 +129,7 @@ void RunWaits::ask(const comm::ShmWorld* world, const std::string& by) {
     std::erase_if(wait_->report.ranks, [](const agent::RankState& rank) { return rank.view.pid <= 0; });
   }
   wait_->report.title = fmt::format("{}: asked for by {}", name_, by);
-  if (elsewhere_.ask_reports) elsewhere_.ask_reports();
+  ask_others();
   write_report();
   probe_stacks();
   if (!probe_) tell_asked();  // that there are no stacks has been told
@@ -145,8 +161,45 @@ void RunWaits::probe_stacks() {
 
 void RunWaits::take_stacks(int64_t limit_ms) {
   if (!probe_) return;
-  wait_->report.stacks = probe_->finish(limit_ms);
+  // Those of other hosts may be here already.
+  for (agent::RankStacks& one : of_ranks(probe_->finish(limit_ms), wait_->report.ranks))
+    wait_->report.stacks.push_back(std::move(one));
   probe_.reset();
+}
+
+void RunWaits::ask_others() {
+  const auto is_elsewhere = [](const agent::RankState& rank) { return !rank.host.empty(); };
+  if (!elsewhere_.ask_stacks || std::ranges::none_of(wait_->report.ranks, is_elsewhere)) return;
+  others_until_ns_ = clock_ns() + kStackPatienceMs * 1'000'000;
+  elsewhere_.ask_stacks(wait_->report.finding.culprits);
+}
+
+void RunWaits::take(std::vector<agent::RankStacks> stacks) {
+  if (!wait_) return;
+  for (agent::RankStacks& one : stacks) {
+    if (std::ranges::find(wait_->report.stacks, one.rank, &agent::RankStacks::rank) == wait_->report.stacks.end())
+      wait_->report.stacks.push_back(std::move(one));
+  }
+  if (!probe_) write_report();  // else it is written anew when those of this host are there
+}
+
+void RunWaits::send_stacks(const comm::ShmWorld* world, std::function<void(std::vector<agent::RankStacks>)> to) {
+  if (world == nullptr || sending_) return;
+  std::vector<agent::RankState> ranks = states_of(*world);
+  std::vector<pid_t> pids;
+  for (const agent::RankState& rank : ranks) {
+    if (rank.view.pid > 0) pids.push_back(static_cast<pid_t>(rank.view.pid));
+  }
+  Result<agent::StackProbe> probe = agent::StackProbe::start("/proc/self/exe", pids);
+  if (!probe.ok()) return callbacks_.say("warning: no stacks: " + probe.error().message);
+  sending_.emplace(
+      Sending{std::move(probe).value(), clock_ns() + kStackPatienceMs * 1'000'000, std::move(ranks), std::move(to)});
+}
+
+void RunWaits::finish_sending() {
+  Sending done = std::move(*sending_);
+  sending_.reset();
+  done.to(of_ranks(done.probe.finish(0), done.ranks));
 }
 
 /// Not fsynced: a restart waits for it.

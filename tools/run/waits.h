@@ -28,7 +28,8 @@ std::vector<agent::RankState> states_of(const comm::ShmWorld& world);
 struct RanksElsewhere {
   std::function<void()> ask;                                   // their agents where they are
   std::function<void(std::vector<agent::RankState>&)> put_in;  // what those have told
-  std::function<void()> ask_reports;                           // each writes one of its ranks, with their stacks
+  /// For stacks of their ranks, those of these first; they come by RunWaits::take().
+  std::function<void(const std::vector<int64_t>& first)> ask_stacks;
 };
 
 class RunWaits {
@@ -43,6 +44,11 @@ class RunWaits {
 
   /// A person asks where the ranks are: a report with stacks, told when it is written. Training goes on.
   void ask(const comm::ShmWorld* world, const std::string& by);
+
+  /// Stacks of ranks of another host, for the report that is being made, or was made last.
+  void take(std::vector<agent::RankStacks> stacks);
+  /// The leader asks for the stacks of this host's ranks: `to` gets them in a call of look().
+  void send_stacks(const comm::ShmWorld* world, std::function<void(std::vector<agent::RankStacks>)> to);
 
   /// As SupervisorClient::suspect().
   std::optional<std::pair<int64_t, std::string>> suspect() const;
@@ -66,6 +72,8 @@ class RunWaits {
   };
   std::vector<agent::RankState> states(const comm::ShmWorld& world) const;
   void probe_stacks();
+  void finish_sending();
+  void ask_others();
   void take_stacks(int64_t limit_ms);
   void tell();
   void tell_asked();
@@ -79,7 +87,15 @@ class RunWaits {
   std::string host_;
   std::optional<LongWait> wait_;
   std::optional<agent::StackProbe> probe_;
-  int64_t probe_until_ns_ = 0;
+  int64_t probe_until_ns_ = 0, others_until_ns_ = 0;
+  /// For the leader.
+  struct Sending {
+    agent::StackProbe probe;
+    int64_t until_ns = 0;
+    std::vector<agent::RankState> ranks;
+    std::function<void(std::vector<agent::RankStacks>)> to;
+  };
+  std::optional<Sending> sending_;
   int64_t reports_ = 0;
 };
 

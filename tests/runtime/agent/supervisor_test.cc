@@ -176,6 +176,10 @@ struct Recorder : SupervisorClient {
   std::function<void()> tick_hook;
   std::function<void(int64_t)> started_hook;
   std::function<void(const RestartInfo&, bool)> failure_hook;
+  std::function<void(Failure&)> settle_hook;
+  std::function<Restart(const Failure&)> restart_hook;
+  Evidence shown;
+  std::vector<Failure> errors;
 
   int64_t generations = 0;
   std::vector<std::pair<int64_t, nlohmann::json>> events;
@@ -204,6 +208,14 @@ struct Recorder : SupervisorClient {
     if (event_hook) event_hook(rank, event);
   }
   void on_child_exit(int64_t rank, const ExitStatus& status, bool) override { exits[rank] = status; }
+  Evidence evidence() override { return shown; }
+  void on_rank_error(const Failure& error) override { errors.push_back(error); }
+  void settle(Failure& failure) override {
+    if (settle_hook) settle_hook(failure);
+  }
+  Restart restart_of(const Failure& failure) override {
+    return restart_hook ? restart_hook(failure) : restart_here(failure.failure_class);
+  }
   void on_failure(const RestartInfo& info, bool restarting, double backoff_s) override {
     backoffs.push_back(backoff_s);
     if (failure_hook) failure_hook(info, restarting);
@@ -941,5 +953,75 @@ TEST_SUITE("runtime/agent/supervisor") {
       MESSAGE("mean detected -> spawned: ", total_ns / 100'000, " us");
     }
     CHECK(count_open_fds() == before);
+  }
+  TEST_CASE("the class of a failure decides whether ranks start again, and what a host shows is told") {
+    Recorder client;
+    client.roles = {"kill always", "sleep"};
+    client.shown = {
+        .oom_kills = 1, .memory_peak_bytes = 64 << 20, .memory_limit_bytes = -1, .shm_full = false, .kernel = {}};
+    SupervisorOptions options;
+    options.restart.max_restarts = 1;
+    const Outcome outcome = run_all(client, options);
+    REQUIRE(outcome.failure);
+    CHECK(outcome.failure->failure_class == FailureClass::kOutOfMemory);
+    CHECK(
+        outcome.message.find("out of memory: the kernel has killed 1 process of this cgroup (64.0 MiB at the peak)") !=
+        std::string::npos);
+    CHECK(client.generations == 2);
+    REQUIRE(client.errors.size() == 2);  // one a generation: who was killed for it has made none
+    CHECK(client.errors[0].rank == 0);
+    CHECK(client.errors[0].seen_ns > 0);
+    CHECK(client.errors[0].seen_ns <= client.errors[1].seen_ns);
+
+    Recorder host;
+    host.roles = {"exit 127", "sleep"};
+    const Outcome ended = run_all(host);
+    CHECK(ended.kind == EndKind::kFailed);
+    CHECK(ended.exit_code == 127);
+    CHECK(host.generations == 1);
+    CHECK(ended.failure->failure_class == FailureClass::kHostSetup);
+  }
+
+  TEST_CASE("a failure that moves elsewhere is no try of the ranks") {
+    Recorder client;
+    client.roles = {"exit 14", "sleep"};
+    int64_t asked = 0;
+    client.restart_hook = [&](const Failure& failure) {
+      CHECK(failure.failure_class == FailureClass::kDevice);
+      if (++asked == 3) client.roles = {"exit 0", "exit 0"};
+      return Restart::kElsewhere;
+    };
+    SupervisorOptions options;
+    options.restart = {.max_restarts = 0, .backoff_s = 5};
+    const Outcome outcome = run_all(client, options);
+    CHECK(outcome.kind == EndKind::kFinished);
+    CHECK(client.generations == 4);
+    CHECK(client.backoffs == std::vector<double>{0, 0, 0});
+  }
+
+  TEST_CASE("the cause that is settled on, once no rank runs, takes the place of the failure that was seen first") {
+    Recorder client;
+    client.roles = {"exit 1", "sleep"};
+    client.settle_hook = [&](Failure& failure) {
+      CHECK(failure.failure_class == FailureClass::kError);
+      CHECK(client.exits.size() == 2);
+      failure.status = {.exit_code = 65};
+      failure.failure_class = FailureClass::kData;
+      failure.message = "rank 7 of another host";
+    };
+    const Outcome outcome = run_all(client);
+    CHECK(outcome.exit_code == 65);
+    CHECK(outcome.message == "rank 7 of another host");
+    CHECK(client.generations == 1);
+  }
+
+  TEST_CASE("a rank that was asked to go takes the run along as a stop does") {
+    Recorder client;
+    client.roles = {"exit 143", "sleep"};
+    const Outcome outcome = run_all(client);
+    CHECK(outcome.kind == EndKind::kFinished);
+    CHECK(outcome.stop_signal == SIGTERM);
+    CHECK(outcome.exit_code == 0);
+    CHECK(client.generations == 1);
   }
 }

@@ -125,14 +125,47 @@ TEST_SUITE("runtime/agent/wait_report") {
     report.title = "title";
     report.ranks = {waiting(0, 2, 3000), waiting(1, 2, 2000), computing(2)};
     report.finding = find_culprit(report.ranks);
-    report.stacks = {{.pid = 102, .threads = {{1, "cairn", {"a", "b"}}, {2, "worker", {"c"}}, {3, "worker", {"c"}}}},
-                     {.pid = 100, .problem = "it had left"}};
+    report.stacks = {
+        {2, {.pid = 102, .threads = {{1, "cairn", {"a", "b"}}, {2, "worker", {"c"}}, {3, "worker", {"c"}}}}},
+        {0, {.pid = 100, .threads = {}, .problem = "it had left"}}};
     const std::string text = to_text(report);
     CHECK(text.find("rank 2 (pid 102) is in no operation") < text.find("ranks 0, 1 in dp[0,1].reduce_scatter"));
     CHECK(text.find("for 3.0 s, waiting for rank 2") != std::string::npos);
     CHECK(text.find("\nrank 2 (pid 102), state R") < text.find("\nrank 0 (pid 100), state S"));
     CHECK(text.find("threads 2 (worker), 3 (worker)\n    #0  c") != std::string::npos);
     CHECK(text.find("no stacks: it had left") != std::string::npos);
+  }
+
+  TEST_CASE("ranks of all hosts whose training threads stand at one place are told once, fewest first") {
+    const auto stands = [](int64_t rank, std::vector<std::string> frames) {
+      // Numbers of processes are those of each host: two may be equal.
+      const pid_t pid = 100 + static_cast<pid_t>(rank % 2);
+      return RankStacks{rank, {.pid = pid, .threads = {{pid + 1, "team", {"x"}}, {pid, "cairn", std::move(frames)}}}};
+    };
+    const std::vector<RankStacks> all = {
+        stands(3, {"recv", "pass"}), stands(0, {"recv", "pass"}), stands(2, {"pause", "pass"}),
+        RankStacks{5, {.pid = 7, .threads = {}, .problem = "gone"}}, stands(1, {"recv", "pass"})};
+    const std::vector<StackGroup> groups = group_stacks(all);
+    REQUIRE(groups.size() == 2);
+    CHECK(groups[0].ranks == std::vector<int64_t>{2});
+    CHECK(groups[0].frames == std::vector<std::string>{"pause", "pass"});
+    CHECK(groups[1].ranks == std::vector<int64_t>{0, 1, 3});
+
+    WaitReport report;
+    for (int64_t rank = 0; rank < 4; ++rank) report.ranks.push_back(waiting(rank, 2, 1000));
+    report.ranks[2] = computing(2);
+    report.finding = find_culprit(report.ranks);
+    report.stacks = all;
+    const std::string text = to_text(report);
+    CHECK(text.find("  rank 2\n    #0  pause\n    #1  pass\n  ranks 0, 1, 3\n    #0  recv\n") != std::string::npos);
+
+    const auto read = rank_stacks_from_json(nlohmann::json::parse(to_json(all[0]).dump()));
+    REQUIRE(read.ok());
+    CHECK(read.value().rank == 3);
+    CHECK(read.value().stacks.threads[1].frames == all[0].stacks.threads[1].frames);
+    for (const char* bad : {"1", "{}", R"({"rank": -1, "stacks": {}})", R"({"rank": 1, "stacks": []})",
+                            R"({"rank": 1, "stacks": {"pid": "x"}})"})
+      CHECK_FALSE(rank_stacks_from_json(nlohmann::json::parse(bad)).ok());
   }
 
   TEST_CASE("the stacks of a stopped process are read by name, and it stays stopped") {

@@ -45,16 +45,20 @@ Hello hello_of(int64_t index) {
 /// A leader of `hosts` hosts in a thread of its own.
 class Leader {
  public:
-  Leader(const fs::path& run, int64_t hosts, double seconds = 20) : directory_(run / "cluster") {
+  Leader(const fs::path& run, int64_t hosts, double seconds = 20,
+         std::function<std::string(const Hello&)> barred = nullptr)
+      : directory_(run / "cluster") {
     fs::create_directories(directory_);
     token = make_token(directory_).value();
     auto opened = Listener::open(0, 0);
     REQUIRE_OK(opened);
-    door_.emplace(std::move(opened).value(), DoorRules{.names = names(hosts), .hosts = hosts, .token = token},
-                  hello_of(0), [this](std::string line) {
-                    const std::lock_guard lock(mutex_);
-                    said_ += line + "\n";
-                  });
+    door_.emplace(
+        std::move(opened).value(),
+        DoorRules{.names = names(hosts), .hosts = hosts, .token = token, .present = {}, .barred = std::move(barred)},
+        hello_of(0), [this](std::string line) {
+          const std::lock_guard lock(mutex_);
+          said_ += line + "\n";
+        });
     done_ = std::async(std::launch::async, [this, hosts, seconds]() -> Result<std::vector<Joined>> {
       const auto missing = [this, hosts](const std::set<int64_t>& joined) {
         come = joined.size();
@@ -118,6 +122,25 @@ std::string refusal(Leader& leader, const Hello& own) {
 }  // namespace
 
 TEST_SUITE("runtime/cluster/join") {
+  TEST_CASE("a host that is barred is refused at once, in the leader's words, and as one that may come another time") {
+    const TempDir dir("join");
+    Leader leader(dir.path, 2, 20, [](const Hello& hello) -> std::string {
+      return hello.boot_id == "bad" ? "its device is broken" : "";
+    });
+    Hello own = hello_of(1);
+    own.boot_id = "bad";
+    const Result<Place> refused = joining(leader, own).get();
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::kUnavailable);
+    CHECK(refused.error().message.find("its device is broken") != std::string::npos);
+    own.boot_id = "good";
+    auto place = joining(leader, own);
+    Result<std::vector<Joined>> members = leader.members();
+    REQUIRE_OK(members);
+    welcome(members.value(), epoch_of(members.value()), leader.token);
+    REQUIRE_OK(place.get());
+  }
+
   TEST_CASE("all hosts join in any order, and each gets the epoch with all members") {
     TempDir temp;
     Leader leader(temp.path, 4);
@@ -233,6 +256,27 @@ TEST_SUITE("runtime/cluster/join") {
     CHECK(leader.said().find("not a message of an agent of cairn") != std::string::npos);
   }
 
+  TEST_CASE("an agent that keeps copies at a port of the range is not taken for a leader, of this run or another") {
+    TempDir temp;
+    const fs::path directory = temp.path / "cluster";
+    fs::create_directories(directory);
+    const std::string token = must(make_token(directory));
+    Listener listener = must(Listener::open(0, 0));
+    auto place = std::async(std::launch::async,
+                            [&] { return join("127.0.0.1", listener.port(), directory, hello_of(1), in(5), nullptr); });
+    const auto next = [&] {
+      std::optional<Connection> member;
+      while (!member) member = must(listener.accept());
+      return std::move(*member);
+    };
+    Connection copies = next();
+    must(copies.send({.kind = kKeepsCopies, .body = {{"nonce", "n"}}}));
+    Connection leader = next();  // the port is tried again: a leader may have it by now
+    must(leader.send({.kind = "challenge", .body = {{"nonce", "n"}, {"token_name", token_name(token)}}}));
+    must(leader.send({.kind = "refused", .body = {{"why", "met the leader"}}}));
+    CHECK(place.get().error().message.find("met the leader") != std::string::npos);
+  }
+
   TEST_CASE("a leader without the token is not followed") {
     TempDir temp;
     const fs::path directory = temp.path / "cluster";
@@ -289,62 +333,6 @@ TEST_SUITE("runtime/cluster/token") {
   }
 }
 
-TEST_SUITE("runtime/cluster/epoch_store") {
-  TEST_CASE("an epoch has one record, whoever races for it") {
-    TempDir temp;
-    const auto store = EpochStore::open(temp.path / "cluster");
-    REQUIRE_OK(store);
-    CHECK_FALSE(store.value().newest().value().has_value());
-    for (int64_t number = 1; number <= 50; ++number) {
-      std::vector<std::future<Result<bool>>> claims;
-      for (int64_t k = 0; k < 4; ++k) {
-        claims.push_back(std::async(std::launch::async, [&, k, number] {
-          return store.value().claim({.number = number,
-                                      .leader = k,
-                                      .port = 24512,
-                                      .incarnation = fmt::format("{}", k),
-                                      .members = {{"a", "1", "b"}, {"b", "2", "b"}, {"c", "3", "b"}, {"d", "4", "b"}},
-                                      .ranks_per_host = 2,
-                                      .recipe_hash = "r",
-                                      .build = "b",
-                                      .reason = "start"});
-        }));
-      }
-      int64_t winner = -1, made = 0;
-      for (int64_t k = 0; k < 4; ++k) {
-        const auto claimed = claims[k].get();
-        REQUIRE_OK(claimed);
-        if (!claimed.value()) continue;
-        winner = k;
-        ++made;
-      }
-      CHECK(made == 1);
-      const auto newest = store.value().newest();
-      REQUIRE_OK(newest);
-      CHECK(newest.value()->number == number);
-      CHECK(newest.value()->leader == winner);
-      CHECK(newest.value()->members.at(3).address == "4");
-    }
-  }
-
-  TEST_CASE("a record that cannot be read is told with its file, and other files are none") {
-    TempDir temp;
-    const EpochStore store = EpochStore::open(temp.path).value();
-    for (const char* name : {"token", "epoch-1.json", "epoch-00000003.json.tmp", ".epoch-x"}) {
-      std::ofstream(temp.path / name) << "{}";
-    }
-    CHECK_FALSE(store.newest().value().has_value());
-    for (const char* text : {"", "{", "{}", "[]", R"({"epoch": 3})"}) {
-      CAPTURE(text);
-      std::ofstream(temp.path / "epoch-00000002.json") << text;
-      const auto newest = store.newest();
-      REQUIRE_FALSE(newest.ok());
-      CHECK(newest.error().code == ErrorCode::kCorrupt);
-      CHECK(newest.error().message.find("epoch-00000002.json") != std::string::npos);
-    }
-  }
-}
-
 TEST_SUITE("runtime/cluster/connection") {
   TEST_CASE("messages of any size come whole and in order, and a busy port gives way to the next") {
     auto opened = Listener::open(0, 0);
@@ -383,35 +371,5 @@ TEST_SUITE("runtime/cluster/connection") {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     CHECK(status.error().code == ErrorCode::kPeerLost);
-  }
-}
-
-TEST_SUITE("runtime/cluster/lease") {
-  TEST_CASE("it is seen to live while it is held, and to stand still when it is not, or its holder is gone") {
-    TempDir temp;
-    LeaseWatch before(temp.path);
-    CHECK_FALSE(before.has_changed());  // there is none yet
-    std::optional<Lease> lease(temp.path);
-    const auto changes_within = [](LeaseWatch& watch, double seconds) {
-      for (const int64_t end = steady_after(seconds); steady_ns() < end;) {
-        watch.still_s();
-        if (watch.has_changed()) return true;
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      }
-      return false;
-    };
-    CHECK(changes_within(before, 20));
-    LeaseWatch held(temp.path);
-    CHECK(changes_within(held, 20));
-    lease->hold(false);
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // a write that had begun
-    LeaseWatch left(temp.path);
-    CHECK_FALSE(changes_within(left, 3 * kLeaseEveryS));
-    CHECK(left.still_s() >= 3 * kLeaseEveryS);
-    lease->hold(true);
-    CHECK(changes_within(left, 20));
-    lease.reset();
-    LeaseWatch gone(temp.path);
-    CHECK_FALSE(changes_within(gone, 3 * kLeaseEveryS));
   }
 }

@@ -5,6 +5,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "tests/tools/run/run_fixture.h"
+#include "tools/run/fleet.h"
 
 using namespace cairn;
 using namespace cairn::tools;
@@ -65,6 +66,63 @@ TEST_SUITE("tools/run/coordinator") {
     const nlohmann::json summary = run.coordinator->summary(code);
     CHECK(summary.at("why") == "stopped");
     CHECK(summary.at("checkpoint") == (run.folder.checkpoints() / "step-00000002").string());
+  }
+
+  TEST_CASE("the cause of a generation's end is its earliest error that is no symptom, with what came after it") {
+    using enum agent::FailureClass;
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    run.coordinator->on_rank_error({.rank = 0, .failure_class = kSymptom, .seen_ns = 5});
+    run.coordinator->on_rank_error({.rank = 1, .message = "a wild write", .failure_class = kCrash, .seen_ns = 10});
+    agent::Failure failure{.rank = 0, .message = "a peer went away", .failure_class = kSymptom, .seen_ns = 5};
+    run.coordinator->settle(failure);
+    CHECK(failure.rank == 1);
+    CHECK(failure.failure_class == kCrash);
+    CHECK(failure.message.starts_with("a wild write"));
+    REQUIRE(failure.others.size() == 1);
+    CHECK(failure.others[0].rank == 0);
+    CHECK(run.coordinator->restart_of(failure) == agent::Restart::kInPlace);
+    failure.failure_class = kDevice;
+    CHECK(run.coordinator->restart_of(failure) == agent::Restart::kEnd);  // there is no other host
+
+    run.train(1, 0, false);
+    REQUIRE_OK(run.coordinator->next_generation(1));
+    agent::Failure hang{.rank = 0, .hang = true, .message = "stands still", .failure_class = kHang, .seen_ns = 20};
+    run.coordinator->settle(hang);
+    CHECK(hang.rank == 0);
+    CHECK(hang.hang);
+    CHECK(hang.others.empty());  // of the generation before
+    CHECK(hang.host_name == own_host_name());
+  }
+
+  TEST_CASE("a rank that computes longer than the others is told with what its host shows, and when that is over") {
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    const auto pace = [&](int64_t rank, int64_t step, double ms) {
+      run.coordinator->on_rank_event(
+          rank, {{"event", "pace"}, {"blocks", {{step, ms}, {"x", 1}, 3}}, {"load", {{"throttled", 0.6}}}});
+    };
+    run.coordinator->on_tick();
+    for (const int64_t step : {20, 40, 60}) {
+      pace(0, step, 10);
+      pace(1, step, 20);
+    }
+    run.clock.forward(4);
+    run.coordinator->on_tick();
+    REQUIRE(run.events("straggler").size() == 1);
+    const nlohmann::json told = run.events("straggler")[0];
+    CHECK(told.at("ranks") == std::vector<int64_t>{1});
+    CHECK(told.at("cause") == "throttled");
+    CHECK(told.at("ratio").get<double>() == doctest::Approx(2));
+    CHECK(run.console.has(
+        "computes 2.0 x as long as those that do the same work: a CPU limit stopped its cgroup for 60%"));
+    pace(0, 80, 10);
+    pace(1, 80, 10);
+    run.clock.forward(4);
+    run.coordinator->on_tick();
+    CHECK(run.events("straggler_over").size() == 1);
   }
 
   TEST_CASE("where no boundary comes the newest step in memory is saved meanwhile") {

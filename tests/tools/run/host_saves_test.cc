@@ -47,7 +47,7 @@ struct TwoHosts {
   }
   void to_host(const cluster::Message& message) {
     kinds.push_back(message.kind);
-    if (!cut) CHECK((message.kind == "promise" || follower.take(message)));
+    if (!cut) CHECK((message.kind == "promise" || follower.take(message, dir)));
   }
   void to_leader(const cluster::Message& message) {
     if (!cut) CHECK(leader.take(1, message));
@@ -118,6 +118,58 @@ TEST_SUITE("tools/run/host_saves") {
       CHECK(got == wanted);
       CHECK(hosts.names().leftovers.empty());
     }
+  }
+
+  TEST_CASE("the part of a lost host is written by who holds its copy, the leader or another one") {
+    const TestState state = make_state(5, 1, 4);
+    const auto parts = std::span(state.parts);
+    for (const int64_t holder : {0, 1}) {
+      CAPTURE(holder);
+      for (const bool fails : {false, true}) {
+        TwoHosts hosts;
+        const WriteWard write = [&](const Ward& ward, ckpt::IoBackend& io,
+                                    const fs::path& work) -> Result<ckpt::PartSet> {
+          CHECK(ward == Ward{2, holder, {0, 3, 5}});
+          if (fails) return Error{ErrorCode::kUnavailable, "step 5 is not held here any more"};
+          return ckpt::write_parts(io, work, state.skeleton, parts.subspan(3), hosts.options(state));
+        };
+        hosts.leader.set_hosts({{1, "h1"}, {2, "h2"}}, 7);
+        hosts.leader.set_wards(0, {{2, holder, {0, 3, 5}}}, write);
+        hosts.follower.use(write);
+        std::future<Saved> follows = std::async(std::launch::async, [&] {
+          ckpt::PosixBackend io;
+          return hosts.follower.save(io, hosts.dir, state.skeleton, parts.subspan(2, 1), hosts.options(state));
+        });
+        const Saved lead = hosts.lead(state).get(), follow = follows.get();
+        hosts.follower.finish_wards();
+        CHECK(follow.ok() != fails);
+        if (fails) {
+          REQUIRE_FALSE(lead.ok());
+          CHECK(lead.error().message.find("step 5 is not held here any more") != std::string::npos);
+          CHECK(hosts.names().steps.empty());
+          continue;
+        }
+        REQUIRE_OK(lead);
+        ckpt::PosixBackend io;
+        CHECK(ckpt::verify_checkpoint(io, hosts.dir / "step-00000005", {}).value().whole());
+      }
+    }
+  }
+
+  TEST_CASE("who holds the copy of a lost host is waited for no more when it is lost, too") {
+    const TestState state = make_state(5, 1, 4);
+    TwoHosts hosts;
+    hosts.leader.set_hosts({{1, "h1"}, {2, "h2"}}, 7);
+    hosts.leader.set_wards(0, {{2, 1, {0, 3, 5}}}, {});
+    hosts.cut = true;  // its own part is all that comes of it
+    std::future<Saved> leads = hosts.lead(state);
+    CHECK_FALSE(is_done(leads));
+    CHECK(hosts.leader.take(1, {.kind = "written", .body = {{"step", 5}}}));
+    CHECK_FALSE(is_done(leads));
+    hosts.leader.lost(1, "silent");
+    const Saved lead = leads.get();
+    REQUIRE_FALSE(lead.ok());
+    CHECK(lead.error().message.find("h1 was lost: silent") != std::string::npos);
   }
 
   TEST_CASE("a host that cannot write ends the save on both, with its name, and nothing of it stays") {

@@ -22,6 +22,8 @@ HostOrder some_order() {
   order.choice.match.emplace();
   order.starts = {0xfedcba9876543210u, 1};
   order.promised = {12, 9};
+  order.epoch = 7;
+  order.peers = {{"10.77.0.10", 24513}, {"h1", 0}};
   return order;
 }
 
@@ -30,6 +32,7 @@ HostSegment some_segment() {
           .past = "p",
           .init = "{}",
           .end_step = 40,
+          .hosts = 3,
           .run_name = "n",
           .run_id = "i",
           .lineage = "l",
@@ -75,6 +78,13 @@ TEST_SUITE("tools/run/host_wire") {
     CHECK(got.foreign);
     CHECK(order.value().starts == some_order().starts);
     CHECK(order.value().promised == some_order().promised);
+    CHECK(order.value().epoch == 7);
+    CHECK(order.value().peers == some_order().peers);
+
+    const Held held = held_from_json(json::parse(held_to_json({2, 24514, {{1, 8, 4}, {3, 8, 5}}}).dump()));
+    CHECK(held.place == 2);
+    CHECK(held.port == 24514);
+    CHECK(held.whole == std::vector<ckpt::WholeSlot>{{1, 8, 4}, {3, 8, 5}});
 
     const ckpt::HostMemory memory{.incarnation = 9, .whole = {{0, 8, 4}, {2, 9, 5}}};
     const auto same = memory_from_json(json::parse(memory_to_json(memory).dump()));
@@ -108,12 +118,24 @@ TEST_SUITE("tools/run/host_wire") {
     const Published published{7, std::string("a\0b", 3), "\xff\x00"};
     CHECK(published_from_json(json::parse(published_to_json(published).dump())) == published);
 
-    const agent::Failure failure{.rank = 3, .status = {.exit_code = 0, .signal = 9}, .hang = true, .message = "m"};
+    const agent::Failure failure{.rank = 3,
+                                 .status = {.exit_code = 0, .signal = 9},
+                                 .hang = true,
+                                 .message = "m",
+                                 .failure_class = agent::FailureClass::kOutOfMemory,
+                                 .pid = 812,
+                                 .seen_ns = int64_t{1} << 60,
+                                 .last_lines = {"a", "b"}};
     const agent::Failure told = failure_from_json(failure_to_json(failure));
     CHECK(told.rank == 3);
     CHECK(told.status.signal == 9);
     CHECK(told.hang);
     CHECK(told.message == "m");
+    CHECK(told.failure_class == agent::FailureClass::kOutOfMemory);
+    CHECK(told.pid == 812);
+    CHECK(told.seen_ns == int64_t{1} << 60);
+    CHECK(told.last_lines == failure.last_lines);
+    CHECK(failure_from_json({{"signal", 11}}).failure_class == agent::FailureClass::kCrash);  // by its status
     for (const ErrorCode code : {ErrorCode::kInvalidInput, ErrorCode::kNoSpace, ErrorCode::kGuard}) {
       const Error error = error_from_json({{"error", error_to_json({code, "why"})}});
       CHECK(error.code == code);
@@ -122,6 +144,11 @@ TEST_SUITE("tools/run/host_wire") {
   }
 
   TEST_CASE("messages that make no sense are errors, never a crash") {
+    garble(held_to_json({2, 24514, {{1, 8, 4}}}), [](const json& from) {
+      const Held held = held_from_json(from);
+      CHECK(held.place >= -1);
+      CHECK((held.port >= 0 && held.port < 65536));
+    });
     garble(order_to_json(some_order()), [](const json& from) {
       const auto read = order_from_json(from);
       CHECK((!read.ok() || (read.value().choice.step >= 0 && read.value().choice.slot >= 0)));

@@ -36,6 +36,12 @@ HostOptions host(int64_t index) {
 
 void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
+std::shared_ptr<cluster::EpochStore> store_of(const fs::path& run) {
+  const auto store = cluster::open_store({}, run / "cluster");
+  REQUIRE_OK(store);
+  return store.value();
+}
+
 /// `leader` claims the epoch, and may be found at `port`.
 cluster::Epoch claim(const fs::path& run, int64_t number, int64_t leader, int64_t port) {
   const cluster::Epoch epoch{
@@ -48,9 +54,7 @@ cluster::Epoch claim(const fs::path& run, int64_t number, int64_t leader, int64_
       .recipe_hash = "test",
       .build = "test",
       .reason = "start"};
-  const auto store = cluster::EpochStore::open(run / "cluster");
-  REQUIRE_OK(store);
-  const Result<bool> made = store.value().claim(epoch);
+  const Result<bool> made = store_of(run)->claim(epoch);
   REQUIRE_OK(made);
   REQUIRE(made.value());
   return epoch;
@@ -65,7 +69,7 @@ class Leader {
     cluster::Epoch epoch = claim(run, 1, 0, listener.value().port());
     auto fleet = Fleet::open(
         host(0), run,
-        Lead{std::move(listener).value(), std::move(epoch), std::make_unique<cluster::Lease>(run / "cluster")});
+        Lead{std::move(listener).value(), std::move(epoch), std::make_unique<cluster::Lease>(store_of(run))});
     REQUIRE_OK(fleet);
     fleet_ = std::move(fleet).value();
     fleet_->use({.say = [](const std::string&) {},
@@ -74,7 +78,10 @@ class Leader {
                  .put = {},
                  .event = {},
                  .stop = {},
-                 .ask_save = {}});
+                 .ask_save = {},
+                 .own_memory = {},
+                 .error = {},
+                 .stacks = {}});
     gathered_ = std::async(std::launch::async, [this] { return fleet_->gather(); });
   }
   ~Leader() { ends_ = true; }
@@ -119,9 +126,11 @@ TEST_CASE("a leader that waits for one of many holds the lease while others are 
   const TempDir dir("lead");
   Leader leader(dir.path);
   Member h1(dir.path, 1);
-  cluster::LeaseWatch lease(dir.path / "cluster");
-  for (const int64_t until_ns = cluster::steady_after(2.5 * cluster::kLeaseStillS); cluster::steady_ns() < until_ns;) {
-    REQUIRE(lease.still_s() < cluster::kLeaseStillS / 2);
+  const auto store = store_of(dir.path);
+  const double still_s = lease_still_s(host(0).beats, store.get());
+  cluster::LeaseWatch lease(store);
+  for (const int64_t until_ns = cluster::steady_after(2.5 * still_s); cluster::steady_ns() < until_ns;) {
+    REQUIRE(lease.still_s() < still_s / 2);
     nap(0.1);
   }
 }
@@ -135,15 +144,16 @@ TEST_CASE("who claims the lead is given time before the next one does, and a sil
   REQUIRE_OK(silent);
   leader.reset();
   // Just before the others judge the one before: who has looked at that one may not follow this one.
-  nap(cluster::kLeaseStillS - 0.5);
+  const double still_s = lease_still_s(host(0).beats, store_of(dir.path).get());
+  nap(still_s - 0.5);
   claim(dir.path, 3, 0, silent.value().port());
   const int64_t since_ns = cluster::steady_ns();
-  const auto first = h1.claimed(3 * cluster::kLeaseStillS), second = h2.claimed(0);
+  const auto first = h1.claimed(3 * still_s), second = h2.claimed(0);
   REQUIRE((first || second));
   CHECK_FALSE((first && second));
   const auto [epoch, at_ns] = first ? *first : *second;
   CHECK(epoch == 4);
   const double after_s = static_cast<double>(at_ns - since_ns) / 1e9;
-  CHECK(after_s >= cluster::kLeaseStillS - 0.3);
-  CHECK(after_s <= 2 * cluster::kLeaseStillS);
+  CHECK(after_s >= still_s - 0.3);
+  CHECK(after_s <= 2 * still_s);
 }

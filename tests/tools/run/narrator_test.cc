@@ -83,8 +83,21 @@ TEST_SUITE("tools/run/narrator") {
     Told told;
     REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kFresh}));
     told.narrator->step(metrics_at(1));
-    const agent::Failure failure{.generation = 0, .rank = 1, .message = "rank 1 (pid 7) was killed by signal 9"};
+    const agent::Failure failure{.generation = 0,
+                                 .rank = 1,
+                                 .status = {.signal = 9},
+                                 .message = "rank 1 (pid 7) was killed by signal 9",
+                                 .failure_class = agent::FailureClass::kOutOfMemory,
+                                 .seen_ns = told.clock.now_ns() - 250'000'000,
+                                 .host_name = "h2"};
     told.narrator->failed(info_of(failure), true, 0, "/run/reports/1.txt");
+    CHECK(told.events("failure")[0].at("class") == "out_of_memory");
+    CHECK(told.events("failure")[0].at("host") == "h2");
+    const auto record = nlohmann::json::parse(read_text_file(told.dir.path / "failure.json").value());
+    CHECK(record.at("first_seen").get<double>() == doctest::Approx(told.clock.unix_s() - 0.25));
+    CHECK(record.at("restarting") == true);
+    CHECK(record.at("step") == 1);
+    CHECK(record.at("report") == "/run/reports/1.txt");
     CHECK(told.console.has("where each rank was: /run/reports/1.txt\n"));
     CHECK(told.console.has("all ranks stopped; starting again\n"));
     told.clock.forward(0.25);

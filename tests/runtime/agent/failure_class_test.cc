@@ -1,0 +1,228 @@
+// What the end of a rank means: by its status, by what the cgroup counts, by the kernel's log.
+#include "runtime/agent/failure_class.h"
+
+#include <doctest/doctest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "runtime/agent/cgroup.h"
+#include "runtime/agent/host_watch.h"
+#include "runtime/agent/kernel_log.h"
+#include "runtime/agent/supervisor.h"
+#include "tests/support/temp_dir.h"
+
+using namespace cairn::agent;
+using enum FailureClass;
+using cairn::testing::TempDir;
+namespace fs = std::filesystem;
+
+namespace {
+
+FailureClass of_code(int code, const Evidence& evidence = {}) { return classify({.exit_code = code}, 100, evidence); }
+FailureClass of_signal(int signal, const Evidence& evidence = {}) {
+  return classify({.signal = signal}, 100, evidence);
+}
+
+void write(const fs::path& path, const std::string& text) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path) << text;
+}
+
+constexpr char kXid79[] =
+    "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.";
+constexpr char kXid31[] = "NVRM: Xid (PCI:0000:3b:00): 31, pid=812, name=cairn, Ch 00000008, MMU Fault";
+
+}  // namespace
+
+TEST_SUITE("runtime/agent/failure_class") {
+  TEST_CASE("each exit code and signal of the table has its class, and what may be done about it") {
+    struct Row {
+      int code;
+      FailureClass which;
+      Fault fault;
+      Restart here;
+    };
+    for (const Row& row : {Row{1, kError, Fault::kRank, Restart::kInPlace},
+                           {2, kRefused, Fault::kRun, Restart::kEnd},
+                           {14, kDevice, Fault::kHost, Restart::kEnd},
+                           {65, kData, Fault::kRun, Restart::kEnd},
+                           {69, kSymptom, Fault::kUnknown, Restart::kInPlace},
+                           {70, kInternal, Fault::kRun, Restart::kEnd},
+                           {74, kDisk, Fault::kHost, Restart::kEnd},
+                           {75, kSymptom, Fault::kUnknown, Restart::kInPlace},
+                           {76, kGuard, Fault::kRun, Restart::kEnd},
+                           {96, kError, Fault::kRank, Restart::kInPlace},
+                           {125, kHostSetup, Fault::kHost, Restart::kEnd},
+                           {126, kHostSetup, Fault::kHost, Restart::kEnd},
+                           {127, kHostSetup, Fault::kHost, Restart::kEnd},
+                           {128, kHostSetup, Fault::kHost, Restart::kEnd},
+                           {128 + SIGKILL, kKilled, Fault::kRank, Restart::kInPlace},
+                           {128 + SIGSEGV, kCrash, Fault::kRank, Restart::kInPlace},
+                           {128 + SIGTERM, kAskedToGo, Fault::kScheduler, Restart::kLeave},
+                           {201, kDevice, Fault::kHost, Restart::kEnd},
+                           {202, kDevice, Fault::kHost, Restart::kEnd}}) {
+      CAPTURE(row.code);
+      const FailureClass which = of_code(row.code);
+      CHECK(rule_of(which).name == rule_of(row.which).name);
+      CHECK(rule_of(which).fault == row.fault);
+      CHECK(restart_here(which) == row.here);
+    }
+    for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE}) CHECK(of_signal(signal) == kCrash);
+    CHECK(of_signal(SIGTERM) == kAskedToGo);
+    CHECK(of_signal(SIGXCPU) == kKilled);
+    CHECK(signal_of({.exit_code = 139}) == SIGSEGV);
+    CHECK(signal_of({.exit_code = 128}) == 0);
+    CHECK(signal_of({.exit_code = 201}) == 0);  // no signal has the number 73
+  }
+
+  TEST_CASE("names of classes are distinct, and are found again") {
+    for (size_t k = 0; k < kFailureClasses; ++k) {
+      const auto which = static_cast<FailureClass>(k);
+      CHECK(class_named(rule_of(which).name) == which);
+    }
+    CHECK_FALSE(class_named("").has_value());
+    CHECK_FALSE(class_named("other").has_value());
+  }
+
+  TEST_CASE("SIGKILL is lack of memory only where the kernel has counted it, or says so of this process") {
+    CHECK(of_signal(SIGKILL, {.oom_kills = 1}) == kOutOfMemory);
+    CHECK(of_code(137, {.oom_kills = 1}) == kOutOfMemory);
+    CHECK(of_signal(SIGKILL, {.oom_kills = 0}) == kKilled);
+    CHECK(of_signal(SIGKILL) == kKilled);
+    CHECK(of_signal(SIGSEGV, {.oom_kills = 1}) == kCrash);
+    const KernelFinding ours{KernelFinding::Kind::kOutOfMemory, 100, "Out of memory: Killed process 100 (cairn)"};
+    KernelFinding other = ours;
+    other.pid = 99;
+    CHECK(of_signal(SIGKILL, {.kernel = ours}) == kOutOfMemory);
+    CHECK(of_signal(SIGKILL, {.kernel = other}) == kKilled);
+    CHECK(of_signal(SIGKILL, {.oom_kills = 0, .kernel = ours}) ==
+          kKilled);  // the number of another container's process
+    CHECK(
+        evidence_text(kOutOfMemory, {.oom_kills = 1, .memory_peak_bytes = 64 << 20, .memory_limit_bytes = 64 << 20}) ==
+        "out of memory: the kernel has killed 1 process of this cgroup (64.0 MiB of 64.0 MiB at the peak)");
+    CHECK(evidence_text(kKilled, {.oom_kills = 0}).find("no lack of memory") != std::string::npos);
+    CHECK(evidence_text(kKilled, {}).empty());
+  }
+
+  TEST_CASE("SIGBUS with a full /dev/shm is no crash") {
+    CHECK(of_signal(SIGBUS, {.shm_full = true}) == kShmFull);
+    CHECK(of_signal(SIGBUS, {.shm_full = false}) == kCrash);
+    CHECK(of_signal(SIGSEGV, {.shm_full = true}) == kCrash);
+  }
+
+  TEST_CASE("a device that the kernel calls broken is the cause of whatever its ranks end by") {
+    const Evidence broken{.kernel = KernelFinding{KernelFinding::Kind::kDevice, -1, "Xid 79"}};
+    for (const int code : {1, 65, 69, 70, 76, 134}) CHECK(of_code(code, broken) == kDevice);
+    CHECK(of_signal(SIGSEGV, broken) == kDevice);
+    CHECK(of_code(2, broken) == kRefused);
+    CHECK(evidence_text(kDevice, broken) == "the kernel's log: Xid 79");
+    const Evidence program{.kernel = KernelFinding{KernelFinding::Kind::kProgram, -1, "Xid 31"}};
+    CHECK(of_code(1, program) == kError);
+    CHECK(evidence_text(kError, program) == "the kernel's log: Xid 31");
+  }
+
+  TEST_CASE("lines of the kernel's log: broken devices, mistakes of programs, memory, and what matters to nobody") {
+    using Kind = KernelFinding::Kind;
+    const auto kind = [](const std::string& line) -> int {
+      const std::optional<KernelFinding> found = find_in_kernel_line(line);
+      return found ? static_cast<int>(found->kind) : -1;
+    };
+    const auto xid = [](int number) {
+      return "4,900,12345678,-;NVRM: Xid (PCI:0000:3b:00): " + std::to_string(number) + ", pid=812, name=cairn";
+    };
+    for (const int number : {48, 63, 64, 74, 79, 92, 94, 95, 119, 120})
+      CHECK(kind(xid(number)) == static_cast<int>(Kind::kDevice));
+    for (const int number : {13, 31, 43, 45}) CHECK(kind(xid(number)) == static_cast<int>(Kind::kProgram));
+    CHECK(kind(xid(68)) == -1);
+    CHECK(find_in_kernel_line(xid(31))->pid == 812);
+    CHECK(kind("0,7,1,-;mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 4: be00000000800400") ==
+          static_cast<int>(Kind::kDevice));
+    CHECK(kind("mce: [Hardware Error]: Machine check events logged") == -1);  // may have been corrected
+    CHECK(kind("Memory failure: 0x12345: recovery action for dirty LRU page: Recovered") ==
+          static_cast<int>(Kind::kDevice));
+    const auto oom = find_in_kernel_line(
+        "3,1,2,-;Memory cgroup out of memory: Killed process 4711 (cairn) total-vm:1kB, anon-rss:1kB");
+    REQUIRE(oom.has_value());
+    CHECK(oom->kind == Kind::kOutOfMemory);
+    CHECK(oom->pid == 4711);
+    CHECK(kind("6,1,2,-;usb 1-1: new device") == -1);
+    CHECK(kind("NVRM: Xid (PCI") == -1);
+    CHECK(kind("NVRM: Xid (PCI:1): x") == -1);
+    CHECK(kind("") == -1);
+  }
+
+  TEST_CASE("of the kernel's log only what comes after the start counts, and the weightiest of it") {
+    const TempDir dir("kernel-log");
+    const fs::path path = dir.path / "kmsg";
+    write(path, std::string(kXid79) + "\n");
+    KernelLog log(path);
+    CHECK_FALSE(log.finding().has_value());
+    std::ofstream more(path, std::ios::app);
+    more << kXid31 << "\nsomething else\n" << std::string(kXid79).substr(0, 30);
+    more.flush();
+    REQUIRE(log.finding().has_value());
+    CHECK(log.finding()->kind == KernelFinding::Kind::kProgram);
+    more << std::string(kXid79).substr(30) << "\n" << kXid31 << "\n";
+    more.flush();
+    REQUIRE(log.finding().has_value());
+    CHECK(log.finding()->kind == KernelFinding::Kind::kDevice);
+    CHECK(log.finding()->text == kXid79);
+    log.skip();
+    CHECK_FALSE(log.finding().has_value());
+    CHECK_FALSE(KernelLog(dir.path / "none").finding().has_value());
+  }
+
+  TEST_CASE("a cgroup is read by version 2, by version 1, and at the root of a container's mount") {
+    const TempDir dir("cgroup");
+    write(dir.path / "self2", "0::/a/b\n");
+    write(dir.path / "v2/a/b/memory.events", "low 0\noom 4\noom_kill 3\noom_group_kill 9\n");
+    write(dir.path / "v2/a/b/memory.peak", "1000\n");
+    write(dir.path / "v2/a/b/memory.max", "max\n");
+    write(dir.path / "v2/a/b/cpu.stat", "usage_usec 5\nnr_throttled 2\nthrottled_usec 77\n");
+    const Cgroup two(dir.path / "v2", dir.path / "self2");
+    CHECK(two.oom_kills() == 3);
+    CHECK(two.memory_peak_bytes() == 1000);
+    CHECK(two.memory_limit_bytes() == -1);
+    CHECK(two.throttled_us() == 77);
+
+    write(dir.path / "self1", "7:cpu,cpuacct:/c\n4:memory:/m\n0::/\n");
+    write(dir.path / "v1/memory/m/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n");
+    write(dir.path / "v1/memory/m/memory.max_usage_in_bytes", "2000\n");
+    write(dir.path / "v1/memory/m/memory.limit_in_bytes", "4096\n");
+    write(dir.path / "v1/cpu/c/cpu.stat", "nr_periods 1\nthrottled_time 9000\n");
+    const Cgroup one(dir.path / "v1", dir.path / "self1");
+    CHECK(one.oom_kills() == 5);
+    CHECK(one.memory_peak_bytes() == 2000);
+    CHECK(one.memory_limit_bytes() == 4096);
+    CHECK(one.throttled_us() == 9);
+
+    write(dir.path / "v2/memory.events", "oom_kill 8\n");
+    write(dir.path / "self3", "0::/docker/of-the-host\n");
+    CHECK(Cgroup(dir.path / "v2", dir.path / "self3").oom_kills() == 8);
+    CHECK_FALSE(Cgroup(dir.path / "none", dir.path / "none").oom_kills().has_value());
+    CHECK_FALSE(Cgroup(dir.path / "none", dir.path / "none").throttled_us().has_value());
+  }
+
+  TEST_CASE("a host shows what has happened since its ranks started") {
+    const TempDir dir("host-watch");
+    write(dir.path / "self", "0::/\n");
+    write(dir.path / "cg/memory.events", "oom_kill 3\n");
+    write(dir.path / "kmsg", "");
+    HostWatch watch({.cgroups = dir.path / "cg",
+                     .self_cgroup = dir.path / "self",
+                     .kernel_log = dir.path / "kmsg",
+                     .shm = dir.path});
+    CHECK(watch.look().oom_kills == 0);
+    CHECK_FALSE(watch.look().shm_full);
+    write(dir.path / "cg/memory.events", "oom_kill 4\n");
+    std::ofstream(dir.path / "kmsg", std::ios::app) << kXid79 << "\n";
+    CHECK(watch.look().oom_kills == 1);
+    REQUIRE(watch.look().kernel.has_value());
+    watch.begin();
+    CHECK(watch.look().oom_kills == 0);
+    CHECK_FALSE(watch.look().kernel.has_value());
+  }
+}

@@ -1,0 +1,579 @@
+#include "tools/run/replicas.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "ckpt/position.h"
+#include "ckpt/run_memory.h"
+#include "ckpt/slot_source.h"
+#include "ckpt/snapshot/snapshot.h"
+#include "runtime/cluster/join.h"
+#include "runtime/cluster/token.h"
+#include "runtime/json/json.h"
+#include "tools/run/host_wire.h"
+
+namespace cairn::tools {
+namespace {
+
+using cluster::Connection;
+using cluster::Message;
+using nlohmann::json;
+
+constexpr int kLookMs = 20;                                    // so often at least the end of a wait is seen
+constexpr auto kLookForMark = std::chrono::milliseconds(2);    // a step of the smallest model takes some
+constexpr auto kMayEnd = std::chrono::milliseconds(100);       // what is under way when ranks stop
+constexpr double kGoS = 300;                                   // the holder makes its memory for the first copy
+constexpr double kAnswerS = 10, kSilentS = 10, kConnectS = 2;  // without any of it the peer counts as gone
+constexpr int64_t kHeldSlots = 2;
+constexpr size_t kMostIncoming = 16;
+
+using Stopped = std::function<bool()>;
+
+Error stopped_error() { return {ErrorCode::kStopped, "the ranks were stopped meanwhile"}; }
+
+std::string text_of(const json& from, const char* key) {
+  const auto at = from.find(key);
+  return at != from.end() && at->is_string() ? at->get<std::string>() : std::string();
+}
+
+/// False: it was not ready within a moment.
+bool wait_for(int fd, short events) {
+  pollfd ready{fd, events, 0};
+  return ::poll(&ready, 1, kLookMs) == 1;
+}
+
+Status send_message(Connection& to, Message message, const Stopped& stopped) {
+  RT_TRY(to.send(message));
+  for (const int64_t deadline_ns = cluster::steady_after(kAnswerS); to.has_unsent();) {
+    if (stopped()) return stopped_error();
+    if (cluster::steady_ns() > deadline_ns) return Error{ErrorCode::kTimeout, to.peer() + " takes nothing"};
+    wait_for(to.fd(), POLLOUT);
+    RT_TRY(to.flush());
+  }
+  return {};
+}
+
+Result<Message> receive(Connection& from, double patience_s, const Stopped& stopped) {
+  for (const int64_t deadline_ns = patience_s > 0 ? cluster::steady_after(patience_s) : INT64_MAX;;) {
+    RT_TRY_SET(std::optional<Message> message, from.next());
+    if (message) return *std::move(message);
+    if (stopped()) return stopped_error();
+    if (cluster::steady_ns() > deadline_ns) return Error{ErrorCode::kTimeout, from.peer() + " does not answer"};
+    if (!wait_for(from.fd(), POLLIN)) continue;
+    if (Status filled = from.fill(); !filled.ok()) {  // its last word may have come with its end
+      RT_TRY_SET(message, from.next());
+      if (message) return *std::move(message);
+      return std::move(filled).error();
+    }
+  }
+}
+
+/// All of it, of a bank. Nothing else is on its way in that direction.
+template <typename Bytes, typename Move>
+Status move_bytes(const Connection& peer, Bytes bytes, short events, const Stopped& stopped, const Move& move) {
+  int64_t heard_ns = cluster::steady_ns();
+  while (!bytes.empty()) {
+    const ssize_t n = move(bytes.data(), std::min(bytes.size(), size_t{1} << 20));
+    if (n > 0) {
+      bytes = bytes.subspan(static_cast<size_t>(n));
+      heard_ns = cluster::steady_ns();
+      if (stopped()) return stopped_error();
+      continue;
+    }
+    if (n == 0) return Error{ErrorCode::kPeerLost, peer.peer() + " closed the connection"};
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK)
+      return Error{ErrorCode::kPeerLost, fmt::format("{}: {}", peer.peer(), std::strerror(errno))};
+    if (stopped()) return stopped_error();
+    if (cluster::steady_ns() - heard_ns > static_cast<int64_t>(kSilentS * 1e9))
+      return Error{ErrorCode::kTimeout, fmt::format("{}: silent for {} s", peer.peer(), kSilentS)};
+    wait_for(peer.fd(), events);
+  }
+  return {};
+}
+
+/// What the answer to `kind` says.
+Status expect(Connection& from, std::string_view kind, double patience_s, const Stopped& stopped) {
+  RT_TRY_SET(const Message answer, receive(from, patience_s, stopped));
+  if (answer.kind == kind) return {};
+  if (answer.kind == "refused") {
+    return Error{ErrorCode::kUnavailable, fmt::format("refused by {}: {}", from.peer(), text_of(answer.body, "why"))};
+  }
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: `{}` where `{}` was expected", from.peer(), answer.kind, kind)};
+}
+
+struct Sender {
+  int64_t place = 0, epoch = 0;
+  bool restores = false;  // the memory of a host's own ranks, and not a copy to keep
+  std::string token;
+};
+
+Result<Connection> reach(const PeerAddress& to, const Sender& from, const Stopped& stopped) {
+  if (to.port == 0) return Error{ErrorCode::kUnavailable, fmt::format("{} takes no copies", to.host)};
+  RT_TRY_SET(Connection out, Connection::connect(to.host, to.port, cluster::steady_after(kConnectS)));
+  RT_TRY_SET(const Message challenge, receive(out, kAnswerS, stopped));
+  if (challenge.kind != cluster::kKeepsCopies) {
+    return Error{ErrorCode::kUnavailable, fmt::format("{}: no agent that keeps copies", out.peer())};
+  }
+  const std::string nonce = cluster::random_hex();
+  json hello{{"place", from.place}, {"epoch", from.epoch}, {"restores", from.restores}, {"nonce", nonce}};
+  const std::string proof = cluster::prove(from.token, "replica", text_of(challenge.body, "nonce"), hello.dump());
+  RT_TRY(send_message(out, {.kind = "hello", .body = {{"hello", hello}, {"proof", proof}}}, stopped));
+  out.trust();
+  RT_TRY_SET(const Message welcome, receive(out, kAnswerS, stopped));
+  if (welcome.kind == "refused") {
+    return Error{ErrorCode::kUnavailable, fmt::format("refused by {}: {}", out.peer(), text_of(welcome.body, "why"))};
+  }
+  if (!cluster::is_proof(text_of(welcome.body, "proof"), from.token, "replica taken", nonce, ""))
+    return Error{ErrorCode::kCorrupt, out.peer() + ": does not know this run's token"};
+  return out;
+}
+
+Status send_bank(Connection& to, const ckpt::Arena& arena, int64_t slot, const ckpt::WholeSlot& as,
+                 const Stopped& stopped, int64_t* bytes) {
+  RT_TRY_SET(const ckpt::CommonSnapshot snapshot, ckpt::read_common(arena, slot, ckpt::Check::kHeaders));
+  if (snapshot.incarnation != as.incarnation || snapshot.step != as.step)
+    return Error{ErrorCode::kCorrupt, fmt::format("slot {} holds another step than {}", slot, as.step)};
+  json ranks = json::array();
+  for (const ckpt::RankSnapshot& rank : snapshot.ranks)
+    ranks.push_back({{"position", rank.position}, {"sums", rank.sums}});
+  json head = slot_to_json(as);
+  head["ranks"] = std::move(ranks);
+  RT_TRY(send_message(to, {.kind = "bank", .body = std::move(head)}, stopped));
+  RT_TRY(expect(to, "go", kGoS, stopped));
+  for (int64_t rank = arena.ranks().first; rank < arena.ranks().end; ++rank) {
+    const std::span<const std::byte> payload = arena.payload(rank, slot);
+    RT_TRY(move_bytes(to, payload, POLLOUT, stopped,
+                      [&](const std::byte* data, size_t size) { return ::send(to.fd(), data, size, MSG_NOSIGNAL); }));
+    if (bytes != nullptr) *bytes += std::ssize(payload);
+  }
+  return expect(to, "whole", kGoS, stopped);
+}
+
+}  // namespace
+
+std::optional<ckpt::WholeSlot> slot_of(const ckpt::RestoreChoice& choice) {
+  if (choice.source != ckpt::arena::Source::kMemory) return std::nullopt;
+  return ckpt::WholeSlot{choice.slot, choice.slot_incarnation, choice.step};
+}
+
+json held_to_json(const Held& held) {
+  json whole = json::array();
+  for (const ckpt::WholeSlot& slot : held.whole) whole.push_back(slot_to_json(slot));
+  return {{"place", held.place}, {"port", held.port}, {"whole", std::move(whole)}};
+}
+
+Held held_from_json(const json& from) {
+  Held out;
+  if (!from.is_object()) return out;
+  out.port = json_integer(from.value("port", json()), 0, 65535).value_or(0);
+  out.place = json_integer(from.value("place", json()), 0, INT64_MAX).value_or(-1);
+  const json whole = from.value("whole", json());
+  for (const json& one : whole.is_array() ? whole : json::array()) {
+    if (const std::optional<ckpt::WholeSlot> slot = slot_from_json(one)) out.whole.push_back(*slot);
+  }
+  return out;
+}
+
+Result<ckpt::ArenaSpec> ward_spec(const Plan& plan, const ckpt::RunText& run, int64_t place, int64_t hosts) {
+  const int64_t ranks = plan.mesh.world() / hosts, ward = ward_of(place, hosts);
+  RT_TRY_SET(ckpt::ArenaSpec out, ckpt::arena_spec(plan, run, ckpt::RankRange{ward * ranks, (ward + 1) * ranks}));
+  out.slots = kHeldSlots;
+  out.weight_bytes.clear();
+  out.backing = ckpt::ArenaBacking::kMemfd;
+  out.folder = ckpt::kSharedMemory;
+  return out;
+}
+
+json peer_to_json(const PeerAddress& peer) { return {{"host", peer.host}, {"port", peer.port}}; }
+
+PeerAddress peer_from_json(const json& from) {
+  if (!from.is_object()) return {};
+  return {text_of(from, "host"), json_integer(from.value("port", json()), 0, 65535).value_or(0)};
+}
+
+Replicas::~Replicas() {
+  ends_ = true;
+  changed_.notify_all();
+  if (listening_.joinable()) listening_.join();
+  if (sending_.joinable()) sending_.join();
+}
+
+// --- of the agent's loop -------------------------------------------------------------------------------------------
+
+Status Replicas::attach(Segment segment) {
+  const CheckpointConfig& config = segment.plan.recipe.checkpoint;
+  const bool wants =
+      config.replicate_steps > 0 && segment.hosts > 1 && segment.arena.slots() >= ckpt::banks_of(config, true);
+  if (wants && !listener_) {
+    RT_TRY_SET(listener_, cluster::Listener::open(options_.port_from, options_.port_to));
+    listening_ = std::thread([this] { listen(); });
+    sending_ = std::thread([this] { send(); });
+  }
+  {
+    const std::lock_guard lock(of_ward_);
+    ward_spec_.reset();
+    if (wants) {
+      RT_TRY_SET(ward_spec_, ward_spec(segment.plan, segment.run, segment.place, segment.hosts));
+      ward_place_ = ward_of(segment.place, segment.hosts);
+    }
+    // What was held for a leader that is lost is there yet for this host, which leads now.
+    const bool same = ward_ && wants && ward_->layout_hash() == ward_spec_->layout_hash &&
+                      ward_->run_id() == ward_spec_->run_id && ward_->recipe_hash() == ward_spec_->recipe_hash &&
+                      ward_->ranks() == *ward_spec_->here;
+    if (!same) ward_.reset();
+  }
+  const std::lock_guard lock(mutex_);
+  wants_ = wants;
+  segment_.emplace(std::move(segment));
+  return {};
+}
+
+void Replicas::detach() {
+  halt();
+  const std::lock_guard own(of_own_);
+  const std::lock_guard lock(mutex_);
+  segment_.reset();
+}
+
+void Replicas::halt() {
+  for (const auto end = std::chrono::steady_clock::now() + kMayEnd;
+       busy_ > 0 && !cut_ && std::chrono::steady_clock::now() < end;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  cut_ = true;
+  const std::lock_guard lock(mutex_);
+  running_ = false;
+  if (!segment_) return;
+  for (std::atomic<int64_t>& mark : segment_->arena.control().replica) {
+    if (mark.load(std::memory_order_acquire) > 0) mark.store(0, std::memory_order_release);  // copied by nobody now
+  }
+}
+
+void Replicas::begin(int64_t epoch, PeerAddress buddy, const std::optional<ckpt::WholeSlot>& from) {
+  forget_all_but(from);
+  {
+    const std::lock_guard lock(mutex_);
+    epoch_ = epoch;
+    buddy_ = std::move(buddy);
+    sent_step_ = -1;
+    if (segment_) {
+      std::atomic<int64_t>* const marks = segment_->arena.control().replica;
+      for (int64_t k = 0; k < segment_->arena.slots(); ++k)
+        marks[k].store(wants_ && from && from->slot == k ? -from->step : 0, std::memory_order_release);
+    }
+    running_ = wants_;
+    cut_ = !wants_;
+  }
+  changed_.notify_all();
+}
+
+/// What is held of steps that the run has gone back behind is no copy of its line any more, and may not stay in the
+/// place of the one that is, when the next one comes.
+void Replicas::forget_all_but(const std::optional<ckpt::WholeSlot>& from) {
+  const std::lock_guard lock(of_ward_);
+  if (!ward_) return;
+  const std::vector<ckpt::SlotView> views = ward_->views();
+  for (int64_t k = 0; k < std::ssize(views); ++k) {
+    if (!from || views[k].incarnation != from->incarnation || views[k].step > from->step) ward_->invalidate_slot(k);
+  }
+}
+
+void Replicas::agreed(int64_t step) {
+  const std::lock_guard lock(mutex_);
+  if (!segment_) return;
+  for (std::atomic<int64_t>& mark : segment_->arena.control().replica) {
+    int64_t seen = mark.load(std::memory_order_acquire);
+    if (seen == step) mark.store(-step, std::memory_order_release);
+    if (seen < 0 && seen != -step) mark.store(0, std::memory_order_release);
+  }
+}
+
+void Replicas::dropped(int64_t step) {
+  const std::lock_guard lock(mutex_);
+  if (!segment_) return;
+  for (std::atomic<int64_t>& mark : segment_->arena.control().replica) {
+    int64_t seen = step;
+    mark.compare_exchange_strong(seen, 0);
+  }
+}
+
+Held Replicas::held() const {
+  Held out;
+  {
+    const std::lock_guard lock(mutex_);
+    if (wants_ && segment_ && listener_) out.port = listener_->port();
+  }
+  const std::lock_guard lock(of_ward_);
+  if (!ward_) return out;
+  out.place = ward_place_;
+  const std::vector<ckpt::SlotView> views = ward_->views();
+  for (int64_t k = 0; k < std::ssize(views); ++k) {
+    if (views[k].whole) out.whole.push_back({ward_slots_[k], views[k].incarnation, views[k].step});
+  }
+  return out;
+}
+
+/// With of_ward_ held.
+Result<int64_t> Replicas::ward_slot_of(const ckpt::WholeSlot& slot) const {
+  const std::vector<ckpt::SlotView> views = ward_ ? ward_->views() : std::vector<ckpt::SlotView>();
+  for (int64_t k = 0; k < std::ssize(views); ++k) {
+    if (views[k].whole && ckpt::WholeSlot{ward_slots_[k], views[k].incarnation, views[k].step} == slot) return k;
+  }
+  return Error{ErrorCode::kUnavailable, fmt::format("step {} is not held here any more", slot.step)};
+}
+
+Result<ckpt::PartSet> Replicas::write_part(const ckpt::WholeSlot& slot, ckpt::IoBackend& io,
+                                           const std::filesystem::path& work) const {
+  const std::lock_guard ward(of_ward_);
+  RT_TRY_SET(const int64_t held, ward_slot_of(slot));
+  RT_TRY_SET(const ckpt::CommonSnapshot snapshot, ckpt::read_common(*ward_, held, ckpt::Check::kEveryByte));
+  RT_TRY_SET(const trainer::TrainPosition position, ckpt::decode_position(snapshot.position));
+  ckpt::SlotSource source(*ward_);
+  RT_TRY_SET(ckpt::Manifest skeleton, source.take_skeleton());
+  ckpt::put_position(position, skeleton);
+  ckpt::WriteOptions options{.chunk_bytes = ward_->chunk_bytes(),
+                             .checksum_bytes = source.checksum_bytes(),
+                             .huge_pages = ward_->huge_pages()};
+  {
+    const std::lock_guard lock(mutex_);
+    if (segment_ && segment_->plan.recipe.checkpoint.compress == Compress::kZstd)
+      options.codec = ckpt::Codec::kShuffleZstd;
+  }
+  return ckpt::write_parts(io, work, skeleton, source.parts(held, snapshot.ranks), options);
+}
+
+void Replicas::give(const ckpt::WholeSlot& slot, PeerAddress to, std::function<void(const Status&)> done) {
+  {
+    const std::lock_guard lock(mutex_);
+    gifts_.push_back({slot, std::move(to), std::move(done)});
+  }
+  changed_.notify_all();
+}
+
+// --- the sender's thread -------------------------------------------------------------------------------------------
+
+void Replicas::send() {
+  std::unique_lock lock(mutex_);
+  while (!ends_) {
+    if (!gifts_.empty()) {
+      Gift gift = std::move(gifts_.front());
+      gifts_.pop_front();
+      lock.unlock();
+      give_away(std::move(gift));
+      lock.lock();
+      continue;
+    }
+    if (!running_) link_.reset();
+    if (const std::optional<int64_t> slot = running_ ? marked_slot() : std::nullopt) {
+      const int64_t step = segment_->arena.control().replica[*slot].load(std::memory_order_acquire);
+      sent_step_ = step;
+      ++busy_;
+      lock.unlock();
+      send_marked(*slot, step);
+      --busy_;
+      lock.lock();
+      continue;
+    }
+    if (running_) {
+      changed_.wait_for(lock, kLookForMark);
+    } else {
+      changed_.wait_for(lock, std::chrono::milliseconds(100));
+    }
+  }
+}
+
+/// A bank that is to be copied, and is whole here. With the lock held.
+std::optional<int64_t> Replicas::marked_slot() {
+  const ckpt::Arena& arena = segment_->arena;
+  for (int64_t k = 0; k < arena.slots(); ++k) {
+    const int64_t step = arena.control().replica[k].load(std::memory_order_acquire);
+    if (step <= 0 || step == sent_step_) continue;
+    const ckpt::SlotView view = arena.views()[static_cast<size_t>(k)];
+    if (view.whole && view.step == step) return k;
+  }
+  return std::nullopt;
+}
+
+void Replicas::send_marked(int64_t slot, int64_t step) {
+  const std::lock_guard own(of_own_);
+  PeerAddress buddy;
+  Sender from;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!segment_) return;
+    buddy = buddy_;
+    from = {.place = segment_->place, .epoch = epoch_, .restores = false, .token = segment_->token};
+  }
+  const Stopped stopped = [this] { return cut_.load() || ends_.load(); };
+  const Segment& segment = *segment_;  // detach() waits for of_own_
+  int64_t bytes = 0;
+  const auto attempt = [&]() -> Status {
+    if (!link_) {
+      RT_TRY_SET(link_, reach(buddy, from, stopped));
+    }
+    const ckpt::SlotView view = segment.arena.views()[static_cast<size_t>(slot)];
+    return send_bank(*link_, segment.arena, slot, {slot, view.incarnation, step}, stopped, &bytes);
+  };
+  const Status sent = attempt();
+  if (!sent.ok()) link_.reset();
+  if (!sent.ok() && sent.error().code == ErrorCode::kStopped) return;
+  segment.sent(step, bytes, sent.ok() ? std::string() : sent.error().message);
+}
+
+void Replicas::give_away(Gift gift) {
+  const std::lock_guard ward(of_ward_);
+  const Stopped stopped = [this] { return ends_.load(); };
+  const auto attempt = [&]() -> Status {
+    Sender from;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!segment_) return Error{ErrorCode::kUnavailable, "no segment is open here"};
+      from = {.place = ward_place_, .epoch = epoch_, .restores = true, .token = segment_->token};
+    }
+    RT_TRY_SET(const int64_t held, ward_slot_of(gift.slot));
+    RT_TRY_SET(Connection link, reach(gift.to, from, stopped));
+    return send_bank(link, *ward_, held, gift.slot, stopped, nullptr);
+  };
+  gift.done(attempt());
+}
+
+// --- the listener's thread, and one for each connection ------------------------------------------------------------
+
+void Replicas::listen() {
+  while (!ends_) {
+    for (auto at = incoming_.begin(); at != incoming_.end();) {
+      const auto one = at++;
+      if (!one->ended) continue;
+      one->thread.join();
+      incoming_.erase(one);
+    }
+    if (!wait_for(listener_->fd(), POLLIN)) continue;
+    Result<std::optional<Connection>> found = listener_->accept();
+    if (!found.ok() || !found.value() || incoming_.size() >= kMostIncoming) continue;
+    Incoming& incoming = incoming_.emplace_back(*std::move(found).value());
+    incoming.thread = std::thread([this, &incoming] {
+      ignore(serve(incoming.connection), "the sender tells of it, or is gone");
+      incoming.ended = true;
+    });
+  }
+  for (Incoming& one : incoming_) one.thread.join();
+}
+
+Status Replicas::serve(Connection& connection) {
+  const Stopped ends = [this] { return ends_.load(); };
+  const std::string challenge = cluster::random_hex();
+  RT_TRY(send_message(connection, {.kind = cluster::kKeepsCopies, .body = {{"nonce", challenge}}}, ends));
+  RT_TRY_SET(const Message message, receive(connection, kAnswerS, ends));
+  const json hello = message.body.value("hello", json());
+  const auto refuse = [&](const std::string& why) -> Status {
+    RT_TRY(send_message(connection, {.kind = "refused", .body = {{"why", why}}}, ends));
+    return Error{ErrorCode::kUnavailable, why};
+  };
+  std::string token;
+  int64_t own_place = -1, ward = -1;
+  {
+    const std::lock_guard lock(mutex_);
+    if (segment_) {
+      token = segment_->token;
+      own_place = segment_->place;
+      ward = wants_ ? ward_of(segment_->place, segment_->hosts) : -1;
+    }
+  }
+  if (own_place < 0) return refuse("no segment is open there");
+  if (message.kind != "hello" || !hello.is_object() ||
+      !cluster::is_proof(text_of(message.body, "proof"), token, "replica", challenge, hello.dump()))
+    return refuse("the proof of the run's token is wrong");
+  const bool restores = hello.value("restores", json()) == true;
+  const int64_t place = json_integer(hello.value("place", json()), 0, INT64_MAX).value_or(-1),
+                epoch = json_integer(hello.value("epoch", json()), 0, INT64_MAX).value_or(-1);
+  if (place != (restores ? own_place : ward))
+    return refuse(fmt::format("place {} is none whose memory is kept there", place));
+  if (!restores && epoch != epoch_) return refuse(fmt::format("epoch {}, it is {} there", epoch, epoch_.load()));
+  RT_TRY(send_message(
+      connection,
+      {.kind = "welcome", .body = {{"proof", cluster::prove(token, "replica taken", text_of(hello, "nonce"), "")}}},
+      ends));
+  connection.trust();
+  const Stopped over = [&] { return ends_.load() || (!restores && epoch_ != epoch); };
+  for (;;) {
+    RT_TRY_SET(const Message bank, receive(connection, 0, over));
+    if (bank.kind != "bank") return Error{ErrorCode::kCorrupt, connection.peer() + ": no bank"};
+    ++busy_;
+    const Status taken = take_bank(connection, bank.body, restores);
+    --busy_;
+    if (!taken.ok()) {
+      ignore(send_message(connection, {.kind = "refused", .body = {{"why", taken.error().message}}}, over),
+             "the connection ends, which says the same");
+      return taken;
+    }
+    RT_TRY(send_message(connection, {.kind = "whole"}, over));
+  }
+}
+
+Status Replicas::take_bank(Connection& connection, const json& head, bool restores) {
+  const std::optional<ckpt::WholeSlot> as = slot_from_json(head);
+  const json ranks = head.value("ranks", json());
+  if (!as || !ranks.is_array()) return Error{ErrorCode::kCorrupt, "a bank without its head"};
+  const std::lock_guard held(restores ? of_own_ : of_ward_);
+  const Stopped stopped = [&] { return ends_.load() || (!restores && cut_); };
+  ckpt::Arena* arena = nullptr;
+  int64_t slot = as->slot;
+  if (restores) {
+    const std::lock_guard lock(mutex_);
+    if (!segment_ || running_) return Error{ErrorCode::kUnavailable, "ranks run there"};
+    arena = &segment_->arena;
+    if (slot >= arena->slots()) return Error{ErrorCode::kCorrupt, fmt::format("no slot {}", slot)};
+  } else {
+    if (cut_) return stopped_error();
+    if (!ward_) {
+      if (!ward_spec_) return Error{ErrorCode::kUnavailable, "no copies are kept there"};
+      RT_TRY_SET(ward_, ckpt::Arena::create(*ward_spec_));
+      ward_slots_.assign(kHeldSlots, -1);
+    }
+    arena = &*ward_;
+    const std::vector<ckpt::SlotView> views = arena->views();
+    const auto age = [&](int64_t k) { return std::tuple(views[k].whole, views[k].incarnation, views[k].step); };
+    slot = age(0) <= age(1) ? 0 : 1;
+    ward_slots_[slot] = as->slot;
+  }
+  if (std::ssize(ranks) != arena->ranks().size())
+    return Error{ErrorCode::kCorrupt, fmt::format("a bank of {} ranks, not {}", ranks.size(), arena->ranks().size())};
+  const auto take = [&]() -> Status {
+    for (int64_t rank = arena->ranks().first; rank < arena->ranks().end; ++rank)
+      ckpt::SnapshotWriter(*arena, rank).begin(slot, as->incarnation, as->step);
+    RT_TRY(send_message(connection, {.kind = "go"}, stopped));
+    for (int64_t rank = arena->ranks().first; rank < arena->ranks().end; ++rank) {
+      RT_TRY(move_bytes(connection, arena->payload(rank, slot), POLLIN, stopped,
+                        [&](std::byte* data, size_t size) { return ::recv(connection.fd(), data, size, 0); }));
+    }
+    for (int64_t rank = arena->ranks().first; rank < arena->ranks().end; ++rank) {
+      const json& of = ranks[static_cast<size_t>(rank - arena->ranks().first)];
+      std::vector<uint64_t> sums;
+      const json told = of.is_object() ? of.value("sums", json()) : json();
+      for (const json& sum : told.is_array() ? told : json::array()) {
+        if (!sum.is_number_unsigned()) return Error{ErrorCode::kCorrupt, "a sum that is no number"};
+        sums.push_back(sum.get<uint64_t>());
+      }
+      if (sums.size() != arena->shards(rank).size()) return Error{ErrorCode::kCorrupt, "not a sum for each shard"};
+      RT_TRY(ckpt::SnapshotWriter(*arena, rank)
+                 .publish(slot, as->incarnation, as->step, of.is_object() ? text_of(of, "position") : "", sums, 0));
+    }
+    RT_TRY_SET(const ckpt::CommonSnapshot whole, ckpt::read_common(*arena, slot, ckpt::Check::kEveryByte));
+    return {};
+  };
+  const Status taken = take();
+  if (!taken.ok()) arena->invalidate_slot(slot);
+  return taken;
+}
+
+}  // namespace cairn::tools
