@@ -12,7 +12,7 @@ function(_cairn_pkg name module)
 endfunction()
 
 if(CAIRN_CUDA)
-  find_package(CUDAToolkit REQUIRED)  # the runtime alone: no device code, so no nvcc
+  find_package(CUDAToolkit REQUIRED)  # the runtime; nvcc: cmake/Kernels.cmake
 endif()
 
 if(CAIRN_DEVICE_ONLY)  # everything but the C library goes into the programs: they are carried to where the device is

@@ -1,21 +1,9 @@
-if(CAIRN_CUDA)
-  cairn_tests(runtime/cuda LABELS "unit;gpu" LINK runtime/core runtime/device ckpt/copy ckpt/snapshot)
-  target_link_libraries(runtime_cuda_tests PRIVATE CUDA::cudart_static)
-
-  # The same tests without a device: the program's own functions go before the library's.
-  add_library(cairn_cudart_double STATIC runtime/cuda/cudart_double.cc)
-  target_link_libraries(cairn_cudart_double PUBLIC cairn_runtime_core CUDA::cudart_static)
-  file(GLOB link_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/*_test.cc)
-  add_executable(runtime_cuda_double_tests ${link_tests} runtime/cuda/on_double.cc)
-  target_link_libraries(runtime_cuda_double_tests PRIVATE cairn_doctest_main cairn_cudart_double cairn_runtime_cuda
-                        cairn_ckpt_copy cairn_ckpt_snapshot)
-  add_test(NAME runtime/cuda/double COMMAND runtime_cuda_double_tests --no-version)
-  set_tests_properties(runtime/cuda/double PROPERTIES LABELS unit TIMEOUT 300
-                       FAIL_REGULAR_EXPRESSION "skipped: |test cases: +0 \\|")
-
-  # bench/: in full where there is a device.
-  add_test(NAME bench/device_bench COMMAND device_bench)
-  set_tests_properties(bench/device_bench PROPERTIES LABELS "bench;gpu" TIMEOUT 600 SKIP_RETURN_CODE 77 RUN_SERIAL ON)
-  add_test(NAME bench/device_bench_double COMMAND device_bench_double --tiny)
-  set_tests_properties(bench/device_bench_double PROPERTIES LABELS bench TIMEOUT 120)
-endif()
+# The tests of this folder are of the programs in simt/tests.cmake, whose double of the CUDA runtime they use.
+foreach(version 13 12)
+  add_library(cairn_cudart_of_${version} MODULE ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/other_cudart.cc)
+  target_link_libraries(cairn_cudart_of_${version} PRIVATE cairn_runtime_core)
+  set_target_properties(cairn_cudart_of_${version} PROPERTIES OUTPUT_NAME cudart_of_${version}
+                        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+endforeach()
+target_compile_definitions(cairn_cudart_of_13 PRIVATE CAIRN_OTHER_VERSION=13020)
+target_compile_definitions(cairn_cudart_of_12 PRIVATE CAIRN_OTHER_VERSION=12040)

@@ -21,6 +21,8 @@
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "runtime/cuda/cuda_link.h"
+#include "runtime/cuda/linked/linked_api.h"
+#include "tests/support/copy_gate.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
@@ -36,24 +38,24 @@ std::byte value_of(int64_t step) { return static_cast<std::byte>(step % 250 + 1)
 
 /// Steps without end, each an update in place behind the copy of the one before.
 void train(int fd) {
-  if (cuda_devices() == 0) _exit(kNoDevice);
+  if (cuda_devices(cuda::linked_api()) == 0) _exit(kNoDevice);
   const Arena arena = Arena::attach_fd(fd).value();
   std::byte* state = nullptr;
   cudaStream_t work = nullptr;
   RT_CHECK(cudaMalloc(reinterpret_cast<void**>(&state), kShards * kShardBytes) == cudaSuccess);
   RT_CHECK(cudaStreamCreateWithFlags(&work, cudaStreamNonBlocking) == cudaSuccess);
-  std::unique_ptr<DeviceLink> link = make_cuda_link(0, work).value();
+  std::unique_ptr<DeviceLink> link = make_cuda_link(cuda::linked_api(), 0, work).value();
   for (int64_t slot = 0; slot < arena.slots(); ++slot) RT_CHECK(link->use_host(arena.payload(0, slot)).ok());
   StateCopier copier(std::move(link), 0);
   std::vector<std::vector<CopyArray>> groups;
   for (int64_t k = 0; k < kShards; ++k)
-    groups.push_back({{state + k * kShardBytes, arena.shards(0)[k].offset, kShardBytes, k}});
+    groups.push_back({{DevicePtr(state + k * kShardBytes), arena.shards(0)[k].offset, kShardBytes, k}});
   copier.cover(parts_of(groups), kShards);
   SnapshotWriter writer(arena, 0);
   for (int64_t step = 1;; ++step) {
     for (int64_t k = 0; k < kShards; ++k) {
       const std::span<std::byte> area(state + k * kShardBytes, kShardBytes);
-      copier.wait({&area, 1});
+      cairn::testing::wait_for(copier, area);
       RT_CHECK(cudaMemsetAsync(area.data(), std::to_integer<int>(value_of(step)), area.size(), work) == cudaSuccess);
     }
     RT_CHECK(copier.finish().ok());

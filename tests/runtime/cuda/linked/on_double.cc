@@ -9,7 +9,9 @@
 #include "ckpt/copy/state_copier.h"
 #include "runtime/core/word_sums.h"
 #include "runtime/cuda/cuda_link.h"
-#include "tests/runtime/cuda/cudart_double.h"
+#include "runtime/cuda/linked/linked_api.h"
+#include "tests/runtime/cuda/linked/cudart_double.h"
+#include "tests/support/copy_gate.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -21,19 +23,19 @@ constexpr int64_t kBytes = (int64_t{12} << 20) + 4;
 
 /// A life of a link: state goes to the device, is copied back twice beside an update, and that was it.
 Status live(std::byte* device, std::span<std::byte> from, std::span<std::byte> slot, std::vector<uint64_t>& sums) {
-  RT_TRY_SET(std::unique_ptr<DeviceLink> link, make_cuda_link(kDevice));
+  RT_TRY_SET(std::unique_ptr<DeviceLink> link, make_cuda_link(cuda::linked_api(), kDevice));
   RT_TRY(link->use_host(slot));
-  RT_TRY(link->store(from, device));
+  RT_TRY(link->store(from, DevicePtr(device)));
   RT_TRY(link->settle());
   StateCopier copier(std::move(link), 0);
-  copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{device, 0, kBytes, 0}}}), 1);
+  copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{DevicePtr(device), 0, kBytes, 0}}}), 1);
   for (int round = 0; round < 2; ++round) {
     RT_TRY(copier.start(slot.data(), [&](std::span<const uint64_t> told) {
       sums.push_back(told[0]);
       return Status();
     }));
     const std::span<std::byte> all(device, kBytes);
-    copier.wait({&all, 1});
+    cairn::testing::wait_for(copier, all);
     RT_TRY(copier.status());
     RT_TRY(copier.finish());
   }
@@ -101,10 +103,10 @@ TEST_SUITE("runtime/cuda") {
     REQUIRE(raw != MAP_FAILED);
     auto* const slot = static_cast<std::byte*>(raw);
     {
-      auto link = make_cuda_link(kDevice).value();
+      auto link = make_cuda_link(cuda::linked_api(), kDevice).value();
       REQUIRE(link->use_host({slot, kBytes}).ok());
       StateCopier copier(std::move(link), 0);
-      copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{device, 0, kBytes, 0}}}), 1);
+      copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{DevicePtr(device), 0, kBytes, 0}}}), 1);
       std::atomic<bool> done = false;
       const auto tells = [&](std::span<const uint64_t>) {
         done = true;
@@ -113,7 +115,7 @@ TEST_SUITE("runtime/cuda") {
       REQUIRE(copier.start(slot, tells).ok());
       cudart_double::refuse_call(3, cudaErrorIllegalAddress, /*from_then_on=*/true);
       const std::span<std::byte> all(device, kBytes);
-      copier.wait({&all, 1});  // nobody waits for ever
+      cairn::testing::wait_for(copier, all);  // nobody waits for ever
       CHECK_FALSE(copier.finish().ok());
       CHECK_FALSE(copier.start(slot, tells).ok());
       CHECK_FALSE(done);

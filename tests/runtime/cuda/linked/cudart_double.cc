@@ -4,7 +4,7 @@
 // copy on its way is to bring is not there: its target is spoilt when it is ordered. There are two devices, each
 // thread's current one is the first until it says otherwise. Written from the runtime's documentation; it proves the
 // order of calls, and nothing about a device or a driver.
-#include "tests/runtime/cuda/cudart_double.h"
+#include "tests/runtime/cuda/linked/cudart_double.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -338,6 +338,9 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
     return cudaSuccess;
   });
 }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return giving_back([&] {
     drain(stream);
@@ -532,5 +535,13 @@ cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   const cudaError_t begun = cudaMemsetAsync(to, value, bytes, nullptr);
   return begun == cudaSuccess ? cudaStreamSynchronize(nullptr) : begun;
 }
+
+// It has no graphs: nobody whose tests use it captures one.
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return cudaErrorNotSupported; }
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t*) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long long) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaErrorNotSupported; }
 
 }  // extern "C"

@@ -14,6 +14,8 @@
 #include "ckpt/copy/state_copier.h"
 #include "runtime/core/random.h"
 #include "runtime/core/word_sums.h"
+#include "runtime/cuda/linked/linked_api.h"
+#include "tests/support/copy_gate.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
@@ -21,10 +23,10 @@ using namespace cairn::ckpt;
 
 namespace {
 
-int device_number() { return cuda_devices() - 1; }
+int device_number() { return cuda_devices(cuda::linked_api()) - 1; }
 
 bool no_device() {
-  if (cuda_devices() > 0) {
+  if (cuda_devices(cuda::linked_api()) > 0) {
     REQUIRE(cudaSetDevice(device_number()) == cudaSuccess);
     return false;
   }
@@ -61,9 +63,9 @@ struct DeviceMemory {
 };
 
 /// What a trainer puts its work into.
-struct Stream {
-  Stream() { REQUIRE(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking) == cudaSuccess); }
-  ~Stream() { cudaStreamDestroy(handle); }
+struct CudaStream {
+  CudaStream() { REQUIRE(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking) == cudaSuccess); }
+  ~CudaStream() { cudaStreamDestroy(handle); }
   cudaStream_t handle = nullptr;
 };
 
@@ -76,14 +78,14 @@ std::vector<std::byte> noise(int64_t bytes, uint64_t seed = 0) {
   return out;
 }
 
-std::unique_ptr<DeviceLink> link_to_device(void* work = nullptr) {
-  auto link = make_cuda_link(device_number(), work);
+std::unique_ptr<DeviceLink> link_to_device(cudaStream_t work = nullptr) {
+  auto link = make_cuda_link(cuda::linked_api(), device_number(), work);
   REQUIRE_OK(link);
   return std::move(link).value();
 }
 
 std::vector<CopyPart> parts_of_one(std::byte* from, int64_t offset, int64_t bytes) {
-  return parts_of(std::vector<std::vector<CopyArray>>{{{from, offset, bytes, 0}}});
+  return parts_of(std::vector<std::vector<CopyArray>>{{{DevicePtr(from), offset, bytes, 0}}});
 }
 
 StateCopier::Done tells(std::atomic<uint64_t>& sums) {
@@ -98,11 +100,11 @@ StateCopier::Done tells(std::atomic<uint64_t>& sums) {
 TEST_SUITE("runtime/cuda") {
   TEST_CASE("a device that is not there is refused in words") {
     for (const int number : {-1, 4096}) {
-      const auto link = make_cuda_link(number);
+      const auto link = make_cuda_link(cuda::linked_api(), number);
       REQUIRE_FALSE(link.ok());
       CHECK(link.error().code == ErrorCode::kUnavailable);
       MESSAGE(link.error().message);
-      if (cuda_devices() > 0) CHECK(cudaGetLastError() == cudaSuccess);
+      if (cuda_devices(cuda::linked_api()) > 0) CHECK(cudaGetLastError() == cudaSuccess);
     }
   }
 
@@ -121,7 +123,7 @@ TEST_SUITE("runtime/cuda") {
       if (pinned) REQUIRE(link->use_host(from.all()).ok());
       CHECK(from.is_pinned() == pinned);
       REQUIRE(cudaMemset(device.data, 0, kBytes) == cudaSuccess);
-      REQUIRE(link->store(from.all(), device.data).ok());
+      REQUIRE(link->store(from.all(), DevicePtr(device.data)).ok());
       REQUIRE(link->settle().ok());
       // On a stream that waits for no other, and at once.
       REQUIRE(cudaMemcpy(there.data(), device.data, kBytes, cudaMemcpyDeviceToHost) == cudaSuccess);
@@ -135,7 +137,7 @@ TEST_SUITE("runtime/cuda") {
         std::atomic<uint64_t> told = 0;
         REQUIRE(copier.start(slot.base, tells(told)).ok());
         std::span<std::byte> area(device.data, static_cast<size_t>(kBytes));
-        copier.wait({&area, 1});
+        cairn::testing::wait_for(copier, area);
         REQUIRE(cudaMemset(device.data, 0, kBytes) == cudaSuccess);  // read already
         REQUIRE(copier.finish().ok());
         CHECK(std::memcmp(slot.base + 64, state.data(), state.size()) == 0);
@@ -155,7 +157,7 @@ TEST_SUITE("runtime/cuda") {
     Slot slot(kBytes);
     for (const bool own : {true, false}) {  // a stream of the trainer's, or the default one
       CAPTURE(own);
-      const Stream stream;
+      const CudaStream stream;
       const cudaStream_t work = own ? stream.handle : nullptr;
       auto link = link_to_device(work);
       REQUIRE(link->use_host(slot.all()).ok());
@@ -185,7 +187,7 @@ TEST_SUITE("runtime/cuda") {
     }
     REQUIRE(cudaMemcpy(device.data, next[0].data, kBytes, cudaMemcpyDeviceToDevice) == cudaSuccess);
     Slot slot(kBytes);
-    const Stream work;
+    const CudaStream work;
     auto link = link_to_device(work.handle);
     REQUIRE(link->use_host(slot.all()).ok());
     StateCopier copier(std::move(link), 0);
@@ -195,7 +197,7 @@ TEST_SUITE("runtime/cuda") {
       REQUIRE(copier.start(slot.base, tells(sums)).ok());
       for (int64_t at = 0; at < kBytes; at += kBlock) {
         const std::span<std::byte> area(device.data + at, static_cast<size_t>(std::min(kBlock, kBytes - at)));
-        copier.wait({&area, 1});
+        cairn::testing::wait_for(copier, area);
         REQUIRE(cudaMemcpyAsync(area.data(), next[(step + 1) % 2].data + at, area.size(), cudaMemcpyDeviceToDevice,
                                 work.handle) == cudaSuccess);
       }
@@ -216,7 +218,7 @@ TEST_SUITE("runtime/cuda") {
     REQUIRE(cudaMemset(other.data, 1, 4096) == cudaSuccess);  // the first one may load what the runtime needs for it
     REQUIRE(cudaStreamSynchronize(nullptr) == cudaSuccess);
     for (int64_t piece = 0; piece < link->depth(); ++piece) {
-      REQUIRE(link->fetch({device.data, kBytes}, slot.base).ok());
+      REQUIRE(link->fetch({DevicePtr(device.data), kBytes}, slot.base).ok());
     }
     REQUIRE(cudaMemset(other.data, 1, 4096) == cudaSuccess);
     REQUIRE(cudaStreamSynchronize(nullptr) == cudaSuccess);
@@ -261,8 +263,7 @@ TEST_SUITE("runtime/cuda") {
         auto link = link_to_device();
         REQUIRE(link->use_host(slot.all()).ok());
         for (int64_t piece = 0; piece < link->depth(); ++piece) {
-          const std::span<const std::byte> from(device.data + (piece << 20), 1 << 20);
-          REQUIRE(link->fetch(from, slot.base + (piece << 20)).ok());
+          REQUIRE(link->fetch({DevicePtr(device.data + (piece << 20)), 1 << 20}, slot.base + (piece << 20)).ok());
         }
       }
       std::memset(slot.base, 0, kBytes);

@@ -1,0 +1,53 @@
+#include "runtime/cuda/context.h"
+
+#include <fmt/format.h>
+
+namespace cairn::cuda {
+
+Result<std::shared_ptr<Context>> Context::open(const Api& api, int index) {
+  const std::string name = device_name({DeviceKind::kCuda, index});
+  int driver = 0, runtime = 0, count = 0;
+  RT_TRY(cuda::checked(api, api.driver_version(&driver), "cudaDriverGetVersion", ErrorCode::kUnavailable).with(name));
+  if (driver == 0) {
+    return Error{ErrorCode::kUnavailable, fmt::format("{}: no NVIDIA driver (libcuda.so.1) was found", name)};
+  }
+  RT_TRY(
+      cuda::checked(api, api.runtime_version(&runtime), "cudaRuntimeGetVersion", ErrorCode::kUnavailable).with(name));
+  if (driver < runtime / 1000 * 1000) {
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("{}: the driver is for CUDA {}.{}, the runtime needs one for {}.0", name, driver / 1000,
+                             driver % 1000 / 10, runtime / 1000)};
+  }
+  RT_TRY(cuda::checked(api, api.device_count(&count), "looking for devices", ErrorCode::kUnavailable).with(name));
+  if (index < 0 || index >= count) {
+    return Error{ErrorCode::kUnavailable, fmt::format("{}: this machine has {} CUDA device(s)", name, count)};
+  }
+  std::shared_ptr<Context> out(new Context(api, index));
+  RT_TRY(cuda::checked(api, out->select(), "cudaSetDevice", ErrorCode::kUnavailable).with(name));
+  return out;
+}
+
+Context::~Context() {
+  bool failed = select() != 0;
+  for (const EventHandle event : events_) failed |= api_.destroy_event(event) != 0;
+  if (failed) api_.last_error();  // whoever waited for the work has been told
+}
+
+int Context::take_event(EventHandle* event) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!events_.empty()) {
+      *event = events_.back();
+      events_.pop_back();
+      return 0;
+    }
+  }
+  return api_.create_event(event, kDisableTiming | kBlockingSync);  // who waits for it sleeps
+}
+
+void Context::give_back(EventHandle event) {
+  const std::lock_guard lock(mutex_);
+  events_.push_back(event);
+}
+
+}  // namespace cairn::cuda

@@ -1,0 +1,480 @@
+#include "runtime/cuda/ops/ops.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "runtime/cuda/blas.h"
+#include "runtime/cuda/stream.h"
+#include "runtime/kernels/cuda/dropout.h"
+#include "runtime/kernels/cuda/embedding.h"
+#include "runtime/kernels/cuda/loss.h"
+#include "runtime/kernels/cuda/maps.h"
+#include "runtime/kernels/cuda/norm.h"
+#include "runtime/kernels/cuda/rotary.h"
+#include "runtime/kernels/cuda/rows.h"
+#include "runtime/kernels/cuda/sums.h"
+#include "runtime/kernels/cuda/update.h"
+
+namespace cairn::cuda {
+namespace {
+
+namespace k = kernels::cuda;
+using k::Queue;
+using kernels::Gate;
+using kernels::Param;
+
+// --- what is missing
+// ----------------------------------------------------------------------------------------------------
+
+// clang-format off
+#define RT_MISSING_KERNELS_OF_T(X)                                                                                   \
+  X(row_dots) X(whole_norm_forward) X(whole_norm_backward)                                                           \
+  X(attention_forward) X(attention_decode) X(attention_backward_sums)                                                \
+  X(embedding_backward_parts)                                                                                        \
+  X(route_backward) X(rows_to_experts) X(rows_to_tokens) X(dot_and_scale_rows) X(gate_rows) X(gate_backward)
+#define RT_MISSING_KERNELS(X) X(route_forward) X(count_choices) X(place_choices)
+#define RT_MISSING_STATE_KERNELS(X)                                                                                  \
+  X(lamb_moments) X(lamb_step) X(clear_doubles) X(adafactor_squares) X(adafactor_factors) X(scale_by_mean)           \
+  X(adafactor_norms) X(adafactor_step) X(balance_bias) X(ema) X(count_not_finite)
+// clang-format on
+// Of kernels that are there.
+constexpr const char* kTree = "sums over rows by a tree of parts";
+constexpr const char* kCentredHeads = "centred norms of heads";
+constexpr const char* kOwnWeights = "norms of heads with weights of each";
+constexpr const char* kWideNorm = "the backward pass of norms of very wide rows";
+constexpr const char* kCappedLogits = "the gradient of capped logits";
+constexpr const char* kSumParts = "products whose sums are cut into parts or stretches";
+constexpr const char* kFloatBias = "products of 16 bits with a bias to float";
+constexpr const char* kChecksums = "checksums of state on the device";
+
+#define RT_NAME(name) #name,
+constexpr std::string_view kMissing[] = {RT_MISSING_KERNELS_OF_T(RT_NAME) RT_MISSING_KERNELS(RT_NAME)
+                                             RT_MISSING_STATE_KERNELS(RT_NAME) "attention_backward",
+                                         kTree,
+                                         kCentredHeads,
+                                         kOwnWeights,
+                                         kWideNorm,
+                                         kCappedLogits,
+                                         kSumParts,
+                                         kFloatBias,
+                                         kChecksums};
+#undef RT_NAME
+
+void missing(Stream& on, const char* what) {
+  cuda_stream(on).keep({ErrorCode::kUnsupported, fmt::format("CUDA has no {} yet; use device \"cpu\"", what)});
+}
+/// Whether `wanted`, which is missing then.
+bool lacks(CudaStream& on, bool wanted, const char* what) {
+  if (wanted) missing(on, what);
+  return wanted;
+}
+bool is_tree(const kernels::TreeParts& parts) { return static_cast<bool>(parts.sums) && parts.count > 1; }
+
+// --- calls
+// --------------------------------------------------------------------------------------------------------------
+
+/// body(stream, queue), where the stream takes work.
+template <typename Body>
+void order(Stream& stream, const char* what, const Body& body) {
+  CudaStream& on = cuda_stream(stream);
+  if (!on.ready()) return;
+  Queue queue{on.handle()};
+  body(on, queue);
+  on.keep(queue.error, what);
+}
+
+/// A launching function with the parameters of the table.
+template <auto kFunction>
+struct Direct;
+template <typename... A, void (*kFunction)(Queue&, A...)>
+struct Direct<kFunction> {
+  static void run(Stream& stream, typename Param<A>::Type... of) {
+    order(stream, "launching a kernel", [&](CudaStream&, Queue& queue) { kFunction(queue, Param<A>::on_cpu(of)...); });
+  }
+};
+
+template <typename T>
+int64_t bytes_of(int64_t count) {
+  return count * static_cast<int64_t>(sizeof(T));
+}
+template <typename T>
+void copy(Stream& stream, DevicePtr<const T> from, DevicePtr<T> to, int64_t count) {
+  cuda_stream(stream).copy(to.address(), from.address(), bytes_of<T>(count), kOnDevice);
+}
+template <typename T>
+void clear(Stream& stream, DevicePtr<T> x, int64_t count) {
+  cuda_stream(stream).set(x.address(), 0, bytes_of<T>(count));  // the bits of 0 in all types
+}
+template <typename T>
+void to_host(Stream& stream, DevicePtr<const T> from, std::span<T> host) {
+  cuda_stream(stream).copy(host.data(), from.address(), std::ssize(host) * static_cast<int64_t>(sizeof(T)), kToHost);
+}
+/// What the host has computed. The runtime has read it when the call returns, since it is not pinned.
+void from_host(CudaStream& on, const std::vector<float>& host, float* to) {
+  on.copy(to, host.data(), bytes_of<float>(std::ssize(host)), kToDevice);
+}
+
+template <typename T, Gate kGate>
+void forward(Stream& stream, DevicePtr<const T> x, DevicePtr<T> y, int64_t count) {
+  order(stream, "an activation",
+        [&](CudaStream&, Queue& on) { k::activation_forward<T>(on, kGate, x.address(), y.address(), count); });
+}
+template <typename T, Gate kGate>
+void backward(Stream& stream, DevicePtr<const T> dy, DevicePtr<const T> x, DevicePtr<T> dx, int64_t count) {
+  order(stream, "an activation's gradient", [&](CudaStream&, Queue& on) {
+    k::activation_backward<T>(on, kGate, dy.address(), x.address(), dx.address(), count);
+  });
+}
+template <typename T, Gate kGate>
+void both(Stream& stream, DevicePtr<const T> x, DevicePtr<T> dy, DevicePtr<T> y, int64_t count) {
+  order(stream, "an activation with its gradient", [&](CudaStream&, Queue& on) {
+    k::activation_both<T>(on, kGate, x.address(), dy.address(), y.address(), count);
+  });
+}
+
+/// Memory for partial sums of a norm's backward pass; null where it has failed or cannot be.
+float* norm_scratch(CudaStream& on, int64_t rows, int64_t width, bool biased, const kernels::TreeParts& parts) {
+  if (lacks(on, is_tree(parts), kTree) || lacks(on, width > k::widest_norm(biased), kWideNorm)) return nullptr;
+  return static_cast<float*>(on.scratch(bytes_of<float>(k::norm_partials(rows, width, biased)), "a norm"));
+}
+
+template <typename T>
+void fill_norms(kernels::Ops<T>& out) {
+  using kernels::HeadNorm;
+  using kernels::NormGradients;
+  using kernels::NormRows;
+  using kernels::Rows;
+  out.layer_norm_forward = [](Stream& stream, const NormRows& of, DevicePtr<const T> x, DevicePtr<const T> weight,
+                              DevicePtr<const T> bias, DevicePtr<T> y, DevicePtr<float> mean, DevicePtr<float> rstd) {
+    order(stream, "layer_norm_forward", [&](CudaStream&, Queue& on) {
+      k::layer_norm_forward<T>(on, x.address(), weight.address(), bias.address(), y.address(), mean.address(),
+                               rstd.address(), of.rows, of.width, of.eps, of.offset);
+    });
+  };
+  out.layer_norm_backward = [](Stream& stream, const NormRows& of, DevicePtr<const T> dy, DevicePtr<const T> x,
+                               DevicePtr<const T> weight, DevicePtr<const float> mean, DevicePtr<const float> rstd,
+                               DevicePtr<T> dx, const NormGradients& to) {
+    order(stream, "layer_norm_backward", [&](CudaStream& cuda, Queue& on) {
+      float* const partials = norm_scratch(cuda, of.rows, of.width, static_cast<bool>(to.bias), to.parts);
+      if (partials == nullptr) return;
+      k::layer_norm_backward<T>(on, dy.address(), x.address(), weight.address(), mean.address(), rstd.address(),
+                                dx.address(), to.weight.address(), to.bias.address(), of.rows, of.width, partials,
+                                of.offset);
+    });
+  };
+  out.rms_norm_forward = [](Stream& stream, const NormRows& of, DevicePtr<const T> x, DevicePtr<const T> weight,
+                            DevicePtr<T> y, DevicePtr<float> rstd) {
+    order(stream, "rms_norm_forward", [&](CudaStream&, Queue& on) {
+      k::rms_norm_forward<T>(on, x.address(), weight.address(), y.address(), rstd.address(), of.rows, of.width, of.eps,
+                             of.offset);
+    });
+  };
+  out.rms_norm_backward = [](Stream& stream, const NormRows& of, DevicePtr<const T> dy, DevicePtr<const T> x,
+                             DevicePtr<const T> weight, DevicePtr<const float> rstd, DevicePtr<T> dx,
+                             const NormGradients& to) {
+    order(stream, "rms_norm_backward", [&](CudaStream& cuda, Queue& on) {
+      float* const partials = norm_scratch(cuda, of.rows, of.width, false, to.parts);
+      if (partials == nullptr) return;
+      k::rms_norm_backward<T>(on, dy.address(), x.address(), weight.address(), rstd.address(), dx.address(),
+                              to.weight.address(), of.rows, of.width, partials, of.offset);
+    });
+  };
+  out.head_norm_forward = [](Stream& stream, const HeadNorm& d, const Rows<const T>& x, DevicePtr<const T> weight,
+                             const Rows<T>& y) {
+    order(stream, "head_norm_forward", [&](CudaStream& cuda, Queue& on) {
+      if (lacks(cuda, d.centred, kCentredHeads) || lacks(cuda, d.own_weights, kOwnWeights)) return;
+      k::head_norm_forward<T>(on, x.data.address(), x.stride, weight.address(), y.data.address(), y.stride, d.rows,
+                              d.heads, d.head_dim, d.eps, d.offset);
+    });
+  };
+  out.head_norm_backward = [](Stream& stream, const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x,
+                              DevicePtr<const T> weight, const Rows<T>& dx, DevicePtr<float> dweight, DevicePtr<float>,
+                              const kernels::TreeParts& parts) {
+    order(stream, "head_norm_backward", [&](CudaStream& cuda, Queue& on) {
+      if (lacks(cuda, d.centred, kCentredHeads) || lacks(cuda, d.own_weights, kOwnWeights)) return;
+      float* const partials = norm_scratch(cuda, d.rows * d.heads, d.head_dim, false, parts);
+      if (partials == nullptr) return;
+      k::head_norm_backward<T>(on, dy.data.address(), dy.stride, x.data.address(), x.stride, weight.address(),
+                               dx.data.address(), dx.stride, dweight.address(), d.rows, d.heads, d.head_dim, d.eps,
+                               partials, d.offset);
+    });
+  };
+}
+
+template <typename T>
+void fill_maps(kernels::Ops<T>& out) {
+  out.add = &Direct<&k::add<T>>::run;
+  out.add_bias = &Direct<&k::add_bias<T>>::run;
+  out.add_scaled = &Direct<&k::add_scaled<T>>::run;
+  out.scale = &Direct<&k::scale<T>>::run;
+  out.cap = &Direct<&k::cap<T>>::run;
+  out.clip = &Direct<&k::clip<T>>::run;
+  out.clip_backward = &Direct<&k::clip_backward<T>>::run;
+#define RT_ACTIVATION(name, gate)                 \
+  out.name##_forward = &forward<T, Gate::gate>;   \
+  out.name##_backward = &backward<T, Gate::gate>; \
+  out.name##_both = &both<T, Gate::gate>;
+  RT_ACTIVATION(gelu_tanh, kGeluTanh)
+  RT_ACTIVATION(gelu_erf, kGeluErf)
+  RT_ACTIVATION(gelu_quick, kGeluQuick)
+  RT_ACTIVATION(relu, kRelu)
+  RT_ACTIVATION(relu2, kRelu2)
+  RT_ACTIVATION(silu, kSilu)
+#undef RT_ACTIVATION
+  out.gated_forward = &Direct<&k::gated_forward<T>>::run;
+  out.gated_backward = &Direct<&k::gated_backward<T>>::run;
+  out.rotary = &Direct<&k::rotary<T>>::run;
+  out.bias_backward = [](Stream& stream, DevicePtr<const T> dy, DevicePtr<float> dbias, int64_t rows, int64_t width,
+                         const kernels::TreeParts& parts) {
+    order(stream, "bias_backward", [&](CudaStream& cuda, Queue& on) {
+      if (lacks(cuda, is_tree(parts), kTree)) return;
+      void* const partials = cuda.scratch(bytes_of<float>(k::bias_partials(rows, width)), "bias_backward");
+      if (partials == nullptr) return;
+      k::bias_backward<T>(on, dy.address(), dbias.address(), rows, width, static_cast<float*>(partials));
+    });
+  };
+  out.dropout = [](Stream& stream, const kernels::DropoutRows& of, DevicePtr<const T> x, DevicePtr<T> y) {
+    order(stream, "dropout", [&](CudaStream&, Queue& on) {
+      k::dropout<T>(on, x.address(), y.address(), of.rows, of.width, of.first_row, of.tokens, of.samples,
+                    of.sample_keys.address(), of.site, of.rate);
+    });
+  };
+}
+
+template <typename T>
+void fill_rows(kernels::Ops<T>& out) {
+  using kernels::LogitRows;
+  using kernels::TableRange;
+  out.embedding_forward = [](Stream& stream, DevicePtr<const int32_t> ids, int64_t rows, const TableRange& of,
+                             DevicePtr<const T> table, DevicePtr<T> to) {
+    order(stream, "embedding_forward", [&](CudaStream&, Queue& on) {
+      k::embedding_forward<T>(on, ids.address(), rows, table.address(), of.first, of.count, of.width, to.address());
+    });
+  };
+  out.embedding_backward = [](Stream& stream, DevicePtr<const int32_t> ids, int64_t rows, const TableRange& of,
+                              DevicePtr<const T> dout, DevicePtr<float> dtable, float factor) {
+    order(stream, "embedding_backward", [&](CudaStream&, Queue& on) {
+      k::embedding_backward<T>(on, ids.address(), rows, of, dout.address(), dtable.address(), factor);
+    });
+  };
+  out.positions_forward = &Direct<&k::positions_forward<T>>::run;
+  out.positions_backward = &Direct<&k::positions_backward<T>>::run;
+  out.positions_look_up = &Direct<&k::positions_look_up<T>>::run;
+  out.row_sums = [](Stream& stream, const LogitRows& of, DevicePtr<const T> logits, DevicePtr<float> max,
+                    DevicePtr<float> sum_exp, DevicePtr<float> target_logit) {
+    order(stream, "row_sums", [&](CudaStream&, Queue& on) {
+      k::row_sums<T>(on, logits.address(), of.rows, of.cols, of.valid_cols, of.first, of.targets.address(),
+                     max.address(), sum_exp.address(), target_logit.address());
+    });
+  };
+  out.cross_entropy_backward = [](Stream& stream, const LogitRows& of, DevicePtr<T> logits, DevicePtr<const float> max,
+                                  DevicePtr<const float> sum_exp, DevicePtr<const float> scale, float z_loss,
+                                  float cap) {
+    order(stream, "cross_entropy_backward", [&](CudaStream& cuda, Queue& on) {
+      if (lacks(cuda, cap != 0, kCappedLogits)) return;
+      k::cross_entropy_backward<T>(on, logits.address(), of.rows, of.cols, of.valid_cols, of.first,
+                                   of.targets.address(), max.address(), sum_exp.address(), scale.address(), z_loss);
+    });
+  };
+  out.copy = &copy<T>;
+  out.clear = &clear<T>;
+  out.copy_rows = &Direct<&k::copy_rows<T>>::run;
+  out.round_rows = &Direct<&k::round_rows<T>>::run;
+  out.scatter_rows = &Direct<&k::scatter_rows<T>>::run;
+  out.to_floats = &Direct<&k::to_floats<T>>::run;
+  out.from_floats = &Direct<&k::from_floats<T>>::run;
+  out.rows_to_host = [](Stream& stream, DevicePtr<const T> x, int64_t stride, int64_t rows, int64_t width,
+                        std::span<float> host) {
+    order(stream, "rows_to_host", [&](CudaStream& cuda, Queue& on) {
+      auto* const floats = static_cast<float*>(cuda.scratch(bytes_of<float>(rows * width), "rows_to_host"));
+      if (floats == nullptr) return;
+      k::rows_to_floats<T>(on, x.address(), stride, rows, width, floats);
+      cuda.copy(host.data(), floats, bytes_of<float>(rows * width), kToHost);
+    });
+  };
+}
+
+// --- products
+// -----------------------------------------------------------------------------------------------------------
+
+void multiply(CudaStream& on, const kernels::MatmulArgs& of) {
+  if (lacks(on, of.parts > 1 || !of.stretches.empty(), kSumParts)) return;
+  if (lacks(on, of.bias && of.c_dtype != of.ab_dtype, kFloatBias)) return;
+  if (on.blas() == nullptr) return on.keep({ErrorCode::kInternal, "a stream without cuBLASLt is asked for a product"});
+  on.blas()->multiply(on,
+                      {.m = of.m,
+                       .n = of.n,
+                       .k = of.k,
+                       .a = of.a.address(),
+                       .lda = of.lda,
+                       .trans_a = of.trans_a,
+                       .b = of.b.address(),
+                       .ldb = of.ldb,
+                       .trans_b = of.trans_b,
+                       .c = of.c.address(),
+                       .ldc = of.ldc,
+                       .ab_dtype = of.ab_dtype,
+                       .c_dtype = of.c_dtype,
+                       .accumulate = of.accumulate,
+                       .bias = of.bias.address()},
+                      on.blas_workspace());
+}
+
+template <typename T>
+kernels::Ops<T> filled() {
+  kernels::Ops<T> out;
+  fill_norms(out);
+  fill_maps(out);
+  fill_rows(out);
+  out.rotary_table = [](Stream& stream, DevicePtr<float> table, int64_t first, int64_t tokens,
+                        std::span<const double> frequencies, double factor) {
+    std::vector<float> host(static_cast<size_t>(tokens * std::ssize(frequencies) * 2));
+    kernels::rotary_table(host.data(), first, tokens, frequencies, factor);
+    from_host(cuda_stream(stream), host, table.address());
+  };
+  out.alibi_slopes = [](Stream& stream, int64_t heads, int64_t first, int64_t count, DevicePtr<float> slopes) {
+    std::vector<float> host(static_cast<size_t>(count));
+    kernels::alibi_slopes(heads, first, count, host.data());
+    from_host(cuda_stream(stream), host, slopes.address());
+  };
+  out.matmul = [](Stream& stream, const kernels::MatmulArgs& of) { multiply(cuda_stream(stream), of); };
+  out.matmul_groups = [](Stream& stream, const kernels::MatmulGroups& groups) {
+    for (const kernels::MatmulArgs& of : groups.products) multiply(cuda_stream(stream), of);
+  };
+  out.join_maxima = &Direct<&k::join_maxima>::run;
+  out.rescale_sums = &Direct<&k::rescale_sums>::run;
+  out.row_losses = &Direct<&k::row_losses>::run;
+  out.row_scales = &Direct<&k::row_scales>::run;
+  out.add_to = &Direct<&k::add_to>::run;
+  out.scale_floats = &Direct<&k::scale_floats>::run;
+  out.copy_floats = &copy<float>;
+  out.copy_ints = &copy<int32_t>;
+  out.clear_floats = &clear<float>;
+  out.gather_floats = &Direct<&k::gather_floats>::run;
+  out.scatter_floats = &Direct<&k::scatter_floats>::run;
+  out.floats_to_host = &to_host<float>;
+  out.ints_to_host = &to_host<int32_t>;
+#define RT_MISS(name) out.name = &RT_KERNEL(name)::template stopped<[](Stream& on) { missing(on, #name); }>;
+#define RT_MISS_OF_T(name) out.name = &RT_KERNEL_OF_T(name)::template stopped<[](Stream& on) { missing(on, #name); }>;
+  RT_MISSING_KERNELS(RT_MISS)
+  RT_MISSING_KERNELS_OF_T(RT_MISS_OF_T)
+  out.attention_backward = &kernels::Kernel<kernels::AttentionBackward<T>>::template stopped<[](Stream& on) {
+    missing(on, "attention_backward");
+  }>;
+#undef RT_MISS_OF_T
+  return out;
+}
+
+// --- training state
+// -----------------------------------------------------------------------------------------------------
+
+void put_weights(Stream& stream, DevicePtr<const float> master, int64_t count, DType dtype, DevicePtr<void> weights) {
+  order(stream, "put_weights", [&](CudaStream& cuda, Queue& on) {
+    switch (dtype) {
+      case DType::kF32:
+        return cuda.copy(weights.address(), master.address(), bytes_of<float>(count), kOnDevice);
+      case DType::kBf16:
+        return k::from_floats<bf16>(on, master.address(), static_cast<bf16*>(weights.address()), count);
+      case DType::kF16:
+        return k::from_floats<f16>(on, master.address(), static_cast<f16*>(weights.address()), count);
+      default:
+        cuda.keep({ErrorCode::kInternal, fmt::format("weights as {}", dtype_name(dtype))});
+    }
+  });
+}
+
+k::StateRun run_of(const kernels::StateArrays& of) {
+  return {of.master.address(), of.exp_avg.address(), of.exp_avg_sq.address()};
+}
+
+kernels::StateOps filled_state() {
+  using kernels::BlockSums;
+  using kernels::StateArrays;
+  kernels::StateOps out;
+  out.adamw = [](Stream& stream, const kernels::AdamwArgs& args, DevicePtr<const float> grad, const StateArrays& from,
+                 const StateArrays& to, DevicePtr<float> weight, DevicePtr<bf16> weight_low, int64_t count,
+                 const BlockSums& sums) {
+    order(stream, "adamw", [&](CudaStream& cuda, Queue& on) {
+      if (lacks(cuda, !sums.sums.empty(), kChecksums)) return;
+      k::adamw(on,
+               k::UpdateRun{.grad = grad.address(),
+                            .from = run_of(from),
+                            .to = run_of(to),
+                            .weight = weight.address(),
+                            .weight_bf16 = weight_low.address(),
+                            .count = count},
+               k::UpdateNumbers::of(args), args.clip.address());
+    });
+  };
+  out.clip_by_norm = &Direct<&k::clip_by_norm>::run;
+  out.scale_floats = &Direct<&k::scale_floats>::run;
+  out.copy_state = &copy<float>;
+  out.copy_summed = [](Stream& stream, DevicePtr<const float> from, DevicePtr<float> to, int64_t count,
+                       const BlockSums& sums) {
+    if (lacks(cuda_stream(stream), !sums.sums.empty(), kChecksums)) return;
+    if (DevicePtr<const float>(to) != from) copy<float>(stream, from, to, count);
+  };
+  out.clear_floats = &clear<float>;
+  out.draw_weights = [](Stream& stream, const kernels::FirstWeights& box, DevicePtr<float> to) {
+    std::vector<float> host(static_cast<size_t>(box.rows * box.width));  // once a run, with the CPU's bits
+    kernels::draw_weights(box, host.data());
+    from_host(cuda_stream(stream), host, to.address());
+  };
+  out.put_weights = &put_weights;
+  out.put_first_weights = &put_weights;
+  out.clear_numbers = [](Stream& stream, std::span<double> numbers) {
+    CudaStream& on = cuda_stream(stream);
+    const auto bytes = std::ssize(numbers) * static_cast<int64_t>(sizeof(double));
+    void* const zeros = on.scratch(bytes, "clear_numbers");
+    if (zeros == nullptr) return;
+    on.set(zeros, 0, bytes);
+    on.copy(numbers.data(), zeros, bytes, kToHost);
+  };
+  out.add_squares_of_runs = [](Stream& stream, DevicePtr<const float> x, DevicePtr<const kernels::ElemRun> runs,
+                               int64_t count, std::span<double> words) {
+    order(stream, "add_squares_of_runs", [&](CudaStream& cuda, Queue& on) {
+      const auto bytes = std::ssize(words) * static_cast<int64_t>(sizeof(double));
+      auto* const sum = static_cast<double*>(
+          cuda.scratch(bytes + bytes_of<double>(k::squares_partials(count)), "add_squares_of_runs"));
+      if (sum == nullptr) return;
+      k::add_squares_of_runs(on, x.address(), runs.address(), count, sum + words.size(), sum);
+      cuda.copy(words.data(), sum, bytes, kToHost);
+    });
+  };
+  RT_MISSING_STATE_KERNELS(RT_MISS)
+#undef RT_MISS
+  return out;
+}
+
+}  // namespace
+
+std::span<const std::string_view> missing_ops() { return kMissing; }
+
+template <typename T>
+const kernels::Ops<T>& ops() {
+  static const kernels::Ops<T> table = filled<T>();
+  return table;
+}
+template const kernels::Ops<float>& ops<float>();
+template const kernels::Ops<bf16>& ops<bf16>();
+template const kernels::Ops<f16>& ops<f16>();
+
+const kernels::StateOps& state_ops() {
+  static const kernels::StateOps table = filled_state();
+  return table;
+}
+
+void serve_ops() {
+  kernels::serve_cuda_ops(ops<float>());
+  kernels::serve_cuda_ops(ops<bf16>());
+  kernels::serve_cuda_ops(ops<f16>());
+  kernels::serve_cuda_state_ops(state_ops());
+}
+
+int64_t scratch_bytes(int64_t rows, int64_t width) {
+  return bytes_of<float>(std::max({k::norm_partials(rows, width, true), k::bias_partials(rows, width), rows * width}));
+}
+
+}  // namespace cairn::cuda

@@ -1,0 +1,28 @@
+#pragma once
+// The kernels for CUDA (runtime/kernels/cuda) as the tables have them by which layers and the optimizer call
+// (runtime/kernels/ops.h, state_ops.h). Kernels that are missing are in the tables too: they make the stream a failed
+// one, with their name.
+
+#include <span>
+#include <string_view>
+
+#include "runtime/kernels/ops.h"
+#include "runtime/kernels/state_ops.h"
+
+namespace cairn::cuda {
+
+/// Kernels that CUDA has not: the closed list that the check of a recipe is to refuse by, until it is empty.
+std::span<const std::string_view> missing_ops();
+
+/// T: float, bf16, f16.
+template <typename T>
+const kernels::Ops<T>& ops();
+const kernels::StateOps& state_ops();
+
+/// Streams of CUDA devices have these kernels from now on.
+void serve_ops();
+
+/// Bytes that a stream needs for kernels (CudaStream::use_scratch()) of so many rows, the widest of `width`.
+int64_t scratch_bytes(int64_t rows, int64_t width);
+
+}  // namespace cairn::cuda

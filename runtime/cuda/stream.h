@@ -1,0 +1,111 @@
+#pragma once
+// A stream of a CUDA device (runtime/device/stream.h), and graphs captured from it. Work is ordered on the runtime's
+// stream and done later. The first call that the runtime refuses makes the stream a failed one: it orders nothing more,
+// and settle() gives that error.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "runtime/cuda/context.h"
+#include "runtime/device/stream.h"
+
+namespace cairn::cuda {
+
+class Blas;
+
+/// Work that was captured, to be launched as one. Its addresses and arguments are those of the capture.
+class Graph {
+ public:
+  Graph(std::shared_ptr<Context> context, GraphExecHandle handle) : context_(std::move(context)), handle_(handle) {}
+  Graph(Graph&& other) noexcept : context_(std::move(other.context_)), handle_(std::exchange(other.handle_, nullptr)) {}
+  Graph& operator=(Graph&& other) noexcept {
+    std::swap(context_, other.context_);
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph();
+
+  GraphExecHandle handle() const { return handle_; }
+
+ private:
+  std::shared_ptr<Context> context_;
+  GraphExecHandle handle_;
+};
+
+struct StreamOptions {
+  bool urgent = false;      // before others of the device
+  int64_t deadline_ms = 0;  // of settle(); 0: none
+};
+
+/// Threads: one at a time.
+class CudaStream final : public Stream {
+ public:
+  static std::unique_ptr<CudaStream> make(std::shared_ptr<Context> context, const StreamOptions& options = {});
+  /// Waits for the work that is ordered.
+  ~CudaStream() override;
+
+  Device device() const override { return context_->device(); }
+  /// With the same deadline, not urgent, without memory for kernels.
+  std::unique_ptr<Stream> beside() const override;
+  std::shared_ptr<const Event> mark() override;
+  void follow(const std::shared_ptr<const Event>& event) override;
+  std::shared_ptr<std::byte> host_memory(int64_t bytes) const override;
+
+  // --- for kernels and copies of the device
+  StreamHandle handle() const { return handle_; }
+  /// The device is the thread's current one, and the stream takes work.
+  bool ready();
+  /// Keeps the first error; 0 is none.
+  void keep(int error, const char* what);
+  void keep(Error error);
+  /// No error so far, of what the runtime has told.
+  bool ok() const { return failed_.ok(); }
+
+  /// Between the host and the device or on it, as `kind` says (kToHost, ...).
+  void copy(void* to, const void* from, int64_t bytes, int kind);
+  void set(void* memory, int value, int64_t bytes);
+
+  /// Device memory for what kernels of this stream need while they run; others take it after them.
+  void use_scratch(DeviceBytes scratch) { scratch_ = scratch; }
+  /// Its first bytes; null, and an error that names `who`, where it has not so many.
+  void* scratch(int64_t bytes, const char* who);
+
+  /// Who orders products, and memory for their algorithms, which no other stream may have.
+  void use_blas(Blas& blas, DeviceBytes workspace) {
+    blas_ = &blas;
+    blas_workspace_ = workspace;
+  }
+  Blas* blas() const { return blas_; }
+  DeviceBytes blas_workspace() const { return blas_workspace_; }
+
+  /// What is ordered from here on is not done but kept, with what streams order that follow events of this one. All of
+  /// them must have come back to it at the end. Nothing may wait, allocate or be a first use of a kernel in between.
+  void begin_capture();
+  Result<Graph> end_capture();
+  void launch(const Graph& graph);
+
+ private:
+  CudaStream(std::shared_ptr<Context> context, const StreamOptions& options)
+      : context_(std::move(context)), options_(options) {}
+  Status wait() override;
+  Status wait_until_deadline();
+  DevicePtr<const void> give_bytes(std::span<const std::byte> host, DevicePtr<void> room) override;
+
+  const std::shared_ptr<Context> context_;
+  const StreamOptions options_;
+  StreamHandle handle_ = nullptr;
+  Status failed_;
+  DeviceBytes scratch_;
+  Blas* blas_ = nullptr;
+  DeviceBytes blas_workspace_;
+};
+
+/// The stream of a CUDA device that `stream` is.
+CudaStream& cuda_stream(Stream& stream);
+
+}  // namespace cairn::cuda

@@ -1,0 +1,49 @@
+#include "runtime/kernels/cuda/dropout.h"
+
+#include "runtime/kernels/cuda/map.h"
+
+namespace cairn::kernels::cuda {
+namespace {
+
+template <typename T>
+struct Drop {
+  const T* x;
+  T* out;
+  int64_t width, first_row, samples;
+  TokenRuns tokens;
+  const uint64_t* sample_keys;
+  uint64_t site;
+  DropoutRate rate;
+  template <int N>
+  __device__ void at(int64_t row, int64_t c) const {
+    const TokenRuns::Place place = tokens.place(first_row + row, samples);
+    const uint64_t key = dropout_row_key(sample_keys[place.sample], site, static_cast<uint64_t>(place.position));
+    auto of = load_pack<N>(x + row * width + c);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const uint32_t hash =
+          dropout_hash(static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(c + k));
+      store_f32(&of.at[k], load_f32(of.at[k]) * (hash < rate.threshold ? 0.0f : rate.keep_scale));
+    }
+    store_pack<N>(out + row * width + c, of);
+  }
+};
+
+}  // namespace
+
+template <typename T>
+void dropout(Queue& on, const T* x, T* out, int64_t rows, int64_t width, int64_t first_row, const TokenRuns& tokens,
+             int64_t samples, const uint64_t* sample_keys, uint64_t site, DropoutRate rate) {
+  map_rows<kWide<T>>(on, Drop<T>{x, out, width, first_row, samples, tokens, sample_keys, site, rate}, rows, width,
+                     aligned_to(16, x, out));
+}
+
+#define RT_INSTANTIATE(T)                                                                              \
+  template void dropout<T>(Queue&, const T*, T*, int64_t, int64_t, int64_t, const TokenRuns&, int64_t, \
+                           const uint64_t*, uint64_t, DropoutRate)
+RT_INSTANTIATE(float);
+RT_INSTANTIATE(bf16);
+RT_INSTANTIATE(f16);
+#undef RT_INSTANTIATE
+
+}  // namespace cairn::kernels::cuda

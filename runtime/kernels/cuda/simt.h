@@ -1,0 +1,220 @@
+#pragma once
+// What kernels are written in: one source, `.cu`. nvcc compiles it as CUDA C++. A C++ compiler makes each thread of a
+// block a fiber of an executor that is linked to it (tests/simt/executor.h): there a kernel runs without a device, in
+// any order of threads that barriers allow. docs/cuda.md says what that proves.
+//
+// Beyond CUDA's words there are RT_SHARED, RT_DYNAMIC_SHARED, Pack and launch(). Of warp functions there is what
+// kernels use; add others in both halves. No kernel may use an atomic: sums have a fixed order.
+
+#include <math.h>
+
+#include <cstdint>
+
+#include "runtime/kernels/cuda/queue.h"
+
+#ifdef __CUDACC__
+
+#include <cuda_runtime.h>
+
+/// An array in the block's shared memory. Its content is anything at first.
+#define RT_SHARED(Type, name, count) __shared__ Type name[count]
+/// The launch's shared_bytes.
+#define RT_DYNAMIC_SHARED(Type, name)                                \
+  extern __shared__ __align__(16) unsigned char rt_dynamic_shared[]; \
+  Type* const name = reinterpret_cast<Type*>(rt_dynamic_shared)
+
+#else
+
+#include <functional>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+
+namespace cairn::simt {
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+/// Of the thread that runs.
+struct Here {
+  Dim3 thread, block, block_dim, grid;
+  int lane = 0;
+};
+extern constinit thread_local const Here* here;
+
+/// Of a kernel's source.
+struct Place {
+  const char* file = nullptr;
+  int line = 0;
+};
+
+void barrier(Place place);
+/// All lanes of `mask` give a value. Returns 32 of them, valid until the lane's next exchange.
+const uint64_t* exchange(uint32_t mask, uint64_t value, Place place);
+/// The block's array that `tag` stands for.
+void* shared_array(const void* tag, int64_t bytes);
+void* dynamic_shared();
+/// Stops a kernel at an access that a device refuses.
+void check_aligned(const void* at, int64_t bytes);
+
+struct Launch {
+  Dim3 blocks, threads;
+  int64_t shared_bytes = 0;
+  const void* kernel = nullptr;
+};
+/// 0, or why the launch was refused: a cudaError_t.
+int launch(const Launch& launch, CUstream_st* stream, std::function<void()> thread);
+
+}  // namespace cairn::simt
+
+#define threadIdx (::cairn::simt::here->thread)
+#define blockIdx (::cairn::simt::here->block)
+#define blockDim (::cairn::simt::here->block_dim)
+#define gridDim (::cairn::simt::here->grid)
+#define RT_SHARED(Type, name, count)                                 \
+  Type* const name = static_cast<Type*>(::cairn::simt::shared_array( \
+      [] {                                                           \
+        static char tag;                                             \
+        return &tag;                                                 \
+      }(),                                                           \
+      static_cast<int64_t>(sizeof(Type)) * (count)))
+#define RT_DYNAMIC_SHARED(Type, name) Type* const name = static_cast<Type*>(::cairn::simt::dynamic_shared())
+
+inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  cairn::simt::barrier({file, line});
+}
+template <typename T>
+T __shfl_xor_sync(uint32_t mask, T value, int other, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  static_assert(sizeof(T) <= 8);
+  uint64_t bits = 0;
+  __builtin_memcpy(&bits, &value, sizeof(T));
+  const uint64_t out = cairn::simt::exchange(mask, bits, {file, line})[(cairn::simt::here->lane ^ other) & 31];
+  __builtin_memcpy(&value, &out, sizeof(T));
+  return value;
+}
+template <typename T>
+T __shfl_sync(uint32_t mask, T value, int lane, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  static_assert(sizeof(T) <= 8);
+  uint64_t bits = 0;
+  __builtin_memcpy(&bits, &value, sizeof(T));
+  const uint64_t out = cairn::simt::exchange(mask, bits, {file, line})[lane & 31];
+  __builtin_memcpy(&value, &out, sizeof(T));
+  return value;
+}
+inline void __syncwarp(uint32_t mask = 0xffffffffu, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  cairn::simt::exchange(mask, 0, {file, line});
+}
+
+#endif
+
+namespace cairn::kernels::cuda {
+
+#ifndef __CUDACC__
+using dim3 = simt::Dim3;
+#endif
+
+/// Of a launch.
+struct Size {
+  dim3 blocks, threads;
+  int64_t shared_bytes = 0;
+};
+
+/// Blocks that have `count` things, `each` a block.
+inline unsigned blocks_for(int64_t count, int64_t each) { return static_cast<unsigned>((count + each - 1) / each); }
+
+/// Launches nothing where there is no block. A refusal is left in the queue.
+template <typename... P, typename... A>
+void launch(Queue& on, const Size& size, void (*kernel)(P...), A... args) {
+  if (size.blocks.x == 0 || size.blocks.y == 0 || size.blocks.z == 0) return;
+#ifdef __CUDACC__
+  constexpr int64_t kUnasked = 48 << 10;  // bytes that a kernel may have without a word
+  cudaError_t error = cudaSuccess;
+  if (size.shared_bytes > kUnasked) {
+    error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(size.shared_bytes));
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = size.blocks;
+  config.blockDim = size.threads;
+  config.dynamicSmemBytes = static_cast<size_t>(size.shared_bytes);
+  config.stream = on.stream;
+  if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+  if (error != cudaSuccess && on.error == 0) on.error = static_cast<int>(error);
+#else
+  const int error = simt::launch({size.blocks, size.threads, size.shared_bytes, reinterpret_cast<const void*>(kernel)},
+                                 on.stream, [=] { kernel(static_cast<P>(args)...); });
+  if (error != 0 && on.error == 0) on.error = error;
+#endif
+}
+
+/// N elements that move as one access of at most 16 bytes.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_pack(const T* from) {
+  using Of = Pack<T, N>;
+  static_assert(sizeof(Of) <= 16);
+#ifdef __CUDACC__
+  return *reinterpret_cast<const Of*>(from);
+#else
+  // One access in the instrumented build too, which would see a copy of a struct as its elements.
+  simt::check_aligned(from, sizeof(Of));
+  typedef unsigned __int128 Word16 __attribute__((may_alias));
+  typedef uint64_t Word8 __attribute__((may_alias));
+  typedef uint32_t Word4 __attribute__((may_alias));
+  Of out;
+  if constexpr (sizeof(Of) == 16) {
+    const Word16 word = *reinterpret_cast<const Word16*>(from);
+    __builtin_memcpy(static_cast<void*>(&out), &word, 16);
+  } else if constexpr (sizeof(Of) == 8) {
+    const Word8 word = *reinterpret_cast<const Word8*>(from);
+    __builtin_memcpy(static_cast<void*>(&out), &word, 8);
+  } else if constexpr (sizeof(Of) == 4 && N > 1) {
+    const Word4 word = *reinterpret_cast<const Word4*>(from);
+    __builtin_memcpy(static_cast<void*>(&out), &word, 4);
+  } else {
+    static_assert(N == 1);
+    out.at[0] = *from;
+  }
+  return out;
+#endif
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store_pack(T* to, const Pack<T, N>& pack) {
+  using Of = Pack<T, N>;
+  static_assert(sizeof(Of) <= 16);
+#ifdef __CUDACC__
+  *reinterpret_cast<Of*>(to) = pack;
+#else
+  simt::check_aligned(to, sizeof(Of));
+  typedef unsigned __int128 Word16 __attribute__((may_alias));
+  typedef uint64_t Word8 __attribute__((may_alias));
+  typedef uint32_t Word4 __attribute__((may_alias));
+  if constexpr (sizeof(Of) == 16) {
+    Word16 word;
+    __builtin_memcpy(&word, static_cast<const void*>(&pack), 16);
+    *reinterpret_cast<Word16*>(to) = word;
+  } else if constexpr (sizeof(Of) == 8) {
+    Word8 word;
+    __builtin_memcpy(&word, static_cast<const void*>(&pack), 8);
+    *reinterpret_cast<Word8*>(to) = word;
+  } else if constexpr (sizeof(Of) == 4 && N > 1) {
+    Word4 word;
+    __builtin_memcpy(&word, static_cast<const void*>(&pack), 4);
+    *reinterpret_cast<Word4*>(to) = word;
+  } else {
+    static_assert(N == 1);
+    *to = pack.at[0];
+  }
+#endif
+}
+
+}  // namespace cairn::kernels::cuda

@@ -1,0 +1,633 @@
+// Each kernel of the tables for CUDA against the CPU's of the same name, by the very call that a layer makes: through
+// Exec and StateExec, on the double of the runtime and the executor of kernels. That none is left out is checked too,
+// and that what is missing says so.
+#include "runtime/cuda/ops/ops.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "runtime/cuda/arena.h"
+#include "runtime/cuda/blas.h"
+#include "runtime/device/host_numbers.h"
+#include "tests/runtime/cuda/cuda_machine.h"
+#include "tests/runtime/kernels/cuda/cuda_testing.h"
+#include "tests/simt/blas_double.h"
+
+using namespace cairn;
+using namespace cairn::testing;
+using kernels::Exec;
+using kernels::StateExec;
+
+namespace {
+
+/// Names of ops that a test has compared.
+std::set<std::string>& compared() {
+  static std::set<std::string> names;
+  return names;
+}
+
+/// An array of the host and one of the device with the same values at first.
+template <typename U>
+struct Twin {
+  std::vector<U> host;
+  Buffer device;
+};
+
+/// Where the arrays of one side are.
+struct Side {
+  bool cuda;
+  template <typename U>
+  DevicePtr<U> operator()(Twin<U>& of) const {
+    return cuda ? of.device.template at<U>() : DevicePtr<U>(of.host.data());
+  }
+};
+
+class Sides {
+ public:
+  Sides() : machine_(7, int64_t{1} << 24), context_(machine_.open()) {
+    auto reserved = cuda::Arena::reserve(context_, int64_t{1} << 23);
+    REQUIRE_OK(reserved);
+    arena_ = std::move(reserved).value();
+    scratch_ = Buffer::allocate(context_->device(), int64_t{1} << 20).value();
+    stream_ = cuda::CudaStream::make(context_);
+    stream_->use_scratch(scratch_.all());
+    workspace_ = Buffer::allocate(context_->device(), int64_t{1} << 16).value();
+    auto opened = cuda::Blas::open(products_.api(), context_);
+    REQUIRE_OK(opened);
+    blas_ = std::move(opened).value();
+    stream_->use_blas(*blas_, workspace_.all());
+    cuda::serve_ops();
+  }
+  ~Sides() {
+    CHECK(stream_->settle().ok());
+    CHECK(machine_.cuda.misuses().empty());
+    CHECK(products_.misuses().empty());
+    blas_.reset();
+    CHECK(products_.left() == 0);
+    std::string reports;
+    for (const std::string& line : simt::take_reports()) reports += line + "\n";
+    CHECK(reports == "");
+  }
+
+  template <typename U>
+  Twin<U> array(std::vector<U> values) {
+    Twin<U> out{std::move(values), {}};
+    const auto bytes = std::ssize(out.host) * static_cast<int64_t>(sizeof(U));
+    out.device = Buffer::allocate(context_->device(), bytes).value();
+    stream_->copy(out.device.at().address(), out.host.data(), bytes, cuda::kToDevice);
+    return out;
+  }
+  template <typename U>
+  Twin<U> zeros(int64_t count) {
+    return array(std::vector<U>(static_cast<size_t>(count)));
+  }
+
+  /// body(exec, side) on both.
+  template <typename T, typename Body>
+  void run(const char* name, const Body& body) {
+    compared().insert(name);
+    body(kernels::exec_on<T>(*cpu_), Side{false});
+    body(kernels::exec_on<T>(*stream_), Side{true});
+    const Status settled = stream_->settle();
+    REQUIRE_OK(settled);
+  }
+  template <typename Body>
+  void run_state(const char* name, const Body& body) {
+    compared().insert(name);
+    body(kernels::state_exec_on(*cpu_), Side{false});
+    body(kernels::state_exec_on(*stream_), Side{true});
+    const Status settled = stream_->settle();
+    REQUIRE_OK(settled);
+  }
+
+  template <typename U>
+  std::vector<U> on_device(Twin<U>& of) {
+    HostNumbers<U> numbers(*stream_, std::ssize(of.host));
+    stream_->copy(numbers.room().data(), of.device.at().address(),
+                  std::ssize(of.host) * static_cast<int64_t>(sizeof(U)), cuda::kToHost);
+    REQUIRE(stream_->settle().ok());
+    return {numbers.read().begin(), numbers.read().end()};
+  }
+  template <typename U>
+  void same(Twin<U>& of) {
+    CHECK(same_bits(on_device(of), of.host));
+  }
+  template <typename U>
+  void alike(Twin<U>& of, Tolerance tolerance) {
+    check_alike(on_device(of), of.host, tolerance);
+  }
+
+  cuda::CudaStream& stream() { return *stream_; }
+  Stream& cpu() { return *cpu_; }
+  int64_t choices() const { return products_.choices(); }
+
+ private:
+  CudaMachine machine_;
+  simt::BlasDouble products_{machine_.cuda};
+  std::shared_ptr<cuda::Context> context_;
+  std::unique_ptr<cuda::Arena> arena_;
+  Buffer scratch_, workspace_;
+  std::unique_ptr<cuda::Blas> blas_;
+  std::unique_ptr<cuda::CudaStream> stream_;
+  std::unique_ptr<Stream> cpu_ = make_cpu_stream();
+};
+
+constexpr int64_t kRows = 6, kWidth = 40, kCount = kRows * kWidth;
+
+template <typename T>
+void compare_maps() {
+  Sides on;
+  auto a = on.array(normals<T>("a", kCount)), b = on.array(normals<T>("b", kCount)), out = on.zeros<T>(kCount);
+  auto bias = on.array(normals<T>("bias", kWidth));
+  on.run<T>("add", [&](Exec<T> e, Side at) { e.add(at(a), at(b), at(out), kCount); });
+  on.alike(out, pointwise<T>());
+  on.run<T>("add_scaled", [&](Exec<T> e, Side at) { e.add_scaled(at(a), 0.75f, at(b), at(out), kCount); });
+  on.alike(out, pointwise<T>());
+  on.run<T>("add_bias", [&](Exec<T> e, Side at) { e.add_bias(at(out), at(bias), kRows, kWidth); });
+  on.alike(out, pointwise<T>() + pointwise<T>());
+  on.run<T>("copy", [&](Exec<T> e, Side at) { e.copy(at(a), at(out), kCount); });
+  on.same(out);
+  on.run<T>("scale", [&](Exec<T> e, Side at) { e.scale(at(out), 3.0f, kCount); });
+  on.alike(out, pointwise<T>());
+  on.run<T>("cap", [&](Exec<T> e, Side at) { e.cap(at(out), 2.0f, kCount); });
+  on.alike(out, pointwise<T>() + pointwise<T>());
+  on.run<T>("clip", [&](Exec<T> e, Side at) {
+    e.copy(at(a), at(out), kCount);
+    e.clip(at(out), 0.5f, kCount);
+  });
+  on.same(out);
+  on.run<T>("clip_backward", [&](Exec<T> e, Side at) {
+    e.copy(at(b), at(out), kCount);
+    e.clip_backward(at(a), at(out), 0.5f, kCount);
+  });
+  on.same(out);
+  on.run<T>("clear", [&](Exec<T> e, Side at) { e.clear(at(out), kCount - 1); });
+  on.same(out);
+
+  auto dbias = on.array(std::vector<float>(kWidth, 0.5f));
+  on.run<T>("bias_backward", [&](Exec<T> e, Side at) { e.bias_backward(at(a), at(dbias), kRows, kWidth, {}); });
+  on.alike(dbias, sum_of<float>(kRows));
+
+  auto y = on.zeros<T>(kCount), dx = on.zeros<T>(kCount);
+#define RT_COMPARE(name)                                                                                      \
+  on.run<T>(#name "_forward", [&](Exec<T> e, Side at) { e.name##_forward(at(a), at(y), kCount); });           \
+  on.alike(y, pointwise<T>());                                                                                \
+  on.run<T>(#name "_backward", [&](Exec<T> e, Side at) { e.name##_backward(at(b), at(a), at(dx), kCount); }); \
+  on.alike(dx, pointwise<T>());                                                                               \
+  on.run<T>(#name "_both", [&](Exec<T> e, Side at) {                                                          \
+    e.copy(at(b), at(dx), kCount);                                                                            \
+    e.name##_both(at(a), at(dx), at(y), kCount);                                                              \
+  });                                                                                                         \
+  on.alike(y, pointwise<T>());                                                                                \
+  on.alike(dx, pointwise<T>());
+  RT_COMPARE(gelu_tanh)
+  RT_COMPARE(gelu_erf)
+  RT_COMPARE(gelu_quick)
+  RT_COMPARE(relu)
+  RT_COMPARE(relu2)
+  RT_COMPARE(silu)
+#undef RT_COMPARE
+  using kernels::Gate;
+  auto gated = on.zeros<T>(kCount / 2), dgated = on.zeros<T>(kCount);
+  for (const Gate gate : {Gate::kSilu, Gate::kGeluErf, Gate::kGeluTanh, Gate::kRelu, Gate::kGeluQuick, Gate::kRelu2}) {
+    on.run<T>("gated_forward", [&](Exec<T> e, Side at) { e.gated_forward(gate, at(a), at(gated), kRows, kWidth / 2); });
+    on.alike(gated, pointwise<T>() + pointwise<T>());
+    on.run<T>("gated_backward",
+              [&](Exec<T> e, Side at) { e.gated_backward(gate, at(b), at(a), at(dgated), kRows, kWidth / 2); });
+    on.alike(dgated, pointwise<T>() + pointwise<T>());
+  }
+
+  // 5 heads of 8 channels, of which 4 turn.
+  const std::vector<double> frequencies = {1.0, 0.25};
+  auto table = on.zeros<float>(kRows * 2 * 2);
+  on.run<T>("rotary_table", [&](Exec<T> e, Side at) { e.rotary_table(at(table), 3, kRows, frequencies, 1.25); });
+  on.same(table);
+  auto places = on.array(std::vector<int32_t>{5, 0, 1, 1, 4, 2});
+  for (const bool placed : {false, true}) {
+    on.run<T>("rotary", [&](Exec<T> e, Side at) {
+      kernels::RotaryDims dims{kRows, kRows, kWidth / 8, 8, kWidth, 4, false, nullptr};
+      if (placed) dims.positions = at(places);
+      e.rotary(dims, at(out), at(table), placed);
+    });
+    on.alike(out, pointwise<T>() + pointwise<T>());
+  }
+  auto slopes = on.zeros<float>(6);
+  on.run<T>("alibi_slopes", [&](Exec<T> e, Side at) { e.alibi_slopes(12, 3, 6, at(slopes)); });
+  on.same(slopes);
+
+  auto keys = on.array(std::vector<uint64_t>{11, 22});
+  on.run<T>("dropout", [&](Exec<T> e, Side at) {
+    e.dropout(
+        {kRows, kWidth, 1, TokenRuns(4), 2, at(keys), kernels::dropout_site(3, 1), kernels::DropoutRate::of(0.25)},
+        at(a), at(out));
+  });
+  on.same(out);
+}
+
+template <typename T>
+void compare_norms() {
+  Sides on;
+  const Tolerance row = chain_of_sums<T>(kWidth), column = chain_of_sums<float>(kWidth + kRows);
+  auto x = on.array(normals<T>("x", kCount)), dy = on.array(normals<T>("dy", kCount)), y = on.zeros<T>(kCount),
+       dx = on.zeros<T>(kCount);
+  auto weight = on.array(normals<T>("weight", kWidth)), bias = on.array(normals<T>("bias", kWidth));
+  auto mean = on.zeros<float>(kRows), rstd = on.zeros<float>(kRows);
+  auto dweight = on.array(std::vector<float>(kWidth, 0.5f)), dbias = on.array(std::vector<float>(kWidth, 0.25f));
+  // As LayerNorm has it; with weights that count from 1; without any.
+  struct {
+    bool weighted;
+    float offset;
+  } const kinds[] = {{true, 0}, {true, 1}, {false, 0}};
+  for (const auto& [weighted, offset] : kinds) {
+    CAPTURE(weighted);
+    CAPTURE(offset);
+    const kernels::NormRows of{kRows, kWidth, 1e-5f, offset};
+    const bool with = weighted;
+    const auto w = [&](Side at) { return with ? DevicePtr<const T>(at(weight)) : nullptr; };
+    const auto gradients = [&](Side at, bool biased) {
+      return kernels::NormGradients{with ? at(dweight) : nullptr, with && biased ? at(dbias) : nullptr, {}};
+    };
+    on.run<T>("layer_norm_forward", [&](Exec<T> e, Side at) {
+      e.layer_norm_forward(of, at(x), w(at), with ? DevicePtr<const T>(at(bias)) : nullptr, at(y), at(mean), at(rstd));
+    });
+    on.alike(y, row);
+    on.alike(mean, sum_of<float>(kWidth));
+    on.alike(rstd, sum_of<float>(kWidth));
+    on.run<T>("layer_norm_backward", [&](Exec<T> e, Side at) {
+      e.layer_norm_backward(of, at(dy), at(x), w(at), at(mean), at(rstd), at(dx), gradients(at, true));
+    });
+    on.alike(dx, row);
+    on.alike(dweight, column);
+    on.alike(dbias, column);
+    on.run<T>("rms_norm_forward", [&](Exec<T> e, Side at) { e.rms_norm_forward(of, at(x), w(at), at(y), at(rstd)); });
+    on.alike(y, row);
+    on.run<T>("rms_norm_backward", [&](Exec<T> e, Side at) {
+      e.rms_norm_backward(of, at(dy), at(x), w(at), at(rstd), at(dx), gradients(at, false));
+    });
+    on.alike(dx, row);
+    on.alike(dweight, column);
+  }
+  // 5 heads of 8 channels; rows stand side by side with nothing.
+  auto head_weight = on.array(normals<T>("head_weight", 8)), stats = on.zeros<T>(1);
+  auto head_dweight = on.array(std::vector<float>(8, 0.5f));
+  auto scratch = on.zeros<float>(2 * kRows * 5);
+  const kernels::HeadNorm d{kRows, kWidth / 8, 8, 1e-5f, 1.0f, false, false};
+  on.run<T>("head_norm_forward", [&](Exec<T> e, Side at) {
+    e.head_norm_forward(d, {at(x), kWidth}, at(head_weight), {at(y), kWidth});
+  });
+  on.alike(y, row);
+  on.run<T>("head_norm_backward", [&](Exec<T> e, Side at) {
+    e.head_norm_backward(d, {at(dy), kWidth}, {at(x), kWidth}, at(head_weight), {at(dx), kWidth}, at(head_dweight),
+                         at(scratch), {});
+  });
+  on.alike(dx, row);
+  on.alike(head_dweight, column);
+}
+
+template <typename T>
+void compare_rows() {
+  Sides on;
+  auto from = on.array(normals<T>("from", kCount)), to = on.zeros<T>(kCount + kWidth);
+  auto floats = on.array(normals<float>("floats", kCount)), more = on.zeros<float>(kCount);
+  on.run<T>("copy_rows", [&](Exec<T> e, Side at) { e.copy_rows(at(from), kWidth, at(to), kWidth, kRows, kWidth - 3); });
+  on.same(to);
+  on.run<T>("round_rows",
+            [&](Exec<T> e, Side at) { e.round_rows(at(floats), kWidth, at(to), kWidth, kRows, kWidth / 2); });
+  on.same(to);
+  auto places = on.array(std::vector<int64_t>{3, -1, 0, 5, 1, 6});
+  on.run<T>("scatter_rows",
+            [&](Exec<T> e, Side at) { e.scatter_rows(at(from), kWidth, at(places), kRows, kWidth, at(to)); });
+  on.same(to);
+  on.run<T>("to_floats", [&](Exec<T> e, Side at) { e.to_floats(at(from), at(more), kCount); });
+  on.same(more);
+  on.run<T>("from_floats", [&](Exec<T> e, Side at) { e.from_floats(at(floats), at(to), kCount); });
+  on.same(to);
+
+  auto ids = on.array(std::vector<int32_t>{3, 9, 3, 2, 1, 3});
+  auto table = on.array(normals<T>("table", 4 * kWidth));
+  auto dtable = on.array(std::vector<float>(4 * kWidth, 0.5f));
+  const kernels::TableRange range{1, 4, kWidth};
+  on.run<T>("embedding_forward",
+            [&](Exec<T> e, Side at) { e.embedding_forward(at(ids), kRows, range, at(table), at(to)); });
+  on.same(to);
+  on.run<T>("embedding_backward",
+            [&](Exec<T> e, Side at) { e.embedding_backward(at(ids), kRows, range, at(from), at(dtable), 1.5f); });
+  on.alike(dtable, sum_of<float>(3));
+  const kernels::RowPositions positions{nullptr, 1, TokenRuns(4), 2};
+  on.run<T>("positions_look_up",
+            [&](Exec<T> e, Side at) { e.positions_look_up(at(table), positions, kRows, kWidth, at(to)); });
+  on.same(to);
+  on.run<T>("positions_forward",
+            [&](Exec<T> e, Side at) { e.positions_forward(at(to), at(table), positions, kRows, kWidth); });
+  on.alike(to, pointwise<T>());
+  on.run<T>("positions_backward",
+            [&](Exec<T> e, Side at) { e.positions_backward(at(from), at(dtable), positions, kRows, kWidth); });
+  on.alike(dtable, sum_of<float>(6));
+
+  // A vocabulary in two parts of 20, the second's last 4 columns padding.
+  auto logits = on.array(normals<T>("logits", kCount));
+  auto targets = on.array(std::vector<int32_t>{0, 21, -1, 35, 19, 20});
+  auto maxima = on.zeros<float>(2 * kRows), sums = on.zeros<float>(2 * kRows), max = on.zeros<float>(kRows),
+       loss = on.zeros<float>(kRows), scales = on.zeros<float>(kRows), sum = on.zeros<float>(kRows);
+  const Tolerance of_row = sum_of<float>(kWidth);
+  for (const int64_t part : {0, 1}) {
+    on.run<T>("row_sums", [&](Exec<T> e, Side at) {
+      e.row_sums({kRows, kWidth / 2, part == 0 ? 20 : 16, part * 20, at(targets)}, at(logits) + part * kCount / 2,
+                 at(maxima) + part * kRows, at(sums) + part * kRows, at(loss));
+    });
+  }
+  on.same(maxima);
+  on.alike(sums, of_row);
+  on.alike(loss, of_row);
+  on.run<T>("join_maxima", [&](Exec<T> e, Side at) { e.join_maxima(at(maxima), 2, kRows, at(max)); });
+  on.same(max);
+  on.run<T>("rescale_sums", [&](Exec<T> e, Side at) { e.rescale_sums(at(maxima), at(max), 2, 2, kRows, at(sums)); });
+  on.alike(sums, of_row + of_row);
+  on.run<T>("copy_floats", [&](Exec<T> e, Side at) { e.copy_floats(at(sums), at(sum), kRows); });
+  on.run<T>("add_to", [&](Exec<T> e, Side at) { e.add_to(at(sum), at(sums) + kRows, kRows); });
+  on.alike(sum, of_row + of_row);
+  on.run<T>("row_losses", [&](Exec<T> e, Side at) { e.row_losses(at(targets), at(max), at(sum), kRows, at(loss)); });
+  on.alike(loss, of_row + of_row);
+  on.run<T>("row_scales", [&](Exec<T> e, Side at) { e.row_scales(at(targets), 0.125f, kRows, at(scales)); });
+  on.same(scales);
+  on.run<T>("cross_entropy_backward", [&](Exec<T> e, Side at) {
+    e.cross_entropy_backward({kRows, kWidth / 2, 16, 20, at(targets)}, at(logits) + kCount / 2, at(max), at(sum),
+                             at(scales), 1e-3f, 0.0f);
+  });
+  on.alike(logits, chain_of_sums<T>(kWidth));
+
+  on.run<T>("scale_floats", [&](Exec<T> e, Side at) { e.scale_floats(at(more), 0.5f, kCount); });
+  on.same(more);
+  on.run<T>("clear_floats", [&](Exec<T> e, Side at) { e.clear_floats(at(more), kWidth); });
+  on.same(more);
+  auto order = on.array(std::vector<int32_t>{5, 3, 0, 1, 2, 4}), ints = on.zeros<int32_t>(kRows);
+  on.run<T>("copy_ints", [&](Exec<T> e, Side at) { e.copy_ints(at(order), at(ints), kRows); });
+  on.same(ints);
+  on.run<T>("gather_floats", [&](Exec<T> e, Side at) { e.gather_floats(at(floats), at(order), kRows, at(more)); });
+  on.same(more);
+  on.run<T>("scatter_floats", [&](Exec<T> e, Side at) { e.scatter_floats(at(floats), at(order), kRows, at(more)); });
+  on.same(more);
+
+  // For the host: what each side leaves there.
+  std::vector<float> host_rows(kRows * 7), host_floats(kRows);
+  std::vector<int32_t> host_ints(kRows);
+  HostNumbers<float> rows(on.stream(), kRows * 7), numbers(on.stream(), kRows);
+  HostNumbers<int32_t> whole(on.stream(), kRows);
+  on.run<T>("rows_to_host", [&](Exec<T> e, Side at) {
+    e.rows_to_host(at(from), kWidth, kRows, 7, at.cuda ? rows.room() : std::span(host_rows));
+  });
+  on.run<T>("floats_to_host", [&](Exec<T> e, Side at) {
+    e.floats_to_host(at(floats), at.cuda ? numbers.room() : std::span(host_floats));
+  });
+  on.run<T>("ints_to_host",
+            [&](Exec<T> e, Side at) { e.ints_to_host(at(order), at.cuda ? whole.room() : std::span(host_ints)); });
+  CHECK(std::ranges::equal(rows.read(), host_rows));
+  CHECK(std::ranges::equal(numbers.read(), host_floats));
+  CHECK(std::ranges::equal(whole.read(), host_ints));
+}
+
+template <typename T>
+void compare_products() {
+  Sides on;
+  constexpr int64_t kM = 5, kN = 7, kK = 9, kPad = 3;  // rows longer than their matrix, no sizes alike
+  constexpr DType kType = DTypeOf<T>::value;
+  auto a = on.array(normals<T>("a", (kM + kPad) * (kK + kPad))),
+       b = on.array(normals<T>("b", (kN + kPad) * (kK + kPad)));
+  auto bias = on.array(normals<T>("bias", kN));
+  auto c = on.array(normals<T>("c", kM * (kN + kPad)));
+  auto sums = on.array(normals<float>("sums", kM * (kN + kPad)));
+  int64_t kinds = 0;
+  for (const bool trans_a : {false, true}) {
+    for (const bool trans_b : {false, true}) {
+      for (const bool to_float : {false, true}) {
+        for (const bool more : {false, true}) {  // added to what is there; else, to T, with a bias
+          CAPTURE(trans_a);
+          CAPTURE(trans_b);
+          CAPTURE(to_float);
+          CAPTURE(more);
+          const auto multiply = [&](Exec<T> e, Side at) {
+            kernels::MatmulArgs of{.m = kM, .n = kN, .k = kK};
+            of.a = at(a);
+            of.lda = (trans_a ? kM : kK) + kPad;
+            of.trans_a = trans_a;
+            of.b = at(b);
+            of.ldb = (trans_b ? kK : kN) + kPad;
+            of.trans_b = trans_b;
+            of.c = to_float ? DevicePtr<void>(at(sums)) : DevicePtr<void>(at(c));
+            of.ldc = kN + kPad;
+            of.ab_dtype = kType;
+            of.c_dtype = to_float ? DType::kF32 : kType;
+            of.accumulate = more;
+            if (!more && !to_float) of.bias = at(bias);
+            e.matmul(of);
+          };
+          on.run<T>("matmul", multiply);
+          if (to_float) {
+            on.alike(sums, chain_of_sums<float>(kK));
+          } else {
+            on.alike(c, chain_of_sums<T>(kK));
+          }
+          kinds += 1;
+          // Another one of its kind asks for nothing.
+          const int64_t choices = on.choices();
+          on.run<T>("matmul", multiply);
+          CHECK(on.choices() == choices);
+        }
+      }
+    }
+  }
+  // Whether c is read is no matter of the choice: float with a bias or without, and added to or not.
+  CHECK(on.choices() == (kType == DType::kF32 ? 8 : 12));
+  CHECK(kinds == 16);
+  on.run<T>("matmul_groups", [&](Exec<T> e, Side at) {
+    kernels::MatmulGroups groups;
+    for (int64_t group = 0; group < 2; ++group) {
+      kernels::MatmulArgs of{.m = 2, .n = kN, .k = kK};
+      of.a = at(a) + group * 2 * kK;
+      of.lda = kK;
+      of.b = at(b) + group;
+      of.ldb = kN;
+      of.c = at(c) + group * 2 * (kN + kPad);
+      of.ldc = kN + kPad;
+      of.ab_dtype = of.c_dtype = kType;
+      groups.products.push_back(of);
+      groups.ends.push_back(groups.products.size());
+    }
+    groups.most_rows = 2;
+    groups.all_rows = 4;
+    e.matmul_groups(groups);
+  });
+  on.alike(c, chain_of_sums<T>(kK));
+}
+
+/// Names of a table that a test has to compare: all that are not missing.
+std::vector<std::string> not_compared(std::vector<std::string> names) {
+  const auto missing = cuda::missing_ops();
+  std::erase_if(names, [&](const std::string& name) {
+    return compared().count(name) > 0 || std::ranges::find(missing, name) != missing.end();
+  });
+  return names;
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/cuda/ops") {
+  TEST_CASE_TEMPLATE("maps give what the CPU's give", T, float, bf16, f16) { compare_maps<T>(); }
+  TEST_CASE_TEMPLATE("norms give what the CPU's give", T, float, bf16, f16) { compare_norms<T>(); }
+  TEST_CASE_TEMPLATE("rows, look-ups, losses and copies give what the CPU's give", T, float, bf16, f16) {
+    compare_rows<T>();
+  }
+
+  TEST_CASE_TEMPLATE("products give what the CPU's give, whatever their descriptors say", T, float, bf16, f16) {
+    compare_products<T>();
+  }
+
+  TEST_CASE("training state: first weights, AdamW, squares of gradients, copies") {
+    Sides on;
+    constexpr int64_t kElems = 3 * 16384 + 37;
+    auto drawn = on.zeros<float>(kElems), master = on.zeros<float>(kElems), m = on.zeros<float>(kElems),
+         v = on.zeros<float>(kElems), weight = on.zeros<float>(kElems);
+    auto low = on.zeros<bf16>(kElems);
+    auto low16 = on.zeros<f16>(kElems);
+    auto grad = on.array(normals<float>("grad", kElems));
+    auto clip = on.array(std::vector<kernels::Clip>{{.grad_scale = 0.5f}});
+    using Kind = kernels::FirstWeights::Kind;
+    for (const Kind kind : {Kind::kZeros, Kind::kOnes, Kind::kNormal}) {
+      on.run_state("draw_weights", [&](StateExec e, Side at) {
+        e.draw_weights({kind, 77, 0.02f, 3, 16384, 5, 20000}, at(drawn));
+      });
+      on.same(drawn);
+    }
+    on.run_state("copy_state", [&](StateExec e, Side at) { e.copy_state(at(drawn), at(master), kElems); });
+    on.same(master);
+    on.run_state("copy_summed", [&](StateExec e, Side at) { e.copy_summed(at(drawn), at(weight), kElems, {}); });
+    on.same(weight);
+    kernels::AdamwArgs args{.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f};
+    for (const bool to_low : {false, true}) {
+      on.run_state("adamw", [&](StateExec e, Side at) {
+        kernels::AdamwArgs of = args;
+        of.clip = at(clip);
+        of.step = to_low ? 2 : 1;
+        const kernels::StateArrays state{at(master), at(m), at(v), nullptr};
+        e.adamw(of, at(grad), state, state, to_low ? nullptr : at(weight), to_low ? at(low) : nullptr, kElems, {});
+      });
+      for (Twin<float>* const of : {&master, &m, &v}) on.alike(*of, chain_of_sums<float>(4));
+    }
+    on.alike(weight, chain_of_sums<float>(4));
+    on.alike(low, chain_of_sums<bf16>(4));
+    on.run_state("put_weights", [&](StateExec e, Side at) {
+      e.put_weights(at(drawn), kElems, DType::kBf16, DevicePtr<void>(at(low)));
+      e.put_weights(at(drawn), kElems, DType::kF16, DevicePtr<void>(at(low16)));
+    });
+    on.same(low);
+    on.same(low16);
+    on.run_state("put_first_weights", [&](StateExec e, Side at) {
+      e.put_first_weights(at(grad), kElems, DType::kF32, DevicePtr<void>(at(weight)));
+    });
+    on.same(weight);
+    on.run_state("scale_floats", [&](StateExec e, Side at) { e.scale_floats(at(weight), 0.5f, kElems); });
+    on.same(weight);
+    on.run_state("clear_floats", [&](StateExec e, Side at) { e.clear_floats(at(weight), 100); });
+    on.same(weight);
+
+    // Whole chunks, tails, an empty run, one that lies askew; with numbers there that do not count. Exact: the same
+    // bits.
+    auto runs = on.array(std::vector<kernels::ElemRun>{{0, 16384}, {16400, 2 * 16384 + 21}, {16384, 0}, {16384, 5}});
+    std::vector<double> host(ExactSum::kWords, 3.0);
+    HostNumbers<double> words(on.stream(), ExactSum::kWords);
+    std::ranges::fill(words.room(), 3.0);
+    const auto of_side = [&](Side at) { return at.cuda ? words.room() : std::span(host); };
+    on.run_state("clear_numbers", [&](StateExec e, Side at) { e.clear_numbers(of_side(at)); });
+    CHECK(std::ranges::equal(words.read(), host));
+    std::ranges::fill(words.room(), 3.0);
+    std::ranges::fill(host, 3.0);
+    on.run_state("add_squares_of_runs",
+                 [&](StateExec e, Side at) { e.add_squares_of_runs(at(grad), at(runs), 4, of_side(at)); });
+    const auto sum_of_words = [](std::span<const double> of) {
+      return ExactSum::from(of.first<ExactSum::kWords>()).value();
+    };
+    CHECK(sum_of_words(words.read()) == sum_of_words(host));
+    CHECK(sum_of_words(host) > 1000);
+
+    auto norm = on.array(host);
+    auto numbers = on.array(std::vector<kernels::ClipNumbers>{{0.5, 1.25, 4.0}});
+    on.run_state("clip_by_norm", [&](StateExec e, Side at) { e.clip_by_norm(at(norm), at(numbers), at(clip)); });
+    on.same(clip);
+  }
+
+  TEST_CASE("each name of the tables is compared above, or is one of those that are missing") {
+#define RT_NAME(name) #name,
+    CHECK(not_compared({RT_KERNELS_OF_T(RT_NAME) RT_KERNELS(RT_NAME) "attention_backward"}) ==
+          std::vector<std::string>{});
+    CHECK(not_compared({RT_STATE_KERNELS(RT_NAME)}) == std::vector<std::string>{});
+#undef RT_NAME
+    for (const std::string_view name : cuda::missing_ops()) {
+      CAPTURE(std::string(name));
+      CHECK(compared().count(std::string(name)) == 0);
+    }
+  }
+
+  TEST_CASE("no table has a hole, and a missing kernel fails its stream by name, as do missing ways of others") {
+    const auto refused = [](const std::function<void(cuda::CudaStream&)>& body) {
+      CudaMachine machine(1);
+      auto context = machine.open();
+      auto stream = cuda::CudaStream::make(context);
+      cuda::serve_ops();
+      body(*stream);
+      const Status settled = stream->settle();
+      REQUIRE_FALSE(settled.ok());
+      CHECK(settled.error().code == ErrorCode::kUnsupported);
+      return settled.error().message;
+    };
+    const auto words = [](std::string_view what) {
+      return "cuda:0: CUDA has no " + std::string(what) + " yet; use device \"cpu\"";
+    };
+    const auto& ops = cuda::ops<float>();
+#define RT_CHECK_THERE(name) CHECK_MESSAGE(static_cast<bool>(ops.name != nullptr), #name);
+    RT_KERNELS_OF_T(RT_CHECK_THERE)
+    RT_KERNELS(RT_CHECK_THERE)
+    RT_CHECK_THERE(attention_backward)
+#undef RT_CHECK_THERE
+    const auto& state = cuda::state_ops();
+#define RT_CHECK_THERE(name) CHECK_MESSAGE(static_cast<bool>(state.name != nullptr), #name);
+    RT_STATE_KERNELS(RT_CHECK_THERE)
+#undef RT_CHECK_THERE
+    CHECK(refused([&](cuda::CudaStream& on) {
+            kernels::MatmulArgs of;
+            of.parts = 2;
+            ops.matmul(on, of);
+          }) == words("products whose sums are cut into parts or stretches"));
+    CHECK(refused([&](cuda::CudaStream& on) {
+            const bf16 none;  // never read
+            kernels::MatmulArgs of{.ab_dtype = DType::kBf16, .c_dtype = DType::kF32};
+            of.bias = DevicePtr<const void>(&none);
+            ops.matmul(on, of);
+          }) == words("products of 16 bits with a bias to float"));
+    CHECK(refused([&](cuda::CudaStream& on) {
+            ops.attention_forward(on, {}, nullptr, nullptr, nullptr, nullptr, nullptr);
+          }) == words("attention_forward"));
+    CHECK(refused([&](cuda::CudaStream& on) { state.lamb_step(on, {}, 1, {}, {}, 0); }) == words("lamb_step"));
+    float number = 0;
+    const DevicePtr<float> somewhere(&number);  // never read
+    CHECK(refused([&](cuda::CudaStream& on) {
+            ops.bias_backward(on, nullptr, nullptr, 1, 1, {2, somewhere});
+          }) == words("sums over rows by a tree of parts"));
+    CHECK(refused([&](cuda::CudaStream& on) {
+            kernels::HeadNorm of;
+            of.centred = true;
+            ops.head_norm_forward(on, of, {}, nullptr, {});
+          }) == words("centred norms of heads"));
+    CHECK(refused([&](cuda::CudaStream& on) {
+            ops.cross_entropy_backward(on, {}, nullptr, nullptr, nullptr, nullptr, 0, 30.0f);
+          }) == words("the gradient of capped logits"));
+    uint64_t sum = 0;
+    CHECK(refused([&](cuda::CudaStream& on) {
+            state.copy_summed(on, nullptr, nullptr, 0, {std::span(&sum, 1), 0});
+          }) == words("checksums of state on the device"));
+  }
+}

@@ -1,0 +1,101 @@
+#include "runtime/kernels/embedding.h"
+
+#include "runtime/kernels/cuda/embedding.h"
+#include "tests/runtime/kernels/cuda/cuda_testing.h"
+
+using namespace cairn;
+using namespace cairn::testing;
+using kernels::cuda::RowsByPlace;
+
+TEST_SUITE("runtime/kernels/cuda/embedding") {
+  TEST_CASE("rows by place: those of one place ascending, others left out") {
+    const std::vector<int32_t> ids = {7, 3, 7, 9, 2, 3, 7};
+    const RowsByPlace by = RowsByPlace::of(ids, 3, 5);  // 3 to 7
+    CHECK(by.places == std::vector<int32_t>{0, 4});
+    CHECK(by.begins == std::vector<int32_t>{0, 2, 5});
+    CHECK(by.rows == std::vector<int32_t>{1, 5, 0, 2, 6});
+    const RowsByPlace none = RowsByPlace::of(ids, 100, 5);
+    CHECK(none.places.empty());
+    CHECK(none.begins == std::vector<int32_t>{0});
+  }
+
+  TEST_CASE_TEMPLATE("look-ups and their gradients are the CPU's, rows added in their order", T, float, bf16, f16) {
+    const std::vector<int32_t> ids = {5, 2, 5, 5, 0, 11, 6, 2, 9, 5};  // in and out of [2, 8)
+    const int64_t rows = std::ssize(ids), first = 2, in_table = 6;
+    for (const int64_t width : {24, 5}) {
+      CAPTURE(width);
+      const auto table = normals<T>("table", in_table * width), dout = normals<T>("dout", rows * width);
+      std::vector<T> out(rows * width);
+      std::vector<float> dtable(in_table * width, 0.5f);
+      kernels::embedding_forward<T>(ids.data(), rows, {first, in_table, width}, table.data(), out.data());
+      kernels::embedding_backward<T>(ids.data(), rows, {first, in_table, width}, dout.data(), dtable.data(), 1.5f);
+      const RowsByPlace by = RowsByPlace::of(ids, first, in_table);
+      in_every_order([&] {
+        OnDevice<int32_t> d_ids(ids), d_rows(by.rows), d_places(by.places), d_begins(by.begins);
+        OnDevice<T> d_table(table), d_dout(dout), d_out(rows * width);
+        OnDevice<float> d_dtable(filled<float>(in_table * width, 0.5f));
+        Queue on;
+        kernels::cuda::embedding_forward<T>(on, d_ids.data(), rows, d_table.data(), first, in_table, width,
+                                            d_out.data());
+        CHECK(same_bits(d_out.values(), out));
+        kernels::cuda::embedding_backward<T>(on,
+                                             {d_rows.data(), d_places.data(), d_begins.data(), std::ssize(by.places)},
+                                             d_dout.data(), width, d_dtable.data(), 1.5f);
+        check_alike(d_dtable.values(), dtable, sum_of<float>(4));
+        // Without anybody's sorting, by the same order.
+        OnDevice<float> unsorted(filled<float>(in_table * width, 0.5f));
+        kernels::cuda::embedding_backward<T>(on, d_ids.data(), rows, {first, in_table, width}, d_dout.data(),
+                                             unsorted.data(), 1.5f);
+        CHECK(same_bits(unsorted.values(), d_dtable.values()));
+      });
+    }
+  }
+
+  TEST_CASE_TEMPLATE("positions are added, and their gradients, as the CPU does", T, float, bf16, f16) {
+    const std::vector<int32_t> at = {0, 1, 2, 0, 1, 2, 2};
+    const int64_t rows = std::ssize(at), positions = 3, width = 16;
+    const auto x = normals<T>("x", rows * width), table = normals<T>("table", positions * width);
+    std::vector<T> y = x;
+    std::vector<float> dtable(positions * width, 0.5f);
+    const kernels::RowPositions given{DevicePtr<const int32_t>(at.data()), 0, {}, 1};
+    kernels::positions_forward<T>(y.data(), table.data(), given, rows, width);
+    kernels::positions_backward<T>(x.data(), dtable.data(), given, rows, width);
+    const RowsByPlace by = RowsByPlace::of(at, 0, positions);
+    in_every_order([&] {
+      OnDevice<int32_t> d_at(at), d_rows(by.rows), d_places(by.places), d_begins(by.begins);
+      OnDevice<T> d_x(x), d_table(table);
+      OnDevice<float> d_dtable(filled<float>(positions * width, 0.5f));
+      Queue on;
+      kernels::cuda::embedding_backward<T>(on, {d_rows.data(), d_places.data(), d_begins.data(), std::ssize(by.places)},
+                                           d_x.data(), width, d_dtable.data(), 1.0f);
+      check_alike(d_dtable.values(), dtable, sum_of<float>(3));
+      const kernels::RowPositions d_given{DevicePtr<const int32_t>(d_at.data()), 0, {}, 1};
+      OnDevice<float> unsorted(filled<float>(positions * width, 0.5f));
+      kernels::cuda::positions_backward<T>(on, d_x.data(), unsorted.data(), d_given, rows, width);
+      CHECK(same_bits(unsorted.values(), d_dtable.values()));
+      kernels::cuda::positions_forward<T>(on, d_x.data(), d_table.data(), d_given, rows, width);
+      CHECK(same_bits(d_x.values(), y));
+    });
+  }
+
+  TEST_CASE("positions of a rank's chunks come of its rows' numbers") {
+    // The second of two ranks of a sequence of 8 tokens, two samples: tokens 2 to 5.
+    const kernels::RowPositions held{nullptr, 0, TokenRuns::of_rank(8, 2, 1), 2};
+    const int64_t rows = 8, width = 6;
+    const auto x = normals<float>("x", rows * width), table = normals<float>("table", 8 * width);
+    std::vector<float> y = x, out(rows * width), dtable(8 * width, 0.5f);
+    kernels::positions_forward<float>(y.data(), table.data(), held, rows, width);
+    kernels::positions_look_up<float>(table.data(), held, rows, width, out.data());
+    kernels::positions_backward<float>(x.data(), dtable.data(), held, rows, width);
+    in_every_order([&] {
+      OnDevice<float> d_x(x), d_table(table), d_out(rows * width), d_dtable(filled<float>(8 * width, 0.5f));
+      Queue on;
+      kernels::cuda::positions_backward<float>(on, d_x.data(), d_dtable.data(), held, rows, width);
+      check_alike(d_dtable.values(), dtable, sum_of<float>(2));
+      kernels::cuda::positions_look_up<float>(on, d_table.data(), held, rows, width, d_out.data());
+      CHECK(same_bits(d_out.values(), out));
+      kernels::cuda::positions_forward<float>(on, d_x.data(), d_table.data(), held, rows, width);
+      CHECK(same_bits(d_x.values(), y));
+    });
+  }
+}

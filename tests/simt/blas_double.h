@@ -1,0 +1,55 @@
+#pragma once
+// A double of cuBLASLt (runtime/cuda/blas_api.h) over the double of the CUDA runtime. It multiplies what the
+// descriptors say: transposes, leading dimensions, types, epilogue and beta are read there and nowhere else, and the
+// work is done late, in its stream. It refuses what does not fit together, matrices that leave their allocation or are
+// not aligned as was promised, and an algorithm of another kind of product. It proves nothing of what the library
+// supports, nor of speed or of its rounding.
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "runtime/cuda/blas_api.h"
+#include "tests/simt/stream_double.h"
+
+namespace cairn::simt {
+
+constexpr int kBlasInvalid = 7;  // CUBLAS_STATUS_INVALID_VALUE
+
+/// One at a time.
+class BlasDouble {
+ public:
+  explicit BlasDouble(StreamDouble& cuda);
+  ~BlasDouble();
+  BlasDouble(const BlasDouble&) = delete;
+  BlasDouble& operator=(const BlasDouble&) = delete;
+
+  const cuda::BlasApi& api() const { return api_; }
+  /// How often an algorithm was asked for.
+  int64_t choices() const { return choices_; }
+  /// Handles and descriptions that were not given back.
+  int64_t left() const { return left_; }
+  std::vector<std::string> misuses() const { return misuses_; }
+
+  // --- for the functions of the table
+  struct Product;
+  struct Layout;
+  struct Wish;
+  StreamDouble& cuda() { return cuda_; }
+  void count(int64_t more) { left_ += more; }
+  int choose(const Product& product, const Layout& a, const Layout& b, const Layout& c, const Layout& d,
+             const Wish& wish, cuda::BlasChoice& choice, int& found);
+  struct Call;
+  int multiply(const Call& call);
+
+ private:
+  StreamDouble& cuda_;
+  cuda::BlasApi api_;
+  int64_t choices_ = 0, left_ = 0;
+  std::vector<std::string> misuses_;
+  std::map<const void*, StreamDouble::Stream> workspaces_;  // and who had it
+};
+
+}  // namespace cairn::simt

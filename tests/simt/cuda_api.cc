@@ -1,0 +1,138 @@
+#include "tests/simt/cuda_api.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "runtime/core/check.h"
+#include "tests/simt/executor.h"
+
+namespace cairn::simt {
+namespace {
+
+using cuda::EventHandle;
+using cuda::GraphExecHandle;
+using cuda::GraphHandle;
+using cuda::StreamHandle;
+
+CudaApi* current = nullptr;
+std::map<StreamDouble::Graph*, int> owners;  // of each: the graph, and what was instantiated from it
+thread_local int last = 0;
+
+StreamDouble& on() {
+  RT_CHECK(current != nullptr, "a call of a runtime that is gone");
+  return current->cuda();
+}
+StreamDouble::Event* of(EventHandle event) { return reinterpret_cast<StreamDouble::Event*>(event); }
+
+int tell(int error) {
+  if (error != 0) last = error;
+  return error;
+}
+
+int give_back(StreamDouble::Graph* graph) {
+  const auto found = owners.find(graph);
+  if (found == owners.end()) return tell(kInvalidHandle);
+  if (--found->second > 0) return tell(on().plain_call([] { return 0; }));
+  owners.erase(found);
+  return tell(on().destroy_graph(graph));
+}
+
+cuda::Api table() {
+  cuda::Api out;
+  out.device_count = [](int* count) {
+    return tell(on().plain_call([&] { return *count = current->devices(), *count > 0 ? 0 : kNoDevice; }));
+  };
+  out.set_device = [](int device) {
+    return tell(on().plain_call([&] { return device >= 0 && device < current->devices() ? 0 : kInvalidDevice; }));
+  };
+  out.driver_version = out.runtime_version = [](int* version) {
+    return tell(on().plain_call([&] { return *version = current->version(), 0; }));
+  };
+  out.last_error = [] { return std::exchange(last, 0); };
+  out.allocate = [](void** memory, size_t bytes) { return tell(on().allocate(memory, static_cast<int64_t>(bytes))); };
+  out.free = [](void* memory) { return tell(on().free(memory)); };
+  out.pin = [](void* host, size_t bytes, unsigned) { return tell(on().pin(host, static_cast<int64_t>(bytes))); };
+  out.unpin = [](void* host) { return tell(on().unpin(host)); };
+  out.create_stream = [](StreamHandle* stream, unsigned flags, int) {
+    RT_CHECK(flags == cuda::kNonBlocking, "a stream in step with the default one");
+    const int error = on().create_stream(stream);
+    if (error == 0) current->add_stream(*stream);
+    return tell(error);
+  };
+  out.destroy_stream = [](StreamHandle stream) {
+    current->remove_stream(stream);
+    return tell(on().destroy_stream(stream));
+  };
+  out.synchronize_stream = [](StreamHandle stream) { return tell(on().synchronize(stream)); };
+  out.wait_event = [](StreamHandle stream, EventHandle event, unsigned) {
+    if (!current->makes_edge()) return 0;
+    return tell(on().wait_event(stream, of(event)));
+  };
+  out.create_event = [](EventHandle* event, unsigned) {
+    return tell(on().create_event(reinterpret_cast<StreamDouble::Event**>(event)));
+  };
+  out.destroy_event = [](EventHandle event) { return tell(on().destroy_event(of(event))); };
+  out.record = [](EventHandle event, StreamHandle stream) { return tell(on().record(of(event), stream)); };
+  out.query = [](EventHandle event) { return tell(on().query(of(event))); };
+  out.synchronize_event = [](EventHandle event) { return tell(on().synchronize(of(event))); };
+  out.copy = [](void* to, const void* from, size_t bytes, int, StreamHandle stream) {
+    return tell(on().copy(to, from, static_cast<int64_t>(bytes), current->stream_for(stream)));
+  };
+  out.set = [](void* memory, int value, size_t bytes, StreamHandle stream) {
+    return tell(on().set(memory, value, static_cast<int64_t>(bytes), current->stream_for(stream)));
+  };
+  out.begin_capture = [](StreamHandle stream, int) { return tell(on().begin_capture(stream)); };
+  out.end_capture = [](StreamHandle stream, GraphHandle* graph) {
+    StreamDouble::Graph* made = nullptr;
+    const int error = on().end_capture(stream, &made);
+    if (error == 0) owners[made] = 1;
+    *graph = reinterpret_cast<GraphHandle>(made);
+    return tell(error);
+  };
+  out.instantiate = [](GraphExecHandle* exec, GraphHandle graph, unsigned long long) {
+    return tell(on().plain_call([&] {
+      ++owners.at(reinterpret_cast<StreamDouble::Graph*>(graph));
+      *exec = reinterpret_cast<GraphExecHandle>(graph);
+      return 0;
+    }));
+  };
+  out.launch_graph = [](GraphExecHandle exec, StreamHandle stream) {
+    return tell(on().launch(reinterpret_cast<StreamDouble::Graph*>(exec), stream));
+  };
+  out.destroy_graph = [](GraphHandle graph) { return give_back(reinterpret_cast<StreamDouble::Graph*>(graph)); };
+  out.destroy_graph_exec = [](GraphExecHandle exec) { return give_back(reinterpret_cast<StreamDouble::Graph*>(exec)); };
+  out.error_name = [](int) { return "cudaErrorOfDouble"; };
+  out.error_string = [](int) { return "refused by the double"; };
+  return out;
+}
+
+}  // namespace
+
+CudaApi::CudaApi(StreamDouble& cuda, int devices, int version)
+    : cuda_(cuda), api_(table()), devices_(devices), version_(version) {
+  RT_CHECK(current == nullptr, "two doubles of the runtime at a time");
+  current = this;
+  take_launches([this](CUstream_st* stream, std::function<void()> work) {
+    return cuda_.launch(stream_for(stream), std::move(work));
+  });
+}
+
+CudaApi::~CudaApi() {
+  current = nullptr;
+  owners.clear();
+}
+
+bool CudaApi::makes_edge() {
+  ++edges_;
+  return drop_edge_ < 0 || drop_edge_-- != 0;
+}
+
+StreamHandle CudaApi::stream_for(StreamHandle wanted) {
+  ++works_;
+  if (swap_ < 0 || swap_-- != 0) return wanted;
+  const auto at = std::find(streams_.begin(), streams_.end(), wanted) - streams_.begin();
+  return streams_[static_cast<size_t>((at + swap_by_) % std::ssize(streams_))];
+}
+
+}  // namespace cairn::simt

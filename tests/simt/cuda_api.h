@@ -1,0 +1,49 @@
+#pragma once
+// The double of the CUDA runtime as the table of functions that the program has (runtime/cuda/api.h), with faults of
+// programs to plant: an edge between streams that is not made, work in another stream. One at a time.
+
+#include <cstdint>
+
+#include "runtime/cuda/api.h"
+#include "tests/simt/stream_double.h"
+
+namespace cairn::simt {
+
+class CudaApi {
+ public:
+  explicit CudaApi(StreamDouble& cuda, int devices = 1, int version = 13000);
+  ~CudaApi();
+  CudaApi(const CudaApi&) = delete;
+  CudaApi& operator=(const CudaApi&) = delete;
+
+  const cuda::Api& api() const { return api_; }
+  StreamDouble& cuda() { return cuda_; }
+  int devices() const { return devices_; }
+  int version() const { return version_; }
+
+  /// The wait of a stream for an event after so many more is not made, though the call succeeds; below 0: none.
+  void drop_edge(int64_t after) { drop_edge_ = after; }
+  /// Kernels, copies and fills: the one after so many more goes into another stream, so many further on.
+  void swap_stream(int64_t after, int64_t by) {
+    swap_ = after;
+    swap_by_ = by;
+  }
+  /// Since the double was made: edges, pieces of work.
+  int64_t edges() const { return edges_; }
+  int64_t works() const { return works_; }
+
+  // For the functions of the table.
+  bool makes_edge();
+  cuda::StreamHandle stream_for(cuda::StreamHandle wanted);
+  void add_stream(cuda::StreamHandle stream) { streams_.push_back(stream); }
+  void remove_stream(cuda::StreamHandle stream) { std::erase(streams_, stream); }
+
+ private:
+  StreamDouble& cuda_;
+  cuda::Api api_;
+  int devices_, version_;
+  std::vector<cuda::StreamHandle> streams_;
+  int64_t edges_ = 0, works_ = 0, drop_edge_ = -1, swap_ = -1, swap_by_ = 0;
+};
+
+}  // namespace cairn::simt

@@ -1,0 +1,144 @@
+#pragma once
+// A deterministic double of the CUDA runtime, for tests of code that orders work on a device. Streams are queues. Work
+// is done late: when the host waits, asks, or a queue is long; one piece at a time, of a stream that a seed chooses
+// among those whose next piece waits for no event: with an even seed each time anew, with an odd one always the first
+// in an order of all streams, so that some come very late. So an edge that is missing shows in the results under some
+// seed, and a failure comes again with it. While host code runs, device memory cannot be touched (device_memory.h).
+//
+// A call gives 0 or a cudaError_t. What a program may not do, and a real runtime need not notice, is in misuses().
+// The default stream is refused: it waits for others, and others for it, without a word.
+//
+// Proves the order of calls, and nothing of a device or a driver. Threads: any may call; work is done by one that
+// waits.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "runtime/kernels/cuda/queue.h"
+
+namespace cairn::simt {
+
+// Those of cudaError_t that the double gives by itself.
+constexpr int kInvalidValue = 1, kNoMemory = 2, kNoDevice = 100, kInvalidDevice = 101, kInvalidHandle = 400,
+              kNotReady = 600, kNotInCapture = 900, kCaptureInvalid = 901, kCaptureUnjoined = 904,
+              kCaptureIsolation = 905;
+
+class StreamDouble {
+ public:
+  using Stream = CUstream_st*;
+  struct Event;
+  struct Graph;
+
+  explicit StreamDouble(uint64_t seed, int64_t memory_bytes = int64_t{1} << 30);
+  ~StreamDouble();
+  StreamDouble(const StreamDouble&) = delete;
+  StreamDouble& operator=(const StreamDouble&) = delete;
+
+  int allocate(void** memory, int64_t bytes);
+  int free(void* memory);
+  int pin(void* host, int64_t bytes);
+  int unpin(void* host);
+
+  int create_stream(Stream* stream);
+  int destroy_stream(Stream stream);  // what is in it is still done
+  int create_event(Event** event);
+  int destroy_event(Event* event);
+
+  int record(Event* event, Stream stream);
+  int wait_event(Stream stream, Event* event);
+  /// Host memory that is not pinned is read before the call returns; written too, which waits for the stream.
+  int copy(void* to, const void* from, int64_t bytes, Stream stream);
+  int set(void* memory, int value, int64_t bytes, Stream stream);
+  int host_function(Stream stream, std::function<void()> work);
+  /// Launches of kernels come here while the double lives.
+  int launch(Stream stream, std::function<void()> work);
+
+  int query(Event* event);
+  int synchronize(Event* event);
+  int synchronize(Stream stream);
+  int synchronize();
+
+  int begin_capture(Stream stream);
+  /// Of the stream, and of those that follow its events. All must have come back to it.
+  int end_capture(Stream stream, Graph** graph);
+  int launch(Graph* graph, Stream stream);
+  int destroy_graph(Graph* graph);
+
+  /// Whether it is all of an allocation, or of a part of one.
+  bool holds(const void* at, int64_t bytes) const;
+  /// Whether a capture goes on.
+  bool captures() const;
+
+  /// Any other call: counted, and refused as all are.
+  int plain_call(const std::function<int()>& body);
+
+  /// The call after `calls` more is refused with `error`; `from_then_on`: and all after it. What gives something back
+  /// gives it back all the same, and what waits has waited: a device that is dead copies no more.
+  void refuse_call(int64_t calls, int error, bool from_then_on);
+  /// No longer. Whether a call was refused.
+  bool refuse_no_more();
+
+  struct Counts {
+    int64_t calls = 0, allocations = 0, waits = 0, launches = 0, copies = 0, graph_launches = 0;
+  };
+  /// Since the last time. waits: of the host, copies to memory that is not pinned among them.
+  Counts take_counts();
+  std::vector<std::string> misuses();
+  /// What has not been given back, in words.
+  std::vector<std::string> left() const;
+
+ private:
+  struct Mark;
+  struct Piece;
+  struct Lane;
+  struct Capture;
+  struct Area;
+
+  int begin_call();
+  template <typename Body>
+  int call(const Body& body);
+  template <typename Body>
+  int call_outside_capture(const Body& body);
+  template <typename Body>
+  int give_back(const Body& body);
+  template <typename Body>
+  int wait(const Body& body);
+  Lane* lane_of(Stream stream);
+  int add(Lane& lane, std::function<void()> work);
+  int record_on(Lane& lane, Event& event);
+  void run_until(const std::function<bool()>& done);
+  bool run_one();
+  bool is_pinned(const void* at, int64_t bytes) const;
+  bool is_allocated(const void* at, int64_t bytes) const;
+  bool touches_device(const void* at, int64_t bytes) const;
+  void misuse(std::string what);
+
+  mutable std::recursive_mutex mutex_;
+  const uint64_t seed_;
+  std::mt19937_64 random_;
+  int64_t memory_bytes_, allocated_bytes_ = 0, streams_made_ = 0;
+  std::vector<std::unique_ptr<Lane>> lanes_;  // streams, also such as are destroyed, and branches of graphs
+  std::vector<std::unique_ptr<Event>> events_;
+  std::vector<std::unique_ptr<Graph>> graphs_;
+  std::map<const void*, int64_t> memory_, pinned_;
+  std::multiset<const void*> coming_;  // host memory of copies on their way
+  std::unique_ptr<Capture> capture_;
+  Counts counts_;
+  std::vector<std::string> misuses_;
+  struct {
+    int64_t calls = -1;
+    int error = 0;
+    bool from_then_on = false, done = false;
+  } refusal_;
+  bool running_ = false;
+};
+
+}  // namespace cairn::simt

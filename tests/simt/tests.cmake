@@ -1,0 +1,40 @@
+# Kernels for CUDA on the CPU (docs/cuda.md): one set of tests, linked to the kernels as they are, to those compiled for
+# AddressSanitizer, and to those that are watched. In a build with a sanitizer of its own there is nothing to add.
+if(NOT CAIRN_SANITIZE)
+  file(GLOB executor CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/simt/*.cc)
+  list(FILTER executor EXCLUDE REGEX "_test\\.cc$|_reports\\.cc$|/watch\\.cc$")
+  add_library(cairn_simt STATIC ${executor})
+  target_link_libraries(cairn_simt PUBLIC cairn_flags cairn_runtime_core cairn_runtime_cuda cairn::dw)
+
+  file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/simt/*_test.cc
+       ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/*_test.cc ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/ops/*_test.cc
+       ${CMAKE_CURRENT_SOURCE_DIR}/runtime/kernels/cuda/*_test.cc)
+  add_library(cairn_simt_tests OBJECT ${tests})
+  target_link_libraries(cairn_simt_tests PUBLIC cairn_doctest_main cairn_simt cairn_runtime_kernels cairn_runtime_comm)
+
+  file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/runtime/kernels/cuda/*.cu)
+  list(APPEND kernels ${CMAKE_CURRENT_SOURCE_DIR}/simt/planted.cu)
+  set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX)  # in this folder alone
+  function(cairn_simt_build name reports)
+    add_library(cairn_simt_${name} OBJECT ${kernels})
+    target_link_libraries(cairn_simt_${name} PRIVATE cairn_flags fmt::fmt)
+    # Contracted or not, a device rounds otherwise: here it is as the source says.
+    target_compile_options(cairn_simt_${name} PRIVATE -ffp-contract=off -Wno-unknown-pragmas ${ARGN})
+    add_executable(simt_${name}_tests ${CMAKE_CURRENT_SOURCE_DIR}/simt/${reports})
+    target_link_libraries(simt_${name}_tests PRIVATE cairn_simt_tests cairn_runtime_cuda_ops cairn_simt_${name}
+                          cairn_doctest_main cairn_simt cairn_runtime_kernels cairn_runtime_comm)
+    add_dependencies(simt_${name}_tests cairn_cudart_of_13 cairn_cudart_of_12)
+    foreach(source ${tests})
+      get_filename_component(stem ${source} NAME_WE)
+      string(REGEX REPLACE ".*/tests/" "" file ${source})
+      add_test(NAME simt/${name}/${stem} COMMAND simt_${name}_tests --source-file=*${file} --no-version)
+      set_tests_properties(simt/${name}/${stem} PROPERTIES LABELS unit TIMEOUT 120 FAIL_REGULAR_EXPRESSION
+                           "test cases: +0 \\|" ENVIRONMENT "OMP_NUM_THREADS=1;OMP_WAIT_POLICY=passive")
+    endforeach()
+  endfunction()
+  cairn_simt_build(plain plain_reports.cc)
+  cairn_simt_build(asan asan_reports.cc -O1 -fsanitize=address -fsanitize-recover=address -fno-omit-frame-pointer)
+  target_link_options(simt_asan_tests PRIVATE -fsanitize=address)
+  # Its library is not linked: watch.cc is. -g: which line called what was inlined.
+  cairn_simt_build(watched watch.cc -O1 -g -fsanitize=thread)
+endif()
