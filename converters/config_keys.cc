@@ -24,13 +24,13 @@ constexpr std::string_view kHarmless[] = {
     // Of programs that train, and their way to compute the same.
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "attn_implementation",
     "_flash_attn_2_enabled", "use_flash_attn", "use_flash_attention", "use_flash_attention_2", "flash_attention",
-    "use_sdpa", "use_bfloat16", "bf16", "fp16", "fp32", "torchscript", "tf_legacy_loss", "use_cache",
-    "gradient_checkpointing", "use_gradient_checkpointing", "is_llama_config", "unsloth_fixed", "unsloth_version",
-    "unsloth_template", "use_fused_rope", "use_fused_rms_norm", "use_fused_mlp", "use_fused_cross_entropy",
-    "fuse_cross_entropy", "fused_bias_fc", "fused_dropout_add_ln", "fused_mlp", "bias_dropout_fusion",
-    "bias_gelu_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
-    "softmax_in_fp32", "fp32_residual_connection", "skip_bias_add", "skip_bias_add_qkv", "offset_alibi",
-    "pretraining_tp", "tensor_parallel_degree", "keys_to_ignore_at_inference",
+    "use_sdpa", "cache_implementation", "use_bfloat16", "bf16", "fp16", "fp32", "torchscript", "tf_legacy_loss",
+    "use_cache", "gradient_checkpointing", "use_gradient_checkpointing", "is_llama_config", "unsloth_fixed",
+    "unsloth_version", "unsloth_template", "use_fused_rope", "use_fused_rms_norm", "use_fused_mlp",
+    "use_fused_cross_entropy", "fuse_cross_entropy", "fused_bias_fc", "fused_dropout_add_ln", "fused_mlp",
+    "bias_dropout_fusion", "bias_gelu_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32",
+    "scale_attention_softmax_in_fp32", "softmax_in_fp32", "fp32_residual_connection", "skip_bias_add",
+    "skip_bias_add_qkv", "offset_alibi", "pretraining_tp", "tensor_parallel_degree", "keys_to_ignore_at_inference",
     // Training: the recipe says how.
     "initializer_range", "initializer_factor", "init_std", "embd_pdrop", "attn_pdrop", "resid_pdrop", "hidden_dropout",
     "hidden_dropout_prob", "attention_dropout", "attention_probs_dropout_prob", "classifier_dropout", "ffn_dropout",
@@ -158,7 +158,9 @@ UnreadKeys unread_keys(const Family& family, const ModelConfig& model, const jso
       out.not_read.push_back(key);
     }
   }
-  if (const auto classes = config.find("architectures"); classes != config.end() && classes->is_array()) {
+  const auto classes = config.find("architectures");
+  // What is read only has no class of transformers, and its published one is no stranger.
+  if (!family.architecture.empty() && classes != config.end() && classes->is_array()) {
     for (const json& name : *classes) {
       if (name.is_string() && name != family.architecture &&
           std::ranges::find(kForeignClasses, name.get<std::string>()) != std::end(kForeignClasses)) {

@@ -53,7 +53,8 @@ struct Output {
   std::string name;
   Shape shape;
   bool transpose = false;
-  std::vector<OutputRun> runs;  // in the order of the stored rows
+  std::optional<DType> own_dtype;  // where it is not that of the others
+  std::vector<OutputRun> runs;     // in the order of the stored rows
 };
 
 /// In the order in which shards are filled: embedding, layers by number, final norm, head.
@@ -66,7 +67,10 @@ std::vector<Output> outputs_of(const Family& family, const WeightSource& source)
     const Shape& logical = source.tensors()[k].shape;
     const auto [at, is_new] = index.emplace(mapping.stored, out.size());
     if (is_new) {
-      out.push_back({.name = mapping.stored, .shape = mapping.shape, .transpose = mapping.transpose});
+      out.push_back({.name = mapping.stored,
+                     .shape = mapping.shape,
+                     .transpose = mapping.transpose,
+                     .own_dtype = source.tensors()[k].balances ? std::optional(DType::kF32) : std::nullopt});
     }
     for (const RowRun& run : row_runs(mapping, logical))
       out[at->second].runs.push_back({run.stored, run.count, static_cast<int64_t>(k), run.logical});
@@ -104,13 +108,14 @@ class CheckpointTensors final : public TensorSource {
 
   Status fill(int64_t tensor, int64_t first, std::span<std::byte> out) override {
     const Output& output = outputs_[static_cast<size_t>(tensor)];
-    const int64_t elem = dtype_size_bytes(dtype_), count = static_cast<int64_t>(out.size()) / elem;
-    if (dtype_ == DType::kF32) return floats(tensor, first, {reinterpret_cast<float*>(out.data()), size_t(count)});
+    const DType dtype = output.own_dtype.value_or(dtype_);
+    const int64_t elem = dtype_size_bytes(dtype), count = static_cast<int64_t>(out.size()) / elem;
+    if (dtype == DType::kF32) return floats(tensor, first, {reinterpret_cast<float*>(out.data()), size_t(count)});
     scratch_.resize(static_cast<size_t>(kBlockElems));
     for (int64_t at = 0; at < count; at += kBlockElems) {
       const std::span<float> block = std::span(scratch_).first(std::min(kBlockElems, count - at));
       RT_TRY(floats(tensor, first + at, block));
-      if (const int64_t bad = from_floats(dtype_, block, out.data() + at * elem); bad >= 0) {
+      if (const int64_t bad = from_floats(dtype, block, out.data() + at * elem); bad >= 0) {
         return Error{ErrorCode::kUnsupported, fmt::format("{}: holds {}, f16 ends at {}; export as bf16 or f32",
                                                           output.name, block[bad], kMaxF16)};
       }
@@ -253,9 +258,16 @@ class Exporter {
     keep_token_ids(original_text, &config);
     config["transformers_version"] = kTestedVersion;
     outputs_ = outputs_of(family, source_);
+    if (!options_.dtype) {  // what nothing has trained leaves as it came
+      const std::map<std::string, DType> own = source_.imported_dtypes();
+      for (Output& tensor : outputs_) {
+        const auto found = own.find(source_.tensors()[tensor.runs.front().source].name);
+        if (found != own.end()) tensor.own_dtype = found->second;
+      }
+    }
 
     HfOutput output{.dtype = report_.dtype};
-    for (const Output& tensor : outputs_) output.tensors.push_back({tensor.name, tensor.shape});
+    for (const Output& tensor : outputs_) output.tensors.push_back({tensor.name, tensor.shape, tensor.own_dtype});
     if (const auto index = files_.find(std::string(kIndexFile)); index != files_.end())
       output.split = split_of_index(output.tensors, index->second);
     for (auto& [name, text] : files_) {
@@ -412,6 +424,10 @@ class Exporter {
     return {};
   }
 
+  DType dtype_of(int64_t output) const {
+    return outputs_[static_cast<size_t>(output)].own_dtype.value_or(report_.dtype);
+  }
+
   /// Index into the source's tensors for each tensor of the file when each is one logical tensor as it is, all of them:
   /// then the file can be a checkpoint's only one.
   std::optional<std::vector<int64_t>> logical_tensors(std::span<const int64_t> indices) const {
@@ -419,7 +435,7 @@ class Exporter {
     std::vector<int64_t> out;
     for (const int64_t index : indices) {
       const Output& output = outputs_[static_cast<size_t>(index)];
-      if (output.transpose || output.runs.size() != 1) return std::nullopt;
+      if (output.transpose || output.runs.size() != 1 || dtype_of(index) != DType::kF32) return std::nullopt;
       out.push_back(output.runs[0].source);
     }
     return out;
@@ -474,22 +490,21 @@ class Exporter {
     for (size_t k = 0; k < tensors.size(); ++k) {
       dual.push_back({.name = tensors[k].name,
                       .dataset = logical ? source_.tensors()[(*logical)[k]].name : "",
-                      .dtype = report_.dtype,
+                      .dtype = dtype_of(indices[k]),
                       .shape = tensors[k].shape});
     }
     const int64_t step = source_.manifest().step;
     RT_TRY_SET(const std::unique_ptr<TensorSource> source, opener()(indices));
     std::vector<std::byte> block(static_cast<size_t>(kBlockElems) * sizeof(float));
-    const int64_t elem = dtype_size_bytes(report_.dtype);
     RT_TRY_SET(DualReport written,
                write_dual(path, dual, {{"format", "pt"}}, step, [&](size_t k, const ByteSink& sink) -> Status {
-                 const int64_t bytes = tensors[k].end - tensors[k].begin;
+                 const int64_t bytes = tensors[k].end - tensors[k].begin, elem = dtype_size_bytes(dtype_of(indices[k]));
                  bool finite = true;
                  for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(block.size())) {
                    const auto n = std::min<int64_t>(bytes - at, static_cast<int64_t>(block.size()));
                    const std::span<std::byte> part = std::span(block).first(static_cast<size_t>(n));
                    RT_TRY(source->fill(indices[k], at / elem, part));
-                   finite = finite && !any_not_finite(report_.dtype, part);
+                   finite = finite && !any_not_finite(dtype_of(indices[k]), part);
                    RT_TRY(sink(block.data(), n));
                  }
                  if (!finite) report_.not_finite.push_back(tensors[k].name);

@@ -177,6 +177,7 @@ std::optional<Mapping> map_tensor(std::span<const TensorRow> rows, const ModelCo
     for (size_t k = 0; k < members; ++k) all &= shapes.contains(fill(row.logical, *found, k));
     if (!all) continue;
     const Shape& shape = shapes.at(logical);
+    RT_CHECK(!row.one_row || shape.size() == 1, "{} is no vector", logical);
     Mapping out{.logical = logical, .stored = fill(row.stored, *found), .shape = shape};
     out.transpose = row.transpose && shape.size() == 2;
     if (members > 1) {
@@ -203,6 +204,7 @@ std::optional<Mapping> map_tensor(std::span<const TensorRow> rows, const ModelCo
       out.shape.insert(out.shape.begin(), model.moe.experts);
     }
     if (out.transpose) std::swap(out.shape[0], out.shape[1]);
+    if (row.one_row) out.shape.insert(out.shape.begin(), 1);
     return out;
   }
   return std::nullopt;
@@ -284,6 +286,7 @@ nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig
     return out;
   const ModelConfig wanted = canonical(model);
   for (const ConfigKey& key : family.keys) {
+    if (key.fixed) continue;
     for (const std::string_view name : key.names) {
       const auto value = original.find(name);
       // A null head_dim breaks some classes of transformers, which take it as it is.
@@ -366,6 +369,14 @@ std::string known_name(const Family& family, const std::set<std::string>& known,
   if (without_wrappers(stored).ends_with("lm_head.weight") && known.contains(head_name(family)))
     return head_name(family);
   return {};
+}
+
+bool is_later_layer(const Family& family, const ModelConfig& model, std::string_view stored) {
+  if (family.later_layers.empty() || !stored.starts_with(family.later_layers)) return false;
+  stored.remove_prefix(family.later_layers.size());
+  int64_t layer = -1;
+  const auto [end, error] = std::from_chars(stored.data(), stored.data() + stored.size(), layer);
+  return error == std::errc() && end != stored.data() + stored.size() && *end == '.' && layer >= model.layers;
 }
 
 bool is_ignored_tensor(const Family& family, std::string_view original) {

@@ -47,6 +47,8 @@ struct Family {
   std::span<const ConfigKey> keys;
   std::span<const TensorRow> tensors;
   std::span<const TensorRow> also;  // other names, read and never written: those of transformers 5's memory
+  // The layers behind the model's own, which predict further tokens, are left out: what their names begin with.
+  std::string_view later_layers;
   bool last_choice = false;  // its models go out as another family where that holds them too, unless they came as it
   std::span<const std::string_view> ignored;  // patterns of tensors that nobody needs: masks, inverse frequencies
   // Of formats with a file for each rank, read only:
@@ -118,5 +120,7 @@ std::string known_name(const Family& family, const std::set<std::string>& known,
 
 /// A stored tensor that older releases wrote beside the weights (masks, inverse frequencies) and nobody needs.
 bool is_ignored_tensor(const Family& family, std::string_view stored);
+/// A tensor of a layer behind the model's own (Family::later_layers).
+bool is_later_layer(const Family& family, const ModelConfig& model, std::string_view stored);
 
 }  // namespace cairn::convert

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "runtime/plan/model_tensors.h"
@@ -142,6 +143,82 @@ ConfigKey number(std::string_view name, double ModelConfig::*field, double absen
           [=](const ModelConfig& m, ordered_json& out) { out[std::string(name)] = m.*field; }};
 }
 
+ConfigKey factor(std::string_view name, double ModelConfig::*field, double absent) {
+  ConfigKey out = number(name, field, absent);
+  out.read = [=, plain = out.read](ConfigReader& in, ModelConfig& m) {
+    plain(in, m);
+    if (!(m.*field > 0)) in.unsupported(fmt::format("{} = {}: factors are above 0 here", name, m.*field));
+  };
+  return out;
+}
+
+ConfigKey bound(std::string_view name, double ModelConfig::*field, double absent) {
+  return {{name},
+          [=](ConfigReader& in, ModelConfig& m) {
+            m.*field = in.number(name, in.contains(name) ? 0 : absent);
+            if (in.find(name) != nullptr && !(m.*field > 0)) {
+              in.unsupported(fmt::format("{} = {}: it must be above 0, or null for none", name, m.*field));
+            }
+          },
+          [=](const ModelConfig& m, ordered_json& out) {
+            out[std::string(name)] = m.*field > 0 ? ordered_json(m.*field) : ordered_json();
+          }};
+}
+
+namespace {
+
+/// A whole number as an integer: classes keep what they are given.
+ordered_json shortest(double value) {
+  if (value == std::floor(value) && std::abs(value) < 1e15) return static_cast<int64_t>(value);
+  return value;
+}
+
+/// A number x with f(x) = wanted, for an f that falls; near `guess`, whole if that does.
+template <typename F>
+double inverse_of(double wanted, double guess, const F& f) {
+  if (f(std::round(guess)) == wanted) return std::round(guess);
+  double low = guess, high = guess;
+  for (int tries = 0; tries < 8; ++tries) {
+    if (f(low) == wanted) return low;
+    if (f(high) == wanted) return high;
+    low = std::nextafter(low, 0.0);
+    high = std::nextafter(high, std::numeric_limits<double>::infinity());
+  }
+  return guess;
+}
+
+double one_by(double x) { return 1.0 / x; }
+double one_by_root(double x) { return 1.0 / std::sqrt(x); }
+
+}  // namespace
+
+ConfigKey reciprocal(std::string_view name, double ModelConfig::*field, double absent) {
+  return {{name},
+          [=](ConfigReader& in, ModelConfig& m) {
+            const double value = in.number(name, absent);
+            if (!(value > 0)) in.unsupported(fmt::format("{} = {}: divisors are above 0 here", name, value));
+            m.*field = one_by(value);
+          },
+          [=](const ModelConfig& m, ordered_json& out) {
+            out[std::string(name)] = inverse_of(m.*field, one_by(m.*field), one_by);
+          }};
+}
+
+ConfigKey query_scalar(double absent) {
+  constexpr const char* kName = "query_pre_attn_scalar";
+  return {{kName},
+          [=](ConfigReader& in, ModelConfig& m) {
+            const double value = in.number(kName, absent);
+            if (!(value > 0)) in.unsupported(fmt::format("{} = {} must be above 0", kName, value));
+            m.attention_scale = one_by_root(value);
+          },
+          [=](const ModelConfig& m, ordered_json& out) {
+            const double scale = m.attention_scale;
+            out[kName] =
+                scale == 0 ? ordered_json(m.head_dim) : shortest(inverse_of(scale, 1.0 / (scale * scale), one_by_root));
+          }};
+}
+
 ConfigKey flag(std::string_view name, bool ModelConfig::*field, bool absent) {
   return {{name},
           [=](ConfigReader& in, ModelConfig& m) { m.*field = in.boolean(name, absent); },
@@ -257,36 +334,160 @@ ConfigKey scaled_attention() {
           [](const ModelConfig& m, ordered_json& out) { out["scale_attn_weights"] = m.attention_scale == 0; }};
 }
 
-ConfigKey experts(std::string_view name, int64_t absent, int64_t absent_top_k) {
+ConfigKey experts(std::string_view name, int64_t absent, int64_t absent_top_k, double absent_loss) {
+  return experts({.count = name,
+                  .alias = name == "num_experts" ? "num_local_experts" : "num_experts",
+                  .absent = absent,
+                  .absent_top_k = absent_top_k,
+                  .absent_loss = absent_loss});
+}
+
+ConfigKey experts(ExpertKeys keys) {
   constexpr int64_t kMaxExperts = 1 << 16;  // as the recipe's schema has it
-  const std::string_view alias = name == "num_experts" ? "num_local_experts" : "num_experts";
   const auto read = [=](ConfigReader& in, ModelConfig& m) {
-    const int64_t other = in.integer(alias, absent);
-    m.moe.experts = in.integer(name, other);
-    if (in.find(alias) != nullptr && other != m.moe.experts) {
-      in.invalid(fmt::format("{} = {} and {} = {} are two names of one number, and disagree", name, m.moe.experts,
-                             alias, other));
+    const int64_t other = keys.alias.empty() ? keys.absent : in.integer(keys.alias, keys.absent);
+    m.moe.experts = in.integer(keys.count, other);
+    if (!keys.alias.empty() && in.find(keys.alias) != nullptr && other != m.moe.experts) {
+      in.invalid(fmt::format("{} = {} and {} = {} are two names of one number, and disagree", keys.count, m.moe.experts,
+                             keys.alias, other));
     }
-    m.moe.top_k = in.integer("num_experts_per_tok", absent_top_k);
-    const double coefficient = in.number("router_aux_loss_coef", 0.001);
-    if (in.boolean("output_router_logits", false)) m.moe.aux_loss = coefficient;
+    m.moe.top_k = in.integer(keys.top_k, keys.absent_top_k);
+    if (keys.absent_loss >= 0) {
+      const double coefficient = in.number("router_aux_loss_coef", keys.absent_loss);
+      if (in.boolean("output_router_logits", false)) m.moe.aux_loss = coefficient;
+    }
     m.moe.aux_scope = AuxScope::kModel;
     if (m.moe.experts > kMaxExperts) {
-      in.invalid(fmt::format("{} = {} is out of range, 1 to {}", name, m.moe.experts, kMaxExperts));
+      in.invalid(fmt::format("{} = {} is out of range, 1 to {}", keys.count, m.moe.experts, kMaxExperts));
     } else if (m.moe.experts < 1 || m.moe.top_k < 1 || m.moe.top_k > m.moe.experts) {
-      in.invalid(
-          fmt::format("num_experts_per_tok = {} of {} = {}: each token takes at least one expert and at most all",
-                      m.moe.top_k, name, m.moe.experts));
+      in.invalid(fmt::format("{} = {} of {} = {}: each token takes at least one expert and at most all", keys.top_k,
+                             m.moe.top_k, keys.count, m.moe.experts));
     }
   };
   const auto write = [=](const ModelConfig& m, ordered_json& out) {
-    out[std::string(name)] = m.moe.experts;
-    out["num_experts_per_tok"] = m.moe.top_k;
+    out[std::string(keys.count)] = m.moe.experts;
+    out[std::string(keys.top_k)] = m.moe.top_k;
+    if (keys.absent_loss < 0) return;
     const bool balances = m.moe.aux_loss > 0 && m.moe.aux_scope == AuxScope::kModel;
-    out["router_aux_loss_coef"] = m.moe.aux_loss > 0 ? m.moe.aux_loss : 0.001;
+    out["router_aux_loss_coef"] = m.moe.aux_loss > 0 ? m.moe.aux_loss : keys.absent_loss;
     out["output_router_logits"] = balances;  // which switches the loss on
   };
-  return {{name, alias, "num_experts_per_tok", "router_aux_loss_coef", "output_router_logits"}, read, write};
+  std::vector<std::string_view> names = {keys.count, keys.top_k};
+  if (!keys.alias.empty()) names.push_back(keys.alias);
+  if (keys.absent_loss >= 0) names.insert(names.end(), {"router_aux_loss_coef", "output_router_logits"});
+  return {std::move(names), read, write};
+}
+
+ConfigKey renormalised_experts(bool absent) {
+  return {{"norm_topk_prob"},
+          [=](ConfigReader& in, ModelConfig& m) { m.moe.renormalise = in.boolean("norm_topk_prob", absent); },
+          [](const ModelConfig& m, ordered_json& out) { out["norm_topk_prob"] = m.moe.renormalise; }};
+}
+
+namespace {
+
+constexpr int64_t kMaxFfn = 1 << 22;  // as the recipe's schema has it
+
+/// A number of MoeConfig that has bounds.
+int64_t read_within(ConfigReader& in, std::string_view name, int64_t absent, int64_t least, int64_t most) {
+  const int64_t value = in.integer(name, absent);
+  if (value >= least && value <= most) return value;
+  in.invalid(fmt::format("{} = {} is out of range, {} to {}", name, value, least, most));
+  return absent;
+}
+
+}  // namespace
+
+ConfigKey expert_width(std::string_view name, int64_t absent, int64_t unused) {
+  return {{name},
+          [=](ConfigReader& in, ModelConfig& m) { m.moe.ffn = read_within(in, name, absent, 1, kMaxFfn); },
+          [=](const ModelConfig& m, ordered_json& out) {
+            out[std::string(name)] = expert_ffn(m);
+            if (!has_dense_layers(m) && unused > 0) out["intermediate_size"] = unused;
+          }};
+}
+
+ConfigKey sparse_steps() {
+  constexpr const char *kStep = "decoder_sparse_step", *kLayers = "mlp_only_layers";
+  const auto read = [=](ConfigReader& in, ModelConfig& m) {
+    const int64_t step = in.integer(kStep, 1);
+    if (step < 1) return in.invalid(fmt::format("{} = {} must be positive", kStep, step));
+    std::vector<bool> dense(static_cast<size_t>(m.layers));
+    for (int64_t layer = 0; layer < m.layers; ++layer) dense[static_cast<size_t>(layer)] = (layer + 1) % step != 0;
+    if (const json* named = in.find(kLayers)) {
+      if (!named->is_array())
+        return in.invalid(fmt::format("{} must be a list of layers, got {}", kLayers, named->dump()));
+      for (const json& layer : *named) {
+        if (!layer.is_number_integer()) {
+          return in.invalid(fmt::format("{} must be a list of layers, got {}", kLayers, named->dump()));
+        }
+        const auto number = layer.get<int64_t>();  // one that does not exist changes nothing in the class
+        if (number >= 0 && number < m.layers) dense[static_cast<size_t>(number)] = true;
+      }
+    }
+    for (int64_t layer = 0; layer < m.layers; ++layer) {
+      if (dense[static_cast<size_t>(layer)]) m.moe.dense_layers.push_back(layer);
+    }
+    if (std::ssize(m.moe.dense_layers) == m.layers) {
+      in.unsupported(fmt::format("{} = {} and {} leave no layer with experts: a dense model of another family", kStep,
+                                 step, kLayers));
+    }
+  };
+  const auto write = [=](const ModelConfig& m, ordered_json& out) {
+    out[kStep] = 1;
+    out[kLayers] = m.moe.dense_layers;
+  };
+  return {{kStep, kLayers}, read, write};
+}
+
+ConfigKey first_dense(std::string_view name, int64_t absent) {
+  const auto read = [=](ConfigReader& in, ModelConfig& m) {
+    const int64_t count = std::max<int64_t>(0, in.integer(name, absent));
+    if (count >= m.layers) {
+      in.unsupported(fmt::format("{} = {} of {} layers: none has experts", name, count, m.layers));
+      return;
+    }
+    for (int64_t layer = 0; layer < count; ++layer) m.moe.dense_layers.push_back(layer);
+  };
+  const auto write = [=](const ModelConfig& m, ordered_json& out) {
+    int64_t count = 0;  // of the first ones; the class has no other dense layers, which reading again shows
+    while (count < m.layers && !has_experts(m, count)) ++count;
+    out[std::string(name)] = count;
+  };
+  return {{name}, read, write};
+}
+
+ConfigKey shared_experts(std::string_view name, int64_t absent) {
+  return {{name},
+          [=](ConfigReader& in, ModelConfig& m) { m.moe.shared_experts = read_within(in, name, absent, 0, 1 << 10); },
+          [=](const ModelConfig& m, ordered_json& out) { out[std::string(name)] = shared_ffn(m) / expert_ffn(m); }};
+}
+
+std::vector<ConfigKey> grouped_router() {
+  const auto read = [](ConfigReader& in, ModelConfig& m) {
+    m.moe.router = RouterKind::kSigmoid;
+    m.moe.choice_bias = true;
+    m.moe.groups = read_within(in, "n_group", 1, 1, 64);
+    m.moe.groups_per_token = read_within(in, "topk_group", 1, 1, 64);
+    m.moe.scale = in.number("routed_scaling_factor", 1.0);
+    if (!(m.moe.scale > 0)) in.unsupported(fmt::format("routed_scaling_factor = {} must be above 0", m.moe.scale));
+    if (m.moe.experts % m.moe.groups != 0 || m.moe.groups_per_token > m.moe.groups ||
+        m.moe.top_k > m.moe.experts / m.moe.groups * m.moe.groups_per_token) {
+      in.invalid(
+          fmt::format("{} experts in n_group = {} groups, topk_group = {} of them a token: no place for {} experts "
+                      "a token",
+                      m.moe.experts, m.moe.groups, m.moe.groups_per_token, m.moe.top_k));
+    } else if (m.moe.experts / m.moe.groups < 2) {
+      in.unsupported(
+          fmt::format("n_group = {} of {} experts: the class adds a group's two best", m.moe.groups, m.moe.experts));
+    }
+  };
+  const auto write = [](const ModelConfig& m, ordered_json& out) {
+    out["n_group"] = m.moe.groups;
+    out["topk_group"] = m.moe.groups_per_token;
+    out["routed_scaling_factor"] = m.moe.scale;
+  };
+  return {{{"n_group", "topk_group", "routed_scaling_factor"}, read, write}};
 }
 
 ConfigKey refuse_unless(std::string_view name, json value) {
@@ -311,6 +512,12 @@ ConfigKey dropout(std::string_view name, double ModelConfig::*field) {
 
 ConfigKey constant(std::string_view name, json value) {
   return {{name}, nullptr, [=](const ModelConfig&, ordered_json& out) { out[std::string(name)] = value; }};
+}
+
+ConfigKey gone(std::string_view name, json value) {
+  ConfigKey out = constant(name, std::move(value));
+  out.fixed = true;
+  return out;
 }
 
 ConfigKey unread(std::initializer_list<std::string_view> names) { return {names, nullptr, nullptr}; }
@@ -552,7 +759,14 @@ ConfigKey rope(RopeKeys keys) {
       }
     }
     const json nested = parameters != nullptr ? *parameters : json::object();
-    m.rope_theta = rope_number(in, nested, keys.base, "rope_theta", keys.absent_base);
+    double absent_base = keys.absent_base;
+    const auto stated_in = [](const json* object) {
+      return object != nullptr && object->contains("rope_theta") && !(*object)["rope_theta"].is_null();
+    };
+    if (keys.absent_base_5 > 0 && in.find(keys.base) == nullptr && !stated_in(parameters) && !stated_in(scaling)) {
+      absent_base = by_line(in, fmt::format("{} is absent", keys.base), keys.absent_base_5, keys.absent_base);
+    }
+    m.rope_theta = rope_number(in, nested, keys.base, "rope_theta", absent_base);
     if (keys.partial.empty()) {
       refuse_part(in, nested, "rope_parameters");
       if (scaling != nullptr) refuse_part(in, *scaling, "rope_scaling");
@@ -623,6 +837,69 @@ ConfigKey rope(RopeKeys keys) {
   return {std::move(names), read, write};
 }
 
+ConfigKey rope(RopeKeys keys, WindowRope window) {
+  const ConfigKey plain = rope(keys);
+  const auto read = [=](ConfigReader& in, ModelConfig& m) {
+    constexpr const char* kFull = "full_attention";
+    constexpr const char* kSliding = "sliding_attention";
+    const json* parameters = in.find("rope_parameters");
+    const bool by_layer = parameters != nullptr && parameters->is_object() &&
+                          (parameters->contains(kFull) || parameters->contains(kSliding));
+    if (!by_layer) {
+      plain.read(in, m);
+      m.window_rope_theta = window.window_base.empty() ? m.rope_theta : in.number(window.window_base, window.absent);
+      if (window.fixed_5 > 0 && window.fixed_5 != m.window_rope_theta) {
+        in.note(
+            fmt::format("{} = {} is for all layers, as transformers 4 takes it; 5.x takes {} in layers with a "
+                        "window",
+                        keys.base, m.rope_theta, window.fixed_5));
+      }
+      return;
+    }
+    for (const char* kind : {kFull, kSliding}) {
+      if (parameters->contains(kind) && (*parameters)[kind].is_object()) continue;
+      return in.invalid(fmt::format("rope_parameters.{} must be an object: the layers of either kind have one", kind));
+    }
+    json flat = in.config();
+    flat["rope_parameters"] = (*parameters)[kFull];
+    ConfigReader full(flat);
+    plain.read(full, m);
+    for (const std::string& note : full.notes()) in.note(note);
+    if (const Status status = full.status(); !status.ok()) {
+      return status.error().code == ErrorCode::kInvalidInput ? in.invalid(status.error().message)
+                                                             : in.unsupported(status.error().message);
+    }
+    const json& sliding = (*parameters)[kSliding];
+    if (sliding.value("rope_type", json("default")) != "default") {
+      return in.unsupported(fmt::format("rope_parameters.{}.rope_type = {}: layers with a window have no scaling here",
+                                        kSliding, sliding["rope_type"].dump()));
+    }
+    if (!sliding.contains("rope_theta") || !sliding["rope_theta"].is_number()) {
+      return in.invalid(fmt::format("rope_parameters.{}.rope_theta must be a number", kSliding));
+    }
+    m.window_rope_theta = sliding["rope_theta"].get<double>();
+    if (!window.window_base.empty() && in.number(window.window_base, m.window_rope_theta) != m.window_rope_theta) {
+      in.invalid(fmt::format("{} = {} and rope_parameters.{}.rope_theta = {} disagree", window.window_base,
+                             in.number(window.window_base, 0), kSliding, m.window_rope_theta));
+    }
+  };
+  const auto write = [=](const ModelConfig& m, ordered_json& out) {
+    plain.write(m, out);
+    const double theta = m.window_rope_theta > 0 ? m.window_rope_theta : m.rope_theta;
+    if (!window.window_base.empty()) out[std::string(window.window_base)] = theta;
+    const bool one_reading = window.window_base.empty() ? theta == m.rope_theta && theta == window.fixed_5 : true;
+    if (one_reading) return;
+    ordered_json full =
+        m.rope.scaling == RopeScaling::kNone ? ordered_json{{"rope_type", "default"}} : ordered_json(scaling_of(m));
+    full["rope_theta"] = m.rope_theta;
+    out["rope_parameters"] = {{"full_attention", full},
+                              {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", theta}}}};
+  };
+  std::vector<std::string_view> names = plain.names;
+  if (!window.window_base.empty()) names.push_back(window.window_base);
+  return {std::move(names), read, write};
+}
+
 ConfigKey rotary_dim(int64_t absent) {
   const auto read = [=](ConfigReader& in, ModelConfig& m) {
     m.positions = Positions::kRotary;
@@ -653,23 +930,83 @@ ConfigKey sliding_window(int64_t absent) {
   return {{"sliding_window"}, read, write};
 }
 
+namespace {
+
+/// Layers that layer_types calls sliding_attention; nothing where the key is absent.
+std::optional<std::vector<int64_t>> sliding_layers(ConfigReader& in, const ModelConfig& m) {
+  const json* types = in.find("layer_types");
+  if (types == nullptr) return std::nullopt;
+  std::vector<int64_t> out;
+  if (!types->is_array() || static_cast<int64_t>(types->size()) != m.layers) {
+    in.invalid(fmt::format("layer_types must be a list of {} strings", m.layers));
+    return out;
+  }
+  for (int64_t layer = 0; layer < m.layers; ++layer) {
+    const json& type = (*types)[layer];
+    if (type == "sliding_attention") {
+      out.push_back(layer);
+    } else if (type != "full_attention") {
+      in.unsupported(
+          fmt::format("layer_types[{}] = {}: known are \"full_attention\", \"sliding_attention\"", layer, type.dump()));
+      return out;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+ConfigKey windows_by_pattern(WindowPattern pattern) {
+  const auto read = [=](ConfigReader& in, ModelConfig& m) {
+    const bool null = in.contains("sliding_window") && in.find("sliding_window") == nullptr;
+    std::optional<std::vector<int64_t>> windowed = sliding_layers(in, m);
+    if (null) {
+      if (!pattern.may_be_null) return in.unsupported("sliding_window = null: transformers fails on it");
+      if (windowed && !windowed->empty()) in.invalid("layer_types has sliding_attention, and sliding_window is null");
+      return;
+    }
+    if (!windowed) {
+      const int64_t every = pattern.pattern.empty() ? pattern.every : in.integer(pattern.pattern, pattern.every);
+      if (every < 1) return in.invalid(fmt::format("{} = {} must be positive", pattern.pattern, every));
+      windowed.emplace();
+      for (int64_t layer = 0; layer < m.layers; ++layer) {
+        if ((layer + 1) % every != 0) windowed->push_back(layer);
+      }
+    }
+    const int64_t window = in.integer("sliding_window", pattern.window);
+    if (window < 1) return in.invalid(fmt::format("sliding_window = {} must be positive", window));
+    if (!windowed->empty()) {
+      m.sliding_window = window;
+      m.window_layers = *windowed;
+    }
+    for (int64_t layer = 0; layer < m.layers && pattern.full_is_nope; ++layer) {
+      if (std::ranges::find(*windowed, layer) == windowed->end()) m.nope_layers.push_back(layer);
+    }
+  };
+  const auto write = [=](const ModelConfig& m, ordered_json& out) {
+    const bool none = pattern.may_be_null && m.sliding_window == 0 && m.nope_layers.empty();
+    ordered_json types = ordered_json::array();
+    for (int64_t layer = 0; layer < m.layers; ++layer) {
+      types.push_back(has_window(m, layer) ? "sliding_attention" : "full_attention");
+    }
+    out["sliding_window"] = none                   ? ordered_json()
+                            : m.sliding_window > 0 ? ordered_json(m.sliding_window)
+                                                   : ordered_json(pattern.window);
+    // Of the classes with such a key the one that takes a null window keeps it, though layer_types says all.
+    if (pattern.may_be_null && !pattern.pattern.empty()) out[std::string(pattern.pattern)] = pattern.every;
+    out["layer_types"] = types;  // which counts, whatever the pattern
+  };
+  std::vector<std::string_view> names = {"sliding_window", "layer_types", "_sliding_window_pattern"};
+  if (!pattern.pattern.empty()) names.push_back(pattern.pattern);
+  return {std::move(names), read, write};
+}
+
 ConfigKey windowed_layers() {
   const auto read = [](ConfigReader& in, ModelConfig& m) {
     const int64_t window = in.integer("sliding_window", 4096), first = in.integer("max_window_layers", 28);
     std::vector<int64_t> windowed;
-    if (const json* types = in.find("layer_types"); types != nullptr) {
-      if (!types->is_array() || static_cast<int64_t>(types->size()) != m.layers) {
-        return in.invalid(fmt::format("layer_types must be a list of {} strings", m.layers));
-      }
-      for (int64_t layer = 0; layer < m.layers; ++layer) {
-        const json& type = (*types)[layer];
-        if (type == "sliding_attention") {
-          windowed.push_back(layer);
-        } else if (type != "full_attention") {
-          return in.unsupported(fmt::format("layer_types[{}] = {}: known are \"full_attention\", \"sliding_attention\"",
-                                            layer, type.dump()));
-        }
-      }
+    if (const auto stated = sliding_layers(in, m)) {
+      windowed = *stated;
     } else {
       for (int64_t layer = std::max<int64_t>(first, 0); layer < m.layers; ++layer) windowed.push_back(layer);
     }

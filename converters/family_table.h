@@ -50,6 +50,7 @@ struct ConfigKey {
   std::vector<std::string_view> names;  // what `read` looks at
   std::function<void(ConfigReader&, ModelConfig&)> read;
   std::function<void(const ModelConfig&, nlohmann::ordered_json&)> write;
+  bool fixed = false;  // written so, whatever the source's config.json says
 };
 
 // --- keys: read in the order of the table, so a later one may count on what an earlier one has set ---------------
@@ -77,6 +78,14 @@ ConfigKey size(std::string_view name, Size field, int64_t (*absent)(const ModelC
 /// num_key_value_heads: an absent one is `absent`, or as many as heads when that is 0; null is as many as heads.
 ConfigKey kv_heads(int64_t absent);
 ConfigKey number(std::string_view name, double ModelConfig::*field, double absent);
+/// A number above 0.
+ConfigKey factor(std::string_view name, double ModelConfig::*field, double absent);
+/// A number above 0, or null: not. An absent one is `absent`, 0 for null.
+ConfigKey bound(std::string_view name, double ModelConfig::*field, double absent);
+/// The field is one divided by the number.
+ConfigKey reciprocal(std::string_view name, double ModelConfig::*field, double absent);
+/// query_pre_attn_scalar: scores are divided by its root.
+ConfigKey query_scalar(double absent);
 ConfigKey flag(std::string_view name, bool ModelConfig::*field, bool absent);
 /// One switch for the biases of several groups of projections.
 enum Projections { kQkv = 1, kOut = 2, kMlp = 4 };
@@ -103,7 +112,27 @@ ConfigKey scaled_attention();
 /// Experts behind Mixtral's router, all layers the same: how many, how many a token takes, and the loss that balances
 /// them, which counts where output_router_logits is true. `name` is the number's key in files; transformers 5 takes
 /// num_experts and num_local_experts for one another.
-ConfigKey experts(std::string_view name, int64_t absent, int64_t absent_top_k);
+ConfigKey experts(std::string_view name, int64_t absent, int64_t absent_top_k, double absent_loss = 0.001);
+/// norm_topk_prob: the weights of a token's experts are divided by their sum, or left as the softmax gave them.
+ConfigKey renormalised_experts(bool absent = false);
+/// The same of other classes, whose keys have other names.
+struct ExpertKeys {
+  std::string_view count, alias, top_k = "num_experts_per_tok";  // alias: of count; empty: none
+  int64_t absent = 0, absent_top_k = 0;
+  double absent_loss = -1;  // router_aux_loss_coef; below 0: the class has none
+};
+ConfigKey experts(ExpertKeys keys);
+/// Hidden units of an expert. `unused`: what intermediate_size, the size of dense layers, is written as where all have
+/// experts; 0: that of an expert.
+ConfigKey expert_width(std::string_view name, int64_t absent, int64_t unused);
+/// decoder_sparse_step and mlp_only_layers of Qwen's classes: the layers without experts.
+ConfigKey sparse_steps();
+/// A count of first layers without experts.
+ConfigKey first_dense(std::string_view name, int64_t absent);
+/// Experts that every token goes through, each as wide as the others.
+ConfigKey shared_experts(std::string_view name, int64_t absent);
+/// n_group, topk_group, routed_scaling_factor of DeepSeek's router, which chooses by sigmoids and biases.
+std::vector<ConfigKey> grouped_router();
 
 /// A key with the one value that is computed here: written, and refused when it is something else.
 ConfigKey only(std::string_view name, nlohmann::json value);
@@ -113,6 +142,8 @@ ConfigKey refuse_unless(std::string_view name, nlohmann::json value);
 ConfigKey dropout(std::string_view name, double ModelConfig::*field);
 /// A key that matters for training or for speed alone: written so, not read.
 ConfigKey constant(std::string_view name, nlohmann::json value);
+/// The same of what a folder no longer has once it was here: the source's value is not kept.
+ConfigKey gone(std::string_view name, nlohmann::json value);
 /// Keys that may be there and mean nothing here.
 ConfigKey unread(std::initializer_list<std::string_view> names);
 
@@ -123,15 +154,33 @@ ConfigKey unread(std::initializer_list<std::string_view> names);
 struct RopeKeys {
   std::string_view base = "rope_theta", partial = "";
   double absent_base = 10000.0, absent_partial = 1.0;
+  double absent_base_5 = 0;      // what transformers 5 takes for an absent base, where that is another; 0: the same
   int64_t longrope_context = 0;  // Phi-3's: no scaling but longrope, which extends a context that stands at the top
                                  // level, this one where it is absent. 0: the others
 };
 ConfigKey rope(RopeKeys keys = {});
+/// The same of a class whose layers with a window turn by a base of their own, without scaling: in the 4.x form under
+/// `window_base`, in the 5.x form as rope_parameters.sliding_attention beside .full_attention.
+struct WindowRope {
+  std::string_view window_base = "";  // empty: transformers 4 has no key and takes rope_theta
+  double absent = 0;
+  double fixed_5 = 0;  // what transformers 5 takes of the 4.x form, whatever it says; 0: what 4.x takes
+};
+ConfigKey rope(RopeKeys keys, WindowRope window);
 /// rotary_dim of GPT-J and CodeGen: a number of channels, base fixed at 10000.
 ConfigKey rotary_dim(int64_t absent);
 
 /// sliding_window of Mistral and Mixtral: of all layers, null for none. absent = 0: none.
 ConfigKey sliding_window(int64_t absent);
+/// sliding_window and layer_types, which say by layer what has the window. Absent layer_types: all but every
+/// `every`-th layer, or as many as the key `pattern` says.
+struct WindowPattern {
+  int64_t window = 4096, every = 4;
+  std::string_view pattern = "";
+  bool may_be_null = false;   // sliding_window: no windows then
+  bool full_is_nope = false;  // layers without the window do not turn q and k; with a null window all turn
+};
+ConfigKey windows_by_pattern(WindowPattern pattern);
 /// sliding_window, use_sliding_window, max_window_layers and layer_types of Qwen2 and Qwen3.
 ConfigKey windowed_layers();
 
@@ -155,6 +204,7 @@ struct TensorRow {
   Fuse fuse = Fuse::kBlocks;
   bool transpose = false;                      // matrices are stored [in, out]
   bool (*when)(const ModelConfig&) = nullptr;  // the row is of such models only; null: of all
+  bool one_row = false;                        // a vector is stored as a matrix of one row
 };
 
 }  // namespace cairn::convert

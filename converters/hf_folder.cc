@@ -278,8 +278,13 @@ HfFolder::Found HfFolder::find_known() {
     if (other) known.insert(other->stored);
   }
   Found found;
+  int64_t later = 0;
   for (const FolderTensor& tensor : weights_->tensors()) {
     const std::string name = known_name(family_, known, tensor.name);
+    if (name.empty() && is_later_layer(family_, model_, tensor.name)) {
+      ++later;
+      continue;
+    }
     if (name.empty() && is_ignored_tensor(family_, tensor.name)) {
       ignored_.push_back(tensor.name);
       continue;
@@ -291,6 +296,10 @@ HfFolder::Found HfFolder::find_known() {
     }
     const auto [at, is_new] = found.emplace(name, &tensor);
     if (!is_new) add_problem(TensorProblem::Kind::kTwice, &tensor, name, tensor.name, at->second->name);
+  }
+  if (later > 0) {
+    warnings_.push_back(fmt::format("{} tensors of layers from {}{} on are left out: they predict further tokens",
+                                    later, family_.later_layers, model_.layers));
   }
   return found;
 }
@@ -384,18 +393,35 @@ void HfFolder::settle_dtype() {
   const DType said = config_dtype_ == "bfloat16"  ? DType::kBf16
                      : config_dtype_ == "float16" ? DType::kF16
                                                   : DType::kF32;
-  std::set<DType> dtypes;
+  const auto dtype_of = [&](const NamedTensor& stored) -> std::optional<DType> {
+    if (stored.tensor == nullptr || !is_float_dtype(stored.tensor->dtype)) return std::nullopt;
+    return stored.tensor->scale != nullptr ? said : safetensors_dtype(stored.tensor->dtype).value();
+  };
+  std::map<DType, int64_t> elems;
+  std::set<std::string_view> seen, told;  // stored tensors
   for (const NamedTensor& stored : stored_) {
-    if (stored.tensor == nullptr || !is_float_dtype(stored.tensor->dtype)) continue;
-    dtypes.insert(stored.tensor->scale != nullptr ? said : safetensors_dtype(stored.tensor->dtype).value());
+    const std::optional<DType> dtype = dtype_of(stored);
+    if (dtype && seen.insert(stored.name).second) elems[*dtype] += count_elems(stored.tensor->shape);
   }
+  int64_t most = 0;
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBf16, DType::kF16}) {
-    if (!dtypes.contains(dtype)) continue;
+    if (!elems.contains(dtype) || elems[dtype] <= most) continue;
     dtype_ = dtype;
-    break;
+    most = elems[dtype];
   }
-  if (dtypes.size() > 1) warnings_.push_back("the weights have several dtypes");
-  if (dtypes.contains(DType::kF64)) warnings_.push_back("F64 weights are rounded to float32");
+  for (size_t k = 0; k < stored_.size(); ++k) {
+    const std::optional<DType> dtype = dtype_of(stored_[k]);
+    const TensorSpec& tensor = tensors_[k];
+    if (!dtype || (*dtype == dtype_ && !tensor.balances)) continue;
+    own_dtypes_[tensor.name] = *dtype == DType::kF64 ? DType::kF32 : *dtype;
+    const bool router = tensor.balances || tensor.name.ends_with(".moe.router.weight");  // classes keep it in float32
+    if (*dtype != dtype_ && !(router && *dtype == DType::kF32)) told.insert(stored_[k].name);
+  }
+  if (!told.empty()) {
+    warnings_.push_back(fmt::format("the weights have several dtypes: {} tensors of {} are not {}", told.size(),
+                                    seen.size(), dtype_name(dtype_)));
+  }
+  if (elems.contains(DType::kF64)) warnings_.push_back("F64 weights are rounded to float32");
   if (weights_->quantised()) warnings_.push_back("eight-bit weights are multiplied with their scales, in float32");
 }
 
@@ -440,6 +466,10 @@ Status HfFolder::read_box(int64_t tensor, const Box& box, std::span<float> out) 
       if (begin >= stop) continue;
       float* target = to + (begin - first) * columns;
       const int64_t place = run.stored + begin - run.logical, rows = stop - begin;
+      if (vector && mapping.shape.size() == 2) {  // stored as a matrix of one row
+        RT_TRY(weights_->read(stored, place, rows, target));
+        continue;
+      }
       if (!mapping.transpose) {
         RT_TRY(weights_->read_rect(stored, place, rows, column, columns, target));
         continue;

@@ -80,7 +80,7 @@ class HfFolder final : public WeightSource {
   const std::string& config_text() const { return config_text_; }
   /// Text that changes when a weights file or config.json does: names, sizes, times of change, headers.
   std::string identity() const;
-  /// The dtype of all weights; the widest (f64, f32, bf16 or f16) when they differ. Of scaled eight-bit weights: what
+  /// The dtype of most elements: of all weights, but for own_dtypes(). Of scaled eight-bit weights: what
   /// config.json says that they stand for, else f32.
   DType dtype() const { return dtype_; }
   /// Things a person should know that stop nothing: stray weight files, a wrong total_size, precision that is lost.
@@ -96,6 +96,8 @@ class HfFolder final : public WeightSource {
   const std::vector<NamedTensor>& stored() const { return stored_; }
   /// Old buffers, and a head that equals its tied embedding: names as in the files.
   const std::vector<std::string>& ignored() const { return ignored_; }
+  /// By logical name, of tensors that are not of dtype(), and of all biases that balance experts.
+  const std::map<std::string, DType>& own_dtypes() const { return own_dtypes_; }
   const std::vector<TensorProblem>& problems() const { return problems_; }
 
  private:
@@ -121,6 +123,7 @@ class HfFolder final : public WeightSource {
   std::vector<NamedTensor> stored_;
   DType dtype_ = DType::kF32;
   std::vector<std::string> warnings_, kept_files_, ignored_, not_read_;
+  std::map<std::string, DType> own_dtypes_;
   std::vector<TensorProblem> problems_;
 };
 

@@ -49,7 +49,7 @@ Split split_by_size(const std::vector<OutputTensor>& tensors, DType dtype, int64
   std::vector<int64_t> shard(tensors.size());
   int64_t count = 0, open_shard = -1, filled = 0;
   for (size_t k = 0; k < tensors.size(); ++k) {
-    const int64_t bytes = count_elems(tensors[k].shape) * dtype_size_bytes(dtype);
+    const int64_t bytes = count_elems(tensors[k].shape) * dtype_size_bytes(tensors[k].own_dtype.value_or(dtype));
     if (bytes > limit) {
       shard[k] = count++;
       continue;
@@ -156,7 +156,9 @@ Result<std::vector<Shard>> lay_out(const HfOutput& output, const Split& split) {
     const OutputTensor& tensor = output.tensors[k];
     index[tensor.name] = static_cast<int64_t>(k);
     by_name[split.at(tensor.name)].tensors.push_back(
-        {.name = tensor.name, .dtype = std::string(safetensors_dtype_name(output.dtype)), .shape = tensor.shape});
+        {.name = tensor.name,
+         .dtype = std::string(safetensors_dtype_name(output.dtype_of(static_cast<int64_t>(k)))),
+         .shape = tensor.shape});
   }
   std::vector<Shard> out;
   for (auto& [name, shard] : by_name) {
@@ -383,8 +385,9 @@ class FolderWriter {
       head.remove_prefix(n);
     }
     // Headers have a multiple of 8 bytes and no element has more: none is cut in two by the end of a buffer.
-    const int64_t elem = dtype_size_bytes(output_.dtype);
     for (size_t k = 0; k < shard.tensors.size(); ++k) {
+      const DType dtype = output_.dtype_of(shard.indices[k]);
+      const int64_t elem = dtype_size_bytes(dtype);
       const int64_t bytes = shard.tensors[k].end - shard.tensors[k].begin;
       bool finite = true;
       for (int64_t at = 0; at < bytes;) {
@@ -394,7 +397,7 @@ class FolderWriter {
         RT_TRY_SET(const std::span<std::byte> room, stream.room());
         const auto n = std::min<size_t>(room.size(), static_cast<size_t>(bytes - at));
         RT_TRY(source->fill(shard.indices[k], at / elem, room.first(n)));
-        finite = finite && !any_not_finite(output_.dtype, room.first(n));
+        finite = finite && !any_not_finite(dtype, room.first(n));
         stream.advance(n);
         at += static_cast<int64_t>(n);
         count(static_cast<int64_t>(n));

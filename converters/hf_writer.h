@@ -46,6 +46,7 @@ using Split = std::map<std::string, std::string>;
 struct OutputTensor {
   std::string name;
   Shape shape;
+  std::optional<DType> own_dtype;  // where it is not HfOutput::dtype
 };
 
 struct HfOutput {
@@ -54,13 +55,15 @@ struct HfOutput {
   std::optional<Split> split;                // as it was in the source; else by size
   std::map<std::string, std::string> texts;  // small files by name, config.json and README.md among them
   std::string source;                        // all that decides the weights' bytes, as text
+
+  DType dtype_of(int64_t tensor) const { return tensors[static_cast<size_t>(tensor)].own_dtype.value_or(dtype); }
 };
 
 /// Makes the bytes of some tensors of an HfOutput. Used by one thread, tensor after tensor, elements ascending.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
-  /// Elements [first, first + out.size() / element size) of a tensor, in the output's dtype.
+  /// Elements [first, first + out.size() / element size) of a tensor, in its dtype (HfOutput::dtype_of).
   virtual Status fill(int64_t tensor, int64_t first, std::span<std::byte> out) = 0;
 };
 /// Called from several threads, once for a file with its tensors in the order in which they will be asked for.

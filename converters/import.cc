@@ -155,6 +155,7 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
   nlohmann::json imported = {{"model_type", folder->family().model_type},
                              {"dtype", dtype_name(folder->dtype())},
                              {"empty_files", nlohmann::json::array()}};
+  for (const auto& [name, dtype] : folder->own_dtypes()) imported["dtypes"][name] = dtype_name(dtype);
 
   std::vector<std::string> contents;
   contents.reserve(folder->kept_files().size());  // shards point into it

@@ -68,6 +68,43 @@ constexpr auto with_llama_rows(const TensorRow (&own)[kCount]) {
   return out;
 }
 
+/// Norms of q and k.
+inline constexpr TensorRow kQkNormRows[] = {
+    {"layers.*.attn.q_norm.*", "model.layers.*.self_attn.q_norm.*"},
+    {"layers.*.attn.k_norm.*", "model.layers.*.self_attn.k_norm.*"},
+};
+/// Norms behind the branches alone, and of q and k.
+inline constexpr TensorRow kOutNormRows[] = {
+    {"layers.*.attn_out_norm.*", "model.layers.*.post_attention_layernorm.*"},
+    {"layers.*.mlp_out_norm.*", "model.layers.*.post_feedforward_layernorm.*"},
+    {"layers.*.attn.q_norm.*", "model.layers.*.self_attn.q_norm.*"},
+    {"layers.*.attn.k_norm.*", "model.layers.*.self_attn.k_norm.*"},
+};
+
+/// Experts as Qwen's classes call them, with norms of q and k.
+inline constexpr TensorRow kQwenMoeRows[] = {
+    {"layers.*.attn.q_norm.*", "model.layers.*.self_attn.q_norm.*"},
+    {"layers.*.attn.k_norm.*", "model.layers.*.self_attn.k_norm.*"},
+    {"layers.*.moe.router.*", "model.layers.*.mlp.gate.*"},
+    {"layers.*.moe.experts.*.gate.*", "model.layers.*.mlp.experts.*.gate_proj.*"},
+    {"layers.*.moe.experts.*.up.*", "model.layers.*.mlp.experts.*.up_proj.*"},
+    {"layers.*.moe.experts.*.down.*", "model.layers.*.mlp.experts.*.down_proj.*"},
+};
+/// The same in transformers 5's memory. Source: transformers 5.24 conversion_mapping.py, "qwen2_moe".
+inline constexpr TensorRow kQwenMoeStacks[] = {
+    {"layers.*.moe.experts.#.{gate,up}.weight", "model.layers.*.mlp.experts.gate_up_proj"},
+    {"layers.*.moe.experts.#.down.weight", "model.layers.*.mlp.experts.down_proj"},
+};
+
+/// Two lists of rows as one.
+template <size_t kOne, size_t kTwo>
+constexpr auto with_rows(const std::array<TensorRow, kOne>& one, const TensorRow (&two)[kTwo]) {
+  std::array<TensorRow, kOne + kTwo> out{};
+  std::copy(one.begin(), one.end(), out.begin());
+  std::copy(std::begin(two), std::end(two), out.begin() + kOne);
+  return out;
+}
+
 /// `own` with Llama's prefix, and Llama's base, tensors and ignored ones where it has none.
 Family llama_like(Family own);
 

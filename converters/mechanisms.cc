@@ -18,8 +18,6 @@ enum class Shows {
   kTrue,
   kAboveZero,  // a number above 0, or a list that is not empty
   kAboveOne,
-  kNotOne,  // a factor
-  kZeros,   // a list with a 0
 };
 struct KeyOf {
   std::string_view mechanism;
@@ -43,24 +41,10 @@ const std::vector<KeyOf>& keys_of() {
       {"attention to keys that an indexer picks", Shows::kAny, {"index_topk"}},
       {"compressed keys and values", Shows::kAny, {"compress_rates"}},
       {"several residual streams", Shows::kAboveOne, {"hc_mult"}},
-      {"caps of scores", Shows::kAboveZero, {"attn_logit_softcapping"}},
-      {"caps of logits", Shows::kAboveZero, {"final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"}},
-      {"a factor of the embedding", Shows::kNotOne, {"embedding_multiplier", "scale_emb"}},
-      {"a factor of each branch", Shows::kNotOne, {"residual_multiplier", "scale_depth"}},
-      {"clipped queries, keys and values", Shows::kAboveZero, {"clip_qkv"}},
-      {"layers without rotary positions", Shows::kZeros, {"no_rope_layers"}},
-      {"layers without rotary positions", Shows::kAboveZero, {"no_rope_layer_interval"}},
-      {"two rotary bases", Shows::kAny, {"rope_local_base_freq", "compress_rope_theta"}},
+      {"two rotary bases in a layer", Shows::kAny, {"compress_rope_theta"}},
       {"attention within chunks", Shows::kAboveZero, {"attention_chunk_size"}},
       {"a temperature of attention by position", Shows::kTrue, {"attn_temperature_tuning"}},
-      {"norms of queries and keys other than RMSNorm on each head", Shows::kTrue, {"use_qk_norm", "qk_ln"}},
-      {"layers without experts among those with", Shows::kAboveZero, {"first_k_dense_replace", "mlp_only_layers"}},
-      {"layers without experts among those with",
-       Shows::kAboveOne,
-       {"decoder_sparse_step", "interleave_moe_layer_step", "expert_layer_period"}},
-      {"shared experts of a size of their own",
-       Shows::kAboveZero,
-       {"shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"}},
+      {"LayerNorm of whole queries and keys", Shows::kTrue, {"qk_ln"}},
       {"clamped SwiGLU", Shows::kAny, {"swiglu_limit"}},
       {"prediction of several tokens", Shows::kAboveZero, {"num_nextn_predict_layers", "num_mtp_layers"}},
       {"embeddings in every layer", Shows::kAboveZero, {"hidden_size_per_layer_input"}},
@@ -79,13 +63,6 @@ struct TypeOf {
 };
 const std::vector<TypeOf>& types_of() {
   static const std::vector<TypeOf> kTypes = {
-      {"norm weights that count from 1", {"gemma", "gemma2", "gemma3", "gemma3_text", "nemotron"}},
-      {"a factor of the embedding", {"gemma", "gemma2", "gemma3", "gemma3_text"}},
-      {"norms behind attention and MLP alone", {"olmo2", "olmo3", "exaone4"}},
-      {"norms of whole queries and keys", {"olmo2", "olmo3", "olmoe"}},
-      {"norms without weights", {"olmo"}},
-      {"LayerNorm without bias", {"cohere", "cohere2"}},
-      {"layers without rotary positions", {"cohere2", "smollm3"}},
       {"attention sinks", {"gpt_oss"}},
       {"experts with biases", {"gpt_oss"}},
       {"xIELU", {"apertus"}},
@@ -106,10 +83,6 @@ bool shown_by(Shows shows, const json& value) {
       return above(0) || (value.is_array() && !value.empty());
     case Shows::kAboveOne:
       return above(1);
-    case Shows::kNotOne:
-      return value.is_number() && value != 1;
-    case Shows::kZeros:
-      return value.is_array() && std::ranges::find(value, json(0)) != value.end();
   }
   return false;
 }
@@ -150,8 +123,6 @@ class Found {
       const auto beta = rope->find("llama_4_scaling_beta");
       if (beta != rope->end() && shown_by(Shows::kAboveZero, *beta))
         add("a temperature of attention by position", fmt::format(" (llama_4_scaling_beta = {})", shown(*beta)));
-      if (std::ranges::any_of(*rope, [](const json& inner) { return inner.is_object(); }))
-        add("two rotary bases", " (rope_parameters by layer type)");
     }
     for (const TypeOf& entry : types_of()) {
       for (const std::string_view type : entry.types) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -37,8 +38,8 @@ std::string text(Activation value) {
 }
 
 std::string text(BlockKind value) {
-  constexpr std::string_view kNames[] = {"pre_norm", "post_norm",       "deep_norm",
-                                         "parallel", "parallel_shared", "sandwich"};
+  constexpr std::string_view kNames[] = {"pre_norm",        "post_norm", "deep_norm", "parallel",
+                                         "parallel_shared", "sandwich",  "out_norm"};
   return std::string(kNames[static_cast<int>(value)]);
 }
 
@@ -47,7 +48,10 @@ std::string text(WeightInit value) {
   return std::string(kNames[static_cast<int>(value)]);
 }
 
-std::string text(QkNorm value) { return value == QkNorm::kNone ? "none" : "head"; }
+std::string text(QkNorm value) {
+  constexpr std::string_view kNames[] = {"none", "head", "whole", "head_layernorm"};
+  return std::string(kNames[static_cast<int>(value)]);
+}
 
 std::string text(Mask value) {
   constexpr std::string_view kNames[] = {"causal", "bidirectional", "prefix"};
@@ -63,16 +67,20 @@ std::string text(const RopeConfig& rope) {
                      rope.mscale, rope.mscale_all_dim, rope.truncate, rope.short_factor, rope.long_factor);
 }
 
-/// Without what says how experts are trained: the losses that balance them.
+/// Without what says how experts are trained: what balances them.
 std::string text(const MoeConfig& moe) {
-  const auto& [experts, top_k, renormalise, aux_loss, router, z_loss, shared, groups, groups_per_token, scale, bias,
-               aux_scope] = moe;
+  const auto& [experts, top_k, renormalise, aux_loss, router, z_loss, shared, ffn, dense_layers, shared_ffn,
+               shared_gate, groups, groups_per_token, scale, choice_bias, bias_rate, aux_scope] = moe;
   std::string out = fmt::format("{} experts, {} of them, renormalise {}", experts, top_k, renormalise);
   if (router != RouterKind::kSoftmax) out += ", router sigmoid";
   if (shared != 0) out += fmt::format(", {} shared", shared);
+  if (ffn != 0) out += fmt::format(", ffn {}", ffn);
+  if (!dense_layers.empty()) out += fmt::format(", dense layers {}", text(dense_layers));
+  if (shared_ffn != 0) out += fmt::format(", shared_ffn {}", shared_ffn);
+  if (shared_gate) out += ", shared_gate";
   if (groups != 1 || groups_per_token != 1) out += fmt::format(", {} of {} groups", groups_per_token, groups);
   if (scale != 1) out += fmt::format(", scale {}", scale);
-  if (bias != 0) out += fmt::format(", bias_rate {}", bias);
+  if (choice_bias) out += ", choice_bias";
   return "{" + out + "}";
 }
 
@@ -80,10 +88,11 @@ std::string text(const MoeConfig& moe) {
 /// would be lost by an export that nobody notices, so it does not compile.
 std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& m) {
   const auto& [layers, width, heads, kv_heads, head_dim, ffn, context, vocab, positions, position_offset, rope_theta,
-               rope, embed, embedding_norm, block, residual_scale, norm, norm_eps, final_norm, activation, bias,
-               qkv_bias, out_bias, mlp_bias, head_bias, qk_norm, mask, sliding_window, window_layers, attention_scale,
-               attention_scale_by_layer, logit_scale, top_query, moe, tied_embeddings, embedding_dropout,
-               attention_dropout, residual_dropout, init_std, init] = m;
+               rope, embed, embedding_norm, embedding_scale, block, residual_scale, branch_scale, norm, norm_weight,
+               norm_bias, norm_plus_one, norm_eps, final_norm, activation, bias, qkv_bias, out_bias, mlp_bias,
+               head_bias, clip_qkv, qk_norm, mask, sliding_window, window_layers, window_rope_theta, nope_layers,
+               attention_scale, attention_scale_by_layer, score_cap, logit_scale, logit_cap, top_query, moe,
+               tied_embeddings, embedding_dropout, attention_dropout, residual_dropout, init_std, init] = m;
   return {{"layers", text(layers)},
           {"width", text(width)},
           {"heads", text(heads)},
@@ -98,9 +107,14 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
           {"rope", text(rope)},
           {"embed_dim", text(embed)},
           {"embedding_norm", text(embedding_norm)},
+          {"embedding_scale", text(embedding_scale)},
           {"block", text(block)},
           {"residual_scale", text(residual_scale)},
+          {"branch_scale", text(branch_scale)},
           {"norm", text(norm)},
+          {"norm_weight", text(norm_weight)},
+          {"norm_bias", text(norm_bias)},
+          {"norm_plus_one", text(norm_plus_one)},
           {"norm_eps", text(norm_eps)},
           {"final_norm", text(final_norm)},
           {"activation", text(activation)},
@@ -109,13 +123,18 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
           {"out_bias", text(out_bias)},
           {"mlp_bias", text(mlp_bias)},
           {"head_bias", text(head_bias)},
+          {"clip_qkv", text(clip_qkv)},
           {"qk_norm", text(qk_norm)},
           {"mask", text(mask)},
           {"sliding_window", text(sliding_window)},
           {"window_layers", text(window_layers)},
+          {"window_rope_theta", text(window_rope_theta)},
+          {"nope_layers", text(nope_layers)},
           {"attention_scale", text(attention_scale)},
           {"attention_scale_by_layer", text(attention_scale_by_layer)},
+          {"score_cap", text(score_cap)},
           {"logit_scale", text(logit_scale)},
+          {"logit_cap", text(logit_cap)},
           {"top_query", text(top_query)},
           {"moe", text(moe)},
           {"tied_embeddings", text(tied_embeddings)},
@@ -154,6 +173,21 @@ RopeConfig canonical_rope(const ModelConfig& m) {
   return out;
 }
 
+MoeConfig canonical_experts(const ModelConfig& m) {
+  MoeConfig out = m.moe;
+  if (out.experts == 0) return {};
+  std::ranges::sort(out.dense_layers);
+  out.dense_layers.erase(std::unique(out.dense_layers.begin(), out.dense_layers.end()), out.dense_layers.end());
+  if (out.ffn == m.ffn) out.ffn = 0;
+  const int64_t shared = shared_ffn(m), each = expert_ffn(m);
+  const bool whole = each > 0 && shared % each == 0;
+  out.shared_experts = whole ? shared / each : 0;
+  out.shared_ffn = whole ? 0 : shared;
+  out.choice_bias = has_choice_bias(m);
+  out.bias_rate = out.z_loss = 0;  // how to train, as dropout
+  return out;
+}
+
 }  // namespace
 
 ModelConfig canonical(ModelConfig m) {
@@ -163,11 +197,13 @@ ModelConfig canonical(ModelConfig m) {
   if (!m.bias && qkv) m.qkv_bias = true;
   if (!m.bias && out) m.out_bias = true;
   if (!m.bias && mlp) m.mlp_bias = true;
+  if (!m.norm_weight || m.norm != NormKind::kLayerNorm) m.norm_bias = true;  // not read
   if (m.positions == Positions::kRotary) {
     m.rope = canonical_rope(m);
   } else {
     m.rope = {};
     m.rope_theta = ModelConfig{}.rope_theta;
+    m.nope_layers.clear();
   }
   if (m.positions != Positions::kLearned) m.position_offset = 0;
   if (m.embed_dim == m.width) m.embed_dim = 0;
@@ -175,9 +211,11 @@ ModelConfig canonical(ModelConfig m) {
   std::vector<int64_t> all(m.layers);
   std::iota(all.begin(), all.end(), 0);
   if (m.sliding_window == 0 || m.window_layers == all) m.window_layers.clear();
+  const bool plain = m.rope.scaling == RopeScaling::kNone && m.window_rope_theta == m.rope_theta;
+  if (m.positions != Positions::kRotary || m.sliding_window == 0 || plain) m.window_rope_theta = 0;
   if (m.attention_scale == 1.0 / std::sqrt(static_cast<double>(m.head_dim))) m.attention_scale = 0;
-  if (m.moe.experts == 0) m.moe = {};
-  m.moe.z_loss = 0;  // as dropout
+  m.moe = canonical_experts(m);
+  if (m.moe.experts > 0 && !has_dense_layers(m)) m.ffn = expert_ffn(m), m.moe.ffn = 0;
   m.init = WeightInit::kScaled;
   m.embedding_dropout = m.attention_dropout = m.residual_dropout = 0;  // how to train, not what the weights mean
   return m;

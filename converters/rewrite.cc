@@ -29,19 +29,26 @@ struct Published {
   std::string name;
   Shape shape;
   const FolderTensor* from = nullptr;
-  int64_t first = 0;  // element
+  int64_t first = 0;               // element
+  std::optional<DType> own_dtype;  // where it is not that of the others
 };
 
-/// Each stored tensor once, in the table's order, by the table's names.
-std::vector<Published> published_tensors(const HfFolder& folder) {
+/// Each stored tensor once, in the table's order, by the table's names. `one_dtype`: not each in its own.
+std::vector<Published> published_tensors(const HfFolder& folder, bool one_dtype) {
   const std::vector<Mapping> table = tensor_map(folder.family(), folder.model());
   std::vector<Published> out;
   std::set<std::string_view> seen;
   for (size_t k = 0; k < table.size(); ++k) {
     const Mapping &wanted = table[k], &found = folder.mappings()[k];
     if (!seen.insert(wanted.stored).second) continue;
-    out.push_back({wanted.stored, wanted.shape, folder.stored()[k].tensor});
-    if (found.stored == wanted.stored) continue;
+    out.push_back({.name = wanted.stored, .shape = wanted.shape, .from = folder.stored()[k].tensor});
+    const auto own = folder.own_dtypes().find(folder.tensors()[k].name);
+    if (!one_dtype && own != folder.own_dtypes().end()) {
+      out.back().own_dtype = own->second;
+    } else if (folder.tensors()[k].balances) {
+      out.back().own_dtype = DType::kF32;  // as its class keeps it
+    }
+    if (found.stored == wanted.stored || found.shape == wanted.shape) continue;  // by itself, under whatever name
     // Under another name, in a stack for one: rows that lie together, of a tensor that is published by itself.
     RT_CHECK(wanted.shape == folder.tensors()[k].shape && !wanted.transpose && !found.transpose && found.run == 0,
              "{} cannot be made from {}", wanted.stored, found.stored);
@@ -58,14 +65,15 @@ class FolderTensors final : public TensorSource {
   Status fill(int64_t tensor, int64_t first, std::span<std::byte> out) override {
     const FolderTensor& from = *tensors_[static_cast<size_t>(tensor)].from;
     first += tensors_[static_cast<size_t>(tensor)].first;
-    const int64_t elem = dtype_size_bytes(dtype_), count = static_cast<int64_t>(out.size()) / elem;
-    if (from.scale == nullptr && from.dtype == safetensors_dtype_name(dtype_))
+    const DType dtype = tensors_[static_cast<size_t>(tensor)].own_dtype.value_or(dtype_);
+    const int64_t elem = dtype_size_bytes(dtype), count = static_cast<int64_t>(out.size()) / elem;
+    if (from.scale == nullptr && from.dtype == safetensors_dtype_name(dtype))
       return from.file->read(*from.stored, first * elem, count * elem, out.data());
     floats_.resize(static_cast<size_t>(kBlockElems));
     for (int64_t at = 0; at < count; at += kBlockElems) {
       const std::span<float> block = std::span(floats_).first(static_cast<size_t>(std::min(kBlockElems, count - at)));
       RT_TRY(folder_.weights().read(from, first + at, static_cast<int64_t>(block.size()), block.data()));
-      if (const int64_t bad = from_floats(dtype_, block, out.data() + at * elem); bad >= 0) {
+      if (const int64_t bad = from_floats(dtype, block, out.data() + at * elem); bad >= 0) {
         return Error{ErrorCode::kUnsupported,
                      fmt::format("{}: {} holds {}, f16 ends at {}; convert to bf16 or f32", from.file->path().string(),
                                  from.name, block[static_cast<size_t>(bad)], kMaxF16)};
@@ -122,8 +130,8 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
   report.model_type = folder->family().model_type;
   report.warnings = folder->warnings();
   HfOutput output{.dtype = report.dtype};
-  const std::vector<Published> tensors = published_tensors(*folder);
-  for (const Published& tensor : tensors) output.tensors.push_back({tensor.name, tensor.shape});
+  const std::vector<Published> tensors = published_tensors(*folder, options.to.dtype.has_value());
+  for (const Published& tensor : tensors) output.tensors.push_back({tensor.name, tensor.shape, tensor.own_dtype});
   for (const std::string& name : folder->kept_files()) {
     RT_TRY_SET(std::string text, read_text_file(source / name, kMaxKeptBytes));
     if (name == kIndexFile) {

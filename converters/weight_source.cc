@@ -131,4 +131,17 @@ std::optional<DType> CheckpointWeights::imported_dtype() const {
   return dtype.ok() ? std::optional<DType>(dtype.value()) : std::nullopt;
 }
 
+std::map<std::string, DType> CheckpointWeights::imported_dtypes() const {
+  std::map<std::string, DType> out;
+  if (manifest().step != 0) return out;
+  const auto state = json_or_nothing(manifest().state);
+  const auto pointer = nlohmann::json::json_pointer("/imported/dtypes");
+  if (!state.is_object() || !state.contains(pointer) || !state[pointer].is_object()) return out;
+  for (const auto& [name, value] : state[pointer].items()) {
+    if (!value.is_string()) continue;
+    if (const Result<DType> dtype = parse_dtype(value.get<std::string>()); dtype.ok()) out[name] = dtype.value();
+  }
+  return out;
+}
+
 }  // namespace cairn::convert

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -84,6 +85,8 @@ class CheckpointWeights final : public WeightSource {
   /// The dtype of the weights in the folder that this checkpoint was imported from and has not left since (step 0);
   /// nothing for any other checkpoint.
   std::optional<DType> imported_dtype() const;
+  /// Of an import that nothing has trained: HfFolder::own_dtypes().
+  std::map<std::string, DType> imported_dtypes() const;
 
  private:
   CheckpointWeights() = default;

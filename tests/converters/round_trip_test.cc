@@ -4,7 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "converters/rewrite.h"
 #include "tests/converters/fixtures.h"
+#include "tests/converters/foreign_folder.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
@@ -163,6 +165,67 @@ TEST_SUITE("converters/round_trip") {
     REQUIRE(again.ok());
     REQUIRE(exported(again.value().dir, temp / "bf16-again").ok());
     CHECK(tensors_in(temp / "bf16-again") == tensors_in(temp / "bf16"));
+  }
+
+  TEST_CASE(
+      "a folder of several dtypes leaves as it came, in one dtype when told to, but biases of the choice in f32") {
+    TempDir temp;
+    const auto floats = [](const RawTensor& tensor) {
+      RawTensor out{"F32", tensor.shape, ""};
+      for (size_t at = 0; at < tensor.bytes.size(); at += 2)
+        out.bytes += std::string(2, '\0') + tensor.bytes.substr(at, 2);
+      return out;
+    };
+    RawTensors tensors = raw_tensors(golden("hf-glm4_moe-dense"));
+    const std::string norm = "model.layers.1.input_layernorm.weight",
+                      bias = "model.layers.1.mlp.gate.e_score_correction_bias";
+    REQUIRE(tensors.at(norm).dtype == "BF16");
+    REQUIRE(tensors.at(bias).dtype == "F32");
+    tensors[norm] = floats(tensors.at(norm));
+    write_folder(temp / "mixed", golden("hf-glm4_moe-dense"), Format::kSafetensors, tensors);
+    const auto folder = HfFolder::open(temp / "mixed");
+    REQUIRE_OK(folder);
+    CHECK(folder.value()->dtype() == DType::kBf16);
+    REQUIRE(folder.value()->warnings().size() == 1);
+    CHECK(folder.value()->warnings()[0].find("the weights have several dtypes: 1 tensors of") == 0);
+    ckpt::PosixBackend io;
+    const auto run = import_hf(io, temp / "mixed", temp / "run", {}, encode);
+    REQUIRE_OK(run);
+    REQUIRE_OK(exported(run.value().dir, temp / "out"));
+    CHECK(tensors_in(temp / "out") == tensors_in(temp / "mixed"));
+    REQUIRE_OK(rewrite_hf(temp / "mixed", temp / "copy", {}));
+    CHECK(tensors_in(temp / "copy") == tensors_in(temp / "mixed"));
+    REQUIRE_OK(exported(run.value().dir, temp / "one", {.dtype = DType::kBf16}));
+    RewriteOptions one;
+    one.to.dtype = DType::kBf16;
+    REQUIRE_OK(rewrite_hf(temp / "mixed", temp / "one copy", one));
+    for (const char* made : {"one", "one copy"}) {
+      for (const auto& [name, tensor] : raw_tensors(temp / made)) {
+        CAPTURE(name);
+        CHECK(tensor.dtype == (name == bias ? "F32" : "BF16"));
+        CHECK((name == norm || tensor.bytes == tensors.at(name).bytes));
+      }
+    }
+  }
+
+  TEST_CASE("layers behind the model's own are left out, and their number told") {
+    TempDir temp;
+    RawTensors tensors = raw_tensors(golden("hf-glm4_moe-dense"));
+    const RawTensor square{"BF16", {2, 2}, std::string(8, '\1')};
+    for (const char* name : {"model.layers.2.eh_proj.weight", "model.layers.2.shared_head.head.weight",
+                             "model.layers.13.mlp.experts.0.up_proj.weight"}) {
+      tensors[name] = square;
+    }
+    write_folder(temp / "x", golden("hf-glm4_moe-dense"), Format::kSafetensors, tensors);
+    const auto folder = HfFolder::open(temp / "x");
+    REQUIRE_OK(folder);
+    REQUIRE(folder.value()->warnings().size() == 1);
+    CHECK(folder.value()->warnings()[0] ==
+          "3 tensors of layers from model.layers.2 on are left out: they predict further tokens");
+    CHECK(weights_of(*folder.value()) == weights_of(*HfFolder::open(golden("hf-glm4_moe-dense")).value()));
+    tensors["model.layers.1.eh_proj.weight"] = square;  // of the model's own layers none is unknown
+    write_folder(temp / "y", golden("hf-glm4_moe-dense"), Format::kSafetensors, tensors);
+    CHECK_FALSE(HfFolder::open(temp / "y").ok());
   }
 
   TEST_CASE("a target that is not empty is refused, and replaced without touching other files when told to") {

@@ -18,13 +18,15 @@ using namespace cairn::convert::testing;
 
 namespace {
 
-const std::vector<std::string> kMixtures = {"hf-mixtral-top2", "hf-mixtral-top3", "hf-mixtral-window",
-                                            "hf-qwen3_moe-balanced", "hf-qwen3_moe-plain"};
+const std::vector<std::string> kMixtures = {"hf-mixtral-top2",       "hf-mixtral-top3",    "hf-mixtral-window",
+                                            "hf-qwen3_moe-balanced", "hf-qwen3_moe-plain", "hf-qwen3_moe-window",
+                                            "hf-qwen2_moe-gated",    "hf-glm4_moe-dense",  "hf-glm4_moe-groups",
+                                            "hf-ernie4_5_moe-later", "hf-minimax_m2-half"};
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// The state dict of MixtralForCausalLM or Qwen3MoeForCausalLM in transformers 5: gate rows first, then up, of each
-/// expert. Source: transformers 5.24 conversion_mapping.py, models/mixtral/modeling_mixtral.py.
+/// The state dict of the class in transformers 5: gate rows first, then up, of each expert. Source: transformers 5.24
+/// conversion_mapping.py, models/mixtral/modeling_mixtral.py.
 RawTensors in_memory(const fs::path& fixture) {
   const nlohmann::json config = nlohmann::json::parse(slurp(fixture / "config.json"));
   RawTensors out = raw_tensors(fixture);
@@ -34,9 +36,13 @@ RawTensors in_memory(const fs::path& fixture) {
   };
   for (int64_t layer = 0; layer < config["num_hidden_layers"]; ++layer) {
     const std::string at = "model.layers." + std::to_string(layer);
-    const bool mixtral = config["model_type"] == "mixtral";
+    const bool mixtral = config["model_type"] == "mixtral" || config["model_type"] == "minimax_m2";
     const std::string block = mixtral ? ".block_sparse_moe" : ".mlp";
-    const int64_t experts = config.value(config.contains("num_local_experts") ? "num_local_experts" : "num_experts", 0);
+    if (!out.contains(at + block + ".gate.weight")) continue;  // a dense layer
+    int64_t experts = 0;
+    for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}) {
+      experts = std::max(experts, config.value(key, int64_t{0}));
+    }
     std::vector<RawTensor> gate_up, down;
     for (int64_t expert = 0; expert < experts; ++expert) {
       const std::string of = at + block + ".experts." + std::to_string(expert);
@@ -49,6 +55,11 @@ RawTensors in_memory(const fs::path& fixture) {
     out[at + ".mlp.experts.down_proj"] = stacked(down);
     const RawTensor router = take(at + block + ".gate.weight");
     out[at + ".mlp.gate.weight"] = router;
+    const std::string correction = ".e_score_correction_bias";
+    if (config["model_type"] == "minimax_m2") out[at + ".mlp" + correction] = take(at + block + correction);
+    if (config["model_type"] == "ernie4_5_moe") {
+      out[at + ".mlp.gate.moe_statics" + correction] = take(at + ".mlp.moe_statics" + correction);
+    }
   }
   return out;
 }
