@@ -35,6 +35,7 @@
 #include "runtime/core/random.h"
 #include "runtime/core/word_sums.h"
 #include "runtime/cuda/cuda_link.h"
+#include "runtime/cuda/linked/linked_api.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -116,7 +117,7 @@ class Training {
       good(cudaMemcpy(gradients_.at(k * tensor_bytes), bytes.data(), bytes.size(), cudaMemcpyHostToDevice),
            "cudaMemcpy");
     }
-    Result<std::unique_ptr<DeviceLink>> link = make_cuda_link(setup.device, stream_);
+    Result<std::unique_ptr<DeviceLink>> link = make_cuda_link(cuda::linked_api(), setup.device, stream_);
     RT_CHECK(link.ok(), "{}", link.error().message);
     const double begin = now_s();
     for (int64_t slot = 0; slot < arena.slots(); ++slot) good(link.value()->use_host(arena.payload(0, slot)));
@@ -127,7 +128,7 @@ class Training {
       std::vector<CopyArray>& group = groups.emplace_back();
       for (int array = 0; array < kArrays; ++array) {
         const int64_t shard = array * kTensors + t;
-        group.push_back({at(shard), arena.shards(0)[shard].offset, tensor_bytes, shard});
+        group.push_back({DevicePtr(at(shard)), arena.shards(0)[shard].offset, tensor_bytes, shard});
       }
     }
     copier_->cover(parts_of(groups), kArrays * kTensors);
@@ -185,11 +186,12 @@ class Training {
   void update(bool gated) {
     now_ ^= 1;
     for (int t = 0; t < kTensors; ++t) {
-      std::vector<std::span<std::byte>> areas;
+      std::vector<DeviceBytes> areas;
       for (int array = 0; array < kArrays; ++array)
-        areas.emplace_back(at(array * kTensors + t), static_cast<size_t>(tensor_bytes_));
-      if (gated) copier_->wait(areas);
-      for (const auto area : areas) within_device(gradients_.at(now_ * tensor_bytes_), area.data(), tensor_bytes_);
+        areas.push_back({DevicePtr(at(array * kTensors + t)), tensor_bytes_});
+      if (gated) copier_->order_after_copy(*host_, areas);
+      for (const DeviceBytes& area : areas)
+        within_device(gradients_.at(now_ * tensor_bytes_), address_of(area.first), tensor_bytes_);
     }
   }
 
@@ -214,6 +216,7 @@ class Training {
   uint64_t sums_[2] = {};  // of a tensor after an update from either gradient
   int64_t now_ = 0, slot_ = 0, step_ = 0;
   double pin_s_ = 0, complete_s_ = 0;
+  const std::unique_ptr<Stream> host_ = make_cpu_stream();  // in step with the host, which orders the update
   std::unique_ptr<StateCopier> copier_;
 };
 
@@ -362,7 +365,7 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  if (setup.device < 0 || setup.device >= cuda_devices()) {
+  if (setup.device < 0 || setup.device >= cuda_devices(cuda::linked_api())) {
     fmt::print("skipped: this machine has no CUDA device {}\n", setup.device);
     return kSkipped;
   }

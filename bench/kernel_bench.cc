@@ -224,14 +224,15 @@ void bench_maps(Bench& bench, bool tiny) {
             [&] { kernels::gated_forward<T>(kernels::Gate::kSilu, x, y, rows, ffn / 2); });
   bench.run("swiglu backward " + t, 10 * bytes, "GB/s",
             [&] { kernels::gated_backward<T>(kernels::Gate::kSilu, y, x, z, rows, ffn / 2); });
+  const kernels::NormRows norm{rows, width, 1e-5f};
+  const kernels::NormGradients to{dw.at(), db.at()};
   bench.run("layer_norm forward " + t, 2 * bytes, "GB/s",
-            [&] { kernels::layer_norm_forward<T>(x, w, b, y, mean, rstd, rows, width, 1e-5f); });
+            [&] { kernels::layer_norm_forward<T>(norm, x, w, b, y, mean, rstd); });
   bench.run("layer_norm backward " + t, 3 * bytes, "GB/s",
-            [&] { kernels::layer_norm_backward<T>(y, x, w, mean, rstd, z, dw, db, rows, width); });
-  bench.run("rms_norm forward " + t, 2 * bytes, "GB/s",
-            [&] { kernels::rms_norm_forward<T>(x, w, y, rstd, rows, width, 1e-5f); });
+            [&] { kernels::layer_norm_backward<T>(norm, y, x, w, mean, rstd, z, to); });
+  bench.run("rms_norm forward " + t, 2 * bytes, "GB/s", [&] { kernels::rms_norm_forward<T>(norm, x, w, y, rstd); });
   bench.run("rms_norm backward " + t, 3 * bytes, "GB/s",
-            [&] { kernels::rms_norm_backward<T>(y, x, w, rstd, z, dw, rows, width); });
+            [&] { kernels::rms_norm_backward<T>(norm, y, x, w, rstd, z, to); });
   Values<float> table(rows / 4 * 64);
   std::vector<double> frequencies(32);
   for (size_t i = 0; i < frequencies.size(); ++i) frequencies[i] = std::pow(10000.0, -static_cast<double>(i) / 32);
@@ -245,17 +246,18 @@ void bench_maps(Bench& bench, bool tiny) {
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 7919 % static_cast<size_t>(vocabulary));
   Values<float> max(head_rows), sum(head_rows), target(head_rows), scale(head_rows);
   const double head_bytes = static_cast<double>(head_rows * padded) * sizeof(T);
-  bench.run("row_sums " + t, head_bytes, "GB/s",
-            [&] { kernels::row_sums<T>(logits, head_rows, padded, vocabulary, 0, ids.data(), max, sum, target); });
-  bench.run("cross_entropy_backward " + t, 2 * head_bytes, "GB/s", [&] {
-    kernels::cross_entropy_backward<T>(logits, head_rows, padded, vocabulary, 0, ids.data(), max, sum, scale);
-  });
+  const kernels::LogitRows head{head_rows, padded, vocabulary, 0, DevicePtr<const int32_t>(ids.data())};
+  bench.run("row_sums " + t, head_bytes, "GB/s", [&] { kernels::row_sums<T>(head, logits, max, sum, target); });
+  bench.run("cross_entropy_backward " + t, 2 * head_bytes, "GB/s",
+            [&] { kernels::cross_entropy_backward<T>(head, logits, max, sum, scale); });
   Values<T> embedding(vocabulary * width);
   Values<float> dembedding(vocabulary * width);
-  bench.run("embedding forward " + t, 2 * bytes, "GB/s",
-            [&] { kernels::embedding_forward<T>(ids.data(), rows, embedding, 0, vocabulary, width, x); });
-  bench.run("embedding backward " + t, bytes + 2.0 * static_cast<double>(rows * width) * 4, "GB/s",
-            [&] { kernels::embedding_backward<T>(ids.data(), rows, x, 0, vocabulary, width, dembedding); });
+  bench.run("embedding forward " + t, 2 * bytes, "GB/s", [&] {
+    kernels::embedding_forward<T>(ids.data(), rows, {0, vocabulary, width}, embedding, x);
+  });
+  bench.run("embedding backward " + t, bytes + 2.0 * static_cast<double>(rows * width) * 4, "GB/s", [&] {
+    kernels::embedding_backward<T>(ids.data(), rows, {0, vocabulary, width}, x, dembedding);
+  });
 }
 
 void bench_optimizer(Bench& bench, bool tiny) {
@@ -264,19 +266,24 @@ void bench_optimizer(Bench& bench, bool tiny) {
   for (int64_t i = 0; i < count; ++i) v[i] = std::abs(v[i]);
   Values<bf16> weight(count);
   Values<float> other_master(count), other_m(count), other_v(count), float_weight(count);
-  const kernels::StateArrays state{master, m, v}, other{other_master, other_m, other_v};
-  kernels::AdamwArgs args{.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
+  const auto arrays = [](float* w, float* avg, float* avg_sq) {
+    return kernels::StateArrays{DevicePtr(w), DevicePtr(avg), DevicePtr(avg_sq), nullptr};
+  };
+  const kernels::StateArrays state = arrays(master, m, v), other = arrays(other_master, other_m, other_v);
+  const kernels::Clip clip;
+  kernels::AdamwArgs args{
+      .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .clip = DevicePtr(&clip)};
   const double bytes = static_cast<double>(count) * 4;
   bench.run("adamw f32", 7 * bytes, "GB/s", [&] { kernels::adamw(args, grad, state, state, nullptr, nullptr, count); });
   // Into other memory: as many bytes as in place when streamed, three arrays more when not.
   args.stream = true;
   bench.run("adamw f32 into another bank, streamed", 7 * bytes, "GB/s",
             [&] { kernels::adamw(args, grad, state, other, nullptr, nullptr, count); });
-  kernels::AdamwSums sums;
+  uint64_t sums[3] = {};
   bench.run("adamw f32 into another bank, streamed, with checksums", 7 * bytes, "GB/s",
-            [&] { kernels::adamw(args, grad, state, other, nullptr, nullptr, count, &sums); });
+            [&] { kernels::adamw(args, grad, state, other, nullptr, nullptr, count, {sums}); });
   bench.run("adamw f32 into another bank, streamed, with checksums and float weight", 8 * bytes, "GB/s",
-            [&] { kernels::adamw(args, grad, state, other, float_weight, nullptr, count, &sums); });
+            [&] { kernels::adamw(args, grad, state, other, float_weight, nullptr, count, {sums}); });
   args.stream = false;
   bench.run("adamw f32 into another bank, through the caches", 7 * bytes, "GB/s",
             [&] { kernels::adamw(args, grad, state, other, nullptr, nullptr, count); });

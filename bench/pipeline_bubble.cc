@@ -87,7 +87,7 @@ std::vector<int64_t> step_times(const ScheduleShape& shape, int64_t pass_ns, int
       for (int64_t step = 0; step <= steps; ++step) {
         must(all->barrier("begin"));
         const int64_t begin = wall.now_ns();
-        must(executor.train(batches, 1.0f, {}));
+        must(executor.train(batches, 1.0f));
         must(all->barrier("end"));
         if (rank == 0 && step > 0) out.push_back(wall.now_ns() - begin);
       }

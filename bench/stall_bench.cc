@@ -97,6 +97,10 @@ struct Setup {
   bool bf16_weights = false, own_bank = true;
 };
 
+kernels::StateArrays arrays_at(float* master, float* exp_avg, float* exp_avg_sq) {
+  return {DevicePtr(master), DevicePtr(exp_avg), DevicePtr(exp_avg_sq), nullptr};
+}
+
 void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared) {
   omp_set_num_threads(1);
   const int64_t n = setup.elems, all = n * kTensors;
@@ -111,13 +115,16 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
       return reinterpret_cast<float*>(arena.payload(rank, slot).data() +
                                       arena.shards(rank)[kind * kTensors + tensor].offset);
     };
-    return kernels::StateArrays{at(0), at(1), at(2)};
+    return arrays_at(at(0), at(1), at(2));
   };
   const auto own_state = [&](int tensor) {
-    return kernels::StateArrays{own + tensor * n, own + all + tensor * n, own + 2 * all + tensor * n};
+    return arrays_at(own + tensor * n, own + all + tensor * n, own + 2 * all + tensor * n);
   };
   auto* const weights = arena.weights(rank).data();
-  kernels::AdamwArgs args{.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
+  const kernels::Clip clip;
+  const std::unique_ptr<Stream> work = make_cpu_stream();
+  kernels::AdamwArgs args{
+      .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .clip = DevicePtr(&clip)};
   const std::string position(1500, 'x');
   StateCopier copier(make_host_link(), kCopyNice);
   if (own != nullptr) {
@@ -127,7 +134,7 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
       for (int kind = 0; kind < 3; ++kind) {
         const int64_t shard = kind * kTensors + t;
         group.push_back(
-            {reinterpret_cast<std::byte*>(own + kind * all + t * n), arena.shards(rank)[shard].offset, n * 4, shard});
+            {DevicePtr(own + kind * all + t * n).as<std::byte>(), arena.shards(rank)[shard].offset, n * 4, shard});
       }
     }
     copier.cover(parts_of(groups), 3 * kTensors);
@@ -153,13 +160,11 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
         begun = now_s() - begin;
         args.stream = stream;
         for (int t = 0; t < kTensors; ++t) {
-          kernels::AdamwSums sum;
+          uint64_t sum[3] = {};
           float* const full = setup.bf16_weights ? nullptr : reinterpret_cast<float*>(weights) + t * n;
           bf16* const low = setup.bf16_weights ? reinterpret_cast<bf16*>(weights) + t * n : nullptr;
-          kernels::adamw(args, grads + t * n, bank(from, t), bank(to, t), full, low, n, &sum);
-          sums[t] = sum.master;
-          sums[kTensors + t] = sum.exp_avg;
-          sums[2 * kTensors + t] = sum.exp_avg_sq;
+          kernels::adamw(args, grads + t * n, bank(from, t), bank(to, t), full, low, n, {sum});
+          for (int array = 0; array < 3; ++array) sums[array * kTensors + t] = sum[array];
         }
         args.stream = false;
         const double updated = now_s();
@@ -180,11 +185,11 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
           for (int64_t at = 0; at < n; at += longest) {
             const int64_t count = std::min(longest, n - at);
             const kernels::StateArrays whole = own_state(t);
-            const kernels::StateArrays state{whole.master + at, whole.exp_avg + at, whole.exp_avg_sq + at};
-            std::vector<std::span<std::byte>> areas;
-            for (float* const array : {state.master, state.exp_avg, state.exp_avg_sq})
-              areas.push_back(std::as_writable_bytes(std::span(array, static_cast<size_t>(count))));
-            copier.wait(areas);
+            const kernels::StateArrays state{whole.master + at, whole.exp_avg + at, whole.exp_avg_sq + at, nullptr};
+            std::vector<DeviceBytes> areas;
+            for (const DevicePtr<float> array : {state.master, state.exp_avg, state.exp_avg_sq})
+              areas.push_back({array.as<std::byte>(), count * 4});
+            copier.order_after_copy(*work, areas);
             kernels::adamw(args, grads + t * n + at, state, state, nullptr,
                            own_low != nullptr ? own_low + t * n + at : nullptr, count);
           }
@@ -193,9 +198,9 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
       } else {
         for (int t = 0; t < kTensors; ++t) {
           const kernels::StateArrays source = own != nullptr ? own_state(t) : bank(from, t), target = bank(to, t);
-          std::memcpy(target.master, source.master, n * 4);
-          std::memcpy(target.exp_avg, source.exp_avg, n * 4);
-          std::memcpy(target.exp_avg_sq, source.exp_avg_sq, n * 4);
+          std::memcpy(address_of(target.master), address_of(source.master), n * 4);
+          std::memcpy(address_of(target.exp_avg), address_of(source.exp_avg), n * 4);
+          std::memcpy(address_of(target.exp_avg_sq), address_of(source.exp_avg_sq), n * 4);
         }
       }
       const double seconds = now_s() - begin, cpu = cpu_s() - cpu_begin;
