@@ -115,7 +115,7 @@ int main(int count, char** words) {
                   .build = "test",
                   .recipe_hash = "test",
                   .ranks = 2};
-  const Beats beats{.every_s = 0.1, .dead_after_s = 1};
+  const Beats beats{.every_s = 0.1, .dead_after_s = 2};
   Status done;
   if (count == 6) {
     done = follow(words[4], std::atoll(words[5]), directory, own, beats);

@@ -24,7 +24,7 @@ def missing():
 class Bed(unittest.TestCase):
     shared = "bind"
     count = 4
-    life_s = 120
+    life_s = 900  # beyond any test's timeout: hosts of a test that was killed end by themselves
 
     def setUp(self):
         if self.shared == "fuse" and shutil.which("bindfs") is None:
@@ -43,6 +43,7 @@ class Bed(unittest.TestCase):
     def start_on(self, index, *command):
         """In the background; its log."""
         log = self.folder / f"h{index}.{time.monotonic_ns()}.log"
+        log.touch()  # the host may take a while to open it
         self.hosts("start", f"h{index}", str(log), *map(str, command))
         return log
 

@@ -26,7 +26,7 @@ STORE = os.environ.get("CAIRN_FAULTS_STORE", "folder")
 class Faults(TrainBed):
     count = 7 if STORE == "etcd" else 4
     shared = os.environ.get("CAIRN_FAULTS_SHARED", "bind")
-    life_s = 2400 if "CAIRN_FAULTS" in os.environ else 400
+    life_s = 2400
     steps = 1_000_000
     save = 10
 

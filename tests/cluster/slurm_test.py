@@ -25,7 +25,7 @@ class Slurm(TrainBed):
                               timeout=60)
         self.assertEqual(done.returncode, 0, f"{script}: {done.stdout}{done.stderr}")
 
-    def on_h0(self, *command, seconds=60, code=0):
+    def on_h0(self, *command, seconds=150, code=0):
         done = subprocess.run([HOSTS, "run", "h0", "timeout", str(seconds), *map(str, command)], env=self.environment,
                               capture_output=True, text=True)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
@@ -36,7 +36,7 @@ class Slurm(TrainBed):
                 *options]
 
     def test_srun_tells_the_hosts_and_the_run_is_that_of_one_host(self):
-        said = self.on_h0("srun", "-N4", "--ntasks-per-node=1", "--overcommit", *self.train(), seconds=120)
+        said = self.on_h0("srun", "-N4", "--ntasks-per-node=1", "--overcommit", *self.train(), seconds=300)
         self.assertIn("4 hosts x 2 ranks, from Slurm step", said)
         self.assertIn("; this is 2 (h2), leader h0 10.77.0.10:", said)
         self.check_training()
@@ -46,7 +46,7 @@ class Slurm(TrainBed):
                             (("salloc", "-N2", "--quiet"), "srun")):
             begin = time.monotonic()
             said = self.on_h0(*words, *self.train(), code=2)
-            self.assertLess(time.monotonic() - begin, 10)
+            self.assertLess(time.monotonic() - begin, 60)  # it has waited for nobody
             self.assertIn(told, said)
         self.assertFalse((self.shared_folder / "run").exists())
 

@@ -14,14 +14,14 @@ from harness import RECIPE, write_tokens  # noqa: E402
 PROGRAM = os.path.abspath(sys.argv.pop(1))
 STEPS = 200
 RUN = "/mnt/shared/run"
-PATIENCE_S = 90
+PATIENCE_S = 150  # of any wait, far beyond what a busy machine needs
 
 
 class TrainBed(Bed):
     """A recipe that four hosts of two ranks train, and what comes of it."""
 
-    life_s = 400
     steps = STEPS
+    start_command = (PROGRAM,)
     layout = dict(tp=2, dp=4, sp="true")
 
     def setUp(self):
@@ -35,7 +35,7 @@ class TrainBed(Bed):
 
     def start(self, index, run=RUN, *extra):
         self.logs[index] = self.start_on(
-            index, PROGRAM, "train", "/mnt/shared/recipe.lua", "--run", run, "--threads", 1, *self.where(),
+            index, *self.start_command, "train", "/mnt/shared/recipe.lua", "--run", run, "--threads", 1, *self.where(),
             "--host-index", index, *extra)
         return self.logs[index]
 
@@ -49,6 +49,12 @@ class TrainBed(Bed):
 
     def signal_agent(self, host, signal):
         self.each_agent(host, f"kill -{signal}")
+
+    def signal_rank(self, host, signal):
+        """All ranks of the host."""
+        self.hosts("run", f"h{host}", "sh", "-c",
+                   "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q ' [_]rank ' && "
+                   f"kill -{signal} ${{p#/proc/}}; done; true")
 
     def all_logs(self):
         return "".join(f"\n== h{k}\n{log.read_text(errors='replace')[-3000:]}" for k, log in sorted(self.logs.items()))
@@ -172,8 +178,9 @@ class Train(TrainBed):
         for away, back in ((("freeze", "h1"), ("thaw", "h1")), (("cut", "h3"), ("heal", "h3")),
                            (("freeze", "h0"), ("thaw", "h0"))):
             before = len([e for e in self.lines("events.jsonl") if e["event"] == "start"])
+            told = self.told_of_losses()
             self.hosts(*away)
-            time.sleep(5)  # beyond dead_after
+            self.until(lambda: self.told_of_losses() > told, f"somebody to notice {away}")  # noqa: B023
             reached = max(self.metrics())
             self.hosts(*back)
             first = self.until_step(max(first, reached) + 20)
@@ -181,6 +188,11 @@ class Train(TrainBed):
             self.assertGreater(len(starts), before, f"{away} was not noticed{self.all_logs()}")
             self.assertEqual(starts[-1]["source"], "memory")
         self.check_training()
+
+    def told_of_losses(self):
+        """By the leader, and by those that have lost it."""
+        return (len([e for e in self.lines("events.jsonl") if e["event"] == "failure"]) +
+                sum(log.read_text().count("the leader is away") for log in self.logs.values()))
 
     def test_each_host_is_asked_for_the_memory_of_its_own_ranks(self):
         """64 MiB of /dev/shm a host, for a run that needs 130 or 510 in all."""
@@ -190,14 +202,15 @@ class Train(TrainBed):
         self.assertEqual(max(self.metrics()), 8)
         for index in (2, 0):  # one that follows is refused without a leader
             log = self.start(index, "/mnt/shared/large", "--set", "model.width=640", "--set", "stop=T.steps(8)")
-            self.until(lambda: "Nothing was started" in log.read_text(), "the refusal", 5)  # noqa: B023
+            self.until(lambda: "Nothing was started" in log.read_text(), "the refusal")  # noqa: B023
             self.assertIn("/dev/shm", log.read_text())
         self.assertFalse((self.shared_folder / "large").exists())
 
     def test_a_trace_of_hosts_whose_clocks_differ_is_on_one_clock(self):
+        ahead_s = (5000, 0, 10000, 15000)  # of this machine's: it may have been up for less, and no clock is negative
         for index in (3, 1, 2, 0):
             self.logs[index] = self.start_on(
-                index, "unshare", "--time", "--fork", "--monotonic", 5000 * (index - 1), PROGRAM, "train",
+                index, "unshare", "--time", "--fork", "--monotonic", ahead_s[index], PROGRAM, "train",
                 "/mnt/shared/recipe.lua", "--run", RUN, "--threads", 1, *self.where(), "--host-index", index, "--set",
                 "stop=T.steps(30)", "--trace", "steps=20..24")
         self.until_done()
@@ -208,14 +221,15 @@ class Train(TrainBed):
                 ends.setdefault(event["pid"], []).append(event["ts"] + event["dur"])
         self.assertEqual(sorted(ends), list(range(8)))
         apart_ms = [(max(at) - min(at)) / 1e3 for at in zip(*ends.values(), strict=True)]
-        print(f"ends of a broadcast: {max(apart_ms):.2f} ms apart")
-        self.assertLess(max(apart_ms), 50)
+        print(f"ends of a broadcast: {min(apart_ms):.2f} to {max(apart_ms):.2f} ms apart")
+        # A wrong clock is so in all of them; a rank that had to wait for its processor in one.
+        self.assertLess(min(apart_ms), 50)
 
     def test_a_run_folder_that_is_not_shared_is_told(self):
         for index in (0, 1, 2):
             self.start(index)
         log = self.start(3, run="/mnt/local/run")
-        self.until(lambda: "its token is not there" in log.read_text(), "the error", 30)
+        self.until(lambda: "its token is not there" in log.read_text(), "the error")
 
 
 class Spares(TrainBed):
@@ -229,7 +243,7 @@ class Spares(TrainBed):
         super().setUp()
         (self.shared_folder / "cluster.lua").write_text(
             'return require("cairn").hosts { names = { "h0", "h1", "h2", "h3", "h4" }, spares = 1, ranks_per_host = 1,\n'
-            '                                dead_after = 1, spare_after = 1 }\n')
+            '                                dead_after = 2, spare_after = 1 }\n')
 
     def where(self):
         return ("--cluster", "/mnt/shared/cluster.lua")
@@ -284,7 +298,7 @@ class Spares(TrainBed):
         self.assertIn(f"the run is led by {leader} (", self.logs[0].read_text())
         # What is asked of another leader than the first: a save at once, and a stop.
         self.signal_agent(int(leader[1]), "USR1")
-        self.until(lambda: [e for e in self.lines("events.jsonl") if e["event"] == "saved" and e["asked"]], "the save", 20)
+        self.until(lambda: [e for e in self.lines("events.jsonl") if e["event"] == "saved" and e["asked"]], "the save")
         self.signal_agent(2, "TERM")
         self.until_done()
         self.assertLess(max(self.metrics()), self.steps)

@@ -188,7 +188,7 @@ class Failure(RunTest):
             took = time.monotonic() - begin
             self.assertRegex(failure["message"], f"^rank {rank} .* is stopped")
             self.assertEqual(failure["class"], "hang")
-            self.assertLess(took, 20)  # deadline 2 s, the agent's own check 4 s; the rest is for a loaded machine
+            self.assertLess(took, 60)  # deadline 2 s, the agent's own check 4 s; the rest is for a loaded machine
             print(f"rank {rank} stopped: reported after {took:.1f} s: {failure['message']}")
             self.until_step("run", at + 5, job)
         job.signal(signal.SIGTERM)

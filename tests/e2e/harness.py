@@ -138,6 +138,15 @@ class RunTest(unittest.TestCase):
                                       save=save, keep=keep, prefix=prefix or self.folder / "tokens"))
         return path
 
+    def holds(self, pid):
+        """Whether SIGUSR1 can end it no more."""
+        try:
+            with open(f"/proc/{pid}/status") as status:
+                line = next(line for line in status if line.startswith("SigBlk:"))
+        except (OSError, StopIteration):
+            return False
+        return bool(int(line.split()[1], 16) & 1 << (signal.SIGUSR1 - 1))
+
     def cairn(self, *args, code=0):
         """Another command of the program, in the test's folder; its output in bytes."""
         done = subprocess.run([self.program, *map(str, args)], capture_output=True, cwd=self.folder, timeout=PATIENCE_S)

@@ -73,15 +73,6 @@ class Requests(RunTest):
         self.assertEqual(self.events("run", "copy_failed"), [])
         self.assertEqual(len(list((self.folder / "far" / "run").glob("step-*"))), len(self.checkpoints("run")))
 
-    def holds(self, pid):
-        """Whether SIGUSR1 can end it no more."""
-        try:
-            with open(f"/proc/{pid}/status") as status:
-                line = next(line for line in status if line.startswith("SigBlk:"))
-        except (OSError, StopIteration):
-            return False
-        return bool(int(line.split()[1], 16) & 1 << (signal.SIGUSR1 - 1))
-
     def test_signals_that_end_a_session_or_a_queue_stop_the_run_with_a_save(self):
         recipe = self.long()
         for number in (signal.SIGHUP, signal.SIGXCPU):
@@ -194,10 +185,12 @@ class Requests(RunTest):
         environment = dict(os.environ)
         self.addCleanup(lambda: os.environ.clear() or os.environ.update(environment))
         begin = time.time()
-        os.environ["SLURM_JOB_END_TIME"] = str(int(begin + 4))
+        self.train(self.recipe(name="first", steps=8, tp=1, pp=1, dp=2, sp="false", zero=0), "first")
+        limit = int(time.time() + 4 + 3 * (time.time() - begin))  # a start, also on a slow machine, and some steps
+        os.environ["SLURM_JOB_END_TIME"] = str(limit)
         job = self.start(recipe, "slurm", "--exit-when-unfinished", 75)
         self.stopped(job, "slurm", 75)
-        self.assertLess(time.time(), int(begin + 4) + 2)
+        self.assertLess(self.events("slurm", "stop_requested")[0]["time"], limit + 2)
         self.assertEqual(self.events("slurm", "time_limit")[0]["by"], "SLURM_JOB_END_TIME")
         self.assertTrue(self.events("slurm", "stop_requested")[0]["by"].startswith("SLURM_JOB_END_TIME: "))
         self.assertIn("by SLURM_JOB_END_TIME; the run saves and stops before", job.output())
@@ -205,7 +198,7 @@ class Requests(RunTest):
         begin = time.time()
         job = self.start(recipe, "option", "--time-limit", "1s200ms")
         self.stopped(job, "option")
-        self.assertLess(time.time() - begin, 20)
+        self.assertLess(time.time() - begin, 90)
         self.assertEqual(self.events("option", "time_limit")[0]["by"], "--time-limit")
         short = self.recipe(name="short", steps=8, tp=1, pp=1, dp=1, zero=0, sp="false")
         job = self.train(short, "short", "--exit-when-unfinished", 75)  # nothing is left to do: 0

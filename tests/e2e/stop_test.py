@@ -94,7 +94,7 @@ class Stop(RunTest):
         job.signal(signal.SIGTERM)
         saved = self.until(lambda: self.events("run", "saved"), "the save", job)[0]
         took = saved["time"] - self.events("run", "stop_requested")[0]["time"]
-        self.assertTrue(4.9 < took < 15, took)
+        self.assertTrue(4.9 < took < 60, took)
         self.assertGreaterEqual(saved["step"], reached - 1)
         self.assertIn(f"no step boundary in 5 s: saving step {saved['step']}, the newest in memory", job.output())
         self.assertEqual(self.checkpoints("run"), [saved["step"]])
@@ -128,7 +128,7 @@ class Stop(RunTest):
     def test_signals_while_the_recipe_is_read_wait_for_the_run(self):
         recipe = self.recipe(name="two", steps=400, tp=1, pp=1, dp=2, sp="false", save=1000)
         job, agent = self.slowed("openat", 2, recipe, "--run", self.folder / "run", path=("-P", recipe))
-        time.sleep(0.7)  # in that call
+        self.until(lambda: self.holds(agent), "the first lines of main()", job)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
             os.kill(agent, number)
         time.sleep(0.2)
