@@ -84,6 +84,12 @@ std::string text(const MoeConfig& moe) {
   return "{" + out + "}";
 }
 
+std::string text(const MlaConfig& mla) {
+  const auto& [kv_rank, q_rank, nope_dim, rope_dim, value_dim] = mla;
+  return fmt::format("{{kv_rank {}, q_rank {}, nope_dim {}, rope_dim {}, value_dim {}}}", kv_rank, q_rank, nope_dim,
+                     rope_dim, value_dim);
+}
+
 /// Every field by name. The binding names all of them on purpose: an option that is added to ModelConfig and not here
 /// would be lost by an export that nobody notices, so it does not compile.
 std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& m) {
@@ -91,7 +97,7 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
                rope, embed, embedding_norm, embedding_scale, block, residual_scale, branch_scale, norm, norm_weight,
                norm_bias, norm_plus_one, norm_eps, final_norm, activation, bias, qkv_bias, out_bias, mlp_bias,
                head_bias, clip_qkv, qk_norm, mask, sliding_window, window_layers, window_rope_theta, nope_layers,
-               attention_scale, attention_scale_by_layer, score_cap, logit_scale, logit_cap, top_query, moe,
+               attention_scale, attention_scale_by_layer, score_cap, logit_scale, logit_cap, top_query, mla, moe,
                tied_embeddings, embedding_dropout, attention_dropout, residual_dropout, init_std, init] = m;
   return {{"layers", text(layers)},
           {"width", text(width)},
@@ -136,6 +142,7 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
           {"logit_scale", text(logit_scale)},
           {"logit_cap", text(logit_cap)},
           {"top_query", text(top_query)},
+          {"mla", text(mla)},
           {"moe", text(moe)},
           {"tied_embeddings", text(tied_embeddings)},
           {"embedding_dropout", text(embedding_dropout)},

@@ -131,6 +131,43 @@ const Block& rotary_block() {
   return out;
 }
 
+const Block& mla_block() {
+  static const Block out{
+      .name = "mla",
+      .doc =
+          "Multi-head latent attention (DeepSeek-V2, V3): keys and values of all heads come from one latent vector a "
+          "token, which is what generation keeps of it. model.head_dim is nope_dim + rope_dim.",
+      .fields = {
+          bound("kv_rank", &MlaConfig::kv_rank)
+              .range(0, 1 << 20)
+              .otherwise(0)
+              .silently()
+              .says("channels of the latent vector of keys and values; 0: plain attention"),
+          bound("q_rank", &MlaConfig::q_rank)
+              .range(0, 1 << 20)
+              .otherwise(0)
+              .silently()
+              .says("channels of the latent vector of queries; 0: these come from the residual stream"),
+          bound("nope_dim", &MlaConfig::nope_dim)
+              .range(0, 1 << 16)
+              .otherwise(0)
+              .silently()
+              .says("channels of a head of queries and keys that do not turn"),
+          bound("rope_dim", &MlaConfig::rope_dim)
+              .range(0, 1 << 16)
+              .otherwise(0)
+              .silently()
+              .says("channels behind them that turn; those of keys are the same in all heads", "Must be even."),
+          bound("value_dim", &MlaConfig::value_dim)
+              .range(0, 1 << 16)
+              .otherwise(0)
+              .silently()
+              .says("channels of a head of values",
+                    "At most nope_dim + rope_dim, to which values are widened with zeros where they are fewer."),
+      }};
+  return out;
+}
+
 const Block& moe_block() {
   static const Block out{
       .name = "moe",
@@ -279,7 +316,7 @@ const Block& model_block() {
                     "with more ranks than heads several ranks hold a head, and checkpoints still have it once."),
           bound("head_dim", &ModelConfig::head_dim)
               .range(1, 1 << 16)
-              .derived("model.width / model.heads")
+              .derived("model.width / model.heads; with model.mla nope_dim + rope_dim")
               .says("channels of one head", "Must be even with rotary positions."),
           bound("ffn", &ModelConfig::ffn)
               .range(1, 1 << 22)
@@ -472,6 +509,7 @@ const Block& model_block() {
               .otherwise(false)
               .silently()
               .says("one more layer after the final norm whose queries come from a table of positions (CodeGeeX)"),
+          block("mla", &ModelConfig::mla, mla_block()).silently().says("attention by latent vectors"),
           block("moe", &ModelConfig::moe, moe_block()).silently().says("experts instead of the MLP"),
           bound("tied_embeddings", &ModelConfig::tied_embeddings)
               .otherwise(true)
@@ -1840,6 +1878,10 @@ std::optional<Json> derived_default(const std::string& path, bool llama,
   if (path == "model.kv_heads") {
     if (const auto heads = integer("model.heads")) return Json(*heads);
   } else if (path == "model.head_dim") {
+    const auto nope = integer("model.mla.nope_dim"), turning = integer("model.mla.rope_dim");
+    if (integer("model.mla.kv_rank").value_or(0) > 0 && nope && turning && *nope + *turning > 0) {
+      return Json(*nope + *turning);
+    }
     const auto width = integer("model.width"), heads = integer("model.heads");
     if (width && heads && *heads > 0 && *width / *heads > 0) return Json(*width / *heads);
   } else if (path == "model.ffn") {

@@ -88,6 +88,17 @@ struct MoeConfig {
   bool operator==(const MoeConfig&) const = default;
 };
 
+/// Multi-head latent attention (DeepSeek-V2): keys and values of all heads come from one latent vector a token, and the
+/// channels of a key that turn are one vector for all heads. model.head_dim is nope_dim + rope_dim then.
+struct MlaConfig {
+  int64_t kv_rank = 0;    // channels of the latent vector of keys and values; 0: plain attention
+  int64_t q_rank = 0;     // of that of queries; 0: these come from the stream
+  int64_t nope_dim = 0;   // channels of a head of queries and keys that do not turn
+  int64_t rope_dim = 0;   // and behind them those that do
+  int64_t value_dim = 0;  // of a head of values
+  bool operator==(const MlaConfig&) const = default;
+};
+
 /// Options that GPT-2 and Llama lack are off as they stand here, and then they are not in the canonical JSON either.
 struct ModelConfig {
   int64_t layers = 0;
@@ -131,6 +142,7 @@ struct ModelConfig {
   double logit_scale = 1.0;
   double logit_cap = 0;    // the same of logits, after logit_scale
   bool top_query = false;  // one more layer after final_norm whose queries come from a table of positions (CodeGeeX)
+  MlaConfig mla;
   MoeConfig moe;
   bool tied_embeddings = true;
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;  // rates; residual: each branch's output

@@ -172,15 +172,17 @@ Status Session::make_cache(int64_t sequences, int64_t capacity) {
     return invalid(
         fmt::format("a cache of {} sequences of {} tokens; the context holds {}", sequences, capacity, model.context));
   }
-  cache_ = {.sequences = sequences, .capacity = capacity, .row_elems = model.kv_heads * model.head_dim};
+  cache_ = {.sequences = sequences, .capacity = capacity, .row_elems = cached_elems(model)};
   const int64_t elems = attention_layers(model) * sequences * capacity * cache_.row_elems;
   const int64_t bytes = elems * dtype_size_bytes(plan_.compute_dtype());
   keys_ = Buffer();
   values_ = Buffer();
   RT_TRY_SET(keys_, Buffer::allocate({DeviceKind::kCpu, 0}, bytes));
-  RT_TRY_SET(values_, Buffer::allocate({DeviceKind::kCpu, 0}, bytes));
   cache_.key_memory = keys_.at();
-  cache_.value_memory = values_.at();
+  if (!has_mla(model)) {  // a latent vector is key and value
+    RT_TRY_SET(values_, Buffer::allocate({DeviceKind::kCpu, 0}, bytes));
+    cache_.value_memory = values_.at();
+  }
   lengths_.assign(sequences, 0);
   gaps_.assign(sequences, -1);
   return {};

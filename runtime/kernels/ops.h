@@ -14,6 +14,7 @@
 #include "runtime/kernels/dropout.h"
 #include "runtime/kernels/elementwise.h"
 #include "runtime/kernels/embedding.h"
+#include "runtime/kernels/latent.h"
 #include "runtime/kernels/matmul.h"
 #include "runtime/kernels/norm.h"
 #include "runtime/kernels/router.h"
@@ -35,6 +36,7 @@ namespace cairn::kernels {
   X(layer_norm_forward) X(layer_norm_backward) X(rms_norm_forward) X(rms_norm_backward)                              \
   X(head_norm_forward) X(head_norm_backward) X(row_dots) X(whole_norm_forward) X(whole_norm_backward)                \
   X(attention_forward) X(attention_decode) X(attention_backward_sums)                                                \
+  X(join_latent_heads) X(split_latent_heads)                                                                         \
   X(embedding_forward) X(embedding_backward) X(embedding_backward_parts)                                             \
   X(positions_forward) X(positions_backward) X(positions_look_up)                                                    \
   X(row_sums) X(cross_entropy_backward)                                                                              \

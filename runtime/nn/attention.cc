@@ -26,31 +26,16 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
     : on_(parameters.on()),
       dims_(dims),
       layer_(layer),
-      rotary_dims_{.rows = dims.rows,
-                   .tokens = dims.tokens,
-                   .heads = dims.heads + dims.kv_heads,  // q and k lie side by side
-                   .head_dim = dims.head_dim,
-                   .stride = dims.qkv,
-                   .turning = rotary_dims(model),
-                   .interleaved = model.rope.pairs == RotaryPairs::kInterleaved},
       clip_(static_cast<float>(model.clip_qkv)),
       norm_eps_(static_cast<float>(model.norm_eps)),
       norm_offset_(norm_offset(model)),
       qk_norm_(model.qk_norm),
       kv_copies_(tp.comm().size() * dims.kv_heads / model.kv_heads),
-      turns_(has_rotary(model, layer)),
-      window_turns_(has_window_rotary(model, layer)),
+      turning_(on_, model, dims, layer, scratch),
       residual_(parameters, model, dims, layer_prefix(model, layer), Branch::kAttention, tp, scratch),
-      from_stream_([&] {
-        const std::string prefix = layer_prefix(model, layer) + "attn.";
-        std::vector<Linear<Real>> parts;
-        if (layer != model.layers) parts.push_back(linear(parameters, prefix + "q", model.width));
-        for (const char* part : {"k", "v"}) parts.push_back(linear(parameters, prefix + part, model.width));
-        return ColumnGroup<Real>(parts, layer != model.layers ? 0 : dims.heads * dims.head_dim, dims.qkv);
-      }()),
       q_norm_(parameters.get_optional(layer_prefix(model, layer) + "attn.q_norm.weight")),
       k_norm_(parameters.get_optional(layer_prefix(model, layer) + "attn.k_norm.weight")),
-      o_(linear(parameters, layer_prefix(model, layer) + "attn.o", dims.heads * dims.head_dim)),
+      o_(linear(parameters, layer_prefix(model, layer) + "attn.o", dims.heads * dims.value_dim)),
       probabilities_dropout_(on_, model.attention_dropout, layer, DropoutPlace::kAttention),
       output_dropout_(on_, model.residual_dropout, layer, DropoutPlace::kAttentionOutput),
       tp_(tp),
@@ -64,7 +49,17 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       what_dkv_(fmt::format("layer {} attn.dkv", layer)),
       what_qk_norm_(fmt::format("layer {} attn.qk_norm", layer)),
       what_dqk_norm_(fmt::format("layer {} attn.dqk_norm", layer)) {
-  if (layer == model.layers) position_queries_.emplace(parameters, model, dims, tp, scratch);
+  const bool top_query = layer == model.layers;
+  if (top_query) position_queries_.emplace(parameters, model, dims, tp, scratch);
+  if (has_mla(model)) {
+    latent_.emplace(parameters, model, dims, layer, turning_, residual_, tp, scratch);
+  } else {
+    const std::string prefix = layer_prefix(model, layer) + "attn.";
+    std::vector<Linear<Real>> parts;
+    if (!top_query) parts.push_back(linear(parameters, prefix + "q", model.width));
+    for (const char* part : {"k", "v"}) parts.push_back(linear(parameters, prefix + part, model.width));
+    from_stream_.emplace(parts, top_query ? dims.heads * dims.head_dim : 0, dims.qkv);
+  }
   attention_dims_ = {.batch = dims.samples,
                      .tokens = dims.held.tokens,
                      .heads = dims.heads,
@@ -86,40 +81,34 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
 }
 
 template <typename Real>
-Status Attention<Real>::forward(const SavedAttention<Real>& saved, DevicePtr<Real> output_RH) const {
-  const StageDims& d = dims_;
-  residual_.input(saved.residual);
+Status Attention<Real>::project(const SavedAttention<Real>& saved) const {
+  if (latent_) return latent_->forward(saved.latents, saved.qkv);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  from_stream_.forward(scratch_.rows_TH, saved.qkv, d.rows);
+  from_stream_->forward(scratch_.rows_TH, saved.qkv, dims_.rows);
   if (position_queries_) position_queries_->forward(saved.qkv);
   RT_TRY(prepare_qkv(saved));
-  if (scratch_.cached != nullptr) {
-    attend_cached(*scratch_.cached, saved);
-  } else {
-    turn(saved.qkv, false);
+  turn(saved.qkv, false);
+  return {};
+}
+
+template <typename Real>
+DevicePtr<const Real> Attention<Real>::core_output(const SavedAttention<Real>& saved, DevicePtr<Real> scratch) const {
+  return latent_ ? latent_->narrow(saved.out, scratch) : DevicePtr<const Real>(saved.out);
+}
+
+template <typename Real>
+Status Attention<Real>::forward(const SavedAttention<Real>& saved, DevicePtr<Real> output_RH) const {
+  residual_.input(saved.residual);
+  RT_TRY(project(saved));
+  DevicePtr<const Real> out;
+  if (scratch_.cached == nullptr) {
     RT_TRY(recompute_core(saved));
+    out = core_output(saved, scratch_.hidden);
+  } else {
+    out = attend_cached(*scratch_.cached, saved);
   }
-  return row_cut_forward<Real>(o_, output_dropout_, residual_, saved.residual, saved.out, saved.residual.input_RH,
-                               output_RH, tp_, scratch_, d, what_out_);
-}
-
-template <typename Real>
-DevicePtr<const float> Attention<Real>::rotary_table() const {
-  if (!turns_) return nullptr;
-  return window_turns_ ? scratch_.window_rotary_table : scratch_.rotary_table;
-}
-
-template <typename Real>
-void Attention<Real>::turn(DevicePtr<Real> qkv, bool inverse) const {
-  const DevicePtr<const float> table = rotary_table();
-  if (!table) return;
-  kernels::RotaryDims dims = rotary_dims_;
-  dims.positions = scratch_.positions;
-  dims.rows /= dims_.held.parts;
-  dims.tokens = dims_.held.part_tokens();
-  for (int64_t part = 0; part < dims_.held.parts; ++part) {
-    on_.rotary(dims, qkv + part * dims.rows * dims.stride, table + part * dims.tokens * dims.turning, inverse);
-  }
+  return row_cut_forward<Real>(o_, output_dropout_, residual_, saved.residual, out, saved.residual.input_RH, output_RH,
+                               tp_, scratch_, dims_, what_out_);
 }
 
 template <typename Real>
@@ -307,22 +296,25 @@ Status Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const 
 }
 
 template <typename Real>
-void Attention<Real>::attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const {
+DevicePtr<const Real> Attention<Real>::attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const {
   const StageDims& d = dims_;
   const KvCache& cache = *rows.cache;
-  const int64_t k_at = d.heads * d.head_dim, v_at = k_at + cache.row_elems;
-  if (const DevicePtr<const float> table = rotary_table()) {
-    kernels::RotaryDims dims = rotary_dims_;
-    dims.positions = scratch_.positions;
-    on_.rotary(dims, saved.qkv, table, false);
+  const int64_t k_at = d.heads * d.head_dim, v_at = k_at + d.kv_heads * d.head_dim;
+  if (latent_) {
+    latent_->remember(rows, layer_);
+  } else {
+    on_.scatter_rows(saved.qkv + k_at, d.qkv, rows.cache_rows, d.rows, cache.row_elems, cache.keys<Real>(layer_, 0));
+    on_.scatter_rows(saved.qkv + v_at, d.qkv, rows.cache_rows, d.rows, cache.row_elems, cache.values<Real>(layer_, 0));
   }
-  on_.scatter_rows(saved.qkv + k_at, d.qkv, rows.cache_rows, d.rows, cache.row_elems, cache.keys<Real>(layer_, 0));
-  on_.scatter_rows(saved.qkv + v_at, d.qkv, rows.cache_rows, d.rows, cache.row_elems, cache.values<Real>(layer_, 0));
   if (rows.from_start) {
     kernels::AttentionDims all = attention_dims_;
     all.mask.ends = scratch_.ends;
     on_.attention_forward(all, saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out, saved.logsumexp_BNS);
-    return;
+    return core_output(saved, scratch_.hidden);
+  }
+  if (latent_) {
+    latent_->attend_cached(rows, layer_, attention_dims_, saved.qkv, scratch_.hidden);
+    return scratch_.hidden;
   }
   kernels::AttentionDims one = attention_dims_;
   one.batch = 1;
@@ -335,6 +327,7 @@ void Attention<Real>::attend_cached(const CachedRows& rows, const SavedAttention
     on_.attention_decode(one, rows.place[r], cache.capacity, saved.qkv + r * d.qkv,
                          cache.keys<Real>(layer_, rows.sequence[r]), cache.values<Real>(layer_, rows.sequence[r]), out);
   }
+  return saved.out;
 }
 
 template <typename Real>
@@ -347,10 +340,11 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, DevicePtr<Re
   if (late) {
     on_.copy(dbranch_RH, late_dout_RH, d.local_rows * d.width);
   } else {
-    row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, scratch_, d);
+    row_cut_weight<Real>(o_, masked_RH, dy_TH, core_output(saved, scratch_.dhidden), scratch_, d);
   }
   DevicePtr<Real> dout = scratch_.hidden;  // [T, N D]
-  o_.backward_input(dy_TH, d.width, dout, false, d.rows);
+  o_.backward_input(dy_TH, d.width, latent_ ? scratch_.dhidden : dout, false, d.rows);
+  if (latent_) latent_->widen(scratch_.dhidden, dout);
 
   DevicePtr<Real> dqkv = scratch_.dhidden;
   const DevicePtr<Real> dk_rows = dqkv + d.heads * d.head_dim;
@@ -368,6 +362,11 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, DevicePtr<Re
                    : attention_backward(on_.attention_backward, cp_.gradients());
     RT_TRY(cp_.reduce(dk_rows, d.qkv, what_dkv_));
   }
+  if (latent_) {
+    RT_TRY(latent_->backward(saved.latents, saved.residual, dqkv, late));
+    if (late) on_.copy(dqkv, saved.qkv, d.rows * d.qkv);
+    return {};
+  }
   RT_TRY(prepare_qk_backward(saved, dqkv));
   RT_CHECK(!late || !position_queries_, "the top query layer's backward is not split");
   if (position_queries_) RT_TRY(position_queries_->backward(dqkv));
@@ -375,17 +374,18 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, DevicePtr<Re
     on_.copy(dqkv, saved.qkv, d.rows * d.qkv);
     residual_.input(saved.residual);  // for its statistics
   } else {
-    RT_TRY(column_cut_weight<Real>(residual_, saved.residual, from_stream_, dqkv, tp_, scratch_, d, what_in_));
+    RT_TRY(column_cut_weight<Real>(residual_, saved.residual, *from_stream_, dqkv, tp_, scratch_, d, what_in_));
   }
-  return column_cut_input<Real>(residual_, saved.residual, from_stream_, dqkv, tp_, scratch_, d, what_din_);
+  return column_cut_input<Real>(residual_, saved.residual, *from_stream_, dqkv, tp_, scratch_, d, what_din_);
 }
 
 template <typename Real>
 Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, DevicePtr<const Real> late_dout_RH) const {
   DevicePtr<const Real> masked_RH, dy_TH;
   RT_TRY(row_cut_gather<Real>(output_dropout_, late_dout_RH, &masked_RH, &dy_TH, tp_, scratch_, dims_, what_dout_));
-  row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, scratch_, dims_);
-  return column_cut_weight<Real>(residual_, saved.residual, from_stream_, saved.qkv, tp_, scratch_, dims_, what_in_);
+  row_cut_weight<Real>(o_, masked_RH, dy_TH, core_output(saved, scratch_.dhidden), scratch_, dims_);
+  if (latent_) return latent_->backward_weight(saved.latents, saved.residual, saved.qkv);
+  return column_cut_weight<Real>(residual_, saved.residual, *from_stream_, saved.qkv, tp_, scratch_, dims_, what_in_);
 }
 
 template <typename Real>

@@ -1,17 +1,20 @@
 #pragma once
 // The attention half of a block: norm, q k v, their clip and norms, positions, attention, output projection. In the top
-// query layer q comes from positions (position_queries.h), k and v from the norm's output.
+// query layer q comes from positions (position_queries.h), k and v from the norm's output. With model.mla all three
+// come from latent vectors (latent_projections.h).
 
 #include <optional>
 #include <string>
 
 #include "runtime/nn/context_parallel.h"
 #include "runtime/nn/dropout.h"
+#include "runtime/nn/latent_projections.h"
 #include "runtime/nn/linear.h"
 #include "runtime/nn/position_queries.h"
 #include "runtime/nn/residual.h"
 #include "runtime/nn/scratch.h"
 #include "runtime/nn/tensor_parallel.h"
+#include "runtime/nn/turning.h"
 
 namespace cairn::nn {
 
@@ -21,7 +24,8 @@ struct SavedAttention {
   SavedResidual<Real> residual;
   DevicePtr<Real> qk;   // [T, (N + K) D] before their norms, or [T, (N + 2 K) D] before the clip; null without both
   DevicePtr<Real> qkv;  // [T, (N + 2 K) D] after rotary
-  DevicePtr<Real> out;  // [T, N D]
+  SavedLatents<Real> latents;  // null without model.mla
+  DevicePtr<Real> out;         // [T, N D]
   DevicePtr<float> logsumexp_BNS;
 };
 
@@ -43,12 +47,17 @@ class Attention {
   Status backward_weight(const SavedAttention<Real>& saved, DevicePtr<const Real> late_dout_RH) const;
 
  private:
-  /// Positions and attention for rows that follow what a cache holds; their keys and values go into it.
-  void attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const;
-  /// Rotary positions of q and k, where the model has them.
-  void turn(DevicePtr<Real> qkv, bool inverse) const;
-  /// The angles of the layer; null where q and k do not turn.
-  DevicePtr<const float> rotary_table() const;
+  /// Attention for rows that follow what a cache holds; their keys and values, or latent vectors, go into it. Gives
+  /// what the output projection reads.
+  DevicePtr<const Real> attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const;
+  /// q, k and v from the branch's input.
+  Status project(const SavedAttention<Real>& saved) const;
+  /// What the output projection reads, [T, N Dv]; `scratch` is where values that were widened become narrow.
+  DevicePtr<const Real> core_output(const SavedAttention<Real>& saved, DevicePtr<Real> scratch) const;
+  /// q and k lie side by side.
+  void turn(DevicePtr<Real> qkv, bool inverse) const {
+    turning_.turn(qkv, dims_.heads + dims_.kv_heads, dims_.head_dim, dims_.qkv, inverse);
+  }
   /// The clip of `saved.qkv`, or the norms of q and k in it.
   Status prepare_qkv(const SavedAttention<Real>& saved) const;
   kernels::HeadNorm head_norm(int64_t heads) const;
@@ -75,15 +84,15 @@ class Attention {
   StageDims dims_;
   int64_t layer_ = 0;
   kernels::AttentionDims attention_dims_;
-  kernels::RotaryDims rotary_dims_;
   float clip_, norm_eps_, norm_offset_;
   QkNorm qk_norm_;
   int64_t kv_copies_ = 1;  // ranks that hold the same key/value head
-  bool turns_, window_turns_;
+  Turning<Real> turning_;
   Residual<Real> residual_;
   std::optional<PositionQueries<Real>> position_queries_;
-  ColumnGroup<Real> from_stream_;    // q, k, v, or k and v where q comes from positions
-  Parameter<Real> q_norm_, k_norm_;  // absent without qk_norm
+  std::optional<LatentProjections<Real>> latent_;
+  std::optional<ColumnGroup<Real>> from_stream_;  // q, k, v, or k and v where q comes from positions; no latent_
+  Parameter<Real> q_norm_, k_norm_;               // absent without qk_norm
   Linear<Real> o_;
   Dropout<Real> probabilities_dropout_, output_dropout_;
   const TensorParallel<Real>& tp_;

@@ -9,8 +9,9 @@
 
 namespace cairn::nn {
 
-/// Rows of `row_elems` = K D elements of the compute dtype, after rotary, [layers, sequences, capacity, K D] each.
-/// Borrowed memory.
+/// Rows of `row_elems` = K D elements of the compute dtype, after rotary, [layers, sequences, capacity, K D] each. With
+/// model.mla a row is a token's latent vector after its norm and the turned key that heads share, kv_rank + rope_dim
+/// elements, and values have no memory. Borrowed memory.
 struct KvCache {
   DevicePtr<void> key_memory;
   DevicePtr<void> value_memory;

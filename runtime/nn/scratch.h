@@ -16,6 +16,8 @@ struct Scratch {
   DevicePtr<Real> dbranch_RH;    // gradient inside a block (residual.h); null where no block needs it
   DevicePtr<Real> hidden;        // [T, max(F, N D)]: between a column and a row cut
   DevicePtr<Real> dhidden;       // [T, max(F_in, QKV)]
+  DevicePtr<Real> latents;       // [T, L] of model.mla (latent_projections.h); null without
+  DevicePtr<Real> dlatents;      // [T, L], their gradients
   DevicePtr<float> attention;
   DevicePtr<float> dbias;  // null without biases
   NormStats stats;

@@ -55,11 +55,11 @@ struct LayerBuffers {
   RecomputeMode mode = RecomputeMode::kNone;
   Copies<Real> input;        // of the layer; of this rank's part of it when distributed
   Copies<Real> whole_input;  // shared; only when distributed
-  Kept<Real> qk, qkv, out, attn_post, mlp_input, mlp_post, pre, moe_pre, shared_pre;
+  Kept<Real> qk, qkv, latent, out, attn_post, mlp_input, mlp_post, pre, moe_pre, shared_pre;
   Kept<float> logsumexp, probabilities, weights, log_sums, shared_gate;
   Kept<int32_t> chosen, counts;
-  Copies<Real> attn_dout, mlp_dout, mlp_dpre;  // for each micro-batch between the halves of its backward
-  DevicePtr<Real> output;                      // shared: what a layer that is computed again puts out, for nobody
+  Copies<Real> attn_dlatent, attn_dout, mlp_dout, mlp_dpre;  // for each micro-batch between the halves of its backward
+  DevicePtr<Real> output;  // shared: what a layer that is computed again puts out, for nobody
 };
 
 template <typename Real>
@@ -431,6 +431,10 @@ class Model final : public StageModel {
     scratch_.dresidual_RH = buffers.get<Real>(buffer::kScratchDresidual);
     scratch_.hidden = buffers.get<Real>(buffer::kScratchHidden);
     scratch_.dhidden = buffers.get<Real>(buffer::kScratchDhidden);
+    if (has_mla(model)) {
+      scratch_.latents = buffers.get<Real>(buffer::kScratchLatents);
+      scratch_.dlatents = buffers.get<Real>(buffer::kScratchDlatents);
+    }
     scratch_.attention = buffers.get<float>(buffer::kScratchAttention);
     scratch_.stats.rstd = buffers.get<float>(buffer::kScratchRstd);
     if (model.norm == NormKind::kLayerNorm) scratch_.stats.mean = buffers.get<float>(buffer::kScratchMean);
@@ -484,6 +488,7 @@ class Model final : public StageModel {
     if (full) out.whole_input = buffers.copies<Real>(buffer::shared(buffer::kAttnInput));
     out.qk = kept(buffer::kAttnQk, Real{}, false);
     out.qkv = kept(buffer::kAttnQkv, Real{}, full);
+    out.latent = kept(buffer::kAttnLatent, Real{}, full && has_mla(plan.recipe.model));
     out.out = kept(buffer::kAttnOut, Real{}, core);
     out.logsumexp = kept(buffer::kAttnLogsumexp, float{}, false);
     out.attn_post = kept(buffer::kAttnPost, Real{}, false);
@@ -498,6 +503,7 @@ class Model final : public StageModel {
     out.moe_pre = kept(buffer::kMoePre, Real{}, false);
     out.shared_pre = kept(buffer::kMoeSharedPre, Real{}, false);
     out.shared_gate = kept(buffer::kMoeSharedGate, float{}, false);
+    out.attn_dlatent = own(buffer::kAttnDlatent);
     out.attn_dout = own(buffer::kAttnDout);
     out.mlp_dout = own(buffer::kMlpDout);
     out.mlp_dpre = own(buffer::kMlpDpre);
@@ -562,6 +568,8 @@ class Model final : public StageModel {
     return {{.residual = {.input_RH = input_RH, .post_RH = b.attn_post.at(slot, late)},
              .qk = b.qk.at(slot, late),
              .qkv = b.qkv.at(slot, late),
+             .latents = {b.latent.at(slot, late),
+                         late >= 0 && b.attn_dlatent ? b.attn_dlatent.at(late) : DevicePtr<Real>()},
              .out = b.out.at(slot, late),
              .logsumexp_BNS = b.logsumexp.at(slot, late)},
             {.residual = residual, .pre = b.pre.at(slot, late)},

@@ -31,6 +31,13 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   d.kv_heads = m.kv_heads * plan.kv_copies() / tp;
   d.head_dim = m.head_dim;
   d.qkv = (d.heads + 2 * d.kv_heads) * d.head_dim;
+  d.value_dim = value_dim(m);
+  if (has_mla(m)) {
+    d.q_rank = m.mla.q_rank;
+    d.kv_rank = m.mla.kv_rank;
+    d.nope_dim = m.mla.nope_dim;
+    d.rope_dim = m.mla.rope_dim;
+  }
   d.ffn = m.ffn / tp;
   d.ffn_in = is_gated(m.activation) ? 2 * d.ffn : d.ffn;
   d.all_parts = plan.sum_parts();
@@ -122,6 +129,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   const int64_t qk = m.clip_qkv > 0               ? d.rows * d.qkv
                      : m.qk_norm != QkNorm::kNone ? d.rows * (d.heads + d.kv_heads) * d.head_dim
                                                   : 0;
+  const int64_t latent = d.local_rows * d.latent();
   const bool parallel = is_parallel(m.block);
   bool shares_core = false, shares_dense = false, shares_sparse = false, some_dense = false, some_sparse = false;
   for (const Chunk& chunk : rank.chunks) {
@@ -141,6 +149,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
       add(prefix + buffer::kAttnInput, input, compute, in_flight);  // the residual stream
       add(prefix + buffer::kAttnQkv, d.rows * d.qkv, compute, whole);
       if (qk > 0) add(prefix + buffer::kAttnQk, qk, compute, first);
+      if (latent > 0) add(prefix + buffer::kAttnLatent, latent, compute, whole);
       add(prefix + buffer::kAttnOut, core, compute, of_core);
       if (mode == RecomputeMode::kNone) add(prefix + buffer::kAttnLogsumexp, d.rows * d.heads, DType::kF32, in_flight);
       if (has_post_norms(m.block)) add(prefix + buffer::kAttnPost, stream, compute, in_flight);
@@ -159,6 +168,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
       }
       if (has_post_norms(m.block)) add(prefix + buffer::kMlpPost, stream, compute, in_flight);
       add(prefix + buffer::kAttnDout, stream, compute, late);
+      if (latent > 0) add(prefix + buffer::kAttnDlatent, latent, compute, late);
       if (dense) {
         add(prefix + buffer::kMlpDout, stream, compute, late);
         add(prefix + buffer::kMlpDpre, d.rows * d.ffn_in, compute, late);
@@ -186,6 +196,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   if (shares_dense || shares_sparse) {
     scratch(buffer::shared(buffer::kAttnQkv), d.rows * d.qkv, compute);
     if (qk > 0) scratch(buffer::shared(buffer::kAttnQk), qk, compute);
+    if (latent > 0) scratch(buffer::shared(buffer::kAttnLatent), latent, compute);
     if (!parallel) scratch(buffer::shared(buffer::kMlpInput), stream, compute);
     if (parallel || shares_sparse) scratch(buffer::shared(buffer::kOutput), stream, compute);
     if (shares_dense) scratch(buffer::shared(buffer::kMlpPre), d.rows * d.ffn_in, compute);
@@ -221,6 +232,14 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   if (has_branch_gradient(m)) scratch(buffer::kScratchDbranch, stream, compute);
   // Between a column and a row cut.
   int64_t hidden = core, dhidden = d.rows * d.qkv;
+  if (has_mla(m)) {  // keys and values of their own; in generation queries and answers as wide as latent vectors
+    hidden = std::max(hidden, d.rows * d.heads * (d.nope_dim + d.value_dim));
+    const int64_t absorbed = plan.pass_tokens > 0 ? d.rows * d.heads * (d.kv_rank + d.rope_dim) : 0;
+    hidden = std::max(hidden, absorbed);
+    dhidden = std::max(dhidden, absorbed);
+    scratch(buffer::kScratchLatents, d.rows * d.latent(), compute);
+    scratch(buffer::kScratchDlatents, d.rows * d.latent(), compute);
+  }
   if (some_dense) {
     hidden = std::max(hidden, d.rows * d.ffn);
     dhidden = std::max(dhidden, d.rows * d.ffn_in);
@@ -263,7 +282,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   scratch(buffer::kScratchRstd, d.local_rows, DType::kF32);
   if (m.norm == NormKind::kLayerNorm) scratch(buffer::kScratchMean, d.local_rows, DType::kF32);
   if (column_bias) {
-    scratch(buffer::kScratchDbias, std::max(d.ffn_in, d.qkv), DType::kF32);
+    scratch(buffer::kScratchDbias, std::max({d.ffn_in, d.qkv, d.latent()}), DType::kF32);
   }
   if (m.positions == Positions::kRotary) scratch(buffer::kRotaryTable, d.positions * rotary_dims(m), DType::kF32);
   if (m.window_rope_theta > 0) scratch(buffer::kWindowRotaryTable, d.positions * rotary_dims(m), DType::kF32);

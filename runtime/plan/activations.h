@@ -7,9 +7,10 @@
 // [B, N, S] float, the MLP before its activation [T, F_in]:
 //   bytes a layer and micro-batch = c (2 R H + T (QKV + N D + F_in)) + 4 T N
 // and by the model's options: q and k before their norms [T, (N + K) D] with qk_norm; for a block whose branches have a
-// norm behind them, its input [R, H] twice; parallel blocks have no input of the MLP's own. Backward computes the
-// norms' and the activation's outputs again; that costs a pass over memory, no matrix product (with sequence
-// parallelism also one all-gather per norm).
+// norm behind them, its input [R, H] twice; latent vectors before their norms [R, L] with mla, where values are as wide
+// as keys: QKV = 3 N D; parallel blocks have no input of the MLP's own. Backward computes the norms' and the
+// activation's outputs again; that costs a pass over memory, no matrix product (with sequence parallelism also one
+// all-gather per norm).
 //
 // Recomputation (Recipe::recompute) keeps less for the layers it is for, and computes the rest again before each of
 // their backwards, into buffers that all layers share:
@@ -48,8 +49,10 @@ struct StageDims {
   int64_t kv_heads = 0;    // K, this rank's
   int64_t head_dim = 0;    // D
   int64_t qkv = 0;         // QKV = (N + 2 K) D
-  int64_t ffn = 0;         // F, this rank's, of an MLP
-  int64_t ffn_in = 0;      // F_in = F, or 2 F with a gate
+  // model.mla: of the latent vectors, of a head; value_dim D without it.
+  int64_t q_rank = 0, kv_rank = 0, nope_dim = 0, rope_dim = 0, value_dim = 0;
+  int64_t ffn = 0;                              // F, this rank's, of an MLP
+  int64_t ffn_in = 0;                           // F_in = F, or 2 F with a gate
   int64_t expert_ffn = 0, expert_ffn_in = 0;    // the same of an expert
   int64_t experts = 0;                          // X; 0 without
   int64_t choices = 0;                          // k, experts of a token
@@ -64,6 +67,8 @@ struct StageDims {
   int64_t all_parts = 1, parts = 1, all_token_parts = 1, row_parts = 1;
   int64_t logit_rows = 0;  // rows of the logits buffer: T, or less when [T, V] would pass kLogitsBytes
 
+  /// L: what latent vectors and the key that heads share take of a row; 0 without model.mla.
+  int64_t latent() const { return q_rank + kv_rank + rope_dim; }
   /// Sums over rows are trees of parts.
   bool row_trees() const { return all_parts > 1 || all_token_parts > 1; }
 };

@@ -8,6 +8,8 @@ namespace cairn::buffer {
 inline constexpr char kAttnInput[] = "attn.input";
 inline constexpr char kAttnQkv[] = "attn.qkv";
 inline constexpr char kAttnQk[] = "attn.qk";
+inline constexpr char kAttnLatent[] = "attn.latent";
+inline constexpr char kAttnDlatent[] = "attn.dlatent";
 inline constexpr char kAttnOut[] = "attn.out";
 inline constexpr char kAttnLogsumexp[] = "attn.logsumexp";
 inline constexpr char kAttnPost[] = "attn.post";
@@ -68,6 +70,8 @@ inline constexpr char kScratchDbranch[] = "scratch.dbranch";
 inline constexpr char kScratchHidden[] = "scratch.hidden";
 inline constexpr char kScratchDhidden[] = "scratch.dhidden";
 inline constexpr char kScratchAttention[] = "scratch.attention";
+inline constexpr char kScratchLatents[] = "scratch.latents";
+inline constexpr char kScratchDlatents[] = "scratch.dlatents";
 inline constexpr char kScratchRstd[] = "scratch.rstd";
 inline constexpr char kScratchMean[] = "scratch.mean";
 inline constexpr char kScratchDbias[] = "scratch.dbias";

@@ -50,11 +50,24 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
     gather(), gather(), reduce();        // gradient of the output; norm again; gradient of the input
     if (split) gather();                 // the second half of a backward wants the gradient of the output too
   };
+  // With latent vectors these are gathered, their gradients reduced; x and its gradient where queries come from it.
+  const auto latent_input = [&] {
+    gather_rows(d.latent());
+    if (d.q_rank == 0) gather();
+  };
+  const auto latent_branch = [&](bool split) {
+    latent_input(), reduce();
+    gather(), latent_input(), reduce_rows(d.latent(), elem);
+    if (d.q_rank == 0) reduce();
+    if (split) gather();
+  };
+  const bool latents = d.latent() > 0;
+  const auto attention = [&](bool split) { latents ? latent_branch(split) : branch(split); };
   const bool top_query = plan.recipe.model.top_query;
   const QkNorm qk_norm = plan.recipe.model.qk_norm;
   const auto squares = [&] { out.all_reduce.add(2 * d.rows * 4); };  // of q and of k, for norms over all heads
   const auto recompute = [&](bool split, bool dense) {               // a whole layer, but for an MLP's last projection
-    gather(), reduce();                                              // attention
+    latents ? latent_input() : gather(), reduce();                   // attention
     if (qk_norm == QkNorm::kWhole) squares();
     gather();  // MLP or experts
     if (!dense) reduce();
@@ -68,7 +81,7 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
       if (chunk.stage.embedding) reduce_rows(d.embed, elem), gather_rows(d.embed);
       for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
         const bool dense = !has_experts(plan.recipe.model, l);
-        branch(split), branch(split && dense);
+        attention(split), branch(split && dense);
         if (d.all_token_parts > 1 && qk_norm == QkNorm::kHead) out.all_reduce.add(2 * d.held.parts * d.head_dim * 4);
         if (qk_norm == QkNorm::kWhole) squares(), out.all_reduce.add(4 * d.rows * 4);
         const int64_t weights = d.choices + (plan.recipe.model.moe.shared_gate ? 1 : 0);

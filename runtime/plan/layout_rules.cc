@@ -140,6 +140,13 @@ void recompute(RuleList& rules) {
   }
 }
 
+/// Sums of latent vectors' gradients have no parts.
+void latent_sums(RuleList& rules) {
+  if (rules.recipe.deterministic != Deterministic::kLayout || !has_mla(rules.recipe.model)) return;
+  rules.fail("deterministic", "deterministic = \"layout\" does not know how to cut the sums of model.mla",
+             "deterministic = \"run\"");
+}
+
 /// Tensor parallelism with which deterministic = "layout" cannot keep its promise.
 void sum_rules(RuleList& rules) {
   const ModelConfig& m = rules.recipe.model;
@@ -147,6 +154,7 @@ void sum_rules(RuleList& rules) {
   if (rules.recipe.deterministic != Deterministic::kLayout || mesh.tp == 1) return;
   if (!rules.known({"model.width", "model.heads", "model.kv_heads", "model.head_dim", "model.ffn", "mesh.tp"})) return;
   if (m.heads % mesh.tp != 0 || m.ffn % mesh.tp != 0) return;  // reported already
+  if (has_mla(m)) return;                                      // reported already
   if (m.moe.experts > 0 || m.top_query) {
     rules.fail("mesh.tp",
                fmt::format("deterministic = \"layout\" does not know how to cut the sums of {} for mesh.tp = {}",
@@ -205,6 +213,13 @@ void optimizer(RuleList& rules) {
                            "in another way",
                            config.qk_clip, field, value, rules.where("optimizer.qk_clip", field)),
                "qk_clip = 0");
+  }
+  if (config.qk_clip > 0 && has_mla(recipe.model)) {
+    rules.fail(
+        "optimizer.qk_clip",
+        fmt::format("optimizer.qk_clip = {} does not know how to scale the keys that all heads of model.mla{} share",
+                    config.qk_clip, rules.where("optimizer.qk_clip", "model.mla.kv_rank")),
+        "qk_clip = 0");
   }
   if (config.qk_clip > 0 && recipe.model.top_query) {
     rules.fail("optimizer.qk_clip",
@@ -267,6 +282,7 @@ void layout_rules(RuleList& rules, const DataRanks& ranks) {
                "mesh.cp > 1 cuts sequences evenly; it does not know of prefixes, gaps and documents within them",
                "objective.kind = next_token without document_end, or cp = 1");
   }
+  latent_sums(rules);
   sum_rules(rules);
   optimizer(rules);
   if (mesh.shard > 0 && recipe.optimizer.zero == 0) {

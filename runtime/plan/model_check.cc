@@ -33,6 +33,7 @@ class Check {
       found("model.score_cap", "does not go with model.positions = alibi: no known model says which comes first", "0");
     }
     turning();
+    mla();
     if (m_.logit_scale != 1.0 && m_.head_bias) {
       found("model.logit_scale", "does not go with model.head_bias: no known model says which comes first");
     }
@@ -54,8 +55,8 @@ class Check {
   void rotary() {
     const RopeConfig& rope = m_.rope;
     const int64_t dims = rotary_dims(m_);
-    const std::string field = rope.dims > 0 ? "model.rope.dims" : "model.head_dim";
-    const std::string name = rope.dims > 0 ? "dims" : "head_dim";
+    const std::string name = has_mla(m_) ? "rope_dim" : rope.dims > 0 ? "dims" : "head_dim";
+    const std::string field = (has_mla(m_) ? "model.mla." : rope.dims > 0 ? "model.rope." : "model.") + name;
     if (dims > m_.head_dim) {
       found(field, fmt::format("= {} is more than model.head_dim = {}: no such channels", dims, m_.head_dim));
     } else if (dims % 2 != 0) {
@@ -83,6 +84,54 @@ class Check {
     }
     if (!m_.nope_layers.empty() && !rotary) found("model.nope_layers", "is for rotary positions only");
     layers_exist("model.nope_layers", m_.nope_layers);
+  }
+
+  void mla() {
+    const MlaConfig& mla = m_.mla;
+    if (mla.kv_rank == 0) {
+      for (const auto& [field, value] : {std::pair("q_rank", mla.q_rank),
+                                         {"nope_dim", mla.nope_dim},
+                                         {"rope_dim", mla.rope_dim},
+                                         {"value_dim", mla.value_dim}}) {
+        if (value > 0) {
+          found(fmt::format("model.mla.{}", field), "is set, and model.mla.kv_rank = 0: there are no latent vectors");
+        }
+      }
+      return;
+    }
+    if (m_.positions != Positions::kRotary) {
+      found("model.positions", "must be rotary with model.mla: a part of a head turns", "rotary");
+    }
+    bool complete = true;
+    for (const auto& [field, value] :
+         {std::pair("nope_dim", mla.nope_dim), {"rope_dim", mla.rope_dim}, {"value_dim", mla.value_dim}}) {
+      if (value > 0) continue;
+      found(fmt::format("model.mla.{}", field), "= 0: heads need such channels", "1 or more");
+      complete = false;
+    }
+    if (!complete) return;
+    if (m_.head_dim != mla.nope_dim + mla.rope_dim) {
+      found("model.head_dim",
+            fmt::format("= {}, and model.mla.nope_dim = {} + model.mla.rope_dim = {} are the channels of a head",
+                        m_.head_dim, mla.nope_dim, mla.rope_dim),
+            fmt::format("head_dim {}", mla.nope_dim + mla.rope_dim));
+    } else if (mla.value_dim > m_.head_dim) {
+      found("model.mla.value_dim",
+            fmt::format("= {} is more than the {} channels of a key, to which values are widened", mla.value_dim,
+                        m_.head_dim),
+            fmt::format("value_dim from 1 to {}", m_.head_dim));
+    }
+    if (m_.kv_heads != m_.heads) {
+      found("model.kv_heads",
+            fmt::format("= {} with model.mla, whose {} heads all have keys and values of their own", m_.kv_heads,
+                        m_.heads),
+            fmt::format("kv_heads {}", m_.heads));
+    }
+    if (m_.rope.dims > 0) found("model.rope.dims", "is model.mla.rope_dim with model.mla", "0");
+    const std::string foreign = "does not go with model.mla: no known model has both";
+    if (m_.qk_norm != QkNorm::kNone) found("model.qk_norm", foreign, "none");
+    if (m_.clip_qkv > 0) found("model.clip_qkv", foreign, "0");
+    if (m_.top_query) found("model.top_query", foreign, "false");
   }
 
   void layers_exist(const std::string& field, const std::vector<int64_t>& named) {

@@ -16,7 +16,7 @@ namespace {
 void heads(RuleList& rules) {
   const ModelConfig& m = rules.recipe.model;
   const int64_t tp = rules.recipe.mesh.tp;
-  if (rules.known({"model.width", "model.heads", "mesh.tp"}) && !rules.is_set("model.head_dim") &&
+  if (rules.known({"model.width", "model.heads", "mesh.tp"}) && !rules.is_set("model.head_dim") && !has_mla(m) &&
       m.width % m.heads != 0) {
     std::vector<int64_t> fitting = divisors(m.width);
     if (m.width % tp == 0) std::erase_if(fitting, [&](int64_t n) { return n % tp != 0; });
@@ -92,7 +92,7 @@ void model_rules(RuleList& rules) {
     return;
   const std::vector<Mistake> mistakes = find_mistakes(m);
   for (Mistake found : mistakes) {
-    if (found.field == "model.head_dim" && !rules.is_set("model.head_dim")) {
+    if (found.field == "model.head_dim" && !has_mla(m) && !rules.is_set("model.head_dim")) {
       if (m.width % m.heads != 0) continue;  // reported already
       found.field = "model.heads";           // head_dim follows from it
     }

@@ -69,15 +69,47 @@ class Tensors {
 
  private:
   void block(const std::string& prefix, bool experts) {
-    const bool out_norms = has_out_norms(m_.block), norms = m_.block != BlockKind::kOutNorm;
-    if (norms) norm(prefix + "attn_norm");
+    if (m_.block != BlockKind::kOutNorm) norm(prefix + "attn_norm");
+    has_mla(m_) ? latent_projections(prefix + "attn.") : projections(prefix);
+    row_cut(prefix + "attn.o", m_.heads * value_dim(m_), has_bias(m_, BiasOf::kOut));
+    rest(prefix, experts);
+  }
+
+  /// q, k and v from the stream.
+  void projections(const std::string& prefix) {
     const int64_t q = m_.heads * m_.head_dim, kv = m_.kv_heads * m_.head_dim;
     column_cuts({{prefix + "attn.q", q, Role::kQueryKey},
                  {prefix + "attn.k", kv, Role::kQueryKey, m_.kv_heads},
                  {prefix + "attn.v", kv, Role::kIn, m_.kv_heads}},
                 has_bias(m_, BiasOf::kQkv));
     qk_norms(prefix);
-    row_cut(prefix + "attn.o", q, has_bias(m_, BiasOf::kOut));
+  }
+
+  void latent_projections(const std::string& prefix) {
+    const MlaConfig& mla = m_.mla;
+    const bool bias = has_bias(m_, BiasOf::kQkv);
+    const int64_t q = m_.heads * m_.head_dim, kv = m_.heads * (mla.nope_dim + mla.value_dim);
+    const auto weight = [&](const char* name, int64_t rows, int64_t cols, TensorCut cut) {
+      matrix(prefix + name + ".weight", rows, cols, cut, projection_std(m_, Role::kIn, rows, cols));
+    };
+    // Those that read the same rows stand together: their products become one.
+    if (mla.q_rank > 0) weight("q_a", mla.q_rank, m_.width, TensorCut::kReplicated);
+    weight("kv_a", mla.kv_rank + mla.rope_dim, m_.width, TensorCut::kReplicated);
+    if (bias && mla.q_rank > 0) vector(prefix + "q_a.bias", mla.q_rank, TensorCut::kReplicated, InitKind::kZeros);
+    if (bias) vector(prefix + "kv_a.bias", mla.kv_rank + mla.rope_dim, TensorCut::kReplicated, InitKind::kZeros);
+    if (mla.q_rank > 0) {
+      vector(prefix + "q_a_norm.weight", mla.q_rank, TensorCut::kReplicated, norm_init());
+      weight("q_b", q, mla.q_rank, TensorCut::kDim0);
+    } else {
+      weight("q", q, m_.width, TensorCut::kDim0);
+    }
+    vector(prefix + "kv_a_norm.weight", mla.kv_rank, TensorCut::kReplicated, norm_init());
+    weight("kv_b", kv, mla.kv_rank, TensorCut::kDim0);
+  }
+
+  /// What stands behind attention.
+  void rest(const std::string& prefix, bool experts) {
+    const bool out_norms = has_out_norms(m_.block), norms = m_.block != BlockKind::kOutNorm;
     if (out_norms) norm(prefix + "attn_out_norm");
     if (norms && m_.block != BlockKind::kParallelShared) norm(prefix + "mlp_norm");
     if (experts) {
@@ -244,12 +276,34 @@ int64_t shared_ffn(const ModelConfig& m) {
 
 bool has_choice_bias(const ModelConfig& m) { return m.moe.choice_bias || m.moe.bias_rate > 0; }
 
+bool has_mla(const ModelConfig& m) { return m.mla.kv_rank > 0; }
+
+int64_t value_dim(const ModelConfig& m) { return has_mla(m) ? m.mla.value_dim : m.head_dim; }
+
+int64_t cached_elems(const ModelConfig& m) {
+  return has_mla(m) ? m.mla.kv_rank + m.mla.rope_dim : m.kv_heads * m.head_dim;
+}
+
+namespace {
+
+/// Multiplications a token of q, k, v and the output projection.
+double projection_products(const ModelConfig& m) {
+  const int64_t q = m.heads * m.head_dim, out = m.heads * value_dim(m) * m.width;
+  if (!has_mla(m)) return static_cast<double>(m.width * (q + 2 * m.kv_heads * m.head_dim) + out);
+  const MlaConfig& mla = m.mla;
+  const int64_t of_q = mla.q_rank > 0 ? mla.q_rank * (m.width + q) : m.width * q;
+  const int64_t of_kv = m.width * (mla.kv_rank + mla.rope_dim) + mla.kv_rank * m.heads * (mla.nope_dim + mla.value_dim);
+  return static_cast<double>(of_q + of_kv + out);
+}
+
+}  // namespace
+
 double layer_products(const ModelConfig& m, int64_t layer) {
   const auto width = static_cast<double>(m.width), keys = static_cast<double>(m.context) / 2;
   const double ffn = has_experts(m, layer) ? static_cast<double>(m.moe.top_k * expert_ffn(m) + shared_ffn(m))
                                            : static_cast<double>(m.ffn);
-  return width * static_cast<double>(2 * (m.heads + m.kv_heads) * m.head_dim) +
-         2 * keys * static_cast<double>(m.heads * m.head_dim) + (is_gated(m.activation) ? 3 : 2) * width * ffn +
+  return projection_products(m) + keys * static_cast<double>(m.heads * (m.head_dim + value_dim(m))) +
+         (is_gated(m.activation) ? 3 : 2) * width * ffn +
          (has_experts(m, layer) ? width * static_cast<double>(m.moe.experts) : 0.0);
 }
 
@@ -284,7 +338,10 @@ bool has_window_rotary(const ModelConfig& m, int64_t layer) {
 
 int64_t embed_dim(const ModelConfig& m) { return m.embed_dim > 0 ? m.embed_dim : m.width; }
 
-int64_t rotary_dims(const ModelConfig& m) { return m.rope.dims > 0 ? m.rope.dims : m.head_dim; }
+int64_t rotary_dims(const ModelConfig& m) {
+  if (has_mla(m)) return m.mla.rope_dim;
+  return m.rope.dims > 0 ? m.rope.dims : m.head_dim;
+}
 
 std::vector<TensorSpec> model_tensors(const ModelConfig& m) {
   Tensors out(m);
@@ -301,7 +358,7 @@ int64_t count_parameters(const ModelConfig& model) {
 }
 
 int64_t sum_parts(const ModelConfig& m) {
-  if (m.moe.experts > 0 || m.top_query) return 1;
+  if (m.moe.experts > 0 || m.top_query || has_mla(m)) return 1;
   int64_t parts = 8;
   const auto fits = [&](int64_t count, int64_t elems) {
     return count % parts == 0 && elems % (parts * kSumPartElems) == 0;

@@ -7,6 +7,9 @@
 //   layers.I.attn_norm.{weight,bias} [H]                     parallel_shared: the only norm of the layer
 //   layers.I.attn.{q,k,v}.weight [N*D or K*D, H], .bias      layers.I.attn.o.weight [H, N*D], .bias [H]
 //   layers.I.attn.{q,k}_norm.weight [D]  (qk_norm head), [N*D or K*D] (whole), [N or K, D] (head_layernorm)
+//   with mla, for q, k, v: layers.I.attn.q_a.weight [Rq, H], .bias, attn.q_a_norm.weight [Rq], attn.q_b.weight [N*D,
+//   Rq] (q_rank; else attn.q.weight [N*D, H]); attn.kv_a.weight [Rk + Dr, H], .bias, attn.kv_a_norm.weight [Rk],
+//   attn.kv_b.weight [N*(Dn + Dv), Rk]; and attn.o.weight is [H, N*Dv]. Biases as those of q, k, v
 //   layers.I.attn_out_norm.{weight,bias} [H]  (sandwich, out_norm)
 //   layers.I.mlp_norm.{weight,bias} [H]
 //   layers.I.mlp.{gate,up}.weight [F, H], .bias [F]          layers.I.mlp.down.weight [H, F], .bias [H]
@@ -69,6 +72,13 @@ int64_t expert_ffn(const ModelConfig& model);
 int64_t shared_ffn(const ModelConfig& model);
 /// Biases decide with the scores which experts a token takes.
 bool has_choice_bias(const ModelConfig& model);
+/// q, k and v come from latent vectors.
+bool has_mla(const ModelConfig& model);
+/// Channels of a head's values.
+int64_t value_dim(const ModelConfig& model);
+/// What a cache keeps of a token in a layer: of each head a key and as much of a value, or the latent vector and the
+/// key that heads share.
+int64_t cached_elems(const ModelConfig& model);
 /// Multiplications a token in the forward of a layer, the core of attention over half the context among them.
 double layer_products(const ModelConfig& model, int64_t layer);
 /// Attention and MLP read the same input.
@@ -103,7 +113,7 @@ int64_t count_parameters(const ModelConfig& model);
 
 /// Into how many parts deterministic = "layout" cuts the sums that tensor parallelism divides: a power of two up to 8
 /// that divides heads, key/value heads and hidden units so that each part has a multiple of kSumPartElems. 1 for what
-/// it does not know how to cut: experts, and a top query layer.
+/// it does not know how to cut: experts, latent attention, and a top query layer.
 int64_t sum_parts(const ModelConfig& model);
 constexpr int64_t kSumPartElems = 16;  // squares of gradients are added in blocks of so many (kernels::add_squares)
 

@@ -580,8 +580,8 @@ double Plan::flops_per_token(int64_t sequence) const {
     matrices += used * static_cast<double>(count_elems(tensor.shape));
   }
   if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * embed_dim(m));
-  return 6 * matrices +
-         12.0 * keys_per_query(sequence) * static_cast<double>(attention_layers(m) * m.heads * m.head_dim);
+  return 6 * matrices + 6.0 * keys_per_query(sequence) *
+                            static_cast<double>(attention_layers(m) * m.heads * (m.head_dim + value_dim(m)));
 }
 
 }  // namespace cairn

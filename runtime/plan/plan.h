@@ -272,7 +272,8 @@ struct Plan {
   double keys_per_query() const { return keys_per_query(sequence_tokens); }
   double keys_per_query(int64_t sequence) const;
   /// Model FLOPs of forward and backward: 6 a weight of each matrix that a token meets (of experts its top k; not the
-  /// table of embeddings) and 12 N D a key and layer (Narayanan et al. 2021, appendix). Nothing that is computed again.
+  /// table of embeddings) and 12 N D a key and layer (Narayanan et al. 2021, appendix), with other widths of keys and
+  /// values 6 N (D + Dv). Nothing that is computed again, and not the zeros that widen values (model.mla).
   double flops_per_token() const { return flops_per_token(sequence_tokens); }
   double flops_per_token(int64_t sequence) const;
 };

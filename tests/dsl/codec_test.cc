@@ -74,6 +74,7 @@ Recipe everything_changed() {
              .logit_scale = 15,
              .logit_cap = 6.5,
              .top_query = true,
+             .mla = {.kv_rank = 24, .q_rank = 25, .nope_dim = 26, .rope_dim = 27, .value_dim = 28},
              .moe = {.experts = 16,
                      .top_k = 17,
                      .renormalise = false,
@@ -211,7 +212,7 @@ TEST_SUITE("dsl/codec") {
   TEST_CASE("an option that has its default is not in the JSON, and absent it has that default") {
     const Recipe plain;
     const std::string json = encode_recipe(plain);
-    for (const char* key : {"rope\"", "qkv_bias", "block", "sliding_window", "moe"}) {
+    for (const char* key : {"rope\"", "qkv_bias", "block", "sliding_window", "mla", "moe"}) {
       CHECK(json.find(std::string("\"") + key) == std::string::npos);
     }
     // The struct's own initial values are what an absent key means: they must be the schema's defaults.

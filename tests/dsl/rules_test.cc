@@ -132,7 +132,11 @@ void change_layout(Json& json, Dice& dice) {
 
 /// One of the mistakes that random values seldom hit, in some recipes.
 void spoil(Recipe& recipe, Dice& dice) {
-  switch (dice.below(4)) {
+  switch (dice.below(5)) {
+    case 4:
+      recipe.model.mla = {.kv_rank = 8, .nope_dim = 6, .rope_dim = dice.of<int64_t>({2, 3}), .value_dim = 8};
+      recipe.model.head_dim = 8;
+      break;
     case 0:
       recipe.eval.every_steps = 0;
       break;
@@ -153,6 +157,13 @@ std::vector<Recipe> starting_points() {
   const std::string moe =
       "model = { ffn = 32, activation = \"swiglu\", bias = false, moe = T.moe { experts = 8, groups = 4, "
       "groups_per_token = 2 } }";
+  const std::string narrow =
+      "model = { ffn = 32, activation = \"swiglu\", bias = false, moe = T.moe { experts = 4, ffn = 16, dense_layers = "
+      "{ 0 "
+      "}, shared_ffn = 24, shared_gate = true, router = \"sigmoid\", choice_bias = true } }";
+  const std::string latent =
+      "model = { positions = \"rotary\", mla = { kv_rank = 12, q_rank = 6, nope_dim = 8, rope_dim = 4, value_dim = 7 } "
+      "}";
   const std::string ids = "mask_token = 1, gmask_token = 2, start_token = 3, end_token = 4";
   std::vector<Recipe> out;
   for (const std::string& changes : std::vector<std::string>{
@@ -165,6 +176,8 @@ std::vector<Recipe> starting_points() {
 
            "optimizer = { zero = 3, keep_after_forward = true, qk_clip = 50 }, mesh = { shard = 2 }",
            moe + ", mesh = T.mesh { ep = 2, cp = 2 }, optimizer = { zero = 1 }",
+           narrow + ", mesh = T.mesh { tp = 2, pp = 2, ep = 2 }",
+           latent + ", mesh = T.mesh { tp = 2, sequence_parallel = true }, recompute = { mode = \"full\" }",
            std::string("mesh = { pp = 2, virtual_stages = 2, micro_batch_group = 4 }, schedule = \"interleaved\""),
            std::string("mesh = { pp = 2, virtual_stages = 2, stages = { 1, 1, 1, 1 } }, schedule = \"zb-v\""),
            std::string("mesh = { tp = 2, sequence_parallel = true }, recompute = { mode = \"full\", layers = 1 }"),

@@ -32,6 +32,7 @@ using kernels::Param;
 #define RT_MISSING_KERNELS_OF_T(X)                                                                                   \
   X(row_dots) X(whole_norm_forward) X(whole_norm_backward)                                                           \
   X(attention_forward) X(attention_decode) X(attention_backward_sums)                                                \
+  X(join_latent_heads) X(split_latent_heads)                                                                         \
   X(embedding_backward_parts)                                                                                        \
   X(route_backward) X(rows_to_experts) X(rows_to_tokens) X(dot_and_scale_rows) X(gate_rows) X(gate_backward)
 #define RT_MISSING_KERNELS(X) X(route_forward) X(count_choices) X(place_choices)

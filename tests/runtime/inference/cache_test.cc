@@ -185,6 +185,19 @@ TEST_SUITE("runtime/inference/cache") {
          [](ModelConfig& m) {
            m.moe = {.experts = 4, .ffn = 24, .dense_layers = {0}, .shared_ffn = 40, .shared_gate = true};
          }},
+        {"latent attention", true,
+         [](ModelConfig& m) {
+           m.kv_heads = m.heads;
+           m.mla = {.kv_rank = 24, .q_rank = 20, .nope_dim = 10, .rope_dim = 6, .value_dim = 12};
+           m.head_dim = 16;
+         }},
+        {"latent attention with a window, queries from the stream", true,
+         [](ModelConfig& m) {
+           m.kv_heads = m.heads;
+           m.mla = {.kv_rank = 18, .nope_dim = 4, .rope_dim = 8, .value_dim = 12};
+           m.head_dim = 12;
+           m.sliding_window = 5;
+         }},
         {"top query layer", false, [](ModelConfig& m) { m.top_query = true; }},
         {"top query layer, rotary, grouped heads", true, [](ModelConfig& m) { m.top_query = true; }},
     };

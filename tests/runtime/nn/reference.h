@@ -216,19 +216,20 @@ class Reference {
     return rope.scaling == RopeScaling::kLinear ? out / rope.factor : out;
   }
 
-  void rotate(Matrix& x, int64_t heads, int64_t layer) const {
+  /// The channels that turn are `first` and those behind it, of heads of `width` channels.
+  void rotate(Matrix& x, int64_t heads, int64_t layer, int64_t width, int64_t first = 0) const {
     for (const int64_t l : m_.nope_layers) {
       if (l == layer) return;
     }
-    const int64_t dims = m_.rope.dims > 0 ? m_.rope.dims : m_.head_dim;
+    const int64_t dims = m_.rope.dims > 0 ? m_.rope.dims : width - first;
     const bool interleaved = m_.rope.pairs == RotaryPairs::kInterleaved;
     for (size_t r = 0; r < x.size(); ++r) {
       const auto position = static_cast<double>(position_of(r));
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t i = 0; i < dims / 2; ++i) {
           const double angle = position * frequency(layer, i, static_cast<double>(dims));
-          double& a = x[r][h * m_.head_dim + (interleaved ? 2 * i : i)];
-          double& b = x[r][h * m_.head_dim + (interleaved ? 2 * i + 1 : i + dims / 2)];
+          double& a = x[r][h * width + first + (interleaved ? 2 * i : i)];
+          double& b = x[r][h * width + first + (interleaved ? 2 * i + 1 : i + dims / 2)];
           const double turned = a * std::cos(angle) - b * std::sin(angle);
           b = b * std::cos(angle) + a * std::sin(angle);
           a = turned;
@@ -277,7 +278,44 @@ class Reference {
     return m_.mask == Mask::kBidirectional || key <= query;
   }
 
-  Matrix attention(const Matrix& x, const std::string& p, int64_t layer) const {
+  static Matrix columns(const Matrix& x, int64_t first, int64_t count) {
+    Matrix out;
+    for (const std::vector<double>& row : x) out.emplace_back(row.begin() + first, row.begin() + first + count);
+    return out;
+  }
+
+  Matrix latent_norm(Matrix x, const std::string& name) const {
+    for (std::vector<double>& row : x) {
+      double square = 0;
+      for (const double v : row) square += v * v / static_cast<double>(row.size());
+      for (size_t c = 0; c < row.size(); ++c) row[c] *= factor_of(name + ".weight", c) / std::sqrt(square + 1e-6);
+    }
+    return x;
+  }
+
+  /// q, k [rows, N, nope + rope] and v [rows, N, value] of multi-head latent attention.
+  void from_latents(const Matrix& x, const std::string& p, int64_t layer, Matrix& q, Matrix& k, Matrix& v) const {
+    const MlaConfig& mla = m_.mla;
+    const int64_t own = mla.nope_dim + mla.value_dim, key = mla.nope_dim + mla.rope_dim;
+    q = mla.q_rank > 0 ? linear(latent_norm(linear(x, p + "q_a"), p + "q_a_norm"), p + "q_b") : linear(x, p + "q");
+    const Matrix a = linear(x, p + "kv_a");
+    Matrix shared = columns(a, mla.kv_rank, mla.rope_dim);
+    const Matrix kv = linear(latent_norm(columns(a, 0, mla.kv_rank), p + "kv_a_norm"), p + "kv_b");
+    rotate(q, m_.heads, layer, key, mla.nope_dim);
+    rotate(shared, 1, layer, mla.rope_dim);
+    k.assign(x.size(), {});
+    v.assign(x.size(), {});
+    for (size_t r = 0; r < x.size(); ++r) {
+      for (int64_t h = 0; h < m_.heads; ++h) {
+        const auto from = kv[r].begin() + h * own;
+        k[r].insert(k[r].end(), from, from + mla.nope_dim);
+        k[r].insert(k[r].end(), shared[r].begin(), shared[r].end());
+        v[r].insert(v[r].end(), from + mla.nope_dim, from + own);
+      }
+    }
+  }
+
+  void from_stream(const Matrix& x, const std::string& p, int64_t layer, Matrix& q, Matrix& k, Matrix& v) const {
     Matrix asks = x;  // what the queries are made of
     if (layer == m_.layers) {
       for (size_t r = 0; r < x.size(); ++r) {
@@ -286,7 +324,7 @@ class Reference {
         }
       }
     }
-    Matrix q = linear(asks, p + "q"), k = linear(x, p + "k"), v = linear(x, p + "v");
+    q = linear(asks, p + "q"), k = linear(x, p + "k"), v = linear(x, p + "v");
     for (Matrix* x : {&q, &k, &v}) {
       for (std::vector<double>& row : *x) {
         for (double& value : row) value = m_.clip_qkv > 0 ? std::clamp(value, -m_.clip_qkv, m_.clip_qkv) : value;
@@ -297,17 +335,23 @@ class Reference {
       norm_qk(k, p + "k_norm.weight");
     }
     if (m_.positions == Positions::kRotary) {
-      rotate(q, m_.heads, layer);
-      rotate(k, m_.kv_heads, layer);
+      rotate(q, m_.heads, layer, m_.head_dim);
+      rotate(k, m_.kv_heads, layer, m_.head_dim);
     }
+  }
+
+  Matrix attention(const Matrix& x, const std::string& p, int64_t layer) const {
+    Matrix q, k, v;
+    m_.mla.kv_rank > 0 ? from_latents(x, p, layer, q, k, v) : from_stream(x, p, layer, q, k, v);
+    const int64_t value = m_.mla.kv_rank > 0 ? m_.mla.value_dim : m_.head_dim;
     double scale = m_.attention_scale > 0 ? m_.attention_scale : 1 / std::sqrt(static_cast<double>(m_.head_dim));
     if (m_.attention_scale_by_layer) scale /= static_cast<double>(layer + 1);
-    Matrix out(x.size(), std::vector<double>(m_.heads * m_.head_dim, 0));
+    Matrix out(x.size(), std::vector<double>(m_.heads * value, 0));
     for (size_t r = 0; r < x.size(); ++r) {
       const int64_t query = static_cast<int64_t>(r) % m_.context;
       const size_t first = r - query;
       for (int64_t h = 0; h < m_.heads; ++h) {
-        const int64_t kv = h * m_.kv_heads / m_.heads * m_.head_dim;
+        const int64_t kv_head = h * m_.kv_heads / m_.heads, kv = kv_head * m_.head_dim;
         std::vector<double> p_row(m_.context, 0);
         double sum = 0;
         for (int64_t s = 0; s < m_.context; ++s) {
@@ -322,8 +366,8 @@ class Reference {
         for (int64_t s = 0; s < m_.context; ++s) {
           const auto row = static_cast<uint64_t>(h * m_.context) + query;
           const double kept = factor(m_.attention_dropout, r, layer, 1, row, s);
-          for (int64_t i = 0; i < m_.head_dim; ++i) {
-            out[r][h * m_.head_dim + i] += kept * p_row[s] / sum * v[first + s][kv + i];
+          for (int64_t i = 0; i < value; ++i) {
+            out[r][h * value + i] += kept * p_row[s] / sum * v[first + s][kv_head * value + i];
           }
         }
       }

@@ -254,6 +254,47 @@ inline std::vector<Variant> option_variants() {
         m.moe = {.experts = 4, .top_k = 2, .shared_experts = 1, .ffn = 44, .dense_layers = {0, 2}, .choice_bias = true};
         m.rope.pairs = RotaryPairs::kInterleaved;
       });
+  const auto latent = [](ModelConfig& m, MlaConfig mla) {
+    m.heads = m.kv_heads = 4;
+    m.mla = mla;
+    m.head_dim = mla.nope_dim + mla.rope_dim;
+  };
+  add("deepseek-v3's attention: latent queries, keys and values, experts with groups behind a dense layer",
+      llama_recipe(), [&](ModelConfig& m) {
+        latent(m, {.kv_rank = 7, .q_rank = 9, .nope_dim = 3, .rope_dim = 4, .value_dim = 5});
+        m.rope.pairs = RotaryPairs::kInterleaved;
+        m.moe = {.experts = 8,
+                 .top_k = 3,
+                 .router = RouterKind::kSigmoid,
+                 .shared_experts = 2,
+                 .ffn = 8,
+                 .dense_layers = {0},
+                 .groups = 4,
+                 .groups_per_token = 2,
+                 .scale = 2.5,
+                 .choice_bias = true};
+      });
+  add("latent keys and values, queries from the stream, biases, half pairs", llama_recipe(), [&](ModelConfig& m) {
+    latent(m, {.kv_rank = 6, .nope_dim = 5, .rope_dim = 2, .value_dim = 7});
+    m.qkv_bias = m.out_bias = true;
+    m.attention_scale = 0.4;
+  });
+  add("latent queries, keys and values with biases, weights from 1, deep norm, one layer that does not turn",
+      llama_recipe(), [&](ModelConfig& m) {
+        latent(m, {.kv_rank = 5, .q_rank = 6, .nope_dim = 2, .rope_dim = 4, .value_dim = 1});
+        m.bias = true;
+        m.norm_plus_one = true;
+        m.block = BlockKind::kDeepNorm;
+        m.residual_scale = 1.5;
+        m.nope_layers = {1};
+      });
+  add("latent attention in parallel blocks, a window, dynamic scaling", llama_recipe(), [&](ModelConfig& m) {
+    latent(m, {.kv_rank = 8, .q_rank = 3, .nope_dim = 2, .rope_dim = 4, .value_dim = 6});
+    m.block = BlockKind::kParallelShared;
+    m.rope = {.scaling = RopeScaling::kDynamic, .factor = 2, .original_context = 4};
+    m.sliding_window = 3;
+    m.window_layers = {0, 2};
+  });
   add("two key/value heads, biases of q, k, v, norms of q and k", llama_recipe(), [](ModelConfig& m) {
     m.kv_heads = 2;
     m.qkv_bias = true;

@@ -169,6 +169,32 @@ TEST_SUITE("runtime/plan/model") {
     }
 
     m = small();
+    m.mla = {.kv_rank = 10, .q_rank = 14, .nope_dim = 3, .rope_dim = 2, .value_dim = 4};
+    m.head_dim = 5;
+    for (const char* entry :
+         {"layers.0.attn.q_a.weight [14, 24]", "layers.0.attn.q_a.bias [14]", "layers.0.attn.q_a_norm.weight [14]",
+          "layers.0.attn.q_b.weight [20, 14]", "layers.0.attn.kv_a.weight [12, 24]", "layers.0.attn.kv_a.bias [12]",
+          "layers.0.attn.kv_a_norm.weight [10]", "layers.0.attn.kv_b.weight [28, 10]",
+          "layers.0.attn.o.weight [24, 16]"}) {
+      CAPTURE(entry);
+      CHECK(has(m, entry));
+    }
+    for (const char* entry : {"layers.0.attn.q.weight [20, 24]", "layers.0.attn.k.weight [20, 24]"}) {
+      CAPTURE(entry);
+      CHECK(!has(m, entry));
+    }
+    for (const TensorSpec& tensor : model_tensors(m)) {  // by heads, or not at all
+      const bool cut = tensor.name.find("_b.weight") != std::string::npos;
+      if (tensor.name.find("attn.q_") != std::string::npos || tensor.name.find("attn.kv_") != std::string::npos) {
+        CHECK(tensor.cut == (cut ? TensorCut::kDim0 : TensorCut::kReplicated));
+      }
+    }
+    m.mla.q_rank = 0;
+    CHECK(has(m, "layers.0.attn.q.weight [20, 24]"));
+    CHECK(!has(m, "layers.0.attn.q.bias [20]"));
+    CHECK(!has(m, "layers.0.attn.q_a.weight [14, 24]"));
+
+    m = small();
     m.bias = false;
     m.activation = Activation::kSwiGlu;
     m.moe.experts = 3;
@@ -233,6 +259,33 @@ TEST_SUITE("runtime/plan/model") {
     m.moe = {.ffn = 8, .dense_layers = {0}, .shared_ffn = 8, .shared_gate = true, .choice_bias = true};
     CHECK(fields_of(m) == Fields{"model.moe.ffn", "model.moe.dense_layers", "model.moe.shared_ffn",
                                  "model.moe.shared_gate", "model.moe.choice_bias"});
+    m = small();
+    m.mla = {.q_rank = 4, .nope_dim = 3, .rope_dim = 2, .value_dim = 4};
+    CHECK(fields_of(m) ==
+          Fields{"model.mla.q_rank", "model.mla.nope_dim", "model.mla.rope_dim", "model.mla.value_dim"});
+    m.mla.kv_rank = 10;
+    CHECK(fields_of(m) == Fields{"model.positions", "model.head_dim"});
+    m.positions = Positions::kRotary;
+    m.head_dim = 5;
+    CHECK(fields_of(m).empty());
+    m.mla.value_dim = 6;
+    m.kv_heads = 2;
+    m.rope.dims = 2;
+    m.qk_norm = QkNorm::kHead;
+    m.top_query = true;
+    CHECK(fields_of(m) ==
+          Fields{"model.mla.value_dim", "model.kv_heads", "model.rope.dims", "model.qk_norm", "model.top_query"});
+    m = small();
+    m.positions = Positions::kRotary;
+    m.mla = {.kv_rank = 10};
+    CHECK(fields_of(m) == Fields{"model.mla.nope_dim", "model.mla.rope_dim", "model.mla.value_dim"});
+    m.mla = {.kv_rank = 10, .nope_dim = 3, .rope_dim = 3, .value_dim = 4};
+    m.head_dim = 6;
+    CHECK(fields_of(m) == Fields{"model.mla.rope_dim"});
+    m.mla.rope_dim = 2;
+    m.head_dim = 5;
+    m.clip_qkv = 1;
+    CHECK(fields_of(m) == Fields{"model.clip_qkv"});
     m = small();
     m.sliding_window = 4;
     m.window_layers = {0, 2};
@@ -346,6 +399,27 @@ TEST_SUITE("runtime/plan/model") {
       CHECK(std::accumulate(got.begin(), got.end(), int64_t{0}) == m.layers);
       CHECK(heaviest(got) <= least * (1 + 1e-9));
     }
+  }
+
+  TEST_CASE("a token of latent attention pays for its products, not for what widens its values") {
+    Recipe recipe;
+    recipe.name = "one";
+    recipe.stop = {Span::Unit::kSteps, 1};
+    recipe.batch = {.samples = 1, .micro = 1};
+    recipe.model = small();
+    recipe.model.positions = Positions::kRotary;
+    recipe.model.bias = false;
+    const double mlp = 2.0 * 24 * 40, head = 65.0 * 24, core = 8.0 / 2 * 4 * (5 + 4);
+    recipe.model.mla = {.kv_rank = 10, .q_rank = 14, .nope_dim = 3, .rope_dim = 2, .value_dim = 4};
+    recipe.model.head_dim = 5;
+    double attention = 24.0 * 14 + 14 * 4 * 5 + 24 * 12 + 10 * 4 * 7 + 4 * 4 * 24;
+    CHECK(layer_products(recipe.model, 0) == doctest::Approx(attention + core + mlp));
+    CHECK(make_plan(recipe, 1).value().flops_per_token() ==
+          doctest::Approx(6 * (static_cast<double>(recipe.model.layers) * (attention + core + mlp) + head)));
+    recipe.model.mla.q_rank = 0;
+    attention += 24.0 * 4 * 5 - 24.0 * 14 - 14 * 4 * 5;
+    CHECK(layer_products(recipe.model, 0) == doctest::Approx(attention + core + mlp));
+    CHECK(cached_elems(recipe.model) == 12);
   }
 
   TEST_CASE("a token pays for the experts it goes through") {

@@ -80,6 +80,24 @@ const Option kOptions[] = {
        m.norm_weight = false;
        m.clip_qkv = 0.05;
      }},
+    {"latent attention, experts", true,
+     [](ModelConfig& m) {
+       m.kv_heads = m.heads;
+       m.mla = {.kv_rank = 24, .q_rank = 20, .nope_dim = 10, .rope_dim = 6, .value_dim = 12};
+       m.head_dim = 16;
+       m.moe = {.experts = 4,
+                .top_k = 2,
+                .router = RouterKind::kSigmoid,
+                .ffn = 20,
+                .dense_layers = {0},
+                .choice_bias = true};
+     }},
+    {"latent attention, queries from the stream", true,
+     [](ModelConfig& m) {
+       m.kv_heads = m.heads;
+       m.mla = {.kv_rank = 18, .nope_dim = 4, .rope_dim = 8, .value_dim = 12};
+       m.head_dim = 12;
+     }},
     {"top query layer", false, [](ModelConfig& m) { m.top_query = true; }},
     {"experts, balanced", true, [](ModelConfig& m) { m.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.01}; }},
     {"a gated shared expert, a dense layer between narrow experts", true,
