@@ -1,11 +1,12 @@
 #include "runtime/cluster/switchboard.h"
 
 #include <fmt/format.h>
-#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <utility>
 
@@ -14,6 +15,8 @@ namespace {
 
 constexpr double kNsPerS = 1e9;
 constexpr std::string_view kBeat = "beat";
+constexpr int64_t kLooksABeat = 8;  // at the times of all peers
+constexpr int64_t kWake = -1;       // in epoll_, beside the peers' numbers
 
 int64_t ns(double seconds) { return static_cast<int64_t>(seconds * kNsPerS); }
 
@@ -36,7 +39,10 @@ Switchboard::Switchboard(Beats beats, std::function<bool(const News&)> first)
       dead_after_ns_(ns(beats.dead_after_s)),
       first_(std::move(first)),
       news_fd_(event_fd()),
-      wake_fd_(event_fd()) {
+      wake_fd_(event_fd()),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+  epoll_event wake{.events = EPOLLIN, .data = {.u64 = static_cast<uint64_t>(kWake)}};
+  RT_CHECK(epoll_ && ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_fd_.get(), &wake) == 0, "epoll: errno {}", errno);
   RT_CHECK(every_ns_ > 0 && dead_after_ns_ >= 2 * every_ns_, "beats every {} s, dead after {} s", beats.every_s,
            beats.dead_after_s);
   thread_ = std::thread([this] { run(); });
@@ -58,6 +64,7 @@ void Switchboard::add(int64_t peer, std::string name, Connection connection) {
     const std::lock_guard lock(mutex_);
     const auto [at, added] = peers_.emplace(peer, Peer{std::move(name), std::move(connection), steady_ns()});
     RT_CHECK(added, "peer {} twice", peer);
+    touched_.insert(peer);
   }
   wake();
 }
@@ -67,7 +74,10 @@ void Switchboard::send(int64_t peer, Message message) {
     const std::lock_guard lock(mutex_);
     const auto at = peers_.find(peer);
     if (at == peers_.end() || at->second.dropped_ns != 0) return;
-    ignore(at->second.connection.send(message), "the thread finds it lost, and says so");
+    const Status sent = at->second.connection.send(message);
+    if (sent.ok() && !at->second.connection.has_unsent()) return;
+    ignore(sent, "the thread finds it lost, and says so");
+    touched_.insert(peer);
   }
   wake();
 }
@@ -79,6 +89,7 @@ void Switchboard::drop(int64_t peer) {
     if (at == peers_.end()) return;
     at->second.dropped_ns = steady_ns();
     std::erase_if(news_, [&](const News& one) { return one.peer == peer; });
+    touched_.insert(peer);
   }
   wake();
 }
@@ -95,7 +106,7 @@ void Switchboard::add_news(News news) {
   raise(news_fd_);
 }
 
-bool Switchboard::serve(int64_t number, Peer& peer, int64_t now_ns) {
+bool Switchboard::serve(int64_t number, Peer& peer, bool readable, int64_t now_ns) {
   if (peer.dropped_ns != 0) {
     return peer.connection.flush().ok() && peer.connection.has_unsent() && now_ns - peer.dropped_ns < dead_after_ns_;
   }
@@ -107,9 +118,9 @@ bool Switchboard::serve(int64_t number, Peer& peer, int64_t now_ns) {
     return false;
   };
   bool heard = false;
-  const Status filled = peer.connection.fill(&heard);
+  const Status filled = readable ? peer.connection.fill(&heard) : Status();
   if (heard) peer.heard_ns = now_ns;
-  for (;;) {  // what a peer said before it closed counts
+  while (readable) {  // what a peer said before it closed counts
     auto message = peer.connection.next();
     if (!message.ok()) return lost(message.error().message);
     if (!message.value()) break;
@@ -129,32 +140,54 @@ bool Switchboard::serve(int64_t number, Peer& peer, int64_t now_ns) {
   return sent.ok() ? true : lost(sent.error().message);
 }
 
+void Switchboard::serve_and_poll(int64_t number, bool readable, int64_t now_ns) {
+  const auto at = peers_.find(number);
+  if (at == peers_.end()) return;
+  Peer& peer = at->second;
+  if (!serve(number, peer, readable, now_ns)) {
+    peers_.erase(at);  // its socket leaves epoll_ as it is closed
+    return;
+  }
+  // What one says that is dropped does not matter any more.
+  const uint32_t wanted = (peer.dropped_ns == 0 ? EPOLLIN : 0U) | (peer.connection.has_unsent() ? EPOLLOUT : 0U);
+  if (wanted == peer.polled) return;
+  epoll_event event{.events = wanted, .data = {.u64 = static_cast<uint64_t>(number)}};
+  const int how = peer.polled == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
+  RT_CHECK(::epoll_ctl(epoll_.get(), how, peer.connection.fd(), &event) == 0, "epoll_ctl: errno {}", errno);
+  peer.polled = wanted;
+}
+
 void Switchboard::run() {
-  std::vector<pollfd> ready;
+  std::array<epoll_event, 256> ready{};
+  const int64_t look_every_ns = std::max<int64_t>(1'000'000, every_ns_ / kLooksABeat);
+  int64_t looked_ns = 0;
   for (;;) {
-    int64_t next_ns = steady_ns() + dead_after_ns_;
-    ready = {{wake_fd_.get(), POLLIN, 0}};
-    {
-      const std::lock_guard lock(mutex_);
-      if (ends_) return;
-      const int64_t now_ns = steady_ns();
-      for (auto at = peers_.begin(); at != peers_.end();) {
-        const auto one = at++;
-        if (!serve(one->first, one->second, now_ns)) {
-          peers_.erase(one);
-          continue;
-        }
-        const Peer& peer = one->second;
-        next_ns = std::min({next_ns, peer.beaten_ns + every_ns_, peer.heard_ns + dead_after_ns_});
-        ready.push_back(
-            {peer.connection.fd(),
-             static_cast<short>((peer.dropped_ns == 0 ? POLLIN : 0) | (peer.connection.has_unsent() ? POLLOUT : 0)),
-             0});
+    const int64_t left_ms = (looked_ns + look_every_ns - steady_ns() + 999'999) / 1'000'000;
+    const int count = ::epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()),
+                                   static_cast<int>(std::clamp<int64_t>(left_ms, 0, 1000)));
+    const std::lock_guard lock(mutex_);
+    if (ends_) return;
+    const int64_t now_ns = steady_ns();
+    for (int k = 0; k < count; ++k) {
+      const auto number = static_cast<int64_t>(ready[static_cast<size_t>(k)].data.u64);
+      if (number == kWake) {
+        clear(wake_fd_);
+      } else {
+        serve_and_poll(number, true, now_ns);
       }
     }
-    const int64_t left_ms = (next_ns - steady_ns() + 999'999) / 1'000'000;
-    ::poll(ready.data(), ready.size(), static_cast<int>(std::clamp<int64_t>(left_ms, 1, 1000)));
-    if ((ready.front().revents & POLLIN) != 0) clear(wake_fd_);
+    // Of one that has come something may be there already, from before.
+    for (const int64_t number : std::exchange(touched_, {})) serve_and_poll(number, true, now_ns);
+    if (now_ns - looked_ns < look_every_ns) continue;
+    looked_ns = now_ns;
+    for (auto at = peers_.begin(); at != peers_.end();) {
+      const auto one = at++;
+      const Peer& peer = one->second;
+      if (peer.dropped_ns == 0 && now_ns - peer.beaten_ns < every_ns_ && now_ns - peer.heard_ns < dead_after_ns_)
+        continue;
+      // A peer that seems silent may have said something that was not taken yet.
+      serve_and_poll(one->first, peer.dropped_ns == 0 && now_ns - peer.heard_ns >= dead_after_ns_, now_ns);
+    }
   }
 }
 
