@@ -7,6 +7,7 @@
 
 #include "runtime/cuda/blas.h"
 #include "runtime/cuda/stream.h"
+#include "runtime/kernels/cuda/attention.h"
 #include "runtime/kernels/cuda/dropout.h"
 #include "runtime/kernels/cuda/embedding.h"
 #include "runtime/kernels/cuda/loss.h"
@@ -31,7 +32,6 @@ using kernels::Param;
 // clang-format off
 #define RT_MISSING_KERNELS_OF_T(X)                                                                                   \
   X(row_dots) X(whole_norm_forward) X(whole_norm_backward)                                                           \
-  X(attention_forward) X(attention_decode) X(attention_backward_sums)                                                \
   X(join_latent_heads) X(split_latent_heads)                                                                         \
   X(embedding_backward_parts)                                                                                        \
   X(route_backward) X(rows_to_experts) X(rows_to_tokens) X(dot_and_scale_rows) X(gate_rows) X(gate_backward)
@@ -46,18 +46,21 @@ constexpr const char* kCentredHeads = "centred norms of heads";
 constexpr const char* kOwnWeights = "norms of heads with weights of each";
 constexpr const char* kWideNorm = "the backward pass of norms of very wide rows";
 constexpr const char* kCappedLogits = "the gradient of capped logits";
+constexpr const char* kWideHeads = "attention of heads wider than 256 channels";
+constexpr const char* kPartsOfTokens = "attention whose sums over tokens are cut into parts";
 constexpr const char* kSumParts = "products whose sums are cut into parts or stretches";
 constexpr const char* kFloatBias = "products of 16 bits with a bias to float";
 constexpr const char* kChecksums = "checksums of state on the device";
 
 #define RT_NAME(name) #name,
 constexpr std::string_view kMissing[] = {RT_MISSING_KERNELS_OF_T(RT_NAME) RT_MISSING_KERNELS(RT_NAME)
-                                             RT_MISSING_STATE_KERNELS(RT_NAME) "attention_backward",
-                                         kTree,
+                                             RT_MISSING_STATE_KERNELS(RT_NAME) kTree,
                                          kCentredHeads,
                                          kOwnWeights,
                                          kWideNorm,
                                          kCappedLogits,
+                                         kWideHeads,
+                                         kPartsOfTokens,
                                          kSumParts,
                                          kFloatBias,
                                          kChecksums};
@@ -244,6 +247,49 @@ void fill_maps(kernels::Ops<T>& out) {
   };
 }
 
+bool no_attention(CudaStream& on, const kernels::AttentionDims& d) {
+  return lacks(on, d.head_dim > k::kWidestHead, kWideHeads) || lacks(on, k::in_parts(d), kPartsOfTokens);
+}
+
+template <typename T, typename G>
+void attention_backward(Stream& stream, const kernels::AttentionDims& d, DevicePtr<const T> q, DevicePtr<const T> k,
+                        DevicePtr<const T> v, DevicePtr<const T> out, DevicePtr<const float> logsumexp,
+                        DevicePtr<const T> dout, DevicePtr<T> dq, DevicePtr<G> dk, DevicePtr<G> dv,
+                        DevicePtr<float> scratch) {
+  order(stream, "attention_backward", [&](CudaStream& cuda, Queue& on) {
+    if (no_attention(cuda, d)) return;
+    k::attention_backward<T, G>(on, d, q.address(), k.address(), v.address(), out.address(), logsumexp.address(),
+                                dout.address(), dq.address(), dk.address(), dv.address(), scratch.address());
+  });
+}
+
+template <typename T>
+void fill_attention(kernels::Ops<T>& out) {
+  using kernels::AttentionDims;
+  out.attention_forward = [](Stream& stream, const AttentionDims& d, DevicePtr<const T> q, DevicePtr<const T> k,
+                             DevicePtr<const T> v, DevicePtr<T> to, DevicePtr<float> logsumexp) {
+    order(stream, "attention_forward", [&](CudaStream& cuda, Queue& on) {
+      if (no_attention(cuda, d)) return;
+      float* maxima = nullptr;
+      if (d.max_scores) {
+        maxima = static_cast<float*>(cuda.scratch(bytes_of<float>(k::attention_maxima(d)), "attention_forward"));
+        if (maxima == nullptr) return;
+      }
+      k::attention_forward<T>(on, d, q.address(), k.address(), v.address(), to.address(), logsumexp.address(), maxima);
+    });
+  };
+  out.attention_backward = &attention_backward<T, T>;
+  out.attention_backward_sums = &attention_backward<T, float>;
+  out.attention_decode = [](Stream& stream, const AttentionDims& d, int64_t past, int64_t capacity,
+                            DevicePtr<const T> q, DevicePtr<const T> k_cache, DevicePtr<const T> v_cache,
+                            DevicePtr<T> to) {
+    order(stream, "attention_decode", [&](CudaStream& cuda, Queue& on) {
+      if (no_attention(cuda, d)) return;
+      k::attention_decode<T>(on, d, past, capacity, q.address(), k_cache.address(), v_cache.address(), to.address());
+    });
+  };
+}
+
 template <typename T>
 void fill_rows(kernels::Ops<T>& out) {
   using kernels::LogitRows;
@@ -328,6 +374,7 @@ kernels::Ops<T> filled() {
   kernels::Ops<T> out;
   fill_norms(out);
   fill_maps(out);
+  fill_attention(out);
   fill_rows(out);
   out.rotary_table = [](Stream& stream, DevicePtr<float> table, int64_t first, int64_t tokens,
                         std::span<const double> frequencies, double factor) {
@@ -361,9 +408,6 @@ kernels::Ops<T> filled() {
 #define RT_MISS_OF_T(name) out.name = &RT_KERNEL_OF_T(name)::template stopped<[](Stream& on) { missing(on, #name); }>;
   RT_MISSING_KERNELS(RT_MISS)
   RT_MISSING_KERNELS_OF_T(RT_MISS_OF_T)
-  out.attention_backward = &kernels::Kernel<kernels::AttentionBackward<T>>::template stopped<[](Stream& on) {
-    missing(on, "attention_backward");
-  }>;
 #undef RT_MISS_OF_T
   return out;
 }

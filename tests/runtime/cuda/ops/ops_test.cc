@@ -290,6 +290,65 @@ void compare_norms() {
 }
 
 template <typename T>
+void compare_attention() {
+  Sides on;
+  // Grouped heads, masks of every kind at once, the largest scores; rows with nothing between.
+  constexpr int64_t kSamples = 2, kTokens = 11, kHeads = 4, kKvHeads = 2, kHeadDim = 8, kKv = kKvHeads * kHeadDim,
+                    kRow = kHeads * kHeadDim + 2 * kKv, kQueries = kSamples * kTokens, kOut = kHeads * kHeadDim;
+  auto qkv = on.array(normals<T>("qkv", kQueries * kRow)), dout = on.array(normals<T>("dout", kQueries * kOut));
+  auto out = on.zeros<T>(kQueries * kOut), dqkv = on.zeros<T>(kQueries * kRow);
+  auto dkv_sums = on.zeros<float>(kQueries * kRow), logsumexp = on.zeros<float>(kQueries * kHeads);
+  auto ends = on.zeros<int32_t>(kQueries), starts = on.zeros<int32_t>(kQueries);
+  for (int64_t row = 0; row < kQueries; ++row) {
+    const auto t = static_cast<int32_t>(row % kTokens);
+    ends.host[row] = std::max(t < 3 ? 3 : 0, t + 1);
+    starts.host[row] = t < 6 ? 0 : 6;
+  }
+  ends = on.array(std::move(ends.host));
+  starts = on.array(std::move(starts.host));
+  auto slopes = on.array(std::vector<float>{0.5f, 0.25f, 0.125f, 0.0625f}),
+       maxima = on.array(std::vector<float>(kHeads, -1e30f));
+  auto keys = on.array(std::vector<uint64_t>{11, 22});
+  auto scratch = on.zeros<float>(kQueries * kHeads * (1 + 2 * kHeadDim));
+  for (const bool everything : {false, true}) {
+    CAPTURE(everything);
+    const auto dims = [&](Side at) {
+      kernels::AttentionDims d{kSamples, kTokens, kHeads, kKvHeads, kHeadDim, kRow, kRow, kOut, 0.35f};
+      if (!everything) return d;
+      d.cap = 3.0f;
+      d.mask = {true, 5, at(ends), at(starts)};
+      d.alibi_slopes = at(slopes);
+      d.dropout = {kernels::DropoutRate::of(0.25), at(keys), kernels::dropout_site(1, 2), 4};
+      d.max_scores = at(maxima);
+      return d;
+    };
+    on.run<T>("attention_forward", [&](Exec<T> e, Side at) {
+      e.attention_forward(dims(at), at(qkv), at(qkv) + kOut, at(qkv) + (kOut + kKv), at(out), at(logsumexp));
+    });
+    on.alike(out, attention_sums<T>(kTokens));
+    on.alike(logsumexp, chain_of_sums<float>(kTokens));
+    on.alike(maxima, chain_of_sums<float>(kHeadDim));
+    on.run<T>("attention_backward", [&](Exec<T> e, Side at) {
+      e.attention_backward(dims(at), at(qkv), at(qkv) + kOut, at(qkv) + (kOut + kKv), at(out), at(logsumexp), at(dout),
+                           at(dqkv), at(dqkv) + kOut, at(dqkv) + (kOut + kKv), at(scratch));
+    });
+    on.alike(dqkv, attention_gradients<T>(2 * kTokens));
+    on.run<T>("attention_backward_sums", [&](Exec<T> e, Side at) {
+      e.attention_backward_sums(dims(at), at(qkv), at(qkv) + kOut, at(qkv) + (kOut + kKv), at(out), at(logsumexp),
+                                at(dout), at(dqkv), at(dkv_sums) + kOut, at(dkv_sums) + (kOut + kKv), at(scratch));
+    });
+    on.alike(dkv_sums, attention_gradients<T>(2 * kTokens));
+  }
+  // The samples' keys and values as two caches, of which one more is empty.
+  auto caches = on.array(normals<T>("caches", 2 * kSamples * kTokens * kKv)), next = on.zeros<T>(kSamples * kOut);
+  on.run<T>("attention_decode", [&](Exec<T> e, Side at) {
+    kernels::AttentionDims d{.batch = kSamples, .heads = kHeads, .kv_heads = kKvHeads, .head_dim = kHeadDim};
+    e.attention_decode(d, kTokens - 2, kTokens, at(qkv), at(caches), at(caches) + kSamples * kTokens * kKv, at(next));
+  });
+  on.alike(next, attention_sums<T>(kTokens));
+}
+
+template <typename T>
 void compare_rows() {
   Sides on;
   auto from = on.array(normals<T>("from", kCount)), to = on.zeros<T>(kCount + kWidth);
@@ -479,6 +538,7 @@ std::vector<std::string> not_compared(std::vector<std::string> names) {
 TEST_SUITE("runtime/cuda/ops") {
   TEST_CASE_TEMPLATE("maps give what the CPU's give", T, float, bf16, f16) { compare_maps<T>(); }
   TEST_CASE_TEMPLATE("norms give what the CPU's give", T, float, bf16, f16) { compare_norms<T>(); }
+  TEST_CASE_TEMPLATE("attention gives what the CPU's gives", T, float, bf16, f16) { compare_attention<T>(); }
   TEST_CASE_TEMPLATE("rows, look-ups, losses and copies give what the CPU's give", T, float, bf16, f16) {
     compare_rows<T>();
   }
@@ -608,9 +668,17 @@ TEST_SUITE("runtime/cuda/ops") {
             of.bias = DevicePtr<const void>(&none);
             ops.matmul(on, of);
           }) == words("products of 16 bits with a bias to float"));
+    CHECK(refused([&](cuda::CudaStream& on) { ops.row_dots(on, {}, {}, {}, nullptr, 0, nullptr); }) ==
+          words("row_dots"));
     CHECK(refused([&](cuda::CudaStream& on) {
-            ops.attention_forward(on, {}, nullptr, nullptr, nullptr, nullptr, nullptr);
-          }) == words("attention_forward"));
+            ops.attention_forward(on, {.head_dim = 264}, nullptr, nullptr, nullptr, nullptr, nullptr);
+          }) == words("attention of heads wider than 256 channels"));
+    CHECK(refused([&](cuda::CudaStream& on) {
+            kernels::AttentionDims of{.head_dim = 64};
+            of.held.parts = 2;
+            ops.attention_backward(on, of, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                                   nullptr, nullptr);
+          }) == words("attention whose sums over tokens are cut into parts"));
     CHECK(refused([&](cuda::CudaStream& on) { state.lamb_step(on, {}, 1, {}, {}, 0); }) == words("lamb_step"));
     float number = 0;
     const DevicePtr<float> somewhere(&number);  // never read

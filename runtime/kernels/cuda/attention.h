@@ -1,0 +1,35 @@
+#pragma once
+// Softmax attention for CUDA: attention.h of runtime/kernels, in tiles of shared memory with an online softmax, by the
+// cores that add floats: no matrix unit. It takes every mask, cap, slope and dropout that the CPU's takes, and heads of
+// up to kWidestHead channels.
+
+#include <cstdint>
+
+#include "runtime/kernels/attention.h"
+#include "runtime/kernels/cuda/queue.h"
+
+namespace cairn::kernels::cuda {
+
+constexpr int64_t kWidestHead = 256;
+/// Whether attention of these heads is cut into parts, whose sums are a tree: it has no kernel.
+inline bool in_parts(const AttentionDims& dims) { return dims.held.parts > 1 || dims.key_parts > 1; }
+
+/// Floats that attention_forward() needs for partial maxima; 0 where dims has no max_scores.
+int64_t attention_maxima(const AttentionDims& dims);
+template <typename T>
+void attention_forward(Queue& on, const AttentionDims& dims, const T* q, const T* k, const T* v, T* out,
+                       float* logsumexp, float* maxima);
+
+/// Floats that attention_backward() needs.
+int64_t attention_deltas(const AttentionDims& dims);
+/// dk and dv of each key are summed by one block, query by query, and dq of each query by one block, key by key. They
+/// are written as G: T or float.
+template <typename T, typename G>
+void attention_backward(Queue& on, const AttentionDims& dims, const T* q, const T* k, const T* v, const T* out,
+                        const float* logsumexp, const T* dout, T* dq, G* dk, G* dv, float* deltas);
+
+template <typename T>
+void attention_decode(Queue& on, const AttentionDims& dims, int64_t past, int64_t capacity, const T* q,
+                      const T* k_cache, const T* v_cache, T* out);
+
+}  // namespace cairn::kernels::cuda
