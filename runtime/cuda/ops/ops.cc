@@ -7,16 +7,20 @@
 
 #include "runtime/cuda/blas.h"
 #include "runtime/cuda/stream.h"
+#include "runtime/kernels/cuda/adafactor.h"
 #include "runtime/kernels/cuda/attention.h"
 #include "runtime/kernels/cuda/dropout.h"
 #include "runtime/kernels/cuda/embedding.h"
+#include "runtime/kernels/cuda/experts.h"
 #include "runtime/kernels/cuda/loss.h"
 #include "runtime/kernels/cuda/maps.h"
 #include "runtime/kernels/cuda/norm.h"
 #include "runtime/kernels/cuda/rotary.h"
 #include "runtime/kernels/cuda/rows.h"
+#include "runtime/kernels/cuda/state.h"
 #include "runtime/kernels/cuda/sums.h"
 #include "runtime/kernels/cuda/update.h"
+#include "runtime/kernels/cuda/whole_norm.h"
 
 namespace cairn::cuda {
 namespace {
@@ -30,15 +34,7 @@ using kernels::Param;
 // ----------------------------------------------------------------------------------------------------
 
 // clang-format off
-#define RT_MISSING_KERNELS_OF_T(X)                                                                                   \
-  X(row_dots) X(whole_norm_forward) X(whole_norm_backward)                                                           \
-  X(join_latent_heads) X(split_latent_heads)                                                                         \
-  X(embedding_backward_parts)                                                                                        \
-  X(route_backward) X(rows_to_experts) X(rows_to_tokens) X(dot_and_scale_rows) X(gate_rows) X(gate_backward)
-#define RT_MISSING_KERNELS(X) X(route_forward) X(count_choices) X(place_choices)
-#define RT_MISSING_STATE_KERNELS(X)                                                                                  \
-  X(lamb_moments) X(lamb_step) X(clear_doubles) X(adafactor_squares) X(adafactor_factors) X(scale_by_mean)           \
-  X(adafactor_norms) X(adafactor_step) X(balance_bias) X(ema) X(count_not_finite)
+#define RT_MISSING_KERNELS_OF_T(X) X(embedding_backward_parts) X(join_latent_heads) X(split_latent_heads)
 // clang-format on
 // Of kernels that are there.
 constexpr const char* kTree = "sums over rows by a tree of parts";
@@ -50,11 +46,10 @@ constexpr const char* kWideHeads = "attention of heads wider than 256 channels";
 constexpr const char* kPartsOfTokens = "attention whose sums over tokens are cut into parts";
 constexpr const char* kSumParts = "products whose sums are cut into parts or stretches";
 constexpr const char* kFloatBias = "products of 16 bits with a bias to float";
-constexpr const char* kChecksums = "checksums of state on the device";
+constexpr const char* kManyExperts = "routers of more than 2048 experts";
 
 #define RT_NAME(name) #name,
-constexpr std::string_view kMissing[] = {RT_MISSING_KERNELS_OF_T(RT_NAME) RT_MISSING_KERNELS(RT_NAME)
-                                             RT_MISSING_STATE_KERNELS(RT_NAME) kTree,
+constexpr std::string_view kMissing[] = {RT_MISSING_KERNELS_OF_T(RT_NAME) kTree,
                                          kCentredHeads,
                                          kOwnWeights,
                                          kWideNorm,
@@ -63,7 +58,7 @@ constexpr std::string_view kMissing[] = {RT_MISSING_KERNELS_OF_T(RT_NAME) RT_MIS
                                          kPartsOfTokens,
                                          kSumParts,
                                          kFloatBias,
-                                         kChecksums};
+                                         kManyExperts};
 #undef RT_NAME
 
 void missing(Stream& on, const char* what) {
@@ -118,6 +113,17 @@ void to_host(Stream& stream, DevicePtr<const T> from, std::span<T> host) {
 /// What the host has computed. The runtime has read it when the call returns, since it is not pinned.
 void from_host(CudaStream& on, const std::vector<float>& host, float* to) {
   on.copy(to, host.data(), bytes_of<float>(std::ssize(host)), kToDevice);
+}
+
+/// Memory of the host that kernels add to: body(numbers, scratch) with what stands there, which goes back afterwards.
+template <typename U, typename Body>
+void with_numbers(CudaStream& on, std::span<U> host, int64_t scratch_bytes, const char* who, const Body& body) {
+  const auto bytes = static_cast<int64_t>(host.size_bytes());
+  auto* const memory = static_cast<std::byte*>(on.scratch(bytes + scratch_bytes, who));
+  if (memory == nullptr) return;
+  on.copy(memory, host.data(), bytes, kToDevice);
+  body(reinterpret_cast<U*>(memory), memory + bytes);
+  on.copy(host.data(), memory, bytes, kToHost);
 }
 
 template <typename T, Gate kGate>
@@ -205,6 +211,61 @@ void fill_norms(kernels::Ops<T>& out) {
                                partials, d.offset);
     });
   };
+}
+
+template <typename T>
+void fill_whole_norms(kernels::Ops<T>& out) {
+  using kernels::Rows;
+  out.row_dots = &Direct<&k::row_dots<T>>::run;
+  out.whole_norm_forward = &Direct<&k::whole_norm_forward<T>>::run;
+  out.whole_norm_backward = [](Stream& stream, const kernels::WholeNorm& d, const Rows<const T>& dy,
+                               const Rows<const T>& x, DevicePtr<const T> weight, DevicePtr<const float> squares,
+                               DevicePtr<const float> dots, const Rows<T>& dx, const kernels::NormGradients& to) {
+    order(stream, "whole_norm_backward", [&](CudaStream& cuda, Queue& on) {
+      if (lacks(cuda, is_tree(to.parts), kTree)) return;
+      void* const partials = cuda.scratch(bytes_of<float>(k::bias_partials(d.rows, d.width)), "whole_norm_backward");
+      if (partials == nullptr) return;
+      k::whole_norm_backward<T>(on, d, dy, x, weight.address(), squares.address(), dots.address(), dx,
+                                to.weight.address(), static_cast<float*>(partials));
+    });
+  };
+}
+
+template <typename T>
+void fill_experts(kernels::Ops<T>& out) {
+  using kernels::RouterDims;
+  out.route_forward = [](Stream& stream, const RouterDims& d, DevicePtr<float> logits, DevicePtr<int32_t> chosen,
+                         DevicePtr<float> weights, DevicePtr<float> log_sums) {
+    order(stream, "route_forward", [&](CudaStream& cuda, Queue& on) {
+      if (lacks(cuda, d.experts > k::kMostExperts, kManyExperts)) return;
+      k::route_forward(on, d, logits.address(), chosen.address(), weights.address(), log_sums.address());
+    });
+  };
+  out.route_backward = &Direct<&k::route_backward<T>>::run;
+  out.count_choices = [](Stream& stream, DevicePtr<const int32_t> chosen, int64_t choices, std::span<int32_t> counts) {
+    order(stream, "count_choices", [&](CudaStream& cuda, Queue& on) {
+      const int64_t bytes = bytes_of<int32_t>(std::ssize(counts));
+      auto* const there = static_cast<int32_t*>(cuda.scratch(bytes, "count_choices"));
+      if (there == nullptr) return;
+      k::count_choices(on, chosen.address(), choices, std::ssize(counts), there);
+      cuda.copy(counts.data(), there, bytes, kToHost);
+    });
+  };
+  out.place_choices = [](Stream& stream, DevicePtr<const int32_t> chosen, int64_t choices, std::span<int64_t> next,
+                         DevicePtr<int32_t> rows_of) {
+    order(stream, "place_choices", [&](CudaStream& cuda, Queue& on) {
+      const int64_t bytes = bytes_of<int64_t>(std::ssize(next));
+      auto* const there = static_cast<int64_t*>(cuda.scratch(bytes, "place_choices"));
+      if (there == nullptr) return;
+      cuda.copy(there, next.data(), bytes, kToDevice);
+      k::place_choices(on, chosen.address(), choices, std::ssize(next), there, rows_of.address());
+    });
+  };
+  out.rows_to_experts = &Direct<&k::rows_to_experts<T>>::run;
+  out.rows_to_tokens = &Direct<&k::rows_to_tokens<T>>::run;
+  out.dot_and_scale_rows = &Direct<&k::dot_and_scale_rows<T>>::run;
+  out.gate_rows = &Direct<&k::gate_rows<T>>::run;
+  out.gate_backward = &Direct<&k::gate_backward<T>>::run;
 }
 
 template <typename T>
@@ -375,6 +436,8 @@ kernels::Ops<T> filled() {
   fill_norms(out);
   fill_maps(out);
   fill_attention(out);
+  fill_whole_norms(out);
+  fill_experts(out);
   fill_rows(out);
   out.rotary_table = [](Stream& stream, DevicePtr<float> table, int64_t first, int64_t tokens,
                         std::span<const double> frequencies, double factor) {
@@ -404,9 +467,7 @@ kernels::Ops<T> filled() {
   out.scatter_floats = &Direct<&k::scatter_floats>::run;
   out.floats_to_host = &to_host<float>;
   out.ints_to_host = &to_host<int32_t>;
-#define RT_MISS(name) out.name = &RT_KERNEL(name)::template stopped<[](Stream& on) { missing(on, #name); }>;
 #define RT_MISS_OF_T(name) out.name = &RT_KERNEL_OF_T(name)::template stopped<[](Stream& on) { missing(on, #name); }>;
-  RT_MISSING_KERNELS(RT_MISS)
   RT_MISSING_KERNELS_OF_T(RT_MISS_OF_T)
 #undef RT_MISS_OF_T
   return out;
@@ -434,6 +495,77 @@ k::StateRun run_of(const kernels::StateArrays& of) {
   return {of.master.address(), of.exp_avg.address(), of.exp_avg_sq.address()};
 }
 
+/// The checksum of one of the arrays that a kernel has written; where the clip is not finite it has written nothing.
+void put_sums(CudaStream& cuda, Queue& on, const kernels::BlockSums& sums, size_t array, const float* x, int64_t count,
+              const kernels::Clip* clip) {
+  with_numbers(cuda, sums.sums.subspan(array, 1), bytes_of<uint64_t>(k::kSumBlocks), "checksums",
+               [&](uint64_t* sum, std::byte* partials) {
+                 k::add_word_sums(on, x, count, sums.first, clip, reinterpret_cast<uint64_t*>(partials), sum);
+               });
+}
+
+int64_t norm_words_bytes(int64_t count) {
+  return bytes_of<double>(k::norm_chunks(count) * kernels::TensorNorms::kWords);
+}
+
+void fill_lamb(kernels::StateOps& out) {
+  using kernels::StateArrays;
+  out.lamb_moments = [](Stream& stream, const kernels::AdamwArgs& args, DevicePtr<const float> grad,
+                        const StateArrays& from, const StateArrays& to, int64_t count,
+                        const kernels::TensorNorms& norms) {
+    order(stream, "lamb_moments", [&](CudaStream& cuda, Queue& on) {
+      const k::UpdateRun run{.grad = grad.address(), .from = run_of(from), .to = run_of(to), .count = count};
+      const auto numbers = k::UpdateNumbers::of(args);
+      if (!norms.wanted()) return k::lamb_moments(on, run, numbers, args.clip.address(), nullptr);
+      with_numbers(cuda, norms.words, norm_words_bytes(count), "lamb_moments", [&](double* words, std::byte* scratch) {
+        auto* const partials = reinterpret_cast<double*>(scratch);
+        k::lamb_moments(on, run, numbers, args.clip.address(), partials);
+        k::add_words_to(on, partials, k::norm_chunks(count), 2, words);
+      });
+    });
+  };
+  out.lamb_step = [](Stream& stream, const kernels::AdamwArgs& args, float trust, const StateArrays& from,
+                     const StateArrays& to, int64_t count) {
+    order(stream, "lamb_step", [&](CudaStream&, Queue& on) {
+      k::lamb_step(on, k::UpdateRun{.from = run_of(from), .to = run_of(to), .count = count}, k::UpdateNumbers::of(args),
+                   args.clip.address(), trust);
+    });
+  };
+}
+
+void fill_adafactor(kernels::StateOps& out) {
+  using kernels::AdafactorFactors;
+  using kernels::MatrixRun;
+  out.clear_doubles = &clear<double>;
+  out.adafactor_squares = [](Stream& stream, const MatrixRun& run, DevicePtr<double> row_sums,
+                             DevicePtr<double> col_sums) {
+    order(stream, "adafactor_squares", [&](CudaStream& cuda, Queue& on) {
+      void* const partials = cuda.scratch(bytes_of<double>(k::square_partials(run)), "adafactor_squares");
+      if (partials == nullptr) return;
+      k::adafactor_squares(on, run, row_sums.address(), col_sums.address(), static_cast<double*>(partials));
+    });
+  };
+  out.adafactor_factors = &Direct<&k::adafactor_factors>::run;
+  out.scale_by_mean = [](Stream& stream, DevicePtr<float> factors, int64_t count, DevicePtr<const float> moments,
+                         int64_t moments_count) {
+    order(stream, "scale_by_mean", [&](CudaStream& cuda, Queue& on) {
+      void* const root = cuda.scratch(bytes_of<float>(1), "scale_by_mean");
+      if (root == nullptr) return;
+      k::scale_by_mean(on, factors.address(), count, moments.address(), moments_count, static_cast<float*>(root));
+    });
+  };
+  out.adafactor_norms = [](Stream& stream, const MatrixRun& run, const AdafactorFactors& factors,
+                           DevicePtr<const float> master, const kernels::TensorNorms& norms) {
+    order(stream, "adafactor_norms", [&](CudaStream& cuda, Queue& on) {
+      with_numbers(cuda, norms.words, norm_words_bytes(run.count), "adafactor_norms",
+                   [&](double* words, std::byte* partials) {
+                     k::adafactor_norms(on, run, factors, master.address(), reinterpret_cast<double*>(partials), words);
+                   });
+    });
+  };
+  out.adafactor_step = &Direct<&k::adafactor_step>::run;
+}
+
 kernels::StateOps filled_state() {
   using kernels::BlockSums;
   using kernels::StateArrays;
@@ -442,7 +574,6 @@ kernels::StateOps filled_state() {
                  const StateArrays& to, DevicePtr<float> weight, DevicePtr<bf16> weight_low, int64_t count,
                  const BlockSums& sums) {
     order(stream, "adamw", [&](CudaStream& cuda, Queue& on) {
-      if (lacks(cuda, !sums.sums.empty(), kChecksums)) return;
       k::adamw(on,
                k::UpdateRun{.grad = grad.address(),
                             .from = run_of(from),
@@ -451,6 +582,28 @@ kernels::StateOps filled_state() {
                             .weight_bf16 = weight_low.address(),
                             .count = count},
                k::UpdateNumbers::of(args), args.clip.address());
+      const DevicePtr<float> written[] = {to.master, to.exp_avg, to.exp_avg_sq};
+      for (size_t array = 0; array < sums.sums.size(); ++array) {
+        put_sums(cuda, on, sums, array, written[array].address(), count, args.clip.address());
+      }
+    });
+  };
+  fill_lamb(out);
+  fill_adafactor(out);
+  out.ema = [](Stream& stream, double decay, DevicePtr<const float> weight, DevicePtr<const float> from,
+               DevicePtr<float> to, int64_t count, const BlockSums& sums) {
+    order(stream, "ema", [&](CudaStream& cuda, Queue& on) {
+      k::ema(on, decay, weight.address(), from.address(), to.address(), count);
+      if (!sums.sums.empty()) put_sums(cuda, on, sums, 0, to.address(), count, nullptr);
+    });
+  };
+  out.balance_bias = &Direct<&k::balance_bias>::run;
+  out.count_not_finite = [](Stream& stream, DevicePtr<const float> x, int64_t count, std::span<int64_t> counts) {
+    order(stream, "count_not_finite", [&](CudaStream& cuda, Queue& on) {
+      with_numbers(cuda, counts.first(1), bytes_of<int64_t>(k::kSumBlocks), "count_not_finite",
+                   [&](int64_t* found, std::byte* partials) {
+                     k::count_not_finite(on, x.address(), count, reinterpret_cast<int64_t*>(partials), found);
+                   });
     });
   };
   out.clip_by_norm = &Direct<&k::clip_by_norm>::run;
@@ -458,8 +611,10 @@ kernels::StateOps filled_state() {
   out.copy_state = &copy<float>;
   out.copy_summed = [](Stream& stream, DevicePtr<const float> from, DevicePtr<float> to, int64_t count,
                        const BlockSums& sums) {
-    if (lacks(cuda_stream(stream), !sums.sums.empty(), kChecksums)) return;
     if (DevicePtr<const float>(to) != from) copy<float>(stream, from, to, count);
+    if (sums.sums.empty()) return;
+    order(stream, "copy_summed",
+          [&](CudaStream& cuda, Queue& on) { put_sums(cuda, on, sums, 0, to.address(), count, nullptr); });
   };
   out.clear_floats = &clear<float>;
   out.draw_weights = [](Stream& stream, const kernels::FirstWeights& box, DevicePtr<float> to) {
@@ -488,8 +643,6 @@ kernels::StateOps filled_state() {
       cuda.copy(words.data(), sum, bytes, kToHost);
     });
   };
-  RT_MISSING_STATE_KERNELS(RT_MISS)
-#undef RT_MISS
   return out;
 }
 
@@ -519,7 +672,16 @@ void serve_ops() {
 }
 
 int64_t scratch_bytes(int64_t rows, int64_t width) {
-  return bytes_of<float>(std::max({k::norm_partials(rows, width, true), k::bias_partials(rows, width), rows * width}));
+  return std::max(
+      bytes_of<float>(std::max({k::norm_partials(rows, width, true), k::bias_partials(rows, width), rows * width})),
+      bytes_of<int64_t>(k::kMostExperts));
+}
+
+int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs) {
+  constexpr int64_t kNumbers = kernels::TensorNorms::kWords + k::kSumBlocks + 1;  // of the host; sums of blocks
+  const int64_t most_rows = elems / cols + 2;
+  return bytes_of<double>(kNumbers) + std::max({bytes_of<double>(k::squares_partials(runs)), norm_words_bytes(elems),
+                                                bytes_of<double>(k::square_runs(most_rows).count * cols)});
 }
 
 }  // namespace cairn::cuda

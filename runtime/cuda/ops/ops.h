@@ -24,5 +24,8 @@ void serve_ops();
 
 /// Bytes that a stream needs for kernels (CudaStream::use_scratch()) of so many rows, the widest of `width`.
 int64_t scratch_bytes(int64_t rows, int64_t width);
+/// The same for kernels over training state: blocks of at most `elems` elements, matrices of `cols` columns, squares of
+/// `runs` runs.
+int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs);
 
 }  // namespace cairn::cuda

@@ -105,6 +105,15 @@ T __shfl_sync(uint32_t mask, T value, int lane, const char* file = __builtin_FIL
   __builtin_memcpy(&value, &out, sizeof(T));
   return value;
 }
+inline uint32_t __ballot_sync(uint32_t mask, bool value, const char* file = __builtin_FILE(),
+                              int line = __builtin_LINE()) {
+  const uint64_t* const of = cairn::simt::exchange(mask, value ? 1 : 0, {file, line});
+  uint32_t out = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1) != 0 && of[lane] != 0) out |= uint32_t{1} << lane;
+  }
+  return out;
+}
 inline void __syncwarp(uint32_t mask = 0xffffffffu, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   cairn::simt::exchange(mask, 0, {file, line});
 }

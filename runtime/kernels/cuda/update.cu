@@ -97,18 +97,22 @@ __global__ void __launch_bounds__(kAdders * 16)
   words[blockIdx.x * static_cast<int64_t>(kExactWords) + word] = all;
 }
 
-/// words = the sum over partials [count]. One block.
-__global__ void __launch_bounds__(kAdders * 16) words_of_all(const double* partials, int64_t count, double* words) {
+/// words [blocks, .] = the sum over partials [count, blocks, .], or are added to.
+__global__ void __launch_bounds__(kAdders * 16)
+    words_of_all(const double* partials, int64_t count, bool added, double* words) {
   RT_SHARED(double, room, kAdders* kExactWords);
   const int word = static_cast<int>(threadIdx.x) % 16, adder = static_cast<int>(threadIdx.x) / 16;
   if (word < kExactWords) {
     double part = 0;
-    for (int64_t i = adder; i < count; i += kAdders) part += partials[i * kExactWords + word];
+    for (int64_t i = adder; i < count; i += kAdders) {
+      part += partials[(i * gridDim.x + blockIdx.x) * kExactWords + word];
+    }
     room[adder * kExactWords + word] = part;
   }
   __syncthreads();
   if (adder != 0 || word >= kExactWords) return;
-  double all = 0;
+  words += static_cast<int64_t>(blockIdx.x) * kExactWords;
+  double all = added ? words[word] : 0.0;
   for (int a = 0; a < kAdders; ++a) all += room[a * kExactWords + word];
   words[word] = all;
 }
@@ -263,13 +267,12 @@ __global__ void __launch_bounds__(kThreads) adamw_of_run(UpdateRun run, UpdateNu
   for_chunk(run, blockIdx.x, f);
 }
 
-__global__ void __launch_bounds__(kThreads, 3)
-    lamb_moments_chunks(UpdateTables tables, const Clip* clip, double* partials) {
-  RT_SHARED(double, room, 2 * kRoom);
-  const Chunk chunk = tables.chunks[blockIdx.x];
-  const UpdateRun run = tables.runs[chunk.run];
-  LambMoments f{tables.numbers[run.numbers], clip->grad_scale, 0, 0};
-  if (clip->finite != 0) for_chunk(run, chunk.number, f);
+/// Of the block's chunk. room [2 * kRoom].
+__device__ __forceinline__ void lamb_moments_of(const UpdateRun& run, const UpdateNumbers& numbers, int64_t number,
+                                                const Clip* clip, double* partials, double* room) {
+  LambMoments f{numbers, clip->grad_scale, 0, 0};
+  if (clip->finite != 0) for_chunk(run, number, f);
+  if (partials == nullptr) return;
   ExactDigits sum;
   double* const out = partials + static_cast<int64_t>(blockIdx.x) * 2 * kExactWords;
   sum.clear();
@@ -278,6 +281,19 @@ __global__ void __launch_bounds__(kThreads, 3)
   sum.clear();
   sum.add(f.step);
   block_words(sum, out + kExactWords, room + kRoom);
+}
+
+__global__ void __launch_bounds__(kThreads, 3)
+    lamb_moments_chunks(UpdateTables tables, const Clip* clip, double* partials) {
+  RT_SHARED(double, room, 2 * kRoom);
+  const Chunk chunk = tables.chunks[blockIdx.x];
+  const UpdateRun run = tables.runs[chunk.run];
+  lamb_moments_of(run, tables.numbers[run.numbers], chunk.number, clip, partials, room);
+}
+__global__ void __launch_bounds__(kThreads, 3)
+    lamb_moments_of_run(UpdateRun run, UpdateNumbers numbers, const Clip* clip, double* partials) {
+  RT_SHARED(double, room, 2 * kRoom);
+  lamb_moments_of(run, numbers, blockIdx.x, clip, partials, room);
 }
 
 __global__ void __launch_bounds__(kThreads) trust_of_words(const double* words, int64_t tensors, float* trust) {
@@ -298,6 +314,13 @@ __global__ void __launch_bounds__(kThreads)
   for_chunk(run, chunk.number, f);
 }
 
+__global__ void __launch_bounds__(kThreads)
+    lamb_step_of_run(UpdateRun run, UpdateNumbers numbers, const Clip* clip, float trust) {
+  if (clip->finite == 0) return;
+  LambStep f{numbers, numbers.lr * trust};
+  for_chunk(run, blockIdx.x, f);
+}
+
 Size one_a_chunk(int64_t chunks) { return {{static_cast<unsigned>(chunks)}, {kThreads}}; }
 
 }  // namespace
@@ -309,12 +332,17 @@ void squares(Queue& on, const Floats* runs, const Chunk* chunks, int64_t chunk_c
 void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* partials,
                          double* words) {
   launch(on, {{static_cast<unsigned>(run_count), kSquareParts}, {kThreads}}, run_squares, x, runs, partials);
-  launch(on, {{1}, {kAdders * 16}}, words_of_all, partials, run_count * kSquareParts, words);
+  launch(on, {{1}, {kAdders * 16}}, words_of_all, partials, run_count * kSquareParts, false, words);
   launch(on, {{1}, {32}}, words_carried, int64_t{1}, words);
 }
 void add_words(Queue& on, const double* partials, const int32_t* begins, int64_t groups, int64_t sums, double* words) {
   launch(on, {{static_cast<unsigned>(groups * sums)}, {kAdders * 16}}, words_added, partials, begins, sums, words);
   launch(on, {{blocks_for(groups * sums, 32)}, {32}}, words_carried, groups * sums, words);
+}
+
+void add_words_to(Queue& on, const double* partials, int64_t chunks, int64_t sums, double* words) {
+  launch(on, {{static_cast<unsigned>(sums)}, {kAdders * 16}}, words_of_all, partials, chunks, true, words);
+  launch(on, {{blocks_for(sums, 32)}, {32}}, words_carried, sums, words);
 }
 
 void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, Clip* out) {
@@ -335,6 +363,12 @@ void lamb_trust(Queue& on, const double* words, int64_t tensors, float* trust) {
 }
 void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip, const float* trust) {
   launch(on, one_a_chunk(tables.chunk_count), lamb_step_chunks, tables, clip, trust);
+}
+void lamb_moments(Queue& on, const UpdateRun& of, const UpdateNumbers& numbers, const Clip* clip, double* partials) {
+  launch(on, one_a_chunk(blocks_for(of.count, kChunk)), lamb_moments_of_run, of, numbers, clip, partials);
+}
+void lamb_step(Queue& on, const UpdateRun& of, const UpdateNumbers& numbers, const Clip* clip, float trust) {
+  launch(on, one_a_chunk(blocks_for(of.count, kChunk)), lamb_step_of_run, of, numbers, clip, trust);
 }
 
 }  // namespace cairn::kernels::cuda

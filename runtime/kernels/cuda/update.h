@@ -42,6 +42,9 @@ void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t
 /// begins [groups + 1] as chunk_begins() has it.
 void add_words(Queue& on, const double* partials, const int32_t* begins, int64_t groups, int64_t sums, double* words);
 
+/// words [sums, kWords] += the sum over chunks of partials [chunks, sums, kWords], carried.
+void add_words_to(Queue& on, const double* partials, int64_t chunks, int64_t sums, double* words);
+
 /// Of the squares' words: clip_of() (runtime/kernels/clip.h).
 void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, Clip* out);
 
@@ -104,5 +107,9 @@ void lamb_moments(Queue& on, const UpdateTables& tables, const Clip* clip, doubl
 /// trust [tensors] from words [tensors, 2, kWords]: the weights' norm over the step's; 1 where either is 0.
 void lamb_trust(Queue& on, const double* words, int64_t tensors, float* trust);
 void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip, const float* trust);
+
+/// Of one run alone, as adamw() has it. partials null: no norms are wanted.
+void lamb_moments(Queue& on, const UpdateRun& of, const UpdateNumbers& numbers, const Clip* clip, double* partials);
+void lamb_step(Queue& on, const UpdateRun& of, const UpdateNumbers& numbers, const Clip* clip, float trust);
 
 }  // namespace cairn::kernels::cuda

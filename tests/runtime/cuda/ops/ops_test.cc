@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/word_sums.h"
 #include "runtime/cuda/arena.h"
 #include "runtime/cuda/blas.h"
 #include "runtime/device/host_numbers.h"
@@ -272,6 +273,23 @@ void compare_norms() {
     on.alike(dx, row);
     on.alike(dweight, column);
   }
+  // Half of the channels of a norm over two ranks.
+  const kernels::WholeNorm whole{kRows, kWidth, 2 * kWidth, 1, 1e-5f, 1.0f};
+  auto squares = on.array(filled<float>(kRows, 90.0f)), dots = on.zeros<float>(2 * kRows);
+  on.run<T>("row_dots", [&](Exec<T> e, Side at) {
+    e.row_dots({kRows, kWidth, 2, kRows}, {at(x), kWidth}, {at(dy), kWidth}, at(weight), 1.0f, at(dots));
+  });
+  on.alike(dots, sum_of<float>(kWidth));
+  on.run<T>("whole_norm_forward", [&](Exec<T> e, Side at) {
+    e.whole_norm_forward(whole, {at(x), kWidth}, at(weight), at(squares), {at(y), kWidth});
+  });
+  on.alike(y, pointwise<T>() + pointwise<T>());
+  on.run<T>("whole_norm_backward", [&](Exec<T> e, Side at) {
+    e.whole_norm_backward(whole, {at(dy), kWidth}, {at(x), kWidth}, at(weight), at(squares), at(dots), {at(dx), kWidth},
+                          {at(dweight), nullptr, {}});
+  });
+  on.alike(dx, pointwise<T>() + pointwise<T>() + sum_of<T>(kWidth));
+  on.alike(dweight, column);
   // 5 heads of 8 channels; rows stand side by side with nothing.
   auto head_weight = on.array(normals<T>("head_weight", 8)), stats = on.zeros<T>(1);
   auto head_dweight = on.array(std::vector<float>(8, 0.5f));
@@ -346,6 +364,57 @@ void compare_attention() {
     e.attention_decode(d, kTokens - 2, kTokens, at(qkv), at(caches), at(caches) + kSamples * kTokens * kKv, at(next));
   });
   on.alike(next, attention_sums<T>(kTokens));
+}
+
+template <typename T>
+void compare_experts() {
+  Sides on;
+  constexpr int64_t kExperts = 5, kChoices = 2, kAll = kRows * kChoices;
+  auto logits = on.array(normals<float>("logits", kRows * kExperts)), weights = on.zeros<float>(kAll),
+       log_sums = on.zeros<float>(kRows), dots = on.zeros<float>(kAll), gates = on.array(normals<float>("gates", kAll));
+  auto balance = on.array(normals<float>("balance", kExperts, 0.1));
+  auto chosen = on.zeros<int32_t>(kAll), rows_of = on.zeros<int32_t>(kAll);
+  auto dlogits = on.zeros<T>(kRows * kExperts), dgates = on.zeros<T>(kAll);
+  auto tokens = on.array(normals<T>("tokens", kCount)), to = on.zeros<T>(kCount);
+  auto rows = on.zeros<T>(kAll * kWidth), others = on.array(normals<T>("others", kAll * kWidth));
+  const kernels::RouterDims d{.tokens = kRows, .experts = kExperts, .choices = kChoices};
+  on.run<T>("route_forward",
+            [&](Exec<T> e, Side at) { e.route_forward(d, at(logits), at(chosen), at(weights), at(log_sums)); });
+  on.same(chosen);
+  for (Twin<float>* const of : {&logits, &weights, &log_sums}) on.alike(*of, chain_of_sums<float>(kExperts));
+  on.run<T>("route_backward", [&](Exec<T> e, Side at) {
+    e.route_backward(d, at(logits), at(chosen), at(weights), {at(balance), at(log_sums), 0.01f}, at(dlogits));
+  });
+  on.alike(dlogits, chain_of_sums<T>(kExperts));
+  std::vector<int32_t> host_counts(kExperts);
+  HostNumbers<int32_t> counts(on.stream(), kExperts);
+  on.run<T>("count_choices", [&](Exec<T> e, Side at) {
+    e.count_choices(at(chosen), kAll, at.cuda ? counts.room() : std::span(host_counts));
+  });
+  CHECK(std::ranges::equal(counts.read(), host_counts));
+  on.run<T>("place_choices", [&](Exec<T> e, Side at) {
+    std::vector<int64_t> next(kExperts);
+    for (size_t expert = 1; expert < kExperts; ++expert) next[expert] = next[expert - 1] + host_counts[expert - 1];
+    e.place_choices(at(chosen), kAll, next, at(rows_of));
+  });
+  on.same(rows_of);
+  on.run<T>("rows_to_experts",
+            [&](Exec<T> e, Side at) { e.rows_to_experts(at(tokens), at(rows_of), kRows, kChoices, kWidth, at(rows)); });
+  on.same(rows);
+  on.run<T>("rows_to_tokens", [&](Exec<T> e, Side at) {
+    e.rows_to_tokens(at(rows), at(rows_of), at(weights), kRows, kChoices, kWidth, at(to));
+  });
+  on.alike(to, sum_of<T>(kChoices));
+  on.run<T>("dot_and_scale_rows", [&](Exec<T> e, Side at) {
+    e.dot_and_scale_rows(at(rows), at(others), at(rows_of), at(weights), kRows, kChoices, kWidth, at(dots));
+  });
+  on.alike(dots, sum_of<float>(kWidth));
+  on.alike(rows, pointwise<T>() + pointwise<T>());
+  on.run<T>("gate_rows", [&](Exec<T> e, Side at) { e.gate_rows(at(gates), at(others), kAll, kWidth); });
+  on.alike(gates, pointwise<float>());
+  on.alike(others, pointwise<T>() + pointwise<T>());
+  on.run<T>("gate_backward", [&](Exec<T> e, Side at) { e.gate_backward(at(gates), at(dots), at(dgates), kAll); });
+  on.alike(dgates, pointwise<T>() + sum_of<T>(kWidth));
 }
 
 template <typename T>
@@ -539,6 +608,7 @@ TEST_SUITE("runtime/cuda/ops") {
   TEST_CASE_TEMPLATE("maps give what the CPU's give", T, float, bf16, f16) { compare_maps<T>(); }
   TEST_CASE_TEMPLATE("norms give what the CPU's give", T, float, bf16, f16) { compare_norms<T>(); }
   TEST_CASE_TEMPLATE("attention gives what the CPU's gives", T, float, bf16, f16) { compare_attention<T>(); }
+  TEST_CASE_TEMPLATE("experts give what the CPU's give", T, float, bf16, f16) { compare_experts<T>(); }
   TEST_CASE_TEMPLATE("rows, look-ups, losses and copies give what the CPU's give", T, float, bf16, f16) {
     compare_rows<T>();
   }
@@ -620,6 +690,132 @@ TEST_SUITE("runtime/cuda/ops") {
     on.same(clip);
   }
 
+  TEST_CASE("training state: checksums with the CPU's bits, LAMB, Adafactor, averages, counts") {
+    Sides on;
+    constexpr int64_t kElems = 16384 + 5000, kCols = 50;
+    auto grad = on.array(normals<float>("grad", kElems)), master = on.array(normals<float>("master", kElems)),
+         m = on.array(normals<float>("m", kElems, 0.1)), v = on.array(filled<float>(kElems, 0.5f)),
+         average = on.zeros<float>(kElems);
+    auto clips = on.array(std::vector<kernels::Clip>{{.grad_scale = 0.5f}, {.finite = 0}});
+    // What each side leaves for the host.
+    std::vector<uint64_t> host_sums(3);
+    HostNumbers<uint64_t> sums(on.stream(), 3);
+    const auto sums_of = [&](Side at, size_t count, int64_t first) {
+      return kernels::BlockSums{(at.cuda ? sums.room() : std::span(host_sums)).first(count), first};
+    };
+    const auto sums_of_arrays = [&](std::vector<Twin<float>*> arrays) {  // of the device, which rounds its own way
+      const auto got = sums.read();
+      for (size_t a = 0; a < arrays.size(); ++a) {
+        const auto values = on.on_device(*arrays[a]);
+        CHECK(got[a] == word_sums(reinterpret_cast<const std::byte*>(values.data()), kElems));
+      }
+    };
+    kernels::AdamwArgs args{.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f};
+    const auto state = [&](Side at) { return kernels::StateArrays{at(master), at(m), at(v), nullptr}; };
+    // In two blocks, the second of which begins anywhere; nothing where the clip is not finite.
+    for (const int64_t clip : {0, 1}) {
+      on.run_state("adamw", [&](StateExec e, Side at) {
+        kernels::AdamwArgs of = args;
+        of.clip = at(clips) + clip;
+        const auto from = [&](int64_t first) {
+          return kernels::StateArrays{at(master) + first, at(m) + first, at(v) + first, nullptr};
+        };
+        for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1003}, {1003, kElems - 1003}}) {
+          e.adamw(of, at(grad) + first, from(first), from(first), nullptr, nullptr, count, sums_of(at, 3, first));
+        }
+      });
+      sums_of_arrays({&master, &m, &v});
+    }
+    on.run_state("ema", [&](StateExec e, Side at) {
+      e.ema(0.75, at(master), at(average), at(average), kElems, sums_of(at, 1, 0));
+    });
+    sums_of_arrays({&average});
+    on.alike(average, chain_of_sums<float>(4));
+    on.run_state("copy_summed", [&](StateExec e, Side at) {
+      e.copy_summed(at(grad), at(average), kElems, sums_of(at, 1, 0));
+      e.copy_summed(at(grad), at(grad), kElems, sums_of(at, 1, 7));
+    });
+    CHECK(sums.read()[0] == host_sums[0]);
+
+    std::vector<double> host_words(kernels::TensorNorms::kWords);
+    HostNumbers<double> words(on.stream(), kernels::TensorNorms::kWords);
+    const auto norms_of = [&](Side at) { return kernels::TensorNorms{at.cuda ? words.room() : std::span(host_words)}; };
+    const auto same_norms = [&] {
+      std::vector<double> got(words.read().begin(), words.read().end());
+      const kernels::TensorNorms here{host_words}, there{got};
+      CHECK(there.weight().value() == doctest::Approx(here.weight().value()).epsilon(1e-6));
+      CHECK(there.step().value() == doctest::Approx(here.step().value()).epsilon(1e-5));
+      CHECK(here.step().value() > 0);
+    };
+    on.run_state("clear_numbers", [&](StateExec e, Side at) { e.clear_numbers(norms_of(at).words); });
+    args.step = 3;
+    on.run_state("lamb_moments", [&](StateExec e, Side at) {  // of a tensor in two blocks; without norms
+      kernels::AdamwArgs of = args;
+      of.clip = at(clips);
+      e.lamb_moments(of, at(grad), state(at), state(at), kElems, norms_of(at));
+      e.lamb_moments(of, at(grad), state(at), state(at), kElems, norms_of(at));
+      e.lamb_moments(of, at(grad), state(at), state(at), kElems, {});
+    });
+    same_norms();
+    for (Twin<float>* const of : {&m, &v}) on.alike(*of, chain_of_sums<float>(8));
+    on.run_state("lamb_step", [&](StateExec e, Side at) {
+      kernels::AdamwArgs of = args;
+      of.clip = at(clips);
+      e.lamb_step(of, 0.5f, state(at), state(at), kElems);
+    });
+    on.alike(master, chain_of_sums<float>(8));
+
+    // A share of a matrix that begins and ends within rows.
+    constexpr int64_t kMatrixRows = 400, kBegin = 33, kShare = 10000;
+    auto row_sums = on.array(std::vector<double>(kMatrixRows, 7.0)),
+         col_sums = on.array(std::vector<double>(kCols, 7.0));
+    auto row_moments = on.array(filled<float>(kMatrixRows, 0.5f)), col_moments = on.array(filled<float>(kCols, 0.25f)),
+         row_factors = on.zeros<float>(kMatrixRows), col_factors = on.zeros<float>(kCols);
+    const auto run = [&](Side at) { return kernels::MatrixRun{at(grad), at(clips), kBegin, kShare, kCols}; };
+    const auto factors = [&](Side at) { return kernels::AdafactorFactors{at(row_factors), at(col_factors)}; };
+    on.run_state("clear_doubles", [&](StateExec e, Side at) {
+      e.clear_doubles(at(row_sums), kMatrixRows);
+      e.clear_doubles(at(col_sums), kCols);
+    });
+    on.same(row_sums);
+    on.run_state("adafactor_squares",
+                 [&](StateExec e, Side at) { e.adafactor_squares(run(at), at(row_sums), at(col_sums)); });
+    on.run_state("adafactor_factors", [&](StateExec e, Side at) {
+      e.adafactor_factors({0.75, kCols}, at(row_sums), at(row_moments), at(row_moments), at(row_factors), kMatrixRows);
+      e.adafactor_factors({0.75, kMatrixRows}, at(col_sums), at(col_moments), at(col_moments), at(col_factors), kCols);
+    });
+    for (Twin<float>* const of : {&row_moments, &col_moments, &row_factors, &col_factors}) {
+      on.alike(*of, pointwise<float>());
+    }
+    on.run_state("scale_by_mean",
+                 [&](StateExec e, Side at) { e.scale_by_mean(at(col_factors), kCols, at(row_moments), kMatrixRows); });
+    on.alike(col_factors, pointwise<float>());
+    on.run_state("clear_numbers", [&](StateExec e, Side at) { e.clear_numbers(norms_of(at).words); });
+    on.run_state("adafactor_norms",
+                 [&](StateExec e, Side at) { e.adafactor_norms(run(at), factors(at), at(master), norms_of(at)); });
+    same_norms();
+    on.run_state("adafactor_step", [&](StateExec e, Side at) {
+      e.adafactor_step({0.01f, 0.001f, 0.9f}, run(at), factors(at), at(master), at(m), at(master), at(m));
+      e.adafactor_step({0.01f, 0.001f, 0.9f}, run(at), factors(at), at(master), nullptr, at(master), nullptr);
+    });
+    on.alike(master, chain_of_sums<float>(8));
+    on.alike(m, chain_of_sums<float>(8));
+
+    auto choices = on.array(std::vector<float>{1, 2, 3}), bias = on.array(std::vector<float>{0.5f, 0.5f, 0.5f});
+    on.run_state("balance_bias",
+                 [&](StateExec e, Side at) { e.balance_bias(0.125f, 2, at(choices), at(bias), at(bias), 3); });
+    on.same(bias);
+    auto odd = on.array(std::vector<float>{1, NAN, INFINITY, 0, -INFINITY});
+    std::vector<int64_t> host_found = {5};
+    HostNumbers<int64_t> found(on.stream(), 1);
+    found.room()[0] = 5;
+    on.run_state("count_not_finite", [&](StateExec e, Side at) {
+      e.count_not_finite(at(odd), 5, at.cuda ? found.room() : std::span(host_found));
+    });
+    CHECK(found.read()[0] == host_found[0]);
+    CHECK(host_found[0] == 8);
+  }
+
   TEST_CASE("each name of the tables is compared above, or is one of those that are missing") {
 #define RT_NAME(name) #name,
     CHECK(not_compared({RT_KERNELS_OF_T(RT_NAME) RT_KERNELS(RT_NAME) "attention_backward"}) ==
@@ -668,8 +864,9 @@ TEST_SUITE("runtime/cuda/ops") {
             of.bias = DevicePtr<const void>(&none);
             ops.matmul(on, of);
           }) == words("products of 16 bits with a bias to float"));
-    CHECK(refused([&](cuda::CudaStream& on) { ops.row_dots(on, {}, {}, {}, nullptr, 0, nullptr); }) ==
-          words("row_dots"));
+    CHECK(refused([&](cuda::CudaStream& on) {
+            ops.embedding_backward_parts(on, nullptr, 0, 2, {}, nullptr, nullptr, 1);
+          }) == words("embedding_backward_parts"));
     CHECK(refused([&](cuda::CudaStream& on) {
             ops.attention_forward(on, {.head_dim = 264}, nullptr, nullptr, nullptr, nullptr, nullptr);
           }) == words("attention of heads wider than 256 channels"));
@@ -679,7 +876,6 @@ TEST_SUITE("runtime/cuda/ops") {
             ops.attention_backward(on, of, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                    nullptr, nullptr);
           }) == words("attention whose sums over tokens are cut into parts"));
-    CHECK(refused([&](cuda::CudaStream& on) { state.lamb_step(on, {}, 1, {}, {}, 0); }) == words("lamb_step"));
     float number = 0;
     const DevicePtr<float> somewhere(&number);  // never read
     CHECK(refused([&](cuda::CudaStream& on) {
@@ -693,9 +889,8 @@ TEST_SUITE("runtime/cuda/ops") {
     CHECK(refused([&](cuda::CudaStream& on) {
             ops.cross_entropy_backward(on, {}, nullptr, nullptr, nullptr, nullptr, 0, 30.0f);
           }) == words("the gradient of capped logits"));
-    uint64_t sum = 0;
     CHECK(refused([&](cuda::CudaStream& on) {
-            state.copy_summed(on, nullptr, nullptr, 0, {std::span(&sum, 1), 0});
-          }) == words("checksums of state on the device"));
+            ops.route_forward(on, {.experts = 4096}, nullptr, nullptr, nullptr, nullptr);
+          }) == words("routers of more than 2048 experts"));
   }
 }

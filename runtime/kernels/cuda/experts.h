@@ -1,0 +1,39 @@
+#pragma once
+// The router of a mixture of experts and the moves of its rows, for CUDA: runtime/kernels/router.h.
+
+#include <cstdint>
+
+#include "runtime/kernels/cuda/queue.h"
+#include "runtime/kernels/router.h"
+
+namespace cairn::kernels::cuda {
+
+constexpr int64_t kMostExperts = 2048;
+
+/// A NaN counts as less than any number where experts are chosen.
+void route_forward(Queue& on, const RouterDims& dims, float* logits, int32_t* chosen, float* weights, float* log_sums);
+template <typename T>
+void route_backward(Queue& on, const RouterDims& dims, const float* scores, const int32_t* chosen,
+                    const float* dweights, const RouterLosses& losses, T* dlogits);
+
+/// counts [experts].
+void count_choices(Queue& on, const int32_t* chosen, int64_t choices, int64_t experts, int32_t* counts);
+/// next [experts], of the device.
+void place_choices(Queue& on, const int32_t* chosen, int64_t choices, int64_t experts, const int64_t* next,
+                   int32_t* rows_of);
+
+template <typename T>
+void rows_to_experts(Queue& on, const T* from, const int32_t* rows_of, int64_t tokens, int64_t choices, int64_t width,
+                     T* to);
+template <typename T>
+void rows_to_tokens(Queue& on, const T* from, const int32_t* rows_of, const float* factors, int64_t tokens,
+                    int64_t choices, int64_t width, T* to);
+template <typename T>
+void dot_and_scale_rows(Queue& on, T* a, T* b, const int32_t* rows_of, const float* factors, int64_t tokens,
+                        int64_t choices, int64_t width, float* dots);
+template <typename T>
+void gate_rows(Queue& on, float* logits, T* x, int64_t rows, int64_t width);
+template <typename T>
+void gate_backward(Queue& on, const float* gates, const float* dgates, T* dlogits, int64_t rows);
+
+}  // namespace cairn::kernels::cuda

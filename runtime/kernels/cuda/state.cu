@@ -1,0 +1,143 @@
+#include "runtime/kernels/cuda/state.h"
+
+#include "runtime/core/word_sums.h"
+#include "runtime/kernels/cuda/map.h"
+
+namespace cairn::kernels::cuda {
+namespace {
+
+constexpr int kMany = 4;
+constexpr int kWarps = kThreads / kWarp;
+
+struct Average {
+  const float *weight, *from;
+  float* to;
+  float rest;
+  template <int N>
+  __device__ void at(int64_t i) const {
+    const auto w = load_pack<N>(weight + i);
+    auto of = load_pack<N>(from + i);
+#pragma unroll
+    for (int k = 0; k < N; ++k) of.at[k] += rest * (w.at[k] - of.at[k]);
+    store_pack<N>(to + i, of);
+  }
+};
+
+struct Balance {
+  float rate, mean;
+  const float *choices, *from;
+  float* to;
+  template <int N>
+  __device__ void at(int64_t i) const {
+    static_assert(N == 1);
+    const float of = choices[i];
+    to[i] = from[i] + (of < mean ? rate : of > mean ? -rate : 0.0f);
+  }
+};
+
+__device__ __forceinline__ uint32_t bits_of(float x) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(x);
+#else
+  uint32_t out;
+  __builtin_memcpy(&out, &x, sizeof(out));
+  return out;
+#endif
+}
+
+/// Sums of integers: the same in any order. What a term is says F: add(word, index, sum), and join(a, b).
+struct WordSums {
+  using Sum = uint64_t;
+  __device__ static Sum add(uint32_t word, int64_t i, Sum sum) {
+    return join(sum, static_cast<uint64_t>(word * static_cast<uint32_t>(i)) << 32 | word);
+  }
+  __device__ static Sum join(Sum a, Sum b) { return cairn::add_word_sums(a, b); }
+};
+struct NotFinite {
+  using Sum = int64_t;
+  __device__ static Sum add(uint32_t word, int64_t, Sum sum) {
+    return sum + ((word & 0x7f800000u) == 0x7f800000u ? 1 : 0);
+  }
+  __device__ static Sum join(Sum a, Sum b) { return a + b; }
+};
+
+/// Of all threads of the block, to the first one. room [kWarps].
+template <typename F>
+__device__ __forceinline__ typename F::Sum joined(typename F::Sum sum, typename F::Sum* room) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) sum = F::join(sum, __shfl_xor_sync(kAllLanes, sum, step));
+  if (threadIdx.x % kWarp == 0) room[threadIdx.x / kWarp] = sum;
+  __syncthreads();
+  sum = room[0];
+  for (int warp = 1; warp < kWarps; ++warp) sum = F::join(sum, room[warp]);
+  return sum;
+}
+
+template <typename F, int N>
+__global__ void __launch_bounds__(kThreads) sums_of_blocks(const float* x, int64_t count, typename F::Sum* partials) {
+  RT_SHARED(typename F::Sum, room, kWarps);
+  typename F::Sum sum = 0;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * N;
+  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N; i < count; i += step) {
+    if (i + N <= count) {
+      const auto of = load_pack<N>(x + i);
+#pragma unroll
+      for (int k = 0; k < N; ++k) sum = F::add(bits_of(of.at[k]), i + k, sum);
+    } else {
+      for (int64_t k = i; k < count; ++k) sum = F::add(bits_of(x[k]), k, sum);
+    }
+  }
+  sum = joined<F>(sum, room);
+  if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+template <typename F>
+__device__ __forceinline__ typename F::Sum all_blocks(const typename F::Sum* partials, typename F::Sum* room) {
+  typename F::Sum sum = 0;
+  for (int64_t i = threadIdx.x; i < kSumBlocks; i += kThreads) sum = F::join(sum, partials[i]);
+  return joined<F>(sum, room);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    put_word_sums(const uint64_t* partials, int64_t first, const Clip* clip, uint64_t* sum) {
+  RT_SHARED(uint64_t, room, kWarps);
+  const uint64_t all = all_blocks<WordSums>(partials, room);
+  if (threadIdx.x != 0 || (clip != nullptr && clip->finite == 0)) return;
+  *sum = cairn::add_word_sums(first == 0 ? 0 : *sum, shift_word_sums(all, first));
+}
+__global__ void __launch_bounds__(kThreads) add_counts(const int64_t* partials, int64_t* counts) {
+  RT_SHARED(int64_t, room, kWarps);
+  const int64_t all = all_blocks<NotFinite>(partials, room);
+  if (threadIdx.x == 0) *counts += all;
+}
+
+template <typename F>
+void sum_blocks(Queue& on, const float* x, int64_t count, typename F::Sum* partials) {
+  const Size size{{static_cast<unsigned>(kSumBlocks)}, {kThreads}};
+  if (aligned_to(16, x)) {
+    launch(on, size, sums_of_blocks<F, kMany>, x, count, partials);
+  } else {
+    launch(on, size, sums_of_blocks<F, 1>, x, count, partials);
+  }
+}
+
+}  // namespace
+
+void ema(Queue& on, double decay, const float* weight, const float* from, float* to, int64_t count) {
+  map<kMany>(on, Average{weight, from, to, static_cast<float>(1.0 - decay)}, count, aligned_to(16, weight, from, to));
+}
+void balance_bias(Queue& on, float rate, float mean, const float* choices, const float* from, float* to,
+                  int64_t count) {
+  map<1>(on, Balance{rate, mean, choices, from, to}, count, true);
+}
+void add_word_sums(Queue& on, const float* x, int64_t count, int64_t first, const Clip* clip, uint64_t* partials,
+                   uint64_t* sum) {
+  sum_blocks<WordSums>(on, x, count, partials);
+  launch(on, {{1}, {kThreads}}, put_word_sums, partials, first, clip, sum);
+}
+void count_not_finite(Queue& on, const float* x, int64_t count, int64_t* partials, int64_t* counts) {
+  sum_blocks<NotFinite>(on, x, count, partials);
+  launch(on, {{1}, {kThreads}}, add_counts, partials, counts);
+}
+
+}  // namespace cairn::kernels::cuda

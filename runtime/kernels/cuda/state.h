@@ -1,0 +1,25 @@
+#pragma once
+// What is done to training state besides update rules, for CUDA: averages of weights (runtime/kernels/ema.h), experts'
+// biases and counts (state_copies.h), checksums of what was written (runtime/core/word_sums.h), with the CPU's bits.
+
+#include <cstdint>
+
+#include "runtime/kernels/clip.h"
+#include "runtime/kernels/cuda/queue.h"
+
+namespace cairn::kernels::cuda {
+
+/// `to` may be `from`.
+void ema(Queue& on, double decay, const float* weight, const float* from, float* to, int64_t count);
+void balance_bias(Queue& on, float rate, float mean, const float* choices, const float* from, float* to, int64_t count);
+
+/// Blocks that a sum over an array is cut into, and numbers of 8 bytes that it needs for them.
+constexpr int64_t kSumBlocks = 64;
+/// sum [1] = word_sums() of the elements of x, the first of which stands at index `first`, added to what is there
+/// unless `first` is 0. Where `clip` is given and not finite, nothing. partials: [kSumBlocks].
+void add_word_sums(Queue& on, const float* x, int64_t count, int64_t first, const Clip* clip, uint64_t* partials,
+                   uint64_t* sum);
+/// counts [1] += elements of x that are NaN or infinite. partials: [kSumBlocks].
+void count_not_finite(Queue& on, const float* x, int64_t count, int64_t* partials, int64_t* counts);
+
+}  // namespace cairn::kernels::cuda

@@ -1,0 +1,71 @@
+#include "runtime/kernels/cuda/state.h"
+
+#include "runtime/core/word_sums.h"
+#include "runtime/kernels/ema.h"
+#include "runtime/kernels/state_copies.h"
+#include "tests/runtime/kernels/cuda/cuda_testing.h"
+
+using namespace cairn;
+using namespace cairn::testing;
+
+TEST_SUITE("runtime/kernels/cuda/state") {
+  TEST_CASE("averages of weights are the CPU's, aligned or not, in place") {
+    for (const int64_t shift : {0, 1}) {
+      const auto weight = normals<float>("weight", 1037), from = normals<float>("from", 1037);
+      const int64_t count = std::ssize(weight) - shift;
+      std::vector<float> to = from;
+      kernels::ema(0.99, weight.data() + shift, to.data() + shift, to.data() + shift, count, {});
+      in_every_order([&] {
+        OnDevice<float> d_weight(weight), d_to(from);
+        Queue on;
+        kernels::cuda::ema(on, 0.99, d_weight.data() + shift, d_to.data() + shift, d_to.data() + shift, count);
+        check_alike(d_to.values(), to, pointwise<float>());
+      });
+    }
+  }
+  TEST_CASE("experts' biases step by their rate towards the mean, and stay on it") {
+    const std::vector<float> choices = {3, 5, 4, 0}, from = {0.5f, 0.25f, 1, -1};
+    std::vector<float> to(4);
+    kernels::balance_bias(0.125f, 4, choices.data(), from.data(), to.data(), 4);
+    in_every_order([&] {
+      OnDevice<float> d_choices(choices), d_from(from), d_to(4);
+      Queue on;
+      kernels::cuda::balance_bias(on, 0.125f, 4, d_choices.data(), d_from.data(), d_to.data(), 4);
+      CHECK(d_to.values() == to);
+    });
+  }
+  TEST_CASE("checksums have the bits of the CPU's, wherever a block begins, and wait for a clip that is finite") {
+    constexpr int64_t kFirst = 1000;
+    const auto x = normals<float>("x", 20037);
+    for (const int64_t shift : {0, 1}) {
+      const int64_t count = std::ssize(x) - shift;
+      const uint64_t sum = word_sums_plain(reinterpret_cast<const std::byte*>(x.data() + shift), count);
+      in_every_order([&] {
+        OnDevice<float> d_x(x);
+        OnDevice<uint64_t> partials(kernels::cuda::kSumBlocks), d_sum(std::vector<uint64_t>{77});
+        OnDevice<kernels::Clip> clips(std::vector<kernels::Clip>{{.finite = 0}, {.finite = 1}});
+        Queue on;
+        const auto add = [&](int64_t first, const kernels::Clip* clip) {
+          kernels::cuda::add_word_sums(on, d_x.data() + shift, count, first, clip, partials.data(), d_sum.data());
+          return d_sum.values()[0];
+        };
+        CHECK(add(0, clips.data()) == 77);
+        CHECK(add(0, clips.data() + 1) == sum);
+        CHECK(add(kFirst, nullptr) == add_word_sums(sum, shift_word_sums(sum, kFirst)));
+      });
+    }
+  }
+  TEST_CASE("numbers that are not finite are counted, and added to what was counted before") {
+    std::vector<float> x = normals<float>("x", 5003);
+    x[0] = INFINITY;
+    x[4096] = NAN;
+    x[5002] = -INFINITY;
+    in_every_order([&] {
+      OnDevice<float> d_x(x);
+      OnDevice<int64_t> partials(kernels::cuda::kSumBlocks), counts(std::vector<int64_t>{10});
+      Queue on;
+      kernels::cuda::count_not_finite(on, d_x.data(), std::ssize(x), partials.data(), counts.data());
+      CHECK(counts.values()[0] == 13);
+    });
+  }
+}
