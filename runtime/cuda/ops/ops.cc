@@ -33,15 +33,11 @@ using kernels::Param;
 // --- what is missing
 // ----------------------------------------------------------------------------------------------------
 
-// clang-format off
-#define RT_MISSING_KERNELS_OF_T(X) X(embedding_backward_parts) X(join_latent_heads) X(split_latent_heads)
-// clang-format on
+#define RT_MISSING_KERNELS_OF_T(X) X(join_latent_heads) X(split_latent_heads)
 // Of kernels that are there.
-constexpr const char* kTree = "sums over rows by a tree of parts";
 constexpr const char* kCentredHeads = "centred norms of heads";
 constexpr const char* kOwnWeights = "norms of heads with weights of each";
 constexpr const char* kWideNorm = "the backward pass of norms of very wide rows";
-constexpr const char* kCappedLogits = "the gradient of capped logits";
 constexpr const char* kWideHeads = "attention of heads wider than 256 channels";
 constexpr const char* kPartsOfTokens = "attention whose sums over tokens are cut into parts";
 constexpr const char* kSumParts = "products whose sums are cut into parts or stretches";
@@ -49,11 +45,9 @@ constexpr const char* kFloatBias = "products of 16 bits with a bias to float";
 constexpr const char* kManyExperts = "routers of more than 2048 experts";
 
 #define RT_NAME(name) #name,
-constexpr std::string_view kMissing[] = {RT_MISSING_KERNELS_OF_T(RT_NAME) kTree,
-                                         kCentredHeads,
+constexpr std::string_view kMissing[] = {RT_MISSING_KERNELS_OF_T(RT_NAME) kCentredHeads,
                                          kOwnWeights,
                                          kWideNorm,
-                                         kCappedLogits,
                                          kWideHeads,
                                          kPartsOfTokens,
                                          kSumParts,
@@ -69,7 +63,8 @@ bool lacks(CudaStream& on, bool wanted, const char* what) {
   if (wanted) missing(on, what);
   return wanted;
 }
-bool is_tree(const kernels::TreeParts& parts) { return static_cast<bool>(parts.sums) && parts.count > 1; }
+/// That sums over rows are cut into.
+int64_t parts_of(const kernels::TreeParts& parts) { return parts.sums ? parts.count : 1; }
 
 // --- calls
 // --------------------------------------------------------------------------------------------------------------
@@ -145,9 +140,9 @@ void both(Stream& stream, DevicePtr<const T> x, DevicePtr<T> dy, DevicePtr<T> y,
 }
 
 /// Memory for partial sums of a norm's backward pass; null where it has failed or cannot be.
-float* norm_scratch(CudaStream& on, int64_t rows, int64_t width, bool biased, const kernels::TreeParts& parts) {
-  if (lacks(on, is_tree(parts), kTree) || lacks(on, width > k::widest_norm(biased), kWideNorm)) return nullptr;
-  return static_cast<float*>(on.scratch(bytes_of<float>(k::norm_partials(rows, width, biased)), "a norm"));
+float* norm_scratch(CudaStream& on, int64_t rows, int64_t width, bool biased, int64_t parts) {
+  if (lacks(on, width > k::widest_norm(biased), kWideNorm)) return nullptr;
+  return static_cast<float*>(on.scratch(bytes_of<float>(k::norm_partials(rows, width, biased, parts)), "a norm"));
 }
 
 template <typename T>
@@ -167,11 +162,11 @@ void fill_norms(kernels::Ops<T>& out) {
                                DevicePtr<const T> weight, DevicePtr<const float> mean, DevicePtr<const float> rstd,
                                DevicePtr<T> dx, const NormGradients& to) {
     order(stream, "layer_norm_backward", [&](CudaStream& cuda, Queue& on) {
-      float* const partials = norm_scratch(cuda, of.rows, of.width, static_cast<bool>(to.bias), to.parts);
+      float* const partials = norm_scratch(cuda, of.rows, of.width, static_cast<bool>(to.bias), parts_of(to.parts));
       if (partials == nullptr) return;
       k::layer_norm_backward<T>(on, dy.address(), x.address(), weight.address(), mean.address(), rstd.address(),
                                 dx.address(), to.weight.address(), to.bias.address(), of.rows, of.width, partials,
-                                of.offset);
+                                of.offset, parts_of(to.parts));
     });
   };
   out.rms_norm_forward = [](Stream& stream, const NormRows& of, DevicePtr<const T> x, DevicePtr<const T> weight,
@@ -185,10 +180,10 @@ void fill_norms(kernels::Ops<T>& out) {
                              DevicePtr<const T> weight, DevicePtr<const float> rstd, DevicePtr<T> dx,
                              const NormGradients& to) {
     order(stream, "rms_norm_backward", [&](CudaStream& cuda, Queue& on) {
-      float* const partials = norm_scratch(cuda, of.rows, of.width, false, to.parts);
+      float* const partials = norm_scratch(cuda, of.rows, of.width, false, parts_of(to.parts));
       if (partials == nullptr) return;
       k::rms_norm_backward<T>(on, dy.address(), x.address(), weight.address(), rstd.address(), dx.address(),
-                              to.weight.address(), of.rows, of.width, partials, of.offset);
+                              to.weight.address(), of.rows, of.width, partials, of.offset, parts_of(to.parts));
     });
   };
   out.head_norm_forward = [](Stream& stream, const HeadNorm& d, const Rows<const T>& x, DevicePtr<const T> weight,
@@ -201,10 +196,10 @@ void fill_norms(kernels::Ops<T>& out) {
   };
   out.head_norm_backward = [](Stream& stream, const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x,
                               DevicePtr<const T> weight, const Rows<T>& dx, DevicePtr<float> dweight, DevicePtr<float>,
-                              const kernels::TreeParts& parts) {
+                              const kernels::TreeParts&) {  // of weights of each head, of which there are none
     order(stream, "head_norm_backward", [&](CudaStream& cuda, Queue& on) {
       if (lacks(cuda, d.centred, kCentredHeads) || lacks(cuda, d.own_weights, kOwnWeights)) return;
-      float* const partials = norm_scratch(cuda, d.rows * d.heads, d.head_dim, false, parts);
+      float* const partials = norm_scratch(cuda, d.rows * d.heads, d.head_dim, false, 1);
       if (partials == nullptr) return;
       k::head_norm_backward<T>(on, dy.data.address(), dy.stride, x.data.address(), x.stride, weight.address(),
                                dx.data.address(), dx.stride, dweight.address(), d.rows, d.heads, d.head_dim, d.eps,
@@ -222,11 +217,12 @@ void fill_whole_norms(kernels::Ops<T>& out) {
                                const Rows<const T>& x, DevicePtr<const T> weight, DevicePtr<const float> squares,
                                DevicePtr<const float> dots, const Rows<T>& dx, const kernels::NormGradients& to) {
     order(stream, "whole_norm_backward", [&](CudaStream& cuda, Queue& on) {
-      if (lacks(cuda, is_tree(to.parts), kTree)) return;
-      void* const partials = cuda.scratch(bytes_of<float>(k::bias_partials(d.rows, d.width)), "whole_norm_backward");
+      const int64_t parts = parts_of(to.parts);
+      const int64_t bytes = bytes_of<float>(k::bias_partials(d.rows, d.width, parts));
+      void* const partials = cuda.scratch(bytes, "whole_norm_backward");
       if (partials == nullptr) return;
       k::whole_norm_backward<T>(on, d, dy, x, weight.address(), squares.address(), dots.address(), dx,
-                                to.weight.address(), static_cast<float*>(partials));
+                                to.weight.address(), static_cast<float*>(partials), parts);
     });
   };
 }
@@ -294,10 +290,10 @@ void fill_maps(kernels::Ops<T>& out) {
   out.bias_backward = [](Stream& stream, DevicePtr<const T> dy, DevicePtr<float> dbias, int64_t rows, int64_t width,
                          const kernels::TreeParts& parts) {
     order(stream, "bias_backward", [&](CudaStream& cuda, Queue& on) {
-      if (lacks(cuda, is_tree(parts), kTree)) return;
-      void* const partials = cuda.scratch(bytes_of<float>(k::bias_partials(rows, width)), "bias_backward");
+      const int64_t count = parts_of(parts);
+      void* const partials = cuda.scratch(bytes_of<float>(k::bias_partials(rows, width, count)), "bias_backward");
       if (partials == nullptr) return;
-      k::bias_backward<T>(on, dy.address(), dbias.address(), rows, width, static_cast<float*>(partials));
+      k::bias_backward<T>(on, dy.address(), dbias.address(), rows, width, static_cast<float*>(partials), count);
     });
   };
   out.dropout = [](Stream& stream, const kernels::DropoutRows& of, DevicePtr<const T> x, DevicePtr<T> y) {
@@ -367,6 +363,13 @@ void fill_rows(kernels::Ops<T>& out) {
       k::embedding_backward<T>(on, ids.address(), rows, of, dout.address(), dtable.address(), factor);
     });
   };
+  out.embedding_backward_parts = [](Stream& stream, DevicePtr<const int32_t> ids, int64_t rows, int64_t parts,
+                                    const TableRange& of, DevicePtr<const T> dout, DevicePtr<float> dtable,
+                                    float factor) {
+    order(stream, "embedding_backward_parts", [&](CudaStream&, Queue& on) {
+      k::embedding_backward_parts<T>(on, ids.address(), rows, parts, of, dout.address(), dtable.address(), factor);
+    });
+  };
   out.positions_forward = &Direct<&k::positions_forward<T>>::run;
   out.positions_backward = &Direct<&k::positions_backward<T>>::run;
   out.positions_look_up = &Direct<&k::positions_look_up<T>>::run;
@@ -380,10 +383,10 @@ void fill_rows(kernels::Ops<T>& out) {
   out.cross_entropy_backward = [](Stream& stream, const LogitRows& of, DevicePtr<T> logits, DevicePtr<const float> max,
                                   DevicePtr<const float> sum_exp, DevicePtr<const float> scale, float z_loss,
                                   float cap) {
-    order(stream, "cross_entropy_backward", [&](CudaStream& cuda, Queue& on) {
-      if (lacks(cuda, cap != 0, kCappedLogits)) return;
+    order(stream, "cross_entropy_backward", [&](CudaStream&, Queue& on) {
       k::cross_entropy_backward<T>(on, logits.address(), of.rows, of.cols, of.valid_cols, of.first,
-                                   of.targets.address(), max.address(), sum_exp.address(), scale.address(), z_loss);
+                                   of.targets.address(), max.address(), sum_exp.address(), scale.address(), z_loss,
+                                   cap);
     });
   };
   out.copy = &copy<T>;
@@ -671,17 +674,17 @@ void serve_ops() {
   kernels::serve_cuda_state_ops(state_ops());
 }
 
-int64_t scratch_bytes(int64_t rows, int64_t width) {
-  return std::max(
-      bytes_of<float>(std::max({k::norm_partials(rows, width, true), k::bias_partials(rows, width), rows * width})),
-      bytes_of<int64_t>(k::kMostExperts));
+int64_t scratch_bytes(int64_t rows, int64_t width, int64_t parts) {
+  return std::max(bytes_of<float>(std::max({k::norm_partials(rows, width, true, parts),
+                                            k::bias_partials(rows, width, parts), rows * width})),
+                  bytes_of<int64_t>(k::kMostExperts));
 }
 
 int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs) {
   constexpr int64_t kNumbers = kernels::TensorNorms::kWords + k::kSumBlocks + 1;  // of the host; sums of blocks
   const int64_t most_rows = elems / cols + 2;
   return bytes_of<double>(kNumbers) + std::max({bytes_of<double>(k::squares_partials(runs)), norm_words_bytes(elems),
-                                                bytes_of<double>(k::square_runs(most_rows).count * cols)});
+                                                bytes_of<double>(k::square_runs(most_rows).count() * cols)});
 }
 
 }  // namespace cairn::cuda

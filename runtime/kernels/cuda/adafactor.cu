@@ -59,15 +59,12 @@ __global__ void __launch_bounds__(kThreads) squares_of_rows(Run run, double* sum
 }
 
 /// partials [runs of rows, cols].
-__global__ void __launch_bounds__(kThreads)
-    squares_of_columns(Run run, int64_t rows, int64_t rows_each, double* partials) {
+__global__ void __launch_bounds__(kThreads) squares_of_columns(Run run, RowRuns runs, double* partials) {
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (c >= run.cols) return;
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * rows_each;
-  const int64_t end = first + rows_each < rows ? first + rows_each : rows;
   const float scale = run.clip->grad_scale;
   double sum = 0;
-  for (int64_t r = first; r < end; ++r) {
+  for (int64_t r = runs.begin(blockIdx.y); r < runs.end(blockIdx.y); ++r) {
     const int64_t i = (run.begin / run.cols + r) * run.cols + c - run.begin;
     if (i < 0 || i >= run.count) continue;
     const double g = static_cast<double>(run.grad[i] * scale);
@@ -166,9 +163,8 @@ void adafactor_squares(Queue& on, const MatrixRun& run, double* row_sums, double
   if (row_sums != nullptr) launch(on, {{static_cast<unsigned>(rows)}, {kThreads}}, squares_of_rows, of, row_sums);
   const RowRuns runs = square_runs(rows);
   const unsigned blocks = blocks_for(run.cols, kThreads);
-  launch(on, {{blocks, static_cast<unsigned>(runs.count)}, {kThreads}}, squares_of_columns, of, rows, runs.rows_each,
-         partials);
-  launch(on, {{blocks}, {kThreads}}, add_columns_in_order, partials, runs.count, run.cols, col_sums);
+  launch(on, {{blocks, static_cast<unsigned>(runs.count())}, {kThreads}}, squares_of_columns, of, runs, partials);
+  launch(on, {{blocks}, {kThreads}}, add_columns_in_order, partials, runs.count(), run.cols, col_sums);
 }
 
 void adafactor_factors(Queue& on, const AdafactorDecay& decay, const double* squares, const float* from, float* to,

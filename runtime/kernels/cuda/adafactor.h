@@ -18,7 +18,7 @@ constexpr int64_t rows_of_run(int64_t begin, int64_t count, int64_t cols) {
 /// Doubles that adafactor_squares() needs for partial sums of columns.
 constexpr RowRuns square_runs(int64_t rows) { return RowRuns::of(rows, 64, 32); }
 constexpr int64_t square_partials(const MatrixRun& run) {
-  return square_runs(rows_of_run(run.begin, run.count, run.cols)).count * run.cols;
+  return square_runs(rows_of_run(run.begin, run.count, run.cols)).count() * run.cols;
 }
 void adafactor_squares(Queue& on, const MatrixRun& run, double* row_sums, double* col_sums, double* partials);
 

@@ -11,12 +11,10 @@ constexpr int kRowLanes = 8;
 /// partials[run, c] = the sum of f.at<N>(row, c) over the rows of the run. A block has kWarp * N columns, each warp
 /// every kRowLanes-th row.
 template <int N, typename F>
-__global__ void __launch_bounds__(kWarp* kRowLanes, 4)
-    column_sums(F f, int64_t rows, int64_t width, int64_t rows_each, float* partials) {
+__global__ void __launch_bounds__(kWarp* kRowLanes, 4) column_sums(F f, RowRuns runs, int64_t width, float* partials) {
   RT_SHARED(float, room, kRowLanes* kWarp* N);
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kWarp + threadIdx.x) * N;
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * rows_each;
-  const int64_t end = first + rows_each < rows ? first + rows_each : rows;
+  const int64_t first = runs.begin(blockIdx.y), end = runs.end(blockIdx.y);
   Pack<float, N> sum;
 #pragma unroll
   for (int k = 0; k < N; ++k) sum.at[k] = 0;
@@ -38,22 +36,21 @@ __global__ void __launch_bounds__(kWarp* kRowLanes, 4)
   store_pack<N>(partials + blockIdx.y * width + c, sum);
 }
 
-/// into[c] += the sum of f.at<N>(row, c) over all rows. partials: memory for bias_partials(rows, width) floats.
+/// into[c] += the sum of f.at<N>(row, c) over all rows. partials: memory for bias_partials(rows, width, parts) floats.
 /// `aligned`: f takes packs of 4 columns.
 template <typename F>
-void add_columns(Queue& on, const F& f, int64_t rows, int64_t width, bool aligned, float* into, float* partials) {
+void add_columns(Queue& on, const F& f, int64_t rows, int64_t width, bool aligned, float* into, float* partials,
+                 int64_t parts) {
   constexpr int kMany = 4;
-  const RowRuns runs = bias_runs(rows);
-  const auto count = static_cast<unsigned>(runs.count);
+  const RowRuns runs = bias_runs(rows, parts);
+  const auto count = static_cast<unsigned>(runs.count());
   const dim3 threads{kWarp, kRowLanes};
   if (width % kMany == 0 && aligned && aligned_to(16, partials)) {
-    launch(on, {{blocks_for(width, kWarp * kMany), count}, threads}, column_sums<kMany, F>, f, rows, width,
-           runs.rows_each, partials);
+    launch(on, {{blocks_for(width, kWarp * kMany), count}, threads}, column_sums<kMany, F>, f, runs, width, partials);
   } else {
-    launch(on, {{blocks_for(width, kWarp), count}, threads}, column_sums<1, F>, f, rows, width, runs.rows_each,
-           partials);
+    launch(on, {{blocks_for(width, kWarp), count}, threads}, column_sums<1, F>, f, runs, width, partials);
   }
-  add_partials(on, partials, runs.count, 1, width, into, nullptr);
+  add_partials(on, partials, runs, 1, width, into, nullptr);
 }
 
 }  // namespace cairn::kernels::cuda

@@ -98,6 +98,43 @@ __global__ void __launch_bounds__(kAdders, 6)
   }
 }
 
+/// The same with the sums of `parts` equal runs of rows added by a balanced tree, of which each thread keeps a sum of
+/// each level. A run without rows of the place adds 0.
+template <typename Place, typename T>
+__global__ void __launch_bounds__(kAdders)
+    add_parts_of_place(Place place_of, const T* dout, float* dtable, int64_t rows, int64_t parts, int64_t width,
+                       float factor) {
+  RT_SHARED(float, room, 2 * kAdders / kWarp);
+  const int64_t row = blockIdx.x, place = place_of(row), part_rows = rows / parts;
+  if (place < 0) return;  // the block alike
+  float earlier = 0, none = 0;
+  for (int64_t r = threadIdx.x; r < row; r += kAdders) earlier += place_of(r) == place ? 1.0f : 0.0f;
+  block_sums(earlier, none, room);
+  if (earlier > 0) return;
+  for (int64_t c = threadIdx.x; c < width; c += kAdders) {
+    float levels[kMostLevels], sum = 0;
+#pragma unroll
+    for (int level = 0; level < kMostLevels; ++level) levels[level] = 0;
+    for (int64_t part = 0; part < parts; ++part) {
+      sum = 0;
+      for (int64_t r = part * part_rows; r < (part + 1) * part_rows; ++r) {
+        if (place_of(r) == place) sum += factor * load_f32(dout[r * width + c]);
+      }
+      bool joins = true;
+#pragma unroll
+      for (int level = 0; level < kMostLevels; ++level) {
+        if (joins && (part >> level & 1) != 0) {
+          sum = levels[level] + sum;
+        } else if (joins) {
+          levels[level] = sum;
+          joins = false;
+        }
+      }
+    }
+    dtable[place * width + c] += sum;
+  }
+}
+
 template <typename Place, typename T>
 void add_rows(Queue& on, const Place& place, const T* dout, float* dtable, int64_t rows, int64_t width, float factor) {
   constexpr int kMany = 4;
@@ -150,6 +187,12 @@ void embedding_backward(Queue& on, const int32_t* ids, int64_t rows, const Table
   add_rows(on, PlaceOfId{ids, of.first, of.count}, dout, dtable, rows, of.width, factor);
 }
 template <typename T>
+void embedding_backward_parts(Queue& on, const int32_t* ids, int64_t rows, int64_t parts, const TableRange& of,
+                              const T* dout, float* dtable, float factor) {
+  launch(on, {{static_cast<unsigned>(rows)}, {kAdders}}, add_parts_of_place<PlaceOfId, T>,
+         PlaceOfId{ids, of.first, of.count}, dout, dtable, rows, parts, of.width, factor);
+}
+template <typename T>
 void positions_forward(Queue& on, T* x, const T* table, const RowPositions& positions, int64_t rows, int64_t width) {
   map_rows<kWide<T>>(on, AddPosition<T>{x, table, PlaceOfRow(positions), width}, rows, width, aligned_to(16, x, table));
 }
@@ -168,6 +211,8 @@ void positions_look_up(Queue& on, const T* table, const RowPositions& positions,
   template void embedding_forward<T>(Queue&, const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, T*);     \
   template void embedding_backward<T>(Queue&, const DeviceRowsByPlace&, const T*, int64_t, float*, float);          \
   template void embedding_backward<T>(Queue&, const int32_t*, int64_t, const TableRange&, const T*, float*, float); \
+  template void embedding_backward_parts<T>(Queue&, const int32_t*, int64_t, int64_t, const TableRange&, const T*,  \
+                                            float*, float);                                                         \
   template void positions_forward<T>(Queue&, T*, const T*, const RowPositions&, int64_t, int64_t);                  \
   template void positions_backward<T>(Queue&, const T*, float*, const RowPositions&, int64_t, int64_t);             \
   template void positions_look_up<T>(Queue&, const T*, const RowPositions&, int64_t, int64_t, T*)

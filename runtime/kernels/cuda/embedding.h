@@ -58,6 +58,12 @@ template <typename T>
 void embedding_backward(Queue& on, const int32_t* ids, int64_t rows, const TableRange& of, const T* dout, float* dtable,
                         float factor);
 
+/// The sums over rows by a tree of `parts`, below 2^kMostLevels. dtable was zeros.
+constexpr int kMostLevels = 16;
+template <typename T>
+void embedding_backward_parts(Queue& on, const int32_t* ids, int64_t rows, int64_t parts, const TableRange& of,
+                              const T* dout, float* dtable, float factor);
+
 template <typename T>
 void positions_forward(Queue& on, T* x, const T* table, const RowPositions& positions, int64_t rows, int64_t width);
 template <typename T>

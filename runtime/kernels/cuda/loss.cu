@@ -61,17 +61,19 @@ __device__ __forceinline__ MaxSum row_max_sum(const T* row, int64_t valid, int64
 }
 
 /// The row becomes (softmax (1 + 2 z log Z) - onehot) scale, its padding 0. `target` is a column, or none of them.
+/// inverse_cap: 1 / cap where logits are cap tanh(z / cap), and the gradient is by z; else 0.
 template <int N, typename T>
 __device__ __forceinline__ void to_gradient(T* row, int64_t cols, int64_t valid, int64_t target, MaxSum of, float scale,
-                                            float z_loss) {
+                                            float z_loss, float inverse_cap) {
   const float more = z_loss == 0.0f ? 1.0f : 1.0f + 2.0f * z_loss * (logf(of.sum) + of.max);
   const float factor = more / of.sum;
   for (int64_t c = static_cast<int64_t>(threadIdx.x) * N; c < cols; c += static_cast<int64_t>(blockDim.x) * N) {
     auto pack = load_pack<N>(row + c);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const float p = expf(load_f32(pack.at[k]) - of.max) * factor;
-      const float gradient = (p - (c + k == target ? 1.0f : 0.0f)) * scale;
+      const float logit = load_f32(pack.at[k]), t = logit * inverse_cap;
+      const float p = expf(logit - of.max) * factor;
+      const float gradient = (p - (c + k == target ? 1.0f : 0.0f)) * scale * (1.0f - t * t);
       store_f32(&pack.at[k], scale == 0.0f || c + k >= valid ? 0.0f : gradient);
     }
     store_pack<N>(row + c, pack);
@@ -95,10 +97,10 @@ __global__ void __launch_bounds__(kRowThreads)
 template <int N, typename T>
 __global__ void __launch_bounds__(kRowThreads)
     gradient(T* logits, int64_t cols, int64_t valid, int64_t first, const int32_t* targets, const float* max,
-             const float* sum_exp, const float* scale, float z_loss) {
+             const float* sum_exp, const float* scale, float z_loss, float inverse_cap) {
   const int64_t row = blockIdx.x, target = targets[row] - first;
   to_gradient<N>(logits + row * cols, cols, valid, target < valid ? target : -1, {max[row], sum_exp[row]}, scale[row],
-                 z_loss);
+                 z_loss, inverse_cap);
 }
 
 template <int N, typename T>
@@ -111,7 +113,7 @@ __global__ void __launch_bounds__(kRowThreads)
   float at;
   const MaxSum of = row_max_sum<N>(row, valid, target, &at, room);
   if (threadIdx.x == 0) loss[blockIdx.x] = target < 0 ? 0.0f : logf(of.sum) + of.max - at;
-  to_gradient<N>(row, cols, valid, target, of, target < 0 ? 0.0f : scale, z_loss);
+  to_gradient<N>(row, cols, valid, target, of, target < 0 ? 0.0f : scale, z_loss, 0.0f);
 }
 
 __device__ __forceinline__ int64_t element() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
@@ -167,9 +169,9 @@ void row_sums(Queue& on, const T* logits, int64_t rows, int64_t cols, int64_t va
 template <typename T>
 void cross_entropy_backward(Queue& on, T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
                             const int32_t* targets, const float* max, const float* sum_exp, const float* scale,
-                            float z_loss) {
+                            float z_loss, float cap) {
   launch(on, one_a_row(rows, cols), in_packs(logits, cols) ? gradient<kWide<T>, T> : gradient<1, T>, logits, cols,
-         valid_cols, first, targets, max, sum_exp, scale, z_loss);
+         valid_cols, first, targets, max, sum_exp, scale, z_loss, cap > 0 ? 1.0f / cap : 0.0f);
 }
 void join_maxima(Queue& on, const float* maxima, int64_t parts, int64_t rows, float* max) {
   launch(on, one_an_element(rows), maxima_joined, maxima, parts, rows, max);
@@ -195,7 +197,7 @@ void cross_entropy(Queue& on, T* logits, int64_t rows, int64_t cols, int64_t val
   template void row_sums<T>(Queue&, const T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, float*, float*, \
                             float*);                                                                              \
   template void cross_entropy_backward<T>(Queue&, T*, int64_t, int64_t, int64_t, int64_t, const int32_t*,         \
-                                          const float*, const float*, const float*, float);                       \
+                                          const float*, const float*, const float*, float, float);                \
   template void cross_entropy<T>(Queue&, T*, int64_t, int64_t, int64_t, const int32_t*, float, float, float*)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);

@@ -14,7 +14,7 @@ void row_sums(Queue& on, const T* logits, int64_t rows, int64_t cols, int64_t va
 template <typename T>
 void cross_entropy_backward(Queue& on, T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
                             const int32_t* targets, const float* max, const float* sum_exp, const float* scale,
-                            float z_loss);
+                            float z_loss, float cap = 0);
 void join_maxima(Queue& on, const float* maxima, int64_t parts, int64_t rows, float* max);
 void rescale_sums(Queue& on, const float* maxima, const float* max, int64_t parts, int64_t filled, int64_t rows,
                   float* sums);

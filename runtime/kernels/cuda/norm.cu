@@ -129,7 +129,8 @@ struct BackwardArgs {
   const T* weight;
   const float *mean, *rstd;  // rstd null: computed again
   float* partials;           // [blocks, arrays, width]
-  int64_t rows, width, rows_each, arrays;
+  int64_t rows, width, arrays;
+  RowRuns runs;
   float eps, offset;
 };
 
@@ -146,8 +147,7 @@ __global__ void __launch_bounds__(kThreads) norm_backward(BackwardArgs<T> of) {
   for (int64_t c = begin; c < of.width; c += step) {
     for (int64_t a = 0; a < of.arrays; ++a) store_pack<N>(sums + a * of.width + c, zeros);
   }
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * of.rows_each;
-  const int64_t end = first + of.rows_each < of.rows ? first + of.rows_each : of.rows;
+  const int64_t first = of.runs.begin(blockIdx.x), end = of.runs.end(blockIdx.x);
   const float inverse_width = 1.0f / static_cast<float>(of.width);
   for (int64_t row = first; row < end; ++row) {
     const T *const dy = of.dy[row], *const x = of.x[row];
@@ -232,14 +232,14 @@ void forward(Queue& on, const ForwardArgs<T>& of) {
 }
 
 template <bool kCentred, typename T>
-void backward(Queue& on, BackwardArgs<T> of, float* dweight, float* dbias) {
-  const RowRuns runs = norm_runs(of.rows);
-  of.rows_each = runs.rows_each;
+void backward(Queue& on, BackwardArgs<T> of, float* dweight, float* dbias, int64_t parts) {
+  const RowRuns runs = norm_runs(of.rows, parts);
+  of.runs = runs;
   of.arrays = dbias != nullptr ? 2 : 1;
   const bool packs =
       in_packs(of.x) && in_packs(of.dy) && in_packs(of.dx) && in_packs(of.weight) && in_packs(of.partials);
   const int64_t warps = blocks_for(of.width, (packs ? kMany : 1) * kWarp);
-  const Size size{{static_cast<unsigned>(runs.count)},
+  const Size size{{static_cast<unsigned>(runs.count())},
                   {static_cast<unsigned>((warps < kThreads / kWarp ? warps : kThreads / kWarp) * kWarp)},
                   of.arrays * of.width * static_cast<int64_t>(sizeof(float))};
   if (packs) {
@@ -247,7 +247,7 @@ void backward(Queue& on, BackwardArgs<T> of, float* dweight, float* dbias) {
   } else {
     launch(on, size, norm_backward<kCentred, 1, T>, of);
   }
-  if (dweight != nullptr) add_partials(on, of.partials, runs.count, of.arrays, of.width, dweight, dbias);
+  if (dweight != nullptr) add_partials(on, of.partials, runs, of.arrays, of.width, dweight, dbias);
 }
 
 }  // namespace
@@ -277,11 +277,22 @@ void add_layer_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* 
 template <typename T>
 void layer_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* mean, const float* rstd,
                          T* dx, float* dweight, float* dbias, int64_t rows, int64_t width, float* partials,
-                         float offset) {
-  backward<true, T>(
-      on,
-      {dense(dy, width), dense(x, width), dense(dx, width), weight, mean, rstd, partials, rows, width, 0, 0, 0, offset},
-      dweight, dbias);
+                         float offset, int64_t parts) {
+  backward<true, T>(on,
+                    {dense(dy, width),
+                     dense(x, width),
+                     dense(dx, width),
+                     weight,
+                     mean,
+                     rstd,
+                     partials,
+                     rows,
+                     width,
+                     0,
+                     {},
+                     0,
+                     offset},
+                    dweight, dbias, parts);
 }
 template <typename T>
 void rms_norm_forward(Queue& on, const T* x, const T* weight, T* y, float* rstd, int64_t rows, int64_t width, float eps,
@@ -307,11 +318,22 @@ void add_rms_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* we
 }
 template <typename T>
 void rms_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight,
-                       int64_t rows, int64_t width, float* partials, float offset) {
+                       int64_t rows, int64_t width, float* partials, float offset, int64_t parts) {
   backward<false, T>(on,
-                     {dense(dy, width), dense(x, width), dense(dx, width), weight, nullptr, rstd, partials, rows, width,
-                      0, 0, 0, offset},
-                     dweight, nullptr);
+                     {dense(dy, width),
+                      dense(x, width),
+                      dense(dx, width),
+                      weight,
+                      nullptr,
+                      rstd,
+                      partials,
+                      rows,
+                      width,
+                      0,
+                      {},
+                      0,
+                      offset},
+                     dweight, nullptr, parts);
 }
 template <typename T>
 void head_norm_forward(Queue& on, const T* x, int64_t x_stride, const T* weight, T* y, int64_t y_stride, int64_t rows,
@@ -344,10 +366,10 @@ void head_norm_backward(Queue& on, const T* dy, int64_t dy_stride, const T* x, i
                       rows * heads,
                       head_dim,
                       0,
-                      0,
+                      {},
                       eps,
                       offset},
-                     dweight, nullptr);
+                     dweight, nullptr, 1);
 }
 
 #define RT_INSTANTIATE(T)                                                                                              \
@@ -356,12 +378,12 @@ void head_norm_backward(Queue& on, const T* dy, int64_t dy_stride, const T* x, i
   template void add_layer_norm_forward<T>(Queue&, const T*, const T*, T*, const T*, const T*, T*, float*, float*,      \
                                           int64_t, int64_t, float, float);                                             \
   template void layer_norm_backward<T>(Queue&, const T*, const T*, const T*, const float*, const float*, T*, float*,   \
-                                       float*, int64_t, int64_t, float*, float);                                       \
+                                       float*, int64_t, int64_t, float*, float, int64_t);                              \
   template void rms_norm_forward<T>(Queue&, const T*, const T*, T*, float*, int64_t, int64_t, float, float);           \
   template void add_rms_norm_forward<T>(Queue&, const T*, const T*, T*, const T*, T*, float*, int64_t, int64_t, float, \
                                         float);                                                                        \
   template void rms_norm_backward<T>(Queue&, const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t, \
-                                     float*, float);                                                                   \
+                                     float*, float, int64_t);                                                          \
   template void head_norm_forward<T>(Queue&, const T*, int64_t, const T*, T*, int64_t, int64_t, int64_t, int64_t,      \
                                      float, float);                                                                    \
   template void head_norm_backward<T>(Queue&, const T*, int64_t, const T*, int64_t, const T*, T*, int64_t, float*,     \

@@ -10,10 +10,10 @@
 
 namespace cairn::kernels::cuda {
 
-constexpr RowRuns norm_runs(int64_t rows) { return RowRuns::of(rows, 4, 512); }
+constexpr RowRuns norm_runs(int64_t rows, int64_t parts = 1) { return RowRuns::of(rows, 4, 512, parts); }
 /// Of a backward pass over so many rows (heads of rows, for head_norm_backward()); `biased`: with dbias.
-constexpr int64_t norm_partials(int64_t rows, int64_t width, bool biased) {
-  return norm_runs(rows).count * (biased ? 2 : 1) * width;
+constexpr int64_t norm_partials(int64_t rows, int64_t width, bool biased, int64_t parts = 1) {
+  return norm_runs(rows, parts).count() * (biased ? 2 : 1) * width;
 }
 /// The widest row of a backward pass: sums of its columns lie in shared memory, of which compute capability 8.0 has
 /// 163 KiB a block.
@@ -22,17 +22,17 @@ constexpr int64_t widest_norm(bool biased) { return (int64_t{163} << 10) / 4 / (
 template <typename T>
 void layer_norm_forward(Queue& on, const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd,
                         int64_t rows, int64_t width, float eps, float offset = 0);
-/// dx may be dy. dbias may be null.
+/// dx may be dy. dbias may be null. Gradients of channels are added by a tree of `parts` (RowRuns).
 template <typename T>
 void layer_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* mean, const float* rstd,
                          T* dx, float* dweight, float* dbias, int64_t rows, int64_t width, float* partials,
-                         float offset = 0);
+                         float offset = 0, int64_t parts = 1);
 template <typename T>
 void rms_norm_forward(Queue& on, const T* x, const T* weight, T* y, float* rstd, int64_t rows, int64_t width, float eps,
                       float offset = 0);
 template <typename T>
 void rms_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight,
-                       int64_t rows, int64_t width, float* partials, float offset = 0);
+                       int64_t rows, int64_t width, float* partials, float offset = 0, int64_t parts = 1);
 
 /// sum = a + b, rounded; y is its norm. sum may be a or b.
 template <typename T>

@@ -143,11 +143,11 @@ void whole_norm_forward(Queue& on, const WholeNorm& d, const Rows<const T>& x, c
 template <typename T>
 void whole_norm_backward(Queue& on, const WholeNorm& d, const Rows<const T>& dy, const Rows<const T>& x,
                          const T* weight, const float* squares, const float* dots, const Rows<T>& dx, float* dweight,
-                         float* partials) {
+                         float* partials, int64_t parts) {
   const Stats stats(d, squares);
   if (dweight != nullptr) {  // first: dx may be dy
     add_columns(on, WeightGradients<T>{stats, RowsAt<const T>(dy), RowsAt<const T>(x)}, d.rows, d.width,
-                in_packs(dy) && in_packs(x), dweight, partials);
+                in_packs(dy) && in_packs(x), dweight, partials, parts);
   }
   map_rows<kMany>(on,
                   Backward<T>{stats, dots, RowsAt<const T>(dy), RowsAt<const T>(x), RowsAt<T>(dx), weight, d.offset},
@@ -160,7 +160,7 @@ void whole_norm_backward(Queue& on, const WholeNorm& d, const Rows<const T>& dy,
   template void whole_norm_forward<T>(Queue&, const WholeNorm&, const Rows<const T>&, const T*, const float*,          \
                                       const Rows<T>&);                                                                 \
   template void whole_norm_backward<T>(Queue&, const WholeNorm&, const Rows<const T>&, const Rows<const T>&, const T*, \
-                                       const float*, const float*, const Rows<T>&, float*, float*)
+                                       const float*, const float*, const Rows<T>&, float*, float*, int64_t)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

@@ -171,8 +171,13 @@ void compare_maps() {
   on.same(out);
 
   auto dbias = on.array(std::vector<float>(kWidth, 0.5f));
-  on.run<T>("bias_backward", [&](Exec<T> e, Side at) { e.bias_backward(at(a), at(dbias), kRows, kWidth, {}); });
-  on.alike(dbias, sum_of<float>(kRows));
+  auto levels = on.zeros<float>(2 * 2 * kWidth);
+  for (const int64_t parts : {1, 2}) {
+    on.run<T>("bias_backward", [&](Exec<T> e, Side at) {
+      e.bias_backward(at(a), at(dbias), kRows, kWidth, {parts, parts > 1 ? at(levels) : nullptr});
+    });
+    on.alike(dbias, sum_of<float>(2 * kRows));
+  }
 
   auto y = on.zeros<T>(kCount), dx = on.zeros<T>(kCount);
 #define RT_COMPARE(name)                                                                                      \
@@ -239,6 +244,7 @@ void compare_norms() {
   auto weight = on.array(normals<T>("weight", kWidth)), bias = on.array(normals<T>("bias", kWidth));
   auto mean = on.zeros<float>(kRows), rstd = on.zeros<float>(kRows);
   auto dweight = on.array(std::vector<float>(kWidth, 0.5f)), dbias = on.array(std::vector<float>(kWidth, 0.25f));
+  auto levels = on.zeros<float>(2 * 2 * kWidth);  // for the CPU's sums in two parts
   // As LayerNorm has it; with weights that count from 1; without any.
   struct {
     bool weighted;
@@ -251,7 +257,8 @@ void compare_norms() {
     const bool with = weighted;
     const auto w = [&](Side at) { return with ? DevicePtr<const T>(at(weight)) : nullptr; };
     const auto gradients = [&](Side at, bool biased) {
-      return kernels::NormGradients{with ? at(dweight) : nullptr, with && biased ? at(dbias) : nullptr, {}};
+      return kernels::NormGradients{
+          with ? at(dweight) : nullptr, with && biased ? at(dbias) : nullptr, {2, offset > 0 ? at(levels) : nullptr}};
     };
     on.run<T>("layer_norm_forward", [&](Exec<T> e, Side at) {
       e.layer_norm_forward(of, at(x), w(at), with ? DevicePtr<const T>(at(bias)) : nullptr, at(y), at(mean), at(rstd));
@@ -286,7 +293,7 @@ void compare_norms() {
   on.alike(y, pointwise<T>() + pointwise<T>());
   on.run<T>("whole_norm_backward", [&](Exec<T> e, Side at) {
     e.whole_norm_backward(whole, {at(dy), kWidth}, {at(x), kWidth}, at(weight), at(squares), at(dots), {at(dx), kWidth},
-                          {at(dweight), nullptr, {}});
+                          {at(dweight), nullptr, {2, at(levels)}});
   });
   on.alike(dx, pointwise<T>() + pointwise<T>() + sum_of<T>(kWidth));
   on.alike(dweight, column);
@@ -446,6 +453,11 @@ void compare_rows() {
   on.run<T>("embedding_backward",
             [&](Exec<T> e, Side at) { e.embedding_backward(at(ids), kRows, range, at(from), at(dtable), 1.5f); });
   on.alike(dtable, sum_of<float>(3));
+  on.run<T>("embedding_backward_parts", [&](Exec<T> e, Side at) {
+    e.clear_floats(at(dtable), 4 * kWidth);
+    e.embedding_backward_parts(at(ids), kRows, 2, range, at(from), at(dtable), 1.5f);
+  });
+  on.alike(dtable, sum_of<float>(3));
   const kernels::RowPositions positions{nullptr, 1, TokenRuns(4), 2};
   on.run<T>("positions_look_up",
             [&](Exec<T> e, Side at) { e.positions_look_up(at(table), positions, kRows, kWidth, at(to)); });
@@ -486,6 +498,11 @@ void compare_rows() {
   on.run<T>("cross_entropy_backward", [&](Exec<T> e, Side at) {
     e.cross_entropy_backward({kRows, kWidth / 2, 16, 20, at(targets)}, at(logits) + kCount / 2, at(max), at(sum),
                              at(scales), 1e-3f, 0.0f);
+  });
+  on.alike(logits, chain_of_sums<T>(kWidth));
+  on.run<T>("cross_entropy_backward", [&](Exec<T> e, Side at) {  // as if they were capped
+    e.cross_entropy_backward({kRows, kWidth / 2, 20, 0, at(targets)}, at(logits), at(max), at(sum), at(scales), 0.0f,
+                             30.0f);
   });
   on.alike(logits, chain_of_sums<T>(kWidth));
 
@@ -865,9 +882,6 @@ TEST_SUITE("runtime/cuda/ops") {
             ops.matmul(on, of);
           }) == words("products of 16 bits with a bias to float"));
     CHECK(refused([&](cuda::CudaStream& on) {
-            ops.embedding_backward_parts(on, nullptr, 0, 2, {}, nullptr, nullptr, 1);
-          }) == words("embedding_backward_parts"));
-    CHECK(refused([&](cuda::CudaStream& on) {
             ops.attention_forward(on, {.head_dim = 264}, nullptr, nullptr, nullptr, nullptr, nullptr);
           }) == words("attention of heads wider than 256 channels"));
     CHECK(refused([&](cuda::CudaStream& on) {
@@ -876,19 +890,11 @@ TEST_SUITE("runtime/cuda/ops") {
             ops.attention_backward(on, of, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                    nullptr, nullptr);
           }) == words("attention whose sums over tokens are cut into parts"));
-    float number = 0;
-    const DevicePtr<float> somewhere(&number);  // never read
-    CHECK(refused([&](cuda::CudaStream& on) {
-            ops.bias_backward(on, nullptr, nullptr, 1, 1, {2, somewhere});
-          }) == words("sums over rows by a tree of parts"));
     CHECK(refused([&](cuda::CudaStream& on) {
             kernels::HeadNorm of;
             of.centred = true;
             ops.head_norm_forward(on, of, {}, nullptr, {});
           }) == words("centred norms of heads"));
-    CHECK(refused([&](cuda::CudaStream& on) {
-            ops.cross_entropy_backward(on, {}, nullptr, nullptr, nullptr, nullptr, 0, 30.0f);
-          }) == words("the gradient of capped logits"));
     CHECK(refused([&](cuda::CudaStream& on) {
             ops.route_forward(on, {.experts = 4096}, nullptr, nullptr, nullptr, nullptr);
           }) == words("routers of more than 2048 experts"));

@@ -51,6 +51,31 @@ TEST_SUITE("runtime/kernels/cuda/embedding") {
     }
   }
 
+  TEST_CASE_TEMPLATE("gradients of look-ups in parts: two halves of the rows give subtrees of the whole", T, float,
+                     bf16, f16) {
+    const std::vector<int32_t> ids = {5, 2, 5, 5, 0, 5, 2, 5, 5, 11, 6, 2, 5, 5, 2, 5};
+    const int64_t rows = std::ssize(ids), half = rows / 2, width = 130;
+    const kernels::TableRange of{2, 6, width};
+    const auto dout = normals<T>("dout", rows * width);
+    std::vector<float> dtable(of.count * width);
+    kernels::embedding_backward_parts<T>(ids.data(), rows, 8, of, dout.data(), dtable.data(), 1.5f);
+    in_every_order([&] {
+      OnDevice<int32_t> d_ids(ids);
+      OnDevice<T> d_dout(dout);
+      const auto zeros = filled<float>(of.count * width, 0);
+      OnDevice<float> whole(zeros), first(zeros), second(zeros);
+      Queue on;
+      kernels::cuda::embedding_backward_parts<T>(on, d_ids.data(), rows, 8, of, d_dout.data(), whole.data(), 1.5f);
+      kernels::cuda::embedding_backward_parts<T>(on, d_ids.data(), half, 4, of, d_dout.data(), first.data(), 1.5f);
+      kernels::cuda::embedding_backward_parts<T>(on, d_ids.data() + half, half, 4, of, d_dout.data() + half * width,
+                                                 second.data(), 1.5f);
+      check_alike(whole.values(), dtable, sum_of<float>(12));
+      std::vector<float> joined = first.values();
+      for (size_t i = 0; i < joined.size(); ++i) joined[i] += second.values()[i];
+      CHECK(same_bits(joined, whole.values()));
+    });
+  }
+
   TEST_CASE_TEMPLATE("positions are added, and their gradients, as the CPU does", T, float, bf16, f16) {
     const std::vector<int32_t> at = {0, 1, 2, 0, 1, 2, 2};
     const int64_t rows = std::ssize(at), positions = 3, width = 16;

@@ -67,12 +67,13 @@ TEST_SUITE("runtime/kernels/cuda/loss") {
       const int64_t first = 3;
       const auto logits = normals<T>("logits", rows * cols, 3.0);
       std::vector<int32_t> targets = targets_of(shape);  // 0 is in another part
-      std::vector<T> gradient = logits;
+      std::vector<T> gradient = logits, capped = logits;
       std::vector<float> max(rows), sum(rows), at(rows, 0.75f);
       const std::vector<float> scale = {0.5f, 0.0f, 2.0f, 1.0f};
       const kernels::LogitRows of{rows, cols, valid, first, DevicePtr<const int32_t>(targets.data())};
       kernels::row_sums<T>(of, logits.data(), max.data(), sum.data(), at.data());
       kernels::cross_entropy_backward<T>(of, gradient.data(), max.data(), sum.data(), scale.data(), 0.01f);
+      kernels::cross_entropy_backward<T>(of, capped.data(), max.data(), sum.data(), scale.data(), 0.01f, 12.0f);
       in_every_order([&] {
         OnDevice<T> d_logits(logits);
         OnDevice<int32_t> d_targets(targets);
@@ -86,6 +87,10 @@ TEST_SUITE("runtime/kernels/cuda/loss") {
         kernels::cuda::cross_entropy_backward<T>(on, d_logits.data(), rows, cols, valid, first, d_targets.data(),
                                                  d_max.data(), d_sum.data(), d_scale.data(), 0.01f);
         check_alike(d_logits.values(), gradient, gradients<T>());
+        OnDevice<T> d_capped(logits);
+        kernels::cuda::cross_entropy_backward<T>(on, d_capped.data(), rows, cols, valid, first, d_targets.data(),
+                                                 d_max.data(), d_sum.data(), d_scale.data(), 0.01f, 12.0f);
+        check_alike(d_capped.values(), capped, gradients<T>());
       });
     }
   }

@@ -88,6 +88,27 @@ TEST_SUITE("runtime/kernels/cuda/maps") {
     }
   }
 
+  TEST_CASE("sums over rows in parts: two halves of the rows give subtrees of the whole, with its bits") {
+    constexpr int64_t kRows = 4 * 70, kWidth = 36, kHalf = kRows / 2;  // a part is two runs; sums of floats round
+    const auto x = normals<float>("x", kRows * kWidth);
+    std::vector<float> dbias(kWidth), levels(3 * kWidth);
+    kernels::bias_backward<float>(x.data(), dbias.data(), kRows, kWidth, {4, DevicePtr(levels.data())});
+    in_every_order([&] {
+      OnDevice<float> d_x(x);
+      OnDevice<float> whole(filled<float>(kWidth, 0)), first(filled<float>(kWidth, 0)),
+          second(filled<float>(kWidth, 0)), partials(kernels::cuda::bias_partials(kRows, kWidth, 4));
+      Queue on;
+      kernels::cuda::bias_backward<float>(on, d_x.data(), whole.data(), kRows, kWidth, partials.data(), 4);
+      kernels::cuda::bias_backward<float>(on, d_x.data(), first.data(), kHalf, kWidth, partials.data(), 2);
+      kernels::cuda::bias_backward<float>(on, d_x.data() + kHalf * kWidth, second.data(), kHalf, kWidth,
+                                          partials.data(), 2);
+      check_alike(whole.values(), dbias, sum_of<float>(kRows));
+      std::vector<float> joined = first.values();
+      for (int64_t c = 0; c < kWidth; ++c) joined[c] += second.values()[c];
+      CHECK(same_bits(joined, whole.values()));
+    });
+  }
+
   TEST_CASE_TEMPLATE("activations are the CPU's, forward, backward and both at once", T, float, bf16, f16) {
     const int64_t count = 2 * 8 * 256 + 5;
     auto x = normals<T>("x", count, 3.0);
