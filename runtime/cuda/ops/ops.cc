@@ -12,6 +12,7 @@
 #include "runtime/kernels/cuda/dropout.h"
 #include "runtime/kernels/cuda/embedding.h"
 #include "runtime/kernels/cuda/experts.h"
+#include "runtime/kernels/cuda/latent.h"
 #include "runtime/kernels/cuda/loss.h"
 #include "runtime/kernels/cuda/maps.h"
 #include "runtime/kernels/cuda/norm.h"
@@ -33,8 +34,6 @@ using kernels::Param;
 // --- what is missing
 // ----------------------------------------------------------------------------------------------------
 
-#define RT_MISSING_KERNELS_OF_T(X) X(join_latent_heads) X(split_latent_heads)
-// Of kernels that are there.
 constexpr const char* kCentredHeads = "centred norms of heads";
 constexpr const char* kOwnWeights = "norms of heads with weights of each";
 constexpr const char* kWideNorm = "the backward pass of norms of very wide rows";
@@ -44,16 +43,8 @@ constexpr const char* kSumParts = "products whose sums are cut into parts or str
 constexpr const char* kFloatBias = "products of 16 bits with a bias to float";
 constexpr const char* kManyExperts = "routers of more than 2048 experts";
 
-#define RT_NAME(name) #name,
-constexpr std::string_view kMissing[] = {RT_MISSING_KERNELS_OF_T(RT_NAME) kCentredHeads,
-                                         kOwnWeights,
-                                         kWideNorm,
-                                         kWideHeads,
-                                         kPartsOfTokens,
-                                         kSumParts,
-                                         kFloatBias,
-                                         kManyExperts};
-#undef RT_NAME
+constexpr std::string_view kMissing[] = {kCentredHeads,  kOwnWeights, kWideNorm,  kWideHeads,
+                                         kPartsOfTokens, kSumParts,   kFloatBias, kManyExperts};
 
 void missing(Stream& on, const char* what) {
   cuda_stream(on).keep({ErrorCode::kUnsupported, fmt::format("CUDA has no {} yet; use device \"cpu\"", what)});
@@ -286,6 +277,8 @@ void fill_maps(kernels::Ops<T>& out) {
 #undef RT_ACTIVATION
   out.gated_forward = &Direct<&k::gated_forward<T>>::run;
   out.gated_backward = &Direct<&k::gated_backward<T>>::run;
+  out.join_latent_heads = &Direct<&k::join_latent_heads<T>>::run;
+  out.split_latent_heads = &Direct<&k::split_latent_heads<T>>::run;
   out.rotary = &Direct<&k::rotary<T>>::run;
   out.bias_backward = [](Stream& stream, DevicePtr<const T> dy, DevicePtr<float> dbias, int64_t rows, int64_t width,
                          const kernels::TreeParts& parts) {
@@ -470,9 +463,6 @@ kernels::Ops<T> filled() {
   out.scatter_floats = &Direct<&k::scatter_floats>::run;
   out.floats_to_host = &to_host<float>;
   out.ints_to_host = &to_host<int32_t>;
-#define RT_MISS_OF_T(name) out.name = &RT_KERNEL_OF_T(name)::template stopped<[](Stream& on) { missing(on, #name); }>;
-  RT_MISSING_KERNELS_OF_T(RT_MISS_OF_T)
-#undef RT_MISS_OF_T
   return out;
 }
 

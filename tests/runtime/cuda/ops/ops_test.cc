@@ -364,6 +364,21 @@ void compare_attention() {
     });
     on.alike(dkv_sums, attention_gradients<T>(2 * kTokens));
   }
+  // Latent heads: 3 with 4 channels of a key of their own, 2 that are shared, 5 of a value.
+  const kernels::LatentHeads latent{kQueries, 3, 4, 2, 5};
+  constexpr int64_t kLatent = 3 * (4 + 5), kJoined = 3 * (4 + 2);
+  auto kv = on.array(normals<T>("kv", kQueries * kLatent)), shared = on.array(normals<T>("shared", kQueries * 3));
+  auto joined_k = on.zeros<T>(kQueries * kRow), joined_v = on.array(normals<T>("v", kQueries * kJoined));
+  on.run<T>("join_latent_heads", [&](Exec<T> e, Side at) {
+    e.join_latent_heads(latent, at(kv), {at(shared), 3}, {at(joined_k), kRow}, {at(joined_v), kJoined});
+  });
+  on.same(joined_k);
+  on.same(joined_v);
+  on.run<T>("split_latent_heads", [&](Exec<T> e, Side at) {
+    e.split_latent_heads(latent, {at(dqkv), kRow}, {at(joined_v), kJoined}, at(kv), {at(shared), 3});
+  });
+  on.alike(kv, attention_gradients<T>(2 * kTokens));
+  on.alike(shared, attention_gradients<T>(3 * 2 * kTokens));
   // The samples' keys and values as two caches, of which one more is empty.
   auto caches = on.array(normals<T>("caches", 2 * kSamples * kTokens * kKv)), next = on.zeros<T>(kSamples * kOut);
   on.run<T>("attention_decode", [&](Exec<T> e, Side at) {
