@@ -139,8 +139,6 @@ class Changed(ChangeTest):
             ("made", "tied", ["model.tied_embeddings=true"], None, "head.weight"),
             ("made", "experts", ["model.moe.experts=2"], None, "other tensors"),
             ("made", "groups", ["model.kv_heads=2"], None, "other tensors"),
-            ("made", "latent", ["model.mla.kv_rank=8", "model.mla.nope_dim=8", "model.mla.rope_dim=8",
-                                "model.mla.value_dim=8"], None, "other tensors"),
             ("learned", "places", ["model.context=64"], None, "embed.positions"),
         ]
         bases = {
