@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "runtime/core/check.h"
@@ -133,6 +134,7 @@ void* CudaStream::scratch(int64_t bytes, const char* who) {
 Status CudaStream::wait() {
   // Of a failed stream too: what it has ordered may still write to the host's memory.
   if (handle_ == nullptr) return failed_;
+  given_bytes_ = 0;
   keep(context_->select(), "cudaSetDevice");
   if (options_.deadline_ms == 0) {
     keep(context_->api().synchronize_stream(handle_), "waiting for the device");
@@ -167,9 +169,29 @@ Status CudaStream::wait_until_deadline() {
 }
 
 DevicePtr<const void> CudaStream::give_bytes(std::span<const std::byte> host, DevicePtr<void> room) {
-  RT_CHECK(room || host.empty(), "{} bytes of the host without room for them on the device", host.size());
-  copy(room.address(), host.data(), std::ssize(host), kToDevice);
-  return room;
+  if (host.empty()) return room;
+  const int64_t bytes = std::ssize(host);
+  if (room) {
+    copy(room.address(), host.data(), bytes, kToDevice);
+    return room;
+  }
+  if (bytes > given_.size - given_bytes_) {
+    keep({ErrorCode::kInternal, fmt::format("{} bytes of the host for the device without room: {} of {} are taken",
+                                            bytes, given_bytes_, given_.size)});
+    return nullptr;
+  }
+  std::byte* const staged = given_host_.get() + given_bytes_;
+  const DevicePtr<std::byte> there = given_.first + given_bytes_;
+  std::memcpy(staged, host.data(), host.size());
+  copy(there.address(), staged, bytes, kToDevice);
+  given_bytes_ += std::min((bytes + kGivenAlign - 1) / kGivenAlign * kGivenAlign, given_.size - given_bytes_);
+  return there;
+}
+
+void CudaStream::use_given(DeviceBytes room) {
+  given_ = room;
+  given_host_ = host_memory(room.size);
+  given_bytes_ = 0;
 }
 
 void CudaStream::begin_capture() {
@@ -195,9 +217,9 @@ void CudaStream::launch(const Graph& graph) {
 }
 
 CudaStream& cuda_stream(Stream& stream) {
-  auto* const out = dynamic_cast<CudaStream*>(&stream);
-  RT_CHECK(out != nullptr, "a stream of {}", device_name(stream.device()));
-  return *out;
+  // No dynamic_cast: the kernels' module has type information of its own.
+  RT_CHECK(stream.device().kind == DeviceKind::kCuda, "a stream of {}", device_name(stream.device()));
+  return static_cast<CudaStream&>(stream);
 }
 
 }  // namespace cairn::cuda

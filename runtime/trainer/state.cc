@@ -52,22 +52,28 @@ std::vector<StateTensor> kept_tensors(const Plan& plan, const RankPlan& rank, bo
   return out;
 }
 
-Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, const StateMemory& memory) {
-  const Device device{DeviceKind::kCpu, 0};
-  const auto device_buffer = [&](int64_t bytes) -> Result<Buffer> {
-    RT_TRY_SET(Buffer made, Buffer::allocate(device, bytes));
-    return std::move(made).for_device_alone();
-  };
+std::vector<int64_t> TrainState::blocks(const Plan& plan, const RankPlan& rank, const StateMemory& memory) {
+  return {memory.weights ? 0 : rank.weight_bytes,
+          rank.gathered_bytes,
+          rank.grad_bytes,
+          rank.private_bytes(),
+          rank.work_bytes(),
+          largest_stage_buffers_bytes(plan, rank.rank),
+          plan.boundary_buffers_bytes(),
+          memory.banks.empty() || memory.gate != nullptr ? rank.bank_bytes() : 0};
+}
+
+Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, const StateMemory& memory,
+                                        Device device) {
   TrainState out;
-  if (!memory.weights) {
-    RT_TRY_SET(out.weights_, device_buffer(rank.weight_bytes));
+  const std::vector<int64_t> sizes = blocks(plan, rank, memory);
+  auto bytes = sizes.begin();
+  for (Buffer TrainState::*const block :
+       {&TrainState::weights_, &TrainState::gathered_, &TrainState::grads_, &TrainState::private_, &TrainState::work_,
+        &TrainState::activations_, &TrainState::boundary_, &TrainState::bank_}) {
+    RT_TRY_SET(Buffer made, Buffer::allocate(device, *bytes++));
+    out.*block = std::move(made).for_device_alone();
   }
-  RT_TRY_SET(out.gathered_, device_buffer(rank.gathered_bytes));
-  RT_TRY_SET(out.grads_, device_buffer(rank.grad_bytes));
-  RT_TRY_SET(out.private_, device_buffer(rank.private_bytes()));
-  RT_TRY_SET(out.work_, device_buffer(rank.work_bytes()));
-  RT_TRY_SET(out.activations_, device_buffer(largest_stage_buffers_bytes(plan, rank.rank)));
-  RT_TRY_SET(out.boundary_, device_buffer(plan.boundary_buffers_bytes()));
   out.arrays_.weights = memory.weights ? memory.weights : out.weights_.at();
   out.arrays_.grads = out.grads_.at<float>();
   out.arrays_.pager = memory.pager;
@@ -85,7 +91,6 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   out.arrays_.work = out.work_.at();
 
   if (memory.banks.empty() || memory.gate != nullptr) {
-    RT_TRY_SET(out.bank_, device_buffer(rank.bank_bytes()));
     const DevicePtr<float> bank = out.bank_.at<float>();
     std::vector<kernels::StateArrays>& states = out.arrays_.banks.emplace_back();
     for (const StatePiece& piece : rank.pieces) {

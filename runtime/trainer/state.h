@@ -22,8 +22,10 @@ std::vector<StateTensor> kept_tensors(const Plan& plan, const RankPlan& rank, bo
 
 class TrainState {
  public:
+  /// The blocks that allocate() takes.
+  static std::vector<int64_t> blocks(const Plan& plan, const RankPlan& rank, const StateMemory& memory);
   /// Errors: kInternal when the hook's memory does not fit the rank.
-  static Result<TrainState> allocate(const Plan& plan, const RankPlan& rank, const StateMemory& memory);
+  static Result<TrainState> allocate(const Plan& plan, const RankPlan& rank, const StateMemory& memory, Device device);
 
   const optim::Arrays& arrays() const { return arrays_; }
   const data_parallel::Memory& memory() const { return memory_; }

@@ -30,6 +30,7 @@
 #include "runtime/telemetry/trace.h"
 #include "runtime/trainer/ruin.h"
 #include "runtime/trainer/state.h"
+#include "runtime/trainer/work_shapes.h"
 
 namespace cairn::trainer {
 namespace {
@@ -225,7 +226,8 @@ class Run {
 
   const Environment& env_;
   const Plan& plan_;
-  const std::unique_ptr<Stream> stream_ = make_cpu_stream();  // forward, backward and update
+  const std::unique_ptr<Stream> own_stream_ = env_.machine == nullptr ? make_cpu_stream() : nullptr;
+  Stream* const stream_ = own_stream_ ? own_stream_.get() : &env_.machine->stream();  // forward, backward and update
   RankPlan rank_;
   Groups groups_;
   TrainState state_;
@@ -752,7 +754,10 @@ Result<Outcome> Run::loop() {
   phase(position_.step, "finish", Phase::kOther);
   RT_TRY(now_->data_parallel.settle());
   RT_TRY(env_.hook.finish());
-  return Outcome{position_, state_.allocated_bytes(), kernels::scratch_bytes(), groups_.traffic()};
+  return Outcome{.position = position_,
+                 .allocated_bytes = state_.allocated_bytes(),
+                 .scratch_bytes = env_.machine == nullptr ? kernels::scratch_bytes() : 0,
+                 .traffic = groups_.traffic()};
 }
 
 }  // namespace
@@ -770,7 +775,7 @@ Result<Outcome> run(const Environment& env) {
   }
   const int64_t context = recipe.model.context;
   RankPlan rank = env.plan.rank(env.rank);
-  kernels::reserve_scratch(nn::kernel_scratch(env.plan, env.rank));
+  if (env.machine == nullptr) kernels::reserve_scratch(nn::kernel_scratch(env.plan, env.rank));
   RT_TRY_SET(data::Dataset dataset, data::open_dataset(recipe.data, recipe.model.vocab));
   RT_TRY_SET(data::Sampler sampler,
              data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, context)));
@@ -781,12 +786,28 @@ Result<Outcome> run(const Environment& env) {
   }
   RT_TRY_SET(const StateMemory memory, env.hook.memory(kept_tensors(env.plan, rank, true),
                                                        kept_tensors(env.plan, rank, false), rank.weight_bytes));
-  RT_TRY_SET(TrainState state, TrainState::allocate(env.plan, rank, memory));
+  int64_t device_bytes = 0;
+  if (env.machine != nullptr) {
+    if (memory.gate == nullptr) {
+      return Error{ErrorCode::kUnsupported,
+                   fmt::format("state on {} is for snapshots that are copied: checkpoint.snapshot_by = \"copy\"",
+                               device_name(env.machine->device()))};
+    }
+    const std::vector<int64_t> blocks = TrainState::blocks(env.plan, rank, memory);
+    const WorkShapes work = work_shapes(env.plan, env.rank);
+    device_bytes = env.machine->bytes_for(blocks, work);
+    RT_TRY(env.machine->reserve(blocks, work).with(fmt::format("rank {}", env.rank)));
+  }
+  RT_TRY_SET(TrainState state,
+             TrainState::allocate(env.plan, rank, memory, env.machine == nullptr ? Device{} : env.machine->device()));
   RT_TRY_SET(Groups groups, Groups::make(env.plan, env.rank, env.engine));
   Run training(env, std::move(rank), std::move(groups), std::move(state), std::move(dataset), std::move(sampler),
                std::move(validation));
   Result<Outcome> outcome = training.loop();
   env.hook.release();
+  // What an error has left under way still writes to this rank's memory.
+  if (env.machine != nullptr) ignore(env.machine->stream().settle(), "its error is the outcome's, or came after it");
+  if (outcome.ok()) outcome.value().device_bytes = device_bytes;
   // Else this rank would wait for peers which wait for this rank, until the deadline.
   if (!outcome.ok() && training.busy()) env.engine.give_up(outcome.error().code, outcome.error().message);
   return outcome;

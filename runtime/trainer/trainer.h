@@ -11,6 +11,7 @@
 #include "runtime/comm/shm_world.h"
 #include "runtime/core/result.h"
 #include "runtime/core/traffic.h"
+#include "runtime/device/machine.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
 #include "runtime/telemetry/pace.h"
@@ -24,6 +25,8 @@ struct Environment {
   int64_t rank = 0;
   comm::Engine& engine;
   CheckpointHook& hook;
+  /// Where it trains, of this rank alone; it outlives the hook. Null: the CPU. A hook that copies is needed then.
+  Machine* machine = nullptr;
   /// World rank that decides about checkpoints (CheckpointHook) and tells of steps: one of the host whose agent leads.
   int64_t decides = 0;
   /// On that rank, after each step (metrics complete: loss averaged over the batch, per source, norm, lr, times).
@@ -43,6 +46,7 @@ struct Environment {
 struct Outcome {
   TrainPosition position;
   int64_t allocated_bytes = 0;        // by this rank, equal to the plan's figure
+  int64_t device_bytes = 0;           // with a machine: what it has reserved, equal to what it says of the plan
   int64_t scratch_bytes = 0;          // of its kernels, equal to nn::kernel_scratch()'s
   std::vector<GroupTraffic> traffic;  // of the whole run; of a step: step_traffic() of plan/communication.h
 };

@@ -33,6 +33,20 @@ if(NOT CAIRN_SANITIZE)
     endforeach()
   endfunction()
   cairn_simt_build(plain plain_reports.cc)
+
+  # The trainer on all of these doubles.
+  file(GLOB train_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/train/*_test.cc)
+  add_executable(runtime_cuda_train_tests ${train_tests} ${CMAKE_CURRENT_SOURCE_DIR}/simt/plain_reports.cc)
+  target_link_libraries(runtime_cuda_train_tests PRIVATE cairn_doctest_main cairn_simt cairn_simt_plain
+                        cairn_runtime_cuda_machine cairn_runtime_cuda_ops cairn_runtime_trainer cairn_ckpt)
+  foreach(source ${train_tests})
+    get_filename_component(stem ${source} NAME_WE)
+    add_test(NAME runtime/cuda/train/${stem}
+             COMMAND runtime_cuda_train_tests --source-file=*runtime/cuda/train/${stem}.cc --no-version)
+    set_tests_properties(runtime/cuda/train/${stem} PROPERTIES LABELS unit TIMEOUT 120 FAIL_REGULAR_EXPRESSION
+                         "test cases: +0 \\|" ENVIRONMENT "OMP_NUM_THREADS=1;OMP_WAIT_POLICY=passive")
+  endforeach()
+
   cairn_simt_build(asan asan_reports.cc -O1 -fsanitize=address -fsanitize-recover=address -fno-omit-frame-pointer)
   target_link_options(simt_asan_tests PRIVATE -fsanitize=address)
   # Its library is not linked: watch.cc is. -g: which line called what was inlined.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "runtime/core/exact_sum.h"
 #include "runtime/cuda/blas.h"
 #include "runtime/cuda/stream.h"
 #include "runtime/kernels/cuda/adafactor.h"
@@ -675,6 +676,22 @@ int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs) {
   const int64_t most_rows = elems / cols + 2;
   return bytes_of<double>(kNumbers) + std::max({bytes_of<double>(k::squares_partials(runs)), norm_words_bytes(elems),
                                                 bytes_of<double>(k::square_runs(most_rows).count() * cols)});
+}
+
+int64_t scratch_bytes(const WorkShapes& work) {
+  // Of fewer rows there may be more runs, up to where each has the least rows.
+  const auto most = [&](int64_t rows, int64_t each, int64_t runs) {
+    return std::min(rows, each * runs * work.row_parts);
+  };
+  const int64_t norm_rows = most(work.rows, k::kNormRunRows, k::kNormRuns);
+  const int64_t head_rows = std::min(work.head_rows, k::kNormRunRows * k::kNormRuns);
+  const int64_t floats =
+      std::max({k::norm_partials(norm_rows, work.norm_width, true, work.row_parts),
+                k::bias_partials(most(work.rows, k::kBiasRunRows, k::kBiasRuns), work.bias_width, work.row_parts),
+                k::norm_partials(head_rows, work.head_width, false)});
+  return std::max({bytes_of<float>(floats), bytes_of<int64_t>(k::kMostExperts),
+                   bytes_of<double>(ExactSum::kWords + k::squares_partials(work.gradient_runs)),
+                   state_scratch_bytes(work.state_elems, std::max<int64_t>(1, work.state_cols), work.gradient_runs)});
 }
 
 }  // namespace cairn::cuda

@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "runtime/device/machine.h"
 #include "runtime/kernels/ops.h"
 #include "runtime/kernels/state_ops.h"
 
@@ -28,5 +29,7 @@ int64_t scratch_bytes(int64_t rows, int64_t width, int64_t parts = 1);
 /// The same for kernels over training state: blocks of at most `elems` elements, matrices of `cols` columns, squares of
 /// `runs` runs.
 int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs);
+/// Both for all kernels of that work, but for rows_to_host().
+int64_t scratch_bytes(const WorkShapes& work);
 
 }  // namespace cairn::cuda

@@ -10,7 +10,10 @@
 
 namespace cairn::kernels::cuda {
 
-constexpr RowRuns norm_runs(int64_t rows, int64_t parts = 1) { return RowRuns::of(rows, 4, 512, parts); }
+constexpr int64_t kNormRunRows = 4, kNormRuns = 512;  // rows of a run at least, runs of a part at most
+constexpr RowRuns norm_runs(int64_t rows, int64_t parts = 1) {
+  return RowRuns::of(rows, kNormRunRows, kNormRuns, parts);
+}
 /// Of a backward pass over so many rows (heads of rows, for head_norm_backward()); `biased`: with dbias.
 constexpr int64_t norm_partials(int64_t rows, int64_t width, bool biased, int64_t parts = 1) {
   return norm_runs(rows, parts).count() * (biased ? 2 : 1) * width;

@@ -34,7 +34,10 @@ void add_partials(Queue& on, float* partials, const RowRuns& runs, int64_t array
                   float* into1);
 
 /// Runs of bias_backward(), and floats that it needs for partials.
-constexpr RowRuns bias_runs(int64_t rows, int64_t parts = 1) { return RowRuns::of(rows, 64, 128, parts); }
+constexpr int64_t kBiasRunRows = 64, kBiasRuns = 128;
+constexpr RowRuns bias_runs(int64_t rows, int64_t parts = 1) {
+  return RowRuns::of(rows, kBiasRunRows, kBiasRuns, parts);
+}
 constexpr int64_t bias_partials(int64_t rows, int64_t width, int64_t parts = 1) {
   return bias_runs(rows, parts).count() * width;
 }

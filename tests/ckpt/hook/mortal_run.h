@@ -78,7 +78,8 @@ class MortalHook final : public trainer::CheckpointHook {
 struct Told {
   std::map<int64_t, std::pair<double, double>> steps;  // loss and gradient norm
   std::vector<std::vector<std::byte>> banks;           // of the last snapshot, by rank
-  std::map<int64_t, int64_t> allocated;                // of the last life, by rank
+  std::map<int64_t, int64_t> allocated, on_device;     // of the last life, by rank
+  std::function<void(int64_t step)> on_step;           // after each, on rank 0
 };
 
 /// Nothing is left of the weights that an update leaves; padding stays zero.
@@ -99,12 +100,14 @@ inline void poison_weights(const Plan& plan, const Arena& arena) {
 }
 
 using MakeLink = std::function<std::unique_ptr<DeviceLink>()>;
+/// Of one rank and life.
+using MakeMachine = std::function<std::unique_ptr<Machine>()>;
 
 /// One life of all ranks, as threads, each on the arena of its host; `notify` is its agent's. Whether it ended by
 /// itself.
 inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>& arena_of,
                     const std::function<void(int64_t rank)>& notify, const Death& death, Told* told,
-                    const MakeLink& make_link = {}) {
+                    const MakeLink& make_link = {}, const MakeMachine& make_machine = {}) {
   const int64_t world = plan.mesh.world();
   comm::ThreadWorld threads_world(world, comm::Options{.deadline_ms = 60000});
   std::vector<std::unique_ptr<comm::Engine>> engines;
@@ -118,9 +121,12 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
       omp_set_num_threads(1);
       HookOptions options{
           .on_snapshot = [&](int64_t) { notify(rank); }, .finish_deadline_s = 60, .make_link = make_link};
+      const std::unique_ptr<Machine> machine = make_machine ? make_machine() : nullptr;
+      if (machine != nullptr) options.make_link = [&machine] { return machine->make_link().value(); };
       const auto hook = SharedMemoryHook::make(plan, rank, arena_of(rank), clock, std::move(options)).value();
       MortalHook mortal(*hook, rank, death);
       trainer::Environment env{.plan = plan, .rank = rank, .engine = *engines[rank], .hook = mortal};
+      env.machine = machine.get();
       env.on_phase = [&](int64_t step, const char* what) {
         const bool forward = std::string_view(what) == "forward and backward";
         if (death.moment == Moment::kForward && forward && step == death.step && rank == death.victim) {
@@ -132,6 +138,7 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
         env.on_step = [&](const telemetry::StepMetrics& m) {
           told->steps[m.step] = {m.loss,
                                  std::isnan(m.grad_norm) ? -1 : m.grad_norm};  // of a skipped step: equals itself
+          if (told->on_step) told->on_step(m.step);
         };
       }
       if (const auto outcome = trainer::run(env); !outcome.ok()) {
@@ -140,6 +147,7 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
       } else {
         const std::lock_guard lock(mutex);
         told->allocated[rank] = outcome.value().allocated_bytes;
+        told->on_device[rank] = outcome.value().device_bytes;
       }
     });
   }
@@ -159,18 +167,21 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
   return true;
 }
 
-inline bool live_once(const Plan& plan, Agent& agent, const Death& death, Told* told, const MakeLink& make_link = {}) {
+inline bool live_once(const Plan& plan, Agent& agent, const Death& death, Told* told, const MakeLink& make_link = {},
+                      const MakeMachine& make_machine = {}) {
   return live_on(
       plan, [&](int64_t) -> Arena& { return *agent.arena; }, [&](int64_t) { agent.persister->notify(); }, death, told,
-      make_link);
+      make_link, make_machine);
 }
 
 /// Trains to the end through these deaths. `from` of each life after the first, and whether its weights were whole.
 inline Told train(const Plan& plan, std::span<const Death> deaths,
-                  std::vector<std::pair<int64_t, bool>>* from = nullptr, const MakeLink& make_link = {}) {
+                  std::vector<std::pair<int64_t, bool>>* from = nullptr, const MakeLink& make_link = {},
+                  const MakeMachine& make_machine = {}, std::function<void(int64_t)> on_step = {}) {
   const TempDir dir;
   Agent agent(plan, fresh_run_id(), dir.path);
   Told told;
+  told.on_step = std::move(on_step);
   for (size_t life = 0; life <= deaths.size(); ++life) {
     const RestoreChoice choice = agent.begin().value();
     if (life > 0) {
@@ -179,7 +190,7 @@ inline Told train(const Plan& plan, std::span<const Death> deaths,
       if (!choice.weights_ready) poison_weights(plan, *agent.arena);
     }
     const Death death = life < deaths.size() ? deaths[life] : Death{};
-    if (live_once(plan, agent, death, &told, make_link)) REQUIRE(life == deaths.size());
+    if (live_once(plan, agent, death, &told, make_link, make_machine)) REQUIRE(life == deaths.size());
   }
   return told;
 }

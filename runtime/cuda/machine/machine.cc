@@ -1,0 +1,51 @@
+#include "runtime/cuda/machine/machine.h"
+
+#include <utility>
+
+#include "runtime/core/check.h"
+#include "runtime/cuda/cuda_link.h"
+
+namespace cairn::cuda {
+
+Result<std::unique_ptr<CudaMachine>> CudaMachine::open(const Api& api, const BlasApi& products,
+                                                       const KernelTables& kernels, const MachineOptions& options) {
+  std::unique_ptr<CudaMachine> out(new CudaMachine(kernels, options));
+  RT_TRY_SET(out->context_, Context::open(api, options.index));
+  RT_TRY_SET(out->blas_, Blas::open(products, out->context_));
+  out->stream_ = CudaStream::make(out->context_, {.urgent = true, .deadline_ms = options.deadline_ms});
+  RT_TRY(out->stream_->settle());
+  kernels::serve_cuda_ops(*kernels.of_f32);
+  kernels::serve_cuda_ops(*kernels.of_bf16);
+  kernels::serve_cuda_ops(*kernels.of_f16);
+  kernels::serve_cuda_state_ops(*kernels.state);
+  return out;
+}
+
+CudaMachine::~CudaMachine() = default;
+
+std::vector<int64_t> CudaMachine::own_blocks(const WorkShapes& work) const {
+  return {kernels_.scratch_bytes(work), options_.product_bytes, CudaStream::given_room(work.given_bytes, work.gives)};
+}
+
+int64_t CudaMachine::bytes_for(std::span<const int64_t> blocks, const WorkShapes& work) const {
+  return Arena::bytes_for(blocks) + Arena::bytes_for(own_blocks(work));
+}
+
+Status CudaMachine::reserve(std::span<const int64_t> blocks, const WorkShapes& work) {
+  RT_CHECK(arena_ == nullptr, "memory of {} is reserved twice", device_name(device()));
+  RT_TRY_SET(arena_, Arena::reserve(context_, bytes_for(blocks, work)));
+  const std::vector<int64_t> own = own_blocks(work);
+  RT_TRY_SET(scratch_, Buffer::allocate(device(), own[0]));
+  RT_TRY_SET(product_room_, Buffer::allocate(device(), own[1]));
+  RT_TRY_SET(given_, Buffer::allocate(device(), own[2]));
+  stream_->use_scratch(scratch_.all());
+  stream_->use_blas(*blas_, product_room_.all());
+  stream_->use_given(given_.all());
+  return {};
+}
+
+Result<std::unique_ptr<DeviceLink>> CudaMachine::make_link() {
+  return make_cuda_link(context_->api(), options_.index, stream_->handle());
+}
+
+}  // namespace cairn::cuda

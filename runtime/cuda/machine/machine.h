@@ -1,0 +1,65 @@
+#pragma once
+// A CUDA device as a rank trains on it (runtime/device/machine.h): all of its memory in one arena, a stream with what
+// kernels and products need, links that follow the stream.
+
+#include <memory>
+#include <vector>
+
+#include "runtime/cuda/arena.h"
+#include "runtime/cuda/blas.h"
+#include "runtime/cuda/stream.h"
+#include "runtime/device/machine.h"
+#include "runtime/kernels/ops.h"
+#include "runtime/kernels/state_ops.h"
+
+namespace cairn::cuda {
+
+/// The kernels for CUDA, which the program is not linked to: runtime/cuda/ops gives them.
+struct KernelTables {
+  const kernels::Ops<float>* of_f32 = nullptr;
+  const kernels::Ops<bf16>* of_bf16 = nullptr;
+  const kernels::Ops<f16>* of_f16 = nullptr;
+  const kernels::StateOps* state = nullptr;
+  int64_t (*scratch_bytes)(const WorkShapes& work) = nullptr;  // of a stream
+};
+
+struct MachineOptions {
+  int index = 0;                              // of the device
+  int64_t deadline_ms = 0;                    // of each wait for the device; 0: none
+  int64_t product_bytes = int64_t{32} << 20;  // for the algorithms of products
+};
+
+/// One for each device and process. Streams of CUDA devices have these kernels from now on.
+class CudaMachine final : public Machine {
+ public:
+  /// The tables and what they point to outlive it. Errors: kUnavailable, saying what is missing.
+  static Result<std::unique_ptr<CudaMachine>> open(const Api& api, const BlasApi& products, const KernelTables& kernels,
+                                                   const MachineOptions& options);
+  ~CudaMachine() override;
+
+  Device device() const override { return context_->device(); }
+  Stream& stream() override { return *stream_; }
+  int64_t bytes_for(std::span<const int64_t> blocks, const WorkShapes& work) const override;
+  Status reserve(std::span<const int64_t> blocks, const WorkShapes& work) override;
+  Result<std::unique_ptr<DeviceLink>> make_link() override;
+
+  /// Of the arena; 0 before reserve().
+  int64_t reserved_bytes() const { return arena_ == nullptr ? 0 : arena_->bytes(); }
+  /// Kinds of products that have an algorithm.
+  int64_t product_kinds() const { return blas_->kinds(); }
+
+ private:
+  CudaMachine(const KernelTables& kernels, const MachineOptions& options) : kernels_(kernels), options_(options) {}
+  /// Blocks of the machine's own, in the order in which reserve() takes them: for kernels, products, given numbers.
+  std::vector<int64_t> own_blocks(const WorkShapes& work) const;
+
+  const KernelTables kernels_;
+  const MachineOptions options_;
+  std::shared_ptr<Context> context_;
+  std::unique_ptr<Blas> blas_;
+  std::unique_ptr<Arena> arena_;
+  Buffer scratch_, product_room_, given_;
+  std::unique_ptr<CudaStream> stream_;  // waits for its work before the memory goes
+};
+
+}  // namespace cairn::cuda

@@ -1,0 +1,45 @@
+#pragma once
+// A device with memory of its own, as a rank has it that trains there: one stream of work, one reservation of memory,
+// and links for snapshots. A CPU needs none of this. runtime/cuda/machine implements it.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "runtime/core/result.h"
+#include "runtime/device/device.h"
+#include "runtime/device/device_link.h"
+#include "runtime/device/stream.h"
+
+namespace cairn {
+
+/// The largest work of a run's kernels, from which a device knows what they need beside their arguments.
+struct WorkShapes {
+  int64_t rows = 0;                         // of arrays that are summed over their rows
+  int64_t norm_width = 0, bias_width = 0;   // of those: norms, biases
+  int64_t head_rows = 0, head_width = 0;    // of norms of heads: a row for each row and head
+  int64_t row_parts = 1;                    // of their sums, where those are trees
+  int64_t state_elems = 0, state_cols = 0;  // largest block and widest matrix of state, for rules that add them up
+  int64_t gradient_runs = 0;                // whose squares are summed
+  int64_t given_bytes = 0;                  // of Stream::give() without room, from one settle() to the next
+  int64_t gives = 0;                        // how many
+
+  void raise(const WorkShapes& other);
+};
+
+class Machine {
+ public:
+  virtual ~Machine() = default;
+  virtual Device device() const = 0;
+  /// Of training, from the start. What reserve() gives it is there then.
+  virtual Stream& stream() = 0;
+  /// What reserve() takes of the device.
+  virtual int64_t bytes_for(std::span<const int64_t> blocks, const WorkShapes& work) const = 0;
+  /// Once, before buffers of the device: memory for blocks of these sizes, and for the work. Errors: kNoSpace, naming
+  /// the bytes.
+  virtual Status reserve(std::span<const int64_t> blocks, const WorkShapes& work) = 0;
+  /// Of state that the stream writes. Goes before the machine.
+  virtual Result<std::unique_ptr<DeviceLink>> make_link() = 0;
+};
+
+}  // namespace cairn

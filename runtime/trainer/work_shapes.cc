@@ -1,0 +1,78 @@
+#include "runtime/trainer/work_shapes.h"
+
+#include <algorithm>
+
+#include "runtime/core/exact_sum.h"
+#include "runtime/data/objective.h"
+#include "runtime/kernels/clip.h"
+#include "runtime/kernels/state_copies.h"
+#include "runtime/plan/activations.h"
+#include "runtime/plan/model_tensors.h"
+#include "runtime/plan/schedule.h"
+
+namespace cairn::trainer {
+namespace {
+
+/// What a pass of a micro-batch gives of its ids, rows and keys.
+void add_given(const Plan& plan, const RankPlan& rank, const StageDims& dims, WorkShapes* out) {
+  const ModelConfig& model = plan.recipe.model;
+  const auto give = [out](int64_t count, int64_t bytes) {
+    out->gives += count;
+    out->given_bytes += count * bytes;
+  };
+  const int64_t times = plan.micro_batches, chunks = std::ssize(rank.chunks);
+  // Forward, backward, and where a schedule cuts it the rest of backward.
+  const int64_t passes = times * chunks * (splits_backward(plan.recipe.schedule) ? 3 : 2);
+  if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.residual_dropout > 0) {
+    give(passes, dims.samples * static_cast<int64_t>(sizeof(uint64_t)));
+  }
+  const int64_t ids = dims.rows * static_cast<int64_t>(sizeof(int32_t));
+  if (data::changes_rows(plan.recipe.objective)) give(3 * passes, ids);  // positions, starts, ends
+  if (rank.embedding()) give(2 * times, ids);
+  if (rank.head()) give(2 * times, ids);
+}
+
+WorkShapes of_stage(const Plan& plan, const RankPlan& rank) {
+  const StageDims dims = stage_dims(plan, rank);
+  const ModelConfig& model = plan.recipe.model;
+  WorkShapes out{.rows = dims.rows, .norm_width = std::max(dims.width, dims.embed)};
+  const bool biased = has_bias(model, BiasOf::kQkv) || has_bias(model, BiasOf::kOut) || has_bias(model, BiasOf::kMlp);
+  if (biased || model.bias) {
+    out.bias_width = std::max({dims.qkv, dims.ffn_in, dims.width, dims.embed});
+  }
+  if (model.head_bias) out.bias_width = std::max(out.bias_width, dims.vocab);
+  out.row_parts = dims.row_parts;
+  if (model.qk_norm != QkNorm::kNone) {
+    out.head_rows = dims.rows * std::max(dims.heads, dims.kv_heads);
+    out.head_width = dims.head_dim;
+  }
+  add_given(plan, rank, dims, &out);
+  return out;
+}
+
+}  // namespace
+
+WorkShapes work_shapes(const Plan& plan, int64_t rank) {
+  WorkShapes out;
+  RankPlan of;
+  for (size_t stage = 0; stage < plan.step_stages.size(); ++stage) {
+    const Plan at = plan.at(stage);
+    of = at.rank(rank);
+    out.raise(of_stage(at, of));
+  }
+  const bool sums_state = plan.recipe.optimizer.kind != OptimizerKind::kAdamW;
+  for (const StatePiece& piece : of.pieces) {
+    out.gradient_runs += piece.primary ? 1 : 0;
+    if (!sums_state) continue;
+    out.state_elems = std::max(out.state_elems, piece.count_elems());
+    out.state_cols = std::max(out.state_cols, plan.tensors[piece.tensor].shape.back());
+  }
+  // The update's: the runs, the squared norm, what the clip is made of.
+  out.gives += 3;
+  out.given_bytes += out.gradient_runs * static_cast<int64_t>(sizeof(kernels::ElemRun)) +
+                     ExactSum::kWords * static_cast<int64_t>(sizeof(double)) +
+                     static_cast<int64_t>(sizeof(kernels::ClipNumbers));
+  return out;
+}
+
+}  // namespace cairn::trainer

@@ -1,0 +1,144 @@
+// The trainer that `cairn _rank` runs, with the hook that it has, on a CUDA device that is a double: memory of the
+// device cannot be touched by the host, work is done late and in an order that a seed chooses.
+
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "runtime/plan/activations.h"
+#include "runtime/trainer/state.h"
+#include "runtime/trainer/work_shapes.h"
+#include "tests/ckpt/hook/mortal_run.h"
+#include "tests/runtime/cuda/train/trained_double.h"
+#include "tests/support/ok.h"
+
+using namespace cairn;
+using namespace cairn::ckpt::testing;
+using cairn::testing::TrainedDouble;
+
+namespace {
+
+Recipe small(bool llama, Precision precision) {
+  Recipe out = short_recipe(llama, true);
+  out.model.layers = 2;
+  out.batch = {.samples = 4, .micro = 2};
+  out.precision = precision;
+  out.checkpoint.snapshot_by = SnapshotBy::kCopy;
+  out.stop = {Span::Unit::kSteps, 5};
+  return out;
+}
+
+Plan plan_of(const Recipe& recipe) {
+  const auto planned = make_plan(recipe, 1);
+  REQUIRE_OK(planned);
+  return planned.value();
+}
+
+/// A life's counts of what its double was asked, step by step.
+struct Lived {
+  explicit Lived(uint64_t seed) : device(seed) {}
+  TrainedDouble device;
+  std::vector<simt::StreamDouble::Counts> steps;
+};
+
+Told train_on_double(const Plan& plan, uint64_t seed, std::span<const Death> deaths = {},
+                     std::vector<std::pair<int64_t, bool>>* from = nullptr,
+                     std::vector<std::unique_ptr<Lived>>* lives = nullptr) {
+  std::vector<std::unique_ptr<Lived>> own;
+  std::vector<std::unique_ptr<Lived>>& all = lives != nullptr ? *lives : own;
+  return train(
+      plan, deaths, from, {},
+      [&]() -> std::unique_ptr<Machine> {
+        all.clear();  // the doubles are one at a time
+        all.push_back(std::make_unique<Lived>(seed));
+        auto opened = all.back()->device.open();
+        RT_CHECK(opened.ok(), "{}", opened.error().message);
+        return std::move(opened).value();
+      },
+      [&](int64_t) { all.back()->steps.push_back(all.back()->device.cuda.take_counts()); });
+}
+
+/// |a - b| over |b - begin|, of all that the last snapshot holds: how far the two have come apart on their way.
+double apart(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  REQUIRE(a.size() == b.size());
+  std::vector<float> x(a.size() / 4), y(a.size() / 4);
+  std::memcpy(x.data(), a.data(), x.size() * 4);
+  std::memcpy(y.data(), b.data(), y.size() * 4);
+  double difference = 0, length = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    difference += (static_cast<double>(x[i]) - y[i]) * (static_cast<double>(x[i]) - y[i]);
+    length += static_cast<double>(y[i]) * y[i];
+  }
+  return std::sqrt(difference / length);
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/cuda/train") {
+  TEST_CASE("training on a device gives the CPU's losses and state, in float and bf16, for two kinds of model") {
+    for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      for (const bool llama : {false, true}) {
+        CAPTURE(llama);
+        CAPTURE(static_cast<int>(precision));
+        const Plan plan = plan_of(small(llama, precision));
+        const Told cpu = train(plan, {});
+        const Told cuda = train_on_double(plan, 3);
+        // Relative: float sums in another order; in bf16 each rounding may fall to the other side.
+        const double unit = precision == Precision::kF32 ? 1e-5 : 1e-2;
+        REQUIRE(cuda.steps.size() == 5);
+        for (const auto& [step, numbers] : cpu.steps) {
+          CAPTURE(step);
+          CHECK(std::abs(cuda.steps.at(step).first / numbers.first - 1) < unit);
+          CHECK(std::abs(cuda.steps.at(step).second / numbers.second - 1) < 10 * unit);
+        }
+        CHECK(apart(cuda.banks.at(0), cpu.banks.at(0)) < 10 * unit);
+        CHECK(apart(cuda.banks.at(0), cpu.banks.at(0)) > 0);  // they were not computed by the same kernels
+      }
+    }
+  }
+
+  TEST_CASE(
+      "killed at each moment of a step, on a device whose memory is lost then: the same bits, a step back at most") {
+    Recipe recipe = small(true, Precision::kBf16);
+    recipe.optimizer.bucket = 1000;  // state is copied and overwritten in several blocks
+    const Plan plan = plan_of(recipe);
+    const Told untouched = train_on_double(plan, 4);
+    const std::vector<Death> deaths = {{Moment::kForward, 2, 0}, {Moment::kBegun, 3, 0}, {Moment::kUpdated, 4, 0}};
+    std::vector<std::pair<int64_t, bool>> from;
+    const Told killed = train_on_double(plan, 5, deaths, &from);
+    CHECK(killed.steps == untouched.steps);
+    CHECK(killed.banks == untouched.banks);
+    for (size_t life = 0; life < from.size(); ++life) {
+      CAPTURE(life);
+      CHECK_FALSE(from[life].second);  // weights are made of the masters again
+      CHECK(from[life].first <= deaths[life].step - 1);
+      CHECK(from[life].first >= deaths[life].step - 2);
+    }
+  }
+
+  TEST_CASE("a step has one wait of the host, nothing is allocated after the start, and the plan knew every byte") {
+    Recipe recipe = small(false, Precision::kBf16);
+    recipe.checkpoint.snapshot_steps = 0;  // else the thread that copies waits too
+    const Plan plan = plan_of(recipe);
+    std::vector<std::unique_ptr<Lived>> lives;
+    const Told told = train_on_double(plan, 6, {}, nullptr, &lives);
+    const std::vector<simt::StreamDouble::Counts>& steps = lives.back()->steps;
+    REQUIRE(steps.size() == 5);
+    CHECK(steps[0].allocations == 1);
+    for (size_t k = 1; k + 1 < steps.size(); ++k) {  // the last one is saved
+      CAPTURE(k);
+      CHECK(steps[k].allocations == 0);
+      CHECK(steps[k].waits == 1);
+      CHECK(steps[k].launches == steps[1].launches);
+    }
+    CHECK(steps.back().allocations == 0);
+
+    auto opened = lives.back()->device.open();
+    REQUIRE_OK(opened);
+    const std::vector<int64_t> blocks = trainer::TrainState::blocks(plan, plan.rank(0), {});  // all of it is its own
+    CHECK(told.on_device.at(0) == opened.value()->bytes_for(blocks, trainer::work_shapes(plan, 0)));
+    const RankPlan rank = plan.rank(0);
+    CHECK(told.allocated.at(0) ==
+          rank.weight_bytes + rank.grad_bytes + rank.optimizer_bytes + largest_stage_buffers_bytes(plan, 0));
+  }
+}
