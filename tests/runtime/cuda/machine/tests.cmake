@@ -1,0 +1,7 @@
+cairn_tests(runtime/cuda/machine LINK runtime/core runtime/cuda)
+target_include_directories(runtime_cuda_machine_tests PRIVATE ${CMAKE_BINARY_DIR}/generated)
+add_dependencies(runtime_cuda_machine_tests cairn_build_version)
+if(TARGET cairn_cuda)
+  add_dependencies(runtime_cuda_machine_tests cairn_cuda)
+  target_compile_definitions(runtime_cuda_machine_tests PRIVATE CAIRN_HAS_CUDA_MODULE=1)
+endif()
