@@ -38,6 +38,7 @@ void add_convert(CLI::App& app, Session& session);
 void add_copy(CLI::App& app, Session& session);
 void add_data(CLI::App& app, Session& session);
 void add_diff(CLI::App& app, Session& session);
+void add_doctor(CLI::App& app, Session& session);
 void add_eval(CLI::App& app, Session& session);
 void add_explain(CLI::App& app, Session& session);
 void add_export(CLI::App& app, Session& session);

@@ -70,6 +70,8 @@ std::string build_id_around(const void* address) {
 
 }  // namespace
 
+std::string_view tree_version() { return CAIRN_TREE_VERSION; }
+
 std::string program_version() {
   return fmt::format("{} (build {})", CAIRN_TREE_VERSION, build_id_around(CAIRN_TREE_VERSION));
 }

@@ -26,6 +26,8 @@ from own_memory import own_shared_memory, resize_shared_memory  # noqa: E402, F4
 
 # What dead runs have left is told, and removed where it is on disk too, by all other runs of the same user.
 OWN_MEMORY = own_shared_memory("2g", "CAIRN_TEST_HUGE_PAGES" in os.environ)
+# A machine with a device trains these on its CPUs all the same.
+os.environ.setdefault("CAIRN_NVIDIA_ROOT", "/nonexistent")
 # What another recipe asks for; why, is changed_test's subject.
 JUMP = ("--accept", "optimizer.lr")  # a run behind the end of its schedule is made longer, and that stretches
 OTHER_NAME = ("--accept", "name")

@@ -9,6 +9,9 @@ import tempfile
 import unittest
 
 
+os.environ.setdefault("CAIRN_NVIDIA_ROOT", "/nonexistent")  # a machine's devices are no subject of these
+
+
 class ProgramTest(unittest.TestCase):
     program = None
 

@@ -1,0 +1,328 @@
+#include "tools/machine_check.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string_view>
+#include <thread>
+
+#include "ckpt/snapshot/arena.h"
+#include "ckpt/snapshot/memory_room.h"
+#include "ckpt/store/uring_backend.h"
+#include "runtime/core/units.h"
+#include "runtime/cuda/blas_api.h"
+#include "runtime/cuda/context.h"
+#include "runtime/cuda/machine/module.h"
+#include "tools/run/text.h"
+#include "tools/version.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using Verdict = MachineCheck::Verdict;
+
+constexpr int kDriver = 580;  // the first that runs CUDA 13, which libraries and kernels here are of
+constexpr long kTmpfs = 0x01021994;
+
+fs::path nvidia_root() {
+  const char* const root = std::getenv("CAIRN_NVIDIA_ROOT");
+  return root != nullptr ? root : "/";
+}
+
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::vector<fs::path> names_in(const fs::path& folder) {
+  std::vector<fs::path> out;
+  std::error_code failed;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, failed)) out.push_back(entry.path());
+  std::ranges::sort(out);
+  return out;
+}
+
+/// The value behind "Model:" of a device's page.
+std::string model_of(const fs::path& gpu) {
+  std::istringstream lines(text_of(gpu / "information"));
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("Model:")) continue;
+    const size_t begin = line.find_first_not_of(" \t", 6);
+    return begin == std::string::npos ? std::string() : line.substr(begin);
+  }
+  return {};
+}
+
+/// "580.65.06" out of the driver's page; empty where it says nothing.
+std::string driver_version(const std::string& page) {
+  std::istringstream words(page);
+  for (std::string word; words >> word;) {
+    if (std::count(word.begin(), word.end(), '.') > 0 &&
+        std::ranges::all_of(word, [](unsigned char c) { return std::isdigit(c) != 0 || c == '.'; }))
+      return word;
+  }
+  return {};
+}
+
+MachineCheck check_driver(bool any_device) {
+  MachineCheck out{.what = "NVIDIA driver",
+                   .needed = fmt::format("{} or newer, for CUDA {}", kDriver, cuda::kMajor),
+                   .verdict = any_device ? Verdict::kProblem : Verdict::kNote};
+  const fs::path page = nvidia_root() / "proc/driver/nvidia/version";
+  const std::string version = driver_version(text_of(page));
+  if (version.empty()) {
+    out.found = fmt::format("none: {} is not there or names no version", page.string());
+    if (any_device)
+      out.todo = "install the driver; in a container start it with the NVIDIA runtime (docker run --gpus all)";
+    return out;
+  }
+  out.found = fmt::format("{}, {}", version, page.string());
+  if (std::atoi(version.c_str()) < kDriver) {
+    out.todo = "install a newer driver";
+    return out;
+  }
+  out.verdict = Verdict::kFine;
+  return out;
+}
+
+/// Kernels and products, then whether they find a device.
+void add_libraries(bool any_device, std::vector<MachineCheck>& out) {
+  const Verdict bad = any_device ? Verdict::kProblem : Verdict::kNote;
+  const auto one = [](const std::string& text) { return text.substr(0, text.find('\n')); };
+  MachineCheck kernels{.what = "kernels for CUDA",
+                       .needed = fmt::format("{} of the same sources, beside the program", cuda::kModuleFile),
+                       .verdict = bad};
+  const Result<cuda::LoadedModule> module = cuda::load_module(tree_version());
+  if (module.ok()) {
+    int runtime = 0;
+    if (module.value().module->api().runtime_version(&runtime) != 0) runtime = 0;
+    kernels.verdict = Verdict::kFine;
+    kernels.found =
+        fmt::format("{}, with CUDA runtime {}.{}", module.value().path, runtime / 1000, runtime % 1000 / 10);
+  } else {
+    kernels.found = module.error().message;
+    if (any_device) kernels.todo = "build with the preset `cuda` (docs/building.md)";
+  }
+  out.push_back(std::move(kernels));
+
+  MachineCheck products{.what = "cuBLASLt", .needed = fmt::format("libcublasLt.so.{}", cuda::kMajor), .verdict = bad};
+  const auto candidates = cuda::library_candidates("libcublasLt.so.13");
+  if (const Result<cuda::LoadedBlas> loaded = cuda::load_blas(candidates); loaded.ok()) {
+    const size_t version = loaded.value().api.version();
+    products.verdict = Verdict::kFine;
+    products.found = fmt::format("{}, version {}.{}", loaded.value().path, version / 10000, version % 10000 / 100);
+  } else {
+    products.found = one(loaded.error().message);
+    if (any_device)
+      products.todo = "install CUDA 13's libraries, or name their folder in CAIRN_CUDA_PATH (folders apart by `:`)";
+  }
+  out.push_back(std::move(products));
+
+  if (!module.ok() || !any_device) return;
+  MachineCheck device{.what = "a device opens", .needed = "cuda:0", .verdict = Verdict::kProblem};
+  if (const auto opened = cuda::Context::open(module.value().module->api(), 0); opened.ok()) {
+    device.verdict = Verdict::kFine;
+    device.found = "cuda:0";
+  } else {
+    device.found = opened.error().message;
+    device.todo = "see what `nvidia-smi` says of it; in a container it needs /dev/nvidia* and libcuda.so.1";
+  }
+  out.push_back(std::move(device));
+}
+
+MachineCheck check_shared_memory() {
+  MachineCheck out{.what = "shared memory",
+                   .needed = fmt::format("{} as tmpfs, of the size that `cairn plan` says", ckpt::kSharedMemory)};
+  struct statfs info {};
+  struct statvfs room {};
+  if (::statfs(ckpt::kSharedMemory, &info) != 0 || ::statvfs(ckpt::kSharedMemory, &room) != 0) {
+    out.found = fmt::format("{}: {}", ckpt::kSharedMemory, std::strerror(errno));
+  } else if (::access(ckpt::kSharedMemory, W_OK) != 0) {
+    out.found = fmt::format("{} cannot be written: {}", ckpt::kSharedMemory, std::strerror(errno));
+  } else {
+    const auto bytes = [&](uint64_t blocks) { return format_bytes(static_cast<int64_t>(blocks * room.f_frsize)); };
+    out.found = fmt::format("{} of {} free", bytes(room.f_bavail), bytes(room.f_blocks));
+    if (info.f_type == kTmpfs) {
+      constexpr uint64_t kDocker = 64 << 20;  // what containers get unasked
+      if (room.f_blocks * room.f_frsize > kDocker) return out;
+      out.verdict = Verdict::kNote;
+      out.todo = "give the container more: --shm-size, or `--ipc host`";
+      return out;
+    }
+    out.found += ", and no tmpfs";
+    out.verdict = Verdict::kNote;
+    out.todo = "mount a tmpfs there: a snapshot costs a disk's time else";
+    return out;
+  }
+  out.verdict = Verdict::kProblem;
+  out.todo = "mount a tmpfs there that this user may write";
+  return out;
+}
+
+MachineCheck check_ring() {
+  MachineCheck out{.what = "io_uring", .found = "works", .needed = "for saves at the disk's speed"};
+  if (const auto made = ckpt::make_uring_backend(); !made.ok()) {
+    out.found = made.error().message;
+    out.verdict = Verdict::kNote;
+    out.todo =
+        "saves use plain system calls, which cost more of a core; a container's seccomp profile or "
+        "kernel.io_uring_disabled may forbid it";
+  }
+  return out;
+}
+
+MachineCheck check_disk(const fs::path& folder) {
+  std::error_code failed;
+  fs::path at = fs::absolute(folder, failed);
+  while (!at.empty() && at != at.parent_path() && !fs::exists(at, failed)) at = at.parent_path();
+  MachineCheck out{.what = fmt::format("disk of {}", folder.string()), .needed = "room for what checkpoint.keep keeps"};
+  struct statvfs room {};
+  if (::statvfs(at.c_str(), &room) != 0 || ::access(at.c_str(), W_OK | X_OK) != 0) {
+    out.found = fmt::format("{}: {}", at.string(), std::strerror(errno));
+    out.verdict = Verdict::kProblem;
+    out.todo = "name another run folder (--run), or let this user write there";
+    return out;
+  }
+  out.found =
+      fmt::format("{} free in {}", format_bytes(static_cast<int64_t>(room.f_bavail * room.f_frsize)), at.string());
+  // A file without a name, which goes with its descriptor.
+  const int file = ::open(at.c_str(), O_TMPFILE | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600);
+  if (file >= 0) {
+    ::close(file);
+    out.found += ", O_DIRECT works";
+  } else if (errno == EINVAL) {
+    out.found += ", without O_DIRECT";
+    out.verdict = Verdict::kNote;
+    out.todo = "saves go through the page cache there: the same bytes, more of the machine's memory in use";
+  }
+  return out;
+}
+
+std::vector<std::string> addresses() {
+  std::vector<std::string> out;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return out;
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
+  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr || (at->ifa_flags & IFF_LOOPBACK) != 0 || (at->ifa_flags & IFF_UP) == 0) continue;
+    const int family = at->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    char text[NI_MAXHOST] = {};
+    const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (::getnameinfo(at->ifa_addr, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
+    const std::string address = text;
+    if (!address.starts_with("fe80:")) out.push_back(fmt::format("{} {}", at->ifa_name, address));
+  }
+  return out;
+}
+
+MachineCheck check_hosts() {
+  MachineCheck out{.what = "several hosts", .needed = "the Gloo module, and an address that the others reach"};
+  const std::vector<std::string> here = addresses();
+  out.found = here.empty() ? "no address but the loopback's" : fmt::format("{}", fmt::join(here, ", "));
+  if (here.empty()) {
+    out.verdict = Verdict::kNote;
+    out.todo = "runs of one host need none";
+  }
+  if (const Result<std::string> module = program_and_module_version(); !module.ok()) {
+    out.found += fmt::format("; {}", module.error().message);
+    out.verdict = Verdict::kNote;
+    out.todo = "runs of one host need none; else move libcairn_gloo.so with the program";
+  }
+  return out;
+}
+
+MachineCheck check_cores() {
+  const int64_t memory = ckpt::available_memory();
+  return {.what = "processors, memory",
+          .found = fmt::format("{} cores, {} available", std::thread::hardware_concurrency(),
+                               memory == INT64_MAX ? std::string("an unknown amount") : format_bytes(memory)),
+          .needed = "what `cairn plan RECIPE` says of a rank"};
+}
+
+std::string_view word_of(Verdict verdict) {
+  return verdict == Verdict::kFine ? "ok" : verdict == Verdict::kNote ? "note" : "PROBLEM";
+}
+
+}  // namespace
+
+std::vector<std::string> nvidia_devices() {
+  const fs::path root = nvidia_root();
+  std::vector<std::string> out;
+  for (const fs::path& gpu : names_in(root / "proc/driver/nvidia/gpus")) {
+    const std::string model = model_of(gpu);
+    out.push_back(model.empty() ? gpu.filename().string() : model);
+  }
+  if (!out.empty()) return out;
+  for (const fs::path& node : names_in(root / "dev")) {  // in a container the driver's pages may be hidden
+    const std::string name = node.filename().string();
+    if (name.size() > 6 && name.starts_with("nvidia") &&
+        std::all_of(name.begin() + 6, name.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
+      out.push_back(node.string());
+  }
+  return out;
+}
+
+std::vector<MachineCheck> check_cuda() {
+  const std::vector<std::string> devices = nvidia_devices();
+  std::vector<MachineCheck> out{
+      {.what = "devices",
+       .found = devices.empty() ? "no NVIDIA device: runs use the CPU" : fmt::format("{}", fmt::join(devices, ", ")),
+       .needed = "none; one to train on CUDA",
+       .verdict = devices.empty() ? Verdict::kNote : Verdict::kFine}};
+  out.push_back(check_driver(!devices.empty()));
+  add_libraries(!devices.empty(), out);
+  return out;
+}
+
+std::vector<MachineCheck> check_host(const fs::path& folder) {
+  return {check_cores(), check_shared_memory(), check_ring(), check_disk(folder), check_hosts()};
+}
+
+bool any_problem(const std::vector<MachineCheck>& checks) {
+  return std::ranges::any_of(checks, [](const MachineCheck& one) { return one.verdict == Verdict::kProblem; });
+}
+
+std::string machine_text(const std::vector<MachineCheck>& checks) {
+  std::string out;
+  for (const MachineCheck& one : checks) {
+    out += fmt::format("{:<8}{}: {}\n", word_of(one.verdict), one.what, printable(one.found));
+    if (one.verdict != Verdict::kFine) out += fmt::format("          needed: {}\n", one.needed);
+    if (!one.todo.empty()) out += fmt::format("          to do: {}\n", one.todo);
+  }
+  return out;
+}
+
+nlohmann::json machine_json(const std::vector<MachineCheck>& checks) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const MachineCheck& one : checks) {
+    out.push_back({{"what", one.what},
+                   {"found", one.found},
+                   {"needed", one.needed},
+                   {"verdict", one.verdict == Verdict::kFine   ? "ok"
+                               : one.verdict == Verdict::kNote ? "note"
+                                                               : "problem"},
+                   {"to_do", one.todo}});
+  }
+  return out;
+}
+
+}  // namespace cairn::tools
