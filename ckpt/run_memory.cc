@@ -137,7 +137,7 @@ Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run, const std::op
   }
   spec.layout_hash = layout_hash(plan, spec.ranks);
   // Where state is copied the weights are not: they die with the process, and are made from the masters again.
-  const bool shared_weights = plan.recipe.checkpoint.snapshot_by == SnapshotBy::kBanks;
+  const bool shared_weights = plan.recipe.checkpoint.snapshot_by != SnapshotBy::kCopy;
   for (int64_t rank = 0; shared_weights && rank < plan.mesh.world(); ++rank)
     spec.weight_bytes.push_back(plan.rank(rank).weight_bytes);
   RT_TRY_SET(spec.directory, encode_manifest(slot_manifest(plan, spec.ranks, run, spec.chunk_bytes)));

@@ -78,6 +78,7 @@ constexpr std::array kRules = {
     ChangeRule{"optimizer.bucket", kExact, kLayout},
     ChangeRule{"optimizer.overlap", kExact, kLayout},
     ChangeRule{"optimizer.keep_after_forward", kExact, kLayout},
+    ChangeRule{"device", kRule, "from the next step on; another device rounds otherwise"},
     ChangeRule{"precision", kRule, "from the next step on; fp16 begins at loss_scale.initial"},
     ChangeRule{"loss_scale.*", kRule, kNextStep},
     ChangeRule{"deterministic", kRule, "from the next step on, in other bits"},

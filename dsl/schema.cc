@@ -1466,8 +1466,8 @@ const Block& checkpoint_block() {
                     "two more banks and two copies of another host's part in memory: `cairn plan` counts them. On one "
                     "host it does nothing. Default: never.")
               .like("T.every { steps = 1 }"),
-          chosen("snapshot_by", &CheckpointConfig::snapshot_by, {"banks", "copy"})
-              .otherwise("banks")
+          chosen("snapshot_by", &CheckpointConfig::snapshot_by, {"auto", "banks", "copy"})
+              .otherwise("auto")
               .silently()
               .says(
                   "how a step gets into shared memory",
@@ -1476,7 +1476,8 @@ const Block& checkpoint_block() {
                   "beside the next forward and backward; the next update waits for what it overwrites, tensor by "
                   "tensor. The same bits. A killed rank restarts from the newest step whose copy is complete, at most "
                   "one before the last. Costs the memory of the state once more, and time: it is for devices whose "
-                  "memory no other process can read, not for CPUs. Not with optimizer.offload."),
+                  "memory no other process can read, not for CPUs. Not with optimizer.offload. auto: banks on a CPU, "
+                  "copy on CUDA, where banks is refused."),
           items("keep", &CheckpointConfig::keep, keep_block())
               .otherwise(Json::array())
               .written(Form::kKeep,
@@ -1741,6 +1742,14 @@ const Block& recipe_block() {
               .says("how samples become inputs and targets; default: each next token"),
           block("batch", &Recipe::batch, batch_block()).needed().says("how many samples a step takes"),
           block("optimizer", &Recipe::optimizer, optimizer_block()).needed().says("how the weights move"),
+          chosen("device", &Recipe::device, {"auto", "cpu", "cuda"})
+              .otherwise("auto")
+              .silently()
+              .says(
+                  "where ranks compute",
+                  "auto: CUDA where the machine has an NVIDIA device, else the CPU. A device that is there and cannot "
+                  "be used is an error, not a reason to take the CPU: `cairn doctor` says what is missing. `--device` "
+                  "of `cairn train` goes before this field. CUDA has not run on a device yet: docs/gpu.md."),
           chosen("precision", &Recipe::precision, {"fp32", "bf16", "fp16"})
               .otherwise("fp32")
               .says("of the arithmetic",

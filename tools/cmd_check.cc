@@ -11,8 +11,10 @@
 
 #include "dsl/dsl.h"
 #include "runtime/json/json.h"
+#include "runtime/plan/device_choice.h"
 #include "runtime/plan/plan.h"
 #include "tools/commands.h"
+#include "tools/device_option.h"
 #include "tools/init_options.h"
 #include "tools/run/folder.h"
 #include "tools/run/start.h"
@@ -76,7 +78,10 @@ Result<int> check(const CheckArgs& args, bool json) {
   std::vector<std::string> lines;  // what a start of the run would do
   Status allowed;
   if (!args.recipe_only || args.world > 0) {
-    Result<Plan> plan = make_plan(loaded.recipe, world);
+    const DeviceChoice device = likely_device(loaded.recipe.device);
+    Recipe recipe = loaded.recipe;
+    settle_device(recipe, device);
+    Result<Plan> plan = make_plan(recipe, world);
     if (!plan.ok()) return std::move(plan).error().with(name);
     if (!args.recipe_only) {
       std::optional<std::string> goes_on_from;
@@ -86,7 +91,9 @@ Result<int> check(const CheckArgs& args, bool json) {
         allowed = start->verdict.check(start->request);
         out["start"] = start->verdict.json();
         goes_on_from = start->checkpoint();
-        RT_TRY_SET(plan, make_plan(start->verdict.segment.recipe, world, start->verdict.segment.past));
+        recipe = start->verdict.segment.recipe;
+        settle_device(recipe, device);
+        RT_TRY_SET(plan, make_plan(recipe, world, start->verdict.segment.past));
       }
       report = check_start({.loaded = loaded,
                             .plan = plan.value(),

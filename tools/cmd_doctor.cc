@@ -20,7 +20,7 @@ void add_doctor(CLI::App& app, Session& session) {
   command->footer(
       "Changes nothing. A machine without a GPU is fine: runs use the CPU then. One that has a GPU which cannot be "
       "used\n"
-      "is not.\n"
+      "is not, since a run would refuse to start there unless it is told --device cpu (docs/gpu.md).\n"
       "Exit codes: 0 nothing stands in the way of a run, 2 something does.\n"
       "Examples:\n"
       "  cairn doctor\n"

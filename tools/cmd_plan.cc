@@ -22,6 +22,7 @@
 #include "dsl/dsl.h"
 #include "runtime/nn/kernel_scratch.h"
 #include "runtime/plan/activations.h"
+#include "runtime/plan/device_choice.h"
 #include "runtime/plan/plan.h"
 #include "tools/calibrate.h"
 #include "tools/commands.h"
@@ -605,7 +606,10 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
   const MeshConfig& mesh = loaded.recipe.mesh;
   const int64_t world = args.world > 0 ? args.world : wanted_world(mesh);
   if (args.search) return show_search(loaded.recipe, world, args, json);
-  Result<Plan> made = make_plan(loaded.recipe, world);
+  // Of any machine: what `auto` is here does not matter.
+  Recipe recipe = loaded.recipe;
+  if (recipe.device != DeviceChoice::kAuto) settle_device(recipe, recipe.device);
+  Result<Plan> made = make_plan(recipe, world);
   if (!made.ok()) return std::move(made).error().with(args.recipe.path);
   // Of a step that happens: those at the end of the run, which are most.
   const Plan plan = in_last_phase(made.value());

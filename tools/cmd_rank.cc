@@ -20,13 +20,16 @@
 #include "runtime/comm/traced_engine.h"
 #include "runtime/core/log.h"
 #include "runtime/core/process.h"
+#include "runtime/cuda/machine/module.h"
 #include "runtime/device/guard.h"
+#include "runtime/plan/device_choice.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/commands.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/isa_option.h"
 #include "tools/run/folder.h"
+#include "tools/version.h"
 
 namespace cairn::tools {
 namespace {
@@ -40,6 +43,7 @@ struct RankArgs {
   int64_t hosts = 1;
   std::string address;  // of this host among several
   kernels::GemmIsa isa = kernels::GemmIsa::kBaseline;
+  std::string device = "cpu";
   int64_t decides = 0;  // a rank: trainer::Environment
   int meet_fd = -1;     // where its ranks meet those of the others
   uint64_t incarnation = 0;
@@ -88,6 +92,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   RT_TRY_SET(Recipe recipe, dsl::decode_recipe(text));
   RT_TRY_SET(recipe.init, init_from_json(args.init));  // as the agent has resolved it
   RT_TRY_SET(const RunPast past, ckpt::decode_past(args.past));
+  settle_device(recipe, args.device == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu);
   RT_TRY_SET(Plan plan, make_plan(recipe, args.world, past));
   plan.end_step = args.end_step;
   const comm::Options options{.deadline_ms = static_cast<int64_t>(recipe.restart.deadline_s * 1000)};
@@ -98,20 +103,28 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
     RT_TRY_SET(window, telemetry::parse_trace_window(args.trace));
     traced = comm::make_traced_engine(*engine);
   }
+  std::unique_ptr<Machine> machine;  // before the hook, whose link follows its stream
+  std::unique_ptr<DeviceLink> link;
+  if (recipe.device == DeviceChoice::kCuda) {
+    RT_TRY_SET(machine, cuda::open_machine(tree_version(), {.deadline_ms = options.deadline_ms}));
+    RT_TRY_SET(link, machine->make_link());
+  }
   RT_TRY_SET(ckpt::Arena arena, ckpt::Arena::attach_fd(args.arena_fd));
   const ckpt::arena::Control& control = arena.control();  // the mapping stays where it is when the arena moves
-  ckpt::SharedMemoryHook hook(
-      plan, args.rank, std::move(arena), args.incarnation,
-      {.decides = args.decides,
-       .on_snapshot =
-           [&](int64_t step) {
-             ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
-           },
-       .open_foreign = open_hf_for(recipe.model)});
+  ckpt::HookOptions hook_options{
+      .decides = args.decides,
+      .on_snapshot =
+          [&](int64_t step) {
+            ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
+          },
+      .open_foreign = open_hf_for(recipe.model)};
+  if (link) hook_options.make_link = [&link] { return std::move(link); };
+  ckpt::SharedMemoryHook hook(plan, args.rank, std::move(arena), args.incarnation, std::move(hook_options));
   trainer::Environment env{.plan = plan,
                            .rank = args.rank,
                            .engine = traced ? *traced : *engine,
                            .hook = hook,
+                           .machine = machine.get(),
                            .decides = args.decides,
                            .try_end = true,
                            .trace = window};
@@ -175,6 +188,7 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--address", args->address);
   command->add_option("--meet-fd", args->meet_fd);
   command->add_option("--decides", args->decides);
+  command->add_option("--device", args->device)->check(CLI::IsMember({"cpu", "cuda"}));
   add_isa_option(*command, args->isa)->required();
   command->add_option("--trace", args->trace);
   command->add_option("--trace-dir", args->trace_dir);

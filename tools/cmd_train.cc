@@ -28,9 +28,11 @@
 #include "runtime/core/log.h"
 #include "runtime/kernels/isa.h"
 #include "runtime/plan/cluster_rules.h"
+#include "runtime/plan/device_choice.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/trace.h"
 #include "tools/commands.h"
+#include "tools/device_option.h"
 #include "tools/follow.h"
 #include "tools/hf_start.h"
 #include "tools/host_options.h"
@@ -81,6 +83,7 @@ struct TrainArgs {
   RequestArgs requests;
   HostArgs hosts;
   kernels::GemmIsa isa = kernels::gemm_isa();
+  DeviceChoice device = DeviceChoice::kAuto;  // what the command line says; then what was chosen
 };
 
 Result<Kill> parse_kill(const std::string& text, int64_t world) {
@@ -303,7 +306,9 @@ class RunStarter {
 
 /// Where looking at the start has ended at its first problem: all that there are.
 Result<int> RunStarter::tell_all(const Error& first) {
-  const Result<Plan> plan = make_plan(loaded_.recipe, world_);
+  Recipe recipe = loaded_.recipe;
+  settle_device(recipe, args_.device);
+  const Result<Plan> plan = make_plan(recipe, world_);
   if (!plan.ok()) return first;
   const StartReport report = look(loaded_, plan.value(), std::nullopt);
   if (report.ok()) return first;
@@ -389,6 +394,7 @@ Result<bool> RunStarter::claim(const Recipe& recipe, RunCopies& copies) {
   }
   if (!saved_by_.empty() && folder_.copied_from().empty())
     RT_TRY(take_id_of_place(recipe.checkpoint.copy_to, saved_by_, folder_));
+  RT_TRY(note_device(run_, args_.device));
   RT_TRY(write_text_file(run_ / "world", std::to_string(world_)));  // first: a recipe without it is no training's
   std::fflush(stdout);
   RT_TRY_SET(const bool brought, copies.prepare(args_.fresh));  // a signal just ends it: the next start goes on
@@ -529,6 +535,7 @@ Result<int> RunStarter::train() {
     RunStart& start = examined.value();
     Recipe recipe = start.verdict.segment.recipe;
     recipe.init = init.value();
+    settle_device(recipe, args_.device);
     RT_TRY_SET(Plan plan, make_plan(recipe, world_, start.verdict.segment.past));
     plan.end_step = start.verdict.segment.end_step;
     if (!claimed_) {
@@ -612,7 +619,9 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
   goes_on.from_step = 0;
   goes_on.kills.clear();
   if (!first) {  // the leader finds out the rest
-    RT_TRY_SET(const Plan plan, make_plan(loaded.recipe, world));
+    Recipe recipe = loaded.recipe;
+    settle_device(recipe, args.device);
+    RT_TRY_SET(const Plan plan, make_plan(recipe, world));
     const StartReport report =
         check_host_memory({.loaded = loaded, .plan = plan, .init = {}, .run = run, .ranks = ranks_here(hosts)});
     if (!report.ok()) return tell_start(report, loaded, false, result);
@@ -638,8 +647,10 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
   }
 }
 
-Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args,
+Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& given,
                       std::optional<HostOptions> hosts, nlohmann::json& result, const std::string& saved_by = {}) {
+  TrainArgs args = given;
+  RT_TRY_SET(args.device, choose_device({.flag = given.device, .recipe = loaded.recipe.device, .run = run}));
   kernels::use_gemm_isa(args.isa);
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
   ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
@@ -799,6 +810,7 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       .add_option("--nproc", args.nproc, "rank processes on this machine (default: what the recipe's mesh asks for)")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+  add_device_option(command, args.device);
   add_isa_option(command, args.isa);
   command.add_option("--threads", args.threads, "compute threads a rank (default: cores / ranks, at least 1)")
       ->type_name("N")

@@ -119,7 +119,7 @@ void add_libraries(bool any_device, std::vector<MachineCheck>& out) {
         fmt::format("{}, with CUDA runtime {}.{}", module.value().path, runtime / 1000, runtime % 1000 / 10);
   } else {
     kernels.found = module.error().message;
-    if (any_device) kernels.todo = "build with the preset `cuda` (docs/building.md)";
+    if (any_device) kernels.todo = "build with the preset `cuda` (docs/gpu.md), or train on the CPU: --device cpu";
   }
   out.push_back(std::move(kernels));
 

@@ -32,6 +32,7 @@
 #include "ckpt/start_state.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/cuda/recipe/refusals.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/order.h"
 #include "runtime/data/token_scan.h"
@@ -463,8 +464,11 @@ void check_memory(const StartQuestion& question, StartReport& report) {
                                          format_bytes(ckpt::Arena::total_bytes(held.value()))));
     }
   }
-  const int64_t own = private_bytes(plan, question.ranks.value_or(ckpt::RankRange{0, plan.mesh.world()})),
-                available = ckpt::available_memory(freed);
+  const bool on_device = plan.recipe.device == DeviceChoice::kCuda;
+  const int64_t needed = private_bytes(plan, question.ranks.value_or(ckpt::RankRange{0, plan.mesh.world()})),
+                own = on_device ? 0 : needed, available = ckpt::available_memory(freed);
+  if (on_device)
+    report.facts.push_back(fmt::format("device memory: {} of state and activations", format_bytes(needed)));
   report.facts.push_back(
       fmt::format("memory: {} in {}, {} of the ranks' own{}", format_bytes(ckpt::Arena::total_bytes(spec.value())),
                   spec.value().folder, format_bytes(own),
@@ -551,6 +555,10 @@ StartReport check_start(const StartQuestion& question) {
   StartReport report;
   Findings findings(report);
   const Recipe& recipe = question.plan.recipe;
+  if (recipe.device == DeviceChoice::kCuda) {
+    for (const cuda::Refusal& one : cuda::refusals(question.plan))
+      findings.refuse(one.field, one.message, ErrorCode::kUnsupported);
+  }
   report.data = check_data(recipe, question.plan, question.scan_seconds, report);
   check_best(recipe, question.plan, report);
   if (question.scan_seconds > 0) check_tokenizer(recipe, findings);  // no start opens it

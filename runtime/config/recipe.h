@@ -295,7 +295,7 @@ struct Keep {
 
 enum class OnSaveFailure { kContinue, kStop };
 enum class SpaceCheck { kRefuse, kWarn };
-enum class SnapshotBy { kBanks, kCopy };
+enum class SnapshotBy { kAuto, kBanks, kCopy };
 enum class Compress { kOff, kZstd };
 
 /// A second place that checkpoints are copied on to: a directory or an S3-compatible store.
@@ -317,8 +317,10 @@ struct CheckpointConfig {
   std::vector<Every> save;      // persisted to disk when any is due; the end of the run and a signal always save
   int64_t snapshot_steps = 1;   // restorable from shared memory every n steps; 0: only when saving
   int64_t replicate_steps = 0;  // of several hosts: copied to another one's memory every n steps; 0: never
-  SnapshotBy snapshot_by = SnapshotBy::kBanks;  // kCopy: the state is the process's own, updated in place and copied
-  std::vector<Keep> keep;                       // complete checkpoints that stay; empty: all
+  /// kCopy: the state is the process's own, updated in place and copied. kAuto: as the device needs it
+  /// (runtime/plan/device_choice.h).
+  SnapshotBy snapshot_by = SnapshotBy::kAuto;
+  std::vector<Keep> keep;  // complete checkpoints that stay; empty: all
   std::vector<CopyTo> copy_to;
   OnSaveFailure on_failure = OnSaveFailure::kContinue;
   Compress compress = Compress::kOff;
@@ -368,6 +370,9 @@ struct RecipeStage {
   std::string changes;  // canonical JSON: an object from canonical key path ("optimizer.peak_lr") to the new value
 };
 
+/// kAuto: CUDA where the machine has an NVIDIA device.
+enum class DeviceChoice { kAuto, kCpu, kCuda };
+
 struct Recipe {
   std::string name;
   uint64_t seed = 0;
@@ -378,6 +383,7 @@ struct Recipe {
   ObjectiveConfig objective;
   BatchConfig batch;
   OptimizerConfig optimizer;
+  DeviceChoice device = DeviceChoice::kAuto;
   Precision precision = Precision::kF32;
   LossScaleConfig loss_scale;
   Deterministic deterministic = Deterministic::kRun;  // what gives the same bits: one layout; any dp, tp, pp, ZeRO

@@ -126,6 +126,7 @@ Recipe everything_changed() {
                  .bucket = 17,
                  .overlap = false,
                  .keep_after_forward = true};
+  r.device = DeviceChoice::kCuda;
   r.precision = Precision::kBf16;
   r.loss_scale = {2, 3, 4, 5};
   r.deterministic = Deterministic::kLayout;

@@ -473,7 +473,8 @@ return require "base":with {
   }
 
   TEST_CASE("snapshots that are copied") {
-    CHECK(load_good(kBase).checkpoint.snapshot_by == SnapshotBy::kBanks);
+    CHECK(load_good(kBase).checkpoint.snapshot_by == SnapshotBy::kAuto);
+    CHECK(load_good(with("checkpoint = { snapshot_by = \"banks\" }")).checkpoint.snapshot_by == SnapshotBy::kBanks);
     CHECK(encode_recipe(load_good(kBase)).find("snapshot_by") == std::string::npos);  // stored recipes keep their hash
     CHECK(load_good(with("checkpoint = { snapshot_by = \"copy\" }")).checkpoint.snapshot_by == SnapshotBy::kCopy);
     CHECK(only_mistake(with("checkpoint = { snapshot_by = \"fork\" }")).find("fork") != std::string::npos);

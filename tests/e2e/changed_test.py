@@ -101,6 +101,7 @@ class Changed(ChangeTest):
             ("averaged", "off", ["optimizer.ema-"], "optimizer.ema", "the average is dropped"),
             ("made", "lamb", ["optimizer.kind=\"lamb\""], "rule", "the moments stay"),
             ("made", "factored", ["optimizer.kind=\"adafactor\"", "deterministic=run"], "optimizer.kind", "they begin at zero"),
+            ("made", "device", ["device=cpu"], "rule", "another device rounds otherwise"),
             ("made", "bf16", ["precision=bf16"], "rule", "precision"),
             ("made", "fp16", ["precision=fp16"], "rule", "loss_scale.initial"),
             ("scaled", "window", ["loss_scale.window=500", "loss_scale.hysteresis=1"], "rule", "loss_scale.window 1000 -> 500"),

@@ -106,6 +106,9 @@ Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ran
   const HostPlace place = coordinator_.place();
   for (const std::string& word : {std::string("--isa"), std::string(kernels::gemm_isa_name(place.isa))})
     spec.argv.push_back(word);
+  if (plan_.recipe.device == DeviceChoice::kCuda) {
+    for (const char* const word : {"--device", "cuda"}) spec.argv.emplace_back(word);
+  }
   if (place.hosts > 1) {
     RT_TRY_SET(Fd socket, hub_->add(rank));
     for (const std::string& word : {std::string("--hosts"), std::to_string(place.hosts), std::string("--address"),

@@ -7,6 +7,7 @@
 
 #include "runtime/core/exact_sum.h"
 #include "runtime/cuda/blas.h"
+#include "runtime/cuda/ops/missing.h"
 #include "runtime/cuda/stream.h"
 #include "runtime/kernels/cuda/adafactor.h"
 #include "runtime/kernels/cuda/attention.h"
@@ -31,21 +32,6 @@ namespace k = kernels::cuda;
 using k::Queue;
 using kernels::Gate;
 using kernels::Param;
-
-// --- what is missing
-// ----------------------------------------------------------------------------------------------------
-
-constexpr const char* kCentredHeads = "centred norms of heads";
-constexpr const char* kOwnWeights = "norms of heads with weights of each";
-constexpr const char* kWideNorm = "the backward pass of norms of very wide rows";
-constexpr const char* kWideHeads = "attention of heads wider than 256 channels";
-constexpr const char* kPartsOfTokens = "attention whose sums over tokens are cut into parts";
-constexpr const char* kSumParts = "products whose sums are cut into parts or stretches";
-constexpr const char* kFloatBias = "products of 16 bits with a bias to float";
-constexpr const char* kManyExperts = "routers of more than 2048 experts";
-
-constexpr std::string_view kMissing[] = {kCentredHeads,  kOwnWeights, kWideNorm,  kWideHeads,
-                                         kPartsOfTokens, kSumParts,   kFloatBias, kManyExperts};
 
 void missing(Stream& on, const char* what) {
   cuda_stream(on).keep({ErrorCode::kUnsupported, fmt::format("CUDA has no {} yet; use device \"cpu\"", what)});
@@ -641,8 +627,6 @@ kernels::StateOps filled_state() {
 }
 
 }  // namespace
-
-std::span<const std::string_view> missing_ops() { return kMissing; }
 
 template <typename T>
 const kernels::Ops<T>& ops() {

@@ -3,17 +3,12 @@
 // (runtime/kernels/ops.h, state_ops.h). Kernels that are missing are in the tables too: they make the stream a failed
 // one, with their name.
 
-#include <span>
-#include <string_view>
-
+#include "runtime/cuda/ops/missing.h"
 #include "runtime/device/machine.h"
 #include "runtime/kernels/ops.h"
 #include "runtime/kernels/state_ops.h"
 
 namespace cairn::cuda {
-
-/// Kernels that CUDA has not: the closed list that the check of a recipe is to refuse by, until it is empty.
-std::span<const std::string_view> missing_ops();
 
 /// T: float, bf16, f16.
 template <typename T>

@@ -23,6 +23,7 @@ Recipe small(bool llama, Precision precision) {
   out.model.layers = 2;
   out.batch = {.samples = 4, .micro = 2};
   out.precision = precision;
+  out.device = DeviceChoice::kCuda;
   out.checkpoint.snapshot_by = SnapshotBy::kCopy;
   out.stop = {Span::Unit::kSteps, 5};
   return out;

@@ -1,0 +1,13 @@
+#include "runtime/cuda/ops/missing.h"
+
+namespace cairn::cuda {
+namespace {
+
+constexpr std::string_view kMissing[] = {kCentredHeads,  kOwnWeights, kWideNorm,  kWideHeads,
+                                         kPartsOfTokens, kSumParts,   kFloatBias, kManyExperts};
+
+}  // namespace
+
+std::span<const std::string_view> missing_ops() { return kMissing; }
+
+}  // namespace cairn::cuda

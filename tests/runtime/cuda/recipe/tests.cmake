@@ -1,0 +1,1 @@
+cairn_tests(runtime/cuda/recipe LINK runtime/plan runtime/cuda/ops)

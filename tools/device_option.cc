@@ -1,0 +1,91 @@
+#include "tools/device_option.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <system_error>
+
+#include "tools/machine_check.h"
+#include "tools/run/folder.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFile = "device";  // of the run folder
+constexpr const char* kOnCpu = "--device cpu";
+
+const std::map<std::string, DeviceChoice>& words() {
+  static const std::map<std::string, DeviceChoice> out = {
+      {"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}};
+  return out;
+}
+
+Result<bool> trained_on_cuda(const fs::path& run) {
+  std::error_code failed;
+  if (run.empty() || !fs::exists(run / kFile, failed)) return false;
+  RT_TRY_SET(const std::string text, read_text_file(run / kFile));
+  if (text == "cuda" || text == "cpu") return text == "cuda";
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("{}: \"{}\"; expected \"cuda\" or \"cpu\". It says where the run trained last: write one of "
+                           "the two",
+                           (run / kFile).string(), text)};
+}
+
+}  // namespace
+
+void add_device_option(CLI::App& command, DeviceChoice& device) {
+  command
+      .add_option_function<std::string>(
+          "--device", [&device](const std::string& word) { device = words().at(word); },
+          "where ranks compute: cpu, cuda, or auto: CUDA where there is an NVIDIA device (default: the recipe's)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+}
+
+std::string_view device_word(DeviceChoice device) {
+  for (const auto& [word, choice] : words()) {
+    if (choice == device) return word;
+  }
+  return {};
+}
+
+Result<DeviceChoice> choose_device(const DeviceQuestion& question) {
+  const DeviceChoice wanted = question.flag != DeviceChoice::kAuto ? question.flag : question.recipe;
+  if (wanted == DeviceChoice::kCpu) return wanted;
+  RT_TRY_SET(const bool before, trained_on_cuda(question.run));
+  const std::vector<std::string> devices = nvidia_devices();
+  if (wanted == DeviceChoice::kAuto && devices.empty()) {
+    if (!before) return DeviceChoice::kCpu;
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{} trained on CUDA, and this machine has no NVIDIA device. To continue on the CPU, which "
+                             "rounds otherwise: {}",
+                             question.run.string(), kOnCpu)};
+  }
+  const std::string asked = question.flag == DeviceChoice::kCuda ? "--device cuda" : "device = \"cuda\"";
+  if (devices.empty()) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: this machine has no NVIDIA device; to train on the CPU: {}", asked, kOnCpu)};
+  }
+  const std::vector<MachineCheck> checks = check_cuda();
+  if (!any_problem(checks)) return DeviceChoice::kCuda;
+  return Error{ErrorCode::kInvalidInput, fmt::format("{} cannot be used:\n{}To train on the CPU: {}",
+                                                     fmt::join(devices, ", "), machine_text(checks), kOnCpu)};
+}
+
+DeviceChoice likely_device(DeviceChoice wanted) {
+  if (wanted != DeviceChoice::kAuto) return wanted;
+  return nvidia_devices().empty() ? DeviceChoice::kCpu : DeviceChoice::kCuda;
+}
+
+Status note_device(const fs::path& run, DeviceChoice device) {
+  std::error_code failed;
+  const bool noted = fs::exists(run / kFile, failed);
+  if (device == DeviceChoice::kCpu && !noted) return {};  // nothing but CPUs so far
+  return write_text_file(run / kFile, std::string(device_word(device)));
+}
+
+}  // namespace cairn::tools
