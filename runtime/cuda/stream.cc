@@ -175,23 +175,27 @@ DevicePtr<const void> CudaStream::give_bytes(std::span<const std::byte> host, De
     copy(room.address(), host.data(), bytes, kToDevice);
     return room;
   }
-  if (bytes > given_.size - given_bytes_) {
+  const int64_t rounded = (bytes + kGivenAlign - 1) / kGivenAlign * kGivenAlign;
+  const int64_t gap = given_at_ + rounded > given_.size ? given_.size - given_at_ : 0;
+  if (gap + rounded > given_.size - given_bytes_) {  // else what is overwritten came before the last settle()
     keep({ErrorCode::kInternal, fmt::format("{} bytes of the host for the device without room: {} of {} are taken",
                                             bytes, given_bytes_, given_.size)});
     return nullptr;
   }
-  std::byte* const staged = given_host_.get() + given_bytes_;
-  const DevicePtr<std::byte> there = given_.first + given_bytes_;
+  if (gap > 0) given_at_ = 0;
+  std::byte* const staged = given_host_.get() + given_at_;
+  const DevicePtr<std::byte> there = given_.first + given_at_;
   std::memcpy(staged, host.data(), host.size());
   copy(there.address(), staged, bytes, kToDevice);
-  given_bytes_ += std::min((bytes + kGivenAlign - 1) / kGivenAlign * kGivenAlign, given_.size - given_bytes_);
+  given_at_ += rounded;
+  given_bytes_ += gap + rounded;
   return there;
 }
 
 void CudaStream::use_given(DeviceBytes room) {
   given_ = room;
   given_host_ = host_memory(room.size);
-  given_bytes_ = 0;
+  given_at_ = given_bytes_ = 0;
 }
 
 void CudaStream::begin_capture() {

@@ -75,11 +75,12 @@ class CudaStream final : public Stream {
   /// Its first bytes; null, and an error that names `who`, where it has not so many.
   void* scratch(int64_t bytes, const char* who);
 
-  /// Device memory for what give() is told without room. It is taken anew after each settle(); as much of the host is
-  /// pinned, from which numbers are copied, so give() waits for nothing.
+  /// Device memory for what give() is told without room: a ring, in which numbers stay until the ring comes round. As
+  /// much of the host is pinned, from which numbers are copied, so give() waits for nothing.
   void use_given(DeviceBytes room);
-  /// What so many gives() of so many bytes in all take of it.
-  static int64_t given_room(int64_t bytes, int64_t gives) { return bytes + gives * kGivenAlign; }
+  /// A ring for so many gives of so many bytes in all between two settle(): twice what they take, so that what does not
+  /// fit in before the ring's end has room behind it.
+  static int64_t given_room(int64_t bytes, int64_t gives) { return 2 * (bytes + gives * kGivenAlign); }
 
   /// Who orders products, and memory for their algorithms, which no other stream may have.
   void use_blas(Blas& blas, DeviceBytes workspace) {
@@ -110,7 +111,8 @@ class CudaStream final : public Stream {
   DeviceBytes scratch_;
   DeviceBytes given_;
   std::shared_ptr<std::byte> given_host_;  // of the same size
-  int64_t given_bytes_ = 0;                // taken since the last settle()
+  int64_t given_at_ = 0;                   // where the next ones go
+  int64_t given_bytes_ = 0;                // taken since the last settle(), gaps included
   Blas* blas_ = nullptr;
   DeviceBytes blas_workspace_;
 };

@@ -28,6 +28,9 @@ void add_given(const Plan& plan, const RankPlan& rank, const StageDims& dims, Wo
   }
   const int64_t ids = dims.rows * static_cast<int64_t>(sizeof(int32_t));
   if (data::changes_rows(plan.recipe.objective)) give(3 * passes, ids);  // positions, starts, ends
+  if (dims.experts > 0) {  // counts of their rows, and what balances them: in each layer
+    give(3 * passes * model.layers, dims.experts * static_cast<int64_t>(sizeof(float)));
+  }
   if (rank.embedding()) give(2 * times, ids);
   if (rank.head()) give(2 * times, ids);
 }

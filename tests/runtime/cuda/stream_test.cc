@@ -440,4 +440,39 @@ TEST_SUITE("runtime/cuda/context") {
     REQUIRE_FALSE(opened.ok());
     CHECK(opened.error().message == "cuda:0: the driver is for CUDA 12.4, the runtime needs one for 13.0");
   }
+
+  TEST_CASE("numbers given without room stay over a settle(), in a ring that tells when a step gives too many") {
+    CudaMachine machine(5);
+    const std::shared_ptr<cuda::Context> context = machine.open();
+    auto arena = cuda::Arena::reserve(context, 1 << 16);
+    REQUIRE_OK(arena);
+    {
+      Buffer room = Buffer::allocate(context->device(), cuda::CudaStream::given_room(64, 2)).value();
+      const std::unique_ptr<cuda::CudaStream> stream = cuda::CudaStream::make(context);
+      stream->use_given(room.all());
+      HostNumbers<int32_t> back(*stream, 8);
+      const auto read = [&](DevicePtr<const int32_t> there) {
+        stream->copy(back.room().data(), there.address(), 8 * 4, cuda::kToHost);
+        REQUIRE(stream->settle().ok());
+        return std::vector<int32_t>(back.read().begin(), back.read().end());
+      };
+      std::vector<int32_t> numbers(8, 1);
+      machine.cuda.take_counts();
+      const DevicePtr<const int32_t> first = stream->give(std::span<const int32_t>(numbers));
+      CHECK(machine.cuda.take_counts().waits == 0);
+      numbers.assign(8, 2);  // the host's are of no use to the stream any more
+      const DevicePtr<const int32_t> second = stream->give(std::span<const int32_t>(numbers));
+      CHECK(read(first) == std::vector<int32_t>(8, 1));
+      numbers.assign(8, 3);
+      const DevicePtr<const int32_t> third = stream->give(std::span<const int32_t>(numbers));
+      CHECK(read(first) == std::vector<int32_t>(8, 1));
+      CHECK(read(second) == std::vector<int32_t>(8, 2));
+      CHECK(read(third) == std::vector<int32_t>(8, 3));
+      for (int k = 0; k < 5; ++k) stream->give(std::span<const int32_t>(numbers));
+      const Status told = stream->settle();
+      REQUIRE_FALSE(told.ok());
+      CHECK(told.error().message.find("without room") != std::string::npos);
+    }
+    CHECK(machine.cuda.misuses().empty());
+  }
 }
