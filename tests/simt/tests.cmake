@@ -43,7 +43,7 @@ if(NOT CAIRN_SANITIZE)
     get_filename_component(stem ${source} NAME_WE)
     add_test(NAME runtime/cuda/train/${stem}
              COMMAND runtime_cuda_train_tests --source-file=*runtime/cuda/train/${stem}.cc --no-version)
-    set_tests_properties(runtime/cuda/train/${stem} PROPERTIES LABELS unit TIMEOUT 120 FAIL_REGULAR_EXPRESSION
+    set_tests_properties(runtime/cuda/train/${stem} PROPERTIES LABELS unit TIMEOUT 300 FAIL_REGULAR_EXPRESSION
                          "test cases: +0 \\|" ENVIRONMENT "OMP_NUM_THREADS=1;OMP_WAIT_POLICY=passive")
   endforeach()
 

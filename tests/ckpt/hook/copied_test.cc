@@ -210,7 +210,7 @@ TEST_SUITE("ckpt/hook/copied") {
                           .value();
     const trainer::StateMemory memory =
         hook->memory(trainer::kept_tensors(plan, rank, true), {}, rank.weight_bytes).value();
-    trainer::TrainState state = trainer::TrainState::allocate(plan, rank, memory).value();
+    trainer::TrainState state = trainer::TrainState::allocate(plan, rank, memory, Device{}).value();
     state.initialize(*make_cpu_stream(), plan, rank);
     const std::vector<trainer::StateTensor> own = state.tensors(plan, rank, 0);
     REQUIRE(hook->restore(own).ok());
@@ -253,7 +253,7 @@ TEST_SUITE("ckpt/hook/copied") {
     const auto begin = [&](const MakeLink& make_link) {
       const auto hook = SharedMemoryHook::make(plan, 1, *agent.arena, clock, {.make_link = make_link}).value();
       trainer::StateMemory memory = hook->memory(saved, replicas, rank.weight_bytes).value();
-      const trainer::TrainState state = trainer::TrainState::allocate(plan, rank, memory).value();
+      const trainer::TrainState state = trainer::TrainState::allocate(plan, rank, memory, Device{}).value();
       const std::vector<trainer::StateTensor> own = state.tensors(plan, rank, 0);
       const int64_t bank = hook->restore(own).value()->bank;
       const bool filled = std::any_of(own.begin(), own.end(), [](const trainer::StateTensor& item) {
@@ -289,9 +289,9 @@ TEST_SUITE("ckpt/hook/copied") {
               "bytes 2 to"},
              {[](PeerCopy& part) { part.banks.pop_back(); }, "in 1 banks"}}) {
       wrong.peer_copies = {{.copy = 0, .offset = 0, .bytes = replicas[0].bytes, .banks = {nullptr, nullptr}}};
-      REQUIRE(trainer::TrainState::allocate(plan, rank, wrong).ok());
+      REQUIRE(trainer::TrainState::allocate(plan, rank, wrong, Device{}).ok());
       spoil(wrong.peer_copies->front());
-      const auto refused = trainer::TrainState::allocate(plan, rank, wrong);
+      const auto refused = trainer::TrainState::allocate(plan, rank, wrong, Device{});
       REQUIRE(!refused.ok());
       CHECK(refused.error().code == ErrorCode::kInternal);
       CHECK(refused.error().message.find(found) != std::string::npos);

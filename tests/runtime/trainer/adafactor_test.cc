@@ -124,7 +124,7 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
       const RankPlan rank = plan.rank(r);
       const std::unique_ptr<Stream> stream = make_cpu_stream();
       const Mesh& mesh = plan.mesh;
-      trainer::TrainState state = trainer::TrainState::allocate(plan, rank, {}).value();
+      trainer::TrainState state = trainer::TrainState::allocate(plan, rank, {}, Device{}).value();
       state.initialize(*stream, plan, rank);
       const auto group = [&](const char* name, const std::vector<int64_t>& ranks) {
         return engine->group(name, ranks).value();
