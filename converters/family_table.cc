@@ -463,13 +463,13 @@ ConfigKey shared_experts(std::string_view name, int64_t absent) {
           [=](const ModelConfig& m, ordered_json& out) { out[std::string(name)] = shared_ffn(m) / expert_ffn(m); }};
 }
 
-std::vector<ConfigKey> grouped_router() {
-  const auto read = [](ConfigReader& in, ModelConfig& m) {
+std::vector<ConfigKey> grouped_router(GroupedRouter absent) {
+  const auto read = [=](ConfigReader& in, ModelConfig& m) {
     m.moe.router = RouterKind::kSigmoid;
     m.moe.choice_bias = true;
-    m.moe.groups = read_within(in, "n_group", 1, 1, 64);
-    m.moe.groups_per_token = read_within(in, "topk_group", 1, 1, 64);
-    m.moe.scale = in.number("routed_scaling_factor", 1.0);
+    m.moe.groups = read_within(in, "n_group", absent.groups, 1, 64);
+    m.moe.groups_per_token = read_within(in, "topk_group", absent.groups_per_token, 1, 64);
+    m.moe.scale = in.number("routed_scaling_factor", absent.scale);
     if (!(m.moe.scale > 0)) in.unsupported(fmt::format("routed_scaling_factor = {} must be above 0", m.moe.scale));
     if (m.moe.experts % m.moe.groups != 0 || m.moe.groups_per_token > m.moe.groups ||
         m.moe.top_k > m.moe.experts / m.moe.groups * m.moe.groups_per_token) {

@@ -131,8 +131,12 @@ ConfigKey sparse_steps();
 ConfigKey first_dense(std::string_view name, int64_t absent);
 /// Experts that every token goes through, each as wide as the others.
 ConfigKey shared_experts(std::string_view name, int64_t absent);
-/// n_group, topk_group, routed_scaling_factor of DeepSeek's router, which chooses by sigmoids and biases.
-std::vector<ConfigKey> grouped_router();
+/// n_group, topk_group, routed_scaling_factor of DeepSeek's router, which chooses by sigmoids and biases. Absent ones:
+struct GroupedRouter {
+  int64_t groups = 1, groups_per_token = 1;
+  double scale = 1.0;
+};
+std::vector<ConfigKey> grouped_router(GroupedRouter absent = {});
 
 /// A key with the one value that is computed here: written, and refused when it is something else.
 ConfigKey only(std::string_view name, nlohmann::json value);

@@ -37,7 +37,6 @@ const std::vector<KeyOf>& keys_of() {
         "attention_hidden_size", "attn_type_list"}},
       {"recurrent layers", Shows::kAny, {"lru_width", "qk_dim_factor"}},
       {"short convolutions between tokens", Shows::kAny, {"conv_L_cache"}},
-      {"latent attention (MLA)", Shows::kAboveZero, {"kv_lora_rank"}},
       {"attention to keys that an indexer picks", Shows::kAny, {"index_topk"}},
       {"compressed keys and values", Shows::kAny, {"compress_rates"}},
       {"several residual streams", Shows::kAboveOne, {"hc_mult"}},

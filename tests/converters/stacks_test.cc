@@ -21,7 +21,8 @@ namespace {
 const std::vector<std::string> kMixtures = {"hf-mixtral-top2",       "hf-mixtral-top3",    "hf-mixtral-window",
                                             "hf-qwen3_moe-balanced", "hf-qwen3_moe-plain", "hf-qwen3_moe-window",
                                             "hf-qwen2_moe-gated",    "hf-glm4_moe-dense",  "hf-glm4_moe-groups",
-                                            "hf-ernie4_5_moe-later", "hf-minimax_m2-half"};
+                                            "hf-ernie4_5_moe-later", "hf-minimax_m2-half", "hf-deepseek_v2-groups",
+                                            "hf-deepseek_v3-yarn"};
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 

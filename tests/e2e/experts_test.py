@@ -1,5 +1,6 @@
 """Experts and sequences over processes: killed ranks come back from memory, and other layouts take the run up."""
 
+import json
 import subprocess
 
 from harness import OTHER_NAME, RunTest, main
@@ -7,6 +8,16 @@ from harness import OTHER_NAME, RunTest, main
 MOE = ["--set", 'model.positions="rotary"', "--set", 'model.activation="swiglu"', "--set", "model.bias=false", "--set",
        "model.moe.experts=4", "--set", "model.moe.aux_loss=0.01", "--set", 'model.moe.router="sigmoid"', "--set",
        "model.moe.bias_rate=0.01", "--set", "model.moe.shared_experts=1", "--set", 'deterministic="layout"']
+
+# DeepSeek-V3 in small: latent attention, a dense layer before experts in groups, biases that balance their choice.
+DEEPSEEK = ["--set", 'model.positions="rotary"', "--set", 'model.rope.pairs="interleaved"', "--set",
+            'model.norm="rmsnorm"', "--set", 'model.activation="swiglu"', "--set", "model.bias=false", "--set",
+            "model.tied_embeddings=false", "--set", "model.layers=3", "--set", "model.mla.kv_rank=24", "--set",
+            "model.mla.q_rank=20", "--set", "model.mla.nope_dim=10", "--set", "model.mla.rope_dim=6", "--set",
+            "model.mla.value_dim=12", "--set", "model.moe.experts=8", "--set", "model.moe.top_k=2", "--set",
+            "model.moe.ffn=24", "--set", "model.moe.dense_layers={0}", "--set", "model.moe.shared_experts=1", "--set",
+            'model.moe.router="sigmoid"', "--set", "model.moe.groups=4", "--set", "model.moe.groups_per_token=2", "--set",
+            "model.moe.scale=2.5", "--set", "model.moe.bias_rate=0.01"]
 
 
 class Experts(RunTest):
@@ -39,6 +50,36 @@ class Experts(RunTest):
             differ = subprocess.run([self.program, "ckpt", "diff", self.checkpoint("one", 12), self.checkpoint(run, 12)],
                                     capture_output=True, text=True)
             self.assertIn(" tensors equal bit for bit, 0 differ", differ.stdout + differ.stderr)
+
+    def test_deepseek_v3s_axes_train_as_one_rank_does_and_its_checkpoints_go_anywhere(self):
+        self.train(self.layout("one"), "one", *DEEPSEEK)
+        self.train(self.layout("four", pp=2, dp=2), "four", *DEEPSEEK, "--set", "mesh.ep=2", "--kill", "3@5")
+        self.assertEqual(len(self.events("four", "recovered")), 1)
+        one, four = self.losses("one"), self.losses("four")
+        self.assertEqual(sorted(four), sorted(one))
+        for step, loss in one.items():
+            self.assertAlmostEqual(four[step] / loss, 1, delta=1e-4)
+        self.assertLess(one[12], one[1])
+
+        # Cut anew for tensor parallelism, whose last steps are the same.
+        saved = self.checkpoint("four", 12).parent
+        step = sorted(int(path.name[len("step-"):]) for path in saved.glob("step-*"))[-2]
+        self.cairn("ckpt", "reshard", self.checkpoint("four", step), self.folder / "two", "--mesh", "tp=2,pp=2", "--zero",
+                   "1")
+        self.train(self.layout("two", tp=2, pp=2, sp="true"), "two", *DEEPSEEK, *OTHER_NAME)
+        for later, loss in self.losses("two").items():
+            self.assertGreater(later, step)
+            self.assertAlmostEqual(loss / one[later], 1, delta=1e-4)
+
+        # To Hugging Face and back: the same weights.
+        self.cairn("export", self.folder / "four", self.folder / "four.hf", "--dtype", "f32")
+        self.assertEqual(json.loads((self.folder / "four.hf" / "config.json").read_text())["model_type"], "deepseek_v3")
+        self.cairn("import", self.folder / "four.hf", self.folder / "back")
+        told = json.loads(self.cairn("ckpt", "diff", self.checkpoint("four", 12),
+                                     self.folder / "back" / "step-00000000", "--json").stdout)
+        weights = [tensor["what"] for tensor in told["tensors"] if tensor["kind"] == "weight"]
+        self.assertGreater(len(weights), 70)
+        self.assertEqual(set(weights), {"equal"})
 
     def test_sequences_over_ranks(self):
         self.train(self.layout("whole"), "whole")
