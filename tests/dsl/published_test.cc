@@ -319,6 +319,24 @@ std::vector<Row> rows() {
        .shard = 32,
        .card = "A100-80 (ours)",
        .source = "arXiv 2407.21783"},
+      // Twelve increments of 1,024 samples.
+      {.file = "deepseek_v3.lua",
+       .system = "DeepSeek-V3",
+       .params = {},
+       .sets = {},
+       .world = 2048,
+       .pp = 16,
+       .dp = 128,
+       .parameters = 671'026'419'200,
+       .layers = {4, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4},
+       .batches = 13,
+       .first = {.step = 1, .samples = 3072, .micro = 1, .accumulate = 24},
+       .last = {.step = 16'324, .samples = 15360, .micro = 1, .accumulate = 120},
+       .steps = 244'108,
+       .tokens = 14800,
+       .shard = 128,
+       .card = "H800-80",
+       .source = "arXiv 2412.19437"},
       megatron("1.7b", 24, 2304, 1, 1, 1, 32, 512, 16),
       megatron("3.6b", 30, 3072, 2, 1, 1, 32, 512, 16),
       megatron("7.5b", 36, 4096, 4, 1, 1, 32, 512, 16),
@@ -416,6 +434,24 @@ std::string sharded_text(const Plan& plan, const Row& row) {
                      plan.recipe.optimizer.keep_after_forward ? ", weights kept," : "", row.shard);
 }
 
+/// Layers of the stages: those between the ends are alike, or run by run in model order.
+std::string stages_text(const std::vector<int64_t>& layers) {
+  const int64_t inner = layers.size() > 2 ? layers[1] : layers.front();
+  if (std::count(layers.begin(), layers.end(), inner) >= static_cast<int64_t>(layers.size()) - 2 &&
+      layers.front() == layers.back()) {
+    std::string out = fmt::format("{} of {}", layers.size(), inner);
+    if (layers.front() != inner) out += fmt::format(", ends of {}", layers.front());
+    return out;
+  }
+  std::vector<std::string> runs;
+  for (auto at = layers.begin(); at != layers.end();) {
+    const auto end = std::find_if(at, layers.end(), [&](int64_t other) { return other != *at; });
+    runs.push_back(fmt::format("{} of {}", end - at, *at));
+    at = end;
+  }
+  return fmt::format("{}", fmt::join(runs, ", "));
+}
+
 std::string markdown() {
   std::string out = R"(# Recipes of published systems
 
@@ -437,15 +473,12 @@ published, what differs, and with which command to plan it. `cairn plan` says mo
 )";
   for (const Row& row : rows()) {
     const Plan plan = plan_of(row);
-    const int64_t inner = row.layers.size() > 2 ? row.layers[1] : row.layers.front();
-    std::string stages = fmt::format("{} of {}", row.layers.size(), inner);
-    if (row.layers.front() != inner) stages += fmt::format(", ends of {}", row.layers.front());
     std::string options;
     for (const std::string& param : row.params) options += fmt::format(" --param {}", param);
     for (const std::string& set : row.sets) options += fmt::format(" --set {}", set);
     out += fmt::format("| {} | `{}{}` | {} | {} | {} | {} | {} | {} | {:.1f} | {} | {:.2f} | {} |\n", row.system,
                        row.file, options, with_commas(plan.parameters), with_commas(row.world), axes_text(row),
-                       sharded_text(plan, row), stages, batch_text(row),
+                       sharded_text(plan, row), stages_text(row.layers), batch_text(row),
                        static_cast<double>(fullest_rank_bytes(plan)) / (1 << 30), row.card,
                        static_cast<double>(plan.checkpoint_bytes) / 1e12, row.source);
   }
