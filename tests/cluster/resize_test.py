@@ -8,9 +8,10 @@ import os
 import statistics
 
 from bed import main
-from train_test import ListedBed
+from train_test import PROGRAM, ListedBed
 
 ROUNDS = int(os.environ.get("CAIRN_RESIZE_ROUNDS", "1"))
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
 class Resize(ListedBed):
@@ -125,6 +126,31 @@ class Resize(ListedBed):
         self.start(host)
         self.first_step_of(starts, f"h{host} has come back")
         self.assertEqual(set(self.hosts_of_newest_epoch()), {0, 1, 2, 3})
+        self.and_on()
+        self.stop_and_compare()
+
+    def test_a_host_whose_device_is_broken_leaves_without_a_spare(self):
+        """A follower, then the leader. Once a host has booted it is let in again."""
+        self.start_command = ("env", "CAIRN_KERNEL_LOG=/mnt/local/kmsg", PROGRAM)
+        for index in (3, 1, 2, 0):
+            (self.folder / "hosts" / f"h{index}" / "local" / "kmsg").touch()
+            self.start(index)
+        self.until(lambda: self.newest() >= 25, "step 25")
+        for whom in ("another", "the leader"):
+            leader, hosts, starts = self.leader(), set(self.hosts_of_newest_epoch()), len(self.events("start"))
+            host = leader if whom == "the leader" else next(k for k in hosts if k != leader)
+            with open(self.folder / "hosts" / f"h{host}" / "local" / "kmsg", "a") as log:
+                log.write(XID + "\n")
+            self.signal_rank(host, "ABRT")
+            self.until(lambda: set(self.hosts_of_newest_epoch()) == hosts - {host}, f"an epoch without h{host}")  # noqa: B023
+            self.first_step_of(starts, f"the device of {whom}")
+            size = len(hosts) - 1
+            self.assertIn(f"{size} = tp 1 x dp {size}", self.events("start")[-1]["mesh"])
+            self.assertIn("excluded from the run: a device is broken", self.logs[host].read_text())
+            self.and_on()
+        self.assertEqual(len(self.events("excluded")), 2)
+        (self.folder / "hosts" / f"h{host}" / "local" / "kmsg").write_text("")
+        self.grow(host)
         self.and_on()
         self.stop_and_compare()
 

@@ -294,7 +294,7 @@ agent::Restart LocalCoordinator::restart_of(const agent::Failure& failure) {
   if (options_.fleet == nullptr) return agent::restart_here(failure.failure_class);
   Fleet& fleet = *options_.fleet;
   const double now_s = static_cast<double>(clock_.now_ns()) / 1e9;
-  const agent::Restart next = record_.judge(fleet.index_of_rank(failure.rank), failure, now_s, fleet.has_spare());
+  const agent::Restart next = record_.judge(fleet.index_of_rank(failure.rank), failure, now_s, fleet.can_spare_one());
   if (next != agent::Restart::kElsewhere) return next;
   const std::string name = fleet.name_of_rank(failure.rank);
   const Status out = fleet.exclude(failure.rank / fleet.options().ranks, record_.reason(), failure.failure_class);

@@ -935,6 +935,12 @@ std::string Fleet::name_of_rank(int64_t rank) const {
   return host == hosts_.end() ? own_host_name() : host->second.name;
 }
 
+bool Fleet::can_spare_one() const {
+  const auto promised = std::ranges::count_if(
+      hosts_, [](const auto& one) { return one.second.excluded && one.second.place >= 0 && one.second.peer < 0; });
+  return std::ssize(free_spares({})) > promised || size_for(count_there({}, true) - 1).has_value();
+}
+
 Status Fleet::exclude(int64_t place, const std::string& reason, agent::FailureClass why) {
   Exclusion one{.reason = reason, .failure_class = why, .time = SystemClock().unix_s(), .epoch = epoch_.number};
   const auto out = std::ranges::find_if(hosts_, [&](const auto& of) { return of.second.place == place; });

@@ -181,8 +181,8 @@ class Fleet final : public ckpt::OtherHosts {
   /// Of a rank's host.
   int64_t index_of_rank(int64_t rank) const;
   std::string name_of_rank(int64_t rank) const;
-  /// Another host can take a place at once.
-  bool has_spare() const { return !free_spares({}).empty(); }
+  /// Another host can take a place at once, or one fewer may train.
+  bool can_spare_one() const;
   /// The host of this place leaves the run and is not let in again: a spare takes its place. Where it is this one it
   /// resigns: it is to end, and another host leads. Errors: what has to be written could not be.
   Status exclude(int64_t place, const std::string& reason, agent::FailureClass why);
