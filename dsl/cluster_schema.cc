@@ -78,6 +78,18 @@ std::vector<Field> shared_fields() {
           .in(Unit::kSeconds)
           .says("how long a start waits for all hosts", "Then it ends with exit code 69 and names those missing.")
           .like("\"10min\""),
+      chosen("check", &ClusterConfig::check, {"off", "start", "after_unknown"})
+          .otherwise("off")
+          .says(
+              "when hosts and the links between them are measured, before ranks start",
+              "start: at each start of the run, as `--check start` orders it for one. after_unknown: when ranks hung, "
+              "ended by "
+              "another's end, or a host was lost. What is broken is excluded, where the run can do without it.")
+          .like("\"after_unknown\""),
+      bound("exclude_slow", &ClusterConfig::exclude_slow)
+          .otherwise(false)
+          .says("excludes what a check finds slow, too; else it is told alone")
+          .like("true"),
       bound("store", &ClusterConfig::store)
           .otherwise("folder")
           .says("what decides which host leads",

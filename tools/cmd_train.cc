@@ -455,7 +455,8 @@ void RunStarter::speak_for(Fleet& fleet, const RequestOptions& requests) const {
              .ask_save = [](const std::string&) {},             // what is resumed from is saved
              .own_memory = {},
              .error = {},
-             .stacks = {}});
+             .stacks = {},
+             .checked = {}});
 }
 
 /// The next segment is of another number of hosts, from where the newest checkpoint is.
@@ -550,12 +551,14 @@ Result<int> RunStarter::train() {
         RT_TRY(fence_saves());
       }
       options.coordinator.fleet = fleet_.get();
+      options.coordinator.check_hosts = hosts_ && hosts_->check == HostCheck::kStart;
       if (brought || resized) continue;  // the run has a state now, or is cut in another way
       RT_TRY(hold_kept_steps(folder_, start));
     } else {
       RT_TRY(start.verdict.check(start.request));
     }
     RT_TRY_SET(SegmentEnd end, run_segment(plan, folder_, copies, start, options, result_));
+    options.coordinator.check_hosts = false;
     memory_stays_ = end.memory_stays;
     if (end.resizes) {
       RT_TRY(resize(*end.resizes, options.coordinator.requests));
@@ -843,6 +846,16 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       ->expected(1)
       ->take_all();
   add_host_options(command, args.hosts);
+  command
+      .add_option(
+          "--check", args.hosts.check,
+          "when all hosts and the links between them are measured, as `cairn check-hosts` does, before the ranks "
+          "start: start, after_unknown (when ranks hung, ended by another's end, or a host was lost), off (default: "
+          "the cluster file says)")
+      ->type_name("WHEN")
+      ->check(CLI::IsMember({"start", "after_unknown", "off"}));
+  command.add_flag("--exclude-slow", args.hosts.exclude_slow,
+                   "of the hosts that --check finds not well, exclude slow ones too; else they are told alone");
   add_request_options(command, args.requests);
   command.add_flag("--dry-run", args.dry_run, "say what the start would do, and start nothing");
 }

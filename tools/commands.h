@@ -32,6 +32,7 @@ struct Session {
 };
 
 void add_check(CLI::App& app, Session& session);
+void add_check_hosts(CLI::App& app, Session& session);
 void add_ckpt(CLI::App& app, Session& session);
 void add_completion(CLI::App& app, Session& session);
 void add_convert(CLI::App& app, Session& session);
@@ -48,6 +49,7 @@ void add_import(CLI::App& app, Session& session);
 void add_init(CLI::App& app, Session& session);
 void add_launch(CLI::App& app, Session& session);
 void add_lineage(CLI::App& app, Session& session);
+void add_measure(CLI::App& app, Session& session);
 void add_plan(CLI::App& app, Session& session);
 void add_rank(CLI::App& app, Session& session);
 void add_report(CLI::App& app, Session& session);

@@ -155,6 +155,11 @@ Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t rank
       RT_TRY_SET(out.interface_address, address_of_interface(cluster->interface));
     }
   }
+  if (cluster) out.check = cluster->check;
+  if (args.check == "start") out.check = HostCheck::kStart;
+  if (args.check == "after_unknown") out.check = HostCheck::kAfterUnknown;
+  if (args.check == "off") out.check = HostCheck::kOff;
+  out.exclude_slow = args.exclude_slow || (cluster && cluster->exclude_slow);
   out.spares = args.spares >= 0 ? args.spares : cluster ? cluster->spares : 0;
   if (out.hosts() < 2) {
     return refused(fmt::format("--spares {}: of {} hosts two at least have to train", out.spares, placement->hosts));

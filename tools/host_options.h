@@ -18,6 +18,8 @@ struct HostArgs {
   std::string hosts, host_file, cluster;
   int64_t host_index = -1;             // -1: the launcher says, or the machine's own name
   int64_t spares = -1, hosts_min = 0;  // -1: the cluster file says
+  std::string check;                   // HostCheck; empty: the cluster file says
+  bool exclude_slow = false;
 };
 
 void add_host_options(CLI::App& command, HostArgs& args);

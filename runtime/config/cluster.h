@@ -11,6 +11,9 @@ namespace cairn {
 
 enum class Launcher { kSlurm, kKubernetes, kHosts };
 
+/// When hosts and the links between them are measured, before ranks run.
+enum class HostCheck { kOff, kStart, kAfterUnknown };
+
 /// On each host, both ends included.
 struct PortRange {
   int64_t from = 24512, to = 25535;  // below the ports that Linux gives to connections, and those of Kubernetes' nodes
@@ -64,10 +67,12 @@ struct ClusterConfig {
   bool groups_cross_hosts = false;  // groups of tp and cp may lie on several hosts
   std::string interface;            // of the network between hosts; empty: the one that reaches the leader
   PortRange ports;
-  double dead_after_s = 3;       // a host that was silent so long counts as lost
-  double wait_s = 600;           // for hosts, when fewer than hosts_min are left
-  double spare_after_s = 10;     // a spare takes the place of a host that was lost
-  double join_timeout_s = 600;   // for all hosts, at the start
+  double dead_after_s = 3;      // a host that was silent so long counts as lost
+  double wait_s = 600;          // for hosts, when fewer than hosts_min are left
+  double spare_after_s = 10;    // a spare takes the place of a host that was lost
+  double join_timeout_s = 600;  // for all hosts, at the start
+  HostCheck check = HostCheck::kOff;
+  bool exclude_slow = false;     // what a check finds slow; what it finds broken always is
   std::string store = "folder";  // who decides which host leads: the run folder, or etcd
   std::string store_ca, store_cert,
       store_key;                 // of etcds://: files on the hosts; empty: what the system trusts, nobody

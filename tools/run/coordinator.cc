@@ -137,7 +137,8 @@ void LocalCoordinator::join_hosts(ckpt::NodeOptions& options) {
              .ask_save = [this](const std::string& by) { ask_save(by); },
              .own_memory = [this] { return node_->memory(); },
              .error = [this](int64_t host, agent::Failure error) { errors_.add(host, std::move(error)); },
-             .stacks = [this](std::vector<agent::RankStacks> stacks) { hooks_.take_stacks(std::move(stacks)); }});
+             .stacks = [this](std::vector<agent::RankStacks> stacks) { hooks_.take_stacks(std::move(stacks)); },
+             .checked = [this](const CheckReport& report) { return take_check(report); }});
   options_.segment.run_name = options.run.run_name;
   options_.segment.run_id = options.run.run_id;
   options_.segment.lineage = options.run.lineage;
@@ -145,6 +146,7 @@ void LocalCoordinator::join_hosts(ckpt::NodeOptions& options) {
   options_.segment.recipe_hash = options.run.recipe_hash;
   options_.segment.hosts = hosts.hosts();
   fleet.begin(options_.segment);
+  if (options_.check_hosts) fleet.check_hosts(check_dtype());
 }
 
 /// That the run is this process's. If not, it ends: by the supervisor, whichever thread finds it out.
@@ -284,6 +286,12 @@ void LocalCoordinator::settle(agent::Failure& failure) {
   first.generation = failure.generation;
   first.others = errors_.others();
   failure = std::move(first);
+  if (fleet == nullptr || fleet->options().check != HostCheck::kAfterUnknown) return;
+  const agent::FailureClass which = failure.failure_class;
+  if (which == agent::FailureClass::kHang || which == agent::FailureClass::kSymptom ||
+      which == agent::FailureClass::kHostLost) {
+    fleet->check_hosts(check_dtype());
+  }
 }
 
 int64_t LocalCoordinator::extra_grace_ms() {
@@ -294,24 +302,55 @@ agent::Restart LocalCoordinator::restart_of(const agent::Failure& failure) {
   if (options_.fleet == nullptr) return agent::restart_here(failure.failure_class);
   Fleet& fleet = *options_.fleet;
   const double now_s = static_cast<double>(clock_.now_ns()) / 1e9;
+  const agent::FailureClass which = failure.failure_class;
   const agent::Restart next = record_.judge(fleet.index_of_rank(failure.rank), failure, now_s, fleet.can_spare_one());
   if (next != agent::Restart::kElsewhere) return next;
-  const std::string name = fleet.name_of_rank(failure.rank);
-  const Status out = fleet.exclude(failure.rank / fleet.options().ranks, record_.reason(), failure.failure_class);
+  const bool out = exclude(failure.rank / fleet.options().ranks, record_.reason(), which).ok();
+  return out ? next : agent::restart_here(which);
+}
+
+/// A host that the run can do without. Errors: told.
+Status LocalCoordinator::exclude(int64_t place, const std::string& reason, agent::FailureClass which) {
+  Fleet& fleet = *options_.fleet;
+  const std::string name = fleet.name_of_rank(place * fleet.options().ranks);
+  Status out = fleet.exclude(place, reason, which);
   if (!out.ok()) {
     narrator_.warn(fmt::format("{} cannot be excluded: {}", name, out.error().message));
-    return agent::restart_here(failure.failure_class);
+    return out;
   }
-  narrator_.record({{"event", "excluded"},
-                    {"host", name},
-                    {"reason", record_.reason()},
-                    {"class", agent::rule_of(failure.failure_class).name}});
+  narrator_.record({{"event", "excluded"}, {"host", name}, {"reason", reason}, {"class", agent::rule_of(which).name}});
   if (!fleet.resigned().empty()) {
     control_->abandon(
         {ErrorCode::kUnavailable,
          fmt::format("this host led, and is excluded from the run: {}; another one leads it", fleet.resigned())});
   }
-  return next;
+  return {};
+}
+
+std::string LocalCoordinator::check_dtype() const {
+  return plan_.recipe.precision == Precision::kBf16 ? "bf16" : "fp32";
+}
+
+/// Broken hosts leave, and with exclude_slow slow ones, where the run can do without them.
+Status LocalCoordinator::take_check(const CheckReport& report) {
+  Fleet& fleet = *options_.fleet;
+  json event = to_json(report);
+  event["event"] = "check";
+  narrator_.record(event);
+  if (report.findings.empty())
+    narrator_.say(fmt::format("{} hosts were measured in {:.1f} s: all are well", report.hosts, report.seconds));
+  for (const CheckReport::Finding& one : report.findings) {
+    // A lost one is waited for like any other.
+    const bool leaves = !one.lost && (one.kind == CheckFinding::Kind::kHost ||
+                                      (one.kind == CheckFinding::Kind::kSlowHost && fleet.options().exclude_slow));
+    const std::optional<int64_t> place = leaves ? fleet.place_of(one.index) : std::nullopt;
+    const bool can = place && fleet.can_spare_one() && fleet.resigned().empty();
+    narrator_.warn(
+        fmt::format("{}{}", finding_text(one), place && !can ? "; the run has no other host for its place" : ""));
+    if (can) ignore(exclude(*place, one.why, agent::FailureClass::kHostSetup), "told");
+  }
+  if (const std::optional<Error> lost = control_->abandoned()) return *lost;
+  return {};
 }
 
 void LocalCoordinator::note_progress() {

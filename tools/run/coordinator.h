@@ -40,7 +40,8 @@
 
 namespace cairn::tools {
 
-class Fleet;  // fleet.h
+class Fleet;         // fleet.h
+struct CheckReport;  // check_leader.h
 
 /// This host among those of its run.
 struct HostPlace {
@@ -130,8 +131,9 @@ struct CoordinatorOptions {
   std::optional<int64_t> from_step;  // where the run goes on, whatever is newer
   ckpt::OpenForeign open_foreign;    // of the recipe's init, when that may be no checkpoint
   RequestOptions requests;
-  Fleet* fleet = nullptr;  // the other hosts, which this one leads; null: there are none
-  HostSegment segment;     // for them
+  Fleet* fleet = nullptr;    // the other hosts, which this one leads; null: there are none
+  HostSegment segment;       // for them
+  bool check_hosts = false;  // before the first ranks start
 };
 
 /// Of one segment of a run on this host: one recipe without stages, from one position on.
@@ -191,6 +193,9 @@ class LocalCoordinator final : public Coordinator {
   void on_step(const telemetry::StepMetrics& metrics);
   void join_hosts(ckpt::NodeOptions& options);
   void tell_epoch();
+  std::string check_dtype() const;
+  Status take_check(const CheckReport& report);
+  Status exclude(int64_t place, const std::string& reason, agent::FailureClass which);
   Status attach_replicas(const ckpt::RunText& run);
   Replicas* replicas() const;  // null: this host keeps none
   void tell_copies();

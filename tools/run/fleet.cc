@@ -461,6 +461,7 @@ void Fleet::lose(Host& host, const std::string& why) {
   host.memory.reset();
   host.carried = Status(Error{ErrorCode::kPeerLost, fmt::format("{} was lost: {}", host.name, why)});
   if (host.place >= 0) saves_.lost(host.index, why);
+  if (check_) check_->lost(host.index, why);
   hold_lease();
 }
 
@@ -544,6 +545,7 @@ void Fleet::take_error(const Host& host, const json& from) {
 void Fleet::take_message(Host& host, const Message& message) {
   const json& body = message.body;
   const auto part = [&](const char* key) { return body.value(key, json()); };
+  if (check_ && check_->take(host.index, message.kind, body)) return;
   if (message.kind == "idle") {
     host.asked = json_integer(part("ask"), 0, INT64_MAX).value_or(0);
     if (body.contains("error")) {
@@ -655,6 +657,8 @@ Result<ckpt::HostMemory> Fleet::memory() {
     }
     if (smaller_) return memory_with_copies();
     if (someone_away()) continue;
+    RT_TRY(measure_hosts());
+    if (someone_away()) continue;
     RT_TRY_SET(const bool filled, fill_from_copies());
     if (!filled || someone_away()) continue;
     std::optional<ckpt::HostMemory> common;
@@ -666,6 +670,51 @@ Result<ckpt::HostMemory> Fleet::memory() {
     saves_.settle(common->whole);
     return *std::move(common);
   }
+}
+
+/// All are there, and no rank runs.
+Status Fleet::measure_hosts() {
+  if (check_dtype_.empty() || !callbacks_.checked) return {};
+  std::vector<CheckedHost> hosts{{options_.placement.index, own_host_name(), own_address()}};
+  for (const auto& [index, host] : hosts_) {
+    if (host.place >= 0) hosts.push_back({index, host.name, host.address});
+  }
+  std::ranges::sort(hosts, {}, &CheckedHost::index);
+  std::mutex mutex;
+  std::vector<std::pair<std::string, json>> own;  // what this host has measured
+  const auto add = [&](std::string kind, json body) {
+    const std::lock_guard lock(mutex);
+    own.emplace_back(std::move(kind), std::move(body));
+  };
+  HostChecker checker(
+      {.tell = [&](json measured) { add("measured", std::move(measured)); },
+       .publish = [&](int64_t round, const std::string& key,
+                      const std::string& value) { add("measure_put", put_of_check(round, key, value)); }});
+  const auto to = [&](int64_t index, const std::string& kind, const json& body) {
+    if (index == options_.placement.index) {
+      take_check_message(checker, kind, body, options_.interface_address);
+    } else {
+      tell(hosts_.at(index), kind, body);
+    }
+  };
+  check_ = std::make_unique<CheckLeader>(
+      std::move(hosts),
+      CheckOptions{.dtype = check_dtype_, .kernel_level = static_cast<int64_t>(isa_), .folder = run_ / "cluster"}, to);
+  bool stopped = false;
+  while (!stopped && !check_->tick()) {
+    stopped = !wait_for_news();
+    std::vector<std::pair<std::string, json>> came;
+    {
+      const std::lock_guard lock(mutex);
+      came.swap(own);
+    }
+    for (const auto& [kind, body] : came) check_->take(options_.placement.index, kind, body);
+  }
+  const CheckReport report = check_->report();
+  check_.reset();
+  if (stopped) return Error{ErrorCode::kStopped, "asked to stop while the hosts were being measured"};
+  check_dtype_.clear();
+  return callbacks_.checked(report);
 }
 
 /// What a host has in memory of its own place.
@@ -933,6 +982,12 @@ int64_t Fleet::index_of_rank(int64_t rank) const {
 std::string Fleet::name_of_rank(int64_t rank) const {
   const auto host = hosts_.find(index_of_rank(rank));
   return host == hosts_.end() ? own_host_name() : host->second.name;
+}
+
+std::optional<int64_t> Fleet::place_of(int64_t index) const {
+  if (index == options_.placement.index) return place_;
+  const auto host = hosts_.find(index);
+  return host == hosts_.end() || host->second.place < 0 ? std::nullopt : std::optional(host->second.place);
 }
 
 bool Fleet::can_spare_one() const {

@@ -31,8 +31,10 @@
 #include "runtime/cluster/lease.h"
 #include "runtime/cluster/placement.h"
 #include "runtime/cluster/switchboard.h"
+#include "runtime/config/cluster.h"
 #include "runtime/core/result.h"
 #include "runtime/kernels/isa.h"
+#include "tools/run/check_leader.h"
 #include "tools/run/host_saves.h"
 #include "tools/run/host_wire.h"
 #include "tools/run/replicas.h"
@@ -52,6 +54,9 @@ struct HostOptions {
   double join_s = 300;        // for all hosts to come, at the start
   double wait_s = 600;        // for a host that was lost to come back
   double spare_after_s = 10;  // then a spare takes the place of a host that was lost
+
+  HostCheck check = HostCheck::kOff;
+  bool exclude_slow = false;  // what a check finds slow, too
 
   cluster::StoreOptions store;  // who decides which host leads
 
@@ -95,6 +100,7 @@ class Fleet final : public ckpt::OtherHosts {
     /// A rank of a host has failed by itself, or the host was lost; its time is by this host's clock.
     std::function<void(int64_t host, agent::Failure)> error;
     std::function<void(std::vector<agent::RankStacks>)> stacks;  // as asked for
+    std::function<Status(const CheckReport&)> checked;           // as asked for; it may exclude hosts
   };
 
   /// Listens, on the first free port of the range. `run`: the folder, which is this process's. `before`: the newest
@@ -181,8 +187,12 @@ class Fleet final : public ckpt::OtherHosts {
   /// Of a rank's host.
   int64_t index_of_rank(int64_t rank) const;
   std::string name_of_rank(int64_t rank) const;
+  /// nullopt: it has none.
+  std::optional<int64_t> place_of(int64_t index) const;
   /// Another host can take a place at once, or one fewer may train.
   bool can_spare_one() const;
+  /// Before ranks start again all hosts are measured, and the links between them: Callbacks::checked.
+  void check_hosts(std::string dtype) { check_dtype_ = std::move(dtype); }
   /// The host of this place leaves the run and is not let in again: a spare takes its place. Where it is this one it
   /// resigns: it is to end, and another host leads. Errors: what has to be written could not be.
   Status exclude(int64_t place, const std::string& reason, agent::FailureClass why);
@@ -256,6 +266,7 @@ class Fleet final : public ckpt::OtherHosts {
   void tell_all(const std::string& kind, const nlohmann::json& body);
   /// So often at least somebody's stop is seen.
   bool wait_for_news(int wait_ms = 50);
+  Status measure_hosts();
   Result<bool> fill_from_copies();
   void look_for_copies();
   Result<ckpt::HostMemory> memory_with_copies();
@@ -290,6 +301,8 @@ class Fleet final : public ckpt::OtherHosts {
   int64_t asks_ = 0, peers_ = 0;
   int64_t led_before_ = -1;  // Lead::led_before
   std::string resigned_;
+  std::string check_dtype_;                                       // of check_hosts(); empty: none is asked for
+  std::unique_ptr<CheckLeader> check_;                            // under way
   std::map<int64_t, int64_t> holder_of_;                          // by place: the index of who has its copy
   std::map<int64_t, std::vector<ckpt::WholeSlot>> copied_slots_;  // by place: what that is of
   ckpt::HostMemory own_memory_;                                   // of memory()

@@ -278,6 +278,7 @@ bool Follower::take_common(const Message& message) {
   if (message.kind == "begin") {
     take_begin(body);
   } else if (message.kind == "rest") {
+    checker_.reset();
     take_place(-1, options_.hosts());
     say_(kSpare);
   } else if (message.kind == "end") {
@@ -303,9 +304,22 @@ bool Follower::take_common(const Message& message) {
     const auto rank = json_integer(body.value("rank", json()), 0, options_.world() - 1);
     if (rank && parts_ && running_) hooks_.kill(*rank);
   } else {
-    return false;
+    return take_check(message);
   }
   return true;
+}
+
+/// A check of hosts, for which no rank runs.
+bool Follower::take_check(const Message& message) {
+  if (message.kind != "measure" && message.kind != "measure_put" && message.kind != "measure_end") return false;
+  if (running_) return true;
+  if (!checker_) {
+    checker_ = std::make_unique<HostChecker>(HostChecker::Callbacks{
+        .tell = [this](json measured) { tell("measured", std::move(measured)); },
+        .publish = [this](int64_t round, const std::string& key,
+                          const std::string& value) { tell("measure_put", put_of_check(round, key, value)); }});
+  }
+  return take_check_message(*checker_, message.kind, message.body, options_.interface_address);
 }
 
 void Follower::take_begin(const json& body) {
@@ -440,6 +454,7 @@ Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
         incarnation_ = choice_->incarnation;
         running_ = true;
         told_left_ = false;
+        if (checker_) checker_->stop();  // of a leader that was lost over it
         paces_.clear();
         return *std::exchange(choice_, std::nullopt);
       }

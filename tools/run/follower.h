@@ -26,6 +26,7 @@
 #include "runtime/cluster/switchboard.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
+#include "tools/run/check_leader.h"
 #include "tools/run/coordinator.h"
 #include "tools/run/fleet.h"
 #include "tools/run/host_saves.h"
@@ -111,6 +112,7 @@ class Follower final : public Coordinator {
   void take_place(int64_t place, int64_t hosts);
   void answer_halt();
   void give_copy(const nlohmann::json& body);
+  bool take_check(const cluster::Message& message);
   Status attach_replicas(const ckpt::RunText& run);
   Result<ckpt::RestoreChoice> carry_out(const nlohmann::json& body);
   void stop_ranks(const std::string& why);
@@ -153,7 +155,8 @@ class Follower final : public Coordinator {
   bool stop_told_ = false;
 
   std::atomic<int64_t> early_peer_{-1};          // peer_, for other threads
-  std::unique_ptr<cluster::Switchboard> board_;  // last: its thread uses what is above
+  std::unique_ptr<cluster::Switchboard> board_;  // its thread uses what is above
+  std::unique_ptr<HostChecker> checker_;         // its thread uses the board; null: nothing was to be measured yet
 };
 
 /// Where the leader says that it listens: a file of RUN/cluster. For who joins; the join itself proves who it is.

@@ -1,0 +1,203 @@
+// The rounds of a check of hosts, with hosts that answer as told: what each is asked, what its partner gets, and that
+// hosts which say nothing, end or are lost hold nobody up.
+#include <doctest/doctest.h>
+
+#include <map>
+#include <set>
+
+#include "tools/run/check_leader.h"
+
+using namespace cairn::tools;
+using nlohmann::json;
+
+namespace {
+
+/// Hosts 10, 11, ... of the caller's numbers.
+class Hosts {
+ public:
+  explicit Hosts(int64_t count, double limit_s = 20) {
+    std::vector<CheckedHost> hosts;
+    for (int64_t k = 0; k < count; ++k)
+      hosts.push_back({10 + k, "h" + std::to_string(k), "10.0.0." + std::to_string(k)});
+    leader_ =
+        std::make_unique<CheckLeader>(hosts, CheckOptions{.folder = "/shared", .limit_s = limit_s, .grace_s = 0.05},
+                                      [this](int64_t index, const std::string& kind, const json& body) {
+                                        said_.push_back({index, kind, body});
+                                      });
+  }
+  struct Said {
+    int64_t index = 0;
+    std::string kind;
+    json body;
+  };
+  std::vector<Said> take() { return std::exchange(said_, {}); }
+  CheckLeader& leader() { return *leader_; }
+
+  void measured(int64_t index, json body, const json& order) {
+    body["round"] = order.at("round");
+    leader_->take(index, "measured", body);
+  }
+  /// As a host does that is well; `change` may make it another one.
+  void answer(const Said& said, const std::function<bool(int64_t index, json&)>& change = nullptr) {
+    if (said.kind != "measure") return;
+    const auto tell = [&](json body) {
+      if (!change || change(said.index, body)) measured(said.index, std::move(body), said.body);
+    };
+    if (said.body.contains("alone"))
+      tell({{"event", "alone"}, {"matmul_gflops", 10.0}, {"copy_gb_s", 5.0}, {"write_mb_s", 100.0}, {"digest", "d"}});
+    if (said.body.contains("partner"))
+      tell({{"event", "pair"}, {"gb_s", 1.0}, {"trip_us", 90.0}, {"trips", 200}, {"stalls", 0}});
+    if (!said.body.contains("reach")) return;
+    for (const json& host : said.body["reach"]) tell({{"event", "reach"}, {"host", host}, {"failed", ""}});
+    tell({{"event", "reached"}});
+  }
+
+ private:
+  std::vector<Said> said_;
+  std::unique_ptr<CheckLeader> leader_;
+};
+
+/// To its end; how many rounds have been ordered.
+CheckReport run(Hosts& hosts, const std::function<bool(int64_t, json&)>& change = nullptr) {
+  while (!hosts.leader().tick()) {
+    for (const Hosts::Said& said : hosts.take()) hosts.answer(said, change);
+  }
+  return hosts.leader().report();
+}
+
+}  // namespace
+
+TEST_SUITE("tools/run/check_leader") {
+  TEST_CASE("a check of hosts that are well orders each alone, then pairs, and finds nothing") {
+    Hosts hosts(4);
+    std::vector<Hosts::Said> first = hosts.take();
+    REQUIRE(first.size() == 4);
+    for (const Hosts::Said& said : first) {
+      CHECK(said.kind == "measure");
+      CHECK(said.body["alone"] == true);
+      CHECK(said.body["reach"].size() == 3);
+      CHECK(said.body["folder"] == "/shared");
+      hosts.answer(said);
+    }
+    CHECK(!hosts.leader().tick());
+    std::map<int64_t, int64_t> partners;
+    std::set<int64_t> ended;
+    for (const Hosts::Said& said : hosts.take()) {
+      if (said.kind == "measure_end") ended.insert(said.index);
+      if (said.kind == "measure") partners[said.index] = said.body.at("partner");
+      hosts.answer(said);
+    }
+    CHECK(ended == std::set<int64_t>{10, 11, 12, 13});  // whoever was to be reached is told that it is over
+    CHECK(partners == std::map<int64_t, int64_t>{{10, 1}, {11, 0}, {12, 3}, {13, 2}});
+    CHECK(hosts.leader().tick());
+    const CheckReport report = hosts.leader().report();
+    CHECK(report.findings.empty());
+    CHECK(report.rounds == 2);
+    CHECK(report.figures.size() == 4);
+    CHECK(to_json(report)["figures"][2]["host"] == "h2");
+  }
+
+  TEST_CASE("what a host publishes goes to its partner, or to all where each is to reach each") {
+    Hosts hosts(4);
+    json round;
+    for (const Hosts::Said& said : hosts.take()) round = said.body["round"];
+    const auto receivers = [&](int64_t of) {
+      hosts.leader().take(of, "measure_put", put_of_check(round, "key", std::string("\0\xff", 2)));
+      std::set<int64_t> out;
+      for (const Hosts::Said& said : hosts.take()) out.insert(said.index);
+      return out;
+    };
+    CHECK(receivers(11) == std::set<int64_t>{10, 12, 13});
+    CHECK(receivers(99).empty());
+    Hosts pairs(4);
+    for (const Hosts::Said& said : pairs.take()) pairs.answer(said);
+    CHECK(!pairs.leader().tick());
+    for (const Hosts::Said& said : pairs.take()) {
+      if (said.kind == "measure") round = said.body["round"];
+    }
+    pairs.leader().take(11, "measure_put", put_of_check(round, "key", "value"));
+    pairs.leader().take(11, "measure_put", put_of_check(round.get<int64_t>() - 1, "key", "of another round"));
+    std::vector<Hosts::Said> said = pairs.take();
+    REQUIRE(said.size() == 1);
+    CHECK(said[0].index == 10);
+  }
+
+  TEST_CASE("a host that says nothing is broken, and holds up nobody longer than the limit") {
+    Hosts hosts(4, 0.05);
+    const CheckReport report = run(hosts, [](int64_t index, json&) { return index != 12; });
+    REQUIRE(report.findings.size() == 1);
+    CHECK(report.findings[0].kind == CheckFinding::Kind::kHost);
+    CHECK(report.findings[0].index == 12);
+    CHECK(finding_text(report.findings[0]) == "h2 is broken: it has told nothing in 0 s");
+  }
+
+  TEST_CASE("a host that is lost, and one whose measuring crashes, are broken at once") {
+    Hosts hosts(6);
+    hosts.leader().lost(12, "closed the connection");
+    std::vector<Hosts::Said> first = hosts.take();
+    const CheckReport report = [&] {
+      for (const Hosts::Said& said : first) {
+        if (said.index == 15) {
+          hosts.measured(15, {{"event", "ended"}, {"failed", "was killed by signal 4 (Illegal instruction)"}},
+                         said.body);
+        } else {
+          hosts.answer(said);
+        }
+      }
+      while (!hosts.leader().tick()) {
+        for (const Hosts::Said& said : hosts.take()) {
+          if (said.kind != "measure") continue;
+          if (said.index == 15) {
+            hosts.measured(15, {{"event", "ended"}, {"failed", "was killed by signal 4 (Illegal instruction)"}},
+                           said.body);
+          } else if (said.index != 12) {
+            hosts.answer(said);
+          }
+        }
+      }
+      return hosts.leader().report();
+    }();
+    REQUIRE(report.findings.size() == 2);
+    CHECK(report.findings[0].index == 12);
+    CHECK(report.findings[0].why == "it was lost: closed the connection");
+    CHECK(report.findings[1].index == 15);
+    CHECK(report.findings[1].why == "was killed by signal 4 (Illegal instruction)");
+  }
+
+  TEST_CASE("a pair is as slow as the slower of its members says, and a cut in one direction is a cut") {
+    Hosts hosts(4);
+    const CheckReport report = run(hosts, [](int64_t index, json& body) {
+      if (index == 11 && body["event"] == "reach" && body["host"] == 2) body["failed"] = "no route";
+      if (index == 11 && body["event"] == "pair") body["gb_s"] = 1.0;
+      return true;
+    });
+    // Measured again, the pair is well.
+    CHECK(report.findings.empty());
+    CHECK(report.rounds == 3);
+    Hosts slow(4);
+    const CheckReport of_slow = run(slow, [](int64_t index, json& body) {
+      if (index == 13 && body["event"] == "pair") body["gb_s"] = 0.01;
+      return true;
+    });
+    REQUIRE(of_slow.findings.size() == 1);
+    CHECK(of_slow.findings[0].kind == CheckFinding::Kind::kSlowHost);
+    CHECK(of_slow.findings[0].index == 13);
+  }
+
+  TEST_CASE("nothing that hosts send is believed to be there or of its type") {
+    Hosts hosts(2, 0.05);
+    for (const json& body : {json(), json(3), json::array(), json{{"round", "x"}}, json{{"event", 3}},
+                             json{{"event", "alone"}, {"matmul_gflops", "fast"}}}) {
+      for (const Hosts::Said& said : hosts.take()) {
+        json whole = body;
+        if (whole.is_object()) whole["round"] = said.body.value("round", json());
+        hosts.leader().take(said.index, "measured", whole);
+      }
+      hosts.leader().take(10, "measured", body);
+      hosts.leader().take(10, "measure_put", body);
+      hosts.leader().take(77, "measured", body);
+    }
+    CHECK(!hosts.leader().take(10, "begin", {}));
+    CHECK(run(hosts).rounds >= 2);
+  }
+}

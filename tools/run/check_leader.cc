@@ -1,0 +1,298 @@
+#include "tools/run/check_leader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/cluster/connection.h"
+#include "runtime/json/json.h"
+#include "tools/run/host_wire.h"
+
+namespace cairn::tools {
+namespace {
+
+using nlohmann::json;
+
+double number(const json& from, const char* key) {
+  const auto at = from.find(key);
+  return at != from.end() && at->is_number() ? at->get<double>() : 0;
+}
+
+std::string text(const json& from, const char* key) {
+  const auto at = from.find(key);
+  return at != from.end() && at->is_string() ? at->get<std::string>() : std::string();
+}
+
+int64_t integer(const json& from, const char* key) {
+  return json_integer(from.value(key, json()), 0, INT64_MAX).value_or(-1);
+}
+
+std::vector<std::string> names_of(const std::vector<CheckedHost>& hosts) {
+  std::vector<std::string> out;
+  for (const CheckedHost& host : hosts) out.push_back(host.name);
+  return out;
+}
+
+}  // namespace
+
+std::string finding_text(const CheckReport::Finding& finding) {
+  switch (finding.kind) {
+    case CheckFinding::Kind::kHost:
+      return fmt::format("{} is broken: {}", finding.host, finding.why);
+    case CheckFinding::Kind::kSlowHost:
+      return fmt::format("{} is slow: {}", finding.host, finding.why);
+    case CheckFinding::Kind::kLink:
+      return fmt::format("the link between {} and {} is bad: {}", finding.host, finding.with, finding.why);
+    case CheckFinding::Kind::kNetwork:
+      break;
+  }
+  return fmt::format("the network, or what the hosts have in common: {}", finding.why);
+}
+
+const char* finding_name(CheckFinding::Kind kind) {
+  switch (kind) {
+    case CheckFinding::Kind::kHost:
+      return "host";
+    case CheckFinding::Kind::kSlowHost:
+      return "slow_host";
+    case CheckFinding::Kind::kLink:
+      return "link";
+    case CheckFinding::Kind::kNetwork:
+      break;
+  }
+  return "network";
+}
+
+json to_json(const CheckReport& report) {
+  json figures = json::array();
+  for (const auto& [name, one] : report.figures) {
+    json& out = figures.emplace_back(json{{"host", name},
+                                          {"matmul_gflops", one.matmul_gflops},
+                                          {"copy_gb_s", one.copy_gb_s},
+                                          {"write_mb_s", one.write_mb_s}});
+    if (!one.failed.empty()) out["failed"] = one.failed;
+  }
+  json findings = json::array();
+  for (const CheckReport::Finding& one : report.findings) {
+    json& out = findings.emplace_back(json{{"kind", finding_name(one.kind)}, {"why", one.why}});
+    if (!one.host.empty()) out["host"] = one.host;
+    if (!one.with.empty()) out["with"] = one.with;
+  }
+  return {{"hosts", report.hosts},
+          {"rounds", report.rounds},
+          {"seconds", report.seconds},
+          {"figures", std::move(figures)},
+          {"findings", std::move(findings)}};
+}
+
+CheckLeader::CheckLeader(std::vector<CheckedHost> hosts, CheckOptions options, Tell tell)
+    : hosts_(std::move(hosts)),
+      options_(std::move(options)),
+      tell_(std::move(tell)),
+      judge_(names_of(hosts_)),
+      round_id_(cluster::steady_ns()),  // no other check's
+      begun_ns_(cluster::steady_ns()) {
+  begin_round();
+}
+
+int64_t CheckLeader::number_of(int64_t index) const {
+  const auto at = std::ranges::find(hosts_, index, &CheckedHost::index);
+  return at == hosts_.end() ? -1 : at - hosts_.begin();
+}
+
+void CheckLeader::begin_round() {
+  const CheckJudge::Round round = judge_.next();
+  parts_.clear();
+  if (round.empty()) {
+    over_ = true;
+    ended_ns_ = cluster::steady_ns();
+    return;
+  }
+  ++round_id_;
+  for (const int64_t host : round.alone) {
+    parts_[host].alone = true;
+    parts_[host].reach = round.reach;
+  }
+  for (const auto& [a, b] : round.pairs) {
+    parts_[a].partner = b;
+    parts_[b].partner = a;
+  }
+  deadline_ns_ = cluster::steady_after(options_.limit_s + options_.grace_s);
+  for (auto& [host, part] : parts_) {
+    if (const auto gone = lost_.find(host); gone != lost_.end()) {
+      part.ended = true;
+      part.failed = gone->second;
+      continue;
+    }
+    json order{{"round", round_id_},
+               {"self", host},
+               {"address", hosts_[static_cast<size_t>(host)].address},
+               {"kernel_level", options_.kernel_level},
+               {"dtype", options_.dtype},
+               {"folder", options_.folder.string()},
+               {"limit_s", options_.limit_s}};
+    if (part.alone) order["alone"] = true;
+    if (part.partner >= 0) order["partner"] = part.partner;
+    if (part.reach) {
+      json others = json::array();
+      for (int64_t other = 0; other < std::ssize(hosts_); ++other) {
+        if (other != host) others.push_back(other);
+      }
+      order["reach"] = std::move(others);
+    }
+    tell_(hosts_[static_cast<size_t>(host)].index, "measure", order);
+  }
+}
+
+bool CheckLeader::take(int64_t index, const std::string& kind, const json& body) {
+  if (kind != "measured" && kind != "measure_put") return false;
+  const int64_t host = number_of(index);
+  if (over_ || host < 0 || lost_.contains(host)) return true;
+  if (kind == "measure_put") {
+    const std::optional<Published> one = published_from_json(body);
+    if (!one || one->incarnation != static_cast<uint64_t>(round_id_)) return true;
+    const auto own = parts_.find(host);
+    for (const auto& [other, part] : parts_) {
+      // Of pairs the partner; where each tries each, all.
+      if (other != host && own != parts_.end() && (part.reach || part.partner == host))
+        tell_(hosts_[static_cast<size_t>(other)].index, "measure_put", body);
+    }
+    return true;
+  }
+  const auto found = parts_.find(host);
+  if (found == parts_.end() || !body.is_object() || integer(body, "round") != round_id_) return true;
+  Part& part = found->second;
+  const std::string event = text(body, "event");
+  if (event == "alone") {
+    part.figures = HostFigures{.matmul_gflops = number(body, "matmul_gflops"),
+                               .copy_gb_s = number(body, "copy_gb_s"),
+                               .write_mb_s = number(body, "write_mb_s"),
+                               .digest = text(body, "digest"),
+                               .failed = text(body, "failed")};
+  } else if (event == "pair" && part.partner >= 0) {
+    part.pair = PairFigures{.a = host,
+                            .b = part.partner,
+                            .gb_s = number(body, "gb_s"),
+                            .trip_us = number(body, "trip_us"),
+                            .trips = std::max<int64_t>(0, integer(body, "trips")),
+                            .stalls = std::max<int64_t>(0, integer(body, "stalls")),
+                            .resent = std::max<int64_t>(0, integer(body, "resent")),
+                            .failed = text(body, "failed")};
+  } else if (event == "reach") {
+    part.reaches[integer(body, "host")] = text(body, "failed");
+  } else if (event == "reached") {
+    part.reached = true;
+  } else if (event == "error") {
+    part.failed = text(body, "message");
+  } else if (event == "ended") {
+    part.ended = true;
+    if (part.failed.empty()) part.failed = text(body, "failed");
+  }
+  return true;
+}
+
+void CheckLeader::lost(int64_t index, const std::string& why) {
+  const int64_t host = number_of(index);
+  if (over_ || host < 0 || !lost_.emplace(host, "it was lost: " + why).second) return;
+  const auto part = parts_.find(host);
+  if (part == parts_.end()) return;
+  part->second.ended = true;
+  part->second.figures.reset();
+  part->second.pair.reset();
+  part->second.failed = lost_[host];
+}
+
+bool CheckLeader::tick() {
+  if (over_) return true;
+  const bool all = std::ranges::all_of(parts_, [](const auto& one) { return one.second.answered(); });
+  if (all || cluster::steady_ns() >= deadline_ns_) {
+    end_round();
+    begin_round();
+  }
+  return over_;
+}
+
+void CheckLeader::end_round() {
+  const std::string silent = fmt::format("it has told nothing in {:.0f} s", options_.limit_s + options_.grace_s);
+  const auto why = [&](const Part& part) { return part.failed.empty() ? silent : part.failed; };
+  for (const auto& [host, part] : parts_) {
+    if (!part.ended) tell_(hosts_[static_cast<size_t>(host)].index, "measure_end", json::object());
+    if (part.alone)
+      judge_.add_host(host, part.figures ? *part.figures : HostFigures{.digest = {}, .failed = why(part)});
+    if (part.partner > host) {
+      const Part& other = parts_.at(part.partner);
+      PairFigures both{.a = host, .b = part.partner, .failed = {}};
+      if (part.pair && other.pair) {
+        both = *part.pair;
+        both.gb_s = std::min(both.gb_s, other.pair->gb_s);
+        both.trip_us = std::max(both.trip_us, other.pair->trip_us);
+        both.trips = std::min(both.trips, other.pair->trips);
+        both.stalls = std::max(both.stalls, other.pair->stalls);
+        both.resent = both.resent > INT64_MAX - other.pair->resent ? INT64_MAX : both.resent + other.pair->resent;
+        if (both.failed.empty()) both.failed = other.pair->failed;
+      } else {
+        both.failed = !part.pair ? why(part) : why(other);
+      }
+      judge_.add_pair(std::move(both));
+    }
+    if (!part.reach) continue;
+    for (const auto& [to, failed] : part.reaches) {  // either way
+      const auto back = parts_.find(to);
+      if (failed.empty() || back == parts_.end()) continue;
+      const auto told = back->second.reaches.find(host);
+      if (to < host && told != back->second.reaches.end() && !told->second.empty()) continue;  // by the other
+      judge_.add_pair({.a = host, .b = to, .reach = true, .failed = failed});
+    }
+  }
+}
+
+CheckReport CheckLeader::report() const {
+  CheckReport out{.findings = {},
+                  .figures = {},
+                  .hosts = static_cast<int64_t>(hosts_.size()),
+                  .rounds = judge_.rounds(),
+                  .seconds = static_cast<double>((over_ ? ended_ns_ : cluster::steady_ns()) - begun_ns_) / 1e9};
+  for (int64_t host = 0; host < std::ssize(hosts_); ++host) {
+    if (const HostFigures* figures = judge_.first_figures(host))
+      out.figures.emplace_back(hosts_[static_cast<size_t>(host)].name, *figures);
+  }
+  for (const CheckFinding& one : judge_.findings()) {
+    CheckReport::Finding& finding = out.findings.emplace_back();
+    finding.kind = one.kind;
+    finding.why = one.why;
+    if (one.a >= 0) {
+      finding.index = hosts_[static_cast<size_t>(one.a)].index;
+      finding.host = hosts_[static_cast<size_t>(one.a)].name;
+      finding.lost = lost_.contains(one.a);
+    }
+    if (one.b >= 0) {
+      finding.other = hosts_[static_cast<size_t>(one.b)].index;
+      finding.with = hosts_[static_cast<size_t>(one.b)].name;
+    }
+  }
+  return out;
+}
+
+bool take_check_message(HostChecker& checker, const std::string& kind, const json& body, const std::string& address) {
+  if (kind == "measure") {
+    json order = body;
+    if (!order.is_object()) return true;
+    if (!address.empty()) order["address"] = address;
+    checker.start(std::move(order));
+  } else if (kind == "measure_end") {
+    checker.stop();
+  } else if (kind == "measure_put") {
+    if (const std::optional<Published> one = published_from_json(body))
+      checker.put(static_cast<int64_t>(one->incarnation), one->key, one->value);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+json put_of_check(int64_t round, const std::string& key, const std::string& value) {
+  return published_to_json({static_cast<uint64_t>(round), key, value});
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,106 @@
+#pragma once
+// The leader's part in a check of hosts: orders rounds of measurements (check_judge.h says which), gathers what comes
+// of them, and ends each round in time, whatever hosts do. Messages by their kind:
+//
+//   leader -> host   measure { order }       host_checker.h
+//                    measure_end {}          what it measures ends
+//   host -> leader   measured { event, round, ... }
+//   both             measure_put { round, key, value }  as `put` of ranks: for the host's partner
+//
+// Threads: none of its own.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/run/check_judge.h"
+#include "tools/run/host_checker.h"
+
+namespace cairn::tools {
+
+struct CheckedHost {
+  int64_t index = 0;  // of the hosts; the caller's
+  std::string name, address;
+};
+
+struct CheckOptions {
+  std::string dtype = "fp32";        // or bf16: of matrix products
+  int64_t kernel_level = 0;          // kernels::GemmIsa, that all hosts have
+  std::filesystem::path folder;      // which all hosts share
+  double limit_s = 20, grace_s = 5;  // of a round; behind that, for the hosts' last word
+};
+
+/// What a check has found, for people and programs.
+struct CheckReport {
+  struct Finding {
+    CheckFinding::Kind kind = CheckFinding::Kind::kHost;
+    int64_t index = -1, other = -1;  // of the hosts; -1: none
+    std::string host, with;          // their names
+    std::string why;
+    bool lost = false;  // it has gone while it was measured
+  };
+  std::vector<Finding> findings;
+  std::vector<std::pair<std::string, HostFigures>> figures;  // of each host, as first measured
+  int64_t hosts = 0, rounds = 0;
+  double seconds = 0;
+};
+/// "h2 is broken: its network: ...", "the link between h1 and h2 is bad: ..."
+std::string finding_text(const CheckReport::Finding& finding);
+/// "host", "slow_host", "link", "network"
+const char* finding_name(CheckFinding::Kind kind);
+nlohmann::json to_json(const CheckReport& report);
+
+class CheckLeader {
+ public:
+  using Tell = std::function<void(int64_t index, const std::string& kind, const nlohmann::json& body)>;
+  CheckLeader(std::vector<CheckedHost> hosts, CheckOptions options, Tell tell);
+
+  /// Of a host: its message, or that it is lost. What is no message of a check is not taken.
+  bool take(int64_t index, const std::string& kind, const nlohmann::json& body);
+  void lost(int64_t index, const std::string& why);
+  /// Now and then. True: the check is over.
+  bool tick();
+  CheckReport report() const;
+
+ private:
+  struct Part {  // of a host in the round
+    bool alone = false, reach = false;
+    int64_t partner = -1;  // number
+    bool ended = false, reached = false;
+    std::string failed;  // as it ended
+    std::optional<HostFigures> figures;
+    std::optional<PairFigures> pair;
+    std::map<int64_t, std::string> reaches;
+    bool answered() const { return ended || ((!alone || figures) && (!reach || reached) && (partner < 0 || pair)); }
+  };
+  void begin_round();
+  void end_round();
+  int64_t number_of(int64_t index) const;
+
+  const std::vector<CheckedHost> hosts_;
+  const CheckOptions options_;
+  const Tell tell_;
+  CheckJudge judge_;
+  int64_t round_id_ = 0, deadline_ns_ = 0;
+  const int64_t begun_ns_;
+  int64_t ended_ns_ = 0;
+  std::map<int64_t, Part> parts_;        // by number
+  std::map<int64_t, std::string> lost_;  // by number
+  bool over_ = false;
+};
+
+/// A host's side of those messages. `address`: that it uses between hosts; empty: the one that the leader sees. False:
+/// it is none of them.
+bool take_check_message(HostChecker& checker, const std::string& kind, const nlohmann::json& body,
+                        const std::string& address);
+/// The body of measure_put.
+nlohmann::json put_of_check(int64_t round, const std::string& key, const std::string& value);
+
+}  // namespace cairn::tools
