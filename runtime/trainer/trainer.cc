@@ -534,6 +534,7 @@ Status Run::step(int64_t number) {
   metrics_.lr = lr;
   metrics_.step_ms = ms_since(begin);
   metrics_.tokens_per_s = static_cast<double>(plan.tokens_per_step) / (metrics_.step_ms / 1000);
+  phase(number, "after the update", Phase::kOther);  // here step_ms ends: what follows is not the optimizer's
   return {};
 }
 
