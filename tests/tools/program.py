@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -41,6 +42,22 @@ class ProgramTest(unittest.TestCase):
     def cairn_json(self, *args, code=0):
         done = self.cairn(*args, "--json", code=code)
         return json.loads(done.stdout)
+
+    def cpu_seconds(self, work):
+        """What the work returns, and the seconds that its programs computed: wall time is what others leave of the machine."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = work()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return result, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    def small_plan_s(self):
+        """The unit for what must not take long: seconds that `cairn plan` computes for a model of two layers, here and now,
+        as machines differ by more than any bar in seconds could allow."""
+        recipe = self.write("unit.lua", """local T = require "cairn"
+return T.recipe { name = "unit", stop = T.steps(2), data = T.megatron { prefix = "x" }, optimizer = T.adamw { peak_lr = 1e-3 },
+  model = T.gpt { layers = 2, width = 64, heads = 2, context = 16, vocab = 64 }, batch = { samples = 4, micro = 1 },
+  mesh = T.mesh { tp = 1, pp = 1 } }""")
+        return min(self.cpu_seconds(lambda: self.cairn("plan", recipe, "--world", 1))[1] for _ in range(3))
 
     def big_folder(self, name, layers, width=512):
         """A Llama-shaped folder in bf16, one shard for each layer: {file: bytes written}."""

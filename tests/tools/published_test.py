@@ -5,14 +5,13 @@ Published ones by the commands at their heads, against docs/published-recipes.md
 
 import pathlib
 import re
-import resource
 import shlex
 
 from program import ProgramTest, main
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 RECIPES = TREE / "recipes"
-CARD_GIB = {"A100-80": 80, "H100-80": 80, "A100-40": 40, "Ascend 910": 32}
+CARD_GIB = {"A100-80": 80, "H100-80": 80, "H800-80": 80, "A100-40": 40, "Ascend 910": 32}
 
 
 def commands(recipe):
@@ -34,8 +33,9 @@ def table():
 
 
 class PublishedTest(ProgramTest):
-    def test_published_recipes_plan_in_a_second_by_the_commands_at_their_heads(self):
+    def test_published_recipes_plan_at_once_by_the_commands_at_their_heads(self):
         rows = table()
+        unit_s = self.small_plan_s()
         tried = set()
         recipes = sorted((RECIPES / "published").glob("*.lua"))
         self.assertGreater(len(recipes), 10)
@@ -46,11 +46,8 @@ class PublishedTest(ProgramTest):
                 with self.subTest(recipe.name, args=args):
                     self.assertEqual(TREE / path, recipe)
                     self.cairn("check", TREE / path, *args, "--recipe-only")
-                    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                    plan = self.cairn_json("plan", TREE / path, *args)
-                    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-                    # Of the program: unlike wall time it hardly depends on what else the machine does.
-                    self.assertLess(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1)
+                    plan, seconds = self.cpu_seconds(lambda: self.cairn_json("plan", TREE / path, *args))
+                    self.assertLess(seconds, 70 * unit_s)  # the most: 23, of thousands of ranks with a ramp
                     at = args.index("--world")
                     world = int(args[at + 1])
                     key = " ".join([recipe.name, *args[:at], *args[at + 2:]]), world
