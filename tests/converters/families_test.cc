@@ -687,8 +687,11 @@ TEST_SUITE("converters/families") {
          {"deepseek_v2", Config{{"vocab_size", 64}, {"num_experts_per_tok", 6}, {"topk_method", "noaux_tc"}},
           "topk_method = \"noaux_tc\""},
          {"deepseek_v2",
-          Config{
-              {"num_experts_per_tok", 6}, {"topk_method", "group_limited_greedy"}, {"n_group", 3}, {"topk_group", 1}},
+          Config{{"vocab_size", 64},
+                 {"num_experts_per_tok", 6},
+                 {"topk_method", "group_limited_greedy"},
+                 {"n_group", 3},
+                 {"topk_group", 1}},
           "64 experts in n_group = 3 groups"},
          {"deepseek_v2", Config{{"vocab_size", 64}, {"num_experts_per_tok", 6}, {"norm_topk_prob", true}},
           "norm_topk_prob = true"},
@@ -1083,8 +1086,7 @@ TEST_SUITE("converters/families") {
       TempDir temp;
       ckpt::PosixBackend io;
       ImportOptions options;
-      const int64_t kv_heads = opened(name)->model().kv_heads;  // tp 2 cuts them, or copies the only one
-      options.mesh = {.tp = kv_heads % 2 == 0 || kv_heads == 1 ? 2 : 1, .pp = 2, .dp = 1};
+      options.mesh = {.tp = tp_of(opened(name)->model()), .pp = 2, .dp = 1};
       const auto imported = import_hf(io, golden(name), temp / "run", options, encode);
       REQUIRE_OK(imported);
       const auto exported = export_hf(io, imported.value().dir, temp / "out", {}, decode);

@@ -172,6 +172,13 @@ inline Weights weights_of(const WeightSource& source) {
 /// Whether this build has kernels for all of the model's options.
 inline bool is_computed(const ModelConfig& model) { return find_mistakes(model).empty(); }
 
+/// Two ranks where they can cut every row, else one: some fixtures have odd widths on purpose. A single head of keys is
+/// copied.
+inline int64_t tp_of(const ModelConfig& model) {
+  const bool heads = model.kv_heads % 2 == 0 || model.kv_heads == 1;
+  return heads && model.ffn % 2 == 0 && model.moe.ffn % 2 == 0 && model.moe.shared_ffn % 2 == 0 ? 2 : 1;
+}
+
 inline Recipe test_recipe(ModelConfig model, Precision precision = Precision::kF32) {
   // Without a table of positions the context is only a length; BLOOM's config.json says none that is near.
   if (model.positions == Positions::kAlibi) model.context = 35;

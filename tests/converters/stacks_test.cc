@@ -129,7 +129,7 @@ TEST_SUITE("converters/stacks") {
       write_folder(temp / "x", golden(name), Format::kSafetensors, in_memory(golden(name)));
       ckpt::PosixBackend io;
       ImportOptions options;
-      options.mesh = {.tp = 2, .pp = 2, .dp = 1};
+      options.mesh = {.tp = tp_of(opened_folder(golden(name))->model()), .pp = 2, .dp = 1};
       const auto imported = import_hf(io, temp / "x", temp / "run", options, encode);
       REQUIRE_OK(imported);
       const auto exported = export_hf(io, imported.value().dir, temp / "out", {}, decode);

@@ -77,9 +77,8 @@ class Experts(RunTest):
         self.cairn("import", self.folder / "four.hf", self.folder / "back")
         told = json.loads(self.cairn("ckpt", "diff", self.checkpoint("four", 12),
                                      self.folder / "back" / "step-00000000", "--json").stdout)
-        weights = [tensor["what"] for tensor in told["tensors"] if tensor["kind"] == "weight"]
-        self.assertGreater(len(weights), 70)
-        self.assertEqual(set(weights), {"equal"})
+        self.assertEqual([tensor for tensor in told["tensors"] if tensor["kind"] == "weight"], [])
+        self.assertGreater(told["equal_tensors"], 30)
 
     def test_sequences_over_ranks(self):
         self.train(self.layout("whole"), "whole")
