@@ -34,6 +34,7 @@
 #include "runtime/cluster/connection.h"
 #include "runtime/comm/gloo_engine.h"
 #include "runtime/core/random.h"
+#include "runtime/json/json.h"
 #include "runtime/kernels/isa.h"
 #include "runtime/kernels/matmul.h"
 #include "tools/commands.h"
@@ -373,7 +374,7 @@ Result<json> measure_pair(const json& order, std::shared_ptr<comm::Rendezvous> m
 
 Result<int> measure(const std::string& text, int meet_fd) {
   RT_TRY_SET(agent::EventWriter events, agent::EventWriter::from_environment());
-  const json order = json::parse(text, nullptr, false);
+  const json order = json_or_nothing(text);
   if (!order.is_object()) return Error{ErrorCode::kInvalidInput, "--order is no JSON object"};
   kernels::use_gemm_isa(static_cast<kernels::GemmIsa>(order.value("kernel_level", int64_t{0})));
   const auto meet = comm::open_agent_rendezvous(Fd(meet_fd));

@@ -85,7 +85,8 @@ class Check(ListedBed):
         (check,) = self.events("check")
         self.assertEqual([(one["kind"], one["host"]) for one in check["findings"]], [("host", "h2")])
         self.assertEqual([event["host"] for event in self.events("excluded")], ["h2"])
-        self.assertIn("this host is excluded from the run: its network: with h", self.logs[2].read_text())
+        told = "this host is excluded from the run: its network: with h"
+        self.until(lambda: told in self.logs[2].read_text(), f"\"{told}\" from a host whose packets are lost")
         self.assertIn("h2 is broken: its network: with h", self.logs[0].read_text())
         self.hosts("heal")
         self.signal_agent(0, "TERM")

@@ -117,7 +117,7 @@ class CliTest(ProgramTest):
             done = subprocess.run(["bash", "--norc", "-c", code], capture_output=True, text=True, check=True)
             return done.stdout.split()
 
-        self.assertEqual(complete("cairn", "che"), ["check"])
+        self.assertEqual(complete("cairn", "che"), ["check", "check-hosts"])
         self.assertEqual(complete("cairn", "plan", "x.lua", "--wo"), ["--world"])
         self.assertEqual(complete("cairn", "help", "optimizer.peak"), ["optimizer.peak_lr"])
         self.assertEqual(complete("cairn", "data", "tok"), ["tokenize"])
