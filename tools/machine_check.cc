@@ -203,6 +203,11 @@ MachineCheck check_disk(const fs::path& folder) {
   }
   out.found =
       fmt::format("{} free in {}", format_bytes(static_cast<int64_t>(room.f_bavail * room.f_frsize)), at.string());
+  if (room.f_bavail == 0) {
+    out.verdict = Verdict::kProblem;
+    out.todo = "make room there, or name another run folder (--run)";
+    return out;
+  }
   // A file without a name, which goes with its descriptor.
   const int file = ::open(at.c_str(), O_TMPFILE | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600);
   if (file >= 0) {
