@@ -1,26 +1,11 @@
 """Where a run trains: nothing is taken in place of a device that was asked for, or that is there and cannot be used."""
 
 import json
-import os
-import unittest.mock
 
-from harness import RunTest, main
-
-MODEL = "NVIDIA Test Card"
+from harness import DEVICE_MODEL, RunTest, main
 
 
 class Device(RunTest):
-    def with_device(self, driver="580.65.06"):
-        """The pages of a machine with one NVIDIA device, which the program is shown in place of this machine's."""
-        root = self.folder / "machine"
-        gpu = root / "proc/driver/nvidia/gpus/0000:01:00.0"
-        gpu.mkdir(parents=True)
-        (gpu / "information").write_text(f"Model: \t\t {MODEL}\nIRQ:   \t\t 10\n")
-        if driver:
-            (root / "proc/driver/nvidia/version").write_text(
-                f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\n")
-        return unittest.mock.patch.dict(os.environ, CAIRN_NVIDIA_ROOT=str(root))
-
     def one_rank(self, **changes):
         return self.recipe(**{**dict(steps=6, tp=1, pp=1, dp=1, sp="false"), **changes})
 
@@ -33,7 +18,7 @@ class Device(RunTest):
         recipe = self.one_rank()
         with self.with_device(driver=""):
             said = self.train(recipe, "run", code=2).output()
-            for words in (MODEL, "PROBLEM NVIDIA driver: none", "needed: 580 or newer", "--device cpu"):
+            for words in (DEVICE_MODEL, "PROBLEM NVIDIA driver: none", "needed: 580 or newer", "--device cpu"):
                 self.assertIn(words, said)
             self.assertFalse((self.folder / "run").exists())
             self.assertEqual(self.train(recipe, "dry", "--dry-run", code=2).output(), said)

@@ -1,27 +1,12 @@
 """What `cairn doctor` says of machines, and what a run on the CPU does not load."""
 
 import json
-import os
 import pathlib
-import unittest.mock
 
-from harness import RunTest, main
-
-MODEL = "NVIDIA Test Card"
+from harness import DEVICE_MODEL, RunTest, main
 
 
 class Doctor(RunTest):
-    def with_device(self, driver="580.65.06"):
-        """The pages of a machine with one NVIDIA device, which the program is shown in place of this machine's."""
-        root = self.folder / "machine"
-        gpu = root / "proc/driver/nvidia/gpus/0000:01:00.0"
-        gpu.mkdir(parents=True)
-        (gpu / "information").write_text(f"Model: \t\t {MODEL}\nIRQ:   \t\t 10\n")
-        if driver:
-            (root / "proc/driver/nvidia/version").write_text(
-                f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\n")
-        return unittest.mock.patch.dict(os.environ, CAIRN_NVIDIA_ROOT=str(root))
-
     def one_rank(self, **changes):
         return self.recipe(**{**dict(steps=6, tp=1, pp=1, dp=1, sp="false"), **changes})
 
@@ -38,7 +23,7 @@ class Doctor(RunTest):
     def test_a_device_that_cannot_be_used_is_a_problem_with_what_to_do(self):
         with self.with_device(driver=""):
             said = self.cairn("doctor", code=2).stdout.decode()
-            for words in (MODEL, "PROBLEM NVIDIA driver: none", "needed: 580 or newer"):
+            for words in (DEVICE_MODEL, "PROBLEM NVIDIA driver: none", "needed: 580 or newer"):
                 self.assertIn(words, said)
             told = json.loads(self.cairn("doctor", "--json", code=2).stdout)
         self.assertFalse(told["ok"])

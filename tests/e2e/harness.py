@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 import numpy
 
@@ -112,6 +113,9 @@ class Job:
         return pathlib.Path(self.log_path).read_text(errors="replace")
 
 
+DEVICE_MODEL = "NVIDIA Test Card"
+
+
 class RunTest(unittest.TestCase):
     program = None
 
@@ -132,6 +136,17 @@ class RunTest(unittest.TestCase):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- starting
+
+    def with_device(self, driver="580.65.06"):
+        """The pages of a machine with one NVIDIA device, which the program is shown in place of this machine's."""
+        root = self.folder / "machine"
+        gpu = root / "proc/driver/nvidia/gpus/0000:01:00.0"
+        gpu.mkdir(parents=True)
+        (gpu / "information").write_text(f"Model: \t\t {DEVICE_MODEL}\nIRQ:   \t\t 10\n")
+        if driver:
+            (root / "proc/driver/nvidia/version").write_text(
+                f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\n")
+        return unittest.mock.patch.dict(os.environ, CAIRN_NVIDIA_ROOT=str(root))
 
     def recipe(self, name="small", steps=30, precision="fp32", tp=2, pp=2, dp=2, zero=1, sp="true", save=5, keep=3,
                prefix=None):
