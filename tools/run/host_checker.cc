@@ -52,8 +52,11 @@ struct HostChecker::Measurement {
   }
 };
 
-HostChecker::HostChecker(Callbacks callbacks)
-    : callbacks_(std::move(callbacks)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), thread_([this] { run(); }) {}
+HostChecker::HostChecker(Callbacks callbacks, std::string program)
+    : callbacks_(std::move(callbacks)),
+      program_(std::move(program)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      thread_([this] { run(); }) {}
 
 HostChecker::~HostChecker() {
   {
@@ -108,11 +111,11 @@ void HostChecker::run() {
                  }));
       RT_TRY_SET(const Fd meet, hub.add(0));
       RT_TRY_SET(agent::ChildProcess child,
-                 agent::start_child({.argv = {"/proc/self/exe", "_measure", "--order", order.dump(), "--meet-fd",
-                                              std::to_string(meet.get())},
-                                     .env = {{"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
-                                     .inherit_fds = {meet.get()},
-                                     .log_path = "/dev/null"}));
+                 agent::start_child(
+                     {.argv = {program_, "_measure", "--order", order.dump(), "--meet-fd", std::to_string(meet.get())},
+                      .env = {{"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
+                      .inherit_fds = {meet.get()},
+                      .log_path = "/dev/null"}));
       const json limit = order.value("limit_s", json());
       now.emplace(Measurement{.round = round,
                               .deadline_ns = cluster::steady_after(limit.is_number() ? limit.get<double>() : kLimitS),
@@ -143,6 +146,8 @@ void HostChecker::run() {
       todo.swap(todo_);
       ends = ends_;
     }
+    // Nothing wakes this thread again: the process alone is left to wait for.
+    if (ends) todo.clear();
     if (now) {
       if (ready[1].revents != 0) now->hub.poll();
       if (ready[2].revents != 0) now->read(callbacks_.tell);

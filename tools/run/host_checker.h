@@ -29,7 +29,8 @@ class HostChecker {
     std::function<void(nlohmann::json result)> tell;
     std::function<void(int64_t round, const std::string& key, const std::string& value)> publish;
   };
-  explicit HostChecker(Callbacks callbacks);
+  /// `program` is started as `program _measure ...`.
+  explicit HostChecker(Callbacks callbacks, std::string program = "/proc/self/exe");
   ~HostChecker();  // ends what is measured
   HostChecker(const HostChecker&) = delete;
   HostChecker& operator=(const HostChecker&) = delete;
@@ -46,6 +47,7 @@ class HostChecker {
   void wake();
 
   const Callbacks callbacks_;
+  const std::string program_;
   Fd wake_;
   std::mutex mutex_;
   std::vector<nlohmann::json> todo_;  // orders, {"put"}, {"stop"}
