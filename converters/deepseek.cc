@@ -156,7 +156,7 @@ std::vector<ConfigKey> deepseek_v3_keys() {
 }
 
 Family deepseek(Family own) {
-  static constexpr auto kTensors = with_llama_rows(kDeepseekRows);
+  static constexpr auto kTensors = with_llama_rows(kDeepseekRows, kExpertRows);
   own.tensors = kTensors;
   own.also = kQwenMoeStacks;
   own.later_layers = "model.layers.";

@@ -20,7 +20,7 @@ struct DeepseekDefaults {
 /// The keys of config.json, in the order in which they are written, with `own` at the end.
 std::vector<ConfigKey> deepseek_keys(const DeepseekDefaults& absent, const std::vector<ConfigKey>& own);
 
-/// Rows of the tensors that Llama does not have.
+/// Rows of latent attention.
 inline constexpr TensorRow kDeepseekRows[] = {
     {"layers.*.attn.q_a.*", "model.layers.*.self_attn.q_a_proj.*"},
     {"layers.*.attn.q_a_norm.*", "model.layers.*.self_attn.q_a_layernorm.*"},
@@ -28,14 +28,6 @@ inline constexpr TensorRow kDeepseekRows[] = {
     {"layers.*.attn.kv_a.*", "model.layers.*.self_attn.kv_a_proj_with_mqa.*"},
     {"layers.*.attn.kv_a_norm.*", "model.layers.*.self_attn.kv_a_layernorm.*"},
     {"layers.*.attn.kv_b.*", "model.layers.*.self_attn.kv_b_proj.*"},
-    {"layers.*.moe.router.bias", "model.layers.*.mlp.gate.e_score_correction_bias"},
-    {"layers.*.moe.router.weight", "model.layers.*.mlp.gate.weight"},
-    {"layers.*.moe.experts.*.gate.*", "model.layers.*.mlp.experts.*.gate_proj.*"},
-    {"layers.*.moe.experts.*.up.*", "model.layers.*.mlp.experts.*.up_proj.*"},
-    {"layers.*.moe.experts.*.down.*", "model.layers.*.mlp.experts.*.down_proj.*"},
-    {"layers.*.moe.shared.gate.*", "model.layers.*.mlp.shared_experts.gate_proj.*"},
-    {"layers.*.moe.shared.up.*", "model.layers.*.mlp.shared_experts.up_proj.*"},
-    {"layers.*.moe.shared.down.*", "model.layers.*.mlp.shared_experts.down_proj.*"},
 };
 
 /// `own` with these rows and the stacks of transformers 5's memory; layers that predict further tokens are left out.

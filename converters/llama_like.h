@@ -68,6 +68,15 @@ constexpr auto with_llama_rows(const TensorRow (&own)[kCount]) {
   return out;
 }
 
+/// The same with `more` between the two.
+template <size_t kOne, size_t kTwo>
+constexpr auto with_llama_rows(const TensorRow (&own)[kOne], const TensorRow (&more)[kTwo]) {
+  std::array<TensorRow, kOne + kTwo + std::size(kLlamaRows)> out{};
+  const auto behind = std::copy(std::begin(own), std::end(own), out.begin());
+  std::copy(std::begin(kLlamaRows), std::end(kLlamaRows), std::copy(std::begin(more), std::end(more), behind));
+  return out;
+}
+
 /// Norms of q and k.
 inline constexpr TensorRow kQkNormRows[] = {
     {"layers.*.attn.q_norm.*", "model.layers.*.self_attn.q_norm.*"},
@@ -81,14 +90,16 @@ inline constexpr TensorRow kOutNormRows[] = {
     {"layers.*.attn.k_norm.*", "model.layers.*.self_attn.k_norm.*"},
 };
 
-/// Experts as Qwen's classes call them, with norms of q and k.
-inline constexpr TensorRow kQwenMoeRows[] = {
-    {"layers.*.attn.q_norm.*", "model.layers.*.self_attn.q_norm.*"},
-    {"layers.*.attn.k_norm.*", "model.layers.*.self_attn.k_norm.*"},
-    {"layers.*.moe.router.*", "model.layers.*.mlp.gate.*"},
+/// Experts as the classes of Qwen and DeepSeek call them, and those that share their names.
+inline constexpr TensorRow kExpertRows[] = {
+    {"layers.*.moe.router.bias", "model.layers.*.mlp.gate.e_score_correction_bias"},
+    {"layers.*.moe.router.weight", "model.layers.*.mlp.gate.weight"},
     {"layers.*.moe.experts.*.gate.*", "model.layers.*.mlp.experts.*.gate_proj.*"},
     {"layers.*.moe.experts.*.up.*", "model.layers.*.mlp.experts.*.up_proj.*"},
     {"layers.*.moe.experts.*.down.*", "model.layers.*.mlp.experts.*.down_proj.*"},
+    {"layers.*.moe.shared.gate.*", "model.layers.*.mlp.shared_experts.gate_proj.*"},
+    {"layers.*.moe.shared.up.*", "model.layers.*.mlp.shared_experts.up_proj.*"},
+    {"layers.*.moe.shared.down.*", "model.layers.*.mlp.shared_experts.down_proj.*"},
 };
 /// The same in transformers 5's memory. Source: transformers 5.24 conversion_mapping.py, "qwen2_moe".
 inline constexpr TensorRow kQwenMoeStacks[] = {

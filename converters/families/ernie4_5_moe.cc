@@ -63,18 +63,10 @@ ConfigKey least_sum() {
 
 constexpr int64_t kDenseFfn = 12288;
 
-constexpr auto kTensors = with_llama_rows({
-    {.logical = "layers.*.moe.router.bias",
-     .stored = "model.layers.*.mlp.moe_statics.e_score_correction_bias",
-     .one_row = true},
-    {"layers.*.moe.router.weight", "model.layers.*.mlp.gate.weight"},
-    {"layers.*.moe.experts.*.gate.*", "model.layers.*.mlp.experts.*.gate_proj.*"},
-    {"layers.*.moe.experts.*.up.*", "model.layers.*.mlp.experts.*.up_proj.*"},
-    {"layers.*.moe.experts.*.down.*", "model.layers.*.mlp.experts.*.down_proj.*"},
-    {"layers.*.moe.shared.gate.*", "model.layers.*.mlp.shared_experts.gate_proj.*"},
-    {"layers.*.moe.shared.up.*", "model.layers.*.mlp.shared_experts.up_proj.*"},
-    {"layers.*.moe.shared.down.*", "model.layers.*.mlp.shared_experts.down_proj.*"},
-});
+constexpr TensorRow kChoiceBias[] = {{.logical = "layers.*.moe.router.bias",
+                                      .stored = "model.layers.*.mlp.moe_statics.e_score_correction_bias",
+                                      .one_row = true}};
+constexpr auto kTensors = with_llama_rows(kChoiceBias, kExpertRows);
 
 /// In transformers 5's memory. Source: transformers 5.24 conversion_mapping.py, "ernie4_5_moe".
 constexpr TensorRow kAlso[] = {

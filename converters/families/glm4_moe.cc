@@ -16,18 +16,7 @@ ConfigKey normed_heads() {
 
 constexpr int64_t kDenseFfn = 10944;
 
-constexpr auto kTensors = with_llama_rows({
-    {"layers.*.attn.q_norm.*", "model.layers.*.self_attn.q_norm.*"},
-    {"layers.*.attn.k_norm.*", "model.layers.*.self_attn.k_norm.*"},
-    {"layers.*.moe.router.bias", "model.layers.*.mlp.gate.e_score_correction_bias"},
-    {"layers.*.moe.router.weight", "model.layers.*.mlp.gate.weight"},
-    {"layers.*.moe.experts.*.gate.*", "model.layers.*.mlp.experts.*.gate_proj.*"},
-    {"layers.*.moe.experts.*.up.*", "model.layers.*.mlp.experts.*.up_proj.*"},
-    {"layers.*.moe.experts.*.down.*", "model.layers.*.mlp.experts.*.down_proj.*"},
-    {"layers.*.moe.shared.gate.*", "model.layers.*.mlp.shared_experts.gate_proj.*"},
-    {"layers.*.moe.shared.up.*", "model.layers.*.mlp.shared_experts.up_proj.*"},
-    {"layers.*.moe.shared.down.*", "model.layers.*.mlp.shared_experts.down_proj.*"},
-});
+constexpr auto kTensors = with_llama_rows(kQkNormRows, kExpertRows);
 
 }  // namespace
 

@@ -10,7 +10,7 @@ ModelConfig base() {
   return m;
 }
 
-constexpr auto kTensors = with_llama_rows(kQwenMoeRows);
+constexpr auto kTensors = with_llama_rows(kQkNormRows, kExpertRows);
 
 }  // namespace
 

@@ -40,16 +40,13 @@ ConfigKey shared_width() {
 
 constexpr int64_t kDenseFfn = 5632;
 
-constexpr auto kTensors = with_llama_rows({
-    {"layers.*.moe.router.*", "model.layers.*.mlp.gate.*"},
-    {"layers.*.moe.experts.*.gate.*", "model.layers.*.mlp.experts.*.gate_proj.*"},
-    {"layers.*.moe.experts.*.up.*", "model.layers.*.mlp.experts.*.up_proj.*"},
-    {"layers.*.moe.experts.*.down.*", "model.layers.*.mlp.experts.*.down_proj.*"},
+constexpr TensorRow kSharedRows[] = {
     {"layers.*.moe.shared.gate.*", "model.layers.*.mlp.shared_expert.gate_proj.*"},
     {"layers.*.moe.shared.up.*", "model.layers.*.mlp.shared_expert.up_proj.*"},
     {"layers.*.moe.shared.down.*", "model.layers.*.mlp.shared_expert.down_proj.*"},
     {"layers.*.moe.shared_gate.*", "model.layers.*.mlp.shared_expert_gate.*"},
-});
+};
+constexpr auto kTensors = with_llama_rows(kSharedRows, kExpertRows);
 
 }  // namespace
 

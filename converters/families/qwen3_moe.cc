@@ -29,7 +29,7 @@ ConfigKey switched_window() {
 /// The size of layers without experts. Where there are none, it means nothing.
 constexpr int64_t kDenseFfn = 6144;
 
-constexpr auto kTensors = with_llama_rows(kQwenMoeRows);
+constexpr auto kTensors = with_llama_rows(kQkNormRows, kExpertRows);
 
 }  // namespace
 
