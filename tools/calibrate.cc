@@ -17,12 +17,12 @@
 #include "runtime/comm/thread_world.h"
 #include "runtime/core/random.h"
 #include "runtime/device/buffer.h"
-#include "runtime/kernels/matmul.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/model_tensors.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/calibrate.h"
 #include "tools/run/folder.h"
+#include "tools/square_matmul.h"
 
 namespace cairn::tools {
 namespace {
@@ -268,28 +268,15 @@ Result<StepFit> choose_steps(const Plan& plan, int64_t threads, const std::strin
 }
 
 double peak_tflops(DType dtype) {
-  constexpr int64_t kSize = 1536;
-  const int64_t bytes = kSize * kSize * dtype_size_bytes(dtype);
-  std::vector<std::byte> a(static_cast<size_t>(bytes)), b(a.size()), c(static_cast<size_t>(kSize * kSize * 4));
-  const kernels::MatmulArgs args{.m = kSize,
-                                 .n = kSize,
-                                 .k = kSize,
-                                 .a = DevicePtr(a.data()),
-                                 .lda = kSize,
-                                 .b = DevicePtr(b.data()),
-                                 .ldb = kSize,
-                                 .c = DevicePtr(c.data()),
-                                 .ldc = kSize,
-                                 .ab_dtype = dtype,
-                                 .c_dtype = dtype};
+  const SquareMatmul product(1536, dtype, dtype);
   double best_ms = 1e30;
   const double begin = now_ms();
   for (int64_t round = 0; round < 3 || now_ms() - begin < 2 * kMeasureMs; ++round) {
     const double t0 = now_ms();
-    kernels::matmul(args);
+    product.run();
     best_ms = std::min(best_ms, now_ms() - t0);
   }
-  return 2.0 * kSize * kSize * kSize / best_ms / 1e9;
+  return product.flops() / best_ms / 1e9;
 }
 
 double copy_gb_per_s(int64_t cores) {

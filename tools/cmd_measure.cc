@@ -36,9 +36,9 @@
 #include "runtime/core/random.h"
 #include "runtime/json/json.h"
 #include "runtime/kernels/isa.h"
-#include "runtime/kernels/matmul.h"
 #include "tools/commands.h"
 #include "tools/run/fleet.h"
+#include "tools/square_matmul.h"
 
 namespace cairn::tools {
 namespace {
@@ -80,8 +80,7 @@ double best_rate(double window_s, const std::function<double()>& piece) {
 /// The same numbers on every host; what comes of them goes into the digest.
 std::pair<double, std::string> measure_matmul(DType dtype) {
   constexpr int64_t kSize = 384;
-  const auto bytes = static_cast<size_t>(kSize * kSize * dtype_size_bytes(dtype));
-  std::vector<std::byte> a(bytes), b(bytes), c(static_cast<size_t>(kSize * kSize) * sizeof(float));
+  SquareMatmul product(kSize, dtype, DType::kF32);
   const auto fill = [&](std::vector<std::byte>& to, uint64_t seed) {
     for (int64_t k = 0; k < kSize * kSize; ++k) {
       const float value = static_cast<float>(mix64(seed + static_cast<uint64_t>(k)) >> 40) * 0x1p-24F - 0.5F;
@@ -95,26 +94,15 @@ std::pair<double, std::string> measure_matmul(DType dtype) {
       }
     }
   };
-  fill(a, 1);
-  fill(b, uint64_t{1} << 32);
-  const kernels::MatmulArgs args{.m = kSize,
-                                 .n = kSize,
-                                 .k = kSize,
-                                 .a = DevicePtr(a.data()),
-                                 .lda = kSize,
-                                 .b = DevicePtr(b.data()),
-                                 .ldb = kSize,
-                                 .c = DevicePtr(c.data()),
-                                 .ldc = kSize,
-                                 .ab_dtype = dtype,
-                                 .c_dtype = DType::kF32};
-  kernels::matmul(args);
-  uint64_t digest = ckpt::hash_bytes(c);
+  fill(product.a(), 1);
+  fill(product.b(), uint64_t{1} << 32);
+  product.run();
+  uint64_t digest = ckpt::hash_bytes(product.product());
   const double rate = best_rate(kMatmulS, [&] {
-    kernels::matmul(args);
-    const uint64_t now = ckpt::hash_bytes(c);
+    product.run();
+    const uint64_t now = ckpt::hash_bytes(product.product());
     if (now != digest) digest = mix64(digest ^ now);  // not even equal to itself
-    return 2.0 * kSize * kSize * kSize / 1e9;
+    return product.flops() / 1e9;
   });
   return {rate, fmt::format("{:016x}", digest)};
 }
