@@ -26,6 +26,10 @@ float of_e5m2(uint8_t bits) { return f16_to_f32(static_cast<uint16_t>(bits << 8)
 
 float of_e8m0(uint8_t bits) { return bits == 255 ? kNan : std::ldexp(1.0f, bits - 127); }
 
+// Of the E2M1 codes 0 to 15.
+constexpr std::array<float, 16> kE2m1 = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                         -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
 using Table = std::array<float, 256>;
 template <float (*Of)(uint8_t)>
 const Table& table_of() {
@@ -89,6 +93,51 @@ void to_floats(std::string_view dtype, const std::byte* in, int64_t count, float
   } else {
     RT_CHECK(false, "{} is no dtype of weights", dtype);
   }
+}
+
+void to_e4m3(std::span<const float> values, std::byte* out) {
+  // In float32's bits a normal number is rounded at the last of three mantissa bits; 960 is the difference of the
+  // biases, 120, above them. Below 2^-6 the steps are all 2^-9, as those of float32 are from 2^14 on.
+  constexpr float kSteps = 0x1p14f;
+  constexpr auto kStepsBits = std::bit_cast<int32_t>(kSteps), kLeastNormal = std::bit_cast<int32_t>(0x1p-6f),
+                 kMost = std::bit_cast<int32_t>(kMaxE4m3);
+  constexpr size_t kAtOnce = 64;  // loops that have a length and no way out, which the compiler makes wide
+  std::array<int32_t, kAtOnce> bits{}, sizes{};
+  std::array<float, kAtOnce> sums{};
+  while (!values.empty()) {
+    const size_t count = std::min(values.size(), kAtOnce);
+    std::memcpy(bits.data(), values.data(), count * sizeof(float));
+    for (size_t k = 0; k < kAtOnce; ++k) sizes[k] = std::min(bits[k] & 0x7fffffff, kMost);
+    for (size_t k = 0; k < kAtOnce; ++k) sums[k] = std::bit_cast<float>(sizes[k]) + kSteps;
+    for (size_t k = 0; k < kAtOnce; ++k) {
+      const int32_t normal = ((sizes[k] + 0x7ffff + ((sizes[k] >> 20) & 1)) >> 20) - 960;
+      const int32_t small = std::bit_cast<int32_t>(sums[k]) - kStepsBits;
+      sizes[k] = (sizes[k] < kLeastNormal ? small : normal) | ((bits[k] >> 24) & 0x80);
+    }
+    std::array<std::byte, kAtOnce> codes{};
+    for (size_t k = 0; k < kAtOnce; ++k) codes[k] = static_cast<std::byte>(sizes[k]);
+    std::memcpy(out, codes.data(), count);
+    values = values.subspan(count);
+    out += count;
+  }
+}
+
+int64_t from_mxfp4(const std::byte* codes, const std::byte* scales, int64_t groups, float* out) {
+  constexpr int64_t kBytes = kMxfp4Group / 2;
+  int64_t bad = -1;
+  for (int64_t g = 0; g < groups; ++g, codes += kBytes, out += kMxfp4Group) {
+    const float scale = of_e8m0(static_cast<uint8_t>(scales[g]));
+    for (int64_t k = 0; k < kBytes; ++k) {
+      const auto byte = static_cast<uint8_t>(codes[k]);
+      out[2 * k] = kE2m1[byte & 15] * scale;
+      out[2 * k + 1] = kE2m1[byte >> 4] * scale;
+    }
+    if (static_cast<uint8_t>(scales[g]) < 253 || bad >= 0) continue;  // 6 * 2^125 is finite
+    for (int64_t k = 0; k < kMxfp4Group && bad < 0; ++k) {
+      if (!std::isfinite(out[k])) bad = g * kMxfp4Group + k;
+    }
+  }
+  return bad;
 }
 
 int64_t from_floats(DType dtype, std::span<const float> values, std::byte* out) {

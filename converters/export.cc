@@ -19,6 +19,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/box_stream.h"
+#include "converters/block_fp8.h"
 #include "converters/dual_file.h"
 #include "converters/elements.h"
 #include "converters/family.h"
@@ -55,10 +56,12 @@ struct Output {
   bool transpose = false;
   std::optional<DType> own_dtype;  // where it is not that of the others
   std::vector<OutputRun> runs;     // in the order of the stored rows
+  OutputPart part = OutputPart::kNumbers;
+  Shape matrix;  // of which scales are
 };
 
-/// In the order in which shards are filled: embedding, layers by number, final norm, head.
-std::vector<Output> outputs_of(const Family& family, const WeightSource& source) {
+/// In the order in which shards are filled: embedding, layers by number, final norm, head. `blocks`: null for none.
+std::vector<Output> outputs_of(const Family& family, const WeightSource& source, const BlockFp8* blocks) {
   const std::vector<Mapping> mappings = tensor_map(family, source.model());
   std::vector<Output> out;
   std::map<std::string, size_t> index;
@@ -83,7 +86,22 @@ std::vector<Output> outputs_of(const Family& family, const WeightSource& source)
       rows += run.count;
     }
   }
-  return out;
+  if (blocks == nullptr) return out;
+  std::vector<Output> parts;
+  for (Output& output : out) {
+    const auto source_index = static_cast<size_t>(output.runs.front().source);
+    const bool quantised = blocks->holds(source.tensors()[source_index], mappings[source_index]);
+    output.matrix = output.shape;
+    if (quantised) output.part = OutputPart::kCodes;
+    parts.push_back(std::move(output));
+    if (!quantised) continue;
+    Output scales = parts.back();
+    scales.name += kScaleSuffix;
+    scales.shape = blocks->scales_of(scales.matrix);
+    scales.part = OutputPart::kScales;
+    parts.push_back(std::move(scales));
+  }
+  return parts;
 }
 
 /// The bytes of one file's tensors out of a checkpoint, read ahead by a thread of the stream's own.
@@ -91,8 +109,8 @@ class CheckpointTensors final : public TensorSource {
  public:
   static Result<std::unique_ptr<CheckpointTensors>> open(const fs::path& dir, const CheckpointWeights& weights,
                                                          const std::vector<Output>& outputs, DType dtype,
-                                                         std::span<const int64_t> tensors) {
-    std::unique_ptr<CheckpointTensors> out(new CheckpointTensors(outputs, dtype));
+                                                         const BlockFp8& blocks, std::span<const int64_t> tensors) {
+    std::unique_ptr<CheckpointTensors> out(new CheckpointTensors(outputs, dtype, blocks));
     out->io_ = ckpt::make_best_backend({.depth = 16, .in_flight_bytes = kReaderBytes});
     int64_t chunk = 0;
     RT_TRY(ckpt::check_chunks_fit(weights.manifest(), kWindowBytes, &chunk).with(dir.string()));
@@ -108,6 +126,14 @@ class CheckpointTensors final : public TensorSource {
 
   Status fill(int64_t tensor, int64_t first, std::span<std::byte> out) override {
     const Output& output = outputs_[static_cast<size_t>(tensor)];
+    if (output.part != OutputPart::kNumbers) {
+      if (blocks_of_ != tensor) {
+        blocks_.emplace(output.name, output.matrix, shape_,
+                        [this, tensor](int64_t from, std::span<float> values) { return floats(tensor, from, values); });
+        blocks_of_ = tensor;
+      }
+      return output.part == OutputPart::kCodes ? blocks_->codes(first, out) : blocks_->scales(first, out);
+    }
     const DType dtype = output.own_dtype.value_or(dtype_);
     const int64_t elem = dtype_size_bytes(dtype), count = static_cast<int64_t>(out.size()) / elem;
     if (dtype == DType::kF32) return floats(tensor, first, {reinterpret_cast<float*>(out.data()), size_t(count)});
@@ -131,7 +157,8 @@ class CheckpointTensors final : public TensorSource {
     int64_t rows = 0;
   };
 
-  CheckpointTensors(const std::vector<Output>& outputs, DType dtype) : outputs_(outputs), dtype_(dtype) {}
+  CheckpointTensors(const std::vector<Output>& outputs, DType dtype, const BlockFp8& blocks)
+      : outputs_(outputs), dtype_(dtype), shape_(blocks) {}
 
   void add_item(const CheckpointWeights& weights, int64_t source, const Box& box) {
     const std::string& name = weights.tensors()[source].name;
@@ -208,6 +235,9 @@ class CheckpointTensors final : public TensorSource {
 
   const std::vector<Output>& outputs_;
   DType dtype_;
+  const BlockFp8& shape_;
+  std::optional<BlockTensors> blocks_;  // of this tensor
+  int64_t blocks_of_ = -1;
   std::unique_ptr<ckpt::IoBackend> io_;
   std::unique_ptr<ckpt::CheckpointReader> reader_;
   std::unique_ptr<ckpt::LoadPlanner> planner_;
@@ -246,7 +276,8 @@ class Exporter {
     const bool readable = original.is_object() && original.contains("model_type") && original["model_type"].is_string();
     RT_TRY_SET(const Family family,
                family_for(source_.model(), readable ? original["model_type"].get<std::string>() : ""));
-    const DType dtype = options_.dtype.value_or(source_.imported_dtype().value_or(origin_dtype_.value_or(DType::kF32)));
+    const DType trained = options_.block_fp8 ? DType::kBf16 : DType::kF32;
+    const DType dtype = options_.dtype.value_or(source_.imported_dtype().value_or(origin_dtype_.value_or(trained)));
     report_.dtype = dtype == DType::kF64 ? DType::kF32 : dtype;
     report_.model_type = family.model_type;
     if (!options_.like.empty() && readable && original["model_type"] != family.model_type) {
@@ -257,7 +288,13 @@ class Exporter {
     nlohmann::ordered_json config = config_from_model(family, source_.model(), report_.dtype, original);
     keep_token_ids(original_text, &config);
     config["transformers_version"] = kTestedVersion;
-    outputs_ = outputs_of(family, source_);
+    if (options_.block_fp8) {
+      RT_TRY(check_block_fp8(family));
+      blocks_ = BlockFp8::like(original);
+      config["quantization_config"] = blocks_.config();
+      report_.block_fp8 = true;
+    }
+    outputs_ = outputs_of(family, source_, options_.block_fp8 ? &blocks_ : nullptr);
     if (!options_.dtype) {  // what nothing has trained leaves as it came
       const std::map<std::string, DType> own = source_.imported_dtypes();
       for (Output& tensor : outputs_) {
@@ -267,7 +304,8 @@ class Exporter {
     }
 
     HfOutput output{.dtype = report_.dtype};
-    for (const Output& tensor : outputs_) output.tensors.push_back({tensor.name, tensor.shape, tensor.own_dtype});
+    for (const Output& tensor : outputs_)
+      output.tensors.push_back({tensor.name, tensor.shape, tensor.own_dtype, tensor.part});
     if (const auto index = files_.find(std::string(kIndexFile)); index != files_.end())
       output.split = split_of_index(output.tensors, index->second);
     for (auto& [name, text] : files_) {
@@ -308,7 +346,7 @@ class Exporter {
   OpenTensors opener() const {
     return [this](std::span<const int64_t> tensors) -> Result<std::unique_ptr<TensorSource>> {
       RT_TRY_SET(std::unique_ptr<CheckpointTensors> source,
-                 CheckpointTensors::open(source_dir_, source_, outputs_, report_.dtype, tensors));
+                 CheckpointTensors::open(source_dir_, source_, outputs_, report_.dtype, blocks_, tensors));
       return std::unique_ptr<TensorSource>(std::move(source));
     };
   }
@@ -317,7 +355,7 @@ class Exporter {
     const ckpt::Manifest& m = source_.manifest();
     ModelCard card{.name = target.filename().string(),
                    .model_type = report_.model_type,
-                   .dtype = std::string(dtype_name(report_.dtype)),
+                   .dtype = dtype_text(report_),
                    .parameters = count_parameters(source_.model())};
     card.lineage.push_back(fmt::format("run `{}` (id `{}`), step {}, {} samples and {} tokens seen", m.run.name,
                                        m.run.id, m.step, m.samples, m.tokens));
@@ -536,6 +574,7 @@ class Exporter {
   ExportReport& report_;
   ckpt::IoBackend& io_;
   const RecipeDecoder& decode_;
+  BlockFp8 blocks_;
   std::vector<Output> outputs_;
   std::map<std::string, std::string> files_;
 };
@@ -546,6 +585,8 @@ Result<ExportReport> export_hf(ckpt::IoBackend& io, const fs::path& checkpoint_d
                                const ExportOptions& options, const RecipeDecoder& decode) {
   const auto start = std::chrono::steady_clock::now();
   RT_TRY(check_export_dtype(options.dtype));
+  if (options.block_fp8 && options.hdf5)
+    return invalid("--quantize: HDF5 has no numbers of eight bits; without --hdf5");
   RT_TRY(check_apart(checkpoint_dir, hf_dir));
   RT_TRY(check_hf_target(hf_dir, options.overwrite));
   RT_TRY_SET(const std::unique_ptr<CheckpointWeights> source,
@@ -562,6 +603,10 @@ std::string not_finite_warning(const std::vector<std::string>& tensors) {
   return fmt::format("{} tensor{} NaN or infinity: {}{}", tensors.size(), tensors.size() == 1 ? " holds" : "s hold",
                      fmt::join(named, ", "),
                      tensors.size() > kNamed ? fmt::format(" and {} more", tensors.size() - kNamed) : "");
+}
+
+std::string dtype_text(const ExportReport& report) {
+  return fmt::format("{}{}", report.block_fp8 ? "fp8 in blocks, the rest " : "", dtype_name(report.dtype));
 }
 
 Status check_export_dtype(const std::optional<DType>& dtype) {

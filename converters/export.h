@@ -31,6 +31,8 @@ struct ExportOptions {
   bool overwrite = false;      // a target folder that is not empty
   std::filesystem::path like;  // a Hugging Face folder whose family, token ids and tokenizer files are taken; empty:
                                // those that the checkpoint keeps
+  bool block_fp8 = false;      // the layers' matrices in blocks of eight bits (block_fp8.h), where the family has them;
+                               // dtype is that of the rest, unset after training: bf16
   bool hdf5 = false;           // each weights file is HDF5 as well (dual_file.h), and has a second name, model*.h5;
                                // one file of f32 makes the folder a checkpoint
   const std::atomic<bool>* cancel = nullptr;                              // as HfWriteOptions'
@@ -41,6 +43,7 @@ struct ExportOptions {
 struct ExportReport {
   std::filesystem::path dir;
   DType dtype = DType::kF32;
+  bool block_fp8 = false;  // but for what is in blocks
   std::string model_type;
   int64_t tensors = 0, parameters = 0, data_bytes = 0, shards = 0, files_passed = 0;
   int64_t taken_files = 0, taken_bytes = 0;  // that an earlier export, cut off, had written
@@ -58,6 +61,9 @@ Result<ExportReport> export_hf(ckpt::IoBackend& io, const std::filesystem::path&
 
 /// What is said of tensors that hold a NaN or an infinity.
 std::string not_finite_warning(const std::vector<std::string>& tensors);
+
+/// "bf16", or "fp8 in blocks, the rest bf16".
+std::string dtype_text(const ExportReport& report);
 
 /// Errors: kInvalidInput for a dtype that no folder is written in.
 Status check_export_dtype(const std::optional<DType>& dtype);

@@ -49,6 +49,7 @@ struct Family {
   std::span<const TensorRow> also;  // other names, read and never written: those of transformers 5's memory
   // The layers behind the model's own, which predict further tokens, are left out: what their names begin with.
   std::string_view later_layers;
+  bool block_fp8 = false;    // published in blocks of eight bits, which export can write too (block_fp8.h)
   bool last_choice = false;  // its models go out as another family where that holds them too, unless they came as it
   std::span<const std::string_view> ignored;  // patterns of tensors that nobody needs: masks, inverse frequencies
   // Of formats with a file for each rank, read only:

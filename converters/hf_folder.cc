@@ -422,7 +422,6 @@ void HfFolder::settle_dtype() {
                                     seen.size(), dtype_name(dtype_)));
   }
   if (elems.contains(DType::kF64)) warnings_.push_back("F64 weights are rounded to float32");
-  if (weights_->quantised()) warnings_.push_back("eight-bit weights are multiplied with their scales, in float32");
 }
 
 std::string HfFolder::identity() const {

@@ -45,11 +45,12 @@ std::string shard_name(int64_t index, int64_t count) {
 
 /// transformers' algorithm: a tensor above the limit is a shard of its own at once; else a shard that would pass the
 /// limit is closed first.
-Split split_by_size(const std::vector<OutputTensor>& tensors, DType dtype, int64_t limit) {
+Split split_by_size(const HfOutput& output, int64_t limit) {
+  const std::vector<OutputTensor>& tensors = output.tensors;
   std::vector<int64_t> shard(tensors.size());
   int64_t count = 0, open_shard = -1, filled = 0;
   for (size_t k = 0; k < tensors.size(); ++k) {
-    const int64_t bytes = count_elems(tensors[k].shape) * dtype_size_bytes(tensors[k].own_dtype.value_or(dtype));
+    const int64_t bytes = count_elems(tensors[k].shape) * output.elem_bytes(tensors[k]);
     if (bytes > limit) {
       shard[k] = count++;
       continue;
@@ -156,9 +157,7 @@ Result<std::vector<Shard>> lay_out(const HfOutput& output, const Split& split) {
     const OutputTensor& tensor = output.tensors[k];
     index[tensor.name] = static_cast<int64_t>(k);
     by_name[split.at(tensor.name)].tensors.push_back(
-        {.name = tensor.name,
-         .dtype = std::string(safetensors_dtype_name(output.dtype_of(static_cast<int64_t>(k)))),
-         .shape = tensor.shape});
+        {.name = tensor.name, .dtype = std::string(output.dtype_of(tensor)), .shape = tensor.shape});
   }
   std::vector<Shard> out;
   for (auto& [name, shard] : by_name) {
@@ -280,7 +279,9 @@ class FolderWriter {
       for (const SafeTensor& tensor : shard.tensors) weight_map[tensor.name] = shard.name;
     }
     key_ = std::max<uint64_t>(1, ckpt::hash_bytes(key));
-    for (const OutputTensor& tensor : output_.tensors) report.parameters += count_elems(tensor.shape);
+    for (const OutputTensor& tensor : output_.tensors) {
+      if (tensor.part != OutputPart::kScales) report.parameters += count_elems(tensor.shape);
+    }
     report.tensors = static_cast<int64_t>(output_.tensors.size());
     report.data_bytes = total_bytes_;
     report.shards = static_cast<int64_t>(shards.size());
@@ -297,8 +298,7 @@ class FolderWriter {
  private:
   Split split() const {
     if (options_.max_shard_bytes == 0 && output_.split) return *output_.split;
-    return split_by_size(output_.tensors, output_.dtype,
-                         options_.max_shard_bytes > 0 ? options_.max_shard_bytes : kDefaultShardBytes);
+    return split_by_size(output_, options_.max_shard_bytes > 0 ? options_.max_shard_bytes : kDefaultShardBytes);
   }
 
   Status write_shards(const std::vector<Shard>& shards, HfWriteReport& report) {
@@ -386,8 +386,8 @@ class FolderWriter {
     }
     // Headers have a multiple of 8 bytes and no element has more: none is cut in two by the end of a buffer.
     for (size_t k = 0; k < shard.tensors.size(); ++k) {
-      const DType dtype = output_.dtype_of(shard.indices[k]);
-      const int64_t elem = dtype_size_bytes(dtype);
+      const OutputTensor& tensor = output_.tensors[static_cast<size_t>(shard.indices[k])];
+      const int64_t elem = output_.elem_bytes(tensor);
       const int64_t bytes = shard.tensors[k].end - shard.tensors[k].begin;
       bool finite = true;
       for (int64_t at = 0; at < bytes;) {
@@ -397,7 +397,8 @@ class FolderWriter {
         RT_TRY_SET(const std::span<std::byte> room, stream.room());
         const auto n = std::min<size_t>(room.size(), static_cast<size_t>(bytes - at));
         RT_TRY(source->fill(shard.indices[k], at / elem, room.first(n)));
-        finite = finite && !any_not_finite(dtype, room.first(n));
+        const bool numbers = tensor.part == OutputPart::kNumbers;  // the parts of blocks are finite, or not made
+        finite = finite && !(numbers && any_not_finite(tensor.own_dtype.value_or(output_.dtype), room.first(n)));
         stream.advance(n);
         at += static_cast<int64_t>(n);
         count(static_cast<int64_t>(n));
@@ -499,6 +500,13 @@ Result<Fd> lock_work(const fs::path& work) {
 }
 
 }  // namespace
+
+std::string_view HfOutput::dtype_of(const OutputTensor& tensor) const {
+  if (tensor.part == OutputPart::kCodes) return "F8_E4M3";
+  return safetensors_dtype_name(tensor.part == OutputPart::kScales ? DType::kF32 : tensor.own_dtype.value_or(dtype));
+}
+
+int64_t HfOutput::elem_bytes(const OutputTensor& tensor) const { return safetensors_dtype_bits(dtype_of(tensor)) / 8; }
 
 std::optional<Split> split_of_index(const std::vector<OutputTensor>& tensors, const std::string& index) {
   auto map = parse_index(index);

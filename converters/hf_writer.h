@@ -43,10 +43,14 @@ inline constexpr std::string_view kCardFile = "README.md";
 /// Which file of the folder holds which tensor.
 using Split = std::map<std::string, std::string>;
 
+/// What the file has of a tensor: its numbers, or one of the two parts of a matrix in blocks (block_fp8.h).
+enum class OutputPart { kNumbers, kCodes, kScales };
+
 struct OutputTensor {
   std::string name;
   Shape shape;
-  std::optional<DType> own_dtype;  // where it is not HfOutput::dtype
+  std::optional<DType> own_dtype;  // of numbers, where it is not HfOutput::dtype
+  OutputPart part = OutputPart::kNumbers;
 };
 
 struct HfOutput {
@@ -56,14 +60,16 @@ struct HfOutput {
   std::map<std::string, std::string> texts;  // small files by name, config.json and README.md among them
   std::string source;                        // all that decides the weights' bytes, as text
 
-  DType dtype_of(int64_t tensor) const { return tensors[static_cast<size_t>(tensor)].own_dtype.value_or(dtype); }
+  /// As the file names it.
+  std::string_view dtype_of(const OutputTensor& tensor) const;
+  int64_t elem_bytes(const OutputTensor& tensor) const;
 };
 
 /// Makes the bytes of some tensors of an HfOutput. Used by one thread, tensor after tensor, elements ascending.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
-  /// Elements [first, first + out.size() / element size) of a tensor, in its dtype (HfOutput::dtype_of).
+  /// Elements [first, first + out.size() / element size) of a tensor, in the dtype that it has in the file.
   virtual Status fill(int64_t tensor, int64_t first, std::span<std::byte> out) = 0;
 };
 /// Called from several threads, once for a file with its tensors in the order in which they will be asked for.

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "converters/block_fp8.h"
 #include "converters/elements.h"
 #include "converters/hf_folder.h"
 #include "converters/model_card.h"
@@ -31,10 +32,14 @@ struct Published {
   const FolderTensor* from = nullptr;
   int64_t first = 0;               // element
   std::optional<DType> own_dtype;  // where it is not that of the others
+  OutputPart part = OutputPart::kNumbers;
+  Shape matrix;         // of which it is a part
+  bool copied = false;  // a part that the old folder has as it is to be
 };
 
-/// Each stored tensor once, in the table's order, by the table's names. `one_dtype`: not each in its own.
-std::vector<Published> published_tensors(const HfFolder& folder, bool one_dtype) {
+/// Each stored tensor once, in the table's order, by the table's names. `one_dtype`: not each in its own. `blocks`:
+/// null for none.
+std::vector<Published> published_tensors(const HfFolder& folder, bool one_dtype, const BlockFp8* blocks) {
   const std::vector<Mapping> table = tensor_map(folder.family(), folder.model());
   std::vector<Published> out;
   std::set<std::string_view> seen;
@@ -48,31 +53,51 @@ std::vector<Published> published_tensors(const HfFolder& folder, bool one_dtype)
     } else if (folder.tensors()[k].balances) {
       out.back().own_dtype = DType::kF32;  // as its class keeps it
     }
-    if (found.stored == wanted.stored || found.shape == wanted.shape) continue;  // by itself, under whatever name
-    // Under another name, in a stack for one: rows that lie together, of a tensor that is published by itself.
-    RT_CHECK(wanted.shape == folder.tensors()[k].shape && !wanted.transpose && !found.transpose && found.run == 0,
-             "{} cannot be made from {}", wanted.stored, found.stored);
-    out.back().first = found.first * column_count(wanted.shape);
+    if (out.back().from->mxfp4) {  // whose rows are columns of what is published
+      RT_CHECK(wanted.transpose && !found.transpose && count_elems(wanted.shape) == count_elems(found.shape),
+               "{} cannot be made from {}", wanted.stored, found.stored);
+    } else if (found.stored != wanted.stored && found.shape != wanted.shape) {
+      // Under another name, in a stack for one: rows that lie together, of a tensor that is published by itself.
+      RT_CHECK(wanted.shape == folder.tensors()[k].shape && !wanted.transpose && !found.transpose && found.run == 0,
+               "{} cannot be made from {}", wanted.stored, found.stored);
+      out.back().first = found.first * column_count(wanted.shape);
+    }
+    if (blocks == nullptr || !blocks->holds(folder.tensors()[k], wanted)) continue;
+    const FolderTensor& from = *out.back().from;
+    out.back().part = OutputPart::kCodes;
+    out.back().matrix = wanted.shape;
+    out.back().copied = from.scale != nullptr && from.stored->dtype == "F8_E4M3" && from.scale->dtype == "F32" &&
+                        from.shape == wanted.shape && from.block_rows == blocks->rows &&
+                        from.block_columns == blocks->columns;
+    Published scales = out.back();
+    scales.name += kScaleSuffix;
+    scales.shape = blocks->scales_of(wanted.shape);
+    scales.part = OutputPart::kScales;
+    out.push_back(std::move(scales));
   }
   return out;
 }
 
 class FolderTensors final : public TensorSource {
  public:
-  FolderTensors(const HfFolder& folder, const std::vector<Published>& tensors, DType dtype)
-      : folder_(folder), tensors_(tensors), dtype_(dtype) {}
+  FolderTensors(const HfFolder& folder, const std::vector<Published>& tensors, DType dtype, const BlockFp8& blocks)
+      : folder_(folder), tensors_(tensors), dtype_(dtype), shape_(blocks) {}
 
   Status fill(int64_t tensor, int64_t first, std::span<std::byte> out) override {
-    const FolderTensor& from = *tensors_[static_cast<size_t>(tensor)].from;
-    first += tensors_[static_cast<size_t>(tensor)].first;
-    const DType dtype = tensors_[static_cast<size_t>(tensor)].own_dtype.value_or(dtype_);
+    const Published& published = tensors_[static_cast<size_t>(tensor)];
+    const FolderTensor& from = *published.from;
+    if (published.part != OutputPart::kNumbers) return fill_part(tensor, first, out);
+    first += published.first;
+    const DType dtype = published.own_dtype.value_or(dtype_);
     const int64_t elem = dtype_size_bytes(dtype), count = static_cast<int64_t>(out.size()) / elem;
     if (from.scale == nullptr && from.dtype == safetensors_dtype_name(dtype))
       return from.file->read(*from.stored, first * elem, count * elem, out.data());
     floats_.resize(static_cast<size_t>(kBlockElems));
     for (int64_t at = 0; at < count; at += kBlockElems) {
       const std::span<float> block = std::span(floats_).first(static_cast<size_t>(std::min(kBlockElems, count - at)));
-      RT_TRY(folder_.weights().read(from, first + at, static_cast<int64_t>(block.size()), block.data()));
+      const auto size = static_cast<int64_t>(block.size());
+      RT_TRY(from.mxfp4 ? folder_.weights().read_turned(from, first + at, size, block.data())
+                        : folder_.weights().read(from, first + at, size, block.data()));
       if (const int64_t bad = from_floats(dtype, block, out.data() + at * elem); bad >= 0) {
         return Error{ErrorCode::kUnsupported,
                      fmt::format("{}: {} holds {}, f16 ends at {}; convert to bf16 or f32", from.file->path().string(),
@@ -83,15 +108,40 @@ class FolderTensors final : public TensorSource {
   }
 
  private:
+  Status fill_part(int64_t tensor, int64_t first, std::span<std::byte> out) {
+    const Published& published = tensors_[static_cast<size_t>(tensor)];
+    const FolderTensor& from = *published.from;
+    const bool codes = published.part == OutputPart::kCodes;
+    if (published.copied && codes) return folder_.weights().read_codes(from, first, std::ssize(out), out.data());
+    if (published.copied) {
+      constexpr int64_t kElem = sizeof(float);
+      RT_TRY(from.scale_file->read(*from.scale, first * kElem, std::ssize(out), out.data()));
+      if (!any_not_finite(DType::kF32, out)) return {};
+      return Error{ErrorCode::kCorrupt, fmt::format("{}: {}: found a NaN or an infinity, expected finite scales",
+                                                    from.scale_file->path().string(), from.scale->name)};
+    }
+    if (blocks_of_ != tensor) {
+      const auto read = [this, &from, first_of = published.first](int64_t element, std::span<float> values) {
+        return folder_.weights().read(from, first_of + element, std::ssize(values), values.data());
+      };
+      blocks_.emplace(published.name, published.matrix, shape_, read);
+      blocks_of_ = tensor;
+    }
+    return codes ? blocks_->codes(first, out) : blocks_->scales(first, out);
+  }
+
   const HfFolder& folder_;
   const std::vector<Published>& tensors_;
   DType dtype_;
+  const BlockFp8& shape_;
+  std::optional<BlockTensors> blocks_;  // of this tensor
+  int64_t blocks_of_ = -1;
   std::vector<float> floats_;
 };
 
 /// The source's config.json in the form that both transformers lines read: its own keys, over them those of the
 /// family's table, without what speaks of code or of weights as they were stored.
-Result<std::string> clean_config(const HfFolder& folder, DType dtype) {
+Result<std::string> clean_config(const HfFolder& folder, DType dtype, const nlohmann::ordered_json& quantisation) {
   RT_TRY_SET(nlohmann::ordered_json out, parse_ordered_json(folder.config_text()));
   if (!out.is_object()) return Error{ErrorCode::kInternal, "config.json was an object before"};
   if (!folder.family().architecture.empty()) {
@@ -108,6 +158,7 @@ Result<std::string> clean_config(const HfFolder& folder, DType dtype) {
   out["torch_dtype"] = dtype == DType::kBf16 ? "bfloat16" : dtype == DType::kF16 ? "float16" : "float32";
   out["tie_word_embeddings"] = folder.model().tied_embeddings;
   out["transformers_version"] = kTestedVersion;
+  if (!quantisation.is_null()) out["quantization_config"] = quantisation;
   return out.dump(2) + "\n";
 }
 
@@ -130,8 +181,17 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
   report.model_type = folder->family().model_type;
   report.warnings = folder->warnings();
   HfOutput output{.dtype = report.dtype};
-  const std::vector<Published> tensors = published_tensors(*folder, options.to.dtype.has_value());
-  for (const Published& tensor : tensors) output.tensors.push_back({tensor.name, tensor.shape, tensor.own_dtype});
+  const BlockFp8 blocks = BlockFp8::like(json_or_nothing(folder->config_text()));
+  nlohmann::ordered_json quantisation;
+  if (options.to.block_fp8) {
+    RT_TRY(check_block_fp8(folder->family()));
+    quantisation = blocks.config();
+    report.block_fp8 = true;
+  }
+  const std::vector<Published> tensors =
+      published_tensors(*folder, options.to.dtype.has_value(), options.to.block_fp8 ? &blocks : nullptr);
+  for (const Published& tensor : tensors)
+    output.tensors.push_back({tensor.name, tensor.shape, tensor.own_dtype, tensor.part});
   for (const std::string& name : folder->kept_files()) {
     RT_TRY_SET(std::string text, read_text_file(source / name, kMaxKeptBytes));
     if (name == kIndexFile) {
@@ -140,7 +200,7 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
       output.texts[name] = std::move(text);
     }
   }
-  RT_TRY_SET(output.texts[std::string(kConfigFile)], clean_config(*folder, report.dtype));
+  RT_TRY_SET(output.texts[std::string(kConfigFile)], clean_config(*folder, report.dtype, quantisation));
   std::string& card = output.texts[std::string(kCardFile)];
   if (is_plain_file(source / kCardFile)) {  // the model's own stays with it
     RT_TRY_SET(card, read_text_file(source / kCardFile, kMaxKeptBytes));
@@ -148,7 +208,7 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
     card = model_card(
         {.name = fs::absolute(target / "", error).lexically_normal().parent_path().filename().string(),
          .model_type = report.model_type,
-         .dtype = std::string(dtype_name(report.dtype)),
+         .dtype = dtype_text(report),
          .parameters = count_parameters(folder->model()),
          .lineage = {fmt::format("converted from the folder `{}`, whose weights are {}",
                                  fs::absolute(source / "", error).lexically_normal().parent_path().filename().string(),
@@ -156,7 +216,7 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
   }
   output.source = folder->identity();
   const OpenTensors open = [&](std::span<const int64_t>) -> Result<std::unique_ptr<TensorSource>> {
-    return std::unique_ptr<TensorSource>(std::make_unique<FolderTensors>(*folder, tensors, report.dtype));
+    return std::unique_ptr<TensorSource>(std::make_unique<FolderTensors>(*folder, tensors, report.dtype, blocks));
   };
   RT_TRY_SET(const HfWriteReport written, write_hf_folder(target, output, open,
                                                           {.max_shard_bytes = options.to.max_shard_bytes,

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
+#include <span>
 
 #include "converters/elements.h"
+#include "converters/quantisation.h"
 #include "converters/safetensors.h"
 #include "converters/torch_bin.h"
 #include "runtime/json/json.h"
@@ -26,7 +28,6 @@ constexpr int64_t kPieceBytes = 4096;              // shorter pieces of rows are
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 Error corrupt(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
-Error unsupported(std::string message) { return Error{ErrorCode::kUnsupported, std::move(message)}; }
 
 bool is_plain_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == name.npos && name.find('\\') == name.npos &&
@@ -40,81 +41,9 @@ std::byte* scratch(int64_t bytes) {
   return memory.data();
 }
 
-/// How scaled weights are stored.
-struct Scheme {
-  std::string suffix;                         // of the scale's name, after the weight's
-  int64_t block_rows = 0, block_columns = 0;  // 0: not by blocks
-};
-
-Result<Scheme> blocks_of(Scheme scheme, const nlohmann::json& blocks, std::string_view what) {
-  if (blocks.is_null()) return scheme;
-  const auto whole = [](const nlohmann::json& n) { return n.is_number_integer() && n >= 1 && n <= (1 << 30); };
-  if (!blocks.is_array() || blocks.size() != 2 || !whole(blocks[0]) || !whole(blocks[1])) {
-    return invalid(fmt::format("{} must be two sizes or null, got {}", what, blocks.dump()));
-  }
-  scheme.block_rows = blocks[0].get<int64_t>();
-  scheme.block_columns = blocks[1].get<int64_t>();
-  return scheme;
-}
-
-/// Nothing: the weights are stored as they are.
-Result<std::optional<Scheme>> scheme_of(const nlohmann::json& config) {
-  const auto found = config.is_object() ? config.find("quantization_config") : config.end();
-  if (!config.is_object() || found == config.end() || found->is_null()) return std::optional<Scheme>();
-  const nlohmann::json& quant = *found;
-  if (!quant.is_object() || !quant.contains("quant_method") || !quant["quant_method"].is_string()) {
-    return invalid("quantization_config must be an object with a quant_method");
-  }
-  const std::string method = quant["quant_method"];
-  if (method == "fp8") {
-    const nlohmann::json blocks = quant.value("weight_block_size", nlohmann::json{128, 128});  // the class default
-    RT_TRY_SET(Scheme scheme, blocks_of({"_scale_inv"}, blocks, "quantization_config.weight_block_size"));
-    return std::optional(std::move(scheme));
-  }
-  if (method == "fbgemm_fp8") return std::optional(Scheme{"_scale"});
-  if (method == "compressed-tensors") {
-    const nlohmann::json format = quant.value("format", nlohmann::json());
-    if (format == "float-quantized" || format == "naive-quantized") {
-      Scheme scheme{"_scale"};
-      const nlohmann::json groups = quant.value("config_groups", nlohmann::json::object());
-      for (const auto& group : groups) {
-        const auto weights = group.is_object() ? group.find("weights") : group.end();
-        if (!group.is_object() || weights == group.end() || !weights->is_object()) continue;
-        RT_TRY_SET(scheme, blocks_of(scheme, weights->value("block_structure", nlohmann::json()),
-                                     "quantization_config: block_structure"));
-      }
-      return std::optional(std::move(scheme));
-    }
-    return unsupported(
-        fmt::format("quantization_config: compressed-tensors in format {} cannot be read here; known: "
-                    "\"float-quantized\" (fp8); use the folder that it was made from",
-                    format.dump()));
-  }
-  return unsupported(
-      fmt::format("quantization_config: quant_method \"{}\" cannot be read here; known: fp8, fbgemm_fp8, "
-                  "compressed-tensors; use the folder that it was made from",
-                  method));
-}
-
-/// The blocks for which a scale of this shape stands; nothing when it does not fit the weight.
-std::optional<std::pair<int64_t, int64_t>> blocks_for(const Scheme& scheme, const Shape& weight, const Shape& scale) {
-  const int64_t rows = row_count(weight), columns = column_count(weight);
-  if (count_elems(scale) == 1) return std::pair(rows, columns);
-  if (scale == Shape{rows, 1} || scale == Shape{rows}) return std::pair(int64_t{1}, columns);
-  const auto blocks = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
-  if (scheme.block_rows > 0 && scale == Shape{blocks(rows, scheme.block_rows), blocks(columns, scheme.block_columns)}) {
-    return std::pair(scheme.block_rows, scheme.block_columns);
-  }
-  return std::nullopt;
-}
-
-/// A number for activations, which only kernels that compute in eight bits need.
-bool is_activation_scale(std::string_view name) {
-  for (const std::string_view leaf : {".input_scale", ".input_scale_ub", ".activation_scale", ".activation_scale_inv",
-                                      ".output_scale", ".k_scale", ".v_scale", ".q_scale"}) {
-    if (name.ends_with(leaf)) return true;
-  }
-  return false;
+Error not_finite(const FolderTensor& tensor, std::string_view place, std::string_view found) {
+  return corrupt(fmt::format("{}: {} {}: found {}, expected a finite number", tensor.file->path().string(),
+                             tensor.stored->name, place, found));
 }
 
 }  // namespace
@@ -190,7 +119,7 @@ Result<WeightsFolder> WeightsFolder::open(const fs::path& dir, const nlohmann::j
     for (const SafeTensor& tensor : file->tensors())
       out.tensors_.push_back({tensor.name, tensor.dtype, tensor.shape, file.get(), &tensor});
   }
-  RT_TRY(out.settle_scales(config).with(dir.string()));
+  RT_TRY(join_quantised(config, out.tensors_).with(dir.string()));
   out.tell_strays(dir);
   return out;
 }
@@ -255,52 +184,6 @@ Status WeightsFolder::open_index(const fs::path& dir, std::string_view index) {
   return {};
 }
 
-Status WeightsFolder::settle_scales(const nlohmann::json& config) {
-  RT_TRY_SET(const std::optional<Scheme> scheme, scheme_of(config));
-  std::map<std::string_view, const FolderTensor*> by_name;
-  for (const FolderTensor& tensor : tensors_) by_name[tensor.name] = &tensor;
-  std::set<std::string> used;  // names of scales that have their weight
-  std::vector<FolderTensor> settled;
-  std::string problems;
-  for (const FolderTensor& tensor : tensors_) {
-    if (!is_fp8_dtype(tensor.dtype)) continue;
-    const auto place = [&] { return fmt::format("\n  {}: {} {}", tensor.file_name(), tensor.name, tensor.dtype); };
-    if (!scheme) {
-      problems += place() + ": config.json has no quantization_config that says how it is scaled";
-      continue;
-    }
-    const auto scale = by_name.find(tensor.name + scheme->suffix);
-    if (scale == by_name.end()) {
-      problems += place() + fmt::format(": its scale {}{} is missing", tensor.name, scheme->suffix);
-      continue;
-    }
-    const FolderTensor& found = *scale->second;
-    const auto blocks = blocks_for(*scheme, tensor.shape, found.shape);
-    if (!blocks || (!is_float_dtype(found.dtype) && found.dtype != "F8_E8M0")) {
-      problems += place() + fmt::format(" {}: its scale {} {} {} does not fit (weight blocks: {} x {})",
-                                        to_string(tensor.shape), found.name, found.dtype, to_string(found.shape),
-                                        scheme->block_rows, scheme->block_columns);
-      continue;
-    }
-    used.insert(found.name);
-    FolderTensor scaled = tensor;
-    scaled.dtype = "F32";
-    scaled.scale_file = found.file;
-    scaled.scale = found.stored;
-    std::tie(scaled.block_rows, scaled.block_columns) = *blocks;
-    settled.push_back(std::move(scaled));
-  }
-  if (!problems.empty()) return invalid("weights of eight bits without usable scales:" + problems);
-  if (!scheme) return {};
-  quantised_ = !settled.empty();
-  for (const FolderTensor& tensor : tensors_) {
-    if (is_fp8_dtype(tensor.dtype) || used.contains(tensor.name) || is_activation_scale(tensor.name)) continue;
-    settled.push_back(tensor);
-  }
-  tensors_ = std::move(settled);
-  return {};
-}
-
 void WeightsFolder::tell_strays(const fs::path& dir) {
   std::set<std::string> used;
   for (const auto& file : files_) used.insert(file->path().filename().string());
@@ -346,6 +229,7 @@ Status WeightsFolder::read_rect(const FolderTensor& tensor, int64_t row, int64_t
                column + columns <= width,
            "{}: rows {}+{}, columns {}+{} of {}", tensor.name, row, rows, column, columns, to_string(tensor.shape));
   if (tensor.scale == nullptr && columns == width) return read(tensor, row * width, rows * columns, out);
+  if (tensor.mxfp4) return read_mxfp4(tensor, row, rows, column, columns, out);
   const std::string& dtype = tensor.stored->dtype;
   const int64_t elem = safetensors_dtype_bits(dtype) / 8;
   // Long pieces by themselves; short ones with their whole rows, many rows at a time.
@@ -366,7 +250,8 @@ Status WeightsFolder::read_rect(const FolderTensor& tensor, int64_t row, int64_t
 Status WeightsFolder::scale_rect(const FolderTensor& tensor, int64_t row, int64_t rows, int64_t column, int64_t columns,
                                  float* out) const {
   const int64_t per_line = (column_count(tensor.shape) + tensor.block_columns - 1) / tensor.block_columns;
-  const int64_t elem = safetensors_dtype_bits(tensor.scale->dtype) / 8;
+  const std::string_view dtype = tensor.scale->dtype == "U8" ? "F8_E8M0" : std::string_view(tensor.scale->dtype);
+  const int64_t elem = safetensors_dtype_bits(dtype) / 8;
   std::vector<std::byte> raw(static_cast<size_t>(per_line * elem));
   std::vector<float> scales(static_cast<size_t>(per_line));
   int64_t held = -1;  // line of the scales
@@ -374,10 +259,88 @@ Status WeightsFolder::scale_rect(const FolderTensor& tensor, int64_t row, int64_
     const int64_t line = (row + r) / tensor.block_rows;
     if (line != held) {
       RT_TRY(tensor.scale_file->read(*tensor.scale, line * per_line * elem, per_line * elem, raw.data()));
-      to_floats(tensor.scale->dtype, raw.data(), per_line, scales.data());
+      to_floats(dtype, raw.data(), per_line, scales.data());
       held = line;
     }
-    for (int64_t c = 0; c < columns; ++c) out[c] *= scales[static_cast<size_t>((column + c) / tensor.block_columns)];
+    for (int64_t c = 0; c < columns;) {
+      const int64_t block = (column + c) / tensor.block_columns;
+      const int64_t end = std::min(columns, (block + 1) * tensor.block_columns - column);
+      const float scale = scales[static_cast<size_t>(block)];
+      for (; c < end; ++c) out[c] *= scale;
+    }
+    const std::span<const float> made(out, static_cast<size_t>(columns));
+    if (!any_not_finite(DType::kF32, std::as_bytes(made))) continue;
+    const auto bad = std::ranges::find_if(made, [](float x) { return !std::isfinite(x); }) - made.begin();
+    std::byte code{};
+    RT_TRY(tensor.file->read(*tensor.stored, (row + r) * column_count(tensor.shape) + column + bad, 1, &code));
+    const int64_t block = (column + bad) / tensor.block_columns;
+    return not_finite(tensor, fmt::format("[{}, {}]", row + r, column + bad),
+                      fmt::format("the {} code {:#04x}, times {} of {}", tensor.stored->dtype, static_cast<int>(code),
+                                  scales[static_cast<size_t>(block)], tensor.scale->name));
+  }
+  return {};
+}
+
+Status WeightsFolder::read_codes(const FolderTensor& tensor, int64_t first, int64_t count, std::byte* out) const {
+  RT_TRY(tensor.file->read(*tensor.stored, first, count, out));
+  const std::span codes(out, static_cast<size_t>(count));
+  const auto nan =
+      std::ranges::find_if(codes, [](std::byte code) { return (code & std::byte{0x7f}) == std::byte{0x7f}; });
+  if (nan == codes.end()) return {};
+  const int64_t at = first + (nan - codes.begin()), width = column_count(tensor.shape);
+  return not_finite(tensor, fmt::format("[{}, {}]", at / width, at % width),
+                    fmt::format("the {} code {:#04x}", tensor.stored->dtype, static_cast<int>(*nan)));
+}
+
+Status WeightsFolder::read_mxfp4(const FolderTensor& tensor, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                                 float* out) const {
+  constexpr int64_t kBytes = kMxfp4Group / 2;  // of a group
+  const int64_t groups = column_count(tensor.shape) / kMxfp4Group;
+  int64_t begin = column / kMxfp4Group, end = (column + columns + kMxfp4Group - 1) / kMxfp4Group;  // groups
+  // As read_rect does: short pieces with their whole rows, many at a time.
+  const bool whole = (end - begin) * kBytes < kPieceBytes;
+  if (whole) begin = 0, end = groups;
+  const int64_t line = end - begin;
+  const int64_t at_once = whole ? std::clamp<int64_t>(kBlockBytes / (line * kMxfp4Group * 4), 1, rows) : 1;
+  std::vector<std::byte> codes(static_cast<size_t>(at_once * line * kBytes)),
+      scales(static_cast<size_t>(at_once * line));
+  std::vector<float> floats(static_cast<size_t>(at_once * line * kMxfp4Group));
+  for (int64_t done = 0; done < rows; done += at_once) {
+    const int64_t n = std::min(at_once, rows - done), first = (row + done) * groups + begin;
+    RT_TRY(tensor.file->read(*tensor.stored, first * kBytes, n * line * kBytes, codes.data()));
+    RT_TRY(tensor.scale_file->read(*tensor.scale, first, n * line, scales.data()));
+    if (const int64_t bad = from_mxfp4(codes.data(), scales.data(), n * line, floats.data()); bad >= 0) {
+      const int64_t group = bad / kMxfp4Group, at = row + done + group / line, outputs = tensor.shape[1];
+      return not_finite(
+          tensor,
+          fmt::format("[{}, {}, {}], number {}", at / outputs, at % outputs, begin + group % line, bad % kMxfp4Group),
+          fmt::format("the code {:#04x}, times the scale {:#04x} of {}",
+                      static_cast<int>(codes[static_cast<size_t>(bad / 2)]),
+                      static_cast<int>(scales[static_cast<size_t>(group)]), tensor.scale->name));
+    }
+    for (int64_t r = 0; r < n; ++r) {
+      std::copy_n(floats.data() + ((r * line - begin) * kMxfp4Group + column), columns, out + (done + r) * columns);
+    }
+  }
+  return {};
+}
+
+Status WeightsFolder::read_turned(const FolderTensor& tensor, int64_t first, int64_t count, float* out) const {
+  RT_CHECK(tensor.shape.size() == 3, "{} is {}", tensor.name, to_string(tensor.shape));
+  constexpr int64_t kElems = kBlockBytes / int64_t{sizeof(float)};
+  const int64_t rows = tensor.shape[1], columns = tensor.shape[2];
+  std::vector<float> block;
+  for (const Box& box : boxes_of_flat_range({tensor.shape[0], columns, rows}, first, first + count)) {
+    const int64_t wide = box.extent(1), high = box.extent(2);  // of columns and rows of the stack
+    const int64_t at_once = std::clamp<int64_t>(kElems / wide, 1, high);
+    block.resize(static_cast<size_t>(at_once * wide));
+    for (int64_t expert = box.lo[0]; expert < box.hi[0]; ++expert, out += wide * high) {
+      for (int64_t row = 0; row < high; row += at_once) {
+        const int64_t n = std::min(at_once, high - row);
+        RT_TRY(read_rect(tensor, expert * rows + box.lo[2] + row, n, box.lo[1], wide, block.data()));
+        transpose_into(block.data(), n, wide, out + row, high);
+      }
+    }
   }
   return {};
 }

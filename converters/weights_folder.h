@@ -6,14 +6,7 @@
 // pytorch_model.bin, pytorch_model.bin.index.json with its shards. One kind is read; nothing depends on the order in
 // which a folder is listed. Source: transformers (4.52 and 5.x) modeling_utils.py; huggingface_hub serialization.
 //
-// Weights of eight bits become floats here, with the scales that config.json's quantization_config speaks of:
-//   quant_method         scale of X.weight       its shape
-//   fp8                  X.weight_scale_inv      [ceil(out / b0), ceil(in / b1)], b = weight_block_size; null: one
-//   number compressed-tensors   X.weight_scale          one number, [out, 1], or blocks as above (group:
-//   block_structure) fbgemm_fp8           X.weight_scale          [out, 1]
-// A weight is its stored number times its scale, in float32. Scales of activations have no use here and are left out.
-// Source: transformers 5.x integrations/finegrained_fp8.py, integrations/fbgemm_fp8.py; compressed-tensors'
-// quantization schemes.
+// Quantised weights become floats here: which there are and how they are stored, quantisation.h.
 
 #include <filesystem>
 #include <map>
@@ -40,14 +33,15 @@ Result<std::map<std::string, std::string>> parse_index(std::string_view text, in
 
 struct FolderTensor {
   std::string name;   // as in the file
-  std::string dtype;  // of what is read: that of the file, but "F32" for scaled weights
+  std::string dtype;  // of what is read: that of the file, but "F32" for quantised weights
   Shape shape;
   const WeightsFile* file = nullptr;
   const SafeTensor* stored = nullptr;
-  // Of scaled weights: one scale for so many rows and columns.
+  // Of quantised weights: one scale for so many rows and columns.
   const WeightsFile* scale_file = nullptr;
   const SafeTensor* scale = nullptr;
   int64_t block_rows = 0, block_columns = 0;
+  bool mxfp4 = false;  // stored is [experts, out, in / 32, 16], this tensor [experts, out, in]
 
   std::string file_name() const { return file->path().filename().string(); }
 };
@@ -66,11 +60,10 @@ class WeightsFolder {
   const std::vector<std::unique_ptr<WeightsFile>>& files() const { return files_; }
   /// Which index was read: kIndexFile, kBinIndex, or empty for a single file.
   const std::string& index() const { return index_; }
-  /// Whether some weights are made from eight bits and scales.
-  bool quantised() const { return quantised_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
 
-  // Threads: these may be called from any. Memory: a few MiB a thread, whatever the tensor.
+  // Threads: these may be called from any. Memory: a few MiB a thread, whatever the tensor. Errors of all: kIo,
+  // kCorrupt; of quantised weights kCorrupt for a code or a scale that makes no finite number, with its place.
 
   /// Rows [row, row + rows) and columns [column, column + columns) as floats, dense, row-major. A tensor of any number
   /// of dims is read as a matrix: rows are all dims but the last (a vector is one column).
@@ -78,18 +71,22 @@ class WeightsFolder {
                    float* out) const;
   /// Elements [first, first + count), row-major.
   Status read(const FolderTensor& tensor, int64_t first, int64_t count, float* out) const;
+  /// The same of a stack [experts, rows, columns] turned to [experts, columns, rows].
+  Status read_turned(const FolderTensor& tensor, int64_t first, int64_t count, float* out) const;
+  /// The codes [first, first + count) of an F8_E4M3 weight, as they are stored.
+  Status read_codes(const FolderTensor& tensor, int64_t first, int64_t count, std::byte* out) const;
 
  private:
   Status open_index(const std::filesystem::path& dir, std::string_view index);
-  Status settle_scales(const nlohmann::json& config);
   void tell_strays(const std::filesystem::path& dir);
   Status scale_rect(const FolderTensor& tensor, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                    float* out) const;
+  Status read_mxfp4(const FolderTensor& tensor, int64_t row, int64_t rows, int64_t column, int64_t columns,
                     float* out) const;
 
   std::vector<std::unique_ptr<WeightsFile>> files_;
   std::vector<FolderTensor> tensors_;
   std::string index_;
-  bool quantised_ = false;
   std::vector<std::string> warnings_;
 };
 

@@ -36,9 +36,9 @@ using nlohmann::json;
 enum class Kind { kFolder, kCheckpoint };  // of the source
 
 struct Options {
-  std::string verb, from, to, target_kind;  // "hf", "cairn", or empty: what the source is not
-  std::string mesh, name;                   // into a checkpoint
-  std::string dtype, max_shard_size, like;  // into a folder
+  std::string verb, from, to, target_kind;            // "hf", "cairn", or empty: what the source is not
+  std::string mesh, name;                             // into a checkpoint
+  std::string dtype, quantize, max_shard_size, like;  // into a folder
   bool hdf5 = false, untie = false, overwrite = false, check = false, ema = false;
 };
 
@@ -91,6 +91,7 @@ Status refuse_useless(const Options& options, bool to_cairn) {
   };
   if (to_cairn) {
     RT_TRY(refuse(!options.dtype.empty(), "--dtype", "into a Hugging Face folder (checkpoints hold float32)"));
+    RT_TRY(refuse(!options.quantize.empty(), "--quantize", "into a Hugging Face folder (checkpoints hold float32)"));
     RT_TRY(refuse(!options.max_shard_size.empty(), "--max-shard-size", "into a Hugging Face folder"));
     RT_TRY(refuse(options.hdf5, "--hdf5", "into a Hugging Face folder"));
     RT_TRY(refuse(!options.like.empty(), "--like", "into a Hugging Face folder"));
@@ -173,6 +174,7 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
   if (!options.max_shard_size.empty()) {
     RT_TRY_SET(to.max_shard_bytes, convert::parse_size(options.max_shard_size).with("--max-shard-size"));
   }
+  to.block_fp8 = options.quantize == "fp8";
   if (options.ema) to.weights = convert::WeightsOf::kAverage;
   if (kind == Kind::kFolder && options.ema)
     return invalid("--ema is for checkpoints; a Hugging Face folder has one set of weights");
@@ -203,6 +205,7 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
                 {"folder", report.dir.string()},
                 {"model_type", report.model_type},
                 {"dtype", dtype_name(report.dtype)},
+                {"quantize", report.block_fp8 ? json("fp8") : json()},
                 {"parameters", report.parameters},
                 {"tensors", report.tensors},
                 {"bytes", report.data_bytes},
@@ -219,7 +222,7 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
   tell_taken(report.taken_files, report.taken_bytes);
   fmt::print("{} -> {}: {}, {} parameters in {} tensors, {} {} in {} file{}; {} other files; {:.1f} s\n", from.string(),
              report.dir.string(), report.model_type, format_count(static_cast<double>(report.parameters)),
-             report.tensors, format_bytes(report.data_bytes), dtype_name(report.dtype), report.shards,
+             report.tensors, format_bytes(report.data_bytes), dtype_text(report), report.shards,
              report.shards == 1 ? "" : "s", report.files_passed, report.seconds);
   return 0;
 }
@@ -404,6 +407,12 @@ void add_export_options(CLI::App& command, Options& options) {
   command
       .add_option("--dtype", options.dtype, "of the weights; default: that of the source, f32 of a trained checkpoint")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  command
+      .add_option(
+          "--quantize", options.quantize,
+          "fp8: the layers' matrices in blocks of 128 x 128 numbers of eight bits, as DeepSeek-V3 is published; "
+          "the rest in --dtype, by default bf16 of a trained checkpoint")
+      ->check(CLI::IsMember({"fp8"}));
   command.add_option("--max-shard-size", options.max_shard_size,
                      "of a file: 5GB, 200MB; default: the source's split, 5GB");
   command.add_option("--like", options.like,

@@ -5,7 +5,8 @@ namespace cairn::convert {
 
 Family deepseek_v3_family() {
   static const std::vector<ConfigKey> kKeys = deepseek_v3_keys();
-  return deepseek({.model_type = "deepseek_v3", .architecture = "DeepseekV3ForCausalLM", .keys = kKeys});
+  return deepseek(
+      {.model_type = "deepseek_v3", .architecture = "DeepseekV3ForCausalLM", .keys = kKeys, .block_fp8 = true});
 }
 
 }  // namespace cairn::convert

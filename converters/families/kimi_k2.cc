@@ -6,7 +6,7 @@ namespace cairn::convert {
 
 Family kimi_k2_family() {
   static const std::vector<ConfigKey> kKeys = deepseek_v3_keys();
-  return deepseek({.model_type = "kimi_k2", .keys = kKeys});
+  return deepseek({.model_type = "kimi_k2", .keys = kKeys, .block_fp8 = true});
 }
 
 }  // namespace cairn::convert

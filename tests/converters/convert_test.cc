@@ -1,5 +1,5 @@
-// Folder to folder, eight-bit weights, and conversions that are cut off: in each direction they go on, fail cleanly,
-// and never look whole when they are not.
+// Folder to folder, and conversions that are cut off: in each direction they go on, fail cleanly, and never look whole
+// when they are not.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -304,116 +304,6 @@ TEST_SUITE("converters/convert") {
     spit(temp / "out" / "README.md", "mine");
     REQUIRE(export_hf(io, checkpoint, temp / "out", {.overwrite = true}, decode).ok());
     CHECK(slurp(temp / "out" / "README.md") == "mine");
-  }
-
-  TEST_CASE("eight bits: all 256 codes are the numbers of the formats") {
-    std::vector<std::byte> codes(256);
-    for (int k = 0; k < 256; ++k) codes[k] = static_cast<std::byte>(k);
-    std::vector<float> e4m3(256), e5m2(256), e8m0(256);
-    to_floats("F8_E4M3", codes.data(), 256, e4m3.data());
-    to_floats("F8_E5M2", codes.data(), 256, e5m2.data());
-    to_floats("F8_E8M0", codes.data(), 256, e8m0.data());
-    CHECK(e4m3[0x7e] == 448.0f);
-    CHECK(e4m3[0x08] == std::ldexp(1.0f, -6));
-    CHECK(e4m3[0x01] == std::ldexp(1.0f, -9));
-    CHECK(e4m3[0xb8] == -1.0f);
-    CHECK(std::isnan(e4m3[0x7f]));
-    CHECK(std::isnan(e4m3[0xff]));
-    CHECK(e5m2[0x7b] == 57344.0f);
-    CHECK(e5m2[0x01] == std::ldexp(1.0f, -16));
-    CHECK(std::isinf(e5m2[0x7c]));
-    CHECK(std::isnan(e5m2[0x7d]));
-    CHECK(e8m0[127] == 1.0f);
-    CHECK(e8m0[0] == std::ldexp(1.0f, -127));
-    CHECK(std::isnan(e8m0[255]));
-    for (int k = 1; k < 0x7e; ++k) CHECK(e4m3[k] > e4m3[k - 1]);
-  }
-
-  TEST_CASE("eight-bit weights are their numbers times their scales, by block, by row and by tensor") {
-    TempDir temp;
-    const fs::path dir = temp / "in";
-    fs::copy(golden("hf-llama-tied-bias"), dir);
-    const Tensors before = load(dir / "model.safetensors");
-    struct Scheme {
-      std::string suffix;
-      nlohmann::json config;
-      int64_t rows, columns;  // of a block; 0: all
-    };
-    const std::vector<Scheme> schemes = {
-        {"_scale_inv", {{"quant_method", "fp8"}, {"weight_block_size", {16, 7}}}, 16, 7},
-        {"_scale_inv", {{"quant_method", "fp8"}, {"weight_block_size", nullptr}}, 0, 0},
-        {"_scale", {{"quant_method", "fbgemm_fp8"}}, 1, 0},
-        {"_scale", {{"quant_method", "compressed-tensors"}, {"format", "float-quantized"}}, 1, 0}};
-    for (const Scheme& scheme : schemes) {
-      CAPTURE(scheme.config.dump());
-      Tensors stored;
-      std::map<std::string, std::vector<float>> expected;
-      for (const auto& [name, tensor] : before) {
-        if (!has(name, "_proj.weight")) {
-          stored[name] = tensor;
-          continue;
-        }
-        const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
-        const int64_t down = scheme.rows > 0 ? scheme.rows : rows,
-                      across = scheme.columns > 0 ? scheme.columns : columns;
-        const int64_t lines = (rows + down - 1) / down, wide = (columns + across - 1) / across;
-        Stored codes{"F8_E4M3", tensor.shape, ""}, scales{"F32", {lines, wide}, ""};
-        for (int64_t k = 0; k < rows * columns; ++k) codes.bytes += static_cast<char>((k * 37) % 120);
-        std::vector<float> scale(static_cast<size_t>(lines * wide)), values(static_cast<size_t>(rows * columns));
-        for (size_t k = 0; k < scale.size(); ++k) scale[k] = 0.01f * static_cast<float>(k + 1);
-        scales.bytes.assign(reinterpret_cast<const char*>(scale.data()), scale.size() * sizeof(float));
-        to_floats("F8_E4M3", reinterpret_cast<const std::byte*>(codes.bytes.data()), rows * columns, values.data());
-        for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t c = 0; c < columns; ++c) values[r * columns + c] *= scale[(r / down) * wide + c / across];
-        }
-        expected[name] = values;
-        stored[name] = codes;
-        stored[name + scheme.suffix] = scales;
-        stored[name.substr(0, name.size() - 6) + "input_scale"] = {"F32", {}, std::string(4, '\0')};
-      }
-      store(dir / "model.safetensors", stored);
-      auto config = nlohmann::json::parse(slurp(golden("hf-llama-tied-bias") / "config.json"));
-      config["quantization_config"] = scheme.config;
-      spit(dir / "config.json", config.dump());
-      const auto folder = HfFolder::open(dir);
-      REQUIRE_OK(folder);
-      int64_t checked = 0;
-      for (size_t k = 0; k < folder.value()->tensors().size(); ++k) {
-        const auto wanted = expected.find(folder.value()->stored()[k].name);
-        if (wanted == expected.end()) continue;
-        std::vector<float> whole(wanted->second.size());
-        REQUIRE(folder.value()->read(static_cast<int64_t>(k), whole).ok());
-        CHECK(whole == wanted->second);
-        const Shape& shape = folder.value()->tensors()[k].shape;
-        const Box box{{3, 2}, {shape[0] - 1, shape[1] - 4}};  // across the edges of blocks
-        std::vector<float> part(static_cast<size_t>(box.count_elems())), cut(part.size());
-        copy_box_out(whole.data(), shape, box, cut.data());
-        REQUIRE(folder.value()->read_box(static_cast<int64_t>(k), box, part).ok());
-        CHECK(part == cut);
-        ++checked;
-      }
-      CHECK(checked == 7 * folder.value()->model().layers);
-      // And as a folder of its own: no scales, no quantization_config.
-      fs::remove_all(temp / "out");
-      const auto report = rewritten(dir, temp / "out", {.dtype = DType::kF32});
-      REQUIRE_OK(report);
-      CHECK(!nlohmann::json::parse(slurp(temp / "out" / "config.json")).contains("quantization_config"));
-      CHECK(weights_of(*HfFolder::open(temp / "out").value()) == weights_of(*folder.value()));
-    }
-    Tensors broken = load(dir / "model.safetensors");
-    broken.erase("model.layers.0.mlp.up_proj.weight_scale");
-    broken["model.layers.1.mlp.up_proj.weight_scale"] = {"F32", {3}, std::string(12, '\0')};
-    store(dir / "model.safetensors", broken);
-    const std::string message = HfFolder::open(dir).error().message;
-    CAPTURE(message);
-    CHECK(has(message,
-              "model.safetensors: model.layers.0.mlp.up_proj.weight F8_E4M3: its scale "
-              "model.layers.0.mlp.up_proj.weight_scale is missing"));
-    CHECK(has(message, "model.layers.1.mlp.up_proj.weight_scale F32 [3] does not fit"));
-    auto config = nlohmann::json::parse(slurp(dir / "config.json"));
-    config.erase("quantization_config");
-    spit(dir / "config.json", config.dump());
-    CHECK(has(HfFolder::open(dir).error().message, "config.json has no quantization_config"));
   }
 
   TEST_CASE("a conversion that was stopped goes on from the files that were done, if each byte of them holds") {

@@ -1089,7 +1089,8 @@ TEST_SUITE("converters/families") {
       options.mesh = {.tp = tp_of(opened(name)->model()), .pp = 2, .dp = 1};
       const auto imported = import_hf(io, golden(name), temp / "run", options, encode);
       REQUIRE_OK(imported);
-      const auto exported = export_hf(io, imported.value().dir, temp / "out", {}, decode);
+      const bool blocks = json_in(golden(name) / "config.json").contains("quantization_config");
+      const auto exported = export_hf(io, imported.value().dir, temp / "out", {.block_fp8 = blocks}, decode);
       REQUIRE_OK(exported);
       CHECK(exported.value().warnings.empty());
       if (opened(name)->family().architecture.empty()) {  // goes out as another family: the same model
@@ -1109,6 +1110,8 @@ TEST_SUITE("converters/families") {
                            written = json_in(temp / "out" / "config.json");
       CHECK(written["model_type"] == source["model_type"]);
       CHECK(written["architectures"] == source["architectures"]);
+      CHECK(written.value("quantization_config", nlohmann::json()) ==
+            source.value("quantization_config", nlohmann::json()));
     }
   }
 

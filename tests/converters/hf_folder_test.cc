@@ -249,7 +249,7 @@ TEST_SUITE("converters/hf_folder") {
     CHECK(has(with("rms_norm_eps", "small"), "rms_norm_eps must be a number, got \"small\""));
     CHECK(has(with("quantization_config", {{"bits", 4}}), "must be an object with a quant_method"));
     CHECK(has(with("quantization_config", {{"quant_method", "gptq"}, {"bits", 4}}),
-              "quant_method \"gptq\" cannot be read here; known: fp8"));
+              "quant_method \"gptq\" (GPTQ, packed integers, 4 bits) cannot be read here; known: fp8"));
     CHECK(has(with("hidden_size", 1e300), "hidden_size must be a whole number"));
     for (const int64_t layers : {int64_t{-1}, int64_t{0}, int64_t{100001}, int64_t{1000000000}}) {
       const std::string told = with("num_hidden_layers", layers);

@@ -57,6 +57,7 @@ class ConvertTest(ProgramTest):
     def test_options_that_do_not_belong_are_refused(self):
         hf = golden("hf-gpt2-tied")
         for words, part in [((hf, "x", "--dtype", "f16"), "--dtype belongs to a conversion into a Hugging Face folder"),
+                            ((hf, "x", "--quantize", "fp8"), "--quantize belongs to a conversion into a Hugging Face folder"),
                             ((hf, "x", "--to", "hf", "--mesh", "tp=2"), "--mesh belongs to a conversion into a checkpoint"),
                             ((hf, "x", "--to", "hf", "--hdf5"), "--hdf5 is for a checkpoint's weights"),
                             ((hf,), "where to?"), ((hf, "x", "--check"), "--check writes nothing"),
@@ -65,6 +66,33 @@ class ConvertTest(ProgramTest):
             done = self.cairn("convert", *words, code=2)
             self.assertIn(part, done.stderr)
         self.assertEqual(os.listdir(self.folder.name), [])
+
+    def test_blocks_of_eight_bits_come_in_and_go_out(self):
+        source = golden("hf-deepseek_v3-fp8")
+        told = self.cairn_json("convert", "--check", source)
+        self.assertTrue(told["ok"])
+        self.assertEqual({t["dtype"] for t in told["tensors"] if ".q_b." in t["logical"]}, {"F8_E4M3"})
+        self.cairn("convert", source, "run", "--mesh", "tp=2,pp=2")
+        for words in (("run", "blocks"), (source, "copy", "--to", "hf")):
+            done = self.cairn_json("convert", *words, "--quantize", "fp8")
+            self.assertEqual((done["quantize"], done["dtype"]), ("fp8", "bf16"))
+            self.assertEqual(contents(self.path(words[1]))["model.safetensors"], contents(source)["model.safetensors"])
+        self.assertIn("fp8 in blocks, the rest bf16", self.cairn("export", "run", "again", "--quantize", "fp8").stdout)
+        self.assertIsNone(self.cairn_json("convert", "run", "plain")["quantize"])
+        done = self.cairn("convert", golden("hf-gpt2-tied"), "other", "--to", "hf", "--quantize", "fp8", code=2)
+        self.assertIn("models of type gpt2 are not written in blocks of eight bits", done.stderr)
+
+    def test_a_quantisation_that_is_not_read_is_named_by_check_and_conversion(self):
+        folder = self.path("awq")
+        shutil.copytree(golden("hf-llama-tied-bias"), folder)
+        with open(os.path.join(folder, "config.json")) as f:
+            config = json.load(f)
+        config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 128}
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            json.dump(config, f)
+        for words in (("--check", folder), (folder, "run"), (folder, "out", "--to", "hf")):
+            done = self.cairn("convert", *words, code=2)
+            self.assertIn('quant_method "awq" (AWQ, packed integers, 4 bits) cannot be read here; known: fp8', done.stderr)
 
     def test_check_tells_what_maps_where(self):
         done = self.cairn("convert", "--check", golden("hf-gpt2-tied"))
