@@ -67,12 +67,17 @@ __global__ void __launch_bounds__(kThreads) chunk_squares(const Floats* runs, co
 __global__ void __launch_bounds__(kThreads) run_squares(const float* x, const ElemRun* runs, double* partials) {
   RT_SHARED(double, room, kRoom);
   const ElemRun run = runs[blockIdx.x];
+  double* const words = partials + (blockIdx.x * kSquareParts + blockIdx.y) * kExactWords;
+  if (static_cast<int64_t>(blockIdx.y) * kChunk >= run.count) {  // a short run has few chunks
+    if (threadIdx.x < kExactWords) words[threadIdx.x] = 0;
+    return;
+  }
   ExactDigits mine;
   mine.clear();
   for (int64_t first = static_cast<int64_t>(blockIdx.y) * kChunk; first < run.count; first += kSquareParts * kChunk) {
     add_squares(x + run.begin, first, first + kChunk < run.count ? first + kChunk : run.count, mine);
   }
-  block_words(mine, partials + (blockIdx.x * kSquareParts + blockIdx.y) * kExactWords, room);
+  block_words(mine, words, room);
 }
 
 constexpr int kAdders = 16;  // threads that share a word's chunks
