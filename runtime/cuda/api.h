@@ -62,8 +62,17 @@ constexpr int kThreadLocalCapture = 1;                     // other threads may 
   X(instantiate, cudaGraphInstantiate, (GraphExecHandle*, GraphHandle, unsigned long long))                          \
   X(launch_graph, cudaGraphLaunch, (GraphExecHandle, StreamHandle))                                                  \
   X(destroy_graph, cudaGraphDestroy, (GraphHandle))                                                                  \
-  X(destroy_graph_exec, cudaGraphExecDestroy, (GraphExecHandle))
+  X(destroy_graph_exec, cudaGraphExecDestroy, (GraphExecHandle))                                                     \
+  X(device_address, cudaHostGetDevicePointer, (void**, void*, unsigned))                                             \
+  X(driver_function, cudaGetDriverEntryPointByVersion, (const char*, void**, unsigned, unsigned long long, int*))
 // clang-format on
+
+/// cuStreamWaitValue32 of the driver, which the runtime has no function for: what the stream is asked for from now on
+/// comes when the word at this address of the device has come up to `value`, counted round. Gives a CUresult.
+using WaitForWord = int (*)(StreamHandle, unsigned long long word, unsigned value, unsigned flags);
+constexpr const char* kWaitForWord = "cuStreamWaitValue32";
+constexpr unsigned kWaitForWordVersion = 12000;  // of CUDA, whose form of it that is
+constexpr unsigned kAtLeast = 0;                 // CU_STREAM_WAIT_VALUE_GEQ
 
 struct Api {
 #define RT_MEMBER(member, name, parameters) int(*member) parameters = nullptr;

@@ -26,6 +26,8 @@ class Arena final : public DeviceHeap {
   /// That blocks took, the gaps between them included.
   int64_t used() const { return used_; }
 
+  bool holds(const void* at) const { return at >= memory_ && at < memory_ + bytes_; }
+
   Result<std::byte*> take(int64_t bytes) override;
   void give_back(std::byte* block, int64_t bytes) override;
 

@@ -50,4 +50,18 @@ void Context::give_back(EventHandle event) {
   events_.push_back(event);
 }
 
+WaitForWord Context::wait_for_word() {
+  const std::lock_guard lock(mutex_);
+  if (looked_for_wait_) return wait_for_word_;
+  looked_for_wait_ = true;
+  void* found = nullptr;
+  int how = 0;
+  if (api_.driver_function(kWaitForWord, &found, kWaitForWordVersion, 0, &how) != 0) {
+    api_.last_error();
+  } else if (how == 0) {  // cudaDriverEntryPointSuccess
+    wait_for_word_ = reinterpret_cast<WaitForWord>(found);
+  }
+  return wait_for_word_;
+}
+
 }  // namespace cairn::cuda

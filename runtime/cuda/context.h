@@ -32,6 +32,9 @@ class Context {
   int take_event(EventHandle* event);
   void give_back(EventHandle event);
 
+  /// Null where the driver lacks it. Looked for once.
+  WaitForWord wait_for_word();
+
  private:
   Context(const Api& api, int index) : api_(api), index_(index) {}
 
@@ -39,6 +42,8 @@ class Context {
   const int index_;
   std::mutex mutex_;
   std::vector<EventHandle> events_;  // that nobody uses
+  bool looked_for_wait_ = false;
+  WaitForWord wait_for_word_ = nullptr;
 };
 
 }  // namespace cairn::cuda

@@ -22,6 +22,7 @@ class CudaEvent final : public Event {
   }
   EventHandle handle = nullptr;  // null: it could not be recorded, for what `failed` says
   Status failed;
+  const Context& context() const { return *context_; }
 
  private:
   const std::shared_ptr<Context> context_;
@@ -97,6 +98,47 @@ void CudaStream::follow(const std::shared_ptr<const Event>& event) {
   if (ready()) keep(context_->api().wait_event(handle_, of->handle, 0), "cudaStreamWaitEvent");
 }
 
+Result<bool> is_reached(const Event& event) {
+  const auto* const of = dynamic_cast<const CudaEvent*>(&event);
+  RT_CHECK(of != nullptr, "an event of another kind of device");
+  if (!of->failed.ok()) return Error(of->failed.error());
+  const Context& context = of->context();
+  RT_TRY(context.checked(context.select(), "cudaSetDevice"));
+  const int state = context.api().query(of->handle);
+  if (state == kNotReady) return false;
+  RT_TRY(context.checked(state, "work on the device"));
+  return true;
+}
+
+namespace {
+
+/// Of a word in pinned memory.
+int address_on_device(const Api& api, const std::atomic<uint32_t>& word, void** address) {
+  static_assert(sizeof(word) == 4 && std::atomic<uint32_t>::is_always_lock_free);
+  return api.device_address(address, const_cast<std::atomic<uint32_t>*>(&word), 0);
+}
+
+}  // namespace
+
+Status CudaStream::can_follow(const std::atomic<uint32_t>& word) {
+  void* address = nullptr;
+  RT_TRY(context_->checked(context_->select(), "cudaSetDevice"));
+  RT_TRY(context_->checked(address_on_device(context_->api(), word, &address), "cudaHostGetDevicePointer"));
+  if (context_->wait_for_word() != nullptr) return {};
+  return Error{ErrorCode::kUnsupported, fmt::format("{}: the driver has no {}", device_name(device()), kWaitForWord)};
+}
+
+void CudaStream::follow(const std::atomic<uint32_t>& word, uint32_t value) {
+  if (!ready()) return;
+  void* address = nullptr;
+  keep(address_on_device(context_->api(), word, &address), "cudaHostGetDevicePointer");
+  const WaitForWord wait = context_->wait_for_word();
+  if (wait == nullptr) keep({ErrorCode::kUnsupported, fmt::format("the driver has no {}", kWaitForWord)});
+  if (!ok()) return;
+  const int refused = wait(handle_, reinterpret_cast<unsigned long long>(address), value, kAtLeast);
+  if (refused != 0) keep({ErrorCode::kInternal, fmt::format("{}: CUresult {}", kWaitForWord, refused)});
+}
+
 std::shared_ptr<std::byte> CudaStream::host_memory(int64_t bytes) const {
   constexpr size_t kPage = 4096;
   const size_t size = (std::max<size_t>(static_cast<size_t>(bytes), 1) + kPage - 1) / kPage * kPage;
@@ -136,11 +178,16 @@ Status CudaStream::wait() {
   if (handle_ == nullptr) return failed_;
   given_bytes_ = 0;
   keep(context_->select(), "cudaSetDevice");
+  Status waited;
   if (options_.deadline_ms == 0) {
     keep(context_->api().synchronize_stream(handle_), "waiting for the device");
-  } else if (Status waited = wait_until_deadline(); !waited.ok()) {
-    keep(std::move(waited).error());
+  } else {
+    waited = wait_until_deadline();
   }
+  for (const std::function<Status()>& other : others_) {  // first: it says what the device has waited for in vain
+    if (Status found = other(); !found.ok()) keep(std::move(found).error());
+  }
+  if (!waited.ok()) keep(std::move(waited).error());
   return failed_;
 }
 

@@ -3,11 +3,14 @@
 // stream and done later. The first call that the runtime refuses makes the stream a failed one: it orders nothing more,
 // and settle() gives that error.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "runtime/cuda/context.h"
 #include "runtime/device/stream.h"
@@ -75,12 +78,23 @@ class CudaStream final : public Stream {
   /// Its first bytes; null, and an error that names `who`, where it has not so many.
   void* scratch(int64_t bytes, const char* who);
 
+  int64_t scratch_bytes() const { return scratch_.size; }
+
   /// Device memory for what give() is told without room: a ring, in which numbers stay until the ring comes round. As
   /// much of the host is pinned, from which numbers are copied, so give() waits for nothing.
   void use_given(DeviceBytes room);
   /// A ring for so many gives of so many bytes in all between two settle(): twice what they take, so that what does not
   /// fit in before the ring's end has room behind it.
   static int64_t given_room(int64_t bytes, int64_t gives) { return 2 * (bytes + gives * kGivenAlign); }
+
+  /// What it is asked for from now on comes behind the host's store of `value` or more (counted round) to `word`, which
+  /// lies in host_memory() and is an atomic of 4 bytes.
+  void follow(const std::atomic<uint32_t>& word, uint32_t value);
+  /// The device waits for words of this memory: of host_memory(). Errors: those of the runtime; kUnsupported where the
+  /// driver has no such wait.
+  Status can_follow(const std::atomic<uint32_t>& word);
+  /// Asked when it is settled, behind its work: an error makes the stream a failed one. Until the stream goes.
+  void settle_with(std::function<Status()> other) { others_.push_back(std::move(other)); }
 
   /// Who orders products, and memory for their algorithms, which no other stream may have.
   void use_blas(Blas& blas, DeviceBytes workspace) {
@@ -115,7 +129,11 @@ class CudaStream final : public Stream {
   int64_t given_bytes_ = 0;                // taken since the last settle(), gaps included
   Blas* blas_ = nullptr;
   DeviceBytes blas_workspace_;
+  std::vector<std::function<Status()>> others_;  // settle_with()
 };
+
+/// Whether the device has come to an event. Threads: any. Errors: of the runtime, and what its stream had failed for.
+Result<bool> is_reached(const Event& event);
 
 /// The stream of a CUDA device that `stream` is.
 CudaStream& cuda_stream(Stream& stream);

@@ -15,14 +15,17 @@ namespace cairn {
 
 /// The largest work of a run's kernels, from which a device knows what they need beside their arguments.
 struct WorkShapes {
-  int64_t rows = 0;                         // of arrays that are summed over their rows
-  int64_t norm_width = 0, bias_width = 0;   // of those: norms, biases
-  int64_t head_rows = 0, head_width = 0;    // of norms of heads: a row for each row and head
-  int64_t row_parts = 1;                    // of their sums, where those are trees
-  int64_t state_elems = 0, state_cols = 0;  // largest block and widest matrix of state, for rules that add them up
-  int64_t gradient_runs = 0;                // whose squares are summed
-  int64_t given_bytes = 0;                  // of Stream::give() without room, from one settle() to the next
-  int64_t gives = 0;                        // how many
+  int64_t rows = 0;                            // of arrays that are summed over their rows
+  int64_t norm_width = 0, bias_width = 0;      // of those: norms, biases
+  int64_t head_rows = 0, head_width = 0;       // of norms of heads: a row for each row and head
+  int64_t row_parts = 1;                       // of their sums, where those are trees
+  int64_t score_heads = 0;                     // of attention whose largest scores are kept: heads of all its samples
+  int64_t score_queries = 0, score_width = 0;  // of each; channels
+  int64_t state_elems = 0, state_cols = 0;     // largest block and widest matrix of state, for rules that add them up
+  int64_t gradient_runs = 0;                   // whose squares are summed
+  int64_t told_width = 0;                      // of rows that the host is told as floats
+  int64_t given_bytes = 0;                     // of Stream::give() without room, from one settle() to the next
+  int64_t gives = 0;                           // how many
 
   void raise(const WorkShapes& other);
 };
@@ -38,6 +41,10 @@ class Machine {
   /// Once, before buffers of the device: memory for blocks of these sizes, and for the work. Errors: kNoSpace, naming
   /// the bytes.
   virtual Status reserve(std::span<const int64_t> blocks, const WorkShapes& work) = 0;
+  /// In place of reserve(), where arrays are not known from the start: a buffer of the device is an allocation of its
+  /// own from now on, and kernels have room for this work, or for what was said before where that is more. May wait for
+  /// the stream. Errors: kNoSpace.
+  virtual Status allow(const WorkShapes& work) = 0;
   /// Of state that the stream writes. Goes before the machine.
   virtual Result<std::unique_ptr<DeviceLink>> make_link() = 0;
 };

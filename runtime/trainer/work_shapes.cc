@@ -49,6 +49,11 @@ WorkShapes of_stage(const Plan& plan, const RankPlan& rank) {
     out.head_rows = dims.rows * std::max(dims.heads, dims.kv_heads);
     out.head_width = dims.head_dim;
   }
+  if (plan.recipe.optimizer.qk_clip > 0) {
+    out.score_heads = dims.samples * dims.heads;
+    out.score_queries = dims.tokens;
+    out.score_width = dims.head_dim;
+  }
   add_given(plan, rank, dims, &out);
   return out;
 }
@@ -75,6 +80,17 @@ WorkShapes work_shapes(const Plan& plan, int64_t rank) {
   out.given_bytes += out.gradient_runs * static_cast<int64_t>(sizeof(kernels::ElemRun)) +
                      ExactSum::kWords * static_cast<int64_t>(sizeof(double)) +
                      static_cast<int64_t>(sizeof(kernels::ClipNumbers));
+  return out;
+}
+
+WorkShapes forward_shapes(const Plan& plan, const RankPlan& rank) {
+  WorkShapes out = of_stage(plan, rank);
+  const StageDims dims = stage_dims(plan, rank);
+  out.told_width = plan.recipe.model.vocab;
+  // Where each row stands, what it sees, and where it lies in a cache.
+  constexpr int64_t kArrays = 6;
+  out.gives += kArrays;
+  out.given_bytes += kArrays * dims.rows * static_cast<int64_t>(sizeof(int64_t));
   return out;
 }
 

@@ -8,4 +8,7 @@ namespace cairn::trainer {
 
 WorkShapes work_shapes(const Plan& plan, int64_t rank);
 
+/// Of one pass forward, whole texts or tokens with a cache, whose logits or losses the host is told.
+WorkShapes forward_shapes(const Plan& plan, const RankPlan& rank);
+
 }  // namespace cairn::trainer

@@ -196,8 +196,8 @@ BlasDouble::~BlasDouble() { current = nullptr; }
 int BlasDouble::choose(const Product& p, const Layout& a, const Layout& b, const Layout& c, const Layout& d,
                        const Wish& wish, cuda::BlasChoice& choice, int& found) {
   ++choices_;
-  if (cuda_.captures()) misuses_.push_back("an algorithm is asked for in a capture");
-  if (wish.reductions != cuda::kNoSplitSums) misuses_.push_back("an algorithm that may sum in parts, in any order");
+  if (cuda_.captures()) misuse("an algorithm is asked for in a capture");
+  if (wish.reductions != cuda::kNoSplitSums) misuse("an algorithm that may sum in parts, in any order");
   found = 0;
   if (!fit(p, a, b, c, d)) return kBlasInvalid;
   const bool known = (a.type == cuda::kTypeF32 || a.type == cuda::kTypeBf16 || a.type == cuda::kTypeF16) &&
@@ -226,8 +226,11 @@ int BlasDouble::multiply(const Call& of) {
   if (of.workspace_bytes < static_cast<int64_t>(chosen[1])) return kBlasInvalid;
   if (chosen[1] > 0) {
     if (!cuda_.holds(of.workspace, of.workspace_bytes)) return kBlasInvalid;
-    const auto [owner, fresh] = workspaces_.try_emplace(of.workspace, of.stream);
-    if (!fresh && owner->second != of.stream) misuses_.push_back("two streams share memory for products");
+    const auto owner = [&] {
+      const std::lock_guard lock(mutex_);
+      return workspaces_.try_emplace(of.workspace, of.stream).first->second;
+    }();
+    if (owner != of.stream) misuse("two streams share memory for products");
   }
   const bool biased = of.product.epilogue == cuda::kEpilogueBias;
   if (biased && !cuda_.holds(of.product.bias, of.d.rows * of.d.elem_bytes())) return kBlasInvalid;

@@ -5,8 +5,10 @@
 // not aligned as was promised, and an algorithm of another kind of product. It proves nothing of what the library
 // supports, nor of speed or of its rounding.
 
+#include <atomic>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -31,7 +33,10 @@ class BlasDouble {
   int64_t choices() const { return choices_; }
   /// Handles and descriptions that were not given back.
   int64_t left() const { return left_; }
-  std::vector<std::string> misuses() const { return misuses_; }
+  std::vector<std::string> misuses() const {
+    const std::lock_guard lock(mutex_);
+    return misuses_;
+  }
 
   // --- for the functions of the table
   struct Product;
@@ -47,7 +52,12 @@ class BlasDouble {
  private:
   StreamDouble& cuda_;
   cuda::BlasApi api_;
-  int64_t choices_ = 0, left_ = 0;
+  void misuse(std::string what) {
+    const std::lock_guard lock(mutex_);
+    misuses_.push_back(std::move(what));
+  }
+  std::atomic<int64_t> choices_ = 0, left_ = 0;
+  mutable std::mutex mutex_;  // of what follows: ranks may be threads
   std::vector<std::string> misuses_;
   std::map<const void*, StreamDouble::Stream> workspaces_;  // and who had it
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "runtime/core/check.h"
@@ -36,6 +37,12 @@ int give_back(StreamDouble::Graph* graph) {
   if (--found->second > 0) return tell(on().plain_call([] { return 0; }));
   owners.erase(found);
   return tell(on().destroy_graph(graph));
+}
+
+int wait_for_word(StreamHandle stream, unsigned long long word, unsigned value, unsigned flags) {
+  RT_CHECK(flags == cuda::kAtLeast, "a wait for a word of kind {}", flags);
+  if (!current->makes_edge()) return 0;
+  return on().wait_word(stream, reinterpret_cast<const std::atomic<uint32_t>*>(word), value);
 }
 
 cuda::Api table() {
@@ -102,6 +109,17 @@ cuda::Api table() {
   };
   out.destroy_graph = [](GraphHandle graph) { return give_back(reinterpret_cast<StreamDouble::Graph*>(graph)); };
   out.destroy_graph_exec = [](GraphExecHandle exec) { return give_back(reinterpret_cast<StreamDouble::Graph*>(exec)); };
+  out.device_address = [](void** address, void* host, unsigned) {
+    return tell(on().plain_call([&] { return *address = host, 0; }));
+  };
+  out.driver_function = [](const char* name, void** function, unsigned, unsigned long long, int* how) {
+    return tell(on().plain_call([&] {
+      const bool known = std::string_view(name) == cuda::kWaitForWord && current->waits_for_words();
+      *how = known ? 0 : 1;
+      *function = known ? reinterpret_cast<void*>(&wait_for_word) : nullptr;
+      return 0;
+    }));
+  };
   out.error_name = [](int) { return "cudaErrorOfDouble"; };
   out.error_string = [](int) { return "refused by the double"; };
   return out;
@@ -125,11 +143,13 @@ CudaApi::~CudaApi() {
 
 bool CudaApi::makes_edge() {
   ++edges_;
+  const std::lock_guard lock(mutex_);
   return drop_edge_ < 0 || drop_edge_-- != 0;
 }
 
 StreamHandle CudaApi::stream_for(StreamHandle wanted) {
   ++works_;
+  const std::lock_guard lock(mutex_);
   if (swap_ < 0 || swap_-- != 0) return wanted;
   const auto at = std::find(streams_.begin(), streams_.end(), wanted) - streams_.begin();
   return streams_[static_cast<size_t>((at + swap_by_) % std::ssize(streams_))];

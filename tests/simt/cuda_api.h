@@ -2,7 +2,10 @@
 // The double of the CUDA runtime as the table of functions that the program has (runtime/cuda/api.h), with faults of
 // programs to plant: an edge between streams that is not made, work in another stream. One at a time.
 
+#include <atomic>
 #include <cstdint>
+#include <mutex>
+#include <vector>
 
 #include "runtime/cuda/api.h"
 #include "tests/simt/stream_double.h"
@@ -29,21 +32,33 @@ class CudaApi {
     swap_by_ = by;
   }
   /// Since the double was made: edges, pieces of work.
+  /// The driver has no wait for words of the host's.
+  void without_words() { waits_for_words_ = false; }
+  bool waits_for_words() const { return waits_for_words_; }
   int64_t edges() const { return edges_; }
   int64_t works() const { return works_; }
 
   // For the functions of the table.
   bool makes_edge();
   cuda::StreamHandle stream_for(cuda::StreamHandle wanted);
-  void add_stream(cuda::StreamHandle stream) { streams_.push_back(stream); }
-  void remove_stream(cuda::StreamHandle stream) { std::erase(streams_, stream); }
+  void add_stream(cuda::StreamHandle stream) {
+    const std::lock_guard lock(mutex_);
+    streams_.push_back(stream);
+  }
+  void remove_stream(cuda::StreamHandle stream) {
+    const std::lock_guard lock(mutex_);
+    std::erase(streams_, stream);
+  }
 
  private:
   StreamDouble& cuda_;
   cuda::Api api_;
   int devices_, version_;
   std::vector<cuda::StreamHandle> streams_;
-  int64_t edges_ = 0, works_ = 0, drop_edge_ = -1, swap_ = -1, swap_by_ = 0;
+  bool waits_for_words_ = true;
+  std::mutex mutex_;  // of what follows: ranks may be threads
+  std::atomic<int64_t> edges_ = 0, works_ = 0;
+  int64_t drop_edge_ = -1, swap_ = -1, swap_by_ = 0;
 };
 
 }  // namespace cairn::simt

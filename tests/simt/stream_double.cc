@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "runtime/core/check.h"
@@ -18,6 +20,7 @@ namespace {
 
 constexpr size_t kLong = 64;  // pieces of a queue, from which on adding one does another
 constexpr int kSpoilt = 0xa5;
+thread_local int64_t own_waits = 0;
 
 }  // namespace
 
@@ -29,6 +32,13 @@ struct StreamDouble::Mark {
 struct StreamDouble::Piece {
   std::function<void()> work;
   std::shared_ptr<Mark> reaches, awaits;
+  const std::atomic<uint32_t>* word = nullptr;  // that the host is to raise
+  uint32_t value = 0;
+
+  bool ready() const {
+    if (word != nullptr) return static_cast<int32_t>(word->load(std::memory_order_acquire) - value) >= 0;
+    return awaits == nullptr || awaits->done;
+  }
 };
 
 struct StreamDouble::Lane {
@@ -141,6 +151,11 @@ StreamDouble::Lane* StreamDouble::lane_of(Stream stream) {
   return nullptr;
 }
 
+void StreamDouble::count_wait() {
+  ++counts_.waits;
+  ++own_waits;
+}
+
 void StreamDouble::misuse(std::string what) { misuses_.push_back(std::move(what)); }
 
 bool StreamDouble::is_pinned(const void* at, int64_t bytes) const {
@@ -165,6 +180,21 @@ bool StreamDouble::touches_device(const void* at, int64_t bytes) const {
   });
 }
 
+/// While one is there, device memory is open: to pieces of work, and to what else the host does then.
+struct StreamDouble::Door {
+  explicit Door(int& doors) : doors_(doors) {
+    if (doors_++ == 0) open_to_host(true);
+  }
+  ~Door() {
+    if (--doors_ == 0) open_to_host(false);
+  }
+  Door(const Door&) = delete;
+  Door& operator=(const Door&) = delete;
+
+ private:
+  int& doors_;
+};
+
 // --- doing the work
 // ---------------------------------------------------------------------------------------------------
 
@@ -172,8 +202,7 @@ bool StreamDouble::run_one() {
   std::vector<Lane*> ready;
   for (const auto& lane : lanes_) {
     if (lane->pieces.empty()) continue;
-    const Piece& next = lane->pieces.front();
-    if (next.awaits == nullptr || next.awaits->done) ready.push_back(lane.get());
+    if (lane->pieces.front().ready()) ready.push_back(lane.get());
   }
   if (ready.empty()) return false;
   const auto place = [this](const Lane* of) { return mix64(seed_ << 32 ^ static_cast<uint64_t>(of->number)); };
@@ -184,10 +213,7 @@ bool StreamDouble::run_one() {
   lane.pieces.pop_front();
   if (piece.reaches != nullptr) piece.reaches->done = true;
   if (piece.work) {
-    struct Door {
-      Door() { open_to_host(true); }
-      ~Door() { open_to_host(false); }
-    } const door;
+    const Door door(doors_);
     RT_CHECK(!running_, "work on a device that waits for the device");
     running_ = true;
     struct Ran {
@@ -202,7 +228,21 @@ bool StreamDouble::run_one() {
 
 void StreamDouble::run_until(const std::function<bool()>& done) {
   while (!done()) {
-    if (run_one()) continue;
+    {
+      const Door door(doors_);  // one for as many pieces as there are
+      bool ran = false;
+      while (!done() && run_one()) ran = true;
+      if (ran) continue;
+    }
+    const bool for_host = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
+      return !lane->pieces.empty() && lane->pieces.front().word != nullptr;
+    });
+    if (for_host) {  // another thread of the host
+      mutex_.unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      mutex_.lock();
+      continue;
+    }
     std::string who;
     for (const auto& lane : lanes_) {
       if (!lane->pieces.empty()) who += fmt::format(" stream {} ({} pieces)", lane->number, lane->pieces.size());
@@ -256,6 +296,7 @@ int StreamDouble::free(void* memory) {
 int StreamDouble::pin(void* host, int64_t bytes) {
   return call_outside_capture([&] {
     if (bytes <= 0 || is_pinned(host, 1)) return kInvalidValue;
+    ++counts_.pins;
     pinned_[host] = bytes;
     return 0;
   });
@@ -266,7 +307,7 @@ int StreamDouble::unpin(void* host) {
     const auto found = pinned_.find(host);
     if (found == pinned_.end()) return kInvalidValue;
     const auto* const begin = static_cast<const std::byte*>(host);
-    for (const void* const at : coming_) {
+    for (const auto& [at, bytes] : coming_) {
       if (at >= begin && at < begin + found->second) misuse("memory unpinned while a copy is on its way");
     }
     pinned_.erase(found);
@@ -351,6 +392,16 @@ int StreamDouble::wait_event(Stream stream, Event* event) {
   });
 }
 
+int StreamDouble::wait_word(Stream stream, const std::atomic<uint32_t>* word, uint32_t value) {
+  return call_outside_capture([&] {
+    Lane* const lane = lane_of(stream);
+    if (lane == nullptr) return kInvalidHandle;
+    if (!is_pinned(word, sizeof(*word))) return kInvalidValue;
+    lane->pieces.push_back({.word = word, .value = value});
+    return 0;
+  });
+}
+
 int StreamDouble::copy(void* to, const void* from, int64_t bytes, Stream stream) {
   return call([&] {
     Lane* const lane = lane_of(stream);
@@ -370,14 +421,19 @@ int StreamDouble::copy(void* to, const void* from, int64_t bytes, Stream stream)
     if (is_pinned(host, bytes)) {
       // What is on its way already may be read by the stream first.
       const auto* const begin = static_cast<const std::byte*>(host);
-      const bool in_use = std::any_of(coming_.begin(), coming_.end(),
-                                      [&](const void* at) { return at >= begin && at < begin + bytes; });
-      if (!to_device && !captured && !in_use) std::memset(to, kSpoilt, size);
+      const bool in_use = std::any_of(coming_.begin(), coming_.end(), [&](const auto& other) {
+        return other.first < begin + bytes && begin < other.first + other.second;
+      });
+      const bool waits_for_host = std::any_of(lane->pieces.begin(), lane->pieces.end(),
+                                              [](const Piece& piece) { return piece.word != nullptr; });
+      // Behind a word of the host's the copy may be one to memory that is in use until then.
+      if (!to_device && !captured && !in_use && !waits_for_host) std::memset(to, kSpoilt, size);
       if (captured) return add(*lane, [=] { std::memcpy(to, from, size); });
-      coming_.insert(host);
+      coming_.emplace(begin, bytes);
       return add(*lane, [=, this] {
         std::memcpy(to, from, size);
-        coming_.erase(coming_.find(host));
+        const auto [first, end] = coming_.equal_range(begin);
+        coming_.erase(std::find_if(first, end, [&](const auto& one) { return one.second == bytes; }));
       });
     }
     if (captured) {
@@ -390,7 +446,7 @@ int StreamDouble::copy(void* to, const void* from, int64_t bytes, Stream stream)
         std::memcpy(to, staged.data(), staged.size());
       });
     }
-    ++counts_.waits;
+    count_wait();
     add(*lane, [=] { std::memcpy(to, from, size); });
     run_until([&] { return lane->pieces.empty(); });
     return 0;
@@ -443,7 +499,7 @@ int StreamDouble::query(Event* event) {
 int StreamDouble::synchronize(Event* event) {
   return wait([&] {
     if (event == nullptr) return kInvalidHandle;
-    ++counts_.waits;
+    count_wait();
     if (event->captured_on != nullptr) return kNotInCapture;  // of a graph: no launch of it has this mark
     const std::shared_ptr<Mark> mark = event->mark;
     if (mark != nullptr) run_until([&] { return mark->done; });
@@ -455,7 +511,7 @@ int StreamDouble::synchronize(Stream stream) {
   return wait([&] {
     Lane* const lane = lane_of(stream);
     if (lane == nullptr) return kInvalidHandle;
-    ++counts_.waits;
+    count_wait();
     run_until([&] { return lane->pieces.empty(); });
     return 0;
   });
@@ -463,7 +519,7 @@ int StreamDouble::synchronize(Stream stream) {
 
 int StreamDouble::synchronize() {
   return wait([&] {
-    ++counts_.waits;
+    count_wait();
     run_until([&] {
       return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->pieces.empty(); });
     });
@@ -590,6 +646,7 @@ StreamDouble::Counts StreamDouble::take_counts() {
   const std::lock_guard lock(mutex_);
   return std::exchange(counts_, {});
 }
+int64_t StreamDouble::take_own_waits() { return std::exchange(own_waits, 0); }
 std::vector<std::string> StreamDouble::misuses() {
   const std::lock_guard lock(mutex_);
   return std::exchange(misuses_, {});

@@ -11,6 +11,7 @@
 // Proves the order of calls, and nothing of a device or a driver. Threads: any may call; work is done by one that
 // waits.
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -54,6 +55,8 @@ class StreamDouble {
 
   int record(Event* event, Stream stream);
   int wait_event(Stream stream, Event* event);
+  /// What comes next in the stream comes when the host has raised `word`, which is pinned, to `value`, counted round.
+  int wait_word(Stream stream, const std::atomic<uint32_t>* word, uint32_t value);
   /// Host memory that is not pinned is read before the call returns; written too, which waits for the stream.
   int copy(void* to, const void* from, int64_t bytes, Stream stream);
   int set(void* memory, int value, int64_t bytes, Stream stream);
@@ -87,10 +90,12 @@ class StreamDouble {
   bool refuse_no_more();
 
   struct Counts {
-    int64_t calls = 0, allocations = 0, waits = 0, launches = 0, copies = 0, graph_launches = 0;
+    int64_t calls = 0, allocations = 0, waits = 0, launches = 0, copies = 0, graph_launches = 0, pins = 0;
   };
   /// Since the last time. waits: of the host, copies to memory that is not pinned among them.
   Counts take_counts();
+  /// Waits of the calling thread, of any double, since the last time.
+  static int64_t take_own_waits();
   std::vector<std::string> misuses();
   /// What has not been given back, in words.
   std::vector<std::string> left() const;
@@ -101,6 +106,7 @@ class StreamDouble {
   struct Lane;
   struct Capture;
   struct Area;
+  struct Door;
 
   int begin_call();
   template <typename Body>
@@ -120,6 +126,7 @@ class StreamDouble {
   bool is_allocated(const void* at, int64_t bytes) const;
   bool touches_device(const void* at, int64_t bytes) const;
   void misuse(std::string what);
+  void count_wait();
 
   mutable std::recursive_mutex mutex_;
   const uint64_t seed_;
@@ -129,7 +136,7 @@ class StreamDouble {
   std::vector<std::unique_ptr<Event>> events_;
   std::vector<std::unique_ptr<Graph>> graphs_;
   std::map<const void*, int64_t> memory_, pinned_;
-  std::multiset<const void*> coming_;  // host memory of copies on their way
+  std::multimap<const std::byte*, int64_t> coming_;  // host memory of copies on their way
   std::unique_ptr<Capture> capture_;
   Counts counts_;
   std::vector<std::string> misuses_;
@@ -139,6 +146,7 @@ class StreamDouble {
     bool from_then_on = false, done = false;
   } refusal_;
   bool running_ = false;
+  int doors_ = 0;
 };
 
 }  // namespace cairn::simt

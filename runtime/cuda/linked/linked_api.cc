@@ -14,10 +14,13 @@ static_assert(kNonBlocking == cudaStreamNonBlocking && kBlockingSync == cudaEven
 static_assert(kToDevice == cudaMemcpyHostToDevice && kToHost == cudaMemcpyDeviceToHost &&
               kOnDevice == cudaMemcpyDeviceToDevice && kThreadLocalCapture == cudaStreamCaptureModeThreadLocal);
 
-/// Types that are passed alike: the same, or an int for an enumeration.
+/// Types that are passed alike: the same, an int for an enumeration, a pointer to an int for one to an enumeration.
 template <typename Table, typename Header>
-constexpr bool kAlike = std::is_same_v<Table, Header> ||
-                        (std::is_same_v<Table, int> && std::is_enum_v<Header> && sizeof(Header) == 4);
+constexpr bool kAlike = std::is_same_v<Table, Header>;
+template <typename Header>
+constexpr bool kAlike<int, Header> = std::is_same_v<int, Header> || (std::is_enum_v<Header> && sizeof(Header) == 4);
+template <typename Header>
+constexpr bool kAlike<int*, Header*> = kAlike<int, Header>;
 
 template <typename Gives, typename... Table, typename GivesToo, typename... Header>
 void fill(Gives (*&member)(Table...), GivesToo (*function)(Header...)) {

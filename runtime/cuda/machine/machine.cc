@@ -32,8 +32,23 @@ int64_t CudaMachine::bytes_for(std::span<const int64_t> blocks, const WorkShapes
 }
 
 Status CudaMachine::reserve(std::span<const int64_t> blocks, const WorkShapes& work) {
-  RT_CHECK(arena_ == nullptr, "memory of {} is reserved twice", device_name(device()));
+  RT_CHECK(arena_ == nullptr && heap_ == nullptr, "memory of {} is reserved twice", device_name(device()));
   RT_TRY_SET(arena_, Arena::reserve(context_, bytes_for(blocks, work)));
+  return take_own(work);
+}
+
+Status CudaMachine::allow(const WorkShapes& work) {
+  RT_CHECK(arena_ == nullptr, "memory of {} is reserved already", device_name(device()));
+  WorkShapes wanted = allowed_;
+  wanted.raise(work);
+  if (heap_ != nullptr && own_blocks(wanted) == own_blocks(allowed_)) return {};
+  if (heap_ == nullptr) heap_ = std::make_unique<Heap>(context_);
+  allowed_ = wanted;
+  RT_TRY(stream_->settle());
+  return take_own(wanted);
+}
+
+Status CudaMachine::take_own(const WorkShapes& work) {
   const std::vector<int64_t> own = own_blocks(work);
   RT_TRY_SET(scratch_, Buffer::allocate(device(), own[0]));
   RT_TRY_SET(product_room_, Buffer::allocate(device(), own[1]));

@@ -7,6 +7,7 @@
 
 #include "runtime/cuda/arena.h"
 #include "runtime/cuda/blas.h"
+#include "runtime/cuda/heap.h"
 #include "runtime/cuda/stream.h"
 #include "runtime/device/machine.h"
 #include "runtime/kernels/ops.h"
@@ -41,10 +42,14 @@ class CudaMachine final : public Machine {
   Stream& stream() override { return *stream_; }
   int64_t bytes_for(std::span<const int64_t> blocks, const WorkShapes& work) const override;
   Status reserve(std::span<const int64_t> blocks, const WorkShapes& work) override;
+  Status allow(const WorkShapes& work) override;
   Result<std::unique_ptr<DeviceLink>> make_link() override;
 
   /// Of the arena; 0 before reserve().
   int64_t reserved_bytes() const { return arena_ == nullptr ? 0 : arena_->bytes(); }
+  /// Whether it is memory of the arena.
+  bool holds(const void* at) const { return arena_ != nullptr && arena_->holds(at); }
+  CudaStream& cuda_stream() { return *stream_; }
   /// Kinds of products that have an algorithm.
   int64_t product_kinds() const { return blas_->kinds(); }
 
@@ -52,12 +57,15 @@ class CudaMachine final : public Machine {
   CudaMachine(const KernelTables& kernels, const MachineOptions& options) : kernels_(kernels), options_(options) {}
   /// Blocks of the machine's own, in the order in which reserve() takes them: for kernels, products, given numbers.
   std::vector<int64_t> own_blocks(const WorkShapes& work) const;
+  Status take_own(const WorkShapes& work);
 
   const KernelTables kernels_;
   const MachineOptions options_;
   std::shared_ptr<Context> context_;
   std::unique_ptr<Blas> blas_;
-  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<Arena> arena_;  // after reserve()
+  std::unique_ptr<Heap> heap_;    // after allow()
+  WorkShapes allowed_;
   Buffer scratch_, product_room_, given_;
   std::unique_ptr<CudaStream> stream_;  // waits for its work before the memory goes
 };

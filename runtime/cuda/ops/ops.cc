@@ -379,10 +379,14 @@ void fill_rows(kernels::Ops<T>& out) {
   out.rows_to_host = [](Stream& stream, DevicePtr<const T> x, int64_t stride, int64_t rows, int64_t width,
                         std::span<float> host) {
     order(stream, "rows_to_host", [&](CudaStream& cuda, Queue& on) {
-      auto* const floats = static_cast<float*>(cuda.scratch(bytes_of<float>(rows * width), "rows_to_host"));
-      if (floats == nullptr) return;
-      k::rows_to_floats<T>(on, x.address(), stride, rows, width, floats);
-      cuda.copy(host.data(), floats, bytes_of<float>(rows * width), kToHost);
+      const int64_t fit = std::max<int64_t>(1, cuda.scratch_bytes() / bytes_of<float>(std::max<int64_t>(1, width)));
+      for (int64_t row = 0; row < rows; row += fit) {
+        const int64_t count = std::min(fit, rows - row);
+        auto* const floats = static_cast<float*>(cuda.scratch(bytes_of<float>(count * width), "rows_to_host"));
+        if (floats == nullptr) return;
+        k::rows_to_floats<T>(on, x.address() + row * stride, stride, count, width, floats);
+        cuda.copy(host.data() + row * width, floats, bytes_of<float>(count * width), kToHost);
+      }
     });
   };
 }
@@ -672,7 +676,8 @@ int64_t scratch_bytes(const WorkShapes& work) {
   const int64_t floats =
       std::max({k::norm_partials(norm_rows, work.norm_width, true, work.row_parts),
                 k::bias_partials(most(work.rows, k::kBiasRunRows, k::kBiasRuns), work.bias_width, work.row_parts),
-                k::norm_partials(head_rows, work.head_width, false)});
+                k::norm_partials(head_rows, work.head_width, false), work.told_width,
+                k::attention_maxima(work.score_heads, work.score_queries, work.score_width)});
   return std::max({bytes_of<float>(floats), bytes_of<int64_t>(k::kMostExperts),
                    bytes_of<double>(ExactSum::kWords + k::squares_partials(work.gradient_runs)),
                    state_scratch_bytes(work.state_elems, std::max<int64_t>(1, work.state_cols), work.gradient_runs)});

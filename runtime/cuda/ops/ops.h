@@ -24,7 +24,7 @@ int64_t scratch_bytes(int64_t rows, int64_t width, int64_t parts = 1);
 /// The same for kernels over training state: blocks of at most `elems` elements, matrices of `cols` columns, squares of
 /// `runs` runs.
 int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs);
-/// Both for all kernels of that work, but for rows_to_host().
+/// Both for all kernels of that work.
 int64_t scratch_bytes(const WorkShapes& work);
 
 }  // namespace cairn::cuda

@@ -141,8 +141,12 @@ void forward(Queue& on, const AttentionArgs<T>& args, int64_t batch, const Forwa
 
 }  // namespace
 
+int64_t attention_maxima(int64_t heads, int64_t queries, int64_t head_dim) {
+  return heads * blocks_for(queries, tile_rows(head_dim));
+}
+
 int64_t attention_maxima(const AttentionDims& dims) {
-  return dims.max_scores ? dims.heads * dims.batch * blocks_for(queries_of(dims), tile_rows(dims.head_dim)) : 0;
+  return dims.max_scores ? attention_maxima(dims.heads * dims.batch, queries_of(dims), dims.head_dim) : 0;
 }
 
 template <typename T>

@@ -16,6 +16,8 @@ inline bool in_parts(const AttentionDims& dims) { return dims.held.parts > 1 || 
 
 /// Floats that attention_forward() needs for partial maxima; 0 where dims has no max_scores.
 int64_t attention_maxima(const AttentionDims& dims);
+/// The same for so many heads, of all samples, with `queries` rows of `head_dim` channels each.
+int64_t attention_maxima(int64_t heads, int64_t queries, int64_t head_dim);
 template <typename T>
 void attention_forward(Queue& on, const AttentionDims& dims, const T* q, const T* k, const T* v, T* out,
                        float* logsumexp, float* maxima);
