@@ -21,6 +21,7 @@
 #include "runtime/core/log.h"
 #include "runtime/core/process.h"
 #include "runtime/cuda/machine/module.h"
+#include "runtime/cuda/staged/staged_engine.h"
 #include "runtime/device/guard.h"
 #include "runtime/plan/device_choice.h"
 #include "runtime/trainer/trainer.h"
@@ -103,11 +104,21 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
     RT_TRY_SET(window, telemetry::parse_trace_window(args.trace));
     traced = comm::make_traced_engine(*engine);
   }
-  std::unique_ptr<Machine> machine;  // before the hook, whose link follows its stream
+  comm::Engine* communicates = traced ? traced.get() : engine.get();
+  std::unique_ptr<cuda::CudaMachine> machine;  // before the hook, whose link follows its stream
   std::unique_ptr<DeviceLink> link;
+  std::unique_ptr<comm::Engine> staged;
   if (recipe.device == DeviceChoice::kCuda) {
-    RT_TRY_SET(machine, cuda::open_machine(tree_version(), {.deadline_ms = options.deadline_ms}));
+    // Its waits have other ranks' in them, which have the deadline for themselves and say more.
+    RT_TRY_SET(machine,
+               cuda::open_machine(tree_version(), {.index = static_cast<int>(args.rank % (args.world / args.hosts)),
+                                                   .deadline_ms = 2 * options.deadline_ms}));
     RT_TRY_SET(link, machine->make_link());
+    if (args.world > 1) {
+      RT_TRY_SET(staged, cuda::make_staged_engine(*communicates, machine->cuda_stream(),
+                                                  [on = machine.get()](const void* at) { return on->holds(at); }));
+      communicates = staged.get();
+    }
   }
   RT_TRY_SET(ckpt::Arena arena, ckpt::Arena::attach_fd(args.arena_fd));
   const ckpt::arena::Control& control = arena.control();  // the mapping stays where it is when the arena moves
@@ -122,7 +133,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   ckpt::SharedMemoryHook hook(plan, args.rank, std::move(arena), args.incarnation, std::move(hook_options));
   trainer::Environment env{.plan = plan,
                            .rank = args.rank,
-                           .engine = traced ? *traced : *engine,
+                           .engine = *communicates,
                            .hook = hook,
                            .machine = machine.get(),
                            .decides = args.decides,

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "runtime/comm/ordered_on.h"
 #include "runtime/comm/rank_thread.h"
 #include "runtime/telemetry/pace.h"
 
@@ -24,6 +25,7 @@ Lane::~Lane() {
 
 Status Lane::run(const Job& job) {
   stream_->follow(job.behind);
+  const OrderedOn here(*stream_);
   return job.work();
 }
 

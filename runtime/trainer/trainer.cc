@@ -806,11 +806,14 @@ Result<Outcome> run(const Environment& env) {
                std::move(validation));
   Result<Outcome> outcome = training.loop();
   env.hook.release();
+  // Else this rank would wait for peers which wait for this rank, until the deadline. What a device was asked for may
+  // wait for them too.
+  if (!outcome.ok() && (training.busy() || env.machine != nullptr)) {
+    env.engine.give_up(outcome.error().code, outcome.error().message);
+  }
   // What an error has left under way still writes to this rank's memory.
   if (env.machine != nullptr) ignore(env.machine->stream().settle(), "its error is the outcome's, or came after it");
   if (outcome.ok()) outcome.value().device_bytes = device_bytes;
-  // Else this rank would wait for peers which wait for this rank, until the deadline.
-  if (!outcome.ok() && training.busy()) env.engine.give_up(outcome.error().code, outcome.error().message);
   return outcome;
 }
 

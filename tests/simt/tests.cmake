@@ -38,12 +38,13 @@ if(NOT CAIRN_SANITIZE)
   file(GLOB train_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/train/*_test.cc)
   add_executable(runtime_cuda_train_tests ${train_tests} ${CMAKE_CURRENT_SOURCE_DIR}/simt/plain_reports.cc)
   target_link_libraries(runtime_cuda_train_tests PRIVATE cairn_doctest_main cairn_simt cairn_simt_plain
-                        cairn_runtime_cuda_machine cairn_runtime_cuda_ops cairn_runtime_trainer cairn_ckpt)
+                        cairn_runtime_cuda_machine cairn_runtime_cuda_staged cairn_runtime_cuda_ops
+                        cairn_runtime_trainer cairn_ckpt)
   foreach(source ${train_tests})
     get_filename_component(stem ${source} NAME_WE)
     add_test(NAME runtime/cuda/train/${stem}
              COMMAND runtime_cuda_train_tests --source-file=*runtime/cuda/train/${stem}.cc --no-version)
-    set_tests_properties(runtime/cuda/train/${stem} PROPERTIES LABELS unit TIMEOUT 300 FAIL_REGULAR_EXPRESSION
+    set_tests_properties(runtime/cuda/train/${stem} PROPERTIES LABELS unit TIMEOUT 900 FAIL_REGULAR_EXPRESSION
                          "test cases: +0 \\|" ENVIRONMENT "OMP_NUM_THREADS=1;OMP_WAIT_POLICY=passive")
   endforeach()
 

@@ -32,8 +32,9 @@ struct LoadedModule {
 /// other sources than `tree_version`, with what to do.
 Result<LoadedModule> load_module(std::string_view tree_version);
 
-/// The device of that number with the module's kernels and cuBLASLt. Errors: kUnavailable, kUnsupported, saying what is
-/// missing and what to do.
-Result<std::unique_ptr<CudaMachine>> open_machine(std::string_view tree_version, const MachineOptions& options);
+/// A device with the module's kernels and cuBLASLt: that of `options.index`, counted round where the machine has fewer,
+/// so that ranks of one host share them evenly. Errors: kUnavailable, kUnsupported, saying what is missing and what to
+/// do.
+Result<std::unique_ptr<CudaMachine>> open_machine(std::string_view tree_version, MachineOptions options);
 
 }  // namespace cairn::cuda

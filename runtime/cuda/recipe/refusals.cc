@@ -74,11 +74,6 @@ std::vector<Refusal> refusals(const Plan& plan) {
            "banks are memory of the host that ranks compute in, which CUDA's do not; \"copy\", or train on the CPU: "
            "--device cpu");
   }
-  if (plan.mesh.world() > 1) {
-    refuse("mesh", fmt::format("is of {} ranks, and CUDA trains on one so far; --nproc 1, or train on the CPU: "
-                               "--device cpu",
-                               plan.mesh.world()));
-  }
   return out;
 }
 

@@ -101,13 +101,20 @@ inline void poison_weights(const Plan& plan, const Arena& arena) {
 
 using MakeLink = std::function<std::unique_ptr<DeviceLink>()>;
 /// Of one rank and life.
-using MakeMachine = std::function<std::unique_ptr<Machine>()>;
+using MakeMachine = std::function<std::unique_ptr<Machine>(int64_t rank)>;
+/// For the memory of a rank's machine; what it is made of outlives it.
+using MakeEngine = std::function<std::unique_ptr<comm::Engine>(comm::Engine& of_host, Machine& machine)>;
+/// Where the ranks train; empty: on the CPU.
+struct OnDevice {
+  MakeMachine machine;
+  MakeEngine engine;
+};
 
 /// One life of all ranks, as threads, each on the arena of its host; `notify` is its agent's. Whether it ended by
 /// itself.
 inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>& arena_of,
                     const std::function<void(int64_t rank)>& notify, const Death& death, Told* told,
-                    const MakeLink& make_link = {}, const MakeMachine& make_machine = {}) {
+                    const MakeLink& make_link = {}, const OnDevice& on_device = {}) {
   const int64_t world = plan.mesh.world();
   comm::ThreadWorld threads_world(world, comm::Options{.deadline_ms = 60000});
   std::vector<std::unique_ptr<comm::Engine>> engines;
@@ -121,11 +128,14 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
       omp_set_num_threads(1);
       HookOptions options{
           .on_snapshot = [&](int64_t) { notify(rank); }, .finish_deadline_s = 60, .make_link = make_link};
-      const std::unique_ptr<Machine> machine = make_machine ? make_machine() : nullptr;
+      const std::unique_ptr<Machine> machine = on_device.machine ? on_device.machine(rank) : nullptr;
       if (machine != nullptr) options.make_link = [&machine] { return machine->make_link().value(); };
       const auto hook = SharedMemoryHook::make(plan, rank, arena_of(rank), clock, std::move(options)).value();
       MortalHook mortal(*hook, rank, death);
-      trainer::Environment env{.plan = plan, .rank = rank, .engine = *engines[rank], .hook = mortal};
+      std::unique_ptr<comm::Engine> for_device;
+      if (machine != nullptr && world > 1) for_device = on_device.engine(*engines[rank], *machine);
+      trainer::Environment env{
+          .plan = plan, .rank = rank, .engine = for_device ? *for_device : *engines[rank], .hook = mortal};
       env.machine = machine.get();
       env.on_phase = [&](int64_t step, const char* what) {
         const bool forward = std::string_view(what) == "forward and backward";
@@ -143,6 +153,7 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
       }
       if (const auto outcome = trainer::run(env); !outcome.ok()) {
         ended[rank] = outcome.error();
+        for_device.reset();
         engines[rank].reset();
       } else {
         const std::lock_guard lock(mutex);
@@ -168,16 +179,16 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
 }
 
 inline bool live_once(const Plan& plan, Agent& agent, const Death& death, Told* told, const MakeLink& make_link = {},
-                      const MakeMachine& make_machine = {}) {
+                      const OnDevice& on_device = {}) {
   return live_on(
       plan, [&](int64_t) -> Arena& { return *agent.arena; }, [&](int64_t) { agent.persister->notify(); }, death, told,
-      make_link, make_machine);
+      make_link, on_device);
 }
 
 /// Trains to the end through these deaths. `from` of each life after the first, and whether its weights were whole.
 inline Told train(const Plan& plan, std::span<const Death> deaths,
                   std::vector<std::pair<int64_t, bool>>* from = nullptr, const MakeLink& make_link = {},
-                  const MakeMachine& make_machine = {}, std::function<void(int64_t)> on_step = {}) {
+                  const OnDevice& on_device = {}, std::function<void(int64_t)> on_step = {}) {
   const TempDir dir;
   Agent agent(plan, fresh_run_id(), dir.path);
   Told told;
@@ -190,7 +201,7 @@ inline Told train(const Plan& plan, std::span<const Death> deaths,
       if (!choice.weights_ready) poison_weights(plan, *agent.arena);
     }
     const Death death = life < deaths.size() ? deaths[life] : Death{};
-    if (live_once(plan, agent, death, &told, make_link, make_machine)) REQUIRE(life == deaths.size());
+    if (live_once(plan, agent, death, &told, make_link, on_device)) REQUIRE(life == deaths.size());
   }
   return told;
 }

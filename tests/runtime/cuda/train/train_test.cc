@@ -5,16 +5,17 @@
 #include <cstring>
 #include <set>
 
+#include "runtime/kernels/cuda/attention.h"
 #include "runtime/plan/activations.h"
 #include "runtime/trainer/state.h"
 #include "runtime/trainer/work_shapes.h"
-#include "tests/ckpt/hook/mortal_run.h"
 #include "tests/runtime/cuda/train/trained_double.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt::testing;
-using cairn::testing::TrainedDouble;
+using cairn::testing::Lived;
+using cairn::testing::train_on_double;
 
 namespace {
 
@@ -33,30 +34,6 @@ Plan plan_of(const Recipe& recipe) {
   const auto planned = make_plan(recipe, 1);
   REQUIRE_OK(planned);
   return planned.value();
-}
-
-/// A life's counts of what its double was asked, step by step.
-struct Lived {
-  explicit Lived(uint64_t seed) : device(seed) {}
-  TrainedDouble device;
-  std::vector<simt::StreamDouble::Counts> steps;
-};
-
-Told train_on_double(const Plan& plan, uint64_t seed, std::span<const Death> deaths = {},
-                     std::vector<std::pair<int64_t, bool>>* from = nullptr,
-                     std::vector<std::unique_ptr<Lived>>* lives = nullptr) {
-  std::vector<std::unique_ptr<Lived>> own;
-  std::vector<std::unique_ptr<Lived>>& all = lives != nullptr ? *lives : own;
-  return train(
-      plan, deaths, from, {},
-      [&]() -> std::unique_ptr<Machine> {
-        all.clear();  // the doubles are one at a time
-        all.push_back(std::make_unique<Lived>(seed));
-        auto opened = all.back()->device.open();
-        RT_CHECK(opened.ok(), "{}", opened.error().message);
-        return std::move(opened).value();
-      },
-      [&](int64_t) { all.back()->steps.push_back(all.back()->device.cuda.take_counts()); });
 }
 
 /// |a - b| over |b - begin|, of all that the last snapshot holds: how far the two have come apart on their way.
@@ -114,13 +91,37 @@ TEST_SUITE("runtime/cuda/train") {
     }
   }
 
+  TEST_CASE("the largest attention scores of a step have room in the plan, however many heads there are") {
+    Recipe recipe = small(true, Precision::kF32);
+    recipe.model.heads = recipe.model.kv_heads = 64;
+    recipe.model.head_dim = 2;
+    recipe.model.width = 128;
+    recipe.model.context = 4096;
+    recipe.batch = {.samples = 128, .micro = 128};
+    const auto bytes = [&] {
+      const Plan plan = plan_of(recipe);
+      return cuda::scratch_bytes(trainer::work_shapes(plan, 0));
+    };
+    const int64_t without = bytes();
+    recipe.optimizer.qk_clip = 1;
+    const kernels::AttentionDims dims{.batch = 128,
+                                      .tokens = recipe.model.context,
+                                      .heads = 64,
+                                      .kv_heads = 64,
+                                      .head_dim = 2,
+                                      .max_scores = DevicePtr<float>(reinterpret_cast<float*>(64))};
+    const int64_t scores = kernels::cuda::attention_maxima(dims) * static_cast<int64_t>(sizeof(float));
+    REQUIRE(scores > without);  // else nothing is shown
+    CHECK(bytes() >= scores);
+  }
+
   TEST_CASE("a step has one wait of the host, nothing is allocated after the start, and the plan knew every byte") {
     Recipe recipe = small(false, Precision::kBf16);
     recipe.checkpoint.snapshot_steps = 0;  // else the thread that copies waits too
     const Plan plan = plan_of(recipe);
-    std::vector<std::unique_ptr<Lived>> lives;
-    const Told told = train_on_double(plan, 6, {}, nullptr, &lives);
-    const std::vector<simt::StreamDouble::Counts>& steps = lives.back()->steps;
+    std::unique_ptr<Lived> life;
+    const Told told = train_on_double(plan, 6, {}, nullptr, &life);
+    const std::vector<simt::StreamDouble::Counts>& steps = life->steps;
     REQUIRE(steps.size() == 5);
     CHECK(steps[0].allocations == 1);
     for (size_t k = 1; k + 1 < steps.size(); ++k) {  // the last one is saved
@@ -131,7 +132,7 @@ TEST_SUITE("runtime/cuda/train") {
     }
     CHECK(steps.back().allocations == 0);
 
-    auto opened = lives.back()->device.open();
+    auto opened = life->device.open();
     REQUIRE_OK(opened);
     const std::vector<int64_t> blocks = trainer::TrainState::blocks(plan, plan.rank(0), {});  // all of it is its own
     CHECK(told.on_device.at(0) == opened.value()->bytes_for(blocks, trainer::work_shapes(plan, 0)));

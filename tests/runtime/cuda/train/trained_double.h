@@ -1,38 +1,89 @@
 #pragma once
-// A CUDA device for a trainer in tests: the doubles of the runtime and of cuBLASLt, the kernels on the executor.
+// CUDA devices for a trainer in tests: the doubles of the runtime and of cuBLASLt, the kernels on the executor; and
+// whole runs on them, with the deaths of tests/ckpt/hook/mortal_run.h.
 
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "runtime/cuda/machine/machine.h"
 #include "runtime/cuda/ops/ops.h"
+#include "runtime/cuda/staged/staged_engine.h"
+#include "tests/ckpt/hook/mortal_run.h"
 #include "tests/runtime/cuda/cuda_machine.h"
 #include "tests/simt/blas_double.h"
 
 namespace cairn::testing {
 
-/// Of one process.
+/// Of one process, whose ranks are threads: each has a device of its own, with memory and streams of one double.
 class TrainedDouble {
  public:
-  explicit TrainedDouble(uint64_t seed) : cuda(seed, int64_t{1} << 26) {}
+  explicit TrainedDouble(uint64_t seed, int64_t ranks = 1)
+      : cuda(seed, ranks << 26), runtime(cuda, static_cast<int>(ranks)) {}
   ~TrainedDouble() {
-    CHECK(cuda.misuses().empty());
-    CHECK(cuda.left().empty());
-    CHECK(products.misuses().empty());
+    CHECK(cuda.misuses() == std::vector<std::string>());
+    CHECK(cuda.left() == std::vector<std::string>());
+    CHECK(products.misuses() == std::vector<std::string>());
     CHECK(products.left() == 0);
   }
 
-  Result<std::unique_ptr<cuda::CudaMachine>> open() {
+  Result<std::unique_ptr<cuda::CudaMachine>> open(int64_t rank = 0) {
     const cuda::KernelTables tables{.of_f32 = &cuda::ops<float>(),
                                     .of_bf16 = &cuda::ops<bf16>(),
                                     .of_f16 = &cuda::ops<f16>(),
                                     .state = &cuda::state_ops(),
                                     .scratch_bytes = &cuda::scratch_bytes};
-    return cuda::CudaMachine::open(runtime.api(), products.api(), tables, {.product_bytes = int64_t{1} << 16});
+    return cuda::CudaMachine::open(runtime.api(), products.api(), tables,
+                                   {.index = static_cast<int>(rank), .product_bytes = int64_t{1} << 16});
   }
 
   simt::StreamDouble cuda;
-  simt::CudaApi runtime{cuda};
+  simt::CudaApi runtime;
   simt::BlasDouble products{cuda};
 };
+
+/// One life of a run on a double, and what it was asked, step by step: by rank 0's own thread, and by all of them (the
+/// others may be a step's wait ahead).
+struct Lived {
+  Lived(uint64_t seed, int64_t ranks) : device(seed, ranks) {}
+  TrainedDouble device;
+  std::vector<simt::StreamDouble::Counts> steps;
+  std::vector<int64_t> own_waits;
+};
+
+/// Trains on a double through these deaths, as ckpt::testing::train() does. `last`: keeps the last life.
+inline ckpt::testing::Told train_on_double(const Plan& plan, uint64_t seed,
+                                           std::span<const ckpt::testing::Death> deaths = {},
+                                           std::vector<std::pair<int64_t, bool>>* from = nullptr,
+                                           std::unique_ptr<Lived>* last = nullptr) {
+  const int64_t world = plan.mesh.world();
+  std::unique_ptr<Lived> own;
+  std::unique_ptr<Lived>& life = last != nullptr ? *last : own;
+  std::mutex mutex;
+  int64_t opened = 0;
+  const ckpt::testing::OnDevice on_device{
+      .machine = [&](int64_t rank) -> std::unique_ptr<Machine> {
+        const std::lock_guard lock(mutex);
+        if (opened++ % world == 0) {
+          life.reset();  // the doubles are one at a time
+          life = std::make_unique<Lived>(seed, world);
+        }
+        auto machine = life->device.open(rank);
+        RT_CHECK(machine.ok(), "{}", machine.error().message);
+        return std::move(machine).value();
+      },
+      .engine = [](comm::Engine& of_host, Machine& machine) -> std::unique_ptr<comm::Engine> {
+        auto& cuda = static_cast<cuda::CudaMachine&>(machine);
+        auto made =
+            cuda::make_staged_engine(of_host, cuda.cuda_stream(), [&cuda](const void* at) { return cuda.holds(at); });
+        RT_CHECK(made.ok(), "{}", made.error().message);
+        return std::move(made).value();
+      }};
+  return ckpt::testing::train(plan, deaths, from, {}, on_device, [&](int64_t) {
+    life->steps.push_back(life->device.cuda.take_counts());
+    life->own_waits.push_back(simt::StreamDouble::take_own_waits());
+  });
+}
 
 }  // namespace cairn::testing

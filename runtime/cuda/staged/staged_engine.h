@@ -1,0 +1,25 @@
+#pragma once
+// Communication of arrays in a device's memory by an engine of the host's memory (runtime/comm): device -> pinned
+// memory -> shared memory or Gloo -> pinned memory -> device. It is how several ranks share one device, and how ranks
+// communicate where there is no NCCL.
+//
+// An operation is ordered on the stream that the calling thread orders on (runtime/comm/ordered_on.h), and has been
+// done when that is settled; nothing waits before. Its errors are those of that settle, or of a later operation.
+// Results are the inner engine's, bit for bit. What lies in the host's memory is communicated before the call returns,
+// behind what was ordered before.
+
+#include <functional>
+#include <memory>
+
+#include "runtime/comm/comm.h"
+#include "runtime/cuda/stream.h"
+
+namespace cairn::cuda {
+
+/// `inner`, `rank` (the rank's stream) and what `on_device` asks are borrowed and outlive the engine, which outlives
+/// its groups. Pinned memory grows to what the largest operation takes, and for messages to what is under way at a
+/// time; it has done so after the first step. Errors: what the device cannot do.
+Result<std::unique_ptr<comm::Engine>> make_staged_engine(comm::Engine& inner, CudaStream& rank,
+                                                         std::function<bool(const void*)> on_device);
+
+}  // namespace cairn::cuda
