@@ -19,6 +19,7 @@
 #include "converters/hf_folder.h"
 #include "runtime/data/token_file.h"
 #include "tools/commands.h"
+#include "tools/device_option.h"
 #include "tools/model_source.h"
 
 namespace cairn::tools {
@@ -28,6 +29,7 @@ constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 constexpr int64_t kUsualWindow = 2048;
 
 struct Options {
+  DeviceChoice device = DeviceChoice::kAuto;
   std::string from, tokenizer, precision, dtype;
   std::vector<std::string> texts, data;
   int64_t max_tokens = 0, window = 0, stride = 0;
@@ -183,9 +185,10 @@ Result<int> run(const Options& options, bool json) {
   for (const std::string& text : options.texts) sets.push_back(parse_set(text, true));
   for (const std::string& text : options.data) sets.push_back(parse_set(text, false));
   if (sets.empty()) return Error{ErrorCode::kInvalidInput, "name what to evaluate: --text FILE or --data PREFIX"};
+  RT_TRY_SET(const DeviceChoice device, choose_device({.flag = options.device, .run = {}, .what = "evaluate"}));
   RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
                                            options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining,
-                                           options.texts.empty() ? Works::kOnIds : Works::kOnText));
+                                           options.texts.empty() ? Works::kOnIds : Works::kOnText, device));
   Evaluator evaluator(model, options);
   RT_TRY(evaluator.check());
   size_t width = 4;
@@ -243,6 +246,7 @@ void add_eval(CLI::App& app, Session& session) {
       "--tokenizer", options->tokenizer,
       "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own. With "
       "--data alone there need be none: only bits/byte wants one");
+  add_model_device_option(*command, options->device);
   add_json_flag(*command, session);
   command->footer(
       "Exit codes: 0 done, 2 refused, 65 weights or data are damaged, 74 out of memory or an I/O error.\n"

@@ -15,6 +15,7 @@
 #include "runtime/inference/generate.h"
 #include "runtime/json/json.h"
 #include "tools/commands.h"
+#include "tools/device_option.h"
 #include "tools/model_source.h"
 #include "tools/prompt.h"
 
@@ -24,6 +25,7 @@ namespace {
 constexpr int64_t kMaxPromptBytes = int64_t{1} << 28;
 
 struct Options {
+  DeviceChoice device = DeviceChoice::kAuto;
   std::string from, prompts_file, tokenizer, precision;
   std::vector<std::string> prompts, stop;
   InfillTokens infill;
@@ -148,8 +150,10 @@ Result<int> run(Options options, bool json) {
     options.prompts.insert(options.prompts.end(), more.begin(), more.end());
   }
   if (options.prompts.empty()) options.prompts.emplace_back();
+  RT_TRY_SET(const DeviceChoice device, choose_device({.flag = options.device, .run = {}, .what = "generate"}));
   RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
-                                           options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining));
+                                           options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining,
+                                           Works::kOnText, device));
   RT_TRY(take_infill_tokens(options, &model));
   if (!options.ignore_eos) options.generate.stop_ids = model.stop;
 
@@ -274,6 +278,7 @@ void add_generate(CLI::App& app, Session& session) {
   command->add_flag("--ema", options->ema, "the moving average of the weights that the checkpoint holds");
   command->add_option("--tokenizer", options->tokenizer,
                       "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own");
+  add_model_device_option(*command, options->device);
   add_json_flag(*command, session);
   command->footer(
       "Exit codes: 0 done, 2 refused, 65 weights or data are damaged, 74 out of memory or an I/O error.\n"

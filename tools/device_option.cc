@@ -24,6 +24,14 @@ const std::map<std::string, DeviceChoice>& words() {
   return out;
 }
 
+void add_option(CLI::App& command, DeviceChoice& device, const char* help) {
+  command
+      .add_option_function<std::string>(
+          "--device", [&device](const std::string& word) { device = words().at(word); }, help)
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+}
+
 Result<bool> trained_on_cuda(const fs::path& run) {
   std::error_code failed;
   if (run.empty() || !fs::exists(run / kFile, failed)) return false;
@@ -38,12 +46,13 @@ Result<bool> trained_on_cuda(const fs::path& run) {
 }  // namespace
 
 void add_device_option(CLI::App& command, DeviceChoice& device) {
-  command
-      .add_option_function<std::string>(
-          "--device", [&device](const std::string& word) { device = words().at(word); },
-          "where ranks compute: cpu, cuda, or auto: CUDA where there is an NVIDIA device (default: the recipe's)")
-      ->type_name("NAME")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  add_option(command, device,
+             "where ranks compute: cpu, cuda, or auto: CUDA where there is an NVIDIA device (default: the recipe's)");
+}
+
+void add_model_device_option(CLI::App& command, DeviceChoice& device) {
+  add_option(command, device,
+             "where the model computes: cpu, cuda, or auto: CUDA where there is an NVIDIA device (default: auto)");
 }
 
 std::string_view device_word(DeviceChoice device) {
@@ -67,13 +76,14 @@ Result<DeviceChoice> choose_device(const DeviceQuestion& question) {
   }
   const std::string asked = question.flag == DeviceChoice::kCuda ? "--device cuda" : "device = \"cuda\"";
   if (devices.empty()) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("{}: this machine has no NVIDIA device; to train on the CPU: {}", asked, kOnCpu)};
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: this machine has no NVIDIA device; to {} on the CPU: {}",
+                                                       asked, question.what, kOnCpu)};
   }
   const std::vector<MachineCheck> checks = check_cuda();
   if (!any_problem(checks)) return DeviceChoice::kCuda;
-  return Error{ErrorCode::kInvalidInput, fmt::format("{} cannot be used:\n{}To train on the CPU: {}",
-                                                     fmt::join(devices, ", "), machine_text(checks), kOnCpu)};
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("{} cannot be used:\n{}To {} on the CPU: {}", fmt::join(devices, ", "), machine_text(checks),
+                           question.what, kOnCpu)};
 }
 
 DeviceChoice likely_device(DeviceChoice wanted) {

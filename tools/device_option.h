@@ -15,12 +15,15 @@ namespace cairn::tools {
 
 /// --device, kAuto where it is not given: the recipe's counts then.
 void add_device_option(CLI::App& command, DeviceChoice& device);
+/// The same for a model that is there, whose recipe is not asked.
+void add_model_device_option(CLI::App& command, DeviceChoice& device);
 
 std::string_view device_word(DeviceChoice device);
 
 struct DeviceQuestion {
   DeviceChoice flag = DeviceChoice::kAuto, recipe = DeviceChoice::kAuto;
-  std::filesystem::path run;  // its folder; it need not be there
+  std::filesystem::path run;   // its folder; it need not be there
+  const char* what = "train";  // what is to be done there, for messages
 };
 
 /// kCpu or kCuda, and nothing is taken in place of another. Errors, with exit code 2: a device that was asked for, or

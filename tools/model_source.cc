@@ -13,8 +13,12 @@
 #include "converters/hf_folder.h"
 #include "converters/import.h"
 #include "dsl/dsl.h"
+#include "runtime/cuda/machine/module.h"
+#include "runtime/cuda/recipe/refusals.h"
 #include "runtime/json/json.h"
+#include "runtime/plan/device_choice.h"
 #include "tools/run/folder.h"
+#include "tools/version.h"
 
 namespace cairn::tools {
 
@@ -39,8 +43,18 @@ Status fill(const convert::WeightSource& source, inference::Session& session) {
     }
     convert::copy_box_out(whole.data(), shape, run.box, address_of(run.data.as<float>()));
   }
-  session.weights_ready();
-  return {};
+  return session.weights_ready();
+}
+
+/// The first CUDA device, where it can compute the model.
+Result<std::unique_ptr<Machine>> machine_for(const Recipe& recipe) {
+  RT_TRY_SET(Plan plan, inference::Session::plan_of(recipe));
+  settle_device(plan.recipe, DeviceChoice::kCuda);
+  for (const cuda::Refusal& one : cuda::refusals(plan)) {
+    return Error{ErrorCode::kUnsupported, fmt::format("{} {}", one.field, one.message)};
+  }
+  RT_TRY_SET(std::unique_ptr<cuda::CudaMachine> opened, cuda::open_machine(tree_version(), {}));
+  return std::unique_ptr<Machine>(std::move(opened));
 }
 
 /// What lies beside the weights: a tokenizer.json before a SentencePiece model, as transformers prefers it.
@@ -115,7 +129,7 @@ bool is_hf_folder(const fs::path& path) {
 }
 
 Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer, const std::string& precision,
-                               convert::WeightsOf weights_of, Works works) {
+                               convert::WeightsOf weights_of, Works works, DeviceChoice device) {
   ckpt::PosixBackend io;
   LoadedModel out;
   std::unique_ptr<convert::WeightSource> source;
@@ -178,7 +192,10 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
     if (works == Works::kOnText || !tokenizer.empty()) return taken.error();
     out.tokenizer.reset();  // ids need none
   }
-  RT_TRY_SET(out.session, inference::Session::make(out.recipe));
+  if (device == DeviceChoice::kCuda) {
+    RT_TRY_SET(out.machine, machine_for(out.recipe));
+  }
+  RT_TRY_SET(out.session, inference::Session::make(out.recipe, out.machine.get()));
   RT_TRY(unless_removed({out.from}, fill(*source, *out.session)));
   return out;
 }

@@ -26,6 +26,7 @@ struct InfillTokens {
 struct LoadedModel {
   std::filesystem::path from;  // the checkpoint or the folder
   Recipe recipe;
+  std::unique_ptr<Machine> machine;  // where the session computes; null: the CPU
   std::unique_ptr<inference::Session> session;
   std::unique_ptr<text::Tokenizer> tokenizer;
   std::vector<int32_t> before;  // ids that the model wants before a text
@@ -42,10 +43,11 @@ enum class Works { kOnText, kOnIds };
 /// `tokenizer`: empty (the one kept with the weights, else what the recipe says), or as text::tokenizer_config() reads
 /// it. `precision`: "fp32", "bf16" or empty, the recipe's (fp32 for a Hugging Face folder). Errors: those of opening;
 /// kInvalidInput when there is no tokenizer, or it has more ids than the model has rows; for work on ids one that does
-/// not do is none, unless it was named.
+/// not do is none, unless it was named. `device`: kCpu or kCuda; what CUDA cannot compute yet, or a device that cannot
+/// be used, is an error.
 Result<LoadedModel> load_model(const std::filesystem::path& path, const std::string& tokenizer,
                                const std::string& precision = {},
                                convert::WeightsOf weights_of = convert::WeightsOf::kTraining,
-                               Works works = Works::kOnText);
+                               Works works = Works::kOnText, DeviceChoice device = DeviceChoice::kCpu);
 
 }  // namespace cairn::tools

@@ -8,6 +8,7 @@
 #include "runtime/comm/thread_world.h"
 #include "runtime/kernels/elementwise.h"
 #include "runtime/plan/activations.h"
+#include "runtime/trainer/work_shapes.h"
 
 namespace cairn::inference {
 namespace {
@@ -29,7 +30,7 @@ Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std:
 
 }  // namespace
 
-Result<std::unique_ptr<Session>> Session::make(const Recipe& trained) {
+Result<Plan> Session::plan_of(const Recipe& trained) {
   if (trained.model.mask == Mask::kBidirectional) {
     return Error{ErrorCode::kUnsupported,
                  "this model's tokens see those to their right (model.mask): it has no next token to compute"};
@@ -45,12 +46,17 @@ Result<std::unique_ptr<Session>> Session::make(const Recipe& trained) {
   if (recipe.model.mask == Mask::kPrefix) recipe.objective.kind = ObjectiveConfig::Kind::kPrefix;
   RT_TRY_SET(Plan plan, make_plan(recipe, 1));
   plan.recipe.objective = {};  // no targets
+  return plan;
+}
+
+Result<std::unique_ptr<Session>> Session::make(const Recipe& trained, Machine* machine) {
+  RT_TRY_SET(Plan plan, plan_of(trained));
   RankPlan rank = plan.rank(0);
-  std::unique_ptr<Session> out(new Session(std::move(plan), std::move(rank)));
-  const Device cpu{DeviceKind::kCpu, 0};
-  RT_TRY_SET(out->weights_, Buffer::allocate(cpu, out->rank_.weight_bytes));
-  if (out->plan_.compute_dtype() != DType::kF32) {
-    RT_TRY_SET(out->master_, Buffer::allocate(cpu, out->rank_.flat_elems * 4));
+  std::unique_ptr<Session> out(new Session(std::move(plan), std::move(rank), machine));
+  if (machine != nullptr) RT_TRY(machine->allow(trainer::forward_shapes(out->plan_, out->rank_)));
+  RT_TRY_SET(out->weights_, Buffer::allocate(out->device(), out->rank_.weight_bytes));
+  if (machine != nullptr || out->plan_.compute_dtype() != DType::kF32) {
+    RT_TRY_SET(out->master_, Buffer::allocate({DeviceKind::kCpu, 0}, out->rank_.flat_elems * 4));
   }
   out->engine_ = comm::ThreadWorld(1).engine(0);
   RT_TRY_SET(out->tp_, out->engine_->group("tp", {0}));
@@ -67,15 +73,29 @@ std::vector<trainer::StateTensor> Session::weights() {
   return out;
 }
 
-void Session::weights_ready() {
-  if (master_.size_bytes() == 0) return;
+Status Session::weights_ready() {
+  if (master_.size_bytes() == 0) return {};
   const float* const master = master_.as<float>().data();
-  if (plan_.compute_dtype() == DType::kBf16) {
-    kernels::cast(master, weights_.as<bf16>().data(), rank_.flat_elems);
+  const auto rounded = [&](Buffer& to) {
+    if (plan_.compute_dtype() == DType::kBf16) {
+      kernels::cast(master, to.as<bf16>().data(), rank_.flat_elems);
+    } else if (plan_.compute_dtype() == DType::kF16) {
+      kernels::cast(master, to.as<f16>().data(), rank_.flat_elems);
+    }
+  };
+  if (machine_ == nullptr) {
+    rounded(weights_);
+  } else if (plan_.compute_dtype() == DType::kF32) {
+    stream_->give(std::span<const std::byte>(master_.as<std::byte>()), weights_.at());
+    RT_TRY(stream_->settle());
   } else {
-    kernels::cast(master, weights_.as<f16>().data(), rank_.flat_elems);
+    RT_TRY_SET(Buffer host, Buffer::allocate({DeviceKind::kCpu, 0}, rank_.weight_bytes));
+    rounded(host);
+    stream_->give(std::span<const std::byte>(host.as<std::byte>()), weights_.at());
+    RT_TRY(stream_->settle());
   }
   master_ = Buffer();
+  return {};
 }
 
 int64_t Session::positions_for(int64_t tokens) const {
@@ -94,8 +114,9 @@ Result<nn::StageModel*> Session::pass(int64_t samples, int64_t pass_tokens, int6
   made->plan.pass_tokens = pass_tokens;
   made->plan.recipe.model.context = positions;
   made->rank = made->plan.rank(0);
+  if (machine_ != nullptr) RT_TRY(machine_->allow(trainer::forward_shapes(made->plan, made->rank)));
   // Memory of its own: a model keeps tables in it that it writes once.
-  RT_TRY_SET(made->activations, Buffer::allocate({DeviceKind::kCpu, 0}, stage_buffers_bytes(made->plan, made->rank)));
+  RT_TRY_SET(made->activations, Buffer::allocate(device(), stage_buffers_bytes(made->plan, made->rank)));
   RT_TRY_SET(made->model, nn::StageModel::make(*stream_, made->plan, made->rank, 0, {.tp = tp_.get()}, weights_.at(),
                                                nullptr, made->activations.all()));
   found = std::move(made);
@@ -177,10 +198,10 @@ Status Session::make_cache(int64_t sequences, int64_t capacity) {
   const int64_t bytes = elems * dtype_size_bytes(plan_.compute_dtype());
   keys_ = Buffer();
   values_ = Buffer();
-  RT_TRY_SET(keys_, Buffer::allocate({DeviceKind::kCpu, 0}, bytes));
+  RT_TRY_SET(keys_, Buffer::allocate(device(), bytes));
   cache_.key_memory = keys_.at();
   if (!has_mla(model)) {  // a latent vector is key and value
-    RT_TRY_SET(values_, Buffer::allocate({DeviceKind::kCpu, 0}, bytes));
+    RT_TRY_SET(values_, Buffer::allocate(device(), bytes));
     cache_.value_memory = values_.at();
   }
   lengths_.assign(sequences, 0);
@@ -208,7 +229,10 @@ Status Session::feed(int64_t sequence, std::span<const int32_t> tokens) {
                                             .cache_rows = {},
                                             .from_start = lengths_[sequence] == 0}));
   lengths_[sequence] += std::min(rows, count);
-  if (count > rows) return feed(sequence, tokens.subspan(rows));
+  if (count > rows) {
+    RT_TRY(stream_->settle());  // a device has taken what this pass gave it
+    return feed(sequence, tokens.subspan(rows));
+  }
   logits_.resize(plan_.recipe.model.vocab);
   return model->cached_logits(count - 1, 1, logits_);
 }

@@ -16,6 +16,7 @@
 #include "runtime/comm/comm.h"
 #include "runtime/core/result.h"
 #include "runtime/device/buffer.h"
+#include "runtime/device/machine.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/plan/plan.h"
 #include "runtime/trainer/checkpoint_hook.h"
@@ -33,16 +34,20 @@ struct PromptShape {
 
 class Session {
  public:
-  /// Model and precision are the recipe's; everything parallel in it is ignored. Errors: as make_plan; kNoSpace;
-  /// kUnsupported for a model whose tokens all see each other.
-  static Result<std::unique_ptr<Session>> make(const Recipe& recipe);
+  /// Model and precision are the recipe's; everything parallel in it is ignored. `machine`: where it computes, for this
+  /// session alone, which it outlives; null: the CPU. Errors: as make_plan; kNoSpace; kUnsupported for a model whose
+  /// tokens all see each other.
+  static Result<std::unique_ptr<Session>> make(const Recipe& recipe, Machine* machine = nullptr);
+  /// That make() would have.
+  static Result<Plan> plan_of(const Recipe& recipe);
 
   const Plan& plan() const { return plan_; }
 
-  /// The float weights, a run for each piece of each logical tensor, all kWeight: to be filled.
+  /// The float weights in the host's memory, a run for each piece of each logical tensor, all kWeight: to be filled.
   std::vector<trainer::StateTensor> weights();
-  /// After filling: derives what the forward pass computes with; the floats are gone if that is another type.
-  void weights_ready();
+  /// After filling: derives what the forward pass computes with; the floats are gone unless they are that. Errors:
+  /// those of the device.
+  Status weights_ready();
 
   /// Logits [n, vocab] of the first n = tokens.size() positions, 1 <= n <= context; valid until the next call.
   /// Errors: kInvalidInput for a token outside the vocabulary, a length out of range or a shape that is not of the
@@ -78,7 +83,13 @@ class Session {
     Buffer activations;
     std::unique_ptr<nn::StageModel> model;
   };
-  Session(Plan plan, RankPlan rank) : plan_(std::move(plan)), rank_(std::move(rank)) {}
+  Session(Plan plan, RankPlan rank, Machine* machine)
+      : plan_(std::move(plan)),
+        rank_(std::move(rank)),
+        machine_(machine),
+        own_stream_(machine == nullptr ? make_cpu_stream() : nullptr),
+        stream_(machine == nullptr ? own_stream_.get() : &machine->stream()) {}
+  Device device() const { return stream_->device(); }
   /// The positions that passes over texts of up to `tokens` tokens are laid out for: the context; with longrope, whose
   /// angles depend on how far a text reaches, the original context for texts within it.
   int64_t positions_for(int64_t tokens) const;
@@ -91,7 +102,9 @@ class Session {
 
   Plan plan_;
   RankPlan rank_;
-  const std::unique_ptr<Stream> stream_ = make_cpu_stream();
+  Machine* const machine_;
+  const std::unique_ptr<Stream> own_stream_;
+  Stream* const stream_;
   Buffer weights_, master_, keys_, values_;
   std::unique_ptr<comm::Engine> engine_;
   std::unique_ptr<comm::Comm> tp_;

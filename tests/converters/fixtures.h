@@ -196,7 +196,8 @@ inline std::unique_ptr<inference::Session> session_of(const ModelConfig& model, 
     copy_box_out(weights[run.tensor].data(), session->plan().tensors[run.tensor].shape, run.box,
                  address_of(run.data.as<float>()));
   }
-  session->weights_ready();
+  const Status ready = session->weights_ready();
+  REQUIRE_OK(ready);
   return session;
 }
 

@@ -39,7 +39,7 @@ if(NOT CAIRN_SANITIZE)
   add_executable(runtime_cuda_train_tests ${train_tests} ${CMAKE_CURRENT_SOURCE_DIR}/simt/plain_reports.cc)
   target_link_libraries(runtime_cuda_train_tests PRIVATE cairn_doctest_main cairn_simt cairn_simt_plain
                         cairn_runtime_cuda_machine cairn_runtime_cuda_staged cairn_runtime_cuda_ops
-                        cairn_runtime_trainer cairn_ckpt)
+                        cairn_runtime_trainer cairn_runtime_inference cairn_ckpt)
   foreach(source ${train_tests})
     get_filename_component(stem ${source} NAME_WE)
     add_test(NAME runtime/cuda/train/${stem}

@@ -52,7 +52,8 @@ std::unique_ptr<Session> session_of(const Recipe& recipe) {
   for (const trainer::StateTensor& run : out->weights()) {
     trainer::initial_weights(out->plan(), run.tensor, run.box, address_of(run.data.as<float>()));
   }
-  out->weights_ready();
+  const Status ready = out->weights_ready();
+  REQUIRE_OK(ready);
   return out;
 }
 
