@@ -7,3 +7,10 @@ foreach(version 13 12)
 endforeach()
 target_compile_definitions(cairn_cudart_of_13 PRIVATE CAIRN_OTHER_VERSION=13020)
 target_compile_definitions(cairn_cudart_of_12 PRIVATE CAIRN_OTHER_VERSION=12040)
+if(TARGET cairn_cuda_kernels)
+  # simt/plain/ops_test on a device: bench/gpu_test runs it, no ctest does.
+  add_executable(gpu_ops_tests ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/ops/ops_test.cc)
+  target_compile_definitions(gpu_ops_tests PRIVATE CAIRN_ON_DEVICE)
+  target_link_libraries(gpu_ops_tests PRIVATE cairn_doctest_main cairn_runtime_cuda_linked cairn_runtime_cuda_ops
+                        cairn_runtime_kernels cairn_cuda_kernels)
+endif()

@@ -15,9 +15,8 @@
 #include "runtime/cuda/arena.h"
 #include "runtime/cuda/blas.h"
 #include "runtime/device/host_numbers.h"
-#include "tests/runtime/cuda/cuda_machine.h"
-#include "tests/runtime/kernels/cuda/cuda_testing.h"
-#include "tests/simt/blas_double.h"
+#include "tests/runtime/cuda/ops/device_of_tests.h"
+#include "tests/runtime/kernels/cuda/comparing.h"
 
 using namespace cairn;
 using namespace cairn::testing;
@@ -50,7 +49,7 @@ struct Side {
 
 class Sides {
  public:
-  Sides() : machine_(7, int64_t{1} << 24), context_(machine_.open()) {
+  Sides() : context_(device_.open()) {
     auto reserved = cuda::Arena::reserve(context_, int64_t{1} << 23);
     REQUIRE_OK(reserved);
     arena_ = std::move(reserved).value();
@@ -58,7 +57,7 @@ class Sides {
     stream_ = cuda::CudaStream::make(context_);
     stream_->use_scratch(scratch_.all());
     workspace_ = Buffer::allocate(context_->device(), int64_t{1} << 16).value();
-    auto opened = cuda::Blas::open(products_.api(), context_);
+    auto opened = cuda::Blas::open(device_.products(), context_);
     REQUIRE_OK(opened);
     blas_ = std::move(opened).value();
     stream_->use_blas(*blas_, workspace_.all());
@@ -66,13 +65,9 @@ class Sides {
   }
   ~Sides() {
     CHECK(stream_->settle().ok());
-    CHECK(machine_.cuda.misuses().empty());
-    CHECK(products_.misuses().empty());
+    device_.check_use();
     blas_.reset();
-    CHECK(products_.left() == 0);
-    std::string reports;
-    for (const std::string& line : simt::take_reports()) reports += line + "\n";
-    CHECK(reports == "");
+    device_.check_left();
   }
 
   template <typename U>
@@ -125,11 +120,13 @@ class Sides {
 
   cuda::CudaStream& stream() { return *stream_; }
   Stream& cpu() { return *cpu_; }
-  int64_t choices() const { return products_.choices(); }
+#ifndef CAIRN_ON_DEVICE
+  /// How often cuBLASLt was asked for an algorithm.
+  int64_t choices() const { return device_.choices(); }
+#endif
 
  private:
-  CudaMachine machine_;
-  simt::BlasDouble products_{machine_.cuda};
+  DeviceOfTests device_;
   std::shared_ptr<cuda::Context> context_;
   std::unique_ptr<cuda::Arena> arena_;
   Buffer scratch_, workspace_;
@@ -593,16 +590,19 @@ void compare_products() {
             on.alike(c, chain_of_sums<T>(kK));
           }
           kinds += 1;
-          // Another one of its kind asks for nothing.
+#ifndef CAIRN_ON_DEVICE  // Another one of its kind asks for nothing.
           const int64_t choices = on.choices();
           on.run<T>("matmul", multiply);
           CHECK(on.choices() == choices);
+#endif
         }
       }
     }
   }
-  // Whether c is read is no matter of the choice: float with a bias or without, and added to or not.
+#ifndef CAIRN_ON_DEVICE  // Whether c is read is no matter of the choice: float with a bias or without, and added to or
+                         // not.
   CHECK(on.choices() == (kType == DType::kF32 ? 8 : 12));
+#endif
   CHECK(kinds == 16);
   on.run<T>("matmul_groups", [&](Exec<T> e, Side at) {
     kernels::MatmulGroups groups;
@@ -862,8 +862,8 @@ TEST_SUITE("runtime/cuda/ops") {
 
   TEST_CASE("no table has a hole, and a missing kernel fails its stream by name, as do missing ways of others") {
     const auto refused = [](const std::function<void(cuda::CudaStream&)>& body) {
-      CudaMachine machine(1);
-      auto context = machine.open();
+      DeviceOfTests device;
+      auto context = device.open();
       auto stream = cuda::CudaStream::make(context);
       cuda::serve_ops();
       body(*stream);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/runtime/kernels/kernel_testing.h"
+#include "tests/runtime/kernels/cuda/comparing.h"
 #include "tests/simt/device_memory.h"
 #include "tests/simt/executor.h"
 #include "tests/simt/reports.h"
@@ -30,27 +30,6 @@ void in_every_order(const Body& body) {
     if (simt::build() != simt::Build::kPlain) break;
   }
   simt::set_order({});
-}
-
-/// Both are within `tolerance` of the true result.
-template <typename T>
-void check_alike(const std::vector<T>& got, const std::vector<T>& cpu, Tolerance tolerance) {
-  check_close(got, doubles(cpu), tolerance + tolerance);
-}
-
-template <typename T>
-std::vector<T> filled(int64_t count, float value) {
-  std::vector<T> out(static_cast<size_t>(count));
-  for (T& x : out) {
-    if constexpr (std::is_same_v<T, float>) {
-      x = value;
-    } else if constexpr (std::is_same_v<T, f16>) {
-      x = to_f16(value);
-    } else {
-      x = to_bf16(value);
-    }
-  }
-  return out;
 }
 
 }  // namespace cairn::testing
