@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "runtime/agent/child_process.h"
 #include "runtime/core/clock.h"
@@ -90,10 +91,14 @@ void RunWaits::look(const comm::ShmWorld* world) {
         longest = &view, rank = static_cast<int64_t>(r), longest_beside = beside;
     }
   }
+  int64_t finished = 0;
+  for (const comm::RankView& view : views) finished += view.operations + view.beside.operations;
+  if (std::exchange(finished_, finished) != finished) still_since_ns_ = clock_ns();
   if (wait_) {  // the same wait, or over?
     const comm::OperationView& before = view_at(static_cast<size_t>(wait_->rank), wait_->beside);
     if (!wait_->over) {
-      if (before.inside && before.operations == wait_->operation) return;
+      if (wait_->elsewhere ? finished == wait_->operation : before.inside && before.operations == wait_->operation)
+        return;
       callbacks_.say(fmt::format("rank {} continues", wait_->rank));
       callbacks_.record({{"event", "wait_over"}, {"rank", wait_->rank}});
       wait_->over = true;  // whoever hangs from now on is another
@@ -102,13 +107,33 @@ void RunWaits::look(const comm::ShmWorld* world) {
     if (longest == nullptr && clock_ns() < others_until_ns_) return;  // or those of other hosts are on their way
     wait_.reset();
   }
-  if (longest == nullptr) return;
-  wait_ = LongWait{.rank = rank, .operation = longest->operations, .beside = longest_beside};
+  if (longest == nullptr) {
+    if (!look_elsewhere(*world, limit_ms, asked)) return;
+  } else {
+    wait_ = LongWait{.rank = rank, .operation = longest->operations, .beside = longest_beside};
+  }
   wait_->report.ranks = states(*world);
   wait_->report.finding = agent::find_culprit(wait_->report.ranks);
   tell();
   ask_others();
   probe_stacks();
+}
+
+/// No rank here waits. One that was stopped outside of any operation does not, but ranks of other hosts wait for it.
+bool RunWaits::look_elsewhere(const comm::ShmWorld& world, int64_t limit_ms, bool asked) {
+  const int64_t still_ms = (clock_ns() - still_since_ns_) / 1'000'000;
+  if (!elsewhere_.ask || still_ms < limit_ms / 2) return false;
+  if (!asked) elsewhere_.ask();
+  if (still_ms < limit_ms) return false;
+  for (const agent::RankState& rank : states(world)) {
+    for (const bool beside : {false, true}) {
+      const comm::OperationView& view = beside ? rank.view.beside : static_cast<const comm::OperationView&>(rank.view);
+      if (rank.host.empty() || !view.inside || view.since_ms < limit_ms) continue;
+      wait_ = LongWait{.rank = rank.rank, .operation = finished_, .beside = beside, .elsewhere = true};
+      return true;
+    }
+  }
+  return false;
 }
 
 void RunWaits::ask(const comm::ShmWorld* world, const std::string& by) {

@@ -62,7 +62,8 @@ class RunWaits {
   struct LongWait {
     int64_t rank = 0, operation = 0;  // who has waited longest, and in which of its operations
     bool beside = false;              // of the thread beside its own
-    bool over = false;                // only its stacks are still being read
+    bool elsewhere = false;  // on another host, for ranks of this one that stand still: `operation` of all here
+    bool over = false;       // only its stacks are still being read
     agent::WaitReport report;
     std::filesystem::path path;  // of the report, also when it could not be written
     bool written = false;        // the file is there
@@ -71,6 +72,7 @@ class RunWaits {
     std::string file() const { return written ? path.string() : std::string(); }
   };
   std::vector<agent::RankState> states(const comm::ShmWorld& world) const;
+  bool look_elsewhere(const comm::ShmWorld& world, int64_t limit_ms, bool asked);
   void probe_stacks();
   void finish_sending();
   void ask_others();
@@ -88,6 +90,7 @@ class RunWaits {
   std::optional<LongWait> wait_;
   std::optional<agent::StackProbe> probe_;
   int64_t probe_until_ns_ = 0, others_until_ns_ = 0;
+  int64_t finished_ = -1, still_since_ns_ = 0;  // operations of all ranks here, and since when so many
   /// For the leader.
   struct Sending {
     agent::StackProbe probe;
