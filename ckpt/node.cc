@@ -65,7 +65,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
   RT_TRY_SET(Arena arena, open_run_memory(
                               plan, options.run, options.checkpoints_dir,
                               [&] { return make_stoppable(make_backend(plan), options.leave); }, notices,
-                              options.before_save, options.stop, options.ranks));
+                              options.before_save, options.stop, options.ranks, std::move(options.prepared)));
   std::unique_ptr<CheckpointNode> node(new CheckpointNode(plan, std::move(options), std::move(arena)));
   node->keep_memory_ = true;  // until the node is open: the memory may be a dead agent's only copy
   if (!node->options_.resume) {

@@ -38,9 +38,10 @@ struct NodeOptions {
   BeforeSave before_save;                          // may be empty
   std::function<void()> on_persisted;              // wakes the agent; called from the persist thread
   // Of one of several hosts.
-  std::optional<RankRange> ranks;  // that run here; none: all
-  SaveStep save_step;              // PersistOptions::save_step
-  OtherHosts* others = nullptr;    // this host decides for these
+  std::optional<RankRange> ranks;            // that run here; none: all
+  SaveStep save_step;                        // PersistOptions::save_step
+  std::shared_ptr<PreparedMemory> prepared;  // open_run_memory()
+  OtherHosts* others = nullptr;              // this host decides for these
   /// Another one does: its agent alone removes what is old, writes labels, and looks for space.
   bool follows = false;
 };

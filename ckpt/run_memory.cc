@@ -146,7 +146,8 @@ Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run, const std::op
 
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
                               const MakeIo& make_io, std::vector<std::string>* report, const BeforeSave& before_save,
-                              const std::function<bool()>& stop, const std::optional<RankRange>& ranks) {
+                              const std::function<bool()>& stop, const std::optional<RankRange>& ranks,
+                              std::shared_ptr<PreparedMemory> prepared) {
   const auto say = [&](std::string line) {
     if (report != nullptr) report->push_back(std::move(line));
   };
@@ -241,11 +242,13 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     left.reset();  // unlinked is not freed: the mapping holds the pages that the new memory needs
   }
   std::vector<StaleArena> dead = clean(true);
-  ArenaSpec least = spec;
+  ArenaSpec wanted = spec;
+  wanted.prepared = std::move(prepared);
+  ArenaSpec least = wanted;
   least.slots = 2;
   make_room(least, dead, say);
   tell(dead);
-  RT_TRY_SET(Arena made, create_what_fits(spec, say));
+  RT_TRY_SET(Arena made, create_what_fits(std::move(wanted), say));
   made.begin_start(0);
   return made;
 }

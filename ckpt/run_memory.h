@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,11 +27,19 @@ namespace cairn::ckpt {
 ///
 /// On one of several hosts `ranks` are those of this host: the memory has their slots, and what lies here of other
 /// ranks is their agent's. Memory of some ranks alone stands in for no step: where all or others are to run, it goes
-/// when the newest checkpoint is as new; else it is an error, for this host alone cannot save it.
+/// when the newest checkpoint is as new; else it is an error, for this host alone cannot save it. New memory is made of
+/// what is `prepared`.
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
                               const MakeIo& make_io, std::vector<std::string>* report = nullptr,
                               const BeforeSave& before_save = {}, const std::function<bool()>& stop = {},
-                              const std::optional<RankRange>& ranks = {});
+                              const std::optional<RankRange>& ranks = {},
+                              std::shared_ptr<PreparedMemory> prepared = nullptr);
+
+/// On one of several hosts: removes memory of this run's ranks that agents which died have left in this folder and the
+/// run goes on without, as `without` says. None that an agent holds. Returns a line for each.
+std::vector<std::string> remove_memory_gone_on_without(
+    const std::string& folder, std::string_view run_id,
+    const std::function<bool(const RankRange& ranks, int64_t world)>& without);
 
 /// Whether a start has saved this checkpoint that leads to this memory. Of what no run has saved nobody can tell: true.
 bool leads_to(const CheckpointInfo& saved, const Arena& memory);

@@ -19,6 +19,7 @@
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
 #include "ckpt/snapshot/memory_room.h"
+#include "ckpt/snapshot/prepared_memory.h"
 #include "ckpt/snapshot/segment_file.h"
 #include "runtime/core/process.h"
 
@@ -109,9 +110,14 @@ uint64_t hash_static(const std::byte* base, int64_t static_bytes) {
   return hash.digest();
 }
 
+bool is_prepared(const ArenaSpec& spec) {
+  return spec.backing == ArenaBacking::kNamed && spec.prepared != nullptr && spec.prepared->folder() == spec.folder;
+}
+
 /// Looks before allocating: the kernel would answer with SIGBUS or the out-of-memory killer.
 Status check_room(const ArenaSpec& spec, const Geometry& geometry, int64_t freed) {
   int64_t in_memory = geometry.total_bytes;
+  if (is_prepared(spec)) freed += spec.prepared->bytes();
   if (spec.backing == ArenaBacking::kNamed) {
     struct statvfs space {};
     if (statvfs(spec.folder.c_str(), &space) != 0) {
@@ -188,8 +194,11 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
   const bool named = spec.backing == ArenaBacking::kNamed;
   RT_TRY(check_room(spec, geometry, 0));
   const std::string name = named ? segment_path(spec.folder, spec.run_id, this_process()) : "";
-  Fd fd(named ? ::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)
-              : memfd_create("cairn-snapshots", MFD_CLOEXEC));
+  Fd fd = is_prepared(spec) ? spec.prepared->take(name) : Fd();
+  if (!fd) {
+    fd.reset(named ? ::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)
+                   : memfd_create("cairn-snapshots", MFD_CLOEXEC));
+  }
   if (!fd) return os_error(errno, fmt::format("snapshot memory {}", named ? name : "(memfd)"));
   const auto give_up = [&](Error error) {
     if (named) ::unlink(name.c_str());

@@ -49,6 +49,8 @@ struct RankRange {
   bool operator==(const RankRange&) const = default;
 };
 
+class PreparedMemory;  // prepared_memory.h
+
 enum class ArenaBacking {
   kNamed,  // a file of ArenaSpec::folder: a later agent can adopt it
   kMemfd,  // no name: gone with its last process; ranks inherit the descriptor
@@ -66,6 +68,8 @@ struct ArenaSpec {
   ArenaBacking backing = ArenaBacking::kNamed;
   std::string folder = kSharedMemory;  // or one on a disk, whose pages come and go (disk_pager.h)
   bool huge_pages = true;              // where the system allows it; otherwise 4 KiB pages, silently
+  /// Of this folder: taken by create(), which cuts or lengthens it. Null: new memory.
+  std::shared_ptr<PreparedMemory> prepared;
 };
 
 class Arena {

@@ -59,6 +59,9 @@ class Replicas(ListedBed):
         took, lost = {}, {}
         for _ in range(ROUNDS):
             for how, whom in (("crash", "another"), ("kill", "another"), ("kill", "leader")):
+        # Memory for the place that the spare may get: it has no name, and is this process's alone.
+        self.until(lambda: " /dev/shm/#" in self.hosts("run", "h4", "sh", "-c", "ls -l /proc/[0-9]*/fd 2> /dev/null; true"),
+                   "memory that the spare has ready")
                 leader, members = self.leader_and_members()
                 host = leader if whom == "leader" else next(k for k in members if k != leader)
                 told = self.newest()

@@ -99,7 +99,8 @@ Follower::Follower(HostOptions options, fs::path run, std::function<void(const s
       saves_(options_.placement.index, [this](Message message) { tell(message.kind, message.body); }),
       end_before_(text_or_nothing(end_file(run_))),
       board_(std::make_unique<cluster::Switchboard>(options_.beats,
-                                                    [this](const News& news) { return take_early(news); })) {
+                                                    [this](const News& news) { return take_early(news); })),
+      spare_memory_(say_) {
   saves_.use([replicas = options_.replicas](const Ward& ward, ckpt::IoBackend& io,
                                             const fs::path& work) -> Result<ckpt::PartSet> {
     if (!replicas) return Error{ErrorCode::kUnavailable, "no copies are held here"};
@@ -289,6 +290,9 @@ bool Follower::take_common(const Message& message) {
     if (text.is_string() && !text.get<std::string>().empty()) {
       say_(text.get<std::string>());
       if (!end_failure_.is_object()) end_failure_ = {{"message", text}};
+  } else if (message.kind == "prepare") {
+    const Result<HostSegment> segment = segment_from_json(body);
+    if (segment.ok() && place_ < 0 && !node_) spare_memory_.prepare(segment.value(), options_.ranks);
     }
   } else if (message.kind == "promise") {
     const std::optional<ckpt::WholeSlot> slot = slot_from_json(body);
@@ -369,6 +373,7 @@ Status Follower::open(Segment parts) {
   for (const std::string& notice : notices) say_(notice);
   if (!node.ok()) return std::move(node).error();
   node_ = std::move(node).value();
+      .prepared = spare_memory_.take(),
   node_->keep_memory();  // until the leader says that it is not needed
   return attach_replicas(run);
 }

@@ -32,6 +32,7 @@
 #include "tools/run/host_saves.h"
 #include "tools/run/host_wire.h"
 #include "tools/run/narrator.h"
+#include "tools/run/spare_memory.h"
 
 namespace cairn::tools {
 
@@ -158,6 +159,7 @@ class Follower final : public Coordinator {
   std::unique_ptr<cluster::Switchboard> board_;  // its thread uses what is above
   std::unique_ptr<HostChecker> checker_;         // its thread uses the board; null: nothing was to be measured yet
 };
+  SpareMemory spare_memory_;                     // while it has no place
 
 /// Where the leader says that it listens: a file of RUN/cluster. For who joins; the join itself proves who it is.
 Status write_leader_port(const std::filesystem::path& run, int64_t port);
