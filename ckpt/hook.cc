@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "ckpt/copy/host_link.h"
@@ -310,7 +311,7 @@ bool SharedMemoryHook::may_reserve() const {
 }
 
 bool SharedMemoryHook::replicates() const {
-  return plan_.recipe.checkpoint.replicate_steps > 0 && !arena_.has_world() &&
+  return plan_.recipe.checkpoint.replicate_steps > 0 && !arena_.has_world() && options_.ward == nullptr &&
          arena_.slots() >= banks_of(plan_.recipe.checkpoint, true);
 }
 
@@ -376,7 +377,7 @@ Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool l
 }
 
 Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& position, int64_t bank,
-                                  std::span<const StateTensor> /*state*/, std::span<const uint64_t> sums) {
+                                  std::span<const StateTensor> state, std::span<const uint64_t> sums) {
   const int64_t begin_ns = clock_.now_ns();
   const int64_t slot = copies() ? order.slot : bank;
   if (copies() && slot >= 0 && slot < arena_.slots() && attached_) {
@@ -407,6 +408,7 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
   } else {
     const int64_t told_ns = pause_ns_ + clock_.now_ns() - begin_ns;
     RT_TRY(SnapshotWriter(arena_, rank_).publish(slot, incarnation_, position.step, text, sums, told_ns));
+    if (options_.ward != nullptr) RT_TRY(keep_copy(slot, position.step, text, state));
   }
   pause_ns_ += clock_.now_ns() - begin_ns;
   stats_.last_ms = static_cast<double>(pause_ns_) * 1e-6;
@@ -417,6 +419,50 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
   }
   if (!copies()) tell(order, position.step);
   return {};
+}
+
+/// The state of this rank that the rank in its place on the ward's host saves.
+Status SharedMemoryHook::find_kept(std::span<const StateTensor> state) {
+  using Key = std::tuple<int64_t, int64_t, std::vector<int64_t>, std::vector<int64_t>>;
+  const auto key = [](int64_t kind, int64_t tensor, const Box& box) { return Key(kind, tensor, box.lo, box.hi); };
+  std::map<Key, int64_t> places;
+  for (int64_t k = 0; k < std::ssize(state); ++k) {
+    const StateTensor& item = state[static_cast<size_t>(k)];
+    if (!item.primary) places.emplace(key(static_cast<int64_t>(item.kind), item.tensor, item.box), k);
+  }
+  const int64_t rank = options_.ward->ranks().first + (rank_ - arena_.ranks().first);
+  const SlotLayout layout = slot_layout(plan_, rank);
+  if (!options_.ward->ranks().contains(rank) || options_.ward->shards(rank).size() != layout.shards.size())
+    return Error{ErrorCode::kInternal, fmt::format("memory for copies is not that of rank {}", rank)};
+  for (const SlotShard& shard : layout.shards) {
+    const auto at = places.find(key(shard.kind, shard.tensor, shard.box));
+    if (at == places.end()) {
+      return Error{ErrorCode::kInternal, fmt::format("rank {} does not keep {} of {} {}, which rank {} saves", rank_,
+                                                     kStateKinds[static_cast<size_t>(shard.kind)],
+                                                     plan_.tensors[shard.tensor].name, to_string(shard.box), rank)};
+    }
+    kept_.push_back(at->second);
+  }
+  return {};
+}
+
+Status SharedMemoryHook::keep_copy(int64_t slot, int64_t step, std::string_view position,
+                                   std::span<const StateTensor> state) {
+  const Arena& ward = *options_.ward;
+  if (slot >= ward.slots()) return {};  // this host had room for fewer banks
+  const int64_t rank = ward.ranks().first + (rank_ - arena_.ranks().first);
+  if (kept_.empty()) RT_TRY(find_kept(state));
+  SnapshotWriter writer(ward, rank);
+  writer.begin(slot, incarnation_, step);
+  const std::unique_ptr<DeviceLink> link = make_host_link();
+  std::vector<uint64_t> sums;
+  for (size_t k = 0; k < kept_.size(); ++k) {
+    const StateTensor& item = state[static_cast<size_t>(kept_[k])];
+    std::byte* const to = ward.payload(rank, slot).data() + ward.shards(rank)[k].offset;
+    RT_TRY_SET(const std::optional<uint64_t> sum, link->fetch({item.data, item.bytes}, to));
+    sums.push_back(*sum);
+  }
+  return writer.publish(slot, incarnation_, step, position, sums, 0);
 }
 
 void SharedMemoryHook::tell(const StepOrder& order, int64_t step) const {

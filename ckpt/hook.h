@@ -17,7 +17,9 @@
 // On several hosts each has an arena of its own ranks. A rank of the host that leads decides for all, since that host's
 // agent asks for saves and stops in its own arena; on each other host its lowest rank reserves the bank there. No rank
 // sees the banks of all, so state that is kept for others is the trainer's (StateMemory::peer_copies), and restore()
-// fills it.
+// fills it. Where that is all that another host saves, ranks put it in memory of their agent's at each snapshot, in the
+// same slot (HookOptions::ward). No mark is needed for it: a rank begins the next update after all have published
+// (slot_rule.h (3)), so the slot before stays whole in all memories until then.
 //
 // With three banks or more (checkpoint.in_flight and two) no call waits for the disk. Training spares all banks but
 // two: if that many are reserved, a due save is put off to the next step at which one is free, and saves that step's
@@ -33,6 +35,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/copy/state_copier.h"
@@ -61,6 +64,9 @@ struct HookOptions {
   double finish_deadline_s = 1800;  // for the last checkpoint to reach the disk
   /// To where copied state lies; empty: it is in host memory.
   std::function<std::unique_ptr<DeviceLink>()> make_link;
+  /// Memory for what another host's ranks save, of which those of this host keep all (plan/free_copies.h): with slots
+  /// of the same numbers. Each rank puts in it at each snapshot what the rank in its place there saves. Null: none.
+  std::shared_ptr<const Arena> ward;
 };
 
 struct SnapshotStats {
@@ -116,6 +122,8 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   /// The slot of the next copy, or none; `must`: waits for one to be free.
   Result<std::optional<int64_t>> slot_for_copy(bool must);
   Status agent_lives() const;
+  Status find_kept(std::span<const trainer::StateTensor> state);
+  Status keep_copy(int64_t slot, int64_t step, std::string_view position, std::span<const trainer::StateTensor> state);
   void tell(const trainer::StepOrder& order, int64_t step) const;
 
   const Plan& plan_;
@@ -137,6 +145,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   bool replica_pending_ = false;       // the same of a copy to another host
   int64_t promised_step_ = 0;          // newest step that is to be on disk
   SnapshotStats stats_;
+  std::vector<int64_t> kept_;            // of HookOptions::ward: by shard, which of the rank's state it is
   std::unique_ptr<StateCopier> copier_;  // of copied state; last: its thread publishes
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ckpt/format/manifest.h"
+#include "ckpt/plan/free_copies.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/run_labels.h"
@@ -122,15 +123,17 @@ bool leads_to(const CheckpointInfo& saved, const Arena& memory) {
          std::ranges::count(memory.starts(), saved.starts.front()) > 0;
 }
 
-int64_t banks_of(const CheckpointConfig& config, bool several_hosts) {
-  return banks_for(config.in_flight) + (several_hosts && config.replicate_steps > 0 ? kReplicaBanks : 0);
+int64_t banks_of(const CheckpointConfig& config, bool sends) {
+  return banks_for(config.in_flight) + (sends && config.replicate_steps > 0 ? kReplicaBanks : 0);
 }
 
 Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run, const std::optional<RankRange>& ranks) {
   ArenaSpec spec{.run_id = run.run_id, .recipe_hash = run.recipe_hash};
   spec.here = ranks;
   spec.ranks = slot_layouts(plan);
-  spec.slots = banks_of(plan.recipe.checkpoint, ranks && ranks->size() < plan.mesh.world());
+  const CheckpointConfig& config = plan.recipe.checkpoint;
+  const bool may_send = config.replicate_steps > 0 && ranks && ranks->size() < plan.mesh.world();
+  spec.slots = banks_of(config, may_send && free_holders(plan, plan.mesh.world() / ranks->size()).empty());
   if (!plan.recipe.optimizer.offload.empty()) {
     spec.folder = std::filesystem::absolute(plan.recipe.optimizer.offload).lexically_normal();
     if (spec.folder.ends_with('/')) spec.folder.pop_back();

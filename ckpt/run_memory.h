@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/persister.h"
@@ -44,8 +45,8 @@ std::vector<std::string> remove_memory_gone_on_without(
 /// Whether a start has saved this checkpoint that leads to this memory. Of what no run has saved nobody can tell: true.
 bool leads_to(const CheckpointInfo& saved, const Arena& memory);
 
-/// Banks of the ranks of a host, where the run has `several_hosts`.
-int64_t banks_of(const CheckpointConfig& config, bool several_hosts);
+/// Banks of the ranks of a host. `sends`: its bank is copied to another host, over the network.
+int64_t banks_of(const CheckpointConfig& config, bool sends);
 
 /// The arena of a plan: what open_run_memory creates. Errors: kInvalidInput from encoding the directory.
 Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run, const std::optional<RankRange>& ranks = {});

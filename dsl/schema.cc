@@ -1463,8 +1463,9 @@ const Block& checkpoint_block() {
                     "beside training. A spare that takes a lost host's place gets it from there, and the run goes back "
                     "by no more than that many steps and the one under way. A step that is due while the copy before "
                     "is under way is left out for the next. Costs the bytes of the state over the network each time, "
-                    "two more banks and two copies of another host's part in memory: `cairn plan` counts them. On one "
-                    "host it does nothing. Default: never.")
+                    "two more banks and two copies of another host's part in memory: `cairn plan` counts them. Where "
+                    "other hosts keep the same state (ZeRO 0, groups of shards that repeat) nothing is sent, and every "
+                    "snapshot has its copy. On one host it does nothing. Default: never.")
               .like("T.every { steps = 1 }"),
           chosen("snapshot_by", &CheckpointConfig::snapshot_by, {"auto", "banks", "copy"})
               .otherwise("auto")

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "ckpt/plan/free_copies.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/retention/policy.h"
 #include "ckpt/snapshot/arena.h"
@@ -71,6 +72,16 @@ int64_t banks_of(const Recipe& recipe) { return ckpt::banks_for(recipe.checkpoin
 int64_t replica_bytes(const Plan& plan) {
   int64_t out = 0;
   for (const ckpt::SlotLayout& rank : ckpt::slot_layouts(plan)) out += rank.bytes;
+  return out;
+}
+
+/// Numbers of ranks a host with which copies of a step cost no byte of the network.
+std::vector<int64_t> free_with(const Plan& plan) {
+  std::vector<int64_t> out;
+  for (int64_t ranks = 1; ranks < plan.mesh.world(); ++ranks) {
+    if (plan.mesh.world() % ranks == 0 && !ckpt::free_holders(plan, plan.mesh.world() / ranks).empty())
+      out.push_back(ranks);
+  }
   return out;
 }
 
@@ -351,6 +362,12 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
         "memory over all hosts\n",
         head("replicas"), every == 1 ? std::string("each step") : fmt::format("every {} steps", every),
         format_bytes(replica_bytes(plan)), format_bytes(2 * ckpt::kReplicaBanks * replica_bytes(plan)));
+    if (const std::vector<int64_t> free = free_with(plan); !free.empty()) {
+      fmt::print(
+          "{} with {} ranks a host: nothing over the network, for other hosts keep the same state; {} of memory "
+          "over all hosts\n",
+          head("replicas"), fmt::join(free, ", "), format_bytes(banks_of(recipe) * replica_bytes(plan)));
+    }
   }
   const int64_t banks = banks_of(recipe);
   int64_t rank_most = 0;
@@ -458,6 +475,7 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"replicas",
        {{"every_steps", recipe.checkpoint.replicate_steps},
         {"wire_bytes", recipe.checkpoint.replicate_steps > 0 ? replica_bytes(plan) : 0},
+        {"free_with_ranks_per_host", recipe.checkpoint.replicate_steps > 0 ? free_with(plan) : std::vector<int64_t>()},
         {"memory_bytes", recipe.checkpoint.replicate_steps > 0 ? 2 * ckpt::kReplicaBanks * replica_bytes(plan) : 0}}},
       {"shared_memory",
        {{"folder", recipe.optimizer.offload.empty() ? ckpt::kSharedMemory : recipe.optimizer.offload},

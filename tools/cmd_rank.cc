@@ -49,6 +49,7 @@ struct RankArgs {
   int meet_fd = -1;     // where its ranks meet those of the others
   uint64_t incarnation = 0;
   int arena_fd = -1, comm_fd = -1;
+  int ward_fd = -1;  // HookOptions::ward; -1: none
 };
 
 /// Since exec, by the kernel's clock: to 10 ms (field 22 of /proc/self/stat counts ticks).
@@ -129,6 +130,10 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
             ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
           },
       .open_foreign = open_hf_for(recipe.model)};
+  if (args.ward_fd >= 0) {
+    RT_TRY_SET(ckpt::Arena ward, ckpt::Arena::attach_fd(args.ward_fd));
+    hook_options.ward = std::make_shared<const ckpt::Arena>(std::move(ward));
+  }
   if (link) hook_options.make_link = [&link] { return std::move(link); };
   ckpt::SharedMemoryHook hook(plan, args.rank, std::move(arena), args.incarnation, std::move(hook_options));
   trainer::Environment env{.plan = plan,
@@ -199,6 +204,7 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--address", args->address);
   command->add_option("--meet-fd", args->meet_fd);
   command->add_option("--decides", args->decides);
+  command->add_option("--ward-fd", args->ward_fd);
   command->add_option("--device", args->device)->check(CLI::IsMember({"cpu", "cuda"}));
   add_isa_option(*command, args->isa)->required();
   command->add_option("--trace", args->trace);

@@ -25,6 +25,7 @@
 #include "ckpt/mirror/place.h"
 #include "ckpt/node.h"
 #include "ckpt/persist/read.h"
+#include "ckpt/plan/free_copies.h"
 #include "ckpt/restore.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/run_memory.h"
@@ -460,8 +461,12 @@ void check_memory(const StartQuestion& question, StartReport& report) {
     const Result<ckpt::ArenaSpec> held = ward_spec(plan, run, question.ranks->first / ranks, plan.mesh.world() / ranks);
     if (held.ok()) {
       shared += ckpt::Arena::total_bytes(held.value());
-      report.facts.push_back(fmt::format("replicas: {} more of memory for two copies of another host's part",
-                                         format_bytes(ckpt::Arena::total_bytes(held.value()))));
+      report.facts.push_back(
+          ckpt::free_holders(plan, plan.mesh.world() / ranks).empty()
+              ? fmt::format("replicas: {} more of memory for two copies of another host's part",
+                            format_bytes(ckpt::Arena::total_bytes(held.value())))
+              : fmt::format("replicas: free of network, ranks keep the same state as another host's; {} more of memory",
+                            format_bytes(ckpt::Arena::total_bytes(held.value()))));
     }
   }
   const bool on_device = plan.recipe.device == DeviceChoice::kCuda;

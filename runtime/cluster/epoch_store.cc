@@ -1,5 +1,6 @@
 #include "runtime/cluster/epoch_store.h"
 
+#include <iterator>
 #include <utility>
 
 #include "runtime/cluster/etcd_store.h"

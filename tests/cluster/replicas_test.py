@@ -19,6 +19,9 @@ class Replicas(ListedBed):
     count = 5
     life_s = 900 + 60 * ROUNDS
     cluster = "spares = 1, dead_after = 2, spare_after = 0"
+    faults = (("crash", "another"), ("kill", "another"), ("kill", "leader"))
+    source = "memory"  # of what a run goes on from
+    most_again = 15    # steps: where copying is slower than a step, those since the last one that was copied
     changes = {"save = { T.every { steps = 10 } }": "replicate = T.every { steps = 1 }"}
 
     def strike(self, how, host):
@@ -28,7 +31,7 @@ class Replicas(ListedBed):
         began = float((self.folder / "hosts" / f"h{host}" / "killed-at").read_text())
         self.until(lambda: len(self.events("start")) > before, f"the start after {how} of h{host}")
         start = self.events("start")[-1]
-        self.assertEqual(start["source"], "memory", f"{how} h{host}{self.all_logs()}")
+        self.assertEqual(start["source"], self.source, f"{how} h{host}{self.all_logs()}")
         resumed = start["step"]
         first = self.until(
             lambda: next((line for line in self.lines_behind(start["time"]) if line["step"] == resumed + 1), None), "a new step")
@@ -56,12 +59,12 @@ class Replicas(ListedBed):
         for index in (4, 3, 1, 2, 0):
             self.start(index)
         self.until(lambda: self.newest() >= 20, "step 20")
-        took, lost = {}, {}
-        for _ in range(ROUNDS):
-            for how, whom in (("crash", "another"), ("kill", "another"), ("kill", "leader")):
         # Memory for the place that the spare may get: it has no name, and is this process's alone.
         self.until(lambda: " /dev/shm/#" in self.hosts("run", "h4", "sh", "-c", "ls -l /proc/[0-9]*/fd 2> /dev/null; true"),
                    "memory that the spare has ready")
+        took, lost = {}, {}
+        for _ in range(ROUNDS):
+            for how, whom in self.faults:
                 leader, members = self.leader_and_members()
                 host = leader if whom == "leader" else next(k for k in members if k != leader)
                 told = self.newest()
@@ -73,14 +76,13 @@ class Replicas(ListedBed):
         for kind, seconds in took.items():
             print(f"{' '.join(kind)}: {len(seconds)} x, median {statistics.median(seconds):.2f} s to the first new step, "
                   f"worst {max(seconds):.2f} s; at most {max(lost[kind])} steps again")
-            # Where copying is slower than a step, the steps since the last one that was copied are done again.
-            self.assertLessEqual(statistics.median(lost[kind]), 1 if ROUNDS > 1 else 15, kind)
+            self.assertLessEqual(statistics.median(lost[kind]), 1 if ROUNDS > 1 else self.most_again, kind)
         self.signal_agent(self.leader_and_members()[0], "TERM")
         self.until_done()
         reached = self.newest()
         # The start has begun anew once, at its beginning.
         sources = [event["source"] for event in self.events("start")]
-        self.assertEqual(sources, ["fresh"] + ["memory"] * (len(sources) - 1))
+        self.assertEqual(sources, ["fresh"] + [self.source] * (len(sources) - 1))
         self.check_bits(reached, up=4)
 
     def test_bytes_on_the_wire_are_those_of_the_plan(self):
@@ -99,6 +101,25 @@ class Replicas(ListedBed):
         self.assertGreaterEqual(copies["bytes"], copies["steps"] * wire)
         self.assertLess(copies["bytes"], (copies["steps"] + 1) * wire)
         self.assertEqual(copies["bytes"] % (wire // 4), 0)
+
+
+class FreeReplicas(Replicas):
+    """ZeRO 0: every host keeps the whole state anyway, and puts what its ward saves into memory of its agent. Nothing goes
+    over the network, and no step is lost."""
+
+    changes = {**Replicas.changes, "zero = 1": "zero = 0"}
+    faults = (("crash", "another"), ("kill", "leader"))
+    most_again = 1   # a step is told when its snapshot is published on one host
+    source = "disk"  # what ranks keep for those of other hosts comes by way of it
+
+    def test_bytes_on_the_wire_are_those_of_the_plan(self):
+        plan = json.loads(self.hosts("run", "h0", PROGRAM, "plan", "/mnt/shared/recipe.lua", "--world", "4", "--json"))
+        self.assertIn(1, plan["replicas"]["free_with_ranks_per_host"])
+        for index in (4, 3, 1, 2, 0):
+            self.start(index, RUN, "--set", "stop=T.steps(60)")
+        self.until_done()
+        copies = self.events("replicas")[-1]
+        self.assertEqual((copies["free"], copies["steps"], copies["bytes"], copies["failed"]), (True, 0, 0, 0))
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ Result<std::vector<agent::ChildSpec>> Agent::prepare_generation(int64_t generati
   if (here.size() < plan_.mesh.world()) config.local_ranks = here.size();
   RT_TRY_SET(world_, comm::ShmWorld::create(config));
   RT_TRY_SET(memory_, coordinator_.memory().descriptor());
+  RT_TRY_SET(ward_, coordinator_.ward());
   if (!options_.recipe_text.empty() && !recipe_) {
     RT_TRY_SET(recipe_, memory_file(options_.recipe_text));
   }
@@ -103,6 +104,10 @@ Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ran
       .inherit_fds = {world_->fd(), memory_.get()},
       .log_path = options_.log_of(rank).string()};
   if (recipe_) spec.inherit_fds.push_back(recipe_.get());
+  if (ward_) {
+    for (const std::string& word : {std::string("--ward-fd"), std::to_string(ward_.get())}) spec.argv.push_back(word);
+    spec.inherit_fds.push_back(ward_.get());
+  }
   const HostPlace place = coordinator_.place();
   for (const std::string& word : {std::string("--isa"), std::string(kernels::gemm_isa_name(place.isa))})
     spec.argv.push_back(word);

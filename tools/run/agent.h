@@ -109,7 +109,7 @@ class Agent final : public agent::SupervisorClient {
   };
   std::map<int64_t, Measured> loads_;  // by rank
   std::optional<comm::ShmWorld> world_;
-  Fd memory_;                               // of the arena, for ranks
+  Fd memory_, ward_;                        // of the arena, for ranks; for copies, if they make any
   Fd recipe_;                               // AgentOptions::recipe_text, for ranks
   std::optional<comm::RendezvousHub> hub_;  // where there are other hosts
   std::vector<Fd> sockets_;                 // of ranks that are being started

@@ -107,11 +107,15 @@ Status LocalCoordinator::attach_replicas(const ckpt::RunText& run) {
                              .place = fleet.place(),
                              .hosts = fleet.options().hosts(),
                              .token = fleet.token(),
-                             .sent = [&fleet, &arena](int64_t step, int64_t bytes, const std::string& why) {
-                               fleet.copied(fleet.place(), arena.control().incarnation.load(), step, bytes,
-                                            why.empty() ? "" : own_host_name() + ": " + why);
-                             }});
+                             .sent =
+                                 [&fleet, &arena](int64_t step, int64_t bytes, const std::string& why) {
+                                   fleet.copied(fleet.place(), arena.control().incarnation.load(), step, bytes,
+                                                why.empty() ? "" : own_host_name() + ": " + why);
+                                 },
+                             .warn = [this](const std::string& text) { narrator_.warn(text); }});
 }
+
+Result<Fd> LocalCoordinator::ward() { return replicas() == nullptr ? Result<Fd>(Fd()) : replicas()->descriptor(); }
 
 Replicas* LocalCoordinator::replicas() const {
   return options_.fleet == nullptr ? nullptr : options_.fleet->options().replicas.get();
@@ -500,8 +504,11 @@ void LocalCoordinator::ask_clocks() {
 void LocalCoordinator::tell_copies() {
   if (replicas() == nullptr || plan_.recipe.checkpoint.replicate_steps == 0) return;
   const Fleet::Copies copies = options_.fleet->copies();
-  narrator_.record(
-      {{"event", "replicas"}, {"steps", copies.steps}, {"bytes", copies.bytes}, {"failed", copies.failed}});
+  narrator_.record({{"event", "replicas"},
+                    {"free", replicas()->are_free()},
+                    {"steps", copies.steps},
+                    {"bytes", copies.bytes},
+                    {"failed", copies.failed}});
 }
 
 void LocalCoordinator::on_tick() {

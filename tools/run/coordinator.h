@@ -26,6 +26,7 @@
 #include "runtime/agent/wait_report.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/result.h"
+#include "runtime/core/unique_handle.h"
 #include "runtime/kernels/isa.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
@@ -75,6 +76,9 @@ class Coordinator {
   virtual Result<ckpt::RestoreChoice> next_generation(int64_t generation) = 0;
   /// Where this host's ranks find it, and save into.
   virtual ckpt::Arena& memory() = 0;
+  /// Where they put copies of what another host's ranks save (HookOptions::ward), to inherit; none: they make no
+  /// copies.
+  virtual Result<Fd> ward() { return Fd(); }
   virtual HostPlace place() const { return {}; }
 
   // --- committing
@@ -162,6 +166,7 @@ class LocalCoordinator final : public Coordinator {
 
   Result<ckpt::RestoreChoice> next_generation(int64_t generation) override;
   ckpt::Arena& memory() override { return node_->arena(); }
+  Result<Fd> ward() override;
   void part_complete() override { node_->notify(); }
   bool save_under_way() override;
   void stop(int signal) override;

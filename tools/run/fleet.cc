@@ -475,10 +475,10 @@ void Fleet::tell(Host& host, std::string kind, json body) {
 void Fleet::tell_begin(Host& host) {
   if (!segment_) return;
   json body = segment_to_json(*segment_);
-  body["place"] = host.place;
   if (host.place < 0 && host.peer >= 0)
     return board_.send(host.peer, {.kind = "prepare", .epoch = 0, .body = std::move(body)});
   body["leader"] = place_;
+  body["place"] = host.place;
   tell(host, "begin", std::move(body));
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "ckpt/run_memory.h"
 #include "ckpt/snapshot/arena.h"
 #include "runtime/cluster/epoch_store.h"
 #include "runtime/cluster/join.h"
@@ -388,13 +389,15 @@ Status Follower::attach_replicas(const ckpt::RunText& run) {
                                     .place = place_,
                                     .hosts = options_.hosts(),
                                     .token = token.value_or(std::string()),
-                                    .sent = [this, &arena](int64_t step, int64_t bytes, const std::string& why) {
-                                      json body = of_incarnation(arena.control().incarnation.load());
-                                      body["step"] = step;
-                                      body["bytes"] = bytes;
-                                      if (!why.empty()) body["why"] = why;
-                                      tell(why.empty() ? "replicated" : "unreplicated", std::move(body));
-                                    }});
+                                    .sent =
+                                        [this, &arena](int64_t step, int64_t bytes, const std::string& why) {
+                                          json body = of_incarnation(arena.control().incarnation.load());
+                                          body["step"] = step;
+                                          body["bytes"] = bytes;
+                                          if (!why.empty()) body["why"] = why;
+                                          tell(why.empty() ? "replicated" : "unreplicated", std::move(body));
+                                        },
+                                    .warn = [this](const std::string& text) { say_("warning: " + text); }});
 }
 
 void Follower::close() {

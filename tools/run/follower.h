@@ -70,6 +70,7 @@ class Follower final : public Coordinator {
 
   Result<ckpt::RestoreChoice> next_generation(int64_t generation) override;
   ckpt::Arena& memory() override { return node_->arena(); }
+  Result<Fd> ward() override { return options_.replicas ? options_.replicas->descriptor() : Result<Fd>(Fd()); }
   HostPlace place() const override {
     return {.hosts = options_.hosts(),
             .address = options_.interface_address.empty() ? address_ : options_.interface_address,

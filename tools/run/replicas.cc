@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "ckpt/plan/free_copies.h"
 #include "ckpt/position.h"
 #include "ckpt/run_memory.h"
 #include "ckpt/slot_source.h"
@@ -184,10 +185,15 @@ Held held_from_json(const json& from) {
   return out;
 }
 
+int64_t ward_of(int64_t place, int64_t hosts, std::span<const int64_t> free) {
+  return free.empty() ? ward_of(place, hosts) : std::ranges::find(free, place) - free.begin();
+}
+
 Result<ckpt::ArenaSpec> ward_spec(const Plan& plan, const ckpt::RunText& run, int64_t place, int64_t hosts) {
-  const int64_t ranks = plan.mesh.world() / hosts, ward = ward_of(place, hosts);
+  const std::vector<int64_t> free = ckpt::free_holders(plan, hosts);
+  const int64_t ranks = plan.mesh.world() / hosts, ward = ward_of(place, hosts, free);
   RT_TRY_SET(ckpt::ArenaSpec out, ckpt::arena_spec(plan, run, ckpt::RankRange{ward * ranks, (ward + 1) * ranks}));
-  out.slots = kHeldSlots;
+  if (free.empty()) out.slots = kHeldSlots;
   out.weight_bytes.clear();
   out.backing = ckpt::ArenaBacking::kMemfd;
   out.folder = ckpt::kSharedMemory;
@@ -212,8 +218,10 @@ Replicas::~Replicas() {
 
 Status Replicas::attach(Segment segment) {
   const CheckpointConfig& config = segment.plan.recipe.checkpoint;
-  const bool wants =
-      config.replicate_steps > 0 && segment.hosts > 1 && segment.arena.slots() >= ckpt::banks_of(config, true);
+  const bool asked = config.replicate_steps > 0 && segment.hosts > 1;
+  const std::vector<int64_t> holders = asked ? ckpt::free_holders(segment.plan, segment.hosts) : std::vector<int64_t>();
+  const bool free = !holders.empty();
+  const bool wants = asked && (free || segment.arena.slots() >= ckpt::banks_of(config, true));
   if (wants && !listener_) {
     RT_TRY_SET(listener_, cluster::Listener::open(options_.port_from, options_.port_to));
     listening_ = std::thread([this] { listen(); });
@@ -224,17 +232,33 @@ Status Replicas::attach(Segment segment) {
     ward_spec_.reset();
     if (wants) {
       RT_TRY_SET(ward_spec_, ward_spec(segment.plan, segment.run, segment.place, segment.hosts));
-      ward_place_ = ward_of(segment.place, segment.hosts);
+      ward_place_ = ward_of(segment.place, segment.hosts, holders);
+      if (free) ward_spec_->slots = segment.arena.slots();
     }
     // What was held for a leader that is lost is there yet for this host, which leads now.
     const bool same = ward_ && wants && ward_->layout_hash() == ward_spec_->layout_hash &&
                       ward_->run_id() == ward_spec_->run_id && ward_->recipe_hash() == ward_spec_->recipe_hash &&
-                      ward_->ranks() == *ward_spec_->here;
+                      ward_->ranks() == *ward_spec_->here && ward_->slots() == ward_spec_->slots;
     if (!same) ward_.reset();
+    if (free && !ward_) {
+      Status made = make_ward();
+      if (!made.ok() && segment.warn) {
+        segment.warn(fmt::format("no copies are kept here of what place {} holds: {}", ward_place_,
+                                 std::move(made).error().message));
+      }
+    }
   }
   const std::lock_guard lock(mutex_);
   wants_ = wants;
+  free_ = wants && free;
   segment_.emplace(std::move(segment));
+  return {};
+}
+
+/// With of_ward_ held.
+Status Replicas::make_ward() {
+  RT_TRY_SET(ward_, ckpt::Arena::create(*ward_spec_));
+  ward_slots_.assign(static_cast<size_t>(ward_spec_->slots), -1);
   return {};
 }
 
@@ -269,7 +293,7 @@ void Replicas::begin(int64_t epoch, PeerAddress buddy, const std::optional<ckpt:
     if (segment_) {
       std::atomic<int64_t>* const marks = segment_->arena.control().replica;
       for (int64_t k = 0; k < segment_->arena.slots(); ++k)
-        marks[k].store(wants_ && from && from->slot == k ? -from->step : 0, std::memory_order_release);
+        marks[k].store(wants_ && !free_ && from && from->slot == k ? -from->step : 0, std::memory_order_release);
     }
     running_ = wants_;
     cut_ = !wants_;
@@ -318,16 +342,33 @@ Held Replicas::held() const {
   out.place = ward_place_;
   const std::vector<ckpt::SlotView> views = ward_->views();
   for (int64_t k = 0; k < std::ssize(views); ++k) {
-    if (views[k].whole) out.whole.push_back({ward_slots_[k], views[k].incarnation, views[k].step});
+    if (views[k].whole) out.whole.push_back({bank_of(k), views[k].incarnation, views[k].step});
   }
   return out;
+}
+
+bool Replicas::are_free() const {
+  const std::lock_guard lock(mutex_);
+  return free_;
+}
+
+Result<Fd> Replicas::descriptor() const {
+  if (!are_free()) return Fd();
+  const std::lock_guard ward(of_ward_);
+  return ward_ ? ward_->descriptor() : Result<Fd>(Fd());
+}
+
+/// With of_ward_ held: that of the copied bank.
+int64_t Replicas::bank_of(int64_t slot) const {
+  const bool by_ranks = ward_slots_[static_cast<size_t>(slot)] < 0;
+  return by_ranks ? slot : ward_slots_[static_cast<size_t>(slot)];
 }
 
 /// With of_ward_ held.
 Result<int64_t> Replicas::ward_slot_of(const ckpt::WholeSlot& slot) const {
   const std::vector<ckpt::SlotView> views = ward_ ? ward_->views() : std::vector<ckpt::SlotView>();
   for (int64_t k = 0; k < std::ssize(views); ++k) {
-    if (views[k].whole && ckpt::WholeSlot{ward_slots_[k], views[k].incarnation, views[k].step} == slot) return k;
+    if (views[k].whole && ckpt::WholeSlot{bank_of(k), views[k].incarnation, views[k].step} == slot) return k;
   }
   return Error{ErrorCode::kUnavailable, fmt::format("step {} is not held here any more", slot.step)};
 }
@@ -373,8 +414,9 @@ void Replicas::send() {
       lock.lock();
       continue;
     }
+    const bool looks = running_ && !free_;  // for marks
     if (!running_) link_.reset();
-    if (const std::optional<int64_t> slot = running_ ? marked_slot() : std::nullopt) {
+    if (const std::optional<int64_t> slot = looks ? marked_slot() : std::nullopt) {
       const int64_t step = segment_->arena.control().replica[*slot].load(std::memory_order_acquire);
       sent_step_ = step;
       ++busy_;
@@ -384,7 +426,7 @@ void Replicas::send() {
       lock.lock();
       continue;
     }
-    if (running_) {
+    if (looks) {
       changed_.wait_for(lock, kLookForMark);
     } else {
       changed_.wait_for(lock, std::chrono::milliseconds(100));
@@ -486,7 +528,7 @@ Status Replicas::serve(Connection& connection) {
     if (segment_) {
       token = segment_->token;
       own_place = segment_->place;
-      ward = wants_ ? ward_of(segment_->place, segment_->hosts) : -1;
+      ward = wants_ && !free_ ? ward_of(segment_->place, segment_->hosts) : -1;
     }
   }
   if (own_place < 0) return refuse("no segment is open there");
@@ -537,8 +579,7 @@ Status Replicas::take_bank(Connection& connection, const json& head, bool restor
     if (cut_) return stopped_error();
     if (!ward_) {
       if (!ward_spec_) return Error{ErrorCode::kUnavailable, "no copies are kept there"};
-      RT_TRY_SET(ward_, ckpt::Arena::create(*ward_spec_));
-      ward_slots_.assign(kHeldSlots, -1);
+      RT_TRY(make_ward());
     }
     arena = &*ward_;
     const std::vector<ckpt::SlotView> views = arena->views();

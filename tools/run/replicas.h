@@ -13,6 +13,10 @@
 // marked until a later one is agreed, and those before are free. So each host has in memory what every copy is of. One
 // copy at a time is under way. A holder has two slots: it never writes the one that was complete last.
 //
+// Where other hosts keep all that a host saves anyway (ckpt/plan/free_copies.h) nothing is sent. The holder is one of
+// them, its ranks put what they keep into the holder's memory as they publish a step, and no bank is marked: a copy is
+// complete with its step, of each step that is a snapshot.
+//
 // A lost host's bank goes the same way to the host that takes its place (give()), into that one's own memory. Where
 // nobody takes it the holder writes that host's part of a save (write_part()).
 //
@@ -30,6 +34,7 @@
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,6 +45,7 @@
 #include "ckpt/snapshot/arena.h"
 #include "runtime/cluster/connection.h"
 #include "runtime/core/result.h"
+#include "runtime/core/unique_handle.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::tools {
@@ -67,7 +73,10 @@ struct PeerAddress {
   bool operator==(const PeerAddress&) const = default;
 };
 
-/// Memory for the copies that the host of this place holds: two slots of another one's ranks. Errors: as arena_spec().
+/// Whose copy the host of this place holds; `free`: ckpt::free_holders().
+int64_t ward_of(int64_t place, int64_t hosts, std::span<const int64_t> free);
+/// Memory for the copies that the host of this place holds: two slots of another one's ranks, or where copies are free
+/// as many as those have. Errors: as arena_spec().
 Result<ckpt::ArenaSpec> ward_spec(const Plan& plan, const ckpt::RunText& run, int64_t place, int64_t hosts);
 
 nlohmann::json peer_to_json(const PeerAddress& peer);
@@ -91,9 +100,11 @@ class Replicas {
     std::string token;
     /// From the sender's thread. Empty `why`: the copy of this step is complete at the buddy, after so many bytes.
     std::function<void(int64_t step, int64_t bytes, const std::string& why)> sent;
+    std::function<void(const std::string&)> warn;  // from attach()
   };
   /// The memory of this host's ranks, until detach(). Where the recipe wants no copies, or the memory has no banks for
-  /// them, nothing is sent or taken. Errors: kUnavailable: no port is free.
+  /// them, nothing is sent or taken. Where copies are free and there is no memory for them, none are kept here, which
+  /// is told. Errors: kUnavailable: no port is free.
   Status attach(Segment segment);
   void detach();
 
@@ -108,6 +119,10 @@ class Replicas {
   void dropped(int64_t step);
 
   Held held() const;
+  /// Copies cost no byte of the network: ranks make them.
+  bool are_free() const;
+  /// Of the memory that this host's ranks put them in, to inherit; none: they make no copies.
+  Result<Fd> descriptor() const;
   /// Writes what is held of this bank as its host would write its part of a save (ckpt::write_parts). Any thread.
   Result<ckpt::PartSet> write_part(const ckpt::WholeSlot& slot, ckpt::IoBackend& io,
                                    const std::filesystem::path& work) const;
@@ -132,8 +147,10 @@ class Replicas {
   void send();
   void send_marked(int64_t slot, int64_t step);
   void give_away(Gift gift);
+  Status make_ward();
   void forget_all_but(const std::optional<ckpt::WholeSlot>& from);
   std::optional<int64_t> marked_slot();
+  int64_t bank_of(int64_t slot) const;
   Result<int64_t> ward_slot_of(const ckpt::WholeSlot& slot) const;
 
   const Options options_;
@@ -145,6 +162,7 @@ class Replicas {
   std::condition_variable changed_;
   std::optional<Segment> segment_;
   bool wants_ = false;    // copies: the recipe does, and the memory has banks for them
+  bool free_ = false;     // and ranks make them
   bool running_ = false;  // ranks; between begin() and halt()
   PeerAddress buddy_;
   std::deque<Gift> gifts_;
@@ -159,7 +177,7 @@ class Replicas {
   std::optional<ckpt::ArenaSpec> ward_spec_;
   std::optional<ckpt::Arena> ward_;  // of the ward's ranks
   int64_t ward_place_ = -1;
-  std::vector<int64_t> ward_slots_;  // by slot of ward_: that of the copied bank
+  std::vector<int64_t> ward_slots_;  // by slot of ward_: that of the bank that came; -1: ranks write it, of theirs
 };
 
 }  // namespace cairn::tools

@@ -11,6 +11,7 @@
 #include "ckpt/format/names.h"
 #include "ckpt/persist/commit.h"
 #include "ckpt/persist/read.h"
+#include "ckpt/plan/free_copies.h"
 #include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/snapshot/snapshot.h"
@@ -82,6 +83,7 @@ class Commits {
 struct Host {
   RankRange ranks;
   std::unique_ptr<Arena> arena;
+  std::shared_ptr<Arena> ward;
   std::unique_ptr<NodePersister> persister;
   std::unique_ptr<RestoreDecider> decider;
 };
@@ -185,7 +187,20 @@ class Hosts {
   bool live(const Death& death, Told* told) {
     return live_on(
         plan_, [this](int64_t rank) -> Arena& { return *of(rank).arena; },
-        [this](int64_t rank) { of(rank).persister->notify(); }, death, told);
+        [this](int64_t rank) { of(rank).persister->notify(); }, death, told, {}, {},
+        [this](int64_t rank) { return of(rank).ward; });
+  }
+  /// Each host has memory for what another one's ranks save, where its ranks keep that (free_holders()).
+  void make_wards() {
+    const auto hosts = std::ssize(hosts_);
+    const std::vector<int64_t> holders = free_holders(plan_, hosts);
+    REQUIRE(std::ssize(holders) == hosts);
+    for (int64_t place = 0; place < hosts; ++place) {
+      ArenaSpec spec = arena_spec(plan_, {.run_id = fresh_run_id(), .recipe_json = "{}"}, hosts_[place].ranks).value();
+      spec.weight_bytes.clear();
+      spec.backing = ArenaBacking::kMemfd;
+      hosts_[holders[place]].ward = std::make_shared<Arena>(Arena::create(spec).value());
+    }
   }
   Host& of(int64_t rank) {
     return *std::ranges::find_if(hosts_, [rank](const Host& host) { return host.ranks.contains(rank); });
@@ -356,6 +371,58 @@ TEST_SUITE("ckpt/hook/hosts") {
       CHECK(two.steps == one.steps);
       CHECK(two.banks == one.banks);
     }
+  }
+
+  TEST_CASE("whenever a rank dies, the newest step of all hosts is whole in free copies of each, to the bit") {
+    int64_t cases = 0;
+    for (const Case& c : all_cases()) {
+      for (const int64_t count : {2, 4}) {
+        CAPTURE(std::string(c.name));
+        CAPTURE(count);
+        if (c.world() % count != 0) continue;
+        Recipe recipe = c.recipe();
+        recipe.checkpoint.replicate_steps = 1;
+        const Plan plan = make_plan(recipe, c.world()).value();
+        const std::vector<int64_t> holders = free_holders(plan, count);
+        if (holders.empty()) continue;
+        ++cases;
+        const Told one = train(plan, {});
+        const TempDir dir;
+        Hosts hosts(plan, dir.path, count, true);
+        hosts.make_wards();
+        CHECK(hosts.all()[0].arena->slots() == banks_for(recipe.checkpoint.in_flight));  // none for what is sent
+        Told two;
+        const int64_t last = c.world() - 1;
+        for (const Death& death : {Death{Moment::kUpdated, 2, last}, Death{Moment::kUpdated, 3, 0},
+                                   Death{Moment::kBegun, 4, 0}, Death{Moment::kGathering, 5, last}, Death{}}) {
+          hosts.begin_led();
+          for (Host& host : hosts.all()) {
+            if (!two.steps.empty()) poison_weights(plan, *host.arena);
+          }
+          const bool ended = hosts.live(death, &two);
+          CHECK(ended == (death.moment == Moment::kNever));
+          std::optional<HostMemory> common;
+          const auto memory_of = [](const Arena& arena) {
+            return HostMemory{.incarnation = 0, .whole = all_verified(arena, Check::kEveryByte, nullptr, nullptr)};
+          };
+          for (const Host& host : hosts.all())
+            common = common ? common_memory(*common, memory_of(*host.arena)) : memory_of(*host.arena);
+          REQUIRE_FALSE(common->whole.empty());
+          const WholeSlot newest = *std::ranges::max_element(
+              common->whole, {}, [](const WholeSlot& slot) { return std::pair(slot.incarnation, slot.step); });
+          for (int64_t place = 0; place < count; ++place) {
+            const Host& host = hosts.all()[place];
+            const Arena& ward = *hosts.all()[holders[place]].ward;
+            CHECK(std::ranges::count(memory_of(ward).whole, newest) == 1);
+            for (int64_t rank = host.ranks.first; rank < host.ranks.end; ++rank)
+              CHECK(std::ranges::equal(host.arena->payload(rank, newest.slot), ward.payload(rank, newest.slot)));
+          }
+        }
+        CHECK(two.steps == one.steps);
+        CHECK(two.banks == one.banks);
+      }
+    }
+    CHECK(cases >= 6);
   }
 
   TEST_CASE("where a host cannot take the step that was chosen, all take the one before, or the next try") {

@@ -110,11 +110,14 @@ struct OnDevice {
   MakeEngine engine;
 };
 
+/// HookOptions::ward, by rank.
+using WardOf = std::function<std::shared_ptr<const Arena>(int64_t rank)>;
+
 /// One life of all ranks, as threads, each on the arena of its host; `notify` is its agent's. Whether it ended by
 /// itself.
 inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>& arena_of,
                     const std::function<void(int64_t rank)>& notify, const Death& death, Told* told,
-                    const MakeLink& make_link = {}, const OnDevice& on_device = {}) {
+                    const MakeLink& make_link = {}, const OnDevice& on_device = {}, const WardOf& ward_of = {}) {
   const int64_t world = plan.mesh.world();
   comm::ThreadWorld threads_world(world, comm::Options{.deadline_ms = 60000});
   std::vector<std::unique_ptr<comm::Engine>> engines;
@@ -128,6 +131,7 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
       omp_set_num_threads(1);
       HookOptions options{
           .on_snapshot = [&](int64_t) { notify(rank); }, .finish_deadline_s = 60, .make_link = make_link};
+      if (ward_of) options.ward = ward_of(rank);
       const std::unique_ptr<Machine> machine = on_device.machine ? on_device.machine(rank) : nullptr;
       if (machine != nullptr) options.make_link = [&machine] { return machine->make_link().value(); };
       const auto hook = SharedMemoryHook::make(plan, rank, arena_of(rank), clock, std::move(options)).value();

@@ -34,6 +34,14 @@ struct Told {
   std::string why;
 };
 
+/// ZeRO 0: every rank keeps all state.
+Plan plan_with_free_copies() {
+  Plan plan = plan_with_copies();
+  Recipe recipe = plan.recipe;
+  recipe.optimizer.zero = 0;
+  return make_plan(recipe, kHosts * kRanks).value();
+}
+
 class Host {
  public:
   Host(const Plan& plan, int64_t place, const std::string& token = "secret") : plan_(plan), place_(place) {
@@ -269,4 +277,43 @@ TEST_CASE("copies of another epoch, of another run and for nobody's place are re
   a.replicas.begin(3, b.address(), ckpt::WholeSlot{1, 7, 9});
   CHECK(a.mark_of(0) == 0);
   CHECK(a.mark_of(1) == -9);
+}
+
+TEST_CASE("where copies are free nothing is sent, and what ranks have put there is given away as a copy is") {
+  const Plan plan = plan_with_free_copies();
+  Host a(plan, 0), b(plan, 1);
+  CHECK(a.arena().slots() == 3);  // no banks for what is sent
+  a.replicas.begin(3, b.address(), {});
+  b.replicas.begin(3, a.address(), {});
+  CHECK(b.replicas.are_free());
+  const Result<Fd> memory = b.replicas.descriptor();
+  REQUIRE_OK(memory);
+  REQUIRE(memory.value());
+  const auto attached = ckpt::Arena::attach_fd(memory.value().get());
+  REQUIRE_OK(attached);
+  const ckpt::Arena& ward = attached.value();
+  CHECK(ward.ranks() == a.arena().ranks());
+  CHECK(ward.slots() == a.arena().slots());
+  CHECK(b.replicas.held().whole.empty());
+
+  a.put(2, 5);  // and b's ranks what they keep of it
+  for (const int64_t rank : {0, 1}) {
+    std::ranges::copy(a.arena().payload(rank, 2), ward.payload(rank, 2).begin());
+    const std::string position = ckpt::encode_position({.step = 5, .samples = 40}, ckpt::kPositionCapacity);
+    REQUIRE_OK(ckpt::SnapshotWriter(ward, rank).seal(2, 7, 5, position));
+  }
+  CHECK(b.replicas.held().place == 0);
+  CHECK(b.replicas.held().whole == std::vector<ckpt::WholeSlot>{{2, 7, 5}});
+  b.replicas.halt();
+  Host spare(plan, 0);
+  REQUIRE_OK(give(b, {2, 7, 5}, spare.address()));
+  const auto got = ckpt::read_common(spare.arena(), 2, ckpt::Check::kEveryByte);
+  REQUIRE_OK(got);
+  CHECK(got.value().step == 5);
+  for (const int64_t rank : {0, 1}) CHECK(same_bytes(a.arena(), 2, spare.arena(), 2, rank));
+
+  // A copy that comes all the same is refused: what is there is of ranks. And the run may go back behind it.
+  b.replicas.begin(3, a.address(), ckpt::WholeSlot{1, 7, 4});
+  CHECK(b.replicas.held().whole.empty());
+  CHECK(b.mark_of(1) == 0);
 }
