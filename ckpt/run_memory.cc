@@ -118,6 +118,20 @@ Result<Arena> create_what_fits(ArenaSpec spec, const Say& say) {
 
 }  // namespace
 
+std::vector<std::string> remove_memory_gone_on_without(
+    const std::string& folder, std::string_view run_id,
+    const std::function<bool(const RankRange& ranks, int64_t world)>& without) {
+  std::vector<std::string> out;
+  for (const StaleArena& stale : stale_arenas(folder)) {
+    if (stale.run_id != run_id || stale.has_world || !without(stale.ranks, stale.world)) continue;
+    if (!remove_stale_arena(stale)) continue;
+    const std::string held = stale.unsaved_step > 0 ? fmt::format(", with its step {}", stale.unsaved_step) : "";
+    out.push_back(
+        fmt::format("removed {} of this run's dead agent{}: the run has gone on without it", stale.name, held));
+  }
+  return out;
+}
+
 bool leads_to(const CheckpointInfo& saved, const Arena& memory) {
   return saved.starts.empty() || saved.run_id != memory.run_id() ||
          std::ranges::count(memory.starts(), saved.starts.front()) > 0;

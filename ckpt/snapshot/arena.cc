@@ -658,6 +658,7 @@ std::vector<StaleArena> stale_arenas(const std::string& folder) {
     if (const Result<Arena> found = Arena::attach(name); found.ok()) {
       stale.run_id = found.value().run_id();
       stale.ranks = found.value().ranks();
+      stale.world = found.value().world();
       stale.has_world = found.value().has_world();
       const std::vector<SlotView> views = found.value().views();
       const auto newest = newest_whole(views);

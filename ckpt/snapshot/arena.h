@@ -195,6 +195,7 @@ struct StaleArena {
   bool elsewhere = false;    // it is another machine's, in a folder that several have; `unread` says so too
   int64_t bytes = 0;
   RankRange ranks;           // whose memory it is; empty where it cannot be read
+  int64_t world = 0;         // ranks of the run
   bool has_world = true;     // of all ranks of the run
   int64_t unsaved_step = 0;  // its newest whole step, where that is not known to be on disk; 0: nothing to lose
 };

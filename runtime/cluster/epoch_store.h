@@ -26,6 +26,9 @@ struct Member {
   bool operator==(const Member&) const = default;
 };
 
+/// Why the first epoch of a start begins: all have the places that they had, or those of their order.
+inline constexpr const char* kStartsRun = "start";
+
 struct Epoch {
   int64_t number = 1;
   int64_t leader = 0;           // of members: its place
@@ -35,6 +38,11 @@ struct Epoch {
   int64_t ranks_per_host = 0;
   std::string recipe_hash, build, reason;
   bool operator==(const Epoch&) const = default;
+
+  /// Whether the run goes on without what an agent that died left of these ranks (from `first`, of a world so large) on
+  /// a machine of this boot id: since the run's start another machine has got their place, or there are more hosts or
+  /// fewer. False in a start's first epoch, whose hosts may yet be asked for it.
+  bool goes_on_without(int64_t first, int64_t world, std::string_view boot_id) const;
 };
 
 /// Threads: any, also several at once. Each call ends within some seconds, whatever the store does.

@@ -286,6 +286,36 @@ class Spares(TrainBed):
         # Three places have lost their memory. (On a slow disk nothing may be saved yet, and the run begins anew.)
         self.assertEqual(len([source for source in sources if source != "memory"]), 4)
 
+    def memory_on(self, host):
+        return self.hosts("run", f"h{host}", "sh", "-c", "ls /dev/shm | grep '^cairn-' || true").split()
+
+    def test_memory_of_an_agent_that_died_alone_goes_when_the_run_has_gone_on_without_it(self):
+        """The host lives, and its agent is started again: once within `spare_after`, once when a spare has its place."""
+        cluster = self.shared_folder / "cluster.lua"
+        cluster.write_text(cluster.read_text().replace("spare_after = 1", "spare_after = 8"))
+        for index in (4, 3, 1, 2, 0):
+            self.start(index)
+        first = self.until_step(20)
+        self.signal_agent(3, "KILL")
+        self.start(3)
+        first = self.until_step(first + 30)
+        self.assertIn("took over the snapshot memory", self.logs[3].read_text())
+        self.assertEqual(self.epochs()[-1][1], ["h0", "h1", "h2", "h3"])
+        self.signal_agent(2, "KILL")
+        self.until_epoch(["h0", "h1", "h4", "h3"])
+        (left,) = self.memory_on(2)
+        log = self.start(2)
+        self.until(lambda: "a spare: waits" in log.read_text(), "h2 as a spare")
+        self.assertIn(f"removed /dev/shm/{left} of this run's dead agent", log.read_text())
+        self.assertEqual(self.memory_on(2), [])
+        first = self.until_step(first + 30)
+        # In another place it has memory of that one, and nothing besides.
+        self.hosts("kill", "h1")
+        self.until_epoch(["h0", "h2", "h4", "h3"])
+        self.until_step(first + 30)
+        self.assertEqual(len(self.memory_on(2)), 1)
+        self.check_training(up="h0")
+
     def test_a_leader_that_stood_still_and_comes_back_commits_nothing_and_becomes_a_spare(self):
         for index in (4, 3, 1, 2, 0):
             self.start(index)

@@ -167,7 +167,8 @@ Fleet::~Fleet() = default;
 
 Status Fleet::gather() {
   // With fewer hosts, if that is allowed, the run begins when it would have given up.
-  if (epoch_.members.empty()) return assemble(options_.join_s + (sizes_.empty() ? 0 : 1), options_.join_s, "start");
+  if (epoch_.members.empty())
+    return assemble(options_.join_s + (sizes_.empty() ? 0 : 1), options_.join_s, cluster::kStartsRun);
   Status all = assemble(options_.wait_s, options_.spare_after_s, epoch_.reason);
   if (all.ok() || !smaller_) return all;
   // The memory of the hosts that are left counts yet, and copies in it: memory() says it again.
@@ -477,8 +478,8 @@ void Fleet::tell_begin(Host& host) {
   json body = segment_to_json(*segment_);
   if (host.place < 0 && host.peer >= 0)
     return board_.send(host.peer, {.kind = "prepare", .epoch = 0, .body = std::move(body)});
-  body["leader"] = place_;
   body["place"] = host.place;
+  body["leader"] = place_;
   tell(host, "begin", std::move(body));
 }
 

@@ -136,12 +136,23 @@ Status Follower::try_leader(const std::string& leader, int64_t port, cluster::Le
   address_ = place.leader.own_address();
   epoch_ = std::move(place.epoch);
   take_place(place_in(epoch_, options_.placement.index), std::ssize(epoch_.members));
+  remove_old_memory(ckpt::kSharedMemory);
   if (place_ < 0) say_(kSpare);
   peer_ = peers_++;
   early_peer_ = peer_;
   const cluster::Member& leads = epoch_.members.at(static_cast<size_t>(epoch_.leader));
   board_->add(peer_, leads.name, std::move(place.leader));
   return {};
+}
+
+/// An agent of this host may have died alone, and its memory have stayed. Where the run has gone on without it, it is
+/// in the way of the memory that this host is to have, and nobody would take it over any more.
+void Follower::remove_old_memory(const std::string& folder) {
+  const std::string boot_id = hello_of(options_).boot_id;
+  const auto without = [&](const ckpt::RankRange& ranks, int64_t world) {
+    return epoch_.goes_on_without(ranks.first, world, boot_id);
+  };
+  for (const std::string& line : ckpt::remove_memory_gone_on_without(folder, run_id_of(run_), without)) say_(line);
 }
 
 /// What this host's memory holds is of its place among as many as there were.
@@ -279,6 +290,9 @@ bool Follower::take_common(const Message& message) {
   const json& body = message.body;
   if (message.kind == "begin") {
     take_begin(body);
+  } else if (message.kind == "prepare") {
+    const Result<HostSegment> segment = segment_from_json(body);
+    if (segment.ok() && place_ < 0 && !node_) spare_memory_.prepare(segment.value(), options_.ranks);
   } else if (message.kind == "rest") {
     checker_.reset();
     take_place(-1, options_.hosts());
@@ -291,9 +305,6 @@ bool Follower::take_common(const Message& message) {
     if (text.is_string() && !text.get<std::string>().empty()) {
       say_(text.get<std::string>());
       if (!end_failure_.is_object()) end_failure_ = {{"message", text}};
-  } else if (message.kind == "prepare") {
-    const Result<HostSegment> segment = segment_from_json(body);
-    if (segment.ok() && place_ < 0 && !node_) spare_memory_.prepare(segment.value(), options_.ranks);
     }
   } else if (message.kind == "promise") {
     const std::optional<ckpt::WholeSlot> slot = slot_from_json(body);
@@ -362,19 +373,20 @@ Status Follower::open(Segment parts) {
       .save_step = [this](ckpt::IoBackend& io, const fs::path& dir, ckpt::Manifest skeleton,
                           std::span<const ckpt::WriterPart> of,
                           const ckpt::SaveOptions& how) { return saves_.save(io, dir, skeleton, of, how); },
+      .prepared = spare_memory_.take(),
       .follows = true};
   if (const std::string& init = parts_->plan.recipe.init.path; !init.empty()) {
     options.init_from = init;
     options.open_foreign = parts_->open_foreign;
   }
   const ckpt::RunText run = options.run;
+  if (const std::string& offload = parts_->plan.recipe.optimizer.offload; !offload.empty()) remove_old_memory(offload);
   std::vector<std::string> notices;
   Result<std::unique_ptr<ckpt::CheckpointNode>> node =
       ckpt::CheckpointNode::open(parts_->plan, std::move(options), &notices);
   for (const std::string& notice : notices) say_(notice);
   if (!node.ok()) return std::move(node).error();
   node_ = std::move(node).value();
-      .prepared = spare_memory_.take(),
   node_->keep_memory();  // until the leader says that it is not needed
   return attach_replicas(run);
 }

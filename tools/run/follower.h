@@ -111,6 +111,7 @@ class Follower final : public Coordinator {
   /// What is taken in the same way whether ranks run or not. False: it is something else.
   bool take_common(const cluster::Message& message);
   void take_begin(const nlohmann::json& body);
+  void remove_old_memory(const std::string& folder);
   void take_place(int64_t place, int64_t hosts);
   void answer_halt();
   void give_copy(const nlohmann::json& body);
@@ -158,9 +159,9 @@ class Follower final : public Coordinator {
 
   std::atomic<int64_t> early_peer_{-1};          // peer_, for other threads
   std::unique_ptr<cluster::Switchboard> board_;  // its thread uses what is above
+  SpareMemory spare_memory_;                     // while it has no place
   std::unique_ptr<HostChecker> checker_;         // its thread uses the board; null: nothing was to be measured yet
 };
-  SpareMemory spare_memory_;                     // while it has no place
 
 /// Where the leader says that it listens: a file of RUN/cluster. For who joins; the join itself proves who it is.
 Status write_leader_port(const std::filesystem::path& run, int64_t port);
