@@ -123,7 +123,8 @@ std::vector<ConfigKey> deepseek_keys(const DeepseekDefaults& absent, const std::
       refuse_unless("mlp_bias", false),
       // Of the published files, about training and its layout.
       unread({"ep_size", "aux_loss_alpha", "seq_aux", "num_mtp_layers", "output_router_logits"}),
-      further_tokens("num_nextn_predict_layers"),
+      // Layers that predict further tokens are left out, so none are said to be there.
+      gone("num_nextn_predict_layers", 0),
       dropout("attention_dropout", &M::attention_dropout),
       flag("tie_word_embeddings", &M::tied_embeddings, false),
       number("initializer_range", &M::init_std, 0.02),
@@ -155,7 +156,7 @@ std::vector<ConfigKey> deepseek_v3_keys() {
 }
 
 Family deepseek(Family own) {
-  static constexpr auto kTensors = with_rows(with_llama_rows(kDeepseekRows, kExpertRows), kMtpRows);
+  static constexpr auto kTensors = with_llama_rows(kDeepseekRows, kExpertRows);
   own.tensors = kTensors;
   own.also = kQwenMoeStacks;
   own.later_layers = "model.layers.";

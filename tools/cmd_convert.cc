@@ -39,7 +39,7 @@ struct Options {
   std::string verb, from, to, target_kind;            // "hf", "cairn", or empty: what the source is not
   std::string mesh, name;                             // into a checkpoint
   std::string dtype, quantize, max_shard_size, like;  // into a folder
-  bool hdf5 = false, untie = false, drop_mtp = false, overwrite = false, check = false, ema = false;
+  bool hdf5 = false, untie = false, overwrite = false, check = false, ema = false;
 };
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
@@ -116,7 +116,6 @@ Result<int> to_checkpoint(const Options& options, bool as_json) {
   convert::ImportOptions import;
   RT_TRY_SET(import.mesh, parse_mesh(options.mesh));
   import.untie = options.untie;
-  import.drop_mtp = options.drop_mtp;
   import.replace = options.overwrite;
   import.run_name = options.name;
   import.cancel = &stop_on_signals();
@@ -183,10 +182,7 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
     return invalid("--hdf5 is for a checkpoint's weights; import the folder, then export it");
   if (kind == Kind::kFolder && !options.like.empty())
     return invalid("--like is for a checkpoint's weights; a folder stays of its own family");
-  for (const auto& [flag, set] : {std::pair("--untie", options.untie), {"--drop-mtp", options.drop_mtp}}) {
-    if (kind == Kind::kCheckpoint && set)
-      return invalid(fmt::format("{} is for a Hugging Face folder as source", flag));
-  }
+  if (kind == Kind::kCheckpoint && options.untie) return invalid("--untie is for a Hugging Face folder as source");
   fs::path from = options.from;
   if (kind == Kind::kCheckpoint) {
     RT_TRY_SET(from, resolve_checkpoint(options.from));
@@ -198,8 +194,7 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
   Result<convert::ExportReport> done = [&]() -> Result<convert::ExportReport> {
     ByteProgress progress("written");
     to.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total); };
-    if (kind == Kind::kFolder)
-      return convert::rewrite_hf(from, options.to, {.to = to, .untie = options.untie, .drop_mtp = options.drop_mtp});
+    if (kind == Kind::kFolder) return convert::rewrite_hf(from, options.to, {.to = to, .untie = options.untie});
     const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
     return unless_removed({from}, convert::export_hf(*io, from, options.to, to, dsl::decode_recipe));
   }();
@@ -346,7 +341,7 @@ void print_mapping(const std::vector<MappedTensor>& mapped) {
 
 Result<int> check(const Options& options, bool as_json) {
   RT_TRY_SET(const std::unique_ptr<convert::HfFolder> opened,
-             convert::HfFolder::inspect(options.from, {.untie = options.untie, .drop_mtp = options.drop_mtp}));
+             convert::HfFolder::inspect(options.from, {.untie = options.untie}));
   const convert::HfFolder& folder = *opened;
   const ModelConfig& model = folder.model();
   const std::vector<MappedTensor> mapped = mapped_tensors(folder);
@@ -430,7 +425,6 @@ void add_export_options(CLI::App& command, Options& options) {
 void add_shared_options(CLI::App& command, Options& options, bool folder_source, Session& session) {
   if (folder_source) {
     command.add_flag("--untie", options.untie, "keep an embedding and a head that differ though the config ties them");
-    command.add_flag("--drop-mtp", options.drop_mtp, "leave out the layers that predict further tokens");
   }
   command.add_flag("--overwrite", options.overwrite, "replace the model or step 0 that is there");
   add_json_flag(command, session);

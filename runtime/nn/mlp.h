@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "runtime/nn/activation.h"
 #include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
 #include "runtime/nn/residual.h"
@@ -45,7 +44,7 @@ class Mlp {
  private:
   const kernels::Exec<Real>& on_;
   StageDims dims_;
-  ModelActivation activation_;
+  Activation activation_;
   Residual<Real> residual_;
   ColumnGroup<Real> up_;  // gate and up
   Linear<Real> down_;

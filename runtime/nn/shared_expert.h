@@ -8,7 +8,6 @@
 
 #include <optional>
 
-#include "runtime/nn/activation.h"
 #include "runtime/nn/linear.h"
 #include "runtime/nn/scratch.h"
 
@@ -40,7 +39,7 @@ class SharedExpert {
  private:
   const kernels::Exec<Real>& on_;
   int64_t rows_, width_, ffn_;
-  ModelActivation activation_;
+  Activation activation_;
   ColumnGroup<Real> up_;  // gate and up
   Linear<Real> down_;
   std::optional<Linear<Real>> gate_;  // [1, H]

@@ -164,7 +164,6 @@ std::vector<Recipe> starting_points() {
   const std::string latent =
       "model = { positions = \"rotary\", mla = { kv_rank = 12, q_rank = 6, nope_dim = 8, rope_dim = 4, value_dim = 7 } "
       "}";
-  const std::string further = "model = { positions = \"rotary\", mtp = { depth = 2 } }";
   const std::string ids = "mask_token = 1, gmask_token = 2, start_token = 3, end_token = 4";
   std::vector<Recipe> out;
   for (const std::string& changes : std::vector<std::string>{
@@ -178,7 +177,6 @@ std::vector<Recipe> starting_points() {
            "optimizer = { zero = 3, keep_after_forward = true, qk_clip = 50 }, mesh = { shard = 2 }",
            moe + ", mesh = T.mesh { ep = 2, cp = 2 }, optimizer = { zero = 1 }",
            narrow + ", mesh = T.mesh { tp = 2, pp = 2, ep = 2 }",
-           further + ", mesh = T.mesh { tp = 2, pp = 2, sequence_parallel = true }",
            latent + ", mesh = T.mesh { tp = 2, sequence_parallel = true }, recompute = { mode = \"full\" }",
            std::string("mesh = { pp = 2, virtual_stages = 2, micro_batch_group = 4 }, schedule = \"interleaved\""),
            std::string("mesh = { pp = 2, virtual_stages = 2, stages = { 1, 1, 1, 1 } }, schedule = \"zb-v\""),
