@@ -9,11 +9,12 @@
 #include "runtime/inference/generate.h"
 #include "runtime/inference/session.h"
 #include "runtime/kernels/few_rows.h"
-#include "runtime/trainer/initial.h"
+#include "tests/runtime/inference/drawn_session.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::inference;
+using cairn::inference::testing::session_of;
 
 namespace {
 
@@ -43,18 +44,6 @@ Recipe recipe_of(bool llama, Precision precision = Precision::kF32, int64_t cont
   r.precision = precision;
   r.eval.steps = 1;
   return r;
-}
-
-std::unique_ptr<Session> session_of(const Recipe& recipe) {
-  Result<std::unique_ptr<Session>> made = Session::make(recipe);
-  REQUIRE_OK(made);
-  std::unique_ptr<Session> out = std::move(made).value();
-  for (const trainer::StateTensor& run : out->weights()) {
-    trainer::initial_weights(out->plan(), run.tensor, run.box, address_of(run.data.as<float>()));
-  }
-  const Status ready = out->weights_ready();
-  REQUIRE_OK(ready);
-  return out;
 }
 
 std::vector<int32_t> random_tokens(size_t count, int seed, int32_t vocab = 61) {

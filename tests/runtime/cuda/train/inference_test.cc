@@ -7,12 +7,13 @@
 
 #include "runtime/inference/generate.h"
 #include "runtime/inference/session.h"
-#include "runtime/trainer/initial.h"
 #include "tests/runtime/cuda/train/trained_double.h"
+#include "tests/runtime/inference/drawn_session.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::inference;
+using cairn::inference::testing::session_of;
 using cairn::testing::TrainedDouble;
 
 namespace {
@@ -51,18 +52,6 @@ Recipe recipe_of(Family family, Precision precision) {
   r.optimizer.peak_lr = 1e-3;
   r.precision = precision;
   return r;
-}
-
-std::unique_ptr<Session> session_of(const Recipe& recipe, Machine* machine) {
-  Result<std::unique_ptr<Session>> made = Session::make(recipe, machine);
-  REQUIRE_OK(made);
-  std::unique_ptr<Session> out = std::move(made).value();
-  for (const trainer::StateTensor& run : out->weights()) {
-    trainer::initial_weights(out->plan(), run.tensor, run.box, address_of(run.data.as<float>()));
-  }
-  const Status ready = out->weights_ready();
-  REQUIRE_OK(ready);
-  return out;
 }
 
 std::vector<int32_t> random_tokens(size_t count, unsigned seed) {
