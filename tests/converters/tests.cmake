@@ -1,1 +1,1 @@
-cairn_tests(converters LINK runtime/core runtime/plan runtime/inference runtime/nn runtime/device runtime/comm ckpt/store ckpt/persist dsl TIMEOUT 300)
+cairn_tests(converters LINK runtime/core runtime/plan runtime/inference runtime/nn runtime/device runtime/comm ckpt/store ckpt/persist dsl)

@@ -7,5 +7,4 @@ if(TARGET cairn)
 endif()
 
 # Power cuts, failing disks and flipped bits, all in memory.
-cairn_tests(crash LINK runtime/core ckpt/persist ckpt/store ckpt/format ckpt/retention ckpt/verify LABELS fault
-            TIMEOUT 300)
+cairn_tests(crash LINK runtime/core ckpt/persist ckpt/store ckpt/format ckpt/retention ckpt/verify LABELS fault)

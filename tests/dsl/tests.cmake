@@ -1,1 +1,1 @@
-cairn_tests(dsl LINK runtime/core runtime/optim LABELS unit TIMEOUT 120)
+cairn_tests(dsl LINK runtime/core runtime/optim LABELS unit)

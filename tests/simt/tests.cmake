@@ -28,7 +28,7 @@ if(NOT CAIRN_SANITIZE)
       get_filename_component(stem ${source} NAME_WE)
       string(REGEX REPLACE ".*/tests/" "" file ${source})
       add_test(NAME simt/${name}/${stem} COMMAND simt_${name}_tests --source-file=*${file} --no-version)
-      set_tests_properties(simt/${name}/${stem} PROPERTIES LABELS unit TIMEOUT 120 FAIL_REGULAR_EXPRESSION
+      set_tests_properties(simt/${name}/${stem} PROPERTIES LABELS unit TIMEOUT 300 FAIL_REGULAR_EXPRESSION
                            "test cases: +0 \\|" ENVIRONMENT "OMP_NUM_THREADS=1;OMP_WAIT_POLICY=passive")
     endforeach()
   endfunction()

@@ -1,1 +1,1 @@
-cairn_tests(ckpt/copy LINK runtime/core runtime/device TIMEOUT 120)
+cairn_tests(ckpt/copy LINK runtime/core runtime/device)

@@ -1,1 +1,1 @@
-cairn_tests(ckpt/format LINK runtime/core TIMEOUT 120)
+cairn_tests(ckpt/format LINK runtime/core)

@@ -1,1 +1,1 @@
-cairn_tests(ckpt/hook LINK ckpt TIMEOUT 120)
+cairn_tests(ckpt/hook LINK ckpt)

@@ -1,1 +1,1 @@
-cairn_tests(ckpt/mirror LINK runtime/core ckpt/store ckpt/format ckpt/persist ckpt/retention ckpt/verify TIMEOUT 120)
+cairn_tests(ckpt/mirror LINK runtime/core ckpt/store ckpt/format ckpt/persist ckpt/retention ckpt/verify)

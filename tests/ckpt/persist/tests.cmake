@@ -1,4 +1,4 @@
-cairn_tests(ckpt/persist LINK runtime/core ckpt/store ckpt/format ckpt/codec ckpt/plan ckpt/retention ckpt/verify TIMEOUT 120)
+cairn_tests(ckpt/persist LINK runtime/core ckpt/store ckpt/format ckpt/codec ckpt/plan ckpt/retention ckpt/verify)
 
 # A second reader, which shares no code with the first, reads what the first one's writer has written.
 add_executable(make_checkpoint ${CMAKE_CURRENT_LIST_DIR}/make_checkpoint.cc)

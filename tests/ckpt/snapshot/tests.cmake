@@ -1,1 +1,1 @@
-cairn_tests(ckpt/snapshot LINK runtime/core ckpt/plan ckpt/format TIMEOUT 120)
+cairn_tests(ckpt/snapshot LINK runtime/core ckpt/plan ckpt/format)

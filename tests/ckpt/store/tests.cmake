@@ -1,1 +1,1 @@
-cairn_tests(ckpt/store LINK runtime/core TIMEOUT 120)
+cairn_tests(ckpt/store LINK runtime/core)

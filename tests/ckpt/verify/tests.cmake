@@ -1,1 +1,1 @@
-cairn_tests(ckpt/verify LINK runtime/core ckpt/store ckpt/format ckpt/persist TIMEOUT 120)
+cairn_tests(ckpt/verify LINK runtime/core ckpt/store ckpt/format ckpt/persist)

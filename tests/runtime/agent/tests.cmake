@@ -1,1 +1,1 @@
-cairn_tests(runtime/agent LINK runtime/core LABELS unit TIMEOUT 120 SERIAL)
+cairn_tests(runtime/agent LINK runtime/core LABELS unit SERIAL)

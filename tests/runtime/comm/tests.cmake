@@ -1,1 +1,1 @@
-cairn_tests(runtime/comm LINK runtime/core LABELS unit TIMEOUT 120 SERIAL)
+cairn_tests(runtime/comm LINK runtime/core LABELS unit SERIAL)

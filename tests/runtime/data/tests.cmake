@@ -1,1 +1,1 @@
-cairn_tests(runtime/data LABELS unit TIMEOUT 300)
+cairn_tests(runtime/data LABELS unit)

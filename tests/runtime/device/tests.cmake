@@ -1,1 +1,1 @@
-cairn_tests(runtime/device LINK runtime/core TIMEOUT 60)
+cairn_tests(runtime/device LINK runtime/core)

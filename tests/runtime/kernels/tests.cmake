@@ -1,4 +1,4 @@
-cairn_tests(runtime/kernels LINK runtime/core runtime/device TIMEOUT 120)
+cairn_tests(runtime/kernels LINK runtime/core runtime/device)
 # Spinning OpenMP teams starve each other when tests run side by side.
 file(GLOB kernel_tests ${CMAKE_CURRENT_SOURCE_DIR}/runtime/kernels/*_test.cc)
 foreach(source ${kernel_tests})

@@ -1,1 +1,1 @@
-cairn_tests(runtime/nn TIMEOUT 300)
+cairn_tests(runtime/nn)

@@ -1,1 +1,1 @@
-cairn_tests(tools/run TIMEOUT 120)
+cairn_tests(tools/run)
