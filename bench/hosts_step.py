@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """A training step over four hosts of two ranks against the same eight ranks on one host, and the bytes that hosts send.
 
-  bench/hosts_step.py [--rounds 5] [--steps 5]                       (needs root: hosts are namespaces, tests/cluster/hosts)
+  bench/hosts_step.py [--replicas] [--rounds 5] [--steps 5]          (needs root: hosts are namespaces, tests/cluster/hosts)
 
 The same recipe (tp 2 within a host, dp 4 across, ZeRO-1; steps of a second and more) by turns on one host and on four, on
 the same cores. The first step of a run is a warm-up. Bytes: what the network interfaces of the hosts have sent between two
 steps, against the plan's traffic: of a reduction or a gathering over n hosts each member sends (n - 1) / n of the whole.
 Network headers, signs of life and the exact sums of a step come on top.
+--replicas: four hosts with a copy of each step in another host's memory (checkpoint.replicate) against four without.
 --tiny: a small shape, seconds in all; says nothing about speed.
 """
 import argparse
@@ -28,7 +29,7 @@ return T.recipe {{
   model = T.gpt {{ layers = {layers}, width = {width}, heads = 8, context = {context}, vocab = 300 }},
   data = T.token_files {{ train = "{tokens}" }},
   batch = {{ samples = {samples}, micro = 1 }},
-  optimizer = T.adamw {{ peak_lr = 1e-3, zero = 1 }},
+  optimizer = T.adamw {{ peak_lr = 1e-3, zero = 1 }}, {more}
   mesh = T.mesh {{ tp = 2, pp = 1, dp = 4, sequence_parallel = true }},
 }}
 """
@@ -36,6 +37,7 @@ return T.recipe {{
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 add_cairn_option(parser)
 parser.add_argument("--steps", type=int, default=5, help="counted steps of a run (default: %(default)s)")
+parser.add_argument("--replicas", action="store_true")
 parser.add_argument("--tiny", action="store_true")
 args = parser.parse_args()
 if os.geteuid() != 0:
@@ -75,9 +77,9 @@ class Bed:
     def sent(self) -> int:
         return sum(int(self("run", f"h{k}", "cat", "/sys/class/net/eth0/statistics/tx_bytes")) for k in range(4))
 
-    def train(self, run, hosts):
+    def train(self, run, hosts, recipe):
         """Seconds of the counted steps; bytes that all hosts have sent a step."""
-        words = [args.cairn, "train", "/mnt/shared/recipe.lua", "--run", f"/mnt/shared/{run}", "--threads", "1"]
+        words = [args.cairn, "train", f"/mnt/shared/{recipe}.lua", "--run", f"/mnt/shared/{run}", "--threads", "1"]
         if hosts == 1:
             self("run", "h0", *words)
         else:
@@ -113,26 +115,36 @@ with tempfile.TemporaryDirectory(prefix="cairn-bench-", dir=args.scratch) as fol
             tokens += (state % 257).to_bytes(2, "little")
         with open(f"{bed.shared}/tokens.bin", "wb") as f:
             f.write(tokens)
-        recipe = f"{bed.shared}/recipe.lua"
-        for path, data in ((recipe, "/mnt/shared/tokens.bin"), (f"{folder}/recipe.lua", f"{bed.shared}/tokens.bin")):
+        def write_recipe(path, data="/mnt/shared/tokens.bin", more=""):
             with open(path, "w") as f:
-                f.write(RECIPE.format(steps=args.steps + 1, tokens=data, **shape))
+                f.write(RECIPE.format(steps=args.steps + 1, tokens=data, more=more, **shape))
+
+        write_recipe(f"{bed.shared}/recipe.lua")
+        write_recipe(f"{bed.shared}/copied.lua", more="checkpoint = T.checkpoint { replicate = T.every { steps = 1 } },")
+        write_recipe(f"{folder}/recipe.lua", data=f"{bed.shared}/tokens.bin")
         planned = plan_bytes(f"{folder}/recipe.lua")
-        one, four, ratios, sent = [], [], [], []
+        # Name, hosts, recipe.
+        kinds = ([("without", 4, "recipe"), ("with copies", 4, "copied")] if args.replicas else
+                 [("one host", 1, "recipe"), ("four hosts", 4, "recipe")])
+        times, ratios, sent = {name: [] for name, *_ in kinds}, [], []
         for number in range(args.rounds):
-            taken = {}
-            for hosts in ((1, 4) if number % 2 == 0 else (4, 1)):
-                steps, bytes_a_step = bed.train(f"run-{number}-{hosts}", hosts)
-                taken[hosts] = statistics.median(steps)
-                if hosts == 4:
+            for name, hosts, recipe in kinds if number % 2 == 0 else kinds[::-1]:
+                run = f"run-{number}-{name.replace(' ', '-')}"
+                steps, bytes_a_step = bed.train(run, hosts, recipe)
+                times[name].append(statistics.median(steps))
+                if name == "four hosts":
                     sent.append(bytes_a_step)
-            one.append(taken[1])
-            four.append(taken[4])
-            ratios.append(taken[4] / taken[1])
-            print(f"  round {number + 1}: one host {taken[1]:.3f} s, four {taken[4]:.3f} s, {ratios[-1]:.3f}", flush=True)
+                if recipe == "copied":
+                    copies = [event for event in map(json.loads, open(f"{bed.shared}/{run}/events.jsonl"))
+                              if event["event"] == "replicas"][-1]
+                    print(f"  {copies['steps']} of {args.steps + 1} steps were copied, {copies['bytes'] / 1e6:.1f} MB", flush=True)
+            (first, first_s), (second, second_s) = [(name, times[name][-1]) for name, *_ in kinds]
+            ratios.append(second_s / first_s)
+            print(f"  round {number + 1}: {first} {first_s:.3f} s, {second} {second_s:.3f} s, {ratios[-1]:.3f}", flush=True)
     finally:
         bed("down")
-print(f"one host {spread(one)} s, four hosts {spread(four)} s a step; four / one: median {statistics.median(ratios):.3f}, "
-      f"{min(ratios):.3f} to {max(ratios):.3f}")
-print(f"sent a step by all hosts: {statistics.median(sent) / 1e6:.2f} MB, by plan {planned / 1e6:.2f} MB: "
-      f"{statistics.median(sent) / planned:.3f}")
+print(", ".join(f"{name} {spread(seconds)} s" for name, seconds in times.items()) + " a step; "
+      f"{kinds[1][0]} / {kinds[0][0]}: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
+if sent:
+    print(f"sent a step by all hosts: {statistics.median(sent) / 1e6:.2f} MB, by plan {planned / 1e6:.2f} MB: "
+          f"{statistics.median(sent) / planned:.3f}")
