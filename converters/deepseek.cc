@@ -123,8 +123,7 @@ std::vector<ConfigKey> deepseek_keys(const DeepseekDefaults& absent, const std::
       refuse_unless("mlp_bias", false),
       // Of the published files, about training and its layout.
       unread({"ep_size", "aux_loss_alpha", "seq_aux", "num_mtp_layers", "output_router_logits"}),
-      // Layers that predict further tokens are left out, so none are said to be there.
-      gone("num_nextn_predict_layers", 0),
+      further_tokens("num_nextn_predict_layers"),
       dropout("attention_dropout", &M::attention_dropout),
       flag("tie_word_embeddings", &M::tied_embeddings, false),
       number("initializer_range", &M::init_std, 0.02),
@@ -156,7 +155,7 @@ std::vector<ConfigKey> deepseek_v3_keys() {
 }
 
 Family deepseek(Family own) {
-  static constexpr auto kTensors = with_llama_rows(kDeepseekRows, kExpertRows);
+  static constexpr auto kTensors = with_rows(with_llama_rows(kDeepseekRows, kExpertRows), kMtpRows);
   own.tensors = kTensors;
   own.also = kQwenMoeStacks;
   own.later_layers = "model.layers.";

@@ -30,7 +30,7 @@ inline constexpr TensorRow kDeepseekRows[] = {
     {"layers.*.attn.kv_b.*", "model.layers.*.self_attn.kv_b_proj.*"},
 };
 
-/// `own` with these rows and the stacks of transformers 5's memory; layers that predict further tokens are left out.
+/// `own` with these rows, those of layers that predict further tokens, and the stacks of transformers 5's memory.
 Family deepseek(Family own);
 
 /// The tables of deepseek_v3, which kimi_k2 has with other numbers.

@@ -43,10 +43,12 @@ constexpr int64_t kMaxKeptBytes = int64_t{256} << 20;
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
-/// Rows of a stored tensor (columns of a transposed one) that are rows of a logical tensor.
+/// Rows of a stored tensor (columns of a transposed one, from a row of it on) that are rows of a logical tensor.
 struct OutputRun {
   int64_t stored = 0, count = 0;
   int64_t source = 0, row = 0;  // index into the source's tensors, its first row
+  int64_t stride = 1;           // from one to the next
+  int64_t line = 0;             // transposed: stored row of the logical tensor's first column
 };
 
 /// One tensor of the folder and the logical tensors it is made of.
@@ -59,6 +61,30 @@ struct Output {
   OutputPart part = OutputPart::kNumbers;
   Shape matrix;  // of which scales are
 };
+
+/// Each row of what is stored, or each column of each line of a transposed tensor, comes from one run.
+void check_runs(const Output& output, int64_t width) {
+  std::vector<bool> seen;
+  int64_t line = -1;
+  const auto check_whole = [&] {
+    RT_CHECK(line < 0 || (std::ssize(seen) == width && std::ranges::find(seen, false) == seen.end()),
+             "{}: some of {} rows come from nowhere", output.name, width);
+  };
+  for (const OutputRun& run : output.runs) {
+    if (run.line != line) {
+      check_whole();
+      line = run.line;
+      seen.assign(static_cast<size_t>(width), false);
+    }
+    for (int64_t k = 0; k < run.count; ++k) {
+      const int64_t row = run.stored + k * run.stride;
+      RT_CHECK(row < width && !seen[static_cast<size_t>(row)], "{}: row {} comes twice, or is none of {}", output.name,
+               row, width);
+      seen[static_cast<size_t>(row)] = true;
+    }
+  }
+  check_whole();
+}
 
 /// In the order in which shards are filled: embedding, layers by number, final norm, head. `blocks`: null for none.
 std::vector<Output> outputs_of(const Family& family, const WeightSource& source, const BlockFp8* blocks) {
@@ -75,16 +101,19 @@ std::vector<Output> outputs_of(const Family& family, const WeightSource& source,
                      .transpose = mapping.transpose,
                      .own_dtype = source.tensors()[k].balances ? std::optional(DType::kF32) : std::nullopt});
     }
-    for (const RowRun& run : row_runs(mapping, logical))
-      out[at->second].runs.push_back({run.stored, run.count, static_cast<int64_t>(k), run.logical});
+    for (const RowRun& run : row_runs(mapping, logical)) {
+      RT_CHECK(run.stride == 1 || mapping.transpose, "{}: rows that interleave are columns here", mapping.stored);
+      out[at->second].runs.push_back(
+          {run.stored, run.count, static_cast<int64_t>(k), run.logical, run.stride, mapping.line});
+    }
   }
   for (Output& output : out) {
-    std::ranges::sort(output.runs, {}, &OutputRun::stored);
+    std::ranges::sort(output.runs, [](const OutputRun& a, const OutputRun& b) {
+      return std::pair(a.line, a.stored) < std::pair(b.line, b.stored);
+    });
     int64_t rows = 0;
-    for (const OutputRun& run : output.runs) {
-      RT_CHECK(run.stored == rows, "{}: rows {} to {} come from nowhere or twice", output.name, rows, run.stored);
-      rows += run.count;
-    }
+    for (const OutputRun& run : output.runs) rows += run.count;
+    check_runs(output, output.transpose ? output.shape.back() : rows);
   }
   if (blocks == nullptr) return out;
   std::vector<Output> parts;
@@ -154,7 +183,7 @@ class CheckpointTensors final : public TensorSource {
   /// transposed one, rows [row, row + rows), which must be turned.
   struct Part {
     int64_t first = 0, elems = 0, item = 0, items = 0;
-    int64_t rows = 0;
+    int64_t rows = 0, run = 0;  // the first of Output::runs that it is made of
   };
 
   CheckpointTensors(const std::vector<Output>& outputs, DType dtype, const BlockFp8& blocks)
@@ -181,15 +210,25 @@ class CheckpointTensors final : public TensorSource {
       }
       return;
     }
-    // Stored [in, out]: so many of its rows at a time are columns of each logical tensor.
-    const int64_t inputs = output.shape[0], width = output.shape[1];
+    // Stored [in, out], or a stack of such: so many of its rows at a time are columns of each logical tensor.
+    const int64_t all = row_count(output.shape), width = output.shape.back();
     const int64_t at_once = std::max<int64_t>(1, kTransposedElems / width);
-    for (int64_t row = 0; row < inputs; row += at_once) {
-      const int64_t rows = std::min(at_once, inputs - row);
-      parts.push_back({row * width, rows * width, static_cast<int64_t>(items_.size()),
-                       static_cast<int64_t>(output.runs.size()), rows});
-      for (const OutputRun& run : output.runs)
-        add_item(weights, run.source, Box{{run.row, row}, {run.row + run.count, row + rows}});
+    for (size_t first = 0, end = 0; first < output.runs.size(); first = end) {
+      const int64_t line = output.runs[first].line;
+      for (end = first; end < output.runs.size() && output.runs[end].line == line;) ++end;
+      const int64_t inputs = (end < output.runs.size() ? output.runs[end].line : all) - line;
+      for (int64_t row = 0; row < inputs; row += at_once) {
+        const int64_t rows = std::min(at_once, inputs - row);
+        parts.push_back({(line + row) * width, rows * width, static_cast<int64_t>(items_.size()),
+                         static_cast<int64_t>(end - first), rows, static_cast<int64_t>(first)});
+        for (size_t k = first; k < end; ++k) {
+          const OutputRun& run = output.runs[k];
+          const bool vector = weights.tensors()[run.source].shape.size() == 1;
+          add_item(
+              weights, run.source,
+              vector ? Box{{run.row}, {run.row + run.count}} : Box{{run.row, row}, {run.row + run.count, row + rows}});
+        }
+      }
     }
   }
 
@@ -214,19 +253,26 @@ class CheckpointTensors final : public TensorSource {
 
   Status turn(const Output& output, const Part& part) {
     if (turned_item_ == part.item) return {};
-    const int64_t width = output.shape[1];
+    const int64_t width = output.shape.back();
     turned_.resize(static_cast<size_t>(part.elems));
     turned_item_ = -1;
     std::vector<float> block;
     for (int64_t k = 0; k < part.items; ++k) {
-      const OutputRun& run = output.runs[static_cast<size_t>(k)];
+      const OutputRun& run = output.runs[static_cast<size_t>(part.run + k)];
       const int64_t lines = std::max<int64_t>(1, kBlockElems / part.rows);
       for (int64_t row = 0; row < run.count; row += lines) {
         const int64_t n = std::min(lines, run.count - row);
         block.resize(static_cast<size_t>(n * part.rows));
         RT_TRY(stream_->copy(part.item + k, row * part.rows * int64_t{sizeof(float)},
                              std::as_writable_bytes(std::span(block))));
-        transpose_into(block.data(), n, part.rows, turned_.data() + run.stored + row, width);
+        float* const to = turned_.data() + run.stored + row * run.stride;
+        if (run.stride == 1) {
+          transpose_into(block.data(), n, part.rows, to, width);
+          continue;
+        }
+        for (int64_t r = 0; r < n; ++r) {
+          for (int64_t c = 0; c < part.rows; ++c) to[c * width + r * run.stride] = block[r * part.rows + c];
+        }
       }
     }
     turned_item_ = part.item;

@@ -161,6 +161,8 @@ int64_t groups_of(Fuse fuse, const ModelConfig& model) {
       return model.kv_heads;
     case Fuse::kFourBlocks:
       return 4;
+    case Fuse::kInterleaved:
+      return 0;  // as many as rows
   }
   return 1;
 }
@@ -181,7 +183,8 @@ std::optional<Mapping> map_tensor(std::span<const TensorRow> rows, const ModelCo
     Mapping out{.logical = logical, .stored = fill(row.stored, *found), .shape = shape};
     out.transpose = row.transpose && shape.size() == 2;
     if (members > 1) {
-      const int64_t groups = groups_of(row.fuse, model);
+      int64_t groups = groups_of(row.fuse, model);
+      if (groups == 0) groups = shape[0];
       int64_t total = 0;
       for (size_t k = 0; k < members; ++k) {
         const Shape& sibling = shapes.at(fill(row.logical, *found, k));
@@ -198,21 +201,52 @@ std::optional<Mapping> map_tensor(std::span<const TensorRow> rows, const ModelCo
     if (!found->member.empty()) {  // rows of a matrix of all experts' rows
       int64_t member = -1;
       const char* const end = found->member.data() + found->member.size();
-      RT_CHECK(std::from_chars(found->member.data(), end, member).ptr == end && shape.size() == 2 && !out.transpose,
-               "{} cannot be in a stack", logical);
-      out.first += member * out.shape[0];
+      RT_CHECK(std::from_chars(found->member.data(), end, member).ptr == end, "{} cannot be in a stack", logical);
+      if (shape.size() == 1) {
+        out.transpose = true;  // a matrix of one column each: what is stored are rows of the stack
+        out.line = member;
+      } else if (out.transpose) {
+        out.line = member * shape[1];
+        std::swap(out.shape[0], out.shape[1]);
+      } else {
+        out.first += member * out.shape[0];
+      }
       out.shape.insert(out.shape.begin(), model.moe.experts);
+    } else if (out.transpose) {
+      std::swap(out.shape[0], out.shape[1]);
     }
-    if (out.transpose) std::swap(out.shape[0], out.shape[1]);
     if (row.one_row) out.shape.insert(out.shape.begin(), 1);
     return out;
   }
   return std::nullopt;
 }
 
-std::map<std::string, Shape> shapes_of(const std::vector<TensorSpec>& tensors) {
+/// The name by which tables know a tensor: what predicts further tokens is stored as the layers behind the model's.
+std::string table_name(const std::string& logical, const ModelConfig& model) {
+  for (int64_t k = 0; k < model.mtp.depth; ++k) {
+    const std::string prefix = layer_prefix(model, model.layers + k);
+    if (logical.starts_with(prefix))
+      return fmt::format("layers.{}.{}", model.layers + k, logical.substr(prefix.size()));
+  }
+  return logical;
+}
+
+std::map<std::string, Shape> shapes_of(const std::vector<TensorSpec>& tensors, const ModelConfig& model) {
   std::map<std::string, Shape> out;
-  for (const TensorSpec& tensor : tensors) out[tensor.name] = tensor.shape;
+  for (const TensorSpec& tensor : tensors) out[table_name(tensor.name, model)] = tensor.shape;
+  return out;
+}
+
+/// map_tensor() of each tensor of the model.
+std::vector<std::optional<Mapping>> map_tensors(std::span<const TensorRow> rows, const ModelConfig& model) {
+  const std::vector<TensorSpec> tensors = model_tensors(model);
+  const std::map<std::string, Shape> shapes = shapes_of(tensors, model);
+  std::vector<std::optional<Mapping>> out;
+  out.reserve(tensors.size());
+  for (const TensorSpec& tensor : tensors) {
+    out.push_back(map_tensor(rows, model, shapes, table_name(tensor.name, model)));
+    if (out.back()) out.back()->logical = tensor.name;
+  }
   return out;
 }
 
@@ -286,7 +320,6 @@ nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig
     return out;
   const ModelConfig wanted = canonical(model);
   for (const ConfigKey& key : family.keys) {
-    if (key.fixed) continue;
     for (const std::string_view name : key.names) {
       const auto value = original.find(name);
       // A null head_dim breaks some classes of transformers, which take it as it is.
@@ -302,30 +335,23 @@ nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig
 
 std::vector<Mapping> tensor_map(const Family& family, const ModelConfig& model) {
   const std::vector<TensorSpec> tensors = model_tensors(model);
-  const std::map<std::string, Shape> shapes = shapes_of(tensors);
   std::vector<Mapping> out;
   out.reserve(tensors.size());
-  for (const TensorSpec& tensor : tensors) {
-    std::optional<Mapping> mapping = map_tensor(family.tensors, model, shapes, tensor.name);
-    RT_CHECK(mapping, "the table of {} has no row for {}", family.model_type, tensor.name);
+  for (std::optional<Mapping>& mapping : map_tensors(family.tensors, model)) {
+    RT_CHECK(mapping, "the table of {} has no row for {}", family.model_type, tensors[out.size()].name);
     out.push_back(std::move(*mapping));
   }
   return out;
 }
 
 std::vector<std::optional<Mapping>> other_map(const Family& family, const ModelConfig& model) {
-  const std::vector<TensorSpec> tensors = model_tensors(model);
-  if (family.also.empty()) return std::vector<std::optional<Mapping>>(tensors.size());
-  const std::map<std::string, Shape> shapes = shapes_of(tensors);
-  std::vector<std::optional<Mapping>> out;
-  out.reserve(tensors.size());
-  for (const TensorSpec& tensor : tensors) out.push_back(map_tensor(family.also, model, shapes, tensor.name));
-  return out;
+  return map_tensors(family.also, model);
 }
 
 std::vector<RowRun> row_runs(const Mapping& mapping, const Shape& logical) {
   const int64_t rows = row_count(logical);
   if (mapping.run == 0) return {{0, mapping.first, rows}};
+  if (mapping.run == 1) return {{0, mapping.first, rows, mapping.stride}};
   std::vector<RowRun> out;
   for (int64_t row = 0; row < rows; row += mapping.run) {
     out.push_back({row, mapping.first + row / mapping.run * mapping.stride, mapping.run});
@@ -371,12 +397,13 @@ std::string known_name(const Family& family, const std::set<std::string>& known,
   return {};
 }
 
-bool is_later_layer(const Family& family, const ModelConfig& model, std::string_view stored) {
-  if (family.later_layers.empty() || !stored.starts_with(family.later_layers)) return false;
+int64_t later_layer(const Family& family, const ModelConfig& model, std::string_view stored) {
+  if (family.later_layers.empty() || !stored.starts_with(family.later_layers)) return -1;
   stored.remove_prefix(family.later_layers.size());
   int64_t layer = -1;
   const auto [end, error] = std::from_chars(stored.data(), stored.data() + stored.size(), layer);
-  return error == std::errc() && end != stored.data() + stored.size() && *end == '.' && layer >= model.layers;
+  const bool whole = error == std::errc() && end != stored.data() + stored.size() && *end == '.';
+  return whole && layer >= model.layers ? layer - model.layers : -1;
 }
 
 bool is_ignored_tensor(const Family& family, std::string_view original) {

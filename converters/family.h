@@ -47,7 +47,7 @@ struct Family {
   std::span<const ConfigKey> keys;
   std::span<const TensorRow> tensors;
   std::span<const TensorRow> also;  // other names, read and never written: those of transformers 5's memory
-  // The layers behind the model's own, which predict further tokens, are left out: what their names begin with.
+  // What the names of layers begin with, where those behind the model's own predict further tokens (model.mtp).
   std::string_view later_layers;
   bool block_fp8 = false;    // published in blocks of eight bits, which export can write too (block_fp8.h)
   bool last_choice = false;  // its models go out as another family where that holds them too, unless they came as it
@@ -69,13 +69,16 @@ struct Mapping {
   bool transpose = false;       // stored [in, out] (Conv1D): the logical tensor's rows are its columns
   int64_t first = 0;            // stored row of logical row 0
   int64_t run = 0, stride = 0;  // `run` rows lie together, the next ones `stride` further; 0: all lie together
+  int64_t line = 0;             // transpose: stored row of logical column 0
 };
 
-/// Rows [logical, logical + count) of a logical tensor are rows [stored, stored + count) of the stored one, or its
+/// Rows [logical, logical + count) of a logical tensor are rows stored, stored + stride, ... of the stored one, or its
 /// columns where Mapping::transpose. A tensor is a matrix here, as row_count and column_count have it
 /// (weights_folder.h).
 struct RowRun {
-  int64_t logical = 0, stored = 0, count = 0;
+  int64_t logical = 0, stored = 0, count = 0, stride = 1;
+  /// Stored rows from the first to the last.
+  int64_t span() const { return (count - 1) * stride + 1; }
 };
 /// All rows of a logical tensor of this shape, ascending: all that import and export know of a transform.
 std::vector<RowRun> row_runs(const Mapping& mapping, const Shape& logical);
@@ -121,7 +124,7 @@ std::string known_name(const Family& family, const std::set<std::string>& known,
 
 /// A stored tensor that older releases wrote beside the weights (masks, inverse frequencies) and nobody needs.
 bool is_ignored_tensor(const Family& family, std::string_view stored);
-/// A tensor of a layer behind the model's own (Family::later_layers).
-bool is_later_layer(const Family& family, const ModelConfig& model, std::string_view stored);
+/// Of a tensor of a layer behind the model's own (Family::later_layers), which of these layers it is, from 0; else -1.
+int64_t later_layer(const Family& family, const ModelConfig& model, std::string_view stored);
 
 }  // namespace cairn::convert

@@ -463,6 +463,15 @@ ConfigKey shared_experts(std::string_view name, int64_t absent) {
           [=](const ModelConfig& m, ordered_json& out) { out[std::string(name)] = shared_ffn(m) / expert_ffn(m); }};
 }
 
+ConfigKey further_tokens(std::string_view name) {
+  return {{name},
+          [=](ConfigReader& in, ModelConfig& m) {
+            // The class of transformers 5 takes one, and leaves it out of config.json.
+            m.mtp.depth = read_within(in, name, in.line() == 5 ? 1 : 0, 0, 16);
+          },
+          [=](const ModelConfig& m, ordered_json& out) { out[std::string(name)] = m.mtp.depth; }};
+}
+
 std::vector<ConfigKey> grouped_router(GroupedRouter absent) {
   const auto read = [=](ConfigReader& in, ModelConfig& m) {
     m.moe.router = RouterKind::kSigmoid;
@@ -512,12 +521,6 @@ ConfigKey dropout(std::string_view name, double ModelConfig::*field) {
 
 ConfigKey constant(std::string_view name, json value) {
   return {{name}, nullptr, [=](const ModelConfig&, ordered_json& out) { out[std::string(name)] = value; }};
-}
-
-ConfigKey gone(std::string_view name, json value) {
-  ConfigKey out = constant(name, std::move(value));
-  out.fixed = true;
-  return out;
 }
 
 ConfigKey unread(std::initializer_list<std::string_view> names) { return {names, nullptr, nullptr}; }
@@ -898,6 +901,32 @@ ConfigKey rope(RopeKeys keys, WindowRope window) {
   std::vector<std::string_view> names = plain.names;
   if (!window.window_base.empty()) names.push_back(window.window_base);
   return {std::move(names), read, write};
+}
+
+ConfigKey turning_layers(bool may_be_empty) {
+  const auto read = [=](ConfigReader& in, ModelConfig& m) {
+    const int64_t interval = in.integer("no_rope_layer_interval", 4);
+    const json* stated = in.find("no_rope_layers");
+    if (may_be_empty && stated != nullptr && stated->is_array() && stated->empty()) stated = nullptr;
+    if (interval < 1) return in.invalid(fmt::format("no_rope_layer_interval = {} must be positive", interval));
+    if (stated != nullptr && (!stated->is_array() || static_cast<int64_t>(stated->size()) != m.layers)) {
+      return in.invalid(fmt::format("no_rope_layers must be a list of {} numbers, 1 or 0", m.layers));
+    }
+    for (int64_t layer = 0; layer < m.layers; ++layer) {
+      const json turns = stated == nullptr ? json((layer + 1) % interval != 0 ? 1 : 0) : (*stated)[layer];
+      if (turns != 0 && turns != 1) {
+        return in.invalid(fmt::format("no_rope_layers[{}] = {} must be 1 or 0", layer, turns.dump()));
+      }
+      if (turns == 0) m.nope_layers.push_back(layer);
+    }
+  };
+  const auto write = [](const ModelConfig& m, ordered_json& out) {
+    ordered_json turns = ordered_json::array();
+    for (int64_t layer = 0; layer < m.layers; ++layer) turns.push_back(has_rotary(m, layer) ? 1 : 0);
+    out["no_rope_layers"] = turns;
+    out["no_rope_layer_interval"] = 4;
+  };
+  return {{"no_rope_layers", "no_rope_layer_interval"}, read, write};
 }
 
 ConfigKey rotary_dim(int64_t absent) {

@@ -50,7 +50,6 @@ struct ConfigKey {
   std::vector<std::string_view> names;  // what `read` looks at
   std::function<void(ConfigReader&, ModelConfig&)> read;
   std::function<void(const ModelConfig&, nlohmann::ordered_json&)> write;
-  bool fixed = false;  // written so, whatever the source's config.json says
 };
 
 // --- keys: read in the order of the table, so a later one may count on what an earlier one has set ---------------
@@ -131,6 +130,8 @@ ConfigKey sparse_steps();
 ConfigKey first_dense(std::string_view name, int64_t absent);
 /// Experts that every token goes through, each as wide as the others.
 ConfigKey shared_experts(std::string_view name, int64_t absent);
+/// Layers behind the model's that predict further tokens (model.mtp); none where the key is absent.
+ConfigKey further_tokens(std::string_view name);
 /// n_group, topk_group, routed_scaling_factor of DeepSeek's router, which chooses by sigmoids and biases. Absent ones:
 struct GroupedRouter {
   int64_t groups = 1, groups_per_token = 1;
@@ -146,8 +147,6 @@ ConfigKey refuse_unless(std::string_view name, nlohmann::json value);
 ConfigKey dropout(std::string_view name, double ModelConfig::*field);
 /// A key that matters for training or for speed alone: written so, not read.
 ConfigKey constant(std::string_view name, nlohmann::json value);
-/// The same of what a folder no longer has once it was here: the source's value is not kept.
-ConfigKey gone(std::string_view name, nlohmann::json value);
 /// Keys that may be there and mean nothing here.
 ConfigKey unread(std::initializer_list<std::string_view> names);
 
@@ -171,6 +170,9 @@ struct WindowRope {
   double fixed_5 = 0;  // what transformers 5 takes of the 4.x form, whatever it says; 0: what 4.x takes
 };
 ConfigKey rope(RopeKeys keys, WindowRope window);
+/// no_rope_layers: 1 for a layer that turns, 0 for one that does not. Absent: all but every no_rope_layer_interval-th
+/// turn. An empty list fails, or says nothing.
+ConfigKey turning_layers(bool may_be_empty = false);
 /// rotary_dim of GPT-J and CodeGen: a number of channels, base fixed at 10000.
 ConfigKey rotary_dim(int64_t absent);
 
@@ -193,15 +195,16 @@ ConfigKey windowed_layers();
 /// How the logical tensors in braces lie along the output dim of the stored one: so many groups of rows, in each an
 /// equal part of the first tensor, of the second, ...
 enum class Fuse {
-  kBlocks,      // 1 group: [q|k|v], [gate|up]
-  kPerKvHead,   // a group for each key/value head: its query heads, its k, its v. [n, 3, d] where all heads have their
-                // own
-  kFourBlocks,  // CodeGen: 4 groups, whatever the model's size
+  kBlocks,       // 1 group: [q|k|v], [gate|up]
+  kPerKvHead,    // a group for each key/value head: its query heads, its k, its v. [n, 3, d] where all heads have their
+                 // own
+  kFourBlocks,   // CodeGen: 4 groups, whatever the model's size
+  kInterleaved,  // gpt-oss: a group for each row: a row of the first, a row of the second, ...
 };
 
 /// A row of the table. `*` is any one part of a name between dots, the same in both; {a,b,c} in `logical` are several
 /// logical tensors that one stored tensor holds. `#` in `logical` is the number of an expert: the stored tensor is a
-/// stack, with one more dim in front, [experts, rows, columns]. Stacks stand in Family::also only.
+/// stack, with one more dim in front, [experts, rows, columns], or of vectors [experts, elements].
 struct TensorRow {
   std::string_view logical;
   std::string_view stored;

@@ -26,6 +26,8 @@ namespace {
 constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
 constexpr int64_t kMaxConfigDepth = 32;
 constexpr int64_t kBlockElems = int64_t{1} << 20;  // of a stored tensor in memory at a time
+// The copies that published modules have.
+constexpr std::string_view kModuleEmbedding = ".embed_tokens.weight", kModuleHead = ".shared_head.head.weight";
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
@@ -233,7 +235,7 @@ Status HfFolder::read_config() {
   // with a number that no file supports they would take all memory before anything is compared.
   int64_t found = 0;
   for (const FolderTensor& tensor : weights_->tensors()) {
-    const bool stack = !family_.also.empty() && tensor.shape.size() == 3 && count_elems(tensor.shape) > 0;
+    const bool stack = tensor.shape.size() == 3 && count_elems(tensor.shape) > 0;
     found += stack ? tensor.shape[0] : 1;
   }
   const int64_t experts = std::max<int64_t>(1, model_.moe.experts);
@@ -270,19 +272,38 @@ void HfFolder::add_problem(TensorProblem::Kind kind, const FolderTensor* tensor,
       {kind, tensor != nullptr ? tensor->file_name() : "", std::move(name), std::move(found), std::move(expected)});
 }
 
-/// The folder's tensors by what they are called with the prefix, of all names that the family can have.
-HfFolder::Found HfFolder::find_known() {
+/// The model has the modules that config.json and the weights have both.
+void HfFolder::settle_mtp(const HfOptions& options) {
+  const auto count = std::ranges::count_if(weights_->tensors(), [&](const FolderTensor& tensor) {
+    return later_layer(family_, model_, without_wrappers(tensor.name)) >= 0;
+  });
+  const std::string after = fmt::format("of layers from {}{} on", family_.later_layers, model_.layers);
+  const int64_t said = json_or_nothing(config_text_).contains("num_nextn_predict_layers") ? model_.mtp.depth : 0;
+  if (options.drop_mtp || count == 0) model_.mtp = {};
+  if (said > 0 && count == 0) {
+    warnings_.push_back(fmt::format(
+        "config.json says that {} layers predict further tokens, and the weights have no tensors {}", said, after));
+  } else if (count > 0 && model_.mtp.depth == 0) {
+    warnings_.push_back(fmt::format("{} tensors {} are left out: they predict further tokens, {}", count, after,
+                                    options.drop_mtp ? "and are not wanted" : "and config.json does not say so"));
+  }
+}
+
+/// The folder's tensors by what they are called with the prefix, of all names that the family can have. `copies`: those
+/// of embedding and head that belong to modules.
+HfFolder::Found HfFolder::find_known(std::vector<const FolderTensor*>* copies) {
   std::set<std::string> known = {head_name(family_)};
   for (const Mapping& mapping : tensor_map(family_, model_)) known.insert(mapping.stored);
   for (const std::optional<Mapping>& other : other_map(family_, model_)) {
     if (other) known.insert(other->stored);
   }
   Found found;
-  int64_t later = 0;
   for (const FolderTensor& tensor : weights_->tensors()) {
     const std::string name = known_name(family_, known, tensor.name);
-    if (name.empty() && is_later_layer(family_, model_, tensor.name)) {
-      ++later;
+    const int64_t later = name.empty() ? later_layer(family_, model_, without_wrappers(tensor.name)) : -1;
+    if (later >= 0 && model_.mtp.depth == 0) continue;  // settle_mtp() has told
+    if (later >= 0 && (tensor.name.ends_with(kModuleEmbedding) || tensor.name.ends_with(kModuleHead))) {
+      copies->push_back(&tensor);
       continue;
     }
     if (name.empty() && is_ignored_tensor(family_, tensor.name)) {
@@ -297,11 +318,30 @@ HfFolder::Found HfFolder::find_known() {
     const auto [at, is_new] = found.emplace(name, &tensor);
     if (!is_new) add_problem(TensorProblem::Kind::kTwice, &tensor, name, tensor.name, at->second->name);
   }
-  if (later > 0) {
-    warnings_.push_back(fmt::format("{} tensors of layers from {}{} on are left out: they predict further tokens",
-                                    later, family_.later_layers, model_.layers));
-  }
   return found;
+}
+
+Status HfFolder::settle_copies(const std::vector<const FolderTensor*>& copies, const Found& found) {
+  const auto mappings = tensor_map(family_, model_);
+  const auto embedding =
+      std::ranges::find_if(mappings, [](const Mapping& mapping) { return mapping.logical == "embed.tokens"; });
+  for (const FolderTensor* copy : copies) {
+    const bool is_head = copy->name.ends_with(kModuleHead) && !model_.tied_embeddings;
+    const auto own = found.find(is_head ? head_name(family_) : embedding->stored);
+    if (own == found.end()) continue;  // missing, which is reported
+    RT_TRY_SET(const std::string difference, first_difference(*own->second, *copy));
+    if (difference.empty()) {
+      ignored_.push_back(copy->name);
+    } else {
+      add_problem(
+          TensorProblem::Kind::kTie, nullptr, copy->name,
+          fmt::format("and {} differ ({}), and what predicts further tokens has no embedding and no head of its "
+                      "own here; --drop-mtp leaves it out",
+                      own->first, difference),
+          "");
+    }
+  }
+  return {};
 }
 
 Status HfFolder::settle_tie(const HfOptions& options, Found& found) {
@@ -364,8 +404,11 @@ void HfFolder::take_other_names(const Found& found) {
 }
 
 Status HfFolder::match(const HfOptions& options) {
-  Found found = find_known();
+  settle_mtp(options);
+  std::vector<const FolderTensor*> copies;
+  Found found = find_known(&copies);
   RT_TRY(settle_tie(options, found));
+  RT_TRY(settle_copies(copies, found));
   tensors_ = model_tensors(model_);
   mappings_ = tensor_map(family_, model_);
   RT_CHECK(tensors_.size() == mappings_.size(), "{} tensors, {} mappings", tensors_.size(), mappings_.size());
@@ -424,6 +467,21 @@ void HfFolder::settle_dtype() {
   if (elems.contains(DType::kF64)) warnings_.push_back("F64 weights are rounded to float32");
 }
 
+namespace {
+
+/// Of each of `lines` lines of `width` numbers, every `stride`-th becomes the next of `count` numbers; lines then lie
+/// close together.
+void keep_every(int64_t stride, int64_t lines, int64_t width, int64_t count, float* block) {
+  if (stride == 1) return;
+  for (int64_t line = 0; line < lines; ++line) {
+    const float* const from = block + line * width;
+    float* const to = block + line * count;  // never ahead of what is read
+    for (int64_t k = 0; k < count; ++k) to[k] = from[k * stride];
+  }
+}
+
+}  // namespace
+
 std::string HfFolder::identity() const {
   std::string out = config_text_ + "\n";
   for (const auto& file : weights_->files()) {
@@ -464,21 +522,35 @@ Status HfFolder::read_box(int64_t tensor, const Box& box, std::span<float> out) 
       const int64_t begin = std::max(first, run.logical), stop = std::min(end, run.logical + run.count);
       if (begin >= stop) continue;
       float* target = to + (begin - first) * columns;
-      const int64_t place = run.stored + begin - run.logical, rows = stop - begin;
-      if (vector && mapping.shape.size() == 2) {  // stored as a matrix of one row
+      const int64_t place = run.stored + (begin - run.logical) * run.stride, rows = stop - begin;
+      const int64_t span = RowRun{.count = rows, .stride = run.stride}.span();  // what lies between is read too
+      if (vector && mapping.shape.size() == 2 && !mapping.transpose) {          // stored as a matrix of one row
         RT_TRY(weights_->read(stored, place, rows, target));
         continue;
       }
-      if (!mapping.transpose) {
+      if (!mapping.transpose && run.stride == 1) {
         RT_TRY(weights_->read_rect(stored, place, rows, column, columns, target));
         continue;
       }
+      if (!mapping.transpose) {
+        const int64_t at_once = std::max<int64_t>(1, kBlockElems / (columns * run.stride));
+        std::vector<float> block(static_cast<size_t>(std::min(at_once, rows) * run.stride * columns));
+        for (int64_t r = 0; r < rows; r += at_once) {
+          const RowRun part{.count = std::min(at_once, rows - r), .stride = run.stride};
+          RT_TRY(weights_->read_rect(stored, place + r * run.stride, part.span(), column, columns, block.data()));
+          for (int64_t k = 0; k < part.count; ++k) {
+            std::copy_n(block.data() + k * run.stride * columns, columns, target + (r + k) * columns);
+          }
+        }
+        continue;
+      }
       // The wanted rows are columns of what is stored, the wanted columns its rows.
-      const int64_t lines = std::max<int64_t>(1, kBlockElems / rows);
-      std::vector<float> block(static_cast<size_t>(std::min(lines, columns) * rows));
+      const int64_t lines = std::max<int64_t>(1, kBlockElems / span);
+      std::vector<float> block(static_cast<size_t>(std::min(lines, columns) * span));
       for (int64_t c = 0; c < columns; c += lines) {
         const int64_t n = std::min(lines, columns - c);
-        RT_TRY(weights_->read_rect(stored, column + c, n, place, rows, block.data()));
+        RT_TRY(weights_->read_rect(stored, mapping.line + column + c, n, place, span, block.data()));
+        keep_every(run.stride, n, span, rows, block.data());
         transpose_into(block.data(), n, rows, target + c, columns);
       }
     }

@@ -13,6 +13,9 @@
 //   true   both, different                     -> refused; HfOptions::untie keeps the two
 //   false  both                                -> untied, even when equal
 //   false  one of them                         -> refused: a head is never invented
+//
+// Modules that predict further tokens, by num_nextn_predict_layers and by what is on disk: imported where both have
+// them. Their copies of embedding and head, which published files have, must equal the model's.
 // Source: transformers (4.52 and 5.x) modeling_utils.py, core_model_loading.py; huggingface_hub serialization/_base.py.
 
 #include <filesystem>
@@ -37,7 +40,8 @@ bool is_passed_file(std::string_view name);
 std::vector<std::string> passed_files_in(const std::filesystem::path& dir);
 
 struct HfOptions {
-  bool untie = false;  // an embedding and a head that differ in a model that says it is tied: keep both
+  bool untie = false;     // an embedding and a head that differ in a model that says it is tied: keep both
+  bool drop_mtp = false;  // modules that predict further tokens are left out
 };
 
 /// A tensor that stands in the way.
@@ -105,7 +109,9 @@ class HfFolder final : public WeightSource {
   using Found = std::map<std::string, const FolderTensor*>;  // by the table's name
   Status read_config();
   Status match(const HfOptions& options);
-  Found find_known();
+  void settle_mtp(const HfOptions& options);
+  Found find_known(std::vector<const FolderTensor*>* copies);
+  Status settle_copies(const std::vector<const FolderTensor*>& copies, const Found& found);
   void take_other_names(const Found& found);
   Status settle_tie(const HfOptions& options, Found& found);
   Result<std::string> first_difference(const FolderTensor& a, const FolderTensor& b) const;

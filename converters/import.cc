@@ -116,7 +116,8 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: is a checkpoint; name a folder for step-00000000 to be in",
                                                        checkpoints_dir.string())};
   }
-  RT_TRY_SET(const std::unique_ptr<HfFolder> folder, HfFolder::open(hf_dir, {.untie = options.untie}));
+  RT_TRY_SET(const std::unique_ptr<HfFolder> folder,
+             HfFolder::open(hf_dir, {.untie = options.untie, .drop_mtp = options.drop_mtp}));
   const fs::path plain = (hf_dir / "").lexically_normal().parent_path();
   const std::string name = options.run_name.empty() ? plain.filename().string() : options.run_name;
   ImportReport report;

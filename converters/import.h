@@ -29,6 +29,7 @@ using RecipeEncoder = std::function<RecipeText(const Recipe&)>;
 struct ImportOptions {
   MeshConfig mesh{.tp = 1, .pp = 1, .dp = 1};  // dp must be set
   bool untie = false;                          // HfOptions::untie
+  bool drop_mtp = false;                       // HfOptions::drop_mtp
   bool replace = false;                        // an existing step 0; false: an error
   std::string run_name;                        // empty: the folder's name
   int64_t memory_bytes = int64_t{192} << 20;   // for weights on their way

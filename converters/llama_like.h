@@ -107,6 +107,14 @@ inline constexpr TensorRow kQwenMoeStacks[] = {
     {"layers.*.moe.experts.#.down.weight", "model.layers.*.mlp.experts.down_proj"},
 };
 
+/// Of layers behind the model's that predict further tokens (model.mtp), what no other layer has.
+inline constexpr TensorRow kMtpRows[] = {
+    {"layers.*.embed_norm.*", "model.layers.*.enorm.*"},
+    {"layers.*.hidden_norm.*", "model.layers.*.hnorm.*"},
+    {"layers.*.project.*", "model.layers.*.eh_proj.*"},
+    {"layers.*.norm.*", "model.layers.*.shared_head.norm.*"},
+};
+
 /// Two lists of rows as one.
 template <size_t kOne, size_t kTwo>
 constexpr auto with_rows(const std::array<TensorRow, kOne>& one, const TensorRow (&two)[kTwo]) {

@@ -41,10 +41,7 @@ const std::vector<KeyOf>& keys_of() {
       {"compressed keys and values", Shows::kAny, {"compress_rates"}},
       {"several residual streams", Shows::kAboveOne, {"hc_mult"}},
       {"two rotary bases in a layer", Shows::kAny, {"compress_rope_theta"}},
-      {"attention within chunks", Shows::kAboveZero, {"attention_chunk_size"}},
-      {"a temperature of attention by position", Shows::kTrue, {"attn_temperature_tuning"}},
       {"LayerNorm of whole queries and keys", Shows::kTrue, {"qk_ln"}},
-      {"clamped SwiGLU", Shows::kAny, {"swiglu_limit"}},
       {"prediction of several tokens", Shows::kAboveZero, {"num_nextn_predict_layers", "num_mtp_layers"}},
       {"embeddings in every layer", Shows::kAboveZero, {"hidden_size_per_layer_input"}},
       {"layers that share keys and values", Shows::kAboveZero, {"num_kv_shared_layers"}},
@@ -62,11 +59,9 @@ struct TypeOf {
 };
 const std::vector<TypeOf>& types_of() {
   static const std::vector<TypeOf> kTypes = {
-      {"attention sinks", {"gpt_oss"}},
-      {"experts with biases", {"gpt_oss"}},
       {"xIELU", {"apertus"}},
       {"a router of its own (sparsemixer)", {"phimoe"}},
-      {"norms of queries and keys behind the rotation", {"hunyuan_v1_dense", "llama4_text"}},
+      {"norms of queries and keys behind the rotation", {"hunyuan_v1_dense"}},
   };
   return kTypes;
 }
@@ -92,12 +87,10 @@ std::string shown(const json& value) {
 }
 
 /// What layer_types may call a layer that no family has.
-constexpr std::pair<std::string_view, std::string_view> kLayerTypes[] = {
-    {"linear_attention", "linear attention"},
-    {"mamba", "state-space layers"},
-    {"conv", "short convolutions between tokens"},
-    {"chunked_attention", "attention within chunks"},
-    {"recurrent", "recurrent layers"}};
+constexpr std::pair<std::string_view, std::string_view> kLayerTypes[] = {{"linear_attention", "linear attention"},
+                                                                         {"mamba", "state-space layers"},
+                                                                         {"conv", "short convolutions between tokens"},
+                                                                         {"recurrent", "recurrent layers"}};
 
 class Found {
  public:
@@ -121,7 +114,8 @@ class Found {
     if (rope != config.end() && rope->is_object()) {
       const auto beta = rope->find("llama_4_scaling_beta");
       if (beta != rope->end() && shown_by(Shows::kAboveZero, *beta))
-        add("a temperature of attention by position", fmt::format(" (llama_4_scaling_beta = {})", shown(*beta)));
+        add("a temperature of attention by position in all layers",
+            fmt::format(" (llama_4_scaling_beta = {})", shown(*beta)));
     }
     for (const TypeOf& entry : types_of()) {
       for (const std::string_view type : entry.types) {

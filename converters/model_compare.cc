@@ -32,8 +32,9 @@ std::string text(Positions value) {
 std::string text(NormKind value) { return value == NormKind::kLayerNorm ? "layernorm" : "rmsnorm"; }
 
 std::string text(Activation value) {
-  constexpr std::string_view kNames[] = {"gelu_tanh", "gelu",  "relu",       "gelu_quick", "relu2",       "silu",
-                                         "swiglu",    "geglu", "geglu_tanh", "reglu",      "quick_geglu", "reglu2"};
+  constexpr std::string_view kNames[] = {"gelu_tanh",   "gelu",   "relu",        "gelu_quick", "relu2",
+                                         "silu",        "swiglu", "geglu",       "geglu_tanh", "reglu",
+                                         "quick_geglu", "reglu2", "swiglu_clamp"};
   return std::string(kNames[static_cast<int>(value)]);
 }
 
@@ -49,7 +50,7 @@ std::string text(WeightInit value) {
 }
 
 std::string text(QkNorm value) {
-  constexpr std::string_view kNames[] = {"none", "head", "whole", "head_layernorm"};
+  constexpr std::string_view kNames[] = {"none", "head", "whole", "head_layernorm", "l2"};
   return std::string(kNames[static_cast<int>(value)]);
 }
 
@@ -70,7 +71,8 @@ std::string text(const RopeConfig& rope) {
 /// Without what says how experts are trained: what balances them.
 std::string text(const MoeConfig& moe) {
   const auto& [experts, top_k, renormalise, aux_loss, router, z_loss, shared, ffn, dense_layers, shared_ffn,
-               shared_gate, groups, groups_per_token, scale, choice_bias, bias_rate, aux_scope] = moe;
+               shared_gate, router_bias, scale_input, groups, groups_per_token, scale, choice_bias, bias_rate,
+               aux_scope] = moe;
   std::string out = fmt::format("{} experts, {} of them, renormalise {}", experts, top_k, renormalise);
   if (router != RouterKind::kSoftmax) out += ", router sigmoid";
   if (shared != 0) out += fmt::format(", {} shared", shared);
@@ -78,6 +80,8 @@ std::string text(const MoeConfig& moe) {
   if (!dense_layers.empty()) out += fmt::format(", dense layers {}", text(dense_layers));
   if (shared_ffn != 0) out += fmt::format(", shared_ffn {}", shared_ffn);
   if (shared_gate) out += ", shared_gate";
+  if (router_bias) out += ", router_bias";
+  if (scale_input) out += ", scale_input";
   if (groups != 1 || groups_per_token != 1) out += fmt::format(", {} of {} groups", groups_per_token, groups);
   if (scale != 1) out += fmt::format(", scale {}", scale);
   if (choice_bias) out += ", choice_bias";
@@ -95,10 +99,11 @@ std::string text(const MlaConfig& mla) {
 std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& m) {
   const auto& [layers, width, heads, kv_heads, head_dim, ffn, context, vocab, positions, position_offset, rope_theta,
                rope, embed, embedding_norm, embedding_scale, block, residual_scale, branch_scale, norm, norm_weight,
-               norm_bias, norm_plus_one, norm_eps, final_norm, activation, bias, qkv_bias, out_bias, mlp_bias,
-               head_bias, clip_qkv, qk_norm, mask, sliding_window, window_layers, window_rope_theta, nope_layers,
-               attention_scale, attention_scale_by_layer, score_cap, logit_scale, logit_cap, top_query, mla, moe,
-               tied_embeddings, embedding_dropout, attention_dropout, residual_dropout, init_std, init] = m;
+               norm_bias, norm_plus_one, norm_eps, final_norm, activation, swiglu_alpha, swiglu_limit, bias, qkv_bias,
+               out_bias, mlp_bias, head_bias, clip_qkv, qk_norm, mask, sliding_window, window_layers, window_rope_theta,
+               nope_layers, attention_chunk, chunk_layers, temperature_scale, temperature_floor, sinks, attention_scale,
+               attention_scale_by_layer, score_cap, logit_scale, logit_cap, top_query, mla, moe, mtp, tied_embeddings,
+               embedding_dropout, attention_dropout, residual_dropout, init_std, init] = m;
   return {{"layers", text(layers)},
           {"width", text(width)},
           {"heads", text(heads)},
@@ -124,6 +129,8 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
           {"norm_eps", text(norm_eps)},
           {"final_norm", text(final_norm)},
           {"activation", text(activation)},
+          {"swiglu_alpha", text(swiglu_alpha)},
+          {"swiglu_limit", text(swiglu_limit)},
           {"bias", text(bias)},
           {"qkv_bias", text(qkv_bias)},
           {"out_bias", text(out_bias)},
@@ -136,6 +143,11 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
           {"window_layers", text(window_layers)},
           {"window_rope_theta", text(window_rope_theta)},
           {"nope_layers", text(nope_layers)},
+          {"attention_chunk", text(attention_chunk)},
+          {"chunk_layers", text(chunk_layers)},
+          {"temperature_scale", text(temperature_scale)},
+          {"temperature_floor", text(temperature_floor)},
+          {"attention_sinks", text(sinks)},
           {"attention_scale", text(attention_scale)},
           {"attention_scale_by_layer", text(attention_scale_by_layer)},
           {"score_cap", text(score_cap)},
@@ -144,6 +156,7 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
           {"top_query", text(top_query)},
           {"mla", text(mla)},
           {"moe", text(moe)},
+          {"mtp", mtp.depth == 0 ? "none" : fmt::format("{{depth {}, loss {}}}", mtp.depth, mtp.loss)},
           {"tied_embeddings", text(tied_embeddings)},
           {"embedding_dropout", text(embedding_dropout)},
           {"attention_dropout", text(attention_dropout)},
@@ -211,6 +224,7 @@ ModelConfig canonical(ModelConfig m) {
     m.rope = {};
     m.rope_theta = ModelConfig{}.rope_theta;
     m.nope_layers.clear();
+    m.temperature_scale = 0;
   }
   if (m.positions != Positions::kLearned) m.position_offset = 0;
   if (m.embed_dim == m.width) m.embed_dim = 0;
@@ -218,12 +232,22 @@ ModelConfig canonical(ModelConfig m) {
   std::vector<int64_t> all(m.layers);
   std::iota(all.begin(), all.end(), 0);
   if (m.sliding_window == 0 || m.window_layers == all) m.window_layers.clear();
+  std::ranges::sort(m.nope_layers);
+  std::ranges::sort(m.chunk_layers);
+  if (m.attention_chunk == 0 || m.chunk_layers == all) m.chunk_layers.clear();
+  if (m.nope_layers.empty()) m.temperature_scale = 0;
+  if (m.temperature_scale == 0) m.temperature_floor = ModelConfig{}.temperature_floor;
+  if (m.activation != Activation::kSwiGluClamp) {
+    m.swiglu_alpha = ModelConfig{}.swiglu_alpha;
+    m.swiglu_limit = ModelConfig{}.swiglu_limit;
+  }
   const bool plain = m.rope.scaling == RopeScaling::kNone && m.window_rope_theta == m.rope_theta;
   if (m.positions != Positions::kRotary || m.sliding_window == 0 || plain) m.window_rope_theta = 0;
   if (m.attention_scale == 1.0 / std::sqrt(static_cast<double>(m.head_dim))) m.attention_scale = 0;
   m.moe = canonical_experts(m);
   if (m.moe.experts > 0 && !has_dense_layers(m)) m.ffn = expert_ffn(m), m.moe.ffn = 0;
   m.init = WeightInit::kScaled;
+  m.mtp.loss = MtpConfig{}.loss;
   m.embedding_dropout = m.attention_dropout = m.residual_dropout = 0;  // how to train, not what the weights mean
   return m;
 }

@@ -173,7 +173,8 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
                  fmt::format("{}: the source would be replaced; name another folder", source.string())};
   }
   RT_TRY(check_hf_target(target, options.to.overwrite));
-  RT_TRY_SET(const std::unique_ptr<HfFolder> folder, HfFolder::open(source, {.untie = options.untie}));
+  RT_TRY_SET(const std::unique_ptr<HfFolder> folder,
+             HfFolder::open(source, {.untie = options.untie, .drop_mtp = options.drop_mtp}));
   for (const auto& file : folder->weights().files()) RT_TRY(file->verify());
 
   ExportReport report;

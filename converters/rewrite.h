@@ -14,8 +14,9 @@
 namespace cairn::convert {
 
 struct RewriteOptions {
-  ExportOptions to;    // dtype unset: that of the source; hdf5 is not for this
-  bool untie = false;  // HfOptions::untie
+  ExportOptions to;       // dtype unset: that of the source; hdf5 is not for this
+  bool untie = false;     // HfOptions::untie
+  bool drop_mtp = false;  // HfOptions::drop_mtp
 };
 
 /// Errors: those of HfFolder::open and write_hf_folder; kInvalidInput when the target is the source; kUnsupported for a

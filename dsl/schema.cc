@@ -131,6 +131,26 @@ const Block& rotary_block() {
   return out;
 }
 
+const Block& mtp_block() {
+  static const Block out{
+      .name = "mtp",
+      .doc =
+          "Multi-token prediction (DeepSeek-V3): behind the model come modules that guess one token further each. "
+          "Module k joins the hidden rows of the one before with the embeddings of the tokens k ahead, and runs a "
+          "layer "
+          "of its own; table of embeddings and head are the model's. Training alone runs them.",
+      .fields = {
+          bound("depth", &MtpConfig::depth).range(0, 16).otherwise(0).silently().says("modules; 0: none"),
+          bound("loss", &MtpConfig::loss)
+              .at_least(0)
+              .otherwise(0.3)
+              .silently()
+              .says("weight of their losses' mean beside the model's loss",
+                    "The loss of a module is a mean over the rows that have a token so far ahead."),
+      }};
+  return out;
+}
+
 const Block& mla_block() {
   static const Block out{
       .name = "mla",
@@ -242,6 +262,15 @@ const Block& moe_block() {
               .silently()
               .says("what that MLP puts out is multiplied by a sigmoid of the token's own (Qwen2-MoE)",
                     "Its weights are in checkpoints as moe.shared_gate."),
+          bound("router_bias", &MoeConfig::router_bias)
+              .otherwise(false)
+              .silently()
+              .says("the router's logits have biases, trained as all else (gpt-oss)",
+                    "They are in checkpoints as moe.router.logit_bias; those that balance the choice are others."),
+          bound("scale_input", &MoeConfig::scale_input)
+              .otherwise(false)
+              .silently()
+              .says("an expert's weight is a factor of what it reads, not of what it puts out (Llama 4)"),
           bound("groups", &MoeConfig::groups)
               .range(1, 64)
               .otherwise(1)
@@ -421,13 +450,25 @@ const Block& model_block() {
               .says("a norm between the last layer and the head"),
           chosen("activation", &ModelConfig::activation,
                  {"gelu_tanh", "gelu", "relu", "gelu_quick", "relu2", "silu", "swiglu", "geglu", "geglu_tanh", "reglu",
-                  "quick_geglu", "reglu2"})
+                  "quick_geglu", "reglu2", "swiglu_clamp"})
               .otherwise("gelu_tanh")
               .in_llama("swiglu")
               .says("of the MLP",
                     "gelu_tanh is GPT-2's approximation, gelu the exact one, gelu_quick x sigmoid(1.702 x); relu2 is "
                     "squared ReLU. swiglu, geglu, geglu_tanh, reglu, quick_geglu and reglu2 add a gate projection: "
-                    "down(act(gate x) * up x)."),
+                    "down(act(gate x) * up x). swiglu_clamp, of gpt-oss: down(g sigmoid(swiglu_alpha g) * (u + 1)) "
+                    "with g "
+                    "= min(gate x, swiglu_limit) and u = up x within +- swiglu_limit."),
+          bound("swiglu_alpha", &ModelConfig::swiglu_alpha)
+              .above(0)
+              .otherwise(1.702)
+              .silently()
+              .says("swiglu_clamp: factor inside the sigmoid"),
+          bound("swiglu_limit", &ModelConfig::swiglu_limit)
+              .above(0)
+              .otherwise(7.0)
+              .silently()
+              .says("swiglu_clamp: bound of what gate and up give", "No gradient goes through what was beyond it."),
           bound("bias", &ModelConfig::bias)
               .otherwise(true)
               .in_llama(false)
@@ -440,7 +481,7 @@ const Block& model_block() {
           bound("mlp_bias", &ModelConfig::mlp_bias)
               .derived("model.bias")
               .silently()
-              .says("a bias on the projections of the MLP"),
+              .says("a bias on the projections of the MLP", "With model.moe on those of each expert (gpt-oss)."),
           bound("head_bias", &ModelConfig::head_bias).otherwise(false).silently().says("a bias on the output head"),
           bound("clip_qkv", &ModelConfig::clip_qkv)
               .at_least(0)
@@ -448,14 +489,16 @@ const Block& model_block() {
               .silently()
               .says("q, k and v are brought within +- this, behind projection and bias (OLMo); 0: not",
                     "No gradient goes through what was clipped. Not with model.qk_norm."),
-          chosen("qk_norm", &ModelConfig::qk_norm, {"none", "head", "whole", "head_layernorm"})
+          chosen("qk_norm", &ModelConfig::qk_norm, {"none", "head", "whole", "head_layernorm", "l2"})
               .otherwise("none")
               .silently()
               .says("norms of q and k before rotary",
                     "head: RMSNorm of each head (Qwen3), one weight of model.head_dim for all query heads of a layer, "
                     "one for its key heads. whole: RMSNorm of all heads together (OLMo 2), a weight for each channel; "
                     "with tp ranks add two numbers a token. head_layernorm: LayerNorm of each head, with a weight of "
-                    "its own and no bias (Cohere)."),
+                    "its own and no bias (Cohere). l2: RMSNorm of each head without weights, in layers whose q and k "
+                    "turn "
+                    "(Llama 4)."),
           chosen("mask", &ModelConfig::mask, {"causal", "bidirectional", "prefix"})
               .otherwise("causal")
               .silently()
@@ -481,6 +524,32 @@ const Block& model_block() {
               .otherwise(Json::array())
               .silently()
               .says("layers whose q and k do not turn (SmolLM3), counted from 0"),
+          bound("attention_chunk", &ModelConfig::attention_chunk)
+              .range(0, 1 << 24)
+              .otherwise(0)
+              .silently()
+              .says("a query sees itself and the keys before it in its chunk of so many tokens (Llama 4); 0: all",
+                    "Chunks are counted from where the query's document begins."),
+          bound("chunk_layers", &ModelConfig::chunk_layers)
+              .range(0, 100000)
+              .otherwise(Json::array())
+              .silently()
+              .says("layers that use model.attention_chunk, counted from 0; empty: all"),
+          bound("temperature_scale", &ModelConfig::temperature_scale)
+              .at_least(0)
+              .otherwise(0.0)
+              .silently()
+              .says("in model.nope_layers the query at position p is multiplied by 1 + this * ln(1 + floor((p + 1) / "
+                    "temperature_floor)) (Llama 4); 0: not"),
+          bound("temperature_floor", &ModelConfig::temperature_floor)
+              .range(1, 1 << 24)
+              .otherwise(8192)
+              .silently()
+              .says("tokens from one step of that factor to the next"),
+          bound("attention_sinks", &ModelConfig::attention_sinks)
+              .otherwise(false)
+              .silently()
+              .says("each head has a trained score that stands in the softmax's denominator alone (gpt-oss)"),
           bound("attention_scale", &ModelConfig::attention_scale)
               .at_least(0)
               .otherwise(0.0)
@@ -511,6 +580,7 @@ const Block& model_block() {
               .says("one more layer after the final norm whose queries come from a table of positions (CodeGeeX)"),
           block("mla", &ModelConfig::mla, mla_block()).silently().says("attention by latent vectors"),
           block("moe", &ModelConfig::moe, moe_block()).silently().says("experts instead of the MLP"),
+          block("mtp", &ModelConfig::mtp, mtp_block()).silently().says("modules that guess further tokens"),
           bound("tied_embeddings", &ModelConfig::tied_embeddings)
               .otherwise(true)
               .in_llama(false)

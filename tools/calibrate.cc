@@ -122,8 +122,9 @@ class TokenFile {
 Recipe measured_recipe(const Plan& plan, int64_t layers, int64_t micro_batches, const std::string& tokens) {
   Recipe out = plan.recipe;
   out.model.layers = layers;
-  const bool some_windows = !out.model.window_layers.empty();
-  for (std::vector<int64_t>* named : {&out.model.window_layers, &out.model.nope_layers, &out.model.moe.dense_layers}) {
+  const bool some_windows = !out.model.window_layers.empty(), some_chunks = !out.model.chunk_layers.empty();
+  for (std::vector<int64_t>* named :
+       {&out.model.window_layers, &out.model.chunk_layers, &out.model.nope_layers, &out.model.moe.dense_layers}) {
     std::erase_if(*named, [&](int64_t layer) { return layer >= layers; });
   }
   if (out.model.moe.experts > 0 && expert_layers(out.model) == 0) out.model.moe.dense_layers.clear();
@@ -131,6 +132,8 @@ Recipe measured_recipe(const Plan& plan, int64_t layers, int64_t micro_batches, 
     out.model.sliding_window = 0;
     out.model.window_rope_theta = 0;
   }
+  if (some_chunks && out.model.chunk_layers.empty()) out.model.attention_chunk = 0;
+  if (out.model.nope_layers.empty()) out.model.temperature_scale = 0;
   out.mesh.stages.clear();
   out.recompute.layers = std::min(out.recompute.layers, layers);
   out.batch = {.samples = micro_batches * out.batch.micro * plan.mesh.dp(),

@@ -39,7 +39,7 @@ struct Options {
   std::string verb, from, to, target_kind;            // "hf", "cairn", or empty: what the source is not
   std::string mesh, name;                             // into a checkpoint
   std::string dtype, quantize, max_shard_size, like;  // into a folder
-  bool hdf5 = false, untie = false, overwrite = false, check = false, ema = false;
+  bool hdf5 = false, untie = false, drop_mtp = false, overwrite = false, check = false, ema = false;
 };
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
@@ -116,6 +116,7 @@ Result<int> to_checkpoint(const Options& options, bool as_json) {
   convert::ImportOptions import;
   RT_TRY_SET(import.mesh, parse_mesh(options.mesh));
   import.untie = options.untie;
+  import.drop_mtp = options.drop_mtp;
   import.replace = options.overwrite;
   import.run_name = options.name;
   import.cancel = &stop_on_signals();
@@ -182,7 +183,10 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
     return invalid("--hdf5 is for a checkpoint's weights; import the folder, then export it");
   if (kind == Kind::kFolder && !options.like.empty())
     return invalid("--like is for a checkpoint's weights; a folder stays of its own family");
-  if (kind == Kind::kCheckpoint && options.untie) return invalid("--untie is for a Hugging Face folder as source");
+  for (const auto& [flag, set] : {std::pair("--untie", options.untie), {"--drop-mtp", options.drop_mtp}}) {
+    if (kind == Kind::kCheckpoint && set)
+      return invalid(fmt::format("{} is for a Hugging Face folder as source", flag));
+  }
   fs::path from = options.from;
   if (kind == Kind::kCheckpoint) {
     RT_TRY_SET(from, resolve_checkpoint(options.from));
@@ -194,7 +198,8 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
   Result<convert::ExportReport> done = [&]() -> Result<convert::ExportReport> {
     ByteProgress progress("written");
     to.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total); };
-    if (kind == Kind::kFolder) return convert::rewrite_hf(from, options.to, {.to = to, .untie = options.untie});
+    if (kind == Kind::kFolder)
+      return convert::rewrite_hf(from, options.to, {.to = to, .untie = options.untie, .drop_mtp = options.drop_mtp});
     const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
     return unless_removed({from}, convert::export_hf(*io, from, options.to, to, dsl::decode_recipe));
   }();
@@ -341,7 +346,7 @@ void print_mapping(const std::vector<MappedTensor>& mapped) {
 
 Result<int> check(const Options& options, bool as_json) {
   RT_TRY_SET(const std::unique_ptr<convert::HfFolder> opened,
-             convert::HfFolder::inspect(options.from, {.untie = options.untie}));
+             convert::HfFolder::inspect(options.from, {.untie = options.untie, .drop_mtp = options.drop_mtp}));
   const convert::HfFolder& folder = *opened;
   const ModelConfig& model = folder.model();
   const std::vector<MappedTensor> mapped = mapped_tensors(folder);
@@ -359,6 +364,8 @@ Result<int> check(const Options& options, bool as_json) {
     fmt::print("  {} experts of {} in {} layers, {} a token, {} hidden units beside them\n", model.moe.experts,
                expert_ffn(model), expert_layers(model), model.moe.top_k, shared_ffn(model));
   }
+  if (model.mtp.depth > 0) fmt::print("  {} layer{} behind them that guess{} further tokens\n", model.mtp.depth,
+                                      model.mtp.depth == 1 ? "" : "s", model.mtp.depth == 1 ? "es" : "");
   print_mapping(mapped);
   if (!folder.ignored().empty()) fmt::print("  left out: {}\n", fmt::join(folder.ignored(), ", "));
   fmt::print("  kept beside the weights: {}\n", fmt::join(folder.kept_files(), ", "));
@@ -425,6 +432,7 @@ void add_export_options(CLI::App& command, Options& options) {
 void add_shared_options(CLI::App& command, Options& options, bool folder_source, Session& session) {
   if (folder_source) {
     command.add_flag("--untie", options.untie, "keep an embedding and a head that differ though the config ties them");
+    command.add_flag("--drop-mtp", options.drop_mtp, "leave out the layers that predict further tokens");
   }
   command.add_flag("--overwrite", options.overwrite, "replace the model or step 0 that is there");
   add_json_flag(command, session);

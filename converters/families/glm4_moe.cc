@@ -16,7 +16,7 @@ ConfigKey normed_heads() {
 
 constexpr int64_t kDenseFfn = 10944;
 
-constexpr auto kTensors = with_llama_rows(kQkNormRows, kExpertRows);
+constexpr auto kTensors = with_rows(with_llama_rows(kQkNormRows, kExpertRows), kMtpRows);
 
 }  // namespace
 
@@ -31,8 +31,7 @@ Family glm4_moe_family() {
         first_dense("first_k_dense_replace", 1),
         renormalised_experts(true)};
     for (ConfigKey& key : grouped_router()) own.push_back(std::move(key));
-    // Layers that predict further tokens are left out, so none are said to be there.
-    own.push_back(gone("num_nextn_predict_layers", 0));
+    own.push_back(further_tokens("num_nextn_predict_layers"));
     own.push_back(unread({"num_mtp_layers", "output_router_logits"}));
     return llama_like_keys({.vocab = 151552,
                             .width = 4096,

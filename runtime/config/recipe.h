@@ -24,10 +24,11 @@ enum class Activation {  // the second line has a gate projection: down(act(gate
   kGeGluTanh,
   kReGlu,
   kQuickGeGlu,
-  kReGlu2
+  kReGlu2,
+  kSwiGluClamp  // down(gate sigmoid(swiglu_alpha gate) * (up + 1)), both within model.swiglu_limit (gpt-oss)
 };
 enum class BlockKind { kPreNorm, kPostNorm, kDeepNorm, kParallel, kParallelShared, kSandwich, kOutNorm };
-enum class QkNorm { kNone, kHead, kWhole, kHeadLayerNorm };
+enum class QkNorm { kNone, kHead, kWhole, kHeadLayerNorm, kL2 };
 enum class Mask { kCausal, kBidirectional, kPrefix };
 enum class RotaryPairs { kHalf, kInterleaved };
 enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3, kLongRope };
@@ -80,6 +81,8 @@ struct MoeConfig {
   std::vector<int64_t> dense_layers;         // layers, from 0, with an MLP of model.ffn units instead of experts
   int64_t shared_ffn = 0;                    // hidden units of that MLP by itself; 0: from shared_experts
   bool shared_gate = false;                  // its output is times a sigmoid of the token's own (Qwen2-MoE)
+  bool router_bias = false;                  // the logits have trained biases (gpt-oss)
+  bool scale_input = false;                  // a choice's weight is a factor of what the expert reads (Llama 4)
   int64_t groups = 1, groups_per_token = 1;  // the experts of a token are of the best groups_per_token of the groups
   double scale = 1.0;                        // of the routed experts' weights, after renormalising
   bool choice_bias = false;                  // the choice has biases, though nothing moves them
@@ -97,6 +100,14 @@ struct MlaConfig {
   int64_t rope_dim = 0;   // and behind them those that do
   int64_t value_dim = 0;  // of a head of values
   bool operator==(const MlaConfig&) const = default;
+};
+
+/// Multi-token prediction (DeepSeek-V3): behind the model, `depth` modules that guess one token further each. Module k
+/// joins the hidden rows of the one before with the embeddings of the tokens k ahead, and runs a layer of its own.
+struct MtpConfig {
+  int64_t depth = 0;  // modules; 0: none
+  double loss = 0.3;  // weight of the mean of their losses beside the model's own
+  bool operator==(const MtpConfig&) const = default;
 };
 
 /// Options that GPT-2 and Llama lack are off as they stand here, and then they are not in the canonical JSON either.
@@ -126,8 +137,9 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   bool final_norm = true;
   Activation activation = Activation::kGeluTanh;
+  double swiglu_alpha = 1.702, swiglu_limit = 7;  // of swiglu_clamp alone
   bool bias = true;  // on every projection of the layers (q, k, v, o, MLP), GPT-2; none in Llama
-  std::optional<bool> qkv_bias, out_bias, mlp_bias;  // of these projections; unset: as `bias`
+  std::optional<bool> qkv_bias, out_bias, mlp_bias;  // of these projections, experts' too; unset: as `bias`
   bool head_bias = false;                            // on the head, tied or not
   double clip_qkv = 0;                               // q, k and v are clamped to +- this; 0: not
   QkNorm qk_norm = QkNorm::kNone;                    // of q and of k, before rotary
@@ -136,6 +148,11 @@ struct ModelConfig {
   std::vector<int64_t> window_layers;     // layers that use the window, from 0; empty: all
   double window_rope_theta = 0;           // rotary base of the layers with the window, without scaling; 0: as others
   std::vector<int64_t> nope_layers;       // layers, from 0, in which q and k do not turn
+  int64_t attention_chunk = 0;            // a query sees the keys before it in its chunk of so many tokens; 0: all
+  std::vector<int64_t> chunk_layers;      // layers that use the chunks, from 0; empty: all
+  double temperature_scale = 0;           // where q and k do not turn, q at position p is times 1 + this ln(1 + floor(
+  int64_t temperature_floor = 8192;       // (p + 1) / this)) (Llama 4); scale 0: not
+  bool attention_sinks = false;           // a trained score of each head in the softmax's denominator alone (gpt-oss)
   double attention_scale = 0;             // of the scores; 0: 1 / sqrt(head_dim)
   bool attention_scale_by_layer = false;  // and divided by layer + 1 (GPT-2's option)
   double score_cap = 0;                   // scores s become cap tanh(s / cap), before the mask; 0: not
@@ -144,6 +161,7 @@ struct ModelConfig {
   bool top_query = false;  // one more layer after final_norm whose queries come from a table of positions (CodeGeeX)
   MlaConfig mla;
   MoeConfig moe;
+  MtpConfig mtp;
   bool tied_embeddings = true;
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;  // rates; residual: each branch's output
   double init_std = 0.02;                                                     // of N(0, std)

@@ -220,7 +220,7 @@ Status DataParallel::finish() {
     RT_TRY(sum_partial(&LocalTensor::sum_over_tp, groups_.tp, "gradients of replicated tensors"));
   }
   RT_TRY(sum_partial(&LocalTensor::sum_over_kv, groups_.kv, "gradients of shared key/value heads"));
-  return sum_tied_embedding();
+  return sum_table_copies();
 }
 
 template <typename ForRuns>
@@ -263,7 +263,7 @@ Status DataParallel::sum_partial_of(const Unit& unit) {
   return sum_runs(for_runs, groups_.tp, comm::ReduceOp::kTreeSum, "gradients of replicated tensors");
 }
 
-Status DataParallel::sum_tied_embedding() {
+Status DataParallel::sum_table_copies() {
   std::vector<const LocalTensor*> copies;  // two on one rank with deterministic = "layout"
   for (const LocalTensor& local : rank_.tensors) {
     if (plan_.tensors[local.tensor].name == "embed.tokens") copies.push_back(&local);
@@ -279,7 +279,7 @@ Status DataParallel::sum_tied_embedding() {
     }
     return {};
   }
-  if (groups_.embedding == nullptr || !plan_.has_tied_copy()) return {};
+  if (groups_.embedding == nullptr || !plan_.has_table_copy()) return {};
   const LocalTensor* tied = copies.front();
   const int64_t end = tied->offset + count_elems(tied->shape);
   for (const Bucket& bucket : rank_.buckets) {  // they are its own, and cut alike on both stages

@@ -100,7 +100,7 @@ class DataParallel final : public nn::UseListener {
   Status sum_partial(bool LocalTensor::*partial, comm::Comm* group, std::string_view what);
   /// Those of one micro-batch in a unit that are partial over tp.
   Status sum_partial_of(const Unit& unit);
-  Status sum_tied_embedding();
+  Status sum_table_copies();
 
   const kernels::Exec<float> on_;
   const Plan& plan_;

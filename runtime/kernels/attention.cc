@@ -89,8 +89,10 @@ RT_INLINE VisibleKeys visible_keys(const AttentionDims& d, int64_t sample, int64
     out.end = std::max(out.end, std::min<int64_t>(d.tokens, address_of(d.mask.ends)[sample * d.tokens + t]));
   }
   if (d.mask.window > 0) out.first = std::max<int64_t>(0, t - d.mask.window + 1);
-  if (d.mask.starts != nullptr)
-    out.first = std::max<int64_t>(out.first, address_of(d.mask.starts)[sample * d.tokens + t]);
+  int64_t start = 0;
+  if (d.mask.starts != nullptr) start = address_of(d.mask.starts)[sample * d.tokens + t];
+  if (d.mask.chunk > 0) start += (t - start) / d.mask.chunk * d.mask.chunk;
+  out.first = std::max<int64_t>(out.first, start);
   return out;
 }
 
@@ -272,8 +274,9 @@ void check_dims(const AttentionDims& d) {
   RT_CHECK(d.batch >= 0 && d.tokens >= 0 && d.heads > 0 && d.kv_heads > 0 && d.head_dim > 0,
            "attention: batch {}, tokens {}, heads {}, kv_heads {}, head_dim {}", d.batch, d.tokens, d.heads, d.kv_heads,
            d.head_dim);
-  RT_CHECK(d.mask.causal || (d.mask.window == 0 && d.mask.starts == nullptr),
-           "attention: windows and documents need a causal mask");
+  RT_CHECK(d.mask.causal || (d.mask.window == 0 && d.mask.chunk == 0 && d.mask.starts == nullptr),
+           "attention: windows, chunks and documents need a causal mask");
+  RT_CHECK(!d.sinks || !d.max_scores, "attention: a sink is no score of a query and a key");
   RT_CHECK(d.heads % d.kv_heads == 0, "attention: {} heads over {} key/value heads", d.heads, d.kv_heads);
   RT_CHECK(d.key_parts == 1 || (d.tokens % (2 * d.key_parts * kKeys) == 0 && d.key_parts % d.held.parts == 0),
            "attention: {} tokens in {} parts, of which {} are held", d.tokens, d.key_parts, d.held.parts);
@@ -399,8 +402,8 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
         } else {
           pack_rows(q_head + row * dims.q_stride, dims.q_stride, rows, rows, head_dim, padded, dims.scale, queries);
         }
-        std::fill_n(max, rows, -kInf);
-        std::fill_n(sum, rows, 0.0f);
+        std::fill_n(max, rows, dims.sinks ? address_of(dims.sinks)[head] : -kInf);  // the sink is the first score
+        std::fill_n(sum, rows, dims.sinks ? 1.0f : 0.0f);
         std::fill_n(sums, rows * padded, 0.0f);
         const int64_t key_end = last_key(dims, sample, first, rows);
         for (int64_t t = 0; t * kKeys < key_end; ++t) {
@@ -643,6 +646,20 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
   });
 }
 
+void sink_gradients(const AttentionDims& dims, const float* logsumexp, const float* dots, float* dsinks) {
+  RT_CHECK(dims.sinks, "attention: gradients of sinks, and there are none");
+  const int64_t queries = Queries(dims).count;
+  for (int64_t head = 0; head < dims.heads; ++head) {
+    const float sink = address_of(dims.sinks)[head];
+    double sum = 0;
+    for (int64_t sample = 0; sample < dims.batch; ++sample) {
+      const int64_t at = (sample * dims.heads + head) * queries;
+      for (int64_t t = 0; t < queries; ++t) sum -= std::exp(sink - logsumexp[at + t]) * dots[at + t];
+    }
+    dsinks[head] += static_cast<float>(sum);
+  }
+}
+
 void alibi_slopes(int64_t heads, int64_t first, int64_t count, float* slopes) {
   RT_CHECK(heads > 0 && first >= 0 && first + count <= heads, "slopes of heads {} to {} of {}", first, first + count,
            heads);
@@ -670,9 +687,11 @@ void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity,
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.heads, head = unit % dims.heads;
       const int64_t offset = sample * capacity * kv_row + head / group * head_dim;
-      float max = -kInf, sum = 0;
+      float max = dims.sinks ? address_of(dims.sinks)[head] : -kInf, sum = dims.sinks ? 1.0f : 0.0f;
       std::fill_n(sums, head_dim, 0.0f);
-      const int64_t oldest = dims.mask.window > 0 ? std::max<int64_t>(0, past - dims.mask.window + 1) : 0;
+      const int64_t of_window = dims.mask.window > 0 ? past - dims.mask.window + 1 : 0;
+      const int64_t of_chunk = dims.mask.chunk > 0 ? past / dims.mask.chunk * dims.mask.chunk : 0;
+      const int64_t oldest = std::max<int64_t>({0, of_window, of_chunk});
       for (int64_t first = oldest; first <= past; first += kKeys) {
         const int64_t keys = std::min(kKeys, past + 1 - first);
         for (int64_t j = 0; j < kKeys; ++j) {

@@ -24,8 +24,9 @@ struct AttentionDropout {
 
 /// The keys that the query at position t of its sample sees: [first, end), never empty.
 struct AttentionMask {
-  bool causal = true;             // end = t + 1; else S
-  int64_t window = 0;             // > 0: first >= t - window + 1
+  bool causal = true;  // end = t + 1; else S
+  int64_t window = 0;  // > 0: first >= t - window + 1
+  int64_t chunk = 0;   // > 0: first is of t's chunk of so many tokens, counted from where its document begins
   DevicePtr<const int32_t> ends;  // [B, S]: end >= ends[b, t], so prefixes see themselves; never falls within a sample
   DevicePtr<const int32_t> starts;  // [B, S]: first >= starts[b, t] <= t, where the query's document begins
 };
@@ -42,10 +43,12 @@ struct AttentionDims {
   float cap = 0;  // > 0: scaled scores s become cap * tanh(s / cap), before anything is added to them
   AttentionMask mask;
   DevicePtr<const float> alibi_slopes;  // [N] of these heads: slope * (key - query position) is added to a score
+  DevicePtr<const float> sinks;         // [N]: one more score of each head, of no key: in the denominator alone
   AttentionDropout dropout;             // attention_decode() has none
   TokenRuns held;                       // queries' tokens of a sequence; none: all
   int64_t key_parts = 1;                // of all tokens, of which held.parts are the queries'
-  DevicePtr<float> max_scores;          // [N], forward: raised to the largest score of each head, as softmax sees them
+  DevicePtr<float> max_scores;          // [N], forward: raised to the largest score of each head, as softmax sees them;
+                                        // not with sinks
 };
 
 /// The bits depend on neither the number of threads nor the strides.
@@ -67,6 +70,9 @@ void attention_backward_sums(const AttentionDims& dims, const T* q, const T* k, 
   attention_backward<T, float>(dims, q, k, v, out, logsumexp, dout, dq, dk, dv, scratch);
 }
 int64_t attention_backward_scratch_elems(const AttentionDims& dims);
+/// dsinks [N] gets its gradients added: the sum over queries of -p D, p the sink's probability and D = dout . out.
+/// `dots` [B, N, S] are the D, with which the scratch of attention_backward() begins when that is done.
+void sink_gradients(const AttentionDims& dims, const float* logsumexp, const float* dots, float* dsinks);
 /// Of either pass, at most, on any processor and for any T: each thread's tiles.
 ScratchElems attention_scratch(const AttentionDims& dims);
 
@@ -77,7 +83,7 @@ void alibi_slopes(int64_t heads, int64_t first, int64_t count, float* slopes);
 
 /// One new token per sample against a cache of `past + 1` keys (the new one included): for generation.
 /// q [B, N*D], k_cache and v_cache [B, capacity, K*D], out [B, N*D], all dense: the strides in `dims` are not read. Of
-/// the mask only the window is.
+/// the mask only the window and the chunk are.
 template <typename T>
 void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity, const T* q, const T* k_cache,
                       const T* v_cache, T* out);

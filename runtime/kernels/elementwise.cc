@@ -185,6 +185,46 @@ RT_INLINE void gated_backward_leaf_body(const T* dy, const T* gate, const T* up,
 }
 RT_CLONES_OF(typename Act, Act, gated_backward_leaf)
 
+struct ClampedForward {
+  float alpha, limit;
+  RT_INLINE float operator()(float gate, float up) const {  // written so that a NaN passes
+    const float g = gate > limit ? limit : gate;
+    const float below = up > limit ? limit : up;
+    const float u = below < -limit ? -limit : below;
+    return (u + 1.0f) * (g * sigmoid_f32(alpha * g));
+  }
+};
+template <typename T>
+RT_INLINE void clamped_forward_leaf_body(const T* gate, const T* up, T* y, int64_t n, float alpha, float limit) {
+  map_arrays(gate, up, y, n, ClampedForward{alpha, limit});
+}
+RT_CLONES(clamped_forward_leaf)
+
+template <typename T>
+RT_INLINE void clamped_backward_leaf_body(const T* dy, const T* gate, const T* up, T* dgate, T* dup, int64_t n,
+                                          float alpha, float limit) {
+  float d[kMapBlock], g[kMapBlock], u[kMapBlock];
+  for (int64_t i = 0; i < n; i += kMapBlock) {
+    const int64_t m = n - i < kMapBlock ? n - i : kMapBlock;
+    load_block(dy + i, d, m);
+    load_block(gate + i, g, m);
+    load_block(up + i, u, m);
+    for (int64_t j = 0; j < m; ++j) {
+      const float at = g[j] > limit ? limit : g[j];
+      const float below = u[j] > limit ? limit : u[j];
+      const float factor = (below < -limit ? -limit : below) + 1.0f;
+      const float s = sigmoid_f32(alpha * at);
+      const float of_gate = g[j] > limit ? 0.0f : d[j] * factor * s * (1.0f + alpha * at * (1.0f - s));
+      const float of_up = abs_f32(u[j]) > limit ? 0.0f : d[j] * at * s;
+      g[j] = of_gate;
+      u[j] = of_up;
+    }
+    store_block(g, dgate + i, m);
+    store_block(u, dup + i, m);
+  }
+}
+RT_CLONES(clamped_backward_leaf)
+
 /// Rotates `heads` heads of one row by the angles whose cosines and sines are given, pairs (i, i + distance).
 template <typename T>
 RT_INLINE void rotary_leaf_body(T* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim,
@@ -455,6 +495,28 @@ void gated_backward(Gate gate, const T* dy, const T* gate_up, T* dgate_up, int64
   }
 }
 
+template <typename T>
+void clamped_gate_forward(const ClampedGate& of, const T* gate_up, T* y, int64_t rows, int64_t ffn) {
+  parallel_ranges(rows, 1, 3 * ffn, [=](int64_t r, int64_t end) {
+    for (; r < end; ++r) {
+      const T* gate = gate_up + r * 2 * ffn;
+      clamped_forward_leaf(gate, gate + ffn, y + r * ffn, ffn, of.alpha, of.limit);
+    }
+  });
+}
+
+template <typename T>
+void clamped_gate_backward(const ClampedGate& of, const T* dy, const T* gate_up, T* dgate_up, int64_t rows,
+                           int64_t ffn) {
+  parallel_ranges(rows, 1, 5 * ffn, [=](int64_t r, int64_t end) {
+    for (; r < end; ++r) {
+      const T* gate = gate_up + r * 2 * ffn;
+      T* dgate = dgate_up + r * 2 * ffn;
+      clamped_backward_leaf(dy + r * ffn, gate, gate + ffn, dgate, dgate + ffn, ffn, of.alpha, of.limit);
+    }
+  });
+}
+
 void rotary_table(float* table, int64_t first_position, int64_t tokens, std::span<const double> frequencies,
                   double factor) {
   const int64_t pairs = std::ssize(frequencies);
@@ -553,23 +615,25 @@ void add_squares(const float* x, int64_t count, ExactSum& sum) {
   template void name##_forward<T>(const T*, T*, int64_t);            \
   template void name##_backward<T>(const T*, const T*, T*, int64_t); \
   template void name##_both<T>(const T*, T*, T*, int64_t)
-#define RT_INSTANTIATE(T)                                                               \
-  template void add<T>(const T*, const T*, T*, int64_t);                                \
-  template void add_bias<T>(T*, const T*, int64_t, int64_t);                            \
-  template void bias_backward<T>(const T*, float*, int64_t, int64_t, const TreeParts&); \
-  template void scale<T>(T*, float, int64_t);                                           \
-  template void cap<T>(T*, float, int64_t);                                             \
-  template void clip<T>(T*, float, int64_t);                                            \
-  template void clip_backward<T>(const T*, T*, float, int64_t);                         \
-  template void add_scaled<T>(const T*, float, const T*, T*, int64_t);                  \
-  RT_INSTANTIATE_ACTIVATION(gelu_tanh, T);                                              \
-  RT_INSTANTIATE_ACTIVATION(gelu_erf, T);                                               \
-  RT_INSTANTIATE_ACTIVATION(gelu_quick, T);                                             \
-  RT_INSTANTIATE_ACTIVATION(relu, T);                                                   \
-  RT_INSTANTIATE_ACTIVATION(relu2, T);                                                  \
-  RT_INSTANTIATE_ACTIVATION(silu, T);                                                   \
-  template void gated_forward<T>(Gate, const T*, T*, int64_t, int64_t);                 \
-  template void gated_backward<T>(Gate, const T*, const T*, T*, int64_t, int64_t);      \
+#define RT_INSTANTIATE(T)                                                                               \
+  template void add<T>(const T*, const T*, T*, int64_t);                                                \
+  template void add_bias<T>(T*, const T*, int64_t, int64_t);                                            \
+  template void bias_backward<T>(const T*, float*, int64_t, int64_t, const TreeParts&);                 \
+  template void scale<T>(T*, float, int64_t);                                                           \
+  template void cap<T>(T*, float, int64_t);                                                             \
+  template void clip<T>(T*, float, int64_t);                                                            \
+  template void clip_backward<T>(const T*, T*, float, int64_t);                                         \
+  template void add_scaled<T>(const T*, float, const T*, T*, int64_t);                                  \
+  RT_INSTANTIATE_ACTIVATION(gelu_tanh, T);                                                              \
+  RT_INSTANTIATE_ACTIVATION(gelu_erf, T);                                                               \
+  RT_INSTANTIATE_ACTIVATION(gelu_quick, T);                                                             \
+  RT_INSTANTIATE_ACTIVATION(relu, T);                                                                   \
+  RT_INSTANTIATE_ACTIVATION(relu2, T);                                                                  \
+  RT_INSTANTIATE_ACTIVATION(silu, T);                                                                   \
+  template void gated_forward<T>(Gate, const T*, T*, int64_t, int64_t);                                 \
+  template void gated_backward<T>(Gate, const T*, const T*, T*, int64_t, int64_t);                      \
+  template void clamped_gate_forward<T>(const ClampedGate&, const T*, T*, int64_t, int64_t);            \
+  template void clamped_gate_backward<T>(const ClampedGate&, const T*, const T*, T*, int64_t, int64_t); \
   template void rotary<T>(const RotaryDims&, T*, const float*, bool)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);

@@ -69,6 +69,17 @@ void gated_forward(Gate gate, const T* gate_up, T* y, int64_t rows, int64_t ffn)
 template <typename T>
 void gated_backward(Gate gate, const T* dy, const T* gate_up, T* dgate_up, int64_t rows, int64_t ffn);
 
+/// gpt-oss' gate: y = (u + 1) g sigmoid(alpha g), g the gate and at most `limit`, u up within +-limit. No gradient goes
+/// through what was beyond it.
+struct ClampedGate {
+  float alpha = 0, limit = 0;
+};
+template <typename T>
+void clamped_gate_forward(const ClampedGate& of, const T* gate_up, T* y, int64_t rows, int64_t ffn);
+template <typename T>
+void clamped_gate_backward(const ClampedGate& of, const T* dy, const T* gate_up, T* dgate_up, int64_t rows,
+                           int64_t ffn);
+
 /// Rotary positions: pairs of channels of each of `heads` heads in rows of stride `stride` are turned in place. Row r
 /// has position r % tokens of the table, or positions[r].
 struct RotaryDims {

@@ -244,7 +244,7 @@ void head_norm_forward(const HeadNorm& d, const Rows<const T>& x, const T* weigh
       for (int64_t h = 0; h < d.heads; ++h) {
         const T* const from = x.row(r) + h * d.head_dim;
         T* const to = y.row(r) + h * d.head_dim;
-        const T* const w = weight + h * weight_stride;
+        const T* const w = weight == nullptr ? nullptr : weight + h * weight_stride;
         if (d.centred) {
           layer_norm_forward_leaf(from, w, static_cast<const T*>(nullptr), to, &mean, &rstd, d.head_dim, d.eps,
                                   d.offset);
@@ -279,7 +279,8 @@ void head_norm_backward(const HeadNorm& d, const Rows<const T>& dy, const Rows<c
     head_dweight_leaf(dy.row(r), x.row(r), mean + r * heads, rstd + r * heads, to, heads, head_dim, weight_stride);
   };
   // dx may be dy, so this comes first. One weight of head_dim: on one thread, rows in order.
-  if (d.own_weights) {
+  if (dweight == nullptr) {  // nobody wants it
+  } else if (d.own_weights) {
     add_sums_over_rows(parts, 1, heads * head_dim, d.rows, &dweight, [=](int64_t row, int64_t count, float* sum) {
       for (int64_t r = row; r < row + count; ++r) add_row(r, sum);
     });
@@ -291,7 +292,7 @@ void head_norm_backward(const HeadNorm& d, const Rows<const T>& dy, const Rows<c
       for (int64_t h = 0; h < heads; ++h) {
         const T* const g = dy.row(r) + h * head_dim;
         const T* const from = x.row(r) + h * head_dim;
-        const T* const w = weight + h * weight_stride;
+        const T* const w = weight == nullptr ? nullptr : weight + h * weight_stride;
         T* const to = dx.row(r) + h * head_dim;
         if (d.centred) {
           norm_dx_leaf<true>(g, from, w, mean[r * heads + h], rstd[r * heads + h], to, head_dim, d.offset);

@@ -45,8 +45,8 @@ struct HeadNorm {
 /// x and y: [rows, heads, D]. y may be x.
 template <typename T>
 void head_norm_forward(const HeadNorm& d, const Rows<const T>& x, const T* weight, const Rows<T>& y);
-/// dx is overwritten and may be dy; dweight is added to, weights of each head by a tree of `parts`. stats [2, rows,
-/// heads] is scratch.
+/// dx is overwritten and may be dy; dweight, null without weights, is added to, weights of each head by a tree of
+/// `parts`. stats [2, rows, heads] is scratch.
 template <typename T>
 void head_norm_backward(const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x, const T* weight,
                         const Rows<T>& dx, float* dweight, float* stats, const TreeParts& parts = {});

@@ -186,6 +186,13 @@ void rows_to_experts(const T* from, const int32_t* rows_of, int64_t tokens, int6
 }
 
 template <typename T>
+void scale_expert_rows(T* to, const int32_t* rows_of, const float* factors, int64_t choices, int64_t width) {
+  parallel_ranges(choices, 1, width, [=](int64_t i, int64_t end) {
+    for (; i < end; ++i) scale_row_leaf(to + rows_of[i] * width, factors[i], width);
+  });
+}
+
+template <typename T>
 void rows_to_tokens(const T* from, const int32_t* rows_of, const float* factors, int64_t tokens, int64_t choices,
                     int64_t width, T* to) {
   parallel_ranges(tokens, 1, choices * width, [=](int64_t t, int64_t end) {
@@ -239,6 +246,7 @@ void gate_backward(const float* gates, const float* dgates, T* dlogits, int64_t 
   template void route_backward<T>(const RouterDims&, const float*, const int32_t*, const float*, const RouterLosses&, \
                                   T*);                                                                                \
   template void rows_to_experts<T>(const T*, const int32_t*, int64_t, int64_t, int64_t, T*);                          \
+  template void scale_expert_rows<T>(T*, const int32_t*, const float*, int64_t, int64_t);                             \
   template void rows_to_tokens<T>(const T*, const int32_t*, const float*, int64_t, int64_t, int64_t, T*);             \
   template void dot_and_scale_rows<T>(T*, T*, const int32_t*, const float*, int64_t, int64_t, int64_t, float*);       \
   template void gate_rows<T>(float*, T*, int64_t, int64_t);                                                           \

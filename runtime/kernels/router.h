@@ -49,6 +49,10 @@ void place_choices(const int32_t* chosen, int64_t choices, std::span<int64_t> ne
 template <typename T>
 void rows_to_experts(const T* from, const int32_t* rows_of, int64_t tokens, int64_t choices, int64_t width, T* to);
 
+/// to[rows_of[i], :] *= factors[i], for each choice i of [choices].
+template <typename T>
+void scale_expert_rows(T* to, const int32_t* rows_of, const float* factors, int64_t choices, int64_t width);
+
 /// to[t, :] = the sum over its choices j of factor[t, j] * from[row of (t, j), :], in float, rounded once. `factors`
 /// null: all 1.
 template <typename T>

@@ -59,7 +59,8 @@ class Mesh {
   std::vector<int64_t> shard_group(int64_t rank, int64_t size) const;
   std::vector<int64_t> replica_group(int64_t rank, int64_t size, bool experts = false) const;
 
-  /// The first- and last-stage ranks with this rank's (tp, dp): where a tied embedding lives. One rank when pp == 1.
+  /// The first- and last-stage ranks with this rank's (tp, dp): where a table of embeddings that both read lives. One
+  /// rank when pp == 1.
   std::vector<int64_t> embedding_group(int64_t rank) const;
 
   std::string describe() const;  // "8 = tp 2 x dp 2 x pp 2", "8 = tp 1 x cp 2 x dp 4 (ep 2) x pp 1"

@@ -26,10 +26,11 @@ kernels::Gate gate_of(Activation activation) {
 }  // namespace
 
 template <typename Real>
-void activate(const kernels::Exec<Real>& on, Activation activation, DevicePtr<const std::type_identity_t<Real>> pre,
-              DevicePtr<std::type_identity_t<Real>> hidden, int64_t rows, int64_t ffn) {
+void activate(const kernels::Exec<Real>& on, const ModelActivation& activation,
+              DevicePtr<const std::type_identity_t<Real>> pre, DevicePtr<std::type_identity_t<Real>> hidden,
+              int64_t rows, int64_t ffn) {
   const int64_t count = rows * ffn;
-  switch (activation) {
+  switch (activation.kind) {
     case Activation::kGeluTanh:
       return on.gelu_tanh_forward(pre, hidden, count);
     case Activation::kGeluErf:
@@ -48,17 +49,19 @@ void activate(const kernels::Exec<Real>& on, Activation activation, DevicePtr<co
     case Activation::kReGlu:
     case Activation::kQuickGeGlu:
     case Activation::kReGlu2:
-      return on.gated_forward(gate_of(activation), pre, hidden, rows, ffn);
+      return on.gated_forward(gate_of(activation.kind), pre, hidden, rows, ffn);
+    case Activation::kSwiGluClamp:
+      return on.clamped_gate_forward(activation.clamped, pre, hidden, rows, ffn);
   }
 }
 
 template <typename Real>
-void activate_backward(const kernels::Exec<Real>& on, Activation activation,
+void activate_backward(const kernels::Exec<Real>& on, const ModelActivation& activation,
                        DevicePtr<const std::type_identity_t<Real>> dhidden,
                        DevicePtr<const std::type_identity_t<Real>> pre, DevicePtr<std::type_identity_t<Real>> dpre,
                        int64_t rows, int64_t ffn) {
   const int64_t count = rows * ffn;
-  switch (activation) {
+  switch (activation.kind) {
     case Activation::kGeluTanh:
       return on.gelu_tanh_backward(dhidden, pre, dpre, count);
     case Activation::kGeluErf:
@@ -77,15 +80,17 @@ void activate_backward(const kernels::Exec<Real>& on, Activation activation,
     case Activation::kReGlu:
     case Activation::kQuickGeGlu:
     case Activation::kReGlu2:
-      return on.gated_backward(gate_of(activation), dhidden, pre, dpre, rows, ffn);
+      return on.gated_backward(gate_of(activation.kind), dhidden, pre, dpre, rows, ffn);
+    case Activation::kSwiGluClamp:
+      return on.clamped_gate_backward(activation.clamped, dhidden, pre, dpre, rows, ffn);
   }
 }
 
 template <typename Real>
-void activate_both(const kernels::Exec<Real>& on, Activation activation,
+void activate_both(const kernels::Exec<Real>& on, const ModelActivation& activation,
                    DevicePtr<const std::type_identity_t<Real>> pre, DevicePtr<std::type_identity_t<Real>> dhidden,
                    DevicePtr<std::type_identity_t<Real>> hidden, int64_t count) {
-  switch (activation) {
+  switch (activation.kind) {
     case Activation::kGeluTanh:
       return on.gelu_tanh_both(pre, dhidden, hidden, count);
     case Activation::kGeluErf:
@@ -103,12 +108,13 @@ void activate_both(const kernels::Exec<Real>& on, Activation activation,
   }
 }
 
-#define RT_INSTANTIATE(T)                                                                                             \
-  template void activate<T>(const kernels::Exec<T>&, Activation, DevicePtr<const T>, DevicePtr<T>, int64_t, int64_t); \
-  template void activate_backward<T>(const kernels::Exec<T>&, Activation, DevicePtr<const T>, DevicePtr<const T>,     \
-                                     DevicePtr<T>, int64_t, int64_t);                                                 \
-  template void activate_both<T>(const kernels::Exec<T>&, Activation, DevicePtr<const T>, DevicePtr<T>, DevicePtr<T>, \
-                                 int64_t)
+#define RT_INSTANTIATE(T)                                                                                           \
+  template void activate<T>(const kernels::Exec<T>&, const ModelActivation&, DevicePtr<const T>, DevicePtr<T>,      \
+                            int64_t, int64_t);                                                                      \
+  template void activate_backward<T>(const kernels::Exec<T>&, const ModelActivation&, DevicePtr<const T>,           \
+                                     DevicePtr<const T>, DevicePtr<T>, int64_t, int64_t);                           \
+  template void activate_both<T>(const kernels::Exec<T>&, const ModelActivation&, DevicePtr<const T>, DevicePtr<T>, \
+                                 DevicePtr<T>, int64_t)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

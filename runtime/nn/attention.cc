@@ -29,12 +29,13 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       clip_(static_cast<float>(model.clip_qkv)),
       norm_eps_(static_cast<float>(model.norm_eps)),
       norm_offset_(norm_offset(model)),
-      qk_norm_(model.qk_norm),
+      qk_norm_(has_qk_norm(model, layer) ? model.qk_norm : QkNorm::kNone),
       kv_copies_(tp.comm().size() * dims.kv_heads / model.kv_heads),
       turning_(on_, model, dims, layer, scratch),
       residual_(parameters, model, dims, layer_prefix(model, layer), Branch::kAttention, tp, scratch),
       q_norm_(parameters.get_optional(layer_prefix(model, layer) + "attn.q_norm.weight")),
       k_norm_(parameters.get_optional(layer_prefix(model, layer) + "attn.k_norm.weight")),
+      sinks_(parameters.get_optional(layer_prefix(model, layer) + "attn.sinks")),
       o_(linear(parameters, layer_prefix(model, layer) + "attn.o", dims.heads * dims.value_dim)),
       probabilities_dropout_(on_, model.attention_dropout, layer, DropoutPlace::kAttention),
       output_dropout_(on_, model.residual_dropout, layer, DropoutPlace::kAttentionOutput),
@@ -49,7 +50,7 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       what_dkv_(fmt::format("layer {} attn.dkv", layer)),
       what_qk_norm_(fmt::format("layer {} attn.qk_norm", layer)),
       what_dqk_norm_(fmt::format("layer {} attn.dqk_norm", layer)) {
-  const bool top_query = layer == model.layers;
+  const bool top_query = model.top_query && layer == model.layers;
   if (top_query) position_queries_.emplace(parameters, model, dims, tp, scratch);
   if (has_mla(model)) {
     latent_.emplace(parameters, model, dims, layer, turning_, residual_, tp, scratch);
@@ -71,8 +72,10 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
                      .scale = static_cast<float>(score_scale(model, layer)),
                      .cap = static_cast<float>(model.score_cap),
                      .mask = {.causal = model.mask != Mask::kBidirectional,
-                              .window = has_window(model, layer) ? model.sliding_window : 0},
+                              .window = has_window(model, layer) ? model.sliding_window : 0,
+                              .chunk = has_chunks(model, layer) ? model.attention_chunk : 0},
                      .alibi_slopes = scratch.alibi_slopes,
+                     .sinks = scratch.sinks,
                      .held = dims.held,
                      .key_parts = dims.all_token_parts};
   RT_CHECK(kernels::attention_backward_scratch_elems(attention_dims_) <= attention_scratch_elems(dims),
@@ -118,7 +121,7 @@ Status Attention<Real>::prepare_qkv(const SavedAttention<Real>& saved) const {
     on_.copy(saved.qkv, saved.qk, d.rows * d.qkv);
     on_.clip(saved.qkv, clip_, d.rows * d.qkv);
   }
-  if (!q_norm_) return {};
+  if (qk_norm_ == QkNorm::kNone) return {};
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
   on_.copy_rows(saved.qkv, d.qkv, saved.qk, qk_width, d.rows, qk_width);
   if (qk_norm_ == QkNorm::kWhole) return whole_norms(saved);
@@ -182,7 +185,7 @@ template <typename Real>
 Status Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const {
   turn(dqkv, true);
   if (clip_ > 0) on_.clip_backward(saved.qk, dqkv, clip_, dims_.rows * dims_.qkv);
-  return q_norm_ ? norm_qk_backward(saved, dqkv) : Status();
+  return qk_norm_ == QkNorm::kNone ? Status() : norm_qk_backward(saved, dqkv);
 }
 
 template <typename Real>
@@ -191,7 +194,7 @@ Status Attention<Real>::norm_qk_backward(const SavedAttention<Real>& saved, Devi
   if (qk_norm_ == QkNorm::kHead) return head_norms_backward(saved, dqkv);
   const StageDims& d = dims_;
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
-  // Each rank has the weights of its heads: what is summed is rows alone.
+  // Each rank has the weights of its heads, where they have any: what is summed is rows alone.
   const auto backward = [&](int64_t heads, int64_t at, const Parameter<Real>& weight) {
     on_.head_norm_backward(head_norm(heads), {dqkv + at, d.qkv}, {saved.qk + at, qk_width}, weight.weight,
                            {dqkv + at, d.qkv}, weight.grad, scratch_.attention, scratch_.token_parts);
@@ -290,6 +293,7 @@ Status Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const 
   RT_TRY_SET(const KeysValues kv, keys_values(saved));
   kernels::AttentionDims dims = attention_dims();
   dims.kv_stride = kv.stride;
+  use_sinks();
   if (scratch_.max_scores) dims.max_scores = scratch_.max_scores + layer_ * dims_.heads;
   on_.attention_forward(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS);
   return {};
@@ -306,6 +310,7 @@ DevicePtr<const Real> Attention<Real>::attend_cached(const CachedRows& rows, con
     on_.scatter_rows(saved.qkv + k_at, d.qkv, rows.cache_rows, d.rows, cache.row_elems, cache.keys<Real>(layer_, 0));
     on_.scatter_rows(saved.qkv + v_at, d.qkv, rows.cache_rows, d.rows, cache.row_elems, cache.values<Real>(layer_, 0));
   }
+  use_sinks();
   if (rows.from_start) {
     kernels::AttentionDims all = attention_dims_;
     all.mask.ends = scratch_.ends;
@@ -355,6 +360,7 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, DevicePtr<Re
     kernel(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS, dout, dqkv, dk, dk + d.kv_heads * d.head_dim,
            scratch_.attention);
   };
+  use_sinks();
   if (!cp_.on()) {
     attention_backward(on_.attention_backward, dk_rows);
   } else {
@@ -362,6 +368,7 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, DevicePtr<Re
                    : attention_backward(on_.attention_backward, cp_.gradients());
     RT_TRY(cp_.reduce(dk_rows, d.qkv, what_dkv_));
   }
+  if (sinks_) on_.sink_gradients(dims, saved.logsumexp_BNS, scratch_.attention, sinks_.grad);
   if (latent_) {
     RT_TRY(latent_->backward(saved.latents, saved.residual, dqkv, late));
     if (late) on_.copy(dqkv, saved.qkv, d.rows * d.qkv);

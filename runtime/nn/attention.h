@@ -57,6 +57,11 @@ class Attention {
   /// q and k lie side by side.
   void turn(DevicePtr<Real> qkv, bool inverse) const {
     turning_.turn(qkv, dims_.heads + dims_.kv_heads, dims_.head_dim, dims_.qkv, inverse);
+    turning_.warm(qkv, dims_.heads, dims_.head_dim, dims_.qkv);
+  }
+  /// This layer's sinks become those at work.
+  void use_sinks() const {
+    if (sinks_) on_.to_floats(sinks_.weight, scratch_.sinks, dims_.heads);
   }
   /// The clip of `saved.qkv`, or the norms of q and k in it.
   Status prepare_qkv(const SavedAttention<Real>& saved) const;
@@ -77,7 +82,7 @@ class Attention {
     int64_t stride;
   };
   Result<KeysValues> keys_values(const SavedAttention<Real>& saved) const;
-  /// With the masks of the micro-batch at work.
+  /// With the masks of the micro-batch at work, and the layer's sinks.
   kernels::AttentionDims attention_dims() const;
 
   const kernels::Exec<Real>& on_;
@@ -85,14 +90,15 @@ class Attention {
   int64_t layer_ = 0;
   kernels::AttentionDims attention_dims_;
   float clip_, norm_eps_, norm_offset_;
-  QkNorm qk_norm_;
+  QkNorm qk_norm_;         // kNone where this layer has none
   int64_t kv_copies_ = 1;  // ranks that hold the same key/value head
   Turning<Real> turning_;
   Residual<Real> residual_;
   std::optional<PositionQueries<Real>> position_queries_;
   std::optional<LatentProjections<Real>> latent_;
   std::optional<ColumnGroup<Real>> from_stream_;  // q, k, v, or k and v where q comes from positions; no latent_
-  Parameter<Real> q_norm_, k_norm_;               // absent without qk_norm
+  Parameter<Real> q_norm_, k_norm_;               // absent without qk_norm, and without weights
+  Parameter<Real> sinks_;                         // [N]; may be absent
   Linear<Real> o_;
   Dropout<Real> probabilities_dropout_, output_dropout_;
   const TensorParallel<Real>& tp_;

@@ -90,9 +90,12 @@ Status Dispatch<Real>::exchange(DevicePtr<T> sent, DevicePtr<T> rows, int64_t wi
 }
 
 template <typename Real>
-Status Dispatch<Real>::to_experts(DevicePtr<const Real> tokens_TH, DevicePtr<Real> rows_PH, std::string_view what) {
+Status Dispatch<Real>::to_experts(DevicePtr<const Real> tokens_TH, DevicePtr<const float> weights,
+                                  DevicePtr<Real> rows_PH, std::string_view what) {
   const int64_t width = dims_.width;
-  on_.rows_to_experts(tokens_TH, rows_of_Tk_, dims_.rows, dims_.choices, width, alone() ? rows_PH : sent_CH_);
+  const DevicePtr<Real> placed = alone() ? rows_PH : sent_CH_;
+  on_.rows_to_experts(tokens_TH, rows_of_Tk_, dims_.rows, dims_.choices, width, placed);
+  if (weights) on_.scale_expert_rows(placed, rows_of_Tk_, weights, dims_.rows * dims_.choices, width);
   if (!alone()) RT_TRY(exchange(sent_CH_, rows_PH, width, true, what));
   for (const Group& group : groups_) {
     on_.clear(rows_PH + (group.first + group.filled) * width, (group.rows - group.filled) * width);

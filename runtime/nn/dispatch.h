@@ -47,8 +47,10 @@ class Dispatch {
   /// Rows of this rank's tokens for expert e of all.
   int64_t choices_of(int64_t expert) const { return sent_at_[expert + 1] - sent_at_[expert]; }
 
-  /// rows [P, H]: each token's row of tokens [T, H] for each of its choices; padding is zero.
-  Status to_experts(DevicePtr<const Real> tokens_TH, DevicePtr<Real> rows_PH, std::string_view what);
+  /// rows [P, H]: each token's row of tokens [T, H] for each of its choices, times weights [T, k] (null: 1); padding is
+  /// zero.
+  Status to_experts(DevicePtr<const Real> tokens_TH, DevicePtr<const float> weights, DevicePtr<Real> rows_PH,
+                    std::string_view what);
   /// tokens [T, H]: the sum over a token's choices of weights [T, k] (null: 1) times the choice's row of rows [P, H].
   Status to_tokens(DevicePtr<Real> rows_PH, DevicePtr<const float> weights, DevicePtr<Real> tokens_TH,
                    std::string_view what);

@@ -8,12 +8,13 @@
 namespace cairn::nn {
 
 template <typename Real>
-Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, double z_loss, const StageDims& dims,
-                 const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers)
+Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, const std::string& norm, double z_loss,
+                 const StageDims& dims, const TensorParallel<Real>& tp, const Scratch<Real>& scratch,
+                 const Buffers& buffers)
     : on_(parameters.on()),
       dims_(dims),
       project_{parameters.get_optional("head.project_out.weight"), {}, dims.embed, dims.width, &on_},
-      projection_{model.tied_embeddings ? parameters.tied_head() : parameters.get("head.weight"),
+      projection_{model.tied_embeddings ? parameters.table_at_end() : parameters.get("head.weight"),
                   parameters.get_optional("head.bias"), dims.vocab, dims.embed, &on_},
       logit_scale_(static_cast<float>(model.logit_scale)),
       logit_cap_(static_cast<float>(model.logit_cap)),
@@ -25,7 +26,7 @@ Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, d
       scale_(buffers.get<float>(buffer::kHeadScale)),
       weight_sums_(buffers.copies<float>(buffer::kHeadWeightSums).first),
       z_loss_(static_cast<float>(z_loss)) {
-  if (model.final_norm && !model.top_query) norm_.emplace(parameters, "final_norm", model);
+  if (model.final_norm && !model.top_query) norm_.emplace(parameters, norm, model);
 }
 
 template <typename Real>
@@ -47,7 +48,8 @@ Status Head<Real>::input_rows(const SavedHead<Real>& saved) const {
 }
 
 template <typename Real>
-Status Head<Real>::input_gradient(const SavedHead<Real>& saved, DevicePtr<Real> dinput_RE) {
+void Head<Real>::input_gradient(const SavedHead<Real>& saved, DevicePtr<Real> dinput_RE,
+                                DevicePtr<const Real> dnormed_also_RH) {
   const StageDims& d = dims_;
   if (logit_scale_ != 1.0f) on_.scale(dinput_RE, logit_scale_, d.local_rows * d.embed);
   DevicePtr<Real> dnormed_RH = dinput_RE;
@@ -58,12 +60,12 @@ Status Head<Real>::input_gradient(const SavedHead<Real>& saved, DevicePtr<Real> 
     dnormed_RH = scratch_RH;
     project_.backward_input(dinput_RE, d.embed, dnormed_RH, false, d.local_rows);
   }
+  if (dnormed_also_RH) on_.add(dnormed_RH, dnormed_also_RH, dnormed_RH, d.local_rows * d.width);
   if (norm_) {
     norm_->backward(dnormed_RH, saved.input_RH, scratch_.stats, scratch_.dresidual_RH, d.local_rows);
   } else {
     on_.copy(dnormed_RH, scratch_.dresidual_RH, d.local_rows * d.width);
   }
-  return {};
 }
 
 template <typename Real>
@@ -145,7 +147,8 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, DevicePtr<const int32_t
 }
 
 template <typename Real>
-Status Head<Real>::backward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T, float loss_scale) {
+Status Head<Real>::backward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T, float loss_scale,
+                            DevicePtr<const Real> dnormed_RH) {
   const StageDims& d = dims_;
   const Parameter<Real>& vocab = projection_.weight;
   on_.row_scales(targets_T, loss_scale, d.rows, scale_);
@@ -177,7 +180,8 @@ Status Head<Real>::backward(const SavedHead<Real>& saved, DevicePtr<const int32_
     on_.add_to(projection_.bias.grad, sums, d.vocab);
   }
   RT_TRY(tp_.reduce_sum(scratch_.partial_TH, "head.din"));
-  return input_gradient(saved, tp_.local(scratch_.partial_TH));
+  input_gradient(saved, tp_.local(scratch_.partial_TH), dnormed_RH);
+  return {};
 }
 
 template <typename Real>

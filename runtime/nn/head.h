@@ -5,10 +5,12 @@
 // logit of each row, [T] floats.
 //
 // The logits buffer holds all rows when it may (kLogitsBytes): then backward finds the logits of the latest forward
-// there. Else, and for an earlier micro-batch, it computes them again, part by part.
+// there. Else, and for an earlier micro-batch, it computes them again, part by part. The heads of modules that predict
+// further tokens (mtp.h) have a norm of their own; matrix and buffers are the same.
 
 #include <optional>
 #include <span>
+#include <string>
 
 #include "runtime/nn/linear.h"
 #include "runtime/nn/norm.h"
@@ -29,25 +31,27 @@ struct SavedHead {
 template <typename Real>
 class Head {
  public:
-  /// `z_loss`: OptimizerConfig::z_loss.
-  Head(const Parameters<Real>& parameters, const ModelConfig& model, double z_loss, const StageDims& dims,
-       const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers);
+  /// `norm`: as in "final_norm"; `z_loss`: OptimizerConfig::z_loss.
+  Head(const Parameters<Real>& parameters, const ModelConfig& model, const std::string& norm, double z_loss,
+       const StageDims& dims, const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers);
 
   Status forward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T);
-  /// Sets scratch.dresidual to the gradient of the input; the loss of each row has weight `loss_scale`.
-  Status backward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T, float loss_scale);
+  /// Sets scratch.dresidual to the gradient of the input; the loss of each row has weight `loss_scale`. `dnormed_RH`:
+  /// what else the norm's output has for a gradient; null: nothing.
+  Status backward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T, float loss_scale,
+                  DevicePtr<const Real> dnormed_RH = nullptr);
+  /// The norm's output, or the input without a norm, into `out_RH`. Leaves the norm's statistics in scratch.stats.
+  void norm_rows(const SavedHead<Real>& saved, DevicePtr<Real> out_RH) const;
   /// tp 1: of rows [first, first + count): out [count, vocab], without padding.
   Status logits(const SavedHead<Real>& saved, int64_t first, int64_t count, std::span<float> out);
-  /// What logits() could reuse is of an earlier pass.
+  /// What logits() and backward() could reuse is of an earlier pass, or another head's.
   void forget() { held_ = nullptr; }
 
  private:
   /// scratch.rows [T, E]: what the logits are computed from, all rows. The norm's statistics are left in scratch.stats.
   Status input_rows(const SavedHead<Real>& saved) const;
-  /// The norm's output, or the input without a norm, into `out_RH`.
-  void norm_rows(const SavedHead<Real>& saved, DevicePtr<Real> out_RH) const;
   /// From the gradient of input_rows(), summed, this rank's rows, to scratch.dresidual.
-  Status input_gradient(const SavedHead<Real>& saved, DevicePtr<Real> dinput_RE);
+  void input_gradient(const SavedHead<Real>& saved, DevicePtr<Real> dinput_RE, DevicePtr<const Real> dnormed_also_RH);
   /// From each part's maximum and sum of exponentials those of the whole vocabulary, and the target's logit.
   Status join_parts(const SavedHead<Real>& saved, DevicePtr<float> max_PT, DevicePtr<float> sums_PT) const;
   /// Adds the gradients of the head's matrix and bias from logits' of rows [begin, begin + count); in trees of parts

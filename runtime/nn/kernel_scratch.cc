@@ -14,9 +14,9 @@ namespace cairn::nn {
 namespace {
 
 kernels::ScratchElems scratch_of(const Plan& plan, const StageDims& d) {
-  const int64_t widest =
-      std::max({d.width, d.embed, d.qkv, d.heads * d.head_dim, d.ffn, d.ffn_in, d.expert_ffn, d.expert_ffn_in,
-                2 * d.shared_ffn, d.latent(), d.heads * (d.nope_dim + d.value_dim)});
+  const int64_t widest = std::max({d.width, d.embed, d.qkv, d.heads * d.head_dim, d.ffn, d.ffn_in, d.expert_ffn,
+                                   d.expert_ffn_in, 2 * d.shared_ffn, d.latent(), d.heads * (d.nope_dim + d.value_dim),
+                                   plan.mtp_depth() > 0 ? 2 * d.width : 0});
   const int64_t rows = std::max(d.rows, d.expert_rows), parts = std::max({d.all_parts, d.row_parts, d.all_token_parts});
   kernels::ScratchElems out = kernels::attention_scratch({.batch = d.samples,
                                                           .tokens = d.held.tokens,

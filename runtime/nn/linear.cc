@@ -238,6 +238,12 @@ void ColumnGroup<Real>::backward_weight(DevicePtr<const Real> dy, DevicePtr<cons
   for_parts(
       [&](const Linear<Real>& part, int64_t at) { part.backward_weight(dy + at, stride_, x, rows, parts.count); });
   for (uint8_t* unwritten : merged_) *unwritten = 0;
+  backward_bias(dy, dbias_scratch, rows, parts);
+}
+
+template <typename Real>
+void ColumnGroup<Real>::backward_bias(DevicePtr<const Real> dy, DevicePtr<float> dbias_scratch, int64_t rows,
+                                      const TreeParts& parts) const {
   if (!parts_.front().bias) return;
   on().clear_floats(dbias_scratch, stride_);  // the sums run over whole rows: one pass for all parts
   on().bias_backward(dy, dbias_scratch, rows, stride_, parts);

@@ -65,6 +65,9 @@ class ColumnGroup {
   void backward_weight_products(DevicePtr<const Real> dy, DevicePtr<const Real> x, int64_t rows, int64_t parts,
                                 std::vector<kernels::MatmulArgs>* out) const;
 
+  /// Of backward_weight() the gradients of biases alone.
+  void backward_bias(DevicePtr<const Real> dy, DevicePtr<float> dbias_scratch, int64_t rows,
+                     const TreeParts& parts = {}) const;
   /// Gradients are added to, or as Linear does. dbias_scratch [stride] float; may be null without biases. Sums over
   /// rows are trees of `parts`, where it has memory.
   void backward_weight(DevicePtr<const Real> dy, DevicePtr<const Real> x, DevicePtr<float> dbias_scratch, int64_t rows,

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "runtime/nn/activation.h"
 #include "runtime/nn/branch.h"
 
 namespace cairn::nn {
@@ -12,7 +11,7 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
                const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
     : on_(parameters.on()),
       dims_(dims),
-      activation_(model.activation),
+      activation_(model),
       residual_(parameters, model, dims, layer_prefix(model, layer), Branch::kMlp, tp, scratch),
       up_([&] {
         const std::string prefix = layer_prefix(model, layer) + "mlp.";
@@ -54,7 +53,7 @@ Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* lat
   DevicePtr<const Real> masked_RH, dy_TH;
   RT_TRY(row_cut_gather<Real>(dropout_, dbranch_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
   DevicePtr<Real> dpre = late != nullptr ? late->dpre : scratch_.dhidden;
-  if (late == nullptr && !is_gated(activation_)) {
+  if (late == nullptr && !is_gated(activation_.kind)) {
     down_.backward_input(dy_TH, d.width, dpre, false, d.rows);
     activate_both(on_, activation_, saved.pre, dpre, scratch_.hidden, d.rows * d.ffn);
     row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d);

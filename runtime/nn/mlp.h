@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "runtime/nn/activation.h"
 #include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
 #include "runtime/nn/residual.h"
@@ -44,7 +45,7 @@ class Mlp {
  private:
   const kernels::Exec<Real>& on_;
   StageDims dims_;
-  Activation activation_;
+  ModelActivation activation_;
   Residual<Real> residual_;
   ColumnGroup<Real> up_;  // gate and up
   Linear<Real> down_;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "runtime/nn/activation.h"
 #include "runtime/nn/branch.h"
 #include "runtime/plan/model_tensors.h"
 
@@ -16,7 +15,7 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
                const Scratch<Real>& scratch, const Buffers& buffers)
     : on_(parameters.on()),
       dims_(dims),
-      activation_(model.activation),
+      activation_(model),
       router_dims_{.tokens = dims.rows,
                    .experts = dims.experts,
                    .choices = dims.choices,
@@ -28,9 +27,11 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
       aux_loss_(static_cast<float>(model.moe.aux_loss)),
       z_loss_(static_cast<float>(model.moe.z_loss)),
       balanced_layers_(balances_over_layers(model) ? expert_layers(model) : 1),
-      residual_(parameters, model, dims, fmt::format("layers.{}.", layer), Branch::kMlp, tp, scratch),
-      router_(linear(parameters, fmt::format("layers.{}.moe.router", layer), model.width)),
-      bias_(parameters.get_optional(fmt::format("layers.{}.moe.router.bias", layer))),
+      residual_(parameters, model, dims, layer_prefix(model, layer), Branch::kMlp, tp, scratch),
+      router_(linear(parameters, layer_prefix(model, layer) + "moe.router", model.width)),
+      bias_(parameters.get_optional(layer_prefix(model, layer) + "moe.router.bias")),
+      logit_bias_(parameters.get_optional(layer_prefix(model, layer) + "moe.router.logit_bias")),
+      scale_input_(model.moe.scale_input),
       dropout_(on_, model.residual_dropout, layer, DropoutPlace::kMlpOutput),
       tp_(tp),
       cp_(cp),
@@ -43,6 +44,7 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
       dweights_Tk_(buffers.get<float>(buffer::kMoeDweights)),
       balance_X_(buffers.get<float>(buffer::kMoeBalance)),
       bias_X_(bias_ ? buffers.get<float>(buffer::kMoeBias) : nullptr),
+      bias_dots_Tk_(has_bias(model, BiasOf::kMlp) ? buffers.get<float>(buffer::kMoeBiasDots) : nullptr),
       host_balance_X_(dims.experts),
       what_in_(fmt::format("layer {} mlp.in", layer)),
       what_out_(fmt::format("layer {} mlp.out", layer)),
@@ -52,16 +54,20 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
       what_counts_(fmt::format("layer {} moe.counts", layer)),
       what_balance_(fmt::format("layer {} moe.balance", layer)),
       what_rows_(fmt::format("layer {} moe.rows", layer)),
-      what_drows_(fmt::format("layer {} moe.drows", layer)) {
+      what_drows_(fmt::format("layer {} moe.drows", layer)),
+      what_bias_(fmt::format("layer {} moe.down_bias", layer)) {
   router_dims_.bias = bias_X_;
   if (dims.shared_ffn > 0) shared_.emplace(parameters, model, dims, layer, scratch, buffers);
   for (int64_t e = 0; e < dims.local_experts; ++e) {
-    const std::string name = fmt::format("layers.{}.moe.experts.{}.", layer, dims.first_expert + e);
+    const std::string name = fmt::format("{}moe.experts.{}.", layer_prefix(model, layer), dims.first_expert + e);
     for (int64_t source = 0; source < dims.expert_sources; ++source) {
       const Parameters<Real> of = parameters.of_source(source);
+      Linear<Real> down = linear(of, name + "down", dims.expert_ffn);
+      const Parameter<Real> down_bias = down.bias;
+      if (tp.comm().rank() != 0) down.bias = {};
       experts_.push_back(
-          {ColumnGroup<Real>({linear(of, name + "gate", model.width), linear(of, name + "up", model.width)}),
-           linear(of, name + "down", dims.expert_ffn)});
+          {ColumnGroup<Real>({linear(of, name + "gate", model.width), linear(of, name + "up", model.width)}), down,
+           down_bias});
     }
   }
 }
@@ -96,7 +102,8 @@ Status Moe<Real>::route(const SavedMoe<Real>& saved) const {
               .c = saved.probabilities,
               .ldc = d.experts,
               .ab_dtype = DTypeOf<Real>::value,
-              .c_dtype = DType::kF32});
+              .c_dtype = DType::kF32,
+              .bias = logit_bias_.weight});
   if (bias_) on_.to_floats(bias_.weight, bias_X_, d.experts);
   on_.route_forward(router_dims_, saved.probabilities, saved.chosen, saved.weights, saved.log_sums);
   return {};
@@ -110,7 +117,7 @@ Status Moe<Real>::forward(const SavedMoe<Real>& saved, DevicePtr<const Real> bas
   RT_TRY(route(saved));
 
   RT_TRY(dispatch_.begin(saved.chosen, saved.counts, false, what_counts_));
-  RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
+  RT_TRY(dispatch_.to_experts(scratch_.rows_TH, scale_input_ ? saved.weights : nullptr, rows_PH_, what_rows_));
   for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
     expert.up.forward_products(rows_PH_ + first * d.width, saved.pre + first * d.expert_ffn_in, rows, out);
   });
@@ -119,7 +126,7 @@ Status Moe<Real>::forward(const SavedMoe<Real>& saved, DevicePtr<const Real> bas
     out->push_back(
         expert.down.forward_product(scratch_.hidden + first * d.expert_ffn, rows_PH_ + first * d.width, d.width, rows));
   });
-  RT_TRY(dispatch_.to_tokens(rows_PH_, saved.weights, scratch_.partial_TH, what_rows_));
+  RT_TRY(dispatch_.to_tokens(rows_PH_, scale_input_ ? nullptr : saved.weights, scratch_.partial_TH, what_rows_));
   if (shared_) shared_->forward(scratch_.rows_TH, saved.shared_pre, saved.shared_gate, scratch_.partial_TH);
 
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_out_));
@@ -137,7 +144,7 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
                               what_dout_));
   if (shared_) shared_->backward_hidden(dy_TH, saved.shared_pre, saved.shared_gate, dgate_T());
   RT_TRY(dispatch_.begin(saved.chosen, saved.counts, true, what_counts_));
-  RT_TRY(dispatch_.to_experts(dy_TH, rows_PH_, what_drows_));
+  RT_TRY(dispatch_.to_experts(dy_TH, nullptr, rows_PH_, what_drows_));
 
   // With h an expert's hidden row and w its weight, y = w W h: dw = dy . W h = (W^T dy) . h, so no product is done
   // again.
@@ -147,32 +154,71 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
     out->push_back(expert.down.backward_input_product(rows_PH_ + first * d.width, d.width,
                                                       dhidden_PF_ + first * d.expert_ffn, false, rows));
   });
-  RT_TRY(
-      dispatch_.dot_and_scale(dhidden_PF_, scratch_.hidden, saved.weights, d.expert_ffn, dweights_Tk_, what_dweights_));
+  if (!scale_input_) {
+    RT_TRY(dispatch_.dot_and_scale(dhidden_PF_, scratch_.hidden, saved.weights, d.expert_ffn, dweights_Tk_,
+                                   what_dweights_));
+  }
   for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
     out->push_back(expert.down.backward_weight_product(rows_PH_ + first * d.width, d.width,
                                                        scratch_.hidden + first * d.expert_ffn, rows));
   });
   activate_backward(on_, activation_, dhidden_PF_, saved.pre, scratch_.dhidden, used_rows, d.expert_ffn);
+  if (bias_dots_Tk_) RT_TRY(down_bias_backward(saved));
+
+  residual_.input(saved.residual);
+  RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
+  RT_TRY(dispatch_.to_experts(scratch_.rows_TH, nullptr, rows_PH_, what_rows_));
+  const auto backward_up = [&](bool input, bool weight) {
+    for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
+      DevicePtr<const Real> dpre = scratch_.dhidden + first * d.expert_ffn_in;
+      if (weight) expert.up.backward_weight_products(dpre, rows_PH_ + first * d.width, rows, 1, out);
+      if (input) expert.up.backward_input_products(dpre, drows_PH_ + first * d.width, rows, false, out);
+    });
+  };
+  if (scale_input_) {  // an expert reads w x: with dz its gradient dw = dz . x and dx = w dz
+    backward_up(true, false);
+    RT_TRY(dispatch_.dot_and_scale(drows_PH_, rows_PH_, saved.weights, d.width, dweights_Tk_, what_dweights_));
+    backward_up(false, true);
+  } else {
+    backward_up(true, true);
+  }
   if (tp_.comm().size() > 1) {  // each rank has a part of every hidden row
     const int64_t weights = d.choices + (shared_ && shared_->gated() ? 1 : 0);
     RT_TRY(tp_.comm().all_reduce(dweights_Tk_, d.rows * weights, DType::kF32, comm::ReduceOp::kSum, what_dweights_));
   }
-
-  residual_.input(saved.residual);
-  RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
-  for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
-    DevicePtr<const Real> dpre = scratch_.dhidden + first * d.expert_ffn_in;
-    expert.up.backward_weight_products(dpre, rows_PH_ + first * d.width, rows, 1, out);
-    expert.up.backward_input_products(dpre, drows_PH_ + first * d.width, rows, false, out);
-  });
   RT_TRY(dispatch_.to_tokens(drows_PH_, nullptr, scratch_.partial_TH, what_drows_));
   if (shared_) shared_->backward_input(scratch_.rows_TH, scratch_.partial_TH);
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_din_));
 
   RT_TRY(route_backward(saved, loss_scale));
   residual_.input_gradient(saved.residual, tp_.local(scratch_.partial_TH));
+  return {};
+}
+
+// y = w (W h + b): dw has dy . b, db is the sum of w dy. The bias is laid beside every row, so that one pass gives
+// both.
+template <typename Real>
+Status Moe<Real>::down_bias_backward(const SavedMoe<Real>& saved) const {
+  const StageDims& d = dims_;
+  const auto for_groups = [&](const auto& body) {
+    for (const auto& group : dispatch_.groups()) {
+      if (group.rows > 0) body(experts_[group.expert * d.expert_sources + group.source], group.first, group.rows);
+    }
+  };
+  on_.clear(drows_PH_, dispatch_.used_rows() * d.width);
+  for_groups([&](const Expert& expert, int64_t first, int64_t rows) {
+    on_.add_bias(drows_PH_ + first * d.width, expert.down_bias.weight, rows, d.width);
+  });
+  RT_TRY(dispatch_.dot_and_scale(rows_PH_, drows_PH_, saved.weights, d.width, bias_dots_Tk_, what_bias_));
+  for_groups([&](const Expert& expert, int64_t first, int64_t rows) {
+    expert.up.backward_bias(scratch_.dhidden + first * d.expert_ffn_in, scratch_.dbias, rows);
+    // Each tp rank has all rows; with sequence parallelism gradients of what is replicated are added over tp.
+    if (tp_.first_row() == 0) {
+      on_.bias_backward(rows_PH_ + first * d.width, expert.down_bias.grad, rows, d.width, TreeParts{});
+    }
+  });
+  // Behind it dweights are added over tp.
+  if (tp_.comm().rank() == 0) on_.add_to(dweights_Tk_, bias_dots_Tk_, d.rows * d.choices);
   return {};
 }
 
@@ -211,6 +257,7 @@ Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, float loss_scale) 
   }
   DevicePtr<const Real> dlogits_RX = dlogits_TX_ + tp_.first_row() * d.experts;
   router_.backward_weight(dlogits_RX, d.experts, tp_.local(scratch_.rows_TH), d.local_rows);
+  if (logit_bias_) on_.bias_backward(dlogits_RX, logit_bias_.grad, d.local_rows, d.experts, TreeParts{});
   router_.backward_input(dlogits_RX, d.experts, tp_.local(scratch_.partial_TH), true, d.local_rows);
   if (shared_) {
     shared_->backward_gate(saved.shared_gate, dgate_T(), tp_.first_row(), d.local_rows, tp_.local(scratch_.rows_TH),

@@ -9,12 +9,17 @@
 //
 // Two parts that know little of each other: the router decides (chosen, weights); dispatch (dispatch.h) brings rows to
 // their experts, which may lie on other ranks, and back.
+//
+// Experts may have biases. That of down stands on one rank of a tp group, since outputs are added over it; its gradient
+// is the sum of the routing weights times dy. The weight of a choice is a factor of what its expert puts out, or of
+// what it reads (moe.scale_input).
 
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "runtime/nn/activation.h"
 #include "runtime/nn/context_parallel.h"
 #include "runtime/nn/dispatch.h"
 #include "runtime/nn/dropout.h"
@@ -60,8 +65,9 @@ class Moe {
 
  private:
   struct Expert {
-    ColumnGroup<Real> up;  // gate and up
-    Linear<Real> down;
+    ColumnGroup<Real> up;       // gate and up
+    Linear<Real> down;          // its bias on the first rank of a tp group alone
+    Parameter<Real> down_bias;  // may be absent
   };
 
   /// The products that body(expert, first row, rows, &products) adds for each group of rows that is not empty.
@@ -70,18 +76,21 @@ class Moe {
   /// Scores, choices, weights.
   Status route(const SavedMoe<Real>& saved) const;
   Status route_backward(const SavedMoe<Real>& saved, float loss_scale) const;
+  /// From dy in rows_PH_, which is overwritten: what biases of down give to dweights, and their gradients.
+  Status down_bias_backward(const SavedMoe<Real>& saved) const;
   /// [T], behind dweights.
   DevicePtr<float> dgate_T() const { return dweights_Tk_ + dims_.rows * dims_.choices; }
 
   const kernels::Exec<Real>& on_;
   StageDims dims_;
-  Activation activation_;
+  ModelActivation activation_;
   kernels::RouterDims router_dims_;
   float aux_loss_, z_loss_;
   int64_t balanced_layers_;  // whose choices are weighed together
   Residual<Real> residual_;
-  Linear<Real> router_;   // [X, H]
-  Parameter<Real> bias_;  // [X]; may be absent
+  Linear<Real> router_;                // [X, H]
+  Parameter<Real> bias_, logit_bias_;  // [X]; either may be absent
+  bool scale_input_;
   std::optional<SharedExpert<Real>> shared_;
   std::vector<Expert> experts_;  // this rank's, each once for every source whose gradients are kept apart
   Dropout<Real> dropout_;
@@ -90,11 +99,11 @@ class Moe {
   Dispatch<Real>& dispatch_;
   const Scratch<Real>& scratch_;
   DevicePtr<Real> rows_PH_, drows_PH_, dhidden_PF_, dlogits_TX_;
-  DevicePtr<float> dweights_Tk_, balance_X_, bias_X_;
+  DevicePtr<float> dweights_Tk_, balance_X_, bias_X_, bias_dots_Tk_;
   mutable kernels::MatmulGroups products_;  // of for_experts()
   mutable std::vector<float> host_balance_X_;
   std::string what_in_, what_out_, what_dout_, what_din_, what_dweights_, what_counts_, what_balance_, what_rows_,
-      what_drows_;  // names of the collectives
+      what_drows_, what_bias_;  // names of the collectives
 };
 
 }  // namespace cairn::nn

@@ -48,10 +48,10 @@ class Parameters {
 
   Parameter<Real> get_optional(std::string_view name) const { return view(rank_.find(plan_.tensors, name)); }
 
-  /// The token embedding as the head of a tied model reads it: its own copy where the rank holds one.
-  Parameter<Real> tied_head() const {
+  /// The token embedding as the last stage reads it: its own copy where the rank holds one.
+  Parameter<Real> table_at_end() const {
     for (const LocalTensor& local : rank_.tensors) {
-      if (local.tied_copy) return view(&local);
+      if (local.table_copy) return view(&local);
     }
     return get("embed.tokens");
   }

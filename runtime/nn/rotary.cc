@@ -85,4 +85,9 @@ RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens, bool window
   return out;
 }
 
+double query_temperature(const ModelConfig& model, int64_t position) {
+  const auto steps = static_cast<double>((position + 1) / model.temperature_floor);
+  return 1 + model.temperature_scale * std::log(1 + steps);
+}
+
 }  // namespace cairn::nn

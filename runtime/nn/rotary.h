@@ -18,4 +18,7 @@ struct RotaryAngles {
 /// et al. 2024 as Phi-3 has it.
 RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens, bool window = false);
 
+/// The factor of queries at a position (model.temperature_scale). Source: transformers models/llama4.
+double query_temperature(const ModelConfig& model, int64_t position);
+
 }  // namespace cairn::nn

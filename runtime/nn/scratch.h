@@ -24,7 +24,9 @@ struct Scratch {
   TreeParts token_parts;                // of all rows; with the memory of stats.parts, or none where tokens have one
   DevicePtr<const float> rotary_table;  // [positions, turning pairs, 2]; null without rotary positions
   DevicePtr<const float> window_rotary_table;  // the same, of the layers with a window; null where they have no other
+  DevicePtr<const float> temperature_table;    // [positions, D / 2, 2], that turns nothing: the queries' factors
   DevicePtr<const float> alibi_slopes;         // [N] of this rank's heads; null without
+  DevicePtr<float> sinks;                      // [N] of the layer at work; null without
   DevicePtr<const uint64_t> dropout_keys;      // of the samples of the micro-batch at work; null: nothing is dropped
   DevicePtr<const int32_t> positions;  // [T] of the micro-batch at work; null: a row stands at its place in its sample
   DevicePtr<const int32_t> starts;     // [T], SequenceRows; null: as the model's mask says

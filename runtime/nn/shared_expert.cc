@@ -1,8 +1,6 @@
 #include "runtime/nn/shared_expert.h"
 
-#include <fmt/format.h>
 
-#include "runtime/nn/activation.h"
 #include "runtime/nn/branch.h"
 
 namespace cairn::nn {
@@ -14,18 +12,18 @@ SharedExpert<Real>::SharedExpert(const Parameters<Real>& parameters, const Model
       rows_(dims.rows),
       width_(dims.width),
       ffn_(dims.shared_ffn),
-      activation_(model.activation),
+      activation_(model),
       up_([&] {
-        const std::string prefix = fmt::format("layers.{}.moe.shared.", layer);
+        const std::string prefix = layer_prefix(model, layer) + "moe.shared.";
         return ColumnGroup<Real>(
             {linear(parameters, prefix + "gate", model.width), linear(parameters, prefix + "up", model.width)});
       }()),
-      down_(linear(parameters, fmt::format("layers.{}.moe.shared.down", layer), dims.shared_ffn)),
+      down_(linear(parameters, layer_prefix(model, layer) + "moe.shared.down", dims.shared_ffn)),
       scratch_(scratch),
       dhidden_(buffers.get<Real>(buffer::kMoeSharedDhidden)),
       dpre_(buffers.get<Real>(buffer::kMoeSharedDpre)) {
   if (!model.moe.shared_gate) return;
-  gate_ = linear(parameters, fmt::format("layers.{}.moe.shared_gate", layer), model.width);
+  gate_ = linear(parameters, layer_prefix(model, layer) + "moe.shared_gate", model.width);
   dgate_logits_T_ = buffers.get<Real>(buffer::kMoeSharedDgate);
 }
 

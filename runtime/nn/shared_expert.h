@@ -8,6 +8,7 @@
 
 #include <optional>
 
+#include "runtime/nn/activation.h"
 #include "runtime/nn/linear.h"
 #include "runtime/nn/scratch.h"
 
@@ -39,7 +40,7 @@ class SharedExpert {
  private:
   const kernels::Exec<Real>& on_;
   int64_t rows_, width_, ffn_;
-  Activation activation_;
+  ModelActivation activation_;
   ColumnGroup<Real> up_;  // gate and up
   Linear<Real> down_;
   std::optional<Linear<Real>> gate_;  // [1, H]

@@ -14,6 +14,7 @@
 #include "runtime/nn/head.h"
 #include "runtime/nn/mlp.h"
 #include "runtime/nn/moe.h"
+#include "runtime/nn/mtp.h"
 #include "runtime/nn/rotary.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/model_tensors.h"
@@ -62,12 +63,29 @@ struct LayerBuffers {
   DevicePtr<Real> output;  // shared: what a layer that is computed again puts out, for nobody
 };
 
+/// Of a module that predicts a further token, what one micro-batch leaves for its backward pass; its layer's is with
+/// the others.
+template <typename Real>
+struct SavedModule {
+  DevicePtr<Real> embedded_RH;
+  SavedHead<Real> head;
+  TokensAhead tokens;
+};
+
+/// The two ends of such a module.
+template <typename Real>
+struct Module {
+  MtpInput<Real> input;
+  Head<Real> head;
+};
+
 template <typename Real>
 struct Slot {
-  SavedEmbedding<Real> embedding;       // first stage only
-  SavedHead<Real> head;                 // last stage only
-  DevicePtr<Real> final_norm_input_RH;  // last stage with a top query layer
-  std::vector<uint64_t> dropout_keys;   // [B]
+  SavedEmbedding<Real> embedding;          // first stage only
+  SavedHead<Real> head;                    // last stage only
+  std::vector<SavedModule<Real>> modules;  // there too
+  DevicePtr<Real> final_norm_input_RH;     // last stage with a top query layer
+  std::vector<uint64_t> dropout_keys;      // [B]
   bool drops = false;
   std::vector<int32_t> positions, starts, ends;  // [T] where `rows` says so
   std::vector<int64_t> cache_rows;               // [T] of a cached pass
@@ -112,6 +130,9 @@ class Model final : public StageModel {
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
       if (has_experts(model, layer) && !dispatch_) dispatch_.emplace(on_, dims_, groups.ep, buffers);
     }
+    const int64_t modules = chunk.stage.head ? plan.mtp_depth() : 0;
+    if (modules > 0 && has_experts(model, model.layers) && !dispatch_)
+      dispatch_.emplace(on_, dims_, groups.ep, buffers);
     if (trains_ && optimizer.qk_clip > 0) {
       scratch_.max_scores = buffers.get<float>(buffer::kMaxScores);
       host_max_scores_.emplace(stream, model.layers * dims_.heads);
@@ -130,7 +151,16 @@ class Model final : public StageModel {
       final_norm_.emplace(parameters, "final_norm", model);
       add_layer(model.layers, 0);
     }
-    if (chunk.stage.head) head_.emplace(parameters, model, optimizer.z_loss, dims_, tp_, scratch_, buffers);
+    if (chunk.stage.head)
+      head_.emplace(parameters, model, "final_norm", optimizer.z_loss, dims_, tp_, scratch_, buffers);
+    for (int64_t k = 0; k < modules; ++k) {
+      const std::string prefix = layer_prefix(model, model.layers + k);
+      modules_.push_back({MtpInput<Real>(parameters, model, prefix, dims_, tp_, scratch_, buffers),
+                          Head<Real>(parameters, model, prefix + "norm", 0, dims_, tp_, scratch_, buffers)});
+      add_layer(model.layers + k, 0);
+    }
+    module_loss_ = modules > 0 ? static_cast<float>(model.mtp.loss / static_cast<double>(modules)) : 0;
+    if (modules > 0) dhidden_RH_ = buffers.get<Real>(buffer::kMtpDhidden);
     for (int64_t slot = 0; slot < chunk.in_flight; ++slot)
       slots_.push_back(make_slot(model, chunk.stage, buffers, slot));
   }
@@ -174,6 +204,7 @@ class Model final : public StageModel {
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
       RT_TRY(check_ids("target", targets, dims_.rows, vocab_, kNoTarget));
+      RT_CHECK(tokens != nullptr || modules_.empty(), "modules that predict further tokens read tokens");
     } else {
       RT_CHECK(static_cast<bool>(output), "an earlier stage needs an output");
     }
@@ -185,8 +216,12 @@ class Model final : public StageModel {
     }
     return use(kHeadLayer, Pass::kForward, [&]() -> Status {
       RT_TRY(forward_top_query(slot));
-      const TraceScope scope("compute", "head");
-      return head_->forward(slot_at(slot).head, give(targets));
+      {
+        const TraceScope scope("compute", "head");
+        RT_TRY(with_logits(*head_).forward(slot_at(slot).head, give(targets)));
+      }
+      for (size_t k = 0; k < modules_.size(); ++k) RT_TRY(forward_module(k, slot, tokens, targets));
+      return {};
     });
   }
 
@@ -229,9 +264,14 @@ class Model final : public StageModel {
                                      "choices of experts"));
       }
       RT_TRY(use(kHeadLayer, Pass::kBackward, [&]() -> Status {
+        DevicePtr<const Real> dhidden_RH;
+        for (size_t k = modules_.size(); k-- > 0;) {
+          RT_TRY(backward_module(k, slot, dhidden_RH, loss_scale));
+          dhidden_RH = dhidden_RH_;
+        }
         {
           const TraceScope scope("compute", "head backward");
-          RT_TRY(head_->backward(slot_at(slot).head, give(targets), loss_scale));
+          RT_TRY(with_logits(*head_).backward(slot_at(slot).head, give(targets), loss_scale, dhidden_RH));
         }
         return backward_top_query(slot, loss_scale);
       }));
@@ -274,8 +314,13 @@ class Model final : public StageModel {
 
   void token_losses(int64_t slot, std::span<float> losses) const override {
     RT_CHECK(head_.has_value(), "losses are on the last stage");
-    RT_CHECK(std::ssize(losses) == dims_.rows, "{} losses of {} rows", losses.size(), dims_.rows);
-    on_.floats_to_host(slot_at(slot).head.loss_T, losses);
+    RT_CHECK(std::ssize(losses) == loss_rows(), "{} losses of {} rows", losses.size(), loss_rows());
+    const Slot<Real>& saved = slot_at(slot);
+    const auto rows = static_cast<size_t>(dims_.rows);
+    on_.floats_to_host(saved.head.loss_T, losses.first(rows));
+    for (size_t k = 0; k < saved.modules.size(); ++k) {
+      on_.floats_to_host(saved.modules[k].head.loss_T, losses.subspan((k + 1) * rows, rows));
+    }
   }
 
   Status logits(int64_t slot, std::span<float> out) override {
@@ -307,6 +352,7 @@ class Model final : public StageModel {
   }
 
   int64_t rows() const override { return dims_.rows; }
+  int64_t loss_rows() const override { return dims_.rows * (1 + std::ssize(modules_)); }
   int64_t boundary_bytes() const override {
     return choices_at() + (counts_choices_ ? dims_.experts * static_cast<int64_t>(sizeof(float)) : 0);
   }
@@ -409,6 +455,59 @@ class Model final : public StageModel {
     return {};
   }
 
+  /// A module's layer stands behind the body's.
+  size_t layer_of_module(size_t k) const { return body_layers_ + k; }
+
+  /// The rows behind the last norm of the module before, or of the model: in scratch.partial.
+  DevicePtr<const Real> hidden_before(size_t k, int64_t slot) const {
+    const Slot<Real>& saved = slot_at(slot);
+    if (k == 0) {
+      head_->norm_rows(saved.head, scratch_.partial_TH);
+    } else {
+      modules_[k - 1].head.norm_rows(saved.modules[k - 1].head, scratch_.partial_TH);
+    }
+    return scratch_.partial_TH;
+  }
+
+  /// The buffer of logits is `mine`: no other head finds its own there.
+  Head<Real>& with_logits(Head<Real>& mine) {
+    if (&mine != &*head_) head_->forget();
+    for (Module<Real>& module : modules_) {
+      if (&module.head != &mine) module.head.forget();
+    }
+    return mine;
+  }
+
+  Status forward_module(size_t k, int64_t slot, const int32_t* tokens, const int32_t* targets) {
+    SavedModule<Real>& saved = slots_[static_cast<size_t>(slot)].modules[k];
+    saved.tokens.set(tokens, targets, dims_.rows, dims_.tokens, static_cast<int64_t>(k));
+    {
+      const TraceScope scope("compute", "further token");
+      RT_TRY(modules_[k].input.look_up(give(saved.tokens.inputs.data()), saved.embedded_RH));
+      modules_[k].input.forward(saved.embedded_RH, hidden_before(k, slot), input_place(layer_of_module(k), slot));
+    }
+    RT_TRY(layer_forward(layer_of_module(k), slot, saved.head.input_RH));
+    const TraceScope scope("compute", "head");
+    return with_logits(modules_[k].head).forward(saved.head, give(saved.tokens.targets.data()));
+  }
+
+  /// `dhidden_RH`: the gradient of its last norm's output from the module behind, null when there is none. Its own goes
+  /// into dhidden_RH_. Fewer rows of a sequence have targets, and the losses of a module count as much as all of them.
+  Status backward_module(size_t k, int64_t slot, DevicePtr<const Real> dhidden_RH, float loss_scale) {
+    const SavedModule<Real>& saved = slot_at(slot).modules[k];
+    const int64_t with_target = dims_.tokens - static_cast<int64_t>(k) - 1;
+    {
+      const TraceScope scope("compute", "head backward");
+      const float weight =
+          loss_scale * module_loss_ * static_cast<float>(dims_.tokens) / static_cast<float>(with_target);
+      RT_TRY(with_logits(modules_[k].head).backward(saved.head, give(saved.tokens.targets.data()), weight, dhidden_RH));
+    }
+    RT_TRY(layer_backward(layer_of_module(k), slot, -1, loss_scale));
+    const TraceScope scope("compute", "further token backward");
+    return modules_[k].input.backward(give(saved.tokens.inputs.data()), saved.embedded_RH, hidden_before(k, slot),
+                                      dhidden_RH_);
+  }
+
   /// Runs `body`, which uses the tensors of `layer`.
   template <typename Body>
   Status use(int64_t layer, Pass pass, const Body& body) const {
@@ -450,6 +549,10 @@ class Model final : public StageModel {
     if (model.window_rope_theta > 0) {
       scratch_.window_rotary_table = fill_rotary_table(model, buffers.get<float>(buffer::kWindowRotaryTable), true);
     }
+    if (model.temperature_scale > 0) {
+      scratch_.temperature_table = fill_temperature_table(model, buffers.get<float>(buffer::kTemperatureTable));
+    }
+    if (model.attention_sinks) scratch_.sinks = buffers.get<float>(buffer::kSinks);
     if (model.positions == Positions::kAlibi) {
       DevicePtr<float> slopes = buffers.get<float>(buffer::kAlibiSlopes);
       on_.alibi_slopes(model.heads, tp_.comm().rank() * dims_.heads, dims_.heads, slopes);
@@ -467,6 +570,22 @@ class Model final : public StageModel {
     const int64_t run = held.part_tokens() / 2;
     for (int64_t at = 0; at < held.count; at += run) {
       on_.rotary_table(table + at * rotary_dims(model), held.position(at), run, angles.frequencies, angles.factor);
+    }
+    return table;
+  }
+
+  /// Runs of positions with one factor each.
+  DevicePtr<const float> fill_temperature_table(const ModelConfig& model, DevicePtr<float> table) const {
+    const std::vector<double> still(static_cast<size_t>(model.head_dim / 2));  // frequencies
+    const TokenRuns& held = dims_.held;
+    const int64_t run = held.whole() ? dims_.positions : held.part_tokens() / 2;
+    const int64_t count = held.whole() ? dims_.positions : held.count;
+    for (int64_t at = 0; at < count;) {
+      const int64_t position = held.whole() ? at : held.position(at);
+      const int64_t same = model.temperature_floor - (position + 1) % model.temperature_floor;
+      const int64_t rows = std::min(same, run - at % run);
+      on_.rotary_table(table + at * model.head_dim, position, rows, still, query_temperature(model, position));
+      at += rows;
     }
     return table;
   }
@@ -524,11 +643,20 @@ class Model final : public StageModel {
     }
     if (stage.head) {
       out.final_norm_input_RH = real(buffer::kTopQueryNormInput, model.top_query);
-      DevicePtr<float> sums = buffers.get<float>(buffer::kHeadSums, slot);
-      out.head = {.input_RH = buffers.get<Real>(buffer::kHeadInput, slot),
-                  .max_T = buffers.get<float>(buffer::kHeadMax, slot),
-                  .sum_exp_T = sums,
-                  .loss_T = sums + dims_.rows};
+      const auto head = [&](const std::string& prefix) {
+        const DevicePtr<float> sums = buffers.get<float>(prefix + buffer::kHeadSums, slot);
+        return SavedHead<Real>{.input_RH = buffers.get<Real>(prefix + buffer::kHeadInput, slot),
+                               .max_T = buffers.get<float>(prefix + buffer::kHeadMax, slot),
+                               .sum_exp_T = sums,
+                               .loss_T = sums + dims_.rows};
+      };
+      out.head = head("");
+      for (int64_t k = 0; k < std::ssize(modules_); ++k) {
+        const std::string prefix = layer_prefix(model, model.layers + k);
+        out.modules.push_back({.embedded_RH = buffers.get<Real>(prefix + buffer::kMtpEmbedded, slot),
+                               .head = head(prefix),
+                               .tokens = {}});
+      }
     }
     return out;
   }
@@ -547,7 +675,8 @@ class Model final : public StageModel {
     scratch_.ends = give_some(saved.rows.ends);
   }
 
-  /// The model's number of this stage's i-th layer; the top query layer comes right after the last stage's.
+  /// The model's number of this stage's i-th layer; the top query layer or the modules' come right after the last
+  /// stage's.
   int64_t number_of(size_t i) const { return first_layer_ + static_cast<int64_t>(i); }
 
   int64_t stream_elems() const { return dims_.local_rows * dims_.width; }
@@ -651,9 +780,12 @@ class Model final : public StageModel {
   std::optional<Dispatch<Real>> dispatch_;    // with experts
   std::optional<Embedding<Real>> embedding_;  // these refer to the above: a Model does not move
   std::vector<Layer<Real>> layers_;
-  size_t body_layers_ = 0;                // of layers_; the one behind them is the top query layer
+  size_t body_layers_ = 0;                // of layers_; behind them are the top query layer or the modules' layers
   std::optional<Norm<Real>> final_norm_;  // before the top query layer; else it is the head's
   std::optional<Head<Real>> head_;
+  std::vector<Module<Real>> modules_;        // that predict further tokens
+  float module_loss_ = 0;                    // weight of the mean loss of each
+  DevicePtr<Real> dhidden_RH_;               // the gradient of the rows that a module reads
   std::vector<LayerBuffers<Real>> buffers_;  // of the layers
   std::vector<Slot<Real>> slots_;
   std::optional<HostNumbers<float>>

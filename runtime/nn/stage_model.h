@@ -10,7 +10,7 @@
 //
 // Left to the caller after the last micro-batch (with deterministic = "layout" after each): 1. a sum over tp of the
 // gradients with LocalTensor::sum_over_tp, of which each tp rank has its own rows or heads; 2. a sum over
-// Mesh::embedding_group() of the two parts of a tied embedding's gradient, on the first and the last stage. All other
+// Mesh::embedding_group() of the two parts of the gradient of a table that the first and the last stage read. All other
 // gradients are complete for this micro-batch.
 
 #include <cstdint>
@@ -33,8 +33,8 @@ enum class Pass {
 };
 
 /// Is told when parameters come into use and go out of it, on the thread that runs the stage: who gathers weights and
-/// reduces gradients beside the computation listens. `layer` is a TensorSpec::layer; with the head goes a tied
-/// embedding that the rank holds.
+/// reduces gradients beside the computation listens. `layer` is a TensorSpec::layer; with the head goes a table
+/// of embeddings that it reads and the rank holds once.
 class UseListener {
  public:
   virtual ~UseListener() = default;
@@ -68,8 +68,8 @@ class StageModel {
 
   /// Forward of one micro-batch into activation slot `slot` in [0, in_flight).
   /// tokens, targets [T] of the host, which stay until the stream is settled (kNoTarget where no loss counts): needed
-  /// on the first / last stage, may be null elsewhere. input [R, H] null on the first stage, output [R, H] null on the
-  /// last. Both in the compute dtype.
+  /// on the first / last stage, may be null elsewhere; model.mtp needs tokens on the last too. input [R, H] null on the
+  /// first stage, output [R, H] null on the last. Both in the compute dtype.
   virtual Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, DevicePtr<const void> input,
                          DevicePtr<void> output) = 0;
 
@@ -86,8 +86,8 @@ class StageModel {
                                 DevicePtr<const void> doutput, DevicePtr<void> dinput, float loss_scale) = 0;
   virtual Status backward_weight(int64_t slot, int64_t late) = 0;
 
-  /// Last stage, after forward(slot): the loss of each token [T] in nats, to be read when the stream is settled; every
-  /// tp rank has all of them.
+  /// Last stage, after forward(slot): the loss of each token [T] in nats, and behind them [T] of each module that
+  /// predicts a further token, 0 where there is none; to be read when the stream is settled. Every tp rank has all.
   virtual void token_losses(int64_t slot, std::span<float> losses) const = 0;
 
   /// Last stage, tp 1: logits [T, vocab] of the last forward, as float. For evaluation, generation, converters' proofs.
@@ -105,6 +105,7 @@ class StageModel {
   virtual void tell_max_scores(std::span<float> /*scores*/) const {}
 
   virtual int64_t rows() const = 0;            // T
+  virtual int64_t loss_rows() const = 0;       // what token_losses() gives
   virtual int64_t boundary_bytes() const = 0;  // of one boundary tensor: [R, H], behind it choices [X] where counted
 };
 

@@ -29,7 +29,7 @@ Executor::Executor(Stream& stream, const ScheduleShape& shape, std::vector<nn::S
       bytes_(shape.pp > 1 ? chunks_.front()->boundary_bytes() : 0),
       train_actions_(schedule_actions(shape, activations.rank())),
       forward_actions_(forward_actions(shape, activations.rank())),
-      losses_(stream, has_losses(shape, activations.rank()) ? shape.micro_batches * chunks_.back()->rows() : 0) {
+      losses_(stream, has_losses(shape, activations.rank()) ? shape.micro_batches * chunks_.back()->loss_rows() : 0) {
   const int64_t rank = activations.rank();
   RT_CHECK(activations.size() == shape.pp && gradients.size() == shape.pp && gradients.rank() == rank,
            "groups of {} and {} ranks for a pipeline of {}", activations.size(), gradients.size(), shape.pp);
@@ -77,15 +77,18 @@ Status Executor::forward(const Action& action, const MicroBatch& batch) {
   model.set_sequences(action.slot, batch.rows);
   RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? DevicePtr<std::byte>() : input_, output));
   if (!is_last) return activations_.isend(output, bytes_, place.after, "activations");
-  model.token_losses(action.slot, losses_.room(action.micro_batch * model.rows(), model.rows()));
+  model.token_losses(action.slot, losses_.room(action.micro_batch * model.loss_rows(), model.loss_rows()));
   return {};
 }
 
-void Executor::tell_losses(const OnLosses& on_losses) const {
-  if (!on_losses || losses_.size() == 0) return;
-  const auto rows = static_cast<size_t>(losses_.size() / shape_.micro_batches);
+void Executor::tell_losses(const OnLosses& on_losses, const OnLosses& on_further) const {
+  if (losses_.size() == 0) return;
+  const auto all = static_cast<size_t>(losses_.size() / shape_.micro_batches);
+  const auto rows = static_cast<size_t>(chunks_.back()->rows());
   for (int64_t k = 0; k < shape_.micro_batches; ++k) {
-    on_losses(k, losses_.read().subspan(static_cast<size_t>(k) * rows, rows));
+    const std::span<const float> losses = losses_.read().subspan(static_cast<size_t>(k) * all, all);
+    if (on_losses) on_losses(k, losses.first(rows));
+    if (on_further && all > rows) on_further(k, losses.subspan(rows));
   }
 }
 

@@ -44,9 +44,10 @@ class Executor {
            comm::Comm& gradients, DeviceBytes buffers);
 
   /// Forward and backward of all micro-batches; adds to the models' gradients. The losses are there when the stream is
-  /// settled: tell_losses().
+  /// settled: tell_losses(). `on_further` is told those of the modules that predict further tokens, [modules, T], where
+  /// the model has any.
   Status train(std::span<const MicroBatch> batches, float loss_scale);
-  void tell_losses(const OnLosses& on_losses) const;
+  void tell_losses(const OnLosses& on_losses, const OnLosses& on_further = {}) const;
 
   /// Forward only, in slot 0 of each chunk. Settles the stream and tells the losses.
   Status evaluate(std::span<const MicroBatch> batches, const OnLosses& on_losses);
@@ -78,7 +79,7 @@ class Executor {
   std::vector<Action> train_actions_, forward_actions_;
   DevicePtr<std::byte> input_, doutput_;                 // received
   std::vector<Ring> activation_rings_, gradient_rings_;  // sent from
-  HostNumbers<float> losses_;                            // [micro-batches, T] on the last stage
+  HostNumbers<float> losses_;  // of each micro-batch as token_losses() gives them, on the last stage
 };
 
 }  // namespace cairn::pipeline

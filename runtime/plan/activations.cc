@@ -100,6 +100,8 @@ bool holds_experts(const Plan& plan, const RankPlan& rank) {
     for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
       if (has_experts(plan.recipe.model, l)) return true;
     }
+    const ModelConfig& m = plan.recipe.model;
+    if (chunk.stage.head && plan.mtp_depth() > 0 && has_experts(m, m.layers)) return true;
   }
   return false;
 }
@@ -126,9 +128,9 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   const auto scratch = [&](std::string name, int64_t elems, DType dtype) { add(std::move(name), elems, dtype, 1); };
 
   const int64_t stream = d.local_rows * d.width, core = d.rows * d.heads * d.head_dim;
-  const int64_t qk = m.clip_qkv > 0               ? d.rows * d.qkv
-                     : m.qk_norm != QkNorm::kNone ? d.rows * (d.heads + d.kv_heads) * d.head_dim
-                                                  : 0;
+  const int64_t some_qk = m.clip_qkv > 0               ? d.rows * d.qkv
+                          : m.qk_norm != QkNorm::kNone ? d.rows * (d.heads + d.kv_heads) * d.head_dim
+                                                       : 0;
   const int64_t latent = d.local_rows * d.latent();
   const bool parallel = is_parallel(m.block);
   bool shares_core = false, shares_dense = false, shares_sparse = false, some_dense = false, some_sparse = false;
@@ -143,6 +145,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
       const int64_t whole = full ? late : in_flight;  // what the second half of a backward reads too
       const int64_t first = full ? 0 : in_flight;     // what it does not
       const int64_t of_core = mode == RecomputeMode::kNone ? in_flight : late;
+      const int64_t qk = m.clip_qkv > 0 || has_qk_norm(m, layer) ? some_qk : 0;
       shares_core |= mode != RecomputeMode::kNone;
       if (full) (dense ? shares_dense : shares_sparse) = true;
       const int64_t input = full && distributes_inputs(plan) ? stream / plan.mesh.tp() : stream;
@@ -184,9 +187,18 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
         add(buffer::kTopQueryNormInput, stream, compute, in_flight);
         add_layer(m.layers, 0);  // the head's backward is not split, and this is a part of it
       }
-      add(buffer::kHeadInput, stream, compute, in_flight);
-      add(buffer::kHeadMax, d.rows, DType::kF32, in_flight);
-      add(buffer::kHeadSums, 2 * d.rows, DType::kF32, in_flight);  // of exponentials; target logit, becomes the loss
+      const auto add_head = [&](const std::string& prefix) {
+        add(prefix + buffer::kHeadInput, stream, compute, in_flight);
+        add(prefix + buffer::kHeadMax, d.rows, DType::kF32, in_flight);
+        add(prefix + buffer::kHeadSums, 2 * d.rows, DType::kF32, in_flight);  // exponentials; target logit, then loss
+      };
+      add_head("");
+      for (int64_t k = 0; k < plan.mtp_depth(); ++k) {
+        const std::string prefix = layer_prefix(m, m.layers + k);
+        add(prefix + buffer::kMtpEmbedded, stream, compute, in_flight);
+        add_layer(m.layers + k, 0);  // like the head's
+        add_head(prefix);
+      }
     }
   }
   if (shares_core) {
@@ -195,7 +207,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   }
   if (shares_dense || shares_sparse) {
     scratch(buffer::shared(buffer::kAttnQkv), d.rows * d.qkv, compute);
-    if (qk > 0) scratch(buffer::shared(buffer::kAttnQk), qk, compute);
+    if (some_qk > 0) scratch(buffer::shared(buffer::kAttnQk), some_qk, compute);
     if (latent > 0) scratch(buffer::shared(buffer::kAttnLatent), latent, compute);
     if (!parallel) scratch(buffer::shared(buffer::kMlpInput), stream, compute);
     if (parallel || shares_sparse) scratch(buffer::shared(buffer::kOutput), stream, compute);
@@ -260,6 +272,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
     scratch(buffer::kMoeDweights, d.rows * (d.choices + (m.moe.shared_gate ? 1 : 0)), DType::kF32);
     if (m.moe.shared_gate) scratch(buffer::kMoeSharedDgate, d.rows, compute);
     scratch(buffer::kMoeBalance, d.experts, DType::kF32);
+    if (has_bias(m, BiasOf::kMlp)) scratch(buffer::kMoeBiasDots, d.rows * d.choices, DType::kF32);
     if (has_choice_bias(m)) scratch(buffer::kMoeBias, d.experts, DType::kF32);
     if (d.shared_ffn > 0) {
       scratch(buffer::kMoeSharedDhidden, d.rows * d.shared_ffn, compute);
@@ -282,12 +295,18 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   scratch(buffer::kScratchRstd, d.local_rows, DType::kF32);
   if (m.norm == NormKind::kLayerNorm) scratch(buffer::kScratchMean, d.local_rows, DType::kF32);
   if (column_bias) {
-    scratch(buffer::kScratchDbias, std::max({d.ffn_in, d.qkv, d.latent()}), DType::kF32);
+    scratch(buffer::kScratchDbias, std::max({d.ffn_in, d.expert_ffn_in, d.qkv, d.latent()}), DType::kF32);
   }
   if (m.positions == Positions::kRotary) scratch(buffer::kRotaryTable, d.positions * rotary_dims(m), DType::kF32);
   if (m.window_rope_theta > 0) scratch(buffer::kWindowRotaryTable, d.positions * rotary_dims(m), DType::kF32);
+  if (m.temperature_scale > 0) scratch(buffer::kTemperatureTable, d.positions * d.head_dim, DType::kF32);
+  if (m.attention_sinks) scratch(buffer::kSinks, d.heads, DType::kF32);
   if (m.positions == Positions::kAlibi) scratch(buffer::kAlibiSlopes, d.heads, DType::kF32);
   if (plan.recipe.optimizer.qk_clip > 0) scratch(buffer::kMaxScores, m.layers * d.heads, DType::kF32);
+  if (rank.head() && plan.mtp_depth() > 0) {
+    scratch(buffer::kMtpJoined, 2 * stream, compute);
+    scratch(buffer::kMtpDhidden, stream, compute);
+  }
   if (rank.head()) {
     scratch(buffer::kHeadLogits, d.logit_rows * d.vocab, compute);
     if (plan.mesh.tp() > 1 || d.all_parts > 1) scratch(buffer::kHeadLocalMax, d.parts * d.rows, DType::kF32);

@@ -37,6 +37,7 @@ inline constexpr char kMoeRowsOf[] = "moe.rows_of";
 inline constexpr char kMoeDweights[] = "moe.dweights";
 inline constexpr char kMoeBalance[] = "moe.balance";
 inline constexpr char kMoeBias[] = "moe.bias";
+inline constexpr char kMoeBiasDots[] = "moe.bias_dots";
 inline constexpr char kMoeSharedDhidden[] = "moe.shared_dhidden";
 inline constexpr char kMoeSharedDpre[] = "moe.shared_dpre";
 inline constexpr char kMoeSharedDgate[] = "moe.shared_dgate";
@@ -49,6 +50,11 @@ inline constexpr char kEmbedRows[] = "embed.rows";
 inline constexpr char kEmbedInput[] = "embed.input";
 
 inline constexpr char kTopQueryNormInput[] = "top_query.norm_input";
+
+// Of a module, behind its "mtp.K."; then its head has the names of the model's, and one array is for all modules.
+inline constexpr char kMtpEmbedded[] = "embedded";
+inline constexpr char kMtpJoined[] = "mtp.joined";
+inline constexpr char kMtpDhidden[] = "mtp.dhidden";
 
 inline constexpr char kHeadInput[] = "head.input";
 inline constexpr char kHeadMax[] = "head.max";
@@ -82,8 +88,10 @@ inline constexpr char kCpDkv[] = "cp.dkv";
 
 inline constexpr char kRotaryTable[] = "rotary.table";
 inline constexpr char kWindowRotaryTable[] = "window_rotary.table";
+inline constexpr char kTemperatureTable[] = "temperature.table";
 
 inline constexpr char kAlibiSlopes[] = "alibi.slopes";
+inline constexpr char kSinks[] = "attention.sinks";
 
 inline constexpr char kMaxScores[] = "attn.max_scores";
 

@@ -75,19 +75,25 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
     const int64_t part = d.local_rows * d.width / plan.mesh.tp() * elem;
     for (int pass = 0; pass < (split ? 2 : 1); ++pass) out.all_gather.add(part);
   };
+  const auto layer = [&](const Stage& stage, int64_t l, bool split) {
+    const bool dense = !has_experts(plan.recipe.model, l);
+    attention(split), branch(split && dense);
+    if (d.all_token_parts > 1 && qk_norm == QkNorm::kHead) out.all_reduce.add(2 * d.held.parts * d.head_dim * 4);
+    if (qk_norm == QkNorm::kWhole) squares(), out.all_reduce.add(4 * d.rows * 4);
+    const int64_t weights = d.choices + (plan.recipe.model.moe.shared_gate ? 1 : 0);
+    if (!dense) out.all_reduce.add(d.rows * weights * 4);  // gradients of the experts' weights
+    if (layer_recompute(plan, stage, l) == RecomputeMode::kFull) recompute(split, dense);
+  };
+  const auto head = [&] {
+    gather_rows(d.embed), gather_rows(d.embed), reduce_rows(d.embed, partial);  // forward; backward, which norms again
+    out.all_reduce.add(d.rows * 4);                                             // maximum of each row
+    out.all_reduce.add(2 * d.rows * 4);                                         // sum of exponentials, target's logit
+  };
   for (int64_t k = 0; k < plan.micro_batches; ++k) {
     for (const Chunk& chunk : rank.chunks) {
       const bool split = chunk.late > 0;
       if (chunk.stage.embedding) reduce_rows(d.embed, elem), gather_rows(d.embed);
-      for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
-        const bool dense = !has_experts(plan.recipe.model, l);
-        attention(split), branch(split && dense);
-        if (d.all_token_parts > 1 && qk_norm == QkNorm::kHead) out.all_reduce.add(2 * d.held.parts * d.head_dim * 4);
-        if (qk_norm == QkNorm::kWhole) squares(), out.all_reduce.add(4 * d.rows * 4);
-        const int64_t weights = d.choices + (plan.recipe.model.moe.shared_gate ? 1 : 0);
-        if (!dense) out.all_reduce.add(d.rows * weights * 4);  // gradients of the experts' weights
-        if (layer_recompute(plan, chunk.stage, l) == RecomputeMode::kFull) recompute(split, dense);
-      }
+      for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) layer(chunk.stage, l, split);
       if (!chunk.stage.head) continue;
       if (top_query) {
         branch(false), branch(false);
@@ -95,10 +101,12 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
         reduce();  // gradients of the positions that its queries come from
         if (layer_recompute(plan, chunk.stage, chunk.stage.end_layer) == RecomputeMode::kFull) recompute(false, true);
       }
-      gather_rows(d.embed), gather_rows(d.embed),
-          reduce_rows(d.embed, partial);   // forward; backward, which norms again
-      out.all_reduce.add(d.rows * 4);      // maximum of each row
-      out.all_reduce.add(2 * d.rows * 4);  // sum of exponentials, target's logit
+      head();
+      for (int64_t module = 0; module < plan.mtp_depth(); ++module) {
+        reduce_rows(d.width, elem), gather();  // embeddings of the tokens ahead, their gradients
+        layer(chunk.stage, chunk.stage.end_layer + module, false);
+        head();
+      }
     }
   }
   if (plan.layout_free()) {
@@ -120,13 +128,16 @@ Traffic expert_traffic(const Plan& plan, const RankPlan& rank) {
     for (int way = 0; way < 2; ++way) out.all_to_all.add(choices * row_bytes);
   };
   for (const Chunk& chunk : rank.chunks) {
-    for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
+    const int64_t modules = chunk.stage.head ? plan.mtp_depth() : 0;
+    for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer + modules; ++l) {
       if (!has_experts(plan.recipe.model, l)) continue;
       for (int64_t k = 0; k < plan.micro_batches; ++k) {
         forward();
         if (layer_recompute(plan, chunk.stage, l) == RecomputeMode::kFull) forward();
         for (int rows = 0; rows < 3; ++rows) out.all_to_all.add(choices * row_bytes);  // dy and x out, dx back
         for (int way = 0; way < 2; ++way) out.all_to_all.add(choices * 4);             // weights, their gradients
+        if (!has_bias(plan.recipe.model, BiasOf::kMlp)) continue;
+        for (int way = 0; way < 2; ++way) out.all_to_all.add(choices * 4);  // the same for what biases gave
       }
     }
   }
@@ -267,12 +278,13 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
     }
     tell(kForwardGroup, mesh.pp(), forward);
     tell(kBackwardGroup, mesh.pp(), backward);
-    if (plan.has_tied_copy() && (rank.embedding() || rank.head()))
+    if (plan.has_table_copy() && (rank.embedding() || rank.head()))
       tell(kEmbeddingGroup, 2, embedding_traffic(plan, rank));
   }
   Traffic world;
   const auto sources = static_cast<int64_t>(plan.recipe.data.sources.size());
-  world.all_reduce.add((sources * (ExactSum::kWords + 1) + ExactSum::kWords + 1) * 8);  // losses, norm, bank
+  const int64_t losses = sources + plan.recipe.model.mtp.depth;
+  world.all_reduce.add((losses * (ExactSum::kWords + 1) + ExactSum::kWords + 1) * 8);  // losses, norm, bank
   if (plan.recipe.optimizer.kind != OptimizerKind::kAdamW) {
     world.all_reduce.add(static_cast<int64_t>(plan.tensors.size()) * 2 * ExactSum::kWords * 8);  // norms of each tensor
   }

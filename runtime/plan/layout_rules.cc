@@ -155,10 +155,14 @@ void sum_rules(RuleList& rules) {
   if (!rules.known({"model.width", "model.heads", "model.kv_heads", "model.head_dim", "model.ffn", "mesh.tp"})) return;
   if (m.heads % mesh.tp != 0 || m.ffn % mesh.tp != 0) return;  // reported already
   if (has_mla(m)) return;                                      // reported already
-  if (m.moe.experts > 0 || m.top_query) {
+  if (m.moe.experts > 0 || layers_behind(m) > 0 || m.attention_sinks) {
+    const char* const what = m.moe.experts > 0 ? "model.moe"
+                             : m.top_query     ? "model.top_query"
+                             : m.mtp.depth > 0 ? "model.mtp"
+                                               : "model.attention_sinks";
     rules.fail("mesh.tp",
-               fmt::format("deterministic = \"layout\" does not know how to cut the sums of {} for mesh.tp = {}",
-                           m.moe.experts > 0 ? "model.moe" : "model.top_query", mesh.tp),
+               fmt::format("deterministic = \"layout\" does not know how to cut the sums of {} for mesh.tp = {}", what,
+                           mesh.tp),
                "tp = 1, or deterministic = \"run\"");
   } else if (const int64_t parts = sum_parts(m); parts % mesh.tp != 0) {
     rules.fail("mesh.tp",
@@ -205,6 +209,13 @@ void optimizer(RuleList& rules) {
                            config.qk_clip, rules.where("optimizer.qk_clip", "model.qk_norm")),
                "qk_clip = 0, or qk_norm = \"none\"");
   }
+  if (config.qk_clip > 0 && recipe.model.attention_sinks) {
+    rules.fail("optimizer.qk_clip",
+               fmt::format("optimizer.qk_clip = {} takes scores for a product of q and k, and model.attention_sinks{} "
+                           "has scores of another kind",
+                           config.qk_clip, rules.where("optimizer.qk_clip", "model.attention_sinks")),
+               "qk_clip = 0");
+  }
   for (const auto& [field, value] :
        {std::pair("model.score_cap", recipe.model.score_cap), {"model.clip_qkv", recipe.model.clip_qkv}}) {
     if (config.qk_clip == 0 || value == 0) continue;
@@ -221,11 +232,32 @@ void optimizer(RuleList& rules) {
                     config.qk_clip, rules.where("optimizer.qk_clip", "model.mla.kv_rank")),
         "qk_clip = 0");
   }
-  if (config.qk_clip > 0 && recipe.model.top_query) {
+  for (const auto& [field, set, off] : {std::tuple("model.top_query", recipe.model.top_query, "top_query = false"),
+                                        {"model.mtp.depth", recipe.model.mtp.depth > 0, "mtp.depth = 0"}}) {
+    if (config.qk_clip == 0 || !set) continue;
     rules.fail("optimizer.qk_clip",
-               fmt::format("optimizer.qk_clip = {} does not see the scores of model.top_query{}", config.qk_clip,
-                           rules.where("optimizer.qk_clip", "model.top_query")),
-               "qk_clip = 0, or top_query = false");
+               fmt::format("optimizer.qk_clip = {} does not see the scores of {}{}", config.qk_clip, field,
+                           rules.where("optimizer.qk_clip", field)),
+               fmt::format("qk_clip = 0, or {}", off));
+  }
+}
+
+void further_tokens(RuleList& rules) {
+  const MeshConfig& mesh = rules.recipe.mesh;
+  const int64_t depth = rules.recipe.model.mtp.depth;
+  if (depth > 0 && mesh.cp > 1) {
+    rules.fail(
+        "mesh.cp",
+        fmt::format("mesh.cp = {} cuts sequences, and model.mtp.depth = {}{} reads tokens ahead, which may lie in "
+                    "another rank's part",
+                    mesh.cp, depth, rules.where("mesh.cp", "model.mtp.depth")),
+        "cp = 1, or mtp.depth = 0");
+  }
+  if (depth > 1 && mesh.ep > 1 && rules.recipe.model.moe.experts > 0) {
+    rules.fail("mesh.ep",
+               fmt::format("mesh.ep = {} divides the experts of one module of model.mtp at most, and its depth is {}{}",
+                           mesh.ep, depth, rules.where("mesh.ep", "model.mtp.depth")),
+               "ep = 1, or mtp.depth = 1");
   }
 }
 
@@ -285,6 +317,7 @@ void layout_rules(RuleList& rules, const DataRanks& ranks) {
   latent_sums(rules);
   sum_rules(rules);
   optimizer(rules);
+  further_tokens(rules);
   if (mesh.shard > 0 && recipe.optimizer.zero == 0) {
     rules.fail(
         "mesh.shard",

@@ -33,11 +33,20 @@ class Check {
       found("model.score_cap", "does not go with model.positions = alibi: no known model says which comes first", "0");
     }
     turning();
+    attention();
     mla();
+    if (m_.activation != Activation::kSwiGluClamp) {
+      const ModelConfig unset;
+      for (const auto& [field, set] : {std::pair("swiglu_alpha", m_.swiglu_alpha != unset.swiglu_alpha),
+                                       {"swiglu_limit", m_.swiglu_limit != unset.swiglu_limit}}) {
+        if (set) found(fmt::format("model.{}", field), "is for model.activation = swiglu_clamp only");
+      }
+    }
     if (m_.logit_scale != 1.0 && m_.head_bias) {
       found("model.logit_scale", "does not go with model.head_bias: no known model says which comes first");
     }
     if (m_.top_query) top_query();
+    if (m_.mtp.depth > 0) mtp();
     windows();
     if (m_.moe.experts > 0) {
       moe();
@@ -84,6 +93,36 @@ class Check {
     }
     if (!m_.nope_layers.empty() && !rotary) found("model.nope_layers", "is for rotary positions only");
     layers_exist("model.nope_layers", m_.nope_layers);
+    if (m_.temperature_scale > 0 && m_.nope_layers.empty()) {
+      found("model.temperature_scale", "is for model.nope_layers, and there are none", "0");
+    } else if (m_.temperature_scale > 0 && m_.head_dim % 2 != 0) {
+      found("model.head_dim", fmt::format("= {} must be even with model.temperature_scale", m_.head_dim),
+            fmt::format("head_dim {}", m_.head_dim + 1));
+    }
+    if (m_.qk_norm == QkNorm::kL2 && !rotary) {
+      found("model.qk_norm", "= l2 is for layers whose q and k turn: model.positions must be rotary");
+    } else if (m_.qk_norm == QkNorm::kL2 &&
+               (m_.rope.scaling == RopeScaling::kYarn || m_.rope.scaling == RopeScaling::kLongRope)) {
+      // The norm is taken before the rotation, which is the same where that changes no length.
+      found("model.rope.scaling", "has a factor of cosines and sines, which does not go with model.qk_norm = l2");
+    }
+  }
+
+  /// What is of the softmax and its mask.
+  void attention() {
+    if (!m_.chunk_layers.empty() && m_.attention_chunk == 0) {
+      found("model.chunk_layers", "names layers, but model.attention_chunk is 0: set the chunk too");
+    }
+    layers_exist("model.chunk_layers", m_.chunk_layers);
+    if (m_.attention_chunk > 0 && m_.mask != Mask::kCausal) {
+      found("model.attention_chunk", "looks back only: it needs model.mask = causal");
+    }
+    if (m_.attention_chunk > 0 && m_.sliding_window > 0) {
+      found("model.attention_chunk", "does not go with model.sliding_window: no known model has both", "0");
+    }
+    const std::string foreign = "does not go with model.top_query: no known model has both";
+    if (m_.top_query && m_.attention_chunk > 0) found("model.attention_chunk", foreign, "0");
+    if (m_.top_query && m_.attention_sinks) found("model.attention_sinks", foreign, "false");
   }
 
   void mla() {
@@ -132,6 +171,8 @@ class Check {
     if (m_.qk_norm != QkNorm::kNone) found("model.qk_norm", foreign, "none");
     if (m_.clip_qkv > 0) found("model.clip_qkv", foreign, "0");
     if (m_.top_query) found("model.top_query", foreign, "false");
+    if (m_.attention_sinks) found("model.attention_sinks", foreign, "false");
+    if (m_.temperature_scale > 0) found("model.temperature_scale", foreign, "0");
   }
 
   void layers_exist(const std::string& field, const std::vector<int64_t>& named) {
@@ -185,9 +226,14 @@ class Check {
     }
     if (!is_gated(m_.activation)) {
       found("model.activation", "must have a gate with experts",
-            "swiglu, geglu, geglu_tanh, reglu, quick_geglu or reglu2");
+            "swiglu, geglu, geglu_tanh, reglu, quick_geglu, reglu2 or swiglu_clamp");
     }
-    if (has_bias(m_, BiasOf::kMlp)) found("model.mlp_bias", "must be false with experts: theirs have no biases");
+    if (has_bias(m_, BiasOf::kMlp) && shared_ffn(m_) > 0) {
+      found("model.mlp_bias", "must be false with shared experts: theirs have no biases", "false");
+    }
+    if (has_bias(m_, BiasOf::kMlp) && moe.scale_input) {
+      found("model.mlp_bias", "does not go with model.moe.scale_input: no known model has both", "false");
+    }
     if (moe.shared_experts > 0 && moe.shared_ffn > 0) {
       found("model.moe.shared_ffn",
             fmt::format("= {} and model.moe.shared_experts = {} say the same: one is enough", moe.shared_ffn,
@@ -209,6 +255,8 @@ class Check {
                                      {"dense_layers", !moe.dense_layers.empty()},
                                      {"shared_ffn", moe.shared_ffn > 0},
                                      {"shared_gate", moe.shared_gate},
+                                     {"router_bias", moe.router_bias},
+                                     {"scale_input", moe.scale_input},
                                      {"choice_bias", moe.choice_bias}}) {
       if (set) found(fmt::format("model.moe.{}", field), "is set, and model.moe.experts = 0: there are none");
     }
@@ -218,6 +266,27 @@ class Check {
     if (!m_.final_norm) found("model.top_query", "comes after the final norm, which is off");
     if (m_.block != BlockKind::kPreNorm) found("model.top_query", "needs model.block = pre_norm");
     if (m_.moe.experts > 0) found("model.top_query", "does not go with model.moe: no known model has both");
+  }
+
+  void mtp() {
+    const std::string of = "with model.mtp, whose modules ";
+    const auto must = [&](bool held, const char* field, const char* value, const char* why) {
+      if (!held) found(field, fmt::format("must be {} {}{}", value, of, why), value);
+    };
+    must(m_.block == BlockKind::kPreNorm, "model.block", "pre_norm", "are layers of that kind alone");
+    must(m_.mask == Mask::kCausal, "model.mask", "causal", "see what is before a row alone");
+    must(m_.final_norm, "model.final_norm", "true", "read the final norm's output");
+    must(m_.positions != Positions::kLearned, "model.positions", "rotary",
+         "look tokens up in the table of embeddings, and no known model adds positions there");
+    must(embed_dim(m_) == m_.width, "model.embed_dim", "0", "join embeddings of the stream's width");
+    must(!m_.embedding_norm, "model.embedding_norm", "false", "have norms of their own");
+    must(m_.embedding_scale == 1.0, "model.embedding_scale", "1", "have norms of their own");
+    must(!m_.top_query, "model.top_query", "false", "stand in its place");
+    must(!balances_over_layers(m_), "model.moe.aux_scope", "layer", "come behind the layers that it counts");
+    if (m_.context > 0 && m_.context <= m_.mtp.depth + 1) {
+      found("model.mtp.depth",
+            fmt::format("= {} looks further than a sample of model.context = {} tokens", m_.mtp.depth, m_.context));
+    }
   }
 
   const ModelConfig& m_;

@@ -60,6 +60,7 @@ class Tensors {
       matrix("top_query.positions", m_.context, m_.width, TensorCut::kReplicated, std_in_);
       block(layer_prefix(m_, m_.layers), false);
     }
+    for (int64_t k = 0; k < m_.mtp.depth; ++k) predicting_module(layer_prefix(m_, m_.layers + k), m_.layers + k);
     if (embed != m_.width) matrix("head.project_out.weight", embed, m_.width, TensorCut::kReplicated, std_in_);
     if (!m_.tied_embeddings) matrix("head.weight", m_.vocab, embed, TensorCut::kDim0, std_in_, true);
     if (m_.head_bias) vector("head.bias", m_.vocab, TensorCut::kDim0, InitKind::kZeros, true);
@@ -75,6 +76,14 @@ class Tensors {
     rest(prefix, experts);
   }
 
+  void predicting_module(const std::string& prefix, int64_t layer) {
+    norm(prefix + "embed_norm");
+    norm(prefix + "hidden_norm");
+    matrix(prefix + "project.weight", m_.width, 2 * m_.width, TensorCut::kReplicated, std_in_);
+    block(prefix, has_experts(m_, layer));
+    norm(prefix + "norm");
+  }
+
   /// q, k and v from the stream.
   void projections(const std::string& prefix) {
     const int64_t q = m_.heads * m_.head_dim, kv = m_.kv_heads * m_.head_dim;
@@ -83,6 +92,7 @@ class Tensors {
                  {prefix + "attn.v", kv, Role::kIn, m_.kv_heads}},
                 has_bias(m_, BiasOf::kQkv));
     qk_norms(prefix);
+    sinks(prefix);
   }
 
   void latent_projections(const std::string& prefix) {
@@ -114,6 +124,9 @@ class Tensors {
     if (norms && m_.block != BlockKind::kParallelShared) norm(prefix + "mlp_norm");
     if (experts) {
       matrix(prefix + "moe.router.weight", m_.moe.experts, m_.width, TensorCut::kReplicated, std_in_);
+      if (m_.moe.router_bias) {
+        vector(prefix + "moe.router.logit_bias", m_.moe.experts, TensorCut::kReplicated, InitKind::kZeros);
+      }
       if (has_choice_bias(m_)) {
         vector(prefix + "moe.router.bias", m_.moe.experts, TensorCut::kReplicated, InitKind::kZeros);
         out_.back().balances = true;
@@ -138,6 +151,7 @@ class Tensors {
       const int64_t heads = kv ? m_.kv_heads : m_.heads;
       switch (m_.qk_norm) {
         case QkNorm::kNone:
+        case QkNorm::kL2:
           return;
         case QkNorm::kHead:
           vector(prefix + name, m_.head_dim, TensorCut::kReplicated, norm_init());
@@ -151,6 +165,12 @@ class Tensors {
           break;
       }
     }
+  }
+
+  void sinks(const std::string& prefix) {
+    if (!m_.attention_sinks) return;
+    vector(prefix + "attn.sinks", m_.heads, TensorCut::kDim0, InitKind::kNormal);
+    out_.back().init_std = m_.init_std;
   }
 
   void mlp(const std::string& prefix, int64_t ffn) {
@@ -245,6 +265,7 @@ bool is_gated(Activation activation) {
     case Activation::kReGlu:
     case Activation::kQuickGeGlu:
     case Activation::kReGlu2:
+    case Activation::kSwiGluClamp:
       return true;
     default:
       return false;
@@ -256,13 +277,13 @@ bool balances_over_layers(const ModelConfig& model) {
 }
 
 bool has_experts(const ModelConfig& m, int64_t layer) {
-  return m.moe.experts > 0 && layer < m.layers &&
+  return m.moe.experts > 0 && layer < m.layers + m.mtp.depth &&
          std::find(m.moe.dense_layers.begin(), m.moe.dense_layers.end(), layer) == m.moe.dense_layers.end();
 }
 
 int64_t expert_layers(const ModelConfig& m) {
   int64_t n = 0;
-  for (int64_t layer = 0; layer < m.layers; ++layer) n += has_experts(m, layer) ? 1 : 0;
+  for (int64_t layer = 0; layer < m.layers; ++layer) n += has_experts(m, layer) ? 1 : 0;  // without those behind
   return n;
 }
 
@@ -316,20 +337,42 @@ bool has_out_norms(BlockKind block) { return block == BlockKind::kSandwich || bl
 bool has_norm_bias(const ModelConfig& m) { return m.norm == NormKind::kLayerNorm && m.norm_weight && m.norm_bias; }
 
 std::string layer_prefix(const ModelConfig& m, int64_t layer) {
-  return layer == m.layers ? "top_query." : fmt::format("layers.{}.", layer);
+  if (layer < m.layers) return fmt::format("layers.{}.", layer);
+  return m.top_query ? "top_query." : fmt::format("mtp.{}.", layer - m.layers);
 }
+
+int64_t layers_behind(const ModelConfig& m) { return m.top_query ? 1 : m.mtp.depth; }
+
+bool ends_with_table(const ModelConfig& m) { return m.tied_embeddings || m.mtp.depth > 0; }
 
 int64_t attention_layers(const ModelConfig& m) { return m.layers + (m.top_query ? 1 : 0); }
 
+namespace {
+
+bool names(const std::vector<int64_t>& layers, int64_t layer) {
+  return std::find(layers.begin(), layers.end(), layer) != layers.end();
+}
+
+}  // namespace
+
 bool has_window(const ModelConfig& m, int64_t layer) {
-  if (m.sliding_window == 0) return false;
-  return m.window_layers.empty() ||
-         std::find(m.window_layers.begin(), m.window_layers.end(), layer) != m.window_layers.end();
+  return m.sliding_window > 0 && (m.window_layers.empty() || names(m.window_layers, layer));
+}
+
+bool has_chunks(const ModelConfig& m, int64_t layer) {
+  return m.attention_chunk > 0 && (m.chunk_layers.empty() || names(m.chunk_layers, layer));
 }
 
 bool has_rotary(const ModelConfig& m, int64_t layer) {
-  return m.positions == Positions::kRotary &&
-         std::find(m.nope_layers.begin(), m.nope_layers.end(), layer) == m.nope_layers.end();
+  return m.positions == Positions::kRotary && !names(m.nope_layers, layer);
+}
+
+bool has_temperature(const ModelConfig& m, int64_t layer) {
+  return m.temperature_scale > 0 && names(m.nope_layers, layer);
+}
+
+bool has_qk_norm(const ModelConfig& m, int64_t layer) {
+  return m.qk_norm != QkNorm::kNone && (m.qk_norm != QkNorm::kL2 || has_rotary(m, layer));
 }
 
 bool has_window_rotary(const ModelConfig& m, int64_t layer) {
@@ -358,7 +401,7 @@ int64_t count_parameters(const ModelConfig& model) {
 }
 
 int64_t sum_parts(const ModelConfig& m) {
-  if (m.moe.experts > 0 || m.top_query || has_mla(m)) return 1;
+  if (m.moe.experts > 0 || layers_behind(m) > 0 || m.attention_sinks || has_mla(m)) return 1;
   int64_t parts = 8;
   const auto fits = [&](int64_t count, int64_t elems) {
     return count % parts == 0 && elems % (parts * kSumPartElems) == 0;

@@ -7,6 +7,7 @@
 //   layers.I.attn_norm.{weight,bias} [H]                     parallel_shared: the only norm of the layer
 //   layers.I.attn.{q,k,v}.weight [N*D or K*D, H], .bias      layers.I.attn.o.weight [H, N*D], .bias [H]
 //   layers.I.attn.{q,k}_norm.weight [D]  (qk_norm head), [N*D or K*D] (whole), [N or K, D] (head_layernorm)
+//   layers.I.attn.sinks [N]  (attention_sinks)
 //   with mla, for q, k, v: layers.I.attn.q_a.weight [Rq, H], .bias, attn.q_a_norm.weight [Rq], attn.q_b.weight [N*D,
 //   Rq] (q_rank; else attn.q.weight [N*D, H]); attn.kv_a.weight [Rk + Dr, H], .bias, attn.kv_a_norm.weight [Rk],
 //   attn.kv_b.weight [N*(Dn + Dv), Rk]; and attn.o.weight is [H, N*Dv]. Biases as those of q, k, v
@@ -15,12 +16,16 @@
 //   layers.I.mlp.{gate,up}.weight [F, H], .bias [F]          layers.I.mlp.down.weight [H, F], .bias [H]
 //   layers.I.mlp_out_norm.{weight,bias} [H]  (sandwich, out_norm)
 //   layers.I.moe.router.weight [X, H] and, for each expert J, layers.I.moe.experts.J.{gate,up}.weight [F, H],
-//   .down.weight [H, F]  (experts, F = moe.ffn where set; then no mlp.*, but in moe.dense_layers);
+//   .down.weight [H, F], .bias  (experts, F = moe.ffn where set; then no mlp.*, but in moe.dense_layers);
+//   layers.I.moe.router.logit_bias [X]  (router_bias);
 //   layers.I.moe.router.bias [X]  (choice_bias, bias_rate), updated beside the gradients;
 //   layers.I.moe.shared.{gate,up}.weight [Fs, H], .down.weight [H, Fs]  (shared_ffn, or shared_experts times F);
 //   layers.I.moe.shared_gate.weight [1, H]  (shared_gate)
 //   final_norm.{weight,bias} [H]                             head.project_out.weight [E, H]  (E not H)
 //   top_query.positions [S, H], then the tensors of a layer with "top_query." for "layers.I."  (top_query)
+//   mtp.K.embed_norm.{weight,bias} [H], mtp.K.hidden_norm.{weight,bias} [H], mtp.K.project.weight [H, 2H], the
+//   embedding's columns first, then the tensors of a layer with "mtp.K." for "layers.I.", and mtp.K.norm.{weight,bias}
+//   [H], for K below mtp.depth; with experts in place of an MLP where the model has experts
 //   head.weight [V, E]  (untied)                             head.bias [V]  (head_bias)
 // Bias tensors exist only where ModelConfig says so (norm biases: LayerNorm only), and so do weights of norms; gate
 // only for gated activations. post_norm: attn_norm and mlp_norm act on the sums. out_norm has neither.
@@ -38,7 +43,7 @@ enum class TensorCut { kReplicated, kDim0, kDim1 };  // over tp; kDim0 of embed.
 enum class InitKind { kZeros, kOnes, kNormal };
 
 constexpr int64_t kEmbeddingLayer = -1;  // TensorSpec::layer of embed.*: the first stage
-constexpr int64_t kHeadLayer = -2;       // of final_norm.*, top_query.* and head.*: the last stage
+constexpr int64_t kHeadLayer = -2;       // of final_norm.*, top_query.*, mtp.* and head.*: the last stage
 
 struct TensorSpec {
   std::string name;
@@ -89,13 +94,23 @@ bool has_post_norms(BlockKind block);
 bool has_out_norms(BlockKind block);
 /// The norms of the stream have biases.
 bool has_norm_bias(const ModelConfig& model);
-/// What the names of a layer's tensors begin with: "layers.I.", and "top_query." for I = model.layers, which is the top
-/// query layer where the model has one.
+/// What the names of a layer's tensors begin with: "layers.I."; for I = model.layers "top_query." where the model has
+/// such a layer, and from there on "mtp.K." where it predicts several tokens.
 std::string layer_prefix(const ModelConfig& model, int64_t layer);
+/// Layers from model.layers on that come behind the final norm, in the head's place.
+int64_t layers_behind(const ModelConfig& model);
+/// The last stage reads the table of token embeddings too.
+bool ends_with_table(const ModelConfig& model);
 /// Layers that keep keys and values: model.layers, and the top query layer.
 int64_t attention_layers(const ModelConfig& model);
 /// The layer uses model.sliding_window.
 bool has_window(const ModelConfig& model, int64_t layer);
+/// The layer uses model.attention_chunk.
+bool has_chunks(const ModelConfig& model, int64_t layer);
+/// Queries of the layer are multiplied as model.temperature_scale says.
+bool has_temperature(const ModelConfig& model, int64_t layer);
+/// q and k of the layer have norms.
+bool has_qk_norm(const ModelConfig& model, int64_t layer);
 /// q and k of the layer turn.
 bool has_rotary(const ModelConfig& model, int64_t layer);
 /// By the angles of model.window_rope_theta.
@@ -113,7 +128,7 @@ int64_t count_parameters(const ModelConfig& model);
 
 /// Into how many parts deterministic = "layout" cuts the sums that tensor parallelism divides: a power of two up to 8
 /// that divides heads, key/value heads and hidden units so that each part has a multiple of kSumPartElems. 1 for what
-/// it does not know how to cut: experts, latent attention, and a top query layer.
+/// it does not know how to cut: experts, latent attention, sinks, and a top query layer.
 int64_t sum_parts(const ModelConfig& model);
 constexpr int64_t kSumPartElems = 16;  // squares of gradients are added in blocks of so many (kernels::add_squares)
 

@@ -21,6 +21,7 @@ class Check {
     if (o_.kind != Kind::kNextToken && m_.sliding_window > 0) {
       found("model.sliding_window", "does not go with objective.kind = prefix and infill");
     }
+    if (m_.mtp.depth > 0) further_tokens();
     if (o_.document_end >= 0) documents();
     if (o_.kind == Kind::kInfill) infill();
     if (o_.kind == Kind::kPrefix && tokens_ < 2)
@@ -31,6 +32,14 @@ class Check {
  private:
   void found(const std::string& field, const std::string& what, std::string accepted = "") {
     found_.push_back({.field = field, .message = field + " " + what, .accepted = std::move(accepted)});
+  }
+
+  void further_tokens() {
+    if (o_.kind != ObjectiveConfig::Kind::kNextToken) {
+      found("model.mtp.depth", "is for objective.kind = next_token: others have no token that comes next", "0");
+    } else if (tokens_ <= m_.mtp.depth + 1) {
+      found("model.mtp.depth", fmt::format("= {} looks further than a sequence of {} tokens", m_.mtp.depth, tokens_));
+    }
   }
 
   void token(const std::string& field, int64_t id) {

@@ -80,17 +80,23 @@ std::vector<int64_t> weighed_stages(const std::vector<double>& weights, int64_t 
   return out;
 }
 
+/// What the last stage has besides its layers, as layers: each module that predicts a further token is one, and runs
+/// the head once more.
+double end_weight(const ModelConfig& model, const MeshConfig& mesh) {
+  const auto modules = static_cast<double>(model.mtp.depth);
+  return mesh.head_weight + modules * (1 + mesh.head_weight);
+}
+
 /// Of the stages, where the recipe does not say.
 std::vector<int64_t> balanced_stages(const ModelConfig& model, const MeshConfig& mesh) {
   const int64_t count = mesh.pp * mesh.virtual_stages;
-  if (model.moe.dense_layers.empty()) {
-    return balanced_stages(model.layers, count, mesh.embedding_weight, mesh.head_weight);
-  }
+  const double end = end_weight(model, mesh);
+  if (model.moe.dense_layers.empty()) return balanced_stages(model.layers, count, mesh.embedding_weight, end);
   std::vector<double> weights;
   for (int64_t layer = 0; layer < model.layers; ++layer) weights.push_back(layer_products(model, layer));
   const double unit = *std::ranges::max_element(weights);
   for (double& weight : weights) weight /= unit;
-  return weighed_stages(weights, count, mesh.embedding_weight, mesh.head_weight);
+  return weighed_stages(weights, count, mesh.embedding_weight, end);
 }
 
 }  // namespace
@@ -125,6 +131,8 @@ std::string_view uncut_over_tokens(const Recipe& recipe) {
   const ModelConfig& m = recipe.model;
   if (m.moe.experts > 0) return "model.moe";
   if (m.top_query) return "model.top_query";
+  if (m.mtp.depth > 0) return "model.mtp";
+  if (m.attention_sinks) return "model.attention_sinks";
   if (embed_dim(m) != m.width) return "model.embed_dim";
   if (m.block == BlockKind::kParallelShared) return "model.block = \"parallel_shared\"";
   if (recipe.objective.kind != ObjectiveConfig::Kind::kNextToken || recipe.objective.document_end >= 0) {
@@ -293,16 +301,16 @@ class RankPlanner {
       segments_.push_back({out_.flat_elems, in_experts_});
   }
 
-  void hold(int64_t index, int64_t layer, bool tied_copy) {
+  void hold(int64_t index, int64_t layer, bool table_copy) {
     LocalTensor local = local_part(index);
-    if (tied_copy) {
-      local.tied_copy = true;
+    if (table_copy) {
+      local.table_copy = true;
       local.primary = false;
     }
     const bool starts_unit = out_.units.empty() || out_.units.back().layer != layer;
-    // Two stages add their gradients of a tied embedding shard by shard: it is cut alike on both, apart from others.
+    // Two stages add their gradients of one table shard by shard: it is cut alike on both, apart from others.
     const bool two = plan_.mesh.pp() > 1 || plan_.layout_free();
-    const bool apart = two && plan_.recipe.model.tied_embeddings && index == 0;
+    const bool apart = two && ends_with_table(plan_.recipe.model) && index == 0;
     const bool experts = divided(plan_.tensors[index]);
     if (apart || (starts_unit && out_.scattered_grads) || experts != in_experts_) end_segment();
     if (experts != in_experts_ && in_experts_) out_.units.back().experts.end = out_.flat_elems;
@@ -322,13 +330,13 @@ class RankPlanner {
     for (size_t index = 0; index < plan_.tensors.size(); ++index) {
       if (here(plan_.tensors[index])) hold(static_cast<int64_t>(index), plan_.tensors[index].layer, false);
     }
-    const bool tied = plan_.recipe.model.tied_embeddings;
+    const bool twice = ends_with_table(plan_.recipe.model) && out_.head();
     const bool one_copy = out_.embedding() && !plan_.layout_free();
-    if (tied && out_.head() && !one_copy) hold(0, kHeadLayer, true);  // embed.tokens is first
+    if (twice && !one_copy) hold(0, kHeadLayer, true);  // embed.tokens is first
     end_segment();
     if (in_experts_) out_.units.back().experts.end = out_.flat_elems;
     out_.units.back().range.end = out_.flat_elems;
-    if (tied && out_.head() && one_copy) out_.units.front().uses = 2;
+    if (twice && one_copy) out_.units.front().uses = 2;
   }
 
   void cut_buckets() {
@@ -531,8 +539,8 @@ std::vector<int64_t> Plan::kv_group(int64_t rank) const {
 std::vector<int64_t> RankPlan::units_of(int64_t layer) const {
   std::vector<int64_t> out;
   for (size_t u = 0; u < units.size(); ++u) {
-    const bool tied = layer == kHeadLayer && units[u].layer == kEmbeddingLayer && units[u].uses > 1;
-    if (units[u].layer == layer || tied) out.push_back(static_cast<int64_t>(u));
+    const bool table = layer == kHeadLayer && units[u].layer == kEmbeddingLayer && units[u].uses > 1;
+    if (units[u].layer == layer || table) out.push_back(static_cast<int64_t>(u));
   }
   return out;
 }
@@ -564,9 +572,13 @@ double Plan::keys_per_query(int64_t sequence) const {
   const double all = m.mask == Mask::kBidirectional ? tokens : tokens / 2;
   const double window = std::min(static_cast<double>(m.sliding_window), tokens);
   const double near = window - window * window / (2 * tokens);
+  const double in_chunk = std::min(static_cast<double>(m.attention_chunk), tokens) / 2;
   double keys = 0;
-  for (int64_t layer = 0; layer < attention_layers(m); ++layer) keys += has_window(m, layer) ? near : all;
-  return keys / static_cast<double>(attention_layers(m));
+  const int64_t layers = m.layers + layers_behind(m);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    keys += has_window(m, layer) ? near : has_chunks(m, layer) ? in_chunk : all;
+  }
+  return keys / static_cast<double>(layers);
 }
 
 double Plan::flops_per_token(int64_t sequence) const {
@@ -579,9 +591,10 @@ double Plan::flops_per_token(int64_t sequence) const {
     const double used = expert ? static_cast<double>(m.moe.top_k) / static_cast<double>(m.moe.experts) : 1.0;
     matrices += used * static_cast<double>(count_elems(tensor.shape));
   }
-  if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * embed_dim(m));
+  const int64_t heads_again = m.mtp.depth + (m.tied_embeddings ? 1 : 0);  // passes of the head's matrix, not counted
+  matrices += static_cast<double>(heads_again * m.vocab * embed_dim(m));
   return 6 * matrices + 6.0 * keys_per_query(sequence) *
-                            static_cast<double>(attention_layers(m) * m.heads * (m.head_dim + value_dim(m)));
+                            static_cast<double>((m.layers + layers_behind(m)) * m.heads * (m.head_dim + value_dim(m)));
 }
 
 }  // namespace cairn

@@ -14,8 +14,8 @@
 // sums of gradients as shards alone; the gradients of a micro-batch are made in a few slots, which layers take in turn,
 // and added to the shards. ZeRO-3 keeps the weights as shards too and gathers a unit before it is used, into slots
 // likewise. deterministic = "layout" sums gradients as ZeRO-2 does under every ZeRO stage, since that adds
-// micro-batches in the order of the batch, and holds both copies of a tied embedding also where one rank has both ends
-// of the model, since their gradients are two sums. So arrays that hold all shards of a rank one after another
+// micro-batches in the order of the batch, and holds both copies of a table that both ends of the model read also where
+// one rank has them, since their gradients are two sums. So arrays that hold all shards of a rank one after another
 // (`shard_offset`) stand beside flat ones.
 //
 // Experts that ep ranks divide (mesh.ep > 1) lie in buckets of their own: a rank holds 1 / ep of them, and the replicas
@@ -64,7 +64,7 @@ struct LocalTensor {
   bool primary = true;       // exactly one rank of those that hold the same box (apart from dp) counts and saves it
   bool sum_over_tp = false;  // replicated over tp, but its gradient is partial there (its rows, its heads)
   bool sum_over_kv = false;  // of key/value heads that several tp ranks hold: each has the gradient of its own queries
-  bool tied_copy = false;    // the last stage's copy of embed.tokens
+  bool table_copy = false;   // the last stage's copy of embed.tokens
 };
 
 /// A contiguous run of one logical tensor inside one of the shares of the rank's shards, the unit of saving and
@@ -116,7 +116,7 @@ struct Unit {
   int64_t weight_slot = 0, grad_slot = 0;    // units of one slot take the same memory in turn; ZeRO-3, ZeRO-2
   FlatRange experts;                         // inside `range`: of experts that ep ranks divide
   int64_t source_grads_at = 0;  // gradients of `experts` from the tokens of ep ranks 1, 2, ...: one after another
-  int64_t uses = 1;             // times that a micro-batch passes it: 2 for an embedding that is the head's matrix too
+  int64_t uses = 1;             // times that a micro-batch passes it: 2 for an embedding that the head reads too
 };
 
 struct Stage {
@@ -136,7 +136,7 @@ struct RankPlan {
   Coords at;
   int64_t expert_part = 0;           // of mesh.ep: the part of each layer's experts that it holds
   std::vector<Chunk> chunks;         // in model order; one but for the interleaved and V schedules
-  std::vector<LocalTensor> tensors;  // canonical order; a tied copy stands where head.weight would
+  std::vector<LocalTensor> tensors;  // canonical order; a copy of the table stands at the end
   std::vector<Unit> units;           // in the order of the flat range
   int64_t flat_elems = 0;            // a multiple of replicas * kAlignElems
   std::vector<Bucket> buckets;       // tile [0, flat_elems)
@@ -190,10 +190,11 @@ struct RankPlan {
   /// Where backward writes the gradient of `local`: for one of the experts that ep ranks divide, that of the tokens of
   /// ep rank `source`, where these are kept apart (Plan::expert_sources()).
   int64_t grad_at(const LocalTensor& local, int64_t source) const;
-  /// Units that are used with a layer (TensorSpec::layer), indices: its own, and a tied embedding with the head.
+  /// Units that are used with a layer (TensorSpec::layer), indices: its own, and with the head an embedding that it
+  /// reads.
   std::vector<int64_t> units_of(int64_t layer) const;
-  /// The tensor of that logical name, or nullptr when it lives on another stage; of two copies of a tied embedding the
-  /// first stage's.
+  /// The tensor of that logical name, or nullptr when it lives on another stage; of two copies of the table the first
+  /// stage's.
   const LocalTensor* find(const std::vector<TensorSpec>& specs, std::string_view name) const;
 };
 
@@ -246,6 +247,8 @@ struct Plan {
   int64_t replicas(bool experts) const { return experts ? mesh.expert_replicas() : mesh.replicas(); }
   /// ep ranks whose tokens' gradients of experts are kept apart: all with deterministic = "layout", else 1.
   int64_t expert_sources() const { return layout_free() ? mesh.ep() : 1; }
+  /// Modules that predict further tokens and run: none where one pass follows the other, in generation and evaluation.
+  int64_t mtp_depth() const { return pass_tokens > 0 ? 0 : recipe.model.mtp.depth; }
   /// Largest bucket, elements.
   int64_t bucket_elems() const;
   /// Of weights, activations and what pipeline and tensor parallelism send; gradients and optimizer state are float.
@@ -262,9 +265,9 @@ struct Plan {
   int64_t boundary_bytes() const;
   /// Those that a pipeline rank sends from and receives into, in any stage of the run; 0 with one rank.
   int64_t boundary_buffers_bytes() const { return boundary_room; }
-  /// The last stage lies on another rank than the first, so a tied embedding is there twice.
-  bool has_tied_copy() const {
-    return recipe.model.tied_embeddings && place_of(schedule(), std::ssize(stages) - 1).rank != 0;
+  /// The last stage lies on another rank than the first, so a table of embeddings that both read is there twice.
+  bool has_table_copy() const {
+    return ends_with_table(recipe.model) && place_of(schedule(), std::ssize(stages) - 1).rank != 0;
   }
   ScheduleShape schedule() const { return schedule_shape(recipe, micro_batches); }
   /// Keys that a query meets, the mean over the queries of a sequence and over the layers with attention: with S tokens
@@ -273,7 +276,8 @@ struct Plan {
   double keys_per_query(int64_t sequence) const;
   /// Model FLOPs of forward and backward: 6 a weight of each matrix that a token meets (of experts its top k; not the
   /// table of embeddings) and 12 N D a key and layer (Narayanan et al. 2021, appendix), with other widths of keys and
-  /// values 6 N (D + Dv). Nothing that is computed again, and not the zeros that widen values (model.mla).
+  /// values 6 N (D + Dv). Modules of model.mtp count as a layer and the head. Nothing that is computed again, and not
+  /// the zeros that widen values (model.mla).
   double flops_per_token() const { return flops_per_token(sequence_tokens); }
   double flops_per_token(int64_t sequence) const;
 };

@@ -50,6 +50,7 @@ json to_json(const StepMetrics& m) {
               {"tokens_per_s", finite(m.tokens_per_s)},
               {"step_ms", finite(m.step_ms)},
               {"checkpoint_lost_ms", finite(m.checkpoint_lost_ms)}};
+  if (m.mtp_loss) out["mtp_loss"] = finite(*m.mtp_loss);
   if (m.valid_loss) out["valid_loss"] = finite(*m.valid_loss);
   for (const auto& [name, loss] : m.valid_source_loss) out["valid_source_loss"][name] = finite(loss);
   if (m.end_loss) out["end_loss"] = finite(*m.end_loss);
@@ -96,16 +97,12 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
   number("checkpoint_lost_ms", out.checkpoint_lost_ms);
   if (!wrong.empty())
     return Error{ErrorCode::kCorrupt, fmt::format("metrics field \"{}\" is missing or no number", wrong)};
-  if (in.contains("valid_loss")) {
-    double loss = 0;
-    number("valid_loss", loss);
-    out.valid_loss = loss;
-  }
-  if (in.contains("end_loss")) {
-    double loss = 0;
-    number("end_loss", loss);
-    out.end_loss = loss;
-  }
+  const auto optional = [&](const char* name, std::optional<double>& into) {
+    if (in.contains(name)) number(name, into.emplace());
+  };
+  optional("mtp_loss", out.mtp_loss);
+  optional("valid_loss", out.valid_loss);
+  optional("end_loss", out.end_loss);
   if (in.contains("loss_scale")) {
     double scale = 0;
     number("loss_scale", scale);

@@ -21,6 +21,7 @@
 #include "runtime/data_parallel/data_parallel.h"
 #include "runtime/kernels/scratch.h"
 #include "runtime/nn/kernel_scratch.h"
+#include "runtime/nn/mtp.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/optim/lr_schedule.h"
 #include "runtime/optim/sharded_optimizer.h"
@@ -192,6 +193,7 @@ class Run {
     double loss = 0, norm = 0;
     optim::SquaredNorm squared_norm{};  // of which the norm is, as `gradients` says
     kernels::ClipNumbers gradients;
+    std::optional<double> mtp_loss;  // the mean of the modules' losses
     std::vector<std::pair<std::string, double>> source_loss;
     std::vector<double> words;  // of the exact sums: equal bits, equal result
     bool finite() const { return std::isfinite(loss) && std::isfinite(norm); }
@@ -391,6 +393,15 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
                                                                        now_->batches[micro_batch].targets[row]);
     }
   };
+  std::vector<LossSum> further(recipe.model.mtp.depth);  // by module that predicts a further token
+  const auto on_further = [&](int64_t micro_batch, std::span<const float> token_losses) {
+    if (!counts_losses()) return;
+    const int32_t* const targets = now_->batches[micro_batch].targets;
+    const int64_t rows = std::ssize(token_losses) / std::ssize(further);
+    for (int64_t i = 0; i < std::ssize(token_losses); ++i) {
+      further[i / rows].add(token_losses[i], nn::target_ahead(targets, i % rows, plan.sequence_tokens, i / rows));
+    }
+  };
   const bool scaled = position_.loss_scale.scale > 0;
   const double loss_scale = scaled ? position_.loss_scale.scale : 1.0;
   const float weight = static_cast<float>(loss_scale) / static_cast<float>(plan.tokens_per_step);
@@ -403,11 +414,15 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   optimizer_.take_squared_norm();
   for (const auto& model : now_->models) model->give_max_scores();
   RT_TRY(stream_->settle());  // the step's one wait, for losses, norm and largest scores
-  now_->executor->tell_losses(on_losses);
+  now_->executor->tell_losses(on_losses, on_further);
   WorldSums sums;
   for (const LossSum& source : losses) {
     sums.put(source.loss);
     sums.put(static_cast<double>(source.tokens));
+  }
+  for (const LossSum& module : further) {
+    sums.put(module.loss);
+    sums.put(static_cast<double>(module.tokens));
   }
   sums.put(optimizer_.squared_norm_part());
   const size_t words = sums.words.size();
@@ -435,6 +450,10 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   if (counted == 0) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("step {}: the objective leaves no token of the batch to be guessed", number)};
+  }
+  for (size_t k = 0; k < further.size(); ++k) {
+    const double sum = sums.take_sum(), tokens = sums.take();
+    out.mtp_loss = out.mtp_loss.value_or(0) + sum / std::max(1.0, tokens) / static_cast<double>(further.size());
   }
   // Backward has weighed each loss as one of all tokens; with an objective that leaves some out they weigh more.
   out.gradients = {.most = recipe.optimizer.clip,
@@ -476,6 +495,7 @@ Status Run::step(int64_t number) {
   const bool overflow = !std::isfinite(norm);
   metrics_ = {};
   metrics_.source_loss = std::move(found.source_loss);
+  metrics_.mtp_loss = found.mtp_loss;
 
   if (scaled) {
     metrics_.loss_scale = loss_scale;

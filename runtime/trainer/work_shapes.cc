@@ -29,10 +29,10 @@ void add_given(const Plan& plan, const RankPlan& rank, const StageDims& dims, Wo
   const int64_t ids = dims.rows * static_cast<int64_t>(sizeof(int32_t));
   if (data::changes_rows(plan.recipe.objective)) give(3 * passes, ids);  // positions, starts, ends
   if (dims.experts > 0) {  // counts of their rows, and what balances them: in each layer
-    give(3 * passes * model.layers, dims.experts * static_cast<int64_t>(sizeof(float)));
+    give(3 * passes * (model.layers + plan.mtp_depth()), dims.experts * static_cast<int64_t>(sizeof(float)));
   }
   if (rank.embedding()) give(2 * times, ids);
-  if (rank.head()) give(2 * times, ids);
+  if (rank.head()) give(2 * times * (1 + 2 * plan.mtp_depth()), ids);
 }
 
 WorkShapes of_stage(const Plan& plan, const RankPlan& rank) {
@@ -41,8 +41,10 @@ WorkShapes of_stage(const Plan& plan, const RankPlan& rank) {
   WorkShapes out{.rows = dims.rows, .norm_width = std::max(dims.width, dims.embed)};
   const bool biased = has_bias(model, BiasOf::kQkv) || has_bias(model, BiasOf::kOut) || has_bias(model, BiasOf::kMlp);
   if (biased || model.bias) {
-    out.bias_width = std::max({dims.qkv, dims.ffn_in, dims.width, dims.embed});
+    out.bias_width = std::max({dims.qkv, dims.ffn_in, dims.expert_ffn_in, dims.width, dims.embed});
   }
+  if (dims.experts > 0 && has_bias(model, BiasOf::kMlp)) out.rows = std::max(out.rows, dims.expert_rows);
+  if (model.moe.router_bias) out.bias_width = std::max(out.bias_width, dims.experts);
   if (model.head_bias) out.bias_width = std::max(out.bias_width, dims.vocab);
   out.row_parts = dims.row_parts;
   if (model.qk_norm != QkNorm::kNone) {

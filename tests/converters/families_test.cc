@@ -82,8 +82,9 @@ bool remap(const HfFolder& folder, Weights& weights, const std::function<bool(Ma
     for (const RowRun& run : row_runs(mapping, shape)) {
       for (int64_t r = 0; r < run.count; ++r) {
         for (int64_t c = 0; c < columns; ++c) {
+          const int64_t row = run.stored + r * run.stride;
           weights[k][(run.logical + r) * columns + c] =
-              from.at(mapping.transpose ? c * mapping.shape[1] + run.stored + r : (run.stored + r) * columns + c);
+              from.at(mapping.transpose ? (mapping.line + c) * mapping.shape.back() + row : row * columns + c);
         }
       }
     }
@@ -146,10 +147,23 @@ const std::vector<BadConfig>& mistakes() {
       {"groups of heads read as three blocks",
        [](const HfFolder& f, ModelConfig&, Weights& w) {
          return remap(f, w, [&](Mapping& m, const Shape& shape) {
-           if (m.run == 0) return false;
+           if (m.run == 0 || m.logical.find(".attn.") == std::string::npos) return false;
            const bool k = m.logical.find(".attn.k.") != std::string::npos;
            m.first = (k ? 1 : m.logical.find(".attn.v.") != std::string::npos ? 2 : 0) * shape[0];
            m.run = m.stride = 0;
+           return true;
+         });
+       }},
+      {"gates and ups of experts side by side read as every other row, or the other way round",
+       [](const HfFolder& f, ModelConfig&, Weights& w) {
+         return remap(f, w, [&](Mapping& m, const Shape& shape) {
+           const bool up = m.logical.ends_with(".up.weight");
+           if (!m.transpose || (!up && !m.logical.ends_with(".gate.weight"))) return false;
+           if (m.logical.find(".experts.") == std::string::npos) return false;
+           const bool blocks = m.run == 0;
+           m.first = !up ? 0 : blocks ? 1 : shape[0];
+           m.run = blocks ? 1 : 0;
+           m.stride = blocks ? 2 : 0;
            return true;
          });
        }},
@@ -350,6 +364,64 @@ const std::vector<BadConfig>& mistakes() {
                   std::rotate(values.begin(), values.begin() + m.head_dim, values.end());
                 });
        }},
+      {"the sinks of attention left out",
+       [](const HfFolder& f, ModelConfig&, Weights& w) {
+         return change(f, w, "layers.1.attn.sinks", [](auto& values, const Shape&) { std::ranges::fill(values, -90); });
+       }},
+      {"the sinks of two heads exchanged",
+       [](const HfFolder& f, ModelConfig&, Weights& w) {
+         return change(f, w, "layers.1.attn.sinks", [](auto& values, const Shape&) { std::swap(values[0], values[1]); });
+       }},
+      {"the trained biases of the router left out",
+       [](const HfFolder& f, ModelConfig&, Weights& w) {
+         return change(f, w, "layers.1.moe.router.logit_bias",
+                       [](auto& values, const Shape&) { std::ranges::fill(values, 0); });
+       }},
+      {"an expert's biases left out",
+       [](const HfFolder& f, ModelConfig&, Weights& w) {
+         return change(f, w, "layers.1.moe.experts.0.down.bias",
+                       [](auto& values, const Shape&) { std::ranges::fill(values, 0); });
+       }},
+      {"the biases of an expert's gate and up exchanged",
+       [](const HfFolder& f, ModelConfig&, Weights& w) {
+         return exchange(f, w, "layers.1.moe.experts.0.gate.bias", "layers.1.moe.experts.0.up.bias");
+       }},
+      {"another bound of the clamped gate",
+       [](const HfFolder&, ModelConfig& m, Weights&) { return std::exchange(m.swiglu_limit, 7.0) < 7.0; }},
+      {"another factor of the clamped gate",
+       [](const HfFolder&, ModelConfig& m, Weights&) {
+         m.swiglu_alpha = 1;
+         return m.activation == Activation::kSwiGluClamp;
+       }},
+      {"a plain gate for the clamped one",
+       [](const HfFolder&, ModelConfig& m, Weights&) {
+         if (m.activation != Activation::kSwiGluClamp) return false;
+         m.activation = Activation::kQuickGeGlu;
+         return true;
+       }},
+      {"the experts' outputs scaled in place of their inputs",
+       [](const HfFolder&, ModelConfig& m, Weights&) { return std::exchange(m.moe.scale_input, false); }},
+      {"the chunks of attention left out",
+       [](const HfFolder&, ModelConfig& m, Weights&) {
+         m.chunk_layers.clear();
+         return std::exchange(m.attention_chunk, 0) > 0;
+       }},
+      {"chunks one key longer",
+       [](const HfFolder&, ModelConfig& m, Weights&) { return m.attention_chunk > 0 && ++m.attention_chunk > 0; }},
+      {"a window for the chunks",
+       [](const HfFolder&, ModelConfig& m, Weights&) {
+         m.sliding_window = std::exchange(m.attention_chunk, 0);
+         m.window_layers = std::exchange(m.chunk_layers, {});
+         return m.sliding_window > 0 && !m.window_layers.empty();
+       }},
+      {"queries as warm at every position",
+       [](const HfFolder&, ModelConfig& m, Weights&) { return std::exchange(m.temperature_scale, 0.0) > 0; }},
+      {"queries warmer one position later",
+       [](const HfFolder&, ModelConfig& m, Weights&) { return m.temperature_scale > 0 && ++m.temperature_floor > 0; }},
+      {"the norms of q and k without weights left out",
+       [](const HfFolder&, ModelConfig& m, Weights&) {
+         return std::exchange(m.qk_norm, QkNorm::kNone) == QkNorm::kL2;
+       }},
       {"the parallel block computed one after the other",
        [](const HfFolder&, ModelConfig& m, Weights&) {
          if (m.block != BlockKind::kParallel) return false;
@@ -435,7 +507,11 @@ TEST_SUITE("converters/families") {
     for (const std::string& name : all_fixtures()) {
       CAPTURE(name);
       const auto folder = opened(name);
-      if (name == "hf-deepseek_v2-greedy") {
+      if (name == "hf-gpt_oss-clamped") {
+        REQUIRE(folder->warnings().size() == 2);
+        CHECK(folder->warnings()[0] == "swiglu_alpha = 1.3: transformers 4 takes 1.702");
+        CHECK(folder->warnings()[1] == "swiglu_limit = 1.6: transformers 4 takes 7");
+      } else if (name == "hf-deepseek_v2-greedy") {
         REQUIRE(folder->warnings().size() == 1);
         CHECK(folder->warnings()[0].find("mscale_all_dim = 0.8: scores are multiplied by 1.15") == 0);
       } else {
@@ -590,7 +666,7 @@ TEST_SUITE("converters/families") {
           {"gemma3", Config{{"vision_config", {{"depth", 3}}}, {"text_config", {{"attn_logit_softcapping", 50.0}}}},
            "it needs pictures or sound as input (vision_config = ...), which"},
           {"ministral3", Config{{"rope_parameters", {{"llama_4_scaling_beta", 0.1}}}},
-           "a temperature of attention by position (llama_4_scaling_beta = 0.1)"},
+           "a temperature of attention by position in all layers (llama_4_scaling_beta = 0.1)"},
           {"t5", Config{{"is_encoder_decoder", true}}, "it needs an encoder (is_encoder_decoder = true), which"}}) {
       CAPTURE(type);
       Config config = keys;
@@ -695,6 +771,28 @@ TEST_SUITE("converters/families") {
           "64 experts in n_group = 3 groups"},
          {"deepseek_v2", Config{{"vocab_size", 64}, {"num_experts_per_tok", 6}, {"norm_topk_prob", true}},
           "norm_topk_prob = true"},
+         {"gpt_oss", Config{{"rope_scaling", nullptr}},
+          "rope_scaling = null: transformers 4 takes no scaling, 5.x yarn"},
+         {"gpt_oss", Config{{"attention_bias", false}}, "attention_bias = false"},
+         {"gpt_oss", Config{{"swiglu_limit", 0}}, "swiglu_limit = 0 must be above 0"},
+         {"gpt_oss", Config{{"sliding_window", nullptr}}, "sliding_window = null: transformers fails on it"},
+         {"gpt_oss", Config{{"num_local_experts", 8}, {"num_experts", 4}}, "num_local_experts = 8 and num_experts = 4"},
+         {"llama4_text", Config{{"attention_chunk_size", nullptr}},
+          "attention_chunk_size = null: transformers 4 fails"},
+         {"llama4_text", Config{{"attention_chunk_size", 0}}, "attention_chunk_size = 0 is out of range"},
+         {"llama4_text", Config{{"attention_bias", true}}, "attention_bias = true"},
+         {"llama4_text", Config{{"num_hidden_layers", 1}, {"layer_types", {"sliding_attention"}}},
+          "layer_types[0] = \"sliding_attention\": known are \"full_attention\", \"chunked_attention\""},
+         {"llama4_text", Config{{"num_hidden_layers", 2}, {"layer_types", {"full_attention"}}},
+          "layer_types must be a list of 2 strings"},
+         {"llama4_text", Config{{"num_hidden_layers", 2}, {"no_rope_layers", {1}}},
+          "no_rope_layers must be a list of 2 numbers, 1 or 0"},
+         {"llama4_text", Config{{"interleave_moe_layer_step", 49}}, "leave no layer with experts"},
+         {"llama4_text", Config{{"interleave_moe_layer_step", 0}}, "interleave_moe_layer_step = 0 must be positive"},
+         {"llama4_text", Config{{"moe_layers", {48}}}, "moe_layers must be a list of layers, 0 to 47"},
+         {"llama4_text", Config{{"floor_scale", 0}}, "floor_scale = 0 must be a whole number, 1 to"},
+         {"llama4_text", Config{{"attn_scale", -0.1}}, "attn_scale = -0.1: below 0"},
+         {"llama4_text", Config{{"attn_temperature_tuning", "on"}}, "attn_temperature_tuning must be true or false"},
          {"glm4_moe", Config{{"first_k_dense_replace", 46}}, "first_k_dense_replace = 46 of 46 layers: none has"},
          {"glm4_moe", Config{{"n_group", 3}}, "128 experts in n_group = 3 groups"},
          {"glm4_moe", Config{{"n_group", 64}, {"topk_group", 2}, {"num_experts_per_tok", 5}},
@@ -809,6 +907,17 @@ TEST_SUITE("converters/families") {
                                  {"ep_size", 1},
                                  {"moe_layer_freq", 1},
                                  {"seq_aux", true}}},
+          {"gpt_oss", Config{{"experts_per_token", 4},
+                             {"initial_context_length", 4096},
+                             {"swiglu_limit", 7.0},
+                             {"hidden_act", "silu"},
+                             {"attention_bias", true}}},
+          {"llama4_text", Config{{"attn_temperature_tuning", 4},
+                                 {"moe_layers", {0, 1}},
+                                 {"no_rope_layers", Config::array()},
+                                 {"router_aux_loss_coef", 0.001},
+                                 {"router_jitter_noise", 0.0},
+                                 {"output_router_logits", false}}},
           {"glm4_moe", Config{{"num_nextn_predict_layers", 1}, {"use_qk_norm", true}, {"head_dim", 128}}},
           {"ernie4_5_moe", Config{{"moe_layer_end_index", 27}, {"moe_num_shared_experts", 2}}},
           {"minimax_m2", Config{{"rotary_dim", 64},
@@ -1086,7 +1195,8 @@ TEST_SUITE("converters/families") {
       TempDir temp;
       ckpt::PosixBackend io;
       ImportOptions options;
-      options.mesh = {.tp = tp_of(opened(name)->model()), .pp = 2, .dp = 1};
+      const ModelConfig model = opened(name)->model();
+      options.mesh = {.tp = tp_of(model), .pp = std::min<int64_t>(2, model.layers), .dp = 1};
       const auto imported = import_hf(io, golden(name), temp / "run", options, encode);
       REQUIRE_OK(imported);
       const bool blocks = json_in(golden(name) / "config.json").contains("quantization_config");

@@ -302,11 +302,12 @@ inline std::map<std::string, std::vector<float>> to_stored(const std::vector<Map
     const Mapping& mapping = mappings[k];
     auto [at, is_new] = out.try_emplace(mapping.stored, count_elems(mapping.shape), NAN);
     const int64_t columns = column_count(tensors[k].shape);
-    const int64_t width = mapping.transpose ? mapping.shape[1] : columns;
+    const int64_t width = mapping.transpose ? mapping.shape.back() : columns;
     for (const RowRun& run : row_runs(mapping, tensors[k].shape)) {
       for (int64_t r = 0; r < run.count; ++r) {
         for (int64_t c = 0; c < columns; ++c) {
-          const int64_t to = mapping.transpose ? c * width + run.stored + r : (run.stored + r) * width + c;
+          const int64_t row = run.stored + r * run.stride;
+          const int64_t to = mapping.transpose ? (mapping.line + c) * width + row : row * width + c;
           REQUIRE(std::isnan(at->second.at(to)));
           at->second[to] = logical[k][(run.logical + r) * columns + c];
         }

@@ -56,6 +56,8 @@ Recipe everything_changed() {
              .norm_eps = 0.5,
              .final_norm = false,
              .activation = Activation::kSwiGlu,
+             .swiglu_alpha = 1.25,
+             .swiglu_limit = 7.5,
              .bias = false,
              .qkv_bias = true,
              .out_bias = false,
@@ -68,6 +70,11 @@ Recipe everything_changed() {
              .window_layers = {0},
              .window_rope_theta = 4.5,
              .nope_layers = {1},
+             .attention_chunk = 29,
+             .chunk_layers = {2},
+             .temperature_scale = 0.75,
+             .temperature_floor = 30,
+             .attention_sinks = true,
              .attention_scale = 14,
              .attention_scale_by_layer = true,
              .score_cap = 5.5,
@@ -86,12 +93,15 @@ Recipe everything_changed() {
                      .dense_layers = {0},
                      .shared_ffn = 23,
                      .shared_gate = true,
+                     .router_bias = true,
+                     .scale_input = true,
                      .groups = 20,
                      .groups_per_token = 21,
                      .scale = 2.5,
                      .choice_bias = true,
                      .bias_rate = 0.25,
                      .aux_scope = AuxScope::kModel},
+             .mtp = {.depth = 16, .loss = 0.75},
              .tied_embeddings = false,
              .embedding_dropout = 0.5,
              .attention_dropout = 0.25,
@@ -187,9 +197,9 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 228);
+    CHECK(changed.size() == 239);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
-    CHECK(sizeof(ModelConfig) == 680);
+    CHECK(sizeof(ModelConfig) == 768);
     CHECK(sizeof(RopeConfig) == 144);
     CHECK(sizeof(MoeConfig) == 152);
     CHECK(sizeof(DataSource) == 176);

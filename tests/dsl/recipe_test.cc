@@ -439,6 +439,13 @@ return require "base":with {
           std::string::npos);
     CHECK(only_mistake(with("model = { top_query = true }, optimizer = { qk_clip = 100 }"))
               .find("optimizer.qk_clip = 100 does not see the scores of model.top_query") != std::string::npos);
+    const std::string further = "model = { positions = \"rotary\", mtp = { depth = 1 } }";
+    CHECK(only_mistake(with(further + ", optimizer = { qk_clip = 100 }"))
+              .find("optimizer.qk_clip = 100 does not see the scores of model.mtp.depth") != std::string::npos);
+    CHECK(only_mistake(with(further + ", mesh = { cp = 2 }")).find("mesh.cp = 2 cuts sequences, and model.mtp.depth") !=
+          std::string::npos);
+    CHECK(only_mistake(with("model = { mtp = { depth = 1 } }"))
+              .find("model.positions must be rotary with model.mtp, whose modules") != std::string::npos);
     CHECK(only_mistake(with("model = { qk_norm = \"head\" }, optimizer = { qk_clip = 100 }"))
               .find("optimizer.qk_clip = 100 scales the projections of q and k") != std::string::npos);
     CHECK(only_mistake(with("model = { score_cap = 30 }, optimizer = { qk_clip = 100 }"))

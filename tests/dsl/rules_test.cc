@@ -164,6 +164,7 @@ std::vector<Recipe> starting_points() {
   const std::string latent =
       "model = { positions = \"rotary\", mla = { kv_rank = 12, q_rank = 6, nope_dim = 8, rope_dim = 4, value_dim = 7 } "
       "}";
+  const std::string further = "model = { positions = \"rotary\", mtp = { depth = 2 } }";
   const std::string ids = "mask_token = 1, gmask_token = 2, start_token = 3, end_token = 4";
   std::vector<Recipe> out;
   for (const std::string& changes : std::vector<std::string>{
@@ -177,6 +178,7 @@ std::vector<Recipe> starting_points() {
            "optimizer = { zero = 3, keep_after_forward = true, qk_clip = 50 }, mesh = { shard = 2 }",
            moe + ", mesh = T.mesh { ep = 2, cp = 2 }, optimizer = { zero = 1 }",
            narrow + ", mesh = T.mesh { tp = 2, pp = 2, ep = 2 }",
+           further + ", mesh = T.mesh { tp = 2, pp = 2, sequence_parallel = true }",
            latent + ", mesh = T.mesh { tp = 2, sequence_parallel = true }, recompute = { mode = \"full\" }",
            std::string("mesh = { pp = 2, virtual_stages = 2, micro_batch_group = 4 }, schedule = \"interleaved\""),
            std::string("mesh = { pp = 2, virtual_stages = 2, stages = { 1, 1, 1, 1 } }, schedule = \"zb-v\""),
@@ -375,8 +377,15 @@ TEST_SUITE("dsl/rules") {
     Dice dice(27);
     const std::vector<Recipe> points = starting_points();
     int64_t planned = 0, refused = 0, later_planned = 0;
+    const std::set<std::string> wanted = {
+        "name", "model.kv_heads", "model.ffn", "model.mask", "objective.mask_token", "batch", "batch.samples",
+        "batch.ramp", "batch.phases", "mesh.tp", "mesh.pp", "mesh.dp", "mesh.cp", "mesh.ep", "mesh.shard",
+        "mesh.stages", "mesh.sequence_parallel", "schedule", "mesh.virtual_stages", "mesh.micro_batch_group",
+        "recompute.distribute", "deterministic", "optimizer.keep_after_forward", "optimizer.qk_clip",
+        "optimizer.lr", "eval.at", "checkpoint.keep", "checkpoint.copy_to"};
     std::set<std::string> fields;
-    for (int64_t trial = 0; trial < 6000; ++trial) {
+    // Some are rare: what is drawn last may take longer.
+    for (int64_t trial = 0; trial < 6000 || (trial < 30000 && !std::ranges::includes(fields, wanted)); ++trial) {
       Recipe recipe = dice.of(points);
       for (int64_t n = dice.below(4); n > 0; --n) {
         Json json = Json::parse(encode_recipe(recipe));
@@ -417,39 +426,7 @@ TEST_SUITE("dsl/rules") {
     CHECK(planned > 1000);
     CHECK(refused > 1000);
     CHECK(later_planned > 1000);
-    for (const std::string field : {"name",
-
-                                    "model.kv_heads",
-                                    "model.ffn",
-                                    "model.mask",
-
-                                    "objective.mask_token",
-                                    "batch",
-                                    "batch.samples",
-                                    "batch.ramp",
-                                    "batch.phases",
-                                    "mesh.tp",
-                                    "mesh.pp",
-                                    "mesh.dp",
-                                    "mesh.cp",
-                                    "mesh.ep",
-                                    "mesh.shard",
-                                    "mesh.stages",
-
-                                    "mesh.sequence_parallel",
-                                    "schedule",
-                                    "mesh.virtual_stages",
-                                    "mesh.micro_batch_group",
-                                    "recompute.distribute",
-                                    "deterministic",
-                                    "optimizer.keep_after_forward",
-                                    "optimizer.qk_clip",
-
-                                    "optimizer.lr",
-                                    "eval.at",
-                                    "checkpoint.keep",
-                                    "checkpoint.copy_to"})
-      CHECK_MESSAGE(fields.count(field) == 1, field);
+    for (const std::string& field : wanted) CHECK_MESSAGE(fields.count(field) == 1, field);
   }
 
   TEST_CASE("a recipe with stages that passes the checks is planned where each of them begins") {

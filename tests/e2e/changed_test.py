@@ -112,6 +112,7 @@ class Changed(ChangeTest):
             ("routed", "router", ["model.moe.aux_loss=0.02", "model.moe.aux_scope=model", "model.moe.z_loss=1e-3",
                                   "model.moe.bias_rate=2e-3"], "rule",
              "model.moe.aux_loss"),
+            ("ahead", "guesses", ["model.mtp.loss=0.5"], "rule", "model.mtp.loss"),
 
             ("made", "rate", ["optimizer.peak_lr=1e-2"], "optimizer.lr", "more than doubles between two steps"),
             ("made", "seed", ["seed=8"], "seed", "may come again"),
@@ -129,6 +130,8 @@ class Changed(ChangeTest):
             ("made", "sight", ["model.sliding_window=8"], "model.sliding_window", "the meaning does not"),
             ("made", "scale", ["model.logit_scale=0.5"], "model.logit_scale", "the meaning does not"),
             ("routed", "choice", ["model.moe.scale=2"], "model.moe.scale", "the meaning does not"),
+            ("routed", "reads", ["model.moe.scale_input=true"], "model.moe.scale_input", "the meaning does not"),
+            ("made", "chunk", ["model.attention_chunk=8"], "model.attention_chunk", "the meaning does not"),
             ("made", "context", ["model.context=64"], "model.context", "T.phase"),
             ("made", "name", ["name=second"], "name", "a folder of its own"),
             ("made", "words", ["tokenizer-"], "tokenizer", "token ids may mean other text"),
@@ -139,12 +142,15 @@ class Changed(ChangeTest):
             ("made", "vocab", ["model.vocab=300"], None, "embed.tokens"),
             ("made", "tied", ["model.tied_embeddings=true"], None, "head.weight"),
             ("made", "experts", ["model.moe.experts=2"], None, "other tensors"),
+            ("made", "further", ["model.mtp.depth=1"], None, "other tensors"),
             ("made", "groups", ["model.kv_heads=2"], None, "other tensors"),
+            ("made", "sinks", ["model.attention_sinks=true"], None, "attn.sinks"),
             ("learned", "places", ["model.context=64"], None, "embed.positions"),
         ]
         bases = {
             "made": [], "averaged": ["optimizer.ema=0.9"], "scaled": ["precision=fp16"],
-            "routed": ["model.moe.experts=4", "model.moe.bias_rate=1e-3"], "learned": ["model.positions=learned"],
+            "routed": ["model.moe.experts=4", "model.moe.bias_rate=1e-3"], "ahead": ["model.mtp.depth=1"],
+            "learned": ["model.positions=learned"],
             "blended": [blend % 7],
             "worded": ["tokenizer=T.sentencepiece \"first.model\""],
         }

@@ -9,7 +9,8 @@ MOE = ["--set", 'model.positions="rotary"', "--set", 'model.activation="swiglu"'
        "model.moe.experts=4", "--set", "model.moe.aux_loss=0.01", "--set", 'model.moe.router="sigmoid"', "--set",
        "model.moe.bias_rate=0.01", "--set", "model.moe.shared_experts=1", "--set", 'deterministic="layout"']
 
-# DeepSeek-V3 in small: latent attention, a dense layer before experts in groups, biases that balance their choice.
+# DeepSeek-V3 in small: latent attention, a dense layer before experts in groups, biases that balance their choice, a
+# module that guesses a further token.
 DEEPSEEK = ["--set", 'model.positions="rotary"', "--set", 'model.rope.pairs="interleaved"', "--set",
             'model.norm="rmsnorm"', "--set", 'model.activation="swiglu"', "--set", "model.bias=false", "--set",
             "model.tied_embeddings=false", "--set", "model.layers=3", "--set", "model.mla.kv_rank=24", "--set",
@@ -17,7 +18,7 @@ DEEPSEEK = ["--set", 'model.positions="rotary"', "--set", 'model.rope.pairs="int
             "model.mla.value_dim=12", "--set", "model.moe.experts=8", "--set", "model.moe.top_k=2", "--set",
             "model.moe.ffn=24", "--set", "model.moe.dense_layers={0}", "--set", "model.moe.shared_experts=1", "--set",
             'model.moe.router="sigmoid"', "--set", "model.moe.groups=4", "--set", "model.moe.groups_per_token=2", "--set",
-            "model.moe.scale=2.5", "--set", "model.moe.bias_rate=0.01"]
+            "model.moe.scale=2.5", "--set", "model.moe.bias_rate=0.01", "--set", "model.mtp.depth=1"]
 
 
 class Experts(RunTest):
@@ -60,6 +61,10 @@ class Experts(RunTest):
         for step, loss in one.items():
             self.assertAlmostEqual(four[step] / loss, 1, delta=1e-4)
         self.assertLess(one[12], one[1])
+        further = {run: [line["mtp_loss"] for line in self.metrics(run).values()] for run in ("one", "four")}
+        self.assertLess(further["one"][-1], further["one"][0])
+        for mine, other in zip(further["one"], further["four"], strict=True):
+            self.assertAlmostEqual(other / mine, 1, delta=1e-4)
 
         # Cut anew for tensor parallelism, whose last steps are the same.
         saved = self.checkpoint("four", 12).parent
@@ -73,7 +78,8 @@ class Experts(RunTest):
 
         # To Hugging Face and back: the same weights.
         self.cairn("export", self.folder / "four", self.folder / "four.hf", "--dtype", "f32")
-        self.assertEqual(json.loads((self.folder / "four.hf" / "config.json").read_text())["model_type"], "deepseek_v3")
+        config = json.loads((self.folder / "four.hf" / "config.json").read_text())
+        self.assertEqual((config["model_type"], config["num_nextn_predict_layers"]), ("deepseek_v3", 1))
         self.cairn("import", self.folder / "four.hf", self.folder / "back")
         told = json.loads(self.cairn("ckpt", "diff", self.checkpoint("four", 12),
                                      self.folder / "back" / "step-00000000", "--json").stdout)

@@ -3,8 +3,9 @@
 namespace cairn::cuda {
 namespace {
 
-constexpr std::string_view kMissing[] = {kCentredHeads,  kOwnWeights, kWideNorm,  kWideHeads,
-                                         kPartsOfTokens, kSumParts,   kFloatBias, kManyExperts};
+constexpr std::string_view kMissing[] = {kCentredHeads,   kOwnWeights,      kWideNorm,    kWideHeads, kPartsOfTokens,
+                                         kSumParts,       kFloatBias,       kManyExperts, kChunks,    kSinkGradients,
+                                         kClampedForward, kClampedBackward, kScaleRows};
 
 }  // namespace
 

@@ -41,6 +41,10 @@ bool lacks(CudaStream& on, bool wanted, const char* what) {
   if (wanted) missing(on, what);
   return wanted;
 }
+template <const char* const& kWhat>
+void stop(Stream& on) {
+  missing(on, kWhat);
+}
 /// That sums over rows are cut into.
 int64_t parts_of(const kernels::TreeParts& parts) { return parts.sums ? parts.count : 1; }
 
@@ -236,6 +240,7 @@ void fill_experts(kernels::Ops<T>& out) {
     });
   };
   out.rows_to_experts = &Direct<&k::rows_to_experts<T>>::run;
+  out.scale_expert_rows = &RT_KERNEL_OF_T(scale_expert_rows)::template stopped<&stop<kScaleRows>>;
   out.rows_to_tokens = &Direct<&k::rows_to_tokens<T>>::run;
   out.dot_and_scale_rows = &Direct<&k::dot_and_scale_rows<T>>::run;
   out.gate_rows = &Direct<&k::gate_rows<T>>::run;
@@ -264,6 +269,8 @@ void fill_maps(kernels::Ops<T>& out) {
 #undef RT_ACTIVATION
   out.gated_forward = &Direct<&k::gated_forward<T>>::run;
   out.gated_backward = &Direct<&k::gated_backward<T>>::run;
+  out.clamped_gate_forward = &RT_KERNEL_OF_T(clamped_gate_forward)::template stopped<&stop<kClampedForward>>;
+  out.clamped_gate_backward = &RT_KERNEL_OF_T(clamped_gate_backward)::template stopped<&stop<kClampedBackward>>;
   out.join_latent_heads = &Direct<&k::join_latent_heads<T>>::run;
   out.split_latent_heads = &Direct<&k::split_latent_heads<T>>::run;
   out.rotary = &Direct<&k::rotary<T>>::run;
@@ -285,7 +292,8 @@ void fill_maps(kernels::Ops<T>& out) {
 }
 
 bool no_attention(CudaStream& on, const kernels::AttentionDims& d) {
-  return lacks(on, d.head_dim > k::kWidestHead, kWideHeads) || lacks(on, k::in_parts(d), kPartsOfTokens);
+  return lacks(on, d.head_dim > k::kWidestHead, kWideHeads) || lacks(on, k::in_parts(d), kPartsOfTokens) ||
+         lacks(on, static_cast<bool>(d.sinks), kSinkGradients) || lacks(on, d.mask.chunk > 0, kChunks);
 }
 
 template <typename T, typename G>
@@ -441,6 +449,7 @@ kernels::Ops<T> filled() {
   out.matmul_groups = [](Stream& stream, const kernels::MatmulGroups& groups) {
     for (const kernels::MatmulArgs& of : groups.products) multiply(cuda_stream(stream), of);
   };
+  out.sink_gradients = &RT_KERNEL(sink_gradients)::stopped<&stop<kSinkGradients>>;
   out.join_maxima = &Direct<&k::join_maxima>::run;
   out.rescale_sums = &Direct<&k::rescale_sums>::run;
   out.row_losses = &Direct<&k::row_losses>::run;

@@ -175,6 +175,33 @@ TEST_SUITE("runtime/inference/cache") {
          [](ModelConfig& m) {
            m.moe = {.experts = 4, .ffn = 24, .dense_layers = {0}, .shared_ffn = 40, .shared_gate = true};
          }},
+        {"sinks, windows, clamped experts with biases", true,
+         [](ModelConfig& m) {
+           m.attention_sinks = true;
+           m.bias = true;
+           m.activation = Activation::kSwiGluClamp;
+           m.swiglu_limit = 0.5;
+           m.sliding_window = 5;
+           m.window_layers = {0};
+           m.moe = {.experts = 4, .top_k = 2, .ffn = 20, .router_bias = true};
+         }},
+        {"chunks, warm queries, L2 norms, scaled inputs of experts", true,
+         [](ModelConfig& m) {
+           m.qk_norm = QkNorm::kL2;
+           m.attention_chunk = 5;
+           m.chunk_layers = {0};
+           m.nope_layers = {1};
+           m.temperature_scale = 0.6;
+           m.temperature_floor = 3;
+           m.moe = {.experts = 4,
+                    .top_k = 1,
+                    .renormalise = false,
+                    .router = RouterKind::kSigmoid,
+                    .shared_experts = 1,
+                    .ffn = 20,
+                    .dense_layers = {0},
+                    .scale_input = true};
+         }},
         {"latent attention", true,
          [](ModelConfig& m) {
            m.kv_heads = m.heads;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "kernel_testing.h"
 
@@ -17,6 +18,7 @@ struct Shape {
   kernels::AttentionMask mask = {};
   const float* slopes = nullptr;
   float cap = 0;
+  const float* sinks = nullptr;
   int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }
   int64_t rows() const { return batch * tokens; }
   int64_t k_at() const { return heads * head_dim; }
@@ -34,12 +36,14 @@ struct Shape {
             .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
             .cap = cap,
             .mask = mask,
-            .alibi_slopes = DevicePtr(slopes)};
+            .alibi_slopes = DevicePtr(slopes),
+            .sinks = DevicePtr(sinks)};
   }
   /// Query i of sample b sees key j.
   bool sees(int64_t b, int64_t i, int64_t j) const {
     if (mask.window > 0 && j <= i - mask.window) return false;
-    if (mask.starts && j < address_of(mask.starts)[b * tokens + i]) return false;
+    const int64_t start = mask.starts ? address_of(mask.starts)[b * tokens + i] : 0;
+    if (j < start || (mask.chunk > 0 && (j - start) / mask.chunk != (i - start) / mask.chunk)) return false;
     return !mask.causal || j <= i || (mask.ends && j < address_of(mask.ends)[b * tokens + i]);
   }
   double capped(double score) const { return cap > 0 ? cap * std::tanh(score / cap) : score; }
@@ -66,7 +70,7 @@ Reference naive_forward(const Shape& s, const std::vector<double>& qkv) {
       for (int64_t i = 0; i < s.tokens; ++i) {
         double* p = &ref.probabilities[((b * s.heads + h) * s.tokens + i) * s.tokens];
         const double* q = &qkv[(b * s.tokens + i) * s.row() + h * s.head_dim];
-        double max = -INFINITY, sum = 0;
+        double max = s.sinks != nullptr ? s.sinks[h] : -INFINITY, sum = 0;
         for (int64_t j = 0; j < s.tokens; ++j) {
           const double* k = &qkv[(b * s.tokens + j) * s.row() + s.k_at() + kv * s.head_dim];
           double score = 0;
@@ -75,6 +79,7 @@ Reference naive_forward(const Shape& s, const std::vector<double>& qkv) {
           p[j] = s.sees(b, i, j) ? s.capped(score * scale) + s.bias(h, i, j) : -INFINITY;
           max = std::max(max, p[j]);
         }
+        if (s.sinks != nullptr) sum = std::exp(s.sinks[h] - max);
         for (int64_t j = 0; j < s.tokens; ++j) sum += p[j] = std::exp(p[j] - max);
         ref.logsumexp[(b * s.heads + h) * s.tokens + i] = max + std::log(sum);
         double* out = &ref.out[(b * s.tokens + i) * s.out_row() + h * s.head_dim];
@@ -129,7 +134,7 @@ std::vector<double> naive_backward(const Shape& s, const std::vector<double>& qk
 template <typename T>
 struct Run {
   std::vector<T> out, grad;
-  std::vector<float> logsumexp;
+  std::vector<float> logsumexp, dsinks;
 };
 
 template <typename T>
@@ -145,6 +150,10 @@ Run<T> run_kernel(const Shape& s, const std::vector<T>& qkv, const std::vector<T
   T* dq = run.grad.data();
   kernels::attention_backward(dims, q, q + s.k_at(), q + s.v_at(), run.out.data(), run.logsumexp.data(), dout.data(),
                               dq, dq + s.k_at(), dq + s.v_at(), scratch.data());
+  if (s.sinks != nullptr) {
+    run.dsinks.assign(s.heads, 0.25f);  // is added to
+    kernels::sink_gradients(dims, run.logsumexp.data(), scratch.data(), run.dsinks.data());
+  }
   return run;
 }
 
@@ -175,6 +184,11 @@ struct Masks {
     for (const int64_t window : {1, 7, 64, 65, 149, 400}) {
       shapes.push_back(plain);
       shapes.back().mask.window = window;
+    }
+    for (const int64_t chunk : {1, 7, 64, 100, 400}) {
+      shapes.push_back(plain);
+      shapes.back().mask.chunk = chunk;
+      if (chunk == 7) shapes.back().mask.starts = DevicePtr<const int32_t>(starts.data());
     }
     shapes.insert(shapes.end(), 6, plain);
     Shape* at = &shapes[shapes.size() - 6];
@@ -261,12 +275,55 @@ TEST_SUITE("runtime/kernels/attention") {
     }
   }
 
+  TEST_CASE_TEMPLATE("sinks agree with one more score in the whole matrix", T, float, bf16, f16) {
+    const std::vector<float> sinks = {0.5f, -2.0f, 3.0f, 12.0f};
+    for (Shape s : {Shape{2, 5, 2, 2, 16}, Shape{2, 65, 4, 2, 24}, Shape{1, 193, 4, 1, 128}}) {
+      CAPTURE(s.tokens);
+      s.sinks = sinks.data();
+      if (s.tokens == 65) s.mask.window = 33;
+      const auto qkv = normals<T>("qkv", s.rows() * s.row());
+      const auto dout = normals<T>("dout", s.rows() * s.out_row());
+      const Reference ref = naive_forward(s, doubles(qkv));
+      const Run<T> run = run_kernel(s, qkv, dout);
+      check_close(run.out, ref.out, attention_sums<T>(s.tokens));
+      check_close(run.logsumexp, ref.logsumexp, chain_of_sums<float>(s.tokens));
+      check_close(run.grad, naive_backward(s, doubles(qkv), doubles(dout)), attention_gradients<T>(s.tokens));
+    }
+  }
+
+  TEST_CASE("gradients of sinks, and the reference with them, agree with finite differences") {
+    std::vector<float> sinks = {0.5f, -1.0f, 2.0f, 1.0f};
+    Shape s{2, 7, 4, 2, 6};
+    s.sinks = sinks.data();
+    const auto qkv = normals<float>("qkv", s.rows() * s.row());
+    const auto dout = normals<float>("dout", s.rows() * s.out_row());
+    const Run<float> run = run_kernel(s, qkv, dout);
+    std::vector<double> at = doubles(qkv);
+    const std::vector<double> naive = naive_backward(s, at, doubles(dout));
+    const std::vector<double> slopes = numeric_gradient(at, doubles(dout), [&] { return naive_forward(s, at).out; });
+    for (size_t i = 0; i < naive.size(); ++i) REQUIRE(kFiniteDifference.accepts(naive[i], slopes[i]));
+    for (size_t h = 0; h < sinks.size(); ++h) {
+      const auto value = [&](float sink) {
+        const float kept = std::exchange(sinks[h], sink);
+        const Reference ref = naive_forward(s, at);
+        sinks[h] = kept;
+        double sum = 0;
+        for (size_t i = 0; i < ref.out.size(); ++i) sum += ref.out[i] * static_cast<double>(dout[i]);
+        return sum;
+      };
+      constexpr float kStep = 1.0f / 256;
+      const double slope = (value(sinks[h] + kStep) - value(sinks[h] - kStep)) / (2 * kStep);
+      CHECK(run.dsinks[h] - 0.25f == doctest::Approx(slope).epsilon(1e-4));
+    }
+  }
+
   TEST_CASE("the reference of the masks and the cap agrees with finite differences") {
     const std::vector<int32_t> ends = {4, 4, 4, 4, 5, 6, 7}, starts = {0, 0, 0, 3, 3, 5, 5};
     const std::vector<float> slopes = {0.5f, 0.25f};
     Shape s{1, 7, 2, 1, 4};
     for (const kernels::AttentionMask& mask :
-         {kernels::AttentionMask{.window = 3}, kernels::AttentionMask{.causal = false},
+         {kernels::AttentionMask{.window = 3}, kernels::AttentionMask{.chunk = 3},
+          kernels::AttentionMask{.causal = false},
           kernels::AttentionMask{.ends = DevicePtr<const int32_t>(ends.data())},
           kernels::AttentionMask{.starts = DevicePtr<const int32_t>(starts.data())}}) {
       s.mask = mask;
@@ -524,6 +581,9 @@ TEST_SUITE("runtime/kernels/attention") {
       s.mask.window = window;
       if (window > 0) s.slopes = slopes.data();
       if (tokens == 65) s.cap = 0.7f;
+      const std::vector<float> sinks = {0.5f, -2.0f, 3.0f, 1.0f};
+      if (tokens == 64 || window > 0) s.sinks = sinks.data();
+      if (tokens == 150 && window == 0) s.mask.chunk = 100;
       const int64_t capacity = tokens + 3, kv_row = s.kv_heads * s.head_dim;
       const auto qkv = normals<T>("qkv", s.rows() * s.row());
       const Reference ref = naive_forward(s, doubles(qkv));

@@ -287,6 +287,39 @@ TEST_SUITE("runtime/kernels/elementwise") {
     }
   }
 
+  TEST_CASE_TEMPLATE("the clamped gate and its slopes agree with libm, on either side of its bounds", T, float, bf16,
+                     f16) {
+    const int64_t rows = 5, ffn = 37;
+    const kernels::ClampedGate of{.alpha = 1.702f, .limit = 2.0f};
+    const auto gate_up = normals<T>("gate_up", rows * 2 * ffn, 3.0), dy = normals<T>("dy", rows * ffn);
+    std::vector<T> y(rows * ffn), grad(gate_up.size());
+    kernels::clamped_gate_forward(of, gate_up.data(), y.data(), rows, ffn);
+    kernels::clamped_gate_backward(of, dy.data(), gate_up.data(), grad.data(), rows, ffn);
+    auto at = doubles(gate_up);
+    const auto forward = [&] {
+      std::vector<double> out(rows * ffn);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < ffn; ++c) {
+          const double gate = std::min(at[r * 2 * ffn + c], 2.0);
+          const double up = std::clamp(at[r * 2 * ffn + ffn + c], -2.0, 2.0);
+          out[r * ffn + c] = (up + 1) * gate / (1 + std::exp(-1.702f * gate));
+        }
+      }
+      return out;
+    };
+    check_close(y, forward(), pointwise<T>());
+    Tolerance tolerance = pointwise<T>() + kFiniteDifference;
+    tolerance.absolute *= 8;  // products of three numbers of magnitude 3
+    check_close(grad, numeric_gradient(at, doubles(dy), forward), tolerance);
+    std::vector<T> nan(2), out(2);
+    store_nan(nan[0]);
+    kernels::clamped_gate_forward(of, nan.data(), out.data(), 1, 1);
+    CHECK(std::isnan(to_f32(out[0])));
+    std::swap(nan[0], nan[1]);
+    kernels::clamped_gate_forward(of, nan.data(), out.data(), 1, 1);
+    CHECK(std::isnan(to_f32(out[0])));
+  }
+
   TEST_CASE_TEMPLATE("rotary turns pairs by the position's angle, keeps gaps and other channels, and turns back", T,
                      float, bf16, f16) {
     for (const auto& [head_dim, turning] : {std::pair<int64_t, int64_t>{6, 6}, {64, 16}, {320, 320}, {10, 4}}) {

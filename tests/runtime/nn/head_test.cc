@@ -44,7 +44,7 @@ HeadRun run_head(const Plan& plan, int64_t logit_rows) {
       .stats = {.mean = buffers.get<float>("scratch.mean"), .rstd = buffers.get<float>("scratch.rstd")}};
   const Parameters<float> parameters(on, plan, rank, DevicePtr<const float>(weights.data()),
                                      DevicePtr(out.grads.data()));
-  Head<float> head(parameters, plan.recipe.model, 0.0, dims, tp, scratch, buffers);
+  Head<float> head(parameters, plan.recipe.model, "final_norm", 0.0, dims, tp, scratch, buffers);
   const SavedHead<float> saved{.input_RH = buffers.get<float>("head.input"),
                                .max_T = buffers.get<float>("head.max"),
                                .sum_exp_T = buffers.get<float>("head.sums"),

@@ -32,6 +32,7 @@ class Reference {
   }
 
   Matrix embed(const std::vector<int32_t>& tokens) const {
+    tokens_ = tokens;
     const int64_t width = m_.embed_dim > 0 ? m_.embed_dim : m_.width;
     Matrix x(tokens.size(), std::vector<double>(width));
     for (size_t r = 0; r < tokens.size(); ++r) {
@@ -73,8 +74,9 @@ class Reference {
     return x;
   }
 
-  Matrix logits(const Matrix& x) const {
-    Matrix y = m_.final_norm ? norm(x, "final_norm") : x;
+  Matrix logits(const Matrix& x) const { return logits_of_normed(m_.final_norm ? norm(x, "final_norm") : x); }
+
+  Matrix logits_of_normed(Matrix y) const {
     if (m_.top_query) y = layer(std::move(y), m_.layers, "top_query.");
     if (w_.count("head.project_out.weight") > 0) y = linear(y, "head.project_out");
     Matrix z = linear(y, m_.tied_embeddings ? "embed.tokens" : "head.weight", true);
@@ -88,7 +90,10 @@ class Reference {
   }
 
   std::vector<double> losses(const Matrix& x, const std::vector<int32_t>& targets) const {
-    const Matrix z = logits(x);
+    return losses_of(logits(x), targets);
+  }
+
+  static std::vector<double> losses_of(const Matrix& z, const std::vector<int32_t>& targets) {
     std::vector<double> out;
     for (size_t r = 0; r < z.size(); ++r) {
       double sum = 0;
@@ -98,12 +103,48 @@ class Reference {
     return out;
   }
 
+  /// Of the modules behind the model, from its last layer's output for the tokens that were embedded last: by module
+  /// the loss of each row, 0 where it guesses nothing.
+  std::vector<std::vector<double>> further_losses(const Matrix& x, const std::vector<int32_t>& targets) const {
+    std::vector<std::vector<double>> out;
+    Matrix hidden = norm(x, "final_norm");
+    const int64_t rows = std::ssize(targets);
+    for (int64_t k = 0; k < m_.mtp.depth; ++k) {
+      const std::string p = "mtp." + std::to_string(k) + ".";
+      Matrix ahead(rows, std::vector<double>(m_.width));
+      std::vector<int32_t> guessed(rows, -1);
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t left = m_.context - 1 - r % m_.context;  // rows behind this one in its sample
+        const int64_t token = left >= k + 1 ? tokens_[r + k + 1] : 0;
+        for (int64_t c = 0; c < m_.width; ++c) ahead[r][c] = w_.at("embed.tokens")[token * m_.width + c];
+        if (left < k + 1) continue;
+        const bool whole = std::all_of(&targets[r], &targets[r + k + 1], [](int32_t t) { return t >= 0; });
+        if (whole) guessed[r] = targets[r + k + 1];
+      }
+      Matrix joined = norm(ahead, p + "embed_norm");
+      const Matrix rest = norm(hidden, p + "hidden_norm");
+      for (int64_t r = 0; r < rows; ++r) joined[r].insert(joined[r].end(), rest[r].begin(), rest[r].end());
+      hidden = norm(layer(linear(joined, p + "project"), m_.layers + k, p), p + "norm");
+      out.push_back(losses_of(logits_of_normed(hidden), guessed));
+    }
+    return out;
+  }
+
   /// Sum of the losses from the input of layer `first` on, with what balances experts; earlier layers' choices are
-  /// those of the last run.
+  /// those of the last run. A module's losses weigh as if every row had one.
   double loss_from(const Matrix& x, int64_t first, const std::vector<int32_t>& targets) const {
     balance_ = 0;
     double sum = 0;
-    for (const double loss : losses(layers(x, first, m_.layers), targets)) sum += loss;
+    const Matrix last = layers(x, first, m_.layers);
+    for (const double loss : losses(last, targets)) sum += loss;
+    const auto tokens = static_cast<double>(m_.context), depth = static_cast<double>(m_.mtp.depth);
+    double guessing = tokens;  // rows of a sample
+    if (m_.mtp.depth > 0) {
+      for (const std::vector<double>& module : further_losses(last, targets)) {
+        guessing -= 1;
+        for (const double loss : module) sum += loss * m_.mtp.loss / depth * tokens / guessing;
+      }
+    }
     return sum + balance_ + balance();
   }
 
@@ -195,6 +236,10 @@ class Reference {
     return w_.at(weight)[c] + (m_.norm_plus_one ? 1.0 : 0.0);
   }
 
+  static bool named(const std::vector<int64_t>& layers, int64_t layer) {
+    return std::find(layers.begin(), layers.end(), layer) != layers.end();
+  }
+
   bool windowed(int64_t layer) const {
     bool out = m_.sliding_window > 0 && m_.window_layers.empty();
     for (const int64_t l : m_.window_layers) out = out || l == layer;
@@ -249,7 +294,8 @@ class Reference {
         }
         for (size_t i = 0; i < size; ++i) square += std::pow(row[first + i] - mean, 2) / static_cast<double>(size);
         for (size_t i = 0; i < size; ++i) {
-          row[first + i] = (row[first + i] - mean) * factor_of(name, weights + i) / std::sqrt(square + m_.norm_eps);
+          const double factor = m_.qk_norm == QkNorm::kL2 ? 1.0 : factor_of(name, weights + i);
+          row[first + i] = (row[first + i] - mean) * factor / std::sqrt(square + m_.norm_eps);
         }
       }
     }
@@ -275,6 +321,10 @@ class Reference {
     if (!starts_.empty() && key < starts_[row]) return false;
     if (!ends_.empty() && key < ends_[row]) return true;
     if (windowed(layer) && key <= query - m_.sliding_window) return false;
+    if (m_.attention_chunk > 0 && (m_.chunk_layers.empty() || named(m_.chunk_layers, layer))) {
+      const int64_t start = starts_.empty() ? 0 : starts_[row];
+      if ((key - start) / m_.attention_chunk != (query - start) / m_.attention_chunk) return false;
+    }
     return m_.mask == Mask::kBidirectional || key <= query;
   }
 
@@ -317,7 +367,7 @@ class Reference {
 
   void from_stream(const Matrix& x, const std::string& p, int64_t layer, Matrix& q, Matrix& k, Matrix& v) const {
     Matrix asks = x;  // what the queries are made of
-    if (layer == m_.layers) {
+    if (m_.top_query && layer == m_.layers) {
       for (size_t r = 0; r < x.size(); ++r) {
         for (int64_t c = 0; c < m_.width; ++c) {
           asks[r][c] = w_.at("top_query.positions")[position_of(r) * m_.width + c];
@@ -330,13 +380,20 @@ class Reference {
         for (double& value : row) value = m_.clip_qkv > 0 ? std::clamp(value, -m_.clip_qkv, m_.clip_qkv) : value;
       }
     }
-    if (m_.qk_norm != QkNorm::kNone) {
+    const bool l2 = m_.qk_norm == QkNorm::kL2;
+    if (m_.qk_norm != QkNorm::kNone && !l2) {
       norm_qk(q, p + "q_norm.weight");
       norm_qk(k, p + "k_norm.weight");
     }
     if (m_.positions == Positions::kRotary) {
       rotate(q, m_.heads, layer, m_.head_dim);
       rotate(k, m_.kv_heads, layer, m_.head_dim);
+    }
+    const bool turned = !named(m_.nope_layers, layer);
+    if (l2 && turned) norm_qk(q, ""), norm_qk(k, "");  // behind the rotation, as Llama 4's code has it
+    for (size_t r = 0; r < q.size() && m_.temperature_scale > 0 && !turned; ++r) {
+      const double steps = std::floor(static_cast<double>(position_of(r) + 1) / m_.temperature_floor);
+      for (double& value : q[r]) value *= 1 + m_.temperature_scale * std::log(1 + steps);
     }
   }
 
@@ -353,7 +410,7 @@ class Reference {
       for (int64_t h = 0; h < m_.heads; ++h) {
         const int64_t kv_head = h * m_.kv_heads / m_.heads, kv = kv_head * m_.head_dim;
         std::vector<double> p_row(m_.context, 0);
-        double sum = 0;
+        double sum = m_.attention_sinks ? std::exp(w_.at(p + "sinks")[h]) : 0;
         for (int64_t s = 0; s < m_.context; ++s) {
           if (!sees(layer, r, s)) continue;
           double score = 0;
@@ -396,8 +453,17 @@ class Reference {
       case Activation::kSilu:
       case Activation::kSwiGlu:
         return x / (1 + std::exp(-x));
+      case Activation::kSwiGluClamp:
+        x = std::min(x, m_.swiglu_limit);
+        return x / (1 + std::exp(-m_.swiglu_alpha * x));
     }
     return 0;
+  }
+
+  /// What the gate's value is multiplied with.
+  double factor_of_gate(double up) const {
+    if (m_.activation != Activation::kSwiGluClamp) return up;
+    return std::clamp(up, -m_.swiglu_limit, m_.swiglu_limit) + 1;
   }
 
   /// The experts of a token, the best first, from their scores and biases.
@@ -430,6 +496,11 @@ class Reference {
   Matrix experts(const Matrix& x, const std::string& p) const {
     const MoeConfig& moe = m_.moe;
     Matrix logits = linear(x, p + "router.weight", true), out(x.size(), std::vector<double>(m_.width, 0));
+    if (moe.router_bias) {
+      for (std::vector<double>& row : logits) {
+        for (size_t e = 0; e < row.size(); ++e) row[e] += w_.at(p + "router.logit_bias")[e];
+      }
+    }
     if (w_.count(p + "shared.up.weight") > 0) out = mlp(x, p + "shared.");
     if (moe.shared_gate) {
       const Matrix gate = linear(x, p + "shared_gate");
@@ -453,9 +524,11 @@ class Reference {
       for (const int64_t e : order) kept += scores[e];
       for (const int64_t e : order) {
         chosen[e] += 1.0 / static_cast<double>(x.size());
-        const Matrix y = mlp({x[r]}, p + "experts." + std::to_string(e) + ".");
         const double weight = moe.scale * (moe.renormalise ? scores[e] / kept : scores[e]);
-        for (int64_t c = 0; c < m_.width; ++c) out[r][c] += weight * y[0][c];
+        Matrix read = {x[r]};
+        for (double& v : read[0]) v *= moe.scale_input ? weight : 1;
+        const Matrix y = mlp(read, p + "experts." + std::to_string(e) + ".");
+        for (int64_t c = 0; c < m_.width; ++c) out[r][c] += (moe.scale_input ? 1 : weight) * y[0][c];
       }
     }
     routed_[p] = {chosen, probability};
@@ -484,7 +557,7 @@ class Reference {
     const Matrix gate = gated ? linear(x, p + "gate") : Matrix{};
     for (size_t r = 0; r < up.size(); ++r) {
       for (size_t c = 0; c < up[r].size(); ++c) {
-        up[r][c] = gated ? activate(gate[r][c]) * up[r][c] : activate(up[r][c]);
+        up[r][c] = gated ? activate(gate[r][c]) * factor_of_gate(up[r][c]) : activate(up[r][c]);
       }
     }
     return linear(up, p + "down");
@@ -494,6 +567,7 @@ class Reference {
   const Weights& w_;
   std::vector<uint64_t> keys_;
   std::vector<int32_t> positions_, starts_, ends_;
+  mutable std::vector<int32_t> tokens_;  // embedded last
   mutable double balance_ = 0;
   mutable std::map<std::string, std::pair<std::vector<double>, std::vector<double>>> routed_;  // of each layer
 };

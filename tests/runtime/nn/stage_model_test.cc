@@ -69,8 +69,12 @@ TEST_SUITE("runtime/nn/stage_model") {
       LoneComm comm;
       Rank rank(plan, 0, comm, weights, false);  // evaluation: no gradients
       REQUIRE(rank.model().forward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr).ok());
-      const std::vector<double> wanted = judge.losses(x, batch.targets);
-      const auto got = rank.token_losses(0);
+      std::vector<double> wanted = judge.losses(x, batch.targets);
+      if (plan.recipe.model.mtp.depth > 0) {
+        for (const auto& module : judge.further_losses(x, batch.targets))
+          wanted.insert(wanted.end(), module.begin(), module.end());
+      }
+      const auto got = rank.all_losses(0);
       CHECK(distance({got.begin(), got.end()}, wanted, 0) < 2e-5);
 
       const Matrix logits = judge.logits(x);

@@ -400,6 +400,83 @@ inline std::vector<Variant> option_variants() {
     m.bias = false;
     m.tied_embeddings = false;
   });
+  add("gpt-oss: sinks, clamped gates, experts and router with biases, every other layer with a window", llama_recipe(),
+      [](ModelConfig& m) {
+        m.attention_sinks = true;
+        m.activation = Activation::kSwiGluClamp;
+        m.swiglu_limit = 0.4;
+        m.swiglu_alpha = 1.3;
+        m.bias = true;
+        m.moe = {.experts = 5, .top_k = 2, .aux_loss = 0.3, .router_bias = true};
+        m.sliding_window = 3;
+        m.window_layers = {0, 2};
+      });
+  add("sinks with dense layers, clamped gates, some experts with biases, sigmoids", llama_recipe(), [](ModelConfig& m) {
+    m.attention_sinks = true;
+    m.kv_heads = 2;
+    m.activation = Activation::kSwiGluClamp;
+    m.mlp_bias = true;
+    m.moe = {.experts = 4,
+             .top_k = 2,
+             .router = RouterKind::kSigmoid,
+             .ffn = 12,
+             .dense_layers = {1},
+             .router_bias = true,
+             .choice_bias = true};
+  });
+  add("llama 4: chunks, layers that do not turn with warm queries, L2 norms, experts' inputs scaled", llama_recipe(),
+      [](ModelConfig& m) {
+        m.rope.pairs = RotaryPairs::kInterleaved;
+        m.qk_norm = QkNorm::kL2;
+        m.nope_layers = {1};
+        m.attention_chunk = 4;
+        m.chunk_layers = {0, 2};
+        m.temperature_scale = 0.7;
+        m.temperature_floor = 2;
+        m.moe = {.experts = 4,
+                 .top_k = 2,
+                 .renormalise = false,
+                 .router = RouterKind::kSigmoid,
+                 .shared_experts = 1,
+                 .ffn = 12,
+                 .dense_layers = {0},
+                 .scale_input = true};
+      });
+  add("scaled inputs of experts with softmax, balanced, sinks, chunks in all layers", gpt2_recipe(),
+      [](ModelConfig& m) {
+        m.bias = false;
+        m.activation = Activation::kSwiGlu;
+        m.attention_sinks = true;
+        m.attention_chunk = 3;
+        m.moe = {.experts = 3, .top_k = 2, .aux_loss = 0.2, .scale_input = true};
+      });
+  add("a module that guesses a further token", llama_recipe(), [](ModelConfig& m) { m.mtp = {.depth = 1}; });
+  add("three of them, tied, norms from 1, a window, grouped heads, biases", llama_recipe(), [](ModelConfig& m) {
+    m.mtp = {.depth = 3, .loss = 0.9};
+    m.norm_plus_one = m.tied_embeddings = m.bias = true;
+    m.kv_heads = 2;
+    m.sliding_window = 3;
+    m.logit_scale = 0.7;
+  });
+  add("deepseek-v3 with its module", llama_recipe(), [&](ModelConfig& m) {
+    latent(m, {.kv_rank = 7, .q_rank = 9, .nope_dim = 3, .rope_dim = 4, .value_dim = 5});
+    m.moe = {.experts = 8,
+             .top_k = 3,
+             .aux_loss = 0.02,
+             .router = RouterKind::kSigmoid,
+             .shared_experts = 1,
+             .ffn = 8,
+             .dense_layers = {0, 1},
+             .groups = 4,
+             .groups_per_token = 2,
+             .scale = 2.5,
+             .choice_bias = true};
+    m.mtp = {.depth = 2, .loss = 0.5};
+  });
+  add("a module of a model with LayerNorm, without rotary positions", gpt2_recipe(), [](ModelConfig& m) {
+    m.positions = Positions::kAlibi;
+    m.mtp = {.depth = 1, .loss = 1.5};
+  });
   add("quick gelu, no biases but the output's", gpt2_recipe(), [](ModelConfig& m) {
     m.activation = Activation::kGeluQuick;
     m.bias = false;
@@ -523,10 +600,16 @@ class Rank {
   }
 
   StageModel& model() { return *model_; }
-  std::vector<float> token_losses(int64_t slot) {
-    std::vector<float> out(static_cast<size_t>(model_->rows()));
+  /// [T], and behind them those of modules that guess further tokens.
+  std::vector<float> all_losses(int64_t slot) {
+    std::vector<float> out(static_cast<size_t>(model_->loss_rows()));
     model_->token_losses(slot, out);
     REQUIRE_OK(stream_->settle());
+    return out;
+  }
+  std::vector<float> token_losses(int64_t slot) {
+    std::vector<float> out = all_losses(slot);
+    out.resize(static_cast<size_t>(model_->rows()));
     return out;
   }
   const RankPlan& plan() const { return rank_; }
@@ -627,8 +710,9 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
     for (int64_t p = 0; p < pp; ++p) {
       ranks[t][p]->model().set_dropout_keys(0, batch.dropout_keys);
       ranks[t][p]->model().set_sequences(0, {batch.positions, batch.starts, batch.ends});
+      const bool reads = p == 0 || (p == pp - 1 && plan.recipe.model.mtp.depth > 0);
       check(ranks[t][p]->model().forward(
-          0, p == 0 ? batch.tokens.data() : nullptr, p == pp - 1 ? batch.targets.data() : nullptr,
+          0, reads ? batch.tokens.data() : nullptr, p == pp - 1 ? batch.targets.data() : nullptr,
           p == 0 ? nullptr : DevicePtr(boundary[p].data()), p == pp - 1 ? nullptr : DevicePtr(boundary[p + 1].data())));
     }
     const auto splits = [&](int64_t p) { return ranks[t][p]->plan().chunks[0].late > 0; };

@@ -78,6 +78,7 @@ class StandIn final : public nn::StageModel {
   }
   void token_losses(int64_t, std::span<float> losses) const override { losses[0] = loss_; }
   int64_t rows() const override { return 1; }
+  int64_t loss_rows() const override { return 1; }
   Status logits(int64_t, std::span<float>) override { return Error{ErrorCode::kUnsupported, "a stand-in"}; }
   int64_t boundary_bytes() const override { return bytes_; }
 

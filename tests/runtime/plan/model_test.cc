@@ -218,6 +218,20 @@ TEST_SUITE("runtime/plan/model") {
     CHECK(has(other, "layers.0.mlp.up.weight [40, 24]"));
     CHECK_FALSE(has(other, "layers.0.moe.router.weight [3, 24]"));
     CHECK(!has(m, "layers.0.mlp.up.weight [40, 24]"));
+    m.mlp_bias = m.attention_sinks = m.moe.router_bias = true;
+    m.moe.shared_experts = 0;
+    m.moe.shared_gate = false;
+    m.qk_norm = QkNorm::kL2;
+    for (const char* entry : {"layers.0.attn.sinks [4]", "layers.0.moe.router.logit_bias [3]",
+                              "layers.0.moe.experts.2.gate.bias [16]", "layers.0.moe.experts.2.down.bias [24]"}) {
+      CAPTURE(entry);
+      CHECK(has(m, entry));
+    }
+    CHECK(!has(m, "layers.0.attn.q_norm.weight [6]"));
+    for (const TensorSpec& tensor : model_tensors(m)) {
+      if (tensor.name.ends_with(".attn.sinks")) CHECK(tensor.cut == TensorCut::kDim0);
+      if (tensor.name.ends_with(".down.bias")) CHECK(tensor.cut == TensorCut::kReplicated);
+    }
   }
 
   TEST_CASE("options that contradict each other are told by field, all of them") {
@@ -248,7 +262,7 @@ TEST_SUITE("runtime/plan/model") {
     CHECK(fields_of(m).empty());
     m = small();
     m.moe = {.experts = 2, .top_k = 3};
-    CHECK(fields_of(m) == Fields{"model.moe.top_k", "model.activation", "model.mlp_bias"});
+    CHECK(fields_of(m) == Fields{"model.moe.top_k", "model.activation"});
     m = small();
     m.moe = {.experts = 2, .dense_layers = {1, 2}, .shared_gate = true};
     m.activation = Activation::kSwiGlu;
@@ -318,6 +332,45 @@ TEST_SUITE("runtime/plan/model") {
     CHECK(fields_of(m).empty());
 
     m = small();
+    m.positions = Positions::kRotary;
+    m.qk_norm = QkNorm::kL2;
+    m.attention_chunk = 4;
+    m.chunk_layers = {0};
+    m.nope_layers = {1};
+    m.temperature_scale = 0.1;
+    m.attention_sinks = true;
+    m.activation = Activation::kSwiGluClamp;
+    m.swiglu_limit = 3;
+    CHECK(fields_of(m).empty());
+    m.sliding_window = 3;
+    m.chunk_layers = {0, 2};
+    m.nope_layers.clear();
+    m.rope.scaling = RopeScaling::kYarn;
+    m.activation = Activation::kSwiGlu;
+    CHECK(fields_of(m) == Fields{"model.temperature_scale", "model.rope.scaling", "model.chunk_layers",
+                                 "model.attention_chunk", "model.swiglu_limit"});
+    m = small();
+    m.positions = Positions::kLearned;
+    m.chunk_layers = {0};
+    m.qk_norm = QkNorm::kL2;
+    m.swiglu_alpha = 1;
+    CHECK(fields_of(m) == Fields{"model.qk_norm", "model.chunk_layers", "model.swiglu_alpha"});
+    m = small();
+    m.attention_chunk = 4;
+    m.attention_sinks = m.top_query = true;
+    m.mask = Mask::kBidirectional;
+    CHECK(fields_of(m) == Fields{"model.attention_chunk", "model.attention_chunk", "model.attention_sinks"});
+    m = small();
+    m.moe.router_bias = m.moe.scale_input = true;
+    CHECK(fields_of(m) == Fields{"model.moe.router_bias", "model.moe.scale_input"});
+    m.activation = Activation::kSwiGlu;
+    m.moe = {.experts = 4, .top_k = 2, .shared_ffn = 8, .scale_input = true};
+    m.mlp_bias = true;
+    CHECK(fields_of(m) == Fields{"model.mlp_bias", "model.mlp_bias"});
+    m.moe = {.experts = 4, .top_k = 2};
+    CHECK(fields_of(m).empty());
+
+    m = small();
     m.top_query = true;
     CHECK(fields_of(m).empty());
     m.final_norm = false;
@@ -344,6 +397,62 @@ TEST_SUITE("runtime/plan/model") {
     recipe.model.layers += 1;
     CHECK(with == make_plan(recipe, 1).value().flops_per_token());
     CHECK(with > without);
+  }
+
+  TEST_CASE("a module that guesses a further token: its tensors, what it goes with, what it costs") {
+    ModelConfig m = small();
+    m.positions = Positions::kRotary;
+    m.norm = NormKind::kRmsNorm;
+    m.bias = m.tied_embeddings = false;
+    m.mtp.depth = 2;
+    CHECK(fields_of(m).empty());
+    for (const char* entry : {"mtp.0.embed_norm.weight [24]", "mtp.1.hidden_norm.weight [24]",
+                              "mtp.1.project.weight [24, 48]", "mtp.0.attn.q.weight [24, 24]",
+                              "mtp.1.mlp.down.weight [24, 40]", "mtp.1.norm.weight [24]"}) {
+      CAPTURE(entry);
+      CHECK(has(m, entry));
+    }
+    for (const TensorSpec& tensor : model_tensors(m)) {
+      if (tensor.name.starts_with("mtp.")) CHECK(tensor.layer == kHeadLayer);
+    }
+
+    Recipe recipe;
+    recipe.name = "one";
+    recipe.stop = {Span::Unit::kSteps, 1};
+    recipe.batch = {.samples = 1, .micro = 1};
+    recipe.model = m;
+    const double with = make_plan(recipe, 1).value().flops_per_token();
+    recipe.model.mtp.depth = 0;
+    recipe.model.layers += 2;
+    const double layers = make_plan(recipe, 1).value().flops_per_token();
+    CHECK(with == layers + 6 * 2.0 * (24 * 48 + 65 * 24));
+
+    // The table of embeddings is on the last stage too, though the head has a matrix of its own.
+    recipe.model = m;
+    recipe.mesh.pp = 2;
+    const Plan plan = make_plan(recipe, 2).value();
+    CHECK(plan.has_table_copy());
+    CHECK(plan.rank(1).find(plan.tensors, "embed.tokens") != nullptr);
+    CHECK(plan.rank(1).find(plan.tensors, "head.weight") != nullptr);
+    recipe.model.layers = 6;
+    CHECK(plan_stages(recipe.model, recipe.mesh)[0].end_layer == 4);  // each module weighs a layer
+    recipe.mesh.head_weight = 1;
+    CHECK(plan_stages(recipe.model, recipe.mesh)[0].end_layer == 5);  // and a head
+    recipe.mesh.head_weight = 0;
+    recipe.model.mtp.depth = 0;
+    CHECK(plan_stages(recipe.model, recipe.mesh)[0].end_layer == 3);
+
+    m.context = 3;
+    CHECK(fields_of(m) == Fields{"model.mtp.depth"});
+    m = small();
+    m.mtp.depth = 1;
+    m.mask = Mask::kBidirectional;
+    m.block = BlockKind::kSandwich;
+    m.embed_dim = 12;
+    m.embedding_norm = true;
+    m.embedding_scale = 2;
+    CHECK(fields_of(m) == Fields{"model.block", "model.mask", "model.positions", "model.embed_dim",
+                                 "model.embedding_norm", "model.embedding_scale"});
   }
 
   TEST_CASE("stages are balanced by what their layers take") {
@@ -438,6 +547,15 @@ TEST_SUITE("runtime/plan/model") {
     recipe.model.moe.dense_layers = {1};
     const double mixed = make_plan(recipe, 1).value().flops_per_token();  // one MLP for three experts and a router
     CHECK(three - mixed == doctest::Approx(6.0 * (2 * 3 * 24 * 40 + 6 * 24)));
+    recipe.model.moe.router_bias = true;  // a vector more, no product
+    recipe.model.mlp_bias = true;
+    CHECK(make_plan(recipe, 1).value().flops_per_token() == mixed);
+    recipe.model.mlp_bias = false;
+    recipe.model.attention_chunk = 2;  // of a context of 8, in one of two layers: a query sees 1 key in place of 4
+    recipe.model.chunk_layers = {0};
+    CHECK(mixed - make_plan(recipe, 1).value().flops_per_token() == doctest::Approx(6.0 * (4 - 1) * 4 * (6 + 6)));
+    recipe.model.attention_chunk = 0;
+    recipe.model.chunk_layers.clear();
     recipe.model.moe.shared_ffn = 8;
     recipe.model.moe.shared_gate = true;
     CHECK(make_plan(recipe, 1).value().flops_per_token() - mixed == doctest::Approx(6.0 * (3 * 24 * 8 + 24)));

@@ -169,14 +169,14 @@ TEST_SUITE("runtime/plan/plan") {
     recipe.mesh.virtual_stages = 2;
     recipe.schedule = PipelineKind::kZbV;
     const Plan plan = make_plan(recipe, 2).value();
-    CHECK(!plan.has_tied_copy());
+    CHECK(!plan.has_table_copy());
     const RankPlan first = plan.rank(0), second = plan.rank(1);
     CHECK((first.embedding() && first.head() && !second.embedding() && !second.head()));
     CHECK((first.chunks[0].stage.first_layer == 0 && first.chunks[1].stage.first_layer == 3));
     CHECK((second.chunks[0].stage.first_layer == 1 && second.chunks[1].stage.first_layer == 2));
-    for (const LocalTensor& tensor : first.tensors) CHECK(!tensor.tied_copy);
+    for (const LocalTensor& tensor : first.tensors) CHECK(!tensor.table_copy);
     recipe.schedule = PipelineKind::kInterleaved;
-    CHECK(make_plan(recipe, 2).value().has_tied_copy());
+    CHECK(make_plan(recipe, 2).value().has_table_copy());
   }
 
   TEST_CASE("a batch that micro x dp does not divide is refused with the nearest ones") {

@@ -80,6 +80,33 @@ const Option kOptions[] = {
        m.norm_weight = false;
        m.clip_qkv = 0.05;
      }},
+    {"sinks, clamped experts and a router with biases, a window", true,
+     [](ModelConfig& m) {
+       m.attention_sinks = true;
+       m.bias = true;
+       m.activation = Activation::kSwiGluClamp;
+       m.swiglu_limit = 0.05;
+       m.sliding_window = 5;
+       m.window_layers = {0};
+       m.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.01, .ffn = 20, .router_bias = true};
+     }},
+    {"chunks, warm queries, L2 norms, scaled inputs of experts", true,
+     [](ModelConfig& m) {
+       m.qk_norm = QkNorm::kL2;
+       m.attention_chunk = 5;
+       m.chunk_layers = {0};
+       m.nope_layers = {1};
+       m.temperature_scale = 0.6;
+       m.temperature_floor = 3;
+       m.moe = {.experts = 4,
+                .top_k = 1,
+                .renormalise = false,
+                .router = RouterKind::kSigmoid,
+                .shared_experts = 1,
+                .ffn = 20,
+                .dense_layers = {0},
+                .scale_input = true};
+     }},
     {"latent attention, experts", true,
      [](ModelConfig& m) {
        m.kv_heads = m.heads;
@@ -99,6 +126,25 @@ const Option kOptions[] = {
        m.head_dim = 12;
      }},
     {"top query layer", false, [](ModelConfig& m) { m.top_query = true; }},
+    {"modules that guess further tokens, tied", true,
+     [](ModelConfig& m) {
+       m.tied_embeddings = true;
+       m.mtp = {.depth = 2};
+     }},
+    {"latent attention, experts, a module that guesses a further token", true,
+     [](ModelConfig& m) {
+       m.kv_heads = m.heads;
+       m.mla = {.kv_rank = 24, .q_rank = 20, .nope_dim = 10, .rope_dim = 6, .value_dim = 12};
+       m.head_dim = 16;
+       m.moe = {.experts = 4,
+                .top_k = 2,
+                .router = RouterKind::kSigmoid,
+                .shared_experts = 1,
+                .ffn = 20,
+                .dense_layers = {0},
+                .choice_bias = true};
+       m.mtp = {.depth = 1, .loss = 0.5};
+     }},
     {"experts, balanced", true, [](ModelConfig& m) { m.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.01}; }},
     {"a gated shared expert, a dense layer between narrow experts", true,
      [](ModelConfig& m) {
@@ -162,6 +208,12 @@ TEST_SUITE("runtime/trainer/options") {
         for (size_t k = 0; k < serial.value().losses.size(); ++k) {
           const double wanted = serial.value().losses[k];
           CHECK(std::abs(trained.value().losses[k] - wanted) < kLossTolerance * wanted);
+        }
+        CHECK((serial.value().mtp_losses.size() == 3) == (base.model.mtp.depth > 0));
+        REQUIRE(trained.value().mtp_losses.size() == serial.value().mtp_losses.size());
+        for (size_t k = 0; k < serial.value().mtp_losses.size(); ++k) {
+          const double wanted = serial.value().mtp_losses[k];
+          CHECK(std::abs(trained.value().mtp_losses[k] - wanted) < kLossTolerance * wanted);
         }
         Recipe longer = recipe;
         longer.stop.value += 1;

@@ -338,7 +338,7 @@ void compare_attention() {
       kernels::AttentionDims d{kSamples, kTokens, kHeads, kKvHeads, kHeadDim, kRow, kRow, kOut, 0.35f};
       if (!everything) return d;
       d.cap = 3.0f;
-      d.mask = {true, 5, at(ends), at(starts)};
+      d.mask = {.causal = true, .window = 5, .ends = at(ends), .starts = at(starts)};
       d.alibi_slopes = at(slopes);
       d.dropout = {kernels::DropoutRate::of(0.25), at(keys), kernels::dropout_site(1, 2), 4};
       d.max_scores = at(maxima);
@@ -905,6 +905,25 @@ TEST_SUITE("runtime/cuda/ops") {
             ops.attention_backward(on, of, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                    nullptr, nullptr);
           }) == words("attention whose sums over tokens are cut into parts"));
+    CHECK(refused([&](cuda::CudaStream& on) {
+            kernels::AttentionDims of{.head_dim = 64};
+            of.mask.chunk = 8;
+            ops.attention_forward(on, of, nullptr, nullptr, nullptr, nullptr, nullptr);
+          }) == words("attention within chunks"));
+    CHECK(refused([&](cuda::CudaStream& on) {
+            const float none = 0;  // never read
+            kernels::AttentionDims of{.head_dim = 64};
+            of.sinks = DevicePtr<const float>(&none);
+            ops.attention_decode(on, of, 0, 1, nullptr, nullptr, nullptr, nullptr);
+          }) == words("sink_gradients"));
+    CHECK(refused([&](cuda::CudaStream& on) { ops.sink_gradients(on, {}, nullptr, nullptr, nullptr); }) ==
+          words("sink_gradients"));
+    CHECK(refused([&](cuda::CudaStream& on) { ops.clamped_gate_forward(on, {}, nullptr, nullptr, 0, 0); }) ==
+          words("clamped_gate_forward"));
+    CHECK(refused([&](cuda::CudaStream& on) { ops.clamped_gate_backward(on, {}, nullptr, nullptr, nullptr, 0, 0); }) ==
+          words("clamped_gate_backward"));
+    CHECK(refused([&](cuda::CudaStream& on) { ops.scale_expert_rows(on, nullptr, nullptr, nullptr, 0, 0); }) ==
+          words("scale_expert_rows"));
     CHECK(refused([&](cuda::CudaStream& on) {
             kernels::HeadNorm of;
             of.centred = true;
