@@ -633,6 +633,64 @@ TEST_SUITE("converters/quantised") {
     }
   }
 
+  TEST_CASE("gpt_oss as published, in blocks of four bits, is the same model as in bf16, on the way to a folder too") {
+    constexpr float kNumbers[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    nlohmann::json config = nlohmann::json::parse(slurp(golden("hf-gpt_oss-tied") / "config.json"));
+    config["hidden_size"] = 64;
+    config["intermediate_size"] = 32;
+    const ModelConfig model = model_from_config(config).value();
+    std::mt19937 random(5);
+    RawTensors plain, blocks;
+    for (const Mapping& mapping : tensor_map(find_family("gpt_oss").value(), model)) {
+      if (plain.contains(mapping.stored)) continue;
+      std::vector<float> values(static_cast<size_t>(count_elems(mapping.shape)));
+      const bool four_bits = mapping.stored.ends_with("gate_up_proj") || mapping.stored.ends_with("down_proj");
+      if (four_bits) {  // a column of [experts, in, out] is a row of the blocks
+        const int64_t experts = mapping.shape[0], in = mapping.shape[1], out = mapping.shape[2];
+        std::string codes(static_cast<size_t>(experts * out * in / 2), '\0'), scales(codes.size() / 16, '\0');
+        for (char& code : codes) code = static_cast<char>(random());
+        for (char& scale : scales) scale = static_cast<char>(118 + random() % 8);
+        for (int64_t e = 0; e < experts; ++e) {
+          for (int64_t o = 0; o < out; ++o) {
+            for (int64_t i = 0; i < in; ++i) {
+              const auto at = static_cast<size_t>((e * out + o) * in + i);
+              const int code = codes[at / 2] >> (at % 2 * 4) & 15;
+              values[static_cast<size_t>((e * in + i) * out + o)] =
+                  std::ldexp(code < 8 ? kNumbers[code] : -kNumbers[code - 8], scales[at / 32] - 127);
+            }
+          }
+        }
+        blocks[mapping.stored + "_blocks"] = {"U8", {experts, out, in / 32, 16}, codes};
+        blocks[mapping.stored + "_scales"] = {"U8", {experts, out, in / 32}, scales};
+      } else {
+        for (float& value : values) value = static_cast<float>(random() % 65) / 64 - 0.5f;
+      }
+      RawTensor tensor{"BF16", mapping.shape, std::string(values.size() * 2, '\0')};
+      REQUIRE(from_floats(DType::kBf16, values, reinterpret_cast<std::byte*>(tensor.bytes.data())) < 0);
+      if (!four_bits) blocks[mapping.stored] = tensor;
+      plain[mapping.stored] = std::move(tensor);
+    }
+    TempDir temp;
+    for (const auto& [name, tensors] : {std::pair("plain", &plain), {"blocks", &blocks}}) {
+      fs::create_directory(temp / name);
+      spit(temp / name / "config.json", config.dump());
+      write_safetensors_file(temp / name / "model.safetensors", *tensors);
+      config["quantization_config"] = {{"quant_method", "mxfp4"}};
+    }
+    const auto read = HfFolder::open(temp / "blocks");
+    REQUIRE_OK(read);
+    CHECK(weights_of(*read.value()) == weights_of(*HfFolder::open(temp / "plain").value()));
+    REQUIRE_OK(rewrite_hf(temp / "blocks", temp / "written", {.to = {.dtype = DType::kBf16}}));
+    const RawTensors written = raw_tensors(temp / "written");
+    CHECK(written.size() == plain.size());
+    for (const auto& [name, tensor] : plain) {
+      CAPTURE(name);
+      CHECK(written.at(name).shape == tensor.shape);
+      CHECK(written.at(name).bytes == tensor.bytes);
+    }
+    CHECK_FALSE(nlohmann::json::parse(slurp(temp / "written" / "config.json")).contains("quantization_config"));
+  }
+
   TEST_CASE("MXFP4: what does not fit together is told with file, tensor, found and expected") {
     const auto refusal = [](const std::function<void(RawTensors&)>& change) {
       TempDir temp;
