@@ -69,7 +69,7 @@ std::vector<int64_t> step_times(const ScheduleShape& shape, int64_t pass_ns, int
       ::prctl(PR_SET_TIMERSLACK, 1);  // of this thread's sleeps, in ns; 50 us unless set
       const auto engine = world.engine(rank);
       const auto activations = must(engine->group("pp", members)), gradients = must(engine->group("pp back", members)),
-                 all = must(engine->group("all", members));
+                 all = must(engine->group("all", members)), alone = must(engine->group("tp", {rank}));
       RankClock clock{.pass = [&](RankClock&, ActionKind kind,
                                   double) { sleep_for(kind == ActionKind::kBackward ? 2 * pass_ns : pass_ns); },
                       .records = false};
@@ -81,7 +81,7 @@ std::vector<int64_t> step_times(const ScheduleShape& shape, int64_t pass_ns, int
       }
       std::vector<std::byte> buffers(boundary_buffers(shape).total() * kBoundaryBytes);
       const std::unique_ptr<Stream> stream = make_cpu_stream();
-      Executor executor(*stream, shape, chunks, *activations, *gradients,
+      Executor executor(*stream, shape, cut_boundary(kBoundaryBytes, 1), chunks, *activations, *gradients, *alone,
                         {DevicePtr(buffers.data()), std::ssize(buffers)});
       const SystemClock wall;
       for (int64_t step = 0; step <= steps; ++step) {

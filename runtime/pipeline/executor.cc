@@ -19,14 +19,16 @@ bool has_losses(const ScheduleShape& shape, int64_t rank) {
 
 }  // namespace
 
-Executor::Executor(Stream& stream, const ScheduleShape& shape, std::vector<nn::StageModel*> chunks,
-                   comm::Comm& activations, comm::Comm& gradients, DeviceBytes buffers)
+Executor::Executor(Stream& stream, const ScheduleShape& shape, const BoundaryTensor& tensor,
+                   std::vector<nn::StageModel*> chunks, comm::Comm& activations, comm::Comm& gradients, comm::Comm& tp,
+                   DeviceBytes buffers)
     : stream_(stream),
       shape_(shape),
       chunks_(std::move(chunks)),
       activations_(activations),
       gradients_(gradients),
-      bytes_(shape.pp > 1 ? chunks_.front()->boundary_bytes() : 0),
+      tp_(tp),
+      tensor_(tensor),
       train_actions_(schedule_actions(shape, activations.rank())),
       forward_actions_(forward_actions(shape, activations.rank())),
       losses_(stream, has_losses(shape, activations.rank()) ? shape.micro_batches * chunks_.back()->loss_rows() : 0) {
@@ -42,11 +44,17 @@ Executor::Executor(Stream& stream, const ScheduleShape& shape, std::vector<nn::S
                        .after = stage + 1 < shape.pp * shape.chunks ? place_of(shape, stage + 1).rank : -1,
                        .ring = static_cast<size_t>(wanted.rings > 1 ? chunk : 0)});
   }
-  if (bytes_ == 0) return;
-  RT_CHECK(buffers.size >= wanted.total() * bytes_, "{} bytes for {} boundary tensors of {}", buffers.size,
-           wanted.total(), bytes_);
+  if (shape.pp == 1) return;
+  for (const nn::StageModel* model : chunks_) {
+    RT_CHECK(model->boundary_bytes() == tensor.bytes, "a model's boundary tensor of {} bytes, the plan's of {}",
+             model->boundary_bytes(), tensor.bytes);
+  }
+  RT_CHECK(tensor.parts == 1 || tensor.parts == tp.size(), "{} parts for {} ranks", tensor.parts, tp.size());
+  const int64_t bytes = tensor.room_bytes();
+  RT_CHECK(buffers.size >= wanted.total() * bytes, "{} bytes for {} boundary tensors of {}", buffers.size,
+           wanted.total(), bytes);
   DevicePtr<std::byte> at = buffers.first;
-  const auto take = [&](int64_t count) { return std::exchange(at, at + count * bytes_); };
+  const auto take = [&](int64_t count) { return std::exchange(at, at + count * bytes); };
   input_ = take(1);
   doutput_ = take(1);
   for (int64_t ring = 0; ring < wanted.rings; ++ring) {
@@ -57,7 +65,23 @@ Executor::Executor(Stream& stream, const ScheduleShape& shape, std::vector<nn::S
 
 Result<DevicePtr<std::byte>> Executor::room(Ring& ring, comm::Comm& comm, int64_t destination, std::string_view what) {
   RT_TRY(comm.wait_sends_to(destination, ring.count - 1, what));
-  return ring.begin + std::exchange(ring.next, (ring.next + 1) % ring.count) * bytes_;
+  return ring.begin + std::exchange(ring.next, (ring.next + 1) % ring.count) * tensor_.room_bytes();
+}
+
+Status Executor::send(comm::Comm& comm, DevicePtr<std::byte> tensor, int64_t destination, std::string_view what) {
+  const bool to_itself = destination == comm.rank();
+  const int64_t bytes = tensor_.sent_bytes(to_itself);
+  const int64_t at = tensor_.cut(to_itself) ? tp_.rank() * bytes : 0;
+  return comm.isend(tensor + at, bytes, destination, what);
+}
+
+Status Executor::receive(comm::Comm& comm, DevicePtr<std::byte> tensor, int64_t source, std::string_view what) {
+  const bool from_itself = source == comm.rank();
+  const int64_t bytes = tensor_.sent_bytes(from_itself);
+  if (!tensor_.cut(from_itself)) return comm.recv(tensor, bytes, source, what);
+  const DevicePtr<std::byte> part = tensor + tp_.rank() * bytes;
+  RT_TRY(comm.recv(part, bytes, source, what));
+  return tp_.all_gather(part, tensor, bytes, what);
 }
 
 Status Executor::forward(const Action& action, const MicroBatch& batch) {
@@ -68,7 +92,7 @@ Status Executor::forward(const Action& action, const MicroBatch& batch) {
   DevicePtr<std::byte> output;
   {
     const PhaseScope waiting(Phase::kPipeline);
-    if (!is_first) RT_TRY(activations_.recv(input_, bytes_, place.before, "activations"));
+    if (!is_first) RT_TRY(receive(activations_, input_, place.before, "activations"));
     if (!is_last) {
       RT_TRY_SET(output, room(activation_rings_[place.ring], activations_, place.after, "room for activations"));
     }
@@ -76,7 +100,7 @@ Status Executor::forward(const Action& action, const MicroBatch& batch) {
   model.set_dropout_keys(action.slot, batch.dropout_keys);
   model.set_sequences(action.slot, batch.rows);
   RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? DevicePtr<std::byte>() : input_, output));
-  if (!is_last) return activations_.isend(output, bytes_, place.after, "activations");
+  if (!is_last) return send(activations_, output, place.after, "activations");
   model.token_losses(action.slot, losses_.room(action.micro_batch * model.loss_rows(), model.loss_rows()));
   return {};
 }
@@ -101,7 +125,7 @@ Status Executor::backward(const Action& action, const MicroBatch& batch, float l
   DevicePtr<std::byte> dinput;
   {
     const PhaseScope waiting(Phase::kPipeline);
-    if (!is_last) RT_TRY(gradients_.recv(doutput_, bytes_, place.after, "gradients"));
+    if (!is_last) RT_TRY(receive(gradients_, doutput_, place.after, "gradients"));
     if (!is_first) {
       RT_TRY_SET(dinput, room(gradient_rings_[place.ring], gradients_, place.before, "room for gradients"));
     }
@@ -112,7 +136,7 @@ Status Executor::backward(const Action& action, const MicroBatch& batch, float l
   } else {
     RT_TRY(model.backward_input(action.slot, action.late, batch.tokens, batch.targets, doutput, dinput, loss_scale));
   }
-  if (!is_first) RT_TRY(gradients_.isend(dinput, bytes_, place.before, "gradients"));
+  if (!is_first) RT_TRY(send(gradients_, dinput, place.before, "gradients"));
   return {};
 }
 

@@ -4,6 +4,9 @@
 // asynchronous, from a ring of buffers for each destination; a buffer is filled again only after its last send left.
 // Where two neighbouring stages are chunks of one rank (the tip of a V), it sends to itself.
 //
+// What the tp ranks of a stage hold alike each sends in part, and the parts are gathered over tp where they arrive
+// (runtime/plan/boundary.h): in place, in the buffers that are there anyway.
+//
 // Activations and gradients travel in two groups of the same ranks: with several chunks a rank both can go from one
 // rank to the same other one, and each keeps its own order.
 
@@ -19,6 +22,7 @@
 #include "runtime/device/host_numbers.h"
 #include "runtime/device/stream.h"
 #include "runtime/nn/stage_model.h"
+#include "runtime/plan/boundary.h"
 #include "runtime/plan/schedule.h"
 
 namespace cairn::pipeline {
@@ -38,10 +42,11 @@ using OnLosses = std::function<void(int64_t micro_batch, std::span<const float> 
 class Executor {
  public:
   /// `chunks`: the models of this rank's chunks, in order. `activations`, `gradients`: this rank's pipeline group,
-  /// twice. `buffers` holds boundary_buffers(shape).total() times boundary_bytes() of a model, or is empty when there
-  /// is one rank in the pipeline.
-  Executor(Stream& stream, const ScheduleShape& shape, std::vector<nn::StageModel*> chunks, comm::Comm& activations,
-           comm::Comm& gradients, DeviceBytes buffers);
+  /// twice; `tp`: the ranks of its stages. `buffers` holds boundary_buffers(shape).total() times tensor.room_bytes(),
+  /// or is empty when there is one rank in the pipeline.
+  Executor(Stream& stream, const ScheduleShape& shape, const BoundaryTensor& tensor,
+           std::vector<nn::StageModel*> chunks, comm::Comm& activations, comm::Comm& gradients, comm::Comm& tp,
+           DeviceBytes buffers);
 
   /// Forward and backward of all micro-batches; adds to the models' gradients. The losses are there when the stream is
   /// settled: tell_losses(). `on_further` is told those of the modules that predict further tokens, [modules, T], where
@@ -68,13 +73,18 @@ class Executor {
   Status backward(const Action& action, const MicroBatch& batch, float loss_scale);
   /// The ring's next buffer, once the last send from it has left.
   Result<DevicePtr<std::byte>> room(Ring& ring, comm::Comm& comm, int64_t destination, std::string_view what);
+  /// This rank's part of `tensor`, or all of it.
+  Status send(comm::Comm& comm, DevicePtr<std::byte> tensor, int64_t destination, std::string_view what);
+  /// All of it.
+  Status receive(comm::Comm& comm, DevicePtr<std::byte> tensor, int64_t source, std::string_view what);
 
   Stream& stream_;
   ScheduleShape shape_;
   std::vector<nn::StageModel*> chunks_;
   comm::Comm& activations_;
   comm::Comm& gradients_;
-  int64_t bytes_;  // of a boundary tensor
+  comm::Comm& tp_;
+  const BoundaryTensor tensor_;
   std::vector<Place> places_;
   std::vector<Action> train_actions_, forward_actions_;
   DevicePtr<std::byte> input_, doutput_;                 // received

@@ -5,6 +5,7 @@
 
 #include "runtime/core/exact_sum.h"
 #include "runtime/plan/activations.h"
+#include "runtime/plan/boundary.h"
 #include "runtime/plan/model_tensors.h"
 
 namespace cairn {
@@ -28,6 +29,21 @@ void add_partial_by_unit(const Plan& plan, const RankPlan& rank, Traffic* out) {
   for (const Unit& unit : rank.units) {
     const int64_t elems = partial_elems(rank, unit);
     for (int64_t k = 0; elems > 0 && k < plan.micro_batches; ++k) out->all_reduce.add(elems * 4);
+  }
+}
+
+/// Gathered over tp of what the stages before and behind have sent.
+void add_boundary_gathers(const Plan& plan, const RankPlan& rank, Traffic* out) {
+  const BoundaryTensor tensor = boundary_tensor(plan);
+  const ScheduleShape shape = plan.schedule();
+  for (int64_t chunk = 0; chunk < std::ssize(rank.chunks); ++chunk) {
+    const int64_t stage = stage_at(shape, rank.at.pp, chunk);
+    const bool activations = stage > 0 && tensor.cut(passes_to_itself(shape, stage - 1));
+    const bool gradients = stage + 1 < std::ssize(plan.stages) && tensor.cut(passes_to_itself(shape, stage));
+    for (int64_t k = 0; k < plan.micro_batches; ++k) {
+      if (activations) out->all_gather.add(tensor.part_bytes);
+      if (gradients) out->all_gather.add(tensor.part_bytes);
+    }
   }
 }
 
@@ -109,6 +125,7 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
       }
     }
   }
+  add_boundary_gathers(plan, rank, &out);
   if (plan.layout_free()) {
     add_partial_by_unit(plan, rank, &out);
   } else {
@@ -270,10 +287,13 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   }
   if (mesh.pp() > 1) {
     Traffic forward, backward;
-    for (const Chunk& chunk : rank.chunks) {
+    const BoundaryTensor tensor = boundary_tensor(plan);
+    const ScheduleShape shape = plan.schedule();
+    for (int64_t chunk = 0; chunk < std::ssize(rank.chunks); ++chunk) {
+      const int64_t stage = stage_at(shape, rank.at.pp, chunk);
       for (int64_t k = 0; k < plan.micro_batches; ++k) {
-        if (!chunk.stage.head) forward.send.add(plan.boundary_bytes());
-        if (!chunk.stage.embedding) backward.send.add(plan.boundary_bytes());
+        if (stage + 1 < std::ssize(plan.stages)) forward.send.add(tensor.sent_bytes(passes_to_itself(shape, stage)));
+        if (stage > 0) backward.send.add(tensor.sent_bytes(passes_to_itself(shape, stage - 1)));
       }
     }
     tell(kForwardGroup, mesh.pp(), forward);

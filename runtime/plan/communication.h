@@ -6,6 +6,8 @@
 // elements of a rank's buckets, s ranks of a shard group):
 //   kv        4 bytes for each element of k and v that several tp ranks hold, of this rank's shards, all-reduced
 //   tp        a layer: 4 m T H c all-reduced, or with sequence parallelism reduced and scattered and 6 m R H c gathered
+//   pp        a stage that has one behind it sends m R H c forward, one that has one before it the same back; without
+//             sequence parallelism 1 / tp of that, which the tp ranks of the other stage gather (boundary.h)
 //   ZeRO-0    4 G all-reduced          ZeRO-1    4 G reduced and scattered, c G / s gathered
 //   ZeRO-2    4 m G reduced and scattered, c G / s gathered
 //   ZeRO-3    the same reduced; weights are gathered once for each GatherPlan::gather

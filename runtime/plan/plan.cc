@@ -7,6 +7,7 @@
 #include <queue>
 #include <set>
 
+#include "runtime/plan/boundary.h"
 #include "runtime/plan/communication.h"
 #include "runtime/plan/model_tensors.h"
 #include "runtime/plan/recipe_rules.h"
@@ -150,14 +151,6 @@ int64_t token_parts(const Recipe& recipe, int64_t sequence_tokens) {
 
 namespace {
 
-int64_t boundary_bytes_of(const Plan& plan, int64_t micro) {
-  const MeshConfig& mesh = plan.recipe.mesh;
-  const int64_t rows =
-      micro * plan.recipe.model.context / plan.mesh.cp() / (mesh.sequence_parallel ? plan.mesh.tp() : 1);
-  const int64_t choices = balances_over_layers(plan.recipe.model) ? plan.recipe.model.moe.experts * 4 : 0;
-  return rows * plan.recipe.model.width * dtype_size_bytes(plan.compute_dtype()) + choices;
-}
-
 /// Of the stages of the run the most: they differ in the size of a micro-batch and in how many there are.
 int64_t largest_boundary_room(const Plan& plan) {
   if (plan.mesh.pp() == 1) return 0;
@@ -166,7 +159,7 @@ int64_t largest_boundary_room(const Plan& plan) {
   for (const StepStage& stage : plan.step_stages) {
     const ScheduleShape shape = long_enough(schedule_shape(plan.recipe, stage.micro_batches(plan.mesh.dp())));
     if (!seen.insert({shape.micro_batches, stage.micro}).second) continue;
-    bytes = std::max(bytes, boundary_buffers(shape).total() * boundary_bytes_of(plan, stage.micro));
+    bytes = std::max(bytes, boundary_buffers(shape).total() * boundary_tensor(plan, stage.micro).room_bytes());
   }
   return bytes;
 }
@@ -564,7 +557,7 @@ Plan Plan::at(size_t stage) const {
   return out;
 }
 
-int64_t Plan::boundary_bytes() const { return boundary_bytes_of(*this, recipe.batch.micro); }
+int64_t Plan::boundary_bytes() const { return boundary_tensor(*this).bytes; }
 
 double Plan::keys_per_query(int64_t sequence) const {
   const ModelConfig& m = recipe.model;

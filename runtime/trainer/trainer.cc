@@ -27,6 +27,7 @@
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/pipeline/executor.h"
 #include "runtime/plan/activations.h"
+#include "runtime/plan/boundary.h"
 #include "runtime/plan/communication.h"
 #include "runtime/telemetry/trace.h"
 #include "runtime/trainer/ruin.h"
@@ -271,13 +272,12 @@ Status Run::enter(size_t stage) {
     RT_TRY_SET(auto made, nn::StageModel::make(*stream_, plan, next->rank, static_cast<int64_t>(chunk), groups_,
                                                state_.memory().used_weights(), state_.memory().used_grads(),
                                                state_.activations().first_bytes(bytes), &next->data_parallel));
-    RT_CHECK(made->boundary_bytes() == plan.boundary_bytes(), "{} and {}", made->boundary_bytes(),
-             plan.boundary_bytes());
     chunks.push_back(made.get());
     next->models.push_back(std::move(made));
   }
-  next->executor = std::make_unique<pipeline::Executor>(*stream_, plan.schedule(), std::move(chunks),
-                                                        *groups_.activations, *groups_.gradients, state_.boundary());
+  next->executor =
+      std::make_unique<pipeline::Executor>(*stream_, plan.schedule(), boundary_tensor(plan), std::move(chunks),
+                                           *groups_.activations, *groups_.gradients, *groups_.tp, state_.boundary());
   now_ = std::move(next);
   stage_ = stage;
   return {};
@@ -843,10 +843,16 @@ comm::ShmWorldConfig world_config(const Plan& plan) {
   if (plan.mesh.pp() == 1) return out;
   for (size_t stage = 0; stage < plan.step_stages.size(); ++stage) {
     const Plan then = plan.at(stage);
-    const BoundaryBuffers buffers = boundary_buffers(then.schedule());
+    const ScheduleShape shape = then.schedule();
+    const BoundaryBuffers buffers = boundary_buffers(shape);
+    const BoundaryTensor tensor = boundary_tensor(then);
+    int64_t longest = 0;
+    for (int64_t s = 0; s + 1 < std::ssize(then.stages); ++s) {
+      longest = std::max(longest, tensor.sent_bytes(passes_to_itself(shape, s)));
+    }
     // Two at least: where one is enough for passes that take equally long, stages that do not may be one apart.
     const int64_t messages = std::max<int64_t>({2, buffers.activations, buffers.gradients});
-    out.channel_bytes = std::max(out.channel_bytes, comm::shm_channel_room(messages, then.boundary_bytes()));
+    out.channel_bytes = std::max(out.channel_bytes, comm::shm_channel_room(messages, longest));
   }
   out.channel_bytes = std::min(out.channel_bytes, kMost);
   return out;

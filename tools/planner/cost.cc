@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/plan/activations.h"
+#include "runtime/plan/boundary.h"
 #include "runtime/plan/model_tensors.h"
 
 namespace cairn::tools {
@@ -201,7 +202,9 @@ StepCost machine_cost(const Plan& plan, const Machine& machine, const Placement&
     const double rate = (placement.pipeline_crosses ? machine.network_gb_per_s : machine.node_gb_per_s) * kGb / 1e3;
     const double latency_us = placement.pipeline_crosses ? machine.network_latency_us : machine.node_latency_us;
     const auto v = static_cast<double>(plan.recipe.mesh.virtual_stages);
-    out.pipeline_ms = 2 * m * v * (static_cast<double>(plan.boundary_bytes()) / rate + latency_us / 1e3);
+    const BoundaryTensor tensor = boundary_tensor(plan);
+    const double gathered = tensor.parts > 1 ? ring_ms(static_cast<double>(tensor.room_bytes()), placement.tp) : 0;
+    out.pipeline_ms = 2 * m * v * (static_cast<double>(tensor.part_bytes) / rate + latency_us / 1e3 + gathered);
   }
   const double parameters = deepest * layer_parameters + static_cast<double>(model.vocab) * width / tp;
   const int zero = plan.zero();

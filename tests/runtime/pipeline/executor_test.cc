@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "runtime/comm/thread_world.h"
+#include "runtime/plan/boundary.h"
 #include "tests/runtime/pipeline/stand_in.h"
 
 using namespace cairn;
@@ -19,30 +20,39 @@ using namespace cairn::pipeline::testing;
 
 namespace {
 
+constexpr int64_t kStamps = 25;  // of a boundary tensor of 6000 bytes: in every part of it
+
 struct Ran {
   std::vector<std::string> failures;  // of each rank; "" is none
   std::vector<std::vector<TimedAction>> timeline;
   std::vector<int64_t> losses;  // micro-batches in the order the last stage told them
+  std::vector<int64_t> sent;    // bytes, by each rank
 };
 
-/// One step, or one evaluation, of the schedule.
-Ran run(const ScheduleShape& shape, const PassTimes& times, int64_t boundary_bytes, bool train) {
+/// One step, or one evaluation, of the schedule by `tp` pipelines whose ranks of a stage hold the same: timeline and
+/// losses of the pipeline of tp rank 0; failures of all.
+Ran run(const ScheduleShape& shape, const PassTimes& times, int64_t boundary_bytes, bool train, int64_t tp = 1) {
   comm::ShmWorldConfig config;
-  config.world_size = shape.pp;
-  config.channel_bytes = 4096;  // boundary tensors are larger: a send is under way until its receiver takes it
+  config.world_size = shape.pp * tp;
+  config.channel_bytes = 1024;  // what is sent is larger: a send is under way until its receiver takes it
   comm::ThreadWorld world(config, {.deadline_ms = 20000});
-  std::vector<int64_t> members(shape.pp);
-  std::iota(members.begin(), members.end(), 0);
   std::vector<int32_t> numbers(shape.micro_batches);
   std::iota(numbers.begin(), numbers.end(), 0);
   std::vector<MicroBatch> batches;
   for (const int32_t& number : numbers) batches.push_back({&number, &number});
 
-  Ran out{.failures = std::vector<std::string>(shape.pp), .timeline = std::vector<std::vector<TimedAction>>(shape.pp)};
-  const auto body = [&](int64_t rank) -> Status {
-    const auto engine = world.engine(rank);
-    RT_TRY_SET(const auto activations, engine->group("pp", members));
-    RT_TRY_SET(const auto gradients, engine->group("pp back", members));
+  Ran out{.failures = std::vector<std::string>(config.world_size),
+          .timeline = std::vector<std::vector<TimedAction>>(shape.pp),
+          .sent = std::vector<int64_t>(config.world_size)};
+  const BoundaryTensor tensor = cut_boundary(boundary_bytes, tp);
+  const auto body = [&](int64_t rank, int64_t tp_rank) -> Status {
+    std::vector<int64_t> pipeline, stage;
+    for (int64_t p = 0; p < shape.pp; ++p) pipeline.push_back(p * tp + tp_rank);
+    for (int64_t t = 0; t < tp; ++t) stage.push_back(rank * tp + t);
+    const auto engine = world.engine(rank * tp + tp_rank);
+    RT_TRY_SET(const auto activations, engine->group("pp", pipeline));
+    RT_TRY_SET(const auto gradients, engine->group("pp back", pipeline));
+    RT_TRY_SET(const auto tp_group, engine->group("tp", stage));
     RankClock clock{.pass = [&](RankClock& c, ActionKind kind, double ready) {
       c.now = std::max(c.now, ready) + (kind == ActionKind::kForward         ? times.forward
                                         : kind == ActionKind::kBackwardInput ? times.backward_input
@@ -53,16 +63,16 @@ Ran run(const ScheduleShape& shape, const PassTimes& times, int64_t boundary_byt
     std::vector<std::unique_ptr<StandIn>> models;
     std::vector<nn::StageModel*> chunks;
     for (int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
-      models.push_back(std::make_unique<StandIn>(shape, rank, chunk, boundary_bytes, clock));
+      models.push_back(std::make_unique<StandIn>(shape, rank, chunk, boundary_bytes, clock, kStamps));
       chunks.push_back(models.back().get());
     }
-    std::vector<std::byte> buffers(boundary_buffers(shape).total() * boundary_bytes);
+    std::vector<std::byte> buffers(boundary_buffers(shape).total() * tensor.room_bytes());
     const std::unique_ptr<Stream> stream = make_cpu_stream();
-    Executor executor(*stream, shape, chunks, *activations, *gradients,
+    Executor executor(*stream, shape, tensor, chunks, *activations, *gradients, *tp_group,
                       {DevicePtr(buffers.data()), std::ssize(buffers)});
     const auto on_losses = [&](int64_t micro_batch, std::span<const float> losses) {
       RT_CHECK(losses[0] == static_cast<float>(micro_batch));
-      out.losses.push_back(micro_batch);  // one rank has the last stage
+      if (tp_rank == 0) out.losses.push_back(micro_batch);  // one rank of it has the last stage
     };
     if (train) {
       RT_TRY(executor.train(batches, 1.0f));
@@ -72,13 +82,14 @@ Ran run(const ScheduleShape& shape, const PassTimes& times, int64_t boundary_byt
     } else {
       RT_TRY(executor.evaluate(batches, on_losses));
     }
-    out.timeline[rank] = std::move(clock.timeline);
+    if (tp_rank == 0) out.timeline[rank] = std::move(clock.timeline);
+    out.sent[rank * tp + tp_rank] = activations->traffic().send.bytes + gradients->traffic().send.bytes;
     return activations->barrier("end");
   };
   std::vector<std::thread> threads;
-  for (int64_t rank = 0; rank < shape.pp; ++rank) {
+  for (int64_t rank = 0; rank < config.world_size; ++rank) {
     threads.emplace_back([&, rank] {
-      const Status status = body(rank);
+      const Status status = body(rank / tp, rank % tp);
       if (!status.ok()) out.failures[rank] = status.error().message;
     });
   }
@@ -142,6 +153,40 @@ TEST_SUITE("runtime/pipeline/executor") {
       std::iota(all.begin(), all.end(), 0);
       CHECK(ran.losses == all);
       for (const auto& rank : ran.timeline) CHECK(std::ssize(rank) == shape.micro_batches * shape.chunks);
+    }
+  }
+
+  TEST_CASE(
+      "what tp ranks hold alike is sent in parts and gathered, at the same times; what stays on a rank is not cut") {
+    constexpr int64_t kBytes = 6000, kTp = 3;  // parts of 2048 bytes: 144 more than there are
+    for (const ScheduleShape& shape : shapes()) {
+      if (shape.pp > 3) continue;
+      CAPTURE(schedule_name(shape.kind));
+      CAPTURE(shape.pp);
+      CAPTURE(shape.micro_batches);
+      const Ran whole = run(shape, {2, 3, 1}, kBytes, true), parts = run(shape, {2, 3, 1}, kBytes, true, kTp);
+      for (const std::string& failure : parts.failures) CHECK(failure == "");
+      for (int64_t rank = 0; rank < shape.pp; ++rank) {
+        REQUIRE(parts.timeline[rank].size() == whole.timeline[rank].size());
+        for (size_t k = 0; k < whole.timeline[rank].size(); ++k) {
+          REQUIRE(parts.timeline[rank][k].action == whole.timeline[rank][k].action);
+          REQUIRE(parts.timeline[rank][k].end == whole.timeline[rank][k].end);
+        }
+        int64_t cut = 0, all = 0;  // boundaries that this rank's tensors pass
+        for (int64_t stage = 0; stage + 1 < shape.pp * shape.chunks; ++stage) {
+          const bool stays = place_of(shape, stage).rank == place_of(shape, stage + 1).rank;
+          for (const int64_t sender : {place_of(shape, stage).rank, place_of(shape, stage + 1).rank}) {
+            if (sender == rank) ++(stays ? all : cut);
+          }
+        }
+        CHECK(whole.sent[rank] == shape.micro_batches * (cut + all) * kBytes);
+        for (int64_t t = 0; t < kTp; ++t) {
+          CHECK(parts.sent[rank * kTp + t] == shape.micro_batches * (cut * 2048 + all * kBytes));
+        }
+      }
+      const Ran evaluated = run(shape, {}, kBytes, false, kTp);
+      for (const std::string& failure : evaluated.failures) CHECK(failure == "");
+      CHECK(std::ssize(evaluated.losses) == shape.micro_batches);
     }
   }
 

@@ -13,10 +13,10 @@
 
 namespace cairn::pipeline::testing {
 
-/// What travels between stand-ins, at both ends of a boundary tensor.
+/// What travels between stand-ins, in many places of a boundary tensor, its ends among them.
 struct Stamp {
   double time = 0;  // when the sender's pass ended
-  int64_t stage = 0, micro_batch = 0;
+  int64_t stage = 0, micro_batch = 0, place = 0;
 };
 
 /// The clock of one rank and what has happened on it. `pass` is called for each pass: it lets the time go by that the
@@ -32,15 +32,17 @@ struct RankClock {
 /// that a message comes from the stage next to it and is of that micro-batch, and that slots hold what they should.
 class StandIn final : public nn::StageModel {
  public:
-  StandIn(const ScheduleShape& shape, int64_t rank, int64_t chunk, int64_t boundary_bytes, RankClock& clock)
+  StandIn(const ScheduleShape& shape, int64_t rank, int64_t chunk, int64_t boundary_bytes, RankClock& clock,
+          int64_t stamps = 2)
       : stage_(stage_at(shape, rank, chunk)),
         stages_(shape.pp * shape.chunks),
         chunk_(chunk),
         bytes_(boundary_bytes),
+        stamps_(stamps),
         clock_(clock),
         slots_(in_flight_micro_batches(shape, rank)[chunk], -1),
         late_(late_micro_batches(shape, rank)[chunk], -1) {
-    RT_CHECK(bytes_ >= static_cast<int64_t>(sizeof(Stamp)));
+    RT_CHECK(bytes_ >= static_cast<int64_t>(sizeof(Stamp)) && stamps_ >= 2);
   }
 
   void set_dropout_keys(int64_t, std::span<const uint64_t>) override {}
@@ -88,12 +90,12 @@ class StandIn final : public nn::StageModel {
            void* output) {
     double ready = 0;
     if (input != nullptr) {
-      for (const int64_t at : {int64_t{0}, bytes_ - static_cast<int64_t>(sizeof(Stamp))}) {
+      for (int64_t k = 0; k < stamps_; ++k) {
         Stamp stamp;
-        std::memcpy(&stamp, static_cast<const char*>(input) + at, sizeof(stamp));
-        RT_CHECK(stamp.stage == sender && stamp.micro_batch == micro_batch,
-                 "stage {} got micro-batch {} of stage {}, not {} of {}", stage_, stamp.micro_batch, stamp.stage,
-                 micro_batch, sender);
+        std::memcpy(&stamp, static_cast<const char*>(input) + stamp_at(k), sizeof(stamp));
+        RT_CHECK(stamp.stage == sender && stamp.micro_batch == micro_batch && stamp.place == k,
+                 "stage {} got place {} of micro-batch {} of stage {}, not {} of {} of {}", stage_, stamp.place,
+                 stamp.micro_batch, stamp.stage, k, micro_batch, sender);
         ready = stamp.time;
       }
     }
@@ -101,12 +103,16 @@ class StandIn final : public nn::StageModel {
     clock_.pass(clock_, kind, ready);
     if (clock_.records) clock_.timeline.push_back({{kind, micro_batch, chunk_, slot, late}, before, clock_.now});
     if (output == nullptr) return;
-    const Stamp stamp{clock_.now, stage_, micro_batch};
-    std::memcpy(output, &stamp, sizeof(stamp));
-    std::memcpy(static_cast<char*>(output) + bytes_ - sizeof(stamp), &stamp, sizeof(stamp));
+    for (int64_t k = 0; k < stamps_; ++k) {
+      const Stamp stamp{clock_.now, stage_, micro_batch, k};
+      std::memcpy(static_cast<char*>(output) + stamp_at(k), &stamp, sizeof(stamp));
+    }
   }
 
-  int64_t stage_, stages_, chunk_, bytes_;
+  /// Where the k-th stamp lies: they are spread evenly.
+  int64_t stamp_at(int64_t k) const { return (bytes_ - static_cast<int64_t>(sizeof(Stamp))) * k / (stamps_ - 1); }
+
+  int64_t stage_, stages_, chunk_, bytes_, stamps_;
   RankClock& clock_;
   std::vector<int64_t> slots_, late_;  // the micro-batch in each
   float loss_ = 0;
