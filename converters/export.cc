@@ -331,6 +331,7 @@ class Exporter {
                                              options_.like.string(), original["model_type"].get<std::string>(),
                                              family.model_type));
     }
+    if (family.own_code) report_.warnings.push_back(own_code_warning(family));
     nlohmann::ordered_json config = config_from_model(family, source_.model(), report_.dtype, original);
     keep_token_ids(original_text, &config);
     config["transformers_version"] = kTestedVersion;

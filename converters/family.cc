@@ -272,10 +272,13 @@ Result<Family> find_family(std::string_view model_type) {
 
 Result<Family> family_for(const ModelConfig& model, std::string_view preferred) {
   std::vector<const Family*> candidates;
-  for (const bool last : {false, true}) {
-    for (const Family& family : families()) {
-      if (family.architecture.empty() || family.last_choice != last) continue;
-      candidates.insert(family.model_type == preferred ? candidates.begin() : candidates.end(), &family);
+  for (const bool own_code : {false, true}) {
+    for (const bool last : {false, true}) {
+      for (const Family& family : families()) {
+        if (family.architecture.empty() || family.own_code != own_code || family.last_choice != last) continue;
+        const bool first = family.model_type == preferred && !own_code;
+        candidates.insert(first ? candidates.begin() : candidates.end(), &family);
+      }
     }
   }
   const Family* nearest = nullptr;
@@ -292,6 +295,11 @@ Result<Family> family_for(const ModelConfig& model, std::string_view preferred) 
   if (nearest == nullptr) return unsupported("no Hugging Face family holds this model");
   return unsupported(fmt::format("no Hugging Face family holds this model; {} is the nearest and has no place for {}",
                                  nearest->model_type, fmt::join(lost, "; ")));
+}
+
+std::string own_code_warning(const Family& family) {
+  return fmt::format("transformers has no class {}: who opens this folder needs the model's own code beside it",
+                     family.architecture);
 }
 
 Result<ModelConfig> model_from_config(const json& config, std::vector<std::string>* notes) {

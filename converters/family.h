@@ -51,6 +51,8 @@ struct Family {
   std::string_view later_layers;
   bool block_fp8 = false;    // published in blocks of eight bits, which export can write too (block_fp8.h)
   bool last_choice = false;  // its models go out as another family where that holds them too, unless they came as it
+  bool own_code = false;     // no class of transformers: its models go out as another family where one holds them
+  int64_t unit_head_vocab = 0;  // > 0: with so many tokens the head's rows are read divided by their lengths
   std::span<const std::string_view> ignored;  // patterns of tensors that nobody needs: masks, inverse frequencies
   // Of formats with a file for each rank, read only:
   std::span<const JoinRow> joins;  // the first that fits; none: whole
@@ -121,6 +123,9 @@ std::string without_wrappers(std::string_view stored);
 /// _fsdp_wrapped_module, app, a second model.), with or without the backbone's prefix, and the head by the name that
 /// transformers 5 has in memory. Empty: none of `known`.
 std::string known_name(const Family& family, const std::set<std::string>& known, std::string_view stored);
+
+/// Of a folder in the names of a family with Family::own_code.
+std::string own_code_warning(const Family& family);
 
 /// A stored tensor that older releases wrote beside the weights (masks, inverse frequencies) and nobody needs.
 bool is_ignored_tensor(const Family& family, std::string_view stored);

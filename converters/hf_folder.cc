@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -409,6 +410,11 @@ Status HfFolder::match(const HfOptions& options) {
   Found found = find_known(&copies);
   RT_TRY(settle_tie(options, found));
   RT_TRY(settle_copies(copies, found));
+  if (has_unit_head()) {
+    warnings_.push_back(fmt::format("the rows of {} are divided by their lengths, as the published code does with {} "
+                                    "tokens",
+                                    head_name(family_), model_.vocab));
+  }
   tensors_ = model_tensors(model_);
   mappings_ = tensor_map(family_, model_);
   RT_CHECK(tensors_.size() == mappings_.size(), "{} tensors, {} mappings", tensors_.size(), mappings_.size());
@@ -496,12 +502,37 @@ std::string HfFolder::identity() const {
   return out;
 }
 
+bool HfFolder::has_unit_head() const { return family_.unit_head_vocab > 0 && family_.unit_head_vocab == model_.vocab; }
+
+/// Rows [lo, hi) of the head, each divided by its length, and of these the columns of `box`. Source: Baichuan 2's
+/// NormHead, torch.nn.functional.normalize.
+Status HfFolder::read_unit_rows(const FolderTensor& stored, const Box& box, std::span<float> out) const {
+  constexpr double kLeast = 1e-12;
+  const int64_t width = stored.shape[1], columns = box.extent(1);
+  const int64_t at_once = std::max<int64_t>(1, kBlockElems / width);
+  std::vector<float> block(static_cast<size_t>(std::min(at_once, box.extent(0)) * width));
+  for (int64_t row = box.lo[0]; row < box.hi[0]; row += at_once) {
+    const int64_t rows = std::min(at_once, box.hi[0] - row);
+    RT_TRY(weights_->read_rect(stored, row, rows, 0, width, block.data()));
+    for (int64_t r = 0; r < rows; ++r) {
+      const std::span<const float> whole = std::span(block).subspan(static_cast<size_t>(r * width), width);
+      double squares = 0;
+      for (const float value : whole) squares += static_cast<double>(value) * value;
+      const double length = std::max(std::sqrt(squares), kLeast);
+      float* const to = out.data() + (row - box.lo[0] + r) * columns;
+      for (int64_t c = 0; c < columns; ++c) to[c] = static_cast<float>(whole[box.lo[1] + c] / length);
+    }
+  }
+  return {};
+}
+
 Status HfFolder::read_box(int64_t tensor, const Box& box, std::span<float> out) const {
   RT_CHECK(static_cast<int64_t>(out.size()) == box.count_elems(), "{}: {} floats", mappings_[tensor].logical,
            out.size());
   if (out.empty()) return {};
   const Mapping& mapping = mappings_[tensor];
   const FolderTensor& stored = *stored_[tensor].tensor;
+  if (has_unit_head() && mapping.logical == "head.weight") return read_unit_rows(stored, box, out);
   const Shape& shape = tensors_[tensor].shape;
   const bool vector = shape.size() < 2;
   const int64_t column = vector ? 0 : box.lo.back(), columns = vector ? 1 : box.extent(box.dims() - 1);

@@ -114,6 +114,8 @@ class HfFolder final : public WeightSource {
   Status settle_copies(const std::vector<const FolderTensor*>& copies, const Found& found);
   void take_other_names(const Found& found);
   Status settle_tie(const HfOptions& options, Found& found);
+  bool has_unit_head() const;
+  Status read_unit_rows(const FolderTensor& stored, const Box& box, std::span<float> out) const;
   Result<std::string> first_difference(const FolderTensor& a, const FolderTensor& b) const;
   void settle_dtype();
   void add_problem(TensorProblem::Kind kind, const FolderTensor* tensor, std::string name, std::string found,

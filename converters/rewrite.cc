@@ -181,6 +181,7 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
   report.dtype = options.to.dtype.value_or(folder->dtype() == DType::kF64 ? DType::kF32 : folder->dtype());
   report.model_type = folder->family().model_type;
   report.warnings = folder->warnings();
+  if (folder->family().own_code) report.warnings.push_back(own_code_warning(folder->family()));
   HfOutput output{.dtype = report.dtype};
   const BlockFp8 blocks = BlockFp8::like(json_or_nothing(folder->config_text()));
   nlohmann::ordered_json quantisation;

@@ -302,6 +302,56 @@ TEST_SUITE("converters/hf_folder") {
     }
   }
 
+  TEST_CASE("rows of Baichuan 2's head are divided by their lengths, whatever part is read") {
+    constexpr int64_t kVocab = 125696;
+    Copy copy("hf-baichuan-both");
+    std::mt19937 random(6);
+    int64_t width = 0;
+    copy.edit_config([&](nlohmann::json& config) { config["vocab_size"] = kVocab; });
+    copy.edit_tensors([&](auto& tensors) {
+      width = tensors["lm_head.weight"].shape[1];
+      for (const char* name : {"lm_head.weight", "model.embed_tokens.weight"}) {
+        std::vector<float> values(static_cast<size_t>(kVocab * width));
+        for (float& value : values) value = static_cast<float>(random() % 4001) / 1000 - 2;
+        std::fill_n(values.begin() + 7 * width, width, 0.0f);  // has no length
+        tensors[name] = {"F32", {kVocab, width},
+                         {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}};
+      }
+    });
+    const auto folder = copy.open();
+    REQUIRE_OK(folder);
+    CHECK(std::ranges::count(folder.value()->warnings(),
+                             "the rows of lm_head.weight are divided by their lengths, as the published code does with "
+                             "125696 tokens") == 1);
+    const auto read = [&](std::string_view name, const Box& box) {
+      std::vector<float> out(static_cast<size_t>(box.count_elems()));
+      REQUIRE(folder.value()->read_box(tensor_index(*folder.value(), name), box, out).ok());
+      return out;
+    };
+    const Box whole{{0, 0}, {kVocab, width}};
+    const std::vector<float> head = read("head.weight", whole);
+    for (int64_t row = 0; row < kVocab; row += 13) {
+      double squares = 0;
+      for (int64_t c = 0; c < width; ++c) squares += std::pow(head[static_cast<size_t>(row * width + c)], 2);
+      CHECK(squares == doctest::Approx(row == 7 ? 0 : 1).epsilon(1e-6));
+    }
+    for (int round = 0; round < 50; ++round) {
+      const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+      const int64_t row = below(kVocab), column = below(width);
+      const Box box{{row, column}, {row + 1 + below(kVocab - row), column + 1 + below(width - column)}};
+      std::vector<float> cut(static_cast<size_t>(box.count_elems()));
+      copy_box_out(head.data(), {kVocab, width}, box, cut.data());
+      CHECK(read("head.weight", box) == cut);
+    }
+    // The embedding is as it is, and a row of the head points where it did.
+    const std::vector<float> embedding = read("embed.tokens", whole);
+    CHECK(embedding[0] != 0);
+    CHECK(*std::ranges::max_element(embedding) > 1);
+    CHECK(copy.refusal() == "accepted");
+    copy.edit_config([](nlohmann::json& config) { config["tie_word_embeddings"] = true; });
+    CHECK(copy.refusal().find("tie_word_embeddings = true with vocab_size = 125696") != std::string::npos);
+  }
+
   TEST_CASE("no truncation or damage of a folder's files crashes; almost all of it is refused") {
     for (const std::string file : {"config.json", "model.safetensors.index.json", "model-00003-of-00003.safetensors"}) {
       Copy copy("hf-llama-gqa-sharded");

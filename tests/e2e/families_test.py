@@ -129,7 +129,7 @@ class Families(RunTest):
         self.assertGreater(moved, total / 2, "a step of training must show in most weights")
         self.assertLess(apart, FEW * total, "tp 2, pp 2 trained another model than one rank")
         card = json.loads((self.folder / f"{kind}-parted.hf" / "config.json").read_text())
-        other = {"chatglm": "glm", "internlm2": "llama", "kimi_k2": "deepseek_v3", "minicpm": "granite"}
+        other = {"baichuan": "llama", "chatglm": "glm", "internlm2": "llama", "kimi_k2": "deepseek_v3", "minicpm": "granite"}
         self.assertEqual(card["model_type"], other.get(kind, kind))
 
     def check_steps(self, fixture):
