@@ -1,7 +1,7 @@
 """Copies of each host's bank in another host's memory (checkpoint.replicate): a host that dies loses no step, although the
 run has saved none. Bits as of a run that nothing happened to; bytes on the wire as the plan says.
 
-CAIRN_REPLICAS_ROUNDS=N repeats each measured fault N times (default 1) and prints medians."""
+CAIRN_REPLICAS_ROUNDS=N repeats each measured fault N times (default 1) and prints medians; dead_after is 1 s then."""
 
 import json
 import os
@@ -18,7 +18,7 @@ class Replicas(ListedBed):
 
     count = 5
     life_s = 900 + 60 * ROUNDS
-    cluster = "spares = 1, dead_after = 2, spare_after = 0"
+    cluster = f"spares = 1, dead_after = {1 if ROUNDS > 1 else 2}, spare_after = 0"
     faults = (("crash", "another"), ("kill", "another"), ("kill", "leader"))
     source = "memory"  # of what a run goes on from
     most_again = 15    # steps: where copying is slower than a step, those since the last one that was copied
