@@ -25,6 +25,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/plan/device_choice.h"
 #include "runtime/plan/plan.h"
+#include "runtime/trainer/staging_rooms.h"
 #include "tools/calibrate.h"
 #include "tools/commands.h"
 #include "tools/plan_draw.h"
@@ -62,6 +63,15 @@ kernels::ScratchBytes kernel_scratch_of(const Plan& plan) {
   for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) {
     const kernels::ScratchBytes of_stage = nn::kernel_scratch(plan, plan.mesh.rank({.pp = pp}));
     out = {std::max(out.caller, of_stage.caller), std::max(out.helper, of_stage.helper)};
+  }
+  return out;
+}
+
+/// Of the host, pinned for a rank on CUDA: what it communicates through.
+int64_t staging_of(const Plan& plan) {
+  int64_t out = 0;
+  for (int64_t pp = 0; pp < plan.mesh.pp() && plan.mesh.world() > 1; ++pp) {
+    out = std::max(out, trainer::staging_rooms(plan, plan.mesh.rank({.pp = pp})).total_bytes());
   }
   return out;
 }
@@ -349,6 +359,10 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   const kernels::ScratchBytes scratch = kernel_scratch_of(plan);
   fmt::print("{} {} of a rank on a CPU, and {} for each thread after its first\n", head("kernels"),
              format_bytes(scratch.caller), format_bytes(scratch.helper));
+  if (const int64_t staging = staging_of(plan); staging > 0) {
+    fmt::print("{} {} of the host for a rank on CUDA, through which it communicates\n", head("pinned"),
+               format_bytes(staging));
+  }
 
   print_traffic(memory, head);
 
@@ -455,6 +469,7 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"bubble", bubble_fraction(plan.schedule())},
       {"boundary_buffer_bytes", plan.boundary_buffers_bytes()},
       {"kernel_scratch", {{"first_thread_bytes", scratch.caller}, {"other_thread_bytes", scratch.helper}}},
+      {"cuda_staging_bytes", staging_of(plan)},
       {"recompute",
        {{"mode", recipe.recompute.mode == RecomputeMode::kFull        ? "full"
                  : recipe.recompute.mode == RecomputeMode::kSelective ? "selective"

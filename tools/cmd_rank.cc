@@ -24,6 +24,7 @@
 #include "runtime/cuda/staged/staged_engine.h"
 #include "runtime/device/guard.h"
 #include "runtime/plan/device_choice.h"
+#include "runtime/trainer/staging_rooms.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/commands.h"
 #include "tools/hf_start.h"
@@ -117,7 +118,8 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
     RT_TRY_SET(link, machine->make_link());
     if (args.world > 1) {
       RT_TRY_SET(staged, cuda::make_staged_engine(*communicates, machine->cuda_stream(),
-                                                  [on = machine.get()](const void* at) { return on->holds(at); }));
+                                                  [on = machine.get()](const void* at) { return on->holds(at); },
+                                                  trainer::staging_rooms(plan, args.rank)));
       communicates = staged.get();
     }
   }

@@ -40,6 +40,7 @@
 #include "runtime/json/json.h"
 #include "runtime/plan/activations.h"
 #include "runtime/text/tokenizer.h"
+#include "runtime/trainer/staging_rooms.h"
 #include "tools/commands.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
@@ -405,6 +406,19 @@ void check_init(const StartQuestion& question, const InitConfig& init, ckpt::IoB
 
 // --- Memory and disk
 
+/// What these ranks pin of the host where they train on CUDA and communicate through it.
+int64_t pinned_bytes(const Plan& plan, const ckpt::RankRange& ranks) {
+  if (plan.mesh.world() == 1) return 0;
+  std::vector<int64_t> of_stage(static_cast<size_t>(plan.mesh.pp()), -1);
+  int64_t out = 0;
+  for (int64_t r = ranks.first; r < ranks.end; ++r) {
+    int64_t& bytes = of_stage[static_cast<size_t>(plan.mesh.coords(r).pp)];
+    if (bytes < 0) bytes = trainer::staging_rooms(plan, r).total_bytes();
+    out += bytes;
+  }
+  return out;
+}
+
 /// What these ranks allocate besides the shared memory of the run.
 int64_t private_bytes(const Plan& plan, const ckpt::RankRange& ranks) {
   const bool own_weights = plan.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy;
@@ -470,8 +484,9 @@ void check_memory(const StartQuestion& question, StartReport& report) {
     }
   }
   const bool on_device = plan.recipe.device == DeviceChoice::kCuda;
-  const int64_t needed = private_bytes(plan, question.ranks.value_or(ckpt::RankRange{0, plan.mesh.world()})),
-                own = on_device ? 0 : needed, available = ckpt::available_memory(freed);
+  const ckpt::RankRange ranks = question.ranks.value_or(ckpt::RankRange{0, plan.mesh.world()});
+  const int64_t needed = private_bytes(plan, ranks),
+                own = on_device ? pinned_bytes(plan, ranks) : needed, available = ckpt::available_memory(freed);
   if (on_device)
     report.facts.push_back(fmt::format("device memory: {} of state and activations", format_bytes(needed)));
   report.facts.push_back(

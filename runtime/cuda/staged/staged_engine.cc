@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,10 +24,17 @@ using comm::ReduceOp;
 /// that waits for ranks which are at one of these.
 class Staging {
  public:
-  static Result<std::shared_ptr<Staging>> make(CudaStream& rank, std::function<bool(const void*)> on_device) {
+  static Result<std::shared_ptr<Staging>> make(CudaStream& rank, std::function<bool(const void*)> on_device,
+                                               const StagingRooms& rooms) {
     std::shared_ptr<Staging> out(new Staging(rank, std::move(on_device)));
-    RT_TRY_SET(out->lanes_[0], StagingLane::make(rank, comm::RankThread::kMain));
-    RT_TRY_SET(out->lanes_[1], StagingLane::make(rank, comm::RankThread::kLane));
+    RT_TRY_SET(out->lanes_[0], StagingLane::make(rank, comm::RankThread::kMain, out->pinned_));
+    RT_TRY_SET(out->lanes_[1], StagingLane::make(rank, comm::RankThread::kLane, out->pinned_));
+    if (rooms.own_bytes > 0) out->lanes_[0]->room(rooms.own_bytes);
+    if (rooms.lane_bytes > 0) out->lanes_[1]->room(rooms.lane_bytes);
+    for (int64_t k = 0; k < rooms.messages; ++k) {
+      out->messages_.push_back(std::make_unique<PinnedRoom>(rank, out->pinned_));
+      out->messages_.back()->take(rooms.message_bytes);
+    }
     rank.settle_with([of = std::weak_ptr(out)]() -> Status {
       const auto staging = of.lock();
       if (staging == nullptr) return {};
@@ -45,6 +54,15 @@ class Staging {
     return {cuda_stream(*ordering), *lanes_[1]};
   }
   bool on_device(const void* at, int64_t bytes) const { return bytes == 0 || on_device_(at); }
+  int64_t pinned_bytes() const { return pinned_; }
+  /// For messages of one group to one member, which keeps it.
+  std::unique_ptr<PinnedRoom> message_room() {
+    const std::lock_guard lock(mutex_);
+    if (messages_.empty()) return std::make_unique<PinnedRoom>(rank_, pinned_);
+    std::unique_ptr<PinnedRoom> out = std::move(messages_.back());
+    messages_.pop_back();
+    return out;
+  }
   void drain() const {
     for (const auto& lane : lanes_) lane->drain();
   }
@@ -60,6 +78,9 @@ class Staging {
 
   CudaStream& rank_;
   const std::function<bool(const void*)> on_device_;
+  std::atomic<int64_t> pinned_ = 0;
+  std::mutex mutex_;                                   // of what follows
+  std::vector<std::unique_ptr<PinnedRoom>> messages_;  // that nobody has taken
   std::array<std::unique_ptr<StagingLane>, comm::kRankThreads> lanes_;
 };
 
@@ -67,7 +88,7 @@ std::byte* at(void* memory) { return static_cast<std::byte*>(memory); }
 
 class StagedComm final : public Comm {
  public:
-  StagedComm(std::unique_ptr<Comm> inner, std::shared_ptr<const Staging> staging)
+  StagedComm(std::unique_ptr<Comm> inner, std::shared_ptr<Staging> staging)
       : inner_(std::move(inner)), staging_(std::move(staging)), sends_(static_cast<size_t>(inner_->size())) {}
   ~StagedComm() override { staging_->finish(); }
 
@@ -206,7 +227,7 @@ class StagedComm final : public Comm {
     if (slot != to.slots.end()) {
       lane.order_behind(to.known_by);
     } else {
-      slot = to.slots.insert(to.slots.end(), Slot{std::make_unique<PinnedRoom>(stream), 0});
+      slot = to.slots.insert(to.slots.end(), Slot{staging_->message_room(), 0});
     }
     slot->message = number;
     std::byte* const room = slot->room->take(bytes);
@@ -288,14 +309,14 @@ class StagedComm final : public Comm {
   }
 
   const std::unique_ptr<Comm> inner_;
-  const std::shared_ptr<const Staging> staging_;
+  const std::shared_ptr<Staging> staging_;
   std::vector<Sends> sends_;
 };
 
-class StagedEngine final : public comm::Engine {
+class EngineOfLanes final : public StagedEngine {
  public:
-  StagedEngine(comm::Engine& inner, std::shared_ptr<const Staging> staging)
-      : inner_(inner), staging_(std::move(staging)) {}
+  EngineOfLanes(comm::Engine& inner, std::shared_ptr<Staging> staging) : inner_(inner), staging_(std::move(staging)) {}
+  int64_t pinned_bytes() const override { return staging_->pinned_bytes(); }
   int64_t world_rank() const override { return inner_.world_rank(); }
   int64_t world_size() const override { return inner_.world_size(); }
   bool keeps_rank_order() const override { return inner_.keeps_rank_order(); }
@@ -314,15 +335,16 @@ class StagedEngine final : public comm::Engine {
 
  private:
   comm::Engine& inner_;
-  const std::shared_ptr<const Staging> staging_;
+  const std::shared_ptr<Staging> staging_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<comm::Engine>> make_staged_engine(comm::Engine& inner, CudaStream& rank,
-                                                         std::function<bool(const void*)> on_device) {
-  RT_TRY_SET(std::shared_ptr<Staging> staging, Staging::make(rank, std::move(on_device)));
-  return std::unique_ptr<comm::Engine>(std::make_unique<StagedEngine>(inner, std::move(staging)));
+Result<std::unique_ptr<StagedEngine>> make_staged_engine(comm::Engine& inner, CudaStream& rank,
+                                                         std::function<bool(const void*)> on_device,
+                                                         const StagingRooms& rooms) {
+  RT_TRY_SET(std::shared_ptr<Staging> staging, Staging::make(rank, std::move(on_device), rooms));
+  return std::unique_ptr<StagedEngine>(std::make_unique<EngineOfLanes>(inner, std::move(staging)));
 }
 
 }  // namespace cairn::cuda

@@ -13,13 +13,22 @@
 
 #include "runtime/comm/comm.h"
 #include "runtime/cuda/stream.h"
+#include "runtime/device/staging_rooms.h"
 
 namespace cairn::cuda {
 
+class StagedEngine : public comm::Engine {
+ public:
+  /// Bytes that are pinned for what is under way: rooms.total_bytes(), and what an operation has taken beyond. Threads:
+  /// any.
+  virtual int64_t pinned_bytes() const = 0;
+};
+
 /// `inner`, `rank` (the rank's stream) and what `on_device` asks are borrowed and outlive the engine, which outlives
-/// its groups. Pinned memory grows to what the largest operation takes, and for messages to what is under way at a
-/// time; it has done so after the first step. Errors: what the device cannot do.
-Result<std::unique_ptr<comm::Engine>> make_staged_engine(comm::Engine& inner, CudaStream& rank,
-                                                         std::function<bool(const void*)> on_device);
+/// its groups. `rooms` are pinned at once. An operation that finds too little room in them pins more, which a plan does
+/// not let happen (runtime/trainer/staging_rooms.h). Errors: what the device cannot do.
+Result<std::unique_ptr<StagedEngine>> make_staged_engine(comm::Engine& inner, CudaStream& rank,
+                                                         std::function<bool(const void*)> on_device,
+                                                         const StagingRooms& rooms);
 
 }  // namespace cairn::cuda

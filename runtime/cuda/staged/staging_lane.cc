@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/core/check.h"
+#include "runtime/device/staging_rooms.h"
 
 namespace cairn::cuda {
 
@@ -13,20 +14,24 @@ std::byte* PinnedRoom::take(int64_t bytes) {
   if (all_.empty() || bytes > bytes_) {
     bytes_ = std::max<int64_t>(bytes, 2 * bytes_);
     all_.push_back(stream_.host_memory(bytes_));
+    pinned_ += StagingRooms::pages(bytes_);
   }
   return all_.back().get();
 }
 
-StagingLane::StagingLane(std::unique_ptr<Stream> stream, comm::RankThread as)
+StagingLane::StagingLane(std::unique_ptr<Stream> stream, comm::RankThread as, std::atomic<int64_t>& pinned)
     : owned_(std::move(stream)),
       stream_(&cuda_stream(*owned_)),
       as_(as),
-      room_(*stream_),
+      room_(*stream_, pinned),
       word_memory_(stream_->host_memory(sizeof(std::atomic<uint32_t>))),
-      done_(new (word_memory_.get()) std::atomic<uint32_t>(0)) {}
+      done_(new (word_memory_.get()) std::atomic<uint32_t>(0)) {
+  pinned += StagingRooms::kPage;
+}
 
-Result<std::unique_ptr<StagingLane>> StagingLane::make(const CudaStream& beside, comm::RankThread as) {
-  std::unique_ptr<StagingLane> out(new StagingLane(beside.beside(), as));
+Result<std::unique_ptr<StagingLane>> StagingLane::make(const CudaStream& beside, comm::RankThread as,
+                                                       std::atomic<int64_t>& pinned) {
+  std::unique_ptr<StagingLane> out(new StagingLane(beside.beside(), as, pinned));
   RT_TRY(out->stream_->can_follow(*out->done_).with("communication through the host's memory"));
   out->thread_ = std::thread([lane = out.get()] { lane->run(); });
   return out;

@@ -30,13 +30,15 @@ namespace cairn::cuda {
 /// Pinned memory of one stream.
 class PinnedRoom {
  public:
-  explicit PinnedRoom(const CudaStream& stream) : stream_(stream) {}
+  /// `pinned` counts the bytes, in whole pages; it outlives this.
+  PinnedRoom(const CudaStream& stream, std::atomic<int64_t>& pinned) : stream_(stream), pinned_(pinned) {}
   /// At least so many bytes, which are the same ones as before unless there were fewer. Those stay pinned: work that is
   /// ordered may still use them.
   std::byte* take(int64_t bytes);
 
  private:
   const CudaStream& stream_;
+  std::atomic<int64_t>& pinned_;
   std::vector<std::shared_ptr<std::byte>> all_;
   int64_t bytes_ = 0;  // of the last
 };
@@ -47,8 +49,10 @@ class StagingLane {
   /// Which piece: they count from 1.
   using Number = uint32_t;
 
-  /// `beside`: a stream of the device. Errors: what the device cannot do.
-  static Result<std::unique_ptr<StagingLane>> make(const CudaStream& beside, comm::RankThread as);
+  /// `beside`: a stream of the device. `pinned` counts what is pinned, and outlives the lane. Errors: what the device
+  /// cannot do.
+  static Result<std::unique_ptr<StagingLane>> make(const CudaStream& beside, comm::RankThread as,
+                                                   std::atomic<int64_t>& pinned);
   /// Waits for the piece that communicates; those behind it are dropped. Give up the engine first if peers may not
   /// come.
   ~StagingLane();
@@ -72,7 +76,7 @@ class StagingLane {
   Status failed() const;
 
  private:
-  StagingLane(std::unique_ptr<Stream> stream, comm::RankThread as);
+  StagingLane(std::unique_ptr<Stream> stream, comm::RankThread as, std::atomic<int64_t>& pinned);
   struct Piece {
     std::function<Status()> work;
     std::shared_ptr<const Event> behind;

@@ -181,6 +181,7 @@ Status talk(comm::Engine& engine, Arrays& arrays, int rounds, const std::functio
 struct Talked {
   std::string error;
   std::vector<std::vector<float>> arrays;  // rank 0's
+  int64_t pinned = 0, pinned_at_first = 0;
   int64_t edges = 0, waits = 0;
   std::vector<std::string> misuses, left;
 };
@@ -215,6 +216,7 @@ struct Plant {
   int rounds = 1;
   int64_t dropped_edge = -1;
   bool peer_dies = false, without_words = false;
+  StagingRooms rooms = {};
 };
 
 Talked on_double(uint64_t seed, const Plant& plant) {
@@ -236,12 +238,14 @@ Talked on_double(uint64_t seed, const Plant& plant) {
     {
       OnDouble mine(machine.open(), 1);
       if (plant.without_words) machine.runtime.without_words();
-      auto staged = cuda::make_staged_engine(*engine, mine.stream(), [&](const void* at) { return mine.holds(at); });
+      auto staged = cuda::make_staged_engine(
+          *engine, mine.stream(), [&](const void* at) { return mine.holds(at); }, plant.rooms);
       if (!staged.ok()) {
         out.error = staged.error().message;
         engine->abort("the test ends");
       } else {
         CHECK(mine.stream().settle().ok());
+        out.pinned_at_first = staged.value()->pinned_bytes();
         machine.cuda.take_counts();
         simt::StreamDouble::take_own_waits();
         const int64_t before = machine.runtime.edges();
@@ -259,6 +263,7 @@ Talked on_double(uint64_t seed, const Plant& plant) {
         });
         Status done = talk(*staged.value(), mine, plant.rounds, late_if(seed / 2 % 2 == 1));
         out.waits = simt::StreamDouble::take_own_waits();
+        out.pinned = staged.value()->pinned_bytes();
         if (done.ok()) done = mine.stream().settle();
         out.edges = machine.runtime.edges() - before;
         over = true;
@@ -321,6 +326,29 @@ TEST_SUITE("runtime/cuda/train/staged") {
       for (uint64_t seed = 0; seed < kSeeds && !seen; ++seed)
         seen = on_double(seed, {.dropped_edge = dropped}).arrays != wanted;
       CHECK(seen);
+    }
+  }
+
+  TEST_CASE("rooms that are large enough are all that is pinned; what does not fit pins more, and is right too") {
+    // The largest: sums with what they are added to; the lane's; three messages one after another, of which one is
+    // under way at a time.
+    const StagingRooms rooms{.own_bytes = kBytes + kPart, .lane_bytes = kBytes, .messages = 1, .message_bytes = kBytes};
+    const auto wanted = expected(1);
+    const Talked fits = on_double(2, {.rooms = rooms});
+    CHECK(fits.error == "");
+    CHECK(fits.pinned_at_first == rooms.total_bytes());
+    CHECK(fits.pinned == rooms.total_bytes());
+    check_same(fits.arrays, wanted);
+    for (const auto& [without, least] :
+         {std::pair(StagingRooms{.own_bytes = kBytes, .lane_bytes = kBytes, .messages = 1, .message_bytes = kBytes},
+                    kPart),
+          {StagingRooms{.own_bytes = kBytes + kPart, .messages = 1, .message_bytes = kBytes}, kBytes},
+          {StagingRooms{.own_bytes = kBytes + kPart, .lane_bytes = kBytes}, kBytes}}) {
+      const Talked grows = on_double(2, {.rooms = without});
+      CHECK(grows.error == "");
+      CHECK(grows.pinned_at_first == without.total_bytes());
+      CHECK(grows.pinned >= without.total_bytes() + least);
+      check_same(grows.arrays, wanted);
     }
   }
 

@@ -10,6 +10,7 @@
 #include "runtime/cuda/machine/machine.h"
 #include "runtime/cuda/ops/ops.h"
 #include "runtime/cuda/staged/staged_engine.h"
+#include "runtime/trainer/staging_rooms.h"
 #include "tests/ckpt/hook/mortal_run.h"
 #include "tests/runtime/cuda/cuda_machine.h"
 #include "tests/simt/blas_double.h"
@@ -46,11 +47,32 @@ class TrainedDouble {
 /// One life of a run on a double, and what it was asked, step by step: by rank 0's own thread, and by all of them (the
 /// others may be a step's wait ahead).
 struct Lived {
-  Lived(uint64_t seed, int64_t ranks) : device(seed, ranks) {}
+  Lived(uint64_t seed, int64_t ranks) : device(seed, ranks), engines(static_cast<size_t>(ranks)) {}
   TrainedDouble device;
   std::vector<simt::StreamDouble::Counts> steps;
   std::vector<int64_t> own_waits;
+  std::vector<const cuda::StagedEngine*> engines;  // by rank; null where there is one rank
+  std::vector<int64_t> pinned;                     // by them, after the first step
 };
+
+/// Where ranks train: on the devices of `life`, which outlives them, with communication staged between.
+inline ckpt::testing::OnDevice on_doubles(const Plan& plan, std::unique_ptr<Lived>& life) {
+  return {.machine = [&](int64_t rank) -> std::unique_ptr<Machine> {
+            auto machine = life->device.open(rank);
+            RT_CHECK(machine.ok(), "{}", machine.error().message);
+            return std::move(machine).value();
+          },
+          .engine = [&](comm::Engine& of_host, Machine& machine) -> std::unique_ptr<comm::Engine> {
+            auto& cuda = static_cast<cuda::CudaMachine&>(machine);
+            const int64_t rank = of_host.world_rank();
+            auto made = cuda::make_staged_engine(
+                of_host, cuda.cuda_stream(), [&cuda](const void* at) { return cuda.holds(at); },
+                trainer::staging_rooms(plan, rank));
+            RT_CHECK(made.ok(), "{}", made.error().message);
+            life->engines[static_cast<size_t>(rank)] = made.value().get();
+            return std::move(made).value();
+          }};
+}
 
 /// Trains on a double through these deaths, as ckpt::testing::train() does. `last`: keeps the last life.
 inline ckpt::testing::Told train_on_double(const Plan& plan, uint64_t seed,
@@ -62,27 +84,22 @@ inline ckpt::testing::Told train_on_double(const Plan& plan, uint64_t seed,
   std::unique_ptr<Lived>& life = last != nullptr ? *last : own;
   std::mutex mutex;
   int64_t opened = 0;
-  const ckpt::testing::OnDevice on_device{
-      .machine = [&](int64_t rank) -> std::unique_ptr<Machine> {
-        const std::lock_guard lock(mutex);
-        if (opened++ % world == 0) {
-          life.reset();  // the doubles are one at a time
-          life = std::make_unique<Lived>(seed, world);
-        }
-        auto machine = life->device.open(rank);
-        RT_CHECK(machine.ok(), "{}", machine.error().message);
-        return std::move(machine).value();
-      },
-      .engine = [](comm::Engine& of_host, Machine& machine) -> std::unique_ptr<comm::Engine> {
-        auto& cuda = static_cast<cuda::CudaMachine&>(machine);
-        auto made =
-            cuda::make_staged_engine(of_host, cuda.cuda_stream(), [&cuda](const void* at) { return cuda.holds(at); });
-        RT_CHECK(made.ok(), "{}", made.error().message);
-        return std::move(made).value();
-      }};
+  ckpt::testing::OnDevice on_device = on_doubles(plan, life);
+  on_device.machine = [&, open = on_device.machine](int64_t rank) {
+    const std::lock_guard lock(mutex);
+    if (opened++ % world == 0) {
+      life.reset();  // the doubles are one at a time
+      life = std::make_unique<Lived>(seed, world);
+    }
+    return open(rank);
+  };
   return ckpt::testing::train(plan, deaths, from, {}, on_device, [&](int64_t) {
     life->steps.push_back(life->device.cuda.take_counts());
     life->own_waits.push_back(simt::StreamDouble::take_own_waits());
+    if (std::ssize(life->steps) > 1) return;  // later the others may have left
+    for (const cuda::StagedEngine* const engine : life->engines) {
+      life->pinned.push_back(engine == nullptr ? 0 : engine->pinned_bytes());
+    }
   });
 }
 
