@@ -106,6 +106,12 @@ function(cairn_module name folder)
   add_dependencies(${name} cairn_build_version)
 endfunction()
 
+# A program that tools/package takes: it finds its libraries in the folder beside its own (CMakeLists.txt says why so).
+function(cairn_packaged target)
+  target_link_options(${target} PRIVATE -Wl,--disable-new-dtags)
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "\$ORIGIN/../lib" BUILD_WITH_INSTALL_RPATH ON)
+endfunction()
+
 function(cairn_members folder)
   _cairn_return_if_left_out(${folder})
   cmake_parse_arguments(ARG "" "OF;LIST;MACRO" "DEPS" ${ARGN})

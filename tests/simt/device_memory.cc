@@ -38,6 +38,7 @@ void* alloc(int64_t bytes, bool shared) {
         void* const made =
             mmap(nullptr, kRange, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         RT_CHECK(made != MAP_FAILED, "no {} bytes of addresses", kRange);
+        madvise(made, kRange, MADV_HUGEPAGE);  // the door is a hundred times as fast to open and close
         range = static_cast<char*>(made);
       }
       if (live.empty()) used = 0;

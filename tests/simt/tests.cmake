@@ -48,6 +48,17 @@ if(NOT CAIRN_SANITIZE)
                          "test cases: +0 \\|" ENVIRONMENT "OMP_NUM_THREADS=1;OMP_WAIT_POLICY=passive")
   endforeach()
 
+  # The same for whole programs: tests/support/double_device.py puts it beside one.
+  add_library(cairn_cuda_double MODULE ${CMAKE_CURRENT_SOURCE_DIR}/simt/module/module.cc
+              ${CMAKE_CURRENT_SOURCE_DIR}/simt/plain_reports.cc)
+  target_link_libraries(cairn_cuda_double PRIVATE cairn_flags cairn_simt cairn_simt_plain cairn_runtime_cuda_ops
+                        cairn_runtime_cuda_machine cairn_runtime_kernels)
+  target_link_options(cairn_cuda_double PRIVATE -Wl,--exclude-libs,ALL -Wl,-Bsymbolic)
+  target_include_directories(cairn_cuda_double PRIVATE ${CMAKE_BINARY_DIR}/generated)
+  add_dependencies(cairn_cuda_double cairn_build_version)
+  set_target_properties(cairn_cuda_double PROPERTIES OUTPUT_NAME cairn_cuda CXX_VISIBILITY_PRESET hidden
+                        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/cuda_double)
+
   cairn_simt_build(asan asan_reports.cc -O1 -fsanitize=address -fsanitize-recover=address -fno-omit-frame-pointer)
   target_link_options(simt_asan_tests PRIVATE -fsanitize=address)
   # Its library is not linked: watch.cc is. -g: which line called what was inlined.

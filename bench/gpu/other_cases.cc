@@ -1,0 +1,451 @@
+// Kernels that the bench's models do not call: other activations and norms, experts, latent heads, other rules of the
+// optimizer, copies. Legend: rows and width of the model's stream; X experts.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "bench/gpu/cases.h"
+#include "runtime/device/host_numbers.h"
+
+namespace cairn::bench {
+namespace {
+
+using kernels::Exec;
+using kernels::StateExec;
+
+double real(int64_t count) { return static_cast<double>(count); }
+
+class Others {
+ public:
+  explicit Others(const Model& model)
+      : d_(model.dims),
+        rows_(d_.rows),
+        width_(d_.width),
+        count_(rows_ * width_),
+        shape_(fmt::format("{} x {}", rows_, width_)) {}
+
+  std::vector<Case> all() && {
+    maps();
+    norms();
+    attention();
+    experts();
+    rows();
+    losses();
+    state();
+    adafactor();
+    return std::move(out_);
+  }
+
+ private:
+  void add(std::string name, double bytes, std::function<Order(Arrays&)> make) {
+    out_.push_back({std::move(name), shape_, bytes, 0, 0, std::move(make)});
+  }
+
+  /// body(exec, a, b, out) over arrays of the stream's size.
+  template <typename Body>
+  void map(std::string name, int passes, Body body) {
+    add(std::move(name), 2 * passes * real(count_), [body, count = count_](Arrays& arrays) -> Order {
+      const auto a = arrays.drawn<bf16>(count), b = arrays.drawn<bf16>(count), out = arrays.drawn<bf16>(count);
+      return [=, &on = arrays.device().on()] { body(on, a, b, out); };
+    });
+  }
+  void maps() {
+    const int64_t count = count_;
+    map("add_scaled", 3,
+        [=](const Exec<bf16>& on, auto a, auto b, auto out) { on.add_scaled(a, 0.5f, b, out, count); });
+    map("copy", 2, [=](const Exec<bf16>& on, auto a, auto, auto out) { on.copy(a, out, count); });
+    map("clear", 1, [=](const Exec<bf16>& on, auto, auto, auto out) { on.clear(out, count); });
+    map("scale", 2, [=](const Exec<bf16>& on, auto, auto, auto out) { on.scale(out, 1.0f, count); });
+    map("cap", 2, [=](const Exec<bf16>& on, auto, auto, auto out) { on.cap(out, 30.0f, count); });
+    map("clip", 2, [=](const Exec<bf16>& on, auto, auto, auto out) { on.clip(out, 8.0f, count); });
+    map("clip_backward", 3,
+        [=](const Exec<bf16>& on, auto a, auto, auto out) { on.clip_backward(a, out, 8.0f, count); });
+#define RT_ACTIVATION(name)                                                                                          \
+  map(#name "_forward", 2, [=](const Exec<bf16>& on, auto a, auto, auto out) { on.name##_forward(a, out, count); }); \
+  map(#name "_backward", 3,                                                                                          \
+      [=](const Exec<bf16>& on, auto a, auto b, auto out) { on.name##_backward(b, a, out, count); });                \
+  map(#name "_both", 4, [=](const Exec<bf16>& on, auto a, auto b, auto out) { on.name##_both(a, b, out, count); });
+    RT_ACTIVATION(gelu_tanh)
+    RT_ACTIVATION(gelu_erf)
+    RT_ACTIVATION(gelu_quick)
+    RT_ACTIVATION(relu)
+    RT_ACTIVATION(relu2)
+    RT_ACTIVATION(silu)
+#undef RT_ACTIVATION
+    add("dropout", 4 * real(count_), [=, d = d_](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<bf16>(count), out = arrays.drawn<bf16>(count);
+      kernels::DropoutRows of{d.rows, d.width, 0, d.held, d.samples};
+      of.sample_keys = arrays.of(std::vector<uint64_t>(static_cast<size_t>(d.samples), 7));
+      of.site = kernels::dropout_site(1, 1);
+      of.rate = kernels::DropoutRate::of(0.1);
+      return [=, &on = arrays.device().on()] { on.dropout(of, x, out); };
+    });
+  }
+
+  void norms() {
+    const kernels::HeadNorm of{rows_, d_.heads, d_.head_dim, 1e-5f};
+    const int64_t stride = d_.heads * d_.head_dim, count = rows_ * stride;
+    add("head_norm_forward", 4 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<bf16>(count), y = arrays.drawn<bf16>(count), weight = arrays.drawn<bf16>(of.head_dim);
+      return [=, &on = arrays.device().on()] { on.head_norm_forward(of, {x, stride}, weight, {y, stride}); };
+    });
+    add("head_norm_backward", 6 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<bf16>(count), dy = arrays.drawn<bf16>(count), dx = arrays.drawn<bf16>(count),
+                 weight = arrays.drawn<bf16>(of.head_dim);
+      const auto dweight = arrays.zeros<float>(of.head_dim), stats = arrays.zeros<float>(2 * of.rows * of.heads);
+      return [=, &on = arrays.device().on()] {
+        on.head_norm_backward(of, {dy, stride}, {x, stride}, weight, {dx, stride}, dweight, stats, {});
+      };
+    });
+    // Of half of the channels, as of two ranks.
+    const kernels::WholeNorm whole{rows_, width_, 2 * width_, 1, 1e-5f, 0};
+    const int64_t all = count_, width = width_, rows = rows_;
+    add("row_dots", 4 * real(all), [=](Arrays& arrays) -> Order {
+      const auto a = arrays.drawn<bf16>(all), b = arrays.drawn<bf16>(all);
+      const auto sums = arrays.zeros<float>(rows);
+      return [=, &on = arrays.device().on()] {
+        on.row_dots({rows, width, 1, rows}, {a, width}, {b, width}, nullptr, 0, sums);
+      };
+    });
+    add("whole_norm_forward", 4 * real(all), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<bf16>(all), y = arrays.drawn<bf16>(all), weight = arrays.drawn<bf16>(width);
+      const auto squares = arrays.of(std::vector<float>(static_cast<size_t>(rows), 2.0f * static_cast<float>(width)));
+      return [=, &on = arrays.device().on()] { on.whole_norm_forward(whole, {x, width}, weight, squares, {y, width}); };
+    });
+    add("whole_norm_backward", 6 * real(all), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<bf16>(all), dy = arrays.drawn<bf16>(all), dx = arrays.drawn<bf16>(all),
+                 weight = arrays.drawn<bf16>(width);
+      const auto squares = arrays.of(std::vector<float>(static_cast<size_t>(rows), 2.0f * static_cast<float>(width)));
+      const auto dots = arrays.drawn<float>(rows), dweight = arrays.zeros<float>(width);
+      return [=, &on = arrays.device().on()] {
+        on.whole_norm_backward(whole, {dy, width}, {x, width}, weight, squares, dots, {dx, width},
+                               {dweight, nullptr, {}});
+      };
+    });
+  }
+
+  void attention() {
+    const kernels::AttentionDims dims{.batch = d_.samples,
+                                      .tokens = d_.tokens,
+                                      .heads = d_.heads,
+                                      .kv_heads = d_.kv_heads,
+                                      .head_dim = d_.head_dim,
+                                      .q_stride = d_.qkv,
+                                      .kv_stride = d_.qkv,
+                                      .out_stride = d_.heads * d_.head_dim,
+                                      .scale = 0.125f};
+    const int64_t k_at = d_.heads * d_.head_dim, kv = d_.kv_heads * d_.head_dim, v_at = k_at + kv;
+    const int64_t qkv = rows_ * d_.qkv, out = rows_ * k_at, sums = rows_ * d_.heads, rows = rows_;
+    add("attention_backward_sums", 2 * real(2 * qkv + 2 * out), [=, row = d_.qkv](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<bf16>(qkv), dx = arrays.drawn<bf16>(qkv), y = arrays.drawn<bf16>(out),
+                 dy = arrays.drawn<bf16>(out);
+      const auto logsumexp = arrays.zeros<float>(sums), dkv = arrays.zeros<float>(rows * row),
+                 scratch = arrays.zeros<float>(kernels::attention_backward_scratch_elems(dims));
+      arrays.device().on().attention_forward(dims, x, x + k_at, x + v_at, y, logsumexp);
+      return [=, &on = arrays.device().on()] {
+        on.attention_backward_sums(dims, x, x + k_at, x + v_at, y, logsumexp, dy, dx, dkv + k_at, dkv + v_at, scratch);
+      };
+    });
+    const int64_t tokens = d_.tokens, samples = d_.samples, cache = samples * tokens * kv;
+    add("attention_decode", 4 * real(cache), [=](Arrays& arrays) -> Order {
+      const auto q = arrays.drawn<bf16>(samples * k_at), next = arrays.drawn<bf16>(samples * k_at),
+                 keys = arrays.drawn<bf16>(cache), values = arrays.drawn<bf16>(cache);
+      return [=, &on = arrays.device().on()] { on.attention_decode(dims, tokens - 1, tokens, q, keys, values, next); };
+    });
+    // Heads half of whose channels are a key's of their own, a quarter a shared one's.
+    const kernels::LatentHeads of{rows_, d_.heads, d_.head_dim / 2, d_.head_dim / 4, d_.head_dim / 2};
+    const int64_t joined = of.heads * (of.nope + of.rope), values = of.heads * of.value;
+    const int64_t latent = of.heads * (of.nope + of.value);
+    const double bytes = 2 * real(rows_) * real(latent + of.rope + joined + values);
+    const auto of_latent = [=](Arrays& arrays, bool join) -> Order {
+      const auto kv_rows = arrays.drawn<bf16>(rows * latent), shared = arrays.drawn<bf16>(rows * of.rope),
+                 k = arrays.drawn<bf16>(rows * joined), v = arrays.drawn<bf16>(rows * joined);
+      return [=, &on = arrays.device().on()] {
+        if (join) return on.join_latent_heads(of, kv_rows, {shared, of.rope}, {k, joined}, {v, joined});
+        on.split_latent_heads(of, {k, joined}, {v, joined}, kv_rows, {shared, of.rope});
+      };
+    };
+    add("join_latent_heads", bytes, [=](Arrays& arrays) { return of_latent(arrays, true); });
+    add("split_latent_heads", bytes, [=](Arrays& arrays) { return of_latent(arrays, false); });
+  }
+
+  void experts() {
+    const int64_t tokens = rows_, width = width_, experts = 8, choices = 2, all = tokens * choices;
+    const kernels::RouterDims of{.tokens = tokens, .experts = experts, .choices = choices};
+    add("route_forward", 4 * real(tokens * (2 * experts + 2 * choices + 1)), [=](Arrays& arrays) -> Order {
+      const auto logits = arrays.drawn<float>(tokens * experts), weights = arrays.zeros<float>(all),
+                 log_sums = arrays.zeros<float>(tokens);
+      const auto chosen = arrays.zeros<int32_t>(all);
+      return [=, &on = arrays.device().on()] { on.route_forward(of, logits, chosen, weights, log_sums); };
+    });
+    add("route_backward", real(tokens * (6 * experts + 8 * choices)), [=](Arrays& arrays) -> Order {
+      const auto scores = arrays.drawn<float>(tokens * experts), dweights = arrays.drawn<float>(all),
+                 balance = arrays.drawn<float>(experts);
+      const auto chosen = arrays.numbers(all, experts);
+      const auto dlogits = arrays.drawn<bf16>(tokens * experts);
+      return [=, &on = arrays.device().on()] {
+        on.route_backward(of, scores, chosen, dweights, {balance, nullptr, 0}, dlogits);
+      };
+    });
+    add("count_choices", 4 * real(all), [=](Arrays& arrays) -> Order {
+      const auto chosen = arrays.numbers(all, experts);
+      const auto counts = std::make_shared<HostNumbers<int32_t>>(arrays.device().stream(), experts);
+      return [=, &on = arrays.device().on()] { on.count_choices(chosen, all, counts->room()); };
+    });
+    add("place_choices", 8 * real(all), [=](Arrays& arrays) -> Order {
+      const auto chosen = arrays.numbers(all, experts);
+      const auto rows_of = arrays.zeros<int32_t>(all);
+      return [=, &on = arrays.device().on()] {
+        std::vector<int64_t> next(static_cast<size_t>(experts));
+        on.place_choices(chosen, all, next, rows_of);
+      };
+    });
+    /// Each choice has a row of its own.
+    const auto places = [=](Arrays& arrays) {
+      std::vector<int32_t> host(static_cast<size_t>(all));
+      for (int64_t k = 0; k < all; ++k) host[static_cast<size_t>(k)] = static_cast<int32_t>(all - 1 - k);
+      return arrays.of(host);
+    };
+    add("rows_to_experts", 2 * real(tokens * width + all * width), [=](Arrays& arrays) -> Order {
+      const auto from = arrays.drawn<bf16>(tokens * width), to = arrays.drawn<bf16>(all * width);
+      const auto rows_of = places(arrays);
+      return [=, &on = arrays.device().on()] { on.rows_to_experts(from, rows_of, tokens, choices, width, to); };
+    });
+    add("rows_to_tokens", 2 * real(tokens * width + all * width), [=](Arrays& arrays) -> Order {
+      const auto from = arrays.drawn<bf16>(all * width), to = arrays.drawn<bf16>(tokens * width);
+      const auto rows_of = places(arrays);
+      const auto factors = arrays.drawn<float>(all);
+      return [=, &on = arrays.device().on()] { on.rows_to_tokens(from, rows_of, factors, tokens, choices, width, to); };
+    });
+    add("dot_and_scale_rows", 6 * real(all * width), [=](Arrays& arrays) -> Order {
+      const auto a = arrays.drawn<bf16>(all * width), b = arrays.drawn<bf16>(all * width);
+      const auto rows_of = places(arrays);
+      const auto factors = arrays.drawn<float>(all), dots = arrays.zeros<float>(all);
+      return [=, &on = arrays.device().on()] {
+        on.dot_and_scale_rows(a, b, rows_of, factors, tokens, choices, width, dots);
+      };
+    });
+    add("gate_rows", 4 * real(tokens * width), [=](Arrays& arrays) -> Order {
+      const auto gates = arrays.drawn<float>(tokens);
+      const auto x = arrays.drawn<bf16>(tokens * width);
+      return [=, &on = arrays.device().on()] { on.gate_rows(gates, x, tokens, width); };
+    });
+    add("gate_backward", 10 * real(tokens), [=](Arrays& arrays) -> Order {
+      const auto gates = arrays.drawn<float>(tokens), dgates = arrays.drawn<float>(tokens);
+      const auto dlogits = arrays.drawn<bf16>(tokens);
+      return [=, &on = arrays.device().on()] { on.gate_backward(gates, dgates, dlogits, tokens); };
+    });
+  }
+
+  void rows() {
+    const int64_t rows = rows_, width = width_, count = count_;
+    add("copy_rows", 4 * real(count), [=](Arrays& arrays) -> Order {
+      const auto from = arrays.drawn<bf16>(2 * count), to = arrays.drawn<bf16>(count);
+      return [=, &on = arrays.device().on()] { on.copy_rows(from, 2 * width, to, width, rows, width); };
+    });
+    add("round_rows", 6 * real(count), [=](Arrays& arrays) -> Order {
+      const auto from = arrays.drawn<float>(count);
+      const auto to = arrays.drawn<bf16>(count);
+      return [=, &on = arrays.device().on()] { on.round_rows(from, width, to, width, rows, width); };
+    });
+    add("scatter_rows", 4 * real(count), [=](Arrays& arrays) -> Order {
+      const auto from = arrays.drawn<bf16>(count), to = arrays.drawn<bf16>(count);
+      std::vector<int64_t> host(static_cast<size_t>(rows));
+      for (int64_t r = 0; r < rows; ++r) host[static_cast<size_t>(r)] = rows - 1 - r;
+      const auto places = arrays.of(host);
+      return [=, &on = arrays.device().on()] { on.scatter_rows(from, width, places, rows, width, to); };
+    });
+    add("to_floats", 6 * real(count), [=](Arrays& arrays) -> Order {
+      const auto from = arrays.drawn<bf16>(count);
+      const auto to = arrays.drawn<float>(count);
+      return [=, &on = arrays.device().on()] { on.to_floats(from, to, count); };
+    });
+    add("from_floats", 6 * real(count), [=](Arrays& arrays) -> Order {
+      const auto from = arrays.drawn<float>(count);
+      const auto to = arrays.drawn<bf16>(count);
+      return [=, &on = arrays.device().on()] { on.from_floats(from, to, count); };
+    });
+    const kernels::TableRange table{0, d_.vocab, width};
+    add("embedding_backward_parts", 10 * real(count), [=](Arrays& arrays) -> Order {
+      const auto ids = arrays.numbers(rows, table.count);
+      const auto dout = arrays.drawn<bf16>(count);
+      const auto dtable = arrays.drawn<float>(table.count * width);
+      return [=, &on = arrays.device().on()] { on.embedding_backward_parts(ids, rows, 2, table, dout, dtable, 1); };
+    });
+    add("positions_look_up", 2 * real(count + d_.tokens * width), [=, d = d_](Arrays& arrays) -> Order {
+      const auto weights = arrays.drawn<bf16>(d.tokens * width), out = arrays.drawn<bf16>(count);
+      const kernels::RowPositions at{nullptr, 0, d.held, d.samples};
+      return [=, &on = arrays.device().on()] { on.positions_look_up(weights, at, rows, width, out); };
+    });
+    add("add_to", 12 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<float>(count), y = arrays.drawn<float>(count);
+      return [=, &on = arrays.device().on()] { on.add_to(x, y, count); };
+    });
+    add("copy_floats", 8 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<float>(count), y = arrays.drawn<float>(count);
+      return [=, &on = arrays.device().on()] { on.copy_floats(x, y, count); };
+    });
+    add("copy_ints", 8 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.zeros<int32_t>(count), y = arrays.zeros<int32_t>(count);
+      return [=, &on = arrays.device().on()] { on.copy_ints(x, y, count); };
+    });
+    const auto with_places = [=](Arrays& arrays, bool gather) -> Order {
+      const auto from = arrays.drawn<float>(count), to = arrays.drawn<float>(count);
+      std::vector<int32_t> host(static_cast<size_t>(count));
+      for (int64_t k = 0; k < count; ++k) host[static_cast<size_t>(k)] = static_cast<int32_t>(count - 1 - k);
+      const auto places = arrays.of(host);
+      return [=, &on = arrays.device().on()] {
+        if (gather) return on.gather_floats(from, places, count, to);
+        on.scatter_floats(from, places, count, to);
+      };
+    };
+    add("gather_floats", 12 * real(count), [=](Arrays& arrays) { return with_places(arrays, true); });
+    add("scatter_floats", 12 * real(count), [=](Arrays& arrays) { return with_places(arrays, false); });
+  }
+
+  /// Of a vocabulary that is cut over two ranks.
+  void losses() {
+    const int64_t rows = rows_;
+    add("join_maxima", 12 * real(rows), [=](Arrays& arrays) -> Order {
+      const auto maxima = arrays.drawn<float>(2 * rows), max = arrays.zeros<float>(rows);
+      return [=, &on = arrays.device().on()] { on.join_maxima(maxima, 2, rows, max); };
+    });
+    add("rescale_sums", 28 * real(rows), [=](Arrays& arrays) -> Order {
+      const auto maxima = arrays.drawn<float>(2 * rows), max = arrays.drawn<float>(rows),
+                 sums = arrays.drawn<float>(2 * rows);
+      return [=, &on = arrays.device().on()] { on.rescale_sums(maxima, max, 2, 2, rows, sums); };
+    });
+    add("row_losses", 20 * real(rows), [=](Arrays& arrays) -> Order {
+      const auto targets = arrays.numbers(rows, 100);
+      const auto max = arrays.drawn<float>(rows), sums = arrays.drawn<float>(rows), loss = arrays.drawn<float>(rows);
+      return [=, &on = arrays.device().on()] { on.row_losses(targets, max, sums, rows, loss); };
+    });
+    add("row_scales", 8 * real(rows), [=](Arrays& arrays) -> Order {
+      const auto targets = arrays.numbers(rows, 100);
+      const auto scale = arrays.zeros<float>(rows);
+      return [=, &on = arrays.device().on()] { on.row_scales(targets, 1.0f, rows, scale); };
+    });
+  }
+
+  /// State's arrays of `count_` floats and a clip.
+  struct Held {
+    kernels::StateArrays arrays;
+    DevicePtr<float> grad;
+    kernels::AdamwArgs args{.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
+  };
+  static Held held(Arrays& arrays, int64_t count) {
+    Held out{{arrays.drawn<float>(count), arrays.drawn<float>(count), arrays.zeros<float>(count), nullptr},
+             arrays.drawn<float>(count)};
+    out.args.clip = arrays.of(std::vector<kernels::Clip>{{.grad_scale = 1}});
+    return out;
+  }
+
+  void state() {
+    const int64_t count = count_;
+    add("lamb_moments", 24 * real(count), [=](Arrays& arrays) -> Order {
+      const Held of = held(arrays, count);
+      const auto words = std::make_shared<HostNumbers<double>>(arrays.device().stream(), kernels::TensorNorms::kWords);
+      return [=, &state = arrays.device().state()] {
+        state.lamb_moments(of.args, of.grad, of.arrays, of.arrays, count, kernels::TensorNorms{words->room()});
+      };
+    });
+    add("lamb_step", 16 * real(count), [=](Arrays& arrays) -> Order {
+      const Held of = held(arrays, count);
+      return [=, &state = arrays.device().state()] { state.lamb_step(of.args, 0.5f, of.arrays, of.arrays, count); };
+    });
+    add("ema", 12 * real(count), [=](Arrays& arrays) -> Order {
+      const auto weight = arrays.drawn<float>(count), average = arrays.drawn<float>(count);
+      return [=, &state = arrays.device().state()] { state.ema(0.99, weight, average, average, count, {}); };
+    });
+    add("scale_floats", 8 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<float>(count);
+      return [=, &state = arrays.device().state()] { state.scale_floats(x, 1.0f, count); };
+    });
+    add("clear_floats", 4 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<float>(count);
+      return [=, &state = arrays.device().state()] { state.clear_floats(x, count); };
+    });
+    add("clear_doubles", 8 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.zeros<double>(count);
+      return [=, &state = arrays.device().state()] { state.clear_doubles(x, count); };
+    });
+    add("copy_state", 8 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<float>(count), y = arrays.drawn<float>(count);
+      return [=, &state = arrays.device().state()] { state.copy_state(x, y, count); };
+    });
+    add("copy_summed", 12 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<float>(count), y = arrays.drawn<float>(count);
+      const auto sums = std::make_shared<HostNumbers<uint64_t>>(arrays.device().stream(), 1);
+      return [=, &state = arrays.device().state()] { state.copy_summed(x, y, count, {sums->room(), 0}); };
+    });
+    add("put_weights", 6 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<float>(count);
+      const auto weights = arrays.drawn<bf16>(count);
+      return [=, &state = arrays.device().state()] {
+        state.put_weights(x, count, DType::kBf16, DevicePtr<void>(weights));
+      };
+    });
+    add("count_not_finite", 4 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<float>(count);
+      const auto found = std::make_shared<HostNumbers<int64_t>>(arrays.device().stream(), 1);
+      return [=, &state = arrays.device().state()] { state.count_not_finite(x, count, found->room()); };
+    });
+  }
+
+  void adafactor() {
+    const int64_t count = count_, rows = rows_, cols = width_;
+    struct Matrix {
+      kernels::MatrixRun run;
+      kernels::AdafactorFactors factors;
+    };
+    const auto matrix = [=](Arrays& arrays) {
+      Matrix out;
+      out.run = {arrays.drawn<float>(count), arrays.of(std::vector<kernels::Clip>{{.grad_scale = 1}}), 0, count, cols};
+      out.factors = {arrays.drawn<float>(rows), arrays.drawn<float>(cols)};
+      return out;
+    };
+    add("adafactor_squares", 4 * real(count), [=](Arrays& arrays) -> Order {
+      const Matrix of = matrix(arrays);
+      const auto row_sums = arrays.zeros<double>(rows), col_sums = arrays.zeros<double>(cols);
+      return [=, &state = arrays.device().state()] { state.adafactor_squares(of.run, row_sums, col_sums); };
+    });
+    add("adafactor_norms", 8 * real(count), [=](Arrays& arrays) -> Order {
+      const Matrix of = matrix(arrays);
+      const auto master = arrays.drawn<float>(count);
+      const auto words = std::make_shared<HostNumbers<double>>(arrays.device().stream(), kernels::TensorNorms::kWords);
+      return [=, &state = arrays.device().state()] {
+        state.adafactor_norms(of.run, of.factors, master, kernels::TensorNorms{words->room()});
+      };
+    });
+    add("adafactor_step", 12 * real(count), [=](Arrays& arrays) -> Order {
+      const Matrix of = matrix(arrays);
+      const auto master = arrays.drawn<float>(count);
+      return [=, &state = arrays.device().state()] {
+        state.adafactor_step({1e-4f, 0.1f, 0}, of.run, of.factors, master, nullptr, master, nullptr);
+      };
+    });
+  }
+
+  const StageDims& d_;
+  const int64_t rows_, width_, count_;
+  const std::string shape_;
+  std::vector<Case> out_;
+};
+
+}  // namespace
+
+std::vector<Case> other_cases(const Model& model) { return Others(model).all(); }
+
+const std::vector<std::string_view>& not_measured() {
+  static const std::vector<std::string_view> names = {
+      // A few numbers, so a launch.
+      "clip_by_norm", "balance_bias", "adafactor_factors", "scale_by_mean",
+      // The host computes them, or they go to the host.
+      "rotary_table", "alibi_slopes", "draw_weights", "clear_numbers", "floats_to_host", "ints_to_host", "rows_to_host",
+      // Others that are measured, by another name.
+      "matmul_groups", "put_first_weights"};
+  return names;
+}
+
+}  // namespace cairn::bench

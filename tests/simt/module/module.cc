@@ -1,0 +1,113 @@
+// libcairn_cuda.so and libcublasLt.so.13 as doubles, in one library that goes by both names: whole programs train on it
+// where there is no device (tests/support/double_device.py). The doubles are those of this folder's tests; a program
+// that misused one ends with 99 and says how. Whoever passes something must not take it for a device: it shows a symbol
+// of that name.
+//
+// CAIRN_DOUBLE_SEED: of the order in which work is done (tests/simt/stream_double.h); 0 where it is not set.
+
+#include <unistd.h>
+#include <build_version.inc>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "runtime/cuda/machine/module.h"
+#include "runtime/cuda/ops/ops.h"
+#include "tests/simt/blas_double.h"
+#include "tests/simt/cuda_api.h"
+
+namespace cairn::simt {
+namespace {
+
+/// Of the process, from the first call on. Never destroyed: the program's own objects are gone when it ends, threads of
+/// others need not be.
+struct Doubles {
+  static uint64_t seed() {
+    const char* const words = std::getenv("CAIRN_DOUBLE_SEED");
+    return words == nullptr ? 0 : std::strtoull(words, nullptr, 10);
+  }
+  StreamDouble cuda{seed(), int64_t{2} << 30};
+  CudaApi runtime{cuda, /*devices=*/2};
+  BlasDouble products{cuda};
+};
+
+Doubles* made = nullptr;
+
+Doubles& doubles() {
+  static Doubles* const once = made = new Doubles;
+  return *once;
+}
+
+/// When the program ends by itself.
+struct Complains {
+  ~Complains() {
+    if (made == nullptr) return;
+    bool any = false;
+    for (const auto& of : {made->cuda.misuses(), made->products.misuses()}) {
+      for (const std::string& what : of) std::fprintf(stderr, "the double of CUDA: misuse: %s\n", what.c_str());
+      any |= !of.empty();
+    }
+    if (any) _exit(99);
+  }
+} const complains;
+
+}  // namespace
+}  // namespace cairn::simt
+
+#define RT_SHOWN [[gnu::visibility("default")]]
+
+namespace cairn::cuda {
+extern "C" {
+
+RT_SHOWN extern const char cairn_cuda_is_a_double[];
+const char cairn_cuda_is_a_double[] = "no device";
+
+RT_SHOWN extern const Module cairn_cuda_module;
+const Module cairn_cuda_module = {.tree_version = CAIRN_TREE_VERSION,
+                                  .api = []() -> const Api& { return simt::doubles().runtime.api(); },
+                                  .kernels = []() -> KernelTables {
+                                    return {.of_f32 = &ops<float>(),
+                                            .of_bf16 = &ops<bf16>(),
+                                            .of_f16 = &ops<f16>(),
+                                            .state = &state_ops(),
+                                            .scratch_bytes = &scratch_bytes};
+                                  }};
+
+static const BlasApi& blas() { return simt::doubles().products.api(); }
+
+RT_SHOWN int cublasLtCreate(BlasHandle* handle) { return blas().create(handle); }
+RT_SHOWN int cublasLtDestroy(BlasHandle handle) { return blas().destroy(handle); }
+RT_SHOWN int cublasLtMatmulDescCreate(ProductHandle* product, int compute, int scale) {
+  return blas().create_product(product, compute, scale);
+}
+RT_SHOWN int cublasLtMatmulDescDestroy(ProductHandle product) { return blas().destroy_product(product); }
+RT_SHOWN int cublasLtMatmulDescSetAttribute(ProductHandle product, int attribute, const void* value, size_t bytes) {
+  return blas().set_product(product, attribute, value, bytes);
+}
+RT_SHOWN int cublasLtMatrixLayoutCreate(LayoutHandle* layout, int type, uint64_t rows, uint64_t cols, int64_t ld) {
+  return blas().create_layout(layout, type, rows, cols, ld);
+}
+RT_SHOWN int cublasLtMatrixLayoutDestroy(LayoutHandle layout) { return blas().destroy_layout(layout); }
+RT_SHOWN int cublasLtMatmulPreferenceCreate(WishHandle* wish) { return blas().create_wish(wish); }
+RT_SHOWN int cublasLtMatmulPreferenceDestroy(WishHandle wish) { return blas().destroy_wish(wish); }
+RT_SHOWN int cublasLtMatmulPreferenceSetAttribute(WishHandle wish, int attribute, const void* value, size_t bytes) {
+  return blas().set_wish(wish, attribute, value, bytes);
+}
+RT_SHOWN int cublasLtMatmulAlgoGetHeuristic(BlasHandle handle, ProductHandle product, LayoutHandle a, LayoutHandle b,
+                                            LayoutHandle c, LayoutHandle d, WishHandle wish, int wanted,
+                                            BlasChoice* choices, int* found) {
+  return blas().choose(handle, product, a, b, c, d, wish, wanted, choices, found);
+}
+RT_SHOWN int cublasLtMatmul(BlasHandle handle, ProductHandle product, const void* alpha, const void* a,
+                            LayoutHandle a_layout, const void* b, LayoutHandle b_layout, const void* beta,
+                            const void* c, LayoutHandle c_layout, void* d, LayoutHandle d_layout,
+                            const BlasAlgorithm* algorithm, void* workspace, size_t workspace_bytes,
+                            StreamHandle stream) {
+  return blas().multiply(handle, product, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algorithm,
+                         workspace, workspace_bytes, stream);
+}
+RT_SHOWN size_t cublasLtGetVersion() { return blas().version(); }
+RT_SHOWN const char* cublasLtGetStatusName(int status) { return blas().status_name(status); }
+
+}  // extern "C"
+}  // namespace cairn::cuda

@@ -1,0 +1,123 @@
+"""The commands for a GPU, all of them, on doubles of the device and its libraries: so that no code of theirs runs first on
+a person's card. What they find is right, and they pass nothing."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from double_device import MODEL, DoubleDevice  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve()
+FAKE_TORCH = """#!/bin/sh
+# Stands for a Python with PyTorch, of which these tests need no more than what bench/torch_train.py prints.
+[ "$1" = -c ] && exit 0
+echo "$@" >>"$0.calls"
+echo '{"step_ms": [10.0, 11.0, 12.0], "torch": "of a test", "cuda": "none"}'
+"""
+
+
+class GpuDouble(unittest.TestCase):
+    def setUp(self):
+        scratch = PROGRAM.parent / "test-tmp"
+        scratch.mkdir(exist_ok=True)
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="gpu-double-", dir=scratch))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.device = DoubleDevice(self.folder, PROGRAM, PROGRAM.parent / "gpu_kernel_bench")
+
+    def run_bench(self, name, *args, code=77, **environment):
+        done = subprocess.run([ROOT / "bench" / name, *map(str, args)], capture_output=True, text=True, timeout=280,
+                              env={**os.environ, **self.device.environment, **environment}, stdin=subprocess.DEVNULL)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        self.assertNotIn("PASS", done.stdout)
+        self.assertNotIn("WRONG", done.stdout)
+        self.assertNotIn("misuse", done.stdout + done.stderr)
+        return done.stdout
+
+    def test_the_doctor_finds_the_double_and_a_run_trains_on_it(self):
+        done = subprocess.run([self.device.program, "doctor", "--json"], capture_output=True, text=True, timeout=60,
+                              env={**os.environ, **self.device.environment})
+        checks = {one["what"]: one for one in json.loads(done.stdout)["checks"]}
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(checks["devices"]["found"], MODEL)
+        self.assertEqual(checks["a device opens"]["found"], "cuda:0")
+        self.assertRegex(checks["cuBLASLt"]["found"], ", version 13.1$")
+
+    def test_each_kernel_and_product_is_measured(self):
+        said = self.run_bench("gpu_kernels", "--cairn", self.device.program, "--tiny")
+        self.assertRegex(said, "on a double, no device, driver 580.65.06, .*; cairn ")
+        self.assertRegex(said, r"memory \d+ GB/s read and written .*; matrix units \d+.\d TFLOP/s")
+        for kernel in ("matmul .*qkv forward, 32 x 96 x 32 ", "matmul .*head weight's gradient", "attention_backward ",
+                       "layer_norm_backward ", "rms_norm_backward ", "gated_backward ", "adamw ", "route_forward "):
+            self.assertRegex(said, rf"\n  {kernel}.* us \(.*% of the limit")
+        self.assertNotIn("left out", said)
+        self.assertRegex(said, r"\nNOT RUN: a rehearsal on a double, \d\d\d measurements right, 0 wrong\n$")
+
+    def test_a_kernel_that_does_not_fit_is_told_and_not_passed_over(self):
+        done = subprocess.run([self.device.bin / "gpu_kernel_bench", "--tiny", "--model=tiny-gpt", "--gib=0.0002"],
+                              capture_output=True, text=True, timeout=120, env={**os.environ, **self.device.environment})
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, "adamw .* left out: needs .*MiB")
+        self.assertIn("\nleft out: adamw ", done.stdout)
+
+    def test_an_unknown_model_is_misuse(self):
+        done = subprocess.run([self.device.bin / "gpu_kernel_bench", "--model=gpt5"], capture_output=True, text=True,
+                              timeout=60, env={**os.environ, **self.device.environment})
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("no model gpt5; there are gpt2-124m, gpt2-1558m", done.stderr)
+
+    def test_models_train_in_pairs_with_another_program(self):
+        python = self.folder / "python"
+        python.write_text(FAKE_TORCH)
+        python.chmod(0o755)
+        said = self.run_bench("gpu_all", "--cairn", self.device.program, "--tiny", "--torch", python, "--peak", 1)
+        for model in ("tiny-gpt", "tiny-llama"):
+            self.assertRegex(said, rf"\n{model}, 2 x 16 tokens a step, 0.\d+ GFLOP a token\n  pair 1: Cairn .* ms, PyTorch")
+        self.assertEqual(said.count("  pair "), 6)
+        self.assertEqual(said.count("PyTorch of a test, CUDA none: 2909 (2909 to 2909) tokens/s; Cairn has 0."), 2)
+        self.assertEqual(said.count("  MFU 0.0 % of 1 TFLOP/s (bar 0, aim 0)"), 2)
+        self.assertRegex(said, r"exec to first step \d")
+        self.assertRegex(said, r"a snapshot costs -?\d+\.\d+ ms, .* % of a step of .* ms \(median of [23]\)")
+        self.assertRegex(said, r"MISSED tokens a second over PyTorch's: 0\.\d+, the bar is 1.1\n")
+        self.assertRegex(said, r"costliest kernels:\n(    \w+ .*: \d+\.\d\d ms a step, \d+ % of the limit\n){3}")
+        self.assertIn("NOT RUN: a rehearsal on a double", said)
+        calls = (self.folder / "python.calls").read_text().splitlines()
+        self.assertEqual(len(calls), 6)
+        self.assertIn("--family llama --seconds 0.1 --vocab 192 --layers 2 --width 32 --heads 2 --kv-heads 1 --ffn 48", calls[3])
+
+    def test_without_pytorch_the_comparison_is_told_to_be_missing(self):
+        python = self.folder / "python"
+        python.write_text("#!/bin/sh\nexit 1\n")
+        python.chmod(0o755)
+        said = self.run_bench("gpu_all", "--cairn", self.device.program, "--tiny", "--torch", python, "--model", "tiny-gpt")
+        self.assertIn("PyTorch is missing", said)
+        self.assertIn("MISSED tokens a second over PyTorch's: not measured", said)
+        self.assertIn("MISSED MFU: not measured", said)
+
+    def test_training_on_the_double_gives_the_cpus_numbers_and_resumes_with_the_same_bits(self):
+        said = self.run_bench("gpu_test", "--cairn", self.device.program, "--short")
+        self.assertRegex(said, r"NOT RUN: a rehearsal on a double, \d checks right, 0 wrong\n$")
+
+
+class NoDevice(unittest.TestCase):
+    def test_a_machine_without_a_device_is_told_and_nothing_is_passed(self):
+        for name in ("gpu_kernels", "gpu_all"):
+            with self.subTest(name):
+                done = subprocess.run([ROOT / "bench" / name, "--cairn", PROGRAM], capture_output=True, text=True, timeout=100,
+                                      env=dict(os.environ, CAIRN_NVIDIA_ROOT="/nonexistent"))
+                self.assertEqual(done.returncode, 77, done.stdout + done.stderr)
+                self.assertIn("NOT RUN: no GPU can be used here: devices: no NVIDIA device", done.stdout)
+                self.assertNotIn("PASS", done.stdout)
+
+
+if __name__ == "__main__":
+    if not DoubleDevice.module_of(PROGRAM).exists():
+        print(f"skipped: {DoubleDevice.module_of(PROGRAM)} is not there")
+        sys.exit(77)
+    unittest.main(verbosity=2)
