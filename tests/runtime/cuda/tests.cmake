@@ -13,4 +13,9 @@ if(TARGET cairn_cuda_kernels)
   target_compile_definitions(gpu_ops_tests PRIVATE CAIRN_ON_DEVICE)
   target_link_libraries(gpu_ops_tests PRIVATE cairn_doctest_main cairn_runtime_cuda_linked cairn_runtime_cuda_ops
                         cairn_runtime_kernels cairn_cuda_kernels)
+  cairn_packaged(gpu_ops_tests)
+  # Of the program of the preset `release`, where that is built.
+  add_test(NAME tools/gpu_package_test COMMAND ${CAIRN_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/tools/cuda/gpu_package_test.py
+                                               ${CMAKE_SOURCE_DIR}/build/release/cairn ${CMAKE_BINARY_DIR})
+  set_tests_properties(tools/gpu_package_test PROPERTIES LABELS unit TIMEOUT 300 SKIP_RETURN_CODE 77)
 endif()
