@@ -55,7 +55,7 @@ class GpuPackageTest(unittest.TestCase):
             self.assertEqual([path for path in theirs if not GLIBC.fullmatch(os.path.basename(path))
                               and not UCX_MODULE.search(path)], [], file.name)
         self.assertEqual([path.name for path in (self.folder / "lib").iterdir()
-                          if re.search("libcu|libnv|cublas|cudnn", path.name)], [])
+                          if re.match("lib(cuda|cublas|cudnn|nccl|nv)", path.name)], [])
 
     def test_the_program_finds_its_kernels(self):
         said = self.run_there("bin/cairn", "doctor").stdout
