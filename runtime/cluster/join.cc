@@ -240,15 +240,19 @@ Status Door::wait(const Missing& missing, int64_t deadline_ns, const std::functi
   }
 }
 
+Welcome::Welcome(const Epoch& epoch, std::string token)
+    : number_(epoch.number), text_(encode_epoch(epoch).dump()), token_(std::move(token)) {}
+
+void Welcome::send(Joined& member) const {
+  ignore(member.connection.send({.kind = "welcome",
+                                 .epoch = number_,
+                                 .body = {{"epoch", text_}, {"proof", prove(token_, "welcome", member.nonce, text_)}}}),
+         "the connection tells of its end");
+}
+
 void welcome(std::vector<Joined>& members, const Epoch& epoch, const std::string& token) {
-  const json text = encode_epoch(epoch);
-  for (Joined& member : members) {
-    ignore(member.connection.send(
-               {.kind = "welcome",
-                .epoch = epoch.number,
-                .body = {{"epoch", text}, {"proof", prove(token, "welcome", member.nonce, text.dump())}}}),
-           "the connection tells of its end");
-  }
+  const Welcome one(epoch, token);
+  for (Joined& member : members) one.send(member);
 }
 
 Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
@@ -308,13 +312,12 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
         return Error{barred ? ErrorCode::kUnavailable : ErrorCode::kInvalidInput,
                      fmt::format("refused by {}: {}", leader, text_of(answer.body, "why"))};
       }
-      const json epoch = answer.body.value("epoch", json());
-      if (answer.kind != "welcome" ||
-          !is_proof(text_of(answer.body, "proof"), *token, "welcome", own_nonce, epoch.dump())) {
+      const std::string epoch = text_of(answer.body, "epoch");
+      if (answer.kind != "welcome" || !is_proof(text_of(answer.body, "proof"), *token, "welcome", own_nonce, epoch)) {
         return Error{ErrorCode::kCorrupt,
                      fmt::format("{}: its welcome does not prove this run's token", connection.peer())};
       }
-      RT_TRY_SET(Epoch decided, decode_epoch(epoch));
+      RT_TRY_SET(Epoch decided, decode_epoch(json_or_nothing(epoch)));
       return Place{std::move(decided), std::move(connection)};
     }();
     if (joined.ok()) return joined;

@@ -92,6 +92,17 @@ class Door {
 /// its connection.
 void welcome(std::vector<Joined>& members, const Epoch& epoch, const std::string& token);
 
+/// The same for one after the other: with a thousand members the epoch's text is long, and made once.
+class Welcome {
+ public:
+  Welcome(const Epoch& epoch, std::string token);
+  void send(Joined& member) const;
+
+ private:
+  int64_t number_;
+  std::string text_, token_;
+};
+
 struct Place {
   Epoch epoch;
   Connection leader;

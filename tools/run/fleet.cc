@@ -182,11 +182,18 @@ bool Fleet::someone_away() const {
 }
 
 std::string Fleet::who_is_away() const {
+  constexpr size_t kShown = 8;
   std::vector<std::string> away;
+  size_t others = 0;
   for (const auto& [index, host] : hosts_) {
-    if (host.place >= 0 && host.peer < 0) away.push_back(fmt::format("{} ({})", host.name, host.away));
+    if (host.place < 0 || host.peer >= 0) continue;
+    if (away.size() < kShown) {
+      away.push_back(fmt::format("{} ({})", host.name, host.away));
+    } else {
+      ++others;
+    }
   }
-  return fmt::format("{}", fmt::join(away, ", "));
+  return fmt::format("{}{}", fmt::join(away, ", "), others > 0 ? fmt::format(" and {} more hosts", others) : "");
 }
 
 /// Hosts without a place that are there, or have come to the door.
@@ -365,8 +372,9 @@ cluster::Epoch Fleet::next_epoch(const std::string& reason) const {
 
 /// They are hosts of this epoch from here on.
 void Fleet::admit(std::vector<cluster::Joined> joined) {
-  cluster::welcome(joined, epoch_, token_);
+  const cluster::Welcome welcome(epoch_, token_);
   for (cluster::Joined& member : joined) {
+    welcome.send(member);  // and signs of life from now on
     Host& host = hosts_.at(member.hello.index);
     host.name = member.hello.name;
     host.address = member.address;
