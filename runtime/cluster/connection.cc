@@ -100,9 +100,27 @@ std::string Connection::own_address() const {
   return numeric(address, size, false);
 }
 
+namespace {
+
+std::string encoded(const Message& message) {
+  return nlohmann::json{{"kind", message.kind}, {"epoch", message.epoch}, {"body", message.body}}.dump();
+}
+
+/// Most messages of a leader of many are signs of life: their text is made once, and known when it comes.
+const Message& beat() {
+  static const Message kMessage{.kind = std::string(kBeat)};
+  return kMessage;
+}
+const std::string& beat_text() {
+  static const std::string kText = encoded(beat());
+  return kText;
+}
+
+}  // namespace
+
 Status Connection::send(const Message& message) {
-  const std::string text =
-      nlohmann::json{{"kind", message.kind}, {"epoch", message.epoch}, {"body", message.body}}.dump();
+  const bool is_beat = message.kind == kBeat && message.epoch == beat().epoch && message.body == beat().body;
+  const std::string text = is_beat ? beat_text() : encoded(message);
   RT_CHECK(text.size() <= kMostBytes, "a message of {} bytes", text.size());
   for (size_t k = 0; k < kHeader; ++k) out_ += static_cast<char>(text.size() >> (8 * k) & 0xff);
   out_ += text;
@@ -147,7 +165,12 @@ Result<std::optional<Message>> Connection::next() {
   };
   if (size == 0 || size > most_bytes_) return wrong(fmt::format("a length of {} bytes", size));
   if (in_.size() < kHeader + size) return std::optional<Message>();
-  const auto parsed = parse_json_strictly(std::string_view(in_).substr(kHeader, size), "the message", 16);
+  const std::string_view text = std::string_view(in_).substr(kHeader, size);
+  if (text == beat_text()) {
+    in_.erase(0, kHeader + size);
+    return std::optional(beat());
+  }
+  const auto parsed = parse_json_strictly(text, "the message", 16);
   if (!parsed.ok()) return wrong(parsed.error().message);
   const nlohmann::json& from = parsed.value();
   const bool complete = from.is_object() && from.contains("kind") && from["kind"].is_string() &&

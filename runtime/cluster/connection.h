@@ -15,6 +15,9 @@
 
 namespace cairn::cluster {
 
+/// A sign of life: says nothing else.
+inline constexpr std::string_view kBeat = "beat";
+
 struct Message {
   std::string kind;
   int64_t epoch = 0;

@@ -14,7 +14,6 @@ namespace cairn::cluster {
 namespace {
 
 constexpr double kNsPerS = 1e9;
-constexpr std::string_view kBeat = "beat";
 constexpr int64_t kLooksABeat = 8;  // at the times of all peers
 constexpr int64_t kWake = -1;       // in epoll_, beside the peers' numbers
 

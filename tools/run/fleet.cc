@@ -372,6 +372,7 @@ cluster::Epoch Fleet::next_epoch(const std::string& reason) const {
 
 /// They are hosts of this epoch from here on.
 void Fleet::admit(std::vector<cluster::Joined> joined) {
+  if (joined.empty()) return;
   const cluster::Welcome welcome(epoch_, token_);
   for (cluster::Joined& member : joined) {
     welcome.send(member);  // and signs of life from now on
