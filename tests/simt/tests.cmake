@@ -23,7 +23,7 @@ if(NOT CAIRN_SANITIZE)
     add_executable(simt_${name}_tests ${CMAKE_CURRENT_SOURCE_DIR}/simt/${reports})
     target_link_libraries(simt_${name}_tests PRIVATE cairn_simt_tests cairn_runtime_cuda_ops cairn_simt_${name}
                           cairn_doctest_main cairn_simt cairn_runtime_kernels cairn_runtime_comm)
-    add_dependencies(simt_${name}_tests cairn_cudart_of_13 cairn_cudart_of_12)
+    add_dependencies(simt_${name}_tests cairn_cudart_of_13 cairn_cudart_of_12 cairn_nccl_of_22809 cairn_nccl_of_21705)
     foreach(source ${tests})
       get_filename_component(stem ${source} NAME_WE)
       string(REGEX REPLACE ".*/tests/" "" file ${source})
