@@ -28,13 +28,12 @@ struct StreamDouble::Mark {
   bool done = false;
 };
 
-/// One of work, of work that waits for others, an event that is reached, an event that is waited for.
+/// One of work, an event that is reached, an event that is waited for.
 struct StreamDouble::Piece {
   std::function<void()> work;
   std::shared_ptr<Mark> reaches, awaits;
   const std::atomic<uint32_t>* word = nullptr;  // that the host is to raise
   uint32_t value = 0;
-  std::function<bool()> tried;  // until it is over
 
   bool ready() const {
     if (word != nullptr) return static_cast<int32_t>(word->load(std::memory_order_acquire) - value) >= 0;
@@ -207,20 +206,9 @@ bool StreamDouble::run_one() {
   }
   if (ready.empty()) return false;
   const auto place = [this](const Lane* of) { return mix64(seed_ << 32 ^ static_cast<uint64_t>(of->number)); };
-  const auto choose = [&] {
-    return seed_ % 2 == 0 ? ready.begin() + static_cast<std::ptrdiff_t>(random_() % ready.size())
-                          : std::min_element(ready.begin(), ready.end(),
-                                             [&](const Lane* a, const Lane* b) { return place(a) < place(b); });
-  };
-  auto chosen = choose();
-  while ((*chosen)->pieces.front().tried) {
-    const Door door(doors_);
-    if ((*chosen)->pieces.front().tried()) break;
-    ready.erase(chosen);
-    if (ready.empty()) return false;
-    chosen = choose();
-  }
-  Lane& lane = **chosen;
+  Lane& lane = seed_ % 2 == 0 ? *ready[random_() % ready.size()]
+                              : **std::min_element(ready.begin(), ready.end(),
+                                                   [&](const Lane* a, const Lane* b) { return place(a) < place(b); });
   const Piece piece = std::move(lane.pieces.front());
   lane.pieces.pop_front();
   if (piece.reaches != nullptr) piece.reaches->done = true;
@@ -246,10 +234,10 @@ void StreamDouble::run_until(const std::function<bool()>& done) {
       while (!done() && run_one()) ran = true;
       if (ran) continue;
     }
-    const bool for_others = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
-      return !lane->pieces.empty() && (lane->pieces.front().word != nullptr || lane->pieces.front().tried);
+    const bool for_host = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
+      return !lane->pieces.empty() && lane->pieces.front().word != nullptr;
     });
-    if (for_others) {  // another thread of the host, or another process
+    if (for_host) {  // another thread of the host
       mutex_.unlock();
       std::this_thread::sleep_for(std::chrono::microseconds(100));
       mutex_.lock();
@@ -494,16 +482,6 @@ int StreamDouble::launch(Stream stream, std::function<void()> work) {
     if (lane == nullptr) return kInvalidHandle;
     ++counts_.launches;
     return add(*lane, std::move(work));
-  });
-}
-
-int StreamDouble::launch_waiting(Stream stream, std::function<bool()> work) {
-  return call_outside_capture([&] {
-    Lane* const lane = lane_of(stream);
-    if (lane == nullptr) return kInvalidHandle;
-    ++counts_.launches;
-    lane->pieces.push_back({.tried = std::move(work)});
-    return 0;
   });
 }
 
