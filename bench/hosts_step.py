@@ -103,6 +103,8 @@ class Bed:
 
 print(machine())
 print(f"{shape}, 8 ranks: tp 2 x dp 4, ZeRO-1, a thread each; {args.rounds} rounds of {args.steps} steps", flush=True)
+if args.scratch:
+    os.makedirs(args.scratch, exist_ok=True)
 with tempfile.TemporaryDirectory(prefix="cairn-bench-", dir=args.scratch) as folder:
     bed = Bed(folder)
     try:
