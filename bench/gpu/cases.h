@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/gpu/bench_device.h"
+#include "runtime/kernels/attention.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/plan.h"
 
@@ -23,6 +24,9 @@ struct Model {
 /// gpt2-124m, gpt2-1558m, llama3-8-layers (8 of Llama-3 8B's 32); tiny-gpt and tiny-llama for tests. Errors:
 /// kInvalidInput, naming them.
 Result<Model> model_of(std::string_view name);
+
+/// Of q, k and v that lie side by side.
+kernels::AttentionDims attention_dims(const StageDims& d);
 
 /// Of a step of one micro-batch, as layers, head and update order them (runtime/nn, runtime/optim).
 std::vector<Case> step_cases(const Model& model);

@@ -63,4 +63,16 @@ Result<Model> model_of(std::string_view name) {
   return out;
 }
 
+kernels::AttentionDims attention_dims(const StageDims& d) {
+  return {.batch = d.samples,
+          .tokens = d.tokens,
+          .heads = d.heads,
+          .kv_heads = d.kv_heads,
+          .head_dim = d.head_dim,
+          .q_stride = d.qkv,
+          .kv_stride = d.qkv,
+          .out_stride = d.heads * d.head_dim,
+          .scale = 0.125f};
+}
+
 }  // namespace cairn::bench

@@ -126,15 +126,7 @@ class Others {
   }
 
   void attention() {
-    const kernels::AttentionDims dims{.batch = d_.samples,
-                                      .tokens = d_.tokens,
-                                      .heads = d_.heads,
-                                      .kv_heads = d_.kv_heads,
-                                      .head_dim = d_.head_dim,
-                                      .q_stride = d_.qkv,
-                                      .kv_stride = d_.qkv,
-                                      .out_stride = d_.heads * d_.head_dim,
-                                      .scale = 0.125f};
+    const kernels::AttentionDims dims = attention_dims(d_);
     const int64_t k_at = d_.heads * d_.head_dim, kv = d_.kv_heads * d_.head_dim, v_at = k_at + kv;
     const int64_t qkv = rows_ * d_.qkv, out = rows_ * k_at, sums = rows_ * d_.heads, rows = rows_;
     add("attention_backward_sums", 2 * real(2 * qkv + 2 * out), [=, row = d_.qkv](Arrays& arrays) -> Order {

@@ -91,15 +91,7 @@ class Step {
 
   // --- attention
   void attention() {
-    const kernels::AttentionDims dims{.batch = d_.samples,
-                                      .tokens = d_.tokens,
-                                      .heads = d_.heads,
-                                      .kv_heads = d_.kv_heads,
-                                      .head_dim = d_.head_dim,
-                                      .q_stride = d_.qkv,
-                                      .kv_stride = d_.qkv,
-                                      .out_stride = d_.heads * d_.head_dim,
-                                      .scale = 0.125f};
+    const kernels::AttentionDims dims = attention_dims(d_);
     const int64_t k_at = d_.heads * d_.head_dim, v_at = k_at + d_.kv_heads * d_.head_dim;
     const int64_t qkv = d_.rows * d_.qkv, out = d_.rows * k_at, sums = d_.rows * d_.heads;
     // Scores of the half that a causal mask leaves, then their product with v: four FLOP for each of those and channel.

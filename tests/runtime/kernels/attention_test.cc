@@ -213,6 +213,18 @@ const Shape kShapes[] = {
     {1, 193, 2, 1, 128},  // long heads
 };
 
+/// Forward and backward against softmax over the whole matrix.
+template <typename T>
+void check_against_matrix(const Shape& s) {
+  const auto qkv = normals<T>("qkv", s.rows() * s.row());
+  const auto dout = normals<T>("dout", s.rows() * s.out_row());
+  const Reference ref = naive_forward(s, doubles(qkv));
+  const Run<T> run = run_kernel(s, qkv, dout);
+  check_close(run.out, ref.out, attention_sums<T>(s.tokens));
+  check_close(run.logsumexp, ref.logsumexp, chain_of_sums<float>(s.tokens));
+  check_close(run.grad, naive_backward(s, doubles(qkv), doubles(dout)), attention_gradients<T>(s.tokens));
+}
+
 }  // namespace
 
 TEST_SUITE("runtime/kernels/attention") {
@@ -220,13 +232,7 @@ TEST_SUITE("runtime/kernels/attention") {
     for (const Shape& s : kShapes) {
       CAPTURE(s.tokens);
       CAPTURE(s.head_dim);
-      const auto qkv = normals<T>("qkv", s.rows() * s.row());
-      const auto dout = normals<T>("dout", s.rows() * s.out_row());
-      const Reference ref = naive_forward(s, doubles(qkv));
-      const Run<T> run = run_kernel(s, qkv, dout);
-      check_close(run.out, ref.out, attention_sums<T>(s.tokens));
-      check_close(run.logsumexp, ref.logsumexp, chain_of_sums<float>(s.tokens));
-      check_close(run.grad, naive_backward(s, doubles(qkv), doubles(dout)), attention_gradients<T>(s.tokens));
+      check_against_matrix<T>(s);
     }
   }
 
@@ -248,13 +254,7 @@ TEST_SUITE("runtime/kernels/attention") {
     for (size_t n = 0; n < masks.shapes.size(); ++n) {
       CAPTURE(n);
       const Shape& s = masks.shapes[n];
-      const auto qkv = normals<T>("qkv", s.rows() * s.row());
-      const auto dout = normals<T>("dout", s.rows() * s.out_row());
-      const Reference ref = naive_forward(s, doubles(qkv));
-      const Run<T> run = run_kernel(s, qkv, dout);
-      check_close(run.out, ref.out, attention_sums<T>(s.tokens));
-      check_close(run.logsumexp, ref.logsumexp, chain_of_sums<float>(s.tokens));
-      check_close(run.grad, naive_backward(s, doubles(qkv), doubles(dout)), attention_gradients<T>(s.tokens));
+      check_against_matrix<T>(s);
     }
   }
 
@@ -264,13 +264,7 @@ TEST_SUITE("runtime/kernels/attention") {
         CAPTURE(s.tokens);
         s.cap = 0.8f;
         s.mask.window = window;
-        const auto qkv = normals<T>("qkv", s.rows() * s.row());
-        const auto dout = normals<T>("dout", s.rows() * s.out_row());
-        const Reference ref = naive_forward(s, doubles(qkv));
-        const Run<T> run = run_kernel(s, qkv, dout);
-        check_close(run.out, ref.out, attention_sums<T>(s.tokens));
-        check_close(run.logsumexp, ref.logsumexp, chain_of_sums<float>(s.tokens));
-        check_close(run.grad, naive_backward(s, doubles(qkv), doubles(dout)), attention_gradients<T>(s.tokens));
+        check_against_matrix<T>(s);
       }
     }
   }
@@ -281,13 +275,7 @@ TEST_SUITE("runtime/kernels/attention") {
       CAPTURE(s.tokens);
       s.sinks = sinks.data();
       if (s.tokens == 65) s.mask.window = 33;
-      const auto qkv = normals<T>("qkv", s.rows() * s.row());
-      const auto dout = normals<T>("dout", s.rows() * s.out_row());
-      const Reference ref = naive_forward(s, doubles(qkv));
-      const Run<T> run = run_kernel(s, qkv, dout);
-      check_close(run.out, ref.out, attention_sums<T>(s.tokens));
-      check_close(run.logsumexp, ref.logsumexp, chain_of_sums<float>(s.tokens));
-      check_close(run.grad, naive_backward(s, doubles(qkv), doubles(dout)), attention_gradients<T>(s.tokens));
+      check_against_matrix<T>(s);
     }
   }
 
