@@ -27,7 +27,7 @@ void add_doctor(CLI::App& app, Session& session) {
       "  cairn doctor --run /data/runs --json");
   command->callback([folder, &session] {
     session.action = [folder, &session]() -> Result<int> {
-      std::vector<MachineCheck> checks = check_cuda();
+      std::vector<MachineCheck> checks = check_cuda(true);
       for (MachineCheck& one : check_host(*folder)) checks.push_back(std::move(one));
       const bool ok = !any_problem(checks);
       if (session.json) {

@@ -185,7 +185,8 @@ Result<int> run(const Options& options, bool json) {
   for (const std::string& text : options.texts) sets.push_back(parse_set(text, true));
   for (const std::string& text : options.data) sets.push_back(parse_set(text, false));
   if (sets.empty()) return Error{ErrorCode::kInvalidInput, "name what to evaluate: --text FILE or --data PREFIX"};
-  RT_TRY_SET(const DeviceChoice device, choose_device({.flag = options.device, .run = {}, .what = "evaluate"}));
+  RT_TRY_SET(const DeviceChoice device,
+             choose_device({.flag = options.device, .run = {}, .what = "evaluate", .here = true}));
   RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
                                            options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining,
                                            options.texts.empty() ? Works::kOnIds : Works::kOnText, device));

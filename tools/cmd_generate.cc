@@ -150,7 +150,8 @@ Result<int> run(Options options, bool json) {
     options.prompts.insert(options.prompts.end(), more.begin(), more.end());
   }
   if (options.prompts.empty()) options.prompts.emplace_back();
-  RT_TRY_SET(const DeviceChoice device, choose_device({.flag = options.device, .run = {}, .what = "generate"}));
+  RT_TRY_SET(const DeviceChoice device,
+             choose_device({.flag = options.device, .run = {}, .what = "generate", .here = true}));
   RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
                                            options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining,
                                            Works::kOnText, device));

@@ -79,7 +79,7 @@ Result<DeviceChoice> choose_device(const DeviceQuestion& question) {
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: this machine has no NVIDIA device; to {} on the CPU: {}",
                                                        asked, question.what, kOnCpu)};
   }
-  const std::vector<MachineCheck> checks = check_cuda();
+  const std::vector<MachineCheck> checks = check_cuda(question.here);
   if (!any_problem(checks)) return DeviceChoice::kCuda;
   return Error{ErrorCode::kInvalidInput,
                fmt::format("{} cannot be used:\n{}To {} on the CPU: {}", fmt::join(devices, ", "), machine_text(checks),

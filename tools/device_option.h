@@ -24,6 +24,7 @@ struct DeviceQuestion {
   DeviceChoice flag = DeviceChoice::kAuto, recipe = DeviceChoice::kAuto;
   std::filesystem::path run;   // its folder; it need not be there
   const char* what = "train";  // what is to be done there, for messages
+  bool here = false;           // by this process, and not by ranks that open the device for themselves
 };
 
 /// kCpu or kCuda, and nothing is taken in place of another. Errors, with exit code 2: a device that was asked for, or

@@ -104,7 +104,7 @@ MachineCheck check_driver(bool any_device) {
 }
 
 /// Kernels and products, then whether they find a device.
-void add_libraries(bool any_device, std::vector<MachineCheck>& out) {
+void add_libraries(bool any_device, bool opens, std::vector<MachineCheck>& out) {
   const Verdict bad = any_device ? Verdict::kProblem : Verdict::kNote;
   const auto one = [](const std::string& text) { return text.substr(0, text.find('\n')); };
   MachineCheck kernels{.what = "kernels for CUDA",
@@ -137,12 +137,20 @@ void add_libraries(bool any_device, std::vector<MachineCheck>& out) {
   out.push_back(std::move(products));
 
   if (!module.ok() || !any_device) return;
-  MachineCheck device{.what = "a device opens", .needed = "cuda:0", .verdict = Verdict::kProblem};
-  if (const auto opened = cuda::Context::open(module.value().module->api(), 0); opened.ok()) {
+  MachineCheck device{
+      .what = opens ? "a device opens" : "CUDA finds a device", .needed = "cuda:0", .verdict = Verdict::kProblem};
+  const cuda::Api& api = module.value().module->api();
+  Status usable;
+  if (opens) {
+    if (auto opened = cuda::Context::open(api, 0); !opened.ok()) usable = std::move(opened).error();
+  } else {
+    usable = cuda::Context::find(api, 0);
+  }
+  if (usable.ok()) {
     device.verdict = Verdict::kFine;
     device.found = "cuda:0";
   } else {
-    device.found = opened.error().message;
+    device.found = usable.error().message;
     device.todo = "see what `nvidia-smi` says of it; in a container it needs /dev/nvidia* and libcuda.so.1";
   }
   out.push_back(std::move(device));
@@ -286,7 +294,7 @@ std::vector<std::string> nvidia_devices() {
   return out;
 }
 
-std::vector<MachineCheck> check_cuda() {
+std::vector<MachineCheck> check_cuda(bool opens) {
   const std::vector<std::string> devices = nvidia_devices();
   std::vector<MachineCheck> out{
       {.what = "devices",
@@ -294,7 +302,7 @@ std::vector<MachineCheck> check_cuda() {
        .needed = "none; one to train on CUDA",
        .verdict = devices.empty() ? Verdict::kNote : Verdict::kFine}};
   out.push_back(check_driver(!devices.empty()));
-  add_libraries(!devices.empty(), out);
+  add_libraries(!devices.empty(), opens, out);
   return out;
 }
 

@@ -22,7 +22,8 @@ struct MachineCheck {
 std::vector<std::string> nvidia_devices();
 
 /// Devices, driver, kernels, libraries. Without a device nothing of it is a problem. Loads what a run on CUDA loads.
-std::vector<MachineCheck> check_cuda();
+/// `opens`: opens the first device, too, which takes half a GiB of it until this process ends.
+std::vector<MachineCheck> check_cuda(bool opens);
 /// Shared memory, io_uring, the disk of `folder`, Gloo and its addresses, processors and memory.
 std::vector<MachineCheck> check_host(const std::filesystem::path& folder);
 

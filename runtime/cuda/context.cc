@@ -4,7 +4,7 @@
 
 namespace cairn::cuda {
 
-Result<std::shared_ptr<Context>> Context::open(const Api& api, int index) {
+Status Context::find(const Api& api, int index) {
   const std::string name = device_name({DeviceKind::kCuda, index});
   int driver = 0, runtime = 0, count = 0;
   RT_TRY(cuda::checked(api, api.driver_version(&driver), "cudaDriverGetVersion", ErrorCode::kUnavailable).with(name));
@@ -22,8 +22,13 @@ Result<std::shared_ptr<Context>> Context::open(const Api& api, int index) {
   if (index < 0 || index >= count) {
     return Error{ErrorCode::kUnavailable, fmt::format("{}: this machine has {} CUDA device(s)", name, count)};
   }
+  return {};
+}
+
+Result<std::shared_ptr<Context>> Context::open(const Api& api, int index) {
+  RT_TRY(find(api, index));
   std::shared_ptr<Context> out(new Context(api, index));
-  RT_TRY(cuda::checked(api, out->select(), "cudaSetDevice", ErrorCode::kUnavailable).with(name));
+  RT_TRY(cuda::checked(api, out->select(), "cudaSetDevice", ErrorCode::kUnavailable).with(device_name(out->device())));
   return out;
 }
 

@@ -18,6 +18,9 @@ class Context {
  public:
   /// `api` outlives it. Errors: kUnavailable when there is no such device or no driver, with what to do about it.
   static Result<std::shared_ptr<Context>> open(const Api& api, int index);
+  /// The same errors but that of opening the device: nothing of its memory is taken, and another process may have it for
+  /// itself.
+  static Status find(const Api& api, int index);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
