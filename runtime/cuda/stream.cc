@@ -223,13 +223,14 @@ DevicePtr<const void> CudaStream::give_bytes(std::span<const std::byte> host, De
     return room;
   }
   const int64_t rounded = (bytes + kGivenAlign - 1) / kGivenAlign * kGivenAlign;
-  const int64_t gap = given_at_ + rounded > given_.size ? given_.size - given_at_ : 0;
+  const bool comes_round = given_at_ + rounded > given_.size;
+  const int64_t gap = comes_round ? given_.size - given_at_ : 0;
   if (gap + rounded > given_.size - given_bytes_) {  // else what is overwritten came before the last settle()
     keep({ErrorCode::kInternal, fmt::format("{} bytes of the host for the device without room: {} of {} are taken",
                                             bytes, given_bytes_, given_.size)});
     return nullptr;
   }
-  if (gap > 0) given_at_ = 0;
+  if (comes_round) given_at_ = 0;
   std::byte* const staged = given_host_.get() + given_at_;
   const DevicePtr<std::byte> there = given_.first + given_at_;
   std::memcpy(staged, host.data(), host.size());

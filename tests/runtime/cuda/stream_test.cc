@@ -439,6 +439,14 @@ TEST_SUITE("runtime/cuda/context") {
     const auto opened = Context::open(old, 0);
     REQUIRE_FALSE(opened.ok());
     CHECK(opened.error().message == "cuda:0: the driver is for CUDA 12.4, the runtime needs one for 13.0");
+
+    Api taken = runtime.api();  // by a process that has it for itself
+    taken.set_device = [](int) { return 46; };
+    CHECK(Context::find(taken, 0).ok());
+    CHECK_FALSE(Context::find(old, 0).ok());
+    const auto refused = Context::open(taken, 0);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().message.find("cuda:0: cudaSetDevice: ") == 0);
   }
 
   TEST_CASE("numbers given without room stay over a settle(), in a ring that tells when a step gives too many") {
@@ -472,6 +480,28 @@ TEST_SUITE("runtime/cuda/context") {
       const Status told = stream->settle();
       REQUIRE_FALSE(told.ok());
       CHECK(told.error().message.find("without room") != std::string::npos);
+    }
+    CHECK(machine.cuda.misuses().empty());
+  }
+
+  TEST_CASE("a ring that is full to its last byte comes round") {
+    CudaMachine machine(5);
+    const std::shared_ptr<cuda::Context> context = machine.open();
+    auto arena = cuda::Arena::reserve(context, 1 << 16);
+    REQUIRE_OK(arena);
+    for (const int64_t places : {1, 2, 4}) {
+      Buffer room = Buffer::allocate(context->device(), places * cuda::CudaStream::given_room(0, 1) / 2).value();
+      const std::unique_ptr<cuda::CudaStream> stream = cuda::CudaStream::make(context);
+      stream->use_given(room.all());
+      HostNumbers<int32_t> back(*stream, 1);
+      for (int32_t n = 0; n < 3 * places + 1; ++n) {
+        const DevicePtr<const int32_t> there = stream->give(std::span<const int32_t>(&n, 1));
+        REQUIRE(there.address() != nullptr);
+        CHECK(reinterpret_cast<const std::byte*>(there.address() + 1) <= room.all().first.address() + room.size_bytes());
+        stream->copy(back.room().data(), there.address(), 4, cuda::kToHost);
+        REQUIRE(stream->settle().ok());
+        CHECK(back.read()[0] == n);
+      }
     }
     CHECK(machine.cuda.misuses().empty());
   }
