@@ -108,7 +108,7 @@ Result<std::unique_ptr<Blas::Kind>> Blas::choose(const Key& key, const Product& 
       return checked(api_.set_wish(wish, attribute, &value, sizeof(value)), "cublasLtMatmulPreferenceSetAttribute");
     };
     RT_TRY(wanted(kWishWorkspace, static_cast<uint64_t>(workspace_bytes)));
-    RT_TRY(wanted(kWishReductions, kNoSplitSums));
+    RT_TRY(wanted(kWishReductions, kOrderedSums));
     RT_TRY(wanted(kWishAlignA, key.align_b));
     RT_TRY(wanted(kWishAlignB, key.align_a));
     RT_TRY(wanted(kWishAlignC, key.align_c));

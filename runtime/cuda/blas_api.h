@@ -37,7 +37,9 @@ constexpr int kProductOpA = 3, kProductOpB = 4, kProductEpilogue = 7;  // attrib
 constexpr int kProductBias = 8;
 constexpr int kWishWorkspace = 1, kWishReductions = 3;  // attributes of a wish
 constexpr int kWishAlignA = 5, kWishAlignB = 6, kWishAlignC = 7, kWishAlignD = 8;
-constexpr uint32_t kNoSplitSums = 0;  // the sum over k by one block: the same bits each time
+// The sum over k by one block, or in parts that lie in the workspace and are added up in a kernel of their own: the
+// same bits each time.
+constexpr uint32_t kOrderedSums = 2;
 
 /// X(member, function of the library, parameters). Each gives a cublasStatus_t.
 // clang-format off

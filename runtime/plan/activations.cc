@@ -61,11 +61,16 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   }
   if (rank.head()) {
     d.vocab = plan.padded_vocab / tp;
-    const int64_t bytes = plan.pass_tokens > 0 ? kPassLogitsBytes : kLogitsBytes;
+    const bool on_cuda = plan.recipe.device == DeviceChoice::kCuda;
+    const int64_t bytes = plan.pass_tokens > 0 ? kPassLogitsBytes : on_cuda ? kCudaLogitsBytes : kLogitsBytes;
     // Gradients of weights are sums over these rows: where no layout may show, tp must not decide how many there are.
     const int64_t columns = d.all_parts > 1 ? plan.padded_vocab : d.vocab;
     const int64_t fitting = bytes / (columns * dtype_size_bytes(plan.compute_dtype()));
     d.logit_rows = std::clamp<int64_t>(fitting, 1, d.rows);
+    if (on_cuda) {  // equal ones: the last one's kernels would not fill a device
+      const int64_t blocks = (d.rows + d.logit_rows - 1) / d.logit_rows;
+      d.logit_rows = (d.rows + blocks - 1) / blocks;
+    }
     if (d.all_token_parts > 1) {  // whole subtrees of the parts
       int64_t blocks = 1;
       while (blocks < d.held.parts && d.rows / blocks > fitting) blocks *= 2;

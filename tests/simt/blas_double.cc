@@ -197,7 +197,7 @@ int BlasDouble::choose(const Product& p, const Layout& a, const Layout& b, const
                        const Wish& wish, cuda::BlasChoice& choice, int& found) {
   ++choices_;
   if (cuda_.captures()) misuse("an algorithm is asked for in a capture");
-  if (wish.reductions != cuda::kNoSplitSums) misuse("an algorithm that may sum in parts, in any order");
+  if (wish.reductions != cuda::kOrderedSums) misuse("an algorithm that may sum in any order");
   found = 0;
   if (!fit(p, a, b, c, d)) return kBlasInvalid;
   const bool known = (a.type == cuda::kTypeF32 || a.type == cuda::kTypeBf16 || a.type == cuda::kTypeF16) &&

@@ -21,7 +21,7 @@ static_assert(kWishWorkspace == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES &&
               kWishAlignB == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES &&
               kWishAlignC == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES &&
               kWishAlignD == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
-static_assert(kNoSplitSums == CUBLASLT_REDUCTION_SCHEME_NONE);
+static_assert(kOrderedSums == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
 static_assert(sizeof(BlasAlgorithm) == sizeof(cublasLtMatmulAlgo_t));
 static_assert(sizeof(BlasChoice) == sizeof(cublasLtMatmulHeuristicResult_t) &&
               offsetof(BlasChoice, workspace_bytes) == offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize) &&

@@ -253,6 +253,15 @@ TEST_SUITE("runtime/plan/activations") {
     const StageDims dims = stage_dims(plan, plan.rank(0));
     CHECK(dims.vocab == 50304);
     CHECK(dims.logit_rows == (512 << 20) / (50304 * 4));
+    recipe.device = DeviceChoice::kCuda;  // 1.6 GB: they fit there
+    CHECK(stage_dims(plan_of(recipe), plan_of(recipe).rank(0)).logit_rows == 8192);
+    recipe.batch.samples = 176;
+    recipe.batch.micro = 16;  // two parts of the same size
+    CHECK(stage_dims(plan_of(recipe), plan_of(recipe).rank(0)).logit_rows == 8192);
+    recipe.batch.micro = 11;
+    CHECK(stage_dims(plan_of(recipe), plan_of(recipe).rank(0)).logit_rows == 5632);
+    recipe.batch.micro = 8;
+    recipe.device = DeviceChoice::kCpu;
     recipe.mesh.tp = 4;  // a quarter of the vocabulary each: all rows fit again
     const Plan cut = plan_of(recipe);
     CHECK(stage_dims(cut, cut.rank(3)).logit_rows == 8192);
