@@ -19,6 +19,7 @@
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
 #include "ckpt/snapshot/memory_room.h"
+#include "ckpt/snapshot/populate.h"
 #include "ckpt/snapshot/prepared_memory.h"
 #include "ckpt/snapshot/segment_file.h"
 #include "runtime/core/process.h"
@@ -30,8 +31,6 @@ using arena::RankEntry;
 using arena::ShardExtent;
 using arena::SlotHeader;
 using arena::StaticHeader;
-
-constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14; Debian 12's headers have it, older ones do not
 
 Error bad(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 Error damaged(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
@@ -222,7 +221,7 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
     out.huge_pages_ =
         spec.huge_pages && huge_pages_allowed(out.fd_.get()) && madvise(base, geometry.total_bytes, MADV_HUGEPAGE) == 0;
     // Huge pages come from a fault with the advice, so populate first; what that cannot do, fallocate does or refuses.
-    madvise(base, geometry.total_bytes, kPopulateWrite);
+    ckpt::populate(base, geometry.total_bytes);
   }
   if (const int error = posix_fallocate(out.fd_.get(), 0, geometry.total_bytes); error != 0) {
     return give_up(os_error(error, fmt::format("reserving {} of snapshot memory", gib(geometry.total_bytes))));
@@ -639,7 +638,7 @@ void Arena::invalidate_slot(int64_t slot) {
 
 void Arena::populate(int64_t rank) const {
   const auto touch = [](std::span<std::byte> area) {
-    if (area.empty() || madvise(area.data(), area.size(), kPopulateWrite) == 0) return;
+    if (area.empty() || ckpt::populate(area.data(), std::ssize(area)) == 0) return;
     for (size_t at = 0; at < area.size(); at += kPageBytes) {
       static_cast<void>(*reinterpret_cast<const volatile std::byte*>(area.data() + at));
     }

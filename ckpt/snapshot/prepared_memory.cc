@@ -9,13 +9,13 @@
 #include <cerrno>
 #include <utility>
 
+#include "ckpt/snapshot/populate.h"
 #include "ckpt/snapshot/segment_file.h"
 
 namespace cairn::ckpt {
 namespace {
 
-constexpr int kPopulateWrite = 23;            // MADV_POPULATE_WRITE, as in arena.cc
-constexpr int64_t kPart = int64_t{64} << 20;  // a multiple of a huge page
+constexpr int64_t kPart = int64_t{64} << 20;  // a multiple of a huge page; one thread makes it
 
 }  // namespace
 
@@ -33,7 +33,7 @@ Result<PreparedMemory> PreparedMemory::make(const std::string& folder, int64_t b
     const int64_t part = std::min(kPart, bytes - at);
     if (stop && stop()) {
       made = Error{ErrorCode::kStopped, "no longer wanted"};
-    } else if (::madvise(static_cast<std::byte*>(base) + at, part, kPopulateWrite) != 0) {
+    } else if (populate(static_cast<std::byte*>(base) + at, part) != 0) {
       if (const int error = ::posix_fallocate(fd.get(), at, part); error != 0)
         made = os_error(error, fmt::format("reserving {} bytes of memory", part));
     }
