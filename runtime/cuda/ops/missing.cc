@@ -3,9 +3,8 @@
 namespace cairn::cuda {
 namespace {
 
-constexpr std::string_view kMissing[] = {kCentredHeads,   kOwnWeights,      kWideNorm,    kWideHeads, kPartsOfTokens,
-                                         kSumParts,       kFloatBias,       kManyExperts, kChunks,    kSinkGradients,
-                                         kClampedForward, kClampedBackward, kScaleRows};
+constexpr std::string_view kMissing[] = {kCentredHeads, kOwnWeights,  kWideNorm, kWideHeads,    kPartsOfTokens,
+                                         kSumParts,     kManyExperts, kChunks,   kSinkGradients};
 
 }  // namespace
 

@@ -15,13 +15,9 @@ inline constexpr const char* kWideNorm = "the backward pass of norms of very wid
 inline constexpr const char* kWideHeads = "attention of heads wider than 256 channels";
 inline constexpr const char* kPartsOfTokens = "attention whose sums over tokens are cut into parts";
 inline constexpr const char* kSumParts = "products whose sums are cut into parts or stretches";
-inline constexpr const char* kFloatBias = "products of 16 bits with a bias to float";
 inline constexpr const char* kManyExperts = "routers of more than 2048 experts";
 inline constexpr const char* kChunks = "attention within chunks";
 // Kernels by their names (runtime/kernels/ops.h):
 inline constexpr const char* kSinkGradients = "sink_gradients";  // and attention with sinks
-inline constexpr const char* kClampedForward = "clamped_gate_forward";
-inline constexpr const char* kClampedBackward = "clamped_gate_backward";
-inline constexpr const char* kScaleRows = "scale_expert_rows";
 
 }  // namespace cairn::cuda

@@ -240,7 +240,7 @@ void fill_experts(kernels::Ops<T>& out) {
     });
   };
   out.rows_to_experts = &Direct<&k::rows_to_experts<T>>::run;
-  out.scale_expert_rows = &RT_KERNEL_OF_T(scale_expert_rows)::template stopped<&stop<kScaleRows>>;
+  out.scale_expert_rows = &Direct<&k::scale_expert_rows<T>>::run;
   out.rows_to_tokens = &Direct<&k::rows_to_tokens<T>>::run;
   out.dot_and_scale_rows = &Direct<&k::dot_and_scale_rows<T>>::run;
   out.gate_rows = &Direct<&k::gate_rows<T>>::run;
@@ -269,8 +269,8 @@ void fill_maps(kernels::Ops<T>& out) {
 #undef RT_ACTIVATION
   out.gated_forward = &Direct<&k::gated_forward<T>>::run;
   out.gated_backward = &Direct<&k::gated_backward<T>>::run;
-  out.clamped_gate_forward = &RT_KERNEL_OF_T(clamped_gate_forward)::template stopped<&stop<kClampedForward>>;
-  out.clamped_gate_backward = &RT_KERNEL_OF_T(clamped_gate_backward)::template stopped<&stop<kClampedBackward>>;
+  out.clamped_gate_forward = &Direct<&k::clamped_gate_forward<T>>::run;
+  out.clamped_gate_backward = &Direct<&k::clamped_gate_backward<T>>::run;
   out.join_latent_heads = &Direct<&k::join_latent_heads<T>>::run;
   out.split_latent_heads = &Direct<&k::split_latent_heads<T>>::run;
   out.rotary = &Direct<&k::rotary<T>>::run;
@@ -404,7 +404,7 @@ void fill_rows(kernels::Ops<T>& out) {
 
 void multiply(CudaStream& on, const kernels::MatmulArgs& of) {
   if (lacks(on, of.parts > 1 || !of.stretches.empty(), kSumParts)) return;
-  if (lacks(on, of.bias && of.c_dtype != of.ab_dtype, kFloatBias)) return;
+  const bool added_behind = of.bias && of.c_dtype != of.ab_dtype;  // the library's bias is of the result's type
   if (on.blas() == nullptr) return on.keep({ErrorCode::kInternal, "a stream without cuBLASLt is asked for a product"});
   on.blas()->multiply(on,
                       {.m = of.m,
@@ -421,8 +421,17 @@ void multiply(CudaStream& on, const kernels::MatmulArgs& of) {
                        .ab_dtype = of.ab_dtype,
                        .c_dtype = of.c_dtype,
                        .accumulate = of.accumulate,
-                       .bias = of.bias.address()},
+                       .bias = added_behind ? nullptr : of.bias.address()},
                       on.blas_workspace());
+  if (!added_behind) return;
+  order(on, "a bias", [&](CudaStream&, Queue& queue) {
+    auto* const sum = static_cast<float*>(of.c.address());
+    if (of.ab_dtype == DType::kBf16) {
+      k::add_bias_to_floats(queue, sum, of.ldc, static_cast<const bf16*>(of.bias.address()), of.m, of.n);
+    } else {
+      k::add_bias_to_floats(queue, sum, of.ldc, static_cast<const f16*>(of.bias.address()), of.m, of.n);
+    }
+  });
 }
 
 template <typename T>

@@ -15,7 +15,6 @@ namespace {
 
 bool in_parts(const Plan& plan) { return plan.layout_free(); }
 bool centred_heads(const Plan& plan) { return plan.recipe.model.qk_norm == QkNorm::kHeadLayerNorm; }
-bool clamped(const Plan& plan) { return plan.recipe.model.activation == Activation::kSwiGluClamp; }
 
 /// A field that needs an op, where `needs` says so.
 struct Need {
@@ -37,14 +36,8 @@ constexpr Need kNeeds[] = {
      [](const Plan& plan) { return plan.recipe.model.moe.experts > kernels::cuda::kMostExperts; }},
     {kSinkGradients, "model.attention_sinks", [](const Plan& plan) { return plan.recipe.model.attention_sinks; }},
     {kChunks, "model.attention_chunk", [](const Plan& plan) { return plan.recipe.model.attention_chunk > 0; }},
-    {kClampedForward, "model.activation", clamped},
-    {kClampedBackward, "model.activation", clamped},
-    {kScaleRows, "model.moe.scale_input", [](const Plan& plan) { return plan.recipe.model.moe.scale_input; }},
-    {kFloatBias, "model.moe.router_bias",
-     [](const Plan& plan) { return plan.recipe.model.moe.router_bias && plan.compute_dtype() != DType::kF32; }},
     {kPartsOfTokens, "deterministic", in_parts},
     {kSumParts, "deterministic", in_parts},
-    {kFloatBias, "deterministic", in_parts},
 };
 
 }  // namespace

@@ -306,6 +306,18 @@ __global__ void __launch_bounds__(kThreads)
   sum = warp_sum(sum);
   if (threadIdx.x == 0) dots[i] = sum;
 }
+/// A warp has a choice.
+template <int N, typename T>
+__global__ void __launch_bounds__(kThreads)
+    scale_rows_of(T* x, const int32_t* rows_of, const float* factors, int64_t choices, int64_t width) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.y;
+  if (i >= choices) return;  // a warp alone
+  const int64_t row = rows_of[i];
+  for (int64_t c = threadIdx.x * N; c < width; c += kWarp * N) {
+    T* const at = x + row * width + c;
+    store_pack<N>(at, scaled<N>(load_pack<N>(at), factors[i]));
+  }
+}
 /// A warp has a row.
 template <int N, typename T>
 __global__ void __launch_bounds__(kThreads) gate_and_scale(float* logits, T* x, int64_t rows, int64_t width) {
@@ -381,6 +393,14 @@ void dot_and_scale_rows(Queue& on, T* a, T* b, const int32_t* rows_of, const flo
   }
 }
 template <typename T>
+void scale_expert_rows(Queue& on, T* to, const int32_t* rows_of, const float* factors, int64_t choices, int64_t width) {
+  if (in_packs(width, to, to)) {
+    launch(on, a_warp_each(choices), scale_rows_of<kMany, T>, to, rows_of, factors, choices, width);
+  } else {
+    launch(on, a_warp_each(choices), scale_rows_of<1, T>, to, rows_of, factors, choices, width);
+  }
+}
+template <typename T>
 void gate_rows(Queue& on, float* logits, T* x, int64_t rows, int64_t width) {
   if (in_packs(width, x, x)) {
     launch(on, a_warp_each(rows), gate_and_scale<kMany, T>, logits, x, rows, width);
@@ -400,6 +420,7 @@ void gate_backward(Queue& on, const float* gates, const float* dgates, T* dlogit
   template void rows_to_tokens<T>(Queue&, const T*, const int32_t*, const float*, int64_t, int64_t, int64_t, T*); \
   template void dot_and_scale_rows<T>(Queue&, T*, T*, const int32_t*, const float*, int64_t, int64_t, int64_t,    \
                                       float*);                                                                    \
+  template void scale_expert_rows<T>(Queue&, T*, const int32_t*, const float*, int64_t, int64_t);                 \
   template void gate_rows<T>(Queue&, float*, T*, int64_t, int64_t);                                               \
   template void gate_backward<T>(Queue&, const float*, const float*, T*, int64_t)
 RT_INSTANTIATE(float);

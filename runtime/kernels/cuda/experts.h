@@ -26,6 +26,8 @@ template <typename T>
 void rows_to_experts(Queue& on, const T* from, const int32_t* rows_of, int64_t tokens, int64_t choices, int64_t width,
                      T* to);
 template <typename T>
+void scale_expert_rows(Queue& on, T* to, const int32_t* rows_of, const float* factors, int64_t choices, int64_t width);
+template <typename T>
 void rows_to_tokens(Queue& on, const T* from, const int32_t* rows_of, const float* factors, int64_t tokens,
                     int64_t choices, int64_t width, T* to);
 template <typename T>

@@ -110,6 +110,18 @@ struct AddBias {
   }
 };
 
+template <typename T>
+struct AddBiasToFloats {
+  float* x;
+  int64_t stride;
+  const T* bias;
+  template <int N>
+  __device__ void at(int64_t row, int64_t c) const {
+    static_assert(N == 1);
+    x[row * stride + c] += load_f32(bias[c]);
+  }
+};
+
 // --- activations: the value, and the slope where it is asked for
 // ------------------------------------------------------
 
@@ -260,6 +272,62 @@ struct GatedBackward {
   }
 };
 
+/// Written so that a NaN passes.
+struct Clamped {
+  float gate, factor, sigmoid_of_gate;  // at most `limit`; up, brought within it, + 1
+  __device__ __forceinline__ Clamped(const ClampedGate& of, float gate_in, float up)
+      : gate(gate_in > of.limit ? of.limit : gate_in) {
+    const float below = up > of.limit ? of.limit : up;
+    factor = (below < -of.limit ? -of.limit : below) + 1.0f;
+    sigmoid_of_gate = sigmoid(of.alpha * gate);
+  }
+};
+
+template <typename T>
+struct ClampedForward {
+  ClampedGate of;
+  const T* gate_up;
+  T* y;
+  int64_t ffn;
+  template <int N>
+  __device__ void at(int64_t row, int64_t c) const {
+    const T* const gate = gate_up + row * 2 * ffn + c;
+    auto g = load_pack<N>(gate);
+    const auto up = load_pack<N>(gate + ffn);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const Clamped at(of, load_f32(g.at[k]), load_f32(up.at[k]));
+      store_f32(&g.at[k], at.factor * (at.gate * at.sigmoid_of_gate));
+    }
+    store_pack<N>(y + row * ffn + c, g);
+  }
+};
+
+template <typename T>
+struct ClampedBackward {
+  ClampedGate of;
+  const T *dy, *gate_up;
+  T* dgate_up;
+  int64_t ffn;
+  template <int N>
+  __device__ void at(int64_t row, int64_t c) const {
+    const int64_t gate = row * 2 * ffn + c;
+    const auto d = load_pack<N>(dy + row * ffn + c);
+    auto g = load_pack<N>(gate_up + gate), up = load_pack<N>(gate_up + gate + ffn);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const float gate_in = load_f32(g.at[k]), up_in = load_f32(up.at[k]), by = load_f32(d.at[k]);
+      const Clamped at(of, gate_in, up_in);
+      const float s = at.sigmoid_of_gate;
+      const float slope = s * (1.0f + of.alpha * at.gate * (1.0f - s));
+      store_f32(&g.at[k], gate_in > of.limit ? 0.0f : by * at.factor * slope);
+      store_f32(&up.at[k], fabsf(up_in) > of.limit ? 0.0f : by * at.gate * s);
+    }
+    store_pack<N>(dgate_up + gate, g);
+    store_pack<N>(dgate_up + gate + ffn, up);
+  }
+};
+
 }  // namespace
 
 template <typename T>
@@ -279,6 +347,10 @@ void add_scaled(Queue& on, const T* a, float factor, const T* b, T* out, int64_t
   map<kWide<T>>(on, AddScaled<T>{a, b, out, factor}, count, aligned_to(16, a, b, out));
 }
 void add_to(Queue& on, float* x, const float* y, int64_t count) { add<float>(on, x, y, x, count); }
+template <typename T>
+void add_bias_to_floats(Queue& on, float* x, int64_t stride, const T* bias, int64_t rows, int64_t width) {
+  map_rows<1>(on, AddBiasToFloats<T>{x, stride, bias}, rows, width, true);
+}
 template <typename T>
 void cap(Queue& on, T* x, float limit, int64_t count) {
   map<kWide<T>>(on, Cap<T>{x, limit, 1.0f / limit}, count, aligned_to(16, x));
@@ -314,20 +386,33 @@ void gated_backward(Queue& on, Gate act, const T* dy, const T* gate_up, T* dgate
   map_rows<kWide<T>>(on, GatedBackward<T>{act, dy, gate_up, dgate_up, ffn}, rows, ffn,
                      aligned_to(16, dy, gate_up, dgate_up));
 }
+template <typename T>
+void clamped_gate_forward(Queue& on, const ClampedGate& of, const T* gate_up, T* y, int64_t rows, int64_t ffn) {
+  map_rows<kWide<T>>(on, ClampedForward<T>{of, gate_up, y, ffn}, rows, ffn, aligned_to(16, gate_up, y));
+}
+template <typename T>
+void clamped_gate_backward(Queue& on, const ClampedGate& of, const T* dy, const T* gate_up, T* dgate_up, int64_t rows,
+                           int64_t ffn) {
+  map_rows<kWide<T>>(on, ClampedBackward<T>{of, dy, gate_up, dgate_up, ffn}, rows, ffn,
+                     aligned_to(16, dy, gate_up, dgate_up));
+}
 
-#define RT_INSTANTIATE(T)                                                              \
-  template void add<T>(Queue&, const T*, const T*, T*, int64_t);                       \
-  template void add_bias<T>(Queue&, T*, const T*, int64_t, int64_t);                   \
-  template void scale<T>(Queue&, T*, float, int64_t);                                  \
-  template void add_scaled<T>(Queue&, const T*, float, const T*, T*, int64_t);         \
-  template void cap<T>(Queue&, T*, float, int64_t);                                    \
-  template void clip<T>(Queue&, T*, float, int64_t);                                   \
-  template void clip_backward<T>(Queue&, const T*, T*, float, int64_t);                \
-  template void activation_forward<T>(Queue&, Gate, const T*, T*, int64_t);            \
-  template void activation_backward<T>(Queue&, Gate, const T*, const T*, T*, int64_t); \
-  template void activation_both<T>(Queue&, Gate, const T*, T*, T*, int64_t);           \
-  template void gated_forward<T>(Queue&, Gate, const T*, T*, int64_t, int64_t);        \
-  template void gated_backward<T>(Queue&, Gate, const T*, const T*, T*, int64_t, int64_t)
+#define RT_INSTANTIATE(T)                                                                            \
+  template void add<T>(Queue&, const T*, const T*, T*, int64_t);                                     \
+  template void add_bias<T>(Queue&, T*, const T*, int64_t, int64_t);                                 \
+  template void scale<T>(Queue&, T*, float, int64_t);                                                \
+  template void add_scaled<T>(Queue&, const T*, float, const T*, T*, int64_t);                       \
+  template void cap<T>(Queue&, T*, float, int64_t);                                                  \
+  template void clip<T>(Queue&, T*, float, int64_t);                                                 \
+  template void clip_backward<T>(Queue&, const T*, T*, float, int64_t);                              \
+  template void activation_forward<T>(Queue&, Gate, const T*, T*, int64_t);                          \
+  template void activation_backward<T>(Queue&, Gate, const T*, const T*, T*, int64_t);               \
+  template void activation_both<T>(Queue&, Gate, const T*, T*, T*, int64_t);                         \
+  template void gated_forward<T>(Queue&, Gate, const T*, T*, int64_t, int64_t);                      \
+  template void gated_backward<T>(Queue&, Gate, const T*, const T*, T*, int64_t, int64_t);           \
+  template void add_bias_to_floats<T>(Queue&, float*, int64_t, const T*, int64_t, int64_t);          \
+  template void clamped_gate_forward<T>(Queue&, const ClampedGate&, const T*, T*, int64_t, int64_t); \
+  template void clamped_gate_backward<T>(Queue&, const ClampedGate&, const T*, const T*, T*, int64_t, int64_t)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

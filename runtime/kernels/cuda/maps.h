@@ -25,6 +25,9 @@ template <typename T>
 void clip_backward(Queue& on, const T* x, T* dx, float limit, int64_t count);
 void add_to(Queue& on, float* x, const float* y, int64_t count);
 void scale_floats(Queue& on, float* x, float factor, int64_t count);
+/// x [rows, stride]; of each row the first `width`.
+template <typename T>
+void add_bias_to_floats(Queue& on, float* x, int64_t stride, const T* bias, int64_t rows, int64_t width);
 
 /// By the gate's function, of which a plain activation is one.
 template <typename T>
@@ -38,5 +41,10 @@ template <typename T>
 void gated_forward(Queue& on, Gate act, const T* gate_up, T* y, int64_t rows, int64_t ffn);
 template <typename T>
 void gated_backward(Queue& on, Gate act, const T* dy, const T* gate_up, T* dgate_up, int64_t rows, int64_t ffn);
+template <typename T>
+void clamped_gate_forward(Queue& on, const ClampedGate& of, const T* gate_up, T* y, int64_t rows, int64_t ffn);
+template <typename T>
+void clamped_gate_backward(Queue& on, const ClampedGate& of, const T* dy, const T* gate_up, T* dgate_up, int64_t rows,
+                           int64_t ffn);
 
 }  // namespace cairn::kernels::cuda

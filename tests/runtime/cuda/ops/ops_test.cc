@@ -204,6 +204,13 @@ void compare_maps() {
               [&](Exec<T> e, Side at) { e.gated_backward(gate, at(b), at(a), at(dgated), kRows, kWidth / 2); });
     on.alike(dgated, pointwise<T>() + pointwise<T>());
   }
+  const kernels::ClampedGate clamped{.alpha = 1.702f, .limit = 1};
+  on.run<T>("clamped_gate_forward",
+            [&](Exec<T> e, Side at) { e.clamped_gate_forward(clamped, at(a), at(gated), kRows, kWidth / 2); });
+  on.alike(gated, pointwise<T>() + pointwise<T>());
+  on.run<T>("clamped_gate_backward",
+            [&](Exec<T> e, Side at) { e.clamped_gate_backward(clamped, at(b), at(a), at(dgated), kRows, kWidth / 2); });
+  on.alike(dgated, pointwise<T>() + pointwise<T>());
 
   // 5 heads of 8 channels, of which 4 turn.
   const std::vector<double> frequencies = {1.0, 0.25};
@@ -420,6 +427,9 @@ void compare_experts() {
   on.run<T>("rows_to_experts",
             [&](Exec<T> e, Side at) { e.rows_to_experts(at(tokens), at(rows_of), kRows, kChoices, kWidth, at(rows)); });
   on.same(rows);
+  on.run<T>("scale_expert_rows",
+            [&](Exec<T> e, Side at) { e.scale_expert_rows(at(rows), at(rows_of), at(weights), kAll, kWidth); });
+  on.alike(rows, pointwise<T>());
   on.run<T>("rows_to_tokens", [&](Exec<T> e, Side at) {
     e.rows_to_tokens(at(rows), at(rows_of), at(weights), kRows, kChoices, kWidth, at(to));
   });
@@ -562,7 +572,7 @@ void compare_products() {
   for (const bool trans_a : {false, true}) {
     for (const bool trans_b : {false, true}) {
       for (const bool to_float : {false, true}) {
-        for (const bool more : {false, true}) {  // added to what is there; else, to T, with a bias
+        for (const bool more : {false, true}) {  // added to what is there; else with a bias
           CAPTURE(trans_a);
           CAPTURE(trans_b);
           CAPTURE(to_float);
@@ -580,7 +590,7 @@ void compare_products() {
             of.ab_dtype = kType;
             of.c_dtype = to_float ? DType::kF32 : kType;
             of.accumulate = more;
-            if (!more && !to_float) of.bias = at(bias);
+            if (!more) of.bias = at(bias);
             e.matmul(of);
           };
           on.run<T>("matmul", multiply);
@@ -891,12 +901,6 @@ TEST_SUITE("runtime/cuda/ops") {
             ops.matmul(on, of);
           }) == words("products whose sums are cut into parts or stretches"));
     CHECK(refused([&](cuda::CudaStream& on) {
-            const bf16 none;  // never read
-            kernels::MatmulArgs of{.ab_dtype = DType::kBf16, .c_dtype = DType::kF32};
-            of.bias = DevicePtr<const void>(&none);
-            ops.matmul(on, of);
-          }) == words("products of 16 bits with a bias to float"));
-    CHECK(refused([&](cuda::CudaStream& on) {
             ops.attention_forward(on, {.head_dim = 264}, nullptr, nullptr, nullptr, nullptr, nullptr);
           }) == words("attention of heads wider than 256 channels"));
     CHECK(refused([&](cuda::CudaStream& on) {
@@ -918,12 +922,6 @@ TEST_SUITE("runtime/cuda/ops") {
           }) == words("sink_gradients"));
     CHECK(refused([&](cuda::CudaStream& on) { ops.sink_gradients(on, {}, nullptr, nullptr, nullptr); }) ==
           words("sink_gradients"));
-    CHECK(refused([&](cuda::CudaStream& on) { ops.clamped_gate_forward(on, {}, nullptr, nullptr, 0, 0); }) ==
-          words("clamped_gate_forward"));
-    CHECK(refused([&](cuda::CudaStream& on) { ops.clamped_gate_backward(on, {}, nullptr, nullptr, nullptr, 0, 0); }) ==
-          words("clamped_gate_backward"));
-    CHECK(refused([&](cuda::CudaStream& on) { ops.scale_expert_rows(on, nullptr, nullptr, nullptr, 0, 0); }) ==
-          words("scale_expert_rows"));
     CHECK(refused([&](cuda::CudaStream& on) {
             kernels::HeadNorm of;
             of.centred = true;

@@ -88,7 +88,7 @@ void move_rows(int64_t width) {
   const auto tokens = normals<T>("tokens", kTokens * width), a = normals<T>("a", kAll * width),
              b = normals<T>("b", kAll * width);
   const auto factors = normals<float>("factors", kAll);
-  std::vector<T> placed(a.size()), plain(tokens.size()), weighted(tokens.size()), x = a, y = b, gated = a;
+  std::vector<T> placed(a.size()), plain(tokens.size()), weighted(tokens.size()), x = a, y = b, gated = a, scaled = a;
   std::vector<float> dots(kAll), gates = factors;
   kernels::rows_to_experts<T>(tokens.data(), rows_of.data(), kTokens, kChoices, width, placed.data());
   kernels::rows_to_tokens<T>(a.data(), rows_of.data(), nullptr, kTokens, kChoices, width, plain.data());
@@ -96,11 +96,12 @@ void move_rows(int64_t width) {
   kernels::dot_and_scale_rows<T>(x.data(), y.data(), rows_of.data(), factors.data(), kTokens, kChoices, width,
                                  dots.data());
   kernels::gate_rows<T>(gates.data(), gated.data(), kAll, width);
+  kernels::scale_expert_rows<T>(scaled.data(), rows_of.data(), factors.data(), kAll, width);
   std::vector<T> dlogits(kAll);
   kernels::gate_backward<T>(gates.data(), factors.data(), dlogits.data(), kAll);
   in_every_order([&] {
     OnDevice<int32_t> d_rows_of(rows_of);
-    OnDevice<T> d_tokens(tokens), d_a(a), d_b(b), d_gated(a), d_placed(kAll * width), d_to(kTokens * width),
+    OnDevice<T> d_tokens(tokens), d_a(a), d_b(b), d_gated(a), d_scaled(a), d_placed(kAll * width), d_to(kTokens * width),
         d_dlogits(kAll);
     OnDevice<float> d_factors(factors), d_dots(kAll), d_gates(factors);
     Queue on;
@@ -119,6 +120,8 @@ void move_rows(int64_t width) {
     kernels::cuda::gate_rows<T>(on, d_gates.data(), d_gated.data(), kAll, width);
     check_alike(d_gates.values(), gates, pointwise<float>());
     check_alike(d_gated.values(), gated, pointwise<T>());
+    kernels::cuda::scale_expert_rows<T>(on, d_scaled.data(), d_rows_of.data(), d_factors.data(), kAll, width);
+    check_alike(d_scaled.values(), scaled, pointwise<T>());
     kernels::cuda::gate_backward<T>(on, d_gates.data(), d_factors.data(), d_dlogits.data(), kAll);
     check_alike(d_dlogits.values(), dlogits, pointwise<T>());
   });

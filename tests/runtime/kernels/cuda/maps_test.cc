@@ -173,6 +173,46 @@ TEST_SUITE("runtime/kernels/cuda/maps") {
     }
   }
 
+  TEST_CASE_TEMPLATE("clamped gates are the CPU's, forward and backward, beyond their limits and not", T, float, bf16,
+                     f16) {
+    for (const int64_t ffn : {40, 13}) {
+      CAPTURE(ffn);
+      constexpr int64_t kRows = 7;
+      const kernels::ClampedGate of{.alpha = 1.702f, .limit = 1.5f};  // a good third is beyond it
+      const auto gate_up = normals<T>("gate_up", kRows * 2 * ffn, 2.0);
+      const auto dy = normals<T>("dy", kRows * ffn);
+      std::vector<T> y(kRows * ffn), dgate_up(kRows * 2 * ffn);
+      kernels::clamped_gate_forward<T>(of, gate_up.data(), y.data(), kRows, ffn);
+      kernels::clamped_gate_backward<T>(of, dy.data(), gate_up.data(), dgate_up.data(), kRows, ffn);
+      const Tolerance tolerance = pointwise<T>() + Tolerance{16 * kF32Unit, 64 * kF32Unit};
+      in_every_order([&] {
+        OnDevice<T> d_gate_up(gate_up), d_dy(dy), d_y(kRows * ffn);
+        Queue on;
+        kernels::cuda::clamped_gate_forward<T>(on, of, d_gate_up.data(), d_y.data(), kRows, ffn);
+        check_alike(d_y.values(), y, tolerance);
+        kernels::cuda::clamped_gate_backward<T>(on, of, d_dy.data(), d_gate_up.data(), d_gate_up.data(), kRows, ffn);
+        check_alike(d_gate_up.values(), dgate_up, tolerance);
+      });
+    }
+  }
+
+  TEST_CASE_TEMPLATE("a bias of 16 bits is added to rows of floats", T, bf16, f16) {
+    constexpr int64_t kRows = 5, kWidth = 11, kStride = 14;
+    const auto x = normals<float>("x", kRows * kStride);
+    const auto bias = normals<T>("bias", kWidth);
+    std::vector<float> sums = x;
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t c = 0; c < kWidth; ++c) sums[r * kStride + c] += to_f32(bias[c]);
+    }
+    in_every_order([&] {
+      OnDevice<float> d_x(x);
+      OnDevice<T> d_bias(bias);
+      Queue on;
+      kernels::cuda::add_bias_to_floats<T>(on, d_x.data(), kStride, d_bias.data(), kRows, kWidth);
+      CHECK(same_bits(d_x.values(), sums));
+    });
+  }
+
   TEST_CASE("maps over whole packs use every byte of each sector") {
     if (simt::build() != simt::Build::kWatched) return;
     OnDevice<bf16> a(normals<bf16>("a", 4096)), b(normals<bf16>("b", 4096)), out(4096);
