@@ -1820,7 +1820,7 @@ const Block& recipe_block() {
                   "where ranks compute",
                   "auto: CUDA where the machine has an NVIDIA device, else the CPU. A device that is there and cannot "
                   "be used is an error, not a reason to take the CPU: `cairn doctor` says what is missing. `--device` "
-                  "of `cairn train` goes before this field. CUDA has not run on a device yet: docs/gpu.md."),
+                  "of `cairn train` goes before this field. What has run on a device: docs/gpu.md."),
           chosen("precision", &Recipe::precision, {"fp32", "bf16", "fp16"})
               .otherwise("fp32")
               .says("of the arithmetic",
