@@ -16,7 +16,13 @@ struct Drop {
   DropoutRate rate;
   template <int N>
   __device__ void at(int64_t row, int64_t c) const {
-    const TokenRuns::Place place = tokens.place(first_row + row, samples);
+    TokenRuns::Place place;
+    if (tokens.whole()) {  // by the shorter division
+      place.sample = ratio(first_row + row, tokens.count);
+      place.position = first_row + row - place.sample * tokens.count;
+    } else {
+      place = tokens.place(first_row + row, samples);
+    }
     const uint64_t key = dropout_row_key(sample_keys[place.sample], site, static_cast<uint64_t>(place.position));
     auto of = load_pack<N>(x + row * width + c);
 #pragma unroll

@@ -125,22 +125,24 @@ struct AddBiasToFloats {
 // --- activations: the value, and the slope where it is asked for
 // ------------------------------------------------------
 
+__device__ __forceinline__ float fast_sigmoid(float x) { return fast_ratio(1.0f, 1.0f + fast_exp(-x)); }
+
 /// sqrt(2/pi) (x + 0.044715 x^3), twice: Hendrycks & Gimpel 2016.
 __device__ __forceinline__ float gelu_tanh(float x, float* slope) {
   constexpr float kTwoSqrtTwoOverPi = 1.5957691216f, kCubic = 0.044715f;
-  const float s = sigmoid(kTwoSqrtTwoOverPi * (x + kCubic * x * x * x));
+  const float s = fast_sigmoid(kTwoSqrtTwoOverPi * (x + kCubic * x * x * x));
   *slope = s + x * (s * (1.0f - s)) * (kTwoSqrtTwoOverPi * (1.0f + 3.0f * kCubic * x * x));
   return x * s;
 }
 __device__ __forceinline__ float gelu_erf(float x, float* slope) {
   constexpr float kOneOverSqrtTwo = 0.7071067812f, kOneOverSqrtTwoPi = 0.3989422804f;
-  const float cdf = 0.5f * erfcf(-kOneOverSqrtTwo * x);
-  *slope = cdf + x * (kOneOverSqrtTwoPi * expf(-0.5f * x * x));
+  const float cdf = 0.5f + 0.5f * erff(kOneOverSqrtTwo * x);
+  *slope = cdf + x * (kOneOverSqrtTwoPi * fast_exp(-0.5f * x * x));
   return x * cdf;
 }
 /// x sigmoid(factor x).
 __device__ __forceinline__ float swish(float factor, float x, float* slope) {
-  const float s = sigmoid(factor * x), value = x * s;
+  const float s = fast_sigmoid(factor * x), value = x * s;
   *slope = s + factor * value * (1.0f - s);
   return value;
 }
