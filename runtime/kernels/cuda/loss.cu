@@ -8,6 +8,7 @@ namespace cairn::kernels::cuda {
 namespace {
 
 constexpr int kRowThreads = 512;
+constexpr int kLoads = 4;          // packs that a thread has under way
 constexpr int64_t kNarrow = 1024;  // columns for which fewer threads do
 constexpr int kNarrowThreads = 128;
 
@@ -24,24 +25,34 @@ __device__ __forceinline__ MaxSum join(MaxSum a, MaxSum b) {
   return {max, mine + other};
 }
 
+/// With so many logits more, logit(k) each: their maximum first, so that one exponential is of the sum so far.
+template <int kCount, typename Logit>
+__device__ __forceinline__ MaxSum with_logits(MaxSum of, const Logit& logit) {
+  float max = of.max;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) max = logit(k) > max ? logit(k) : max;
+  float sum = of.max == max ? of.sum : of.sum * fast_exp(of.max - max);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) sum += fast_exp(logit(k) - max);
+  return {max, sum};
+}
+
 /// Of a row's first `valid` columns, to all threads. `at`, read before a barrier, is the logit of column `wanted`, if
 /// that is one of them. room [2 * warps].
 template <int N, typename T>
 __device__ __forceinline__ MaxSum row_max_sum(const T* row, int64_t valid, int64_t wanted, float* at, float* room) {
   MaxSum mine{-INFINITY, 0};
-  for (int64_t c = static_cast<int64_t>(threadIdx.x) * N; c < valid; c += static_cast<int64_t>(blockDim.x) * N) {
-    const auto pack = load_pack<N>(row + c);
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
+  int64_t c = static_cast<int64_t>(threadIdx.x) * N;
+  for (; c + (kLoads - 1) * stride + N <= valid; c += kLoads * stride) {
+    Pack<T, N> of[kLoads];
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (c + k >= valid) continue;
-      const float x = load_f32(pack.at[k]);
-      if (x > mine.max) {
-        mine.sum = mine.sum * expf(mine.max - x) + 1.0f;
-        mine.max = x;
-      } else {
-        mine.sum += expf(x - mine.max);
-      }
-    }
+    for (int load = 0; load < kLoads; ++load) of[load] = load_pack<N>(row + c + load * stride);
+    mine = with_logits<kLoads * N>(mine, [&](int k) { return load_f32(of[k / N].at[k % N]); });
+  }
+  for (; c < valid; c += stride) {
+    const auto of = load_pack<N>(row + c);
+    mine = with_logits<N>(mine, [&](int k) { return c + k < valid ? load_f32(of.at[k]) : -INFINITY; });
   }
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) {
