@@ -347,19 +347,32 @@ void fill_rows(kernels::Ops<T>& out) {
   };
   out.embedding_backward = [](Stream& stream, DevicePtr<const int32_t> ids, int64_t rows, const TableRange& of,
                               DevicePtr<const T> dout, DevicePtr<float> dtable, float factor) {
-    order(stream, "embedding_backward", [&](CudaStream&, Queue& on) {
-      k::embedding_backward<T>(on, ids.address(), rows, of, dout.address(), dtable.address(), factor);
+    order(stream, "embedding_backward", [&](CudaStream& cuda, Queue& on) {
+      void* const scratch = cuda.scratch(k::look_up_scratch_bytes(rows, of.width), "embedding_backward");
+      if (scratch == nullptr) return;
+      k::embedding_backward<T>(on, ids.address(), rows, of, dout.address(), dtable.address(), factor, scratch);
     });
   };
   out.embedding_backward_parts = [](Stream& stream, DevicePtr<const int32_t> ids, int64_t rows, int64_t parts,
                                     const TableRange& of, DevicePtr<const T> dout, DevicePtr<float> dtable,
                                     float factor) {
-    order(stream, "embedding_backward_parts", [&](CudaStream&, Queue& on) {
-      k::embedding_backward_parts<T>(on, ids.address(), rows, parts, of, dout.address(), dtable.address(), factor);
+    order(stream, "embedding_backward_parts", [&](CudaStream& cuda, Queue& on) {
+      void* const scratch = cuda.scratch(k::look_up_scratch_bytes(rows, of.width), "embedding_backward_parts");
+      if (scratch == nullptr) return;
+      k::embedding_backward_parts<T>(on, ids.address(), rows, parts, of, dout.address(), dtable.address(), factor,
+                                     scratch);
     });
   };
   out.positions_forward = &Direct<&k::positions_forward<T>>::run;
-  out.positions_backward = &Direct<&k::positions_backward<T>>::run;
+  out.positions_backward = [](Stream& stream, DevicePtr<const T> dout, DevicePtr<float> dtable,
+                              const kernels::RowPositions& positions, int64_t rows, int64_t width) {
+    order(stream, "positions_backward", [&](CudaStream& cuda, Queue& on) {
+      void* const scratch = cuda.scratch(k::look_up_scratch_bytes(rows, width), "positions_backward");
+      if (scratch == nullptr) return;
+      k::positions_backward<T>(on, dout.address(), dtable.address(), Param<kernels::RowPositions>::on_cpu(positions),
+                               rows, width, scratch);
+    });
+  };
   out.positions_look_up = &Direct<&k::positions_look_up<T>>::run;
   out.row_sums = [](Stream& stream, const LogitRows& of, DevicePtr<const T> logits, DevicePtr<float> max,
                     DevicePtr<float> sum_exp, DevicePtr<float> target_logit) {
@@ -674,7 +687,7 @@ void serve_ops() {
 int64_t scratch_bytes(int64_t rows, int64_t width, int64_t parts) {
   return std::max(bytes_of<float>(std::max({k::norm_partials(rows, width, true, parts),
                                             k::bias_partials(rows, width, parts), rows * width})),
-                  bytes_of<int64_t>(k::kMostExperts));
+                  std::max(bytes_of<int64_t>(k::kMostExperts), k::look_up_scratch_bytes(rows, width)));
 }
 
 int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs) {
@@ -697,6 +710,7 @@ int64_t scratch_bytes(const WorkShapes& work) {
                 k::norm_partials(head_rows, work.head_width, false), work.told_width,
                 k::attention_maxima(work.score_heads, work.score_queries, work.score_width)});
   return std::max({bytes_of<float>(floats), bytes_of<int64_t>(k::kMostExperts),
+                   k::look_up_scratch_bytes(work.rows, work.norm_width),
                    bytes_of<double>(ExactSum::kWords + k::squares_partials(work.gradient_runs)),
                    state_scratch_bytes(work.state_elems, std::max<int64_t>(1, work.state_cols), work.gradient_runs)});
 }

@@ -114,6 +114,8 @@ inline uint32_t __ballot_sync(uint32_t mask, bool value, const char* file = __bu
   }
   return out;
 }
+inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline void __syncwarp(uint32_t mask = 0xffffffffu, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   cairn::simt::exchange(mask, 0, {file, line});
 }
