@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(kWarp* kRowLanes, 4) column_sums(F f, RowRuns 
 #pragma unroll
   for (int k = 0; k < N; ++k) sum.at[k] = 0;
   if (c < width) {
-    for (int64_t r = first + threadIdx.y; r < end; r += kRowLanes) {
+#pragma unroll 8
+    for (int64_t r = first + threadIdx.y; r < end; r += kRowLanes) {  // eight rows' loads at once
       const Pack<float, N> of = f.template at<N>(r, c);
 #pragma unroll
       for (int k = 0; k < N; ++k) sum.at[k] += of.at[k];

@@ -1,5 +1,5 @@
-// A row is read once from memory, and again from the first-level cache. Rows of up to kWarpWidth columns have a warp
-// each, longer ones a block.
+// A row is read once from memory, all of it at once, and stays in the registers of the threads that share it: as many
+// as it takes with kPacks packs each. Rows that are no packs, or too wide, are read again from the first-level cache.
 #include "runtime/kernels/cuda/norm.h"
 
 #include "runtime/kernels/cuda/elements.h"
@@ -7,16 +7,21 @@
 namespace cairn::kernels::cuda {
 namespace {
 
-constexpr int64_t kWarpWidth = 1024;
-constexpr int kMany = 4;  // elements at once
-constexpr int kRoom = 2 * kThreads / kWarp;
+constexpr int kMostThreads = 512;  // that share a row
+constexpr int kMany = 4;           // elements of a pack: 16 bytes of the sums that it adds to
+constexpr int kPacks = 4;          // of a row that a thread holds; ptxas gives each element a register, of 16 bits too
+constexpr int kRoom = 2 * kMostThreads / kWarp;
 
 /// Where rows stand: `heads` of them, `width` elements apart, every `stride` elements.
 template <typename T>
 struct RowsAt {
   T* first;
   int64_t stride, heads, width;
-  __device__ T* operator[](int64_t row) const { return first + row / heads * stride + row % heads * width; }
+  __device__ T* operator[](int64_t row) const {
+    if (heads == 1) return first + row * stride;
+    const uint32_t at = static_cast<uint32_t>(row) / static_cast<uint32_t>(heads);  // rows fit, and 64 bits are slow
+    return first + at * stride + (row - at * heads) * width;
+  }
 };
 template <typename T>
 RowsAt<T> dense(T* first, int64_t width) {
@@ -48,53 +53,161 @@ struct ForwardArgs {
   float eps, offset;
 };
 
-template <bool kCentred, int N, typename T>
-__global__ void __launch_bounds__(kThreads) norm_forward(ForwardArgs<T> of) {
-  RT_SHARED(float, room, kRoom);
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (row >= of.rows) return;  // a warp alone
-  const int64_t begin = threadIdx.x * N, step = blockDim.x * N;
-  const T* x = of.x[row];
-  float sum = 0, squares = 0;
-  if (of.added.first != nullptr) {
-    const T* const added = of.added[row];
-    T* const out = of.sum[row];
-    for (int64_t c = begin; c < of.width; c += step) {
-      auto a = load_pack<N>(x + c);
-      const auto b = load_pack<N>(added + c);
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        store_f32(&a.at[k], load_f32(a.at[k]) + load_f32(b.at[k]));
-        const float v = load_f32(a.at[k]);
-        sum += v;
-        squares += v * v;
-      }
-      store_pack<N>(out + c, a);
+/// Threads of a block that share a row, as a kernel with `packs` a thread has them.
+struct Shared {
+  int lanes, packs;  // lanes: a power of two; 0: it takes too many
+  static Shared of(int64_t width) {
+    const int64_t row_packs = width / kMany;
+    if (row_packs <= kWarp) {
+      int lanes = 1;
+      while (lanes < row_packs) lanes *= 2;
+      return {lanes, 1};
     }
-    x = out;  // each thread reads what it wrote
-  } else {
-    for (int64_t c = begin; c < of.width; c += step) {
-      const auto a = load_pack<N>(x + c);
+    int lanes = kWarp;
+    while (lanes * kPacks < row_packs) lanes *= 2;
+    return {lanes <= kMostThreads ? lanes : 0, kPacks};
+  }
+  int threads() const { return lanes > kThreads ? lanes : kThreads; }
+};
+
+/// Two sums over the threads of each row, to all of them. All threads of the block call it. room [2, kRoom]: turns
+/// alternate, so the barrier of the next one says that this one's has been read.
+__device__ __forceinline__ void row_sums(float& a, float& b, int lanes, float* room, int& turn) {
+  for (int step = (lanes < kWarp ? lanes : kWarp) / 2; step > 0; step /= 2) {
+    a += __shfl_xor_sync(kAllLanes, a, step);
+    b += __shfl_xor_sync(kAllLanes, b, step);
+  }
+  if (lanes <= kWarp) return;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, of_row = lanes / kWarp;
+  float* const sums = room + turn * kRoom;
+  turn = 1 - turn;
+  if (threadIdx.x % kWarp == 0) {
+    sums[2 * warp] = a;
+    sums[2 * warp + 1] = b;
+  }
+  __syncthreads();
+  a = b = 0;
+  const int first = warp / of_row * of_row;
+  for (int w = first; w < first + of_row; ++w) {
+    a += sums[2 * w];
+    b += sums[2 * w + 1];
+  }
+}
+
+/// This thread's packs of a row; zeros where there are none.
+template <int P, int N, typename T>
+__device__ __forceinline__ void load_row(const T* row, bool here, int64_t begin, int64_t step, int64_t width,
+                                         Pack<T, N>* to) {
 #pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const float v = load_f32(a.at[k]);
-        sum += v;
-        squares += v * v;
-      }
+  for (int p = 0; p < P; ++p) {
+    if (here && begin + p * step < width) {
+      to[p] = load_pack<N>(row + begin + p * step);
+    } else {
+#pragma unroll
+      for (int k = 0; k < N; ++k) store_f32(&to[p].at[k], 0.0f);
     }
   }
-  block_sums(sum, squares, room);
-  float mean = 0;
+}
+
+template <bool kCentred, int P, typename T>
+__global__ void __launch_bounds__(kMostThreads) norm_forward(ForwardArgs<T> of, int lanes) {
+  constexpr int N = kMany;
+  RT_SHARED(float, room, 2 * kRoom);
+  int turn = 0;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / lanes) + threadIdx.x / lanes;
+  const int64_t begin = threadIdx.x % lanes * N, step = static_cast<int64_t>(lanes) * N;
+  const bool here = row < of.rows;
+  Pack<T, N> x[P];
+  load_row<P, N>(here ? of.x[row] : nullptr, here, begin, step, of.width, x);
+  if (of.added.first != nullptr) {
+    Pack<T, N> added[P];
+    load_row<P, N>(here ? of.added[row] : nullptr, here, begin, step, of.width, added);
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) store_f32(&x[p].at[k], load_f32(x[p].at[k]) + load_f32(added[p].at[k]));
+      if (here && begin + p * step < of.width) store_pack<N>(of.sum[row] + begin + p * step, x[p]);
+    }
+  }
+  float sum = 0, squares = 0, mean = 0;
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const float v = load_f32(x[p].at[k]);
+      sum += v;
+      squares += v * v;
+    }
+  }
+  row_sums(sum, squares, lanes, room, turn);
   if (kCentred) {  // a second pass: E[x^2] - mean^2 cancels
     mean = sum / static_cast<float>(of.width);
     squares = 0;
-    for (int64_t c = begin; c < of.width; c += step) {
-      const auto a = load_pack<N>(x + c);
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      if (begin + p * step >= of.width) continue;
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        const float d = load_f32(a.at[k]) - mean;
+        const float d = load_f32(x[p].at[k]) - mean;
         squares += d * d;
       }
+    }
+    float none = 0;
+    row_sums(squares, none, lanes, room, turn);
+  }
+  if (!here) return;
+  const float rstd = 1.0f / sqrtf(squares / static_cast<float>(of.width) + of.eps);
+  if (begin == 0) {
+    if (of.mean != nullptr) of.mean[row] = mean;
+    if (of.rstd != nullptr) of.rstd[row] = rstd;
+  }
+  T* const y = of.y[row];
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+    const int64_t c = begin + p * step;
+    if (c >= of.width) continue;
+    const auto w = factors<N>(of.weight, c, of.offset);
+    Pack<float, N> bias;
+#pragma unroll
+    for (int k = 0; k < N; ++k) bias.at[k] = 0;
+    if (of.bias != nullptr) {
+      const auto b = load_pack<N>(of.bias + c);
+#pragma unroll
+      for (int k = 0; k < N; ++k) bias.at[k] = load_f32(b.at[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      store_f32(&x[p].at[k], (load_f32(x[p].at[k]) - mean) * rstd * w.at[k] + bias.at[k]);
+    }
+    store_pack<N>(y + c, x[p]);
+  }
+}
+
+/// A block has a row, of any width.
+template <bool kCentred, typename T>
+__global__ void __launch_bounds__(kThreads) norm_forward_by_elements(ForwardArgs<T> of) {
+  RT_SHARED(float, room, kRoom);
+  const int64_t row = blockIdx.x;
+  const T* x = of.x[row];
+  float sum = 0, squares = 0, mean = 0;
+  for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
+    float v = load_f32(x[c]);
+    if (of.added.first != nullptr) {
+      T* const out = of.sum[row] + c;
+      store_f32(out, v + load_f32(of.added[row][c]));
+      v = load_f32(*out);
+    }
+    sum += v;
+    squares += v * v;
+  }
+  if (of.added.first != nullptr) x = of.sum[row];  // each thread reads what it wrote
+  block_sums(sum, squares, room);
+  if (kCentred) {
+    mean = sum / static_cast<float>(of.width);
+    squares = 0;
+    for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
+      const float d = load_f32(x[c]) - mean;
+      squares += d * d;
     }
     float none = 0;
     block_sums(squares, none, room);
@@ -105,20 +218,9 @@ __global__ void __launch_bounds__(kThreads) norm_forward(ForwardArgs<T> of) {
     if (of.rstd != nullptr) of.rstd[row] = rstd;
   }
   T* const y = of.y[row];
-  for (int64_t c = begin; c < of.width; c += step) {
-    auto a = load_pack<N>(x + c);
-    const auto w = factors<N>(of.weight, c, of.offset);
-    if (of.bias != nullptr) {
-      const auto b = load_pack<N>(of.bias + c);
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        store_f32(&a.at[k], (load_f32(a.at[k]) - mean) * rstd * w.at[k] + load_f32(b.at[k]));
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < N; ++k) store_f32(&a.at[k], (load_f32(a.at[k]) - mean) * rstd * w.at[k]);
-    }
-    store_pack<N>(y + c, a);
+  for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
+    const float w = factors<1>(of.weight, c, of.offset).at[0], b = of.bias != nullptr ? load_f32(of.bias[c]) : 0.0f;
+    store_f32(&y[c], (load_f32(x[c]) - mean) * rstd * w + b);
   }
 }
 
@@ -134,22 +236,120 @@ struct BackwardArgs {
   float eps, offset;
 };
 
-/// With g = dy w and n = (x - mean) rstd: dx = rstd (g - [mean(g)] - n mean(g n)), the middle where the mean depends on
-/// x. Each thread has its columns in all rows of the block's run, so the sums of columns need no barrier.
-template <bool kCentred, int N, typename T>
-__global__ void __launch_bounds__(kThreads) norm_backward(BackwardArgs<T> of) {
-  RT_SHARED(float, room, kRoom);
-  RT_DYNAMIC_SHARED(float, sums);  // [arrays, width]: of dy n, of dy
-  const int64_t begin = threadIdx.x * N, step = blockDim.x * N;
-  Pack<float, N> zeros;
+/// to = more, or what stands in `sums` and more.
+__device__ __forceinline__ void add_sums(Pack<float, kMany> more, bool added, const float* sums, float* to) {
+  if (added) {
+    const auto of = load_pack<kMany>(sums);
 #pragma unroll
-  for (int k = 0; k < N; ++k) zeros.at[k] = 0;
-  for (int64_t c = begin; c < of.width; c += step) {
-    for (int64_t a = 0; a < of.arrays; ++a) store_pack<N>(sums + a * of.width + c, zeros);
+    for (int k = 0; k < kMany; ++k) more.at[k] += of.at[k];
   }
-  const int64_t first = of.runs.begin(blockIdx.x), end = of.runs.end(blockIdx.x);
+  store_pack<kMany>(to, more);
+}
+
+/// With g = dy w and n = (x - mean) rstd: dx = rstd (g - [mean(g)] - n mean(g n)), the middle where the mean depends on
+/// x. A block has a run of rows, `lanes` threads a row at a time; each thread has the sums of its columns in registers.
+/// At the end threads of the same columns add theirs up, within warps first, then warp by warp.
+template <bool kCentred, int P, typename T>
+__global__ void __launch_bounds__(kMostThreads) norm_backward(BackwardArgs<T> of, int lanes) {
+  constexpr int N = kMany;
+  RT_SHARED(float, room, 2 * kRoom);
+  RT_DYNAMIC_SHARED(float, sums);  // [arrays, width]: of dy n, of dy
+  int turn = 0;
+  const int64_t begin = threadIdx.x % lanes * N, step = static_cast<int64_t>(lanes) * N;
+  const int at_once = static_cast<int>(blockDim.x) / lanes, mine = static_cast<int>(threadIdx.x) / lanes;
+  const int64_t end = of.runs.end(blockIdx.x);
   const float inverse_width = 1.0f / static_cast<float>(of.width);
-  for (int64_t row = first; row < end; ++row) {
+  Pack<float, N> dweight[P], dbias[P];
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) dweight[p].at[k] = dbias[p].at[k] = 0;
+  }
+  for (int64_t first = of.runs.begin(blockIdx.x); first < end; first += at_once) {  // the block alike
+    const int64_t row = first + mine;
+    const bool here = row < end;
+    Pack<T, N> dy[P], x[P];
+    load_row<P, N>(here ? of.dy[row] : nullptr, here, begin, step, of.width, dy);
+    load_row<P, N>(here ? of.x[row] : nullptr, here, begin, step, of.width, x);
+    const float mean = kCentred && here ? of.mean[row] : 0.0f;
+    float rstd = of.rstd != nullptr && here ? of.rstd[row] : 0.0f;
+    if (of.rstd == nullptr) {
+      float squares = 0, none = 0;
+#pragma unroll
+      for (int p = 0; p < P; ++p) {
+#pragma unroll
+        for (int k = 0; k < N; ++k) squares += load_f32(x[p].at[k]) * load_f32(x[p].at[k]);
+      }
+      row_sums(squares, none, lanes, room, turn);
+      rstd = 1.0f / sqrtf(squares * inverse_width + of.eps);
+    }
+    float sum_g = 0, sum_gn = 0;
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      if (begin + p * step >= of.width) continue;
+      const auto w = factors<N>(of.weight, begin + p * step, of.offset);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const float by = load_f32(dy[p].at[k]), n = (load_f32(x[p].at[k]) - mean) * rstd, g = by * w.at[k];
+        sum_g += g;
+        sum_gn += g * n;
+        dweight[p].at[k] += by * n;
+        if (kCentred) dbias[p].at[k] += by;
+      }
+    }
+    row_sums(sum_g, sum_gn, lanes, room, turn);
+    const float mean_g = kCentred ? sum_g * inverse_width : 0.0f, mean_gn = sum_gn * inverse_width;
+    if (!here) continue;
+    T* const dx = of.dx[row];
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      const int64_t c = begin + p * step;
+      if (c >= of.width) continue;
+      const auto w = factors<N>(of.weight, c, of.offset);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const float n = (load_f32(x[p].at[k]) - mean) * rstd;
+        store_f32(&dy[p].at[k], rstd * (load_f32(dy[p].at[k]) * w.at[k] - mean_g - n * mean_gn));
+      }
+      store_pack<N>(dx + c, dy[p]);
+    }
+  }
+  for (int step_of_lanes = lanes; step_of_lanes < kWarp; step_of_lanes *= 2) {
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        dweight[p].at[k] += __shfl_xor_sync(kAllLanes, dweight[p].at[k], step_of_lanes);
+        if (kCentred) dbias[p].at[k] += __shfl_xor_sync(kAllLanes, dbias[p].at[k], step_of_lanes);
+      }
+    }
+  }
+  const int together = lanes < kWarp ? kWarp : lanes, turns = static_cast<int>(blockDim.x) / together;
+  const bool first_lanes = static_cast<int>(threadIdx.x) % together < lanes;
+  float* const partials = of.partials + static_cast<int64_t>(blockIdx.x) * of.arrays * of.width;
+  for (int at = 0; at < turns; ++at) {
+    if (at > 0) __syncthreads();
+    if (static_cast<int>(threadIdx.x) / together != at || !first_lanes) continue;
+    float* const to = at + 1 < turns ? sums : partials;
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      const int64_t c = begin + p * step;
+      if (c >= of.width) continue;
+      add_sums(dweight[p], at > 0, sums + c, to + c);
+      if (kCentred && of.arrays > 1) add_sums(dbias[p], at > 0, sums + of.width + c, to + of.width + c);
+    }
+  }
+}
+
+/// The same of rows of any width, a row at a time: each thread has its columns in all rows of the run.
+template <bool kCentred, typename T>
+__global__ void __launch_bounds__(kThreads) norm_backward_by_elements(BackwardArgs<T> of) {
+  RT_SHARED(float, room, kRoom);
+  RT_DYNAMIC_SHARED(float, sums);
+  for (int64_t c = threadIdx.x; c < of.arrays * of.width; c += kThreads) sums[c] = 0;
+  __syncthreads();
+  const float inverse_width = 1.0f / static_cast<float>(of.width);
+  for (int64_t row = of.runs.begin(blockIdx.x); row < of.runs.end(blockIdx.x); ++row) {
     const T *const dy = of.dy[row], *const x = of.x[row];
     const float mean = kCentred ? of.mean[row] : 0.0f;
     float rstd = 0;
@@ -157,54 +357,30 @@ __global__ void __launch_bounds__(kThreads) norm_backward(BackwardArgs<T> of) {
       rstd = of.rstd[row];
     } else {
       float squares = 0, none = 0;
-      for (int64_t c = begin; c < of.width; c += step) {
-        const auto a = load_pack<N>(x + c);
-#pragma unroll
-        for (int k = 0; k < N; ++k) squares += load_f32(a.at[k]) * load_f32(a.at[k]);
-      }
+      for (int64_t c = threadIdx.x; c < of.width; c += kThreads) squares += load_f32(x[c]) * load_f32(x[c]);
       block_sums(squares, none, room);
-      rstd = 1.0f / sqrtf(squares / static_cast<float>(of.width) + of.eps);
+      rstd = 1.0f / sqrtf(squares * inverse_width + of.eps);
     }
     float sum_g = 0, sum_gn = 0;
-    for (int64_t c = begin; c < of.width; c += step) {
-      const auto d = load_pack<N>(dy + c), a = load_pack<N>(x + c);
-      const auto w = factors<N>(of.weight, c, of.offset);
-      auto dweight = load_pack<N>(sums + c);
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const float by = load_f32(d.at[k]), n = (load_f32(a.at[k]) - mean) * rstd, g = by * w.at[k];
-        sum_g += g;
-        sum_gn += g * n;
-        dweight.at[k] += by * n;
-      }
-      store_pack<N>(sums + c, dweight);
-      if (of.arrays > 1) {
-        auto dbias = load_pack<N>(sums + of.width + c);
-#pragma unroll
-        for (int k = 0; k < N; ++k) dbias.at[k] += load_f32(d.at[k]);
-        store_pack<N>(sums + of.width + c, dbias);
-      }
+    for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
+      const float by = load_f32(dy[c]), n = (load_f32(x[c]) - mean) * rstd;
+      const float g = by * factors<1>(of.weight, c, of.offset).at[0];
+      sum_g += g;
+      sum_gn += g * n;
+      sums[c] += by * n;
+      if (of.arrays > 1) sums[of.width + c] += by;
     }
     block_sums(sum_g, sum_gn, room);
     const float mean_g = kCentred ? sum_g * inverse_width : 0.0f, mean_gn = sum_gn * inverse_width;
     T* const dx = of.dx[row];
-    for (int64_t c = begin; c < of.width; c += step) {
-      auto d = load_pack<N>(dy + c);
-      const auto a = load_pack<N>(x + c);
-      const auto w = factors<N>(of.weight, c, of.offset);
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const float n = (load_f32(a.at[k]) - mean) * rstd;
-        store_f32(&d.at[k], rstd * (load_f32(d.at[k]) * w.at[k] - mean_g - n * mean_gn));
-      }
-      store_pack<N>(dx + c, d);
+    for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
+      const float n = (load_f32(x[c]) - mean) * rstd, g = load_f32(dy[c]) * factors<1>(of.weight, c, of.offset).at[0];
+      store_f32(&dx[c], rstd * (g - mean_g - n * mean_gn));
     }
   }
   float* const partials = of.partials + static_cast<int64_t>(blockIdx.x) * of.arrays * of.width;
-  for (int64_t c = begin; c < of.width; c += step) {
-    for (int64_t a = 0; a < of.arrays; ++a) {
-      store_pack<N>(partials + a * of.width + c, load_pack<N>(sums + a * of.width + c));
-    }
+  for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
+    for (int64_t a = 0; a < of.arrays; ++a) partials[a * of.width + c] = sums[a * of.width + c];
   }
 }
 
@@ -220,15 +396,16 @@ bool in_packs(const T* columns) {
 
 template <bool kCentred, typename T>
 void forward(Queue& on, const ForwardArgs<T>& of) {
-  const bool by_warps = of.width <= kWarpWidth;
-  const dim3 threads = by_warps ? dim3{kWarp, 4} : dim3{kThreads};
-  const Size size{{blocks_for(of.rows, by_warps ? 4 : 1)}, threads};
-  if (in_packs(of.x) && in_packs(of.added) && in_packs(of.sum) && in_packs(of.y) && in_packs(of.weight) &&
-      in_packs(of.bias)) {
-    launch(on, size, norm_forward<kCentred, kMany, T>, of);
-  } else {
-    launch(on, size, norm_forward<kCentred, 1, T>, of);
+  const Shared shared = Shared::of(of.width);
+  const bool packs = shared.lanes > 0 && in_packs(of.x) && in_packs(of.added) && in_packs(of.sum) && in_packs(of.y) &&
+                     in_packs(of.weight) && in_packs(of.bias);
+  if (!packs) {
+    launch(on, {{static_cast<unsigned>(of.rows)}, {kThreads}}, norm_forward_by_elements<kCentred, T>, of);
+    return;
   }
+  const int threads = shared.threads();
+  launch(on, {{blocks_for(of.rows, threads / shared.lanes)}, {static_cast<unsigned>(threads)}},
+         shared.packs == 1 ? norm_forward<kCentred, 1, T> : norm_forward<kCentred, kPacks, T>, of, shared.lanes);
 }
 
 template <bool kCentred, typename T>
@@ -236,16 +413,15 @@ void backward(Queue& on, BackwardArgs<T> of, float* dweight, float* dbias, int64
   const RowRuns runs = norm_runs(of.rows, parts);
   of.runs = runs;
   of.arrays = dbias != nullptr ? 2 : 1;
-  const bool packs =
-      in_packs(of.x) && in_packs(of.dy) && in_packs(of.dx) && in_packs(of.weight) && in_packs(of.partials);
-  const int64_t warps = blocks_for(of.width, (packs ? kMany : 1) * kWarp);
-  const Size size{{static_cast<unsigned>(runs.count())},
-                  {static_cast<unsigned>((warps < kThreads / kWarp ? warps : kThreads / kWarp) * kWarp)},
-                  of.arrays * of.width * static_cast<int64_t>(sizeof(float))};
-  if (packs) {
-    launch(on, size, norm_backward<kCentred, kMany, T>, of);
+  const Shared shared = Shared::of(of.width);
+  Size size{
+      {static_cast<unsigned>(runs.count())}, {kThreads}, of.arrays * of.width * static_cast<int64_t>(sizeof(float))};
+  if (shared.lanes > 0 && in_packs(of.x) && in_packs(of.dy) && in_packs(of.dx) && in_packs(of.weight)) {
+    size.threads = dim3{static_cast<unsigned>(shared.threads())};
+    launch(on, size, shared.packs == 1 ? norm_backward<kCentred, 1, T> : norm_backward<kCentred, kPacks, T>, of,
+           shared.lanes);
   } else {
-    launch(on, size, norm_backward<kCentred, 1, T>, of);
+    launch(on, size, norm_backward_by_elements<kCentred, T>, of);
   }
   if (dweight != nullptr) add_partials(on, of.partials, runs, of.arrays, of.width, dweight, dbias);
 }

@@ -5,27 +5,32 @@
 namespace cairn::kernels::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kThreads)
-    add_in_order(const float* partials, int64_t count, int64_t width, int64_t all, float* into0, float* into1) {
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (c >= all) return;
-  float sum = 0;
-  for (int64_t k = 0; k < count; ++k) sum += partials[k * all + c];
-  float* const into = c < width ? into0 + c : into1 + (c - width);
-  *into += sum;
-}
+constexpr int kAdders = 16;  // threads that share a column
 
-/// A thread has a column of all arrays: the sums of parts are left in the first run of each, and joined there.
-__global__ void __launch_bounds__(kThreads)
-    add_in_tree(float* partials, RowRuns runs, int64_t width, int64_t all, float* into0, float* into1) {
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (c >= all) return;
+/// A block has kWarp columns of all arrays. The sum over a part is that of its adders in order, each of which adds
+/// every kAdders-th run. The sums of parts are left in the first run of each, and joined there.
+__global__ void __launch_bounds__(kWarp* kAdders)
+    add_runs(float* partials, RowRuns runs, int64_t width, int64_t all, float* into0, float* into1) {
+  RT_SHARED(float, room, kWarp* kAdders);
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * kWarp + threadIdx.x;
   const int64_t part = runs.part_runs * all;  // floats of a part's runs
   for (int64_t p = 0; p < runs.parts; ++p) {
     float sum = 0;
-    for (int64_t k = 0; k < runs.part_runs; ++k) sum += partials[p * part + k * all + c];
-    partials[p * part + c] = sum;
+    if (c < all) {
+#pragma unroll 8
+      for (int64_t k = threadIdx.y; k < runs.part_runs; k += kAdders) sum += partials[p * part + k * all + c];
+    }
+    room[threadIdx.y * kWarp + threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && c < all) {
+      sum = 0;
+#pragma unroll
+      for (int adder = 0; adder < kAdders; ++adder) sum += room[adder * kWarp + threadIdx.x];
+      partials[p * part + c] = sum;
+    }
+    __syncthreads();  // before the room is written again
   }
+  if (threadIdx.y != 0 || c >= all) return;
   for (int64_t step = 1; step < runs.parts; step *= 2) {
     for (int64_t p = 0; p < runs.parts; p += 2 * step) partials[p * part + c] += partials[(p + step) * part + c];
   }
@@ -51,14 +56,9 @@ struct Elements {
 
 void add_partials(Queue& on, float* partials, const RowRuns& runs, int64_t arrays, int64_t width, float* into0,
                   float* into1) {
-  const int64_t all = arrays * width;
-  const Size size{{blocks_for(all, kThreads)}, {kThreads}};
   if (runs.count() == 0) return;
-  if (runs.parts == 1) {
-    launch(on, size, add_in_order, partials, runs.count(), width, all, into0, into1);
-  } else {
-    launch(on, size, add_in_tree, partials, runs, width, all, into0, into1);
-  }
+  const int64_t all = arrays * width;
+  launch(on, {{blocks_for(all, kWarp)}, {kWarp, kAdders}}, add_runs, partials, runs, width, all, into0, into1);
 }
 
 template <typename T>

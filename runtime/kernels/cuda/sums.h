@@ -11,7 +11,7 @@ namespace cairn::kernels::cuda {
 
 /// Rows cut into equal parts, a power of two, and each of these into runs, one a block. The sum over a part is that of
 /// its runs in order; the sums of parts are added by a balanced tree. So a part has the same bits wherever it stands,
-/// and cuts into 2, 4, ... parts nest.
+/// and cuts into 2, 4, ... parts nest. "In order": sixteen sums of every sixteenth run, then these in their order.
 struct RowRuns {
   int64_t rows = 0, rows_each = 0, part_runs = 0, parts = 1;
 

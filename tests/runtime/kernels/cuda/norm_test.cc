@@ -14,8 +14,9 @@ constexpr float kEps = 1e-5f;
 struct Shape {
   int64_t rows, width;
 };
-// Warps of a block that have no row; rows that are no packs; a block a row.
-constexpr Shape kShapes[] = {{13, 64}, {5, 37}, {2, 1028}};
+// Half a warp has a row, others have none; rows that are no packs; more runs than adders; a warp or two; several warps,
+// the rows of a run one after the other; more than the usual block; too wide to be held.
+constexpr Shape kShapes[] = {{13, 64}, {5, 37}, {70, 24}, {9, 520}, {3, 1032}, {5, 4104}, {2, 9000}};
 
 template <typename T>
 void layer_norm(Shape of, bool biased) {
