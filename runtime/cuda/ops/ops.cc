@@ -651,8 +651,8 @@ kernels::StateOps filled_state() {
                                int64_t count, std::span<double> words) {
     order(stream, "add_squares_of_runs", [&](CudaStream& cuda, Queue& on) {
       const auto bytes = std::ssize(words) * static_cast<int64_t>(sizeof(double));
-      auto* const sum = static_cast<double*>(
-          cuda.scratch(bytes + bytes_of<double>(k::squares_partials(count)), "add_squares_of_runs"));
+      auto* const sum =
+          static_cast<double*>(cuda.scratch(bytes + bytes_of<double>(k::kSquaresPartials), "add_squares_of_runs"));
       if (sum == nullptr) return;
       k::add_squares_of_runs(on, x.address(), runs.address(), count, sum + words.size(), sum);
       cuda.copy(words.data(), sum, bytes, kToHost);
@@ -690,11 +690,11 @@ int64_t scratch_bytes(int64_t rows, int64_t width, int64_t parts) {
                   std::max(bytes_of<int64_t>(k::kMostExperts), k::look_up_scratch_bytes(rows, width)));
 }
 
-int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs) {
+int64_t state_scratch_bytes(int64_t elems, int64_t cols) {
   constexpr int64_t kNumbers = kernels::TensorNorms::kWords + k::kSumBlocks + 1;  // of the host; sums of blocks
   const int64_t most_rows = elems / cols + 2;
-  return bytes_of<double>(kNumbers) + std::max({bytes_of<double>(k::squares_partials(runs)), norm_words_bytes(elems),
-                                                bytes_of<double>(k::square_runs(most_rows).count() * cols)});
+  return bytes_of<double>(kNumbers) +
+         std::max(norm_words_bytes(elems), bytes_of<double>(k::square_runs(most_rows).count() * cols));
 }
 
 int64_t scratch_bytes(const WorkShapes& work) {
@@ -711,8 +711,8 @@ int64_t scratch_bytes(const WorkShapes& work) {
                 k::attention_maxima(work.score_heads, work.score_queries, work.score_width)});
   return std::max({bytes_of<float>(floats), bytes_of<int64_t>(k::kMostExperts),
                    k::look_up_scratch_bytes(work.rows, work.norm_width),
-                   bytes_of<double>(ExactSum::kWords + k::squares_partials(work.gradient_runs)),
-                   state_scratch_bytes(work.state_elems, std::max<int64_t>(1, work.state_cols), work.gradient_runs)});
+                   bytes_of<double>(ExactSum::kWords + k::kSquaresPartials),
+                   state_scratch_bytes(work.state_elems, std::max<int64_t>(1, work.state_cols))});
 }
 
 }  // namespace cairn::cuda

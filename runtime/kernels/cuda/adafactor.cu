@@ -7,7 +7,8 @@
 namespace cairn::kernels::cuda {
 namespace {
 
-constexpr int kRoom = kExactWords * kThreads / kWarp;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kRoom = kExactWords * kWarps;
 
 /// A run and its factors.
 struct Run {
@@ -42,20 +43,21 @@ __device__ __forceinline__ double block_sum(double x, double* room) {
   return x;
 }
 
-/// A block has a row.
-__global__ void __launch_bounds__(kThreads) squares_of_rows(Run run, double* sums) {
-  RT_SHARED(double, room, kThreads / kWarp);
-  const int64_t row = run.begin / run.cols + blockIdx.x;
+/// A warp has a row.
+__global__ void __launch_bounds__(kThreads) squares_of_rows(Run run, int64_t rows, double* sums) {
+  const int64_t r = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp, row = run.begin / run.cols + r;
+  if (r >= rows) return;
   const int64_t from = row * run.cols - run.begin, first = from > 0 ? from : 0;
   const int64_t end = from + run.cols < run.count ? from + run.cols : run.count;
   const float scale = run.clip->grad_scale;
   double sum = 0;
-  for (int64_t i = first + threadIdx.x; i < end; i += kThreads) {
+#pragma unroll 8
+  for (int64_t i = first + threadIdx.x % kWarp; i < end; i += kWarp) {  // eight loads at once
     const double g = static_cast<double>(run.grad[i] * scale);
     sum += g * g;
   }
-  sum = block_sum(sum, room);
-  if (threadIdx.x == 0) sums[row] += sum;
+  sum = warp_sum(sum);
+  if (threadIdx.x % kWarp == 0) sums[row] += sum;
 }
 
 /// partials [runs of rows, cols].
@@ -64,10 +66,14 @@ __global__ void __launch_bounds__(kThreads) squares_of_columns(Run run, RowRuns 
   if (c >= run.cols) return;
   const float scale = run.clip->grad_scale;
   double sum = 0;
-  for (int64_t r = runs.begin(blockIdx.y); r < runs.end(blockIdx.y); ++r) {
-    const int64_t i = (run.begin / run.cols + r) * run.cols + c - run.begin;
-    if (i < 0 || i >= run.count) continue;
-    const double g = static_cast<double>(run.grad[i] * scale);
+  int64_t r = runs.begin(blockIdx.y), i = (run.begin / run.cols + r) * run.cols + c - run.begin;
+  if (i < 0) {  // the first row begins behind this column
+    i += run.cols;
+    ++r;
+  }
+#pragma unroll 8
+  for (; r < runs.end(blockIdx.y); ++r, i += run.cols) {  // eight rows' loads at once
+    const double g = static_cast<double>((i < run.count ? run.grad[i] : 0.0f) * scale);
     sum += g * g;
   }
   partials[blockIdx.y * run.cols + c] = sum;
@@ -77,6 +83,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (c >= cols) return;
   double sum = 0;
+#pragma unroll 16
   for (int64_t k = 0; k < count; ++k) sum += partials[k * cols + c];
   sums[c] += sum;
 }
@@ -160,7 +167,7 @@ void adafactor_squares(Queue& on, const MatrixRun& run, double* row_sums, double
   const Run of(run, {});
   const int64_t rows = rows_of_run(run.begin, run.count, run.cols);
   if (rows == 0) return;
-  if (row_sums != nullptr) launch(on, {{static_cast<unsigned>(rows)}, {kThreads}}, squares_of_rows, of, row_sums);
+  if (row_sums != nullptr) launch(on, {{blocks_for(rows, kWarps)}, {kThreads}}, squares_of_rows, of, rows, row_sums);
   const RowRuns runs = square_runs(rows);
   const unsigned blocks = blocks_for(run.cols, kThreads);
   launch(on, {{blocks, static_cast<unsigned>(runs.count())}, {kThreads}}, squares_of_columns, of, runs, partials);

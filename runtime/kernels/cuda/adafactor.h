@@ -16,7 +16,7 @@ constexpr int64_t rows_of_run(int64_t begin, int64_t count, int64_t cols) {
   return count == 0 ? 0 : (begin + count - 1) / cols - begin / cols + 1;
 }
 /// Doubles that adafactor_squares() needs for partial sums of columns.
-constexpr RowRuns square_runs(int64_t rows) { return RowRuns::of(rows, 64, 32); }
+constexpr RowRuns square_runs(int64_t rows) { return RowRuns::of(rows, 32, 128); }
 constexpr int64_t square_partials(const MatrixRun& run) {
   return square_runs(rows_of_run(run.begin, run.count, run.cols)).count() * run.cols;
 }

@@ -78,47 +78,51 @@ __global__ void __launch_bounds__(kThreads) sums_of_blocks(const float* x, int64
   RT_SHARED(typename F::Sum, room, kWarps);
   typename F::Sum sum = 0;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * N;
-  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N; i < count; i += step) {
-    if (i + N <= count) {
-      const auto of = load_pack<N>(x + i);
+  int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
+#pragma unroll 4
+  for (; i + N <= count; i += step) {  // four packs' loads at once
+    const auto of = load_pack<N>(x + i);
 #pragma unroll
-      for (int k = 0; k < N; ++k) sum = F::add(bits_of(of.at[k]), i + k, sum);
-    } else {
-      for (int64_t k = i; k < count; ++k) sum = F::add(bits_of(x[k]), k, sum);
-    }
+    for (int k = 0; k < N; ++k) sum = F::add(bits_of(of.at[k]), i + k, sum);
   }
+  for (; i < count; ++i) sum = F::add(bits_of(x[i]), i, sum);  // by one thread, of the last pack
   sum = joined<F>(sum, room);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
 template <typename F>
-__device__ __forceinline__ typename F::Sum all_blocks(const typename F::Sum* partials, typename F::Sum* room) {
+__device__ __forceinline__ typename F::Sum all_blocks(const typename F::Sum* partials, int64_t blocks,
+                                                      typename F::Sum* room) {
   typename F::Sum sum = 0;
-  for (int64_t i = threadIdx.x; i < kSumBlocks; i += kThreads) sum = F::join(sum, partials[i]);
+  for (int64_t i = threadIdx.x; i < blocks; i += kThreads) sum = F::join(sum, partials[i]);
   return joined<F>(sum, room);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    put_word_sums(const uint64_t* partials, int64_t first, const Clip* clip, uint64_t* sum) {
+    put_word_sums(const uint64_t* partials, int64_t blocks, int64_t first, const Clip* clip, uint64_t* sum) {
   RT_SHARED(uint64_t, room, kWarps);
-  const uint64_t all = all_blocks<WordSums>(partials, room);
+  const uint64_t all = all_blocks<WordSums>(partials, blocks, room);
   if (threadIdx.x != 0 || (clip != nullptr && clip->finite == 0)) return;
   *sum = cairn::add_word_sums(first == 0 ? 0 : *sum, shift_word_sums(all, first));
 }
-__global__ void __launch_bounds__(kThreads) add_counts(const int64_t* partials, int64_t* counts) {
+__global__ void __launch_bounds__(kThreads) add_counts(const int64_t* partials, int64_t blocks, int64_t* counts) {
   RT_SHARED(int64_t, room, kWarps);
-  const int64_t all = all_blocks<NotFinite>(partials, room);
+  const int64_t all = all_blocks<NotFinite>(partials, blocks, room);
   if (threadIdx.x == 0) *counts += all;
 }
 
+/// Returns of how many blocks there are sums. A thread has four packs, or more.
 template <typename F>
-void sum_blocks(Queue& on, const float* x, int64_t count, typename F::Sum* partials) {
-  const Size size{{static_cast<unsigned>(kSumBlocks)}, {kThreads}};
+int64_t sum_blocks(Queue& on, const float* x, int64_t count, typename F::Sum* partials) {
+  const int64_t wanted = blocks_for(count, int64_t{4} * kMany * kThreads);
+  const int64_t blocks = wanted < kSumBlocks ? wanted : kSumBlocks;
+  const Size size{{static_cast<unsigned>(blocks)}, {kThreads}};
   if (aligned_to(16, x)) {
     launch(on, size, sums_of_blocks<F, kMany>, x, count, partials);
   } else {
     launch(on, size, sums_of_blocks<F, 1>, x, count, partials);
   }
+  return blocks;
 }
 
 }  // namespace
@@ -132,12 +136,12 @@ void balance_bias(Queue& on, float rate, float mean, const float* choices, const
 }
 void add_word_sums(Queue& on, const float* x, int64_t count, int64_t first, const Clip* clip, uint64_t* partials,
                    uint64_t* sum) {
-  sum_blocks<WordSums>(on, x, count, partials);
-  launch(on, {{1}, {kThreads}}, put_word_sums, partials, first, clip, sum);
+  const int64_t blocks = sum_blocks<WordSums>(on, x, count, partials);
+  launch(on, {{1}, {kThreads}}, put_word_sums, partials, blocks, first, clip, sum);
 }
 void count_not_finite(Queue& on, const float* x, int64_t count, int64_t* partials, int64_t* counts) {
-  sum_blocks<NotFinite>(on, x, count, partials);
-  launch(on, {{1}, {kThreads}}, add_counts, partials, counts);
+  const int64_t blocks = sum_blocks<NotFinite>(on, x, count, partials);
+  launch(on, {{1}, {kThreads}}, add_counts, partials, blocks, counts);
 }
 
 }  // namespace cairn::kernels::cuda

@@ -13,8 +13,8 @@ namespace cairn::kernels::cuda {
 void ema(Queue& on, double decay, const float* weight, const float* from, float* to, int64_t count);
 void balance_bias(Queue& on, float rate, float mean, const float* choices, const float* from, float* to, int64_t count);
 
-/// Blocks that a sum over an array is cut into, and numbers of 8 bytes that it needs for them.
-constexpr int64_t kSumBlocks = 64;
+/// Blocks that a sum over an array is cut into at most, and numbers of 8 bytes that it needs for them.
+constexpr int64_t kSumBlocks = 1024;
 /// sum [1] = word_sums() of the elements of x, the first of which stands at index `first`, added to what is there
 /// unless `first` is 0. Where `clip` is given and not finite, nothing. partials: [kSumBlocks].
 void add_word_sums(Queue& on, const float* x, int64_t count, int64_t first, const Clip* clip, uint64_t* partials,

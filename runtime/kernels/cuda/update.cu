@@ -63,24 +63,40 @@ __global__ void __launch_bounds__(kThreads) chunk_squares(const Floats* runs, co
   block_words(mine, partials + static_cast<int64_t>(blockIdx.x) * kExactWords, room);
 }
 
-/// Block (run, part) has each kSquareParts-th chunk of its run.
-__global__ void __launch_bounds__(kThreads) run_squares(const float* x, const ElemRun* runs, double* partials) {
+/// A block has each kSquareBlocks-th of the chunks of all runs, as if they stood one after the other. Which sums meet
+/// where does not matter: they are exact.
+__global__ void __launch_bounds__(kThreads, 4)
+    run_squares(const float* x, const ElemRun* runs, int64_t run_count, double* partials) {
   RT_SHARED(double, room, kRoom);
-  const ElemRun run = runs[blockIdx.x];
-  double* const words = partials + (blockIdx.x * kSquareParts + blockIdx.y) * kExactWords;
-  if (static_cast<int64_t>(blockIdx.y) * kChunk >= run.count) {  // a short run has few chunks
-    if (threadIdx.x < kExactWords) words[threadIdx.x] = 0;
-    return;
-  }
+  RT_SHARED(int64_t, some, 2 * kThreads);  // where runs begin, their counts
   ExactDigits mine;
   mine.clear();
-  for (int64_t first = static_cast<int64_t>(blockIdx.y) * kChunk; first < run.count; first += kSquareParts * kChunk) {
-    add_squares(x + run.begin, first, first + kChunk < run.count ? first + kChunk : run.count, mine);
+  bool any = false;
+  int64_t next = blockIdx.x;  // chunk of this block's, counted from the run's first
+  for (int64_t from = 0; from < run_count; from += kThreads) {
+    __syncthreads();
+    if (from + threadIdx.x < run_count) {
+      some[2 * threadIdx.x] = runs[from + threadIdx.x].begin;
+      some[2 * threadIdx.x + 1] = runs[from + threadIdx.x].count;
+    }
+    __syncthreads();
+    const int64_t here = run_count - from < kThreads ? run_count - from : kThreads;
+    for (int64_t r = 0; r < here; ++r) {
+      const int64_t count = some[2 * r + 1], chunks = (count + kChunk - 1) / kChunk;
+      for (; next < chunks; next += kSquareBlocks) {
+        const int64_t first = next * kChunk;
+        any = true;
+        add_squares(x + some[2 * r], first, first + kChunk < count ? first + kChunk : count, mine);
+      }
+      next -= chunks;
+    }
   }
-  block_words(mine, words, room);
+  double* const words = partials + blockIdx.x * static_cast<int64_t>(kExactWords);
+  if (any) return block_words(mine, words, room);
+  if (threadIdx.x < kExactWords) words[threadIdx.x] = 0;
 }
 
-constexpr int kAdders = 16;  // threads that share a word's chunks
+constexpr int kAdders = 32;  // threads that share a word's chunks
 
 /// A block for each sum of each group.
 __global__ void __launch_bounds__(kAdders * 16)
@@ -109,6 +125,7 @@ __global__ void __launch_bounds__(kAdders * 16)
   const int word = static_cast<int>(threadIdx.x) % 16, adder = static_cast<int>(threadIdx.x) / 16;
   if (word < kExactWords) {
     double part = 0;
+#pragma unroll 8
     for (int64_t i = adder; i < count; i += kAdders) {
       part += partials[(i * gridDim.x + blockIdx.x) * kExactWords + word];
     }
@@ -336,8 +353,8 @@ void squares(Queue& on, const Floats* runs, const Chunk* chunks, int64_t chunk_c
 
 void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* partials,
                          double* words) {
-  launch(on, {{static_cast<unsigned>(run_count), kSquareParts}, {kThreads}}, run_squares, x, runs, partials);
-  launch(on, {{1}, {kAdders * 16}}, words_of_all, partials, run_count * kSquareParts, false, words);
+  launch(on, one_a_chunk(kSquareBlocks), run_squares, x, runs, run_count, partials);
+  launch(on, {{1}, {kAdders * 16}}, words_of_all, partials, kSquareBlocks, false, words);
   launch(on, {{1}, {32}}, words_carried, int64_t{1}, words);
 }
 void add_words(Queue& on, const double* partials, const int32_t* begins, int64_t groups, int64_t sums, double* words) {

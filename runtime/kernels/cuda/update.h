@@ -32,9 +32,9 @@ struct Floats {
 void squares(Queue& on, const Floats* runs, const Chunk* chunks, int64_t chunk_count, double* partials);
 
 /// words [kWords] = the squares of so many runs of x, carried; add_squares_of_runs() of
-/// runtime/kernels/state_copies.h. partials: memory for squares_partials() doubles.
-constexpr int64_t kSquareParts = 64;  // that each run is cut into
-constexpr int64_t squares_partials(int64_t run_count) { return run_count * kSquareParts * ExactSum::kWords; }
+/// runtime/kernels/state_copies.h. partials: memory for kSquaresPartials doubles.
+constexpr int64_t kSquareBlocks = 512;  // that share the chunks of all runs
+constexpr int64_t kSquaresPartials = kSquareBlocks * ExactSum::kWords;
 void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* partials,
                          double* words);
 

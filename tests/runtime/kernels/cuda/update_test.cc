@@ -156,6 +156,28 @@ TEST_SUITE("runtime/kernels/cuda/update") {
     }
   }
 
+  TEST_CASE("squares of more runs than a block reads at once, some empty, some of several chunks") {
+    std::vector<kernels::ElemRun> runs;
+    int64_t end = 0;
+    for (int64_t run = 0; run < 300; ++run) {
+      const int64_t count = run == 100 || run == 290 ? 2 * kChunk + 5 : run % 7;
+      runs.push_back({end, count});
+      end += (count + 15) / 16 * 16;
+    }
+    const auto x = normals<float>("x", end);
+    std::vector<double> wanted(kWords);
+    kernels::add_squares_of_runs(x.data(), runs.data(), std::ssize(runs), wanted);
+    in_every_order([&] {
+      OnDevice<float> d_x(x);
+      OnDevice<kernels::ElemRun> d_runs(runs);
+      OnDevice<double> partials(kernels::cuda::kSquaresPartials), words(kWords);
+      Queue on;
+      kernels::cuda::add_squares_of_runs(on, d_x.data(), d_runs.data(), std::ssize(runs), partials.data(),
+                                         words.data());
+      CHECK(words.values() == wanted);
+    });
+  }
+
   TEST_CASE("a gradient that is infinite or no number makes the norm so") {
     for (const float bad : {INFINITY, NAN}) {
       std::vector<float> grad(100, 1.0f);
