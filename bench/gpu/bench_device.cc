@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <random>
+#include <set>
 
 #include "runtime/cuda/machine/module.h"
 
@@ -54,6 +56,20 @@ DevicePtr<std::byte> Arrays::filled(int64_t bytes) {
     device_.stream().copy((out + at).address(), from.first.address(), std::min(from.size, bytes - at), cuda::kOnDevice);
   }
   return out;
+}
+
+std::vector<int32_t> corpus_ids(int64_t count, int64_t limit) {
+  std::vector<int32_t> out(static_cast<size_t>(count));
+  std::mt19937 draw(3);
+  for (int32_t& one : out) {  // frequencies of 1 / rank
+    const double rank = std::pow(static_cast<double>(limit), static_cast<double>(draw()) / 0x1p32);
+    one = static_cast<int32_t>(std::min(static_cast<int64_t>(rank), limit) - 1);
+  }
+  return out;
+}
+int64_t distinct_ids(int64_t count, int64_t limit) {
+  const std::vector<int32_t> ids = corpus_ids(count, limit);
+  return std::ssize(std::set<int32_t>(ids.begin(), ids.end()));
 }
 
 DevicePtr<int32_t> Arrays::numbers(int64_t count, int64_t limit) {

@@ -36,6 +36,12 @@ class BenchDevice {
   std::unique_ptr<kernels::StateExec> state_;
 };
 
+/// `count` ids below `limit`, the same each time, as often as Zipf's law has words: of 50257 the first is every
+/// sixteenth.
+std::vector<int32_t> corpus_ids(int64_t count, int64_t limit);
+/// How many of those differ.
+int64_t distinct_ids(int64_t count, int64_t limit);
+
 /// Arrays of one case, one behind the other in the room. What does not fit is null, and full() says so.
 class Arrays {
  public:
@@ -61,6 +67,8 @@ class Arrays {
   }
   /// `count` numbers from 0 to `limit` - 1, the same each time.
   DevicePtr<int32_t> numbers(int64_t count, int64_t limit);
+  /// corpus_ids().
+  DevicePtr<int32_t> ids(int64_t count, int64_t limit) { return of(corpus_ids(count, limit)); }
 
   BenchDevice& device() { return device_; }
   int64_t used() const { return used_; }

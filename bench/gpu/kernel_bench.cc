@@ -4,8 +4,9 @@
 //   gpu_kernel_bench [--model=NAME]... [--others] [--tiny] [--rounds=5] [--seconds=0.02] [--gib=8] [--json]
 //
 // A line for each kernel: microseconds (median, least to most), what that is of the limit, and ms in a step of the
-// model. --others: the kernels that these models do not call, at the shapes of the first. --tiny: for tests, in seconds
-// on a double. --json: a line of JSON for each in place of text. Ends with 77 and NOT RUN where no device opens.
+// model. --others: the kernels that no model here calls, at the shapes of the first. All kernels have to be measured
+// then, unless --model names the models: what only others call is left out. --tiny: for tests, in seconds on a double.
+// --json: a line of JSON for each in place of text. Ends with 77 and NOT RUN where no device opens.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,6 +27,7 @@ constexpr int kFailed = 1, kMisused = 2, kNotRun = 77;
 
 struct Options {
   std::vector<std::string> models;
+  bool named = false;  // the models: others are not asked for
   bool others = false, json = false, tiny = false;
   Pace pace;
   double gib = 8;
@@ -146,7 +148,7 @@ Result<int> run(const Options& options) {
   if (options.others) {
     say(fmt::format("kernels that these do not call, at the shapes of {}", models.front().name));
     RT_TRY(take("", other_cases(models.front())));
-    for (const std::string& name : forgotten(measured)) {
+    for (const std::string& name : options.named ? std::vector<std::string>{} : forgotten(measured)) {
       fmt::print(stderr, "gpu_kernel_bench: no case measures {}\n", name);
       left_out.push_back(name);
     }
@@ -172,6 +174,7 @@ int main(int argc, char** argv) {
       options.json = true;
     } else if (arg.starts_with("--model=")) {
       options.models.push_back(value);
+      options.named = true;
     } else if (arg.starts_with("--rounds=")) {
       options.pace.rounds = std::max(1, std::atoi(value.c_str()));
     } else if (arg.starts_with("--seconds=")) {

@@ -259,8 +259,9 @@ class Others {
       return [=, &on = arrays.device().on()] { on.from_floats(from, to, count); };
     });
     const kernels::TableRange table{0, d_.vocab, width};
-    add("embedding_backward_parts", 10 * real(count), [=](Arrays& arrays) -> Order {
-      const auto ids = arrays.numbers(rows, table.count);
+    const double looked_up = real(distinct_ids(rows, table.count) * width);
+    add("embedding_backward_parts", 2 * real(count) + 8 * looked_up, [=](Arrays& arrays) -> Order {
+      const auto ids = arrays.ids(rows, table.count);
       const auto dout = arrays.drawn<bf16>(count);
       const auto dtable = arrays.drawn<float>(table.count * width);
       return [=, &on = arrays.device().on()] { on.embedding_backward_parts(ids, rows, 2, table, dout, dtable, 1); };

@@ -224,14 +224,15 @@ class Step {
     const ModelConfig& m = model_.plan.recipe.model;
     const int64_t rows = d_.rows, width = d_.embed, count = rows * width;
     const kernels::TableRange table{0, d_.vocab, width};
-    add("embedding_forward", by(rows, width), 1, 4 * real(count), [=](Arrays& arrays) -> Order {
-      const auto ids = arrays.numbers(rows, table.count);
+    const double looked_up = real(distinct_ids(rows, table.count) * width);  // of the table
+    add("embedding_forward", by(rows, width), 1, 2 * real(count) + 2 * looked_up, [=](Arrays& arrays) -> Order {
+      const auto ids = arrays.ids(rows, table.count);
       const auto weights = arrays.drawn<bf16>(table.count * width), out = arrays.drawn<bf16>(count);
       return [=, &on = arrays.device().on()] { on.embedding_forward(ids, rows, table, weights, out); };
     });
     // A row of the table is read, added to and written.
-    add("embedding_backward", by(rows, width), 1, 10 * real(count), [=](Arrays& arrays) -> Order {
-      const auto ids = arrays.numbers(rows, table.count);
+    add("embedding_backward", by(rows, width), 1, 2 * real(count) + 8 * looked_up, [=](Arrays& arrays) -> Order {
+      const auto ids = arrays.ids(rows, table.count);
       const auto dout = arrays.drawn<bf16>(count);
       const auto dtable = arrays.drawn<float>(table.count * width);
       return [=, &on = arrays.device().on()] { on.embedding_backward(ids, rows, table, dout, dtable, 1); };

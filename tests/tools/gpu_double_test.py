@@ -59,6 +59,13 @@ class GpuDouble(unittest.TestCase):
         self.assertNotIn("left out", said)
         self.assertRegex(said, r"\nNOT RUN: a rehearsal on a double, \d\d\d measurements right, 0 wrong\n$")
 
+    def test_of_a_model_that_is_named_nothing_else_is_asked(self):
+        done = subprocess.run([self.device.bin / "gpu_kernel_bench", "--tiny", "--others", "--model=tiny-gpt"],
+                              capture_output=True, text=True, timeout=120, env={**os.environ, **self.device.environment})
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        self.assertIn("\n  embedding_backward_parts ", done.stdout)
+        self.assertNotIn("rms_norm_forward", done.stdout)
+
     def test_a_kernel_that_does_not_fit_is_told_and_not_passed_over(self):
         done = subprocess.run([self.device.bin / "gpu_kernel_bench", "--tiny", "--model=tiny-gpt", "--gib=0.0002"],
                               capture_output=True, text=True, timeout=120, env={**os.environ, **self.device.environment})
