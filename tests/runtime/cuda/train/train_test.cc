@@ -96,15 +96,15 @@ TEST_SUITE("runtime/cuda/train") {
     recipe.model.heads = recipe.model.kv_heads = 64;
     recipe.model.head_dim = 2;
     recipe.model.width = 128;
-    recipe.model.context = 4096;
-    recipe.batch = {.samples = 128, .micro = 128};
+    recipe.model.context = 2;
+    recipe.batch = {.samples = 65536, .micro = 65536};
     const auto bytes = [&] {
       const Plan plan = plan_of(recipe);
       return cuda::scratch_bytes(trainer::work_shapes(plan, 0));
     };
     const int64_t without = bytes();
     recipe.optimizer.qk_clip = 1;
-    const kernels::AttentionDims dims{.batch = 128,
+    const kernels::AttentionDims dims{.batch = 65536,
                                       .tokens = recipe.model.context,
                                       .heads = 64,
                                       .kv_heads = 64,
