@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kMany = 4;
 constexpr int kWarps = kThreads / kWarp;
+constexpr int kLoads = 4;  // packs of a thread that are under way
 
 struct Average {
   const float *weight, *from;
@@ -79,8 +80,17 @@ __global__ void __launch_bounds__(kThreads) sums_of_blocks(const float* x, int64
   typename F::Sum sum = 0;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * N;
   int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
-#pragma unroll 4
-  for (; i + N <= count; i += step) {  // four packs' loads at once
+  for (; i + (kLoads - 1) * step + N <= count; i += kLoads * step) {
+    Pack<float, N> of[kLoads];
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load) of[load] = load_pack<N>(x + i + load * step);
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) sum = F::add(bits_of(of[load].at[k]), i + load * step + k, sum);
+    }
+  }
+  for (; i + N <= count; i += step) {
     const auto of = load_pack<N>(x + i);
 #pragma unroll
     for (int k = 0; k < N; ++k) sum = F::add(bits_of(of.at[k]), i + k, sum);
@@ -111,10 +121,10 @@ __global__ void __launch_bounds__(kThreads) add_counts(const int64_t* partials, 
   if (threadIdx.x == 0) *counts += all;
 }
 
-/// Returns of how many blocks there are sums. A thread has four packs, or more.
+/// Returns of how many blocks there are sums. A thread has kLoads packs, or more.
 template <typename F>
 int64_t sum_blocks(Queue& on, const float* x, int64_t count, typename F::Sum* partials) {
-  const int64_t wanted = blocks_for(count, int64_t{4} * kMany * kThreads);
+  const int64_t wanted = blocks_for(count, int64_t{kLoads} * kMany * kThreads);
   const int64_t blocks = wanted < kSumBlocks ? wanted : kSumBlocks;
   const Size size{{static_cast<unsigned>(blocks)}, {kThreads}};
   if (aligned_to(16, x)) {
