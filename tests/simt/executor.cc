@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <random>
@@ -102,7 +103,7 @@ struct Meeting {
   uint64_t generation = 0;
   bool of_whole_warp = false;  // the last one: of all lanes that had not ended
   Place place;
-  std::array<uint64_t, kLanes> in{}, out{};
+  std::array<uint64_t, kLanes * kMostExchanged> in{}, out{};
 };
 
 struct Warp {
@@ -118,6 +119,8 @@ struct Thread : Fiber {
   Place waits_at;
   const Meeting* meeting = nullptr;
   uint64_t generation = 0;  // of the meeting when it came
+  std::deque<std::pair<int, AsyncCopy>> copies;  // with the number of their group
+  int copy_groups = 0;                           // that were ended
 };
 
 struct Array {
@@ -200,6 +203,7 @@ void entry() {
   }
   (*e.body)();
   auto* const me = static_cast<Thread*>(running);
+  if (!me->copies.empty()) stop("ends with copies to shared memory that it has not waited for");
   me->state = State::kDone;
   me->warp->live &= ~(1u << me->here.lane);
   to_scheduler(/*for_ever=*/true);
@@ -301,6 +305,8 @@ void run_block(Executor& e, int count, std::mt19937_64& random) {
     t.state = State::kReady;
     t.epoch = t.warp_epoch = 0;
     t.meeting = nullptr;
+    t.copies.clear();
+    t.copy_groups = 0;
     prepare(t.context, t.memory.get(), i, &entry);
   }
   for (auto& [tag, array] : e.arrays) std::memset(array.data, 0xff, static_cast<size_t>(array.bytes));
@@ -405,7 +411,7 @@ void barrier(Place place) {
   to_scheduler();
 }
 
-const uint64_t* exchange(uint32_t mask, uint64_t value, Place place) {
+const uint64_t* exchange(uint32_t mask, const uint64_t* values, int count, Place place) {
   auto& me = *static_cast<Thread*>(running);
   Warp& warp = *me.warp;
   const uint32_t lane = 1u << me.here.lane;
@@ -425,10 +431,10 @@ const uint64_t* exchange(uint32_t mask, uint64_t value, Place place) {
   if (meeting->place.line != place.line || std::strcmp(meeting->place.file, place.file) != 0) {
     stop(fmt::format("lanes of a warp at different exchanges: {} and {}", text(meeting->place), text(place)));
   }
-  meeting->in[static_cast<size_t>(me.here.lane)] = value;
+  std::copy_n(values, count, meeting->in.begin() + me.here.lane * count);
   meeting->arrived |= lane;
   if (meeting->arrived == mask) {
-    meeting->out = meeting->in;
+    std::copy_n(meeting->in.begin(), kLanes * count, meeting->out.begin());
     meeting->arrived = 0;
     meeting->of_whole_warp = mask == warp.live;
     ++meeting->generation;
@@ -441,6 +447,19 @@ const uint64_t* exchange(uint32_t mask, uint64_t value, Place place) {
   }
   if (meeting->of_whole_warp) ++me.warp_epoch;
   return meeting->out.data();
+}
+
+void begin_copy(const AsyncCopy& copy) {
+  auto& me = *static_cast<Thread*>(running);
+  me.copies.emplace_back(me.copy_groups, copy);
+}
+void end_copy_group() { ++static_cast<Thread*>(running)->copy_groups; }
+bool take_copy(int groups, AsyncCopy* out) {
+  auto& me = *static_cast<Thread*>(running);
+  if (me.copies.empty() || me.copies.front().first >= me.copy_groups - groups) return false;
+  *out = me.copies.front().second;
+  me.copies.pop_front();
+  return true;
 }
 
 void* shared_array(const void* tag, int64_t bytes) {

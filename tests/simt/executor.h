@@ -5,8 +5,8 @@
 //
 // A launch that no device would carry out as written ends in a Stop, thrown from launch(): threads that wait for each
 // other for ever, lanes of a warp at different exchanges, lanes named that have ended or do not take part, threads that
-// ended before a barrier which others wait at, or are at different ones; packs that are not aligned; too many threads,
-// too much shared memory.
+// ended before a barrier which others wait at, or are at different ones; packs that are not aligned; copies to shared
+// memory that a thread has not waited for when it ends; too many threads, too much shared memory.
 //
 // Threads: each OS thread has an executor of its own.
 

@@ -1,6 +1,6 @@
 #include "tests/simt/planted.h"
 
-#include "runtime/kernels/cuda/simt.h"
+#include "runtime/kernels/cuda/matrix_units.h"
 
 namespace cairn::simt::planted {
 
@@ -91,6 +91,30 @@ __global__ void add_scaled(float* w, const float* g, float rate, int64_t count, 
   }
 }
 
+__global__ void added_tiles(const float* from, float* sums, int64_t tiles, Bug bug) {
+  RT_SHARED(float, room, 2 * kThreads * 4);
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto begin = [&](int64_t tile) {
+    float* const to = room + (tile % 2 * kThreads + thread) * 4;
+    kernels::cuda::begin_copy<16>(kernels::cuda::shared_at(to), from + (tile * kThreads + thread) * 4, true);
+    kernels::cuda::end_copy_group();
+  };
+  float sum[4] = {};
+  begin(0);
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    if (bug != Bug::kCopyReadEarly) kernels::cuda::wait_for_copies<0>();
+    if (bug != Bug::kCopySeenEarly) __syncthreads();
+    if (bug == Bug::kCopySeenEarly && tile > 0) __syncthreads();
+    if (bug != Bug::kCopyBegunEarly && tile + 1 < tiles) begin(tile + 1);
+    const float* const at = room + (tile % 2 * kThreads + kThreads - 1 - thread) * 4;
+    for (int k = 0; k < 4; ++k) sum[k] += at[3 - k];
+    if (bug == Bug::kCopyBegunEarly && tile + 2 < tiles) begin(tile + 2);
+    if (bug == Bug::kCopyBegunEarly && tile == 0 && tiles > 1) begin(1);
+  }
+  kernels::cuda::wait_for_copies<0>();
+  for (int k = 0; k < 4; ++k) sums[thread * 4 + k] = sum[k];
+}
+
 __global__ void strided(const float* from, float* to, int64_t count, int64_t stride) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * stride % count;
   to[i] = from[i];
@@ -113,6 +137,9 @@ void softmax_rows(Queue& on, float* logits, const int32_t* targets, float* loss,
 }
 void add_to(Queue& on, float* w, const float* g, float rate, int64_t count, Bug bug) {
   launch(on, {{kernels::cuda::blocks_for(count, kThreads * 4)}, {kThreads}}, add_scaled, w, g, rate, count, bug);
+}
+void add_tiles(Queue& on, const float* from, float* sums, int64_t tiles, Bug bug) {
+  launch(on, {{1}, {kThreads}}, added_tiles, from, sums, tiles, bug);
 }
 void copy_strided(Queue& on, const float* from, float* to, int64_t count, int64_t stride) {
   launch(on, {{kernels::cuda::blocks_for(count, kThreads)}, {kThreads}}, strided, from, to, count, stride);

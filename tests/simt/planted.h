@@ -17,6 +17,9 @@ enum class Bug {
   kTailTooLong,        // a loop over the tail that does not stop at the end of the arrays
   kBlocksMeet,         // blocks write into each other's place
   kSharedUnwritten,    // shared memory that nobody wrote is read
+  kCopyReadEarly,      // a copy is read before it was waited for
+  kCopySeenEarly,      // no barrier between the wait for a copy and its reading by others
+  kCopyBegunEarly,     // no barrier before a copy begins to where others still read
 };
 
 /// y [rows, width] = x less the row's mean, times its largest element; width a multiple of 4. One block a row at a
@@ -27,6 +30,8 @@ void softmax_rows(kernels::cuda::Queue& on, float* logits, const int32_t* target
                   int64_t width, Bug bug);
 /// w += rate * g, four at a time.
 void add_to(kernels::cuda::Queue& on, float* w, const float* g, float rate, int64_t count, Bug bug);
+/// sums[i] = the sum over tiles of 384 floats of the i-th one from the end; tiles are copied while others are added.
+void add_tiles(kernels::cuda::Queue& on, const float* from, float* sums, int64_t tiles, Bug bug);
 /// to[i] = from[i], lanes `stride` elements apart: 1 is as it should be.
 void copy_strided(kernels::cuda::Queue& on, const float* from, float* to, int64_t count, int64_t stride);
 /// to [32, 32] = its transpose through shared memory whose rows are `pitch` floats apart: 33 is as it should be.

@@ -85,6 +85,19 @@ bool adds(Bug bug) {
   return close(to.values(), wanted);
 }
 
+bool adds_tiles(Bug bug) {
+  constexpr int64_t kTile = 96 * 4, kTiles = 4;
+  const std::vector<float> x = numbers(kTiles * kTile);
+  std::vector<float> wanted(kTile, 0.0f);
+  for (int64_t tile = 0; tile < kTiles; ++tile) {
+    for (int64_t i = 0; i < kTile; ++i) wanted[i] += x[tile * kTile + kTile - 1 - i];
+  }
+  DeviceArray<float> from(x), sums(kTile);
+  Queue on;
+  add_tiles(on, from.data(), sums.data(), kTiles, bug);
+  return close(sums.values(), wanted);
+}
+
 struct Planted {
   Bug bug;
   bool (*run)(Bug);
@@ -102,6 +115,9 @@ const Planted kTable[] = {
     {Bug::kTailTooLong, adds, 0, "heap-buffer-overflow planted.cu:", "OUTSIDE by 4 bytes: read at planted.cu:"},
     {Bug::kBlocksMeet, centres, 1, "", "RACE of blocks"},
     {Bug::kSharedUnwritten, centres, 0, "", "UNWRITTEN shared memory: read at planted.cu:"},
+    {Bug::kCopyReadEarly, adds_tiles, 5, "", "RACE in a block"},
+    {Bug::kCopySeenEarly, adds_tiles, 1, "", "RACE in a block"},
+    {Bug::kCopyBegunEarly, adds_tiles, 1, "", "RACE in a block"},
 };
 
 std::string joined(const std::vector<std::string>& lines) {
@@ -120,6 +136,7 @@ TEST_SUITE("simt/planted") {
       CHECK(centres(Bug::kNone));
       CHECK(softmaxes(Bug::kNone));
       CHECK(adds(Bug::kNone));
+      CHECK(adds_tiles(Bug::kNone));
       CHECK(joined(take_reports()) == "");
     }
     set_order({});

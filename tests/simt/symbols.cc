@@ -42,12 +42,12 @@ std::string line_of(const void* pc) {
       line == nullptr ? nullptr : dwfl_lineinfo(line, nullptr, &number, nullptr, nullptr, nullptr);
   if (innermost == nullptr) return fmt::format("{}", pc);
   std::string file = innermost;
-  constexpr const char* kVocabulary = "/simt.h";
+  const auto of_vocabulary = [&] { return file.ends_with("/simt.h") || file.ends_with("/matrix_units.h"); };
   Dwarf_Addr bias = 0;
   Dwarf_Die* const unit = dwfl_addrdie(session(), address, &bias);
   Dwarf_Die* scopes = nullptr;
   const int count = unit == nullptr ? 0 : dwarf_getscopes(unit, address - bias, &scopes);
-  for (int i = 0; i < count && file.ends_with(kVocabulary); ++i) {
+  for (int i = 0; i < count && of_vocabulary(); ++i) {
     if (dwarf_tag(&scopes[i]) != DW_TAG_inlined_subroutine) continue;
     Dwarf_Attribute attribute;
     Dwarf_Word called_line = 0, called_file = 0;

@@ -13,7 +13,8 @@ if(NOT CAIRN_SANITIZE)
   target_link_libraries(cairn_simt_tests PUBLIC cairn_doctest_main cairn_simt cairn_runtime_kernels cairn_runtime_comm)
 
   file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/runtime/kernels/cuda/*.cu)
-  list(APPEND kernels ${CMAKE_CURRENT_SOURCE_DIR}/simt/planted.cu)
+  list(APPEND kernels ${CMAKE_CURRENT_SOURCE_DIR}/simt/planted.cu
+       ${CMAKE_CURRENT_SOURCE_DIR}/simt/matrix_probes.cu)
   set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX)  # in this folder alone
   function(cairn_simt_build name reports)
     add_library(cairn_simt_${name} OBJECT ${kernels})

@@ -18,9 +18,9 @@
 
 /// An array in the block's shared memory. Its content is anything at first.
 #define RT_SHARED(Type, name, count) __shared__ Type name[count]
-/// The launch's shared_bytes.
-#define RT_DYNAMIC_SHARED(Type, name)                                \
-  extern __shared__ __align__(16) unsigned char rt_dynamic_shared[]; \
+/// The launch's shared_bytes, at a multiple of 256.
+#define RT_DYNAMIC_SHARED(Type, name)                                 \
+  extern __shared__ __align__(256) unsigned char rt_dynamic_shared[]; \
   Type* const name = reinterpret_cast<Type*>(rt_dynamic_shared)
 
 #else
@@ -53,8 +53,23 @@ struct Place {
 };
 
 void barrier(Place place);
-/// All lanes of `mask` give a value. Returns 32 of them, valid until the lane's next exchange.
-const uint64_t* exchange(uint32_t mask, uint64_t value, Place place);
+/// All lanes of `mask` give `count` values, at most kMostExchanged. Returns those of 32 lanes, lane after lane, valid
+/// until the lane's next exchange.
+constexpr int kMostExchanged = 3;
+const uint64_t* exchange(uint32_t mask, const uint64_t* values, int count, Place place);
+inline const uint64_t* exchange(uint32_t mask, uint64_t value, Place place) { return exchange(mask, &value, 1, place); }
+
+/// A copy to shared memory that goes on while the thread works (matrix_units.h). `from` null: zeros.
+struct AsyncCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  int64_t bytes = 0;
+};
+/// The executor keeps the copies of a thread in groups, and carries out none: who waits takes each and does it.
+void begin_copy(const AsyncCopy& copy);
+void end_copy_group();
+/// The oldest copy that is of none of the last `groups` groups that were ended; false: there is none.
+bool take_copy(int groups, AsyncCopy* out);
 /// The block's array that `tag` stands for.
 void* shared_array(const void* tag, int64_t bytes);
 void* dynamic_shared();
