@@ -2,6 +2,7 @@
 // of each query make the softmax exact. Keys and values take the same room, one after the other.
 #include "runtime/kernels/cuda/attention.h"
 
+#include "runtime/kernels/cuda/attention_matrix.h"
 #include "runtime/kernels/cuda/attention_tiles.h"
 
 namespace cairn::kernels::cuda {
@@ -13,13 +14,6 @@ using Forward = std::conditional_t<kD <= 128, TileShape<kD, 4, 4>, TileShape<kD,
 
 int64_t tile_rows(int64_t head_dim) { return head_dim <= 128 ? Forward<128>::kTileRows : Forward<256>::kTileRows; }
 int64_t queries_of(const AttentionDims& d) { return d.held.count == 0 ? d.tokens : d.held.count; }
-
-template <typename T>
-struct ForwardOut {
-  T* out;
-  float* logsumexp;  // null: not kept
-  float* maxima;     // [heads, samples * tiles]; null: not kept
-};
 
 template <int kD, typename T>
 __global__ void __launch_bounds__(kSide* kSide) attention_tiles(AttentionArgs<T> of, ForwardOut<T> to) {
@@ -153,10 +147,17 @@ template <typename T>
 void attention_forward(Queue& on, const AttentionDims& dims, const T* q, const T* k, const T* v, T* out,
                        float* logsumexp, float* maxima) {
   const bool kept = static_cast<bool>(dims.max_scores);
-  forward<T>(on, attention_args(dims, q, k, v, out), dims.batch, {out, logsumexp, kept ? maxima : nullptr});
+  const AttentionArgs<T> args = attention_args(dims, q, k, v, out);
+  const ForwardOut<T> to{out, logsumexp, kept ? maxima : nullptr};
+  int64_t rows = tile_rows(dims.head_dim);
+  if constexpr (!std::is_same_v<T, float>) {
+    if (by_matrix_units(args)) rows = matrix_tile_rows(args);
+    if (by_matrix_units(args)) attention_by_matrix_units(on, args, dims.batch, to);
+  }
+  if (!by_matrix_units(args)) forward<T>(on, args, dims.batch, to);
   if (!kept || dims.batch == 0 || dims.tokens == 0) return;
-  launch(on, {{static_cast<unsigned>(dims.heads)}, {kWarp}}, raise_maxima, maxima, attention_maxima(dims) / dims.heads,
-         dims.max_scores.address());
+  launch(on, {{static_cast<unsigned>(dims.heads)}, {kWarp}}, raise_maxima, maxima,
+         dims.batch * blocks_for(queries_of(dims), rows), dims.max_scores.address());
 }
 
 template <typename T>

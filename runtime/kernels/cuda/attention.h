@@ -1,7 +1,7 @@
 #pragma once
-// Softmax attention for CUDA: attention.h of runtime/kernels, in tiles of shared memory with an online softmax, by the
-// cores that add floats: no matrix unit. It takes every mask, cap, slope and dropout that the CPU's takes, and heads of
-// up to kWidestHead channels.
+// Softmax attention for CUDA: attention.h of runtime/kernels, in tiles of shared memory with an online softmax. It takes
+// every mask, cap, slope and dropout that the CPU's takes, and heads of up to kWidestHead channels. Matrix units multiply
+// bf16 and f16 in rows of whole packs of 16 bytes, of heads of up to 128 channels; the cores that add floats the rest.
 
 #include <cstdint>
 

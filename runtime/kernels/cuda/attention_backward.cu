@@ -2,6 +2,7 @@
 // queries in each block, and sums dq over the keys; the other has a tile of keys, and sums dk and dv over the queries
 // of all heads that share them. So no two blocks add to one element.
 #include "runtime/kernels/cuda/attention.h"
+#include "runtime/kernels/cuda/attention_matrix.h"
 #include "runtime/kernels/cuda/attention_tiles.h"
 
 namespace cairn::kernels::cuda {
@@ -11,16 +12,6 @@ namespace {
 template <int kD>
 using Backward = std::conditional_t<kD == 64, TileShape<kD, 4, 4>,
                                     std::conditional_t<kD == 128, TileShape<kD, 4, 2>, TileShape<kD, 2, 1>>>;
-
-template <typename T>
-struct BackwardOut {
-  const T *out, *dout;
-  const float* logsumexp;
-  float* deltas;  // [samples, heads, queries]: the sums over channels of dout * out
-  T* dq;
-  T *dk, *dv;                // null: not those
-  float *dk_sums, *dv_sums;  // null: not those
-};
 
 template <int kD, typename T>
 __global__ void __launch_bounds__(kSide* kSide, 1) attention_query_gradients(AttentionArgs<T> of, BackwardOut<T> to) {
@@ -201,7 +192,7 @@ int64_t attention_deltas(const AttentionDims& dims) {
 template <typename T, typename G>
 void attention_backward(Queue& on, const AttentionDims& dims, const T* q, const T* k, const T* v, const T* out,
                         const float* logsumexp, const T* dout, T* dq, G* dk, G* dv, float* deltas) {
-  const AttentionArgs<T> args = attention_args(dims, q, k, v, dout, dq, dk, dv);
+  const AttentionArgs<T> args = attention_args(dims, q, k, v, out, dout, dq, dk, dv);
   BackwardOut<T> to{out, dout, logsumexp, deltas, dq, nullptr, nullptr, nullptr, nullptr};
   if constexpr (std::is_same_v<G, T>) {
     to.dk = dk;
@@ -209,6 +200,9 @@ void attention_backward(Queue& on, const AttentionDims& dims, const T* q, const 
   } else {
     to.dk_sums = dk;
     to.dv_sums = dv;
+  }
+  if constexpr (!std::is_same_v<T, float>) {
+    if (by_matrix_units(args)) return attention_backward_by_matrix_units(on, args, dims.batch, to);
   }
   for_head_dim(dims.head_dim, [&]<int kD>() {
     using Of = Backward<kD>;

@@ -47,6 +47,25 @@ AttentionDims dims_of(const Shape& s, const Places& at) {
   return d;
 }
 
+/// |got - cpu| / |cpu|, as vectors.
+template <typename T>
+double relative_distance(const std::vector<T>& got, const std::vector<T>& cpu) {
+  const std::vector<double> a = doubles(got), b = doubles(cpu);
+  double apart = 0, all = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    apart += (a[i] - b[i]) * (a[i] - b[i]);
+    all += b[i] * b[i];
+  }
+  return all == 0 ? apart : std::sqrt(apart / all);
+}
+
+/// Whatever the order of threads, the bits are those of the first run.
+template <typename T>
+void check_repeats(const std::vector<T>& got, std::vector<T>& first) {
+  if (first.empty()) first = got;
+  CHECK(same_bits(got, first));
+}
+
 /// Both passes on both sides; G as dk and dv are written.
 template <typename T, typename G>
 void compare(const Shape& s) {
@@ -75,6 +94,10 @@ void compare(const Shape& s) {
   kernels::attention_backward<T, G>(here, qkv.data(), qkv.data() + k_at, qkv.data() + v_at, out.data(),
                                     logsumexp.data(), dout.data(), dq.data(), dkv.data() + k_at, dkv.data() + v_at,
                                     scratch.data());
+  // Rounded probabilities and rounded gradients of scores: two roundings of T in each term of a sum.
+  const double most_apart = std::is_same_v<T, float> ? 1e-5 : 2 * rounding_unit<T>();
+  std::vector<T> first_out, first_dq;
+  std::vector<G> first_dkv;
   in_every_order([&] {
     OnDevice<int32_t> d_ends(ends), d_starts(starts);
     OnDevice<float> d_slopes(slopes), d_maxima(filled<float>(s.heads, -INFINITY));
@@ -100,6 +123,12 @@ void compare(const Shape& s) {
     check_alike(d_dq.values(), dq, attention_gradients<T>(s.tokens));
     Tolerance of_keys = attention_gradients<T>(s.tokens * s.heads / s.kv_heads);
     check_alike(d_dkv.values(), dkv, of_keys);
+    CHECK(relative_distance(d_out.values(), out) <= most_apart);
+    CHECK(relative_distance(d_dq.values(), dq) <= most_apart);
+    CHECK(relative_distance(d_dkv.values(), dkv) <= most_apart);
+    check_repeats(d_out.values(), first_out);
+    check_repeats(d_dq.values(), first_dq);
+    check_repeats(d_dkv.values(), first_dkv);
   });
 }
 
@@ -128,6 +157,32 @@ const Shape kMasks[] = {
     {"tokens of a rank, with slopes and dropout", 2, 80, 2, 1, 8, 0, 50, true, false, false, true, true, false, true},
 };
 
+// The same for matrix units, whose tiles have 64 keys and up to 128 queries: lengths around those, each width of heads,
+// groups; and masks that leave tiles out, cut them and leave them whole.
+const Shape kTileShapes[] = {
+    {"one token", 1, 1, 1, 1, 8},
+    {"three tiles of keys, grouped", 1, 150, 2, 1, 64},
+    {"one key in the last tile", 2, 65, 1, 1, 40, 8},
+    {"wide heads, grouped", 1, 130, 2, 1, 128},
+    {"heads of 80", 1, 64, 1, 1, 80},
+};
+const Shape kTileMasks[] = {
+    {"both directions", 1, 131, 2, 2, 8, 0, 0, false},
+    {"narrow windows", 1, 200, 1, 1, 8, 0, 5},
+    {"wide windows", 1, 280, 2, 1, 16, 0, 140},
+    {"prefixes", 2, 140, 1, 1, 8, 8, 0, true, true},
+    {"documents", 2, 140, 1, 1, 8, 0, 0, true, false, true},
+    {"prefixes, documents and windows", 1, 200, 1, 1, 8, 0, 12, true, true, true},
+    {"slopes and caps", 1, 140, 2, 1, 8, 0, 0, true, false, false, true, false, false, false, 0.8f},
+    {"caps of wide heads", 1, 70, 2, 1, 72, 0, 0, true, false, false, false, false, false, false, 0.8f},
+    {"slopes in both directions", 1, 70, 1, 1, 8, 0, 0, false, false, false, true},
+    {"dropout", 2, 80, 2, 1, 8, 0, 0, true, false, false, false, true},
+    {"maxima", 2, 140, 2, 2, 8, 0, 0, true, false, false, false, false, true},
+    {"maxima of caps", 2, 70, 2, 1, 8, 0, 0, true, false, false, false, false, true, false, 0.8f},
+    {"tokens of a rank", 1, 280, 2, 1, 8, 0, 0, true, false, false, false, false, false, true},
+    {"tokens of a rank, with slopes and dropout", 2, 160, 2, 1, 8, 0, 50, true, false, false, true, true, false, true},
+};
+
 }  // namespace
 
 TEST_SUITE("runtime/kernels/cuda/attention") {
@@ -138,10 +193,19 @@ TEST_SUITE("runtime/kernels/cuda/attention") {
   TEST_CASE("attention is the CPU's with every mask, slope, cap and dropout") {
     for (const Shape& shape : kMasks) compare<float, float>(shape);
   }
+  TEST_CASE_TEMPLATE("attention by matrix units is the CPU's, forward and backward, whatever the shape", T, bf16, f16) {
+    if (left_out<T>()) return;
+    for (const Shape& shape : kTileShapes) compare<T, T>(shape);
+  }
+  TEST_CASE_TEMPLATE("attention by matrix units is the CPU's with every mask, slope, cap and dropout", T, bf16, f16) {
+    if (left_out<T>()) return;
+    for (const Shape& shape : kTileMasks) compare<T, T>(shape);
+  }
   TEST_CASE("gradients of keys and values are written as float too") {
-    const Shape small{"grouped", 2, 20, 4, 2, 12};
-    compare<bf16, float>(small);
-    compare<f16, float>(small);
+    for (const Shape& small : {Shape{"no packs of 16 bytes", 2, 20, 4, 2, 12}, Shape{"such packs", 2, 20, 4, 2, 16}}) {
+      compare<bf16, float>(small);
+      compare<f16, float>(small);
+    }
   }
   TEST_CASE_TEMPLATE("one token against a cache is the CPU's", T, float, bf16, f16) {
     if (left_out<T>()) return;
