@@ -113,9 +113,8 @@ class Found {
     const auto rope = config.find("rope_parameters");
     if (rope != config.end() && rope->is_object()) {
       const auto beta = rope->find("llama_4_scaling_beta");
-      if (beta != rope->end() && shown_by(Shows::kAboveZero, *beta))
-        add("a temperature of attention by position in all layers",
-            fmt::format(" (llama_4_scaling_beta = {})", shown(*beta)));
+      if (config.contains("kv_lora_rank") && beta != rope->end() && shown_by(Shows::kAboveZero, *beta))
+        add("a temperature of latent attention by position", fmt::format(" (llama_4_scaling_beta = {})", shown(*beta)));
     }
     for (const TypeOf& entry : types_of()) {
       for (const std::string_view type : entry.types) {

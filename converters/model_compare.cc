@@ -54,6 +54,8 @@ std::string text(QkNorm value) {
   return std::string(kNames[static_cast<int>(value)]);
 }
 
+std::string text(TemperatureForm value) { return value == TemperatureForm::kLlama4 ? "llama4" : "ministral3"; }
+
 std::string text(Mask value) {
   constexpr std::string_view kNames[] = {"causal", "bidirectional", "prefix"};
   return std::string(kNames[static_cast<int>(value)]);
@@ -101,9 +103,9 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
                rope, embed, embedding_norm, embedding_scale, block, residual_scale, branch_scale, norm, norm_weight,
                norm_bias, norm_plus_one, norm_eps, final_norm, activation, swiglu_alpha, swiglu_limit, bias, qkv_bias,
                out_bias, mlp_bias, head_bias, clip_qkv, qk_norm, mask, sliding_window, window_layers, window_rope_theta,
-               nope_layers, attention_chunk, chunk_layers, temperature_scale, temperature_floor, sinks, attention_scale,
-               attention_scale_by_layer, score_cap, logit_scale, logit_cap, top_query, mla, moe, mtp, tied_embeddings,
-               embedding_dropout, attention_dropout, residual_dropout, init_std, init] = m;
+               nope_layers, attention_chunk, chunk_layers, temperature_scale, temperature_floor, temperature_form,
+               sinks, attention_scale, attention_scale_by_layer, score_cap, logit_scale, logit_cap, top_query, mla, moe,
+               mtp, tied_embeddings, embedding_dropout, attention_dropout, residual_dropout, init_std, init] = m;
   return {{"layers", text(layers)},
           {"width", text(width)},
           {"heads", text(heads)},
@@ -147,6 +149,7 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
           {"chunk_layers", text(chunk_layers)},
           {"temperature_scale", text(temperature_scale)},
           {"temperature_floor", text(temperature_floor)},
+          {"temperature_form", text(temperature_form)},
           {"attention_sinks", text(sinks)},
           {"attention_scale", text(attention_scale)},
           {"attention_scale_by_layer", text(attention_scale_by_layer)},
@@ -235,8 +238,11 @@ ModelConfig canonical(ModelConfig m) {
   std::ranges::sort(m.nope_layers);
   std::ranges::sort(m.chunk_layers);
   if (m.attention_chunk == 0 || m.chunk_layers == all) m.chunk_layers.clear();
-  if (m.nope_layers.empty()) m.temperature_scale = 0;
-  if (m.temperature_scale == 0) m.temperature_floor = ModelConfig{}.temperature_floor;
+  if (m.temperature_form == TemperatureForm::kLlama4 && m.nope_layers.empty()) m.temperature_scale = 0;
+  if (m.temperature_scale == 0) {
+    m.temperature_floor = ModelConfig{}.temperature_floor;
+    m.temperature_form = ModelConfig{}.temperature_form;
+  }
   if (m.activation != Activation::kSwiGluClamp) {
     m.swiglu_alpha = ModelConfig{}.swiglu_alpha;
     m.swiglu_limit = ModelConfig{}.swiglu_limit;

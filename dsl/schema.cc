@@ -539,13 +539,17 @@ const Block& model_block() {
               .at_least(0)
               .otherwise(0.0)
               .silently()
-              .says("in model.nope_layers the query at position p is multiplied by 1 + this * ln(1 + floor((p + 1) / "
-                    "temperature_floor)) (Llama 4); 0: not"),
+              .says("the query at position p is multiplied by 1 + this * ln(1 + floor(n / temperature_floor)); 0: not"),
           bound("temperature_floor", &ModelConfig::temperature_floor)
               .range(1, 1 << 24)
               .otherwise(8192)
               .silently()
               .says("tokens from one step of that factor to the next"),
+          chosen("temperature_form", &ModelConfig::temperature_form, {"llama4", "ministral3"})
+              .otherwise("llama4")
+              .silently()
+              .says("which n and which layers",
+                    "llama4: n is p + 1, in model.nope_layers. ministral3: n is p, in all layers."),
           bound("attention_sinks", &ModelConfig::attention_sinks)
               .otherwise(false)
               .silently()

@@ -133,7 +133,9 @@ Recipe measured_recipe(const Plan& plan, int64_t layers, int64_t micro_batches, 
     out.model.window_rope_theta = 0;
   }
   if (some_chunks && out.model.chunk_layers.empty()) out.model.attention_chunk = 0;
-  if (out.model.nope_layers.empty()) out.model.temperature_scale = 0;
+  if (out.model.temperature_form == TemperatureForm::kLlama4 && out.model.nope_layers.empty()) {
+    out.model.temperature_scale = 0;
+  }
   out.mesh.stages.clear();
   out.recompute.layers = std::min(out.recompute.layers, layers);
   out.batch = {.samples = micro_batches * out.batch.micro * plan.mesh.dp(),

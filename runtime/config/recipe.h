@@ -30,6 +30,7 @@ enum class Activation {  // the second line has a gate projection: down(act(gate
 enum class BlockKind { kPreNorm, kPostNorm, kDeepNorm, kParallel, kParallelShared, kSandwich, kOutNorm };
 enum class QkNorm { kNone, kHead, kWhole, kHeadLayerNorm, kL2 };
 enum class Mask { kCausal, kBidirectional, kPrefix };
+enum class TemperatureForm { kLlama4, kMinistral3 };
 enum class RotaryPairs { kHalf, kInterleaved };
 enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3, kLongRope };
 enum class Precision { kF32, kBf16, kF16 };
@@ -144,14 +145,15 @@ struct ModelConfig {
   double clip_qkv = 0;                               // q, k and v are clamped to +- this; 0: not
   QkNorm qk_norm = QkNorm::kNone;                    // of q and of k, before rotary
   Mask mask = Mask::kCausal;
-  int64_t sliding_window = 0;             // a query sees itself and window - 1 keys before it; 0: all
-  std::vector<int64_t> window_layers;     // layers that use the window, from 0; empty: all
-  double window_rope_theta = 0;           // rotary base of the layers with the window, without scaling; 0: as others
-  std::vector<int64_t> nope_layers;       // layers, from 0, in which q and k do not turn
-  int64_t attention_chunk = 0;            // a query sees the keys before it in its chunk of so many tokens; 0: all
-  std::vector<int64_t> chunk_layers;      // layers that use the chunks, from 0; empty: all
-  double temperature_scale = 0;           // where q and k do not turn, q at position p is times 1 + this ln(1 + floor(
-  int64_t temperature_floor = 8192;       // (p + 1) / this)) (Llama 4); scale 0: not
+  int64_t sliding_window = 0;          // a query sees itself and window - 1 keys before it; 0: all
+  std::vector<int64_t> window_layers;  // layers that use the window, from 0; empty: all
+  double window_rope_theta = 0;        // rotary base of the layers with the window, without scaling; 0: as others
+  std::vector<int64_t> nope_layers;    // layers, from 0, in which q and k do not turn
+  int64_t attention_chunk = 0;         // a query sees the keys before it in its chunk of so many tokens; 0: all
+  std::vector<int64_t> chunk_layers;   // layers that use the chunks, from 0; empty: all
+  double temperature_scale = 0;        // q at position p is times 1 + this ln(1 + floor(n / floor)); 0: not
+  int64_t temperature_floor = 8192;    // llama4: n is p + 1, where q and k do not turn; ministral3: p, in all layers
+  TemperatureForm temperature_form = TemperatureForm::kLlama4;
   bool attention_sinks = false;           // a trained score of each head in the softmax's denominator alone (gpt-oss)
   double attention_scale = 0;             // of the scores; 0: 1 / sqrt(head_dim)
   bool attention_scale_by_layer = false;  // and divided by layer + 1 (GPT-2's option)

@@ -1,21 +1,10 @@
 #include "runtime/nn/embedding.h"
 
-#include <type_traits>
 #include <utility>
 
+#include "runtime/nn/rounded.h"
+
 namespace cairn::nn {
-namespace {
-
-/// In the run's precision, as transformers multiplies with it.
-template <typename Real>
-float rounded(double x) {
-  const auto out = static_cast<float>(x);
-  if constexpr (std::is_same_v<Real, bf16>) return to_f32(to_bf16(out));
-  if constexpr (std::is_same_v<Real, f16>) return to_f32(to_f16(out));
-  return out;
-}
-
-}  // namespace
 
 template <typename Real>
 Embedding<Real>::Embedding(const Parameters<Real>& parameters, const ModelConfig& model, double gradient_part,

@@ -85,8 +85,12 @@ RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens, bool window
   return out;
 }
 
+int64_t temperature_count(const ModelConfig& model, int64_t position) {
+  return model.temperature_form == TemperatureForm::kLlama4 ? position + 1 : position;
+}
+
 double query_temperature(const ModelConfig& model, int64_t position) {
-  const auto steps = static_cast<double>((position + 1) / model.temperature_floor);
+  const auto steps = static_cast<double>(temperature_count(model, position) / model.temperature_floor);
   return 1 + model.temperature_scale * std::log(1 + steps);
 }
 

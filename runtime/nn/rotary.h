@@ -18,7 +18,10 @@ struct RotaryAngles {
 /// et al. 2024 as Phi-3 has it.
 RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens, bool window = false);
 
-/// The factor of queries at a position (model.temperature_scale). Source: transformers models/llama4.
+/// Positions as the factor of queries counts them: it grows where this is a multiple of model.temperature_floor.
+int64_t temperature_count(const ModelConfig& model, int64_t position);
+/// The factor of queries at a position (model.temperature_scale). Source: transformers models/llama4,
+/// models/ministral3.
 double query_temperature(const ModelConfig& model, int64_t position);
 
 }  // namespace cairn::nn

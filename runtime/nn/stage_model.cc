@@ -16,6 +16,7 @@
 #include "runtime/nn/moe.h"
 #include "runtime/nn/mtp.h"
 #include "runtime/nn/rotary.h"
+#include "runtime/nn/rounded.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/model_tensors.h"
 #include "runtime/telemetry/trace.h"
@@ -582,9 +583,11 @@ class Model final : public StageModel {
     const int64_t count = held.whole() ? dims_.positions : held.count;
     for (int64_t at = 0; at < count;) {
       const int64_t position = held.whole() ? at : held.position(at);
-      const int64_t same = model.temperature_floor - (position + 1) % model.temperature_floor;
+      const int64_t same = model.temperature_floor - temperature_count(model, position) % model.temperature_floor;
       const int64_t rows = std::min(same, run - at % run);
-      on_.rotary_table(table + at * model.head_dim, position, rows, still, query_temperature(model, position));
+      double factor = query_temperature(model, position);
+      if (model.temperature_form == TemperatureForm::kMinistral3) factor = rounded<Real>(factor);  // as its class does
+      on_.rotary_table(table + at * model.head_dim, position, rows, still, factor);
       at += rows;
     }
     return table;

@@ -1,6 +1,6 @@
 #pragma once
-// Rotary positions of the rows of the micro-batch at work, in one layer; where these do not turn, a factor of queries
-// that grows with the position (model.temperature_scale).
+// Rotary positions of the rows of the micro-batch at work, in one layer, and a factor of queries that grows with the
+// position (model.temperature_scale).
 
 #include <cstdint>
 

@@ -93,7 +93,10 @@ class Check {
     }
     if (!m_.nope_layers.empty() && !rotary) found("model.nope_layers", "is for rotary positions only");
     layers_exist("model.nope_layers", m_.nope_layers);
-    if (m_.temperature_scale > 0 && m_.nope_layers.empty()) {
+    const bool in_all = m_.temperature_form == TemperatureForm::kMinistral3;
+    if (m_.temperature_scale > 0 && in_all && !rotary) {
+      found("model.temperature_form", "= ministral3 is for rotary positions only");
+    } else if (m_.temperature_scale > 0 && !in_all && m_.nope_layers.empty()) {
       found("model.temperature_scale", "is for model.nope_layers, and there are none", "0");
     } else if (m_.temperature_scale > 0 && m_.head_dim % 2 != 0) {
       found("model.head_dim", fmt::format("= {} must be even with model.temperature_scale", m_.head_dim),
@@ -123,6 +126,7 @@ class Check {
     const std::string foreign = "does not go with model.top_query: no known model has both";
     if (m_.top_query && m_.attention_chunk > 0) found("model.attention_chunk", foreign, "0");
     if (m_.top_query && m_.attention_sinks) found("model.attention_sinks", foreign, "false");
+    if (m_.top_query && has_temperature(m_, m_.layers)) found("model.temperature_form", foreign, "llama4");
   }
 
   void mla() {

@@ -368,7 +368,7 @@ bool has_rotary(const ModelConfig& m, int64_t layer) {
 }
 
 bool has_temperature(const ModelConfig& m, int64_t layer) {
-  return m.temperature_scale > 0 && names(m.nope_layers, layer);
+  return m.temperature_scale > 0 && (m.temperature_form == TemperatureForm::kMinistral3 || names(m.nope_layers, layer));
 }
 
 bool has_qk_norm(const ModelConfig& m, int64_t layer) {

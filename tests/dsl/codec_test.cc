@@ -74,6 +74,7 @@ Recipe everything_changed() {
              .chunk_layers = {2},
              .temperature_scale = 0.75,
              .temperature_floor = 30,
+             .temperature_form = TemperatureForm::kMinistral3,
              .attention_sinks = true,
              .attention_scale = 14,
              .attention_scale_by_layer = true,
@@ -197,7 +198,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 239);
+    CHECK(changed.size() == 240);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 768);
     CHECK(sizeof(RopeConfig) == 144);

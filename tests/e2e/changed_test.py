@@ -132,6 +132,8 @@ class Changed(ChangeTest):
             ("routed", "choice", ["model.moe.scale=2"], "model.moe.scale", "the meaning does not"),
             ("routed", "reads", ["model.moe.scale_input=true"], "model.moe.scale_input", "the meaning does not"),
             ("made", "chunk", ["model.attention_chunk=8"], "model.attention_chunk", "the meaning does not"),
+            ("made", "warm", ["model.temperature_scale=0.1", "model.temperature_form=ministral3"], "model.temperature_form",
+             "the meaning does not"),
             ("made", "context", ["model.context=64"], "model.context", "T.phase"),
             ("made", "name", ["name=second"], "name", "a folder of its own"),
             ("made", "words", ["tokenizer-"], "tokenizer", "token ids may mean other text"),

@@ -202,6 +202,13 @@ TEST_SUITE("runtime/inference/cache") {
                     .dense_layers = {0},
                     .scale_input = true};
          }},
+        {"warm queries in layers that turn", true,
+         [](ModelConfig& m) {
+           m.sliding_window = 7;
+           m.temperature_scale = 0.6;
+           m.temperature_floor = 3;
+           m.temperature_form = TemperatureForm::kMinistral3;
+         }},
         {"latent attention", true,
          [](ModelConfig& m) {
            m.kv_heads = m.heads;

@@ -391,8 +391,10 @@ class Reference {
     }
     const bool turned = !named(m_.nope_layers, layer);
     if (l2 && turned) norm_qk(q, ""), norm_qk(k, "");  // behind the rotation, as Llama 4's code has it
-    for (size_t r = 0; r < q.size() && m_.temperature_scale > 0 && !turned; ++r) {
-      const double steps = std::floor(static_cast<double>(position_of(r) + 1) / m_.temperature_floor);
+    const bool in_all = m_.temperature_form == TemperatureForm::kMinistral3;
+    for (size_t r = 0; r < q.size() && m_.temperature_scale > 0 && (in_all || !turned); ++r) {
+      const auto count = static_cast<double>(position_of(r) + (in_all ? 0 : 1));
+      const double steps = std::floor(count / static_cast<double>(m_.temperature_floor));
       for (double& value : q[r]) value *= 1 + m_.temperature_scale * std::log(1 + steps);
     }
   }

@@ -442,6 +442,14 @@ inline std::vector<Variant> option_variants() {
                  .dense_layers = {0},
                  .scale_input = true};
       });
+  add("ministral 3: warm queries in layers that turn and in one that does not, norms of q and k", llama_recipe(),
+      [](ModelConfig& m) {
+        m.qk_norm = QkNorm::kHead;
+        m.nope_layers = {2};
+        m.temperature_scale = 0.7;
+        m.temperature_floor = 2;
+        m.temperature_form = TemperatureForm::kMinistral3;
+      });
   add("scaled inputs of experts with softmax, balanced, sinks, chunks in all layers", gpt2_recipe(),
       [](ModelConfig& m) {
         m.bias = false;

@@ -356,6 +356,21 @@ TEST_SUITE("runtime/plan/model") {
     m.swiglu_alpha = 1;
     CHECK(fields_of(m) == Fields{"model.qk_norm", "model.chunk_layers", "model.swiglu_alpha"});
     m = small();
+    m.temperature_scale = 0.1;
+    m.temperature_form = TemperatureForm::kMinistral3;
+    CHECK(fields_of(m) == Fields{"model.temperature_form"});
+    m.positions = Positions::kRotary;
+    CHECK(fields_of(m).empty());
+    m.head_dim = 5;
+    m.rope.dims = 4;
+    CHECK(fields_of(m) == Fields{"model.head_dim"});
+    m = small();
+    m.positions = Positions::kRotary;
+    m.temperature_scale = 0.1;
+    m.top_query = true;
+    m.temperature_form = TemperatureForm::kMinistral3;
+    CHECK(fields_of(m) == Fields{"model.temperature_form"});
+    m = small();
     m.attention_chunk = 4;
     m.attention_sinks = m.top_query = true;
     m.mask = Mask::kBidirectional;
@@ -406,9 +421,9 @@ TEST_SUITE("runtime/plan/model") {
     m.bias = m.tied_embeddings = false;
     m.mtp.depth = 2;
     CHECK(fields_of(m).empty());
-    for (const char* entry : {"mtp.0.embed_norm.weight [24]", "mtp.1.hidden_norm.weight [24]",
-                              "mtp.1.project.weight [24, 48]", "mtp.0.attn.q.weight [24, 24]",
-                              "mtp.1.mlp.down.weight [24, 40]", "mtp.1.norm.weight [24]"}) {
+    for (const char* entry :
+         {"mtp.0.embed_norm.weight [24]", "mtp.1.hidden_norm.weight [24]", "mtp.1.project.weight [24, 48]",
+          "mtp.0.attn.q.weight [24, 24]", "mtp.1.mlp.down.weight [24, 40]", "mtp.1.norm.weight [24]"}) {
       CAPTURE(entry);
       CHECK(has(m, entry));
     }

@@ -107,6 +107,12 @@ const Option kOptions[] = {
                 .dense_layers = {0},
                 .scale_input = true};
      }},
+    {"warm queries in layers that turn", true,
+     [](ModelConfig& m) {
+       m.temperature_scale = 0.6;
+       m.temperature_floor = 3;
+       m.temperature_form = TemperatureForm::kMinistral3;
+     }},
     {"latent attention, experts", true,
      [](ModelConfig& m) {
        m.kv_heads = m.heads;

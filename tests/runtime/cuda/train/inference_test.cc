@@ -42,6 +42,11 @@ Recipe recipe_of(Family family, Precision precision) {
     r.model.tied_embeddings = false;
     r.model.kv_heads = 1;
   }
+  if (family == Family::kLlama) {
+    r.model.temperature_scale = 0.5;
+    r.model.temperature_floor = 5;
+    r.model.temperature_form = TemperatureForm::kMinistral3;
+  }
   if (family == Family::kExperts) r.model.moe = {.experts = 4, .top_k = 2};
   if (family == Family::kLatent) {
     r.model.kv_heads = 2;
