@@ -73,6 +73,17 @@ class Others {
     RT_ACTIVATION(relu2)
     RT_ACTIVATION(silu)
 #undef RT_ACTIVATION
+    const kernels::ClampedGate clamped{.alpha = 1.702f, .limit = 7};
+    const int64_t rows = rows_, hidden = d_.width;
+    add("clamped_gate_forward", 6 * real(count_), [=](Arrays& arrays) -> Order {
+      const auto pre = arrays.drawn<bf16>(2 * count), y = arrays.drawn<bf16>(count);
+      return [=, &on = arrays.device().on()] { on.clamped_gate_forward(clamped, pre, y, rows, hidden); };
+    });
+    add("clamped_gate_backward", 10 * real(count_), [=](Arrays& arrays) -> Order {
+      const auto pre = arrays.drawn<bf16>(2 * count), dpre = arrays.drawn<bf16>(2 * count),
+                 dy = arrays.drawn<bf16>(count);
+      return [=, &on = arrays.device().on()] { on.clamped_gate_backward(clamped, dy, pre, dpre, rows, hidden); };
+    });
     add("dropout", 4 * real(count_), [=, d = d_](Arrays& arrays) -> Order {
       const auto x = arrays.drawn<bf16>(count), out = arrays.drawn<bf16>(count);
       kernels::DropoutRows of{d.rows, d.width, 0, d.held, d.samples};
@@ -217,6 +228,12 @@ class Others {
       return [=, &on = arrays.device().on()] {
         on.dot_and_scale_rows(a, b, rows_of, factors, tokens, choices, width, dots);
       };
+    });
+    add("scale_expert_rows", 4 * real(all * width), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<bf16>(all * width);
+      const auto rows_of = places(arrays);
+      const auto factors = arrays.drawn<float>(all);
+      return [=, &on = arrays.device().on()] { on.scale_expert_rows(x, rows_of, factors, all, width); };
     });
     add("gate_rows", 4 * real(tokens * width), [=](Arrays& arrays) -> Order {
       const auto gates = arrays.drawn<float>(tokens);
