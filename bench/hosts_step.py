@@ -61,6 +61,15 @@ def plan_bytes(recipe) -> float:
     return 8 * out
 
 
+def has_ended(pid) -> bool:
+    """It may stay as a zombie, where nobody asks for its exit status."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 class Bed:
     def __init__(self, folder):
         self.env = {**os.environ, "CLUSTER": f"b{os.getpid() % 10000}", "CLUSTER_DIR": f"{folder}/hosts"}
@@ -77,23 +86,33 @@ class Bed:
     def sent(self) -> int:
         return sum(int(self("run", f"h{k}", "cat", "/sys/class/net/eth0/statistics/tx_bytes")) for k in range(4))
 
+    def wait_for_agents(self, pids, seconds=60):
+        """One that is still there has the first port, and costs the next run time."""
+        deadline = time.monotonic() + seconds
+        while not all(map(has_ended, pids)):
+            if time.monotonic() >= deadline:
+                sys.exit(f"agents of a complete run are still there after {seconds} s")
+            time.sleep(0.05)
+
     def train(self, run, hosts, recipe):
-        """Seconds of the counted steps; bytes that all hosts have sent a step."""
+        """Seconds of the counted steps; bytes that all hosts have sent a step. Returns when all processes have ended."""
         words = [args.cairn, "train", f"/mnt/shared/{recipe}.lua", "--run", f"/mnt/shared/{run}", "--threads", "1"]
         if hosts == 1:
             self("run", "h0", *words)
         else:
             names = ",".join(f"h{k}" for k in range(hosts))
-            for k in reversed(range(hosts)):
-                self("start", f"h{k}", f"{self.folder}/h{k}.log", *words, "--nproc", 8 // hosts, "--hosts", names,
-                     "--host-index", k)
+            pids = [int(self("start", f"h{k}", f"{self.folder}/h{k}.log", *words, "--nproc", 8 // hosts, "--hosts", names,
+                             "--host-index", k)) for k in reversed(range(hosts))]
             seen = []
             while len(steps_of(f"{self.shared}/{run}")) <= args.steps:
+                if all(map(has_ended, pids)) and len(steps_of(f"{self.shared}/{run}")) <= args.steps:
+                    with open(f"{self.folder}/h0.log") as f:
+                        sys.exit(f"{run} ended before its last step:\n{f.read()}")
                 count = len(steps_of(f"{self.shared}/{run}"))
                 if count > 0 and (not seen or seen[-1][0] < count <= args.steps):
                     seen.append((count, self.sent()))
                 time.sleep(0.02)
-            time.sleep(0.5)
+            self.wait_for_agents(pids)
         steps = [step["step_ms"] / 1000 for step in steps_of(f"{self.shared}/{run}")[1:]]
         if hosts == 1:
             return steps, 0

@@ -261,7 +261,7 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
   bool dead = false, barred = false;
   const auto given_up = [&] { return asked(stopped) || (dead = lives && steady_ns() >= try_until_ns && !lives()); };
   std::optional<Error> last;
-  for (int64_t tokens_until_ns = 0;;) {
+  for (;;) {
     if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
     if (steady_ns() >= deadline_ns || (last && steady_ns() >= try_until_ns)) {
       return Error{ErrorCode::kTimeout,
@@ -284,17 +284,17 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
       if (challenge.kind != "challenge" || nonce.empty()) {
         return Error{ErrorCode::kCorrupt, fmt::format("{}: no agent of cairn that leads a run", connection.peer())};
       }
-      if (tokens_until_ns == 0) tokens_until_ns = steady_after(kTokenWaitS);
+      const int64_t tokens_until_ns = std::min({steady_after(kTokenWaitS), deadline_ns, try_until_ns});
       std::optional<std::string> token;
       for (;;) {
         RT_TRY_SET(token, read_token(directory));
         if (token && token_name(*token) == name) break;
         if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
-        if (steady_ns() >= std::min(tokens_until_ns, deadline_ns)) {
+        if (steady_ns() >= tokens_until_ns) {
           return Error{
-              ErrorCode::kInvalidInput,
+              ErrorCode::kUnavailable,
               fmt::format("{} of {} is not the folder of {}, which leads: its token is not there{}; the run folder "
-                          "must be on storage that all hosts share",
+                          "must be on storage that all hosts share, or another run leads there",
                           directory.string(), own.name, leader, token ? ", another run's is" : "")};
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(50));

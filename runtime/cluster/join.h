@@ -6,9 +6,10 @@
 //   member -> leader   join { hello..., nonce, proof of the leader's nonce and of the hello }
 //   leader -> member   welcome { epoch..., proof of the member's nonce and of the epoch }, or refused { why, barred }
 //
-// A member whose run folder does not hold the leader's token waits for it (a shared folder may show a new file late),
-// and says then that the folder is not shared. A connection that proves nothing, or is silent, costs the leader a
-// socket for kHandshakeS and delays nobody.
+// A member whose run folder does not hold the leader's token asks again until its time is over: a shared folder may
+// show a new file late, and another run may lead at that port until the own leader has told its port. Then it says that
+// the folder is not shared, or that another run leads there. A connection that proves nothing, or is silent, costs the
+// leader a socket for kHandshakeS and delays nobody.
 
 #include <cstdint>
 #include <filesystem>
@@ -27,7 +28,7 @@ namespace cairn::cluster {
 
 inline constexpr double kHandshakeS = 10;  // from the connection to the join
 inline constexpr double kReachS = 2;       // for a connection, at the least: one lost packet of it
-inline constexpr double kTokenWaitS = 10;  // for the leader's token to appear in the run folder
+inline constexpr double kTokenWaitS = 10;  // for the leader's token to appear in the run folder, of one connection
 inline constexpr double kConnectAgainS = 0.05;
 
 /// What an agent brings.
@@ -110,8 +111,8 @@ struct Place {
 
 /// A member's side: tries while the leader does not answer yet, and begins no other try from `try_until_ns` on; who is
 /// connected waits until the deadline, or, from then on, until the leader lives no more: `lives`; null: it does.
-/// `directory` is RUN/cluster. Errors: kInvalidInput in the leader's words; kUnavailable: no leader, the run folder
-/// is not shared, or this host is barred; kStopped.
+/// `directory` is RUN/cluster. Errors: kInvalidInput in the leader's words; kTimeout: no leader, or one with another
+/// token; kUnavailable: this host is barred; kStopped.
 Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
                    int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns = INT64_MAX,
                    const std::function<bool()>& lives = {});

@@ -30,6 +30,7 @@ using nlohmann::json;
 constexpr int kLookMs = 50;  // at least so often somebody's stop is seen
 constexpr const char* kSpare = "a spare: waits to take the place of a host that is lost";
 constexpr int64_t kPacesEveryNs = 1'000'000'000;
+constexpr double kTellS = 5;    // then the host says whom it waits for
 constexpr double kOneTryS = 1;  // at one port, before the folder is asked again for the leader's
 
 fs::path port_file(const fs::path& run) { return run / "cluster" / "leader-port"; }
@@ -185,7 +186,8 @@ void Follower::take_end_file() {
 }
 
 Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
-  const int64_t deadline_ns = cluster::steady_after(patience_s);
+  const int64_t deadline_ns = cluster::steady_after(patience_s), tell_ns = cluster::steady_after(kTellS);
+  bool told = false;
   std::optional<cluster::Epoch> newest;
   std::optional<cluster::LeaseWatch> lease;
   for (;;) {
@@ -206,7 +208,10 @@ Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
       if (joined.ok()) return joined;
       const bool last = leader == leaders.back().first && port == leaders.back().second;
       Error error = std::move(joined).error();
-      if (error.code == ErrorCode::kTimeout && cluster::steady_ns() < deadline_ns) continue;
+      if (error.code == ErrorCode::kTimeout && cluster::steady_ns() < deadline_ns) {
+        if (!std::exchange(told, cluster::steady_ns() >= tell_ns) && told) say_("still waits: " + error.message);
+        continue;
+      }
       // An address of before may be anybody's now.
       if (!last && !lease->has_changed() && error.code != ErrorCode::kStopped) continue;
       if (error.code == ErrorCode::kTimeout) error.code = ErrorCode::kUnavailable;

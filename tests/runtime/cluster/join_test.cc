@@ -230,6 +230,26 @@ TEST_SUITE("runtime/cluster/join") {
     }
   }
 
+  TEST_CASE("the leader of another run is no reason to give up before the time is over, and then it is named") {
+    TempDir theirs, ours;
+    Leader other(theirs.path, 2);
+    fs::create_directories(ours.path / "cluster");
+    must(make_token(ours.path / "cluster"));
+    const auto tried = [&](double try_s, double seconds) {
+      const Result<Place> place =
+          join("127.0.0.1", other.port(), ours.path / "cluster", hello_of(1), in(seconds), nullptr, in(try_s));
+      REQUIRE_FALSE(place.ok());
+      CHECK(place.error().code == ErrorCode::kTimeout);  // the caller may look for the leader's port, and come again
+      CHECK(place.error().message.find("its token is not there, another run's is") != std::string::npos);
+    };
+    int64_t since_ns = steady_ns();
+    tried(0.3, 60);
+    CHECK(steady_ns() - since_ns < 5'000'000'000);
+    since_ns = steady_ns();
+    tried(60, 0.7);
+    CHECK(steady_ns() - since_ns >= 700'000'000);
+  }
+
   TEST_CASE("strangers, silence and noise neither join nor hold anybody up") {
     TempDir temp;
     Leader leader(temp.path, 2);

@@ -86,6 +86,10 @@ class Leader {
   }
   ~Leader() { ends_ = true; }
   bool has_gathered() { return gathered_.get().ok(); }
+  bool has_gathered_within(double seconds) {
+    return gathered_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready && has_gathered();
+  }
+  int64_t port() const { return fleet_->port(); }
 
  private:
   std::atomic<bool> ends_ = false;
@@ -95,9 +99,12 @@ class Leader {
 
 class Member {
  public:
-  Member(const fs::path& run, int64_t index) : follower_(host(index), run, [](const std::string&) {}) {
+  Member(const fs::path& run, int64_t index) : Member(run, host(index)) {}
+  Member(const fs::path& run, HostOptions options)
+      : follower_(std::move(options), run, [this](const std::string& line) { said_ += line + "\n"; }) {
     done_ = std::async(std::launch::async, [this] {
-      static_cast<void>(follower_.next_segment([this] { return ends_.load(); }));
+      const auto segment = follower_.next_segment([this] { return ends_.load(); });
+      if (!segment.ok()) error_ = segment.error();
       ended_ns_ = cluster::steady_ns();
     });
   }
@@ -106,6 +113,11 @@ class Member {
   struct Claimed {
     int64_t epoch = 0, at_ns = 0;
   };
+  /// Why it gave up, and what it said before.
+  std::pair<std::optional<Error>, std::string> given_up() {
+    done_.wait();
+    return {error_, said_};
+  }
   /// What it claimed within `seconds`, if anything.
   std::optional<Claimed> claimed(double seconds) {
     if (done_.wait_for(std::chrono::duration<double>(seconds)) != std::future_status::ready) return std::nullopt;
@@ -116,6 +128,8 @@ class Member {
  private:
   std::atomic<bool> ends_ = false;
   std::atomic<int64_t> ended_ns_ = 0;
+  std::optional<Error> error_;
+  std::string said_;
   Follower follower_;
   std::future<void> done_;
 };
@@ -156,4 +170,35 @@ TEST_CASE("who claims the lead is given time before the next one does, and a sil
   const double after_s = static_cast<double>(at_ns - since_ns) / 1e9;
   CHECK(after_s >= still_s - 0.3);
   CHECK(after_s <= 2 * still_s);
+}
+
+TEST_CASE("a host that meets another run's leader at the first port joins its own as soon as that leads") {
+  const TempDir theirs("lead"), dir("lead");
+  const Leader other(theirs.path);
+  HostOptions own = host(1);
+  own.port_from = other.port();
+  Member h1(dir.path, own);
+  nap(1.5);
+  Leader leader(dir.path);
+  Member h2(dir.path, 2);
+  CHECK(leader.has_gathered_within(6));
+}
+
+TEST_CASE("a host that meets another run's leader alone says so while it waits, and at the end of join_timeout") {
+  const TempDir theirs("lead"), dir("lead");
+  const Leader other(theirs.path);
+  HostOptions own = host(1);
+  own.port_from = other.port();
+  own.join_s = 7;
+  const int64_t since_ns = cluster::steady_ns();
+  const auto [error, said] = Member(dir.path, own).given_up();
+  CHECK(cluster::steady_ns() - since_ns >= 7'000'000'000);
+  REQUIRE(error);
+  CHECK(error->code == ErrorCode::kUnavailable);
+  const std::string what = "is not the folder of 127.0.0.1, which leads: its token is not there";
+  CHECK(error->message.find(what) != std::string::npos);
+  CHECK(error->message.find("or another run leads there") != std::string::npos);
+  CHECK(said.find("still waits") == 0);
+  CHECK(said.find(what) != std::string::npos);
+  CHECK(said.find("still waits", 1) == std::string::npos);  // once
 }
