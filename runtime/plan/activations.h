@@ -100,7 +100,7 @@ int64_t qk_norm_sum_elems(const StageDims& dims);
 
 /// Above this the head works on a part of the rows at a time and backward computes the logits again.
 constexpr int64_t kLogitsBytes = int64_t{512} << 20;
-constexpr int64_t kCudaLogitsBytes = int64_t{2} << 30;  // memory is for that there: a third of the head's products less
+constexpr int64_t kCudaLogitsBytes = int64_t{2} << 30;  // one of four products of the head less
 constexpr int64_t kPassLogitsBytes = int64_t{64} << 20;  // in passes of generation and evaluation
 
 struct BufferSpec {
