@@ -32,6 +32,7 @@ class Others {
     experts();
     rows();
     losses();
+    sinks();
     state();
     adafactor();
     return std::move(out_);
@@ -335,6 +336,19 @@ class Others {
       const auto targets = arrays.numbers(rows, 100);
       const auto scale = arrays.zeros<float>(rows);
       return [=, &on = arrays.device().on()] { on.row_scales(targets, 1.0f, rows, scale); };
+    });
+  }
+
+  void sinks() {
+    const int64_t heads = d_.heads, rows = rows_;
+    add("sink_gradients", 8 * real(rows * heads), [=](Arrays& arrays) -> Order {
+      const auto sinks = arrays.drawn<float>(heads), logsumexp = arrays.drawn<float>(rows * heads),
+                 deltas = arrays.drawn<float>(rows * heads), dsinks = arrays.zeros<float>(heads);
+      return [=, &on = arrays.device().on()] {
+        kernels::AttentionDims dims{.batch = 1, .tokens = rows, .heads = heads, .kv_heads = heads};
+        dims.sinks = sinks;
+        on.sink_gradients(dims, logsumexp, deltas, dsinks);
+      };
     });
   }
 

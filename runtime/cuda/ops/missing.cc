@@ -3,8 +3,8 @@
 namespace cairn::cuda {
 namespace {
 
-constexpr std::string_view kMissing[] = {kCentredHeads, kOwnWeights,  kWideNorm, kWideHeads,    kPartsOfTokens,
-                                         kSumParts,     kManyExperts, kChunks,   kSinkGradients};
+constexpr std::string_view kMissing[] = {kCentredHeads, kOwnWeights,    kWideNorm, kWideHeads,
+                                         kPartsOfTokens, kSumParts,     kManyExperts};
 
 }  // namespace
 

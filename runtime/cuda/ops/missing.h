@@ -16,8 +16,5 @@ inline constexpr const char* kWideHeads = "attention of heads wider than 256 cha
 inline constexpr const char* kPartsOfTokens = "attention whose sums over tokens are cut into parts";
 inline constexpr const char* kSumParts = "products whose sums are cut into parts or stretches";
 inline constexpr const char* kManyExperts = "routers of more than 2048 experts";
-inline constexpr const char* kChunks = "attention within chunks";
-// Kernels by their names (runtime/kernels/ops.h):
-inline constexpr const char* kSinkGradients = "sink_gradients";  // and attention with sinks
 
 }  // namespace cairn::cuda

@@ -292,8 +292,7 @@ void fill_maps(kernels::Ops<T>& out) {
 }
 
 bool no_attention(CudaStream& on, const kernels::AttentionDims& d) {
-  return lacks(on, d.head_dim > k::kWidestHead, kWideHeads) || lacks(on, k::in_parts(d), kPartsOfTokens) ||
-         lacks(on, static_cast<bool>(d.sinks), kSinkGradients) || lacks(on, d.mask.chunk > 0, kChunks);
+  return lacks(on, d.head_dim > k::kWidestHead, kWideHeads) || lacks(on, k::in_parts(d), kPartsOfTokens);
 }
 
 template <typename T, typename G>
@@ -471,7 +470,7 @@ kernels::Ops<T> filled() {
   out.matmul_groups = [](Stream& stream, const kernels::MatmulGroups& groups) {
     for (const kernels::MatmulArgs& of : groups.products) multiply(cuda_stream(stream), of);
   };
-  out.sink_gradients = &RT_KERNEL(sink_gradients)::stopped<&stop<kSinkGradients>>;
+  out.sink_gradients = &Direct<&k::sink_gradients>::run;
   out.join_maxima = &Direct<&k::join_maxima>::run;
   out.rescale_sums = &Direct<&k::rescale_sums>::run;
   out.row_losses = &Direct<&k::row_losses>::run;

@@ -34,8 +34,6 @@ constexpr Need kNeeds[] = {
      [](const Plan& plan) { return plan.recipe.model.head_dim > kernels::cuda::kWidestHead; }},
     {kManyExperts, "model.moe.experts",
      [](const Plan& plan) { return plan.recipe.model.moe.experts > kernels::cuda::kMostExperts; }},
-    {kSinkGradients, "model.attention_sinks", [](const Plan& plan) { return plan.recipe.model.attention_sinks; }},
-    {kChunks, "model.attention_chunk", [](const Plan& plan) { return plan.recipe.model.attention_chunk > 0; }},
     {kPartsOfTokens, "deterministic", in_parts},
     {kSumParts, "deterministic", in_parts},
 };

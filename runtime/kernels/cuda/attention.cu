@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kSide* kSide) attention_tiles(AttentionArgs<T>
       first[i] = seen.first;
       end[i] = seen.end;
     }
-    max[i] = -INFINITY;
-    sum[i] = 0;
+    max[i] = of.sinks != nullptr ? of.sinks[head] : -INFINITY;  // a sink is the first score
+    sum[i] = of.sinks != nullptr ? 1.0f : 0.0f;
 #pragma unroll
     for (int j = 0; j < Of::kSums; ++j) sums[i][j] = 0;
   }
@@ -169,6 +169,7 @@ void attention_decode(Queue& on, const AttentionDims& dims, int64_t past, int64_
   of.kv_stride = dims.kv_heads * dims.head_dim;
   of.mask = {};
   of.mask.window = dims.mask.window;
+  of.mask.chunk = dims.mask.chunk;
   of.dropout = {};
   of.held = TokenRuns(of.tokens);
   of.held.count = 1;

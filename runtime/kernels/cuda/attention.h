@@ -1,6 +1,6 @@
 #pragma once
 // Softmax attention for CUDA: attention.h of runtime/kernels, in tiles of shared memory with an online softmax. It takes
-// every mask, cap, slope and dropout that the CPU's takes, and heads of up to kWidestHead channels. Matrix units multiply
+// every mask, cap, slope, sink and dropout that the CPU's takes, and heads of up to kWidestHead channels. Matrix units multiply
 // bf16 and f16 in rows of whole packs of 16 bytes, of heads of up to 128 channels; the cores that add floats the rest.
 
 #include <cstdint>
@@ -29,6 +29,9 @@ int64_t attention_deltas(const AttentionDims& dims);
 template <typename T, typename G>
 void attention_backward(Queue& on, const AttentionDims& dims, const T* q, const T* k, const T* v, const T* out,
                         const float* logsumexp, const T* dout, T* dq, G* dk, G* dv, float* deltas);
+
+/// dsinks [N] gets the gradients of dims.sinks added, from what attention_backward() left in `deltas`.
+void sink_gradients(Queue& on, const AttentionDims& dims, const float* logsumexp, const float* deltas, float* dsinks);
 
 template <typename T>
 void attention_decode(Queue& on, const AttentionDims& dims, int64_t past, int64_t capacity, const T* q,

@@ -30,10 +30,10 @@ struct AttentionArgs {
   bool in_packs;                              // all rows of heads begin at a pack, and are whole packs
   bool in_wide_packs;                         // the same of 16 bytes
   bool causal;
-  int window;
+  int window, chunk;  // 0: none
   const int32_t *ends, *starts;
   float scale, cap;
-  const float* slopes;
+  const float *slopes, *sinks;  // of heads; null: none
   DropoutRate rate;
   const uint64_t* sample_keys;
   uint64_t site;
@@ -62,7 +62,9 @@ struct AttentionArgs {
       if (end > out.end) out.end = end;
     }
     if (window > 0 && position - window + 1 > 0) out.first = position - window + 1;
-    if (starts != nullptr && starts[at] > out.first) out.first = starts[at];
+    int start = starts != nullptr ? starts[at] : 0;
+    if (chunk > 0) start += (position - start) / chunk * chunk;
+    if (start > out.first) out.first = start;
     return out;
   }
   /// Those that any query of the tile sees: both ends ascend with the position.
@@ -122,11 +124,13 @@ AttentionArgs<T> attention_args(const AttentionDims& d, const T* q, const T* k, 
       (d.head_dim | d.q_stride | d.kv_stride | d.out_stride) % kWidest == 0 && aligned_to(16, q, k, v, pointers...);
   out.causal = d.mask.causal;
   out.window = static_cast<int>(std::min(d.mask.window, d.tokens));
+  out.chunk = static_cast<int>(std::min(d.mask.chunk, d.tokens));
   out.ends = d.mask.ends.address();
   out.starts = d.mask.starts.address();
   out.scale = d.scale;
   out.cap = d.cap;
   out.slopes = d.alibi_slopes.address();
+  out.sinks = d.sinks.address();
   out.rate = d.dropout.rate;
   out.sample_keys = d.dropout.sample_keys.address();
   out.site = d.dropout.site;

@@ -183,10 +183,34 @@ __global__ void __launch_bounds__(kSide* kSide, 1) attention_key_gradients(Atten
   }
 }
 
+/// A block has a head. Thread i sums every kSinkThreads-th query, from the i-th on, of one sample after the other.
+constexpr int kSinkThreads = 256;
+__global__ void __launch_bounds__(kSinkThreads)
+    sink_sums(const float* sinks, const float* logsumexp, const float* deltas, int samples, int queries, float* dsinks) {
+  const int head = static_cast<int>(blockIdx.x), heads = static_cast<int>(gridDim.x);
+  const float sink = sinks[head];
+  float sum = 0, none = 0;
+  for (int sample = 0; sample < samples; ++sample) {
+    const int64_t at = (static_cast<int64_t>(sample) * heads + head) * queries;
+    for (int t = static_cast<int>(threadIdx.x); t < queries; t += kSinkThreads) {
+      sum += expf(sink - logsumexp[at + t]) * deltas[at + t];
+    }
+  }
+  RT_SHARED(float, room, 2 * kSinkThreads / kWarp);
+  block_sums(sum, none, room);
+  if (threadIdx.x == 0) dsinks[head] -= sum;
+}
+
 }  // namespace
 
 int64_t attention_deltas(const AttentionDims& dims) {
   return dims.batch * dims.heads * (dims.held.count == 0 ? dims.tokens : dims.held.count);
+}
+
+void sink_gradients(Queue& on, const AttentionDims& dims, const float* logsumexp, const float* deltas, float* dsinks) {
+  const int64_t queries = dims.held.count == 0 ? dims.tokens : dims.held.count;
+  launch(on, {{static_cast<unsigned>(dims.heads)}, {kSinkThreads}}, sink_sums, dims.sinks.address(), logsumexp, deltas,
+         static_cast<int>(dims.batch), static_cast<int>(queries), dsinks);
 }
 
 template <typename T, typename G>

@@ -60,10 +60,11 @@ __global__ void __launch_bounds__(ForwardOf<kD, kPlain>::kThreads, 2)
     return here.position(r < here.rows ? r : here.rows - 1);
   };
   float max[2 * kM], sum[2 * kM], sums[kM][kD / 8][4];
+  const float first_score = of.sinks != nullptr ? of.sinks[head] * (kLog2E / factor) : -INFINITY;
 #pragma unroll
   for (int i = 0; i < 2 * kM; ++i) {
-    max[i] = -INFINITY;
-    sum[i] = 0;
+    max[i] = first_score;
+    sum[i] = of.sinks != nullptr && lane.t == 0 ? 1.0f : 0.0f;  // a row's sum is that of its four lanes
   }
   clear(sums);
 

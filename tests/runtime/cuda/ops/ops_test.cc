@@ -323,7 +323,7 @@ void compare_attention(int64_t tokens, int64_t head_dim) {
   CAPTURE(tokens);
   CAPTURE(head_dim);
   Sides on;
-  // Grouped heads, masks of every kind at once, the largest scores; rows with nothing between.
+  // Grouped heads, masks of every kind at once, the largest scores, sinks; rows with nothing between.
   constexpr int64_t kSamples = 2, kHeads = 4, kKvHeads = 2;
   const int64_t kv = kKvHeads * head_dim, all = kHeads * head_dim, width = all + 2 * kv, queries = kSamples * tokens;
   auto qkv = on.array(normals<T>("qkv", queries * width)), dout = on.array(normals<T>("dout", queries * all));
@@ -338,14 +338,20 @@ void compare_attention(int64_t tokens, int64_t head_dim) {
   ends = on.array(std::move(ends.host));
   starts = on.array(std::move(starts.host));
   auto slopes = on.array(std::vector<float>{0.5f, 0.25f, 0.125f, 0.0625f}),
-       maxima = on.array(std::vector<float>(kHeads, -1e30f));
+       maxima = on.array(std::vector<float>(kHeads, -1e30f)), sinks = on.array(std::vector<float>{2, -1, 0.5f, 0}),
+       dsinks = on.array(std::vector<float>(kHeads, 0.5f));
   auto keys = on.array(std::vector<uint64_t>{11, 22});
   auto scratch = on.zeros<float>(queries * kHeads * (1 + 2 * head_dim));
-  for (const bool everything : {false, true}) {
-    CAPTURE(everything);
+  enum { kPlain, kEverything, kSinks };
+  for (const int with : {kPlain, kEverything, kSinks}) {
+    CAPTURE(with);
     const auto dims = [&](Side at) {
       kernels::AttentionDims d{kSamples, tokens, kHeads, kKvHeads, head_dim, width, width, all, 0.35f};
-      if (!everything) return d;
+      if (with == kSinks) {
+        d.mask.chunk = 4;
+        d.sinks = at(sinks);
+      }
+      if (with != kEverything) return d;
       d.cap = 3.0f;
       d.mask = {.causal = true, .window = 5, .ends = at(ends), .starts = at(starts)};
       d.alibi_slopes = at(slopes);
@@ -369,6 +375,10 @@ void compare_attention(int64_t tokens, int64_t head_dim) {
                                 at(dout), at(dqkv), at(dkv_sums) + all, at(dkv_sums) + (all + kv), at(scratch));
     });
     on.alike(dkv_sums, attention_gradients<T>(2 * tokens));
+    if (with != kSinks) continue;
+    on.run<T>("sink_gradients",
+              [&](Exec<T> e, Side at) { e.sink_gradients(dims(at), at(logsumexp), at(scratch), at(dsinks)); });
+    on.alike(dsinks, attention_gradients<T>(queries));
   }
 }
 
@@ -930,19 +940,6 @@ TEST_SUITE("runtime/cuda/ops") {
             ops.attention_backward(on, of, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                    nullptr, nullptr);
           }) == words("attention whose sums over tokens are cut into parts"));
-    CHECK(refused([&](cuda::CudaStream& on) {
-            kernels::AttentionDims of{.head_dim = 64};
-            of.mask.chunk = 8;
-            ops.attention_forward(on, of, nullptr, nullptr, nullptr, nullptr, nullptr);
-          }) == words("attention within chunks"));
-    CHECK(refused([&](cuda::CudaStream& on) {
-            const float none = 0;  // never read
-            kernels::AttentionDims of{.head_dim = 64};
-            of.sinks = DevicePtr<const float>(&none);
-            ops.attention_decode(on, of, 0, 1, nullptr, nullptr, nullptr, nullptr);
-          }) == words("sink_gradients"));
-    CHECK(refused([&](cuda::CudaStream& on) { ops.sink_gradients(on, {}, nullptr, nullptr, nullptr); }) ==
-          words("sink_gradients"));
     CHECK(refused([&](cuda::CudaStream& on) {
             kernels::HeadNorm of;
             of.centred = true;

@@ -46,8 +46,12 @@ Recipe recipe_of(Family family, Precision precision) {
     r.model.temperature_scale = 0.5;
     r.model.temperature_floor = 5;
     r.model.temperature_form = TemperatureForm::kMinistral3;
+    r.model.attention_chunk = 7;
   }
-  if (family == Family::kExperts) r.model.moe = {.experts = 4, .top_k = 2};
+  if (family == Family::kExperts) {
+    r.model.moe = {.experts = 4, .top_k = 2};
+    r.model.attention_sinks = true;
+  }
   if (family == Family::kLatent) {
     r.model.kv_heads = 2;
     r.model.mla = {.kv_rank = 12, .q_rank = 10, .nope_dim = 4, .rope_dim = 4, .value_dim = 6};

@@ -55,8 +55,12 @@ Recipe recipe_of(const Row& row) {
     m.temperature_scale = 0.5;
     m.temperature_floor = 3;
     m.temperature_form = TemperatureForm::kMinistral3;
+    m.attention_chunk = 3;
   }
-  if (row[kFamily] == 2) m.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.1, .aux_scope = AuxScope::kModel};
+  if (row[kFamily] == 2) {
+    m.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.1, .aux_scope = AuxScope::kModel};
+    m.attention_sinks = true;
+  }
   if (row[kFamily] == 3) {
     m.mla = {.kv_rank = 12, .q_rank = 10, .nope_dim = 4, .rope_dim = 4, .value_dim = 6};
     m.moe = {

@@ -1,6 +1,7 @@
 #include "runtime/kernels/attention.h"
 
 #include <algorithm>
+#include <array>
 
 #include "runtime/kernels/cuda/attention.h"
 #include "tests/runtime/kernels/cuda/cuda_testing.h"
@@ -18,13 +19,15 @@ struct Shape {
   int64_t pad = 0, window = 0;
   bool causal = true, ends = false, starts = false, sloped = false, dropped = false, maxima = false, held = false;
   float cap = 0;
+  int64_t chunk = 0;
+  bool sinks = false;
   int64_t row() const { return (heads + 2 * kv_heads) * head_dim + pad; }
 };
 
 /// Addresses of one side.
 struct Places {
   const int32_t *ends, *starts;
-  const float* slopes;
+  const float *slopes, *sinks;
   const uint64_t* keys;
   float* maxima;
 };
@@ -38,9 +41,11 @@ AttentionDims dims_of(const Shape& s, const Places& at) {
   d.cap = s.cap;
   d.mask.causal = s.causal;
   d.mask.window = s.window;
+  d.mask.chunk = s.chunk;
   if (s.ends) d.mask.ends = DevicePtr(at.ends);
   if (s.starts) d.mask.starts = DevicePtr(at.starts);
   if (s.sloped) d.alibi_slopes = DevicePtr(at.slopes);
+  if (s.sinks) d.sinks = DevicePtr(at.sinks);
   if (s.dropped) d.dropout = {kernels::DropoutRate::of(0.25), DevicePtr(at.keys), 77, 3};
   if (s.maxima) d.max_scores = DevicePtr(at.maxima);
   if (s.held) d.held = TokenRuns::of_rank(s.tokens, 2, 0);
@@ -82,11 +87,14 @@ void compare(const Shape& s) {
   }
   std::vector<float> slopes(s.heads), maxima(s.heads, -INFINITY);
   kernels::alibi_slopes(2 * s.heads, 1, s.heads, slopes.data());
+  // Of sinks one is far above all scores, one far below: the first takes nearly all of the probability.
+  std::vector<float> sinks(s.heads), dsinks(s.heads, 0.5f);
+  for (int64_t n = 0; n < s.heads; ++n) sinks[n] = std::array{0.7f, 9.0f, -30.0f}[n % 3];
   const std::vector<uint64_t> keys = {11, 22, 33};
   const auto qkv = normals<T>("qkv", s.batch * s.tokens * s.row()), dout = normals<T>("dout", rows * out_row);
   maxima[0] = 1000;  // stays
 
-  const AttentionDims here = dims_of(s, {ends.data(), starts.data(), slopes.data(), keys.data(), maxima.data()});
+  const AttentionDims here = dims_of(s, {ends.data(), starts.data(), slopes.data(), sinks.data(), keys.data(), maxima.data()});
   std::vector<T> out(rows * out_row), dq(s.batch * s.tokens * s.row());
   std::vector<G> dkv(dq.size());
   std::vector<float> logsumexp(s.batch * s.heads * queries), scratch(attention_backward_scratch_elems(here));
@@ -94,17 +102,20 @@ void compare(const Shape& s) {
   kernels::attention_backward<T, G>(here, qkv.data(), qkv.data() + k_at, qkv.data() + v_at, out.data(),
                                     logsumexp.data(), dout.data(), dq.data(), dkv.data() + k_at, dkv.data() + v_at,
                                     scratch.data());
+  if (s.sinks) kernels::sink_gradients(here, logsumexp.data(), scratch.data(), dsinks.data());
   // Rounded probabilities and rounded gradients of scores: two roundings of T in each term of a sum.
   const double most_apart = std::is_same_v<T, float> ? 1e-5 : 2 * rounding_unit<T>();
   std::vector<T> first_out, first_dq;
+  std::vector<float> first_dsinks;
   std::vector<G> first_dkv;
   in_every_order([&] {
     OnDevice<int32_t> d_ends(ends), d_starts(starts);
-    OnDevice<float> d_slopes(slopes), d_maxima(filled<float>(s.heads, -INFINITY));
+    OnDevice<float> d_slopes(slopes), d_sinks(sinks), d_dsinks(filled<float>(s.heads, 0.5f)), d_maxima(filled<float>(s.heads, -INFINITY));
     OnDevice<uint64_t> d_keys(keys);
     d_maxima.data()[0] = 1000;
     const AttentionDims there =
-        dims_of(s, {d_ends.data(), d_starts.data(), d_slopes.data(), d_keys.data(), d_maxima.data()});
+        dims_of(
+        s, {d_ends.data(), d_starts.data(), d_slopes.data(), d_sinks.data(), d_keys.data(), d_maxima.data()});
     // What lies between rows, and what the other pass writes, stays 0.
     OnDevice<T> d_qkv(qkv), d_dout(dout), d_out(std::vector<T>(out.size())), d_dq(std::vector<T>(dq.size()));
     OnDevice<G> d_dkv(std::vector<G>(dkv.size()));
@@ -129,6 +140,10 @@ void compare(const Shape& s) {
     check_repeats(d_out.values(), first_out);
     check_repeats(d_dq.values(), first_dq);
     check_repeats(d_dkv.values(), first_dkv);
+    if (!s.sinks) return;
+    kernels::cuda::sink_gradients(on, there, d_logsumexp.data(), deltas.data(), d_dsinks.data());
+    check_alike(d_dsinks.values(), dsinks, attention_gradients<T>(s.batch * s.tokens));
+    check_repeats(d_dsinks.values(), first_dsinks);
   });
 }
 
@@ -155,6 +170,25 @@ const Shape kMasks[] = {
     {"dropout", 2, 20, 4, 2, 8, 0, 0, true, false, false, false, true},
     {"maxima", 2, 66, 1, 1, 8, 0, 0, true, false, false, false, false, true},
     {"tokens of a rank, with slopes and dropout", 2, 80, 2, 1, 8, 0, 50, true, false, false, true, true, false, true},
+    {.name = "chunks", .batch = 1, .tokens = 70, .heads = 2, .kv_heads = 1, .head_dim = 8, .chunk = 24},
+    {.name = "chunks of documents, sinks",
+     .batch = 2,
+     .tokens = 35,
+     .heads = 3,
+     .kv_heads = 1,
+     .head_dim = 8,
+     .starts = true,
+     .chunk = 9,
+     .sinks = true},
+    {.name = "sinks, caps and dropout",
+     .batch = 2,
+     .tokens = 67,
+     .heads = 2,
+     .kv_heads = 1,
+     .head_dim = 8,
+     .dropped = true,
+     .cap = 0.8f,
+     .sinks = true},
 };
 
 // The same for matrix units, whose tiles have 64 keys and up to 128 queries: lengths around those, each width of heads,
@@ -181,6 +215,33 @@ const Shape kTileMasks[] = {
     {"maxima of caps", 2, 70, 2, 1, 8, 0, 0, true, false, false, false, false, true, false, 0.8f},
     {"tokens of a rank", 1, 280, 2, 1, 8, 0, 0, true, false, false, false, false, false, true},
     {"tokens of a rank, with slopes and dropout", 2, 160, 2, 1, 8, 0, 50, true, false, false, true, true, false, true},
+    {.name = "chunks", .batch = 1, .tokens = 280, .heads = 1, .kv_heads = 1, .head_dim = 16, .chunk = 100},
+    {.name = "short chunks of documents, sinks",
+     .batch = 2,
+     .tokens = 140,
+     .heads = 3,
+     .kv_heads = 1,
+     .head_dim = 8,
+     .starts = true,
+     .chunk = 9,
+     .sinks = true},
+    {.name = "windows and sinks",
+     .batch = 1,
+     .tokens = 140,
+     .heads = 3,
+     .kv_heads = 1,
+     .head_dim = 64,
+     .window = 70,
+     .sinks = true},
+    {.name = "sinks of a rank's tokens, with slopes",
+     .batch = 1,
+     .tokens = 160,
+     .heads = 2,
+     .kv_heads = 1,
+     .head_dim = 72,
+     .sloped = true,
+     .held = true,
+     .sinks = true},
 };
 
 }  // namespace
@@ -190,14 +251,14 @@ TEST_SUITE("runtime/kernels/cuda/attention") {
     if (left_out<T>()) return;
     for (const Shape& shape : kShapes) compare<T, T>(shape);
   }
-  TEST_CASE("attention is the CPU's with every mask, slope, cap and dropout") {
+  TEST_CASE("attention is the CPU's with every mask, slope, cap, sink and dropout") {
     for (const Shape& shape : kMasks) compare<float, float>(shape);
   }
   TEST_CASE_TEMPLATE("attention by matrix units is the CPU's, forward and backward, whatever the shape", T, bf16, f16) {
     if (left_out<T>()) return;
     for (const Shape& shape : kTileShapes) compare<T, T>(shape);
   }
-  TEST_CASE_TEMPLATE("attention by matrix units is the CPU's with every mask, slope, cap and dropout", T, bf16, f16) {
+  TEST_CASE_TEMPLATE("attention by matrix units is the CPU's with every mask, slope, cap, sink and dropout", T, bf16, f16) {
     if (left_out<T>()) return;
     for (const Shape& shape : kTileMasks) compare<T, T>(shape);
   }
@@ -214,22 +275,25 @@ TEST_SUITE("runtime/kernels/cuda/attention") {
     const auto q = normals<T>("q", kBatch * kHeads * kHeadDim);
     const auto k = normals<T>("k", kBatch * kCapacity * kKvHeads * kHeadDim),
                v = normals<T>("v", kBatch * kCapacity * kKvHeads * kHeadDim);
-    std::vector<float> slopes(kHeads);
+    std::vector<float> slopes(kHeads), sinks = {0.7f, 9.0f, -30.0f, 0.0f};
     kernels::alibi_slopes(kHeads, 0, kHeads, slopes.data());
     for (const int64_t past : {0, 1, 70}) {
       for (const int64_t window : {0, 9}) {
         CAPTURE(past);
         CAPTURE(window);
         dims.mask.window = window;
+        dims.mask.chunk = window > 0 ? 0 : 16;
+        dims.sinks = DevicePtr<const float>(window > 0 ? nullptr : sinks.data());
         dims.cap = window > 0 ? 2.0f : 0.0f;
         std::vector<T> out(q.size());
         dims.alibi_slopes = DevicePtr<const float>(window > 0 ? slopes.data() : nullptr);
         kernels::attention_decode<T>(dims, past, kCapacity, q.data(), k.data(), v.data(), out.data());
         in_every_order([&] {
           OnDevice<T> d_q(q), d_k(k), d_v(v), d_out(std::ssize(out));
-          OnDevice<float> d_slopes(slopes);
+          OnDevice<float> d_slopes(slopes), d_sinks(sinks);
           AttentionDims there = dims;
           there.alibi_slopes = DevicePtr<const float>(window > 0 ? d_slopes.data() : nullptr);
+          there.sinks = DevicePtr<const float>(window > 0 ? nullptr : d_sinks.data());
           Queue on;
           kernels::cuda::attention_decode<T>(on, there, past, kCapacity, d_q.data(), d_k.data(), d_v.data(),
                                              d_out.data());
