@@ -104,11 +104,6 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
   if (copies()) {
     std::unique_ptr<DeviceLink> link = options_.make_link ? options_.make_link() : make_host_link();
     for (int64_t slot = 0; slot < arena_.slots(); ++slot) RT_TRY(link->use_host(arena_.payload(rank_, slot)));
-    if (options_.make_link && !arena_.has_world() && !kept_for_others.empty()) {
-      return Error{
-          ErrorCode::kUnsupported,
-          fmt::format("rank {}: state that ranks of several hosts keep of each other, in a device's memory", rank_)};
-    }
     copier_ = std::make_unique<StateCopier>(std::move(link), kCopyNice);
     out.gate = copier_.get();
     starts_in_slot_ = in_memory && !options_.make_link;

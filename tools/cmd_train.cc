@@ -661,6 +661,7 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
     RT_TRY(check_for_hosts(loaded.recipe, *hosts));
     RT_TRY_SET(hosts->build, program_and_module_version());
     hosts->recipe_hash = loaded.hash_hex;
+    hosts->device = args.device;
     hosts->replicas =
         std::make_shared<Replicas>(Replicas::Options{.port_from = hosts->port_from, .port_to = hosts->port_to});
     return run_on_hosts(loaded, run, world, args, hosts, saved_by, result);

@@ -37,7 +37,7 @@ void say(const std::string& text) {
 Result<std::optional<int>> follow_segment(const FollowArgs& args, Follower& follower, const HostSegment& segment) {
   RT_TRY_SET(Recipe recipe, dsl::decode_recipe(segment.recipe));
   RT_TRY_SET(recipe.init, init_from_json(segment.init));
-  settle_device(recipe, DeviceChoice::kCpu);  // a leader of several hosts has found out that CUDA is not it
+  settle_device(recipe, args.hosts.device);  // the leader's too
   RT_TRY_SET(const RunPast past, ckpt::decode_past(segment.past));
   RT_TRY_SET(Plan plan, make_plan(recipe, follower.world(), past));
   plan.end_step = segment.end_step;

@@ -578,10 +578,6 @@ StartReport check_start(const StartQuestion& question) {
   if (recipe.device == DeviceChoice::kCuda) {
     for (const cuda::Refusal& one : cuda::refusals(question.plan))
       findings.refuse(one.field, one.message, ErrorCode::kUnsupported);
-    if (question.ranks) {
-      findings.refuse("", "CUDA trains on one host so far; train without --hosts, or on the CPU: --device cpu",
-                      ErrorCode::kUnsupported);
-    }
   }
   report.data = check_data(recipe, question.plan, question.scan_seconds, report);
   check_best(recipe, question.plan, report);

@@ -30,6 +30,7 @@ json encoded(const Hello& hello) {
           {"boot_id", hello.boot_id},
           {"build", hello.build},
           {"recipe_hash", hello.recipe_hash},
+          {"computes", hello.computes},
           {"ranks", hello.ranks},
           {"kernel_level", hello.kernel_level}};
 }
@@ -38,7 +39,8 @@ std::optional<Hello> decoded(const json& from) {
   if (!from.is_object()) return std::nullopt;
   Hello out;
   for (const auto& [key, field] : {std::pair("name", &out.name), std::pair("boot_id", &out.boot_id),
-                                   std::pair("build", &out.build), std::pair("recipe_hash", &out.recipe_hash)}) {
+                                   std::pair("build", &out.build), std::pair("recipe_hash", &out.recipe_hash),
+                                   std::pair("computes", &out.computes)}) {
     if (!from.contains(key) || !from[key].is_string()) return std::nullopt;
     *field = from[key];
   }
@@ -190,6 +192,10 @@ class Door::Impl {
     if (brought.recipe_hash != own_.recipe_hash) {
       return both("another recipe: hash", own_.recipe_hash, brought.recipe_hash) +
              "; the same file and the same --set on all hosts";
+    }
+    if (brought.computes != own_.computes) {
+      return both("ranks compute by other means:", own_.computes, brought.computes) +
+             "; the same devices and --device on all hosts";
     }
     if (brought.ranks != own_.ranks) {
       return both("another number of ranks: --nproc", own_.ranks, brought.ranks) + "; the same on all hosts";

@@ -4,7 +4,7 @@ target_link_libraries(cluster_agent PRIVATE cairn_flags cairn_runtime_cluster ca
 add_test(NAME cluster/join COMMAND ${CAIRN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/join_test.py $<TARGET_FILE:cluster_agent>)
 set_tests_properties(cluster/join PROPERTIES LABELS cluster TIMEOUT 300 SKIP_RETURN_CODE 77 RUN_SERIAL TRUE)
 if(TARGET cairn)
-  foreach(test train faults slurm replicas resize diagnosis check scale)
+  foreach(test train cuda faults slurm replicas resize diagnosis check scale)
     add_test(NAME cluster/${test} COMMAND ${CAIRN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/${test}_test.py $<TARGET_FILE:cairn>)
     set_tests_properties(cluster/${test} PROPERTIES LABELS cluster TIMEOUT 600 SKIP_RETURN_CODE 77 RUN_SERIAL TRUE)
   endforeach()

@@ -32,6 +32,7 @@
 #include "runtime/cluster/placement.h"
 #include "runtime/cluster/switchboard.h"
 #include "runtime/config/cluster.h"
+#include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
 #include "runtime/kernels/isa.h"
 #include "tools/run/check_leader.h"
@@ -48,6 +49,7 @@ struct HostOptions {
   int64_t hosts_min = 0;  // fewest that the run goes on with; 0: as many as train at the start
   int64_t ranks = 0;      // of each host
   std::string build, recipe_hash;
+  DeviceChoice device = DeviceChoice::kCpu;  // where its ranks compute
   bool has_cluster_file = false, groups_cross_hosts = false;  // ClusterConfig::groups_cross_hosts
   int64_t port_from = 24512, port_to = 25535;
   cluster::Beats beats;

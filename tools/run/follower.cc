@@ -297,7 +297,7 @@ bool Follower::take_common(const Message& message) {
     take_begin(body);
   } else if (message.kind == "prepare") {
     const Result<HostSegment> segment = segment_from_json(body);
-    if (segment.ok() && place_ < 0 && !node_) spare_memory_.prepare(segment.value(), options_.ranks);
+    if (segment.ok() && place_ < 0 && !node_) spare_memory_.prepare(segment.value(), options_.ranks, options_.device);
   } else if (message.kind == "rest") {
     checker_.reset();
     take_place(-1, options_.hosts());

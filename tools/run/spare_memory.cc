@@ -19,13 +19,13 @@ constexpr int kNice = 10;  // nobody waits for it yet
 
 }  // namespace
 
-void SpareMemory::prepare(const HostSegment& segment, int64_t ranks) {
+void SpareMemory::prepare(const HostSegment& segment, int64_t ranks, DeviceChoice device) {
   if (segment_ == segment) return;
   drop();
   segment_ = segment;
-  thread_ = std::thread([this, segment, ranks] {
+  thread_ = std::thread([this, segment, ranks, device] {
     ::setpriority(PRIO_PROCESS, 0, kNice);  // of this thread
-    Result<ckpt::PreparedMemory> made = make(segment, ranks);
+    Result<ckpt::PreparedMemory> made = make(segment, ranks, device);
     if (made.ok()) {
       made_ = std::make_shared<ckpt::PreparedMemory>(std::move(made).value());
     } else if (!stop_) {
@@ -35,9 +35,9 @@ void SpareMemory::prepare(const HostSegment& segment, int64_t ranks) {
 }
 
 /// As follow_segment() and open_run_memory() come to it.
-Result<ckpt::PreparedMemory> SpareMemory::make(const HostSegment& segment, int64_t ranks) const {
+Result<ckpt::PreparedMemory> SpareMemory::make(const HostSegment& segment, int64_t ranks, DeviceChoice device) const {
   RT_TRY_SET(Recipe recipe, dsl::decode_recipe(segment.recipe));
-  settle_device(recipe, DeviceChoice::kCpu);
+  settle_device(recipe, device);
   RT_TRY_SET(const RunPast past, ckpt::decode_past(segment.past));
   RT_TRY_SET(const Plan plan, make_plan(recipe, segment.hosts * ranks, past));
   RT_TRY_SET(ckpt::ArenaSpec spec, ckpt::arena_spec(plan,

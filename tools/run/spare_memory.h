@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "ckpt/snapshot/prepared_memory.h"
+#include "runtime/config/recipe.h"
 #include "tools/run/host_wire.h"
 
 namespace cairn::tools {
@@ -25,14 +26,14 @@ class SpareMemory {
   SpareMemory(const SpareMemory&) = delete;
   SpareMemory& operator=(const SpareMemory&) = delete;
 
-  /// For the largest place of a segment, `ranks` a host. What is there for the same one stays.
-  void prepare(const HostSegment& segment, int64_t ranks);
+  /// For the largest place of a segment, `ranks` a host, which compute on `device`. What is there for the same one stays.
+  void prepare(const HostSegment& segment, int64_t ranks, DeviceChoice device);
   /// Waits for what is under way: the rest of it takes less than all of it. Null: there is none.
   std::shared_ptr<ckpt::PreparedMemory> take();
   void drop();
 
  private:
-  Result<ckpt::PreparedMemory> make(const HostSegment& segment, int64_t ranks) const;
+  Result<ckpt::PreparedMemory> make(const HostSegment& segment, int64_t ranks, DeviceChoice device) const;
 
   const std::function<void(const std::string&)> say_;
   std::optional<HostSegment> segment_;

@@ -38,6 +38,7 @@ Hello hello_of(int64_t index) {
           .boot_id = "b",
           .build = "1.0 abc",
           .recipe_hash = "feed",
+          .computes = "cuda",
           .ranks = 2,
           .kernel_level = 3};
 }
@@ -173,6 +174,11 @@ TEST_SUITE("runtime/cluster/join") {
     other.recipe_hash = "beef";
     CHECK(refusal(leader, other).find("another recipe: hash beef there, feed at the leader") != std::string::npos);
     other = hello_of(1);
+    other.computes = "cpu";
+    CHECK(refusal(leader, other) ==
+          "refused by 127.0.0.1: ranks compute by other means: cpu there, cuda at the leader; the same devices and "
+          "--device on all hosts");
+    other = hello_of(1);
     other.ranks = 4;
     CHECK(refusal(leader, other).find("--nproc 4 there, 2 at the leader") != std::string::npos);
     CHECK(refusal(leader, hello_of(2)).find("host 2 of 2; they count from 0") != std::string::npos);
@@ -191,7 +197,7 @@ TEST_SUITE("runtime/cluster/join") {
   TEST_CASE("a second agent of an index is refused while the first one waits, and one that left may come back") {
     TempDir temp;
     Leader leader(temp.path, 3);
-    auto first = joining(leader, hello_of(1), 2);
+    auto first = joining(leader, hello_of(1), 5);
     while (leader.come == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     Hello twin = hello_of(1);
     twin.name = "h9";

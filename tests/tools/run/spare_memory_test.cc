@@ -52,16 +52,16 @@ TEST_SUITE("tools/run/spare_memory") {
       said.push_back(text);
     });
     CHECK(spare.take() == nullptr);
-    spare.prepare(segment_of(plan, 4), 1);
-    spare.prepare(segment_of(plan, 4), 1);
+    spare.prepare(segment_of(plan, 4), 1, DeviceChoice::kCpu);
+    spare.prepare(segment_of(plan, 4), 1, DeviceChoice::kCpu);
     auto ready = spare.take();
     REQUIRE(ready != nullptr);
     CHECK(ready->bytes() == most);
     CHECK(spare.take() == nullptr);
 
     const Plan fewer = small_plan(2);
-    spare.prepare(segment_of(plan, 4), 1);
-    spare.prepare(segment_of(fewer, 2), 1);
+    spare.prepare(segment_of(plan, 4), 1, DeviceChoice::kCpu);
+    spare.prepare(segment_of(fewer, 2), 1, DeviceChoice::kCpu);
     ready = spare.take();
     REQUIRE(ready != nullptr);
     CHECK(ready->bytes() == std::max(bytes_of_place(fewer, 2, 0), bytes_of_place(fewer, 2, 1)));
@@ -73,8 +73,8 @@ TEST_SUITE("tools/run/spare_memory") {
     SpareMemory spare([](const std::string&) {});
     HostSegment segment = segment_of(small_plan(4), 4);
     segment.recipe = "{}";
-    spare.prepare(segment, 1);
+    spare.prepare(segment, 1, DeviceChoice::kCpu);
     CHECK(spare.take() == nullptr);
-    spare.prepare(segment_of(small_plan(4), 4), 1);
+    spare.prepare(segment_of(small_plan(4), 4), 1, DeviceChoice::kCpu);
   }
 }
