@@ -327,16 +327,33 @@ nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig
   if (!original.is_object() || !original.contains("model_type") || original["model_type"] != family.model_type)
     return out;
   const ModelConfig wanted = canonical(model);
+  const auto is_same = [&](const nlohmann::ordered_json& changed) {
+    const Result<ModelConfig> again = read_config(family, json(changed));
+    return again.ok() && differing_fields(again.value(), wanted).empty();
+  };
+  std::vector<std::pair<std::string, json>> others;  // spellings of the source
   for (const ConfigKey& key : family.keys) {
     for (const std::string_view name : key.names) {
       const auto value = original.find(name);
-      // A null head_dim breaks some classes of transformers, which take it as it is.
-      if (value == original.end() || !out.contains(name) || out[name] == *value || name == "head_dim") continue;
-      json changed = json(out);
-      changed[std::string(name)] = *value;
-      const Result<ModelConfig> again = read_config(family, changed);
-      if (again.ok() && differing_fields(again.value(), wanted).empty()) out[std::string(name)] = *value;
+      if (value == original.end()) continue;
+      std::string place(name);
+      if (value->is_string() && !out.contains(name)) {  // under another name of the key
+        const auto written = std::ranges::find_if(key.names, [&](auto other) { return out.contains(other); });
+        if (written != key.names.end() && out[*written].is_string()) place = *written;
+      }
+      // A null head_dim breaks some classes of transformers, which take it as it is. A number stays, for other readers.
+      const bool has_place = name == "head_dim" ? value->is_number_integer() : out.contains(place);
+      if (has_place && (!out.contains(place) || out[place] != *value)) others.emplace_back(place, *value);
     }
+  }
+  // All of them, since some mean a thing between them; else those that by themselves say the same model.
+  nlohmann::ordered_json all = out;
+  for (const auto& [place, value] : others) all[place] = value;
+  if (is_same(all)) return all;
+  for (const auto& [place, value] : others) {
+    nlohmann::ordered_json changed = out;
+    changed[place] = value;
+    if (is_same(changed)) out = std::move(changed);
   }
   return out;
 }

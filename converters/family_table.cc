@@ -503,7 +503,7 @@ ConfigKey refuse_unless(std::string_view name, json value) {
   const auto read = [=](ConfigReader& in, ModelConfig&) {
     const json* found = in.find(name);
     if (found == nullptr || *found == value) return;
-    in.unsupported(fmt::format("{} = {}: this model computes something that is not supported here, which is {}", name,
+    in.unsupported(fmt::format("{} = {} is not supported here, {} is", name,
                                found->dump(-1, ' ', false, json::error_handler_t::replace), value.dump()));
   };
   return {{name}, read, nullptr};

@@ -21,7 +21,7 @@ ConfigKey depth_and_width() {
           return in.unsupported(fmt::format("scale_depth = {} and dim_model_base = {} must be above 0", depth, width));
         }
         m.branch_scale = depth / std::sqrt(static_cast<double>(m.layers));
-        m.logit_scale = width / static_cast<double>(m.width);
+        m.logit_scale = 1.0 / (static_cast<double>(m.width) / width);  // the reciprocal of what granite can say
       },
       nullptr};
 }

@@ -504,6 +504,55 @@ TEST_SUITE("converters/families") {
     }
   }
 
+  TEST_CASE("the size of a head stays in config.json where the source says it, though the class would divide") {
+    for (const char* type : {"granite", "qwen3_moe", "stablelm"}) {
+      CAPTURE(type);
+      nlohmann::json source = {{"model_type", type},
+                               {"hidden_size", 64},
+                               {"num_attention_heads", 8},
+                               {"num_key_value_heads", 4},
+                               {"head_dim", 8}};
+      const auto model = model_from_config(source);
+      REQUIRE_OK(model);
+      const Family family = find_family(type).value();
+      CHECK(config_from_model(family, model.value(), DType::kF32, source).value("head_dim", 0) == 8);
+      source["head_dim"] = nullptr;
+      CHECK_FALSE(config_from_model(family, model.value(), DType::kF32, source).contains("head_dim"));
+    }
+  }
+
+  TEST_CASE(
+      "config.json keeps the source's spellings, where one is under another name and where several say a thing "
+      "together") {
+    const auto written = [](const nlohmann::json& source) {
+      const auto model = model_from_config(source);
+      REQUIRE_OK(model);
+      return config_from_model(find_family(source["model_type"].get<std::string>()).value(), model.value(), DType::kF32,
+                               source);
+    };
+    CHECK(written({{"model_type", "exaone"}, {"hidden_act", "gelu_pytorch_tanh"}})["activation_function"] ==
+          "gelu_pytorch_tanh");
+    const auto falcon = written({{"model_type", "falcon"},
+                                 {"new_decoder_architecture", true},
+                                 {"num_kv_heads", 1},
+                                 {"num_ln_in_parallel_attn", 1}});
+    CHECK(falcon["new_decoder_architecture"] == true);
+    CHECK(falcon["num_kv_heads"] == 1);
+    CHECK(falcon["num_ln_in_parallel_attn"] == 1);
+  }
+
+  TEST_CASE("MiniCPM of any width goes out as granite, to the last bit of the factor of its logits") {
+    for (int64_t base = 1; base < 300; base += 7) {
+      CAPTURE(base);
+      const auto model = model_from_config(
+          {{"model_type", "minicpm"}, {"hidden_size", 2304}, {"num_attention_heads", 36}, {"dim_model_base", base}});
+      REQUIRE_OK(model);
+      const auto family = family_for(model.value());
+      REQUIRE_OK(family);
+      CHECK(family.value().model_type == "granite");
+    }
+  }
+
   TEST_CASE("every stored element is one logical element and comes back to its place") {
     for (const std::string& name : all_fixtures()) {
       CAPTURE(name);
@@ -818,13 +867,13 @@ TEST_SUITE("converters/families") {
          {"glm4_moe", Config{{"n_group", 64}, {"topk_group", 2}, {"num_experts_per_tok", 5}},
           "128 experts in n_group = 64 groups, topk_group = 2 of them a token: no place for 5"},
          {"glm4_moe", Config{{"routed_scaling_factor", 0.0}}, "routed_scaling_factor = 0 must be above 0"},
-         {"ernie4_5_moe", Config{{"use_bias", true}}, "use_bias = true: this model computes something"},
+         {"ernie4_5_moe", Config{{"use_bias", true}}, "use_bias = true is not supported here, false is"},
          {"ernie4_5_moe", Config{{"moe_layer_start_index", 28}}, "leave no layer with experts"},
          {"ernie4_5_moe", Config{{"moe_norm_min", 0.5}}, "moe_norm_min = 0.5: a bound that sums of weights can meet"},
          {"ernie4_5_moe", Config{{"moe_k", 65}}, "moe_k = 65 of moe_num_experts = 64"},
          {"minimax_m2", Config{{"rotary_dim", 64}, {"partial_rotary_factor", 0.25}},
           "rotary_dim = 64, and 32 channels turn"},
-         {"minimax_m2", Config{{"scoring_func", "softmax"}}, "scoring_func = \"softmax\": this model computes"},
+         {"minimax_m2", Config{{"scoring_func", "softmax"}}, "scoring_func = \"softmax\" is not supported here, "},
          {"qwen3_moe", Config{{"num_experts", 8}, {"num_local_experts", 4}},
           "num_experts = 8 and num_local_experts = 4 are two names of one number"},
          {"qwen3_moe", Config{{"num_experts", 4}}, "num_experts_per_tok = 8 of num_experts = 4"},
@@ -839,7 +888,7 @@ TEST_SUITE("converters/families") {
          {"gemma2", Config{{"num_hidden_layers", 1}, {"layer_types", Config::array({"chunked_attention"})}},
           "layer_types[0] = \"chunked_attention\": known are"},
          {"gemma3_text", Config{{"attn_logit_softcapping", 50.0}},
-          "attn_logit_softcapping = 50.0: this model computes"},
+          "attn_logit_softcapping = 50.0 is not supported here, null is"},
          {"gemma3_text", Config{{"sliding_window_pattern", 0}}, "sliding_window_pattern = 0 must be positive"},
          {"gemma3_text", Config{{"rope_parameters", {{"full_attention", {{"rope_theta", 1e6}}}}}},
           "rope_parameters.sliding_attention must be an object"},
@@ -879,7 +928,7 @@ TEST_SUITE("converters/families") {
           "no_rope_layers must be a list of 2 numbers, 1 or 0"},
          {"smollm3", Config{{"num_hidden_layers", 2}, {"no_rope_layers", {1, 2}}},
           "no_rope_layers[1] = 2 must be 1 or 0"},
-         {"olmoe", Config{{"clip_qkv", 8.0}}, "clip_qkv = 8.0: this model computes something"},
+         {"olmoe", Config{{"clip_qkv", 8.0}}, "clip_qkv = 8.0 is not supported here, null is"},
          {"nemotron", Config{{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}}},
           "rope_scaling: transformers 4 passes over it in this family"},
          {"minicpm", Config{{"scale_depth", 0.0}}, "scale_depth = 0 and dim_model_base = 1 must be above 0"}}) {
