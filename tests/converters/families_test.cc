@@ -450,6 +450,26 @@ TEST_SUITE("converters/families") {
     }
   }
 
+  TEST_CASE("the fixtures of a family have at most 120 KB, of all those after the first fourteen 4 MB") {
+    std::map<std::string, int64_t> bytes;
+    for (const std::string& name : all_fixtures()) {
+      const std::string type = json_in(golden(name) / "config.json")["model_type"];
+      for (const auto& file : fs::directory_iterator(golden(name)))
+        bytes[type] += static_cast<int64_t>(file.file_size());
+    }
+    for (const char* first : {"gpt2", "opt", "bloom", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "mixtral",
+                              "glm", "glm4", "chatglm", "codegen", "gptj"})
+      bytes.erase(first);
+    int64_t all = 0;
+    for (const auto& [type, size] : bytes) {
+      CAPTURE(type);
+      CHECK(size <= 120'000);
+      all += size;
+    }
+    MESSAGE(bytes.size(), " families, ", all, " bytes");
+    CHECK(all <= 4'000'000);
+  }
+
   TEST_CASE("absent keys take the class defaults of both lines of transformers") {
     const nlohmann::json defaults = json_in(golden("hf-class-defaults.json"));
     for (const Family& family : families()) {

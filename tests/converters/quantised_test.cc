@@ -22,7 +22,7 @@ using namespace cairn::convert::testing;
 
 namespace {
 
-constexpr const char* kFixture = "hf-deepseek_v3-fp8";  // blocks of 16 x 8, none of them cut
+constexpr const char* kFixture = "hf-deepseek_v3-fp8";  // blocks of 12 x 6, none of them cut
 constexpr const char* kCutFixture = "hf-deepseek_v3-cut";
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -439,7 +439,7 @@ TEST_SUITE("converters/quantised") {
               "without --hdf5"));
     RawTensors tensors = raw_tensors(plain);
     const float nan = std::numeric_limits<float>::quiet_NaN();
-    std::memcpy(tensors["model.layers.1.self_attn.o_proj.weight"].bytes.data() + 4 * (48 * 3 + 5), &nan, 4);
+    std::memcpy(tensors["model.layers.1.self_attn.o_proj.weight"].bytes.data() + 4 * (36 * 3 + 5), &nan, 4);
     write_safetensors_file(plain / "model.safetensors", tensors);
     const std::string told = rewrite_hf(plain, temp / "out", {.to = {.block_fp8 = true}}).error().message;
     CAPTURE(told);
@@ -458,9 +458,9 @@ TEST_SUITE("converters/quantised") {
       const std::string message = folder.refusal();
       CAPTURE(message);
       CHECK(has(message, "model.safetensors: " + up + " F8_E4M3: its scale " + up +
-                             "_scale_inv is missing, expected F32 [3, 4] (blocks of 16 x 8)"));
-      CHECK(has(message, down + " F8_E4M3 [32, 48]: its scale " + down +
-                             "_scale_inv F32 [3] does not fit, expected F32 [2, 6] (blocks of 16 x 8)"));
+                             "_scale_inv is missing, expected F32 [3, 4] (blocks of 12 x 6)"));
+      CHECK(has(message, down + " F8_E4M3 [24, 36]: its scale " + down +
+                             "_scale_inv F32 [3] does not fit, expected F32 [2, 6] (blocks of 12 x 6)"));
       CHECK(has(message,
                 "model.norm.weight_scale_inv F32 [2, 1]: a scale without its weight: model.norm.weight is BF16, "
                 "expected F8_E4M3"));
@@ -483,10 +483,10 @@ TEST_SUITE("converters/quantised") {
       CAPTURE(of_scale);
       Changed folder(kFixture);
       const float nan = std::numeric_limits<float>::quiet_NaN();
-      if (of_scale) {  // of rows 16 to 31, columns 8 to 15
+      if (of_scale) {  // of rows 12 to 23, columns 6 to 11
         std::memcpy(folder.tensors[up + "_scale_inv"].bytes.data() + 4 * (4 * 1 + 1), &nan, 4);
       } else {
-        folder.tensors[up].bytes[static_cast<size_t>(32 * 17 + 9)] = '\xff';
+        folder.tensors[up].bytes[static_cast<size_t>(24 * 17 + 9)] = '\xff';
       }
       CHECK(folder.refusal() == "accepted");  // which reads no weights
       const auto told = [&](const auto& result) { return result.ok() ? "accepted" : result.error().message; };
@@ -517,10 +517,10 @@ TEST_SUITE("converters/quantised") {
     const auto of_dtype = weights_of(*opened_folder(folder.dir));
     const auto place = tensor_index(*opened_folder(folder.dir), "layers.0.mlp.up.weight");
     const std::vector<float> codes = floats_of(folder.tensors[up]);
-    for (int64_t r = 0; r < 48; ++r) {
-      for (int64_t c = 0; c < 32; ++c) {
-        const auto at = static_cast<size_t>(32 * r + c);
-        CHECK(of_dtype[place][at] == std::ldexp(codes[at], static_cast<int>(r / 16 * 4 + c / 8) - 7));
+    for (int64_t r = 0; r < 36; ++r) {
+      for (int64_t c = 0; c < 24; ++c) {
+        const auto at = static_cast<size_t>(24 * r + c);
+        CHECK(of_dtype[place][at] == std::ldexp(codes[at], static_cast<int>(r / 12 * 4 + c / 6) - 7));
       }
     }
     folder.tensors[up + "_scale_inv"].dtype = "U8";
