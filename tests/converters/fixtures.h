@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -41,11 +42,18 @@ inline const std::vector<std::string>& fixture_names() {
   return kNames;
 }
 
-/// Every folder of tests/golden that has a model: what families_test.cc goes through.
+/// Where the fixtures lie: tests/golden, or the folder that the variable CAIRN_FIXTURES of the environment names
+/// (draw_models.py).
+inline fs::path fixtures_folder() {
+  const char* const other = std::getenv("CAIRN_FIXTURES");
+  return other != nullptr ? fs::path(other) : fs::path(CAIRN_SOURCE_DIR) / "tests/golden";
+}
+
+/// Every folder of the fixtures that has a model: what families_test.cc goes through.
 inline const std::vector<std::string>& all_fixtures() {
   static const std::vector<std::string> kNames = [] {
     std::vector<std::string> out;
-    for (const auto& entry : fs::directory_iterator(fs::path(CAIRN_SOURCE_DIR) / "tests/golden")) {
+    for (const auto& entry : fs::directory_iterator(fixtures_folder())) {
       if (entry.path().filename().string().starts_with("hf-") && fs::exists(entry.path() / "config.json")) {
         out.push_back(entry.path().filename().string());
       }
@@ -56,7 +64,7 @@ inline const std::vector<std::string>& all_fixtures() {
   return kNames;
 }
 
-inline fs::path golden(const std::string& name) { return fs::path(CAIRN_SOURCE_DIR) / "tests/golden" / name; }
+inline fs::path golden(const std::string& name) { return fixtures_folder() / name; }
 
 inline std::unique_ptr<HfFolder> opened_folder(const fs::path& dir) {
   auto folder = HfFolder::open(dir);
@@ -172,7 +180,7 @@ inline bool is_computed(const ModelConfig& model) { return find_mistakes(model).
 /// Two ranks where they can cut every row, else one: some fixtures have odd widths on purpose. A single head of keys is
 /// copied.
 inline int64_t tp_of(const ModelConfig& model) {
-  const bool heads = model.kv_heads % 2 == 0 || model.kv_heads == 1;
+  const bool heads = model.heads % 2 == 0 && (model.kv_heads % 2 == 0 || model.kv_heads == 1);
   return heads && model.ffn % 2 == 0 && model.moe.ffn % 2 == 0 && model.moe.shared_ffn % 2 == 0 ? 2 : 1;
 }
 
