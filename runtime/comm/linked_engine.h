@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "runtime/comm/comm.h"
@@ -25,6 +26,15 @@ class LinkedEngine : public Engine {
   virtual void operation_ends() {}
   /// A world rank that it waits for from now on; -1: for nobody any more.
   virtual void operation_awaits(int64_t /*rank*/) {}
+
+  /// What there is to see of a rank of this host: "rank 1 (pid 7) died; it was last seen in ...".
+  struct Seen {
+    bool lost = false;     // it has left or died
+    bool stopped = false;  // by a signal or a debugger
+    std::string text;
+  };
+  /// Nothing of a rank that the engine cannot see. Safe from any thread.
+  virtual std::optional<Seen> look_at(int64_t /*world_rank*/) { return std::nullopt; }
 };
 
 /// attach_shm_engine() and make_gloo_engine() by their inner type. `other` dies with the Gloo engine, and it with

@@ -11,6 +11,7 @@
 #include "runtime/comm/group.h"
 #include "runtime/comm/parts.h"
 #include "runtime/comm/reduce.h"
+#include "runtime/core/process.h"
 
 namespace cairn::comm {
 namespace {
@@ -512,6 +513,29 @@ void SegmentEngine::abort(std::string_view reason) {
 }
 
 void SegmentEngine::give_up(ErrorCode code, std::string_view reason) { context_->segment().abort(code, reason); }
+
+std::optional<LinkedEngine::Seen> SegmentEngine::look_at(int64_t rank) {
+  Segment& segment = context_->segment();
+  if (rank < 0 || rank >= segment.world_size()) return std::nullopt;
+  const RankSlot& slot = segment.slot(rank);
+  const auto state = static_cast<RankState>(slot.state.load());
+  if (state == RankState::kAbsent) return std::nullopt;  // or of another host
+  const int32_t pid = slot.pid.load();
+  Seen out;
+  std::string what = "was last seen";
+  if (state == RankState::kClosed) {
+    out.lost = true;
+    what = "has left; it was last seen";
+  } else {
+    const std::optional<ProcessStat> stat = process_stat(pid);
+    out.lost = !stat || stat->ended() || static_cast<uint64_t>(stat->start) != slot.start_time.load();
+    out.stopped = !out.lost && (stat->state == 'T' || stat->state == 't');
+    if (out.lost) what = "died; it was last seen";
+    if (out.stopped) what = "is stopped; it was last seen";
+  }
+  out.text = fmt::format("rank {} (pid {}) {} {}", rank, pid, what, segment.describe_operation(rank));
+  return out;
+}
 
 std::optional<Error> SegmentEngine::dead() {
   if (!context_->segment().aborted()) return std::nullopt;

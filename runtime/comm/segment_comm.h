@@ -141,6 +141,7 @@ class SegmentEngine final : public LinkedEngine {
   }
   void give_up(ErrorCode code, std::string_view reason) override;
   std::optional<Error> dead() override;
+  std::optional<Seen> look_at(int64_t rank) override;
   void operation_begins(const Site& site) override {
     context_->segment().publish_begin(world_rank(), site.group, site.op, site.what);
   }

@@ -28,12 +28,13 @@ struct StreamDouble::Mark {
   bool done = false;
 };
 
-/// One of work, an event that is reached, an event that is waited for.
+/// One of work, of work that waits for others, an event that is reached, an event that is waited for.
 struct StreamDouble::Piece {
   std::function<void()> work;
   std::shared_ptr<Mark> reaches, awaits;
   const std::atomic<uint32_t>* word = nullptr;  // that the host is to raise
   uint32_t value = 0;
+  std::function<bool()> tried;  // until it is over
 
   bool ready() const {
     if (word != nullptr) return static_cast<int32_t>(word->load(std::memory_order_acquire) - value) >= 0;
@@ -206,9 +207,20 @@ bool StreamDouble::run_one() {
   }
   if (ready.empty()) return false;
   const auto place = [this](const Lane* of) { return mix64(seed_ << 32 ^ static_cast<uint64_t>(of->number)); };
-  Lane& lane = seed_ % 2 == 0 ? *ready[random_() % ready.size()]
-                              : **std::min_element(ready.begin(), ready.end(),
-                                                   [&](const Lane* a, const Lane* b) { return place(a) < place(b); });
+  const auto choose = [&] {
+    return seed_ % 2 == 0 ? ready.begin() + static_cast<std::ptrdiff_t>(random_() % ready.size())
+                          : std::min_element(ready.begin(), ready.end(),
+                                             [&](const Lane* a, const Lane* b) { return place(a) < place(b); });
+  };
+  auto chosen = choose();
+  while ((*chosen)->pieces.front().tried) {
+    const Door door(doors_);
+    if ((*chosen)->pieces.front().tried()) break;
+    ready.erase(chosen);
+    if (ready.empty()) return false;
+    chosen = choose();
+  }
+  Lane& lane = **chosen;
   const Piece piece = std::move(lane.pieces.front());
   lane.pieces.pop_front();
   if (piece.reaches != nullptr) piece.reaches->done = true;
@@ -234,10 +246,10 @@ void StreamDouble::run_until(const std::function<bool()>& done) {
       while (!done() && run_one()) ran = true;
       if (ran) continue;
     }
-    const bool for_host = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
-      return !lane->pieces.empty() && lane->pieces.front().word != nullptr;
+    const bool for_others = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
+      return !lane->pieces.empty() && (lane->pieces.front().word != nullptr || lane->pieces.front().tried);
     });
-    if (for_host) {  // another thread of the host
+    if (for_others) {  // another thread of the host, or another process
       mutex_.unlock();
       std::this_thread::sleep_for(std::chrono::microseconds(100));
       mutex_.lock();
@@ -482,6 +494,16 @@ int StreamDouble::launch(Stream stream, std::function<void()> work) {
     if (lane == nullptr) return kInvalidHandle;
     ++counts_.launches;
     return add(*lane, std::move(work));
+  });
+}
+
+int StreamDouble::launch_waiting(Stream stream, std::function<bool()> work) {
+  return call_outside_capture([&] {
+    Lane* const lane = lane_of(stream);
+    if (lane == nullptr) return kInvalidHandle;
+    ++counts_.launches;
+    lane->pieces.push_back({.tried = std::move(work)});
+    return 0;
   });
 }
 

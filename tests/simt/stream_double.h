@@ -63,6 +63,8 @@ class StreamDouble {
   int host_function(Stream stream, std::function<void()> work);
   /// Launches of kernels come here while the double lives.
   int launch(Stream stream, std::function<void()> work);
+  /// Work that waits for other processes: it is tried until it says that it is over. No part of a capture.
+  int launch_waiting(Stream stream, std::function<bool()> work);
 
   int query(Event* event);
   int synchronize(Event* event);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/cuda/blas_api.h"
+#include "runtime/cuda/nccl_api.h"
 
 using namespace cairn;
 using namespace cairn::cuda;
@@ -85,5 +86,30 @@ TEST_SUITE("runtime/cuda/api") {
     } else {
       CHECK(std::string(loaded.value().api.status_name(made)) == "CUBLAS_STATUS_NOT_INITIALIZED");
     }
+  }
+
+  TEST_CASE("NCCL is taken from 2.18.1 on; an older one is refused by its version, another library by what it lacks") {
+    const std::vector<std::string> places = {"/nowhere/libnccl.so.2", beside_tests("libnccl_of_22809.so")};
+    const auto loaded = load_nccl(places);
+    REQUIRE(loaded.ok());
+    CHECK(std::filesystem::equivalent(loaded.value().path, places[1]));
+    CHECK(nccl_version_text(loaded.value().version) == "2.28.9");
+    const auto old = load_nccl(std::vector<std::string>{beside_tests("libnccl_of_21705.so")});
+    REQUIRE_FALSE(old.ok());
+    CHECK(old.error().code == ErrorCode::kUnsupported);
+    CHECK(old.error().message.find("is version 2.17.5 of NCCL; 2.x from 2.18.1 on is needed") != std::string::npos);
+    const auto other = load_nccl(std::vector<std::string>{"libm.so.6"});
+    REQUIRE_FALSE(other.ok());
+    CHECK(other.error().message.find("libm.so.6 lacks ncclGetVersion, ncclGetUniqueId, ") == 0);
+  }
+
+  TEST_CASE("the real NCCL has all functions, and says its version") {
+    const auto loaded = load_nccl(library_candidates("libnccl.so.2"));
+    if (!loaded.ok() && loaded.error().code == ErrorCode::kUnavailable) {
+      MESSAGE("no NCCL here: ", loaded.error().message);
+      return;
+    }
+    REQUIRE(loaded.ok());
+    MESSAGE(loaded.value().path, " ", nccl_version_text(loaded.value().version));
   }
 }

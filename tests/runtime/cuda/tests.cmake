@@ -7,6 +7,13 @@ foreach(version 13 12)
 endforeach()
 target_compile_definitions(cairn_cudart_of_13 PRIVATE CAIRN_OTHER_VERSION=13020)
 target_compile_definitions(cairn_cudart_of_12 PRIVATE CAIRN_OTHER_VERSION=12040)
+foreach(version 22809 21705)
+  add_library(cairn_nccl_of_${version} MODULE ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/other_nccl.cc)
+  target_link_libraries(cairn_nccl_of_${version} PRIVATE cairn_runtime_core)
+  target_compile_definitions(cairn_nccl_of_${version} PRIVATE CAIRN_OTHER_VERSION=${version})
+  set_target_properties(cairn_nccl_of_${version} PROPERTIES OUTPUT_NAME nccl_of_${version}
+                        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+endforeach()
 if(TARGET cairn_cuda_kernels)
   # simt/plain/ops_test on a device: bench/gpu_test runs it, no ctest does.
   add_executable(gpu_ops_tests ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/ops/ops_test.cc)

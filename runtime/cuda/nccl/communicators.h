@@ -1,0 +1,67 @@
+#pragma once
+// All communicators of a rank, and the one place where NCCL is called: one call at a time, each within a deadline. A
+// communicator is not blocking: a call that is in progress is asked about until it is not. Once one has failed all are
+// aborted, and calls from then on give that error.
+//
+// An abort may hang itself, as NCCL's may (its issues 549, 829, 1013): the thread that aborts is the watcher's, and who
+// started the rank ends it.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/core/result.h"
+#include "runtime/cuda/nccl_api.h"
+
+namespace cairn::cuda {
+
+/// Threads: any.
+class Communicators {
+ public:
+  /// `api` outlives it.
+  Communicators(const NcclApi& api, int64_t deadline_ms) : api_(api), deadline_(deadline_ms) {}
+  /// Aborts what is there.
+  ~Communicators();
+  Communicators(const Communicators&) = delete;
+  Communicators& operator=(const Communicators&) = delete;
+
+  Result<NcclId> new_id();
+  struct Wish {
+    std::string name;  // for messages
+    int max_ctas = 0;  // blocks of the device that an operation may take; 0: what NCCL wants
+  };
+  /// Waits until all its ranks have come.
+  Result<NcclHandle> make(const NcclId& id, int64_t size, int64_t rank, const Wish& wish);
+  /// All ranks of `parent` split it in the same order: those of a color become one, ordered by key.
+  Result<NcclHandle> split(NcclHandle parent, int64_t color, int64_t key, const Wish& wish);
+  /// Gives one back that is at rest.
+  void close(NcclHandle comm);
+
+  /// `body` calls NCCL for `comm` alone.
+  Status call(NcclHandle comm, const char* function, const std::function<int(const NcclApi&)>& body);
+
+  /// An error that NCCL has found beside any call.
+  Status poll();
+  /// The first call is the one that counts.
+  void abort(const Error& why);
+  std::optional<Error> aborted() const;
+
+ private:
+  Status checked(int result, NcclHandle comm, const char* function) const;
+  /// Until `comm` takes the next call. `lock` is let go between two looks.
+  Status until_ready(NcclHandle comm, const char* function, std::unique_lock<std::mutex>& lock);
+
+  const NcclApi& api_;
+  const std::chrono::milliseconds deadline_;
+  mutable std::mutex mutex_;
+  std::vector<NcclHandle> open_;
+  std::vector<std::unique_ptr<NcclHandle>> splits_;  // where NCCL puts what was split off, however late
+  std::optional<Error> aborted_;
+};
+
+}  // namespace cairn::cuda

@@ -1,0 +1,53 @@
+#pragma once
+// Communication of arrays in devices' memory by NCCL, one rank a device. An operation is ordered on the stream that the
+// calling thread orders on (runtime/comm/ordered_on.h) and has been done when that is settled; nothing waits before.
+// Its errors are those of that settle, or of a later operation.
+//
+// Sums are taken in the order of ranks, or by a tree, with the bits of the host's engines: ranks exchange what is to be
+// summed as NCCL's messages, and an own kernel adds it up. NCCL's own sums are not used.
+//
+// A message has a communicator of its two ranks and its direction, and a stream of its own: in NCCL a send waits for
+// its receiver, and isend() must not.
+//
+// What lies in the host's memory goes by the host's engine, at once, without any order among it and what devices do;
+// barriers too. The sizes of an all_to_all are compared by it first, which waits for the other ranks.
+//
+// Each operation has a deadline on the device, from when its stream has come to it (watcher.h).
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "runtime/comm/comm.h"
+#include "runtime/comm/linked_engine.h"
+#include "runtime/cuda/nccl_api.h"
+#include "runtime/cuda/stream.h"
+#include "runtime/device/pointer.h"
+#include "runtime/kernels/cuda/rank_sums.h"
+
+namespace cairn::cuda {
+
+/// Which members of a group may send to each other.
+enum class NcclPeers { kNone, kNeighbours, kAll };  // kNeighbours: in the group's order, first and last too
+
+struct NcclOptions {
+  int64_t deadline_ms = 60000;
+  /// Of the device, for what other ranks send to be summed: of the rank's own stream, and of the one that is beside it.
+  /// Larger operations go in parts. At least 256 bytes for each rank of a group.
+  DeviceBytes room, room_beside;
+  int max_ctas = 0;          // blocks of the device that a group's operation may take; 0: what NCCL wants
+  int max_message_ctas = 4;  // and a message
+  std::function<bool(const void*)> on_device;
+  std::function<NcclPeers(std::string_view axis)> peers;  // empty: all
+  /// By which the ranks of this host are seen, and whether the others have given up. Null: `host`, if it can be asked.
+  comm::LinkedEngine* local = nullptr;
+};
+
+/// `host`, `api`, `sums` and `rank` (the rank's stream) are borrowed and outlive the engine, which outlives its groups.
+/// Waits until all ranks of the world have come. Errors: what NCCL cannot do.
+Result<std::unique_ptr<comm::Engine>> make_nccl_engine(comm::Engine& host, const NcclApi& api,
+                                                       const kernels::cuda::RankSums& sums, CudaStream& rank,
+                                                       const NcclOptions& options);
+
+}  // namespace cairn::cuda

@@ -1,0 +1,359 @@
+// NCCL's engine on doubles: the order of what it asks for, and what becomes of ranks that do not come.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <thread>
+
+#include "runtime/core/random.h"
+#include "tests/runtime/comm/fabric.h"
+#include "tests/runtime/cuda/nccl/nccl_rank.h"
+
+using namespace cairn;
+using namespace cairn::comm;
+using namespace cairn::comm::testing;
+using cuda::testing::NcclRank;
+using cuda::testing::RankOptions;
+
+namespace {
+
+constexpr int64_t kRanks = 2, kPerRank = 640, kCount = kRanks * kPerRank, kPart = kPerRank * 4, kBytes = kCount * 4;
+
+/// What a test does to a rank, once it is there.
+using Plant = std::function<void(NcclRank&)>;
+using RankBody = std::function<std::string(NcclRank&)>;
+
+class Ranks {
+ public:
+  Ranks(int64_t size, const RankOptions& options, const RankBody& body, int64_t host_deadline_ms = 20000)
+      : world(ShmWorld::create({.world_size = size, .channel_bytes = 4096, .staging_bytes = 16384}).value()),
+        processes(
+            size,
+            [&](int64_t rank) -> Result<std::unique_ptr<Engine>> {
+              RT_TRY_SET(auto host, attach_shm_engine(world.fd(), rank, {.deadline_ms = host_deadline_ms}));
+              RankOptions mine = options;
+              mine.seed += static_cast<uint64_t>(2 * rank);
+              RT_TRY_SET(auto made, NcclRank::make(std::move(host), segment, mine));
+              return std::unique_ptr<Engine>(std::make_unique<cuda::testing::CarriedEngine>(std::move(made)));
+            },
+            [&](Engine& engine) { return body(static_cast<cuda::testing::CarriedEngine&>(engine).of()); }) {}
+
+  std::vector<std::string> join() {
+    std::vector<std::string> out;
+    for (int64_t r = 0; r < static_cast<int64_t>(world.ranks().size()); ++r) out.push_back(processes.join(r));
+    return out;
+  }
+
+  simt::NcclSegment segment;
+  ShmWorld world;
+  Processes processes;
+};
+
+/// Some arrays of kCount floats.
+class Arrays {
+ public:
+  static constexpr int kArrays = 4;
+
+  explicit Arrays(NcclRank& rank) : rank_(rank) {
+    for (int k = 0; k < kArrays; ++k) {
+      void* made = nullptr;
+      RT_CHECK(rank.cuda.allocate(&made, kBytes) == 0);
+      at_[k] = static_cast<float*>(made);
+      std::vector<float> first(kCount);
+      std::iota(first.begin(), first.end(), static_cast<float>(10 * rank.engine().world_rank() + k));
+      rank.stream().copy(at_[k], first.data(), kBytes, cuda::kToDevice);
+    }
+  }
+  ~Arrays() {
+    ignore(rank_.stream().settle(), "told by who settled it first");
+    for (float* const at : at_) rank_.cuda.free(at);
+  }
+  Arrays(const Arrays&) = delete;
+  Arrays& operator=(const Arrays&) = delete;
+
+  float* at(int k) const { return at_[k]; }
+  /// x := by x + k, as a kernel of the stream.
+  void change(int k, float by) {
+    float* const x = at_[k];
+    rank_.cuda.launch(rank_.stream().handle(), [=] {
+      for (int64_t i = 0; i < kCount; ++i) x[i] = x[i] * by + static_cast<float>(k);
+    });
+  }
+  void add(int to, int from) {
+    float *const x = at_[to], *const y = at_[from];
+    rank_.cuda.launch(rank_.stream().handle(), [=] {
+      for (int64_t i = 0; i < kCount; ++i) x[i] += y[i];
+    });
+  }
+  /// A number that stands for all of their bits.
+  Result<uint64_t> told() {
+    uint64_t out = 0;
+    for (float* const at : at_) {
+      std::vector<uint32_t> values(kCount);
+      rank_.stream().copy(values.data(), at, kBytes, cuda::kToHost);
+      RT_TRY(rank_.stream().settle());
+      for (const uint32_t value : values) out = mix64(out ^ value);
+    }
+    return out;
+  }
+
+ private:
+  NcclRank& rank_;
+  float* at_[kArrays] = {};
+};
+
+/// Each operation, with work on the arrays before and behind, so that each order is needed.
+Status talk(NcclRank& rank, Arrays& arrays) {
+  RT_TRY_SET(auto group, rank.engine().group("dp", {0, 1}));
+  Comm& comm = *group;
+  const int64_t me = comm.rank(), other = 1 - me;
+  arrays.change(0, 0.5f);
+  RT_TRY(comm.all_reduce(arrays.at(0), kCount, DType::kF32, ReduceOp::kSum, "sums"));
+  arrays.add(3, 0);
+  arrays.change(0, 0.25f);
+  RT_TRY(comm.reduce_scatter(arrays.at(0), arrays.at(0) + me * kPerRank, kPerRank, DType::kF32, ReduceOp::kSum, "own"));
+  arrays.add(3, 0);
+  RT_TRY(comm.all_gather(arrays.at(0) + me * kPerRank, arrays.at(0), kPart, "in place"));
+  arrays.add(1, 0);
+  RT_TRY(comm.reduce_scatter_add(arrays.at(1), arrays.at(2), kPerRank, DType::kF32, 1, "added"));
+  arrays.add(3, 2);
+  arrays.change(1, 0.75f);
+  const OutPart out[] = {{other, arrays.at(1), kPart}};
+  const InPart in[] = {{other, arrays.at(1) + kPerRank, kPart}};
+  RT_TRY(comm.all_to_all(out, in, "parts"));
+  arrays.add(3, 1);
+  RT_TRY(comm.broadcast(arrays.at(2), kBytes, 1, "from the second"));
+  arrays.add(3, 2);
+  for (int message = 0; message < 3; ++message) {
+    arrays.change(0, 0.5f);
+    RT_TRY(comm.isend(arrays.at(0), kBytes, other, "a message"));
+    arrays.add(3, 1);
+    RT_TRY(comm.recv(arrays.at(1), kBytes, other, "a message"));
+    arrays.add(2, 1);
+    RT_TRY(comm.wait_sends_to(other, 0, "room"));
+    arrays.change(0, 0.75f);  // the buffer that was sent
+    arrays.add(0, 1);
+  }
+  RT_TRY(comm.isend(arrays.at(0), kPart, me, "to itself"));
+  RT_TRY(comm.recv(arrays.at(2), kPart, me, "to itself"));
+  RT_TRY(comm.wait_sends("end"));
+  arrays.change(0, 0.5f);
+  return rank.stream().settle();
+}
+
+/// "bits edges" of each rank, or what went wrong there.
+std::vector<std::string> talked(RankOptions options, const Plant& plant = {}) {
+  options.device_runs = options.seed / 2 % 2 == 0;  // else all is done where the host waits
+  Ranks ranks(kRanks, options, [&](NcclRank& rank) -> std::string {
+    std::string told;
+    {
+      Arrays arrays(rank);
+      EXPECT_OK(rank.stream().settle());
+      const int64_t before = rank.runtime.edges();
+      if (plant) plant(rank);
+      EXPECT_OK(talk(rank, arrays));
+      const int64_t edges = rank.runtime.edges() - before;
+      EXPECT_SET(const uint64_t bits, arrays.told());
+      told = fmt::format("{} {}", bits, edges);
+    }
+    const std::string wrong = rank.finish();
+    return wrong.empty() ? told : wrong;
+  });
+  return ranks.join();
+}
+
+std::string bits_of(const std::string& told) { return told.substr(0, told.find(' ')); }
+
+}  // namespace
+
+TEST_SUITE("runtime/cuda/nccl") {
+  TEST_CASE("what a device is asked for comes in the right order, whatever comes late") {
+    const auto wanted = talked({.seed = 0});
+    REQUIRE(wanted.size() == kRanks);
+    CHECK(std::stoll(wanted[0].substr(wanted[0].find(' '))) > 10);
+    for (uint64_t seed = 1; seed < 16; ++seed) {
+      CAPTURE(seed);
+      const auto got = talked({.seed = seed});
+      for (size_t r = 0; r < kRanks; ++r) CHECK(got[r] == wanted[r]);
+    }
+  }
+
+  TEST_CASE("each edge between streams is needed: without it some seed gives other bits") {
+    const auto wanted = talked({.seed = 0});
+    const int64_t edges = std::stoll(wanted[0].substr(wanted[0].find(' ')));
+    bool seen[4] = {};  // of each message: before and behind a send, before and behind a receive
+    for (int64_t dropped = 0; dropped < edges; ++dropped) {
+      CAPTURE(dropped);
+      bool& of_kind = seen[dropped % 4];
+      for (uint64_t seed = 0; seed < 64 && !of_kind; ++seed) {
+        const auto got = talked({.seed = seed, .deadline_ms = 2000}, [&](NcclRank& rank) {
+          if (rank.engine().world_rank() == 0) rank.runtime.drop_edge(dropped);
+        });
+        for (size_t r = 0; r < kRanks; ++r) of_kind = of_kind || bits_of(got[r]) != bits_of(wanted[r]);
+      }
+    }
+    for (const bool of_kind : seen) CHECK(of_kind);
+  }
+
+  TEST_CASE("ranks that call in another order are told apart by the double, and the deadline ends them") {
+    const auto got = talked({.seed = 2, .deadline_ms = 400}, [](NcclRank& rank) {
+      if (rank.engine().world_rank() == 0) rank.nccl.swap_calls(1);
+    });
+    for (const std::string& told : got) {
+      CAPTURE(told);
+      CHECK(told.find("dp[0,1].") != std::string::npos);
+    }
+  }
+
+  TEST_CASE("messages that wait for each other outside of a group end at the deadline, with the operation's name") {
+    const auto got = talked({.seed = 2, .deadline_ms = 400}, [](NcclRank& rank) { rank.nccl.without_groups(); });
+    for (const std::string& told : got) {
+      CAPTURE(told);
+      CHECK(told.find("dp[0,1].reduce_scatter(own)") != std::string::npos);
+    }
+    CHECK(std::ranges::any_of(got, [](const std::string& told) {
+      return told.find("not done after 400 ms on the device (operation ") != std::string::npos;
+    }));
+  }
+
+  TEST_CASE("an error that NCCL finds beside any call ends the rank, and the others, with its name") {
+    const auto results = Ranks(3, {.seed = 2}, [](NcclRank& rank) -> std::string {
+                           EXPECT_SET(auto group, rank.engine().group("dp", {0, 1, 2}));
+                           rank.engine().at(7, "optimizer");
+                           if (rank.engine().world_rank() == 2) rank.nccl.fail(simt::kNcclRemoteError);
+                           const double begin_ms = now_ms();
+                           Status settled;
+                           while (settled.ok() && now_ms() - begin_ms < 5000) {
+                             std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                             settled = rank.stream().settle();
+                           }
+                           EXPECT(now_ms() - begin_ms < 1000);
+                           group.reset();
+                           const std::string wrong = rank.finish();
+                           return wrong.empty() ? settled.error().message : wrong;
+                         }).join();
+    CHECK(results[2].find("NCCL: refused by the double: nothing more is known") != std::string::npos);
+    for (const size_t r : {0, 1}) CHECK(results[r].find("rank 2: NCCL: refused by the double") != std::string::npos);
+  }
+
+  TEST_CASE("a rank that does not come is a timeout at the deadline, with operation and place, on every other rank") {
+    constexpr int64_t kDeadlineMs = 300;
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      CAPTURE(seed);
+      const Shared<double> stopped_ms;
+      Ranks ranks(3, {.seed = seed, .deadline_ms = kDeadlineMs}, [&](NcclRank& rank) -> std::string {
+        std::string told;
+        {
+          EXPECT_SET(auto group, rank.engine().group("dp", {0, 1, 2}));
+          Arrays arrays(rank);
+          EXPECT_OK(group->all_reduce(arrays.at(0), kCount, DType::kF32, ReduceOp::kSum, "first"));
+          EXPECT_OK(rank.stream().settle());
+          EXPECT_OK(group->barrier("both"));
+          rank.engine().at(12, "gradients");
+          if (rank.engine().world_rank() == 1) ::raise(SIGSTOP);
+          *stopped_ms = now_ms();
+          EXPECT_OK(group->all_reduce(arrays.at(0), kCount, DType::kF32, ReduceOp::kSum, "gradients"));
+          EXPECT_OK(group->all_gather(arrays.at(0), arrays.at(1), 8, "behind it"));
+          const Status settled = rank.stream().settle();
+          EXPECT(!settled.ok());
+          EXPECT(now_ms() - *stopped_ms < kDeadlineMs + 1500);
+          told = fmt::format("{} {}", error_code_name(settled.error().code), settled.error().message);
+        }
+        const std::string wrong = rank.finish();
+        return wrong.empty() ? told : wrong;
+      });
+      const std::string stopped = fmt::format(
+          "rank 1 (pid {}) is stopped; it was last seen outside of any operation, after "
+          "dp[0,1,2].barrier(both)",
+          ranks.processes.pid(1));
+      const std::vector<std::string> told = {ranks.processes.join(0), ranks.processes.join(2)};
+      ranks.processes.send_signal(1, SIGKILL);
+      for (const std::string& one : told) {
+        CAPTURE(one);
+        CHECK(one.find("dp[0,1,2].all_reduce(gradients): not done after 300 ms on the device (operation 2 of its "
+                       "stream, step 12 (gradients)); " +
+                       stopped) != std::string::npos);
+      }
+      CHECK(std::ranges::any_of(told, [](const std::string& one) { return one.starts_with("timeout "); }));
+    }
+  }
+
+  TEST_CASE("a rank that dies while the others wait for it on their devices is named by each of them, soon") {
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      CAPTURE(seed);
+      const Shared<double> killed_ms;
+      Ranks ranks(3, {.seed = seed}, [&](NcclRank& rank) -> std::string {
+        std::string told;
+        {
+          EXPECT_SET(auto group, rank.engine().group("dp", {0, 1, 2}));
+          Arrays arrays(rank);
+          EXPECT_OK(group->barrier("both"));
+          if (rank.engine().world_rank() == 1) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            *killed_ms = now_ms();
+            ::raise(SIGKILL);
+          }
+          EXPECT_OK(group->all_reduce(arrays.at(0), kCount, DType::kF32, ReduceOp::kSum, "gradients"));
+          const Status settled = rank.stream().settle();
+          EXPECT(now_ms() - *killed_ms < 1000);
+          told = fmt::format("{} {}", error_code_name(settled.error().code), settled.error().message);
+        }
+        const std::string wrong = rank.finish();
+        return wrong.empty() ? told : wrong;
+      });
+      const std::string died = fmt::format(
+          "dp[0,1,2].all_reduce(gradients): rank 1 (pid {}) died; it was last seen "
+          "outside of any operation, after dp[0,1,2].barrier(both)",
+          ranks.processes.pid(1));
+      const std::vector<std::string> got = ranks.join();
+      CHECK(got[1] == "signal 9");
+      for (const size_t r : {0, 2}) {
+        CAPTURE(got[r]);
+        CHECK(got[r].starts_with("peer lost "));
+        CHECK(got[r].find(died) != std::string::npos);
+      }
+    }
+  }
+
+  TEST_CASE("when the others give up a rank that waits on its device is told why at once") {
+    Ranks ranks(2, {.seed = 2}, [&](NcclRank& rank) -> std::string {
+      std::string told;
+      {
+        EXPECT_SET(auto group, rank.engine().group("dp", {0, 1}));
+        Arrays arrays(rank);
+        EXPECT_OK(group->barrier("both"));
+        if (rank.engine().world_rank() == 1) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          rank.engine().give_up(ErrorCode::kInternal, "rank 1: no memory");
+          return "";
+        }
+        const double begin_ms = now_ms();
+        EXPECT_OK(group->all_reduce(arrays.at(0), kCount, DType::kF32, ReduceOp::kSum, "gradients"));
+        const Status settled = rank.stream().settle();
+        EXPECT(now_ms() - begin_ms < 1000);
+        told = fmt::format("{} {}", error_code_name(settled.error().code), settled.error().message);
+        EXPECT(group->all_gather(arrays.at(0), arrays.at(1), 8, "after").error().code == ErrorCode::kPeerLost);
+      }
+      return told;
+    });
+    CHECK(ranks.join()[0] == "peer lost cuda:0: rank 1: no memory");
+  }
+
+  TEST_CASE("groups of all ranks are split off the world's communicator, others have one of their own") {
+    const auto results = Ranks(3, {.seed = 2}, [](NcclRank& rank) -> std::string {
+                           {
+                             const int64_t made = rank.nccl.made();
+                             EXPECT(made == 1);
+                             EXPECT_SET(auto all, rank.engine().group("dp", {2, 0, 1}));
+                             EXPECT(rank.nccl.split() == 1);
+                             EXPECT(rank.nccl.made() == made + 4);  // messages to and from two others
+                             EXPECT(all->rank() == (rank.engine().world_rank() + 1) % 3);
+                             EXPECT(rank.nccl.left() == rank.nccl.made() + rank.nccl.split());
+                           }
+                           return rank.finish();
+                         }).join();
+    CHECK(results == std::vector<std::string>(3, ""));
+  }
+}

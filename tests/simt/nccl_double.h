@@ -1,0 +1,110 @@
+#pragma once
+// A double of NCCL over that of the CUDA runtime (stream_double.h) and memory that the ranks share, for tests of code
+// that communicates among devices. Ranks are processes, each with a double of the runtime and one of NCCL.
+//
+// What is asked for is done late: when its stream comes to it, it arrives, and it is done once the others have come
+// too. A send waits for its receiver, and reads its buffer then. Operations of a communicator come one after another,
+// also on several streams; with an odd seed so do all collectives of a rank, as on a device that has room for one.
+// Calls may be in progress when they return, by the seed. What a program may not do, and NCCL need not notice, is in
+// misuses(): other calls on a communicator's ranks than on this one, sizes that differ, a call on a communicator that
+// is not ready. Such an operation never ends, as NCCL's may not.
+//
+// Proves the order of calls, and nothing of NCCL, a device or a driver. Threads: any may call.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/cuda/nccl_api.h"
+#include "tests/simt/stream_double.h"
+
+namespace cairn::simt {
+
+constexpr int kNcclInvalidArgument = 4, kNcclInvalidUsage = 5, kNcclRemoteError = 6;
+
+/// What the ranks share; made before they are.
+class NcclSegment {
+ public:
+  NcclSegment();
+  ~NcclSegment();
+  NcclSegment(const NcclSegment&) = delete;
+  NcclSegment& operator=(const NcclSegment&) = delete;
+
+  struct Group;
+  /// Of a communicator, found or made. Threads and processes: any.
+  Group& group(uint64_t id, int size);
+  uint64_t next_id();
+
+ private:
+  struct Header;
+  Header* header_ = nullptr;
+};
+
+/// One at a time in a process.
+class NcclDouble {
+ public:
+  NcclDouble(StreamDouble& cuda, NcclSegment& segment, uint64_t seed, int version = 22809);
+  ~NcclDouble();
+  NcclDouble(const NcclDouble&) = delete;
+  NcclDouble& operator=(const NcclDouble&) = delete;
+
+  const cuda::NcclApi& api() const { return api_; }
+
+  // --- faults of programs, and of what they run on
+  /// The collective after so many more is asked for behind the one that follows it.
+  void swap_calls(int64_t after) { swap_ = after; }
+  /// Calls to begin and end a group do nothing.
+  void without_groups() { groups_ = false; }
+  /// Each communicator has this error from now on.
+  void fail(int code);
+
+  std::vector<std::string> misuses();
+  /// Communicators that were neither destroyed nor aborted.
+  int64_t left() const;
+  int64_t collectives() const { return collectives_; }
+  /// Communicators made so far by an id, and by splitting another.
+  int64_t made() const { return made_; }
+  int64_t split() const { return split_; }
+
+  struct Comm;
+  struct Work;
+
+ private:
+  friend struct NcclCalls;
+  int make(Comm** comm, int size, uint64_t id, int rank);
+  int split(Comm* parent, int color, int key, Comm** child);
+  int state(Comm* comm, int* error);
+  int finalize(Comm* comm);
+  int close(Comm* comm, bool aborted);
+  int collective(Comm* comm, cuda::StreamHandle stream, std::shared_ptr<Work> work);
+  int transfer(Comm* comm, cuda::StreamHandle stream, bool sends, std::byte* data, int64_t bytes, int peer);
+  int begin_group();
+  int end_group();
+  int begin_call(Comm* comm, const char* what);
+  int issue(cuda::StreamHandle stream, std::shared_ptr<Work> work);
+  bool step(Work& work);
+  bool arrived(Work& work);
+  bool move(Work& work);
+  void misuse(std::string what);
+
+  StreamDouble& cuda_;
+  NcclSegment& segment_;
+  const uint64_t seed_;
+  const int version_;
+  cuda::NcclApi api_;
+  mutable std::recursive_mutex mutex_;
+  uint64_t calls_ = 0;
+  std::vector<std::unique_ptr<Comm>> comms_;
+  std::deque<std::shared_ptr<Work>> device_;  // collectives, as they were asked for, that are not done
+  struct Held;
+  std::unique_ptr<Held> held_;  // that is asked for behind the next one
+  std::vector<std::string> misuses_;
+  int64_t swap_ = -1, collectives_ = 0, made_ = 0, split_ = 0;
+  bool groups_ = true;
+};
+
+}  // namespace cairn::simt
