@@ -46,18 +46,22 @@ void Lane::run() {
     }
     jobs_.pop_front();
     if (failed_.ok()) failed_ = std::move(status);
-    ++done_;
-    done_until_ = std::move(until);
+    done(std::move(until));
     finished_.notify_all();
   }
+}
+
+void Lane::done(std::shared_ptr<const Event> until) {
+  ++done_;
+  until_.push_back(std::move(until));
 }
 
 Lane::Ticket Lane::submit(std::function<Status()> work) {
   Job job{std::move(work), compute_.mark()};
   if (!thread_.joinable()) {
     if (failed_.ok()) failed_ = run(job);
-    done_until_ = stream_->mark();
-    return done_ = ++last_;
+    done(stream_->mark());
+    return last_ = done_;
   }
   {
     const std::lock_guard lock(mutex_);
@@ -75,7 +79,12 @@ Status Lane::wait(Ticket ticket) {
     finished_.wait(lock, [&] { return done_ >= ticket; });
     telemetry::waited_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
   }
-  if (ticket > 0) compute_.follow(done_until_);
+  // Who has come behind a job has come behind those before it.
+  const auto known = static_cast<Ticket>(until_.size()) - (done_ - ticket);
+  if (known > 0) {
+    compute_.follow(until_[static_cast<size_t>(known - 1)]);
+    until_.erase(until_.begin(), until_.begin() + known);
+  }
   return failed_;
 }
 

@@ -3,8 +3,10 @@
 // members that submit alike call alike. While the lane has jobs, the groups that they use are its own.
 //
 // What is ordered by events, on streams that do their work later: a job comes behind all that the rank's stream was
-// asked for before it was submitted, and what that stream is asked for behind a wait comes behind the job. Streams that
-// do their work at once, as a CPU's, have no events; there a thread makes the lane run beside.
+// asked for before it was submitted, and what that stream is asked for behind a wait comes behind the job and those
+// before it, and behind none that was submitted later. So the device does the work beside, and the rank's own thread
+// orders it: all that a rank asks of its device is asked in one order, the program's. Streams that do their work at
+// once, as a CPU's, have no events; there a thread makes the lane run beside.
 
 #include <condition_variable>
 #include <cstdint>
@@ -25,6 +27,8 @@ class Lane {
   using Ticket = int64_t;
 
   /// `compute`: the rank's stream. Not `threaded`: submit() runs the job itself. Order and results are the same.
+  /// A device's lane has a thread only in tests: with one, ranks could ask for what they do together in different
+  /// orders, and wait for each other for ever (docs/cuda.md).
   Lane(Stream& compute, bool threaded);
   /// Waits for the job that runs; those behind it are dropped. Give up the engine first if peers may not come.
   ~Lane();
@@ -50,6 +54,7 @@ class Lane {
   };
   void run();
   Status run(const Job& job);
+  void done(std::shared_ptr<const Event> until);
 
   Stream& compute_;
   const std::unique_ptr<Stream> stream_;  // of the jobs
@@ -57,7 +62,7 @@ class Lane {
   std::condition_variable submitted_, finished_;
   std::deque<Job> jobs_;  // the front one runs
   Ticket last_ = 0, done_ = 0;
-  std::shared_ptr<const Event> done_until_;  // behind the last job that is done
+  std::deque<std::shared_ptr<const Event>> until_;  // behind each of the last jobs that are done, which no wait was for
   Status failed_;
   bool stop_ = false;
   std::thread thread_;

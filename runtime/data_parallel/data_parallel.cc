@@ -31,7 +31,7 @@ DataParallel::DataParallel(Stream& stream, const Plan& plan, const RankPlan& ran
       weights_of_(std::max(rank.buckets.size(), rank.units.size()), 0),
       grads_from_(rank.units.size(), 0),
       unwritten_(rank.tensors.size(), 0),
-      lane_(stream, plan.recipe.optimizer.overlap) {
+      lane_(stream, plan.recipe.optimizer.overlap && stream.device().kind == DeviceKind::kCpu) {
   const auto fits = [&](const comm::Comm* shard, const comm::Comm* replica, bool experts) {
     const int64_t size = plan.shard_size(experts);
     return shard->size() == size && replica->size() * size == plan.replicas(experts);

@@ -18,7 +18,8 @@
 // Shard groups smaller than dp reduce and scatter inside, and all-reduce the shards across the groups once a step.
 //
 // Order. All collectives of the data-parallel groups run on one lane, in an order that the plan alone decides: the
-// same on all members, and the same with and without a thread, so overlapping changes no bit. ZeRO-2 and -3 add the
+// same on all members, and the same with and without a thread, so overlapping changes no bit. A device needs no thread
+// for that: its lane has a stream, and is asked for its work by the rank's own thread. ZeRO-2 and -3 add the
 // micro-batches one by one, each over the replicas in order: the sums do not depend on how micro-batches are divided
 // among replicas.
 

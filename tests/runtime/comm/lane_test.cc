@@ -94,4 +94,19 @@ TEST_SUITE("runtime/comm/lane") {
                                             "compute behind lane2"});
     }
   }
+
+  TEST_CASE("who waits for a job comes behind it, not behind what was submitted later, and behind none twice") {
+    std::vector<std::string> log;
+    LaterStream compute("compute", log);
+    Lane lane(compute, false);
+    std::vector<Lane::Ticket> tickets;
+    for (int k = 0; k < 4; ++k) tickets.push_back(lane.submit([] { return Status{}; }));
+    log.clear();
+    REQUIRE(lane.wait(tickets[1]).ok());
+    REQUIRE(lane.wait(tickets[0]).ok());
+    REQUIRE(lane.wait(tickets[2]).ok());
+    REQUIRE(lane.wait_all().ok());
+    REQUIRE(lane.wait_all().ok());
+    CHECK(log == std::vector<std::string>{"compute behind lane2", "compute behind lane3", "compute behind lane4"});
+  }
 }
