@@ -26,6 +26,7 @@
 #include "runtime/plan/device_choice.h"
 #include "runtime/plan/plan.h"
 #include "runtime/trainer/staging_rooms.h"
+#include "runtime/trainer/sum_rooms.h"
 #include "tools/calibrate.h"
 #include "tools/commands.h"
 #include "tools/plan_draw.h"
@@ -360,8 +361,9 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   fmt::print("{} {} of a rank on a CPU, and {} for each thread after its first\n", head("kernels"),
              format_bytes(scratch.caller), format_bytes(scratch.helper));
   if (const int64_t staging = staging_of(plan); staging > 0) {
-    fmt::print("{} {} of the host for a rank on CUDA, through which it communicates\n", head("pinned"),
-               format_bytes(staging));
+    fmt::print(
+        "{} {} of the host for a rank on CUDA, through which it communicates; by NCCL none, and {} of its device\n",
+        head("pinned"), format_bytes(staging), format_bytes(trainer::sum_rooms(plan).total_bytes()));
   }
 
   print_traffic(memory, head);
@@ -470,6 +472,7 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"boundary_buffer_bytes", plan.boundary_buffers_bytes()},
       {"kernel_scratch", {{"first_thread_bytes", scratch.caller}, {"other_thread_bytes", scratch.helper}}},
       {"cuda_staging_bytes", staging_of(plan)},
+      {"cuda_sum_room_bytes", trainer::sum_rooms(plan).total_bytes()},
       {"recompute",
        {{"mode", recipe.recompute.mode == RecomputeMode::kFull        ? "full"
                  : recipe.recompute.mode == RecomputeMode::kSelective ? "selective"

@@ -16,15 +16,20 @@
 #include "dsl/dsl.h"
 #include "runtime/agent/event_pipe.h"
 #include "runtime/comm/hybrid_engine.h"
+#include "runtime/comm/linked_engine.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/traced_engine.h"
 #include "runtime/core/log.h"
 #include "runtime/core/process.h"
 #include "runtime/cuda/machine/module.h"
+#include "runtime/cuda/nccl/nccl_engine.h"
 #include "runtime/cuda/staged/staged_engine.h"
 #include "runtime/device/guard.h"
+#include "runtime/plan/communication.h"
 #include "runtime/plan/device_choice.h"
+#include "runtime/plan/message_order.h"
 #include "runtime/trainer/staging_rooms.h"
+#include "runtime/trainer/sum_rooms.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/commands.h"
 #include "tools/hf_start.h"
@@ -46,8 +51,9 @@ struct RankArgs {
   std::string address;  // of this host among several
   kernels::GemmIsa isa = kernels::GemmIsa::kBaseline;
   std::string device = "cpu";
-  int64_t decides = 0;  // a rank: trainer::Environment
-  int meet_fd = -1;     // where its ranks meet those of the others
+  std::string comm = "staged";  // of ranks on CUDA
+  int64_t decides = 0;          // a rank: trainer::Environment
+  int meet_fd = -1;             // where its ranks meet those of the others
   uint64_t incarnation = 0;
   int arena_fd = -1, comm_fd = -1;
   int ward_fd = -1;  // HookOptions::ward; -1: none
@@ -89,6 +95,40 @@ Result<std::unique_ptr<comm::Engine>> make_engine(const RankArgs& args, const co
   return comm::make_hybrid_engine(config);
 }
 
+/// Of the devices that this process sees, the one that the rank takes: that of its number on the host.
+int device_index(const RankArgs& args) { return static_cast<int>(args.rank % (args.world / args.hosts)); }
+
+/// `of_host`: the engine beneath, by which ranks of this host are seen; `engine`: that or what is around it.
+Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, const Plan& plan,
+                                                         const comm::Options& options, comm::Engine& of_host,
+                                                         comm::Engine& engine, cuda::CudaMachine& machine,
+                                                         agent::EventWriter& events) {
+  const auto on_device = [&machine](const void* at) { return machine.holds(at); };
+  if (args.comm == "staged") {
+    RT_TRY_SET(std::unique_ptr<comm::Engine> out, cuda::make_staged_engine(engine, machine.cuda_stream(), on_device,
+                                                                           trainer::staging_rooms(plan, args.rank)));
+    return out;
+  }
+  static const Result<cuda::LoadedNccl> nccl = cuda::load_nccl(cuda::library_candidates("libnccl.so.2"));
+  if (!nccl.ok()) return nccl.error();
+  cuda::NcclOptions how{.deadline_ms = options.deadline_ms,
+                        .rooms =
+                            [&machine] {
+                              return cuda::NcclRooms{machine.room_for_sums(), machine.room_for_sums_beside()};
+                            },
+                        .ways = message_ways(plan),
+                        .on_device = on_device,
+                        .peers =
+                            [](std::string_view axis) {
+                              const bool messages = axis == kForwardGroup || axis == kBackwardGroup;
+                              return messages ? cuda::NcclPeers::kNeighbours : cuda::NcclPeers::kNone;
+                            },
+                        .local = dynamic_cast<comm::LinkedEngine*>(&of_host),
+                        // The agent ends the rank where an abort of NCCL's does not.
+                        .on_failure = [&events](const Error& error) { events.send_error(error); }};
+  return cuda::make_nccl_engine(engine, nccl.value().api, machine.rank_sums(), machine.cuda_stream(), how);
+}
+
 Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   if (std::getenv("CAIRN_GUARD_DEVICE_MEMORY") != nullptr) guard_device_memory();  // tests (CONTRIBUTING.md)
   RT_TRY_SET(const std::string text, read_text_file(args.recipe));
@@ -109,18 +149,17 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   comm::Engine* communicates = traced ? traced.get() : engine.get();
   std::unique_ptr<cuda::CudaMachine> machine;  // before the hook, whose link follows its stream
   std::unique_ptr<DeviceLink> link;
-  std::unique_ptr<comm::Engine> staged;
+  std::unique_ptr<comm::Engine> on_device;
   if (recipe.device == DeviceChoice::kCuda) {
     // Its waits have other ranks' in them, which have the deadline for themselves and say more.
-    RT_TRY_SET(machine,
-               cuda::open_machine(tree_version(), {.index = static_cast<int>(args.rank % (args.world / args.hosts)),
-                                                   .deadline_ms = 2 * options.deadline_ms}));
+    RT_TRY_SET(machine, cuda::open_machine(tree_version(),
+                                           {.index = device_index(args),
+                                            .deadline_ms = 2 * options.deadline_ms,
+                                            .sums = args.comm == "nccl" ? trainer::sum_rooms(plan) : SumRooms{}}));
     RT_TRY_SET(link, machine->make_link());
     if (args.world > 1) {
-      RT_TRY_SET(staged, cuda::make_staged_engine(*communicates, machine->cuda_stream(),
-                                                  [on = machine.get()](const void* at) { return on->holds(at); },
-                                                  trainer::staging_rooms(plan, args.rank)));
-      communicates = staged.get();
+      RT_TRY_SET(on_device, make_device_engine(args, plan, options, *engine, *communicates, *machine, events));
+      communicates = on_device.get();
     }
   }
   RT_TRY_SET(ckpt::Arena arena, ckpt::Arena::attach_fd(args.arena_fd));
@@ -208,6 +247,7 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--decides", args->decides);
   command->add_option("--ward-fd", args->ward_fd);
   command->add_option("--device", args->device)->check(CLI::IsMember({"cpu", "cuda"}));
+  command->add_option("--comm", args->comm)->check(CLI::IsMember({"nccl", "staged"}));
   add_isa_option(*command, args->isa)->required();
   command->add_option("--trace", args->trace);
   command->add_option("--trace-dir", args->trace_dir);

@@ -31,6 +31,7 @@
 #include "runtime/plan/device_choice.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/trace.h"
+#include "tools/comm_option.h"
 #include "tools/commands.h"
 #include "tools/device_option.h"
 #include "tools/follow.h"
@@ -84,6 +85,8 @@ struct TrainArgs {
   HostArgs hosts;
   kernels::GemmIsa isa = kernels::gemm_isa();
   DeviceChoice device = DeviceChoice::kAuto;  // what the command line says; then what was chosen
+  CommWish comm_wish = CommWish::kAuto;
+  CommChoice comm;  // what came of it
 };
 
 Result<Kill> parse_kill(const std::string& text, int64_t world) {
@@ -267,7 +270,8 @@ class RunStarter {
                         .fresh = args_.fresh,
                         .goes_on_from = goes_on_from,
                         .scan_seconds = args_.dry_run ? kScanSeconds : 0,
-                        .ranks = ranks_here(hosts_)});
+                        .ranks = ranks_here(hosts_),
+                        .nccl = args_.comm.nccl});
   }
   Result<int> begin();
   Result<int> train();
@@ -342,6 +346,7 @@ void RunStarter::tell_plan(const Plan& plan) {
              loaded_.recipe.name, format_count(static_cast<double>(plan.parameters)), world_, plan.mesh.describe(),
              plan.steps, format_count(static_cast<double>(plan.tokens_per_step)), format_bytes(plan.checkpoint_bytes),
              run_.string());
+  if (!args_.comm.text.empty()) fmt::print("{}\n", args_.comm.text);
   if (!args_.dry_run) return;
   result_ = {{"run", run_.string()},
              {"dry_run", true},
@@ -352,6 +357,7 @@ void RunStarter::tell_plan(const Plan& plan) {
              {"steps", plan.steps},
              {"tokens_per_step", plan.tokens_per_step},
              {"checkpoint_bytes", plan.checkpoint_bytes}};
+  if (!args_.comm.record.is_null()) result_["communication"] = args_.comm.record;
 }
 
 /// Nothing where the start may begin; the exit code of a dry run, or of a start that is refused.
@@ -509,9 +515,12 @@ Result<int> RunStarter::train() {
   SegmentOptions options;
   options.agent.threads = args_.threads;
   options.agent.trace = args_.trace;
+  if (!args_.comm.text.empty()) options.agent.comm = args_.comm.word();
+  options.agent.environment = args_.comm.environment;
   options.narrator = {.peak_tflops = args_.peak_tflops,
                       .traced = !args_.trace.empty(),
-                      .init_on_command_line = !args_.init.path.empty()};
+                      .init_on_command_line = !args_.init.path.empty(),
+                      .communication = args_.comm.record};
   options.coordinator.fresh = args_.fresh;
   if (args_.from_step > 0) options.coordinator.from_step = args_.from_step;
   RT_TRY_SET(options.coordinator.requests, request_options(args_.requests));
@@ -654,6 +663,8 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
                       std::optional<HostOptions> hosts, nlohmann::json& result, const std::string& saved_by = {}) {
   TrainArgs args = given;
   RT_TRY_SET(args.device, choose_device({.flag = given.device, .recipe = loaded.recipe.device, .run = run}));
+  RT_TRY_SET(args.comm,
+             choose_comm({.wish = given.comm_wish, .device = args.device, .ranks = hosts ? hosts->ranks : world}));
   kernels::use_gemm_isa(args.isa);
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
   ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
@@ -815,6 +826,7 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{4096}));
   add_device_option(command, args.device);
+  add_comm_option(command, args.comm_wish);
   add_isa_option(command, args.isa);
   command.add_option("--threads", args.threads, "compute threads a rank (default: cores / ranks, at least 1)")
       ->type_name("N")

@@ -41,6 +41,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/text/tokenizer.h"
 #include "runtime/trainer/staging_rooms.h"
+#include "runtime/trainer/sum_rooms.h"
 #include "tools/commands.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
@@ -485,10 +486,14 @@ void check_memory(const StartQuestion& question, StartReport& report) {
   }
   const bool on_device = plan.recipe.device == DeviceChoice::kCuda;
   const ckpt::RankRange ranks = question.ranks.value_or(ckpt::RankRange{0, plan.mesh.world()});
-  const int64_t needed = private_bytes(plan, ranks),
-                own = on_device ? pinned_bytes(plan, ranks) : needed, available = ckpt::available_memory(freed);
-  if (on_device)
-    report.facts.push_back(fmt::format("device memory: {} of state and activations", format_bytes(needed)));
+  const int64_t needed = private_bytes(plan, ranks), pinned = question.nccl ? 0 : pinned_bytes(plan, ranks),
+                own = on_device ? pinned : needed, available = ckpt::available_memory(freed);
+  if (on_device) {
+    const int64_t sums = question.nccl ? ranks.size() * trainer::sum_rooms(plan).total_bytes() : 0;
+    report.facts.push_back(
+        fmt::format("device memory: {} of state and activations{}", format_bytes(needed),
+                    sums > 0 ? fmt::format(", {} to sum what ranks send each other", format_bytes(sums)) : ""));
+  }
   report.facts.push_back(
       fmt::format("memory: {} in {}, {} of the ranks' own{}", format_bytes(ckpt::Arena::total_bytes(spec.value())),
                   spec.value().folder, format_bytes(own),

@@ -42,7 +42,7 @@ struct NcclConfig {
 constexpr int kNcclOk = 0, kNcclInProgress = 7;
 constexpr int kNcclBytes = 1;      // of ncclDataType_t
 constexpr int kNcclNoColor = -1;   // of a rank that has no part in a split
-constexpr int kNcclLeast = 21801;  // version from which on communicators can be split
+constexpr int kNcclLeast = 22600;  // version from which on NCCL_LAUNCH_ORDER_IMPLICIT is read
 
 /// X(member, function of the library, parameters). Each gives an ncclResult_t.
 // clang-format off

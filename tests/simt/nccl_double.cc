@@ -1,12 +1,17 @@
 #include "tests/simt/nccl_double.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "runtime/core/check.h"
@@ -24,7 +29,7 @@ using cuda::StreamHandle;
 
 namespace {
 
-constexpr int kMostGroups = 1024, kMostRanks = 8, kCallsKept = 64, kSplitsKept = 64;
+constexpr int kMostGroups = 4096, kMostRanks = 8, kCallsKept = 64, kSplitsKept = 64;
 constexpr uint64_t kRing = 16 << 10;  // bytes on their way between two ranks: less than most messages
 
 }  // namespace
@@ -55,10 +60,20 @@ struct NcclSegment::Header {
   Group groups[kMostGroups];
 };
 
-NcclSegment::NcclSegment() {
-  void* const memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
-                            -1, 0);  // zeros, of which few are touched
+NcclSegment::NcclSegment() : NcclSegment(-1) {}
+
+NcclSegment::NcclSegment(const char* path)
+    : NcclSegment([&] {
+        const int file = ::open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        RT_CHECK(file >= 0 && ::ftruncate(file, sizeof(Header)) == 0, "no memory for the double of NCCL at {}", path);
+        return file;
+      }()) {}
+
+NcclSegment::NcclSegment(int file) {
+  const int kind = file < 0 ? MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
+  void* const memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE, kind, file, 0);  // zeros, few are touched
   RT_CHECK(memory != MAP_FAILED, "no {} bytes of shared memory", sizeof(Header));
+  if (file >= 0) ::close(file);
   header_ = static_cast<Header*>(memory);
 }
 
@@ -78,6 +93,23 @@ NcclSegment::Group& NcclSegment::group(uint64_t id, int size) {
 }
 
 uint64_t NcclSegment::next_id() { return mix64(++header_->ids) | 1; }
+
+DeviceRuns::DeviceRuns(StreamDouble& cuda) {
+  thread_ = std::thread([this, &cuda] {
+    StreamDouble::Event* event = nullptr;
+    cuda.create_event(&event);
+    while (!over_) {
+      cuda.query(event);
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    cuda.destroy_event(event);
+  });
+}
+
+DeviceRuns::~DeviceRuns() {
+  over_ = true;
+  thread_.join();
+}
 
 // --- communicators of a rank
 // -----------------------------------------------------------------------------------------------------------
@@ -101,7 +133,7 @@ struct NcclDouble::Work {
   uint64_t number = 0, word = 0;  // of a collective: which one, and what is asked for
   std::vector<Transfer> transfers;
   std::function<void()> own;  // what it copies to itself
-  bool here = false, moves = false, broken = false, done = false;
+  bool begun = false, here = false, moves = false, broken = false, done = false;
 };
 
 struct NcclDouble::Comm {
@@ -199,7 +231,10 @@ struct NcclCalls {
     };
     api->finalize = [](NcclHandle comm) { return on().finalize(of(comm)); };
     api->destroy = [](NcclHandle comm) { return on().close(of(comm), false); };
-    api->abort = [](NcclHandle comm) { return on().close(of(comm), true); };
+    api->abort = [](NcclHandle comm) {
+      while (on().aborts_hang_) std::this_thread::sleep_for(std::chrono::seconds(1));
+      return on().close(of(comm), true);
+    };
     api->async_error = [](NcclHandle comm, int* error) { return on().state(of(comm), error); };
     api->begin_group = [] { return on().begin_group(); };
     api->end_group = [] { return on().end_group(); };
@@ -244,7 +279,10 @@ struct NcclCalls {
 };
 
 NcclDouble::NcclDouble(StreamDouble& cuda, NcclSegment& segment, uint64_t seed, int version)
-    : cuda_(cuda), segment_(segment), seed_(seed), version_(version) {
+    : cuda_(cuda), segment_(segment), seed_(seed), version_(version), ordered_([] {
+        const char* const word = std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+        return word != nullptr && std::string_view(word) == "1";
+      }()) {
   RT_CHECK(current == nullptr, "two doubles of NCCL at a time");
   NcclCalls::fill(&api_);
   current = this;
@@ -373,7 +411,10 @@ int NcclDouble::close(Comm* comm, bool aborted) {
     misuse(fmt::format("{} destroyed before it was at rest", comm->name()));
   }
   comm->closed = true;
-  for (const auto& work : comm->works) std::erase(device_, work);
+  for (const auto& work : comm->works) {
+    std::erase(device_, work);
+    std::erase(waiting_, work);
+  }
   comm->works.clear();
   return kNcclOk;
 }
@@ -395,6 +436,7 @@ int NcclDouble::issue(StreamHandle stream, std::shared_ptr<Work> work) {
       transfer.number = (transfer.sends ? comm.sent : comm.received)[transfer.peer]++;
     }
     comm.works.push_back(work);
+    waiting_.push_back(work);
   }
   if (const int error = cuda_.launch_waiting(stream, [this, work] { return step(*work); }); error != 0) return 1;
   const std::lock_guard lock(mutex_);
@@ -562,6 +604,11 @@ bool NcclDouble::step(Work& work) {
   if (work.broken || comm.error != 0) return false;
   if (comm.works.front().get() != &work) return false;
   if (work.collective && seed_ % 2 == 1 && device_.front().get() != &work) return false;
+  if (!work.begun) {
+    if (ordered_ && waiting_.front().get() != &work) return false;
+    std::erase_if(waiting_, [&](const auto& one) { return one.get() == &work; });
+    work.begun = true;
+  }
   if (!arrived(work) || !move(work)) return false;
   work.done = true;
   if (work.collective) std::erase_if(device_, [&](const auto& one) { return one.get() == &work; });

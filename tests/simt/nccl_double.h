@@ -11,12 +11,14 @@
 //
 // Proves the order of calls, and nothing of NCCL, a device or a driver. Threads: any may call.
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/cuda/nccl_api.h"
@@ -30,6 +32,8 @@ constexpr int kNcclInvalidArgument = 4, kNcclInvalidUsage = 5, kNcclRemoteError 
 class NcclSegment {
  public:
   NcclSegment();
+  /// In a file, for ranks that do not come of one process: made where it is not there.
+  explicit NcclSegment(const char* path);
   ~NcclSegment();
   NcclSegment(const NcclSegment&) = delete;
   NcclSegment& operator=(const NcclSegment&) = delete;
@@ -41,7 +45,21 @@ class NcclSegment {
 
  private:
   struct Header;
+  explicit NcclSegment(int file);
   Header* header_ = nullptr;
+};
+
+/// While it lives the device goes on by itself, whatever the host is at: other ranks may wait for it.
+class DeviceRuns {
+ public:
+  explicit DeviceRuns(StreamDouble& cuda);
+  ~DeviceRuns();
+  DeviceRuns(const DeviceRuns&) = delete;
+  DeviceRuns& operator=(const DeviceRuns&) = delete;
+
+ private:
+  std::atomic<bool> over_ = false;
+  std::thread thread_;
 };
 
 /// One at a time in a process.
@@ -57,8 +75,13 @@ class NcclDouble {
   // --- faults of programs, and of what they run on
   /// The collective after so many more is asked for behind the one that follows it.
   void swap_calls(int64_t after) { swap_ = after; }
+  /// As NCCL_LAUNCH_ORDER_IMPLICIT=1 in the environment, which counts here too: what a rank asks for begins in that
+  /// order, over all communicators.
+  void order_launches(bool ordered) { ordered_ = ordered; }
   /// Calls to begin and end a group do nothing.
   void without_groups() { groups_ = false; }
+  /// Whoever aborts a communicator never comes back.
+  void hang_aborts() { aborts_hang_ = true; }
   /// Each communicator has this error from now on.
   void fail(int code);
 
@@ -99,12 +122,13 @@ class NcclDouble {
   mutable std::recursive_mutex mutex_;
   uint64_t calls_ = 0;
   std::vector<std::unique_ptr<Comm>> comms_;
-  std::deque<std::shared_ptr<Work>> device_;  // collectives, as they were asked for, that are not done
+  std::deque<std::shared_ptr<Work>> device_;   // collectives, as they were asked for, that are not done
+  std::deque<std::shared_ptr<Work>> waiting_;  // all, as they were asked for, that have not begun
   struct Held;
   std::unique_ptr<Held> held_;  // that is asked for behind the next one
   std::vector<std::string> misuses_;
   int64_t swap_ = -1, collectives_ = 0, made_ = 0, split_ = 0;
-  bool groups_ = true;
+  bool groups_ = true, ordered_, aborts_hang_ = false;
 };
 
 }  // namespace cairn::simt

@@ -39,7 +39,8 @@ if(NOT CAIRN_SANITIZE)
   file(GLOB train_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/train/*_test.cc)
   add_executable(runtime_cuda_train_tests ${train_tests} ${CMAKE_CURRENT_SOURCE_DIR}/simt/plain_reports.cc)
   target_link_libraries(runtime_cuda_train_tests PRIVATE cairn_doctest_main cairn_simt cairn_simt_plain
-                        cairn_runtime_cuda_machine cairn_runtime_cuda_staged cairn_runtime_cuda_ops
+                        cairn_runtime_cuda_machine cairn_runtime_cuda_staged cairn_runtime_cuda_nccl
+                        cairn_runtime_cuda_ops
                         cairn_runtime_trainer cairn_runtime_inference cairn_ckpt)
   foreach(source ${train_tests})
     get_filename_component(stem ${source} NAME_WE)
@@ -66,7 +67,7 @@ if(NOT CAIRN_SANITIZE)
                  ${CMAKE_CURRENT_SOURCE_DIR}/simt/plain_reports.cc)
   target_compile_definitions(runtime_cuda_nccl_tests PRIVATE CAIRN_OTHER_FABRICS)
   target_link_libraries(runtime_cuda_nccl_tests PRIVATE cairn_doctest_main cairn_simt cairn_simt_plain
-                        cairn_runtime_cuda_nccl cairn_runtime_comm)
+                        cairn_runtime_cuda_nccl cairn_runtime_comm cairn_runtime_plan)
   foreach(source ${nccl_tests})
     get_filename_component(stem ${source} NAME_WE)
     add_test(NAME runtime/cuda/nccl/${stem}

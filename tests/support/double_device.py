@@ -1,4 +1,4 @@
-"""A machine with a CUDA device for the built program: the doubles of the runtime, of cuBLASLt and of the device
+"""A machine with CUDA devices for the built program: the doubles of the runtime, of cuBLASLt, of NCCL and of a device
 (tests/simt/module) beside a link to it, and the pages of a driver."""
 
 import os
@@ -14,7 +14,7 @@ class DoubleDevice:
     def module_of(program):
         return pathlib.Path(program).parent / "cuda_double/libcairn_cuda.so"
 
-    def __init__(self, folder, program, *others):
+    def __init__(self, folder, program, *others, devices=2):
         folder, program = pathlib.Path(folder), pathlib.Path(program)
         self.bin, root = folder / "bin", folder / "machine"
         self.bin.mkdir()
@@ -23,7 +23,8 @@ class DoubleDevice:
         os.link(self.module_of(program), self.bin / "libcairn_cuda.so")
         (folder / "libraries").mkdir()
         # One file by two names is one library.
-        os.link(self.module_of(program), folder / "libraries/libcublasLt.so.13")
+        for name in ("libcublasLt.so.13", "libnccl.so.2"):
+            os.link(self.module_of(program), folder / "libraries" / name)
         gpu = root / "proc/driver/nvidia/gpus/0000:01:00.0"
         gpu.mkdir(parents=True)
         (gpu / "information").write_text(f"Model: \t\t {MODEL}\nIRQ:   \t\t 10\n")
@@ -32,4 +33,5 @@ class DoubleDevice:
         self.program = self.bin / program.name
         # The loader's path comes first, before a toolkit's.
         self.environment = {"CAIRN_NVIDIA_ROOT": str(root), "LD_LIBRARY_PATH": str(folder / "libraries"),
+                            "CAIRN_DOUBLE_DEVICES": str(devices), "CAIRN_DOUBLE_NCCL": str(folder / "nccl"),
                             "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}

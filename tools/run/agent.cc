@@ -113,7 +113,11 @@ Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ran
     spec.argv.push_back(word);
   if (plan_.recipe.device == DeviceChoice::kCuda) {
     for (const char* const word : {"--device", "cuda"}) spec.argv.emplace_back(word);
+    if (!options_.comm.empty()) {
+      for (const std::string& word : {std::string("--comm"), options_.comm}) spec.argv.push_back(word);
+    }
   }
+  spec.env.insert(spec.env.end(), options_.environment.begin(), options_.environment.end());
   if (place.hosts > 1) {
     RT_TRY_SET(Fd socket, hub_->add(rank));
     for (const std::string& word : {std::string("--hosts"), std::to_string(place.hosts), std::string("--address"),

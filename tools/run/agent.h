@@ -41,6 +41,8 @@ struct AgentOptions {
   int64_t threads = 0;                                   // of a rank; 0: cores / ranks of this host, at least 1
   std::string trace;                                     // steps=A..B; empty: none
   std::vector<Kill> kills;
+  std::string comm;                                              // of ranks on CUDA: `_rank --comm`
+  std::vector<std::pair<std::string, std::string>> environment;  // of ranks, beside the agent's own
 };
 
 class Agent final : public agent::SupervisorClient {

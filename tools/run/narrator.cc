@@ -24,7 +24,7 @@ const Clock& Narrator::system_clock() {
 }
 
 Narrator::Narrator(const Plan& plan, fs::path run, NarratorOptions options, const Clock& clock)
-    : plan_(plan), run_(std::move(run)), options_(options), clock_(clock), console_(options.console) {
+    : plan_(plan), run_(std::move(run)), options_(std::move(options)), clock_(clock), console_(options.console) {
   progress_.started_unix_s = clock_.unix_s();
 }
 
@@ -78,6 +78,7 @@ Status Narrator::begins(int64_t generation, const ckpt::RestoreChoice& choice, k
              {"isa", kernels::gemm_isa_name(isa)},
              {"host", ckpt::this_writer().host},
              {"pid", static_cast<int64_t>(::getpid())}};
+  if (!options_.communication.is_null()) start["communication"] = options_.communication;
   if (choice.read.wanted_bytes > 0) {
     start["needed_bytes"] = choice.read.wanted_bytes;
     start["read_bytes"] = choice.read.read_bytes;

@@ -13,7 +13,7 @@ namespace {
 static_assert(sizeof(NcclId) == sizeof(ncclUniqueId) && sizeof(NcclId) == NCCL_UNIQUE_ID_BYTES);
 static_assert(kNcclOk == ncclSuccess && kNcclInProgress == ncclInProgress);
 static_assert(kNcclBytes == ncclUint8);
-static_assert(kNcclNoColor == NCCL_SPLIT_NOCOLOR && kNcclLeast == NCCL_VERSION(2, 18, 1));
+static_assert(kNcclNoColor == NCCL_SPLIT_NOCOLOR && kNcclLeast == NCCL_VERSION(2, 26, 0));
 
 // The structure of 2.18 is the beginning of every later one.
 constexpr ncclConfig_t kTheirs = NCCL_CONFIG_INITIALIZER;

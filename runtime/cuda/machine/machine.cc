@@ -24,7 +24,10 @@ Result<std::unique_ptr<CudaMachine>> CudaMachine::open(const Api& api, const Bla
 CudaMachine::~CudaMachine() = default;
 
 std::vector<int64_t> CudaMachine::own_blocks(const WorkShapes& work) const {
-  return {kernels_.scratch_bytes(work), options_.product_bytes, CudaStream::given_room(work.given_bytes, work.gives)};
+  std::vector<int64_t> out = {kernels_.scratch_bytes(work), options_.product_bytes,
+                              CudaStream::given_room(work.given_bytes, work.gives)};
+  if (options_.sums.total_bytes() > 0) out.insert(out.end(), {options_.sums.own_bytes, options_.sums.beside_bytes});
+  return out;
 }
 
 int64_t CudaMachine::bytes_for(std::span<const int64_t> blocks, const WorkShapes& work) const {
@@ -53,6 +56,10 @@ Status CudaMachine::take_own(const WorkShapes& work) {
   RT_TRY_SET(scratch_, Buffer::allocate(device(), own[0]));
   RT_TRY_SET(product_room_, Buffer::allocate(device(), own[1]));
   RT_TRY_SET(given_, Buffer::allocate(device(), own[2]));
+  if (own.size() > 3) {
+    RT_TRY_SET(sums_, Buffer::allocate(device(), own[3]));
+    RT_TRY_SET(sums_beside_, Buffer::allocate(device(), own[4]));
+  }
   stream_->use_scratch(scratch_.all());
   stream_->use_blas(*blas_, product_room_.all());
   stream_->use_given(given_.all());

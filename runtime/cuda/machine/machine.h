@@ -10,6 +10,8 @@
 #include "runtime/cuda/heap.h"
 #include "runtime/cuda/stream.h"
 #include "runtime/device/machine.h"
+#include "runtime/device/sum_rooms.h"
+#include "runtime/kernels/cuda/rank_sums.h"
 #include "runtime/kernels/ops.h"
 #include "runtime/kernels/state_ops.h"
 
@@ -22,12 +24,14 @@ struct KernelTables {
   const kernels::Ops<f16>* of_f16 = nullptr;
   const kernels::StateOps* state = nullptr;
   int64_t (*scratch_bytes)(const WorkShapes& work) = nullptr;  // of a stream
+  const kernels::cuda::RankSums* rank_sums = nullptr;
 };
 
 struct MachineOptions {
   int index = 0;                              // of the device
   int64_t deadline_ms = 0;                    // of each wait for the device; 0: none
   int64_t product_bytes = int64_t{32} << 20;  // for the algorithms of products
+  SumRooms sums;                              // beside the rank's blocks, for who communicates among devices
 };
 
 /// One for each device and process. Streams of CUDA devices have these kernels from now on.
@@ -50,12 +54,17 @@ class CudaMachine final : public Machine {
   /// Whether it is memory of the arena.
   bool holds(const void* at) const { return arena_ != nullptr && arena_->holds(at); }
   CudaStream& cuda_stream() { return *stream_; }
+  /// MachineOptions::sums. After reserve().
+  DeviceBytes room_for_sums() { return sums_.all(); }
+  DeviceBytes room_for_sums_beside() { return sums_beside_.all(); }
+  const kernels::cuda::RankSums& rank_sums() const { return *kernels_.rank_sums; }
   /// Kinds of products that have an algorithm.
   int64_t product_kinds() const { return blas_->kinds(); }
 
  private:
   CudaMachine(const KernelTables& kernels, const MachineOptions& options) : kernels_(kernels), options_(options) {}
-  /// Blocks of the machine's own, in the order in which reserve() takes them: for kernels, products, given numbers.
+  /// Blocks of the machine's own, in the order in which reserve() takes them: for kernels, products, given numbers,
+  /// sums over ranks.
   std::vector<int64_t> own_blocks(const WorkShapes& work) const;
   Status take_own(const WorkShapes& work);
 
@@ -66,7 +75,7 @@ class CudaMachine final : public Machine {
   std::unique_ptr<Arena> arena_;  // after reserve()
   std::unique_ptr<Heap> heap_;    // after allow()
   WorkShapes allowed_;
-  Buffer scratch_, product_room_, given_;
+  Buffer scratch_, product_room_, given_, sums_, sums_beside_;
   std::unique_ptr<CudaStream> stream_;  // waits for its work before the memory goes
 };
 

@@ -42,6 +42,14 @@ Result<LoadedModule> load_module(std::string_view tree_version) {
                            once.value().path, once.value().module->tree_version, tree_version)};
 }
 
+Result<int> visible_devices(std::string_view tree_version) {
+  RT_TRY_SET(const LoadedModule loaded, load_module(tree_version));
+  const Api& api = loaded.module->api();
+  int out = 0;
+  RT_TRY(checked(api, api.device_count(&out), "looking for devices", ErrorCode::kUnavailable));
+  return out;
+}
+
 Result<std::unique_ptr<CudaMachine>> open_machine(std::string_view tree_version, MachineOptions options) {
   RT_TRY_SET(const LoadedModule loaded, load_module(tree_version));
   static const Result<LoadedBlas> products = load_blas(library_candidates("libcublasLt.so.13"));

@@ -17,7 +17,8 @@ const Module cairn_cuda_module = {
               .of_bf16 = &ops<bf16>(),
               .of_f16 = &ops<f16>(),
               .state = &state_ops(),
-              .scratch_bytes = &scratch_bytes};
+              .scratch_bytes = &scratch_bytes,
+              .rank_sums = &kernels::cuda::rank_sums()};
     }};
 }
 

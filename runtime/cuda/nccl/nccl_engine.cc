@@ -61,8 +61,12 @@ class World {
   };
   Here here() const {
     Stream* const ordering = comm::ordering_stream();
-    if (ordering == nullptr || ordering == &rank_) return {rank_, options_.room};
-    return {cuda_stream(*ordering), options_.room_beside};
+    if (ordering == nullptr || ordering == &rank_) return {rank_, rooms_.own};
+    return {cuda_stream(*ordering), rooms_.beside};
+  }
+  /// Before the first operation.
+  void take_rooms() {
+    if (rooms_.own.size == 0) rooms_ = options_.rooms();
   }
   bool on_device(const void* memory) const { return options_.on_device(memory); }
 
@@ -117,6 +121,7 @@ class World {
 
   WatcherHooks hooks() {
     WatcherHooks out;
+    out.failed = options_.on_failure;
     out.give_up = [this](const Error& error) {
       host_.give_up(error.code, fmt::format("rank {}: {}", host_.world_rank(), error.message));
     };
@@ -132,6 +137,7 @@ class World {
   }
 
   const NcclOptions options_;
+  NcclRooms rooms_;
   comm::Engine& host_;
   comm::LinkedEngine* const local_;
   const kernels::cuda::RankSums& sums_;
@@ -145,8 +151,15 @@ struct Way {
   NcclHandle comm = nullptr;
   std::unique_ptr<Stream> owned;
   CudaStream* stream = nullptr;
+  bool sends = false;
   int peer = 0;                                        // its rank there
   std::shared_ptr<const std::vector<int64_t>> others;  // its world rank
+};
+
+/// Which messages take in turn.
+struct Ways {
+  std::vector<Way> ways;
+  size_t next = 0;
 };
 
 class NcclComm final : public Comm {
@@ -156,12 +169,15 @@ class NcclComm final : public Comm {
                                             NcclHandle handle) {
     std::unique_ptr<NcclComm> out(new NcclComm(std::move(world), std::move(host), world_ranks, handle));
     RT_TRY(out->connect(axis));
+    RT_TRY(out->use_once());
     return std::unique_ptr<Comm>(std::move(out));
   }
   ~NcclComm() override {
     world_->watcher().wait_for_rest();
-    for (auto* ways : {&out_, &in_}) {
-      for (Way& way : *ways) world_->comms().close(way.comm);
+    for (auto* all : {&out_, &in_}) {
+      for (Ways& ways : *all) {
+        for (Way& way : ways.ways) world_->comms().close(way.comm);
+      }
     }
     world_->comms().close(handle_);
   }
@@ -430,20 +446,24 @@ class NcclComm final : public Comm {
     out_.resize(static_cast<size_t>(size()));
     in_.resize(static_cast<size_t>(size()));
     if (peers == NcclPeers::kNone) return {};
-    // [from, to]: each member makes those of its own messages.
-    std::vector<NcclId> ids(static_cast<size_t>(size() * size()));
-    NcclId* const mine = &ids[static_cast<size_t>(rank() * size())];
-    for (int64_t to = 0; to < size(); ++to) {
-      if (to == rank()) continue;
-      RT_TRY_SET(mine[to], world_->comms().new_id());
+    // [from, to, way]: each member makes those of its own messages.
+    const int64_t ways = world_->options().ways, row = size() * ways;
+    std::vector<NcclId> ids(static_cast<size_t>(size() * row));
+    NcclId* const mine = &ids[static_cast<size_t>(rank() * row)];
+    for (int64_t k = 0; k < row; ++k) {
+      if (k / ways == rank()) continue;
+      RT_TRY_SET(mine[k], world_->comms().new_id());
     }
-    RT_TRY(host_->all_gather(mine, ids.data(), size() * static_cast<int64_t>(sizeof(NcclId)), "NCCL's ids"));
+    RT_TRY(host_->all_gather(mine, ids.data(), row * static_cast<int64_t>(sizeof(NcclId)), "NCCL's ids"));
     for (int64_t a = 0; a < size(); ++a) {
       for (int64_t b = a + 1; b < size(); ++b) {
         const bool neighbours = b == a + 1 || (a == 0 && b + 1 == size());
         if (peers == NcclPeers::kNeighbours && !neighbours) continue;
         for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
-          if (rank() == from || rank() == to) RT_TRY(connect(from, to, ids[static_cast<size_t>(from * size() + to)]));
+          if (rank() != from && rank() != to) continue;
+          for (int64_t k = 0; k < ways; ++k) {
+            RT_TRY(connect(from, to, ids[static_cast<size_t>((from * size() + to) * ways + k)]));
+          }
         }
       }
     }
@@ -452,19 +472,64 @@ class NcclComm final : public Comm {
   Status connect(int64_t from, int64_t to, const NcclId& id) {
     const bool sends = rank() == from;
     const int64_t other = sends ? to : from;
-    Way& way = (sends ? out_ : in_)[static_cast<size_t>(other)];
+    Way& way = (sends ? out_ : in_)[static_cast<size_t>(other)].ways.emplace_back();
     RT_TRY_SET(way.comm, world_->comms().make(id, 2, sends ? 0 : 1,
                                               {.name = fmt::format("{} from {} to {}", name(), from, to),
                                                .max_ctas = world_->options().max_message_ctas}));
+    way.sends = sends;
     way.peer = sends ? 1 : 0;
     way.others = std::make_shared<const std::vector<int64_t>>(1, world_ranks_[static_cast<size_t>(other)]);
     way.owned = world_->here().on.beside();
     way.stream = &cuda_stream(*way.owned);
     return {};
   }
-  static Result<Way*> way_of(std::vector<Way>& ways, int64_t peer, const Site& site) {
-    Way& way = ways[static_cast<size_t>(peer)];
-    if (way.comm != nullptr) return &way;
+  /// One operation of each kind, of few bytes in the room for sums, which nobody uses yet. Waits until all are done.
+  Status use_once() {
+    const auto [on, room] = world_->here();
+    const Site site{name(), "first_use", "NCCL connects ranks"};
+    std::byte* const at = room.first.address();
+    const int64_t bytes = kPack;
+    RT_TRY(world_->ordered(on, site, others_, [&, &on = on]() -> Status {
+      RT_TRY(call("ncclAllGather", [&](const NcclApi& api) {
+        return api.all_gather(at + rank() * bytes, at, static_cast<size_t>(bytes), kNcclBytes, handle_, on.handle());
+      }));
+      RT_TRY(call("ncclBroadcast", [&](const NcclApi& api) {
+        return api.broadcast(at, at, static_cast<size_t>(bytes), kNcclBytes, 0, handle_, on.handle());
+      }));
+      return exchange(
+          on, [&](int64_t) { return std::pair(at + rank() * bytes, bytes); },
+          [&](int64_t r) { return std::pair(at + r * bytes, bytes); });
+    }));
+    for (int64_t a = 0; a < size(); ++a) {  // in the order of connect()
+      for (int64_t b = a + 1; b < size(); ++b) {
+        for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
+          if (rank() == from) RT_TRY(use_once(out_[static_cast<size_t>(to)], at, bytes, site));
+          if (rank() == to) RT_TRY(use_once(in_[static_cast<size_t>(from)], at, bytes, site));
+        }
+      }
+    }
+    return on.settle();
+  }
+  Status use_once(Ways& ways, std::byte* at, int64_t bytes, const Site& site) {
+    for (Way& way : ways.ways) RT_TRY(use_once(way, at, bytes, site));
+    return {};
+  }
+  Status use_once(Way& way, std::byte* at, int64_t bytes, const Site& site) {
+    CudaStream& on = world_->here().on;
+    way.stream->follow(on.mark());
+    RT_TRY(world_->ordered(*way.stream, site, way.others, [&] {
+      return message(way, "first message", [&](const NcclApi& api) {
+        const auto count = static_cast<size_t>(bytes);
+        return way.sends ? api.send(at, count, kNcclBytes, way.peer, way.comm, way.stream->handle())
+                         : api.recv(at, count, kNcclBytes, way.peer, way.comm, way.stream->handle());
+      });
+    }));
+    on.follow(way.stream->mark());
+    return {};
+  }
+  static Result<Way*> way_of(std::vector<Ways>& all, int64_t peer, const Site& site) {
+    Ways& of = all[static_cast<size_t>(peer)];
+    if (!of.ways.empty()) return &of.ways[of.next++ % of.ways.size()];
     return Error{ErrorCode::kUnsupported,
                  fmt::format("{}: member {} is none that this rank has a communicator with", site.text(), peer)};
   }
@@ -479,10 +544,12 @@ class NcclComm final : public Comm {
           ErrorCode::kInternal,
           fmt::format("{}: {} messages to itself that it has not received are waited for", name(), to_itself_.size())};
     }
-    Place last;
-    for (; std::ssize(sent) + (dst == rank() ? std::ssize(to_itself_) : 0) > may_stay; sent.pop_front())
-      last = sent.front();
-    follow(world_->here().on, last);
+    std::vector<Place> last;  // of each stream
+    for (; std::ssize(sent) + (dst == rank() ? std::ssize(to_itself_) : 0) > may_stay; sent.pop_front()) {
+      std::erase_if(last, [&](const Place& place) { return place.stream == sent.front().stream; });
+      last.push_back(sent.front());
+    }
+    for (const Place& place : last) follow(world_->here().on, place);
     return {};
   }
 
@@ -613,7 +680,7 @@ class NcclComm final : public Comm {
   const std::vector<int64_t> world_ranks_;
   const std::shared_ptr<const std::vector<int64_t>> others_;
   const NcclHandle handle_;
-  std::vector<Way> out_, in_;            // by member
+  std::vector<Ways> out_, in_;           // by member
   std::vector<std::deque<Place>> sent_;  // by member: behind each message, newest last
   std::deque<Own> to_itself_;
   bool from_host_ = false;  // messages, since the last wait for all
@@ -669,6 +736,7 @@ class NcclEngine final : public comm::Engine {
  private:
   Result<std::unique_ptr<Comm>> make(std::string_view axis, const std::vector<int64_t>& world_ranks,
                                      std::unique_ptr<Comm> host) {
+    world_->take_rooms();
     NcclHandle made = nullptr;
     if (host->size() == world_size()) {  // then every rank is here
       RT_TRY_SET(made, world_->comms().split(world_comm_, 0, host->rank(), wish(*host)));

@@ -7,12 +7,19 @@
 // summed as NCCL's messages, and an own kernel adds it up. NCCL's own sums are not used.
 //
 // A message has a communicator of its two ranks and its direction, and a stream of its own: in NCCL a send waits for
-// its receiver, and isend() must not.
+// its receiver, and isend() must not. Where devices begin what they are asked for in one order over all communicators
+// (NCCL_LAUNCH_ORDER_IMPLICIT), a message that cannot begin yet keeps back what is asked for behind it: so there are as
+// many communicators as messages must be under way.
 //
 // What lies in the host's memory goes by the host's engine, at once, without any order among it and what devices do;
 // barriers too. The sizes of an all_to_all are compared by it first, which waits for the other ranks.
 //
 // Each operation has a deadline on the device, from when its stream has come to it (watcher.h).
+//
+// All calls of a rank come from one thread, in the order of the program. Ranks that run the same program, or programs
+// whose messages have an order, so ask their devices in one common order, and no two of them can wait for each other
+// (docs/cuda.md). NCCL connects two ranks, and takes memory for it, when a communicator first has an operation of a
+// kind. A group has one of each kind when it is made, so nothing of that is left for a step.
 
 #include <cstdint>
 #include <functional>
@@ -31,17 +38,27 @@ namespace cairn::cuda {
 /// Which members of a group may send to each other.
 enum class NcclPeers { kNone, kNeighbours, kAll };  // kNeighbours: in the group's order, first and last too
 
+/// Memory of the device for what other ranks send to be summed: of the rank's own stream, and of the one that is beside
+/// it. Larger operations go in parts. At least 256 bytes for each rank of a group; all its members have the same.
+struct NcclRooms {
+  DeviceBytes own, beside;
+};
+
 struct NcclOptions {
   int64_t deadline_ms = 60000;
-  /// Of the device, for what other ranks send to be summed: of the rank's own stream, and of the one that is beside it.
-  /// Larger operations go in parts. At least 256 bytes for each rank of a group.
-  DeviceBytes room, room_beside;
-  int max_ctas = 0;          // blocks of the device that a group's operation may take; 0: what NCCL wants
-  int max_message_ctas = 4;  // and a message
+  std::function<NcclRooms()> rooms;  // asked when the first group is made
+  int max_ctas = 0;                  // blocks of the device that a group's operation may take; 0: what NCCL wants
+  int max_message_ctas = 4;          // and a message
+  /// Communicators of a direction between two ranks, which its messages take in turn: so many may be under way before
+  /// what the sender asks for next waits for the receiver (runtime/plan/message_order.h).
+  int64_t ways = 1;
   std::function<bool(const void*)> on_device;
   std::function<NcclPeers(std::string_view axis)> peers;  // empty: all
   /// By which the ranks of this host are seen, and whether the others have given up. Null: `host`, if it can be asked.
   comm::LinkedEngine* local = nullptr;
+  /// Told once why the rank gives up, before its communicators are aborted, which may hang. From any thread; may be
+  /// empty.
+  std::function<void(const Error&)> on_failure;
 };
 
 /// `host`, `api`, `sums` and `rank` (the rank's stream) are borrowed and outlive the engine, which outlives its groups.

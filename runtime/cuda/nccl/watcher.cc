@@ -54,6 +54,7 @@ void Watcher::fail(Error error, bool tell) {
     if (!failed_.ok()) return;
     failed_ = error;
   }
+  if (hooks_.failed) hooks_.failed(error);
   if (tell && hooks_.give_up) hooks_.give_up(error);  // first: an abort may hang
   comms_.abort(error);
 }
@@ -110,12 +111,13 @@ void Watcher::run() {
     wake_.wait_for(lock, period_, [&] { return stop_; });
     if (stop_ || !failed_.ok()) continue;
     lock.unlock();
+    Status found = comms_.poll();
+    if (found.ok()) found = look();
+    // Asked behind the look: a rank that is gone may have given up before it left, and said why.
     if (const std::optional<Error> others = hooks_.others_failed ? hooks_.others_failed() : std::nullopt) {
       fail(*others, false);
-    } else if (Status found = comms_.poll(); !found.ok()) {
+    } else if (!found.ok()) {
       fail(std::move(found).error(), true);
-    } else if (Status late = look(); !late.ok()) {
-      fail(std::move(late).error(), true);
     }
     lock.lock();
   }

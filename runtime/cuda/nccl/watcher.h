@@ -33,6 +33,8 @@ namespace cairn::cuda {
 struct WatcherHooks {
   /// Why the other ranks have given up; nothing while they go on. Cheap.
   std::function<std::optional<Error>()> others_failed;
+  /// Why this rank gives up, once, before anything else: what comes behind may hang.
+  std::function<void(const Error&)> failed;
   /// Tells them of the error for which this rank gives up.
   std::function<void(const Error&)> give_up;
   /// A rank of this host. Of one that cannot be seen there is nothing.

@@ -88,7 +88,7 @@ TEST_SUITE("runtime/cuda/api") {
     }
   }
 
-  TEST_CASE("NCCL is taken from 2.18.1 on; an older one is refused by its version, another library by what it lacks") {
+  TEST_CASE("NCCL is taken from 2.26 on; an older one is refused by its version, another library by what it lacks") {
     const std::vector<std::string> places = {"/nowhere/libnccl.so.2", beside_tests("libnccl_of_22809.so")};
     const auto loaded = load_nccl(places);
     REQUIRE(loaded.ok());
@@ -97,7 +97,7 @@ TEST_SUITE("runtime/cuda/api") {
     const auto old = load_nccl(std::vector<std::string>{beside_tests("libnccl_of_21705.so")});
     REQUIRE_FALSE(old.ok());
     CHECK(old.error().code == ErrorCode::kUnsupported);
-    CHECK(old.error().message.find("is version 2.17.5 of NCCL; 2.x from 2.18.1 on is needed") != std::string::npos);
+    CHECK(old.error().message.find("is version 2.17.5 of NCCL; 2.x from 2.26.0 on is needed") != std::string::npos);
     const auto other = load_nccl(std::vector<std::string>{"libm.so.6"});
     REQUIRE_FALSE(other.ok());
     CHECK(other.error().message.find("libm.so.6 lacks ncclGetVersion, ncclGetUniqueId, ") == 0);

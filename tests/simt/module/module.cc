@@ -1,20 +1,27 @@
-// libcairn_cuda.so and libcublasLt.so.13 as doubles, in one library that goes by both names: whole programs train on it
-// where there is no device (tests/support/double_device.py). The doubles are those of this folder's tests; a program
-// that misused one ends with 99 and says how. Whoever passes something must not take it for a device: it shows a symbol
-// of that name.
+// libcairn_cuda.so, libcublasLt.so.13 and libnccl.so.2 as doubles, in one library that goes by these names: whole
+// programs train on it where there is no device (tests/support/double_device.py). The doubles are those of this
+// folder's tests; a program that misused one ends with 99 and says how. Whoever passes something must not take it for a
+// device: it shows a symbol of that name.
 //
+// CAIRN_DOUBLE_ABORTS_HANG: whoever aborts a communicator of NCCL never comes back, where it is set.
 // CAIRN_DOUBLE_SEED: of the order in which work is done (tests/simt/stream_double.h); 0 where it is not set.
+// CAIRN_DOUBLE_DEVICES: how many there are; 2 where it is not set.
+// CAIRN_DOUBLE_NCCL: a file that the ranks of a run share (tests/simt/nccl_double.h); NCCL cannot be opened without.
 
 #include <unistd.h>
 #include <build_version.inc>
 
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
+#include <optional>
 
+#include "runtime/core/check.h"
 #include "runtime/cuda/machine/module.h"
 #include "runtime/cuda/ops/ops.h"
 #include "tests/simt/blas_double.h"
 #include "tests/simt/cuda_api.h"
+#include "tests/simt/nccl_double.h"
 
 namespace cairn::simt {
 namespace {
@@ -22,13 +29,16 @@ namespace {
 /// Of the process, from the first call on. Never destroyed: the program's own objects are gone when it ends, threads of
 /// others need not be.
 struct Doubles {
-  static uint64_t seed() {
-    const char* const words = std::getenv("CAIRN_DOUBLE_SEED");
-    return words == nullptr ? 0 : std::strtoull(words, nullptr, 10);
+  static uint64_t number(const char* name, uint64_t otherwise) {
+    const char* const words = std::getenv(name);
+    return words == nullptr ? otherwise : std::strtoull(words, nullptr, 10);
   }
+  static uint64_t seed() { return number("CAIRN_DOUBLE_SEED", 0); }
   StreamDouble cuda{seed(), int64_t{2} << 30};
-  CudaApi runtime{cuda, /*devices=*/2};
+  CudaApi runtime{cuda, static_cast<int>(number("CAIRN_DOUBLE_DEVICES", 2))};
   BlasDouble products{cuda};
+  std::optional<NcclSegment> segment;
+  std::optional<NcclDouble> nccl;
 };
 
 Doubles* made = nullptr;
@@ -38,12 +48,35 @@ Doubles& doubles() {
   return *once;
 }
 
+bool has_nccl() { return std::getenv("CAIRN_DOUBLE_NCCL") != nullptr; }
+
+const cuda::NcclApi& nccl() {
+  static const cuda::NcclApi* const once = [] {
+    RT_CHECK(has_nccl(), "CAIRN_DOUBLE_NCCL names no file");
+    Doubles& all = doubles();
+    all.segment.emplace(std::getenv("CAIRN_DOUBLE_NCCL"));
+    all.nccl.emplace(all.cuda, *all.segment, Doubles::seed());
+    if (std::getenv("CAIRN_DOUBLE_ABORTS_HANG") != nullptr) all.nccl->hang_aborts();
+    return &all.nccl->api();
+  }();
+  return *once;
+}
+
+/// A device goes on by itself while the host is at something else: others may wait for it.
+void run_device_by_itself() {
+  static std::once_flag begun;
+  std::call_once(begun, [] {
+    new DeviceRuns(doubles().cuda);  // as long as the process
+  });
+}
+
 /// When the program ends by itself.
 struct Complains {
   ~Complains() {
     if (made == nullptr) return;
     bool any = false;
-    for (const auto& of : {made->cuda.misuses(), made->products.misuses()}) {
+    for (const auto& of : {made->cuda.misuses(), made->products.misuses(),
+                           made->nccl ? made->nccl->misuses() : std::vector<std::string>()}) {
       for (const std::string& what : of) std::fprintf(stderr, "the double of CUDA: misuse: %s\n", what.c_str());
       any |= !of.empty();
     }
@@ -70,7 +103,8 @@ const Module cairn_cuda_module = {.tree_version = CAIRN_TREE_VERSION,
                                             .of_bf16 = &ops<bf16>(),
                                             .of_f16 = &ops<f16>(),
                                             .state = &state_ops(),
-                                            .scratch_bytes = &scratch_bytes};
+                                            .scratch_bytes = &scratch_bytes,
+                                            .rank_sums = &kernels::cuda::rank_sums()};
                                   }};
 
 static const BlasApi& blas() { return simt::doubles().products.api(); }
@@ -106,6 +140,41 @@ RT_SHOWN int cublasLtMatmul(BlasHandle handle, ProductHandle product, const void
   return blas().multiply(handle, product, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algorithm,
                          workspace, workspace_bytes, stream);
 }
+static const NcclApi& nccl() { return simt::nccl(); }
+
+RT_SHOWN int ncclGetVersion(int* version) {
+  return simt::has_nccl() ? nccl().version(version) : simt::kNcclInvalidUsage;
+}
+RT_SHOWN int ncclGetUniqueId(NcclId* id) { return nccl().make_id(id); }
+RT_SHOWN int ncclCommInitRankConfig(NcclHandle* comm, int size, NcclId id, int rank, NcclConfig* config) {
+  simt::run_device_by_itself();
+  return nccl().make(comm, size, id, rank, config);
+}
+RT_SHOWN int ncclCommSplit(NcclHandle comm, int color, int key, NcclHandle* child, NcclConfig* config) {
+  return nccl().split(comm, color, key, child, config);
+}
+RT_SHOWN int ncclCommFinalize(NcclHandle comm) { return nccl().finalize(comm); }
+RT_SHOWN int ncclCommDestroy(NcclHandle comm) { return nccl().destroy(comm); }
+RT_SHOWN int ncclCommAbort(NcclHandle comm) { return nccl().abort(comm); }
+RT_SHOWN int ncclCommGetAsyncError(NcclHandle comm, int* error) { return nccl().async_error(comm, error); }
+RT_SHOWN int ncclGroupStart() { return nccl().begin_group(); }
+RT_SHOWN int ncclGroupEnd() { return nccl().end_group(); }
+RT_SHOWN int ncclSend(const void* data, size_t count, int type, int peer, NcclHandle comm, StreamHandle stream) {
+  return nccl().send(data, count, type, peer, comm, stream);
+}
+RT_SHOWN int ncclRecv(void* data, size_t count, int type, int peer, NcclHandle comm, StreamHandle stream) {
+  return nccl().recv(data, count, type, peer, comm, stream);
+}
+RT_SHOWN int ncclAllGather(const void* from, void* to, size_t count, int type, NcclHandle comm, StreamHandle stream) {
+  return nccl().all_gather(from, to, count, type, comm, stream);
+}
+RT_SHOWN int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, NcclHandle comm,
+                           StreamHandle stream) {
+  return nccl().broadcast(from, to, count, type, root, comm, stream);
+}
+RT_SHOWN const char* ncclGetErrorString(int) { return "refused by the double"; }
+RT_SHOWN const char* ncclGetLastError(NcclHandle comm) { return nccl().last_error(comm); }
+
 RT_SHOWN size_t cublasLtGetVersion() { return blas().version(); }
 RT_SHOWN const char* cublasLtGetStatusName(int status) { return blas().status_name(status); }
 

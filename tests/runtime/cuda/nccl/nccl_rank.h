@@ -4,13 +4,13 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
 #include <bit>
-#include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <thread>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,6 +18,7 @@
 #include "runtime/comm/shm_world.h"
 #include "runtime/cuda/arena.h"
 #include "runtime/cuda/nccl/nccl_engine.h"
+#include "tests/runtime/comm/fabric.h"
 #include "tests/simt/cuda_api.h"
 #include "tests/simt/nccl_double.h"
 
@@ -28,6 +29,9 @@ struct RankOptions {
   int64_t room_bytes = 64 << 10;  // for what is summed: less than many operations take
   int64_t deadline_ms = 20000;
   bool device_runs = true;  // while the host is at something else
+  bool ordered = false;     // NcclDouble::order_launches()
+  int64_t ways = 1;
+  std::function<NcclPeers(std::string_view axis)> peers;
 };
 
 /// In the process of the rank.
@@ -48,11 +52,15 @@ class NcclRank {
         out->engine_,
         make_nccl_engine(*out->host_, out->nccl.api(), kernels::cuda::rank_sums(), *out->stream_,
                          {.deadline_ms = options.deadline_ms,
-                          .room = out->rooms_[0].all(),
-                          .room_beside = out->rooms_[1].all(),
-                          .on_device = [at = out.get()](const void* memory) { return at->cuda.holds(memory, 1); }}));
+                          .rooms =
+                              [at = out.get()] {
+                                return NcclRooms{at->rooms_[0].all(), at->rooms_[1].all()};
+                              },
+                          .ways = options.ways,
+                          .on_device = [at = out.get()](const void* memory) { return at->cuda.holds(memory, 1); },
+                          .peers = options.peers}));
     // A device goes on by itself while the host is at something else.
-    if (options.device_runs) out->device_ = std::thread([at = out.get()] { at->run_device(); });
+    if (options.device_runs) out->device_.emplace(out->cuda);
     return out;
   }
   ~NcclRank() { finish(); }
@@ -84,8 +92,7 @@ class NcclRank {
     if (stream_ == nullptr) return {};
     engine_.reset();
     ignore(stream_->settle(), "told where results were asked for");
-    over_ = true;
-    if (device_.joinable()) device_.join();
+    device_.reset();
     stream_.reset();
     for (const auto& [size, blocks] : free_) {
       for (std::byte* const block : blocks) cuda.free(block);
@@ -107,18 +114,8 @@ class NcclRank {
 
  private:
   NcclRank(std::unique_ptr<comm::Engine> host, simt::NcclSegment& segment, const RankOptions& options)
-      : cuda(options.seed, int64_t{1} << 28),
-        runtime(cuda),
-        nccl(cuda, segment, options.seed),
-        host_(std::move(host)) {}
-  void run_device() {
-    simt::StreamDouble::Event* event = nullptr;
-    cuda.create_event(&event);
-    while (!over_) {
-      cuda.query(event);
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-    cuda.destroy_event(event);
+      : cuda(options.seed, int64_t{1} << 28), runtime(cuda), nccl(cuda, segment, options.seed), host_(std::move(host)) {
+    nccl.order_launches(options.ordered);
   }
 
   const std::unique_ptr<comm::Engine> host_;
@@ -128,8 +125,7 @@ class NcclRank {
   std::map<int64_t, std::vector<std::byte*>> free_;  // by size
   std::unique_ptr<CudaStream> stream_;
   std::unique_ptr<comm::Engine> engine_;
-  std::atomic<bool> over_ = false;
-  std::thread device_;
+  std::optional<simt::DeviceRuns> device_;
 };
 
 /// Arrays of the host, taken to the device and back.
@@ -272,6 +268,35 @@ class CarriedEngine final : public comm::Engine {
 
  private:
   const std::unique_ptr<NcclRank> rank_;
+};
+
+/// Ranks as processes, each with what is above. What a body returns is what went wrong, or "".
+class Ranks {
+ public:
+  using RankBody = std::function<std::string(NcclRank&)>;
+
+  Ranks(int64_t size, const RankOptions& options, const RankBody& body, int64_t host_deadline_ms = 20000)
+      : world(comm::ShmWorld::create({.world_size = size, .channel_bytes = 4096, .staging_bytes = 16384}).value()),
+        processes(
+            size,
+            [&](int64_t rank) -> Result<std::unique_ptr<comm::Engine>> {
+              RT_TRY_SET(auto host, comm::attach_shm_engine(world.fd(), rank, {.deadline_ms = host_deadline_ms}));
+              RankOptions mine = options;
+              mine.seed += static_cast<uint64_t>(2 * rank);
+              RT_TRY_SET(auto made, NcclRank::make(std::move(host), segment, mine));
+              return std::unique_ptr<comm::Engine>(std::make_unique<CarriedEngine>(std::move(made)));
+            },
+            [&](comm::Engine& engine) { return body(static_cast<CarriedEngine&>(engine).of()); }) {}
+
+  std::vector<std::string> join() {
+    std::vector<std::string> out;
+    for (int64_t r = 0; r < static_cast<int64_t>(world.ranks().size()); ++r) out.push_back(processes.join(r));
+    return out;
+  }
+
+  simt::NcclSegment segment;
+  comm::ShmWorld world;
+  comm::testing::Processes processes;
 };
 
 }  // namespace cairn::cuda::testing

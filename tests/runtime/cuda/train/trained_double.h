@@ -29,14 +29,15 @@ class TrainedDouble {
     CHECK(products.left() == 0);
   }
 
-  Result<std::unique_ptr<cuda::CudaMachine>> open(int64_t rank = 0) {
+  Result<std::unique_ptr<cuda::CudaMachine>> open(int64_t rank = 0, const SumRooms& sums = {}) {
     const cuda::KernelTables tables{.of_f32 = &cuda::ops<float>(),
                                     .of_bf16 = &cuda::ops<bf16>(),
                                     .of_f16 = &cuda::ops<f16>(),
                                     .state = &cuda::state_ops(),
-                                    .scratch_bytes = &cuda::scratch_bytes};
+                                    .scratch_bytes = &cuda::scratch_bytes,
+                                    .rank_sums = &kernels::cuda::rank_sums()};
     return cuda::CudaMachine::open(runtime.api(), products.api(), tables,
-                                   {.index = static_cast<int>(rank), .product_bytes = int64_t{1} << 16});
+                                   {.index = static_cast<int>(rank), .product_bytes = int64_t{1} << 16, .sums = sums});
   }
 
   simt::StreamDouble cuda;

@@ -1,0 +1,109 @@
+#include "tools/comm_option.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include "runtime/cuda/machine/module.h"
+#include "runtime/cuda/nccl_api.h"
+#include "tools/version.h"
+
+namespace cairn::tools {
+namespace {
+
+constexpr const char* kLibrary = "libnccl.so.2";
+
+/// What ranks have unless a person says otherwise (docs/cuda.md says why).
+constexpr std::pair<const char*, const char*> kSet[] = {
+    {"NCCL_NVLS_ENABLE", "0"}, {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}, {"CUDA_MODULE_LOADING", "EAGER"}};
+
+std::string devices_text(int64_t count) { return fmt::format("{} CUDA device{}", count, count == 1 ? "" : "s"); }
+
+/// Those of NCCL, and of kSet, as the ranks will have them.
+nlohmann::json environment_of(const std::vector<std::pair<std::string, std::string>>& added) {
+  nlohmann::json out = nlohmann::json::object();
+  for (char** at = environ; *at != nullptr; ++at) {
+    const std::string_view line = *at;
+    const size_t end = line.find('=');
+    if (end != std::string_view::npos && line.starts_with("NCCL_")) {
+      out[std::string(line.substr(0, end))] = std::string(line.substr(end + 1));
+    }
+  }
+  for (const auto& [name, value] : kSet) {
+    if (const char* const there = std::getenv(name)) out[name] = there;
+  }
+  for (const auto& [name, value] : added) out[name] = value;
+  return out;
+}
+
+CommChoice staged(const std::string& why) {
+  return {.text = fmt::format("ranks communicate through the host's memory: {}", why),
+          .environment = {},
+          .record = {{"engine", "staged"}, {"why", why}}};
+}
+
+CommChoice by_nccl(const cuda::LoadedNccl& nccl, int64_t ranks) {
+  const std::string version = cuda::nccl_version_text(nccl.version);
+  CommChoice out{
+      .nccl = true,
+      .text = fmt::format("ranks communicate by NCCL {} ({}), a device for each of the {}", version, nccl.path, ranks),
+      .environment = {},
+      .record = {{"engine", "nccl"}, {"version", version}, {"path", nccl.path}}};
+  for (const auto& [name, value] : kSet) {
+    if (std::getenv(name) == nullptr) out.environment.emplace_back(name, value);
+  }
+  out.record["environment"] = environment_of(out.environment);
+  return out;
+}
+
+}  // namespace
+
+void add_comm_option(CLI::App& command, CommWish& wish) {
+  static const std::map<std::string, CommWish> words = {
+      {"auto", CommWish::kAuto}, {"nccl", CommWish::kNccl}, {"staged", CommWish::kStaged}};
+  command
+      .add_option_function<std::string>(
+          "--comm", [&wish](const std::string& word) { wish = words.at(word); },
+          "how ranks on CUDA communicate: nccl, a device for each rank; staged, through the host's memory; auto: nccl "
+          "where that can be (default: auto)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "nccl", "staged"}));
+}
+
+Result<CommChoice> choose_comm(const CommQuestion& question) {
+  const bool asked = question.wish == CommWish::kNccl;
+  if (question.device != DeviceChoice::kCuda) {
+    if (!asked) return CommChoice{};
+    return Error{
+        ErrorCode::kInvalidInput,
+        "--comm nccl: ranks on the CPU have no use for NCCL; leave --comm out, or train on CUDA: --device cuda"};
+  }
+  if (question.ranks == 1) return CommChoice{};
+  if (question.wish == CommWish::kStaged) return staged("--comm staged");
+  RT_TRY_SET(const int devices, cuda::visible_devices(tree_version()));
+  std::string why, todo;
+  if (devices < question.ranks) {
+    why = fmt::format("{} ranks share {}", question.ranks, devices_text(devices));
+    todo = fmt::format(
+        "NCCL takes a device for each rank: start no more than {} (--nproc), show more devices "
+        "(CUDA_VISIBLE_DEVICES), or let ranks share them: --comm staged",
+        devices);
+  } else {
+    const auto loaded = cuda::load_nccl(cuda::library_candidates(kLibrary));
+    if (loaded.ok()) return by_nccl(loaded.value(), question.ranks);
+    why = loaded.error().message;
+    todo = fmt::format(
+        "install NCCL 2 ({}), or name its folder in CAIRN_CUDA_PATH (folders apart by `:`), or do "
+        "without: --comm staged",
+        kLibrary);
+  }
+  if (asked) return Error{ErrorCode::kInvalidInput, fmt::format("--comm nccl: {}; {}", why, todo)};
+  return staged(why.substr(0, why.find('\n')));
+}
+
+}  // namespace cairn::tools
