@@ -1,138 +1,25 @@
-// Several ranks on devices that are doubles, their communication staged through the host's memory: any two values of
-// two of these axes meet in some run, and it trains as the same ranks do on the CPU. The ranks are threads.
+// Several ranks on devices that are doubles: any two values of two axes (layouts.h) meet in some run, and it trains as
+// the same ranks do on the CPU. First the ranks are threads, and their communication is staged through the host's
+// memory. Then they are processes that communicate by the double of NCCL: losses and norms have the same bits.
 // CAIRN_ALL_LAYOUTS=1 takes every combination that a world of four and eight ranks allows.
 //
 // Tolerances as in train_test.cc: 1e-5 relative on losses in float, 1e-2 in bf16; ten times that on norms.
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
-#include <set>
 
-#include "runtime/core/random.h"
-#include "runtime/plan/activations.h"
 #include "runtime/trainer/state.h"
 #include "runtime/trainer/work_shapes.h"
+#include "tests/runtime/cuda/train/layouts.h"
+#include "tests/runtime/cuda/train/trained_by_nccl.h"
 #include "tests/runtime/cuda/train/trained_double.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt::testing;
-using cairn::testing::Lived;
-using cairn::testing::train_on_double;
+using namespace cairn::testing;
 
 namespace {
-
-constexpr int64_t kSteps = 3;
-
-enum Axis { kFamily, kPrecision, kZero, kTp, kPp, kDp, kSp, kRecompute, kAxes };
-constexpr std::array<const char*, kAxes> kNames = {"family", "bf16", "zero", "tp", "pp", "dp", "sp", "recompute"};
-constexpr std::array<int, kAxes> kValues = {4, 2, 4, 2, 2, 2, 2, 3};
-constexpr std::array<const char*, 4> kFamilies = {"gpt", "llama", "experts", "latent"};
-
-/// A value of each axis, from 0 on; of tp, pp and dp that is one rank.
-using Row = std::array<int, kAxes>;
-
-int64_t ranks_of(const Row& row) { return (row[kTp] + 1) * (row[kPp] + 1) * (row[kDp] + 1); }
-
-std::string text_of(const Row& row) {
-  std::string out = fmt::format("{} ranks of {}:", ranks_of(row), kFamilies[static_cast<size_t>(row[kFamily])]);
-  for (size_t axis = 1; axis < kAxes; ++axis) out += fmt::format(" {} {}", kNames[axis], row[axis]);
-  return out;
-}
-
-Recipe recipe_of(const Row& row) {
-  Recipe out = short_recipe(row[kFamily] != 0, row[kFamily] == 0);
-  ModelConfig& m = out.model;
-  m.layers = 2;
-  m.width = 16;
-  m.heads = m.kv_heads = 2;
-  m.head_dim = 8;
-  m.ffn = 24;
-  m.context = 8;
-  if (row[kFamily] == 1) {
-    m.temperature_scale = 0.5;
-    m.temperature_floor = 3;
-    m.temperature_form = TemperatureForm::kMinistral3;
-    m.attention_chunk = 3;
-  }
-  if (row[kFamily] == 2) {
-    m.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.1, .aux_scope = AuxScope::kModel};
-    m.attention_sinks = true;
-  }
-  if (row[kFamily] == 3) {
-    m.mla = {.kv_rank = 12, .q_rank = 10, .nope_dim = 4, .rope_dim = 4, .value_dim = 6};
-    m.moe = {
-        .experts = 4, .top_k = 2, .router = RouterKind::kSigmoid, .ffn = 8, .choice_bias = true, .bias_rate = 0.01};
-  }
-  out.batch = {.samples = 2 * (row[kDp] + 1), .micro = 1};
-  out.precision = row[kPrecision] == 0 ? Precision::kF32 : Precision::kBf16;
-  out.optimizer.zero = row[kZero];
-  out.mesh = {.tp = row[kTp] + 1, .pp = row[kPp] + 1, .dp = row[kDp] + 1, .sequence_parallel = row[kSp] == 1};
-  out.schedule = PipelineKind::k1F1B;
-  out.recompute.mode = std::array{RecomputeMode::kNone, RecomputeMode::kSelective,
-                                  RecomputeMode::kFull}[static_cast<size_t>(row[kRecompute])];
-  out.device = DeviceChoice::kCuda;
-  out.checkpoint.snapshot_by = SnapshotBy::kCopy;
-  out.stop = {Span::Unit::kSteps, kSteps};
-  return out;
-}
-
-/// Of more than one rank, that the plan accepts and that says something: sequences are parallel over tp alone, and
-/// state is divided among replicas.
-bool is_run(const Row& row) {
-  if (ranks_of(row) == 1 || (row[kSp] == 1 && row[kTp] == 0) || (row[kZero] > 0 && row[kDp] == 0)) return false;
-  return make_plan(recipe_of(row), ranks_of(row)).ok();
-}
-
-std::vector<Row> all_rows() {
-  std::vector<Row> out;
-  int count = 1;
-  for (const int values : kValues) count *= values;
-  for (int number = 0; number < count; ++number) {
-    Row row{};
-    for (int axis = 0, left = number; axis < kAxes; ++axis) {
-      row[static_cast<size_t>(axis)] = left % kValues[static_cast<size_t>(axis)];
-      left /= kValues[static_cast<size_t>(axis)];
-    }
-    if (is_run(row)) out.push_back(row);
-  }
-  return out;
-}
-
-using Pair = std::array<int, 4>;  // axis, value, axis, value
-
-std::set<Pair> pairs_of(const Row& row) {
-  std::set<Pair> out;
-  for (int a = 0; a < kAxes; ++a) {
-    for (int b = a + 1; b < kAxes; ++b) out.insert({a, row[static_cast<size_t>(a)], b, row[static_cast<size_t>(b)]});
-  }
-  return out;
-}
-
-/// As few of `rows` as a greedy choice takes in which all pairs are that any has; fewer ranks first. Alike each time.
-std::vector<Row> pairwise(const std::vector<Row>& rows) {
-  std::set<Pair> open;
-  for (const Row& row : rows) open.merge(pairs_of(row));
-  std::vector<Row> out;
-  while (!open.empty()) {
-    const Row* best = nullptr;
-    double most = 0;
-    for (const Row& row : rows) {
-      const std::set<Pair> has = pairs_of(row);
-      const auto fresh = std::ranges::count_if(has, [&](const Pair& pair) { return open.contains(pair); });
-      const double worth = static_cast<double>(fresh) / static_cast<double>(ranks_of(row) + 2);
-      if (worth > most) {
-        most = worth;
-        best = &row;
-      }
-    }
-    for (const Pair& pair : pairs_of(*best)) open.erase(pair);
-    out.push_back(*best);
-  }
-  return out;
-}
 
 void compare(const Told& cuda, const Told& cpu, double unit) {
   REQUIRE(cuda.steps.size() == kSteps);
@@ -173,6 +60,60 @@ TEST_SUITE("runtime/cuda/train/matrix") {
       for (size_t k = 1; k < life->steps.size(); ++k) {
         CHECK(life->steps[k].allocations == 0);
         CHECK(life->steps[k].pins == 0);
+      }
+      life.reset();  // the doubles are one at a time
+      const TrainedByNccl by_nccl = train_by_nccl(plan, {.seed = seed});
+      CHECK(by_nccl.wrong == std::vector<std::string>(static_cast<size_t>(plan.mesh.world()), ""));
+      for (const auto& [step, numbers] : cuda.steps) {
+        CAPTURE(step);
+        CHECK(by_nccl.loss[static_cast<size_t>(step)] == numbers.first);
+        CHECK(by_nccl.norm[static_cast<size_t>(step)] == numbers.second);
+      }
+    }
+  }
+
+  TEST_CASE("by NCCL a step moves what the plan says, and a rank allocates once, waits once a step and pins nothing") {
+    for (const Row& row : {Row{0, 0, 1, 1, 0, 1, 1, 0}, Row{1, 1, 3, 0, 1, 1, 0, 0}, Row{2, 0, 2, 0, 0, 1, 0, 0}}) {
+      CAPTURE(text_of(row));
+      std::vector<TrainedByNccl> lives;
+      for (const int64_t steps : {2, 3}) {
+        Recipe recipe = recipe_of(row);
+        recipe.optimizer.lr.clear();
+        recipe.stop = {Span::Unit::kSteps, static_cast<double>(steps)};
+        const auto planned = make_plan(recipe, ranks_of(row));
+        REQUIRE_OK(planned);
+        lives.push_back(train_by_nccl(planned.value(), {.seed = 2}));
+        CHECK(lives.back().wrong == std::vector<std::string>(static_cast<size_t>(ranks_of(row)), ""));
+      }
+      const Plan plan = make_plan(recipe_of(row), ranks_of(row)).value();
+      for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+        CAPTURE(rank);
+        for (const GroupTraffic& planned : step_traffic(plan, plan.rank(rank))) {
+          const int64_t found = lives[1].moved(rank, planned.group) - lives[0].moved(rank, planned.group);
+          CHECK(found == moved_bytes(planned.traffic));
+        }
+        const RankCounts& counts = lives[1].counts[static_cast<size_t>(rank)];
+        CHECK(counts.allocations == 1);
+        CHECK(counts.later_allocations == 0);
+        CHECK(counts.later_pins == 0);
+        CHECK(counts.waits == (row[kFamily] == 2 ? counts.waits : 1));  // who has experts asks how many rows for whom
+        CHECK(counts.device_bytes == counts.planned_device_bytes);
+      }
+    }
+  }
+
+  TEST_CASE("a rank that asks NCCL in another order, or for messages outside of a group, ends the run with a name") {
+    const Plan plan = make_plan(recipe_of({0, 0, 1, 1, 0, 1, 1, 0}), 4).value();
+    for (const bool swaps : {true, false}) {
+      CAPTURE(swaps);
+      const TrainedByNccl ended =
+          train_by_nccl(plan, {.seed = 1, .deadline_ms = 1000, .plant = [&](int64_t rank, auto& nccl) {
+                                 if (rank == 1 && swaps) nccl.swap_calls(40);
+                                 if (!swaps) nccl.without_groups();
+                               }});
+      for (const std::string& wrong : ended.wrong) {
+        CAPTURE(wrong);
+        CHECK(wrong.find("].") != std::string::npos);  // "tp[0,1].all_reduce(activations): ..."
       }
     }
   }
