@@ -18,6 +18,7 @@ from double_device import DoubleDevice  # noqa: E402
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from harness import RECIPE, write_tokens  # noqa: E402
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve()
 
 
@@ -63,8 +64,9 @@ class NcclDouble(unittest.TestCase):
         return next(event for event in map(json.loads, lines) if event.get("event") == "start")
 
     def test_ranks_train_by_nccl_with_the_bits_of_ranks_that_go_through_the_host(self):
-        for name, layout in {"replicas": dict(dp=2, zero=1), "divided": dict(dp=2, zero=3), "tensors": dict(tp=2, sp="true"),
-                             "stages": dict(pp=2)}.items():
+        layouts = {"replicas": dict(dp=2, zero=1), "divided": dict(dp=2, zero=3), "tensors": dict(tp=2, sp="true"),
+                   "stages": dict(pp=2)}
+        for seed, (name, layout) in enumerate(layouts.items()):
             with self.subTest(name):
                 recipe = self.recipe(name, **layout)
                 staged, wanted = self.train(recipe, f"{name}-staged", "--comm", "staged")
@@ -72,10 +74,9 @@ class NcclDouble(unittest.TestCase):
                 self.assertEqual(self.start_of(f"{name}-staged")["communication"],
                                  {"engine": "staged", "why": "--comm staged"})
                 self.assertEqual(sorted(wanted), [1, 2, 3])
-                for seed in ("0", "1"):
-                    said, found = self.train(recipe, f"{name}-{seed}", CAIRN_DOUBLE_SEED=seed)
-                    self.assertIn("ranks communicate by NCCL 2.28.9 (", said)
-                    self.assertEqual(found, wanted)
+                said, found = self.train(recipe, f"{name}-nccl", CAIRN_DOUBLE_SEED=str(seed))
+                self.assertIn("ranks communicate by NCCL 2.28.9 (", said)
+                self.assertEqual(found, wanted)
 
     def test_what_ranks_have_of_nccl_is_written_down_and_a_person_s_word_wins(self):
         recipe = self.recipe("recorded", dp=2)
@@ -176,6 +177,27 @@ class NcclDouble(unittest.TestCase):
         self.assertRegex(facts, r"device memory: .* of state and activations, .* to sum what ranks send each other\n")
         facts = self.cairn("train", recipe, "--run", run, "--device", "cuda", "--comm", "staged", "--dry-run")
         self.assertRegex(facts, r"device memory: .* of state and activations\n")
+
+
+    def cluster(self, *words, **environment):
+        done = subprocess.run([ROOT / "bench/gpu_cluster", "--cairn", self.device.program, "--tiny", *words], text=True,
+                              capture_output=True, timeout=280, env={**os.environ, **self.device.environment, **environment})
+        self.assertEqual(done.returncode, 77, done.stdout + done.stderr)
+        self.assertNotIn("PASS", done.stdout)
+        self.assertNotIn("WRONG", done.stdout)
+        return done.stdout
+
+    def test_the_command_for_several_gpus_runs_whole_on_doubles_and_passes_nothing(self):
+        os.link(PROGRAM.parent / "gpu_comm_bench", self.device.bin / "gpu_comm_bench")
+        said = self.cluster()
+        self.assertRegex(said, r"\n  all_reduce +0.02 MiB .* us \(.*\) +\d+\.\d GB/s\n")
+        self.assertRegex(said, r"\n  2 GPUs: [\d,]+ tokens/s, .* % of 2 times one\n")
+        self.assertRegex(said, r"\nNOT RUN: a rehearsal on doubles, 4 checks right, 0 wrong\n$")
+
+    def test_the_command_for_several_gpus_wants_several(self):
+        said = self.cluster(CAIRN_DOUBLE_DEVICES="1")
+        self.assertIn("NOT RUN: several GPUs are needed, each for a rank by NCCL: 1 can be seen\n", said)
+        self.assertIn("NOT RUN: several GPUs are needed, each for a rank by NCCL: --gpus\n", self.cluster("--gpus", "1"))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class GpuPackageTest(unittest.TestCase):
 
     def test_programs_take_the_folders_libraries_and_none_of_nvidias_is_in_it(self):
         files = [*(self.folder / "bin").iterdir(), *(self.folder / "lib").glob("libcairn_*.so")]
-        self.assertEqual({file.name for file in files}, {"cairn", "gpu_ops_tests", "gpu_kernel_bench", "device_bench",
+        self.assertEqual({file.name for file in files}, {"cairn", "gpu_ops_tests", "gpu_kernel_bench", "gpu_comm_bench", "device_bench",
                                                          "libcairn_gloo.so", "libcairn_cuda.so"})
         for file in files:
             said = subprocess.run(["ldd", file], capture_output=True, text=True, check=True).stdout
@@ -62,7 +62,7 @@ class GpuPackageTest(unittest.TestCase):
         self.assertRegex(said, rf"ok +kernels for CUDA: {self.folder}/lib/libcairn_cuda.so, with CUDA runtime 13")
 
     def test_the_commands_run_there_and_pass_nothing_without_a_device(self):
-        for name in ("gpu_test", "gpu_kernels", "gpu_all"):
+        for name in ("gpu_test", "gpu_kernels", "gpu_all", "gpu_cluster"):
             with self.subTest(name):
                 done = self.run_there(f"bench/{name}", CAIRN_NVIDIA_ROOT="/nonexistent")
                 self.assertEqual(done.returncode, 77, done.stdout + done.stderr)
