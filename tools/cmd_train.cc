@@ -649,7 +649,8 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
     std::fflush(stdout);
   }
   for (;;) {
-    RT_TRY_SET(Followed followed, follow({.hosts = *hosts, .run = run, .threads = args.threads, .requests = requests}));
+    RT_TRY_SET(Followed followed, follow(
+        {.hosts = *hosts, .run = run, .threads = args.threads, .comm = args.comm, .requests = requests}));
     if (!followed.lead) return followed.code;
     RunStarter starter(loaded, run, world, goes_on, hosts, saved_by, result);
     Result<int> code = starter.take_over(*std::move(followed.lead));
@@ -664,7 +665,10 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
   TrainArgs args = given;
   RT_TRY_SET(args.device, choose_device({.flag = given.device, .recipe = loaded.recipe.device, .run = run}));
   RT_TRY_SET(args.comm,
-             choose_comm({.wish = given.comm_wish, .device = args.device, .ranks = hosts ? hosts->ranks : world}));
+             choose_comm({.wish = given.comm_wish,
+                          .device = args.device,
+                          .ranks = hosts ? hosts->ranks : world,
+                          .world = world}));
   kernels::use_gemm_isa(args.isa);
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
   ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
@@ -673,6 +677,7 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
     RT_TRY_SET(hosts->build, program_and_module_version());
     hosts->recipe_hash = loaded.hash_hex;
     hosts->device = args.device;
+    hosts->comm = args.comm.word();
     hosts->replicas =
         std::make_shared<Replicas>(Replicas::Options{.port_from = hosts->port_from, .port_to = hosts->port_to});
     return run_on_hosts(loaded, run, world, args, hosts, saved_by, result);

@@ -83,7 +83,7 @@ Result<CommChoice> choose_comm(const CommQuestion& question) {
         ErrorCode::kInvalidInput,
         "--comm nccl: ranks on the CPU have no use for NCCL; leave --comm out, or train on CUDA: --device cuda"};
   }
-  if (question.ranks == 1) return CommChoice{};
+  if (question.world == 1) return CommChoice{};
   if (question.wish == CommWish::kStaged) return staged("--comm staged");
   RT_TRY_SET(const int devices, cuda::visible_devices(tree_version()));
   std::string why, todo;

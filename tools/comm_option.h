@@ -25,7 +25,7 @@ void add_comm_option(CLI::App& command, CommWish& wish);
 struct CommQuestion {
   CommWish wish = CommWish::kAuto;
   DeviceChoice device = DeviceChoice::kCpu;  // where the ranks compute
-  int64_t ranks = 1;                         // of this host
+  int64_t ranks = 1, world = 1;              // of this host; of the run
 };
 
 /// What came of it.

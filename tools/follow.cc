@@ -48,6 +48,8 @@ Result<std::optional<int>> follow_segment(const FollowArgs& args, Follower& foll
                        .log_of = [&](int64_t rank) { return log_of_rank(args.run, rank); },
                        .threads = args.threads,
                        .trace = segment.trace};
+  if (!args.comm.text.empty()) options.comm = args.comm.word();
+  options.environment = args.comm.environment;
   Agent agent(plan, args.run, follower, narrator, std::move(options));
   RT_TRY_SET(const std::unique_ptr<agent::Supervisor> supervisor,
              agent::Supervisor::make({.restart = {},

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "runtime/core/result.h"
+#include "tools/comm_option.h"
 #include "tools/run/fleet.h"
 #include "tools/run/requests.h"
 
@@ -16,6 +17,7 @@ struct FollowArgs {
   HostOptions hosts;
   std::filesystem::path run;
   int64_t threads = 0;
+  CommChoice comm;  // the leader's too
   RequestOptions requests;
 };
 

@@ -61,7 +61,7 @@ cluster::Hello hello_of(const HostOptions& options) {
           .boot_id = boot_id(),
           .build = options.build,
           .recipe_hash = options.recipe_hash,
-          .computes = options.device == DeviceChoice::kCuda ? "cuda" : "cpu",
+          .computes = options.device == DeviceChoice::kCuda ? "cuda, " + options.comm : "cpu",
           .ranks = options.ranks,
           .kernel_level = static_cast<int64_t>(kernels::gemm_isa())};
 }
