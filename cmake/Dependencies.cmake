@@ -57,6 +57,7 @@ _cairn_pkg(icu icu-uc)
 _cairn_pkg(curl libcurl)
 _cairn_pkg(crypto libcrypto)
 _cairn_pkg(dw libdw)
+_cairn_pkg(hwloc hwloc)
 
 find_path(GLOO_INCLUDE_DIR gloo/context.h REQUIRED)
 find_library(GLOO_LIBRARY gloo REQUIRED)
