@@ -25,6 +25,7 @@
 #include "runtime/cuda/nccl/nccl_engine.h"
 #include "runtime/cuda/staged/staged_engine.h"
 #include "runtime/device/guard.h"
+#include "runtime/host/bind.h"
 #include "runtime/plan/communication.h"
 #include "runtime/plan/device_choice.h"
 #include "runtime/plan/message_order.h"
@@ -52,8 +53,11 @@ struct RankArgs {
   kernels::GemmIsa isa = kernels::GemmIsa::kBaseline;
   std::string device = "cpu";
   std::string comm = "staged";  // of ranks on CUDA
-  int64_t decides = 0;          // a rank: trainer::Environment
-  int meet_fd = -1;             // where its ranks meet those of the others
+  int device_index = 0;
+  std::string cpus;     // host::ranges_text() of the cores that it is bound to; empty: it is not
+  int64_t numa = -1;    // bind_process()
+  int64_t decides = 0;  // a rank: trainer::Environment
+  int meet_fd = -1;     // where its ranks meet those of the others
   uint64_t incarnation = 0;
   int arena_fd = -1, comm_fd = -1;
   int ward_fd = -1;  // HookOptions::ward; -1: none
@@ -94,9 +98,6 @@ Result<std::unique_ptr<comm::Engine>> make_engine(const RankArgs& args, const co
   for (int64_t rank = 0; rank < args.world; ++rank) config.host_of_rank.push_back(rank / ranks);
   return comm::make_hybrid_engine(config);
 }
-
-/// Of the devices that this process sees, the one that the rank takes: that of its number on the host.
-int device_index(const RankArgs& args) { return static_cast<int>(args.rank % (args.world / args.hosts)); }
 
 /// `of_host`: the engine beneath, by which ranks of this host are seen; `engine`: that or what is around it.
 Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, const Plan& plan,
@@ -153,7 +154,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   if (recipe.device == DeviceChoice::kCuda) {
     // Its waits have other ranks' in them, which have the deadline for themselves and say more.
     RT_TRY_SET(machine, cuda::open_machine(tree_version(),
-                                           {.index = device_index(args),
+                                           {.index = args.device_index,
                                             .deadline_ms = 2 * options.deadline_ms,
                                             .sums = args.comm == "nccl" ? trainer::sum_rooms(plan) : SumRooms{}}));
     RT_TRY_SET(link, machine->make_link());
@@ -248,11 +249,16 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--ward-fd", args->ward_fd);
   command->add_option("--device", args->device)->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--comm", args->comm)->check(CLI::IsMember({"nccl", "staged"}));
+  command->add_option("--device-index", args->device_index);
+  command->add_option("--cpus", args->cpus);
+  command->add_option("--numa", args->numa);
   add_isa_option(*command, args->isa)->required();
   command->add_option("--trace", args->trace);
   command->add_option("--trace-dir", args->trace_dir);
   command->callback([args, &session] {
     session.action = [args]() -> Result<int> {
+      RT_TRY_SET(const std::vector<int64_t> cpus, host::numbers_in(args->cpus).with("--cpus"));
+      host::bind_process(cpus, args->numa);  // before there are other threads
       init_logging("rank " + std::to_string(args->rank));
       pass_on_cpu_limit();
       kernels::use_gemm_isa(args->isa);

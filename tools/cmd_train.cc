@@ -39,6 +39,7 @@
 #include "tools/host_options.h"
 #include "tools/init_options.h"
 #include "tools/isa_option.h"
+#include "tools/machine_check.h"
 #include "tools/model_source.h"
 #include "tools/planner/calibration.h"
 #include "tools/request_options.h"
@@ -649,8 +650,8 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
     std::fflush(stdout);
   }
   for (;;) {
-    RT_TRY_SET(Followed followed, follow(
-        {.hosts = *hosts, .run = run, .threads = args.threads, .comm = args.comm, .requests = requests}));
+    RT_TRY_SET(Followed followed,
+               follow({.hosts = *hosts, .run = run, .threads = args.threads, .comm = args.comm, .requests = requests}));
     if (!followed.lead) return followed.code;
     RunStarter starter(loaded, run, world, goes_on, hosts, saved_by, result);
     Result<int> code = starter.take_over(*std::move(followed.lead));
@@ -663,12 +664,14 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
 Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& given,
                       std::optional<HostOptions> hosts, nlohmann::json& result, const std::string& saved_by = {}) {
   TrainArgs args = given;
+  const Result<host::VisibleGpus> gpus = own_gpus();  // before choose_device() shows them to CUDA
   RT_TRY_SET(args.device, choose_device({.flag = given.device, .recipe = loaded.recipe.device, .run = run}));
-  RT_TRY_SET(args.comm,
-             choose_comm({.wish = given.comm_wish,
-                          .device = args.device,
-                          .ranks = hosts ? hosts->ranks : world,
-                          .world = world}));
+  RT_TRY_SET(
+      args.comm,
+      choose_comm(
+          {.wish = given.comm_wish, .device = args.device, .ranks = hosts ? hosts->ranks : world, .world = world}));
+  if (args.device == DeviceChoice::kCuda && gpus.ok())
+    fmt::print("{}\n", host::placed_text(gpus.value(), hosts ? hosts->ranks : world));
   kernels::use_gemm_isa(args.isa);
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
   ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
@@ -703,10 +706,25 @@ Result<int> with_result(bool json, const std::function<Result<int>(nlohmann::jso
   return result["exit_code"].get<int>();
 }
 
-/// The ranks that flags and hosts say; 0: none do. Where the recipe writes mesh.dp, hosts that it does not need are
-/// spares, and then `hosts` says so.
+/// Ranks of each of `hosts` hosts, one for each GPU that this one may use; 0: the recipe's mesh says how many, or
+/// cannot be cut for so many, or its ranks compute on the CPU. The recipe's own mistakes are told later.
+int64_t ranks_for_gpus(const TrainArgs& args, int64_t hosts) {
+  dsl::LoadOptions options{
+      .sets = args.recipe.sets, .params = args.recipe.params, .with_files = args.recipe.with_files};
+  const dsl::LoadResult alone = dsl::load_recipe(args.recipe.path, options);
+  if (!alone.ok() || alone.loaded.recipe.mesh.dp > 0) return 0;
+  const DeviceChoice wanted = args.device != DeviceChoice::kAuto ? args.device : alone.loaded.recipe.device;
+  const Result<host::VisibleGpus> gpus = own_gpus();
+  if (likely_device(wanted) != DeviceChoice::kCuda || !gpus.ok() || gpus.value().size() < 2) return 0;
+  options.world = gpus.value().size() * hosts;
+  return dsl::load_recipe(args.recipe.path, options).ok() ? gpus.value().size() : 0;
+}
+
+/// The ranks that flags, hosts and GPUs say; 0: none do. Where the recipe writes mesh.dp, hosts that it does not need
+/// are spares, and then `hosts` says so.
 Result<int64_t> world_of(const TrainArgs& args, std::optional<HostOptions>& hosts) {
-  if (!hosts) return args.nproc;
+  if (!hosts) return args.nproc > 0 ? args.nproc : ranks_for_gpus(args, 1);
+  if (hosts->ranks == 0) hosts->ranks = ranks_for_gpus(args, hosts->hosts());
   if (hosts->ranks == 0 || args.hosts.spares >= 0) return hosts->world();
   dsl::LoadOptions options{
       .sets = args.recipe.sets, .params = args.recipe.params, .with_files = args.recipe.with_files};
@@ -827,7 +845,10 @@ Result<int> resume(const TrainArgs& args, nlohmann::json& result) {
 
 void add_run_options(CLI::App& command, TrainArgs& args) {
   command
-      .add_option("--nproc", args.nproc, "rank processes on this machine (default: what the recipe's mesh asks for)")
+      .add_option(
+          "--nproc", args.nproc,
+          "rank processes on this machine (default: what the recipe's mesh asks for; a start on CUDA, where that "
+          "leaves mesh.dp out: one for each GPU)")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{4096}));
   add_device_option(command, args.device);

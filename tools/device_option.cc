@@ -1,7 +1,6 @@
 #include "tools/device_option.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <map>
@@ -66,29 +65,31 @@ Result<DeviceChoice> choose_device(const DeviceQuestion& question) {
   const DeviceChoice wanted = question.flag != DeviceChoice::kAuto ? question.flag : question.recipe;
   if (wanted == DeviceChoice::kCpu) return wanted;
   RT_TRY_SET(const bool before, trained_on_cuda(question.run));
-  const std::vector<std::string> devices = nvidia_devices();
-  if (wanted == DeviceChoice::kAuto && devices.empty()) {
+  RT_TRY_SET(const host::VisibleGpus devices, own_gpus());
+  const std::string none = devices.of_machine == 0 ? "this machine has no NVIDIA device"
+                                                   : fmt::format("{} lets this process use none of {} NVIDIA devices",
+                                                                 devices.by, devices.of_machine);
+  if (wanted == DeviceChoice::kAuto && devices.gpus.empty()) {
     if (!before) return DeviceChoice::kCpu;
     return Error{ErrorCode::kInvalidInput,
-                 fmt::format("{} trained on CUDA, and this machine has no NVIDIA device. To continue on the CPU, which "
-                             "rounds otherwise: {}",
-                             question.run.string(), kOnCpu)};
+                 fmt::format("{} trained on CUDA, and {}. To continue on the CPU, which rounds otherwise: {}",
+                             question.run.string(), none, kOnCpu)};
   }
   const std::string asked = question.flag == DeviceChoice::kCuda ? "--device cuda" : "device = \"cuda\"";
-  if (devices.empty()) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("{}: this machine has no NVIDIA device; to {} on the CPU: {}",
-                                                       asked, question.what, kOnCpu)};
+  if (devices.gpus.empty()) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: {}; to {} on the CPU: {}", asked, none, question.what, kOnCpu)};
   }
   const std::vector<MachineCheck> checks = check_cuda(question.here);
   if (!any_problem(checks)) return DeviceChoice::kCuda;
-  return Error{ErrorCode::kInvalidInput,
-               fmt::format("{} cannot be used:\n{}To {} on the CPU: {}", fmt::join(devices, ", "), machine_text(checks),
-                           question.what, kOnCpu)};
+  return Error{ErrorCode::kInvalidInput, fmt::format("{} cannot be used:\n{}To {} on the CPU: {}", names_of(devices),
+                                                     machine_text(checks), question.what, kOnCpu)};
 }
 
 DeviceChoice likely_device(DeviceChoice wanted) {
   if (wanted != DeviceChoice::kAuto) return wanted;
-  return nvidia_devices().empty() ? DeviceChoice::kCpu : DeviceChoice::kCuda;
+  const Result<host::VisibleGpus> devices = own_gpus();
+  return devices.ok() && devices.value().gpus.empty() ? DeviceChoice::kCpu : DeviceChoice::kCuda;
 }
 
 Status note_device(const fs::path& run, DeviceChoice device) {

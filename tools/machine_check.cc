@@ -26,10 +26,13 @@
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/snapshot/memory_room.h"
 #include "ckpt/store/uring_backend.h"
+#include "runtime/cluster/placement.h"
 #include "runtime/core/units.h"
 #include "runtime/cuda/blas_api.h"
 #include "runtime/cuda/context.h"
 #include "runtime/cuda/machine/module.h"
+#include "runtime/host/bind.h"
+#include "runtime/host/gpu_list.h"
 #include "tools/run/text.h"
 #include "tools/version.h"
 
@@ -42,33 +45,9 @@ using Verdict = MachineCheck::Verdict;
 constexpr int kDriver = 580;  // the first that runs CUDA 13, which libraries and kernels here are of
 constexpr long kTmpfs = 0x01021994;
 
-fs::path nvidia_root() {
-  const char* const root = std::getenv("CAIRN_NVIDIA_ROOT");
-  return root != nullptr ? root : "/";
-}
-
 std::string text_of(const fs::path& path) {
   std::ifstream in(path);
   return {std::istreambuf_iterator<char>(in), {}};
-}
-
-std::vector<fs::path> names_in(const fs::path& folder) {
-  std::vector<fs::path> out;
-  std::error_code failed;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, failed)) out.push_back(entry.path());
-  std::ranges::sort(out);
-  return out;
-}
-
-/// The value behind "Model:" of a device's page.
-std::string model_of(const fs::path& gpu) {
-  std::istringstream lines(text_of(gpu / "information"));
-  for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with("Model:")) continue;
-    const size_t begin = line.find_first_not_of(" \t", 6);
-    return begin == std::string::npos ? std::string() : line.substr(begin);
-  }
-  return {};
 }
 
 /// "580.65.06" out of the driver's page; empty where it says nothing.
@@ -86,7 +65,7 @@ MachineCheck check_driver(bool any_device) {
   MachineCheck out{.what = "NVIDIA driver",
                    .needed = fmt::format("{} or newer, for CUDA {}", kDriver, cuda::kMajor),
                    .verdict = any_device ? Verdict::kProblem : Verdict::kNote};
-  const fs::path page = nvidia_root() / "proc/driver/nvidia/version";
+  const fs::path page = host::nvidia_root() / "proc/driver/nvidia/version";
   const std::string version = driver_version(text_of(page));
   if (version.empty()) {
     out.found = fmt::format("none: {} is not there or names no version", page.string());
@@ -277,32 +256,83 @@ std::string_view word_of(Verdict verdict) {
 
 }  // namespace
 
-std::vector<std::string> nvidia_devices() {
-  const fs::path root = nvidia_root();
+Result<host::VisibleGpus> own_gpus() {
+  return host::visible_gpus(host::gpus_of_machine(), cluster::process_environment());
+}
+
+void show_to_cuda(const host::VisibleGpus& visible) {
+  for (const auto& [name, value] : visible.variables) ::setenv(name.c_str(), value.c_str(), 1);
+}
+
+std::string names_of(const host::VisibleGpus& visible) {
   std::vector<std::string> out;
-  for (const fs::path& gpu : names_in(root / "proc/driver/nvidia/gpus")) {
-    const std::string model = model_of(gpu);
-    out.push_back(model.empty() ? gpu.filename().string() : model);
-  }
-  if (!out.empty()) return out;
-  for (const fs::path& node : names_in(root / "dev")) {  // in a container the driver's pages may be hidden
-    const std::string name = node.filename().string();
-    if (name.size() > 6 && name.starts_with("nvidia") &&
-        std::all_of(name.begin() + 6, name.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
-      out.push_back(node.string());
-  }
-  return out;
+  for (const host::VisibleGpu& one : visible.gpus) out.push_back(one.gpu ? host::gpu_name(*one.gpu) : one.id);
+  return fmt::format("{}", fmt::join(out, ", "));
 }
 
 std::vector<MachineCheck> check_cuda(bool opens) {
-  const std::vector<std::string> devices = nvidia_devices();
-  std::vector<MachineCheck> out{
-      {.what = "devices",
-       .found = devices.empty() ? "no NVIDIA device: runs use the CPU" : fmt::format("{}", fmt::join(devices, ", ")),
-       .needed = "none; one to train on CUDA",
-       .verdict = devices.empty() ? Verdict::kNote : Verdict::kFine}};
-  out.push_back(check_driver(!devices.empty()));
-  add_libraries(!devices.empty(), opens, out);
+  MachineCheck devices{.what = "devices", .needed = "none; one to train on CUDA"};
+  const Result<host::VisibleGpus> visible = own_gpus();
+  bool any = true;
+  if (!visible.ok()) {
+    devices.verdict = Verdict::kProblem;
+    devices.found = visible.error().message;
+  } else if (visible.value().of_machine == 0) {
+    any = false;
+    devices.verdict = Verdict::kNote;
+    devices.found = "no NVIDIA device: runs use the CPU";
+  } else if (visible.value().gpus.empty()) {
+    any = false;
+    devices.verdict = Verdict::kNote;
+    devices.found = fmt::format("{} lets runs use none of {} devices: they use the CPU", visible.value().by,
+                                visible.value().of_machine);
+  } else {
+    devices.found = names_of(visible.value());
+    if (!visible.value().by.empty())
+      devices.found +=
+          fmt::format(" ({} of {}, by {})", visible.value().size(), visible.value().of_machine, visible.value().by);
+    show_to_cuda(visible.value());
+  }
+  std::vector<MachineCheck> out{std::move(devices)};
+  out.push_back(check_driver(any));
+  add_libraries(any, opens, out);
+  return out;
+}
+
+std::vector<MachineCheck> check_places(const Result<host::VisibleGpus>& visible,
+                                       const Result<host::Topology>& topology) {
+  std::vector<MachineCheck> out;
+  if (!visible.ok()) return out;
+  std::vector<std::string> addresses;
+  for (int64_t k = 0; k < visible.value().size(); ++k) addresses.push_back(host::pci_of_rank(visible.value(), k));
+  std::vector<host::RankCores> cores(addresses.size());
+  if (topology.ok()) cores = host::cores_of_ranks(topology.value(), addresses);
+  for (size_t k = 0; k < addresses.size(); ++k) {
+    MachineCheck one{.what = fmt::format("place of GPU {}", k),
+                     .found = addresses[k].empty() ? "its PCI address is not known" : addresses[k],
+                     .needed = "its memory node, cores and network device: ranks are bound next to their GPUs"};
+    const host::Near near = topology.ok() ? topology.value().near(addresses[k]) : host::Near{};
+    std::vector<std::string> nics;
+    if (topology.ok()) {
+      for (const host::Nic& nic : topology.value().nics_near(addresses[k]))
+        nics.push_back(nic.hca.empty() ? nic.interface : nic.interface.empty() ? nic.hca : nic.hca + "/" + nic.interface);
+    }
+    if (!topology.ok()) {
+      one.verdict = Verdict::kNote;
+      one.found += fmt::format("; {}", topology.error().message);
+    } else if (!near.known) {
+      one.verdict = Verdict::kNote;
+      one.found += cores[k].cpus.empty() ? "; nothing says what lies next to it: its rank is not bound"
+                                         : "; nothing says what lies next to it";
+    } else if (near.numa < 0) {
+      one.found += ", next to several memory nodes, or none whose cores this process has";
+    } else {
+      one.found += fmt::format(", NUMA node {}", near.numa);
+    }
+    if (!cores[k].cpus.empty()) one.found += fmt::format(", cores {}", host::ranges_text(cores[k].cpus));
+    if (!nics.empty()) one.found += fmt::format(", network {}", fmt::join(nics, ", "));
+    out.push_back(std::move(one));
+  }
   return out;
 }
 

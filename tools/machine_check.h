@@ -6,6 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/result.h"
+#include "runtime/host/topology.h"
+#include "runtime/host/visible_gpus.h"
+
 namespace cairn::tools {
 
 struct MachineCheck {
@@ -17,13 +21,22 @@ struct MachineCheck {
   std::string todo;  // empty where there is nothing to do
 };
 
-/// NVIDIA devices that the kernel shows, whether they can be used or not, by name. Looks at /dev and /proc alone; with
-/// CAIRN_NVIDIA_ROOT in the environment at what lies below that folder, for tests.
-std::vector<std::string> nvidia_devices();
+/// The GPUs that this process may use, whether they can be used or not. Looks at /dev, /proc and the environment alone.
+/// Errors: those of host::visible_gpus().
+Result<host::VisibleGpus> own_gpus();
+/// In the environment of this process and of those that it starts: CUDA sees these. Before CUDA is asked for anything.
+void show_to_cuda(const host::VisibleGpus& visible);
+/// Their names, apart by commas.
+std::string names_of(const host::VisibleGpus& visible);
 
-/// Devices, driver, kernels, libraries. Without a device nothing of it is a problem. Loads what a run on CUDA loads.
-/// `opens`: opens the first device, too, which takes half a GiB of it until this process ends.
+/// Devices, driver, kernels, libraries. Without a device nothing of it is a problem. Loads what a run on CUDA loads,
+/// and calls show_to_cuda(). `opens`: opens the first device, too, which takes half a GiB of it until this process
+/// ends.
 std::vector<MachineCheck> check_cuda(bool opens);
+/// For each GPU that may be used: its memory node, the cores that one rank on each would get, the network devices next
+/// to it. Nothing without a GPU. `topology`: an error is a note.
+std::vector<MachineCheck> check_places(const Result<host::VisibleGpus>& visible,
+                                       const Result<host::Topology>& topology);
 /// Shared memory, io_uring, the disk of `folder`, Gloo and its addresses, processors and memory.
 std::vector<MachineCheck> check_host(const std::filesystem::path& folder);
 

@@ -24,7 +24,8 @@ class Cuda(TrainBed):
         scratch.mkdir(exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix="cuda-hosts-", dir=scratch)
         self.addCleanup(folder.cleanup)
-        self.device = DoubleDevice(folder.name, PROGRAM, pathlib.Path(PROGRAM).parent / "libcairn_gloo.so")
+        self.device = DoubleDevice(folder.name, PROGRAM, pathlib.Path(PROGRAM).parent / "libcairn_gloo.so",
+                                   gpus=2)
         with_device = [f"{name}={value}" for name, value in self.device.environment.items()]
         self.start_command = ("env", *with_device, str(self.device.program))
 

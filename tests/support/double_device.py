@@ -14,7 +14,7 @@ class DoubleDevice:
     def module_of(program):
         return pathlib.Path(program).parent / "cuda_double/libcairn_cuda.so"
 
-    def __init__(self, folder, program, *others, devices=2):
+    def __init__(self, folder, program, *others, gpus=1):
         folder, program = pathlib.Path(folder), pathlib.Path(program)
         self.bin, root = folder / "bin", folder / "machine"
         self.bin.mkdir()
@@ -25,13 +25,14 @@ class DoubleDevice:
         # One file by two names is one library.
         for name in ("libcublasLt.so.13", "libnccl.so.2"):
             os.link(self.module_of(program), folder / "libraries" / name)
-        gpu = root / "proc/driver/nvidia/gpus/0000:01:00.0"
-        gpu.mkdir(parents=True)
-        (gpu / "information").write_text(f"Model: \t\t {MODEL}\nIRQ:   \t\t 10\n")
+        for k in range(gpus):
+            gpu = root / f"proc/driver/nvidia/gpus/0000:0{k + 1}:00.0"
+            gpu.mkdir(parents=True)
+            (gpu / "information").write_text(f"Model: \t\t {MODEL}\nIRQ:   \t\t 10\nGPU UUID: \t GPU-d{k}\nDevice Minor: \t {k}\n")
         (root / "proc/driver/nvidia/version").write_text(
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n")
         self.program = self.bin / program.name
         # The loader's path comes first, before a toolkit's.
         self.environment = {"CAIRN_NVIDIA_ROOT": str(root), "LD_LIBRARY_PATH": str(folder / "libraries"),
-                            "CAIRN_DOUBLE_DEVICES": str(devices), "CAIRN_DOUBLE_NCCL": str(folder / "nccl"),
+                            "CAIRN_DOUBLE_DEVICES": str(gpus), "CAIRN_DOUBLE_NCCL": str(folder / "nccl"),
                             "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}

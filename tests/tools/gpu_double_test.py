@@ -112,6 +112,70 @@ class GpuDouble(unittest.TestCase):
         self.assertRegex(said, r"NOT RUN: a rehearsal on a double, \d checks right, 0 wrong\n$")
 
 
+RECIPE = """local T = require "cairn"
+return T.recipe { name = "mine", stop = T.steps(2), data = T.megatron { prefix = "text" },
+  model = T.gpt { layers = 2, width = 32, heads = 2, context = 16, vocab = 256 }, batch = { samples = 4, micro = 1 },
+  optimizer = T.adamw { peak_lr = 1e-3 }, log = { tensorboard = false } }
+"""
+
+
+class TwoGpus(unittest.TestCase):
+    def setUp(self):
+        scratch = PROGRAM.parent / "test-tmp"
+        scratch.mkdir(exist_ok=True)
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="gpu-double-", dir=scratch))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.device = DoubleDevice(self.folder, PROGRAM, gpus=2)
+        (self.folder / "r.lua").write_text(RECIPE)
+        (self.folder / "text.txt").write_text("some words of a text\n" * 400)
+        self.cairn("data", "tokenize", "text.txt", "--out", "text")
+
+    def cairn(self, *args, code=0, **variables):
+        clean = {name: value for name, value in os.environ.items()
+                 if not name.startswith(("SLURM_", "CUDA_", "NVIDIA_VISIBLE"))}
+        done = subprocess.run([self.device.program, *map(str, args)], capture_output=True, text=True, timeout=100,
+                              cwd=self.folder, env={**clean, **self.device.environment, **variables},
+                              stdin=subprocess.DEVNULL)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def test_a_run_has_one_rank_for_each_gpu_that_it_may_use(self):
+        said = self.cairn("train", "r.lua", "--run", "two")
+        self.assertIn("2 GPUs, a rank on each\n", said)
+        self.assertIn("on 2 ranks", said)
+        for k in range(2):
+            self.assertIn(f"rank {k} leaves after step 2", (self.folder / f"two/logs/rank-{k}.log").read_text())
+        for variables, words in (
+                (dict(CUDA_VISIBLE_DEVICES="1"), "1 of 2 GPUs by CUDA_VISIBLE_DEVICES=1, one rank\n"),
+                (dict(SLURM_STEP_GPUS="1", SLURM_JOB_GPUS="0,1"), "1 of 2 GPUs by SLURM_STEP_GPUS=1, one rank\n"),
+                (dict(NVIDIA_VISIBLE_DEVICES="GPU-d1"), "1 of 2 GPUs by NVIDIA_VISIBLE_DEVICES=GPU-d1, one rank\n")):
+            with self.subTest(variables):
+                said = self.cairn("train", "r.lua", "--run", "dry", "--dry-run", **variables)
+                self.assertIn(words, said)
+                self.assertIn("on 1 ranks", said)
+
+    def test_the_mesh_and_nproc_come_first_and_what_cannot_be_cut_for_all_takes_fewer(self):
+        for words, ranks in ((("--nproc", 4), "shared by 4 ranks: what they send each other goes through the host's memory"),
+                             (("--nproc", 1), ", 1 in use: 1 rank\n"), (("--set", "mesh.dp=1"), ", 1 in use: 1 rank\n"),
+                             (("--set", "batch.samples=3"), ", 1 in use: 1 rank\n"),
+                             (("--set", "mesh.tp=2"), ", a rank on each\n")):
+            with self.subTest(words):
+                said = self.cairn("train", "r.lua", "--run", "dry", "--dry-run", *words)
+                self.assertIn("2 GPUs" + ranks if ranks[0] == "," else ranks, said)
+
+    def test_a_value_that_names_no_gpu_is_refused_and_none_at_all_leaves_the_cpu(self):
+        said = self.cairn("train", "r.lua", "--run", "bad", code=2, CUDA_VISIBLE_DEVICES="0,2")
+        self.assertIn("CUDA_VISIBLE_DEVICES=0,2: '2' is no GPU that this process sees; visible here: 0 (GPU-d0), 1 (GPU-d1)", said)
+        self.assertFalse((self.folder / "bad").exists())
+        self.assertIn("PROBLEM devices: CUDA_VISIBLE_DEVICES=GPU-x: ", self.cairn("doctor", code=2, CUDA_VISIBLE_DEVICES="GPU-x"))
+        said = self.cairn("train", "r.lua", "--run", "none", "--device", "cuda", code=2, CUDA_VISIBLE_DEVICES="-1")
+        self.assertIn("--device cuda: CUDA_VISIBLE_DEVICES=-1 lets this process use none of 2 NVIDIA devices; to train on the "
+                      "CPU: --device cpu", said)
+        said = self.cairn("train", "r.lua", "--run", "none", CUDA_VISIBLE_DEVICES="")
+        self.assertIn("on 1 ranks", said)
+        self.assertFalse((self.folder / "none/device").exists())
+
+
 class NoDevice(unittest.TestCase):
     def test_a_machine_without_a_device_is_told_and_nothing_is_passed(self):
         for name in ("gpu_kernels", "gpu_all"):

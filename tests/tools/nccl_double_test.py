@@ -30,7 +30,7 @@ class NcclDouble(unittest.TestCase):
         scratch.mkdir(exist_ok=True)
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="nccl-double-", dir=scratch))
         self.addCleanup(shutil.rmtree, self.folder)
-        self.device = DoubleDevice(self.folder, PROGRAM, devices=self.devices)
+        self.device = DoubleDevice(self.folder, PROGRAM, gpus=self.devices)
         write_tokens(self.folder / "tokens", 3000)
 
     def recipe(self, name, tp=1, pp=1, dp=1, zero=1, sp="false", steps=3):

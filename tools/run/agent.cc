@@ -10,6 +10,8 @@
 #include <thread>
 
 #include "ckpt/position.h"
+#include "runtime/cluster/placement.h"
+#include "runtime/host/bind.h"
 #include "runtime/telemetry/trace.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/run/fleet.h"
@@ -70,22 +72,39 @@ Result<std::vector<agent::ChildSpec>> Agent::prepare_generation(int64_t generati
   if (!options_.recipe_text.empty() && !recipe_) {
     RT_TRY_SET(recipe_, memory_file(options_.recipe_text));
   }
-
-  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  const std::string threads =
-      std::to_string(options_.threads > 0 ? options_.threads : std::max<int64_t>(1, cores / here.size()));
+  if (plan_.recipe.device == DeviceChoice::kCuda) RT_TRY(place_ranks());
   if (hub_) hub_->clear();
   sockets_.clear();
   std::vector<agent::ChildSpec> specs;
   for (int64_t rank = here.first; rank < here.end; ++rank) {
-    RT_TRY_SET(agent::ChildSpec spec, spec_of(rank, choice.incarnation, threads));
+    RT_TRY_SET(agent::ChildSpec spec, spec_of(rank, choice.incarnation));
     specs.push_back(std::move(spec));
   }
   if (!options_.trace.empty() && here.contains(coordinator_.place().decides)) RT_TRY(narrator_.begin_trace());
   return specs;
 }
 
-Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ranks, const std::string& threads) {
+/// Of ranks on GPUs: which each gets, and the cores next to it. On CPUs ranks are not bound.
+Status Agent::place_ranks() {
+  RT_TRY_SET(gpus_, host::visible_gpus(host::gpus_of_machine(), cluster::process_environment()));
+  cores_.clear();
+  const Result<host::Topology> topology = host::Topology::of_host();
+  if (!topology.ok()) {  // they run all the same
+    narrator_.say(fmt::format("ranks are not bound to cores: {}", topology.error().message));
+    return {};
+  }
+  std::vector<std::string> gpu_of_rank;
+  for (int64_t k = 0; k < coordinator_.memory().ranks().size(); ++k) gpu_of_rank.push_back(host::pci_of_rank(gpus_, k));
+  cores_ = host::cores_of_ranks(topology.value(), gpu_of_rank);
+  return {};
+}
+
+Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ranks) {
+  const ckpt::RankRange here = coordinator_.memory().ranks();
+  const host::RankCores bound = cores_.empty() ? host::RankCores{} : cores_[static_cast<size_t>(rank - here.first)];
+  const int64_t cores = bound.cpus.empty() ? std::thread::hardware_concurrency() / here.size()
+                                           : std::ssize(bound.cpus) / std::ranges::count(cores_, bound);
+  const std::string threads = std::to_string(options_.threads > 0 ? options_.threads : std::max<int64_t>(1, cores));
   const std::string recipe = recipe_ ? fmt::format("/proc/self/fd/{}", recipe_.get()) : options_.recipe.string();
   agent::ChildSpec spec{
       .rank = rank,
@@ -112,10 +131,19 @@ Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ran
   for (const std::string& word : {std::string("--isa"), std::string(kernels::gemm_isa_name(place.isa))})
     spec.argv.push_back(word);
   if (plan_.recipe.device == DeviceChoice::kCuda) {
-    for (const char* const word : {"--device", "cuda"}) spec.argv.emplace_back(word);
+    const host::RankGpu gpu = host::gpu_of_rank(gpus_, rank - here.first);
+    for (const std::string& word :
+         {std::string("--device"), std::string("cuda"), std::string("--device-index"), std::to_string(gpu.index)})
+      spec.argv.push_back(word);
+    if (!bound.cpus.empty()) {
+      for (const std::string& word :
+           {std::string("--cpus"), host::ranges_text(bound.cpus), std::string("--numa"), std::to_string(bound.numa)})
+        spec.argv.push_back(word);
+    }
     if (!options_.comm.empty()) {
       for (const std::string& word : {std::string("--comm"), options_.comm}) spec.argv.push_back(word);
     }
+    if (gpu.visible) spec.env.emplace_back("CUDA_VISIBLE_DEVICES", *gpu.visible);
   }
   spec.env.insert(spec.env.end(), options_.environment.begin(), options_.environment.end());
   if (place.hosts > 1) {

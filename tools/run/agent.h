@@ -20,6 +20,8 @@
 #include "runtime/comm/rendezvous_hub.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/core/unique_handle.h"
+#include "runtime/host/topology.h"
+#include "runtime/host/visible_gpus.h"
 #include "runtime/plan/plan.h"
 #include "tools/run/coordinator.h"
 #include "tools/run/narrator.h"
@@ -92,7 +94,8 @@ class Agent final : public agent::SupervisorClient {
 
  private:
   comm::RankView view_of(int64_t rank) const;
-  Result<agent::ChildSpec> spec_of(int64_t rank, uint64_t generation_of_ranks, const std::string& threads);
+  Result<agent::ChildSpec> spec_of(int64_t rank, uint64_t generation_of_ranks);
+  Status place_ranks();
   void kill_as_asked(int64_t step);
   const agent::HostLoad& load_of(int64_t rank);
   static agent::Failure here(agent::Failure error);
@@ -109,7 +112,9 @@ class Agent final : public agent::SupervisorClient {
     agent::HostLoad load;
     int64_t at_ns = 0;
   };
-  std::map<int64_t, Measured> loads_;  // by rank
+  std::map<int64_t, Measured> loads_;   // by rank
+  host::VisibleGpus gpus_;              // of runs on CUDA
+  std::vector<host::RankCores> cores_;  // of this host's ranks; empty: none is bound
   std::optional<comm::ShmWorld> world_;
   Fd memory_, ward_;                        // of the arena, for ranks; for copies, if they make any
   Fd recipe_;                               // AgentOptions::recipe_text, for ranks

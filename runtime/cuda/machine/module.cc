@@ -50,17 +50,11 @@ Result<int> visible_devices(std::string_view tree_version) {
   return out;
 }
 
-Result<std::unique_ptr<CudaMachine>> open_machine(std::string_view tree_version, MachineOptions options) {
+Result<std::unique_ptr<CudaMachine>> open_machine(std::string_view tree_version, const MachineOptions& options) {
   RT_TRY_SET(const LoadedModule loaded, load_module(tree_version));
   static const Result<LoadedBlas> products = load_blas(library_candidates("libcublasLt.so.13"));
   if (!products.ok()) return products.error();
-  const Api& api = loaded.module->api();
-  if (int devices = 0; api.device_count(&devices) == 0 && devices > 0) {  // else open() says what is wrong
-    options.index %= devices;
-  } else {
-    api.last_error();
-  }
-  return CudaMachine::open(api, products.value().api, loaded.module->kernels(), options);
+  return CudaMachine::open(loaded.module->api(), products.value().api, loaded.module->kernels(), options);
 }
 
 }  // namespace cairn::cuda

@@ -35,9 +35,8 @@ Result<LoadedModule> load_module(std::string_view tree_version);
 /// Devices that the runtime shows this process; none is opened. Errors: as load_module(); kUnavailable.
 Result<int> visible_devices(std::string_view tree_version);
 
-/// A device with the module's kernels and cuBLASLt: that of `options.index`, counted round where the machine has fewer,
-/// so that ranks of one host share them evenly. Errors: kUnavailable, kUnsupported, saying what is missing and what to
-/// do.
-Result<std::unique_ptr<CudaMachine>> open_machine(std::string_view tree_version, MachineOptions options);
+/// A device with the module's kernels and cuBLASLt. Which one a rank gets: host::gpu_of_rank(). Errors: kUnavailable,
+/// kUnsupported, saying what is missing and what to do.
+Result<std::unique_ptr<CudaMachine>> open_machine(std::string_view tree_version, const MachineOptions& options);
 
 }  // namespace cairn::cuda

@@ -1,6 +1,9 @@
 #include "tools/run/agent.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 #include "ckpt/run_memory.h"
 #include "tests/tools/run/run_fixture.h"
@@ -108,6 +111,46 @@ TEST_SUITE("tools/run/agent") {
     }
   }
 
+  TEST_CASE("ranks on CUDA get the GPUs of the host in turn") {
+    Watched watched(ckpt::RankRange{1, 4});
+    const auto specs = [&]() -> std::vector<agent::ChildSpec> {
+      auto made = watched.agent->prepare_generation(0);
+      REQUIRE_OK(made);
+      return std::move(made).value();
+    };
+    const agent::ChildSpec on_cpu = specs().front();
+    CHECK(option(on_cpu, "--device").empty());
+    CHECK(option(on_cpu, "--cpus").empty());
+    for (const char* const bus : {"0000:fe:00.0", "0000:ff:00.0"}) {  // where no machine has anything
+      const auto gpu = watched.dir.path / "machine/proc/driver/nvidia/gpus" / bus;
+      std::filesystem::create_directories(gpu);
+      std::ofstream(gpu / "information") << "Model: \t a GPU\nGPU UUID: \t GPU-" << bus << "\n";
+    }
+    ::setenv("CAIRN_NVIDIA_ROOT", (watched.dir.path / "machine").c_str(), 1);
+    watched.plan.recipe.device = DeviceChoice::kCuda;
+    const auto given = [&] {
+      std::vector<std::string> out;
+      for (const agent::ChildSpec& spec : specs()) {
+        CHECK(option(spec, "--device") == "cuda");
+        CHECK(option(spec, "--cpus").empty());  // nothing says what lies next to them
+        const auto visible =
+            std::ranges::find(spec.env, "CUDA_VISIBLE_DEVICES", &std::pair<std::string, std::string>::first);
+        out.push_back(option(spec, "--device-index") + (visible == spec.env.end() ? "" : " of " + visible->second));
+      }
+      return out;
+    };
+    ::unsetenv("CUDA_VISIBLE_DEVICES");
+    CHECK(given() == std::vector<std::string>{"0", "1", "0"});
+    ::setenv("CUDA_VISIBLE_DEVICES", "MIG-7,MIG-8", 1);
+    CHECK(given() == std::vector<std::string>{"0 of MIG-7", "0 of MIG-8", "0 of MIG-7"});
+    ::setenv("CUDA_VISIBLE_DEVICES", "3", 1);
+    const auto refused = watched.agent->prepare_generation(1);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().message.find("'3' is no GPU that this process sees") != std::string::npos);
+    ::unsetenv("CUDA_VISIBLE_DEVICES");
+    ::unsetenv("CAIRN_NVIDIA_ROOT");
+  }
+
   TEST_CASE("where nothing is agreed on no rank starts") {
     Watched watched;
     watched.coordinator.refuses = Error{ErrorCode::kCorrupt, "no checkpoint can be used"};
@@ -127,8 +170,8 @@ TEST_SUITE("tools/run/agent") {
     watched.agent->on_stop_requested(SIGTERM);
     watched.agent->on_signal(SIGUSR1);
     watched.agent->on_tick();
-    CHECK(watched.coordinator.told == std::vector<std::string>{"ready of 1", "part", "step of 0", "exit 11", "stop 15",
-                                                               "save SIGUSR1", "tick"});
+    CHECK(watched.coordinator.told ==
+          std::vector<std::string>{"ready of 1", "part", "step of 0", "exit 11", "stop 15", "save SIGUSR1", "tick"});
     CHECK(watched.agent->on_hang({}));
     watched.coordinator.saving = true;
     CHECK_FALSE(watched.agent->on_hang({}));
@@ -151,7 +194,7 @@ TEST_SUITE("tools/run/agent") {
     watched.coordinator.finished = false;
     CHECK_FALSE(watched.agent->all_finished());
     watched.agent->on_failing({.rank = 0, .host = true, .message = "h1 was lost"});
-    CHECK(watched.coordinator.told == std::vector<std::string>{"generation 0", "step of 0", "kill 0", "readable",
-                                                               "failing h1 was lost"});
+    CHECK(watched.coordinator.told ==
+          std::vector<std::string>{"generation 0", "step of 0", "kill 0", "readable", "failing h1 was lost"});
   }
 }
