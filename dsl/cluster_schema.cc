@@ -122,6 +122,13 @@ std::vector<Field> shared_fields() {
           .otherwise(Json::array())
           .says("environment variables of the run, as NAME=VALUE")
           .like("{ \"CAIRN_LOG=debug\" }"),
+      bound("nccl", &ClusterConfig::nccl)
+          .otherwise(Json::array())
+          .says("NCCL's environment for ranks on GPUs, as NCCL_NAME=VALUE",
+                "It comes over what the agents' own environment says. Each host checks it before ranks start, and the "
+                "run "
+                "records it.")
+          .like("{ \"NCCL_SOCKET_IFNAME=eth0\", \"NCCL_IB_HCA=mlx5_0\" }"),
   };
 }
 

@@ -1,6 +1,7 @@
 // cairn train, cairn resume: a recipe is checked and planned, a run folder taken, and narrator, coordinator and
 // agent (tools/run) joined and started.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -661,17 +662,52 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
   }
 }
 
+/// `nccl` of the cluster file, over what this process has: from here on its ranks inherit it.
+Status take_nccl_of_cluster(const HostArgs& args) {
+  RT_TRY_SET(const std::vector<std::string> lines, nccl_of_cluster(args));
+  const char* const none = nullptr;
+  for (const auto& [name, value] : host::nccl_variables(lines, &none)) ::setenv(name.c_str(), value.c_str(), 1);
+  return {};
+}
+
+/// NCCL's variables as the ranks of this host will have them, looked at before anything is started.
+Status check_nccl(const CommChoice& comm, std::optional<HostOptions>& hosts) {
+  host::NcclVariables variables = host::nccl_variables({}, environ);
+  for (const auto& [name, value] : comm.environment) variables.emplace(name, value);
+  const host::NcclCheck check =
+      host::check_nccl(variables, host::HostNetwork::of_host(), hosts ? hosts->placement.hosts : 1);
+  for (const std::string& warning : check.warnings) fmt::print("{}: warning: {}\n", own_host_name(), warning);
+  if (hosts) {
+    hosts->nccl = std::move(variables);
+    hosts->gid_types = check.gid_types;
+  }
+  if (check.problems.empty()) return {};
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("{}: {}", own_host_name(), fmt::join(check.problems, "\n" + own_host_name() + ": "))};
+}
+
 Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& given,
                       std::optional<HostOptions> hosts, nlohmann::json& result, const std::string& saved_by = {}) {
   TrainArgs args = given;
   const Result<host::VisibleGpus> gpus = own_gpus();  // before choose_device() shows them to CUDA
   RT_TRY_SET(args.device, choose_device({.flag = given.device, .recipe = loaded.recipe.device, .run = run}));
+  if (args.device == DeviceChoice::kCuda) {
+    if (gpus.ok()) fmt::print("{}\n", host::placed_text(gpus.value(), hosts ? hosts->ranks : world));
+    RT_TRY(take_nccl_of_cluster(args.hosts));
+  }
   RT_TRY_SET(
       args.comm,
       choose_comm(
           {.wish = given.comm_wish, .device = args.device, .ranks = hosts ? hosts->ranks : world, .world = world}));
-  if (args.device == DeviceChoice::kCuda && gpus.ok())
-    fmt::print("{}\n", host::placed_text(gpus.value(), hosts ? hosts->ranks : world));
+  if (args.comm.nccl) RT_TRY(check_nccl(args.comm, hosts));
+  if (args.device == DeviceChoice::kCuda && hosts && gpus.ok()) {
+    std::vector<std::string> at;
+    for (int64_t k = 0; k < gpus.value().size(); ++k) at.push_back(host::pci_of_rank(gpus.value(), k));
+    if (const std::string near = address_near_gpus(*hosts, at); !near.empty()) {
+      fmt::print("{}: {}, of several that reach the leader the one next to the GPUs\n", own_host_name(), near);
+      hosts->interface_address = near;
+    }
+  }
   kernels::use_gemm_isa(args.isa);
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
   ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it

@@ -7,6 +7,7 @@
 #include <netdb.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <memory>
 #include <set>
@@ -15,6 +16,8 @@
 
 #include "dsl/dsl.h"
 #include "runtime/cluster/node_list.h"
+#include "runtime/host/nccl_check.h"
+#include "runtime/host/topology.h"
 #include "runtime/plan/cluster_rules.h"
 #include "tools/run/folder.h"
 
@@ -22,6 +25,12 @@ namespace cairn::tools {
 namespace {
 
 Error refused(std::string text) { return {ErrorCode::kInvalidInput, std::move(text)}; }
+
+Result<ClusterConfig> read_cluster(const std::string& file) {
+  const dsl::ClusterResult read = dsl::load_cluster(file);
+  if (!read.ok()) return refused("--cluster: " + dsl::to_text(read.diagnostics));
+  return read.cluster;
+}
 
 /// One name a line; empty lines and what follows a # count for nothing.
 Result<std::vector<std::string>> read_host_file(const std::string& path) {
@@ -120,9 +129,7 @@ Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t rank
   }
   std::optional<ClusterConfig> cluster;
   if (!args.cluster.empty()) {
-    const dsl::ClusterResult read = dsl::load_cluster(args.cluster);
-    if (!read.ok()) return refused("--cluster: " + dsl::to_text(read.diagnostics));
-    cluster = read.cluster;
+    RT_TRY_SET(cluster, read_cluster(args.cluster));
     if (flags.hosts.empty() && cluster->launcher == Launcher::kHosts) flags.hosts = cluster->ssh.names;
   }
   if (args.host_index >= 0) flags.index = args.host_index;
@@ -170,6 +177,29 @@ Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t rank
     return refused(fmt::format("--hosts-min {}: {} hosts train", args.hosts_min, out.hosts()));
   }
   return std::optional(std::move(out));
+}
+
+Result<std::vector<std::string>> nccl_of_cluster(const HostArgs& args) {
+  if (args.cluster.empty()) return std::vector<std::string>();
+  RT_TRY_SET(const ClusterConfig cluster, read_cluster(args.cluster));
+  return cluster.nccl;
+}
+
+std::string address_near_gpus(const HostOptions& options, const std::vector<std::string>& gpus) {
+  if (!options.interface_address.empty()) return {};
+  const std::string leader = address_of(options.placement.leader);
+  const std::vector<host::Interface> fit = host::interfaces_to(host::HostNetwork::of_host(), leader);
+  const Result<host::Topology> topology = host::Topology::of_host();
+  if (fit.size() < 2 || !topology.ok()) return {};
+  std::vector<std::string> names;
+  for (const host::Interface& one : fit) names.push_back(one.name);
+  const std::string nearest = host::nearest_interface(topology.value(), gpus, names);
+  const auto found = std::ranges::find(fit, nearest, &host::Interface::name);
+  if (found == fit.end()) return {};
+  for (size_t k = 0; k < found->addresses.size(); ++k) {
+    if (found->prefixes[k] > 0) return found->addresses[k];
+  }
+  return {};
 }
 
 std::string hosts_text(const HostOptions& options, int64_t port) {

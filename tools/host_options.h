@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "runtime/core/result.h"
 #include "tools/run/fleet.h"
@@ -28,6 +29,13 @@ void add_host_options(CLI::App& command, HostArgs& args);
 /// later. Errors: kInvalidInput: flags, a cluster file or a launcher's variables that contradict each other, with the
 /// fix.
 Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t ranks);
+
+/// `nccl` of the cluster file; empty where none is given.
+Result<std::vector<std::string>> nccl_of_cluster(const HostArgs& args);
+
+/// Where nothing was said of an interface, and several of this host's reach the leader without a gateway: the address
+/// of the one next to most of the GPUs at these PCI addresses. Else empty.
+std::string address_near_gpus(const HostOptions& options, const std::vector<std::string>& gpus);
 
 /// "4 hosts x 2 ranks, from Slurm step 12.0; this is 2 (h2), leader h0 10.77.0.10:24512"
 std::string hosts_text(const HostOptions& options, int64_t port);

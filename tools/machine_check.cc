@@ -3,9 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -33,6 +30,7 @@
 #include "runtime/cuda/machine/module.h"
 #include "runtime/host/bind.h"
 #include "runtime/host/gpu_list.h"
+#include "runtime/host/nccl_check.h"
 #include "tools/run/text.h"
 #include "tools/version.h"
 
@@ -208,20 +206,13 @@ MachineCheck check_disk(const fs::path& folder) {
   return out;
 }
 
+/// "eth0 10.0.0.1" each, but the loopback's.
 std::vector<std::string> addresses() {
   std::vector<std::string> out;
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return out;
-  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
-  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
-    if (at->ifa_addr == nullptr || (at->ifa_flags & IFF_LOOPBACK) != 0 || (at->ifa_flags & IFF_UP) == 0) continue;
-    const int family = at->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    char text[NI_MAXHOST] = {};
-    const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    if (::getnameinfo(at->ifa_addr, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
-    const std::string address = text;
-    if (!address.starts_with("fe80:")) out.push_back(fmt::format("{} {}", at->ifa_name, address));
+  for (const host::Interface& one : host::HostNetwork::of_host().interfaces) {
+    for (const std::string& address : one.addresses) {
+      if (one.up && !one.loopback) out.push_back(fmt::format("{} {}", one.name, address));
+    }
   }
   return out;
 }
@@ -333,6 +324,24 @@ std::vector<MachineCheck> check_places(const Result<host::VisibleGpus>& visible,
     if (!nics.empty()) one.found += fmt::format(", network {}", fmt::join(nics, ", "));
     out.push_back(std::move(one));
   }
+  return out;
+}
+
+std::vector<MachineCheck> check_nccl_here() {
+  const host::NcclVariables variables = host::nccl_variables({}, environ);
+  std::vector<MachineCheck> out;
+  if (variables.empty()) return out;
+  const host::NcclCheck check = host::check_nccl(variables, host::HostNetwork::of_host(), 1);
+  const auto add = [&](Verdict verdict, const std::string& found) {
+    out.push_back(
+        {.what = "NCCL's variables", .found = found, .needed = "none; NCCL chooses by itself", .verdict = verdict});
+  };
+  for (const std::string& one : check.problems) add(Verdict::kProblem, one);
+  for (const std::string& one : check.warnings) add(Verdict::kNote, one);
+  if (!out.empty()) return out;
+  std::vector<std::string> words;
+  for (const auto& [name, value] : variables) words.push_back(name + "=" + value);
+  add(Verdict::kFine, fmt::format("{}", fmt::join(words, ", ")));
   return out;
 }
 

@@ -37,6 +37,8 @@ std::vector<MachineCheck> check_cuda(bool opens);
 /// to it. Nothing without a GPU. `topology`: an error is a note.
 std::vector<MachineCheck> check_places(const Result<host::VisibleGpus>& visible,
                                        const Result<host::Topology>& topology);
+/// NCCL's variables in the environment, and the mistakes in them that one host shows. Nothing where none is set.
+std::vector<MachineCheck> check_nccl_here();
 /// Shared memory, io_uring, the disk of `folder`, Gloo and its addresses, processors and memory.
 std::vector<MachineCheck> check_host(const std::filesystem::path& folder);
 

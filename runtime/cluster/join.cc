@@ -32,7 +32,9 @@ json encoded(const Hello& hello) {
           {"recipe_hash", hello.recipe_hash},
           {"computes", hello.computes},
           {"ranks", hello.ranks},
-          {"kernel_level", hello.kernel_level}};
+          {"kernel_level", hello.kernel_level},
+          {"nccl", hello.nccl},
+          {"gid_types", hello.gid_types}};
 }
 
 std::optional<Hello> decoded(const json& from) {
@@ -40,7 +42,7 @@ std::optional<Hello> decoded(const json& from) {
   Hello out;
   for (const auto& [key, field] : {std::pair("name", &out.name), std::pair("boot_id", &out.boot_id),
                                    std::pair("build", &out.build), std::pair("recipe_hash", &out.recipe_hash),
-                                   std::pair("computes", &out.computes)}) {
+                                   std::pair("computes", &out.computes), std::pair("gid_types", &out.gid_types)}) {
     if (!from.contains(key) || !from[key].is_string()) return std::nullopt;
     *field = from[key];
   }
@@ -49,6 +51,11 @@ std::optional<Hello> decoded(const json& from) {
     const std::optional<int64_t> found = from.contains(key) ? json_integer(from[key], 0, INT32_MAX) : std::nullopt;
     if (!found) return std::nullopt;
     *field = *found;
+  }
+  if (!from.contains("nccl") || !from["nccl"].is_object()) return std::nullopt;
+  for (const auto& [name, value] : from["nccl"].items()) {
+    if (!value.is_string()) return std::nullopt;
+    out.nccl[name] = value;
   }
   return out;
 }
@@ -175,6 +182,10 @@ class Door::Impl {
       refuse(guest, why, !barred.empty());
       return false;
     }
+    if (rules_.doubts) {
+      for (const std::string& doubt : rules_.doubts(*brought))
+        say_(fmt::format("warning: {}: {}", brought->name, doubt));
+    }
     guest.connection.trust();
     std::string address = guest.connection.peer();
     address.erase(address.rfind(':'));
@@ -199,6 +210,11 @@ class Door::Impl {
     }
     if (brought.ranks != own_.ranks) {
       return both("another number of ranks: --nproc", own_.ranks, brought.ranks) + "; the same on all hosts";
+    }
+    if (brought.gid_types != own_.gid_types) {
+      const auto word = [](const std::string& types) { return types.empty() ? std::string("no RoCE") : types; };
+      return both("another type of GIDs at NCCL_IB_GID_INDEX:", word(own_.gid_types), word(brought.gid_types)) +
+             "; these hosts cannot reach each other: an index of the same type on all hosts, or leave it out";
     }
     if (brought.index >= rules_.hosts) {
       return fmt::format("host {} of {}; they count from 0", brought.index, rules_.hosts);

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -41,6 +42,8 @@ struct Hello {
   std::string computes;      // where its ranks compute, and by what they communicate: "cpu", "cuda, staged"
   int64_t ranks = 0;         // of this host
   int64_t kernel_level = 0;  // the highest of its processor (kernels::GemmIsa): others give other last bits
+  std::map<std::string, std::string> nccl;  // variables of its ranks, where they compute on GPUs
+  std::string gid_types;                    // host::NcclCheck::gid_types: all agents have the same
   bool operator==(const Hello&) const = default;
 };
 
@@ -56,7 +59,8 @@ struct DoorRules {
   std::vector<std::string> names;  // of the hosts in order, for messages; empty where a launcher tells none
   int64_t hosts = 0;               // spares included
   std::string token;
-  std::function<bool(int64_t index)> present;       // has come in before, and is not known to be gone; null: nobody has
+  std::function<bool(int64_t index)> present;  // has come in before, and is not known to be gone; null: nobody has
+  std::function<std::vector<std::string>(const Hello&)> doubts = {};  // told of one that joins all the same; null: none
   std::function<std::string(const Hello&)> barred;  // why it may not join at all; empty: it may. null: anybody may
 };
 

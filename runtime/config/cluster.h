@@ -75,11 +75,12 @@ struct ClusterConfig {
   bool exclude_slow = false;     // what a check finds slow; what it finds broken always is
   std::string store = "folder";  // who decides which host leads: the run folder, or etcd
   std::string store_ca, store_cert,
-      store_key;                 // of etcds://: files on the hosts; empty: what the system trusts, nobody
-  std::string program;           // cairn on the hosts; empty: Kubernetes: of the image; else this program
-  std::string workdir;           // on the hosts; empty: the current directory
-  std::vector<std::string> env;  // "NAME=VALUE"
-  SlurmConfig slurm;             // with its launcher alone, as the next two
+      store_key;                  // of etcds://: files on the hosts; empty: what the system trusts, nobody
+  std::string program;            // cairn on the hosts; empty: Kubernetes: of the image; else this program
+  std::string workdir;            // on the hosts; empty: the current directory
+  std::vector<std::string> env;   // "NAME=VALUE"
+  std::vector<std::string> nccl;  // "NCCL_NAME=VALUE", of ranks on GPUs
+  SlurmConfig slurm;              // with its launcher alone, as the next two
   KubernetesConfig kubernetes;
   SshConfig ssh;
 

@@ -211,4 +211,18 @@ std::vector<RankCores> cores_of_ranks(const Topology& topology, std::span<const 
   return share_cores(near);
 }
 
+std::string nearest_interface(const Topology& topology, std::span<const std::string> gpu_of_rank,
+                              std::span<const std::string> interfaces) {
+  std::map<std::string, int64_t> near;
+  for (const std::string& pci : gpu_of_rank) {
+    for (const Nic& nic : topology.nics_near(pci)) ++near[nic.interface];
+  }
+  std::string best;
+  for (const std::string& one : interfaces) {
+    const auto found = near.find(one);
+    if (found != near.end() && (best.empty() || found->second > near[best])) best = one;
+  }
+  return best;
+}
+
 }  // namespace cairn::host

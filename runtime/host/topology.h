@@ -70,4 +70,9 @@ std::vector<RankCores> share_cores(std::span<const Near> of_ranks);
 /// The same for ranks on these GPUs by PCI address; "": not known.
 std::vector<RankCores> cores_of_ranks(const Topology& topology, std::span<const std::string> gpu_of_rank);
 
+/// Of interfaces that all would do the one nearest to these GPUs: with the fewest ranks' GPUs that have others nearer;
+/// the first of equal ones. Empty: there are none, or no device says where they are.
+std::string nearest_interface(const Topology& topology, std::span<const std::string> gpu_of_rank,
+                              std::span<const std::string> interfaces);
+
 }  // namespace cairn::host

@@ -129,6 +129,23 @@ class Rules {
         const std::string element = fmt::format("env[{}]", k + 1);
         fail(element, fmt::format("{}: the name of a variable begins with no digit", element));
       }
+      if (cluster_.env[k].starts_with("NCCL_")) {
+        const std::string element = fmt::format("env[{}]", k + 1);
+        fail(element,
+             fmt::format("{}: variables of NCCL stand in `nccl`, where they are checked and recorded", element));
+      }
+    }
+    pairs("nccl", cluster_.nccl, "_", "NCCL_NAME=VALUE with letters, digits and _ in the name");
+    std::set<std::string> names;
+    for (size_t k = 0; k < cluster_.nccl.size(); ++k) {
+      const std::string element = fmt::format("nccl[{}]", k + 1);
+      const std::string name = cluster_.nccl[k].substr(0, cluster_.nccl[k].find('='));
+      if (!name.starts_with("NCCL_") && is_line(name)) {
+        fail(element, fmt::format("{} = \"{}\": the names of NCCL's variables begin with NCCL_; others stand in `env`",
+                                  element, name));
+      } else if (!names.insert(name).second) {
+        fail(element, fmt::format("{}: {} stands there twice", element, is_line(name) ? name : "..."));
+      }
     }
   }
 

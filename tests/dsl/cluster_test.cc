@@ -77,6 +77,7 @@ TEST_SUITE("dsl/cluster") {
     const ClusterConfig d = good("slurm", R"(hosts = 100, ranks_per_host = 8, spares = 1, hosts_min = 90,
       interface = "ib0", ports = { from = 30000, to = 30100 }, dead_after = "5s", wait = "1h", join_timeout = 30,
       program = "/opt/cairn", workdir = "/work", env = { "A=1", "B=x y" }, groups_cross_hosts = true,
+      nccl = { "NCCL_SOCKET_IFNAME=^lo,docker", "NCCL_IB_HCA=mlx5_0:1" },
       partition = "gpu", account = "team", time = "1d12h", signal_before = "10min", requeue = false,
       sbatch = { "--gres=gpu:8" })");
     CHECK(d.all_hosts() == 101);
@@ -89,6 +90,7 @@ TEST_SUITE("dsl/cluster") {
     CHECK(d.program == "/opt/cairn");
     CHECK(d.workdir == "/work");
     CHECK(d.env == std::vector<std::string>{"A=1", "B=x y"});
+    CHECK(d.nccl == std::vector<std::string>{"NCCL_SOCKET_IFNAME=^lo,docker", "NCCL_IB_HCA=mlx5_0:1"});
     CHECK(d.groups_cross_hosts);
     CHECK(d.slurm.partition == "gpu");
     CHECK(d.slurm.account == "team");
@@ -208,6 +210,18 @@ return T.slurm { hosts = sizes.hosts, ranks_per_host = 2, hosts_min = T.ref "hos
     CHECK(slurm("env = { \"A B=1\" }").find("env[1] = \"A B=1\" is not of the form") != std::string::npos);
     CHECK(slurm("env = { \"A=1\\n2\" }").find("env[1] = \"...\" is not of the form") != std::string::npos);
     CHECK(slurm("env = { \"1A=1\" }") == "cluster.lua:4: env[1]: the name of a variable begins with no digit");
+    CHECK(slurm("env = { \"NCCL_DEBUG=INFO\" }") ==
+          "cluster.lua:4: env[1]: variables of NCCL stand in `nccl`, where they are checked and recorded");
+    CHECK(
+        slurm("nccl = { \"NCCL_DEBUG\" }") ==
+        "cluster.lua:4: nccl[1] = \"NCCL_DEBUG\" is not of the form NCCL_NAME=VALUE with letters, digits and _ in the "
+        "name");
+    CHECK(slurm("nccl = { \"CUDA_MODULE_LOADING=EAGER\" }") ==
+          "cluster.lua:4: nccl[1] = \"CUDA_MODULE_LOADING\": the names of NCCL's variables begin with NCCL_; others "
+          "stand "
+          "in `env`");
+    CHECK(slurm("nccl = { \"NCCL_DEBUG=INFO\", \"NCCL_DEBUG=WARN\" }") ==
+          "cluster.lua:4: nccl[2]: NCCL_DEBUG stands there twice");
     CHECK(slurm("env = { A = \"1\" }") == "cluster.lua:4: env must be a list of strings, got { A = \"1\" }");
     CHECK(slurm("image = \"x\"") == "cluster.lua:4: image: no such field in slurm | a field of T.kubernetes");
     CHECK(slurm("partition = \"a\\nb\"") == "cluster.lua:4: partition must be one line without control characters");

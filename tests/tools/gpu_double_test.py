@@ -163,6 +163,24 @@ class TwoGpus(unittest.TestCase):
                 said = self.cairn("train", "r.lua", "--run", "dry", "--dry-run", *words)
                 self.assertIn("2 GPUs" + ranks if ranks[0] == "," else ranks, said)
 
+    def test_nccls_variables_of_the_cluster_file_are_checked_and_recorded(self):
+        cluster = self.folder / "cluster.lua"
+        form = 'local T = require "cairn" return T.hosts {{ names = {{ "a" }}, ranks_per_host = 2, nccl = {{ {} }} }}'
+        cluster.write_text(form.format('"NCCL_SOCKET_IFNAME==bond7"'))
+        said = self.cairn("train", "r.lua", "--run", "bad", "--cluster", cluster, code=2)
+        self.assertRegex(said, r"NCCL_SOCKET_IFNAME==bond7: no interface is bond7; interfaces here: .*\blo\b")
+        self.assertFalse((self.folder / "bad").exists())
+        cluster.write_text(form.format('"NCCL_DEBUG=TRACE", "NCCL_ALGO=Ring"'))
+        said = self.cairn("train", "r.lua", "--run", "good", "--cluster", cluster, NCCL_ALGO="Tree", NCCL_PROTO="LL")
+        self.assertIn("warning: NCCL_DEBUG=TRACE: each operation", said)
+        start = next(json.loads(line) for line in (self.folder / "good/events.jsonl").read_text().splitlines()
+                     if '"start"' in line)
+        had = start["communication"]["environment"]
+        self.assertEqual({name: had[name] for name in ("NCCL_ALGO", "NCCL_DEBUG", "NCCL_PROTO")},
+                         {"NCCL_ALGO": "Ring", "NCCL_DEBUG": "TRACE", "NCCL_PROTO": "LL"})
+        said = self.cairn("doctor", code=2, NCCL_IB_HCA="mlx9", CAIRN_SYS_ROOT=str(self.folder))
+        self.assertIn("PROBLEM NCCL's variables: NCCL_IB_HCA=mlx9: no device begins with mlx9", said)
+
     def test_a_value_that_names_no_gpu_is_refused_and_none_at_all_leaves_the_cpu(self):
         said = self.cairn("train", "r.lua", "--run", "bad", code=2, CUDA_VISIBLE_DEVICES="0,2")
         self.assertIn("CUDA_VISIBLE_DEVICES=0,2: '2' is no GPU that this process sees; visible here: 0 (GPU-d0), 1 (GPU-d1)", said)

@@ -63,7 +63,9 @@ cluster::Hello hello_of(const HostOptions& options) {
           .recipe_hash = options.recipe_hash,
           .computes = options.device == DeviceChoice::kCuda ? "cuda, " + options.comm : "cpu",
           .ranks = options.ranks,
-          .kernel_level = static_cast<int64_t>(kernels::gemm_isa())};
+          .kernel_level = static_cast<int64_t>(kernels::gemm_isa()),
+          .nccl = options.nccl,
+          .gid_types = options.gid_types};
 }
 
 namespace {
@@ -122,24 +124,26 @@ Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, std:
       incarnation_(cluster::random_hex()),
       known_epoch_(before ? before->number : 0),
       saves_([this](Message message) { tell_all(message.kind, message.body); }),
-      door_(std::move(listener),
-            {.names = options_.placement.names,
-             .hosts = options_.placement.hosts,
-             .token = token_,
-             .present =
-                 [this](int64_t index) {
-                   const auto host = hosts_.find(index);
-                   return host != hosts_.end() && host->second.peer >= 0;
-                 },
-             .barred =
-                 [this](const cluster::Hello& hello) {
-                   std::string why = why_excluded(read_excluded(run_), hello.name, hello.boot_id);
-                   // A leader that has just begun learns so that there is nobody to wait for.
-                   if (const auto host = hosts_.find(hello.index); host != hosts_.end() && !why.empty())
-                     host->second.excluded = true;
-                   return why;
-                 }},
-            hello_of(options_), [this](const std::string& text) { callbacks_.say(text); }),
+      door_(
+          std::move(listener),
+          {.names = options_.placement.names,
+           .hosts = options_.placement.hosts,
+           .token = token_,
+           .present =
+               [this](int64_t index) {
+                 const auto host = hosts_.find(index);
+                 return host != hosts_.end() && host->second.peer >= 0;
+               },
+           .doubts = [this](const cluster::Hello& hello) { return host::nccl_differences(options_.nccl, hello.nccl); },
+           .barred =
+               [this](const cluster::Hello& hello) {
+                 std::string why = why_excluded(read_excluded(run_), hello.name, hello.boot_id);
+                 // A leader that has just begun learns so that there is nobody to wait for.
+                 if (const auto host = hosts_.find(hello.index); host != hosts_.end() && !why.empty())
+                   host->second.excluded = true;
+                 return why;
+               }},
+          hello_of(options_), [this](const std::string& text) { callbacks_.say(text); }),
       lease_(std::move(lease)),
       board_(options_.beats, [this](const News& news) { return take_early(news); }) {
   const std::vector<int64_t> places = places_of(before, options_);

@@ -34,6 +34,7 @@
 #include "runtime/config/cluster.h"
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
+#include "runtime/host/nccl_check.h"
 #include "runtime/kernels/isa.h"
 #include "tools/run/check_leader.h"
 #include "tools/run/host_saves.h"
@@ -64,6 +65,9 @@ struct HostOptions {
   cluster::StoreOptions store;  // who decides which host leads
 
   std::shared_ptr<Replicas> replicas;  // of this host, for the life of its agent; null: it keeps none
+
+  host::NcclVariables nccl;  // of this host's ranks, where they compute on GPUs
+  std::string gid_types;     // host::NcclCheck::gid_types
 
   std::string interface_address;  // of this host, for its ranks; empty: the one that the leader is reached by
 

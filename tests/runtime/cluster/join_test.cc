@@ -53,13 +53,22 @@ class Leader {
     token = make_token(directory_).value();
     auto opened = Listener::open(0, 0);
     REQUIRE_OK(opened);
-    door_.emplace(
-        std::move(opened).value(),
-        DoorRules{.names = names(hosts), .hosts = hosts, .token = token, .present = {}, .barred = std::move(barred)},
-        hello_of(0), [this](std::string line) {
-          const std::lock_guard lock(mutex_);
-          said_ += line + "\n";
-        });
+    door_.emplace(std::move(opened).value(),
+                  DoorRules{.names = names(hosts),
+                            .hosts = hosts,
+                            .token = token,
+                            .present = {},
+                            .doubts =
+                                [](const Hello& hello) {
+                                  std::vector<std::string> out;
+                                  for (const auto& [name, value] : hello.nccl) out.push_back(name + " is " + value);
+                                  return out;
+                                },
+                            .barred = std::move(barred)},
+                  hello_of(0), [this](std::string line) {
+                    const std::lock_guard lock(mutex_);
+                    said_ += line + "\n";
+                  });
     done_ = std::async(std::launch::async, [this, hosts, seconds]() -> Result<std::vector<Joined>> {
       const auto missing = [this, hosts](const std::set<int64_t>& joined) {
         come = joined.size();
@@ -181,6 +190,11 @@ TEST_SUITE("runtime/cluster/join") {
     other = hello_of(1);
     other.ranks = 4;
     CHECK(refusal(leader, other).find("--nproc 4 there, 2 at the leader") != std::string::npos);
+    other = hello_of(1);
+    other.gid_types = "RoCE v1";
+    CHECK(refusal(leader, other)
+              .find("another type of GIDs at NCCL_IB_GID_INDEX: RoCE v1 there, no RoCE at the leader; "
+                    "these hosts cannot reach each other") != std::string::npos);
     CHECK(refusal(leader, hello_of(2)).find("host 2 of 2; they count from 0") != std::string::npos);
     other = hello_of(0);
     other.name = "h7";
@@ -192,6 +206,20 @@ TEST_SUITE("runtime/cluster/join") {
     REQUIRE_OK(members);
     welcome(members.value(), epoch_of(members.value()), leader.token);
     must(right.get());
+  }
+
+  TEST_CASE("what is doubtful of a host is told, and it joins with all that it has brought") {
+    TempDir temp;
+    Leader leader(temp.path, 2);
+    Hello own = hello_of(1);
+    own.nccl = {{"NCCL_ALGO", "Tree"}, {"NCCL_DEBUG", "WARN"}};
+    auto place = joining(leader, own);
+    auto members = leader.members();
+    REQUIRE_OK(members);
+    CHECK(members.value()[0].hello == own);
+    welcome(members.value(), epoch_of(members.value()), leader.token);
+    must(place.get());
+    CHECK(leader.said() == "warning: h1: NCCL_ALGO is Tree\nwarning: h1: NCCL_DEBUG is WARN\n");
   }
 
   TEST_CASE("a second agent of an index is refused while the first one waits, and one that left may come back") {

@@ -176,6 +176,17 @@ TEST_SUITE("runtime/host/topology") {
     CHECK(topology(one).nics_near("").empty());
   }
 
+  TEST_CASE("of interfaces that would do the one next to most GPUs is taken, and none where nothing is known") {
+    const Topology host = topology(eight_gpus());
+    const auto of = [&](std::vector<std::string> gpus, std::vector<std::string> interfaces) {
+      return nearest_interface(host, gpus, interfaces);
+    };
+    CHECK(of({"0000:20:00.0", "0000:20:01.0", "0000:80:00.0"}, {"eth0", "ib2", "ib1"}) == "ib1");
+    CHECK(of(kEight, {"ib1", "ib0"}) == "ib1");  // as near: the first
+    CHECK(of({"0000:20:00.0"}, {"eth0", "ib3"}) == "");
+    CHECK(of({""}, {"ib0"}) == "");
+  }
+
   TEST_CASE("threads of a core stay together") {
     Machine machine = eight_gpus();
     machine.threads = 2;

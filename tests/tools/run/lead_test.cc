@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-HostOptions host(int64_t index) {
+HostOptions options_of(int64_t index) {
   return {.placement = {.hosts = 3, .index = index, .names = {"h0", "h1", "h2"}, .leader = "127.0.0.1", .from = {}},
           .ranks = 1,
           .build = "test",
@@ -68,7 +68,7 @@ class Leader {
     REQUIRE_OK(listener);
     cluster::Epoch epoch = claim(run, 1, 0, listener.value().port());
     auto fleet = Fleet::open(
-        host(0), run,
+        options_of(0), run,
         Lead{std::move(listener).value(), std::move(epoch), std::make_unique<cluster::Lease>(store_of(run))});
     REQUIRE_OK(fleet);
     fleet_ = std::move(fleet).value();
@@ -99,7 +99,7 @@ class Leader {
 
 class Member {
  public:
-  Member(const fs::path& run, int64_t index) : Member(run, host(index)) {}
+  Member(const fs::path& run, int64_t index) : Member(run, options_of(index)) {}
   Member(const fs::path& run, HostOptions options)
       : follower_(std::move(options), run, [this](const std::string& line) { said_ += line + "\n"; }) {
     done_ = std::async(std::launch::async, [this] {
@@ -141,7 +141,7 @@ TEST_CASE("a leader that waits for one of many holds the lease while others are 
   Leader leader(dir.path);
   Member h1(dir.path, 1);
   const auto store = store_of(dir.path);
-  const double still_s = lease_still_s(host(0).beats, store.get());
+  const double still_s = lease_still_s(options_of(0).beats, store.get());
   cluster::LeaseWatch lease(store);
   for (const int64_t until_ns = cluster::steady_after(2.5 * still_s); cluster::steady_ns() < until_ns;) {
     REQUIRE(lease.still_s() < still_s / 2);
@@ -158,7 +158,7 @@ TEST_CASE("who claims the lead is given time before the next one does, and a sil
   REQUIRE_OK(silent);
   leader.reset();
   // Just before the others judge the one before: who has looked at that one may not follow this one.
-  const double still_s = lease_still_s(host(0).beats, store_of(dir.path).get());
+  const double still_s = lease_still_s(options_of(0).beats, store_of(dir.path).get());
   nap(still_s - 0.5);
   claim(dir.path, 3, 0, silent.value().port());
   const int64_t since_ns = cluster::steady_ns();
@@ -175,7 +175,7 @@ TEST_CASE("who claims the lead is given time before the next one does, and a sil
 TEST_CASE("a host that meets another run's leader at the first port joins its own as soon as that leads") {
   const TempDir theirs("lead"), dir("lead");
   const Leader other(theirs.path);
-  HostOptions own = host(1);
+  HostOptions own = options_of(1);
   own.port_from = other.port();
   Member h1(dir.path, own);
   nap(1.5);
@@ -187,7 +187,7 @@ TEST_CASE("a host that meets another run's leader at the first port joins its ow
 TEST_CASE("a host that meets another run's leader alone says so while it waits, and at the end of join_timeout") {
   const TempDir theirs("lead"), dir("lead");
   const Leader other(theirs.path);
-  HostOptions own = host(1);
+  HostOptions own = options_of(1);
   own.port_from = other.port();
   own.join_s = 7;
   const int64_t since_ns = cluster::steady_ns();
