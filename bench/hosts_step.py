@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """A training step over four hosts of two ranks against the same eight ranks on one host, and the bytes that hosts send.
 
-  bench/hosts_step.py [--replicas] [--rounds 5] [--steps 5]          (needs root: hosts are namespaces, tests/cluster/hosts)
+  bench/hosts_step.py [--replicas] [--apart] [--rounds 5] [--steps 5]          (needs root: hosts are namespaces, tests/cluster/hosts)
 
 The same recipe (tp 2 within a host, dp 4 across, ZeRO-1; steps of a second and more) by turns on one host and on four, on
 the same cores. The first step of a run is a warm-up. Bytes: what the network interfaces of the hosts have sent between two
 steps, against the plan's traffic: of a reduction or a gathering over n hosts each member sends (n - 1) / n of the whole.
 Network headers, signs of life and the exact sums of a step come on top.
 --replicas: four hosts with a copy of each step in another host's memory (checkpoint.replicate) against four without.
+--apart: ranks have the first core of the machine, agents, which copy, the other cores: as on a host with cores to spare.
 --tiny: a small shape, seconds in all; says nothing about speed.
 """
 import argparse
@@ -38,8 +39,13 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 add_cairn_option(parser)
 parser.add_argument("--steps", type=int, default=5, help="counted steps of a run (default: %(default)s)")
 parser.add_argument("--replicas", action="store_true")
+parser.add_argument("--apart", action="store_true")
 parser.add_argument("--tiny", action="store_true")
 args = parser.parse_args()
+cores = sorted(os.sched_getaffinity(0))
+if args.apart and len(cores) < 2:
+    print("skipped: --apart needs two cores")
+    sys.exit(77)
 if os.geteuid() != 0:
     print("skipped: hosts of their own need root")
     sys.exit(77)
@@ -68,6 +74,35 @@ def has_ended(pid) -> bool:
             return f.read().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+def children(pid) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        return [int(word) for word in f.read().split()]
+
+
+def bind(pid, to):
+    """All threads that it has; later ones have the cores of the thread that begins them."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), to)
+
+
+def agent_of(pid) -> int:
+    """The program below the shell that entered the host."""
+    while open(f"/proc/{pid}/comm").read().strip() != "cairn":
+        pid, = children(pid)
+    return pid
+
+
+def part(pids):
+    """Binds the ranks, which are an agent's children, to the first core and agents to the others. Returns the ranks' number."""
+    ranks = 0
+    for agent in map(agent_of, pids):
+        bind(agent, cores[1:])
+        for rank in children(agent):
+            bind(rank, cores[:1])
+            ranks += 1
+    return ranks
 
 
 class Bed:
@@ -103,12 +138,16 @@ class Bed:
             names = ",".join(f"h{k}" for k in range(hosts))
             pids = [int(self("start", f"h{k}", f"{self.folder}/h{k}.log", *words, "--nproc", 8 // hosts, "--hosts", names,
                              "--host-index", k)) for k in reversed(range(hosts))]
-            seen = []
+            seen, parted = [], not args.apart
             while len(steps_of(f"{self.shared}/{run}")) <= args.steps:
                 if all(map(has_ended, pids)) and len(steps_of(f"{self.shared}/{run}")) <= args.steps:
                     with open(f"{self.folder}/h0.log") as f:
                         sys.exit(f"{run} ended before its last step:\n{f.read()}")
                 count = len(steps_of(f"{self.shared}/{run}"))
+                if count > 0 and not parted:  # in the step that is a warm-up, or the one behind it
+                    if (ranks := part(pids)) != 8:
+                        sys.exit(f"agents below {pids} have {ranks} children, expected 8 ranks")
+                    parted = True
                 if count > 0 and (not seen or seen[-1][0] < count <= args.steps):
                     seen.append((count, self.sent()))
                 time.sleep(0.02)
