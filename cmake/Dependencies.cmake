@@ -13,6 +13,19 @@ endfunction()
 
 if(CAIRN_CUDA)
   find_package(CUDAToolkit REQUIRED)  # the runtime; nvcc: cmake/Kernels.cmake
+  # Attention by cuDNN: its headers, and those of cudnn-frontend, which `tools/setup cudnn` fetches.
+  find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_path(CUDNN_FRONTEND_INCLUDE_DIR cudnn_frontend.h HINTS ${CMAKE_SOURCE_DIR}/build/cudnn-frontend/include)
+  if(CUDNN_INCLUDE_DIR AND CUDNN_FRONTEND_INCLUDE_DIR)
+    set(CAIRN_CUDNN ON)
+    add_library(cairn::cudnn_frontend IMPORTED INTERFACE)
+    target_include_directories(cairn::cudnn_frontend SYSTEM INTERFACE
+                               ${CUDNN_FRONTEND_INCLUDE_DIR} ${CUDNN_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
+    target_link_libraries(cairn::cudnn_frontend INTERFACE ${CMAKE_DL_LIBS})
+  else()
+    message(STATUS "Attention by cuDNN is left out: cudnn.h: ${CUDNN_INCLUDE_DIR}, cudnn_frontend.h: "
+                   "${CUDNN_FRONTEND_INCLUDE_DIR} (cuDNN 9's headers beside the toolkit's, and `tools/setup cudnn`)")
+  endif()
 endif()
 
 if(CAIRN_DEVICE_ONLY)  # everything but the C library goes into the programs: they are carried to where the device is

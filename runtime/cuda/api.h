@@ -100,6 +100,8 @@ class Library {
   Status complete() const;
   /// Of the loader's file.
   const std::string& path() const { return path_; }
+  /// As dlopen() gave it.
+  void* handle() const { return handle_; }
 
  private:
   void* symbol(const char* function);

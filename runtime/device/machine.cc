@@ -12,6 +12,9 @@ void WorkShapes::raise(const WorkShapes& other) {
         &WorkShapes::told_width, &WorkShapes::given_bytes, &WorkShapes::gives}) {
     this->*member = std::max(this->*member, other.*member);
   }
+  for (const AttentionShape& of : other.attention) {
+    if (std::ranges::find(attention, of) == attention.end()) attention.push_back(of);
+  }
 }
 
 }  // namespace cairn

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "runtime/core/result.h"
+#include "runtime/device/attention_shape.h"
 #include "runtime/device/device.h"
 #include "runtime/device/device_link.h"
 #include "runtime/device/stream.h"
@@ -26,6 +28,7 @@ struct WorkShapes {
   int64_t told_width = 0;                      // of rows that the host is told as floats
   int64_t given_bytes = 0;                     // of Stream::give() without room, from one settle() to the next
   int64_t gives = 0;                           // how many
+  std::vector<AttentionShape> attention;       // of training, those alone for which a library might have kernels
 
   void raise(const WorkShapes& other);
 };

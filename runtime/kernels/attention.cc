@@ -25,6 +25,27 @@
 // backward pass, so no two threads add to one element and the bits do not depend on their number.
 
 namespace cairn::kernels {
+
+std::optional<AttentionShape> plain_shape(const AttentionDims& d, DType dtype) {
+  const bool all = d.held.count == 0 || (d.held.count == d.tokens && d.held.parts == 1);
+  if (d.cap > 0 || d.mask.chunk > 0 || d.mask.ends || d.mask.starts || d.sinks || d.dropout || d.max_scores || !all ||
+      d.key_parts > 1) {
+    return std::nullopt;
+  }
+  return AttentionShape{.dtype = dtype,
+                        .samples = d.batch,
+                        .tokens = d.tokens,
+                        .heads = d.heads,
+                        .kv_heads = d.kv_heads,
+                        .head_dim = d.head_dim,
+                        .q_stride = d.q_stride,
+                        .kv_stride = d.kv_stride,
+                        .out_stride = d.out_stride,
+                        .causal = d.mask.causal,
+                        .window = d.mask.window < d.tokens ? d.mask.window : 0,
+                        .alibi = static_cast<bool>(d.alibi_slopes)};
+}
+
 namespace {
 
 constexpr int64_t kScoreElems = (kQueries + 2) * kKeys;  // tiles of 6 rows end behind the last query

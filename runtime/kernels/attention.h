@@ -4,7 +4,9 @@
 // query of theirs sees cost nothing.
 
 #include <cstdint>
+#include <optional>
 
+#include "runtime/device/attention_shape.h"
 #include "runtime/device/pointer.h"
 #include "runtime/kernels/dropout.h"
 #include "runtime/kernels/scratch.h"
@@ -50,6 +52,9 @@ struct AttentionDims {
   DevicePtr<float> max_scores;          // [N], forward: raised to the largest score of each head, as softmax sees them;
                                         // not with sinks
 };
+
+/// Its numbers, where it is nothing beyond what an AttentionShape says.
+std::optional<AttentionShape> plain_shape(const AttentionDims& dims, DType dtype);
 
 /// The bits depend on neither the number of threads nor the strides.
 /// out [T, N*D]; logsumexp [B, N, S] float, kept for the backward pass. T is float, bf16 or f16; scores and sums are

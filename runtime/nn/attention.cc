@@ -19,6 +19,24 @@ double score_scale(const ModelConfig& model, int64_t layer) {
 
 }  // namespace
 
+kernels::AttentionDims attention_dims(const ModelConfig& model, const StageDims& dims, int64_t layer) {
+  return {.batch = dims.samples,
+          .tokens = dims.held.tokens,
+          .heads = dims.heads,
+          .kv_heads = dims.kv_heads,
+          .head_dim = dims.head_dim,
+          .q_stride = dims.qkv,
+          .kv_stride = dims.qkv,
+          .out_stride = dims.heads * dims.head_dim,
+          .scale = static_cast<float>(score_scale(model, layer)),
+          .cap = static_cast<float>(model.score_cap),
+          .mask = {.causal = model.mask != Mask::kBidirectional,
+                   .window = has_window(model, layer) ? model.sliding_window : 0,
+                   .chunk = has_chunks(model, layer) ? model.attention_chunk : 0},
+          .held = dims.held,
+          .key_parts = dims.all_token_parts};
+}
+
 template <typename Real>
 Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
                            int64_t layer, const TensorParallel<Real>& tp, const ContextParallel<Real>& cp,
@@ -61,23 +79,9 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
     for (const char* part : {"k", "v"}) parts.push_back(linear(parameters, prefix + part, model.width));
     from_stream_.emplace(parts, top_query ? dims.heads * dims.head_dim : 0, dims.qkv);
   }
-  attention_dims_ = {.batch = dims.samples,
-                     .tokens = dims.held.tokens,
-                     .heads = dims.heads,
-                     .kv_heads = dims.kv_heads,
-                     .head_dim = dims.head_dim,
-                     .q_stride = dims.qkv,
-                     .kv_stride = dims.qkv,
-                     .out_stride = dims.heads * dims.head_dim,
-                     .scale = static_cast<float>(score_scale(model, layer)),
-                     .cap = static_cast<float>(model.score_cap),
-                     .mask = {.causal = model.mask != Mask::kBidirectional,
-                              .window = has_window(model, layer) ? model.sliding_window : 0,
-                              .chunk = has_chunks(model, layer) ? model.attention_chunk : 0},
-                     .alibi_slopes = scratch.alibi_slopes,
-                     .sinks = scratch.sinks,
-                     .held = dims.held,
-                     .key_parts = dims.all_token_parts};
+  attention_dims_ = nn::attention_dims(model, dims, layer);
+  attention_dims_.alibi_slopes = scratch.alibi_slopes;
+  attention_dims_.sinks = scratch.sinks;
   RT_CHECK(kernels::attention_backward_scratch_elems(attention_dims_) <= attention_scratch_elems(dims),
            "attention wants {} floats of scratch, the plan gives {}",
            kernels::attention_backward_scratch_elems(attention_dims_), attention_scratch_elems(dims));

@@ -18,6 +18,9 @@
 
 namespace cairn::nn {
 
+/// Of this layer in training; without what lies in memory (masks, slopes, sinks) and dropout.
+kernels::AttentionDims attention_dims(const ModelConfig& model, const StageDims& dims, int64_t layer);
+
 /// What one micro-batch leaves for its backward pass.
 template <typename Real>
 struct SavedAttention {

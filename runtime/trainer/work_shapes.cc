@@ -6,6 +6,7 @@
 #include "runtime/data/objective.h"
 #include "runtime/kernels/clip.h"
 #include "runtime/kernels/state_copies.h"
+#include "runtime/nn/attention.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/model_tensors.h"
 #include "runtime/plan/schedule.h"
@@ -35,6 +36,23 @@ void add_given(const Plan& plan, const RankPlan& rank, const StageDims& dims, Wo
   if (rank.head()) give(2 * times * (1 + 2 * plan.mtp_depth()), ids);
 }
 
+/// Attention of its layers that is nothing beyond an AttentionShape.
+void add_attention(const Plan& plan, const StageDims& dims, WorkShapes* out) {
+  const ModelConfig& model = plan.recipe.model;
+  const bool slopes = model.positions == Positions::kAlibi;
+  // Masks of documents, masks of dropout, the largest scores, sinks; slopes that are not of all heads.
+  if (data::changes_rows(plan.recipe.objective) || model.attention_dropout > 0 || plan.recipe.optimizer.qk_clip > 0 ||
+      model.attention_sinks || (slopes && dims.heads != model.heads)) {
+    return;
+  }
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    auto shape = kernels::plain_shape(nn::attention_dims(model, dims, layer), plan.compute_dtype());
+    if (!shape) continue;
+    shape->alibi = slopes;
+    out->raise({.attention = {*shape}});
+  }
+}
+
 WorkShapes of_stage(const Plan& plan, const RankPlan& rank) {
   const StageDims dims = stage_dims(plan, rank);
   const ModelConfig& model = plan.recipe.model;
@@ -57,6 +75,7 @@ WorkShapes of_stage(const Plan& plan, const RankPlan& rank) {
     out.score_width = dims.head_dim;
   }
   add_given(plan, rank, dims, &out);
+  add_attention(plan, dims, &out);
   return out;
 }
 
