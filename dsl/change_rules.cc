@@ -85,6 +85,7 @@ constexpr std::array kRules = {
     ChangeRule{"precision", kRule, "from the next step on; fp16 begins at loss_scale.initial"},
     ChangeRule{"loss_scale.*", kRule, kNextStep},
     ChangeRule{"deterministic", kRule, "from the next step on, in other bits"},
+    ChangeRule{"sums", kRule, "from the next step on, in other bits"},
 
     ChangeRule{"mesh.*", kExact, kLayout},
     ChangeRule{"schedule", kExact, kLayout},

@@ -1849,6 +1849,18 @@ const Block& recipe_block() {
                   "that leaves multiples of 256 tokens of a sequence on each; with experts or a top query layer both "
                   "must be 1. Not with zb-h1, zb-v or T.adafactor, with several replicas not with zero = 0 or a "
                   "mesh.shard below dp x cp, and sequence parallelism not with model.embed_dim or parallel_shared."),
+          chosen("sums", &Recipe::sums, {"ranked", "nccl"})
+              .otherwise("ranked")
+              .silently()
+              .says(
+                  "how sums over ranks are added up on CUDA",
+                  "ranked: in the order of ranks, by Cairn's kernels. nccl: as NCCL adds, in an order that follows "
+                  "from "
+                  "its version, the machines and the layout; bf16 and fp16 are rounded at each rank on the way. That "
+                  "gives up the bits of ranks that communicate through the host or by another version of NCCL; a run "
+                  "and its restarts on the same machines repeat theirs. It spares the memory in which ranks sum. Where "
+                  "ranks do not communicate by NCCL a start of several is refused. Maxima stay Cairn's. Not with "
+                  "deterministic = \"layout\"."),
           block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
           chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"})
               .otherwise("1f1b")

@@ -117,6 +117,7 @@ Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, c
                             [&machine] {
                               return cuda::NcclRooms{machine.room_for_sums(), machine.room_for_sums_beside()};
                             },
+                        .nccl_sums = plan.recipe.sums == Sums::kNccl,
                         .ways = message_ways(plan),
                         .on_device = on_device,
                         .peers =
@@ -124,6 +125,7 @@ Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, c
                               const bool messages = axis == kForwardGroup || axis == kBackwardGroup;
                               return messages ? cuda::NcclPeers::kNeighbours : cuda::NcclPeers::kNone;
                             },
+                        .whole_axes = true,
                         .local = dynamic_cast<comm::LinkedEngine*>(&of_host),
                         // The agent ends the rank where an abort of NCCL's does not.
                         .on_failure = [&events](const Error& error) { events.send_error(error); }};

@@ -695,10 +695,11 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
     if (gpus.ok()) fmt::print("{}\n", host::placed_text(gpus.value(), hosts ? hosts->ranks : world));
     RT_TRY(take_nccl_of_cluster(args.hosts));
   }
-  RT_TRY_SET(
-      args.comm,
-      choose_comm(
-          {.wish = given.comm_wish, .device = args.device, .ranks = hosts ? hosts->ranks : world, .world = world}));
+  RT_TRY_SET(args.comm, choose_comm({.wish = given.comm_wish,
+                                     .device = args.device,
+                                     .ranks = hosts ? hosts->ranks : world,
+                                     .world = world,
+                                     .sums = loaded.recipe.sums}));
   if (args.comm.nccl) RT_TRY(check_nccl(args.comm, hosts));
   if (args.device == DeviceChoice::kCuda && hosts && gpus.ok()) {
     std::vector<std::string> at;

@@ -22,6 +22,9 @@ constexpr const char* kLibrary = "libnccl.so.2";
 constexpr std::pair<const char*, const char*> kSet[] = {
     {"NCCL_NVLS_ENABLE", "0"}, {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}, {"CUDA_MODULE_LOADING", "EAGER"}};
 
+/// And where NCCL adds: what may choose another order from one time to the next is pinned.
+constexpr std::pair<const char*, const char*> kSetForSums[] = {{"NCCL_ALGO", "Ring"}, {"NCCL_PROTO", "Simple"}};
+
 std::string devices_text(int64_t count) { return fmt::format("{} CUDA device{}", count, count == 1 ? "" : "s"); }
 
 /// Those of NCCL, and of kSet, as the ranks will have them.
@@ -47,17 +50,30 @@ CommChoice staged(const std::string& why) {
           .record = {{"engine", "staged"}, {"why", why}}};
 }
 
-CommChoice by_nccl(const cuda::LoadedNccl& nccl, int64_t ranks) {
+CommChoice by_nccl(const cuda::LoadedNccl& nccl, const CommQuestion& question) {
   const std::string version = cuda::nccl_version_text(nccl.version);
-  CommChoice out{
-      .nccl = true,
-      .text = fmt::format("ranks communicate by NCCL {} ({}), a device for each of the {}", version, nccl.path, ranks),
-      .environment = {},
-      .record = {{"engine", "nccl"}, {"version", version}, {"path", nccl.path}}};
-  for (const auto& [name, value] : kSet) {
-    if (std::getenv(name) == nullptr) out.environment.emplace_back(name, value);
+  CommChoice out{.nccl = true,
+                 .text = fmt::format("ranks communicate by NCCL {} ({}), a device for each of the {}", version,
+                                     nccl.path, question.ranks),
+                 .environment = {},
+                 .record = {{"engine", "nccl"}, {"version", version}, {"path", nccl.path}, {"sums", "ranked"}}};
+  const auto set = [&](const auto& variables) {
+    for (const auto& [name, value] : variables) {
+      if (std::getenv(name) == nullptr) out.environment.emplace_back(name, value);
+    }
+  };
+  set(kSet);
+  if (question.sums == Sums::kNccl) set(kSetForSums);
+  const nlohmann::json& environment = out.record["environment"] = environment_of(out.environment);
+  if (question.sums == Sums::kRanked) {
+    out.text += "; sums in the order of ranks";
+    return out;
   }
-  out.record["environment"] = environment_of(out.environment);
+  out.record["sums"] = "nccl";
+  out.text += "; sums as NCCL adds";
+  for (const char* const name : {"NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"}) {
+    out.text += fmt::format(", {}={}", name, environment.at(name).get<std::string>());
+  }
   return out;
 }
 
@@ -77,14 +93,26 @@ void add_comm_option(CLI::App& command, CommWish& wish) {
 
 Result<CommChoice> choose_comm(const CommQuestion& question) {
   const bool asked = question.wish == CommWish::kNccl;
+  const bool sums = question.sums == Sums::kNccl && question.world > 1;
   if (question.device != DeviceChoice::kCuda) {
+    if (!asked && sums) {
+      return Error{ErrorCode::kInvalidInput,
+                   "sums = \"nccl\": ranks on the CPU do not communicate by NCCL; sums = \"ranked\", or train on CUDA: "
+                   "--device cuda"};
+    }
     if (!asked) return CommChoice{};
     return Error{
         ErrorCode::kInvalidInput,
         "--comm nccl: ranks on the CPU have no use for NCCL; leave --comm out, or train on CUDA: --device cuda"};
   }
   if (question.world == 1) return CommChoice{};
-  if (question.wish == CommWish::kStaged) return staged("--comm staged");
+  if (question.wish == CommWish::kStaged) {
+    if (!sums) return staged("--comm staged");
+    return Error{
+        ErrorCode::kInvalidInput,
+        "sums = \"nccl\" and --comm staged: ranks that communicate through the host's memory add in their order; "
+        "sums = \"ranked\", or leave --comm out"};
+  }
   RT_TRY_SET(const int devices, cuda::visible_devices(tree_version()));
   std::string why, todo;
   if (devices < question.ranks) {
@@ -95,14 +123,17 @@ Result<CommChoice> choose_comm(const CommQuestion& question) {
         devices);
   } else {
     const auto loaded = cuda::load_nccl(cuda::library_candidates(kLibrary));
-    if (loaded.ok()) return by_nccl(loaded.value(), question.ranks);
+    if (loaded.ok()) return by_nccl(loaded.value(), question);
     why = loaded.error().message;
     todo = fmt::format(
         "install NCCL 2 ({}), or name its folder in CAIRN_CUDA_PATH (folders apart by `:`), or do "
         "without: --comm staged",
         kLibrary);
   }
-  if (asked) return Error{ErrorCode::kInvalidInput, fmt::format("--comm nccl: {}; {}", why, todo)};
+  if (asked || sums) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}; {}{}", asked ? "--comm nccl" : "sums = \"nccl\"", why,
+                                                       todo, sums ? " with sums = \"ranked\"" : "")};
+  }
   return staged(why.substr(0, why.find('\n')));
 }
 

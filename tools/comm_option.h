@@ -26,6 +26,7 @@ struct CommQuestion {
   CommWish wish = CommWish::kAuto;
   DeviceChoice device = DeviceChoice::kCpu;  // where the ranks compute
   int64_t ranks = 1, world = 1;              // of this host; of the run
+  Sums sums = Sums::kRanked;
 };
 
 /// What came of it.
@@ -34,8 +35,8 @@ struct CommChoice {
   std::string text;  // for people; empty where there is nothing to choose: ranks on the CPU, a rank alone
   /// For the ranks, beside what the person has set, which wins.
   std::vector<std::pair<std::string, std::string>> environment;
-  /// Of the run's record: {"engine", "version", "path", "environment"}, the variables as ranks have them. null as
-  /// `text`.
+  /// Of the run's record: {"engine", "version", "path", "sums", "environment"}, the variables as ranks have them. null
+  /// as `text`.
   nlohmann::json record;
 
   /// For `cairn _rank --comm`.
@@ -43,7 +44,7 @@ struct CommChoice {
 };
 
 /// NCCL where each rank of the host has a device of its own and NCCL can be opened; opens no device. Errors, with exit
-/// code 2: NCCL was asked for and cannot be, saying what is missing and what to do.
+/// code 2: NCCL was asked for, by the flag or for its sums, and cannot be, saying what is missing and what to do.
 Result<CommChoice> choose_comm(const CommQuestion& question);
 
 }  // namespace cairn::tools

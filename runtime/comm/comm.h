@@ -131,13 +131,15 @@ class Engine {
   virtual int64_t world_rank() const = 0;
   virtual int64_t world_size() const = 0;
   virtual Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) = 0;
+  /// This rank is in none of the groups of the axis that others make now, at this place of the order.
+  virtual Status no_group(std::string_view /*axis*/) { return {}; }
   /// A group for results that no order of additions changes, so that an engine may reduce by any tree: maxima, sums of
   /// i64, sums of f64 that hold integers below 2^53 / size() (core/exact_sum.h) or are not finite; broadcasts and
   /// barriers. They give the bits that group() gives (of a NaN: a NaN). Anything else is a mistake: RT_CHECK.
   virtual Result<std::unique_ptr<Comm>> exact_group(std::string_view axis, const std::vector<int64_t>& world_ranks);
   /// Whether what group() makes adds floats in the order that Comm promises. An engine that adds in an order of its own
-  /// gives every member the same bits all the same, but not those of one rank: it has neither kTreeSum nor
-  /// reduce_scatter_add.
+  /// gives every member the same bits all the same, and a rerun too, but not those of one rank: reduce_scatter_add()
+  /// adds the members' sum in one piece.
   virtual bool keeps_rank_order() const = 0;
   /// Wakes every rank that waits, here and elsewhere, with `kStopped` and this reason. Safe from any thread.
   virtual void abort(std::string_view reason) = 0;

@@ -88,7 +88,7 @@ class HybridComm final : public Comm {
   const std::unique_ptr<Comm> comm_;
 };
 
-class HybridEngine final : public Engine {
+class HybridEngine final : public LinkedEngine {
  public:
   HybridEngine(Pair pair, std::vector<int64_t> host_of_rank)
       : pair_(std::move(pair)), host_of_rank_(std::move(host_of_rank)) {}
@@ -156,6 +156,14 @@ class HybridEngine final : public Engine {
     pair_.local->give_up(code, reason);
   }
   void at(int64_t step, std::string_view phase) override { pair_.local->at(step, phase); }
+  std::optional<Error> dead() override {
+    std::optional<Error> reason = pair_.local->dead();
+    return reason ? reason : pair_.remote->dead();
+  }
+  void operation_begins(const Site& site) override { pair_.local->operation_begins(site); }
+  void operation_ends() override { pair_.local->operation_ends(); }
+  void operation_awaits(int64_t rank) override { pair_.local->operation_awaits(rank); }
+  std::optional<Seen> look_at(int64_t world_rank) override { return pair_.local->look_at(world_rank); }
 
  private:
   int64_t host_of(int64_t rank) const { return host_of_rank_[static_cast<size_t>(rank)]; }

@@ -4,9 +4,9 @@
 // both are written into the host's memory, with the rank that is awaited (RankView).
 //
 // An exact group with several members on a host, as the world's, is made of one in each host's memory and one of a
-// member a host over TCP. All other groups over several hosts are a full mesh of their members, since no tree keeps sums
-// in rank order; with equally many members on each host, two at least, long sums and gathers go along a chain of the
-// hosts (chain_comm.h).
+// member a host over TCP. All other groups over several hosts are a full mesh of their members, since no tree keeps
+// sums in rank order; with equally many members on each host, two at least, long sums and gathers go along a chain of
+// the hosts (chain_comm.h).
 //
 // Each host has its own shared-memory world, made with the whole world's size (so that ranks keep their numbers in
 // groups and messages) and `local_ranks` set to how many of them live there.
@@ -27,7 +27,8 @@ struct HybridConfig {
   int shm_fd = -1;                    // of this host's ShmWorld
 };
 
-/// Errors: those of attach_shm_engine and make_gloo_engine; kInvalidInput when the sizes disagree.
+/// A LinkedEngine, for who is around it. Errors: those of attach_shm_engine and make_gloo_engine; kInvalidInput when
+/// the sizes disagree.
 Result<std::unique_ptr<Engine>> make_hybrid_engine(const HybridConfig& config);
 
 }  // namespace cairn::comm

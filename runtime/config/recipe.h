@@ -40,6 +40,7 @@ enum class MeshAxis { kTp, kDp, kPp, kCp };
 enum class RouterKind { kSoftmax, kSigmoid };
 enum class AuxScope { kLayer, kModel };
 enum class Deterministic { kRun, kLayout };
+enum class Sums { kRanked, kNccl };
 enum class OptimizerKind { kAdamW, kLamb, kAdafactor };
 enum class LrFrom { kStart, kStage };  // where an LR schedule counts from: of the run, or of the stage that set it
 enum class WeightInit { kScaled, kPlain, kSmallWang, kDeepNorm };
@@ -407,6 +408,7 @@ struct Recipe {
   Precision precision = Precision::kF32;
   LossScaleConfig loss_scale;
   Deterministic deterministic = Deterministic::kRun;  // what gives the same bits: one layout; any dp, tp, pp, ZeRO
+  Sums sums = Sums::kRanked;                          // of ranks on CUDA: in their order, or as NCCL adds
   MeshConfig mesh;
   PipelineKind schedule = PipelineKind::k1F1B;
   RecomputeConfig recompute;

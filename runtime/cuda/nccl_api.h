@@ -40,9 +40,11 @@ struct NcclConfig {
 
 // Of ncclResult_t.
 constexpr int kNcclOk = 0, kNcclInProgress = 7;
-constexpr int kNcclBytes = 1;      // of ncclDataType_t
+// Of ncclDataType_t.
+constexpr int kNcclBytes = 1, kNcclI64 = 4, kNcclF16 = 6, kNcclF32 = 7, kNcclF64 = 8, kNcclBf16 = 9;
+constexpr int kNcclSum = 0;        // of ncclRedOp_t
 constexpr int kNcclNoColor = -1;   // of a rank that has no part in a split
-constexpr int kNcclLeast = 22600;  // version from which on NCCL_LAUNCH_ORDER_IMPLICIT is read
+constexpr int kNcclLeast = 22600;  // NCCL_LAUNCH_ORDER_IMPLICIT is read from 2.26.2 on, the first release of 2.26
 
 /// X(member, function of the library, parameters). Each gives an ncclResult_t.
 // clang-format off
@@ -51,6 +53,8 @@ constexpr int kNcclLeast = 22600;  // version from which on NCCL_LAUNCH_ORDER_IM
   X(make_id, ncclGetUniqueId, (NcclId*))                                                                             \
   X(make, ncclCommInitRankConfig, (NcclHandle*, int, NcclId, int, NcclConfig*))                                      \
   X(split, ncclCommSplit, (NcclHandle, int, int, NcclHandle*, NcclConfig*))                                          \
+  X(count, ncclCommCount, (NcclHandle, int*))                                                                        \
+  X(own_rank, ncclCommUserRank, (NcclHandle, int*))                                                                  \
   X(finalize, ncclCommFinalize, (NcclHandle))                                                                        \
   X(destroy, ncclCommDestroy, (NcclHandle))                                                                          \
   X(abort, ncclCommAbort, (NcclHandle))                                                                              \
@@ -60,7 +64,9 @@ constexpr int kNcclLeast = 22600;  // version from which on NCCL_LAUNCH_ORDER_IM
   X(send, ncclSend, (const void*, size_t, int, int, NcclHandle, StreamHandle))                                       \
   X(recv, ncclRecv, (void*, size_t, int, int, NcclHandle, StreamHandle))                                             \
   X(all_gather, ncclAllGather, (const void*, void*, size_t, int, NcclHandle, StreamHandle))                          \
-  X(broadcast, ncclBroadcast, (const void*, void*, size_t, int, int, NcclHandle, StreamHandle))
+  X(broadcast, ncclBroadcast, (const void*, void*, size_t, int, int, NcclHandle, StreamHandle))                      \
+  X(all_reduce, ncclAllReduce, (const void*, void*, size_t, int, int, NcclHandle, StreamHandle))                     \
+  X(reduce_scatter, ncclReduceScatter, (const void*, void*, size_t, int, int, NcclHandle, StreamHandle))
 // clang-format on
 
 struct NcclApi {

@@ -185,6 +185,16 @@ void sum_rules(RuleList& rules) {
   }
 }
 
+/// NCCL adds in an order of its own, which another layout changes.
+void sums(RuleList& rules) {
+  if (rules.recipe.sums != Sums::kNccl || rules.recipe.deterministic != Deterministic::kLayout) return;
+  rules.fail("sums",
+             fmt::format("sums = \"nccl\" adds in NCCL's order, and deterministic = \"layout\"{} in one that no layout "
+                         "changes",
+                         rules.where("sums", "deterministic")),
+             "sums = \"ranked\", or deterministic = \"run\"");
+}
+
 void optimizer(RuleList& rules) {
   const Recipe& recipe = rules.recipe;
   const OptimizerConfig& config = recipe.optimizer;
@@ -316,6 +326,7 @@ void layout_rules(RuleList& rules, const DataRanks& ranks) {
   }
   latent_sums(rules);
   sum_rules(rules);
+  sums(rules);
   optimizer(rules);
   further_tokens(rules);
   if (mesh.shard > 0 && recipe.optimizer.zero == 0) {

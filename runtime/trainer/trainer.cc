@@ -79,7 +79,9 @@ struct Groups : comm::RankGroups {
     RT_TRY(group(out.activations, kForwardGroup, mesh.group(MeshAxis::kPp, rank)));
     RT_TRY(group(out.gradients, kBackwardGroup, mesh.group(MeshAxis::kPp, rank)));
     const std::vector<int64_t> ends = mesh.embedding_group(rank);
-    if (ends.size() > 1 && std::find(ends.begin(), ends.end(), rank) != ends.end()) {
+    if (std::find(ends.begin(), ends.end(), rank) == ends.end()) {
+      RT_TRY(engine.no_group(kEmbeddingGroup));
+    } else if (ends.size() > 1) {
       RT_TRY(group(out.embedding, kEmbeddingGroup, ends));
     }
     std::vector<int64_t> all(mesh.world());
@@ -785,14 +787,10 @@ Result<Outcome> Run::loop() {
 
 Result<Outcome> run(const Environment& env) {
   const Recipe& recipe = env.plan.recipe;
-  if (!env.engine.keeps_rank_order() && (env.plan.layout_free() || env.plan.zero() >= 2)) {
-    return Error{
-        ErrorCode::kUnsupported,
-        fmt::format(
-            "{} adds up in the order of ranks, which these ranks' communication does not keep; {} does "
-            "without",
-            env.plan.layout_free() ? "deterministic = \"layout\"" : fmt::format("optimizer.zero = {}", env.plan.zero()),
-            env.plan.layout_free() ? "deterministic = \"run\"" : "optimizer.zero = 1")};
+  if (!env.engine.keeps_rank_order() && env.plan.layout_free()) {
+    return Error{ErrorCode::kUnsupported,
+                 "deterministic = \"layout\" adds up in the order of ranks, which these ranks' communication does not "
+                 "keep; deterministic = \"run\" does without"};
   }
   const int64_t context = recipe.model.context;
   RankPlan rank = env.plan.rank(env.rank);

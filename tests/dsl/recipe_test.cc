@@ -400,7 +400,7 @@ return require "base":with {
     const std::string json = encode_recipe(plain);
     for (const char* key :
          {"loss_scale", "dropout", "groups", "z_loss", "embedding_gradient", "\"kind\":\"adamw\"", "ramp", "phases",
-          "\"tokens\":0", "deterministic", "\"ema\"", "qk_clip", "offload", "\"init\":\""})
+          "\"tokens\":0", "deterministic", "\"sums\"", "\"ema\"", "qk_clip", "offload", "\"init\":\""})
       CHECK_MESSAGE(json.find(key) == std::string::npos, key);
 
     const Recipe r = load_good(
@@ -462,6 +462,9 @@ return require "base":with {
     CHECK(only_mistake(with("optimizer = { groups = { T.group { \"embed.*\", lr = 2 }, T.group { \"layer.*\" } } }"))
               .find("main.lua:3: optimizer.groups[2]: \"layer.*\" is of no tensor of the model") == 0);
     CHECK(only_mistake(with("model = { residual_dropout = 1 }")).find("must be a number") != std::string::npos);
+    CHECK(load_good(with("sums = \"nccl\"")).sums == Sums::kNccl);
+    CHECK(only_mistake(with("sums = \"nccl\", deterministic = \"layout\", optimizer = { zero = 1 }"), {.world = 2})
+              .find("sums = \"nccl\" adds in NCCL's order, and deterministic = \"layout\"") != std::string::npos);
     CHECK(only_mistake(with("deterministic = \"layout\""), {.world = 2}).find("optimizer.zero = 0 has none") !=
           std::string::npos);
     CHECK(only_mistake(with("deterministic = \"layout\", mesh = { tp = 4 }, model = { heads = 4, ffn = 96 }"),

@@ -108,6 +108,7 @@ class Changed(ChangeTest):
             ("made", "dropout", ["model.embedding_dropout=0.1", "model.attention_dropout=0.1", "model.residual_dropout=0.1"], "rule",
              "model.residual_dropout 0 -> 0.1"),
             ("made", "bits", ["deterministic=run"], "rule", "in other bits"),
+            ("made", "sums", ["sums=nccl", "deterministic=run"], "rule", "sums \"ranked\" -> \"nccl\""),
             ("made", "objective", ["objective.document_end=32"], "rule", "objective.document_end -1 -> 32"),
             ("routed", "router", ["model.moe.aux_loss=0.02", "model.moe.aux_scope=model", "model.moe.z_loss=1e-3",
                                   "model.moe.bias_rate=2e-3"], "rule",

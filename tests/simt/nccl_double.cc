@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "runtime/core/check.h"
+#include "runtime/core/dtype.h"
 #include "runtime/core/random.h"
 
 namespace cairn::simt {
@@ -132,7 +133,8 @@ struct NcclDouble::Work {
   bool collective = false;
   uint64_t number = 0, word = 0;  // of a collective: which one, and what is asked for
   std::vector<Transfer> transfers;
-  std::function<void()> own;  // what it copies to itself
+  std::function<void()> own;      // what it copies to itself
+  std::function<void()> at_last;  // what it makes of what has come
   bool begun = false, here = false, moves = false, broken = false, done = false;
 };
 
@@ -180,6 +182,36 @@ int64_t size_of(int type) {
   return type >= 0 && type < std::ssize(kSizes) ? kSizes[type] : 0;
 }
 
+/// to[i] = what the ranks gave, as a ring adds: it begins behind the owner of a part, ends with the owner, and is
+/// rounded to the type at every rank.
+template <typename T, typename Add>
+void add_as_a_ring(const std::vector<const std::byte*>& given, int owner, std::byte* to, int64_t count,
+                   const Add& add) {
+  const auto n = static_cast<int>(given.size());
+  const auto of = [&](int hop) { return reinterpret_cast<const T*>(given[static_cast<size_t>((owner + hop) % n)]); };
+  std::vector<T> sum(of(1), of(1) + count);
+  for (int hop = 2; hop <= n; ++hop) {
+    for (int64_t i = 0; i < count; ++i) sum[static_cast<size_t>(i)] = add(sum[static_cast<size_t>(i)], of(hop)[i]);
+  }
+  std::memcpy(to, sum.data(), static_cast<size_t>(count) * sizeof(T));
+}
+
+void add_as_a_ring(const std::vector<const std::byte*>& given, int owner, std::byte* to, int64_t count, int type) {
+  const auto plain = [](auto a, auto b) { return static_cast<decltype(a)>(a + b); };
+  if (type == cuda::kNcclF32) return add_as_a_ring<float>(given, owner, to, count, plain);
+  if (type == cuda::kNcclF64) return add_as_a_ring<double>(given, owner, to, count, plain);
+  if (type == cuda::kNcclI64) return add_as_a_ring<uint64_t>(given, owner, to, count, plain);
+  if (type == cuda::kNcclBf16) {
+    return add_as_a_ring<bf16>(given, owner, to, count, [](bf16 a, bf16 b) { return to_bf16(to_f32(a) + to_f32(b)); });
+  }
+  add_as_a_ring<f16>(given, owner, to, count, [](f16 a, f16 b) { return to_f16(to_f32(a) + to_f32(b)); });
+}
+
+bool is_added(int type) {
+  return type == cuda::kNcclF32 || type == cuda::kNcclF64 || type == cuda::kNcclI64 || type == cuda::kNcclBf16 ||
+         type == cuda::kNcclF16;
+}
+
 uint64_t id_of(const cuda::NcclId& id) {
   uint64_t out = 0;
   std::memcpy(&out, id.bytes, sizeof(out));
@@ -207,6 +239,32 @@ struct NcclCalls {
     return out;
   }
 
+  /// Each rank gives each other one `count` elements: all of them, or with `all` = 0 that rank's part.
+  static int sum(const char* name, NcclDouble::Comm* comm, StreamHandle stream, const void* from, int64_t count,
+                 int64_t all, int type, int op, const std::function<void(const std::vector<const std::byte*>&)>& add) {
+    if (op != cuda::kNcclSum || !is_added(type)) {
+      on().misuse(fmt::format("{} of type {} by operation {}, which is none of this double", name, type, op));
+      return kNcclInvalidArgument;
+    }
+    const int64_t bytes = count * size_of(type);
+    auto work = work_of(comm, name, type, count, 0);
+    const auto come = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes * comm->size));
+    const auto given = std::make_shared<std::vector<const std::byte*>>();
+    for (int peer = 0; peer < comm->size; ++peer) {
+      std::byte* const theirs = come->data() + peer * bytes;
+      const int64_t skip = all > 0 ? 0 : bytes;  // from one part to the next
+      given->push_back(peer == comm->rank ? bytes_of(from) + peer * skip : theirs);
+      if (peer == comm->rank) continue;
+      work->transfers.push_back({.sends = true, .data = bytes_of(from) + peer * skip, .bytes = bytes, .peer = peer});
+      work->transfers.push_back({.sends = false, .data = theirs, .bytes = bytes, .peer = peer});
+    }
+    work->at_last = [=] {
+      (void)come;  // until then
+      add(*given);
+    };
+    return on().collective(comm, stream, std::move(work));
+  }
+
   static void fill(cuda::NcclApi* api) {
     api->version = [](int* version) { return *version = on().version_, kNcclOk; };
     api->make_id = [](cuda::NcclId* id) {
@@ -229,6 +287,8 @@ struct NcclCalls {
       }
       return on().split(of(parent), color, key, reinterpret_cast<NcclDouble::Comm**>(child));
     };
+    api->count = [](NcclHandle comm, int* count) { return *count = of(comm)->size, kNcclOk; };
+    api->own_rank = [](NcclHandle comm, int* rank) { return *rank = of(comm)->rank, kNcclOk; };
     api->finalize = [](NcclHandle comm) { return on().finalize(of(comm)); };
     api->destroy = [](NcclHandle comm) { return on().close(of(comm), false); };
     api->abort = [](NcclHandle comm) {
@@ -272,6 +332,28 @@ struct NcclCalls {
         work->transfers.push_back({.sends = false, .data = bytes_of(to), .bytes = bytes, .peer = root});
       if (comm->rank == root && from != to) work->own = [=] { std::memcpy(to, from, static_cast<size_t>(bytes)); };
       return on().collective(comm, stream, std::move(work));
+    };
+    api->all_reduce = [](const void* from, void* to, size_t count, int type, int op, NcclHandle handle,
+                         StreamHandle stream) {
+      const int n = of(handle)->size;
+      const auto elems = static_cast<int64_t>(count), part = (elems + n - 1) / n;
+      return sum("all_reduce", of(handle), stream, from, elems, elems, type, op,
+                 [=](const std::vector<const std::byte*>& given) {
+                   for (int owner = 0; owner < n; ++owner) {
+                     const int64_t begin = std::min(elems, owner * part), end = std::min(elems, begin + part);
+                     std::vector<const std::byte*> parts;
+                     for (const std::byte* const one : given) parts.push_back(one + begin * size_of(type));
+                     add_as_a_ring(parts, owner, bytes_of(to) + begin * size_of(type), end - begin, type);
+                   }
+                 });
+    };
+    api->reduce_scatter = [](const void* from, void* to, size_t count, int type, int op, NcclHandle handle,
+                             StreamHandle stream) {
+      const int rank = of(handle)->rank;
+      return sum("reduce_scatter", of(handle), stream, from, static_cast<int64_t>(count), 0, type, op,
+                 [=](const std::vector<const std::byte*>& given) {
+                   add_as_a_ring(given, rank, bytes_of(to), static_cast<int64_t>(count), type);
+                 });
     };
     api->error_string = [](int) { return "refused by the double"; };
     api->last_error = [](NcclHandle) { return "nothing more is known"; };
@@ -610,6 +692,7 @@ bool NcclDouble::step(Work& work) {
     work.begun = true;
   }
   if (!arrived(work) || !move(work)) return false;
+  if (work.at_last) work.at_last();
   work.done = true;
   if (work.collective) std::erase_if(device_, [&](const auto& one) { return one.get() == &work; });
   comm.works.pop_front();

@@ -5,6 +5,7 @@
 // What is asked for is done late: when its stream comes to it, it arrives, and it is done once the others have come
 // too. A send waits for its receiver, and reads its buffer then. Operations of a communicator come one after another,
 // also on several streams; with an odd seed so do all collectives of a rank, as on a device that has room for one.
+// Sums are added as a ring does: another order than that of ranks, the same each time.
 // Calls may be in progress when they return, by the seed. What a program may not do, and NCCL need not notice, is in
 // misuses(): other calls on a communicator's ranks than on this one, sizes that differ, a call on a communicator that
 // is not ready. Such an operation never ends, as NCCL's may not.

@@ -88,6 +88,40 @@ class NcclDouble(unittest.TestCase):
                                                "CUDA_MODULE_LOADING": "EAGER"})
         self.cairn("resume", self.folder / "recorded", "--comm", "staged", "--dry-run")
 
+    def test_nccl_s_own_sums_repeat_their_bits_are_close_to_ranked_ones_and_are_written_down(self):
+        recipe = self.recipe("summed", dp=2, zero=2, steps=5)
+        _, ranked = self.train(recipe, "ranked")
+        self.assertEqual(self.start_of("ranked")["communication"]["sums"], "ranked")
+        recipe.write_text(recipe.read_text().replace("seed = 11,", 'seed = 11, sums = "nccl",'))
+        said, found = self.train(recipe, "summed")
+        self.assertIn("; sums as NCCL adds, NCCL_ALGO=Ring, NCCL_PROTO=Simple, NCCL_NVLS_ENABLE=0\n", said)
+        told = self.start_of("summed")["communication"]
+        self.assertEqual(told["sums"], "nccl")
+        for name, value in (("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple"), ("NCCL_NVLS_ENABLE", "0")):
+            self.assertEqual(told["environment"][name], value)
+        self.assertNotEqual(found, ranked)
+        for step, numbers in ranked.items():
+            for mine, theirs in zip(found[step], numbers):
+                self.assertLess(abs(mine / theirs - 1), 1e-4)
+        _, again = self.train(recipe, "again", CAIRN_DOUBLE_SEED="5")
+        self.assertEqual(again, found)
+        _, killed = self.train(recipe, "killed-sums", "--kill", "1@3", NCCL_PROTO="LL")
+        self.assertEqual(killed, found)
+        self.assertEqual(len(self.events_of("killed-sums", "start")), 2)
+        self.assertEqual(self.start_of("killed-sums")["communication"]["environment"]["NCCL_PROTO"], "LL")
+
+    def test_nccl_s_own_sums_are_refused_to_ranks_that_communicate_otherwise(self):
+        recipe = self.recipe("refused", dp=2)
+        recipe.write_text(recipe.read_text().replace("seed = 11,", 'seed = 11, sums = "nccl",'))
+        run = self.folder / "refused"
+        for words, what in ((("--device", "cpu"), "ranks on the CPU do not communicate by NCCL; sums = \"ranked\""),
+                            (("--device", "cuda", "--comm", "staged"), "and --comm staged: ranks that communicate through"),
+                            (("--device", "cuda", "--nproc", "4", "--set", "mesh.dp=4"), "4 ranks share 2 CUDA devices")):
+            said = self.cairn("train", recipe, "--run", run, *words, code=2)
+            self.assertIn('sums = "nccl"', said)
+            self.assertIn(what, said)
+            self.assertFalse(run.exists())
+
     def test_ranks_that_share_a_device_go_through_the_host_and_nccl_is_refused_to_them(self):
         recipe = self.recipe("shared", tp=2, dp=2)
         why = "4 ranks share 2 CUDA devices"
@@ -144,7 +178,7 @@ class NcclDouble(unittest.TestCase):
             self.wait_for(lambda: len(self.events_of(run.name, "start")) == 2, agent)
             self.assertLess(time.monotonic() - stopped, 15)
             said = json.dumps(self.events_of(run.name, "failure"))
-            self.assertRegex(said, r"dp\[0,1\]\.\w+\([a-z ]+\): not done after 6000 ms on the device \(operation \d+ of its "
+            self.assertRegex(said, r"dp\[0,1\]\.\w+\([a-z ]+\): not done after 6000 ms on the device of rank 0 on \S+ \(operation \d+ of its "
                                    r"stream, step \d+ \([a-z ]+\)\); rank 1 \(pid \d+\) is stopped")
             agent.terminate()
             agent.wait(timeout=60)
@@ -175,6 +209,9 @@ class NcclDouble(unittest.TestCase):
         run = self.folder / "room"
         facts = self.cairn("train", recipe, "--run", run, "--device", "cuda", "--dry-run")
         self.assertRegex(facts, r"device memory: .* of state and activations, .* to sum what ranks send each other\n")
+        recipe.write_text(recipe.read_text().replace("seed = 11,", 'seed = 11, sums = "nccl",'))
+        self.assertLess(json.loads(self.cairn("plan", recipe, "--json"))["cuda_sum_room_bytes"], told["cuda_sum_room_bytes"])
+        recipe.write_text(recipe.read_text().replace('sums = "nccl",', ""))
         facts = self.cairn("train", recipe, "--run", run, "--device", "cuda", "--comm", "staged", "--dry-run")
         self.assertRegex(facts, r"device memory: .* of state and activations\n")
 

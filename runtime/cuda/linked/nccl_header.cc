@@ -12,7 +12,8 @@ namespace {
 
 static_assert(sizeof(NcclId) == sizeof(ncclUniqueId) && sizeof(NcclId) == NCCL_UNIQUE_ID_BYTES);
 static_assert(kNcclOk == ncclSuccess && kNcclInProgress == ncclInProgress);
-static_assert(kNcclBytes == ncclUint8);
+static_assert(kNcclBytes == ncclUint8 && kNcclI64 == ncclInt64 && kNcclF16 == ncclFloat16 && kNcclF32 == ncclFloat32 &&
+              kNcclF64 == ncclFloat64 && kNcclBf16 == ncclBfloat16 && kNcclSum == ncclSum);
 static_assert(kNcclNoColor == NCCL_SPLIT_NOCOLOR && kNcclLeast == NCCL_VERSION(2, 26, 0));
 
 // The structure of 2.18 is the beginning of every later one.

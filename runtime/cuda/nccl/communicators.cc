@@ -83,6 +83,20 @@ Result<NcclHandle> Communicators::split(NcclHandle parent, int64_t color, int64_
   return out;
 }
 
+Status Communicators::expect(NcclHandle comm, int64_t size, int64_t rank, const Wish& wish) {
+  const std::lock_guard lock(mutex_);
+  if (aborted_) return Error(*aborted_);
+  int found = 0, own = 0;
+  RT_TRY(checked(api_.count(comm, &found), comm, "ncclCommCount").with(wish.name));
+  RT_TRY(checked(api_.own_rank(comm, &own), comm, "ncclCommUserRank").with(wish.name));
+  if (found == size && own == rank) return {};
+  return Error{
+      ErrorCode::kInternal,
+      fmt::format("{}: NCCL has split off a communicator of {} ranks, in which this is rank {}; {} and rank {} "
+                  "are expected: ranks make their groups in different orders",
+                  wish.name, found, own, size, rank)};
+}
+
 void Communicators::close(NcclHandle comm) {
   std::unique_lock lock(mutex_);
   const auto found = std::find(open_.begin(), open_.end(), comm);

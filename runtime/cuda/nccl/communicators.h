@@ -37,8 +37,11 @@ class Communicators {
   };
   /// Waits until all its ranks have come.
   Result<NcclHandle> make(const NcclId& id, int64_t size, int64_t rank, const Wish& wish);
-  /// All ranks of `parent` split it in the same order: those of a color become one, ordered by key.
+  /// All ranks of `parent` split it in the same order: those of a color become one, ordered by key. A rank without a
+  /// color (kNcclNoColor) gets null.
   Result<NcclHandle> split(NcclHandle parent, int64_t color, int64_t key, const Wish& wish);
+  /// Whether one has as many ranks as it should, and this as which of them.
+  Status expect(NcclHandle comm, int64_t size, int64_t rank, const Wish& wish);
   /// Gives one back that is at rest.
   void close(NcclHandle comm);
 

@@ -1,6 +1,7 @@
 #include "runtime/cuda/nccl/nccl_engine.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <deque>
@@ -13,6 +14,7 @@
 #include "runtime/comm/parts.h"
 #include "runtime/comm/reduce.h"
 #include "runtime/core/check.h"
+#include "runtime/core/random.h"
 #include "runtime/cuda/nccl/communicators.h"
 #include "runtime/cuda/nccl/watcher.h"
 
@@ -36,6 +38,22 @@ bool goes_on(int result) { return result == kNcclOk || result == kNcclInProgress
 
 std::byte* at(void* memory) { return static_cast<std::byte*>(memory); }
 const std::byte* at(const void* memory) { return static_cast<const std::byte*>(memory); }
+
+/// Of ncclDataType_t; the dtype is one that is reduced.
+int nccl_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return kNcclF32;
+    case DType::kBf16:
+      return kNcclBf16;
+    case DType::kF16:
+      return kNcclF16;
+    case DType::kF64:
+      return kNcclF64;
+    default:
+      return kNcclI64;
+  }
+}
 
 /// What all groups of a rank have.
 class World {
@@ -196,6 +214,7 @@ class NcclComm final : public Comm {
     if (bytes == 0) return world_->watcher().failed();
     const auto [on, room] = world_->here();
     return world_->ordered(on, site, others_, [&, &on = on, &room = room]() -> Status {
+      if (by_nccl(op)) return nccl_sum(on, data, count, dtype);
       if (bytes <= kSmall && bytes * size() <= room.size) {
         RT_TRY(call("ncclAllGather", [&](const NcclApi& api) {
           return api.all_gather(data, room.first.address(), static_cast<size_t>(bytes), kNcclBytes, handle_,
@@ -235,6 +254,10 @@ class NcclComm final : public Comm {
     if (bytes > 0 && !world_->on_device(input)) {
       return host_->reduce_scatter(input, output, count_per_rank, dtype, op, what);
     }
+    if (bytes > 0 && by_nccl(op)) {
+      CudaStream& on = world_->here().on;
+      return world_->ordered(on, site, others_, [&] { return nccl_sum(on, input, output, count_per_rank, dtype); });
+    }
     return scatter(site, input, output, count_per_rank, dtype,
                    [&](CudaStream& on, const RankInputs& from, void* out, int64_t count) {
                      world_->fold(on, from, out, count, dtype, op);
@@ -250,6 +273,19 @@ class NcclComm final : public Comm {
     traffic_.reduce_scatter.add(bytes);
     if (bytes > 0 && !world_->on_device(input)) {
       return host_->reduce_scatter_add(input, output, count_per_rank, dtype, tree, what);
+    }
+    if (bytes > 0 && tree == 1 && by_nccl(ReduceOp::kSum)) {
+      const auto [on, room] = world_->here();
+      return world_->ordered(on, site, others_, [&, &on = on, &room = room]() -> Status {
+        if (bytes / size() > room.size) {
+          return Error{ErrorCode::kInternal,
+                       fmt::format("{}: {} bytes for a sum of {}", name(), room.size, bytes / size())};
+        }
+        std::byte* const sum = room.first.address();
+        RT_TRY(nccl_sum(on, input, sum, count_per_rank, dtype));
+        world_->add(on, {.inputs = sum, .stride_bytes = bytes / size(), .ranks = 1}, 1, output, count_per_rank, dtype);
+        return {};
+      });
     }
     return scatter(site, input, output, count_per_rank, dtype,
                    [&](CudaStream& on, const RankInputs& from, void* out, int64_t count) {
@@ -440,6 +476,19 @@ class NcclComm final : public Comm {
     return world_->comms().call(way.comm, function, body);
   }
 
+  bool by_nccl(ReduceOp op) const { return world_->options().nccl_sums && op == ReduceOp::kSum; }
+  Status nccl_sum(CudaStream& on, void* data, int64_t count, DType dtype) {
+    return call("ncclAllReduce", [&](const NcclApi& api) {
+      return api.all_reduce(data, data, static_cast<size_t>(count), nccl_type(dtype), kNcclSum, handle_, on.handle());
+    });
+  }
+  Status nccl_sum(CudaStream& on, const void* input, void* output, int64_t count_per_rank, DType dtype) {
+    return call("ncclReduceScatter", [&](const NcclApi& api) {
+      return api.reduce_scatter(input, output, static_cast<size_t>(count_per_rank), nccl_type(dtype), kNcclSum, handle_,
+                                on.handle());
+    });
+  }
+
   /// A communicator for each direction of two members that may send to each other; all make theirs in one order.
   Status connect(std::string_view axis) {
     const NcclPeers peers = world_->options().peers ? world_->options().peers(axis) : NcclPeers::kAll;
@@ -496,6 +545,10 @@ class NcclComm final : public Comm {
       RT_TRY(call("ncclBroadcast", [&](const NcclApi& api) {
         return api.broadcast(at, at, static_cast<size_t>(bytes), kNcclBytes, 0, handle_, on.handle());
       }));
+      if (by_nccl(ReduceOp::kSum)) {
+        RT_TRY(nccl_sum(on, at, bytes / 4, DType::kF32));
+        RT_TRY(nccl_sum(on, at, at + rank() * bytes, bytes / 4, DType::kF32));
+      }
       return exchange(
           on, [&](int64_t) { return std::pair(at + rank() * bytes, bytes); },
           [&](int64_t r) { return std::pair(at + r * bytes, bytes); });
@@ -702,12 +755,25 @@ class NcclEngine final : public comm::Engine {
     if (world_size() == 1) return {};
     RT_TRY_SET(const std::unique_ptr<Comm> host, world_->host().group("nccl", all));
     RT_TRY_SET(world_comm_, of_id(*host));
+    // Hosts by name: of every rank, for messages.
+    constexpr size_t kName = 64;
+    std::vector<char> names(static_cast<size_t>(world_size()) * kName);
+    char* const mine = &names[static_cast<size_t>(world_rank()) * kName];
+    if (const std::string& given = world_->options().host_name; !given.empty()) {
+      given.copy(mine, kName - 1);
+    } else {
+      ::gethostname(mine, kName - 1);
+    }
+    RT_TRY(host->all_gather(mine, names.data(), kName, "hosts' names"));
+    std::vector<std::string> host_of_rank;
+    for (size_t at = 0; at < names.size(); at += kName) host_of_rank.emplace_back(&names[at]);
+    world_->watcher().know(world_rank(), std::move(host_of_rank));
     return {};
   }
 
   int64_t world_rank() const override { return world_->host().world_rank(); }
   int64_t world_size() const override { return world_->host().world_size(); }
-  bool keeps_rank_order() const override { return true; }
+  bool keeps_rank_order() const override { return !world_->options().nccl_sums; }
 
   Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
     RT_TRY_SET(std::unique_ptr<Comm> host, world_->host().group(axis, world_ranks));
@@ -715,6 +781,14 @@ class NcclEngine final : public comm::Engine {
     Result<std::unique_ptr<Comm>> out = make(axis, world_ranks, std::move(host));
     if (!out.ok()) world_->watcher().fail(out.error(), true);  // the others wait for this rank
     return out;
+  }
+  Status no_group(std::string_view axis) override {
+    if (world_comm_ == nullptr || !world_->options().whole_axes) return {};
+    const Result<NcclHandle> out =
+        world_->comms().split(world_comm_, kNcclNoColor, 0, {.name = fmt::format("no {}", axis)});
+    if (out.ok()) return {};
+    world_->watcher().fail(out.error(), true);
+    return out.error();
   }
   /// For numbers of the host: as they are.
   Result<std::unique_ptr<Comm>> exact_group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
@@ -738,8 +812,9 @@ class NcclEngine final : public comm::Engine {
                                      std::unique_ptr<Comm> host) {
     world_->take_rooms();
     NcclHandle made = nullptr;
-    if (host->size() == world_size()) {  // then every rank is here
-      RT_TRY_SET(made, world_->comms().split(world_comm_, 0, host->rank(), wish(*host)));
+    if (world_->options().whole_axes || host->size() == world_size()) {  // every rank is here
+      RT_TRY_SET(made, world_->comms().split(world_comm_, color_of(axis, world_ranks), host->rank(), wish(*host)));
+      RT_TRY(world_->comms().expect(made, host->size(), host->rank(), wish(*host)));
     } else {
       RT_TRY_SET(made, of_id(*host));
     }
@@ -752,6 +827,13 @@ class NcclEngine final : public comm::Engine {
     }
     RT_TRY(host.broadcast(&id, sizeof(id), 0, "NCCL's id"));
     return world_->comms().make(id, host.size(), host.rank(), wish(host));
+  }
+
+  /// One for each group of an axis, and others for other axes: ranks that split in different orders find it out.
+  static int64_t color_of(std::string_view axis, const std::vector<int64_t>& world_ranks) {
+    constexpr int kRankBits = 20;
+    const auto word = static_cast<int64_t>(stream_key(1, axis) >> (64 - (31 - kRankBits)));
+    return word << kRankBits | *std::ranges::min_element(world_ranks);
   }
 
   Communicators::Wish wish(const Comm& host) const {

@@ -4,7 +4,8 @@
 // Its errors are those of that settle, or of a later operation.
 //
 // Sums are taken in the order of ranks, or by a tree, with the bits of the host's engines: ranks exchange what is to be
-// summed as NCCL's messages, and an own kernel adds it up. NCCL's own sums are not used.
+// summed as NCCL's messages, and an own kernel adds it up. With NcclOptions::nccl_sums plain sums are NCCL's own, in an
+// order of its own; maxima, which hand a NaN on, and trees stay as they are.
 //
 // A message has a communicator of its two ranks and its direction, and a stream of its own: in NCCL a send waits for
 // its receiver, and isend() must not. Where devices begin what they are asked for in one order over all communicators
@@ -24,6 +25,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "runtime/comm/comm.h"
@@ -39,7 +41,8 @@ namespace cairn::cuda {
 enum class NcclPeers { kNone, kNeighbours, kAll };  // kNeighbours: in the group's order, first and last too
 
 /// Memory of the device for what other ranks send to be summed: of the rank's own stream, and of the one that is beside
-/// it. Larger operations go in parts. At least 256 bytes for each rank of a group; all its members have the same.
+/// it. Larger operations go in parts, except that with NCCL's sums what reduce_scatter_add() adds has to fit. At least
+/// 256 bytes for each rank of a group; all its members have the same.
 struct NcclRooms {
   DeviceBytes own, beside;
 };
@@ -47,6 +50,7 @@ struct NcclRooms {
 struct NcclOptions {
   int64_t deadline_ms = 60000;
   std::function<NcclRooms()> rooms;  // asked when the first group is made
+  bool nccl_sums = false;            // Sums::kNccl
   int max_ctas = 0;                  // blocks of the device that a group's operation may take; 0: what NCCL wants
   int max_message_ctas = 4;          // and a message
   /// Communicators of a direction between two ranks, which its messages take in turn: so many may be under way before
@@ -54,6 +58,10 @@ struct NcclOptions {
   int64_t ways = 1;
   std::function<bool(const void*)> on_device;
   std::function<NcclPeers(std::string_view axis)> peers;  // empty: all
+  /// Each rank is told of every axis of groups, by group() with as many members everywhere or by no_group(), in one
+  /// order. Then communicators of groups are split off the world's.
+  bool whole_axes = false;
+  std::string host_name;  // of this host, for messages; empty: its own name
   /// By which the ranks of this host are seen, and whether the others have given up. Null: `host`, if it can be asked.
   comm::LinkedEngine* local = nullptr;
   /// Told once why the rank gives up, before its communicators are aborted, which may hang. From any thread; may be

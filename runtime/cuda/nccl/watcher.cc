@@ -37,6 +37,19 @@ void Watcher::watch(const CudaStream& stream, std::string name, std::shared_ptr<
                              .since = {}});
 }
 
+void Watcher::know(int64_t rank, std::vector<std::string> host_of_rank) {
+  const std::lock_guard lock(mutex_);
+  rank_ = rank;
+  host_of_rank_ = std::move(host_of_rank);
+  several_hosts_ =
+      std::ranges::any_of(host_of_rank_, [&](const std::string& host) { return host != host_of_rank_[0]; });
+}
+
+std::string Watcher::host_of(int64_t rank) const {
+  const auto at = static_cast<size_t>(rank);
+  return at < host_of_rank_.size() ? host_of_rank_[at] : "an unknown host";
+}
+
 void Watcher::at(int64_t step, std::string_view phase) {
   const std::lock_guard lock(mutex_);
   step_ = step;
@@ -84,15 +97,22 @@ Status Watcher::look_at_others(const Operation& operation, bool late) const {
   std::vector<std::string> stopped, others;
   for (const int64_t rank : *operation.others) {
     const auto seen = hooks_.look_at ? hooks_.look_at(rank) : std::nullopt;
-    if (!seen) continue;
-    if (seen->lost) return Error{ErrorCode::kPeerLost, fmt::format("{}: {}", operation.name, seen->text)};
+    if (!seen) {
+      others.push_back(fmt::format("rank {} is on {}", rank, host_of(rank)));
+      continue;
+    }
+    if (seen->lost) {
+      return Error{ErrorCode::kPeerLost, fmt::format("{}: {}{}", operation.name, seen->text,
+                                                     several_hosts_ ? ", on " + host_of(rank) : std::string())};
+    }
     (seen->stopped ? stopped : others).push_back(seen->text);
   }
   if (!late) return {};
   const std::string place =
       operation.step < 0 ? "before the first step" : fmt::format("step {} ({})", operation.step, operation.phase);
-  std::string out = fmt::format("{}: not done after {} ms on the device (operation {} of its stream, {})",
-                                operation.name, deadline_.count(), operation.number, place);
+  std::string out =
+      fmt::format("{}: not done after {} ms on the device of rank {} on {} (operation {} of its stream, {})",
+                  operation.name, deadline_.count(), rank_, host_of(rank_), operation.number, place);
   std::vector<std::string>& told = stopped.empty() ? others : stopped;
   for (size_t k = 0; k < std::min(kTold, told.size()); ++k) out += "; " + told[k];
   if (told.size() > kTold) out += fmt::format("; and {} ranks more", told.size() - kTold);
@@ -105,6 +125,16 @@ Status Watcher::look() {
   return {};
 }
 
+std::string Watcher::longest() const {
+  const std::lock_guard lock(mutex_);
+  const Operation* found = nullptr;
+  for (const auto& [stream, line] : lines_) {
+    if (line.operations.empty() || !line.operations.front().since) continue;
+    if (found == nullptr || *line.operations.front().since < *found->since) found = &line.operations.front();
+  }
+  return found == nullptr ? "" : found->name;
+}
+
 void Watcher::run() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
@@ -114,8 +144,9 @@ void Watcher::run() {
     Status found = comms_.poll();
     if (found.ok()) found = look();
     // Asked behind the look: a rank that is gone may have given up before it left, and said why.
-    if (const std::optional<Error> others = hooks_.others_failed ? hooks_.others_failed() : std::nullopt) {
-      fail(*others, false);
+    if (std::optional<Error> others = hooks_.others_failed ? hooks_.others_failed() : std::nullopt) {
+      const std::string waits = longest();
+      fail(waits.empty() ? *std::move(others) : (*std::move(others)).with(waits), false);
     } else if (!found.ok()) {
       fail(std::move(found).error(), true);
     }

@@ -7,7 +7,7 @@
 // the first: from then on its time counts. 3. It sees the second: done. Where that does not come within the deadline,
 // the rank gives up with the operation's name and place. Operations of a stream end in order, so one of each is looked
 // at. While one is waited for, a rank of its group that has died ends it at once; at the deadline it says who is
-// stopped, or where the others are. Both of ranks on the same host: of others it knows the operation alone.
+// stopped, or where the others are. Both of ranks on the same host: of others it knows the host alone.
 
 #include <chrono>
 #include <condition_variable>
@@ -54,6 +54,8 @@ class Watcher {
   /// waits for.
   void watch(const CudaStream& stream, std::string name, std::shared_ptr<const std::vector<int64_t>> others,
              std::shared_ptr<const Event> begin, std::shared_ptr<const Event> end);
+  /// By world rank the host that each is on, and which of them this is: for messages.
+  void know(int64_t rank, std::vector<std::string> host_of_rank);
   /// Where the rank is, for messages.
   void at(int64_t step, std::string_view phase);
   /// The rank gives up; the first call is the one that counts. `tell`: the others do not know.
@@ -84,12 +86,19 @@ class Watcher {
   /// A rank that died; `late`: or else what there is to say of all.
   Status look_at_others(const Operation& operation, bool late) const;
 
+  /// Of what is waited for longest; empty: of nothing.
+  std::string longest() const;
+  std::string host_of(int64_t rank) const;
+
   Communicators& comms_;
   const std::chrono::milliseconds deadline_, period_;
   const WatcherHooks hooks_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::map<const CudaStream*, Line> lines_;
+  int64_t rank_ = 0;
+  std::vector<std::string> host_of_rank_;
+  bool several_hosts_ = false;
   int64_t step_ = -1;
   std::string phase_;
   Status failed_;

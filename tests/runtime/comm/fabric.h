@@ -61,6 +61,10 @@ struct WorldSpec {
 
 using Body = std::function<std::string(Engine&)>;
 
+/// The engine under test around one of the host's memory, in the rank's process: for tests that look at that memory or
+/// have ranks on several hosts.
+using Around = std::function<Result<std::unique_ptr<Engine>>(std::unique_ptr<Engine> host)>;
+
 #define EXPECT(...)                                                                \
   do {                                                                             \
     if (!(__VA_ARGS__)) return fmt::format("line {}: {}", __LINE__, #__VA_ARGS__); \
@@ -200,17 +204,21 @@ class Hosts {
  public:
   using MakeRendezvous = std::function<std::shared_ptr<Rendezvous>(int64_t rank)>;
 
-  Hosts(const WorldSpec& spec, int64_t hosts, const Body& body, const MakeRendezvous& rendezvous = {}) {
+  Hosts(const WorldSpec& spec, int64_t hosts, const Body& body, const MakeRendezvous& rendezvous = {},
+        const Around& outer = {}) {
     for (int64_t r = 0; r < spec.size; ++r) host_of_.push_back(r * hosts / spec.size);
     ShmWorldConfig config = world_config(spec);
     config.local_ranks = (spec.size + hosts - 1) / hosts;
     for (int64_t h = 0; h < hosts; ++h) memory_.push_back(ShmWorld::create(config).value());
     ranks.emplace(
         spec.size,
-        [&](int64_t rank) {
+        [&](int64_t rank) -> Result<std::unique_ptr<Engine>> {
           GlooConfig gloo = loopback_config(spec, dir_, rank);
           if (rendezvous) gloo.rendezvous = rendezvous(rank);
-          return make_hybrid_engine({.gloo = gloo, .host_of_rank = host_of_, .shm_fd = memory_of(rank).fd()});
+          RT_TRY_SET(auto made,
+                     make_hybrid_engine({.gloo = gloo, .host_of_rank = host_of_, .shm_fd = memory_of(rank).fd()}));
+          if (outer) return outer(std::move(made));
+          return made;
         },
         body);
   }
@@ -235,8 +243,9 @@ class Hosts {
   std::optional<Processes> ranks;
 };
 
-inline std::vector<std::string> run_hosts(const WorldSpec& spec, int64_t hosts, const Body& body) {
-  Hosts world(spec, hosts, body);
+inline std::vector<std::string> run_hosts(const WorldSpec& spec, int64_t hosts, const Body& body,
+                                          const Around& outer = {}) {
+  Hosts world(spec, hosts, body, {}, outer);
   std::vector<std::string> results;
   for (int64_t r = 0; r < spec.size; ++r) results.push_back(world.ranks->join(r));
   return results;
@@ -249,11 +258,21 @@ struct Fabric {
   std::function<std::vector<std::string>(const WorldSpec&, const Body&)> run;
   int64_t scale = 1;   // divides repetition counts: how much slower an operation is
   bool staged = true;  // groups of all ranks go through staging memory
+  bool compares =
+      true;  // the members' calls: one that differs is told by both names, else when the deadline has passed
 };
 
 #ifdef CAIRN_OTHER_FABRICS
-std::vector<Fabric> fabrics();  // tests/runtime/cuda/nccl
+std::vector<Fabric> fabrics();                       // tests/runtime/cuda/nccl
+Around around(const WorldSpec& spec);                // called before the ranks are there
+constexpr double kNoticedMs = 200;                   // a device's operations are looked at now and then
+constexpr std::string_view kSettledOn = "cuda:0: ";  // before an error, where a stream is settled
 #else
+constexpr double kNoticedMs = 0;
+constexpr std::string_view kSettledOn;
+inline Around around(const WorldSpec&) {
+  return [](std::unique_ptr<Engine> host) -> Result<std::unique_ptr<Engine>> { return host; };
+}
 inline std::vector<Fabric> fabrics() {
   return {{"threads", run_threads, 1},
           {"shm", run_shm, 1},

@@ -153,6 +153,8 @@ RT_SHOWN int ncclCommInitRankConfig(NcclHandle* comm, int size, NcclId id, int r
 RT_SHOWN int ncclCommSplit(NcclHandle comm, int color, int key, NcclHandle* child, NcclConfig* config) {
   return nccl().split(comm, color, key, child, config);
 }
+RT_SHOWN int ncclCommCount(NcclHandle comm, int* count) { return nccl().count(comm, count); }
+RT_SHOWN int ncclCommUserRank(NcclHandle comm, int* rank) { return nccl().own_rank(comm, rank); }
 RT_SHOWN int ncclCommFinalize(NcclHandle comm) { return nccl().finalize(comm); }
 RT_SHOWN int ncclCommDestroy(NcclHandle comm) { return nccl().destroy(comm); }
 RT_SHOWN int ncclCommAbort(NcclHandle comm) { return nccl().abort(comm); }
@@ -171,6 +173,14 @@ RT_SHOWN int ncclAllGather(const void* from, void* to, size_t count, int type, N
 RT_SHOWN int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, NcclHandle comm,
                            StreamHandle stream) {
   return nccl().broadcast(from, to, count, type, root, comm, stream);
+}
+RT_SHOWN int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, NcclHandle comm,
+                           StreamHandle stream) {
+  return nccl().all_reduce(from, to, count, type, op, comm, stream);
+}
+RT_SHOWN int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op, NcclHandle comm,
+                               StreamHandle stream) {
+  return nccl().reduce_scatter(from, to, count, type, op, comm, stream);
 }
 RT_SHOWN const char* ncclGetErrorString(int) { return "refused by the double"; }
 RT_SHOWN const char* ncclGetLastError(NcclHandle comm) { return nccl().last_error(comm); }

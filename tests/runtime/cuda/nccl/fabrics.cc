@@ -36,9 +36,19 @@ std::vector<std::string> run_nccl(const WorldSpec& spec, const Body& body, uint6
 }  // namespace
 
 std::vector<Fabric> fabrics() {
-  return {{"nccl", [](const WorldSpec& spec, const Body& body) { return run_nccl(spec, body, 4); }, 40, false},
+  return {{"nccl", [](const WorldSpec& spec, const Body& body) { return run_nccl(spec, body, 4); }, 40, false, false},
           {"nccl, collectives one by one",
-           [](const WorldSpec& spec, const Body& body) { return run_nccl(spec, body, 5); }, 40, false}};
+           [](const WorldSpec& spec, const Body& body) { return run_nccl(spec, body, 5); }, 40, false, false}};
+}
+
+Around around(const WorldSpec& spec) {
+  return [segment = std::make_shared<simt::NcclSegment>(),
+          deadline_ms = spec.deadline_ms](std::unique_ptr<Engine> host) -> Result<std::unique_ptr<Engine>> {
+    const auto rank = static_cast<uint64_t>(host->world_rank());
+    RT_TRY_SET(auto made,
+               NcclRank::make(std::move(host), *segment, {.seed = 4 + 2 * rank, .deadline_ms = deadline_ms}));
+    return std::unique_ptr<Engine>(std::make_unique<CarriedEngine>(std::move(made)));
+  };
 }
 
 }  // namespace cairn::comm::testing

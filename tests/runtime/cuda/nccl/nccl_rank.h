@@ -32,6 +32,8 @@ struct RankOptions {
   bool ordered = false;     // NcclDouble::order_launches()
   int64_t ways = 1;
   std::function<NcclPeers(std::string_view axis)> peers;
+  bool whole_axes = false;
+  std::string host_name;
 };
 
 /// In the process of the rank.
@@ -58,7 +60,9 @@ class NcclRank {
                               },
                           .ways = options.ways,
                           .on_device = [at = out.get()](const void* memory) { return at->cuda.holds(memory, 1); },
-                          .peers = options.peers}));
+                          .peers = options.peers,
+                          .whole_axes = options.whole_axes,
+                          .host_name = options.host_name}));
     // A device goes on by itself while the host is at something else.
     if (options.device_runs) out->device_.emplace(out->cuda);
     return out;
@@ -262,6 +266,7 @@ class CarriedEngine final : public comm::Engine {
   Result<std::unique_ptr<comm::Comm>> exact_group(std::string_view axis, const std::vector<int64_t>& ranks) override {
     return rank_->engine().exact_group(axis, ranks);
   }
+  Status no_group(std::string_view axis) override { return rank_->engine().no_group(axis); }
   void abort(std::string_view reason) override { rank_->engine().abort(reason); }
   void give_up(ErrorCode code, std::string_view reason) override { rank_->engine().give_up(code, reason); }
   void at(int64_t step, std::string_view phase) override { rank_->engine().at(step, phase); }

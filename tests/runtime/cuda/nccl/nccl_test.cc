@@ -156,7 +156,7 @@ TEST_SUITE("runtime/cuda/nccl") {
   TEST_CASE("each edge between streams is needed: without it some seed gives other bits") {
     const auto wanted = talked({.seed = 0});
     const int64_t edges = std::stoll(wanted[0].substr(wanted[0].find(' ')));
-    bool seen[4] = {};  // of each message: before and behind a send, before and behind a receive
+    bool seen[4] = {};                  // of each message: before and behind a send, before and behind a receive
     constexpr int64_t kOfFirstUse = 4;  // when the group is made, with nothing in the messages
     for (int64_t dropped = kOfFirstUse; dropped < edges; ++dropped) {
       CAPTURE(dropped);
@@ -188,7 +188,7 @@ TEST_SUITE("runtime/cuda/nccl") {
       CHECK(told.find("dp[0,1].first_use(") != std::string::npos);
     }
     CHECK(std::ranges::any_of(got, [](const std::string& told) {
-      return told.find("not done after 400 ms on the device (operation ") != std::string::npos;
+      return told.find("not done after 400 ms on the device of rank ") != std::string::npos;
     }));
   }
 
@@ -217,7 +217,8 @@ TEST_SUITE("runtime/cuda/nccl") {
     for (uint64_t seed = 0; seed < 4; ++seed) {
       CAPTURE(seed);
       const Shared<double> stopped_ms;
-      Ranks ranks(3, {.seed = seed, .deadline_ms = kDeadlineMs}, [&](NcclRank& rank) -> std::string {
+      const RankOptions options{.seed = seed, .deadline_ms = kDeadlineMs, .host_name = "a-host"};
+      Ranks ranks(3, options, [&](NcclRank& rank) -> std::string {
         std::string told;
         {
           EXPECT_SET(auto group, rank.engine().group("dp", {0, 1, 2}));
@@ -246,9 +247,9 @@ TEST_SUITE("runtime/cuda/nccl") {
       ranks.processes.send_signal(1, SIGKILL);
       for (const std::string& one : told) {
         CAPTURE(one);
-        CHECK(one.find("dp[0,1,2].all_reduce(gradients): not done after 300 ms on the device (operation 3 of its "
-                       "stream, step 12 (gradients)); " +
-                       stopped) != std::string::npos);
+        CHECK(one.find("dp[0,1,2].all_reduce(gradients): not done after 300 ms on the device of rank ") !=
+              std::string::npos);
+        CHECK(one.find(" on a-host (operation 3 of its stream, step 12 (gradients)); " + stopped) != std::string::npos);
       }
       CHECK(std::ranges::any_of(told, [](const std::string& one) { return one.starts_with("timeout "); }));
     }
@@ -312,7 +313,7 @@ TEST_SUITE("runtime/cuda/nccl") {
       }
       return told;
     });
-    CHECK(ranks.join()[0] == "peer lost cuda:0: rank 1: no memory");
+    CHECK(ranks.join()[0] == "peer lost cuda:0: dp[0,1].all_reduce(gradients): rank 1: no memory");
   }
 
   TEST_CASE("groups of all ranks are split off the world's communicator, others have one of their own") {
@@ -329,5 +330,110 @@ TEST_SUITE("runtime/cuda/nccl") {
                            return rank.finish();
                          }).join();
     CHECK(results == std::vector<std::string>(3, ""));
+  }
+
+  TEST_CASE("of ranks on two hosts a report names the host of each: who reports, who died, who cannot be seen") {
+    for (const int signal : {SIGSTOP, SIGKILL}) {
+      CAPTURE(signal);
+      const WorldSpec spec{.size = 4, .deadline_ms = signal == SIGSTOP ? 500 : 20000};
+      simt::NcclSegment segment;
+      const auto names = [](int64_t rank) { return rank < 2 ? "one-host" : "other-host"; };
+      Hosts world(
+          spec, 2,
+          [&](Engine& engine) -> std::string {
+            EXPECT_SET(const auto group, engine.group("dp", {0, 1, 2, 3}));
+            EXPECT_OK(group->barrier("all"));
+            engine.at(12, "gradients");
+            if (engine.world_rank() == 3) ::raise(signal);
+            std::vector<float> x(kCount, 1.0f);
+            const Status done = group->all_reduce(x.data(), kCount, DType::kF32, ReduceOp::kSum, "gradients");
+            EXPECT(!done.ok());
+            return done.error().message;
+          },
+          {},
+          [&](std::unique_ptr<Engine> host) -> Result<std::unique_ptr<Engine>> {
+            const int64_t rank = host->world_rank();
+            RT_TRY_SET(auto made, NcclRank::make(std::move(host), segment,
+                                                 {.seed = static_cast<uint64_t>(2 * rank),
+                                                  .deadline_ms = spec.deadline_ms,
+                                                  .host_name = names(rank)}));
+            return std::unique_ptr<Engine>(std::make_unique<cuda::testing::CarriedEngine>(std::move(made)));
+          });
+      std::vector<std::string> told;
+      for (int64_t rank = 0; rank < 3; ++rank) told.push_back(world.ranks->join(rank));
+      const std::string third = fmt::format("rank 3 (pid {})", world.ranks->pid(3));
+      world.ranks->send_signal(3, SIGKILL);
+      for (const std::string& one : told) {
+        CAPTURE(one);
+        const auto says = [&](const std::string& text) { return one.find(text) != std::string::npos; };
+        CHECK(one.starts_with("cuda:0: dp[0,1,2,3].all_reduce(gradients): "));
+        if (signal == SIGKILL) {
+          CHECK(says(third + " died; it was last seen "));
+          CHECK(one.ends_with(", on other-host"));
+          continue;
+        }
+        bool reports = false;
+        for (int64_t rank = 0; rank < 3; ++rank) {
+          reports = reports || says(fmt::format("not done after 500 ms on the device of rank {} on {} (operation ",
+                                                rank, names(rank)));
+        }
+        CHECK(reports);
+        CHECK(says(" of its stream, step 12 (gradients)); "));
+        CHECK((says("rank 3 is on other-host") || says(third + " is stopped")));
+      }
+    }
+  }
+
+  TEST_CASE("where every rank is told of every axis, all groups are split off the world's communicator") {
+    const RankOptions options{
+        .seed = 2, .peers = [](std::string_view) { return cuda::NcclPeers::kNone; }, .whole_axes = true};
+    const auto results =
+        Ranks(4, options, [](NcclRank& rank) -> std::string {
+          {
+            const int64_t me = rank.engine().world_rank();
+            EXPECT_SET(auto tp, rank.engine().group("tp", {me / 2 * 2, me / 2 * 2 + 1}));
+            EXPECT_SET(auto dp, rank.engine().group("dp", {me % 2 + 2, me % 2}));  // not as ranks count
+            EXPECT_SET(auto alone, rank.engine().group("kv", {me}));
+            std::unique_ptr<Comm> ends;
+            if (me == 0 || me == 3) {
+              EXPECT_SET(ends, rank.engine().group("embedding", {0, 3}));
+            } else {
+              EXPECT_OK(rank.engine().no_group("embedding"));
+            }
+            EXPECT_SET(auto all, rank.engine().group("shard", {0, 1, 2, 3}));
+            EXPECT(rank.nccl.made() == 1);
+            EXPECT(rank.nccl.split() == (ends ? 4 : 3));
+            EXPECT(dp->rank() == 1 - me / 2);
+            Arrays arrays(rank);
+            for (Comm* const comm : {tp.get(), dp.get(), ends.get(), all.get()}) {
+              if (comm == nullptr) continue;
+              std::vector<float> x(kCount, 1.0f), sum(kCount);
+              rank.stream().copy(arrays.at(0), x.data(), kBytes, cuda::kToDevice);
+              EXPECT_OK(comm->all_reduce(arrays.at(0), kCount, DType::kF32, ReduceOp::kSum, "x"));
+              rank.stream().copy(sum.data(), arrays.at(0), kBytes, cuda::kToHost);
+              EXPECT_OK(rank.stream().settle());
+              EXPECT(sum == std::vector<float>(kCount, static_cast<float>(comm->size())));
+            }
+          }
+          return rank.finish();
+        }).join();
+    CHECK(results == std::vector<std::string>(4, ""));
+  }
+
+  TEST_CASE("ranks that split the world's communicator in different orders are told so, before anything is sent") {
+    const RankOptions options{
+        .seed = 2, .peers = [](std::string_view) { return cuda::NcclPeers::kNone; }, .whole_axes = true};
+    const auto results = Ranks(2, options, [](NcclRank& rank) -> std::string {
+                           const bool first = rank.engine().world_rank() == 0;
+                           auto made = rank.engine().group(first ? "tp" : "dp", {0, 1});
+                           EXPECT(!made.ok());
+                           return made.error().message;
+                         }).join();
+    for (const std::string& one : results) {
+      CAPTURE(one);
+      CHECK(one.find("ranks make their groups in different orders") != std::string::npos);
+      CHECK((one.find("tp[0,1]: NCCL has split off a communicator of 1 ranks") != std::string::npos ||
+             one.find("dp[0,1]: NCCL has split off a communicator of 1 ranks") != std::string::npos));
+    }
   }
 }

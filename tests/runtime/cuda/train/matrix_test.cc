@@ -102,6 +102,37 @@ TEST_SUITE("runtime/cuda/train/matrix") {
     }
   }
 
+  TEST_CASE("NCCL's own sums: losses as close as any order's, other bits, and the same ones again") {
+    bool differs = false;
+    for (const Row& row : {Row{0, 0, 2, 0, 0, 1, 0, 0}, Row{1, 1, 3, 1, 0, 1, 1, 0}, Row{2, 0, 0, 1, 1, 0, 0, 0}}) {
+      CAPTURE(text_of(row));
+      Recipe recipe = recipe_of(row);
+      const TrainedByNccl ranked = train_by_nccl(make_plan(recipe, ranks_of(row)).value(), {.seed = 1});
+      recipe.sums = Sums::kNccl;
+      const auto planned = make_plan(recipe, ranks_of(row));
+      REQUIRE_OK(planned);
+      const std::vector<std::string> good(static_cast<size_t>(ranks_of(row)), "");
+      const TrainedByNccl first = train_by_nccl(planned.value(), {.seed = 2}),
+                          second = train_by_nccl(planned.value(), {.seed = 3});
+      CHECK(first.wrong == good);
+      CHECK(second.wrong == good);
+      CHECK(first.loss == second.loss);
+      CHECK(first.norm == second.norm);
+      differs = differs || first.norm != ranked.norm;
+      const double unit = recipe.precision == Precision::kF32 ? 1e-5 : 1e-2;
+      for (size_t step = 1; step <= kSteps; ++step) {
+        CHECK(std::abs(first.loss[step] / ranked.loss[step] - 1) < unit);
+        CHECK(std::abs(first.norm[step] / ranked.norm[step] - 1) < 10 * unit);
+      }
+      for (int64_t rank = 0; rank < ranks_of(row); ++rank) {
+        const RankCounts& counts = first.counts[static_cast<size_t>(rank)];
+        CHECK(counts.device_bytes == counts.planned_device_bytes);
+        CHECK(counts.later_allocations == 0);
+      }
+    }
+    CHECK(differs);
+  }
+
   TEST_CASE("a rank that asks NCCL in another order, or for messages outside of a group, ends the run with a name") {
     const Plan plan = make_plan(recipe_of({0, 0, 1, 1, 0, 1, 1, 0}), 4).value();
     for (const bool swaps : {true, false}) {

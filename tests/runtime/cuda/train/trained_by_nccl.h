@@ -118,13 +118,15 @@ inline Status train_rank_by_nccl(const Plan& plan, comm::Engine& host, simt::Ncc
                         [&] {
                           return cuda::NcclRooms{machine->room_for_sums(), machine->room_for_sums_beside()};
                         },
+                    .nccl_sums = plan.recipe.sums == Sums::kNccl,
                     .ways = message_ways(plan),
                     .on_device = [&](const void* at) { return machine->holds(at); },
                     .peers =
                         [](std::string_view axis) {
                           return axis == kForwardGroup || axis == kBackwardGroup ? cuda::NcclPeers::kNeighbours
                                                                                  : cuda::NcclPeers::kNone;
-                        }}));
+                        },
+                    .whole_axes = true}));
     NoSaves hook;
     trainer::Environment env{.plan = plan, .rank = rank, .engine = *engine, .hook = hook};
     env.machine = machine.get();
