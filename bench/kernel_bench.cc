@@ -234,8 +234,8 @@ void bench_maps(Bench& bench, bool tiny) {
   bench.run("rms_norm backward " + t, 3 * bytes, "GB/s",
             [&] { kernels::rms_norm_backward<T>(norm, y, x, w, rstd, z, to); });
   Values<float> table(rows / 4 * 64);
-  std::vector<double> frequencies(32);
-  for (size_t i = 0; i < frequencies.size(); ++i) frequencies[i] = std::pow(10000.0, -static_cast<double>(i) / 32);
+  std::vector<float> frequencies(32);
+  for (size_t i = 0; i < frequencies.size(); ++i) frequencies[i] = std::pow(10000.0f, -static_cast<float>(i) / 32);
   kernels::rotary_table(table, 0, rows / 4, frequencies, 1);
   const kernels::RotaryDims rotary{
       .rows = rows, .tokens = rows / 4, .heads = width / 64, .head_dim = 64, .stride = width, .turning = 64};

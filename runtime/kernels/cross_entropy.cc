@@ -133,7 +133,7 @@ void rescale_sums(const float* maxima, const float* max, int64_t parts, int64_t 
 
 void row_losses(const int32_t* targets, const float* max, const float* sum_exp, int64_t rows, float* loss) {
   for (int64_t r = 0; r < rows; ++r) {
-    loss[r] = targets[r] < 0 ? 0.0f : std::log(sum_exp[r]) + max[r] - loss[r];
+    loss[r] = targets[r] < 0 ? 0.0f : std::log(sum_exp[r]) + (max[r] - loss[r]);
   }
 }
 

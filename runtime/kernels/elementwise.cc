@@ -517,12 +517,12 @@ void clamped_gate_backward(const ClampedGate& of, const T* dy, const T* gate_up,
   });
 }
 
-void rotary_table(float* table, int64_t first_position, int64_t tokens, std::span<const double> frequencies,
+void rotary_table(float* table, int64_t first_position, int64_t tokens, std::span<const float> frequencies,
                   double factor) {
   const int64_t pairs = std::ssize(frequencies);
   for (int64_t i = 0; i < pairs; ++i) {
     for (int64_t t = 0; t < tokens; ++t) {
-      const double angle = static_cast<double>(first_position + t) * frequencies[i];
+      const double angle = static_cast<float>(first_position + t) * frequencies[i];
       table[(t * pairs + i) * 2] = static_cast<float>(factor * std::cos(angle));
       table[(t * pairs + i) * 2 + 1] = static_cast<float>(factor * std::sin(angle));
     }

@@ -88,9 +88,9 @@ struct RotaryDims {
   bool interleaved = false;            // pairs (2i, 2i+1), not (i, i + turning/2)
   DevicePtr<const int32_t> positions;  // [rows], or none
 };
-/// cos and sin, computed in double: table [tokens, pairs, 2] for pairs = frequencies.size(), position p turning pair i
-/// by p * frequencies[i]. Both are multiplied by `factor`.
-void rotary_table(float* table, int64_t first_position, int64_t tokens, std::span<const double> frequencies,
+/// cos and sin: table [tokens, pairs, 2] for pairs = frequencies.size(), position p turning pair i by the float
+/// p * frequencies[i]. Both are multiplied by `factor`, and rounded once.
+void rotary_table(float* table, int64_t first_position, int64_t tokens, std::span<const float> frequencies,
                   double factor);
 /// `inverse` turns back (the backward pass; the factor stays).
 template <typename T>

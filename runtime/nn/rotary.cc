@@ -10,13 +10,16 @@ namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 
+float f32(double x) { return static_cast<float>(x); }
+
 /// Wavelengths shorter than original / high stay, longer than original / low are divided, those between are blended.
-double llama3_frequency(const RopeConfig& rope, double original, double frequency) {
-  const double turns = original * frequency / (2 * kPi);  // in the original context
+float llama3_frequency(const RopeConfig& rope, float original, float frequency) {
+  const float turns = original / (f32(2 * kPi) / frequency);  // in the original context
+  const float factor = f32(rope.factor);
   if (turns > rope.high_freq_factor) return frequency;
-  if (turns < rope.low_freq_factor) return frequency / rope.factor;
-  const double smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor);
-  return (1 - smooth) * frequency / rope.factor + smooth * frequency;
+  if (turns < rope.low_freq_factor) return frequency / factor;
+  const float smooth = (turns - f32(rope.low_freq_factor)) / f32(rope.high_freq_factor - rope.low_freq_factor);
+  return (1 - smooth) * frequency / factor + smooth * frequency;
 }
 
 /// The dimension, as a real number, that makes `turns` turns in the original context.
@@ -24,7 +27,9 @@ double yarn_dimension(double turns, double dims, double base, double original) {
   return dims * std::log(original / (turns * 2 * kPi)) / (2 * std::log(base));
 }
 
-void scale_yarn(const RopeConfig& rope, double base, double dims, double original, std::vector<double>& frequencies) {
+/// `powers`: of the base, one over which is a frequency.
+std::vector<float> yarn_frequencies(const RopeConfig& rope, double base, double dims, double original,
+                                    const std::vector<float>& powers) {
   double low = yarn_dimension(rope.beta_fast, dims, base, original);
   double high = yarn_dimension(rope.beta_slow, dims, base, original);
   if (rope.truncate) {
@@ -34,10 +39,12 @@ void scale_yarn(const RopeConfig& rope, double base, double dims, double origina
   low = std::max(low, 0.0);
   high = std::min(high, dims - 1);
   if (low == high) high += 0.001;  // as the source does: a step, not a division by zero
-  for (size_t i = 0; i < frequencies.size(); ++i) {
-    const double scaled = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
-    frequencies[i] = frequencies[i] / rope.factor * scaled + frequencies[i] * (1 - scaled);
+  std::vector<float> out;
+  for (size_t i = 0; i < powers.size(); ++i) {
+    const float ramp = std::clamp((static_cast<float>(i) - f32(low)) / f32(high - low), 0.0f, 1.0f), kept = 1 - ramp;
+    out.push_back(1 / (f32(rope.factor) * powers[i]) * (1 - kept) + 1 / powers[i] * kept);
   }
+  return out;
 }
 
 double yarn_mscale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1; }
@@ -67,21 +74,26 @@ RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens, bool window
     const double length = std::max(static_cast<double>(tokens), original);
     base *= std::pow(rope.factor * length / original - (rope.factor - 1), dims / (dims - 2));
   }
-  RotaryAngles out;
+  std::vector<float> powers;
   for (int64_t i = 0; i < rotary_dims(model) / 2; ++i) {
-    double frequency = std::pow(base, -2.0 * static_cast<double>(i) / dims);
-    if (scaling == RopeScaling::kLinear) frequency /= rope.factor;
-    if (scaling == RopeScaling::kLlama3) frequency = llama3_frequency(rope, original, frequency);
+    const float exponent = static_cast<float>(2 * i) / f32(dims);
+    powers.push_back(f32(std::pow(static_cast<double>(f32(base)), static_cast<double>(exponent))));
+  }
+  RotaryAngles out;
+  if (scaling == RopeScaling::kYarn) {
+    out.frequencies = yarn_frequencies(rope, base, dims, original, powers);
+    out.factor = yarn_factor(rope);
+    return out;
+  }
+  const bool longrope = scaling == RopeScaling::kLongRope;
+  const std::vector<double>& divisors = static_cast<double>(tokens) > original ? rope.long_factor : rope.short_factor;
+  for (size_t i = 0; i < powers.size(); ++i) {
+    float frequency = 1 / (longrope ? f32(divisors[i]) * powers[i] : powers[i]);
+    if (scaling == RopeScaling::kLinear) frequency /= f32(rope.factor);
+    if (scaling == RopeScaling::kLlama3) frequency = llama3_frequency(rope, f32(original), frequency);
     out.frequencies.push_back(frequency);
   }
-  if (scaling == RopeScaling::kYarn) {
-    scale_yarn(rope, base, dims, original, out.frequencies);
-    out.factor = yarn_factor(rope);
-  } else if (scaling == RopeScaling::kLongRope) {
-    const std::vector<double>& divisors = static_cast<double>(tokens) > original ? rope.long_factor : rope.short_factor;
-    for (size_t i = 0; i < out.frequencies.size(); ++i) out.frequencies[i] /= divisors[i];
-    out.factor = longrope_factor(rope, original);
-  }
+  if (longrope) out.factor = longrope_factor(rope, original);
   return out;
 }
 

@@ -577,7 +577,7 @@ class Model final : public StageModel {
 
   /// Runs of positions with one factor each.
   DevicePtr<const float> fill_temperature_table(const ModelConfig& model, DevicePtr<float> table) const {
-    const std::vector<double> still(static_cast<size_t>(model.head_dim / 2));  // frequencies
+    const std::vector<float> still(static_cast<size_t>(model.head_dim / 2));  // frequencies
     const TokenRuns& held = dims_.held;
     const int64_t run = held.whole() ? dims_.positions : held.part_tokens() / 2;
     const int64_t count = held.whole() ? dims_.positions : held.count;

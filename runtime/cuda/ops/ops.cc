@@ -456,7 +456,7 @@ kernels::Ops<T> filled() {
   fill_experts(out);
   fill_rows(out);
   out.rotary_table = [](Stream& stream, DevicePtr<float> table, int64_t first, int64_t tokens,
-                        std::span<const double> frequencies, double factor) {
+                        std::span<const float> frequencies, double factor) {
     std::vector<float> host(static_cast<size_t>(tokens * std::ssize(frequencies) * 2));
     kernels::rotary_table(host.data(), first, tokens, frequencies, factor);
     from_host(cuda_stream(stream), host, table.address());

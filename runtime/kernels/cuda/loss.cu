@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const int64_t target = targets[blockIdx.x];
   float at;
   const MaxSum of = row_max_sum<N>(row, valid, target, &at, room);
-  if (threadIdx.x == 0) loss[blockIdx.x] = target < 0 ? 0.0f : logf(of.sum) + of.max - at;
+  if (threadIdx.x == 0) loss[blockIdx.x] = target < 0 ? 0.0f : logf(of.sum) + (of.max - at);
   to_gradient<N>(row, cols, valid, target, of, target < 0 ? 0.0f : scale, z_loss, 0.0f);
 }
 
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     losses(const int32_t* targets, const float* max, const float* sum_exp, int64_t rows, float* loss) {
   const int64_t r = element();
-  if (r < rows) loss[r] = targets[r] < 0 ? 0.0f : logf(sum_exp[r]) + max[r] - loss[r];
+  if (r < rows) loss[r] = targets[r] < 0 ? 0.0f : logf(sum_exp[r]) + (max[r] - loss[r]);
 }
 
 __global__ void __launch_bounds__(kThreads) scales(const int32_t* targets, float value, int64_t rows, float* scale) {

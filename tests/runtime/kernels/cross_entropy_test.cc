@@ -143,6 +143,14 @@ TEST_SUITE("runtime/kernels/cross_entropy") {
     CHECK(got.gradient[9] == 0.0f);
   }
 
+  TEST_CASE("a small loss of large logits keeps its digits") {
+    const int32_t target = 0;
+    const float max = 300, sum = 1 + 0x1p-11f;
+    float loss = 300;  // the target's logit
+    kernels::row_losses(&target, &max, &sum, 1, &loss);
+    CHECK(loss / std::log1p(0x1p-11) == doctest::Approx(1).epsilon(1e-6));
+  }
+
   TEST_CASE("a rank that holds padding only adds nothing") {
     std::vector<float> logits{5.0f, 6.0f}, max(1), sum(1, -1.0f), target(1, -1.0f);
     const float global_max = 2.0f, global_sum = 1.0f, one = 1.0f;

@@ -329,8 +329,10 @@ TEST_SUITE("runtime/kernels/elementwise") {
         const int64_t batch = 2, tokens = 5, rows = batch * tokens, heads = 3, stride = heads * head_dim + 4;
         const int64_t first_position = 11;
         const double factor = 1.25;
-        std::vector<double> frequencies;
-        for (int64_t i = 0; i < turning / 2; ++i) frequencies.push_back(std::pow(10000.0, -2.0 * i / turning));
+        std::vector<float> frequencies;
+        for (int64_t i = 0; i < turning / 2; ++i) {
+          frequencies.push_back(static_cast<float>(std::pow(10000.0, -2.0 * i / turning)));
+        }
         std::vector<float> table(tokens * turning);
         kernels::rotary_table(table.data(), first_position, tokens, frequencies, factor);
         const kernels::RotaryDims dims{.rows = rows,
@@ -347,7 +349,7 @@ TEST_SUITE("runtime/kernels/elementwise") {
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t h = 0; h < heads; ++h) {
             for (int64_t i = 0; i < turning / 2; ++i) {
-              const double angle = (first_position + r % tokens) * frequencies[i];
+              const double angle = static_cast<float>(first_position + r % tokens) * frequencies[i];
               const int64_t at = r * stride + h * head_dim + (interleaved ? 2 * i : i);
               double& a = wanted[at];
               double& b = wanted[at + (interleaved ? 1 : turning / 2)];

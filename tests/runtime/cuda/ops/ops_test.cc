@@ -213,7 +213,7 @@ void compare_maps() {
   on.alike(dgated, pointwise<T>() + pointwise<T>());
 
   // 5 heads of 8 channels, of which 4 turn.
-  const std::vector<double> frequencies = {1.0, 0.25};
+  const std::vector<float> frequencies = {1.0f, 0.25f};
   auto table = on.zeros<float>(kRows * 2 * 2);
   on.run<T>("rotary_table", [&](Exec<T> e, Side at) { e.rotary_table(at(table), 3, kRows, frequencies, 1.25); });
   on.same(table);

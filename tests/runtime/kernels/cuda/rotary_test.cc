@@ -17,8 +17,8 @@ TEST_SUITE("runtime/kernels/cuda/rotary") {
           CAPTURE(head_dim);
           CAPTURE(interleaved);
           CAPTURE(given);
-          std::vector<double> frequencies;
-          for (int64_t i = 0; i < turning / 2; ++i) frequencies.push_back(1.0 / (1.0 + static_cast<double>(i)));
+          std::vector<float> frequencies;
+          for (int64_t i = 0; i < turning / 2; ++i) frequencies.push_back(1.0f / (1.0f + static_cast<float>(i)));
           std::vector<float> table(kTokens * turning);
           kernels::rotary_table(table.data(), 0, kTokens, frequencies, 1.25);
           const auto x = normals<T>("x", kRows * stride);
