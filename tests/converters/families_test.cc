@@ -498,14 +498,13 @@ TEST_SUITE("converters/families") {
   }
 
   TEST_CASE("a config that is written says the same model, every key of the source kept") {
-    for (const std::string& name : all_fixtures()) {
-      CAPTURE(name);
+    for_each_fixture([&](const std::string& name) {
       const auto folder = opened(name);
       const nlohmann::json source = json_in(golden(name) / "config.json");
-      if (folder->family().architecture.empty()) continue;  // goes out as another family
+      if (folder->family().architecture.empty()) return;  // goes out as another family
       const auto family = family_for(folder->model(), std::string(source["model_type"]));
       REQUIRE_OK(family);
-      if (folder->family().own_code && family.value().model_type == "llama") continue;
+      if (folder->family().own_code && family.value().model_type == "llama") return;
       CHECK(family.value().model_type == source["model_type"].get<std::string>());
       const nlohmann::json written = config_from_model(family.value(), folder->model(), DType::kBf16, source);
       const auto again = model_from_config(written);
@@ -521,7 +520,7 @@ TEST_SUITE("converters/families") {
       const auto bare = model_from_config(config_from_model(family.value(), folder->model(), DType::kF32, nullptr));
       REQUIRE(bare.ok());
       CHECK(differing_fields(bare.value(), folder->model()).empty());
-    }
+    });
   }
 
   TEST_CASE("the size of a head stays in config.json where the source says it, though the class would divide") {
@@ -574,8 +573,7 @@ TEST_SUITE("converters/families") {
   }
 
   TEST_CASE("every stored element is one logical element and comes back to its place") {
-    for (const std::string& name : all_fixtures()) {
-      CAPTURE(name);
+    for_each_fixture([&](const std::string& name) {
       const auto folder = opened(name);
       if (name == "hf-gpt_oss-clamped") {
         REQUIRE(folder->warnings().size() == 2);
@@ -595,7 +593,7 @@ TEST_SUITE("converters/families") {
         CAPTURE(tensor);
         CHECK(again.at(tensor) == values);
       }
-    }
+    });
   }
 
   TEST_CASE("config.json of Llama and its followers has its keys in one order, each family's own among them") {
@@ -1226,25 +1224,23 @@ TEST_SUITE("converters/families") {
 
   TEST_CASE("float32 logits are those of transformers") {
     int64_t waiting = 0;
-    for (const std::string& name : all_fixtures()) {
-      CAPTURE(name);
+    for_each_fixture([&](const std::string& name) {
       const auto folder = opened(name);
       if (!is_computed(folder->model())) {
         ++waiting;
-        continue;
+        return;
       }
       const double difference = logit_difference(folder->model(), weights_of(*folder), reference_of(name));
       MESSAGE(name, ": largest difference ", difference, " of the largest logit");
       CHECK(difference <= kLogitGate);
-    }
+    });
     if (waiting > 0) MESSAGE(waiting, " fixtures use options that this build has no kernel for");
   }
 
   TEST_CASE("the loss of each token is that of transformers, of either line") {
-    for (const std::string& name : all_fixtures()) {
-      CAPTURE(name);
+    for_each_fixture([&](const std::string& name) {
       const auto folder = opened(name);
-      if (!is_computed(folder->model())) continue;
+      if (!is_computed(folder->model())) return;
       const Reference reference = reference_of(name);
       const auto session = session_of(folder->model(), weights_of(*folder));
       double worst = 0;
@@ -1260,16 +1256,15 @@ TEST_SUITE("converters/families") {
       MESSAGE(name, ": largest difference ", worst, " of a loss, written by transformers ",
               config.value("transformers_version", "nobody"));
       CHECK(worst <= kLossGate);
-    }
+    });
   }
 
   TEST_CASE("bf16 logits are as near to the float32 ones as transformers' own bf16 is") {
-    for (const std::string& name : all_fixtures()) {
-      CAPTURE(name);
+    for_each_fixture([&](const std::string& name) {
       const auto folder = opened(name);
       const Reference reference = reference_of(name);
       // Rounding sends a token to another expert now and then; then its logits are another model's.
-      if (!is_computed(folder->model()) || reference.bf16_error.empty() || folder->model().moe.experts > 0) continue;
+      if (!is_computed(folder->model()) || reference.bf16_error.empty() || folder->model().moe.experts > 0) return;
       const std::vector<double> errors =
           logit_errors(folder->model(), weights_of(*folder), reference, Precision::kBf16);
       for (size_t n = 0; n < errors.size(); ++n) {
@@ -1277,24 +1272,22 @@ TEST_SUITE("converters/families") {
         MESSAGE(name, ": root mean square error ", errors[n], ", of transformers ", reference.bf16_error[n]);
         CHECK(errors[n] <= kBf16LogitFactor * reference.bf16_error[n]);
       }
-    }
+    });
   }
 
   TEST_CASE("gradients of the loss are those of transformers") {
-    for (const std::string& name : all_fixtures()) {
-      CAPTURE(name);
+    for_each_fixture([&](const std::string& name) {
       const auto folder = opened(name);
-      if (!has_gradients(name) || !is_computed(folder->model())) continue;
+      if (!has_gradients(name) || !is_computed(folder->model())) return;
       const GradientReference reference = gradient_reference_of(name);
       const double worst = gradient_difference(*folder, folder->model(), reference);
       MESSAGE(name, ": largest difference ", worst, " of a tensor's largest gradient");
-    }
+    });
   }
 
   TEST_CASE("import into tp 2, pp 2, then export, gives the weights and the config's values back") {
-    for (const std::string& name : all_fixtures()) {
-      CAPTURE(name);
-      if (!is_computed(opened(name)->model())) continue;
+    for_each_fixture([&](const std::string& name) {
+      if (!is_computed(opened(name)->model())) return;
       TempDir temp;
       ckpt::PosixBackend io;
       ImportOptions options;
@@ -1314,7 +1307,7 @@ TEST_SUITE("converters/families") {
         REQUIRE_OK(other);
         CHECK(weights_of(*other.value()) == weights_of(*opened(name)));
         CHECK(differing_fields(other.value()->model(), opened(name)->model()).empty());
-        continue;
+        return;
       }
       for (const auto& entry : fs::directory_iterator(golden(name))) {
         const std::string file = entry.path().filename().string();
@@ -1328,29 +1321,28 @@ TEST_SUITE("converters/families") {
       CHECK(written["architectures"] == source["architectures"]);
       CHECK(written.value("quantization_config", nlohmann::json()) ==
             source.value("quantization_config", nlohmann::json()));
-    }
+    });
   }
 
   TEST_CASE("each single mistake exceeds 100 times the gate") {
     double weakest = INFINITY;
     std::set<std::string> made;
-    for (const std::string& name : all_fixtures()) {
+    for_each_fixture([&](const std::string& name) {
       const auto folder = opened(name);
-      if (!is_computed(folder->model())) continue;
+      if (!is_computed(folder->model())) return;
       const Weights weights = weights_of(*folder);
       const Reference reference = reference_of(name);
       for (const BadConfig& mistake : mistakes()) {
         ModelConfig model = folder->model();
         Weights wrong = weights;
         if (!mistake.make(*folder, model, wrong) || !is_computed(model)) continue;
-        CAPTURE(name);
         CAPTURE(mistake.what);
         const double difference = logit_difference(model, wrong, reference);
         CHECK(difference > 100 * kLogitGate);
         weakest = std::min(weakest, difference);
         made.insert(mistake.what);
       }
-    }
+    });
     MESSAGE(made.size(), " of ", mistakes().size(), " mistakes made; the least visible changes logits by ", weakest);
   }
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -62,6 +63,20 @@ inline const std::vector<std::string>& all_fixtures() {
     return out;
   }();
   return kNames;
+}
+
+/// check(name) of every folder. What ends one ends none of the others: they are judged too.
+template <class Check>
+void for_each_fixture(const Check& check) {
+  for (const std::string& name : all_fixtures()) {
+    CAPTURE(name);
+    try {
+      check(name);
+    } catch (const doctest::detail::TestFailureException&) {  // a REQUIRE, which has counted and told it
+    } catch (const std::exception& error) {
+      FAIL_CHECK(error.what());
+    }
+  }
 }
 
 inline fs::path golden(const std::string& name) { return fixtures_folder() / name; }
