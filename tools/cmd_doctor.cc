@@ -30,6 +30,7 @@ void add_doctor(CLI::App& app, Session& session) {
       const Result<host::VisibleGpus> gpus = own_gpus();
       std::vector<MachineCheck> checks = check_cuda(true);
       for (MachineCheck& one : check_places(gpus, host::Topology::of_host())) checks.push_back(std::move(one));
+      for (MachineCheck& one : check_gpu_health()) checks.push_back(std::move(one));
       for (MachineCheck& one : check_nccl_here()) checks.push_back(std::move(one));
       for (MachineCheck& one : check_host(*folder)) checks.push_back(std::move(one));
       const bool ok = !any_problem(checks);

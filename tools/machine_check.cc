@@ -31,6 +31,7 @@
 #include "runtime/host/bind.h"
 #include "runtime/host/gpu_list.h"
 #include "runtime/host/nccl_check.h"
+#include "tools/run/gpu_judge.h"
 #include "tools/run/text.h"
 #include "tools/version.h"
 
@@ -323,6 +324,46 @@ std::vector<MachineCheck> check_places(const Result<host::VisibleGpus>& visible,
     if (!cores[k].cpus.empty()) one.found += fmt::format(", cores {}", host::ranges_text(cores[k].cpus));
     if (!nics.empty()) one.found += fmt::format(", network {}", fmt::join(nics, ", "));
     out.push_back(std::move(one));
+  }
+  return out;
+}
+
+std::vector<MachineCheck> check_gpu_health() {
+  std::vector<MachineCheck> out;
+  if (host::gpus_of_machine().empty()) return out;
+  const Result<HostGpus> host = look_at_gpus();
+  if (!host.ok()) {
+    out.push_back({.what = "health of GPUs",
+                   .found = host.error().message,
+                   .needed = fmt::format("{} of the driver: without it nothing is known of failed memory and links",
+                                         cuda::kNvmlFile),
+                   .verdict = Verdict::kNote});
+    return out;
+  }
+  const std::vector<GpuFault> beside = faults_beside({{0, &host.value()}}, 0);
+  for (const GpuFigures& gpu : host.value().gpus) {
+    MachineCheck one{.what = fmt::format("health of GPU {}", gpu.health.index),
+                     .found = health_text(gpu),
+                     .needed = "memory without uncorrected errors, all links, no Xid of a broken device"};
+    std::vector<GpuFault> faults = faults_of(gpu);
+    std::ranges::copy_if(beside, std::back_inserter(faults),
+                         [&](const GpuFault& fault) { return fault.index == gpu.health.index; });
+    for (const GpuFault& fault : faults) {
+      one.verdict = Verdict::kProblem;
+      one.found += fmt::format("; {}, expected {}", fault.found, fault.expected);
+      one.todo += (one.todo.empty() ? "" : "; ") + fault.todo;
+    }
+    for (const std::string& note : notes_of(gpu)) {
+      if (one.verdict == Verdict::kFine) one.verdict = Verdict::kNote;
+      one.found += "; " + note;
+    }
+    out.push_back(std::move(one));
+  }
+  for (const std::string& note : host.value().notes) {
+    out.push_back({.what = "Xids of GPUs",
+                   .found = note,
+                   .needed = "the kernel's log: it tells of GPUs that failed",
+                   .verdict = Verdict::kNote});
   }
   return out;
 }

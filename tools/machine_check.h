@@ -37,6 +37,8 @@ std::vector<MachineCheck> check_cuda(bool opens);
 /// to it. Nothing without a GPU. `topology`: an error is a note.
 std::vector<MachineCheck> check_places(const Result<host::VisibleGpus>& visible,
                                        const Result<host::Topology>& topology);
+/// How each GPU is that NVML shows: memory that failed, links, clocks, Xids of the kernel's log. Nothing without a GPU.
+std::vector<MachineCheck> check_gpu_health();
 /// NCCL's variables in the environment, and the mistakes in them that one host shows. Nothing where none is set.
 std::vector<MachineCheck> check_nccl_here();
 /// Shared memory, io_uring, the disk of `folder`, Gloo and its addresses, processors and memory.

@@ -2,7 +2,6 @@
 
 #include <sys/statvfs.h>
 
-#include <cstdlib>
 #include <utility>
 
 namespace cairn::agent {
@@ -14,7 +13,7 @@ constexpr uint64_t kLittleRoomBytes = 1 << 20;  // others may have given back so
 
 HostWatchPaths HostWatchPaths::of_host() {
   HostWatchPaths out;
-  if (const char* log = std::getenv("CAIRN_KERNEL_LOG"); log != nullptr && *log != '\0') out.kernel_log = log;
+  out.kernel_log = kernel_log_path();
   return out;
 }
 

@@ -16,7 +16,7 @@ struct HostWatchPaths {
   std::filesystem::path kernel_log = "/dev/kmsg";
   std::filesystem::path shm = "/dev/shm";
 
-  /// These, but CAIRN_KERNEL_LOG names the kernel's log (a copy that a container may read; tests).
+  /// These, but for the log kernel_log_path().
   static HostWatchPaths of_host();
 };
 

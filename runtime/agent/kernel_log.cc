@@ -8,25 +8,39 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
+#include <ctime>
 
 namespace cairn::agent {
 namespace {
 
 using Kind = KernelFinding::Kind;
 
-struct Xid {
+struct KnownXid {
   int number;
   Kind kind;
+  std::string_view words;
+  bool broken = false;
 };
 
-// A device that is broken or has to be reset: 48 double-bit ECC error, 63 and 64 rows remapped or not, 74 NVLink, 79
-// fallen off the bus, 92 many single-bit errors, 94 and 95 contained and uncontained ECC errors, 119 and 120 its system
-// processor. What a program has done: 13 and 31 bad addresses, 43 stopped, 45 cleaned up.
-constexpr std::array kXids = {Xid{13, Kind::kProgram}, Xid{31, Kind::kProgram}, Xid{43, Kind::kProgram},
-                              Xid{45, Kind::kProgram}, Xid{48, Kind::kDevice},  Xid{63, Kind::kDevice},
-                              Xid{64, Kind::kDevice},  Xid{74, Kind::kDevice},  Xid{79, Kind::kDevice},
-                              Xid{92, Kind::kDevice},  Xid{94, Kind::kDevice},  Xid{95, Kind::kDevice},
-                              Xid{119, Kind::kDevice}, Xid{120, Kind::kDevice}};
+// kDevice: a device that is broken or has to be reset. kProgram: what a program has done, as bad addresses.
+constexpr std::array kXids = {KnownXid{13, Kind::kProgram, "error of a program"},
+                              KnownXid{31, Kind::kProgram, "bad address of a program"},
+                              KnownXid{43, Kind::kProgram, "stopped by a program"},
+                              KnownXid{45, Kind::kProgram, "cleaned up behind a program"},
+                              KnownXid{48, Kind::kDevice, "uncorrected memory error", true},
+                              KnownXid{63, Kind::kDevice, "memory to be remapped"},
+                              KnownXid{64, Kind::kDevice, "memory that could not be remapped", true},
+                              KnownXid{74, Kind::kDevice, "NVLink error", true},
+                              KnownXid{79, Kind::kDevice, "fallen off the bus", true},
+                              KnownXid{92, Kind::kDevice, "many corrected memory errors"},
+                              KnownXid{94, Kind::kDevice, "contained memory error"},
+                              KnownXid{95, Kind::kDevice, "uncontained memory error", true},
+                              KnownXid{119, Kind::kDevice, "its system processor does not answer", true},
+                              KnownXid{120, Kind::kDevice, "error of its system processor", true}};
+
+constexpr std::string_view kXidHead = "NVRM: Xid (";
+constexpr std::string_view kDriverLoaded = "NVRM: loading NVIDIA";
 
 // Of the processor or its memory: what the kernel could not correct. Errors that it did correct are common.
 constexpr std::array<std::string_view, 3> kMachineChecks = {"Uncorrected hardware", "Machine Check Exception",
@@ -48,16 +62,36 @@ std::string_view without_head(std::string_view line) {
   return std::ranges::count(head, ',') >= 3 ? line.substr(semicolon + 1) : line;
 }
 
+/// The Xid that a line tells; nullptr: none that is known. `text`: without kmsg's head.
+const KnownXid* xid_of(std::string_view text) {
+  const size_t xid = text.find(kXidHead);
+  const size_t close = xid == std::string_view::npos ? xid : text.find("): ", xid);
+  if (close == std::string_view::npos) return nullptr;
+  const std::optional<int64_t> number = leading_number(text.substr(close + 3));
+  const auto known = std::ranges::find_if(kXids, [&](const KnownXid& one) { return number == one.number; });
+  return known == kXids.end() ? nullptr : &*known;
+}
+
+/// When a record of kmsg was written, in seconds of the monotonic clock; nullopt: it has no head.
+std::optional<double> written_s(std::string_view line) {
+  const size_t semicolon = line.find(';');
+  std::string_view head = line.substr(0, semicolon == std::string_view::npos ? 0 : semicolon);
+  for (int comma = 0; comma < 2; ++comma) {
+    const size_t at = head.find(',');
+    if (at == std::string_view::npos) return std::nullopt;
+    head.remove_prefix(at + 1);
+  }
+  const std::optional<int64_t> us = leading_number(head);
+  return us ? std::optional(static_cast<double>(*us) / 1e6) : std::nullopt;
+}
+
 }  // namespace
 
 std::optional<KernelFinding> find_in_kernel_line(std::string_view line) {
   const std::string_view text = without_head(line);
-  if (const size_t xid = text.find("NVRM: Xid ("); xid != std::string_view::npos) {
-    const size_t close = text.find("): ", xid);
-    const std::optional<int64_t> number =
-        close == std::string_view::npos ? std::nullopt : leading_number(text.substr(close + 3));
-    const auto known = std::ranges::find_if(kXids, [&](const Xid& one) { return number == one.number; });
-    if (known == kXids.end()) return std::nullopt;
+  if (text.find(kXidHead) != std::string_view::npos) {
+    const KnownXid* const known = xid_of(text);
+    if (known == nullptr) return std::nullopt;
     int64_t pid = -1;
     if (const size_t at = text.find("pid="); at != std::string_view::npos)
       pid = leading_number(text.substr(at + 4)).value_or(-1);
@@ -73,6 +107,55 @@ std::optional<KernelFinding> find_in_kernel_line(std::string_view line) {
                          std::string(text)};
   }
   return std::nullopt;
+}
+
+std::filesystem::path kernel_log_path() {
+  const char* const log = std::getenv("CAIRN_KERNEL_LOG");
+  return log != nullptr && *log != '\0' ? log : "/dev/kmsg";
+}
+
+Result<std::vector<Xid>> xids_in(const std::filesystem::path& log) {
+  const Fd file(::open(log.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  struct stat info {};
+  if (!file || ::fstat(file.get(), &info) != 0) return os_error(errno, "open").with(log.string());
+  const bool records = S_ISCHR(info.st_mode);
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  std::vector<Xid> out;
+  const auto take = [&](std::string_view line) {
+    const std::string_view text = without_head(line);
+    if (text.find(kDriverLoaded) != std::string_view::npos) out.clear();
+    const KnownXid* const known = xid_of(text);
+    if (known == nullptr || known->kind != Kind::kDevice) return;
+    const std::optional<double> at_s = written_s(line);
+    if (records && at_s && static_cast<double>(now.tv_sec) - *at_s > kXidCountsS) return;
+    const size_t begin = text.find(kXidHead) + kXidHead.size();
+    std::string_view pci = text.substr(begin, text.find(')', begin) - begin);
+    if (pci.starts_with("PCI:")) pci.remove_prefix(4);
+    std::erase_if(out, [&](const Xid& one) { return one.number == known->number && one.pci == pci; });
+    out.push_back({known->number, std::string(pci), std::string(known->words), known->broken, std::string(text)});
+  };
+  std::array<char, 8192> bytes;
+  std::string partial;
+  for (int64_t reads = 0; reads < 1'000'000; ++reads) {  // 8 GB of a file, and more records than a log keeps
+    const ssize_t n = ::read(file.get(), bytes.data(), bytes.size());
+    if (n < 0 && (errno == EINTR || errno == EPIPE)) continue;
+    if (n < 0 && errno != EAGAIN) return os_error(errno, "read").with(log.string());
+    if (n <= 0) break;
+    const std::string_view got(bytes.data(), static_cast<size_t>(n));
+    if (records) {
+      take(got.substr(0, got.find('\n')));
+      continue;
+    }
+    partial += got;
+    size_t done = 0;
+    for (size_t end = 0; (end = partial.find('\n', done)) != std::string::npos; done = end + 1)
+      take(std::string_view(partial).substr(done, end - done));
+    partial.erase(0, done);
+    if (partial.size() > (size_t{1} << 20)) partial.clear();  // no line of a log
+  }
+  take(partial);
+  return out;
 }
 
 KernelLog::KernelLog(const std::filesystem::path& path) : fd_(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {

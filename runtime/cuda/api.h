@@ -42,6 +42,10 @@ constexpr int kThreadLocalCapture = 1;                     // other threads may 
   X(driver_version, cudaDriverGetVersion, (int*))                                                                    \
   X(runtime_version, cudaRuntimeGetVersion, (int*))                                                                  \
   X(last_error, cudaGetLastError, ())                                                                                \
+  X(pci_address, cudaDeviceGetPCIBusId, (char*, int, int))                                                           \
+  X(can_reach, cudaDeviceCanAccessPeer, (int*, int, int))                                                            \
+  X(let_reach, cudaDeviceEnablePeerAccess, (int, unsigned))                                                          \
+  X(copy_between, cudaMemcpyPeerAsync, (void*, int, const void*, int, size_t, StreamHandle))                         \
   X(allocate, cudaMalloc, (void**, size_t))                                                                          \
   X(free, cudaFree, (void*))                                                                                         \
   X(pin, cudaHostRegister, (void*, size_t, unsigned))                                                                \

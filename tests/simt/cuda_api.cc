@@ -1,6 +1,7 @@
 #include "tests/simt/cuda_api.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,7 @@ using cuda::StreamHandle;
 CudaApi* current = nullptr;
 std::map<StreamDouble::Graph*, int> owners;  // of each: the graph, and what was instantiated from it
 thread_local int last = 0;
+thread_local int selected = 0;
 
 StreamDouble& on() {
   RT_CHECK(current != nullptr, "a call of a runtime that is gone");
@@ -51,7 +53,28 @@ cuda::Api table() {
     return tell(on().plain_call([&] { return *count = current->devices(), *count > 0 ? 0 : kNoDevice; }));
   };
   out.set_device = [](int device) {
-    return tell(on().plain_call([&] { return device >= 0 && device < current->devices() ? 0 : kInvalidDevice; }));
+    return tell(on().plain_call([&] {
+      if (device < 0 || device >= current->devices()) return kInvalidDevice;
+      return selected = device, 0;
+    }));
+  };
+  out.pci_address = [](char* text, int bytes, int device) {
+    return tell(on().plain_call([&] {
+      if (device < 0 || device >= current->devices()) return kInvalidDevice;
+      std::snprintf(text, static_cast<size_t>(bytes), "0000:%02X:00.0", device + 1);
+      return 0;
+    }));
+  };
+  out.can_reach = [](int* can, int device, int peer) {
+    return tell(on().plain_call([&] { return *can = device != peer ? 1 : 0, 0; }));
+  };
+  out.let_reach = [](int peer, unsigned flags) {
+    return tell(on().plain_call([&] { return peer != selected && flags == 0 ? 0 : kInvalidDevice; }));
+  };
+  out.copy_between = [](void* to, int to_device, const void* from, int from_device, size_t bytes, StreamHandle stream) {
+    const int error = on().copy(to, from, static_cast<int64_t>(bytes), current->stream_for(stream));
+    if (error != 0 || !current->meanwhile()) return tell(error);
+    return tell(on().launch(stream, [=, call = current->meanwhile()] { call(from_device, to_device); }));
   };
   out.driver_version = out.runtime_version = [](int* version) {
     return tell(on().plain_call([&] { return *version = current->version(), 0; }));
@@ -140,6 +163,8 @@ CudaApi::~CudaApi() {
   current = nullptr;
   owners.clear();
 }
+
+int CudaApi::device() { return selected; }
 
 bool CudaApi::makes_edge() {
   ++edges_;

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "runtime/cuda/api.h"
@@ -32,6 +34,10 @@ class CudaApi {
     swap_by_ = by;
   }
   /// Since the double was made: edges, pieces of work.
+  /// Called when a copy between two devices is done: it may take its time.
+  void between_devices(std::function<void(int from, int to)> meanwhile) { meanwhile_ = std::move(meanwhile); }
+  /// The calling thread's current device.
+  static int device();
   /// The driver has no wait for words of the host's.
   void without_words() { waits_for_words_ = false; }
   bool waits_for_words() const { return waits_for_words_; }
@@ -39,6 +45,7 @@ class CudaApi {
   int64_t works() const { return works_; }
 
   // For the functions of the table.
+  const std::function<void(int, int)>& meanwhile() const { return meanwhile_; }
   bool makes_edge();
   cuda::StreamHandle stream_for(cuda::StreamHandle wanted);
   void add_stream(cuda::StreamHandle stream) {
@@ -56,6 +63,7 @@ class CudaApi {
   int devices_, version_;
   std::vector<cuda::StreamHandle> streams_;
   bool waits_for_words_ = true;
+  std::function<void(int, int)> meanwhile_;
   std::mutex mutex_;  // of what follows: ranks may be threads
   std::atomic<int64_t> edges_ = 0, works_ = 0;
   int64_t drop_edge_ = -1, swap_ = -1, swap_by_ = 0;

@@ -1,4 +1,4 @@
-"""A machine with CUDA devices for the built program: the doubles of the runtime, of cuBLASLt, of NCCL and of a device
+"""A machine with CUDA devices for the built program: the doubles of the runtime, of cuBLASLt, of NCCL, of NVML and of a device
 (tests/simt/module) beside a link to it, and the pages of a driver."""
 
 import os
@@ -23,7 +23,7 @@ class DoubleDevice:
         os.link(self.module_of(program), self.bin / "libcairn_cuda.so")
         (folder / "libraries").mkdir()
         # One file by two names is one library.
-        for name in ("libcublasLt.so.13", "libnccl.so.2"):
+        for name in ("libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1"):
             os.link(self.module_of(program), folder / "libraries" / name)
         for k in range(gpus):
             gpu = root / f"proc/driver/nvidia/gpus/0000:0{k + 1}:00.0"

@@ -49,6 +49,37 @@ class GpuDouble(unittest.TestCase):
         self.assertEqual(checks["a device opens"]["found"], "cuda:0")
         self.assertRegex(checks["cuBLASLt"]["found"], ", version 13.1$")
 
+    def doctor(self, code, **environment):
+        done = subprocess.run([self.device.program, "doctor", "--json"], capture_output=True, text=True, timeout=60,
+                              env={**os.environ, **self.device.environment, **environment})
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return {one["what"]: one for one in json.loads(done.stdout)["checks"]}
+
+    def test_the_doctor_says_how_gpus_are_by_nvml_and_by_the_kernels_log(self):
+        log = self.folder / "kmsg"
+        log.write_text("")
+        two = {"CAIRN_DOUBLE_DEVICES": "2", "CAIRN_KERNEL_LOG": str(log)}
+        checks = self.doctor(0, **two)
+        for k in range(2):
+            self.assertEqual(checks[f"health of GPU {k}"]["found"], f"GPU-d{k} 0000:0{k + 1}:00.0, "
+                             "uncorrected memory errors: 0, rows remapped: 0, NVLinks: 18 of 18")
+            self.assertEqual(checks[f"health of GPU {k}"]["verdict"], "ok")
+        checks = self.doctor(0, CAIRN_DOUBLE_FAULTS="hot:1,remapping_pending:0", **two)
+        self.assertIn("its clocks are held back by heat", checks["health of GPU 1"]["found"])
+        self.assertIn("to be remapped when it is reset", checks["health of GPU 0"]["found"])
+        self.assertEqual([checks[f"health of GPU {k}"]["verdict"] for k in range(2)], ["note", "note"])
+        log.write_text("NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus.\n")
+        checks = self.doctor(2, CAIRN_DOUBLE_FAULTS="ecc:1", **two)
+        self.assertIn("2 uncorrected memory errors since the driver was loaded", checks["health of GPU 1"]["found"])
+        self.assertIn("reset it (nvidia-smi --gpu-reset -i 1)", checks["health of GPU 1"]["to_do"])
+        self.assertIn("Xid 79 in the kernel's log, fallen off the bus: NVRM: Xid", checks["health of GPU 0"]["found"])
+        checks = self.doctor(2, CAIRN_DOUBLE_FAULTS="link_down:0,lost:1", CAIRN_DOUBLE_DEVICES="3", CAIRN_KERNEL_LOG="/none")
+        self.assertIn("16 NVLinks are active, down: 3, 4, expected 18", checks["health of GPU 0"]["found"])
+        self.assertIn("NVML: GPU is lost", checks["health of GPU 1"]["found"])
+        self.assertIn("Xids are not known, /none", checks["Xids of GPUs"]["found"])
+        (self.folder / "libraries/libnvidia-ml.so.1").unlink()
+        self.assertEqual(self.doctor(0, **two)["health of GPUs"]["verdict"], "note")
+
     def test_each_kernel_and_product_is_measured(self):
         said = self.run_bench("gpu_kernels", "--cairn", self.device.program, "--tiny")
         self.assertRegex(said, "on a double, no device, driver 580.65.06, .*; cairn ")

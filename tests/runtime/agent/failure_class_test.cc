@@ -175,6 +175,26 @@ TEST_SUITE("runtime/agent/failure_class") {
     CHECK_FALSE(KernelLog(dir.path / "none").finding().has_value());
   }
 
+  TEST_CASE("of a whole log the last Xid of each GPU and number is told, since the driver was loaded") {
+    const TempDir dir("kernel-log");
+    const fs::path path = dir.path / "kmsg";
+    const std::string xid48 = "NVRM: Xid (PCI:0000:5e:00): 48, pid=1, DBE";
+    write(path, xid48 + "\n4,1,2,-;NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06\n" +
+                    std::string(kXid31) + "\nNVRM: Xid (PCI:0000:3b:00): 79, the first\n" + "4,900,12345678,-;" +
+                    kXid79 + "\nNVRM: Xid (PCI:0000:5e:00): 63, remapped");
+    const cairn::Result<std::vector<Xid>> found = xids_in(path);
+    REQUIRE(found.ok());
+    CHECK(found.value() == std::vector<Xid>{{79, "0000:3b:00", "fallen off the bus", true, kXid79},
+                                            {63, "0000:5e:00", "memory to be remapped", false,
+                                             "NVRM: Xid (PCI:0000:5e:00): 63, remapped"}});
+    write(path, "NVRM: Xid (PCI\nNVRM: Xid (PCI:1): x\nNVRM: Xid (): 79\n" + std::string(100'000, 'x'));
+    REQUIRE(xids_in(path).ok());
+    CHECK(xids_in(path).value().size() == 1);  // of no GPU that it names
+    const cairn::Result<std::vector<Xid>> none = xids_in(dir.path / "none");
+    REQUIRE_FALSE(none.ok());
+    CHECK(none.error().message.find((dir.path / "none").string()) != std::string::npos);
+  }
+
   TEST_CASE("a cgroup is read by version 2, by version 1, and at the root of a container's mount") {
     const TempDir dir("cgroup");
     write(dir.path / "self2", "0::/a/b\n");

@@ -1,20 +1,23 @@
-// libcairn_cuda.so, libcublasLt.so.13 and libnccl.so.2 as doubles, in one library that goes by these names: whole
-// programs train on it where there is no device (tests/support/double_device.py). The doubles are those of this
-// folder's tests; a program that misused one ends with 99 and says how. Whoever passes something must not take it for a
-// device: it shows a symbol of that name.
+// libcairn_cuda.so, libcublasLt.so.13, libnccl.so.2 and libnvidia-ml.so.1 as doubles, in one library that goes by these
+// names: whole programs train on it where there is no device (tests/support/double_device.py). The doubles are those of
+// this folder's tests; a program that misused one ends with 99 and says how. Whoever passes something must not take it
+// for a device: it shows a symbol of that name.
 //
 // CAIRN_DOUBLE_ABORTS_HANG: whoever aborts a communicator of NCCL never comes back, where it is set.
 // CAIRN_DOUBLE_SEED: of the order in which work is done (tests/simt/stream_double.h); 0 where it is not set.
 // CAIRN_DOUBLE_DEVICES: how many there are; 2 where it is not set.
+// CAIRN_DOUBLE_FAULTS: what is wrong with which device, as "ecc:1,slow_pair:0-1" (tests/simt/nvml_double.h).
 // CAIRN_DOUBLE_NCCL: a file that the ranks of a run share (tests/simt/nccl_double.h); NCCL cannot be opened without.
 
 #include <unistd.h>
 #include <build_version.inc>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 #include "runtime/core/check.h"
 #include "runtime/cuda/machine/module.h"
@@ -22,6 +25,7 @@
 #include "tests/simt/blas_double.h"
 #include "tests/simt/cuda_api.h"
 #include "tests/simt/nccl_double.h"
+#include "tests/simt/nvml_double.h"
 
 namespace cairn::simt {
 namespace {
@@ -33,6 +37,10 @@ struct Doubles {
     const char* const words = std::getenv(name);
     return words == nullptr ? otherwise : std::strtoull(words, nullptr, 10);
   }
+  static const char* faults() {
+    const char* const words = std::getenv("CAIRN_DOUBLE_FAULTS");
+    return words == nullptr ? "" : words;
+  }
   static uint64_t seed() { return number("CAIRN_DOUBLE_SEED", 0); }
   StreamDouble cuda{seed(), int64_t{2} << 30};
   CudaApi runtime{cuda, static_cast<int>(number("CAIRN_DOUBLE_DEVICES", 2))};
@@ -43,9 +51,24 @@ struct Doubles {
 
 Doubles* made = nullptr;
 
+/// What is planted as slow takes so much longer.
+void dawdle() { std::this_thread::sleep_for(std::chrono::milliseconds(40)); }
+
 Doubles& doubles() {
-  static Doubles* const once = made = new Doubles;
+  static Doubles* const once = [] {
+    made = new Doubles;
+    made->runtime.between_devices([](int from, int to) {
+      if (is_planted(Doubles::faults(), "slow_pair", from, to)) dawdle();
+    });
+    return made;
+  }();
   return *once;
+}
+
+const cuda::NvmlApi& nvml() {
+  static NvmlDouble* const once =
+      new NvmlDouble(nvml_devices(static_cast<int>(Doubles::number("CAIRN_DOUBLE_DEVICES", 2)), Doubles::faults()));
+  return once->api();
 }
 
 bool has_nccl() { return std::getenv("CAIRN_DOUBLE_NCCL") != nullptr; }
@@ -137,8 +160,15 @@ RT_SHOWN int cublasLtMatmul(BlasHandle handle, ProductHandle product, const void
                             const void* c, LayoutHandle c_layout, void* d, LayoutHandle d_layout,
                             const BlasAlgorithm* algorithm, void* workspace, size_t workspace_bytes,
                             StreamHandle stream) {
-  return blas().multiply(handle, product, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algorithm,
-                         workspace, workspace_bytes, stream);
+  const int error = blas().multiply(handle, product, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout,
+                                    algorithm, workspace, workspace_bytes, stream);
+  const int device = simt::CudaApi::device();
+  if (error == 0 && simt::is_planted(simt::Doubles::faults(), "wrong_product", device)) {
+    return simt::doubles().cuda.launch(stream, [d] { static_cast<unsigned char*>(d)[0] ^= 1; });
+  }
+  if (error == 0 && simt::is_planted(simt::Doubles::faults(), "slow_product", device))
+    return simt::doubles().cuda.launch(stream, &simt::dawdle);
+  return error;
 }
 static const NcclApi& nccl() { return simt::nccl(); }
 
@@ -184,6 +214,42 @@ RT_SHOWN int ncclReduceScatter(const void* from, void* to, size_t count, int typ
 }
 RT_SHOWN const char* ncclGetErrorString(int) { return "refused by the double"; }
 RT_SHOWN const char* ncclGetLastError(NcclHandle comm) { return nccl().last_error(comm); }
+
+static const NvmlApi& nvml() { return simt::nvml(); }
+
+RT_SHOWN int nvmlInit_v2() { return nvml().open(); }
+RT_SHOWN int nvmlShutdown() { return nvml().close(); }
+RT_SHOWN int nvmlDeviceGetCount_v2(unsigned* count) { return nvml().count(count); }
+RT_SHOWN int nvmlDeviceGetHandleByIndex_v2(unsigned index, NvmlDevice* device) { return nvml().device(index, device); }
+RT_SHOWN int nvmlDeviceGetName(NvmlDevice device, char* to, unsigned bytes) { return nvml().name(device, to, bytes); }
+RT_SHOWN int nvmlDeviceGetUUID(NvmlDevice device, char* to, unsigned bytes) { return nvml().uuid(device, to, bytes); }
+RT_SHOWN int nvmlDeviceGetPciInfo_v3(NvmlDevice device, NvmlPci* pci) { return nvml().pci(device, pci); }
+RT_SHOWN int nvmlDeviceGetMigMode(NvmlDevice device, unsigned* now, unsigned* later) {
+  return nvml().mig(device, now, later);
+}
+RT_SHOWN int nvmlDeviceGetTotalEccErrors(NvmlDevice device, int kind, int since, unsigned long long* errors) {
+  return nvml().ecc_errors(device, kind, since, errors);
+}
+RT_SHOWN int nvmlDeviceGetRemappedRows(NvmlDevice device, unsigned* corrected, unsigned* uncorrected, unsigned* pending,
+                                       unsigned* failed) {
+  return nvml().remapped_rows(device, corrected, uncorrected, pending, failed);
+}
+RT_SHOWN int nvmlDeviceGetRetiredPages(NvmlDevice device, int cause, unsigned* count, unsigned long long* addresses) {
+  return nvml().retired_pages(device, cause, count, addresses);
+}
+RT_SHOWN int nvmlDeviceGetRetiredPagesPendingStatus(NvmlDevice device, int* waits) {
+  return nvml().retirement_pending(device, waits);
+}
+RT_SHOWN int nvmlDeviceGetCurrentClocksEventReasons(NvmlDevice device, unsigned long long* why) {
+  return nvml().slowed_by(device, why);
+}
+RT_SHOWN int nvmlDeviceGetNvLinkState(NvmlDevice device, unsigned link, int* active) {
+  return nvml().link_state(device, link, active);
+}
+RT_SHOWN int nvmlDeviceGetComputeRunningProcesses_v3(NvmlDevice device, unsigned* count, NvmlProcess* to) {
+  return nvml().processes(device, count, to);
+}
+RT_SHOWN const char* nvmlErrorString(int error) { return nvml().error_string(error); }
 
 RT_SHOWN size_t cublasLtGetVersion() { return blas().version(); }
 RT_SHOWN const char* cublasLtGetStatusName(int status) { return blas().status_name(status); }

@@ -536,6 +536,12 @@ cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   return begun == cudaSuccess ? cudaStreamSynchronize(nullptr) : begun;
 }
 
+// It copies nothing between its devices: nobody whose tests use it does.
+cudaError_t cudaDeviceGetPCIBusId(char*, int, int) { return cudaErrorNotSupported; }
+cudaError_t cudaDeviceCanAccessPeer(int*, int, int) { return cudaErrorNotSupported; }
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned int) { return cudaErrorNotSupported; }
+cudaError_t cudaMemcpyPeerAsync(void*, int, const void*, int, size_t, cudaStream_t) { return cudaErrorNotSupported; }
+
 // It has no graphs: nobody whose tests use it captures one.
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return cudaErrorNotSupported; }
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t*) { return cudaErrorNotSupported; }
