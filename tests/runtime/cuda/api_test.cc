@@ -10,6 +10,7 @@
 
 #include "runtime/cuda/blas_api.h"
 #include "runtime/cuda/nccl_api.h"
+#include "runtime/cuda/nvml_api.h"
 
 using namespace cairn;
 using namespace cairn::cuda;
@@ -69,6 +70,19 @@ TEST_SUITE("runtime/cuda/api") {
     int count = 0;
     const Status asked = checked(loaded.value().api, loaded.value().api.device_count(&count), "looking for devices");
     MESSAGE(loaded.value().path, ": ", count, " device(s)", asked.ok() ? "" : ", " + asked.error().message);
+  }
+
+  TEST_CASE("a library without NVML's functions is refused by name, and the real one has all of them") {
+    const std::vector<std::string> none = {"libm.so.6"};
+    const auto other = load_nvml(none);
+    REQUIRE_FALSE(other.ok());
+    CHECK(other.error().message.find("libm.so.6 lacks nvmlInit_v2, nvmlShutdown, ") == 0);
+    const auto loaded = load_nvml(library_candidates(kNvmlFile));
+    if (!loaded.ok() && loaded.error().code == ErrorCode::kUnavailable) {
+      MESSAGE("no NVML here: ", loaded.error().message);
+      return;
+    }
+    REQUIRE(loaded.ok());
   }
 
   TEST_CASE("the real cuBLASLt has all functions, and refuses a handle where there is no device") {
