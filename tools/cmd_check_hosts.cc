@@ -42,6 +42,7 @@ constexpr int kTickMs = 50;
 struct CheckHostsArgs {
   HostArgs hosts;
   std::string folder, dtype = "fp32";
+  DeviceChoice device = DeviceChoice::kAuto;
 };
 
 void say(const std::string& text) {
@@ -72,7 +73,9 @@ void tell_report(const CheckReport& report) {
             ? fmt::format("  {:<16} matrix products {:8.1f} GFLOP/s   copies {:6.1f} GB/s   writes {:8.1f} MB/s", name,
                           one.matmul_gflops, one.copy_gb_s, one.write_mb_s)
             : fmt::format("  {:<16} {}", name, printable(one.failed)));
+    if (one.gpus) say(fmt::format("  {:<16} {}", "", printable(gpus_text(*one.gpus))));
   }
+  for (const std::string& note : report.notes) say(printable("  " + note));
   for (const CheckReport::Finding& one : report.findings) say(printable(finding_text(one)));
   say(fmt::format(
       "{} hosts in {} rounds, {:.1f} s: {}", report.hosts, report.rounds, report.seconds,
@@ -137,7 +140,13 @@ Result<int> lead(const HostOptions& options, const fs::path& base, const CheckHo
       board.send(index, {.kind = kind, .epoch = 1, .body = body});
     }
   };
-  CheckLeader check(hosts, {.dtype = args.dtype, .kernel_level = level, .folder = directory}, tell);
+  CheckLeader check(hosts,
+                    {.dtype = args.dtype,
+                     .kernel_level = level,
+                     .folder = directory,
+                     .gpus = args.device != DeviceChoice::kCpu,
+                     .gpu_size = gpu_size_of_tests()},
+                    tell);
   while (!check.tick()) {
     pollfd ready{board.fd(), POLLIN, 0};
     ::poll(&ready, 1, kTickMs);
@@ -244,12 +253,21 @@ void add_check_hosts(CLI::App& app, Session& session) {
       ->type_name("DIR");
   command->add_option("--dtype", args->dtype, "of matrix products (default: fp32)")
       ->check(CLI::IsMember({"fp32", "bf16"}));
+  command
+      ->add_option_function<std::string>(
+          "--device",
+          [args](const std::string& word) { args->device = word == "cpu" ? DeviceChoice::kCpu : DeviceChoice::kAuto; },
+          "what is measured: cpu, or auto: GPUs too, where hosts have them (default: auto)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "cpu"}));
   add_host_options(*command, args->hosts);
   add_json_flag(*command, session);
   command->footer(
       "Each host alone: matrix products, copies in memory, writes to FOLDER. Then in pairs, over the engine that "
       "trains:\n"
       "all-gathers and round trips. Who is not well is measured again beside one that is, with other partners.\n"
+      "GPUs that nobody computes on: matrix products, whose every bit is compared, copies in memory, to the host and\n"
+      "between GPUs. Of all: what NVML and the kernel's log say of failed memory, NVLinks and Xids.\n"
       "Exit codes: 0 all are well, 2 refused, 69 a host or a link is not well, or a host has not come.\n"
       "Examples:\n"
       "  cairn check-hosts /shared/runs --hosts h0,h1,h2,h3\n"

@@ -34,11 +34,17 @@
 #include "runtime/cluster/connection.h"
 #include "runtime/comm/gloo_engine.h"
 #include "runtime/core/random.h"
+#include "runtime/cuda/blas_api.h"
+#include "runtime/cuda/gpu_speed.h"
+#include "runtime/cuda/machine/module.h"
 #include "runtime/json/json.h"
 #include "runtime/kernels/isa.h"
 #include "tools/commands.h"
+#include "tools/machine_check.h"
 #include "tools/run/fleet.h"
+#include "tools/run/gpu_judge.h"
 #include "tools/square_matmul.h"
+#include "tools/version.h"
 
 namespace cairn::tools {
 namespace {
@@ -150,6 +156,112 @@ json measure_alone(const json& order) {
     out["write_mb_s"] = write.value();
   } else {
     out["failed"] = write.error().message;
+  }
+  return out;
+}
+
+// --- GPUs -----------------------------------------------------------------------------------------------------------
+
+/// Whom it may disturb: "process 4711 (cairn) computes on it".
+std::string in_use_text(int64_t pid) {
+  std::string name;
+  std::getline(std::ifstream(fmt::format("/proc/{}/comm", pid)) >> std::ws, name);
+  return fmt::format("process {}{} computes on it", pid, name.empty() ? "" : " (" + name + ")");
+}
+
+/// Those of NVML's that this process may use; what NVML does not show of them is lost.
+void keep_visible(const host::VisibleGpus& visible, HostGpus& host) {
+  std::vector<GpuFigures> out;
+  for (const host::VisibleGpu& one : visible.gpus) {
+    if (!one.gpu || one.gpu->pci.empty()) return;  // which they are is not known
+    const std::string pci = cuda::pci_text(one.gpu->pci);
+    const auto found = std::ranges::find_if(host.gpus, [&](const GpuFigures& gpu) { return gpu.health.pci == pci; });
+    if (found != host.gpus.end()) {
+      out.push_back(*found);
+      continue;
+    }
+    // Of a lost one NVML may not say where it is.
+    const auto lost = std::ranges::find_if(
+        host.gpus, [](const GpuFigures& gpu) { return gpu.health.pci.empty() && !gpu.health.lost.empty(); });
+    GpuFigures& gpu = out.emplace_back();
+    gpu.health.index = lost == host.gpus.end() ? std::ssize(out) - 1 : lost->health.index;
+    gpu.health.lost = lost == host.gpus.end() ? "it does not show this GPU" : lost->health.lost;
+    gpu.health.name = one.gpu->model;
+    gpu.health.uuid = one.gpu->uuid;
+    gpu.health.pci = pci;
+    if (lost != host.gpus.end()) host.gpus.erase(lost);
+  }
+  host.gpus = std::move(out);
+}
+
+/// Nothing where NVML does not say whether others compute there.
+Result<HostGpus> measure_gpus_here(const json& order) {
+  RT_TRY_SET(const host::VisibleGpus visible, own_gpus());
+  if (visible.gpus.empty()) return HostGpus{};
+  show_to_cuda(visible);
+  Result<HostGpus> looked = look_at_gpus();
+  if (!looked.ok()) {
+    HostGpus out;
+    for (int64_t k = 0; k < visible.size(); ++k) {
+      GpuFigures& gpu = out.gpus.emplace_back();
+      gpu.health.index = k;
+      gpu.health.pci = cuda::pci_text(host::pci_of_rank(visible, k));
+      gpu.not_measured = fmt::format("whether a run computes on it is not known: {}", looked.error().message);
+    }
+    return out;
+  }
+  HostGpus out = std::move(looked).value();
+  keep_visible(visible, out);
+  cuda::SpeedOptions options{.dtype = order.value("dtype", "") == "bf16" ? DType::kBf16 : DType::kF32, .left_out = {}};
+  if (order.contains("gpu_size")) {
+    options.size = order["gpu_size"];
+    options.window_s = 0.01;
+  }
+  for (const GpuFigures& gpu : out.gpus) {
+    const cuda::GpuHealth& health = gpu.health;
+    if (!health.processes.empty()) options.left_out[health.pci] = in_use_text(health.processes.front());
+    if (health.mig) options.left_out[health.pci] = "it is cut into MIG devices";
+    if (!health.lost.empty()) options.left_out[health.pci] = health.lost;
+  }
+  RT_TRY_SET(const cuda::LoadedModule module, cuda::load_module(tree_version()));
+  RT_TRY_SET(const cuda::LoadedBlas products, cuda::load_blas(cuda::library_candidates("libcublasLt.so.13")));
+  RT_TRY_SET(const std::vector<cuda::GpuSpeed> speeds, cuda::measure_gpus(module.module->api(), products.api, options));
+  // What they say of themselves now that they have worked.
+  Result<HostGpus> after = look_at_gpus();
+  for (GpuFigures& gpu : out.gpus) {
+    const auto same = [&](const GpuFigures& other) { return other.health.pci == gpu.health.pci; };
+    const auto speed = std::ranges::find(speeds, gpu.health.pci, &cuda::GpuSpeed::pci);
+    if (after.ok() && gpu.health.lost.empty()) {
+      if (const auto now = std::ranges::find_if(after.value().gpus, same); now != after.value().gpus.end()) {
+        const uint64_t slowed_by = gpu.health.slowed_by;
+        gpu.health = now->health;
+        gpu.health.slowed_by |= slowed_by;
+        gpu.xids = now->xids;
+      }
+    }
+    if (speed == speeds.end()) {
+      if (gpu.health.lost.empty()) gpu.failed = "CUDA does not show it";
+      continue;
+    }
+    gpu.product_tflops = speed->product_tflops;
+    gpu.copy_gb_s = speed->copy_gb_s;
+    gpu.to_device_gb_s = speed->to_device_gb_s;
+    gpu.to_host_gb_s = speed->to_host_gb_s;
+    gpu.to_gpus_gb_s = speed->to_gpus_gb_s;
+    gpu.wrong = speed->wrong;
+    gpu.failed = speed->failed;
+    if (gpu.health.lost.empty()) gpu.not_measured = speed->not_measured;
+  }
+  return out;
+}
+
+json gpus_event(const json& order) {
+  Result<HostGpus> gpus = measure_gpus_here(order);
+  json out{{"event", "gpus"}};
+  if (gpus.ok()) {
+    out.update(to_json(gpus.value()));
+  } else {
+    out = {{"event", "error"}, {"message", "its GPUs: " + gpus.error().message}};
   }
   return out;
 }
@@ -373,6 +485,7 @@ Result<int> measure(const std::string& text, int meet_fd) {
                            : json{{"event", "pair"}, {"partner", order["partner"]}, {"failed", pair.error().message}}));
   }
   if (order.value("alone", false)) RT_TRY(events.send(measure_alone(order)));
+  if (order.value("gpus", false)) RT_TRY(events.send(gpus_event(order)));
   if (order.contains("reach")) measure_reach(order, *meet, events);
   return 0;
 }

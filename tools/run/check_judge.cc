@@ -14,14 +14,6 @@ constexpr int64_t kStalls = 3;           // at least: a machine may stand still 
 constexpr double kTripSlackUs = 10'000;  // processes that share a core answer each other as late
 constexpr double kSlowTrip = 5;
 
-/// Of two the higher one; 0 where there is none.
-double upper_median(std::vector<double> values) {
-  std::erase_if(values, [](double value) { return value <= 0; });
-  if (values.empty()) return 0;
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
 }  // namespace
 
 void CheckJudge::add_host(int64_t host, HostFigures figures) { alone_[host].push_back({round_, std::move(figures)}); }
@@ -82,6 +74,65 @@ std::pair<CheckJudge::Well, std::string> CheckJudge::judge_alone(int64_t host, i
                                      upper_median(write))};
   }
   return {Well::kYes, ""};
+}
+
+std::map<int64_t, const HostGpus*> CheckJudge::gpus_of(int64_t round) const {
+  std::map<int64_t, const HostGpus*> out;
+  for (const auto& [host, results] : alone_) {
+    for (const Alone& one : results) {
+      if (one.round == round && one.figures.gpus) out[host] = &*one.figures.gpus;
+    }
+  }
+  return out;
+}
+
+std::vector<GpuFault> CheckJudge::always_slow(int64_t host, int64_t& times) const {
+  std::vector<GpuFault> out;
+  times = 0;
+  const auto results = alone_.find(host);
+  if (results == alone_.end()) return out;
+  for (const Alone& one : results->second) {
+    const std::map<int64_t, const HostGpus*> all = gpus_of(one.round);
+    if (!all.contains(host)) continue;
+    std::vector<GpuFault> slow = slow_beside(all, host);
+    if (times++ > 0) {
+      std::erase_if(slow, [&](const GpuFault& fault) {
+        return std::ranges::none_of(out, [&](const GpuFault& before) {
+          return before.index == fault.index && before.measured == fault.measured;
+        });
+      });
+    }
+    out = std::move(slow);
+  }
+  return out;
+}
+
+void CheckJudge::add_gpus(std::vector<CheckFinding>& out) const {
+  for (const auto& [host, results] : alone_) {
+    std::vector<GpuFault> faults;
+    for (const Alone& one : results) {
+      const std::map<int64_t, const HostGpus*> all = gpus_of(one.round);
+      if (!all.contains(host)) continue;
+      std::vector<GpuFault> found = one.round == 1 ? faults_beside(all, host) : std::vector<GpuFault>();
+      for (const GpuFigures& gpu : all.at(host)->gpus) {
+        for (GpuFault& fault : faults_of(gpu)) found.push_back(std::move(fault));
+      }
+      for (GpuFault& fault : found) {
+        const bool told = std::ranges::any_of(faults, [&](const GpuFault& before) {
+          return before.index == fault.index && before.measured == fault.measured;
+        });
+        if (!told) faults.push_back(std::move(fault));
+      }
+    }
+    int64_t times = 0;
+    std::vector<GpuFault> slow = always_slow(host, times);
+    if (times >= kTimesSlow) faults.insert(faults.end(), slow.begin(), slow.end());
+    for (GpuFault& fault : faults) {
+      const std::string why = fault_text(fault);
+      out.push_back(
+          {fault.slow ? CheckFinding::Kind::kSlowGpu : CheckFinding::Kind::kGpu, host, -1, why, std::move(fault)});
+    }
+  }
 }
 
 /// Of the first pairs; of all where there are so few hosts that a bad one is in most.
@@ -171,7 +222,9 @@ std::vector<int64_t> CheckJudge::suspects_alone() const {
       broken += well == Well::kBroken ? 1 : 0;
       slow += well == Well::kSlow ? 1 : 0;
     }
-    if (broken + slow == std::ssize(results) && broken < kTimesBroken && broken + slow < kTimesSlow)
+    int64_t times = 0;
+    const bool slow_gpu = !always_slow(host, times).empty() && times < kTimesSlow;
+    if (slow_gpu || (broken + slow == std::ssize(results) && broken < kTimesBroken && broken + slow < kTimesSlow))
       out.push_back(host);
   }
   return out;
@@ -235,7 +288,10 @@ CheckJudge::Round CheckJudge::next() {
     // Beside them one that is well, to compare with at the same time.
     const std::vector<int64_t> suspects = out.alone;
     for (int64_t host = 0; host < hosts() && !suspects.empty(); ++host) {
-      if (std::ranges::count(suspects, host) > 0 || judge_alone(host, 1).first != Well::kYes) continue;
+      int64_t times = 0;
+      if (std::ranges::count(suspects, host) > 0 || judge_alone(host, 1).first != Well::kYes ||
+          !always_slow(host, times).empty())
+        continue;
       out.alone.push_back(host);
       break;
     }
@@ -318,6 +374,7 @@ std::vector<CheckFinding> CheckJudge::findings() const {
     out.push_back({CheckFinding::Kind::kNetwork, -1, -1,
                    fmt::format("{} of {} hosts are not well, one of them: {}", blamed, hosts(), why)});
   }
+  add_gpus(out);
   return out;
 }
 

@@ -6,13 +6,17 @@
 // measured again beside a host that is not, the pairs with a partner that has been *cleared*: one of its pairs is well.
 // A host is at fault when it is so with two cleared partners; where both members of a bad pair are cleared by others
 // it is their link, once it was measured again. What one partner says is never enough, nor is one measurement: machines
-// are busy. Pure.
+// are busy. Of GPUs (gpu_judge.h) a slow one is measured again like a slow host; what else is found of one counts at
+// once, for no other work makes it. Pure.
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "tools/run/gpu_judge.h"
 
 namespace cairn::tools {
 
@@ -26,8 +30,9 @@ inline constexpr int64_t kPairRounds = 4;                   // at most, behind t
 /// Of a host alone. A rate of 0 was not measured.
 struct HostFigures {
   double matmul_gflops = 0, copy_gb_s = 0, write_mb_s = 0;
-  std::string digest;  // of what it computed: equal on all hosts
-  std::string failed;  // what it could not do; empty: nothing
+  std::string digest;                 // of what it computed: equal on all hosts
+  std::string failed;                 // what it could not do; empty: nothing
+  std::optional<HostGpus> gpus = {};  // nullopt: it was not asked
   bool operator==(const HostFigures&) const = default;
 };
 
@@ -48,10 +53,13 @@ struct CheckFinding {
     kHost,      // broken: `a`
     kSlowHost,  // `a`
     kLink,      // between `a` and `b`
+    kGpu,       // `gpu` of `a` is broken, or missing
+    kSlowGpu,   // `gpu` of `a`
     kNetwork,   // more hosts than not, or nobody to compare with: no host is to blame
   } kind = Kind::kHost;
   int64_t a = -1, b = -1;
   std::string why;
+  GpuFault gpu = {};
   bool operator==(const CheckFinding&) const = default;
 };
 
@@ -85,6 +93,11 @@ class CheckJudge {
   /// Why the host is not well in this round, by those that were measured at once; empty: it is.
   std::pair<Well, std::string> judge_alone(int64_t host, int64_t round) const;
   std::pair<Well, std::string> judge_pair(const PairFigures& pair) const;
+  /// The GPUs of all hosts that were measured in this round, by host.
+  std::map<int64_t, const HostGpus*> gpus_of(int64_t round) const;
+  /// Slow GPUs of the host in each of its rounds, the last ones as they are told, by the names of what was measured.
+  std::vector<GpuFault> always_slow(int64_t host, int64_t& times) const;
+  void add_gpus(std::vector<CheckFinding>& out) const;
   double usual_gb_s() const;
   double usual_trip_us() const;
   bool is_cleared(int64_t host) const;

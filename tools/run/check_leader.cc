@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "runtime/cluster/connection.h"
@@ -44,6 +45,9 @@ std::string finding_text(const CheckReport::Finding& finding) {
       return fmt::format("{} is slow: {}", finding.host, finding.why);
     case CheckFinding::Kind::kLink:
       return fmt::format("the link between {} and {} is bad: {}", finding.host, finding.with, finding.why);
+    case CheckFinding::Kind::kGpu:
+    case CheckFinding::Kind::kSlowGpu:
+      return fmt::format("{}: {}", finding.host, finding.why);
     case CheckFinding::Kind::kNetwork:
       break;
   }
@@ -58,6 +62,10 @@ const char* finding_name(CheckFinding::Kind kind) {
       return "slow_host";
     case CheckFinding::Kind::kLink:
       return "link";
+    case CheckFinding::Kind::kGpu:
+      return "gpu";
+    case CheckFinding::Kind::kSlowGpu:
+      return "slow_gpu";
     case CheckFinding::Kind::kNetwork:
       break;
   }
@@ -72,18 +80,22 @@ json to_json(const CheckReport& report) {
                                           {"copy_gb_s", one.copy_gb_s},
                                           {"write_mb_s", one.write_mb_s}});
     if (!one.failed.empty()) out["failed"] = one.failed;
+    if (one.gpus) out["gpus"] = to_json(*one.gpus)["gpus"];
   }
   json findings = json::array();
   for (const CheckReport::Finding& one : report.findings) {
     json& out = findings.emplace_back(json{{"kind", finding_name(one.kind)}, {"why", one.why}});
     if (!one.host.empty()) out["host"] = one.host;
     if (!one.with.empty()) out["with"] = one.with;
+    if (one.kind != CheckFinding::Kind::kGpu && one.kind != CheckFinding::Kind::kSlowGpu) continue;
+    out["gpu"] = {{"uuid", one.gpu.uuid}, {"pci", one.gpu.pci}};
+    if (one.gpu.index >= 0) out["gpu"]["index"] = one.gpu.index;
+    out["found"] = one.gpu.found;
+    out["expected"] = one.gpu.expected;
+    out["to_do"] = one.gpu.todo;
   }
-  return {{"hosts", report.hosts},
-          {"rounds", report.rounds},
-          {"seconds", report.seconds},
-          {"figures", std::move(figures)},
-          {"findings", std::move(findings)}};
+  return {{"hosts", report.hosts},         {"rounds", report.rounds}, {"seconds", report.seconds},
+          {"figures", std::move(figures)}, {"notes", report.notes},   {"findings", std::move(findings)}};
 }
 
 CheckLeader::CheckLeader(std::vector<CheckedHost> hosts, CheckOptions options, Tell tell)
@@ -112,6 +124,7 @@ void CheckLeader::begin_round() {
   ++round_id_;
   for (const int64_t host : round.alone) {
     parts_[host].alone = true;
+    parts_[host].asks_gpus = options_.gpus;
     parts_[host].reach = round.reach;
   }
   for (const auto& [a, b] : round.pairs) {
@@ -133,6 +146,8 @@ void CheckLeader::begin_round() {
                {"folder", options_.folder.string()},
                {"limit_s", options_.limit_s}};
     if (part.alone) order["alone"] = true;
+    if (part.asks_gpus) order["gpus"] = true;
+    if (part.asks_gpus && options_.gpu_size > 0) order["gpu_size"] = options_.gpu_size;
     if (part.partner >= 0) order["partner"] = part.partner;
     if (part.reach) {
       json others = json::array();
@@ -169,7 +184,10 @@ bool CheckLeader::take(int64_t index, const std::string& kind, const json& body)
                                .copy_gb_s = number(body, "copy_gb_s"),
                                .write_mb_s = number(body, "write_mb_s"),
                                .digest = text(body, "digest"),
-                               .failed = text(body, "failed")};
+                               .failed = text(body, "failed"),
+                               .gpus = {}};
+  } else if (event == "gpus" && part.asks_gpus) {
+    part.gpus = host_gpus_from_json(body);
   } else if (event == "pair" && part.partner >= 0) {
     part.pair = PairFigures{.a = host,
                             .b = part.partner,
@@ -199,6 +217,7 @@ void CheckLeader::lost(int64_t index, const std::string& why) {
   if (part == parts_.end()) return;
   part->second.ended = true;
   part->second.figures.reset();
+  part->second.gpus.reset();
   part->second.pair.reset();
   part->second.failed = lost_[host];
 }
@@ -218,8 +237,12 @@ void CheckLeader::end_round() {
   const auto why = [&](const Part& part) { return part.failed.empty() ? silent : part.failed; };
   for (const auto& [host, part] : parts_) {
     if (!part.ended) tell_(hosts_[static_cast<size_t>(host)].index, "measure_end", json::object());
-    if (part.alone)
-      judge_.add_host(host, part.figures ? *part.figures : HostFigures{.digest = {}, .failed = why(part)});
+    if (part.alone) {
+      HostFigures figures = part.figures ? *part.figures : HostFigures{.digest = {}, .failed = why(part), .gpus = {}};
+      figures.gpus = part.gpus;
+      if (part.asks_gpus && !part.gpus && figures.failed.empty()) figures.failed = "its GPUs: " + why(part);
+      judge_.add_host(host, std::move(figures));
+    }
     if (part.partner > host) {
       const Part& other = parts_.at(part.partner);
       PairFigures both{.a = host, .b = part.partner, .failed = {}};
@@ -249,18 +272,28 @@ void CheckLeader::end_round() {
 
 CheckReport CheckLeader::report() const {
   CheckReport out{.findings = {},
+                  .notes = {},
                   .figures = {},
                   .hosts = static_cast<int64_t>(hosts_.size()),
                   .rounds = judge_.rounds(),
                   .seconds = static_cast<double>((over_ ? ended_ns_ : cluster::steady_ns()) - begun_ns_) / 1e9};
   for (int64_t host = 0; host < std::ssize(hosts_); ++host) {
-    if (const HostFigures* figures = judge_.first_figures(host))
-      out.figures.emplace_back(hosts_[static_cast<size_t>(host)].name, *figures);
+    const HostFigures* const figures = judge_.first_figures(host);
+    if (figures == nullptr) continue;
+    const std::string& name = hosts_[static_cast<size_t>(host)].name;
+    out.figures.emplace_back(name, *figures);
+    if (!figures->gpus) continue;
+    for (const std::string& note : figures->gpus->notes) out.notes.push_back(fmt::format("{}: {}", name, note));
+    for (const GpuFigures& gpu : figures->gpus->gpus) {
+      for (const std::string& note : notes_of(gpu))
+        out.notes.push_back(fmt::format("{}: {}: {}", name, gpu_text(gpu.health), note));
+    }
   }
   for (const CheckFinding& one : judge_.findings()) {
     CheckReport::Finding& finding = out.findings.emplace_back();
     finding.kind = one.kind;
     finding.why = one.why;
+    finding.gpu = one.gpu;
     if (one.a >= 0) {
       finding.index = hosts_[static_cast<size_t>(one.a)].index;
       finding.host = hosts_[static_cast<size_t>(one.a)].name;
@@ -272,6 +305,11 @@ CheckReport CheckLeader::report() const {
     }
   }
   return out;
+}
+
+int64_t gpu_size_of_tests() {
+  const char* const size = std::getenv("CAIRN_CHECK_GPU_SIZE");
+  return size == nullptr ? 0 : std::max<int64_t>(0, std::atoll(size));
 }
 
 bool take_check_message(HostChecker& checker, const std::string& kind, const json& body, const std::string& address) {

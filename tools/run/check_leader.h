@@ -34,6 +34,8 @@ struct CheckOptions {
   std::string dtype = "fp32";        // or bf16: of matrix products
   int64_t kernel_level = 0;          // kernels::GemmIsa, that all hosts have
   std::filesystem::path folder;      // which all hosts share
+  bool gpus = false;                 // of hosts that train there
+  int64_t gpu_size = 0;              // of their product; 0: what a GPU takes
   double limit_s = 20, grace_s = 5;  // of a round; behind that, for the hosts' last word
 };
 
@@ -44,16 +46,18 @@ struct CheckReport {
     int64_t index = -1, other = -1;  // of the hosts; -1: none
     std::string host, with;          // their names
     std::string why;
+    GpuFault gpu;       // of kGpu and kSlowGpu
     bool lost = false;  // it has gone while it was measured
   };
   std::vector<Finding> findings;
+  std::vector<std::string> notes;                            // what is no finding
   std::vector<std::pair<std::string, HostFigures>> figures;  // of each host, as first measured
   int64_t hosts = 0, rounds = 0;
   double seconds = 0;
 };
 /// "h2 is broken: its network: ...", "the link between h1 and h2 is bad: ..."
 std::string finding_text(const CheckReport::Finding& finding);
-/// "host", "slow_host", "link", "network"
+/// "host", "slow_host", "link", "gpu", "slow_gpu", "network"
 const char* finding_name(CheckFinding::Kind kind);
 nlohmann::json to_json(const CheckReport& report);
 
@@ -75,10 +79,14 @@ class CheckLeader {
     int64_t partner = -1;  // number
     bool ended = false, reached = false;
     std::string failed;  // as it ended
+    bool asks_gpus = false;
     std::optional<HostFigures> figures;
+    std::optional<HostGpus> gpus;
     std::optional<PairFigures> pair;
     std::map<int64_t, std::string> reaches;
-    bool answered() const { return ended || ((!alone || figures) && (!reach || reached) && (partner < 0 || pair)); }
+    bool answered() const {
+      return ended || ((!alone || figures) && (!asks_gpus || gpus) && (!reach || reached) && (partner < 0 || pair));
+    }
   };
   void begin_round();
   void end_round();
@@ -95,6 +103,9 @@ class CheckLeader {
   std::map<int64_t, std::string> lost_;  // by number
   bool over_ = false;
 };
+
+/// CAIRN_CHECK_GPU_SIZE of the environment, for doubles of a GPU; 0: it is not set.
+int64_t gpu_size_of_tests();
 
 /// A host's side of those messages. `address`: that it uses between hosts; empty: the one that the leader sees. False:
 /// it is none of them.

@@ -341,12 +341,15 @@ Status LocalCoordinator::take_check(const CheckReport& report) {
   json event = to_json(report);
   event["event"] = "check";
   narrator_.record(event);
+  for (const std::string& note : report.notes) narrator_.say(note);
   if (report.findings.empty())
     narrator_.say(fmt::format("{} hosts were measured in {:.1f} s: all are well", report.hosts, report.seconds));
   for (const CheckReport::Finding& one : report.findings) {
     // A lost one is waited for like any other.
-    const bool leaves = !one.lost && (one.kind == CheckFinding::Kind::kHost ||
-                                      (one.kind == CheckFinding::Kind::kSlowHost && fleet.options().exclude_slow));
+    using Kind = CheckFinding::Kind;
+    const bool broken = one.kind == Kind::kHost || one.kind == Kind::kGpu;
+    const bool slow = one.kind == Kind::kSlowHost || one.kind == Kind::kSlowGpu;
+    const bool leaves = !one.lost && (broken || (slow && fleet.options().exclude_slow));
     const std::optional<int64_t> place = leaves ? fleet.place_of(one.index) : std::nullopt;
     const bool can = place && fleet.can_spare_one() && fleet.resigned().empty();
     narrator_.warn(

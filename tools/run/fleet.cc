@@ -714,9 +714,13 @@ Status Fleet::measure_hosts() {
       tell(hosts_.at(index), kind, body);
     }
   };
-  check_ = std::make_unique<CheckLeader>(
-      std::move(hosts),
-      CheckOptions{.dtype = check_dtype_, .kernel_level = static_cast<int64_t>(isa_), .folder = run_ / "cluster"}, to);
+  check_ = std::make_unique<CheckLeader>(std::move(hosts),
+                                         CheckOptions{.dtype = check_dtype_,
+                                                      .kernel_level = static_cast<int64_t>(isa_),
+                                                      .folder = run_ / "cluster",
+                                                      .gpus = options_.device == DeviceChoice::kCuda,
+                                                      .gpu_size = gpu_size_of_tests()},
+                                         to);
   bool stopped = false;
   while (!stopped && !check_->tick()) {
     stopped = !wait_for_news();

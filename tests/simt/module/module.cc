@@ -7,6 +7,7 @@
 // CAIRN_DOUBLE_SEED: of the order in which work is done (tests/simt/stream_double.h); 0 where it is not set.
 // CAIRN_DOUBLE_DEVICES: how many there are; 2 where it is not set.
 // CAIRN_DOUBLE_FAULTS: what is wrong with which device, as "ecc:1,slow_pair:0-1" (tests/simt/nvml_double.h).
+// CAIRN_DOUBLE_HOST: the end of its devices' UUIDs, which hosts that are processes of one machine are told apart by.
 // CAIRN_DOUBLE_NCCL: a file that the ranks of a run share (tests/simt/nccl_double.h); NCCL cannot be opened without.
 
 #include <unistd.h>
@@ -18,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "runtime/core/check.h"
 #include "runtime/cuda/machine/module.h"
@@ -66,8 +68,12 @@ Doubles& doubles() {
 }
 
 const cuda::NvmlApi& nvml() {
-  static NvmlDouble* const once =
-      new NvmlDouble(nvml_devices(static_cast<int>(Doubles::number("CAIRN_DOUBLE_DEVICES", 2)), Doubles::faults()));
+  static NvmlDouble* const once = [] {
+    auto devices = nvml_devices(static_cast<int>(Doubles::number("CAIRN_DOUBLE_DEVICES", 2)), Doubles::faults());
+    const char* const host = std::getenv("CAIRN_DOUBLE_HOST");
+    for (NvmlDeviceState& device : devices) device.uuid += host == nullptr ? "" : host;
+    return new NvmlDouble(std::move(devices));
+  }();
   return once->api();
 }
 

@@ -106,6 +106,51 @@ TEST_SUITE("tools/run/check_judge") {
     }
   }
 
+  TEST_CASE("a GPU is told as slow after three rounds alone, and as broken at once, whatever the others are") {
+    const auto gpus = [](double tflops, int64_t ecc) {
+      HostGpus out;
+      for (int64_t k = 0; k < 2; ++k) {
+        GpuFigures& gpu = out.gpus.emplace_back();
+        gpu.health.index = k;
+        gpu.health.pci = "0000:0" + std::to_string(k) + ":00.0";
+        gpu.product_tflops = k == 1 ? tflops : 600;
+        gpu.health.ecc_uncorrected = k == 1 ? ecc : 0;
+      }
+      return out;
+    };
+    for (int64_t hosts = 2; hosts <= 5; ++hosts) {
+      for (int64_t ill = 0; ill < hosts; ++ill) {
+        for (const int64_t times : {0, 1, 2, 3}) {
+          CAPTURE(hosts);
+          CAPTURE(ill);
+          CAPTURE(times);
+          int64_t measured = 0, rounds = 0;
+          Planted planted;
+          planted.host = [&](int64_t host, HostFigures& one) {
+            one.gpus = gpus(host == ill && measured++ < times ? 300 : 600, 0);
+          };
+          const std::vector<CheckFinding> found = check(hosts, planted, &rounds);
+          REQUIRE(found.size() == (times == 3 ? 1 : 0));
+          CHECK(measured == std::min<int64_t>(times + 1, 3));
+          if (times < 3) continue;
+          CHECK(found[0].kind == Kind::kSlowGpu);
+          CHECK(found[0].a == ill);
+          CHECK(found[0].gpu.pci == "0000:01:00.0");
+        }
+        Planted planted;  // all but one
+        planted.host = [&](int64_t host, HostFigures& one) { one.gpus = gpus(600, host == ill ? 0 : 3); };
+        int64_t rounds = 0;
+        const std::vector<CheckFinding> found = check(hosts, planted, &rounds);
+        REQUIRE(std::ssize(found) == hosts - 1);
+        for (const CheckFinding& one : found) {
+          CHECK(one.kind == Kind::kGpu);
+          CHECK(one.a != ill);
+          CHECK(one.why.find("GPU 1 (0000:01:00.0) is broken: 3 uncorrected") == 0);
+        }
+      }
+    }
+  }
+
   TEST_CASE("a host whose network is ill is blamed, whichever and whatever it is") {
     const std::vector<std::pair<Kind, std::function<void(PairFigures&)>>> ills = {
         {Kind::kHost,

@@ -15,15 +15,15 @@ namespace {
 /// Hosts 10, 11, ... of the caller's numbers.
 class Hosts {
  public:
-  explicit Hosts(int64_t count, double limit_s = 20) {
+  explicit Hosts(int64_t count, double limit_s = 20, bool gpus = false) {
     std::vector<CheckedHost> hosts;
     for (int64_t k = 0; k < count; ++k)
       hosts.push_back({10 + k, "h" + std::to_string(k), "10.0.0." + std::to_string(k)});
-    leader_ =
-        std::make_unique<CheckLeader>(hosts, CheckOptions{.folder = "/shared", .limit_s = limit_s, .grace_s = 0.05},
-                                      [this](int64_t index, const std::string& kind, const json& body) {
-                                        said_.push_back({index, kind, body});
-                                      });
+    leader_ = std::make_unique<CheckLeader>(
+        hosts, CheckOptions{.folder = "/shared", .gpus = gpus, .limit_s = limit_s, .grace_s = 0.05},
+        [this](int64_t index, const std::string& kind, const json& body) {
+          said_.push_back({index, kind, body});
+        });
   }
   struct Said {
     int64_t index = 0;
@@ -45,6 +45,7 @@ class Hosts {
     };
     if (said.body.contains("alone"))
       tell({{"event", "alone"}, {"matmul_gflops", 10.0}, {"copy_gb_s", 5.0}, {"write_mb_s", 100.0}, {"digest", "d"}});
+    if (said.body.contains("gpus")) tell({{"event", "gpus"}, {"gpus", {{{"index", 0}, {"pci", "0000:01:00.0"}}}}});
     if (said.body.contains("partner"))
       tell({{"event", "pair"}, {"gb_s", 1.0}, {"trip_us", 90.0}, {"trips", 200}, {"stalls", 0}});
     if (!said.body.contains("reach")) return;
@@ -95,6 +96,35 @@ TEST_SUITE("tools/run/check_leader") {
     CHECK(report.rounds == 2);
     CHECK(report.figures.size() == 4);
     CHECK(to_json(report)["figures"][2]["host"] == "h2");
+  }
+
+  TEST_CASE("GPUs are asked for where they are wanted alone, told as they are, and a host whose GPUs hang is broken") {
+    Hosts without(3);
+    CHECK(run(without, [](int64_t, json& body) {
+            CHECK(body["event"] != "gpus");
+            return true;
+          }).findings.empty());
+    Hosts well(3, 20, true);
+    const CheckReport report = run(well);
+    CHECK(report.findings.empty());
+    CHECK(to_json(report)["figures"][1]["gpus"][0]["pci"] == "0000:01:00.0");
+    Hosts ill(3, 20, true);
+    const json told = to_json(run(ill, [](int64_t index, json& body) {
+      if (index == 11 && body["event"] == "gpus") body["gpus"][0]["ecc_uncorrected"] = 1;
+      if (index == 12 && body["event"] == "gpus") body["gpus"][0]["not_measured"] = "it is in use";
+      return true;
+    }));
+    REQUIRE(told["findings"].size() == 1);
+    CHECK(told["findings"][0]["kind"] == "gpu");
+    CHECK(told["findings"][0]["host"] == "h1");
+    CHECK(told["findings"][0]["gpu"] == json{{"index", 0}, {"uuid", ""}, {"pci", "0000:01:00.0"}});
+    CHECK(told["findings"][0]["found"] == "1 uncorrected memory errors since the driver was loaded");
+    CHECK(told["notes"] == json::array({"h2: GPU 0 (0000:01:00.0): not measured: it is in use"}));
+    Hosts hangs(3, 0.02, true);
+    const CheckReport late =
+        run(hangs, [](int64_t index, json& body) { return index != 11 || body["event"] != "gpus"; });
+    REQUIRE(late.findings.size() == 1);
+    CHECK(finding_text(late.findings[0]).starts_with("h1 is broken: its GPUs: it has told nothing in "));
   }
 
   TEST_CASE("what a host publishes goes to its partner, or to all where each is to reach each") {
