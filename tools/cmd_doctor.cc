@@ -29,6 +29,7 @@ void add_doctor(CLI::App& app, Session& session) {
     session.action = [folder, &session]() -> Result<int> {
       const Result<host::VisibleGpus> gpus = own_gpus();
       std::vector<MachineCheck> checks = check_cuda(true);
+      checks.push_back(check_cudnn());
       for (MachineCheck& one : check_places(gpus, host::Topology::of_host())) checks.push_back(std::move(one));
       for (MachineCheck& one : check_gpu_health()) checks.push_back(std::move(one));
       for (MachineCheck& one : check_nccl_here()) checks.push_back(std::move(one));

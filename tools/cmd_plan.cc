@@ -27,6 +27,7 @@
 #include "runtime/plan/plan.h"
 #include "runtime/trainer/staging_rooms.h"
 #include "runtime/trainer/sum_rooms.h"
+#include "tools/attention_option.h"
 #include "tools/calibrate.h"
 #include "tools/commands.h"
 #include "tools/plan_draw.h"
@@ -358,8 +359,10 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   }
 
   const kernels::ScratchBytes scratch = kernel_scratch_of(plan);
-  fmt::print("{} {} of a rank on a CPU, and {} for each thread after its first\n", head("kernels"),
-             format_bytes(scratch.caller), format_bytes(scratch.helper));
+  const int64_t room = attention_room(plan);
+  fmt::print("{} {} of a rank on a CPU, and {} for each thread after its first{}\n", head("kernels"),
+             format_bytes(scratch.caller), format_bytes(scratch.helper),
+             room > 0 ? fmt::format("; on CUDA {} with --attention cudnn", format_bytes(room)) : "");
   if (const int64_t staging = staging_of(plan); staging > 0) {
     fmt::print(
         "{} {} of the host for a rank on CUDA, through which it communicates; by NCCL none, and {} of its device\n",
@@ -473,6 +476,7 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"kernel_scratch", {{"first_thread_bytes", scratch.caller}, {"other_thread_bytes", scratch.helper}}},
       {"cuda_staging_bytes", staging_of(plan)},
       {"cuda_sum_room_bytes", trainer::sum_rooms(plan).total_bytes()},
+      {"cudnn_attention_bytes", attention_room(plan)},
       {"recompute",
        {{"mode", recipe.recompute.mode == RecomputeMode::kFull        ? "full"
                  : recipe.recompute.mode == RecomputeMode::kSelective ? "selective"

@@ -52,7 +52,7 @@ struct RankArgs {
   std::string address;  // of this host among several
   kernels::GemmIsa isa = kernels::GemmIsa::kBaseline;
   std::string device = "cpu";
-  std::string comm = "staged";  // of ranks on CUDA
+  std::string comm = "staged", attention = "own";  // of ranks on CUDA
   int device_index = 0;
   std::string cpus;     // host::ranges_text() of the cores that it is bound to; empty: it is not
   int64_t numa = -1;    // bind_process()
@@ -155,10 +155,11 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   std::unique_ptr<comm::Engine> on_device;
   if (recipe.device == DeviceChoice::kCuda) {
     // Its waits have other ranks' in them, which have the deadline for themselves and say more.
-    RT_TRY_SET(machine, cuda::open_machine(tree_version(),
-                                           {.index = args.device_index,
-                                            .deadline_ms = 2 * options.deadline_ms,
-                                            .sums = args.comm == "nccl" ? trainer::sum_rooms(plan) : SumRooms{}}));
+    RT_TRY_SET(machine,
+               cuda::open_machine(tree_version(), {.index = args.device_index,
+                                                   .deadline_ms = 2 * options.deadline_ms,
+                                                   .sums = args.comm == "nccl" ? trainer::sum_rooms(plan) : SumRooms{},
+                                                   .cudnn = args.attention == "cudnn"}));
     RT_TRY_SET(link, machine->make_link());
     if (args.world > 1) {
       RT_TRY_SET(on_device, make_device_engine(args, plan, options, *engine, *communicates, *machine, events));
@@ -251,6 +252,7 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--ward-fd", args->ward_fd);
   command->add_option("--device", args->device)->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--comm", args->comm)->check(CLI::IsMember({"nccl", "staged"}));
+  command->add_option("--attention", args->attention)->check(CLI::IsMember({"own", "cudnn"}));
   command->add_option("--device-index", args->device_index);
   command->add_option("--cpus", args->cpus);
   command->add_option("--numa", args->numa);

@@ -32,6 +32,7 @@
 #include "runtime/plan/device_choice.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/trace.h"
+#include "tools/attention_option.h"
 #include "tools/comm_option.h"
 #include "tools/commands.h"
 #include "tools/device_option.h"
@@ -89,6 +90,8 @@ struct TrainArgs {
   DeviceChoice device = DeviceChoice::kAuto;  // what the command line says; then what was chosen
   CommWish comm_wish = CommWish::kAuto;
   CommChoice comm;  // what came of it
+  AttentionWish attention_wish = AttentionWish::kKept;
+  AttentionChoice attention;  // the same
 };
 
 Result<Kill> parse_kill(const std::string& text, int64_t world) {
@@ -273,7 +276,8 @@ class RunStarter {
                         .goes_on_from = goes_on_from,
                         .scan_seconds = args_.dry_run ? kScanSeconds : 0,
                         .ranks = ranks_here(hosts_),
-                        .nccl = args_.comm.nccl});
+                        .nccl = args_.comm.nccl,
+                        .cudnn = args_.attention.cudnn});
   }
   Result<int> begin();
   Result<int> train();
@@ -349,6 +353,7 @@ void RunStarter::tell_plan(const Plan& plan) {
              plan.steps, format_count(static_cast<double>(plan.tokens_per_step)), format_bytes(plan.checkpoint_bytes),
              run_.string());
   if (!args_.comm.text.empty()) fmt::print("{}\n", args_.comm.text);
+  if (!args_.attention.text.empty()) fmt::print("{}\n", args_.attention.text);
   if (!args_.dry_run) return;
   result_ = {{"run", run_.string()},
              {"dry_run", true},
@@ -360,6 +365,7 @@ void RunStarter::tell_plan(const Plan& plan) {
              {"tokens_per_step", plan.tokens_per_step},
              {"checkpoint_bytes", plan.checkpoint_bytes}};
   if (!args_.comm.record.is_null()) result_["communication"] = args_.comm.record;
+  if (!args_.attention.record.is_null()) result_["attention"] = args_.attention.record;
 }
 
 /// Nothing where the start may begin; the exit code of a dry run, or of a start that is refused.
@@ -403,6 +409,7 @@ Result<bool> RunStarter::claim(const Recipe& recipe, RunCopies& copies) {
   if (!saved_by_.empty() && folder_.copied_from().empty())
     RT_TRY(take_id_of_place(recipe.checkpoint.copy_to, saved_by_, folder_));
   RT_TRY(note_device(run_, args_.device));
+  RT_TRY(note_attention(run_, args_.attention));
   RT_TRY(write_text_file(run_ / "world", std::to_string(world_)));  // first: a recipe without it is no training's
   std::fflush(stdout);
   RT_TRY_SET(const bool brought, copies.prepare(args_.fresh));  // a signal just ends it: the next start goes on
@@ -518,11 +525,13 @@ Result<int> RunStarter::train() {
   options.agent.threads = args_.threads;
   options.agent.trace = args_.trace;
   if (!args_.comm.text.empty()) options.agent.comm = args_.comm.word();
+  options.agent.attention = args_.attention.word();
   options.agent.environment = args_.comm.environment;
   options.narrator = {.peak_tflops = args_.peak_tflops,
                       .traced = !args_.trace.empty(),
                       .init_on_command_line = !args_.init.path.empty(),
-                      .communication = args_.comm.record};
+                      .communication = args_.comm.record,
+                      .attention = args_.attention.record};
   options.coordinator.fresh = args_.fresh;
   if (args_.from_step > 0) options.coordinator.from_step = args_.from_step;
   RT_TRY_SET(options.coordinator.requests, request_options(args_.requests));
@@ -651,8 +660,12 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
     std::fflush(stdout);
   }
   for (;;) {
-    RT_TRY_SET(Followed followed,
-               follow({.hosts = *hosts, .run = run, .threads = args.threads, .comm = args.comm, .requests = requests}));
+    RT_TRY_SET(Followed followed, follow({.hosts = *hosts,
+                                          .run = run,
+                                          .threads = args.threads,
+                                          .comm = args.comm,
+                                          .attention = args.attention,
+                                          .requests = requests}));
     if (!followed.lead) return followed.code;
     RunStarter starter(loaded, run, world, goes_on, hosts, saved_by, result);
     Result<int> code = starter.take_over(*std::move(followed.lead));
@@ -701,6 +714,10 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
                                      .world = world,
                                      .sums = loaded.recipe.sums}));
   if (args.comm.nccl) RT_TRY(check_nccl(args.comm, hosts));
+  RT_TRY_SET(
+      args.attention,
+      choose_attention(
+          {.wish = given.attention_wish, .device = args.device, .recipe = loaded.recipe, .world = world, .run = run}));
   if (args.device == DeviceChoice::kCuda && hosts && gpus.ok()) {
     std::vector<std::string> at;
     for (int64_t k = 0; k < gpus.value().size(); ++k) at.push_back(host::pci_of_rank(gpus.value(), k));
@@ -718,6 +735,7 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
     hosts->recipe_hash = loaded.hash_hex;
     hosts->device = args.device;
     hosts->comm = args.comm.word();
+    hosts->attention = args.attention.word();
     hosts->replicas =
         std::make_shared<Replicas>(Replicas::Options{.port_from = hosts->port_from, .port_to = hosts->port_to});
     return run_on_hosts(loaded, run, world, args, hosts, saved_by, result);
@@ -890,6 +908,7 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       ->check(CLI::Range(int64_t{1}, int64_t{4096}));
   add_device_option(command, args.device);
   add_comm_option(command, args.comm_wish);
+  add_attention_option(command, args.attention_wish);
   add_isa_option(command, args.isa);
   command.add_option("--threads", args.threads, "compute threads a rank (default: cores / ranks, at least 1)")
       ->type_name("N")

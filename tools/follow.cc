@@ -49,6 +49,7 @@ Result<std::optional<int>> follow_segment(const FollowArgs& args, Follower& foll
                        .threads = args.threads,
                        .trace = segment.trace};
   if (!args.comm.text.empty()) options.comm = args.comm.word();
+  options.attention = args.attention.word();
   options.environment = args.comm.environment;
   Agent agent(plan, args.run, follower, narrator, std::move(options));
   RT_TRY_SET(const std::unique_ptr<agent::Supervisor> supervisor,

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "runtime/core/result.h"
+#include "tools/attention_option.h"
 #include "tools/comm_option.h"
 #include "tools/run/fleet.h"
 #include "tools/run/requests.h"
@@ -18,6 +19,7 @@ struct FollowArgs {
   std::filesystem::path run;
   int64_t threads = 0;
   CommChoice comm;  // the leader's too
+  AttentionChoice attention;
   RequestOptions requests;
 };
 

@@ -27,6 +27,7 @@
 #include "runtime/core/units.h"
 #include "runtime/cuda/blas_api.h"
 #include "runtime/cuda/context.h"
+#include "runtime/cuda/cudnn_api.h"
 #include "runtime/cuda/machine/module.h"
 #include "runtime/host/bind.h"
 #include "runtime/host/gpu_list.h"
@@ -364,6 +365,23 @@ std::vector<MachineCheck> check_gpu_health() {
                    .found = note,
                    .needed = "the kernel's log: it tells of GPUs that failed",
                    .verdict = Verdict::kNote});
+  }
+  return out;
+}
+
+MachineCheck check_cudnn() {
+  MachineCheck out{.what = "cuDNN", .needed = "9, for --attention cudnn alone", .verdict = Verdict::kNote};
+  const auto loaded = cuda::load_cudnn(cuda::library_candidates(cuda::kCudnnFile));
+  if (!loaded.ok()) {
+    out.found = loaded.error().message.substr(0, loaded.error().message.find('\n'));
+    return out;
+  }
+  out.found = fmt::format("{}, version {}", loaded.value().path, cuda::cudnn_version_text(loaded.value().version));
+  const Result<cuda::LoadedModule> module = cuda::load_module(tree_version());
+  if (module.ok() && module.value().module->kernels().cudnn == nullptr) {
+    out.found += "; the kernels for CUDA were built without it";
+  } else if (module.ok()) {
+    out.verdict = Verdict::kFine;
   }
   return out;
 }

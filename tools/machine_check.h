@@ -33,6 +33,8 @@ std::string names_of(const host::VisibleGpus& visible);
 /// and calls show_to_cuda(). `opens`: opens the first device, too, which takes half a GiB of it until this process
 /// ends.
 std::vector<MachineCheck> check_cuda(bool opens);
+/// Whether attention by cuDNN can be had: a run does without it, so it is no problem in any case. Loads it.
+MachineCheck check_cudnn();
 /// For each GPU that may be used: its memory node, the cores that one rank on each would get, the network devices next
 /// to it. Nothing without a GPU. `topology`: an error is a note.
 std::vector<MachineCheck> check_places(const Result<host::VisibleGpus>& visible,

@@ -42,6 +42,7 @@
 #include "runtime/text/tokenizer.h"
 #include "runtime/trainer/staging_rooms.h"
 #include "runtime/trainer/sum_rooms.h"
+#include "tools/attention_option.h"
 #include "tools/commands.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
@@ -490,9 +491,11 @@ void check_memory(const StartQuestion& question, StartReport& report) {
                 own = on_device ? pinned : needed, available = ckpt::available_memory(freed);
   if (on_device) {
     const int64_t sums = question.nccl ? ranks.size() * trainer::sum_rooms(plan).total_bytes() : 0;
+    const int64_t attention = question.cudnn ? ranks.size() * attention_room(plan) : 0;
     report.facts.push_back(
-        fmt::format("device memory: {} of state and activations{}", format_bytes(needed),
-                    sums > 0 ? fmt::format(", {} to sum what ranks send each other", format_bytes(sums)) : ""));
+        fmt::format("device memory: {} of state and activations{}{}", format_bytes(needed),
+                    sums > 0 ? fmt::format(", {} to sum what ranks send each other", format_bytes(sums)) : "",
+                    attention > 0 ? fmt::format(", {} for attention by cuDNN", format_bytes(attention)) : ""));
   }
   report.facts.push_back(
       fmt::format("memory: {} in {}, {} of the ranks' own{}", format_bytes(ckpt::Arena::total_bytes(spec.value())),

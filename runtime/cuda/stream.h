@@ -17,6 +17,7 @@
 
 namespace cairn::cuda {
 
+class AttentionPlans;
 class Blas;
 
 /// Work that was captured, to be launched as one. Its addresses and arguments are those of the capture.
@@ -104,6 +105,14 @@ class CudaStream final : public Stream {
   Blas* blas() const { return blas_; }
   DeviceBytes blas_workspace() const { return blas_workspace_; }
 
+  /// Attention by a library, and memory for it alone. Without, and where it has no plan, Cairn's own kernels do it.
+  void use_attention(AttentionPlans* plans, DeviceBytes workspace) {
+    attention_ = plans;
+    attention_workspace_ = workspace;
+  }
+  AttentionPlans* attention() const { return attention_; }
+  DeviceBytes attention_workspace() const { return attention_workspace_; }
+
   /// What is ordered from here on is not done but kept, with what streams order that follow events of this one. All of
   /// them must have come back to it at the end. Nothing may wait, allocate or be a first use of a kernel in between.
   void begin_capture();
@@ -129,6 +138,8 @@ class CudaStream final : public Stream {
   int64_t given_bytes_ = 0;                // taken since the last settle(), gaps included
   Blas* blas_ = nullptr;
   DeviceBytes blas_workspace_;
+  AttentionPlans* attention_ = nullptr;
+  DeviceBytes attention_workspace_;
   std::vector<std::function<Status()>> others_;  // settle_with()
 };
 

@@ -49,7 +49,8 @@ void add_attention(const Plan& plan, const StageDims& dims, WorkShapes* out) {
     auto shape = kernels::plain_shape(nn::attention_dims(model, dims, layer), plan.compute_dtype());
     if (!shape) continue;
     shape->alibi = slopes;
-    out->raise({.attention = {*shape}});
+    std::vector<AttentionShape>& shapes = out->attention;  // few: layers are alike
+    if (std::ranges::find(shapes, *shape) == shapes.end()) shapes.push_back(*shape);
   }
 }
 

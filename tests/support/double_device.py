@@ -23,7 +23,7 @@ class DoubleDevice:
         os.link(self.module_of(program), self.bin / "libcairn_cuda.so")
         (folder / "libraries").mkdir()
         # One file by two names is one library.
-        for name in ("libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1"):
+        for name in ("libcublasLt.so.13", "libcudnn.so.9", "libnccl.so.2", "libnvidia-ml.so.1"):
             os.link(self.module_of(program), folder / "libraries" / name)
         for k in range(gpus):
             gpu = root / f"proc/driver/nvidia/gpus/0000:0{k + 1}:00.0"

@@ -143,6 +143,7 @@ Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ran
     if (!options_.comm.empty()) {
       for (const std::string& word : {std::string("--comm"), options_.comm}) spec.argv.push_back(word);
     }
+    for (const std::string& word : {std::string("--attention"), options_.attention}) spec.argv.push_back(word);
     if (gpu.visible) spec.env.emplace_back("CUDA_VISIBLE_DEVICES", *gpu.visible);
   }
   spec.env.insert(spec.env.end(), options_.environment.begin(), options_.environment.end());

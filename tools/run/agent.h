@@ -44,6 +44,7 @@ struct AgentOptions {
   std::string trace;                                     // steps=A..B; empty: none
   std::vector<Kill> kills;
   std::string comm;                                              // of ranks on CUDA: `_rank --comm`
+  std::string attention = "own";                                 // the same: `_rank --attention`
   std::vector<std::pair<std::string, std::string>> environment;  // of ranks, beside the agent's own
 };
 

@@ -52,6 +52,7 @@ struct HostOptions {
   std::string build, recipe_hash;
   DeviceChoice device = DeviceChoice::kCpu;  // where its ranks compute
   std::string comm;                          // by what they communicate there: CommChoice::word(); empty on CPUs
+  std::string attention;                     // whose kernels it has there: AttentionChoice::word()
   bool has_cluster_file = false, groups_cross_hosts = false;  // ClusterConfig::groups_cross_hosts
   int64_t port_from = 24512, port_to = 25535;
   cluster::Beats beats;

@@ -79,6 +79,7 @@ Status Narrator::begins(int64_t generation, const ckpt::RestoreChoice& choice, k
              {"host", ckpt::this_writer().host},
              {"pid", static_cast<int64_t>(::getpid())}};
   if (!options_.communication.is_null()) start["communication"] = options_.communication;
+  if (!options_.attention.is_null()) start["attention"] = options_.attention;
   if (choice.read.wanted_bytes > 0) {
     start["needed_bytes"] = choice.read.wanted_bytes;
     start["read_bytes"] = choice.read.read_bytes;

@@ -35,6 +35,7 @@ struct NarratorOptions {
   bool traced = false;                // ranks draw steps: their files are merged, with the saves
   bool init_on_command_line = false;  // what it says is for a new run: it is told when it counts for nothing
   nlohmann::json communication;       // of ranks on CUDA, for the record of each start; null: nothing to tell
+  nlohmann::json attention;           // the same
   int console = STDOUT_FILENO;
 };
 

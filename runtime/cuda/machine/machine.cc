@@ -1,5 +1,8 @@
 #include "runtime/cuda/machine/machine.h"
 
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
 #include <utility>
 
 #include "runtime/core/check.h"
@@ -14,6 +17,13 @@ Result<std::unique_ptr<CudaMachine>> CudaMachine::open(const Api& api, const Bla
   RT_TRY_SET(out->blas_, Blas::open(products, out->context_));
   out->stream_ = CudaStream::make(out->context_, {.urgent = true, .deadline_ms = options.deadline_ms});
   RT_TRY(out->stream_->settle());
+  if (options.cudnn) {
+    if (kernels.cudnn == nullptr) {
+      return Error{ErrorCode::kUnsupported, "the module of kernels was built without cuDNN"};
+    }
+    RT_TRY_SET(AttentionBuilder build, kernels.cudnn(api, options.index));
+    out->attention_ = std::make_unique<AttentionPlans>(std::move(build));
+  }
   kernels::serve_cuda_ops(*kernels.of_f32);
   kernels::serve_cuda_ops(*kernels.of_bf16);
   kernels::serve_cuda_ops(*kernels.of_f16);
@@ -25,7 +35,8 @@ CudaMachine::~CudaMachine() = default;
 
 std::vector<int64_t> CudaMachine::own_blocks(const WorkShapes& work) const {
   std::vector<int64_t> out = {kernels_.scratch_bytes(work), options_.product_bytes,
-                              CudaStream::given_room(work.given_bytes, work.gives)};
+                              CudaStream::given_room(work.given_bytes, work.gives),
+                              attention_ ? attention_workspace_bytes(work.attention) : 0};
   if (options_.sums.total_bytes() > 0) out.insert(out.end(), {options_.sums.own_bytes, options_.sums.beside_bytes});
   return out;
 }
@@ -36,6 +47,7 @@ int64_t CudaMachine::bytes_for(std::span<const int64_t> blocks, const WorkShapes
 
 Status CudaMachine::reserve(std::span<const int64_t> blocks, const WorkShapes& work) {
   RT_CHECK(arena_ == nullptr && heap_ == nullptr, "memory of {} is reserved twice", device_name(device()));
+  RT_TRY(plan_attention(work));
   RT_TRY_SET(arena_, Arena::reserve(context_, bytes_for(blocks, work)));
   return take_own(work);
 }
@@ -44,6 +56,7 @@ Status CudaMachine::allow(const WorkShapes& work) {
   RT_CHECK(arena_ == nullptr, "memory of {} is reserved already", device_name(device()));
   WorkShapes wanted = allowed_;
   wanted.raise(work);
+  RT_TRY(plan_attention(wanted));
   if (heap_ != nullptr && own_blocks(wanted) == own_blocks(allowed_)) return {};
   if (heap_ == nullptr) heap_ = std::make_unique<Heap>(context_);
   allowed_ = wanted;
@@ -56,13 +69,27 @@ Status CudaMachine::take_own(const WorkShapes& work) {
   RT_TRY_SET(scratch_, Buffer::allocate(device(), own[0]));
   RT_TRY_SET(product_room_, Buffer::allocate(device(), own[1]));
   RT_TRY_SET(given_, Buffer::allocate(device(), own[2]));
-  if (own.size() > 3) {
-    RT_TRY_SET(sums_, Buffer::allocate(device(), own[3]));
-    RT_TRY_SET(sums_beside_, Buffer::allocate(device(), own[4]));
+  RT_TRY_SET(attention_room_, Buffer::allocate(device(), own[3]));
+  if (own.size() > 4) {
+    RT_TRY_SET(sums_, Buffer::allocate(device(), own[4]));
+    RT_TRY_SET(sums_beside_, Buffer::allocate(device(), own[5]));
   }
   stream_->use_scratch(scratch_.all());
   stream_->use_blas(*blas_, product_room_.all());
   stream_->use_given(given_.all());
+  if (attention_) stream_->use_attention(attention_.get(), attention_room_.all());
+  return {};
+}
+
+Status CudaMachine::plan_attention(const WorkShapes& work) {
+  if (!attention_) return {};
+  if (!stream_->ready()) return stream_->settle();
+  const std::vector<std::string> left = attention_->prepare(work.attention);
+  if (attention_->count() == 0) {
+    return Error{ErrorCode::kUnsupported, fmt::format("cuDNN takes no attention of this run{}{}",
+                                                      left.empty() ? "" : ": ", fmt::join(left, "; "))};
+  }
+  for (const std::string& line : left) spdlog::info("{}", line);
   return {};
 }
 

@@ -7,6 +7,7 @@
 
 #include "runtime/cuda/arena.h"
 #include "runtime/cuda/blas.h"
+#include "runtime/cuda/cudnn_attention.h"
 #include "runtime/cuda/heap.h"
 #include "runtime/cuda/stream.h"
 #include "runtime/device/machine.h"
@@ -25,6 +26,8 @@ struct KernelTables {
   const kernels::StateOps* state = nullptr;
   int64_t (*scratch_bytes)(const WorkShapes& work) = nullptr;  // of a stream
   const kernels::cuda::RankSums* rank_sums = nullptr;
+  /// Attention by cuDNN, on this device; null where the module was built without.
+  Result<AttentionBuilder> (*cudnn)(const Api& api, int index) = nullptr;
 };
 
 struct MachineOptions {
@@ -32,6 +35,7 @@ struct MachineOptions {
   int64_t deadline_ms = 0;                    // of each wait for the device; 0: none
   int64_t product_bytes = int64_t{32} << 20;  // for the algorithms of products
   SumRooms sums;                              // beside the rank's blocks, for who communicates among devices
+  bool cudnn = false;                         // attention that cuDNN takes is by cuDNN
 };
 
 /// One for each device and process. Streams of CUDA devices have these kernels from now on.
@@ -60,13 +64,17 @@ class CudaMachine final : public Machine {
   const kernels::cuda::RankSums& rank_sums() const { return *kernels_.rank_sums; }
   /// Kinds of products that have an algorithm.
   int64_t product_kinds() const { return blas_->kinds(); }
+  /// Of attention by cuDNN; null without.
+  const AttentionPlans* attention() const { return attention_.get(); }
 
  private:
   CudaMachine(const KernelTables& kernels, const MachineOptions& options) : kernels_(kernels), options_(options) {}
   /// Blocks of the machine's own, in the order in which reserve() takes them: for kernels, products, given numbers,
-  /// sums over ranks.
+  /// attention by cuDNN, sums over ranks.
   std::vector<int64_t> own_blocks(const WorkShapes& work) const;
   Status take_own(const WorkShapes& work);
+  /// Plans of attention by cuDNN, and a line in the log for what it does not take. Errors: it takes nothing.
+  Status plan_attention(const WorkShapes& work);
 
   const KernelTables kernels_;
   const MachineOptions options_;
@@ -75,7 +83,8 @@ class CudaMachine final : public Machine {
   std::unique_ptr<Arena> arena_;  // after reserve()
   std::unique_ptr<Heap> heap_;    // after allow()
   WorkShapes allowed_;
-  Buffer scratch_, product_room_, given_, sums_, sums_beside_;
+  std::unique_ptr<AttentionPlans> attention_;
+  Buffer scratch_, product_room_, given_, attention_room_, sums_, sums_beside_;
   std::unique_ptr<CudaStream> stream_;  // waits for its work before the memory goes
 };
 

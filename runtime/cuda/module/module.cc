@@ -2,6 +2,9 @@
 
 #include <build_version.inc>
 
+#ifdef CAIRN_CUDNN
+#include "runtime/cuda/cudnn/cudnn.h"
+#endif
 #include "runtime/cuda/linked/linked_api.h"
 #include "runtime/cuda/ops/ops.h"
 
@@ -18,7 +21,11 @@ const Module cairn_cuda_module = {
               .of_f16 = &ops<f16>(),
               .state = &state_ops(),
               .scratch_bytes = &scratch_bytes,
-              .rank_sums = &kernels::cuda::rank_sums()};
+              .rank_sums = &kernels::cuda::rank_sums(),
+#ifdef CAIRN_CUDNN
+              .cudnn = &open_cudnn
+#endif
+      };
     }};
 }
 

@@ -7,6 +7,7 @@
 
 #include "runtime/core/exact_sum.h"
 #include "runtime/cuda/blas.h"
+#include "runtime/cuda/cudnn_attention.h"
 #include "runtime/cuda/ops/missing.h"
 #include "runtime/cuda/stream.h"
 #include "runtime/kernels/cuda/adafactor.h"
@@ -295,6 +296,15 @@ bool no_attention(CudaStream& on, const kernels::AttentionDims& d) {
   return lacks(on, d.head_dim > k::kWidestHead, kWideHeads) || lacks(on, k::in_parts(d), kPartsOfTokens);
 }
 
+/// By cuDNN, where the run asks for it and has a plan of just this; else by Cairn's own kernels.
+template <typename T>
+bool by_cudnn(CudaStream& on, const kernels::AttentionDims& d, AttentionPass pass, const AttentionArrays& arrays) {
+  if (on.attention() == nullptr) return false;
+  constexpr DType kDType = std::is_same_v<T, bf16> ? DType::kBf16 : std::is_same_v<T, f16> ? DType::kF16 : DType::kF32;
+  const std::optional<AttentionShape> shape = kernels::plain_shape(d, kDType);
+  return shape && on.attention()->run(on, *shape, pass, arrays, on.attention_workspace());
+}
+
 template <typename T, typename G>
 void attention_backward(Stream& stream, const kernels::AttentionDims& d, DevicePtr<const T> q, DevicePtr<const T> k,
                         DevicePtr<const T> v, DevicePtr<const T> out, DevicePtr<const float> logsumexp,
@@ -302,6 +312,19 @@ void attention_backward(Stream& stream, const kernels::AttentionDims& d, DeviceP
                         DevicePtr<float> scratch) {
   order(stream, "attention_backward", [&](CudaStream& cuda, Queue& on) {
     if (no_attention(cuda, d)) return;
+    if constexpr (std::is_same_v<T, G>) {
+      const AttentionArrays arrays{.q = q.address(),
+                                   .k = k.address(),
+                                   .v = v.address(),
+                                   .out = const_cast<T*>(out.address()),
+                                   .logsumexp = const_cast<float*>(logsumexp.address()),
+                                   .dout = dout.address(),
+                                   .dq = dq.address(),
+                                   .dk = dk.address(),
+                                   .dv = dv.address(),
+                                   .scale = d.scale};
+      if (by_cudnn<T>(cuda, d, AttentionPass::kBackward, arrays)) return;
+    }
     k::attention_backward<T, G>(on, d, q.address(), k.address(), v.address(), out.address(), logsumexp.address(),
                                 dout.address(), dq.address(), dk.address(), dv.address(), scratch.address());
   });
@@ -314,6 +337,13 @@ void fill_attention(kernels::Ops<T>& out) {
                              DevicePtr<const T> v, DevicePtr<T> to, DevicePtr<float> logsumexp) {
     order(stream, "attention_forward", [&](CudaStream& cuda, Queue& on) {
       if (no_attention(cuda, d)) return;
+      const AttentionArrays arrays{.q = q.address(),
+                                   .k = k.address(),
+                                   .v = v.address(),
+                                   .out = to.address(),
+                                   .logsumexp = logsumexp.address(),
+                                   .scale = d.scale};
+      if (by_cudnn<T>(cuda, d, AttentionPass::kForward, arrays)) return;
       float* maxima = nullptr;
       if (d.max_scores) {
         maxima = static_cast<float*>(cuda.scratch(bytes_of<float>(k::attention_maxima(d)), "attention_forward"));

@@ -1,13 +1,14 @@
-// libcairn_cuda.so, libcublasLt.so.13, libnccl.so.2 and libnvidia-ml.so.1 as doubles, in one library that goes by these
-// names: whole programs train on it where there is no device (tests/support/double_device.py). The doubles are those of
-// this folder's tests; a program that misused one ends with 99 and says how. Whoever passes something must not take it
-// for a device: it shows a symbol of that name.
+// libcairn_cuda.so, libcublasLt.so.13, libcudnn.so.9, libnccl.so.2 and libnvidia-ml.so.1 as doubles, in one library
+// that goes by these names: whole programs train on it where there is no device (tests/support/double_device.py). The
+// doubles are those of this folder's tests; a program that misused one ends with 99 and says how. Whoever passes
+// something must not take it for a device: it shows a symbol of that name.
 //
 // CAIRN_DOUBLE_ABORTS_HANG: whoever aborts a communicator of NCCL never comes back, where it is set.
 // CAIRN_DOUBLE_SEED: of the order in which work is done (tests/simt/stream_double.h); 0 where it is not set.
 // CAIRN_DOUBLE_DEVICES: how many there are; 2 where it is not set.
 // CAIRN_DOUBLE_FAULTS: what is wrong with which device, as "ecc:1,slow_pair:0-1" (tests/simt/nvml_double.h).
 // CAIRN_DOUBLE_HOST: the end of its devices' UUIDs, which hosts that are processes of one machine are told apart by.
+// CAIRN_DOUBLE_CUDNN: its version, as cudnnGetVersion() has it; 9.19.0 where it is not set.
 // CAIRN_DOUBLE_NCCL: a file that the ranks of a run share (tests/simt/nccl_double.h); NCCL cannot be opened without.
 
 #include <unistd.h>
@@ -24,6 +25,7 @@
 #include "runtime/core/check.h"
 #include "runtime/cuda/machine/module.h"
 #include "runtime/cuda/ops/ops.h"
+#include "tests/simt/attention_double.h"
 #include "tests/simt/blas_double.h"
 #include "tests/simt/cuda_api.h"
 #include "tests/simt/nccl_double.h"
@@ -47,6 +49,7 @@ struct Doubles {
   StreamDouble cuda{seed(), int64_t{2} << 30};
   CudaApi runtime{cuda, static_cast<int>(number("CAIRN_DOUBLE_DEVICES", 2))};
   BlasDouble products{cuda};
+  AttentionDouble attention;
   std::optional<NcclSegment> segment;
   std::optional<NcclDouble> nccl;
 };
@@ -125,16 +128,18 @@ RT_SHOWN extern const char cairn_cuda_is_a_double[];
 const char cairn_cuda_is_a_double[] = "no device";
 
 RT_SHOWN extern const Module cairn_cuda_module;
-const Module cairn_cuda_module = {.tree_version = CAIRN_TREE_VERSION,
-                                  .api = []() -> const Api& { return simt::doubles().runtime.api(); },
-                                  .kernels = []() -> KernelTables {
-                                    return {.of_f32 = &ops<float>(),
-                                            .of_bf16 = &ops<bf16>(),
-                                            .of_f16 = &ops<f16>(),
-                                            .state = &state_ops(),
-                                            .scratch_bytes = &scratch_bytes,
-                                            .rank_sums = &kernels::cuda::rank_sums()};
-                                  }};
+const Module cairn_cuda_module = {
+    .tree_version = CAIRN_TREE_VERSION,
+    .api = []() -> const Api& { return simt::doubles().runtime.api(); },
+    .kernels = []() -> KernelTables {
+      return {.of_f32 = &ops<float>(),
+              .of_bf16 = &ops<bf16>(),
+              .of_f16 = &ops<f16>(),
+              .state = &state_ops(),
+              .scratch_bytes = &scratch_bytes,
+              .rank_sums = &kernels::cuda::rank_sums(),
+              .cudnn = [](const Api&, int) -> Result<AttentionBuilder> { return simt::doubles().attention.builder(); }};
+    }};
 
 static const BlasApi& blas() { return simt::doubles().products.api(); }
 
@@ -256,6 +261,8 @@ RT_SHOWN int nvmlDeviceGetComputeRunningProcesses_v3(NvmlDevice device, unsigned
   return nvml().processes(device, count, to);
 }
 RT_SHOWN const char* nvmlErrorString(int error) { return nvml().error_string(error); }
+
+RT_SHOWN size_t cudnnGetVersion() { return simt::Doubles::number("CAIRN_DOUBLE_CUDNN", 91900); }
 
 RT_SHOWN size_t cublasLtGetVersion() { return blas().version(); }
 RT_SHOWN const char* cublasLtGetStatusName(int status) { return blas().status_name(status); }

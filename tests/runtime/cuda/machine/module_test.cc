@@ -19,6 +19,12 @@ using namespace cairn;
 
 namespace {
 
+#ifdef CAIRN_CUDNN
+constexpr bool kHasCudnn = true;
+#else
+[[maybe_unused]] constexpr bool kHasCudnn = false;
+#endif
+
 bool is_mapped(const std::string& name) {
   std::ifstream maps("/proc/self/maps");
   return std::string(std::istreambuf_iterator<char>(maps), {}).find(name) != std::string::npos;
@@ -46,8 +52,11 @@ TEST_SUITE("runtime/cuda/machine/module") {
     REQUIRE_OK(loaded);
     CHECK(is_mapped(cuda::kModuleFile));
     CHECK_FALSE(is_mapped("libcuda.so"));
+    CHECK_FALSE(is_mapped("libcudnn"));
     CHECK(loaded.value().path.ends_with(cuda::kModuleFile));
-    const cuda::KernelTables tables = loaded.value().module->kernels();
+    cuda::KernelTables tables = loaded.value().module->kernels();
+    CHECK((tables.cudnn != nullptr) == kHasCudnn);
+    if (!kHasCudnn) tables.cudnn = [](const cuda::Api&, int) -> Result<cuda::AttentionBuilder> { return Error{}; };
     CHECK(is_complete(tables));
     CHECK(is_complete(*tables.of_f32));
     CHECK(is_complete(*tables.of_bf16));

@@ -3,5 +3,5 @@ target_include_directories(runtime_cuda_machine_tests PRIVATE ${CMAKE_BINARY_DIR
 add_dependencies(runtime_cuda_machine_tests cairn_build_version)
 if(TARGET cairn_cuda)
   add_dependencies(runtime_cuda_machine_tests cairn_cuda)
-  target_compile_definitions(runtime_cuda_machine_tests PRIVATE CAIRN_HAS_CUDA_MODULE=1)
+  target_compile_definitions(runtime_cuda_machine_tests PRIVATE CAIRN_HAS_CUDA_MODULE=1 $<$<BOOL:${CAIRN_CUDNN}>:CAIRN_CUDNN>)
 endif()

@@ -30,6 +30,15 @@ Recipe small(bool llama, Precision precision) {
   return out;
 }
 
+/// Heads that a library takes.
+Recipe with_wide_heads() {
+  Recipe out = small(true, Precision::kBf16);
+  out.model.heads = 4;
+  out.model.kv_heads = 2;
+  out.model.head_dim = 8;
+  return out;
+}
+
 Plan plan_of(const Recipe& recipe) {
   const auto planned = make_plan(recipe, 1);
   REQUIRE_OK(planned);
@@ -139,5 +148,60 @@ TEST_SUITE("runtime/cuda/train") {
     const RankPlan rank = plan.rank(0);
     CHECK(told.allocated.at(0) ==
           rank.weight_bytes + rank.grad_bytes + rank.optimizer_bytes + largest_stage_buffers_bytes(plan, 0));
+  }
+
+  TEST_CASE("attention by a library: all of a step has plans, made before it, in memory that the plan knew") {
+    Recipe recipe = with_wide_heads();
+    recipe.model.layers = 2;
+    recipe.checkpoint.snapshot_steps = 0;
+    const Plan plan = plan_of(recipe);
+    const Told own = train_on_double(plan, 8);
+    std::unique_ptr<Lived> life;
+    const Told told = train_on_double(plan, 8, {}, nullptr, &life, true);
+    const simt::AttentionCounts& counts = life->device.attention.counts();
+    const int64_t passes = 5 * plan.micro_batches * recipe.model.layers;
+    CHECK(counts.built == 2);  // layers are alike
+    CHECK(counts.forward == passes);
+    CHECK(counts.backward == passes);
+    CHECK(told.steps == own.steps);  // the double's kernels are Cairn's own
+    for (size_t k = 1; k < life->steps.size(); ++k) CHECK(life->steps[k].allocations == 0);
+    const WorkShapes work = trainer::work_shapes(plan, 0);
+    REQUIRE(work.attention.size() == 1);
+    CHECK(cuda::attention_workspace_bytes(work.attention) > 0);
+    auto opened = life->device.open();
+    REQUIRE_OK(opened);
+    CHECK(told.on_device.at(0) == opened.value()->bytes_for(trainer::TrainState::blocks(plan, plan.rank(0), {}), work));
+    CHECK(told.on_device.at(0) > own.on_device.at(0));
+  }
+
+  TEST_CASE(
+      "attention that is more than a library's goes to Cairn's own kernels, layer by layer; none at all is refused") {
+    Recipe recipe = with_wide_heads();
+    recipe.model.layers = 2;
+    recipe.model.attention_chunk = 4;
+    recipe.model.chunk_layers = {0};
+    const Plan mixed = plan_of(recipe);
+    CHECK(trainer::work_shapes(mixed, 0).attention.size() == 1);
+    std::unique_ptr<Lived> life;
+    train_on_double(mixed, 8, {}, nullptr, &life, true);
+    CHECK(life->device.attention.counts().forward == 5 * mixed.micro_batches);  // of one layer
+    CHECK(life->device.attention.counts().backward == 5 * mixed.micro_batches);
+    const auto none = [&](auto change) {
+      Recipe changed = with_wide_heads();
+      change(changed);
+      return trainer::work_shapes(plan_of(changed), 0).attention.empty();
+    };
+    CHECK_FALSE(none([](Recipe&) {}));
+    CHECK(none([](Recipe& r) { r.model.attention_dropout = 0.1; }));
+    CHECK(none([](Recipe& r) { r.model.score_cap = 5; }));
+    CHECK(none([](Recipe& r) { r.objective.document_end = 1; }));
+    CHECK(none([](Recipe& r) { r.optimizer.qk_clip = 1; }));
+    life.reset();  // one at a time
+    life = std::make_unique<Lived>(8, 1, true);
+    auto opened = life->device.open();
+    REQUIRE_OK(opened);
+    const Status reserved = opened.value()->reserve({}, WorkShapes{});
+    REQUIRE_FALSE(reserved.ok());
+    CHECK(reserved.error().message == "cuDNN takes no attention of this run");
   }
 }

@@ -13,6 +13,7 @@
 #include "runtime/trainer/staging_rooms.h"
 #include "tests/ckpt/hook/mortal_run.h"
 #include "tests/runtime/cuda/cuda_machine.h"
+#include "tests/simt/attention_double.h"
 #include "tests/simt/blas_double.h"
 
 namespace cairn::testing {
@@ -20,8 +21,11 @@ namespace cairn::testing {
 /// Of one process, whose ranks are threads: each has a device of its own, with memory and streams of one double.
 class TrainedDouble {
  public:
-  explicit TrainedDouble(uint64_t seed, int64_t ranks = 1)
-      : cuda(seed, ranks << 26), runtime(cuda, static_cast<int>(ranks)) {}
+  /// `cudnn`: attention is by a library, which is a double too.
+  explicit TrainedDouble(uint64_t seed, int64_t ranks = 1, bool cudnn = false)
+      : cuda(seed, ranks << 26), runtime(cuda, static_cast<int>(ranks)), cudnn_(cudnn) {
+    library_ = &attention;
+  }
   ~TrainedDouble() {
     CHECK(cuda.misuses() == std::vector<std::string>());
     CHECK(cuda.left() == std::vector<std::string>());
@@ -30,25 +34,33 @@ class TrainedDouble {
   }
 
   Result<std::unique_ptr<cuda::CudaMachine>> open(int64_t rank = 0, const SumRooms& sums = {}) {
-    const cuda::KernelTables tables{.of_f32 = &cuda::ops<float>(),
-                                    .of_bf16 = &cuda::ops<bf16>(),
-                                    .of_f16 = &cuda::ops<f16>(),
-                                    .state = &cuda::state_ops(),
-                                    .scratch_bytes = &cuda::scratch_bytes,
-                                    .rank_sums = &kernels::cuda::rank_sums()};
-    return cuda::CudaMachine::open(runtime.api(), products.api(), tables,
-                                   {.index = static_cast<int>(rank), .product_bytes = int64_t{1} << 16, .sums = sums});
+    const cuda::KernelTables tables{
+        .of_f32 = &cuda::ops<float>(),
+        .of_bf16 = &cuda::ops<bf16>(),
+        .of_f16 = &cuda::ops<f16>(),
+        .state = &cuda::state_ops(),
+        .scratch_bytes = &cuda::scratch_bytes,
+        .rank_sums = &kernels::cuda::rank_sums(),
+        .cudnn = [](const cuda::Api&, int) -> Result<cuda::AttentionBuilder> { return library_->builder(); }};
+    return cuda::CudaMachine::open(
+        runtime.api(), products.api(), tables,
+        {.index = static_cast<int>(rank), .product_bytes = int64_t{1} << 16, .sums = sums, .cudnn = cudnn_});
   }
 
   simt::StreamDouble cuda;
   simt::CudaApi runtime;
   simt::BlasDouble products{cuda};
+  simt::AttentionDouble attention;
+
+ private:
+  const bool cudnn_;
+  static inline simt::AttentionDouble* library_ = nullptr;  // the doubles are one at a time
 };
 
 /// One life of a run on a double, and what it was asked, step by step: by rank 0's own thread, and by all of them (the
 /// others may be a step's wait ahead).
 struct Lived {
-  Lived(uint64_t seed, int64_t ranks) : device(seed, ranks), engines(static_cast<size_t>(ranks)) {}
+  Lived(uint64_t seed, int64_t ranks, bool cudnn) : device(seed, ranks, cudnn), engines(static_cast<size_t>(ranks)) {}
   TrainedDouble device;
   std::vector<simt::StreamDouble::Counts> steps;
   std::vector<int64_t> own_waits;
@@ -75,11 +87,12 @@ inline ckpt::testing::OnDevice on_doubles(const Plan& plan, std::unique_ptr<Live
           }};
 }
 
-/// Trains on a double through these deaths, as ckpt::testing::train() does. `last`: keeps the last life.
+/// Trains on a double through these deaths, as ckpt::testing::train() does. `last`: keeps the last life. `cudnn`: of
+/// TrainedDouble.
 inline ckpt::testing::Told train_on_double(const Plan& plan, uint64_t seed,
                                            std::span<const ckpt::testing::Death> deaths = {},
                                            std::vector<std::pair<int64_t, bool>>* from = nullptr,
-                                           std::unique_ptr<Lived>* last = nullptr) {
+                                           std::unique_ptr<Lived>* last = nullptr, bool cudnn = false) {
   const int64_t world = plan.mesh.world();
   std::unique_ptr<Lived> own;
   std::unique_ptr<Lived>& life = last != nullptr ? *last : own;
@@ -90,7 +103,7 @@ inline ckpt::testing::Told train_on_double(const Plan& plan, uint64_t seed,
     const std::lock_guard lock(mutex);
     if (opened++ % world == 0) {
       life.reset();  // the doubles are one at a time
-      life = std::make_unique<Lived>(seed, world);
+      life = std::make_unique<Lived>(seed, world, cudnn);
     }
     return open(rank);
   };
