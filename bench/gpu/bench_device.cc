@@ -21,10 +21,26 @@ double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock:
 
 }  // namespace
 
+Status BenchDevice::open_machine(const WorkShapes& work, bool cudnn) {
+  machine_.reset();
+  RT_TRY_SET(machine_, cuda::open_machine(CAIRN_TREE_VERSION, {.cudnn = cudnn}));
+  return machine_->allow(work);
+}
+
+bool BenchDevice::use_cudnn(bool wanted) {
+  stream().use_attention(wanted ? cudnn_ : nullptr, stream().attention_workspace());
+  return wanted && cudnn_ != nullptr;
+}
+
 Result<std::unique_ptr<BenchDevice>> BenchDevice::open(int64_t room_bytes, const WorkShapes& work) {
   std::unique_ptr<BenchDevice> out(new BenchDevice);
-  RT_TRY_SET(out->machine_, cuda::open_machine(CAIRN_TREE_VERSION, {}));
-  RT_TRY(out->machine_->allow(work));
+  if (const Status with_cudnn = out->open_machine(work, true); with_cudnn.ok()) {
+    out->cudnn_ = out->stream().attention();
+  } else {
+    out->no_cudnn_ = with_cudnn.error().message;
+    RT_TRY(out->open_machine(work, false));
+  }
+  out->use_cudnn(false);
   const Device device = out->machine_->device();
   RT_TRY_SET(out->room_, Buffer::allocate(device, room_bytes));
   const int64_t drawn_bytes = std::min(room_bytes, kDrawnBytes);

@@ -22,6 +22,9 @@ class BenchDevice {
   static Result<std::unique_ptr<BenchDevice>> open(int64_t room_bytes, const WorkShapes& work);
 
   cuda::CudaStream& stream() { return machine_->cuda_stream(); }
+  /// Whether attention is by cuDNN from here on. False where that cannot be, which no_cudnn() explains.
+  bool use_cudnn(bool wanted);
+  const std::string& no_cudnn() const { return no_cudnn_; }
   const kernels::Exec<bf16>& on() const { return *on_; }
   const kernels::StateExec& state() const { return *state_; }
   DeviceBytes room() { return room_.all(); }
@@ -30,7 +33,11 @@ class BenchDevice {
 
  private:
   BenchDevice() = default;
+  Status open_machine(const WorkShapes& work, bool cudnn);
+
   std::unique_ptr<cuda::CudaMachine> machine_;
+  cuda::AttentionPlans* cudnn_ = nullptr;
+  std::string no_cudnn_;
   Buffer room_, drawn_;
   std::unique_ptr<kernels::Exec<bf16>> on_;
   std::unique_ptr<kernels::StateExec> state_;

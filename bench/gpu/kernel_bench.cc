@@ -125,6 +125,8 @@ Result<int> run(const Options& options) {
   say(fmt::format("memory {:.0f} GB/s read and written (copy of {}); matrix units {:.1f} TFLOP/s (bf16, {})",
                   limits.bytes_per_s * 1e-9, copy.shape, limits.flops_per_s * 1e-12, product.shape));
 
+  const std::set<std::string> attention = {"attention_forward", "attention_backward"};
+  if (!device.no_cudnn().empty()) say(fmt::format("attention by cuDNN is not compared: {}", device.no_cudnn()));
   std::set<std::string> measured;
   std::vector<std::string> left_out;
   const auto take = [&](const std::string& model, const std::vector<Case>& cases) -> Status {
@@ -137,6 +139,14 @@ Result<int> run(const Options& options) {
       step_ms += timed.value().median() * of.calls * 1e-3;
       least_ms += limits.least_us(of) * of.calls * 1e-3;
       print({model, of, std::move(timed).value()}, limits, options.json);
+      if (!attention.contains(of.name) || !device.use_cudnn(true)) continue;
+      Result<Timed> by_cudnn = measure(device, of, options.pace);
+      device.use_cudnn(false);
+      if (!by_cudnn.ok()) return std::move(by_cudnn).error().with(fmt::format("{} {} by cuDNN", of.name, of.shape));
+      Case other = of;
+      other.name += " by cuDNN";
+      other.calls = 0;  // a step is by Cairn's own
+      print({model, other, std::move(by_cudnn).value()}, limits, options.json);
     }
     if (step_ms > 0) say(fmt::format("  a step of these: {:.2f} ms, {:.2f} ms at the limits", step_ms, least_ms));
     return {};

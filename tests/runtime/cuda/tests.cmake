@@ -20,6 +20,10 @@ if(TARGET cairn_cuda_kernels)
   target_compile_definitions(gpu_ops_tests PRIVATE CAIRN_ON_DEVICE)
   target_link_libraries(gpu_ops_tests PRIVATE cairn_doctest_main cairn_runtime_cuda_linked cairn_runtime_cuda_ops
                         cairn_runtime_kernels cairn_cuda_kernels)
+  if(TARGET cairn_runtime_cuda_cudnn)
+    target_sources(gpu_ops_tests PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/cudnn/parity.cc)
+    target_link_libraries(gpu_ops_tests PRIVATE cairn_runtime_cuda_cudnn)
+  endif()
   cairn_packaged(gpu_ops_tests)
   # Of the program of the preset `release`, where that is built.
   add_test(NAME tools/gpu_package_test COMMAND ${CAIRN_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/tools/cuda/gpu_package_test.py
