@@ -384,9 +384,12 @@ TEST_SUITE("runtime/nn/stage_model") {
         CHECK(std::abs(got.losses[r] - exact.losses[r]) < 5e-2);
       }
       const double floor = largest(exact.grads);
+      // Warm queries make scores, and with them what their rounding changes, several times as large: 0.11 with
+      // bf16 instructions.
+      const double most = recipe.model.temperature_scale > 0 ? 0.16 : 8e-2;
       for (size_t t = 0; t < plan.tensors.size(); ++t) {
         CAPTURE(plan.tensors[t].name);
-        CHECK(distance(got.grads[t], exact.grads[t], floor) < 8e-2);
+        CHECK(distance(got.grads[t], exact.grads[t], floor) < most);
       }
     }
   }
