@@ -128,6 +128,7 @@ struct Reference {
   std::vector<std::vector<int32_t>> inputs;
   std::vector<std::vector<float>> logits;  // [tokens, vocab] of each
   std::vector<double> bf16_error;  // of transformers' own bf16 run: root mean squares of error and logits, divided
+  std::vector<std::vector<double>> exact_losses;  // of each, of the tokens but the first, by float64; empty: not known
 };
 
 /// The numbers of a tensor of reference.safetensors; empty when it has none of this name.
@@ -154,6 +155,7 @@ inline Reference reference_of(const std::string& name) {
     out.inputs.emplace_back(ids.begin(), ids.end());
     out.logits.push_back(reference_tensor<float>(file, "logits." + n));
     for (const float error : reference_tensor<float>(file, "bf16_error." + n)) out.bf16_error.push_back(error);
+    out.exact_losses.push_back(reference_tensor<double>(file, "exact_losses." + n));
   }
   return out;
 }
@@ -306,6 +308,8 @@ inline Weights gradients_of(ModelConfig model, const Weights& weights, const std
 
 /// Losses of tokens in float32, of the loss, or of 1 where it is less.
 constexpr double kLossGate = 1e-5;
+/// Beyond it, of drawn models: so many times the error of transformers' own float32 (docs/converters.md, "Proof").
+constexpr double kLossErrorFactor = 10;
 
 /// Gradients in float32, of a tensor's largest: a backward pass is twice as many sums as the forward, and a softmax's
 /// gradient a difference of nearly equal numbers. And of gradients that are zero in exact arithmetic (the bias of k).
