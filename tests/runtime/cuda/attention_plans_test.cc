@@ -12,26 +12,15 @@
 #include "runtime/kernels/attention.h"
 #include "tests/runtime/cuda/cuda_machine.h"
 #include "tests/simt/attention_double.h"
+#include "tests/support/attention_shape.h"
 
 using namespace cairn;
 using namespace cairn::cuda;
+using cairn::testing::shape;
 
 namespace {
 
 constexpr int64_t kOwn = 256;  // bytes of any plan
-
-AttentionShape shape(int64_t samples, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim) {
-  const int64_t row = (heads + 2 * kv_heads) * head_dim;
-  return {.dtype = DType::kBf16,
-          .samples = samples,
-          .tokens = tokens,
-          .heads = heads,
-          .kv_heads = kv_heads,
-          .head_dim = head_dim,
-          .q_stride = row,
-          .kv_stride = row,
-          .out_stride = heads * head_dim};
-}
 
 }  // namespace
 

@@ -11,6 +11,7 @@
 #include "bench/gpu/cases.h"
 #include "runtime/cuda/cudnn/attention_graph.h"
 #include "tests/runtime/cuda/cudnn/devices.h"
+#include "tests/support/attention_shape.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
@@ -18,6 +19,7 @@ using namespace cairn::cuda;
 using cairn::testing::ChipNumbers;
 using cairn::testing::kA100;
 using cairn::testing::kH100;
+using cairn::testing::shape;
 
 namespace {
 
@@ -57,19 +59,6 @@ struct Built {
   std::vector<One> made;
   AttentionPlans plans;
 };
-
-AttentionShape shape(int64_t samples, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim) {
-  const int64_t row = (heads + 2 * kv_heads) * head_dim;
-  return {.dtype = DType::kBf16,
-          .samples = samples,
-          .tokens = tokens,
-          .heads = heads,
-          .kv_heads = kv_heads,
-          .head_dim = head_dim,
-          .q_stride = row,
-          .kv_stride = row,
-          .out_stride = heads * head_dim};
-}
 
 std::string text_of(const std::vector<std::string>& lines) {
   std::string out;
