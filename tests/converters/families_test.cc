@@ -1290,26 +1290,27 @@ TEST_SUITE("converters/families") {
 
   TEST_CASE("import into tp 2, pp 2, then export, gives the weights and the config's values back") {
     for_each_fixture([&](const std::string& name) {
-      if (!is_computed(opened(name)->model())) return;
+      const auto source_folder = opened(name);
+      const ModelConfig& model = source_folder->model();
+      if (!is_computed(model)) return;
       TempDir temp;
       ckpt::PosixBackend io;
       ImportOptions options;
-      const ModelConfig model = opened(name)->model();
       options.mesh = {.tp = tp_of(model), .pp = std::min<int64_t>(2, model.layers), .dp = 1};
       const auto imported = import_hf(io, golden(name), temp / "run", options, encode);
       REQUIRE_OK(imported);
       const bool blocks = json_in(golden(name) / "config.json").contains("quantization_config");
       const auto exported = export_hf(io, imported.value().dir, temp / "out", {.block_fp8 = blocks}, decode);
       REQUIRE_OK(exported);
-      const Family& family = opened(name)->family();
+      const Family& family = source_folder->family();
       const bool as_another = exported.value().model_type != family.model_type;
       CHECK(as_another == (family.architecture.empty() || (family.own_code && model.positions == Positions::kRotary)));
       CHECK(exported.value().warnings.empty() == (as_another || !family.own_code));
       if (as_another) {  // the same model
         const auto other = HfFolder::open(temp / "out");
         REQUIRE_OK(other);
-        CHECK(weights_of(*other.value()) == weights_of(*opened(name)));
-        CHECK(differing_fields(other.value()->model(), opened(name)->model()).empty());
+        CHECK(weights_of(*other.value()) == weights_of(*source_folder));
+        CHECK(differing_fields(other.value()->model(), model).empty());
         return;
       }
       for (const auto& entry : fs::directory_iterator(golden(name))) {
