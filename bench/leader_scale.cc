@@ -47,7 +47,7 @@ constexpr double kPaceEveryS = 1;
 struct Args {
   int64_t hosts = 1000, kills = 5;
   double seconds = 10, most_share = 0, most_ms = 0;
-  std::filesystem::path scratch = ".";
+  std::filesystem::path scratch = std::filesystem::temp_directory_path();
 };
 
 HostOptions options_of(const Args& args, int64_t index) {

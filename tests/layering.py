@@ -1,8 +1,10 @@
 """Every #include of a project header must follow an edge that CMakeLists.txt declares, every declared edge must have such an
-include; JSON is read in one place, which bounds its depth; addresses in a device's memory are for who runs there. Prints each line that does not."""
+include; JSON is read in one place, which bounds its depth; addresses in a device's memory are for who runs there; the top
+level has no other folder. Prints each line that does not."""
 import json
 import pathlib
 import re
+import subprocess
 import sys
 
 root, layers = pathlib.Path(sys.argv[1]), json.load(open(sys.argv[2]))
@@ -11,6 +13,9 @@ opens = re.compile(r"\.address\(\)|\baddress_of\(")
 opening = ("runtime/device", "runtime/kernels", "runtime/kernels/cuda", "runtime/comm", "runtime/gloo", "runtime/cuda", "runtime/cuda/ops",
            "runtime/cuda/nccl", "ckpt/copy", "ckpt/snapshot", "tools")  # links and pagers of state; tools: of hosts
 parses = re.compile(r'\b(?:nlohmann::)?(?:json|Json|ordered_json)::(?:sax_)?parse\(')
+top_level = (".ci", "bench", "ckpt", "cmake", "converters", "docs", "dsl", "recipes", "runtime", "tests", "tools")
+git = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True)
+tracked = git.stdout if git.returncode == 0 else ""  # an archive of the sources is in no repository
 bad = checked = 0
 for folder, allowed in layers.items():
     used = set()
@@ -39,5 +44,8 @@ for folder, allowed in layers.items():
     for unused in (edge for edge in allowed if edge not in used):
         print(f"{folder} includes nothing of {unused}: CMakeLists.txt declares an edge that nobody uses")
         bad += 1
+for name in sorted({line.split("/")[0] for line in tracked.splitlines() if "/" in line} - set(top_level)):
+    print(f"{name}/: the top level has {', '.join(top_level)}, and no other folder")
+    bad += 1
 print(f"{checked} includes in {len(layers)} folders, {bad} against the layering")
 sys.exit(1 if bad or not checked else 0)
