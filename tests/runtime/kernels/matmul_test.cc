@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
+#include <string>
 #include <thread>
 
 #include "kernel_testing.h"
@@ -22,10 +24,14 @@ struct Case {
   int64_t spare;  // elements between rows
 };
 
-using Product = std::function<void(const MatmulArgs&)>;
+struct Product {
+  std::string name;
+  std::function<void(const MatmulArgs&)> run;
+};
 
+/// Each of `products` against one naive product, which takes most of the time.
 template <typename AB, typename C>
-void check_product(const Case& t, const Product& product = matmul) {
+void check_product(const Case& t, const std::vector<Product>& products = {{"matmul", matmul}}) {
   CAPTURE(t.m);
   CAPTURE(t.n);
   CAPTURE(t.k);
@@ -39,13 +45,15 @@ void check_product(const Case& t, const Product& product = matmul) {
   const auto bias = normals<AB>("bias", t.n);
   const auto before = normals<C>("c", ldc * t.m);
   std::vector<double> wanted = doubles(before);  // the gap between rows must stay
+  std::vector<double> row(t.k), columns(t.n * t.k);
+  for (int64_t j = 0; j < t.n; ++j) {
+    for (int64_t l = 0; l < t.k; ++l) columns[j * t.k + l] = to_f32(b[t.trans_b ? j * ldb + l : l * ldb + j]);
+  }
   for (int64_t i = 0; i < t.m; ++i) {
+    for (int64_t l = 0; l < t.k; ++l) row[l] = to_f32(a[t.trans_a ? l * lda + i : i * lda + l]);
     for (int64_t j = 0; j < t.n; ++j) {
-      double sum = t.accumulate ? wanted[i * ldc + j] : 0.0;
-      for (int64_t l = 0; l < t.k; ++l) {
-        sum += static_cast<double>(to_f32(a[t.trans_a ? l * lda + i : i * lda + l])) *
-               to_f32(b[t.trans_b ? j * ldb + l : l * ldb + j]);
-      }
+      const double sum = std::inner_product(row.begin(), row.end(), columns.begin() + j * t.k,
+                                            t.accumulate ? wanted[i * ldc + j] : 0.0);
       wanted[i * ldc + j] = sum + (t.bias ? to_f32(bias[j]) : 0.0);
     }
   }
@@ -64,11 +72,14 @@ void check_product(const Case& t, const Product& product = matmul) {
                   .c_dtype = DTypeOf<C>::value,
                   .accumulate = t.accumulate,
                   .bias = t.bias ? DevicePtr(bias.data()) : nullptr};
-  for (int round = 0; round < 2; ++round) {  // the second call finds the scratch of the first
-    auto c = before;
-    args.c = DevicePtr(c.data());
-    product(args);
-    check_close(c, wanted, sum_of<C>(t.k));
+  for (const Product& product : products) {
+    CAPTURE(product.name);
+    for (int round = 0; round < 2; ++round) {  // the second call finds the scratch of the first
+      auto c = before;
+      args.c = DevicePtr(c.data());
+      product.run(args);
+      check_close(c, wanted, sum_of<C>(t.k));
+    }
   }
 }
 
@@ -123,31 +134,32 @@ TEST_SUITE("runtime/kernels/matmul") {
                      std::pair<bf16, bf16>, std::pair<bf16, float>, std::pair<f16, f16>, std::pair<f16, float>) {
     using AB = typename T::first_type;
     using C = typename T::second_type;
+    std::vector<Product> products;
     for (const GemmIsa isa :
          {GemmIsa::kBaseline, GemmIsa::kAvx2, GemmIsa::kAvx512, GemmIsa::kAvx512Bf16, GemmIsa::kAmx}) {
+      const std::string name = "instruction set " + std::to_string(static_cast<int>(isa));
       if (!kernels::gemm_isa_runs(isa)) {
-        MESSAGE("not on this machine: instruction set ", static_cast<int>(isa));
+        MESSAGE("not on this machine: ", name);
         continue;
       }
-      CAPTURE(static_cast<int>(isa));
-      const auto product = [isa](const MatmulArgs& args) { kernels::matmul_packed(args, isa); };
-      for (int flags = 0; flags < 16; ++flags) {
-        const bool ta = flags & 1, tb = flags & 2, acc = flags & 4, bias = flags & 8;
-        check_product<AB, C>({37, 45, 51, ta, tb, acc, bias, 5}, product);
-        check_product<AB, C>({12, 64, 32, ta, tb, acc, bias, 0}, product);
-        check_product<AB, C>({1, 1, 1, ta, tb, acc, bias, 1}, product);
-        check_product<AB, C>({3, 65, 1100, ta, tb, acc, bias, 1}, product);   // chunks of the sum: 512 steps at most
-        check_product<AB, C>({100, 70, 301, ta, tb, acc, bias, 0}, product);  // turns of AMX: 128 steps, 64 rows
-        check_product<AB, C>({64, 128, 320, ta, tb, acc, bias, 0}, product);  // rows of A as they lie
-        check_product<AB, C>({3, 65, 3100, ta, tb, acc, bias, 1}, product);   // chunks of AMX: 1,536 steps
-      }
-      // More than one block of rows that keep sums (2048), of columns (6 MiB), of A's part (384 KiB).
-      check_product<AB, C>({2060, 1, 1030, false, true, true, true, 0}, product);
-      check_product<AB, C>({1, 3100, 1030, false, false, false, true, 0}, product);
-      check_product<AB, C>({400, 20, 520, true, true, true, false, 0}, product);
-      check_product<AB, C>({130, 140, 150, true, false, true, false, 0}, product);     // enough for several threads
-      check_product<AB, C>({1088, 2048, 64, false, false, false, false, 0}, product);  // rounded past the caches
+      products.push_back({name, [isa](const MatmulArgs& args) { kernels::matmul_packed(args, isa); }});
     }
+    for (int flags = 0; flags < 16; ++flags) {
+      const bool ta = flags & 1, tb = flags & 2, acc = flags & 4, bias = flags & 8;
+      check_product<AB, C>({37, 45, 51, ta, tb, acc, bias, 5}, products);
+      check_product<AB, C>({12, 64, 32, ta, tb, acc, bias, 0}, products);
+      check_product<AB, C>({1, 1, 1, ta, tb, acc, bias, 1}, products);
+      check_product<AB, C>({3, 65, 1100, ta, tb, acc, bias, 1}, products);   // chunks of the sum: 512 steps at most
+      check_product<AB, C>({100, 70, 301, ta, tb, acc, bias, 0}, products);  // turns of AMX: 128 steps, 64 rows
+      check_product<AB, C>({64, 128, 320, ta, tb, acc, bias, 0}, products);  // rows of A as they lie
+      check_product<AB, C>({3, 65, 3100, ta, tb, acc, bias, 1}, products);   // chunks of AMX: 1,536 steps
+    }
+    // More than one block of rows that keep sums (2048), of columns (6 MiB), of A's part (384 KiB).
+    check_product<AB, C>({2060, 1, 1030, false, true, true, true, 0}, products);
+    check_product<AB, C>({1, 3100, 1030, false, false, false, true, 0}, products);
+    check_product<AB, C>({400, 20, 520, true, true, true, false, 0}, products);
+    check_product<AB, C>({130, 140, 150, true, false, true, false, 0}, products);     // enough for several threads
+    check_product<AB, C>({1088, 2048, 64, false, false, false, false, 0}, products);  // rounded past the caches
   }
 
   TEST_CASE_TEMPLATE("a sum in parts is the tree of its parts' sums, whoever takes which subtree", T,
