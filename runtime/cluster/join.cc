@@ -206,7 +206,7 @@ class Door::Impl {
     }
     if (brought.computes != own_.computes) {
       return both("ranks compute by other means:", own_.computes, brought.computes) +
-             "; the same devices, --device and --comm on all hosts";
+             "; the same devices, --device, --comm and --attention on all hosts";
     }
     if (brought.ranks != own_.ranks) {
       return both("another number of ranks: --nproc", own_.ranks, brought.ranks) + "; the same on all hosts";

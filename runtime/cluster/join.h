@@ -39,7 +39,7 @@ struct Hello {
   std::string boot_id;
   std::string build;  // of the program: all agents run the same
   std::string recipe_hash;
-  std::string computes;      // where its ranks compute, and by what they communicate: "cpu", "cuda, staged"
+  std::string computes;      // by what means its ranks do: "cpu", "cuda, staged, attention own"
   int64_t ranks = 0;         // of this host
   int64_t kernel_level = 0;  // the highest of its processor (kernels::GemmIsa): others give other last bits
   std::map<std::string, std::string> nccl;  // variables of its ranks, where they compute on GPUs

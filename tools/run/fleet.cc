@@ -61,9 +61,9 @@ cluster::Hello hello_of(const HostOptions& options) {
           .boot_id = boot_id(),
           .build = options.build,
           .recipe_hash = options.recipe_hash,
-          .computes = options.device != DeviceChoice::kCuda ? "cpu"
-                      : options.attention == "cudnn"        ? "cuda, " + options.comm + ", attention by cuDNN"
-                                                            : "cuda, " + options.comm,
+          .computes = options.device != DeviceChoice::kCuda
+                          ? "cpu"
+                          : fmt::format("cuda, {}, attention {}", options.comm, options.attention),
           .ranks = options.ranks,
           .kernel_level = static_cast<int64_t>(kernels::gemm_isa()),
           .nccl = options.nccl,

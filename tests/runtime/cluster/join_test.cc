@@ -38,7 +38,7 @@ Hello hello_of(int64_t index) {
           .boot_id = "b",
           .build = "1.0 abc",
           .recipe_hash = "feed",
-          .computes = "cuda, staged",
+          .computes = "cuda, staged, attention own",
           .ranks = 2,
           .kernel_level = 3};
 }
@@ -185,8 +185,14 @@ TEST_SUITE("runtime/cluster/join") {
     other = hello_of(1);
     other.computes = "cpu";
     CHECK(refusal(leader, other) ==
-          "refused by 127.0.0.1: ranks compute by other means: cpu there, cuda, staged at the leader; the same "
-          "devices, --device and --comm on all hosts");
+          "refused by 127.0.0.1: ranks compute by other means: cpu there, cuda, staged, attention own at the leader; "
+          "the same "
+          "devices, --device, --comm and --attention on all hosts");
+    other = hello_of(1);
+    other.computes = "cuda, staged, attention cudnn";
+    CHECK(
+        refusal(leader, other).find("cuda, staged, attention cudnn there, cuda, staged, attention own at the leader") !=
+        std::string::npos);
     other = hello_of(1);
     other.ranks = 4;
     CHECK(refusal(leader, other).find("--nproc 4 there, 2 at the leader") != std::string::npos);

@@ -7,6 +7,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -135,6 +136,22 @@ class Member {
 };
 
 }  // namespace
+
+TEST_CASE("hosts bring by what means their ranks compute: each choice makes another word") {
+  HostOptions options = options_of(0);
+  CHECK(hello_of(options).computes == "cpu");
+  std::set<std::string> words = {"cpu"};
+  options.device = DeviceChoice::kCuda;
+  for (const char* const comm : {"nccl", "registered", "staged"}) {
+    for (const char* const attention : {"own", "cudnn"}) {
+      options.comm = comm;
+      options.attention = attention;
+      words.insert(hello_of(options).computes);
+    }
+  }
+  CHECK(words.size() == 7);
+  CHECK(words.contains("cuda, registered, attention cudnn"));
+}
 
 TEST_CASE("a leader that waits for one of many holds the lease while others are at its door") {
   const TempDir dir("lead");
