@@ -99,6 +99,12 @@ Result<std::unique_ptr<comm::Engine>> make_engine(const RankArgs& args, const co
   return comm::make_hybrid_engine(config);
 }
 
+/// Opened once.
+const Result<cuda::LoadedNccl>& nccl() {
+  static const Result<cuda::LoadedNccl> out = cuda::load_nccl(cuda::library_candidates("libnccl.so.2"));
+  return out;
+}
+
 /// `of_host`: the engine beneath, by which ranks of this host are seen; `engine`: that or what is around it.
 Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, const Plan& plan,
                                                          const comm::Options& options, comm::Engine& of_host,
@@ -110,13 +116,12 @@ Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, c
                                                                            trainer::staging_rooms(plan, args.rank)));
     return out;
   }
-  static const Result<cuda::LoadedNccl> nccl = cuda::load_nccl(cuda::library_candidates("libnccl.so.2"));
-  if (!nccl.ok()) return nccl.error();
   cuda::NcclOptions how{.deadline_ms = options.deadline_ms,
                         .rooms =
                             [&machine] {
                               return cuda::NcclRooms{machine.room_for_sums(), machine.room_for_sums_beside()};
                             },
+                        .registered = {},
                         .nccl_sums = plan.recipe.sums == Sums::kNccl,
                         .ways = message_ways(plan),
                         .on_device = on_device,
@@ -129,7 +134,8 @@ Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, c
                         .local = dynamic_cast<comm::LinkedEngine*>(&of_host),
                         // The agent ends the rank where an abort of NCCL's does not.
                         .on_failure = [&events](const Error& error) { events.send_error(error); }};
-  return cuda::make_nccl_engine(engine, nccl.value().api, machine.rank_sums(), machine.cuda_stream(), how);
+  if (args.comm == "registered") how.registered = [&machine] { return machine.memory(); };
+  return cuda::make_nccl_engine(engine, nccl().value().api, machine.rank_sums(), machine.cuda_stream(), how);
 }
 
 Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
@@ -155,11 +161,16 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   std::unique_ptr<comm::Engine> on_device;
   if (recipe.device == DeviceChoice::kCuda) {
     // Its waits have other ranks' in them, which have the deadline for themselves and say more.
-    RT_TRY_SET(machine,
-               cuda::open_machine(tree_version(), {.index = args.device_index,
-                                                   .deadline_ms = 2 * options.deadline_ms,
-                                                   .sums = args.comm == "nccl" ? trainer::sum_rooms(plan) : SumRooms{},
-                                                   .cudnn = args.attention == "cudnn"}));
+    cuda::MachineOptions how{.index = args.device_index,
+                             .deadline_ms = 2 * options.deadline_ms,
+                             .sums = {},
+                             .cudnn = args.attention == "cudnn"};
+    if (args.comm != "staged") {
+      if (!nccl().ok()) return nccl().error();
+      how.sums = trainer::sum_rooms(plan);
+      if (args.comm == "registered") how.nccl = &nccl().value().api;
+    }
+    RT_TRY_SET(machine, cuda::open_machine(tree_version(), how));
     RT_TRY_SET(link, machine->make_link());
     if (args.world > 1) {
       RT_TRY_SET(on_device, make_device_engine(args, plan, options, *engine, *communicates, *machine, events));
@@ -251,7 +262,7 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--decides", args->decides);
   command->add_option("--ward-fd", args->ward_fd);
   command->add_option("--device", args->device)->check(CLI::IsMember({"cpu", "cuda"}));
-  command->add_option("--comm", args->comm)->check(CLI::IsMember({"nccl", "staged"}));
+  command->add_option("--comm", args->comm)->check(CLI::IsMember({"nccl", "registered", "staged"}));
   command->add_option("--attention", args->attention)->check(CLI::IsMember({"own", "cudnn"}));
   command->add_option("--device-index", args->device_index);
   command->add_option("--cpus", args->cpus);

@@ -277,6 +277,7 @@ class RunStarter {
                         .scan_seconds = args_.dry_run ? kScanSeconds : 0,
                         .ranks = ranks_here(hosts_),
                         .nccl = args_.comm.nccl,
+                        .registered = args_.comm.registered,
                         .cudnn = args_.attention.cudnn});
   }
   Result<int> begin();

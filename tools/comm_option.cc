@@ -27,6 +27,10 @@ constexpr std::pair<const char*, const char*> kSetForSums[] = {{"NCCL_ALGO", "Ri
 
 std::string devices_text(int64_t count) { return fmt::format("{} CUDA device{}", count, count == 1 ? "" : "s"); }
 
+/// With these values NCCL registers nothing.
+constexpr std::pair<const char*, const char*> kUnregistered[] = {
+    {"NCCL_LOCAL_REGISTER", "0"}, {"NCCL_CUMEM_ENABLE", "0"}, {"NCCL_P2P_USE_CUDA_MEMCPY", "1"}};
+
 /// Those of NCCL, and of kSet, as the ranks will have them.
 nlohmann::json environment_of(const std::vector<std::pair<std::string, std::string>>& added) {
   nlohmann::json out = nlohmann::json::object();
@@ -52,11 +56,18 @@ CommChoice staged(const std::string& why) {
 
 CommChoice by_nccl(const cuda::LoadedNccl& nccl, const CommQuestion& question) {
   const std::string version = cuda::nccl_version_text(nccl.version);
+  const bool registered = question.wish == CommWish::kRegistered;
   CommChoice out{.nccl = true,
+                 .registered = registered,
                  .text = fmt::format("ranks communicate by NCCL {} ({}), a device for each of the {}", version,
                                      nccl.path, question.ranks),
                  .environment = {},
-                 .record = {{"engine", "nccl"}, {"version", version}, {"path", nccl.path}, {"sums", "ranked"}}};
+                 .record = {{"engine", "nccl"},
+                            {"version", version},
+                            {"path", nccl.path},
+                            {"sums", "ranked"},
+                            {"registered", registered}}};
+  if (registered) out.text += ", its memory registered";
   const auto set = [&](const auto& variables) {
     for (const auto& [name, value] : variables) {
       if (std::getenv(name) == nullptr) out.environment.emplace_back(name, value);
@@ -77,22 +88,38 @@ CommChoice by_nccl(const cuda::LoadedNccl& nccl, const CommQuestion& question) {
   return out;
 }
 
+Status check_registers(const CommQuestion& question) {
+  if (question.wish != CommWish::kRegistered) return {};
+  for (const auto& [name, value] : kUnregistered) {
+    const char* const there = std::getenv(name);
+    if (there == nullptr || std::string_view(there) != value) continue;
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("--comm registered: with {}={} NCCL registers no memory; leave the variable out, or do "
+                             "without: --comm nccl",
+                             name, value)};
+  }
+  return {};
+}
+
 }  // namespace
 
 void add_comm_option(CLI::App& command, CommWish& wish) {
-  static const std::map<std::string, CommWish> words = {
-      {"auto", CommWish::kAuto}, {"nccl", CommWish::kNccl}, {"staged", CommWish::kStaged}};
+  static const std::map<std::string, CommWish> words = {{"auto", CommWish::kAuto},
+                                                        {"nccl", CommWish::kNccl},
+                                                        {"registered", CommWish::kRegistered},
+                                                        {"staged", CommWish::kStaged}};
   command
       .add_option_function<std::string>(
           "--comm", [&wish](const std::string& word) { wish = words.at(word); },
-          "how ranks on CUDA communicate: nccl, a device for each rank; staged, through the host's memory; auto: nccl "
-          "where that can be (default: auto)")
+          "how ranks on CUDA communicate: nccl, a device for each rank; registered, nccl with ranks' memory "
+          "registered; staged, through the host's memory; auto: nccl where that can be (default: auto)")
       ->type_name("NAME")
-      ->check(CLI::IsMember({"auto", "nccl", "staged"}));
+      ->check(CLI::IsMember({"auto", "nccl", "registered", "staged"}));
 }
 
 Result<CommChoice> choose_comm(const CommQuestion& question) {
-  const bool asked = question.wish == CommWish::kNccl;
+  const bool asked = question.wish == CommWish::kNccl || question.wish == CommWish::kRegistered;
+  const std::string flag = question.wish == CommWish::kRegistered ? "--comm registered" : "--comm nccl";
   const bool sums = question.sums == Sums::kNccl && question.world > 1;
   if (question.device != DeviceChoice::kCuda) {
     if (!asked && sums) {
@@ -101,9 +128,8 @@ Result<CommChoice> choose_comm(const CommQuestion& question) {
                    "--device cuda"};
     }
     if (!asked) return CommChoice{};
-    return Error{
-        ErrorCode::kInvalidInput,
-        "--comm nccl: ranks on the CPU have no use for NCCL; leave --comm out, or train on CUDA: --device cuda"};
+    return Error{ErrorCode::kInvalidInput,
+                 flag + ": ranks on the CPU have no use for NCCL; leave --comm out, or train on CUDA: --device cuda"};
   }
   if (question.world == 1) return CommChoice{};
   if (question.wish == CommWish::kStaged) {
@@ -123,7 +149,10 @@ Result<CommChoice> choose_comm(const CommQuestion& question) {
         devices);
   } else {
     const auto loaded = cuda::load_nccl(cuda::library_candidates(kLibrary));
-    if (loaded.ok()) return by_nccl(loaded.value(), question);
+    if (loaded.ok()) {
+      RT_TRY(check_registers(question));
+      return by_nccl(loaded.value(), question);
+    }
     why = loaded.error().message;
     todo = fmt::format(
         "install NCCL 2 ({}), or name its folder in CAIRN_CUDA_PATH (folders apart by `:`), or do "
@@ -131,8 +160,8 @@ Result<CommChoice> choose_comm(const CommQuestion& question) {
         kLibrary);
   }
   if (asked || sums) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}; {}{}", asked ? "--comm nccl" : "sums = \"nccl\"", why,
-                                                       todo, sums ? " with sums = \"ranked\"" : "")};
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}; {}{}", asked ? flag : "sums = \"nccl\"", why, todo,
+                                                       sums ? " with sums = \"ranked\"" : "")};
   }
   return staged(why.substr(0, why.find('\n')));
 }

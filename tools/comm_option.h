@@ -16,8 +16,8 @@ class App;
 
 namespace cairn::tools {
 
-/// kStaged: through the host's memory (runtime/cuda/staged).
-enum class CommWish { kAuto, kNccl, kStaged };
+/// kRegistered: by NCCL, which has ranks' memory registered. kStaged: through the host's memory (runtime/cuda/staged).
+enum class CommWish { kAuto, kNccl, kRegistered, kStaged };
 
 /// --comm; kAuto where it is not given.
 void add_comm_option(CLI::App& command, CommWish& wish);
@@ -31,16 +31,16 @@ struct CommQuestion {
 
 /// What came of it.
 struct CommChoice {
-  bool nccl = false;
+  bool nccl = false, registered = false;
   std::string text;  // for people; empty where there is nothing to choose: ranks on the CPU, a rank alone
   /// For the ranks, beside what the person has set, which wins.
   std::vector<std::pair<std::string, std::string>> environment;
-  /// Of the run's record: {"engine", "version", "path", "sums", "environment"}, the variables as ranks have them. null
-  /// as `text`.
+  /// Of the run's record: {"engine", "version", "path", "sums", "registered", "environment"}, the variables as ranks
+  /// have them. null as `text`.
   nlohmann::json record;
 
-  /// For `cairn _rank --comm`.
-  std::string word() const { return nccl ? "nccl" : "staged"; }
+  /// For `cairn _rank --comm`, and by which hosts compare it.
+  std::string word() const { return registered ? "registered" : nccl ? "nccl" : "staged"; }
 };
 
 /// NCCL where each rank of the host has a device of its own and NCCL can be opened; opens no device. Errors, with exit

@@ -33,6 +33,7 @@
 #include "ckpt/start_state.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/cuda/nccl_api.h"
 #include "runtime/cuda/recipe/refusals.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/order.h"
@@ -492,10 +493,11 @@ void check_memory(const StartQuestion& question, StartReport& report) {
   if (on_device) {
     const int64_t sums = question.nccl ? ranks.size() * trainer::sum_rooms(plan).total_bytes() : 0;
     const int64_t attention = question.cudnn ? ranks.size() * attention_room(plan) : 0;
-    report.facts.push_back(
-        fmt::format("device memory: {} of state and activations{}{}", format_bytes(needed),
-                    sums > 0 ? fmt::format(", {} to sum what ranks send each other", format_bytes(sums)) : "",
-                    attention > 0 ? fmt::format(", {} for attention by cuDNN", format_bytes(attention)) : ""));
+    report.facts.push_back(fmt::format(
+        "device memory: {} of state and activations{}{}{}", format_bytes(needed),
+        sums > 0 ? fmt::format(", {} to sum what ranks send each other", format_bytes(sums)) : "",
+        attention > 0 ? fmt::format(", {} for attention by cuDNN", format_bytes(attention)) : "",
+        question.registered ? fmt::format(", each rank's in whole pieces of {}", format_bytes(cuda::kNcclPiece)) : ""));
   }
   report.facts.push_back(
       fmt::format("memory: {} in {}, {} of the ranks' own{}", format_bytes(ckpt::Arena::total_bytes(spec.value())),

@@ -70,8 +70,9 @@ struct StartQuestion {
   double scan_seconds = kScanSeconds;  // looking at ids ends after so long; 0: they are not looked at
   /// Of the run's ranks those that this host starts, where it has several hosts.
   std::optional<ckpt::RankRange> ranks = {};
-  bool nccl = false;   // ranks on CUDA communicate from device to device
-  bool cudnn = false;  // and have attention by cuDNN
+  bool nccl = false;        // ranks on CUDA communicate from device to device
+  bool registered = false;  // in memory that NCCL has registered
+  bool cudnn = false;       // and have attention by cuDNN
 };
 
 /// All of it, never only the first problem. Reads headers and manifests, and tokens in bulk for scan_seconds at most.

@@ -1,10 +1,10 @@
 // Bus bandwidth of each operation among the GPUs of this machine by NCCL's engine, as training has it: ranks as
 // processes, each on a device of its own. Sums are Cairn's, in the order of ranks.
-//   gpu_comm_bench --ranks=N [--tiny]
+//   gpu_comm_bench --ranks=N [--tiny] [--registered]
 // Prints a JSON object a line for each operation and size: {"operation", "ranks", "bytes", "us": [of a call, one a
-// round], "bus_gb_s": of the median}. bytes: of the larger array. Bus bandwidth counts what a link must carry at least,
-// so that it can be held against the link's: bytes / time, times 2 (n - 1) / n for an all_reduce, (n - 1) / n where each
-// rank gives or gets a part, 1 for a broadcast and a message.
+// round], "bus_bytes"}. bytes: of the larger array. --registered: in memory that NCCL has registered. bus_bytes is what a
+// link must carry at least, so that bus_bytes / time can be held against the link's: bytes, times 2 (n - 1) / n for an
+// all_reduce, (n - 1) / n where each rank gives or gets a part, 1 for a broadcast and a message.
 
 #include <build_version.inc>
 #include <fmt/format.h>
@@ -13,7 +13,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
@@ -34,6 +33,7 @@ namespace {
 struct Effort {
   int64_t rounds = 7, calls = 20;
   std::vector<int64_t> bytes = {int64_t{1} << 20, int64_t{16} << 20, int64_t{256} << 20};
+  bool registered = false;
 };
 
 void must(const Status& status) {
@@ -57,17 +57,25 @@ class RankBench {
     const int64_t largest = effort.bytes.back();
     constexpr int64_t kRoom = int64_t{32} << 20;
     const auto rank = static_cast<int>(host.world_rank());
-    machine_ = must(cuda::open_machine(CAIRN_TREE_VERSION,
-                                       {.index = rank, .deadline_ms = 60000, .sums = {kRoom, kRoom}}));
+    static const cuda::LoadedNccl nccl = must(cuda::load_nccl(cuda::library_candidates("libnccl.so.2")));
+    machine_ = must(cuda::open_machine(CAIRN_TREE_VERSION, {.index = rank,
+                                                            .deadline_ms = 60000,
+                                                            .sums = {kRoom, kRoom},
+                                                            .nccl = effort.registered ? &nccl.api : nullptr}));
     const std::vector<int64_t> blocks = {largest, largest};
     must(machine_->reserve(blocks, {}));
     from_ = must(Buffer::allocate(machine_->device(), largest));
     to_ = must(Buffer::allocate(machine_->device(), largest));
     for (Buffer* const buffer : {&from_, &to_}) machine_->cuda_stream().set(buffer->at().address(), rank + 1, largest);
-    static const cuda::LoadedNccl nccl = must(cuda::load_nccl(cuda::library_candidates("libnccl.so.2")));
+    std::function<DeviceBytes()> registered;
+    if (effort.registered) registered = [this] { return machine_->memory(); };
     engine_ = must(cuda::make_nccl_engine(
         host, nccl.api, machine_->rank_sums(), machine_->cuda_stream(),
-        {.rooms = [this] { return cuda::NcclRooms{machine_->room_for_sums(), machine_->room_for_sums_beside()}; },
+        {.rooms =
+             [this] {
+               return cuda::NcclRooms{machine_->room_for_sums(), machine_->room_for_sums_beside()};
+             },
+         .registered = std::move(registered),
          .on_device = [this](const void* at) { return machine_->holds(at); },
          .peers = [](std::string_view) { return cuda::NcclPeers::kNeighbours; }}));
     std::vector<int64_t> all;
@@ -114,14 +122,11 @@ class RankBench {
       if (round >= 0) us.push_back((now_us() - begin) / static_cast<double>(effort_.calls));
     }
     if (comm_->rank() != 0) return;
-    std::vector<double> sorted = us;
-    std::ranges::sort(sorted);
-    const double median = sorted[sorted.size() / 2];
     const nlohmann::json line = {{"operation", operation},
                                  {"ranks", comm_->size()},
                                  {"bytes", bytes},
                                  {"us", us},
-                                 {"bus_gb_s", static_cast<double>(bytes) * share / median * 1e-3}};
+                                 {"bus_bytes", static_cast<double>(bytes) * share}};
     fmt::print("{}\n", line.dump());
     std::fflush(stdout);
   }
@@ -134,7 +139,7 @@ class RankBench {
 };
 
 int usage() {
-  fmt::print(stderr, "usage: gpu_comm_bench --ranks=N [--tiny]\n");
+  fmt::print(stderr, "usage: gpu_comm_bench --ranks=N [--tiny] [--registered]\n");
   return 2;
 }
 
@@ -147,7 +152,10 @@ int main(int argc, char** argv) {
     const std::string_view word = argv[k];
     constexpr std::string_view kOfRanks = "--ranks=";
     if (word == "--tiny") {
-      effort = {.rounds = 2, .calls = 2, .bytes = {int64_t{16} << 10}};
+      effort.rounds = effort.calls = 2;
+      effort.bytes = {int64_t{16} << 10};
+    } else if (word == "--registered") {
+      effort.registered = true;
     } else if (word.starts_with(kOfRanks)) {
       const char* const end = word.data() + word.size();
       if (std::from_chars(word.data() + kOfRanks.size(), end, ranks).ptr != end) return usage();

@@ -75,8 +75,15 @@ constexpr int kThreadLocalCapture = 1;                     // other threads may 
 /// comes when the word at this address of the device has come up to `value`, counted round. Gives a CUresult.
 using WaitForWord = int (*)(StreamHandle, unsigned long long word, unsigned value, unsigned flags);
 constexpr const char* kWaitForWord = "cuStreamWaitValue32";
-constexpr unsigned kWaitForWordVersion = 12000;  // of CUDA, whose form of it that is
-constexpr unsigned kAtLeast = 0;                 // CU_STREAM_WAIT_VALUE_GEQ
+constexpr unsigned kAtLeast = 0;  // CU_STREAM_WAIT_VALUE_GEQ
+/// cuMemGetAddressRange: of the allocation that an address lies in.
+using AddressRange = int (*)(unsigned long long* first, size_t* bytes, unsigned long long address);
+constexpr const char* kAddressRange = "cuMemGetAddressRange";
+/// cuPointerGetAttribute.
+using PointerAttribute = int (*)(void* value, int attribute, unsigned long long address);
+constexpr const char* kPointerAttribute = "cuPointerGetAttribute";
+constexpr int kIsLegacyIpc = 10;            // CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: memory of cudaMalloc
+constexpr unsigned kDriverVersion = 12000;  // of CUDA, whose forms of these they are
 
 struct Api {
 #define RT_MEMBER(member, name, parameters) int(*member) parameters = nullptr;

@@ -55,17 +55,20 @@ void Context::give_back(EventHandle event) {
   events_.push_back(event);
 }
 
-WaitForWord Context::wait_for_word() {
-  const std::lock_guard lock(mutex_);
-  if (looked_for_wait_) return wait_for_word_;
-  looked_for_wait_ = true;
+void* Context::driver_function(const char* name) const {
   void* found = nullptr;
   int how = 0;
-  if (api_.driver_function(kWaitForWord, &found, kWaitForWordVersion, 0, &how) != 0) {
-    api_.last_error();
-  } else if (how == 0) {  // cudaDriverEntryPointSuccess
-    wait_for_word_ = reinterpret_cast<WaitForWord>(found);
+  if (api_.driver_function(name, &found, kDriverVersion, 0, &how) == 0) {
+    return how == 0 ? found : nullptr;  // cudaDriverEntryPointSuccess
   }
+  api_.last_error();
+  return nullptr;
+}
+
+WaitForWord Context::wait_for_word() {
+  const std::lock_guard lock(mutex_);
+  if (!looked_for_wait_) wait_for_word_ = reinterpret_cast<WaitForWord>(driver_function(kWaitForWord));
+  looked_for_wait_ = true;
   return wait_for_word_;
 }
 

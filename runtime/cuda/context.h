@@ -18,8 +18,8 @@ class Context {
  public:
   /// `api` outlives it. Errors: kUnavailable when there is no such device or no driver, with what to do about it.
   static Result<std::shared_ptr<Context>> open(const Api& api, int index);
-  /// The same errors but that of opening the device: nothing of its memory is taken, and another process may have it for
-  /// itself.
+  /// The same errors but that of opening the device: nothing of its memory is taken, and another process may have it
+  /// for itself.
   static Status find(const Api& api, int index);
   ~Context();
   Context(const Context&) = delete;
@@ -35,7 +35,9 @@ class Context {
   int take_event(EventHandle* event);
   void give_back(EventHandle event);
 
-  /// Null where the driver lacks it. Looked for once.
+  /// Of the driver; null where it lacks it.
+  void* driver_function(const char* name) const;
+  /// The same, looked for once.
   WaitForWord wait_for_word();
 
  private:

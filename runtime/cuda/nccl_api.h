@@ -42,8 +42,9 @@ struct NcclConfig {
 constexpr int kNcclOk = 0, kNcclInProgress = 7;
 // Of ncclDataType_t.
 constexpr int kNcclBytes = 1, kNcclI64 = 4, kNcclF16 = 6, kNcclF32 = 7, kNcclF64 = 8, kNcclBf16 = 9;
-constexpr int kNcclSum = 0;        // of ncclRedOp_t
-constexpr int kNcclNoColor = -1;   // of a rank that has no part in a split
+constexpr int kNcclSum = 0;                       // of ncclRedOp_t
+constexpr int kNcclNoColor = -1;                  // of a rank that has no part in a split
+constexpr int64_t kNcclPiece = int64_t{2} << 20;  // ncclMemAlloc gives whole ones: the driver's recommended granularity
 constexpr int kNcclLeast = 22600;  // NCCL_LAUNCH_ORDER_IMPLICIT is read from 2.26.2 on, the first release of 2.26
 
 /// X(member, function of the library, parameters). Each gives an ncclResult_t.
@@ -59,6 +60,10 @@ constexpr int kNcclLeast = 22600;  // NCCL_LAUNCH_ORDER_IMPLICIT is read from 2.
   X(destroy, ncclCommDestroy, (NcclHandle))                                                                          \
   X(abort, ncclCommAbort, (NcclHandle))                                                                              \
   X(async_error, ncclCommGetAsyncError, (NcclHandle, int*))                                                          \
+  X(mem_alloc, ncclMemAlloc, (void**, size_t))                                                                       \
+  X(mem_free, ncclMemFree, (void*))                                                                                  \
+  X(register_memory, ncclCommRegister, (NcclHandle, void*, size_t, void**))                                          \
+  X(deregister, ncclCommDeregister, (NcclHandle, void*))                                                             \
   X(begin_group, ncclGroupStart, ())                                                                                 \
   X(end_group, ncclGroupEnd, ())                                                                                     \
   X(send, ncclSend, (const void*, size_t, int, int, NcclHandle, StreamHandle))                                       \

@@ -47,6 +47,30 @@ int wait_for_word(StreamHandle stream, unsigned long long word, unsigned value, 
   return on().wait_word(stream, reinterpret_cast<const std::atomic<uint32_t>*>(word), value);
 }
 
+int pointer_attribute(void* value, int attribute, unsigned long long address) {
+  RT_CHECK(attribute == cuda::kIsLegacyIpc, "an attribute {} of memory", attribute);
+  const StreamDouble::Range range = on().range_of(reinterpret_cast<const void*>(address));
+  if (range.first == nullptr) return kInvalidValue;
+  *static_cast<int*>(value) = range.is_mapped ? 0 : 1;
+  return 0;
+}
+
+int address_range(unsigned long long* first, size_t* bytes, unsigned long long address) {
+  const StreamDouble::Range range = on().range_of(reinterpret_cast<const void*>(address));
+  if (range.first == nullptr) return kInvalidValue;
+  *first = reinterpret_cast<unsigned long long>(range.first);
+  *bytes = static_cast<size_t>(range.bytes);
+  return 0;
+}
+
+/// Of the driver; null where it has none of that name.
+void* driver_function(std::string_view name) {
+  if (name == cuda::kWaitForWord && current->waits_for_words()) return reinterpret_cast<void*>(&wait_for_word);
+  if (name == cuda::kPointerAttribute) return reinterpret_cast<void*>(&pointer_attribute);
+  if (name == cuda::kAddressRange) return reinterpret_cast<void*>(&address_range);
+  return nullptr;
+}
+
 cuda::Api table() {
   cuda::Api out;
   out.device_count = [](int* count) {
@@ -137,9 +161,8 @@ cuda::Api table() {
   };
   out.driver_function = [](const char* name, void** function, unsigned, unsigned long long, int* how) {
     return tell(on().plain_call([&] {
-      const bool known = std::string_view(name) == cuda::kWaitForWord && current->waits_for_words();
-      *how = known ? 0 : 1;
-      *function = known ? reinterpret_cast<void*>(&wait_for_word) : nullptr;
+      *function = driver_function(name);
+      *how = *function != nullptr ? 0 : 1;
       return 0;
     }));
   };

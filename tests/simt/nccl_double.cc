@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -31,7 +32,8 @@ using cuda::StreamHandle;
 namespace {
 
 constexpr int kMostGroups = 4096, kMostRanks = 8, kCallsKept = 64, kSplitsKept = 64;
-constexpr uint64_t kRing = 16 << 10;  // bytes on their way between two ranks: less than most messages
+constexpr int64_t kSmallMessage = 512 << 10;  // what NCCL may send by protocols that use no registered memory
+constexpr uint64_t kRing = 16 << 10;          // bytes on their way between two ranks: less than most messages
 
 }  // namespace
 
@@ -133,8 +135,9 @@ struct NcclDouble::Work {
   bool collective = false;
   uint64_t number = 0, word = 0;  // of a collective: which one, and what is asked for
   std::vector<Transfer> transfers;
-  std::function<void()> own;      // what it copies to itself
-  std::function<void()> at_last;  // what it makes of what has come
+  std::vector<std::pair<const std::byte*, int64_t>> touches;  // memory of the caller's
+  std::function<void()> own;                                  // what it copies to itself
+  std::function<void()> at_last;                              // what it makes of what has come
   bool begun = false, here = false, moves = false, broken = false, done = false;
 };
 
@@ -154,6 +157,16 @@ struct NcclDouble::Comm {
     Comm** child;
   };
   std::vector<Split> splitting;
+  struct Registration {
+    std::byte* first;
+    int64_t bytes;
+    int references = 1;
+    bool is_used = false;          // memory that NCCL maps elsewhere
+    bool mapped[kMostRanks] = {};  // of a rank
+
+    bool holds(const std::byte* at, int64_t size) const { return at >= first && at + size <= first + bytes; }
+  };
+  std::vector<std::unique_ptr<Registration>> registrations;
 
   std::string name() const { return fmt::format("communicator {} (rank {} of {})", index, rank, size); }
 };
@@ -240,14 +253,16 @@ struct NcclCalls {
   }
 
   /// Each rank gives each other one `count` elements: all of them, or with `all` = 0 that rank's part.
-  static int sum(const char* name, NcclDouble::Comm* comm, StreamHandle stream, const void* from, int64_t count,
-                 int64_t all, int type, int op, const std::function<void(const std::vector<const std::byte*>&)>& add) {
+  static int sum(const char* name, NcclDouble::Comm* comm, StreamHandle stream, const void* from, void* to,
+                 int64_t count, int64_t all, int type, int op,
+                 const std::function<void(const std::vector<const std::byte*>&)>& add) {
     if (op != cuda::kNcclSum || !is_added(type)) {
       on().misuse(fmt::format("{} of type {} by operation {}, which is none of this double", name, type, op));
       return kNcclInvalidArgument;
     }
     const int64_t bytes = count * size_of(type);
     auto work = work_of(comm, name, type, count, 0);
+    work->touches = {{bytes_of(from), all > 0 ? bytes : bytes * comm->size}, {bytes_of(to), bytes}};
     const auto come = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes * comm->size));
     const auto given = std::make_shared<std::vector<const std::byte*>>();
     for (int peer = 0; peer < comm->size; ++peer) {
@@ -296,6 +311,12 @@ struct NcclCalls {
       return on().close(of(comm), true);
     };
     api->async_error = [](NcclHandle comm, int* error) { return on().state(of(comm), error); };
+    api->mem_alloc = [](void** memory, size_t bytes) { return on().mem_alloc(memory, static_cast<int64_t>(bytes)); };
+    api->mem_free = [](void* memory) { return on().mem_free(memory); };
+    api->register_memory = [](NcclHandle comm, void* memory, size_t bytes, void** handle) {
+      return on().register_memory(of(comm), memory, static_cast<int64_t>(bytes), handle);
+    };
+    api->deregister = [](NcclHandle comm, void* handle) { return on().deregister(of(comm), handle); };
     api->begin_group = [] { return on().begin_group(); };
     api->end_group = [] { return on().end_group(); };
     api->send = [](const void* data, size_t count, int type, int peer, NcclHandle comm, StreamHandle stream) {
@@ -311,6 +332,7 @@ struct NcclCalls {
       std::byte* const out = bytes_of(to);
       std::byte* const own = out + comm->rank * bytes;
       const bool in_place = own == from;
+      work->touches = {{bytes_of(from), bytes}, {out, bytes * comm->size}};
       for (int peer = 0; peer < comm->size; ++peer) {
         if (peer == comm->rank) continue;
         work->transfers.push_back({.sends = true, .data = bytes_of(from), .bytes = bytes, .peer = peer});
@@ -324,6 +346,8 @@ struct NcclCalls {
       NcclDouble::Comm* const comm = of(handle);
       const int64_t bytes = static_cast<int64_t>(count) * size_of(type);
       auto work = work_of(comm, "broadcast", type, static_cast<int64_t>(count), root);
+      work->touches = {{bytes_of(to), bytes}};
+      if (comm->rank == root) work->touches.emplace_back(bytes_of(from), bytes);
       for (int peer = 0; comm->rank == root && peer < comm->size; ++peer) {
         if (peer != root)
           work->transfers.push_back({.sends = true, .data = bytes_of(from), .bytes = bytes, .peer = peer});
@@ -337,7 +361,7 @@ struct NcclCalls {
                          StreamHandle stream) {
       const int n = of(handle)->size;
       const auto elems = static_cast<int64_t>(count), part = (elems + n - 1) / n;
-      return sum("all_reduce", of(handle), stream, from, elems, elems, type, op,
+      return sum("all_reduce", of(handle), stream, from, to, elems, elems, type, op,
                  [=](const std::vector<const std::byte*>& given) {
                    for (int owner = 0; owner < n; ++owner) {
                      const int64_t begin = std::min(elems, owner * part), end = std::min(elems, begin + part);
@@ -350,7 +374,7 @@ struct NcclCalls {
     api->reduce_scatter = [](const void* from, void* to, size_t count, int type, int op, NcclHandle handle,
                              StreamHandle stream) {
       const int rank = of(handle)->rank;
-      return sum("reduce_scatter", of(handle), stream, from, static_cast<int64_t>(count), 0, type, op,
+      return sum("reduce_scatter", of(handle), stream, from, to, static_cast<int64_t>(count), 0, type, op,
                  [=](const std::vector<const std::byte*>& given) {
                    add_as_a_ring(given, rank, bytes_of(to), static_cast<int64_t>(count), type);
                  });
@@ -482,6 +506,9 @@ int NcclDouble::state(Comm* comm, int* error) {
 int NcclDouble::finalize(Comm* comm) {
   const std::lock_guard lock(mutex_);
   if (const int error = begin_call(comm, "finalize"); error != 0) return error;
+  if (!comm->registrations.empty()) {  // NCCL gives them back when what that needs is gone
+    misuse(fmt::format("{} is finalized with memory registered", comm->name()));
+  }
   comm->finalized = true;
   return kNcclInProgress;
 }
@@ -492,7 +519,9 @@ int NcclDouble::close(Comm* comm, bool aborted) {
   if (!aborted && (!comm->finalized || !comm->works.empty())) {
     misuse(fmt::format("{} destroyed before it was at rest", comm->name()));
   }
+  if (aborts_crash_ && aborted && !comm->registrations.empty()) ::raise(SIGSEGV);
   comm->closed = true;
+  comm->registrations.clear();
   for (const auto& work : comm->works) {
     std::erase(device_, work);
     std::erase(waiting_, work);
@@ -501,10 +530,128 @@ int NcclDouble::close(Comm* comm, bool aborted) {
   return kNcclOk;
 }
 
+// --- memory
+// ----------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+bool is_set(const char* name, std::string_view value) {
+  const char* const word = std::getenv(name);
+  return word != nullptr && word == value;
+}
+
+}  // namespace
+
+int NcclDouble::mem_alloc(void** memory, int64_t bytes) {
+  constexpr int kCudaError = 1;
+  const int64_t rounded = (bytes + piece_ - 1) / piece_ * piece_;
+  const int error = is_set("NCCL_CUMEM_ENABLE", "0") ? cuda_.allocate(memory, bytes) : cuda_.map(memory, rounded);
+  return error == 0 ? kNcclOk : kCudaError;
+}
+
+int NcclDouble::mem_free(void* memory) {
+  constexpr int kCudaError = 1;
+  const StreamDouble::Range range = cuda_.range_of(memory);
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& comm : comms_) {
+      for (const auto& one : comm->registrations) {
+        if (one->holds(static_cast<const std::byte*>(memory), 1)) {
+          misuse(fmt::format("memory is freed that {} has registered", comm->name()));
+        }
+      }
+    }
+  }
+  const int error = range.is_mapped ? cuda_.unmap(memory) : cuda_.free(memory);
+  return error == 0 ? kNcclOk : kCudaError;
+}
+
+int NcclDouble::register_memory(Comm* comm, void* memory, int64_t bytes, void** handle) {
+  auto* const first = static_cast<std::byte*>(memory);
+  const bool there = cuda_.holds(memory, bytes), is_used = cuda_.range_of(memory).is_mapped;
+  const std::lock_guard lock(mutex_);
+  *handle = nullptr;
+  if (const int error = begin_call(comm, "register"); error != 0) return error;
+  if (is_set("NCCL_LOCAL_REGISTER", "0") || is_set("NCCL_P2P_USE_CUDA_MEMCPY", "1")) return kNcclOk;
+  if (!there) misuse(fmt::format("{} registers memory that is not there", comm->name()));
+  if (there && !is_used) misuse(fmt::format("{} registers memory that is not NCCL's: it is not used", comm->name()));
+  for (const auto& one : comm->registrations) {
+    if (!one->holds(first, bytes)) continue;
+    ++one->references;
+    *handle = one.get();
+    return kNcclOk;
+  }
+  comm->registrations.push_back(
+      std::make_unique<Comm::Registration>(Comm::Registration{.first = first, .bytes = bytes, .is_used = is_used}));
+  *handle = comm->registrations.back().get();
+  ++registered_;
+  return kNcclOk;
+}
+
+int NcclDouble::deregister(Comm* comm, void* handle) {
+  const std::lock_guard lock(mutex_);
+  if (!deregisters_) return kNcclOk;
+  if (const int error = begin_call(comm, "deregister"); error != 0) return error;
+  if (handle == nullptr) return kNcclOk;
+  const auto found = std::ranges::find_if(comm->registrations, [&](const auto& one) { return one.get() == handle; });
+  if (found == comm->registrations.end()) {
+    misuse(fmt::format("{} deregisters what it has not registered", comm->name()));
+    return kNcclInvalidUsage;
+  }
+  if (!comm->works.empty()) misuse(fmt::format("{} deregisters memory while it is used", comm->name()));
+  if (--(*found)->references == 0) comm->registrations.erase(found);
+  return kNcclOk;
+}
+
+int64_t NcclDouble::registrations_left() const {
+  const std::lock_guard lock(mutex_);
+  int64_t out = 0;
+  for (const auto& comm : comms_) out += std::ssize(comm->registrations);
+  return out;
+}
+
+/// What becomes of the caller's memory, seen when it is asked for.
+void NcclDouble::use(Work& work) {
+  std::erase_if(work.touches, [](const auto& one) { return one.second == 0; });
+  bool there = true;
+  for (const auto& [first, bytes] : work.touches) there = there && cuda_.holds(first, bytes);
+  const std::lock_guard lock(mutex_);
+  Comm& comm = *work.comm;
+  if (!there) misuse(fmt::format("{} on {} in memory that is not there", work.name, comm.name()));
+  if (comm.registrations.empty()) return;
+  const auto registration_of = [&](const std::byte* first, int64_t bytes) -> Comm::Registration* {
+    for (const auto& one : comm.registrations) {
+      if (one->holds(first, bytes)) return one.get();
+    }
+    return nullptr;
+  };
+  bool used = true;
+  for (const auto& [first, bytes] : work.touches) {
+    const Comm::Registration* const one = registration_of(first, bytes);
+    used = used && one != nullptr && one->is_used;
+    if (one != nullptr) continue;
+    misuse(fmt::format("{} on {} in memory that is not registered, where other memory is", work.name, comm.name()));
+    return;
+  }
+  if (!used) return;
+  if (work.collective) {  // ranks that are not all registered meet another call
+    work.name += ", registered";
+    work.word = stream_key(1, work.name);
+  }
+  ++in_registered_;
+  for (const Transfer& transfer : work.transfers) {
+    if (transfer.bytes <= kSmallMessage) continue;
+    bool& mapped = comm.registrations.front()->mapped[transfer.peer];
+    mapped_ += mapped ? 0 : 1;
+    mapped = true;
+  }
+}
+
 // --- asking for work
 // --------------------------------------------------------------------------------------------------------------
 
 int NcclDouble::issue(StreamHandle stream, std::shared_ptr<Work> work) {
+  use(*work);
   {
     const std::lock_guard lock(mutex_);
     if (const int error = begin_call(work->comm, work->name.c_str()); error != 0) return error;
@@ -566,6 +713,7 @@ int NcclDouble::end_group() {
     std::erase_if(all, [&](const Grouped& one) {
       if (one.comm != work->comm || one.stream != stream) return false;
       work->transfers.push_back(one.transfer);
+      work->touches.emplace_back(one.transfer.data, one.transfer.bytes);
       return true;
     });
     const int error = issue(stream, std::move(work));
@@ -585,6 +733,7 @@ int NcclDouble::transfer(Comm* comm, StreamHandle stream, bool sends, std::byte*
   work->comm = comm;
   work->name = sends ? "send" : "recv";
   work->transfers.push_back(transfer);
+  work->touches = {{data, bytes}};
   return issue(stream, std::move(work));
 }
 

@@ -6,9 +6,12 @@
 // too. A send waits for its receiver, and reads its buffer then. Operations of a communicator come one after another,
 // also on several streams; with an odd seed so do all collectives of a rank, as on a device that has room for one.
 // Sums are added as a ring does: another order than that of ranks, the same each time.
-// Calls may be in progress when they return, by the seed. What a program may not do, and NCCL need not notice, is in
-// misuses(): other calls on a communicator's ranks than on this one, sizes that differ, a call on a communicator that
-// is not ready. Such an operation never ends, as NCCL's may not.
+// Memory that a communicator has registered is used by what it does there alone: as in NCCL, memory that is not of
+// mem_alloc() is taken and never used, a variable of NCCL's turns all of it off, and an abort takes registrations
+// along. Calls may be in progress when they return, by the seed. What a program may not do, and NCCL need not notice,
+// is in misuses(): other calls on a communicator's ranks than on this one, sizes that differ, a call on a communicator
+// that is not ready, memory of some ranks registered and that of others not, registrations of memory that is gone or
+// left behind where a communicator is finalized. Such an operation never ends, as NCCL's may not.
 //
 // Proves the order of calls, and nothing of NCCL, a device or a driver. Threads: any may call.
 
@@ -83,6 +86,12 @@ class NcclDouble {
   void without_groups() { groups_ = false; }
   /// Whoever aborts a communicator never comes back.
   void hang_aborts() { aborts_hang_ = true; }
+  /// Whoever aborts one with memory registered dies: NCCL gives it back with what it has freed before.
+  void crash_aborts() { aborts_crash_ = true; }
+  /// Calls to give a registration back do nothing.
+  void without_deregistering() { deregisters_ = false; }
+  /// What mem_alloc() gives comes in pieces of this size.
+  void allocate_in_pieces_of(int64_t bytes) { piece_ = bytes; }
   /// Each communicator has this error from now on.
   void fail(int code);
 
@@ -93,6 +102,12 @@ class NcclDouble {
   /// Communicators made so far by an id, and by splitting another.
   int64_t made() const { return made_; }
   int64_t split() const { return split_; }
+  /// Registrations so far, those that are there, and operations in registered memory.
+  int64_t registered() const { return registered_; }
+  int64_t registrations_left() const;
+  int64_t in_registered() const { return in_registered_; }
+  /// Ranks' registered memory that was mapped for another one, by an operation that was not a small one.
+  int64_t mapped() const { return mapped_; }
 
   struct Comm;
   struct Work;
@@ -106,6 +121,11 @@ class NcclDouble {
   int close(Comm* comm, bool aborted);
   int collective(Comm* comm, cuda::StreamHandle stream, std::shared_ptr<Work> work);
   int transfer(Comm* comm, cuda::StreamHandle stream, bool sends, std::byte* data, int64_t bytes, int peer);
+  int mem_alloc(void** memory, int64_t bytes);
+  int mem_free(void* memory);
+  int register_memory(Comm* comm, void* memory, int64_t bytes, void** handle);
+  int deregister(Comm* comm, void* handle);
+  void use(Work& work);
   int begin_group();
   int end_group();
   int begin_call(Comm* comm, const char* what);
@@ -129,7 +149,8 @@ class NcclDouble {
   std::unique_ptr<Held> held_;  // that is asked for behind the next one
   std::vector<std::string> misuses_;
   int64_t swap_ = -1, collectives_ = 0, made_ = 0, split_ = 0;
-  bool groups_ = true, ordered_, aborts_hang_ = false;
+  int64_t piece_ = cuda::kNcclPiece, registered_ = 0, in_registered_ = 0, mapped_ = 0;
+  bool groups_ = true, ordered_, aborts_hang_ = false, aborts_crash_ = false, deregisters_ = true;
 };
 
 }  // namespace cairn::simt

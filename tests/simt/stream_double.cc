@@ -290,10 +290,31 @@ int StreamDouble::allocate(void** memory, int64_t bytes) {
   });
 }
 
+int StreamDouble::map(void** memory, int64_t bytes) {
+  const int error = allocate(memory, bytes);
+  const std::lock_guard lock(mutex_);
+  if (error == 0) mapped_.insert(*memory);
+  return error;
+}
+
+int StreamDouble::unmap(void* memory) {
+  return give_back([&] {
+    if (mapped_.erase(memory) == 0) return kInvalidValue;
+    if (std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return !lane->pieces.empty(); })) {
+      misuse("memory unmapped while work is under way");
+    }
+    const auto found = memory_.find(memory);
+    allocated_bytes_ -= found->second;
+    memory_.erase(found);
+    device_free(memory);
+    return 0;
+  });
+}
+
 int StreamDouble::free(void* memory) {
   return give_back([&] {
     const auto found = memory_.find(memory);
-    if (found == memory_.end()) return kInvalidValue;
+    if (found == memory_.end() || mapped_.contains(memory)) return kInvalidValue;
     if (capture_ != nullptr) misuse("memory freed in a capture");
     run_until([&] {  // as the runtime does: all that is ordered comes first
       return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->pieces.empty(); });
@@ -640,6 +661,15 @@ int StreamDouble::destroy_graph(Graph* graph) {
   return give_back([&] {
     return std::erase_if(graphs_, [&](const auto& of) { return of.get() == graph; }) == 1 ? 0 : kInvalidHandle;
   });
+}
+
+StreamDouble::Range StreamDouble::range_of(const void* at) const {
+  const std::lock_guard lock(mutex_);
+  auto found = memory_.upper_bound(at);
+  if (found == memory_.begin()) return {};
+  --found;
+  if (static_cast<const std::byte*>(at) >= static_cast<const std::byte*>(found->first) + found->second) return {};
+  return {found->first, found->second, mapped_.contains(found->first)};
 }
 
 bool StreamDouble::holds(const void* at, int64_t bytes) const {

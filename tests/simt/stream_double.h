@@ -45,6 +45,9 @@ class StreamDouble {
 
   int allocate(void** memory, int64_t bytes);
   int free(void* memory);
+  /// The same of virtual memory, which the runtime knows nothing of: to unmap it waits for nothing.
+  int map(void** memory, int64_t bytes);
+  int unmap(void* memory);
   int pin(void* host, int64_t bytes);
   int unpin(void* host);
 
@@ -77,6 +80,13 @@ class StreamDouble {
   int launch(Graph* graph, Stream stream);
   int destroy_graph(Graph* graph);
 
+  struct Range {
+    const void* first = nullptr;  // null: no allocation
+    int64_t bytes = 0;
+    bool is_mapped = false;
+  };
+  /// The allocation that it lies in.
+  Range range_of(const void* at) const;
   /// Whether it is all of an allocation, or of a part of one.
   bool holds(const void* at, int64_t bytes) const;
   /// Whether a capture goes on.
@@ -138,6 +148,7 @@ class StreamDouble {
   std::vector<std::unique_ptr<Event>> events_;
   std::vector<std::unique_ptr<Graph>> graphs_;
   std::map<const void*, int64_t> memory_, pinned_;
+  std::set<const void*> mapped_;                     // of memory_
   std::multimap<const std::byte*, int64_t> coming_;  // host memory of copies on their way
   std::unique_ptr<Capture> capture_;
   Counts counts_;

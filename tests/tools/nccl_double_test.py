@@ -110,6 +110,38 @@ class NcclDouble(unittest.TestCase):
         self.assertEqual(len(self.events_of("killed-sums", "start")), 2)
         self.assertEqual(self.start_of("killed-sums")["communication"]["environment"]["NCCL_PROTO"], "LL")
 
+    def test_ranks_whose_memory_nccl_has_registered_train_to_the_same_bits_through_a_killed_rank(self):
+        recipe = self.recipe("registered", dp=2, zero=3, steps=5)
+        _, wanted = self.train(recipe, "without", "--comm", "nccl")
+        self.assertIs(self.start_of("without")["communication"]["registered"], False)
+        said, found = self.train(recipe, "registered", "--comm", "registered", "--kill", "1@3")
+        _, crashed = self.train(recipe, "crashed", "--comm", "registered", "--kill", "1@3", CAIRN_DOUBLE_ABORTS_CRASH="1")
+        self.assertIn("a device for each of the 2, its memory registered; sums in the order of ranks\n", said)
+        told = [start["communication"] for start in self.events_of("registered", "start")]
+        self.assertEqual([(one["engine"], one["registered"]) for one in told], [("nccl", True)] * 2)
+        self.assertEqual(found, wanted)
+        self.assertEqual(crashed, wanted)
+        for run in ("registered", "crashed"):
+            self.assertIn("rank 1", json.dumps(self.events_of(run, "failure")[0]))
+        # It is no part of the recipe: who continues says it again, or does without.
+        for words, registered in (((), False), (("--comm", "registered"), True)):
+            said = self.cairn("resume", self.folder / "registered", "--dry-run", "--device", "cuda", *words)
+            self.assertEqual("its memory registered" in said, registered)
+        said = self.cairn("train", recipe, "--run", self.folder / "dry", "--dry-run", "--device", "cuda", "--comm", "registered")
+        self.assertRegex(said, r"device memory: .*, each rank's in whole pieces of 2.00 MiB\n")
+
+    def test_registered_memory_is_refused_where_it_cannot_be(self):
+        recipe, run = self.recipe("unregistered", dp=2), self.folder / "unregistered"
+        for words, environment, what in (
+                (("--device", "cpu"), {}, "ranks on the CPU have no use for NCCL"),
+                (("--device", "cuda", "--nproc", "4", "--set", "mesh.dp=4"), {}, "4 ranks share 2 CUDA devices; NCCL takes a device for each rank"),
+                (("--device", "cuda"), {"NCCL_CUMEM_ENABLE": "0"}, "with NCCL_CUMEM_ENABLE=0 NCCL registers no memory; leave the variable out, or do "
+                                                                   "without: --comm nccl"),
+                (("--device", "cuda"), {"NCCL_LOCAL_REGISTER": "0"}, "with NCCL_LOCAL_REGISTER=0 NCCL registers no memory")):
+            said = self.cairn("train", recipe, "--run", run, "--comm", "registered", *words, code=2, **environment)
+            self.assertIn(f"--comm registered: {what}", said)
+            self.assertFalse(run.exists())
+
     def test_nccl_s_own_sums_are_refused_to_ranks_that_communicate_otherwise(self):
         recipe = self.recipe("refused", dp=2)
         recipe.write_text(recipe.read_text().replace("seed = 11,", 'seed = 11, sums = "nccl",'))
@@ -228,7 +260,9 @@ class NcclDouble(unittest.TestCase):
         os.link(PROGRAM.parent / "gpu_comm_bench", self.device.bin / "gpu_comm_bench")
         said = self.cluster()
         self.assertRegex(said, r"\n  all_reduce +0.02 MiB .* us \(.*\) +\d+\.\d GB/s\n")
+        self.assertRegex(said, r"\n    registered .* us \(.*\) +\d+\.\d GB/s, [\d.]+ times as fast\n")
         self.assertRegex(said, r"\n  2 GPUs: [\d,]+ tokens/s, .* % of 2 times one\n")
+        self.assertRegex(said, r"\n  2 GPUs, registered: [\d,]+ tokens/s, .* ms a step \(.*\), [\d.]+ times as fast\n")
         self.assertRegex(said, r"\nNOT RUN: a rehearsal on doubles, 4 checks right, 0 wrong\n$")
 
     def test_the_command_for_several_gpus_wants_several(self):

@@ -42,13 +42,13 @@ std::vector<int64_t> CudaMachine::own_blocks(const WorkShapes& work) const {
 }
 
 int64_t CudaMachine::bytes_for(std::span<const int64_t> blocks, const WorkShapes& work) const {
-  return Arena::bytes_for(blocks) + Arena::bytes_for(own_blocks(work));
+  return Arena::reserved_for(Arena::bytes_for(blocks) + Arena::bytes_for(own_blocks(work)), options_.nccl != nullptr);
 }
 
 Status CudaMachine::reserve(std::span<const int64_t> blocks, const WorkShapes& work) {
   RT_CHECK(arena_ == nullptr && heap_ == nullptr, "memory of {} is reserved twice", device_name(device()));
   RT_TRY(plan_attention(work));
-  RT_TRY_SET(arena_, Arena::reserve(context_, bytes_for(blocks, work)));
+  RT_TRY_SET(arena_, Arena::reserve(context_, bytes_for(blocks, work), options_.nccl));
   return take_own(work);
 }
 

@@ -36,6 +36,7 @@ struct MachineOptions {
   int64_t product_bytes = int64_t{32} << 20;  // for the algorithms of products
   SumRooms sums;                              // beside the rank's blocks, for who communicates among devices
   bool cudnn = false;                         // attention that cuDNN takes is by cuDNN
+  const NcclApi* nccl = nullptr;  // whose memory the arena is, for it to be registered; it outlives the machine
 };
 
 /// One for each device and process. Streams of CUDA devices have these kernels from now on.
@@ -55,6 +56,8 @@ class CudaMachine final : public Machine {
 
   /// Of the arena; 0 before reserve().
   int64_t reserved_bytes() const { return arena_ == nullptr ? 0 : arena_->bytes(); }
+  /// All of the arena. After reserve().
+  DeviceBytes memory() const { return arena_->all(); }
   /// Whether it is memory of the arena.
   bool holds(const void* at) const { return arena_ != nullptr && arena_->holds(at); }
   CudaStream& cuda_stream() { return *stream_; }

@@ -49,6 +49,33 @@ Status Communicators::until_ready(NcclHandle comm, const char* function, std::un
   }
 }
 
+void Communicators::register_all(DeviceBytes memory) {
+  const std::lock_guard lock(mutex_);
+  memory_ = memory;
+}
+
+Status Communicators::register_with(NcclHandle comm) {
+  if (memory_.size == 0) return {};
+  void* handle = nullptr;
+  RT_TRY(checked(api_.register_memory(comm, memory_.first.address(), static_cast<size_t>(memory_.size), &handle), comm,
+                 "ncclCommRegister"));
+  if (handle == nullptr) {
+    return Error{ErrorCode::kUnsupported,
+                 "ncclCommRegister: NCCL registers nothing: NCCL_LOCAL_REGISTER=0 or NCCL_P2P_USE_CUDA_MEMCPY=1 in the "
+                 "environment or in nccl.conf; leave it out, or do without: --comm nccl"};
+  }
+  handles_.emplace(comm, handle);
+  return {};
+}
+
+Status Communicators::deregister(NcclHandle comm) {
+  const auto found = handles_.find(comm);
+  if (found == handles_.end()) return {};
+  void* const handle = found->second;
+  handles_.erase(found);
+  return checked(api_.deregister(comm, handle), comm, "ncclCommDeregister");
+}
+
 Result<NcclId> Communicators::new_id() {
   const std::lock_guard lock(mutex_);
   if (aborted_) return Error(*aborted_);
@@ -66,6 +93,7 @@ Result<NcclHandle> Communicators::make(const NcclId& id, int64_t size, int64_t r
   if (out != nullptr) open_.push_back(out);
   RT_TRY(checked(result, out, "ncclCommInitRankConfig").with(wish.name));
   RT_TRY(until_ready(out, "ncclCommInitRankConfig", lock).with(wish.name));
+  RT_TRY(register_with(out).with(wish.name));
   return out;
 }
 
@@ -80,6 +108,7 @@ Result<NcclHandle> Communicators::split(NcclHandle parent, int64_t color, int64_
   if (out == nullptr) return out;
   open_.push_back(out);
   RT_TRY(until_ready(out, "ncclCommSplit", lock).with(wish.name));
+  RT_TRY(register_with(out).with(wish.name));
   return out;
 }
 
@@ -101,7 +130,8 @@ void Communicators::close(NcclHandle comm) {
   std::unique_lock lock(mutex_);
   const auto found = std::find(open_.begin(), open_.end(), comm);
   if (found == open_.end()) return;  // aborted
-  Status done = checked(api_.finalize(comm), comm, "ncclCommFinalize");
+  Status done = deregister(comm);
+  if (done.ok()) done = checked(api_.finalize(comm), comm, "ncclCommFinalize");
   if (done.ok()) done = until_ready(comm, "ncclCommFinalize", lock);
   if (std::erase(open_, comm) == 0) return;  // aborted meanwhile
   if (done.ok()) done = checked(api_.destroy(comm), comm, "ncclCommDestroy");
@@ -130,6 +160,7 @@ Status Communicators::poll() {
 void Communicators::abort(const Error& why) {
   const std::lock_guard lock(mutex_);
   if (!aborted_) aborted_ = why;
+  handles_.clear();
   while (!open_.empty()) {
     const NcclHandle comm = open_.back();
     open_.pop_back();

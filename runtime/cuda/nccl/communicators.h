@@ -3,12 +3,17 @@
 // communicator is not blocking: a call that is in progress is asked about until it is not. Once one has failed all are
 // aborted, and calls from then on give that error.
 //
+// Memory may be registered with each communicator, from when it is made until it is closed. A split shares none of its
+// parent's. To give a registration back asks the other ranks of the host, so it comes before the communicator is
+// finalized, and not at all before an abort, which takes registrations along.
+//
 // An abort may hang itself, as NCCL's may (its issues 549, 829, 1013): the thread that aborts is the watcher's, and who
 // started the rank ends it.
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,6 +22,7 @@
 
 #include "runtime/core/result.h"
 #include "runtime/cuda/nccl_api.h"
+#include "runtime/device/pointer.h"
 
 namespace cairn::cuda {
 
@@ -31,6 +37,8 @@ class Communicators {
   Communicators& operator=(const Communicators&) = delete;
 
   Result<NcclId> new_id();
+  /// Each communicator that is made from now on has this memory registered.
+  void register_all(DeviceBytes memory);
   struct Wish {
     std::string name;  // for messages
     int max_ctas = 0;  // blocks of the device that an operation may take; 0: what NCCL wants
@@ -56,6 +64,8 @@ class Communicators {
 
  private:
   Status checked(int result, NcclHandle comm, const char* function) const;
+  Status register_with(NcclHandle comm);
+  Status deregister(NcclHandle comm);
   /// Until `comm` takes the next call. `lock` is let go between two looks.
   Status until_ready(NcclHandle comm, const char* function, std::unique_lock<std::mutex>& lock);
 
@@ -63,6 +73,8 @@ class Communicators {
   const std::chrono::milliseconds deadline_;
   mutable std::mutex mutex_;
   std::vector<NcclHandle> open_;
+  DeviceBytes memory_;                               // that is registered
+  std::map<NcclHandle, void*> handles_;              // by which it is, of those that are open
   std::vector<std::unique_ptr<NcclHandle>> splits_;  // where NCCL puts what was split off, however late
   std::optional<Error> aborted_;
 };

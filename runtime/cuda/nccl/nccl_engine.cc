@@ -84,7 +84,9 @@ class World {
   }
   /// Before the first operation.
   void take_rooms() {
-    if (rooms_.own.size == 0) rooms_ = options_.rooms();
+    if (rooms_.own.size > 0) return;
+    rooms_ = options_.rooms();
+    if (options_.registered) comms_.register_all(options_.registered());
   }
   bool on_device(const void* memory) const { return options_.on_device(memory); }
 
@@ -532,12 +534,13 @@ class NcclComm final : public Comm {
     way.stream = &cuda_stream(*way.owned);
     return {};
   }
-  /// One operation of each kind, of few bytes in the room for sums, which nobody uses yet. Waits until all are done.
+  /// One operation of each kind in the room for sums, which nobody uses yet. Waits until all are done. Few bytes
+  /// connect ranks; registered memory is mapped by what is too large for NCCL's protocols of small messages.
   Status use_once() {
     const auto [on, room] = world_->here();
     const Site site{name(), "first_use", "NCCL connects ranks"};
     std::byte* const at = room.first.address();
-    const int64_t bytes = kPack;
+    const int64_t bytes = world_->options().registered ? std::max(kPack, room.size / size() / kPack * kPack) : kPack;
     RT_TRY(world_->ordered(on, site, others_, [&, &on = on]() -> Status {
       RT_TRY(call("ncclAllGather", [&](const NcclApi& api) {
         return api.all_gather(at + rank() * bytes, at, static_cast<size_t>(bytes), kNcclBytes, handle_, on.handle());

@@ -20,7 +20,8 @@
 // All calls of a rank come from one thread, in the order of the program. Ranks that run the same program, or programs
 // whose messages have an order, so ask their devices in one common order, and no two of them can wait for each other
 // (docs/cuda.md). NCCL connects two ranks, and takes memory for it, when a communicator first has an operation of a
-// kind. A group has one of each kind when it is made, so nothing of that is left for a step.
+// kind. A group has one of each kind when it is made, so nothing of that is left for a step. Registered memory is
+// mapped by the first operation that is not a small one, so then these are as large as the room for sums.
 
 #include <cstdint>
 #include <functional>
@@ -50,9 +51,12 @@ struct NcclRooms {
 struct NcclOptions {
   int64_t deadline_ms = 60000;
   std::function<NcclRooms()> rooms;  // asked when the first group is made
-  bool nccl_sums = false;            // Sums::kNccl
-  int max_ctas = 0;                  // blocks of the device that a group's operation may take; 0: what NCCL wants
-  int max_message_ctas = 4;          // and a message
+  /// Memory that is registered with each communicator, asked for with the rooms; empty: none is. All that NCCL is given
+  /// lies in it. All ranks do so or none: NCCL leaves it undefined what else comes of it.
+  std::function<DeviceBytes()> registered;
+  bool nccl_sums = false;    // Sums::kNccl
+  int max_ctas = 0;          // blocks of the device that a group's operation may take; 0: what NCCL wants
+  int max_message_ctas = 4;  // and a message
   /// Communicators of a direction between two ranks, which its messages take in turn: so many may be under way before
   /// what the sender asks for next waits for the receiver (runtime/plan/message_order.h).
   int64_t ways = 1;

@@ -4,6 +4,7 @@
 // something must not take it for a device: it shows a symbol of that name.
 //
 // CAIRN_DOUBLE_ABORTS_HANG: whoever aborts a communicator of NCCL never comes back, where it is set.
+// CAIRN_DOUBLE_ABORTS_CRASH: and where it has memory registered, dies of SIGSEGV.
 // CAIRN_DOUBLE_SEED: of the order in which work is done (tests/simt/stream_double.h); 0 where it is not set.
 // CAIRN_DOUBLE_DEVICES: how many there are; 2 where it is not set.
 // CAIRN_DOUBLE_FAULTS: what is wrong with which device, as "ecc:1,slow_pair:0-1" (tests/simt/nvml_double.h).
@@ -89,6 +90,7 @@ const cuda::NcclApi& nccl() {
     all.segment.emplace(std::getenv("CAIRN_DOUBLE_NCCL"));
     all.nccl.emplace(all.cuda, *all.segment, Doubles::seed());
     if (std::getenv("CAIRN_DOUBLE_ABORTS_HANG") != nullptr) all.nccl->hang_aborts();
+    if (std::getenv("CAIRN_DOUBLE_ABORTS_CRASH") != nullptr) all.nccl->crash_aborts();
     return &all.nccl->api();
   }();
   return *once;
@@ -200,6 +202,12 @@ RT_SHOWN int ncclCommFinalize(NcclHandle comm) { return nccl().finalize(comm); }
 RT_SHOWN int ncclCommDestroy(NcclHandle comm) { return nccl().destroy(comm); }
 RT_SHOWN int ncclCommAbort(NcclHandle comm) { return nccl().abort(comm); }
 RT_SHOWN int ncclCommGetAsyncError(NcclHandle comm, int* error) { return nccl().async_error(comm, error); }
+RT_SHOWN int ncclMemAlloc(void** memory, size_t bytes) { return nccl().mem_alloc(memory, bytes); }
+RT_SHOWN int ncclMemFree(void* memory) { return nccl().mem_free(memory); }
+RT_SHOWN int ncclCommRegister(NcclHandle comm, void* memory, size_t bytes, void** handle) {
+  return nccl().register_memory(comm, memory, bytes, handle);
+}
+RT_SHOWN int ncclCommDeregister(NcclHandle comm, void* handle) { return nccl().deregister(comm, handle); }
 RT_SHOWN int ncclGroupStart() { return nccl().begin_group(); }
 RT_SHOWN int ncclGroupEnd() { return nccl().end_group(); }
 RT_SHOWN int ncclSend(const void* data, size_t count, int type, int peer, NcclHandle comm, StreamHandle stream) {

@@ -10,7 +10,7 @@ namespace {
 using cuda::testing::CarriedEngine;
 using cuda::testing::NcclRank;
 
-std::vector<std::string> run_nccl(const WorldSpec& spec, const Body& body, uint64_t seed) {
+std::vector<std::string> run_nccl(const WorldSpec& spec, const Body& body, uint64_t seed, bool registers) {
   const auto world = ShmWorld::create(world_config(spec));
   if (!world.ok()) return {world.error().message};
   simt::NcclSegment segment;
@@ -18,9 +18,10 @@ std::vector<std::string> run_nccl(const WorldSpec& spec, const Body& body, uint6
       spec.size,
       [&](int64_t rank) -> Result<std::unique_ptr<Engine>> {
         RT_TRY_SET(auto host, attach_shm_engine(world.value().fd(), rank, {.deadline_ms = spec.deadline_ms}));
-        RT_TRY_SET(auto made,
-                   NcclRank::make(std::move(host), segment,
-                                  {.seed = seed + static_cast<uint64_t>(2 * rank), .deadline_ms = spec.deadline_ms}));
+        RT_TRY_SET(auto made, NcclRank::make(std::move(host), segment,
+                                             {.seed = seed + static_cast<uint64_t>(2 * rank),
+                                              .deadline_ms = spec.deadline_ms,
+                                              .registers = [=](int64_t) { return registers; }}));
         return std::unique_ptr<Engine>(std::make_unique<CarriedEngine>(std::move(made)));
       },
       [&](Engine& engine) -> std::string {
@@ -36,9 +37,10 @@ std::vector<std::string> run_nccl(const WorldSpec& spec, const Body& body, uint6
 }  // namespace
 
 std::vector<Fabric> fabrics() {
-  return {{"nccl", [](const WorldSpec& spec, const Body& body) { return run_nccl(spec, body, 4); }, 40, false, false},
-          {"nccl, collectives one by one",
-           [](const WorldSpec& spec, const Body& body) { return run_nccl(spec, body, 5); }, 40, false, false}};
+  return {{"nccl", [](const WorldSpec& spec, const Body& body) { return run_nccl(spec, body, 4, false); }, 40, false,
+           false},
+          {"nccl, collectives one by one, in registered memory",
+           [](const WorldSpec& spec, const Body& body) { return run_nccl(spec, body, 5, true); }, 40, false, false}};
 }
 
 Around around(const WorldSpec& spec) {

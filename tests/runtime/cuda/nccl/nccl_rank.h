@@ -34,6 +34,9 @@ struct RankOptions {
   std::function<NcclPeers(std::string_view axis)> peers;
   bool whole_axes = false;
   std::string host_name;
+  /// Whether a rank registers its memory, which is NCCL's then; empty: none does.
+  std::function<bool(int64_t rank)> registers;
+  bool of_cuda = false;  // what it registers is memory of cudaMalloc
 };
 
 /// In the process of the rank.
@@ -43,13 +46,18 @@ class NcclRank {
                                                 const RankOptions& options) {
     std::unique_ptr<NcclRank> out(new NcclRank(std::move(host), segment, options));
     RT_TRY_SET(out->context_, Context::open(out->runtime.api(), 0));
-    const int64_t blocks[] = {options.room_bytes, options.room_bytes};
-    RT_TRY_SET(out->arena_, Arena::reserve(out->context_, Arena::bytes_for(blocks)));
+    const bool registers = options.registers && options.registers(out->host_->world_rank());
+    const int64_t blocks[] = {options.room_bytes, options.room_bytes, registers ? kOfArrays : 0};
+    RT_TRY_SET(out->arena_, Arena::reserve(out->context_, Arena::bytes_for(blocks),
+                                           registers && !options.of_cuda ? &out->nccl.api() : nullptr));
     out->stream_ = CudaStream::make(out->context_, {.deadline_ms = 0});
     RT_TRY(out->stream_->settle());
     for (Buffer& room : out->rooms_) {
       RT_TRY_SET(room, Buffer::allocate(out->context_->device(), options.room_bytes));
     }
+    std::function<DeviceBytes()> registered;
+    if (registers) registered = [at = out.get()] { return at->arena_->all(); };
+    out->arrays_in_arena_ = registers;
     RT_TRY_SET(
         out->engine_,
         make_nccl_engine(*out->host_, out->nccl.api(), kernels::cuda::rank_sums(), *out->stream_,
@@ -58,6 +66,7 @@ class NcclRank {
                               [at = out.get()] {
                                 return NcclRooms{at->rooms_[0].all(), at->rooms_[1].all()};
                               },
+                          .registered = std::move(registered),
                           .ways = options.ways,
                           .on_device = [at = out.get()](const void* memory) { return at->cuda.holds(memory, 1); },
                           .peers = options.peers,
@@ -79,6 +88,7 @@ class NcclRank {
     const int64_t size = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
     std::vector<std::byte*>& free = free_[size];
     if (free.empty()) {
+      if (arrays_in_arena_) return arena_->take(size).value();
       void* made = nullptr;
       RT_CHECK(cuda.allocate(&made, size) == 0, "no {} bytes on the double", size);
       return static_cast<std::byte*>(made);
@@ -99,7 +109,9 @@ class NcclRank {
     device_.reset();
     stream_.reset();
     for (const auto& [size, blocks] : free_) {
-      for (std::byte* const block : blocks) cuda.free(block);
+      for (std::byte* const block : blocks) {
+        if (!arrays_in_arena_) cuda.free(block);
+      }
     }
     for (Buffer& room : rooms_) room = Buffer();
     arena_.reset();
@@ -122,7 +134,9 @@ class NcclRank {
     nccl.order_launches(options.ordered);
   }
 
+  static constexpr int64_t kOfArrays = int64_t{8} << 20;
   const std::unique_ptr<comm::Engine> host_;
+  bool arrays_in_arena_ = false;
   std::shared_ptr<Context> context_;
   std::unique_ptr<Arena> arena_;
   Buffer rooms_[2];

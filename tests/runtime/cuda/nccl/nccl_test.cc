@@ -10,6 +10,7 @@
 #include "runtime/core/random.h"
 #include "tests/runtime/comm/fabric.h"
 #include "tests/runtime/cuda/nccl/nccl_rank.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::comm;
@@ -31,9 +32,7 @@ class Arrays {
 
   explicit Arrays(NcclRank& rank) : rank_(rank) {
     for (int k = 0; k < kArrays; ++k) {
-      void* made = nullptr;
-      RT_CHECK(rank.cuda.allocate(&made, kBytes) == 0);
-      at_[k] = static_cast<float*>(made);
+      at_[k] = reinterpret_cast<float*>(rank.take(kBytes));
       std::vector<float> first(kCount);
       std::iota(first.begin(), first.end(), static_cast<float>(10 * rank.engine().world_rank() + k));
       rank.stream().copy(at_[k], first.data(), kBytes, cuda::kToDevice);
@@ -41,7 +40,7 @@ class Arrays {
   }
   ~Arrays() {
     ignore(rank_.stream().settle(), "told by who settled it first");
-    for (float* const at : at_) rank_.cuda.free(at);
+    for (float* const at : at_) rank_.give_back(reinterpret_cast<std::byte*>(at), kBytes);
   }
   Arrays(const Arrays&) = delete;
   Arrays& operator=(const Arrays&) = delete;
@@ -137,6 +136,8 @@ std::vector<std::string> talked(RankOptions options, const Plant& plant = {}) {
   return ranks.join();
 }
 
+const std::function<bool(int64_t)> all_register = [](int64_t) { return true; };
+
 std::string bits_of(const std::string& told) { return told.substr(0, told.find(' ')); }
 
 }  // namespace
@@ -169,6 +170,118 @@ TEST_SUITE("runtime/cuda/nccl") {
       }
     }
     for (const bool of_kind : seen) CHECK(of_kind);
+  }
+
+  TEST_CASE("in registered memory the bits are the same; each communicator of a group has it until it is closed") {
+    const auto wanted = talked({.seed = 0});
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      CAPTURE(seed);
+      CHECK(talked({.seed = seed, .registers = all_register}) == wanted);
+    }
+    const auto results =
+        Ranks(kRanks, {.seed = 2, .room_bytes = 3 << 20, .registers = all_register}, [](NcclRank& rank) -> std::string {
+          {
+            Arrays arrays(rank);
+            EXPECT(rank.nccl.registered() == 0);
+            EXPECT_SET(auto group, rank.engine().group("dp", {0, 1}));
+            EXPECT(rank.nccl.registered() == 3);  // of all, of messages there and back; the world's moves nothing
+            EXPECT(rank.nccl.registrations_left() == 3);
+            const int64_t used = rank.nccl.in_registered(), mapped = rank.nccl.mapped();
+            EXPECT(used == 5);    // of first use
+            EXPECT(mapped == 3);  // nothing of it is left for later
+            EXPECT_OK(group->all_gather(arrays.at(0), arrays.at(1), kPart, "x"));
+            EXPECT_OK(rank.stream().settle());
+            EXPECT(rank.nccl.in_registered() == used + 1);
+            EXPECT(rank.nccl.mapped() == mapped);
+            group.reset();
+            EXPECT(rank.nccl.registrations_left() == 0);
+          }
+          return rank.finish();
+        }).join();
+    CHECK(results == std::vector<std::string>(kRanks, ""));
+  }
+
+  TEST_CASE("what a program does wrong with registered memory is told") {
+    using Body = std::function<std::string(NcclRank&)>;
+    const Body group = [](NcclRank& rank) -> std::string {
+      auto made = rank.engine().group("dp", {0, 1});
+      if (made.ok()) made.value().reset();
+      return rank.finish();
+    };
+    const RankOptions registered{.seed = 2, .deadline_ms = 400, .registers = all_register};
+    const auto says = [&](const std::string& what, const RankOptions& options, const Body& body) {
+      const auto got = Ranks(kRanks, options, body).join();
+      CAPTURE(what);
+      CAPTURE(got[0]);
+      CAPTURE(got[1]);
+      CHECK((got[0].find(what) != std::string::npos || got[1].find(what) != std::string::npos));
+    };
+    says("communicator 1 (rank 0 of 2) is finalized with memory registered", registered, [&](NcclRank& rank) {
+      rank.nccl.without_deregistering();
+      return group(rank);
+    });
+    RankOptions wrong = registered;
+    wrong.of_cuda = true;
+    says("registers memory that is not NCCL's: it is not used", wrong, group);
+    wrong = registered;
+    wrong.registers = [](int64_t rank) { return rank == 1; };
+    says("its collective 0 is all_gather of 32768 of type 1, root 0, registered, rank 0 has another", wrong, group);
+    says("in memory that is not registered, where other memory is", registered, [](NcclRank& rank) -> std::string {
+      void* other = nullptr;
+      RT_CHECK(rank.cuda.allocate(&other, kBytes) == 0);
+      {
+        EXPECT_SET(auto made, rank.engine().group("dp", {0, 1}));
+        EXPECT_OK(made->broadcast(other, kBytes, 0, "x"));
+        EXPECT_OK(rank.stream().settle());
+      }
+      rank.cuda.free(other);
+      return rank.finish();
+    });
+  }
+
+  TEST_CASE("an arena of NCCL's memory takes whole pieces of it and is refused where it could not be registered") {
+    simt::StreamDouble cuda(2, int64_t{16} << 20);
+    simt::CudaApi runtime(cuda);
+    simt::NcclSegment segment;
+    simt::NcclDouble nccl(cuda, segment, 2);
+    auto opened = cuda::Context::open(runtime.api(), 0);
+    REQUIRE_OK(opened);
+    const std::shared_ptr<cuda::Context> context = std::move(opened).value();
+    const auto reserve = [&](int64_t bytes) { return cuda::Arena::reserve(context, bytes, &nccl.api()); };
+    {
+      const auto arena = reserve((int64_t{2} << 20) + 1);
+      REQUIRE_OK(arena);
+      CHECK(arena.value()->bytes() == int64_t{4} << 20);
+      CHECK(arena.value()->bytes() == cuda::Arena::reserved_for((int64_t{2} << 20) + 1, true));
+      CHECK(cuda.range_of(arena.value()->all().first.address()).is_mapped);
+    }
+    const auto refusal = [&](int64_t bytes) {
+      const auto arena = reserve(bytes);
+      return arena.ok() ? std::string() : arena.error().message;
+    };
+    CHECK(refusal(int64_t{18} << 20) ==
+          "18874368 bytes on cuda:0: ncclMemAlloc: refused by the double: nothing more is known");
+    nccl.allocate_in_pieces_of(int64_t{8} << 20);
+    CHECK(refusal(1000) ==
+          "2097152 bytes on cuda:0: ncclMemAlloc: it took 8388608 bytes, 2097152 were planned in pieces of 2097152; do "
+          "without: --comm nccl");
+    ::setenv("NCCL_CUMEM_ENABLE", "0", 1);
+    const std::string without = refusal(1000);
+    ::unsetenv("NCCL_CUMEM_ENABLE");
+    CHECK(without.find("it gave memory of cudaMalloc, in which NCCL registers nothing: NCCL_CUMEM_ENABLE=0") !=
+          std::string::npos);
+    CHECK(cuda.left() == std::vector<std::string>());
+    CHECK(cuda.misuses() == std::vector<std::string>());
+    CHECK(nccl.misuses() == std::vector<std::string>());
+  }
+
+  TEST_CASE("where NCCL registers nothing ranks that asked for it are told so") {
+    ::setenv("NCCL_LOCAL_REGISTER", "0", 1);
+    const auto got = talked({.seed = 2, .registers = all_register});
+    ::unsetenv("NCCL_LOCAL_REGISTER");
+    for (const std::string& told : got) {
+      CHECK(told.find("dp[0,1]: ncclCommRegister: NCCL registers nothing: NCCL_LOCAL_REGISTER=0") != std::string::npos);
+    }
   }
 
   TEST_CASE("ranks that call in another order are told apart by the double, and the deadline ends them") {
@@ -259,11 +372,13 @@ TEST_SUITE("runtime/cuda/nccl") {
     for (uint64_t seed = 0; seed < 4; ++seed) {
       CAPTURE(seed);
       const Shared<double> killed_ms;
-      Ranks ranks(3, {.seed = seed}, [&](NcclRank& rank) -> std::string {
+      const RankOptions options{.seed = seed, .registers = [&](int64_t) { return seed >= 2; }};
+      Ranks ranks(3, options, [&](NcclRank& rank) -> std::string {
         std::string told;
         {
           EXPECT_SET(auto group, rank.engine().group("dp", {0, 1, 2}));
           Arrays arrays(rank);
+          EXPECT(rank.nccl.registrations_left() == (seed >= 2 ? 5 : 0));
           EXPECT_OK(group->barrier("both"));
           if (rank.engine().world_rank() == 1) {
             std::this_thread::sleep_for(std::chrono::milliseconds(50));

@@ -102,6 +102,38 @@ TEST_SUITE("runtime/cuda/train/matrix") {
     }
   }
 
+  TEST_CASE("in registered memory ranks train to the same bits, in whole pieces, with one allocation; none is left") {
+    for (const Row& row : {Row{1, 1, 3, 1, 0, 1, 1, 0}, Row{2, 0, 1, 0, 1, 1, 0, 0}}) {
+      CAPTURE(text_of(row));
+      const auto planned = make_plan(recipe_of(row), ranks_of(row));
+      REQUIRE_OK(planned);
+      const TrainedByNccl without = train_by_nccl(planned.value(), {.seed = 2});
+      const TrainedByNccl with = train_by_nccl(planned.value(), {.seed = 3, .registered = true});
+      CHECK(with.wrong == std::vector<std::string>(static_cast<size_t>(ranks_of(row)), ""));
+      CHECK(with.loss == without.loss);
+      CHECK(with.norm == without.norm);
+      for (size_t rank = 0; rank < with.counts.size(); ++rank) {
+        CAPTURE(rank);
+        const RankCounts& counts = with.counts[rank];
+        CHECK(counts.registered > 0);
+        CHECK(counts.in_registered > 3 * counts.registered);  // more than their first use
+        CHECK(counts.allocations == 1);
+        CHECK(counts.later_allocations == 0);
+        CHECK(counts.device_bytes == counts.planned_device_bytes);
+        CHECK(counts.device_bytes % cuda::kNcclPiece == 0);
+        CHECK(without.counts[rank].registered == 0);
+      }
+    }
+  }
+
+  TEST_CASE("a rank that leaves its memory registered is told so by the double") {
+    const Plan plan = make_plan(recipe_of({0, 0, 1, 1, 0, 1, 1, 0}), 4).value();
+    const TrainedByNccl wrong = train_by_nccl(
+        plan, {.seed = 1, .registered = true, .plant = [](int64_t, auto& nccl) { nccl.without_deregistering(); }});
+    for (const std::string& one : wrong.wrong)
+      CHECK(one.find("is finalized with memory registered") != std::string::npos);
+  }
+
   TEST_CASE("NCCL's own sums: losses as close as any order's, other bits, and the same ones again") {
     bool differs = false;
     for (const Row& row : {Row{0, 0, 2, 0, 0, 1, 0, 0}, Row{1, 1, 3, 1, 0, 1, 1, 0}, Row{2, 0, 0, 1, 1, 0, 0, 0}}) {

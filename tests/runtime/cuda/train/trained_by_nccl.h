@@ -31,6 +31,7 @@ struct RankCounts {
   int64_t later_allocations = 0, later_pins = 0;  // from then on
   int64_t waits = 0;                              // of its own thread for the device, in the second step
   int64_t device_bytes = 0, planned_device_bytes = 0;
+  int64_t registered = 0, in_registered = 0;  // communicators with memory registered; operations in it
 };
 
 inline int64_t moved_bytes(const Traffic& of) {
@@ -95,6 +96,7 @@ class NoSaves final : public trainer::CheckpointHook {
 struct NcclTraining {
   uint64_t seed = 0;
   int64_t deadline_ms = 60000;
+  bool registered = false;                                          // memory is NCCL's, and registered
   std::function<void(int64_t rank, simt::NcclDouble& nccl)> plant;  // before the engine is made
 };
 
@@ -109,7 +111,9 @@ inline Status train_rank_by_nccl(const Plan& plan, comm::Engine& host, simt::Ncc
   const simt::DeviceRuns runs(device.cuda);
   RankCounts& counts = told.counts[rank];
   const auto train = [&]() -> Status {
-    RT_TRY_SET(const auto machine, device.open(0, trainer::sum_rooms(plan)));
+    RT_TRY_SET(const auto machine, device.open(0, trainer::sum_rooms(plan), how.registered ? &nccl.api() : nullptr));
+    std::function<DeviceBytes()> registered;
+    if (how.registered) registered = [&] { return machine->memory(); };
     RT_TRY_SET(const auto engine,
                cuda::make_nccl_engine(
                    host, nccl.api(), machine->rank_sums(), machine->cuda_stream(),
@@ -118,6 +122,7 @@ inline Status train_rank_by_nccl(const Plan& plan, comm::Engine& host, simt::Ncc
                         [&] {
                           return cuda::NcclRooms{machine->room_for_sums(), machine->room_for_sums_beside()};
                         },
+                    .registered = std::move(registered),
                     .nccl_sums = plan.recipe.sums == Sums::kNccl,
                     .ways = message_ways(plan),
                     .on_device = [&](const void* at) { return machine->holds(at); },
@@ -148,6 +153,8 @@ inline Status train_rank_by_nccl(const Plan& plan, comm::Engine& host, simt::Ncc
     const simt::StreamDouble::Counts later = device.cuda.take_counts();
     counts.later_allocations = later.allocations;
     counts.later_pins = later.pins;
+    counts.registered = nccl.registered();
+    counts.in_registered = nccl.in_registered();
     counts.device_bytes = outcome.device_bytes;
     counts.planned_device_bytes =
         machine->bytes_for(trainer::TrainState::blocks(plan, plan.rank(rank), {}), trainer::work_shapes(plan, rank));
@@ -163,6 +170,7 @@ inline Status train_rank_by_nccl(const Plan& plan, comm::Engine& host, simt::Ncc
     for (const std::string& what : of) *misuses += what + "; ";
   }
   if (trained.ok() && nccl.left() > 0) *misuses += fmt::format("{} communicators are left", nccl.left());
+  if (nccl.registrations_left() > 0) *misuses += fmt::format("{} registrations are left", nccl.registrations_left());
   return trained;
 }
 

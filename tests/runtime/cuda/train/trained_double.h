@@ -33,7 +33,8 @@ class TrainedDouble {
     CHECK(products.left() == 0);
   }
 
-  Result<std::unique_ptr<cuda::CudaMachine>> open(int64_t rank = 0, const SumRooms& sums = {}) {
+  Result<std::unique_ptr<cuda::CudaMachine>> open(int64_t rank = 0, const SumRooms& sums = {},
+                                                  const cuda::NcclApi* nccl = nullptr) {
     const cuda::KernelTables tables{
         .of_f32 = &cuda::ops<float>(),
         .of_bf16 = &cuda::ops<bf16>(),
@@ -42,9 +43,12 @@ class TrainedDouble {
         .scratch_bytes = &cuda::scratch_bytes,
         .rank_sums = &kernels::cuda::rank_sums(),
         .cudnn = [](const cuda::Api&, int) -> Result<cuda::AttentionBuilder> { return library_->builder(); }};
-    return cuda::CudaMachine::open(
-        runtime.api(), products.api(), tables,
-        {.index = static_cast<int>(rank), .product_bytes = int64_t{1} << 16, .sums = sums, .cudnn = cudnn_});
+    return cuda::CudaMachine::open(runtime.api(), products.api(), tables,
+                                   {.index = static_cast<int>(rank),
+                                    .product_bytes = int64_t{1} << 16,
+                                    .sums = sums,
+                                    .cudnn = cudnn_,
+                                    .nccl = nccl});
   }
 
   simt::StreamDouble cuda;
