@@ -23,7 +23,7 @@ int64_t used = 0;
 std::map<const void*, int64_t> live;  // begin -> bytes
 bool is_open = true;
 
-void* alloc(int64_t bytes, bool shared) {
+void* alloc(int64_t bytes, bool shared, int64_t align) {
   RT_CHECK(bytes >= 0, "{} bytes of device memory", bytes);
   char* out = nullptr;
   {
@@ -31,7 +31,8 @@ void* alloc(int64_t bytes, bool shared) {
     RT_CHECK(is_open, "memory is allocated with the door closed");
     if (__asan_address_is_poisoned != nullptr) {
       void* made = nullptr;  // exactly so long: the heap marks its ends
-      RT_CHECK(posix_memalign(&made, kAlign, static_cast<size_t>(std::max<int64_t>(bytes, 1))) == 0, "{} bytes", bytes);
+      RT_CHECK(posix_memalign(&made, static_cast<size_t>(align), static_cast<size_t>(std::max<int64_t>(bytes, 1))) == 0,
+               "{} bytes", bytes);
       out = static_cast<char*>(made);
     } else {
       if (range == nullptr) {
@@ -42,8 +43,9 @@ void* alloc(int64_t bytes, bool shared) {
         range = static_cast<char*>(made);
       }
       if (live.empty()) used = 0;
-      out = range + used + kGap;
-      used = (used + kGap + bytes + kAlign - 1) / kAlign * kAlign;
+      const int64_t begin = used + kGap + align % kAlign;
+      out = range + begin;
+      used = (begin + bytes + kAlign - 1) / kAlign * kAlign;
       RT_CHECK(used + kGap <= kRange, "more than {} bytes of device memory", kRange);
     }
     live[out] = bytes;
@@ -55,8 +57,8 @@ void* alloc(int64_t bytes, bool shared) {
 
 }  // namespace
 
-void* device_alloc(int64_t bytes) { return alloc(bytes, false); }
-void* shared_alloc(int64_t bytes) { return alloc(bytes, true); }
+void* device_alloc(int64_t bytes) { return alloc(bytes, false, kAlign); }
+void* shared_alloc(int64_t bytes, int64_t align) { return alloc(bytes, true, align); }
 
 void device_free(void* memory) {
   if (memory == nullptr) return;

@@ -13,8 +13,9 @@ namespace cairn::simt {
 /// At a multiple of 256 bytes, as a device's allocator gives it.
 void* device_alloc(int64_t bytes);
 void device_free(void* memory);
-/// Shared memory of blocks, for the executor.
-void* shared_alloc(int64_t bytes);
+/// Shared memory of blocks, for the executor: at a multiple of `align`, 16 to 256, and of no more, so that who needs
+/// more is found out. AddressSanitizer's heap may give more.
+void* shared_alloc(int64_t bytes, int64_t align);
 /// Whether host code may read and write all of it: at first, yes. Where it may not, doing so is a SIGSEGV. Nothing
 /// under AddressSanitizer, whose heap the memory is of.
 void open_to_host(bool open);

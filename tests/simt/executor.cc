@@ -118,10 +118,12 @@ struct Thread : Fiber {
   State state = State::kDone;
   Place waits_at;
   const Meeting* meeting = nullptr;
-  uint64_t generation = 0;  // of the meeting when it came
+  uint64_t generation = 0;                       // of the meeting when it came
   std::deque<std::pair<int, AsyncCopy>> copies;  // with the number of their group
   int copy_groups = 0;                           // that were ended
 };
+
+constexpr int64_t kDynamicAlign = 256;  // as RT_DYNAMIC_SHARED has it on a device
 
 struct Array {
   void* data = nullptr;
@@ -377,7 +379,7 @@ void run(const Launch& launch, const std::function<void()>& body) {
   for (auto& [tag, array] : e.arrays) device_free(array.data);
   e.arrays.clear();
   device_free(std::exchange(e.dynamic, {}).data);
-  if (launch.shared_bytes > 0) e.dynamic = {shared_alloc(launch.shared_bytes), launch.shared_bytes};
+  if (launch.shared_bytes > 0) e.dynamic = {shared_alloc(launch.shared_bytes, kDynamicAlign), launch.shared_bytes};
   e.body = &body;
   const Watching watching(launch.kernel);
   std::vector<int64_t> order(static_cast<size_t>(blocks));
@@ -465,7 +467,7 @@ bool take_copy(int groups, AsyncCopy* out) {
 void* shared_array(const void* tag, int64_t bytes) {
   Executor& e = executor();
   auto [found, fresh] = e.arrays.try_emplace(tag);
-  if (fresh) found->second = {shared_alloc(bytes), bytes};
+  if (fresh) found->second = {shared_alloc(bytes, RT_SHARED_ALIGN), bytes};
   return found->second.data;
 }
 

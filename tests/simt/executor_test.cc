@@ -65,6 +65,13 @@ void read_shared(float* out) {
   room[threadIdx.x] = 7;
 }
 
+void places(uintptr_t* out) {
+  RT_SHARED(char, room, 3);
+  RT_DYNAMIC_SHARED(float, more);
+  out[0] = reinterpret_cast<uintptr_t>(room);
+  out[1] = reinterpret_cast<uintptr_t>(more);
+}
+
 void misses_barrier() {
   if (threadIdx.x >= 32) return;
   __syncthreads();
@@ -163,6 +170,15 @@ TEST_SUITE("simt/executor") {
     for (const float v : out.values()) CHECK(std::isnan(v));
     CHECK(stopped_by(3, 32, read_shared, out.data()) == "");
     for (const float v : out.values()) CHECK(std::isnan(v));
+  }
+
+  TEST_CASE("arrays in shared memory lie where a device puts them, and at no rounder address") {
+    std::vector<uintptr_t> at(2);
+    Queue on;
+    cairn::kernels::cuda::launch(on, {{1}, {1}, 64}, places, at.data());
+    CHECK(at[0] % RT_SHARED_ALIGN == 0);
+    CHECK(at[1] % 256 == 0);
+    if (is_device_memory(reinterpret_cast<const void*>(at[0]))) CHECK(at[0] % (2 * RT_SHARED_ALIGN) == RT_SHARED_ALIGN);
   }
 
   TEST_CASE("a barrier that threads missed stops the launch and names who waits where") {

@@ -12,12 +12,17 @@
 
 #include "runtime/kernels/cuda/queue.h"
 
+/// Of an array in shared memory, whatever its elements: kernels access packs of 16 bytes, and copy these to it.
+#define RT_SHARED_ALIGN 16
+
 #ifdef __CUDACC__
 
 #include <cuda_runtime.h>
 
 /// An array in the block's shared memory. Its content is anything at first.
-#define RT_SHARED(Type, name, count) __shared__ Type name[count]
+#define RT_SHARED(Type, name, count)    \
+  __shared__ __align__(RT_SHARED_ALIGN) \
+  Type name[count]
 /// The launch's shared_bytes, at a multiple of 256.
 #define RT_DYNAMIC_SHARED(Type, name)                                 \
   extern __shared__ __align__(256) unsigned char rt_dynamic_shared[]; \
