@@ -91,20 +91,18 @@ std::vector<Output> outputs_of(const Family& family, const WeightSource& source,
   const std::vector<Mapping> mappings = tensor_map(family, source.model());
   std::vector<Output> out;
   std::map<std::string, size_t> index;
-  for (size_t k = 0; k < mappings.size(); ++k) {
-    const Mapping& mapping = mappings[k];
-    const Shape& logical = source.tensors()[k].shape;
+  for (const Mapping& mapping : mappings) {
+    const TensorSpec& tensor = source.tensors()[static_cast<size_t>(mapping.tensor)];
     const auto [at, is_new] = index.emplace(mapping.stored, out.size());
     if (is_new) {
       out.push_back({.name = mapping.stored,
                      .shape = mapping.shape,
                      .transpose = mapping.transpose,
-                     .own_dtype = source.tensors()[k].balances ? std::optional(DType::kF32) : std::nullopt});
+                     .own_dtype = tensor.balances ? std::optional(DType::kF32) : std::nullopt});
     }
-    for (const RowRun& run : row_runs(mapping, logical)) {
+    for (const RowRun& run : row_runs(mapping, tensor.shape)) {
       RT_CHECK(run.stride == 1 || mapping.transpose, "{}: rows that interleave are columns here", mapping.stored);
-      out[at->second].runs.push_back(
-          {run.stored, run.count, static_cast<int64_t>(k), run.logical, run.stride, mapping.line});
+      out[at->second].runs.push_back({run.stored, run.count, mapping.tensor, run.logical, run.stride, mapping.line});
     }
   }
   for (Output& output : out) {
@@ -118,8 +116,9 @@ std::vector<Output> outputs_of(const Family& family, const WeightSource& source,
   if (blocks == nullptr) return out;
   std::vector<Output> parts;
   for (Output& output : out) {
-    const auto source_index = static_cast<size_t>(output.runs.front().source);
-    const bool quantised = blocks->holds(source.tensors()[source_index], mappings[source_index]);
+    const int64_t tensor = output.runs.front().source;
+    const Mapping& mapping = *std::ranges::lower_bound(mappings, tensor, {}, &Mapping::tensor);
+    const bool quantised = blocks->holds(source.tensors()[static_cast<size_t>(tensor)], mapping);
     output.matrix = output.shape;
     if (quantised) output.part = OutputPart::kCodes;
     parts.push_back(std::move(output));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -167,9 +168,20 @@ int64_t groups_of(Fuse fuse, const ModelConfig& model) {
   return 1;
 }
 
+std::vector<Mapping> by_rows(const TensorRow& row, Match found, const Shape& shape) {
+  RT_CHECK(shape.size() == 2, "rows of {} are no vectors", row.logical);
+  std::vector<Mapping> out;
+  for (int64_t k = 0; k < shape[0]; ++k) {
+    const std::string number = fmt::format("{}", k);
+    found.member = number;
+    out.push_back({.stored = fill(row.stored, found), .shape = {shape[1]}, .only_row = k});
+  }
+  return out;
+}
+
 /// By the first row that fits; nothing when none does.
-std::optional<Mapping> map_tensor(std::span<const TensorRow> rows, const ModelConfig& model,
-                                  const std::map<std::string, Shape>& shapes, const std::string& logical) {
+std::vector<Mapping> map_tensor(std::span<const TensorRow> rows, const ModelConfig& model,
+                                const std::map<std::string, Shape>& shapes, const std::string& logical) {
   for (const TensorRow& row : rows) {
     if (row.when != nullptr && !row.when(model)) continue;
     const std::optional<Match> found = match(row.logical, logical);
@@ -180,6 +192,7 @@ std::optional<Mapping> map_tensor(std::span<const TensorRow> rows, const ModelCo
     if (!all) continue;
     const Shape& shape = shapes.at(logical);
     RT_CHECK(!row.one_row || shape.size() == 1, "{} is no vector", logical);
+    if (found->member.empty() && row.stored.find('#') != std::string_view::npos) return by_rows(row, *found, shape);
     Mapping out{.logical = logical, .stored = fill(row.stored, *found), .shape = shape};
     out.transpose = row.transpose && shape.size() == 2;
     if (members > 1) {
@@ -216,9 +229,9 @@ std::optional<Mapping> map_tensor(std::span<const TensorRow> rows, const ModelCo
       std::swap(out.shape[0], out.shape[1]);
     }
     if (row.one_row) out.shape.insert(out.shape.begin(), 1);
-    return out;
+    return {std::move(out)};
   }
-  return std::nullopt;
+  return {};
 }
 
 /// The name by which tables know a tensor: what predicts further tokens is stored as the layers behind the model's.
@@ -238,14 +251,17 @@ std::map<std::string, Shape> shapes_of(const std::vector<TensorSpec>& tensors, c
 }
 
 /// map_tensor() of each tensor of the model.
-std::vector<std::optional<Mapping>> map_tensors(std::span<const TensorRow> rows, const ModelConfig& model) {
+std::vector<std::vector<Mapping>> map_tensors(std::span<const TensorRow> rows, const ModelConfig& model) {
   const std::vector<TensorSpec> tensors = model_tensors(model);
   const std::map<std::string, Shape> shapes = shapes_of(tensors, model);
-  std::vector<std::optional<Mapping>> out;
+  std::vector<std::vector<Mapping>> out;
   out.reserve(tensors.size());
   for (const TensorSpec& tensor : tensors) {
-    out.push_back(map_tensor(rows, model, shapes, table_name(tensor.name, model)));
-    if (out.back()) out.back()->logical = tensor.name;
+    std::vector<Mapping>& made = out.emplace_back(map_tensor(rows, model, shapes, table_name(tensor.name, model)));
+    for (Mapping& mapping : made) {
+      mapping.logical = tensor.name;
+      mapping.tensor = std::ssize(out) - 1;
+    }
   }
   return out;
 }
@@ -362,19 +378,26 @@ std::vector<Mapping> tensor_map(const Family& family, const ModelConfig& model) 
   const std::vector<TensorSpec> tensors = model_tensors(model);
   std::vector<Mapping> out;
   out.reserve(tensors.size());
-  for (std::optional<Mapping>& mapping : map_tensors(family.tensors, model)) {
-    RT_CHECK(mapping, "the table of {} has no row for {}", family.model_type, tensors[out.size()].name);
-    out.push_back(std::move(*mapping));
+  std::vector<std::vector<Mapping>> made = map_tensors(family.tensors, model);
+  for (size_t k = 0; k < made.size(); ++k) {
+    RT_CHECK(!made[k].empty(), "the table of {} has no row for {}", family.model_type, tensors[k].name);
+    std::ranges::move(made[k], std::back_inserter(out));
   }
   return out;
 }
 
 std::vector<std::optional<Mapping>> other_map(const Family& family, const ModelConfig& model) {
-  return map_tensors(family.also, model);
+  std::vector<std::optional<Mapping>> out;
+  for (std::vector<Mapping>& made : map_tensors(family.also, model)) {
+    RT_CHECK(made.size() <= 1, "{} has rows of {} by another name", family.model_type, made.front().logical);
+    out.push_back(made.empty() ? std::nullopt : std::optional(std::move(made.front())));
+  }
+  return out;
 }
 
 std::vector<RowRun> row_runs(const Mapping& mapping, const Shape& logical) {
   const int64_t rows = row_count(logical);
+  if (mapping.only_row >= 0) return {{mapping.only_row, 0, 1}};
   if (mapping.run == 0) return {{0, mapping.first, rows}};
   if (mapping.run == 1) return {{0, mapping.first, rows, mapping.stride}};
   std::vector<RowRun> out;

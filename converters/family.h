@@ -49,9 +49,9 @@ struct Family {
   std::span<const TensorRow> also;  // other names, read and never written: those of transformers 5's memory
   // What the names of layers begin with, where those behind the model's own predict further tokens (model.mtp).
   std::string_view later_layers;
-  bool block_fp8 = false;    // published in blocks of eight bits, which export can write too (block_fp8.h)
-  bool last_choice = false;  // its models go out as another family where that holds them too, unless they came as it
-  bool own_code = false;     // no class of transformers: its models go out as another family where one holds them
+  bool block_fp8 = false;       // published in blocks of eight bits, which export can write too (block_fp8.h)
+  bool last_choice = false;     // its models go out as another family where that holds them too, unless they came as it
+  bool own_code = false;        // no class of transformers: its models go out as another family where one holds them
   int64_t unit_head_vocab = 0;  // > 0: with so many tokens the head's rows are read divided by their lengths
   std::span<const std::string_view> ignored;  // patterns of tensors that nobody needs: masks, inverse frequencies
   // Of formats with a file for each rank, read only:
@@ -62,16 +62,18 @@ struct Family {
   std::string_view stacked;  // what the names of tensors that hold all layers begin with: "decoder.layers."
 };
 
-/// Where the rows of a logical tensor lie in a stored one, which may hold several. A permutation of elements, so import
-/// and export are exact inverses.
+/// Where the rows of a logical tensor lie in a stored one, which may hold several tensors, or a row of one. A
+/// permutation of elements, so import and export are exact inverses.
 struct Mapping {
   std::string logical;          // "layers.3.attn.k.weight"
+  int64_t tensor = 0;           // the same, by its place in model_tensors(model)
   std::string stored;           // "transformer.h.3.attn.c_attn.weight"
   Shape shape;                  // of the stored tensor, on disk
   bool transpose = false;       // stored [in, out] (Conv1D): the logical tensor's rows are its columns
   int64_t first = 0;            // stored row of logical row 0
   int64_t run = 0, stride = 0;  // `run` rows lie together, the next ones `stride` further; 0: all lie together
   int64_t line = 0;             // transpose: stored row of logical column 0
+  int64_t only_row = -1;        // what is stored is this row of the logical tensor, as a vector; -1: all rows
 };
 
 /// Rows [logical, logical + count) of a logical tensor are rows stored, stored + stride, ... of the stored one, or its
@@ -104,11 +106,11 @@ Result<ModelConfig> model_from_config(const nlohmann::json& config, std::vector<
 nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig& model, DType weights,
                                          const nlohmann::json& original);
 
-/// All tensors of the model, canonical order: one for each of model_tensors(model). The model is one that the family
-/// can hold: from model_from_config or checked by family_for.
+/// All tensors of the model, canonical order: one for each of model_tensors(model), or one for each of its rows. The
+/// model is one that the family can hold: from model_from_config or checked by family_for.
 std::vector<Mapping> tensor_map(const Family& family, const ModelConfig& model);
 
-/// The same by the family's other names, for each tensor of the model; nothing where it has no other. Read only.
+/// By the family's other names, one for each tensor of the model; nothing where it has no other. Read only.
 std::vector<std::optional<Mapping>> other_map(const Family& family, const ModelConfig& model);
 
 /// The stored name of the head's weight, which a file of a tied model may hold too.

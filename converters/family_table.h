@@ -204,7 +204,8 @@ enum class Fuse {
 
 /// A row of the table. `*` is any one part of a name between dots, the same in both; {a,b,c} in `logical` are several
 /// logical tensors that one stored tensor holds. `#` in `logical` is the number of an expert: the stored tensor is a
-/// stack, with one more dim in front, [experts, rows, columns], or of vectors [experts, elements].
+/// stack, with one more dim in front, [experts, rows, columns], or of vectors [experts, elements]. `#` in `stored` is
+/// the number of a row: each row of the logical matrix is a stored vector.
 struct TensorRow {
   std::string_view logical;
   std::string_view stored;

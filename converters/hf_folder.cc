@@ -392,14 +392,15 @@ void HfFolder::take_other_names(const Found& found) {
   const auto is_there = [&](const std::optional<Mapping>& other) { return other && found.contains(other->stored); };
   const bool any = std::ranges::any_of(others, is_there);
   std::set<std::string> doubled;
-  for (size_t k = 0; k < others.size() && any; ++k) {
-    if (!others[k]) continue;
-    const auto own = found.find(mappings_[k].stored), other = found.find(others[k]->stored);
+  for (Mapping& mapping : mappings_) {
+    std::optional<Mapping>& renamed = others[static_cast<size_t>(mapping.tensor)];
+    if (!any || !renamed) continue;
+    const auto own = found.find(mapping.stored), other = found.find(renamed->stored);
     if (own != found.end() && other != found.end()) {
       if (!doubled.insert(other->first).second) continue;
       add_problem(TensorProblem::Kind::kTwice, other->second, other->first, other->second->name, own->second->name);
     } else if (own == found.end()) {
-      mappings_[k] = std::move(*others[k]);
+      mapping = std::move(*renamed);
     }
   }
 }
@@ -411,17 +412,16 @@ Status HfFolder::match(const HfOptions& options) {
   RT_TRY(settle_tie(options, found));
   RT_TRY(settle_copies(copies, found));
   if (has_unit_head()) {
-    warnings_.push_back(fmt::format("the rows of {} are divided by their lengths, as the published code does with {} "
-                                    "tokens",
-                                    head_name(family_), model_.vocab));
+    warnings_.push_back(
+        fmt::format("the rows of {} are divided by their lengths, as the published code does with {} "
+                    "tokens",
+                    head_name(family_), model_.vocab));
   }
   tensors_ = model_tensors(model_);
   mappings_ = tensor_map(family_, model_);
-  RT_CHECK(tensors_.size() == mappings_.size(), "{} tensors, {} mappings", tensors_.size(), mappings_.size());
   take_other_names(found);
   std::set<std::string> told;
-  for (size_t k = 0; k < tensors_.size(); ++k) {
-    const Mapping& mapping = mappings_[k];
+  for (const Mapping& mapping : mappings_) {
     const std::string expected = to_string(mapping.shape);
     const auto it = found.find(mapping.stored);
     stored_.push_back({mapping.stored, it == found.end() ? nullptr : it->second});
@@ -436,6 +436,11 @@ Status HfFolder::match(const HfOptions& options) {
   }
   settle_dtype();
   return {};
+}
+
+std::pair<size_t, size_t> HfFolder::mappings_of(int64_t tensor) const {
+  const auto [begin, end] = std::ranges::equal_range(mappings_, tensor, {}, &Mapping::tensor);
+  return {begin - mappings_.begin(), end - mappings_.begin()};
 }
 
 void HfFolder::settle_dtype() {
@@ -460,9 +465,12 @@ void HfFolder::settle_dtype() {
   }
   for (size_t k = 0; k < stored_.size(); ++k) {
     const std::optional<DType> dtype = dtype_of(stored_[k]);
-    const TensorSpec& tensor = tensors_[k];
+    const TensorSpec& tensor = tensors_[static_cast<size_t>(mappings_[k].tensor)];
     if (!dtype || (*dtype == dtype_ && !tensor.balances)) continue;
-    own_dtypes_[tensor.name] = *dtype == DType::kF64 ? DType::kF32 : *dtype;
+    const auto [begin, end] = mappings_of(mappings_[k].tensor);
+    const bool mixed = std::any_of(stored_.begin() + begin, stored_.begin() + end,
+                                   [&](const NamedTensor& row) { return dtype_of(row) != dtype; });
+    own_dtypes_[tensor.name] = mixed || *dtype == DType::kF64 ? DType::kF32 : *dtype;
     const bool router = tensor.balances || tensor.name.ends_with(".moe.router.weight");  // classes keep it in float32
     if (*dtype != dtype_ && !(router && *dtype == DType::kF32)) told.insert(stored_[k].name);
   }
@@ -526,12 +534,23 @@ Status HfFolder::read_unit_rows(const FolderTensor& stored, const Box& box, std:
   return {};
 }
 
+/// Of a matrix whose rows are stored by themselves, from mappings()[first] on.
+Status HfFolder::read_vectors(size_t first, const Box& box, std::span<float> out) const {
+  const int64_t columns = box.extent(1);
+  for (int64_t row = box.lo[0]; row < box.hi[0]; ++row, out = out.subspan(static_cast<size_t>(columns))) {
+    const FolderTensor& stored = *stored_[first + static_cast<size_t>(row)].tensor;
+    RT_TRY(weights_->read(stored, box.lo[1], columns, out.data()));
+  }
+  return {};
+}
+
 Status HfFolder::read_box(int64_t tensor, const Box& box, std::span<float> out) const {
-  RT_CHECK(static_cast<int64_t>(out.size()) == box.count_elems(), "{}: {} floats", mappings_[tensor].logical,
-           out.size());
+  RT_CHECK(static_cast<int64_t>(out.size()) == box.count_elems(), "{}: {} floats", tensors_[tensor].name, out.size());
   if (out.empty()) return {};
-  const Mapping& mapping = mappings_[tensor];
-  const FolderTensor& stored = *stored_[tensor].tensor;
+  const size_t begin = mappings_of(tensor).first;
+  const Mapping& mapping = mappings_[begin];
+  if (mapping.only_row >= 0) return read_vectors(begin, box, out);
+  const FolderTensor& stored = *stored_[begin].tensor;
   if (has_unit_head() && mapping.logical == "head.weight") return read_unit_rows(stored, box, out);
   const Shape& shape = tensors_[tensor].shape;
   const bool vector = shape.size() < 2;

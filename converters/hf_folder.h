@@ -95,7 +95,8 @@ class HfFolder final : public WeightSource {
   const std::vector<std::string>& kept_files() const { return kept_files_; }
 
   const WeightsFolder& weights() const { return *weights_; }
-  /// mappings()[k] says how tensors()[k] is made, stored()[k] from what (its tensor is null where it is missing).
+  /// mappings()[k] says how one of tensors(), or a row of it, is made, stored()[k] from what (its tensor is null where
+  /// it is missing).
   const std::vector<Mapping>& mappings() const { return mappings_; }
   const std::vector<NamedTensor>& stored() const { return stored_; }
   /// Old buffers, and a head that equals its tied embedding: names as in the files.
@@ -115,8 +116,11 @@ class HfFolder final : public WeightSource {
   void take_other_names(const Found& found);
   Status settle_tie(const HfOptions& options, Found& found);
   bool has_unit_head() const;
+  Status read_vectors(size_t first, const Box& box, std::span<float> out) const;
   Status read_unit_rows(const FolderTensor& stored, const Box& box, std::span<float> out) const;
   Result<std::string> first_difference(const FolderTensor& a, const FolderTensor& b) const;
+  /// Where in mappings() those of a tensor begin and end.
+  std::pair<size_t, size_t> mappings_of(int64_t tensor) const;
   void settle_dtype();
   void add_problem(TensorProblem::Kind kind, const FolderTensor* tensor, std::string name, std::string found,
                    std::string expected);

@@ -45,12 +45,13 @@ std::vector<Published> published_tensors(const HfFolder& folder, bool one_dtype,
   std::set<std::string_view> seen;
   for (size_t k = 0; k < table.size(); ++k) {
     const Mapping &wanted = table[k], &found = folder.mappings()[k];
+    const TensorSpec& tensor = folder.tensors()[static_cast<size_t>(wanted.tensor)];
     if (!seen.insert(wanted.stored).second) continue;
     out.push_back({.name = wanted.stored, .shape = wanted.shape, .from = folder.stored()[k].tensor});
-    const auto own = folder.own_dtypes().find(folder.tensors()[k].name);
+    const auto own = folder.own_dtypes().find(tensor.name);
     if (!one_dtype && own != folder.own_dtypes().end()) {
       out.back().own_dtype = own->second;
-    } else if (folder.tensors()[k].balances) {
+    } else if (tensor.balances) {
       out.back().own_dtype = DType::kF32;  // as its class keeps it
     }
     if (out.back().from->mxfp4) {  // whose rows are columns of what is published
@@ -58,11 +59,11 @@ std::vector<Published> published_tensors(const HfFolder& folder, bool one_dtype,
                "{} cannot be made from {}", wanted.stored, found.stored);
     } else if (found.stored != wanted.stored && found.shape != wanted.shape) {
       // Under another name, in a stack for one: rows that lie together, of a tensor that is published by itself.
-      RT_CHECK(wanted.shape == folder.tensors()[k].shape && !wanted.transpose && !found.transpose && found.run == 0,
+      RT_CHECK(wanted.shape == tensor.shape && !wanted.transpose && !found.transpose && found.run == 0,
                "{} cannot be made from {}", wanted.stored, found.stored);
       out.back().first = found.first * column_count(wanted.shape);
     }
-    if (blocks == nullptr || !blocks->holds(folder.tensors()[k], wanted)) continue;
+    if (blocks == nullptr || !blocks->holds(tensor, wanted)) continue;
     const FolderTensor& from = *out.back().from;
     out.back().part = OutputPart::kCodes;
     out.back().matrix = wanted.shape;

@@ -236,6 +236,7 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
 
 /// "rows 36:72, transposed", "as it is".
 std::string transform_text(const convert::Mapping& mapping, const Shape& logical, const Shape& stored) {
+  if (mapping.only_row >= 0) return "one of the rows";
   const std::vector<convert::RowRun> runs = convert::row_runs(mapping, logical);
   std::string out;
   if (runs.size() > 1) {
@@ -269,16 +270,17 @@ struct MappedTensor {
 
 std::vector<MappedTensor> mapped_tensors(const convert::HfFolder& folder) {
   std::vector<MappedTensor> out;
-  for (size_t k = 0; k < folder.tensors().size(); ++k) {
+  for (size_t k = 0; k < folder.mappings().size(); ++k) {
     const convert::NamedTensor& stored = folder.stored()[k];
-    const TensorSpec& spec = folder.tensors()[k];
+    const convert::Mapping& mapping = folder.mappings()[k];
+    const TensorSpec& spec = folder.tensors()[static_cast<size_t>(mapping.tensor)];
     MappedTensor tensor{.logical = spec.name, .stored = stored.name, .shape = spec.shape};
     if (stored.tensor != nullptr) {
       tensor.file = stored.tensor->file_name();
       tensor.found = stored.tensor->name;
       tensor.dtype = stored.tensor->stored->dtype;
     }
-    tensor.transform = transform_text(folder.mappings()[k], spec.shape, folder.mappings()[k].shape);
+    tensor.transform = transform_text(mapping, spec.shape, mapping.shape);
     out.push_back(std::move(tensor));
   }
   return out;
@@ -364,8 +366,9 @@ Result<int> check(const Options& options, bool as_json) {
     fmt::print("  {} experts of {} in {} layers, {} a token, {} hidden units beside them\n", model.moe.experts,
                expert_ffn(model), expert_layers(model), model.moe.top_k, shared_ffn(model));
   }
-  if (model.mtp.depth > 0) fmt::print("  {} layer{} behind them that guess{} further tokens\n", model.mtp.depth,
-                                      model.mtp.depth == 1 ? "" : "s", model.mtp.depth == 1 ? "es" : "");
+  if (model.mtp.depth > 0)
+    fmt::print("  {} layer{} behind them that guess{} further tokens\n", model.mtp.depth,
+               model.mtp.depth == 1 ? "" : "s", model.mtp.depth == 1 ? "es" : "");
   print_mapping(mapped);
   if (!folder.ignored().empty()) fmt::print("  left out: {}\n", fmt::join(folder.ignored(), ", "));
   fmt::print("  kept beside the weights: {}\n", fmt::join(folder.kept_files(), ", "));

@@ -1,4 +1,5 @@
-// StableLM 3B and 2 1.6B: Llama with LayerNorm and a part of each head turning. Source: transformers models/stablelm.
+// StableLM 3B, 2 1.6B and 12B: Llama with LayerNorm and a part of each head turning. Source: transformers
+// models/stablelm.
 #include "converters/llama_like.h"
 
 namespace cairn::convert {
@@ -23,6 +24,20 @@ ConfigKey parallel_residual() {
           }};
 }
 
+/// LayerNorm of each head of q and k, without biases.
+ConfigKey head_norms() {
+  return {{"qk_layernorm"},
+          [](ConfigReader& in, M& m) {
+            if (in.boolean("qk_layernorm", false)) m.qk_norm = QkNorm::kHeadLayerNorm;
+          },
+          [](const M& m, nlohmann::ordered_json& out) { out["qk_layernorm"] = m.qk_norm == QkNorm::kHeadLayerNorm; }};
+}
+
+constexpr auto kTensors = with_llama_rows({
+    {"layers.*.attn.q_norm.*", "model.layers.*.self_attn.q_layernorm.norms.#.*"},
+    {"layers.*.attn.k_norm.*", "model.layers.*.self_attn.k_layernorm.norms.#.*"},
+});
+
 }  // namespace
 
 Family stablelm_family() {
@@ -36,9 +51,13 @@ Family stablelm_family() {
                        .norm_eps = 1e-5,
                        .rope = {.partial = "partial_rotary_factor", .absent_partial = 0.25},
                        .norm_eps_key = "layer_norm_eps"},
-                      {biases("use_qkv_bias", kQkv, false), only("qk_layernorm", false), parallel_residual(),
+                      {biases("use_qkv_bias", kQkv, false), head_norms(), parallel_residual(),
                        dropout("hidden_dropout", &M::residual_dropout)});
-  return llama_like({.model_type = "stablelm", .architecture = "StableLmForCausalLM", .base = base, .keys = kKeys});
+  return llama_like({.model_type = "stablelm",
+                     .architecture = "StableLmForCausalLM",
+                     .base = base,
+                     .keys = kKeys,
+                     .tensors = kTensors});
 }
 
 }  // namespace cairn::convert

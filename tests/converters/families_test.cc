@@ -72,8 +72,8 @@ bool change(const HfFolder& folder, Weights& weights, std::string_view name, con
 bool remap(const HfFolder& folder, Weights& weights, const std::function<bool(Mapping&, const Shape&)>& wrong) {
   const auto stored = stored_floats(folder);
   bool changed = false;
-  for (size_t k = 0; k < weights.size(); ++k) {
-    Mapping mapping = folder.mappings()[k];
+  for (Mapping mapping : folder.mappings()) {
+    const int64_t k = mapping.tensor;
     const Shape& shape = folder.tensors()[k].shape;
     if (!wrong(mapping, shape)) continue;
     changed = true;
@@ -807,7 +807,6 @@ TEST_SUITE("converters/families") {
          {"gpt_bigcode", Config{{"num_key_value_heads", 12}},
           "num_key_value_heads = 12 and multi_query, which means 1, disagree"},
          {"stablelm", Config{{"head_dim", 64}}, "head_dim = 64: in this family it is the width of 2560 divided by 32"},
-         {"stablelm", Config{{"qk_layernorm", true}}, "qk_layernorm = true"},
          {"qwen3_moe", Config{{"decoder_sparse_step", 25}},
           "decoder_sparse_step = 25 and mlp_only_layers leave no layer"},
          {"qwen3_moe", Config{{"decoder_sparse_step", 0}}, "decoder_sparse_step = 0 must be positive"},
@@ -1197,9 +1196,9 @@ TEST_SUITE("converters/families") {
       const auto mappings = tensor_map(find_family(type).value(), model.value());
       const auto tensors = model_tensors(model.value());
       std::vector<int64_t> out;
-      for (size_t k = 0; k < mappings.size(); ++k) {
-        if (mappings[k].logical != logical) continue;
-        for (const RowRun& run : row_runs(mappings[k], tensors[k].shape)) {
+      for (const Mapping& mapping : mappings) {
+        if (mapping.logical != logical) continue;
+        for (const RowRun& run : row_runs(mapping, tensors[mapping.tensor].shape)) {
           for (int64_t r = 0; r < run.count; ++r) out.push_back(run.stored + r);
         }
       }

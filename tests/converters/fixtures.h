@@ -322,8 +322,8 @@ inline std::map<std::string, std::vector<float>> to_stored(const std::vector<Map
                                                            const std::vector<TensorSpec>& tensors,
                                                            const Weights& logical) {
   std::map<std::string, std::vector<float>> out;
-  for (size_t k = 0; k < mappings.size(); ++k) {
-    const Mapping& mapping = mappings[k];
+  for (const Mapping& mapping : mappings) {
+    const size_t k = static_cast<size_t>(mapping.tensor);
     auto [at, is_new] = out.try_emplace(mapping.stored, count_elems(mapping.shape), NAN);
     const int64_t columns = column_count(tensors[k].shape);
     const int64_t width = mapping.transpose ? mapping.shape.back() : columns;
@@ -347,8 +347,8 @@ inline double gradient_difference(const HfFolder& folder, const ModelConfig& mod
                                   const GradientReference& reference) {
   auto stored =
       to_stored(folder.mappings(), folder.tensors(), gradients_of(model, weights_of(folder), reference.input));
-  for (size_t k = 0; k < folder.tensors().size(); ++k) {  // counts of choices, no gradients
-    if (folder.tensors()[k].balances) stored.erase(folder.mappings()[k].stored);
+  for (const Mapping& mapping : folder.mappings()) {  // counts of choices, no gradients
+    if (folder.tensors()[mapping.tensor].balances) stored.erase(mapping.stored);
   }
   double worst = 0;
   size_t next = 0;
