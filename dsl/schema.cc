@@ -481,7 +481,9 @@ const Block& model_block() {
           bound("mlp_bias", &ModelConfig::mlp_bias)
               .derived("model.bias")
               .silently()
-              .says("a bias on the projections of the MLP", "With model.moe on those of each expert (gpt-oss)."),
+              .says("a bias on the projections of the MLP",
+                    "With model.moe on those of each expert (gpt-oss), and of those that every token goes "
+                    "through (ERNIE 4.5)."),
           bound("head_bias", &ModelConfig::head_bias).otherwise(false).silently().says("a bias on the output head"),
           bound("clip_qkv", &ModelConfig::clip_qkv)
               .at_least(0)

@@ -61,12 +61,33 @@ ConfigKey least_sum() {
           [](const ModelConfig&, nlohmann::ordered_json& out) { out["moe_norm_min"] = 1e-12; }};
 }
 
+/// Biases of attention, of every MLP and of the head. transformers 5 has stacks for experts, and these have none: what
+/// it writes lacks them, and what has them it reads without.
+ConfigKey all_biases() {
+  const ConfigKey layers = biases("use_bias", kQkv | kOut | kMlp, false);
+  return {{"use_bias"},
+          [read = layers.read](ConfigReader& in, ModelConfig& m) {
+            read(in, m);
+            m.head_bias = in.boolean("use_bias", false);
+            if (!m.head_bias) return;
+            if (in.line() == 5) {
+              in.unsupported(
+                  "use_bias = true, written by transformers 5: its experts have no biases, those of transformers 4 and "
+                  "of the model have; save it with transformers 4");
+            } else {
+              in.note("use_bias = true: transformers 5 has no biases on experts and passes over these");
+            }
+          },
+          layers.write};
+}
+
 constexpr int64_t kDenseFfn = 12288;
 
-constexpr TensorRow kChoiceBias[] = {{.logical = "layers.*.moe.router.bias",
-                                      .stored = "model.layers.*.mlp.moe_statics.e_score_correction_bias",
-                                      .one_row = true}};
-constexpr auto kTensors = with_llama_rows(kChoiceBias, kExpertRows);
+constexpr TensorRow kOwn[] = {{.logical = "layers.*.moe.router.bias",
+                               .stored = "model.layers.*.mlp.moe_statics.e_score_correction_bias",
+                               .one_row = true},
+                              {"head.*", "lm_head.*"}};
+constexpr auto kTensors = with_llama_rows(kOwn, kExpertRows);
 
 /// In transformers 5's memory. Source: transformers 5.24 conversion_mapping.py, "ernie4_5_moe".
 constexpr TensorRow kAlso[] = {
@@ -93,7 +114,7 @@ Family ernie4_5_moe_family() {
                        .rope = {.absent_base = 500000.0},
                        .has_dropout = false,
                        .tied = true},
-                      {only("use_bias", false), expert_width("moe_intermediate_size", 1536, kDenseFfn),
+                      {all_biases(), expert_width("moe_intermediate_size", 1536, kDenseFfn),
                        experts({.count = "moe_num_experts",
                                 .alias = "num_experts",
                                 .top_k = "moe_k",

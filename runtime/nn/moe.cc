@@ -57,7 +57,7 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
       what_drows_(fmt::format("layer {} moe.drows", layer)),
       what_bias_(fmt::format("layer {} moe.down_bias", layer)) {
   router_dims_.bias = bias_X_;
-  if (dims.shared_ffn > 0) shared_.emplace(parameters, model, dims, layer, scratch, buffers);
+  if (dims.shared_ffn > 0) shared_.emplace(parameters, model, dims, layer, tp, scratch, buffers);
   for (int64_t e = 0; e < dims.local_experts; ++e) {
     const std::string name = fmt::format("{}moe.experts.{}.", layer_prefix(model, layer), dims.first_expert + e);
     for (int64_t source = 0; source < dims.expert_sources; ++source) {

@@ -1,5 +1,6 @@
 #include "runtime/nn/shared_expert.h"
 
+#include <utility>
 
 #include "runtime/nn/branch.h"
 
@@ -7,7 +8,8 @@ namespace cairn::nn {
 
 template <typename Real>
 SharedExpert<Real>::SharedExpert(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
-                                 int64_t layer, const Scratch<Real>& scratch, const Buffers& buffers)
+                                 int64_t layer, const TensorParallel<Real>& tp, const Scratch<Real>& scratch,
+                                 const Buffers& buffers)
     : on_(parameters.on()),
       rows_(dims.rows),
       width_(dims.width),
@@ -19,6 +21,8 @@ SharedExpert<Real>::SharedExpert(const Parameters<Real>& parameters, const Model
             {linear(parameters, prefix + "gate", model.width), linear(parameters, prefix + "up", model.width)});
       }()),
       down_(linear(parameters, layer_prefix(model, layer) + "moe.shared.down", dims.shared_ffn)),
+      down_bias_(std::exchange(down_.bias, {})),
+      tp_(tp),
       scratch_(scratch),
       dhidden_(buffers.get<Real>(buffer::kMoeSharedDhidden)),
       dpre_(buffers.get<Real>(buffer::kMoeSharedDpre)) {
@@ -48,6 +52,7 @@ void SharedExpert<Real>::forward(DevicePtr<const Real> input_TH, DevicePtr<Real>
     on_.gate_rows(gate_T, scratch_.hidden, rows_, ffn_);
   }
   down_.forward(scratch_.hidden, output_TH, width_, rows_, true);
+  if (down_bias_ && tp_.comm().rank() == 0) on_.add_bias(output_TH, down_bias_.weight, rows_, width_);
 }
 
 template <typename Real>
@@ -57,12 +62,14 @@ void SharedExpert<Real>::backward_hidden(DevicePtr<const Real> dy_TH, DevicePtr<
   down_.backward_input(dy_TH, width_, dhidden_, false, rows_);
   if (gate_) on_.dot_and_scale_rows(dhidden_, scratch_.hidden, nullptr, gate_T, rows_, int64_t{1}, ffn_, dgate_T);
   down_.backward_weight(dy_TH, width_, scratch_.hidden, rows_);
+  // Each tp rank has all rows; with sequence parallelism gradients of what is replicated are added over tp.
+  if (down_bias_ && tp_.first_row() == 0) on_.bias_backward(dy_TH, down_bias_.grad, rows_, width_, TreeParts{});
   activate_backward(on_, activation_, dhidden_, pre, dpre_, rows_, ffn_);
 }
 
 template <typename Real>
 void SharedExpert<Real>::backward_input(DevicePtr<const Real> input_TH, DevicePtr<Real> dinput_TH) const {
-  up_.backward_weight(dpre_, input_TH, nullptr, rows_);
+  up_.backward_weight(dpre_, input_TH, scratch_.dbias, rows_);
   up_.backward_input(dpre_, dinput_TH, rows_, true);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 // The shared experts: every token goes through them, besides those that the router chooses. They are one MLP, cut over
-// tp as an MLP is; its output joins the others' before the sum over tp.
+// tp as an MLP is; its output joins the others' before the sum over tp, with the bias of down from one rank alone.
 //
 // It may have a gate: y = s(w . x) W h with s the sigmoid and h a token's hidden row. Every rank knows w and x, so it
 // multiplies its own part of h. Backward, ds = dy . W h = (W^T dy) . h is of a rank's part of h, so these numbers, one
@@ -18,7 +18,7 @@ template <typename Real>
 class SharedExpert {
  public:
   SharedExpert(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims, int64_t layer,
-               const Scratch<Real>& scratch, const Buffers& buffers);
+               const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers);
 
   bool gated() const { return gate_.has_value(); }
 
@@ -43,7 +43,9 @@ class SharedExpert {
   ModelActivation activation_;
   ColumnGroup<Real> up_;  // gate and up
   Linear<Real> down_;
+  Parameter<Real> down_bias_;         // may be absent
   std::optional<Linear<Real>> gate_;  // [1, H]
+  const TensorParallel<Real>& tp_;
   const Scratch<Real>& scratch_;
   DevicePtr<Real> dhidden_, dpre_, dgate_logits_T_;
 };

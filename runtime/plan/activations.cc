@@ -300,7 +300,8 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   scratch(buffer::kScratchRstd, d.local_rows, DType::kF32);
   if (m.norm == NormKind::kLayerNorm) scratch(buffer::kScratchMean, d.local_rows, DType::kF32);
   if (column_bias) {
-    scratch(buffer::kScratchDbias, std::max({d.ffn_in, d.expert_ffn_in, d.qkv, d.latent()}), DType::kF32);
+    const int64_t shared_in = has_bias(m, BiasOf::kMlp) ? 2 * d.shared_ffn : 0;
+    scratch(buffer::kScratchDbias, std::max({d.ffn_in, d.expert_ffn_in, shared_in, d.qkv, d.latent()}), DType::kF32);
   }
   if (m.positions == Positions::kRotary) scratch(buffer::kRotaryTable, d.positions * rotary_dims(m), DType::kF32);
   if (m.window_rope_theta > 0) scratch(buffer::kWindowRotaryTable, d.positions * rotary_dims(m), DType::kF32);

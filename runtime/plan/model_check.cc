@@ -232,8 +232,8 @@ class Check {
       found("model.activation", "must have a gate with experts",
             "swiglu, geglu, geglu_tanh, reglu, quick_geglu, reglu2 or swiglu_clamp");
     }
-    if (has_bias(m_, BiasOf::kMlp) && shared_ffn(m_) > 0) {
-      found("model.mlp_bias", "must be false with shared experts: theirs have no biases", "false");
+    if (has_bias(m_, BiasOf::kMlp) && moe.shared_gate) {
+      found("model.mlp_bias", "does not go with model.moe.shared_gate: no known model has both", "false");
     }
     if (has_bias(m_, BiasOf::kMlp) && moe.scale_input) {
       found("model.mlp_bias", "does not go with model.moe.scale_input: no known model has both", "false");

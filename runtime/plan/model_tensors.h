@@ -19,7 +19,7 @@
 //   .down.weight [H, F], .bias  (experts, F = moe.ffn where set; then no mlp.*, but in moe.dense_layers);
 //   layers.I.moe.router.logit_bias [X]  (router_bias);
 //   layers.I.moe.router.bias [X]  (choice_bias, bias_rate), updated beside the gradients;
-//   layers.I.moe.shared.{gate,up}.weight [Fs, H], .down.weight [H, Fs]  (shared_ffn, or shared_experts times F);
+//   layers.I.moe.shared.{gate,up}.weight [Fs, H], .down.weight [H, Fs], .bias  (shared_ffn, or shared_experts times F);
 //   layers.I.moe.shared_gate.weight [1, H]  (shared_gate)
 //   final_norm.{weight,bias} [H]                             head.project_out.weight [E, H]  (E not H)
 //   top_query.positions [S, H], then the tensors of a layer with "top_query." for "layers.I."  (top_query)

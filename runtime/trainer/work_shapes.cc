@@ -60,7 +60,7 @@ WorkShapes of_stage(const Plan& plan, const RankPlan& rank) {
   WorkShapes out{.rows = dims.rows, .norm_width = std::max(dims.width, dims.embed)};
   const bool biased = has_bias(model, BiasOf::kQkv) || has_bias(model, BiasOf::kOut) || has_bias(model, BiasOf::kMlp);
   if (biased || model.bias) {
-    out.bias_width = std::max({dims.qkv, dims.ffn_in, dims.expert_ffn_in, dims.width, dims.embed});
+    out.bias_width = std::max({dims.qkv, dims.ffn_in, dims.expert_ffn_in, 2 * dims.shared_ffn, dims.width, dims.embed});
   }
   if (dims.experts > 0 && has_bias(model, BiasOf::kMlp)) out.rows = std::max(out.rows, dims.expert_rows);
   if (model.moe.router_bias) out.bias_width = std::max(out.bias_width, dims.experts);

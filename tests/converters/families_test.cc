@@ -582,6 +582,9 @@ TEST_SUITE("converters/families") {
       } else if (name == "hf-deepseek_v2-greedy") {
         REQUIRE(folder->warnings().size() == 1);
         CHECK(folder->warnings()[0].find("mscale_all_dim = 0.8: scores are multiplied by 1.15") == 0);
+      } else if (name == "hf-ernie4_5_moe-bias") {
+        REQUIRE(folder->warnings().size() == 1);
+        CHECK(folder->warnings()[0].find("use_bias = true: transformers 5 has no biases on experts") == 0);
       } else {
         CHECK(folder->warnings().empty());
       }
@@ -884,7 +887,8 @@ TEST_SUITE("converters/families") {
          {"glm4_moe", Config{{"n_group", 64}, {"topk_group", 2}, {"num_experts_per_tok", 5}},
           "128 experts in n_group = 64 groups, topk_group = 2 of them a token: no place for 5"},
          {"glm4_moe", Config{{"routed_scaling_factor", 0.0}}, "routed_scaling_factor = 0 must be above 0"},
-         {"ernie4_5_moe", Config{{"use_bias", true}}, "use_bias = true is not supported here, false is"},
+         {"ernie4_5_moe", Config{{"use_bias", true}, {"transformers_version", "5.24.0"}},
+          "use_bias = true, written by transformers 5: its experts have no biases"},
          {"ernie4_5_moe", Config{{"moe_layer_start_index", 28}}, "leave no layer with experts"},
          {"ernie4_5_moe", Config{{"moe_norm_min", 0.5}}, "moe_norm_min = 0.5: a bound that sums of weights can meet"},
          {"ernie4_5_moe", Config{{"moe_k", 65}}, "moe_k = 65 of moe_num_experts = 64"},

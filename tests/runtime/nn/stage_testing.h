@@ -212,6 +212,11 @@ inline std::vector<Variant> option_variants() {
              .scale = 2.5,
              .bias_rate = 0.001};
   });
+  add("ernie 4.5: biases of experts and of shared ones, a dense layer first", llama_recipe(), [](ModelConfig& m) {
+    m.bias = m.head_bias = true;
+    m.rope.pairs = RotaryPairs::kInterleaved;
+    m.moe = {.experts = 4, .top_k = 2, .shared_experts = 2, .ffn = 12, .dense_layers = {0}, .choice_bias = true};
+  });
   add("softmax with groups and a z-loss, a shared expert", llama_recipe(), [](ModelConfig& m) {
     m.moe = {.experts = 6,
              .top_k = 2,

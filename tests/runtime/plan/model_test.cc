@@ -379,7 +379,7 @@ TEST_SUITE("runtime/plan/model") {
     m.moe.router_bias = m.moe.scale_input = true;
     CHECK(fields_of(m) == Fields{"model.moe.router_bias", "model.moe.scale_input"});
     m.activation = Activation::kSwiGlu;
-    m.moe = {.experts = 4, .top_k = 2, .shared_ffn = 8, .scale_input = true};
+    m.moe = {.experts = 4, .top_k = 2, .shared_ffn = 8, .shared_gate = true, .scale_input = true};
     m.mlp_bias = true;
     CHECK(fields_of(m) == Fields{"model.mlp_bias", "model.mlp_bias"});
     m.moe = {.experts = 4, .top_k = 2};
