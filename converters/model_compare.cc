@@ -50,7 +50,7 @@ std::string text(WeightInit value) {
 }
 
 std::string text(QkNorm value) {
-  constexpr std::string_view kNames[] = {"none", "head", "whole", "head_layernorm", "l2"};
+  constexpr std::string_view kNames[] = {"none", "head", "whole", "head_layernorm", "l2", "shared_layernorm"};
   return std::string(kNames[static_cast<int>(value)]);
 }
 
@@ -99,13 +99,14 @@ std::string text(const MlaConfig& mla) {
 /// Every field by name. The binding names all of them on purpose: an option that is added to ModelConfig and not here
 /// would be lost by an export that nobody notices, so it does not compile.
 std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& m) {
-  const auto& [layers, width, heads, kv_heads, head_dim, ffn, context, vocab, positions, position_offset, rope_theta,
-               rope, embed, embedding_norm, embedding_scale, block, residual_scale, branch_scale, norm, norm_weight,
-               norm_bias, norm_plus_one, norm_eps, final_norm, activation, swiglu_alpha, swiglu_limit, bias, qkv_bias,
-               out_bias, mlp_bias, head_bias, clip_qkv, qk_norm, mask, sliding_window, window_layers, window_rope_theta,
-               nope_layers, attention_chunk, chunk_layers, temperature_scale, temperature_floor, temperature_form,
-               sinks, attention_scale, attention_scale_by_layer, score_cap, logit_scale, logit_cap, top_query, mla, moe,
-               mtp, tied_embeddings, embedding_dropout, attention_dropout, residual_dropout, init_std, init] = m;
+  const auto& [layers, width, heads, kv_heads, head_dim, ffn, context, vocab, positions, alibi, position_offset,
+               rope_theta, rope, embed, embedding_norm, embedding_scale, block, residual_scale, branch_scale, norm,
+               norm_weight, norm_bias, norm_plus_one, norm_eps, final_norm, activation, swiglu_alpha, swiglu_limit,
+               bias, qkv_bias, out_bias, mlp_bias, head_bias, clip_qkv, qk_norm, mask, sliding_window, window_layers,
+               window_rope_theta, nope_layers, attention_chunk, chunk_layers, temperature_scale, temperature_floor,
+               temperature_form, sinks, attention_scale, attention_scale_by_layer, score_cap, logit_scale, logit_cap,
+               top_query, mla, moe, mtp, tied_embeddings, embedding_dropout, attention_dropout, residual_dropout,
+               init_std, init] = m;
   return {{"layers", text(layers)},
           {"width", text(width)},
           {"heads", text(heads)},
@@ -115,6 +116,7 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
           {"context", text(context)},
           {"vocab", text(vocab)},
           {"positions", text(positions)},
+          {"alibi", alibi == AlibiForm::kRounded ? "rounded" : "distance"},
           {"position_offset", text(position_offset)},
           {"rope_theta", text(rope_theta)},
           {"rope", text(rope)},
@@ -230,6 +232,7 @@ ModelConfig canonical(ModelConfig m) {
     m.temperature_scale = 0;
   }
   if (m.positions != Positions::kLearned) m.position_offset = 0;
+  if (m.positions != Positions::kAlibi) m.alibi = AlibiForm::kDistance;
   if (m.embed_dim == m.width) m.embed_dim = 0;
   if (m.block != BlockKind::kDeepNorm) m.residual_scale = 1.0;
   std::vector<int64_t> all(m.layers);

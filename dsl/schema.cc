@@ -375,6 +375,13 @@ const Block& model_block() {
                   "`T.rotary { theta = 500000, fraction = 0.25 }` sets model.rope_theta and model.rope as well. alibi "
                   "adds -slope * distance to the scores, with a slope for each head.")
               .like("T.rotary { theta = 10000 }"),
+          chosen("alibi", &ModelConfig::alibi, {"distance", "rounded"})
+              .otherwise("distance")
+              .silently()
+              .says("what model.positions = \"alibi\" adds to a score",
+                    "distance: -slope * distance (BLOOM, Baichuan). rounded: slope * position of the key in its "
+                    "document, each factor and the product rounded to bfloat16 in any precision, and then scaled as "
+                    "the score is (Falcon)."),
           bound("rope_theta", &ModelConfig::rope_theta)
               .above(0)
               .otherwise(10000.0)
@@ -491,7 +498,8 @@ const Block& model_block() {
               .silently()
               .says("q, k and v are brought within +- this, behind projection and bias (OLMo); 0: not",
                     "No gradient goes through what was clipped. Not with model.qk_norm."),
-          chosen("qk_norm", &ModelConfig::qk_norm, {"none", "head", "whole", "head_layernorm", "l2"})
+          chosen("qk_norm", &ModelConfig::qk_norm,
+                 {"none", "head", "whole", "head_layernorm", "l2", "shared_layernorm"})
               .otherwise("none")
               .silently()
               .says("norms of q and k before rotary",
@@ -499,8 +507,8 @@ const Block& model_block() {
                     "one for its key heads. whole: RMSNorm of all heads together (OLMo 2), a weight for each channel; "
                     "with tp ranks add two numbers a token. head_layernorm: LayerNorm of each head, with a weight of "
                     "its own and no bias (Cohere). l2: RMSNorm of each head without weights, in layers whose q and k "
-                    "turn "
-                    "(Llama 4)."),
+                    "turn (Llama 4). shared_layernorm: LayerNorm of each head, with one weight and one bias for all "
+                    "query heads of a layer, and one for its key heads (Phi)."),
           chosen("mask", &ModelConfig::mask, {"causal", "bidirectional", "prefix"})
               .otherwise("causal")
               .silently()

@@ -100,14 +100,14 @@ class Others {
     const int64_t stride = d_.heads * d_.head_dim, count = rows_ * stride;
     add("head_norm_forward", 4 * real(count), [=](Arrays& arrays) -> Order {
       const auto x = arrays.drawn<bf16>(count), y = arrays.drawn<bf16>(count), weight = arrays.drawn<bf16>(of.head_dim);
-      return [=, &on = arrays.device().on()] { on.head_norm_forward(of, {x, stride}, weight, {y, stride}); };
+      return [=, &on = arrays.device().on()] { on.head_norm_forward(of, {x, stride}, weight, nullptr, {y, stride}); };
     });
     add("head_norm_backward", 6 * real(count), [=](Arrays& arrays) -> Order {
       const auto x = arrays.drawn<bf16>(count), dy = arrays.drawn<bf16>(count), dx = arrays.drawn<bf16>(count),
                  weight = arrays.drawn<bf16>(of.head_dim);
       const auto dweight = arrays.zeros<float>(of.head_dim), stats = arrays.zeros<float>(2 * of.rows * of.heads);
       return [=, &on = arrays.device().on()] {
-        on.head_norm_backward(of, {dy, stride}, {x, stride}, weight, {dx, stride}, dweight, stats, {});
+        on.head_norm_backward(of, {dy, stride}, {x, stride}, weight, {dx, stride}, {dweight, nullptr, {}}, stats);
       };
     });
     // Of half of the channels, as of two ranks.

@@ -11,6 +11,7 @@
 namespace cairn {
 
 enum class Positions { kNone, kLearned, kRotary, kAlibi };
+enum class AlibiForm { kDistance, kRounded };
 enum class NormKind { kLayerNorm, kRmsNorm };
 enum class Activation {  // the second line has a gate projection: down(act(gate x) * up x)
   kGeluTanh,
@@ -28,7 +29,7 @@ enum class Activation {  // the second line has a gate projection: down(act(gate
   kSwiGluClamp  // down(gate sigmoid(swiglu_alpha gate) * (up + 1)), both within model.swiglu_limit (gpt-oss)
 };
 enum class BlockKind { kPreNorm, kPostNorm, kDeepNorm, kParallel, kParallelShared, kSandwich, kOutNorm };
-enum class QkNorm { kNone, kHead, kWhole, kHeadLayerNorm, kL2 };
+enum class QkNorm { kNone, kHead, kWhole, kHeadLayerNorm, kL2, kSharedLayerNorm };
 enum class Mask { kCausal, kBidirectional, kPrefix };
 enum class TemperatureForm { kLlama4, kMinistral3 };
 enum class RotaryPairs { kHalf, kInterleaved };
@@ -123,6 +124,7 @@ struct ModelConfig {
   int64_t context = 0;   // S, tokens a sample
   int64_t vocab = 0;     // V, logical; the padded size depends on tp and is never stored
   Positions positions = Positions::kLearned;
+  AlibiForm alibi = AlibiForm::kDistance;  // rounded: what is added has 16 bits and the scale of the scores (Falcon)
   int64_t position_offset = 0;  // learned: the table has context + offset rows, a token reads row position + offset
   double rope_theta = 10000.0;  // rotary only
   RopeConfig rope;

@@ -29,7 +29,7 @@ namespace cairn::kernels {
 std::optional<AttentionShape> plain_shape(const AttentionDims& d, DType dtype) {
   const bool all = d.held.count == 0 || (d.held.count == d.tokens && d.held.parts == 1);
   if (d.cap > 0 || d.mask.chunk > 0 || d.mask.ends || d.mask.starts || d.sinks || d.dropout || d.max_scores || !all ||
-      d.key_parts > 1) {
+      d.key_parts > 1 || d.alibi_rounded) {
     return std::nullopt;
   }
   return AttentionShape{.dtype = dtype,
@@ -138,6 +138,27 @@ RT_INLINE void add_alibi_body(float* scores, int64_t rows, float slope, int64_t 
   }
 }
 RT_CLONES(add_alibi)
+
+/// scores[r, c] += factor * bf16(slope * bf16(key + c - starts[r])), the slope a bf16; no `starts`: 0.
+RT_INLINE void add_rounded_alibi_body(float* scores, int64_t rows, float slope, float factor, int64_t key,
+                                      const int32_t* starts) {
+  const auto rounded = [](float x) {
+    bf16 out;
+    store_f32(&out, x);
+    return load_f32(out);
+  };
+  float added[kKeys];
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t start = starts != nullptr ? starts[r] : 0;
+    if (r == 0 || (starts != nullptr && start != starts[r - 1])) {
+      for (int64_t c = 0; c < kKeys; ++c) {
+        added[c] = factor * rounded(slope * rounded(static_cast<float>(key + c - start)));
+      }
+    }
+    for (int64_t c = 0; c < kKeys; ++c) scores[r * kKeys + c] += added[c];
+  }
+}
+RT_CLONES(add_rounded_alibi)
 
 /// scores = cap tanh(scale scores / cap); `slopes`, unless null, becomes the derivative by what was capped.
 RT_INLINE void cap_scores_body(float* scores, int64_t n, float scale, float cap, float* slopes) {
@@ -271,10 +292,20 @@ RT_INLINE void scale_floats_body(float* x, float factor, int64_t n) {
 }
 RT_CLONES(scale_floats)
 
+/// Where a tile of scores begins in the sequence, and where the documents of its queries do; no `starts`: at 0.
+struct ScorePlace {
+  int64_t query, key;
+  const int32_t* starts = nullptr;
+};
+ScorePlace score_place(const AttentionDims& d, int64_t sample, int64_t query, int64_t key) {
+  const bool whole = d.mask.starts == nullptr;
+  return {query, key, whole ? nullptr : address_of(d.mask.starts) + sample * d.tokens + query};
+}
+
 /// Caps scores and adds what is added to them. `scale`: what they are still to be multiplied with; returns what is left
 /// of it. `slopes`: as cap_scores() has it; where nothing is capped it stays as it is.
-float finish_scores(const AttentionDims& d, float scale, float* scores, int64_t rows, int64_t head, int64_t distance,
-                    float* slopes) {
+float finish_scores(const AttentionDims& d, float scale, float* scores, int64_t rows, int64_t head,
+                    const ScorePlace& at, float* slopes) {
   if (d.cap > 0) {
     cap_scores(scores, rows * kKeys, scale, d.cap, slopes);
   } else if (d.alibi_slopes == nullptr) {
@@ -282,7 +313,13 @@ float finish_scores(const AttentionDims& d, float scale, float* scores, int64_t 
   } else if (scale != 1.0f) {
     scale_floats(scores, scale, rows * kKeys);
   }
-  if (d.alibi_slopes != nullptr) add_alibi(scores, rows, address_of(d.alibi_slopes)[head], distance);
+  if (d.alibi_slopes == nullptr) return 1.0f;
+  const float slope = address_of(d.alibi_slopes)[head];
+  if (d.alibi_rounded) {
+    add_rounded_alibi(scores, rows, to_f32(to_bf16(slope)), d.scale, at.key, at.starts);
+  } else {
+    add_alibi(scores, rows, slope, at.key - at.query);
+  }
   return 1.0f;
 }
 
@@ -433,7 +470,8 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
           if (dims.dropout) mask_tile(dims.dropout, sample, head, tokens, first, rows, t * kKeys, mask);
           if (pairs) {
             multiply_pairs(lines, words(keys_t + t * tile_elems), rows, kKeys, head_dim, scores, kKeys, false);
-            const float scale = finish_scores(dims, dims.scale, scores, rows, head, t * kKeys - first, nullptr);
+            const float scale = finish_scores(dims, dims.scale, scores, rows, head,
+                                              score_place(dims, sample, first, t * kKeys), nullptr);
             pair_softmax(scores, rows, columns, scale, max, sum, sums, padded, dims.dropout ? mask : nullptr, low);
             const int64_t key_rows = std::min(kKeys, tokens - t * kKeys);
             multiply_pairs(pair_left_rows(low, kKeys, rows, key_rows, low_panels), words(values + t * tile_elems), rows,
@@ -450,7 +488,7 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                      .b_row = kKeys,
                      .c = scores,
                      .c_row = kKeys});
-          finish_scores(dims, 1.0f, scores, rows, head, t * kKeys - first, nullptr);
+          finish_scores(dims, 1.0f, scores, rows, head, score_place(dims, sample, first, t * kKeys), nullptr);
           online_softmax(scores, rows, columns, max, sum, sums, padded);
           if (dims.dropout) multiply(scores, mask, rows * kKeys);  // the sum is of all probabilities
           const int64_t seen = std::min(kKeys, key_end - t * kKeys);
@@ -574,7 +612,8 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                                words(keys_t), rows, kKeys, head_dim, p, kKeys, false);
                 multiply_pairs(pair_left_rows(as_bf16(dout_at), dims.out_stride, rows, head_dim, words(lines)),
                                words(values_t), rows, kKeys, head_dim, dp, kKeys, false);
-                const float scale = finish_scores(dims, dims.scale, p, rows, head, key0 - query0, slopes);
+                const float scale =
+                    finish_scores(dims, dims.scale, p, rows, head, score_place(dims, sample, query0, key0), slopes);
                 pair_score_gradients(p, dp, rows, columns, scale, logsumexp + head_row0 + index, delta, dims.scale,
                                      dims.dropout ? mask : nullptr, slopes, low, dlow);
                 multiply_pairs(pair_left_columns(low, kKeys, key_rows, rows, words(panels)), words(douts), key_rows,
@@ -598,7 +637,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                          .c = p,
                          .c_row = kKeys,
                          .alpha = dims.scale});
-              finish_scores(dims, 1.0f, p, rows, head, key0 - query0, slopes);
+              finish_scores(dims, 1.0f, p, rows, head, score_place(dims, sample, query0, key0), slopes);
               probabilities(p, rows, columns, logsumexp + head_row0 + index);
               tile_gemm({.m = rows,
                          .n = kKeys,
@@ -719,7 +758,7 @@ void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity,
           p[j] = j < keys ? dims.scale * dot(q + unit * head_dim, k_cache + offset + (first + j) * kv_row, head_dim)
                           : 0.0f;
         }
-        finish_scores(dims, 1.0f, p, 1, head, first - past, nullptr);
+        finish_scores(dims, 1.0f, p, 1, head, {past, first}, nullptr);
         const VisibleColumns columns{{0}, {keys}};
         online_softmax(p, 1, columns, &max, &sum, sums, head_dim);
         for (int64_t j = 0; j < keys; ++j) {

@@ -45,6 +45,8 @@ struct AttentionDims {
   float cap = 0;  // > 0: scaled scores s become cap * tanh(s / cap), before anything is added to them
   AttentionMask mask;
   DevicePtr<const float> alibi_slopes;  // [N] of these heads: slope * (key - query position) is added to a score
+  bool alibi_rounded = false;           // added is bf16(bf16(slope) * bf16(key position)) * scale, with positions that
+                                        // count from where the query's document begins
   DevicePtr<const float> sinks;         // [N]: one more score of each head, of no key: in the denominator alone
   AttentionDropout dropout;             // attention_decode() has none
   TokenRuns held;                       // queries' tokens of a sequence; none: all

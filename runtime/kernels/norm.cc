@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "runtime/core/check.h"
 #include "runtime/core/dtype.h"
 #include "runtime/kernels/parallel.h"
 #include "runtime/kernels/simd.h"
@@ -127,15 +128,16 @@ RT_INLINE float rms_rstd_leaf_body(const T* x, int64_t width, float eps) {
 }
 RT_CLONES(rms_rstd_leaf)
 
-/// dweight += dy * xhat of one row, of all heads into [D] or of each into its own.
+/// dweight += dy * xhat of one row, of all heads into [D] or of each into its own; dbias [D] += dy, unless null.
 template <typename T>
 RT_INLINE void head_dweight_leaf_body(const T* dy, const T* x, const float* mean, const float* rstd, float* dweight,
-                                      int64_t heads, int64_t head_dim, int64_t weight_stride) {
+                                      float* dbias, int64_t heads, int64_t head_dim, int64_t weight_stride) {
   for (int64_t h = 0; h < heads; ++h) {
     const T* g = dy + h * head_dim;
     const T* v = x + h * head_dim;
     float* const to = dweight + h * weight_stride;
     for (int64_t c = 0; c < head_dim; ++c) to[c] += load_f32(g[c]) * ((load_f32(v[c]) - mean[h]) * rstd[h]);
+    for (int64_t c = 0; dbias != nullptr && c < head_dim; ++c) dbias[c] += load_f32(g[c]);
   }
 }
 RT_CLONES(head_dweight_leaf)
@@ -171,6 +173,10 @@ RT_INLINE void whole_dweight_leaf_body(const T* dy, const T* x, float rstd, floa
   for (int64_t c = 0; c < width; ++c) dweight[c] += load_f32(dy[c]) * (load_f32(x[c]) * rstd);
 }
 RT_CLONES(whole_dweight_leaf)
+
+void check_bias(const HeadNorm& d, bool biased) {
+  RT_CHECK(!biased || (d.centred && !d.own_weights), "a bias is of LayerNorm with one weight for all heads");
+}
 
 float whole_rstd(const WholeNorm& d, float squares) {
   return 1.0f / std::sqrt(squares / static_cast<float>(d.copies * d.channels) + d.eps);
@@ -236,7 +242,8 @@ void rms_norm_backward(const NormRows& of, const T* dy, const T* x, const T* wei
 }
 
 template <typename T>
-void head_norm_forward(const HeadNorm& d, const Rows<const T>& x, const T* weight, const Rows<T>& y) {
+void head_norm_forward(const HeadNorm& d, const Rows<const T>& x, const T* weight, const T* bias, const Rows<T>& y) {
+  check_bias(d, bias != nullptr);
   const int64_t weight_stride = d.own_weights ? d.head_dim : 0;
   parallel_ranges(d.rows, 1, 2 * d.heads * d.head_dim, [=](int64_t r, int64_t end) {
     float mean, rstd;
@@ -246,8 +253,7 @@ void head_norm_forward(const HeadNorm& d, const Rows<const T>& x, const T* weigh
         T* const to = y.row(r) + h * d.head_dim;
         const T* const w = weight == nullptr ? nullptr : weight + h * weight_stride;
         if (d.centred) {
-          layer_norm_forward_leaf(from, w, static_cast<const T*>(nullptr), to, &mean, &rstd, d.head_dim, d.eps,
-                                  d.offset);
+          layer_norm_forward_leaf(from, w, bias, to, &mean, &rstd, d.head_dim, d.eps, d.offset);
         } else {
           rms_norm_forward_leaf(from, w, to, &rstd, d.head_dim, d.eps, d.offset);
         }
@@ -258,7 +264,9 @@ void head_norm_forward(const HeadNorm& d, const Rows<const T>& x, const T* weigh
 
 template <typename T>
 void head_norm_backward(const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x, const T* weight,
-                        const Rows<T>& dx, float* dweight, float* stats, const TreeParts& parts) {
+                        const Rows<T>& dx, const NormGradients& to, float* stats) {
+  check_bias(d, static_cast<bool>(to.bias));
+  float *const dweight = to.weight.address(), *const dbias = to.bias.address();
   const int64_t heads = d.heads, head_dim = d.head_dim, weight_stride = d.own_weights ? head_dim : 0;
   float* const rstd = stats;
   float* const mean = stats + d.rows * heads;
@@ -275,13 +283,14 @@ void head_norm_backward(const HeadNorm& d, const Rows<const T>& dy, const Rows<c
       }
     }
   });
-  const auto add_row = [=](int64_t r, float* to) {
-    head_dweight_leaf(dy.row(r), x.row(r), mean + r * heads, rstd + r * heads, to, heads, head_dim, weight_stride);
+  const auto add_row = [=](int64_t r, float* sum) {
+    head_dweight_leaf(dy.row(r), x.row(r), mean + r * heads, rstd + r * heads, sum, dbias, heads, head_dim,
+                      weight_stride);
   };
   // dx may be dy, so this comes first. One weight of head_dim: on one thread, rows in order.
   if (dweight == nullptr) {  // nobody wants it
   } else if (d.own_weights) {
-    add_sums_over_rows(parts, 1, heads * head_dim, d.rows, &dweight, [=](int64_t row, int64_t count, float* sum) {
+    add_sums_over_rows(to.parts, 1, heads * head_dim, d.rows, &dweight, [=](int64_t row, int64_t count, float* sum) {
       for (int64_t r = row; r < row + count; ++r) add_row(r, sum);
     });
   } else {
@@ -293,11 +302,11 @@ void head_norm_backward(const HeadNorm& d, const Rows<const T>& dy, const Rows<c
         const T* const g = dy.row(r) + h * head_dim;
         const T* const from = x.row(r) + h * head_dim;
         const T* const w = weight == nullptr ? nullptr : weight + h * weight_stride;
-        T* const to = dx.row(r) + h * head_dim;
+        T* const into = dx.row(r) + h * head_dim;
         if (d.centred) {
-          norm_dx_leaf<true>(g, from, w, mean[r * heads + h], rstd[r * heads + h], to, head_dim, d.offset);
+          norm_dx_leaf<true>(g, from, w, mean[r * heads + h], rstd[r * heads + h], into, head_dim, d.offset);
         } else {
-          norm_dx_leaf<false>(g, from, w, 0.0f, rstd[r * heads + h], to, head_dim, d.offset);
+          norm_dx_leaf<false>(g, from, w, 0.0f, rstd[r * heads + h], into, head_dim, d.offset);
         }
       }
     }
@@ -354,9 +363,9 @@ void whole_norm_backward(const WholeNorm& d, const Rows<const T>& dy, const Rows
   template void rms_norm_forward<T>(const NormRows&, const T*, const T*, T*, float*);                                  \
   template void rms_norm_backward<T>(const NormRows&, const T*, const T*, const T*, const float*, T*,                  \
                                      const NormGradients&);                                                            \
-  template void head_norm_forward<T>(const HeadNorm&, const Rows<const T>&, const T*, const Rows<T>&);                 \
+  template void head_norm_forward<T>(const HeadNorm&, const Rows<const T>&, const T*, const T*, const Rows<T>&);       \
   template void head_norm_backward<T>(const HeadNorm&, const Rows<const T>&, const Rows<const T>&, const T*,           \
-                                      const Rows<T>&, float*, float*, const TreeParts&);                               \
+                                      const Rows<T>&, const NormGradients&, float*);                                   \
   template void row_dots<T>(const RowDots&, const Rows<const T>&, const Rows<const T>&, const T*, float, float*);      \
   template void whole_norm_forward<T>(const WholeNorm&, const Rows<const T>&, const T*, const float*, const Rows<T>&); \
   template void whole_norm_backward<T>(const WholeNorm&, const Rows<const T>&, const Rows<const T>&, const T*,         \

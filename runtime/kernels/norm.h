@@ -35,21 +35,21 @@ template <typename T>
 void rms_norm_backward(const NormRows& of, const T* dy, const T* x, const T* weight, const float* rstd, T* dx,
                        const NormGradients& to);
 
-/// Norms of each head's channels: RMSNorm, or centred LayerNorm without bias.
+/// Norms of each head's channels: RMSNorm, or centred LayerNorm.
 struct HeadNorm {
   int64_t rows = 0, heads = 0, head_dim = 0;
   float eps = 0, offset = 0;
   bool centred = false;
   bool own_weights = false;  // weight [heads, D], of each head; else [D], of all
 };
-/// x and y: [rows, heads, D]. y may be x.
+/// x and y: [rows, heads, D]. y may be x. bias, of LayerNorm with one weight for all heads, [D]; may be null.
 template <typename T>
-void head_norm_forward(const HeadNorm& d, const Rows<const T>& x, const T* weight, const Rows<T>& y);
-/// dx is overwritten and may be dy; dweight, null without weights, is added to, weights of each head by a tree of
-/// `parts`. stats [2, rows, heads] is scratch.
+void head_norm_forward(const HeadNorm& d, const Rows<const T>& x, const T* weight, const T* bias, const Rows<T>& y);
+/// dx is overwritten and may be dy; gradients are added to, those of weights of each head by `to.parts`, the others in
+/// the order of rows. stats [2, rows, heads] is scratch.
 template <typename T>
 void head_norm_backward(const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x, const T* weight,
-                        const Rows<T>& dx, float* dweight, float* stats, const TreeParts& parts = {});
+                        const Rows<T>& dx, const NormGradients& to, float* stats);
 
 /// RMSNorm of rows of which this rank has `width` of `channels` channels. Sums over all of them come from row_dots()
 /// and the ranks' sum, in which each channel is `copies` times.

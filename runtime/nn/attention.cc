@@ -33,6 +33,7 @@ kernels::AttentionDims attention_dims(const ModelConfig& model, const StageDims&
           .mask = {.causal = model.mask != Mask::kBidirectional,
                    .window = has_window(model, layer) ? model.sliding_window : 0,
                    .chunk = has_chunks(model, layer) ? model.attention_chunk : 0},
+          .alibi_rounded = model.alibi == AlibiForm::kRounded,
           .held = dims.held,
           .key_parts = dims.all_token_parts};
 }
@@ -53,6 +54,8 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       residual_(parameters, model, dims, layer_prefix(model, layer), Branch::kAttention, tp, scratch),
       q_norm_(parameters.get_optional(layer_prefix(model, layer) + "attn.q_norm.weight")),
       k_norm_(parameters.get_optional(layer_prefix(model, layer) + "attn.k_norm.weight")),
+      q_norm_bias_(parameters.get_optional(layer_prefix(model, layer) + "attn.q_norm.bias")),
+      k_norm_bias_(parameters.get_optional(layer_prefix(model, layer) + "attn.k_norm.bias")),
       sinks_(parameters.get_optional(layer_prefix(model, layer) + "attn.sinks")),
       o_(linear(parameters, layer_prefix(model, layer) + "attn.o", dims.heads * dims.value_dim)),
       probabilities_dropout_(on_, model.attention_dropout, layer, DropoutPlace::kAttention),
@@ -129,22 +132,23 @@ Status Attention<Real>::prepare_qkv(const SavedAttention<Real>& saved) const {
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
   on_.copy_rows(saved.qkv, d.qkv, saved.qk, qk_width, d.rows, qk_width);
   if (qk_norm_ == QkNorm::kWhole) return whole_norms(saved);
-  on_.head_norm_forward(head_norm(d.heads), {saved.qk, qk_width}, q_norm_.weight, {saved.qkv, d.qkv});
-  on_.head_norm_forward(head_norm(d.kv_heads), {saved.qk + q_width, qk_width}, k_norm_.weight,
+  on_.head_norm_forward(head_norm(d.heads), {saved.qk, qk_width}, q_norm_.weight, q_norm_bias_.weight,
+                        {saved.qkv, d.qkv});
+  on_.head_norm_forward(head_norm(d.kv_heads), {saved.qk + q_width, qk_width}, k_norm_.weight, k_norm_bias_.weight,
                         {saved.qkv + q_width, d.qkv});
   return {};
 }
 
 template <typename Real>
 kernels::HeadNorm Attention<Real>::head_norm(int64_t heads) const {
-  const bool layer_norm = qk_norm_ == QkNorm::kHeadLayerNorm;
+  const bool own = qk_norm_ == QkNorm::kHeadLayerNorm;
   return {.rows = dims_.rows,
           .heads = heads,
           .head_dim = dims_.head_dim,
           .eps = norm_eps_,
           .offset = norm_offset_,
-          .centred = layer_norm,
-          .own_weights = layer_norm};
+          .centred = own || qk_norm_ == QkNorm::kSharedLayerNorm,
+          .own_weights = own};
 }
 
 template <typename Real>
@@ -195,13 +199,13 @@ Status Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, D
 template <typename Real>
 Status Attention<Real>::norm_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const {
   if (qk_norm_ == QkNorm::kWhole) return whole_norms_backward(saved, dqkv);
-  if (qk_norm_ == QkNorm::kHead) return head_norms_backward(saved, dqkv);
+  if (qk_norm_ == QkNorm::kHead || qk_norm_ == QkNorm::kSharedLayerNorm) return shared_norms_backward(saved, dqkv);
   const StageDims& d = dims_;
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
   // Each rank has the weights of its heads, where they have any: what is summed is rows alone.
   const auto backward = [&](int64_t heads, int64_t at, const Parameter<Real>& weight) {
     on_.head_norm_backward(head_norm(heads), {dqkv + at, d.qkv}, {saved.qk + at, qk_width}, weight.weight,
-                           {dqkv + at, d.qkv}, weight.grad, scratch_.attention, scratch_.token_parts);
+                           {dqkv + at, d.qkv}, {weight.grad, nullptr, scratch_.token_parts}, scratch_.attention);
   };
   backward(d.heads, 0, q_norm_);
   backward(d.kv_heads, q_width, k_norm_);
@@ -235,51 +239,57 @@ Status Attention<Real>::whole_norms_backward(const SavedAttention<Real>& saved, 
 }
 
 template <typename Real>
-Status Attention<Real>::head_norms_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const {
+Status Attention<Real>::shared_norms_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const {
   const StageDims& d = dims_;
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
-  const DevicePtr<float> stats = scratch_.attention;  // attention's backward is done with it
+  const bool biased = static_cast<bool>(q_norm_bias_);
+  const int64_t width = (biased ? 2 : 1) * d.head_dim;  // of the sums for one norm: of the weight, then of the bias
+  const DevicePtr<float> stats = scratch_.attention;    // attention's backward is done with it
   // Of `count` heads from channel `at` on, in rows [row, row + rows).
-  const auto backward = [&](int64_t at, int64_t count, int64_t row, int64_t rows, DevicePtr<float> dweight) {
+  const auto backward = [&](int64_t at, int64_t count, int64_t row, int64_t rows, const kernels::NormGradients& to) {
     const DevicePtr<Real> dy = dqkv + row * d.qkv + at;
     kernels::HeadNorm norm = head_norm(count);
     norm.rows = rows;
     on_.head_norm_backward(norm, {dy, d.qkv}, {saved.qk + row * qk_width + at, qk_width},
-                           at < q_width ? q_norm_.weight : k_norm_.weight, {dy, d.qkv}, dweight, stats, TreeParts{});
+                           at < q_width ? q_norm_.weight : k_norm_.weight, {dy, d.qkv}, to, stats);
   };
   const TreeParts heads_tree{d.parts, scratch_.stats.parts.sums};
   if (!heads_tree.sums) {
-    backward(0, d.heads, 0, d.rows, q_norm_.grad);
-    backward(q_width, d.kv_heads, 0, d.rows, k_norm_.grad);
+    backward(0, d.heads, 0, d.rows, {q_norm_.grad, q_norm_bias_.grad, {}});
+    backward(q_width, d.kv_heads, 0, d.rows, {k_norm_.grad, k_norm_bias_.grad, {}});
     return {};
   }
   const auto sum_heads = [&](int64_t at, int64_t heads, int64_t row, int64_t rows) {
     const int64_t each = heads / d.parts;
-    return tree_sum(on_, heads_tree, d.head_dim, [&](int64_t part, DevicePtr<float> sum) {
-      backward(at + part * each * d.head_dim, each, row, rows, sum);
+    return tree_sum(on_, heads_tree, width, [&](int64_t part, DevicePtr<float> sum) {
+      backward(at + part * each * d.head_dim, each, row, rows, {sum, biased ? sum + d.head_dim : nullptr, {}});
     });
   };
+  const auto add_sums = [&](DevicePtr<const float> sums, const Parameter<Real>& weight, const Parameter<Real>& bias) {
+    on_.add_to(weight.grad, sums, d.head_dim);
+    if (bias) on_.add_to(bias.grad, sums + d.head_dim, d.head_dim);
+  };
   if (d.all_token_parts == 1) {
-    on_.add_to(q_norm_.grad, sum_heads(0, d.heads, 0, d.rows), d.head_dim);
-    on_.add_to(k_norm_.grad, sum_heads(q_width, d.kv_heads, 0, d.rows), d.head_dim);
+    add_sums(sum_heads(0, d.heads, 0, d.rows), q_norm_, q_norm_bias_);
+    add_sums(sum_heads(q_width, d.kv_heads, 0, d.rows), k_norm_, k_norm_bias_);
     return {};
   }
   // Heads are cut by tp, and tokens by cp: so that a tree of all needs no more than the sums of both, those over heads
   // are whole in each part of the tokens before these are added.
-  const DevicePtr<float> sums = heads_tree.sums + tree_sum_elems(d.parts, d.head_dim);  // [parts, q and k, D]
+  const DevicePtr<float> sums = heads_tree.sums + tree_sum_elems(d.parts, width);  // [parts, q and k, width]
   const int64_t part_rows = d.rows / d.held.parts;
   for (int64_t part = 0; part < d.held.parts; ++part) {
-    const DevicePtr<float> sum = sums + part * 2 * d.head_dim;
-    on_.copy_floats(sum_heads(0, d.heads, part * part_rows, part_rows), sum, d.head_dim);
-    on_.copy_floats(sum_heads(q_width, d.kv_heads, part * part_rows, part_rows), sum + d.head_dim, d.head_dim);
+    const DevicePtr<float> sum = sums + part * 2 * width;
+    on_.copy_floats(sum_heads(0, d.heads, part * part_rows, part_rows), sum, width);
+    on_.copy_floats(sum_heads(q_width, d.kv_heads, part * part_rows, part_rows), sum + width, width);
   }
   comm::Comm& comm = tp_.comm();
   if (comm.size() > 1) {
-    RT_TRY(comm.all_reduce(sums, d.held.parts * 2 * d.head_dim, DType::kF32, comm::ReduceOp::kTreeSum, what_dqk_norm_));
+    RT_TRY(comm.all_reduce(sums, d.held.parts * 2 * width, DType::kF32, comm::ReduceOp::kTreeSum, what_dqk_norm_));
   }
-  join_sums(on_, sums, d.held.parts, 2 * d.head_dim);
-  on_.add_to(q_norm_.grad, sums, d.head_dim);
-  on_.add_to(k_norm_.grad, sums + d.head_dim, d.head_dim);
+  join_sums(on_, sums, d.held.parts, 2 * width);
+  add_sums(sums, q_norm_, q_norm_bias_);
+  add_sums(sums + width, k_norm_, k_norm_bias_);
   return {};
 }
 

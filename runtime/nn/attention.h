@@ -75,7 +75,7 @@ class Attention {
   Status prepare_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const;
   /// The second half of it: through the norms.
   Status norm_qk_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const;
-  Status head_norms_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const;
+  Status shared_norms_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const;
   Status whole_norms_backward(const SavedAttention<Real>& saved, DevicePtr<Real> dqkv) const;
   /// Sums [parts, count, T] of this rank become [count, T], those of all tp ranks.
   Status sum_channels(DevicePtr<float> sums, int64_t count) const;
@@ -101,6 +101,7 @@ class Attention {
   std::optional<LatentProjections<Real>> latent_;
   std::optional<ColumnGroup<Real>> from_stream_;  // q, k, v, or k and v where q comes from positions; no latent_
   Parameter<Real> q_norm_, k_norm_;               // absent without qk_norm, and without weights
+  Parameter<Real> q_norm_bias_, k_norm_bias_;     // absent without biases
   Parameter<Real> sinks_;                         // [N]; may be absent
   Linear<Real> o_;
   Dropout<Real> probabilities_dropout_, output_dropout_;

@@ -92,8 +92,10 @@ Status LatentProjections<Real>::latents(const SavedLatents<Real>& saved) const {
   const DevicePtr<const Real> before_RL = saved.before_RL;
   const DevicePtr<Real> latents_RL = local(scratch_.latents);
   const int64_t kv_at = d.q_rank, rope_at = kv_at + d.kv_rank;
-  if (q_norm_) on_.head_norm_forward(norm(d.q_rank), {before_RL, latent_}, q_norm_.weight, {latents_RL, latent_});
-  on_.head_norm_forward(norm(d.kv_rank), {before_RL + kv_at, latent_}, kv_norm_.weight, {latents_RL + kv_at, latent_});
+  if (q_norm_)
+    on_.head_norm_forward(norm(d.q_rank), {before_RL, latent_}, q_norm_.weight, nullptr, {latents_RL, latent_});
+  on_.head_norm_forward(norm(d.kv_rank), {before_RL + kv_at, latent_}, kv_norm_.weight, nullptr,
+                        {latents_RL + kv_at, latent_});
   on_.copy_rows(before_RL + rope_at, latent_, latents_RL + rope_at, latent_, d.local_rows, d.rope_dim);
   return latent_tp_.gather(scratch_.latents, what_latent_);
 }
@@ -178,7 +180,7 @@ Status LatentProjections<Real>::backward(const SavedLatents<Real>& saved, const 
   const auto norm_backward = [&](int64_t at, int64_t width, const Parameter<Real>& weight) {
     const kernels::Rows<Real> dx{dlatents_RL + at, latent_};
     on_.head_norm_backward(norm(width), {dx.data, latent_}, {saved.before_RL + at, latent_}, weight.weight, dx,
-                           weight.grad, scratch_.attention, TreeParts{});
+                           {weight.grad, nullptr, {}}, scratch_.attention);
   };
   if (q_norm_) norm_backward(0, d.q_rank, q_norm_);
   norm_backward(d.q_rank, d.kv_rank, kv_norm_);

@@ -90,9 +90,9 @@ bool has_branch_gradient(const ModelConfig& m) {
   return is_parallel(m.block) || has_out_norms(m.block) || m.branch_scale != 1.0;
 }
 
-int64_t qk_norm_sum_elems(const StageDims& dims) {
-  const int64_t of_heads = tree_sum_elems(dims.parts, dims.head_dim);
-  return dims.all_token_parts == 1 ? of_heads : of_heads + 2 * dims.held.parts * dims.head_dim;
+int64_t qk_norm_sum_elems(const ModelConfig& model, const StageDims& dims) {
+  const int64_t sums = shared_norm_sums(model) * dims.head_dim, of_heads = tree_sum_elems(dims.parts, sums);
+  return dims.all_token_parts == 1 ? of_heads : of_heads + 2 * dims.held.parts * sums;
 }
 
 int64_t BufferSpec::bytes() const {
@@ -238,7 +238,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   }
   const bool column_bias = has_bias(m, BiasOf::kQkv) || has_bias(m, BiasOf::kMlp);
   if (d.row_trees()) {  // gradients of norms' weights and biases, of q's and k's; of biases
-    int64_t sums = std::max(tree_sum_elems(d.row_parts, 2 * d.width), qk_norm_sum_elems(d));
+    int64_t sums = std::max(tree_sum_elems(d.row_parts, 2 * d.width), qk_norm_sum_elems(m, d));
     if (d.all_token_parts > 1 && column_bias) {
       sums = std::max(sums, tree_sum_elems(d.held.parts, std::max(d.ffn_in, d.qkv)));
     }

@@ -94,13 +94,13 @@ int64_t tree_sum_elems(int64_t parts, int64_t elems);
 /// The gradient inside a block has a buffer beside that of the stream.
 bool has_branch_gradient(const ModelConfig& model);
 
-/// Floats that the gradients of q's and k's norms take while they are summed: a tree over heads, and where sums over
-/// tokens have parts its root for each of those.
-int64_t qk_norm_sum_elems(const StageDims& dims);
+/// Floats that the gradients of q's and k's norms take while they are summed over the heads that share them: a tree
+/// over heads, and where sums over tokens have parts its root for each of those.
+int64_t qk_norm_sum_elems(const ModelConfig& model, const StageDims& dims);
 
 /// Above this the head works on a part of the rows at a time and backward computes the logits again.
 constexpr int64_t kLogitsBytes = int64_t{512} << 20;
-constexpr int64_t kCudaLogitsBytes = int64_t{2} << 30;  // one of four products of the head less
+constexpr int64_t kCudaLogitsBytes = int64_t{2} << 30;   // one of four products of the head less
 constexpr int64_t kPassLogitsBytes = int64_t{64} << 20;  // in passes of generation and evaluation
 
 struct BufferSpec {

@@ -94,7 +94,8 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
   const auto layer = [&](const Stage& stage, int64_t l, bool split) {
     const bool dense = !has_experts(plan.recipe.model, l);
     attention(split), branch(split && dense);
-    if (d.all_token_parts > 1 && qk_norm == QkNorm::kHead) out.all_reduce.add(2 * d.held.parts * d.head_dim * 4);
+    const int64_t shared = shared_norm_sums(plan.recipe.model);
+    if (d.all_token_parts > 1 && shared > 0) out.all_reduce.add(2 * d.held.parts * shared * d.head_dim * 4);
     if (qk_norm == QkNorm::kWhole) squares(), out.all_reduce.add(4 * d.rows * 4);
     const int64_t weights = d.choices + (plan.recipe.model.moe.shared_gate ? 1 : 0);
     if (!dense) out.all_reduce.add(d.rows * weights * 4);  // gradients of the experts' weights

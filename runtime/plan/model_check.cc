@@ -29,6 +29,9 @@ class Check {
     if (m_.clip_qkv > 0 && m_.qk_norm != QkNorm::kNone) {
       found("model.clip_qkv", "does not go with model.qk_norm: models differ in which comes first", "0");
     }
+    if (m_.alibi != AlibiForm::kDistance && m_.positions != Positions::kAlibi) {
+      found("model.alibi", "= rounded is for model.positions = alibi only", "distance");
+    }
     if (m_.score_cap > 0 && m_.positions == Positions::kAlibi) {
       found("model.score_cap", "does not go with model.positions = alibi: no known model says which comes first", "0");
     }

@@ -147,19 +147,23 @@ class Tensors {
 
   void qk_norms(const std::string& prefix) {
     for (const bool kv : {false, true}) {
-      const std::string name = kv ? "attn.k_norm.weight" : "attn.q_norm.weight";
+      const std::string name = kv ? "attn.k_norm" : "attn.q_norm";
       const int64_t heads = kv ? m_.kv_heads : m_.heads;
       switch (m_.qk_norm) {
         case QkNorm::kNone:
         case QkNorm::kL2:
           return;
         case QkNorm::kHead:
-          vector(prefix + name, m_.head_dim, TensorCut::kReplicated, norm_init());
+        case QkNorm::kSharedLayerNorm:
+          vector(prefix + name + ".weight", m_.head_dim, TensorCut::kReplicated, norm_init());
+          out_.back().partial = true;
+          if (m_.qk_norm == QkNorm::kHead) break;
+          vector(prefix + name + ".bias", m_.head_dim, TensorCut::kReplicated, InitKind::kZeros);
           out_.back().partial = true;
           break;
         case QkNorm::kWhole:
         case QkNorm::kHeadLayerNorm:
-          vector(prefix + name, heads * m_.head_dim, TensorCut::kDim0, norm_init());
+          vector(prefix + name + ".weight", heads * m_.head_dim, TensorCut::kDim0, norm_init());
           if (m_.qk_norm == QkNorm::kHeadLayerNorm) out_.back().shape = {heads, m_.head_dim};
           if (kv) out_.back().heads = heads;
           break;
@@ -373,6 +377,10 @@ bool has_temperature(const ModelConfig& m, int64_t layer) {
 
 bool has_qk_norm(const ModelConfig& m, int64_t layer) {
   return m.qk_norm != QkNorm::kNone && (m.qk_norm != QkNorm::kL2 || has_rotary(m, layer));
+}
+
+int64_t shared_norm_sums(const ModelConfig& m) {
+  return m.qk_norm == QkNorm::kHead ? 1 : m.qk_norm == QkNorm::kSharedLayerNorm ? 2 : 0;
 }
 
 bool has_window_rotary(const ModelConfig& m, int64_t layer) {

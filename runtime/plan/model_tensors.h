@@ -6,7 +6,8 @@
 //   embed.positions [S + offset, H]  (learned positions)     embed.norm.{weight,bias} [H]  (embedding_norm)
 //   layers.I.attn_norm.{weight,bias} [H]                     parallel_shared: the only norm of the layer
 //   layers.I.attn.{q,k,v}.weight [N*D or K*D, H], .bias      layers.I.attn.o.weight [H, N*D], .bias [H]
-//   layers.I.attn.{q,k}_norm.weight [D]  (qk_norm head), [N*D or K*D] (whole), [N or K, D] (head_layernorm)
+//   layers.I.attn.{q,k}_norm.weight [D]  (qk_norm head), [N*D or K*D] (whole), [N or K, D] (head_layernorm);
+//   .weight, .bias [D]  (shared_layernorm)
 //   layers.I.attn.sinks [N]  (attention_sinks)
 //   with mla, for q, k, v: layers.I.attn.q_a.weight [Rq, H], .bias, attn.q_a_norm.weight [Rq], attn.q_b.weight [N*D,
 //   Rq] (q_rank; else attn.q.weight [N*D, H]); attn.kv_a.weight [Rk + Dr, H], .bias, attn.kv_a_norm.weight [Rk],
@@ -111,6 +112,8 @@ bool has_chunks(const ModelConfig& model, int64_t layer);
 bool has_temperature(const ModelConfig& model, int64_t layer);
 /// q and k of the layer have norms.
 bool has_qk_norm(const ModelConfig& model, int64_t layer);
+/// Numbers that the norm of q, and that of k, has for each channel of a head and all heads share: weight, bias.
+int64_t shared_norm_sums(const ModelConfig& model);
 /// q and k of the layer turn.
 bool has_rotary(const ModelConfig& model, int64_t layer);
 /// By the angles of model.window_rope_theta.

@@ -43,7 +43,7 @@ class Rooms {
     own(d_.rows * std::max(d_.width, d_.embed) * sums);
     own(d_.rows * d_.latent() * elem_);
     if (m.qk_norm == QkNorm::kWhole) own(4 * d_.rows * 4);
-    if (d_.all_token_parts > 1 && m.qk_norm == QkNorm::kHead) own(2 * d_.held.parts * d_.head_dim * 4);
+    if (d_.all_token_parts > 1) own(2 * d_.held.parts * shared_norm_sums(m) * d_.head_dim * 4);
     if (rank_.head()) own(2 * d_.rows * 4);
     if (d_.experts > 0) own(d_.rows * (d_.choices + (m.moe.shared_gate ? 1 : 0)) * 4);
     own(rank_.partial_elems * 4);

@@ -26,6 +26,7 @@ Recipe everything_changed() {
              .context = 7,
              .vocab = 8,
              .positions = Positions::kRotary,
+             .alibi = AlibiForm::kRounded,
              .position_offset = 10,
              .rope_theta = 9,
              .rope = {.dims = 1,
@@ -199,7 +200,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 241);
+    CHECK(changed.size() == 242);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 768);
     CHECK(sizeof(RopeConfig) == 144);

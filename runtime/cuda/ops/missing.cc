@@ -4,7 +4,7 @@ namespace cairn::cuda {
 namespace {
 
 constexpr std::string_view kMissing[] = {kCentredHeads, kOwnWeights,    kWideNorm, kWideHeads,
-                                         kPartsOfTokens, kSumParts,     kManyExperts};
+                                         kRoundedAlibi, kPartsOfTokens, kSumParts, kManyExperts};
 
 }  // namespace
 

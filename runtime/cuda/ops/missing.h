@@ -13,6 +13,7 @@ inline constexpr const char* kCentredHeads = "centred norms of heads";
 inline constexpr const char* kOwnWeights = "norms of heads with weights of each";
 inline constexpr const char* kWideNorm = "the backward pass of norms of very wide rows";
 inline constexpr const char* kWideHeads = "attention of heads wider than 256 channels";
+inline constexpr const char* kRoundedAlibi = "attention with rounded ALiBi";
 inline constexpr const char* kPartsOfTokens = "attention whose sums over tokens are cut into parts";
 inline constexpr const char* kSumParts = "products whose sums are cut into parts or stretches";
 inline constexpr const char* kManyExperts = "routers of more than 2048 experts";

@@ -170,7 +170,7 @@ void fill_norms(kernels::Ops<T>& out) {
     });
   };
   out.head_norm_forward = [](Stream& stream, const HeadNorm& d, const Rows<const T>& x, DevicePtr<const T> weight,
-                             const Rows<T>& y) {
+                             DevicePtr<const T>, const Rows<T>& y) {  // a bias is of centred norms
     order(stream, "head_norm_forward", [&](CudaStream& cuda, Queue& on) {
       if (lacks(cuda, d.centred, kCentredHeads) || lacks(cuda, d.own_weights, kOwnWeights)) return;
       k::head_norm_forward<T>(on, x.data.address(), x.stride, weight.address(), y.data.address(), y.stride, d.rows,
@@ -178,14 +178,13 @@ void fill_norms(kernels::Ops<T>& out) {
     });
   };
   out.head_norm_backward = [](Stream& stream, const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x,
-                              DevicePtr<const T> weight, const Rows<T>& dx, DevicePtr<float> dweight, DevicePtr<float>,
-                              const kernels::TreeParts&) {  // of weights of each head, of which there are none
+                              DevicePtr<const T> weight, const Rows<T>& dx, const NormGradients& to, DevicePtr<float>) {
     order(stream, "head_norm_backward", [&](CudaStream& cuda, Queue& on) {
       if (lacks(cuda, d.centred, kCentredHeads) || lacks(cuda, d.own_weights, kOwnWeights)) return;
       float* const partials = norm_scratch(cuda, d.rows * d.heads, d.head_dim, false, 1);
       if (partials == nullptr) return;
       k::head_norm_backward<T>(on, dy.data.address(), dy.stride, x.data.address(), x.stride, weight.address(),
-                               dx.data.address(), dx.stride, dweight.address(), d.rows, d.heads, d.head_dim, d.eps,
+                               dx.data.address(), dx.stride, to.weight.address(), d.rows, d.heads, d.head_dim, d.eps,
                                partials, d.offset);
     });
   };
@@ -293,7 +292,8 @@ void fill_maps(kernels::Ops<T>& out) {
 }
 
 bool no_attention(CudaStream& on, const kernels::AttentionDims& d) {
-  return lacks(on, d.head_dim > k::kWidestHead, kWideHeads) || lacks(on, k::in_parts(d), kPartsOfTokens);
+  return lacks(on, d.head_dim > k::kWidestHead, kWideHeads) || lacks(on, k::in_parts(d), kPartsOfTokens) ||
+         lacks(on, d.alibi_rounded, kRoundedAlibi);
 }
 
 /// By cuDNN, where the run asks for it and has a plan of just this; else by Cairn's own kernels.

@@ -120,6 +120,11 @@ TEST_SUITE("runtime/inference/cache") {
     };
     const Case cases[] = {
         {"alibi", false, [](ModelConfig& m) { m.positions = Positions::kAlibi; }},
+        {"rounded alibi", false,
+         [](ModelConfig& m) {
+           m.positions = Positions::kAlibi;
+           m.alibi = AlibiForm::kRounded;
+         }},
         {"no positions", false, [](ModelConfig& m) { m.positions = Positions::kNone; }},
         {"offset, norm of the embedding", false,
          [](ModelConfig& m) {
@@ -156,6 +161,7 @@ TEST_SUITE("runtime/inference/cache") {
            m.qk_norm = QkNorm::kHeadLayerNorm;
            m.nope_layers = {1};
          }},
+        {"LayerNorm of heads with a bias", true, [](ModelConfig& m) { m.qk_norm = QkNorm::kSharedLayerNorm; }},
         {"caps, clipped q, k and v, factors", true,
          [](ModelConfig& m) {
            m.score_cap = 0.5;

@@ -19,6 +19,7 @@ struct Shape {
   const float* slopes = nullptr;
   float cap = 0;
   const float* sinks = nullptr;
+  bool rounded = false;
   int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }
   int64_t rows() const { return batch * tokens; }
   int64_t k_at() const { return heads * head_dim; }
@@ -37,6 +38,7 @@ struct Shape {
             .cap = cap,
             .mask = mask,
             .alibi_slopes = DevicePtr(slopes),
+            .alibi_rounded = rounded,
             .sinks = DevicePtr(sinks)};
   }
   /// Query i of sample b sees key j.
@@ -48,8 +50,12 @@ struct Shape {
   }
   double capped(double score) const { return cap > 0 ? cap * std::tanh(score / cap) : score; }
   double cap_slope(double score) const { return cap > 0 ? 1 - std::tanh(score / cap) * std::tanh(score / cap) : 1; }
-  double bias(int64_t h, int64_t i, int64_t j) const {
-    return slopes == nullptr ? 0 : slopes[h] * static_cast<double>(j - i);
+  double bias(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (slopes == nullptr) return 0;
+    if (!rounded) return slopes[h] * static_cast<double>(j - i);
+    const auto in_bf16 = [](float x) { return to_f32(to_bf16(x)); };
+    const int64_t start = mask.starts ? address_of(mask.starts)[b * tokens + i] : 0;
+    return in_bf16(in_bf16(slopes[h]) * in_bf16(static_cast<float>(j - start))) * static_cast<double>(dims().scale);
   }
 };
 
@@ -76,7 +82,7 @@ Reference naive_forward(const Shape& s, const std::vector<double>& qkv) {
           double score = 0;
           for (int64_t d = 0; d < s.head_dim; ++d) score += q[d] * k[d];
           ref.scores[((b * s.heads + h) * s.tokens + i) * s.tokens + j] = score * scale;
-          p[j] = s.sees(b, i, j) ? s.capped(score * scale) + s.bias(h, i, j) : -INFINITY;
+          p[j] = s.sees(b, i, j) ? s.capped(score * scale) + s.bias(b, h, i, j) : -INFINITY;
           max = std::max(max, p[j]);
         }
         if (s.sinks != nullptr) sum = std::exp(s.sinks[h] - max);
@@ -256,6 +262,36 @@ TEST_SUITE("runtime/kernels/attention") {
       const Shape& s = masks.shapes[n];
       check_against_matrix<T>(s);
     }
+  }
+
+  TEST_CASE_TEMPLATE("slopes times rounded positions agree with the whole matrix, beyond 256 tokens too", T, float,
+                     bf16, f16) {
+    const Masks masks;
+    std::vector<Shape> shapes = {{1, 300, 6, 2, 16}, {2, 65, 6, 6, 24}, {4, 150, 6, 2, 16}};
+    shapes[1].mask.causal = false;
+    shapes[2].mask = {.window = 33, .starts = DevicePtr<const int32_t>(masks.starts.data())};
+    for (Shape& s : shapes) {
+      CAPTURE(s.tokens);
+      s.slopes = masks.slopes.data();
+      s.rounded = true;
+      check_against_matrix<T>(s);
+    }
+  }
+
+  TEST_CASE("a position is rounded by itself, and its product with a rounded slope again") {
+    // One head of slope 2^-0.5 without products: the probabilities of three keys say what was added to each.
+    const float slope = std::exp2(-0.5f);
+    const Shape s{
+        .batch = 1, .tokens = 520, .heads = 1, .kv_heads = 1, .head_dim = 8, .slopes = &slope, .rounded = true};
+    std::vector<float> qkv(s.rows() * s.row());
+    for (int64_t t = 0; t < s.tokens; ++t) qkv[t * s.row() + s.v_at()] = t == 517 ? 1.0f : 0.0f;
+    const Run<float> run = run_kernel(s, qkv, std::vector<float>(s.rows() * s.out_row()));
+    // 517 becomes 516, 0.70710678 becomes 0.70703125, their product 364.83 becomes 364.
+    const double added = 364.0 * s.dims().scale;
+    CHECK(s.bias(0, 0, 519, 517) == doctest::Approx(added));
+    double sum = 0;
+    for (int64_t t = 0; t < s.tokens; ++t) sum += std::exp(s.bias(0, 0, 519, t) - added);
+    CHECK(run.out[519 * s.out_row()] == doctest::Approx(1 / sum).epsilon(1e-4));
   }
 
   TEST_CASE_TEMPLATE("capped scores agree with the whole matrix", T, float, bf16, f16) {
@@ -563,11 +599,13 @@ TEST_SUITE("runtime/kernels/attention") {
   TEST_CASE_TEMPLATE("decoding a token gives the row that forward gives", T, float, bf16, f16) {
     std::vector<float> slopes(4);
     kernels::alibi_slopes(4, 0, 4, slopes.data());
-    for (const auto& [tokens, window] : {std::pair<int64_t, int64_t>{1, 0}, {64, 0}, {65, 0}, {150, 0}, {150, 70}}) {
+    for (const auto& [tokens, window] :
+         {std::pair<int64_t, int64_t>{1, 0}, {64, 0}, {65, 0}, {150, 0}, {150, 70}, {300, 0}}) {
       CAPTURE(tokens);
       Shape s{2, tokens, 4, 2, 24};
       s.mask.window = window;
-      if (window > 0) s.slopes = slopes.data();
+      if (window > 0 || tokens == 300) s.slopes = slopes.data();
+      s.rounded = tokens == 300;
       if (tokens == 65) s.cap = 0.7f;
       const std::vector<float> sinks = {0.5f, -2.0f, 3.0f, 1.0f};
       if (tokens == 64 || window > 0) s.sinks = sinks.data();

@@ -135,11 +135,12 @@ TEST_SUITE("runtime/kernels/norm") {
     const auto dy = normals<T>("dy", rows * y_stride);
     auto y = dy;
     const kernels::HeadNorm norm{.rows = rows, .heads = heads, .head_dim = head_dim, .eps = kEps};
-    kernels::head_norm_forward(norm, rows_of(x, x_stride), weight.data(), rows_to(y, y_stride));
+    kernels::head_norm_forward(norm, rows_of(x, x_stride), weight.data(), static_cast<const T*>(nullptr),
+                               rows_to(y, y_stride));
     auto grad = dy;
     std::vector<float> dweight(head_dim, 0.5f), stats(2 * rows * heads);
     kernels::head_norm_backward(norm, rows_of(grad, y_stride), rows_of(x, x_stride), weight.data(),
-                                rows_to(grad, y_stride), dweight.data(), stats.data());
+                                rows_to(grad, y_stride), {DevicePtr(dweight.data()), nullptr, {}}, stats.data());
 
     // The same heads as rows of a norm.
     std::vector<T> xs, ys, dys, dxs;
@@ -174,9 +175,10 @@ TEST_SUITE("runtime/kernels/norm") {
                                  .own_weights = true};
     auto y = x, dx = dy;
     std::vector<float> dweight(heads * head_dim, 0.5f), stats(2 * rows * heads);
-    kernels::head_norm_forward(norm, rows_of(x, stride), weight.data(), rows_to(y, stride));
+    kernels::head_norm_forward(norm, rows_of(x, stride), weight.data(), static_cast<const float*>(nullptr),
+                               rows_to(y, stride));
     kernels::head_norm_backward(norm, rows_of(dx, stride), rows_of(x, stride), weight.data(), rows_to(dx, stride),
-                                dweight.data(), stats.data());
+                                {DevicePtr(dweight.data()), nullptr, {}}, stats.data());
     for (int64_t h = 0; h < heads; ++h) {  // the same head as rows of a norm
       std::vector<float> xs, ys, dys, dxs, factor;
       for (int64_t c = 0; c < head_dim; ++c) factor.push_back(weight[h * head_dim + c] + 1);
@@ -191,6 +193,27 @@ TEST_SUITE("runtime/kernels/norm") {
       check_close(dxs, doubles(run.dx), chain_of_sums<float>(head_dim));
       const std::vector<float> own(&dweight[h * head_dim], &dweight[h * head_dim] + head_dim);
       check_close(own, doubles(run.dweight), sum_of<float>(rows));
+    }
+  }
+
+  TEST_CASE_TEMPLATE("LayerNorm of heads with one weight and one bias is that of rows", T, float, bf16, f16) {
+    const int64_t rows = 5, heads = 3, head_dim = 10, stride = heads * head_dim;
+    const auto x = normals<T>("x", rows * stride, 2.0), dy = normals<T>("dy", rows * stride);
+    const auto weight = normals<T>("weight", head_dim), bias = normals<T>("bias", head_dim);
+    const kernels::HeadNorm norm{.rows = rows, .heads = heads, .head_dim = head_dim, .eps = kEps, .centred = true};
+    auto y = x, dx = dy;
+    std::vector<float> dweight(head_dim, 0.5f), dbias(head_dim, 0.25f), stats(2 * rows * heads);
+    kernels::head_norm_forward(norm, rows_of(x, stride), weight.data(), bias.data(), rows_to(y, stride));
+    kernels::head_norm_backward(norm, rows_of(dx, stride), rows_of(x, stride), weight.data(), rows_to(dx, stride),
+                                {DevicePtr(dweight.data()), DevicePtr(dbias.data()), {}}, stats.data());
+    const Run<T> run = run_kernel(x, weight, bias, dy, rows * heads, head_dim, true);
+    CHECK(same_bits(y, run.y));
+    CHECK(same_bits(dx, run.dx));
+    check_close(dweight, doubles(run.dweight), sum_of<float>(rows * heads));  // another order of adding
+    for (int64_t c = 0; c < head_dim; ++c) {
+      double sum = 0.25;
+      for (int64_t r = 0; r < rows * heads; ++r) sum += to_f32(dy[r * head_dim + c]);
+      CHECK(dbias[c] == doctest::Approx(sum).epsilon(1e-5));
     }
   }
 

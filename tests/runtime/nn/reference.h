@@ -288,14 +288,16 @@ class Reference {
       const size_t size = m_.qk_norm == QkNorm::kWhole ? row.size() : static_cast<size_t>(m_.head_dim);
       for (size_t first = 0; first < row.size(); first += size) {
         const size_t weights = m_.qk_norm == QkNorm::kHeadLayerNorm ? first : 0;
+        const bool shared = m_.qk_norm == QkNorm::kSharedLayerNorm;
         double mean = 0, square = 0;
-        for (size_t i = 0; i < size && m_.qk_norm == QkNorm::kHeadLayerNorm; ++i) {
+        for (size_t i = 0; i < size && (shared || m_.qk_norm == QkNorm::kHeadLayerNorm); ++i) {
           mean += row[first + i] / static_cast<double>(size);
         }
         for (size_t i = 0; i < size; ++i) square += std::pow(row[first + i] - mean, 2) / static_cast<double>(size);
         for (size_t i = 0; i < size; ++i) {
-          const double factor = m_.qk_norm == QkNorm::kL2 ? 1.0 : factor_of(name, weights + i);
+          const double factor = m_.qk_norm == QkNorm::kL2 ? 1.0 : factor_of(name + ".weight", weights + i);
           row[first + i] = (row[first + i] - mean) * factor / std::sqrt(square + m_.norm_eps);
+          if (shared) row[first + i] += w_.at(name + ".bias")[i];
         }
       }
     }
@@ -310,6 +312,16 @@ class Reference {
     }
     const int64_t closest = int64_t{1} << static_cast<int64_t>(std::floor(levels));
     return head < closest ? slope(closest, head) : slope(2 * closest, 2 * (head - closest));
+  }
+
+  /// What ALiBi adds to the score of a key.
+  double added(int64_t head, size_t row, int64_t key, double scale) const {
+    if (m_.alibi == AlibiForm::kDistance) {
+      return slope(m_.heads, head) * static_cast<double>(key - static_cast<int64_t>(row) % m_.context);
+    }
+    const auto rounded = [](double x) { return static_cast<double>(to_f32(to_bf16(static_cast<float>(x)))); };
+    const int64_t position = key - (starts_.empty() ? 0 : starts_[row]);
+    return scale * rounded(rounded(slope(m_.heads, head)) * static_cast<double>(position));
   }
 
   int64_t position_of(size_t row) const {
@@ -382,8 +394,8 @@ class Reference {
     }
     const bool l2 = m_.qk_norm == QkNorm::kL2;
     if (m_.qk_norm != QkNorm::kNone && !l2) {
-      norm_qk(q, p + "q_norm.weight");
-      norm_qk(k, p + "k_norm.weight");
+      norm_qk(q, p + "q_norm");
+      norm_qk(k, p + "k_norm");
     }
     if (m_.positions == Positions::kRotary) {
       rotate(q, m_.heads, layer, m_.head_dim);
@@ -418,7 +430,7 @@ class Reference {
           double score = 0;
           for (int64_t i = 0; i < m_.head_dim; ++i) score += q[r][h * m_.head_dim + i] * k[first + s][kv + i];
           score = capped(score * scale, m_.score_cap);
-          if (m_.positions == Positions::kAlibi) score += slope(m_.heads, h) * static_cast<double>(s - query);
+          if (m_.positions == Positions::kAlibi) score += added(h, r, s, scale);
           p_row[s] = std::exp(score);
           sum += p_row[s];
         }

@@ -124,6 +124,12 @@ inline std::vector<Variant> option_variants() {
     m.positions = Positions::kAlibi;
     m.embedding_norm = true;
   });
+  add("falcon rw: rounded alibi", gpt2_recipe(), [](ModelConfig& m) {
+    m.heads = m.kv_heads = 12;
+    m.head_dim = 4;
+    m.positions = Positions::kAlibi;
+    m.alibi = AlibiForm::kRounded;
+  });
   add("opt: offset positions, silu for relu's kink", gpt2_recipe(), [](ModelConfig& m) {
     m.position_offset = 2;
     m.activation = Activation::kSilu;
@@ -373,6 +379,14 @@ inline std::vector<Variant> option_variants() {
         m.nope_layers = {2};
         m.tied_embeddings = true;
       });
+  add("phi: LayerNorm of heads with one weight and one bias, biases, partial rotary", gpt2_recipe(), [](ModelConfig& m) {
+    m.positions = Positions::kRotary;
+    m.rope_theta = 100;
+    m.rope.dims = 4;
+    m.block = BlockKind::kParallelShared;
+    m.qk_norm = QkNorm::kSharedLayerNorm;
+    m.head_bias = true;
+  });
   add("granite: scaled embedding, branches, scores and logits", llama_recipe(), [](ModelConfig& m) {
     m.embedding_scale = 3.1;
     m.branch_scale = 0.37;

@@ -154,7 +154,14 @@ TEST_SUITE("runtime/plan/model") {
     m.kv_heads = 2;
     CHECK(has(m, "layers.0.attn.q_norm.weight [24]"));
     CHECK(has(m, "layers.0.attn.k_norm.weight [12]"));
+    m.qk_norm = QkNorm::kSharedLayerNorm;
+    CHECK(has(m, "layers.0.attn.q_norm.weight [6]"));
+    CHECK(has(m, "layers.0.attn.k_norm.bias [6]"));
+    for (const TensorSpec& tensor : model_tensors(m)) {  // of all heads: ranks add what theirs give
+      if (tensor.name.find("attn.q_norm.") != std::string::npos) CHECK(tensor.partial);
+    }
     m.qk_norm = QkNorm::kHeadLayerNorm;
+    CHECK(!has(m, "layers.0.attn.q_norm.bias [6]"));
     CHECK(has(m, "layers.0.attn.q_norm.weight [4, 6]"));
     CHECK(has(m, "layers.0.attn.k_norm.weight [2, 6]"));
     for (const TensorSpec& tensor : model_tensors(m)) {  // a rank's heads; several ranks may hold one of k
@@ -355,6 +362,11 @@ TEST_SUITE("runtime/plan/model") {
     m.qk_norm = QkNorm::kL2;
     m.swiglu_alpha = 1;
     CHECK(fields_of(m) == Fields{"model.qk_norm", "model.chunk_layers", "model.swiglu_alpha"});
+    m = small();
+    m.alibi = AlibiForm::kRounded;
+    CHECK(fields_of(m) == Fields{"model.alibi"});
+    m.positions = Positions::kAlibi;
+    CHECK(fields_of(m).empty());
     m = small();
     m.temperature_scale = 0.1;
     m.temperature_form = TemperatureForm::kMinistral3;

@@ -113,6 +113,11 @@ TEST_SUITE("runtime/trainer/context") {
            r.model.positions = Positions::kAlibi;
            r.model.block = BlockKind::kParallel;
          }},
+        {"rounded alibi", false,
+         [](Recipe& r) {
+           r.model.positions = Positions::kAlibi;
+           r.model.alibi = AlibiForm::kRounded;
+         }},
         {"top query layer", false, [](Recipe& r) { r.model.top_query = true; }},
         {"both ways", true, [](Recipe& r) { r.model.mask = Mask::kBidirectional; }},
         {"dropout", false,

@@ -64,6 +64,16 @@ const Option kOptions[] = {
        m.qk_norm = QkNorm::kHeadLayerNorm;
        m.nope_layers = {1};
      }},
+    {"LayerNorm of heads with one weight and one bias", false,
+     [](ModelConfig& m) {
+       m.positions = Positions::kRotary;
+       m.qk_norm = QkNorm::kSharedLayerNorm;
+     }},
+    {"rounded alibi", false,
+     [](ModelConfig& m) {
+       m.positions = Positions::kAlibi;
+       m.alibi = AlibiForm::kRounded;
+     }},
     {"weights from 1, caps, factors, another rotary base", true,
      [](ModelConfig& m) {
        m.norm_plus_one = true;

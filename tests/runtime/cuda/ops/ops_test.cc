@@ -307,12 +307,12 @@ void compare_norms() {
   auto scratch = on.zeros<float>(2 * kRows * 5);
   const kernels::HeadNorm d{kRows, kWidth / 8, 8, 1e-5f, 1.0f, false, false};
   on.run<T>("head_norm_forward", [&](Exec<T> e, Side at) {
-    e.head_norm_forward(d, {at(x), kWidth}, at(head_weight), {at(y), kWidth});
+    e.head_norm_forward(d, {at(x), kWidth}, at(head_weight), nullptr, {at(y), kWidth});
   });
   on.alike(y, row);
   on.run<T>("head_norm_backward", [&](Exec<T> e, Side at) {
-    e.head_norm_backward(d, {at(dy), kWidth}, {at(x), kWidth}, at(head_weight), {at(dx), kWidth}, at(head_dweight),
-                         at(scratch), {});
+    e.head_norm_backward(d, {at(dy), kWidth}, {at(x), kWidth}, at(head_weight), {at(dx), kWidth},
+                         {at(head_dweight), nullptr, {}}, at(scratch));
   });
   on.alike(dx, row);
   on.alike(head_dweight, column);
@@ -935,6 +935,10 @@ TEST_SUITE("runtime/cuda/ops") {
             ops.attention_forward(on, {.head_dim = 264}, nullptr, nullptr, nullptr, nullptr, nullptr);
           }) == words("attention of heads wider than 256 channels"));
     CHECK(refused([&](cuda::CudaStream& on) {
+            ops.attention_forward(on, {.head_dim = 64, .alibi_rounded = true}, nullptr, nullptr, nullptr, nullptr,
+                                  nullptr);
+          }) == words("attention with rounded ALiBi"));
+    CHECK(refused([&](cuda::CudaStream& on) {
             kernels::AttentionDims of{.head_dim = 64};
             of.held.parts = 2;
             ops.attention_backward(on, of, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
@@ -943,7 +947,7 @@ TEST_SUITE("runtime/cuda/ops") {
     CHECK(refused([&](cuda::CudaStream& on) {
             kernels::HeadNorm of;
             of.centred = true;
-            ops.head_norm_forward(on, of, {}, nullptr, {});
+            ops.head_norm_forward(on, of, {}, nullptr, nullptr, {});
           }) == words("centred norms of heads"));
     CHECK(refused([&](cuda::CudaStream& on) {
             ops.route_forward(on, {.experts = 4096}, nullptr, nullptr, nullptr, nullptr);

@@ -116,10 +116,11 @@ void head_norm(int64_t head_dim) {
   std::vector<T> y = x, dx = dy;
   std::vector<float> stats(2 * kRows * kHeads), dweight(head_dim, 0.5f);
   const kernels::HeadNorm norm{.rows = kRows, .heads = kHeads, .head_dim = head_dim, .eps = kEps};
-  kernels::head_norm_forward<T>(norm, {DevicePtr<const T>(y.data()), stride}, weight.data(),
+  kernels::head_norm_forward<T>(norm, {DevicePtr<const T>(y.data()), stride}, weight.data(), nullptr,
                                 {DevicePtr(y.data()), stride});
   kernels::head_norm_backward<T>(norm, {DevicePtr<const T>(dx.data()), stride}, {DevicePtr<const T>(x.data()), stride},
-                                 weight.data(), {DevicePtr(dx.data()), stride}, dweight.data(), stats.data());
+                                 weight.data(), {DevicePtr(dx.data()), stride},
+                                 {DevicePtr(dweight.data()), nullptr, {}}, stats.data());
   in_every_order([&] {  // in place: what stands between heads of rows stays
     OnDevice<T> d_x(x), d_y(x), d_dx(dy), d_weight(weight);
     OnDevice<float> d_dweight(filled<float>(head_dim, 0.5f)),
