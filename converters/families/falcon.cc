@@ -1,5 +1,6 @@
 // Falcon: 7B (one key/value head, one norm for attention and MLP side by side), 40B and 180B (groups of heads, a norm
-// for each), Falcon2-11B (groups, one norm), and one branch after the other. Source: transformers models/falcon.
+// for each), Falcon2-11B (groups, one norm), and one branch after the other (RW, with ALiBi). Source: transformers
+// models/falcon.
 #include <fmt/format.h>
 
 #include "converters/family_table.h"
@@ -57,6 +58,17 @@ void write_decoder(const M& m, ordered_json& out) {
   out["num_kv_heads"] = renewed ? m.kv_heads : m.heads;
 }
 
+/// Falcon RW: what is added to a score is rounded, and nothing turns.
+ConfigKey slopes() {
+  return {{"alibi"},
+          [](ConfigReader& in, M& m) {
+            if (!in.boolean("alibi", false)) return;
+            m.positions = Positions::kAlibi;
+            m.alibi = AlibiForm::kRounded;
+          },
+          [](const M& m, ordered_json& out) { out["alibi"] = m.positions == Positions::kAlibi; }};
+}
+
 const std::vector<ConfigKey>& keys() {
   static const std::vector<ConfigKey> kKeys = {
       size("vocab_size", &M::vocab, 65024),
@@ -72,7 +84,7 @@ const std::vector<ConfigKey>& keys() {
       size("max_position_embeddings", &M::context, 2048),
       number("layer_norm_epsilon", &M::norm_eps, 1e-5),
       rope(),
-      only("alibi", false),
+      slopes(),
       biases("bias", kQkv | kOut | kMlp, false),
       dropout("attention_dropout", &M::attention_dropout),
       dropout("hidden_dropout", &M::residual_dropout),

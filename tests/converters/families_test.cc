@@ -422,6 +422,10 @@ const std::vector<BadConfig>& mistakes() {
        [](const HfFolder&, ModelConfig& m, Weights&) {
          return std::exchange(m.qk_norm, QkNorm::kNone) == QkNorm::kL2;
        }},
+      {"ALiBi by distance where what is added is rounded and scaled",
+       [](const HfFolder&, ModelConfig& m, Weights&) {
+         return std::exchange(m.alibi, AlibiForm::kDistance) == AlibiForm::kRounded;
+       }},
       {"the parallel block computed one after the other",
        [](const HfFolder&, ModelConfig& m, Weights&) {
          if (m.block != BlockKind::kParallel) return false;
@@ -788,7 +792,6 @@ TEST_SUITE("converters/families") {
                 {"original_max_position_embeddings", 32}}),
           "original_max_position_embeddings = 16 and rope_scaling.original_max_position_embeddings = 32 disagree"},
          {"phi3", Config{{"full_attn_mod", 2}}, "full_attn_mod = 2"},
-         {"falcon", Config{{"alibi", true}}, "alibi = true"},
          {"falcon", Config{{"new_decoder_architecture", true}, {"parallel_attn", false}},
           "new_decoder_architecture without parallel_attn"},
          {"falcon", Config{{"num_ln_in_parallel_attn", 2}}, "num_ln_in_parallel_attn = 2 without"},
