@@ -422,6 +422,10 @@ const std::vector<BadConfig>& mistakes() {
        [](const HfFolder&, ModelConfig& m, Weights&) {
          return std::exchange(m.qk_norm, QkNorm::kNone) == QkNorm::kL2;
        }},
+      {"the bias of queries' norm left out",
+       [](const HfFolder& f, ModelConfig&, Weights& w) {
+         return change(f, w, "layers.1.attn.q_norm.bias", [](auto& values, const Shape&) { std::ranges::fill(values, 0); });
+       }},
       {"ALiBi by distance where what is added is rounded and scaled",
        [](const HfFolder&, ModelConfig& m, Weights&) {
          return std::exchange(m.alibi, AlibiForm::kDistance) == AlibiForm::kRounded;
