@@ -133,6 +133,7 @@ Recipe wide(const std::string& kind, Precision precision) {
     m.head_bias = true;
     m.embed_dim = 32;
     m.embedding_norm = true;
+    m.qk_norm = QkNorm::kSharedLayerNorm;
     m.attention_dropout = 0.1;
     recipe.optimizer.kind = OptimizerKind::kLamb;
   }
