@@ -22,5 +22,8 @@ target_compile_definitions(cairn_cuda_kernels PRIVATE FMT_USE_CONSTEXPR=1)  # fm
 # Masks of dropout come of functions that are the CPU's too: constexpr.
 target_compile_options(cairn_cuda_kernels PRIVATE --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall,-Wextra
                        $<$<BOOL:${CAIRN_WERROR}>:-Werror=all-warnings>)
-set_target_properties(cairn_cuda_kernels PROPERTIES CUDA_COMPILER_LAUNCHER
-                      "sh;${CMAKE_SOURCE_DIR}/cmake/keep_log.sh;${CAIRN_CCACHE}")
+set(launcher sh ${CMAKE_SOURCE_DIR}/cmake/keep_log.sh)
+if(CAIRN_CCACHE)
+  list(APPEND launcher ${CAIRN_CCACHE})
+endif()
+set_target_properties(cairn_cuda_kernels PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
