@@ -366,9 +366,10 @@ Result<int> check(const Options& options, bool as_json) {
     fmt::print("  {} experts of {} in {} layers, {} a token, {} hidden units beside them\n", model.moe.experts,
                expert_ffn(model), expert_layers(model), model.moe.top_k, shared_ffn(model));
   }
-  if (model.mtp.depth > 0)
+  if (model.mtp.depth > 0) {
     fmt::print("  {} layer{} behind them that guess{} further tokens\n", model.mtp.depth,
                model.mtp.depth == 1 ? "" : "s", model.mtp.depth == 1 ? "es" : "");
+  }
   print_mapping(mapped);
   if (!folder.ignored().empty()) fmt::print("  left out: {}\n", fmt::join(folder.ignored(), ", "));
   fmt::print("  kept beside the weights: {}\n", fmt::join(folder.kept_files(), ", "));
