@@ -23,21 +23,41 @@ struct KnownXid {
   bool broken = false;
 };
 
-// kDevice: a device that is broken or has to be reset. kProgram: what a program has done, as bad addresses.
-constexpr std::array kXids = {KnownXid{13, Kind::kProgram, "error of a program"},
+// By NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors, Ampere and newer). Broken is what it resets the GPU or boots
+// the host for; kProgram what it calls an error of the application. Errors of NVLink 5 (144 to 150) depend on bits of
+// the message; what the driver makes of them it says as Xid 154.
+constexpr std::array kXids = {KnownXid{11, Kind::kProgram, "bad commands of a program"},
+                              KnownXid{13, Kind::kProgram, "error of a program"},
+                              KnownXid{25, Kind::kProgram, "bad commands of a program"},
                               KnownXid{31, Kind::kProgram, "bad address of a program"},
                               KnownXid{43, Kind::kProgram, "stopped by a program"},
                               KnownXid{45, Kind::kProgram, "cleaned up behind a program"},
+                              KnownXid{46, Kind::kDevice, "stopped", true},
                               KnownXid{48, Kind::kDevice, "uncorrected memory error", true},
+                              KnownXid{62, Kind::kDevice, "its controller halted", true},
                               KnownXid{63, Kind::kDevice, "memory to be remapped"},
                               KnownXid{64, Kind::kDevice, "memory that could not be remapped", true},
+                              KnownXid{69, Kind::kProgram, "bad commands of a program"},
                               KnownXid{74, Kind::kDevice, "NVLink error", true},
                               KnownXid{79, Kind::kDevice, "fallen off the bus", true},
                               KnownXid{92, Kind::kDevice, "many corrected memory errors"},
                               KnownXid{94, Kind::kDevice, "contained memory error"},
                               KnownXid{95, Kind::kDevice, "uncontained memory error", true},
+                              KnownXid{109, Kind::kDevice, "does not change contexts", true},
+                              KnownXid{110, Kind::kDevice, "security fault", true},
                               KnownXid{119, Kind::kDevice, "its system processor does not answer", true},
-                              KnownXid{120, Kind::kDevice, "error of its system processor", true}};
+                              KnownXid{120, Kind::kDevice, "error of its system processor", true},
+                              KnownXid{136, Kind::kDevice, "NVLink that could not be trained", true},
+                              KnownXid{137, Kind::kProgram, "bad address of a program, over NVLink"},
+                              KnownXid{140, Kind::kDevice, "memory error without recovery", true},
+                              KnownXid{143, Kind::kDevice, "could not be initialized", true},
+                              KnownXid{154, Kind::kDevice, "the driver asks for its recovery", true},
+                              KnownXid{156, Kind::kDevice, "a part of it was retired, a reset is needed", true},
+                              KnownXid{158, Kind::kDevice, "fatal timeout", true}};
+
+// "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)".
+constexpr int64_t kRecoveryXid = 154;
+constexpr std::string_view kNoRecovery = " to 0x0 ";
 
 constexpr std::string_view kXidHead = "NVRM: Xid (";
 constexpr std::string_view kDriverLoaded = "NVRM: loading NVIDIA";
@@ -62,14 +82,20 @@ std::string_view without_head(std::string_view line) {
   return std::ranges::count(head, ',') >= 3 ? line.substr(semicolon + 1) : line;
 }
 
-/// The Xid that a line tells; nullptr: none that is known. `text`: without kmsg's head.
-const KnownXid* xid_of(std::string_view text) {
+/// What a line tells: the number, and what is known of it; nullptr: nothing, or that nothing needs recovery any more.
+struct ToldXid {
+  int64_t number = 0;
+  const KnownXid* known = nullptr;
+};
+/// `text`: without kmsg's head. Number 0: it tells of none.
+ToldXid xid_of(std::string_view text) {
   const size_t xid = text.find(kXidHead);
   const size_t close = xid == std::string_view::npos ? xid : text.find("): ", xid);
-  if (close == std::string_view::npos) return nullptr;
-  const std::optional<int64_t> number = leading_number(text.substr(close + 3));
+  if (close == std::string_view::npos) return {};
+  const int64_t number = leading_number(text.substr(close + 3)).value_or(0);
+  if (number == kRecoveryXid && text.find(kNoRecovery, close) != std::string_view::npos) return {number, nullptr};
   const auto known = std::ranges::find_if(kXids, [&](const KnownXid& one) { return number == one.number; });
-  return known == kXids.end() ? nullptr : &*known;
+  return {number, known == kXids.end() ? nullptr : &*known};
 }
 
 /// When a record of kmsg was written, in seconds of the monotonic clock; nullopt: it has no head.
@@ -90,7 +116,7 @@ std::optional<double> written_s(std::string_view line) {
 std::optional<KernelFinding> find_in_kernel_line(std::string_view line) {
   const std::string_view text = without_head(line);
   if (text.find(kXidHead) != std::string_view::npos) {
-    const KnownXid* const known = xid_of(text);
+    const KnownXid* const known = xid_of(text).known;
     if (known == nullptr) return std::nullopt;
     int64_t pid = -1;
     if (const size_t at = text.find("pid="); at != std::string_view::npos)
@@ -125,14 +151,15 @@ Result<std::vector<Xid>> xids_in(const std::filesystem::path& log) {
   const auto take = [&](std::string_view line) {
     const std::string_view text = without_head(line);
     if (text.find(kDriverLoaded) != std::string_view::npos) out.clear();
-    const KnownXid* const known = xid_of(text);
-    if (known == nullptr || known->kind != Kind::kDevice) return;
+    const auto [number, known] = xid_of(text);
+    if (number == 0 || (known != nullptr && known->kind != Kind::kDevice)) return;
     const std::optional<double> at_s = written_s(line);
     if (records && at_s && static_cast<double>(now.tv_sec) - *at_s > kXidCountsS) return;
     const size_t begin = text.find(kXidHead) + kXidHead.size();
-    std::string_view pci = text.substr(begin, text.find(')', begin) - begin);
+    std::string_view pci = text.substr(begin, text.find_first_of(" )", begin) - begin);  // behind a space: which MIG
     if (pci.starts_with("PCI:")) pci.remove_prefix(4);
-    std::erase_if(out, [&](const Xid& one) { return one.number == known->number && one.pci == pci; });
+    std::erase_if(out, [&, number = number](const Xid& one) { return one.number == number && one.pci == pci; });
+    if (known == nullptr) return;
     out.push_back({known->number, std::string(pci), std::string(known->words), known->broken, std::string(text)});
   };
   std::array<char, 8192> bytes;

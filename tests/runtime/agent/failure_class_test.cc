@@ -133,9 +133,17 @@ TEST_SUITE("runtime/agent/failure_class") {
     const auto xid = [](int number) {
       return "4,900,12345678,-;NVRM: Xid (PCI:0000:3b:00): " + std::to_string(number) + ", pid=812, name=cairn";
     };
-    for (const int number : {48, 63, 64, 74, 79, 92, 94, 95, 119, 120})
+    for (const int number :
+         {46, 48, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 154, 156, 158}) {
+      CAPTURE(number);
       CHECK(kind(xid(number)) == static_cast<int>(Kind::kDevice));
-    for (const int number : {13, 31, 43, 45}) CHECK(kind(xid(number)) == static_cast<int>(Kind::kProgram));
+    }
+    for (const int number : {11, 13, 25, 31, 43, 45, 69, 137}) {
+      CAPTURE(number);
+      CHECK(kind(xid(number)) == static_cast<int>(Kind::kProgram));
+    }
+    CHECK(kind("NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x2 (OS Reboot) to 0x0 (None)") ==
+          -1);
     CHECK(kind(xid(68)) == -1);
     CHECK(find_in_kernel_line(xid(31))->pid == 812);
     CHECK(kind("0,7,1,-;mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 4: be00000000800400") ==
@@ -187,6 +195,17 @@ TEST_SUITE("runtime/agent/failure_class") {
     CHECK(found.value() == std::vector<Xid>{{79, "0000:3b:00", "fallen off the bus", true, kXid79},
                                             {63, "0000:5e:00", "memory to be remapped", false,
                                              "NVRM: Xid (PCI:0000:5e:00): 63, remapped"}});
+    const std::string of_mig = "NVRM: Xid (PCI:0000:3b:00 GPU-I:02 GPU-CI:00): 94, pid=1, contained";
+    const std::string recovery = "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from ";
+    write(path, of_mig + "\n" + recovery + "0x0 (None) to 0x1 (GPU Reset Required)\n");
+    REQUIRE(xids_in(path).ok());
+    CHECK(xids_in(path).value() == std::vector<Xid>{{94, "0000:3b:00", "contained memory error", false, of_mig},
+                                                    {154, "0000:3b:00", "the driver asks for its recovery", true,
+                                                     recovery + "0x0 (None) to 0x1 (GPU Reset Required)"}});
+    write(path, recovery + "0x0 (None) to 0x1 (GPU Reset Required)\n" + recovery +
+                    "0x1 (GPU Reset Required) to 0x0 (None)\n");
+    REQUIRE(xids_in(path).ok());
+    CHECK(xids_in(path).value().empty());
     write(path, "NVRM: Xid (PCI\nNVRM: Xid (PCI:1): x\nNVRM: Xid (): 79\n" + std::string(100'000, 'x'));
     REQUIRE(xids_in(path).ok());
     CHECK(xids_in(path).value().size() == 1);  // of no GPU that it names
