@@ -19,7 +19,7 @@ namespace cairn {
 struct WorkShapes {
   int64_t rows = 0;                            // of arrays that are summed over their rows
   int64_t norm_width = 0, bias_width = 0;      // of those: norms, biases
-  int64_t head_rows = 0, head_width = 0;       // of norms of heads: a row for each row and head
+  int64_t head_rows = 0, head_width = 0;       // of norms of heads: rows that are summed, and sums
   int64_t row_parts = 1;                       // of their sums, where those are trees
   int64_t score_heads = 0;                     // of attention whose largest scores are kept: heads of all its samples
   int64_t score_queries = 0, score_width = 0;  // of each; channels

@@ -66,9 +66,13 @@ WorkShapes of_stage(const Plan& plan, const RankPlan& rank) {
   if (model.moe.router_bias) out.bias_width = std::max(out.bias_width, dims.experts);
   if (model.head_bias) out.bias_width = std::max(out.bias_width, dims.vocab);
   out.row_parts = dims.row_parts;
-  if (model.qk_norm != QkNorm::kNone) {
-    out.head_rows = dims.rows * std::max(dims.heads, dims.kv_heads);
-    out.head_width = dims.head_dim;
+  const int64_t heads = std::max(dims.heads, dims.kv_heads);
+  if (model.qk_norm == QkNorm::kHeadLayerNorm) {  // sums for each head
+    out.head_rows = dims.rows;
+    out.head_width = heads * dims.head_dim;
+  } else if (model.qk_norm != QkNorm::kNone) {
+    out.head_rows = dims.rows * heads;
+    out.head_width = std::max<int64_t>(1, shared_norm_sums(model)) * dims.head_dim;
   }
   if (plan.recipe.optimizer.qk_clip > 0) {
     out.score_heads = dims.samples * dims.heads;

@@ -3,8 +3,7 @@
 namespace cairn::cuda {
 namespace {
 
-constexpr std::string_view kMissing[] = {kCentredHeads, kOwnWeights,    kWideNorm, kWideHeads,
-                                         kRoundedAlibi, kPartsOfTokens, kSumParts, kManyExperts};
+constexpr std::string_view kMissing[] = {kWideNorm, kWideHeads, kPartsOfTokens, kSumParts, kManyExperts};
 
 }  // namespace
 

@@ -9,11 +9,8 @@ namespace cairn::cuda {
 /// The closed list by which a recipe's check refuses (runtime/cuda/recipe), until it is empty.
 std::span<const std::string_view> missing_ops();
 
-inline constexpr const char* kCentredHeads = "centred norms of heads";
-inline constexpr const char* kOwnWeights = "norms of heads with weights of each";
 inline constexpr const char* kWideNorm = "the backward pass of norms of very wide rows";
 inline constexpr const char* kWideHeads = "attention of heads wider than 256 channels";
-inline constexpr const char* kRoundedAlibi = "attention with rounded ALiBi";
 inline constexpr const char* kPartsOfTokens = "attention whose sums over tokens are cut into parts";
 inline constexpr const char* kSumParts = "products whose sums are cut into parts or stretches";
 inline constexpr const char* kManyExperts = "routers of more than 2048 experts";

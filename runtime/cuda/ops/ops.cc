@@ -169,23 +169,16 @@ void fill_norms(kernels::Ops<T>& out) {
                               to.weight.address(), of.rows, of.width, partials, of.offset, parts_of(to.parts));
     });
   };
-  out.head_norm_forward = [](Stream& stream, const HeadNorm& d, const Rows<const T>& x, DevicePtr<const T> weight,
-                             DevicePtr<const T>, const Rows<T>& y) {  // a bias is of centred norms
-    order(stream, "head_norm_forward", [&](CudaStream& cuda, Queue& on) {
-      if (lacks(cuda, d.centred, kCentredHeads) || lacks(cuda, d.own_weights, kOwnWeights)) return;
-      k::head_norm_forward<T>(on, x.data.address(), x.stride, weight.address(), y.data.address(), y.stride, d.rows,
-                              d.heads, d.head_dim, d.eps, d.offset);
-    });
-  };
+  out.head_norm_forward = &Direct<&k::head_norm_forward<T>>::run;
   out.head_norm_backward = [](Stream& stream, const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x,
-                              DevicePtr<const T> weight, const Rows<T>& dx, const NormGradients& to, DevicePtr<float>) {
+                              DevicePtr<const T> weight, const Rows<T>& dx, const NormGradients& to,
+                              DevicePtr<float> stats) {
     order(stream, "head_norm_backward", [&](CudaStream& cuda, Queue& on) {
-      if (lacks(cuda, d.centred, kCentredHeads) || lacks(cuda, d.own_weights, kOwnWeights)) return;
-      float* const partials = norm_scratch(cuda, d.rows * d.heads, d.head_dim, false, 1);
+      if (lacks(cuda, d.head_dim > k::widest_norm(static_cast<bool>(to.bias)), kWideNorm)) return;
+      const int64_t floats = k::head_norm_partials(d, static_cast<bool>(to.bias), parts_of(to.parts));
+      void* const partials = cuda.scratch(bytes_of<float>(floats), "head_norm_backward");
       if (partials == nullptr) return;
-      k::head_norm_backward<T>(on, dy.data.address(), dy.stride, x.data.address(), x.stride, weight.address(),
-                               dx.data.address(), dx.stride, to.weight.address(), d.rows, d.heads, d.head_dim, d.eps,
-                               partials, d.offset);
+      k::head_norm_backward<T>(on, d, dy, x, weight.address(), dx, to, stats.address(), static_cast<float*>(partials));
     });
   };
 }
@@ -292,8 +285,7 @@ void fill_maps(kernels::Ops<T>& out) {
 }
 
 bool no_attention(CudaStream& on, const kernels::AttentionDims& d) {
-  return lacks(on, d.head_dim > k::kWidestHead, kWideHeads) || lacks(on, k::in_parts(d), kPartsOfTokens) ||
-         lacks(on, d.alibi_rounded, kRoundedAlibi);
+  return lacks(on, d.head_dim > k::kWidestHead, kWideHeads) || lacks(on, k::in_parts(d), kPartsOfTokens);
 }
 
 /// By cuDNN, where the run asks for it and has a plan of just this; else by Cairn's own kernels.

@@ -14,10 +14,6 @@ namespace cairn::cuda {
 namespace {
 
 bool in_parts(const Plan& plan) { return plan.layout_free(); }
-bool own_heads(const Plan& plan) { return plan.recipe.model.qk_norm == QkNorm::kHeadLayerNorm; }
-bool centred_heads(const Plan& plan) {
-  return own_heads(plan) || plan.recipe.model.qk_norm == QkNorm::kSharedLayerNorm;
-}
 
 /// A field that needs an op, where `needs` says so.
 struct Need {
@@ -27,15 +23,12 @@ struct Need {
 };
 
 constexpr Need kNeeds[] = {
-    {kCentredHeads, "model.qk_norm", centred_heads},
-    {kOwnWeights, "model.qk_norm", own_heads},
     {kWideNorm, "model.width",
      [](const Plan& plan) {
        return plan.recipe.model.width > kernels::cuda::widest_norm(has_norm_bias(plan.recipe.model));
      }},
     {kWideHeads, "model.head_dim",
      [](const Plan& plan) { return plan.recipe.model.head_dim > kernels::cuda::kWidestHead; }},
-    {kRoundedAlibi, "model.alibi", [](const Plan& plan) { return plan.recipe.model.alibi == AlibiForm::kRounded; }},
     {kManyExperts, "model.moe.experts",
      [](const Plan& plan) { return plan.recipe.model.moe.experts > kernels::cuda::kMostExperts; }},
     {kPartsOfTokens, "deterministic", in_parts},

@@ -15,8 +15,8 @@ using Forward = std::conditional_t<kD <= 128, TileShape<kD, 4, 4>, TileShape<kD,
 int64_t tile_rows(int64_t head_dim) { return head_dim <= 128 ? Forward<128>::kTileRows : Forward<256>::kTileRows; }
 int64_t queries_of(const AttentionDims& d) { return d.held.count == 0 ? d.tokens : d.held.count; }
 
-template <int kD, typename T>
-__global__ void __launch_bounds__(kSide* kSide) attention_tiles(AttentionArgs<T> of, ForwardOut<T> to) {
+template <int kD, typename T, typename Args>
+__global__ void __launch_bounds__(kSide* kSide, Args::kLeastBlocks) attention_tiles(Args of, ForwardOut<T> to) {
   using Of = Forward<kD>;
   RT_DYNAMIC_SHARED(float, queries);
   float* const keys = queries + Of::kTileRows * Of::kStride;  // then values
@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kSide* kSide) attention_tiles(AttentionArgs<T>
 #pragma unroll
       for (int j = 0; j < Of::kColumns; ++j) {
         const int key = key0 + static_cast<int>(threadIdx.x) + j * kSide;
-        p[i][j] = key >= first[i] && key < end[i] ? of.score(p[i][j], head_slope, key, position[i]).value : -INFINITY;
+        p[i][j] =
+            key >= first[i] && key < end[i] ? of.score(p[i][j], head_slope, sample, key, position[i]).value : -INFINITY;
         largest = fmaxf(largest, p[i][j]);
       }
       largest = fmaxf(max[i], row_max(largest));
@@ -122,14 +123,16 @@ __global__ void __launch_bounds__(kWarp) raise_maxima(const float* maxima, int64
 }
 
 template <typename T>
-void forward(Queue& on, const AttentionArgs<T>& args, int64_t batch, const ForwardOut<T>& to) {
-  for_head_dim(args.head_dim, [&]<int kD>() {
-    using Of = Forward<kD>;
-    const Size size{
-        {blocks_for(args.queries, Of::kTileRows), static_cast<unsigned>(args.heads), static_cast<unsigned>(batch)},
-        {kSide, kSide},
-        Of::floats(1) * static_cast<int64_t>(sizeof(float))};
-    launch(on, size, attention_tiles<kD, T>, args, to);
+void forward(Queue& on, const AttentionArgs<T>& of, int64_t batch, const ForwardOut<T>& to) {
+  for_alibi(of, [&]<typename Args>(const Args& args) {
+    for_head_dim(args.head_dim, [&]<int kD>() {
+      using Of = Forward<kD>;
+      const Size size{
+          {blocks_for(args.queries, Of::kTileRows), static_cast<unsigned>(args.heads), static_cast<unsigned>(batch)},
+          {kSide, kSide},
+          Of::floats(1) * static_cast<int64_t>(sizeof(float))};
+      launch(on, size, attention_tiles<kD, T, Args>, args, to);
+    });
   });
 }
 

@@ -1,7 +1,8 @@
 #pragma once
-// Softmax attention for CUDA: attention.h of runtime/kernels, in tiles of shared memory with an online softmax. It takes
-// every mask, cap, slope, sink and dropout that the CPU's takes, and heads of up to kWidestHead channels. Matrix units multiply
-// bf16 and f16 in rows of whole packs of 16 bytes, of heads of up to 128 channels; the cores that add floats the rest.
+// Softmax attention for CUDA: attention.h of runtime/kernels, in tiles of shared memory with an online softmax. It
+// takes every mask, cap, slope, sink and dropout that the CPU's takes, and heads of up to kWidestHead channels. Matrix
+// units multiply bf16 and f16 in rows of whole packs of 16 bytes, of heads of up to 128 channels; the cores that add
+// floats the rest.
 
 #include <cstdint>
 

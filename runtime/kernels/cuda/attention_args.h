@@ -22,6 +22,7 @@ struct QueryTile {
 /// AttentionDims and what the kernels read.
 template <typename T>
 struct AttentionArgs {
+  static constexpr int kLeastBlocks = 0;  // of attention_tiles() on a multiprocessor; 0: as ptxas likes
   const T *q, *k, *v;
   int64_t q_stride, kv_stride, out_stride;
   int64_t key_rows;                           // from a sample's keys to the next one's
@@ -34,6 +35,7 @@ struct AttentionArgs {
   const int32_t *ends, *starts;
   float scale, cap;
   const float *slopes, *sinks;  // of heads; null: none
+  bool rounded_alibi;           // for RoundedAlibi, not for these
   DropoutRate rate;
   const uint64_t* sample_keys;
   uint64_t site;
@@ -75,12 +77,16 @@ struct AttentionArgs {
   struct Score {
     float value, slope;  // as the softmax sees it; its derivative by the product with `scale`
   };
-  __device__ __forceinline__ Score score(float product, float head_slope, int key, int position) const {
+  __device__ __forceinline__ Score capped(float product) const {
     Score out{product * scale, 1.0f};
     if (cap > 0) {
       const float t = tanhf(out.value / cap);
       out = {cap * t, 1.0f - t * t};
     }
+    return out;
+  }
+  __device__ __forceinline__ Score score(float product, float head_slope, int /*sample*/, int key, int position) const {
+    Score out = capped(product);
     if (slopes != nullptr) out.value += head_slope * static_cast<float>(key - position);
     return out;
   }
@@ -95,6 +101,29 @@ struct AttentionArgs {
     return hash < rate.threshold ? 0.0f : rate.keep_scale;
   }
 };
+
+/// With AttentionDims::alibi_rounded. Kernels of its own: rounding would cost the others registers.
+template <typename T>
+struct RoundedAlibi : AttentionArgs<T> {
+  static constexpr int kLeastBlocks = 1;  // else ptxas spills for heads of 256
+  static __device__ __forceinline__ float rounded(float x) {
+    bf16 out;
+    store_f32(&out, x);
+    return load_f32(out);
+  }
+  __device__ __forceinline__ auto score(float product, float head_slope, int sample, int key, int position) const {
+    auto out = this->capped(product);
+    const int start =
+        this->starts == nullptr ? 0 : this->starts[static_cast<int64_t>(sample) * this->tokens + position];
+    out.value += this->scale * rounded(rounded(head_slope) * rounded(static_cast<float>(key - start)));
+    return out;
+  }
+};
+/// body(args), as what its kernels take.
+template <typename T, typename Body>
+void for_alibi(const AttentionArgs<T>& args, const Body& body) {
+  args.rounded_alibi ? body(RoundedAlibi<T>{args}) : body(args);
+}
 
 /// `pointers`: of heads' rows beside q, k and v.
 template <typename T, typename... P>
@@ -130,6 +159,7 @@ AttentionArgs<T> attention_args(const AttentionDims& d, const T* q, const T* k, 
   out.scale = d.scale;
   out.cap = d.cap;
   out.slopes = d.alibi_slopes.address();
+  out.rounded_alibi = d.alibi_slopes && d.alibi_rounded;
   out.sinks = d.sinks.address();
   out.rate = d.dropout.rate;
   out.sample_keys = d.dropout.sample_keys.address();

@@ -13,8 +13,8 @@ template <int kD>
 using Backward = std::conditional_t<kD == 64, TileShape<kD, 4, 4>,
                                     std::conditional_t<kD == 128, TileShape<kD, 4, 2>, TileShape<kD, 2, 1>>>;
 
-template <int kD, typename T>
-__global__ void __launch_bounds__(kSide* kSide, 1) attention_query_gradients(AttentionArgs<T> of, BackwardOut<T> to) {
+template <int kD, typename T, typename Args>
+__global__ void __launch_bounds__(kSide* kSide, 1) attention_query_gradients(Args of, BackwardOut<T> to) {
   using Of = Backward<kD>;
   RT_DYNAMIC_SHARED(float, queries);
   float* const douts = queries + Of::kTileRows * Of::kStride;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kSide* kSide, 1) attention_query_gradients(Att
         const int key = key0 + static_cast<int>(threadIdx.x) + j * kSide;
         float gradient = 0;
         if (key >= first[i] && key < end[i]) {
-          const auto score = of.score(p[i][j], head_slope, key, position[i]);
+          const auto score = of.score(p[i][j], head_slope, sample, key, position[i]);
           if (of.drops()) dp[i][j] *= of.kept(row_key, key);
           gradient = expf(score.value - logsumexp[i]) * (dp[i][j] - delta[i]) * of.scale * score.slope;
         }
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(kSide* kSide, 1) attention_query_gradients(Att
 }
 
 /// Rows are keys, columns queries.
-template <int kD, typename T>
-__global__ void __launch_bounds__(kSide* kSide, 1) attention_key_gradients(AttentionArgs<T> of, BackwardOut<T> to) {
+template <int kD, typename T, typename Args>
+__global__ void __launch_bounds__(kSide* kSide, 1) attention_key_gradients(Args of, BackwardOut<T> to) {
   using Of = Backward<kD>;
   RT_DYNAMIC_SHARED(float, keys);
   float* const values = keys + Of::kTileRows * Of::kStride;
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kSide* kSide, 1) attention_key_gradients(Atten
         const int key = key0 + static_cast<int>(threadIdx.y) * Of::kRows + i;
         float probability = 0, gradient = 0;
         if (key >= first && key < end) {
-          const auto score = of.score(p[i][j], head_slope, key, position);
+          const auto score = of.score(p[i][j], head_slope, sample, key, position);
           const float kept = of.drops() ? of.kept(row_key, key) : 1.0f;
           probability = expf(score.value - logsumexp);
           gradient = probability * (dp[i][j] * kept - delta) * of.scale * score.slope;
@@ -186,7 +186,8 @@ __global__ void __launch_bounds__(kSide* kSide, 1) attention_key_gradients(Atten
 /// A block has a head. Thread i sums every kSinkThreads-th query, from the i-th on, of one sample after the other.
 constexpr int kSinkThreads = 256;
 __global__ void __launch_bounds__(kSinkThreads)
-    sink_sums(const float* sinks, const float* logsumexp, const float* deltas, int samples, int queries, float* dsinks) {
+    sink_sums(const float* sinks, const float* logsumexp, const float* deltas, int samples, int queries,
+              float* dsinks) {
   const int head = static_cast<int>(blockIdx.x), heads = static_cast<int>(gridDim.x);
   const float sink = sinks[head];
   float sum = 0, none = 0;
@@ -228,20 +229,22 @@ void attention_backward(Queue& on, const AttentionDims& dims, const T* q, const 
   if constexpr (!std::is_same_v<T, float>) {
     if (by_matrix_units(args)) return attention_backward_by_matrix_units(on, args, dims.batch, to);
   }
-  for_head_dim(dims.head_dim, [&]<int kD>() {
-    using Of = Backward<kD>;
-    const auto batch = static_cast<unsigned>(dims.batch);
-    const int64_t shared_bytes = Of::floats(2) * static_cast<int64_t>(sizeof(float));
-    launch(on,
-           {{blocks_for(args.queries, Of::kTileRows), static_cast<unsigned>(dims.heads), batch},
-            {kSide, kSide},
-            shared_bytes},
-           attention_query_gradients<kD, T>, args, to);
-    launch(on,
-           {{blocks_for(args.tokens, Of::kTileRows), static_cast<unsigned>(dims.kv_heads), batch},
-            {kSide, kSide},
-            shared_bytes},
-           attention_key_gradients<kD, T>, args, to);
+  for_alibi(args, [&]<typename Args>(const Args& of) {
+    for_head_dim(dims.head_dim, [&]<int kD>() {
+      using Of = Backward<kD>;
+      const auto batch = static_cast<unsigned>(dims.batch);
+      const int64_t shared_bytes = Of::floats(2) * static_cast<int64_t>(sizeof(float));
+      launch(on,
+             {{blocks_for(of.queries, Of::kTileRows), static_cast<unsigned>(dims.heads), batch},
+              {kSide, kSide},
+              shared_bytes},
+             attention_query_gradients<kD, T, Args>, of, to);
+      launch(on,
+             {{blocks_for(of.tokens, Of::kTileRows), static_cast<unsigned>(dims.kv_heads), batch},
+              {kSide, kSide},
+              shared_bytes},
+             attention_key_gradients<kD, T, Args>, of, to);
+    });
   });
 }
 

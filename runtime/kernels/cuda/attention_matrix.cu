@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(ForwardOf<kD, kPlain>::kThreads, 2)
           for (int n = 0; n < kN; ++n) {
 #pragma unroll
             for (int e = 2 * half; e < 2 * half + 2; ++e) {
-              p[m][n][e] = of.score(p[m][n][e], head_slope, key_at + n * 8 + e % 2, position).value;
+              p[m][n][e] = of.score(p[m][n][e], head_slope, sample, key_at + n * 8 + e % 2, position).value;
             }
           }
         }

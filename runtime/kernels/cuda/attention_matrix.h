@@ -18,7 +18,7 @@ constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 /// Whether the matrix units take it. What they do not take goes to the cores that add floats.
 template <typename T>
 bool by_matrix_units(const AttentionArgs<T>& of) {
-  return sizeof(T) == 2 && of.in_wide_packs && of.head_dim <= kWidestMatrixHead;
+  return sizeof(T) == 2 && of.in_wide_packs && of.head_dim <= kWidestMatrixHead && !of.rounded_alibi;
 }
 /// Scores are products times a scale above 0, no more.
 template <typename T>

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(QueryGradients<kD, kPlain>::kThreads, 2)
 #pragma unroll
             for (int e = i % 2 * 2; e < i % 2 * 2 + 2; ++e) {
               const int key = key_at + n * 8 + e % 2;
-              const auto score = of.score(of_p[n][e], head_slope, key, position);
+              const auto score = of.score(of_p[n][e], head_slope, sample, key, position);
               const float kept = of.drops() ? of.kept(row_key, key) : 1.0f;
               const float gradient = fast_exp2(score.value * factor - logsumexp[i]) * (of_dp[n][e] * kept - delta[i]);
               of_p[n][e] = key < keys_seen.first || key >= keys_seen.end ? 0.0f : gradient * score.slope;
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(KeyGradients<kD, kPlain>::kThreads, 2)
             for (int i = 0; i < 2 * kM; ++i) {
               const int key = first_key + i * 8 + lane.g;
               float &product = p[i / 2][n][i % 2 * 2 + e], &gradient = dp[i / 2][n][i % 2 * 2 + e];
-              const auto score = of.score(product, head_slope, key, position);
+              const auto score = of.score(product, head_slope, sample, key, position);
               const float kept = of.drops() ? of.kept(row_key, key) : 1.0f;
               const bool hidden = key < keys_seen.first || key >= keys_seen.end;
               const float probability = hidden ? 0.0f : fast_exp2(score.value * factor - shift);

@@ -2,6 +2,7 @@
 // as it takes with kPacks packs each. Rows that are no packs, or too wide, are read again from the first-level cache.
 #include "runtime/kernels/cuda/norm.h"
 
+#include "runtime/core/check.h"
 #include "runtime/kernels/cuda/elements.h"
 
 namespace cairn::kernels::cuda {
@@ -11,6 +12,18 @@ constexpr int kMostThreads = 512;  // that share a row
 constexpr int kMany = 4;           // elements of a pack: 16 bytes of the sums that it adds to
 constexpr int kPacks = 4;          // of a row that a thread holds; ptxas gives each element a register, of 16 bits too
 constexpr int kRoom = 2 * kMostThreads / kWarp;
+
+/// kOwn: of heads, centred, with weights of each. There blockIdx.y is a block's head, and rows are those of one head.
+enum class Form { kRms, kCentred, kOwn };
+template <Form kForm>
+constexpr bool kHasMean = kForm != Form::kRms;
+
+/// From what is of the first head to what is of the block's, where each has so much.
+template <Form kForm>
+__device__ __forceinline__ int64_t to_head(int64_t each) {
+  if constexpr (kForm == Form::kOwn) return blockIdx.y * each;
+  return 0;
+}
 
 /// Where rows stand: `heads` of them, `width` elements apart, every `stride` elements.
 template <typename T>
@@ -43,10 +56,16 @@ __device__ __forceinline__ Pack<float, N> factors(const T* weight, int64_t c, fl
   return out;
 }
 
+/// Those of the block's rows.
+template <Form kForm, typename T>
+__device__ __forceinline__ const T* own_weight(const T* weight, int64_t width) {
+  return weight == nullptr ? nullptr : weight + to_head<kForm>(width);
+}
+
 template <typename T>
 struct ForwardArgs {
   RowsAt<const T> x, added;  // added.first null: x is normed as it is
-  RowsAt<T> sum, y;
+  RowsAt<T> sum, y;          // y.first null: statistics alone
   const T *weight, *bias;
   float *mean, *rstd;  // null: not kept
   int64_t rows, width;
@@ -109,7 +128,7 @@ __device__ __forceinline__ void load_row(const T* row, bool here, int64_t begin,
   }
 }
 
-template <bool kCentred, int P, typename T>
+template <Form kForm, int P, typename T>
 __global__ void __launch_bounds__(kMostThreads) norm_forward(ForwardArgs<T> of, int lanes) {
   constexpr int N = kMany;
   RT_SHARED(float, room, 2 * kRoom);
@@ -118,7 +137,7 @@ __global__ void __launch_bounds__(kMostThreads) norm_forward(ForwardArgs<T> of, 
   const int64_t begin = threadIdx.x % lanes * N, step = static_cast<int64_t>(lanes) * N;
   const bool here = row < of.rows;
   Pack<T, N> x[P];
-  load_row<P, N>(here ? of.x[row] : nullptr, here, begin, step, of.width, x);
+  load_row<P, N>(here ? of.x[row] + to_head<kForm>(of.width) : nullptr, here, begin, step, of.width, x);
   if (of.added.first != nullptr) {
     Pack<T, N> added[P];
     load_row<P, N>(here ? of.added[row] : nullptr, here, begin, step, of.width, added);
@@ -140,7 +159,7 @@ __global__ void __launch_bounds__(kMostThreads) norm_forward(ForwardArgs<T> of, 
     }
   }
   row_sums(sum, squares, lanes, room, turn);
-  if (kCentred) {  // a second pass: E[x^2] - mean^2 cancels
+  if (kHasMean<kForm>) {  // a second pass: E[x^2] - mean^2 cancels
     mean = sum / static_cast<float>(of.width);
     squares = 0;
 #pragma unroll
@@ -158,15 +177,17 @@ __global__ void __launch_bounds__(kMostThreads) norm_forward(ForwardArgs<T> of, 
   if (!here) return;
   const float rstd = 1.0f / sqrtf(squares / static_cast<float>(of.width) + of.eps);
   if (begin == 0) {
-    if (of.mean != nullptr) of.mean[row] = mean;
-    if (of.rstd != nullptr) of.rstd[row] = rstd;
+    if (of.mean != nullptr) of.mean[to_head<kForm>(of.rows) + row] = mean;
+    if (of.rstd != nullptr) of.rstd[to_head<kForm>(of.rows) + row] = rstd;
   }
-  T* const y = of.y[row];
+  if (of.y.first == nullptr) return;
+  T* const y = of.y[row] + to_head<kForm>(of.width);
+  const T* const weight = own_weight<kForm>(of.weight, of.width);
 #pragma unroll
   for (int p = 0; p < P; ++p) {
     const int64_t c = begin + p * step;
     if (c >= of.width) continue;
-    const auto w = factors<N>(of.weight, c, of.offset);
+    const auto w = factors<N>(weight, c, of.offset);
     Pack<float, N> bias;
 #pragma unroll
     for (int k = 0; k < N; ++k) bias.at[k] = 0;
@@ -184,11 +205,11 @@ __global__ void __launch_bounds__(kMostThreads) norm_forward(ForwardArgs<T> of, 
 }
 
 /// A block has a row, of any width.
-template <bool kCentred, typename T>
+template <Form kForm, typename T>
 __global__ void __launch_bounds__(kThreads) norm_forward_by_elements(ForwardArgs<T> of) {
   RT_SHARED(float, room, kRoom);
   const int64_t row = blockIdx.x;
-  const T* x = of.x[row];
+  const T* x = of.x[row] + to_head<kForm>(of.width);
   float sum = 0, squares = 0, mean = 0;
   for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
     float v = load_f32(x[c]);
@@ -202,7 +223,7 @@ __global__ void __launch_bounds__(kThreads) norm_forward_by_elements(ForwardArgs
   }
   if (of.added.first != nullptr) x = of.sum[row];  // each thread reads what it wrote
   block_sums(sum, squares, room);
-  if (kCentred) {
+  if (kHasMean<kForm>) {
     mean = sum / static_cast<float>(of.width);
     squares = 0;
     for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
@@ -214,12 +235,14 @@ __global__ void __launch_bounds__(kThreads) norm_forward_by_elements(ForwardArgs
   }
   const float rstd = 1.0f / sqrtf(squares / static_cast<float>(of.width) + of.eps);
   if (threadIdx.x == 0) {
-    if (of.mean != nullptr) of.mean[row] = mean;
-    if (of.rstd != nullptr) of.rstd[row] = rstd;
+    if (of.mean != nullptr) of.mean[to_head<kForm>(of.rows) + row] = mean;
+    if (of.rstd != nullptr) of.rstd[to_head<kForm>(of.rows) + row] = rstd;
   }
-  T* const y = of.y[row];
+  if (of.y.first == nullptr) return;
+  T* const y = of.y[row] + to_head<kForm>(of.width);
+  const T* const weight = own_weight<kForm>(of.weight, of.width);
   for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
-    const float w = factors<1>(of.weight, c, of.offset).at[0], b = of.bias != nullptr ? load_f32(of.bias[c]) : 0.0f;
+    const float w = factors<1>(weight, c, of.offset).at[0], b = of.bias != nullptr ? load_f32(of.bias[c]) : 0.0f;
     store_f32(&y[c], (load_f32(x[c]) - mean) * rstd * w + b);
   }
 }
@@ -230,11 +253,20 @@ struct BackwardArgs {
   RowsAt<T> dx;
   const T* weight;
   const float *mean, *rstd;  // rstd null: computed again
-  float* partials;           // [blocks, arrays, width]
+  float* partials;           // [runs, arrays, width]; of kOwn [runs, heads, width]
   int64_t rows, width, arrays;
   RowRuns runs;
   float eps, offset;
 };
+
+/// Where the block leaves its sums.
+template <Form kForm, typename T>
+__device__ __forceinline__ float* own_partials(const BackwardArgs<T>& of) {
+  if constexpr (kForm == Form::kOwn) {
+    return of.partials + (static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y) * of.width;
+  }
+  return of.partials + static_cast<int64_t>(blockIdx.x) * of.arrays * of.width;
+}
 
 /// to = more, or what stands in `sums` and more.
 __device__ __forceinline__ void add_sums(Pack<float, kMany> more, bool added, const float* sums, float* to) {
@@ -249,7 +281,7 @@ __device__ __forceinline__ void add_sums(Pack<float, kMany> more, bool added, co
 /// With g = dy w and n = (x - mean) rstd: dx = rstd (g - [mean(g)] - n mean(g n)), the middle where the mean depends on
 /// x. A block has a run of rows, `lanes` threads a row at a time; each thread has the sums of its columns in registers.
 /// At the end threads of the same columns add theirs up, within warps first, then warp by warp.
-template <bool kCentred, int P, typename T>
+template <Form kForm, int P, typename T>
 __global__ void __launch_bounds__(kMostThreads) norm_backward(BackwardArgs<T> of, int lanes) {
   constexpr int N = kMany;
   RT_SHARED(float, room, 2 * kRoom);
@@ -258,6 +290,7 @@ __global__ void __launch_bounds__(kMostThreads) norm_backward(BackwardArgs<T> of
   const int64_t begin = threadIdx.x % lanes * N, step = static_cast<int64_t>(lanes) * N;
   const int at_once = static_cast<int>(blockDim.x) / lanes, mine = static_cast<int>(threadIdx.x) / lanes;
   const int64_t end = of.runs.end(blockIdx.x);
+  const T* const weight = own_weight<kForm>(of.weight, of.width);
   const float inverse_width = 1.0f / static_cast<float>(of.width);
   Pack<float, N> dweight[P], dbias[P];
 #pragma unroll
@@ -269,10 +302,10 @@ __global__ void __launch_bounds__(kMostThreads) norm_backward(BackwardArgs<T> of
     const int64_t row = first + mine;
     const bool here = row < end;
     Pack<T, N> dy[P], x[P];
-    load_row<P, N>(here ? of.dy[row] : nullptr, here, begin, step, of.width, dy);
-    load_row<P, N>(here ? of.x[row] : nullptr, here, begin, step, of.width, x);
-    const float mean = kCentred && here ? of.mean[row] : 0.0f;
-    float rstd = of.rstd != nullptr && here ? of.rstd[row] : 0.0f;
+    load_row<P, N>(here ? of.dy[row] + to_head<kForm>(of.width) : nullptr, here, begin, step, of.width, dy);
+    load_row<P, N>(here ? of.x[row] + to_head<kForm>(of.width) : nullptr, here, begin, step, of.width, x);
+    const float mean = kHasMean<kForm> && here ? of.mean[to_head<kForm>(of.rows) + row] : 0.0f;
+    float rstd = of.rstd != nullptr && here ? of.rstd[to_head<kForm>(of.rows) + row] : 0.0f;
     if (of.rstd == nullptr) {
       float squares = 0, none = 0;
 #pragma unroll
@@ -287,25 +320,25 @@ __global__ void __launch_bounds__(kMostThreads) norm_backward(BackwardArgs<T> of
 #pragma unroll
     for (int p = 0; p < P; ++p) {
       if (begin + p * step >= of.width) continue;
-      const auto w = factors<N>(of.weight, begin + p * step, of.offset);
+      const auto w = factors<N>(weight, begin + p * step, of.offset);
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         const float by = load_f32(dy[p].at[k]), n = (load_f32(x[p].at[k]) - mean) * rstd, g = by * w.at[k];
         sum_g += g;
         sum_gn += g * n;
         dweight[p].at[k] += by * n;
-        if (kCentred) dbias[p].at[k] += by;
+        if (kForm == Form::kCentred) dbias[p].at[k] += by;
       }
     }
     row_sums(sum_g, sum_gn, lanes, room, turn);
-    const float mean_g = kCentred ? sum_g * inverse_width : 0.0f, mean_gn = sum_gn * inverse_width;
+    const float mean_g = kHasMean<kForm> ? sum_g * inverse_width : 0.0f, mean_gn = sum_gn * inverse_width;
     if (!here) continue;
-    T* const dx = of.dx[row];
+    T* const dx = of.dx[row] + to_head<kForm>(of.width);
 #pragma unroll
     for (int p = 0; p < P; ++p) {
       const int64_t c = begin + p * step;
       if (c >= of.width) continue;
-      const auto w = factors<N>(of.weight, c, of.offset);
+      const auto w = factors<N>(weight, c, of.offset);
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         const float n = (load_f32(x[p].at[k]) - mean) * rstd;
@@ -320,13 +353,13 @@ __global__ void __launch_bounds__(kMostThreads) norm_backward(BackwardArgs<T> of
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         dweight[p].at[k] += __shfl_xor_sync(kAllLanes, dweight[p].at[k], step_of_lanes);
-        if (kCentred) dbias[p].at[k] += __shfl_xor_sync(kAllLanes, dbias[p].at[k], step_of_lanes);
+        if (kForm == Form::kCentred) dbias[p].at[k] += __shfl_xor_sync(kAllLanes, dbias[p].at[k], step_of_lanes);
       }
     }
   }
   const int together = lanes < kWarp ? kWarp : lanes, turns = static_cast<int>(blockDim.x) / together;
   const bool first_lanes = static_cast<int>(threadIdx.x) % together < lanes;
-  float* const partials = of.partials + static_cast<int64_t>(blockIdx.x) * of.arrays * of.width;
+  float* const partials = own_partials<kForm>(of);
   for (int at = 0; at < turns; ++at) {
     if (at > 0) __syncthreads();
     if (static_cast<int>(threadIdx.x) / together != at || !first_lanes) continue;
@@ -336,25 +369,26 @@ __global__ void __launch_bounds__(kMostThreads) norm_backward(BackwardArgs<T> of
       const int64_t c = begin + p * step;
       if (c >= of.width) continue;
       add_sums(dweight[p], at > 0, sums + c, to + c);
-      if (kCentred && of.arrays > 1) add_sums(dbias[p], at > 0, sums + of.width + c, to + of.width + c);
+      if (kForm == Form::kCentred && of.arrays > 1) add_sums(dbias[p], at > 0, sums + of.width + c, to + of.width + c);
     }
   }
 }
 
 /// The same of rows of any width, a row at a time: each thread has its columns in all rows of the run.
-template <bool kCentred, typename T>
+template <Form kForm, typename T>
 __global__ void __launch_bounds__(kThreads) norm_backward_by_elements(BackwardArgs<T> of) {
   RT_SHARED(float, room, kRoom);
   RT_DYNAMIC_SHARED(float, sums);
   for (int64_t c = threadIdx.x; c < of.arrays * of.width; c += kThreads) sums[c] = 0;
   __syncthreads();
+  const T* const weight = own_weight<kForm>(of.weight, of.width);
   const float inverse_width = 1.0f / static_cast<float>(of.width);
   for (int64_t row = of.runs.begin(blockIdx.x); row < of.runs.end(blockIdx.x); ++row) {
-    const T *const dy = of.dy[row], *const x = of.x[row];
-    const float mean = kCentred ? of.mean[row] : 0.0f;
+    const T *const dy = of.dy[row] + to_head<kForm>(of.width), *const x = of.x[row] + to_head<kForm>(of.width);
+    const float mean = kHasMean<kForm> ? of.mean[to_head<kForm>(of.rows) + row] : 0.0f;
     float rstd = 0;
     if (of.rstd != nullptr) {
-      rstd = of.rstd[row];
+      rstd = of.rstd[to_head<kForm>(of.rows) + row];
     } else {
       float squares = 0, none = 0;
       for (int64_t c = threadIdx.x; c < of.width; c += kThreads) squares += load_f32(x[c]) * load_f32(x[c]);
@@ -364,21 +398,21 @@ __global__ void __launch_bounds__(kThreads) norm_backward_by_elements(BackwardAr
     float sum_g = 0, sum_gn = 0;
     for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
       const float by = load_f32(dy[c]), n = (load_f32(x[c]) - mean) * rstd;
-      const float g = by * factors<1>(of.weight, c, of.offset).at[0];
+      const float g = by * factors<1>(weight, c, of.offset).at[0];
       sum_g += g;
       sum_gn += g * n;
       sums[c] += by * n;
       if (of.arrays > 1) sums[of.width + c] += by;
     }
     block_sums(sum_g, sum_gn, room);
-    const float mean_g = kCentred ? sum_g * inverse_width : 0.0f, mean_gn = sum_gn * inverse_width;
-    T* const dx = of.dx[row];
+    const float mean_g = kHasMean<kForm> ? sum_g * inverse_width : 0.0f, mean_gn = sum_gn * inverse_width;
+    T* const dx = of.dx[row] + to_head<kForm>(of.width);
     for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
-      const float n = (load_f32(x[c]) - mean) * rstd, g = load_f32(dy[c]) * factors<1>(of.weight, c, of.offset).at[0];
+      const float n = (load_f32(x[c]) - mean) * rstd, g = load_f32(dy[c]) * factors<1>(weight, c, of.offset).at[0];
       store_f32(&dx[c], rstd * (g - mean_g - n * mean_gn));
     }
   }
-  float* const partials = of.partials + static_cast<int64_t>(blockIdx.x) * of.arrays * of.width;
+  float* const partials = own_partials<kForm>(of);
   for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
     for (int64_t a = 0; a < of.arrays; ++a) partials[a * of.width + c] = sums[a * of.width + c];
   }
@@ -394,36 +428,64 @@ bool in_packs(const T* columns) {
   return aligned_to(kMany * static_cast<int64_t>(sizeof(T)), columns);
 }
 
-template <bool kCentred, typename T>
-void forward(Queue& on, const ForwardArgs<T>& of) {
+template <Form kForm, typename T>
+void forward(Queue& on, const ForwardArgs<T>& of, unsigned heads = 1) {
   const Shared shared = Shared::of(of.width);
   const bool packs = shared.lanes > 0 && in_packs(of.x) && in_packs(of.added) && in_packs(of.sum) && in_packs(of.y) &&
                      in_packs(of.weight) && in_packs(of.bias);
   if (!packs) {
-    launch(on, {{static_cast<unsigned>(of.rows)}, {kThreads}}, norm_forward_by_elements<kCentred, T>, of);
+    launch(on, {{static_cast<unsigned>(of.rows), heads}, {kThreads}}, norm_forward_by_elements<kForm, T>, of);
     return;
   }
   const int threads = shared.threads();
-  launch(on, {{blocks_for(of.rows, threads / shared.lanes)}, {static_cast<unsigned>(threads)}},
-         shared.packs == 1 ? norm_forward<kCentred, 1, T> : norm_forward<kCentred, kPacks, T>, of, shared.lanes);
+  launch(on, {{blocks_for(of.rows, threads / shared.lanes), heads}, {static_cast<unsigned>(threads)}},
+         shared.packs == 1 ? norm_forward<kForm, 1, T> : norm_forward<kForm, kPacks, T>, of, shared.lanes);
 }
 
-template <bool kCentred, typename T>
-void backward(Queue& on, BackwardArgs<T> of, float* dweight, float* dbias, int64_t parts) {
+template <Form kForm, typename T>
+void backward(Queue& on, BackwardArgs<T> of, float* dweight, float* dbias, int64_t parts, unsigned heads = 1) {
   const RowRuns runs = norm_runs(of.rows, parts);
   of.runs = runs;
   of.arrays = dbias != nullptr ? 2 : 1;
   const Shared shared = Shared::of(of.width);
-  Size size{
-      {static_cast<unsigned>(runs.count())}, {kThreads}, of.arrays * of.width * static_cast<int64_t>(sizeof(float))};
+  Size size{{static_cast<unsigned>(runs.count()), heads},
+            {kThreads},
+            of.arrays * of.width * static_cast<int64_t>(sizeof(float))};
   if (shared.lanes > 0 && in_packs(of.x) && in_packs(of.dy) && in_packs(of.dx) && in_packs(of.weight)) {
     size.threads = dim3{static_cast<unsigned>(shared.threads())};
-    launch(on, size, shared.packs == 1 ? norm_backward<kCentred, 1, T> : norm_backward<kCentred, kPacks, T>, of,
+    launch(on, size, shared.packs == 1 ? norm_backward<kForm, 1, T> : norm_backward<kForm, kPacks, T>, of,
            shared.lanes);
   } else {
-    launch(on, size, norm_backward_by_elements<kCentred, T>, of);
+    launch(on, size, norm_backward_by_elements<kForm, T>, of);
   }
-  if (dweight != nullptr) add_partials(on, of.partials, runs, of.arrays, of.width, dweight, dbias);
+  if (dweight != nullptr) add_partials(on, of.partials, runs, of.arrays, heads * of.width, dweight, dbias);
+}
+
+void check(const HeadNorm& d, bool biased) {
+  RT_CHECK(!d.own_weights || d.centred, "weights of each head are of LayerNorm");
+  RT_CHECK(!biased || (d.centred && !d.own_weights), "a bias is of LayerNorm with one weight for all heads");
+}
+/// Rows of heads; where each has weights of its own, those of the first one.
+template <typename T>
+RowsAt<T> rows_of(const HeadNorm& d, const Rows<T>& rows) {
+  return {rows.data.address(), rows.stride, d.own_weights ? 1 : d.heads, d.head_dim};
+}
+int64_t row_count(const HeadNorm& d) { return d.own_weights ? d.rows : d.rows * d.heads; }
+/// Of x, to nowhere yet.
+template <typename T>
+ForwardArgs<T> forward_args(const HeadNorm& d, const Rows<const T>& x) {
+  ForwardArgs<T> out{};
+  out.x = rows_of(d, x);
+  out.rows = row_count(d);
+  out.width = d.head_dim;
+  out.eps = d.eps;
+  out.offset = d.offset;
+  return out;
+}
+template <typename T>
+void forward(Queue& on, const HeadNorm& d, const ForwardArgs<T>& of) {
+  if (d.own_weights) return forward<Form::kOwn>(on, of, static_cast<unsigned>(d.heads));
+  d.centred ? forward<Form::kCentred>(on, of) : forward<Form::kRms>(on, of);
 }
 
 }  // namespace
@@ -431,121 +493,121 @@ void backward(Queue& on, BackwardArgs<T> of, float* dweight, float* dbias, int64
 template <typename T>
 void layer_norm_forward(Queue& on, const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd,
                         int64_t rows, int64_t width, float eps, float offset) {
-  forward<true, T>(on, {dense(x, width),
-                        {nullptr, 0, 1, 0},
-                        {nullptr, 0, 1, 0},
-                        dense(y, width),
-                        weight,
-                        bias,
-                        mean,
-                        rstd,
-                        rows,
-                        width,
-                        eps,
-                        offset});
+  forward<Form::kCentred, T>(on, {dense(x, width),
+                                  {nullptr, 0, 1, 0},
+                                  {nullptr, 0, 1, 0},
+                                  dense(y, width),
+                                  weight,
+                                  bias,
+                                  mean,
+                                  rstd,
+                                  rows,
+                                  width,
+                                  eps,
+                                  offset});
 }
 template <typename T>
 void add_layer_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* weight, const T* bias, T* y,
                             float* mean, float* rstd, int64_t rows, int64_t width, float eps, float offset) {
-  forward<true, T>(on, {dense(a, width), dense(b, width), dense(sum, width), dense(y, width), weight, bias, mean, rstd,
-                        rows, width, eps, offset});
+  forward<Form::kCentred, T>(on, {dense(a, width), dense(b, width), dense(sum, width), dense(y, width), weight, bias,
+                                  mean, rstd, rows, width, eps, offset});
 }
 template <typename T>
 void layer_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* mean, const float* rstd,
                          T* dx, float* dweight, float* dbias, int64_t rows, int64_t width, float* partials,
                          float offset, int64_t parts) {
-  backward<true, T>(on,
-                    {dense(dy, width),
-                     dense(x, width),
-                     dense(dx, width),
-                     weight,
-                     mean,
-                     rstd,
-                     partials,
-                     rows,
-                     width,
-                     0,
-                     {},
-                     0,
-                     offset},
-                    dweight, dbias, parts);
+  backward<Form::kCentred, T>(on,
+                              {dense(dy, width),
+                               dense(x, width),
+                               dense(dx, width),
+                               weight,
+                               mean,
+                               rstd,
+                               partials,
+                               rows,
+                               width,
+                               0,
+                               {},
+                               0,
+                               offset},
+                              dweight, dbias, parts);
 }
 template <typename T>
 void rms_norm_forward(Queue& on, const T* x, const T* weight, T* y, float* rstd, int64_t rows, int64_t width, float eps,
                       float offset) {
-  forward<false, T>(on, {dense(x, width),
-                         {nullptr, 0, 1, 0},
-                         {nullptr, 0, 1, 0},
-                         dense(y, width),
-                         weight,
-                         nullptr,
-                         nullptr,
-                         rstd,
-                         rows,
-                         width,
-                         eps,
-                         offset});
+  forward<Form::kRms, T>(on, {dense(x, width),
+                              {nullptr, 0, 1, 0},
+                              {nullptr, 0, 1, 0},
+                              dense(y, width),
+                              weight,
+                              nullptr,
+                              nullptr,
+                              rstd,
+                              rows,
+                              width,
+                              eps,
+                              offset});
 }
 template <typename T>
 void add_rms_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* weight, T* y, float* rstd, int64_t rows,
                           int64_t width, float eps, float offset) {
-  forward<false, T>(on, {dense(a, width), dense(b, width), dense(sum, width), dense(y, width), weight, nullptr, nullptr,
-                         rstd, rows, width, eps, offset});
+  forward<Form::kRms, T>(on, {dense(a, width), dense(b, width), dense(sum, width), dense(y, width), weight, nullptr,
+                              nullptr, rstd, rows, width, eps, offset});
 }
 template <typename T>
 void rms_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight,
                        int64_t rows, int64_t width, float* partials, float offset, int64_t parts) {
-  backward<false, T>(on,
-                     {dense(dy, width),
-                      dense(x, width),
-                      dense(dx, width),
-                      weight,
-                      nullptr,
-                      rstd,
-                      partials,
-                      rows,
-                      width,
-                      0,
-                      {},
-                      0,
-                      offset},
-                     dweight, nullptr, parts);
+  backward<Form::kRms, T>(on,
+                          {dense(dy, width),
+                           dense(x, width),
+                           dense(dx, width),
+                           weight,
+                           nullptr,
+                           rstd,
+                           partials,
+                           rows,
+                           width,
+                           0,
+                           {},
+                           0,
+                           offset},
+                          dweight, nullptr, parts);
 }
 template <typename T>
-void head_norm_forward(Queue& on, const T* x, int64_t x_stride, const T* weight, T* y, int64_t y_stride, int64_t rows,
-                       int64_t heads, int64_t head_dim, float eps, float offset) {
-  forward<false, T>(on, {{x, x_stride, heads, head_dim},
-                         {nullptr, 0, 1, 0},
-                         {nullptr, 0, 1, 0},
-                         {y, y_stride, heads, head_dim},
-                         weight,
-                         nullptr,
-                         nullptr,
-                         nullptr,
-                         rows * heads,
-                         head_dim,
-                         eps,
-                         offset});
+void head_norm_forward(Queue& on, const HeadNorm& d, const Rows<const T>& x, const T* weight, const T* bias,
+                       const Rows<T>& y) {
+  check(d, bias != nullptr);
+  ForwardArgs<T> of = forward_args(d, x);
+  of.y = rows_of(d, y);
+  of.weight = weight;
+  of.bias = bias;
+  forward(on, d, of);
 }
 template <typename T>
-void head_norm_backward(Queue& on, const T* dy, int64_t dy_stride, const T* x, int64_t x_stride, const T* weight, T* dx,
-                        int64_t dx_stride, float* dweight, int64_t rows, int64_t heads, int64_t head_dim, float eps,
-                        float* partials, float offset) {
-  backward<false, T>(on,
-                     {{dy, dy_stride, heads, head_dim},
-                      {x, x_stride, heads, head_dim},
-                      {dx, dx_stride, heads, head_dim},
-                      weight,
-                      nullptr,
-                      nullptr,
-                      partials,
-                      rows * heads,
-                      head_dim,
-                      0,
-                      {},
-                      eps,
-                      offset},
-                     dweight, nullptr, 1);
+void head_norm_backward(Queue& on, const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x, const T* weight,
+                        const Rows<T>& dx, const NormGradients& to, float* stats, float* partials) {
+  check(d, static_cast<bool>(to.bias));
+  BackwardArgs<T> of{};
+  of.dy = rows_of(d, dy);
+  of.x = rows_of(d, x);
+  of.dx = rows_of(d, dx);
+  of.weight = weight;
+  of.partials = partials;
+  of.rows = row_count(d);
+  of.width = d.head_dim;
+  of.eps = d.eps;
+  of.offset = d.offset;
+  if (d.centred) {
+    ForwardArgs<T> moments = forward_args(d, x);
+    of.mean = moments.mean = stats;
+    of.rstd = moments.rstd = stats + d.rows * d.heads;
+    forward(on, d, moments);
+  }
+  float *const dweight = to.weight.address(), *const dbias = to.bias.address();
+  const int64_t parts = to.parts.sums ? to.parts.count : 1;
+  if (d.own_weights) return backward<Form::kOwn>(on, of, dweight, dbias, parts, static_cast<unsigned>(d.heads));
+  d.centred ? backward<Form::kCentred>(on, of, dweight, dbias, parts)
+            : backward<Form::kRms>(on, of, dweight, dbias, parts);
 }
 
 #define RT_INSTANTIATE(T)                                                                                              \
@@ -560,10 +622,10 @@ void head_norm_backward(Queue& on, const T* dy, int64_t dy_stride, const T* x, i
                                         float);                                                                        \
   template void rms_norm_backward<T>(Queue&, const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t, \
                                      float*, float, int64_t);                                                          \
-  template void head_norm_forward<T>(Queue&, const T*, int64_t, const T*, T*, int64_t, int64_t, int64_t, int64_t,      \
-                                     float, float);                                                                    \
-  template void head_norm_backward<T>(Queue&, const T*, int64_t, const T*, int64_t, const T*, T*, int64_t, float*,     \
-                                      int64_t, int64_t, int64_t, float, float*, float)
+  template void head_norm_forward<T>(Queue&, const HeadNorm&, const Rows<const T>&, const T*, const T*,                \
+                                     const Rows<T>&);                                                                  \
+  template void head_norm_backward<T>(Queue&, const HeadNorm&, const Rows<const T>&, const Rows<const T>&, const T*,   \
+                                      const Rows<T>&, const NormGradients&, float*, float*)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

@@ -7,6 +7,7 @@
 
 #include "runtime/kernels/cuda/queue.h"
 #include "runtime/kernels/cuda/sums.h"
+#include "runtime/kernels/norm.h"
 
 namespace cairn::kernels::cuda {
 
@@ -14,7 +15,7 @@ constexpr int64_t kNormRunRows = 4, kNormRuns = 512;  // rows of a run at least,
 constexpr RowRuns norm_runs(int64_t rows, int64_t parts = 1) {
   return RowRuns::of(rows, kNormRunRows, kNormRuns, parts);
 }
-/// Of a backward pass over so many rows (heads of rows, for head_norm_backward()); `biased`: with dbias.
+/// Of a backward pass over so many rows; `biased`: with dbias.
 constexpr int64_t norm_partials(int64_t rows, int64_t width, bool biased, int64_t parts = 1) {
   return norm_runs(rows, parts).count() * (biased ? 2 : 1) * width;
 }
@@ -45,13 +46,18 @@ template <typename T>
 void add_rms_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* weight, T* y, float* rstd, int64_t rows,
                           int64_t width, float eps, float offset = 0);
 
+/// With own_weights d is centred.
 template <typename T>
-void head_norm_forward(Queue& on, const T* x, int64_t x_stride, const T* weight, T* y, int64_t y_stride, int64_t rows,
-                       int64_t heads, int64_t head_dim, float eps, float offset = 0);
-/// dx may be dy.
+void head_norm_forward(Queue& on, const HeadNorm& d, const Rows<const T>& x, const T* weight, const T* bias,
+                       const Rows<T>& y);
+/// Memory for partial sums of head_norm_backward(), in floats.
+constexpr int64_t head_norm_partials(const HeadNorm& d, bool biased, int64_t parts = 1) {
+  return d.own_weights ? norm_partials(d.rows, d.heads * d.head_dim, false, parts)
+                       : norm_partials(d.rows * d.heads, d.head_dim, biased, parts);
+}
+/// dx may be dy. stats [2, rows, heads] is scratch, of centred norms alone.
 template <typename T>
-void head_norm_backward(Queue& on, const T* dy, int64_t dy_stride, const T* x, int64_t x_stride, const T* weight, T* dx,
-                        int64_t dx_stride, float* dweight, int64_t rows, int64_t heads, int64_t head_dim, float eps,
-                        float* partials, float offset = 0);
+void head_norm_backward(Queue& on, const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x, const T* weight,
+                        const Rows<T>& dx, const NormGradients& to, float* stats, float* partials);
 
 }  // namespace cairn::kernels::cuda

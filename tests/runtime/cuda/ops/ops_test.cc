@@ -301,21 +301,26 @@ void compare_norms() {
   });
   on.alike(dx, pointwise<T>() + pointwise<T>() + sum_of<T>(kWidth));
   on.alike(dweight, column);
-  // 5 heads of 8 channels; rows stand side by side with nothing.
-  auto head_weight = on.array(normals<T>("head_weight", 8)), stats = on.zeros<T>(1);
-  auto head_dweight = on.array(std::vector<float>(8, 0.5f));
+  // 5 heads of 8 channels; rows stand side by side with nothing. RMSNorm, LayerNorm with a bias, weights of each head.
   auto scratch = on.zeros<float>(2 * kRows * 5);
-  const kernels::HeadNorm d{kRows, kWidth / 8, 8, 1e-5f, 1.0f, false, false};
-  on.run<T>("head_norm_forward", [&](Exec<T> e, Side at) {
-    e.head_norm_forward(d, {at(x), kWidth}, at(head_weight), nullptr, {at(y), kWidth});
-  });
-  on.alike(y, row);
-  on.run<T>("head_norm_backward", [&](Exec<T> e, Side at) {
-    e.head_norm_backward(d, {at(dy), kWidth}, {at(x), kWidth}, at(head_weight), {at(dx), kWidth},
-                         {at(head_dweight), nullptr, {}}, at(scratch));
-  });
-  on.alike(dx, row);
-  on.alike(head_dweight, column);
+  for (const auto& [centred, own] : {std::pair(false, false), {true, false}, {true, true}}) {
+    const kernels::HeadNorm d{kRows, kWidth / 8, 8, 1e-5f, 1.0f, centred, own};
+    const bool biased = centred && !own;
+    const int64_t weights = own ? kWidth : 8;
+    auto head_weight = on.array(normals<T>("head_weight", weights)), head_bias = on.array(normals<T>("head_bias", 8));
+    auto head_dweight = on.array(filled<float>(weights, 0.5f)), head_dbias = on.array(filled<float>(8, 0.5f));
+    on.run<T>("head_norm_forward", [&](Exec<T> e, Side at) {
+      e.head_norm_forward(d, {at(x), kWidth}, at(head_weight), biased ? at(head_bias) : nullptr, {at(y), kWidth});
+    });
+    on.alike(y, row);
+    on.run<T>("head_norm_backward", [&](Exec<T> e, Side at) {
+      e.head_norm_backward(d, {at(dy), kWidth}, {at(x), kWidth}, at(head_weight), {at(dx), kWidth},
+                           {at(head_dweight), biased ? at(head_dbias) : nullptr, {}}, at(scratch));
+    });
+    on.alike(dx, row);
+    on.alike(head_dweight, column);
+    on.alike(head_dbias, column);
+  }
 }
 
 template <typename T>
@@ -342,14 +347,18 @@ void compare_attention(int64_t tokens, int64_t head_dim) {
        dsinks = on.array(std::vector<float>(kHeads, 0.5f));
   auto keys = on.array(std::vector<uint64_t>{11, 22});
   auto scratch = on.zeros<float>(queries * kHeads * (1 + 2 * head_dim));
-  enum { kPlain, kEverything, kSinks };
-  for (const int with : {kPlain, kEverything, kSinks}) {
+  enum { kPlain, kEverything, kSinks, kRounded };
+  for (const int with : {kPlain, kEverything, kSinks, kRounded}) {
     CAPTURE(with);
     const auto dims = [&](Side at) {
       kernels::AttentionDims d{kSamples, tokens, kHeads, kKvHeads, head_dim, width, width, all, 0.35f};
       if (with == kSinks) {
         d.mask.chunk = 4;
         d.sinks = at(sinks);
+      }
+      if (with == kRounded) {
+        d.alibi_slopes = at(slopes);
+        d.alibi_rounded = true;
       }
       if (with != kEverything) return d;
       d.cap = 3.0f;
@@ -935,20 +944,11 @@ TEST_SUITE("runtime/cuda/ops") {
             ops.attention_forward(on, {.head_dim = 264}, nullptr, nullptr, nullptr, nullptr, nullptr);
           }) == words("attention of heads wider than 256 channels"));
     CHECK(refused([&](cuda::CudaStream& on) {
-            ops.attention_forward(on, {.head_dim = 64, .alibi_rounded = true}, nullptr, nullptr, nullptr, nullptr,
-                                  nullptr);
-          }) == words("attention with rounded ALiBi"));
-    CHECK(refused([&](cuda::CudaStream& on) {
             kernels::AttentionDims of{.head_dim = 64};
             of.held.parts = 2;
             ops.attention_backward(on, of, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                    nullptr, nullptr);
           }) == words("attention whose sums over tokens are cut into parts"));
-    CHECK(refused([&](cuda::CudaStream& on) {
-            kernels::HeadNorm of;
-            of.centred = true;
-            ops.head_norm_forward(on, of, {}, nullptr, nullptr, {});
-          }) == words("centred norms of heads"));
     CHECK(refused([&](cuda::CudaStream& on) {
             ops.route_forward(on, {.experts = 4096}, nullptr, nullptr, nullptr, nullptr);
           }) == words("routers of more than 2048 experts"));

@@ -47,10 +47,14 @@ Recipe recipe_of(Family family, Precision precision) {
     r.model.temperature_floor = 5;
     r.model.temperature_form = TemperatureForm::kMinistral3;
     r.model.attention_chunk = 7;
+    r.model.qk_norm = QkNorm::kHeadLayerNorm;
   }
   if (family == Family::kExperts) {
     r.model.moe = {.experts = 4, .top_k = 2};
     r.model.attention_sinks = true;
+    r.model.positions = Positions::kAlibi;
+    r.model.alibi = AlibiForm::kRounded;
+    r.model.qk_norm = QkNorm::kSharedLayerNorm;
   }
   if (family == Family::kLatent) {
     r.model.kv_heads = 2;

@@ -48,8 +48,10 @@ inline Recipe recipe_of(const Row& row) {
     m.temperature_floor = 3;
     m.temperature_form = TemperatureForm::kMinistral3;
     m.attention_chunk = 3;
+    m.qk_norm = QkNorm::kHeadLayerNorm;
   }
   if (row[kFamily] == 2) {
+    m.qk_norm = QkNorm::kSharedLayerNorm;
     m.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.1, .aux_scope = AuxScope::kModel};
     m.attention_sinks = true;
   }

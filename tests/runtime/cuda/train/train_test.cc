@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <set>
+#include <tuple>
 
 #include "runtime/kernels/cuda/attention.h"
 #include "runtime/plan/activations.h"
@@ -62,10 +63,21 @@ double apart(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
 }  // namespace
 
 TEST_SUITE("runtime/cuda/train") {
-  TEST_CASE("training on a device gives the CPU's losses and state, GPT-2's in float and Llama's in bf16") {
-    for (const auto& [precision, llama] : {std::pair(Precision::kF32, false), {Precision::kBf16, true}}) {
+  TEST_CASE(
+      "training on a device gives the CPU's losses and state: GPT-2's in float, Llama's in bf16, Falcon's with rounded "
+      "ALiBi") {
+    for (const auto& [precision, llama, sloped] : {std::tuple(Precision::kF32, false, false),
+                                                   {Precision::kBf16, true, false},
+                                                   {Precision::kF32, false, true},
+                                                   {Precision::kBf16, false, true}}) {
       CAPTURE(llama);
-      const Plan plan = plan_of(small(llama, precision));
+      CAPTURE(sloped);
+      Recipe recipe = small(llama, precision);
+      if (sloped) {
+        recipe.model.positions = Positions::kAlibi;
+        recipe.model.alibi = AlibiForm::kRounded;
+      }
+      const Plan plan = plan_of(recipe);
       const Told cpu = train(plan, {});
       const Told cuda = train_on_double(plan, 3);
       // Relative: float sums in another order; in bf16 each rounding may fall to the other side.

@@ -20,7 +20,7 @@ struct Shape {
   bool causal = true, ends = false, starts = false, sloped = false, dropped = false, maxima = false, held = false;
   float cap = 0;
   int64_t chunk = 0;
-  bool sinks = false;
+  bool sinks = false, rounded = false;
   int64_t row() const { return (heads + 2 * kv_heads) * head_dim + pad; }
 };
 
@@ -45,6 +45,7 @@ AttentionDims dims_of(const Shape& s, const Places& at) {
   if (s.ends) d.mask.ends = DevicePtr(at.ends);
   if (s.starts) d.mask.starts = DevicePtr(at.starts);
   if (s.sloped) d.alibi_slopes = DevicePtr(at.slopes);
+  d.alibi_rounded = s.rounded;
   if (s.sinks) d.sinks = DevicePtr(at.sinks);
   if (s.dropped) d.dropout = {kernels::DropoutRate::of(0.25), DevicePtr(at.keys), 77, 3};
   if (s.maxima) d.max_scores = DevicePtr(at.maxima);
@@ -87,6 +88,7 @@ void compare(const Shape& s) {
   }
   std::vector<float> slopes(s.heads), maxima(s.heads, -INFINITY);
   kernels::alibi_slopes(2 * s.heads, 1, s.heads, slopes.data());
+  for (float& slope : slopes) slope *= 0.7f;  // not exact in bf16
   // Of sinks one is far above all scores, one far below: the first takes nearly all of the probability.
   std::vector<float> sinks(s.heads), dsinks(s.heads, 0.5f);
   for (int64_t n = 0; n < s.heads; ++n) sinks[n] = std::array{0.7f, 9.0f, -30.0f}[n % 3];
@@ -94,7 +96,8 @@ void compare(const Shape& s) {
   const auto qkv = normals<T>("qkv", s.batch * s.tokens * s.row()), dout = normals<T>("dout", rows * out_row);
   maxima[0] = 1000;  // stays
 
-  const AttentionDims here = dims_of(s, {ends.data(), starts.data(), slopes.data(), sinks.data(), keys.data(), maxima.data()});
+  const AttentionDims here =
+      dims_of(s, {ends.data(), starts.data(), slopes.data(), sinks.data(), keys.data(), maxima.data()});
   std::vector<T> out(rows * out_row), dq(s.batch * s.tokens * s.row());
   std::vector<G> dkv(dq.size());
   std::vector<float> logsumexp(s.batch * s.heads * queries), scratch(attention_backward_scratch_elems(here));
@@ -110,12 +113,12 @@ void compare(const Shape& s) {
   std::vector<G> first_dkv;
   in_every_order([&] {
     OnDevice<int32_t> d_ends(ends), d_starts(starts);
-    OnDevice<float> d_slopes(slopes), d_sinks(sinks), d_dsinks(filled<float>(s.heads, 0.5f)), d_maxima(filled<float>(s.heads, -INFINITY));
+    OnDevice<float> d_slopes(slopes), d_sinks(sinks), d_dsinks(filled<float>(s.heads, 0.5f)),
+        d_maxima(filled<float>(s.heads, -INFINITY));
     OnDevice<uint64_t> d_keys(keys);
     d_maxima.data()[0] = 1000;
     const AttentionDims there =
-        dims_of(
-        s, {d_ends.data(), d_starts.data(), d_slopes.data(), d_sinks.data(), d_keys.data(), d_maxima.data()});
+        dims_of(s, {d_ends.data(), d_starts.data(), d_slopes.data(), d_sinks.data(), d_keys.data(), d_maxima.data()});
     // What lies between rows, and what the other pass writes, stays 0.
     OnDevice<T> d_qkv(qkv), d_dout(dout), d_out(std::vector<T>(out.size())), d_dq(std::vector<T>(dq.size()));
     OnDevice<G> d_dkv(std::vector<G>(dkv.size()));
@@ -191,6 +194,31 @@ const Shape kMasks[] = {
      .sinks = true},
 };
 
+// Slopes times bf16 positions, in heads that matrix units would take otherwise; beyond 256 positions are rounded.
+const Shape kRounded[] = {
+    {.name = "documents",
+     .batch = 2,
+     .tokens = 70,
+     .heads = 3,
+     .kv_heads = 3,
+     .head_dim = 16,
+     .starts = true,
+     .sloped = true,
+     .rounded = true},
+    {.name = "a rank's tokens behind 256, caps and dropout",
+     .batch = 1,
+     .tokens = 536,
+     .heads = 2,
+     .kv_heads = 1,
+     .head_dim = 72,
+     .window = 70,
+     .sloped = true,
+     .dropped = true,
+     .held = true,
+     .cap = 0.8f,
+     .rounded = true},
+};
+
 // The same for matrix units, whose tiles have 64 keys and up to 128 queries: lengths around those, each width of heads,
 // groups; and masks that leave tiles out, cut them and leave them whole.
 const Shape kTileShapes[] = {
@@ -254,11 +282,16 @@ TEST_SUITE("runtime/kernels/cuda/attention") {
   TEST_CASE("attention is the CPU's with every mask, slope, cap, sink and dropout") {
     for (const Shape& shape : kMasks) compare<float, float>(shape);
   }
+  TEST_CASE_TEMPLATE("attention with rounded ALiBi is the CPU's", T, float, bf16, f16) {
+    if (left_out<T>()) return;
+    for (const Shape& shape : kRounded) compare<T, T>(shape);
+  }
   TEST_CASE_TEMPLATE("attention by matrix units is the CPU's, forward and backward, whatever the shape", T, bf16, f16) {
     if (left_out<T>()) return;
     for (const Shape& shape : kTileShapes) compare<T, T>(shape);
   }
-  TEST_CASE_TEMPLATE("attention by matrix units is the CPU's with every mask, slope, cap, sink and dropout", T, bf16, f16) {
+  TEST_CASE_TEMPLATE("attention by matrix units is the CPU's with every mask, slope, cap, sink and dropout", T, bf16,
+                     f16) {
     if (left_out<T>()) return;
     for (const Shape& shape : kTileMasks) compare<T, T>(shape);
   }
@@ -287,6 +320,7 @@ TEST_SUITE("runtime/kernels/cuda/attention") {
         dims.cap = window > 0 ? 2.0f : 0.0f;
         std::vector<T> out(q.size());
         dims.alibi_slopes = DevicePtr<const float>(window > 0 ? slopes.data() : nullptr);
+        dims.alibi_rounded = past == 70;
         kernels::attention_decode<T>(dims, past, kCapacity, q.data(), k.data(), v.data(), out.data());
         in_every_order([&] {
           OnDevice<T> d_q(q), d_k(k), d_v(v), d_out(std::ssize(out));

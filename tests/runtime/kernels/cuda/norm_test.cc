@@ -106,33 +106,61 @@ void fused(Shape of) {
   });
 }
 
+/// What a norm of heads is: RMSNorm, LayerNorm, with a bias, with weights of each head.
+struct Heads {
+  bool centred, biased, own;
+};
+constexpr Heads kHeads[] = {{false, false, false}, {true, false, false}, {true, true, false}, {true, false, true}};
+
 template <typename T>
-void head_norm(int64_t head_dim) {
-  constexpr int64_t kRows = 3, kHeads = 2;
-  const int64_t stride = kHeads * head_dim + 8;
-  const Tolerance row = chain_of_sums<T>(head_dim), column = chain_of_sums<float>(head_dim + kRows * kHeads);
-  const auto x = normals<T>("x", kRows * stride), dy = normals<T>("dy", kRows * stride);
-  const auto weight = normals<T>("weight", head_dim);
+void head_norm(int64_t head_dim, const Heads& of) {
+  constexpr int64_t kRows = 9, kCount = 3;
+  const int64_t stride = kCount * head_dim + 8, weights = of.own ? kCount * head_dim : head_dim;
+  const Tolerance row = chain_of_sums<T>(head_dim), column = chain_of_sums<float>(head_dim + kRows * kCount);
+  auto x = normals<T>("x", kRows * stride);
+  const auto dy = normals<T>("dy", kRows * stride);
+  for (T& at : x) at = filled<T>(1, 3 + to_f32(at)).front();  // far from 0, so that it shows what is centred
+  const auto weight = normals<T>("weight", weights), bias = normals<T>("bias", head_dim);
   std::vector<T> y = x, dx = dy;
-  std::vector<float> stats(2 * kRows * kHeads), dweight(head_dim, 0.5f);
-  const kernels::HeadNorm norm{.rows = kRows, .heads = kHeads, .head_dim = head_dim, .eps = kEps};
-  kernels::head_norm_forward<T>(norm, {DevicePtr<const T>(y.data()), stride}, weight.data(), nullptr,
-                                {DevicePtr(y.data()), stride});
-  kernels::head_norm_backward<T>(norm, {DevicePtr<const T>(dx.data()), stride}, {DevicePtr<const T>(x.data()), stride},
-                                 weight.data(), {DevicePtr(dx.data()), stride},
-                                 {DevicePtr(dweight.data()), nullptr, {}}, stats.data());
+  std::vector<float> stats(2 * kRows * kCount), dweight(weights, 0.5f), dbias(head_dim, 0.25f);
+  const kernels::HeadNorm norm{.rows = kRows,
+                               .heads = kCount,
+                               .head_dim = head_dim,
+                               .eps = kEps,
+                               .offset = 0.5f,
+                               .centred = of.centred,
+                               .own_weights = of.own};
+  const auto rows = [&](auto* at) { return kernels::Rows<std::remove_pointer_t<decltype(at)>>{DevicePtr(at), stride}; };
+  const auto both = [&](const auto& forward, const auto& backward, T* y_at, const T* x_at, T* dx_at, const T* w,
+                        const T* b) {
+    forward(norm, rows(static_cast<const T*>(y_at)), w, of.biased ? b : nullptr, rows(y_at));
+    backward(norm, rows(static_cast<const T*>(dx_at)), rows(x_at), w, rows(dx_at));
+  };
+  both(
+      kernels::head_norm_forward<T>,
+      [&](const auto& d, const auto& g, const auto& in, const T* w, const auto& to) {
+        kernels::head_norm_backward<T>(d, g, in, w, to,
+                                       {DevicePtr(dweight.data()), DevicePtr(of.biased ? dbias.data() : nullptr), {}},
+                                       stats.data());
+      },
+      y.data(), x.data(), dx.data(), weight.data(), bias.data());
   in_every_order([&] {  // in place: what stands between heads of rows stays
-    OnDevice<T> d_x(x), d_y(x), d_dx(dy), d_weight(weight);
-    OnDevice<float> d_dweight(filled<float>(head_dim, 0.5f)),
-        partials(kernels::cuda::norm_partials(kRows * kHeads, head_dim, false));
+    OnDevice<T> d_x(x), d_y(x), d_dx(dy), d_weight(weight), d_bias(bias);
+    OnDevice<float> d_dweight(filled<float>(weights, 0.5f)), d_dbias(filled<float>(head_dim, 0.25f)),
+        d_stats(2 * kRows * kCount), partials(kernels::cuda::head_norm_partials(norm, of.biased));
     Queue on;
-    kernels::cuda::head_norm_forward<T>(on, d_y.data(), stride, d_weight.data(), d_y.data(), stride, kRows, kHeads,
-                                        head_dim, kEps);
+    both([&](const auto& d, const auto& in, const T* w, const T* b,
+             const auto& to) { kernels::cuda::head_norm_forward<T>(on, d, in, w, b, to); },
+         [&](const auto& d, const auto& g, const auto& in, const T* w, const auto& to) {
+           kernels::cuda::head_norm_backward<T>(
+               on, d, g, in, w, to, {DevicePtr(d_dweight.data()), DevicePtr(of.biased ? d_dbias.data() : nullptr), {}},
+               d_stats.data(), partials.data());
+         },
+         d_y.data(), d_x.data(), d_dx.data(), d_weight.data(), d_bias.data());
     check_alike(d_y.values(), y, row);
-    kernels::cuda::head_norm_backward<T>(on, d_dx.data(), stride, d_x.data(), stride, d_weight.data(), d_dx.data(),
-                                         stride, d_dweight.data(), kRows, kHeads, head_dim, kEps, partials.data());
     check_alike(d_dx.values(), dx, row);
     check_alike(d_dweight.values(), dweight, column);
+    check_alike(d_dbias.values(), dbias, column);
   });
 }
 
@@ -159,7 +187,11 @@ TEST_SUITE("runtime/kernels/cuda/norm") {
     }
   }
   TEST_CASE_TEMPLATE("norms of heads are the CPU's in place, forward and backward", T, float, bf16, f16) {
-    for (const int64_t head_dim : {8, 5}) head_norm<T>(head_dim);
+    for (const Heads& heads : kHeads) {
+      CAPTURE(heads.centred);
+      CAPTURE(heads.own);
+      for (const int64_t head_dim : {8, 5, 136}) head_norm<T>(head_dim, heads);
+    }
   }
   TEST_CASE("norms of whole packs waste no sector, and their sums in shared memory meet no conflict") {
     if (simt::build() != simt::Build::kWatched) return;
