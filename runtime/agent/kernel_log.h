@@ -3,7 +3,8 @@
 // memory that ran out. Format of /dev/kmsg: "priority,number,microseconds,flags;text", a record each read; another file
 // in its place may have plain lines.
 //
-// Numbers of NVIDIA's driver ("NVRM: Xid (PCI:0000:3b:00): 79, ...") by its catalog; no line was seen on a broken device.
+// Numbers of NVIDIA's driver ("NVRM: Xid (PCI:0000:3b:00): 79, ...") by its catalog; no line was seen on a broken
+// device.
 
 #include <filesystem>
 #include <optional>

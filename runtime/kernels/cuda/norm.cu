@@ -28,8 +28,8 @@ __device__ __forceinline__ int64_t to_head(int64_t each) {
 /// Where rows stand: `heads` of them, `width` elements apart, every `stride` elements.
 template <typename T>
 struct RowsAt {
-  T* first;
-  int64_t stride, heads, width;
+  T* first = nullptr;
+  int64_t stride = 0, heads = 1, width = 0;
   __device__ T* operator[](int64_t row) const {
     if (heads == 1) return first + row * stride;
     const uint32_t at = static_cast<uint32_t>(row) / static_cast<uint32_t>(heads);  // rows fit, and 64 bits are slow
@@ -64,12 +64,12 @@ __device__ __forceinline__ const T* own_weight(const T* weight, int64_t width) {
 
 template <typename T>
 struct ForwardArgs {
-  RowsAt<const T> x, added;  // added.first null: x is normed as it is
-  RowsAt<T> sum, y;          // y.first null: statistics alone
-  const T *weight, *bias;
-  float *mean, *rstd;  // null: not kept
-  int64_t rows, width;
-  float eps, offset;
+  RowsAt<const T> x{}, added{};  // added.first null: x is normed as it is
+  RowsAt<T> sum{}, y{};          // y.first null: statistics alone
+  const T *weight = nullptr, *bias = nullptr;
+  float *mean = nullptr, *rstd = nullptr;  // null: not kept
+  int64_t rows = 0, width = 0;
+  float eps = 0, offset = 0;
 };
 
 /// Threads of a block that share a row, as a kernel with `packs` a thread has them.
@@ -249,14 +249,14 @@ __global__ void __launch_bounds__(kThreads) norm_forward_by_elements(ForwardArgs
 
 template <typename T>
 struct BackwardArgs {
-  RowsAt<const T> dy, x;
-  RowsAt<T> dx;
-  const T* weight;
-  const float *mean, *rstd;  // rstd null: computed again
-  float* partials;           // [runs, arrays, width]; of kOwn [runs, heads, width]
-  int64_t rows, width, arrays;
-  RowRuns runs;
-  float eps, offset;
+  RowsAt<const T> dy{}, x{};
+  RowsAt<T> dx{};
+  const T* weight = nullptr;
+  const float *mean = nullptr, *rstd = nullptr;  // rstd null: computed again
+  float* partials = nullptr;                     // [runs, arrays, width]; of kOwn [runs, heads, width]
+  int64_t rows = 0, width = 0, arrays = 0;
+  RowRuns runs{};
+  float eps = 0, offset = 0;
 };
 
 /// Where the block leaves its sums.
@@ -474,13 +474,7 @@ int64_t row_count(const HeadNorm& d) { return d.own_weights ? d.rows : d.rows * 
 /// Of x, to nowhere yet.
 template <typename T>
 ForwardArgs<T> forward_args(const HeadNorm& d, const Rows<const T>& x) {
-  ForwardArgs<T> out{};
-  out.x = rows_of(d, x);
-  out.rows = row_count(d);
-  out.width = d.head_dim;
-  out.eps = d.eps;
-  out.offset = d.offset;
-  return out;
+  return {.x = rows_of(d, x), .rows = row_count(d), .width = d.head_dim, .eps = d.eps, .offset = d.offset};
 }
 template <typename T>
 void forward(Queue& on, const HeadNorm& d, const ForwardArgs<T>& of) {
@@ -493,84 +487,89 @@ void forward(Queue& on, const HeadNorm& d, const ForwardArgs<T>& of) {
 template <typename T>
 void layer_norm_forward(Queue& on, const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd,
                         int64_t rows, int64_t width, float eps, float offset) {
-  forward<Form::kCentred, T>(on, {dense(x, width),
-                                  {nullptr, 0, 1, 0},
-                                  {nullptr, 0, 1, 0},
-                                  dense(y, width),
-                                  weight,
-                                  bias,
-                                  mean,
-                                  rstd,
-                                  rows,
-                                  width,
-                                  eps,
-                                  offset});
+  forward<Form::kCentred, T>(on, {.x = dense(x, width),
+                                  .y = dense(y, width),
+                                  .weight = weight,
+                                  .bias = bias,
+                                  .mean = mean,
+                                  .rstd = rstd,
+                                  .rows = rows,
+                                  .width = width,
+                                  .eps = eps,
+                                  .offset = offset});
 }
 template <typename T>
 void add_layer_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* weight, const T* bias, T* y,
                             float* mean, float* rstd, int64_t rows, int64_t width, float eps, float offset) {
-  forward<Form::kCentred, T>(on, {dense(a, width), dense(b, width), dense(sum, width), dense(y, width), weight, bias,
-                                  mean, rstd, rows, width, eps, offset});
+  forward<Form::kCentred, T>(on, {.x = dense(a, width),
+                                  .added = dense(b, width),
+                                  .sum = dense(sum, width),
+                                  .y = dense(y, width),
+                                  .weight = weight,
+                                  .bias = bias,
+                                  .mean = mean,
+                                  .rstd = rstd,
+                                  .rows = rows,
+                                  .width = width,
+                                  .eps = eps,
+                                  .offset = offset});
 }
 template <typename T>
 void layer_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* mean, const float* rstd,
                          T* dx, float* dweight, float* dbias, int64_t rows, int64_t width, float* partials,
                          float offset, int64_t parts) {
   backward<Form::kCentred, T>(on,
-                              {dense(dy, width),
-                               dense(x, width),
-                               dense(dx, width),
-                               weight,
-                               mean,
-                               rstd,
-                               partials,
-                               rows,
-                               width,
-                               0,
-                               {},
-                               0,
-                               offset},
+                              {.dy = dense(dy, width),
+                               .x = dense(x, width),
+                               .dx = dense(dx, width),
+                               .weight = weight,
+                               .mean = mean,
+                               .rstd = rstd,
+                               .partials = partials,
+                               .rows = rows,
+                               .width = width,
+                               .offset = offset},
                               dweight, dbias, parts);
 }
 template <typename T>
 void rms_norm_forward(Queue& on, const T* x, const T* weight, T* y, float* rstd, int64_t rows, int64_t width, float eps,
                       float offset) {
-  forward<Form::kRms, T>(on, {dense(x, width),
-                              {nullptr, 0, 1, 0},
-                              {nullptr, 0, 1, 0},
-                              dense(y, width),
-                              weight,
-                              nullptr,
-                              nullptr,
-                              rstd,
-                              rows,
-                              width,
-                              eps,
-                              offset});
+  forward<Form::kRms, T>(on, {.x = dense(x, width),
+                              .y = dense(y, width),
+                              .weight = weight,
+                              .rstd = rstd,
+                              .rows = rows,
+                              .width = width,
+                              .eps = eps,
+                              .offset = offset});
 }
 template <typename T>
 void add_rms_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* weight, T* y, float* rstd, int64_t rows,
                           int64_t width, float eps, float offset) {
-  forward<Form::kRms, T>(on, {dense(a, width), dense(b, width), dense(sum, width), dense(y, width), weight, nullptr,
-                              nullptr, rstd, rows, width, eps, offset});
+  forward<Form::kRms, T>(on, {.x = dense(a, width),
+                              .added = dense(b, width),
+                              .sum = dense(sum, width),
+                              .y = dense(y, width),
+                              .weight = weight,
+                              .rstd = rstd,
+                              .rows = rows,
+                              .width = width,
+                              .eps = eps,
+                              .offset = offset});
 }
 template <typename T>
 void rms_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight,
                        int64_t rows, int64_t width, float* partials, float offset, int64_t parts) {
   backward<Form::kRms, T>(on,
-                          {dense(dy, width),
-                           dense(x, width),
-                           dense(dx, width),
-                           weight,
-                           nullptr,
-                           rstd,
-                           partials,
-                           rows,
-                           width,
-                           0,
-                           {},
-                           0,
-                           offset},
+                          {.dy = dense(dy, width),
+                           .x = dense(x, width),
+                           .dx = dense(dx, width),
+                           .weight = weight,
+                           .rstd = rstd,
+                           .partials = partials,
+                           .rows = rows,
+                           .width = width,
+                           .offset = offset},
                           dweight, nullptr, parts);
 }
 template <typename T>
@@ -587,16 +586,15 @@ template <typename T>
 void head_norm_backward(Queue& on, const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x, const T* weight,
                         const Rows<T>& dx, const NormGradients& to, float* stats, float* partials) {
   check(d, static_cast<bool>(to.bias));
-  BackwardArgs<T> of{};
-  of.dy = rows_of(d, dy);
-  of.x = rows_of(d, x);
-  of.dx = rows_of(d, dx);
-  of.weight = weight;
-  of.partials = partials;
-  of.rows = row_count(d);
-  of.width = d.head_dim;
-  of.eps = d.eps;
-  of.offset = d.offset;
+  BackwardArgs<T> of{.dy = rows_of(d, dy),
+                     .x = rows_of(d, x),
+                     .dx = rows_of(d, dx),
+                     .weight = weight,
+                     .partials = partials,
+                     .rows = row_count(d),
+                     .width = d.head_dim,
+                     .eps = d.eps,
+                     .offset = d.offset};
   if (d.centred) {
     ForwardArgs<T> moments = forward_args(d, x);
     of.mean = moments.mean = stats;
