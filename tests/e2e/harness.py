@@ -109,6 +109,18 @@ class Job:
     def wait(self):
         return self.process.wait(PATIENCE_S)
 
+    def processes(self):
+        """Its living processes: the agent, its ranks and what those have started."""
+        out = []
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                if os.getsid(int(folder.name)) == self.pid and state != "Z":
+                    out.append(int(folder.name))
+            except OSError:
+                pass
+        return out
+
     def output(self):
         return pathlib.Path(self.log_path).read_text(errors="replace")
 
@@ -200,8 +212,25 @@ wait_for() {{ n=0; until eval "$1"; do n=$((n + 1)); [ $n -lt 600 ]; sleep 0.1; 
         self.finish(job, code)
         return job
 
+    def state_of_jobs(self):
+        """What all runs of the test have said, and where the living ones stand: for a wait that has no end."""
+        text = ""
+        for job in self.jobs:
+            text += f"--- {job.log_path.name}: exit code {job.process.poll()}\n{job.output()[-4000:]}\n"
+            for pid in job.processes():
+                done = subprocess.run([self.program, "_stacks", str(pid)], capture_output=True, text=True,
+                                      timeout=PATIENCE_S)
+                stacks = json.loads(done.stdout) if done.returncode == 0 and done.stdout else {"problem": done.stderr}
+                text += f"process {pid} {stacks.get('problem', '')}\n"
+                for thread in stacks.get("threads", []):
+                    text += "".join(f"  {line[:110]}\n" for line in [thread["name"], *thread["frames"][:8]])
+        return text
+
     def finish(self, job, code=0):
-        got = job.wait()
+        try:
+            got = job.wait()
+        except subprocess.TimeoutExpired:
+            self.fail(f"waited {PATIENCE_S} s for the end of {job.log_path.name}\n{self.state_of_jobs()}")
         self.assertEqual(got, code, f"exit code {got}, expected {code}\n{job.output()}")
 
     def until(self, condition, what, job=None):
@@ -217,7 +246,7 @@ wait_for() {{ n=0; until eval "$1"; do n=$((n + 1)); [ $n -lt 600 ]; sleep 0.1; 
                     return value
                 self.fail(f"the run ended ({job.process.returncode}) before {what}\n{job.output()}")
             time.sleep(0.002)
-        self.fail(f"waited {PATIENCE_S} s for {what}\n{job.output() if job else ''}")
+        self.fail(f"waited {PATIENCE_S} s for {what}\n{self.state_of_jobs()}")
 
     def until_step(self, run, step, job):
         return self.until(lambda: self.last_step(run) >= step and self.last_step(run), f"step {step}", job)
