@@ -397,7 +397,13 @@ Result<std::optional<CommonSnapshot>> RestoreDecider::newest_in_memory(RestoreCh
 }
 
 Result<RestoreChoice> RestoreDecider::choose() {
-  if (first_ && request_.from_step) return named_step(*request_.from_step);
+  if (first_ && request_.from_step) {
+    if (request_.others != nullptr) {  // whatever they hold: they are waited for, and their saves settled
+      RT_TRY_SET(const HostMemory elsewhere, request_.others->memory());
+      last_elsewhere_ = elsewhere.incarnation;
+    }
+    return named_step(*request_.from_step);
+  }
   RestoreChoice choice;
   const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
   std::vector<int64_t> damaged;
@@ -483,6 +489,8 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
     if (choice.source != arena::Source::kDisk) return Error(error);
     const bool named = (request_.from && choice.dir == *request_.from) || (first_ && request_.from_step);
     if (named) return Error(error);
+    // Nothing was read yet.
+    if (error.code == ErrorCode::kStopped || error.code == ErrorCode::kTimeout) return Error(error);
     if (!may_pass_over(error)) return unreadable_now(error, choice.dir);
     if (!pass_over(choice, error.message)) return Error(error);
   }
@@ -499,7 +507,7 @@ Result<bool> RestoreDecider::take_on(RestoreChoice& choice) {
   if (choice.source == arena::Source::kMemory) {
     leave_behind(arena_, {choice.slot, choice.slot_incarnation, choice.step});
   } else {
-    RT_TRY(arena_.invalidate_slots());  // another line of training, or damaged
+    RT_TRY(arena_.invalidate_slots(request_.stop));  // another line of training, or damaged
     arena_.go_on_from(choice.starts);
   }
   if (request_.others != nullptr) request_.others->carry_out(choice, arena_);
@@ -524,7 +532,7 @@ Status RestoreDecider::carry_out(RestoreChoice choice, std::span<const uint64_t>
     }
     leave_behind(arena_, chosen);
   } else {
-    RT_TRY(arena_.invalidate_slots());
+    RT_TRY(arena_.invalidate_slots(request_.stop));
     if (choice.source == arena::Source::kDisk) {
       RT_TRY_SET(in_memory, until_it_stays([&] { return fill_slot(choice); }));
     }

@@ -584,7 +584,7 @@ std::vector<SlotView> Arena::views() const {
   return out;
 }
 
-Status Arena::invalidate_slots(double deadline_s) {
+Status Arena::invalidate_slots(const std::function<bool()>& stop, double deadline_s) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(deadline_s);
   for (int64_t slot = 0; slot < slots(); ++slot) {
     std::atomic<int64_t>& reserved = control().reserved[slot];
@@ -595,6 +595,9 @@ Status Arena::invalidate_slots(double deadline_s) {
       }
       if (std::chrono::steady_clock::now() > deadline) {
         return Error{ErrorCode::kTimeout, fmt::format("waiting for step {} to be written from snapshot memory", -seen)};
+      }
+      if (stop && stop()) {
+        return Error{ErrorCode::kStopped, fmt::format("asked to stop while step {} was being written", -seen)};
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }

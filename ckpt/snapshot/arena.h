@@ -21,6 +21,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -163,8 +164,8 @@ class Arena {
   std::vector<std::string> news_until(int64_t last) const;
 
   /// Agent, while no rank runs: drops what was promised to be persisted, waits for a write that has begun, and empties
-  /// all slots. Errors: kTimeout when that write does not end.
-  Status invalidate_slots(double deadline_s = 1800);
+  /// all slots. Errors: kTimeout when that write does not end, kStopped when `stop` says so meanwhile (may be empty).
+  Status invalidate_slots(const std::function<bool()>& stop = {}, double deadline_s = 1800);
   /// Agent, while no rank runs: empties one slot on all ranks of this host. What the persister has begun to write stays
   /// as it is.
   void invalidate_slot(int64_t slot);

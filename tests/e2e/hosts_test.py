@@ -131,21 +131,22 @@ class Hosts(RunTest):
     def test_all_agents_killed_at_once_and_one_host_without_memory(self):
         recipe = self.recipe(steps=400, save=10, tp=2, pp=1, dp=2)
         self.train(recipe, "whole")
-        jobs = self.start_hosts(recipe, "run", 2, 2)
-        self.until(lambda: self.checkpoints("run"), "a checkpoint", jobs[0])
-        for job in jobs:
-            job.process.kill()
-        for job in jobs:
-            job.wait()
-        left = self.memory_left(self.folder)
-        self.assertEqual(len(left), 2)
-        os.unlink(f"/dev/shm/{left[0]}")  # as of a host that was booted again
-        saved = self.checkpoints("run")[-1]
-        self.finish_all(self.start_hosts(recipe, "run", 2, 2))
-        start = self.events("run", "start")[-1]
-        self.assertEqual((start["source"], start["step"]), ("disk", saved))
-        self.assert_same_training("run", "whole", 400)
-        self.assertEqual(self.memory_left(self.folder), [])
+        for run, names_step in (("newest", False), ("named", True)):
+            jobs = self.start_hosts(recipe, run, 2, 2)
+            self.until(lambda: self.checkpoints(run), "a checkpoint", jobs[0])
+            for job in jobs:
+                job.process.kill()
+            for job in jobs:
+                job.wait()
+            left = self.memory_left(self.folder)
+            self.assertEqual(len(left), 2)
+            os.unlink(f"/dev/shm/{left[0]}")  # as of a host that was booted again
+            saved = self.checkpoints(run)[-1]
+            self.finish_all(self.start_hosts(recipe, run, 2, 2, *(("--from-step", saved) if names_step else ())))
+            start = self.events(run, "start")[-1]
+            self.assertEqual((start["source"], start["step"]), ("disk", saved))
+            self.assert_same_training(run, "whole", 400)
+            self.assertEqual(self.memory_left(self.folder), [])
 
     def test_what_does_not_fit_together_is_refused_by_name(self):
         recipe = self.recipe(steps=400, save=1000, tp=2, pp=1, dp=2)

@@ -967,6 +967,7 @@ void Fleet::save(const ckpt::WholeSlot& slot) {
 
 void Fleet::go(uint64_t incarnation) {
   running_ = true;
+  saves_.resumed();
   for (auto& [index, host] : hosts_) {
     host.left = false;
     host.stopped = host.place < 0 || host.peer < 0;

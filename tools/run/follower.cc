@@ -313,6 +313,7 @@ bool Follower::take_common(const Message& message) {
     }
   } else if (message.kind == "promise") {
     const std::optional<ckpt::WholeSlot> slot = slot_from_json(body);
+    if (slot) saves_.promised(slot->step);
     if (slot && node_) static_cast<void>(node_->promise(*slot));  // if not, FollowerSaves refuses the save
   } else if (message.kind == "replicated" || message.kind == "unreplicated") {
     const std::optional<int64_t> step = json_integer(body.value("step", json()), 0, INT64_MAX);

@@ -95,8 +95,14 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
   int64_t number = 0, epoch = 0, own = -1;
   std::vector<Ward> wards;
   WriteWard write_ward;
+  std::optional<ckpt::WholeSlot> whole;  // on all hosts, which do not know that it is saved
   {
     const std::lock_guard lock(mutex_);
+    if (settled_) {
+      const auto common = std::ranges::find(*settled_, step, &ckpt::WholeSlot::step);
+      if (common == settled_->end()) return stopped_too_early();
+      whole = *common;
+    }
     hosts = hosts_;
     epoch = epoch_;
     number = ++tries_;
@@ -125,6 +131,7 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
     RT_TRY(io.make_dir(work.path()));
     tell_({.kind = "save",
            .body = {{"step", step}, {"try", number}, {"folder", folder}, {"wards", wards_to_json(wards)}}});
+    if (whole) tell_({.kind = "promise", .body = slot_to_json(*whole)});
     std::vector<ckpt::PartSet> sets;
     const auto add = [&](Result<ckpt::PartSet> set) -> Status {
       if (!set.ok()) return work.abandon(std::move(set).error());
@@ -245,6 +252,7 @@ void LeaderSaves::settle(const std::vector<ckpt::WholeSlot>& common) {
   std::vector<ckpt::WholeSlot> promised;
   {
     const std::lock_guard lock(mutex_);
+    settled_ = common;
     for (auto& [step, save] : saves_) {
       if (save.error) continue;
       const auto whole = std::ranges::find(common, step, &ckpt::WholeSlot::step);
@@ -261,6 +269,11 @@ void LeaderSaves::settle(const std::vector<ckpt::WholeSlot>& common) {
   for (const ckpt::WholeSlot& slot : promised) tell_({.kind = "promise", .body = slot_to_json(slot)});
 }
 
+void LeaderSaves::resumed() {
+  const std::lock_guard lock(mutex_);
+  settled_.reset();
+}
+
 // --- follower ------------------------------------------------------------------------------------------------------
 
 Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path& checkpoints_dir,
@@ -272,6 +285,7 @@ Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path
     std::unique_lock lock(mutex_);
     Save& save = saves_[step];
     save.here = true;
+    if (going_on_ && !going_on_->contains(step) && save.folder.empty() && !save.error) save.error = stopped_too_early();
     if (nobody_saves(step, save) && !save.error)
       save.error = Error{ErrorCode::kUnavailable, fmt::format("step {} is not in the leader's memory", step)};
     while (!save.error && !until(save) && !given_up(options)) changed_.wait_for(lock, kLook);
@@ -347,6 +361,7 @@ bool FollowerSaves::take(const cluster::Message& message, const fs::path& checkp
     for (auto& [step, save] : saves_) {
       if (!save.error && !going_on.contains(step)) save.error = stopped_too_early();
     }
+    going_on_ = std::move(going_on);
   } else {
     const int64_t number = json_integer(message.body.value("try", json()), 0, INT64_MAX).value_or(0);
     if (kind == "dropped" && number > 0 && number <= ended_) return true;  // what ended here has dropped it
@@ -383,9 +398,15 @@ bool FollowerSaves::nobody_saves(int64_t step, const Save& save) const {
   return save.here ? save.folder.empty() && !leaders_.contains(step) : !save.folder.empty() && !here_.contains(step);
 }
 
+void FollowerSaves::promised(int64_t step) {
+  const std::lock_guard lock(mutex_);
+  if (going_on_) going_on_->insert(step);
+}
+
 void FollowerSaves::resumed(int64_t step, std::set<int64_t> here, std::set<int64_t> leaders) {
   {
     const std::lock_guard lock(mutex_);
+    going_on_.reset();
     resumed_step_ = step;
     here_ = std::move(here);
     leaders_ = std::move(leaders);

@@ -8,7 +8,8 @@
 //   host -> leader   written { step }           its files, and parts-K.json, are durable
 //                    not_written { step, why }; both with `of` where the part is of a ward
 //   leader -> host   committed { step }, or dropped { step, try, why }: of a try that this host has not ended itself
-//                    settled { steps }           ranks were stopped: of these alone something will come yet
+//                    settled { steps }           ranks were stopped: of these alone something will come yet, and of
+//                    promise { slot }            what is whole on all hosts and is saved after all
 //
 // Threads: save() on those of the persisters, take() and lost() on the switchboard's, the rest on the agent's loop.
 
@@ -63,8 +64,10 @@ class LeaderSaves {
   bool take(int64_t host, const cluster::Message& message);
   void lost(int64_t host, const std::string& why);
   /// No rank runs on any host. What not all of them have begun is promised by all, where it is whole in the memory of
-  /// all; else nobody will complete it.
+  /// all; else nobody will complete it. The same counts for what this host's persister begins later, until resumed().
   void settle(const std::vector<ckpt::WholeSlot>& common);
+  /// Ranks run again.
+  void resumed();
   /// The save of this step has failed here before the others were told of it.
   void failed(int64_t step, const Error& error);
 
@@ -82,7 +85,8 @@ class LeaderSaves {
   std::condition_variable changed_;
   std::map<int64_t, std::string> hosts_;
   int64_t epoch_ = 0;
-  std::map<int64_t, Save> saves_;  // by step
+  std::map<int64_t, Save> saves_;                        // by step
+  std::optional<std::vector<ckpt::WholeSlot>> settled_;  // of settle(), while no rank runs
   int64_t tries_ = 0;
   int64_t own_ = -1;
   std::vector<Ward> wards_;  // of the step of their slots
@@ -102,6 +106,8 @@ class FollowerSaves {
                                 const ckpt::SaveOptions& options);
   bool take(const cluster::Message& message, const std::filesystem::path& checkpoints_dir);
   void leader_lost(const std::string& why);
+  /// The leader saves this step yet, though it was settled that nothing more comes.
+  void promised(int64_t step);
   /// Parts of wards are written, and told.
   void finish_wards();
   /// Ranks resume from `step`. `here`, `leaders`: steps up to that one that the memory of this host and the leader's
@@ -130,6 +136,7 @@ class FollowerSaves {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<int64_t, Save> saves_;
+  std::optional<std::set<int64_t>> going_on_;  // as settled, while no rank runs: of these alone something will come yet
   int64_t resumed_step_ = -1;
   std::set<int64_t> here_, leaders_;  // of resumed()
 

@@ -92,7 +92,8 @@ struct Host {
 class Hosts {
  public:
   /// `led`: the first host decides for all.
-  Hosts(const Plan& plan, const fs::path& dir, int64_t count, bool led = false)
+  Hosts(const Plan& plan, const fs::path& dir, int64_t count, bool led = false,
+        std::optional<int64_t> from_step = std::nullopt)
       : plan_(plan), commits_(count), led_(led), followers_(*this) {
     const int64_t each = plan.mesh.world() / count;
     for (int64_t k = 0; k < count; ++k) {
@@ -110,6 +111,7 @@ class Hosts {
           }});
       RestoreRequest request{dir};
       if (led && k == 0) {
+        request.from_step = from_step;
         request.others = &followers_;
         request.save = [this](const WholeSlot& slot) { return save_on_all(slot); };
       }
@@ -140,8 +142,10 @@ class Hosts {
   struct Followers final : OtherHosts {
     explicit Followers(Hosts& all) : all_(all) {}
     std::optional<Error> fails_once;
+    int64_t asked = 0;  // for their memory
 
     Result<HostMemory> memory() override {
+      ++asked;
       std::optional<HostMemory> common;
       for (size_t k = 1; k < all_.hosts_.size(); ++k) {
         const Arena& arena = *all_.hosts_[k].arena;
@@ -440,6 +444,26 @@ TEST_SUITE("ckpt/hook/hosts") {
       CHECK(hosts.live({}, &two));
       CHECK(two.banks == one.banks);
     }
+  }
+
+  TEST_CASE("hosts are asked for their memory, and waited for, where a person says which step counts, too") {
+    const Plan plan = make_plan(kKeepNothing[0].recipe(), kKeepNothing[0].world()).value();
+    const TempDir dir;
+    {
+      Hosts hosts(plan, dir.path, 2, true);
+      Told told;
+      hosts.begin_led();
+      CHECK(hosts.live({}, &told));
+    }
+    PosixBackend io;
+    const int64_t step = list_names(io, dir.path).value().steps.front();
+    Hosts hosts(plan, dir.path, 2, true, step);
+    hosts.all().back().arena->control().incarnation = 7;  // it was in lives that the leader's memory knows nothing of
+    hosts.followers().fails_once = Error{ErrorCode::kPeerLost, "h1 was lost"};
+    const RestoreChoice choice = hosts.begin_led();
+    CHECK(choice.step == step);
+    CHECK(choice.incarnation == 8);
+    CHECK(hosts.followers().asked == 2);
   }
 
   TEST_CASE("what ends the carrying out on one host ends it for all") {

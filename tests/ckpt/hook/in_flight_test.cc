@@ -377,6 +377,43 @@ TEST_SUITE("ckpt/hook/in_flight") {
     ignore(arena.remove(), "end of the test");
   }
 
+  TEST_CASE("a start that waits for a save of the life before heeds a stop, and says what it waited for") {
+    class Held final : public PosixBackend {
+     public:
+      explicit Held(const std::atomic<bool>& held) : held_(held) {}
+      Result<std::unique_ptr<IoFile>> create(const std::filesystem::path& path, int64_t bytes) override {
+        while (held_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        return PosixBackend::create(path, bytes);
+      }
+
+     private:
+      const std::atomic<bool>& held_;
+    };
+    const TempDir dir;
+    const Plan plan = saving_each_step(1);
+    std::atomic<bool> held = false;
+    Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
+    arena.control().incarnation = 1;
+    {
+      NodePersister persister(arena, [&] { return std::make_unique<Held>(held); }, dir.path, {});
+      promise_little(arena, 0, 8);
+      REQUIRE(persister.flush().ok());
+      held = true;
+      promise_little(arena, 1, 9);
+      persister.notify();
+      while (arena.control().reserved[1].load() != -9) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      PosixBackend io;
+      RestoreDecider decider(plan, arena, io,
+                             {.checkpoints_dir = dir.path, .from_step = 8, .stop = [] { return true; }});
+      const auto choice = decider.next_incarnation();
+      held = false;
+      REQUIRE_FALSE(choice.ok());
+      CHECK(choice.error().code == ErrorCode::kStopped);
+      CHECK(choice.error().message == "asked to stop while step 9 was being written");
+    }
+    ignore(arena.remove(), "end of the test");
+  }
+
   TEST_CASE("a save that runs out of memory leaves nothing on the disk, however often it is tried again") {
     class Short final : public PosixBackend {
      public:

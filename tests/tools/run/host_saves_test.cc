@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -243,6 +244,43 @@ TEST_SUITE("tools/run/host_saves") {
     CHECK_FALSE(is_done(lead));
     CHECK(hosts.follow(state).get().ok());
     CHECK(lead.get().ok());
+  }
+
+  TEST_CASE("a persister that comes to its promise when it is settled what all have waits for nobody in vain") {
+    const TestState state = make_state(5, 1, 4);
+    const auto begun_too_late = [](std::future<Saved> save) {
+      REQUIRE(is_done(save));
+      CHECK(save.get().error().message.find("before all hosts had it in memory") != std::string::npos);
+    };
+    {
+      TwoHosts hosts;  // on a host that was booted again nothing is whole
+      hosts.leader.settle({{2, 1, 4}});
+      begun_too_late(hosts.lead(state));
+      begun_too_late(hosts.follow(state));
+      CHECK(std::ranges::count(hosts.kinds, "save") == 0);
+      hosts.leader.resumed();  // the step is reached again
+      hosts.follower.resumed(4, {}, {});
+      std::future<Saved> lead = hosts.lead(state);
+      CHECK_FALSE(is_done(lead));
+      CHECK(hosts.follow(state).get().ok());
+      CHECK(lead.get().ok());
+    }
+    {
+      TwoHosts hosts;  // whole on the other host, which has promised it to nobody
+      hosts.leader.settle({{2, 1, 5}});
+      std::future<Saved> lead = hosts.lead(state);
+      CHECK_FALSE(is_done(lead));
+      CHECK(hosts.kinds == std::vector<std::string>{"settled", "save", "promise"});
+      CHECK(hosts.follow(state).get().ok());
+      CHECK(lead.get().ok());
+    }
+    TwoHosts hosts;  // the leader's word that a step is saved yet comes ahead of its persister
+    hosts.leader.settle({{2, 1, 5}});
+    hosts.follower.promised(5);
+    std::future<Saved> follow = hosts.follow(state);
+    CHECK_FALSE(is_done(follow));
+    CHECK(hosts.lead(state).get().ok());
+    CHECK(follow.get().ok());
   }
 
   TEST_CASE("a step that one side has forgotten is refused instead of being waited for") {

@@ -27,11 +27,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
+constexpr int64_t kPortFrom = 25024, kPortTo = 25535;  // at the first of all others' runs may listen
+
 HostOptions options_of(int64_t index) {
   return {.placement = {.hosts = 3, .index = index, .names = {"h0", "h1", "h2"}, .leader = "127.0.0.1", .from = {}},
           .ranks = 1,
           .build = "test",
           .recipe_hash = "test",
+          .port_from = kPortFrom,
+          .port_to = kPortTo,
           .beats = {.every_s = 0.1, .dead_after_s = 0.5}};
 }
 
@@ -65,7 +69,7 @@ cluster::Epoch claim(const fs::path& run, int64_t number, int64_t leader, int64_
 class Leader {
  public:
   explicit Leader(const fs::path& run) {
-    auto listener = cluster::Listener::open(24512, 25535);
+    auto listener = cluster::Listener::open(kPortFrom, kPortTo);
     REQUIRE_OK(listener);
     cluster::Epoch epoch = claim(run, 1, 0, listener.value().port());
     auto fleet = Fleet::open(
@@ -171,7 +175,8 @@ TEST_CASE("who claims the lead is given time before the next one does, and a sil
   auto leader = std::make_unique<Leader>(dir.path);
   Member h1(dir.path, 1), h2(dir.path, 2);
   REQUIRE(leader->has_gathered());
-  const auto silent = cluster::Listener::open(24512, 25535);  // takes connections, and answers none: a frozen host
+  // Takes connections, and answers none: a frozen host.
+  const auto silent = cluster::Listener::open(kPortFrom, kPortTo);
   REQUIRE_OK(silent);
   leader.reset();
   // Just before the others judge the one before: who has looked at that one may not follow this one.
