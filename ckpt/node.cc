@@ -99,6 +99,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                      .in_flight = plan.recipe.checkpoint.in_flight,
                      .buffers = &node->buffers_,
                      .save_step = node->options_.save_step,
+                     .is_due = node->options_.is_due,
                      .check_owner = node->options_.check_owner,
                      .before_save = node->options_.before_save,
                      .lineage = node->options_.run.lineage,
@@ -158,9 +159,7 @@ bool CheckpointNode::promise(const WholeSlot& slot) {
   if (slot.slot < 0 || slot.slot >= std::ssize(views)) return false;
   const SlotView& view = views[static_cast<size_t>(slot.slot)];
   if (!view.whole || view.step != slot.step || view.incarnation != slot.incarnation) return false;
-  int64_t reserved = 0;
-  arena_.control().reserved[slot.slot].compare_exchange_strong(reserved, slot.step);
-  persister_->notify();
+  persister_->promise(slot.slot, slot.step);
   return true;
 }
 

@@ -40,6 +40,7 @@ struct NodeOptions {
   // Of one of several hosts.
   std::optional<RankRange> ranks;            // that run here; none: all
   SaveStep save_step;                        // PersistOptions::save_step
+  std::function<bool(int64_t)> is_due;       // PersistOptions::is_due
   std::shared_ptr<PreparedMemory> prepared;  // open_run_memory()
   OtherHosts* others = nullptr;              // this host decides for these
   /// Another one does: its agent alone removes what is old, writes labels, and looks for space.

@@ -11,6 +11,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -85,6 +86,7 @@ struct NodePersister::Impl {
   bool promised_alone = false;    // of that flush
   int64_t notices = 0;            // counts up: each thread looks after each
   int64_t busy = 0;               // threads that look for work or do it
+  std::set<int64_t> again;        // steps promised while a write of them was under way
   int64_t newest_committed = -1;  // of the line that the run is on
   int64_t last_step = -1;
   Status last_status;  // of last_step, the newest written since flush() began
@@ -107,7 +109,7 @@ struct NodePersister::Impl {
     return save_checkpoint(io, checkpoints_dir, std::move(skeleton), parts, save);
   }
   Result<SaveReport> persist(Writer& writer, const CommonSnapshot& snapshot);
-  void write(Writer& writer, int64_t slot, int64_t step);
+  Status write(Writer& writer, int64_t slot, int64_t step);
   bool write_promised(Writer& writer);
   void write_newest(Writer& writer);
   void retain(Writer& writer, PersistEvent& event);
@@ -308,7 +310,7 @@ void NodePersister::Impl::failed(int64_t step, const Error& error) {
   control.failed_step.store(step, std::memory_order_release);
 }
 
-void NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
+Status NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
   PersistEvent event{.step = step};
   if (arena.control().reserved[slot].load(std::memory_order_acquire) == -step)
     event.asked = arena.control().asked[slot];
@@ -352,6 +354,7 @@ void NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
     }
   }
   if (options.on_event) options.on_event(event);
+  return std::move(event.status);
 }
 
 bool NodePersister::Impl::write_promised(Writer& writer) {
@@ -361,6 +364,7 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
   for (int64_t k = 0; k < arena.slots(); ++k) {  // the older promise first
     const int64_t reserved = control.reserved[k].load(std::memory_order_acquire);
     if (reserved <= 0 || !views[k].whole || views[k].step != reserved) continue;
+    if (options.is_due && !is_ruined(reserved) && !options.is_due(reserved)) continue;
     if (slot < 0 || reserved < step) {
       slot = k;
       step = reserved;
@@ -378,11 +382,12 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
     control.reserved[slot].store(step, std::memory_order_release);
     return false;
   }
+  Status written;
   try {
     // A dead agent may have kept it: what others need is not written again beneath them. If it is the newest in memory,
     // flush() looks at it.
     const Status free = views[slot].incarnation <= adopted ? check_not_needed(*writer.io, step) : Status();
-    if (free.ok() || free.error().code != ErrorCode::kInvalidInput) write(writer, slot, step);
+    if (free.ok() || free.error().code != ErrorCode::kInvalidInput) written = write(writer, slot, step);
   } catch (...) {
     control.reserved[slot].store(step, std::memory_order_release);  // promised still
     throw;
@@ -390,7 +395,9 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
   if (!given_up) control.asked[slot] = 0;
   // Rank 0's host may be done with this step before this one, and the next save be reserved here meanwhile: that stays.
   int64_t mine = -step;
-  control.reserved[slot].compare_exchange_strong(mine, given_up ? step : 0);
+  const std::lock_guard lock(mutex);
+  const bool promised_again = again.erase(step) > 0 && !written.ok();
+  control.reserved[slot].compare_exchange_strong(mine, given_up || promised_again ? step : 0);
   return !given_up;
 }
 
@@ -419,7 +426,7 @@ void NodePersister::Impl::write_newest(Writer& writer) {
           verify_checkpoint(*writer.io, on_disk.value().dir, {.max_damages = 1, .structure = false});
       if (checked.ok() && checked.value().whole()) return;
     }
-    write(writer, newest->slot, newest->step);
+    ignore(write(writer, newest->slot, newest->step), "whoever flushes is told of last_status");
     if (!is_ruined(newest->step)) return;
     const std::lock_guard lock(mutex);  // the one before it may do
     last_step = -1;
@@ -578,6 +585,16 @@ std::optional<int64_t> NodePersister::promise_newest() {
   }
   notify();
   return step;
+}
+
+void NodePersister::promise(int64_t slot, int64_t step) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    int64_t reserved = 0;
+    impl_->arena.control().reserved[slot].compare_exchange_strong(reserved, step);
+    if (reserved == -step) impl_->again.insert(step);
+  }
+  notify();
 }
 
 Status NodePersister::flush(const std::function<bool()>& leave, bool promised_alone) {

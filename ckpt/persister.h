@@ -64,6 +64,9 @@ struct PersistOptions {
   BufferStore* buffers = nullptr;            // memory that payload passes through, shared with who reads; null: its own
   bool low_priority = true;
   SaveStep save_step;  // where the arena has some ranks of the world, not all; empty: save_checkpoint
+  /// Whether the time of a promised step has come, where another host says which is next: a thread that waited for that
+  /// within save_step would be missing for the one that is. Asked again and again; may be empty: at once.
+  std::function<bool(int64_t step)> is_due;
   /// That the folder is still this agent's to write to: asked before a save begins, before its commit, and before
   /// retention removes anything. An error refuses that. On threads of the persister's; may be empty.
   std::function<Status()> check_owner;
@@ -102,6 +105,10 @@ class NodePersister {
   /// Beside the ranks, which may be long in coming to the boundary where they would save: promises the newest whole
   /// snapshot, and returns its step. nullopt: it is on disk, or on its way there. No update writes it until it is done.
   std::optional<int64_t> promise_newest();
+
+  /// Beside no rank: the step that is whole in this slot is to be saved. A write of it that is under way and fails is
+  /// tried again.
+  void promise(int64_t slot, int64_t step);
 
   /// A step may have proved a save: labels are written soon, by a thread of the persister's.
   void settle_labels();

@@ -379,6 +379,7 @@ Status Follower::open(Segment parts) {
       .save_step = [this](ckpt::IoBackend& io, const fs::path& dir, ckpt::Manifest skeleton,
                           std::span<const ckpt::WriterPart> of,
                           const ckpt::SaveOptions& how) { return saves_.save(io, dir, skeleton, of, how); },
+      .is_due = [this](int64_t step) { return saves_.is_due(step); },
       .prepared = spare_memory_.take(),
       .follows = true};
   if (const std::string& init = parts_->plan.recipe.init.path; !init.empty()) {
@@ -478,6 +479,7 @@ Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
       } else if (message->kind == "go" && choice_ &&
                  message->body.value("incarnation", json()) == json(choice_->incarnation)) {
         incarnation_ = choice_->incarnation;
+        saves_.resumed(choice_->step, promised(), std::exchange(leader_promises_, {}));
         running_ = true;
         told_left_ = false;
         if (checker_) checker_->stop();  // of a leader that was lost over it
@@ -486,6 +488,7 @@ Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
       }
     }
     tell_stop();
+    saves_.look(promised());
   }
 }
 
@@ -518,7 +521,7 @@ Result<ckpt::RestoreChoice> Follower::carry_out(const json& body) {
   ckpt::RestoreChoice choice = order.choice;
   if (choice.dir.is_relative() && !choice.dir.empty()) choice.dir = run_ / "checkpoints" / choice.dir;
   RT_TRY(node_->carry_out(choice, order.starts));
-  saves_.resumed(choice.step, promised(), {order.promised.begin(), order.promised.end()});
+  leader_promises_ = {order.promised.begin(), order.promised.end()};
   if (options_.replicas && std::ssize(order.peers) == options_.hosts()) {
     options_.replicas->begin(order.epoch, order.peers[static_cast<size_t>(buddy_of(place_, options_.hosts()))],
                              slot_of(choice));

@@ -145,6 +145,7 @@ class Follower final : public Coordinator {
   std::optional<Segment> parts_;
   std::unique_ptr<ckpt::CheckpointNode> node_;
   std::optional<ckpt::RestoreChoice> choice_;  // carried out, and no rank has been started for it
+  std::set<int64_t> leader_promises_;          // to save, when that was decided
   uint64_t incarnation_ = 0;                   // of the ranks that run
   kernels::GemmIsa isa_ = kernels::gemm_isa();
   std::deque<cluster::News> inbox_;

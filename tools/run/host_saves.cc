@@ -34,6 +34,11 @@ int64_t step_of(const cluster::Message& message) {
   return json_integer(*step, 0, ckpt::kMaxStep).value_or(-1);
 }
 
+/// Of the leader's try.
+int64_t number_of(const cluster::Message& message) {
+  return json_integer(message.body.value("try", json()), 0, INT64_MAX).value_or(0);
+}
+
 int64_t payload_bytes_of(const ckpt::Manifest& skeleton) {
   int64_t bytes = 0;
   for (const ckpt::TensorEntry& tensor : skeleton.tensors)
@@ -115,6 +120,7 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
     own = own_;
   }
   std::map<int64_t, std::string> others = hosts;  // whose parts come as files
+  bool told = false;
   auto attempt = [&]() -> Result<ckpt::SaveReport> {
     if (options.check_folder) RT_TRY(options.check_folder());
     RT_TRY_SET(const bool replaces, ckpt::check_existing(io, checkpoints_dir, step, options));
@@ -129,6 +135,7 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
     const std::string folder = ckpt::work_dir_name(ckpt::kTmpPrefix, step, writer);
     ckpt::WorkFolder work(io, checkpoints_dir / folder, step, options.spares);
     RT_TRY(io.make_dir(work.path()));
+    told = true;
     tell_({.kind = "save",
            .body = {{"step", step}, {"try", number}, {"folder", folder}, {"wards", wards_to_json(wards)}}});
     if (whole) tell_({.kind = "promise", .body = slot_to_json(*whole)});
@@ -180,19 +187,19 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
     try {
       return attempt();
     } catch (...) {  // out of memory: the others must not wait for what will not come
-      drop(step, number, {ErrorCode::kInternal, "the leader could not save it"});
+      drop(step, told ? number : 0, {ErrorCode::kInternal, "the leader could not save it"});
       throw;
     }
   }();
   if (!done.ok()) {
-    drop(step, number, done.error());
+    drop(step, told ? number : 0, done.error());
     return done;
   }
   {
     const std::lock_guard lock(mutex_);
     saves_.erase(step);
   }
-  tell_({.kind = "committed", .body = {{"step", step}}});
+  tell_({.kind = "committed", .body = {{"step", step}, {"try", number}}});
   return done;
 }
 
@@ -223,7 +230,7 @@ bool LeaderSaves::take(int64_t host, const cluster::Message& message) {
   if (message.kind != "begun" && message.kind != "written" && message.kind != "not_written") return false;
   const std::lock_guard lock(mutex_);
   const auto save = saves_.find(step_of(message));
-  if (save == saves_.end()) return true;
+  if (save == saves_.end() || save->second.number != number_of(message)) return true;
   if (message.body.contains("of")) {  // the part of a ward
     host = json_integer(message.body["of"], 0, INT64_MAX).value_or(-1);
     if (std::ranges::find(save->second.wards, host, &Ward::host) == save->second.wards.end()) return true;
@@ -248,7 +255,6 @@ void LeaderSaves::lost(int64_t host, const std::string& why) {
 }
 
 void LeaderSaves::settle(const std::vector<ckpt::WholeSlot>& common) {
-  json going_on = json::array();
   std::vector<ckpt::WholeSlot> promised;
   {
     const std::lock_guard lock(mutex_);
@@ -258,14 +264,12 @@ void LeaderSaves::settle(const std::vector<ckpt::WholeSlot>& common) {
       const auto whole = std::ranges::find(common, step, &ckpt::WholeSlot::step);
       if (save.begun.size() < hosts_.size() && whole == common.end()) {
         save.error = stopped_too_early();
-      } else {
-        going_on.push_back(step);
-        if (save.begun.size() < hosts_.size()) promised.push_back(*whole);
+      } else if (save.begun.size() < hosts_.size()) {
+        promised.push_back(*whole);
       }
     }
     changed_.notify_all();
   }
-  tell_({.kind = "settled", .body = {{"steps", std::move(going_on)}}});
   for (const ckpt::WholeSlot& slot : promised) tell_({.kind = "promise", .body = slot_to_json(slot)});
 }
 
@@ -276,30 +280,45 @@ void LeaderSaves::resumed() {
 
 // --- follower ------------------------------------------------------------------------------------------------------
 
+// Either side may have forgotten a step of before: ranks were killed between its last byte and the promise. Which ones
+// the other side has not, is known of steps up to resumed_step_.
+
+bool FollowerSaves::is_due(int64_t step) {
+  const std::lock_guard lock(mutex_);
+  return told_.contains(step) || (step <= resumed_step_ && !leaders_.contains(step));
+}
+
 Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path& checkpoints_dir,
                                              const ckpt::Manifest& skeleton, std::span<const ckpt::WriterPart> parts,
                                              const ckpt::SaveOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   const int64_t step = skeleton.step;
-  const auto wait = [&](auto until) -> Status {
+  Told told;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = told_.find(step);
+    if (found == told_.end())
+      return Error{ErrorCode::kUnavailable, fmt::format("step {} is not in the leader's memory", step)};
+    told = std::move(found->second);
+    told_.erase(found);
+    if (told.error) return *told.error;
+    running_[step] = {.number = told.number};
+  }
+  const auto tell = [&](const char* kind, const Status& status) {
+    json body{{"step", step}, {"try", told.number}};
+    if (!status.ok()) body["error"] = error_to_json(status.error());
+    tell_({.kind = kind, .body = std::move(body)});
+  };
+  const auto committed = [&]() -> Status {
     std::unique_lock lock(mutex_);
-    Save& save = saves_[step];
-    save.here = true;
-    if (going_on_ && !going_on_->contains(step) && save.folder.empty() && !save.error) save.error = stopped_too_early();
-    if (nobody_saves(step, save) && !save.error)
-      save.error = Error{ErrorCode::kUnavailable, fmt::format("step {} is not in the leader's memory", step)};
-    while (!save.error && !until(save) && !given_up(options)) changed_.wait_for(lock, kLook);
+    const Running& save = running_[step];
+    while (!save.error && !save.committed && !given_up(options)) changed_.wait_for(lock, kLook);
     if (save.error) return *save.error;
-    return until(save) ? Status() : Status(Error{ErrorCode::kStopped, "the save was given up"});
+    return save.committed ? Status() : Status(Error{ErrorCode::kStopped, "the save was given up"});
   };
   const auto attempt = [&]() -> Result<ckpt::SaveReport> {
-    RT_TRY(wait([](const Save& save) { return !save.folder.empty(); }));
-    fs::path work;
-    {
-      const std::lock_guard lock(mutex_);
-      work = checkpoints_dir / saves_[step].folder;
-    }
-    tell_({.kind = "begun", .body = {{"step", step}}});
+    const fs::path work = checkpoints_dir / told.folder;
+    tell("begun", {});
     const auto written = [&]() -> Result<ckpt::PartSet> {
       RT_TRY_SET(ckpt::PartSet set, ckpt::write_parts(io, work, skeleton, parts, options));
       RT_TRY(ckpt::write_part_set(io, work, host_, set));
@@ -308,11 +327,11 @@ Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path
     };
     Result<ckpt::PartSet> set = written();
     if (!set.ok()) {
-      tell_({.kind = "not_written", .body = {{"step", step}, {"error", error_to_json(set.error())}}});
+      tell("not_written", set.error());
       return std::move(set).error();
     }
-    tell_({.kind = "written", .body = {{"step", step}}});
-    RT_TRY(wait([](const Save& save) { return save.committed; }));
+    tell("written", {});
+    RT_TRY(committed());
     ckpt::SaveReport report{.dir = checkpoints_dir / ckpt::step_dir_name(step), .manifest = skeleton};
     report.payload_bytes = set.value().stats.payload_bytes;
     report.file_bytes = set.value().stats.file_bytes;
@@ -321,11 +340,20 @@ Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path
     report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return report;
   };
-  Result<ckpt::SaveReport> done = attempt();
-  const std::lock_guard lock(mutex_);
-  ended_ = std::max(ended_, saves_[step].number);
-  saves_.erase(step);
-  return done;
+  const auto end = [&](bool again) {
+    const std::lock_guard lock(mutex_);
+    told.error = running_[step].error;
+    running_.erase(step);
+    if (again) told_.try_emplace(step, told);
+  };
+  try {
+    Result<ckpt::SaveReport> done = attempt();
+    end(false);
+    return done;
+  } catch (...) {  // out of memory: the leader waits for the next try
+    end(true);
+    throw;
+  }
 }
 
 void FollowerSaves::finish_wards() {
@@ -337,7 +365,7 @@ void FollowerSaves::finish_wards() {
   for (std::thread& one : writing) one.join();
 }
 
-void FollowerSaves::write(int64_t step, const Ward& ward, const fs::path& work) const {
+void FollowerSaves::write(int64_t step, int64_t number, const Ward& ward, const fs::path& work) const {
   const auto attempt = [&]() -> Status {
     ckpt::PosixBackend io;
     RT_TRY_SET(const ckpt::PartSet set, write_ward_(ward, io, work));
@@ -345,74 +373,63 @@ void FollowerSaves::write(int64_t step, const Ward& ward, const fs::path& work) 
     return io.sync_dir(work);
   };
   const Status done = attempt();
-  json body{{"step", step}, {"of", ward.host}};
+  json body{{"step", step}, {"try", number}, {"of", ward.host}};
   if (!done.ok()) body["error"] = error_to_json(done.error());
   tell_({.kind = done.ok() ? "written" : "not_written", .body = std::move(body)});
 }
 
 bool FollowerSaves::take(const cluster::Message& message, const fs::path& checkpoints_dir) {
   const std::string& kind = message.kind;
-  if (kind != "save" && kind != "committed" && kind != "dropped" && kind != "settled") return false;
+  if (kind != "save" && kind != "committed" && kind != "dropped") return false;
+  const int64_t step = step_of(message), number = number_of(message);
   const std::lock_guard lock(mutex_);
-  if (kind == "settled") {
-    std::set<int64_t> going_on;
-    for (const json& step : message.body.value("steps", json::array()))
-      going_on.insert(json_integer(step, 0, ckpt::kMaxStep).value_or(-1));
-    for (auto& [step, save] : saves_) {
-      if (!save.error && !going_on.contains(step)) save.error = stopped_too_early();
+  if (kind == "save") {
+    const json folder = message.body.value("folder", json());
+    if (!folder.is_string()) return true;
+    told_[step] = {.folder = folder, .number = number, .at = std::chrono::steady_clock::now(), .error = {}};
+    for (const Ward& ward : wards_of(message.body.value("wards", json()), host_)) {
+      writing_.emplace_back([this, step, number, ward, work = checkpoints_dir / folder.get<std::string>()] {
+        write(step, number, ward, work);
+      });
     }
-    going_on_ = std::move(going_on);
-  } else {
-    const int64_t number = json_integer(message.body.value("try", json()), 0, INT64_MAX).value_or(0);
-    if (kind == "dropped" && number > 0 && number <= ended_) return true;  // what ended here has dropped it
-    Save& save = saves_[step_of(message)];
-    if (kind == "save" && message.body.contains("folder") && message.body["folder"].is_string()) {
-      if (!save.here) save = {};
-      save.folder = message.body["folder"];
-      save.number = number;
-      save.told = std::chrono::steady_clock::now();
-      for (const Ward& ward : wards_of(message.body.value("wards", json()), host_)) {
-        writing_.emplace_back(
-            [this, step = step_of(message), ward, work = checkpoints_dir / save.folder] { write(step, ward, work); });
-      }
-    }
-    if (kind == "committed") save.committed = true;
-    if (kind == "dropped" && !save.error) save.error = error_from_json(message.body);
+    return true;
   }
-  changed_.notify_all();
+  // What is of no try that this host knows has ended here, or is of a line that was left.
+  if (const auto here = running_.find(step); here != running_.end() && here->second.number == number) {
+    if (kind == "committed") here->second.committed = true;
+    if (kind == "dropped" && !here->second.error) here->second.error = error_from_json(message.body);
+    changed_.notify_all();
+  } else if (const auto told = told_.find(step); kind == "dropped") {
+    if (number == 0 || (told != told_.end() && told->second.number == number))
+      told_[step].error = error_from_json(message.body);
+  }
   return true;
 }
 
 void FollowerSaves::leader_lost(const std::string& why) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(saves_, [](const auto& one) { return !one.second.here; });
-  for (auto& [step, save] : saves_) {
+  told_.clear();
+  for (auto& [step, save] : running_) {
     if (!save.error) save.error = Error{ErrorCode::kUnavailable, "the leader was lost: " + why};
   }
   changed_.notify_all();
 }
 
-/// One of the two sides has forgotten a step of before: ranks were killed between its last byte and the promise.
-bool FollowerSaves::nobody_saves(int64_t step, const Save& save) const {
-  if (step > resumed_step_) return false;
-  return save.here ? save.folder.empty() && !leaders_.contains(step) : !save.folder.empty() && !here_.contains(step);
-}
-
 void FollowerSaves::promised(int64_t step) {
   const std::lock_guard lock(mutex_);
-  if (going_on_) going_on_->insert(step);
+  here_.insert(step);
+  leaders_.insert(step);
+  if (const auto told = told_.find(step); told != told_.end() && told->second.error) told_.erase(told);
 }
 
 void FollowerSaves::resumed(int64_t step, std::set<int64_t> here, std::set<int64_t> leaders) {
   {
     const std::lock_guard lock(mutex_);
-    going_on_.reset();
     resumed_step_ = step;
-    here_ = std::move(here);
+    here_ = here;
     leaders_ = std::move(leaders);
     // What was told of steps that are trained again is of the line that was left.
-    std::erase_if(saves_, [](const auto& one) { return !one.second.here && one.second.error; });
-    here = here_;
+    std::erase_if(told_, [step](const auto& one) { return one.first > step || one.second.error; });
   }
   look(here);
 }
@@ -422,28 +439,26 @@ void FollowerSaves::look(const std::set<int64_t>& promised) {
   {
     const std::lock_guard lock(mutex_);
     const auto now = std::chrono::steady_clock::now();
-    for (const auto& [step, save] : saves_) {
-      const bool late = !save.here && !save.folder.empty() && !promised.contains(step) && now - save.told > kPatience;
-      if (!save.error && !save.committed && (late || nobody_saves(step, save))) forgotten.push_back(step);
+    for (const auto& [step, told] : told_) {
+      if (told.error || running_.contains(step)) continue;
+      const bool late = !promised.contains(step) && now - told.at > kPatience;
+      if (late || (step <= resumed_step_ && !here_.contains(step))) forgotten.push_back(step);
     }
   }
   for (const int64_t step : forgotten) refuse(step);
 }
 
 void FollowerSaves::refuse(int64_t step) {
-  const Error error{ErrorCode::kUnavailable, fmt::format("step {} is not in the memory of all hosts any more", step)};
+  int64_t number = 0;
   {
     const std::lock_guard lock(mutex_);
-    const auto save = saves_.find(step);
-    if (save == saves_.end()) return;
-    if (save->second.here) {
-      if (!save->second.error) save->second.error = error;
-    } else {
-      saves_.erase(save);
-    }
-    changed_.notify_all();
+    const auto told = told_.find(step);
+    if (told == told_.end()) return;
+    number = told->second.number;
+    told_.erase(told);
   }
-  tell_({.kind = "not_written", .body = {{"step", step}, {"error", error_to_json(error)}}});
+  const Error error{ErrorCode::kUnavailable, fmt::format("step {} is not in the memory of all hosts any more", step)};
+  tell_({.kind = "not_written", .body = {{"step", step}, {"try", number}, {"error", error_to_json(error)}}});
 }
 
 }  // namespace cairn::tools

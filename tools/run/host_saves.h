@@ -4,12 +4,14 @@
 // name. Nobody's bank is free before that.
 //
 //   leader -> host   save { step, try, folder, wards } where the files go; wards: whose part which host writes, too
-//   host -> leader   begun { step }             its persister is at it: the slot is whole there
-//   host -> leader   written { step }           its files, and parts-K.json, are durable
-//                    not_written { step, why }; both with `of` where the part is of a ward
-//   leader -> host   committed { step }, or dropped { step, try, why }: of a try that this host has not ended itself
-//                    settled { steps }           ranks were stopped: of these alone something will come yet, and of
-//                    promise { slot }            what is whole on all hosts and is saved after all
+//   host -> leader   begun { step, try }        its persister is at it: the slot is whole there
+//   host -> leader   written { step, try }      its files, and parts-K.json, are durable
+//                    not_written { step, try, why }; both with `of` where the part is of a ward
+//   leader -> host   committed { step, try }, or dropped { step, try, why }; try 0: no host was told of it
+//                    promise { slot }            whole on all hosts, it is saved though no rank may have asked there
+//
+// The leader's persister says which step is next. One that follows begins what it is told alone (is_due()): waiting for
+// another step it would be missing for this one.
 //
 // Threads: save() on those of the persisters, take() and lost() on the switchboard's, the rest on the agent's loop.
 
@@ -101,33 +103,41 @@ class FollowerSaves {
   /// How this host writes the part of a ward.
   void use(WriteWard write) { write_ward_ = std::move(write); }
 
+  /// ckpt::PersistOptions::is_due: the leader is at this step, has dropped it, or will never come to it.
+  bool is_due(int64_t step);
+  /// ckpt::SaveStep, of a step that is due.
   Result<ckpt::SaveReport> save(ckpt::IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                 const ckpt::Manifest& skeleton, std::span<const ckpt::WriterPart> parts,
                                 const ckpt::SaveOptions& options);
   bool take(const cluster::Message& message, const std::filesystem::path& checkpoints_dir);
   void leader_lost(const std::string& why);
-  /// The leader saves this step yet, though it was settled that nothing more comes.
+  /// The leader saves this step, whatever was before. To be called before the memory promises it.
   void promised(int64_t step);
   /// Parts of wards are written, and told.
   void finish_wards();
-  /// Ranks resume from `step`. `here`, `leaders`: steps up to that one that the memory of this host and the leader's
-  /// still promise to save.
+  /// Ranks run again, from `step` on. `here`, `leaders`: steps up to that one that the memory of this host and the
+  /// leader's still promise to save.
   void resumed(int64_t step, std::set<int64_t> here, std::set<int64_t> leaders);
   /// Now and then: refuses what the leader asks for and nobody here will write. `promised`: the steps that this host's
   /// memory promises to save.
   void look(const std::set<int64_t>& promised);
 
  private:
-  struct Save {
-    std::string folder;  // empty: not told yet
-    int64_t number = 0;  // of the leader's try; 0: not told yet
-    std::chrono::steady_clock::time_point told;
-    bool here = false;  // the persister is at it
+  /// The leader's try of a step that the persister has not come to.
+  struct Told {
+    std::string folder;
+    int64_t number = 0;  // 0: it has failed before hosts were told of it
+    std::chrono::steady_clock::time_point at;
+    std::optional<Error> error;
+  };
+  /// The one that the persister is at; the leader may be at the next already.
+  struct Running {
+    int64_t number = 0;
     bool committed = false;
     std::optional<Error> error;
   };
 
-  void write(int64_t step, const Ward& ward, const std::filesystem::path& work) const;
+  void write(int64_t step, int64_t number, const Ward& ward, const std::filesystem::path& work) const;
 
   const int64_t host_;
   const Tell tell_;
@@ -135,14 +145,12 @@ class FollowerSaves {
   std::vector<std::thread> writing_;  // parts of wards: once in a life of the ranks
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int64_t, Save> saves_;
-  std::optional<std::set<int64_t>> going_on_;  // as settled, while no rank runs: of these alone something will come yet
+  std::map<int64_t, Told> told_;        // by step
+  std::map<int64_t, Running> running_;  // by step
   int64_t resumed_step_ = -1;
-  std::set<int64_t> here_, leaders_;  // of resumed()
+  std::set<int64_t> here_, leaders_;  // of resumed(), and what was promised since
 
   void refuse(int64_t step);
-  bool nobody_saves(int64_t step, const Save& save) const;  // with mutex_ held
-  int64_t ended_ = 0;                                       // the last try that this host has ended
 };
 
 }  // namespace cairn::tools

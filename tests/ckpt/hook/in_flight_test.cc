@@ -414,6 +414,52 @@ TEST_SUITE("ckpt/hook/in_flight") {
     ignore(arena.remove(), "end of the test");
   }
 
+  TEST_CASE("what is promised is written when it is due, and once more where it was promised beside a try that fails") {
+    const TempDir dir;
+    const Plan plan = saving_each_step(1);
+    Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
+    arena.control().incarnation = 1;
+    std::atomic<int64_t> due = 0, fails = 2;
+    std::vector<int64_t> begun;
+    NodePersister* persister = nullptr;
+    PersistOptions options;
+    options.is_due = [&](int64_t step) { return step == due; };
+    options.save_step = [&](IoBackend& io, const std::filesystem::path& into, Manifest skeleton,
+                            std::span<const WriterPart> parts, const SaveOptions& how) -> Result<SaveReport> {
+      begun.push_back(skeleton.step);
+      if (skeleton.step == 3 && fails-- > 0) {
+        if (fails == 1) persister->promise(1, 3);  // nobody promises it beside the second try
+        return Error{ErrorCode::kUnavailable, "another host was lost"};
+      }
+      return save_checkpoint(io, into, std::move(skeleton), parts, how);
+    };
+    const auto until_free = [&](int64_t slot) {
+      while (arena.control().reserved[slot] != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    {
+      NodePersister owned(
+          arena, [] { return std::make_unique<PosixBackend>(); }, dir.path, options);
+      persister = &owned;
+      promise_little(arena, 0, 2);
+      promise_little(arena, 1, 3);
+      owned.notify();
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      CHECK(begun.empty());
+      due = 3;
+      until_free(1);
+      CHECK(begun == std::vector<int64_t>{3, 3});
+      CHECK(arena.control().reserved[0] == 2);
+      due = 2;
+      until_free(0);
+      due = 3;
+      owned.promise(1, 3);
+      until_free(1);
+    }
+    CHECK(begun == std::vector<int64_t>{3, 3, 2, 3});
+    CHECK(complete_steps(dir.path) == std::vector<int64_t>{2, 3});
+    ignore(arena.remove(), "end of the test");
+  }
+
   TEST_CASE("a save that runs out of memory leaves nothing on the disk, however often it is tried again") {
     class Short final : public PosixBackend {
      public:

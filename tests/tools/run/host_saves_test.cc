@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <future>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -51,6 +52,9 @@ struct TwoHosts {
     if (!cut) CHECK((message.kind == "promise" || follower.take(message, dir)));
   }
   void to_leader(const cluster::Message& message) {
+    if (throws) throw std::bad_alloc();
+    held = hold && message.kind == "begun";
+    while (held && hold) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (!cut) CHECK(leader.take(1, message));
   }
   std::future<Saved> lead(const TestState& state) {
@@ -59,11 +63,16 @@ struct TwoHosts {
       return leader.save(io, dir, state.skeleton, std::span(state.parts).first(2), options(state));
     });
   }
-  std::future<Saved> follow(const TestState& state, bool fails = false) {
-    return std::async(std::launch::async, [this, &state, fails] {
+  /// The persister of host 1, from the promise on.
+  std::future<Saved> follow(const TestState& state, bool fails = false, size_t files = 2) {
+    return std::async(std::launch::async, [this, &state, fails, files]() -> Saved {
       ckpt::PosixBackend io;
       FailingWrites failing;
-      return follower.save(fails ? failing : io, dir, state.skeleton, std::span(state.parts).subspan(2),
+      while (!follower.is_due(state.skeleton.step)) {
+        if (cancel) return Error{ErrorCode::kStopped, "the persister ends"};
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      return follower.save(fails ? failing : io, dir, state.skeleton, std::span(state.parts).subspan(2, files),
                            options(state));
     });
   }
@@ -71,6 +80,9 @@ struct TwoHosts {
     ckpt::SaveOptions out;
     out.checksum_bytes = ckpt::checksum_bytes_of(state.skeleton, state.parts, out.chunk_bytes);
     out.cancel = &cancel;
+    out.check_folder = [this]() -> Status {
+      return refuses ? Status(Error{ErrorCode::kIo, "the folder was moved away"}) : Status();
+    };
     return out;
   }
   ckpt::Names names() {
@@ -81,6 +93,9 @@ struct TwoHosts {
   TempDir temp{"hosts"};
   fs::path dir = temp.path / "checkpoints";
   std::atomic<bool> cut = false, cancel = false;  // messages are lost; both persisters give up
+  std::atomic<bool> refuses = false;              // the leader's save, before hosts are told of it
+  std::atomic<bool> throws = false;               // the host has no memory for a message
+  std::atomic<bool> hold = false, held = false;   // the host's persister, when it has begun
   std::vector<std::string> kinds;                 // of messages to the host
   LeaderSaves leader;
   FollowerSaves follower;
@@ -137,10 +152,7 @@ TEST_SUITE("tools/run/host_saves") {
         hosts.leader.set_hosts({{1, "h1"}, {2, "h2"}}, 7);
         hosts.leader.set_wards(0, {{2, holder, {0, 3, 5}}}, write);
         hosts.follower.use(write);
-        std::future<Saved> follows = std::async(std::launch::async, [&] {
-          ckpt::PosixBackend io;
-          return hosts.follower.save(io, hosts.dir, state.skeleton, parts.subspan(2, 1), hosts.options(state));
-        });
+        std::future<Saved> follows = hosts.follow(state, false, 1);
         const Saved lead = hosts.lead(state).get(), follow = follows.get();
         hosts.follower.finish_wards();
         CHECK(follow.ok() != fails);
@@ -165,7 +177,7 @@ TEST_SUITE("tools/run/host_saves") {
     hosts.cut = true;  // its own part is all that comes of it
     std::future<Saved> leads = hosts.lead(state);
     CHECK_FALSE(is_done(leads));
-    CHECK(hosts.leader.take(1, {.kind = "written", .body = {{"step", 5}}}));
+    CHECK(hosts.leader.take(1, {.kind = "written", .body = {{"step", 5}, {"try", 1}}}));
     CHECK_FALSE(is_done(leads));
     hosts.leader.lost(1, "silent");
     const Saved lead = leads.get();
@@ -188,6 +200,16 @@ TEST_SUITE("tools/run/host_saves") {
     std::future<Saved> again = hosts.lead(state), with = hosts.follow(state);
     CHECK(again.get().ok());
     CHECK(with.get().ok());
+    // One without memory comes again, and the leader waits for it.
+    TwoHosts others;
+    std::future<Saved> waits = others.lead(state);
+    CHECK_FALSE(is_done(waits));
+    others.throws = true;
+    CHECK_THROWS(others.follow(state).get());
+    others.throws = false;
+    CHECK_FALSE(is_done(waits));
+    CHECK(others.follow(state).get().ok());
+    CHECK(waits.get().ok());
   }
 
   TEST_CASE("a host that is lost, and a leader that is, end what waits for them") {
@@ -201,18 +223,23 @@ TEST_SUITE("tools/run/host_saves") {
     CHECK(ended.error().message.find("h1 was lost: silent for 3.0 s") != std::string::npos);
 
     TwoHosts others;
+    others.leader.set_hosts({{1, "h1"}, {2, "late"}}, 7);
+    lead = others.lead(state);
     std::future<Saved> follow = others.follow(state);
     CHECK_FALSE(is_done(follow));
     others.follower.leader_lost("reset");
     CHECK(follow.get().error().message == "the leader was lost: reset");
+    others.cancel = true;
+    CHECK_FALSE(lead.get().ok());
   }
 
   TEST_CASE("both give a save up at once when they are told to") {
     const TestState state = make_state(5, 1, 4);
     TwoHosts hosts;
-    hosts.cut = true;
+    hosts.leader.set_hosts({{1, "h1"}, {2, "late"}}, 7);
     std::future<Saved> lead = hosts.lead(state), follow = hosts.follow(state);
     CHECK_FALSE(is_done(lead));
+    CHECK_FALSE(is_done(follow));
     hosts.cancel = true;
     CHECK(lead.get().error().code == ErrorCode::kStopped);
     CHECK(follow.get().error().code == ErrorCode::kStopped);
@@ -229,13 +256,6 @@ TEST_SUITE("tools/run/host_saves") {
       // The host whose persister comes late is told as well.
       CHECK(hosts.follow(state).get().error().code == ErrorCode::kUnavailable);
     }
-    {
-      TwoHosts hosts;
-      std::future<Saved> follow = hosts.follow(state);
-      CHECK_FALSE(is_done(follow));
-      hosts.leader.settle({});
-      CHECK(follow.get().error().code == ErrorCode::kUnavailable);
-    }
     TwoHosts hosts;
     std::future<Saved> lead = hosts.lead(state);
     CHECK_FALSE(is_done(lead));
@@ -248,39 +268,96 @@ TEST_SUITE("tools/run/host_saves") {
 
   TEST_CASE("a persister that comes to its promise when it is settled what all have waits for nobody in vain") {
     const TestState state = make_state(5, 1, 4);
-    const auto begun_too_late = [](std::future<Saved> save) {
-      REQUIRE(is_done(save));
-      CHECK(save.get().error().message.find("before all hosts had it in memory") != std::string::npos);
-    };
     {
       TwoHosts hosts;  // on a host that was booted again nothing is whole
       hosts.leader.settle({{2, 1, 4}});
-      begun_too_late(hosts.lead(state));
-      begun_too_late(hosts.follow(state));
-      CHECK(std::ranges::count(hosts.kinds, "save") == 0);
+      std::future<Saved> lead = hosts.lead(state);
+      REQUIRE(is_done(lead));
+      CHECK(lead.get().error().message.find("before all hosts had it in memory") != std::string::npos);
+      CHECK(hosts.kinds.empty());
+      CHECK_FALSE(hosts.follower.is_due(5));
       hosts.leader.resumed();  // the step is reached again
       hosts.follower.resumed(4, {}, {});
-      std::future<Saved> lead = hosts.lead(state);
+      lead = hosts.lead(state);
       CHECK_FALSE(is_done(lead));
       CHECK(hosts.follow(state).get().ok());
       CHECK(lead.get().ok());
     }
-    {
-      TwoHosts hosts;  // whole on the other host, which has promised it to nobody
-      hosts.leader.settle({{2, 1, 5}});
-      std::future<Saved> lead = hosts.lead(state);
-      CHECK_FALSE(is_done(lead));
-      CHECK(hosts.kinds == std::vector<std::string>{"settled", "save", "promise"});
-      CHECK(hosts.follow(state).get().ok());
-      CHECK(lead.get().ok());
-    }
-    TwoHosts hosts;  // the leader's word that a step is saved yet comes ahead of its persister
+    TwoHosts hosts;  // whole on the other host, which has promised it to nobody
     hosts.leader.settle({{2, 1, 5}});
+    std::future<Saved> lead = hosts.lead(state);
+    CHECK_FALSE(is_done(lead));
+    CHECK(hosts.kinds == std::vector<std::string>{"save", "promise"});
+    CHECK(hosts.follow(state).get().ok());
+    CHECK(lead.get().ok());
+  }
+
+  TEST_CASE("who follows begins what the leader is at, in its order, and what will never come ends") {
+    const TestState fifth = make_state(5, 1, 4), sixth = make_state(6, 1, 4);
+    TwoHosts hosts;
+    CHECK_FALSE(hosts.follower.is_due(5));
+    std::future<Saved> lead = hosts.lead(sixth);
+    CHECK_FALSE(is_done(lead));
+    CHECK_FALSE(hosts.follower.is_due(5));
+    CHECK(hosts.follower.is_due(6));
+    CHECK(hosts.follow(sixth).get().ok());
+    CHECK(lead.get().ok());
+    CHECK_FALSE(hosts.follower.is_due(6));
+    hosts.leader.failed(5, {ErrorCode::kNoSpace, "the disk is full"});
+    CHECK(hosts.follower.is_due(5));
+    CHECK(hosts.follow(fifth).get().error().code == ErrorCode::kNoSpace);
+    CHECK_FALSE(hosts.follower.is_due(5));
+    hosts.refuses = true;
+    CHECK_FALSE(hosts.lead(fifth).get().ok());
+    hosts.refuses = false;
+    CHECK(hosts.kinds.back() == "dropped");
+    CHECK(hosts.follow(fifth).get().error().code == ErrorCode::kIo);
+    // The line of these is left, or the leader says anew which is next.
+    hosts.leader.failed(6, {ErrorCode::kNoSpace, "the disk is full"});
+    hosts.to_host({.kind = "save", .body = {{"step", 7}, {"try", 9}, {"folder", "left"}}});
+    hosts.follower.resumed(6, {6}, {6});
+    CHECK(hosts.follower.is_due(5));
+    CHECK_FALSE(hosts.follower.is_due(6));
+    CHECK_FALSE(hosts.follower.is_due(7));
+    // What is promised anew is saved anew, though it was resumed from and all else of it has ended.
+    hosts.leader.failed(5, {ErrorCode::kNoSpace, "the disk is full"});
     hosts.follower.promised(5);
-    std::future<Saved> follow = hosts.follow(state);
-    CHECK_FALSE(is_done(follow));
-    CHECK(hosts.lead(state).get().ok());
-    CHECK(follow.get().ok());
+    CHECK_FALSE(hosts.follower.is_due(5));
+    lead = hosts.lead(fifth);
+    CHECK_FALSE(is_done(lead));
+    hosts.follower.look({5});
+    CHECK_FALSE(is_done(lead));
+    CHECK(hosts.follow(fifth).get().ok());
+    CHECK(lead.get().ok());
+  }
+
+  TEST_CASE("a try that was dropped says nothing of the next one of the same step") {
+    const TestState state = make_state(5, 1, 4);
+    TwoHosts hosts;
+    std::future<Saved> lead = hosts.lead(state);
+    CHECK_FALSE(is_done(lead));
+    hosts.hold = true;  // the host's persister is long in writing its part
+    std::future<Saved> late = hosts.follow(state);
+    while (!hosts.held) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    hosts.leader.settle({});
+    CHECK_FALSE(lead.get().ok());
+    hosts.leader.resumed();
+    lead = hosts.lead(state);
+    CHECK_FALSE(is_done(lead));
+    hosts.hold = false;
+    CHECK_FALSE(late.get().ok());
+    CHECK_FALSE(is_done(lead));
+    const cluster::Message of_the_first{
+        .kind = "dropped", .body = {{"step", 5}, {"try", 1}, {"error", error_to_json({ErrorCode::kIo, "late"})}}};
+    hosts.to_host(of_the_first);
+    CHECK(hosts.follower.is_due(5));
+    hosts.hold = true;
+    std::future<Saved> second = hosts.follow(state);
+    while (!hosts.held) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    hosts.to_host(of_the_first);
+    hosts.hold = false;
+    CHECK(second.get().ok());
+    CHECK(lead.get().ok());
   }
 
   TEST_CASE("a step that one side has forgotten is refused instead of being waited for") {
