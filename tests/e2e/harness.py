@@ -335,6 +335,26 @@ wait_for() {{ n=0; until eval "$1"; do n=$((n + 1)); [ $n -lt 600 ]; sleep 0.1; 
         self.assertEqual(mine, other)
 
 
+class HostsTest(RunTest):
+    """Runs over several hosts, which are agents on loopback."""
+
+    def start_host(self, recipe, run, index, hosts, ranks, *extra, name=None):
+        names = ",".join(["127.0.0.1", "localhost", *(f"127.0.0.{k}" for k in range(2, hosts))][:hosts])
+        job = Job(self.program,
+                  ["train", recipe, "--run", self.folder / run, "--threads", 1, "--nproc", ranks, "--hosts", names,
+                   "--host-index", index, *extra],
+                  self.folder / f"{name or run}-h{index}.out", self.folder)
+        self.jobs.append(job)
+        return job
+
+    def start_hosts(self, recipe, run, hosts, ranks, *extra):
+        return [self.start_host(recipe, run, k, hosts, ranks, *extra) for k in range(hosts)]
+
+    def finish_all(self, jobs, code=0):
+        for job in reversed(jobs):
+            self.finish(job, code)
+
+
 def main():
     RunTest.program = os.path.abspath(sys.argv.pop(1))
     unittest.main(verbosity=2)

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 
-from harness import Job, RunTest, main
+from harness import HostsTest, Job, main
 
 STEPS = 40
 # hosts, ranks of each, recipe, --set: pipelines, tensors and replicas over hosts; with state that ranks of another
@@ -23,23 +23,7 @@ LAYOUTS = {
 }
 
 
-class Hosts(RunTest):
-    def start_host(self, recipe, run, index, hosts, ranks, *extra, name=None):
-        names = ",".join(["127.0.0.1", "localhost", *(f"127.0.0.{k}" for k in range(2, hosts))][:hosts])
-        job = Job(self.program,
-                  ["train", recipe, "--run", self.folder / run, "--threads", 1, "--nproc", ranks, "--hosts", names,
-                   "--host-index", index, *extra],
-                  self.folder / f"{name or run}-h{index}.out", self.folder)
-        self.jobs.append(job)
-        return job
-
-    def start_hosts(self, recipe, run, hosts, ranks, *extra):
-        return [self.start_host(recipe, run, k, hosts, ranks, *extra) for k in range(hosts)]
-
-    def finish_all(self, jobs, code=0):
-        for job in reversed(jobs):
-            self.finish(job, code)
-
+class Hosts(HostsTest):
     def test_any_layout_trains_the_bits_of_one_host_through_kills_of_ranks_on_each(self):
         for name, (hosts, ranks, layout, sets) in LAYOUTS.items():
             with self.subTest(name):
