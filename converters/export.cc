@@ -317,7 +317,7 @@ class Exporter {
     // A model that came from Hugging Face goes back as what it was, where several families could hold it.
     const auto kept = files_.find(std::string(kConfigFile));
     const std::string original_text = kept == files_.end() ? "" : kept->second;
-    const nlohmann::json original = json_or_nothing(original_text);
+    const nlohmann::json original = json_or_nothing(original_text, JsonNumbers::kPython);
     const bool readable = original.is_object() && original.contains("model_type") && original["model_type"].is_string();
     RT_TRY_SET(const Family family,
                family_for(source_.model(), readable ? original["model_type"].get<std::string>() : ""));
@@ -662,7 +662,7 @@ Status check_export_dtype(const std::optional<DType>& dtype) {
 
 /// Token ids of the original config: ints, a list of ints, or null; anything else is left out.
 void keep_token_ids(const std::string& original, nlohmann::ordered_json* config) {
-  const auto parsed = parse_json_strictly(original, "the kept config", 32);
+  const auto parsed = parse_json_strictly(original, "the kept config", 32, 0, JsonNumbers::kPython);
   if (!parsed.ok() || !parsed.value().is_object()) return;
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
     const auto found = parsed.value().find(key);

@@ -199,7 +199,8 @@ Status HfFolder::read_config() {
         fmt::format("{}: has no config.json; is this the folder that save_pretrained wrote?", dir_.string()));
   }
   RT_TRY_SET(config_text_, read_text_file(path, kMaxConfigBytes));
-  Result<nlohmann::json> config = parse_json_strictly(config_text_, "the config", kMaxConfigDepth);
+  Result<nlohmann::json> config =
+      parse_json_strictly(config_text_, "the config", kMaxConfigDepth, 0, JsonNumbers::kPython);
   if (!config.ok()) return std::move(config).error().with(path.string());
   std::vector<std::string> notes;
   Result<ModelConfig> model = model_from_config(config.value(), &notes);
@@ -279,7 +280,8 @@ void HfFolder::settle_mtp(const HfOptions& options) {
     return later_layer(family_, model_, without_wrappers(tensor.name)) >= 0;
   });
   const std::string after = fmt::format("of layers from {}{} on", family_.later_layers, model_.layers);
-  const int64_t said = json_or_nothing(config_text_).contains("num_nextn_predict_layers") ? model_.mtp.depth : 0;
+  const int64_t said =
+      json_or_nothing(config_text_, JsonNumbers::kPython).contains("num_nextn_predict_layers") ? model_.mtp.depth : 0;
   if (options.drop_mtp || count == 0) model_.mtp = {};
   if (said > 0 && count == 0) {
     warnings_.push_back(fmt::format(

@@ -143,11 +143,11 @@ class FolderTensors final : public TensorSource {
 /// The source's config.json in the form that both transformers lines read: its own keys, over them those of the
 /// family's table, without what speaks of code or of weights as they were stored.
 Result<std::string> clean_config(const HfFolder& folder, DType dtype, const nlohmann::ordered_json& quantisation) {
-  RT_TRY_SET(nlohmann::ordered_json out, parse_ordered_json(folder.config_text()));
+  RT_TRY_SET(nlohmann::ordered_json out, parse_ordered_json(folder.config_text(), kMaxJsonDepth, JsonNumbers::kPython));
   if (!out.is_object()) return Error{ErrorCode::kInternal, "config.json was an object before"};
   if (!folder.family().architecture.empty()) {
-    nlohmann::ordered_json ours =
-        config_from_model(folder.family(), folder.model(), dtype, json_or_nothing(folder.config_text()));
+    nlohmann::ordered_json ours = config_from_model(folder.family(), folder.model(), dtype,
+                                                    json_or_nothing(folder.config_text(), JsonNumbers::kPython));
     keep_token_ids(folder.config_text(), &ours);
     // The 5.x form of what the table says in the 4.x form would be a second truth.
     for (const char* key : {"rope_parameters"}) {
@@ -160,7 +160,7 @@ Result<std::string> clean_config(const HfFolder& folder, DType dtype, const nloh
   out["tie_word_embeddings"] = folder.model().tied_embeddings;
   out["transformers_version"] = kTestedVersion;
   if (!quantisation.is_null()) out["quantization_config"] = quantisation;
-  return out.dump(2) + "\n";
+  return python_json_text(out, 2) + "\n";
 }
 
 }  // namespace
@@ -184,7 +184,7 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
   report.warnings = folder->warnings();
   if (folder->family().own_code) report.warnings.push_back(own_code_warning(folder->family()));
   HfOutput output{.dtype = report.dtype};
-  const BlockFp8 blocks = BlockFp8::like(json_or_nothing(folder->config_text()));
+  const BlockFp8 blocks = BlockFp8::like(json_or_nothing(folder->config_text(), JsonNumbers::kPython));
   nlohmann::ordered_json quantisation;
   if (options.to.block_fp8) {
     RT_TRY(check_block_fp8(folder->family()));

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -56,16 +59,151 @@ class Walker : public nlohmann::json_sax<nlohmann::json> {
   std::vector<std::set<std::string>> keys_;
 };
 
+constexpr std::string_view kNoNumber = " (no JSON number)";
+constexpr std::string_view kHalf = "\\ufffd", kOtherHalf = "\\u0020";  // in place of half a surrogate pair
+
+/// The number at the beginning of `text` that Python writes and JSON lacks; empty: none.
+std::string_view python_number(std::string_view text) {
+  for (const std::string_view word : {"NaN", "Infinity", "-Infinity"}) {
+    if (text.starts_with(word)) return word;
+  }
+  const std::string_view number = text.substr(0, text.find_first_not_of("+-.0123456789eE"));
+  constexpr size_t kMostDigits = 308;  // a number without exponent is below the largest double up to here
+  if (number.size() <= kMostDigits && number.find_first_of("eE") == number.npos) return {};
+  return std::isinf(std::strtod(std::string(number).c_str(), nullptr)) ? number : std::string_view();
+}
+
+/// 0: no escape of half a character is at `at`; else whether it is the first half (1) or the second (2) of a pair.
+int surrogate_at(std::string_view text, size_t at) {
+  if (text.substr(at, 2) != "\\u" || at + 6 > text.size() || (text[at + 2] | 0x20) != 'd') return 0;
+  const char* const digits = "0123456789abcdef";
+  const char* const third = std::strchr(digits, text[at + 3] | 0x20);
+  if (third == nullptr || text[at + 3] == '\0' || third - digits < 8) return 0;
+  return third - digits < 12 ? 1 : 2;
+}
+
+/// Text that Python's json module reads, as JSON; nothing: it would be the same. Without `half` its numbers become
+/// strings. With it (six characters, in place of half a surrogate pair) they become null.
+std::optional<std::string> standard_json(std::string_view text, std::string_view half) {
+  std::string out;
+  size_t done = 0;
+  const auto put = [&](size_t at, size_t count, const std::string& instead) {
+    out += text.substr(done, at - done);
+    out += instead;
+    done = at + count;
+  };
+  for (size_t i = 0; i < text.size();) {
+    if (text[i] == '"') {
+      for (++i; i < text.size() && text[i] != '"'; ++i) {
+        if (text[i] != '\\') continue;
+        const int part = half.empty() ? 0 : surrogate_at(text, i);
+        if (part == 1 && surrogate_at(text, i + 6) == 2) {
+          i += 11;
+        } else if (part != 0) {
+          put(i, 6, std::string(half));
+          i += 5;
+        } else {
+          ++i;
+        }
+      }
+      ++i;
+      continue;
+    }
+    const bool begins = text[i] == 'N' || text[i] == 'I' || text[i] == '-' || (text[i] >= '0' && text[i] <= '9');
+    if (!begins) {
+      ++i;
+      continue;
+    }
+    const std::string_view number = python_number(text.substr(i));
+    if (!number.empty()) put(i, number.size(), half.empty() ? fmt::format("\"{}{}\"", number, kNoNumber) : "null");
+    i = number.empty() ? std::min(text.find_first_not_of("+-.0123456789eE", i + 1), text.size()) : done;
+  }
+  if (done == 0) return std::nullopt;
+  return out.append(text.substr(done));
+}
+
+/// Walks a line and keeps one text of the outermost object.
+class FieldReader : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit FieldReader(std::string_view key) : key_(key) {}
+  std::optional<std::string> text;
+  std::string others;  // names of fields with text
+  bool object = false, found = false;
+  std::string problem;
+  size_t problem_at = 0;
+
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(number_integer_t) override { return value(); }
+  bool number_unsigned(number_unsigned_t) override { return value(); }
+  bool number_float(number_float_t, const string_t&) override { return value(); }
+  bool string(string_t& value_text) override {
+    if (depth_ != 1 || !object) return true;
+    if (wanted_) text = std::move(value_text);
+    constexpr size_t kMostNames = 200;
+    if (!wanted_ && others.size() < kMostNames) others += fmt::format("{}\"{}\"", others.empty() ? "" : ", ", name_);
+    return true;
+  }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override {
+    if (depth_ == 0) object = true;
+    value();
+    ++depth_;
+    return true;
+  }
+  bool key(string_t& name) override {
+    if (depth_ != 1) return true;
+    wanted_ = name == key_;
+    found = found || wanted_;
+    name_ = name;
+    return true;
+  }
+  bool end_object() override { return leave(); }
+  bool start_array(std::size_t) override {
+    value();
+    ++depth_;
+    return true;
+  }
+  bool end_array() override { return leave(); }
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& error) override {
+    problem = error.what();
+    problem_at = position > 0 ? position - 1 : 0;
+    return false;
+  }
+
+ private:
+  bool value() {  // one that is no text
+    if (depth_ == 1 && object && wanted_) text.reset();
+    return true;
+  }
+  bool leave() {
+    --depth_;
+    return true;
+  }
+  std::string_view key_;
+  std::string name_;
+  bool wanted_ = false;
+  int64_t depth_ = 0;
+};
+
+Error not_json(std::string_view text, size_t at, std::string_view what) {
+  // The library quotes the text it read.
+  return {ErrorCode::kCorrupt, fmt::format("byte {}: not JSON: found \"{}\" ({})", at,
+                                           printable_ascii(text.substr(at, 24)), printable_ascii(what))};
+}
+
 template <typename Json>
-Result<Json> parse(std::string_view text, int64_t max_depth) {
+Result<Json> parse(std::string_view text, int64_t max_depth, JsonNumbers numbers = JsonNumbers::kStandard) {
   RT_TRY(check_json_depth(text, max_depth));
+  if (numbers == JsonNumbers::kPython) {
+    if (const std::optional<std::string> standard = standard_json(text, {})) {
+      return parse<Json>(*standard, max_depth);
+    }
+  }
   try {
     return Json::parse(text);
   } catch (const typename Json::parse_error& e) {
-    const size_t at = std::min(e.byte > 0 ? e.byte - 1 : 0, text.size());
-    // What the library says quotes what it has read.
-    return Error{ErrorCode::kCorrupt, fmt::format("byte {}: not JSON: found \"{}\" ({})", at,
-                                                  printable_ascii(text.substr(at, 24)), printable_ascii(e.what()))};
+    return not_json(text, std::min(e.byte > 0 ? e.byte - 1 : 0, text.size()), e.what());
   } catch (const typename Json::exception& e) {  // a number out of range
     return Error{ErrorCode::kCorrupt, fmt::format("not JSON: {}", printable_ascii(e.what()))};
   }
@@ -107,8 +245,8 @@ Result<nlohmann::json> parse_json(std::string_view text, int64_t max_depth) {
   return parse<nlohmann::json>(text, max_depth);
 }
 
-Result<nlohmann::ordered_json> parse_ordered_json(std::string_view text, int64_t max_depth) {
-  return parse<nlohmann::ordered_json>(text, max_depth);
+Result<nlohmann::ordered_json> parse_ordered_json(std::string_view text, int64_t max_depth, JsonNumbers numbers) {
+  return parse<nlohmann::ordered_json>(text, max_depth, numbers);
 }
 
 std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t least, int64_t most) {
@@ -118,13 +256,21 @@ std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t least, 
   return integer >= least && integer <= most ? std::optional(integer) : std::nullopt;
 }
 
-nlohmann::json json_or_nothing(std::string_view text) {
+nlohmann::json json_or_nothing(std::string_view text, JsonNumbers numbers) {
   const nlohmann::json nothing(nlohmann::json::value_t::discarded);
+  if (numbers == JsonNumbers::kPython) {
+    if (const std::optional<std::string> standard = standard_json(text, {})) return json_or_nothing(*standard);
+  }
   return check_json_depth(text).ok() ? nlohmann::json::parse(text, nullptr, false) : nothing;
 }
 
 Result<nlohmann::json> parse_json_strictly(std::string_view text, std::string_view what, int64_t max_depth,
-                                           int64_t first_byte) {
+                                           int64_t first_byte, JsonNumbers numbers) {
+  if (numbers == JsonNumbers::kPython) {
+    if (const std::optional<std::string> standard = standard_json(text, {})) {
+      return parse_json_strictly(*standard, what, max_depth, first_byte);
+    }
+  }
   Walker walker(max_depth);
   nlohmann::json::sax_parse(text.begin(), text.end(), &walker);
   if (walker.duplicate)
@@ -137,6 +283,45 @@ Result<nlohmann::json> parse_json_strictly(std::string_view text, std::string_vi
   nlohmann::json out = nlohmann::json::parse(text, nullptr, false);
   if (out.is_discarded()) return Error{ErrorCode::kCorrupt, fmt::format("{} is not JSON", what)};
   return out;
+}
+
+std::string python_json_text(const nlohmann::ordered_json& json, int indent) {
+  std::string out = json.dump(indent);
+  const std::string end = fmt::format("{}\"", kNoNumber);
+  for (size_t at = out.find(end); at != out.npos; at = out.find(end, at)) {
+    const size_t quote = out.rfind('"', at - 1);
+    out.erase(at, end.size());
+    out.erase(quote, 1);
+  }
+  return out;
+}
+
+Result<std::string> json_text_field(std::string_view line, std::string_view key) {
+  const auto read = [key](std::string_view text) {
+    FieldReader reader(key);
+    nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
+    return reader;
+  };
+  FieldReader reader = read(line);
+  if (!reader.problem.empty()) {
+    if (const std::optional<std::string> standard = standard_json(line, kHalf)) {
+      FieldReader again = read(*standard);
+      // The field is not the same for another filler: half a character stands in it.
+      if (again.problem.empty() && again.text && again.text != read(*standard_json(line, kOtherHalf)).text) {
+        return Error{ErrorCode::kInvalidInput,
+                     fmt::format("\"{}\" has half of a surrogate pair (\\ud800 to \\udfff), which is no character; "
+                                 "write it as UTF-8 or leave it out",
+                                 key)};
+      }
+      if (again.problem.empty()) reader = std::move(again);
+    }
+  }
+  if (!reader.problem.empty()) return not_json(line, std::min(reader.problem_at, line.size()), reader.problem);
+  if (!reader.object) return Error{ErrorCode::kInvalidInput, "expected a JSON object a line"};
+  if (reader.text) return *std::move(reader.text);
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("\"{}\" is {}; fields with text: {}", key, reader.found ? "no text" : "missing",
+                           reader.others.empty() ? "none" : reader.others)};
 }
 
 }  // namespace cairn

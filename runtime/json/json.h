@@ -14,17 +14,31 @@ namespace cairn {
 
 inline constexpr int64_t kMaxJsonDepth = 64;  // of objects and arrays in each other
 
+/// Python's json module writes and reads NaN, Infinity, -Infinity and numbers beyond a double. kPython: such a number
+/// becomes the string "SPELLING (no JSON number)", which no reader of a number takes.
+enum class JsonNumbers { kStandard, kPython };
+
 /// Errors: kCorrupt, "byte N: not JSON: found ...", also for text nested deeper than max_depth. Never throws.
 Result<nlohmann::json> parse_json(std::string_view text, int64_t max_depth = kMaxJsonDepth);
-Result<nlohmann::ordered_json> parse_ordered_json(std::string_view text, int64_t max_depth = kMaxJsonDepth);
+Result<nlohmann::ordered_json> parse_ordered_json(std::string_view text, int64_t max_depth = kMaxJsonDepth,
+                                                  JsonNumbers numbers = JsonNumbers::kStandard);
 
 /// The same where text that is no JSON is as good as none: a discarded value, which is of no type.
-nlohmann::json json_or_nothing(std::string_view text);
+nlohmann::json json_or_nothing(std::string_view text, JsonNumbers numbers = JsonNumbers::kStandard);
 
 /// The same for what others wrote: a key named twice, of which the last would win, is an error too. Errors: kCorrupt,
 /// starting with `what` ("the header", "config.json"), with the byte counted from `first_byte`.
 Result<nlohmann::json> parse_json_strictly(std::string_view text, std::string_view what, int64_t max_depth,
-                                           int64_t first_byte = 0);
+                                           int64_t first_byte = 0, JsonNumbers numbers = JsonNumbers::kStandard);
+
+/// `json` as Python's json module reads it: the strings of JsonNumbers::kPython are numbers again.
+std::string python_json_text(const nlohmann::ordered_json& json, int indent);
+
+/// The text of one field of a line of JSON lines, as Python's json module reads the line. Other fields are not built:
+/// they may be of any depth, with any number of kPython and with halves of surrogate pairs. The last field of the name
+/// counts. Errors: kCorrupt where the line is not JSON; kInvalidInput where it is no object, or the field is missing or
+/// no text.
+Result<std::string> json_text_field(std::string_view line, std::string_view key);
 
 /// An integer within [least, most]; nothing where the value is no integer, or another one.
 std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t least, int64_t most);

@@ -53,6 +53,58 @@ TEST_SUITE("runtime/json") {
     CHECK_FALSE(json_integer(json_or_nothing("18446744073709551615"), -1, INT64_MAX));
   }
 
+  TEST_CASE("numbers that Python writes and JSON lacks are read as text where Python's dialect is asked for") {
+    const std::string text =
+        R"({"a": NaN, "b": [0, Infinity, -Infinity], "c": 1e999, "d": -1E400, "e": "NaN", "f": 1e-999})";
+    CHECK_FALSE(parse_json(text).ok());
+    CHECK(json_or_nothing(text).is_discarded());
+    CHECK_FALSE(parse_json_strictly(text, "it", 8).ok());
+    const auto read = parse_json_strictly(text, "it", 8, 0, JsonNumbers::kPython);
+    REQUIRE(read.ok());
+    CHECK(read.value() == json_or_nothing(text, JsonNumbers::kPython));
+    CHECK(read.value()["a"] == "NaN (no JSON number)");
+    CHECK(read.value()["b"][2] == "-Infinity (no JSON number)");
+    CHECK(read.value()["c"] == "1e999 (no JSON number)");
+    CHECK(read.value()["e"] == "NaN");
+    CHECK(read.value()["f"] == 0);
+    CHECK_FALSE(json_integer(read.value()["a"], 0, 9));
+    const auto ordered = parse_ordered_json(R"({"z": [NaN, -Infinity], "a": "Infinity"})", 8, JsonNumbers::kPython);
+    REQUIRE(ordered.ok());
+    CHECK(python_json_text(ordered.value(), -1) == R"({"z":[NaN,-Infinity],"a":"Infinity"})");
+    for (const char* bad : {"{\"a\": Nan}", "{\"a\": NaN NaN}", "{\"a\": +Infinity}", "{\"a\": - 1}"}) {
+      CAPTURE(bad);
+      CHECK(json_or_nothing(bad, JsonNumbers::kPython).is_discarded());
+    }
+    CHECK_FALSE(parse_json_strictly(nested(9) + "NaN", "it", 8, 0, JsonNumbers::kPython).ok());
+  }
+
+  TEST_CASE("the text of a line is read whatever its other fields hold") {
+    const auto deep = [](int64_t depth) { return R"({"text": "world", "meta": )" + nested(depth) + "}"; };
+    for (const std::string& line :
+         {std::string(R"({"text": "world", "score": NaN})"), std::string(R"({"score": -Infinity, "text": "world"})"),
+          std::string(R"({"score": [1e999, {"text": "no"}], "text": "world"})"), deep(80), deep(200'000),
+          std::string(R"({"other": "\ud83d half", "text": "world", "more": "\udc00\ud800"})"),
+          std::string(R"({"text": 1, "text": "world"})"), std::string(R"({"te\u0078t": "w\u006frld"})")}) {
+      CAPTURE(line.substr(0, 60));
+      const Result<std::string> text = json_text_field(line, "text");
+      REQUIRE(text.ok());
+      CHECK(text.value() == "world");
+    }
+    CHECK(json_text_field(R"({"text": "\ud83d\ude00", "x": NaN})", "text").value() == "\xf0\x9f\x98\x80");
+    for (const auto& [line, says] :
+         {std::pair(R"({"text": "a\ud83d", "x": NaN})", "half of a surrogate pair"),
+          std::pair(R"({"text": NaN, "b": "c"})", "\"text\" is no text; fields with text: \"b\""),
+          std::pair(R"({"text": {"text": "a"}})", "\"text\" is no text; fields with text: none"),
+          std::pair(R"({"texts": "a"})", "\"text\" is missing; fields with text: \"texts\""),
+          std::pair(R"({"text": "a", "x": Nope})", "byte 19: not JSON"), std::pair(R"({"text": "a"} x)", "not JSON"),
+          std::pair("\"a\"", "expected a JSON object"), std::pair(R"([{"text": "a"}])", "expected a JSON object")}) {
+      CAPTURE(says);
+      const Result<std::string> text = json_text_field(line, "text");
+      REQUIRE_FALSE(text.ok());
+      CHECK_MESSAGE(text.error().message.find(says) != std::string::npos, text.error().message);
+    }
+  }
+
   TEST_CASE("strictly read, a key has one value") {
     CHECK(parse_json(R"({"a":1,"a":2})").ok());
     const Result<nlohmann::json> twice = parse_json_strictly(R"({"a":1,"a":2})", "the header", 8);
