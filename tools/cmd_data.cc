@@ -157,6 +157,7 @@ Result<int> info(const InfoOptions& options, bool json) {
 Result<int> encode(const EncodeOptions& options, bool json) {
   RT_TRY_SET(const std::unique_ptr<text::Tokenizer> tokenizer,
              text::make_tokenizer(text::tokenizer_config(options.tokenizer)));
+  for (const std::string& note : tokenizer->notes()) fmt::print(stderr, "cairn data encode: note: {}\n", note);
   const auto one = [&](const std::string& line) -> Status {
     std::vector<int32_t> ids = options.special ? tokenizer->before() : std::vector<int32_t>();
     RT_TRY(tokenizer->encode(line, &ids));

@@ -64,15 +64,17 @@ Result<std::unique_ptr<text::Tokenizer>> tokenizer_of_files(
   const auto text_of = [&](std::string_view name) {
     return has(name) ? file(name) : Result<std::string>(std::string());
   };
+  text::BesideFiles beside;
+  RT_TRY_SET(beside.config, text_of("tokenizer_config.json"));
+  RT_TRY_SET(beside.special_tokens_map, text_of("special_tokens_map.json"));
+  RT_TRY_SET(beside.added_tokens, text_of("added_tokens.json"));
   if (has("tokenizer.json")) {
     RT_TRY_SET(const std::string tokenizer, file("tokenizer.json"));
-    RT_TRY_SET(const std::string config, text_of("tokenizer_config.json"));
-    RT_TRY_SET(const std::string map, text_of("special_tokens_map.json"));
-    return text::make_hf_tokenizer(tokenizer, config, map).with("tokenizer.json");
+    return text::make_hf_tokenizer(tokenizer, beside).with("tokenizer.json");
   }
   if (!has("tokenizer.model")) return std::unique_ptr<text::Tokenizer>();
   RT_TRY_SET(const std::string model, file("tokenizer.model"));
-  return text::make_sentencepiece_tokenizer(model).with("tokenizer.model");
+  return text::make_sentencepiece_tokenizer(model, beside).with("tokenizer.model");
 }
 
 /// eos_token_id of generation_config.json, else of config.json: a number or a list of numbers.
@@ -81,7 +83,7 @@ std::vector<int32_t> stop_ids(const std::function<Result<std::string>(std::strin
   for (const std::string_view name : {"generation_config.json", "config.json"}) {
     if (std::find(names.begin(), names.end(), name) == names.end()) continue;
     const Result<std::string> text = file(name);
-    const auto config = json_or_nothing(text.ok() ? text.value() : std::string());
+    const auto config = json_or_nothing(text.ok() ? text.value() : std::string(), JsonNumbers::kPython);
     if (!config.is_object() || !config.contains("eos_token_id")) continue;
     const nlohmann::json& ids = config["eos_token_id"];
     std::vector<int32_t> out;
@@ -97,7 +99,7 @@ nlohmann::json config_of(const std::function<Result<std::string>(std::string_vie
                          const std::vector<std::string>& names) {
   if (std::find(names.begin(), names.end(), convert::kConfigFile) == names.end()) return nullptr;
   const Result<std::string> text = file(convert::kConfigFile);
-  return json_or_nothing(text.ok() ? text.value() : std::string());
+  return json_or_nothing(text.ok() ? text.value() : std::string(), JsonNumbers::kPython);
 }
 
 /// What ChatGLM2 and ChatGLM3 want before a text: [gMASK] and sop. Their own tokenizer numbers [MASK], [gMASK],
@@ -178,13 +180,13 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
           "name one with --tokenizer bytes or --tokenizer FILE",
           out.from.string()));
     }
-    if (out.tokenizer->vocab() > out.recipe.model.vocab) {
+    if (out.tokenizer->own_vocab() > out.recipe.model.vocab) {
       return invalid(fmt::format("{}: the tokenizer has {} ids, the model {} rows: they do not belong together",
-                                 out.from.string(), out.tokenizer->vocab(), out.recipe.model.vocab));
+                                 out.from.string(), out.tokenizer->own_vocab(), out.recipe.model.vocab));
     }
     out.before = out.tokenizer->before();
     const bool chatglm = config.is_object() && config.value("model_type", nlohmann::json()) == "chatglm";
-    if (chatglm && tokenizer.empty() && !has("tokenizer.json")) out.before = chatglm_before(out.tokenizer->vocab());
+    if (chatglm && tokenizer.empty() && !has("tokenizer.json")) out.before = chatglm_before(out.tokenizer->own_vocab());
     if (out.stop.empty() && out.tokenizer->eod() >= 0) out.stop = {out.tokenizer->eod()};
     return {};
   };

@@ -293,11 +293,11 @@ void check_tokenizer(const Recipe& recipe, Findings& findings) {
                                                   "`export` will want it",
                                                   made.error().message));
   }
-  if (made.value()->vocab() <= recipe.model.vocab) return;
+  if (made.value()->own_vocab() <= recipe.model.vocab) return;
   findings.warn("tokenizer",
                 fmt::format("it has ids up to {}, and model.vocab = {} has rows for ids up to {}; text that "
                             "uses the others can be neither trained on nor evaluated",
-                            made.value()->vocab() - 1, recipe.model.vocab, recipe.model.vocab - 1));
+                            made.value()->own_vocab() - 1, recipe.model.vocab, recipe.model.vocab - 1));
 }
 
 // --- The run folder

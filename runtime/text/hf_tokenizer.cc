@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "runtime/json/json.h"
 #include "runtime/text/added_tokens.h"
+#include "runtime/text/beside.h"
 #include "runtime/text/decoder.h"
 #include "runtime/text/json_fields.h"
 #include "runtime/text/normalizer.h"
@@ -99,30 +101,20 @@ Status add_post_processor(const json& spec, Around* out) {
 
 constexpr std::string_view kConfigFile = "tokenizer_config.json", kMapFile = "special_tokens_map.json";
 
-/// eos_token of tokenizer_config.json or special_tokens_map.json: a string or {"content": ...}; empty: not said.
-std::string eos_token(std::string_view text) {
-  const json config = json_or_nothing(text);
-  if (!config.is_object() || !config.contains("eos_token")) return {};
-  const json& token = config["eos_token"];
-  if (token.is_string()) return token.get<std::string>();
-  if (token.is_object() && token.contains("content") && token["content"].is_string()) {
-    return token["content"].get<std::string>();
-  }
-  return {};
-}
-
 class HfTokenizer final : public Tokenizer {
  public:
-  Status load(std::string_view text, std::string_view config, std::string_view map) {
+  Status load(std::string_view text, const BesideFiles& files) {
     if (const int64_t bad = find_invalid_utf8(text); bad >= 0) {
       return Error{ErrorCode::kInvalidInput, fmt::format("byte {}: is not UTF-8", bad)};
     }
     Result<json> parsed = parse_json(text);
     if (!parsed.ok()) return Error{ErrorCode::kInvalidInput, parsed.error().message};
-    const json spec = std::move(parsed).value();
+    json spec = std::move(parsed).value();
     if (!spec.is_object() || !spec.contains("model")) {
       return Error{ErrorCode::kInvalidInput, "not a tokenizer.json: expected a JSON object with \"model\""};
     }
+    RT_TRY_SET(const Beside beside, read_beside(files));
+    set_prefix_space(beside, &spec);
     const auto part = [&](const char* name) { return spec.contains(name) ? spec[name] : json(); };
     RT_TRY_SET(model_, make_subword_model(spec["model"]));
     RT_TRY_SET(normalizer_, Normalizer::make(part("normalizer")));
@@ -130,28 +122,36 @@ class HfTokenizer final : public Tokenizer {
     RT_TRY(add_post_processor(part("post_processor"), &around_).with("post_processor"));
     RT_TRY_SET(decoder_, Decoder::make(part("decoder")));
     for (const auto& [token, id] : model_->vocabulary()) RT_TRY(name(id, token));
-    RT_TRY(read_added(part("added_tokens")));
+    std::vector<AddedToken> added;
+    RT_TRY(read_added(part("added_tokens"), &added));
+    own_vocab_ = vocab();
+    RT_TRY(add_beside(beside, &added));
+    RT_TRY(look_for(added, beside.split_special));
+    set_around(beside);
     for (const std::vector<int32_t>& side : {around_.before, around_.after}) {
       for (const int32_t id : side) {
         if (!has(id)) return Error{ErrorCode::kInvalidInput, fmt::format("post_processor: no token has the id {}", id)};
       }
     }
-    std::string asked;
-    for (const auto& [file, beside] : {std::pair(kConfigFile, config), std::pair(kMapFile, map)}) {
-      const std::string token = eos_token(beside);
-      if (eod_ < 0 && !token.empty()) eod_ = find(token).value_or(-1);
-      asked += fmt::format("{}{}", asked.empty() ? "" : ", ", file);
-      if (!token.empty()) {
-        asked += fmt::format(" names the eos_token \"{}\", which is no token of the vocabulary", token);
-      } else {
-        asked += beside.empty() ? " beside it is missing or empty" : " names no eos_token";
-      }
+    // A name that nothing else knows has an id in transformers; a model was hardly trained on it.
+    const bool known = model_->vocabulary().find(beside.eos) != model_->vocabulary().end() ||
+                       std::ranges::find(beside.listed, beside.eos, &AddedToken::content) != beside.listed.end();
+    const std::optional<int32_t> eos = beside.eos.empty() ? std::nullopt : find(beside.eos);
+    if (eos && (known || *eos < own_vocab_)) eod_ = *eos;
+    for (const auto& [file, said] :
+         {std::pair(kConfigFile, &files.config), std::pair(kMapFile, &files.special_tokens_map)}) {
+      const bool names = eos && said->find(beside.eos) != said->npos;
+      why_no_eod_ += fmt::format("{}{}", why_no_eod_.empty() ? "" : ", ", file);
+      why_no_eod_ += names ? fmt::format(" names the eos_token \"{}\", which is no token of the vocabulary", beside.eos)
+                     : said->empty() ? " beside it is missing or empty"
+                                     : " names no eos_token";
     }
-    if (eod_ < 0) why_no_eod_ = std::move(asked);
     return {};
   }
 
   int64_t vocab() const override { return static_cast<int64_t>(tokens_.size()); }
+  int64_t own_vocab() const override { return own_vocab_; }
+  std::vector<std::string> notes() const override { return notes_; }
   int32_t eod() const override { return eod_; }
   std::string why_no_eod() const override { return why_no_eod_; }
   std::vector<int32_t> before() const override { return around_.before; }
@@ -228,7 +228,7 @@ class HfTokenizer final : public Tokenizer {
     return {};
   }
 
-  Status read_added(const json& list) {
+  Status read_added(const json& list, std::vector<AddedToken>* out) {
     if (list.is_null()) return {};
     if (!list.is_array()) return bad_field("added_tokens", "a list", list);
     for (const json& entry : list) {
@@ -249,8 +249,47 @@ class HfTokenizer final : public Tokenizer {
                                                            token.content, token.id, in_model->second)};
       }
       RT_TRY(name(token.id, token.content).with("added_tokens"));
-      tokens_[token.id].special = token.special;
       added_.emplace(token.content, token.id);
+      out->push_back(std::move(token));
+    }
+    return {};
+  }
+
+  /// Tokens of the files beside: with the ids that they have, else the next ones. A listed one has the say on switches.
+  Status add_beside(const Beside& beside, std::vector<AddedToken>* tokens) {
+    const auto known = static_cast<int64_t>(model_->vocabulary().size());
+    int64_t next = known;
+    for (const AddedToken& token : *tokens) next = std::max<int64_t>(next, token.id + 1);
+    const auto place = [&](const AddedToken& wanted) {
+      return std::ranges::find(*tokens, wanted.content, &AddedToken::content);
+    };
+    const auto add = [&](AddedToken token) -> Status {
+      const std::optional<int32_t> id = find(token.content);
+      token.id = id ? *id : static_cast<int32_t>(next++);
+      RT_TRY(name(token.id, token.content).with(std::string(kConfigFile)));
+      added_.emplace(token.content, token.id);
+      if (const auto found = place(token); found != tokens->end()) {
+        *found = std::move(token);
+      } else {
+        tokens->push_back(std::move(token));
+      }
+      return {};
+    };
+    for (AddedToken token : beside.listed) {
+      const auto is_it = [&](const AddedToken& named) { return named.content == token.content; };
+      token.special = token.special || std::ranges::any_of(beside.named, is_it);
+      RT_TRY(add(std::move(token)));
+    }
+    for (const AddedToken& token : beside.named) {
+      if (place(token) == tokens->end()) RT_TRY(add(token));
+    }
+    return {};
+  }
+
+  Status look_for(const std::vector<AddedToken>& tokens, bool split_special) {
+    for (AddedToken token : tokens) {
+      tokens_[token.id].special = token.special;
+      if (split_special && token.special) continue;
       if (token.normalized) {
         RT_TRY_SET(token.content, normalizer_.apply(token.content));
         normalized_added_.add(std::move(token));
@@ -259,6 +298,54 @@ class HfTokenizer final : public Tokenizer {
       }
     }
     return {};
+  }
+
+  /// transformers 4 sets it for every class, 5 for those that build their own pre-tokenizer.
+  void set_prefix_space(const Beside& beside, json* spec) {
+    const bool own = beside.tokenizer_class == "GPT2Tokenizer" || beside.tokenizer_class == "GPTNeoXTokenizer";
+    if (!beside.configured || (beside.line != 4 && !own)) return;
+    const auto found = spec->find("pre_tokenizer");
+    if (found == spec->end() || !found->is_object() || found->value("type", json()) != "ByteLevel") return;
+    const bool wanted = beside.add_prefix_space.value_or(false);
+    const json before = found->value("add_prefix_space", json(true));
+    if (before == wanted) return;
+    (*found)["add_prefix_space"] = wanted;
+    if (own) return;
+    notes_.push_back(
+        fmt::format("{} a space is put before a text, as transformers 4 has it by {}; tokenizer.json and "
+                    "transformers 5 {}",
+                    wanted ? "" : "no", kConfigFile, wanted ? "put none" : "put one"));
+  }
+
+  /// Puts bos and eos around a text where transformers 4 asks the class; 5 follows tokenizer.json only.
+  void set_around(const Beside& beside) {
+    const std::optional<Beside::Around> wanted = beside.around_by_class();
+    if (!wanted) return;
+    const bool llama = beside.tokenizer_class.ends_with("LlamaTokenizer");
+    const std::string bos = !beside.bos.empty() ? beside.bos : llama ? "<s>" : "<bos>";
+    const std::string eos = !beside.eos.empty() ? beside.eos : llama ? "</s>" : "<eos>";
+    Around around;
+    for (const auto& [put, token, side] :
+         {std::tuple(wanted->bos, &bos, &around.before), std::tuple(wanted->eos, &eos, &around.after)}) {
+      if (!put) continue;
+      const std::optional<int32_t> id = find(*token);
+      if (!id) return;  // no line opens such a folder
+      side->push_back(*id);
+    }
+    if (around.before == around_.before && around.after == around_.after) return;
+    const auto spelled = [&](const Around& of) {
+      const auto side = [&](const std::vector<int32_t>& ids) {
+        std::string out;
+        for (const int32_t id : ids) out += has(id) ? tokens_[id].text : "?";
+        return out.empty() ? "nothing" : out;
+      };
+      return fmt::format("{} before a text and {} behind it", side(of.before), side(of.after));
+    };
+    notes_.push_back(
+        fmt::format("{} of class {} puts {}, as transformers 4 reads it; tokenizer.json and transformers 5 "
+                    "put {}",
+                    kConfigFile, beside.tokenizer_class, spelled(around), spelled(around_)));
+    around_ = std::move(around);
   }
 
   void encode_piece(const std::string& piece, Remembered* remembered, std::vector<int32_t>* ids) const {
@@ -276,16 +363,17 @@ class HfTokenizer final : public Tokenizer {
   AddedTokens raw_added_, normalized_added_;
   Vocabulary added_;
   std::vector<Named> tokens_;  // by id
+  int64_t own_vocab_ = 0;
   int32_t eod_ = -1;
   std::string why_no_eod_;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Tokenizer>> make_hf_tokenizer(std::string_view tokenizer_json, std::string_view config_json,
-                                                     std::string_view special_tokens_map_json) {
+Result<std::unique_ptr<Tokenizer>> make_hf_tokenizer(std::string_view tokenizer_json, const BesideFiles& beside) {
   auto out = std::make_unique<HfTokenizer>();
-  RT_TRY(out->load(tokenizer_json, config_json, special_tokens_map_json));
+  RT_TRY(out->load(tokenizer_json, beside));
   return std::unique_ptr<Tokenizer>(std::move(out));
 }
 

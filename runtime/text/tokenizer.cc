@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sentencepiece_processor.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -40,47 +41,191 @@ class ByteTokenizer final : public Tokenizer {
   }
 };
 
+/// A SentencePiece model with what stands beside it. Special and added tokens are cut out of a text before the pieces
+/// are; without tokenizer_config.json there are none. Where legacy is not false, transformers 4 puts the space of a
+/// text's beginning behind each such token too, and finds a `normalized` one only behind a space.
 class SentencePieceTokenizer final : public Tokenizer {
  public:
-  Status load(std::string_view bytes) {
-    const auto status = model_.LoadFromSerializedProto({bytes.data(), bytes.size()});
-    if (status.ok() && model_.GetPieceSize() > 0) return {};
-    return invalid(fmt::format("not a SentencePiece model ({})", status.ok() ? "it has no pieces" : status.ToString()));
+  Status load(std::string_view bytes, const BesideFiles& files) {
+    RT_TRY(load_model(bytes, &model_));
+    RT_TRY_SET(const Beside beside, read_beside(files));
+    eod_ = model_.eos_id();
+    if (beside.tokenizer_class == "ChatGLMTokenizer") return {};  // its code numbers its marks itself
+    const bool legacy = beside.line == 4 && beside.legacy.value_or(true);
+    space_again_ = legacy;
+    space_first_ = beside.add_prefix_space.value_or(true);
+    if (beside.configured || !beside.listed.empty() || !beside.named.empty()) RT_TRY(add_tokens(beside, legacy));
+    if (!beside.eos.empty() && find(beside.eos)) eod_ = *find(beside.eos);
+    if (!beside.configured) {
+      if (model_.bos_id() > 0) {
+        notes_.push_back(fmt::format("no tokenizer_config.json is beside it: no {} is put before a text",
+                                     model_.IdToPiece(model_.bos_id())));
+      }
+      return load_without_space(bytes);
+    }
+    const bool by_class = beside.line == 4;
+    const auto put = [&](const std::optional<bool>& said, bool usual, const std::string& named, int own,
+                         std::vector<int32_t>* side) {
+      const std::optional<int32_t> id = named.empty() ? std::optional<int32_t>(own) : find(named);
+      if (said.value_or(usual) && id && *id >= 0) side->push_back(*id);
+    };
+    put(beside.add_bos, by_class, beside.bos, model_.bos_id(), &before_);
+    put(beside.add_eos, false, beside.eos, model_.eos_id(), &after_);
+    if (!beside.add_bos && by_class && !before_.empty()) {
+      notes_.push_back(
+          fmt::format("tokenizer_config.json says no add_bos_token: {} is put before a text, as transformers "
+                      "4 has it; 5 puts none",
+                      model_.IdToPiece(before_[0])));
+    }
+    return load_without_space(bytes);
   }
 
-  int64_t vocab() const override { return model_.GetPieceSize(); }
-  int32_t eod() const override { return model_.eos_id(); }
+  int64_t vocab() const override { return model_.GetPieceSize() + std::ssize(more_); }
+  int64_t own_vocab() const override { return model_.GetPieceSize(); }
+  std::vector<std::string> notes() const override { return notes_; }
+  std::vector<int32_t> before() const override { return before_; }
+  std::vector<int32_t> after() const override { return after_; }
+  int32_t eod() const override { return eod_; }
   std::string why_no_eod() const override { return "the model has no eos piece (it was trained with --eos_id=-1)"; }
+
   Status encode(std::string_view text, std::vector<int32_t>* ids) const override {
     const int64_t bad = find_invalid_utf8(text);  // the library would put U+FFFD there and say nothing
     if (bad >= 0)
       return invalid(fmt::format("byte {}: 0x{:02x} is not UTF-8 here; convert the text or use the bytes tokenizer",
                                  bad, static_cast<unsigned char>(text[static_cast<size_t>(bad)])));
-    std::vector<int> pieces;
-    const auto status = model_.Encode(absl::string_view(text.data(), text.size()), &pieces);
-    if (!status.ok()) return Error{ErrorCode::kInternal, "SentencePiece: " + status.ToString()};
-    ids->insert(ids->end(), pieces.begin(), pieces.end());
+    for (const TextPart& part : raw_.split(text)) {
+      if (part.id >= 0) {
+        ids->push_back(part.id);
+      } else {
+        RT_TRY(encode_between(text.substr(part.begin, part.end - part.begin), part.begin == 0, ids));
+      }
+    }
     return {};
   }
   Result<std::string> decode(std::span<const int32_t> ids, Specials specials) const override {
-    std::vector<int> kept;
-    for (const int32_t id : ids) {
-      if (id < 0 || id >= model_.GetPieceSize())
-        return invalid(fmt::format("token {} is outside the model: expected 0 to {}", id, model_.GetPieceSize() - 1));
-      if (specials == Specials::kKeep || !model_.IsControl(id)) kept.push_back(id);
-    }
     std::string text;
-    const auto status = model_.Decode(kept, &text);
-    if (!status.ok()) return Error{ErrorCode::kInternal, "SentencePiece: " + status.ToString()};
+    std::vector<int> run;
+    bool first = true;
+    const auto spell = [&]() -> Status {
+      if (run.empty()) return {};
+      std::string part;
+      const auto status = (first ? model_ : plain()).Decode(run, &part);
+      if (!status.ok()) return Error{ErrorCode::kInternal, "SentencePiece: " + status.ToString()};
+      text += part;
+      run.clear();
+      first = false;
+      return {};
+    };
+    for (const int32_t id : ids) {
+      if (!has(id)) {
+        return invalid(fmt::format("token {} is outside the model: expected 0 to {}", id, vocab() - 1));
+      }
+      if (id < model_.GetPieceSize()) {
+        if (specials == Specials::kKeep || !model_.IsControl(id)) run.push_back(id);
+        continue;
+      }
+      RT_TRY(spell());
+      const AddedToken& token = more_[static_cast<size_t>(id - model_.GetPieceSize())];
+      if (specials == Specials::kKeep || !token.special) text += token.content;
+      first = first && specials == Specials::kSkip && token.special;
+    }
+    RT_TRY(spell());
     return text;
   }
   std::optional<int32_t> find(std::string_view token) const override {
+    for (const AddedToken& added : more_) {
+      if (added.content == token) return added.id;
+    }
     const int id = model_.PieceToId({token.data(), token.size()});
     return model_.IsUnknown(id) && token != model_.IdToPiece(id) ? std::nullopt : std::optional<int32_t>(id);
   }
 
  private:
-  sentencepiece::SentencePieceProcessor model_;
+  using Model = sentencepiece::SentencePieceProcessor;
+  static Status load_model(std::string_view bytes, Model* out) {
+    const auto status = out->LoadFromSerializedProto({bytes.data(), bytes.size()});
+    if (status.ok() && out->GetPieceSize() > 0) return {};
+    return invalid(fmt::format("not a SentencePiece model ({})", status.ok() ? "it has no pieces" : status.ToString()));
+  }
+
+  /// The same model that puts no space before a text, where one may be needed.
+  Status load_without_space(std::string_view bytes) {
+    if (space_first_ && raw_.empty() && normalized_.empty()) return {};
+    // Messages of protobuf that follow each other are merged: normalizer_spec { add_dummy_prefix: false
+    // remove_extra_whitespaces: false }.
+    constexpr std::string_view kNoSpace("\x1a\x04\x18\x00\x20\x00", 6);
+    without_space_ = std::make_unique<Model>();
+    return load_model(std::string(bytes).append(kNoSpace), without_space_.get());
+  }
+  const Model& plain() const { return without_space_ ? *without_space_ : model_; }
+
+  Status add_tokens(const Beside& beside, bool legacy) {
+    const auto look_for = [&](AddedToken token) {
+      if (const std::optional<int32_t> id = find(token.content)) {
+        token.id = *id;
+        const bool mark = *id < model_.GetPieceSize() && (model_.IsControl(*id) || model_.IsUnknown(*id));
+        token.normalized = token.normalized && !mark;  // the model's own marks are found anywhere
+      } else {
+        token.id = static_cast<int32_t>(vocab());
+        more_.push_back(token);
+      }
+      if (beside.split_special && token.special) return;
+      if (!legacy || !token.normalized) {
+        raw_.add(std::move(token));
+      } else {  // the space before it is its own
+        token.content.insert(0, " ");
+        normalized_.add(std::move(token));
+      }
+    };
+    for (AddedToken token : beside.listed) {
+      token.special =
+          token.special || std::ranges::find(beside.named, token.content, &AddedToken::content) != beside.named.end();
+      look_for(std::move(token));
+    }
+    for (const AddedToken& token : beside.named) {
+      if (std::ranges::find(beside.listed, token.content, &AddedToken::content) == beside.listed.end()) look_for(token);
+    }
+    return {};
+  }
+
+  Status encode_pieces(const Model& model, std::string_view text, std::vector<int32_t>* ids) const {
+    std::vector<int> pieces;
+    const auto status = model.Encode(absl::string_view(text.data(), text.size()), &pieces);
+    if (!status.ok()) return Error{ErrorCode::kInternal, "SentencePiece: " + status.ToString()};
+    ids->insert(ids->end(), pieces.begin(), pieces.end());
+    return {};
+  }
+
+  /// Text without raw tokens.
+  Status encode_between(std::string_view text, bool first, std::vector<int32_t>* ids) const {
+    const bool space = space_first_ && (first || space_again_);
+    if (!normalized_.empty()) {
+      const std::string spaced = (space ? " " : "") + std::string(text);
+      const std::vector<TextPart> parts = normalized_.split(spaced);
+      if (std::ranges::any_of(parts, [](const TextPart& part) { return part.id >= 0; })) {
+        for (const TextPart& part : parts) {
+          if (part.id >= 0) {
+            ids->push_back(part.id);
+          } else {
+            const bool begins = space && part.begin == 0 && part.end > 1;  // the model puts this space itself
+            const std::string_view piece = std::string_view(spaced).substr(part.begin, part.end - part.begin);
+            RT_TRY(encode_pieces(begins ? model_ : plain(), begins ? piece.substr(1) : piece, ids));
+          }
+        }
+        return {};
+      }
+    }
+    return encode_pieces(space ? model_ : plain(), text, ids);
+  }
+
+  Model model_;
+  std::unique_ptr<Model> without_space_;  // null: never needed
+  AddedTokens raw_, normalized_;
+  std::vector<AddedToken> more_;  // those that are no pieces, from the model's end on
+  std::vector<int32_t> before_, after_;
+  std::vector<std::string> notes_;
+  int32_t eod_ = -1;
+  bool space_first_ = true, space_again_ = false;
 };
 
 Result<std::string> read_file(const fs::path& path) {
@@ -106,31 +251,27 @@ Result<std::string> read_if_there(const fs::path& path) {
 
 }  // namespace
 
-Result<std::unique_ptr<Tokenizer>> make_sentencepiece_tokenizer(std::string_view model) {
+Result<std::unique_ptr<Tokenizer>> make_sentencepiece_tokenizer(std::string_view model, const BesideFiles& beside) {
   auto out = std::make_unique<SentencePieceTokenizer>();
-  RT_TRY(out->load(model));
+  RT_TRY(out->load(model, beside));
   return std::unique_ptr<Tokenizer>(std::move(out));
 }
 
 Result<std::unique_ptr<Tokenizer>> make_tokenizer(const TokenizerConfig& config) {
-  switch (config.kind) {
-    case TokenizerConfig::Kind::kBytes:
-      return std::unique_ptr<Tokenizer>(std::make_unique<ByteTokenizer>());
-    case TokenizerConfig::Kind::kSentencePiece: {
-      RT_TRY_SET(const std::string model, read_file(config.path));
-      return make_sentencepiece_tokenizer(model).with(config.path);
-    }
-    case TokenizerConfig::Kind::kHf: {
-      const fs::path folder = fs::path(config.path).parent_path();
-      RT_TRY_SET(const std::string tokenizer, read_file(config.path));
-      RT_TRY_SET(const std::string beside, read_if_there(folder / "tokenizer_config.json"));
-      RT_TRY_SET(const std::string map, read_if_there(folder / "special_tokens_map.json"));
-      return make_hf_tokenizer(tokenizer, beside, map).with(config.path);
-    }
-    case TokenizerConfig::Kind::kNone:
-      break;
+  if (config.kind == TokenizerConfig::Kind::kBytes) {
+    return std::unique_ptr<Tokenizer>(std::make_unique<ByteTokenizer>());
   }
-  return invalid("no tokenizer is given; expected bytes, a tokenizer.json or a SentencePiece model");
+  if (config.kind == TokenizerConfig::Kind::kNone) {
+    return invalid("no tokenizer is given; expected bytes, a tokenizer.json or a SentencePiece model");
+  }
+  const fs::path folder = fs::path(config.path).parent_path();
+  RT_TRY_SET(const std::string file, read_file(config.path));
+  BesideFiles beside;
+  RT_TRY_SET(beside.config, read_if_there(folder / "tokenizer_config.json"));
+  RT_TRY_SET(beside.special_tokens_map, read_if_there(folder / "special_tokens_map.json"));
+  RT_TRY_SET(beside.added_tokens, read_if_there(folder / "added_tokens.json"));
+  const bool json = config.kind == TokenizerConfig::Kind::kHf;
+  return (json ? make_hf_tokenizer(file, beside) : make_sentencepiece_tokenizer(file, beside)).with(config.path);
 }
 
 TokenizerConfig tokenizer_config(const std::string& name) {

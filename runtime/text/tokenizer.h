@@ -12,6 +12,7 @@
 
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
+#include "runtime/text/beside.h"
 
 namespace cairn::text {
 
@@ -29,12 +30,17 @@ class Tokenizer {
 
   /// One more than the largest id.
   virtual int64_t vocab() const = 0;
+  /// The same without tokens that only a file beside it adds: a model may lack rows for them, as long as none comes.
+  virtual int64_t own_vocab() const { return vocab(); }
+
+  /// Sentences for people, where readers of these files differ.
+  virtual std::vector<std::string> notes() const { return {}; }
 
   /// Whether a token has this id. A model may have more rows than its tokenizer has tokens, and there may be gaps.
   virtual bool has(int32_t id) const { return id >= 0 && id < vocab(); }
 
-  /// The id that ends a document, or -1. Bytes: 0, the byte that text does not contain. SentencePiece: the model's eos.
-  /// tokenizer.json: the eos_token of the tokenizer_config.json or special_tokens_map.json beside it.
+  /// The id that ends a document, or -1. Bytes: 0, the byte that text does not contain. Else the eos_token of the
+  /// tokenizer_config.json or special_tokens_map.json beside it; SentencePiece without one: the model's eos.
   virtual int32_t eod() const = 0;
   /// Where eod() is -1: which file was asked for the token, and what it said. Goes behind the tokenizer's path.
   virtual std::string why_no_eod() const { return "it has no token that ends a document"; }
@@ -65,10 +71,9 @@ class Tokenizer {
 /// tokenizer.json that is not computed here.
 Result<std::unique_ptr<Tokenizer>> make_tokenizer(const TokenizerConfig& config);
 
-/// The same from the files' contents, `config_json` and `special_tokens_map_json` being what stood beside it or empty.
-Result<std::unique_ptr<Tokenizer>> make_hf_tokenizer(std::string_view tokenizer_json, std::string_view config_json,
-                                                     std::string_view special_tokens_map_json);
-Result<std::unique_ptr<Tokenizer>> make_sentencepiece_tokenizer(std::string_view model);
+/// The same from the files' contents.
+Result<std::unique_ptr<Tokenizer>> make_hf_tokenizer(std::string_view tokenizer_json, const BesideFiles& beside = {});
+Result<std::unique_ptr<Tokenizer>> make_sentencepiece_tokenizer(std::string_view model, const BesideFiles& beside = {});
 
 /// "bytes", the path of a tokenizer.json (or of a folder that has one), or the path of a SentencePiece model: as a
 /// person names a tokenizer on the command line.

@@ -11,7 +11,7 @@ using namespace cairn;
 using namespace cairn::text;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto made = make_hf_tokenizer(fuzz::text(data, size), R"({"eos_token":"</s>"})", "");
+  const auto made = make_hf_tokenizer(fuzz::text(data, size), {.config = R"({"eos_token":"</s>"})"});
   if (!made.ok()) {
     RT_CHECK(!made.error().message.empty(), "refused without a word");
     return 0;

@@ -102,6 +102,21 @@ class InferenceTest(ProgramTest):
                                                                    code=2).stderr)
         self.assertIn("mask is causal", self.cairn("generate", "--from", self.model(), "--mask-token", 1, code=2).stderr)
 
+    def test_numbers_that_python_writes_stop_nothing_where_they_are_not_read(self):
+        model = self.model()
+        text = pathlib.Path(self.path("model/config.json")).read_text().rstrip().rstrip("}")
+        self.write("model/config.json", text + ', "time_step_limit": [0.0, Infinity], "some_score": NaN, "other": 1e999}')
+        self.write("model/generation_config.json", '{"eos_token_id": 7, "temperature": NaN}')
+        made = self.cairn_json("generate", "--from", model, "--prompt", "In the", "--max-tokens", 2)["texts"][0]
+        self.assertEqual(made["prompt_tokens"], 6)
+        self.cairn("export", model, "rewritten")
+        kept = json.loads(pathlib.Path(self.path("rewritten/config.json")).read_text())
+        self.assertEqual(kept["time_step_limit"], [0.0, math.inf])
+        self.assertTrue(math.isnan(kept["some_score"]))
+        self.write("model/config.json", text + ', "rms_norm_eps": NaN}' if "rms_norm_eps" not in text else
+                   text.replace('"rms_norm_eps"', '"rms_norm_eps": NaN, "was"') + "}")
+        self.assertIn("rms_norm_eps", self.cairn("generate", "--from", model, "--prompt", "a", code=2).stderr)
+
     def test_a_top_query_model_generates_from_its_published_files_and_its_import(self):
         folder = pathlib.Path(self.path("geex"))
         shutil.copytree(GOLDEN / "ranks-codegeex", folder)

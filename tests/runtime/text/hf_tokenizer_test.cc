@@ -69,7 +69,32 @@ std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
 Result<std::unique_ptr<Tokenizer>> changed(const std::function<void(json&)>& change) {
   json spec = json::parse(read(kFolder + "gpt2.json"));
   change(spec);
-  return make_hf_tokenizer(spec.dump(), "", "");
+  return make_hf_tokenizer(spec.dump());
+}
+
+/// A byte-level BPE without merges: <s> 0, </s> 1, <unk> 2, then the printable ASCII from "!" (3) on, and the space
+/// (97).
+json byte_level() {
+  json vocab = {{"<s>", 0}, {"</s>", 1}, {"<unk>", 2}, {"\u0120", 97}};
+  for (int c = '!'; c <= '~'; ++c) vocab[std::string(1, static_cast<char>(c))] = c - '!' + 3;
+  const json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  json added = json::array();
+  for (const auto& [id, content] : {std::pair(0, "<s>"), std::pair(1, "</s>"), std::pair(2, "<unk>")}) {
+    added.push_back({{"id", id}, {"content", content}, {"special", true}, {"normalized", false}});
+  }
+  return {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", json::array()}}},
+          {"pre_tokenizer", bytes},
+          {"post_processor", bytes},
+          {"decoder", bytes},
+          {"added_tokens", added}};
+}
+
+std::unique_ptr<Tokenizer> beside(const json& spec, const json& config, const json& map = nullptr,
+                                  const json& added = nullptr) {
+  const auto text = [](const json& value) { return value.is_null() ? std::string() : value.dump(); };
+  Result<std::unique_ptr<Tokenizer>> made = make_hf_tokenizer(spec.dump(), {text(config), text(map), text(added)});
+  REQUIRE_OK(made);
+  return std::move(made).value();
 }
 
 }  // namespace
@@ -172,7 +197,7 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
     refused([](json& s) { s["model"]["vocab"]["a"] = -3; }, "vocab");
     refused([](json& s) { s["added_tokens"][0]["id"] = 7; }, "added_tokens");
     refused([](json& s) { s.erase("model"); }, "model");
-    CHECK_FALSE(make_hf_tokenizer("{", "", "").ok());
+    CHECK_FALSE(make_hf_tokenizer("{").ok());
     CHECK_FALSE(make_tokenizer({TokenizerConfig::Kind::kHf, kFolder + "nowhere.json"}).ok());
     std::vector<int32_t> ids;
     const Status bad = open("gpt2")->encode("ab\xff", &ids);
@@ -218,10 +243,10 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
           "one character");
     }
     const std::string deep(300'000, '[');
-    const auto made = make_hf_tokenizer(R"({"model":{},"normalizer":)" + deep + "}", "", "");
+    const auto made = make_hf_tokenizer(R"({"model":{},"normalizer":)" + deep + "}");
     REQUIRE_FALSE(made.ok());
     CHECK(made.error().message.find("nested deeper than 64") != std::string::npos);
-    CHECK(make_hf_tokenizer(read(kFolder + "gpt2.json"), deep, deep).value()->eod() == -1);
+    CHECK(make_hf_tokenizer(read(kFolder + "gpt2.json"), {deep, deep, deep}).value()->eod() == -1);
   }
 
   TEST_CASE("a charsmap puts only whole characters into text") {
@@ -250,7 +275,7 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
       json spec =
           json::parse(R"({"model":{"type":"Unigram","unk_id":0,"vocab":[["<unk>",0],["b",-1],["\u00e9",-1]]}})");
       spec["normalizer"] = {{"type", "Precompiled"}, {"precompiled_charsmap", base64}};
-      return make_hf_tokenizer(spec.dump(), "", "");
+      return make_hf_tokenizer(spec.dump());
     };
     const auto ids_of = [](const Result<std::unique_ptr<Tokenizer>>& made) {
       REQUIRE_OK(made);
@@ -270,10 +295,180 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
     }
   }
 
+  // All ids of the next four are those of transformers 4.57.6 and 5.24.0 for folders with these files.
+  TEST_CASE("tokens that stand in a file beside tokenizer.json are tokens, by the order of their ids") {
+    using Ids = std::vector<int32_t>;
+    const json spec = byte_level();
+    const std::string text = "a<|im|>b <|b|> </s> c";
+    const Ids plain = encode(*beside(spec, json::object()), text);
+    const auto special = [](const char* content) { return json{{"content", content}, {"special", true}}; };
+    const Ids both = {67, 98, 68, 97, 99, 97, 1, 97, 69};  // <|im|> 98, <|b|> 99
+    CHECK(encode(*beside(spec, {{"added_tokens_decoder", {{"98", special("<|im|>")}, {"99", special("<|b|>")}}}}),
+                 text) == both);
+    // Gaps between ids are not kept, nor is the order in the file.
+    CHECK(encode(*beside(spec, {{"added_tokens_decoder", {{"300", special("<|b|>")}, {"290", special("<|im|>")}}}}),
+                 text) == both);
+    CHECK(encode(*beside(spec, nullptr, nullptr, {{"<|b|>", 99}, {"<|im|>", 98}}), text) == both);
+    CHECK(encode(*beside(spec, json::object(), nullptr, {{"<|b|>", 301}, {"<|im|>", 300}}), text) == both);
+    CHECK(encode(*beside(spec, nullptr, {{"additional_special_tokens", {"<|im|>", "<|b|>"}}}), text) == both);
+    CHECK(encode(*beside(spec, {{"additional_special_tokens", {"<|im|>", "<|b|>"}}}), text) == both);
+    CHECK(encode(*beside(spec, {{"eos_token", "<|im|>"}, {"pad_token", special("<|b|>")}}), text) == both);
+    CHECK(encode(*beside(spec, {{"extra_special_tokens", {{"image_token", "<|im|>"}, {"more", "<|b|>"}}}}), text) ==
+          both);
+    // added_tokens_decoder has the say where it is: neither of the other files is asked.
+    const json decoder = {{"added_tokens_decoder", {{"98", special("</s>")}}}};
+    CHECK(encode(*beside(spec, decoder, {{"eos_token", "<|im|>"}}, {{"<|b|>", 98}}), text) == plain);
+    // Its switches win over those of tokenizer.json.
+    const json strips = {{"added_tokens_decoder",
+                          {{"1", {{"content", "</s>"}, {"special", true}, {"lstrip", true}, {"rstrip", true}}}}}};
+    CHECK(encode(*beside(spec, strips), "a </s> b") == Ids{67, 1, 68});
+    // A token that the vocabulary has keeps its id.
+    CHECK(encode(*beside(spec, nullptr, nullptr, {{"b", 68}}), "ab") == Ids{67, 68});
+    const auto made = beside(spec, nullptr, nullptr, {{"<|im|>", 98}});
+    CHECK(made->vocab() == 99);
+    CHECK(made->own_vocab() == 98);
+    CHECK(made->decode(Ids{67, 98}).value() == "a<|im|>");
+    CHECK(made->notes().empty());
+    // An end of documents may be one of them; one that only a name makes is none.
+    CHECK(beside(spec, {{"eos_token", "<|im|>"}}, nullptr, {{"<|im|>", 98}})->eod() == 98);
+    CHECK(beside(spec, {{"eos_token", "<|im|>"}})->eod() == -1);
+    for (const json& bad :
+         {json{{"added_tokens_decoder", {{"x", special("a")}}}}, json{{"added_tokens_decoder", {{"98", "a"}}}},
+          json{{"added_tokens_decoder", {{"98", {{"special", true}}}}}},
+          json{{"added_tokens_decoder", {{"98", {{"content", "a"}, {"lstrip", 1}}}}}}}) {
+      CAPTURE(bad.dump());
+      const auto refused = make_hf_tokenizer(spec.dump(), {.config = bad.dump()});
+      REQUIRE_FALSE(refused.ok());
+      CHECK(refused.error().message.find("tokenizer_config.json") != std::string::npos);
+    }
+  }
+
+  TEST_CASE("with split_special_tokens a special token in a text is text") {
+    const json spec = byte_level();
+    const std::string text = "a</s>b<w>";
+    const json config = {{"split_special_tokens", true},
+                         {"added_tokens_decoder", {{"98", {{"content", "<w>"}, {"special", false}}}}}};
+    CHECK(encode(*beside(spec, config), text) == std::vector<int32_t>{67, 30, 17, 85, 32, 68, 98});
+    CHECK(encode(*beside(spec, json::object()), "a</s>b") == std::vector<int32_t>{67, 1, 68});
+  }
+
+  TEST_CASE("add_prefix_space of tokenizer_config.json wins over tokenizer.json, as the line that wrote it reads it") {
+    json spec = byte_level();
+    const std::vector<int32_t> with = {97, 67}, without = {67};
+    const auto ids = [&](const json& config) { return encode(*beside(spec, config), "a"); };
+    CHECK(ids({{"add_prefix_space", true}}) == with);
+    CHECK(ids({{"add_prefix_space", true}, {"backend", "tokenizers"}}) == without);  // transformers 5 of no class
+    for (const char* name : {"GPT2Tokenizer", "GPT2TokenizerFast", "GPTNeoXTokenizer"}) {
+      CHECK(ids({{"add_prefix_space", true}, {"tokenizer_class", name}, {"backend", "tokenizers"}}) == with);
+    }
+    CHECK(beside(spec, {{"add_prefix_space", true}})->notes().size() == 1);
+    spec["pre_tokenizer"]["add_prefix_space"] = true;
+    CHECK(ids(nullptr) == with);
+    CHECK(ids(json::object()) == without);
+    CHECK(ids({{"backend", "tokenizers"}}) == with);
+    CHECK(ids({{"add_prefix_space", true}}) == with);
+    spec["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {spec["pre_tokenizer"]}}};
+    CHECK(ids({{"add_prefix_space", false}}) == with);  // neither line looks into a sequence
+  }
+
+  TEST_CASE("add_bos_token and add_eos_token count for the classes that read them, in transformers 4") {
+    using Ids = std::vector<int32_t>;
+    json spec = byte_level();
+    const auto around = [&](const char* name, json config) {
+      config.update({{"bos_token", "<s>"}, {"eos_token", "</s>"}, {"tokenizer_class", name}});
+      const auto made = beside(spec, config);
+      return std::tuple(made->before(), made->after(), made->notes().size());
+    };
+    const Ids none, bos = {0}, eos = {1};
+    CHECK(around("LlamaTokenizerFast", {{"add_bos_token", true}}) == std::tuple(bos, none, 1));
+    CHECK(around("LlamaTokenizer", json::object()) == std::tuple(bos, none, 1));
+    CHECK(around("GemmaTokenizer", {{"add_eos_token", true}}) == std::tuple(bos, eos, 1));
+    CHECK(around("CohereTokenizerFast", {{"add_bos_token", true}}) == std::tuple(bos, none, 1));
+    CHECK(around("GPTNeoXTokenizerFast", {{"add_bos_token", true}}) == std::tuple(bos, none, 1));
+    CHECK(around("GPTNeoXTokenizerFast", json::object()) == std::tuple(none, none, 0));
+    for (const char* other : {"PreTrainedTokenizerFast", "GPT2Tokenizer", "Qwen2Tokenizer"}) {
+      CHECK(around(other, {{"add_bos_token", true}, {"add_eos_token", true}}) == std::tuple(none, none, 0));
+    }
+    CHECK(around("LlamaTokenizer", {{"add_bos_token", true}, {"backend", "tokenizers"}}) == std::tuple(none, none, 0));
+    spec["post_processor"] = {
+        {"type", "TemplateProcessing"},
+        {"single",
+         {{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
+        {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {0}}, {"tokens", {"<s>"}}}}}}};
+    CHECK(around("LlamaTokenizer", json::object()) == std::tuple(bos, none, 0));
+    CHECK(around("LlamaTokenizer", {{"add_bos_token", false}}) == std::tuple(none, none, 1));
+    CHECK(around("PreTrainedTokenizerFast", {{"add_bos_token", false}}) == std::tuple(bos, none, 0));
+  }
+
+  TEST_CASE("a SentencePiece model with files beside it has their marks, as the line that wrote them reads it") {
+    using Ids = std::vector<int32_t>;
+    const std::string model = read(CAIRN_SOURCE_DIR "/tests/golden/sentencepiece-tiny/tiny.model");
+    const std::string text = "a way<|im|>b";
+    json config = {
+        {"tokenizer_class", "LlamaTokenizer"}, {"bos_token", "<s>"}, {"eos_token", "</s>"}, {"unk_token", "<unk>"}};
+    const auto of = [&](const json& more, const json& map = nullptr, const json& added = nullptr) {
+      json all = config;
+      all.update(more);
+      const auto dump = [](const json& value) { return value.is_null() ? std::string() : value.dump(); };
+      Result<std::unique_ptr<Tokenizer>> made =
+          make_sentencepiece_tokenizer(model, {dump(all), dump(map), dump(added)});
+      REQUIRE_OK(made);
+      return std::move(made).value();
+    };
+    const json five = {{"backend", "tokenizers"}};
+    CHECK(of({{"add_bos_token", true}})->before() == Ids{1});
+    CHECK(of({{"add_bos_token", true}})->notes().empty());
+    CHECK(of({{"add_bos_token", false}})->before().empty());
+    CHECK(of(json::object())->before() == Ids{1});
+    CHECK(of(json::object())->notes().size() == 1);
+    CHECK(of(five)->before().empty());
+    CHECK(of({{"add_bos_token", true}, {"add_eos_token", true}})->after() == Ids{2});
+    const auto bare = make_sentencepiece_tokenizer(model).value();
+    CHECK(bare->before().empty());
+    REQUIRE(bare->notes().size() == 1);
+    CHECK(bare->notes()[0].find("no <s> is put before a text") != std::string::npos);
+    CHECK(encode(*bare, "a </s>") != encode(*of(json::object()), "a </s>"));
+
+    const json mark = {{"content", "<|im|>"}, {"special", true}, {"normalized", false}};
+    const Ids before = {266, 291};  // "a way"
+    const auto ids = [&](std::initializer_list<int32_t> behind) {
+      Ids out = before;
+      out.insert(out.end(), behind);
+      return out;
+    };
+    const json decoder = {{"added_tokens_decoder", {{"330", mark}}}};
+    CHECK(encode(*of(decoder), text) == ids({330, 303, 326}));  // a space again behind the mark
+    json later = decoder;
+    later["legacy"] = false;
+    CHECK(encode(*of(later), text) == ids({330, 326}));
+    later = decoder;
+    later.update(five);
+    CHECK(encode(*of(later), text) == ids({330, 326}));
+    CHECK(encode(*of(json::object(), {{"additional_special_tokens", {"<|im|>"}}}), text) == ids({330, 303, 326}));
+    CHECK(encode(*of(five, nullptr, {{"<|im|>", 337}}), text) == ids({330, 326}));
+    // A mark that is not special stands behind a space only, in transformers 4.
+    const Ids spelled = ids({63, 127, 314, 320, 127, 65, 326});
+    CHECK(encode(*of(json::object(), nullptr, {{"<|im|>", 330}}), text) == spelled);
+    CHECK(encode(*of(json::object(), nullptr, {{"<|im|>", 330}}), "a way <|im|>b") == ids({330, 326}));
+    const json anywhere = {
+        {"added_tokens_decoder", {{"2", {{"content", "</s>"}, {"special", true}, {"normalized", true}}}}}};
+    CHECK(encode(*of(anywhere), "a way</s>") == ids({2}));
+    CHECK(encode(*of({{"split_special_tokens", true}, {"added_tokens_decoder", {{"330", mark}}}}), text) == spelled);
+    CHECK(encode(*of({{"add_prefix_space", false}}), "a") == Ids{309});
+    const auto made = of(decoder);
+    CHECK(made->decode(encode(*made, text)).value() == "a way<|im|> b");
+    CHECK(made->decode(encode(*made, text), Specials::kSkip).value() == "a way b");
+    CHECK(made->own_vocab() == 330);
+    CHECK(made->find("<|im|>") == 330);
+    CHECK_FALSE(made->decode(Ids{331}).ok());
+    CHECK(of({{"eos_token", "<|im|>"}, {"added_tokens_decoder", {{"330", mark}}}})->eod() == 330);
+    CHECK(of({{"tokenizer_class", "ChatGLMTokenizer"}})->before().empty());
+  }
+
   TEST_CASE("the token that ends documents is that of the files beside it") {
     const std::string spec = read(kFolder + "gpt2.json");
     const auto eod = [&](const char* config, const char* map) {
-      return make_hf_tokenizer(spec, config, map).value()->eod();
+      return make_hf_tokenizer(spec, {config, map, {}}).value()->eod();
     };
     const int32_t id = open("gpt2")->find("<|endoftext|>").value();
     CHECK(eod("", "") == -1);
@@ -285,7 +480,7 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
   TEST_CASE("a tokenizer.json without an end-of-document token says which file lacks it, and which token was sought") {
     const std::string spec = read(kFolder + "gpt2.json");
     const auto why = [&](const char* config, const char* map) {
-      return make_hf_tokenizer(spec, config, map).value()->why_no_eod();
+      return make_hf_tokenizer(spec, {config, map, {}}).value()->why_no_eod();
     };
     CHECK(why("", "") ==
           "tokenizer_config.json beside it is missing or empty, special_tokens_map.json beside it is missing or empty");
