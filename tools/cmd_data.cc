@@ -7,13 +7,13 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
 
+#include "runtime/data/text_input.h"
 #include "runtime/data/token_file.h"
 #include "runtime/data/token_scan.h"
 #include "runtime/data/tokenize.h"
@@ -27,6 +27,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int64_t kMaxLinesBytes = int64_t{1} << 30;
+
 struct TokenizeOptions {
   std::vector<std::string> inputs;
   std::string out, tokenizer = "bytes", documents, json_key;
@@ -37,7 +39,7 @@ struct TokenizeOptions {
 struct EncodeOptions {
   std::vector<std::string> texts;
   std::string tokenizer = "bytes", lines;
-  bool special = false, json_lines = false;
+  bool special = false, json_lines = false, any_text = false;
 };
 
 struct InfoOptions {
@@ -52,8 +54,7 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
       {"line", data::DocumentSeparator::kLine},
       {"blank-line", data::DocumentSeparator::kBlankLine},
       {"json", data::DocumentSeparator::kJsonLine}};
-  const bool named_as_json = std::ranges::all_of(
-      options.inputs, [](const std::string& input) { return input.ends_with(".jsonl") || input.ends_with(".ndjson"); });
+  const bool named_as_json = std::ranges::all_of(options.inputs, data::named_as_json_lines);
   std::string documents = options.documents;
   if (documents.empty()) documents = named_as_json || !options.json_key.empty() ? "json" : "file";
   if (documents != "json" && !options.json_key.empty())
@@ -75,10 +76,11 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
     args.progress = [begin](const data::TokenizeProgress& at) {
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       const auto done = static_cast<double>(at.bytes_done), left = static_cast<double>(at.bytes_total) - done;
-      fmt::print(stderr, "\r{} of {}, {} tokens, {}/s, eta {}\033[K", format_bytes(at.bytes_done),
-                 format_bytes(at.bytes_total), format_count(static_cast<double>(at.tokens)),
+      const bool known = at.bytes_total > 0;
+      fmt::print(stderr, "\r{}{}, {} tokens, {}/s, eta {}\033[K", format_bytes(at.bytes_done),
+                 known ? " of " + format_bytes(at.bytes_total) : "", format_count(static_cast<double>(at.tokens)),
                  format_bytes(static_cast<int64_t>(done / std::max(seconds, 1e-3))),
-                 done > 0 ? telemetry::format_duration(left * seconds / done) : "?");
+                 known && done > 0 ? telemetry::format_duration(left * seconds / done) : "?");
       return true;
     };
   }
@@ -180,10 +182,14 @@ Result<int> encode(const EncodeOptions& options, bool json) {
   };
   for (const std::string& line : options.texts) RT_TRY(one(line));
   if (options.lines.empty()) return 0;
-  std::ifstream in(options.lines, std::ios::binary);
-  if (!in) return Error{ErrorCode::kInvalidInput, fmt::format("{}: cannot be read", options.lines)};
+  RT_TRY_SET(const std::string all,
+             data::read_text(options.lines, kMaxLinesBytes,
+                             options.any_text ? data::TextRule::kAnything : data::TextRule::kAlsoJson));
   int64_t number = 0;
-  for (std::string line; std::getline(in, line);) {
+  for (size_t at = 0; at < all.size();) {
+    const size_t end = std::min(all.find('\n', at), all.size());
+    std::string line = all.substr(at, end - at);
+    at = end + 1;
     const std::string where = fmt::format("{}:{}", options.lines, ++number);
     if (options.json_lines) {
       const auto parsed = json_or_nothing(line);
@@ -203,7 +209,9 @@ void add_data(CLI::App& app, Session& session) {
 
   CLI::App* make = command->add_subcommand("tokenize", "text files to a Megatron pair, OUT.bin and OUT.idx");
   const auto t = std::make_shared<TokenizeOptions>();
-  make->add_option("INPUT", t->inputs, "text files, in the order in which they are to stand")->required();
+  make->add_option("INPUT", t->inputs,
+                   "text files or pipes, in the order in which they are to stand; -: standard input")
+      ->required();
   make->add_option("--out", t->out, "path without .bin and .idx")->required()->type_name("PREFIX");
   make->add_option("--tokenizer", t->tokenizer,
                    "bytes, a tokenizer.json (or its folder), or a SentencePiece model (default: bytes)")
@@ -227,7 +235,8 @@ void add_data(CLI::App& app, Session& session) {
       "Exit codes: 0 done, 2 refused: file and line are named, 65 a damaged input, 74 disk full or an I/O error.\n"
       "Examples:\n"
       "  cairn data tokenize data/kjv.txt --out data/kjv_text_document --tokenizer bytes\n"
-      "  cairn data tokenize part-*.jsonl --out data/web --tokenizer HF_DIR --eod --json-key content");
+      "  cairn data tokenize part-*.jsonl --out data/web --tokenizer HF_DIR --eod --json-key content\n"
+      "  zstd -dc part-*.jsonl.zst | cairn data tokenize - --documents json --out data/web");
   make->callback([t, &session] { session.action = [t, &session] { return tokenize(*t, session.json); }; });
 
   CLI::App* ids = command->add_subcommand("encode", "show the ids of texts, a line for each");
@@ -235,6 +244,7 @@ void add_data(CLI::App& app, Session& session) {
   ids->add_option("TEXT", e->texts, "texts to encode");
   ids->add_option("--lines", e->lines, "a file, each line of which is a text")->type_name("FILE");
   ids->add_flag("--json-lines", e->json_lines, "each line of that file is a JSON string")->needs("--lines");
+  ids->add_flag("--any-text", e->any_text, "take that file as it is, whatever it looks like");
   ids->add_option("--tokenizer", e->tokenizer,
                   "bytes, a tokenizer.json (or its folder), or a SentencePiece model (default: bytes)")
       ->type_name("NAME");

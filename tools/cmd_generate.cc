@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "converters/hf_folder.h"
+#include "runtime/data/text_input.h"
 #include "runtime/inference/generate.h"
 #include "runtime/json/json.h"
 #include "tools/commands.h"
@@ -29,7 +29,7 @@ struct Options {
   std::string from, prompts_file, tokenizer, precision;
   std::vector<std::string> prompts, stop;
   InfillTokens infill;
-  bool ignore_eos = false, raw = false, specials = false, ema = false;
+  bool ignore_eos = false, raw = false, specials = false, ema = false, any_text = false;
   inference::GenerateOptions generate{.sampling = {.temperature = 0.8}};
 };
 
@@ -87,13 +87,23 @@ class Output {
 };
 
 /// Lines of a file; a line that is a JSON string stands for that string.
-Result<std::vector<std::string>> read_prompts(const std::string& path) {
-  RT_TRY_SET(const std::string file, convert::read_text_file(path, kMaxPromptBytes));
+Result<std::vector<std::string>> read_prompts(const std::string& path, bool any_text) {
+  RT_TRY_SET(const std::string file,
+             data::read_text(path, kMaxPromptBytes, any_text ? data::TextRule::kAnything : data::TextRule::kAlsoJson));
   std::vector<std::string> out;
+  int64_t number = 0;
   for (size_t at = 0; at < file.size();) {
     const size_t end = std::min(file.find('\n', at), file.size());
     std::string line = file.substr(at, end - at);
+    ++number;
     if (line.ends_with('\r')) line.pop_back();
+    if (line.starts_with('{') && !any_text && json_or_nothing(line, JsonNumbers::kPython).is_object()) {
+      return Error{
+          ErrorCode::kInvalidInput,
+          fmt::format("{}:{}: is a JSON object, whose braces and keys would become the prompt: write the prompt "
+                      "as a JSON string, or give --any-text to take lines as they are",
+                      path, number)};
+    }
     if (line.starts_with('"')) {
       const auto parsed = json_or_nothing(line);
       if (parsed.is_string()) line = parsed.get<std::string>();
@@ -146,7 +156,7 @@ Result<int> run(Options options, bool json) {
   if (options.from.empty()) return Error{ErrorCode::kInvalidInput, "name a model: cairn generate --from MODEL"};
   std::erase(options.stop, std::string());
   if (!options.prompts_file.empty()) {
-    RT_TRY_SET(const std::vector<std::string> more, read_prompts(options.prompts_file));
+    RT_TRY_SET(const std::vector<std::string> more, read_prompts(options.prompts_file, options.any_text));
     options.prompts.insert(options.prompts.end(), more.begin(), more.end());
   }
   if (options.prompts.empty()) options.prompts.emplace_back();
@@ -156,6 +166,7 @@ Result<int> run(Options options, bool json) {
                                            options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining,
                                            Works::kOnText, device));
   RT_TRY(take_infill_tokens(options, &model));
+  for (const std::string& note : model.tokenizer->notes()) fmt::print(stderr, "cairn generate: note: {}\n", note);
   if (!options.ignore_eos) options.generate.stop_ids = model.stop;
 
   std::vector<std::vector<int32_t>> prompts;
@@ -268,6 +279,8 @@ void add_generate(CLI::App& app, Session& session) {
       ->check(CLI::NonNegativeNumber);
   command->add_option("--end-token", options->infill.end, "id of eop, which ends it (GLM)")
       ->check(CLI::NonNegativeNumber);
+  command->add_flag("--any-text", options->any_text,
+                    "take the lines of --prompts as they are, whatever they look like");
   command->add_flag("--ignore-eos", options->ignore_eos, "continue after the end-of-text token");
   command->add_flag("--special", options->specials, "show special tokens");
   command->add_flag("--raw", options->raw, "do not put the tokenizer's special tokens before a prompt");

@@ -7,12 +7,11 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 
-#include "runtime/data/file_io.h"
 #include "runtime/data/megatron_writer.h"
+#include "runtime/data/text_input.h"
 #include "runtime/json/json.h"
 #include "runtime/text/tokenizer.h"
 #include "runtime/text/utf8.h"
@@ -20,7 +19,7 @@
 namespace cairn::data {
 namespace {
 
-constexpr int64_t kReadBytes = 1 << 20;
+constexpr size_t kReadBytes = 1 << 20;
 constexpr size_t kPieceBytes = 1 << 20, kMostPieceBytes = 4 << 20;
 constexpr size_t kBatchBytes = 256 << 10, kMostUnderWay = size_t{64} << 20;
 constexpr size_t kMostLineBytes = size_t{256} << 20;  // of JSON: a line is parsed as a whole
@@ -84,23 +83,9 @@ class PieceEncoder {
 
   Status encode_json(const Piece& line, std::vector<int32_t>& ids) const {
     const std::string where = fmt::format("{}:{}", args_.inputs[line.file], line.line);
-    const auto wrong = [&](const std::string& what) {
-      return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}", where, what)};
-    };
-    Result<nlohmann::json> parsed = parse_json(line.text);
-    if (!parsed.ok()) return wrong(parsed.error().message);
-    const nlohmann::json& object = parsed.value();
-    if (!object.is_object()) return wrong("expected a JSON object a line");
-    const auto found = object.find(args_.json_key);
-    if (found == object.end() || !found->is_string()) {
-      std::string texts;
-      for (const auto& [key, value] : object.items()) {
-        if (value.is_string()) texts += fmt::format("{}\"{}\"", texts.empty() ? "" : ", ", key);
-      }
-      return wrong(fmt::format("\"{}\" {}; fields with text: {}", args_.json_key,
-                               found == object.end() ? "is not there" : "is no text", texts.empty() ? "none" : texts));
-    }
-    const auto& text = found->get_ref<const std::string&>();
+    Result<std::string> field = json_text_field(line.text, args_.json_key);
+    if (!field.ok()) return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}", where, field.error().message)};
+    const std::string text = std::move(field).value();
     std::string_view rest = text;
     bool first = true;
     for (size_t look_at = kPieceBytes; rest.size() > look_at;) {
@@ -457,45 +442,6 @@ class DocumentSplitter {
   int64_t held_at_ = 0;
 };
 
-/// Whether a text begins as JSON does: {"key": ... or [{"key": ...
-bool begins_as_json(std::string_view text) {
-  const auto next_is = [&](char c) {
-    text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
-    if (!text.starts_with(c)) return false;
-    text.remove_prefix(1);
-    return true;
-  };
-  if (!next_is('{') && !(next_is('[') && next_is('{'))) return false;
-  if (!next_is('"')) return false;
-  while (!text.empty() && text[0] != '"') text.remove_prefix(std::min<size_t>(text[0] == '\\' ? 2 : 1, text.size()));
-  return next_is('"') && next_is(':');
-}
-
-/// Refuses what is of another kind than it is read as: `begin` is of a file.
-Status check_kind(std::string_view begin, const TokenizeArgs& args) {
-  if (args.any_text) return {};
-  struct Packed {
-    std::string_view magic;
-    const char *name, *unpack;
-  };
-  static constexpr Packed kPacked[] = {{"\x1f\x8b", "gzip", "gunzip"},
-                                       {"\x28\xb5\x2f\xfd", "zstd", "unzstd"},
-                                       {"\xfd\x37zXZ", "xz", "unxz"},
-                                       {"BZh", "bzip2", "bunzip2"}};
-  for (const Packed& packed : kPacked) {
-    if (!begin.starts_with(packed.magic) || (packed.magic == "BZh" && begin.find("1AY&SY") != 4)) continue;
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("is packed by {}: unpack it first ({}), or give --any-text for its "
-                             "bytes as they are",
-                             packed.name, packed.unpack)};
-  }
-  if (args.separator == DocumentSeparator::kJsonLine || !begins_as_json(begin)) return {};
-  return Error{
-      ErrorCode::kInvalidInput,
-      "looks like JSON, whose braces and keys would become tokens: --json-key KEY reads the text of one field of "
-      "JSON lines, --any-text takes the file as it is"};
-}
-
 }  // namespace
 
 Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
@@ -511,12 +457,18 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
                              "tokenizer_config.json, or leave --eod out",
                              args.tokenizer.path, tokenizer->why_no_eod())};
   TokenizeProgress progress;
-  std::vector<OpenedFile> files;  // all opened before any work: a typo in the last name should not cost an hour
+  std::vector<TextInput> files;  // all opened before any work: a typo in the last name should not cost an hour
+  bool sized = true;
   for (const std::string& path : args.inputs) {
-    RT_TRY_SET(OpenedFile file, open_readable(path));
-    progress.bytes_total += file.size_bytes;
+    RT_TRY_SET(TextInput file, TextInput::open(path));
+    sized = sized && file.size_bytes() >= 0;
+    progress.bytes_total += file.size_bytes();
     files.push_back(std::move(file));
   }
+  if (!sized) progress.bytes_total = 0;
+  const TextRule rule = args.any_text                                    ? TextRule::kAnything
+                        : args.separator == DocumentSeparator::kJsonLine ? TextRule::kAlsoJson
+                                                                         : TextRule::kNoJson;
 
   TokenizeReport report;
   report.vocab = tokenizer->vocab();
@@ -535,25 +487,25 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   std::string buffer;
   for (size_t i = 0; i < files.size(); ++i) {
     documents.start_file(i);
-    for (int64_t at = 0; at < files[i].size_bytes; at += kReadBytes) {
-      buffer.resize(static_cast<size_t>(std::min(kReadBytes, files[i].size_bytes - at)));
-      const auto size = static_cast<int64_t>(buffer.size());
-      RT_TRY(read_exact(files[i].fd.get(), args.inputs[i], at, buffer.data(), size));
-      if (at == 0) RT_TRY(check_kind(buffer, args).with(args.inputs[i]));
-      read += size;
+    int64_t at = 0;
+    do {
+      RT_TRY(files[i].read(kReadBytes, &buffer));
+      if (buffer.empty()) break;
+      if (at == 0) RT_TRY(check_text(buffer, rule).with(args.inputs[i]));
+      read += std::ssize(buffer);
       documents.has_read(read);
       RT_TRY(splitter.feed(buffer, at));
       RT_TRY(tell());
-    }
-    RT_TRY(splitter.end_file(files[i].size_bytes));
-    files[i].fd.reset();
+      at += std::ssize(buffer);
+    } while (buffer.size() == kReadBytes);
+    RT_TRY(splitter.end_file(at));
   }
   RT_TRY(documents.finish());
   RT_TRY(tell());
   if (writer.documents() == 0)
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: no text to tokenize", args.inputs[0])};
   RT_TRY(writer.finish());
-  report.bytes = progress.bytes_total;
+  report.bytes = read;
   report.documents = writer.documents();
   report.tokens = writer.tokens();
   return report;

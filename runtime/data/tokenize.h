@@ -29,17 +29,17 @@ enum class DocumentSeparator {
 };
 
 struct TokenizeProgress {
-  int64_t bytes_done = 0, bytes_total = 0;
+  int64_t bytes_done = 0, bytes_total = 0;  // 0 of total: a pipe is among the inputs
   int64_t documents = 0, tokens = 0;
 };
 
 struct TokenizeArgs {
-  std::vector<std::string> inputs;  // in the order in which they are to stand in the set
+  std::vector<std::string> inputs;  // files or pipes, in the order in which they are to stand in the set
   std::string output_prefix;        // <prefix>.bin, <prefix>.idx
   TokenizerConfig tokenizer;
   DocumentSeparator separator = DocumentSeparator::kWholeFile;
   std::string json_key = "text";  // kJsonLine: the field
-  bool any_text = false;          // files that look like JSON are taken as they are
+  bool any_text = false;          // files that are of another kind (text_input.h) are taken as they are
   int64_t threads = 1;            // that encode; the pair is the same for any number
   bool append_eod = false;        // the tokenizer's end-of-document id after each document
   bool overwrite = false;
@@ -55,10 +55,10 @@ struct TokenizeReport {
   DType dtype = DType::kU16;
 };
 
-/// Errors: kInvalidInput (no inputs, a missing file, one that is packed or looks like JSON, a line without the field,
+/// Errors: kInvalidInput (no inputs, a missing file, one of another kind, a line without the field,
 /// text that is not UTF-8, except for bytes, with path and byte, a NUL byte when it would be mistaken for the bytes
-/// tokenizer's end of document, an output that exists), kStopped, kNoSpace, kIo. On any error no pair is written and an
-/// old one stands.
+/// tokenizer's end of document, an output that exists), kStopped, kTimeout, kNoSpace, kIo. On any error no pair is
+/// written and an old one stands.
 Result<TokenizeReport> tokenize_file(const TokenizeArgs& args);
 
 }  // namespace cairn::data

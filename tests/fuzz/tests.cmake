@@ -23,6 +23,7 @@ cairn_fuzz_target(checkpoint 10000 ckpt/format ckpt/persist ckpt/store ckpt/veri
 cairn_fuzz_target(safetensors 60000 converters)
 cairn_fuzz_target(torch_bin 40000 converters)
 cairn_fuzz_target(tokenizer 40000 runtime/text)
+cairn_fuzz_target(text 40000 runtime/text runtime/data runtime/json)
 cairn_fuzz_target(inner 30000 runtime/data dsl ckpt/retention)
 cairn_fuzz_target(position 30000 runtime/data ckpt)
 cairn_fuzz_target(arena 5000 ckpt/format ckpt/snapshot)

@@ -1,6 +1,8 @@
 """data tokenize and data info."""
 
+import gzip
 import os
+import socket
 import struct
 
 from program import ProgramTest, main
@@ -44,10 +46,35 @@ class DataTest(ProgramTest):
         self.assertIn("--json-key", refused)
         self.cairn("data", "tokenize", "a.jsonl", "--out", "b", "--documents", "line", code=2)
         self.assertEqual(self.cairn_json("data", "tokenize", "b.txt", "--out", "b", "--json-key", "body")["tokens"], 5)
-        self.assertIn('"text" is not there; fields with text: "body"',
+        self.assertIn('"text" is missing; fields with text: "body"',
                       self.cairn("data", "tokenize", "b.txt", "--out", "c", "--documents", "json", code=2).stderr)
         self.assertEqual(self.cairn_json("data", "tokenize", "b.txt", "--out", "c", "--any-text")["tokens"], 18)
         self.cairn("data", "tokenize", "b.txt", "--out", "d", "--documents", "line", "--json-key", "body", code=2)
+
+    def test_text_comes_from_pipes_too(self):
+        lines = b'{"text": "In the beginning"}\n{"text": "was the word", "score": NaN}\n'
+        self.write("a.jsonl", lines)
+        self.cairn("data", "tokenize", "a.jsonl", "--out", "file")
+
+        def stored(name):
+            with open(self.path(name + ".bin"), "rb") as f:
+                return f.read()
+
+        for name, out in (("-", "dash"), ("/dev/stdin", "stdin")):
+            self.cairn("data", "tokenize", name, "--documents", "json", "--out", out, text_in=lines)
+            self.assertEqual(stored(out), stored("file"))
+        for name in ("-", "/dev/stdin"):  # a socket cannot be opened by its path
+            ours, theirs = socket.socketpair()
+            ours.sendall(lines)
+            ours.close()
+            self.cairn("data", "tokenize", name, "--documents", "json", "--out", "socket", "--overwrite", stdin=theirs)
+            theirs.close()
+            self.assertEqual(stored("socket"), stored("file"))
+        packed = gzip.compress(lines)
+        self.assertIn("-: is packed by gzip: unpack it first (gunzip -c)",
+                      self.cairn("data", "tokenize", "-", "--out", "no", text_in=packed, code=2).stderr)
+        self.assertIn("is packed by gzip", self.cairn("data", "encode", "--lines", "-", text_in=packed, code=2).stderr)
+        self.assertEqual(self.cairn("data", "encode", "--lines", "-", text_in=b"ab\nc").stdout, "97 98\n99\n")
 
     def test_a_pair_is_replaced_only_on_request(self):
         self.write("a.txt", TEXT)

@@ -30,12 +30,14 @@ class ProgramTest(unittest.TestCase):
             f.write(content if isinstance(content, bytes) else content.encode())
         return path
 
-    def cairn(self, *args, code=0, env=None, **kwargs):
-        """Runs `cairn args` in the test's folder and checks the exit code."""
+    def cairn(self, *args, code=0, env=None, text_in=None, stdin=subprocess.DEVNULL, **kwargs):
+        """Runs `cairn args` in the test's folder, `text_in` through a pipe, and checks the exit code."""
         full_env = dict(os.environ)
         full_env.update(env or {})
-        done = subprocess.run([self.program, *map(str, args)], capture_output=True, text=True, timeout=60,
-                              cwd=self.folder.name, env=full_env, stdin=subprocess.DEVNULL, **kwargs)
+        source = {"stdin": stdin} if text_in is None else {"input": text_in}
+        done = subprocess.run([self.program, *map(str, args)], capture_output=True, timeout=60, cwd=self.folder.name,
+                              env=full_env, **source, **kwargs)
+        done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
         self.assertEqual(done.returncode, code, f"cairn {args}\nstdout: {done.stdout}\nstderr: {done.stderr}")
         return done
 

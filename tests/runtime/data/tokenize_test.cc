@@ -1,14 +1,19 @@
 #include "runtime/data/tokenize.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <thread>
 
 #include "runtime/data/megatron_writer.h"
+#include "runtime/data/text_input.h"
 #include "runtime/data/token_file.h"
 #include "runtime/text/tokenizer.h"
 #include "runtime/text/utf8.h"
@@ -276,7 +281,7 @@ TEST_SUITE("runtime/data/tokenize") {
       args.threads = threads;
       for (const auto& [bad, says] : std::vector<std::pair<std::string, std::string>>{
                {R"({"text": "a", "title": "b", "n": 1})",
-                "in.jsonl:2: \"body\" is not there; fields with text: \"text\", \"title\""},
+                "in.jsonl:2: \"body\" is missing; fields with text: \"text\", \"title\""},
                {R"({"body": 5})", "in.jsonl:2: \"body\" is no text; fields with text: none"},
                {R"({"body": "cut)", "in.jsonl:2: byte "},
                {R"(["a"])", "in.jsonl:2: expected a JSON object a line"}}) {
@@ -292,6 +297,14 @@ TEST_SUITE("runtime/data/tokenize") {
 
   TEST_CASE("tokenize refuses a file that is no text of its kind by what it looks like") {
     const TempDir dir;
+    const auto wide = [](std::string_view text, size_t bytes, size_t at) {
+      std::string out;
+      for (const char c : text) {
+        out.append(bytes, '\0');
+        out[out.size() - bytes + at] = c;
+      }
+      return out;
+    };
     TokenizeArgs args;
     args.inputs = {dir / "in.txt"};
     args.output_prefix = dir / "out";
@@ -303,7 +316,26 @@ TEST_SUITE("runtime/data/tokenize") {
                                                           {"[\n {\"text\": 1}]", "looks like JSON"},
                                                           {std::string("\x1f\x8b\x08\0", 4), "is packed by gzip"},
                                                           {"\x28\xb5\x2f\xfdxxx", "is packed by zstd"},
-                                                          {"BZh91AY&SYxxx", "is packed by bzip2"}}) {
+                                                          {"BZh91AY&SYxxx", "is packed by bzip2"},
+                                                          {"\xfd\x37zXZ\x01", "is packed by xz"},
+                                                          {"\x04\x22\x4d\x18pq", "is packed by lz4"},
+                                                          {"\x50\x2a\x4d\x18pq", "is packed by zstd or lz4"},
+                                                          {"PK\x03\x04pq", "is a zip archive"},
+                                                          {std::string(257, 'n') + "ustar\x01", "is a tar archive"},
+                                                          {"PAR1\x15\x02", "is a parquet table"},
+                                                          {"PAR1yyyyPAR1", "is a parquet table"},
+                                                          {"ARROW1\x01\x02", "is an Arrow (feather) table"},
+                                                          {"FEA1\x01", "is a feather table"},
+                                                          {"ORC\x01", "is an ORC table"},
+                                                          {"%PDF-1.7\n", "is a PDF"},
+                                                          {"\x93NUMPY\x01", "is an array of NumPy"},
+                                                          {"\x89HDF\r\n\x1a\n", "is an HDF5 file"},
+                                                          {"\xff\xfe\x61\x01", "is UTF-16LE"},
+                                                          {"\xfe\xff\x01\x61", "is UTF-16BE"},
+                                                          {wide("a line of text\n", 2, 0), "is UTF-16LE"},
+                                                          {wide("a line of text\n", 2, 1), "is UTF-16BE"},
+                                                          {wide("a line of text\n", 4, 0), "is UTF-32LE"},
+                                                          {wide("a line of text\n", 4, 3), "is UTF-32BE"}}) {
       CAPTURE(says);
       write_file(dir / "in.txt", text);
       args.any_text = false;
@@ -314,12 +346,75 @@ TEST_SUITE("runtime/data/tokenize") {
       CHECK(tokenize_file(args).ok());
     }
     args.any_text = false;
-    for (const char* text :
-         {"{", "{}", "{ x: 1 }", "[\"a\", \"b\"]", "{\"a\", \"b\"};", "BZh is a word", "[[link]]: {\"a"}) {
+    for (const std::string& text :
+         {std::string("{"), std::string("{}"), std::string("{ x: 1 }"), std::string("[\"a\", \"b\"]"),
+          std::string("{\"a\", \"b\"};"), std::string("BZh is a word"), std::string("[[link]]: {\"a"),
+          std::string("PAR1 is a magic number"), std::string("ORC means a table"), std::string("one\0two\0", 8),
+          std::string("\0a\0", 3)}) {
       CAPTURE(text);
       write_file(dir / "in.txt", text);
       CHECK(tokenize_file(args).ok());
     }
+  }
+
+  TEST_CASE("a pipe gives the pair of the file with the same text, however slowly it comes") {
+    const TempDir dir;
+    std::string text;
+    for (int i = 0; text.size() < (size_t{3} << 20); ++i) text += fmt::format("line {} of many\n", i * 7919);
+    text += std::string(1 << 20, 'x');  // no line end: cut by size
+    write_file(dir / "in.txt", text);
+    TokenizeArgs args;
+    args.inputs = {dir / "in.txt"};
+    args.output_prefix = dir / "file";
+    args.tokenizer = kPieces;
+    REQUIRE_OK(tokenize_file(args));
+    REQUIRE(::mkfifo((dir / "fifo").c_str(), 0600) == 0);
+    for (const size_t chunk : {size_t{1000}, size_t{1} << 20, text.size()}) {
+      CAPTURE(chunk);
+      std::thread writer([&] {
+        std::ofstream out(dir / "fifo", std::ios::binary);
+        for (size_t at = 0; at < text.size(); at += chunk) {
+          out << std::string_view(text).substr(at, chunk) << std::flush;
+        }
+      });
+      args.inputs = {dir / "fifo"};
+      args.output_prefix = dir / "pipe";
+      args.overwrite = true;
+      int64_t total = -1;
+      args.progress = [&](const TokenizeProgress& progress) {
+        total = progress.bytes_total;
+        return true;
+      };
+      const auto report = tokenize_file(args);
+      writer.join();
+      REQUIRE_OK(report);
+      CHECK(report.value().bytes == std::ssize(text));
+      CHECK(total == 0);
+      CHECK(read_file(dir / "pipe.bin") == read_file(dir / "file.bin"));
+      CHECK(read_file(dir / "pipe.idx") == read_file(dir / "file.idx"));
+    }
+  }
+
+  TEST_CASE("a pipe that gives nothing ends at the deadline, with its name; standard input is read from where it is") {
+    const TempDir dir;
+    REQUIRE(::mkfifo((dir / "fifo").c_str(), 0600) == 0);
+    auto quiet = TextInput::open(dir / "fifo", std::chrono::milliseconds(5));
+    REQUIRE_OK(quiet);
+    std::string out;
+    const Status waited = quiet.value().read(10, &out);
+    REQUIRE_FALSE(waited.ok());
+    CHECK(waited.error().code == ErrorCode::kTimeout);
+    CHECK(says(waited.error().message, {"fifo: byte 0: waited 0.005 s"}));
+    int ends[2];
+    REQUIRE(::pipe(ends) == 0);
+    REQUIRE(::write(ends[1], "some text", 9) == 9);
+    ::close(ends[1]);
+    const std::string path = fmt::format("/dev/fd/{}", ends[0]);
+    CHECK(read_text(path, 9, TextRule::kNoJson).value() == "some text");  // its writer has left already
+    ::close(ends[0]);
+    write_file(dir / "long", "0123456789");
+    CHECK(says(read_text(dir / "long", 9, TextRule::kNoJson).error().message, {"long: has more than 9 bytes"}));
+    CHECK(says(read_text(dir / "", 9, TextRule::kNoJson).error().message, {"is a folder"}));
   }
 
   TEST_CASE("several files, end-of-document ids, progress and the report") {

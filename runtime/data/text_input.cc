@@ -1,0 +1,260 @@
+#include "runtime/data/text_input.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <optional>
+
+#include "runtime/data/file_io.h"
+
+namespace cairn::data {
+namespace {
+
+constexpr size_t kLookedAt = 4096;
+
+/// Bytes at the beginning of a file that no text begins with.
+struct Signature {
+  std::string_view bytes;
+  size_t at = 0;  // of the first one
+  const char *name, *remedy;
+};
+
+using namespace std::string_view_literals;
+
+constexpr const char *kTable = "write its text as JSON lines", *kWords = "extract its text first",
+                     *kOther = "name a text file";
+constexpr Signature kSignatures[] = {
+    {"\x1f\x8b"sv, 0, "packed by gzip", "unpack it first (gunzip -c)"},
+    {"\x1f\x9d"sv, 0, "packed by compress", "unpack it first (uncompress -c)"},
+    {"\x28\xb5\x2f\xfd"sv, 0, "packed by zstd", "unpack it first (unzstd -c)"},
+    {"\xfd\x37zXZ"sv, 0, "packed by xz", "unpack it first (unxz -c)"},
+    {"LZIP\x01"sv, 0, "packed by lzip", "unpack it first (lzip -dc)"},
+    {"\x5d\0\0"sv, 0, "packed by lzma", "unpack it first (unlzma -c)"},
+    {"1AY&SY"sv, 4, "packed by bzip2", "unpack it first (bunzip2 -c)"},
+    {"\x04\x22\x4d\x18"sv, 0, "packed by lz4", "unpack it first (unlz4 -c)"},
+    {"\x02\x21\x4c\x18"sv, 0, "packed by lz4", "unpack it first (unlz4 -c)"},
+    {"\xff\x06\0\0sNaPpY"sv, 0, "packed by snappy", "unpack it first (snzip -dc)"},
+    {"\x89LZO"sv, 0, "packed by lzop", "unpack it first (lzop -dc)"},
+    {"PK\x03\x04"sv, 0, "a zip archive", "unpack it first (unzip -p)"},
+    {"PK\x05\x06"sv, 0, "an empty zip archive", kOther},
+    {"7z\xbc\xaf\x27\x1c"sv, 0, "a 7z archive", "unpack it first (7z x -so)"},
+    {"Rar!\x1a\x07"sv, 0, "a rar archive", "unpack it first (unrar p -inul)"},
+    {"ustar"sv, 257, "a tar archive", "unpack it first (tar -xOf)"},
+    {"PAR1"sv, 0, "a parquet table", kTable},
+    {"PARE"sv, 0, "an encrypted parquet table", kTable},
+    {"ARROW1"sv, 0, "an Arrow (feather) table", kTable},
+    {"FEA1"sv, 0, "a feather table", kTable},
+    {"\xff\xff\xff\xff"sv, 0, "a stream of Arrow", kTable},
+    {"ORC"sv, 0, "an ORC table", kTable},
+    {"Obj\x01"sv, 0, "an Avro table", kTable},
+    {"SQLite format 3\0"sv, 0, "an SQLite database", kTable},
+    {"\x89HDF\r\n\x1a\n"sv, 0, "an HDF5 file", kTable},
+    {"\x93NUMPY"sv, 0, "an array of NumPy", "T.token_files reads tokens in it"},
+    {"MMIDIDX\0\0"sv, 0, "the index of a Megatron pair", "T.megatron reads its tokens"},
+    {"%PDF-"sv, 0, "a PDF", kWords},
+    {"{\\rtf"sv, 0, "an RTF document", kWords},
+    {"%!PS-"sv, 0, "a PostScript document", kWords},
+    {"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"sv, 0, "a document of Microsoft Office", kWords},
+    {"\x89PNG\r\n"sv, 0, "a PNG picture", kOther},
+    {"\xff\xd8\xff"sv, 0, "a JPEG picture", kOther},
+    {"GIF8"sv, 0, "a GIF picture", kOther},
+    {"ID3"sv, 0, "an MP3 file", kOther},
+    {"OggS\0"sv, 0, "an Ogg file", kOther},
+    {"\x7f\x45LF"sv, 0, "a program", kOther},
+    {"GGUF"sv, 0, "a GGUF model", kOther},
+    {"\x80\x02}"sv, 0, "a pickle of Python", kTable},
+    {"\x80\x03}"sv, 0, "a pickle of Python", kTable},
+    {"\x80\x04\x95"sv, 0, "a pickle of Python", kTable},
+    {"\x80\x05\x95"sv, 0, "a pickle of Python", kTable},
+};
+
+/// A signature that is a word may begin a text too: then all that follows is text, behind PAR1 and its kin a space
+/// first.
+bool may_be_text(const Signature& one, std::string_view begin) {
+  const bool word = one.at != 4 && std::ranges::all_of(one.bytes, [](char c) {
+                      return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+                    });
+  const auto is_control = [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return (byte < ' ' && c != '\n' && c != '\r' && c != '\t') || byte == 0x7f;
+  };
+  constexpr size_t kSome = 512;
+  const std::string_view behind = begin.substr(0, kSome).substr(one.at + one.bytes.size());
+  const bool apart = !one.bytes.ends_with('1') || behind.empty() || behind[0] == ' ' || behind[0] == '\n';
+  return word && apart && std::ranges::none_of(behind, is_control);
+}
+
+/// Names a file's kind by its signature, with the remedy; empty: none is known.
+std::string packed_kind(std::string_view begin) {
+  for (const Signature& one : kSignatures) {
+    if (begin.size() < one.at || !begin.substr(one.at).starts_with(one.bytes)) continue;
+    if (one.at == 4 && !begin.starts_with("BZh")) continue;
+    if (!may_be_text(one, begin)) return fmt::format("is {}: {}", one.name, one.remedy);
+  }
+  if (begin.size() >= 4 && (begin[0] & 0xf0) == 0x50 && begin.substr(1, 3) == "\x2a\x4d\x18") {
+    return "is packed by zstd or lz4: unpack it first (unzstd -c)";  // a frame that is passed over comes first
+  }
+  // The length of a header of JSON, and its brace.
+  if (begin.size() > 8 && begin[8] == '{' && begin.substr(4, 4) == "\0\0\0\0"sv) {
+    return fmt::format("is a safetensors file: {}", kOther);
+  }
+  return {};
+}
+
+/// Names the wide characters of a text; empty: it has none.
+std::string wide_characters(std::string_view begin) {
+  for (const auto& [mark, name] : {std::pair("\xff\xfe\0\0"sv, "UTF-32LE"), std::pair("\0\0\xfe\xff"sv, "UTF-32BE"),
+                                   std::pair("\xff\xfe"sv, "UTF-16LE"), std::pair("\xfe\xff"sv, "UTF-16BE")}) {
+    if (begin.starts_with(mark)) return name;
+  }
+  // Without a mark, the NULs: counts, at each place of four, of them and of the high bytes of alphabets.
+  std::array<size_t, 4> nul = {}, low = {};
+  const size_t words = begin.size() / 4;
+  if (words < 2) return {};
+  for (size_t i = 0; i < words * 4; ++i) {
+    const auto c = static_cast<unsigned char>(begin[i]);
+    nul[i % 4] += c == 0 ? 1 : 0;
+    low[i % 4] += c < 0x10 && c != '\t' && c != '\n' && c != '\r' ? 1 : 0;
+  }
+  const auto most = [](size_t count, size_t of) { return count * 20 >= of * 19; };
+  const auto few = [](size_t count, size_t of) { return count * 20 <= of; };
+  if (nul[3] == words && most(nul[2], words) && few(nul[0], words)) return "UTF-32LE (or numbers of four bytes)";
+  if (nul[0] == words && most(nul[1], words) && few(nul[3], words)) return "UTF-32BE (or numbers of four bytes)";
+  const size_t even = nul[0] + nul[2], odd = nul[1] + nul[3], pairs = 2 * words;
+  if (few(even, pairs) && !few(odd, pairs) && most(low[1] + low[3], pairs)) return "UTF-16LE (or numbers of two bytes)";
+  if (few(odd, pairs) && !few(even, pairs) && most(low[0] + low[2], pairs)) return "UTF-16BE (or numbers of two bytes)";
+  return {};
+}
+
+/// Whether a text begins as JSON does: {"key": ... or [{"key": ...
+bool begins_as_json(std::string_view text) {
+  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
+  const auto next_is = [&](char c) {
+    text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+    if (!text.starts_with(c)) return false;
+    text.remove_prefix(1);
+    return true;
+  };
+  if (!next_is('{') && !(next_is('[') && next_is('{'))) return false;
+  if (!next_is('"')) return false;
+  while (!text.empty() && text[0] != '"') text.remove_prefix(std::min<size_t>(text[0] == '\\' ? 2 : 1, text.size()));
+  return next_is('"') && next_is(':');
+}
+
+/// The descriptor that "-", /dev/stdin and /dev/fd/N name; nothing: another path.
+std::optional<int> descriptor_of(std::string_view path) {
+  if (path == "-" || path == "/dev/stdin") return STDIN_FILENO;
+  for (const std::string_view folder : {"/dev/fd/", "/proc/self/fd/"}) {
+    int number = -1;
+    if (!path.starts_with(folder)) continue;
+    const char* const end = path.data() + path.size();
+    const auto [stop, error] = std::from_chars(path.data() + folder.size(), end, number);
+    if (error == std::errc() && stop == end && number >= 0) return number;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Status check_text(std::string_view begin, TextRule rule) {
+  if (rule == TextRule::kAnything) return {};
+  begin = begin.substr(0, kLookedAt);
+  if (const std::string found = packed_kind(begin); !found.empty()) {
+    return Error{ErrorCode::kInvalidInput, found + ", or give --any-text for its bytes as they are"};
+  }
+  if (const std::string wide = wide_characters(begin); !wide.empty()) {
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("is {}: convert it first (iconv -t UTF-8), or give --any-text for its bytes as they are", wide)};
+  }
+  if (rule == TextRule::kAlsoJson || !begins_as_json(begin)) return {};
+  return Error{
+      ErrorCode::kInvalidInput,
+      "looks like JSON, whose braces and keys would become tokens: --json-key KEY reads the text of one field of "
+      "JSON lines, --any-text takes the file as it is"};
+}
+
+Result<TextInput> TextInput::open(const std::string& path, std::chrono::milliseconds patience) {
+  TextInput out;
+  out.path_ = path == "-" ? "standard input" : path;
+  out.patience_ = patience;
+  const std::optional<int> held = descriptor_of(path);
+  // A FIFO without a writer must not hang here: read() waits for the first byte, with a deadline.
+  if (path != "-") out.fd_.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!out.fd_ && held) out.fd_.reset(::fcntl(*held, F_DUPFD_CLOEXEC, 0));  // a socket cannot be opened by its path
+  if (!out.fd_) return os_error(errno, out.path_);
+  struct stat info = {};
+  if (::fstat(out.fd_.get(), &info) != 0) return os_error(errno, out.path_);
+  if (S_ISDIR(info.st_mode)) {
+    return Error{ErrorCode::kInvalidInput, out.path_ + ": is a folder; name the text files in it"};
+  }
+  if (S_ISBLK(info.st_mode)) return Error{ErrorCode::kInvalidInput, out.path_ + ": is a disk, not a text file"};
+  if (S_ISREG(info.st_mode) && path != "-") out.size_bytes_ = info.st_size;  // standard input is read from where it is
+  return out;
+}
+
+Result<size_t> TextInput::read_some(char* out, size_t most) {
+  for (;;) {
+    struct pollfd wait = {.fd = fd_.get(), .events = POLLIN, .revents = 0};
+    const int ready = ::poll(&wait, 1, static_cast<int>(patience_.count()));
+    if (ready < 0 && errno != EINTR) return os_error(errno, path_);
+    if (ready == 0) {
+      return Error{ErrorCode::kTimeout,
+                   fmt::format("{}: byte {}: waited {} s for the next byte of this pipe; is the program alive that "
+                               "writes to it?",
+                               path_, done_, std::chrono::duration<double>(patience_).count())};
+    }
+    if (ready < 0) continue;
+    const ssize_t got = ::read(fd_.get(), out, most);
+    if (got >= 0) return static_cast<size_t>(got);
+    if (errno != EINTR && errno != EAGAIN) return os_error(errno, fmt::format("{}: byte {}", path_, done_));
+  }
+}
+
+Status TextInput::read(size_t most, std::string* out) {
+  if (size_bytes_ >= 0) {
+    out->resize(static_cast<size_t>(std::min<int64_t>(static_cast<int64_t>(most), size_bytes_ - done_)));
+    RT_TRY(read_exact(fd_.get(), path_, done_, out->data(), std::ssize(*out)));
+    done_ += std::ssize(*out);
+    return {};
+  }
+  out->resize(most);  // as full as a file would fill it: what is made of the text does not depend on a pipe's pace
+  size_t filled = 0;
+  while (filled < most) {
+    RT_TRY_SET(const size_t got, read_some(out->data() + filled, most - filled));
+    if (got == 0) break;
+    filled += got;
+    done_ += static_cast<int64_t>(got);
+  }
+  out->resize(filled);
+  return {};
+}
+
+Result<std::string> read_text(const std::string& path, int64_t most_bytes, TextRule rule) {
+  RT_TRY_SET(TextInput in, TextInput::open(path));
+  const auto too_long = [&] {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: has more than {} bytes, the most that are read at once", path, most_bytes)};
+  };
+  if (in.size_bytes() > most_bytes) return too_long();
+  constexpr size_t kAtOnce = 1 << 20;
+  std::string out, part;
+  for (bool first = true;; first = false) {
+    RT_TRY(in.read(kAtOnce, &part));
+    if (first) RT_TRY(check_text(part, rule).with(path));
+    out += part;
+    if (std::ssize(out) > most_bytes) return too_long();
+    if (part.size() < kAtOnce) return out;
+  }
+}
+
+bool named_as_json_lines(std::string_view path) { return path.ends_with(".jsonl") || path.ends_with(".ndjson"); }
+
+}  // namespace cairn::data
