@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <utility>
 
 namespace cairn::inference {
 namespace {
@@ -11,12 +13,13 @@ namespace {
 /// The texts that are worked on together: sequences of the session's cache.
 class Batch {
  public:
+  /// `chosen`: places among the prompts.
   Batch(Session& session, const GenerateOptions& options, const std::function<bool(size_t, int32_t)>& on_token,
-        std::span<const std::vector<int32_t>> prompts, size_t first)
-      : session_(session), options_(options), on_token_(on_token), first_(first) {
-    for (const std::vector<int32_t>& prompt : prompts) {
-      const size_t k = first + texts_.size();
-      texts_.push_back({.tokens = prompt, .shape = options.shapes.empty() ? PromptShape{} : options.shapes.at(k)});
+        const std::vector<std::vector<int32_t>>& prompts, std::span<const size_t> chosen)
+      : session_(session), options_(options), on_token_(on_token) {
+    for (const size_t k : chosen) {
+      texts_.push_back(
+          {.prompt = k, .tokens = prompts[k], .shape = options.shapes.empty() ? PromptShape{} : options.shapes.at(k)});
     }
   }
 
@@ -32,6 +35,7 @@ class Batch {
 
  private:
   struct Text {
+    size_t prompt = 0;
     std::vector<int32_t> tokens;
     PromptShape shape;
     int64_t made = 0;
@@ -50,14 +54,14 @@ class Batch {
 
   void take(size_t s, std::span<const float> logits) {
     Text& text = texts_[s];
-    const int32_t token = sample_token(logits, options_.sampling, text.made, static_cast<int64_t>(first_ + s));
+    const int32_t token = sample_token(logits, options_.sampling, text.made, static_cast<int64_t>(text.prompt));
     if (std::find(options_.stop_ids.begin(), options_.stop_ids.end(), token) != options_.stop_ids.end()) {
       text.finish = Finish::kToken;
       return;
     }
     text.tokens.push_back(token);
     ++text.made;
-    if (!on_token_(first_ + s, token)) {
+    if (!on_token_(text.prompt, token)) {
       text.finish = Finish::kCaller;
     } else if (text.made >= options_.max_tokens) {
       text.finish = Finish::kLength;
@@ -95,7 +99,6 @@ class Batch {
   Session& session_;
   const GenerateOptions& options_;
   const std::function<bool(size_t, int32_t)>& on_token_;
-  size_t first_;
   std::vector<Text> texts_;
 };
 
@@ -105,28 +108,33 @@ Result<std::vector<Finish>> generate(Session& session, const std::vector<std::ve
                                      const GenerateOptions& options,
                                      const std::function<bool(size_t, int32_t)>& on_token) {
   const int64_t context = session.plan().recipe.model.context;
-  size_t longest = 0;
+  // Texts share a cache only if their positions turn alike: a text never depends on its neighbours.
+  std::map<int64_t, std::vector<size_t>> alike;
+  const auto room_of = [&](size_t k) { return std::min(context, std::ssize(prompts[k]) + options.max_tokens); };
   for (size_t k = 0; k < prompts.size(); ++k) {
     if (prompts[k].empty()) {
       return Error{ErrorCode::kInvalidInput, fmt::format("prompt {} has no tokens", k + 1)};
     }
-    longest = std::max(longest, prompts[k].size());
     if (!options.shapes.empty() && !options.shapes.at(k).plain() && std::ssize(prompts[k]) > context) {
       return Error{
           ErrorCode::kInvalidInput,
           fmt::format("prompt {} has {} tokens; the context holds {}, and this model reads a prompt as a whole", k + 1,
                       prompts[k].size(), context)};
     }
+    alike[session.positions_for(room_of(k))].push_back(k);
   }
-  const int64_t capacity = std::min(context, static_cast<int64_t>(longest) + options.max_tokens);
-  std::vector<Finish> out;
+  std::vector<Finish> out(prompts.size());
   const auto at_a_time = static_cast<size_t>(std::max<int64_t>(1, options.batch));
-  for (size_t first = 0; first < prompts.size(); first += at_a_time) {
-    const size_t count = std::min(at_a_time, prompts.size() - first);
-    RT_TRY(session.make_cache(static_cast<int64_t>(count), capacity));
-    Batch batch(session, options, on_token, std::span(prompts).subspan(first, count), first);
-    RT_TRY(batch.run());
-    for (size_t s = 0; s < count; ++s) out.push_back(batch.finish(s));
+  for (const auto& [positions, group] : alike) {
+    for (size_t first = 0; first < group.size(); first += at_a_time) {
+      const std::span<const size_t> chosen = std::span(group).subspan(first, std::min(at_a_time, group.size() - first));
+      int64_t capacity = 1;
+      for (const size_t k : chosen) capacity = std::max(capacity, room_of(k));
+      RT_TRY(session.make_cache(std::ssize(chosen), capacity));
+      Batch batch(session, options, on_token, prompts, chosen);
+      RT_TRY(batch.run());
+      for (size_t s = 0; s < chosen.size(); ++s) out[chosen[s]] = batch.finish(s);
+    }
   }
   return out;
 }

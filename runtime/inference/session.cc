@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t kTextRows = 64;  // passes over whole texts come in multiples of this
 // Rows of the passes that read a prompt: the largest while it is long, then the smallest that holds the rest.
 constexpr int64_t kPromptRows[] = {8, 64, 256};
+constexpr size_t kMostPasses = 64;  // whose buffers are kept
 
 /// Where the first `rows` tokens of a sequence stand.
 std::vector<int32_t> shaped_positions(int64_t rows, const PromptShape& shape) {
@@ -100,15 +101,24 @@ Status Session::weights_ready() {
 
 int64_t Session::positions_for(int64_t tokens) const {
   const ModelConfig& model = plan_.recipe.model;
-  const int64_t original = model.rope.original_context;
-  const bool within = model.positions == Positions::kRotary && model.rope.scaling == RopeScaling::kLongRope &&
-                      original > 0 && tokens <= original;
-  return within ? std::min(original, model.context) : model.context;
+  const int64_t original =
+      model.rope.original_context > 0 ? std::min(model.rope.original_context, model.context) : model.context;
+  if (model.positions == Positions::kRotary) {
+    if (model.rope.scaling == RopeScaling::kLongRope && tokens <= original) return original;
+    if (model.rope.scaling == RopeScaling::kDynamic) return std::clamp(tokens, original, model.context);
+  }
+  return model.context;
 }
 
 Result<nn::StageModel*> Session::pass(int64_t samples, int64_t pass_tokens, int64_t positions) {
-  std::unique_ptr<Pass>& found = passes_[{samples, pass_tokens, positions}];
-  if (found != nullptr) return found->model.get();
+  if (const auto made = passes_.find({samples, pass_tokens, positions}); made != passes_.end()) {
+    return made->second->model.get();
+  }
+  if (passes_.size() >= kMostPasses) {  // dynamic scaling has angles for each length
+    RT_TRY(stream_->settle());
+    passes_.clear();
+    text_pass_ = nullptr;
+  }
   auto made = std::make_unique<Pass>(Pass{.plan = plan_});
   made->plan.recipe.batch.micro = made->plan.recipe.batch.samples = samples;
   made->plan.pass_tokens = pass_tokens;
@@ -119,8 +129,9 @@ Result<nn::StageModel*> Session::pass(int64_t samples, int64_t pass_tokens, int6
   RT_TRY_SET(made->activations, Buffer::allocate(device(), stage_buffers_bytes(made->plan, made->rank)));
   RT_TRY_SET(made->model, nn::StageModel::make(*stream_, made->plan, made->rank, 0, {.tp = tp_.get()}, weights_.at(),
                                                nullptr, made->activations.all()));
-  found = std::move(made);
-  return found->model.get();
+  nn::StageModel* const model = made->model.get();
+  passes_[{samples, pass_tokens, positions}] = std::move(made);
+  return model;
 }
 
 Status Session::check_tokens(std::span<const int32_t> tokens, int64_t most) const {
@@ -149,7 +160,8 @@ Status Session::check_shape(std::span<const int32_t> tokens, const PromptShape& 
   return {};
 }
 
-Status Session::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets, const PromptShape& shape) {
+Status Session::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets, const PromptShape& shape,
+                        const nn::SequenceRows& parted) {
   RT_TRY(check_tokens(tokens, plan_.recipe.model.context));
   RT_TRY(check_shape(tokens, shape));
   const int64_t positions = positions_for(std::ssize(tokens));
@@ -160,7 +172,15 @@ Status Session::forward(std::span<const int32_t> tokens, std::span<const int32_t
   targets_.assign(rows, 0);
   std::copy(tokens.begin(), tokens.end(), tokens_.begin());
   std::copy(targets.begin(), targets.end(), targets_.begin());
-  if (shape.plain()) {
+  if (!parted.empty()) {
+    std::vector<int32_t> at(parted.positions.begin(), parted.positions.end());
+    std::vector<int32_t> starts(parted.starts.begin(), parted.starts.end());
+    for (auto r = static_cast<int32_t>(tokens.size()); r < rows; ++r) {  // each sees itself
+      if (!at.empty()) at.push_back(0);
+      if (!starts.empty()) starts.push_back(r);
+    }
+    text_pass_->set_sequences(0, {.positions = at, .starts = starts, .ends = {}});
+  } else if (shape.plain()) {
     text_pass_->set_sequences(0, {});
   } else {
     const std::vector<int32_t> ends(rows, static_cast<int32_t>(shape.prefix)), at = shaped_positions(rows, shape);
@@ -179,11 +199,17 @@ Result<std::span<const float>> Session::logits(std::span<const int32_t> tokens, 
 
 Result<std::vector<float>> Session::token_losses(std::span<const int32_t> tokens) {
   if (tokens.size() < 2) return invalid("a loss needs at least two tokens");
-  RT_TRY(forward(tokens.first(tokens.size() - 1), tokens.subspan(1), {}));
+  return token_losses(tokens.first(tokens.size() - 1), tokens.subspan(1));
+}
+
+Result<std::vector<float>> Session::token_losses(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                                                 const nn::SequenceRows& rows) {
+  RT_CHECK(targets.size() == tokens.size(), "{} targets of {} tokens", targets.size(), tokens.size());
+  RT_TRY(forward(tokens, targets, {}, rows));
   std::vector<float> losses(tokens_.size());
   text_pass_->token_losses(0, losses);
   RT_TRY(stream_->settle());
-  losses.resize(tokens.size() - 1);
+  losses.resize(tokens.size());
   return losses;
 }
 

@@ -54,12 +54,16 @@ class Session {
   /// tokens or of the model.
   Result<std::span<const float>> logits(std::span<const int32_t> tokens, const PromptShape& shape = {});
 
-  /// Loss in nats of predicting tokens[1..] from tokens[..n-1], one for each; n - 1 <= context.
+  /// Loss in nats of predicting targets[r] behind tokens[..r], one for each of n <= context; without meaning where the
+  /// target is kNoTarget. `rows`: positions and starts [n] as training has them (runtime/data/objective.h), or empty.
+  Result<std::vector<float>> token_losses(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                                          const nn::SequenceRows& rows = {});
+  /// The same of predicting tokens[1..] from tokens[..n-1].
   Result<std::vector<float>> token_losses(std::span<const int32_t> tokens);
 
   /// Makes room for the keys and values of `sequences` texts of up to `capacity` <= context tokens. What was there is
-  /// gone. With longrope the capacity decides which of the two lists of factors all these texts have: turned keys stay
-  /// as they are. Errors: kInvalidInput, kNoSpace.
+  /// gone. Turned keys stay as they are, so positions_for(capacity) decides the angles of all these texts. Errors:
+  /// kInvalidInput, kNoSpace.
   Status make_cache(int64_t sequences, int64_t capacity);
 
   /// Sequence `sequence` begins anew with `tokens`, 1 <= n <= capacity. Returns the logits [vocab] of the last one;
@@ -71,6 +75,11 @@ class Session {
   /// One more token for each sequence; a token of -1 leaves its sequence alone. Returns logits [sequences, vocab], rows
   /// of sequences left alone mean nothing; valid until the next call. Errors: kInvalidInput when one is full.
   Result<std::span<const float>> next(std::span<const int32_t> tokens);
+
+  /// The length that rotary angles of a text of up to `tokens` tokens are computed for. Texts of different ones never
+  /// share a cache. Dynamic scaling: the text's own length beyond the original context. longrope: the original context
+  /// or the whole one. Else the context, for every text.
+  int64_t positions_for(int64_t tokens) const;
 
   int64_t length(int64_t sequence) const { return lengths_[sequence]; }
   int64_t capacity() const { return cache_.capacity; }
@@ -90,13 +99,11 @@ class Session {
         own_stream_(machine == nullptr ? make_cpu_stream() : nullptr),
         stream_(machine == nullptr ? own_stream_.get() : &machine->stream()) {}
   Device device() const { return stream_->device(); }
-  /// The positions that passes over texts of up to `tokens` tokens are laid out for: the context; with longrope, whose
-  /// angles depend on how far a text reaches, the original context for texts within it.
-  int64_t positions_for(int64_t tokens) const;
   Result<nn::StageModel*> pass(int64_t samples, int64_t pass_tokens, int64_t positions);
   Status check_tokens(std::span<const int32_t> tokens, int64_t most) const;
   Status check_shape(std::span<const int32_t> tokens, const PromptShape& shape) const;
-  Status forward(std::span<const int32_t> tokens, std::span<const int32_t> targets, const PromptShape& shape);
+  Status forward(std::span<const int32_t> tokens, std::span<const int32_t> targets, const PromptShape& shape,
+                 const nn::SequenceRows& parted = {});
   Status feed(int64_t sequence, std::span<const int32_t> tokens);
   Status feed_shaped(int64_t sequence, std::span<const int32_t> tokens, const PromptShape& shape);
 

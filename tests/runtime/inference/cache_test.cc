@@ -143,12 +143,6 @@ TEST_SUITE("runtime/inference/cache") {
            m.rope.dims = 4;
            m.rope.pairs = RotaryPairs::kInterleaved;
          }},
-        {"dynamic rotary", true,
-         [](ModelConfig& m) {
-           m.rope.scaling = RopeScaling::kDynamic;
-           m.rope.factor = 2;
-           m.rope.original_context = 32;
-         }},
         {"parallel block", true, [](ModelConfig& m) { m.block = BlockKind::kParallel; }},
         {"sandwich block", true, [](ModelConfig& m) { m.block = BlockKind::kSandwich; }},
         {"norms behind the branches, of whole q and k", true,
@@ -285,6 +279,76 @@ TEST_SUITE("runtime/inference/cache") {
         if (n == 32) break;
         cached = copy(session->next(std::vector<int32_t>{text[n]}));
       }
+    }
+  }
+
+  TEST_CASE("dynamic scaling: a text has the base of its own length, a cache that of its capacity") {
+    Recipe recipe = recipe_of(true);
+    const double plain_base = recipe.model.rope_theta;
+    recipe.model.rope = {.scaling = RopeScaling::kDynamic, .factor = 2, .original_context = 32};
+    const std::unique_ptr<Session> session = session_of(recipe);
+    recipe.model.rope = {};
+    const std::vector<int32_t> text = random_tokens(96, 3);
+    for (const int64_t length : {9, 32, 33, 70, 96}) {
+      CAPTURE(length);
+      const double over = 2.0 * static_cast<double>(std::max<int64_t>(length, 32)) / 32 - 1;
+      recipe.model.rope_theta = plain_base * std::pow(over, 8.0 / 6);
+      const std::unique_ptr<Session> wanted = session_of(recipe);
+      const std::vector<float> whole = copy(session->logits(std::span(text).first(length)));
+      CHECK(largest_difference(whole, copy(wanted->logits(std::span(text).first(length)))) <= 2e-5);
+      REQUIRE(session->make_cache(1, length).ok());
+      std::vector<float> cached = copy(session->start(0, std::span(text).first(7)));
+      for (size_t n = 7;; ++n) {
+        const std::vector<float> until = copy(wanted->logits(std::span(text).first(n)));
+        CHECK(largest_difference(cached, std::span(until).last(61)) <= 2e-5);
+        if (n == 9) break;
+        cached = copy(session->next(std::vector<int32_t>{text[n]}));
+      }
+    }
+  }
+
+  TEST_CASE("a text does not depend on its neighbours where the length scales positions") {
+    for (const RopeScaling scaling : {RopeScaling::kLongRope, RopeScaling::kDynamic}) {
+      CAPTURE(static_cast<int>(scaling));
+      Recipe recipe = recipe_of(true);
+      recipe.model.rope = {.scaling = scaling,
+                           .factor = 3,
+                           .original_context = 32,
+                           .short_factor = {1, 1.25, 1.5, 2},
+                           .long_factor = {1.5, 3, 6, 12}};
+      const std::unique_ptr<Session> session = session_of(recipe);
+      std::vector<std::vector<int32_t>> prompts;
+      for (const size_t length : {5, 60, 20, 21, 40, 95, 100}) {  // 20 and 12 more are within the original context
+        prompts.push_back(random_tokens(length, static_cast<int>(length)));
+      }
+      GenerateOptions options{.max_tokens = 12, .sampling = {.temperature = 0}};
+      std::vector<std::vector<int32_t>> alone;
+      for (const auto& prompt : prompts) alone.push_back(generated(*session, {prompt}, options)[0]);
+      for (const int64_t batch : {1, 3, 16}) {
+        options.batch = batch;
+        CHECK(generated(*session, prompts, options) == alone);
+      }
+    }
+  }
+
+  TEST_CASE("losses of parted rows are those of each document by itself") {
+    for (const bool llama : {false, true}) {
+      const std::unique_ptr<Session> session = session_of(recipe_of(llama));
+      const std::vector<int32_t> text = random_tokens(50, 3);
+      std::vector<int32_t> positions, starts;
+      for (int32_t t = 0; t < 49; ++t) {
+        starts.push_back(t < 20 ? 0 : 20);
+        positions.push_back(t - starts.back());
+      }
+      const std::span<const int32_t> whole(text);
+      std::vector<int32_t> targets(text.begin() + 1, text.end());
+      targets[19] = kNoTarget;
+      const auto parted = session->token_losses(whole.first(49), targets, {positions, starts, {}});
+      REQUIRE_OK(parted);
+      const std::vector<float> first = session->token_losses(whole.first(20)).value();
+      const std::vector<float> second = session->token_losses(whole.subspan(20)).value();
+      CHECK(largest_difference(std::span(parted.value()).first(19), first) <= 2e-5);
+      CHECK(largest_difference(std::span(parted.value()).subspan(20), second) <= 2e-5);
     }
   }
 
