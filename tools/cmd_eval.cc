@@ -4,6 +4,8 @@
 // A set is cut into windows of --window tokens that begin --stride tokens apart. Each token but the first of the set
 // (of each document, with --documents) is predicted once, in the first window that holds it: so with a stride below the
 // window every token but those of the first window sees at least window - stride tokens before it.
+//
+// Each window is what training makes of its tokens: where the run's objective parts documents, they are parted here.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -16,8 +18,10 @@
 #include <string>
 #include <vector>
 
-#include "converters/hf_folder.h"
+#include "runtime/data/objective.h"
+#include "runtime/data/text_input.h"
 #include "runtime/data/token_file.h"
+#include "runtime/json/json.h"
 #include "tools/commands.h"
 #include "tools/device_option.h"
 #include "tools/model_source.h"
@@ -30,10 +34,10 @@ constexpr int64_t kUsualWindow = 2048;
 
 struct Options {
   DeviceChoice device = DeviceChoice::kAuto;
-  std::string from, tokenizer, precision, dtype;
+  std::string from, tokenizer, precision, dtype, json_key;
   std::vector<std::string> texts, data;
   int64_t max_tokens = 0, window = 0, stride = 0;
-  bool documents = false, raw = false, ema = false;
+  bool documents = false, across = false, any_text = false, raw = false, ema = false;
 };
 
 struct Set {
@@ -60,12 +64,30 @@ Set parse_set(const std::string& text, bool is_text) {
 class Evaluator {
  public:
   Evaluator(LoadedModel& model, const Options& options) : model_(model), options_(options) {
-    const int64_t context = model.recipe.model.context;
-    window_ = options.window > 0 ? options.window : std::min(context, kUsualWindow);
+    const Recipe& recipe = model.recipe;
+    const int64_t trained = recipe.batch.tokens > 0 ? recipe.batch.tokens : recipe.model.context;
+    window_ = options.window > 0 ? options.window : std::min(trained, kUsualWindow);
     stride_ = options.stride > 0 ? options.stride : window_;
+    if (!options.across) objective_ = recipe.objective;
   }
   int64_t window() const { return window_; }
   int64_t stride() const { return stride_; }
+
+  /// How documents within a window are read.
+  std::string rule() const {
+    if (objective_.document_end < 0) return "documents within a window are not parted";
+    return fmt::format("documents end at token {} (the run's objective): {}, {}, {}", objective_.document_end,
+                       objective_.reset_attention ? "each sees itself" : "attention runs across",
+                       objective_.reset_positions ? "positions restart" : "positions continue",
+                       objective_.document_loss ? "first tokens count" : "first tokens do not count");
+  }
+  nlohmann::json rule_json() const {
+    if (objective_.document_end < 0) return nullptr;
+    return {{"document_end", objective_.document_end},
+            {"reset_attention", objective_.reset_attention},
+            {"reset_positions", objective_.reset_positions},
+            {"document_loss", objective_.document_loss}};
+  }
 
   Status check() const {
     if (model_.recipe.model.mask != Mask::kCausal) {
@@ -83,12 +105,38 @@ class Evaluator {
     return {};
   }
 
+  /// The field of JSON lines whose text is scored; empty: the set is no JSON lines.
+  std::string json_key(const Set& set) const {
+    if (!set.is_text || (options_.json_key.empty() && (options_.any_text || !data::named_as_json_lines(set.path)))) {
+      return {};
+    }
+    return options_.json_key.empty() ? "text" : options_.json_key;
+  }
+
   Result<Score> score_text(const Set& set) {
-    RT_TRY_SET(const std::string text, convert::read_text_file(set.path, kMaxTextBytes));
-    std::vector<int32_t> ids = options_.raw ? std::vector<int32_t>() : model_.before;
-    RT_TRY(model_.tokenizer->encode(text, &ids).with(set.path));
+    const std::string key = json_key(set);
+    const data::TextRule rule = options_.any_text ? data::TextRule::kAnything
+                                : key.empty()     ? data::TextRule::kNoJson
+                                                  : data::TextRule::kAlsoJson;
+    RT_TRY_SET(const std::string text, data::read_text(set.path, kMaxTextBytes, rule));
     Score out;
-    RT_TRY(document(ids, &out).with(set.path));
+    if (key.empty()) {
+      RT_TRY(document(text, &out).with(set.path));
+      return checked(set, out);
+    }
+    int64_t number = 0;
+    for (size_t at = 0; at < text.size() && !enough(out);) {
+      const size_t end = std::min(text.find('\n', at), text.size());
+      const std::string_view line = std::string_view(text).substr(at, end - at);
+      at = end + 1;
+      ++number;
+      if (line.find_first_not_of(" \t\r") == line.npos) continue;
+      const auto read_line = [&]() -> Status {
+        RT_TRY_SET(const std::string field, json_text_field(line, key));
+        return field.empty() ? Status() : document(field, &out);
+      };
+      RT_TRY(read_line().with(fmt::format("{}:{}", set.path, number)));
+    }
     return checked(set, out);
   }
 
@@ -99,9 +147,13 @@ class Evaluator {
                pair ? data::open_megatron(set.path) : data::open_token_file(set.path, options_.dtype));
     Score out;
     const int64_t tokens = source->token_count();
-    if (!options_.documents || !pair) {
-      RT_TRY(piece(*source, 0, options_.max_tokens > 0 ? std::min(tokens, options_.max_tokens) : tokens, &out)
-                 .with(set.path));
+    if (options_.documents && !pair) {
+      return Error{
+          ErrorCode::kInvalidInput,
+          fmt::format("{}: --documents is for Megatron pairs; a token file has no list of documents", set.path)};
+    }
+    if (!options_.documents) {
+      RT_TRY(piece(*source, 0, tokens, &out).with(set.path));
       return checked(set, out);
     }
     for (int64_t s = 0; s < source->sequence_count() && !enough(out); ++s) {
@@ -130,11 +182,33 @@ class Evaluator {
     };
     return windows(end - begin, read, out);
   }
-  Status document(std::span<const int32_t> ids, Score* out) {
+  /// Windows over one text.
+  Status document(std::string_view text, Score* out) {
+    std::vector<int32_t> ids = options_.raw ? std::vector<int32_t>() : model_.before;
+    RT_TRY(model_.tokenizer->encode(text, &ids));
     const auto read = [&](int64_t first, int64_t count) -> Result<std::span<const int32_t>> {
-      return ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+      return std::span<const int32_t>(ids).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
     };
     return windows(std::ssize(ids), read, out);
+  }
+
+  /// The losses of predicting ids[1..], and in rows_ what training makes of them.
+  Result<std::vector<float>> losses_of(std::span<const int32_t> ids) {
+    rows_.samples = 1;
+    rows_.seq_len = std::ssize(ids) - 1;
+    rows_.inputs.assign(ids.begin(), ids.end() - 1);
+    rows_.targets.assign(ids.begin() + 1, ids.end());
+    constexpr data::SampleRef kNoDraws = {};
+    data::apply_objective(objective_, 0, rows_.seq_len, std::span(&kNoDraws, 1), &rows_);
+    return model_.session->token_losses(rows_.inputs, rows_.targets, {rows_.positions, rows_.starts, {}});
+  }
+
+  /// The bytes that predicted tokens spell; special tokens spell none.
+  Status count_bytes(std::span<const int32_t> predicted, Score* out) {
+    if (model_.tokenizer == nullptr || predicted.empty()) return {};
+    RT_TRY_SET(const std::string spelled, model_.tokenizer->decode(predicted, text::Specials::kSkip));
+    out->bytes += static_cast<double>(spelled.size());
+    return {};
   }
 
   template <typename Read>
@@ -145,17 +219,19 @@ class Evaluator {
     for (int64_t begin = 0; scored < size && !enough(*out); begin += stride_) {
       const int64_t count = std::min(window_ + 1, size - begin);
       RT_TRY_SET(const std::span<const int32_t> ids, read(begin, count));
-      RT_TRY_SET(const std::vector<float> losses, model_.session->token_losses(ids));
-      int64_t last = begin + count;
-      if (options_.max_tokens > 0) last = std::min(last, scored + options_.max_tokens - out->tokens);
-      for (int64_t t = scored; t < last; ++t) out->loss_sum += losses[t - begin - 1];
-      if (model_.tokenizer != nullptr) {  // the bytes that the predicted tokens spell; special tokens spell none
-        RT_TRY_SET(const std::string spelled,
-                   model_.tokenizer->decode(ids.subspan(scored - begin, last - scored), text::Specials::kSkip));
-        out->bytes += static_cast<double>(spelled.size());
+      RT_TRY_SET(const std::vector<float> losses, losses_of(ids));
+      int64_t run = scored;  // of tokens that count, in a row
+      for (; scored < begin + count && !enough(*out); ++scored) {
+        const auto row = static_cast<size_t>(scored - begin - 1);
+        if (rows_.targets[row] == kNoTarget) {
+          RT_TRY(count_bytes(ids.subspan(run - begin, scored - run), out));
+          run = scored + 1;
+          continue;
+        }
+        out->loss_sum += losses[row];
+        ++out->tokens;
       }
-      out->tokens += last - scored;
-      scored = last;
+      RT_TRY(count_bytes(ids.subspan(run - begin, scored - run), out));
     }
     out->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return {};
@@ -163,6 +239,8 @@ class Evaluator {
 
   LoadedModel& model_;
   const Options& options_;
+  ObjectiveConfig objective_;  // that windows are read by
+  data::MicroBatch rows_;      // of the latest window
   int64_t window_ = 0, stride_ = 0;
 };
 
@@ -190,30 +268,40 @@ Result<int> run(const Options& options, bool json) {
   RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
                                            options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining,
                                            options.texts.empty() ? Works::kOnIds : Works::kOnText, device));
+  if (model.tokenizer != nullptr && !options.texts.empty()) {
+    for (const std::string& note : model.tokenizer->notes()) fmt::print(stderr, "cairn eval: note: {}\n", note);
+  }
   Evaluator evaluator(model, options);
   RT_TRY(evaluator.check());
   size_t width = 4;
   for (const Set& set : sets) width = std::max(width, set.name.size());
   if (!json) {
-    fmt::print("{}: windows of {} tokens, stride {}\n", model.from.string(), evaluator.window(), evaluator.stride());
+    fmt::print("{}: windows of {} tokens, stride {}; {}\n", model.from.string(), evaluator.window(), evaluator.stride(),
+               evaluator.rule());
     fmt::print("{:{}}  {:>10}  {:>8}  {:>11}  {:>10}  {:>9}\n", "set", width, "tokens", "loss", "perplexity",
                "bits/byte", "tokens/s");
   }
   nlohmann::json out = nlohmann::json::array();
   for (const Set& set : sets) {
     RT_TRY_SET(const Score score, set.is_text ? evaluator.score_text(set) : evaluator.score_data(set));
-    const nlohmann::json row = to_json(set, score, model.tokenizer != nullptr);
+    nlohmann::json row = to_json(set, score, model.tokenizer != nullptr);
+    const std::string key = evaluator.json_key(set);
+    if (!key.empty()) row["json_key"] = key;
     out.push_back(row);
     if (json) continue;
     const std::string bits =
         row["bits_per_byte"].is_null() ? "-" : fmt::format("{:.4f}", row["bits_per_byte"].get<double>());
     fmt::print("{:{}}  {:>10}  {:>8.4f}  {:>11.3f}  {:>10}  {:>9.0f}\n", set.name, width, score.tokens, score.loss(),
                std::exp(score.loss()), bits, row["tokens_per_s"].get<double>());
+    if (!key.empty()) fmt::print("  {}: JSON lines, \"{}\" of {} documents\n", set.path, key, score.documents);
     std::fflush(stdout);
   }
   if (json) {
-    print_json(nlohmann::json{
-        {"model", model.from.string()}, {"window", evaluator.window()}, {"stride", evaluator.stride()}, {"sets", out}});
+    print_json(nlohmann::json{{"model", model.from.string()},
+                              {"window", evaluator.window()},
+                              {"stride", evaluator.stride()},
+                              {"objective", evaluator.rule_json()},
+                              {"sets", out}});
   }
   return 0;
 }
@@ -226,17 +314,26 @@ void add_eval(CLI::App& app, Session& session) {
       app.add_subcommand("eval", "loss, perplexity and bits per byte of texts or token stores under a model");
   command->add_option("model,--from", options->from,
                       "a checkpoint, a run folder (newest checkpoint), or a Hugging Face folder");
-  command->add_option("--text", options->texts, "a text file, or NAME=FILE; repeatable")->expected(1)->take_all();
+  command
+      ->add_option("--text", options->texts,
+                   "a text file, JSON lines or a pipe, or NAME=FILE; repeatable; -: standard input")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--json-key", options->json_key, "of JSON lines, the field that has the text (default: text)")
+      ->type_name("KEY");
+  command->add_flag("--any-text", options->any_text, "take texts as they are, whatever they look like");
   command->add_option("--data", options->data, "a Megatron pair's prefix or a token file, or NAME=PATH; repeatable")
       ->expected(1)
       ->take_all();
   command->add_option("--dtype", options->dtype, "of plain token files: uint16 or uint32")
       ->check(CLI::IsMember({"uint16", "uint32"}));
-  command->add_option("--window", options->window, "tokens seen at once (default: the model's context, at most 2048)")
+  command->add_option("--window", options->window, "tokens seen at once (default: a sequence of the run, at most 2048)")
       ->check(CLI::PositiveNumber);
   command->add_option("--stride", options->stride, "tokens from window to window (default: the window)")
       ->check(CLI::PositiveNumber);
   command->add_flag("--documents", options->documents, "windows begin anew at each document of a Megatron pair");
+  command->add_flag("--across-documents", options->across,
+                    "windows run across documents, whatever the run's objective");
   command->add_option("--max-tokens", options->max_tokens, "stop a set after so many; 0: all of it")
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--raw", options->raw, "do not put the tokenizer's special tokens before a text");
@@ -253,7 +350,8 @@ void add_eval(CLI::App& app, Session& session) {
       "Exit codes: 0 done, 2 refused, 65 weights or data are damaged, 74 out of memory or an I/O error.\n"
       "Examples:\n"
       "  cairn eval runs/mine --text kjv=data/kjv.txt\n"
-      "  cairn eval HF_DIR --data valid=data/valid --window 1024 --stride 512");
+      "  cairn eval HF_DIR --data valid=data/valid --window 1024 --stride 512\n"
+      "  zstd -dc valid.jsonl.zst | cairn eval HF_DIR --text - --json-key content");
   command->final_callback(
       [options, &session] { session.action = [options, &session] { return run(*options, session.json); }; });
 }

@@ -1,10 +1,12 @@
 """generate, eval and data encode: of Hugging Face folders, imported checkpoints and their tokenizers."""
 
+import gzip
 import json
 import math
 import os
 import pathlib
 import shutil
+import struct
 
 from program import ProgramTest, main
 
@@ -167,6 +169,56 @@ class InferenceTest(ProgramTest):
                                  (["--text", "a.txt", "--window", 8, "--stride", 9], "left out"),
                                  (["--text", "no.txt"], "no.txt"), (["--data", "nothing"], "nothing")):
             self.assertIn(message, self.cairn("eval", "--from", model, *options, code=2).stderr)
+
+    def test_eval_has_the_validation_loss_of_the_run(self):
+        lines = [f"line {k * 7919 % 1000} of {'many' if k % 3 else 'a few'}" for k in range(400)]
+        text = "".join(line + "\0" for line in lines).encode()
+        ids = struct.pack(f"<{len(text)}H", *text)
+        self.write("train.bin", ids)
+        self.write("valid.bin", ids[:2 * (12 * 32 + 1)])  # 12 windows
+        for name, options, window in (("parted", "document_end = 0", 32), ("counted", "document_end = 0, document_loss = true", 32),
+                                      ("seen", "document_end = 0, reset_attention = false, reset_positions = false", 32),
+                                      ("plain", "", 32), ("short", "document_end = 0", 16)):
+            with self.subTest(name):
+                self.write("run.lua", f"""local T = require "cairn"
+return T.recipe {{ name = "run", seed = 1, stop = T.steps(4), model = T.llama {{ layers = 1, width = 16, heads = 2, context = 32,
+  vocab = 256 }}, tokenizer = T.bytes, data = T.token_files {{ train = "train.bin", valid = "valid.bin" }},
+  objective = {{ {options} }}, batch = {{ samples = 4, micro = 2, tokens = {window} }}, optimizer = T.adamw {{ peak_lr = 1e-2 }},
+  precision = "fp32", eval = {{ steps = 3, at = T.every {{ steps = 4 }} }} }}""")
+                self.cairn("train", "run.lua", "--nproc", 1, "--run", name)
+                with open(self.path(f"{name}/metrics.jsonl")) as f:
+                    trained = [row["valid_loss"] for row in map(json.loads, f) if row.get("valid_loss")][-1]
+                found = self.cairn_json("eval", name, "--data", "valid.bin", "--dtype", "uint16")
+                self.assertEqual(found["window"], window)
+                self.assertAlmostEqual(found["sets"][0]["loss"], trained, places=5)
+                self.assertEqual(found["objective"] is None, name == "plain")
+                table = self.cairn("eval", name, "--data", "valid.bin", "--dtype", "uint16").stdout
+                self.assertIn("not parted" if name == "plain" else "documents end at token 0", table)
+                if name == "parted":
+                    across = self.cairn_json("eval", name, "--data", "valid.bin", "--dtype", "uint16", "--across-documents")
+                    self.assertGreater(abs(across["sets"][0]["loss"] - trained), 1e-3)
+                    self.assertIsNone(across["objective"])
+        # The same documents as a pair, as JSON lines and through a pipe.
+        json_lines = "".join(json.dumps({"text": line}) + "\n" for line in lines[:9])
+        self.write("lines.jsonl", json_lines)
+        self.cairn("data", "tokenize", "lines.jsonl", "--out", "pair")
+        pair = self.cairn_json("eval", "parted", "--data", "pair", "--documents")["sets"][0]
+        for options, given in ((["--text", "lines.jsonl"], None), (["--text", "-", "--json-key", "text"], json_lines.encode())):
+            done = json.loads(self.cairn("eval", "parted", *options, "--json", text_in=given).stdout)["sets"][0]
+            self.assertEqual([done[k] for k in ("loss", "tokens", "documents", "bits_per_byte")],
+                             [pair[k] for k in ("loss", "tokens", "documents", "bits_per_byte")])
+            self.assertEqual(done["json_key"], "text")
+        self.assertIn('"text" of 9 documents', self.cairn("eval", "parted", "--text", "lines.jsonl").stdout)
+        self.write("named.txt", json_lines)
+        self.assertIn("named.txt: looks like JSON", self.cairn("eval", "parted", "--text", "named.txt", code=2).stderr)
+        self.assertIn("lines.jsonl:1: \"body\" is missing",
+                      self.cairn("eval", "parted", "--text", "lines.jsonl", "--json-key", "body", code=2).stderr)
+        self.write("packed.txt", gzip.compress(json_lines.encode()))
+        self.assertIn("packed.txt: is packed by gzip", self.cairn("eval", "parted", "--text", "packed.txt", code=2).stderr)
+        self.assertIn("prompt as a JSON string", self.cairn("generate", "parted", "--prompts", "named.txt", code=2).stderr)
+        self.assertIn("is packed by gzip", self.cairn("generate", "parted", "--prompts", "packed.txt", code=2).stderr)
+        self.assertIn("--documents is for Megatron pairs", self.cairn("eval", "parted", "--data", "valid.bin", "--dtype",
+                                                                      "uint16", "--documents", code=2).stderr)
 
     def test_eval_of_a_store_needs_no_tokenizer(self):
         model = self.model()
