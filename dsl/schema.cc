@@ -724,7 +724,9 @@ const Block& token_files_block() {
   static const Block out{
       .name = "token_files",
       .constructors = {"token_files"},
-      .doc = "Plain little-endian token files with no header, as nanoGPT and llm.c keep them.",
+      .doc =
+          "Little-endian token files: plain ones as nanoGPT keeps them, shards of llm.c, and lists that numpy.save "
+          "wrote.",
       .fields = {written_only("train", Type::kString, "path")
                      .needed()
                      .says("the training tokens", "Relative to the working directory."),

@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstring>
+#include <string_view>
+#include <utility>
 
 #include "runtime/data/file_io.h"
 #include "runtime/data/file_tokens.h"
@@ -52,6 +55,114 @@ Result<bool> read_llmc_header(const OpenedFile& file, const std::string& path, L
   return true;
 }
 
+constexpr std::string_view kNpyMagic = "\x93NUMPY";
+constexpr int64_t kMaxNpyHeader = 1 << 16;
+
+struct NpyHeader {
+  DType dtype = DType::kU16;
+  int64_t offset_bytes = 0, count = 0;
+};
+
+/// The value of `'name':` in the header's dictionary, brackets included.
+std::string_view npy_field(std::string_view header, std::string_view name) {
+  const size_t at = header.find(fmt::format("'{}':", name));
+  if (at == header.npos) return {};
+  std::string_view rest = header.substr(at + name.size() + 3);
+  rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
+  const size_t end = rest.starts_with('(') ? rest.find(')') + 1 : rest.find_first_of(",}");
+  return rest.substr(0, end);
+}
+
+/// The header that numpy.save writes (numpy.lib.format, versions 1.0 to 3.0). Errors: kUnsupported for what is no list
+/// of integers, kCorrupt for a header that contradicts the file.
+Result<bool> read_npy_header(const OpenedFile& file, const std::string& path, NpyHeader* out) {
+  std::array<unsigned char, 12> front = {};
+  if (file.size_bytes < std::ssize(front)) return false;
+  RT_TRY(read_exact(file.fd.get(), path, 0, front.data(), std::ssize(front)));
+  if (std::memcmp(front.data(), kNpyMagic.data(), kNpyMagic.size()) != 0) return false;
+  const bool wide = front[6] >= 2;
+  int64_t length = front[8] | front[9] << 8;
+  if (wide) length |= static_cast<int64_t>(front[10]) << 16 | static_cast<int64_t>(front[11]) << 24;
+  const int64_t begin = wide ? 12 : 10;
+  if (front[6] < 1 || front[6] > 3 || length > kMaxNpyHeader || begin + length > file.size_bytes) {
+    return Error{
+        ErrorCode::kCorrupt,
+        fmt::format("{}: byte 6: a .npy header of version {} with {} bytes; expected version 1 to 3 and at most "
+                    "{} bytes within the file's {}",
+                    path, front[6], length, kMaxNpyHeader, file.size_bytes)};
+  }
+  std::string header(static_cast<size_t>(length), '\0');
+  RT_TRY(read_exact(file.fd.get(), path, begin, header.data(), length));
+  constexpr std::pair<std::string_view, DType> kTypes[] = {{"'|u1'", DType::kU8},  {"'<u2'", DType::kU16},
+                                                           {"'<u4'", DType::kU32}, {"'<i2'", DType::kI16},
+                                                           {"'<i4'", DType::kI32}, {"'<i8'", DType::kI64}};
+  const std::string_view descr = npy_field(header, "descr"), shape = npy_field(header, "shape");
+  const auto* const type = std::ranges::find(kTypes, descr, &std::pair<std::string_view, DType>::first);
+  int64_t count = -1;
+  if (shape.starts_with('(')) {
+    const auto [end, error] = std::from_chars(shape.data() + 1, shape.data() + shape.size(), count);
+    const std::string_view rest = shape.substr(static_cast<size_t>(end - shape.data()));
+    if (error != std::errc() || (rest != ",)" && rest != ", )") || count < 0) count = -1;
+  }
+  if (type == std::end(kTypes) || count < 0) {
+    return Error{ErrorCode::kUnsupported,
+                 fmt::format("{}: byte {}: a .npy of type {} and shape {}; expected a list of tokens: little-endian "
+                             "integers of one dimension, as numpy.save(path, ids.astype(\"<u4\").ravel()) writes",
+                             path, begin, descr.empty() ? "?" : descr, shape.empty() ? "?" : shape)};
+  }
+  *out = {type->second, begin + length, count};
+  if (out->offset_bytes + count * dtype_size_bytes(out->dtype) != file.size_bytes) {
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{}: byte {}: the .npy header says {} tokens of {}, which makes {} bytes, the file has {}",
+                             path, begin, count, dtype_name(out->dtype),
+                             out->offset_bytes + count * dtype_size_bytes(out->dtype), file.size_bytes)};
+  }
+  return true;
+}
+
+/// Looks at raw tokens read as uint16 or uint32 for the pattern of another type: high halves of wider tokens are small
+/// and come at fixed places, and halves of narrower ones make ids beyond the vocabulary. A file that numpy.save wrote
+/// says its type, so it needs no look. Errors: kInvalidInput with the likely type.
+Status check_dtype(const OpenedFile& file, const std::string& path, DType dtype, int64_t vocab) {
+  constexpr int64_t kBlock = 8192, kFewest = 256;
+  const int64_t whole = file.size_bytes / 8 * 8;
+  if (whole < kFewest) return {};
+  std::vector<uint16_t> halves;
+  const int64_t last = std::max<int64_t>(0, whole - kBlock);
+  for (const int64_t at : {int64_t{0}, last / 2 / 8 * 8, last}) {
+    std::vector<uint16_t> block(static_cast<size_t>(std::min(kBlock, whole) / 2));
+    RT_TRY(read_exact(file.fd.get(), path, at, block.data(), std::ssize(block) * 2));
+    halves.insert(halves.end(), block.begin(), block.end());
+  }
+  // A vocabulary has fewer than 2^20 tokens. Low halves are of any size, so most are above that of a high half.
+  constexpr uint16_t kMostHigh = 15;
+  const auto words = std::ssize(halves) / 4;
+  std::array<int64_t, 4> small = {}, zero = {};
+  int64_t beyond = 0, halves_beyond = 0;
+  for (int64_t i = 0; i < words * 4; ++i) {
+    small[i % 4] += halves[i] <= kMostHigh ? 1 : 0;
+    zero[i % 4] += halves[i] == 0 ? 1 : 0;
+    if (i % 2 == 1) beyond += (static_cast<int64_t>(halves[i]) << 16 | halves[i - 1]) >= vocab ? 1 : 0;
+    halves_beyond += halves[i] >= vocab ? 1 : 0;
+  }
+  const auto refused = [&](std::string_view likely, std::string_view remedy) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: read as {} it has no likely tokens; the file looks like {}: {}. Is it {} after all, "
+                             "write it with numpy.save, whose header says so",
+                             path, dtype == DType::kU16 ? "uint16" : "uint32", likely, remedy,
+                             dtype == DType::kU16 ? "uint16" : "uint32")};
+  };
+  const bool wide = small[1] == words && zero[2] == words && zero[3] == words && small[0] < words / 2;
+  if (wide) return refused("int64", "numpy.fromfile(path, \"<i8\").astype(\"<u4\").tofile(new) makes uint32 of it");
+  if (dtype == DType::kU16 && small[1] == words && small[3] == words && small[0] + small[2] < words) {
+    return refused("uint32", "say dtype = \"uint32\" (--dtype uint32)");
+  }
+  if (dtype == DType::kU32 && vocab > 0 && halves_beyond == 0 && beyond > words) {
+    return refused("uint16", "say dtype = \"uint16\" (--dtype uint16)");
+  }
+  return {};
+}
+
 Result<std::unique_ptr<TokenSource>> open_one(const std::string& path, const std::string& dtype_text,
                                               const OpenOptions& options) {
   RT_TRY_SET(OpenedFile file, open_readable(path));
@@ -61,10 +172,12 @@ Result<std::unique_ptr<TokenSource>> open_one(const std::string& path, const std
 
   LlmcHeader header;
   RT_TRY_SET(const bool is_llmc, read_llmc_header(file, path, &header));
+  NpyHeader npy;
+  RT_TRY_SET(const bool is_npy, read_npy_header(file, path, &npy));
   DType wanted = DType::kU16;
   if (dtype_text == "uint32") {
     wanted = DType::kU32;
-  } else if (dtype_text != "uint16" && !(dtype_text.empty() && is_llmc)) {
+  } else if (dtype_text != "uint16" && !(dtype_text.empty() && (is_llmc || is_npy))) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("{}: token type is \"{}\", expected \"uint16\" or \"uint32\" (a raw token file does not "
                              "tell its own)",
@@ -78,18 +191,29 @@ Result<std::unique_ptr<TokenSource>> open_one(const std::string& path, const std
     region.dtype = header.dtype;
     region.offset_bytes = kLlmcHeaderBytes;
     region.count = header.count;
+  } else if (is_npy) {
+    const bool named = npy.dtype == DType::kU16 || npy.dtype == DType::kU32;  // by a recipe: the other types cannot be
+    if (!dtype_text.empty() && named && wanted != npy.dtype) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{}: the recipe says {}, but this is a .npy of {} tokens (byte 0)", path, dtype_text,
+                               npy.dtype == DType::kU16 ? "uint16" : "uint32")};
+    }
+    region.dtype = npy.dtype;
+    region.offset_bytes = npy.offset_bytes;
+    region.count = npy.count;
   } else {
     const int64_t size = dtype_size_bytes(wanted);
     if (file.size_bytes % size != 0)
       return Error{ErrorCode::kCorrupt, fmt::format("{}: {} bytes is no whole number of {} tokens of {} bytes", path,
                                                     file.size_bytes, dtype_text, size)};
+    RT_TRY(check_dtype(file, path, wanted, options.vocab));
     region.dtype = wanted;
     region.count = file.size_bytes / size;
   }
   if (region.count == 0) return Error{ErrorCode::kInvalidInput, path + ": no tokens"};
   region.fd = std::move(file.fd);
   auto source = std::make_unique<FileTokens>(std::move(region));
-  RT_TRY(source->compute_fingerprint(is_llmc ? 2 : 1));
+  RT_TRY(source->compute_fingerprint(is_llmc ? 2 : is_npy ? 3 : 1));
   return std::unique_ptr<TokenSource>(std::move(source));
 }
 

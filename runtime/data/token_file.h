@@ -1,5 +1,6 @@
 #pragma once
-// Token stores on disk, read-only: Megatron pairs (.bin/.idx), raw little-endian token files (nanoGPT), llm.c shards.
+// Token stores on disk, read-only: Megatron pairs (.bin/.idx), raw little-endian token files (nanoGPT), llm.c shards,
+// lists that numpy.save wrote.
 // Each becomes a TokenSource: one logical stream of n tokens with random access.
 //
 // Files are read with pread, not mapped. A file that is cut during a read, or a disk that fails, is then an Error with
@@ -78,11 +79,12 @@ struct OpenOptions {
 /// when a file is missing.
 Result<std::unique_ptr<TokenSource>> open_megatron(const std::string& prefix, const OpenOptions& options = {});
 
-/// A raw token file of `dtype` "uint16" or "uint32", or an llm.c shard, which is recognised by its 1024-byte header
-/// (then `dtype` must agree or be empty). `path` may be a glob pattern (`*`, `?`, `[`), as llm.c's own: the matches, in
-/// byte order of their names, form one stream. A path that exists as it stands is never taken for a pattern.
-/// Errors: kInvalidInput (no file, no tokens, unknown or missing dtype, dtype against a header), kCorrupt (size that
-/// is no whole number of tokens or contradicts the header), kUnsupported (llm.c evaluation files).
+/// A raw token file of `dtype` "uint16" or "uint32", or an llm.c shard, which is recognised by its 1024-byte header, or
+/// a .npy of integers, recognised by its own (then `dtype` must agree or be empty). `path` may be a glob pattern (`*`,
+/// `?`, `[`), as llm.c's own: the matches, in byte order of their names, form one stream. A path that exists as it
+/// stands is never taken for a pattern. Errors: kInvalidInput (no file, no tokens, unknown or missing dtype, dtype
+/// against a header or against the pattern of the tokens), kCorrupt (size that is no whole number of tokens or
+/// contradicts the header), kUnsupported (llm.c evaluation files, a .npy that is no list of integers).
 Result<std::unique_ptr<TokenSource>> open_token_file(const std::string& path, const std::string& dtype,
                                                      const OpenOptions& options = {});
 

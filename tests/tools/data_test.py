@@ -127,6 +127,17 @@ class DataTest(ProgramTest):
         self.assertIn("uint16", self.cairn("data", "info", "t.bin", code=2).stderr)
         self.assertIn("nothing-there", self.cairn("data", "info", "nothing-there", code=2).stderr)
 
+    def test_token_files_that_numpy_saved_and_such_of_another_type(self):
+        head = "{'descr': '<u4', 'fortran_order': False, 'shape': (400,), }".ljust(117) + "\n"
+        ids = [k * 37 % 50000 for k in range(400)]
+        tokens = struct.pack("<400I", *ids)
+        self.write("a.npy", b"\x93NUMPY\x01\0" + struct.pack("<H", len(head)) + head.encode() + tokens)
+        info = self.cairn_json("data", "info", "a.npy")
+        self.assertEqual((info["tokens"], info["largest_token"]), (400, max(ids)))
+        self.write("a.bin", tokens)
+        self.assertIn("looks like uint32", self.cairn("data", "info", "a.bin", "--dtype", "uint16", code=2).stderr)
+        self.assertEqual(self.cairn_json("data", "info", "a.bin", "--dtype", "uint32")["tokens"], 400)
+
     def test_unknown_words_below_data(self):
         self.assertIn("`tokenize`", self.cairn("data", "tokenise", code=2).stderr)
         self.cairn("data", code=2)

@@ -222,6 +222,75 @@ TEST_SUITE("runtime/data/token_file") {
     CHECK(says(error_of(open_token_file(dir / "empty.bin", "uint16")).message, {"no tokens"}));
   }
 
+  TEST_CASE("a list that numpy.save wrote is read behind its header, by its own type") {
+    const TempDir dir;
+    const auto npy = [](std::string header, const std::string& tokens, char version = 1) {
+      header.resize(118, ' ');
+      header.back() = '\n';
+      std::string out = std::string("\x93NUMPY") + version + '\0' + static_cast<char>(header.size()) + '\0';
+      if (version > 1) out += std::string(2, '\0');
+      return out + header + tokens;
+    };
+    const std::string small = bytes_of(counting(300));
+    write_file(dir / "a.npy", npy("{'descr': '<u2', 'fortran_order': False, 'shape': (300,), }", small));
+    for (const char* dtype : {"uint16", ""}) {
+      const auto opened = open_token_file(dir / "a.npy", dtype, {2000});
+      REQUIRE(opened.ok());
+      CHECK(opened.value()->token_count() == 300);
+      CHECK(all_of(*opened.value())[0] == 100);
+      CHECK(all_of(*opened.value())[299] == 399);
+    }
+    CHECK(says(error_of(open_token_file(dir / "a.npy", "uint32")).message, {"says uint32", ".npy of uint16 tokens"}));
+    std::vector<int64_t> wide(300, 70000);
+    write_file(dir / "w.npy", npy("{'descr': '<i8', 'fortran_order': False, 'shape': (300,), }", bytes_of(wide), 2));
+    CHECK(all_of(*open_token_file(dir / "w.npy", "uint16").value())[7] == 70000);  // a recipe has no name for int64
+    for (const char* header : {"{'descr': '<f4', 'fortran_order': False, 'shape': (150,), }",
+                               "{'descr': '>u2', 'fortran_order': False, 'shape': (300,), }",
+                               "{'descr': '<u2', 'fortran_order': False, 'shape': (30, 10), }",
+                               "{'descr': '<u2', 'fortran_order': False, 'shape': (), }", "{}", ""}) {
+      CAPTURE(header);
+      write_file(dir / "b.npy", npy(header, small));
+      const Error refused = error_of(open_token_file(dir / "b.npy", "uint16"));
+      CHECK(refused.code == ErrorCode::kUnsupported);
+      CHECK(says(refused.message, {"b.npy: byte 10", "expected a list of tokens"}));
+    }
+    write_file(dir / "c.npy", npy("{'descr': '<u2', 'fortran_order': False, 'shape': (301,), }", small));
+    CHECK(says(error_of(open_token_file(dir / "c.npy", "uint16")).message, {"says 301 tokens", "the file has"}));
+    write_file(dir / "d.npy", std::string("\x93NUMPY\x01\0\xff\xff", 10) + small);
+    CHECK(error_of(open_token_file(dir / "d.npy", "uint16")).code == ErrorCode::kCorrupt);
+  }
+
+  TEST_CASE("raw tokens of another type than they are read as are refused, with the likely type") {
+    const TempDir dir;
+    std::mt19937 draw(3);
+    const auto tokens_of = [&]<typename T>(T, uint32_t vocab) {
+      std::vector<T> out(5000);
+      for (T& token : out) token = static_cast<T>(draw() % vocab);
+      return bytes_of(out);
+    };
+    const auto refused = [&](const std::string& bytes, const char* dtype, int64_t vocab) {
+      write_file(dir / "t.bin", bytes);
+      auto opened = open_token_file(dir / "t.bin", dtype, {vocab});
+      return opened.ok() ? std::string() : opened.error().message;
+    };
+    for (const uint32_t vocab : {300, 50257, 128256, 1000000}) {
+      CAPTURE(vocab);
+      CHECK(says(refused(tokens_of(uint32_t{}, vocab), "uint16", 1000000),
+                 {"t.bin: read as uint16", "looks like uint32"}));
+      CHECK(says(refused(tokens_of(int64_t{}, vocab), "uint16", 0), {"looks like int64"}));
+      CHECK(says(refused(tokens_of(int64_t{}, vocab), "uint32", 0), {"read as uint32", "looks like int64"}));
+      CHECK(refused(tokens_of(uint32_t{}, vocab), "uint32", vocab).empty());
+    }
+    CHECK(says(refused(tokens_of(uint16_t{}, 32000), "uint32", 128256), {"looks like uint16"}));
+    for (const uint32_t vocab : {2, 17, 256, 50257, 65536}) {
+      CAPTURE(vocab);
+      CHECK(refused(tokens_of(uint16_t{}, vocab), "uint16", vocab).empty());
+    }
+    std::vector<uint16_t> turns(5000);  // a few small tokens in turn with others are tokens all the same
+    for (size_t i = 0; i < turns.size(); ++i) turns[i] = static_cast<uint16_t>(i % 2 == 0 ? draw() % 500 : draw() % 40);
+    CHECK(refused(bytes_of(turns), "uint16", 500).empty());
+  }
+
   TEST_CASE("a token beyond the vocabulary is named with file, token and byte, also through a slice") {
     const TempDir dir;
     std::vector<uint32_t> tokens(100000, 7);
