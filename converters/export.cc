@@ -100,9 +100,14 @@ std::vector<Output> outputs_of(const Family& family, const WeightSource& source,
                      .transpose = mapping.transpose,
                      .own_dtype = tensor.balances ? std::optional(DType::kF32) : std::nullopt});
     }
+    std::vector<OutputRun>& runs = out[at->second].runs;
     for (const RowRun& run : row_runs(mapping, tensor.shape)) {
-      RT_CHECK(run.stride == 1 || mapping.transpose, "{}: rows that interleave are columns here", mapping.stored);
-      out[at->second].runs.push_back({run.stored, run.count, mapping.tensor, run.logical, run.stride, mapping.line});
+      if (run.stride == 1 || mapping.transpose) {
+        runs.push_back({run.stored, run.count, mapping.tensor, run.logical, run.stride, mapping.line});
+        continue;
+      }
+      for (int64_t k = 0; k < run.count; ++k)  // rows between those of others, of heads of one channel
+        runs.push_back({run.stored + k * run.stride, 1, mapping.tensor, run.logical + k});
     }
   }
   for (Output& output : out) {

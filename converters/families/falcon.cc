@@ -58,15 +58,21 @@ void write_decoder(const M& m, ordered_json& out) {
   out["num_kv_heads"] = renewed ? m.kv_heads : m.heads;
 }
 
-/// Falcon RW: what is added to a score is rounded, and nothing turns.
-ConfigKey slopes() {
-  return {{"alibi"},
-          [](ConfigReader& in, M& m) {
-            if (!in.boolean("alibi", false)) return;
-            m.positions = Positions::kAlibi;
-            m.alibi = AlibiForm::kRounded;
-          },
-          [](const M& m, ordered_json& out) { out["alibi"] = m.positions == Positions::kAlibi; }};
+/// Rotary, or of Falcon RW slopes: what is added to a score is rounded, and nothing turns, whatever the rotary keys
+/// say.
+ConfigKey positions() {
+  ConfigKey out = rope();
+  out.names.push_back("alibi");
+  out.read = [turning = out.read](ConfigReader& in, M& m) {
+    if (!in.boolean("alibi", false)) return turning(in, m);
+    m.positions = Positions::kAlibi;
+    m.alibi = AlibiForm::kRounded;
+  };
+  out.write = [turning = out.write](const M& m, ordered_json& config) {
+    turning(m, config);
+    config["alibi"] = m.positions == Positions::kAlibi;
+  };
+  return out;
 }
 
 const std::vector<ConfigKey>& keys() {
@@ -83,8 +89,7 @@ const std::vector<ConfigKey>& keys() {
       activation("activation", "gelu", plain_activations()),
       size("max_position_embeddings", &M::context, 2048),
       number("layer_norm_epsilon", &M::norm_eps, 1e-5),
-      rope(),
-      slopes(),
+      positions(),
       biases("bias", kQkv | kOut | kMlp, false),
       dropout("attention_dropout", &M::attention_dropout),
       dropout("hidden_dropout", &M::residual_dropout),
