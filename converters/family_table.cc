@@ -87,8 +87,6 @@ void ConfigReader::wrong(std::string_view key, std::string_view expected, const 
 // --- sizes, numbers, switches
 // -------------------------------------------------------------------------------------------
 
-namespace {
-
 /// Refused here, not only when all is read (family.cc): a later key may go through the layers one by one.
 int64_t read_size(ConfigReader& in, std::string_view name, Size field, int64_t absent) {
   const int64_t value = in.integer(name, absent);
@@ -98,8 +96,6 @@ int64_t read_size(ConfigReader& in, std::string_view name, Size field, int64_t a
   in.invalid(fmt::format("{} = {} is out of range, 1 to {}", name, value, bound->most));
   return absent;
 }
-
-}  // namespace
 
 ConfigKey size(std::string_view name, Size field, int64_t absent) {
   return {{name},
@@ -245,7 +241,7 @@ ConfigKey head_dim(int64_t absent, bool if_unusual) {
   return {{"head_dim"},
           [=](ConfigReader& in, ModelConfig& m) {
             const bool derived = absent == 0 || (in.contains("head_dim") && in.find("head_dim") == nullptr);
-            m.head_dim = in.integer("head_dim", derived ? usual(m) : absent);
+            m.head_dim = read_size(in, "head_dim", &ModelConfig::head_dim, derived ? usual(m) : absent);
           },
           [=](const ModelConfig& m, ordered_json& out) {
             if (!if_unusual || m.head_dim != usual(m)) out["head_dim"] = m.head_dim;

@@ -74,6 +74,8 @@ ConfigKey size(std::string_view name, Size field, int64_t absent);
 ConfigKey size(std::string_view name, std::string_view alias, Size field, int64_t absent);
 /// Absent or null: as the function says. Always written.
 ConfigKey size(std::string_view name, Size field, int64_t (*absent)(const ModelConfig&));
+/// The value of a size within its bounds, for keys of a family's own.
+int64_t read_size(ConfigReader& in, std::string_view name, Size field, int64_t absent);
 /// num_key_value_heads: an absent one is `absent`, or as many as heads when that is 0; null is as many as heads.
 ConfigKey kv_heads(int64_t absent);
 ConfigKey number(std::string_view name, double ModelConfig::*field, double absent);

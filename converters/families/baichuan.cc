@@ -22,10 +22,9 @@ ConfigKey positions() {
   constexpr std::string_view kTurning = "max_position_embeddings", kAlibi = "model_max_length";
   return {{kTurning, kAlibi},
           [=](ConfigReader& in, M& m) {
-            const bool turns =
-                in.find(kTurning) != nullptr || (in.find(kAlibi) == nullptr && m.width == kTurningWidth);
+            const bool turns = in.find(kTurning) != nullptr || (in.find(kAlibi) == nullptr && m.width == kTurningWidth);
             m.positions = turns ? Positions::kRotary : Positions::kAlibi;
-            m.context = in.integer(turns ? kTurning : kAlibi, 4096);
+            m.context = read_size(in, turns ? kTurning : kAlibi, &M::context, 4096);
           },
           [=](const M& m, ordered_json& out) {
             out[std::string(m.positions == Positions::kAlibi ? kAlibi : kTurning)] = m.context;
@@ -37,9 +36,10 @@ ConfigKey tied() {
   key.read = [read = key.read](ConfigReader& in, M& m) {
     read(in, m);
     if (m.tied_embeddings && m.vocab == kUnitHeadVocab) {
-      in.unsupported(fmt::format("tie_word_embeddings = true with vocab_size = {}: the head's rows would be divided by "
-                                 "their lengths, and the embedding's would not",
-                                 m.vocab));
+      in.unsupported(
+          fmt::format("tie_word_embeddings = true with vocab_size = {}: the head's rows would be divided by "
+                      "their lengths, and the embedding's would not",
+                      m.vocab));
     }
   };
   return key;

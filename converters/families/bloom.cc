@@ -18,7 +18,7 @@ M base() {
 ConfigKey width() {
   return {{"hidden_size", "n_embed"},
           [](ConfigReader& in, M& m) {
-            m.width = in.integer("n_embed", in.integer("hidden_size", 64));
+            m.width = read_size(in, "n_embed", &M::width, read_size(in, "hidden_size", &M::width, 64));
             m.ffn = 4 * m.width;
           },
           [](const M& m, ordered_json& out) { out["hidden_size"] = m.width; }};

@@ -22,7 +22,9 @@ M base() {
 ConfigKey groups() {
   return {{"multi_query_attention", "multi_query_group_num"},
           [](ConfigReader& in, M& m) {
-            m.kv_heads = in.boolean("multi_query_attention", false) ? in.integer("multi_query_group_num", 1) : m.heads;
+            m.kv_heads = in.boolean("multi_query_attention", false)
+                             ? read_size(in, "multi_query_group_num", &M::kv_heads, 1)
+                             : m.heads;
           },
           nullptr};
 }

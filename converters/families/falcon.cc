@@ -21,7 +21,9 @@ M base() {
 /// n_embed, an old key, wins over hidden_size.
 ConfigKey width() {
   return {{"hidden_size", "n_embed"},
-          [](ConfigReader& in, M& m) { m.width = in.integer("n_embed", in.integer("hidden_size", 4544)); },
+          [](ConfigReader& in, M& m) {
+            m.width = read_size(in, "n_embed", &M::width, read_size(in, "hidden_size", &M::width, 4544));
+          },
           [](const M& m, ordered_json& out) { out["hidden_size"] = m.width; }};
 }
 
@@ -31,7 +33,7 @@ void read_decoder(ConfigReader& in, M& m) {
   const bool renewed = in.boolean("new_decoder_architecture", false), parallel = in.boolean("parallel_attn", true);
   const bool one = in.boolean("multi_query", true);
   const int64_t norms = in.integer("num_ln_in_parallel_attn", renewed ? 2 : 1);
-  const int64_t stated = in.integer("num_kv_heads", m.heads);
+  const int64_t stated = read_size(in, "num_kv_heads", &M::kv_heads, m.heads);
   m.kv_heads = renewed ? stated : one ? 1 : m.heads;
   if (norms < 1 || norms > 2) {
     in.invalid(fmt::format("num_ln_in_parallel_attn = {}: a layer has 1 or 2 norms", norms));

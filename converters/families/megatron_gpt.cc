@@ -22,7 +22,7 @@ ConfigKey needed(std::string_view name, int64_t M::*field) {
           [=](ConfigReader& in, M& m) {
             if (!in.contains(name))
               in.invalid(std::string(name) + " is missing; it is an argument of the training run");
-            m.*field = in.integer(name, 1);
+            m.*field = read_size(in, name, field, 1);
           },
           nullptr};
 }
@@ -44,8 +44,9 @@ ConfigKey needed_version() {
 ConfigKey heads() {
   return {{"group_query_attention", "num_query_groups", "kv_channels"},
           [](ConfigReader& in, M& m) {
-            m.kv_heads = in.boolean("group_query_attention", false) ? in.integer("num_query_groups", 1) : m.heads;
-            m.head_dim = in.integer("kv_channels", m.heads > 0 ? m.width / m.heads : 0);
+            m.kv_heads = in.boolean("group_query_attention", false) ? read_size(in, "num_query_groups", &M::kv_heads, 1)
+                                                                    : m.heads;
+            m.head_dim = read_size(in, "kv_channels", &M::head_dim, m.heads > 0 ? m.width / m.heads : 0);
           },
           nullptr};
 }
@@ -90,7 +91,8 @@ ConfigKey mlp() {
                            : in.boolean("squared_relu", false) ? Activation::kRelu2
                            : tanh                              ? Activation::kGeluTanh
                                                                : Activation::kGeluErf;
-            m.ffn = in.integer("ffn_hidden_size", swiglu ? (4 * m.width * 2 / 3 + 63) / 64 * 64 : 4 * m.width);
+            m.ffn =
+                read_size(in, "ffn_hidden_size", &M::ffn, swiglu ? (4 * m.width * 2 / 3 + 63) / 64 * 64 : 4 * m.width);
           },
           nullptr};
 }

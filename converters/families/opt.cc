@@ -17,7 +17,7 @@ M base() {
 
 ConfigKey embedding_width() {
   return {{"word_embed_proj_dim"},
-          [](ConfigReader& in, M& m) { m.embed_dim = in.integer("word_embed_proj_dim", m.width); },
+          [](ConfigReader& in, M& m) { m.embed_dim = read_size(in, "word_embed_proj_dim", &M::width, m.width); },
           [](const M& m, ordered_json& out) { out["word_embed_proj_dim"] = embed_dim(m); }};
 }
 

@@ -16,6 +16,9 @@ ConfigKey no_window() {
   out.read = [plain = out.read](ConfigReader& in, M& m) {
     plain(in, m);
     const json* types = in.find("layer_types");
+    if (types != nullptr && !types->is_array()) {
+      return in.invalid(fmt::format("layer_types must be a list of {} strings, got {}", m.layers, types->dump()));
+    }
     for (size_t layer = 0; types != nullptr && layer < types->size(); ++layer) {
       if ((*types)[layer] == "full_attention") continue;
       in.unsupported(fmt::format("layer_types[{}] = {}: windows of this family are not supported here", layer,

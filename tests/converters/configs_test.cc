@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "converters/block_fp8.h"
+#include "converters/quantisation.h"
 #include "tests/converters/fixtures.h"
 #include "tests/converters/foreign_folder.h"
 #include "tests/support/ok.h"
@@ -20,6 +22,58 @@ using Config = nlohmann::json;
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 Config config_in(const fs::path& dir) { return Config::parse(slurp(dir / "config.json")); }
+
+/// A value of each type of JSON, with the numbers at which arithmetic ends.
+const std::vector<Config>& strange_values() {
+  static const std::vector<Config> kValues = {nullptr,
+                                              true,
+                                              false,
+                                              0,
+                                              1,
+                                              -1,
+                                              3,
+                                              0.5,
+                                              -2.5,
+                                              1e300,
+                                              INT64_MAX,
+                                              INT64_MIN,
+                                              UINT64_MAX,
+                                              "",
+                                              "full_attention",
+                                              Config::array(),
+                                              Config::array({nullptr}),
+                                              Config::array({1, "a", {{"b", 2}}}),
+                                              Config::object(),
+                                              Config{{"a", 1}},
+                                              Config{{"rope_type", 3}, {"factor", "x"}, {"full_attention", 1}}};
+  return kValues;
+}
+
+/// check(config) with each value of `config`, and of the objects in it, replaced by each strange one.
+template <class Check>
+void with_strange_values(const Config& config, const Check& check) {
+  std::vector<Config::json_pointer> places;
+  for (const auto& [key, value] : config.items()) {
+    const Config::json_pointer place = Config::json_pointer() / key;
+    places.push_back(place);
+    if (!value.is_structured()) continue;
+    for (const auto& [inner, nothing] : value.items()) {
+      if (value.is_array() && inner != "0") break;
+      places.push_back(value.is_array() ? place / size_t{0} : place / inner);
+    }
+  }
+  for (const Config::json_pointer& place : places) {
+    for (const Config& value : strange_values()) {
+      Config changed = config;
+      changed[place] = value;
+      try {
+        check(changed);
+      } catch (const std::exception& error) {
+        FAIL_CHECK(place.to_string() << " = " << value.dump() << ": " << error.what());
+      }
+    }
+  }
+}
 
 /// A folder of the model that config.json says, its numbers all different.
 void write_model(const fs::path& dir, const Config& config) {
@@ -58,6 +112,74 @@ std::string refusal(const Config& config) {
 }  // namespace
 
 TEST_SUITE("converters/configs") {
+  TEST_CASE("a value of another type in config.json is read or refused, whatever it is") {
+    int64_t read = 0, refused = 0;
+    const auto check = [&](const Config& changed) {
+      std::vector<std::string> notes;
+      const auto model = model_from_config(changed, &notes);
+      if (!model.ok()) {
+        ++refused;
+        CHECK_FALSE(model.error().message.empty());
+        return;
+      }
+      ++read;
+      const Family family = find_family(changed["model_type"].get<std::string>()).value();
+      if (!family.architecture.empty()) config_from_model(family, model.value(), DType::kF32, changed);
+    };
+    std::map<std::string, int> seen;
+    for_each_fixture([&](const std::string& name) {
+      const Config source = config_in(golden(name));
+      if (++seen[source["model_type"].get<std::string>()] <= 3) with_strange_values(source, check);
+    });
+    for (const char* type : {"megatron_gpt", "glm130b", "codegeex"}) {
+      with_strange_values({{"model_type", type},
+                           {"checkpoint_version", 3.0},
+                           {"vocab_size", 64},
+                           {"hidden_size", 16},
+                           {"num_layers", 2},
+                           {"num_attention_heads", 4},
+                           {"group_query_attention", true},
+                           {"num_query_groups", 2},
+                           {"kv_channels", 4},
+                           {"ffn_hidden_size", 32},
+                           {"position_embedding_type", "rope"},
+                           {"max_position_embeddings", 16}},
+                          check);
+    }
+    for (const Config& value : strange_values()) CHECK_NOTHROW(model_from_config(value));
+    MESSAGE(read, " read, ", refused, " refused");
+  }
+
+  TEST_CASE("a value of another type beside the weights' description is read or refused, whatever it is") {
+    const Config fp8 = {{"quantization_config",
+                         {{"quant_method", "fp8"},
+                          {"weight_block_size", {128, 128}},
+                          {"scale_fmt", "ue8m0"},
+                          {"expert_dtype", "fp8"},
+                          {"modules_to_not_convert", {"lm_head"}}}}};
+    const Config compressed = {{"quantization_config",
+                                {{"quant_method", "compressed-tensors"},
+                                 {"format", "float-quantized"},
+                                 {"config_groups", {{"group_0", {{"weights", {{"block_structure", {8, 8}}}}}}}}}}};
+    for (const Config& config : {fp8, compressed}) {
+      with_strange_values(config, [](const Config& changed) {
+        std::vector<FolderTensor> none;
+        ignore(join_quantised(changed, none), "either way");
+        BlockFp8::like(changed);
+      });
+    }
+    with_strange_values({{"metadata", {{"total_size", 8}}}, {"weight_map", {{"a", "model.safetensors"}}}},
+                        [](const Config& changed) {
+                          int64_t size = 0;
+                          CHECK_NOTHROW(static_cast<void>(parse_index(changed.dump(), &size).ok()));
+                        });
+    with_strange_values({{"model_type", "another"},
+                         {"layer_types", {"mamba"}},
+                         {"rope_parameters", {{"llama_4_scaling_beta", 0.1}}},
+                         {"text_config", {{"layer_types", {"conv"}}}}},
+                        [](const Config& changed) { CHECK_FALSE(model_from_config(changed).ok()); });
+  }
+
   TEST_CASE("q, k and v that are fused by heads of one channel are exported byte for byte") {
     TempDir temp;
     const Config sizes = {{"vocab_size", 16}, {"hidden_size", 8}, {"num_hidden_layers", 2}, {"num_attention_heads", 8}};
