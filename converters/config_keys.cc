@@ -7,8 +7,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <vector>
 
 #include "converters/family_table.h"
+#include "runtime/plan/model_tensors.h"
 
 namespace cairn::convert {
 namespace {
@@ -20,7 +22,8 @@ constexpr std::string_view kHarmless[] = {
     // Who wrote the file, and how it is loaded.
     "_name_or_path", "_commit_hash", "model_type", "architectures", "auto_map", "transformers_version", "torch_dtype",
     "dtype", "tokenizer_class", "processor_class", "name", "license", "quantization_config", "max_shard_size",
-    "transformers.js_config", "onnx", "neuron",
+    "transformers.js_config", "onnx", "neuron", "_from_model_config", "_pre_quantization_dtype", "trust_remote_code",
+    "low_cpu_mem_usage", "xla_device", "add_bos_token", "add_eos_token",
     // Of programs that train, and their way to compute the same.
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "attn_implementation",
     "_flash_attn_2_enabled", "use_flash_attn", "use_flash_attention", "use_flash_attention_2", "flash_attention",
@@ -31,11 +34,17 @@ constexpr std::string_view kHarmless[] = {
     "bias_dropout_fusion", "bias_gelu_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32",
     "scale_attention_softmax_in_fp32", "softmax_in_fp32", "fp32_residual_connection", "skip_bias_add",
     "skip_bias_add_qkv", "offset_alibi", "pretraining_tp", "tensor_parallel_degree", "keys_to_ignore_at_inference",
+    "use_flash_rotary", "use_xformers", "use_memory_efficient_attention", "use_triton", "use_liger_kernel",
+    "use_parallel_embedding", "sequence_parallel", "sequence_parallel_enabled", "tensor_parallel_output",
+    "expert_parallel", "use_recompute", "recompute_granularity", "fuse_rope", "fuse_rms_norm", "fuse_swiglu",
+    "fuse_linear", "fuse_softmax_mask", "use_fast_layer_norm", "use_fused_head_and_loss_fn", "use_unsloth",
+    "output_past",
     // Training: the recipe says how.
     "initializer_range", "initializer_factor", "init_std", "embd_pdrop", "attn_pdrop", "resid_pdrop", "hidden_dropout",
     "hidden_dropout_prob", "attention_dropout", "attention_probs_dropout_prob", "classifier_dropout", "ffn_dropout",
-    "dropout", "layerdrop", "router_aux_loss_coef", "router_z_loss_coef", "router_jitter_noise", "aux_loss_alpha",
-    "output_router_logits", "seq_aux", "recompute", "scale_attn_by_inverse_layer_idx_init",
+    "dropout", "layerdrop", "activation_dropout", "moe_dropout_prob", "router_aux_loss_coef", "router_z_loss_coef",
+    "router_jitter_noise", "aux_loss_alpha", "output_router_logits", "seq_aux", "recompute",
+    "scale_attn_by_inverse_layer_idx_init",
     // Ids of tokens and what the class passes on to generation.
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
     "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens",
@@ -46,54 +55,139 @@ constexpr std::string_view kHarmless[] = {
     "penalty_alpha",
     // What the class returns, and heads that are no language model's.
     "return_dict", "return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores",
-    "remove_invalid_values", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
-    "task_specific_params", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-    "summary_first_dropout", "pruned_heads", "chunk_size_feed_forward", "cross_attention_hidden_size", "is_decoder",
-    "tie_encoder_decoder"};
+    "remove_invalid_values", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "_num_labels",
+    "eos_token_ids", "task_specific_params", "summary_type", "summary_use_proj", "summary_activation",
+    "summary_proj_to_labels", "summary_first_dropout", "pruned_heads", "chunk_size_feed_forward",
+    "cross_attention_hidden_size", "is_decoder", "tie_encoder_decoder"};
+
+/// What a key that stands in published files says of a model, where the family's own table does not read it: no class
+/// of transformers does either, and the value says what the class computes, or another model.
+struct Statement {
+  enum class Off { kPasses, kRefused };  // `false` where the model has it: the tensors tell, or nothing else does
+
+  std::vector<std::string_view> keys;
+  bool (*holds)(const ModelConfig&);
+  Off off = Off::kPasses;
+};
+const std::vector<Statement>& statements() {
+  using M = ModelConfig;
+  constexpr auto kRefused = Statement::Off::kRefused;
+  static const auto all_biased = [](const M& m) {
+    return has_bias(m, BiasOf::kQkv) && has_bias(m, BiasOf::kOut) && has_bias(m, BiasOf::kMlp);
+  };
+  static const std::vector<Statement> kStatements = {
+      {{"use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm"},
+       [](const M& m) { return m.qk_norm != QkNorm::kNone; }},
+      {{"qkv_bias", "use_qkv_bias", "add_qkv_bias", "attention_bias", "attention_qkv_bias"},
+       [](const M& m) { return has_bias(m, BiasOf::kQkv); }},
+      {{"attention_out_bias", "attention_o_bias", "o_bias"}, [](const M& m) { return has_bias(m, BiasOf::kOut); }},
+      {{"mlp_bias", "use_mlp_bias", "ffn_bias"}, [](const M& m) { return has_bias(m, BiasOf::kMlp); }},
+      {{"bias", "add_bias_linear", "enable_bias"}, [](const M& m) { return all_biased(m); }},
+      {{"no_bias"},
+       [](const M& m) {
+         return !has_bias(m, BiasOf::kQkv) && !has_bias(m, BiasOf::kOut) && !has_bias(m, BiasOf::kMlp) && !m.head_bias;
+       }},
+      {{"lm_head_bias", "head_bias"}, [](const M& m) { return m.head_bias; }},
+      {{"moe_use_aux_free", "use_aux_free", "use_routing_bias", "use_expert_bias"},
+       [](const M& m) { return has_choice_bias(m); }},
+      {{"use_embedding_sharing", "share_embedding", "tie_embeddings"}, [](const M& m) { return m.tied_embeddings; }},
+      {{"norm_topk_prob"}, [](const M& m) { return m.moe.experts > 0 && m.moe.renormalise; }},
+      {{"use_sliding_window"}, [](const M& m) { return m.sliding_window > 0; }},
+      {{"attention_sinks", "use_attention_sinks"}, [](const M& m) { return m.attention_sinks; }},
+      {{"rope_interleaved", "rope_interleave", "rotary_interleaved"},
+       [](const M& m) { return m.positions == Positions::kRotary && m.rope.pairs == RotaryPairs::kInterleaved; }},
+      {{"learned_embeddings"}, [](const M& m) { return m.positions == Positions::kLearned; }},
+      {{"alibi", "use_alibi"}, [](const M& m) { return m.positions == Positions::kAlibi; }},
+      {{"scale_embedding", "scale_embeddings"}, [](const M& m) { return m.embedding_scale != 1.0; }},
+      {{"is_causal", "causal"}, [](const M& m) { return m.mask == Mask::kCausal; }, kRefused},
+      {{"rotary", "use_rope", "use_rotary", "use_rotary_position_embeddings"},
+       [](const M& m) { return m.positions == Positions::kRotary; },
+       kRefused},
+      {{"use_parallel_block", "parallel_attn", "use_parallel_residual", "parallel_residual"},
+       [](const M& m) { return is_parallel(m.block); },
+       kRefused},
+      {{"use_gated_activation", "use_glu", "gated_mlp"}, [](const M& m) { return is_gated(m.activation); }, kRefused},
+      {{"use_rms_norm", "use_rmsnorm", "rms_norm", "rmsnorm"},
+       [](const M& m) { return m.norm == NormKind::kRmsNorm; },
+       kRefused},
+      {{"layer_norm_elementwise_affine", "norm_elementwise_affine"},
+       [](const M& m) { return m.norm_weight; },
+       kRefused},
+      {{"scale_attn_weights", "scale_attention"}, [](const M& m) { return m.attention_scale != 1; }, kRefused},
+  };
+  return kStatements;
+}
+
+bool is_number(const json& value, double wanted) { return value.is_number() && value.get<double>() == wanted; }
+
+/// Of a key that says how many experts there are. A dense model has none, or one that every token takes.
+bool says_experts(const json& value, const ModelConfig& m) {
+  return m.moe.experts > 0 ? is_number(value, static_cast<double>(m.moe.experts))
+                           : is_number(value, 0) || is_number(value, 1);
+}
+/// Of a key that says which part of a head's channels turns.
+bool says_part(const json& value, const ModelConfig& m) {
+  if (m.positions != Positions::kRotary) return is_number(value, 1);
+  return value.is_number() && value.get<double>() > 0 && value.get<double>() <= 1 &&
+         static_cast<int64_t>(value.get<double>() * static_cast<double>(m.head_dim)) == rotary_dims(m);
+}
+bool is_one(const json& value, const ModelConfig&) { return is_number(value, 1); }
+bool is_zero(const json& value, const ModelConfig&) { return is_number(value, 0); }
+bool never(const json&, const ModelConfig&) { return false; }
 
 /// A model that is called by a family's name and computes something else, by a key of its own.
 struct Foreign {
   std::string_view key, model;
-  json neutral;  // says that it does not; null: no value says so
+  bool (*neutral)(const json& value, const ModelConfig&);  // says that it does not; null always does
 };
-const std::vector<Foreign>& foreign_keys() {
-  static const std::vector<Foreign> kKeys = {{"embedding_multiplier", "granite", 1},
-                                             {"residual_multiplier", "granite", 1},
-                                             {"logits_scaling", "granite", 1},
-                                             {"logit_scale", "cohere", 1},
-                                             {"scale_emb", "minicpm", 1},
-                                             {"scale_depth", "minicpm", nullptr},
-                                             {"dim_model_base", "minicpm", nullptr},
-                                             {"attn_logit_softcapping", "gemma2", nullptr},
-                                             {"final_logit_softcapping", "gemma2", nullptr},
-                                             {"query_pre_attn_scalar", "gemma2", nullptr},
-                                             {"hidden_activation", "gemma", nullptr},
-                                             {"rope_local_base_freq", "gemma3", nullptr},
-                                             {"sliding_window_pattern", "gemma3", nullptr},
-                                             {"compression_ratio", "ernie4_5", nullptr},
-                                             {"weight_share_add_bias", "ernie4_5", nullptr},
-                                             {"use_bias", "ernie4_5, whose rotary pairs are interleaved,", nullptr},
-                                             {"no_rope_layer_interval", "smollm3", nullptr},
-                                             {"no_rope_layers", "smollm3", nullptr},
-                                             {"clip_qkv", "olmo", nullptr},
-                                             {"use_qk_norm", "a model with normalised queries", false},
-                                             {"qk_layernorm", "phi", false},
-                                             {"alibi", "falcon", false},
-                                             {"parallel_attn", "falcon", false},
-                                             {"use_parallel_residual", "gpt_neox", false},
-                                             {"partial_rotary_factor", "a model that turns a part of each head", 1},
-                                             {"rotary_pct", "gpt_neox", 1},
-                                             {"rotary_dim", "gptj", nullptr},
-                                             {"q_lora_rank", "deepseek", nullptr},
-                                             {"kv_lora_rank", "deepseek", nullptr},
-                                             {"num_experts", "a mixture of experts", 1},
-                                             {"num_local_experts", "a mixture of experts", 1},
-                                             {"n_routed_experts", "a mixture of experts", 1},
-                                             {"moe_intermediate_size", "a mixture of experts", nullptr},
-                                             {"layer_norm_eps", "a model with LayerNorm", nullptr},
-                                             {"layer_norm_epsilon", "a model with LayerNorm", nullptr}};
-  return kKeys;
-}
+constexpr Foreign kForeign[] = {
+    {"embedding_multiplier", "granite", is_one},
+    {"residual_multiplier", "granite", is_one},
+    {"logits_scaling", "granite", is_one},
+    {"logit_scale", "cohere", is_one},
+    {"scale_emb", "minicpm", is_one},
+    {"scale_depth", "minicpm", never},
+    {"dim_model_base", "minicpm", never},
+    {"attn_logit_softcapping", "gemma2", is_zero},
+    {"final_logit_softcapping", "gemma2", is_zero},
+    {"query_pre_attn_scalar", "gemma2", never},
+    {"hidden_activation", "gemma", never},
+    {"rope_local_base_freq", "gemma3", never},
+    {"sliding_window_pattern", "gemma3", never},
+    {"compression_ratio", "ernie4_5", is_one},
+    {"weight_share_add_bias", "ernie4_5", never},
+    {"use_bias", "ernie4_5, whose rotary pairs are interleaved,", never},
+    {"no_rope_layer_interval", "smollm3", is_zero},
+    {"no_rope_layers", "smollm3", never},
+    {"clip_qkv", "olmo", never},
+    {"partial_rotary_factor", "a model that turns a part of each head", says_part},
+    {"rotary_pct", "gpt_neox", says_part},
+    {"rotary_percent", "a model that turns a part of each head", says_part},
+    {"rope_percent", "a model that turns a part of each head", says_part},
+    {"rope_pct", "a model that turns a part of each head", says_part},
+    {"rotary_dim", "gptj",
+     [](const json& value, const ModelConfig& m) {
+       return m.positions == Positions::kRotary && is_number(value, static_cast<double>(rotary_dims(m)));
+     }},
+    {"q_lora_rank", "deepseek", is_zero},
+    {"kv_lora_rank", "deepseek", is_zero},
+    {"num_experts", "a mixture of experts", says_experts},
+    {"num_local_experts", "a mixture of experts", says_experts},
+    {"n_routed_experts", "a mixture of experts", says_experts},
+    {"moe_num_experts", "a mixture of experts", says_experts},
+    {"moe_intermediate_size", "a mixture of experts",
+     [](const json& value, const ModelConfig& m) {
+       return is_number(value, m.moe.experts > 0 ? static_cast<double>(expert_ffn(m)) : 0);
+     }},
+    {"layer_norm_eps", "a model with LayerNorm",
+     [](const json& value, const ModelConfig& m) {
+       return m.norm == NormKind::kLayerNorm && is_number(value, m.norm_eps);
+     }},
+    {"layer_norm_epsilon", "a model with LayerNorm",
+     [](const json& value, const ModelConfig& m) {
+       return m.norm == NormKind::kLayerNorm && is_number(value, m.norm_eps);
+     }},
+};
 
 /// Classes of transformers whose tensors are called as a family's and whose numbers are others.
 constexpr std::string_view kForeignClasses[] = {
@@ -108,20 +202,32 @@ bool says_nothing(const json& value) {
   return value.is_null() || value == false || ((value.is_structured() || value.is_string()) && value.empty());
 }
 
-bool equal_numbers(const json& a, const json& b) {
-  if (a.is_number() && b.is_number()) return a.get<double>() == b.get<double>();
-  return a == b;
-}
-
-/// Of a foreign key: does the value leave the family's numbers as they are?
-bool is_neutral(const Foreign& foreign, const json& value, const json& config) {
+bool is_neutral(const Foreign& foreign, const json& value, const ModelConfig& model, const json& config) {
   if (value.is_null()) return true;
   if (foreign.key == "no_rope_layers") {  // 1: the layer has rotary positions
     return value.is_array() && std::ranges::all_of(value, [](const json& one) { return one == 1 || one == true; });
   }
-  if (foreign.key == "no_rope_layer_interval")
-    return config.contains("no_rope_layers");  // which says it layer by layer
-  return !foreign.neutral.is_null() && equal_numbers(value, foreign.neutral);
+  if (foreign.key == "no_rope_layer_interval" && config.contains("no_rope_layers"))
+    return true;  // which says it layer by layer
+  return foreign.neutral(value, model);
+}
+
+/// A list that names each layer by what it attends to here.
+bool names_layers(const json& types, const ModelConfig& model) {
+  if (!types.is_array() || std::ssize(types) != model.layers) return false;
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    const std::string_view kind = has_window(model, layer)   ? "sliding_attention"
+                                  : has_chunks(model, layer) ? "chunked_attention"
+                                                             : "full_attention";
+    if (types[static_cast<size_t>(layer)] != kind) return false;
+  }
+  return true;
+}
+
+/// shared_expert_intermediate_size and its other names: hidden units that every token goes through besides.
+bool says_shared_width(std::string_view key, const json& value, const ModelConfig& model) {
+  return (key == "shared_expert_intermediate_size" || key == "shared_intermediate_size") &&
+         is_number(value, static_cast<double>(model.moe.experts > 0 ? shared_ffn(model) : 0));
 }
 
 }  // namespace
@@ -140,17 +246,28 @@ UnreadKeys unread_keys(const Family& family, const ModelConfig& model, const jso
       continue;
     }
     if (key == "layer_types") {
-      const bool full =
-          value.is_array() && std::ranges::all_of(value, [](const json& t) { return t == "full_attention"; });
-      if (!value.is_null() && !full) out.refused.push_back(fmt::format("{} = {}", key, dump(value)));
+      if (!value.is_null() && !names_layers(value, model)) {
+        out.refused.push_back(fmt::format("{} = {}", key, dump(value)));
+      }
       continue;
     }
-    const auto foreign = std::ranges::find(foreign_keys(), key, &Foreign::key);
-    if (foreign != foreign_keys().end()) {
-      if (!is_neutral(*foreign, value, config)) {
+    const auto* const foreign = std::ranges::find(kForeign, std::string_view(key), &Foreign::key);
+    if (foreign != std::end(kForeign)) {
+      if (!is_neutral(*foreign, value, model, config)) {
         out.refused.push_back(fmt::format("{} = {}, a key of {}", key, dump(value), foreign->model));
       }
       continue;
+    }
+    if (says_shared_width(key, value, model)) continue;
+    const auto statement =
+        std::ranges::find_if(statements(), [&](const Statement& one) { return std::ranges::any_of(one.keys, named); });
+    if (statement != statements().end() && value.is_boolean()) {
+      const bool holds = statement->holds(model);
+      if (value == holds) continue;
+      if (holds && statement->off == Statement::Off::kRefused) {
+        out.refused.push_back(fmt::format("{} = false, which the class does not look at", key));
+        continue;
+      }
     }
     if (value == true) {
       out.refused.push_back(fmt::format("{} = true, a switch that the family does not have", key));

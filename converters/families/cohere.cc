@@ -23,7 +23,9 @@ constexpr auto kTensors = with_llama_rows(kQkNormRows);
 Family cohere_family() {
   static const std::vector<ConfigKey> kKeys = llama_like_keys(
       cohere_defaults({.absent_base = 10000, .absent_base_5 = 500000}),
-      {factor("logit_scale", &M::logit_scale, 0.0625), head_norms(), biases("attention_bias", kQkv | kOut, false)});
+      {factor("logit_scale", &M::logit_scale, 0.0625), head_norms(), biases("attention_bias", kQkv | kOut, false),
+       // Of published files; the class looks at none of them.
+       refuse_unless("position_embedding_type", "rope_gptj")});
   return llama_like({.model_type = "cohere",
                      .architecture = "CohereForCausalLM",
                      .base = cohere_base,

@@ -6,13 +6,12 @@ namespace cairn::convert {
 
 Family cohere2_family() {
   static const std::vector<ConfigKey> kKeys = llama_like_keys(
-      cohere_defaults({}), {factor("logit_scale", &ModelConfig::logit_scale, 0.0625),
-                            windows_by_pattern({.pattern = "sliding_window_pattern", .full_is_nope = true}),
-                            biases("attention_bias", kQkv | kOut, false),
-                            // Of published files; the class looks at none of them.
-                            refuse_unless("use_parallel_block", true), refuse_unless("use_gated_activation", true),
-                            refuse_unless("position_embedding_type", "rope_gptj"),
-                            unread({"use_embedding_sharing", "layer_switch", "order_of_interleaved_layers"})});
+      cohere_defaults({}),
+      {factor("logit_scale", &ModelConfig::logit_scale, 0.0625),
+       windows_by_pattern({.pattern = "sliding_window_pattern", .full_is_nope = true}),
+       biases("attention_bias", kQkv | kOut, false),
+       // Of published files; the class looks at none of them.
+       refuse_unless("position_embedding_type", "rope_gptj"), unread({"layer_switch", "order_of_interleaved_layers"})});
   return llama_like(
       {.model_type = "cohere2", .architecture = "Cohere2ForCausalLM", .base = cohere_base, .keys = kKeys});
 }

@@ -12,7 +12,7 @@ using nlohmann::json;
 /// The class could put a window on the layers that do not turn.
 ConfigKey no_window() {
   ConfigKey out = only("use_sliding_window", false);
-  out.names.insert(out.names.end(), {"sliding_window", "layer_types"});
+  out.names.insert(out.names.end(), {"sliding_window", "layer_types", "max_window_layers"});
   out.read = [plain = out.read](ConfigReader& in, M& m) {
     plain(in, m);
     const json* types = in.find("layer_types");

@@ -52,7 +52,9 @@ Family stablelm_family() {
                        .rope = {.partial = "partial_rotary_factor", .absent_partial = 0.25},
                        .norm_eps_key = "layer_norm_eps"},
                       {biases("use_qkv_bias", kQkv, false), head_norms(), parallel_residual(),
-                       dropout("hidden_dropout", &M::residual_dropout)});
+                       dropout("hidden_dropout", &M::residual_dropout),
+                       // Of published files; the class looks at none of them.
+                       refuse_unless("rotary_scaling_factor", 1), unread({"norm_eps"})});
   return llama_like({.model_type = "stablelm",
                      .architecture = "StableLmForCausalLM",
                      .base = base,

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "converters/block_fp8.h"
+#include "converters/config_keys.h"
 #include "converters/quantisation.h"
 #include "tests/converters/fixtures.h"
 #include "tests/converters/foreign_folder.h"
@@ -102,6 +103,22 @@ ExportReport there_and_back(const fs::path& source, const fs::path& target) {
   auto exported = export_hf(io, imported.value().dir, target, {.overwrite = true}, decode);
   REQUIRE_OK(exported);
   return std::move(exported).value();
+}
+
+Config small(const char* type, const Config& more = Config::object()) {
+  Config out = {{"model_type", type},
+                {"vocab_size", 16},
+                {"hidden_size", 16},
+                {"intermediate_size", 24},
+                {"num_hidden_layers", 2},
+                {"num_attention_heads", 4},
+                {"num_key_value_heads", 2},
+                {"head_dim", 4},
+                {"max_position_embeddings", 64},
+                {"tie_word_embeddings", false},
+                {"transformers_version", "5.24.0"}};
+  out.update(more);
+  return out;
 }
 
 std::string refusal(const Config& config) {
@@ -223,5 +240,103 @@ TEST_SUITE("converters/configs") {
     config["alibi"] = false;
     config["rope_scaling"] = nullptr;
     CHECK(has(refusal(config), "no pair"));
+  }
+
+  TEST_CASE("published switches pass where they say what the family computes") {
+    for (const auto& [type, keys] :
+         {std::pair("qwen3_moe", Config{{"use_qk_norm", true},
+                                        {"qkv_bias", false},
+                                        {"shared_expert_intermediate_size", 0},
+                                        {"layer_types", nullptr}}),
+          {"qwen3", Config{{"use_qk_norm", true}, {"num_experts", 0}, {"is_causal", true}}},
+          {"qwen2", Config{{"qkv_bias", true}, {"attention_bias", true}, {"use_mrope", false}}},
+          {"cohere", Config{{"use_parallel_block", true},
+                            {"use_gated_activation", true},
+                            {"use_embedding_sharing", true},
+                            {"use_parallel_embedding", true},
+                            {"position_embedding_type", "rope_gptj"},
+                            {"rotary_pct", 1.0},
+                            {"rope_theta", 10000.0}}},
+          {"cohere2", Config{{"use_parallel_block", true}, {"use_parallel_embedding", true}, {"rotary_pct", 1.0}}},
+          {"ernie4_5_moe", Config{{"moe_use_aux_free", true},
+                                  {"moe_gate", "topk"},
+                                  {"moe_capacity", {64, 64, 64}},
+                                  {"num_nextn_predict_layers", 1},
+                                  {"use_rmsnorm", true},
+                                  {"fuse_rope", true}}},
+          {"opt", Config{{"learned_embeddings", true}, {"scale_embeddings", false}, {"activation_dropout", 0.0}}},
+          {"gpt2", Config{{"output_past", true}, {"_num_labels", 1}, {"xla_device", nullptr}}},
+          {"baichuan", Config{{"_from_model_config", true}}},
+          {"bloom", Config{{"alibi", true}, {"offset_alibi", 100}}},
+          {"gptj", Config{{"rotary", true}, {"parallel_attn", true}}},
+          {"phi", Config{{"qkv_bias", true}, {"lm_head_bias", true}, {"rotary_dim", 32}}},
+          {"nemotron", Config{{"rope_percent", 0.5}}},
+          {"stablelm", Config{{"rotary_scaling_factor", 1.0}, {"norm_eps", 1e-5}}},
+          {"smollm3", Config{{"max_window_layers", 28}, {"layer_types", nullptr}}},
+          {"mistral", Config{{"use_sliding_window", true}}},
+          {"mixtral", Config{{"norm_topk_prob", true}, {"moe_intermediate_size", 14336}}},
+          {"minimax_m2", Config{{"norm_topk_prob", true}, {"use_rope", true}}},
+          {"gemma3_text", Config{{"use_qk_norm", true}, {"scale_embedding", true}}},
+          {"llama", Config{{"trust_remote_code", true},
+                           {"rope_interleaved", false},
+                           {"num_local_experts", 0},
+                           {"q_lora_rank", 0},
+                           {"no_rope_layer_interval", 0},
+                           {"final_logit_softcapping", 0.0},
+                           {"no_bias", true},
+                           {"causal", true},
+                           {"use_parallel_residual", false}}}}) {
+      CAPTURE(type);
+      Config config = keys;
+      config["model_type"] = type;
+      const auto model = model_from_config(config);
+      REQUIRE_OK(model);
+      const auto unread = unread_keys(find_family(type).value(), model.value(), config).not_read;
+      CHECK_MESSAGE(unread.empty(), fmt::format("{}", fmt::join(unread, ", ")));
+    }
+  }
+
+  TEST_CASE("a list of layer types passes where it names the layers that have a window") {
+    Config config =
+        small("mistral", {{"sliding_window", 16}, {"layer_types", {"sliding_attention", "sliding_attention"}}});
+    CHECK(refusal(config) == "");
+    config["layer_types"] = {"full_attention", "sliding_attention"};
+    CHECK(has(refusal(config), "layer_types = "));
+    config["layer_types"] = {"sliding_attention"};
+    CHECK(has(refusal(config), "layer_types = "));
+    config["sliding_window"] = nullptr;
+    config["layer_types"] = {"full_attention", "full_attention"};
+    CHECK(refusal(config) == "");
+  }
+
+  TEST_CASE("published switches are refused where the family computes something else") {
+    for (const auto& [type, key, value] : {std::tuple("qwen2", "is_causal", Config(false)),
+                                           {"qwen3", "qkv_bias", Config(true)},
+                                           {"qwen2", "use_qk_norm", Config(true)},
+                                           {"qwen3_moe", "moe_use_aux_free", Config(true)},
+                                           {"cohere", "use_parallel_block", Config(false)},
+                                           {"cohere2", "use_gated_activation", Config(false)},
+                                           {"cohere", "position_embedding_type", Config("rope")},
+                                           {"ernie4_5_moe", "use_rmsnorm", Config(false)},
+                                           {"opt", "scale_embeddings", Config(true)},
+                                           {"opt", "learned_embeddings", Config(1)},
+                                           {"llama", "rope_interleaved", Config(true)},
+                                           {"llama", "num_local_experts", Config(8)},
+                                           {"qwen3_moe", "num_experts_shared", Config(true)},
+                                           {"phi", "rotary_dim", Config(16)},
+                                           {"nemotron", "rope_percent", Config(0.25)},
+                                           {"stablelm", "rotary_scaling_factor", Config(2.0)},
+                                           {"llama", "use_rope", Config(false)},
+                                           {"gptj", "parallel_attn", Config(false)},
+                                           {"mistral", "no_bias", Config(false)}}) {
+      CAPTURE(type);
+      CAPTURE(key);
+      Config config = {{"model_type", type}, {key, value}, {"transformers_version", "4.57.6"}};
+      if (std::string_view(key) == "no_bias" || value == 1) {  // says nothing that could be another model
+        CHECK(refusal(config) == "");
+        continue;
+      }
+      CHECK(has(refusal(config), fmt::format("{} = ", key)));
+    }
   }
 }
