@@ -454,6 +454,10 @@ int64_t later_layer(const Family& family, const ModelConfig& model, std::string_
   return whole && layer >= model.layers ? layer - model.layers : -1;
 }
 
+bool is_passed_over(const Family& family, std::string_view stored) {
+  return !family.passed_over.empty() && stored.find(family.passed_over) != std::string_view::npos;
+}
+
 bool is_ignored_tensor(const Family& family, std::string_view original) {
   const std::string plain = without_wrappers(original);
   std::string_view stored = plain;

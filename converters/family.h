@@ -54,6 +54,7 @@ struct Family {
   bool own_code = false;        // no class of transformers: its models go out as another family where one holds them
   int64_t unit_head_vocab = 0;  // > 0: with so many tokens the head's rows are read divided by their lengths
   std::span<const std::string_view> ignored;  // patterns of tensors that nobody needs: masks, inverse frequencies
+  std::string_view passed_over;  // in the names of tensors that both lines of transformers pass over; empty: none
   // Of formats with a file for each rank, read only:
   std::span<const JoinRow> joins;  // the first that fits; none: whole
   std::span<const Rename> renames;
@@ -129,6 +130,8 @@ std::string known_name(const Family& family, const std::set<std::string>& known,
 /// Of a folder in the names of a family with Family::own_code.
 std::string own_code_warning(const Family& family);
 
+/// A tensor that both lines of transformers pass over by a part of its name (Family::passed_over).
+bool is_passed_over(const Family& family, std::string_view stored);
 /// A stored tensor that older releases wrote beside the weights (masks, inverse frequencies) and nobody needs.
 bool is_ignored_tensor(const Family& family, std::string_view stored);
 /// Of a tensor of a layer behind the model's own (Family::later_layers), which of these layers it is, from 0; else -1.

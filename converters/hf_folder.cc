@@ -241,9 +241,13 @@ Status HfFolder::read_config() {
     found += stack ? tensor.shape[0] : 1;
   }
   const int64_t experts = std::max<int64_t>(1, model_.moe.experts);
-  if (model_.layers > found || experts > found || model_.layers * experts > found) {
+  const int64_t sparse = model_.moe.experts > 0 ? model_.layers - std::ssize(model_.moe.dense_layers) : 0;
+  if (model_.layers > found || experts > found || sparse * experts > found) {
+    const std::string of_experts = sparse == 0               ? ""
+                                   : sparse == model_.layers ? fmt::format(" of {} experts", experts)
+                                                             : fmt::format(", {} of {} experts", sparse, experts);
     return invalid(fmt::format("{}: it says {} layers{}, and the weights beside it are {} tensors", path.string(),
-                               model_.layers, experts > 1 ? fmt::format(" of {} experts", experts) : "", found));
+                               model_.layers, of_experts, found));
   }
   return {};
 }
@@ -301,6 +305,7 @@ HfFolder::Found HfFolder::find_known(std::vector<const FolderTensor*>* copies) {
     if (other) known.insert(other->stored);
   }
   Found found;
+  std::vector<std::string> passed_over;
   for (const FolderTensor& tensor : weights_->tensors()) {
     const std::string name = known_name(family_, known, tensor.name);
     const int64_t later = name.empty() ? later_layer(family_, model_, without_wrappers(tensor.name)) : -1;
@@ -313,6 +318,10 @@ HfFolder::Found HfFolder::find_known(std::vector<const FolderTensor*>* copies) {
       ignored_.push_back(tensor.name);
       continue;
     }
+    if (name.empty() && is_passed_over(family_, tensor.name)) {
+      passed_over.push_back(tensor.name);
+      continue;
+    }
     if (name.empty()) {
       add_problem(TensorProblem::Kind::kUnexpected, &tensor, tensor.name,
                   fmt::format("{} {}", tensor.dtype, to_string(tensor.shape)), "");
@@ -320,6 +329,11 @@ HfFolder::Found HfFolder::find_known(std::vector<const FolderTensor*>* copies) {
     }
     const auto [at, is_new] = found.emplace(name, &tensor);
     if (!is_new) add_problem(TensorProblem::Kind::kTwice, &tensor, name, tensor.name, at->second->name);
+  }
+  if (!passed_over.empty()) {
+    warnings_.push_back(
+        fmt::format("{} tensor{} with \"{}\" in the name left out, such as {}: transformers passes over these",
+                    passed_over.size(), passed_over.size() == 1 ? "" : "s", family_.passed_over, passed_over.front()));
   }
   return found;
 }

@@ -129,7 +129,8 @@ Family ernie4_5_moe_family() {
                      .base = base,
                      .keys = kKeys,
                      .tensors = kTensors,
-                     .also = kAlso});
+                     .also = kAlso,
+                     .passed_over = "mtp"});
 }
 
 }  // namespace cairn::convert

@@ -339,4 +339,47 @@ TEST_SUITE("converters/configs") {
       CHECK(has(refusal(config), fmt::format("{} = ", key)));
     }
   }
+
+  TEST_CASE("tensors that transformers passes over by name are left out and told, other unknown ones are problems") {
+    TempDir temp;
+    const std::string name = "hf-ernie4_5_moe-later";
+    RawTensors tensors = raw_tensors(golden(name));
+    const auto plain = opened_folder(golden(name));
+    const RawTensor norm = tensors.at("model.norm.weight");
+    for (const char* more : {"model.mtp_emb_norm.0.weight", "model.mtp_hidden_norm.0.weight",
+                             "model.mtp_block.0.input_layernorm.weight", "model.mtp_linear_proj.0.weight"})
+      tensors[more] = norm;
+    for (const auto& [format, what] : kFormats) {
+      CAPTURE(what);
+      write_folder(temp / "x", golden(name), format, tensors);
+      const auto folder = opened_folder(temp / "x");
+      CHECK(weights_of(*folder) == weights_of(*plain));
+      REQUIRE(folder->warnings().size() == plain->warnings().size() + 1);
+      CHECK(has(folder->warnings().back(), "4 tensors with \"mtp\" in the name left out"));
+    }
+    tensors["model.more_norm.weight"] = norm;
+    write_folder(temp / "x", golden(name), Format::kSafetensors, tensors);
+    CHECK(has(refusal_of(temp / "x"), "model.more_norm.weight: unexpected"));
+    RawTensors others = raw_tensors(golden("hf-llama-tied-bias"));
+    others["model.mtp_emb_norm.0.weight"] = others.at("model.norm.weight");
+    write_folder(temp / "x", golden("hf-llama-tied-bias"), Format::kSafetensors, others);
+    CHECK(has(refusal_of(temp / "x"), "model.mtp_emb_norm.0.weight: unexpected"));
+  }
+
+  TEST_CASE("experts are counted in the layers that have them, and a number that no file supports is refused") {
+    TempDir temp;
+    Config config = small("qwen3_moe", {{"num_hidden_layers", 8},
+                                        {"num_experts", 64},
+                                        {"num_experts_per_tok", 2},
+                                        {"moe_intermediate_size", 2},
+                                        {"mlp_only_layers", {0, 1, 2, 3, 4, 5, 6}}});
+    write_model(temp / "in", config);
+    CHECK(refusal_of(temp / "in") == "");
+    config["mlp_only_layers"] = {0, 1, 2};
+    spit(temp / "in" / "config.json", config.dump());
+    CHECK(has(refusal_of(temp / "in"), "it says 8 layers, 5 of 64 experts, and the weights beside it are"));
+    config["num_hidden_layers"] = 90'000;
+    spit(temp / "in" / "config.json", config.dump());
+    CHECK(has(refusal_of(temp / "in"), "it says 90000 layers, 89997 of 64 experts"));
+  }
 }
