@@ -433,7 +433,9 @@ std::string known_name(const Family& family, const std::set<std::string>& known,
   std::string name = without_wrappers(stored);
   while (true) {
     if (known.contains(name)) return name;
-    if (const std::string added = std::string(family.prefix) + name; known.contains(added)) return added;
+    for (const std::string_view prefix : {family.prefix, std::string_view("model.")}) {  // of other names
+      if (const std::string added = std::string(prefix) + name; known.contains(added)) return added;
+    }
     const size_t dot = name.find('.');
     const std::string_view first = std::string_view(name).substr(0, dot);
     // A class of its own around the model, and the backbone's prefix where a tensor has none.

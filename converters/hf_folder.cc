@@ -338,13 +338,23 @@ HfFolder::Found HfFolder::find_known(std::vector<const FolderTensor*>* copies) {
   return found;
 }
 
-Status HfFolder::settle_copies(const std::vector<const FolderTensor*>& copies, const Found& found) {
+/// The name under which the folder has the embedding, of all that the family can have; the table's where it has none.
+std::string HfFolder::embedding_name(const Found& found) const {
+  const auto is_embedding = [](const Mapping& mapping) { return mapping.logical == "embed.tokens"; };
   const auto mappings = tensor_map(family_, model_);
-  const auto embedding =
-      std::ranges::find_if(mappings, [](const Mapping& mapping) { return mapping.logical == "embed.tokens"; });
+  const std::string own = std::ranges::find_if(mappings, is_embedding)->stored;
+  if (found.contains(own)) return own;
+  for (const std::optional<Mapping>& other : other_map(family_, model_)) {
+    if (other && is_embedding(*other) && found.contains(other->stored)) return other->stored;
+  }
+  return own;
+}
+
+Status HfFolder::settle_copies(const std::vector<const FolderTensor*>& copies, const Found& found) {
+  const std::string embedding = embedding_name(found);
   for (const FolderTensor* copy : copies) {
     const bool is_head = copy->name.ends_with(kModuleHead) && !model_.tied_embeddings;
-    const auto own = found.find(is_head ? head_name(family_) : embedding->stored);
+    const auto own = found.find(is_head ? head_name(family_) : embedding);
     if (own == found.end()) continue;  // missing, which is reported
     RT_TRY_SET(const std::string difference, first_difference(*own->second, *copy));
     if (difference.empty()) {
@@ -364,10 +374,8 @@ Status HfFolder::settle_copies(const std::vector<const FolderTensor*>& copies, c
 Status HfFolder::settle_tie(const HfOptions& options, Found& found) {
   const std::string head_key = head_name(family_);
   const auto head = found.find(head_key);
-  const auto mappings = tensor_map(family_, model_);
-  const auto embedding_mapping = std::find_if(mappings.begin(), mappings.end(),
-                                              [](const Mapping& mapping) { return mapping.logical == "embed.tokens"; });
-  const auto embedding = found.find(embedding_mapping->stored);
+  const std::string embedding_key = embedding_name(found);
+  const auto embedding = found.find(embedding_key);
   if (!model_.tied_embeddings) {
     if (head == found.end() && embedding != found.end()) {
       add_problem(TensorProblem::Kind::kTie, nullptr, head_key,
@@ -378,7 +386,7 @@ Status HfFolder::settle_tie(const HfOptions& options, Found& found) {
   }
   if (head == found.end()) return {};
   if (embedding == found.end()) {
-    found[embedding_mapping->stored] = head->second;
+    found[embedding_key] = head->second;
     found.erase(head_key);
     return {};
   }
@@ -389,9 +397,9 @@ Status HfFolder::settle_tie(const HfOptions& options, Found& found) {
   } else if (options.untie) {
     model_.tied_embeddings = false;
     warnings_.push_back(fmt::format("{} and {} differ though tie_word_embeddings is true: imported as two tensors",
-                                    embedding_mapping->stored, head_key));
+                                    embedding_key, head_key));
   } else {
-    add_problem(TensorProblem::Kind::kTie, nullptr, embedding_mapping->stored,
+    add_problem(TensorProblem::Kind::kTie, nullptr, embedding_key,
                 fmt::format("and {} differ ({}) though tie_word_embeddings is true; --untie imports both, as an untied "
                             "model",
                             head_key, difference),

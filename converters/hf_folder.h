@@ -112,6 +112,7 @@ class HfFolder final : public WeightSource {
   Status match(const HfOptions& options);
   void settle_mtp(const HfOptions& options);
   Found find_known(std::vector<const FolderTensor*>* copies);
+  std::string embedding_name(const Found& found) const;
   Status settle_copies(const std::vector<const FolderTensor*>& copies, const Found& found);
   void take_other_names(const Found& found);
   Status settle_tie(const HfOptions& options, Found& found);

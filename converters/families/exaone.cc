@@ -78,6 +78,10 @@ constexpr TensorRow kTensors[] = {
     {"head.weight", "lm_head.weight"},
 };
 
+/// In transformers 5's memory the names are Llama's, the head's too. Source: transformers 5.24 conversion_mapping.py.
+constexpr std::span<const TensorRow> kAlso = std::span(kLlamaRows).first(std::size(kLlamaRows) - 1);
+static_assert(kLlamaRows[std::size(kLlamaRows) - 1].logical == "head.weight");
+
 }  // namespace
 
 Family exaone_family() {
@@ -87,6 +91,7 @@ Family exaone_family() {
           .base = llama_like_base,
           .keys = keys(),
           .tensors = kTensors,
+          .also = kAlso,
           .last_choice = true};
 }
 

@@ -8,6 +8,7 @@
 #include "converters/block_fp8.h"
 #include "converters/config_keys.h"
 #include "converters/quantisation.h"
+#include "converters/rewrite.h"
 #include "tests/converters/fixtures.h"
 #include "tests/converters/foreign_folder.h"
 #include "tests/support/ok.h"
@@ -381,5 +382,47 @@ TEST_SUITE("converters/configs") {
     config["num_hidden_layers"] = 90'000;
     spit(temp / "in" / "config.json", config.dump());
     CHECK(has(refusal_of(temp / "in"), "it says 90000 layers, 89997 of 64 experts"));
+  }
+
+  TEST_CASE("exaone is read by the names that it has in transformers 5's memory, its head stored or tied") {
+    TempDir temp;
+    for (const char* name : {"hf-exaone-plain", "hf-exaone-llama3", "hf-exaone-tied"}) {
+      CAPTURE(name);
+      const auto published = opened_folder(golden(name));
+      RawTensors memory = renamed(raw_tensors(golden(name)), [](std::string stored) {
+        for (const auto& [from, to] : {std::pair("transformer.wte.", "model.embed_tokens."),
+                                       {"transformer.h.", "model.layers."},
+                                       {"transformer.ln_f.", "model.norm."},
+                                       {".attn.attention.", ".self_attn."},
+                                       {".self_attn.out_proj.", ".self_attn.o_proj."},
+                                       {".ln_1.", ".input_layernorm."},
+                                       {".ln_2.", ".post_attention_layernorm."},
+                                       {".c_fc_0.", ".gate_proj."},
+                                       {".c_fc_1.", ".up_proj."},
+                                       {".mlp.c_proj.", ".mlp.down_proj."}}) {
+          const size_t at = stored.find(from);
+          if (at != std::string::npos) stored.replace(at, std::string_view(from).size(), to);
+        }
+        return stored;
+      });
+      if (published->model().tied_embeddings) memory["lm_head.weight"] = memory.at("model.embed_tokens.weight");
+      for (const bool prefixed : {true, false}) {
+        write_folder(temp / "x", golden(name), Format::kSafetensors,
+                     prefixed ? memory : renamed(memory, [](const std::string& stored) {
+                       return stored.starts_with("model.") ? stored.substr(6) : stored;
+                     }));
+        const auto folder = opened_folder(temp / "x");
+        CHECK(weights_of(*folder) == weights_of(*published));
+        CHECK(folder->model().tied_embeddings == published->model().tied_embeddings);
+      }
+      const auto rewritten = rewrite_hf(temp / "x", temp / "out", {.to = {.overwrite = true}});
+      REQUIRE_OK(rewritten);
+      CHECK(raw_tensors(temp / "out").size() == raw_tensors(golden(name)).size());
+      const auto again = opened_folder(temp / "out");
+      CHECK(weights_of(*again) == weights_of(*published));
+      memory["transformer.ln_f.weight"] = memory.at("model.norm.weight");
+      write_folder(temp / "x", golden(name), Format::kSafetensors, memory);
+      CHECK(has(refusal_of(temp / "x"), "there twice"));
+    }
   }
 }
