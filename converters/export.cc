@@ -338,7 +338,9 @@ class Exporter {
     if (family.own_code) report_.warnings.push_back(own_code_warning(family));
     nlohmann::ordered_json config = config_from_model(family, source_.model(), report_.dtype, original);
     keep_token_ids(original_text, &config);
-    config["transformers_version"] = kTestedVersion;
+    const WrittenFor written_line = written_for(family, source_.model());
+    config["transformers_version"] = written_line.version;
+    if (!written_line.warning.empty()) report_.warnings.push_back(written_line.warning);
     if (options_.block_fp8) {
       RT_TRY(check_block_fp8(family));
       blocks_ = BlockFp8::like(original);

@@ -22,8 +22,6 @@
 
 namespace cairn::convert {
 
-inline constexpr std::string_view kTestedVersion = "4.57.6";  // of transformers; with 5.23.0, docs/converters.md
-
 struct ExportOptions {
   std::optional<DType> dtype;   // f32, bf16, f16; unset: what was imported, when nothing was trained since, else f32
   int64_t max_shard_bytes = 0;  // tensor bytes of a file; 0: the split that was imported, else kDefaultShardBytes

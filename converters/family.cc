@@ -351,7 +351,7 @@ nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig
   for (const ConfigKey& key : family.keys) {
     for (const std::string_view name : key.names) {
       const auto value = original.find(name);
-      if (value == original.end()) continue;
+      if (value == original.end() || !(key.may_keep ? key.may_keep(name, *value) : !value->is_null())) continue;
       std::string place(name);
       if (value->is_string() && !out.contains(name)) {  // under another name of the key
         const auto written = std::ranges::find_if(key.names, [&](auto other) { return out.contains(other); });
@@ -372,6 +372,14 @@ nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig
     if (is_same(changed)) out = std::move(changed);
   }
   return out;
+}
+
+WrittenFor written_for(const Family& family, const ModelConfig& model) {
+  constexpr std::string_view kFour = "4.57.6", kFive = "5.24.0";  // that fixtures were tried with, docs/converters.md
+  if (family.since_5) return {kFive, ""};
+  const std::string otherwise = family.beyond_4 != nullptr ? family.beyond_4(canonical(model)) : "";
+  if (otherwise.empty()) return {kFour, ""};
+  return {kFive, fmt::format("the folder is for transformers 5: {}", otherwise)};
 }
 
 std::vector<Mapping> tensor_map(const Family& family, const ModelConfig& model) {

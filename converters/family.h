@@ -55,6 +55,9 @@ struct Family {
   int64_t unit_head_vocab = 0;  // > 0: with so many tokens the head's rows are read divided by their lengths
   std::span<const std::string_view> ignored;  // patterns of tensors that nobody needs: masks, inverse frequencies
   std::string_view passed_over;  // in the names of tensors that both lines of transformers pass over; empty: none
+  // Of transformers 4, which exports are written for:
+  bool since_5 = false;                                   // it has no class
+  std::string (*beyond_4)(const ModelConfig&) = nullptr;  // what it does otherwise with this model; empty: nothing
   // Of formats with a file for each rank, read only:
   std::span<const JoinRow> joins;  // the first that fits; none: whole
   std::span<const Rename> renames;
@@ -106,6 +109,14 @@ Result<ModelConfig> model_from_config(const nlohmann::json& config, std::vector<
 /// an object or null, stay as they are wherever they say the same.
 nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig& model, DType weights,
                                          const nlohmann::json& original);
+
+/// The line of transformers that opens an export of the model and computes it, and what the other does; empty: the
+/// same.
+struct WrittenFor {
+  std::string_view version;
+  std::string warning;
+};
+WrittenFor written_for(const Family& family, const ModelConfig& model);
 
 /// All tensors of the model, canonical order: one for each of model_tensors(model), or one for each of its rows. The
 /// model is one that the family can hold: from model_from_config or checked by family_for.

@@ -120,6 +120,7 @@ ConfigKey size(std::string_view name, std::string_view alias, Size field, int64_
 ConfigKey size(std::string_view name, Size field, int64_t (*absent)(const ModelConfig&)) {
   ConfigKey out = size(name, field, int64_t{0});
   out.read = [=](ConfigReader& in, ModelConfig& m) { m.*field = read_size(in, name, field, absent(m)); };
+  out.may_keep = [](std::string_view, const json&) { return true; };  // null is the class's own default
   return out;
 }
 
@@ -632,13 +633,34 @@ void read_original_context(ConfigReader& in, const json& scaling, std::string_vi
       inner != 0 || llama3 || outer == 0 ? std::max(inner, outer) : by_line(in, std::string(kKey), outer, m.context);
 }
 
-void read_scaling(ConfigReader& in, const json& scaling, std::string_view place, ModelConfig& m) {
-  const auto type_at = scaling.contains("rope_type") ? scaling.find("rope_type") : scaling.find("type");  // old: type
-  std::string type = "default";
-  if (type_at != scaling.end() && !type_at->is_null()) {
-    if (!type_at->is_string()) return in.invalid(fmt::format("{}.rope_type must be a string", place));
-    type = type_at->get<std::string>();
+/// The kind of a scaling: rope_type, or type, its older name. Nothing where it is no string, which is told.
+std::optional<std::string> scaling_type(ConfigReader& in, const json& scaling, std::string_view place,
+                                        const RopeKeys& keys) {
+  std::optional<std::string> newer, old;
+  for (const auto& [out, name] : {std::pair(&newer, "rope_type"), {&old, "type"}}) {
+    const auto found = scaling.find(name);
+    if (found == scaling.end() || found->is_null()) continue;
+    if (!found->is_string()) {
+      in.invalid(fmt::format("{}.{} must be a string, got {}", place, name, found->dump()));
+      return std::nullopt;
+    }
+    *out = found->get<std::string>();
+    const bool older = keys.longrope_context > 0 && (**out == "su" || **out == "yarn");  // Phi-3's names of longrope
+    if (older) *out = "longrope";
   }
+  if (!newer && !old) return "default";
+  if (!newer || !old || *newer == *old) return newer ? newer : old;
+  if (keys.old_type_counts && place == "rope_scaling")
+    return by_line(in, fmt::format("{}.rope_type and {}.type disagree", place, place), *newer, *old);
+  in.note(fmt::format("{}.rope_type = {} and {}.type = {} disagree; transformers reads rope_type", place, *newer, place,
+                      *old));
+  return newer;
+}
+
+void read_scaling(ConfigReader& in, const json& scaling, std::string_view place, const RopeKeys& keys, ModelConfig& m) {
+  const std::optional<std::string> stated = scaling_type(in, scaling, place, keys);
+  if (!stated) return;
+  const std::string& type = *stated;
   std::string known;
   const std::pair<std::string_view, RopeScaling>* found = nullptr;
   for (const auto& entry : kScalings) {
@@ -686,15 +708,14 @@ std::vector<double> read_divisors(ConfigReader& in, const json& scaling, const s
 
 /// Phi-3's rope_scaling. Both lines take longrope for "su" and "yarn" in a file, and the context before from the top
 /// level.
-void read_longrope(ConfigReader& in, const json& scaling, const std::string& place, int64_t absent_context,
+void read_longrope(ConfigReader& in, const json& scaling, const std::string& place, const RopeKeys& keys,
                    ModelConfig& m) {
   constexpr const char* kContext = "original_max_position_embeddings";
-  const auto type_at = scaling.contains("rope_type") ? scaling.find("rope_type") : scaling.find("type");
-  const json type = type_at == scaling.end() || type_at->is_null() ? json("default") : *type_at;
-  if (type == "default") return;
-  if (type != "longrope" && type != "su" && type != "yarn") {
+  const std::optional<std::string> type = scaling_type(in, scaling, place, keys);
+  if (!type || *type == "default") return;
+  if (*type != "longrope") {
     return in.unsupported(
-        fmt::format("{}.rope_type {}: this family knows \"default\" and \"longrope\"", place, type.dump()));
+        fmt::format("{}.rope_type \"{}\": this family knows \"default\" and \"longrope\"", place, *type));
   }
   for (const char* key : {"factor", "attention_factor"}) {
     const auto stated = scaling.find(key);
@@ -704,7 +725,7 @@ void read_longrope(ConfigReader& in, const json& scaling, const std::string& pla
                     "max_position_embeddings divided by {}",
                     place, key, stated->dump(), kContext));
   }
-  const int64_t original = in.integer(kContext, absent_context);
+  const int64_t original = in.integer(kContext, keys.longrope_context);
   if (const auto inner = scaling.find(kContext); inner != scaling.end() && *inner != original) {
     return in.invalid(
         fmt::format("{} = {} and {}.{} = {} disagree", kContext, original, place, kContext, inner->dump()));
@@ -721,6 +742,13 @@ void read_longrope(ConfigReader& in, const json& scaling, const std::string& pla
 json longrope_of(const ModelConfig& m) {
   if (m.rope.scaling != RopeScaling::kLongRope) return nullptr;
   return {{"type", "longrope"}, {"short_factor", m.rope.short_factor}, {"long_factor", m.rope.long_factor}};
+}
+
+/// Whether transformers 4 finds all that it looks for in a rope_scaling: a kind, and the numbers of one that has any.
+bool opens_in_4(const json& scaling) {
+  if (!scaling.is_object()) return false;
+  const json newer = scaling.value("rope_type", json()), old = scaling.value("type", newer);
+  return newer.is_null() ? old.is_string() && old != "default" : newer == old && newer != "default";
 }
 
 json scaling_of(const ModelConfig& m) {
@@ -797,8 +825,8 @@ ConfigKey rope(RopeKeys keys) {
     m.rope.dims = rotary_channels(partial, m.head_dim);
     if (m.rope.dims < 2) in.invalid(fmt::format("{} of {} channels of a head turn: no pair", m.rope.dims, m.head_dim));
     const auto read_one = [&](const json& from, const char* place) {
-      if (keys.longrope_context > 0) return read_longrope(in, from, place, keys.longrope_context, m);
-      read_scaling(in, from, place, m);
+      if (keys.longrope_context > 0) return read_longrope(in, from, place, keys, m);
+      read_scaling(in, from, place, keys, m);
     };
     if (scaling != nullptr) {
       read_one(*scaling, "rope_scaling");
@@ -833,7 +861,10 @@ ConfigKey rope(RopeKeys keys) {
     names.push_back(keys.partial);
     names.push_back("partial_rotary_factor");
   }
-  return {std::move(names), read, write};
+  const auto may_keep = [=](std::string_view name, const json& value) {
+    return name == "rope_scaling" ? !keys.own_spelling && opens_in_4(value) : !value.is_null();
+  };
+  return {std::move(names), read, write, may_keep};
 }
 
 ConfigKey rope(RopeKeys keys, WindowRope window) {
@@ -896,7 +927,7 @@ ConfigKey rope(RopeKeys keys, WindowRope window) {
   };
   std::vector<std::string_view> names = plain.names;
   if (!window.window_base.empty()) names.push_back(window.window_base);
-  return {std::move(names), read, write};
+  return {std::move(names), read, write, plain.may_keep};
 }
 
 ConfigKey turning_layers(bool may_be_empty) {

@@ -50,6 +50,9 @@ struct ConfigKey {
   std::vector<std::string_view> names;  // what `read` looks at
   std::function<void(ConfigReader&, ModelConfig&)> read;
   std::function<void(const ModelConfig&, nlohmann::ordered_json&)> write;
+  // Whether an export may keep what the source has under this name, where it says the same; null: it may, but for a
+  // null in the place of a value. Else the table's own spelling goes out.
+  std::function<bool(std::string_view name, const nlohmann::json& value)> may_keep = nullptr;
 };
 
 // --- keys: read in the order of the table, so a later one may count on what an earlier one has set ---------------
@@ -154,14 +157,17 @@ ConfigKey unread(std::initializer_list<std::string_view> names);
 
 /// Rotary positions in the 4.x form (base and, if named, partial at top level, rope_scaling) and in the 5.x one
 /// (rope_parameters); the 4.x form is written, which both lines read. Where the lines read a file differently
-/// (rope_theta or partial_rotary_factor inside rope_scaling, original_max_position_embeddings beside it) the reading is
-/// that of the line that wrote it, with a note; refused where transformers_version does not say.
+/// (rope_theta or partial_rotary_factor inside rope_scaling, original_max_position_embeddings beside it, a type and a
+/// rope_type that disagree) the reading is that of the line that wrote it, with a note; refused where
+/// transformers_version does not say.
 struct RopeKeys {
   std::string_view base = "rope_theta", partial = "";
   double absent_base = 10000.0, absent_partial = 1.0;
   double absent_base_5 = 0;      // what transformers 5 takes for an absent base, where that is another; 0: the same
   int64_t longrope_context = 0;  // Phi-3's: no scaling but longrope, which extends a context that stands at the top
                                  // level, this one where it is absent. 0: the others
+  bool old_type_counts = true;   // transformers 4 copies rope_scaling.type over rope_type before it reads that
+  bool own_spelling = false;     // transformers 4 takes rope_scaling in one spelling, which is written
 };
 ConfigKey rope(RopeKeys keys = {});
 /// The same of a class whose layers with a window turn by a base of their own, without scaling: in the 4.x form under

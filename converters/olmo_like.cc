@@ -1,5 +1,7 @@
 #include "converters/olmo_like.h"
 
+#include <fmt/format.h>
+
 namespace cairn::convert {
 namespace {
 
@@ -21,6 +23,11 @@ ConfigKey narrow_scaling() {
 
 }  // namespace
 
+std::string olmo_beyond_4(const ModelConfig& m) {
+  if (m.rope.scaling == RopeScaling::kNone || m.rope.factor > 1) return "";
+  return fmt::format("4.x takes a rope_scaling.factor above 1 in this family, not {}", m.rope.factor);
+}
+
 ModelConfig olmo2_base() {
   M m = llama_like_base();
   m.block = BlockKind::kOutNorm;
@@ -31,7 +38,11 @@ ModelConfig olmo2_base() {
 std::vector<ConfigKey> olmo_keys(const std::vector<ConfigKey>& own) {
   std::vector<ConfigKey> keys = {narrow_scaling()};
   keys.insert(keys.end(), own.begin(), own.end());
-  return llama_like_keys({.vocab = 50304, .has_head_dim = HeadDim::kIfUnusual, .norm_eps = 1e-5}, keys);
+  return llama_like_keys({.vocab = 50304,
+                          .has_head_dim = HeadDim::kIfUnusual,
+                          .norm_eps = 1e-5,
+                          .rope = {.old_type_counts = false, .own_spelling = true}},
+                         keys);
 }
 
 }  // namespace cairn::convert

@@ -158,7 +158,7 @@ Result<std::string> clean_config(const HfFolder& folder, DType dtype, const nloh
   for (const char* key : {"dtype", "auto_map", "quantization_config", "_name_or_path"}) out.erase(key);
   out["torch_dtype"] = dtype == DType::kBf16 ? "bfloat16" : dtype == DType::kF16 ? "float16" : "float32";
   out["tie_word_embeddings"] = folder.model().tied_embeddings;
-  out["transformers_version"] = kTestedVersion;
+  out["transformers_version"] = written_for(folder.family(), folder.model()).version;
   if (!quantisation.is_null()) out["quantization_config"] = quantisation;
   return python_json_text(out, 2) + "\n";
 }
@@ -183,6 +183,8 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
   report.model_type = folder->family().model_type;
   report.warnings = folder->warnings();
   if (folder->family().own_code) report.warnings.push_back(own_code_warning(folder->family()));
+  if (WrittenFor line = written_for(folder->family(), folder->model()); !line.warning.empty())
+    report.warnings.push_back(std::move(line.warning));
   HfOutput output{.dtype = report.dtype};
   const BlockFp8 blocks = BlockFp8::like(json_or_nothing(folder->config_text(), JsonNumbers::kPython));
   nlohmann::ordered_json quantisation;

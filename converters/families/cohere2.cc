@@ -6,7 +6,7 @@ namespace cairn::convert {
 
 Family cohere2_family() {
   static const std::vector<ConfigKey> kKeys = llama_like_keys(
-      cohere_defaults({}),
+      cohere_defaults({.old_type_counts = false}),
       {factor("logit_scale", &ModelConfig::logit_scale, 0.0625),
        windows_by_pattern({.pattern = "sliding_window_pattern", .full_is_nope = true}),
        biases("attention_bias", kQkv | kOut, false),

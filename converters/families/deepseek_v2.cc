@@ -45,7 +45,8 @@ ConfigKey choice() {
     out[kChosen] = m.moe.groups_per_token;
     out[kScale] = m.moe.scale;
   };
-  return {{kMethod, kGroups, kChosen, kScale}, read, write};
+  return {
+      {kMethod, kGroups, kChosen, kScale}, read, write, [](std::string_view, const nlohmann::json&) { return true; }};
 }
 
 /// The class's own number is none, and it fails on it.
@@ -71,6 +72,11 @@ ConfigKey stated_vocabulary() {
           nullptr};
 }
 
+std::string beyond_4(const M& m) {
+  if (m.attention_scale == 0) return "";
+  return "4.x does not multiply scores by the factor of mscale_all_dim";
+}
+
 }  // namespace
 
 Family deepseek_v2_family() {
@@ -90,7 +96,11 @@ Family deepseek_v2_family() {
        refuse_unless("scoring_func", "softmax"),
        // Not read by the classes; the published code would divide the weights by their sum.
        only("norm_topk_prob", false)});
-  return deepseek({.model_type = "deepseek_v2", .architecture = "DeepseekV2ForCausalLM", .base = base, .keys = kKeys});
+  return deepseek({.model_type = "deepseek_v2",
+                   .architecture = "DeepseekV2ForCausalLM",
+                   .base = base,
+                   .keys = kKeys,
+                   .beyond_4 = beyond_4});
 }
 
 }  // namespace cairn::convert

@@ -52,7 +52,7 @@ const std::vector<ConfigKey>& keys() {
       named_activation(),
       size("max_position_embeddings", &M::context, 4096),
       norm_eps(),
-      rope({.absent_base = 500000.0}),
+      rope({.absent_base = 500000.0, .old_type_counts = false}),
       biases("attention_bias", kQkv | kOut, false),
       biases("mlp_bias", kMlp, false),
       dropout("attention_dropout", &M::attention_dropout),
@@ -92,7 +92,8 @@ Family exaone_family() {
           .keys = keys(),
           .tensors = kTensors,
           .also = kAlso,
-          .last_choice = true};
+          .last_choice = true,
+          .since_5 = true};
 }
 
 }  // namespace cairn::convert

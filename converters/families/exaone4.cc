@@ -18,7 +18,12 @@ constexpr auto kTensors = with_llama_rows(kOutNormRows);
 
 Family exaone4_family() {
   static const std::vector<ConfigKey> kKeys = llama_like_keys(
-      {.vocab = 102400, .ffn = 16384, .kv_heads = 32, .has_head_dim = HeadDim::kIfUnusual, .norm_eps = 1e-5},
+      {.vocab = 102400,
+       .ffn = 16384,
+       .kv_heads = 32,
+       .has_head_dim = HeadDim::kIfUnusual,
+       .norm_eps = 1e-5,
+       .rope = {.old_type_counts = false}},
       {windows_by_pattern({.pattern = "sliding_window_pattern", .may_be_null = true, .full_is_nope = true})});
   return llama_like({.model_type = "exaone4",
                      .architecture = "Exaone4ForCausalLM",

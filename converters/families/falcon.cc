@@ -63,7 +63,7 @@ void write_decoder(const M& m, ordered_json& out) {
 /// Rotary, or of Falcon RW slopes: what is added to a score is rounded, and nothing turns, whatever the rotary keys
 /// say.
 ConfigKey positions() {
-  ConfigKey out = rope();
+  ConfigKey out = rope({.old_type_counts = false});
   out.names.push_back("alibi");
   out.read = [turning = out.read](ConfigReader& in, M& m) {
     if (!in.boolean("alibi", false)) return turning(in, m);

@@ -19,6 +19,7 @@ ConfigKey gate() {
         "it; 4.x computes the exact form");
   };
   out.write = gemma_gate("hidden_act").write;
+  out.may_keep = [](std::string_view, const nlohmann::json& value) { return value.is_string() && value != "gelu"; };
   return out;
 }
 
@@ -27,7 +28,7 @@ ConfigKey gate() {
 Family gemma_family() {
   static const std::vector<ConfigKey> kKeys = gemma_like_keys(
       {.vocab = 256000, .width = 3072, .ffn = 24576, .layers = 28, .heads = 16, .kv_heads = 16, .context = 8192},
-      gate(), rope(), {});
+      gate(), rope({.old_type_counts = false}), {});
   return llama_like(
       {.model_type = "gemma", .architecture = "GemmaForCausalLM", .base = gemma_like_base, .keys = kKeys});
 }

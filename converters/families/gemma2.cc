@@ -18,7 +18,7 @@ M base() {
 Family gemma2_family() {
   static const std::vector<ConfigKey> kKeys = gemma_like_keys(
       {.vocab = 256000, .width = 2304, .ffn = 9216, .layers = 26, .heads = 8, .kv_heads = 4, .context = 8192},
-      gemma_gate("hidden_activation"), rope(),
+      gemma_gate("hidden_activation"), rope({.old_type_counts = false}),
       {query_scalar(256), windows_by_pattern({.every = 2}), bound("attn_logit_softcapping", &M::score_cap, 50),
        bound("final_logit_softcapping", &M::logit_cap, 30)});
   return llama_like({.model_type = "gemma2",

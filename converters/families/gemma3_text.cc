@@ -22,7 +22,7 @@ Family gemma3_text_family() {
   static const std::vector<ConfigKey> kKeys = gemma_like_keys(
       {.vocab = 262208, .width = 2304, .ffn = 9216, .layers = 26, .heads = 8, .kv_heads = 4, .context = 131072},
       gemma_gate("hidden_activation"),
-      rope({.absent_base = 1e6}, {.window_base = "rope_local_base_freq", .absent = 10000}),
+      rope({.absent_base = 1e6, .old_type_counts = false}, {.window_base = "rope_local_base_freq", .absent = 10000}),
       {query_scalar(256), windows_by_pattern({.every = 6, .pattern = "sliding_window_pattern"}),
        // The class has the key, and computes no cap.
        only("attn_logit_softcapping", nullptr), bound("final_logit_softcapping", &M::logit_cap, 0)});

@@ -23,7 +23,7 @@ Family glm_family() {
                        .head_dim = 128,
                        .context = 131072,
                        .norm_eps = 1.5625e-7,
-                       .rope = {.partial = "partial_rotary_factor", .absent_partial = 0.5}},
+                       .rope = {.partial = "partial_rotary_factor", .absent_partial = 0.5, .old_type_counts = false}},
                       {biases("attention_bias", kQkv, true)});
   return llama_like(
       {.model_type = "glm", .architecture = "GlmForCausalLM", .base = base, .keys = kKeys, .tensors = kTensors});

@@ -40,6 +40,13 @@ ConfigKey clamped_gates() {
           }};
 }
 
+std::string beyond_4(const M& m) {
+  const M usual;
+  if (m.swiglu_alpha == usual.swiglu_alpha && m.swiglu_limit == usual.swiglu_limit) return "";
+  return fmt::format("4.x computes gates with {} and {}, whatever swiglu_alpha = {} and swiglu_limit = {} say",
+                     usual.swiglu_alpha, usual.swiglu_limit, m.swiglu_alpha, m.swiglu_limit);
+}
+
 /// Both lines take yarn where nothing is said, and of a rope_scaling that is null transformers 5 alone.
 ConfigKey yarn_unless_said() {
   ConfigKey out = rope({.absent_base = 150000.0});
@@ -134,7 +141,8 @@ Family gpt_oss_family() {
                      .base = base,
                      .keys = kKeys,
                      .tensors = kTensors,
-                     .also = kAlso});
+                     .also = kAlso,
+                     .beyond_4 = beyond_4});
 }
 
 }  // namespace cairn::convert

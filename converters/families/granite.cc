@@ -23,7 +23,7 @@ ConfigKey attention_multiplier() {
 
 Family granite_family() {
   static const std::vector<ConfigKey> kKeys = llama_like_keys(
-      {.has_head_dim = HeadDim::kIfUnusual},
+      {.has_head_dim = HeadDim::kIfUnusual, .rope = {.old_type_counts = false}},
       {biases("attention_bias", kQkv | kOut, false), biases("mlp_bias", kMlp, false),
        factor("embedding_multiplier", &M::embedding_scale, 1.0), factor("residual_multiplier", &M::branch_scale, 1.0),
        attention_multiplier(), reciprocal("logits_scaling", &M::logit_scale, 1.0)});

@@ -28,7 +28,7 @@ Family helium_family() {
                        .has_head_dim = HeadDim::kDivided,
                        .context = 4096,
                        .norm_eps = 1e-8,
-                       .rope = {.absent_base = 100000.0}},
+                       .rope = {.absent_base = 100000.0, .old_type_counts = false}},
                       {written_head_dim(), biases("attention_bias", kQkv, false), biases("mlp_bias", kMlp, false)});
   return llama_like({.model_type = "helium", .architecture = "HeliumForCausalLM", .base = base, .keys = kKeys});
 }

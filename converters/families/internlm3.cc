@@ -29,11 +29,18 @@ ConfigKey all_biases() {
 }  // namespace
 
 Family internlm3_family() {
-  static const std::vector<ConfigKey> kKeys = llama_like_keys(
-      {.vocab = 128512, .ffn = 10240, .layers = 48, .kv_heads = 2, .head_dim = 128, .context = 32768, .norm_eps = 1e-5},
-      {all_biases()});
+  static const std::vector<ConfigKey> kKeys = llama_like_keys({.vocab = 128512,
+                                                               .ffn = 10240,
+                                                               .layers = 48,
+                                                               .kv_heads = 2,
+                                                               .head_dim = 128,
+                                                               .context = 32768,
+                                                               .norm_eps = 1e-5,
+                                                               .rope = {.old_type_counts = false}},
+                                                              {all_biases()});
   Family out = llama_like({.model_type = "internlm3", .architecture = "InternLM3ForCausalLM", .keys = kKeys});
   out.last_choice = true;
+  out.since_5 = true;
   return out;
 }
 

@@ -134,6 +134,11 @@ ConfigKey unbalanced() {
           }};
 }
 
+std::string beyond_4(const M& m) {
+  if (m.rope.scaling == RopeScaling::kNone || m.rope.scaling == RopeScaling::kLlama3) return "";
+  return "4.x takes any rope_scaling of this family for llama3, and fails on this one";
+}
+
 constexpr auto kTensors = with_llama_rows({
     {"layers.*.mlp.gate.*", "model.layers.*.feed_forward.gate_proj.*"},
     {"layers.*.mlp.up.*", "model.layers.*.feed_forward.up_proj.*"},
@@ -163,7 +168,7 @@ Family llama4_text_family() {
        .head_dim = 128,
        .context = 131072,
        .norm_eps = 1e-5,
-       .rope = {.absent_base = 500000.0},
+       .rope = {.absent_base = 500000.0, .old_type_counts = false, .own_spelling = true},
        .ffn_key = "intermediate_size_mlp"},
       {only("attention_bias", false), turning_layers(true), normed_heads(), chunks(), warm_queries(),
        expert_width("intermediate_size", 8192, 0),
@@ -173,7 +178,8 @@ Family llama4_text_family() {
                      .architecture = "Llama4ForCausalLM",
                      .base = base,
                      .keys = kKeys,
-                     .tensors = kTensors});
+                     .tensors = kTensors,
+                     .beyond_4 = beyond_4});
 }
 
 }  // namespace cairn::convert

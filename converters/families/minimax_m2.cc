@@ -80,7 +80,7 @@ Family minimax_m2_family() {
        .kv_heads = 8,
        .head_dim = 128,
        .context = 196608,
-       .rope = {.partial = "partial_rotary_factor", .absent_base = 5000000.0}},
+       .rope = {.partial = "partial_rotary_factor", .absent_base = 5000000.0, .old_type_counts = false}},
       {turning_channels(),
        experts({.count = "num_local_experts", .alias = "num_experts", .absent = 256, .absent_top_k = 8}), unbalanced(),
        only("use_qk_norm", true), only("qk_norm_type", "per_layer"), only("scoring_func", "sigmoid"),
@@ -92,7 +92,8 @@ Family minimax_m2_family() {
                      .base = base,
                      .keys = kKeys,
                      .tensors = kTensors,
-                     .also = kAlso});
+                     .also = kAlso,
+                     .since_5 = true});
 }
 
 }  // namespace cairn::convert

@@ -81,7 +81,7 @@ void read_warm_queries(ConfigReader& in, M& m) {
 
 /// Written in the 5.x form, which published folders have.
 ConfigKey rope_and_warm_queries() {
-  ConfigKey out = rope();
+  ConfigKey out = rope({.old_type_counts = false});
   out.read = [read = out.read](ConfigReader& in, M& m) {
     const bool said = in.find("rope_parameters") != nullptr || in.find("rope_scaling") != nullptr;
     if (said) refuse_original_beside(in);
@@ -122,8 +122,11 @@ const std::vector<ConfigKey>& keys() {
 }  // namespace
 
 Family ministral3_family() {
-  return llama_like(
-      {.model_type = "ministral3", .architecture = "Ministral3ForCausalLM", .keys = keys(), .last_choice = true});
+  return llama_like({.model_type = "ministral3",
+                     .architecture = "Ministral3ForCausalLM",
+                     .keys = keys(),
+                     .last_choice = true,
+                     .since_5 = true});
 }
 
 }  // namespace cairn::convert

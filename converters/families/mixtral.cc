@@ -29,7 +29,11 @@ constexpr TensorRow kAlso[] = {
 
 Family mixtral_family() {
   static const std::vector<ConfigKey> kKeys =
-      llama_like_keys({.ffn = 14336, .kv_heads = 8, .context = 131072, .norm_eps = 1e-5, .rope = {.absent_base = 1e6}},
+      llama_like_keys({.ffn = 14336,
+                       .kv_heads = 8,
+                       .context = 131072,
+                       .norm_eps = 1e-5,
+                       .rope = {.absent_base = 1e6, .old_type_counts = false}},
                       {sliding_window(0), experts("num_local_experts", 8, 2)}, {constant("router_jitter_noise", 0.0)});
   return llama_like({.model_type = "mixtral",
                      .architecture = "MixtralForCausalLM",

@@ -24,7 +24,11 @@ Family olmo_family() {
     std::erase_if(out, [](const ConfigKey& key) { return key.names == std::vector<std::string_view>{"rms_norm_eps"}; });
     return out;
   }();
-  return llama_like({.model_type = "olmo", .architecture = "OlmoForCausalLM", .base = base, .keys = kKeys});
+  return llama_like({.model_type = "olmo",
+                     .architecture = "OlmoForCausalLM",
+                     .base = base,
+                     .keys = kKeys,
+                     .beyond_4 = olmo_beyond_4});
 }
 
 }  // namespace cairn::convert

@@ -14,7 +14,8 @@ Family olmo2_family() {
                      .architecture = "Olmo2ForCausalLM",
                      .base = olmo2_base,
                      .keys = kKeys,
-                     .tensors = kTensors});
+                     .tensors = kTensors,
+                     .beyond_4 = olmo_beyond_4});
 }
 
 }  // namespace cairn::convert

@@ -7,6 +7,7 @@
 
 #include "converters/block_fp8.h"
 #include "converters/config_keys.h"
+#include "converters/model_compare.h"
 #include "converters/quantisation.h"
 #include "converters/rewrite.h"
 #include "tests/converters/fixtures.h"
@@ -104,6 +105,14 @@ ExportReport there_and_back(const fs::path& source, const fs::path& target) {
   auto exported = export_hf(io, imported.value().dir, target, {.overwrite = true}, decode);
   REQUIRE_OK(exported);
   return std::move(exported).value();
+}
+
+/// What an export of this config.json says, and its warnings.
+std::pair<Config, std::vector<std::string>> exported_config(const Config& config) {
+  TempDir temp;
+  write_model(temp / "in", config);
+  const ExportReport report = there_and_back(temp / "in", temp / "out");
+  return {config_in(temp / "out"), report.warnings};
 }
 
 Config small(const char* type, const Config& more = Config::object()) {
@@ -424,5 +433,170 @@ TEST_SUITE("converters/configs") {
       write_folder(temp / "x", golden(name), Format::kSafetensors, memory);
       CHECK(has(refusal_of(temp / "x"), "there twice"));
     }
+  }
+
+  TEST_CASE("type and rope_type that disagree are read as the line that wrote them reads them, with a note") {
+    std::vector<std::string> notes;
+    const auto read = [&](const char* type, const char* version, const Config& scaling) {
+      Config config = small(type, {{"rope_scaling", scaling}, {"transformers_version", version}});
+      return model_from_config(config, &notes);
+    };
+    const Config both = {{"type", "linear"}, {"rope_type", "dynamic"}, {"factor", 2.0}};
+    for (const char* type : {"llama", "qwen2", "qwen3", "deepseek_v3", "gpt_neox"}) {  // 4.x copies type over rope_type
+      CAPTURE(type);
+      Config config = small(type, {{"rope_scaling", both}, {"rope_theta", 10000.0}});
+      if (std::string_view(type) == "gpt_neox") config["rotary_pct"] = 1.0;
+      if (std::string_view(type) == "deepseek_v3") {
+        config.erase("head_dim");
+        config.update({{"num_key_value_heads", 4}, {"first_k_dense_replace", 1}});
+      }
+      for (const auto& [version, scaling] :
+           {std::pair("5.24.0", RopeScaling::kDynamic), {"4.57.6", RopeScaling::kLinear}}) {
+        config["transformers_version"] = version;
+        const auto model = model_from_config(config, &notes);
+        REQUIRE_OK(model);
+        CHECK(model.value().rope.scaling == scaling);
+        REQUIRE(notes.size() == 1);
+        CHECK(
+            has(notes[0], "rope_type and rope_scaling.type disagree: transformers 5 reads dynamic, 4.x reads linear"));
+      }
+      config.erase("transformers_version");
+      CHECK(has(refusal(config), "transformers_version, which would say who wrote this, is missing"));
+    }
+    for (const char* type : {"mistral", "granite", "helium"}) {  // both lines read rope_type
+      CAPTURE(type);
+      for (const char* version : {"5.24.0", "4.57.6", ""}) {
+        const auto model = read(type, version, both);
+        REQUIRE_OK(model);
+        CHECK(model.value().rope.scaling == RopeScaling::kDynamic);
+        REQUIRE(notes.size() == 1);
+        CHECK(has(notes[0], "transformers reads rope_type"));
+      }
+    }
+    REQUIRE_OK(read("llama", "", {{"type", "linear"}, {"rope_type", "linear"}, {"factor", 2.0}}));
+    CHECK(notes.empty());
+    const Config su = {{"type", "su"}, {"rope_type", "longrope"}, {"short_factor", {1, 1}}, {"long_factor", {2, 2}}};
+    REQUIRE_OK(read("phi3", "5.24.0", su));
+    CHECK(notes.empty());
+    CHECK(has(read("llama", "5.24.0", {{"type", 3}, {"rope_type", "linear"}}).error().message, "must be a string"));
+  }
+
+  TEST_CASE("an export says a scaling in the one spelling that the line it names opens") {
+    for (const char* type : {"olmo", "olmo2"}) {
+      CAPTURE(type);
+      for (const Config& scaling : {Config{{"rope_type", "linear"}, {"factor", 2}},
+                                    Config{{"rope_type", "dynamic"}, {"factor", 2.5}, {"rope_theta", 10000.0}}}) {
+        const auto [config, warnings] =
+            exported_config(small(type, {{"rope_theta", 10000.0}, {"rope_scaling", scaling}}));
+        CHECK(config["transformers_version"] == "4.57.6");
+        CHECK(config["rope_scaling"] == Config{{"type", scaling["rope_type"]}, {"factor", scaling["factor"]}});
+        CHECK(config["rope_scaling"]["factor"].is_number_float());
+        CHECK(warnings.empty());
+      }
+      const auto [plain, none] = exported_config(small(type, {{"rope_scaling", {{"rope_type", "default"}}}}));
+      CHECK(plain["rope_scaling"].is_null());
+      CHECK(plain["transformers_version"] == "4.57.6");
+    }
+    const Config longrope = {{"rope_type", "longrope"},
+                             {"short_factor", {1.5, 1}},
+                             {"long_factor", {2, 3}},
+                             {"original_max_position_embeddings", 16}};
+    const Config phi3 = small("phi3", {{"original_max_position_embeddings", 16}, {"rope_scaling", longrope}});
+    const auto [config, warnings] = exported_config(phi3);
+    CHECK(config["transformers_version"] == "4.57.6");
+    CHECK(config["rope_scaling"].size() == 3);
+    CHECK(config["rope_scaling"]["type"] == "longrope");
+    for (const char* type : {"deepseek_v3", "llama", "glm"}) {  // of 4.x some ask a scaling for its factor, or its type
+      CAPTURE(type);
+      Config source = small(type);
+      if (std::string_view(type) == "deepseek_v3") {
+        source.erase("head_dim");
+        source.update({{"num_key_value_heads", 4},
+                       {"n_routed_experts", 4},
+                       {"n_group", 2},
+                       {"topk_group", 1},
+                       {"num_experts_per_tok", 2},
+                       {"first_k_dense_replace", 1},
+                       {"num_nextn_predict_layers", 0},
+                       {"qk_nope_head_dim", 4},
+                       {"qk_rope_head_dim", 4},
+                       {"v_head_dim", 4},
+                       {"kv_lora_rank", 4},
+                       {"q_lora_rank", nullptr},
+                       {"moe_intermediate_size", 4}});
+      }
+      for (const Config& scaling : {Config{{"rope_type", "default"}}, Config{{"factor", 2.0}}, Config::object()}) {
+        source["rope_scaling"] = scaling;
+        CHECK(exported_config(source).first["rope_scaling"].is_null());
+      }
+      source["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};  // a spelling that both lines read stays
+      CHECK(exported_config(source).first["rope_scaling"] == source["rope_scaling"]);
+    }
+  }
+
+  TEST_CASE("a null of the source is written as the number that it stands for") {
+    const auto [config, warnings] = exported_config(small("qwen3_moe", {{"num_key_value_heads", nullptr},
+                                                                        {"rope_theta", nullptr},
+                                                                        {"norm_topk_prob", nullptr},
+                                                                        {"num_experts", 2},
+                                                                        {"num_experts_per_tok", 1},
+                                                                        {"moe_intermediate_size", 4}}));
+    CHECK(config["num_key_value_heads"] == 4);
+    CHECK(config["rope_theta"] == 10000.0);
+    CHECK(config["norm_topk_prob"] == false);
+  }
+
+  TEST_CASE("an export names transformers 5 where transformers 4 has no class or computes otherwise") {
+    for (const char* name : {"hf-exaone-plain", "hf-internlm3-bias", "hf-minimax_m2-half", "hf-ministral3-tied"}) {
+      CAPTURE(name);
+      TempDir temp;
+      const ExportReport report = there_and_back(golden(name), temp / "out");
+      CHECK(report.warnings.empty());
+      CHECK(config_in(temp / "out")["transformers_version"] == "5.24.0");
+      const auto again = opened_folder(temp / "out");
+      CHECK(differing_fields(again->model(), opened_folder(golden(name))->model()).empty());
+    }
+    const Config llama4 = small("llama4_text", {{"intermediate_size_mlp", 24},
+                                                {"num_local_experts", 2},
+                                                {"no_rope_layers", {1, 0}},
+                                                {"rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}}});
+    const Config olmo3 = small("olmo3", {{"sliding_window", 16},
+                                         {"rope_parameters",
+                                          {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 1e6}}},
+                                           {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}}}});
+    const Config gpt_oss = small("gpt_oss", {{"swiglu_limit", 5.0}, {"num_local_experts", 4}});
+    const Config olmo = small("olmo", {{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 1.0}}}});
+    const Config phi3 = small(
+        "phi3",
+        {{"head_dim", 8},
+         {"original_max_position_embeddings", 16},
+         {"rope_scaling", {{"type", "longrope"}, {"short_factor", {1, 1, 1, 1}}, {"long_factor", {2, 2, 2, 2}}}}});
+    for (const auto& [source, says] :
+         {std::pair(llama4, "4.x takes any rope_scaling of this family for llama3"),
+          {olmo3, "4.x turns layers with a window by rope_theta = 1000000 too, not by 10000"},
+          {gpt_oss, "4.x computes gates with 1.702 and 7"},
+          {olmo, "4.x takes a rope_scaling.factor above 1"},
+          {phi3, "4.x counts longrope's factors for heads of 4 channels"}}) {
+      const auto [config, warnings] = exported_config(source);
+      CAPTURE(says);
+      CHECK(config["transformers_version"] == "5.24.0");
+      REQUIRE(warnings.size() == 1);
+      CHECK(has(warnings[0], says));
+      TempDir temp;
+      write_model(temp / "in", source);
+      const auto rewritten = rewrite_hf(temp / "in", temp / "out", {});
+      REQUIRE_OK(rewritten);
+      CHECK(config_in(temp / "out")["transformers_version"] == "5.24.0");
+      CHECK(has(rewritten.value().warnings.back(), says));
+    }
+    Config plain = llama4;
+    plain["rope_scaling"] = {{"type", "llama3"},
+                             {"factor", 8.0},
+                             {"low_freq_factor", 1.0},
+                             {"high_freq_factor", 4.0},
+                             {"original_max_position_embeddings", 32}};
+    CHECK(exported_config(plain).first["transformers_version"] == "4.57.6");
+    const Config gemma = small("gemma", {{"hidden_act", "gelu"}, {"tie_word_embeddings", true}});
+    CHECK(exported_config(gemma).first["hidden_act"] == "gelu_pytorch_tanh");  // which 4.x reads as it is meant
   }
 }
