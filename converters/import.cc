@@ -122,7 +122,7 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
   const std::string name = options.run_name.empty() ? plain.filename().string() : options.run_name;
   ImportReport report;
   report.recipe = recipe_for_import(folder->model(), options.mesh, name, hf_dir);
-  const int64_t world = std::max<int64_t>(1, options.mesh.tp * options.mesh.pp * options.mesh.dp);
+  const int64_t world = std::max<int64_t>(1, options.mesh.tp * options.mesh.cp * options.mesh.pp * options.mesh.dp);
   RT_TRY_SET(const Plan plan, make_plan(report.recipe, world));
   RT_CHECK(plan.tensors.size() == folder->tensors().size(), "the plan has {} tensors", plan.tensors.size());
 

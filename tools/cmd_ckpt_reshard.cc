@@ -3,12 +3,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "ckpt/persist/read.h"
 #include "ckpt/plan/partial.h"
@@ -22,6 +20,7 @@
 #include "runtime/plan/recipe_rules.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/mesh_option.h"
 #include "tools/run/folder.h"
 
 namespace cairn::tools {
@@ -30,8 +29,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int64_t kMaxExtent = int64_t{1} << 20;  // of an axis: far beyond any machine, far from overflow
-
 struct ReshardArgs {
   std::string source, target, mesh;
   int zero = -1;  // as it was
@@ -39,40 +36,6 @@ struct ReshardArgs {
   std::string compress = "off";
   bool weights_only = false, overwrite = false;
 };
-
-/// "tp=1,pp=2,dp=2", any order; an axis that is not named has size 1.
-Result<MeshConfig> parse_mesh(std::string_view text) {
-  const auto refuse = [&](std::string_view why) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("--mesh {}: {}; expected for example tp=2,pp=1,dp=4 (an axis not named is 1)", text, why)};
-  };
-  static constexpr std::pair<std::string_view, int64_t MeshConfig::*> kAxes[] = {{"tp", &MeshConfig::tp},
-                                                                                 {"pp", &MeshConfig::pp},
-                                                                                 {"dp", &MeshConfig::dp},
-                                                                                 {"ep", &MeshConfig::ep},
-                                                                                 {"cp", &MeshConfig::cp}};
-  MeshConfig out{.dp = 1};
-  std::set<std::string_view> seen;
-  for (std::string_view rest = text; !rest.empty() || rest.data() == text.data();) {
-    const size_t comma = rest.find(',');
-    const std::string_view part = rest.substr(0, comma);
-    const size_t equals = part.find('=');
-    if (equals == std::string_view::npos) return refuse(fmt::format("\"{}\" is no axis=size", part));
-    const std::string_view axis = part.substr(0, equals), number = part.substr(equals + 1);
-    const auto* const known =
-        std::find_if(std::begin(kAxes), std::end(kAxes), [&](const auto& a) { return a.first == axis; });
-    if (known == std::end(kAxes)) return refuse(fmt::format("there is no axis \"{}\"", axis));
-    if (!seen.insert(axis).second) return refuse(fmt::format("{} is given twice", axis));
-    int64_t& size = out.*known->second;
-    const auto [end, failed] = std::from_chars(number.data(), number.data() + number.size(), size);
-    if (failed != std::errc() || end != number.data() + number.size() || size < 1 || size > kMaxExtent)
-      return refuse(fmt::format("{} = \"{}\" is no size from 1 to {}", axis, number, kMaxExtent));
-    if (comma == std::string_view::npos) break;
-    rest.remove_prefix(comma + 1);
-    if (rest.empty()) return refuse("it ends with a comma");
-  }
-  return out;
-}
 
 /// Weights of a Hugging Face folder that were never trained: their recipe is a stand-in that `cairn import` has made.
 bool is_import(const ckpt::Manifest& manifest) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -23,6 +22,7 @@
 #include "runtime/plan/model_tensors.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/mesh_option.h"
 #include "tools/model_source.h"
 #include "tools/run/folder.h"
 #include "tools/step_target.h"
@@ -43,32 +43,6 @@ struct Options {
 };
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
-
-constexpr int64_t kMaxExtent = 65536;  // of an axis, as in recipes: nothing reads a checkpoint of another
-
-/// "tp=2,pp=2,dp=1".
-Result<MeshConfig> parse_mesh(const std::string& text) {
-  MeshConfig out{.tp = 1, .pp = 1, .dp = 1};
-  std::set<std::string_view> seen;
-  for (std::string_view rest = text; !rest.empty();) {
-    const std::string_view part = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
-    const std::string_view key = part.substr(0, part.find('='));
-    const std::string_view digits = part.substr(std::min(part.size(), key.size() + 1));
-    int64_t* axis = key == "tp" ? &out.tp : key == "pp" ? &out.pp : key == "dp" ? &out.dp : nullptr;
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (axis == nullptr || error != std::errc() || end != digits.data() + digits.size() || value < 1 ||
-        value > kMaxExtent || !seen.insert(key).second) {
-      return invalid(fmt::format(
-          "--mesh {}: \"{}\" is not understood; expected tp=N, pp=N, dp=N, each once and N at most {}, such as "
-          "tp=2,pp=2",
-          text, part, kMaxExtent));
-    }
-    *axis = value;
-  }
-  return out;
-}
 
 /// A folder that is both (export --hdf5) is taken for what the target is not.
 Result<Kind> kind_of(const Options& options) {
@@ -114,7 +88,9 @@ void tell_taken(int64_t files, int64_t bytes) {
 
 Result<int> to_checkpoint(const Options& options, bool as_json) {
   convert::ImportOptions import;
-  RT_TRY_SET(import.mesh, parse_mesh(options.mesh));
+  if (!options.mesh.empty()) {
+    RT_TRY_SET(import.mesh, parse_mesh(options.mesh));
+  }
   import.untie = options.untie;
   import.drop_mtp = options.drop_mtp;
   import.replace = options.overwrite;
@@ -151,7 +127,12 @@ if (as_json) {
               {"bytes", report.payload_bytes},
               {"files_kept", report.files_kept},
               {"dtype_of_source", dtype_name(report.dtype)},
-              {"mesh", {{"tp", import.mesh.tp}, {"pp", import.mesh.pp}, {"dp", import.mesh.dp}}},
+              {"mesh",
+               {{"tp", import.mesh.tp},
+                {"pp", import.mesh.pp},
+                {"dp", import.mesh.dp},
+                {"ep", import.mesh.ep},
+                {"cp", import.mesh.cp}}},
               {"taken_files", report.taken_files},
               {"taken_bytes", report.taken_bytes},
               {"cleaned", report.cleaned},
@@ -409,8 +390,9 @@ Result<int> run(const Options& options, bool as_json) {
 }
 
 void add_import_options(CLI::App& command, Options& options) {
-  command.add_option("--mesh", options.mesh,
-                     "layout of the shards: tp=N,pp=N,dp=N (any layout loads into any other); default tp=1");
+  command.add_option(
+      "--mesh", options.mesh,
+      "layout of the shards, as tp=1,pp=2,dp=2,ep=2; what is not named is 1 (any layout loads into any other)");
   command.add_option("--name", options.name, "name of the run; default: the folder's");
 }
 

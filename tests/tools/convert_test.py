@@ -43,7 +43,7 @@ class ConvertTest(ProgramTest):
 
     def test_directions_follow_from_the_source(self):
         made = self.cairn_json("convert", golden("hf-gpt2-tied"), "run", "--mesh", "tp=2")
-        self.assertEqual(made["mesh"], {"tp": 2, "pp": 1, "dp": 1})
+        self.assertEqual(made["mesh"], {"tp": 2, "pp": 1, "dp": 1, "ep": 1, "cp": 1})
         out = self.cairn_json("convert", "run", "out", "--max-shard-size", "20KB")
         self.assertGreater(out["shards"], 1)
         self.cairn("import", golden("hf-gpt2-tied"), "run2")
@@ -54,6 +54,17 @@ class ConvertTest(ProgramTest):
         again = self.cairn_json("convert", "out", "third", "--to", "hf", "--dtype", "bf16")
         self.assertEqual(again["dtype"], "bf16")
 
+    def test_an_import_takes_each_axis_of_a_mesh_as_a_reshard_does(self):
+        made = self.cairn_json("import", golden("hf-deepseek_v2-groups"), "run", "--mesh", "dp=2,ep=2")
+        self.assertEqual((made["mesh"]["dp"], made["mesh"]["ep"]), (2, 2))
+        self.cairn("export", "run", "out")
+        self.assertEqual(contents(self.path("out"))["model.safetensors"],
+                         contents(golden("hf-deepseek_v2-groups"))["model.safetensors"])
+        for mesh, words in (("ep=2", "does not divide dp = 1"), ("dp=2,ep=2,ep=2", "ep is given twice"),
+                            ("xp=2", 'no axis "xp"'), ("tp=65536,pp=65536", "more than 16777216 ranks")):
+            for command in (["import", golden("hf-deepseek_v2-groups"), "other"], ["ckpt", "reshard", "run", "other"]):
+                self.assertIn(words, self.cairn(*command, "--mesh", mesh, code=2).stderr)
+
     def test_options_that_do_not_belong_are_refused(self):
         hf = golden("hf-gpt2-tied")
         for words, part in [((hf, "x", "--dtype", "f16"), "--dtype belongs to a conversion into a Hugging Face folder"),
@@ -62,7 +73,7 @@ class ConvertTest(ProgramTest):
                             ((hf, "x", "--to", "hf", "--hdf5"), "--hdf5 is for a checkpoint's weights"),
                             ((hf,), "where to?"), ((hf, "x", "--check"), "--check writes nothing"),
                             (("nowhere", "x"), "there is no such folder"), ((hf, "x", "--mesh", "tp=0"), "tp=0"),
-                            ((hf, "x", "--mesh", "dp=65537"), "N at most 65536")]:
+                            ((hf, "x", "--mesh", "dp=65537"), "no size from 1 to 65536")]:
             done = self.cairn("convert", *words, code=2)
             self.assertIn(part, done.stderr)
         self.assertEqual(os.listdir(self.folder.name), [])
