@@ -275,8 +275,11 @@ Result<Outcome> Supervisor::run() {
 
 // --- Watch ---------------------------------------------------------------------------------------------------------
 
+/// A child that failed is judged first, however it and the others have ended by then.
+bool Supervisor::finished() { return running_ == 0 && failure_order_ == 0 && !symptom_ && client_.all_finished(); }
+
 Status Supervisor::supervise() {
-  while ((running_ > 0 || !client_.all_finished()) && !failure_ && leave_signal_ == 0 && !abandoned()) {
+  while (!failure_ && leave_signal_ == 0 && !abandoned() && !finished()) {
     RT_TRY(dispatch_events(next_timeout_ms()));
     run_timers();
     judge();

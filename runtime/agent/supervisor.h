@@ -6,7 +6,7 @@
 //   1. prepare_generation(g)          the client's specs, one a rank; state of generation g - 1 is gone by now
 //   2. children start                 then on_generation_started(g)
 //   3. on_event, on_child_exit, on_tick ... until one of:
-//      a. every child exited 0                    -> run() returns kFinished
+//      a. every child exited 0, no rank failed elsewhere, and all_finished() -> run() returns kFinished
 //      b. a child failed, or hangs                -> all others get SIGKILL at once (their collectives cannot finish),
 //         all are reaped, on_failure; then 1 with g + 1 after the back-off, or run() returns kFailed
 //      c. a stop signal, or ask_stop()            -> on_stop_requested, children go on: the client tells them to save
@@ -241,6 +241,7 @@ class Supervisor final : public RunControl {
   Status start_generation();
   Child* child_of(int64_t rank);
   Status supervise();  // until the generation has ended one way or another
+  bool finished();
   Status dispatch_events(int64_t timeout_ms);
   int64_t next_timeout_ms() const;
   void run_timers();

@@ -746,6 +746,8 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   copies_.finish(options_.requests.stop_signals(), [this] { return requests_.out_of_time(); });
   if (outcome.kind == agent::EndKind::kFailed) return conclude_failed(outcome);
   if (!last_save_.ok()) return last_save_.error();
+  const bool asked = outcome.stop_signal != 0 || requests_.stop_planned() || grows_.has_value();
+  if (!asked && std::max(last_step_, saved_step_) < plan_.end_step) return conclude_unfinished();
   const bool stopped = (last_step_ < plan_.steps || at_stage) && (outcome.stop_signal != 0 || requests_.stop_planned());
   const int code = stopped ? options_.requests.exit_when_unfinished : 0;
   if (stopped) {
@@ -759,6 +761,21 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   }
   narrator_.record({{"event", "end"}, {"exit_code", code}, {"step", last_step_}});
   return code;
+}
+
+/// All ranks have ended with 0 before the last step, and nothing has asked them to.
+Result<int> LocalCoordinator::conclude_unfinished() {
+  const std::string text =
+      fmt::format("the ranks ended at step {} of {}, and nothing asked them to stop", last_step_, plan_.end_step);
+  if (const agent::Failure* const first = errors_.cause()) {
+    return conclude_failed({.kind = agent::EndKind::kFailed,
+                            .exit_code = first->exit_code(),
+                            .message = fmt::format("{}; the first error: {}", text, first->message),
+                            .failure = *first});
+  }
+  const Error error{ErrorCode::kInternal, text};
+  narrator_.record({{"event", "end"}, {"exit_code", error.exit_code()}, {"message", error.message}});
+  return error;
 }
 
 Result<int> LocalCoordinator::conclude_failed(const agent::Outcome& outcome) {

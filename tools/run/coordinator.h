@@ -224,6 +224,7 @@ class LocalCoordinator final : public Coordinator {
   void flush();
   void leave();
   Result<int> conclude_failed(const agent::Outcome& outcome);
+  Result<int> conclude_unfinished();
   /// After a stop by a guard: which step is good, and the command that goes back to it.
   std::string way_back() const;
 

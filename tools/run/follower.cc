@@ -671,7 +671,8 @@ void Follower::ask_save(const std::string& by) { tell("ask_save", {{"by", by}});
 
 Result<int> Follower::conclude(const agent::Outcome& outcome) {
   if (outcome.kind == agent::EndKind::kLeftBySignal) return outcome.exit_code;
-  return ended_.value_or(0);
+  if (ended_) return *ended_;
+  return Error{ErrorCode::kUnavailable, "the leader has not said how the run ended"};
 }
 
 }  // namespace cairn::tools

@@ -911,6 +911,38 @@ TEST_SUITE("runtime/agent/supervisor") {
     CHECK(asked == 3);
   }
 
+  TEST_CASE("ranks that have all ended with errors finish no run, though other hosts report nothing") {
+    for (const bool other_decides : {false, true}) {
+      struct Host : Recorder {
+        Result<std::vector<ChildSpec>> prepare_generation(int64_t generation) override {
+          if (generation == 1) return Error{ErrorCode::kStopped, "the leader has ended this"};
+          return Recorder::prepare_generation(generation);
+        }
+      };
+      Host client;
+      client.roles = {"blame peer", "blame peer"};
+      int64_t asked = 0;
+      client.finish = [&] {
+        ++asked;
+        return true;
+      };
+      std::vector<std::string> causes;
+      client.failure_hook = [&](const RestartInfo& info, bool) { causes.push_back(info.failure.message); };
+      SupervisorOptions options;
+      options.restart.max_restarts = 0;
+      options.client_decides = other_decides;
+      options.has_others = true;
+      const Result<Outcome> outcome = run_supervisor(client, options);
+      CHECK(asked == 0);
+      REQUIRE(causes.size() == 1);
+      CHECK(causes[0].find("exited with code 69") != std::string::npos);
+      REQUIRE(outcome.ok() != other_decides);
+      if (!outcome.ok()) continue;
+      CHECK(outcome.value().kind == EndKind::kFailed);
+      CHECK(outcome.value().exit_code == 69);
+    }
+  }
+
   TEST_CASE("where another host decides every failure waits for its word, whatever the exit code and after a stop") {
     struct Follower : Recorder {
       Result<std::vector<ChildSpec>> prepare_generation(int64_t generation) override {

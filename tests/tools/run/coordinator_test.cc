@@ -68,6 +68,31 @@ TEST_SUITE("tools/run/coordinator") {
     CHECK(summary.at("checkpoint") == (run.folder.checkpoints() / "step-00000002").string());
   }
 
+  TEST_CASE("ranks that end with 0 before the last step finish no run unless a stop was asked for") {
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    run.train(2, 0, false);
+    const Result<int> code = run.coordinator->conclude({.kind = agent::EndKind::kFinished});
+    REQUIRE_FALSE(code.ok());
+    CHECK(code.error().message == "the ranks ended at step 2 of 10, and nothing asked them to stop");
+    CHECK(run.events("end")[0].at("exit_code") == 70);
+    CHECK(run.console.has("saved step 2 from shared memory\n"));
+
+    RunFixture failed(small_plan(2));
+    REQUIRE_OK(failed.coordinator->open());
+    REQUIRE_OK(failed.coordinator->next_generation(0));
+    failed.train(2, 0, false);
+    agent::Failure error{.rank = 1, .message = "a peer went away", .failure_class = agent::FailureClass::kSymptom};
+    error.status.exit_code = 69;
+    failed.coordinator->on_rank_error(error);
+    const Result<int> of_rank = failed.coordinator->conclude({.kind = agent::EndKind::kFinished});
+    REQUIRE_OK(of_rank);
+    CHECK(of_rank.value() == 69);
+    CHECK(failed.console.has("the first error: a peer went away"));
+    CHECK(failed.events("end")[0].at("class") == "symptom");
+  }
+
   TEST_CASE("the cause of a generation's end is its earliest error that is no symptom, with what came after it") {
     using enum agent::FailureClass;
     RunFixture run(small_plan(2));
