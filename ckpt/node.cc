@@ -165,8 +165,8 @@ bool CheckpointNode::promise(const WholeSlot& slot) {
 
 /// No rank runs anywhere.
 Status CheckpointNode::save_common(const WholeSlot& slot) {
+  options_.others->save(slot);  // first: a save that has begun here asks what the others have copies of
   if (!promise(slot)) return Error{ErrorCode::kInternal, fmt::format("step {} is not whole here", slot.step)};
-  options_.others->save(slot);
   return persister_->flush(options_.leave, true);
 }
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <map>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -75,7 +76,11 @@ Status LocalCoordinator::open() {
       .resume = !options_.fresh,
       .check_owner = [this] { return check_owner(); },
       .stop = [this] { return stop_asked(); },
-      .leave = [this] { return control_->leave_signal() != 0; },
+      .leave =
+          [this] {
+            tell_overdue_saves();  // while the end waits for what memory holds
+            return control_->leave_signal() != 0;
+          },
       .before_save = [this](int64_t step, std::span<const std::string> news) { narrator_.complete(step, news); },
       .on_persisted = [this] { control_->wake(); }};
   if (!plan_.recipe.init.path.empty()) {
@@ -524,6 +529,7 @@ void LocalCoordinator::on_tick() {
   }
   watch_stop();
   watch_memory();
+  tell_overdue_saves();
   tell_stragglers();
   copies_.poll();
   if (options_.fleet != nullptr) options_.fleet->on_tick();
@@ -557,6 +563,23 @@ void LocalCoordinator::watch_memory() {
                   node_->arena().name()));
 }
 
+/// Whatever a save waits for: nothing else says so while it does.
+void LocalCoordinator::tell_overdue_saves() {
+  if (!node_ || control_->abandoned()) return;
+  std::set<int64_t> under_way;
+  for (const ckpt::SlotView& slot : node_->arena().views()) {
+    if (slot.saving && slot.whole) under_way.insert(slot.step);
+  }
+  for (const OverdueSaves::News& save : overdue_.look(under_way, static_cast<double>(clock_.now_ns()) / 1e9)) {
+    std::string waits_for = options_.fleet != nullptr ? options_.fleet->saves().waits_for(save.step) : std::string();
+    if (waits_for.empty()) waits_for = fmt::format("{} (writes its part)", own_host_name());
+    narrator_.warn(fmt::format("step {} is not saved yet after {:.0f} s; the save waits for {}", save.step,
+                               save.seconds, waits_for));
+    narrator_.record(
+        {{"event", "save_overdue"}, {"step", save.step}, {"seconds", save.seconds}, {"waits_for", waits_for}});
+  }
+}
+
 void LocalCoordinator::take_save_events() {
   if (control_->abandoned()) return;  // events.jsonl is another one's
   for (const ckpt::PersistEvent& event : node_->take_events()) {
@@ -578,6 +601,7 @@ void LocalCoordinator::take_saved(const ckpt::PersistEvent& event) {
     for (const std::string& problem : event.problems) narrator_.warn("retention: " + problem);
   }
   problems_ = event.problems.size();
+  overdue_.took(event.seconds);
   if (!overtaken) {
     newest_checkpoint_ = event.dir;
     saved_step_ = event.step;

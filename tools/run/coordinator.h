@@ -35,6 +35,7 @@
 #include "tools/run/host_record.h"
 #include "tools/run/host_wire.h"
 #include "tools/run/narrator.h"
+#include "tools/run/overdue.h"
 #include "tools/run/requests.h"
 #include "tools/run/start.h"
 #include "tools/run/stragglers.h"
@@ -221,6 +222,7 @@ class LocalCoordinator final : public Coordinator {
   void take_flushed(const ckpt::PersistEvent& event);
   void watch_stop();
   void watch_memory();
+  void tell_overdue_saves();
   void flush();
   void leave();
   Result<int> conclude_failed(const agent::Outcome& outcome);
@@ -244,6 +246,7 @@ class LocalCoordinator final : public Coordinator {
   agent::FirstError errors_;                // of the generation, on all hosts
   HostRecord record_;
   Stragglers stragglers_;
+  OverdueSaves overdue_;
 
   int64_t clocks_asked_ns_ = 0;
   int64_t stop_asked_ns_ = 0;  // 0: not asked, or the ranks have been waited for long enough

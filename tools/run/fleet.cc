@@ -29,6 +29,8 @@ using nlohmann::json;
 constexpr int64_t kClockGoodNs = 60'000'000'000;  // clocks of two hosts drift apart: some microseconds a second
 constexpr int64_t kMostAsked = 32;                // hosts, for stacks: each has some kilobytes a rank
 constexpr int64_t kLookNs = 250'000'000;          // so often at most, for a newer epoch
+constexpr double kBeyondWaitS = 60;
+constexpr double kLoadTimes = 10;  // as long as this host took to load, a slower one may take
 
 std::string boot_id() {
   std::string out;
@@ -125,7 +127,8 @@ Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, std:
       token_(std::move(token)),
       incarnation_(cluster::random_hex()),
       known_epoch_(before ? before->number : 0),
-      saves_([this](Message message) { tell_all(message.kind, message.body); }),
+      saves_([this](Message message) { tell_all(message.kind, message.body); },
+             {.away = options_.wait_s + kBeyondWaitS}),  // memory() gives up first
       door_(
           std::move(listener),
           {.names = options_.placement.names,
@@ -396,6 +399,7 @@ void Fleet::admit(std::vector<cluster::Joined> joined) {
       host_of_peer_[host.peer] = host.index;
     }
     board_.add(host.peer, host.name, std::move(member.connection));
+    if (host.place >= 0) saves_.back(host.index);
     tell_begin(host);
   }
 }
@@ -404,12 +408,17 @@ void Fleet::admit(std::vector<cluster::Joined> joined) {
 void Fleet::settle_places() {
   std::map<int64_t, std::string> names;
   std::map<int64_t, int64_t> peers;
+  std::set<int64_t> away;
   for (const auto& [index, host] : hosts_) {
     if (host.place < 0) continue;
     names[index] = host.name;
-    if (host.peer >= 0) peers[host.peer] = index;
+    if (host.peer >= 0) {
+      peers[host.peer] = index;
+    } else {
+      away.insert(index);
+    }
   }
-  saves_.set_hosts(std::move(names), epoch_.number);
+  saves_.set_hosts(std::move(names), epoch_.number, std::move(away));
   const std::lock_guard lock(of_peers_);
   host_of_peer_ = std::move(peers);
 }

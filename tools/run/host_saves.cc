@@ -1,6 +1,7 @@
 #include "tools/run/host_saves.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -22,7 +23,13 @@ using nlohmann::json;
 
 constexpr std::chrono::milliseconds kLook{100};  // at least so often a save that is given up is seen
 // From the leader's word to this host's promise: its ranks are at most a step behind.
-constexpr std::chrono::seconds kPatience{60};
+constexpr int64_t kPatienceNs = 60'000'000'000;
+constexpr size_t kMostNamed = 8;  // hosts, in a text
+
+double seconds_between(int64_t from_ns, int64_t to_ns) { return static_cast<double>(to_ns - from_ns) / 1e9; }
+
+/// For what follows the own part.
+double patience_after(double wrote_s, const SaveLimits& limits) { return std::max(limits.parts, 4 * wrote_s); }
 
 bool given_up(const ckpt::SaveOptions& options) {
   return options.cancel != nullptr && options.cancel->load(std::memory_order_acquire);
@@ -45,6 +52,8 @@ int64_t payload_bytes_of(const ckpt::Manifest& skeleton) {
     bytes += Box::whole(tensor.shape).count_elems() * dtype_size_bytes(tensor.dtype);
   return bytes;
 }
+
+Error given_up_error() { return {ErrorCode::kStopped, "the save was given up"}; }
 
 Error stopped_too_early() {
   return {ErrorCode::kUnavailable, "the ranks were stopped before all hosts had it in memory"};
@@ -83,43 +92,149 @@ void put_hosts(const std::map<int64_t, std::string>& others, int64_t epoch, ckpt
 
 }  // namespace
 
+const Clock& clock_of_saves() {
+  static const SystemClock clock;
+  return clock;
+}
+
 // --- leader --------------------------------------------------------------------------------------------------------
 
-void LeaderSaves::set_hosts(std::map<int64_t, std::string> hosts, int64_t epoch) {
+void LeaderSaves::set_hosts(std::map<int64_t, std::string> hosts, int64_t epoch, std::set<int64_t> away) {
   const std::lock_guard lock(mutex_);
   hosts_ = std::move(hosts);
   epoch_ = epoch;
+  away_ = std::move(away);
+  changed_.notify_all();
+}
+
+bool LeaderSaves::has_ward(int64_t host, int64_t step) const {
+  return std::ranges::any_of(wards_, [&](const Ward& ward) { return ward.host == host && ward.slot.step == step; });
+}
+
+LeaderSaves::Owes LeaderSaves::owes(int64_t host, int64_t step, const Save& save) const {
+  if (!save.all_hear) return away_.contains(host) && !has_ward(host, step) ? Owes::kToBeThere : Owes::kNothing;
+  if (!save.others.contains(host) || save.written.contains(host)) return Owes::kNothing;
+  const bool is_ward = std::ranges::find(save.wards, host, &Ward::host) != save.wards.end();
+  return save.begun.contains(host) || is_ward ? Owes::kItsPart : Owes::kToBegin;
+}
+
+std::string LeaderSaves::waits_for(int64_t step) const {
+  const std::lock_guard lock(mutex_);
+  const auto save = saves_.find(step);
+  if (save == saves_.end()) return {};
+  std::vector<std::string> out;
+  size_t more = 0;
+  for (const auto& [host, name] : hosts_) {
+    const Owes what = owes(host, step, save->second);
+    if (what == Owes::kNothing || (what == Owes::kItsPart && save->second.written_ns == 0)) continue;
+    const char* const words = what == Owes::kToBeThere ? "is away"
+                              : what == Owes::kToBegin ? "has not begun"
+                                                       : "writes its part";
+    if (out.size() < kMostNamed) {
+      out.push_back(fmt::format("{} ({})", name, words));
+    } else {
+      ++more;
+    }
+  }
+  return fmt::format("{}{}", fmt::join(out, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
+/// With the lock held, which is free meanwhile. From its end on lost() counts for this save.
+Status LeaderSaves::wait_until_all_hear(std::unique_lock<std::mutex>& lock, int64_t step,
+                                        const ckpt::SaveOptions& options) {
+  const int64_t since_ns = clock_.now_ns();
+  for (;;) {
+    Save& save = saves_[step];
+    if (save.error) return *save.error;
+    const auto away = std::ranges::find_if(
+        hosts_, [&](const auto& host) { return owes(host.first, step, save) == Owes::kToBeThere; });
+    if (away == hosts_.end()) {
+      save.all_hear = true;
+      return {};
+    }
+    if (settled_) {
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("{} is away: what its memory holds cannot be saved", away->second)};
+    }
+    if (given_up(options)) return given_up_error();
+    if (seconds_between(since_ns, clock_.now_ns()) >= limits_.away)
+      return Error{ErrorCode::kTimeout, fmt::format("{} has been away for {:.0f} s", away->second, limits_.away)};
+    changed_.wait_for(lock, kLook);
+  }
+}
+
+/// The error of a save whose own part is written.
+std::optional<Error> LeaderSaves::late(int64_t step, const Save& save) const {
+  const int64_t now_ns = clock_.now_ns();
+  const double patience_s = patience_after(seconds_between(save.told_ns, save.written_ns), limits_);
+  for (const auto& [host, name] : save.others) {
+    const Owes what = owes(host, step, save);
+    if (what == Owes::kToBegin && seconds_between(save.told_ns, now_ns) >= limits_.begin) {
+      return Error{ErrorCode::kTimeout,
+                   fmt::format("{} has not begun in {:.0f} s", name, seconds_between(save.told_ns, now_ns))};
+    }
+    if (what == Owes::kItsPart && seconds_between(save.written_ns, now_ns) >= patience_s) {
+      return Error{ErrorCode::kTimeout, fmt::format("{} has not written its part, {:.0f} s after the leader", name,
+                                                    seconds_between(save.written_ns, now_ns))};
+    }
+  }
+  return std::nullopt;
+}
+
+Status LeaderSaves::wait_for_parts(int64_t step, const ckpt::SaveOptions& options) {
+  std::unique_lock lock(mutex_);
+  Save& save = saves_[step];
+  save.written_ns = clock_.now_ns();
+  const auto is_written = [&](const auto& host) { return save.written.contains(host.first); };
+  for (;;) {
+    if (!save.error) save.error = late(step, save);
+    if (save.error) return *save.error;
+    if (std::ranges::all_of(save.others, is_written)) return {};
+    if (given_up(options)) return given_up_error();
+    changed_.wait_for(lock, kLook);
+  }
 }
 
 Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& checkpoints_dir,
                                            ckpt::Manifest skeleton, std::span<const ckpt::WriterPart> parts,
                                            const ckpt::SaveOptions& options) {
-  const auto begin = std::chrono::steady_clock::now();
-  const int64_t step = skeleton.step;
+  const int64_t begin_ns = clock_.now_ns(), step = skeleton.step;
   std::map<int64_t, std::string> hosts;
   int64_t number = 0, epoch = 0, own = -1;
   std::vector<Ward> wards;
   WriteWard write_ward;
-  std::optional<ckpt::WholeSlot> whole;  // on all hosts, which do not know that it is saved
-  {
-    const std::lock_guard lock(mutex_);
+  std::map<int64_t, std::string> others;  // Save::others
+  std::optional<ckpt::WholeSlot> whole;   // on all hosts, which do not know that it is saved
+  const auto begins = [&]() -> Status {
+    std::unique_lock lock(mutex_);
+    number = ++tries_;
+    saves_[step] = {.number = number};
+    RT_TRY(wait_until_all_hear(lock, step, options));
     if (settled_) {
       const auto common = std::ranges::find(*settled_, step, &ckpt::WholeSlot::step);
       if (common == settled_->end()) return stopped_too_early();
       whole = *common;
     }
-    hosts = hosts_;
+    Save& save = saves_[step];
+    save.others = hosts = hosts_;
     epoch = epoch_;
-    number = ++tries_;
-    saves_[step] = {.number = number};
     for (const Ward& ward : wards_) {
-      if (ward.slot.step == step) saves_[step].wards.push_back(ward);
+      if (ward.slot.step == step) save.wards.push_back(ward);
     }
-    wards = saves_[step].wards;
+    wards = save.wards;
     write_ward = write_ward_;
     own = own_;
+    for (const Ward& ward : wards) {
+      if (ward.holder == own) save.others.erase(ward.host);
+    }
+    others = save.others;
+    return {};
+  };
+  if (Status all = begins(); !all.ok()) {
+    const std::lock_guard lock(mutex_);
+    saves_.erase(step);
+    return std::move(all).error();
   }
-  std::map<int64_t, std::string> others = hosts;  // whose parts come as files
   bool told = false;
   auto attempt = [&]() -> Result<ckpt::SaveReport> {
     if (options.check_folder) RT_TRY(options.check_folder());
@@ -136,6 +251,10 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
     ckpt::WorkFolder work(io, checkpoints_dir / folder, step, options.spares);
     RT_TRY(io.make_dir(work.path()));
     told = true;
+    {
+      const std::lock_guard lock(mutex_);
+      saves_[step].told_ns = clock_.now_ns();
+    }
     tell_({.kind = "save",
            .body = {{"step", step}, {"try", number}, {"folder", folder}, {"wards", wards_to_json(wards)}}});
     if (whole) tell_({.kind = "promise", .body = slot_to_json(*whole)});
@@ -147,20 +266,9 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
     };
     RT_TRY(add(ckpt::write_parts(io, work.path(), skeleton, parts, options)));
     for (const Ward& ward : wards) {
-      if (ward.holder != own) continue;
-      RT_TRY(add(write_ward(ward, io, work.path())));
-      others.erase(ward.host);
+      if (ward.holder == own) RT_TRY(add(write_ward(ward, io, work.path())));
     }
-    {
-      std::unique_lock lock(mutex_);
-      const Save& save = saves_[step];
-      while (!save.error && save.written.size() < others.size() && !given_up(options)) changed_.wait_for(lock, kLook);
-      if (save.error || save.written.size() < others.size()) {
-        const Error error = save.error.value_or(Error{ErrorCode::kStopped, "the save was given up"});
-        lock.unlock();
-        return work.abandon(error);
-      }
-    }
+    if (Status all = wait_for_parts(step, options); !all.ok()) return work.abandon(std::move(all).error());
     for (const auto& [host, name] : others) {
       Result<ckpt::PartSet> set = ckpt::read_part_set(io, work.path(), host);
       Status taken = set.ok() ? io.remove_file(work.path() / ckpt::part_set_name(host)) : Status(set.error());
@@ -180,7 +288,7 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
     report.replaced = committed.replaced;
     report.remove_seconds = committed.remove_seconds;
     report.leftover = std::move(committed.leftover);
-    report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    report.seconds = seconds_between(begin_ns, clock_.now_ns());
     return report;
   };
   Result<ckpt::SaveReport> done = [&]() -> Result<ckpt::SaveReport> {
@@ -208,6 +316,7 @@ void LeaderSaves::set_wards(int64_t own, std::vector<Ward> wards, WriteWard writ
   own_ = own;
   wards_ = std::move(wards);
   write_ward_ = std::move(write);
+  changed_.notify_all();
 }
 
 void LeaderSaves::drop(int64_t step, int64_t number, const Error& error) {
@@ -245,12 +354,20 @@ bool LeaderSaves::take(int64_t host, const cluster::Message& message) {
 
 void LeaderSaves::lost(int64_t host, const std::string& why) {
   const std::lock_guard lock(mutex_);
+  away_.insert(host);
   for (auto& [step, save] : saves_) {
+    if (!save.all_hear || save.error) continue;
     const bool holds = std::ranges::any_of(
         save.wards, [&](const Ward& ward) { return ward.holder == host && !save.written.contains(ward.host); });
-    if (!save.error && (holds || !save.written.contains(host)))
+    if (holds || owes(host, step, save) != Owes::kNothing)
       save.error = Error{ErrorCode::kUnavailable, fmt::format("{} was lost: {}", hosts_[host], why)};
   }
+  changed_.notify_all();
+}
+
+void LeaderSaves::back(int64_t host) {
+  const std::lock_guard lock(mutex_);
+  away_.erase(host);
   changed_.notify_all();
 }
 
@@ -260,11 +377,14 @@ void LeaderSaves::settle(const std::vector<ckpt::WholeSlot>& common) {
     const std::lock_guard lock(mutex_);
     settled_ = common;
     for (auto& [step, save] : saves_) {
-      if (save.error) continue;
+      const auto has_to_begin = [&, step = step](const auto& host) {
+        return owes(host.first, step, save) == Owes::kToBegin;
+      };
+      if (save.error || (save.all_hear && std::ranges::none_of(save.others, has_to_begin))) continue;
       const auto whole = std::ranges::find(common, step, &ckpt::WholeSlot::step);
-      if (save.begun.size() < hosts_.size() && whole == common.end()) {
+      if (whole == common.end()) {
         save.error = stopped_too_early();
-      } else if (save.begun.size() < hosts_.size()) {
+      } else {
         promised.push_back(*whole);
       }
     }
@@ -291,8 +411,7 @@ bool FollowerSaves::is_due(int64_t step) {
 Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path& checkpoints_dir,
                                              const ckpt::Manifest& skeleton, std::span<const ckpt::WriterPart> parts,
                                              const ckpt::SaveOptions& options) {
-  const auto begin = std::chrono::steady_clock::now();
-  const int64_t step = skeleton.step;
+  const int64_t begin_ns = clock_.now_ns(), step = skeleton.step;
   Told told;
   {
     const std::lock_guard lock(mutex_);
@@ -309,13 +428,6 @@ Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path
     if (!status.ok()) body["error"] = error_to_json(status.error());
     tell_({.kind = kind, .body = std::move(body)});
   };
-  const auto committed = [&]() -> Status {
-    std::unique_lock lock(mutex_);
-    const Running& save = running_[step];
-    while (!save.error && !save.committed && !given_up(options)) changed_.wait_for(lock, kLook);
-    if (save.error) return *save.error;
-    return save.committed ? Status() : Status(Error{ErrorCode::kStopped, "the save was given up"});
-  };
   const auto attempt = [&]() -> Result<ckpt::SaveReport> {
     const fs::path work = checkpoints_dir / told.folder;
     tell("begun", {});
@@ -331,13 +443,13 @@ Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path
       return std::move(set).error();
     }
     tell("written", {});
-    RT_TRY(committed());
+    RT_TRY(wait_for_commit(step, seconds_between(begin_ns, clock_.now_ns()), options));
     ckpt::SaveReport report{.dir = checkpoints_dir / ckpt::step_dir_name(step), .manifest = skeleton};
     report.payload_bytes = set.value().stats.payload_bytes;
     report.file_bytes = set.value().stats.file_bytes;
     report.manifest.files = std::move(set.value().files);  // so the next save's part is planned faster
     report.manifest.shards = std::move(set.value().shards);
-    report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    report.seconds = seconds_between(begin_ns, clock_.now_ns());
     return report;
   };
   const auto end = [&](bool again) {
@@ -353,6 +465,25 @@ Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path
   } catch (...) {  // out of memory: the leader waits for the next try
     end(true);
     throw;
+  }
+}
+
+/// The leader writes its own part as long as it takes, and then waits for the other hosts'.
+Status FollowerSaves::wait_for_commit(int64_t step, double wrote_s, const ckpt::SaveOptions& options) {
+  const int64_t since_ns = clock_.now_ns();
+  std::unique_lock lock(mutex_);
+  const Running& save = running_[step];
+  for (;;) {
+    if (save.error) return *save.error;
+    if (save.committed) return {};
+    if (given_up(options)) return given_up_error();
+    if (const double waited_s = seconds_between(since_ns, clock_.now_ns());
+        waited_s >= 2 * patience_after(wrote_s, limits_)) {
+      return Error{
+          ErrorCode::kTimeout,
+          fmt::format("the leader has not committed step {}, {:.0f} s after this host's part", step, waited_s)};
+    }
+    changed_.wait_for(lock, kLook);
   }
 }
 
@@ -386,7 +517,7 @@ bool FollowerSaves::take(const cluster::Message& message, const fs::path& checkp
   if (kind == "save") {
     const json folder = message.body.value("folder", json());
     if (!folder.is_string()) return true;
-    told_[step] = {.folder = folder, .number = number, .at = std::chrono::steady_clock::now(), .error = {}};
+    told_[step] = {.folder = folder, .number = number, .at_ns = clock_.now_ns(), .error = {}};
     for (const Ward& ward : wards_of(message.body.value("wards", json()), host_)) {
       writing_.emplace_back([this, step, number, ward, work = checkpoints_dir / folder.get<std::string>()] {
         write(step, number, ward, work);
@@ -438,10 +569,10 @@ void FollowerSaves::look(const std::set<int64_t>& promised) {
   std::vector<int64_t> forgotten;
   {
     const std::lock_guard lock(mutex_);
-    const auto now = std::chrono::steady_clock::now();
+    const int64_t now_ns = clock_.now_ns();
     for (const auto& [step, told] : told_) {
       if (told.error || running_.contains(step)) continue;
-      const bool late = !promised.contains(step) && now - told.at > kPatience;
+      const bool late = !promised.contains(step) && now_ns - told.at_ns > kPatienceNs;
       if (late || (step <= resumed_step_ && !here_.contains(step))) forgotten.push_back(step);
     }
   }

@@ -93,6 +93,32 @@ TEST_SUITE("tools/run/coordinator") {
     CHECK(failed.events("end")[0].at("class") == "symptom");
   }
 
+  TEST_CASE("a save that takes too long is reported, and again when it has taken twice as long") {
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    run.train(3, 0, false);
+    run.coordinator->memory().control().reserved[0].store(-3);  // a persister is at it
+    run.coordinator->on_tick();
+    run.clock.forward(59);
+    run.coordinator->on_tick();
+    CHECK(run.events("save_overdue").empty());
+    for (const double seconds : {2, 20, 50, 100}) {
+      run.clock.forward(seconds);
+      run.coordinator->on_tick();
+    }
+    const std::vector<nlohmann::json> events = run.events("save_overdue");
+    REQUIRE(events.size() == 2);
+    CHECK(events[0].at("step") == 3);
+    CHECK(events[0].at("seconds") == 61);
+    CHECK(events[1].at("seconds") == 131);
+    CHECK(run.console.has("step 3 is not saved yet after 61 s; the save waits for "));
+    run.coordinator->memory().control().reserved[0].store(0);
+    run.clock.forward(1000);
+    run.coordinator->on_tick();
+    CHECK(run.events("save_overdue").size() == 2);
+  }
+
   TEST_CASE("the cause of a generation's end is its earliest error that is no symptom, with what came after it") {
     using enum agent::FailureClass;
     RunFixture run(small_plan(2));

@@ -40,10 +40,23 @@ class FailingWrites final : public ckpt::PosixBackend {
   }
 };
 
+/// From any thread.
+class HandClock final : public Clock {
+ public:
+  int64_t now_ns() const override { return ns_; }
+  double unix_s() const override { return static_cast<double>(ns_) / 1e9; }
+  void forward(double seconds) { ns_ += static_cast<int64_t>(seconds * 1e9); }
+
+ private:
+  std::atomic<int64_t> ns_ = 1'000'000'000;
+};
+
 /// The leader and host 1, which has the second half of the files.
 struct TwoHosts {
   TwoHosts()
-      : leader([this](cluster::Message m) { to_host(m); }), follower(1, [this](cluster::Message m) { to_leader(m); }) {
+      : leader([this](cluster::Message m) { to_host(m); }, {.away = 660, .begin = 180, .parts = 600}, clock),
+        follower(
+            1, [this](cluster::Message m) { to_leader(m); }, {.away = 660, .begin = 180, .parts = 600}, clock) {
     leader.set_hosts({{1, "h1"}}, 7);
     fs::create_directories(dir);
   }
@@ -90,6 +103,7 @@ struct TwoHosts {
     return ckpt::list_names(io, dir).value();
   }
 
+  HandClock clock;
   TempDir temp{"hosts"};
   fs::path dir = temp.path / "checkpoints";
   std::atomic<bool> cut = false, cancel = false;  // messages are lost; both persisters give up
@@ -230,6 +244,130 @@ TEST_SUITE("tools/run/host_saves") {
     others.follower.leader_lost("reset");
     CHECK(follow.get().error().message == "the leader was lost: reset");
     others.cancel = true;
+    CHECK_FALSE(lead.get().ok());
+  }
+
+  TEST_CASE("a save that begins while a host is away reaches it once it is back") {
+    const TestState state = make_state(5, 1, 4);
+    TwoHosts hosts;
+    hosts.cut = true;
+    hosts.leader.lost(1, "silent");
+    std::future<Saved> lead = hosts.lead(state);
+    CHECK_FALSE(is_done(lead));
+    CHECK(hosts.leader.waits_for(5) == "h1 (is away)");
+    hosts.leader.lost(1, "silent");  // the agent's loop comes to it later than the thread of the connections
+    CHECK_FALSE(is_done(lead));
+    CHECK(hosts.kinds.empty());
+    hosts.cut = false;
+    hosts.leader.back(1);
+    hosts.leader.settle({{2, 1, 5}});
+    hosts.leader.resumed();
+    std::future<Saved> follow = hosts.follow(state);
+    REQUIRE_OK(lead.get());
+    REQUIRE_OK(follow.get());
+    CHECK(std::ranges::count(hosts.kinds, "save") == 1);
+    CHECK(hosts.leader.waits_for(5).empty());
+  }
+
+  TEST_CASE("a save that begins while a host is away ends with an error where that host stays away") {
+    const TestState state = make_state(5, 1, 4);
+    {
+      TwoHosts hosts;  // the hosts that are left continue, and none has a copy
+      hosts.leader.lost(1, "silent");
+      std::future<Saved> lead = hosts.lead(state);
+      CHECK_FALSE(is_done(lead));
+      hosts.leader.settle({{2, 1, 5}});
+      CHECK(lead.get().error().message == "h1 is away: what its memory holds cannot be saved");
+      CHECK(hosts.lead(state).get().error().code == ErrorCode::kUnavailable);
+    }
+    {
+      TwoHosts hosts;  // it had lost its memory
+      hosts.leader.lost(1, "silent");
+      std::future<Saved> lead = hosts.lead(state);
+      CHECK_FALSE(is_done(lead));
+      hosts.leader.back(1);
+      hosts.leader.settle({});
+      CHECK(lead.get().error().message.find("before all hosts had it in memory") != std::string::npos);
+    }
+    {
+      TwoHosts hosts;  // it never comes back
+      hosts.leader.lost(1, "silent");
+      std::future<Saved> lead = hosts.lead(state);
+      CHECK_FALSE(is_done(lead));
+      hosts.clock.forward(661);
+      CHECK(lead.get().error().message == "h1 has been away for 660 s");
+    }
+    TwoHosts hosts;  // the persister ends
+    hosts.leader.lost(1, "silent");
+    std::future<Saved> lead = hosts.lead(state);
+    CHECK_FALSE(is_done(lead));
+    hosts.cancel = true;
+    CHECK(lead.get().error().code == ErrorCode::kStopped);
+  }
+
+  TEST_CASE("a save waits for the host that has the place now, or for the copy of what the lost one held") {
+    const TestState state = make_state(5, 1, 4);
+    const auto parts = std::span(state.parts);
+    {
+      TwoHosts hosts;  // a spare
+      hosts.leader.set_hosts({{2, "h2"}}, 7, {2});
+      std::future<Saved> lead = hosts.lead(state);
+      CHECK_FALSE(is_done(lead));
+      hosts.leader.set_hosts({{1, "h1"}}, 8, {1});
+      CHECK_FALSE(is_done(lead));
+      hosts.leader.back(1);
+      CHECK(hosts.follow(state).get().ok());
+      const Saved saved = lead.get();
+      REQUIRE_OK(saved);
+      CHECK(nlohmann::json::parse(saved.value().manifest.extra).at("epoch") == 8);
+    }
+    TwoHosts hosts;
+    hosts.leader.lost(1, "silent");
+    std::future<Saved> lead = hosts.lead(state);
+    CHECK_FALSE(is_done(lead));
+    hosts.leader.set_wards(0, {{1, 0, {0, 3, 5}}},
+                           [&](const Ward&, ckpt::IoBackend& io, const fs::path& work) -> Result<ckpt::PartSet> {
+                             return ckpt::write_parts(io, work, state.skeleton, parts.subspan(2), hosts.options(state));
+                           });
+    REQUIRE_OK(lead.get());
+    ckpt::PosixBackend io;
+    CHECK(ckpt::verify_checkpoint(io, hosts.dir / "step-00000005", {}).value().whole());
+  }
+
+  TEST_CASE("a host that never begins, or never writes its part, ends the save in time and by name") {
+    const TestState state = make_state(5, 1, 4);
+    TwoHosts hosts;
+    std::future<Saved> lead = hosts.lead(state);
+    CHECK_FALSE(is_done(lead));
+    CHECK(hosts.leader.waits_for(5) == "h1 (has not begun)");
+    hosts.clock.forward(179);
+    CHECK_FALSE(is_done(lead));
+    hosts.clock.forward(2);
+    CHECK(lead.get().error().message == "step 5 was not saved: h1 has not begun in 181 s");
+    CHECK(hosts.kinds.back() == "dropped");
+
+    lead = hosts.lead(state);
+    CHECK_FALSE(is_done(lead));
+    CHECK(hosts.leader.take(1, {.kind = "begun", .body = {{"step", 5}, {"try", 2}}}));
+    CHECK(hosts.leader.waits_for(5) == "h1 (writes its part)");
+    hosts.clock.forward(599);
+    CHECK_FALSE(is_done(lead));
+    hosts.clock.forward(2);
+    CHECK(lead.get().error().message == "step 5 was not saved: h1 has not written its part, 601 s after the leader");
+    CHECK(hosts.names().leftovers.empty());
+  }
+
+  TEST_CASE("a leader that never commits is waited for no longer than twice as long as it waits for hosts") {
+    const TestState state = make_state(5, 1, 4);
+    TwoHosts hosts;
+    hosts.leader.set_hosts({{1, "h1"}, {2, "late"}}, 7);
+    std::future<Saved> lead = hosts.lead(state), follow = hosts.follow(state);
+    CHECK_FALSE(is_done(follow));
+    hosts.cut = true;
+    hosts.clock.forward(1199);
+    CHECK_FALSE(is_done(follow));
+    hosts.clock.forward(2);
+    CHECK(follow.get().error().message == "the leader has not committed step 5, 1201 s after this host's part");
     CHECK_FALSE(lead.get().ok());
   }
 
