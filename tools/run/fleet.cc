@@ -644,6 +644,25 @@ bool Fleet::wait_for_news(int wait_ms) {
   return !(callbacks_.stopped && callbacks_.stopped());
 }
 
+/// Until no connected host with a place owes an answer. One that is alive and does not give it is lost: it may join
+/// again. False: somebody wants to stop.
+bool Fleet::wait_for_answers(double limit_s, const char* what, const std::function<bool(const Host&)>& owes) {
+  const int64_t until_ns = cluster::steady_after(limit_s);
+  const auto pending = [&](const Host& host) { return host.place >= 0 && host.peer >= 0 && owes(host); };
+  while (std::ranges::any_of(hosts_, [&](const auto& one) { return pending(one.second); })) {
+    if (!wait_for_news()) return false;
+    if (cluster::steady_ns() < until_ns) continue;
+    for (auto& [index, host] : hosts_) {
+      if (!pending(host)) continue;
+      const std::string why = fmt::format("it has not said {} in {:.0f} s", what, limit_s);
+      callbacks_.say(fmt::format("{} is taken for lost: {}", host.name, why));
+      board_.drop(host.peer);
+      lose(host, why);
+    }
+  }
+  return true;
+}
+
 // --- what ranks do -------------------------------------------------------------------------------------------------
 
 void Fleet::begin(HostSegment segment) {
@@ -675,14 +694,9 @@ Result<ckpt::HostMemory> Fleet::memory() {
     }
     ++asks_;
     for (auto& [index, host] : hosts_) tell(host, "halt", {{"ask", asks_}});
-    const auto pending = [&] {
-      return std::ranges::any_of(hosts_, [&](const auto& one) {
-        return one.second.place >= 0 && one.second.peer >= 0 && one.second.asked < asks_;
-      });
-    };
-    while (pending()) {
-      if (!wait_for_news()) return Error{ErrorCode::kStopped, "asked to stop while the hosts were being asked"};
-    }
+    if (!wait_for_answers(options_.answer_s, "what its memory holds",
+                          [&](const Host& host) { return host.asked < asks_; }))
+      return Error{ErrorCode::kStopped, "asked to stop while the hosts were being asked"};
     if (smaller_) return memory_with_copies();
     if (someone_away()) continue;
     RT_TRY(measure_hosts());
@@ -940,6 +954,7 @@ void Fleet::carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memo
     if (step != 0) order.promised.push_back(step > 0 ? step : -step);
   }
   incarnation_of_ranks_ = choice.incarnation;
+  ordered_ns_ = cluster::steady_ns();
   const json body = order_to_json(order);
   for (auto& [index, host] : hosts_) {
     if (host.peer >= 0 && host.place >= 0) host.carried.reset();
@@ -948,15 +963,13 @@ void Fleet::carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memo
 }
 
 Status Fleet::carried_out() {
-  const auto pending = [&] {
-    return std::ranges::any_of(
-        hosts_, [](const auto& one) { return one.second.place >= 0 && !one.second.carried.has_value(); });
-  };
-  while (pending()) {
-    if (!wait_for_news()) return Error{ErrorCode::kStopped, "asked to stop while the hosts were loading"};
-  }
+  const double own_s = static_cast<double>(cluster::steady_ns() - ordered_ns_) / 1e9;
+  if (!wait_for_answers(options_.answer_s + kLoadTimes * own_s, "that it has loaded",
+                        [](const Host& host) { return !host.carried.has_value(); }))
+    return Error{ErrorCode::kStopped, "asked to stop while the hosts were loading"};
   for (const auto& [index, host] : hosts_) {
-    if (host.place >= 0) RT_TRY(Status(*host.carried));
+    if (host.place >= 0)
+      RT_TRY(host.carried.value_or(Error{ErrorCode::kPeerLost, fmt::format("{} is away", host.name)}));
   }
   return {};
 }

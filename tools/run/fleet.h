@@ -59,6 +59,7 @@ struct HostOptions {
   double join_s = 300;        // for all hosts to come, at the start
   double wait_s = 600;        // for a host that was lost to come back
   double spare_after_s = 10;  // then a spare takes the place of a host that was lost
+  double answer_s = 600;      // for a connected host to answer the leader, while no rank runs
 
   HostCheck check = HostCheck::kOff;
   bool exclude_slow = false;  // what a check finds slow, too
@@ -274,6 +275,7 @@ class Fleet final : public ckpt::OtherHosts {
   void tell_all(const std::string& kind, const nlohmann::json& body);
   /// So often at least somebody's stop is seen.
   bool wait_for_news(int wait_ms = 50);
+  bool wait_for_answers(double limit_s, const char* what, const std::function<bool(const Host&)>& owes);
   Status measure_hosts();
   Result<bool> fill_from_copies();
   void look_for_copies();
@@ -307,6 +309,7 @@ class Fleet final : public ckpt::OtherHosts {
   std::atomic<bool> running_ = false;  // ranks of that incarnation may run
   bool waits_ = true;                  // for hosts that are away
   int64_t asks_ = 0, peers_ = 0;
+  int64_t ordered_ns_ = 0;   // when carry_out() sent the order
   int64_t led_before_ = -1;  // Lead::led_before
   std::string resigned_;
   std::string check_dtype_;                                       // of check_hosts(); empty: none is asked for

@@ -639,6 +639,7 @@ void Follower::on_tick() {
   }
   saves_.look(promised());
   tell_paces();
+  tell_asked();
 }
 
 /// Steps that this host's memory promises to save, or is saving.
@@ -667,7 +668,16 @@ void Follower::tell_stop() {
   tell("stop", {{"signal", stop_signal_}});
 }
 
-void Follower::ask_save(const std::string& by) { tell("ask_save", {{"by", by}}); }
+void Follower::ask_save(const std::string& by) {
+  asked_by_ = by;
+  tell_asked();
+}
+
+/// Also a save that was asked for while the leader was away.
+void Follower::tell_asked() {
+  if (asked_by_.empty() || peer_ < 0 || !running_) return;
+  tell("ask_save", {{"by", std::exchange(asked_by_, {})}});
+}
 
 Result<int> Follower::conclude(const agent::Outcome& outcome) {
   if (outcome.kind == agent::EndKind::kLeftBySignal) return outcome.exit_code;

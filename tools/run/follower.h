@@ -121,6 +121,7 @@ class Follower final : public Coordinator {
   void stop_ranks(const std::string& why);
   std::set<int64_t> promised() const;
   void tell_stop();
+  void tell_asked();
   void tell_stacks(const std::vector<agent::RankStacks>& stacks);
   void tell_paces();
 
@@ -157,6 +158,7 @@ class Follower final : public Coordinator {
   int64_t paces_told_ns_ = 0;
   int stop_signal_ = 0;
   bool stop_told_ = false;
+  std::string asked_by_;  // a signal that asks for a save, and has to reach the leader yet; empty: none
 
   std::atomic<int64_t> early_peer_{-1};          // peer_, for other threads
   std::unique_ptr<cluster::Switchboard> board_;  // its thread uses what is above

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -68,16 +69,22 @@ cluster::Epoch claim(const fs::path& run, int64_t number, int64_t leader, int64_
 /// Claims epoch 1; with all hosts there it begins epoch 2.
 class Leader {
  public:
-  explicit Leader(const fs::path& run) {
+  explicit Leader(const fs::path& run, double answer_s = 600) {
+    HostOptions options = options_of(0);
+    options.answer_s = answer_s;
     auto listener = cluster::Listener::open(kPortFrom, kPortTo);
     REQUIRE_OK(listener);
     cluster::Epoch epoch = claim(run, 1, 0, listener.value().port());
     auto fleet = Fleet::open(
-        options_of(0), run,
+        options, run,
         Lead{std::move(listener).value(), std::move(epoch), std::make_unique<cluster::Lease>(store_of(run))});
     REQUIRE_OK(fleet);
     fleet_ = std::move(fleet).value();
-    fleet_->use({.say = [](const std::string&) {},
+    fleet_->use({.say =
+                     [this](const std::string& line) {
+                       const std::lock_guard lock(of_said_);
+                       said_ += line + "\n";
+                     },
                  .stopped = [this] { return ends_.load(); },
                  .fail = {},
                  .put = {},
@@ -95,11 +102,24 @@ class Leader {
     return gathered_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready && has_gathered();
   }
   int64_t port() const { return fleet_->port(); }
+  void ask_for_memory() {
+    asked_ = std::async(std::launch::async, [this] { static_cast<void>(fleet_->memory()); });
+  }
+  bool has_said_within(double seconds, const std::string& text) {
+    for (const int64_t until_ns = cluster::steady_after(seconds); cluster::steady_ns() < until_ns; nap(0.02)) {
+      const std::lock_guard lock(of_said_);
+      if (said_.find(text) != std::string::npos) return true;
+    }
+    return false;
+  }
 
  private:
   std::atomic<bool> ends_ = false;
+  std::mutex of_said_;
+  std::string said_;
   std::unique_ptr<Fleet> fleet_;
   std::future<Status> gathered_;
+  std::future<void> asked_;
 };
 
 class Member {
@@ -192,6 +212,16 @@ TEST_CASE("who claims the lead is given time before the next one does, and a sil
   const double after_s = static_cast<double>(at_ns - since_ns) / 1e9;
   CHECK(after_s >= still_s - 0.3);
   CHECK(after_s <= 2 * still_s);
+}
+
+TEST_CASE("a connected host that does not answer is taken for lost, in time and by name") {
+  const TempDir dir("lead");
+  Leader leader(dir.path, 0.5);
+  Member h1(dir.path, 1), h2(dir.path, 2);  // nothing is trained yet, and so neither says what its memory holds
+  REQUIRE(leader.has_gathered());
+  leader.ask_for_memory();
+  CHECK(leader.has_said_within(10, own_host_name() + " is taken for lost: it has not said what its memory holds in"));
+  CHECK(leader.has_said_within(10, "waiting up to 600 s for"));
 }
 
 TEST_CASE("a host that meets another run's leader at the first port joins its own as soon as that leads") {
