@@ -175,8 +175,8 @@ const Block& slurm_block() {
                .like("\"10min\""),
            slurm("requeue", &SlurmConfig::requeue)
                .otherwise(true)
-               .says("queue the job again after a stop with steps left",
-                     "The run then exits with 75, and the script calls scontrol requeue.")
+               .says("queue the job again after a stop with steps left, and after exit code 69",
+                     "At most 5 tries follow each other without a new checkpoint.")
                .like("false"),
            slurm("sbatch", &SlurmConfig::sbatch)
                .otherwise(Json::array())

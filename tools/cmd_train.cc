@@ -141,7 +141,7 @@ int tell_start(const StartReport& report, const dsl::LoadedRecipe& loaded, bool 
   std::fflush(stdout);
   std::fputs(start_text(report, loaded).c_str(), stderr);
   const StartFinding& first = report.problems.front();
-  return dry_run ? kRefused : Error{first.code, first.message}.exit_code();
+  return dry_run ? kRefused : Error{first.code, first.message, first.os_errno}.exit_code();
 }
 
 /// How one segment of a run has ended.
@@ -969,10 +969,12 @@ void add_train(CLI::App& app, Session& session) {
   add_json_flag(*command, session);
   command->footer(
       "The same command again resumes from the newest checkpoint; a changed recipe is checked against the run first.\n"
-      "Exit codes: 0 done, or stopped on request, 2 refused, 65 data or checkpoint damaged, 69 the run is in use or a "
-      "rank\n"
-      "was lost for good, 74 disk or memory full, 75 stopped before it was done, 76 a loss that is not finite, 128 + n "
-      "a signal.\n"
+      "Exit codes: 0 done, or stopped on request, 2 refused, 65 data or checkpoint damaged, 69 a rank or a host was "
+      "lost\n"
+      "for good, 73 another run uses the folder, 74 disk or memory full, 75 stopped before it was done, 76 a loss that "
+      "is "
+      "not\n"
+      "finite, 128 + n a signal.\n"
       "Examples:\n"
       "  cairn train recipes/mine.lua --nproc 8 --run runs/mine\n"
       "  cairn train recipes/mine.lua --run runs/mine --set optimizer.peak_lr=1e-3 --dry-run\n"

@@ -64,11 +64,13 @@ class Findings {
  public:
   explicit Findings(StartReport& report) : report_(report) {}
   void refuse(std::string field, std::string message, ErrorCode code = ErrorCode::kInvalidInput) {
-    report_.problems.push_back({std::move(field), std::move(message), code});
+    refuse(std::move(field), Error{code, std::move(message)});
   }
-  void refuse(std::string field, const Error& error) { refuse(std::move(field), error.message, error.code); }
+  void refuse(std::string field, const Error& error) {
+    report_.problems.push_back({std::move(field), error.message, error.code, error.os_errno});
+  }
   void warn(std::string field, std::string message, bool start_says_it = false) {
-    report_.warnings.push_back({std::move(field), std::move(message), ErrorCode::kInvalidInput, start_says_it});
+    report_.warnings.push_back({std::move(field), std::move(message), ErrorCode::kInvalidInput, 0, start_says_it});
   }
 
  private:
@@ -352,10 +354,10 @@ void check_run_folder(const StartQuestion& question, const InitConfig& init, Fin
   const fs::path& run = question.run;
   check_folder(run, findings);
   if (const std::optional<RunHolder> holder = question.held ? std::nullopt : holder_of_run(run)) {
-    findings.refuse(
-        "",
-        fmt::format("{} is in use by another cairn ({}); one run folder, one run", run.string(), holder->describe()),
-        ErrorCode::kUnavailable);
+    findings.refuse("", Error{ErrorCode::kUnavailable,
+                              fmt::format("{} is in use by another cairn ({}); one run folder, one run", run.string(),
+                                          holder->describe()),
+                              EBUSY});
   }
   std::error_code unknown;
   if (!fs::is_directory(run, unknown)) return;

@@ -25,6 +25,7 @@ struct StartFinding {
   std::string field;    // of the recipe: "data.sources[1]"; empty: the machine's, or the run folder's
   std::string message;  // what was found, what is expected, what to do
   ErrorCode code = ErrorCode::kInvalidInput;
+  int os_errno = 0;
   bool start_says_it = false;  // a warning that the start itself gives too, when it comes to that
 };
 

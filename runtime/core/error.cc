@@ -47,6 +47,7 @@ int Error::exit_code() const {
     case ErrorCode::kCorrupt:
       return 65;
     case ErrorCode::kUnavailable:
+      return os_errno == EBUSY ? 73 : 69;  // another process holds it: trying again while that runs is in vain
     case ErrorCode::kPeerLost:
     case ErrorCode::kTimeout:
       return 69;

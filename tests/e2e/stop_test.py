@@ -187,7 +187,7 @@ class Stop(RunTest):
         self.until_step("run", 2, job)
         second = subprocess.run([self.program, "train", recipe, "--run", self.folder / "run"], timeout=PATIENCE_S,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.assertEqual(second.returncode, 69, second.stdout)
+        self.assertEqual(second.returncode, 73, second.stdout)
         self.assertRegex(second.stdout, rf"is in use by another cairn \(pid {job.pid} on {re.escape(socket.gethostname())}, "
                                         r"since [\d-]+ [\d:]+ UTC\); one run folder, one run\n")
         before = self.last_step("run")

@@ -682,7 +682,7 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(steps(), [2, 4, 6])
         with open(self.path("a/run.lock"), "r+", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self.assertIn("in use", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--yes", code=69).stderr)
+            self.assertIn("in use", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--yes", code=73).stderr)
         self.assertEqual(steps(), [2, 4, 6])
         self.assertIn("removed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--keep-step", "2", "--yes").stdout)
         self.assertEqual(steps(), [2, 6])

@@ -291,7 +291,7 @@ class ConvertTest(ProgramTest):
         with open(self.write("run/run.lock", "1"), encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for target in ("run/checkpoints", "link"):
-                said = self.cairn("import", golden("hf-gpt2-tied"), target, code=69).stderr
+                said = self.cairn("import", golden("hf-gpt2-tied"), target, code=73).stderr
                 self.assertIn("in use by another cairn", said)
             self.assertEqual(os.listdir(checkpoints), [])
         self.cairn("import", golden("hf-gpt2-tied"), "run/checkpoints")

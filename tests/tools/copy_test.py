@@ -207,7 +207,7 @@ class DirectoryTest(CopyTest):
             fcntl.flock(lock, fcntl.LOCK_EX)
             for command in (("fetch", "place", "live"), ("fetch", "place", "live/checkpoints/"),
                             ("push", "run", "live/checkpoints"), ("push", "run", "live/checkpoints/.")):
-                self.assertIn("in use by another cairn", self.cairn("ckpt", *command, code=69).stderr)
+                self.assertIn("in use by another cairn", self.cairn("ckpt", *command, code=73).stderr)
             self.assertEqual(os.listdir(live / "checkpoints"), [])
             self.cairn("ckpt", "push", "run", "live/elsewhere")  # not among its checkpoints
         self.cairn("ckpt", "fetch", "place", "live")
@@ -227,7 +227,7 @@ class DirectoryTest(CopyTest):
             fcntl.flock(lock, fcntl.LOCK_EX)
             for command in (*commands, ("prune", "link", "--keep", "last(1)", "--yes"),
                             ("prune", "further", "--leftovers", "--yes")):
-                self.assertIn("in use by another cairn", self.cairn("ckpt", *command, code=69).stderr)
+                self.assertIn("in use by another cairn", self.cairn("ckpt", *command, code=73).stderr)
         for command in commands:
             self.assertIn("has the checkpoints of run run-2, and step 12 is of run run-1",
                           self.cairn("ckpt", *command, code=2).stderr)
@@ -243,7 +243,7 @@ class DirectoryTest(CopyTest):
             while not os.listdir(live / "checkpoints") and fetch.poll() is None:
                 self.assertLess(time.monotonic(), end)
                 time.sleep(0.002)
-            said = self.cairn("ckpt", "push", "run", "live/checkpoints", code=69).stderr
+            said = self.cairn("ckpt", "push", "run", "live/checkpoints", code=73).stderr
             self.assertRegex(said, rf"in use by another cairn \(pid {fetch.pid} on {re.escape(socket.gethostname())}, "
                                    r"since \d+-\d\d-\d\d \d\d:\d\d:\d\d UTC\), which has its own")
             self.assertNotIn("dead", said)
@@ -277,7 +277,7 @@ class DirectoryTest(CopyTest):
                                ({"host": "far"}, "(pid unknown on far)"), (4711, "(pid 4711)"),
                                ({"host": 1, "pid": "x"}, "(pid unknown)"), (None, "(pid unknown)")):
                 (live / "run.lock").write_text(json.dumps(text) if text else "")
-                said = self.cairn(*push, code=69).stderr
+                said = self.cairn(*push, code=73).stderr
                 self.assertIn(f"in use by another cairn {told}, which has its own retention", said)
                 if "far" not in told:
                     self.assertNotIn("dead", said)

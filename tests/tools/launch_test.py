@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -99,10 +100,36 @@ class LaunchTest(ProgramTest):
         workdir = self.path("my work")
         self.cluster("slurm", f"hosts = 1, ranks_per_host = 2, workdir = \"{workdir}\", env = {{ \"A=it's $A\" }}")
         script = self.launch("--run", "runs/a b", "--dry-run", "--", "--trace", "steps=1..2").stdout
-        for code, end in ((75, "scontrol requeue 12\n"), (0, ""), (69, "")):
+
+        def runs(code, job="12", ends=None, **env):
             done = subprocess.run(["bash"], input=script, text=True, capture_output=True, timeout=30, check=False,
-                                  env={**os.environ, **self.env, "CODE": str(code), "SLURM_JOB_ID": "12"})
-            self.assertEqual((done.returncode, done.stdout), (code, f"{workdir}\nit's $A\n{end}"))
+                                  env={**os.environ, **self.env, "CODE": str(code), "SLURM_JOB_ID": job, **env})
+            self.assertEqual(done.returncode, code if ends is None else ends, done.stderr)
+            self.assertTrue(done.stdout.startswith(f"{workdir}\nit's $A\n"), done.stdout)
+            return f"scontrol requeue {job}\n" in done.stdout
+
+        os.makedirs(self.path("runs/a b/checkpoints"))
+        self.assertEqual([code for code in (0, 2, 65, 69, 70, 73, 74, 75, 76, 137) if runs(code)], [69, 75])
+        os.mkdir(self.path("runs/a b/checkpoints/step-00000020"))
+        self.assertEqual([runs(69) for _ in range(7)], [True] * 5 + [False] * 2)
+        self.assertTrue(runs(69, job="13"))  # submitted again
+        os.mkdir(self.path("runs/a b/checkpoints/step-100000000"))
+        os.mkdir(self.path("runs/a b/checkpoints/.tmp-step-100000001"))
+        self.assertEqual([runs(75, job="13") for _ in range(6)], [True] * 5 + [False])
+
+        # The leader's last word is the run's, whatever the other hosts have ended with.
+        say = 'mkdir -p "$RUN/cluster"; echo "{\\"code\\":$LAST,\\"incarnation\\":\\"$$\\"}" > "$RUN/cluster/end.json"; exit $CODE'
+        self.write("bin/srun", f"#!/bin/sh\nprintf '%s\\n' \"$@\" > \"$RECORD.srun\"\npwd\necho $A\n{say}\n")
+        run = self.path("runs/a b")
+        self.assertFalse(runs(69, job="14", RUN=run, LAST="0", ends=0))
+        self.assertTrue(runs(137, job="14", RUN=run, LAST="75", ends=75))
+        self.assertFalse(runs(73, job="14", RUN=run, LAST="75"))  # another run's
+
+        # Where nothing can be counted, by the number of starts.
+        shutil.rmtree(run)
+        self.write("runs/a b", "")
+        self.write("bin/srun", "#!/bin/sh\nprintf '%s\\n' \"$@\" > \"$RECORD.srun\"\npwd\necho $A\nexit $CODE\n")
+        self.assertEqual([runs(69, SLURM_RESTART_COUNT=count) for count in ("0", "4", "5")], [True, True, False])
         words = self.recorded("srun").splitlines()
         self.assertEqual(words[words.index("train"):],
                          ["train", self.path("recipes/mine.lua"), "--run", self.path("runs/a b"), "--cluster",

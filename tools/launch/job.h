@@ -32,8 +32,9 @@ struct TrainJob {
   int64_t shared_bytes = 0;               // of /dev/shm that a host needs
 };
 
-/// The exit code of a stop with steps left, where the launcher starts the run again by it.
-inline constexpr int kUnfinished = 75;
+/// Exit codes that a launcher knows: of a stop with steps left and of what may go better next time, after which it
+/// starts the run again; of a run folder that another run uses, after which it never does.
+inline constexpr int kUnfinished = 75, kUnavailable = 69, kInUse = 73;
 
 /// The script for sbatch. Errors, of all three: kInvalidInput: a word that is not one line.
 Result<std::string> slurm_script(const ClusterConfig& cluster, const TrainJob& job);

@@ -219,7 +219,7 @@ Result<json> kubernetes_objects(const ClusterConfig& cluster, const TrainJob& jo
   }
 
   // Codes after which the same words would end in the same way (docs/operations/exit-codes.md).
-  const json hopeless = {{"containerName", "cairn"}, {"operator", "In"}, {"values", {2, 65, 70, 76}}};
+  const json hopeless = {{"containerName", "cairn"}, {"operator", "In"}, {"values", {2, 65, 70, 73, 76}}};
   const json disrupted = {{"type", "DisruptionTarget"}, {"status", "True"}};
   const json failure_policy = {{{"action", "FailJob"}, {"onExitCodes", hopeless}},
                                {{"action", "Ignore"}, {"onPodConditions", json::array({disrupted})}}};

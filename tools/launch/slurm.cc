@@ -11,6 +11,33 @@
 namespace cairn::tools {
 namespace {
 
+constexpr int kMostTries = 5;
+
+/// A script that queues itself again has these around srun. {0}: the run folder; {1} to {3}: the codes of job.h; {4}:
+/// kMostTries.
+constexpr const char* kBefore = R"(run={0}
+last_word() {{ cat "$run/cluster/end.json" 2>/dev/null; }}
+before=$(last_word)
+)";
+constexpr const char* kAfter = R"sh(code=$?
+# srun ends with the highest code of all hosts, also of lost ones. The leader's code is the run's. {3}: another run's.
+after=$(last_word)
+if [ "$code" -ne {3} ] && [ "$after" != "$before" ]; then code=$(printf '%s' "$after" | sed 's/.*"code":\([0-9]*\).*/\1/'); fi
+# {1}: stopped with steps left. {2}: the next try may go better. At most {4} tries follow without a new checkpoint.
+if [ "$code" -eq {1} ] || [ "$code" -eq {2} ]; then
+  newest=$(ls "$run/checkpoints" 2>/dev/null | grep '^step-[0-9]*$' | sort -V | tail -n 1)
+  this="$SLURM_JOB_ID ${{newest:-none}}"
+  read -r job step tries 2>/dev/null < "$run/requeues"
+  if [ "$job $step" = "$this" ]; then tries=$((tries + 1)); else tries=1; fi
+  if [ "$tries" -gt {4} ]; then
+    echo "not queued again: {4} more tries have saved no step (newest: ${{newest:-none}})" >&2
+  elif echo "$this $tries" > "$run/requeues" || [ "${{SLURM_RESTART_COUNT:-0}}" -lt {4} ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+  fi
+fi
+exit "$code"
+)sh";
+
 /// "1-02:03:00": whole minutes, rounded up.
 std::string time_text(double seconds) {
   const auto minutes = static_cast<int64_t>(std::ceil(seconds / 60));
@@ -46,13 +73,12 @@ Result<std::string> slurm_script(const ClusterConfig& cluster, const TrainJob& j
   const char* srun = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none";
   // No exec: a TERM that reaches srun itself has it kill all tasks. No trap: scancel ends the shell, and the job with
   // it.
-  out += fmt::format("{} {}\n", srun, shell_words(words));
-  if (!slurm.requeue) return out;
-  return out + fmt::format(
-                   "code=$?\n"
-                   "if [ $code -eq {} ]; then scontrol requeue \"$SLURM_JOB_ID\"; fi  # stopped with steps left\n"
-                   "exit $code\n",
-                   kUnfinished);
+  const auto around = [&](const char* text) {
+    return slurm.requeue
+               ? fmt::format(fmt::runtime(text), shell_word(job.run), kUnfinished, kUnavailable, kInUse, kMostTries)
+               : std::string();
+  };
+  return out + around(kBefore) + fmt::format("{} {}\n", srun, shell_words(words)) + around(kAfter);
 }
 
 }  // namespace cairn::tools

@@ -217,7 +217,7 @@ Error in_use(const fs::path& lock, std::string_view what) {
         "the two train side by side until its next save, at which it leaves",
         holder.host, lock.string());
   }
-  return Error{ErrorCode::kUnavailable, std::move(text)};
+  return Error{ErrorCode::kUnavailable, std::move(text), EBUSY};
 }
 
 /// Whether /proc/locks lists a flock of this file by a process of this machine.
