@@ -26,6 +26,7 @@
 #include "converters/hf_folder.h"
 #include "converters/model_card.h"
 #include "converters/safetensors.h"
+#include "converters/tokenizer_files.h"
 #include "runtime/json/json.h"
 
 namespace cairn::convert {
@@ -338,6 +339,7 @@ class Exporter {
     if (family.own_code) report_.warnings.push_back(own_code_warning(family));
     nlohmann::ordered_json config = config_from_model(family, source_.model(), report_.dtype, original);
     keep_token_ids(original_text, &config);
+    settle_token_ids(&config);
     const WrittenFor written_line = written_for(family, source_.model());
     config["transformers_version"] = written_line.version;
     if (!written_line.warning.empty()) report_.warnings.push_back(written_line.warning);
@@ -434,15 +436,13 @@ class Exporter {
     return {};
   }
 
-  /// Where a recipe's init.path leads: as a start in the working directory, or in any folder above the checkpoint,
-  /// would find it. Empty: nowhere.
+  /// The folder of a recipe's init.path. Empty: nowhere.
   static fs::path find_init(const std::string& path, const fs::path& checkpoint) {
     std::error_code error;
-    if (fs::path(path).is_absolute()) return fs::is_directory(path, error) ? fs::path(path) : fs::path();
-    for (fs::path above = fs::absolute(checkpoint, error); above.has_relative_path(); above = above.parent_path()) {
-      if (fs::is_directory(above / path, error)) return above / path;
+    for (const fs::path& place : places_of(path, checkpoint)) {
+      if (fs::is_directory(place, error)) return place;
     }
-    return fs::is_directory(path, error) ? fs::path(path) : fs::path();
+    return {};
   }
 
   /// Of the Hugging Face folder that a run began with, or that the run began with which it began with, and so on: what
@@ -486,33 +486,137 @@ class Exporter {
     return {};
   }
 
-  Status gather_files() {
-    if (!options_.like.empty()) {
-      RT_TRY(take_files_of(options_.like));
-      if (files_.contains(std::string(kConfigFile))) return {};
-      return Error{ErrorCode::kInvalidInput, fmt::format("{} has no {}; the folder to be like is a Hugging Face folder",
-                                                         options_.like.string(), kConfigFile)};
-    }
+  /// What the checkpoint keeps, or what lies beside it, or the files of what the run began with. Returns whether the
+  /// model came with them: they are its own whatever the recipe says.
+  Result<bool> take_own_files() {
     for (const std::string& name : source_.files()) {
       if (!is_passed_file(name) && name != kConfigFile && name != kIndexFile) continue;
       RT_TRY_SET(files_[name], source_.file(name));
     }
     // Of a checkpoint that is a Hugging Face folder these lie beside it.
     if (source_.files().empty()) RT_TRY(take_files_of(source_dir_));
-    if (files_.empty()) RT_TRY(take_files_of_origin());
+    const bool own = !files_.empty();
+    if (!own) RT_TRY(take_files_of_origin());
     for (const std::string& name : source_.empty_files()) {
       if (is_passed_file(name)) files_[name] = "";
     }
-    const TokenizerConfig& tokenizer = source_.recipe().tokenizer;
-    if (tokenizer.kind == TokenizerConfig::Kind::kSentencePiece && !files_.contains("tokenizer.model")) {
-      Result<std::string> model = read_text_file(tokenizer.path, kMaxKeptBytes);
-      if (model.ok()) {
-        files_["tokenizer.model"] = std::move(model).value();
-      } else {
-        report_.warnings.push_back("the tokenizer is not exported: " + model.error().message);
+    return own;
+  }
+
+  Status gather_files() {
+    if (options_.like.empty()) {
+      RT_TRY_SET(const bool own, take_own_files());
+      if (!own && !options_.without_tokenizer) RT_TRY(take_recipe_tokenizer());
+    } else {
+      RT_TRY(take_files_of(options_.like));
+      if (!files_.contains(std::string(kConfigFile))) RT_TRY(take_tokenizer_of_folder());
+    }
+    if (options_.without_tokenizer)
+      std::erase_if(files_, [](const auto& file) { return is_tokenizer_file(file.first); });
+    return {};
+  }
+
+  /// --like FOLDER that has no config.json.
+  Status take_tokenizer_of_folder() {
+    const TokenizerConfig tokenizer = tokenizer_in(options_.like);
+    if (tokenizer.kind == TokenizerConfig::Kind::kNone) {
+      return invalid(fmt::format(
+          "{} has neither {} nor a tokenizer; expected a Hugging Face folder, or one with tokenizer.json or "
+          "tokenizer.model",
+          options_.like.string(), kConfigFile));
+    }
+    files_.clear();
+    RT_TRY_SET([[maybe_unused]] const bool own, take_own_files());
+    RT_TRY_SET(const std::string content, read_text_file(tokenizer.path, kMaxKeptBytes));
+    const std::string trained = trained_tokenizer(), found = content_hash(content);
+    if (tokenizer.kind == source_.recipe().tokenizer.kind && !trained.empty() && trained != found) {
+      report_.warnings.push_back(fmt::format(
+          "{} is not the file that the run was trained with: its content is {}, and the run's lineage.jsonl has {}",
+          tokenizer.path, found, trained));
+    }
+    return use_tokenizer(tokenizer);
+  }
+
+  std::string trained_tokenizer() const {
+    return options_.trained_tokenizer ? options_.trained_tokenizer(source_.manifest()) : std::string();
+  }
+
+  /// Of a model that was trained from scratch, or with another tokenizer than that of the folder that it began with.
+  Status take_recipe_tokenizer() {
+    TokenizerConfig tokenizer = source_.recipe().tokenizer;
+    const bool of_origin = std::ranges::any_of(files_, [](const auto& file) { return is_tokenizer_file(file.first); });
+    if (tokenizer.kind == TokenizerConfig::Kind::kNone) {
+      if (of_origin) return {};
+      report_.warnings.push_back(
+          "no tokenizer is exported, for the recipe names none; --like FOLDER takes its files from a folder");
+      if (const int64_t end = source_.recipe().objective.document_end; end >= 0)
+        tokenizer_ = TokenizerFiles{.eos = {end}};
+      return {};
+    }
+    if (!tokenizer.path.empty()) {
+      const std::string trained = trained_tokenizer();
+      const auto kept =
+          files_.find(tokenizer.kind == TokenizerConfig::Kind::kHf ? "tokenizer.json" : "tokenizer.model");
+      const std::string of_kept = kept == files_.end() ? "" : content_hash(kept->second);
+      if (!of_kept.empty() && of_kept == trained) return {};
+      Result<FoundTokenizer> found = find_tokenizer(tokenizer, source_dir_, trained);
+      if (!found.ok()) {
+        Error error = std::move(found).error();
+        error.message += "; --like FOLDER takes another copy, --without-tokenizer leaves it out";
+        return error;
+      }
+      if (of_kept == found.value().hash) return {};
+      tokenizer = found.value().tokenizer;
+      if (trained.empty()) {
+        report_.warnings.push_back(fmt::format(
+            "{} is exported as the tokenizer; no lineage.jsonl of the run says whether it is the file of the training",
+            tokenizer.path));
       }
     }
+    if (of_origin) {
+      report_.warnings.push_back(
+          fmt::format("the recipe's tokenizer is exported in place of that of {}", source_.recipe().init.path));
+    }
+    return use_tokenizer(tokenizer);
+  }
+
+  Status use_tokenizer(const TokenizerConfig& tokenizer) {
+    const ModelConfig& model = source_.model();
+    RT_TRY_SET(TokenizerFiles made, tokenizer_files(tokenizer, model.context, source_.recipe().objective.document_end));
+    if (made.vocab > model.vocab) {
+      return invalid(fmt::format(
+          "{}: the tokenizer has {} ids, the model {} rows: they do not belong together; --like FOLDER names another "
+          "one, --without-tokenizer leaves it out",
+          tokenizer.path.empty() ? "bytes" : tokenizer.path, made.vocab, model.vocab));
+    }
+    std::erase_if(files_, [](const auto& file) { return is_tokenizer_file(file.first); });
+    files_.merge(made.files);
+    report_.warnings.insert(report_.warnings.end(), made.warnings.begin(), made.warnings.end());
+    tokenizer_ = std::move(made);
     return {};
+  }
+
+  /// Of a tokenizer that was taken: its ids, in config.json and in what generation reads.
+  void settle_token_ids(nlohmann::ordered_json* config) {
+    constexpr const char* kGeneration = "generation_config.json";
+    if (!tokenizer_) return;
+    const auto id = [](int64_t one) { return one < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(one); };
+    const std::vector<int64_t>& ends = tokenizer_->eos;
+    const std::pair<const char*, nlohmann::ordered_json> ids[] = {
+        {"bos_token_id", id(tokenizer_->bos)},
+        {"eos_token_id", ends.size() > 1 ? nlohmann::ordered_json(ends) : id(ends.empty() ? -1 : ends[0])},
+        {"pad_token_id", id(tokenizer_->pad)}};
+    auto generation = parse_ordered_json(files_.contains(kGeneration) ? files_[kGeneration] : "{}");
+    const bool readable = generation.ok() && generation.value().is_object();
+    nlohmann::ordered_json generates = readable ? std::move(generation).value() : nlohmann::ordered_json::object();
+    for (const auto& [key, value] : ids) {
+      (*config)[key] = value;
+      generates.erase(key);
+      if (!value.is_null()) generates[key] = value;
+    }
+    if (generates.empty()) return;
+    generates["transformers_version"] = kTestedVersion;
+    files_[kGeneration] = generates.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   }
 
   DType dtype_of(int64_t output) const {
@@ -630,6 +734,7 @@ class Exporter {
   BlockFp8 blocks_;
   std::vector<Output> outputs_;
   std::map<std::string, std::string> files_;
+  std::optional<TokenizerFiles> tokenizer_;  // that is exported as the recipe's; none: what the files say
 };
 
 }  // namespace

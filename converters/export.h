@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ckpt/format/manifest.h"
 #include "ckpt/store/io_backend.h"
 #include "converters/hf_writer.h"
 #include "converters/weight_source.h"
@@ -27,12 +28,15 @@ struct ExportOptions {
   int64_t max_shard_bytes = 0;  // tensor bytes of a file; 0: the split that was imported, else kDefaultShardBytes
   WeightsOf weights = WeightsOf::kTraining;
   bool overwrite = false;      // a target folder that is not empty
-  std::filesystem::path like;  // a Hugging Face folder whose family, token ids and tokenizer files are taken; empty:
-                               // those that the checkpoint keeps
-  bool block_fp8 = false;      // the layers' matrices in blocks of eight bits (block_fp8.h), where the family has them;
-                               // dtype is that of the rest, unset after training: bf16
-  bool hdf5 = false;           // each weights file is HDF5 as well (dual_file.h), and has a second name, model*.h5;
-                               // one file of f32 makes the folder a checkpoint
+  std::filesystem::path like;  // a Hugging Face folder whose family, token ids and tokenizer files are taken, or one
+                               // with a tokenizer only; empty: those that the checkpoint keeps, else the recipe's
+  bool without_tokenizer = false;  // no files of a tokenizer
+  /// content_hash() of the recipe's tokenizer when the run was trained; empty: not known. May be empty itself.
+  std::function<std::string(const ckpt::Manifest&)> trained_tokenizer;
+  bool block_fp8 = false;  // the layers' matrices in blocks of eight bits (block_fp8.h), where the family has them;
+                           // dtype is that of the rest, unset after training: bf16
+  bool hdf5 = false;       // each weights file is HDF5 as well (dual_file.h), and has a second name, model*.h5;
+                           // one file of f32 makes the folder a checkpoint
   const std::atomic<bool>* cancel = nullptr;                              // as HfWriteOptions'
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // the same
   std::function<std::unique_ptr<ckpt::IoBackend>()> make_io;              // the same

@@ -40,6 +40,7 @@ struct Options {
   std::string mesh, name;                             // into a checkpoint
   std::string dtype, quantize, max_shard_size, like;  // into a folder
   bool hdf5 = false, untie = false, drop_mtp = false, overwrite = false, check = false, ema = false;
+  bool without_tokenizer = false;
 };
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
@@ -69,6 +70,7 @@ Status refuse_useless(const Options& options, bool to_cairn) {
     RT_TRY(refuse(!options.max_shard_size.empty(), "--max-shard-size", "into a Hugging Face folder"));
     RT_TRY(refuse(options.hdf5, "--hdf5", "into a Hugging Face folder"));
     RT_TRY(refuse(!options.like.empty(), "--like", "into a Hugging Face folder"));
+    RT_TRY(refuse(options.without_tokenizer, "--without-tokenizer", "into a Hugging Face folder"));
   } else {
     RT_TRY(refuse(!options.mesh.empty(), "--mesh", "into a checkpoint"));
     RT_TRY(refuse(!options.name.empty(), "--name", "into a checkpoint"));
@@ -162,6 +164,8 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
     return invalid("--ema is for checkpoints; a Hugging Face folder has one set of weights");
   if (kind == Kind::kFolder && options.hdf5)
     return invalid("--hdf5 is for a checkpoint's weights; import the folder, then export it");
+  if (kind == Kind::kFolder && options.without_tokenizer)
+    return invalid("--without-tokenizer is for a checkpoint's weights; a folder keeps its files");
   if (kind == Kind::kFolder && !options.like.empty())
     return invalid("--like is for a checkpoint's weights; a folder stays of its own family");
   for (const auto& [flag, set] : {std::pair("--untie", options.untie), {"--drop-mtp", options.drop_mtp}}) {
@@ -172,6 +176,8 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
   if (kind == Kind::kCheckpoint) {
     RT_TRY_SET(from, resolve_checkpoint(options.from));
   }
+  to.without_tokenizer = options.without_tokenizer;
+  to.trained_tokenizer = [&](const ckpt::Manifest& manifest) { return trained_tokenizer(from, manifest); };
   const fs::path around = checkpoint_around(options.to);
   std::error_code unknown;  // a folder that is a checkpoint too may be replaced, and what lies in the source is told so
   if (!around.empty() && !fs::equivalent(around, options.to, unknown) && !fs::equivalent(around, from, unknown))
@@ -410,7 +416,8 @@ void add_export_options(CLI::App& command, Options& options) {
                      "of a file: 5GB, 200MB; default: the source's split, 5GB");
   command.add_option("--like", options.like,
                      "a Hugging Face folder: its family, token ids, tokenizer and generation files (of a model that "
-                     "began as it)");
+                     "began as it); or a folder with a tokenizer only");
+  command.add_flag("--without-tokenizer", options.without_tokenizer, "leave the tokenizer's files out");
   command.add_flag("--ema", options.ema, "the moving average of the weights that the checkpoint holds");
   command.add_flag("--hdf5", options.hdf5, "each weights file is HDF5 too, with a second name: model.h5");
 }

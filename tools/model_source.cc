@@ -12,12 +12,14 @@
 #include "ckpt/store/posix_backend.h"
 #include "converters/hf_folder.h"
 #include "converters/import.h"
+#include "converters/tokenizer_files.h"
 #include "dsl/dsl.h"
 #include "runtime/cuda/machine/module.h"
 #include "runtime/cuda/recipe/refusals.h"
 #include "runtime/json/json.h"
 #include "runtime/plan/device_choice.h"
 #include "tools/run/folder.h"
+#include "tools/run/lineage.h"
 #include "tools/version.h"
 
 namespace cairn::tools {
@@ -130,6 +132,16 @@ bool is_hf_folder(const fs::path& path) {
   return fs::exists(path / convert::kConfigFile, error);
 }
 
+std::string trained_tokenizer(const fs::path& checkpoint, const ckpt::Manifest& manifest) {
+  std::error_code error;
+  const fs::path run = fs::weakly_canonical(checkpoint, error).parent_path().parent_path();
+  const Result<Lineage> lineage = Lineage::read(run);
+  if (!lineage.ok()) return {};
+  const std::vector<LineageEntry>& entries = lineage.value().entries();
+  const auto found = std::ranges::find(entries, ckpt::lineage_of(manifest), &LineageEntry::hash);
+  return found == entries.end() ? std::string() : found->tokenizer;
+}
+
 Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer, const std::string& precision,
                                convert::WeightsOf weights_of, Works works, DeviceChoice device) {
   ckpt::PosixBackend io;
@@ -137,6 +149,7 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
   std::unique_ptr<convert::WeightSource> source;
   std::function<Result<std::string>(std::string_view)> file;
   std::vector<std::string> names;
+  std::string trained;  // hash of the recipe's tokenizer
   if (is_hf_folder(path)) {
     if (weights_of == convert::WeightsOf::kAverage) {
       return invalid(
@@ -155,6 +168,7 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
         unless_removed({out.from}, convert::CheckpointWeights::open(io, out.from, dsl::decode_recipe, weights_of)));
     out.recipe = weights->recipe();
     names = weights->files();
+    trained = trained_tokenizer(out.from, weights->manifest());
     file = [kept = weights.get()](std::string_view name) { return kept->file(name); };
     source = std::move(weights);
   }
@@ -171,7 +185,9 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
       if (!beside.ok()) return std::move(beside).error().with(out.from.string());
       out.tokenizer = std::move(beside).value();
       if (!out.tokenizer && out.recipe.tokenizer.kind != TokenizerConfig::Kind::kNone) {
-        RT_TRY_SET(out.tokenizer, text::make_tokenizer(out.recipe.tokenizer));
+        RT_TRY_SET(const convert::FoundTokenizer found,
+                   convert::find_tokenizer(out.recipe.tokenizer, out.from, trained));
+        RT_TRY_SET(out.tokenizer, text::make_tokenizer(found.tokenizer));
       }
     }
     if (!out.tokenizer) {

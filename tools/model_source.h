@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ckpt/format/manifest.h"
 #include "ckpt/store/io_backend.h"
 #include "converters/weight_source.h"
 #include "runtime/config/recipe.h"
@@ -36,6 +37,10 @@ struct LoadedModel {
 
 /// Whether it has a config.json, which checkpoints and run folders have not.
 bool is_hf_folder(const std::filesystem::path& path);
+
+/// Hash of the tokenizer's file that a checkpoint in its run's folder was trained with, by the run's lineage. Empty:
+/// the checkpoint lies elsewhere, or the run used none.
+std::string trained_tokenizer(const std::filesystem::path& checkpoint, const ckpt::Manifest& manifest);
 
 /// What a command gives to a model: texts, or ids that are there already.
 enum class Works { kOnText, kOnIds };
