@@ -13,6 +13,7 @@
 #include "converters/config_keys.h"
 #include "converters/dist_files.h"
 #include "converters/elements.h"
+#include "converters/folder_kinds.h"
 #include "converters/safetensors.h"
 #include "converters/sharded_files.h"
 #include "runtime/core/glob.h"
@@ -181,8 +182,10 @@ Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, const H
   out->dir_ = dir;
   std::error_code error;
   if (!fs::is_directory(dir, error)) {
-    return invalid(fmt::format("{}: is no folder; expected one with config.json and model.safetensors", dir.string()));
+    return named(dir, invalid(fmt::format("{}: is no folder; expected one with config.json and model.safetensors",
+                                          dir.string())));
   }
+  RT_TRY(check_no_adapter(dir));
   RT_TRY(out->read_config());
   RT_TRY(out->match(options).with(dir.string()));
   if (out->weights_->index() == kIndexFile) out->kept_files_.emplace_back(kIndexFile);
@@ -195,8 +198,8 @@ Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, const H
 Status HfFolder::read_config() {
   const fs::path path = dir_ / kConfigFile;
   if (!is_plain_file(path)) {
-    return invalid(
-        fmt::format("{}: has no config.json; is this the folder that save_pretrained wrote?", dir_.string()));
+    return named(dir_, invalid(fmt::format("{}: has no config.json; is this the folder that save_pretrained wrote?",
+                                           dir_.string())));
   }
   RT_TRY_SET(config_text_, read_text_file(path, kMaxConfigBytes));
   Result<nlohmann::json> config =
@@ -216,8 +219,11 @@ Status HfFolder::read_config() {
     if (config_dtype_.empty() && config.value().contains(key) && config.value()[key].is_string())
       config_dtype_ = config.value()[key];
   }
-  RT_TRY_SET(const fs::path dist, find_dist_files(dir_));
-  if (!dist.empty() && !WeightsFolder::has_weights(dir_)) {
+  fs::path dist;  // beside weights it is the state of the program that trained them
+  if (!WeightsFolder::has_weights(dir_)) {
+    RT_TRY_SET(dist, find_dist_files(dir_));
+  }
+  if (!dist.empty()) {
     RT_TRY_SET(std::unique_ptr<DistFiles> files, DistFiles::open(dist, family_, model_));
     weights_ = std::make_unique<WeightsFolder>(WeightsFolder::of(std::move(files)));
   } else if (family_.joins.empty()) {

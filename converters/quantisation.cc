@@ -77,6 +77,13 @@ std::string described(const std::string& method, const json& quant) {
 
 /// Nothing: the weights are stored as they are.
 Result<std::optional<Scheme>> scheme_of(const json& config) {
+  const auto mlx = config.is_object() ? config.find("quantization") : config.end();
+  if (config.is_object() && mlx != config.end() && mlx->is_object() && mlx->contains("bits")) {
+    return unsupported(
+        fmt::format("quantization: the weights are packed by MLX ({} bits), which cannot be read here; use "
+                    "the model that they were made from",
+                    (*mlx)["bits"].dump()));
+  }
   const auto found = config.is_object() ? config.find(kKey) : config.end();
   if (!config.is_object() || found == config.end() || found->is_null()) return std::optional<Scheme>();
   const json& quant = *found;

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "converters/elements.h"
+#include "converters/folder_kinds.h"
 #include "converters/quantisation.h"
 #include "converters/safetensors.h"
 #include "converters/torch_bin.h"
@@ -82,6 +83,22 @@ Result<std::map<std::string, std::string>> parse_index(std::string_view text, in
 
 namespace {
 
+/// NVIDIA's ModelOpt says how weights are quantised in a file of its own.
+Status refuse_side_file(const fs::path& dir, const nlohmann::json& config) {
+  constexpr std::string_view kSideFile = "hf_quant_config.json";
+  if (!is_plain_file(dir / kSideFile) || config.contains("quantization_config")) return {};
+  RT_TRY_SET(const std::string text, read_text_file(dir / kSideFile, kMaxIndexBytes));
+  const nlohmann::json side = json_or_nothing(text);
+  const auto pointer = nlohmann::json::json_pointer("/quantization/quant_algo");
+  const bool named = side.is_object() && side.contains(pointer) && side[pointer].is_string();
+  if (side.is_object() && side.contains(pointer) && side[pointer].is_null()) return {};
+  return Error{
+      ErrorCode::kUnsupported,
+      fmt::format("{}: the weights are quantised by NVIDIA's ModelOpt{}, which is not read; take the model that "
+                  "they were made from",
+                  (dir / kSideFile).string(), named ? fmt::format(" ({})", side[pointer].get<std::string>()) : "")};
+}
+
 Result<std::unique_ptr<WeightsFile>> open_file(const fs::path& path) {
   if (path.extension() == ".bin") {
     RT_TRY_SET(std::unique_ptr<TorchBinFile> file, TorchBinFile::open(path));
@@ -112,13 +129,14 @@ Result<WeightsFolder> WeightsFolder::open(const fs::path& dir, const nlohmann::j
     }
   }
   if (!found) {
-    return invalid(fmt::format("{}: has no weights; expected {}, {}, {} or {}", dir.string(), kSingleFile, kIndexFile,
-                               kSingleBin, kBinIndex));
+    return named(dir, invalid(fmt::format("{}: has no weights; expected {}, {}, {} or {}", dir.string(), kSingleFile,
+                                          kIndexFile, kSingleBin, kBinIndex)));
   }
   for (const auto& file : out.files_) {
     for (const SafeTensor& tensor : file->tensors())
       out.tensors_.push_back({tensor.name, tensor.dtype, tensor.shape, file.get(), &tensor});
   }
+  RT_TRY(refuse_side_file(dir, config));
   RT_TRY(join_quantised(config, out.tensors_).with(dir.string()));
   out.tell_strays(dir);
   return out;
@@ -152,7 +170,10 @@ Status WeightsFolder::open_index(const fs::path& dir, std::string_view index) {
     if (!file.ends_with(extension)) {
       problems += fmt::format("\n  {}: is no {} file", file, extension);
     } else if (!is_plain_file(dir / file)) {
-      problems += fmt::format("\n  {}: the file is missing", file);
+      std::error_code error;
+      const bool link = fs::is_symlink(dir / file, error);
+      problems += fmt::format("\n  {}: {}", file,
+                              link ? "is a link to nothing, as of a download that was cut off" : "the file is missing");
     }
   }
   if (!problems.empty()) return invalid(fmt::format("{}: names files that are not there:{}", path.string(), problems));

@@ -14,6 +14,7 @@
 #include "ckpt/mirror/place.h"
 #include "ckpt/store/uring_backend.h"
 #include "converters/export.h"
+#include "converters/folder_kinds.h"
 #include "converters/hf_folder.h"
 #include "converters/import.h"
 #include "converters/rewrite.h"
@@ -50,7 +51,9 @@ Result<Kind> kind_of(const Options& options) {
   std::error_code error;
   const fs::path from(options.from);
   RT_TRY_SET(const fs::file_type type, type_of(from));
-  if (type == fs::file_type::not_found) return invalid(fmt::format("{}: there is no such folder", options.from));
+  if (type == fs::file_type::not_found) {
+    return convert::named(from, invalid(fmt::format("{}: there is no such folder", options.from)));
+  }
   const bool folder = fs::exists(from / convert::kConfigFile, error);
   const bool checkpoint = fs::exists(from / ckpt::kManifestName, error);
   if (folder && checkpoint) return options.target_kind == "cairn" ? Kind::kFolder : Kind::kCheckpoint;
@@ -174,7 +177,7 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
   }
   fs::path from = options.from;
   if (kind == Kind::kCheckpoint) {
-    RT_TRY_SET(from, resolve_checkpoint(options.from));
+    RT_TRY_SET(from, resolve_source(options.from));
   }
   to.without_tokenizer = options.without_tokenizer;
   to.trained_tokenizer = [&](const ckpt::Manifest& manifest) { return trained_tokenizer(from, manifest); };
@@ -387,10 +390,11 @@ Result<int> run(const Options& options, bool as_json) {
   RT_TRY(refuse_useless(options, to_cairn));
   if (!to_cairn) return to_folder(options, kind, as_json);
   if (kind == Kind::kCheckpoint) {
-    return invalid(
-        fmt::format("{}: is no Hugging Face folder (no config.json); into a checkpoint of another layout: "
-                    "cairn ckpt reshard",
-                    options.from));
+    return convert::named(
+        options.from,
+        invalid(fmt::format("{}: is no Hugging Face folder (no config.json); into a checkpoint of another "
+                            "layout: cairn ckpt reshard",
+                            options.from)));
   }
   return to_checkpoint(options, as_json);
 }

@@ -21,6 +21,7 @@
 #include "runtime/telemetry/terminal.h"
 #include "runtime/text/tokenizer.h"
 #include "tools/commands.h"
+#include "tools/model_source.h"
 
 namespace cairn::tools {
 namespace {
@@ -60,6 +61,7 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
   if (documents != "json" && !options.json_key.empty())
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("--json-key is for JSON lines, and --documents is {}", documents)};
+  RT_TRY(check_tokenizer_name(options.tokenizer));
   data::TokenizeArgs args;
   args.inputs = options.inputs;
   args.output_prefix = options.out;
@@ -157,6 +159,7 @@ Result<int> info(const InfoOptions& options, bool json) {
 
 /// Ids of each line, a line each: to see how a text is cut, and to compare with other programs.
 Result<int> encode(const EncodeOptions& options, bool json) {
+  RT_TRY(check_tokenizer_name(options.tokenizer));
   RT_TRY_SET(const std::unique_ptr<text::Tokenizer> tokenizer,
              text::make_tokenizer(text::tokenizer_config(options.tokenizer)));
   for (const std::string& note : tokenizer->notes()) fmt::print(stderr, "cairn data encode: note: {}\n", note);

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <vector>
 
+#include "converters/folder_kinds.h"
 #include "converters/hf_folder.h"
 #include "converters/import.h"
 #include "dsl/dsl.h"
@@ -106,6 +107,8 @@ Result<Recipe> recipe_from(const fs::path& from) {
     out.tokenizer = {TokenizerConfig::Kind::kHf, (from / "tokenizer.json").string()};
   } else if (fs::is_regular_file(from / "tokenizer.model", error)) {
     out.tokenizer = {TokenizerConfig::Kind::kSentencePiece, (from / "tokenizer.model").string()};
+  } else if (const auto kind = convert::foreign_tokenizer(from)) {
+    fmt::print(stderr, "cairn init: warning: {}\n", *kind);
   }
   out.stop = {.unit = Span::Unit::kSteps, .value = 500};
   out.data.sources = {{.name = "text", .path = "data/text", .split = {95, 5}}};

@@ -80,7 +80,7 @@ Result<InitConfig> effective_init(const InitConfig& recipe, const InitConfig& co
     out.path = fs::absolute(out.path).lexically_normal().string();
     return out;
   }
-  RT_TRY_SET(const fs::path from, resolve_checkpoint(out.path));
+  RT_TRY_SET(const fs::path from, resolve_source(out.path));
   out.path = fs::absolute(from).lexically_normal().string();
   return out;
 }

@@ -10,6 +10,7 @@
 #include "ckpt/format/manifest.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
+#include "converters/folder_kinds.h"
 #include "converters/hf_folder.h"
 #include "converters/import.h"
 #include "converters/tokenizer_files.h"
@@ -142,6 +143,17 @@ std::string trained_tokenizer(const fs::path& checkpoint, const ckpt::Manifest& 
   return found == entries.end() ? std::string() : found->tokenizer;
 }
 
+Status check_tokenizer_name(const std::string& name) {
+  if (auto kind = convert::foreign_tokenizer(name)) return Error{ErrorCode::kUnsupported, std::move(*kind)};
+  return {};
+}
+
+Result<fs::path> resolve_source(const fs::path& path) {
+  Result<fs::path> found = resolve_checkpoint(path);
+  if (found.ok()) return found;
+  return convert::named(path, std::move(found).error());
+}
+
 Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer, const std::string& precision,
                                convert::WeightsOf weights_of, Works works, DeviceChoice device) {
   ckpt::PosixBackend io;
@@ -162,7 +174,7 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
     file = [path](std::string_view name) { return convert::read_text_file(path / name, kMaxFileBytes); };
     source = std::move(folder);
   } else {
-    RT_TRY_SET(out.from, resolve_checkpoint(path));
+    RT_TRY_SET(out.from, resolve_source(path));
     RT_TRY_SET(
         std::unique_ptr<convert::CheckpointWeights> weights,
         unless_removed({out.from}, convert::CheckpointWeights::open(io, out.from, dsl::decode_recipe, weights_of)));
@@ -179,6 +191,7 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
   const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
   const auto take_tokenizer = [&]() -> Status {
     if (!tokenizer.empty()) {
+      RT_TRY(check_tokenizer_name(tokenizer));
       RT_TRY_SET(out.tokenizer, text::make_tokenizer(text::tokenizer_config(tokenizer)));
     } else {
       Result<std::unique_ptr<text::Tokenizer>> beside = tokenizer_of_files(file, names);

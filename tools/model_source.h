@@ -42,6 +42,12 @@ bool is_hf_folder(const std::filesystem::path& path);
 /// the checkpoint lies elsewhere, or the run used none.
 std::string trained_tokenizer(const std::filesystem::path& checkpoint, const ckpt::Manifest& manifest);
 
+/// Of a --tokenizer. Errors: kUnsupported for a tokenizer of a kind that is not read here, naming it.
+Status check_tokenizer_name(const std::string& name);
+
+/// resolve_checkpoint(), where what lies there is no folder of another program's: that one is named.
+Result<std::filesystem::path> resolve_source(const std::filesystem::path& path);
+
 /// What a command gives to a model: texts, or ids that are there already.
 enum class Works { kOnText, kOnIds };
 

@@ -259,6 +259,8 @@ TEST_SUITE("converters/hf_folder") {
     CHECK(has(with("vocab_size", 2000000000), "vocab_size = 2000000000 is out of range"));
     CHECK(has(with("hidden_size", 1 << 21), "hidden_size = 2097152 is out of range"));
     fs::remove(copy.dir / "model.safetensors");
+    CHECK(has(copy.refusal(), "has weights by another name: reference.safetensors"));
+    fs::remove(copy.dir / "reference.safetensors");
     CHECK(has(copy.refusal(), "has no weights; expected model.safetensors"));
     spit(copy.dir / "pytorch_model.bin", "PK");
     CHECK(has(copy.refusal(), "pytorch_model.bin: is no file of torch.save"));
@@ -314,8 +316,8 @@ TEST_SUITE("converters/hf_folder") {
         std::vector<float> values(static_cast<size_t>(kVocab * width));
         for (float& value : values) value = static_cast<float>(random() % 4001) / 1000 - 2;
         std::fill_n(values.begin() + 7 * width, width, 0.0f);  // has no length
-        tensors[name] = {"F32", {kVocab, width},
-                         {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}};
+        tensors[name] = {
+            "F32", {kVocab, width}, {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}};
       }
     });
     const auto folder = copy.open();

@@ -1,0 +1,169 @@
+"""Folders of other programs and adapters: what each command says of them."""
+import json
+import os
+import shutil
+import struct
+
+from program import ProgramTest, main
+
+WIDTH, VOCAB, FFN = 16, 64, 24
+
+
+def shapes(layers):
+    out = {"model.embed_tokens.weight": [VOCAB, WIDTH], "model.norm.weight": [WIDTH], "lm_head.weight": [VOCAB, WIDTH]}
+    for k in range(layers):
+        layer = {"input_layernorm": [WIDTH], "post_attention_layernorm": [WIDTH], "mlp.gate_proj": [FFN, WIDTH],
+                 "mlp.up_proj": [FFN, WIDTH], "mlp.down_proj": [WIDTH, FFN]}
+        layer.update({f"self_attn.{p}_proj": [WIDTH, WIDTH] for p in "qkvo"})
+        out.update({f"model.layers.{k}.{name}.weight": shape for name, shape in layer.items()})
+    return out
+
+
+def safetensors(tensors):
+    header, data = {}, b""
+    for name, shape in sorted(tensors.items()):
+        count = 1
+        for extent in shape:
+            count *= extent
+        raw = struct.pack(f"<{count}f", *[((k * 7 + len(name.removeprefix("pretrained_model."))) % 11 - 5) / 16 for k in range(count)])
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+class FoldersTest(ProgramTest):
+    def model(self, folder, tensors=None, layers=2, file="model.safetensors", **config):
+        """A Llama of `layers` in config.json, with these tensors, else its own."""
+        said = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB, "hidden_size": WIDTH,
+                "intermediate_size": FFN, "num_hidden_layers": layers, "num_attention_heads": 2,
+                "num_key_value_heads": 2, "max_position_embeddings": 32, "tie_word_embeddings": False, **config}
+        self.write(f"{folder}/config.json", json.dumps(said))
+        if file:
+            self.write(f"{folder}/{file}", safetensors(shapes(layers) if tensors is None else tensors))
+        return folder
+
+    def refused(self, *args):
+        done = self.cairn(*args, code=2)
+        return done.stdout + done.stderr
+
+    def readers(self, folder):
+        """Each command that reads a model, on this folder."""
+        self.write("tokens.bin", struct.pack("<40H", *range(40)))
+        self.write("start.lua", f"""local T = require "cairn"
+return T.recipe {{ name = "a", stop = T.steps(1), data = T.token_files {{ train = "tokens.bin", dtype = "uint16" }},
+  model = T.llama {{ layers = 2, width = 16, heads = 2, context = 8, vocab = 64 }}, batch = {{ samples = 1, micro = 1 }},
+  optimizer = T.adamw {{ peak_lr = 1e-3 }}, init = T.hf "{folder}" }}""")
+        return [("convert", "--check", folder), ("convert", folder, "out"), ("convert", folder, "out", "--to", "hf"),
+                ("import", folder, "out"), ("eval", "--from", folder, "--data", "tokens.bin", "--dtype", "uint16"),
+                ("generate", "--from", folder, "--prompt", "a", "--tokenizer", "bytes"), ("init", "new", "--from", folder),
+                ("train", "start.lua", "--nproc", "1", "--run", "run"), ("export", folder, "out")]
+
+    def every_reader_says(self, folder, *words):
+        for command in self.readers(folder):
+            if command[0] == "export" and os.path.exists(self.path(f"{folder}/config.json")):
+                continue  # a model's folder is no checkpoint, and that is said
+            with self.subTest(command=" ".join(command[:2])):
+                said = self.refused(*command)
+                for word in words:
+                    self.assertIn(word, said)
+        for made in ("out", "new", "run"):
+            self.assertFalse(os.path.exists(self.path(made)), made)
+
+    def test_an_adapter_is_refused_by_every_reader(self):
+        self.model("beside")
+        self.write("beside/adapter_config.json", json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"}))
+        self.every_reader_says("beside", "adapter_config.json: is a PEFT adapter of type LORA for org/base", "merge")
+        self.write("by-itself/adapter_config.json", json.dumps({"peft_type": "LORA"}))
+        self.write("by-itself/adapter_model.safetensors", safetensors({"base_model.model.x.lora_A.weight": [2, 2]}))
+        self.every_reader_says("by-itself", "is a PEFT adapter", "merge")
+        self.model("weights")  # its configuration was lost
+        self.write("weights/adapter_model.bin", b"")
+        self.assertIn("is a PEFT adapter", self.refused("convert", "--check", "weights"))
+
+    def test_folders_of_other_programs_are_named_with_the_way_on(self):
+        kinds = {
+            "hub/models--org--tiny": (["refs/main", "snapshots/0abc/config.json"], ["snapshots/0abc"]),
+            "hub": ([], ["snapshots/0abc"]),
+            "cut": (["config.json", "model.safetensors.incomplete"], ["cut off", "download it again"]),
+            "cut-local": ([".cache/huggingface/download/x.incomplete"], ["cut off"]),
+            "zero": (["global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt", "latest"], ["DeepSpeed", "zero_to_fp32"]),
+            "zero-inside": (["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"], ["DeepSpeed"]),
+            "zero-0": (["mp_rank_00_model_states.pt"], ["DeepSpeed"]),
+            "fp32": (["pytorch_model.bin/pytorch_model-00001-of-00001.bin", "config.json"],
+                     ["pytorch_model.bin is a folder, as zero_to_fp32"]),
+            "gguf": (["model-q4.gguf"], ["GGUF", "model-q4.gguf"]),
+            "verl": (["model_world_size_2_rank_0.pt", "huggingface/config.json"], ["verl", "model_merger"]),
+            "meta": (["consolidated.00.pth", "params.json"], ["Meta", "convert_llama_weights_to_hf"]),
+            "mistral": (["consolidated.safetensors", "params.json"], ["Mistral"]),
+            "mlx": (["weights.npz", "config.json"], ["MLX"]),
+            "dcp": ([".metadata", "__0_0.distcp"], ["torch.distributed.checkpoint", "torchtitan"]),
+            "megatron": (["latest_checkpointed_iteration.txt"], ["Megatron-LM", "megatron_gpt"]),
+            "megatron-old": (["mp_rank_00/model_optim_rng.pt"], ["Megatron-LM"]),
+            "torch-dist": (["iter_0000010/common.pt"], ["Megatron-LM"]),
+            "nanotron": (["checkpoint_metadata.json", "model/x.safetensors"], ["Nanotron"]),
+            "orbax": (["_CHECKPOINT_METADATA"], ["Orbax"]),
+            "lightning": (["last.ckpt"], ["Lightning"]),
+            "torch": (["step.pt"], ["file of torch, step.pt", "pytorch_model.bin"]),
+            "torch-pth": (["m.pth", "config.json"], ["file of torch, m.pth"]),
+            "variant": (["model.fp16.safetensors"], ["another name: model.fp16.safetensors"]),
+            "trainer": (["checkpoint-5/config.json"], ["trainer/checkpoint-5"]),
+        }
+        for folder, (files, words) in kinds.items():
+            for file in files:
+                if file == "refs/main":
+                    self.write(f"{folder}/{file}", "0abc")
+                elif file == "config.json":
+                    self.model(folder, file=None)
+                else:
+                    self.write(f"{folder}/{file}", b"\0" * 8)
+        os.makedirs(self.path("dangling"))
+        self.model("dangling", file=None)
+        os.symlink("../../blobs/none", self.path("dangling/model.safetensors"))
+        kinds["dangling"] = ([], ["cut off: model.safetensors"])
+        for folder, (_, words) in kinds.items():
+            with self.subTest(folder=folder):
+                said = self.refused("convert", "--check", folder)
+                for word in words:
+                    self.assertIn(word, said)
+        self.every_reader_says("gguf", "GGUF")
+        self.every_reader_says("hub/models--org--tiny", "snapshots/0abc")
+
+    def test_paths_that_are_no_folder_are_named_too(self):
+        self.write("a.bin", b"GGUF\3\0\0\0" + bytes(64))
+        self.assertIn("is GGUF", self.refused("import", "a.bin", "out"))
+        self.write("m/model.safetensors", b"")
+        self.assertIn("give the folder", self.refused("convert", "--check", "m/model.safetensors"))
+        said = self.refused("generate", "--from", "org/name", "--prompt", "a")
+        self.assertIn("hf download org/name", said)
+
+    def test_quantised_weights_of_other_programs_are_named(self):
+        self.model("modelopt")
+        self.write("modelopt/hf_quant_config.json", json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+        self.assertIn("ModelOpt (NVFP4)", self.refused("convert", "--check", "modelopt"))
+        self.write("modelopt/hf_quant_config.json", json.dumps({"quantization": {"quant_algo": None}}))
+        self.cairn("convert", "--check", "modelopt")
+        self.assertIn("MLX", self.refused("convert", "--check", self.model("mlx", quantization={"group_size": 64, "bits": 4})))
+
+    def test_a_trainers_state_beside_weights_does_not_hide_them(self):
+        self.model("trainer")
+        self.write("trainer/latest", "global_step5")  # the folder of that name was removed to save room
+        self.cairn("convert", "--check", "trainer")
+
+    def test_tokenizers_of_other_programs_are_named(self):
+        self.write("text.txt", "a b")
+        self.write("tiktoken/tokenizer.model", "IQ== 0\nIg== 1\nIw== 2\n")
+        self.write("slow/vocab.json", "{}")
+        self.write("slow/merges.txt", "")
+        self.write("bert/vocab.txt", "")
+        self.write("t5/spiece.model", b"")
+        for name, word in (("tiktoken", "tiktoken"), ("tiktoken/tokenizer.model", "tiktoken"), ("slow", "merges.txt"),
+                           ("bert", "WordPiece"), ("t5", "give the file: t5/spiece.model")):
+            for command in (("data", "tokenize", "text.txt", "--out", "set"), ("data", "encode", "a"),
+                            ("generate", "--from", self.model("m"), "--prompt", "a")):
+                with self.subTest(name=name, command=command[0]):
+                    self.assertIn(word, self.refused(*command, "--tokenizer", name))
+
+
+if __name__ == "__main__":
+    main()
