@@ -97,7 +97,7 @@ std::string TensorProblem::text() const {
   const std::string place = file.empty() ? tensor : fmt::format("{}: {}", file, tensor);
   switch (kind) {
     case Kind::kMissing:
-      return fmt::format("{}: missing, expected {}", place, expected);
+      return fmt::format("{}: missing{}, expected {}", place, found.empty() ? "" : ", for " + found, expected);
     case Kind::kUnexpected:
       return fmt::format("{}: unexpected, {}", place, found);
     case Kind::kShape:
@@ -457,7 +457,10 @@ Status HfFolder::match(const HfOptions& options) {
     stored_.push_back({mapping.stored, it == found.end() ? nullptr : it->second});
     if (!told.insert(mapping.stored).second) continue;  // q, k and v may share one stored tensor
     if (it == found.end()) {
-      add_problem(TensorProblem::Kind::kMissing, nullptr, mapping.stored, "", expected);
+      const auto unlisted = weights_->unlisted().find(mapping.stored);
+      add_problem(TensorProblem::Kind::kMissing, nullptr, mapping.stored,
+                  unlisted == weights_->unlisted().end() ? "" : "the index does not list it in " + unlisted->second,
+                  expected);
     } else if (const FolderTensor& tensor = *it->second; !is_float_dtype(tensor.dtype)) {
       add_problem(TensorProblem::Kind::kDtype, &tensor, tensor.name, tensor.dtype, "F32, BF16, F16 or F64");
     } else if (to_string(tensor.shape) != expected) {

@@ -513,8 +513,10 @@ std::optional<Split> split_of_index(const std::vector<OutputTensor>& tensors, co
   if (!map.ok() || map.value().size() != tensors.size()) return std::nullopt;
   for (const OutputTensor& tensor : tensors) {
     const auto file = map.value().find(tensor.name);
-    if (file == map.value().end() || !file->second.starts_with("model") || !file->second.ends_with(".safetensors"))
+    if (file == map.value().end() || !file->second.starts_with("model") || !file->second.ends_with(".safetensors") ||
+        file->second.find('/') != std::string::npos) {
       return std::nullopt;
+    }
   }
   return std::move(map).value();
 }

@@ -30,9 +30,12 @@ constexpr int64_t kPieceBytes = 4096;              // shorter pieces of rows are
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 Error corrupt(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
 
-bool is_plain_name(std::string_view name) {
-  return !name.empty() && name != "." && name != ".." && name.find('/') == name.npos && name.find('\\') == name.npos &&
-         name.find('\0') == name.npos;
+/// The name of a file in a folder or below it, as short as it goes; empty for one that leaves the folder.
+std::string name_below(const std::string& name) {
+  if (name.find('\\') != name.npos || name.find('\0') != name.npos) return {};
+  const fs::path path = fs::path(name).lexically_normal();
+  const bool below = !path.empty() && path.is_relative() && path.has_filename() && *path.begin() != ".." && path != ".";
+  return below ? path.string() : std::string();
 }
 
 /// Memory of the calling thread: reads come in thousands of pieces.
@@ -63,11 +66,12 @@ Result<std::map<std::string, std::string>> parse_index(std::string_view text, in
   }
   std::map<std::string, std::string> out;
   for (const auto& [name, file] : map->items()) {
-    if (!file.is_string() || !is_plain_name(file.get_ref<const std::string&>())) {
-      return corrupt(fmt::format("\"weight_map\".\"{}\" = {}: must be the name of a file in this folder", name,
-                                 file.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
+    std::string plain = file.is_string() ? name_below(file.get_ref<const std::string&>()) : std::string();
+    if (plain.empty()) {
+      return corrupt(fmt::format("\"weight_map\".\"{}\" = {}: must be the name of a file in this folder or below it",
+                                 name, file.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
     }
-    out[name] = file.get<std::string>();
+    out[name] = std::move(plain);
   }
   if (out.empty()) return corrupt("\"weight_map\" is empty");
   if (total_size != nullptr) {
@@ -133,8 +137,10 @@ Result<WeightsFolder> WeightsFolder::open(const fs::path& dir, const nlohmann::j
                                           kIndexFile, kSingleBin, kBinIndex)));
   }
   for (const auto& file : out.files_) {
-    for (const SafeTensor& tensor : file->tensors())
+    for (const SafeTensor& tensor : file->tensors()) {
+      if (out.unlisted_.contains(tensor.name)) continue;
       out.tensors_.push_back({tensor.name, tensor.dtype, tensor.shape, file.get(), &tensor});
+    }
   }
   RT_TRY(refuse_side_file(dir, config));
   RT_TRY(join_quantised(config, out.tensors_).with(dir.string()));
@@ -183,12 +189,14 @@ Status WeightsFolder::open_index(const fs::path& dir, std::string_view index) {
     RT_TRY_SET(std::unique_ptr<WeightsFile> opened, open_file(dir / name));
     files_.push_back(std::move(opened));
     for (const SafeTensor& tensor : files_.back()->tensors()) {
-      data_bytes += tensor.end - tensor.begin;
       const auto listed = map.find(tensor.name);
+      if (listed == map.end()) {  // of another model that shares the file
+        unlisted_.emplace(tensor.name, name);
+        continue;
+      }
+      data_bytes += tensor.end - tensor.begin;
       if (!seen.emplace(tensor.name, name).second) {
         problems += fmt::format("\n  {}: is in {} and in {}", tensor.name, seen[tensor.name], name);
-      } else if (listed == map.end()) {
-        problems += fmt::format("\n  {}: is in {}, the index does not list it", tensor.name, name);
       } else if (listed->second != name) {
         problems += fmt::format("\n  {}: is in {}, the index says {}", tensor.name, name, listed->second);
       }
@@ -198,6 +206,11 @@ Status WeightsFolder::open_index(const fs::path& dir, std::string_view index) {
     if (!seen.contains(tensor)) problems += fmt::format("\n  {}: is not in {}, which the index names", tensor, file);
   }
   if (!problems.empty()) return corrupt(fmt::format("{}: does not fit its files:{}", path.string(), problems));
+  if (!unlisted_.empty()) {
+    const auto& [tensor, file] = *unlisted_.begin();
+    warnings_.push_back(fmt::format("{} does not list {} in {}{}: not read", index, tensor, file,
+                                    unlisted_.size() > 1 ? fmt::format(" and {} more", unlisted_.size() - 1) : ""));
+  }
   if (total_size != 0 && total_size != data_bytes) {
     warnings_.push_back(fmt::format("{}: total_size = {}, the tensors have {} bytes", index, total_size, data_bytes));
   }

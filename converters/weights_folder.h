@@ -27,8 +27,8 @@ inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 inline constexpr std::string_view kSingleBin = "pytorch_model.bin";
 inline constexpr std::string_view kBinIndex = "pytorch_model.bin.index.json";
 
-/// weight_map of an index: tensor name -> file name. Errors: kCorrupt, naming what is wrong (a file name with a
-/// separator, no map, ...). `total_size`, when asked for, is 0 if the index has none.
+/// weight_map of an index: tensor name -> file name, in the folder or below it. Errors: kCorrupt, naming what is wrong
+/// (a file name that leaves the folder, no map, ...). `total_size`, when asked for, is 0 if the index has none.
 Result<std::map<std::string, std::string>> parse_index(std::string_view text, int64_t* total_size = nullptr);
 
 struct FolderTensor {
@@ -61,6 +61,8 @@ class WeightsFolder {
   /// Which index was read: kIndexFile, kBinIndex, or empty for a single file.
   const std::string& index() const { return index_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
+  /// Tensors that the files hold and the index does not list, by name: which file. They are not read.
+  const std::map<std::string, std::string>& unlisted() const { return unlisted_; }
 
   // Threads: these may be called from any. Memory: a few MiB a thread, whatever the tensor. Errors of all: kIo,
   // kCorrupt; of quantised weights kCorrupt for a code or a scale that makes no finite number, with its place.
@@ -87,6 +89,7 @@ class WeightsFolder {
   std::vector<std::unique_ptr<WeightsFile>> files_;
   std::vector<FolderTensor> tensors_;
   std::string index_;
+  std::map<std::string, std::string> unlisted_;
   std::vector<std::string> warnings_;
 };
 

@@ -1,4 +1,4 @@
-"""Folders of other programs and adapters: what each command says of them."""
+"""Folders of other programs, adapters, and indexes of other writers: what each command says of them."""
 import json
 import os
 import shutil
@@ -163,6 +163,43 @@ return T.recipe {{ name = "a", stop = T.steps(1), data = T.token_files {{ train 
                             ("generate", "--from", self.model("m"), "--prompt", "a")):
                 with self.subTest(name=name, command=command[0]):
                     self.assertIn(word, self.refused(*command, "--tokenizer", name))
+
+    def test_an_index_may_name_files_below_and_leave_tensors_out(self):
+        whole = shapes(2)
+        self.model("plain")
+        names = sorted(whole)
+        parts = {"a.safetensors": names[:7], "b.safetensors": names[7:]}
+        for folder, place in (("dot", "./"), ("below", "shards/"), ("both", "./shards/../shards/")):
+            self.model(folder, file=None)
+            for file, part in parts.items():
+                extra = {"other.model.weight": [3]} if file.startswith("a") else {}
+                at = "shards/" if "shards" in place else ""
+                self.write(f"{folder}/{at}{file}", safetensors({**{name: whole[name] for name in part}, **extra}))
+            weight_map = {name: place + file for file, part in parts.items() for name in part}
+            self.write(f"{folder}/model.safetensors.index.json", json.dumps({"weight_map": weight_map}))
+            with self.subTest(folder=folder):
+                checked = self.cairn_json("convert", "--check", folder)
+                self.assertTrue(checked["ok"])
+                self.assertIn("does not list other.model.weight", " ".join(checked["warnings"]))
+                self.cairn("import", folder, f"{folder}.run")
+                self.cairn("export", f"{folder}.run", f"{folder}.out")
+                self.cairn("convert", folder, f"{folder}.hf", "--to", "hf", "--max-shard-size", "5GB")
+                for made in ("out", "hf"):
+                    self.assertIn(self.read("plain/model.safetensors")[-2000:], self.read(f"{folder}.{made}/model.safetensors")
+                                  if os.path.exists(self.path(f"{folder}.{made}/model.safetensors")) else b"")
+        for bad in ("../out.safetensors", "/etc/a.safetensors", "x/../../a.safetensors", "shards/"):
+            weight_map = {name: bad for name in names}
+            self.write("dot/model.safetensors.index.json", json.dumps({"weight_map": weight_map}))
+            with self.subTest(bad=bad):
+                self.assertIn("in this folder or below it", self.cairn("convert", "--check", "dot", code=65).stderr)
+
+    def test_a_tensor_of_the_model_that_the_index_does_not_list_is_missing_by_name(self):
+        whole = shapes(2)
+        self.model("m", file="a.safetensors")
+        weight_map = {name: "a.safetensors" for name in whole if name != "model.norm.weight"}
+        self.write("m/model.safetensors.index.json", json.dumps({"weight_map": weight_map}))
+        said = self.refused("convert", "--check", "m")
+        self.assertIn("model.norm.weight: missing, for the index does not list it in a.safetensors", said)
 
 
 if __name__ == "__main__":
