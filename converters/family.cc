@@ -423,8 +423,8 @@ std::string head_name(const Family& family) {
 }
 
 bool is_wrapper(std::string_view part) {
-  static constexpr std::string_view kWrappers[] = {"_orig_mod", "module", "_fsdp_wrapped_module",
-                                                   "_checkpoint_wrapped_module", "app"};
+  static constexpr std::string_view kWrappers[] = {
+      "_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "app", "pretrained_model"};
   return std::ranges::find(kWrappers, part) != std::end(kWrappers);
 }
 

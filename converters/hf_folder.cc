@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -89,6 +90,8 @@ std::string_view problem_name(TensorProblem::Kind kind) {
       return "twice";
     case TensorProblem::Kind::kTie:
       return "tie";
+    case TensorProblem::Kind::kLayers:
+      return "layers";
   }
   return "?";
 }
@@ -108,6 +111,9 @@ std::string TensorProblem::text() const {
       return fmt::format("{}: there twice, as {} and as {}", place, expected, found);
     case Kind::kTie:
       return fmt::format("{} {}", tensor, found);
+    case Kind::kLayers:
+      return fmt::format("config.json says {} layers, the files have {} (from {} on): let both have the same number",
+                         expected, found, tensor);
   }
   return place;
 }
@@ -129,13 +135,57 @@ std::string kind_of(const TensorProblem& problem) {
 
 }  // namespace
 
+namespace {
+
+/// Words that stand before the names of the model in a file, "policy.", where without them they are those that are
+/// missing: a wrapper that nobody here knows. `explained`: the problems that are of these names.
+std::string strange_prefix(const std::vector<TensorProblem>& problems, std::set<const TensorProblem*>* explained) {
+  std::map<std::string_view, const TensorProblem*> missing;  // with and without the backbone's prefix
+  int64_t count = 0;
+  for (const TensorProblem& problem : problems) {
+    if (problem.kind != TensorProblem::Kind::kMissing) continue;
+    ++count;
+    const std::string_view name = problem.tensor, rest = name.substr(name.find('.') + 1);
+    missing[name] = &problem;
+    if (rest.find('.') != rest.npos) missing.emplace(rest, &problem);
+  }
+  std::map<std::string_view, std::vector<const TensorProblem*>> by_prefix;
+  for (const TensorProblem& problem : problems) {
+    if (problem.kind != TensorProblem::Kind::kUnexpected) continue;
+    const std::string_view name = problem.tensor;
+    for (size_t dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1)) {
+      const auto found = missing.find(name.substr(dot + 1));
+      if (found == missing.end()) continue;
+      by_prefix[name.substr(0, dot + 1)].insert(by_prefix[name.substr(0, dot + 1)].end(), {&problem, found->second});
+      break;
+    }
+  }
+  const auto most = std::ranges::max_element(by_prefix, {}, [](const auto& one) { return one.second.size(); });
+  if (most == by_prefix.end() || std::ssize(most->second) < count) return {};  // two for a name: less than half of them
+  explained->insert(most->second.begin(), most->second.end());
+  return std::string(most->first);
+}
+
+}  // namespace
+
 std::vector<std::string> problem_lines(const std::vector<TensorProblem>& problems) {
   constexpr size_t kOfAKind = 3, kLines = 60;
+  std::set<const TensorProblem*> explained;
+  const std::string prefix = strange_prefix(problems, &explained);
   std::map<std::string, size_t> counts, shown;
-  for (const TensorProblem& problem : problems) ++counts[kind_of(problem)];
   std::vector<std::string> out;
+  if (!prefix.empty()) {
+    out.push_back(
+        fmt::format("{} names of the model have \"{}\" before them, which the program that wrote them added: "
+                    "take it off the names",
+                    explained.size() / 2, prefix));
+  }
+  for (const TensorProblem& problem : problems) {
+    if (!explained.contains(&problem)) ++counts[kind_of(problem)];
+  }
   size_t kinds_hidden = 0;
   for (const TensorProblem& problem : problems) {
+    if (explained.contains(&problem)) continue;
     const std::string kind = kind_of(problem);
     const size_t at = shown[kind]++;
     if (out.size() >= kLines) {
@@ -147,24 +197,6 @@ std::vector<std::string> problem_lines(const std::vector<TensorProblem>& problem
     }
   }
   if (kinds_hidden > 0) out.push_back(fmt::format("and {} more kinds of things", kinds_hidden));
-  // Each name there with the same words before it: a wrapper that nobody here knows.
-  std::string common;
-  bool first = true, missing = false;
-  for (const TensorProblem& problem : problems) {
-    missing = missing || problem.kind == TensorProblem::Kind::kMissing;
-    if (problem.kind != TensorProblem::Kind::kUnexpected) continue;
-    if (first) common = problem.tensor;
-    first = false;
-    const auto [mine, other] = std::ranges::mismatch(common, problem.tensor);
-    common.erase(mine, common.end());
-  }
-  common.erase(common.rfind('.') == std::string::npos ? 0 : common.rfind('.') + 1);
-  if (missing && !common.empty() && problems.size() > 2) {
-    out.push_back(
-        fmt::format("all that are unexpected begin with \"{}\": is that a prefix of the program that wrote "
-                    "them? Then take it off the names",
-                    common));
-  }
   return out;
 }
 
@@ -302,14 +334,60 @@ void HfFolder::settle_mtp(const HfOptions& options) {
   }
 }
 
+namespace {
+
+/// What trainers of values and rewards, and classes that classify, call their heads.
+bool is_scoring_head(std::string_view stored) {
+  static constexpr std::string_view kHeads[] = {
+      "v_head.*",       "value_head.*",          "critic_head.*",        "score.*",      "reward_head.*",
+      "rm_head.*",      "regression_head.*",     "regression_layer.*",   "classifier.*", "cls_head.*",
+      "ranking_head.*", "classification_head.*", "sequence_classifier.*"};
+  const std::string plain = without_wrappers(stored);
+  std::string_view name = plain;
+  if (name.starts_with("model.")) name.remove_prefix(6);
+  return std::ranges::any_of(kHeads, [&](std::string_view pattern) { return matches(pattern, name); });
+}
+
+/// What peft puts into the names of a model that it has changed.
+bool is_adapter_tensor(std::string_view stored) {
+  static constexpr std::string_view kParts[] = {
+      "*.lora_A.*",   "*.lora_B.*", "*.lora_embedding_?*", "*.base_layer.*", "*.lora_magnitude_vector*",
+      "*.hada_w?_?*", "*.ia3_l*",   "*.modules_to_save.*", "*.oft_?*"};
+  return std::ranges::any_of(kParts, [&](std::string_view pattern) { return matches(pattern, stored); });
+}
+
+/// The first number in a name, a layer's, and the name with another one in its place.
+struct LayerName {
+  int64_t layer = -1;
+  std::string front, rest;
+  std::string with(int64_t other) const { return fmt::format("{}{}{}", front, other, rest); }
+};
+LayerName layer_name(const std::string& name) {
+  for (size_t at = 0, end = 0; at < name.size(); at = end + 1) {
+    end = std::min(name.find('.', at), name.size());
+    LayerName out{.front = name.substr(0, at), .rest = name.substr(end)};
+    const auto [stop, error] = std::from_chars(name.data() + at, name.data() + end, out.layer);
+    if (error == std::errc() && stop == name.data() + end && out.layer >= 0) return out;
+  }
+  return {};
+}
+
+/// All names that the table has for the model.
+std::set<std::string> known_names(const Family& family, const ModelConfig& model) {
+  std::set<std::string> out = {head_name(family)};
+  for (const Mapping& mapping : tensor_map(family, model)) out.insert(mapping.stored);
+  for (const std::optional<Mapping>& other : other_map(family, model)) {
+    if (other) out.insert(other->stored);
+  }
+  return out;
+}
+
+}  // namespace
+
 /// The folder's tensors by what they are called with the prefix, of all names that the family can have. `copies`: those
 /// of embedding and head that belong to modules.
 HfFolder::Found HfFolder::find_known(std::vector<const FolderTensor*>* copies) {
-  std::set<std::string> known = {head_name(family_)};
-  for (const Mapping& mapping : tensor_map(family_, model_)) known.insert(mapping.stored);
-  for (const std::optional<Mapping>& other : other_map(family_, model_)) {
-    if (other) known.insert(other->stored);
-  }
+  const std::set<std::string> known = known_names(family_, model_);
   Found found;
   std::vector<std::string> passed_over;
   for (const FolderTensor& tensor : weights_->tensors()) {
@@ -328,6 +406,10 @@ HfFolder::Found HfFolder::find_known(std::vector<const FolderTensor*>* copies) {
       passed_over.push_back(tensor.name);
       continue;
     }
+    if (name.empty() && is_scoring_head(tensor.name)) {
+      heads_.push_back(&tensor);
+      continue;
+    }
     if (name.empty()) {
       add_problem(TensorProblem::Kind::kUnexpected, &tensor, tensor.name,
                   fmt::format("{} {}", tensor.dtype, to_string(tensor.shape)), "");
@@ -342,6 +424,82 @@ HfFolder::Found HfFolder::find_known(std::vector<const FolderTensor*>* copies) {
                     passed_over.size(), passed_over.size() == 1 ? "" : "s", family_.passed_over, passed_over.front()));
   }
   return found;
+}
+
+Status HfFolder::refuse_adapter_tensors() const {
+  for (const FolderTensor& tensor : weights_->tensors()) {
+    if (!is_adapter_tensor(tensor.name)) continue;
+    return Error{
+        ErrorCode::kUnsupported,
+        fmt::format("{}: {} is of an adapter that was saved unmerged with its model; adapters are not read: let "
+                    "peft merge it (merge_and_unload, then save_pretrained)",
+                    tensor.file_name(), tensor.name)};
+  }
+  return {};
+}
+
+/// Heads that score texts: beside the model's own they are left out, as transformers does; in its place they make
+/// another model.
+Status HfFolder::settle_heads(const Found& found) {
+  const nlohmann::json config = json_or_nothing(config_text_);
+  const auto classes = config.find("architectures");
+  std::string scores;
+  for (const nlohmann::json& one : classes != config.end() && classes->is_array() ? *classes : nlohmann::json()) {
+    const std::string name = one.is_string() ? one.get<std::string>() : std::string();
+    for (const char* end : {"ForSequenceClassification", "ForTokenClassification", "RewardModel", "ForRewardModel"}) {
+      if (name.ends_with(end)) scores = name;
+    }
+  }
+  const bool own_head = model_.tied_embeddings || found.contains(head_name(family_));
+  if (scores.empty() && (heads_.empty() || own_head)) {
+    std::string names;
+    for (const FolderTensor* head : heads_) {
+      names += fmt::format("{}{}", names.empty() ? "" : ", ", head->name);
+      ignored_.push_back(head->name);
+    }
+    if (!names.empty()) warnings_.push_back(fmt::format("{}: a value head, left out as transformers does", names));
+    return {};
+  }
+  if (heads_.empty() && own_head && !model_.tied_embeddings) return {};  // the class is wrong, the head is there
+  const FolderTensor* head = heads_.empty() ? nullptr : heads_.front();
+  return Error{
+      ErrorCode::kUnsupported,
+      fmt::format("it is a reward model or a classifier{}{}: it scores texts and predicts no tokens; give the "
+                  "causal model that it was made from",
+                  scores.empty() ? "" : fmt::format(", {}", scores),
+                  head == nullptr ? ""
+                                  : fmt::format(", with {} {} in {}", head->name, to_string(head->shape),
+                                                own_head ? "it" : fmt::format("place of {}", head_name(family_))))};
+}
+
+/// Where config.json and the files have another number of layers, that is said once, not for each tensor.
+void HfFolder::settle_layers() {
+  if (problems_.empty()) return;
+  const std::set<std::string> known = known_names(family_, model_);
+  std::map<int64_t, int64_t> tensors;  // of each layer in the files
+  for (const FolderTensor& tensor : weights_->tensors()) {
+    const LayerName name = layer_name(without_wrappers(tensor.name));
+    if (name.layer < 0) continue;
+    const auto is_known = [&](int64_t other) { return !known_name(family_, known, name.with(other)).empty(); };
+    if (is_known(0) || is_known(model_.layers - 1)) ++tensors[name.layer];
+  }
+  int64_t layers = 0;  // a stray tensor is no layer
+  while (tensors.contains(layers) && tensors[layers] > (layers < model_.layers ? 0 : 1)) ++layers;
+  if (layers == 0 || layers == model_.layers) return;
+  std::string first;
+  std::erase_if(problems_, [&](const TensorProblem& problem) {
+    const bool missing = problem.kind == TensorProblem::Kind::kMissing;
+    if (!missing && problem.kind != TensorProblem::Kind::kUnexpected) return false;
+    const int64_t layer = layer_name(without_wrappers(problem.tensor)).layer;
+    if (layer < std::min(layers, model_.layers) || layer >= std::max(layers, model_.layers)) return false;
+    if (first.empty()) first = problem.tensor;
+    return true;
+  });
+  if (first.empty()) return;
+  problems_.insert(problems_.begin(), {.kind = TensorProblem::Kind::kLayers,
+                                       .tensor = std::move(first),
+                                       .found = fmt::format("{}", layers),
+                                       .expected = fmt::format("{}", model_.layers)});
 }
 
 /// The name under which the folder has the embedding, of all that the family can have; the table's where it has none.
@@ -438,7 +596,9 @@ void HfFolder::take_other_names(const Found& found) {
 Status HfFolder::match(const HfOptions& options) {
   settle_mtp(options);
   std::vector<const FolderTensor*> copies;
+  RT_TRY(refuse_adapter_tensors());
   Found found = find_known(&copies);
+  RT_TRY(settle_heads(found));
   RT_TRY(settle_tie(options, found));
   RT_TRY(settle_copies(copies, found));
   if (has_unit_head()) {
@@ -467,6 +627,7 @@ Status HfFolder::match(const HfOptions& options) {
       add_problem(TensorProblem::Kind::kShape, &tensor, tensor.name, to_string(tensor.shape), expected);
     }
   }
+  settle_layers();
   settle_dtype();
   return {};
 }

@@ -14,6 +14,10 @@
 //   false  both                                -> untied, even when equal
 //   false  one of them                         -> refused: a head is never invented
 //
+// A value head (v_head of PPO) beside a whole causal model is left out with a warning. A head that scores texts in
+// place of the model's own, as reward models and classifiers have, is refused, and so is an adapter, by itself or
+// beside a model.
+//
 // Modules that predict further tokens, by num_nextn_predict_layers and by what is on disk: imported where both have
 // them. Their copies of embedding and head, which published files have, must equal the model's.
 // Source: transformers (4.52 and 5.x) modeling_utils.py, core_model_loading.py; huggingface_hub serialization/_base.py.
@@ -46,7 +50,7 @@ struct HfOptions {
 
 /// A tensor that stands in the way.
 struct TensorProblem {
-  enum class Kind { kMissing, kUnexpected, kShape, kDtype, kTwice, kTie };
+  enum class Kind { kMissing, kUnexpected, kShape, kDtype, kTwice, kTie, kLayers };
   Kind kind = Kind::kMissing;
   std::string file, tensor;     // file is empty for what is nowhere
   std::string found, expected;  // shape, dtype or another name; may be empty
@@ -113,6 +117,9 @@ class HfFolder final : public WeightSource {
   void settle_mtp(const HfOptions& options);
   Found find_known(std::vector<const FolderTensor*>* copies);
   std::string embedding_name(const Found& found) const;
+  Status refuse_adapter_tensors() const;
+  Status settle_heads(const Found& found);
+  void settle_layers();
   Status settle_copies(const std::vector<const FolderTensor*>& copies, const Found& found);
   void take_other_names(const Found& found);
   Status settle_tie(const HfOptions& options, Found& found);
@@ -136,6 +143,7 @@ class HfFolder final : public WeightSource {
   std::vector<NamedTensor> stored_;
   DType dtype_ = DType::kF32;
   std::vector<std::string> warnings_, kept_files_, ignored_, not_read_;
+  std::vector<const FolderTensor*> heads_;  // that score texts
   std::map<std::string, DType> own_dtypes_;
   std::vector<TensorProblem> problems_;
 };

@@ -1,4 +1,4 @@
-"""Folders of other programs, adapters, and indexes of other writers: what each command says of them."""
+"""Folders of other programs, adapters, heads that score, and indexes of other writers: what each command says of them."""
 import json
 import os
 import shutil
@@ -43,6 +43,10 @@ class FoldersTest(ProgramTest):
             self.write(f"{folder}/{file}", safetensors(shapes(layers) if tensors is None else tensors))
         return folder
 
+    def read(self, name):
+        with open(self.path(name), "rb") as f:
+            return f.read()
+
     def refused(self, *args):
         done = self.cairn(*args, code=2)
         return done.stdout + done.stderr
@@ -80,6 +84,15 @@ return T.recipe {{ name = "a", stop = T.steps(1), data = T.token_files {{ train 
         self.model("weights")  # its configuration was lost
         self.write("weights/adapter_model.bin", b"")
         self.assertIn("is a PEFT adapter", self.refused("convert", "--check", "weights"))
+
+    def test_an_unmerged_adapter_among_the_tensors_is_named(self):
+        tensors = shapes(2)
+        name = "model.layers.0.self_attn.q_proj"
+        tensors[f"{name}.base_layer.weight"] = tensors.pop(f"{name}.weight")
+        tensors.update({f"{name}.lora_A.default.weight": [2, WIDTH], f"{name}.lora_B.default.weight": [WIDTH, 2]})
+        said = self.refused("convert", "--check", self.model("unmerged", tensors))
+        self.assertIn("adapter that was saved unmerged", said)
+        self.assertIn("merge_and_unload", said)
 
     def test_folders_of_other_programs_are_named_with_the_way_on(self):
         kinds = {
@@ -163,6 +176,52 @@ return T.recipe {{ name = "a", stop = T.steps(1), data = T.token_files {{ train 
                             ("generate", "--from", self.model("m"), "--prompt", "a")):
                 with self.subTest(name=name, command=command[0]):
                     self.assertIn(word, self.refused(*command, "--tokenizer", name))
+
+    def test_a_value_head_beside_the_model_is_left_out(self):
+        self.model("plain")
+        for prefix in ("", "pretrained_model."):
+            for head in ("v_head.summary", "score", "value_head"):
+                with self.subTest(head=head, prefix=prefix):
+                    tensors = {prefix + name: shape for name, shape in shapes(2).items()}
+                    tensors.update({f"{head}.weight": [1, WIDTH]})
+                    self.model("ppo", tensors)
+                    checked = self.cairn_json("convert", "--check", "ppo")
+                    self.assertEqual(checked["ignored"], [f"{head}.weight"])
+                    self.assertIn(f"{head}.weight: a value head", " ".join(checked["warnings"]))
+                    shutil.rmtree(self.path("out"), ignore_errors=True)
+                    self.cairn("convert", "ppo", "out", "--to", "hf")
+                    self.assertEqual(self.read("out/model.safetensors")[-4096:], self.read("plain/model.safetensors")[-4096:])
+
+    def test_a_reward_model_is_refused_by_name(self):
+        tensors = shapes(2)
+        del tensors["lm_head.weight"]
+        tensors["score.weight"] = [1, WIDTH]
+        said = self.refused("convert", "--check", self.model("reward", tensors))
+        self.assertIn("reward model", said)
+        self.assertIn("score.weight [1, 16]", said)
+        self.assertNotIn("prefix", said)
+        tied = self.model("tied", tensors, tie_word_embeddings=True, architectures=["LlamaForSequenceClassification"])
+        self.assertIn("LlamaForSequenceClassification", self.refused("convert", "--check", tied))
+
+    def test_another_number_of_layers_is_said_once(self):
+        for said, held in ((1, 2), (3, 2)):
+            with self.subTest(said=said, held=held):
+                out = self.refused("convert", "--check", self.model("cut", shapes(held), layers=said))
+                self.assertIn(f"config.json says {said} layers, the files have {held}", out)
+                self.assertNotIn("unexpected", out)
+                self.assertNotIn(": missing", out)
+
+    def test_a_prefix_is_advised_only_where_it_is_one(self):
+        tensors = {f"policy.{name}": shape for name, shape in shapes(2).items()}
+        said = self.refused("convert", "--check", self.model("policy", tensors))
+        self.assertIn("have \"policy.\" before them", said)
+        self.assertNotIn("unexpected", said)
+        tensors = shapes(2)
+        del tensors["model.norm.weight"]
+        tensors.update({"extra.one.weight": [4], "extra.two.weight": [4]})
+        said = self.refused("convert", "--check", self.model("extra", tensors))
+        self.assertIn("extra.one.weight: unexpected", said)
+        self.assertNotIn("take it off", said)
 
     def test_an_index_may_name_files_below_and_leave_tensors_out(self):
         whole = shapes(2)
