@@ -47,7 +47,7 @@ json state_of(const TrainPosition& position) {
 
 Error wrong(const char* field, const json& found) {
   return Error{ErrorCode::kCorrupt,
-               fmt::format("training position: {} is {}", field, found.is_null() ? "missing" : found.dump())};
+               fmt::format("training position: {} is {}", field, found.is_null() ? "missing" : json_text(found))};
 }
 
 Status read_double(const json& object, const char* field, double& out) {
@@ -67,7 +67,7 @@ Status read_double(const json& object, const char* field, double& out) {
 constexpr int64_t kMostCount = int64_t{1} << 53;
 
 Status read_count(const json& object, const char* field, int64_t& out) {
-  const json found = object.value(field, json());
+  const json found = json_field(object, field);
   const std::optional<int64_t> count = json_integer(found, 0, kMostCount);
   if (!count) return wrong(field, found);
   out = *count;
@@ -75,7 +75,7 @@ Status read_count(const json& object, const char* field, int64_t& out) {
 }
 
 Status read_past(const json& object, RunPast& out) {
-  const json points = object.is_object() ? object.value("points", json()) : json();
+  const json points = json_field(object, "points");
   if (!points.is_array()) return wrong("past.points", points);
   for (const json& point : points) {
     const bool counts = point.is_array() && point.size() == 3 && std::ranges::all_of(point, [](const json& number) {
@@ -112,7 +112,7 @@ Status read_state(const json& object, TrainPosition& out) {
   }
   if (const auto it = object.find("sampler"); it != object.end()) {
     if (!it->is_string() && !it->is_object()) return wrong("sampler", *it);
-    out.sampler = it->is_string() ? it->get<std::string>() : it->dump();
+    out.sampler = it->is_string() ? it->get<std::string>() : json_text(*it);
   }
   return {};
 }
@@ -127,7 +127,7 @@ std::string encode_position(const TrainPosition& position) {
   if (json metrics = json_or_nothing(position.metrics); metrics.is_object()) {
     out["metrics"] = std::move(metrics);
   }
-  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+  return json_text(out);
 }
 
 std::string encode_position(TrainPosition position, int64_t most_bytes) {
@@ -145,11 +145,11 @@ Result<TrainPosition> decode_position(std::string_view text) {
   RT_TRY(read_count(object, "samples", out.samples));
   RT_TRY(read_count(object, "tokens", out.tokens));
   RT_TRY(read_state(object, out));
-  if (const auto it = object.find("metrics"); it != object.end()) out.metrics = it->dump();
+  if (const auto it = object.find("metrics"); it != object.end()) out.metrics = json_text(*it);
   return out;
 }
 
-std::string encode_past(const RunPast& past) { return past_json(past).dump(); }
+std::string encode_past(const RunPast& past) { return json_text(past_json(past)); }
 
 Result<RunPast> decode_past(std::string_view text) {
   RunPast out;
@@ -161,11 +161,11 @@ void put_position(const TrainPosition& position, Manifest& manifest) {
   manifest.step = position.step;
   manifest.samples = position.samples;
   manifest.tokens = position.tokens;
-  manifest.state = state_of(position).dump(-1, ' ', false, json::error_handler_t::replace);
+  manifest.state = json_text(state_of(position));
   manifest.metrics.clear();
   if (std::isfinite(position.loss)) manifest.metrics["loss"] = position.loss;
   const json told = json_or_nothing(position.metrics);  // of this very step, or empty
-  const json valid = told.is_object() ? told.value("valid_loss", json()) : json();
+  const json valid = json_field(told, "valid_loss");
   if (valid.is_number() && std::isfinite(valid.get<double>())) manifest.metrics["valid_loss"] = valid.get<double>();
 }
 

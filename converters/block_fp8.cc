@@ -13,6 +13,7 @@
 #include "converters/weights_folder.h"
 #include "runtime/core/check.h"
 #include "runtime/core/glob.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 namespace {
@@ -92,14 +93,14 @@ BlockFp8 BlockFp8::like(const nlohmann::json& config) {
   const auto pointer = nlohmann::json::json_pointer("/quantization_config");
   if (!config.is_object() || !config.contains(pointer)) return out;
   const nlohmann::json& quant = config[pointer];
-  if (!quant.is_object() || quant.value("quant_method", nlohmann::json()) != "fp8") return out;
-  const nlohmann::json sizes = quant.value("weight_block_size", nlohmann::json());
+  if (!quant.is_object() || json_field(quant, "quant_method") != "fp8") return out;
+  const nlohmann::json sizes = json_field(quant, "weight_block_size");
   const auto size = [](const nlohmann::json& n) { return n.is_number_integer() && n >= 1 && n <= (1 << 16); };
   if (sizes.is_array() && sizes.size() == 2 && size(sizes[0]) && size(sizes[1])) {
     out.rows = sizes[0].get<int64_t>();
     out.columns = sizes[1].get<int64_t>();
   }
-  for (const auto& module : quant.value("modules_to_not_convert", nlohmann::json())) {
+  for (const auto& module : json_field(quant, "modules_to_not_convert")) {
     if (module.is_string()) out.kept.push_back(module.get<std::string>());
   }
   return out;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "converters/family_table.h"
+#include "runtime/json/json.h"
 #include "runtime/plan/model_tensors.h"
 
 namespace cairn::convert {
@@ -196,8 +197,6 @@ constexpr std::string_view kForeignClasses[] = {
     "Phi3ForCausalLM",     "PhiForCausalLM",     "CohereForCausalLM",   "Cohere2ForCausalLM", "MiniCPMForCausalLM",
     "Exaone4ForCausalLM",  "GptOssForCausalLM",  "StableLmForCausalLM", "NemotronForCausalLM"};
 
-std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-
 bool says_nothing(const json& value) {
   return value.is_null() || value == false || ((value.is_structured() || value.is_string()) && value.empty());
 }
@@ -242,19 +241,20 @@ UnreadKeys unread_keys(const Family& family, const ModelConfig& model, const jso
     if (key == "attention_multiplier") {  // granite's scale of the scores
       const double usual = 1 / std::sqrt(static_cast<double>(std::max<int64_t>(1, model.head_dim)));
       const bool same = value.is_number() && std::abs(value.get<double>() - usual) <= 1e-6 * usual;
-      if (!value.is_null() && !same) out.refused.push_back(fmt::format("{} = {}, a key of granite", key, dump(value)));
+      if (!value.is_null() && !same)
+        out.refused.push_back(fmt::format("{} = {}, a key of granite", key, json_text(value)));
       continue;
     }
     if (key == "layer_types") {
       if (!value.is_null() && !names_layers(value, model)) {
-        out.refused.push_back(fmt::format("{} = {}", key, dump(value)));
+        out.refused.push_back(fmt::format("{} = {}", key, json_text(value)));
       }
       continue;
     }
     const auto* const foreign = std::ranges::find(kForeign, std::string_view(key), &Foreign::key);
     if (foreign != std::end(kForeign)) {
       if (!is_neutral(*foreign, value, model, config)) {
-        out.refused.push_back(fmt::format("{} = {}, a key of {}", key, dump(value), foreign->model));
+        out.refused.push_back(fmt::format("{} = {}, a key of {}", key, json_text(value), foreign->model));
       }
       continue;
     }
@@ -281,7 +281,7 @@ UnreadKeys unread_keys(const Family& family, const ModelConfig& model, const jso
     for (const json& name : *classes) {
       if (name.is_string() && name != family.architecture &&
           std::ranges::find(kForeignClasses, name.get<std::string>()) != std::end(kForeignClasses)) {
-        out.refused.push_back(fmt::format("architectures = {}, another model's class", dump(name)));
+        out.refused.push_back(fmt::format("architectures = {}, another model's class", json_text(name)));
       }
     }
   }

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "runtime/json/json.h"
 #include "runtime/plan/model_tensors.h"
 
 namespace cairn::convert {
@@ -86,8 +87,8 @@ ConfigKey latent_rope(bool scale_in_5_alone) {
       const json* scaling = in.find(place);
       if (scaling == nullptr || m.rope.scaling == RopeScaling::kNone || m.rope.scaling == RopeScaling::kYarn) continue;
       if (scaling->is_object() && scaling->contains("mscale_all_dim") && (*scaling)["mscale_all_dim"] != 0) {
-        in.unsupported(
-            fmt::format("{}.mscale_all_dim = {}: read with yarn alone", place, (*scaling)["mscale_all_dim"].dump()));
+        in.unsupported(fmt::format("{}.mscale_all_dim = {}: read with yarn alone", place,
+                                   json_text((*scaling)["mscale_all_dim"])));
       }
     }
     if (m.rope.scaling != RopeScaling::kYarn || m.rope.mscale_all_dim == 0) return;

@@ -13,6 +13,7 @@
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/persist/hdf5_file.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 namespace {
@@ -65,7 +66,7 @@ std::string header_text(const std::vector<DualTensor>& tensors, const std::vecto
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!metadata.empty()) json["__metadata__"] = metadata;
   for (Entry& entry : entries) json[entry.name] = std::move(entry.json);
-  return json.dump();
+  return json_text(json);
 }
 
 /// Enough for the header whatever libhdf5 will do: each tensor has at most one structure before it, one is at the end.

@@ -366,7 +366,7 @@ class Exporter {
     for (auto& [name, text] : files_) {
       if (name != kConfigFile && name != kIndexFile) output.texts[name] = std::move(text);
     }
-    output.texts[std::string(kConfigFile)] = config.dump(2) + "\n";
+    output.texts[std::string(kConfigFile)] = json_text(config, 2) + "\n";
     output.texts[std::string(kCardFile)] = model_card(card_of(target));
     RT_TRY_SET(output.source, ckpt::encode_manifest(source_.manifest()));
     output.source += source_.kind();
@@ -616,7 +616,7 @@ class Exporter {
     }
     if (generates.empty()) return;
     generates["transformers_version"] = kTestedVersion;
-    files_[kGeneration] = generates.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+    files_[kGeneration] = json_text(generates, 2) + "\n";
   }
 
   DType dtype_of(int64_t output) const {
@@ -780,7 +780,7 @@ void keep_token_ids(const std::string& original, nlohmann::ordered_json* config)
     const auto found = parsed.value().find(key);
     if (found == parsed.value().end()) {
       // Absent there: the class default holds, as it did; of another class null, for its default may be out of range.
-      if (parsed.value().value("model_type", nlohmann::json()) == (*config)["model_type"]) config->erase(key);
+      if (json_field(parsed.value(), "model_type") == (*config)["model_type"]) config->erase(key);
       continue;
     }
     const bool list = found->is_array() &&

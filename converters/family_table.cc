@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 
+#include "runtime/json/json.h"
 #include "runtime/plan/model_tensors.h"
 
 namespace cairn::convert {
@@ -80,8 +81,7 @@ void ConfigReader::unsupported(std::string message) {
 }
 
 void ConfigReader::wrong(std::string_view key, std::string_view expected, const json& found) {
-  invalid(
-      fmt::format("{} must be {}, got {}", key, expected, found.dump(-1, ' ', false, json::error_handler_t::replace)));
+  invalid(fmt::format("{} must be {}, got {}", key, expected, json_text(found)));
 }
 
 // --- sizes, numbers, switches
@@ -413,10 +413,10 @@ ConfigKey sparse_steps() {
     for (int64_t layer = 0; layer < m.layers; ++layer) dense[static_cast<size_t>(layer)] = (layer + 1) % step != 0;
     if (const json* named = in.find(kLayers)) {
       if (!named->is_array())
-        return in.invalid(fmt::format("{} must be a list of layers, got {}", kLayers, named->dump()));
+        return in.invalid(fmt::format("{} must be a list of layers, got {}", kLayers, json_text(*named)));
       for (const json& layer : *named) {
         if (!layer.is_number_integer()) {
-          return in.invalid(fmt::format("{} must be a list of layers, got {}", kLayers, named->dump()));
+          return in.invalid(fmt::format("{} must be a list of layers, got {}", kLayers, json_text(*named)));
         }
         const auto number = layer.get<int64_t>();  // one that does not exist changes nothing in the class
         if (number >= 0 && number < m.layers) dense[static_cast<size_t>(number)] = true;
@@ -500,8 +500,7 @@ ConfigKey refuse_unless(std::string_view name, json value) {
   const auto read = [=](ConfigReader& in, ModelConfig&) {
     const json* found = in.find(name);
     if (found == nullptr || *found == value) return;
-    in.unsupported(fmt::format("{} = {} is not supported here, {} is", name,
-                               found->dump(-1, ' ', false, json::error_handler_t::replace), value.dump()));
+    in.unsupported(fmt::format("{} = {} is not supported here, {} is", name, json_text(*found), json_text(value)));
   };
   return {{name}, read, nullptr};
 }
@@ -548,7 +547,7 @@ double rope_number(ConfigReader& in, const json& nested, std::string_view flat, 
   const auto inner = nested.find(key);
   if (inner == nested.end() || inner->is_null()) return outer;
   if (!inner->is_number()) {
-    in.invalid(fmt::format("rope_parameters.{} must be a number, got {}", key, inner->dump()));
+    in.invalid(fmt::format("rope_parameters.{} must be a number, got {}", key, json_text(*inner)));
     return outer;
   }
   if (in.find(flat) != nullptr && inner->get<double>() != outer) {
@@ -567,7 +566,7 @@ void refuse_part(ConfigReader& in, const json& nested, std::string_view place) {
   in.unsupported(
       fmt::format("{}.partial_rotary_factor = {}: this family turns all channels of a head, whatever is said "
                   "here; take the key out if that is meant",
-                  place, part->dump()));
+                  place, json_text(*part)));
 }
 
 /// Channels that turn, as transformers rounds it: int(head_dim * partial).
@@ -618,7 +617,7 @@ void read_original_context(ConfigReader& in, const json& scaling, std::string_vi
   int64_t inner = 0;
   if (const auto value = scaling.find(kKey); value != scaling.end() && !value->is_null()) {
     const std::optional<int64_t> whole = whole_number(*value);
-    if (!whole) return in.invalid(fmt::format("{}.{} must be a whole number, got {}", place, kKey, value->dump()));
+    if (!whole) return in.invalid(fmt::format("{}.{} must be a whole number, got {}", place, kKey, json_text(*value)));
     inner = *whole;
   }
   if (outer != 0 && inner != 0 && outer != inner) {
@@ -641,7 +640,7 @@ std::optional<std::string> scaling_type(ConfigReader& in, const json& scaling, s
     const auto found = scaling.find(name);
     if (found == scaling.end() || found->is_null()) continue;
     if (!found->is_string()) {
-      in.invalid(fmt::format("{}.{} must be a string, got {}", place, name, found->dump()));
+      in.invalid(fmt::format("{}.{} must be a string, got {}", place, name, json_text(*found)));
       return std::nullopt;
     }
     *out = found->get<std::string>();
@@ -678,7 +677,7 @@ void read_scaling(ConfigReader& in, const json& scaling, std::string_view place,
     if (value == scaling.end() || value->is_null()) {
       if (key.required) in.invalid(fmt::format("{}.{} is missing; rope_type \"{}\" needs it", place, key.name, type));
     } else if (!value->is_number()) {
-      in.invalid(fmt::format("{}.{} must be a number, got {}", place, key.name, value->dump()));
+      in.invalid(fmt::format("{}.{} must be a number, got {}", place, key.name, json_text(*value)));
     } else {
       rope.*key.field = value->get<double>();
     }
@@ -723,12 +722,12 @@ void read_longrope(ConfigReader& in, const json& scaling, const std::string& pla
     in.unsupported(
         fmt::format("{}.{} = {}: transformers 4 refuses this key; without it the factor is "
                     "max_position_embeddings divided by {}",
-                    place, key, stated->dump(), kContext));
+                    place, key, json_text(*stated), kContext));
   }
   const int64_t original = in.integer(kContext, keys.longrope_context);
   if (const auto inner = scaling.find(kContext); inner != scaling.end() && *inner != original) {
     return in.invalid(
-        fmt::format("{} = {} and {}.{} = {} disagree", kContext, original, place, kContext, inner->dump()));
+        fmt::format("{} = {} and {}.{} = {} disagree", kContext, original, place, kContext, json_text(*inner)));
   }
   if (original < 2) return in.invalid(fmt::format("{} = {} must be at least 2", kContext, original));
   m.rope.scaling = RopeScaling::kLongRope;
@@ -779,7 +778,7 @@ ConfigKey rope(RopeKeys keys) {
     const json* scaling = in.find("rope_scaling");
     for (const auto& [name, value] : {std::pair("rope_parameters", parameters), std::pair("rope_scaling", scaling)}) {
       if (value == nullptr) continue;
-      if (!value->is_object()) return in.invalid(fmt::format("{} must be an object, got {}", name, value->dump()));
+      if (!value->is_object()) return in.invalid(fmt::format("{} must be an object, got {}", name, json_text(*value)));
       for (const auto& [key, inner] : value->items()) {
         if (!inner.is_object()) continue;
         return in.unsupported(fmt::format("{}.{}: settings by layer type are not supported here", name, key));
@@ -813,7 +812,7 @@ ConfigKey rope(RopeKeys keys) {
         const auto value = scaling->find(key);
         if (value == scaling->end() || value->is_null()) return outer;
         if (value->is_number()) return by_line(in, fmt::format("rope_scaling.{}", key), value->get<double>(), outer);
-        in.invalid(fmt::format("rope_scaling.{} must be a number, got {}", key, value->dump()));
+        in.invalid(fmt::format("rope_scaling.{} must be a number, got {}", key, json_text(*value)));
         return outer;
       };
       m.rope_theta = inside("rope_theta", m.rope_theta);
@@ -900,9 +899,9 @@ ConfigKey rope(RopeKeys keys, WindowRope window) {
                                                              : in.unsupported(status.error().message);
     }
     const json& sliding = (*parameters)[kSliding];
-    if (sliding.value("rope_type", json("default")) != "default") {
+    if (sliding.contains("rope_type") && sliding["rope_type"] != "default") {
       return in.unsupported(fmt::format("rope_parameters.{}.rope_type = {}: layers with a window have no scaling here",
-                                        kSliding, sliding["rope_type"].dump()));
+                                        kSliding, json_text(sliding["rope_type"])));
     }
     if (!sliding.contains("rope_theta") || !sliding["rope_theta"].is_number()) {
       return in.invalid(fmt::format("rope_parameters.{}.rope_theta must be a number", kSliding));
@@ -942,7 +941,7 @@ ConfigKey turning_layers(bool may_be_empty) {
     for (int64_t layer = 0; layer < m.layers; ++layer) {
       const json turns = stated == nullptr ? json((layer + 1) % interval != 0 ? 1 : 0) : (*stated)[layer];
       if (turns != 0 && turns != 1) {
-        return in.invalid(fmt::format("no_rope_layers[{}] = {} must be 1 or 0", layer, turns.dump()));
+        return in.invalid(fmt::format("no_rope_layers[{}] = {} must be 1 or 0", layer, json_text(turns)));
       }
       if (turns == 0) m.nope_layers.push_back(layer);
     }
@@ -1002,8 +1001,8 @@ std::optional<std::vector<int64_t>> sliding_layers(ConfigReader& in, const Model
     if (type == "sliding_attention") {
       out.push_back(layer);
     } else if (type != "full_attention") {
-      in.unsupported(
-          fmt::format("layer_types[{}] = {}: known are \"full_attention\", \"sliding_attention\"", layer, type.dump()));
+      in.unsupported(fmt::format("layer_types[{}] = {}: known are \"full_attention\", \"sliding_attention\"", layer,
+                                 json_text(type)));
       return out;
     }
   }

@@ -26,6 +26,7 @@
 #include "converters/hf_folder.h"
 #include "converters/safetensors.h"
 #include "runtime/core/unique_handle.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 
@@ -292,7 +293,7 @@ class FolderWriter {
     const nlohmann::json index = {
         {"metadata", {{"total_parameters", report.parameters}, {"total_size", report.data_bytes}}},
         {"weight_map", std::move(weight_map)}};
-    return ckpt::write_file(*make_io(options_), work_ / kIndexFile, index.dump(2) + "\n");
+    return ckpt::write_file(*make_io(options_), work_ / kIndexFile, json_text(index, 2) + "\n");
   }
 
  private:

@@ -17,6 +17,7 @@
 #include "converters/hf_folder.h"
 #include "converters/source_stream.h"
 #include "runtime/core/random.h"
+#include "runtime/json/json.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::convert {
@@ -176,7 +177,7 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
                                .data = reinterpret_cast<const std::byte*>(contents.back().data()),
                                .bytes = size});
   }
-  skeleton.state = nlohmann::json{{"imported", std::move(imported)}}.dump();
+  skeleton.state = json_text(nlohmann::json{{"imported", std::move(imported)}});
   ckpt::SaveOptions save;
   save.fill_bytes = options.memory_bytes / 4;
   save.replace_existing = options.replace;

@@ -7,6 +7,8 @@
 #include <set>
 #include <string_view>
 
+#include "runtime/json/json.h"
+
 namespace cairn::convert {
 namespace {
 
@@ -82,9 +84,7 @@ bool shown_by(Shows shows, const json& value) {
 }
 
 /// A list or an object would fill a screen.
-std::string shown(const json& value) {
-  return value.is_structured() ? "..." : value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
+std::string shown(const json& value) { return value.is_structured() ? "..." : json_text(value); }
 
 /// What layer_types may call a layer that no family has.
 constexpr std::pair<std::string_view, std::string_view> kLayerTypes[] = {{"linear_attention", "linear attention"},
@@ -118,7 +118,7 @@ class Found {
     }
     for (const TypeOf& entry : types_of()) {
       for (const std::string_view type : entry.types) {
-        if (config.value("model_type", json()) == type) add(entry.mechanism, "");
+        if (json_field(config, "model_type") == type) add(entry.mechanism, "");
       }
     }
   }

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "converters/elements.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 namespace {
@@ -38,7 +39,7 @@ Result<Scheme> by_blocks(Scheme scheme, const json& blocks, std::string_view wha
   if (blocks.is_null()) return scheme;
   const auto whole = [](const json& n) { return n.is_number_integer() && n >= 1 && n <= (1 << 30); };
   if (!blocks.is_array() || blocks.size() != 2 || !whole(blocks[0]) || !whole(blocks[1])) {
-    return invalid(fmt::format("{} must be two sizes or null, got {}", what, blocks.dump()));
+    return invalid(fmt::format("{} must be two sizes or null, got {}", what, json_text(blocks)));
   }
   scheme.block_rows = blocks[0].get<int64_t>();
   scheme.block_columns = blocks[1].get<int64_t>();
@@ -69,7 +70,7 @@ std::string described(const std::string& method, const json& quant) {
   if (const auto known = kKnown.find(method); known != kKnown.end()) more.emplace_back(known->second);
   for (const char* key : {"bits", "w_bit", "nbits"}) {
     if (quant.contains(key) && quant[key].is_number_integer())
-      more.push_back(fmt::format("{} bits", quant[key].dump()));
+      more.push_back(fmt::format("{} bits", json_text(quant[key])));
   }
   if (!more.empty()) out += fmt::format(" ({})", fmt::join(more, ", "));
   return out;
@@ -82,7 +83,7 @@ Result<std::optional<Scheme>> scheme_of(const json& config) {
     return unsupported(
         fmt::format("quantization: the weights are packed by MLX ({} bits), which cannot be read here; use "
                     "the model that they were made from",
-                    (*mlx)["bits"].dump()));
+                    json_text((*mlx)["bits"])));
   }
   const auto found = config.is_object() ? config.find(kKey) : config.end();
   if (!config.is_object() || found == config.end() || found->is_null()) return std::optional<Scheme>();
@@ -96,12 +97,14 @@ Result<std::optional<Scheme>> scheme_of(const json& config) {
     return invalid(fmt::format("{} must be an object with a quant_method", kKey));
   }
   if (method == "fp8") {
-    const json blocks = quant.value("weight_block_size", json{128, 128});  // the class default
-    const json experts = quant.value("expert_dtype", json());
+    const json& stated = json_field(quant, "weight_block_size");
+    const json blocks =
+        stated.is_null() && !quant.contains("weight_block_size") ? json{128, 128} : stated;  // its class
+    const json experts = json_field(quant, "expert_dtype");
     if (experts == "fp4") {
       return unsupported(fmt::format("{}: expert_dtype \"fp4\" cannot be read here; known: \"fp8\"", kKey));
     }
-    RT_TRY_SET(Scheme scheme, by_blocks({.suffix = "_scale_inv", .bytes = quant.value("scale_fmt", json()) == "ue8m0"},
+    RT_TRY_SET(Scheme scheme, by_blocks({.suffix = "_scale_inv", .bytes = json_field(quant, "scale_fmt") == "ue8m0"},
                                         blocks, fmt::format("{}.weight_block_size", kKey)));
     return std::optional(std::move(scheme));
   }
@@ -109,20 +112,20 @@ Result<std::optional<Scheme>> scheme_of(const json& config) {
   if (method == "fbgemm_fp8") return std::optional(Scheme{.suffix = "_scale"});
   constexpr std::string_view kAdvice = "use the folder that it was made from";
   if (method == "compressed-tensors") {
-    const json format = quant.value("format", json());
+    const json format = json_field(quant, "format");
     if (format != "float-quantized" && format != "naive-quantized") {
       return unsupported(
           fmt::format("{}: compressed-tensors in format {} cannot be read here; known: "
                       "\"float-quantized\" (fp8); {}",
-                      kKey, format.dump(), kAdvice));
+                      kKey, json_text(format), kAdvice));
     }
     Scheme scheme{.suffix = "_scale"};
-    const json groups = quant.value("config_groups", json::object());
+    const json groups = json_field(quant, "config_groups");
     for (const auto& group : groups) {
       const auto weights = group.is_object() ? group.find("weights") : group.end();
       if (!group.is_object() || weights == group.end() || !weights->is_object()) continue;
-      RT_TRY_SET(scheme, by_blocks(scheme, weights->value("block_structure", json()),
-                                   fmt::format("{}: block_structure", kKey)));
+      RT_TRY_SET(scheme,
+                 by_blocks(scheme, json_field(*weights, "block_structure"), fmt::format("{}: block_structure", kKey)));
     }
     return std::optional(std::move(scheme));
   }

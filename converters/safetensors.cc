@@ -218,7 +218,7 @@ Result<std::string> encode_safetensors_header(std::vector<SafeTensor>& tensors,
     entry["data_offsets"] = {tensor.begin, tensor.end};
     json[tensor.name] = std::move(entry);
   }
-  std::string text = json.dump();
+  std::string text = json_text(json);
   text.append((8 - text.size() % 8) % 8, ' ');
   const uint64_t length = text.size();
   if (length > kMaxHeaderBytes) {

@@ -78,11 +78,10 @@ class Settings {
     if (made || named.empty() || named == kClassOf5) set("tokenizer_class", kClass);
   }
   void write() {
-    if (changed_) files_[std::string(kSettings)] = object_.dump(2, ' ', false, error_handler) + "\n";
+    if (changed_) files_[std::string(kSettings)] = json_text(object_, 2) + "\n";
   }
 
  private:
-  static constexpr auto error_handler = ordered_json::error_handler_t::replace;
   std::map<std::string, std::string>& files_;
   ordered_json object_, map_;
   bool changed_ = false;

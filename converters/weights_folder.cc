@@ -69,7 +69,7 @@ Result<std::map<std::string, std::string>> parse_index(std::string_view text, in
     std::string plain = file.is_string() ? name_below(file.get_ref<const std::string&>()) : std::string();
     if (plain.empty()) {
       return corrupt(fmt::format("\"weight_map\".\"{}\" = {}: must be the name of a file in this folder or below it",
-                                 name, file.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
+                                 name, json_text(file)));
     }
     out[name] = std::move(plain);
   }

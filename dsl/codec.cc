@@ -88,7 +88,7 @@ Status decode_block(const Block& block, void* object, const Json& json, const st
 
 std::string encode_recipe(const Recipe& recipe) {
   Recipe copy = recipe;  // the accessors are for writing as well
-  return encode_block(recipe_block(), &copy).dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json_text(encode_block(recipe_block(), &copy));
 }
 
 Result<Recipe> decode_recipe(std::string_view json) {

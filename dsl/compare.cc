@@ -160,7 +160,7 @@ Status set_field(Recipe& recipe, const FieldChange& change) {
     std::string pointer = "/" + value.key;
     std::replace(pointer.begin(), pointer.end(), '.', '/');
     json[Json::json_pointer(pointer)] = change.after_json;
-    RT_TRY_SET(recipe, decode_recipe(json.dump()).with(change.path));
+    RT_TRY_SET(recipe, decode_recipe(json_text(json)).with(change.path));
     return {};
   }
   return Error{ErrorCode::kInvalidInput, fmt::format("{} is no field that can be set by itself", change.path)};

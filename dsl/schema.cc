@@ -1761,7 +1761,7 @@ const Block& run_stage_stored_block() {
   Def changes = written_only("changes", Type::kObject);
   changes.load = [](const void* object) { return parsed_object(static_cast<const RecipeStage*>(object)->changes); };
   changes.store = [](void* object, const Json& value) {
-    static_cast<RecipeStage*>(object)->changes = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+    static_cast<RecipeStage*>(object)->changes = json_text(value);
   };
   static const Block out{.name = "stage",
                          .doc = "A change in the middle of the run.",

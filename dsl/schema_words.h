@@ -9,6 +9,7 @@
 
 #include "dsl/schema.h"
 #include "runtime/core/check.h"
+#include "runtime/json/json.h"
 
 namespace cairn::dsl {
 
@@ -37,7 +38,7 @@ Json to_value(const M& member, const std::vector<std::string>& choices) {
 inline size_t choice_index(const std::vector<std::string>& choices, const Json& value) {
   for (size_t i = 0; i < choices.size(); ++i)
     if (choices[i] == value.get_ref<const std::string&>()) return i;
-  RT_CHECK(false, "an unchecked choice reached the struct: {}", value.dump());
+  RT_CHECK(false, "an unchecked choice reached the struct: {}", json_text(value));
 }
 
 template <class M>

@@ -55,7 +55,7 @@ std::string stage_changes(const Recipe& before, const Recipe& after, bool sets_s
   for (size_t i = 0; i < left.size(); ++i)
     if (left[i].value != right[i].value || (sets_schedule && left[i].key == kLrFrom))
       out[right[i].key] = right[i].value;
-  return out.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json_text(out);
 }
 
 Result<std::vector<Recipe>> recipe_segments(const Recipe& recipe) {
@@ -81,7 +81,7 @@ Result<std::vector<Recipe>> recipe_segments(const Recipe& recipe) {
       }
       json[pointer_of(key)] = value;
     }
-    Result<Recipe> after = decode_recipe(json.dump(-1, ' ', false, Json::error_handler_t::replace));
+    Result<Recipe> after = decode_recipe(json_text(json));
     if (!after.ok()) {
       std::string message = after.error().message;
       if (const std::string head = "recipe JSON: "; message.rfind(head, 0) == 0) message.erase(0, head.size());

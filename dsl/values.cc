@@ -11,6 +11,7 @@
 #include "dsl/node.h"
 #include "dsl/recipe_lua.h"
 #include "dsl/schema.h"
+#include "runtime/json/json.h"
 
 namespace cairn::dsl {
 namespace {
@@ -23,7 +24,7 @@ std::string number_text(double value) {
 
 /// As Lua reads it: JSON's form, but for control characters.
 std::string quoted(const Json& text) {
-  const std::string json = text.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const std::string json = json_text(text);
   std::string out;
   for (size_t i = 0; i < json.size(); ++i) {
     if (json[i] == '\\' && json[i + 1] == 'u') {  // \u00XX, for control characters alone
@@ -333,7 +334,7 @@ std::string lua_text(const Json& value) {
       return value.get<bool>() ? "true" : "false";
     case Json::value_t::number_integer:
     case Json::value_t::number_unsigned:
-      return value.dump();
+      return json_text(value);
     case Json::value_t::number_float:
       return number_text(value.get<double>());
     case Json::value_t::string:
@@ -361,7 +362,8 @@ std::string source_text(const Json& source, bool with_weight) {
   const auto kind = source.at("kind").get<std::string>();
   std::vector<std::string> parts;
   for (const Field& field : find_constructor(kind)->fields) {
-    const Json value = source.value(field.key, field.fallback);  // a silent one may be left out
+    const Json value =
+        source.contains(field.key) ? source.at(field.key) : field.fallback;  // a silent one may be left out
     const bool needed = field.required || field.name == "split" || field.name == "dtype" ||
                         (with_weight && field.name == "weight");  // told although it may be the default
     const Json usual = field.name == "name" ? Json(default_source_name(source.at("path"))) : field.fallback;

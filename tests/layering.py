@@ -1,5 +1,5 @@
 """Every #include of a project header must follow an edge that CMakeLists.txt declares, every declared edge must have such an
-include; JSON is read in one place, which bounds its depth; addresses in a device's memory are for who runs there; the top
+include; JSON is read and printed in one place, which bounds its depth and throws at no bytes; addresses in a device's memory are for who runs there; the top
 level has no other folder. Prints each line that does not."""
 import json
 import pathlib
@@ -13,6 +13,8 @@ opens = re.compile(r"\.address\(\)|\baddress_of\(")
 opening = ("runtime/device", "runtime/kernels", "runtime/kernels/cuda", "runtime/comm", "runtime/gloo", "runtime/cuda", "runtime/cuda/ops",
            "runtime/cuda/nccl", "ckpt/copy", "ckpt/snapshot", "tools")  # links and pagers of state; tools: of hosts
 parses = re.compile(r'\b(?:nlohmann::)?(?:json|Json|ordered_json)::(?:sax_)?parse\(')
+prints = re.compile(r"(?:\.|->)dump\(")
+assumes = re.compile(r"(?:\.|->)value\([^()]*,")
 top_level = (".ci", "bench", "ckpt", "cmake", "converters", "docs", "dsl", "recipes", "runtime", "tests", "tools")
 git = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True)
 tracked = git.stdout if git.returncode == 0 else ""  # an archive of the sources is in no repository
@@ -23,6 +25,12 @@ for folder, allowed in layers.items():
         for number, line in enumerate(source.read_text().splitlines(), 1):
             if folder != "runtime/json" and parses.search(line):
                 print(f"{source.relative_to(root)}:{number}: JSON is read by runtime/json/json.h, which bounds its depth")
+                bad += 1
+            if folder != "runtime/json" and prints.search(line):
+                print(f"{source.relative_to(root)}:{number}: json_text() makes text of a value: the library throws at bytes that are no UTF-8")
+                bad += 1
+            if folder != "runtime/json" and assumes.search(line):
+                print(f"{source.relative_to(root)}:{number}: json_field() and its kin read others' JSON: value() throws at another type")
                 bad += 1
             if folder not in opening and opens.search(line):
                 print(f"{source.relative_to(root)}:{number}: who does not run on the device has no address of its memory")

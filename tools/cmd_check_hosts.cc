@@ -20,6 +20,7 @@
 #include "runtime/cluster/switchboard.h"
 #include "runtime/cluster/token.h"
 #include "runtime/core/units.h"
+#include "runtime/json/json.h"
 #include "tools/commands.h"
 #include "tools/host_options.h"
 #include "tools/run/check_leader.h"
@@ -206,7 +207,7 @@ Result<int> follow(const HostOptions& options, const fs::path& base) {
       const Message& message = news.message;
       if (take_check_message(checker, message.kind, message.body, options.interface_address) || message.kind != "end")
         continue;
-      const json text = message.body.value("text", json()), code = message.body.value("code", json());
+      const json text = json_field(message.body, "text"), code = json_field(message.body, "code");
       say(text.is_string() && !text.get<std::string>().empty() ? printable(text.get<std::string>(), true)
                                                                : "all are well");
       return code.is_number_integer() ? static_cast<int>(code.get<int64_t>()) : 1;

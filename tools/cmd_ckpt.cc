@@ -251,7 +251,7 @@ void flatten(const json& value, const std::string& path, std::map<std::string, s
   } else if (value.is_array() && !value.empty()) {
     for (size_t i = 0; i < value.size(); ++i) flatten(value[i], fmt::format("{}[{}]", path, i + 1), out);
   } else {
-    (*out)[path] = value.dump(-1, ' ', false, json::error_handler_t::replace);
+    (*out)[path] = json_text(value);
   }
 }
 

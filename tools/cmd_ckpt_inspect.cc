@@ -270,8 +270,7 @@ void print_text(const Seen& seen, const InspectArgs& args) {
   row("state", manifest.state);
   if (args.recipe) {
     const json recipe = json_or_nothing(manifest.recipe);
-    const std::string text =
-        recipe.is_discarded() ? manifest.recipe : recipe.dump(2, ' ', false, json::error_handler_t::replace);
+    const std::string text = recipe.is_discarded() ? manifest.recipe : json_text(recipe, 2);
     fmt::print("\n{}\n", printable(text, true));
   }
   if (args.tensors) {

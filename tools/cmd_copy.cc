@@ -102,7 +102,8 @@ Result<int> copy(const CopierArgs& args, agent::EventWriter& events) {
     control.wait(0, false);
     const auto once = [&]() -> Result<std::optional<ckpt::MirrorReport>> {
       if (!claimed) {
-        RT_TRY(claim_place(*place, claim_of(run, args.place), run_json.value("id", ""), run_json.value("name", "")));
+        RT_TRY(
+            claim_place(*place, claim_of(run, args.place), json_string(run_json, "id"), json_string(run_json, "name")));
         claimed = true;
       }
       return mirror.copy_next(control.finishing());

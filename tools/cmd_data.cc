@@ -179,8 +179,7 @@ Result<int> encode(const EncodeOptions& options, bool json) {
       pieces.push_back(std::move(piece));
     }
     RT_TRY_SET(const std::string decoded, tokenizer->decode(ids));
-    fmt::print("{}\n", nlohmann::json{{"ids", ids}, {"pieces", pieces}, {"decoded", decoded}}.dump(
-                           -1, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}\n", json_text(nlohmann::json{{"ids", ids}, {"pieces", pieces}, {"decoded", decoded}}));
     return {};
   };
   for (const std::string& line : options.texts) RT_TRY(one(line));

@@ -12,6 +12,7 @@
 
 #include "ckpt/run_memory.h"
 #include "dsl/dsl.h"
+#include "runtime/json/json.h"
 #include "runtime/plan/cluster_rules.h"
 #include "runtime/plan/plan.h"
 #include "tools/commands.h"
@@ -137,7 +138,7 @@ Result<int> submit(const std::vector<std::string>& words, std::string_view input
 
 Result<int> launch_pods(const ClusterConfig& cluster, const TrainJob& job, bool dry_run) {
   RT_TRY_SET(const nlohmann::json objects, kubernetes_objects(cluster, job));
-  const std::string text = objects.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  const std::string text = json_text(objects, 2) + "\n";
   if (dry_run) {
     fmt::print("{}", text);
     return 0;

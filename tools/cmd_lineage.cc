@@ -31,10 +31,10 @@ void print_table(const Lineage& lineage) {
     fmt::print("{:>4}  {:>10}  {:>12}  {:<9}  {:<16}  {}\n", entry.n, entry.at.step, entry.at.samples, entry.cause,
                entry.recipe.substr(0, 16), stays ? entry.from : "gone back behind");
     for (const json& change : entry.changes) {
-      if (change.value("class", "") == "exact") continue;
-      fmt::print("      {} {} -> {}{}\n", printable(change.value("field", "")), printable(change.value("before", "")),
-                 printable(change.value("after", "")),
-                 change.value("class", "") == "only with --accept" ? "  (accepted)" : "");
+      if (json_string(change, "class") == "exact") continue;
+      fmt::print("      {} {} -> {}{}\n", printable(json_string(change, "field")),
+                 printable(json_string(change, "before")), printable(json_string(change, "after")),
+                 json_string(change, "class") == "only with --accept" ? "  (accepted)" : "");
     }
   }
 }

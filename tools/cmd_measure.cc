@@ -145,13 +145,13 @@ Result<double> measure_write(const fs::path& folder) {
 }
 
 json measure_alone(const json& order) {
-  const DType dtype = order.value("dtype", "") == "bf16" ? DType::kBf16 : DType::kF32;
+  const DType dtype = json_string(order, "dtype") == "bf16" ? DType::kBf16 : DType::kF32;
   json out{{"event", "alone"}};
   const auto [gflops, digest] = measure_matmul(dtype);
   out["matmul_gflops"] = gflops;
   out["digest"] = digest;
   out["copy_gb_s"] = measure_copy();
-  const Result<double> write = measure_write(order.value("folder", ""));
+  const Result<double> write = measure_write(json_string(order, "folder"));
   if (write.ok()) {
     out["write_mb_s"] = write.value();
   } else {
@@ -212,7 +212,8 @@ Result<HostGpus> measure_gpus_here(const json& order) {
   }
   HostGpus out = std::move(looked).value();
   keep_visible(visible, out);
-  cuda::SpeedOptions options{.dtype = order.value("dtype", "") == "bf16" ? DType::kBf16 : DType::kF32, .left_out = {}};
+  cuda::SpeedOptions options{.dtype = json_string(order, "dtype") == "bf16" ? DType::kBf16 : DType::kF32,
+                             .left_out = {}};
   if (order.contains("gpu_size")) {
     options.size = order["gpu_size"];
     options.window_s = 0.01;
@@ -335,7 +336,10 @@ class Echo {
       }
       if (ready[0].revents == 0) continue;
       Fd one(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (one.get() < 0) continue;
+      if (one.get() < 0) {
+        if ((errno == EMFILE || errno == ENFILE) && !all.empty()) all.erase(all.begin());  // the oldest makes room
+        continue;
+      }
       set_no_delay(one.get());
       all.push_back(std::move(one));
     }
@@ -361,23 +365,22 @@ std::string reach(const std::string& address, int64_t port) {
 }
 
 void measure_reach(const json& order, comm::Rendezvous& meet, agent::EventWriter& events) {
-  const std::string own = order.at("address");
+  const std::string own = json_string(order, "address");
   const auto key = [](int64_t host) { return fmt::format("reach-{}", host); };
   const auto until = Clock::now() + std::chrono::seconds(30);  // the agent ends this earlier
   Result<std::unique_ptr<Echo>> echo = Echo::open(own);
   if (!echo.ok()) return events.send_error(echo.error());
   const std::string at_port =
       fmt::format("{} {}", echo.value()->port(), own);  // as this host says: it may have several
-  if (const Result<bool> made = meet.publish(key(order.at("self")), at_port, until); !made.ok())
+  if (const Result<bool> made = meet.publish(key(json_count(order, "self")), at_port, until); !made.ok())
     return events.send_error(made.error());
   std::vector<std::thread> threads;
   std::atomic<int64_t> at = 0;
-  const json& others = order.at("reach");
-  for (int64_t k = 0; k < std::min<int64_t>(std::ssize(others), 64); ++k) {
+  const json& others = json_field(order, "reach");
+  for (int64_t k = 0; others.is_array() && k < std::min<int64_t>(std::ssize(others), 64); ++k) {
     threads.emplace_back([&] {
       for (int64_t mine = at++; mine < std::ssize(others); mine = at++) {
-        const json& other = others[static_cast<size_t>(mine)];
-        const int64_t host = other;
+        const int64_t host = json_integer(others[static_cast<size_t>(mine)], 0, INT64_MAX).value_or(0);
         const Result<std::optional<std::string>> found = meet.await(key(host), until);
         if (!found.ok() || !found.value()) continue;  // it has told nothing: that is told of it
         const std::string& where = *found.value();
@@ -413,12 +416,12 @@ int64_t segments_resent() {
 }
 
 Result<json> measure_pair(const json& order, std::shared_ptr<comm::Rendezvous> meet) {
-  const int64_t self = order.at("self"), partner = order.at("partner");
+  const int64_t self = json_count(order, "self"), partner = json_count(order, "partner");
   const int64_t rank = self < partner ? 0 : 1;
   RT_TRY_SET(const std::unique_ptr<comm::Engine> engine,
              comm::make_gloo_engine({.rank = rank,
                                      .world_size = 2,
-                                     .interface_address = order.at("address"),
+                                     .interface_address = json_string(order, "address"),
                                      .rendezvous = std::move(meet),
                                      .options = {.deadline_ms = kDeadlineMs}}));
   RT_TRY_SET(const std::unique_ptr<comm::Comm> pair, engine->group("check", {0, 1}));
@@ -476,7 +479,7 @@ Result<int> measure(const std::string& text, int meet_fd) {
   RT_TRY_SET(agent::EventWriter events, agent::EventWriter::from_environment());
   const json order = json_or_nothing(text);
   if (!order.is_object()) return Error{ErrorCode::kInvalidInput, "--order is no JSON object"};
-  kernels::use_gemm_isa(static_cast<kernels::GemmIsa>(order.value("kernel_level", int64_t{0})));
+  kernels::use_gemm_isa(static_cast<kernels::GemmIsa>(json_count(order, "kernel_level")));
   const auto meet = comm::open_agent_rendezvous(Fd(meet_fd));
   if (order.contains("partner")) {  // first: somebody waits
     Result<json> pair = measure_pair(order, meet);
@@ -484,8 +487,8 @@ Result<int> measure(const std::string& text, int meet_fd) {
                            ? std::move(pair).value()
                            : json{{"event", "pair"}, {"partner", order["partner"]}, {"failed", pair.error().message}}));
   }
-  if (order.value("alone", false)) RT_TRY(events.send(measure_alone(order)));
-  if (order.value("gpus", false)) RT_TRY(events.send(gpus_event(order)));
+  if (json_flag(order, "alone")) RT_TRY(events.send(measure_alone(order)));
+  if (json_flag(order, "gpus")) RT_TRY(events.send(gpus_event(order)));
   if (order.contains("reach")) measure_reach(order, *meet, events);
   return 0;
 }

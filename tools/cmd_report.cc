@@ -333,7 +333,7 @@ void print_report(const History& history, const fs::path& run, bool as_json, boo
     for (const auto& [name, loss] : valid_sources) out["valid_source_loss"][name] = loss;
     out.update(history_json(history));
     if (json_line) {
-      fmt::print("{}\n", out.dump(-1, ' ', false, json::error_handler_t::replace));
+      fmt::print("{}\n", json_text(out));
     } else {
       print_json(out);
     }
@@ -425,7 +425,7 @@ void follow(const fs::path& run, NewLines metrics, NewLines events, bool as_json
       newest.reset();
     };
     for (const json& line : metrics.take()) {
-      if (as_json) fmt::print("{}\n", line.dump(-1, ' ', false, json::error_handler_t::replace));
+      if (as_json) fmt::print("{}\n", json_text(line));
       Result<telemetry::StepMetrics> step = telemetry::step_metrics_from_json(line);
       if (as_json || !step.ok()) continue;
       newest = std::move(step).value();
@@ -435,7 +435,7 @@ void follow(const fs::path& run, NewLines metrics, NewLines events, bool as_json
     for (const json& event : events.take()) {
       const std::string text = event_text(event);
       if (as_json) {
-        fmt::print("{}\n", event.dump(-1, ' ', false, json::error_handler_t::replace));
+        fmt::print("{}\n", json_text(event));
       } else if (!text.empty()) {
         fmt::print("{}\n", text);
       }

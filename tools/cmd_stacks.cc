@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/agent/stacks.h"
+#include "runtime/json/json.h"
 #include "tools/commands.h"
 
 namespace cairn::tools {
@@ -19,7 +20,7 @@ void add_stacks(CLI::App& app, Session& session) {
   command->callback([pids, &session] {
     session.action = [pids]() -> Result<int> {
       agent::read_stacks(*pids, [](const agent::ProcessStacks& stacks) {
-        fmt::print("{}\n", agent::to_json(stacks).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+        fmt::print("{}\n", json_text(agent::to_json(stacks)));
         std::fflush(stdout);
       });
       return 0;

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dsl/dsl.h"
+#include "runtime/json/json.h"
 #include "tools/commands.h"
 
 namespace cairn::tools {
@@ -42,9 +43,7 @@ void add_json_flag(CLI::App& command, Session& session) {
   command.add_flag("--json", session.json, "for programs: one JSON object on stdout");
 }
 
-void print_json(const nlohmann::json& value) {
-  fmt::print("{}\n", value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
-}
+void print_json(const nlohmann::json& value) { fmt::print("{}\n", json_text(value, 2)); }
 
 StdoutToStderr::StdoutToStderr() {
   std::fflush(stdout);

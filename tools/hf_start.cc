@@ -34,14 +34,15 @@ Status check_same_model(const ModelConfig& wanted, const ModelConfig& found) {
   keys.update(theirs);  // a field at its default is in neither or in one of them only
   std::string differences;
   for (const auto& [key, unused] : keys.items()) {
-    json here = mine.value(key, json()), there = theirs.value(key, json());
+    json here = json_field(mine, key), there = json_field(theirs, key);
     for (json* moe : {&here, &there}) {  // how experts are balanced
       if (key != "moe" || !moe->is_object()) continue;
       if (moe->contains("bias_rate")) (*moe)["choice_bias"] = true;
       for (const char* how : {"aux_loss", "aux_scope", "z_loss", "bias_rate"}) moe->erase(how);
     }
     if (here == there || is_free(key, wanted)) continue;
-    differences += fmt::format("\n  model.{} = {} in the recipe, {} in config.json", key, here.dump(), there.dump());
+    differences +=
+        fmt::format("\n  model.{} = {} in the recipe, {} in config.json", key, json_text(here), json_text(there));
   }
   if (differences.empty()) return {};
   return Error{ErrorCode::kInvalidInput, fmt::format("the recipe trains another model:{}", differences)};

@@ -88,7 +88,7 @@ Result<InitConfig> effective_init(const InitConfig& recipe, const InitConfig& co
 std::string init_to_json(const InitConfig& init) {
   json out{{"path", init.path}, {"weights_only", init.weights_only}};
   for (const auto& [name, member] : kPatterns) out[name] = init.*member;
-  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+  return json_text(out);
 }
 
 Result<InitConfig> init_from_json(const std::string& text) {

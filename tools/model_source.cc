@@ -214,7 +214,7 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
                                  out.from.string(), out.tokenizer->own_vocab(), out.recipe.model.vocab));
     }
     out.before = out.tokenizer->before();
-    const bool chatglm = config.is_object() && config.value("model_type", nlohmann::json()) == "chatglm";
+    const bool chatglm = config.is_object() && json_field(config, "model_type") == "chatglm";
     if (chatglm && tokenizer.empty() && !has("tokenizer.json")) out.before = chatglm_before(out.tokenizer->own_vocab());
     if (out.stop.empty() && out.tokenizer->eod() >= 0) out.stop = {out.tokenizer->eod()};
     return {};

@@ -87,10 +87,10 @@ std::string body_text(const Manifest& m, json state, json extra, std::string_vie
                          {"size_bytes", table.size()},
                          {"xxh3_64", hash_to_hex(hash_bytes(table))}}}};
   const json behind = {{"tokens", m.tokens}, {"writer", {{"program", m.writer.program}, {"host", m.writer.host}}}};
-  std::string out = before.dump();  // keys in byte order: those before "tensors", "tensors", those behind
+  std::string out = json_text(before);  // keys in byte order: those before "tensors", "tensors", those behind
   out.back() = ',';
   out += R"("tensors":)" + tensor_list(m.tensors) + ',';
-  return out + behind.dump().substr(1);
+  return out + json_text(behind).substr(1);
 }
 
 // --- JSON -> struct ---------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class ObjectReader {
   Status read_object(const char* key, std::string& out) const {
     RT_TRY_SET(const json* j, get(key));
     if (!j->is_object()) return corrupt("{}.{}: found {}, expected an object", where_, key, type_name(*j));
-    out = j->dump();
+    out = json_text(*j);
     return {};
   }
   Result<const json*> array(const char* key, int64_t max_count) const {
@@ -162,7 +162,7 @@ class ObjectReader {
 
  private:
   static std::string short_dump(const json& j) {
-    return j.is_structured() ? j.type_name() : j.dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 60);
+    return j.is_structured() ? j.type_name() : printable_ascii(json_text(j)).substr(0, 60);
   }
   Status read_int(const json& j, const char* key, int64_t& out) const {
     if (!j.is_number_integer() || (j.is_number_unsigned() && j.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)))
@@ -462,7 +462,7 @@ Status decode_json(std::string_view body, size_t body_at, Manifest& manifest, Ta
   const json& j = parsed.value();
   RT_TRY(read_body(j, manifest, info));
   // One value has one spelling: double keys, spaces and other number formats would let two readers disagree.
-  const std::string canonical = j.dump() + '\n';
+  const std::string canonical = json_text(j) + '\n';
   if (canonical == body) return {};
   const size_t at = static_cast<size_t>(
       std::mismatch(body.begin(), body.begin() + static_cast<int64_t>(std::min(body.size(), canonical.size())),
@@ -533,7 +533,7 @@ Result<Manifest> decode_manifest(std::string_view json, std::string_view table, 
 
 std::vector<uint64_t> starts_of(const Manifest& manifest) {
   const json extra = json_or_nothing(manifest.extra);
-  const json starts = extra.is_object() ? extra.value("starts", json()) : json();
+  const json starts = json_field(extra, "starts");
   if (!starts.is_array()) return {};
   std::vector<uint64_t> out;
   for (const json& start : starts) {
@@ -557,7 +557,7 @@ void put_starts(std::span<const uint64_t> starts, Manifest& manifest) {
   json extra = extra_of(manifest);
   extra["starts"] = json::array();
   for (const uint64_t start : starts) extra["starts"].push_back(hash_to_hex(start));
-  manifest.extra = extra.dump();
+  manifest.extra = json_text(extra);
 }
 
 std::string lineage_of(const Manifest& manifest) {
@@ -570,7 +570,7 @@ void put_lineage(const std::string& hash, Manifest& manifest) {
   if (hash.empty()) return;
   json extra = extra_of(manifest);
   extra["lineage"] = hash;
-  manifest.extra = extra.dump();
+  manifest.extra = json_text(extra);
 }
 
 Result<Manifest> decode_manifest(std::string_view bytes) {

@@ -54,13 +54,11 @@ Status write_part_set(IoBackend& io, const std::filesystem::path& work, int64_t 
   json files = json::array(), shards = json::array();
   for (const FileEntry& file : set.files) files.push_back({file.name, file.size_bytes, file.rest_hash, file.step});
   for (const ShardEntry& shard : set.shards) shards.push_back(encoded(shard));
-  const std::string text = json{
-      {"step", set.step},
-      {"files", std::move(files)},
-      {"shards", std::move(shards)},
-      {"payload_bytes", set.stats.payload_bytes},
-      {"file_bytes",
-       set.stats.file_bytes}}.dump();
+  const std::string text = json_text(json{{"step", set.step},
+                                          {"files", std::move(files)},
+                                          {"shards", std::move(shards)},
+                                          {"payload_bytes", set.stats.payload_bytes},
+                                          {"file_bytes", set.stats.file_bytes}});
   return write_file(io, work / part_set_name(host), hash_of(text) + text);
 }
 

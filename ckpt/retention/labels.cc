@@ -54,7 +54,7 @@ std::string encode_labels(const Labels& labels) {
     if (!entry.held.empty()) one["held"] = entry.held;
     steps[std::to_string(step)] = std::move(one);
   }
-  return json{{"schema", 1}, {"steps", std::move(steps)}}.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+  return json_text(json{{"schema", 1}, {"steps", std::move(steps)}}, 1) + "\n";
 }
 
 Result<Labels> decode_labels(std::string_view text) {

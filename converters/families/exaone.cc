@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "converters/llama_like.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 namespace {
@@ -14,8 +15,8 @@ using nlohmann::ordered_json;
 const nlohmann::json* either(ConfigReader& in, const char* name, const char* alias) {
   const nlohmann::json *const one = in.find(name), *const other = in.find(alias);
   if (one != nullptr && other != nullptr && *one != *other) {
-    in.invalid(fmt::format("{} = {} and {} = {} are two names of one value, and disagree", name, one->dump(), alias,
-                           other->dump()));
+    in.invalid(fmt::format("{} = {} and {} = {} are two names of one value, and disagree", name, json_text(*one), alias,
+                           json_text(*other)));
   }
   return one != nullptr ? one : other;
 }

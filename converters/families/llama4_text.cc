@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "converters/llama_like.h"
+#include "runtime/json/json.h"
 #include "runtime/plan/model_tensors.h"
 
 namespace cairn::convert {
@@ -45,7 +46,7 @@ ConfigKey chunks() {
         m.chunk_layers.push_back(layer);
       } else if (type != kFull) {
         return in.unsupported(
-            fmt::format("layer_types[{}] = {}: known are \"{}\", \"{}\"", layer, type.dump(), kFull, kChunked));
+            fmt::format("layer_types[{}] = {}: known are \"{}\", \"{}\"", layer, json_text(type), kFull, kChunked));
       }
     }
     if (m.chunk_layers.empty()) return;
@@ -72,7 +73,7 @@ ConfigKey warm_queries() {
   const auto read = [=](ConfigReader& in, M& m) {
     const json* on = in.find(kOn);
     if (on != nullptr && !on->is_boolean() && !on->is_number()) {
-      return in.invalid(fmt::format("{} must be true or false, got {}", kOn, on->dump()));
+      return in.invalid(fmt::format("{} must be true or false, got {}", kOn, json_text(*on)));
     }
     const double scale = in.number(kScale, 0.1), floor = in.number(kFloor, 8192);
     if (scale < 0) in.unsupported(fmt::format("{} = {}: below 0", kScale, scale));

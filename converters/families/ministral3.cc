@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "converters/llama_like.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 namespace {
@@ -49,7 +50,7 @@ void refuse_original_beside(ConfigReader& in) {
   const json original = stated(in, kOriginal);
   if (const json* outer = in.find(kOriginal); outer != nullptr && *outer != original) {
     in.invalid(fmt::format("{} = {} and rope_parameters.{} = {} disagree; transformers reads the latter", kOriginal,
-                           outer->dump(), kOriginal, original.dump()));
+                           json_text(*outer), kOriginal, json_text(original)));
   }
 }
 
@@ -58,16 +59,16 @@ void read_warm_queries(ConfigReader& in, M& m) {
   const json scale = stated(in, kScale), original = stated(in, kOriginal);
   if (!scale.is_number()) {
     return in.invalid(fmt::format("rope_parameters.{} must be a number, got {}; transformers fails without it", kScale,
-                                  scale.dump()));
+                                  json_text(scale)));
   }
-  if (scale < 0) return in.unsupported(fmt::format("rope_parameters.{} = {}: below 0", kScale, scale.dump()));
+  if (scale < 0) return in.unsupported(fmt::format("rope_parameters.{} = {}: below 0", kScale, json_text(scale)));
   const bool scaled = m.rope.scaling == RopeScaling::kYarn || m.rope.scaling == RopeScaling::kLlama3;
   double floor = static_cast<double>(m.context);  // with such a scaling transformers sets the missing number to it
   if (original.is_number()) {
     floor = original.get<double>();
   } else if (!scaled || !original.is_null()) {
     return in.invalid(fmt::format("rope_parameters.{} must be a number, got {}; transformers fails without it",
-                                  kOriginal, original.dump()));
+                                  kOriginal, json_text(original)));
   }
   if (!(floor >= 1 && floor <= 1 << 24) || floor != static_cast<double>(static_cast<int64_t>(floor))) {
     return in.invalid(

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "converters/llama_like.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 namespace {
@@ -17,12 +18,12 @@ ConfigKey no_window() {
     plain(in, m);
     const json* types = in.find("layer_types");
     if (types != nullptr && !types->is_array()) {
-      return in.invalid(fmt::format("layer_types must be a list of {} strings, got {}", m.layers, types->dump()));
+      return in.invalid(fmt::format("layer_types must be a list of {} strings, got {}", m.layers, json_text(*types)));
     }
     for (size_t layer = 0; types != nullptr && layer < types->size(); ++layer) {
       if ((*types)[layer] == "full_attention") continue;
       in.unsupported(fmt::format("layer_types[{}] = {}: windows of this family are not supported here", layer,
-                                 (*types)[layer].dump()));
+                                 json_text((*types)[layer])));
     }
   };
   return out;

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "runtime/json/json.h"
+
 namespace cairn::agent {
 
 void LineSplitter::feed(std::string_view bytes, const std::function<void(std::string_view)>& line) {
@@ -59,7 +61,7 @@ Result<EventWriter> EventWriter::from_environment() {
 Status EventWriter::send(const nlohmann::json& event) {
   if (!fd_) return {};
   // Bytes that are no UTF-8 (a path in a message) must not lose the event.
-  std::string line = event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string line = json_text(event);
   line.push_back('\n');
   const std::lock_guard lock(*sending_);
   for (size_t done = 0; done < line.size();) {

@@ -374,7 +374,8 @@ void Supervisor::take_event(Child& child, std::string_view line) {
   if (line.empty()) return;
   const nlohmann::json event = json_or_nothing(line);
   if (!event.is_object()) {
-    client_.on_notice(fmt::format("rank {}: dropped an event that is no JSON object: {:.200}", child.rank, line));
+    client_.on_notice(fmt::format("rank {}: dropped an event that is no JSON object: {}", child.rank,
+                                  printable_ascii(line.substr(0, 200))));
     return;
   }
   const auto kind = event.find("event");
@@ -383,7 +384,8 @@ void Supervisor::take_event(Child& child, std::string_view line) {
     const auto message = event.find("message");
     child.reported.exit_code = code != event.end() && code->is_number_integer() ? code->get<int>() : 70;
     if (child.reported.exit_code == 0) child.reported.exit_code = 70;
-    child.error_message = message != event.end() && message->is_string() ? message->get<std::string>() : event.dump();
+    child.error_message =
+        message != event.end() && message->is_string() ? message->get<std::string>() : json_text(event);
     child.reported_error = true;
     if (child.failed_order == 0 && !child.killed) mark_failed(child);
   }

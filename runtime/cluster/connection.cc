@@ -103,7 +103,7 @@ std::string Connection::own_address() const {
 namespace {
 
 std::string encoded(const Message& message) {
-  return nlohmann::json{{"kind", message.kind}, {"epoch", message.epoch}, {"body", message.body}}.dump();
+  return json_text(nlohmann::json{{"kind", message.kind}, {"epoch", message.epoch}, {"body", message.body}});
 }
 
 /// Most messages of a leader of many are signs of life: their text is made once, and known when it comes.

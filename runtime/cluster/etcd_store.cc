@@ -98,7 +98,7 @@ std::unique_ptr<http::Client> EtcdStore::take_client() {
 /// kInvalidInput: none of them is believed, or believes us.
 Result<EtcdStore::Answer> EtcdStore::ask(const std::string& call, const json& body, double deadline_s) {
   const int64_t deadline_ns = steady_after(deadline_s);
-  const std::string text = body.dump();
+  const std::string text = json_text(body);
   std::unique_ptr<http::Client> client = take_client();
   if (!client) return Error{ErrorCode::kInvalidInput, "etcd: its certificates cannot be read any more"};
   size_t at = 0;
@@ -158,7 +158,7 @@ Error refusal(std::string_view key, int status, const json& body) {
           fmt::format("etcd refuses what is asked about {}: HTTP {}: {}", key, status,
                       http::printable(body.is_object() && body.contains("error") && body["error"].is_string()
                                           ? body["error"].get<std::string>()
-                                          : body.dump()))};
+                                          : json_text(body)))};
 }
 
 Error damaged(std::string_view key, std::string_view why) {
@@ -194,7 +194,7 @@ Result<std::optional<Epoch>> EtcdStore::newest() {
 
 Result<bool> EtcdStore::claim(const Epoch& epoch) {
   RT_CHECK(epoch.number > 0 && epoch.number <= kMostEpoch, "epoch {}", epoch.number);
-  const std::string text = encode_epoch(epoch).dump(), key = base64(epoch_key_);
+  const std::string text = json_text(encode_epoch(epoch)), key = base64(epoch_key_);
   for (int tries = 0; tries < kClaimTries; ++tries) {
     RT_TRY_SET(const std::optional<Value> found, get(epoch_key_, kCallS));
     if (found) {
@@ -209,7 +209,7 @@ Result<bool> EtcdStore::claim(const Epoch& epoch) {
                     {"success", json::array({json{{"request_put", json{{"key", key}, {"value", base64(text)}}}}})}},
                    kCallS));
     if (answer.status != 200) return refusal(epoch_key_, answer.status, answer.body);
-    if (answer.body.value("succeeded", json()) == true) return true;
+    if (json_field(answer.body, "succeeded") == true) return true;
   }
   return false;
 }
@@ -220,7 +220,7 @@ Status EtcdStore::keep_lease() {
   if (!lease_.empty()) {
     RT_TRY_SET(const Answer kept, ask("lease/keepalive", {{"ID", lease_}}, kSignS));
     // One that has ended is answered too, without its time.
-    const json result = kept.body.is_object() ? kept.body.value("result", json()) : json();
+    const json result = json_field(kept.body, "result");
     if (kept.status != 200 || text_in(result, "TTL").empty()) lease_.clear();
   }
   if (lease_.empty()) {

@@ -70,7 +70,8 @@ Result<std::optional<Epoch>> FolderStore::newest() {
 
 Result<bool> FolderStore::claim(const Epoch& epoch) {
   RT_CHECK(epoch.number > 0 && epoch.number <= kMostEpoch, "epoch {}", epoch.number);
-  const std::string text = encode_epoch(epoch).dump(1) + "\n", target = (directory_ / file_name(epoch.number)).string();
+  const std::string text = json_text(encode_epoch(epoch), 1) + "\n",
+                    target = (directory_ / file_name(epoch.number)).string();
   std::string temporary = (directory_ / ".epoch-XXXXXX").string();
   const Fd fd(::mkostemp(temporary.data(), O_CLOEXEC));
   if (!fd) return os_error(errno, temporary);

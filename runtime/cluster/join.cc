@@ -162,9 +162,9 @@ class Door::Impl {
     }
     if (!message.value()) return alive.ok() && steady_ns() < guest.deadline_ns;
     const json& body = message.value()->body;
-    const json hello = body.value("hello", json());
-    if (message.value()->kind != "join" ||
-        !is_proof(text_of(body, "proof"), rules_.token, "join", guest.nonce, hello.dump() + text_of(body, "nonce"))) {
+    const json hello = json_field(body, "hello");
+    if (message.value()->kind != "join" || !is_proof(text_of(body, "proof"), rules_.token, "join", guest.nonce,
+                                                     json_text(hello) + text_of(body, "nonce"))) {
       say_(fmt::format("{}: does not know this run's token", guest.connection.peer()));
       refuse(guest, "the proof of the run's token is wrong");
       return false;
@@ -263,7 +263,7 @@ Status Door::wait(const Missing& missing, int64_t deadline_ns, const std::functi
 }
 
 Welcome::Welcome(const Epoch& epoch, std::string token)
-    : number_(epoch.number), text_(encode_epoch(epoch).dump()), token_(std::move(token)) {}
+    : number_(epoch.number), text_(json_text(encode_epoch(epoch))), token_(std::move(token)) {}
 
 void Welcome::send(Joined& member) const {
   ignore(member.connection.send({.kind = "welcome",
@@ -326,11 +326,11 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
       RT_TRY(connection.send({.kind = "join",
                               .body = {{"hello", hello},
                                        {"nonce", own_nonce},
-                                       {"proof", prove(*token, "join", nonce, hello.dump() + own_nonce)}}}));
+                                       {"proof", prove(*token, "join", nonce, json_text(hello) + own_nonce)}}}));
       connection.trust();
       RT_TRY_SET(const Message answer, receive(connection, deadline_ns, given_up));
       if (answer.kind == "refused") {
-        barred = answer.body.value("barred", json()) == true;
+        barred = json_field(answer.body, "barred") == true;
         return Error{barred ? ErrorCode::kUnavailable : ErrorCode::kInvalidInput,
                      fmt::format("refused by {}: {}", leader, text_of(answer.body, "why"))};
       }

@@ -17,9 +17,8 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 Error bad_field(std::string_view field, std::string_view expected, const json* found) {
-  return Error{ErrorCode::kCorrupt,
-               fmt::format("sampler state: \"{}\" is {}, expected {}", field,
-                           found ? found->dump(-1, ' ', true, json::error_handler_t::replace) : "missing", expected)};
+  return Error{ErrorCode::kCorrupt, fmt::format("sampler state: \"{}\" is {}, expected {}", field,
+                                                found ? printable_ascii(json_text(*found)) : "missing", expected)};
 }
 
 bool read_int(const json& value, int64_t* out) {
@@ -245,7 +244,7 @@ std::string to_json(const SamplerState& state) {
   object["weights"] = std::move(weights);
   if (!growth.empty()) object["growth"] = std::move(growth);
   object["order_version"] = kOrderVersion;
-  return object.dump(-1, ' ', false, json::error_handler_t::replace);  // a name need not be UTF-8
+  return json_text(object);  // a name need not be UTF-8
 }
 
 Status check_state_fits(SamplerState state) {

@@ -249,6 +249,44 @@ Result<nlohmann::ordered_json> parse_ordered_json(std::string_view text, int64_t
   return parse<nlohmann::ordered_json>(text, max_depth, numbers);
 }
 
+namespace {
+
+template <typename Json>
+std::string text_of(const Json& value, int indent) {
+  return value.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string json_text(const nlohmann::json& value, int indent) { return text_of(value, indent); }
+std::string json_text(const nlohmann::ordered_json& value, int indent) { return text_of(value, indent); }
+
+const nlohmann::json& json_field(const nlohmann::json& from, std::string_view key) {
+  static const nlohmann::json kNone;
+  if (!from.is_object()) return kNone;
+  const auto at = from.find(key);
+  return at == from.end() ? kNone : *at;
+}
+
+std::string json_string(const nlohmann::json& from, std::string_view key, std::string_view otherwise) {
+  const nlohmann::json& field = json_field(from, key);
+  return field.is_string() ? field.get<std::string>() : std::string(otherwise);
+}
+
+double json_number(const nlohmann::json& from, std::string_view key, double otherwise) {
+  const nlohmann::json& field = json_field(from, key);
+  return field.is_number() ? field.get<double>() : otherwise;
+}
+
+int64_t json_count(const nlohmann::json& from, std::string_view key, int64_t otherwise) {
+  return json_integer(json_field(from, key), 0, INT64_MAX).value_or(otherwise);
+}
+
+bool json_flag(const nlohmann::json& from, std::string_view key) {
+  const nlohmann::json& field = json_field(from, key);
+  return field.is_boolean() && field.get<bool>();
+}
+
 std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t least, int64_t most) {
   if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
   if (!value.is_number_integer()) return std::nullopt;
@@ -273,12 +311,16 @@ Result<nlohmann::json> parse_json_strictly(std::string_view text, std::string_vi
   }
   Walker walker(max_depth);
   nlohmann::json::sax_parse(text.begin(), text.end(), &walker);
-  if (walker.duplicate)
-    return Error{ErrorCode::kCorrupt, fmt::format("{} names \"{}\" twice", what, *walker.duplicate)};
+  if (walker.duplicate) {
+    constexpr size_t kShown = 60;
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{} names \"{}\" twice", what,
+                             printable_ascii(std::string_view(*walker.duplicate).substr(0, kShown)))};
+  }
   if (walker.problem) {
     return Error{ErrorCode::kCorrupt,
                  fmt::format("byte {}: {} is not JSON: {}", first_byte + static_cast<int64_t>(walker.position()), what,
-                             *walker.problem)};
+                             printable_ascii(*walker.problem))};
   }
   nlohmann::json out = nlohmann::json::parse(text, nullptr, false);
   if (out.is_discarded()) return Error{ErrorCode::kCorrupt, fmt::format("{} is not JSON", what)};
@@ -286,7 +328,7 @@ Result<nlohmann::json> parse_json_strictly(std::string_view text, std::string_vi
 }
 
 std::string python_json_text(const nlohmann::ordered_json& json, int indent) {
-  std::string out = json.dump(indent);
+  std::string out = json_text(json, indent);
   const std::string end = fmt::format("{}\"", kNoNumber);
   for (size_t at = out.find(end); at != out.npos; at = out.find(end, at)) {
     const size_t quote = out.rfind('"', at - 1);

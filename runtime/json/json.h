@@ -40,6 +40,20 @@ std::string python_json_text(const nlohmann::ordered_json& json, int indent);
 /// no text.
 Result<std::string> json_text_field(std::string_view line, std::string_view key);
 
+/// The text of `value`, on one line, or with `indent` spaces a level. Bytes that are no UTF-8 become U+FFFD, so that
+/// an error text or a path of any bytes has a text. The only way from a value to text: the library's own throws there.
+std::string json_text(const nlohmann::json& value, int indent = -1);
+std::string json_text(const nlohmann::ordered_json& value, int indent = -1);
+
+/// Field `key` of what another process, a server or a file holds: null where `from` is no object, or has no such
+/// field. The only such reader: the library's value() throws where a type is another one.
+const nlohmann::json& json_field(const nlohmann::json& from, std::string_view key);
+/// The field as a string, a number or a flag; `otherwise` where it is missing or of another type.
+std::string json_string(const nlohmann::json& from, std::string_view key, std::string_view otherwise = {});
+double json_number(const nlohmann::json& from, std::string_view key, double otherwise = 0);
+int64_t json_count(const nlohmann::json& from, std::string_view key, int64_t otherwise = 0);  // 0 to INT64_MAX
+bool json_flag(const nlohmann::json& from, std::string_view key);
+
 /// An integer within [least, most]; nothing where the value is no integer, or another one.
 std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t least, int64_t most);
 

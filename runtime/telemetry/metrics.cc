@@ -178,9 +178,7 @@ Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::filesystem
   return out;
 }
 
-Status MetricsWriter::line(const json& record) {
-  return file_.append(record.dump(-1, ' ', false, json::error_handler_t::replace));
-}
+Status MetricsWriter::line(const json& record) { return file_.append(json_text(record)); }
 
 Status MetricsWriter::told(const StepMetrics& metrics) {
   last_ = metrics.step;  // a full disk is no reason to wait for this line

@@ -40,7 +40,7 @@ json process_metadata(int64_t process, const std::string& name, int64_t place) {
 std::string file_of(const json& events) {
   std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
   for (size_t i = 0; i < events.size(); ++i) {
-    out += events[i].dump(-1, ' ', false, json::error_handler_t::replace);
+    out += json_text(events[i]);
     out += i + 1 < events.size() ? ",\n" : "\n";
   }
   return out + "]}\n";

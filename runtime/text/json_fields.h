@@ -15,7 +15,7 @@
 namespace cairn::text {
 
 inline Error bad_field(std::string_view name, std::string_view expected, const nlohmann::json& found) {
-  std::string text = found.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string text = json_text(found);
   if (text.size() > 60) text = text.substr(0, 57) + "...";
   return {ErrorCode::kInvalidInput, fmt::format("\"{}\" must be {}, found {}", name, expected, text)};
 }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/json/json.h"
 #include "runtime/text/tokenizer.h"
 #include "runtime/text/utf8.h"
 
@@ -302,8 +303,8 @@ Result<std::string> sentencepiece_as_json(std::string_view bytes, AroundText aro
   if (unknown < 0) return unsupported("the model has no unknown piece");
   ordered_json made_of = whole(std::move(added), normalizer_of(model), decoder_of(model), model_of(model, unknown));
   made_of["post_processor"] = post_processor_of(special, around);
-  std::string out = made_of.dump(2) + "\n";
-  Result<std::unique_ptr<Tokenizer>> made = make_hf_tokenizer(out, "", "");
+  std::string out = json_text(made_of, 2) + "\n";
+  Result<std::unique_ptr<Tokenizer>> made = make_hf_tokenizer(out);
   if (!made.ok()) return unsupported(made.error().message);
   for (const std::string& text : probes(model)) {
     std::vector<int32_t> wanted, found;
@@ -318,20 +319,19 @@ std::string bytes_as_json() {
   ordered_json vocab = ordered_json::object();
   vocab[std::string(1, '\0')] = 0;
   for (int byte = 1; byte < 256; ++byte) vocab[fmt::format("<0x{:02X}>", byte)] = byte;
-  return whole(ordered_json::array({added_token(0, std::string(1, '\0'))}), nullptr,
-               {{"type", "Sequence"}, {"decoders", {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}},
-               {{"type", "BPE"},
-                {"dropout", nullptr},
-                {"unk_token", nullptr},
-                {"continuing_subword_prefix", nullptr},
-                {"end_of_word_suffix", nullptr},
-                {"fuse_unk", false},
-                {"byte_fallback", true},
-                {"ignore_merges", false},
-                {"vocab", std::move(vocab)},
-                {"merges", ordered_json::array()}})
-             .dump(2) +
-         "\n";
+  const ordered_json made_of = whole(ordered_json::array({added_token(0, std::string(1, '\0'))}), nullptr,
+                                     {{"type", "Sequence"}, {"decoders", {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}},
+                                     {{"type", "BPE"},
+                                      {"dropout", nullptr},
+                                      {"unk_token", nullptr},
+                                      {"continuing_subword_prefix", nullptr},
+                                      {"end_of_word_suffix", nullptr},
+                                      {"fuse_unk", false},
+                                      {"byte_fallback", true},
+                                      {"ignore_merges", false},
+                                      {"vocab", std::move(vocab)},
+                                      {"merges", ordered_json::array()}});
+  return json_text(made_of, 2) + "\n";
 }
 
 }  // namespace cairn::text

@@ -19,6 +19,7 @@
 #include "runtime/data/dataset.h"
 #include "runtime/data/objective.h"
 #include "runtime/data_parallel/data_parallel.h"
+#include "runtime/json/json.h"
 #include "runtime/kernels/scratch.h"
 #include "runtime/nn/kernel_scratch.h"
 #include "runtime/nn/mtp.h"
@@ -754,7 +755,7 @@ Result<Outcome> Run::loop() {
     }
     telemetry::StepMetrics told = metrics_;
     told.step_ms = told.tokens_per_s = 0;  // differ from rank to rank
-    position_.metrics = telemetry::to_json(told).dump();
+    position_.metrics = json_text(telemetry::to_json(told));
     RT_TRY_SET(const StepOrder order, agree_on_order(last));
     if (order.snapshot) {
       phase(number, "snapshot", Phase::kCheckpoint);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "runtime/json/json.h"
 #include "tools/launch/job.h"
 #include "tools/launch/quote.h"
 #include "tools/launch/train_words.h"
@@ -60,7 +61,7 @@ Result<Files> config_files(const TrainJob& job, const std::string& job_name, con
     data[key] = text;
     out.items.push_back({{"key", key}, {"path", path.lexically_relative(out.folder).string()}});
   }
-  const std::string all = out.items.dump() + data.dump(-1, ' ', false, json::error_handler_t::replace);
+  const std::string all = json_text(out.items) + json_text(data);
   const size_t bytes = all.size();
   if (bytes > kMostConfigBytes) {
     return invalid(

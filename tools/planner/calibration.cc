@@ -182,7 +182,7 @@ std::string calibration_text(const Calibration& c) {
                      {"peak_bf16_tflops", c.peak_bf16_tflops},
                      {"copy_gb_per_s", c.copy_gb_per_s},
                      {"shapes", std::move(shapes)}};
-  return file.dump(2) + "\n";
+  return json_text(file, 2) + "\n";
 }
 
 }  // namespace cairn::tools

@@ -12,6 +12,7 @@
 #include "ckpt/position.h"
 #include "runtime/cluster/placement.h"
 #include "runtime/host/bind.h"
+#include "runtime/json/json.h"
 #include "runtime/telemetry/trace.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/run/fleet.h"
@@ -195,7 +196,7 @@ void Agent::on_readable(int fd) {
 }
 
 void Agent::on_event(int64_t rank, const json& event) {
-  const std::string kind = event.value("event", "");
+  const std::string kind = json_string(event, "event");
   if (kind == "snapshot") {
     coordinator_.part_complete();
     return;

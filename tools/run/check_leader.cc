@@ -26,7 +26,7 @@ std::string text(const json& from, const char* key) {
 }
 
 int64_t integer(const json& from, const char* key) {
-  return json_integer(from.value(key, json()), 0, INT64_MAX).value_or(-1);
+  return json_integer(json_field(from, key), 0, INT64_MAX).value_or(-1);
 }
 
 std::vector<std::string> names_of(const std::vector<CheckedHost>& hosts) {

@@ -371,25 +371,25 @@ void LocalCoordinator::note_progress() {
 }
 
 void LocalCoordinator::on_rank_event(int64_t rank, const json& event) {
-  const std::string kind = event.value("event", "");
+  const std::string kind = json_string(event, "event");
   if (kind == "ready") {
     narrator_.record(
-        {{"event", "ready"}, {"rank", rank}, {"ms", event.value("ms", 0.0)}, {"from", event.value("from", "")}});
+        {{"event", "ready"}, {"rank", rank}, {"ms", json_number(event, "ms")}, {"from", json_string(event, "from")}});
   } else if (kind == "step") {
     const Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(event);
     if (metrics.ok()) on_step(narrator_.step(metrics.value()));
   } else if (kind == "pace") {
     take_pace(rank, event);
   } else if (kind == "traced") {
-    narrator_.drew({.path = event.value("path", ""),
+    narrator_.drew({.path = json_string(event, "path"),
                     .ahead_ns = options_.fleet != nullptr ? options_.fleet->clock_ahead_ns(rank) : 0});
   }
 }
 
 /// Of a rank; of one of another host nothing is believed to be there or of its type.
 void LocalCoordinator::take_pace(int64_t rank, const json& event) {
-  const agent::HostLoad load = agent::host_load_from_json(event.value("load", json()));
-  const json blocks = event.value("blocks", json());
+  const agent::HostLoad load = agent::host_load_from_json(json_field(event, "load"));
+  const json blocks = json_field(event, "blocks");
   for (const json& block : blocks.is_array() ? blocks : json::array()) {
     if (!block.is_array() || block.size() != 2 || !block[1].is_number()) continue;
     const std::optional<int64_t> step = json_integer(block[0], 1, INT64_MAX);

@@ -140,7 +140,7 @@ Status claim_place(ckpt::Place& place, const fs::path& claim, const std::string&
     RT_TRY_SET(const std::vector<ckpt::PlacedStep> steps, place.list());
     if (owner.empty() && steps.empty()) RT_TRY(check_not_gone(place, claim));
     if (!owner.empty() && !steps.empty()) return of_another(place, owner, run_id);
-    RT_TRY(place.write_note(kOwnerNote, json{{"id", run_id}, {"name", run_name}}.dump(2) + "\n"));
+    RT_TRY(place.write_note(kOwnerNote, json_text(json{{"id", run_id}, {"name", run_name}}, 2) + "\n"));
   }
   ckpt::PosixBackend io;
   RT_TRY(ckpt::make_dirs(io, claim.parent_path()));
@@ -343,9 +343,9 @@ void RunCopies::saved() {
 }
 
 void RunCopies::tell(Child& child, const json& event) {
-  const std::string kind = event.value("event", "");
+  const std::string kind = json_string(event, "event");
   if (kind == "notice") {
-    callbacks_.say(event.value("message", ""));
+    callbacks_.say(json_string(event, "message"));
     return;
   }
   if (kind != "copied" && kind != "copy_failed") return;
@@ -353,15 +353,16 @@ void RunCopies::tell(Child& child, const json& event) {
   if (kind == "copied") {
     child.restart_s = kFirstRestartS;
     child.crash_told = false;
-    std::string text = fmt::format("copied step {} to {} in {}", event.value("step", int64_t{0}), child.place,
-                                   telemetry::format_duration(event.value("seconds", 0.0)));
-    if (event.value("failures", 0) > 0) text += fmt::format(", after {} failed tries", event.value("failures", 0));
+    std::string text = fmt::format("copied step {} to {} in {}", json_count(event, "step"), child.place,
+                                   telemetry::format_duration(json_number(event, "seconds")));
+    if (json_count(event, "failures") > 0)
+      text += fmt::format(", after {} failed tries", json_count(event, "failures"));
     callbacks_.say(text);
   } else {
-    const int64_t step = event.value("step", int64_t{0});  // 0: the place could not be asked which are there
+    const int64_t step = json_count(event, "step");  // 0: the place could not be asked which are there
     callbacks_.say(fmt::format("warning: {} not copied to {} yet: {}; it is tried again",
                                step > 0 ? fmt::format("step {} is", step) : "checkpoints are", child.place,
-                               event.value("message", "")));
+                               json_string(event, "message")));
   }
 }
 

@@ -27,17 +27,17 @@ std::vector<Exclusion> read_excluded(const fs::path& run) {
   std::vector<Exclusion> out;
   const Result<std::string> text = read_text_file(file_of(run));
   const json file = text.ok() ? json_or_nothing(text.value()) : json();
-  const json hosts = file.is_object() ? file.value("hosts", json()) : json();
+  const json hosts = json_field(file, "hosts");
   for (const json& host : hosts.is_array() ? hosts : json::array()) {
     if (!host.is_object() || text_of(host, "name").empty()) continue;
-    const json time = host.value("time", json());
+    const json time = json_field(host, "time");
     out.push_back({.name = text_of(host, "name"),
                    .boot_id = text_of(host, "boot_id"),
-                   .index = json_integer(host.value("index", json()), 0, INT64_MAX).value_or(0),
+                   .index = json_integer(json_field(host, "index"), 0, INT64_MAX).value_or(0),
                    .reason = text_of(host, "reason"),
                    .failure_class = agent::class_named(text_of(host, "class")).value_or(agent::FailureClass::kError),
                    .time = time.is_number() ? time.get<double>() : 0,
-                   .epoch = json_integer(host.value("epoch", json()), 0, INT64_MAX).value_or(0)});
+                   .epoch = json_integer(json_field(host, "epoch"), 0, INT64_MAX).value_or(0)});
   }
   return out;
 }
@@ -56,7 +56,7 @@ Status add_excluded(const fs::path& run, Exclusion one) {
                      {"time", host.time},
                      {"epoch", host.epoch}});
   }
-  return write_text_file(file_of(run), json{{"hosts", std::move(hosts)}}.dump(2) + "\n");
+  return write_text_file(file_of(run), json_text(json{{"hosts", std::move(hosts)}}, 2) + "\n");
 }
 
 std::string why_excluded(const std::vector<Exclusion>& all, const std::string& name, const std::string& boot_id) {

@@ -9,6 +9,7 @@
 
 #include "runtime/core/clock.h"
 #include "runtime/core/unique_handle.h"
+#include "runtime/json/json.h"
 #include "tools/run/folder.h"
 
 namespace cairn::tools {
@@ -17,7 +18,6 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kTerminationBytes = 4096;  // Kubernetes reads no more
-constexpr auto kReplace = json::error_handler_t::replace;
 
 const char* environment(const char* name) {
   const char* const text = std::getenv(name);
@@ -26,10 +26,10 @@ const char* environment(const char* name) {
 
 /// For people who read it in `kubectl describe`: "device on h2, rank 5: rank 5 (pid 9) ...".
 std::string short_text(const json& record) {
-  std::string out = record.value("message", std::string());
+  std::string out = json_string(record, "message");
   if (record.contains("class") && record.contains("host")) {
-    out = fmt::format("{} on {}, rank {}: {}", record.value("class", std::string()),
-                      record.value("host", std::string()), record.value("rank", int64_t{0}), out);
+    out = fmt::format("{} on {}, rank {}: {}", json_string(record, "class"), json_string(record, "host"),
+                      json_count(record, "rank"), out);
   }
   if (out.size() <= kTerminationBytes) return out;
   size_t end = kTerminationBytes;
@@ -63,19 +63,18 @@ json failure_record(const agent::Failure& failure, double first_seen) {
 }
 
 Status write_failure(const std::filesystem::path& run, const json& record) {
-  return write_unsynced_text_file(run / "failure.json", record.dump(2, ' ', false, kReplace) + "\n");
+  return write_unsynced_text_file(run / "failure.json", json_text(record, 2) + "\n");
 }
 
 void tell_launcher(const json& record, int exit_code) {
   if (const char* const path = environment("TORCHELASTIC_ERROR_FILE")) {
     // As torch.distributed.elastic's error handler writes it; an agent of it names the first by timestamp.
     const auto now = static_cast<int64_t>(SystemClock().unix_s());
-    const auto seen = static_cast<int64_t>(record.value("first_seen", static_cast<double>(now)));
+    const auto seen = static_cast<int64_t>(json_number(record, "first_seen", static_cast<double>(now)));
     json extra{{"py_callstack", ""}, {"timestamp", std::to_string(seen)}, {"cairn", record}};
     const json file{
         {"message", {{"message", short_text(record)}, {"errorCode", exit_code}, {"extraInfo", std::move(extra)}}}};
-    ignore(write_unsynced_text_file(path, file.dump(-1, ' ', false, kReplace) + "\n"),
-           "for whoever started this alone");
+    ignore(write_unsynced_text_file(path, json_text(file) + "\n"), "for whoever started this alone");
   }
   const char* const named = environment("CAIRN_TERMINATION_LOG");
   const Fd log(::open(named != nullptr ? named : "/dev/termination-log", O_WRONLY | O_TRUNC | O_CLOEXEC | O_NONBLOCK));

@@ -572,7 +572,7 @@ void Fleet::take_error(const Host& host, const json& from) {
 
 void Fleet::take_message(Host& host, const Message& message) {
   const json& body = message.body;
-  const auto part = [&](const char* key) { return body.value(key, json()); };
+  const auto part = [&](const char* key) { return json_field(body, key); };
   if (check_ && check_->take(host.index, message.kind, body)) return;
   if (message.kind == "idle") {
     host.asked = json_integer(part("ask"), 0, INT64_MAX).value_or(0);
@@ -593,7 +593,7 @@ void Fleet::take_message(Host& host, const Message& message) {
   } else if (message.kind == "stop") {
     callbacks_.stop(static_cast<int>(json_integer(part("signal"), 1, 64).value_or(15)));
   } else if (message.kind == "ask_save") {
-    callbacks_.ask_save(fmt::format("{} on {}", body.value("by", json("a signal")).dump(), host.name));
+    callbacks_.ask_save(fmt::format("{} on {}", json_string(body, "by", "a signal"), host.name));
   } else if (message.kind == "stopped") {
     if (incarnation_in(body) == incarnation_of_ranks_) host.stopped = true;
   } else if (message.kind == "error") {  // also of ranks that are being stopped: which was first is found out then

@@ -179,7 +179,7 @@ std::string holder_line() {
                             {"pid", me.pid},
                             {"since", time_text(now.count())},
                             {"token", fmt::format("{:08x}{:08x}", random(), random())}};
-  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  return json_text(line) + "\n";
 }
 
 /// Over what the one before has left, which never leaves nothing: somebody may be reading.
@@ -200,7 +200,7 @@ RunHolder holder_in(const std::string& text) {
   RunHolder holder{.host = word("host"), .since = word("since"), .pid = "unknown"};
   const bool older = line.is_number_integer();
   if (older || (line.is_object() && line.contains("pid") && line["pid"].is_number_integer()))
-    holder.pid = (older ? line : line["pid"]).dump();
+    holder.pid = json_text((older ? line : line["pid"]));
   return holder;
 }
 
@@ -401,7 +401,7 @@ Status RunFolder::announce_recipe(int64_t step, const std::string& canonical_jso
   const Result<ckpt::Manifest> before = manifest_of(path_, step);
   const nlohmann::json next{
       {"step", step}, {"before", before.ok() ? before.value().created_unix_ms : -1}, {"recipe", canonical_json}};
-  return write_text_file(path_ / kNextRecipe, next.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  return write_text_file(path_ / kNextRecipe, json_text(next, 2));
 }
 
 Status RunFolder::settle_recipe() {
@@ -429,7 +429,7 @@ Status check_nothing_lost(const fs::path& run) {
     if (line.find(R"("saved")") == std::string::npos) continue;
     const nlohmann::json event = json_or_nothing(line);
     if (!event.is_object() || !event.contains("step") || !event["step"].is_number_integer()) continue;
-    if (event.value("event", nlohmann::json()) == "saved") saved = event["step"].get<int64_t>();
+    if (json_field(event, "event") == "saved") saved = event["step"].get<int64_t>();
   }
   if (saved == 0) return {};
   return Error{
@@ -468,8 +468,7 @@ Result<Fd> lock_run_of(const fs::path& checkpoints) {
 
 Status RunFolder::take_id(const std::string& id) {
   const nlohmann::json identity{{"id", id}, {"name", name_}, {"folder", fs::canonical(path_).string()}};
-  RT_TRY(write_text_file(path_ / "run.json",
-                         identity.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"));
+  RT_TRY(write_text_file(path_ / "run.json", json_text(identity, 2) + "\n"));
   id_ = id;
   return {};
 }

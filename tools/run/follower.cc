@@ -49,7 +49,7 @@ int64_t place_in(const cluster::Epoch& epoch, int64_t index) {
 
 Error asked_to_stop() { return {ErrorCode::kStopped, "asked to stop while the leader was waited for"}; }
 
-int64_t ask_in(const json& halt) { return json_integer(halt.value("ask", json()), 0, INT64_MAX).value_or(0); }
+int64_t ask_in(const json& halt) { return json_integer(json_field(halt, "ask"), 0, INT64_MAX).value_or(0); }
 
 json of_incarnation(uint64_t incarnation) { return {{"incarnation", incarnation}}; }
 
@@ -80,7 +80,7 @@ Result<std::optional<cluster::Epoch>> newest_epoch(const fs::path& run, const Ho
 }
 
 Status write_end(const fs::path& run, const std::string& incarnation, int code) {
-  return write_unsynced_text_file(end_file(run), json{{"incarnation", incarnation}, {"code", code}}.dump() + "\n");
+  return write_unsynced_text_file(end_file(run), json_text(json{{"incarnation", incarnation}, {"code", code}}) + "\n");
 }
 
 bool is_led_by_another(const fs::path& run, const HostOptions& options, const std::optional<cluster::Epoch>& newest) {
@@ -180,8 +180,8 @@ void Follower::take_end_file() {
   if (text == end_before_) return;
   const json end = json_or_nothing(text);
   const std::optional<cluster::Epoch> newest = newest_known();
-  if (!newest || !end.is_object() || end.value("incarnation", json()) != json(newest->incarnation)) return;
-  ended_ = static_cast<int>(json_integer(end.value("code", json()), 0, 255).value_or(1));
+  if (!newest || !end.is_object() || json_field(end, "incarnation") != json(newest->incarnation)) return;
+  ended_ = static_cast<int>(json_integer(json_field(end, "code"), 0, 255).value_or(1));
   keep_memory_ = true;  // it is not known whether it is needed
 }
 
@@ -303,10 +303,10 @@ bool Follower::take_common(const Message& message) {
     take_place(-1, options_.hosts());
     say_(kSpare);
   } else if (message.kind == "end") {
-    ended_ = static_cast<int>(json_integer(body.value("code", json()), 0, 255).value_or(1));
-    keep_memory_ = body.value("keep", json()) == true;
-    const json text = body.value("text", json());
-    end_failure_ = body.value("failure", json());
+    ended_ = static_cast<int>(json_integer(json_field(body, "code"), 0, 255).value_or(1));
+    keep_memory_ = json_field(body, "keep") == true;
+    const json text = json_field(body, "text");
+    end_failure_ = json_field(body, "failure");
     if (text.is_string() && !text.get<std::string>().empty()) {
       say_(text.get<std::string>());
       if (!end_failure_.is_object()) end_failure_ = {{"message", text}};
@@ -316,14 +316,13 @@ bool Follower::take_common(const Message& message) {
     if (slot) saves_.promised(slot->step);
     if (slot && node_) static_cast<void>(node_->promise(*slot));  // if not, FollowerSaves refuses the save
   } else if (message.kind == "replicated" || message.kind == "unreplicated") {
-    const std::optional<int64_t> step = json_integer(body.value("step", json()), 0, INT64_MAX);
-    if (!step || !running_ || !options_.replicas || body.value("incarnation", json()) != json(incarnation_))
-      return true;
+    const std::optional<int64_t> step = json_integer(json_field(body, "step"), 0, INT64_MAX);
+    if (!step || !running_ || !options_.replicas || json_field(body, "incarnation") != json(incarnation_)) return true;
     message.kind == "replicated" ? options_.replicas->agreed(*step) : options_.replicas->dropped(*step);
   } else if (message.kind == "clock") {
-    tell("clock", {{"asked_ns", body.value("asked_ns", json())}, {"there_ns", telemetry::trace_clock_ns()}});
+    tell("clock", {{"asked_ns", json_field(body, "asked_ns")}, {"there_ns", telemetry::trace_clock_ns()}});
   } else if (message.kind == "kill") {
-    const auto rank = json_integer(body.value("rank", json()), 0, options_.world() - 1);
+    const auto rank = json_integer(json_field(body, "rank"), 0, options_.world() - 1);
     if (rank && parts_ && running_) hooks_.kill(*rank);
   } else {
     return take_check(message);
@@ -350,10 +349,10 @@ void Follower::take_begin(const json& body) {
     say_(segment.error().message);
     return;
   }
-  const std::optional<int64_t> place = json_integer(body.value("place", json()), 0, segment.value().hosts - 1);
+  const std::optional<int64_t> place = json_integer(json_field(body, "place"), 0, segment.value().hosts - 1);
   if (!place || segment.value().hosts > options_.placement.hosts) return;
   take_place(*place, segment.value().hosts);
-  epoch_.leader = json_integer(body.value("leader", json()), 0, segment.value().hosts - 1).value_or(epoch_.leader);
+  epoch_.leader = json_integer(json_field(body, "leader"), 0, segment.value().hosts - 1).value_or(epoch_.leader);
   if (displaced_ || segment_ != segment.value()) next_ = std::move(segment).value();
 }
 
@@ -477,7 +476,7 @@ Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
           tell("carried", {{"error", error_to_json(chosen.error())}});
         }
       } else if (message->kind == "go" && choice_ &&
-                 message->body.value("incarnation", json()) == json(choice_->incarnation)) {
+                 json_field(message->body, "incarnation") == json(choice_->incarnation)) {
         incarnation_ = choice_->incarnation;
         saves_.resumed(choice_->step, promised(), std::exchange(leader_promises_, {}));
         running_ = true;
@@ -504,9 +503,9 @@ void Follower::answer_halt() {
 
 /// To the host that has taken a lost one's place.
 void Follower::give_copy(const json& body) {
-  const std::optional<ckpt::WholeSlot> slot = slot_from_json(body.value("slot", json()));
+  const std::optional<ckpt::WholeSlot> slot = slot_from_json(json_field(body, "slot"));
   if (!slot || !options_.replicas) return;
-  options_.replicas->give(*slot, peer_from_json(body.value("to", json())), [this](const Status& given) {
+  options_.replicas->give(*slot, peer_from_json(json_field(body, "to")), [this](const Status& given) {
     tell("given", given.ok() ? json::object() : json{{"error", error_to_json(given.error())}});
   });
 }
@@ -553,7 +552,7 @@ void Follower::on_readable() {
     if (message->kind == "stacks" && running_) hooks_.read_stacks([this](auto stacks) { tell_stacks(stacks); });
     if (message->kind != "halt") continue;
     halt_ = ask_in(message->body);
-    const json why = message->body.value("why", json());
+    const json why = json_field(message->body, "why");
     stop_ranks(why.is_string() ? why.get<std::string>() : std::string());
     break;  // what follows is for next_generation()
   }
@@ -610,10 +609,10 @@ void Follower::tell_paces() {
 }
 
 void Follower::on_rank_event(int64_t rank, const json& event) {
-  if (event.value("event", json()) == "pace") {
+  if (json_field(event, "event") == "pace") {
     json& pace = paces_[rank];
     json blocks = pace.is_object() ? std::move(pace["blocks"]) : json::array();
-    for (const json& block : event.value("blocks", json::array())) blocks.push_back(block);
+    for (const json& block : json_field(event, "blocks")) blocks.push_back(block);
     pace = event;
     pace["blocks"] = std::move(blocks);
     return;

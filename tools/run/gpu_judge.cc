@@ -135,7 +135,7 @@ double number(const json& from, const char* key) {
   return std::isfinite(out) ? out : 0;
 }
 int64_t integer(const json& from, const char* key) {
-  return json_integer(from.value(key, json()), 0, INT64_MAX).value_or(-1);
+  return json_integer(json_field(from, key), 0, INT64_MAX).value_or(-1);
 }
 std::string text(const json& from, const char* key) {
   const auto at = from.find(key);
@@ -147,7 +147,7 @@ bool flag(const json& from, const char* key) {
 }
 std::vector<int64_t> integers(const json& from, const char* key) {
   std::vector<int64_t> out;
-  const json list = from.value(key, json());
+  const json list = json_field(from, key);
   for (const json& one : list.is_array() ? list : json::array()) {
     if (const auto value = json_integer(one, 0, INT64_MAX)) out.push_back(*value);
   }
@@ -216,14 +216,14 @@ GpuFigures figures_from_json(const json& from) {
   out.copy_gb_s = number(from, "copy_gb_s");
   out.to_device_gb_s = number(from, "to_device_gb_s");
   out.to_host_gb_s = number(from, "to_host_gb_s");
-  const json to = from.value("to_gpus_gb_s", json());
+  const json to = json_field(from, "to_gpus_gb_s");
   if (to.is_object()) {
     for (const auto& one : to.items()) out.to_gpus_gb_s[one.key()] = number(to, one.key().c_str());
   }
   out.wrong = text(from, "wrong");
   out.failed = text(from, "failed");
   out.not_measured = text(from, "not_measured");
-  const json xids = from.value("xids", json());
+  const json xids = json_field(from, "xids");
   for (const json& xid : xids.is_array() ? xids : json::array()) {
     if (!xid.is_object()) continue;
     out.xids.push_back(
@@ -453,7 +453,7 @@ json to_json(const HostGpus& host) {
 HostGpus host_gpus_from_json(const json& from) {
   HostGpus out;
   if (!from.is_object()) return out;
-  const json gpus = from.value("gpus", json()), notes = from.value("notes", json());
+  const json gpus = json_field(from, "gpus"), notes = json_field(from, "notes");
   for (const json& one : gpus.is_array() ? gpus : json::array()) {
     if (one.is_object()) out.gpus.push_back(figures_from_json(one));
   }

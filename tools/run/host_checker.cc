@@ -24,7 +24,7 @@ using nlohmann::json;
 
 constexpr double kLimitS = 20;
 
-int64_t round_of(const json& from) { return json_integer(from.value("round", json()), 0, INT64_MAX).value_or(0); }
+int64_t round_of(const json& from) { return json_integer(json_field(from, "round"), 0, INT64_MAX).value_or(0); }
 
 }  // namespace
 
@@ -111,12 +111,12 @@ void HostChecker::run() {
                  }));
       RT_TRY_SET(const Fd meet, hub.add(0));
       RT_TRY_SET(agent::ChildProcess child,
-                 agent::start_child(
-                     {.argv = {program_, "_measure", "--order", order.dump(), "--meet-fd", std::to_string(meet.get())},
-                      .env = {{"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
-                      .inherit_fds = {meet.get()},
-                      .log_path = "/dev/null"}));
-      const json limit = order.value("limit_s", json());
+                 agent::start_child({.argv = {program_, "_measure", "--order", json_text(order), "--meet-fd",
+                                              std::to_string(meet.get())},
+                                     .env = {{"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
+                                     .inherit_fds = {meet.get()},
+                                     .log_path = "/dev/null"}));
+      const json limit = json_field(order, "limit_s");
       now.emplace(Measurement{.round = round,
                               .deadline_ns = cluster::steady_after(limit.is_number() ? limit.get<double>() : kLimitS),
                               .hub = std::move(hub),

@@ -43,7 +43,7 @@ int64_t step_of(const cluster::Message& message) {
 
 /// Of the leader's try.
 int64_t number_of(const cluster::Message& message) {
-  return json_integer(message.body.value("try", json()), 0, INT64_MAX).value_or(0);
+  return json_integer(json_field(message.body, "try"), 0, INT64_MAX).value_or(0);
 }
 
 int64_t payload_bytes_of(const ckpt::Manifest& skeleton) {
@@ -71,9 +71,9 @@ std::vector<Ward> wards_of(const json& from, int64_t holder) {
   std::vector<Ward> out;
   if (!from.is_array()) return out;
   for (const json& one : from) {
-    if (!one.is_object() || one.value("holder", json()) != json(holder)) continue;
-    const std::optional<ckpt::WholeSlot> slot = slot_from_json(one.value("slot", json()));
-    const auto host = json_integer(one.value("host", json()), 0, INT64_MAX);
+    if (!one.is_object() || json_field(one, "holder") != json(holder)) continue;
+    const std::optional<ckpt::WholeSlot> slot = slot_from_json(json_field(one, "slot"));
+    const auto host = json_integer(json_field(one, "host"), 0, INT64_MAX);
     if (slot && host) out.push_back({*host, holder, *slot});
   }
   return out;
@@ -87,7 +87,7 @@ void put_hosts(const std::map<int64_t, std::string>& others, int64_t epoch, ckpt
   for (const auto& [host, name] : others) names.push_back(name);
   extra["hosts"] = std::move(names);
   extra["epoch"] = epoch;
-  manifest.extra = extra.dump();
+  manifest.extra = json_text(extra);
 }
 
 }  // namespace
@@ -515,10 +515,10 @@ bool FollowerSaves::take(const cluster::Message& message, const fs::path& checkp
   const int64_t step = step_of(message), number = number_of(message);
   const std::lock_guard lock(mutex_);
   if (kind == "save") {
-    const json folder = message.body.value("folder", json());
+    const json folder = json_field(message.body, "folder");
     if (!folder.is_string()) return true;
     told_[step] = {.folder = folder, .number = number, .at_ns = clock_.now_ns(), .error = {}};
-    for (const Ward& ward : wards_of(message.body.value("wards", json()), host_)) {
+    for (const Ward& ward : wards_of(json_field(message.body, "wards"), host_)) {
       writing_.emplace_back([this, step, number, ward, work = checkpoints_dir / folder.get<std::string>()] {
         write(step, number, ward, work);
       });

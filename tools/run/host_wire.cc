@@ -132,11 +132,11 @@ Result<HostOrder> order_from_json(const json& from) {
   out.choice.dir = text_of(from, "dir");
   if (flag_of(from, "init")) out.choice.match.emplace();
   out.choice.foreign = flag_of(from, "foreign");
-  for (const json& start : from.value("starts", json::array())) out.starts.push_back(unsigned_of(start).value_or(0));
-  for (const json& step : from.value("promised", json::array()))
+  for (const json& start : json_field(from, "starts")) out.starts.push_back(unsigned_of(start).value_or(0));
+  for (const json& step : json_field(from, "promised"))
     out.promised.push_back(json_integer(step, 0, kMost).value_or(0));
   out.epoch = number_of(from, "epoch", 0, 0);
-  const json peers = from.value("peers", json::array());
+  const json peers = json_field(from, "peers");
   for (const json& peer : peers.is_array() ? peers : json::array()) out.peers.push_back(peer_from_json(peer));
   out.kernel_level = number_of(from, "kernel_level", 0, -1);
   if (out.kernel_level < 0 || out.kernel_level >= std::ssize(kernels::kGemmIsas)) return garbled("kernel_level");
@@ -201,7 +201,7 @@ agent::Failure failure_from_json(const json& from) {
   out.pid = number_of(body, "pid", 0, 0);
   out.seen_ns = number_of(body, "seen_ns", 0, 0);
   out.failure_class = agent::class_named(text_of(body, "class")).value_or(agent::classify(out.status, out.pid, {}));
-  const json lines = body.value("last_lines", json::array());
+  const json lines = json_field(body, "last_lines");
   for (const json& line : lines.is_array() ? lines : json::array()) {
     if (line.is_string()) out.last_lines.push_back(line.get<std::string>());
   }
@@ -253,7 +253,7 @@ std::vector<agent::RankState> states_from_json(const json& from) {
     const std::string state = text_of(one, "state");
     rank.state = state.empty() ? '?' : state.front();
     operation_from_json(one, rank.view);
-    operation_from_json(one.value("beside", json::object()), rank.view.beside);
+    operation_from_json(json_field(one, "beside"), rank.view.beside);
     rank.view.pid = number_of(one, "pid", 0, 0);
     rank.view.closed = flag_of(one, "closed");
     rank.view.step = number_of(one, "step", -1, -1);

@@ -47,9 +47,9 @@ LineageEntry entry_from(const json& line) {
   for (const auto& [name, source] : line.at("data").items()) {
     out.data[name] = {source.at("content").get<std::string>(), source.at("tokens").get<int64_t>()};
   }
-  out.tokenizer = line.value("tokenizer", "");
-  out.lr_begins = line.value("lr_begins", false);
-  out.from = line.value("from", "");
+  out.tokenizer = json_string(line, "tokenizer");
+  out.lr_begins = json_flag(line, "lr_begins");
+  out.from = json_string(line, "from");
   return out;
 }
 
@@ -74,7 +74,7 @@ std::string line_of(const LineageEntry& entry) {
   if (!entry.tokenizer.empty()) out["tokenizer"] = entry.tokenizer;
   if (entry.lr_begins) out["lr_begins"] = true;
   if (!entry.from.empty()) out["from"] = entry.from;
-  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+  return json_text(out);
 }
 
 Result<Lineage> Lineage::read(const fs::path& run) {

@@ -9,6 +9,7 @@
 #include "ckpt/plan/partial.h"
 #include "runtime/core/log.h"
 #include "runtime/core/units.h"
+#include "runtime/json/json.h"
 #include "tools/run/failure_record.h"
 #include "tools/run/text.h"
 
@@ -47,7 +48,7 @@ RunCallbacks Narrator::callbacks() {
 void Narrator::record(json event) {
   if (!events_opened_) return;
   event["time"] = clock_.unix_s();
-  const Status written = events_.append(event.dump(-1, ' ', false, json::error_handler_t::replace));
+  const Status written = events_.append(json_text(event));
   if (!written.ok()) spdlog::warn("{}", written.error().message);
 }
 

@@ -127,7 +127,7 @@ Result<Connection> reach(const PeerAddress& to, const Sender& from, const Stoppe
   }
   const std::string nonce = cluster::random_hex();
   json hello{{"place", from.place}, {"epoch", from.epoch}, {"restores", from.restores}, {"nonce", nonce}};
-  const std::string proof = cluster::prove(from.token, "replica", text_of(challenge.body, "nonce"), hello.dump());
+  const std::string proof = cluster::prove(from.token, "replica", text_of(challenge.body, "nonce"), json_text(hello));
   RT_TRY(send_message(out, {.kind = "hello", .body = {{"hello", hello}, {"proof", proof}}}, stopped));
   out.trust();
   RT_TRY_SET(const Message welcome, receive(out, kAnswerS, stopped));
@@ -176,9 +176,9 @@ json held_to_json(const Held& held) {
 Held held_from_json(const json& from) {
   Held out;
   if (!from.is_object()) return out;
-  out.port = json_integer(from.value("port", json()), 0, 65535).value_or(0);
-  out.place = json_integer(from.value("place", json()), 0, INT64_MAX).value_or(-1);
-  const json whole = from.value("whole", json());
+  out.port = json_integer(json_field(from, "port"), 0, 65535).value_or(0);
+  out.place = json_integer(json_field(from, "place"), 0, INT64_MAX).value_or(-1);
+  const json whole = json_field(from, "whole");
   for (const json& one : whole.is_array() ? whole : json::array()) {
     if (const std::optional<ckpt::WholeSlot> slot = slot_from_json(one)) out.whole.push_back(*slot);
   }
@@ -204,7 +204,7 @@ json peer_to_json(const PeerAddress& peer) { return {{"host", peer.host}, {"port
 
 PeerAddress peer_from_json(const json& from) {
   if (!from.is_object()) return {};
-  return {text_of(from, "host"), json_integer(from.value("port", json()), 0, 65535).value_or(0)};
+  return {text_of(from, "host"), json_integer(json_field(from, "port"), 0, 65535).value_or(0)};
 }
 
 Replicas::~Replicas() {
@@ -516,7 +516,7 @@ Status Replicas::serve(Connection& connection) {
   const std::string challenge = cluster::random_hex();
   RT_TRY(send_message(connection, {.kind = cluster::kKeepsCopies, .body = {{"nonce", challenge}}}, ends));
   RT_TRY_SET(const Message message, receive(connection, kAnswerS, ends));
-  const json hello = message.body.value("hello", json());
+  const json hello = json_field(message.body, "hello");
   const auto refuse = [&](const std::string& why) -> Status {
     RT_TRY(send_message(connection, {.kind = "refused", .body = {{"why", why}}}, ends));
     return Error{ErrorCode::kUnavailable, why};
@@ -533,11 +533,11 @@ Status Replicas::serve(Connection& connection) {
   }
   if (own_place < 0) return refuse("no segment is open there");
   if (message.kind != "hello" || !hello.is_object() ||
-      !cluster::is_proof(text_of(message.body, "proof"), token, "replica", challenge, hello.dump()))
+      !cluster::is_proof(text_of(message.body, "proof"), token, "replica", challenge, json_text(hello)))
     return refuse("the proof of the run's token is wrong");
-  const bool restores = hello.value("restores", json()) == true;
-  const int64_t place = json_integer(hello.value("place", json()), 0, INT64_MAX).value_or(-1),
-                epoch = json_integer(hello.value("epoch", json()), 0, INT64_MAX).value_or(-1);
+  const bool restores = json_field(hello, "restores") == true;
+  const int64_t place = json_integer(json_field(hello, "place"), 0, INT64_MAX).value_or(-1),
+                epoch = json_integer(json_field(hello, "epoch"), 0, INT64_MAX).value_or(-1);
   if (place != (restores ? own_place : ward))
     return refuse(fmt::format("place {} is none whose memory is kept there", place));
   if (!restores && epoch != epoch_) return refuse(fmt::format("epoch {}, it is {} there", epoch, epoch_.load()));
@@ -564,7 +564,7 @@ Status Replicas::serve(Connection& connection) {
 
 Status Replicas::take_bank(Connection& connection, const json& head, bool restores) {
   const std::optional<ckpt::WholeSlot> as = slot_from_json(head);
-  const json ranks = head.value("ranks", json());
+  const json ranks = json_field(head, "ranks");
   if (!as || !ranks.is_array()) return Error{ErrorCode::kCorrupt, "a bank without its head"};
   const std::lock_guard held(restores ? of_own_ : of_ward_);
   const Stopped stopped = [&] { return ends_.load() || (!restores && cut_); };
@@ -600,7 +600,7 @@ Status Replicas::take_bank(Connection& connection, const json& head, bool restor
     for (int64_t rank = arena->ranks().first; rank < arena->ranks().end; ++rank) {
       const json& of = ranks[static_cast<size_t>(rank - arena->ranks().first)];
       std::vector<uint64_t> sums;
-      const json told = of.is_object() ? of.value("sums", json()) : json();
+      const json told = json_field(of, "sums");
       for (const json& sum : told.is_array() ? told : json::array()) {
         if (!sum.is_number_unsigned()) return Error{ErrorCode::kCorrupt, "a sum that is no number"};
         sums.push_back(sum.get<uint64_t>());

@@ -48,7 +48,7 @@ void read_saves(const fs::path& run, agent::Pace& pace) {
     if (line.find(R"("saved")") == std::string::npos) continue;
     const json event = json_or_nothing(line);
     if (!event.is_object() || !event.contains("seconds") || !event["seconds"].is_number()) continue;
-    if (event.value("event", json()) == "saved") pace.save(event["seconds"].get<double>());
+    if (json_field(event, "event") == "saved") pace.save(event["seconds"].get<double>());
   }
 }
 

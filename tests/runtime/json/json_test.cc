@@ -113,4 +113,39 @@ TEST_SUITE("runtime/json") {
     CHECK(parse_json_strictly("{", "the header", 8, 100).error().message.starts_with("byte 102: the header"));
     CHECK(parse_json_strictly(nested(9), "x", 8).error().message.find("nested deeper than 8") != std::string::npos);
   }
+
+  TEST_CASE("a key that a text names twice is quoted in characters that a terminal takes, and cut where it is long") {
+    const std::string key = "a\\u001b[2J\\nstep 7 is saved";
+    const Result<nlohmann::json> twice = parse_json_strictly("{\"" + key + "\":1,\"" + key + "\":2}", "the message", 8);
+    REQUIRE_FALSE(twice.ok());
+    CHECK(twice.error().message == R"(the message names "a\x1b[2J\x0astep 7 is saved" twice)");
+    const std::string wide = "\"" + std::string(5000, 'k') + "\":1";
+    CHECK(parse_json_strictly("{" + wide + "," + wide + "}", "x", 8).error().message.size() < 200);
+  }
+
+  TEST_CASE("a value has a text whatever its bytes are") {
+    const nlohmann::json value{{"why", "caf\xe9: no space left"}};
+    CHECK(json_text(value) == "{\"why\":\"caf\xef\xbf\xbd: no space left\"}");
+    CHECK(json_text(value, 1) == "{\n \"why\": \"caf\xef\xbf\xbd: no space left\"\n}");
+    CHECK(parse_json(json_text(nlohmann::ordered_json{{"\xff", "\xc3"}})).ok());
+  }
+
+  TEST_CASE("a field of a value of any type is read without a throw") {
+    for (const char* text : {"[]", "null", "\"ok\"", "3", "{}", "}", R"({"a":[]})", R"({"a":{}})", R"({"a":null})"}) {
+      CAPTURE(text);
+      const nlohmann::json value = json_or_nothing(text);
+      CHECK((json_field(value, "a").is_null() || json_field(value, "a").empty()));
+      CHECK(json_string(value, "a", "none") == "none");
+      CHECK(json_number(value, "a", 2.5) == 2.5);
+      CHECK(json_count(value, "a", 7) == 7);
+      CHECK_FALSE(json_flag(value, "a"));
+    }
+    const nlohmann::json value = json_or_nothing(R"({"s":"x","n":1.5,"c":4,"less":-4,"f":true})");
+    CHECK(json_string(value, "s") == "x");
+    CHECK(json_number(value, "n") == 1.5);
+    CHECK(json_count(value, "c") == 4);
+    CHECK(json_count(value, "less", 9) == 9);
+    CHECK(json_flag(value, "f"));
+    CHECK(json_string(value, "c").empty());
+  }
 }
