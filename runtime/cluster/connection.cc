@@ -226,7 +226,11 @@ Result<std::optional<Connection>> Listener::accept() {
     Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) return std::optional<Connection>(Connection(std::move(fd)));
     if (errno == EAGAIN || errno == EWOULDBLOCK) return std::optional<Connection>();
-    if (errno != EINTR && errno != ECONNABORTED) return os_error(errno, fmt::format("port {}", port_));
+    // Also what befell the connection that waited: accept(2) passes that on.
+    const bool gone = errno == EINTR || errno == ECONNABORTED || errno == EPROTO || errno == ENETDOWN ||
+                      errno == ENOPROTOOPT || errno == EHOSTDOWN || errno == ENONET || errno == EHOSTUNREACH ||
+                      errno == ENETUNREACH;
+    if (!gone) return os_error(errno, fmt::format("port {}", port_));
   }
 }
 

@@ -66,7 +66,7 @@ class Listener {
   static Result<Listener> open(int64_t from, int64_t to);
   int fd() const { return fd_.get(); }
   int64_t port() const { return port_; }
-  /// nullopt: nobody waits.
+  /// nullopt: no connection waits. Errors: no file, or no memory, is left for one.
   Result<std::optional<Connection>> accept();
 
  private:

@@ -5,12 +5,12 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <list>
 #include <map>
 #include <thread>
 #include <utility>
 
 #include "runtime/cluster/epoch_json.h"
+#include "runtime/cluster/guests.h"
 #include "runtime/cluster/node_list.h"
 #include "runtime/cluster/token.h"
 #include "runtime/json/json.h"
@@ -64,18 +64,22 @@ std::string text_of(const json& body, const char* key) {
   return body.contains(key) && body[key].is_string() ? body[key].get<std::string>() : "";
 }
 
-/// One that has connected, and not joined yet.
-struct Guest {
-  Connection connection;
-  std::string nonce;
-  int64_t deadline_ns;
-};
+/// What a proof of a refusal is of.
+std::string refusal_text(const std::string& why, bool barred) {
+  return json_text(json{{"why", why}, {"barred", barred}});  // as it travels
+}
 
-/// Waits for the next complete message of one connection.
+/// Only a word that proves the token can make a host leave: any other answer is tried again, as silence is.
+Error unproved(const Connection& from, std::string_view what) {
+  return {ErrorCode::kUnavailable, fmt::format("{}: {}", from.peer(), what)};
+}
+
+/// Waits for the next complete message of a peer that has not proved itself yet.
 Result<Message> receive(Connection& from, int64_t deadline_ns, const std::function<bool()>& stopped) {
   for (;;) {
-    RT_TRY_SET(std::optional<Message> message, from.next());
-    if (message) return *std::move(message);
+    Result<std::optional<Message>> message = from.next();
+    if (!message.ok()) return Error{ErrorCode::kUnavailable, message.error().message};
+    if (message.value()) return *std::move(message).value();
     if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
     if (steady_ns() >= deadline_ns) {
       return Error{ErrorCode::kTimeout, fmt::format("{}: no answer", from.peer())};
@@ -83,7 +87,10 @@ Result<Message> receive(Connection& from, int64_t deadline_ns, const std::functi
     pollfd ready{from.fd(), static_cast<short>(POLLIN | (from.has_unsent() ? POLLOUT : 0)), 0};
     ::poll(&ready, 1, kLookMs);
     RT_TRY(from.flush());
-    RT_TRY(from.fill());
+    if (Status filled = from.fill(); !filled.ok()) {  // its last word may have come with its end
+      const Result<std::optional<Message>> last = from.next();
+      return last.ok() && last.value() ? Result<Message>(*last.value()) : Result<Message>(std::move(filled).error());
+    }
   }
 }
 
@@ -92,26 +99,29 @@ Result<Message> receive(Connection& from, int64_t deadline_ns, const std::functi
 class Door::Impl {
  public:
   Impl(Listener listener, DoorRules rules, Hello own, std::function<void(std::string)> say)
-      : listener_(std::move(listener)), rules_(std::move(rules)), own_(std::move(own)), say_(std::move(say)) {}
+      : rules_(std::move(rules)),
+        own_(std::move(own)),
+        say_(std::move(say)),
+        guests_(
+            std::move(listener), kHandshakeS,
+            [name = token_name(rules_.token)](const std::string& nonce) {
+              return Message{.kind = "challenge", .body = {{"nonce", nonce}, {"token_name", name}}};
+            },
+            say_) {}
 
-  int64_t port() const { return listener_.port(); }
+  int64_t port() const { return guests_.port(); }
 
-  Status serve(int wait_ms) {
-    std::vector<pollfd> ready = {{listener_.fd(), POLLIN, 0}};
-    for (const Guest& guest : guests_) ready.push_back({guest.connection.fd(), POLLIN, 0});
+  void serve(int wait_ms) {
+    std::vector<pollfd> ready;
+    guests_.watch(ready);
     for (auto& [index, member] : joined_) ready.push_back({member.connection.fd(), POLLIN, 0});
     ::poll(ready.data(), ready.size(), wait_ms);
-    RT_TRY(take_guests());
-    for (auto guest = guests_.begin(); guest != guests_.end();) {
-      const auto at = guest++;
-      if (!listen_to(*at)) guests_.erase(at);
-    }
+    guests_.serve([this](Guest guest, const Message& message) { listen_to(std::move(guest), message); });
     // One that leaves again before it is taken comes back as a guest, or is missing.
     for (auto member = joined_.begin(); member != joined_.end();) {
       const auto at = member++;
       if (!at->second.connection.fill().ok()) joined_.erase(at);
     }
-    return {};
   }
 
   std::set<int64_t> joined() const {
@@ -141,56 +151,42 @@ class Door::Impl {
   }
 
  private:
-  Status take_guests() {
-    for (;;) {
-      RT_TRY_SET(std::optional<Connection> found, listener_.accept());
-      if (!found) return {};
-      Guest guest{*std::move(found), random_hex(), steady_after(kHandshakeS)};
-      const Status sent = guest.connection.send(
-          {.kind = "challenge", .body = {{"nonce", guest.nonce}, {"token_name", token_name(rules_.token)}}});
-      if (sent.ok()) guests_.push_back(std::move(guest));
+  /// It joins, is refused, or is left.
+  void listen_to(Guest guest, const Message& message) {
+    const json& body = message.body;
+    const json& hello = json_field(body, "hello");
+    const std::string nonce = text_of(body, "nonce");
+    if (message.kind != "join" ||
+        !is_proof(text_of(body, "proof"), rules_.token, "join", guest.nonce, json_text(hello) + nonce)) {
+      guests_.complain(fmt::format("{}: does not know this run's token", guest.connection.peer()));
+      // Without a proof: a stranger could pass one on to a host.
+      ignore(guest.connection.send({.kind = "refused", .body = {{"why", "the proof of the run's token is wrong"}}}),
+             "it is refused either way");
+      return;
     }
-  }
-
-  /// False: it has joined, was refused or is gone.
-  bool listen_to(Guest& guest) {
-    const Status alive = guest.connection.fill();
-    const auto message = guest.connection.next();
-    if (!message.ok()) {
-      say_(message.error().message);
-      return false;
-    }
-    if (!message.value()) return alive.ok() && steady_ns() < guest.deadline_ns;
-    const json& body = message.value()->body;
-    const json hello = json_field(body, "hello");
-    if (message.value()->kind != "join" || !is_proof(text_of(body, "proof"), rules_.token, "join", guest.nonce,
-                                                     json_text(hello) + text_of(body, "nonce"))) {
-      say_(fmt::format("{}: does not know this run's token", guest.connection.peer()));
-      refuse(guest, "the proof of the run's token is wrong");
-      return false;
-    }
+    const auto refuse = [&](const std::string& why, bool barred = false) {
+      ignore(guest.connection.send(
+                 {.kind = "refused",
+                  .body = {{"why", why},
+                           {"barred", barred},
+                           {"proof", prove(rules_.token, "refused", nonce, refusal_text(why, barred))}}}),
+             "it is refused either way");
+    };
     const std::optional<Hello> brought = decoded(hello);
-    if (!brought) {
-      refuse(guest, "a hello of another version: all hosts run the same program");
-      return false;
-    }
+    if (!brought) return refuse("a hello of another version: all hosts run the same program");
     // A new start of an agent whose old one is not known to be gone yet: it comes again.
-    if (rules_.present && rules_.present(brought->index)) return false;
+    if (rules_.present && rules_.present(brought->index)) return;
     const std::string barred = rules_.barred ? rules_.barred(*brought) : std::string();
     if (const std::string why = barred.empty() ? mismatch(*brought) : barred; !why.empty()) {
       say_(fmt::format("{} ({}) is refused: {}", brought->name, guest.connection.peer(), why));
-      refuse(guest, why, !barred.empty());
-      return false;
+      return refuse(why, !barred.empty());
     }
     if (rules_.doubts) {
       for (const std::string& doubt : rules_.doubts(*brought))
         say_(fmt::format("warning: {}: {}", brought->name, doubt));
     }
     guest.connection.trust();
-    std::string address = guest.connection.peer();
-    address.erase(address.rfind(':'));
-    joined_.emplace(brought->index, Joined{*brought, address, text_of(body, "nonce"), std::move(guest.connection)});
-    return false;
+    joined_.emplace(brought->index, Joined{*brought, guest.address, nonce, std::move(guest.connection)});
   }
 
   std::string mismatch(const Hello& brought) const {
@@ -228,16 +224,10 @@ class Door::Impl {
     return "";
   }
 
-  static void refuse(Guest& guest, const std::string& why, bool barred = false) {
-    ignore(guest.connection.send({.kind = "refused", .body = {{"why", why}, {"barred", barred}}}),
-           "it is refused either way");
-  }
-
-  Listener listener_;
   const DoorRules rules_;
   const Hello own_;
   const std::function<void(std::string)> say_;
-  std::list<Guest> guests_;
+  Guests guests_;
   std::map<int64_t, Joined> joined_;
 };
 
@@ -248,7 +238,7 @@ Door::Door(Door&&) noexcept = default;
 Door& Door::operator=(Door&&) noexcept = default;
 
 int64_t Door::port() const { return impl_->port(); }
-Status Door::serve(int wait_ms) { return impl_->serve(wait_ms); }
+void Door::serve(int wait_ms) { impl_->serve(wait_ms); }
 std::set<int64_t> Door::joined() const { return impl_->joined(); }
 std::vector<Joined> Door::take(const std::function<bool(int64_t index)>& which) { return impl_->take(which); }
 
@@ -258,7 +248,7 @@ Status Door::wait(const Missing& missing, int64_t deadline_ns, const std::functi
     if (away.empty()) return {};
     if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
     if (steady_ns() >= deadline_ns) return Error{ErrorCode::kTimeout, impl_->missing_text(away)};
-    RT_TRY(serve(kLookMs));
+    serve(kLookMs);
   }
 }
 
@@ -303,9 +293,8 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
         return Error{ErrorCode::kUnavailable,
                      fmt::format("{}: an agent that keeps others' copies there, and does not lead", connection.peer())};
       }
-      if (challenge.kind != "challenge" || nonce.empty()) {
-        return Error{ErrorCode::kCorrupt, fmt::format("{}: no agent of cairn that leads a run", connection.peer())};
-      }
+      if (challenge.kind != "challenge" || nonce.empty())
+        return unproved(connection, "no agent of cairn that leads a run");
       const int64_t tokens_until_ns = std::min({steady_after(kTokenWaitS), deadline_ns, try_until_ns});
       std::optional<std::string> token;
       for (;;) {
@@ -329,16 +318,20 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
                                        {"proof", prove(*token, "join", nonce, json_text(hello) + own_nonce)}}}));
       connection.trust();
       RT_TRY_SET(const Message answer, receive(connection, deadline_ns, given_up));
+      const std::string why = text_of(answer.body, "why"), proof = text_of(answer.body, "proof");
       if (answer.kind == "refused") {
-        barred = json_field(answer.body, "barred") == true;
+        const bool bars = json_flag(answer.body, "barred");
+        if (!is_proof(proof, *token, "refused", own_nonce, refusal_text(why, bars))) {
+          return unproved(connection,
+                          fmt::format("it refuses, and does not prove this run's token: {}", printable_ascii(why)));
+        }
+        barred = bars;
         return Error{barred ? ErrorCode::kUnavailable : ErrorCode::kInvalidInput,
-                     fmt::format("refused by {}: {}", leader, text_of(answer.body, "why"))};
+                     fmt::format("refused by {}: {}", leader, why)};
       }
       const std::string epoch = text_of(answer.body, "epoch");
-      if (answer.kind != "welcome" || !is_proof(text_of(answer.body, "proof"), *token, "welcome", own_nonce, epoch)) {
-        return Error{ErrorCode::kCorrupt,
-                     fmt::format("{}: its welcome does not prove this run's token", connection.peer())};
-      }
+      if (answer.kind != "welcome" || !is_proof(proof, *token, "welcome", own_nonce, epoch))
+        return unproved(connection, "its welcome does not prove this run's token");
       RT_TRY_SET(Epoch decided, decode_epoch(json_or_nothing(epoch)));
       return Place{std::move(decided), std::move(connection)};
     }();

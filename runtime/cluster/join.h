@@ -4,12 +4,15 @@
 //
 //   leader -> member   challenge { nonce, token_name }
 //   member -> leader   join { hello..., nonce, proof of the leader's nonce and of the hello }
-//   leader -> member   welcome { epoch..., proof of the member's nonce and of the epoch }, or refused { why, barred }
+//   leader -> member   welcome { epoch..., proof of the member's nonce and of the epoch },
+//                      or refused { why, barred, proof of the member's nonce and of both }
+//
+// An answer without its proof makes no host leave: the member tries again, as after silence.
 //
 // A member whose run folder does not hold the leader's token asks again until its time is over: a shared folder may
 // show a new file late, and another run may lead at that port until the own leader has told its port. Then it says that
 // the folder is not shared, or that another run leads there. A connection that proves nothing, or is silent, costs the
-// leader a socket for kHandshakeS and delays nobody.
+// leader a place among its guests (guests.h) for kHandshakeS at most, and delays no host.
 
 #include <cstdint>
 #include <filesystem>
@@ -78,8 +81,8 @@ class Door {
   Door& operator=(Door&&) noexcept;
 
   int64_t port() const;
-  /// Waits so long for something to happen, and takes it. Errors: of the listening socket.
-  Status serve(int wait_ms);
+  /// Waits so long for something to happen, and takes it.
+  void serve(int wait_ms);
   /// Who has joined, and waits for the welcome. They may leave again, until they are taken.
   std::set<int64_t> joined() const;
   std::vector<Joined> take(const std::function<bool(int64_t index)>& which);

@@ -449,7 +449,7 @@ void Fleet::hold_lease() {
 }
 
 void Fleet::on_tick() {
-  if (!door_.serve(0).ok()) return;  // the next one tries again
+  door_.serve(0);
   admit(door_.take([this](int64_t index) { return hosts_.at(index).place < 0; }));
 }
 

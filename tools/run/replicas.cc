@@ -35,16 +35,25 @@ constexpr auto kMayEnd = std::chrono::milliseconds(100);       // what is under 
 constexpr double kGoS = 300;                                   // the holder makes its memory for the first copy
 constexpr double kAnswerS = 10, kSilentS = 10, kConnectS = 2;  // without any of it the peer counts as gone
 constexpr int64_t kHeldSlots = 2;
-constexpr size_t kMostIncoming = 16;
+constexpr double kGuestS = 3;         // from a connection to its proof
+constexpr double kAgainS = 0.05;      // between tries to reach a holder
+constexpr size_t kMostIncoming = 16;  // that have proved the token
 
 using Stopped = std::function<bool()>;
 
 Error stopped_error() { return {ErrorCode::kStopped, "the ranks were stopped meanwhile"}; }
 
-std::string text_of(const json& from, const char* key) {
-  const auto at = from.find(key);
-  return at != from.end() && at->is_string() ? at->get<std::string>() : std::string();
+/// On a thread of its own: a throw (no memory) is an error of what it does.
+template <typename Attempt>
+Status guarded(const Attempt& attempt) {
+  try {
+    return attempt();
+  } catch (const std::exception& error) {
+    return Error{ErrorCode::kInternal, fmt::format("copies: {}", error.what())};
+  }
 }
+
+std::string text_of(const json& from, const char* key) { return json_string(from, key); }
 
 /// False: it was not ready within a moment.
 bool wait_for(int fd, short events) {
@@ -118,8 +127,8 @@ struct Sender {
   std::string token;
 };
 
-Result<Connection> reach(const PeerAddress& to, const Sender& from, const Stopped& stopped) {
-  if (to.port == 0) return Error{ErrorCode::kUnavailable, fmt::format("{} takes no copies", to.host)};
+/// One try. Errors: kPeerLost where nothing that came proves the token: another try may meet the holder.
+Result<Connection> try_to_reach(const PeerAddress& to, const Sender& from, const Stopped& stopped) {
   RT_TRY_SET(Connection out, Connection::connect(to.host, to.port, cluster::steady_after(kConnectS)));
   RT_TRY_SET(const Message challenge, receive(out, kAnswerS, stopped));
   if (challenge.kind != cluster::kKeepsCopies) {
@@ -130,13 +139,26 @@ Result<Connection> reach(const PeerAddress& to, const Sender& from, const Stoppe
   const std::string proof = cluster::prove(from.token, "replica", text_of(challenge.body, "nonce"), json_text(hello));
   RT_TRY(send_message(out, {.kind = "hello", .body = {{"hello", hello}, {"proof", proof}}}, stopped));
   out.trust();
-  RT_TRY_SET(const Message welcome, receive(out, kAnswerS, stopped));
-  if (welcome.kind == "refused") {
-    return Error{ErrorCode::kUnavailable, fmt::format("refused by {}: {}", out.peer(), text_of(welcome.body, "why"))};
+  RT_TRY_SET(const Message answer, receive(out, kAnswerS, stopped));
+  const std::string why = text_of(answer.body, "why"), proved = text_of(answer.body, "proof");
+  if (answer.kind == "refused") {
+    const bool meant = cluster::is_proof(proved, from.token, "replica refused", nonce, why);
+    return Error{meant ? ErrorCode::kUnavailable : ErrorCode::kPeerLost,
+                 fmt::format("refused by {}: {}", out.peer(), printable_ascii(why))};
   }
-  if (!cluster::is_proof(text_of(welcome.body, "proof"), from.token, "replica taken", nonce, ""))
+  if (!cluster::is_proof(proved, from.token, "replica taken", nonce, ""))
     return Error{ErrorCode::kCorrupt, out.peer() + ": does not know this run's token"};
   return out;
+}
+
+Result<Connection> reach(const PeerAddress& to, const Sender& from, const Stopped& stopped) {
+  if (to.port == 0) return Error{ErrorCode::kUnavailable, fmt::format("{} takes no copies", to.host)};
+  for (const int64_t until_ns = cluster::steady_after(kConnectS);;) {
+    Result<Connection> reached = try_to_reach(to, from, stopped);
+    if (reached.ok() || reached.error().code != ErrorCode::kPeerLost) return reached;
+    if (stopped() || cluster::steady_ns() >= until_ns) return reached;
+    std::this_thread::sleep_for(std::chrono::duration<double>(kAgainS));
+  }
 }
 
 Status send_bank(Connection& to, const ckpt::Arena& arena, int64_t slot, const ckpt::WholeSlot& as,
@@ -222,8 +244,12 @@ Status Replicas::attach(Segment segment) {
   const std::vector<int64_t> holders = asked ? ckpt::free_holders(segment.plan, segment.hosts) : std::vector<int64_t>();
   const bool free = !holders.empty();
   const bool wants = asked && (free || segment.arena.slots() >= ckpt::banks_of(config, true));
-  if (wants && !listener_) {
-    RT_TRY_SET(listener_, cluster::Listener::open(options_.port_from, options_.port_to));
+  if (wants && !guests_) {
+    RT_TRY_SET(cluster::Listener listener, cluster::Listener::open(options_.port_from, options_.port_to));
+    port_ = listener.port();
+    guests_.emplace(std::move(listener), kGuestS, [](const std::string& nonce) {
+      return Message{.kind = cluster::kKeepsCopies, .body = {{"nonce", nonce}}};
+    });
     listening_ = std::thread([this] { listen(); });
     sending_ = std::thread([this] { send(); });
   }
@@ -335,7 +361,7 @@ Held Replicas::held() const {
   Held out;
   {
     const std::lock_guard lock(mutex_);
-    if (wants_ && segment_ && listener_) out.port = listener_->port();
+    if (wants_ && segment_) out.port = port_;
   }
   const std::lock_guard lock(of_ward_);
   if (!ward_) return out;
@@ -466,7 +492,7 @@ void Replicas::send_marked(int64_t slot, int64_t step) {
     const ckpt::SlotView view = segment.arena.views()[static_cast<size_t>(slot)];
     return send_bank(*link_, segment.arena, slot, {slot, view.incarnation, step}, stopped, &bytes);
   };
-  const Status sent = attempt();
+  const Status sent = guarded(attempt);
   if (!sent.ok()) link_.reset();
   if (!sent.ok() && sent.error().code == ErrorCode::kStopped) return;
   segment.sent(step, bytes, sent.ok() ? std::string() : sent.error().message);
@@ -486,7 +512,7 @@ void Replicas::give_away(Gift gift) {
     RT_TRY_SET(Connection link, reach(gift.to, from, stopped));
     return send_bank(link, *ward_, held, gift.slot, stopped, nullptr);
   };
-  gift.done(attempt());
+  gift.done(guarded(attempt));
 }
 
 // --- the listener's thread, and one for each connection ------------------------------------------------------------
@@ -499,28 +525,16 @@ void Replicas::listen() {
       one->thread.join();
       incoming_.erase(one);
     }
-    if (!wait_for(listener_->fd(), POLLIN)) continue;
-    Result<std::optional<Connection>> found = listener_->accept();
-    if (!found.ok() || !found.value() || incoming_.size() >= kMostIncoming) continue;
-    Incoming& incoming = incoming_.emplace_back(*std::move(found).value());
-    incoming.thread = std::thread([this, &incoming] {
-      ignore(serve(incoming.connection), "the sender tells of it, or is gone");
-      incoming.ended = true;
-    });
+    std::vector<pollfd> ready;
+    guests_->watch(ready);
+    ::poll(ready.data(), ready.size(), kLookMs);
+    guests_->serve([this](cluster::Guest guest, const Message& message) { admit(std::move(guest), message); });
   }
   for (Incoming& one : incoming_) one.thread.join();
 }
 
-Status Replicas::serve(Connection& connection) {
-  const Stopped ends = [this] { return ends_.load(); };
-  const std::string challenge = cluster::random_hex();
-  RT_TRY(send_message(connection, {.kind = cluster::kKeepsCopies, .body = {{"nonce", challenge}}}, ends));
-  RT_TRY_SET(const Message message, receive(connection, kAnswerS, ends));
-  const json hello = json_field(message.body, "hello");
-  const auto refuse = [&](const std::string& why) -> Status {
-    RT_TRY(send_message(connection, {.kind = "refused", .body = {{"why", why}}}, ends));
-    return Error{ErrorCode::kUnavailable, why};
-  };
+/// A sender that proves the token gets a thread; any other connection ends here.
+void Replicas::admit(cluster::Guest guest, const Message& message) {
   std::string token;
   int64_t own_place = -1, ward = -1;
   {
@@ -531,27 +545,41 @@ Status Replicas::serve(Connection& connection) {
       ward = wants_ && !free_ ? ward_of(segment_->place, segment_->hosts) : -1;
     }
   }
+  const json& hello = json_field(message.body, "hello");
+  const std::string nonce = text_of(hello, "nonce");
+  const bool proved =
+      own_place >= 0 && message.kind == "hello" &&
+      cluster::is_proof(text_of(message.body, "proof"), token, "replica", guest.nonce, json_text(hello));
+  const auto refuse = [&](const std::string& why) {
+    const std::string proof = proved ? cluster::prove(token, "replica refused", nonce, why) : "";
+    ignore(guest.connection.send({.kind = "refused", .body = {{"why", why}, {"proof", proof}}}), "it ends either way");
+  };
   if (own_place < 0) return refuse("no segment is open there");
-  if (message.kind != "hello" || !hello.is_object() ||
-      !cluster::is_proof(text_of(message.body, "proof"), token, "replica", challenge, json_text(hello)))
-    return refuse("the proof of the run's token is wrong");
-  const bool restores = json_field(hello, "restores") == true;
-  const int64_t place = json_integer(json_field(hello, "place"), 0, INT64_MAX).value_or(-1),
-                epoch = json_integer(json_field(hello, "epoch"), 0, INT64_MAX).value_or(-1);
-  if (place != (restores ? own_place : ward))
+  if (!proved) return refuse("the proof of the run's token is wrong");
+  const Friend from{.restores = json_flag(hello, "restores"), .epoch = json_count(hello, "epoch", -1)};
+  const int64_t place = json_count(hello, "place", -1);
+  if (place != (from.restores ? own_place : ward))
     return refuse(fmt::format("place {} is none whose memory is kept there", place));
-  if (!restores && epoch != epoch_) return refuse(fmt::format("epoch {}, it is {} there", epoch, epoch_.load()));
-  RT_TRY(send_message(
-      connection,
-      {.kind = "welcome", .body = {{"proof", cluster::prove(token, "replica taken", text_of(hello, "nonce"), "")}}},
-      ends));
-  connection.trust();
-  const Stopped over = [&] { return ends_.load() || (!restores && epoch_ != epoch); };
+  if (!from.restores && from.epoch != epoch_)
+    return refuse(fmt::format("epoch {}, it is {} there", from.epoch, epoch_.load()));
+  if (incoming_.size() >= kMostIncoming) return refuse("too many copies are under way there");
+  const Message welcome{.kind = "welcome", .body = {{"proof", cluster::prove(token, "replica taken", nonce, "")}}};
+  if (!guest.connection.send(welcome).ok()) return;
+  guest.connection.trust();
+  Incoming& incoming = incoming_.emplace_back(std::move(guest.connection));
+  incoming.thread = std::thread([this, &incoming, from] {
+    ignore(guarded([&] { return serve(incoming.connection, from); }), "the sender tells of it, or is gone");
+    incoming.ended = true;
+  });
+}
+
+Status Replicas::serve(Connection& connection, const Friend& from) {
+  const Stopped over = [&] { return ends_.load() || (!from.restores && epoch_ != from.epoch); };
   for (;;) {
     RT_TRY_SET(const Message bank, receive(connection, 0, over));
     if (bank.kind != "bank") return Error{ErrorCode::kCorrupt, connection.peer() + ": no bank"};
     ++busy_;
-    const Status taken = take_bank(connection, bank.body, restores);
+    const Status taken = take_bank(connection, bank.body, from.restores);
     --busy_;
     if (!taken.ok()) {
       ignore(send_message(connection, {.kind = "refused", .body = {{"why", taken.error().message}}}, over),

@@ -2,7 +2,8 @@
 // Copies of a host's bank in the memory of another one, so that a host which dies loses no step
 // (checkpoint.replicate). The copy of place p is held by its *buddy*, the host half the ring away.
 //
-//   sender -> holder   hello { place, epoch, nonce, proof }, after the holder's challenge; answered with welcome
+//   sender -> holder   hello { place, epoch, nonce, proof }, after the holder's challenge; answered with welcome, or
+//                      refused { why, proof }
 //                      bank { slot, incarnation, step, ranks: [{ position, sums }] }
 //   holder -> sender   go {}, or refused { why }
 //   sender -> holder   the bytes of the slots, rank by rank, as they lie there
@@ -44,6 +45,7 @@
 #include "ckpt/restore.h"
 #include "ckpt/snapshot/arena.h"
 #include "runtime/cluster/connection.h"
+#include "runtime/cluster/guests.h"
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
 #include "runtime/plan/plan.h"
@@ -141,8 +143,13 @@ class Replicas {
     std::atomic<bool> ended = false;
     std::thread thread;
   };
+  struct Friend {  // a sender that has proved the run's token
+    bool restores = false;
+    int64_t epoch = 0;
+  };
   void listen();
-  Status serve(cluster::Connection& connection);
+  void admit(cluster::Guest guest, const cluster::Message& message);
+  Status serve(cluster::Connection& connection, const Friend& from);
   Status take_bank(cluster::Connection& connection, const nlohmann::json& head, bool restores);
   void send();
   void send_marked(int64_t slot, int64_t step);
@@ -154,9 +161,10 @@ class Replicas {
   Result<int64_t> ward_slot_of(const ckpt::WholeSlot& slot) const;
 
   const Options options_;
-  std::optional<cluster::Listener> listener_;
+  std::optional<cluster::Guests> guests_;  // what has proved nothing yet; of the listener's thread
+  int64_t port_ = 0;                       // where that listens
   std::thread listening_, sending_;
-  std::list<Incoming> incoming_;  // of the listener's thread
+  std::list<Incoming> incoming_;  // what has proved the token; of the listener's thread
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -121,6 +121,22 @@ Epoch epoch_of(const std::vector<Joined>& members) {
   return out;
 }
 
+/// As the leader that knows the token does.
+void refuse_as_leader(Connection& member, const std::string& token, const std::string& why) {
+  must(member.send({.kind = "challenge", .body = {{"nonce", "n"}, {"token_name", token_name(token)}}}));
+  std::optional<Message> join;
+  for (const int64_t until = in(5); !join && steady_ns() < until;) {
+    must(member.fill());
+    join = must(member.next());
+  }
+  REQUIRE(join);
+  const std::string proved = nlohmann::json{{"why", why}, {"barred", false}}.dump();
+  must(member.send({.kind = "refused",
+                    .body = {{"why", why},
+                             {"barred", false},
+                             {"proof", prove(token, "refused", join->body["nonce"].get<std::string>(), proved)}}}));
+}
+
 /// What the leader says to one who brings this.
 std::string refusal(Leader& leader, const Hello& own) {
   const auto place = joining(leader, own).get();
@@ -332,9 +348,68 @@ TEST_SUITE("runtime/cluster/join") {
     Connection copies = next();
     must(copies.send({.kind = kKeepsCopies, .body = {{"nonce", "n"}}}));
     Connection leader = next();  // the port is tried again: a leader may have it by now
-    must(leader.send({.kind = "challenge", .body = {{"nonce", "n"}, {"token_name", token_name(token)}}}));
-    must(leader.send({.kind = "refused", .body = {{"why", "met the leader"}}}));
+    refuse_as_leader(leader, token, "met the leader");
     CHECK(place.get().error().message.find("met the leader") != std::string::npos);
+  }
+
+  TEST_CASE("only a refusal that proves the token makes a host leave: any other answer is tried again") {
+    TempDir temp;
+    const fs::path directory = temp.path / "cluster";
+    fs::create_directories(directory);
+    const std::string token = must(make_token(directory));
+    Listener listener = must(Listener::open(0, 0));
+    auto place = std::async(std::launch::async, [&] {
+      return join("127.0.0.1", listener.port(), directory, hello_of(1), in(20), nullptr);
+    });
+    const auto next = [&] {
+      std::optional<Connection> member;
+      while (!member) member = must(listener.accept());
+      return std::move(*member);
+    };
+    const Message challenge{.kind = "challenge", .body = {{"nonce", "n"}, {"token_name", token_name(token)}}};
+    // The name of the token is public: a connection to the leader shows it.
+    for (const Message& word :
+         {Message{.kind = "refused", .body = {{"why", "never again"}}},
+          Message{.kind = "refused", .body = {{"why", "not now"}, {"barred", true}}},
+          Message{.kind = "refused", .body = {{"why", 3}, {"barred", "x"}, {"proof", random_hex()}}},
+          Message{.kind = "welcome", .epoch = 1, .body = {{"epoch", "{}"}, {"proof", random_hex()}}},
+          Message{.kind = "end", .body = {{"code", 2}}}}) {
+      Connection stranger = next();
+      must(stranger.send(challenge));
+      must(stranger.send(word));
+    }
+    for (const std::string& bytes : {std::string("HTTP/1.1 400 Bad Request\r\n\r\n"),
+                                     std::string("\xff\xff\xff\xff", 4), std::string("\x02\0\0\0[]", 6)}) {
+      Connection stranger = next();
+      CHECK(::send(stranger.fd(), bytes.data(), bytes.size(), 0) == std::ssize(bytes));
+    }
+    {
+      Connection stranger = next();
+      must(stranger.send({.kind = "greetings"}));
+    }
+    Connection leader = next();
+    refuse_as_leader(leader, token, "the leader's own word");
+    const Result<Place> left = place.get();
+    REQUIRE_FALSE(left.ok());
+    CHECK(left.error().code == ErrorCode::kInvalidInput);
+    CHECK(left.error().message.find("the leader's own word") != std::string::npos);
+  }
+
+  TEST_CASE("a leader proves nothing to a guest that does not know the token") {
+    TempDir temp;
+    Leader leader(temp.path, 2, 2);
+    Connection stranger = must(Connection::connect("127.0.0.1", leader.port(), in(2)));
+    must(stranger.send({.kind = "join", .body = {{"hello", {{"index", 1}}}, {"nonce", "a host's"}, {"proof", "y"}}}));
+    std::optional<Message> answer;
+    for (const int64_t until = in(5); steady_ns() < until && (!answer || answer->kind == "challenge");) {
+      const Status heard = stranger.fill();
+      if (std::optional<Message> message = must(stranger.next())) answer = std::move(message);
+      if (!heard.ok() && answer) break;
+    }
+    REQUIRE(answer);
+    CHECK(answer->kind == "refused");
+    CHECK_FALSE(answer->body.contains("proof"));
+    leader.stop = true;
   }
 
   TEST_CASE("a leader without the token is not followed") {
@@ -346,12 +421,16 @@ TEST_SUITE("runtime/cluster/join") {
     REQUIRE_OK(opened);
     Listener listener = std::move(opened).value();
     auto place = std::async(std::launch::async,
-                            [&] { return join("127.0.0.1", listener.port(), directory, hello_of(1), in(5), nullptr); });
-    std::optional<Connection> member;
-    while (!member) member = listener.accept().value();
-    must(member->send({.kind = "challenge", .body = {{"nonce", "n"}, {"token_name", token_name(token)}}}));
-    must(member->send({.kind = "welcome", .epoch = 1, .body = {{"epoch", {{"epoch", 1}}}, {"proof", "guess"}}}));
-    CHECK(place.get().error().message.find("does not prove this run's token") != std::string::npos);
+                            [&] { return join("127.0.0.1", listener.port(), directory, hello_of(1), in(1), nullptr); });
+    while (place.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+      std::optional<Connection> member = listener.accept().value();
+      if (!member) continue;
+      must(member->send({.kind = "challenge", .body = {{"nonce", "n"}, {"token_name", token_name(token)}}}));
+      must(member->send({.kind = "welcome", .epoch = 1, .body = {{"epoch", {{"epoch", 1}}}, {"proof", "guess"}}}));
+    }
+    const Result<Place> left = place.get();
+    CHECK(left.error().code == ErrorCode::kTimeout);
+    CHECK(left.error().message.find("does not prove this run's token") != std::string::npos);
   }
 }
 

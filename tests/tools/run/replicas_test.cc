@@ -2,6 +2,7 @@
 #include "tools/run/replicas.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -13,6 +14,7 @@
 #include "ckpt/position.h"
 #include "ckpt/run_memory.h"
 #include "ckpt/snapshot/snapshot.h"
+#include "runtime/cluster/join.h"
 #include "tests/tools/run/run_fixture.h"
 
 using namespace cairn;
@@ -173,6 +175,54 @@ TEST_CASE("a marked bank is copied to the buddy with as many bytes as it has, bo
   }
   CHECK(ckpt::banks_of(hosts.plan.recipe.checkpoint, true) == 5);
   CHECK(ckpt::banks_of(hosts.plan.recipe.checkpoint, false) == 3);
+}
+
+TEST_CASE("idle connections of strangers to the holder's port cost no copy") {
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit small{128, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &small) == 0);  // so that few connections fill the pool of guests
+  Pair hosts;
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  std::vector<cluster::Connection> strangers;
+  for (int k = 0; k < 60; ++k) {
+    for (Host* host : {&hosts.a, &hosts.b}) {
+      auto made = cluster::Connection::connect("127.0.0.1", host->address().port, cluster::steady_after(5));
+      REQUIRE_OK(made);
+      strangers.push_back(std::move(made).value());
+    }
+  }
+  for (int64_t step = 1; step <= 3; ++step) {
+    for (Host* host : {&hosts.a, &hosts.b}) {
+      host->put(step % 4, step);
+      host->mark(step % 4, step);
+    }
+    for (Host* host : {&hosts.a, &hosts.b}) CHECK(host->copied().why.empty());
+  }
+}
+
+TEST_CASE("a refusal without a proof of the token is tried again, and reported in printable words") {
+  const Plan plan = plan_with_copies();
+  Host a(plan, 0);
+  auto opened = cluster::Listener::open(0, 0);
+  REQUIRE_OK(opened);
+  cluster::Listener listener = std::move(opened).value();
+  a.replicas.begin(3, {"127.0.0.1", listener.port()}, {});
+  a.put(0, 1);
+  a.mark(0, 1);
+  auto waits = std::async(std::launch::async, [&] { return a.copied(); });
+  int64_t tries = 0;
+  while (waits.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+    std::optional<cluster::Connection> sender = listener.accept().value();
+    if (!sender) continue;
+    ++tries;
+    REQUIRE(sender->send({.kind = cluster::kKeepsCopies, .body = {{"nonce", "n"}}}).ok());
+    REQUIRE(sender->send({.kind = "refused", .body = {{"why", "no\x1b[2J"}}}).ok());
+  }
+  const Told told = waits.get();
+  CHECK(tries >= 2);
+  CHECK(told.why.find("refused by 127.0.0.1") != std::string::npos);
+  CHECK(told.why.find('\x1b') == std::string::npos);
 }
 
 TEST_CASE("a copy whose bytes are damaged is refused, and the one before stays") {
