@@ -49,11 +49,6 @@ std::optional<std::string> from_base64(std::string_view text) {
   return out;
 }
 
-std::string text_in(const json& from, const char* key) {
-  const auto at = from.is_object() ? from.find(key) : from.end();
-  return from.is_object() && at != from.end() && at->is_string() ? at->get<std::string>() : std::string();
-}
-
 Error no_etcd(std::string_view endpoint, std::string_view why) {
   return {ErrorCode::kUnavailable, fmt::format("{}: {}", endpoint, why)};
 }
@@ -130,15 +125,16 @@ Result<EtcdStore::Answer> EtcdStore::ask(const std::string& call, const json& bo
       // keepalive answers with a stream: its first line.
       const std::string line = answer.body.substr(0, answer.body.find('\n'));
       Result<json> parsed = parse_json_strictly(line, endpoint, 16);
-      if (parsed.ok() && answer.status < 500) {
+      const bool is_answer = parsed.ok() && parsed.value().is_object();  // a proxy may say anything
+      if (is_answer && answer.status < 500) {
         const std::lock_guard lock(mutex_);
         preferred_ = at;
         idle_.push_back(std::move(client));
         return Answer{answer.status, std::move(parsed).value()};
       }
-      last = parsed.ok() ? no_etcd(endpoint, fmt::format("HTTP {}: {}", answer.status,
-                                                         http::printable(text_in(parsed.value(), "error"))))
-                         : no_etcd(endpoint, fmt::format("HTTP {}, and no JSON as etcd answers it", answer.status));
+      last = is_answer ? no_etcd(endpoint, fmt::format("HTTP {}: {}", answer.status,
+                                                       http::printable(json_string(parsed.value(), "error"))))
+                       : no_etcd(endpoint, fmt::format("HTTP {}, and no JSON as etcd answers it", answer.status));
     } else {
       last = std::move(outcome.answer).error();
       if (last->code == ErrorCode::kInvalidInput) ++refused;
@@ -154,11 +150,8 @@ namespace {
 
 /// What was asked for was refused.
 Error refusal(std::string_view key, int status, const json& body) {
-  return {ErrorCode::kInvalidInput,
-          fmt::format("etcd refuses what is asked about {}: HTTP {}: {}", key, status,
-                      http::printable(body.is_object() && body.contains("error") && body["error"].is_string()
-                                          ? body["error"].get<std::string>()
-                                          : json_text(body)))};
+  return {ErrorCode::kInvalidInput, fmt::format("etcd refuses what is asked about {}: HTTP {}: {}", key, status,
+                                                http::printable(json_string(body, "error", json_text(body))))};
 }
 
 Error damaged(std::string_view key, std::string_view why) {
@@ -170,12 +163,11 @@ Error damaged(std::string_view key, std::string_view why) {
 Result<std::optional<EtcdStore::Value>> EtcdStore::get(const std::string& key, double deadline_s) {
   RT_TRY_SET(const Answer answer, ask("kv/range", {{"key", base64(key)}}, deadline_s));
   if (answer.status != 200) return refusal(key, answer.status, answer.body);
-  const auto found = answer.body.is_object() ? answer.body.find("kvs") : answer.body.end();
-  if (!answer.body.is_object()) return damaged(key, "no object as etcd answers it");
-  if (found == answer.body.end() || !found->is_array() || found->empty()) return std::optional<Value>();
-  std::optional<std::string> text = from_base64(text_in(found->front(), "value"));
+  const json& found = json_field(answer.body, "kvs");
+  if (!found.is_array() || found.empty()) return std::optional<Value>();
+  std::optional<std::string> text = from_base64(json_string(found.front(), "value"));
   if (!text) return damaged(key, "its value is no base64");
-  return std::optional(Value{*std::move(text), text_in(found->front(), "mod_revision")});
+  return std::optional(Value{*std::move(text), json_string(found.front(), "mod_revision")});
 }
 
 Result<Epoch> EtcdStore::decode(const Value& value) const {
@@ -221,12 +213,13 @@ Status EtcdStore::keep_lease() {
     RT_TRY_SET(const Answer kept, ask("lease/keepalive", {{"ID", lease_}}, kSignS));
     // One that has ended is answered too, without its time.
     const json result = json_field(kept.body, "result");
-    if (kept.status != 200 || text_in(result, "TTL").empty()) lease_.clear();
+    if (kept.status != 200 || json_string(result, "TTL").empty()) lease_.clear();
   }
   if (lease_.empty()) {
     RT_TRY_SET(const Answer granted, ask("lease/grant", {{"TTL", std::to_string(kLeaseS)}, {"ID", "0"}}, kSignS));
-    lease_ = text_in(granted.body, "ID");
-    if (granted.status != 200 || lease_.empty()) return refusal(leader_key_, granted.status, granted.body);
+    lease_ = json_string(granted.body, "ID");
+    if (granted.status != 200) return refusal(leader_key_, granted.status, granted.body);
+    if (lease_.empty()) return no_etcd("etcd", "it granted a lease without an ID");
   }
   kept_ns_ = steady_ns();
   return {};
