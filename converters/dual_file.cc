@@ -13,6 +13,7 @@
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/persist/hdf5_file.h"
+#include "runtime/core/new_file.h"
 #include "runtime/json/json.h"
 
 namespace cairn::convert {
@@ -204,25 +205,10 @@ Result<DualReport> write_dual(const std::filesystem::path& path, const std::vect
                               const std::map<std::string, std::string>& metadata, int64_t step,
                               const std::function<Status(size_t index, const ByteSink&)>& fill) {
   RT_TRY(check(tensors).with(path.string()));
-  const std::filesystem::path temporary = path.string() + ".tmp";
-  Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!fd) return os_error(errno, temporary.string());
-  Result<DualReport> report = write_body(fd.get(), tensors, metadata, step, fill);
-  const auto publish = [&]() -> Status {
-    if (::rename(temporary.c_str(), path.c_str()) != 0) return os_error(errno, "rename to " + path.string());
-    const Fd folder(
-        ::open(path.parent_path().empty() ? "." : path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!folder || ::fsync(folder.get()) != 0) return os_error(errno, "fsync of the folder of " + path.string());
-    return {};
-  };
-  if (report.ok()) {
-    Status published = publish();
-    if (!published.ok()) report = std::move(published).error();
-  }
-  if (!report.ok()) {
-    ::unlink(temporary.c_str());
-    return std::move(report).error().with(temporary.string());
-  }
+  RT_TRY_SET(NewFile file, NewFile::beside(path));
+  Result<DualReport> report = write_body(file.fd(), tensors, metadata, step, fill);
+  if (!report.ok()) return std::move(report).error().with(path.string());
+  RT_TRY(file.publish_durably());
   return report;
 }
 

@@ -486,7 +486,10 @@ bool is_empty_target(const fs::path& target, std::error_code& error) {
 /// The folder in which the work is done, locked.
 Result<Fd> lock_work(const fs::path& work) {
   if (::mkdir(work.c_str(), 0755) != 0 && errno != EEXIST) return os_error(errno, work.string());
-  Fd fd(::open(work.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Fd fd(::open(work.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd && (errno == ELOOP || errno == ENOTDIR))
+    return invalid(
+        fmt::format("{}: is a link or no folder, where the work is done in a folder: remove it", work.string()));
   if (!fd) return os_error(errno, work.string());
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return os_error(errno, work.string());

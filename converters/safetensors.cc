@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "converters/foreign_file.h"
+#include "runtime/core/new_file.h"
 #include "runtime/json/json.h"
 
 namespace cairn::convert {
@@ -84,17 +85,6 @@ Result<SafeTensor> decode_entry(const std::string& name, const nlohmann::json& e
   out.begin = *begin;
   out.end = *end;
   return out;
-}
-
-Status write_all(int fd, const std::byte* data, int64_t bytes) {
-  while (bytes > 0) {
-    const ssize_t n = ::write(fd, data, static_cast<size_t>(std::min<int64_t>(bytes, int64_t{1} << 30)));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(errno, "write");
-    data += n;
-    bytes -= n;
-  }
-  return {};
 }
 
 }  // namespace
@@ -288,30 +278,18 @@ Status write_safetensors(const std::filesystem::path& path, std::vector<SafeTens
                          const std::map<std::string, std::string>& metadata,
                          const std::function<Status(const SafeTensor&, const ByteSink&)>& fill) {
   RT_TRY_SET(const std::string head, encode_safetensors_header(tensors, metadata));
-  const std::filesystem::path temporary = path.string() + ".tmp";
-  Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!fd) return os_error(errno, temporary.string());
-  const auto body = [&]() -> Status {
-    RT_TRY(write_all(fd.get(), reinterpret_cast<const std::byte*>(head.data()), static_cast<int64_t>(head.size())));
-    for (const SafeTensor& tensor : tensors) {
-      int64_t written = 0;
-      RT_TRY(fill(tensor, [&](const std::byte* data, int64_t bytes) -> Status {
-        written += bytes;
-        return write_all(fd.get(), data, bytes);
-      }));
-      RT_CHECK(written == tensor.end - tensor.begin, "{}: {} bytes of {}", tensor.name, written,
-               tensor.end - tensor.begin);
-    }
-    if (::fsync(fd.get()) != 0) return os_error(errno, "fsync");
-    if (::rename(temporary.c_str(), path.c_str()) != 0) return os_error(errno, "rename to " + path.string());
-    const Fd folder(
-        ::open(path.parent_path().empty() ? "." : path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!folder || ::fsync(folder.get()) != 0) return os_error(errno, "fsync of the folder of " + path.string());
-    return {};
-  };
-  Status done = body();
-  if (!done.ok()) ::unlink(temporary.c_str());
-  return std::move(done).with(temporary.string());
+  RT_TRY_SET(NewFile file, NewFile::beside(path));
+  RT_TRY(file.write(head));
+  for (const SafeTensor& tensor : tensors) {
+    int64_t written = 0;
+    RT_TRY(fill(tensor, [&](const std::byte* data, int64_t bytes) -> Status {
+             written += bytes;
+             return file.write({reinterpret_cast<const char*>(data), static_cast<size_t>(bytes)});
+           }).with(path.string()));
+    RT_CHECK(written == tensor.end - tensor.begin, "{}: {} bytes of {}", tensor.name, written,
+             tensor.end - tensor.begin);
+  }
+  return file.publish_durably();
 }
 
 }  // namespace cairn::convert

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "runtime/comm/thread_world.h"
+#include "runtime/core/new_file.h"
 #include "runtime/core/random.h"
 #include "runtime/device/buffer.h"
 #include "runtime/plan/activations.h"
@@ -91,31 +92,22 @@ class TimingHook final : public trainer::CheckpointHook {
 class TokenFile {
  public:
   static Result<TokenFile> make(int64_t count, int64_t vocab) {
-    TokenFile out;
-    out.path_ = fs::temp_directory_path() / fmt::format("cairn-calibration-{}.tokens", ::getpid());
-    std::ofstream file(out.path_, std::ios::binary | std::ios::trunc);
+    RT_TRY_SET(NewFile file, NewFile::beside(fs::temp_directory_path() / "cairn-calibration.tokens", 0600));
     std::vector<uint32_t> block(1 << 16);
     for (int64_t at = 0; at < count; at += std::ssize(block)) {
       for (size_t i = 0; i < block.size(); ++i) {
         block[i] = static_cast<uint32_t>(mix64(static_cast<uint64_t>(at) + i) % static_cast<uint64_t>(vocab));
       }
-      const int64_t n = std::min<int64_t>(std::ssize(block), count - at);
-      file.write(reinterpret_cast<const char*>(block.data()), n * 4);
+      const auto n = static_cast<size_t>(std::min<int64_t>(std::ssize(block), count - at));
+      RT_TRY(file.write({reinterpret_cast<const char*>(block.data()), n * sizeof(uint32_t)}));
     }
-    if (!file.flush()) return Error{ErrorCode::kIo, fmt::format("{}: cannot be written", out.path_.string())};
-    return out;
+    return TokenFile(std::move(file));
   }
-  TokenFile(TokenFile&& other) noexcept : path_(std::exchange(other.path_, {})) {}
-  TokenFile& operator=(TokenFile&&) = delete;
-  ~TokenFile() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove(path_, ignored);
-  }
-  std::string path() const { return path_.string(); }
+  std::string path() const { return file_.temporary(); }
 
  private:
-  TokenFile() = default;
-  fs::path path_;
+  explicit TokenFile(NewFile file) : file_(std::move(file)) {}
+  NewFile file_;
 };
 
 /// The plan's run with other numbers of layers and micro-batches, on random tokens.

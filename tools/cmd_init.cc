@@ -14,6 +14,7 @@
 #include "converters/import.h"
 #include "dsl/dsl.h"
 #include "dsl/recipe_lua.h"
+#include "runtime/core/new_file.h"
 #include "tools/commands.h"
 
 namespace cairn::tools {
@@ -66,7 +67,7 @@ max_line_length = 120
 exclude_files = { "types/" }
 )lua";
 
-struct NewFile {
+struct Template {
   fs::path path;
   std::string text;
 };
@@ -77,15 +78,11 @@ std::string contents(const fs::path& path) {
   return out.str();
 }
 
-Status write_file(const NewFile& file) {
+Status write_file(const Template& file) {
   std::error_code failure;
   fs::create_directories(file.path.parent_path(), failure);
   if (failure) return os_error(failure.value(), file.path.parent_path().string());
-  std::ofstream out(file.path, std::ios::binary | std::ios::trunc);
-  out << file.text;
-  out.close();
-  if (!out) return os_error(errno == 0 ? EIO : errno, file.path.string());
-  return {};
+  return place_file(file.path, file.text);
 }
 
 /// How to make the data of a recipe that tunes the model of `from`.
@@ -129,13 +126,13 @@ Result<int> init(const InitArgs& args) {
         "-- Every field with its default: `cairn help`, `cairn explain train.lua optimizer`.\n{}",
         args.from, first, dsl::recipe_lua(recipe));
   }
-  const std::vector<NewFile> files = {{folder / "train.lua", text},
-                                      {folder / ".luarc.json", kLuaRc},
-                                      {folder / ".luacheckrc", kLuacheckRc},
-                                      {folder / "types" / "cairn.lua", dsl::editor_types()}};
+  const std::vector<Template> files = {{folder / "train.lua", text},
+                                       {folder / ".luarc.json", kLuaRc},
+                                       {folder / ".luacheckrc", kLuacheckRc},
+                                       {folder / "types" / "cairn.lua", dsl::editor_types()}};
   // All or nothing: what a person has changed is found before the first file is written. The types are ours.
   std::string changed;
-  for (const NewFile& file : files) {
+  for (const Template& file : files) {
     const bool ours = file.path.parent_path().filename() == "types";
     std::error_code ignored;
     if (!ours && !args.force && fs::exists(file.path, ignored) && contents(file.path) != file.text) {
@@ -146,7 +143,7 @@ Result<int> init(const InitArgs& args) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("{}: there already, and different; nothing was written. --force replaces it", changed)};
   }
-  for (const NewFile& file : files) {
+  for (const Template& file : files) {
     RT_TRY(write_file(file));
     fmt::print("wrote {}\n", file.path.lexically_normal().string());
   }

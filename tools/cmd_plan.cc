@@ -21,6 +21,7 @@
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/snapshot/slot_rule.h"
 #include "dsl/dsl.h"
+#include "runtime/core/new_file.h"
 #include "runtime/nn/kernel_scratch.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/device_choice.h"
@@ -670,10 +671,7 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
         const std::string svg,
         schedule_svg(plan.schedule(), fmt::format("{}: {}, {} micro-batches on {} pipeline ranks", loaded.recipe.name,
                                                   schedule_text(plan), plan.micro_batches, mesh.pp)));
-    errno = 0;
-    std::ofstream file(args.svg, std::ios::binary | std::ios::trunc);
-    file << svg;
-    if (!file.flush()) return os_error(errno != 0 ? errno : EIO, args.svg);
+    RT_TRY(write_output(args.svg, svg));
   }
   StartReport found;
   const DataFacts data = check_data(loaded.recipe, plan, 0, found);

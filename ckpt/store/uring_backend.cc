@@ -383,7 +383,8 @@ UringBackend::~UringBackend() = default;
 
 std::unique_ptr<IoFile> UringBackend::file_of(Fd fd, const fs::path& path, int access) {
   Fd direct;
-  if (ring_->options.direct) direct = Fd(::open(path.c_str(), access | O_DIRECT | O_CLOEXEC));
+  if (ring_->options.direct)
+    direct = Fd(::open(path.c_str(), access | O_DIRECT | (access == O_RDONLY ? 0 : O_NOFOLLOW) | O_CLOEXEC));
   return std::make_unique<UringFile>(*ring_, std::move(fd), std::move(direct), path.string());
 }
 

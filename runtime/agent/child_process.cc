@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "runtime/agent/event_pipe.h"
+#include "runtime/core/new_file.h"
 #include "runtime/core/process.h"
 
 // From linux/close_range.h, which clashes with glibc's unistd.h in some versions.
@@ -122,8 +123,7 @@ Result<ChildProcess> start_child(const ChildSpec& spec) {
   if (!null_fd) return os_error(errno, "/dev/null");
   Fd log_fd;
   if (!spec.log_path.empty()) {
-    log_fd.reset(open(spec.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-    if (!log_fd) return os_error(errno, spec.log_path);
+    RT_TRY_SET(log_fd, open_own(spec.log_path, O_WRONLY | O_APPEND));
     struct stat info {};
     if (fstat(log_fd.get(), &info) == 0) child.log_start_bytes = info.st_size;
   }

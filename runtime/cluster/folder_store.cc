@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/cluster/epoch_json.h"
+#include "runtime/core/new_file.h"
 #include "runtime/core/unique_handle.h"
 #include "runtime/json/json.h"
 
@@ -70,37 +71,15 @@ Result<std::optional<Epoch>> FolderStore::newest() {
 
 Result<bool> FolderStore::claim(const Epoch& epoch) {
   RT_CHECK(epoch.number > 0 && epoch.number <= kMostEpoch, "epoch {}", epoch.number);
-  const std::string text = json_text(encode_epoch(epoch), 1) + "\n",
-                    target = (directory_ / file_name(epoch.number)).string();
-  std::string temporary = (directory_ / ".epoch-XXXXXX").string();
-  const Fd fd(::mkostemp(temporary.data(), O_CLOEXEC));
-  if (!fd) return os_error(errno, temporary);
-  int failed = 0;
-  for (size_t at = 0; at < text.size() && failed == 0;) {
-    const ssize_t n = ::write(fd.get(), text.data() + at, text.size() - at);
-    if (n > 0) at += static_cast<size_t>(n);
-    if (n < 0 && errno != EINTR) failed = errno;
-    if (n == 0) failed = EIO;
-  }
-  if (failed == 0 && (::fchmod(fd.get(), 0644) != 0 || ::fsync(fd.get()) != 0)) failed = errno;
-  bool made = false;
-  if (failed == 0) {
-    made = ::link(temporary.c_str(), target.c_str()) == 0;  // unlike rename, it does not replace
-    if (!made && errno != EEXIST) failed = errno;
-    struct stat found;  // a server that does a repeated request twice says EEXIST of the first one's work
-    if (!made && failed == 0 && ::fstat(fd.get(), &found) == 0) made = found.st_nlink == 2;
-  }
-  ::unlink(temporary.c_str());
-  if (failed != 0) return os_error(failed, target);
-  const Fd directory(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!directory || ::fsync(directory.get()) != 0) return os_error(errno, directory_.string());
-  return made;
+  RT_TRY_SET(NewFile file, NewFile::beside(directory_ / file_name(epoch.number)));
+  RT_TRY(file.write(json_text(encode_epoch(epoch), 1) + "\n"));
+  return file.publish_if_free(Durable::kYes);
 }
 
 Status FolderStore::show(const std::string& sign) {
   const std::string path = (directory_ / kLease).string();
-  const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
-  if (!fd || ::pwrite(fd.get(), sign.data(), sign.size(), 0) < 0) return os_error(errno, path);
+  RT_TRY_SET(const Fd fd, open_own(path, O_WRONLY));
+  if (::pwrite(fd.get(), sign.data(), sign.size(), 0) < 0) return os_error(errno, path);
   return {};
 }
 

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "runtime/core/new_file.h"
 #include "runtime/core/unique_handle.h"
 
 namespace cairn::cluster {
@@ -79,18 +80,13 @@ Result<std::optional<std::string>> read_token(const std::filesystem::path& direc
 Result<std::string> make_token(const std::filesystem::path& directory) {
   RT_TRY_SET(std::optional<std::string> found, read_token(directory));
   if (found) return *std::move(found);
-  const std::string token = random_hex(), path = (directory / "token").string();
-  std::string temporary = (directory / ".token-XXXXXX").string();
-  const Fd fd(::mkostemp(temporary.data(), O_CLOEXEC));  // mode 0600
-  if (!fd) return os_error(errno, temporary);
-  const bool written =
-      ::write(fd.get(), token.data(), token.size()) == static_cast<ssize_t>(token.size()) && ::fsync(fd.get()) == 0;
-  int failed = written ? 0 : errno;
-  if (written && ::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST) failed = errno;
-  ::unlink(temporary.c_str());
-  if (failed != 0) return os_error(failed, path);
+  RT_TRY_SET(NewFile file, NewFile::beside(directory / "token", 0600));
+  RT_TRY(file.write(random_hex()));
+  RT_TRY(file.publish_if_free(Durable::kYes));
   RT_TRY_SET(found, read_token(directory));  // another agent's, where two came at once
-  if (!found) return Error{ErrorCode::kUnavailable, fmt::format("{}: was removed while this run starts", path)};
+  if (!found)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("{}: was removed while this run starts", (directory / "token").string())};
   return *std::move(found);
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "runtime/comm/rendezvous.h"
+#include "runtime/core/new_file.h"
 
 namespace cairn::comm {
 namespace {
@@ -25,30 +26,13 @@ class FileRendezvous final : public Rendezvous {
   explicit FileRendezvous(std::string directory) : directory_(std::move(directory)) {}
 
   Result<bool> publish(const std::string& key, const std::string& value, Time /*until*/) override {
-    const std::string target = path(key);
-    std::string temporary = directory_ + "/.new-XXXXXX";
-    Fd fd(::mkstemp(temporary.data()));
-    if (!fd) return os_error(errno, fmt::format("rendezvous file {}", temporary));
-    size_t at = 0;
-    int failed = 0;
-    while (at < value.size()) {
-      const ssize_t n = ::write(fd.get(), value.data() + at, value.size() - at);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) {
-        failed = n < 0 ? errno : EIO;
-        break;
-      }
-      at += static_cast<size_t>(n);
-    }
-    fd.reset();
-    bool made = false;
-    if (failed == 0) {
-      made = ::link(temporary.c_str(), target.c_str()) == 0;  // unlike rename, it does not replace
-      if (!made && errno != EEXIST) failed = errno;
-    }
-    ::unlink(temporary.c_str());
-    if (failed != 0) return os_error(failed, fmt::format("rendezvous file {}", target));
-    return made;
+    const auto attempt = [&]() -> Result<bool> {
+      RT_TRY_SET(NewFile file, NewFile::beside(path(key), 0600));
+      RT_TRY(file.write(value));
+      return file.publish_if_free(Durable::kNo);
+    };
+    Result<bool> made = attempt();
+    return made.ok() ? made : std::move(made).error().with("rendezvous file");
   }
 
   Result<std::optional<std::string>> await(const std::string& key, Time until) override {

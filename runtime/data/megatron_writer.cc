@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 
+#include "runtime/core/new_file.h"
 #include "runtime/data/file_io.h"
 #include "runtime/data/megatron_format.h"
 
@@ -28,11 +29,10 @@ bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0;
 // Opens or takes over a temporary file. The lock comes before the truncation, and the name must still be ours after
 // it, so that two writers never share a file.
 Result<Fd> open_temporary(const std::string& path) {
-  Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-  if (!fd) return os_error(errno, path);
+  RT_TRY_SET(Fd fd, open_own(path, O_RDWR));
   struct stat by_fd = {}, by_name = {};
   const bool locked = ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0;
-  if (!locked || ::fstat(fd.get(), &by_fd) != 0 || ::stat(path.c_str(), &by_name) != 0 ||
+  if (!locked || ::fstat(fd.get(), &by_fd) != 0 || ::lstat(path.c_str(), &by_name) != 0 ||
       by_fd.st_ino != by_name.st_ino || by_fd.st_dev != by_name.st_dev)
     return Error{ErrorCode::kInvalidInput, path +
                                                ": another process is writing this set; wait for it or take another "

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/core/clock.h"
+#include "runtime/core/new_file.h"
 #include "runtime/json/json.h"
 
 namespace cairn::telemetry {
@@ -138,9 +139,9 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
 Result<LineFile> LineFile::open(const std::filesystem::path& path) {
   LineFile out;
   out.path_ = path;
-  out.fd_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  RT_TRY_SET(out.fd_, open_own(path, O_RDWR | O_APPEND));
   struct stat info {};
-  if (!out.fd_ || ::fstat(out.fd_.get(), &info) != 0) return os_error(errno, path.string());
+  if (::fstat(out.fd_.get(), &info) != 0) return os_error(errno, path.string());
   out.was_empty_ = info.st_size == 0;
   char last = '\n';
   if (!out.was_empty_ && ::pread(out.fd_.get(), &last, 1, info.st_size - 1) != 1) return os_error(errno, path.string());

@@ -13,6 +13,7 @@
 #include <sstream>
 #include <utility>
 
+#include "runtime/core/new_file.h"
 #include "runtime/json/json.h"
 
 namespace cairn::telemetry {
@@ -234,8 +235,9 @@ Status merge_traces(const std::vector<TracePart>& parts, const std::vector<Trace
       return Error{ErrorCode::kCorrupt, fmt::format("{}: no trace", path.string())};
     }
     for (json& event : trace["traceEvents"]) {
-      if (event.contains("ts")) event["ts"] = event["ts"].get<double>() - us(ahead_ns);
-      events.push_back(std::move(event));
+      const json& at = json_field(event, "ts");
+      if (at.is_number()) event["ts"] = at.get<double>() - us(ahead_ns);
+      if (event.is_object() && (at.is_number() || at.is_null())) events.push_back(std::move(event));
     }
   }
   double first = std::numeric_limits<double>::infinity();
@@ -245,10 +247,7 @@ Status merge_traces(const std::vector<TracePart>& parts, const std::vector<Trace
   for (json& event : events) {
     if (event.contains("ts")) event["ts"] = event["ts"].get<double>() - first;
   }
-  std::ofstream file(out, std::ios::binary | std::ios::trunc);
-  file << file_of(events);
-  if (!file.flush()) return os_error(errno, out.string());
-  return {};
+  return place_file(out, file_of(events), Durable::kNo);
 }
 
 }  // namespace cairn::telemetry

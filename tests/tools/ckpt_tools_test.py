@@ -269,12 +269,12 @@ class CkptToolsTest(ProgramTest):
         self.assertTrue(self.cairn_json("ckpt", "verify", "a", "--all")["whole"])
 
     def test_a_target_has_its_recipe_before_its_step(self):
-        os.makedirs(self.path("d/recipe.resolved.json.tmp"))  # it cannot be written
+        os.makedirs(self.path("d/recipe.resolved.json"))  # it cannot be written
         reshard = ["ckpt", "reshard", "a", "d", "--mesh", "tp=1"]
         for args in (reshard, ["ckpt", "average", "a", "b", "--to", "d"]):
             self.cairn(*args, code=2)
             self.assertFalse(os.path.exists(self.path(self.step("d", 6))))
-        os.rmdir(self.path("d/recipe.resolved.json.tmp"))
+        os.rmdir(self.path("d/recipe.resolved.json"))
         # What a kill before the commit leaves: the recipe, and no step. Another mesh will do as well.
         self.write("d/recipe.resolved.json", "{}")
         self.cairn(*reshard)
@@ -342,21 +342,17 @@ class CkptToolsTest(ProgramTest):
             shutil.copytree(os.path.join(self.made.name, "b"), self.path("b"))
 
     def test_a_reshard_killed_behind_its_commit_leaves_the_recipe_of_its_step(self):
-        waits = self.path("b/recipe.resolved.json.tmp")  # for whoever reads what is written there
+        strace, calls = self.strace(), "rename,renameat,renameat2"
         for command, ranks in ((["reshard", "a", "b", "--mesh", "tp=1"], "1 rank"),
                                (["average", self.step("a", 2), self.step("a", 6), "--to", "b", "--moments", "last"],
                                 "2 ranks")):
-            os.mkfifo(waits)
             before = os.stat(self.path(self.step("b", 6))).st_ino
-            killed = subprocess.Popen([self.program, "ckpt", *command, "--overwrite"], cwd=self.folder.name,
-                                      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            end = time.monotonic() + 60
-            while os.stat(self.path(self.step("b", 6))).st_ino == before:
-                self.assertLess(time.monotonic(), end)
-                time.sleep(0.01)
-            killed.kill()
-            killed.wait()
-            os.remove(waits)
+            # Killed as the recipe is about to take its name.
+            killed = subprocess.run([strace, "-f", "-o", "/dev/null", "-P", "b/recipe.resolved.json", "-e", f"trace={calls}",
+                                     "-e", f"inject={calls}:signal=KILL", self.program, "ckpt", *command, "--overwrite"],
+                                    cwd=self.folder.name, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+            self.assertEqual(killed.returncode, -signal.SIGKILL, killed.stderr)
+            self.assertNotEqual(os.stat(self.path(self.step("b", 6))).st_ino, before)
             self.assertIn(ranks, self.cairn("resume", "b", "--dry-run").stdout)
             self.cairn("ckpt", "average", "b", "a", "--to", "b", "--memory", "0", code=2)  # opens nothing
             self.cairn("ckpt", "average", "a", self.step("a", 4), "--to", "b", "--overwrite", "--memory", "0", code=2)
@@ -547,8 +543,11 @@ class CkptToolsTest(ProgramTest):
             self.assertIn(at + folder, synced)
         # After the renames of the run's own files, too, and before the step is renamed into its place.
         run = at + "/new/er/run"
-        recipe = synced.index(run + "/recipe.resolved.json.tmp")
-        self.assertIn(run, synced[recipe:synced.index(run + "/checkpoints", recipe)])
+        written = [i for i, path in enumerate(synced) if path.startswith(run + "/.new-")]
+        self.assertGreaterEqual(len(written), 2)  # run.json and the recipe
+        for i in written:
+            self.assertEqual(synced[i + 1], run)
+        self.assertIn(run + "/checkpoints", synced[written[0]:])
 
     def test_weights_whose_sum_is_no_number_are_refused(self):
         done = self.cairn("ckpt", "average", "a", "b", "--weights", "1e308,1e308", "--to", "x", code=2)

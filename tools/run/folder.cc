@@ -24,6 +24,7 @@
 #include "ckpt/retention/replace.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/core/new_file.h"
 #include "runtime/core/process.h"
 #include "runtime/core/random.h"
 #include "runtime/json/json.h"
@@ -33,33 +34,10 @@ namespace cairn::tools {
 
 namespace fs = std::filesystem;
 
-namespace {
-
-Status place_text(const fs::path& path, const std::string& text, bool synced) {
-  const fs::path temporary = path.string() + ".tmp";
-  const Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!fd) return os_error(errno, temporary.string());
-  const auto failed = [&](const fs::path& what) {
-    const Error error = os_error(errno, what.string());
-    ::unlink(temporary.c_str());
-    return error;
-  };
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t n = ::write(fd.get(), text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return failed(temporary);
-    done += static_cast<size_t>(n);
-  }
-  if (synced && ::fsync(fd.get()) != 0) return failed(temporary);
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return failed(path);
-  if (!synced) return {};
-  return ckpt::PosixBackend().sync_dir(path.has_parent_path() ? path.parent_path() : fs::path("."));
+Status write_text_file(const fs::path& path, const std::string& text) { return place_file(path, text); }
+Status write_unsynced_text_file(const fs::path& path, const std::string& text) {
+  return place_file(path, text, Durable::kNo);
 }
-
-}  // namespace
-
-Status write_text_file(const fs::path& path, const std::string& text) { return place_text(path, text, true); }
-Status write_unsynced_text_file(const fs::path& path, const std::string& text) { return place_text(path, text, false); }
 
 Result<std::string> read_text_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -200,7 +178,7 @@ RunHolder holder_in(const std::string& text) {
   RunHolder holder{.host = word("host"), .since = word("since"), .pid = "unknown"};
   const bool older = line.is_number_integer();
   if (older || (line.is_object() && line.contains("pid") && line["pid"].is_number_integer()))
-    holder.pid = json_text((older ? line : line["pid"]));
+    holder.pid = json_text(older ? line : line["pid"]);
   return holder;
 }
 
@@ -309,8 +287,7 @@ Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name)
 
 Status RunFolder::lock(bool takes_over) {
   const fs::path lock = path_ / "run.lock";
-  lock_.reset(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (!lock_) return os_error(errno, lock.string());
+  RT_TRY_SET(lock_, open_own(lock, O_RDWR));
   RT_TRY_SET(const bool mine, take_lock(lock_.get(), lock));
   if (!mine) {
     if (!takes_over) return in_use(lock, "; one run folder, one run");
@@ -359,6 +336,7 @@ Status RunFolder::make() {
   if (!had_identity) made_.push_back(path_ / "run.json");
   lock_line_ = holder_line();
   RT_TRY(write_holder(lock_.get(), lock_line_, lock_file));
+  remove_left_files(path_);
   if (Result<ckpt::HeldFolder> held = ckpt::HeldFolder::open(path_); held.ok()) held_ = std::move(held).value();
 
   if (id_.empty()) {

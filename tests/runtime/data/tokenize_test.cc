@@ -67,6 +67,25 @@ std::vector<std::string> tokenize_text(const TempDir& dir, std::string_view text
 }  // namespace
 
 TEST_SUITE("runtime/data/tokenize") {
+  TEST_CASE("a link by the name of an output's temporary file is refused, and what it leads to stays as it is") {
+    const TempDir dir;
+    write_file(dir / "in.txt", "text");
+    for (const char* suffix : {"out.bin.tmp", "out.idx.tmp"}) {
+      CAPTURE(suffix);
+      write_file(dir / "precious", "precious");
+      std::filesystem::create_symlink(dir / "precious", dir / suffix);
+      TokenizeArgs args;
+      args.inputs = {dir / "in.txt"};
+      args.output_prefix = dir / "out";
+      args.tokenizer = kBytes;
+      const auto refused = tokenize_file(args);
+      REQUIRE_FALSE(refused.ok());
+      CHECK(refused.error().message.find("is a link") != std::string::npos);
+      CHECK(read_file(dir / "precious") == "precious");
+      std::filesystem::remove(dir / suffix);
+    }
+  }
+
   TEST_CASE("bytes go to ids 0 to 255 and back") {
     auto tokenizer = make_tokenizer(kBytes).value();
     CHECK(tokenizer->vocab() == 256);

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 
@@ -43,6 +44,28 @@ pid_t holder(const fs::path& run, bool ends, int64_t ms) {
 }  // namespace
 
 TEST_SUITE("run folder") {
+  TEST_CASE("links by the names of a start's files lead nowhere: what they lead to stays as it is") {
+    const TempDir dir;
+    const fs::path run = dir.path / "run", precious = dir.path / "precious";
+    fs::create_directory(run);
+    std::ofstream(precious) << "precious";
+    for (const char* name : {"run.json", "recipe.resolved.json", "world", "failure.json", "lineage.jsonl"})
+      fs::create_symlink(precious, run / (std::string(name) + ".tmp"));
+    {
+      const Result<RunFolder> mine = RunFolder::open(run, "test");
+      REQUIRE_OK(mine);
+      const Status written = write_text_file(run / "world", "4\n");
+      CHECK_OK(written);
+      CHECK(read_text_file(precious).value() == "precious");
+    }
+    fs::remove(run / "run.lock");
+    fs::create_symlink(precious, run / "run.lock");
+    const Result<RunFolder> refused = RunFolder::open(run, "test");
+    REQUIRE(!refused.ok());
+    CHECK(refused.error().message.find("run.lock is a link") != std::string::npos);
+    CHECK(read_text_file(precious).value() == "precious");
+  }
+
   TEST_CASE("whose holder ends is waited for, as a killed agent lets go only when its memory has gone") {
     const TempDir dir;
     const pid_t pid = holder(dir.path / "run", true, 300);
