@@ -10,6 +10,7 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <set>
 #include <system_error>
@@ -47,6 +48,7 @@ Status storage_failure(Status saved) {
   return error;
 }
 
+constexpr int64_t kMostThrown = 5;                        // writes in a row that ran out of memory, a second apart
 constexpr int64_t kSmallArenaBytes = int64_t{256} << 20;  // with the weights; a save takes some 10 ms of CPU then
 
 }  // namespace
@@ -59,6 +61,7 @@ struct NodePersister::Impl {
     std::unique_ptr<IoBackend> io;
     SlotSource source;
     SaveCache cache;
+    int64_t thrown = 0;  // times in a row
     std::thread thread;
   };
 
@@ -117,6 +120,7 @@ struct NodePersister::Impl {
   void keep_forensics(Writer& writer);
   bool is_ruined(int64_t step) const { return arena.control().ruined_step.load(std::memory_order_acquire) == step; }
   void failed(int64_t step, const Error& error);
+  Status give_up_step(int64_t step, const std::exception& error);
   void loop(Writer& writer);
 };
 
@@ -310,6 +314,21 @@ void NodePersister::Impl::failed(int64_t step, const Error& error) {
   control.failed_step.store(step, std::memory_order_release);
 }
 
+Status NodePersister::Impl::give_up_step(int64_t step, const std::exception& error) {
+  const Status status = Error{ErrorCode::kInternal, fmt::format("saving step {}: {}", step, error.what())};
+  failed(step, status.error());
+  {
+    const std::lock_guard lock(mutex);
+    if (step >= last_step) {
+      last_step = step;
+      last_status = status;
+    }
+  }
+  const std::lock_guard one_at_a_time(after_save);
+  if (options.on_event) options.on_event({.step = step, .status = status});
+  return status;
+}
+
 Status NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
   PersistEvent event{.step = step};
   if (arena.control().reserved[slot].load(std::memory_order_acquire) == -step)
@@ -388,9 +407,16 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
     // flush() looks at it.
     const Status free = views[slot].incarnation <= adopted ? check_not_needed(*writer.io, step) : Status();
     if (free.ok() || free.error().code != ErrorCode::kInvalidInput) written = write(writer, slot, step);
-  } catch (...) {
-    control.reserved[slot].store(step, std::memory_order_release);  // promised still
-    throw;
+    writer.thrown = 0;
+  } catch (const std::exception& error) {
+    // Memory may be there in a moment. Any other throw comes again: the save has failed, and the ranks learn it.
+    const bool again_soon = dynamic_cast<const std::bad_alloc*>(&error) != nullptr && ++writer.thrown < kMostThrown;
+    if (again_soon) {
+      control.reserved[slot].store(step, std::memory_order_release);  // promised still
+      throw;
+    }
+    writer.thrown = 0;
+    written = give_up_step(step, error);
   }
   if (!given_up) control.asked[slot] = 0;
   // Rank 0's host may be done with this step before this one, and the next save be reserved here meanwhile: that stays.

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <functional>
 #include <new>
+#include <stdexcept>
 #include <utility>
 
 #include "ckpt/format/names.h"
@@ -457,6 +458,42 @@ TEST_SUITE("ckpt/hook/in_flight") {
     }
     CHECK(begun == std::vector<int64_t>{3, 3, 2, 3});
     CHECK(complete_steps(dir.path) == std::vector<int64_t>{2, 3});
+    ignore(arena.remove(), "end of the test");
+  }
+
+  TEST_CASE("a save that throws fails with the words of the throw, and is not begun again") {
+    const TempDir dir;
+    const Plan plan = saving_each_step(1);
+    Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
+    arena.control().incarnation = 1;
+    std::atomic<int64_t> begun = 0;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<PersistEvent> events;
+    PersistOptions options;
+    options.save_step = [&](IoBackend&, const std::filesystem::path&, Manifest, std::span<const WriterPart>,
+                            const SaveOptions&) -> Result<SaveReport> {
+      ++begun;
+      throw std::runtime_error("no text can be made of it");
+    };
+    options.on_event = [&](const PersistEvent& event) {
+      const std::lock_guard lock(mutex);
+      events.push_back(event);
+      changed.notify_all();
+    };
+    {
+      NodePersister persister(arena, [] { return std::make_unique<PosixBackend>(); }, dir.path, options);
+      promise_little(arena, 0, 2);
+      persister.notify();
+      std::unique_lock lock(mutex);
+      REQUIRE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return !events.empty(); }));
+      CHECK(events.front().step == 2);
+      REQUIRE_FALSE(events.front().status.ok());
+      CHECK(events.front().status.error().message == "saving step 2: no text can be made of it");
+    }
+    CHECK(arena.control().failed_step == 2);
+    CHECK(arena.control().reserved[0] == 0);
+    CHECK(begun == 1);
     ignore(arena.remove(), "end of the test");
   }
 
