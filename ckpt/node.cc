@@ -61,7 +61,10 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                                options.checkpoints_dir.string(), names.steps.back())};
     }
   }
-  if (!options.follows) RT_TRY(look_for_space(plan, *io, options.checkpoints_dir, notices));
+  if (!options.follows) {
+    RT_TRY(check_labels(*io, options.checkpoints_dir));
+    RT_TRY(look_for_space(plan, *io, options.checkpoints_dir, notices));
+  }
   RT_TRY_SET(Arena arena, open_run_memory(
                               plan, options.run, options.checkpoints_dir,
                               [&] { return make_stoppable(make_backend(plan), options.leave); }, notices,
@@ -78,7 +81,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
     }
   }
   const bool follows = node->options_.follows;
-  if (const Status opened = follows ? Status() : node->open_labels(notices); !opened.ok() && notices != nullptr)
+  if (const Status opened = follows ? Status() : node->open_labels(); !opened.ok() && notices != nullptr)
     notices->push_back("warning: " + opened.error().message);  // as on a full disk
   node->decider_ = std::make_unique<RestoreDecider>(
       plan, node->arena_, *node->io_,
@@ -190,18 +193,15 @@ Status CheckpointNode::flush_common() {
   return save_common({newest->slot, newest->incarnation, newest->step});
 }
 
-Status CheckpointNode::open_labels(std::vector<std::string>* notices) {
+Status CheckpointNode::open_labels() {
   const Result<std::vector<telemetry::StepMetrics>> steps =
       telemetry::read_metrics(options_.checkpoints_dir.parent_path() / "metrics.jsonl");
   if (steps.ok()) labels_.seed(steps.value());
   RT_TRY_SET(const Names names, list_names(*io_, options_.checkpoints_dir));
   if (names.steps.empty()) return {};
-  const Result<Labels> read = read_labels(*io_, options_.checkpoints_dir);
-  if (read.ok() && !read.value().empty()) return labels_.settle(*io_, options_.checkpoints_dir);
-  if (!read.ok() && read.error().code != ErrorCode::kCorrupt) return read.error();
+  RT_TRY_SET(const Labels read, read_labels(*io_, options_.checkpoints_dir));
+  if (!read.empty()) return labels_.settle(*io_, options_.checkpoints_dir);
   const Labels labels = labels_from_metrics(*io_, options_.checkpoints_dir, watch_rules(plan_), plan_.steps);
-  if (!read.ok() && notices != nullptr)
-    notices->push_back(fmt::format("warning: {}: made again from metrics.jsonl", read.error().message));
   if (!labels.empty()) RT_TRY(write_labels(*io_, options_.checkpoints_dir, labels));
   return labels_.settle(*io_, options_.checkpoints_dir);
 }

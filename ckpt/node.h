@@ -119,7 +119,7 @@ class CheckpointNode {
 
  private:
   CheckpointNode(const Plan& plan, NodeOptions options, Arena arena);
-  Status open_labels(std::vector<std::string>* notices);
+  Status open_labels();
   Status save_common(const WholeSlot& slot);
   Status flush_common();
 

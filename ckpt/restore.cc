@@ -111,6 +111,7 @@ Result<InitMatch> match_init(IoBackend& io, const Plan& plan, const std::filesys
     manifest = foreign->manifest();
   } else {
     RT_TRY_SET(manifest, read_manifest(io, from));
+    RT_TRY(check_labels(io, from.parent_path()));
     const Result<Labels> labels = read_labels(io, from.parent_path());
     const LabelEntry* const label =
         labels.ok() ? entry_of(labels.value(), manifest.step, manifest.created_unix_ms) : nullptr;
@@ -299,7 +300,7 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     warnings.insert(warnings.end(), ended.begin(), ended.end());
     RT_TRY_SET(names, list_names(io_, request_.checkpoints_dir));
   }
-  const Result<Labels> labels = read_labels(io_, request_.checkpoints_dir);  // lost ones are harmless
+  const Result<Labels> labels = read_labels(io_, request_.checkpoints_dir);
   bool any = false, all_bad = true;
   for (auto step = names.steps.rbegin(); step != names.steps.rend(); ++step) {  // the older ones are not even opened
     if (*step <= above) break;

@@ -134,9 +134,7 @@ Status RunLabels::settle(IoBackend& io, const fs::path& checkpoints_dir, Catalog
   RT_TRY_SET(const auto saves, saves_in(io, checkpoints_dir, cache, &unknown));
   const std::lock_guard lock(mutex_);
   drain(true);
-  Result<Labels> read = read_labels(io, checkpoints_dir);
-  if (!read.ok() && read.error().code != ErrorCode::kCorrupt) return read.error();
-  Labels labels = read.ok() ? std::move(read).value() : Labels();
+  RT_TRY_SET(Labels labels, read_labels(io, checkpoints_dir));
   const bool changed = judge_saves(judge_, saves, run_steps_, SystemClock().unix_s(), labels, unknown);
   unproved_.clear();
   for (const auto& [step, entry] : labels) {

@@ -80,7 +80,8 @@ Result<StartState> look_at_start(IoBackend& io, const StartLook& look) {
   std::vector<std::string> passed_over;
   bool all_bad = true;
   RT_TRY_SET(const Names names, list_names(io, look.checkpoints_dir));
-  const Result<Labels> labels = read_labels(io, look.checkpoints_dir);  // lost ones are harmless
+  RT_TRY(check_labels(io, look.checkpoints_dir));
+  const Result<Labels> labels = read_labels(io, look.checkpoints_dir);
   for (auto step = names.steps.rbegin(); step != names.steps.rend() && !disk.any(); ++step) {
     CheckpointInfo info = look_at_checkpoint(io, look.checkpoints_dir, *step);
     const auto cut = std::ranges::find(names.cut_off, *step, &CutOff::step);

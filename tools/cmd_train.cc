@@ -489,7 +489,8 @@ Status RunStarter::gather(const RequestOptions& requests) {
   block_stop_signals(requests);
   const bool takes_over = lead_.has_value();
   const cluster::Hello own = hello_of(*hosts_);
-  if (const std::string why = why_excluded(read_excluded(run_), own.name, own.boot_id); !why.empty())
+  RT_TRY_SET(const std::vector<Exclusion> excluded, read_excluded(run_));
+  if (const std::string why = why_excluded(excluded, own.name, own.boot_id); !why.empty())
     return Error{ErrorCode::kUnavailable, why};
   RT_TRY_SET(fleet_, takes_over ? Fleet::open(*hosts_, run_, *std::exchange(lead_, std::nullopt))
                                 : Fleet::open(*hosts_, run_, before_));

@@ -48,8 +48,7 @@ std::vector<int64_t> steps_to_remove(const std::vector<int64_t>& placed, const M
 Result<Labels> placed_labels(Place& place) {
   RT_TRY_SET(const std::optional<std::string> note, place.read_note(std::string(kLabelsName)));
   if (!note) return Labels();
-  Result<Labels> labels = decode_labels(*note);
-  return labels.ok() ? std::move(labels) : Result<Labels>(Labels());  // lost ones are harmless
+  return decode_labels(*note).with(fmt::format("{}/{}", place.describe(), kLabelsName));
 }
 
 Status place_labels(Place& place, const Labels& labels, const std::vector<int64_t>& steps) {
@@ -61,8 +60,14 @@ Status place_labels(Place& place, const Labels& labels, const std::vector<int64_
   return wanted == there ? Status() : place.write_note(std::string(kLabelsName), encode_labels(wanted));
 }
 
+/// Damaged ones of the place hold up no copy: they stay as they are, and nothing there is removed.
 Result<Labels> Mirror::all_labels() {
-  RT_TRY_SET(Labels labels, placed_labels(place_));
+  Result<Labels> there = placed_labels(place_);
+  const bool damaged = !there.ok() && there.error().code == ErrorCode::kCorrupt;
+  if (!there.ok() && !damaged) return there;
+  if (damaged && placed_labels_.ok()) notices_.push_back("warning: " + there.error().message);
+  placed_labels_ = damaged ? Status(there.error()) : Status();
+  Labels labels = damaged ? Labels() : std::move(there).value();
   const Result<Labels> here = read_labels(io_, dir_);
   if (here.ok()) merge_labels(here.value(), labels);
   return labels;
@@ -240,7 +245,7 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
   const std::optional<int64_t> step = held ? held : next_due(local, placed, policy_, last_one, labels);
   if (!step) {
     RT_TRY(unpin());
-    RT_TRY(place_labels(place_, labels, placed));
+    if (placed_labels_.ok()) RT_TRY(place_labels(place_, labels, placed));
     return std::optional<MirrorReport>();
   }
   step_ = *step;

@@ -78,6 +78,7 @@ class Mirror {
   /// What is known here of the steps here, and there of those there; of the same save as merge_labels says.
   Result<Labels> all_labels();
 
+  Status placed_labels_;  // an error: they are damaged, and stay as they are
   Place& place_;
   IoBackend& io_;
   std::filesystem::path dir_, pin_dir_;

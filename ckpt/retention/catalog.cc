@@ -174,7 +174,7 @@ Result<Catalog> list_checkpoints(IoBackend& io, const fs::path& checkpoints_dir,
   Catalog catalog{.leftovers = std::move(names.leftovers), .unknown = std::move(names.unknown)};
   for (const int64_t step : names.steps)
     catalog.checkpoints.push_back(look_at_checkpoint(io, checkpoints_dir, step, cache));
-  const Result<Labels> labels = read_labels(io, checkpoints_dir);  // lost ones are harmless
+  const Result<Labels> labels = read_labels(io, checkpoints_dir);
   for (CheckpointInfo& info : catalog.checkpoints) {
     if (!labels.ok() || labels.value().empty()) break;
     const LabelEntry* const entry = entry_of(labels.value(), info.step, info.created_unix_ms);

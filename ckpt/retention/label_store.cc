@@ -25,13 +25,6 @@ constexpr size_t kAbandonedKept = 2;
 
 double now() { return SystemClock().unix_s(); }
 
-/// What is lost is made again by the next start of the run.
-Result<Labels> labels_to_change(IoBackend& io, const fs::path& dir) {
-  Result<Labels> labels = read_labels(io, dir);
-  if (!labels.ok() && labels.error().code == ErrorCode::kCorrupt) return Labels();
-  return labels;
-}
-
 /// "step-00000013-2" -> 13, 2.
 std::optional<std::pair<int64_t, int64_t>> parse_abandoned(const std::string& name) {
   const size_t dash = name.rfind('-');
@@ -53,7 +46,7 @@ Status put_label(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, L
                  fmt::format("{} has no complete step {} to label: {}", checkpoints_dir.string(), step, info.problem),
                  info.unread ? info.os_errno : 0};
   }
-  RT_TRY_SET(Labels labels, labels_to_change(io, checkpoints_dir));
+  RT_TRY_SET(Labels labels, read_labels(io, checkpoints_dir));
   LabelEntry& entry = labels[step];
   if (entry.saved_unix_ms != info.created_unix_ms) entry = {};
   entry.label = label;
@@ -66,7 +59,7 @@ Status put_label(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, L
 
 Status hold_steps(IoBackend& io, const fs::path& checkpoints_dir, const std::vector<int64_t>& steps,
                   const std::string& why) {
-  RT_TRY_SET(Labels labels, labels_to_change(io, checkpoints_dir));
+  RT_TRY_SET(Labels labels, read_labels(io, checkpoints_dir));
   const Labels before = labels;
   for (auto& [step, entry] : labels) entry.held.clear();
   for (const int64_t step : steps) {
@@ -81,7 +74,7 @@ Status hold_steps(IoBackend& io, const fs::path& checkpoints_dir, const std::vec
 }
 
 Status take_labels(IoBackend& io, const fs::path& checkpoints_dir, const Labels& theirs) {
-  RT_TRY_SET(Labels labels, labels_to_change(io, checkpoints_dir));
+  RT_TRY_SET(Labels labels, read_labels(io, checkpoints_dir));
   const Labels before = labels;
   Labels of_here;
   for (const auto& [step, entry] : theirs) {

@@ -58,7 +58,11 @@ std::string encode_labels(const Labels& labels) {
 }
 
 Result<Labels> decode_labels(std::string_view text) {
-  const auto wrong = [](const std::string& what) { return Error{ErrorCode::kCorrupt, what}; };
+  const auto wrong = [](const std::string& what) {
+    return Error{ErrorCode::kCorrupt, what +
+                                          ". It is left as it is: mend it, or move it away, and a start makes labels "
+                                          "again from metrics.jsonl (labels by hand are in this file only)"};
+  };
   const json file = json_or_nothing(text);
   if (!file.is_object()) return wrong("not a JSON object");
   if (!file.contains("schema") || file["schema"] != 1)
@@ -100,6 +104,11 @@ Result<Labels> read_labels(IoBackend& io, const fs::path& checkpoints_dir) {
   if (!text.ok() && is_not_found(text.error())) return Labels();
   if (!text.ok()) return text.error();
   return decode_labels(text.value()).with(path.string());
+}
+
+Status check_labels(IoBackend& io, const fs::path& checkpoints_dir) {
+  const Result<Labels> labels = read_labels(io, checkpoints_dir);
+  return labels.ok() || labels.error().code != ErrorCode::kCorrupt ? Status() : Status(labels.error());
 }
 
 Status write_labels(IoBackend& io, const fs::path& checkpoints_dir, const Labels& labels,

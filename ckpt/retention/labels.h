@@ -8,8 +8,9 @@
 //   bad      its weights or what they give are not finite: no start takes it, no rule of retention counts it
 //
 // `labels.json` lies beside the steps and is no part of the format of a checkpoint. A label is of one save of a step:
-// it names the time of creation in that save's manifest, and says nothing of another save of the same step. A lost file
-// is harmless: StepJudge makes the labels again from metrics.jsonl.
+// it names the time of creation in that save's manifest, and says nothing of another save of the same step. A missing
+// file is harmless: StepJudge makes the labels again from metrics.jsonl. A damaged one, or one of a newer schema, is
+// refused and stays as it is: it may hold labels by hand, and the only word that a step is bad or held.
 
 #include <cstdint>
 #include <deque>
@@ -45,13 +46,15 @@ using Labels = std::map<int64_t, LabelEntry>;  // by step
 
 inline constexpr std::string_view kLabelsName = "labels.json";
 
-/// The file's text, and back. Errors: kCorrupt naming the field.
+/// The file's text, and back. Errors: kCorrupt naming the field, with what to do.
 std::string encode_labels(const Labels& labels);
 Result<Labels> decode_labels(std::string_view text);
 
 /// Those of a checkpoints folder; none where the file is missing. Errors: kCorrupt, naming the file, where it does not
 /// hold; those of reading it.
 Result<Labels> read_labels(IoBackend& io, const std::filesystem::path& checkpoints_dir);
+/// Whether a start may go by them: a file that cannot be read just now does not stop one, a damaged one does.
+Status check_labels(IoBackend& io, const std::filesystem::path& checkpoints_dir);
 /// Replaces the file, atomically; durable when it returns. `check_folder` is asked before the new file takes effect:
 /// whether the folder is still the one that is meant. Where it is not, nothing stays in the other one.
 Status write_labels(IoBackend& io, const std::filesystem::path& checkpoints_dir, const Labels& labels,

@@ -125,7 +125,7 @@ class LabelsTest(harness.RunTest):
         self.assertIn("in shared memory is given up, as --from-step says", job.output())
         job.kill_group()
 
-    def test_labels_that_are_lost_are_made_again(self):
+    def test_missing_labels_are_made_again_and_damaged_ones_refuse_a_start(self):
         recipe = self.small(keep=9)
         self.grown(recipe, "run", 10, 20, 30)
         self.assertEqual(self.labels("run"), {10: "good", 20: "good", 30: "good"})
@@ -135,10 +135,14 @@ class LabelsTest(harness.RunTest):
         self.train(recipe, "run", *self.to(42), *proof, "--accept", "checkpoint.keep")
         self.assertEqual(self.labels("run"), {42: "good"})
         self.train(recipe, "run", *self.to(50), *proof[:2])
+        kept = file.read_text()
         file.write_text("damaged")
-        self.assertEqual(self.labels("run"), {42: "new", 50: "new"})  # for proof = 32
-        job = self.train(recipe, "run", *self.to(60), *proof[:2])
-        self.assertIn("labels.json: not a JSON object: made again from metrics.jsonl", job.output())
+        job = self.train(recipe, "run", *self.to(60), *proof[:2], code=65)
+        self.assertIn("labels.json: not a JSON object. It is left as it is", job.output())
+        self.assertEqual(file.read_text(), "damaged")
+        self.assertEqual(self.checkpoints("run"), [42, 50])
+        file.write_text(kept)
+        self.train(recipe, "run", *self.to(60), *proof[:2])
         self.assertEqual(self.labels("run"), {42: "good", 50: "good", 60: "good"})
 
     def test_a_persons_word_on_a_step(self):

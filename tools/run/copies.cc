@@ -232,7 +232,9 @@ Result<bool> RunCopies::prepare(bool fresh) {
                       place->describe(), steps.back().step, newest_here));
     }
     const auto all = std::make_shared<const std::vector<ckpt::PlacedStep>>(std::move(steps));
-    RT_TRY_SET(const ckpt::Labels labels, ckpt::placed_labels(*place));
+    Result<ckpt::Labels> noted = ckpt::placed_labels(*place);
+    if (!noted.ok() && newest_here < 0) return std::move(noted).error();
+    const ckpt::Labels labels = noted.ok() ? std::move(noted).value() : ckpt::Labels();
     for (const ckpt::PlacedStep& step : *all) {
       const auto label = labels.find(step.step);
       const bool bad = label != labels.end() && label->second.label == ckpt::Label::kBad;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -16,34 +17,43 @@ using nlohmann::json;
 
 fs::path file_of(const fs::path& run) { return run / "cluster" / "excluded.json"; }
 
-std::string text_of(const json& from, const char* key) {
-  const auto at = from.find(key);
-  return at != from.end() && at->is_string() ? at->get<std::string>() : std::string();
-}
+constexpr int64_t kSchema = 1;
 
 }  // namespace
 
-std::vector<Exclusion> read_excluded(const fs::path& run) {
+Result<std::vector<Exclusion>> read_excluded(const fs::path& run) {
   std::vector<Exclusion> out;
   const Result<std::string> text = read_text_file(file_of(run));
-  const json file = text.ok() ? json_or_nothing(text.value()) : json();
-  const json hosts = json_field(file, "hosts");
-  for (const json& host : hosts.is_array() ? hosts : json::array()) {
-    if (!host.is_object() || text_of(host, "name").empty()) continue;
-    const json time = json_field(host, "time");
-    out.push_back({.name = text_of(host, "name"),
-                   .boot_id = text_of(host, "boot_id"),
-                   .index = json_integer(json_field(host, "index"), 0, INT64_MAX).value_or(0),
-                   .reason = text_of(host, "reason"),
-                   .failure_class = agent::class_named(text_of(host, "class")).value_or(agent::FailureClass::kError),
-                   .time = time.is_number() ? time.get<double>() : 0,
-                   .epoch = json_integer(json_field(host, "epoch"), 0, INT64_MAX).value_or(0)});
+  if (!text.ok() && text.error().os_errno == ENOENT) return out;
+  if (!text.ok()) return text.error();
+  const auto wrong = [&](std::string_view what) {
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{}: {}. It is left as it is: mend it, or remove it to let the hosts in again that this "
+                             "run has excluded",
+                             file_of(run).string(), what)};
+  };
+  const json file = json_or_nothing(text.value());
+  const json& hosts = json_field(file, "hosts");
+  if (json_count(file, "schema", kSchema) != kSchema)
+    return wrong(fmt::format("\"schema\" is not {}, the one that this build knows", kSchema));
+  if (!hosts.is_array()) return wrong("no JSON object with a list of \"hosts\"");
+  for (const json& host : hosts) {
+    if (json_string(host, "name").empty() || !json_field(host, "boot_id").is_string())
+      return wrong(fmt::format("entry {} of \"hosts\" has no \"name\" and \"boot_id\"", out.size() + 1));
+    out.push_back(
+        {.name = json_string(host, "name"),
+         .boot_id = json_string(host, "boot_id"),
+         .index = json_count(host, "index"),
+         .reason = json_string(host, "reason"),
+         .failure_class = agent::class_named(json_string(host, "class")).value_or(agent::FailureClass::kError),
+         .time = json_number(host, "time"),
+         .epoch = json_count(host, "epoch")});
   }
   return out;
 }
 
 Status add_excluded(const fs::path& run, Exclusion one) {
-  std::vector<Exclusion> all = read_excluded(run);
+  RT_TRY_SET(std::vector<Exclusion> all, read_excluded(run));
   std::erase_if(all, [&](const Exclusion& other) { return other.name == one.name; });
   all.push_back(std::move(one));
   json hosts = json::array();
@@ -56,7 +66,7 @@ Status add_excluded(const fs::path& run, Exclusion one) {
                      {"time", host.time},
                      {"epoch", host.epoch}});
   }
-  return write_text_file(file_of(run), json_text(json{{"hosts", std::move(hosts)}}, 2) + "\n");
+  return write_text_file(file_of(run), json_text(json{{"schema", kSchema}, {"hosts", std::move(hosts)}}, 2) + "\n");
 }
 
 std::string why_excluded(const std::vector<Exclusion>& all, const std::string& name, const std::string& boot_id) {

@@ -22,8 +22,9 @@ struct Exclusion {
   bool operator==(const Exclusion&) const = default;
 };
 
-/// What the file holds that makes sense; nothing where there is none.
-std::vector<Exclusion> read_excluded(const std::filesystem::path& run);
+/// None where the file is missing. Errors: kCorrupt: it is damaged or of a newer schema, and stays as it is; those of
+/// reading it.
+Result<std::vector<Exclusion>> read_excluded(const std::filesystem::path& run);
 Status add_excluded(const std::filesystem::path& run, Exclusion one);
 /// Why this host may not join; empty: it may.
 std::string why_excluded(const std::vector<Exclusion>& all, const std::string& name, const std::string& boot_id);

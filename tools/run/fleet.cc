@@ -109,7 +109,7 @@ Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& 
   fleet->own_address_ = lead.epoch.members.at(static_cast<size_t>(lead.epoch.leader)).address;
   fleet->epoch_ = std::move(lead.epoch);
   fleet->led_before_ = lead.led_before;
-  const std::vector<Exclusion> excluded = read_excluded(run);
+  RT_TRY_SET(const std::vector<Exclusion> excluded, read_excluded(run));
   for (const cluster::Member& member : fleet->epoch_.members) {
     const auto host = fleet->hosts_.find(member.index);
     if (host != fleet->hosts_.end())
@@ -142,7 +142,9 @@ Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, std:
            .doubts = [this](const cluster::Hello& hello) { return host::nccl_differences(options_.nccl, hello.nccl); },
            .barred =
                [this](const cluster::Hello& hello) {
-                 std::string why = why_excluded(read_excluded(run_), hello.name, hello.boot_id);
+                 const Result<std::vector<Exclusion>> excluded = read_excluded(run_);
+                 if (!excluded.ok()) return excluded.error().message;
+                 std::string why = why_excluded(excluded.value(), hello.name, hello.boot_id);
                  // A leader that has just begun learns so that there is nobody to wait for.
                  if (const auto host = hosts_.find(hello.index); host != hosts_.end() && !why.empty())
                    host->second.excluded = true;

@@ -5,7 +5,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "ckpt/retention/catalog.h"
 #include "ckpt/retention/label_store.h"
+#include "ckpt/retention/retention.h"
 #include "ckpt/store/memory_backend.h"
 #include "ckpt/store/posix_backend.h"
 #include "tests/ckpt/persist/test_state.h"
@@ -83,12 +85,37 @@ TEST_SUITE("ckpt/run_labels") {
     CHECK(label_of(disk, 10) == Label::kNew);
   }
 
-  TEST_CASE("a damaged labels.json is made anew; labels of steps that cannot be read now are kept") {
+  TEST_CASE("labels.json stays as it is where it is damaged or of a newer schema; a missing one is made") {
     MemoryBackend disk;
     for (const int64_t step : {10, 20}) add_step(disk, kDir, step);
     RunLabels labels(kRules, 1000);
     note(labels, 1, 30);
-    REQUIRE_OK(write_file(disk, kDir / kLabelsName, "damaged"));
+    for (const std::string text :
+         {"damaged", R"({"schema": 2, "steps": {}})", R"({"schema": 1, "steps": {"10": []}})"}) {
+      CAPTURE(text);
+      REQUIRE_OK(write_file(disk, kDir / kLabelsName, text));
+      for (const Status& refused : {labels.settle(disk, kDir), put_label(disk, kDir, 10, Label::kBad, "x", "hand"),
+                                    hold_steps(disk, kDir, {10}, "x"),
+                                    take_labels(disk, kDir, {{10, {.saved_unix_ms = 10}}}), check_labels(disk, kDir)}) {
+        REQUIRE_FALSE(refused.ok());
+        CHECK(refused.error().code == ErrorCode::kCorrupt);
+        CHECK(refused.error().message.find("labels.json: ") != std::string::npos);
+        CHECK(refused.error().message.find("mend it, or move it away") != std::string::npos);
+      }
+      CHECK_FALSE(apply_retention(disk, kDir, {1, {}}, this_writer()).ok());  // nothing says which steps are held
+      CHECK(list_names(disk, kDir).value().steps.size() == 2);
+      CHECK(read_file(disk, kDir / kLabelsName, 1000).value() == text);
+      REQUIRE_OK(disk.remove_file(kDir / kLabelsName));
+    }
+    REQUIRE_OK(labels.settle(disk, kDir));
+    CHECK(label_of(disk, 10) == Label::kGood);
+  }
+
+  TEST_CASE("labels of steps that cannot be read now are kept") {
+    MemoryBackend disk;
+    for (const int64_t step : {10, 20}) add_step(disk, kDir, step);
+    RunLabels labels(kRules, 1000);
+    note(labels, 1, 30);
     REQUIRE_OK(labels.settle(disk, kDir));
     CHECK(label_of(disk, 10) == Label::kGood);
     const std::vector<std::byte> manifest = disk.bytes_of(kDir / step_dir_name(10) / kManifestName);

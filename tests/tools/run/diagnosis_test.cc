@@ -75,10 +75,10 @@ TEST_SUITE("tools/run/diagnosis") {
     CHECK(record.judge(1, failure_of(FailureClass::kAskedToGo), 10, true) == Restart::kLeave);
   }
 
-  TEST_CASE("an excluded host is known by name and boot, and a file that makes no sense excludes nobody") {
+  TEST_CASE("an excluded host is known by name and boot, and a damaged file is refused and kept") {
     const TempDir dir("excluded");
     fs::create_directories(dir.path / "cluster");
-    CHECK(read_excluded(dir.path).empty());
+    CHECK(read_excluded(dir.path).value().empty());
     const Exclusion h2{.name = "h2",
                        .boot_id = "b1",
                        .index = 2,
@@ -88,16 +88,23 @@ TEST_SUITE("tools/run/diagnosis") {
                        .epoch = 3};
     REQUIRE_OK(add_excluded(dir.path, h2));
     REQUIRE_OK(add_excluded(dir.path, {.name = "h3", .boot_id = "b", .reason = "r"}));
-    REQUIRE(read_excluded(dir.path).size() == 2);
-    CHECK(read_excluded(dir.path)[0] == h2);
-    CHECK(why_excluded(read_excluded(dir.path), "h2", "b1").find("a device is broken") != std::string::npos);
-    CHECK(why_excluded(read_excluded(dir.path), "h2", "b2").empty());  // it has booted since
-    CHECK(why_excluded(read_excluded(dir.path), "h1", "b1").empty());
+    REQUIRE(read_excluded(dir.path).value().size() == 2);
+    CHECK(read_excluded(dir.path).value()[0] == h2);
+    CHECK(why_excluded(read_excluded(dir.path).value(), "h2", "b1").find("a device is broken") != std::string::npos);
+    CHECK(why_excluded(read_excluded(dir.path).value(), "h2", "b2").empty());  // it has booted since
+    CHECK(why_excluded(read_excluded(dir.path).value(), "h1", "b1").empty());
     REQUIRE_OK(add_excluded(dir.path, {.name = "h2", .boot_id = "b2", .reason = "again"}));
-    CHECK(read_excluded(dir.path).size() == 2);
-    for (const char* text : {"", "{", "[]", "{\"hosts\": 1}", "{\"hosts\": [1, {}, {\"name\": 3}]}"}) {
+    CHECK(read_excluded(dir.path).value().size() == 2);
+    for (const std::string text : {"", "{", "[]", R"({"hosts": 1})", R"({"hosts": [{"name": 3, "boot_id": "b"}]})",
+                                   R"({"hosts": [{"name": "h2"}]})", R"({"schema": 2, "hosts": []})"}) {
+      CAPTURE(text);
       REQUIRE_OK(write_text_file(dir.path / "cluster" / "excluded.json", text));
-      CHECK(read_excluded(dir.path).empty());
+      const auto refused = read_excluded(dir.path);
+      REQUIRE_FALSE(refused.ok());
+      CHECK(refused.error().code == ErrorCode::kCorrupt);
+      CHECK(refused.error().message.find("excluded.json: ") != std::string::npos);
+      CHECK_FALSE(add_excluded(dir.path, h2).ok());
+      CHECK(read_text_file(dir.path / "cluster" / "excluded.json").value() == text);
     }
   }
 
