@@ -156,7 +156,7 @@ Status TorchBinFile::load(Pickle kind) {
                        .begin = 0,
                        .end = count_elems(tensor.shape) * elem});
     views.push_back({storage->second->offset + tensor.offset * elem, elem, tensor.strides,
-                     is_contiguous(tensor.shape, tensor.strides)});
+                     is_contiguous(tensor.shape, tensor.strides), tensor.storage_elems});
   }
   std::vector<size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -178,6 +178,13 @@ Status TorchBinFile::read(const SafeTensor& tensor, int64_t offset, int64_t byte
     return std::move(status).with(fmt::format("{}: tensor {}", path_.string(), tensor.name));
   };
   if (bytes == 0) return {};
+  // With strides of 0 a file of some bytes would be a model of any size.
+  if (count_elems(tensor.shape) > view.stored_elems) {
+    return named(
+        unsupported(fmt::format("its {} elements are a view that repeats the {} of its storage; save the tensor "
+                                "after contiguous()",
+                                count_elems(tensor.shape), view.stored_elems)));
+  }
   if (view.contiguous) {
     return named(read_at(view.data_offset + offset, {reinterpret_cast<char*>(out), static_cast<size_t>(bytes)}));
   }

@@ -49,6 +49,7 @@ class TorchBinFile final : public WeightsFile {
     int64_t elem_bytes = 0;
     std::vector<int64_t> strides;  // elements
     bool contiguous = false;
+    int64_t stored_elems = 0;  // of its storage
   };
   std::filesystem::path path_;
   std::shared_ptr<const Fd> fd_;

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -127,6 +128,19 @@ TEST_SUITE("converters/torch_bin") {
         CHECK(part == all.substr(4 * from, 4 * (to - from)));
       }
     }
+  }
+
+  TEST_CASE("a view that repeats its storage is refused where it is read: a small file is no huge model") {
+    TempDir temp;
+    const View view{.key = "0", .count = 1, .shape = {1 << 20, 1 << 20}, .strides = {0, 0}};
+    spit(temp / "m.bin", archive(view, floats({1})));
+    const auto file = TorchBinFile::open(temp / "m.bin");
+    REQUIRE_OK(file);
+    std::array<std::byte, 4> out{};
+    const Status refused = file.value()->read(file.value()->tensors()[0], 0, 4, out.data());
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::kUnsupported);
+    CHECK(has(refused.error().message, "repeats the 1 of its storage"));
   }
 
   TEST_CASE("every operation and every name that a state dict does not need is refused by its name") {
