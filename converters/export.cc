@@ -431,6 +431,7 @@ class Exporter {
     names.emplace_back(kConfigFile);
     for (const std::string& name : names) {
       if (!fs::is_regular_file(folder / name, error)) continue;
+      RT_TRY(check_inside(folder, name));
       RT_TRY_SET(files_[name], read_text_file(folder / name, kMaxKeptBytes));
     }
     return {};

@@ -62,6 +62,38 @@ Result<std::string> read_text_file(const fs::path& path, int64_t max_bytes) {
   return out;
 }
 
+namespace {
+
+bool is_below(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
+}
+
+/// HUB/models--OWNER--NAME of HUB/models--OWNER--NAME/snapshots/REVISION and what is below; empty: it is no snapshot.
+fs::path hub_repository(const fs::path& dir) {
+  for (fs::path at = dir; at.has_relative_path(); at = at.parent_path()) {
+    const fs::path snapshots = at.parent_path(), repository = snapshots.parent_path();
+    if (snapshots.filename() == "snapshots" && repository.filename().string().find("--") != std::string::npos)
+      return repository;
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_inside(const fs::path& dir, const fs::path& name) {
+  const fs::path path = dir / name;
+  std::error_code failed;
+  const fs::path folder = fs::canonical(dir, failed);
+  if (failed) return os_error(failed.value(), dir.string());
+  const fs::path target = fs::canonical(path, failed);
+  if (failed) return os_error(failed.value(), path.string());
+  const fs::path repository = hub_repository(folder);
+  if (is_below(target, folder) || (!repository.empty() && is_below(target, repository / "blobs"))) return {};
+  return invalid(path, fmt::format("is a link out of the folder, to {}, and is not followed: what it leads to would be "
+                                   "copied. Put a copy of the file in its place, or remove the link",
+                                   target.string()));
+}
+
 bool is_plain_file(const fs::path& path) {
   std::error_code ignored;
   return fs::is_regular_file(path, ignored);

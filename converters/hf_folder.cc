@@ -223,7 +223,10 @@ Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, const H
   if (out->weights_->index() == kIndexFile) out->kept_files_.emplace_back(kIndexFile);
   for (std::string& name : passed_files_in(dir)) out->kept_files_.push_back(std::move(name));
   out->kept_files_.emplace_back(kConfigFile);
-  for (const std::string& name : out->kept_files_) RT_TRY(open_foreign(dir / name));  // sooner than an import would
+  for (const std::string& name : out->kept_files_) {  // sooner than an import would
+    RT_TRY(check_inside(dir, name));
+    RT_TRY(open_foreign(dir / name));
+  }
   return out;
 }
 

@@ -110,6 +110,61 @@ TEST_SUITE("converters/foreign_file") {
     CHECK_FALSE(fs::exists(temp / "out"));
   }
 
+  TEST_CASE("a link out of a folder is not followed to what would be copied, and one within it is") {
+    TempDir temp;
+    spit(temp / "secret", "secret");
+    for (const char* name : {"LICENSE", "tokenizer.json", "chat_template.jinja"}) {
+      CAPTURE(name);
+      const fs::path dir = temp / name;
+      fs::copy(golden("hf-gpt2-tied"), dir);
+      fs::create_symlink(temp / "secret", dir / name);
+      const auto opened = HfFolder::open(dir);
+      REQUIRE_FALSE(opened.ok());
+      CHECK(opened.error().code == ErrorCode::kInvalidInput);
+      CHECK(has(opened.error().message, (dir / name).string() + ": is a link out of the folder, to "));
+      ckpt::PosixBackend io;
+      CHECK_FALSE(import_hf(io, dir, temp / "run", {}, encode).ok());
+      CHECK_FALSE(fs::exists(temp / "run" / "checkpoints"));
+      fs::remove(dir / name);
+      spit(dir / "original", "x");
+      fs::create_symlink("original", dir / name);
+      CHECK(refusal_of(dir) == "");
+    }
+    ckpt::PosixBackend io;
+    const auto imported = import_hf(io, golden("hf-gpt2-tied"), temp / "run", {}, encode);
+    REQUIRE_OK(imported);
+    ExportOptions options;
+    options.like = temp / "like";
+    fs::copy(golden("hf-gpt2-tied"), options.like);
+    fs::create_symlink("../secret", options.like / "NOTICE");
+    const auto refused = export_hf(io, imported.value().dir, temp / "out", options, decode);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(has(refused.error().message, "NOTICE: is a link out of the folder"));
+    CHECK_FALSE(fs::exists(temp / "out"));
+  }
+
+  TEST_CASE("a snapshot of the Hub's cache leads to the blobs of its own repository only") {
+    TempDir temp;
+    const fs::path mine = temp / "hub" / "models--me--tiny", other = temp / "hub" / "models--me--other";
+    const fs::path snapshot = mine / "snapshots" / std::string(40, 'a');
+    for (const fs::path& folder : {mine / "blobs", other / "blobs", snapshot}) fs::create_directories(folder);
+    int64_t blobs = 0;
+    for (const auto& entry : fs::directory_iterator(golden("hf-gpt2-tied"))) {
+      const std::string blob = fmt::format("{:040x}", ++blobs);
+      fs::copy(entry.path(), mine / "blobs" / blob);
+      fs::create_symlink(fs::path("../../blobs") / blob, snapshot / entry.path().filename());
+    }
+    spit(mine / "blobs" / "license", "x");
+    fs::create_symlink("../../blobs/license", snapshot / "LICENSE");
+    CHECK(refusal_of(snapshot) == "");
+    fs::create_symlink(snapshot, temp / "by-link");
+    CHECK(refusal_of(temp / "by-link") == "");
+    spit(other / "blobs" / "license", "x");
+    fs::remove(snapshot / "LICENSE");
+    fs::create_symlink("../../../models--me--other/blobs/license", snapshot / "LICENSE");
+    CHECK(has(refusal_of(snapshot), "LICENSE: is a link out of the folder"));
+  }
+
   TEST_CASE("a pipe in place of a file of a folder is refused, not waited for") {
     for (const char* name : {"hf-llama-gqa-sharded", "ranks-gpt2", "dist-gpt2", "dist-hf"}) {
       TempDir temp;
