@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kReadBytes = 1 << 20;
 constexpr size_t kPieceBytes = 1 << 20, kMostPieceBytes = 4 << 20;
 constexpr size_t kBatchBytes = 256 << 10, kMostUnderWay = size_t{64} << 20;
-constexpr size_t kMostLineBytes = size_t{256} << 20;  // of JSON: a line is parsed as a whole
+constexpr size_t kMostLineBytes = size_t{64} << 20;  // of JSON: a line is read as a whole, by each thread
 
 bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
@@ -236,8 +236,10 @@ class DocumentWriter {
     text_.append(text);
     if (args_.separator == DocumentSeparator::kJsonLine) {
       if (text_.size() <= kMostLineBytes) return {};
-      return Error{ErrorCode::kInvalidInput, fmt::format("{}:{}: a line of more than {} bytes: is it JSON lines?",
-                                                         args_.inputs[file_], line_ + 1, kMostLineBytes)};
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{}:{}: a line of more than {} MiB; JSON lines have one object a line, and a "
+                               "longer document is split into several",
+                               args_.inputs[file_], line_ + 1, kMostLineBytes >> 20)};
     }
     const bool of_bytes = args_.tokenizer.kind == TokenizerConfig::Kind::kBytes;
     while (text_.size() > look_at_) {  // some text stays: the last part is known when the document ends

@@ -2,7 +2,7 @@
 // Text files -> a Megatron pair, streaming: what `cairn data tokenize` does.
 //
 // Memory is bounded for any input: some hundred MiB for a document without line ends, and several times the longest
-// line of JSON lines, which may have 256 MiB. Bytes are encoded as they come. With another tokenizer a document longer
+// line of JSON lines, which may have 64 MiB. Bytes are encoded as they come. With another tokenizer a document longer
 // than a MiB is encoded in parts. It is cut after a line end between a letter or mark and a letter, in 4 MiB; without
 // one, after any line end, or at a character border. A tokenizer.json whose patterns cut at the first of these gives
 // the ids of the complete text; what it adds before a text, or strips at its ends, is for the ends of the document. For
