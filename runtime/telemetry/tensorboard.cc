@@ -42,7 +42,7 @@ void put_varint(std::string& out, uint64_t value) {
   out.push_back(static_cast<char>(value));
 }
 
-// Protobuf wire types: 0 varint, 1 fixed 64, 2 length-delimited.
+// Protobuf wire types: 0 varint, 1 fixed 64, 2 length-delimited, 5 fixed 32.
 void put_key(std::string& out, int field, int wire) { put_varint(out, static_cast<uint64_t>(field << 3 | wire)); }
 void put_bytes(std::string& out, int field, std::string_view bytes) {
   put_key(out, field, 2);
@@ -94,21 +94,10 @@ std::string session_start_event(double wall_time, int64_t step) {
 }
 
 std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value) {
-  std::string packed;
-  put(packed, value);
-  std::string tensor;
-  put_int(tensor, 1, 1);     // DT_FLOAT
-  put_bytes(tensor, 2, "");  // shape []: present and empty
-  put_bytes(tensor, 5, packed);
-  std::string plugin;
-  put_bytes(plugin, 1, "scalars");
-  std::string metadata;
-  put_bytes(metadata, 1, plugin);
-  put_int(metadata, 4, 1);  // DATA_CLASS_SCALAR
   std::string entry;
   put_bytes(entry, 1, tag);
-  put_bytes(entry, 9, metadata);
-  put_bytes(entry, 8, tensor);
+  put_key(entry, 2, 5);  // simple_value: readers that sort values by their kind list a tensor apart from scalars
+  put(entry, value);
   std::string summary;
   put_bytes(summary, 1, entry);
   std::string out = event(wall_time, step);
