@@ -1705,7 +1705,8 @@ const Block& log_block() {
               .range(1, kMany)
               .otherwise(1)
               .written(Form::kEveryStep, {&every_block()})
-              .says("how often a plain progress line is printed; at most about 40 in a run")
+              .says("at which steps a log gets a line",
+                    "The default gives a line a minute, with a few more in the first one. A terminal has one live line.")
               .like("T.every { steps = 10 }"),
           bound("tensorboard", &LogConfig::tensorboard).otherwise(true).says("also write TensorBoard event files")}};
   return out;

@@ -307,12 +307,13 @@ void ByteProgress::show(int64_t done_bytes, int64_t total_bytes) {
   if (since(shown_) < 0.1 && done_bytes != total_bytes) return;
   const double rate = since(start_) > 0 ? static_cast<double>(done_bytes) / since(start_) : 0;
   const double left_s = rate > 0 ? static_cast<double>(total_bytes - done_bytes) / rate : 0;
+  const double percent =
+      100.0 * static_cast<double>(done_bytes) / static_cast<double>(std::max<int64_t>(1, total_bytes));
   line_.show(
-      fmt::format("{} {} of {} ({:.0f} %), {:.2f} GB/s, {} left", verb_, format_bytes(done_bytes),
-                  format_bytes(total_bytes),
-                  100.0 * static_cast<double>(done_bytes) / static_cast<double>(std::max<int64_t>(1, total_bytes)),
-                  rate / 1e9, telemetry::format_duration(left_s)),
-      false);
+      {{fmt::format("{} {} of {} ({:.0f} %)", verb_, format_bytes(done_bytes), format_bytes(total_bytes), percent), 0},
+       {fmt::format("{:.2f} GB/s", rate / 1e9), 2},
+       {fmt::format("{} left", telemetry::format_duration(left_s)), 1}},
+      "", false);
   shown_ = now;
 }
 

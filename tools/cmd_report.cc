@@ -1,5 +1,6 @@
 // cairn report RUN: what a run did, to be read in ten seconds; with --follow, what it does.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -339,7 +340,13 @@ void print_report(const History& history, const fs::path& run, bool as_json, boo
     }
     return;
   }
-  if (steps.size() > 1) fmt::print("{}\n", telemetry::draw_curve(losses, 72, 8, telemetry::locale_is_utf8()));
+  if (steps.size() > 1) {
+    // The last column of a terminal stays free: some begin a new line once it is filled.
+    const int64_t columns = std::min<int64_t>(telemetry::terminal_columns(STDOUT_FILENO, 80), 80) - 1;
+    std::vector<telemetry::CurvePoint> curve;
+    for (const telemetry::StepMetrics& step : steps) curve.push_back({step.step, step.loss});
+    fmt::print("{}\n", telemetry::draw_curve(curve, columns, 8, telemetry::locale_is_utf8()));
+  }
   fmt::print("  state          {}\n", state_text(history, run));
   if (!steps.empty()) {
     fmt::print("  loss           {:.3f} -> {:.3f} nats a token ({:.2f} -> {:.2f} bits)", losses.front(), losses.back(),

@@ -19,6 +19,13 @@ namespace fs = std::filesystem;
 using ckpt::arena::Source;
 using nlohmann::json;
 
+namespace {
+
+/// Between two lines of steps in a log: in the first seconds of a start, and after its first minute.
+constexpr int64_t kFirstLineNs = 2'000'000'000, kLineNs = 60'000'000'000;
+
+}  // namespace
+
 const Clock& Narrator::system_clock() {
   static const SystemClock clock;
   return clock;
@@ -27,6 +34,7 @@ const Clock& Narrator::system_clock() {
 Narrator::Narrator(const Plan& plan, fs::path run, NarratorOptions options, const Clock& clock)
     : plan_(plan), run_(std::move(run)), options_(std::move(options)), clock_(clock), console_(options.console) {
   progress_.started_unix_s = clock_.unix_s();
+  started_ns_ = lined_ns_ = clock_.now_ns();
 }
 
 Status Narrator::open_metrics(const std::string& run_id) {
@@ -180,19 +188,32 @@ void Narrator::tell_recovered(const telemetry::StepMetrics& metrics) {
   respawned_ = false;
 }
 
+/// Whether a log gets a line of this step: at the steps of log.at, or once a minute. Before the first minute is over
+/// there are some more, each after twice the time.
+bool Narrator::is_due(int64_t step) const {
+  if (const int64_t every = plan_.recipe.log.every_steps; every > 1) return step % every == 0;
+  const int64_t so_far_ns = lined_ns_ - started_ns_;
+  return clock_.now_ns() - lined_ns_ >= std::clamp(so_far_ns, kFirstLineNs, kLineNs);
+}
+
 void Narrator::show(const telemetry::StepMetrics& metrics) {
   const int64_t steps = plan_.steps, first = progress_.first_step;
   const double eta = static_cast<double>(steps - metrics.step) * (clock_.unix_s() - progress_.started_unix_s) /
                      std::max<double>(1, static_cast<double>(metrics.step - first));
-  std::string line =
-      fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  grad {:.3f}  {} tok/s  {:.1f} ms  ckpt {:.2f} ms",
-                  metrics.step, std::to_string(steps).size(), steps, metrics.loss, metrics.lr, metrics.grad_norm,
-                  format_count(metrics.tokens_per_s), metrics.step_ms, metrics.checkpoint_lost_ms);
-  if (metrics.mfu) line += fmt::format("  mfu {:.1f}%", 100 * *metrics.mfu);
-  if (metrics.valid_loss) line += fmt::format("  valid {:.4f}", *metrics.valid_loss);
-  if (console_.terminal()) line += fmt::format("  eta {}", telemetry::format_duration(eta));
-  const int64_t every = std::max<int64_t>({1, plan_.recipe.log.every_steps, steps / 40});
-  console_.show(line, metrics.step % every == 0 || metrics.step == steps || metrics.step == first + 1);
+  std::vector<telemetry::LinePart> line = {
+      {fmt::format("step {:>{}}/{}", metrics.step, std::to_string(steps).size(), steps), 0},
+      {fmt::format("loss {:.4f}", metrics.loss), 1},
+      {fmt::format("lr {:.2e}", metrics.lr), 7},
+      {fmt::format("grad {:.3f}", metrics.grad_norm), 6},
+      {fmt::format("{} tok/s", format_count(metrics.tokens_per_s)), 3},
+      {fmt::format("{:.1f} ms", metrics.step_ms), 5},
+      {fmt::format("ckpt {:.2f} ms", metrics.checkpoint_lost_ms), 8}};
+  if (metrics.mfu) line.push_back({fmt::format("mfu {:.1f}%", 100 * *metrics.mfu), 4});
+  if (metrics.valid_loss) line.push_back({fmt::format("valid {:.4f}", *metrics.valid_loss), 4});
+  line.push_back({fmt::format("eta {}", telemetry::format_duration(eta)), 2});
+  const bool due = is_due(metrics.step) || metrics.step == steps || metrics.step == first + 1;
+  if (due) lined_ns_ = clock_.now_ns();
+  console_.show(line, time_text(static_cast<int64_t>(clock_.unix_s() * 1000)), due);
   if (!metrics.valid_loss) return;
   std::string sources;
   for (const auto& [name, loss] : metrics.valid_source_loss)

@@ -107,6 +107,7 @@ class Narrator {
   void tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreChoice& choice);
   double first_seen_of(const agent::Failure& failure) const;
   void tell_recovered(const telemetry::StepMetrics& metrics);
+  bool is_due(int64_t step) const;
   void show(const telemetry::StepMetrics& metrics);
 
   const Plan& plan_;
@@ -121,6 +122,7 @@ class Narrator {
   bool metrics_failed_ = false, tensorboard_failed_ = false;  // the last write
 
   RunProgress progress_;
+  int64_t started_ns_ = 0, lined_ns_ = 0;  // of this start; of the last line of a step that was due
   telemetry::StepMetrics last_metrics_;  // of this start; step 0: none
   std::optional<double> last_valid_loss_;
   std::string last_failure_;  // of the ranks

@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "runtime/telemetry/terminal.h"
 #include "tests/support/temp_dir.h"
 
 using namespace cairn::telemetry;
@@ -121,17 +120,5 @@ TEST_SUITE("runtime/telemetry/metrics") {
     record = to_json({});
     record["step"] = 1.5;
     CHECK_FALSE(step_metrics_from_json(record).ok());
-  }
-
-  TEST_CASE("durations and curves") {
-    CHECK(format_duration(0.85) == "850 ms");
-    CHECK(format_duration(65.2) == "1 min 05 s");
-    CHECK(format_duration(7800) == "2 h 10 min");
-    CHECK(draw_curve({1.0}, 10, 3, false).empty());
-    const std::string curve = draw_curve({3, 2, 1}, 10, 3, false);
-    CHECK(curve ==
-          "  3.000 |#  \n"
-          "        |## \n"
-          "  1.000 |##.\n");
   }
 }

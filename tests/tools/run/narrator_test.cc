@@ -1,6 +1,7 @@
 #include "tools/run/narrator.h"
 
 #include <filesystem>
+#include <sstream>
 
 #include "tests/tools/run/run_fixture.h"
 
@@ -26,6 +27,27 @@ struct Told {
   Console console;
   std::optional<Narrator> narrator;
 };
+
+/// The steps that a log has lines of, where a step takes `step_s`.
+std::vector<int64_t> steps_in_log(Plan plan, double step_s) {
+  plan.end_step = plan.steps = 3600;
+  Told told(std::move(plan));
+  REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kFresh}));
+  for (int64_t step = 1; step <= 600; ++step) {
+    told.clock.forward(step_s);
+    told.narrator->step(metrics_at(step));
+  }
+  std::vector<int64_t> out;
+  std::istringstream lines(told.console.text());
+  for (std::string line; std::getline(lines, line);) {
+    CHECK(line.starts_with("2023-11-1"));  // of the clock that was moved
+    const size_t step = line.find("UTC  step ");
+    REQUIRE(step != std::string::npos);
+    CHECK(line.find("  ckpt 0.50 ms  eta ") != std::string::npos);  // nothing is dropped, and the time left is there
+    out.push_back(std::stoll(line.substr(step + 10)));
+  }
+  return out;
+}
 
 agent::RestartInfo info_of(const agent::Failure& failure) { return {failure, 0}; }
 
@@ -66,6 +88,16 @@ TEST_SUITE("tools/run/narrator") {
     CHECK(std::distance(fs::directory_iterator(told.dir.path / "tensorboard"), {}) == 1);
     CHECK(told.narrator->progress().first_step == 0);
     CHECK(told.narrator->progress().last_step == 3);
+  }
+
+  TEST_CASE("a log gets a line a minute, some more before the first minute is over, or those of log.at") {
+    CHECK(steps_in_log(small_plan(2), 1) ==
+          std::vector<int64_t>{1, 3, 6, 12, 24, 48, 96, 156, 216, 276, 336, 396, 456, 516, 576});
+    CHECK(steps_in_log(small_plan(2), 0.01) == std::vector<int64_t>{1, 201, 402});
+    CHECK(steps_in_log(small_plan(2), 90).size() == 600);  // a step that takes longer
+    Plan plan = small_plan(2);
+    plan.recipe.log.every_steps = 250;
+    CHECK(steps_in_log(plan, 90) == std::vector<int64_t>{1, 250, 500});
   }
 
   TEST_CASE("a start says what it resumes from, and when an option for new runs counts for nothing") {
