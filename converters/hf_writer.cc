@@ -25,6 +25,7 @@
 #include "converters/elements.h"
 #include "converters/hf_folder.h"
 #include "converters/safetensors.h"
+#include "runtime/core/make_folder.h"
 #include "runtime/core/unique_handle.h"
 #include "runtime/json/json.h"
 
@@ -567,8 +568,7 @@ Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& ou
   std::error_code error;
   RT_TRY(check_hf_target(hf_dir, options.overwrite));
   const fs::path target = plain_target(hf_dir);
-  fs::create_directories(target.parent_path(), error);
-  if (error) return os_error(error.value(), target.parent_path().string());
+  RT_TRY(make_folder_of(target));
   const std::unique_ptr<ckpt::IoBackend> io = make_io(options);
   RT_TRY_SET(const fs::path work, work_folder(*io, target));
   HfWriteReport report;

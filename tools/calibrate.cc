@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "runtime/comm/thread_world.h"
+#include "runtime/core/make_folder.h"
 #include "runtime/core/new_file.h"
 #include "runtime/core/random.h"
 #include "runtime/device/buffer.h"
@@ -347,9 +348,7 @@ Status calibrate(const Plan& plan, Calibration* calibration) {
 
 Status save_calibration(const Calibration& calibration) {
   const fs::path path = calibration_path();
-  std::error_code problem;
-  fs::create_directories(path.parent_path(), problem);
-  if (problem) return os_error(problem.value(), path.parent_path().string());
+  RT_TRY(make_folder_of(path));
   return write_text_file(path, calibration_text(calibration));
 }
 

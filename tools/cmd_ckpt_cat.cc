@@ -17,6 +17,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/npy.h"
+#include "runtime/core/make_folder.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/run/folder.h"
@@ -64,6 +65,7 @@ class Sink {
     const fs::path beside = fs::path(sink->path_).parent_path() / fmt::format(".cairn-cat.{}.part", ::getpid());
     sink->temporary_ = sink->in_place_ ? sink->path_ : beside.string();
     if (!sink->in_place_) {
+      RT_TRY(make_folder_of(sink->path_));
       sink->stopped_ = &stop_on_signals();
       std::remove(sink->temporary_.c_str());  // a dead one's
     }

@@ -21,6 +21,7 @@
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/snapshot/slot_rule.h"
 #include "dsl/dsl.h"
+#include "runtime/core/make_folder.h"
 #include "runtime/core/new_file.h"
 #include "runtime/nn/kernel_scratch.h"
 #include "runtime/plan/activations.h"
@@ -671,6 +672,7 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
         const std::string svg,
         schedule_svg(plan.schedule(), fmt::format("{}: {}, {} micro-batches on {} pipeline ranks", loaded.recipe.name,
                                                   schedule_text(plan), plan.micro_batches, mesh.pp)));
+    RT_TRY(make_folder_of(args.svg));
     RT_TRY(write_output(args.svg, svg));
   }
   StartReport found;

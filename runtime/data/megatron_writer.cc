@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 
+#include "runtime/core/make_folder.h"
 #include "runtime/core/new_file.h"
 #include "runtime/data/file_io.h"
 #include "runtime/data/megatron_format.h"
@@ -52,6 +53,7 @@ Result<MegatronWriter> MegatronWriter::create(const std::string& prefix, DType d
       if (exists(prefix + suffix))
         return Error{ErrorCode::kInvalidInput,
                      prefix + suffix + " exists; remove it, or replace the pair with --overwrite"};
+  RT_TRY(make_folder_of(prefix + ".bin"));
   MegatronWriter writer;
   writer.dtype_ = dtype;
   RT_TRY_SET(writer.bin_, open_temporary(prefix + ".bin.tmp"));

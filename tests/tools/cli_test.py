@@ -71,7 +71,7 @@ class CliTest(ProgramTest):
                                   (("ckpt", "inspect"), 2, "PATH is required"),
                                   (("data", "info", "x" * 300), 74, "File name too long"),
                                   (("plan", "train.lua", "--svg", "/dev/full"), 74, "/dev/full: No space left on device"),
-                                  (("plan", "train.lua", "--svg", "no/dir"), 2, "no/dir: No such file")):
+                                  (("plan", "train.lua", "--svg", "train.lua/dir"), 2, "train.lua: Not a directory")):
             told = self.cairn_json(*words, code=code)
             self.assertEqual(list(told), ["error"], words)
             self.assertEqual(told["error"]["exit_code"], code)
