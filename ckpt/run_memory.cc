@@ -21,23 +21,33 @@ namespace {
 
 using Say = std::function<void(std::string)>;
 
+/// "removed FILE of a dead run", or of several "removed 3 segments in FOLDER of dead runs".
+void say_of_files(const std::vector<std::string>& files, const std::string& folder, std::string_view verb,
+                  std::string_view whose, const Say& say) {
+  if (files.size() == 1) say(fmt::format("{} {}{}", verb, files.front(), whose));
+  if (files.size() > 1) say(fmt::format("{} {} segments in {}{}", verb, files.size(), folder, whose));
+}
+
 /// Removes what dead runs left that nobody misses: all but steps that no checkpoint has. What this run itself left
 /// stays until it has `begun` with the best of it. Returns what stays of others; the first is the first to go for want
 /// of room. With `ranks`, those of this host, memory of the run's other ranks is their agent's.
 std::vector<StaleArena> clean_memory(const std::string& folder, std::string_view run_id,
                                      const std::optional<RankRange>& ranks, bool begun, const Say& say) {
   std::vector<StaleArena> left;
+  std::vector<std::string> removed, elsewhere;
   for (StaleArena& stale : stale_arenas(folder)) {
     const bool mine = stale.run_id == run_id;
     if (mine && ranks && !stale.has_world && stale.ranks != *ranks) continue;
     if (mine ? begun : stale.unsaved_step == 0 && stale.unread.empty()) {
-      if (remove_stale_arena(stale)) say(fmt::format("removed {} of a dead run", stale.name));
+      if (remove_stale_arena(stale)) removed.push_back(stale.name);
     } else if (stale.elsewhere) {
-      if (!begun) say(fmt::format("left alone: {}, another machine's", stale.name));
+      if (!begun) elsewhere.push_back(stale.name);
     } else if (!mine) {
       left.push_back(std::move(stale));
     }
   }
+  say_of_files(removed, folder, "removed", " of a dead run", say);
+  say_of_files(elsewhere, folder, "left alone:", ", another machine's", say);
   return left;
 }
 
@@ -78,6 +88,26 @@ Status check_saved(const Arena& memory, const std::optional<CheckpointInfo>& new
                fmt::format("it has step {} of ranks {} to {} of {}, which this host alone cannot save; resume on the "
                            "hosts that trained it, or remove the file to go on without that step",
                            step, memory.ranks().first, memory.ranks().end - 1, memory.world())};
+}
+
+/// What other runs have left, in one line for any number of them.
+std::string dead_runs_text(const std::vector<StaleArena>& dead) {
+  int64_t bytes = 0;
+  for (const StaleArena& stale : dead) bytes += stale.bytes;
+  const double gib = static_cast<double>(bytes) / (1 << 30);
+  if (dead.size() > 1) {
+    return fmt::format(
+        "{} segments of dead runs hold {:.2f} GiB of memory, and steps that no checkpoint has: `cairn doctor` "
+        "lists them",
+        dead.size(), gib);
+  }
+  const StaleArena& stale = dead.front();
+  const std::string held =
+      stale.unread.empty()
+          ? fmt::format("{}, still holds step {}, which no checkpoint has: resume that run", stale.run_id,
+                        stale.unsaved_step)
+          : fmt::format("cannot be read ({}): resume that run with the build that left it", stale.unread);
+  return fmt::format("{} of a dead run, {}, or remove the file to have its {:.2f} GiB", stale.name, held, gib);
 }
 
 /// That a run can start is worth more than steps that a dead run may never ask for; nothing else is.
@@ -186,15 +216,7 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     return dead;
   };
   const auto tell = [&](const std::vector<StaleArena>& dead) {
-    for (const StaleArena& stale : dead) {
-      const std::string held =
-          stale.unread.empty()
-              ? fmt::format("{}, still holds step {}, which no checkpoint has: resume that run", stale.run_id,
-                            stale.unsaved_step)
-              : fmt::format("cannot be read ({}): resume that run with the build that left it", stale.unread);
-      say(fmt::format("{} of a dead run, {}, or remove the file to have its {:.2f} GiB", stale.name, held,
-                      static_cast<double>(stale.bytes) / (1 << 30)));
-    }
+    if (!dead.empty()) say(dead_runs_text(dead));
   };
   clean(false);
   RT_TRY_SET(const std::optional<CheckpointInfo> newest, newest_on_disk(*io, checkpoints_dir, stop));

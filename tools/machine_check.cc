@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
 #include <cstdlib>
@@ -161,6 +162,23 @@ MachineCheck check_shared_memory() {
   }
   out.verdict = Verdict::kProblem;
   out.todo = "mount a tmpfs there that this user may write";
+  return out;
+}
+
+/// Segments of shared memory that runs have left: they take room, and may hold steps that no checkpoint has.
+std::vector<MachineCheck> check_dead_runs() {
+  std::vector<MachineCheck> out;
+  for (const ckpt::StaleArena& stale : ckpt::stale_arenas()) {
+    const std::string held = !stale.unread.empty()     ? stale.unread
+                             : stale.unsaved_step != 0 ? fmt::format("step {} of {}, which no checkpoint has",
+                                                                     stale.unsaved_step, stale.run_id)
+                                                       : fmt::format("nothing that {} lacks", stale.run_id);
+    out.push_back({.what = "memory of a dead run",
+                   .found = fmt::format("{} in {}: {}", format_bytes(stale.bytes), stale.name, held),
+                   .verdict = Verdict::kNote,
+                   .todo = stale.unread.empty() ? "resume that run, or remove the file"
+                                                : "resume that run with the build that left it, or remove the file"});
+  }
   return out;
 }
 
@@ -405,7 +423,10 @@ std::vector<MachineCheck> check_nccl_here() {
 }
 
 std::vector<MachineCheck> check_host(const fs::path& folder) {
-  return {check_cores(), check_shared_memory(), check_ring(), check_disk(folder), check_hosts()};
+  std::vector<MachineCheck> out = {check_cores(), check_shared_memory()};
+  std::ranges::move(check_dead_runs(), std::back_inserter(out));
+  for (MachineCheck& one : std::array{check_ring(), check_disk(folder), check_hosts()}) out.push_back(std::move(one));
+  return out;
 }
 
 bool any_problem(const std::vector<MachineCheck>& checks) {
@@ -416,7 +437,7 @@ std::string machine_text(const std::vector<MachineCheck>& checks) {
   std::string out;
   for (const MachineCheck& one : checks) {
     out += fmt::format("{:<8}{}: {}\n", word_of(one.verdict), one.what, printable(one.found));
-    if (one.verdict != Verdict::kFine) out += fmt::format("          needed: {}\n", one.needed);
+    if (one.verdict != Verdict::kFine && !one.needed.empty()) out += fmt::format("          needed: {}\n", one.needed);
     if (!one.todo.empty()) out += fmt::format("          to do: {}\n", one.todo);
   }
   return out;

@@ -84,6 +84,23 @@ class Memory(RunTest):
         log = (self.folder / "slow" / "logs" / "rank-0.log").read_text()
         self.assertIn("no bank was free for 1.5 s", log)
 
+    def test_memory_of_several_dead_runs_is_one_line_of_a_start_and_doctor_lists_it(self):
+        resize_shared_memory(256 << 20)
+        recipe = self.recipe(name="long", tp=1, pp=1, dp=1, sp="false", steps=100000, save=100000)
+        for name in ("a", "b", "c"):
+            dead = self.start(recipe, name)
+            self.until_step(name, 2, dead)
+            dead.kill_group()
+        output = self.train(self.recipe(name="short", tp=1, pp=1, dp=1, sp="false", steps=8, save=8), "live").output()
+        told = [line for line in output.splitlines() if "dead run" in line]
+        self.assertEqual(len(told), 1, output)
+        self.assertRegex(told[0], r"3 segments of dead runs hold \d+\.\d\d GiB of memory, .* `cairn doctor` lists them")
+        done = subprocess.run([self.program, "doctor", "--json"], capture_output=True, text=True)
+        listed = [check["found"] for check in json.loads(done.stdout)["checks"] if check["what"] == "memory of a dead run"]
+        self.assertEqual(len(listed), 3)
+        for name in ("a", "b", "c"):
+            self.assertEqual(sum(f"of {self.run_id(name)}, which no checkpoint has" in found for found in listed), 1)
+
     def test_memory_of_another_build_waits_for_that_build(self):
         recipe = self.recipe(name="left", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
         dead = self.start(recipe, "left")
