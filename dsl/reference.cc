@@ -93,6 +93,8 @@ Error unknown(std::string_view field) {
   for (const Block* root : cluster_blocks()) names.push_back("T." + root->name);
   for (const auto& [name, block] : constructors())
     for (const Field& part : block->fields) names.push_back(name + "." + part.name);
+  if (const std::optional<Meaning> meaning = meaning_of(field))
+    return Error{ErrorCode::kInvalidInput, fmt::format("no field \"{}\"; here it is {}", field, meaning->text())};
   std::vector<std::string> near;
   if (const std::string best = nearest(field, names); !best.empty()) near.push_back(best);
   const std::string_view last = field.substr(field.rfind('.') == std::string_view::npos ? 0 : field.rfind('.') + 1);
@@ -101,6 +103,11 @@ Error unknown(std::string_view field) {
     if (near.size() < 4 && (tail == last || nearest(last, {tail}) == tail) &&
         std::find(near.begin(), near.end(), path) == near.end())
       near.push_back(path);
+  }
+  if (near.empty()) {  // misspelt, and not a name of ours
+    const std::optional<Meaning> meaning = meaning_of(nearest(joined_word(field), known_words()));
+    if (meaning)
+      return Error{ErrorCode::kInvalidInput, fmt::format("no field \"{}\"; the nearest is {}", field, meaning->text())};
   }
   std::string list;
   for (const std::string& name : near) list += (list.empty() ? "; did you mean " : ", ") + name;

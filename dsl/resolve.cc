@@ -136,6 +136,11 @@ void Resolver::unknown_field(const Block& block, const std::string& path, const 
           if (field.name == entry.key && other != join_path(path, entry.key)) accepted = other;
         },
         root_);
+    if (const bool elsewhere = accepted != list; &root_ == &recipe_block() && !elsewhere) {
+      std::optional<Meaning> meaning = meaning_of(join_path(path, entry.key));
+      if (!meaning) meaning = meaning_of(entry.key);
+      if (meaning) accepted = meaning->text();
+    }
     std::string launchers;
     for (const Block* other : cluster_blocks())
       if (&root_ != &recipe_block() && path.empty() && other->find(entry.key) != nullptr)

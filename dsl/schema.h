@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dsl/words.h"
 #include "runtime/config/recipe.h"
 
 namespace cairn::dsl {
@@ -135,9 +136,6 @@ Json span_json(const Span& span);
 std::string lua_text(const Json& value);
 std::string lua_text(const Field& field, const Json& value);
 std::string source_text(const Json& source, bool with_weight);  // T.megatron {...} or T.token_files {...}
-
-/// The nearest of `names` by edit distance, or "" when none is near enough to be meant.
-std::string nearest(std::string_view name, const std::vector<std::string>& names);
 
 /// The derived default of `path`, from `get(path)` of other fields; nothing when one of those is missing.
 std::optional<Json> derived_default(const std::string& path, bool llama,

@@ -124,23 +124,6 @@ std::optional<Complaint> check_choice(const Field& field, const Json& value) {
                    nearest(name, field.choices), join(sorted)};
 }
 
-int64_t edit_distance(std::string_view a, std::string_view b) {
-  // Optimal string alignment: insert, delete, replace, and swap of neighbours (the commonest slip) cost one each.
-  std::vector<std::vector<int64_t>> cost(a.size() + 1, std::vector<int64_t>(b.size() + 1));
-  for (size_t i = 0; i <= a.size(); ++i) {
-    for (size_t j = 0; j <= b.size(); ++j) {
-      if (i == 0 || j == 0) {
-        cost[i][j] = static_cast<int64_t>(i + j);
-        continue;
-      }
-      cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1, cost[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
-    }
-  }
-  return cost[a.size()][b.size()];
-}
-
 bool is_word(const std::string& text) {
   if (text.empty() || std::isdigit(static_cast<unsigned char>(text[0])) != 0) return false;
   return std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
@@ -445,17 +428,6 @@ std::string lua_text(const Field& field, const Json& value) {
   }
   if (field.type == Type::kSpan && value.is_object()) return span(value);
   return lua_text(value);
-}
-
-std::string nearest(std::string_view name, const std::vector<std::string>& names) {
-  name = name.substr(0, 64);
-  std::string best;
-  int64_t best_cost = std::max<int64_t>(1, static_cast<int64_t>(name.size()) / 3) + 1;
-  for (const std::string& candidate : names) {
-    const int64_t cost = edit_distance(name, candidate);
-    if (cost < best_cost) best = candidate, best_cost = cost;
-  }
-  return best;
 }
 
 std::optional<double> parse_quantity(std::string_view text, Unit unit) {

@@ -118,6 +118,14 @@ std::string footer_markdown(const std::string& footer) {
 
 }  // namespace
 
+std::vector<std::string> subcommand_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name()[0] != '_') names.push_back(command->get_name());
+  }
+  return names;
+}
+
 std::string commands_markdown(const CLI::App& root) {
   std::vector<std::pair<std::string, const CLI::App*>> commands;
   collect(root, root.get_name(), &commands);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -15,14 +16,19 @@
 #include <filesystem>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
+#include "dsl/words.h"
 #include "runtime/core/log.h"
 #include "tools/commands.h"
+#include "tools/commands_page.h"
 #include "tools/run/requests.h"
 #include "tools/version.h"
+#include "tools/wrapped_stdout.h"
 
 namespace cairn::tools {
 namespace {
@@ -36,6 +42,10 @@ constexpr void (*kCommands[])(CLI::App&, Session&) = {
     add_convert, add_import, add_export, add_generate,    add_eval,   add_rank,    add_completion,
     add_copy,    add_stacks, add_doctor, add_measure,
 };
+
+// Their lines are for programs, or longer than any terminal: they stay as they are.
+constexpr std::string_view kVerbatim[] = {"cairn help",        "cairn train",    "cairn resume",     "cairn launch",
+                                          "cairn data encode", "cairn generate", "cairn completion", "cairn ckpt cat"};
 
 // How this process was to take signals (nohup has SIGHUP ignored). Libraries may take some for themselves before main()
 // begins: UCX, which Debian 13's Gloo loads by way of MPI, takes SIGHUP and those of a crash. What is in .preinit_array
@@ -72,14 +82,6 @@ void raise_file_limit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-std::vector<std::string> subcommand_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    if (command->get_name()[0] != '_') names.push_back(command->get_name());
-  }
-  return names;
-}
-
 /// Whoever asked for JSON gets it also where the words around that were not understood.
 bool wants_json(int argc, char** argv) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
@@ -90,6 +92,12 @@ bool wants_json(int argc, char** argv) {
 
 void print_error_json(std::string_view code, const std::string& message, int exit_code) {
   print_json({{"error", {{"code", code}, {"message", message}, {"exit_code", exit_code}}}});
+}
+
+/// What a word of the field is called here, or the nearest of `names`.
+std::string nearest_text(const std::string& word, const std::vector<std::string>& names) {
+  const std::optional<dsl::Meaning> meaning = dsl::meaning_of(word);
+  return meaning ? "; here it is " + meaning->text() : suggestion(word, names);
 }
 
 /// Tells of the first word that should be a subcommand and is none: CLI11 would only say that one is missing.
@@ -107,7 +115,7 @@ bool tell_unknown_subcommand(const CLI::App& root, int argc, char** argv) {
     }
     if (next == nullptr) {
       const std::vector<std::string> names = subcommand_names(*app);
-      const std::string message = fmt::format("`{}` is no subcommand{}", word, suggestion(word, names));
+      const std::string message = fmt::format("`{}` is no subcommand{}", word, nearest_text(word, names));
       fmt::print(stderr, "{}: {}\n  there are: {}\n", path, printable(message), fmt::join(names, ", "));
       if (wants_json(argc, argv)) print_error_json(error_code_name(ErrorCode::kInvalidInput), message, kMisused);
       return true;
@@ -139,7 +147,10 @@ std::string unknown_option(const CLI::App& command, int argc, char** argv) {
     const std::string word = std::string(argv[i]).substr(0, std::string_view(argv[i]).find('='));
     if (word == "--") break;
     if (word.size() < 2 || word[0] != '-' || command.get_option_no_throw(word) != nullptr) continue;
-    return fmt::format("{}: no such option{}", word, suggestion(word, options));
+    std::string nearest = nearest_text(word, options);
+    if (nearest.find("here it is ") != std::string::npos && command.get_option_no_throw("--set") != nullptr)
+      nearest += " A field is set by --set FIELD=VALUE.";
+    return fmt::format("{}: no such option{}", word, nearest);
   }
   return {};
 }
@@ -211,6 +222,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::CallForHelp&) {
     const CLI::App* command = chosen_command(app, &path);
     const size_t space = path.rfind(' ');
+    const WrappedStdout wrapped;
     fmt::print("{}", command->help(space == std::string::npos ? "" : path.substr(0, space)));
     return finish(0, session, "cairn");
   } catch (const CLI::CallForVersion&) {
@@ -221,7 +233,12 @@ int run(int argc, char** argv) {
   }
   chosen_command(app, &path);
   RT_CHECK(static_cast<bool>(session.action), "{} has no action", path);
-  return finish(act(session), session, path);
+  const bool verbatim = session.json || std::ranges::find(kVerbatim, path) != std::end(kVerbatim);
+  std::optional<WrappedStdout> wrapped;
+  if (!verbatim) wrapped.emplace();
+  const Result<int> done = act(session);
+  wrapped.reset();
+  return finish(done, session, path);
 }
 
 }  // namespace

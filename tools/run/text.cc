@@ -1,41 +1,16 @@
 #include "tools/run/text.h"
 
 #include <fmt/format.h>
+
 #include <ctime>
 
-#include <algorithm>
+#include "dsl/words.h"
 
 namespace cairn::tools {
-namespace {
-
-int64_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<int64_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int64_t>(j);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    int64_t diagonal = row[0];
-    row[0] = static_cast<int64_t>(i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const int64_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
-}
-
-}  // namespace
-
 std::string suggestion(std::string_view typed, const std::vector<std::string>& names) {
+  if (const std::string near = dsl::nearest(typed, names); !near.empty())
+    return fmt::format("; did you mean `{}`?", near);
   const std::string* best = nullptr;
-  int64_t best_distance = std::max<int64_t>(1, static_cast<int64_t>(typed.size()) / 3) + 1;
-  for (const std::string& name : names) {
-    const int64_t distance = edit_distance(typed, name);
-    if (distance < best_distance) {
-      best = &name;
-      best_distance = distance;
-    }
-  }
-  if (best != nullptr) return fmt::format("; did you mean `{}`?", *best);
   for (const std::string& name : names) {  // a beginning that only one name has
     if (typed.size() >= 2 && name.compare(0, typed.size(), typed) == 0) {
       if (best != nullptr) return {};
