@@ -180,9 +180,13 @@ Result<int> list(const std::string& path, bool as_json) {
       const bool has = more != told.end() && more->second.metrics.contains(name);
       return fmt::format("{:>12}", has ? fmt::format("{:.5g}", more->second.metrics.at(name)) : "-");
     };
-    fmt::print("{:<16}{:>14}{:>12}{}{}{:>10}   ", info.dir.filename().string(), age, format_bytes(info.size_bytes),
+    const std::string label = info.complete && info.label ? std::string(ckpt::to_text(*info.label)) : "-";
+    fmt::print("{:<16}{:>14}{:>12}{}{}{}{:>10}{}   ", info.dir.filename().string(), age, format_bytes(info.size_bytes),
                metric("loss"), valid ? metric("valid_loss") : "",
-               info.complete && info.label ? ckpt::to_text(*info.label) : "-");
+               label == "good"                        ? color.green
+               : label == "suspect" || label == "bad" ? color.red
+                                                      : "",
+               label, color.reset);
     const auto fate = kept ? kept->of.find(info.step) : std::map<int64_t, ckpt::Fate>::const_iterator();
     const std::string rule = !kept || kept->rules.empty() || fate == kept->of.end() ? ""
                              : fate->second.stays ? fmt::format("; kept by {}", fate->second.why)
