@@ -14,8 +14,11 @@
 #include "converters/import.h"
 #include "dsl/dsl.h"
 #include "dsl/recipe_lua.h"
+#include "runtime/core/make_folder.h"
 #include "runtime/core/new_file.h"
+#include "runtime/text/tokenizer.h"
 #include "tools/commands.h"
+#include "tools/launch/quote.h"
 
 namespace cairn::tools {
 namespace {
@@ -40,7 +43,7 @@ return T.recipe {
 
   model = T.gpt { layers = 4, width = 128, heads = 4, context = 128, vocab = 256 },
 
-  -- Made by: cairn data tokenize TEXT... --out data/text
+  -- Made by: cairn data tokenize data/sample.txt --out data/text (or by text files of your own)
   tokenizer = T.bytes,
   data = T.megatron { prefix = "data/text", split = { 95, 5 } },
 
@@ -70,6 +73,7 @@ exclude_files = { "types/" }
 struct Template {
   fs::path path;
   std::string text;
+  bool ours = false;  // written anew each time
 };
 
 std::string contents(const fs::path& path) {
@@ -79,63 +83,92 @@ std::string contents(const fs::path& path) {
 }
 
 Status write_file(const Template& file) {
-  std::error_code failure;
-  fs::create_directories(file.path.parent_path(), failure);
-  if (failure) return os_error(failure.value(), file.path.parent_path().string());
+  RT_TRY(make_folder_of(file.path));
   return place_file(file.path, file.text);
 }
 
-/// How to make the data of a recipe that tunes the model of `from`.
-std::string tokenize_command(const fs::path& from, const Recipe& recipe) {
-  return fmt::format("cairn data tokenize TEXT... --out {} --tokenizer {} --eod", recipe.data.sources.front().path,
-                     recipe.tokenizer.kind == TokenizerConfig::Kind::kNone ? "..." : from.string());
+constexpr const char* kSample = "data/sample.txt";
+
+/// The command that makes the data of a recipe, run in the recipe's folder.
+std::string tokenize_command(const Recipe& recipe) {
+  std::string out = fmt::format("cairn data tokenize {} --out {}", kSample, recipe.data.sources.front().path);
+  if (recipe.tokenizer.kind == TokenizerConfig::Kind::kNone) return out + " --tokenizer TOKENIZER";
+  out += " --tokenizer " + shell_word(recipe.tokenizer.path);
+  return recipe.objective.document_end >= 0 ? out + " --eod" : out;
+}
+
+void warn(const std::string& text) { fmt::print(stderr, "cairn init: warning: {}\n", printable(text)); }
+
+/// The tokenizer of a Hugging Face folder, and the token that ends a document of a model that can separate documents.
+void take_tokenizer(const fs::path& from, Recipe& recipe) {
+  recipe.tokenizer = {};
+  std::error_code error;
+  for (const auto& [file, kind] : {std::pair("tokenizer.json", TokenizerConfig::Kind::kHf),
+                                   std::pair("tokenizer.model", TokenizerConfig::Kind::kSentencePiece)}) {
+    if (!fs::is_regular_file(from / file, error)) continue;
+    recipe.tokenizer = {kind, (from / file).string()};
+    break;
+  }
+  if (recipe.tokenizer.kind == TokenizerConfig::Kind::kNone) {
+    if (const auto kind = convert::foreign_tokenizer(from)) return warn(*kind);
+    return warn(
+        fmt::format("{} has no tokenizer.json and no tokenizer.model: name the model's tokenizer in the recipe "
+                    "and in the command that makes the data",
+                    from.string()));
+  }
+  const auto tokenizer = text::make_tokenizer(recipe.tokenizer);
+  if (!tokenizer.ok()) return warn(tokenizer.error().message);
+  const int64_t end = tokenizer.value()->eod();
+  const bool separable =
+      recipe.objective.kind == ObjectiveConfig::Kind::kNextToken && recipe.model.mask == Mask::kCausal;
+  if (end >= 0 && end < recipe.model.vocab && separable) recipe.objective.document_end = end;
 }
 
 /// Tunes the model of a Hugging Face folder: its configuration, its weights, its tokenizer.
 Result<Recipe> recipe_from(const fs::path& from) {
   RT_TRY_SET(const std::unique_ptr<convert::HfFolder> folder, convert::HfFolder::open(from));
-  for (const std::string& warning : folder->warnings()) fmt::print(stderr, "cairn init: warning: {}\n", warning);
+  for (const std::string& warning : folder->warnings()) warn(warning);
   const std::string name = (from / "").lexically_normal().parent_path().filename().string();
   Recipe out = convert::recipe_for_import(folder->model(), {.tp = 1, .pp = 1, .dp = 0}, name + "-tuned", from);
   out.init = {.path = from.string(), .weights_only = true};
-  out.tokenizer = {};
-  std::error_code error;
-  if (fs::is_regular_file(from / "tokenizer.json", error)) {
-    out.tokenizer = {TokenizerConfig::Kind::kHf, (from / "tokenizer.json").string()};
-  } else if (fs::is_regular_file(from / "tokenizer.model", error)) {
-    out.tokenizer = {TokenizerConfig::Kind::kSentencePiece, (from / "tokenizer.model").string()};
-  } else if (const auto kind = convert::foreign_tokenizer(from)) {
-    fmt::print(stderr, "cairn init: warning: {}\n", *kind);
-  }
+  take_tokenizer(from, out);
   out.stop = {.unit = Span::Unit::kSteps, .value = 500};
-  out.data.sources = {{.name = "text", .path = "data/text", .split = {95, 5}}};
-  out.batch = {.samples = 16, .micro = 1};
+  out.data.sources = {{.name = "text", .path = "data/text", .split = {90, 10}}};
+  out.batch = {.samples = 8, .micro = 1};
+  out.optimizer.lr = {{.kind = LrStage::Kind::kWarmup, .over = {.unit = Span::Unit::kSteps, .value = 25}},
+                      {.kind = LrStage::Kind::kCosine, .to = 0.1 * out.optimizer.peak_lr}};
+  out.eval = {.every_steps = 50, .steps = 10};
+  out.checkpoint.save = {{.steps = 100}};
+  out.checkpoint.keep = {{.kind = Keep::Kind::kLast, .count = 2}};
   if (folder->dtype() == DType::kBf16 || folder->dtype() == DType::kF16) out.precision = Precision::kBf16;
   return out;
 }
 
 Result<int> init(const InitArgs& args) {
   const fs::path folder = args.folder;
-  std::string text = kRecipe, first = "cairn data tokenize TEXT... --out data/text";
+  std::error_code ignored;
+  const bool here = folder.empty() || fs::equivalent(folder, ".", ignored);
+  std::string text = kRecipe, first = fmt::format("cairn data tokenize {} --out data/text", kSample);
   if (!args.from.empty()) {
-    RT_TRY_SET(const Recipe recipe, recipe_from(args.from));
-    first = tokenize_command(args.from, recipe);
+    // The recipe is used in its own folder, where a path from here may lead elsewhere.
+    RT_TRY_SET(const Recipe recipe,
+               recipe_from(here ? fs::path(args.from) : fs::absolute(args.from).lexically_normal()));
+    first = tokenize_command(recipe);
     text = fmt::format(
         "-- Tunes the model of {}: all of its configuration that is no default, and its weights.\n"
         "-- Data: {}\n"
         "-- Every field with its default: `cairn help`, `cairn explain train.lua optimizer`.\n{}",
-        args.from, first, dsl::recipe_lua(recipe));
+        printable(args.from), printable(first), dsl::recipe_lua(recipe));
   }
-  const std::vector<Template> files = {{folder / "train.lua", text},
-                                       {folder / ".luarc.json", kLuaRc},
-                                       {folder / ".luacheckrc", kLuacheckRc},
-                                       {folder / "types" / "cairn.lua", dsl::editor_types()}};
-  // All or nothing: what a person has changed is found before the first file is written. The types are ours.
+  std::vector<Template> files = {{folder / "train.lua", text},
+                                 {folder / ".luarc.json", kLuaRc},
+                                 {folder / ".luacheckrc", kLuacheckRc},
+                                 {folder / "types" / "cairn.lua", dsl::editor_types(), true}};
+  if (!fs::exists(folder / kSample, ignored)) files.push_back({folder / kSample, dsl::reference_markdown()});
+  // All or nothing: what a person has changed is found before the first file is written.
   std::string changed;
   for (const Template& file : files) {
-    const bool ours = file.path.parent_path().filename() == "types";
-    std::error_code ignored;
-    if (!ours && !args.force && fs::exists(file.path, ignored) && contents(file.path) != file.text) {
+    if (!file.ours && !args.force && fs::exists(file.path, ignored) && contents(file.path) != file.text) {
       changed += (changed.empty() ? "" : ", ") + file.path.string();
     }
   }
@@ -147,8 +180,10 @@ Result<int> init(const InitArgs& args) {
     RT_TRY(write_file(file));
     fmt::print("wrote {}\n", file.path.lexically_normal().string());
   }
-  const std::string recipe = (folder / "train.lua").lexically_normal().string();
-  fmt::print("next:  {}\n       cairn check {}\n       cairn plan {}\n", first, recipe, recipe);
+  std::vector<std::string> next = {first, "cairn check train.lua", "cairn plan train.lua", "cairn train train.lua"};
+  if (!here) next.insert(next.begin(), "cd " + shell_word(folder.lexically_normal().string()));
+  fmt::print("next:  {}\n{} is a text to try with; name text files of your own instead\n", fmt::join(next, "\n       "),
+             kSample);
   return 0;
 }
 
@@ -156,7 +191,7 @@ Result<int> init(const InitArgs& args) {
 
 void add_init(CLI::App& app, Session& session) {
   CLI::App* command =
-      app.add_subcommand("init", "write a first recipe, and the files by which an editor completes and checks recipes");
+      app.add_subcommand("init", "write a first recipe, a text to try it with, and files by which an editor checks it");
   const auto args = std::make_shared<InitArgs>();
   command->add_option("DIR", args->folder, "folder to write to (default: the current one)");
   command->add_option("--from", args->from, "a Hugging Face folder: the recipe tunes its model, from its weights")
