@@ -300,7 +300,7 @@ class CheckpointTensors final : public TensorSource {
 };
 
 Status write_text(const fs::path& path, std::string_view text) {
-  const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!fd) return os_error(errno, path.string());
   while (!text.empty()) {
     const ssize_t n = ::write(fd.get(), text.data(), text.size());

@@ -486,7 +486,7 @@ bool is_empty_target(const fs::path& target, std::error_code& error) {
 
 /// The folder in which the work is done, locked.
 Result<Fd> lock_work(const fs::path& work) {
-  if (::mkdir(work.c_str(), 0755) != 0 && errno != EEXIST) return os_error(errno, work.string());
+  if (::mkdir(work.c_str(), 0777) != 0 && errno != EEXIST) return os_error(errno, work.string());
   Fd fd(::open(work.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!fd && (errno == ELOOP || errno == ENOTDIR))
     return invalid(

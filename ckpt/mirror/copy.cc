@@ -329,7 +329,7 @@ Status fetch_file(Place& place, int64_t step, const PlacedFile& file, const fs::
     if (traffic.on_bytes) traffic.on_bytes(file.bytes);
     return {};
   }
-  const Fd fd(::open(part.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  const Fd fd(::open(part.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!fd || ::fstat(fd.get(), &info) != 0) return os_error(errno, part.string());
   int64_t at = info.st_size;
   if (at > file.bytes) {

@@ -129,7 +129,7 @@ class DirectoryPlace final : public Place {
   Result<PutReport> put(int64_t step, SourceFile& source, const Traffic& traffic) override {
     RT_CHECK(step == work_step_ && !work_.empty(), "put() without begin()");
     const fs::path path = work_ / source.name();
-    const Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+    const Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
     if (!fd) return os_error(errno, path.string());
     struct stat info {};
     if (::fstat(fd.get(), &info) != 0) return os_error(errno, path.string());

@@ -33,7 +33,7 @@ Error failed(const char* operation, const std::string& path, int error = errno) 
 
 // One system call moves at most 2 GiB - 4 KiB; stay below with a round number.
 constexpr int64_t kMaxCallBytes = int64_t{1} << 30;
-constexpr mode_t kFileMode = 0644;
+constexpr mode_t kFileMode = 0666;  // less what the umask, or an access list of the folder, takes away
 
 template <typename Call>
 auto retry_on_signal(Call call) {
@@ -220,7 +220,7 @@ Result<std::unique_ptr<IoFile>> PosixBackend::reopen(const fs::path& path, int64
 }
 
 Status PosixBackend::make_dir(const fs::path& path) {
-  if (::mkdir(path.c_str(), 0755) != 0) return failed("make directory", path.string());
+  if (::mkdir(path.c_str(), 0777) != 0) return failed("make directory", path.string());
   return {};
 }
 

@@ -114,7 +114,7 @@ Result<TensorBoardWriter> TensorBoardWriter::open(const std::filesystem::path& d
   for (int64_t uid = 0; !out.fd_; ++uid) {
     out.path_ = dir / fmt::format("events.out.tfevents.{:010}.{}.{}.{}", static_cast<int64_t>(wall_time), host,
                                   ::getpid(), uid);
-    out.fd_.reset(::open(out.path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644));
+    out.fd_.reset(::open(out.path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666));
     if (!out.fd_ && errno != EEXIST) return os_error(errno, out.path_.string());
   }
   RT_TRY(out.append(tensorboard_record(version_event(wall_time))));

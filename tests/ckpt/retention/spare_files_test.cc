@@ -393,7 +393,7 @@ TEST_SUITE("ckpt/retention/spare_files") {
     };
     int64_t step = 10;
     for (const mode_t before : {0666, 0600, 0644, 04644}) {
-      for (const mode_t mask : {mode_t{022}, mode_t{077}}) {
+      for (const mode_t mask : {mode_t{002}, mode_t{022}, mode_t{077}}) {
         SpareFiles spares;
         spares.limit(kPlenty);
         const fs::path checkpoints = dir / std::to_string(step);
