@@ -453,7 +453,7 @@ std::optional<double> parse_quantity(std::string_view text, Unit unit) {
     trim();
     double number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error != std::errc() || end == text.data()) return std::nullopt;
+    if (error != std::errc() || end == text.data() || !std::isfinite(number)) return std::nullopt;
     text.remove_prefix(static_cast<size_t>(end - text.data()));
     trim();
     if (text.empty()) return first ? std::optional(number) : std::nullopt;
@@ -466,7 +466,7 @@ std::optional<double> parse_quantity(std::string_view text, Unit unit) {
     if (!first && number < 0) return std::nullopt;
     sum += number * (last_factor = suffix->factor);
     text.remove_prefix(size);
-    if (text.empty()) return sum;
+    if (text.empty()) return std::isfinite(sum) ? std::optional(sum) : std::nullopt;
   }
 }
 

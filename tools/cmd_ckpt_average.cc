@@ -16,6 +16,7 @@
 #include "dsl/dsl.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/number_option.h"
 #include "tools/run/folder.h"
 
 namespace cairn::tools {
@@ -191,7 +192,7 @@ void add_ckpt_average(CLI::App& ckpt, Session& session) {
       ->type_name("W,W,...");
   command->add_option("--last", args->last, "the N newest complete checkpoints of the run SRC")
       ->type_name("N")
-      ->check(CLI::Range(int64_t{2}, int64_t{100000}));
+      ->transform(whole_number(2, 100000));
   command
       ->add_option("--moments", args->moments,
                    "drop: weights alone (default). last: moments, ema and position of the last SRC, to train on")
@@ -199,7 +200,7 @@ void add_ckpt_average(CLI::App& ckpt, Session& session) {
       ->check(CLI::IsMember({"drop", "last"}));
   command->add_option("--memory", args->memory_bytes, "what it may take (default 256MiB)")
       ->type_name("SIZE")
-      ->transform(CLI::AsSizeValue(true));
+      ->transform(size_in_bytes());
   command->add_flag("--overwrite", args->overwrite,
                     "replace the step or the recipe of a run that is there, or write a step below its newest");
   add_json_flag(*command, session);

@@ -26,6 +26,7 @@
 #include "ckpt/store/uring_backend.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/number_option.h"
 #include "tools/run/folder.h"
 #include "tools/step_target.h"
 
@@ -230,17 +231,6 @@ Result<int> fetch(CopyArgs args, bool as_json) {
   return tell(report, place->describe(), report.dir.string(), "received_bytes", as_json);
 }
 
-/// CLI::Range lets nan pass.
-CLI::Validator number_between(double low, double high, const std::string& expected) {
-  return CLI::Validator(
-      [=](const std::string& text) {
-        double number = 0;
-        const bool inside = CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
-        return inside ? std::string() : text + ": expected " + expected;
-      },
-      "FLOAT in [" + expected + "]");
-}
-
 struct StoreRow {
   ckpt::PlacedStep step;
   ckpt::PlacedLook look;
@@ -332,7 +322,7 @@ void add_store_options(CLI::App& command, ckpt::PlaceOptions& place) {
   command.add_option("--region", place.region, "of the bucket (default: AWS_REGION, or us-east-1)")->type_name("NAME");
   command.add_option("--timeout", place.timeout_s, "seconds without any progress before giving up (default 60)")
       ->type_name("SECONDS")
-      ->check(number_between(1, 86400, "1 to 86400 (seconds)"));
+      ->transform(number_in(1.0, 86400.0));
 }
 
 void add_ckpt_copy(CLI::App& ckpt, Session& session) {
@@ -345,7 +335,7 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
     add_store_options(*command, args->place);
     command->add_option("--max-mb-per-s", args->max_mb_per_s, "not faster than so many 10^6 bytes a second")
         ->type_name("RATE")
-        ->check(number_between(0.001, 1e6, "0.001 to 1000000 (10^6 bytes a second)"));
+        ->transform(number_in(0.001, 1e6));
     add_json_flag(*command, session);
     command->callback([args, action, &session] {
       session.action = [args, action, &session] { return action(*args, session.json); };
@@ -359,7 +349,7 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
       ->add_option("--part-size", args->part_bytes,
                    "of large files on S3, 5MiB to 5GiB (default 16MiB); up to four, in 256 MiB, or one are in memory")
       ->type_name("SIZE")
-      ->transform(CLI::AsSizeValue(true));
+      ->transform(size_in_bytes());
   command->add_flag("--no-read-back", args->no_read_back, "trust the place's checksums instead of reading all back");
   command->add_flag("--overwrite", args->overwrite, "replace another run's checkpoint of that step");
   command->footer(

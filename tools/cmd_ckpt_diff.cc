@@ -16,6 +16,7 @@
 #include "ckpt/tensors/numbers.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/number_option.h"
 #include "tools/run/folder.h"
 
 namespace cairn::tools {
@@ -201,7 +202,7 @@ void add_ckpt_diff(CLI::App& ckpt, Session& session) {
       ->take_all();
   command->add_option("--memory", args->memory_bytes, "what the comparison may take (default 256MiB)")
       ->type_name("SIZE")
-      ->transform(CLI::AsSizeValue(true));
+      ->transform(size_in_bytes());
   command->add_flag("--exit-code", args->exit_code, "exit with 1 when step, recipe, state or a tensor differs");
   command->add_flag("--tensors-only", args->tensors_only,
                     "compare no step, recipe or state: a reshard has its own mesh in the recipe, and the same tensors");

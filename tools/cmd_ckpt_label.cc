@@ -9,6 +9,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/number_option.h"
 #include "tools/run/folder.h"
 
 namespace cairn::tools {
@@ -40,7 +41,10 @@ void add_ckpt_label(CLI::App& ckpt, Session& session) {
   CLI::App* command = ckpt.add_subcommand("label", "say that a checkpoint is good, suspect or bad");
   const auto args = std::make_shared<LabelArgs>();
   command->add_option("PATH", args->path, "run folder or folder of steps")->required();
-  command->add_option("STEP", args->step, "the step")->required()->type_name("N");
+  command->add_option("STEP", args->step, "the step")
+      ->required()
+      ->type_name("N")
+      ->transform(whole_number(0, int64_t{1} << 50));
   command->add_option("LABEL", args->label, "good, suspect or bad")->required();
   command->add_option("--why", args->why, "in a few words, for whoever reads it later")->required()->type_name("TEXT");
   command->footer(

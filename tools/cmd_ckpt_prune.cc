@@ -28,6 +28,7 @@
 #include "runtime/core/unique_handle.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/number_option.h"
 #include "tools/run/folder.h"
 
 namespace cairn::tools {
@@ -360,18 +361,20 @@ void add_ckpt_prune(CLI::App& ckpt, Session& session) {
       ->type_name("RULES");
   command->add_option("--keep-step", args->keep_steps, "this step stays too; repeatable")
       ->type_name("N")
+      ->transform(whole_number(0, int64_t{1} << 50))
       ->expected(1)
       ->take_all();
   command
       ->add_option("--remove-step", args->remove_steps,
                    "this step goes, and no others; repeatable. Not the newest complete one, nor what others refer to")
       ->type_name("N")
+      ->transform(whole_number(0, int64_t{1} << 50))
       ->expected(1)
       ->take_all();
   command->add_option("--step", args->step)->expected(1)->take_all()->group("");  // refused, with both names
   command->add_option("--run-steps", args->run_steps, "length of the whole run, for fractions(n)")
       ->type_name("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50));
+      ->transform(whole_number(1, int64_t{1} << 50));
   command->add_flag("--leftovers", args->leftovers, "also what dead saves and removals have left");
   command->add_flag("--other-hosts", args->other_hosts,
                     "with --leftovers: also what writers of other hosts have left; you know that they are gone");

@@ -21,6 +21,7 @@
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/mesh_option.h"
+#include "tools/number_option.h"
 #include "tools/run/folder.h"
 
 namespace cairn::tools {
@@ -222,7 +223,7 @@ void add_ckpt_reshard(CLI::App& ckpt, Session& session) {
   command
       ->add_option("--memory", args->memory_bytes, "what the copy may take, as 256MiB (default) or 4GiB; 8MiB at least")
       ->type_name("SIZE")
-      ->transform(CLI::AsSizeValue(true));
+      ->transform(size_in_bytes());
   command->add_option("--compress", args->compress, "zstd: smaller files for cold storage (default: off)")
       ->type_name("off|zstd")
       ->check(CLI::IsMember({"off", "zstd"}));

@@ -22,6 +22,7 @@
 #include "runtime/text/tokenizer.h"
 #include "tools/commands.h"
 #include "tools/model_source.h"
+#include "tools/number_option.h"
 
 namespace cairn::tools {
 namespace {
@@ -229,7 +230,7 @@ void add_data(CLI::App& app, Session& session) {
   make->add_flag("--any-text", t->any_text, "take files as they are, whatever they look like");
   make->add_option("--threads", t->threads, "that encode; the pair is the same for any number (default: all cores)")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->transform(whole_number(1));
   make->add_flag("--eod", t->eod, "append the tokenizer's end-of-document token to each");
   make->add_flag("--overwrite", t->overwrite, "replace a pair that exists");
   add_json_flag(*make, session);
@@ -266,7 +267,7 @@ void add_data(CLI::App& app, Session& session) {
   look->add_option("--dtype", i->dtype, "of a plain token file: uint16 or uint32")->type_name("TYPE");
   look->add_option("--vocab", i->vocab, "rows of a model: exit code 2 when an id is beyond them")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->transform(whole_number(1));
   look->add_flag("--scan", i->scan, "every token is read and the largest id told in any case")->group("");
   add_json_flag(*look, session);
   look->footer(

@@ -25,6 +25,7 @@
 #include "tools/commands.h"
 #include "tools/device_option.h"
 #include "tools/model_source.h"
+#include "tools/number_option.h"
 
 namespace cairn::tools {
 namespace {
@@ -328,14 +329,14 @@ void add_eval(CLI::App& app, Session& session) {
   command->add_option("--dtype", options->dtype, "of plain token files: uint16 or uint32")
       ->check(CLI::IsMember({"uint16", "uint32"}));
   command->add_option("--window", options->window, "tokens seen at once (default: a sequence of the run, at most 2048)")
-      ->check(CLI::PositiveNumber);
+      ->transform(whole_number(1));
   command->add_option("--stride", options->stride, "tokens from window to window (default: the window)")
-      ->check(CLI::PositiveNumber);
+      ->transform(whole_number(1));
   command->add_flag("--documents", options->documents, "windows begin anew at each document of a Megatron pair");
   command->add_flag("--across-documents", options->across,
                     "windows run across documents, whatever the run's objective");
   command->add_option("--max-tokens", options->max_tokens, "stop a set after so many; 0: all of it")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(whole_number(0));
   command->add_flag("--raw", options->raw, "do not put the tokenizer's special tokens before a text");
   command->add_option("--precision", options->precision, "fp32 or bf16; default: the recipe's, fp32 for a folder")
       ->check(CLI::IsMember({"fp32", "bf16"}));

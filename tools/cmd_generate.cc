@@ -17,6 +17,7 @@
 #include "tools/commands.h"
 #include "tools/device_option.h"
 #include "tools/model_source.h"
+#include "tools/number_option.h"
 #include "tools/prompt.h"
 
 namespace cairn::tools {
@@ -255,37 +256,38 @@ void add_generate(CLI::App& app, Session& session) {
   command->add_option("--prompts", options->prompts_file, "a file of prompts, one a line (or JSON strings)")
       ->type_name("FILE");
   command->add_option("--max-tokens,--tokens", options->generate.max_tokens, "how many to add, at most")
-      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}))
+      ->transform(whole_number(1, 1'000'000))
       ->capture_default_str();
   command->add_option("--temperature", options->generate.sampling.temperature, "0: always the likeliest token")
-      ->check(CLI::Range(0.0, 100.0))
+      ->transform(number_in(0.0, 100.0))
       ->capture_default_str();
   command->add_option("--top-k", options->generate.sampling.top_k, "choose among the k likeliest; 0: among all")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(whole_number(0));
   command
       ->add_option("--top-p", options->generate.sampling.top_p,
                    "choose among the likeliest whose probabilities reach this")
-      ->check(CLI::Range(0.0, 1.0));
-  command->add_option("--seed", options->generate.sampling.seed, "same seed, prompt and weights: same text");
+      ->transform(number_in(0.0, 1.0));
+  command->add_option("--seed", options->generate.sampling.seed, "same seed, prompt and weights: same text")
+      ->transform(number_in(uint64_t{0}, std::numeric_limits<uint64_t>::max()));
   command->add_option("--stop", options->stop, "a text that ends a text and is left out; repeatable")
       ->expected(1)
       ->take_all()
       ->allow_extra_args(false);
   command->add_option("--mask-token", options->infill.mask, "id of [MASK], the gap in a prompt (GLM)")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(whole_number(0));
   command->add_option("--gmask-token", options->infill.gmask, "id of [gMASK], the gap at a prompt's end (GLM)")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(whole_number(0));
   command->add_option("--start-token", options->infill.start, "id of sop, which begins what fills a gap (GLM)")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(whole_number(0));
   command->add_option("--end-token", options->infill.end, "id of eop, which ends it (GLM)")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(whole_number(0));
   command->add_flag("--any-text", options->any_text,
                     "take the lines of --prompts as they are, whatever they look like");
   command->add_flag("--ignore-eos", options->ignore_eos, "continue after the end-of-text token");
   command->add_flag("--special", options->specials, "show special tokens");
   command->add_flag("--raw", options->raw, "do not put the tokenizer's special tokens before a prompt");
   command->add_option("--batch", options->generate.batch, "prompts worked on together")
-      ->check(CLI::Range(int64_t{1}, int64_t{4096}))
+      ->transform(whole_number(1, 4096))
       ->capture_default_str();
   command->add_option("--precision", options->precision, "fp32 or bf16; default: the recipe's, fp32 for a folder")
       ->check(CLI::IsMember({"fp32", "bf16"}));

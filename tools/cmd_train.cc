@@ -43,6 +43,7 @@
 #include "tools/isa_option.h"
 #include "tools/machine_check.h"
 #include "tools/model_source.h"
+#include "tools/number_option.h"
 #include "tools/planner/calibration.h"
 #include "tools/request_options.h"
 #include "tools/run/agent.h"
@@ -907,14 +908,14 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
           "rank processes on this machine (default: what the recipe's mesh asks for; a start on CUDA, where that "
           "leaves mesh.dp out: one for each GPU)")
       ->type_name("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+      ->transform(whole_number(1, 4096));
   add_device_option(command, args.device);
   add_comm_option(command, args.comm_wish);
   add_attention_option(command, args.attention_wish);
   add_isa_option(command, args.isa);
   command.add_option("--threads", args.threads, "compute threads a rank (default: cores / ranks, at least 1)")
       ->type_name("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+      ->transform(whole_number(1, 1024));
   command
       .add_option("--kill", args.kills,
                   "RANK@STEP: SIGKILL that rank after that step, to see the run recover; repeatable")
@@ -929,12 +930,12 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       .add_option("--peak-tflops", args.peak_tflops,
                   "peak of a rank's device, for the model FLOP utilisation (default: this machine's of `cairn plan "
                   "--calibrate`)")
-      ->check(CLI::PositiveNumber);
+      ->transform(number_in(0.001, 1e6));
   command
       .add_option("--from-step", args.from_step,
                   "resume from this step of the run instead of the newest; later ones are moved to RUN/abandoned")
       ->type_name("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50));
+      ->transform(whole_number(1, int64_t{1} << 50));
   command
       .add_option("--accept", args.accept,
                   "a field that may differ from the recipe that the run was trained with, though that changes its "

@@ -28,7 +28,7 @@ struct ValueText {
   std::string limits;  // "1 to 4096", "above 0"; empty where any value of the type serves
 };
 
-/// CLI11 joins type and checks by ':', as "N:INT in [1 - 4096]" and "TEXT:{hf,cairn}".
+/// CLI11 joins type and checks by ':', as "N:INT in [1 to 4096]" and "TEXT:{hf,cairn}".
 ValueText value_text(const CLI::Option& option) {
   if (option.get_expected_max() == 0) return {};
   const std::string type = option.get_type_name();
@@ -38,13 +38,9 @@ ValueText value_text(const CLI::Option& option) {
   const std::string check = type.substr(colon + 1);
   const size_t range = check.find(" in [");
   if (range != std::string::npos && check.back() == ']') {
-    text.limits = replaced(check.substr(range + 5, check.size() - range - 6), " - ", " to ");
+    text.limits = check.substr(range + 5, check.size() - range - 6);
   } else if (check.front() == '{' && check.back() == '}') {
     if (text.name.find('|') == std::string::npos) text.name = replaced(check.substr(1, check.size() - 2), ",", "|");
-  } else if (check == "POSITIVE") {
-    text.limits = "above 0";
-  } else if (check == "NONNEGATIVE") {
-    text.limits = "0 or more";
   }
   return text;
 }

@@ -14,6 +14,7 @@
 #include "dsl/dsl.h"
 #include "runtime/json/json.h"
 #include "tools/commands.h"
+#include "tools/number_option.h"
 
 namespace cairn::tools {
 void add_recipe_options(CLI::App& command, RecipeArgs& args, int64_t* world) {
@@ -35,7 +36,7 @@ void add_recipe_options(CLI::App& command, RecipeArgs& args, int64_t* world) {
   if (world != nullptr) {
     command.add_option("--world", *world, "number of ranks")
         ->type_name("N")
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+        ->transform(whole_number(1, int64_t{1} << 24));
   }
 }
 

@@ -20,6 +20,7 @@
 #include "runtime/host/topology.h"
 #include "runtime/plan/cluster_rules.h"
 #include "tools/run/folder.h"
+#include "tools/number_option.h"
 
 namespace cairn::tools {
 namespace {
@@ -99,7 +100,7 @@ void add_host_options(CLI::App& command, HostArgs& args) {
   command.add_option("--host-file", args.host_file, "the same, one name a line")->type_name("FILE");
   command.add_option("--host-index", args.host_index, "which of them this is, from 0 (default: by its own name)")
       ->type_name("K")
-      ->check(CLI::Range(int64_t{0}, cluster::kMostHosts - 1));
+      ->transform(whole_number(0, cluster::kMostHosts - 1));
   command
       .add_option("--cluster", args.cluster,
                   "the file that says where runs run: hosts, ports, times (docs/cluster-file.md)")
@@ -110,12 +111,12 @@ void add_host_options(CLI::App& command, HostArgs& args) {
           "of the hosts, so many of the last ones wait until one that trains is lost, and take its place; with mesh.dp "
           "written, those that it does not need")
       ->type_name("N")
-      ->check(CLI::Range(int64_t{0}, cluster::kMostHosts - 1));
+      ->transform(whole_number(0, cluster::kMostHosts - 1));
   command
       .add_option("--hosts-min", args.hosts_min,
                   "fewest hosts that the run goes on with, when others are lost and no spare is there (default: all)")
       ->type_name("N")
-      ->check(CLI::Range(int64_t{1}, cluster::kMostHosts));
+      ->transform(whole_number(1, cluster::kMostHosts));
 }
 
 Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t ranks) {

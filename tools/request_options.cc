@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "tools/number_option.h"
+
 namespace cairn::tools {
 
 void add_request_options(CLI::App& command, RequestArgs& args) {
@@ -20,7 +22,7 @@ void add_request_options(CLI::App& command, RequestArgs& args) {
                   "exit code of a stop that was asked for (signal, RUN/stop, time limit) while steps remain, for a job "
                   "that queues itself again (default: 0)")
       ->type_name("CODE")
-      ->check(CLI::Range(1, 125));
+      ->transform(whole_number(1, 125));
 }
 
 }  // namespace cairn::tools

@@ -90,8 +90,9 @@ TEST_SUITE("dsl/reference") {
     CHECK(parse_quantity(" 1d 2 h 3min4.5s", Unit::kSeconds) == 93784.5);
     CHECK(parse_quantity("2GiB", Unit::kBytes) == 2147483648.0);
     CHECK(parse_quantity("7", Unit::kNone) == 7);
-    for (const char* text : {"", "B", "4 5", "1e", "min", "3 minutes", "2gib", "1,5", "30min1h", "1h1h", "1h30",
-                             "1h-5min", "1h+5min", "h", "1h min", "5 5min"})
+    for (const char* text : {"",        "B",    "4 5",   "1e",      "min",     "3 minutes", "2gib",   "1,5",
+                             "30min1h", "1h1h", "1h30",  "1h-5min", "1h+5min", "h",         "1h min", "5 5min",
+                             "nan",     "inf",  "nan s", "inf h",   "-inf",    "1e308d",    "1e999"})
       CHECK(!parse_quantity(text, Unit::kSeconds).has_value());
   }
 

@@ -391,10 +391,10 @@ class DirectoryTest(CopyTest):
         self.assertIn("no complete step 7", self.cairn("ckpt", "fetch", "nowhere/step-00000007", "x", code=2).stderr)
         self.assertIn("expected a directory or s3://", self.cairn("ckpt", "push", "run", "gs://a/b", code=2).stderr)
         for rate in ("nan", "inf", "-1", "0", "1e-9", "1e300", "fast"):
-            self.assertIn("expected 0.001 to 1000000", self.cairn("ckpt", "push", "run", "place", "--max-mb-per-s", rate,
+            self.assertIn("expected a number from 0.001 to 1000000", self.cairn("ckpt", "push", "run", "place", "--max-mb-per-s", rate,
                                                                   code=2).stderr)
         for seconds in ("nan", "0", "inf", "long"):
-            self.assertIn("expected 1 to 86400", self.cairn("ckpt", "push", "run", "place", "--timeout", seconds,
+            self.assertIn("expected a number from 1 to 86400", self.cairn("ckpt", "push", "run", "place", "--timeout", seconds,
                                                             code=2).stderr)
         for size, found in (("8KiB", 8192), ("5242879", 5242879), ("6GiB", 6 << 30)):
             said = self.cairn("ckpt", "push", "run", "s3://bucket/a", "--part-size", size, code=2).stderr
