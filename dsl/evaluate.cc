@@ -12,6 +12,7 @@
 
 #include "dsl/schema.h"
 #include "dsl/session.h"
+#include "runtime/core/text_encoding.h"
 #include "runtime/json/json.h"
 
 namespace cairn::dsl {
@@ -36,6 +37,8 @@ std::string read_text(Session& session, const std::string& path, int64_t limit_b
   text << in.rdbuf();
   out = std::move(text).str();
   session.deadline += Session::Clock::now() - start;
+  if (const std::string_view other = skip_byte_order_mark(out); !other.empty())
+    return fmt::format("is text in {}; save it as UTF-8", other);
   return "";
 }
 

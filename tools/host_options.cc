@@ -16,6 +16,7 @@
 
 #include "dsl/dsl.h"
 #include "runtime/cluster/node_list.h"
+#include "runtime/core/text_encoding.h"
 #include "runtime/host/nccl_check.h"
 #include "runtime/host/topology.h"
 #include "runtime/plan/cluster_rules.h"
@@ -35,7 +36,9 @@ Result<ClusterConfig> read_cluster(const std::string& file) {
 
 /// One name a line; empty lines and what follows a # count for nothing.
 Result<std::vector<std::string>> read_host_file(const std::string& path) {
-  RT_TRY_SET(const std::string text, read_text_file(path).with("--host-file"));
+  RT_TRY_SET(std::string text, read_text_file(path).with("--host-file"));
+  if (const std::string_view other = skip_byte_order_mark(text); !other.empty())
+    return refused(fmt::format("--host-file {}: text in {}, expected UTF-8", path, other));
   std::vector<std::string> out;
   int64_t number = 0;
   for (size_t at = 0; at < text.size();) {

@@ -149,6 +149,28 @@ TEST_SUITE("dsl/sandbox") {
     CHECK(load_recipe("r/main.lua").diagnostics.size() == 1);
   }
 
+  TEST_CASE("a byte order mark is skipped in every file that a recipe reads, and UTF-16 is called by its name") {
+    const RecipeFolder folder;
+    const std::string mark = "\xEF\xBB\xBF";
+    folder.write("r/base.lua", mark + kBase);
+    folder.write("r/sizes.json", mark + "{\"seed\": 7}");
+    folder.write(
+        "r/main.lua",
+        mark + "local T = require 'cairn'\nreturn require 'base':with { seed = T.read_json('sizes.json').seed }");
+    const LoadResult read = load_recipe("r/main.lua");
+    INFO(to_text(read.diagnostics));
+    REQUIRE(read.ok());
+    CHECK(read.loaded.recipe.seed == 7);
+    folder.write("r/main.lua", mark + "#!/usr/bin/env lua\nreturn {");
+    CHECK(load_recipe("r/main.lua").diagnostics.at(0).line == 2);
+    const std::string wide = std::string("r\0e\0t\0u\0r\0n\0", 12);
+    for (const std::string& text : {"\xFF\xFE" + wide, wide, std::string("\xFE\xFF\0r\0e", 6)}) {
+      folder.write("r/main.lua", text);
+      CHECK(load_recipe("r/main.lua").diagnostics.at(0).message.find("is text in UTF-16; save it as UTF-8") !=
+            std::string::npos);
+    }
+  }
+
   TEST_CASE("the Lua functions that a recipe may use work as in Lua, patterns included") {
     const Recipe r = load_good(R"lua(
 local T = require "cairn"
