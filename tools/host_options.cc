@@ -20,8 +20,8 @@
 #include "runtime/host/nccl_check.h"
 #include "runtime/host/topology.h"
 #include "runtime/plan/cluster_rules.h"
-#include "tools/run/folder.h"
 #include "tools/number_option.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 namespace {
@@ -53,7 +53,8 @@ Result<std::vector<std::string>> read_host_file(const std::string& path) {
     if (line.find_first_of(" \t") != std::string::npos) {
       return refused(fmt::format("--host-file {}: line {}: '{}': expected one host name a line", path, number, line));
     }
-    out.push_back(std::move(line));
+    RT_TRY_SET(std::string host, cluster::plain_host(line).with(fmt::format("--host-file {}: line {}", path, number)));
+    out.push_back(std::move(host));
   }
   if (out.empty()) return refused(fmt::format("--host-file {}: names no host", path));
   return out;

@@ -55,6 +55,7 @@ Connection::Connection(Fd fd) : fd_(std::move(fd)), most_bytes_(kMostUntrusted) 
   socklen_t size = sizeof(address);
   const bool there = ::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0;
   peer_ = there ? numeric(address, size, true) : "a peer that is gone";
+  if (there) peer_address_ = numeric(address, size, false);
 }
 
 int64_t steady_after(double seconds) { return steady_ns() + static_cast<int64_t>(seconds * 1e9); }

@@ -37,6 +37,8 @@ class Connection {
   int fd() const { return fd_.get(); }
   /// "10.77.0.10:24512"
   const std::string& peer() const { return peer_; }
+  /// "10.77.0.10", "fd00::10": as connect() takes it.
+  const std::string& peer_address() const { return peer_address_; }
   std::string own_address() const;  // numeric, without the port: what the peer sees
 
   /// Sends what the socket takes now, the rest with flush(). Errors: kPeerLost.
@@ -54,7 +56,7 @@ class Connection {
 
  private:
   Fd fd_;
-  std::string peer_;  // as it was at first: of a dead socket nobody can tell
+  std::string peer_, peer_address_;  // as they were at first: a dead socket has none
   std::string in_, out_;
   size_t sent_ = 0, most_bytes_;  // of a message that comes
 };

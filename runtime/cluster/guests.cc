@@ -69,7 +69,7 @@ void Guests::take() {
     }
     if (!found.value()) return;
     Guest guest{*std::move(found).value(), random_hex(), "", steady_after(patience_s_)};
-    guest.address = guest.connection.peer().substr(0, guest.connection.peer().rfind(':'));
+    guest.address = guest.connection.peer_address();
     if (!guest.connection.send(greeting_(guest.nonce)).ok()) continue;
     if (count() >= most_) evict();
     guests_.push_back(std::move(guest));

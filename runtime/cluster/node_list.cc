@@ -1,12 +1,20 @@
 #include "runtime/cluster/node_list.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 
 namespace cairn::cluster {
 namespace {
+
+/// "fd00::1", "fe80::1%eth0"
+bool is_ipv6(std::string_view text) {
+  in6_addr address;
+  return ::inet_pton(AF_INET6, std::string(text.substr(0, text.find('%'))).c_str(), &address) == 1;
+}
 
 class Reader {
  public:
@@ -32,6 +40,16 @@ class Reader {
 
   /// One name, or those that its brackets make.
   Result<std::vector<std::string>> item() {
+    if (text_.substr(at_).starts_with('[')) {  // no range: a name does not begin with one that has a colon
+      const size_t end = std::min(text_.find(']', at_), text_.size());
+      const std::string_view inside = text_.substr(at_ + 1, end - at_ - 1);
+      if (inside.find(':') != inside.npos) {
+        if (end == text_.size() || !is_ipv6(inside)) return wrong("an address of IPv6 in brackets");
+        at_ = end + 1;
+        if (at_ < text_.size() && text_[at_] != ',') return wrong("a comma or the end (a host has no port here)");
+        return std::vector<std::string>{std::string(inside)};
+      }
+    }
     std::vector<std::string> out = {""};
     const size_t first = at_;
     while (at_ < text_.size() && text_[at_] != ',') {
@@ -101,5 +119,18 @@ class Reader {
 }  // namespace
 
 Result<std::vector<std::string>> expand_node_list(std::string_view text) { return Reader(text).all(); }
+
+Result<std::string> plain_host(std::string_view text) {
+  const auto refused = [&](std::string_view wanted) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("`{}`: expected {}", text, wanted)};
+  };
+  if (text.starts_with('[')) {
+    const std::string_view inside = text.substr(1, text.size() < 2 ? 0 : text.size() - 2);
+    if (!text.ends_with(']') || !is_ipv6(inside)) return refused("an address of IPv6 in brackets, without a port");
+    return std::string(inside);
+  }
+  if (text.find(':') != text.npos && !is_ipv6(text)) return refused("a host's name or address, without a port");
+  return std::string(text);
+}
 
 }  // namespace cairn::cluster

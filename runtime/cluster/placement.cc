@@ -1,13 +1,19 @@
 #include "runtime/cluster/placement.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "runtime/cluster/node_list.h"
+#include "runtime/json/json.h"
 
 namespace cairn::cluster {
 namespace {
@@ -50,6 +56,8 @@ class Variables {
   Result<int64_t> number(const char* name, const char* other, int64_t least) const {
     return number(has(name) ? name : other, least);
   }
+  /// A name or an address that is set.
+  Result<std::string> host(const char* name) const { return plain_host(*text(name)).with(name); }
 
  private:
   const Environment& environment_;
@@ -60,23 +68,51 @@ Status check_index(const Placement& found) {
   return invalid(fmt::format("{}: this is host {} of {}; they count from 0", found.from, found.index, found.hosts));
 }
 
-Found from_open_mpi(const Variables& of) {
-  if (!of.has("OMPI_COMM_WORLD_RANK") || !of.has("OMPI_COMM_WORLD_SIZE")) return std::optional<Placement>();
-  Placement out{.from = "Open MPI"};
-  RT_TRY_SET(out.hosts, of.number("OMPI_COMM_WORLD_SIZE", 1));
-  RT_TRY_SET(out.index, of.number("OMPI_COMM_WORLD_RANK", 0));
-  if (of.has("OMPI_COMM_WORLD_LOCAL_SIZE")) {
-    RT_TRY_SET(const int64_t here, of.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1));
+/// Variables by which a launcher of MPI programs describes its tasks.
+struct MpiVariables {
+  const char *name, *rank, *size, *here;  // `here`: tasks on this host
+  const char* one_a_host;                 // what starts one task on each
+};
+constexpr std::array kMpi = {MpiVariables{"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                          "OMPI_COMM_WORLD_LOCAL_SIZE", "mpirun --map-by ppr:1:node"},
+                             MpiVariables{"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+                                          "MV2_COMM_WORLD_LOCAL_SIZE", "mpirun_rsh with each host once"},
+                             MpiVariables{"MPI's Hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "mpiexec -ppn 1"}};
+/// Other launchers that speak PMI: Cray's, Flux's, Slurm's own.
+constexpr MpiVariables kPmi = {"a launcher with PMI", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_SIZE", "one task a host"};
+
+Found from_mpi(const Variables& of, const MpiVariables& names) {
+  Placement out{.from = names.name};
+  RT_TRY_SET(out.hosts, of.number(names.size, 1));
+  RT_TRY_SET(out.index, of.number(names.rank, 0));
+  if (of.has(names.here)) {
+    RT_TRY_SET(const int64_t here, of.number(names.here, 1));
     if (here > 1) {
-      return invalid(
-          fmt::format("mpirun started {} tasks on this host; one agent a host, ranks by --nproc: "
-                      "mpirun --map-by ppr:1:node",
-                      here));
+      return invalid(fmt::format("{} started {} tasks on this host; one agent a host, ranks by --nproc: {}", names.name,
+                                 here, names.one_a_host));
     }
   }
   out.hosts_min = out.hosts;
   RT_TRY(check_index(out));
   return std::optional(out);
+}
+
+/// Launchers whose variables count before Slurm's: each has one that no other sets.
+Found from_mpirun(const Variables& of) {
+  for (const MpiVariables& names : kMpi) {
+    if (of.has(names.rank) && of.has(names.size) && of.has(names.here)) return from_mpi(of, names);
+  }
+  const MpiVariables& open_mpi = kMpi.front();  // an older one does not count the tasks of a host
+  return of.has(open_mpi.rank) && of.has(open_mpi.size) ? from_mpi(of, open_mpi) : std::optional<Placement>();
+}
+
+Found from_pmi(const Variables& of) {
+  if (of.has(kPmi.rank) && of.has(kPmi.size)) return from_mpi(of, kPmi);
+  if (!of.has("PMIX_RANK") || !of.has("PMIX_NAMESPACE")) return std::optional<Placement>();
+  return invalid(
+      fmt::format("a launcher with PMIx started this as its task {}, and its variables say neither how many there are "
+                  "nor where: give --hosts, with this host's name as the only one for a run of one host",
+                  *of.text("PMIX_RANK")));
 }
 
 Found from_slurm(const Variables& of) {
@@ -142,12 +178,21 @@ Found from_torchrun(const Variables& of) {
     RT_TRY_SET(out.hosts, whole_number("PET_NNODES", range.substr(colon == range.npos ? 0 : colon + 1), 1));
     if (out.hosts_min > out.hosts) return invalid(fmt::format("PET_NNODES = {}: the fewest come first", range));
     if (out.hosts == 1) return std::optional<Placement>();
+    if (!of.has("PET_NODE_RANK") && !of.has("GROUP_RANK")) {
+      return invalid(
+          fmt::format("PET_NNODES = {}, and PET_NODE_RANK does not say which of these hosts this is: an elastic "
+                      "PyTorchJob leaves that to torch's rendezvous, which cairn does not join. Give the job a Master "
+                      "and no elasticPolicy, or give --hosts and --host-index",
+                      range));
+    }
     RT_TRY_SET(out.index, of.number("PET_NODE_RANK", "GROUP_RANK", 0));
   }
   if (out.hosts == 1) return std::optional<Placement>();
-  const std::optional<std::string> leader = of.text("PET_MASTER_ADDR", "MASTER_ADDR");
-  if (!leader) return invalid(fmt::format("{}: {} hosts, and no MASTER_ADDR says which leads", out.from, out.hosts));
-  out.leader = *leader;
+  const char* const leader = of.has("PET_MASTER_ADDR") ? "PET_MASTER_ADDR" : "MASTER_ADDR";
+  if (!of.has(leader)) {
+    return invalid(fmt::format("{}: {} hosts, and no MASTER_ADDR says which leads", out.from, out.hosts));
+  }
+  RT_TRY_SET(out.leader, of.host(leader));
   RT_TRY(check_index(out));
   return std::optional(out);
 }
@@ -156,7 +201,8 @@ Found from_torchrun(const Variables& of) {
 Found from_pods(const Variables& of) {
   if (!of.has("KUBERNETES_SERVICE_HOST") || of.has("LOCAL_RANK")) return std::optional<Placement>();
   if (!of.has("RANK") || !of.has("WORLD_SIZE") || !of.has("MASTER_ADDR")) return std::optional<Placement>();
-  Placement out{.leader = *of.text("MASTER_ADDR"), .from = "the pods of a Kubernetes job"};
+  Placement out{.from = "the pods of a Kubernetes job"};
+  RT_TRY_SET(out.leader, of.host("MASTER_ADDR"));
   RT_TRY_SET(out.hosts, of.number("WORLD_SIZE", 1));
   RT_TRY_SET(out.index, of.number("RANK", 0));
   if (out.hosts == 1) return std::optional<Placement>();
@@ -165,8 +211,132 @@ Found from_pods(const Variables& of) {
   return std::optional(out);
 }
 
+/// A group of pods of Kubernetes' LeaderWorkerSet.
+Found from_leader_worker_set(const Variables& of) {
+  if (!of.has("LWS_GROUP_SIZE") || !of.has("LWS_LEADER_ADDRESS")) return std::optional<Placement>();
+  Placement out{.from = "a LeaderWorkerSet"};
+  RT_TRY_SET(out.hosts, of.number("LWS_GROUP_SIZE", 1));
+  if (out.hosts == 1) return std::optional<Placement>();
+  RT_TRY_SET(out.leader, of.host("LWS_LEADER_ADDRESS"));
+  RT_TRY_SET(out.index, of.number("LWS_WORKER_INDEX", 0));
+  out.hosts_min = out.hosts;
+  RT_TRY(check_index(out));
+  return std::optional(out);
+}
+
+/// SM_HOSTS is of its training toolkit; a container without it has a file.
+Found from_sagemaker(const Variables& of) {
+  constexpr const char* kFile = "/opt/ml/input/config/resourceconfig.json";
+  nlohmann::json hosts;
+  std::string own, said_by = "SM_HOSTS";
+  if (const std::optional<std::string> list = of.text("SM_HOSTS")) {
+    RT_TRY_SET(hosts, parse_json_strictly(*list, said_by, 2));
+    own = of.text("SM_CURRENT_HOST").value_or("");
+  } else if (of.has("TRAINING_JOB_NAME") || of.has("TRAINING_JOB_ARN")) {
+    std::ifstream file(kFile);
+    if (!file) return std::optional<Placement>();
+    said_by = kFile;
+    RT_TRY_SET(const nlohmann::json all,
+               parse_json_strictly(std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()),
+                                   said_by, 16));
+    if (all.is_object() && all.contains("hosts")) hosts = all["hosts"];
+    if (all.is_object() && all.contains("current_host") && all["current_host"].is_string()) own = all["current_host"];
+  } else {
+    return std::optional<Placement>();
+  }
+  Placement out{.from = "SageMaker"};
+  if (hosts.is_array()) {
+    for (const nlohmann::json& one : hosts) {
+      if (one.is_string()) out.names.push_back(one.get<std::string>());
+    }
+  }
+  if (out.names.empty() || out.names.size() != hosts.size()) {
+    return invalid(fmt::format("{}: expected a list of hosts' names", said_by));
+  }
+  out.hosts = out.hosts_min = std::ssize(out.names);
+  if (out.hosts == 1) return std::optional<Placement>();
+  const auto at = std::ranges::find(out.names, own);
+  if (at == out.names.end()) {
+    return invalid(fmt::format("{}: {} hosts, and `{}` (SM_CURRENT_HOST) is none of them", said_by, out.hosts, own));
+  }
+  out.index = at - out.names.begin();
+  out.leader = out.names.front();
+  return std::optional(out);
+}
+
+/// How a batch system says which hosts a job has. It runs the job's script on the first of them.
+struct Allocation {
+  const char *name, *job;
+  const char* pairs;  // "h0 4 h1 4"
+  const char* words;  // "h0 h0 h1 h1"
+  const char* file;   // its path; a host a line, behind which other words may stand
+  const char* count;
+  const char* start;  // what starts a command on each
+};
+constexpr std::array kAllocations = {
+    Allocation{"LSF", "LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", nullptr, "blaunch"},
+    Allocation{"PBS", "PBS_JOBID", nullptr, nullptr, "PBS_NODEFILE", "PBS_NUM_NODES", "pbsdsh"},
+    Allocation{"SGE", "JOB_ID", nullptr, nullptr, "PE_HOSTFILE", "NHOSTS", "qrsh -inherit"},
+    Allocation{"OAR", "OAR_JOB_ID", nullptr, nullptr, "OAR_NODEFILE", nullptr, "oarsh"},
+    Allocation{"Cobalt", "COBALT_JOBID", nullptr, nullptr, "COBALT_NODEFILE", nullptr, "ssh"},
+    Allocation{"Flux", "FLUX_JOB_ID", nullptr, nullptr, nullptr, "FLUX_JOB_NNODES", "flux run --tasks-per-node=1"}};
+
+/// Different hosts in their order, and the variable that names or counts them.
+struct JobHosts {
+  std::vector<std::string> names;
+  int64_t count = 0;
+  const char* variable = nullptr;
+};
+
+JobHosts hosts_of_job(const Variables& of, const Allocation& job) {
+  JobHosts out;
+  const auto add = [&](const std::string& name) {
+    if (std::ranges::find(out.names, name) == out.names.end()) out.names.push_back(name);
+  };
+  for (const char* variable : {job.pairs, job.words, job.file}) {
+    const std::optional<std::string> value = variable == nullptr ? std::nullopt : of.text(variable);
+    if (!value) continue;
+    if (variable == job.file) {
+      std::ifstream file(*value);
+      for (std::string line; std::ssize(out.names) <= kMostHosts && std::getline(file, line);) {
+        std::istringstream in(line);
+        if (std::string name; in >> name) add(name);
+      }
+    } else {
+      std::istringstream in(*value);
+      for (std::string name, slots; in >> name && (variable != job.pairs || in >> slots);) add(name);
+    }
+    if (out.names.empty()) continue;
+    out.count = std::ssize(out.names);
+    out.variable = variable;
+    return out;
+  }
+  if (job.count == nullptr) return {};
+  const Result<int64_t> count = of.number(job.count, 1);
+  return count.ok() ? JobHosts{{}, count.value(), job.count} : JobHosts{};
+}
+
+/// Errors: the job that this runs in has several hosts, and nothing said so far which of them train.
+Status check_allocation(const Variables& of) {
+  for (const Allocation& job : kAllocations) {
+    if (!of.has(job.job)) continue;
+    const JobHosts hosts = hosts_of_job(of, job);
+    if (hosts.count < 2) continue;
+    const std::string list = std::ssize(hosts.names) > 8
+                                 ? fmt::format("{},...", fmt::join(hosts.names.begin(), hosts.names.begin() + 8, ","))
+                             : hosts.names.empty() ? "h0,h1,..."
+                                                   : fmt::format("{}", fmt::join(hosts.names, ","));
+    return invalid(fmt::format(
+        "this is one of {} hosts of a job of {} ({}), and nothing says which of them train: start one agent "
+        "on each ({}), each with --hosts {}, or name the only one that trains (--hosts {})",
+        hosts.count, job.name, hosts.variable, job.start, list, hosts.names.empty() ? "h0" : hosts.names.front()));
+  }
+  return {};
+}
+
 Found from_launcher(const Variables& of) {
-  for (const auto& look : {from_open_mpi, from_slurm, from_torchrun, from_pods}) {
+  for (const auto& look :
+       {from_mpirun, from_slurm, from_torchrun, from_leader_worker_set, from_pods, from_sagemaker, from_pmi}) {
     RT_TRY_SET(const std::optional<Placement> found, look(of));
     if (found) return found;
   }
@@ -234,6 +404,7 @@ Result<std::optional<Placement>> find_placement(const HostFlags& flags, const En
   if (flags.index)
     return invalid("--host-index says which of the hosts this is, and no --hosts or --host-file names them");
   RT_TRY_SET(std::optional<Placement> found, from_launcher(of));
+  if (!found) RT_TRY(check_allocation(of));
   if (found && found->hosts == 1) found.reset();
   if (found && found->leader.empty()) {
     return invalid(

@@ -1,8 +1,10 @@
 #pragma once
 // How many hosts a launcher started, which of them this is, and which leads at first: from flags, or from the variables
-// of Open MPI, Slurm, torchrun-like launchers and Kubernetes. Cairn has one agent a host, so a launcher's unit is a
-// task a host; launches that start another number are refused with what to change. Sources: man srun and sbatch (Slurm
-// 22.05), torch/distributed/run.py, the variables of Kubeflow's PyTorchJob and Kubernetes' Indexed Job.
+// of MPI's launchers, Slurm, torchrun-like launchers, Kubernetes and SageMaker. Cairn has one agent a host, so a
+// launcher's unit is a task a host; launches that start another number are refused with what to change. A job that has
+// several hosts and started nothing on them (LSF, PBS, SGE, OAR) is refused too. Sources: man srun and sbatch (Slurm
+// 22.05), torch/distributed/run.py, the variables of Kubeflow's PyTorchJob, Kubernetes' Indexed Job and
+// LeaderWorkerSet, SageMaker's training toolkit, IBM's list of LSF's variables, man qsub of OpenPBS and of Grid Engine.
 
 #include <cstdint>
 #include <functional>
@@ -33,10 +35,12 @@ struct Placement {
   std::string from;                // "Slurm step 12.0"
 };
 
-/// nullopt: no launcher of several hosts is at work, nor does a flag name any: one host. Flags come first, then Open
-/// MPI (inside a Slurm job the variables of Slurm describe its daemons), Slurm, torchrun's names, PyTorchJob's.
+/// nullopt: no launcher of several hosts is at work, nor does a flag name any: one host. Flags come first, then the
+/// nearest launcher: MPI's (inside a Slurm job the variables of Slurm describe its daemons), Slurm, torchrun's names,
+/// those of pods, SageMaker's; last the job that all this runs in.
 /// With `hosts` and no `index` the launcher says which this is, or `own_name`.
-/// Errors: kInvalidInput: variables or flags that contradict each other, or several tasks on a host, with the fix.
+/// Errors: kInvalidInput: variables or flags that contradict each other, several tasks on a host, or a job of several
+/// hosts on which nothing was started, with the fix.
 Result<std::optional<Placement>> find_placement(const HostFlags& flags, const Environment& environment,
                                                 std::string_view own_name);
 

@@ -242,7 +242,9 @@ class Rules {
         fail(element,
              fmt::format("{} must be a name or an address of a host, got \"{}\"", element,
                          is_line(names[k]) ? names[k] : "..."),
-             "what the other hosts know it by too; a user stands in options: { \"-l\", \"user\" }");
+             names[k].starts_with('[') ? "an address of IPv6 without brackets, as ssh takes it"
+                                       : "what the other hosts know it by too; a user stands in options: { \"-l\", "
+                                         "\"user\" }");
       } else if (!seen.insert(names[k]).second) {
         fail(element, fmt::format("{} = \"{}\" is named twice; one agent a host", element, names[k]));
       }
@@ -267,7 +269,10 @@ std::optional<EtcdAddress> etcd_address(const std::string& store) {
     const std::string one = store.substr(at, end - at);
     at = end + 1;
     const size_t colon = one.rfind(':');
-    if (colon == std::string::npos || colon == 0 || !made_of(one.substr(0, colon), ".-_:[]")) return std::nullopt;
+    if (colon == std::string::npos || colon == 0) return std::nullopt;
+    const std::string_view host = std::string_view(one).substr(0, colon);
+    const bool six = host.starts_with('[') && host.ends_with(']');  // an address of IPv6: its colons are no port's
+    if (!made_of(six ? host.substr(1, host.size() - 2) : host, six ? ".:" : ".-_")) return std::nullopt;
     const std::string digits = one.substr(colon + 1);
     if (digits.empty() || digits.size() > 5 || digits.find_first_not_of("0123456789") != std::string::npos)
       return std::nullopt;

@@ -188,9 +188,9 @@ return T.slurm { hosts = sizes.hosts, ranks_per_host = 2, hosts_min = T.ref "hos
           "cluster.lua:4: dead_after must be a number from 1 to 3600, in seconds or such as \"30min\", got \"soon\"");
     CHECK(slurm("wait = -1").find("wait must be a number from 0 to 604800") != std::string::npos);
     CHECK(slurm("join_timeout = 0").find("join_timeout must be a number from 1 to 604800") != std::string::npos);
-    for (const char* store :
-         {"disk", "etcd://", "etcd://h0", "etcd://h0:", "etcd://h0:0", "etcd://h0:65536", "etcd://:1", "etcd://h0:1,",
-          "etcd://h0:1,h 1:2", "etcd://u@h0:1", "etcd://h0:1/x", "http://h0:1"}) {
+    for (const char* store : {"disk", "etcd://", "etcd://h0", "etcd://h0:", "etcd://h0:0", "etcd://h0:65536",
+                              "etcd://:1", "etcd://h0:1,", "etcd://h0:1,h 1:2", "etcd://fd00::1:2379", "etcd://[h0:1",
+                              "etcd://u@h0:1", "etcd://h0:1/x", "http://h0:1"}) {
       CAPTURE(store);
       CHECK(slurm(std::string("store = \"") + store + "\"") ==
             "cluster.lua:4: store names no store that there is | \"folder\", \"etcd://HOST:PORT,...\" or "
@@ -298,6 +298,8 @@ return T.slurm { hosts = sizes.hosts, ranks_per_host = 2, hosts_min = T.ref "hos
     CHECK(only("hosts", "ranks_per_host = 2,\nnames = { \"me@a\" }") ==
           "cluster.lua:4: names[1] must be a name or an address of a host, got \"me@a\" | what the other hosts know it "
           "by too; a user stands in options: { \"-l\", \"user\" }");
+    CHECK(only("hosts", "ranks_per_host = 2,\nnames = { \"[fd00::1]\" }")
+              .find("IPv6 without brackets, as ssh takes it") != std::string::npos);
     CHECK(only("hosts", "ranks_per_host = 2,\nnames = { \"-oProxyCommand=x\" }").find("names[1] must be a name") !=
           std::string::npos);
     CHECK(hosts("options = { \"-p\\n\" }") == "cluster.lua:4: options[1] must be one line without control characters");

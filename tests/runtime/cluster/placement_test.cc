@@ -1,14 +1,19 @@
 #include "runtime/cluster/placement.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
 
 #include "runtime/cluster/node_list.h"
 #include "tests/support/ok.h"
+#include "tests/support/temp_dir.h"
 
 using namespace cairn;
+using cairn::testing::TempDir;
 using namespace cairn::cluster;
 
 namespace {
@@ -118,7 +123,8 @@ TEST_SUITE("runtime/cluster/placement") {
     CHECK(text(changed(node, {{"PET_NNODES", "3:2"}})) == "PET_NNODES = 3:2: the fewest come first");
     CHECK(text(changed(node, {{"PET_NNODES", "3:"}})).find("expected a whole number") != std::string::npos);
     CHECK(text({{"PET_NNODES", "3"}, {"PET_NODE_RANK", "1"}}).find("no MASTER_ADDR") != std::string::npos);
-    CHECK(text({{"PET_NNODES", "3"}, {"MASTER_ADDR", "a"}}) == "GROUP_RANK is not set");
+    CHECK(text({{"PET_NNODES", "3"}, {"MASTER_ADDR", "a"}})
+              .starts_with("PET_NNODES = 3, and PET_NODE_RANK does not say"));
     const Variables worker = {
         {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}, {"GROUP_RANK", "1"}, {"GROUP_WORLD_SIZE", "2"},
         {"RANK", "1"},       {"WORLD_SIZE", "2"},       {"MASTER_ADDR", "a"}};
@@ -128,6 +134,98 @@ TEST_SUITE("runtime/cluster/placement") {
     CHECK(text(pods) == "one host");  // a shell in which somebody tried torch
     CHECK(text(changed(pods, {{"KUBERNETES_SERVICE_HOST", "10.0.0.1"}})) ==
           "4 hosts, from the pods of a Kubernetes job; this is 1, leader job-master-0");
+  }
+
+  TEST_CASE("an elastic job without ranks is refused with the names of its variables") {
+    const std::string said =
+        text({{"PET_NNODES", "2:4"}, {"PET_RDZV_BACKEND", "c10d"}, {"PET_RDZV_ENDPOINT", "job-worker-0:23456"}});
+    CHECK(said.starts_with("PET_NNODES = 2:4, and PET_NODE_RANK does not say which of these hosts this is"));
+    CHECK(said.find("--hosts and --host-index") != std::string::npos);
+  }
+
+  TEST_CASE("addresses of IPv6 are read in brackets and without them") {
+    CHECK(expand_node_list("[fd00::1],[fe80::2%eth0],h[1-2]").value() ==
+          std::vector<std::string>{"fd00::1", "fe80::2%eth0", "h1", "h2"});
+    CHECK(expand_node_list("fd00::1,fd00::2").value() == std::vector<std::string>{"fd00::1", "fd00::2"});
+    CHECK(expand_node_list("[1-2]x").value() == std::vector<std::string>{"1x", "2x"});
+    CHECK(expand_node_list("[fd00::1]:29500").error().message.find("has no port here) at character 10") !=
+          std::string::npos);
+    CHECK(expand_node_list("[fd00::1").error().message.find("an address of IPv6 in brackets") != std::string::npos);
+    CHECK(expand_node_list("[fd00::g]").error().message.find("an address of IPv6 in brackets") != std::string::npos);
+    CHECK(plain_host("[::1]").value() == "::1");
+    CHECK(plain_host("::1").value() == "::1");
+    CHECK(plain_host("h0.example").value() == "h0.example");
+    for (const char* bad : {"[::1]:80", "h0:29500", "[h0]", "[::1", "["}) {
+      CAPTURE(bad);
+      CHECK_FALSE(plain_host(bad).ok());
+    }
+    const Variables node = {{"PET_NNODES", "2"}, {"PET_NODE_RANK", "1"}, {"PET_MASTER_ADDR", "[fd00::1]"}};
+    CHECK(text(node) == "2 hosts, from PET_NNODES; this is 1, leader fd00::1");
+    CHECK(text(changed(node, {{"PET_MASTER_ADDR", "[fd00::1]:29500"}})) ==
+          "PET_MASTER_ADDR: `[fd00::1]:29500`: expected an address of IPv6 in brackets, without a port");
+  }
+
+  TEST_CASE("a job of several hosts that started nothing on them is refused, by its name") {
+    const TempDir dir("placement");
+    const auto file = [&](const char* name, const std::string& lines) {
+      std::ofstream(dir / name) << lines;
+      return (dir / name).string();
+    };
+    const std::string slots = file("slots", "h0\nh0\nh1\nh1\n"),
+                      queues = file("queues", "h0 4 all.q@h0 UNDEFINED\nh1 4 all.q@h1 UNDEFINED\n");
+    const Variables jobs[] = {
+        {{"LSB_JOBID", "7"}, {"LSB_HOSTS", "h0 h0 h1 h1"}},  {{"LSB_JOBID", "7"}, {"LSB_MCPU_HOSTS", "h0 2 h1 2"}},
+        {{"LSB_JOBID", "7"}, {"LSB_DJOB_HOSTFILE", slots}},  {{"PBS_JOBID", "7.server"}, {"PBS_NODEFILE", slots}},
+        {{"JOB_ID", "7"}, {"PE_HOSTFILE", queues}},          {{"OAR_JOB_ID", "7"}, {"OAR_NODEFILE", slots}},
+        {{"COBALT_JOBID", "7"}, {"COBALT_NODEFILE", slots}},
+    };
+    const char* const names[] = {"LSF", "LSF", "LSF", "PBS", "SGE", "OAR", "Cobalt"};
+    for (size_t k = 0; k < std::size(jobs); ++k) {
+      CAPTURE(k);
+      const std::string said = text(jobs[k]);
+      CHECK(said.starts_with(fmt::format("this is one of 2 hosts of a job of {} (", names[k])));
+      CHECK(said.find("each with --hosts h0,h1, or name the only one that trains (--hosts h0)") != std::string::npos);
+      CHECK(text(jobs[k], {.hosts = {"h0", "h1"}}, "h1") == "2 hosts, from --hosts; this is 1 (h1), leader h0");
+    }
+    CHECK(text({{"PBS_JOBID", "7"}, {"PBS_NUM_NODES", "2"}}).starts_with("this is one of 2 hosts of a job of PBS"));
+    CHECK(text({{"JOB_ID", "7"}, {"NHOSTS", "3"}}).starts_with("this is one of 3 hosts of a job of SGE (NHOSTS)"));
+    CHECK(text({{"FLUX_JOB_ID", "f1"}, {"FLUX_JOB_NNODES", "2"}}).find("flux run") != std::string::npos);
+    CHECK(text({{"LSB_JOBID", "7"}, {"LSB_HOSTS", "h0 h0"}}) == "one host");
+    CHECK(text({{"PBS_JOBID", "7"}, {"PBS_NODEFILE", "/nonexistent"}, {"PBS_NUM_NODES", "1"}}) == "one host");
+    CHECK(text({{"JOB_ID", "7"}}) == "one host");
+    // mpirun in such a job has started a task on each.
+    CHECK(text(changed(jobs[0], {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "1"}}))
+              .starts_with("MPI's Hydra started 2 tasks and tells no host's name: give --hosts"));
+  }
+
+  TEST_CASE("launchers of MPI are recognized by their variables, with PMI and PMIx") {
+    CHECK(text({{"PMI_RANK", "0"}, {"PMI_SIZE", "8"}, {"MPI_LOCALNRANKS", "8"}}) ==
+          "MPI's Hydra started 8 tasks on this host; one agent a host, ranks by --nproc: mpiexec -ppn 1");
+    CHECK(text({{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "2"}, {"MV2_COMM_WORLD_LOCAL_SIZE", "1"}})
+              .starts_with("MVAPICH started 2 tasks"));
+    CHECK(text({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}).starts_with("a launcher with PMI started 2 tasks"));
+    CHECK(text({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}) == "one host");
+    CHECK(text({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}, {.hosts = {"a", "b"}}) ==
+          "2 hosts, from --hosts and a launcher with PMI; this is 1 (b), leader a");
+    CHECK(text({{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "n"}})
+              .starts_with("a launcher with PMIx started this as its task 1"));
+    CHECK(text(changed(kStep, {{"PMIX_RANK", "2"}, {"PMIX_NAMESPACE", "n"}})) ==
+          "4 hosts, from Slurm step 12.0; this is 2 (h2), leader h0");
+  }
+
+  TEST_CASE("a LeaderWorkerSet and SageMaker give hosts, index and leader") {
+    const Variables group = {
+        {"LWS_GROUP_SIZE", "3"}, {"LWS_WORKER_INDEX", "2"}, {"LWS_LEADER_ADDRESS", "set-0.set.default"}};
+    CHECK(text(group) == "3 hosts, from a LeaderWorkerSet; this is 2, leader set-0.set.default");
+    CHECK(text(changed(group, {{"LWS_GROUP_SIZE", "1"}})) == "one host");
+    CHECK(text(changed(group, {{"LWS_WORKER_INDEX", ""}})) == "LWS_WORKER_INDEX is not set");
+    const Variables job = {{"SM_HOSTS", "[\"algo-1\",\"algo-2\"]"}, {"SM_CURRENT_HOST", "algo-2"}};
+    CHECK(text(job) == "2 hosts, from SageMaker; this is 1 (algo-2), leader algo-1");
+    CHECK(text(changed(job, {{"SM_HOSTS", "[\"algo-1\"]"}})) == "one host");
+    CHECK(text(changed(job, {{"SM_HOSTS", "algo-1"}})).find("SM_HOSTS") != std::string::npos);
+    CHECK(text(changed(job, {{"SM_HOSTS", "[1, 2]"}})) == "SM_HOSTS: expected a list of hosts' names");
+    CHECK(text(changed(job, {{"SM_CURRENT_HOST", "x"}})) ==
+          "SM_HOSTS: 2 hosts, and `x` (SM_CURRENT_HOST) is none of them");
   }
 
   TEST_CASE("flags name the hosts; which one this is comes from a flag, the launcher or the own name") {
