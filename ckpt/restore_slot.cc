@@ -14,6 +14,7 @@
 #include "ckpt/position.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "ckpt/tensors/planned_range.h"
+#include "runtime/core/cgroup.h"
 #include "runtime/trainer/initial.h"
 
 namespace cairn::ckpt {
@@ -131,7 +132,7 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
   const std::string text = encode_position(out.position, kPositionCapacity);
   std::vector<Status> sealed(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
-  const int64_t workers = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, std::min<int64_t>(ranks, 8));
+  const int64_t workers = std::min({usable_cpus(), ranks, int64_t{8}});
   const auto seal_some = [&](int64_t worker) {
     for (int64_t k = worker; k < ranks; k += workers) {
       for (const StateBox& item : anew[static_cast<size_t>(k)]) fill(plan, item);

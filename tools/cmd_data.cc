@@ -10,9 +10,9 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <thread>
 #include <vector>
 
+#include "runtime/core/cgroup.h"
 #include "runtime/data/text_input.h"
 #include "runtime/data/token_file.h"
 #include "runtime/data/token_scan.h"
@@ -70,7 +70,7 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
   args.separator = kSeparators.at(documents);
   if (!options.json_key.empty()) args.json_key = options.json_key;
   args.any_text = options.any_text;
-  args.threads = options.threads > 0 ? options.threads : std::max<int64_t>(1, std::thread::hardware_concurrency());
+  args.threads = options.threads > 0 ? options.threads : usable_cpus();
   args.append_eod = options.eod;
   args.overwrite = options.overwrite;
   const bool live = is_terminal(STDERR_FILENO);

@@ -25,6 +25,7 @@
 #include "ckpt/snapshot/memory_room.h"
 #include "ckpt/store/uring_backend.h"
 #include "runtime/cluster/placement.h"
+#include "runtime/core/cgroup.h"
 #include "runtime/core/units.h"
 #include "runtime/cuda/blas_api.h"
 #include "runtime/cuda/context.h"
@@ -255,8 +256,10 @@ MachineCheck check_hosts() {
 
 MachineCheck check_cores() {
   const int64_t memory = ckpt::available_memory();
+  const std::optional<double> limit = Cgroup().cpu_limit();
   return {.what = "processors, memory",
-          .found = fmt::format("{} cores, {} available", std::thread::hardware_concurrency(),
+          .found = fmt::format("{} cores{}, {} available", std::thread::hardware_concurrency(),
+                               limit ? fmt::format(" (limit of processor time: {:.4g})", *limit) : "",
                                memory == INT64_MAX ? std::string("an unknown amount") : format_bytes(memory)),
           .needed = "what `cairn plan RECIPE` says of a rank"};
 }

@@ -1,26 +1,20 @@
 #include "ckpt/codec/work_pool.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <exception>
 #include <system_error>
+
+#include "runtime/core/cgroup.h"
 
 namespace cairn::ckpt {
 namespace {
 
 constexpr int64_t kMostThreads = 4;  // what is left over beside a training
 
-int64_t usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max<int64_t>(1, CPU_COUNT(&set)) : 1;
-}
-
 }  // namespace
 
 WorkPool::WorkPool(int64_t threads) {
-  if (threads < 1) threads = std::min(kMostThreads, usable_cores());
+  if (threads < 1) threads = std::min(kMostThreads, usable_cpus());
   for (int64_t i = 0; i < threads; ++i) {
     try {
       workers_.emplace_back([this, i] { loop(i); });

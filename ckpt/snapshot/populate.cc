@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/core/cgroup.h"
+
 namespace cairn::ckpt {
 namespace {
 
@@ -31,7 +33,7 @@ int populate(void* base, int64_t bytes) {
       failed.compare_exchange_strong(none, errno);
     }
   };
-  const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const int64_t cores = usable_cpus();
   std::vector<std::thread> others;
   for (int64_t k = 1; k < std::min({cores, kMostThreads, bytes / kEach}); ++k) others.emplace_back(make);
   make();

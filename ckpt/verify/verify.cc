@@ -23,6 +23,7 @@
 #include "ckpt/persist/buffer.h"
 #include "ckpt/persist/hdf5_file.h"
 #include "ckpt/persist/read.h"
+#include "runtime/core/cgroup.h"
 
 namespace cairn::ckpt {
 
@@ -134,8 +135,7 @@ class Verifier {
         files_(manifest.files.size()) {
     for (size_t s = 0; s < manifest.shards.size(); ++s)
       files_[static_cast<size_t>(manifest.shards[s].file)].shards.push_back(static_cast<int64_t>(s));
-    const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
-    const int64_t threads = options.threads > 0 ? options.threads : std::clamp<int64_t>(cores, 1, 4);
+    const int64_t threads = options.threads > 0 ? options.threads : std::min<int64_t>(usable_cpus(), 4);
     for (int64_t i = 0; i < threads; ++i) {
       try {
         workers_.emplace_back([this] { work(); });

@@ -7,7 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "runtime/agent/cgroup.h"
+#include "runtime/core/cgroup.h"
 
 namespace cairn::agent {
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "runtime/agent/cgroup.h"
+#include "runtime/core/cgroup.h"
 #include "runtime/agent/failure_class.h"
 #include "runtime/agent/kernel_log.h"
 

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "runtime/comm/segment_comm.h"
+#include "runtime/core/cgroup.h"
 
 namespace cairn::comm {
 namespace {

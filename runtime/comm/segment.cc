@@ -401,13 +401,6 @@ uint64_t process_start_time(int64_t pid) {
   return stat && !stat->ended() ? static_cast<uint64_t>(stat->start) : 0;
 }
 
-int64_t usable_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
-
 int64_t monotonic_ns() {
   timespec now = {};
   ::clock_gettime(CLOCK_MONOTONIC, &now);

@@ -182,9 +182,6 @@ class Segment {
 /// Start time of a process in clock ticks since boot, 0 if there is no such process or it has ended.
 uint64_t process_start_time(int64_t pid);
 
-/// CPUs that this process may run on.
-int64_t usable_cpus();
-
 int64_t monotonic_ns();
 
 }  // namespace cairn::comm

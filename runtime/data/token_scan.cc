@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/core/cgroup.h"
 #include "runtime/data/order.h"
 
 namespace cairn::data {
@@ -53,7 +54,7 @@ Result<ScanReport> scan_tokens(const TokenSource& source, int64_t count, const S
       if (ids.value().outside > 0 && (first_bad < 0 || block < first_bad)) first_bad = block;
     }
   };
-  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const int64_t cores = usable_cpus();
   const int64_t threads = std::min(options.threads > 0 ? options.threads : cores, blocks);
   std::vector<std::thread> others;
   for (int64_t t = 1; t < threads; ++t) others.emplace_back(work);

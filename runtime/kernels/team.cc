@@ -4,10 +4,13 @@
 #include <sched.h>
 
 #include <atomic>
+#include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <vector>
 
+#include "runtime/core/cgroup.h"
 #include "runtime/kernels/scratch.h"
 
 namespace cairn::kernels {
@@ -108,7 +111,12 @@ class Team {
 
 }  // namespace
 
-int64_t team_threads() { return inside_task ? 1 : omp_get_max_threads(); }
+int64_t team_threads() {
+  // OpenMP counts the cores that it may run on, and knows no limit of a container's time on them.
+  static const double limit = std::getenv("OMP_NUM_THREADS") ? HUGE_VAL : Cgroup().cpu_limit().value_or(HUGE_VAL);
+  const int64_t threads = inside_task ? 1 : omp_get_max_threads();
+  return static_cast<double>(threads) <= limit ? threads : static_cast<int64_t>(std::ceil(limit));
+}
 
 void run_on_team(int64_t count, void (*task)(const void*, int64_t), const void* context) {
   thread_local std::unique_ptr<Team> team;

@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
-#include <thread>
 #include <vector>
 
+#include "runtime/core/cgroup.h"
 #include "runtime/json/json.h"
 #include "runtime/plan/activations.h"
 
@@ -111,7 +111,7 @@ std::string cpu_name() {
   return "unknown";
 }
 
-int64_t cpu_cores() { return std::max<int64_t>(1, std::thread::hardware_concurrency()); }
+int64_t cpu_cores() { return usable_cpus(); }
 
 fs::path calibration_path() {
   if (const char* named = std::getenv("CAIRN_CALIBRATION"); named != nullptr && *named != '\0') return named;

@@ -7,10 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <thread>
 
 #include "ckpt/position.h"
 #include "runtime/cluster/placement.h"
+#include "runtime/core/cgroup.h"
 #include "runtime/host/bind.h"
 #include "runtime/json/json.h"
 #include "runtime/telemetry/trace.h"
@@ -103,8 +103,8 @@ Status Agent::place_ranks() {
 Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ranks) {
   const ckpt::RankRange here = coordinator_.memory().ranks();
   const host::RankCores bound = cores_.empty() ? host::RankCores{} : cores_[static_cast<size_t>(rank - here.first)];
-  const int64_t cores = bound.cpus.empty() ? std::thread::hardware_concurrency() / here.size()
-                                           : std::ssize(bound.cpus) / std::ranges::count(cores_, bound);
+  int64_t cores = usable_cpus() / here.size();
+  if (!bound.cpus.empty()) cores = std::min(cores, std::ssize(bound.cpus) / std::ranges::count(cores_, bound));
   const std::string threads = std::to_string(options_.threads > 0 ? options_.threads : std::max<int64_t>(1, cores));
   const std::string recipe = recipe_ ? fmt::format("/proc/self/fd/{}", recipe_.get()) : options_.recipe.string();
   agent::ChildSpec spec{

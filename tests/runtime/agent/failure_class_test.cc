@@ -8,7 +8,6 @@
 #include <fstream>
 #include <string>
 
-#include "runtime/agent/cgroup.h"
 #include "runtime/agent/host_watch.h"
 #include "runtime/agent/kernel_log.h"
 #include "runtime/agent/supervisor.h"
@@ -212,37 +211,6 @@ TEST_SUITE("runtime/agent/failure_class") {
     const cairn::Result<std::vector<Xid>> none = xids_in(dir.path / "none");
     REQUIRE_FALSE(none.ok());
     CHECK(none.error().message.find((dir.path / "none").string()) != std::string::npos);
-  }
-
-  TEST_CASE("a cgroup is read by version 2, by version 1, and at the root of a container's mount") {
-    const TempDir dir("cgroup");
-    write(dir.path / "self2", "0::/a/b\n");
-    write(dir.path / "v2/a/b/memory.events", "low 0\noom 4\noom_kill 3\noom_group_kill 9\n");
-    write(dir.path / "v2/a/b/memory.peak", "1000\n");
-    write(dir.path / "v2/a/b/memory.max", "max\n");
-    write(dir.path / "v2/a/b/cpu.stat", "usage_usec 5\nnr_throttled 2\nthrottled_usec 77\n");
-    const Cgroup two(dir.path / "v2", dir.path / "self2");
-    CHECK(two.oom_kills() == 3);
-    CHECK(two.memory_peak_bytes() == 1000);
-    CHECK(two.memory_limit_bytes() == -1);
-    CHECK(two.throttled_us() == 77);
-
-    write(dir.path / "self1", "7:cpu,cpuacct:/c\n4:memory:/m\n0::/\n");
-    write(dir.path / "v1/memory/m/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n");
-    write(dir.path / "v1/memory/m/memory.max_usage_in_bytes", "2000\n");
-    write(dir.path / "v1/memory/m/memory.limit_in_bytes", "4096\n");
-    write(dir.path / "v1/cpu/c/cpu.stat", "nr_periods 1\nthrottled_time 9000\n");
-    const Cgroup one(dir.path / "v1", dir.path / "self1");
-    CHECK(one.oom_kills() == 5);
-    CHECK(one.memory_peak_bytes() == 2000);
-    CHECK(one.memory_limit_bytes() == 4096);
-    CHECK(one.throttled_us() == 9);
-
-    write(dir.path / "v2/memory.events", "oom_kill 8\n");
-    write(dir.path / "self3", "0::/docker/of-the-host\n");
-    CHECK(Cgroup(dir.path / "v2", dir.path / "self3").oom_kills() == 8);
-    CHECK_FALSE(Cgroup(dir.path / "none", dir.path / "none").oom_kills().has_value());
-    CHECK_FALSE(Cgroup(dir.path / "none", dir.path / "none").throttled_us().has_value());
   }
 
   TEST_CASE("a host shows what has happened since its ranks started") {

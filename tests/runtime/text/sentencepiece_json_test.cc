@@ -49,7 +49,7 @@ TEST_SUITE("runtime/text/sentencepiece_json") {
     REQUIRE(own.ok());
     const Result<std::string> json = sentencepiece_as_json(model);
     REQUIRE_MESSAGE(json.ok(), json.error().message);
-    const auto made = make_hf_tokenizer(json.value(), "", "");
+    const auto made = make_hf_tokenizer(json.value());
     REQUIRE_MESSAGE(made.ok(), made.error().message);
     CHECK(made.value()->vocab() == own.value()->vocab());
     CHECK(made.value()->before().empty());
@@ -64,7 +64,7 @@ TEST_SUITE("runtime/text/sentencepiece_json") {
   TEST_CASE("a tokenizer.json puts the model's own tokens around a text where that is asked for") {
     const Result<std::string> json = sentencepiece_as_json(tiny_model(), {.bos = true, .eos = true});
     REQUIRE(json.ok());
-    const auto made = make_hf_tokenizer(json.value(), "", "");
+    const auto made = make_hf_tokenizer(json.value());
     REQUIRE(made.ok());
     CHECK(made.value()->before() == std::vector<int32_t>{1});
     CHECK(made.value()->after() == std::vector<int32_t>{2});
@@ -90,7 +90,7 @@ TEST_SUITE("runtime/text/sentencepiece_json") {
 
   TEST_CASE("the bytes tokenizer as a tokenizer.json gives each byte its own id") {
     const auto bytes = make_tokenizer({.kind = TokenizerConfig::Kind::kBytes, .path = {}});
-    const auto made = make_hf_tokenizer(bytes_as_json(), R"({"eos_token": "\u0000"})", "");
+    const auto made = make_hf_tokenizer(bytes_as_json(), {.config = R"({"eos_token": "\u0000"})"});
     REQUIRE(bytes.ok());
     REQUIRE_MESSAGE(made.ok(), made.error().message);
     CHECK(made.value()->vocab() == 256);

@@ -197,6 +197,24 @@ exit "$code"
     CHECK(container.at("resources").at("limits") ==
           json{{"cpu", "7500m"}, {"memory", "8589934592"}, {"nvidia.com/gpu", "8"}});
     CHECK(container.at("resources").at("requests") == container.at("resources").at("limits"));
+    const auto threads = [&](double cpu, std::vector<std::string> words) {
+      ClusterConfig limited = c;
+      limited.kubernetes.resources.cpu = cpu;
+      TrainJob with = j;
+      with.train_words = std::move(words);
+      const json at = pods(limited, with)[2].at("spec").at("template").at("spec").at("containers")[0];
+      std::string out;
+      for (const char* list : {"command", "args"}) {
+        if (at.contains(list)) out += at.at(list).dump();
+      }
+      return out;
+    };
+    CHECK(threads(7.5, {}).find(R"("--threads","1")") != std::string::npos);
+    CHECK(threads(31.5, {}).find(R"("--threads","4")") != std::string::npos);
+    CHECK(threads(0.5, {}).find(R"("--threads","1")") != std::string::npos);
+    CHECK(threads(0, {}).find("--threads") == std::string::npos);
+    CHECK(threads(31.5, {"--threads", "2"}).find(R"("--threads","4")") == std::string::npos);
+    CHECK(threads(31.5, {"--threads=2"}).find(R"("--threads","4")") == std::string::npos);
     CHECK(
         container.at("volumeMounts").dump() ==
         R"([{"mountPath":"/dev/shm","name":"shm"},{"mountPath":"/etc/cairn","name":"files","readOnly":true},)"
@@ -218,6 +236,8 @@ exit "$code"
                         "3",
                         "--exit-when-unfinished",
                         "75",
+                        "--threads",
+                        "1",
                         "--hosts",
                         "gpt-1-3b-0.gpt-1-3b,gpt-1-3b-1.gpt-1-3b,gpt-1-3b-2.gpt-1-3b,gpt-1-3b-3.gpt-1-3b,"
                         "gpt-1-3b-4.gpt-1-3b"};

@@ -160,7 +160,7 @@ TEST_SUITE("tools/run/stragglers") {
     write(dir.path / "proc/9/task/10/schedstat", "5 0 1\n");
     write(dir.path / "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq", "1000000\n");
     write(dir.path / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "3000000\n");
-    agent::HostLoadMeter meter(agent::Cgroup(dir.path / "cg", dir.path / "self"), dir.path / "proc", dir.path / "sys");
+    agent::HostLoadMeter meter(Cgroup(dir.path / "cg", dir.path / "self"), dir.path / "proc", dir.path / "sys");
     CHECK(meter.measure(9, 1'000'000'000).throttled == 0);  // since when is not known
     write(dir.path / "cg/cpu.stat", "throttled_usec 2000000\n");
     write(dir.path / "proc/9/task/9/schedstat", "5 1400000000 1\n");

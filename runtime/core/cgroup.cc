@@ -1,12 +1,18 @@
-#include "runtime/agent/cgroup.h"
+#include "runtime/core/cgroup.h"
 
+#include <sched.h>
+
+#include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <fstream>
 #include <sstream>
 #include <string_view>
+#include <thread>
 #include <utility>
+#include <vector>
 
-namespace cairn::agent {
+namespace cairn {
 namespace {
 
 namespace fs = std::filesystem;
@@ -27,7 +33,7 @@ std::optional<int64_t> number_in(std::string_view text) {
   return failed == std::errc() ? std::optional(out) : std::nullopt;
 }
 
-/// Of a file of "name number" lines.
+/// The number behind `name` in a file of "name number" lines.
 std::optional<int64_t> line_named(const std::string& text, std::string_view name) {
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) {
@@ -35,6 +41,30 @@ std::optional<int64_t> line_named(const std::string& text, std::string_view name
       return number_in(std::string_view(line).substr(name.size() + 1));
   }
   return std::nullopt;
+}
+
+/// The folder of `path` below `top`, and those above it up to `top`. Where a container sees only a part of the tree its
+/// path may begin with names that the mount does not have: these are passed over.
+std::vector<fs::path> upwards(const fs::path& top, fs::path path) {
+  std::error_code failed;
+  if (std::ranges::find(path, "..") != path.end()) path.clear();  // moved out of the mounted tree
+  path = path.relative_path();
+  while (!path.empty() && !fs::exists(top / path, failed)) {
+    fs::path rest;
+    for (auto name = std::next(path.begin()); name != path.end(); ++name) rest /= *name;
+    path = rest;
+  }
+  std::vector<fs::path> out;
+  for (; !path.empty(); path = path.parent_path()) out.push_back(top / path);
+  out.push_back(top);
+  return out;
+}
+
+/// `quota` and `period` in microseconds; "max" or -1 as quota: no limit.
+std::optional<double> processors(const std::string& quota, const std::string& period) {
+  const std::optional<int64_t> used = number_in(quota), of = number_in(period);
+  if (!used || !of || *used <= 0 || *of <= 0) return std::nullopt;
+  return static_cast<double>(*used) / static_cast<double>(*of);
 }
 
 bool has_controller(std::string_view list, std::string_view name) {
@@ -95,4 +125,37 @@ std::optional<int64_t> Cgroup::throttled_us() const {
   return ns ? std::optional(*ns / 1000) : std::nullopt;
 }
 
-}  // namespace cairn::agent
+std::optional<double> Cgroup::cpu_limit() const {
+  std::optional<double> least;
+  const auto take = [&](const std::optional<double>& limit) {
+    if (limit && (!least || *limit < *least)) least = limit;
+  };
+  for (const fs::path& at : upwards(mount_, path_2_)) {  // cpu.max: "50000 100000", "max 100000"
+    std::istringstream in(read_whole(at / "cpu.max").value_or(""));
+    if (std::string quota, period; in >> quota >> period) take(processors(quota, period));
+  }
+  for (const char* controller : {"cpu", "cpu,cpuacct"}) {
+    for (const fs::path& at : upwards(mount_ / controller, cpu_1_)) {
+      const auto quota = read_whole(at / "cpu.cfs_quota_us"), period = read_whole(at / "cpu.cfs_period_us");
+      if (quota && period) take(processors(*quota, *period));
+    }
+  }
+  return least;
+}
+
+int64_t usable_cpus(const Cgroup& cgroup) {
+  int64_t cpus = 0;
+  for (int most = CPU_SETSIZE; most <= (1 << 20) && cpus == 0; most *= 2) {  // EINVAL: the machine has more
+    cpu_set_t* const set = CPU_ALLOC(static_cast<size_t>(most));
+    if (set == nullptr) break;
+    if (::sched_getaffinity(0, CPU_ALLOC_SIZE(static_cast<size_t>(most)), set) == 0)
+      cpus = CPU_COUNT_S(CPU_ALLOC_SIZE(static_cast<size_t>(most)), set);
+    CPU_FREE(set);
+  }
+  if (cpus == 0) cpus = std::thread::hardware_concurrency();
+  if (const std::optional<double> limit = cgroup.cpu_limit(); limit && *limit < static_cast<double>(cpus))
+    cpus = static_cast<int64_t>(std::ceil(*limit));
+  return std::max<int64_t>(1, cpus);
+}
+
+}  // namespace cairn
