@@ -13,6 +13,7 @@
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/persist/hdf5_file.h"
+#include "runtime/core/file_calls.h"
 #include "runtime/core/new_file.h"
 #include "runtime/json/json.h"
 
@@ -195,7 +196,7 @@ Result<DualReport> write_body(int fd, const std::vector<DualTensor>& tensors,
   }
   report.rest_hash = rest.digest();
   if (::ftruncate(fd, report.file_bytes) != 0) return os_error(errno, "truncate");
-  if (::fsync(fd) != 0) return os_error(errno, "fsync");
+  if (sync_to_disk(fd) != 0) return os_error(errno, "fsync");
   return report;
 }
 

@@ -27,6 +27,7 @@
 #include "converters/model_card.h"
 #include "converters/safetensors.h"
 #include "converters/tokenizer_files.h"
+#include "runtime/core/file_calls.h"
 #include "runtime/json/json.h"
 
 namespace cairn::convert {
@@ -308,7 +309,7 @@ Status write_text(const fs::path& path, std::string_view text) {
     if (n < 0) return os_error(errno, path.string());
     text.remove_prefix(static_cast<size_t>(n));
   }
-  if (::fsync(fd.get()) != 0) return os_error(errno, path.string());
+  if (sync_to_disk(fd.get()) != 0) return os_error(errno, path.string());
   return {};
 }
 
@@ -339,9 +340,9 @@ class Exporter {
     if (family.own_code) report_.warnings.push_back(own_code_warning(family));
     nlohmann::ordered_json config = config_from_model(family, source_.model(), report_.dtype, original);
     keep_token_ids(original_text, &config);
-    settle_token_ids(&config);
     const WrittenFor written_line = written_for(family, source_.model());
     config["transformers_version"] = written_line.version;
+    settle_token_ids(&config);
     if (!written_line.warning.empty()) report_.warnings.push_back(written_line.warning);
     if (options_.block_fp8) {
       RT_TRY(check_block_fp8(family));
@@ -616,7 +617,7 @@ class Exporter {
       if (!value.is_null()) generates[key] = value;
     }
     if (generates.empty()) return;
-    generates["transformers_version"] = kTestedVersion;
+    generates["transformers_version"] = (*config)["transformers_version"];
     files_[kGeneration] = json_text(generates, 2) + "\n";
   }
 

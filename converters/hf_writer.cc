@@ -25,6 +25,7 @@
 #include "converters/elements.h"
 #include "converters/hf_folder.h"
 #include "converters/safetensors.h"
+#include "runtime/core/file_calls.h"
 #include "runtime/core/make_folder.h"
 #include "runtime/core/unique_handle.h"
 #include "runtime/json/json.h"
@@ -486,13 +487,22 @@ bool is_empty_target(const fs::path& target, std::error_code& error) {
 
 /// The folder in which the work is done, locked.
 Result<Fd> lock_work(const fs::path& work) {
-  if (::mkdir(work.c_str(), 0777) != 0 && errno != EEXIST) return os_error(errno, work.string());
+  const bool is_new = ::mkdir(work.c_str(), 0777) == 0;
+  if (!is_new && errno != EEXIST) return os_error(errno, work.string());
   Fd fd(::open(work.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!fd && (errno == ELOOP || errno == ENOTDIR))
     return invalid(
         fmt::format("{}: is a link or no folder, where the work is done in a folder: remove it", work.string()));
   if (!fd) return os_error(errno, work.string());
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (is_missing_call(errno) && is_new) return fd;  // another process would find it
+    if (is_missing_call(errno)) {
+      return invalid(
+          fmt::format("{}: exists, and its file system has no locks (flock) to say whether another process writes this "
+                      "folder; if none does, move it away (after a replacement that was cut off it holds the only copy "
+                      "of the new model)",
+                      work.string()));
+    }
     if (errno != EWOULDBLOCK) return os_error(errno, work.string());
     return invalid(fmt::format("{}: another process is writing this folder", work.string()));
   }

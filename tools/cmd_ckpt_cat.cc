@@ -17,6 +17,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/npy.h"
+#include "runtime/core/file_calls.h"
 #include "runtime/core/make_folder.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
@@ -87,7 +88,7 @@ class Sink {
   }
   Status finish() {
     if (path_.empty()) return std::fflush(stdout) == 0 ? Status() : Status(os_error(errno, "stdout"));
-    if (!in_place_ && (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0)) return os_error(errno, path_);
+    if (!in_place_ && (std::fflush(file_) != 0 || sync_to_disk(::fileno(file_)) != 0)) return os_error(errno, path_);
     if (std::fclose(std::exchange(file_, nullptr)) != 0) return os_error(errno, path_);
     if (in_place_) return {};
     RT_TRY(go_on());

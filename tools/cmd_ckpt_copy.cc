@@ -162,7 +162,7 @@ Result<int> push(CopyArgs args, bool as_json) {
   args.place.part_bytes = args.part_bytes;
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
-  RT_TRY_SET(const Fd lock, ckpt::is_s3_path(args.to) ? Result<Fd>(Fd()) : lock_run_of(args.place.path));
+  RT_TRY_SET(const RunLock lock, ckpt::is_s3_path(args.to) ? Result<RunLock>(RunLock()) : lock_run_of(args.place.path));
   if (const Result<ckpt::Manifest> manifest = ckpt::read_manifest(*io, source); manifest.ok()) {
     RT_TRY_SET(const std::string owner, run_of_target(*place));
     RT_TRY(check_run(place->describe(), owner, manifest.value().step,
@@ -208,7 +208,7 @@ Result<int> fetch(CopyArgs args, bool as_json) {
   fs::path target = plain(args.to);
   std::error_code failed;
   if (fs::is_directory(target / "checkpoints", failed)) target /= "checkpoints";
-  RT_TRY_SET(const Fd lock, lock_run_of(target));
+  RT_TRY_SET(const RunLock lock, lock_run_of(target));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> here, ckpt::open_directory_place({.path = target.string()}));
   RT_TRY_SET(const std::string owner, run_of_target(*here));

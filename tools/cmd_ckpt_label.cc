@@ -27,7 +27,7 @@ Result<int> label(const LabelArgs& args) {
     return Error{ErrorCode::kInvalidInput, fmt::format("label \"{}\": expected good, suspect or bad", args.label)};
   if (args.why.find_first_not_of(" \t\n") == std::string::npos)
     return Error{ErrorCode::kInvalidInput, "--why: say in a few words why; `cairn ckpt ls` and every start tell it"};
-  RT_TRY_SET(const Fd lock, lock_run_of(dir));
+  RT_TRY_SET(const RunLock lock, lock_run_of(dir));
   ckpt::PosixBackend io;
   RT_TRY(ckpt::find_step(io, dir, args.step));
   RT_TRY(ckpt::put_label(io, dir, args.step, *label, args.why, "hand"));

@@ -172,7 +172,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   }
   RT_TRY_SET(const fs::path dir, checkpoints_dir_of(args.path));
   ckpt::PosixBackend io;
-  Fd lock;
+  RunLock lock;
   if (args.yes) {
     RT_TRY_SET(lock, lock_run_of(dir));
   }

@@ -103,7 +103,7 @@ Result<int> to_checkpoint(const Options& options, bool as_json) {
   import.cancel = &stop_on_signals();
   RT_TRY(check_outside_checkpoints(options.to));
   RT_TRY(check_not_beside_checkpoints(options.to));
-  RT_TRY_SET(const Fd lock, lock_run_of(options.to));
+  RT_TRY_SET(const RunLock lock, lock_run_of(options.to));
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> target, ckpt::open_directory_place({.path = options.to}));
   RT_TRY_SET(const std::string owner, run_of_target(*target));
   if (!owner.empty()) {

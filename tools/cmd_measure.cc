@@ -33,6 +33,7 @@
 #include "runtime/agent/event_pipe.h"
 #include "runtime/cluster/connection.h"
 #include "runtime/comm/gloo_engine.h"
+#include "runtime/core/file_calls.h"
 #include "runtime/core/random.h"
 #include "runtime/cuda/blas_api.h"
 #include "runtime/cuda/gpu_speed.h"
@@ -138,7 +139,7 @@ Result<double> measure_write(const fs::path& folder) {
       if (n < 0) return failed("write");
       at += n;
     }
-    if (::fsync(file.get()) != 0) return failed("fsync");
+    if (sync_to_disk(file.get()) != 0) return failed("fsync");
     written += kWritePiece;
   }
   return static_cast<double>(written) / 1e6 / seconds_since(begin);

@@ -22,6 +22,7 @@
 #include "ckpt/retention/replace.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/verify/verify.h"
+#include "runtime/core/file_calls.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -362,7 +363,7 @@ Status fetch_file(Place& place, int64_t step, const PlacedFile& file, const fs::
     return Error{ErrorCode::kUnavailable,
                  fmt::format("{} in {}: {} bytes came of {}", file.name, place.describe(), at, file.bytes)};
   }
-  if (::fsync(fd.get()) != 0) return os_error(errno, part.string());
+  if (sync_to_disk(fd.get()) != 0) return os_error(errno, part.string());
   if (::rename(part.c_str(), done.c_str()) != 0) return os_error(errno, done.string());
   return {};
 }

@@ -22,6 +22,7 @@
 #include "ckpt/retention/replace.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/posix_backend.h"
+#include "runtime/core/file_calls.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -141,7 +142,7 @@ class DirectoryPlace final : public Place {
     int64_t at = 0;
     bool same = info.st_size > 0 && info.st_size <= source.bytes();
     if (same) {  // not what a dying process left in memory, but what the medium has
-      if (::fsync(fd.get()) != 0) return os_error(errno, path.string());
+      if (sync_to_disk(fd.get()) != 0) return os_error(errno, path.string());
       posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
     }
     Pace pace(traffic.max_bytes_per_s);
@@ -170,7 +171,7 @@ class DirectoryPlace final : public Place {
         report.sent_bytes += bytes;
         unsynced += bytes;
         if (unsynced >= kSyncBytes) {
-          if (::fdatasync(fd.get()) != 0) return os_error(errno, path.string());
+          if (sync_data_to_disk(fd.get()) != 0) return os_error(errno, path.string());
           unsynced = 0;
         }
         pace.spend(bytes);
@@ -180,7 +181,7 @@ class DirectoryPlace final : public Place {
       if (traffic.on_bytes) traffic.on_bytes(bytes);
     }
     if (::ftruncate(fd.get(), source.bytes()) != 0) return os_error(errno, path.string());
-    if (::fsync(fd.get()) != 0) {
+    if (sync_to_disk(fd.get()) != 0) {
       const Error error = os_error(errno, path.string());
       ::unlink(path.c_str());  // its pages may be lost although the kernel calls them clean
       return error;

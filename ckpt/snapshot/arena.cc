@@ -22,6 +22,7 @@
 #include "ckpt/snapshot/populate.h"
 #include "ckpt/snapshot/prepared_memory.h"
 #include "ckpt/snapshot/segment_file.h"
+#include "runtime/core/file_calls.h"
 #include "runtime/core/process.h"
 
 namespace cairn::ckpt {
@@ -203,7 +204,9 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
     if (named) ::unlink(name.c_str());
     return error;
   };
-  if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return give_up(os_error(errno, "flock of snapshot memory"));
+  // Without flock its name protects it: it holds the agent's process, which others find dead or alive.
+  if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && !is_missing_call(errno))
+    return give_up(os_error(errno, "flock of snapshot memory"));
   if (ftruncate(fd.get(), geometry.total_bytes) != 0) {
     return give_up(os_error(errno, fmt::format("{} of snapshot memory in {}", gib(geometry.total_bytes), name)));
   }

@@ -19,6 +19,7 @@
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/snapshot/arena_format.h"
+#include "runtime/core/file_calls.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -96,7 +97,7 @@ Fd lock_segment(const std::string& path, std::chrono::milliseconds patience) {
 
 bool is_held(const std::string& path) {
   const Fd fd = open_segment(path);
-  return fd && flock(fd.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  return fd && flock(fd.get(), LOCK_SH | LOCK_NB) != 0 && (errno == EWOULDBLOCK || is_missing_call(errno));
 }
 
 bool is_on_disk(int fd) {

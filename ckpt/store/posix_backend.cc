@@ -21,6 +21,8 @@
 #include <span>
 #include <string_view>
 
+#include "runtime/core/file_calls.h"
+
 namespace cairn::ckpt {
 
 namespace fs = std::filesystem;
@@ -149,7 +151,7 @@ Result<int64_t> PosixFile::size() {
 }
 
 Status PosixFile::sync() {
-  if (retry_on_signal([&] { return ::fsync(fd_.get()); }) != 0) return failed("fsync", path_);
+  if (retry_on_signal([&] { return sync_to_disk(fd_.get()); }) != 0) return failed("fsync", path_);
   return {};
 }
 
@@ -241,7 +243,7 @@ Status PosixBackend::exchange(const fs::path& a, const fs::path& b) {
 Status PosixBackend::sync_dir(const fs::path& path) {
   const Fd fd(retry_on_signal([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (!fd) return failed("open directory", path.string());
-  if (retry_on_signal([&] { return ::fsync(fd.get()); }) != 0) return failed("fsync directory", path.string());
+  if (retry_on_signal([&] { return sync_to_disk(fd.get()); }) != 0) return failed("fsync directory", path.string());
   return {};
 }
 

@@ -14,6 +14,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "runtime/core/file_calls.h"
 #include "runtime/core/log.h"
 
 namespace cairn::ckpt {
@@ -341,6 +342,7 @@ void UringBackend::Ring::complete(size_t index, int result) {
   const char* operation = slot.syncing ? "fsync" : slot.writing ? "write" : "read";
   if (result == -EINTR || result == -EAGAIN) return start(index);
   if (slot.syncing) {
+    if (result < 0 && is_missing_call(-result) && sync_to_disk(slot.file->fd(slot.direct)) == 0) result = 0;
     if (result == 0) return end(slot, std::nullopt);
     return end(slot, os_error(-result, fmt::format("{}: {}", slot.file->path(), operation)));
   }

@@ -13,8 +13,11 @@
 #include <csignal>
 #include <cstring>
 #include <string_view>
+#include <system_error>
+#include <thread>
 
 #include "runtime/agent/event_pipe.h"
+#include "runtime/core/file_calls.h"
 #include "runtime/core/new_file.h"
 #include "runtime/core/process.h"
 
@@ -32,7 +35,35 @@ constexpr int kEventPipeBytes = 256 << 10;  // a burst of events must not stall 
 
 // glibc 2.36 declares both in sys/pidfd.h without extern "C".
 int pidfd_open(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
-void pidfd_kill(int pidfd) { syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, nullptr, 0); }
+bool pidfd_kill(int pidfd) { return syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, nullptr, 0) == 0; }
+
+/// The read end of a pipe whose other end closes when the child, which stays to be reaped, has ended.
+Result<Fd> watch_by_thread(pid_t pid) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return os_error(errno, "pipe2");
+  Fd read_end(ends[0]), write_end(ends[1]);
+  struct sigaction action {};
+  if (sigaction(SIGCHLD, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) {
+    action.sa_handler = SIG_DFL;  // else the kernel reaps children itself, and their numbers are free again
+    sigaction(SIGCHLD, &action, nullptr);
+  }
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the thread takes no signal that another one waits for
+  std::optional<Error> failure;
+  try {
+    std::thread([pid, end = std::move(write_end)]() {
+      siginfo_t info;
+      while (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT) != 0 && errno == EINTR) {
+      }
+    }).detach();
+  } catch (const std::system_error& failed) {
+    failure = Error{ErrorCode::kUnavailable, fmt::format("a thread that waits for a child: {}", failed.what())};
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (failure) return *std::move(failure);
+  return read_end;
+}
 
 /// All that the child needs between vfork and exec, made beforehand: it may not allocate.
 struct Launch {
@@ -166,24 +197,34 @@ Result<ChildProcess> start_child(const ChildSpec& spec) {
   }
   // The number cannot have been recycled: nobody but us reaps this child.
   child.pidfd.reset(pidfd_open(child.pid));
-  if (!child.pidfd) {
-    const int os_errno = errno;
+  if (child.pidfd) return child;
+  const auto give_up = [&](Error error) {
     kill(child.pid, SIGKILL);
     waitpid(child.pid, nullptr, 0);
-    if (os_errno == ENOSYS) return Error{ErrorCode::kUnsupported, "pidfd_open: needs Linux 5.3 or newer", os_errno};
-    return os_error(os_errno, "pidfd_open");
-  }
+    return error;
+  };
+  if (!is_missing_call(errno)) return give_up(os_error(errno, "pidfd_open"));
+  Result<Fd> watched = watch_by_thread(child.pid);
+  if (!watched.ok()) return give_up(std::move(watched).error());
+  child.pidfd = std::move(watched).value();
+  child.by_number = true;
   return child;
 }
 
 void kill_child(const ChildProcess& child) {
-  if (child.pidfd) pidfd_kill(child.pidfd.get());
+  if (!child.pidfd) return;
+  if (child.by_number || (!pidfd_kill(child.pidfd.get()) && is_missing_call(errno))) kill(child.pid, SIGKILL);
 }
 
 Result<std::optional<ExitStatus>> reap_child(const ChildProcess& child) {
   siginfo_t info{};
-  while (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(child.pidfd.get()), &info, WEXITED | WNOHANG) != 0) {
-    if (errno != EINTR) return os_error(errno, fmt::format("waitid of process {}", child.pid));
+  bool by_number = child.by_number;
+  while (waitid(static_cast<idtype_t>(by_number ? P_PID : P_PIDFD),
+                static_cast<id_t>(by_number ? child.pid : child.pidfd.get()), &info, WEXITED | WNOHANG) != 0) {
+    if (errno == EINVAL && !by_number) {  // Linux 5.3 opens a pidfd and does not wait by it
+      by_number = true;
+    } else if (errno != EINTR)
+      return os_error(errno, fmt::format("waitid of process {}", child.pid));
   }
   if (info.si_pid == 0) return std::optional<ExitStatus>{};
   ExitStatus status;

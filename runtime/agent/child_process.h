@@ -1,6 +1,8 @@
 #pragma once
 // One child of the supervisor: started with exec, watched through a pidfd, killed and reaped through it, so a recycled
-// process number can never be hit. A child dies with the supervisor (PR_SET_PDEATHSIG), even if that one is SIGKILLed.
+// process number can never be hit. Where pidfds are missing (Linux before 5.3, a container's filter of system calls) a
+// thread waits for the child and its number stands for it: it is no other's before reap_child(). A child dies with the
+// supervisor (PR_SET_PDEATHSIG), even if that one is SIGKILLed.
 
 #include <sys/types.h>
 
@@ -38,8 +40,9 @@ struct ExitStatus {
 
 struct ChildProcess {
   pid_t pid = -1;
-  Fd pidfd;   // readable once the child has ended
-  Fd events;  // read end of its event pipe, non-blocking
+  Fd pidfd;                // readable once the child has ended
+  bool by_number = false;  // `pidfd` is a pipe that a thread closes then
+  Fd events;               // read end of its event pipe, non-blocking
   std::string log_path;
   int64_t log_start_bytes = 0;  // size of the log when the child started
 };
@@ -48,7 +51,7 @@ struct ChildProcess {
 /// are as they are here (SIGPIPE and SIGCHLD at their defaults) and none is blocked.
 ///
 /// The child is tied to the calling *thread*: the kernel kills it when that thread ends.
-/// Errors: kInvalidInput for a program or log that cannot be opened, kUnsupported without pidfd (Linux < 5.3).
+/// Errors: kInvalidInput for a program or log that cannot be opened.
 Result<ChildProcess> start_child(const ChildSpec& spec);
 
 /// SIGKILL; a child that has ended already is no error.

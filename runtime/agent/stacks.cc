@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "runtime/json/json.h"
 #include "runtime/telemetry/trace.h"
@@ -214,12 +215,25 @@ Result<StackProbe> StackProbe::start(const std::string& program, const std::vect
   const int rc = ::posix_spawn(&pid, program.c_str(), &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (rc != 0) return os_error(rc, program);
-  Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  return StackProbe(pid, std::move(pidfd), std::move(read_end));
+  return StackProbe(pid, std::move(read_end));
+}
+
+StackProbe::StackProbe(StackProbe&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)),
+      out_(std::move(other.out_)),
+      text_(std::move(other.text_)),
+      ended_(other.ended_) {}
+
+StackProbe& StackProbe::operator=(StackProbe&& other) noexcept {
+  std::swap(pid_, other.pid_);
+  std::swap(out_, other.out_);
+  std::swap(text_, other.text_);
+  std::swap(ended_, other.ended_);
+  return *this;
 }
 
 StackProbe::~StackProbe() {
-  if (pidfd_) finish(0);
+  if (pid_ > 0) finish(0);
 }
 
 bool StackProbe::take() {
@@ -247,13 +261,12 @@ std::vector<ProcessStacks> StackProbe::finish(int64_t limit_ms) {
     pollfd readable = {out_.get(), POLLIN, 0};
     ::poll(&readable, 1, static_cast<int>(left_ms));
   }
-  if (pidfd_) {
-    // Detaches by dying: the kernel lets go of what it held.
-    ::syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0);
+  if (pid_ > 0) {
+    ::kill(pid_, SIGKILL);  // detaches by dying: the kernel lets go of what it held
     siginfo_t info;
     while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED) != 0 && errno == EINTR) {
     }
-    pidfd_.reset();
+    pid_ = -1;
   }
   return parse_lines(text_);
 }

@@ -47,8 +47,8 @@ class StackProbe {
  public:
   /// `program` understands `_stacks PID...` and prints a line of JSON for each.
   static Result<StackProbe> start(const std::string& program, const std::vector<pid_t>& pids);
-  StackProbe(StackProbe&&) = default;
-  StackProbe& operator=(StackProbe&&) = default;
+  StackProbe(StackProbe&& other) noexcept;
+  StackProbe& operator=(StackProbe&& other) noexcept;
   ~StackProbe();
 
   /// Takes what is there. True when all has come.
@@ -57,9 +57,9 @@ class StackProbe {
   std::vector<ProcessStacks> finish(int64_t limit_ms);
 
  private:
-  StackProbe(pid_t pid, Fd pidfd, Fd out) : pid_(pid), pidfd_(std::move(pidfd)), out_(std::move(out)) {}
-  pid_t pid_ = -1;
-  Fd pidfd_, out_;
+  StackProbe(pid_t pid, Fd out) : pid_(pid), out_(std::move(out)) {}
+  pid_t pid_ = -1;  // until it is reaped here, and so no other's
+  Fd out_;
   std::string text_;
   bool ended_ = false;
 };

@@ -12,6 +12,8 @@
 #include <ctime>
 #include <utility>
 
+#include "runtime/core/file_calls.h"
+
 namespace cairn {
 namespace {
 
@@ -73,14 +75,14 @@ void NewFile::discard() {
 Status NewFile::write(std::string_view bytes) { return write_all(fd_.get(), bytes, path_.string()); }
 
 Status NewFile::sync() {
-  if (::fsync(fd_.get()) != 0) return os_error(errno, path_.string());
+  if (sync_to_disk(fd_.get()) != 0) return os_error(errno, path_.string());
   return {};
 }
 
 Status NewFile::sync_folder() const {
   const fs::path folder = folder_of(path_);
   const Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd || ::fsync(fd.get()) != 0) return os_error(errno, folder.string());
+  if (!fd || sync_to_disk(fd.get()) != 0) return os_error(errno, folder.string());
   return {};
 }
 

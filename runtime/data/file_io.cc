@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "runtime/core/file_calls.h"
+
 namespace cairn::data {
 
 Result<OpenedFile> open_readable(const std::string& path) {
@@ -55,7 +57,7 @@ Status write_exact(int fd, const std::string& path, int64_t offset, const void* 
 }
 
 Status sync_file(int fd, const std::string& path) {
-  if (::fsync(fd) != 0) return os_error(errno, path + ": fsync");
+  if (sync_to_disk(fd) != 0) return os_error(errno, path + ": fsync");
   return {};
 }
 
@@ -63,7 +65,7 @@ Status sync_parent_dir(const std::string& path) {
   const std::string parent = (std::filesystem::path(path).parent_path() / ".").string();  // "./" for a bare name
   const Fd dir(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!dir) return os_error(errno, parent);
-  if (::fsync(dir.get()) != 0) return os_error(errno, parent + ": fsync of the directory");
+  if (sync_to_disk(dir.get()) != 0) return os_error(errno, parent + ": fsync of the directory");
   return {};
 }
 

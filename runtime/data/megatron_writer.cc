@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 
+#include "runtime/core/file_calls.h"
 #include "runtime/core/make_folder.h"
 #include "runtime/core/new_file.h"
 #include "runtime/data/file_io.h"
@@ -30,9 +31,21 @@ bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0;
 // Opens or takes over a temporary file. The lock comes before the truncation, and the name must still be ours after
 // it, so that two writers never share a file.
 Result<Fd> open_temporary(const std::string& path) {
-  RT_TRY_SET(Fd fd, open_own(path, O_RDWR));
+  Result<Fd> made = open_own(path, O_RDWR | O_EXCL);
+  const bool is_new = made.ok();
+  if (!is_new && made.error().os_errno == EEXIST) made = open_own(path, O_RDWR);
+  RT_TRY_SET(Fd fd, std::move(made));
   struct stat by_fd = {}, by_name = {};
-  const bool locked = ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0;
+  bool locked = ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0;
+  if (!locked && is_missing_call(errno)) {
+    if (!is_new) {
+      return Error{ErrorCode::kInvalidInput,
+                   path +
+                       ": exists, and its file system has no locks (flock) to say whether another process writes "
+                       "this set; if none does, remove it"};
+    }
+    locked = true;  // made by this process: another one would find it
+  }
   if (!locked || ::fstat(fd.get(), &by_fd) != 0 || ::lstat(path.c_str(), &by_name) != 0 ||
       by_fd.st_ino != by_name.st_ino || by_fd.st_dev != by_name.st_dev)
     return Error{ErrorCode::kInvalidInput, path +

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/core/clock.h"
+#include "runtime/core/file_calls.h"
 #include "runtime/core/new_file.h"
 #include "runtime/json/json.h"
 
@@ -162,7 +163,7 @@ Status LineFile::append(std::string line) {
 }
 
 Status LineFile::sync() {
-  if (::fdatasync(fd_.get()) != 0) return os_error(errno, path_.string());
+  if (sync_data_to_disk(fd_.get()) != 0) return os_error(errno, path_.string());
   return {};
 }
 

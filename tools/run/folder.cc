@@ -24,6 +24,7 @@
 #include "ckpt/retention/replace.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/core/file_calls.h"
 #include "runtime/core/new_file.h"
 #include "runtime/core/process.h"
 #include "runtime/core/random.h"
@@ -47,6 +48,46 @@ Result<std::string> read_text_file(const fs::path& path) {
   while (in.read(piece, sizeof piece), in.gcount() > 0) text.append(piece, static_cast<size_t>(in.gcount()));
   if (in.bad()) return Error{ErrorCode::kIo, path.string() + ": cannot be read"};
   return text;
+}
+
+std::string this_boot() {
+  std::string out;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> out;
+  for (const char* name : {"pid", "time"}) {
+    std::error_code failed;
+    const fs::path space = fs::read_symlink(fmt::format("/proc/self/ns/{}", name), failed);
+    if (failed && std::string_view(name) == "pid") return {};
+    if (!out.empty() && !failed) out += " " + space.string();
+  }
+  return out;
+}
+
+std::string holder_line() {
+  const ckpt::WriterId me = ckpt::this_writer();
+  const auto now =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
+  std::random_device random;
+  const nlohmann::json line{{"host", me.host},
+                            {"pid", me.pid},
+                            {"start", me.start},
+                            {"boot", this_boot()},
+                            {"since", time_text(now.count())},
+                            {"token", fmt::format("{:08x}{:08x}", random(), random())}};
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+RunHolder holder_in(const std::string& text) {
+  const auto line = json_or_nothing(text);
+  const auto word = [&](const char* key) {
+    return line.is_object() && line.contains(key) && line[key].is_string() ? printable(line[key].get<std::string>())
+                                                                           : std::string();
+  };
+  RunHolder holder{.host = word("host"), .since = word("since"), .pid = "unknown", .boot = word("boot")};
+  const bool older = line.is_number_integer();
+  if (older || (line.is_object() && line.contains("pid") && line["pid"].is_number_integer()))
+    holder.pid = (older ? line : line["pid"]).dump();
+  if (line.is_object() && line.contains("start") && line["start"].is_number_integer()) holder.start = line["start"];
+  return holder;
 }
 
 namespace {
@@ -147,19 +188,6 @@ std::string doubt_about(const fs::path& run) {
   return fmt::format("{} was not there and was made: is a file system not mounted?", outermost.string());
 }
 
-/// No two are equal, so that who has written one sees by it whether the run is still his.
-std::string holder_line() {
-  const ckpt::WriterId me = ckpt::this_writer();
-  const auto now =
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
-  std::random_device random;
-  const nlohmann::json line{{"host", me.host},
-                            {"pid", me.pid},
-                            {"since", time_text(now.count())},
-                            {"token", fmt::format("{:08x}{:08x}", random(), random())}};
-  return json_text(line) + "\n";
-}
-
 /// Over what the one before has left, which never leaves nothing: somebody may be reading.
 Status write_holder(int fd, const std::string& line, const fs::path& lock) {
   const auto bytes = static_cast<ssize_t>(line.size());
@@ -169,26 +197,19 @@ Status write_holder(int fd, const std::string& line, const fs::path& lock) {
   return {};
 }
 
-RunHolder holder_in(const std::string& text) {
-  const auto line = json_or_nothing(text);
-  const auto word = [&](const char* key) {
-    return line.is_object() && line.contains(key) && line[key].is_string() ? printable(line[key].get<std::string>())
-                                                                           : std::string();
-  };
-  RunHolder holder{.host = word("host"), .since = word("since"), .pid = "unknown"};
-  const bool older = line.is_number_integer();
-  if (older || (line.is_object() && line.contains("pid") && line["pid"].is_number_integer()))
-    holder.pid = json_text(older ? line : line["pid"]);
-  return holder;
-}
-
 /// `what` follows "is in use by another cairn (...)".
 Error in_use(const fs::path& lock, std::string_view what) {
-  const Result<std::string> line = read_text_file(lock);
+  const Result<std::optional<fs::path>> owner = owner_file_in(lock.parent_path());
+  const bool without_locks = owner.ok() && owner.value();
+  const Result<std::string> line = read_text_file(without_locks ? *owner.value() : lock);
   const RunHolder holder = holder_in(line.ok() ? line.value() : "");
   std::string text =
       fmt::format("{} is in use by another cairn ({}){}", lock.parent_path().string(), holder.describe(), what);
-  if (!holder.host.empty() && holder.host != ckpt::this_writer().host) {
+  if (without_locks) {
+    text +=
+        fmt::format(". It has no locks of its file system, and {} says so: when that cairn is dead, remove this file",
+                    owner.value()->string());
+  } else if (!holder.host.empty() && holder.host != ckpt::this_writer().host) {
     text += fmt::format(
         ". If {0} is dead, the file system keeps its lock for a while: NFSv4 some 90 s, NFSv3 until {0} is up again; "
         "then, or when {1} has been removed, the same command resumes. Should that cairn be alive after all, "
@@ -222,13 +243,27 @@ bool is_ending(const RunHolder& holder) {
 }
 
 /// The lock of the run, once a holder that ends has let go. False: it is another's.
-Result<bool> take_lock(int fd, const fs::path& lock) {
+Result<bool> take_lock(RunLock& mine, const fs::path& lock, bool waits = true) {
   constexpr int kMostTries = 1000;
+  const fs::path folder = lock.parent_path();
   for (int tries = 1;; ++tries) {
-    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
-    if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
-    const Result<std::string> line = read_text_file(lock);
-    if (tries == kMostTries || !line.ok() || !is_ending(holder_in(line.value()))) return false;
+    if (::flock(mine.fd.get(), LOCK_EX | LOCK_NB) == 0) {
+      RT_TRY_SET(const std::optional<fs::path> other, owner_file_in(folder));  // of a host that has no flock here
+      if (!other) return true;
+      ::flock(mine.fd.get(), LOCK_UN);
+    } else if (is_missing_call(errno)) {
+      if (!is_flocked(mine.fd.get())) {
+        RT_TRY_SET(mine.owner, OwnerFile::claim(folder));
+      }
+      if (mine.owner) return true;
+    } else if (errno != EWOULDBLOCK) {
+      return os_error(errno, "flock " + lock.string());
+    }
+    RT_TRY_SET(const std::optional<fs::path> owner, owner_file_in(folder));
+    const Result<std::string> line = read_text_file(owner.value_or(lock));
+    if (!waits || tries == kMostTries || !line.ok()) return false;
+    const RunHolder holder = holder_in(line.value());
+    if (!is_ending(holder) || (owner && holder.boot != this_boot())) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
@@ -253,6 +288,10 @@ std::optional<RunHolder> holder_of_run(const fs::path& run) {
   const Result<std::string> line = read_text_file(lock);
   const RunHolder holder = holder_in(line.ok() ? line.value() : "");
   if (is_flocked(fd.get())) return holder;
+  if (const Result<std::optional<fs::path>> owner = owner_file_in(run); owner.ok() && owner.value()) {
+    const Result<std::string> of_owner = read_text_file(*owner.value());
+    return holder_in(of_owner.ok() ? of_owner.value() : "");
+  }
   // A file system may number its devices otherwise than the kernel lists them (overlay, btrfs), or share its locks with
   // other hosts.
   if (::flock(fd.get(), LOCK_SH | LOCK_NB) == 0) return std::nullopt;
@@ -287,11 +326,20 @@ Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name)
 
 Status RunFolder::lock(bool takes_over) {
   const fs::path lock = path_ / "run.lock";
-  RT_TRY_SET(lock_, open_own(lock, O_RDWR));
-  RT_TRY_SET(const bool mine, take_lock(lock_.get(), lock));
+  RT_TRY_SET(lock_.fd, open_own(lock, O_RDWR));
+  RT_TRY_SET(const bool mine, take_lock(lock_, lock));
   if (!mine) {
     if (!takes_over) return in_use(lock, "; one run folder, one run");
     takes_over_ = true;
+    if (::flock(lock_.fd.get(), LOCK_EX | LOCK_NB) != 0 && is_missing_call(errno)) {
+      RT_TRY_SET(lock_.owner, OwnerFile::claim(path_, true));
+    }
+  }
+  if (lock_.owner) {
+    doubt_ += fmt::format(
+        "{}the file system of {} has no locks (flock), so {} keeps other starts out. Should this machine die, remove "
+        "that file before a start on another one; or mount the file system with locks (Lustre: -o flock)",
+        doubt_.empty() ? "" : "; ", path_.string(), lock_.owner->path().filename().string());
   }
   return {};
 }
@@ -328,14 +376,15 @@ Status RunFolder::make() {
   }
   const fs::path lock_file = path_ / "run.lock";
   const bool had_lock = fs::exists(lock_file, unknown), had_identity = fs::exists(path_ / "run.json", unknown);
-  if (!lock_) {
+  if (!lock_.fd) {
     RT_TRY(lock(false));
     RT_TRY(read_id());  // somebody may have made it since hold()
   }
   if (!had_lock) made_.push_back(lock_file);
+  if (lock_.owner) made_.push_back(lock_.owner->path());
   if (!had_identity) made_.push_back(path_ / "run.json");
   lock_line_ = holder_line();
-  RT_TRY(write_holder(lock_.get(), lock_line_, lock_file));
+  RT_TRY(write_holder(lock_.fd.get(), lock_line_, lock_file));
   remove_left_files(path_);
   if (Result<ckpt::HeldFolder> held = ckpt::HeldFolder::open(path_); held.ok()) held_ = std::move(held).value();
 
@@ -349,7 +398,7 @@ Status RunFolder::make() {
 }
 
 Status RunFolder::check_held() const {
-  if (takes_over_) static_cast<void>(::flock(lock_.get(), LOCK_EX | LOCK_NB));  // once the one before has let go
+  if (takes_over_) static_cast<void>(::flock(lock_.fd.get(), LOCK_EX | LOCK_NB));  // once the one before has let go
   const Result<std::string> line = read_text_file(path_ / "run.lock");
   if (line.ok() && line.value() == lock_line_) return {};
   if (!line.ok()) {
@@ -417,30 +466,31 @@ Status check_nothing_lost(const fs::path& run) {
                   (run / "checkpoints").string(), saved)};
 }
 
-Result<Fd> lock_run_of(const fs::path& checkpoints) {
+Result<RunLock> lock_run_of(const fs::path& checkpoints) {
   std::error_code unknown;
   fs::path dir = (fs::absolute(checkpoints).lexically_normal() / "").parent_path();
   if (dir.filename() != "checkpoints") {  // or by a link that leads to one
     dir = fs::canonical(dir, unknown);
-    if (unknown || dir.filename() != "checkpoints") return Fd();
+    if (unknown || dir.filename() != "checkpoints") return RunLock();
   }
   const fs::path lock = dir.parent_path() / "run.lock";
-  Fd fd(::open(lock.c_str(), O_RDWR | O_CLOEXEC));
-  const bool mine = static_cast<bool>(fd);
-  if (!fd && errno == EACCES) fd.reset(::open(lock.c_str(), O_RDONLY | O_CLOEXEC));  // another user's run
-  if (!fd) return errno == ENOENT || errno == ENOTDIR ? Result<Fd>(Fd()) : os_error(errno, lock.string());
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
+  RunLock out;
+  out.fd.reset(::open(lock.c_str(), O_RDWR | O_CLOEXEC));
+  const bool mine = static_cast<bool>(out.fd);
+  if (!out.fd && errno == EACCES) out.fd.reset(::open(lock.c_str(), O_RDONLY | O_CLOEXEC));  // another user's run
+  if (!out.fd) return errno == ENOENT || errno == ENOTDIR ? Result<RunLock>(RunLock()) : os_error(errno, lock.string());
+  RT_TRY_SET(const bool free, take_lock(out, lock, false));
+  if (free) {
     // Or the next one is told of who held it before. A full disk, which `prune` is for, is no reason to refuse. What an
     // agent of another host has written stays: where a lock is local to a host it may be alive, and would stop for
     // this.
     std::string before(4096, '\0');
-    before.resize(static_cast<size_t>(std::max<ssize_t>(0, ::pread(fd.get(), before.data(), before.size(), 0))));
+    before.resize(static_cast<size_t>(std::max<ssize_t>(0, ::pread(out.fd.get(), before.data(), before.size(), 0))));
     const std::string host = holder_in(before).host;
     if (mine && (host.empty() || host == ckpt::this_writer().host))
-      ignore(write_holder(fd.get(), holder_line(), lock), "only to be told");
-    return fd;
+      ignore(write_holder(out.fd.get(), holder_line(), lock), "only a name for messages");
+    return out;
   }
-  if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
   return in_use(lock, ", which has its own retention; stop it first, or choose another folder");
 }
 

@@ -13,12 +13,19 @@
 #include "ckpt/store/held_folder.h"
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
+#include "tools/run/owner_file.h"
 
 namespace cairn::dsl {
 struct LoadedRecipe;
 }
 
 namespace cairn::tools {
+
+/// A run's lock while it lives.
+struct RunLock {
+  Fd fd;                           // of run.lock, with flock
+  std::optional<OwnerFile> owner;  // where the file system has none
+};
 
 class RunFolder {
  public:
@@ -37,7 +44,7 @@ class RunFolder {
   /// The folder that this one was copied from since, and that is still there: this one has an id of its own from now
   /// on. Else empty.
   const std::string& copied_from() const { return copied_from_; }
-  /// A sentence where the folder was made at a place that looks like one whose disk is not mounted. Else empty.
+  /// Doubts about the place: its disk seems not to be mounted, its file system has no locks. Else empty.
   const std::string& doubt() const { return doubt_; }
   /// A copy's new id is written down, once nothing refuses it any more: the original may go, and this be that run.
   Status settle();
@@ -73,7 +80,7 @@ class RunFolder {
   std::filesystem::path path_;
   std::string id_, name_, copied_from_, doubt_;
   std::string written_at_;  // where run.json says it lies; empty: an older build's, or none is there
-  Fd lock_;
+  RunLock lock_;
   bool takes_over_ = false;
   std::string lock_line_;                    // what run.lock holds while the run is this one's
   std::optional<ckpt::HeldFolder> held_;     // path_
@@ -87,9 +94,16 @@ std::filesystem::path log_of_rank(const std::filesystem::path& run, int64_t rank
 struct RunHolder {
   std::string host, since;  // empty: an older build's, which tells its pid alone
   std::string pid;
+  std::string boot;   // this_boot() there; empty: an older build's
+  int64_t start = 0;  // of the process, as ProcessStat has it
   /// "pid 12 on host, since 2026-01-01 10:00:00"
   std::string describe() const;
 };
+/// The line that this process writes as holder. No two are equal.
+std::string holder_line();
+RunHolder holder_in(const std::string& line);
+/// This boot of this machine with the namespaces that give a process its number and its start time; empty: unknown.
+std::string this_boot();
 /// The cairn that holds the run now; nullopt: none, or there is no such folder. Looks only: takes no lock that a start
 /// could meet, except for a moment where the kernel does not tell (run.lock was taken by another host).
 std::optional<RunHolder> holder_of_run(const std::filesystem::path& run);
@@ -108,7 +122,7 @@ Status check_nothing_lost(const std::filesystem::path& run);
 /// The lock of the run whose checkpoints these are, for whoever removes steps or brings some: no training goes on from
 /// the folder, or applies its retention to it, meanwhile. A folder of another name, or outside any run, has none.
 /// Errors: kUnavailable when another process holds it, naming it.
-Result<Fd> lock_run_of(const std::filesystem::path& checkpoints);
+Result<RunLock> lock_run_of(const std::filesystem::path& checkpoints);
 
 /// Text into a file that appears whole or not at all.
 Status write_text_file(const std::filesystem::path& path, const std::string& text);
