@@ -61,10 +61,10 @@ constexpr std::string_view kHarmless[] = {
     "summary_proj_to_labels", "summary_first_dropout", "pruned_heads", "chunk_size_feed_forward",
     "cross_attention_hidden_size", "is_decoder", "tie_encoder_decoder"};
 
-/// What a key that stands in published files says of a model, where the family's own table does not read it: no class
-/// of transformers does either, and the value says what the class computes, or another model.
+/// A key of published files that the family's own table does not read. No class of transformers reads it either; the
+/// value says what the class computes, or another model.
 struct Statement {
-  enum class Off { kPasses, kRefused };  // `false` where the model has it: the tensors tell, or nothing else does
+  enum class Off { kPasses, kRefused };  // `false` where the model has it: the tensors say so, or nothing else does
 
   std::vector<std::string_view> keys;
   bool (*holds)(const ModelConfig&);
@@ -121,12 +121,12 @@ const std::vector<Statement>& statements() {
 
 bool is_number(const json& value, double wanted) { return value.is_number() && value.get<double>() == wanted; }
 
-/// Of a key that says how many experts there are. A dense model has none, or one that every token takes.
+/// Reads a key that counts experts. A dense model has none, or one that every token takes.
 bool says_experts(const json& value, const ModelConfig& m) {
   return m.moe.experts > 0 ? is_number(value, static_cast<double>(m.moe.experts))
                            : is_number(value, 0) || is_number(value, 1);
 }
-/// Of a key that says which part of a head's channels turns.
+/// Reads a key that says which part of a head's channels turns.
 bool says_part(const json& value, const ModelConfig& m) {
   if (m.positions != Positions::kRotary) return is_number(value, 1);
   return value.is_number() && value.get<double>() > 0 && value.get<double>() <= 1 &&

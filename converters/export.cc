@@ -488,7 +488,7 @@ class Exporter {
     return {};
   }
 
-  /// What the checkpoint keeps, or what lies beside it, or the files of what the run began with. Returns whether the
+  /// Takes what the checkpoint keeps, or what lies beside it, or the files of what the run began with. Returns whether the
   /// model came with them: they are its own whatever the recipe says.
   Result<bool> take_own_files() {
     for (const std::string& name : source_.files()) {
@@ -543,7 +543,7 @@ class Exporter {
     return options_.trained_tokenizer ? options_.trained_tokenizer(source_.manifest()) : std::string();
   }
 
-  /// Of a model that was trained from scratch, or with another tokenizer than that of the folder that it began with.
+  /// Takes the tokenizer of a model that was trained from scratch, or with another tokenizer than that of the folder that it began with.
   Status take_recipe_tokenizer() {
     TokenizerConfig tokenizer = source_.recipe().tokenizer;
     const bool of_origin = std::ranges::any_of(files_, [](const auto& file) { return is_tokenizer_file(file.first); });
@@ -598,7 +598,7 @@ class Exporter {
     return {};
   }
 
-  /// Of a tokenizer that was taken: its ids, in config.json and in what generation reads.
+  /// Writes the ids of a tokenizer that was taken: in config.json and in what generation reads.
   void settle_token_ids(nlohmann::ordered_json* config) {
     constexpr const char* kGeneration = "generation_config.json";
     if (!tokenizer_) return;

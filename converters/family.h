@@ -55,7 +55,7 @@ struct Family {
   int64_t unit_head_vocab = 0;  // > 0: with so many tokens the head's rows are read divided by their lengths
   std::span<const std::string_view> ignored;  // patterns of tensors that nobody needs: masks, inverse frequencies
   std::string_view passed_over;  // in the names of tensors that both lines of transformers pass over; empty: none
-  // Of transformers 4, which exports are written for:
+  // transformers 4, which exports are written for:
   bool since_5 = false;                                   // it has no class
   std::string (*beyond_4)(const ModelConfig&) = nullptr;  // what it does otherwise with this model; empty: nothing
   // Of formats with a file for each rank, read only:

@@ -632,7 +632,7 @@ void read_original_context(ConfigReader& in, const json& scaling, std::string_vi
       inner != 0 || llama3 || outer == 0 ? std::max(inner, outer) : by_line(in, std::string(kKey), outer, m.context);
 }
 
-/// The kind of a scaling: rope_type, or type, its older name. Nothing where it is no string, which is told.
+/// The kind of a scaling: rope_type, or type, its older name. Nothing where it is no string, which is reported.
 std::optional<std::string> scaling_type(ConfigReader& in, const json& scaling, std::string_view place,
                                         const RopeKeys& keys) {
   std::optional<std::string> newer, old;

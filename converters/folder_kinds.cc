@@ -26,8 +26,8 @@ constexpr int64_t kMaxConfigBytes = int64_t{1} << 20;
 using Names = std::set<std::string>;
 
 struct Kind {
-  Patterns any, all;  // one of the first is there, and each of the others
-  // What it is and what to do: {dir} is the folder, {found} the name that was found, {model} the folder of a model in
+  Patterns any, all;  // one of the first exists, and each of the others
+  // The name and the remedy: {dir} is the folder, {found} the name that was found, {model} the folder of a model in
   // it.
   std::string_view is, way_on;
 };
@@ -140,7 +140,7 @@ const std::vector<Kind>& kinds() {
   return kKinds;
 }
 
-/// Of a file by itself.
+/// The kinds of a file by itself.
 const std::vector<Kind>& file_kinds() {
   static const std::vector<Kind> kKinds = {
       {{"GGUF magic", "*.gguf"},
@@ -186,7 +186,7 @@ Names names_of(const fs::path& dir) {
     const fs::file_status status = fs::status(it->path(), of_entry);
     out.insert(name + (fs::is_directory(status) ? "/" : fs::exists(status) ? "" : " ->"));
   }
-  // What `hf download` keeps elsewhere until a file is complete: with --local-dir, and of a snapshot.
+  // The files that `hf download` keeps elsewhere until a file is complete: with --local-dir, and of a snapshot.
   for (const fs::path& cache : {dir / ".cache" / "huggingface" / "download", dir / ".." / ".." / "blobs"}) {
     if (cache.filename() == "blobs" && fs::absolute(dir, error).parent_path().filename() != "snapshots") continue;
     for (fs::directory_iterator it(cache, error), end; !error && it != end && out.size() < kMostNames;

@@ -339,7 +339,7 @@ void HfFolder::settle_mtp(const HfOptions& options) {
 
 namespace {
 
-/// What trainers of values and rewards, and classes that classify, call their heads.
+/// The names that trainers of values and rewards, and classes that classify, give their heads.
 bool is_scoring_head(std::string_view stored) {
   static constexpr std::string_view kHeads[] = {
       "v_head.*",       "value_head.*",          "critic_head.*",        "score.*",      "reward_head.*",
@@ -351,7 +351,7 @@ bool is_scoring_head(std::string_view stored) {
   return std::ranges::any_of(kHeads, [&](std::string_view pattern) { return matches(pattern, name); });
 }
 
-/// What peft puts into the names of a model that it has changed.
+/// The parts that peft puts into the names of a model that it has changed.
 bool is_adapter_tensor(std::string_view stored) {
   static constexpr std::string_view kParts[] = {
       "*.lora_A.*",   "*.lora_B.*", "*.lora_embedding_?*", "*.base_layer.*", "*.lora_magnitude_vector*",
@@ -463,7 +463,7 @@ Status HfFolder::settle_heads(const Found& found) {
     if (!names.empty()) warnings_.push_back(fmt::format("{}: a value head, left out as transformers does", names));
     return {};
   }
-  if (heads_.empty() && own_head && !model_.tied_embeddings) return {};  // the class is wrong, the head is there
+  if (heads_.empty() && own_head && !model_.tied_embeddings) return {};  // the class is wrong: the head exists
   const FolderTensor* head = heads_.empty() ? nullptr : heads_.front();
   return Error{
       ErrorCode::kUnsupported,

@@ -9,7 +9,7 @@ namespace cairn::convert {
 
 /// Norms behind the branches alone, and of whole q and k.
 ModelConfig olmo2_base();
-/// Of OLMo and OLMo 2 (Family::beyond_4).
+/// Family::beyond_4 of OLMo and OLMo 2.
 std::string olmo_beyond_4(const ModelConfig& model);
 
 /// The keys of config.json of OLMo and OLMo 2, with `own` after the rotary ones. transformers 4 takes no scaling but

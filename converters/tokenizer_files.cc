@@ -27,7 +27,7 @@ constexpr int64_t kMaxBytes = int64_t{256} << 20;
 /// The class that both lines of transformers have for whatever a tokenizer.json says.
 constexpr std::string_view kClass = "PreTrainedTokenizerFast", kClassOf5 = "TokenizersBackend";
 
-/// What a tokenizer's file is used with.
+/// The files that a tokenizer's file is used with.
 bool goes_along(std::string_view name) {
   return name == kSettings || name == kMap || name == "added_tokens.json" || name == "chat_template.json" ||
          (name.ends_with(".jinja") && is_passed_file(name));

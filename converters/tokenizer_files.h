@@ -22,8 +22,8 @@ struct TokenizerFiles {
   std::vector<std::string> warnings;         // what could not be written, for people
 };
 
-/// `tokenizer`: where its file lies now, of kind bytes, sentencepiece or hf. Of what lies beside the file only what
-/// says how it is used comes along: its configuration, special and added tokens, chat templates. `document_end`: the
+/// `tokenizer`: where its file lies now, of kind bytes, sentencepiece or hf. Only the files beside it
+/// that say how it is used come along: its configuration, special and added tokens, chat templates. `document_end`: the
 /// recipe's, or -1. Errors: those of text::make_tokenizer().
 Result<TokenizerFiles> tokenizer_files(const TokenizerConfig& tokenizer, int64_t context, int64_t document_end);
 
@@ -35,7 +35,7 @@ TokenizerConfig tokenizer_in(const std::filesystem::path& folder);
 std::vector<std::filesystem::path> places_of(const std::filesystem::path& path,
                                              const std::filesystem::path& checkpoint);
 
-/// As a run's lineage.jsonl has that of its tokenizer's file.
+/// The hash that a run's lineage.jsonl has of its tokenizer's file.
 std::string content_hash(std::string_view content);
 
 struct FoundTokenizer {

@@ -42,7 +42,7 @@ bool is_hf_folder(const std::filesystem::path& path);
 /// the checkpoint lies elsewhere, or the run used none.
 std::string trained_tokenizer(const std::filesystem::path& checkpoint, const ckpt::Manifest& manifest);
 
-/// Of a --tokenizer. Errors: kUnsupported for a tokenizer of a kind that is not read here, naming it.
+/// Looks at the value of --tokenizer. Errors: kUnsupported for a tokenizer of a kind that is not read here, naming it.
 Status check_tokenizer_name(const std::string& name);
 
 /// resolve_checkpoint(), where what lies there is no folder of another program's: that one is named.

@@ -24,7 +24,7 @@ Family cohere_family() {
   static const std::vector<ConfigKey> kKeys = llama_like_keys(
       cohere_defaults({.absent_base = 10000, .absent_base_5 = 500000, .old_type_counts = false}),
       {factor("logit_scale", &M::logit_scale, 0.0625), head_norms(), biases("attention_bias", kQkv | kOut, false),
-       // Of published files; the class looks at none of them.
+       // Published files have these; the class looks at none of them.
        refuse_unless("position_embedding_type", "rope_gptj")});
   return llama_like({.model_type = "cohere",
                      .architecture = "CohereForCausalLM",

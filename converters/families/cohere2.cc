@@ -10,7 +10,7 @@ Family cohere2_family() {
       {factor("logit_scale", &ModelConfig::logit_scale, 0.0625),
        windows_by_pattern({.pattern = "sliding_window_pattern", .full_is_nope = true}),
        biases("attention_bias", kQkv | kOut, false),
-       // Of published files; the class looks at none of them.
+       // Published files have these; the class looks at none of them.
        refuse_unless("position_embedding_type", "rope_gptj"), unread({"layer_switch", "order_of_interleaved_layers"})});
   return llama_like(
       {.model_type = "cohere2", .architecture = "Cohere2ForCausalLM", .base = cohere_base, .keys = kKeys});

@@ -122,7 +122,7 @@ Family ernie4_5_moe_family() {
                 .absent_top_k = 6,
                 .absent_loss = 0.001}),
        shared_experts("moe_num_shared_experts", 2), spread_layers(), least_sum(),
-       // Of published files, which no class looks at: how training chose, and the module left out below.
+       // Published files have these, and no class looks at them: how training chose, and the module left out below.
        unread({"moe_gate", "moe_capacity", "moe_group", "num_nextn_predict_layers"})});
   return llama_like({.model_type = "ernie4_5_moe",
                      .architecture = "Ernie4_5_MoeForCausalLM",

@@ -53,7 +53,7 @@ Family stablelm_family() {
                        .norm_eps_key = "layer_norm_eps"},
                       {biases("use_qkv_bias", kQkv, false), head_norms(), parallel_residual(),
                        dropout("hidden_dropout", &M::residual_dropout),
-                       // Of published files; the class looks at none of them.
+                       // Published files have these; the class looks at none of them.
                        refuse_unless("rotary_scaling_factor", 1), unread({"norm_eps"})});
   return llama_like({.model_type = "stablelm",
                      .architecture = "StableLmForCausalLM",

@@ -109,7 +109,7 @@ class Reader {
       return found != config.end() && found->is_string() ? found->get<std::string>() : std::string();
     };
     out_.tokenizer_class = text("tokenizer_class");
-    if (config.contains("backend") || out_.tokenizer_class == "TokenizersBackend") out_.line = 5;  // 5 alone writes it
+    if (config.contains("backend") || out_.tokenizer_class == "TokenizersBackend") out_.line = 5;  // only 5 writes it
     if (out_.tokenizer_class.ends_with("Fast") && out_.tokenizer_class != "PreTrainedTokenizerFast") {
       out_.tokenizer_class.resize(out_.tokenizer_class.size() - 4);
     }

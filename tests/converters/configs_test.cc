@@ -1,4 +1,4 @@
-// What published and hostile config.json say, and what exports say back.
+// The tests read what published and hostile config.json say, and what exports say back.
 
 #include <doctest/doctest.h>
 
@@ -107,7 +107,7 @@ ExportReport there_and_back(const fs::path& source, const fs::path& target) {
   return std::move(exported).value();
 }
 
-/// What an export of this config.json says, and its warnings.
+/// The config.json that an export of this one has, and its warnings.
 std::pair<Config, std::vector<std::string>> exported_config(const Config& config) {
   TempDir temp;
   write_model(temp / "in", config);
@@ -350,7 +350,7 @@ TEST_SUITE("converters/configs") {
     }
   }
 
-  TEST_CASE("tensors that transformers passes over by name are left out and told, other unknown ones are problems") {
+  TEST_CASE("tensors that transformers passes over by name are left out with a word, other unknown ones are problems") {
     TempDir temp;
     const std::string name = "hf-ernie4_5_moe-later";
     RawTensors tensors = raw_tensors(golden(name));

@@ -71,7 +71,7 @@ class ExportTokenizer(RunTest):
         files, _ = self.exported(run, "none", "--without-tokenizer")
         self.assertNotIn("tokenizer.json", files)
 
-        # Settings that are there stay, but for a class that one of the lines of transformers lacks.
+        # Settings that exist stay, except a class that one of the lines of transformers lacks.
         settings = {"tokenizer_class": "TokenizersBackend", "eos_token": "<end>", "bos_token": "<end>", "x": [1]}
         (tok / "tokenizer_config.json").write_text(json.dumps(settings))
         files, _ = self.exported(run)
@@ -102,7 +102,7 @@ class ExportTokenizer(RunTest):
         (self.folder / "empty").mkdir()
         self.assertIn("neither config.json nor a tokenizer", self.cairn("export", run, "x", "--like", "empty", code=2).stderr.decode())
 
-        # A checkpoint by itself knows no lineage: the file that is found is told.
+        # A checkpoint by itself knows no lineage: the file that is found is reported.
         shutil.copytree(self.checkpoint(run, 6), self.folder / "alone")
         shutil.move(copy / "tokenizer.json", tok)
         self.assertIn("whether it is the file of the training", self.exported("alone")[1])
