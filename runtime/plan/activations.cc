@@ -340,8 +340,7 @@ int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank) {
   std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> seen;  // and many of the others take the same
   for (size_t k = 0; k < plan.step_stages.size(); ++k) {
     const StepStage& stage = plan.step_stages[k];
-    const ScheduleShape shape =
-        long_enough(schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp())));
+    const ScheduleShape shape = long_enough(schedule_shape(plan.recipe, stage.micro_batches(plan.mesh.dp())));
     if (!shapes.insert({stage.micro, stage.tokens, shape.micro_batches}).second) continue;
     std::vector<int64_t> held = in_flight_micro_batches(shape, pipeline_rank);
     const std::vector<int64_t> late = late_micro_batches(shape, pipeline_rank);

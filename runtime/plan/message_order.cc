@@ -71,7 +71,7 @@ int64_t message_ways(const ScheduleShape& shape) {
 int64_t message_ways(const Plan& plan) {
   int64_t out = 1;
   for (const StepStage& stage : plan.step_stages) {
-    const ScheduleShape shape = schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp()));
+    const ScheduleShape shape = schedule_shape(plan.recipe, stage.micro_batches(plan.mesh.dp()));
     if (plan.mesh.pp() > 1) out = std::max(out, message_ways(long_enough(shape)));
   }
   return out;

@@ -107,12 +107,12 @@ class Rooms {
 
 StagingRooms staging_rooms(const Plan& plan, int64_t rank) {
   StagingRooms out;
-  std::set<std::tuple<int64_t, int64_t, int64_t>> seen;  // most stages of a ramp are alike
+  std::set<std::tuple<int64_t, int64_t, int64_t, int64_t>> seen;  // most stages of a ramp are alike
   for (size_t k = 0; k < plan.step_stages.size(); ++k) {
     const StepStage& stage = plan.step_stages[k];
-    const ScheduleShape shape = schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp()));
-    const int64_t buffers = plan.mesh.pp() > 1 ? boundary_buffers(shape).total() : 0;
-    if (!seen.insert({stage.micro, stage.tokens, buffers}).second) continue;
+    const ScheduleShape shape = schedule_shape(plan.recipe, stage.micro_batches(plan.mesh.dp()));
+    const BoundaryBuffers buffers = plan.mesh.pp() > 1 ? boundary_buffers(shape) : BoundaryBuffers{};
+    if (!seen.insert({stage.micro, stage.tokens, buffers.activations, buffers.gradients}).second) continue;
     const Plan at = plan.at(k);
     const StagingRooms of = Rooms(at, at.rank(rank)).all();
     out.own_bytes = std::max(out.own_bytes, of.own_bytes);

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "runtime/plan/activations.h"
+#include "runtime/plan/message_order.h"
 #include "runtime/plan/schedule.h"
 
 using namespace cairn;
@@ -84,5 +86,52 @@ TEST_SUITE("runtime/trainer/staging_rooms") {
     recipe.mesh.pp = 2;
     recipe.batch.phases = {{.at = {Span::Unit::kSteps, 5}, .micro = 4}};
     CHECK(rooms_of(recipe, 2).message_bytes == 2 * kRows * kWidth * 2);
+  }
+
+  TEST_CASE("a run plans for the most rounds of any stage, also where the replicas do not divide the batch") {
+    struct Growth {
+      int64_t from, to, micro, dp;
+    };
+    for (const Growth& g :
+         {Growth{4, 5, 2, 2}, {4, 7, 2, 2}, {9, 12, 3, 3}, {9, 13, 3, 3}, {8, 9, 2, 2}, {7, 4, 2, 2}, {3, 17, 2, 2}}) {
+      for (const PipelineKind kind : {PipelineKind::kGpipe, PipelineKind::k1F1B, PipelineKind::kInterleaved,
+                                      PipelineKind::kZbH1, PipelineKind::kZbV}) {
+        for (const bool ramp : {false, true}) {
+          CAPTURE(g.from);
+          CAPTURE(g.to);
+          CAPTURE(schedule_name(kind));
+          CAPTURE(ramp);
+          Recipe recipe = recipe_of();
+          recipe.mesh.pp = 2;
+          recipe.mesh.dp = g.dp;
+          recipe.schedule = kind;
+          if (kind == PipelineKind::kInterleaved || kind == PipelineKind::kZbV) recipe.mesh.virtual_stages = 2;
+          recipe.batch = {.samples = g.from, .micro = g.micro, .uneven = true};
+          if (ramp) {
+            recipe.batch.samples = std::max(g.from, g.to);
+            recipe.batch.ramp = {.from = std::min(g.from, g.to), .by = 1, .over = {Span::Unit::kSteps, 8}};
+          } else {
+            recipe.batch.phases = {{.at = {Span::Unit::kSteps, 5}, .samples = g.to}};
+          }
+          const Result<Plan> made = make_plan(recipe, 2 * g.dp);
+          if (!made.ok()) continue;  // interleaved: groups that micro-batches do not fill
+          const Plan& plan = made.value();
+          int64_t rounds = 0, bytes = 0, messages = 0, ways = 0;
+          for (size_t k = 0; k < plan.step_stages.size(); ++k) {
+            const Plan then = plan.at(k);
+            CHECK(then.micro_batches * g.micro * g.dp >= plan.step_stages[k].samples);
+            rounds = std::max(rounds, then.micro_batches);
+            bytes = std::max(bytes, stage_buffers_bytes(then, then.rank(0)));
+            messages = std::max(messages, boundary_buffers(then.schedule()).activations);
+            ways = std::max(ways, message_ways(then.schedule()));
+          }
+          CHECK(rounds == (std::max(g.from, g.to) + g.micro * g.dp - 1) / (g.micro * g.dp));
+          CHECK(largest_stage_buffers_bytes(plan, 0) == bytes);
+          CHECK(message_ways(plan) == ways);
+          const bool v = kind == PipelineKind::kZbV || kind == PipelineKind::kInterleaved;  // rank 0 has two chunks
+          if (!v) CHECK(trainer::staging_rooms(plan, 0).messages == messages);
+        }
+      }
+    }
   }
 }

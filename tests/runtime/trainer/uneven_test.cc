@@ -109,6 +109,47 @@ TEST_SUITE("runtime/trainer/uneven") {
     }
   }
 
+  TEST_CASE("a batch that grows by a ragged round trains as on one rank, in the memory that was planned") {
+    Recipe recipe = uneven_recipe();
+    recipe.model.context = 16;
+    struct Growth {
+      int64_t from, to, by;  // by > 0: a ramp, an increment a step
+      std::vector<Layout> layouts;
+    };
+    const std::vector<Growth> growths = {
+        {4, 5, 0, {{.pp = 2, .dp = 2, .micro = 2}, {.pp = 2, .dp = 2, .micro = 2, .zero = 1}}},
+        {4, 7, 0, {{.pp = 2, .dp = 2, .micro = 2, .zero = 3, .schedule = PipelineKind::kGpipe}}},
+        {4, 6, 1, {{.pp = 4, .dp = 2, .micro = 2}, {.pp = 2, .dp = 2, .micro = 2, .schedule = PipelineKind::kZbH1}}},
+        {9, 12, 0, {{.pp = 2, .dp = 3, .micro = 3, .zero = 2}, {.dp = 3, .micro = 3, .zero = 3}}},
+        {9, 16, 0, {{.pp = 2, .dp = 3, .micro = 3, .schedule = PipelineKind::kZbH1}}},
+        {5, 4, 0, {{.pp = 2, .dp = 2, .micro = 2, .zero = 1, .schedule = PipelineKind::kGpipe}}},
+    };
+    for (const Growth& growth : growths) {
+      CAPTURE(growth.from);
+      CAPTURE(growth.to);
+      recipe.batch.samples = growth.by > 0 ? growth.to : growth.from;
+      recipe.batch.phases.clear();
+      recipe.batch.ramp = {};
+      if (growth.by > 0) {
+        const auto steps = static_cast<double>((growth.to - growth.from) / growth.by);
+        recipe.batch.ramp = {.from = growth.from, .by = growth.by, .over = {Span::Unit::kSteps, steps}};
+      } else {
+        recipe.batch.phases = {{.at = {Span::Unit::kSteps, 1}, .samples = growth.to}};
+      }
+      const Trained serial = train(recipe, {});
+      for (const Layout& layout : growth.layouts) {
+        CAPTURE(layout.pp);
+        CAPTURE(layout.zero);
+        CAPTURE(schedule_name(layout.schedule));
+        const Trained got = train(recipe, layout);
+        for (size_t step = 0; step < kSteps; ++step) {
+          CHECK(got.losses[step] == doctest::Approx(serial.losses[step]).epsilon(1e-5));
+          CHECK(got.norms[step] == doctest::Approx(serial.norms[step]).epsilon(1e-4));
+        }
+      }
+    }
+  }
+
   TEST_CASE("too few micro-batches for the replicas are refused, and experts") {
     Recipe recipe = uneven_recipe();
     const auto refused = make_plan(with(recipe, {.dp = 5, .micro = 2}), 5);
