@@ -724,9 +724,8 @@ const Block& token_files_block() {
   static const Block out{
       .name = "token_files",
       .constructors = {"token_files"},
-      .doc =
-          "Little-endian token files: plain ones as nanoGPT keeps them, shards of llm.c, and lists that numpy.save "
-          "wrote.",
+       .doc = "Little-endian token files: plain, as nanoGPT writes them; with the header of llm.c's shards; or lists that "
+              "numpy.save wrote.",
       .fields = {written_only("train", Type::kString, "path")
                      .needed()
                      .says("the training tokens", "Relative to the working directory."),
@@ -966,7 +965,10 @@ const Block& warmup_block() {
 }
 
 Def to_field() {
-  return written_only("to", Type::kNumber).at_least(0).needed().says("the rate at the end of the stage");
+  return written_only("to", Type::kNumber)
+      .at_least(0)
+      .needed()
+      .says("the rate of the stage's last step", "With 0 the last step of a run changes no weight.");
 }
 
 const Block& cosine_block() {
@@ -1007,7 +1009,7 @@ const Block& exponential_block() {
       .name = "exponential",
       .constructors = {"exponential"},
       .doc = "From the rate so far to `to`, by the same factor each step.",
-      .fields = {written_only("to", Type::kNumber).above(0).needed().says("the rate at the end of the stage"),
+      .fields = {written_only("to", Type::kNumber).above(0).needed().says("the rate of the stage's last step"),
                  over_field(false)}};
   return out;
 }
@@ -1334,8 +1336,8 @@ const Block& mesh_block() {
               .otherwise(0)
               .silently()
               .says("micro-batches that pass a stage before the rank's next stage takes its turn",
-                    "Interleaved schedule only; at least pp, and a short last group has at least pp too. More overlap "
-                    "of messages, more activations. 0: mesh.pp.")
+                    "Interleaved schedule only. Each group, the last one too, has at least pp. Larger groups overlap "
+                    "more messages and hold more activations. 0: mesh.pp.")
               .like("4"),
       }};
   return out;

@@ -4,7 +4,7 @@
 -- biases that balance the choice, no tensor parallelism, ZeRO-1, batches from 3,072 to 15,360 samples over the first 469
 -- billion tokens, the schedule of rates without its last two steps.
 -- Different: the module that predicts a second token, with its loss, is left out (its parameters are not counted above);
--- the schedule is zb-v where theirs is DualPipe, and a backward with experts is not split; bf16 where theirs has fp8;
+-- the schedule is 1f1b where theirs is DualPipe, which hides the traffic of experts; bf16 where theirs has fp8;
 -- the loss that balances experts is of a micro-batch, theirs of a sequence, which are the same here; biases move until
 -- the end, theirs for 14.3 trillion tokens. The recipe recomputes whole layers, where theirs keep more in 8 bits.
 --   cairn plan recipes/published/deepseek_v3.lua --world 2048

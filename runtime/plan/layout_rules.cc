@@ -103,12 +103,13 @@ void schedule(RuleList& rules) {
   if (!splits_backward(recipe.schedule) || (!sharded && !layout_free)) return;
   rules.fail(
       "schedule",
-      fmt::format("schedule = \"{}\" completes the gradients of a micro-batch after others have begun, and {} "
-                  "adds them up micro-batch by micro-batch",
-                  schedule_name(recipe.schedule),
-                  sharded ? fmt::format("optimizer.zero = {}{}", recipe.optimizer.zero,
-                                        rules.where("schedule", "optimizer.zero"))
-                          : "deterministic = \"layout\"" + rules.where("schedule", "deterministic")),
+      fmt::format(
+          "schedule = \"{}\" leaves gradients of weights for later, when other micro-batches have begun, and {} "
+          "reduces them after each micro-batch",
+          schedule_name(recipe.schedule),
+          sharded
+              ? fmt::format("optimizer.zero = {}{}", recipe.optimizer.zero, rules.where("schedule", "optimizer.zero"))
+              : "deterministic = \"layout\"" + rules.where("schedule", "deterministic")),
       sharded ? "optimizer.zero = 1, or schedule = \"1f1b\"" : "deterministic = \"run\", or schedule = \"1f1b\"");
 }
 

@@ -238,11 +238,12 @@ std::vector<Mistake> find_mistakes(const ScheduleShape& shape, const FieldNotes&
   }
   const int64_t group = group_size(shape);
   if (interleaved && group < pp) {
-    out.push_back({"mesh.micro_batch_group",
-                   fmt::format("mesh.micro_batch_group = {} is less than mesh.pp = {}{}: the first rank would wait for "
-                               "the last one in every group",
-                               group, pp, notes.where ? notes.where("mesh.micro_batch_group", "mesh.pp") : ""),
-                   fmt::format("micro_batch_group {} or more, or 0 for mesh.pp", pp)});
+    out.push_back(
+        {"mesh.micro_batch_group",
+         fmt::format("mesh.micro_batch_group = {} is less than mesh.pp = {}{}: a group must fill the pipeline, "
+                     "or its first rank waits for the last one",
+                     group, pp, notes.where ? notes.where("mesh.micro_batch_group", "mesh.pp") : ""),
+         fmt::format("micro_batch_group {} or more, or 0 for mesh.pp", pp)});
   }
   if (!interleaved || !out.empty() || m == 0) return out;
   // A group of fewer than pp would have to wait for its own way round the ranks.
