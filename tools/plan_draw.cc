@@ -55,6 +55,16 @@ bool splits_backward(const Timeline& timeline) {
   });
 }
 
+/// "#9fc6ee" of a hue in degrees, saturation and lightness: SVG 1.1 has no hsl().
+std::string hex_color(double hue, double saturation, double lightness) {
+  const double reach = saturation * std::min(lightness, 1 - lightness);
+  const auto channel = [&](double shift) {
+    const double at = std::fmod(shift + hue / 30, 12);
+    return std::lround(255 * (lightness - reach * std::clamp(std::min(at - 3, 9 - at), -1.0, 1.0)));
+  };
+  return fmt::format("#{:02x}{:02x}{:02x}", channel(0), channel(8), channel(4));
+}
+
 std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -118,10 +128,8 @@ Result<std::string> schedule_svg(const ScheduleShape& shape, const std::string& 
   const auto fill = [&](const Action& action) {
     const bool forward = action.kind == ActionKind::kForward;
     const double step = 60.0 * static_cast<double>(action.chunk) / static_cast<double>(shape.chunks);
-    return fmt::format("hsl({:.0f},{}%,{}%)", (forward ? 210 : 95) + (forward ? step : -step), forward ? 70 : 45,
-                       forward                                      ? 78
-                       : action.kind == ActionKind::kBackwardWeight ? 88
-                                                                    : 72);
+    const double lightness = forward ? 0.78 : action.kind == ActionKind::kBackwardWeight ? 0.88 : 0.72;
+    return hex_color((forward ? 210 : 95) + (forward ? step : -step), forward ? 0.7 : 0.45, lightness);
   };
   const double width = kLeft + end_of(timeline) * kUnit + 10, height = kTop + static_cast<double>(shape.pp) * kRow + 30;
   std::string out = fmt::format(

@@ -188,6 +188,9 @@ class RecipeTest(ProgramTest):
         self.assertIn("rank 1 ...0a>0b>1a>1b><0b0bw2a><0a0aw", out)
         svg = xml.etree.ElementTree.parse(self.path("v.svg")).getroot()
         self.assertEqual(len(svg.findall("{http://www.w3.org/2000/svg}g")), 20 + 24)
+        fills = {one.get("fill") for one in svg.iter() if one.get("fill")}  # SVG 1.1 knows names and #rrggbb
+        self.assertEqual([fill for fill in fills if not re.fullmatch("white|#[0-9a-f]{6}", fill)], [])
+        self.assertEqual(len(fills), 1 + 2 * 3)
         plan = self.cairn_json("plan", "train.lua", *zb_v)
         self.assertEqual([[c["first_layer"] for c in s["chunks"]] for s in plan["stages"]], [[0, 3], [1, 2]])
         self.assertEqual([[c["late_micro_batches"] for c in s["chunks"]] for s in plan["stages"]], [[0, 1], [2, 1]])
