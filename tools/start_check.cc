@@ -173,7 +173,7 @@ void check_validation(const data::Dataset& dataset, const Recipe& recipe, const 
     findings.warn(source_field(recipe, k),
                   fmt::format("source {} {}: the validation loss, and T.best by it, say nothing of this source; {}",
                               source.name, why,
-                              source.valid_windows == 0 ? "give its split a greater second part, or name a valid file"
+                              source.valid_windows == 0 ? data::larger_validation(recipe.data.sources[k].kind)
                                                         : "evaluate more batches (eval.steps)"));
   }
 }

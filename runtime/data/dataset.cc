@@ -1,20 +1,28 @@
 #include "runtime/data/dataset.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "runtime/data/split.h"
 
 namespace cairn::data {
 
+std::string_view larger_validation(DataSource::Kind kind) {
+  return kind == DataSource::Kind::kMegatron ? "give `split` of T.megatron a greater second part"
+                                             : "name a longer file in `valid` of T.token_files";
+}
+
 Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab) {
   Dataset::Source source;
   source.name = config.name.empty() ? std::filesystem::path(config.path).stem().string() : config.name;
   source.weight = config.weight;
+  source.kind = config.kind;
   const OpenOptions options{vocab};
   std::shared_ptr<const TokenSource> whole;
   if (config.kind == DataSource::Kind::kMegatron) {
@@ -115,11 +123,14 @@ Result<ValidationSet> ValidationSet::make(const Dataset& dataset, int64_t seq_le
   }
   for (double& weight : weights) weight /= sum;
   taken.assign(index.size(), 0);
-  if (max_batches > 0 && windows < batch_samples)
+  if (max_batches > 0 && windows < batch_samples) {
+    std::set<std::string_view> remedies;
+    for (const Dataset::Source& source : dataset.sources) remedies.insert(larger_validation(source.kind));
     return Error{ErrorCode::kInvalidInput,
-                 fmt::format("the validation parts hold {} windows of {} tokens, one batch needs {}; give the split a "
-                             "greater second part, name a validation file, or take a smaller batch",
-                             windows, seq_len + 1, batch_samples)};
+                 fmt::format("the validation parts hold {} windows of {} tokens, one batch needs {}; {}, or take a "
+                             "smaller batch",
+                             windows, seq_len + 1, batch_samples, fmt::join(remedies, ", "))};
+  }
   ValidationSet set;
   set.batch_samples_ = batch_samples;
   const int64_t total = std::min(max_batches, windows / batch_samples) * batch_samples;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/config/recipe.h"
@@ -21,9 +22,13 @@ struct Dataset {
     double weight = 1.0;
     std::unique_ptr<TokenSource> train;
     std::unique_ptr<TokenSource> valid;  // null: none
+    DataSource::Kind kind = DataSource::Kind::kMegatron;
   };
   std::vector<Source> sources;
 };
+
+/// How a source of that kind gets a larger validation part, by the fields that its kind has.
+std::string_view larger_validation(DataSource::Kind kind);
 
 /// One source, opened and cut as open_dataset() does it; without the name in front of an error.
 Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab);

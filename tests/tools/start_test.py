@@ -181,7 +181,10 @@ class StartTest(ProgramTest):
 
     def test_validation_parts_are_counted(self):
         self.recipe(data='T.megatron { prefix = "text", split = { 999, 1 } }', more=EVAL)
-        self.assertIn("validation parts hold 0 windows", self.refused())
+        said = self.refused()
+        self.assertIn("validation parts hold 0 windows", said)
+        self.assertIn("give `split` of T.megatron a greater second part", said)
+        self.assertNotIn("valid file", said)
         self.recipe(data='T.blend { sources = { T.megatron { prefix = "text", split = { 90, 10 }, weight = 1 }, '
                          'T.megatron { prefix = "other" } } }', more=EVAL)
         for words in (("check", "r.lua"), ("train", "r.lua", "--dry-run"), ("plan", "r.lua")):
