@@ -156,6 +156,34 @@ std::optional<RunPast> PastWalk::enter(const RecipeStage& stage, const Recipe& s
   return entered_;
 }
 
+Result<std::vector<RunSegment>> segments_ahead(const Recipe& recipe, const RunPast& past, int64_t step) {
+  std::vector<Recipe> recipes = {recipe};
+  if (!recipe.stages.empty()) {
+    RT_TRY_SET(recipes, recipe_segments(recipe));
+  }
+  PastWalk walk(recipes.front(), past);
+  std::vector<RunSegment> out = {{.recipe = recipes.front(), .past = past}};
+  for (int64_t begin = step;;) {
+    RunSegment& now = out.back();
+    const RunClock clock(now.recipe, now.past);
+    const int64_t steps = clock.step_of(now.recipe.stop, 0);
+    const bool more = now.stages < recipe.stages.size();
+    const int64_t next = more ? clock.step_of(recipe.stages[now.stages].at, steps) : steps;
+    const int64_t end = std::clamp(next, std::min(begin, steps), steps);
+    now.begin = clock.at(begin);
+    now.end = clock.at(end);
+    if (!more || next > steps) return out;
+    RunSegment then{.stages = now.stages + 1, .recipe = std::move(recipes[now.stages + 1])};
+    const std::optional<RunPast> entered = walk.enter(recipe.stages[now.stages], then.recipe);
+    if (!entered)
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("stages[{}]: the step at which it begins cannot be counted", then.stages)};
+    then.past = *entered;
+    begin = end;
+    out.push_back(std::move(then));
+  }
+}
+
 std::optional<std::pair<size_t, Mistake>> stage_out_of_order(const Recipe& recipe,
                                                              const std::vector<Recipe>& segments) {
   const std::vector<std::optional<StageBeginning>> begins = stage_beginnings(recipe, segments);

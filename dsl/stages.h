@@ -60,6 +60,19 @@ class PastWalk {
   bool known_ = true;
 };
 
+/// Steps begin.step + 1 to end.step of a run, which one recipe trains.
+struct RunSegment {
+  size_t stages = 0;  // of the recipe that begin at its first step or before
+  Recipe recipe;      // without stages
+  RunPast past;
+  PastPoint begin, end;
+};
+
+/// The segments that remain of a run behind `step`, up to its last step; `recipe` trains from there, `past` is its own,
+/// and its stages are ahead. A segment that a stage cuts short may have no step.
+/// Errors: kInvalidInput naming a stage that does not decode, or whose beginning cannot be counted.
+Result<std::vector<RunSegment>> segments_ahead(const Recipe& recipe, const RunPast& past = {}, int64_t step = 0);
+
 /// The first stage that does not begin behind the one before it: its index, and what is wrong.
 std::optional<std::pair<size_t, Mistake>> stage_out_of_order(const Recipe& recipe, const std::vector<Recipe>& segments);
 

@@ -85,8 +85,12 @@ Result<int> check(const CheckArgs& args, bool json) {
     if (!plan.ok()) return std::move(plan).error().with(name);
     if (!args.recipe_only) {
       std::optional<std::string> goes_on_from;
+      std::string sampler;
+      RT_TRY_SET(std::vector<dsl::RunSegment> segments, dsl::segments_ahead(loaded.recipe));
       RT_TRY_SET(std::optional<RunStart> start, examine_run(args, loaded, world));
       if (start) {
+        segments = start->verdict.segment.course;
+        sampler = start->verdict.state.position.sampler;
         lines = start->verdict.lines(world);
         allowed = start->verdict.check(start->request);
         out["start"] = start->verdict.json();
@@ -95,8 +99,12 @@ Result<int> check(const CheckArgs& args, bool json) {
         settle_device(recipe, device);
         RT_TRY_SET(plan, make_plan(recipe, world, start->verdict.segment.past));
       }
+      for (dsl::RunSegment& segment : segments) settle_device(segment.recipe, device);
+      RT_TRY_SET(const Course course, make_course(std::move(segments), world));
       report = check_start({.loaded = loaded,
                             .plan = plan.value(),
+                            .course = course,
+                            .sampler = sampler,
                             .init = {},
                             .run = args.run.empty() ? std::filesystem::path("runs") / loaded.recipe.name
                                                     : std::filesystem::path(args.run),

@@ -55,27 +55,40 @@ struct PlanArgs {
   std::string storage;  // bytes a second of a host
 };
 
-std::vector<StageMemory> memory_of_stages(const Plan& plan) {
+/// Of each pipeline stage in the segment of the run that takes most of it; its traffic is that of `shown`.
+std::vector<StageMemory> memory_of_stages(const Plan& shown, const Course& course) {
   std::vector<StageMemory> out;
-  for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) out.push_back(stage_memory(plan, pp, true));
+  for (int64_t pp = 0; pp < shown.mesh.pp(); ++pp) {
+    StageMemory most = stage_memory(shown, pp, true);
+    for (const Plan& plan : course.plans) {
+      StageMemory then = stage_memory(plan, pp, false);
+      if (then.total() <= most.total()) continue;
+      then.traffic = std::move(most.traffic);
+      most = std::move(then);
+    }
+    out.push_back(std::move(most));
+  }
   return out;
 }
 
-/// The most of any rank.
-kernels::ScratchBytes kernel_scratch_of(const Plan& plan) {
+/// The most of any rank, in any segment.
+kernels::ScratchBytes kernel_scratch_of(const Course& course) {
   kernels::ScratchBytes out;
-  for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) {
-    const kernels::ScratchBytes of_stage = nn::kernel_scratch(plan, plan.mesh.rank({.pp = pp}));
-    out = {std::max(out.caller, of_stage.caller), std::max(out.helper, of_stage.helper)};
+  for (const Plan& plan : course.plans) {
+    for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) {
+      const kernels::ScratchBytes of_stage = nn::kernel_scratch(plan, plan.mesh.rank({.pp = pp}));
+      out = {std::max(out.caller, of_stage.caller), std::max(out.helper, of_stage.helper)};
+    }
   }
   return out;
 }
 
 /// Of the host, pinned for a rank on CUDA: what it communicates through.
-int64_t staging_of(const Plan& plan) {
+int64_t staging_of(const Course& course) {
   int64_t out = 0;
-  for (int64_t pp = 0; pp < plan.mesh.pp() && plan.mesh.world() > 1; ++pp) {
-    out = std::max(out, trainer::staging_rooms(plan, plan.mesh.rank({.pp = pp})).total_bytes());
+  for (const Plan& plan : course.plans) {
+    for (int64_t pp = 0; pp < plan.mesh.pp() && plan.mesh.world() > 1; ++pp)
+      out = std::max(out, trainer::staging_rooms(plan, plan.mesh.rank({.pp = pp})).total_bytes());
   }
   return out;
 }
@@ -261,39 +274,53 @@ nlohmann::json traffic_json(const std::vector<GroupTraffic>& traffic) {
 
 /// A batch phase of the run, with its plan.
 struct Phase {
+  size_t segment;  // stages of the recipe that have begun
   StepStage stage;
   Plan plan;
 };
 
 constexpr size_t kPhasesShown = 8;
 
-/// Those that a step of the run is in, the last one first; of many the last and the first ones.
-std::vector<Phase> phases_of(const Plan& plan) {
-  std::vector<Phase> out;
-  for (size_t k = plan.step_stages.size(); k-- > 0;) {
-    if (k > 0 && plan.steps > 0 && plan.step_stages[k].first_step > plan.steps) continue;
-    out.push_back({plan.step_stages[k], plan.at(k)});
-    if (out.size() == kPhasesShown && k > 0) k = 1;  // and the first
+struct Phases {
+  std::vector<Phase> shown;  // that a step of the run is in, the last one first; of many the last and the first
+  int64_t hidden = 0;        // between those two
+};
+
+Phases phases_of(const Course& course) {
+  std::vector<std::pair<size_t, size_t>> all;  // segment, phase
+  for (size_t s = course.segments.size(); s-- > 0;) {
+    const dsl::RunSegment& segment = course.segments[s];
+    const std::vector<StepStage>& phases = course.plans[s].step_stages;
+    if (s > 0 && segment.begin.step == segment.end.step) continue;
+    const size_t first = stage_of_step(phases, segment.begin.step + 1);
+    for (size_t k = phases.size(); k-- > first;) {
+      if (k == first || segment.end.step == 0 || phases[k].first_step <= segment.end.step) all.emplace_back(s, k);
+    }
+  }
+  Phases out;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i >= kPhasesShown && i + 1 < all.size()) {
+      ++out.hidden;
+      continue;
+    }
+    const auto [s, k] = all[i];
+    Phase phase{course.segments[s].stages, course.plans[s].step_stages[k], course.plans[s].at(k)};
+    phase.stage.first_step = std::max(phase.stage.first_step, course.segments[s].begin.step + 1);
+    out.shown.push_back(std::move(phase));
   }
   return out;
 }
 
-int64_t phase_count(const Plan& plan) {
-  return std::ranges::count_if(plan.step_stages, [&](const StepStage& stage) {
-    return plan.steps == 0 || stage.first_step <= std::max<int64_t>(plan.steps, plan.step_stages.front().first_step);
-  });
-}
-
-void print_phases(const Plan& plan) {
-  if (plan.step_stages.size() == 1) return;
-  const std::vector<Phase> phases = phases_of(plan);
-  const int64_t hidden = phase_count(plan) - std::ssize(phases);
+void print_phases(const Course& course) {
+  const auto [phases, hidden] = phases_of(course);
+  if (phases.size() == 1) return;
   for (const Phase& phase : phases) {
     const StepStage& s = phase.stage;
     fmt::print(
-        "  from step {}: {} samples = micro {} x accumulate {} x dp {}, sequences of {} tokens{}; bubble {:.1f}%{}\n",
-        s.first_step, s.samples, s.micro, phase.plan.micro_batches, plan.mesh.dp(), s.tokens,
-        plan.recipe.model.positions == Positions::kRotary ? fmt::format(", rope theta {}", s.rope_theta) : "",
+        "  from step {}{}: {} samples = micro {} x accumulate {} x dp {}, sequences of {} tokens{}; bubble {:.1f}%{}\n",
+        s.first_step, phase.segment > 0 ? fmt::format(" (stages[{}])", phase.segment) : "", s.samples, s.micro,
+        phase.plan.micro_batches, phase.plan.mesh.dp(), s.tokens,
+        phase.plan.recipe.model.positions == Positions::kRotary ? fmt::format(", rope theta {}", s.rope_theta) : "",
         bubble_fraction(phase.plan.schedule()) * 100,
         hidden > 0 && &phase == &phases[phases.size() - 2]
             ? fmt::format("; {} more phases before it, and at first", hidden)
@@ -301,7 +328,25 @@ void print_phases(const Plan& plan) {
   }
 }
 
-void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::vector<StageMemory>& memory) {
+nlohmann::json segments_json(const Course& course) {
+  nlohmann::json out = nlohmann::json::array();
+  for (size_t k = 0; k < course.segments.size(); ++k) {
+    const dsl::RunSegment& segment = course.segments[k];
+    nlohmann::json weights = nlohmann::json::object();
+    for (const DataSource& source : segment.recipe.data.sources) weights[source_name(source)] = source.weight;
+    out.push_back({{"stage", segment.stages},
+                   {"first_step", segment.begin.step + 1},
+                   {"last_step", segment.end.step},
+                   {"samples", segment.end.samples - segment.begin.samples},
+                   {"tokens", segment.end.tokens - segment.begin.tokens},
+                   {"tokens_per_step", course.plans[k].tokens_per_step},
+                   {"sources", std::move(weights)}});
+  }
+  return out;
+}
+
+void print_text(const Plan& plan, const Course& course, const dsl::LoadedRecipe& loaded,
+                const std::vector<StageMemory>& memory) {
   const Recipe& recipe = plan.recipe;
   const Palette color = palette_for(STDOUT_FILENO);
   const auto head = [&](const char* word) { return fmt::format("{}{}{}", color.bold, word, color.reset); };
@@ -321,13 +366,12 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   }
   fmt::print("{} {} = micro {} x accumulate {} x dp {}     {} tokens a step; {} tokens in {} steps\n", head("batch"),
              recipe.batch.samples, recipe.batch.micro, plan.micro_batches, mesh.dp(), format_count(tokens),
-             format_count(static_cast<double>(samples_after(plan.step_stages, plan.steps) * recipe.model.context)),
-             plan.steps);
+             format_count(static_cast<double>(course.segments.back().end.tokens)), course.run_steps());
   if (const int64_t idle = idle_in_last_round(plan); idle > 0) {
     fmt::print("{} in the last round {} of dp {} repeat samples that do not count: batch.uneven\n", head(""), idle,
                mesh.dp());
   }
-  print_phases(plan);
+  print_phases(course);
   fmt::print("{} {}     {}; bubble at {} micro-batches: {:.1f}%\n", head("stages"), stages_text(plan),
              schedule_text(plan), plan.micro_batches, bubble_fraction(plan.schedule()) * 100);
   if (recipe.recompute.mode != RecomputeMode::kNone) {
@@ -360,12 +404,12 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
     i = end;
   }
 
-  const kernels::ScratchBytes scratch = kernel_scratch_of(plan);
+  const kernels::ScratchBytes scratch = kernel_scratch_of(course);
   const int64_t room = attention_room(plan);
   fmt::print("{} {} of a rank on a CPU, and {} for each thread after its first{}\n", head("kernels"),
              format_bytes(scratch.caller), format_bytes(scratch.helper),
              room > 0 ? fmt::format("; on CUDA {} with --attention cudnn", format_bytes(room)) : "");
-  if (const int64_t staging = staging_of(plan); staging > 0) {
+  if (const int64_t staging = staging_of(course); staging > 0) {
     fmt::print(
         "{} {} of the host for a rank on CUDA, through which it communicates; by NCCL none, and {} of its device\n",
         head("pinned"), format_bytes(staging), format_bytes(trainer::sum_rooms(plan).total_bytes()));
@@ -373,7 +417,7 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
 
   print_traffic(memory, head);
 
-  const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
+  const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, course.run_steps());
   fmt::print("{} {} (fp32 weights{} and {}), {}; {}\n", head("checkpoint"), format_bytes(plan.checkpoint_bytes),
              recipe.optimizer.ema > 0 ? ", their average" : "", moments_text(plan.state_kinds()),
              every_text(recipe.checkpoint), kept_text(recipe.checkpoint, kept, plan.checkpoint_bytes));
@@ -419,7 +463,8 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   }
 }
 
-nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::vector<StageMemory>& memory) {
+nlohmann::json to_json(const Plan& plan, const Course& course, const dsl::LoadedRecipe& loaded,
+                       const std::vector<StageMemory>& memory) {
   const Recipe& recipe = plan.recipe;
   nlohmann::json order = nlohmann::json::array();
   for (const MeshAxis axis : recipe.mesh.order) order.push_back(axis_name(axis));
@@ -451,8 +496,8 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
     save.push_back({{"steps", every.steps}, {"seconds", every.seconds}});
   nlohmann::json keep = nlohmann::json::array();
   for (const Keep& rule : recipe.checkpoint.keep) keep.push_back(ckpt::to_text(rule));
-  const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
-  const kernels::ScratchBytes scratch = kernel_scratch_of(plan);
+  const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, course.run_steps());
+  const kernels::ScratchBytes scratch = kernel_scratch_of(course);
   return {
       {"name", recipe.name},
       {"hash", loaded.hash_hex},
@@ -476,7 +521,7 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"bubble", bubble_fraction(plan.schedule())},
       {"boundary_buffer_bytes", plan.boundary_buffers_bytes()},
       {"kernel_scratch", {{"first_thread_bytes", scratch.caller}, {"other_thread_bytes", scratch.helper}}},
-      {"cuda_staging_bytes", staging_of(plan)},
+      {"cuda_staging_bytes", staging_of(course)},
       {"cuda_sum_room_bytes", trainer::sum_rooms(plan).total_bytes()},
       {"cudnn_attention_bytes", attention_room(plan)},
       {"recompute",
@@ -486,7 +531,8 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
         {"layers", recipe.recompute.layers},
         {"distribute", recipe.recompute.distribute}}},
       {"tokens_per_step", plan.tokens_per_step},
-      {"steps", plan.steps},
+      {"steps", course.run_steps()},
+      {"segments", segments_json(course)},
       {"flops_per_token", plan.flops_per_token()},
       {"stages", std::move(stages)},
       {"checkpoint",
@@ -648,14 +694,15 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
   const MeshConfig& mesh = loaded.recipe.mesh;
   const int64_t world = args.world > 0 ? args.world : wanted_world(mesh);
   if (args.search) return show_search(loaded.recipe, world, args, json);
-  // Of any machine: what `auto` is here does not matter.
-  Recipe recipe = loaded.recipe;
-  if (recipe.device != DeviceChoice::kAuto) settle_device(recipe, recipe.device);
-  Result<Plan> made = make_plan(recipe, world);
-  if (!made.ok()) return std::move(made).error().with(args.recipe.path);
+  RT_TRY_SET(std::vector<dsl::RunSegment> segments, dsl::segments_ahead(loaded.recipe).with(args.recipe.path));
+  for (dsl::RunSegment& segment : segments) {  // of any machine: what `auto` is here does not matter
+    Recipe& recipe = segment.recipe;
+    if (recipe.device != DeviceChoice::kAuto) settle_device(recipe, recipe.device);
+  }
+  RT_TRY_SET(const Course course, make_course(std::move(segments), world).with(args.recipe.path));
   // Of a step that happens: those at the end of the run, which are most.
-  const Plan plan = in_last_phase(made.value());
-  const std::vector<StageMemory> memory = memory_of_stages(plan);
+  const Plan plan = in_last_phase(course.plans[course.last()]);
+  const std::vector<StageMemory> memory = memory_of_stages(plan, course);
   RT_TRY_SET(const Reckoner reckon, make_reckoner(plan, args));
   const std::optional<StepEstimate> time = reckon(plan);
   const std::optional<Fit> fit = reckon.machine ? std::optional(fit_of(memory, *reckon.machine)) : std::nullopt;
@@ -676,9 +723,9 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
     RT_TRY(write_output(args.svg, svg));
   }
   StartReport found;
-  const DataFacts data = check_data(loaded.recipe, plan, 0, found);
+  const DataFacts data = check_data(course.plans.front(), course, {}, 0, found);
   if (json) {
-    nlohmann::json out = to_json(plan, loaded, memory);
+    nlohmann::json out = to_json(plan, course, loaded, memory);
     out["data"] = data_json(data);
     const nlohmann::json findings = start_json(found, loaded);
     out["data"]["problems"] = findings["diagnostics"];
@@ -698,9 +745,10 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
                         {"load_s", storage->load_s}};
     }
     out["phases"] = nlohmann::json::array();
-    for (const Phase& phase : phases_of(plan)) {
+    for (const Phase& phase : phases_of(course).shown) {
       const std::optional<StepEstimate> phase_time = reckon(phase.plan);
-      out["phases"].push_back({{"first_step", phase.stage.first_step},
+      out["phases"].push_back({{"stage", phase.segment},
+                               {"first_step", phase.stage.first_step},
                                {"samples", phase.stage.samples},
                                {"micro", phase.stage.micro},
                                {"accumulate", phase.plan.micro_batches},
@@ -712,7 +760,7 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
     }
     print_json(out);
   } else {
-    print_text(plan, loaded, memory);
+    print_text(plan, course, loaded, memory);
     const Palette color = palette_for(STDOUT_FILENO);
     for (const std::string& line : data_lines(data)) fmt::print("{}data{} {}\n", color.bold, color.reset, line);
     for (const StartFinding& problem : found.problems) {
@@ -723,8 +771,8 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
     }
     for (const StartFinding& warning : found.warnings) fmt::print("  warning: {}\n", printable(warning.message, true));
     fmt::print("{}step time{} {}\n", color.bold, color.reset, time ? step_time_text(*time) : reckon.why_not());
-    if (time && plan.step_stages.size() > 1) {
-      for (const Phase& phase : phases_of(plan)) {
+    if (const Phases phases = phases_of(course); time && phases.shown.size() > 1) {
+      for (const Phase& phase : phases.shown) {
         const std::optional<StepEstimate> phase_time = reckon(phase.plan);
         if (phase_time) fmt::print("  from step {}: {:.4g} ms\n", phase.stage.first_step, phase_time->cost.total());
       }

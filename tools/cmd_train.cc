@@ -151,6 +151,7 @@ struct SegmentEnd {
   bool stage_follows = false;
   bool memory_stays = false;                  // it holds what no checkpoint has
   std::optional<int64_t> resizes;             // the run goes on with so many hosts: LocalCoordinator::resizes
+  RunProgress progress;                       // of this start, up to here
   nlohmann::json failure;                     // failure_record() of what ended it; null: nothing failed
   std::optional<ckpt::StartState> elsewhere;  // where the run goes on instead: LocalCoordinator::elsewhere
 };
@@ -194,20 +195,23 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
   if (Status opened = coordinator.open(); !opened.ok()) {
     coordinator.close();  // saves what adopted memory holds, and ends the thread that wakes the supervisor
     RT_TRY_SET(const int code, stopped_early(std::move(opened).error(), requests));
-    return SegmentEnd{.code = code, .stage_follows = false, .memory_stays = true, .failure = {}, .elsewhere = {}};
+    return SegmentEnd{.code = code, .memory_stays = true, .failure = {}, .elsewhere = {}};
   }
   const Result<agent::Outcome> outcome = supervisor->run();
   Result<int> code = outcome.ok() ? coordinator.conclude(outcome.value()) : stopped_early(outcome.error(), requests);
   const bool failed = outcome.ok() && outcome.value().kind == agent::EndKind::kFailed;
   if (!coordinator.elsewhere()) result = coordinator.summary(code);
   coordinator.close();
+  const RunProgress& progress = narrator.progress();
   if (coordinator.elsewhere())
-    return SegmentEnd{.code = 0, .stage_follows = false, .failure = {}, .elsewhere = coordinator.elsewhere()};
-  if (coordinator.resizes()) return SegmentEnd{.resizes = coordinator.resizes(), .failure = {}, .elsewhere = {}};
+    return SegmentEnd{.progress = progress, .failure = {}, .elsewhere = coordinator.elsewhere()};
+  if (coordinator.resizes())
+    return SegmentEnd{.resizes = coordinator.resizes(), .progress = progress, .failure = {}, .elsewhere = {}};
   if (!code.ok()) return std::move(code).error();
   return SegmentEnd{.code = code.value(),
                     .stage_follows = coordinator.stage_follows(),
                     .memory_stays = coordinator.memory_stays(),
+                    .progress = progress,
                     .failure = failed ? narrator.last_failure() : nlohmann::json(),
                     .elsewhere = {}};
 }
@@ -266,10 +270,12 @@ class RunStarter {
   bool superseded() const { return superseded_; }
 
  private:
-  StartReport look(const dsl::LoadedRecipe& recipe, const Plan& plan,
+  StartReport look(const dsl::LoadedRecipe& recipe, const Plan& plan, const Course& course, const std::string& sampler,
                    const std::optional<std::string>& goes_on_from) const {
     return check_start({.loaded = recipe,
                         .plan = plan,
+                        .course = course,
+                        .sampler = sampler,
                         .init = args_.init,
                         .run = run_,
                         .held = held_,
@@ -292,7 +298,8 @@ class RunStarter {
   Status fence_saves();
   Result<int> tell_all(const Error& first);
   Result<RunStart> examine(const InitConfig& init);
-  void tell_plan(const Plan& plan);
+  Result<Course> course_of(std::vector<dsl::RunSegment> segments) const;
+  void tell_plan(const Plan& plan, const Course& course);
   Result<std::optional<int>> allow(const RunStart& start, const Plan& plan);
   Result<bool> claim(const Recipe& recipe, RunCopies& copies);
 
@@ -322,9 +329,13 @@ Result<int> RunStarter::tell_all(const Error& first) {
   settle_device(recipe, args_.device);
   const Result<Plan> plan = make_plan(recipe, world_);
   if (!plan.ok()) return first;
-  const StartReport report = look(loaded_, plan.value(), std::nullopt);
+  Result<std::vector<dsl::RunSegment>> segments = dsl::segments_ahead(loaded_.recipe);
+  if (!segments.ok()) return first;
+  const Result<Course> course = course_of(std::move(segments).value());
+  if (!course.ok()) return first;
+  const StartReport report = look(loaded_, plan.value(), course.value(), {}, std::nullopt);
   if (report.ok()) return first;
-  tell_plan(plan.value());
+  tell_plan(plan.value(), course.value());
   return tell_start(report, loaded_, args_.dry_run, result_);
 }
 
@@ -349,10 +360,18 @@ Result<RunStart> RunStarter::examine(const InitConfig& init) {
   return examine_state(folder_, what, std::move(state));
 }
 
-void RunStarter::tell_plan(const Plan& plan) {
-  fmt::print("{}: {} parameters on {} ranks ({}), {} steps of {} tokens, checkpoint {} each; run folder {}\n",
-             loaded_.recipe.name, format_count(static_cast<double>(plan.parameters)), world_, plan.mesh.describe(),
-             plan.steps, format_count(static_cast<double>(plan.tokens_per_step)), format_bytes(plan.checkpoint_bytes),
+/// As this host's ranks train them.
+Result<Course> RunStarter::course_of(std::vector<dsl::RunSegment> segments) const {
+  for (dsl::RunSegment& segment : segments) settle_device(segment.recipe, args_.device);
+  return make_course(std::move(segments), world_);
+}
+
+void RunStarter::tell_plan(const Plan& plan, const Course& course) {
+  const auto [least, most] = course.tokens_per_step();
+  const auto count = [](int64_t number) { return format_count(static_cast<double>(number)); };
+  fmt::print("{}: {} parameters on {} ranks ({}), {} steps of {}{} tokens, checkpoint {} each; run folder {}\n",
+             loaded_.recipe.name, count(plan.parameters), world_, plan.mesh.describe(), course.run_steps(),
+             count(least), most > least ? " to " + count(most) : "", format_bytes(plan.checkpoint_bytes),
              run_.string());
   if (!args_.comm.text.empty()) fmt::print("{}\n", args_.comm.text);
   if (!args_.attention.text.empty()) fmt::print("{}\n", args_.attention.text);
@@ -363,7 +382,7 @@ void RunStarter::tell_plan(const Plan& plan) {
              {"world", world_},
              {"mesh", plan.mesh.describe()},
              {"parameters", plan.parameters},
-             {"steps", plan.steps},
+             {"steps", course.run_steps()},
              {"tokens_per_step", plan.tokens_per_step},
              {"checkpoint_bytes", plan.checkpoint_bytes}};
   if (!args_.comm.record.is_null()) result_["communication"] = args_.comm.record;
@@ -372,14 +391,15 @@ void RunStarter::tell_plan(const Plan& plan) {
 
 /// Nothing where the start may begin; the exit code of a dry run, or of a start that is refused.
 Result<std::optional<int>> RunStarter::allow(const RunStart& start, const Plan& plan) {
-  tell_plan(plan);
+  RT_TRY_SET(const Course course, course_of(start.verdict.segment.course));
+  tell_plan(plan, course);
   if (hosts_) RT_TRY(check_groups(plan.mesh, *hosts_));
   const Status allowed = start.verdict.check(start.request);
   if (args_.dry_run) {
     for (const std::string& line : start.verdict.lines(world_)) fmt::print("{}\n", line);
     result_["start"] = start.verdict.json();
   }
-  StartReport report = look(start.remaining, plan, start.checkpoint());
+  StartReport report = look(start.remaining, plan, course, start.verdict.state.position.sampler, start.checkpoint());
   if (!allowed.ok()) {
     std::fflush(stdout);
     if (!report.ok()) std::fputs(start_text(report, start.remaining).c_str(), stderr);
@@ -580,7 +600,9 @@ Result<int> RunStarter::train() {
     } else {
       RT_TRY(start.verdict.check(start.request));
     }
+    options.narrator.run_end = start.verdict.segment.course.back().end;
     RT_TRY_SET(SegmentEnd end, run_segment(plan, folder_, copies, start, options, result_));
+    options.narrator.before = end.progress;
     options.coordinator.check_hosts = false;
     memory_stays_ = end.memory_stays;
     if (end.resizes) {
@@ -648,8 +670,11 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
     Recipe recipe = loaded.recipe;
     settle_device(recipe, args.device);
     RT_TRY_SET(const Plan plan, make_plan(recipe, world));
-    const StartReport report =
-        check_host_memory({.loaded = loaded, .plan = plan, .init = {}, .run = run, .ranks = ranks_here(hosts)});
+    RT_TRY_SET(std::vector<dsl::RunSegment> segments, dsl::segments_ahead(recipe));
+    for (dsl::RunSegment& segment : segments) settle_device(segment.recipe, args.device);
+    RT_TRY_SET(const Course course, make_course(std::move(segments), world));
+    const StartReport report = check_host_memory(
+        {.loaded = loaded, .plan = plan, .course = course, .init = {}, .run = run, .ranks = ranks_here(hosts)});
     if (!report.ok()) return tell_start(report, loaded, false, result);
     for (const StartFinding& warning : report.warnings)
       fmt::print("{}: warning: {}\n", own_host_name(), warning.message);

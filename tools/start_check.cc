@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -146,6 +147,31 @@ void scan_ids(const data::Dataset& dataset, const std::vector<size_t>& index, co
   }
 }
 
+/// Samples of each source, by its name, over the complete run: those drawn, and those to come by each segment's
+/// weights.
+std::map<std::string, double> samples_of(const Course& course, const std::string& sampler) {
+  std::map<std::string, double> out;
+  const auto add = [&](const Recipe& recipe, int64_t samples) {
+    double weights = 0;
+    for (const DataSource& source : recipe.data.sources) weights += source.weight;
+    for (const DataSource& source : recipe.data.sources) {
+      if (weights > 0) out[source_name(source)] += source.weight / weights * static_cast<double>(samples);
+    }
+  };
+  const Result<data::SamplerState> drawn = data::sampler_state_from_json(sampler);
+  const bool named = drawn.ok() && std::ranges::none_of(drawn.value().sources, [](const data::SourceState& source) {
+                       return source.name.empty();  // of version 1
+                     });
+  if (named) {
+    for (const data::SourceState& source : drawn.value().sources) out[source.name] += static_cast<double>(source.taken);
+  } else {
+    add(course.segments.front().recipe, course.segments.front().begin.samples);
+  }
+  for (const dsl::RunSegment& segment : course.segments)
+    add(segment.recipe, std::max<int64_t>(0, segment.end.samples - segment.begin.samples));
+  return out;
+}
+
 /// The validation windows of each source, and which of them the batches of an evaluation hold.
 void check_validation(const data::Dataset& dataset, const Recipe& recipe, const Plan& plan, DataFacts& facts,
                       Findings& findings) {
@@ -178,9 +204,45 @@ void check_validation(const data::Dataset& dataset, const Recipe& recipe, const 
   }
 }
 
+/// A source that a later stage brings: its files may still come.
+void add_later(const DataSource& config, const dsl::RunSegment& segment, double samples, DataFacts& facts,
+               Findings& findings) {
+  SourceFacts& of = facts.sources.emplace_back();
+  of.path = config.path;
+  of.name = source_name(config);
+  of.weight = 0;
+  of.samples = samples;
+  const Result<data::Dataset::Source> opened = data::open_source(config, segment.recipe.model.vocab);
+  if (!opened.ok()) {
+    of.problem = opened.error().message;
+    return findings.warn(fmt::format("stages[{}]", segment.stages),
+                         fmt::format("source {}, from step {} on: {}", of.name, segment.begin.step + 1, of.problem));
+  }
+  const int64_t context = segment.recipe.model.context;
+  of.train_tokens = opened.value().train->token_count();
+  of.train_windows = data::window_count(of.train_tokens, context);
+  of.valid_tokens = opened.value().valid ? opened.value().valid->token_count() : 0;
+  of.valid_windows = data::window_count(of.valid_tokens, context);
+}
+
+/// The validation windows of segments to come, which would end with an error of their ranks where they are too few.
+void check_later_validation(data::Dataset& dataset, const Recipe& recipe, const Course& course, Findings& findings) {
+  for (size_t k = 1; k < course.plans.size(); ++k) {
+    const Recipe& then = course.segments[k].recipe;
+    if (then.eval.every_steps == 0 || then.data.sources.size() != recipe.data.sources.size()) continue;
+    for (size_t i = 0; i < dataset.sources.size(); ++i) dataset.sources[i].weight = then.data.sources[i].weight;
+    const auto made = data::ValidationSet::make(dataset, then.model.context, course.plans[k].step_stages.back().samples,
+                                                then.eval.steps);
+    if (made.ok()) continue;
+    return findings.refuse("stages", fmt::format("stages[{}]: {}", course.segments[k].stages, made.error().message));
+  }
+}
+
 }  // namespace
 
-DataFacts check_data(const Recipe& recipe, const Plan& plan, double scan_seconds, StartReport& report) {
+DataFacts check_data(const Plan& plan, const Course& course, const std::string& sampler_state, double scan_seconds,
+                     StartReport& report) {
+  const Recipe& recipe = plan.recipe;
   Findings findings(report);
   DataFacts out;
   data::Dataset dataset;      // those that could be opened
@@ -188,7 +250,11 @@ DataFacts check_data(const Recipe& recipe, const Plan& plan, double scan_seconds
   const int64_t context = recipe.model.context;
   double weights = 0;
   for (const DataSource& source : recipe.data.sources) weights += source.weight;
-  const double samples = static_cast<double>(samples_after(plan.step_stages, plan.steps));
+  const std::map<std::string, double> samples = samples_of(course, sampler_state);
+  const auto drawn_of = [&](const std::string& name) {
+    const auto found = samples.find(name);
+    return found == samples.end() ? 0 : found->second;
+  };
   std::set<std::string> names;
   bool all_there = true;
   for (size_t k = 0; k < recipe.data.sources.size(); ++k) {
@@ -196,9 +262,9 @@ DataFacts check_data(const Recipe& recipe, const Plan& plan, double scan_seconds
     const std::string field = source_field(recipe, k);
     SourceFacts& facts = out.sources.emplace_back();
     facts.path = config.path;
-    facts.name = config.name.empty() ? fs::path(config.path).stem().string() : config.name;
+    facts.name = source_name(config);
     facts.weight = weights > 0 ? config.weight / weights : 0;
-    facts.samples = facts.weight * samples;
+    facts.samples = drawn_of(facts.name);
     if (!names.insert(facts.name).second) {
       findings.refuse(field, fmt::format("two data sources are named \"{}\"; give one a name of its own", facts.name));
     }
@@ -231,6 +297,12 @@ DataFacts check_data(const Recipe& recipe, const Plan& plan, double scan_seconds
     }
   }
   if (scan_seconds > 0) scan_ids(dataset, index, recipe, scan_seconds, out, report);
+  for (const dsl::RunSegment& segment : course.segments) {
+    for (const DataSource& config : segment.recipe.data.sources) {
+      if (names.insert(source_name(config)).second)
+        add_later(config, segment, drawn_of(source_name(config)), out, findings);
+    }
+  }
   if (!all_there) return out;
   if (recipe.eval.every_steps > 0) check_validation(dataset, recipe, plan, out, findings);
   const Result<data::Sampler> sampler =
@@ -242,6 +314,7 @@ DataFacts check_data(const Recipe& recipe, const Plan& plan, double scan_seconds
   const bool other = std::any_of(report.problems.begin(), report.problems.end(),
                                  [](const StartFinding& problem) { return problem.field.starts_with("data"); });
   if (!sampler.ok() && !other) findings.refuse("data", sampler.error());
+  check_later_validation(dataset, recipe, course, findings);
   return out;
 }
 
@@ -250,7 +323,7 @@ namespace {
 // --- Rules of retention
 
 /// T.best by valid_loss sees the checkpoints alone at whose very step an evaluation ran.
-void check_best(const Recipe& recipe, const Plan& plan, StartReport& report) {
+void check_best(const Recipe& recipe, int64_t steps, StartReport& report) {
   const CheckpointConfig& checkpoint = recipe.checkpoint;
   const bool by_valid_loss = std::any_of(checkpoint.keep.begin(), checkpoint.keep.end(), [](const Keep& rule) {
     return rule.kind == Keep::Kind::kBest && rule.metric == Keep::Metric::kValidLoss;
@@ -265,8 +338,8 @@ void check_best(const Recipe& recipe, const Plan& plan, StartReport& report) {
     by_time = by_time || every.seconds > 0;
     if (every.steps <= 0) continue;
     rhythm += fmt::format("{}{}", rhythm.empty() ? "every " : " and ", every.steps);
-    saves += (plan.steps - 1) / every.steps;
-    meet += (plan.steps - 1) / std::lcm(every.steps, eval);
+    saves += (steps - 1) / every.steps;
+    meet += (steps - 1) / std::lcm(every.steps, eval);
   }
   Findings findings(report);
   const std::string remedy = fmt::format("let eval.at be a rhythm that divides that of checkpoint.save{}",
@@ -275,7 +348,7 @@ void check_best(const Recipe& recipe, const Plan& plan, StartReport& report) {
     findings.warn("checkpoint.keep",
                   fmt::format("T.best by valid_loss never finds one before the end: evaluations are every {} steps, "
                               "saves {}, and none falls on the same of the {} steps but the last{}; {}",
-                              eval, rhythm.empty() ? "at no certain step" : rhythm + " steps", plan.steps,
+                              eval, rhythm.empty() ? "at no certain step" : rhythm + " steps", steps,
                               by_time ? " (saves by the clock may, by chance)" : "", remedy));
   } else if (meet < saves) {
     report.facts.push_back(
@@ -490,7 +563,12 @@ void check_memory(const StartQuestion& question, StartReport& report) {
   }
   const bool on_device = plan.recipe.device == DeviceChoice::kCuda;
   const ckpt::RankRange ranks = question.ranks.value_or(ckpt::RankRange{0, plan.mesh.world()});
-  const int64_t needed = private_bytes(plan, ranks), pinned = question.nccl ? 0 : pinned_bytes(plan, ranks),
+  const auto most = [&](int64_t (*bytes_of)(const Plan&, const ckpt::RankRange&)) {
+    int64_t bytes = bytes_of(plan, ranks);
+    for (const Plan& then : question.course.plans) bytes = std::max(bytes, bytes_of(then, ranks));
+    return bytes;  // the most of any segment: the ranks of each are started anew
+  };
+  const int64_t needed = most(private_bytes), pinned = question.nccl ? 0 : most(pinned_bytes),
                 own = on_device ? pinned : needed, available = ckpt::available_memory(freed);
   if (on_device) {
     const int64_t sums = question.nccl ? ranks.size() * trainer::sum_rooms(plan).total_bytes() : 0;
@@ -566,6 +644,10 @@ std::pair<std::string, int> place_of(const dsl::LoadedRecipe& loaded, std::strin
 
 }  // namespace
 
+std::string source_name(const DataSource& source) {
+  return source.name.empty() ? fs::path(source.path).stem().string() : source.name;
+}
+
 Status check_steps_lie_below(const fs::path& run) {
   ckpt::PosixBackend io;
   RT_TRY_SET(const ckpt::Names here, ckpt::list_names(io, run));
@@ -591,8 +673,9 @@ StartReport check_start(const StartQuestion& question) {
     for (const cuda::Refusal& one : cuda::refusals(question.plan))
       findings.refuse(one.field, one.message, ErrorCode::kUnsupported);
   }
-  report.data = check_data(recipe, question.plan, question.scan_seconds, report);
-  check_best(recipe, question.plan, report);
+  const Course& course = question.course;
+  report.data = check_data(question.plan, course, question.sampler, question.scan_seconds, report);
+  check_best(recipe, course.run_steps(), report);
   if (question.scan_seconds > 0) check_tokenizer(recipe, findings);  // no start opens it
 
   ckpt::PosixBackend io;
@@ -620,7 +703,9 @@ StartReport check_start(const StartQuestion& question) {
   if (question.ask_run && !question.held && holder_of_run(question.run)) return report;
   check_memory(question, report);
   std::vector<std::string> notices;
-  if (const Status room = ckpt::look_for_space(question.plan, io, checkpoints, &notices); !room.ok())
+  Plan whole = question.plan;
+  whole.steps = course.run_steps();
+  if (const Status room = ckpt::look_for_space(whole, io, checkpoints, &notices); !room.ok())
     findings.refuse("checkpoint", room.error());
   for (std::string& line : notices) {
     if (line.starts_with("warning: ")) line.erase(0, 9);
@@ -632,7 +717,11 @@ StartReport check_start(const StartQuestion& question) {
 std::vector<std::string> data_lines(const DataFacts& data) {
   std::vector<std::string> out;
   size_t widest = 0;
-  for (const SourceFacts& source : data.sources) widest = std::max(widest, source.name.size());
+  double all = 0;
+  for (const SourceFacts& source : data.sources) {
+    widest = std::max(widest, source.name.size());
+    all += source.samples;
+  }
   for (const SourceFacts& source : data.sources) {
     const std::string name = fmt::format("{:<{}}", printable(source.name), widest);
     const auto count = [](int64_t number) { return format_count(static_cast<double>(number)); };
@@ -644,8 +733,8 @@ std::vector<std::string> data_lines(const DataFacts& data) {
     std::string line = fmt::format("{}  {} tokens, {} windows to train on: {} samples, {:.3g} epochs", name,
                                    count(source.train_tokens), count(source.train_windows),
                                    format_count(std::round(source.samples)), source.epochs());
-    if (data.sources.size() > 1) line += fmt::format(" ({:.3g} %)", 100 * source.weight);
-    if (source.weight == 0) line += ", not drawn from yet";
+    if (data.sources.size() > 1) line += fmt::format(" ({:.3g} %)", all > 0 ? 100 * source.samples / all : 0);
+    if (source.weight == 0) line += source.samples > 0 ? ", from a later stage on" : ", not drawn from yet";
     line += source.valid_windows > 0 ? fmt::format("; {} windows to validate on", count(source.valid_windows))
                                      : std::string("; none to validate on");
     if (source.largest_id >= 0) line += fmt::format("; largest id {}", source.largest_id);

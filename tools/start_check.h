@@ -14,6 +14,7 @@
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
+#include "tools/planner/course.h"
 
 namespace cairn::dsl {
 struct LoadedRecipe;
@@ -36,12 +37,15 @@ struct SourceFacts {
   std::string problem;  // why its files could not be opened; what follows is 0 then
   int64_t train_tokens = 0, valid_tokens = 0;
   int64_t train_windows = 0, valid_windows = 0;  // of model.context + 1 tokens, one token shared
-  double samples = 0;                            // that the whole run draws of it
+  double samples = 0;                            // that the whole run draws of it, in all its stages
   int64_t valid_samples = 0;                     // of it in the validation batches
   double scanned = 0;                            // the share of its ids that was looked at
   int64_t largest_id = -1;                       // of those
   double epochs() const { return train_windows > 0 ? samples / static_cast<double>(train_windows) : 0; }
 };
+
+/// What a source is called: by the recipe, or its file.
+std::string source_name(const DataSource& source);
 
 struct DataFacts {
   std::vector<SourceFacts> sources;
@@ -60,7 +64,9 @@ constexpr double kScanSeconds = 10;  // of a check, for all ids: some tens of GB
 
 struct StartQuestion {
   const dsl::LoadedRecipe& loaded;
-  const Plan& plan;           // of that recipe
+  const Plan& plan;           // of the segment that begins
+  const Course& course;       // what remains of the run, from that segment on
+  std::string sampler;        // the position's (TrainPosition::sampler); empty: nothing is drawn yet
   InitConfig init;            // what the command line says of it
   std::filesystem::path run;  // the run folder; it need not be there
   bool ask_run = true;        // false: whether it may be taken, and what it holds, is not asked; room still is
@@ -82,8 +88,10 @@ StartReport check_start(const StartQuestion& question);
 /// The memory part alone: whether this host has room for its ranks. For hosts that do not lead, which ask nothing else.
 StartReport check_host_memory(const StartQuestion& question);
 
-/// The data part alone: windows, epochs and, with `scan_seconds`, ids. `report` gets problems and warnings.
-DataFacts check_data(const Recipe& recipe, const Plan& plan, double scan_seconds, StartReport& report);
+/// The data part alone: windows, epochs and, with `scan_seconds`, ids. `plan`: of the first segment of the course.
+/// `report` gets problems and warnings.
+DataFacts check_data(const Plan& plan, const Course& course, const std::string& sampler, double scan_seconds,
+                     StartReport& report);
 
 /// For people: "recipes/mine.lua:12: data.sources[0]: message" a line each, problems before warnings, then facts.
 /// Ends with "2 problems. Nothing was started.\n" where there are any.

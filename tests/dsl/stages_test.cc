@@ -63,6 +63,42 @@ TEST_SUITE("dsl/stages") {
     CHECK(segments[2].stages.empty());
   }
 
+  TEST_CASE("the segments of a run end where the next stage begins, and the last one where its own stop lies") {
+    // 614,400 tokens are 300 steps of 8 samples of 256 tokens; behind the stage at 0.8 a step has twice as many.
+    const std::string base =
+        R"(stop = T.tokens(614400), model = { context = 256 }, batch = { samples = 8, micro = 1 },)";
+    const Recipe r = load_good(staged("T.stage { at = T.fraction(0.8), batch = { samples = 16 } }", base));
+    const std::vector<RunSegment> all = segments_ahead(r).value();
+    REQUIRE(all.size() == 2);
+    CHECK(all[0].stages == 0);
+    CHECK(all[0].begin == PastPoint{0, 0, 0});
+    CHECK(all[0].end == PastPoint{240, 1920, 491520});
+    CHECK(all[1].stages == 1);
+    CHECK(all[1].begin == all[0].end);
+    CHECK(all[1].end == PastPoint{270, 2400, 614400});
+    CHECK(all[1].recipe.batch.samples == 16);
+    CHECK(step_stages(all[1].recipe, all[1].past).front().samples_before == 1920);
+    // From the middle of a segment on.
+    const std::vector<RunSegment> resumed = segments_ahead(r, {}, 100).value();
+    CHECK(resumed[0].begin == PastPoint{100, 800, 204800});
+    CHECK(resumed[0].end == all[0].end);
+    CHECK(resumed[1].end == all[1].end);
+    Recipe second = all[1].recipe;
+    const std::vector<RunSegment> rest = segments_ahead(second, all[1].past, 250).value();
+    REQUIRE(rest.size() == 1);
+    CHECK(rest[0].begin == PastPoint{250, 2080, 532480});
+    CHECK(rest[0].end == all[1].end);
+    // A stage behind the end never begins; one at the end has no step unless it moves the stop.
+    CHECK(segments_ahead(load_good(staged("T.stage { at = T.steps(301), batch = { samples = 16 } }", base)))
+              .value()
+              .size() == 1);
+    const auto at_end =
+        segments_ahead(load_good(staged("T.stage { at = T.steps(300), batch = { samples = 16 } }", base))).value();
+    REQUIRE(at_end.size() == 2);
+    CHECK(at_end[1].begin == at_end[1].end);
+    CHECK(segments_ahead(load_good(kBase)).value().size() == 1);
+  }
+
   TEST_CASE("a recipe without stages has none in its JSON, and with stages goes through JSON and back") {
     CHECK(encode_recipe(load_good(kBase)).find("stages\":[{") == std::string::npos);
     CHECK(encode_recipe(load_good(kBase)) == encode_recipe(load_good(with("stages = {}"))));

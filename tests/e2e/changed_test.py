@@ -272,6 +272,10 @@ class Changed(ChangeTest):
                   f"T.stage {{ at = T.steps(11), {schedule} }} }}"]
         text = self.run_it("staged", *stages)
         self.assertIn("model.rope_theta 10000 -> 500000", text)
+        self.assertIn(", 13 steps of 256 to 512 tokens,", text)
+        self.assertIn("step 13/13 ", text)
+        self.assertNotRegex(text, r"step +\d+/(?!13 )")
+        self.assertIn("done: 13 steps in ", text)
         self.assertEqual([(e["step"], e["stage"]) for e in self.events("staged", "stage")], [(5, 1), (8, 2), (11, 3)])
         self.assertEqual([(line["cause"], line["at"]["step"]) for line in self.lineage("staged")],
                          [("start", 0), ("stage", 5), ("stage", 8), ("stage", 11)])

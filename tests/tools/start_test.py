@@ -258,6 +258,49 @@ class StartTest(ProgramTest):
         self.assertRegex(self.refused("--set", "stop=T.steps(1000000000)", "--set", "model.width=256"),
                          "kept .* are missing. Make room")
 
+    def test_a_run_with_stages_is_counted_to_the_end_of_its_stages(self):
+        # 5,120 tokens are 20 steps of 8 samples of 32; behind the stage a step has 16, all of `other`.
+        blend = ('T.blend { sources = { T.megatron { prefix = "text", name = "web", weight = 1 }, '
+                 'T.megatron { prefix = "other", name = "qa", weight = 0 } } }')
+        self.recipe(data=blend, more='stages = { T.stage { at = T.fraction(0.8), batch = { samples = 16 }, '
+                    'data = { weights = { web = 0, qa = 1 } } } },')
+        whole = ("--set", "stop=T.tokens(5120)")
+        plan = self.cairn_json("plan", "r.lua", *whole)
+        self.assertEqual(plan["steps"], 18)
+        self.assertEqual([(s["stage"], s["first_step"], s["last_step"], s["samples"], s["tokens_per_step"], s["sources"])
+                          for s in plan["segments"]],
+                         [(0, 1, 16, 128, 256, {"web": 1, "qa": 0}), (1, 17, 18, 32, 512, {"web": 0, "qa": 1})])
+        self.assertEqual([(p["stage"], p["first_step"], p["samples"]) for p in plan["phases"]], [(1, 17, 16), (0, 1, 8)])
+        self.assertEqual(plan["batch"]["samples"], 16)  # of a step that happens: the last
+        self.assertEqual({s["name"]: s["samples"] for s in plan["data"]["sources"]}, {"web": 128, "qa": 32})
+        text = self.cairn("plan", "r.lua", *whole).stdout
+        self.assertIn("5.12K tokens in 18 steps", text)
+        self.assertIn("from step 17 (stages[1]): 16 samples", text)
+        self.assertRegex(text, r"qa .* 32 samples, .*\(20 %\), from a later stage on")
+        said = self.cairn_json("train", "r.lua", *whole, "--dry-run", "--run", "new")
+        self.assertEqual((said["steps"], said["start"]["steps"]), (18, 18))
+        self.assertEqual({s["name"]: s["samples"] for s in said["data"]["sources"]}, {"web": 128, "qa": 32})
+        text = self.cairn("train", "r.lua", *whole, "--dry-run", "--run", "new").stdout
+        self.assertIn("18 steps of 256 to 512 tokens", text)
+        self.assertIn("a fresh start: 18 steps, 16 of them until the next stage", text)
+        self.assertIn("32 samples", self.cairn("check", "r.lua", *whole).stdout)
+        # Behind the beginning of the stage, samples count as they were drawn.
+        said = self.cairn("train", "r.lua", *whole, "--run", "new").stdout
+        self.assertRegex(said, r"step +18/18 .*\n(.*\n)*done: 18 steps in ")
+        said = self.cairn_json("check", "--run", "new")
+        self.assertEqual({s["name"]: s["samples"] for s in said["data"]["sources"]}, {"web": 128, "qa": 32})
+
+    def test_what_a_later_stage_cannot_do_is_refused_at_the_start(self):
+        for name, windows in (("train", 400), ("valid", 12)):
+            self.write(name + ".u16", struct.pack(f"<{32 * windows + 1}H", *[i % 200 for i in range(32 * windows + 1)]))
+        self.recipe(data='T.token_files { train = "train.u16", valid = "valid.u16" }',
+                    more=EVAL + "stages = { T.stage { at = T.steps(3), batch = { samples = 16 } } },")
+        said = self.refused()
+        self.assertIn("stages[1]: the validation parts hold 12 windows of 33 tokens, one batch needs 16; name a longer "
+                      "file in `valid` of T.token_files, or take a smaller batch", said)
+        self.assertNotIn("split", said)
+        self.cairn("check", "r.lua", "--set", "stages={}")
+
     def test_dry_run_as_json_is_one_object(self):
         said = self.cairn_json("train", "r.lua", "--dry-run", "--run", "new")
         self.assertEqual((said["ok"], said["dry_run"], said["run"], said["steps"], said["world"], said["exit_code"]),

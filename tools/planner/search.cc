@@ -344,10 +344,6 @@ Result<Pins> parse_pins(std::string_view text) {
   return out;
 }
 
-Plan in_last_phase(const Plan& plan) {
-  return plan.at(plan.steps > 0 ? stage_of_step(plan.step_stages, plan.steps) : plan.step_stages.size() - 1);
-}
-
 Recipe with_layout(const Recipe& recipe, const Layout& layout) {
   Recipe out = recipe;
   out.mesh.tp = layout.tp;

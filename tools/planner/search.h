@@ -13,6 +13,7 @@
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
 #include "tools/planner/cost.h"
+#include "tools/planner/course.h"
 
 namespace cairn::tools {
 
@@ -58,9 +59,6 @@ struct SearchResult {
   std::vector<Candidate> too_large;  // faster than the choice, but they do not fit; fastest first
   int64_t least_bytes = -1;          // when nothing fits: of the smallest layout looked at
 };
-
-/// The plan in the batch phase that the run's last step is in. A run whose stop is not known: in the last phase.
-Plan in_last_phase(const Plan& plan);
 
 /// The recipe with this layout. All layers are recomputed, or none.
 Recipe with_layout(const Recipe& recipe, const Layout& layout);

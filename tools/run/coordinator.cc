@@ -772,14 +772,15 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   if (!last_save_.ok()) return last_save_.error();
   const bool asked = outcome.stop_signal != 0 || requests_.stop_planned() || grows_.has_value();
   if (!asked && std::max(last_step_, saved_step_) < plan_.end_step) return conclude_unfinished();
-  const bool stopped = (last_step_ < plan_.steps || at_stage) && (outcome.stop_signal != 0 || requests_.stop_planned());
+  const bool stopped =
+      (last_step_ < narrator_.run_steps() || at_stage) && (outcome.stop_signal != 0 || requests_.stop_planned());
   const int code = stopped ? options_.requests.exit_when_unfinished : 0;
   if (stopped) {
     narrator_.say(fmt::format("stopped after step {} of {}; checkpoint {}; the same command resumes from there",
-                              last_step_, plan_.steps, newest_checkpoint_.string()));
+                              last_step_, narrator_.run_steps(), newest_checkpoint_.string()));
   } else if (last_step_ == narrator_.progress().first_step) {
-    narrator_.say(
-        fmt::format("nothing to do: {} is already at step {} of {}", folder_.path().string(), last_step_, plan_.steps));
+    narrator_.say(fmt::format("nothing to do: {} is already at step {} of {}", folder_.path().string(), last_step_,
+                              narrator_.run_steps()));
   } else {
     narrator_.done(newest_checkpoint_);
   }

@@ -33,7 +33,10 @@ const Clock& Narrator::system_clock() {
 
 Narrator::Narrator(const Plan& plan, fs::path run, NarratorOptions options, const Clock& clock)
     : plan_(plan), run_(std::move(run)), options_(std::move(options)), clock_(clock), console_(options.console) {
-  progress_.started_unix_s = clock_.unix_s();
+  began_unix_s_ = clock_.unix_s();
+  if (options_.run_end.step == 0) options_.run_end = RunClock(plan_.recipe, plan_.past).at(plan_.steps);
+  if (options_.before) progress_ = *options_.before;
+  if (!options_.before) progress_.started_unix_s = began_unix_s_;
   started_ns_ = lined_ns_ = clock_.now_ns();
 }
 
@@ -83,7 +86,7 @@ Status Narrator::begins(int64_t generation, const ckpt::RestoreChoice& choice, k
                                                          : "fresh"},
              {"world", plan_.mesh.world()},
              {"mesh", plan_.mesh.describe()},
-             {"steps", plan_.steps},
+             {"steps", run_steps()},
              {"isa", kernels::gemm_isa_name(isa)},
              {"host", ckpt::this_writer().host},
              {"pid", static_cast<int64_t>(::getpid())}};
@@ -102,7 +105,11 @@ Status Narrator::begins(int64_t generation, const ckpt::RestoreChoice& choice, k
   record(std::move(start));
   if (choice.match) tell_match(*choice.match, choice);
 
-  if (progress_.first_step < 0) progress_.first_step = progress_.last_step = choice.step;
+  if (!began_) {
+    began_ = RunClock(plan_.recipe, plan_.past).at(choice.step);
+    progress_.last_step = choice.step;
+    if (progress_.first_step < 0) progress_.first_step = choice.step;
+  }
   const auto tell = [&](const Status& written, bool& failed) -> Status {
     if (generation == 0) return written;
     tell_written(written, failed);
@@ -167,9 +174,8 @@ telemetry::StepMetrics Narrator::step(const telemetry::StepMetrics& reported) {
   tell_written(metrics_->write(metrics), metrics_failed_);
   if (tensorboard_) tell_written(tensorboard_->write(metrics), tensorboard_failed_);
   progress_.lost_ms += metrics.checkpoint_lost_ms;
-  progress_.loss = metrics.loss;
-  last_metrics_ = metrics;
-  if (metrics.valid_loss) last_valid_loss_ = metrics.valid_loss;
+  progress_.last = metrics;
+  if (metrics.valid_loss) progress_.valid_loss = metrics.valid_loss;
   tell_recovered(metrics);
   progress_.last_step = metrics.step;
   show(metrics);
@@ -197,9 +203,11 @@ bool Narrator::is_due(int64_t step) const {
 }
 
 void Narrator::show(const telemetry::StepMetrics& metrics) {
-  const int64_t steps = plan_.steps, first = progress_.first_step;
-  const double eta = static_cast<double>(steps - metrics.step) * (clock_.unix_s() - progress_.started_unix_s) /
-                     std::max<double>(1, static_cast<double>(metrics.step - first));
+  const int64_t steps = run_steps(), first = progress_.first_step;
+  // By samples: a step of a later stage or phase may have more of them.
+  const double eta = static_cast<double>(options_.run_end.samples - metrics.samples) *
+                     (clock_.unix_s() - began_unix_s_) /
+                     std::max<double>(1, static_cast<double>(metrics.samples - began_->samples));
   std::vector<telemetry::LinePart> line = {
       {fmt::format("step {:>{}}/{}", metrics.step, std::to_string(steps).size(), steps), 0},
       {fmt::format("loss {:.4f}", metrics.loss), 1},
@@ -309,16 +317,18 @@ void Narrator::finish_trace() {
 void Narrator::done(const fs::path& newest_checkpoint) {
   const double seconds = clock_.unix_s() - progress_.started_unix_s;
   const int64_t done = progress_.last_step - progress_.first_step;
-  say(fmt::format("done: {} steps in {}, loss {:.4f}, {:.1f} steps/s, {:.0f} ms lost to checkpoints; {}", done,
-                  telemetry::format_duration(seconds), progress_.loss, static_cast<double>(done) / seconds,
-                  progress_.lost_ms, newest_checkpoint.string()));
+  const std::string resumed =
+      progress_.first_step > 0 ? fmt::format(", {} of them by this start", done) : std::string();
+  say(fmt::format("done: {} steps{} in {}, loss {:.4f}, {:.1f} steps/s, {:.0f} ms lost to checkpoints; {}",
+                  progress_.last_step, resumed, telemetry::format_duration(seconds), progress_.last.loss,
+                  static_cast<double>(done) / seconds, progress_.lost_ms, newest_checkpoint.string()));
 }
 
 json Narrator::summary(const Result<int>& code, bool stop_asked, const fs::path& newest_checkpoint) const {
   const auto number = [](const std::optional<double>& value) { return value ? json(*value) : json(); };
-  const bool stepped = last_metrics_.step > 0;
-  const int64_t done = stepped ? last_metrics_.step : std::max<int64_t>(progress_.first_step, 0);
-  const bool stopped = done < plan_.steps && stop_asked;
+  const bool stepped = progress_.last.step > 0;
+  const int64_t done = stepped ? progress_.last.step : std::max<int64_t>(progress_.first_step, 0);
+  const bool stopped = done < run_steps() && stop_asked;
   const std::string why = !code.ok()            ? std::string(error_code_name(code.error().code))
                           : code.value() >= 128 ? "signal"
                           : stopped             ? "stopped"
@@ -333,11 +343,11 @@ json Narrator::summary(const Result<int>& code, bool stop_asked, const fs::path&
           {"message", message},
           {"first_step", std::max<int64_t>(progress_.first_step, 0)},
           {"step", done},
-          {"of", plan_.steps},
-          {"samples", stepped ? json(last_metrics_.samples) : json()},
-          {"tokens", stepped ? json(last_metrics_.tokens) : json()},
-          {"loss", stepped ? json(last_metrics_.loss) : json()},
-          {"valid_loss", number(last_valid_loss_)},
+          {"of", run_steps()},
+          {"samples", stepped ? json(progress_.last.samples) : json()},
+          {"tokens", stepped ? json(progress_.last.tokens) : json()},
+          {"loss", stepped ? json(progress_.last.loss) : json()},
+          {"valid_loss", number(progress_.valid_loss)},
           {"checkpoint", checkpoint.empty() ? json() : json(checkpoint.string())},
           {"seconds", clock_.unix_s() - progress_.started_unix_s}};
 }

@@ -30,21 +30,25 @@
 
 namespace cairn::tools {
 
+/// How far a start of the run has come, in all its segments.
+struct RunProgress {
+  int64_t first_step = -1;  // before the first generation; -1: none has begun
+  int64_t last_step = 0;
+  double lost_ms = 0;  // to checkpoints
+  double started_unix_s = 0;
+  telemetry::StepMetrics last;  // the last step's; step 0: none
+  std::optional<double> valid_loss;
+};
+
 struct NarratorOptions {
   double peak_tflops = 0;             // of the whole world; 0: not known
   bool traced = false;                // ranks draw steps: their files are merged, with the saves
   bool init_on_command_line = false;  // what it says is for a new run: it is told when it counts for nothing
   nlohmann::json communication;       // of ranks on CUDA, for the record of each start; null: nothing to tell
   nlohmann::json attention;           // the same
+  PastPoint run_end;                  // of the run with its stages ahead; step 0: of the plan
+  std::optional<RunProgress> before;  // of this start's segments before the plan's
   int console = STDOUT_FILENO;
-};
-
-/// How far a start of the run has come.
-struct RunProgress {
-  int64_t first_step = -1;  // before the first generation; -1: none has begun
-  int64_t last_step = 0;
-  double loss = 0, lost_ms = 0;  // of the last step; to checkpoints, in all
-  double started_unix_s = 0;
 };
 
 class Narrator {
@@ -92,7 +96,9 @@ class Narrator {
   std::filesystem::path trace_dir() const { return run_ / "trace"; }
 
   const RunProgress& progress() const { return progress_; }
-  /// "done: 60 steps in 4.1 s, loss 2.3, ..."
+  /// Of the run, its stages ahead counted.
+  int64_t run_steps() const { return options_.run_end.step; }
+  /// "done: 60 steps in 4.1 s, loss 2.3, ...", or "done: 300 steps, 147 of them by this start in 12 s, ..."
   void done(const std::filesystem::path& newest_checkpoint);
   /// How this start ended, for programs: {"run", "why": "done" | "stopped" | "nothing_to_do" | "signal" | "failed" | an
   /// error's code, "class" (failure_class.h; of "failed"), "message", "first_step", "step", "of", "samples", "tokens",
@@ -123,8 +129,8 @@ class Narrator {
 
   RunProgress progress_;
   int64_t started_ns_ = 0, lined_ns_ = 0;  // of this start; of the last line of a step that was due
-  telemetry::StepMetrics last_metrics_;  // of this start; step 0: none
-  std::optional<double> last_valid_loss_;
+  std::optional<PastPoint> began_;  // of the plan's segment, at its first generation
+  double began_unix_s_ = 0;
   std::string last_failure_;  // of the ranks
   nlohmann::json failure_;
   std::filesystem::path loaded_;  // the checkpoint that this start resumed from

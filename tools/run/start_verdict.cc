@@ -355,12 +355,10 @@ Result<Segment> segment_at(const Recipe& whole, const TrainPosition& position, c
   while (k < whole.stages.size() && reached(whole.stages[k].at, out, position)) take(++k);
   out.remaining = out.recipe;
   out.remaining.stages.assign(whole.stages.begin() + static_cast<std::ptrdiff_t>(k), whole.stages.end());
-  out.end_step = out.steps;
-  if (k < whole.stages.size()) {
-    const int64_t next = RunClock(out.recipe, out.past).step_of(whole.stages[k].at, out.steps);
-    out.end_step = std::clamp(next, std::min(position.step, out.steps), out.steps);
-    out.stage_follows = next <= out.steps;
-  }
+  RT_TRY_SET(out.course, dsl::segments_ahead(out.remaining, out.past, position.step));
+  out.end_step = out.course.front().end.step;
+  out.stage_follows = out.course.size() > 1;
+  out.run_steps = out.course.back().end.step;
   return out;
 }
 
@@ -381,7 +379,7 @@ Status StartVerdict::check(const StartRequest& request) const {
         ErrorCode::kInvalidInput,
         fmt::format("{} has finished, at step {} of {}, with another recipe:{}\nA new experiment needs a new folder "
                     "(--run); to train on: a larger stop; to begin from its weights: --init-from {}",
-                    of, state.step(), segment.steps, text, of)};
+                    of, state.step(), segment.run_steps, text, of)};
   }
   std::string text, accept;
   for (const FieldVerdict& one : changes) {
@@ -397,7 +395,10 @@ Status StartVerdict::check(const StartRequest& request) const {
 }
 
 std::string StartVerdict::describe(int64_t world) const {
-  if (!state.any()) return fmt::format("a fresh start: {} steps", segment.steps);
+  const int64_t to_stage = segment.end_step - state.step();
+  const std::string until =
+      segment.stage_follows ? fmt::format(", {} of them until the next stage", to_stage) : std::string();
+  if (!state.any()) return fmt::format("a fresh start: {} steps{}", segment.run_steps, until);
   const trainer::TrainPosition& at = state.position;
   const MeshConfig& mesh = segment.recipe.mesh;
   const int64_t dp = mesh.dp > 0 ? mesh.dp : std::max<int64_t>(1, world / (mesh.tp * mesh.pp * mesh.cp));
@@ -407,12 +408,9 @@ std::string StartVerdict::describe(int64_t world) const {
   std::string out = fmt::format("{} step {} ({}{})", finished ? "is at" : "resumes from", at.step,
                                 state.source == ckpt::StartState::Source::kMemory ? "shared memory" : state.place,
                                 here == there ? "" : fmt::format(", {} -> {}", there, here));
-  if (finished) return out + fmt::format("; nothing remains to be trained, the run ends at step {}", segment.steps);
+  if (finished) return out + fmt::format("; nothing remains to be trained, the run ends at step {}", segment.run_steps);
   out += state.bare ? fmt::format("; lr {:.3g}", lr_next) : fmt::format("; lr {:.3g} -> {:.3g}", at.lr, lr_next);
-  out += fmt::format("; {} steps remain", segment.steps - at.step);
-  if (segment.end_step < segment.steps)
-    out += fmt::format(", {} of them until the next stage", segment.end_step - at.step);
-  return out;
+  return out + fmt::format("; {} steps remain{}", segment.run_steps - at.step, until);
 }
 
 std::vector<std::string> StartVerdict::lines(int64_t world) const {
@@ -442,7 +440,7 @@ nlohmann::json StartVerdict::json() const {
                      {"tokens", state.position.tokens},
                      {"lr", state.position.lr},
                      {"lr_next", lr_next},
-                     {"steps", segment.steps},
+                     {"steps", segment.run_steps},
                      {"stage", segment.index},
                      {"finished", finished},
                      {"passed_over", state.passed_over},

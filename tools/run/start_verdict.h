@@ -13,6 +13,7 @@
 
 #include "ckpt/start_state.h"
 #include "dsl/change_rules.h"
+#include "dsl/stages.h"
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/batch_schedule.h"
@@ -40,9 +41,11 @@ struct Segment {
   Recipe remaining;   // the same, with the stages ahead: what checkpoints keep
   int64_t index = 0;  // of Recipe::stages, from 1; 0: before the first
   RunPast past;
-  int64_t steps = 0;           // of the run, by this segment's stop
-  int64_t end_step = 0;        // where the segment ends
-  bool stage_follows = false;  // there another stage of the recipe begins, and the run goes on
+  int64_t steps = 0;                    // of the run, by this segment's stop
+  int64_t end_step = 0;                 // where the segment ends
+  bool stage_follows = false;           // there another stage of the recipe begins, and the run goes on
+  int64_t run_steps = 0;                // of the run, its stages ahead counted
+  std::vector<dsl::RunSegment> course;  // what remains of the run from the position on, this segment first
 };
 
 /// The segment in which `position` goes on. `before`: the recipe that trained it, with the stages that were ahead of it

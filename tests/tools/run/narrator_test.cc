@@ -100,6 +100,35 @@ TEST_SUITE("tools/run/narrator") {
     CHECK(steps_in_log(plan, 90) == std::vector<int64_t>{1, 250, 500});
   }
 
+  TEST_CASE("steps are counted to the end of all stages, and time left by the samples that are left") {
+    Told told(small_plan(2), {.run_end = {.step = 8, .samples = 264, .tokens = 2112}});
+    REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kFresh}));
+    told.clock.forward(1);
+    told.narrator->step(metrics_at(1));
+    CHECK(told.console.has("step 1/8  loss"));
+    CHECK(told.events("start")[0].at("steps") == 8);
+    CHECK(told.narrator->summary(0, false, {}).at("of") == 8);
+    CHECK(told.narrator->run_steps() == 8);
+    CHECK(Told().narrator->run_steps() == 10);
+  }
+
+  TEST_CASE("the end of a resumed run counts all its steps, and those of all segments of the start") {
+    Told told;
+    REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kDisk, .step = 2, .dir = "/ck/step-00000002"}));
+    told.clock.forward(1);
+    for (int64_t step = 3; step <= 5; ++step) told.narrator->step(metrics_at(step));
+    Told next(small_plan(2), {.before = told.narrator->progress()});
+    next.clock.forward(2);
+    REQUIRE_OK(next.narrator->begins(0, {.source = ckpt::arena::Source::kMemory, .step = 5}));
+    const nlohmann::json between = next.narrator->summary(0, false, {});  // a segment without a step of its own
+    CHECK(between.at("why") == "done");
+    CHECK(between.at("step") == 5);
+    for (int64_t step = 6; step <= 10; ++step) next.narrator->step(metrics_at(step));
+    next.narrator->done("/ck/step-00000010");
+    CHECK(next.console.has("done: 10 steps, 8 of them by this start in 2.0 s, loss "));
+    CHECK(next.narrator->summary(0, false, {}).at("first_step") == 2);
+  }
+
   TEST_CASE("a start says what it resumes from, and when an option for new runs counts for nothing") {
     Told told(small_plan(2), {.init_on_command_line = true});
     REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kMemory, .step = 4}));
