@@ -18,7 +18,7 @@
 namespace cairn::tools {
 namespace {
 
-constexpr size_t kLookedAt = 400;  // candidates whose memory is reckoned before the search gives up
+constexpr size_t kShown = 3;  // of the layouts that would be faster and do not fit
 
 std::vector<int64_t> divisors(int64_t n) {
   std::vector<int64_t> out;
@@ -69,17 +69,26 @@ std::vector<Layout> variants(const Recipe& recipe, const Layout& shape) {
   return out;
 }
 
-/// Micro-batches worth a look. Phases that name one leave no choice.
-std::vector<int64_t> micro_batch_sizes(const Recipe& recipe, const Pins& pins) {
-  for (const BatchPhase& phase : recipe.batch.phases) {
-    if (phase.micro > 0) return {recipe.batch.micro};
-  }
+/// Whether a phase or a stage of the run names the micro-batch: nothing is left to choose then.
+bool names_micro(const std::vector<dsl::RunSegment>& segments) {
+  return std::ranges::any_of(segments, [&](const dsl::RunSegment& segment) {
+    const BatchConfig& batch = segment.recipe.batch;
+    return batch.micro != segments.front().recipe.batch.micro ||
+           std::ranges::any_of(batch.phases, [](const BatchPhase& phase) { return phase.micro > 0; });
+  });
+}
+
+/// Micro-batches worth a look.
+std::vector<int64_t> micro_batch_sizes(const std::vector<dsl::RunSegment>& segments, const Pins& pins) {
+  if (names_micro(segments)) return {segments.front().recipe.batch.micro};
   if (pins.micro) return {*pins.micro};
   return {1, 2, 4, 8, 16, 32};
 }
 
 /// Meshes, micro-batches and schedules; ZeRO and recomputation are left to variants().
-std::vector<Layout> shapes_of(const Recipe& recipe, int64_t world, int64_t node, const Pins& pins) {
+std::vector<Layout> shapes_of(const std::vector<dsl::RunSegment>& segments, int64_t world, int64_t node,
+                              const Pins& pins) {
+  const Recipe& recipe = segments.front().recipe;  // those that a later segment cannot train have no plan there
   const ModelConfig& m = recipe.model;
   std::vector<Layout> out;
   int64_t cuts = std::gcd(world, m.heads);  // all that tp must divide
@@ -93,10 +102,10 @@ std::vector<Layout> shapes_of(const Recipe& recipe, int64_t world, int64_t node,
       const MeshConfig& mesh = recipe.mesh;  // cp and ep stay as they are
       if (world / tp / pp % (mesh.cp * mesh.ep) != 0) continue;
       const int64_t dp = world / tp / pp / mesh.cp;
-      if (recipe.batch.samples % dp != 0) continue;
-      for (const int64_t micro : micro_batch_sizes(recipe, pins)) {
-        if (recipe.batch.samples / dp % micro != 0) continue;
-        for (const Pipeline& pipeline : pipelines(recipe, pp, recipe.batch.samples / dp / micro, pins)) {
+      for (const int64_t micro : micro_batch_sizes(segments, pins)) {
+        const StepStage batch{.samples = recipe.batch.samples, .micro = micro};
+        if (!recipe.batch.uneven && batch.samples % (micro * dp) != 0) continue;
+        for (const Pipeline& pipeline : pipelines(recipe, pp, batch.micro_batches(dp), pins)) {
           for (const bool sp : {false, true}) {
             if (sp && (tp == 1 || micro * m.context / mesh.cp % tp != 0)) continue;
             const Layout shape = {.tp = tp,
@@ -126,6 +135,11 @@ int64_t least_rank_bytes(const Recipe& recipe, int64_t parameters, const Layout&
   return held(3) * weight + held(2) * 4 + held(1) * 4 * std::ssize(StateKinds(recipe.optimizer).arrays());
 }
 
+/// "96.6 GiB", or for a bound "at least 96.6 GiB".
+std::string rank_text(const Candidate& c) {
+  return fmt::format("{}{}", c.exact ? "" : "at least ", format_bytes(c.rank_bytes));
+}
+
 /// The part of the cost in which `candidate` loses most against `best`; within the model's error, that they are even.
 std::string slower_text(const Candidate& candidate, const Candidate& best) {
   const CostPart* worst = nullptr;
@@ -153,7 +167,7 @@ std::string recompute_text(const Layout& l) {
   return fmt::format("{}{}", mode_name(l.recompute), l.distribute ? ", distributed" : "");
 }
 
-/// Another variant of the plan's shape, in the same batch phase.
+/// Another variant of the plan's shape, in the same segment and batch phase.
 void take_layout(Plan* plan, const Recipe& recipe, const Layout& layout) {
   const BatchConfig batch = plan->recipe.batch;
   const double rope_theta = plan->recipe.model.rope_theta;
@@ -162,38 +176,59 @@ void take_layout(Plan* plan, const Recipe& recipe, const Layout& layout) {
   plan->recipe.model.rope_theta = rope_theta;
 }
 
+/// What the variants of a shape share.
+struct SharedPlans {
+  std::vector<Plan> plans;  // of the run's segments, the last one in its last batch phase
+  int64_t least = -1;       // bytes of the smallest variant; -1: not reckoned
+};
+
 /// Candidates with the plans that their shapes share.
 struct Search {
-  const Recipe& recipe;
+  const std::vector<dsl::RunSegment>& segments;  // of the run, each with a step
   int64_t memory_bytes;
-  std::vector<Plan> plans;                        // of the shapes, in the last batch phase
+  std::vector<SharedPlans> shapes;
   std::vector<std::pair<size_t, Candidate>> all;  // with the index of the shape
-  std::vector<int64_t> least;                     // bytes of each shape's smallest variant; -1: not reckoned
-  size_t looked = 0;
 
-  Plan& plan_of(size_t k) {
-    Plan& plan = plans[all[k].first];
-    take_layout(&plan, recipe, all[k].second.layout);
-    return plan;
+  const Recipe& recipe() const { return segments.front().recipe; }
+
+  /// Of the fullest rank in any segment.
+  int64_t exact_bytes(SharedPlans& shape, const Layout& layout) const {
+    int64_t most = 0;
+    for (size_t k = 0; k < shape.plans.size(); ++k) {
+      take_layout(&shape.plans[k], segments[k].recipe, layout);
+      most = std::max(most, largest_rank_bytes(shape.plans[k]));
+    }
+    return most;
   }
 
   /// Fills rank_bytes: exact, or a bound that is too much already.
   void reckon(size_t k) {
-    const auto& [shape, candidate] = all[k];
+    auto& [index, candidate] = all[k];
     if (candidate.rank_bytes >= 0) return;
-    const Layout& layout = candidate.layout;
-    int64_t bytes = least_rank_bytes(recipe, plans[shape].parameters, layout);
-    if (bytes <= memory_bytes && least[shape] < 0) {  // the variant that holds least: when it does not fit, none does
-      ++looked;
-      take_layout(&plans[shape], recipe, variants(recipe, layout).back());
-      least[shape] = largest_rank_bytes(plans[shape]);
+    SharedPlans& shape = shapes[index];
+    int64_t bytes = least_rank_bytes(recipe(), shape.plans.back().parameters, candidate.layout);
+    if (bytes <= memory_bytes && shape.least < 0)  // when the variant that holds least does not fit, none does
+      shape.least = exact_bytes(shape, variants(recipe(), candidate.layout).back());
+    if (bytes <= memory_bytes) bytes = std::max(bytes, shape.least);
+    candidate.rank_bytes = bytes;
+    if (bytes <= memory_bytes) settle(k);
+  }
+
+  /// Bytes of the smallest candidate, once all are reckoned: a bound gives way to a size until a size is least.
+  int64_t smallest() {
+    for (;;) {
+      const auto least = std::ranges::min_element(
+          all, {}, [](const auto& one) { return std::pair(one.second.rank_bytes, !one.second.exact); });
+      if (least->second.exact) return least->second.rank_bytes;
+      settle(static_cast<size_t>(least - all.begin()));
     }
-    if (bytes <= memory_bytes) bytes = std::max(bytes, least[shape]);
-    if (bytes <= memory_bytes) {
-      ++looked;
-      bytes = largest_rank_bytes(plan_of(k));
-    }
-    all[k].second.rank_bytes = bytes;
+  }
+
+  /// Fills rank_bytes exactly.
+  void settle(size_t k) {
+    auto& [index, candidate] = all[k];
+    if (!candidate.exact) candidate.rank_bytes = exact_bytes(shapes[index], candidate.layout);
+    candidate.exact = true;
   }
 };
 
@@ -269,7 +304,7 @@ std::vector<std::string> reasons_for(Search& search, const Candidate& choice) {
     for (size_t k = 0; k < search.all.size(); ++k) {  // fastest first
       const Layout& other = search.all[k].second.layout;
       if (!axis.same(other, choice.layout) || axis.value(other) == mine) continue;
-      search.reckon(k);
+      search.settle(k);
       const Candidate& candidate = search.all[k].second;
       const double slower = candidate.ms() / choice.ms() - 1;
       out.push_back(fmt::format("{} {} instead of {}: {}", axis.name, axis.value(other), mine,
@@ -280,6 +315,20 @@ std::vector<std::string> reasons_for(Search& search, const Candidate& choice) {
       break;
     }
   }
+  return out;
+}
+
+/// The plans of a shape, one for each segment.
+Result<std::vector<Plan>> plans_of(const std::vector<dsl::RunSegment>& segments, const Layout& layout, int64_t world) {
+  std::vector<Plan> out;
+  for (const dsl::RunSegment& segment : segments) {
+    Recipe recipe = with_layout(segment.recipe, layout);
+    if (names_micro(segments)) recipe.batch.micro = segment.recipe.batch.micro;
+    RT_TRY_SET(Plan plan, make_plan(recipe, world, segment.past));
+    plan.end_step = segment.end.step;
+    out.push_back(std::move(plan));
+  }
+  out.back() = in_last_phase(out.back());
   return out;
 }
 
@@ -375,46 +424,49 @@ std::string layout_text(const Layout& l) {
                      l.recompute == RecomputeMode::kNone ? "" : ", recompute " + recompute_text(l));
 }
 
-Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, const Machine& machine, const Pins& pins,
+Result<SearchResult> search_layouts(const Recipe& whole, int64_t world, const Machine& machine, const Pins& pins,
                                     size_t wanted) {
+  RT_TRY_SET(std::vector<dsl::RunSegment> segments, dsl::segments_ahead(whole));
+  while (segments.size() > 1 && segments.back().begin.step == segments.back().end.step) segments.pop_back();
+  const Recipe& recipe = segments.front().recipe;
   SearchResult out;
   const int64_t memory_bytes = machine.usable_bytes();
-  Search search{.recipe = recipe, .memory_bytes = memory_bytes};
+  Search search{.segments = segments, .memory_bytes = memory_bytes};
   std::vector<std::pair<size_t, Candidate>>& all = search.all;
   Status refused;
-  for (const Layout& shape : shapes_of(recipe, world, machine.node_devices, pins)) {
+  for (const Layout& shape : shapes_of(segments, world, machine.node_devices, pins)) {
     std::vector<Layout> layouts = variants(recipe, shape);
     const int64_t shard = recipe.mesh.shard, replicas = shape.dp * recipe.mesh.cp;
     std::erase_if(layouts, [&](const Layout& layout) {
       return !pins.allow(layout) || (layout.zero > 0 && shard > 0 && replicas % shard != 0);
     });
     if (layouts.empty()) continue;
-    Result<Plan> made = make_plan(with_layout(recipe, layouts.front()), world);
+    Result<std::vector<Plan>> made = plans_of(segments, layouts.front(), world);
     if (!made.ok()) {
       refused = std::move(made).error();
       continue;
     }
-    Plan plan = in_last_phase(made.value());
+    SharedPlans shared{.plans = std::move(made).value()};
+    Plan& plan = shared.plans.back();
     const double bubble = bubble_fraction(plan.schedule());
     std::optional<Placement> placed[2];  // without and with shard groups
     for (const Layout& layout : layouts) {
-      take_layout(&plan, recipe, layout);
+      take_layout(&plan, segments.back().recipe, layout);
       std::optional<Placement>& placement = placed[layout.zero > 0 ? 1 : 0];
       if (!placement) placement = place_groups(plan, machine.node_devices);
-      all.push_back({search.plans.size(),
+      all.push_back({search.shapes.size(),
                      {.layout = layout,
                       .estimate = estimate(plan, machine, *placement),
                       .micro_batches = plan.micro_batches,
                       .bubble = bubble}});
     }
-    search.plans.push_back(std::move(plan));
+    search.shapes.push_back(std::move(shared));
   }
-  search.least.assign(search.plans.size(), -1);
   if (all.empty()) {
     const std::string pinned = pins.text.empty() ? "" : fmt::format("--pin {}: ", pins.text);
     if (!refused.ok()) return std::move(refused).error().with(pinned + "no layout can run");
     std::set<int64_t> tp, pp, dp, micro;
-    for (const Layout& layout : shapes_of(recipe, world, machine.node_devices, {})) {
+    for (const Layout& layout : shapes_of(segments, world, machine.node_devices, {})) {
       tp.insert(layout.tp), pp.insert(layout.pp), dp.insert(layout.dp), micro.insert(layout.micro);
     }
     if (!tp.empty()) {
@@ -434,46 +486,25 @@ Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, const M
   out.layouts = static_cast<int64_t>(all.size());
   const auto faster = [](const auto& a, const auto& b) { return a.second.ms() < b.second.ms(); };
   std::stable_sort(all.begin(), all.end(), faster);
-  for (size_t k = 0; k < all.size(); ++k) {
-    if (out.fitting.size() >= wanted || search.looked > kLookedAt) break;
+  std::vector<size_t> too_large;
+  for (size_t k = 0; k < all.size() && out.fitting.size() < wanted; ++k) {
     search.reckon(k);
-    Candidate& candidate = all[k].second;
-    if (out.least_bytes < 0 || candidate.rank_bytes < out.least_bytes) out.least_bytes = candidate.rank_bytes;
+    const Candidate& candidate = all[k].second;
     if (candidate.rank_bytes <= memory_bytes) {
-      if (!out.fitting.empty()) candidate.loses = slower_text(candidate, out.fitting.front());
       out.fitting.push_back(candidate);
     } else if (out.fitting.empty()) {
-      candidate.loses =
-          fmt::format("memory: {} of {} a rank", format_bytes(candidate.rank_bytes), format_bytes(memory_bytes));
-      out.too_large.push_back(candidate);
+      too_large.push_back(k);
     }
   }
-  if (out.fitting.empty()) {
-    // Nothing among the fastest: the layouts that cut the model most, whatever they cost.
-    std::vector<size_t> order(all.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-      const auto cut = [&](size_t k) {
-        const Layout& l = all[k].second.layout;
-        return std::tuple(-l.tp * l.pp * (l.zero > 0 ? l.dp : 1), -l.zero, -static_cast<int>(l.recompute), l.micro);
-      };
-      return cut(a) < cut(b);
-    });
-    search.looked = 0;
-    for (const size_t k : order) {
-      if (search.looked > kLookedAt) break;
-      search.reckon(k);
-      const Candidate& candidate = all[k].second;
-      out.least_bytes = std::min(out.least_bytes, candidate.rank_bytes);
-      if (candidate.rank_bytes <= memory_bytes) out.fitting.push_back(candidate);
-    }
-    std::stable_sort(out.fitting.begin(), out.fitting.end(),
-                     [](const Candidate& a, const Candidate& b) { return a.ms() < b.ms(); });
-    if (out.fitting.size() > wanted) out.fitting.resize(wanted);
-    for (size_t i = 1; i < out.fitting.size(); ++i) out.fitting[i].loses = slower_text(out.fitting[i], out.fitting[0]);
+  for (size_t i = 0; i < too_large.size(); ++i) {
+    if (i < kShown) search.settle(too_large[i]);
+    Candidate& candidate = all[too_large[i]].second;
+    candidate.loses = fmt::format("memory: {} of {} a rank", rank_text(candidate), format_bytes(memory_bytes));
+    out.too_large.push_back(candidate);
   }
+  for (size_t i = 1; i < out.fitting.size(); ++i) out.fitting[i].loses = slower_text(out.fitting[i], out.fitting[0]);
+  if (out.fitting.empty()) out.least_bytes = search.smallest();
   if (!out.fitting.empty()) {
-    out.fitting.front().loses.clear();
     out.reasons = reasons_for(search, out.fitting.front());
   }
   return out;
@@ -487,18 +518,17 @@ std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t
       found.layouts, machine.source, machine.error * 100);
   if (found.fitting.empty()) {
     return out + fmt::format(
-                     "none fits: the smallest rank looked at takes {}; use more ranks, a smaller batch.micro or "
+                     "none fits: the smallest rank of any layout takes {}; use more ranks, a smaller batch.micro or "
                      "a shorter model.context\n",
                      format_bytes(found.least_bytes));
   }
   const auto row = [&](const Candidate& c) {
     out += fmt::format("  {:<92}{:>9.0f} ms{:>9.1f} %{:>11}  {}\n", layout_text(c.layout), c.ms(),
-                       100 * c.estimate.cost.bubble_ms / c.ms(), format_bytes(c.rank_bytes), c.loses);
+                       100 * c.estimate.cost.bubble_ms / c.ms(), rank_text(c), c.loses);
   };
   out += fmt::format("  {:<92}{:>12}{:>11}{:>11}  {}\n", "layout", "step", "bubble", "rank", "against the choice");
   row(found.fitting.front());
   for (size_t i = 1; i < found.fitting.size(); ++i) row(found.fitting[i]);
-  constexpr size_t kShown = 3;
   for (size_t i = 0; i < std::min(kShown, found.too_large.size()); ++i) row(found.too_large[i]);
   if (found.too_large.size() > kShown) {
     out += fmt::format("  and {} more that would be faster and do not fit\n", found.too_large.size() - kShown);
@@ -544,7 +574,7 @@ nlohmann::json search_json(const SearchResult& found, const Machine& machine) {
                           {"distribute", c.layout.distribute},
                           {"micro_batches", c.micro_batches},
                           {"bubble", c.bubble},
-                          {"rank_bytes", c.rank_bytes},
+                          {c.exact ? "rank_bytes" : "rank_bytes_at_least", c.rank_bytes},
                           {"step_ms", c.ms()},
                           {"low_ms", c.estimate.low_ms()},
                           {"high_ms", c.estimate.high_ms()},

@@ -1,7 +1,7 @@
 #pragma once
 // Finds layouts of a recipe for a number of devices with so much memory each, and says why the others lose. Every
 // layout the program can run is costed (cost.h): sizes of the mesh, micro-batch, schedule, ZeRO stage, what
-// is recomputed. From the fastest on, memory is then reckoned exactly, by the plan, until enough of them fit. Pure.
+// is recomputed. From the fastest on, memory is then reckoned by the plan until enough of them fit. Pure.
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -47,6 +47,7 @@ struct Candidate {
   int64_t micro_batches = 0;
   double bubble = 0;        // of the pipeline's time
   int64_t rank_bytes = -1;  // of the fullest rank; -1: not reckoned
+  bool exact = false;       // else rank_bytes is a lower bound, which does not fit already
   std::string loses;        // why it is not the choice; empty for the choice
   double ms() const { return estimate.cost.total(); }
 };
@@ -56,8 +57,9 @@ struct SearchResult {
   std::vector<Candidate> fitting;  // fastest first; the first is the choice
   /// Each axis of the choice, set otherwise and nothing else changed: "zero 1: 3 % faster, but takes 93 GiB a rank".
   std::vector<std::string> reasons;
-  std::vector<Candidate> too_large;  // faster than the choice, but they do not fit; fastest first
-  int64_t least_bytes = -1;          // when nothing fits: of the smallest layout looked at
+  /// Faster than the choice, but they do not fit; fastest first. Those that search_text() shows are exact.
+  std::vector<Candidate> too_large;
+  int64_t least_bytes = -1;  // when nothing fits: of the smallest layout
 };
 
 /// The recipe with this layout. All layers are recomputed, or none.
@@ -70,9 +72,9 @@ std::string layout_text(const Layout& layout);
 std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t world, const Machine& machine);
 nlohmann::json search_json(const SearchResult& found, const Machine& machine);
 
-/// Layouts for `world` ranks that each have machine.usable_bytes(). Times and bytes are those of the plan of each
-/// layout, in the last batch phase of the run. Errors: kInvalidInput when the recipe can run on this world in no layout
-/// that `pins` allow, with the reason of the last refusal.
+/// Layouts for `world` ranks that each have machine.usable_bytes(). Times are those of the plan of each layout in the
+/// last batch phase of the run, bytes the most of any of its stages. Errors: kInvalidInput when the recipe can run on
+/// this world in no layout that `pins` allow, with the reason of the last refusal.
 Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, const Machine& machine, const Pins& pins,
                                     size_t wanted);
 

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -265,6 +266,84 @@ TEST_SUITE("tools/planner/planner") {
     const Result<SearchResult> none = search_layouts(recipe, 32, a100(), parse_pins("tp=3").value(), 5);
     REQUIRE_FALSE(none.ok());
     CHECK(none.error().message.find("--pin tp=3") != std::string::npos);
+  }
+
+  TEST_CASE("a search finds as many fitting layouts as there are, and what it shows of memory is a size of its plan") {
+    Recipe recipe = recipe_of({.tp = 1, .pp = 1, .dp = 0}, 64);
+    recipe.model.width = 8192;
+    recipe.model.heads = recipe.model.kv_heads = 64;
+    recipe.model.head_dim = 128;
+    recipe.model.ffn = 4 * 8192;
+    recipe.model.layers = 16;
+    Machine machine = a100();
+    machine.memory_bytes = machine.reserve_bytes + (int64_t{16} << 30);
+    const auto exact = [&](const Candidate& one) {
+      return largest_rank_bytes(plan_of(with_layout(recipe, one.layout), 32));
+    };
+    const Result<SearchResult> all = search_layouts(recipe, 32, machine, {}, 1'000'000);
+    REQUIRE_OK(all);
+    REQUIRE(all.value().fitting.size() > 5);
+    REQUIRE(all.value().too_large.size() > 100);
+    const Result<SearchResult> found = search_layouts(recipe, 32, machine, {}, 5);
+    REQUIRE_OK(found);
+    REQUIRE(found.value().fitting.size() == 5);
+    for (size_t i = 0; i < 5; ++i) {
+      CHECK(found.value().fitting[i].layout == all.value().fitting[i].layout);
+      CHECK(found.value().fitting[i].rank_bytes == exact(found.value().fitting[i]));
+    }
+    int64_t bounds = 0;
+    for (size_t i = 0; i < found.value().too_large.size(); ++i) {
+      const Candidate& one = found.value().too_large[i];
+      bounds += one.exact ? 0 : 1;
+      if (i < 3) CHECK(one.exact);
+      if (one.exact) CHECK(one.rank_bytes == exact(one));
+      CHECK(one.rank_bytes <= exact(one));
+      CHECK(one.rank_bytes > machine.usable_bytes());
+      CHECK((one.loses.find("at least") == std::string::npos) == one.exact);
+    }
+    CHECK(bounds > 0);
+    const std::string text = search_text(recipe, found.value(), 32, machine);
+    CHECK(text.find("at least") == std::string::npos);  // what a person sees are sizes
+    // Where nothing fits, the smallest rank is a size too.
+    machine.memory_bytes = machine.reserve_bytes + (int64_t{1} << 30);
+    const Pins pins = parse_pins("zero=1").value();
+    const Result<SearchResult> none = search_layouts(recipe, 32, machine, pins, 5);
+    REQUIRE_OK(none);
+    CHECK(none.value().fitting.empty());
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (const Candidate& one : none.value().too_large) least = std::min(least, exact(one));
+    CHECK(none.value().least_bytes == least);
+  }
+
+  TEST_CASE("a search takes the memory of the stage that needs most, and the time of the last") {
+    Recipe recipe = recipe_of({.tp = 1, .pp = 1, .dp = 0}, 32);
+    const Pins pins = parse_pins("tp=4,zero=1,micro=2,schedule=1f1b,recompute=none").value();
+    const Result<SearchResult> short_one = search_layouts(recipe, 8, a100(), pins, 5);
+    recipe.data.sources = {{.name = "a", .path = "a"}};
+    recipe.stages = {{.at = {Span::Unit::kFraction, 0.5}, .changes = R"({"batch.samples":64})"}};
+    const Result<SearchResult> found = search_layouts(recipe, 8, a100(), pins, 5);
+    REQUIRE_OK(short_one);
+    REQUIRE_OK(found);
+    REQUIRE(found.value().fitting.size() == short_one.value().fitting.size());
+    for (size_t i = 0; i < found.value().fitting.size(); ++i) {
+      const Candidate& one = found.value().fitting[i];
+      Recipe last = with_layout(recipe, one.layout);
+      last.stages.clear();
+      last.batch.samples = 64;
+      CHECK(one.micro_batches == plan_of(last, 8).micro_batches);
+      CHECK(one.ms() == doctest::Approx(machine_cost(plan_of(last, 8), a100()).total()));
+      CHECK(one.rank_bytes == largest_rank_bytes(plan_of(last, 8)));
+    }
+  }
+
+  TEST_CASE("a search with batch.uneven looks at layouts that do not divide the batch") {
+    Recipe recipe = recipe_of({.tp = 1, .pp = 1, .dp = 0}, 66);
+    const Pins pins = parse_pins("dp=8,micro=2").value();
+    CHECK_FALSE(search_layouts(recipe, 8, a100(), pins, 1).ok());
+    recipe.batch.uneven = true;
+    const Result<SearchResult> found = search_layouts(recipe, 8, a100(), pins, 1);
+    REQUIRE_OK(found);
+    CHECK(found.value().fitting.at(0).micro_batches == 5);
   }
 
   TEST_CASE("a search recommends nothing that a plan refuses: shard groups divide the replicas of its layouts") {
