@@ -47,7 +47,7 @@ std::vector<StaleArena> clean_memory(const std::string& folder, std::string_view
     }
   }
   say_of_files(removed, folder, "removed", " of a dead run", say);
-  say_of_files(elsewhere, folder, "left alone:", ", another machine's", say);
+  say_of_files(elsewhere, folder, "kept:", ", another machine's", say);
   return left;
 }
 
@@ -90,7 +90,7 @@ Status check_saved(const Arena& memory, const std::optional<CheckpointInfo>& new
                            step, memory.ranks().first, memory.ranks().end - 1, memory.world())};
 }
 
-/// What other runs have left, in one line for any number of them.
+/// Memory of other runs, in one line for any number of them.
 std::string dead_runs_text(const std::vector<StaleArena>& dead) {
   int64_t bytes = 0;
   for (const StaleArena& stale : dead) bytes += stale.bytes;

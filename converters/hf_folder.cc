@@ -138,7 +138,7 @@ std::string kind_of(const TensorProblem& problem) {
 namespace {
 
 /// Words that stand before the names of the model in a file, "policy.", where without them they are those that are
-/// missing: a wrapper that nobody here knows. `explained`: the problems that are of these names.
+/// missing: an unknown wrapper. `explained`: the problems that are of these names.
 std::string strange_prefix(const std::vector<TensorProblem>& problems, std::set<const TensorProblem*>* explained) {
   std::map<std::string_view, const TensorProblem*> missing;  // with and without the backbone's prefix
   int64_t count = 0;

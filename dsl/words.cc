@@ -85,7 +85,7 @@ constexpr Row kRows[] = {
      "deepspeed distributedoptimizer usedistributedoptimizer",
      "optimizer.zero, mesh.shard", "zero = 3 splits weights as FSDP does; mesh.shard bounds the group."},
     {"ddp dataparallel distributeddataparallel dataparallelism dpsize replicas", "mesh.dp",
-     "What remains of the world; it need not be named."},
+     "The rest of the world; it need not be named."},
     {"tensorparallel tensorparallelism tensormodelparallelsize tpsize modelparallel modelparallelsize "
      "tensorparallelsize",
      "mesh.tp", "Tensor-parallel ranks."},
@@ -181,7 +181,7 @@ constexpr Row kRows[] = {
     {"slidingwindowattention localattention window", "model.sliding_window", "How far back a query sees."},
     {"weighttying tieembeddings tiewordembeddings sharedembeddings tied", "model.tied_embeddings",
      "The head is the embedding."},
-    {"activationfunction hiddenact act gelu swiglu relu", "model.activation", "Of the MLP."},
+    {"activationfunction hiddenact act gelu swiglu relu", "model.activation", "The MLP's."},
     {"multitokenprediction mtploss speculative", "model.mtp", "Modules that guess further tokens."},
     {"labelsmoothing zloss auxiliaryloss loss lossfunction crossentropy", "optimizer.z_loss, objective",
      "The loss is the cross-entropy of each next token; z-loss may be added."},
@@ -193,7 +193,7 @@ constexpr Row kRows[] = {
      "The kernels are compiled ahead; there is nothing to set."},
     {"deterministicalgorithms reproducible reproducibility determinism bitexact", "deterministic, seed",
      "A run repeats its bits in one layout, or with \"layout\" in any."},
-    {"randomseed manualseed rng", "seed", "Of weights and the order of samples."},
+    {"randomseed manualseed rng", "seed", "It draws weights and the order of samples."},
     // --- Checkpoints
     {"saveinterval savesteps checkpointinterval saveevery savefreq savestrategy checkpointing saving save",
      "checkpoint, T.every", "checkpoint = { save = { T.every { steps = 500 } } }."},
@@ -229,7 +229,7 @@ constexpr Row kRows[] = {
     {"profile profiler profiling trace nsys timeline torchprofiler perfetto", "cairn train, cairn report",
      "`cairn train --trace steps=5..8` draws some steps."},
     {"benchmark bench throughput mfu tflops flops speed performance tokenspersecond",
-     "cairn report, cairn plan, cairn check-hosts", "Of a run, reckoned for a layout, or measured on hosts."},
+     "cairn report, cairn plan, cairn check-hosts", "A run's, one reckoned for a layout, or one measured on hosts."},
     // --- Failures
     {"elastic elasticity faulttolerance autoresume autorestart maxrestarts retries retry", "restart, cairn launch",
      "A run restarts its ranks by itself."},
@@ -258,7 +258,7 @@ constexpr Row kRows[] = {
      "`--dry-run` reports what a start would do."},
     {"install build version cuda driver environment env diagnose debug", "cairn doctor",
      "It prints what the machine has."},
-    {"compare difference", "cairn diff, cairn ckpt diff", "Of recipes, runs and checkpoints."},
+    {"compare difference", "cairn diff, cairn ckpt diff", "They compare recipes, runs and checkpoints."},
     {"estimate memoryestimate calculator params parameters parametercount", "cairn plan",
      "Bytes, parameters and step time of a layout."},
 };

@@ -17,7 +17,7 @@ struct Meaning {
 /// Case, and whether parts are joined by - _ . or a space, makes no difference.
 std::optional<Meaning> meaning_of(std::string_view word);
 
-/// As known_words() has it: in small letters, without those joints.
+/// The form that known_words() has: in small letters, without those joints.
 std::string joined_word(std::string_view word);
 
 /// All words that meaning_of() takes.

@@ -235,12 +235,9 @@ def of_page(source):
 NAMES = re.compile(r'\b(?:TEST_CASE|SUBCASE|SCENARIO)\("((?:\\.|[^"\\])*)"')
 
 
-def of_file(path, name):
+def of_file(name, source):
     """(line, rule, sentence) for each rule that a file breaks."""
-    try:
-        source = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        return
+    path = pathlib.PurePosixPath(name)
     tests = name.startswith("tests/")
     found = []
     if path.suffix == ".md":
@@ -272,36 +269,39 @@ def folder_of(name):
 
 
 def tracked(root):
-    git = subprocess.run(["git", "-C", root, "ls-files", "-z"], capture_output=True, text=True)
-    if git.returncode == 0:
-        return [name for name in git.stdout.split("\0") if name]
+    if names := git(root, "ls-files", "-z"):
+        return [name for name in names.split("\0") if name]
     return [str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() and "build" not in p.relative_to(root).parts[:1]]
 
 
 def subjects(root):
     """(commit, subject) of what was committed since this script exists."""
-    def git(*words):
-        p = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True)
-        return p.stdout.strip() if p.returncode == 0 else ""
-    first = git("log", "--diff-filter=A", "--format=%H", "--", "tests/prose.py").splitlines()
+    first = git(root, "log", "--diff-filter=A", "--format=%H", "--", "tests/prose.py").splitlines()
     if not first:
         return []
-    lines = git("log", "--no-merges", "--format=%h %s", f"{first[-1]}..HEAD").splitlines()
+    lines = git(root, "log", "--no-merges", "--format=%h %s", f"{first[-1]}..HEAD").splitlines()
     return [line.split(" ", 1) for line in lines if " " in line]
 
 
-def added(root):
-    """The lines that were written since the counts were: name -> ranges."""
-    def git(*words):
-        p = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, errors="replace")
-        return p.stdout if p.returncode == 0 else ""
-    lines, name = collections.defaultdict(list), ""
-    for line in git("diff", "--no-color", "-U0", git("log", "-1", "--format=%H", "--", COUNTS).strip() or "HEAD").splitlines():
-        if line.startswith("+++ "):
-            name = line[6:]
-        elif match := re.match(r"@@ \S+ \+(\d+)(?:,(\d+))?", line):
-            lines[name].append(range(int(match.group(1)), int(match.group(1)) + int(match.group(2) or 1)))
-    return lines
+def git(root, *words):
+    p = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, errors="replace")
+    return p.stdout if p.returncode == 0 else ""
+
+
+def newer(root, found):
+    """The broken sentences that the commit of the counts lacks."""
+    base = git(root, "log", "-1", "--format=%H", "--", COUNTS).strip() or "HEAD"
+    out = []
+    for name in sorted({name for name, *_ in found}):
+        before = collections.Counter((rule, sentence) for _, rule, sentence in of_file(name, git(root, "show", f"{base}:{name}")))
+        for found_name, number, rule, sentence in found:
+            if found_name != name:
+                continue
+            if before[rule, sentence] > 0:
+                before[rule, sentence] -= 1
+            else:
+                out.append((name, number, rule, sentence))
+    return out
 
 
 def read_counts(path):
@@ -322,6 +322,11 @@ def written(counts):
     return "".join(row[0].ljust(width) + "".join(word.rjust(5) for word in row[1:]) + "\n" for row in rows)
 
 
+def line_of(broken_sentence):
+    name, number, rule, sentence = broken_sentence
+    return f"{name}:{number}: {rule}: {sentence[:160]}"
+
+
 def main(words):
     if doctest.testmod(sys.modules[__name__]).failed:
         return 1
@@ -331,12 +336,13 @@ def main(words):
         path = root / name
         if name in GENERATED or not path.is_file() or path.is_symlink():
             continue
-        for number, rule, sentence in of_file(path, name):
-            found[folder_of(name), rule].append(f"{name}:{number}: {rule}: {sentence[:160]}")
+        source = path.read_bytes().decode(errors="replace")
+        for number, rule, sentence in of_file(name, source):
+            found[folder_of(name), rule].append((name, number, rule, sentence))
     if "--list" in words:
         wanted = words[words.index("--list") + 1].rstrip("/")
         for key in sorted(key for key in found if key[0] == wanted):
-            print("\n".join(found[key]))
+            print("\n".join(map(line_of, found[key])))
         return 0
     now = {}
     for (folder, rule), lines in found.items():
@@ -351,8 +357,7 @@ def main(words):
             bad += 1
     higher = False
     for rule in RULES if before is not None else ():
-        total = sum(counts.get(rule, 0) for counts in now.values())
-        higher |= total > sum(counts[rule] for counts in before.values())
+        higher |= sum(counts.get(rule, 0) for counts in now.values()) > sum(counts[rule] for counts in before.values())
     if before is None and "--update" not in words:
         print(f"{COUNTS} is missing: take it from the repository")
         return 1
@@ -362,7 +367,6 @@ def main(words):
             return 1
         path.write_text(written(now), encoding="utf-8")
         return 1 if bad else 0
-    recent = added(root)
     for folder in sorted(set(now) | set(before)):
         for rule in RULES:
             is_now, was = now.get(folder, {}).get(rule, 0), before.get(folder, {}).get(rule, 0)
@@ -373,9 +377,7 @@ def main(words):
                 print(f"{folder}: {rule}: {was} before, {is_now} now: lower the count by `python3 tests/prose.py . --update`")
                 continue
             print(f"{folder}: {rule}: {was} before, {is_now} now: {SAY[rule]}")
-            lines = found[folder, rule]
-            newer = [line for line in lines if any(int(line.split(":")[1]) in part for part in recent[line.split(":")[0]])]
-            print("\n".join(f"    {line}" for line in newer or lines))
+            print("\n".join(f"    {line_of(one)}" for one in newer(root, found[folder, rule]) or found[folder, rule]))
     total = sum(sum(counts.values()) for counts in now.values())
     print(f"{total} sentences break a rule, {bad} counts or subjects differ from {COUNTS}")
     return 1 if bad else 0

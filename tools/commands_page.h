@@ -15,7 +15,7 @@ namespace cairn::tools {
 /// the program; commands whose name begins with "_" are internal and left out.
 std::string commands_markdown(const CLI::App& root);
 
-/// Those below `app` that its help lists.
+/// The subcommands below `app` that its help lists.
 std::vector<std::string> subcommand_names(const CLI::App& app);
 
 }  // namespace cairn::tools

@@ -94,7 +94,7 @@ void print_error_json(std::string_view code, const std::string& message, int exi
   print_json({{"error", {{"code", code}, {"message", message}, {"exit_code", exit_code}}}});
 }
 
-/// What a word of the field is called here, or the nearest of `names`.
+/// Cairn's name for a word of the field, or the nearest of `names`.
 std::string nearest_text(const std::string& word, const std::vector<std::string>& names) {
   const std::optional<dsl::Meaning> meaning = dsl::meaning_of(word);
   return meaning ? "; here it is " + meaning->text() : suggestion(word, names);

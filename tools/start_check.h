@@ -44,7 +44,7 @@ struct SourceFacts {
   double epochs() const { return train_windows > 0 ? samples / static_cast<double>(train_windows) : 0; }
 };
 
-/// What a source is called: by the recipe, or its file.
+/// A source's name in the recipe, or its file.
 std::string source_name(const DataSource& source);
 
 struct DataFacts {
@@ -88,7 +88,7 @@ StartReport check_start(const StartQuestion& question);
 /// The memory part alone: whether this host has room for its ranks. For hosts that do not lead, which ask nothing else.
 StartReport check_host_memory(const StartQuestion& question);
 
-/// The data part alone: windows, epochs and, with `scan_seconds`, ids. `plan`: of the first segment of the course.
+/// Only the data part: windows, epochs and, with `scan_seconds`, ids. `plan`: of the first segment of the course.
 /// `report` gets problems and warnings.
 DataFacts check_data(const Plan& plan, const Course& course, const std::string& sampler, double scan_seconds,
                      StartReport& report);

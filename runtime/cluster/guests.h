@@ -1,6 +1,6 @@
 #pragma once
 // Connections that have proved nothing yet, of one listener. Strangers can fill this pool only: a connection that has
-// proved the run's token leaves it at once, and its places are nobody else's.
+// proved the run's token leaves it at once, and its places are for strangers only.
 //
 //   - The pool is small against the process's limit of files. A newcomer to a full pool takes the place of the oldest
 //     connection of the address that has the most.

@@ -64,7 +64,7 @@ std::string text_of(const json& body, const char* key) {
   return body.contains(key) && body[key].is_string() ? body[key].get<std::string>() : "";
 }
 
-/// What a proof of a refusal is of.
+/// The text that a proof of a refusal covers.
 std::string refusal_text(const std::string& why, bool barred) {
   return json_text(json{{"why", why}, {"barred", barred}});  // as it travels
 }

@@ -29,7 +29,7 @@ class NewFile {
   Status write(std::string_view bytes);
   Status sync();
 
-  /// The file becomes `path`, in the place of what is there: a link is replaced, and not followed.
+  /// The file becomes `path`, in the place of an existing one: a link is replaced, and not followed.
   Status publish();
   /// The same, durable when it returns.
   Status publish_durably();

@@ -1,5 +1,5 @@
 #pragma once
-// What a person sees: durations, a curve in characters, lines that fit a terminal, one live line there and plain lines
+// Output for a person: durations, a curve in characters, lines that fit a terminal, one live line there and plain lines
 // in a log.
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""What a new user does first: the commands that `cairn init` prints, words of other trainers, a narrow terminal."""
+"""A new user's first steps: the commands that `cairn init` prints, words of other trainers, a narrow terminal."""
 
 import fcntl
 import json
@@ -158,7 +158,7 @@ class FirstMinutesTest(ProgramTest):
                 self.assertIn(f"\n## {command}\n", page)
 
     def narrow(self, *words, columns):
-        """Lines of the program on a terminal of so many columns, without colours."""
+        """Lines of the program on a terminal of this width, without colours."""
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = subprocess.Popen([self.program, *map(str, words)], stdout=follower, stderr=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ struct Course {
   std::vector<dsl::RunSegment> segments;  // that remain, at least one; a later one may have no step
   std::vector<Plan> plans;                // of each, with its end_step
 
-  /// Of the run, all its stages counted.
+  /// Steps of the run, all its stages counted.
   int64_t run_steps() const { return segments.back().end.step; }
   /// Index of the segment of the run's last step.
   size_t last() const;

@@ -176,7 +176,7 @@ void take_layout(Plan* plan, const Recipe& recipe, const Layout& layout) {
   plan->recipe.model.rope_theta = rope_theta;
 }
 
-/// What the variants of a shape share.
+/// Plans that the variants of a shape share.
 struct SharedPlans {
   std::vector<Plan> plans;  // of the run's segments, the last one in its last batch phase
   int64_t least = -1;       // bytes of the smallest variant; -1: not reckoned
@@ -191,7 +191,7 @@ struct Search {
 
   const Recipe& recipe() const { return segments.front().recipe; }
 
-  /// Of the fullest rank in any segment.
+  /// Bytes of the fullest rank in any segment.
   int64_t exact_bytes(SharedPlans& shape, const Layout& layout) const {
     int64_t most = 0;
     for (size_t k = 0; k < shape.plans.size(); ++k) {

@@ -96,7 +96,7 @@ class Narrator {
   std::filesystem::path trace_dir() const { return run_ / "trace"; }
 
   const RunProgress& progress() const { return progress_; }
-  /// Of the run, its stages ahead counted.
+  /// Steps of the run, its stages ahead counted.
   int64_t run_steps() const { return options_.run_end.step; }
   /// "done: 60 steps in 4.1 s, loss 2.3, ...", or "done: 300 steps, 147 of them by this start in 12 s, ..."
   void done(const std::filesystem::path& newest_checkpoint);

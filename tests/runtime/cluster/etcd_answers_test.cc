@@ -1,4 +1,4 @@
-// What an etcd, or a proxy before it, may answer. The server here is a thread that says one thing to each call.
+// Answers that an etcd, or a proxy before it, may give. The server here is a thread that says one thing to each call.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <netinet/in.h>

@@ -121,7 +121,7 @@ Epoch epoch_of(const std::vector<Joined>& members) {
   return out;
 }
 
-/// As the leader that knows the token does.
+/// Refuses as the leader that knows the token.
 void refuse_as_leader(Connection& member, const std::string& token, const std::string& why) {
   must(member.send({.kind = "challenge", .body = {{"nonce", "n"}, {"token_name", token_name(token)}}}));
   std::optional<Message> join;

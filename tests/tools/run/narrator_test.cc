@@ -43,7 +43,7 @@ std::vector<int64_t> steps_in_log(Plan plan, double step_s) {
     CHECK(line.starts_with("2023-11-1"));  // of the clock that was moved
     const size_t step = line.find("UTC  step ");
     REQUIRE(step != std::string::npos);
-    CHECK(line.find("  ckpt 0.50 ms  eta ") != std::string::npos);  // nothing is dropped, and the time left is there
+    CHECK(line.find("  ckpt 0.50 ms  eta ") != std::string::npos);  // nothing is dropped, and the time left is printed
     out.push_back(std::stoll(line.substr(step + 10)));
   }
   return out;
