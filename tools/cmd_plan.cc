@@ -55,7 +55,7 @@ struct PlanArgs {
   std::string storage;  // bytes a second of a host
 };
 
-/// The memory of each pipeline stage in the segment of the run that takes most of it; its traffic is that of `shown`.
+/// The memory of each pipeline stage in the segment that takes most of it, with the traffic of `shown`.
 std::vector<StageMemory> memory_of_stages(const Plan& shown, const Course& course) {
   std::vector<StageMemory> out;
   for (int64_t pp = 0; pp < shown.mesh.pp(); ++pp) {

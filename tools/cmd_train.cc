@@ -360,7 +360,7 @@ Result<RunStart> RunStarter::examine(const InitConfig& init) {
   return examine_state(folder_, what, std::move(state));
 }
 
-/// The course as this host's ranks train it.
+/// Plans of the segments, on the device of this start.
 Result<Course> RunStarter::course_of(std::vector<dsl::RunSegment> segments) const {
   for (dsl::RunSegment& segment : segments) settle_device(segment.recipe, args_.device);
   return make_course(std::move(segments), world_);

@@ -44,7 +44,7 @@ struct SourceFacts {
   double epochs() const { return train_windows > 0 ? samples / static_cast<double>(train_windows) : 0; }
 };
 
-/// A source's name in the recipe, or its file.
+/// The name of a source: the recipe's, or that of its file.
 std::string source_name(const DataSource& source);
 
 struct DataFacts {

@@ -90,7 +90,7 @@ class PlanTest(ProgramTest):
         recipe = PUBLISHED / "gpt3_175b.lua"
         sheet = ["--search", "--machine", "a100-80"]
         done = self.cairn("plan", recipe, "--world", 8, *sheet, "--memory", "4GiB", code=1)
-        self.assertRegex(done.stdout, "none fits: the smallest rank looked at takes .* GiB")
+        self.assertRegex(done.stdout, "none fits: the smallest rank of any layout takes .* GiB")
         self.assertIn("expected bytes", self.cairn("plan", recipe, *sheet, "--memory", "lots", code=2).stderr)
         self.assertIn("kept for a device's own", self.cairn("plan", recipe, *sheet, "--memory", "2GiB", code=2).stderr)
         known = self.cairn("plan", recipe, "--machine", "abacus", code=2).stderr

@@ -31,13 +31,16 @@ class ProgramTest(unittest.TestCase):
         return path
 
     def cairn(self, *args, code=0, env=None, text_in=None, stdin=subprocess.DEVNULL, **kwargs):
-        """Runs `cairn args` in the test's folder, `text_in` through a pipe, and checks the exit code."""
+        """Runs `cairn args` in the test's folder, with the bytes `text_in` in a pipe, and checks the exit code."""
         full_env = dict(os.environ)
         full_env.update(env or {})
-        source = {"stdin": stdin} if text_in is None else {"input": text_in}
-        done = subprocess.run([self.program, *map(str, args)], capture_output=True, timeout=60, cwd=self.folder.name,
-                              env=full_env, **source, **kwargs)
-        done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
+        if text_in is not None:
+            stdin, write = os.pipe()
+            self.addCleanup(os.close, stdin)
+            with open(write, "wb") as f:
+                f.write(text_in)  # fewer bytes than a pipe holds
+        done = subprocess.run([self.program, *map(str, args)], capture_output=True, text=True, timeout=60,
+                              cwd=self.folder.name, env=full_env, stdin=stdin, **kwargs)
         self.assertEqual(done.returncode, code, f"cairn {args}\nstdout: {done.stdout}\nstderr: {done.stderr}")
         return done
 

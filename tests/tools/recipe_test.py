@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import xml.etree.ElementTree
 
 from program import ProgramTest, main

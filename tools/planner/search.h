@@ -57,7 +57,8 @@ struct SearchResult {
   std::vector<Candidate> fitting;  // fastest first; the first is the choice
   /// Each axis of the choice, set otherwise and nothing else changed: "zero 1: 3 % faster, but takes 93 GiB a rank".
   std::vector<std::string> reasons;
-  /// Faster than the choice, but they do not fit; fastest first. Candidates that search_text() shows are exact.
+  /// Faster than the choice, but they do not fit; fastest first. Their first ones, which search_text() shows, are
+  /// exact.
   std::vector<Candidate> too_large;
   int64_t least_bytes = -1;  // when nothing fits: of the smallest layout
 };

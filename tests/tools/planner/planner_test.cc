@@ -320,6 +320,7 @@ TEST_SUITE("tools/planner/planner") {
     const Pins pins = parse_pins("tp=4,zero=1,micro=2,schedule=1f1b,recompute=none").value();
     const Result<SearchResult> short_one = search_layouts(recipe, 8, a100(), pins, 5);
     recipe.data.sources = {{.name = "a", .path = "a"}};
+    recipe.optimizer.peak_lr = 1e-3;
     recipe.stages = {{.at = {Span::Unit::kFraction, 0.5}, .changes = R"({"batch.samples":64})"}};
     const Result<SearchResult> found = search_layouts(recipe, 8, a100(), pins, 5);
     REQUIRE_OK(short_one);
