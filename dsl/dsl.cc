@@ -8,6 +8,7 @@
 #include "dsl/evaluate.h"
 #include "dsl/resolve.h"
 #include "dsl/schema.h"
+#include "runtime/core/count_text.h"
 
 namespace cairn::dsl {
 namespace {
@@ -224,7 +225,7 @@ std::string to_text(const std::vector<Diagnostic>& diagnostics) {
     if (!d.accepted.empty() && d.code != "not_one_of") out += "      accepted: " + d.accepted + '\n';
   }
   if (!diagnostics.empty())
-    out += fmt::format("{} error{}. Nothing was started.\n", diagnostics.size(), diagnostics.size() == 1 ? "" : "s");
+    out += fmt::format("{}. Nothing was started.\n", count_text(std::ssize(diagnostics), "error"));
   return out;
 }
 

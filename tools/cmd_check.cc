@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dsl/dsl.h"
+#include "runtime/core/count_text.h"
 #include "runtime/json/json.h"
 #include "runtime/plan/device_choice.h"
 #include "runtime/plan/plan.h"
@@ -137,7 +138,7 @@ Result<int> check(const CheckArgs& args, bool json) {
   std::fputs(start_text(report, loaded).c_str(), stdout);
   if (args.world == 0)
     fmt::print("  {}--world N checks it against another number\n",
-               args.recipe_only ? "" : fmt::format("checked for {} rank{}; ", world, world == 1 ? "" : "s"));
+               args.recipe_only ? "" : fmt::format("checked for {}; ", count_text(world, "rank")));
   return 0;
 }
 

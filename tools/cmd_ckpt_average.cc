@@ -14,6 +14,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/uring_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/core/count_text.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/number_option.h"
@@ -92,7 +93,8 @@ Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& arg
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   if (!args.weights.empty() && args.weights.size() != dirs.size()) {
     return Error{ErrorCode::kInvalidInput,
-                 fmt::format("--weights has {} numbers for {} checkpoints", args.weights.size(), dirs.size())};
+                 fmt::format("--weights has {} for {}", count_text(args.weights.size(), "number"),
+                             count_text(dirs.size(), "checkpoint"))};
   }
   std::vector<ckpt::AverageSource> sources;
   for (size_t i = 0; i < dirs.size(); ++i) sources.push_back({dirs[i], args.weights.empty() ? 1.0 : args.weights[i]});
@@ -166,9 +168,10 @@ Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& arg
     return 0;
   }
   for (const std::string& one : cleaned) fmt::print("removed {}, left by a writer that died\n", one);
-  fmt::print("{}: {}; {} weights, {} in {} files, {}\n{}\n", report.dir.string(), report.manifest.origin,
-             report.averaged_tensors, format_bytes(ckpt::payload_bytes(report.manifest)), report.manifest.files.size(),
-             telemetry::format_duration(report.seconds), moments_text);
+  fmt::print("{}: {}; {}, {} in {}, {}\n{}\n", report.dir.string(), report.manifest.origin,
+             count_text(report.averaged_tensors, "weight"), format_bytes(ckpt::payload_bytes(report.manifest)),
+             count_text(report.manifest.files.size(), "file"), telemetry::format_duration(report.seconds),
+             moments_text);
   return 0;
 }
 

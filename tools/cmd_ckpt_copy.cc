@@ -24,6 +24,7 @@
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/retention/label_store.h"
 #include "ckpt/store/uring_backend.h"
+#include "runtime/core/count_text.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/number_option.h"
@@ -104,9 +105,9 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
     fmt::print("{}: step {} is there already, and whole{}\n", to, report.step, also);
     return 0;
   }
-  fmt::print("{}: step {}, {} in {} files from {}, {} in all, {} of it to verify", to, report.step,
-             format_bytes(report.bytes), report.files, from, telemetry::format_duration(report.seconds),
-             telemetry::format_duration(report.verify_seconds));
+  fmt::print("{}: step {}, {} in {} from {}, {} in all, {} of it to verify", to, report.step,
+             format_bytes(report.bytes), count_text(report.files, "file"), from,
+             telemetry::format_duration(report.seconds), telemetry::format_duration(report.verify_seconds));
   if (report.reused_bytes > 0) fmt::print("; {} were there from before", format_bytes(report.reused_bytes));
   fmt::print("{}\n", also);
   return 0;

@@ -14,6 +14,7 @@
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/diff.h"
 #include "ckpt/tensors/numbers.h"
+#include "runtime/core/count_text.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/number_option.h"
@@ -175,8 +176,8 @@ Result<int> diff_of(const fs::path& left_dir, const fs::path& right_dir, const D
     }
     fmt::print("{}\n", printable(text));
   }
-  fmt::print("{}{} tensors equal bit for bit, {} differ{}{}{}\n",
-             tensors_equal && recipe.empty() && state.empty() ? "" : "\n", count(What::kEqual), count(What::kDiffers),
+  fmt::print("{}{} equal bit for bit, {} differ{}{}{}\n", tensors_equal && recipe.empty() && state.empty() ? "" : "\n",
+             count_text(count(What::kEqual), "tensor"), count(What::kDiffers),
              count(What::kOtherShape) > 0 ? fmt::format(", {} of another shape", count(What::kOtherShape)) : "",
              count(What::kOnlyLeft) > 0 ? fmt::format(", {} only left", count(What::kOnlyLeft)) : "",
              count(What::kOnlyRight) > 0 ? fmt::format(", {} only right", count(What::kOnlyRight)) : "");

@@ -16,6 +16,7 @@
 #include "ckpt/tensors/diff.h"
 #include "ckpt/tensors/numbers.h"
 #include "ckpt/tensors/stats.h"
+#include "runtime/core/count_text.h"
 #include "runtime/json/json.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
@@ -208,7 +209,7 @@ void lines_of(const Seen& seen, const Node& node, const std::string& name, int64
     out->push_back(std::move(line));
   } else {
     out->push_back(
-        {.left = indent + words, .bytes = format_bytes(at->bytes), .kinds = fmt::format("{} tensors", at->count)});
+        {.left = indent + words, .bytes = format_bytes(at->bytes), .kinds = count_text(at->count, "tensor")});
   }
   for (const auto& [word, below] : at->below) lines_of(seen, *below, word, depth + 1, out);
 }
@@ -253,9 +254,10 @@ void print_text(const Seen& seen, const InspectArgs& args) {
   if (!manifest.origin.empty()) row("made as", manifest.origin);
   row("recipe", fmt::format("hash {}{}", manifest.recipe_hash.empty() ? "?" : manifest.recipe_hash,
                             args.recipe ? "" : "; --recipe prints it"));
-  row("layout", fmt::format("{} ranks: {}; it loads into any other", manifest.mesh.world, mesh_text(manifest.mesh)));
-  row("size", fmt::format("{} of state in {} files of {}", format_bytes(ckpt::payload_bytes(manifest)),
-                          manifest.files.size(), format_bytes(seen.file_bytes)));
+  row("layout", fmt::format("{}: {}; it loads into any other", count_text(manifest.mesh.world, "rank"),
+                            mesh_text(manifest.mesh)));
+  row("size", fmt::format("{} of state in {} of {}", format_bytes(ckpt::payload_bytes(manifest)),
+                          count_text(manifest.files.size(), "file"), format_bytes(seen.file_bytes)));
   for (const auto& [kind, sum] : seen.kinds) {
     row("", fmt::format("{:<12}{:>7} tensors {:>10} elements {:>8} shards {:>12}", kind, sum.tensors,
                         format_count(static_cast<double>(sum.elements)), sum.shards, format_bytes(sum.bytes)));
@@ -265,7 +267,7 @@ void print_text(const Seen& seen, const InspectArgs& args) {
     if (file.step >= 0) ++elsewhere[file.step];
   }
   for (const auto& [step, files] : elsewhere)
-    row("needs", fmt::format("{} files of {}", files, ckpt::step_dir_name(step)));
+    row("needs", fmt::format("{} of {}", count_text(files, "file"), ckpt::step_dir_name(step)));
   for (const auto& [name, value] : manifest.metrics) row("metric", fmt::format("{} {:.6g}", name, value));
   row("state", manifest.state);
   if (args.recipe) {

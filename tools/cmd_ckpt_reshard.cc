@@ -16,6 +16,7 @@
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/uring_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/core/count_text.h"
 #include "runtime/json/json.h"
 #include "runtime/plan/recipe_rules.h"
 #include "tools/ckpt_places.h"
@@ -59,8 +60,8 @@ Recipe recipe_for(Recipe recipe, const MeshConfig& mesh, int zero, bool imported
   }
   if (recipe.mesh.pp != mesh.pp && !recipe.mesh.stages.empty()) {
     recipe.mesh.stages.clear();
-    notes->push_back(fmt::format("mesh.stages was for pp = {}; the layers are balanced over {} stages now",
-                                 recipe.mesh.pp, mesh.pp));
+    notes->push_back(fmt::format("mesh.stages was for pp = {}; the layers are balanced over {} now", recipe.mesh.pp,
+                                 count_text(mesh.pp, "stage")));
   }
   recipe.mesh.pp = mesh.pp;
   if (recipe.mesh.sequence_parallel && mesh.tp == 1) {
@@ -177,12 +178,12 @@ Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_
   for (const std::string& name : report.cleaned)
     fmt::print("removed {}, which an earlier reshard had left unfinished\n", name);
   if (report.taken_files > 0) {
-    fmt::print("{} of {} files ({}) were done by an earlier reshard that was cut off; each byte of them was checked\n",
-               report.taken_files, report.manifest.files.size(), format_bytes(report.taken_bytes));
+    fmt::print("{} of {} ({}) were done by an earlier reshard that was cut off; each byte of them was checked\n",
+               report.taken_files, count_text(report.manifest.files.size(), "file"), format_bytes(report.taken_bytes));
   }
-  fmt::print("{}: step {}, {} -> {}; {} in {} files, {} ({:.2f} GB/s), every chunk verified on the way\n",
+  fmt::print("{}: step {}, {} -> {}; {} in {}, {} ({:.2f} GB/s), every chunk verified on the way\n",
              report.dir.string(), report.manifest.step, mesh_text(report.from), mesh_text(report.manifest.mesh),
-             format_bytes(report.payload_bytes), report.manifest.files.size(),
+             format_bytes(report.payload_bytes), count_text(report.manifest.files.size(), "file"),
              telemetry::format_duration(report.seconds), gb_per_s);
   const int64_t written = report.payload_bytes - report.taken_bytes;
   if (static_cast<double>(report.read_bytes) > 1.02 * static_cast<double>(written)) {

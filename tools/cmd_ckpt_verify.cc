@@ -19,6 +19,7 @@
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/verify/verify.h"
 #include "dsl/dsl.h"
+#include "runtime/core/count_text.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/run/copies.h"
@@ -88,18 +89,18 @@ void tell(const fs::path& dir, const ckpt::VerifyReport& report, int64_t max_dam
     if (!damage.tensor.empty()) ++chunks_of[damage.kind + " " + damage.tensor];
   }
   if (static_cast<int64_t>(report.damages.size()) >= max_damages)
-    fmt::print("the search ended after {} places\n", report.damages.size());
+    fmt::print("the search ended after {}\n", count_text(report.damages.size(), "place"));
   if (report.damages.size() > 1) {
     for (const auto& [tensor, count] : chunks_of)
-      fmt::print("damaged tensor: {} ({} {})\n", printable(tensor), count, count == 1 ? "place" : "places");
+      fmt::print("damaged tensor: {} ({})\n", printable(tensor), count_text(count, "place"));
   }
-  fmt::print("{}: {}{}{}; {} files, {} shards, {} chunks, {} in {} ({:.2f} GB/s)\n", dir.string(),
-             report.whole() ? color.green : color.red,
+  fmt::print("{}: {}{}{}; {}, {}, {}, {} in {} ({:.2f} GB/s)\n", dir.string(), report.whole() ? color.green : color.red,
              report.whole() ? std::string("whole")
                             : fmt::format("damaged in {} {}", report.damages.size(),
                                           report.damages.size() == 1 ? "place" : "places"),
-             color.reset, report.files, report.shards, report.chunks, format_bytes(report.bytes),
-             telemetry::format_duration(report.seconds), gb_per_s);
+             color.reset, count_text(report.files, "file"), count_text(report.shards, "shard"),
+             count_text(report.chunks, "chunk"), format_bytes(report.bytes), telemetry::format_duration(report.seconds),
+             gb_per_s);
 }
 
 /// What whoever has heard the verdict does next, of one folder of checkpoints.

@@ -19,6 +19,7 @@
 #include "converters/import.h"
 #include "converters/rewrite.h"
 #include "dsl/dsl.h"
+#include "runtime/core/count_text.h"
 #include "runtime/mesh/mesh.h"
 #include "runtime/plan/model_tensors.h"
 #include "tools/ckpt_places.h"
@@ -146,9 +147,10 @@ if (as_json) {
   return 0;
 }
 tell_taken(report.taken_files, report.taken_bytes);
-fmt::print("{}: {} parameters in {} tensors, {} for {} rank{}; {} files kept; {:.1f} s\n", report.dir.string(),
-           format_count(static_cast<double>(report.parameters)), report.tensors, format_bytes(report.payload_bytes),
-           report.ranks, report.ranks == 1 ? "" : "s", report.files_kept, report.seconds);
+fmt::print("{}: {} parameters in {}, {} for {}; {} kept; {:.1f} s\n", report.dir.string(),
+           format_count(static_cast<double>(report.parameters)), count_text(report.tensors, "tensor"),
+           format_bytes(report.payload_bytes), count_text(report.ranks, "rank"), count_text(report.files_kept, "file"),
+           report.seconds);
 return 0;
 }
 
@@ -215,10 +217,10 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
     return 0;
   }
   tell_taken(report.taken_files, report.taken_bytes);
-  fmt::print("{} -> {}: {}, {} parameters in {} tensors, {} {} in {} file{}; {} other files; {:.1f} s\n", from.string(),
-             report.dir.string(), report.model_type, format_count(static_cast<double>(report.parameters)),
-             report.tensors, format_bytes(report.data_bytes), dtype_text(report), report.shards,
-             report.shards == 1 ? "" : "s", report.files_passed, report.seconds);
+  fmt::print("{} -> {}: {}, {} parameters in {}, {} {} in {}; {}; {:.1f} s\n", from.string(), report.dir.string(),
+             report.model_type, format_count(static_cast<double>(report.parameters)),
+             count_text(report.tensors, "tensor"), format_bytes(report.data_bytes), dtype_text(report),
+             count_text(report.shards, "file"), count_text(report.files_passed, "other file"), report.seconds);
   return 0;
 }
 
@@ -349,16 +351,16 @@ Result<int> check(const Options& options, bool as_json) {
   }
   fmt::print("{}: {} ({}), {} parameters, {}\n", options.from, folder.family().model_type, folder.family().architecture,
              format_count(static_cast<double>(count_parameters(model))), dtype_name(folder.dtype()));
-  fmt::print("  {} layers, width {}, {} heads of {} ({} key/value), ffn {}, vocabulary {}, context {}, {} head\n",
-             model.layers, model.width, model.heads, model.head_dim, model.kv_heads, model.ffn, model.vocab,
-             model.context, model.tied_embeddings ? "tied" : "own");
+  fmt::print("  {}, width {}, {} of {} ({} key/value), ffn {}, vocabulary {}, context {}, {} head\n",
+             count_text(model.layers, "layer"), model.width, count_text(model.heads, "head"), model.head_dim,
+             model.kv_heads, model.ffn, model.vocab, model.context, model.tied_embeddings ? "tied" : "own");
   if (model.moe.experts > 0) {
-    fmt::print("  {} experts of {} in {} layers, {} a token, {} hidden units beside them\n", model.moe.experts,
-               expert_ffn(model), expert_layers(model), model.moe.top_k, shared_ffn(model));
+    fmt::print("  {} of {} in {}, {} a token, {} hidden units beside them\n", count_text(model.moe.experts, "expert"),
+               expert_ffn(model), count_text(expert_layers(model), "layer"), model.moe.top_k, shared_ffn(model));
   }
   if (model.mtp.depth > 0) {
-    fmt::print("  {} layer{} behind them that guess{} further tokens\n", model.mtp.depth,
-               model.mtp.depth == 1 ? "" : "s", model.mtp.depth == 1 ? "es" : "");
+    fmt::print("  {} behind them that guess{} further tokens\n", count_text(model.mtp.depth, "layer"),
+               model.mtp.depth == 1 ? "es" : "");
   }
   print_mapping(mapped);
   if (!folder.ignored().empty()) fmt::print("  left out: {}\n", fmt::join(folder.ignored(), ", "));
@@ -373,8 +375,8 @@ Result<int> check(const Options& options, bool as_json) {
     fmt::print("  it converts: {} as a checkpoint\n", format_bytes(count_parameters(model) * int64_t{sizeof(float)}));
     return code;
   }
-  fmt::print("  it does not convert; {} thing{} stand{} in the way:\n", folder.problems().size(),
-             folder.problems().size() == 1 ? "" : "s", folder.problems().size() == 1 ? "s" : "");
+  fmt::print("  it does not convert; {} stand{} in the way:\n", count_text(std::ssize(folder.problems()), "thing"),
+             folder.problems().size() == 1 ? "s" : "");
   for (const std::string& line : convert::problem_lines(folder.problems())) fmt::print("    {}\n", line);
   return code;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/core/cgroup.h"
+#include "runtime/core/count_text.h"
 #include "runtime/data/text_input.h"
 #include "runtime/data/token_file.h"
 #include "runtime/data/token_scan.h"
@@ -103,10 +104,10 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
                               {"seconds", seconds}});
     return 0;
   }
-  fmt::print("{}.bin, {}.idx: {} tokens ({}) in {} document{}, vocabulary {}; {} read in {:.1f} s\n", options.out,
-             options.out, report.tokens, dtype_name(report.dtype), report.documents, report.documents == 1 ? "" : "s",
+  fmt::print("{}.bin, {}.idx: {} ({}) in {}, vocabulary {}; {} read in {:.1f} s\n", options.out, options.out,
+             count_text(report.tokens, "token"), dtype_name(report.dtype), count_text(report.documents, "document"),
              report.vocab, format_bytes(report.bytes), seconds);
-  if (report.empty_documents > 0) fmt::print("  {} empty documents dropped\n", report.empty_documents);
+  if (report.empty_documents > 0) fmt::print("  {} dropped\n", count_text(report.empty_documents, "empty document"));
   return 0;
 }
 
@@ -149,8 +150,8 @@ Result<int> info(const InfoOptions& options, bool json) {
     print_json(out);
     return scan.bad.ok() ? 0 : kRefused;
   }
-  fmt::print("{}: {}, {} tokens", prefix.empty() ? options.path : prefix, kind, tokens);
-  if (!prefix.empty()) fmt::print(" in {} sequence{}", sequences, sequences == 1 ? "" : "s");
+  fmt::print("{}: {}, {}", prefix.empty() ? options.path : prefix, kind, count_text(tokens, "token"));
+  if (!prefix.empty()) fmt::print(" in {}", count_text(sequences, "sequence"));
   fmt::print(", largest id {}, fingerprint {:016x}\n", scan.ids.greatest, source->fingerprint());
   if (scan.bad.ok()) return 0;
   fmt::print(stderr, "cairn data info: {}\n  {} of {} ids are outside, from {} to {}\n", scan.bad.error().message,

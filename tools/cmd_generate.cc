@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/count_text.h"
 #include "runtime/data/text_input.h"
 #include "runtime/inference/generate.h"
 #include "runtime/json/json.h"
@@ -231,7 +232,7 @@ Result<int> run(Options options, bool json) {
     fmt::print("\n");
   } else {
     for (size_t k = 0; k < outputs.size(); ++k) {
-      fmt::print("--- {} ({} tokens, {})\n{}{}\n", k + 1, outputs[k].tokens.size(), name_of(finish[k]),
+      fmt::print("--- {} ({}, {})\n{}{}\n", k + 1, count_text(outputs[k].tokens.size(), "token"), name_of(finish[k]),
                  options.prompts[k], outputs[k].shown);
     }
   }

@@ -21,6 +21,7 @@
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/snapshot/slot_rule.h"
 #include "dsl/dsl.h"
+#include "runtime/core/count_text.h"
 #include "runtime/core/make_folder.h"
 #include "runtime/core/new_file.h"
 #include "runtime/nn/kernel_scratch.h"
@@ -164,7 +165,8 @@ std::string schedule_text(const Plan& plan) {
 }
 
 std::string recompute_text(const RecomputeConfig& config) {
-  std::string out = config.layers > 0 ? fmt::format("the first {} layers of each stage", config.layers) : "every layer";
+  std::string out =
+      config.layers > 0 ? fmt::format("the first {} of each stage", count_text(config.layers, "layer")) : "every layer";
   if (config.mode == RecomputeMode::kSelective) return "the attention core of " + out;
   return out + (config.distribute ? ", inputs kept split over tp" : "");
 }
@@ -220,8 +222,8 @@ std::string traffic_text(const Traffic& traffic) {
   std::string out;
   const auto tell = [&](const char* op, const Volume& volume) {
     if (volume.calls == 0) return;
-    out += fmt::format("{}{} {} in {} call{}", out.empty() ? "" : "; ", op, format_bytes(volume.bytes), volume.calls,
-                       volume.calls == 1 ? "" : "s");
+    out += fmt::format("{}{} {} in {}", out.empty() ? "" : "; ", op, format_bytes(volume.bytes),
+                       count_text(volume.calls, "call"));
   };
   tell("all-reduce", traffic.all_reduce);
   tell("reduce-scatter", traffic.reduce_scatter);
@@ -317,13 +319,13 @@ void print_phases(const Course& course) {
   for (const Phase& phase : phases) {
     const StepStage& s = phase.stage;
     fmt::print(
-        "  from step {}{}: {} samples = micro {} x accumulate {} x dp {}, sequences of {} tokens{}; bubble {:.1f}%{}\n",
-        s.first_step, phase.segment > 0 ? fmt::format(" (stages[{}])", phase.segment) : "", s.samples, s.micro,
-        phase.plan.micro_batches, phase.plan.mesh.dp(), s.tokens,
+        "  from step {}{}: {} = micro {} x accumulate {} x dp {}, sequences of {}{}; bubble {:.1f}%{}\n", s.first_step,
+        phase.segment > 0 ? fmt::format(" (stages[{}])", phase.segment) : "", count_text(s.samples, "sample"), s.micro,
+        phase.plan.micro_batches, phase.plan.mesh.dp(), count_text(s.tokens, "token"),
         phase.plan.recipe.model.positions == Positions::kRotary ? fmt::format(", rope theta {}", s.rope_theta) : "",
         bubble_fraction(phase.plan.schedule()) * 100,
         hidden > 0 && &phase == &phases[phases.size() - 2]
-            ? fmt::format("; {} more phases before it, and at first", hidden)
+            ? fmt::format("; {} before it, and at first", count_text(hidden, "more phase"))
             : "");
   }
 }
@@ -364,16 +366,17 @@ void print_text(const Plan& plan, const Course& course, const dsl::LoadedRecipe&
     fmt::print("{} {} of the {} of a layer on each of ep {} ranks; {} hold the same\n", head("experts"),
                recipe.model.moe.experts / mesh.ep(), recipe.model.moe.experts, mesh.ep(), mesh.expert_replicas());
   }
-  fmt::print("{} {} = micro {} x accumulate {} x dp {}     {} tokens a step; {} tokens in {} steps\n", head("batch"),
+  fmt::print("{} {} = micro {} x accumulate {} x dp {}     {} tokens a step; {} tokens in {}\n", head("batch"),
              recipe.batch.samples, recipe.batch.micro, plan.micro_batches, mesh.dp(), format_count(tokens),
-             format_count(static_cast<double>(course.segments.back().end.tokens)), course.run_steps());
+             format_count(static_cast<double>(course.segments.back().end.tokens)),
+             count_text(course.run_steps(), "step"));
   if (const int64_t idle = idle_in_last_round(plan); idle > 0) {
     fmt::print("{} in the last round {} of dp {} repeat samples that do not count: batch.uneven\n", head(""), idle,
                mesh.dp());
   }
   print_phases(course);
-  fmt::print("{} {}     {}; bubble at {} micro-batches: {:.1f}%\n", head("stages"), stages_text(plan),
-             schedule_text(plan), plan.micro_batches, bubble_fraction(plan.schedule()) * 100);
+  fmt::print("{} {}     {}; bubble at {}: {:.1f}%\n", head("stages"), stages_text(plan), schedule_text(plan),
+             count_text(plan.micro_batches, "micro-batch"), bubble_fraction(plan.schedule()) * 100);
   if (recipe.recompute.mode != RecomputeMode::kNone) {
     fmt::print("{} {}\n", head("recompute"), recompute_text(recipe.recompute));
   }
@@ -444,8 +447,8 @@ void print_text(const Plan& plan, const Course& course, const dsl::LoadedRecipe&
                                     ? fmt::format("a snapshot every {} steps", recipe.checkpoint.snapshot_steps)
                                     : std::string("a snapshot when saving");
   if (copies(plan)) {
-    fmt::print("{} {} copies x {} = {} over all hosts, up to {} for a rank, besides what stands above; {}, copied\n",
-               head("shared memory"), banks, format_bytes(plan.checkpoint_bytes),
+    fmt::print("{} {} x {} = {} over all hosts, up to {} for a rank, besides what stands above; {}, copied\n",
+               head("shared memory"), count_text(banks, "copy"), format_bytes(plan.checkpoint_bytes),
                format_bytes(shared_bytes(plan, memory)), format_bytes(rank_most), snapshots);
   } else if (recipe.optimizer.offload.empty()) {
     fmt::print(
@@ -715,10 +718,10 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
   }
   const int code = fit && !fit->fits && !args.force ? kRefused : 0;
   if (!args.svg.empty()) {
-    RT_TRY_SET(
-        const std::string svg,
-        schedule_svg(plan.schedule(), fmt::format("{}: {}, {} micro-batches on {} pipeline ranks", loaded.recipe.name,
-                                                  schedule_text(plan), plan.micro_batches, mesh.pp)));
+    RT_TRY_SET(const std::string svg,
+               schedule_svg(plan.schedule(), fmt::format("{}: {}, {} on {}", loaded.recipe.name, schedule_text(plan),
+                                                         count_text(plan.micro_batches, "micro-batch"),
+                                                         count_text(mesh.pp, "pipeline rank"))));
     RT_TRY(make_folder_of(args.svg));
     RT_TRY(write_output(args.svg, svg));
   }
@@ -778,10 +781,9 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
       }
     }
     if (storage) {
-      fmt::print(
-          "{}storage{} a checkpoint is saved in {:.3g} s and loaded in {:.3g} s by {} host{} at {:.3g} GB/s each{}\n",
-          color.bold, color.reset, storage->save_s, storage->load_s, storage->hosts, storage->hosts > 1 ? "s" : "",
-          storage->gb_per_s, args.storage.empty() ? " (assumed; --storage says another)" : "");
+      fmt::print("{}storage{} a checkpoint is saved in {:.3g} s and loaded in {:.3g} s by {} at {:.3g} GB/s each{}\n",
+                 color.bold, color.reset, storage->save_s, storage->load_s, count_text(storage->hosts, "host"),
+                 storage->gb_per_s, args.storage.empty() ? " (assumed; --storage says another)" : "");
     }
     if (fit && fit->fits) fmt::print("{}fits{} {}\n", color.bold, color.reset, fit->text);
     if (args.world == 0) fmt::print("the smallest world that fits; say --world N for another\n");

@@ -26,6 +26,7 @@
 #include "dsl/dsl.h"
 #include "runtime/agent/supervisor.h"
 #include "runtime/core/clock.h"
+#include "runtime/core/count_text.h"
 #include "runtime/core/log.h"
 #include "runtime/kernels/isa.h"
 #include "runtime/plan/cluster_rules.h"
@@ -369,10 +370,10 @@ Result<Course> RunStarter::course_of(std::vector<dsl::RunSegment> segments) cons
 void RunStarter::tell_plan(const Plan& plan, const Course& course) {
   const auto [least, most] = course.tokens_per_step();
   const auto count = [](int64_t number) { return format_count(static_cast<double>(number)); };
-  fmt::print("{}: {} parameters on {} ranks ({}), {} steps of {}{} tokens, checkpoint {} each; run folder {}\n",
-             loaded_.recipe.name, count(plan.parameters), world_, plan.mesh.describe(), course.run_steps(),
-             count(least), most > least ? " to " + count(most) : "", format_bytes(plan.checkpoint_bytes),
-             run_.string());
+  fmt::print("{}: {} parameters on {} ({}), {} of {}{} tokens, checkpoint {} each; run folder {}\n",
+             loaded_.recipe.name, count(plan.parameters), count_text(world_, "rank"), plan.mesh.describe(),
+             count_text(course.run_steps(), "step"), count(least), most > least ? " to " + count(most) : "",
+             format_bytes(plan.checkpoint_bytes), run_.string());
   if (!args_.comm.text.empty()) fmt::print("{}\n", args_.comm.text);
   if (!args_.attention.text.empty()) fmt::print("{}\n", args_.attention.text);
   if (!args_.dry_run) return;
@@ -631,10 +632,10 @@ Status check_for_hosts(const Recipe& recipe, const HostOptions& hosts) {
   if (recipe.checkpoint.incremental)
     return refuse("checkpoint.incremental: saves of several hosts write all tensors; leave it out");
   if (recipe.mesh.dp > 0 && wanted_world(recipe.mesh) != hosts.world()) {
-    return refuse(
-        fmt::format("{} hosts x {} ranks are {}, and the recipe's mesh asks for {}; change --nproc or the "
-                    "number of hosts, or leave out mesh.dp",
-                    hosts.hosts(), hosts.ranks, hosts.world(), wanted_world(recipe.mesh)));
+    return refuse(fmt::format(
+        "{} x {} are {}, and the recipe's mesh asks for {}; change --nproc or the "
+        "number of hosts, or leave out mesh.dp",
+        count_text(hosts.hosts(), "host"), count_text(hosts.ranks, "rank"), hosts.world(), wanted_world(recipe.mesh)));
   }
   return {};
 }
@@ -644,9 +645,9 @@ Status share_ranks(int64_t world, std::optional<HostOptions>& hosts) {
   if (!hosts || hosts->ranks > 0) return {};
   if (world % hosts->hosts() != 0) {
     return Error{ErrorCode::kInvalidInput,
-                 fmt::format("{} hosts: the mesh asks for {} ranks, which cannot be divided among them; give --nproc, "
+                 fmt::format("{} hosts: the mesh asks for {}, which cannot be divided among them; give --nproc, "
                              "the ranks of each host",
-                             hosts->hosts(), world)};
+                             hosts->hosts(), count_text(world, "rank"))};
   }
   hosts->ranks = world / hosts->hosts();
   return {};

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string_view>
 
+#include "runtime/core/count_text.h"
 #include "runtime/cuda/machine/module.h"
 #include "runtime/cuda/nccl_api.h"
 #include "tools/version.h"
@@ -25,7 +26,7 @@ constexpr std::pair<const char*, const char*> kSet[] = {
 /// And where NCCL adds: what may choose another order from one time to the next is pinned.
 constexpr std::pair<const char*, const char*> kSetForSums[] = {{"NCCL_ALGO", "Ring"}, {"NCCL_PROTO", "Simple"}};
 
-std::string devices_text(int64_t count) { return fmt::format("{} CUDA device{}", count, count == 1 ? "" : "s"); }
+std::string devices_text(int64_t count) { return count_text(count, "CUDA device"); }
 
 /// With these values NCCL registers nothing.
 constexpr std::pair<const char*, const char*> kUnregistered[] = {
@@ -142,7 +143,7 @@ Result<CommChoice> choose_comm(const CommQuestion& question) {
   RT_TRY_SET(const int devices, cuda::visible_devices(tree_version()));
   std::string why, todo;
   if (devices < question.ranks) {
-    why = fmt::format("{} ranks share {}", question.ranks, devices_text(devices));
+    why = fmt::format("{} share {}", count_text(question.ranks, "rank"), devices_text(devices));
     todo = fmt::format(
         "NCCL takes a device for each rank: start no more than {} (--nproc), show more devices "
         "(CUDA_VISIBLE_DEVICES), or let ranks share them: --comm staged",

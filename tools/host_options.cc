@@ -16,6 +16,7 @@
 
 #include "dsl/dsl.h"
 #include "runtime/cluster/node_list.h"
+#include "runtime/core/count_text.h"
 #include "runtime/core/text_encoding.h"
 #include "runtime/host/nccl_check.h"
 #include "runtime/host/topology.h"
@@ -179,7 +180,7 @@ Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t rank
   out.hosts_min = args.hosts_min > 0 ? args.hosts_min : cluster ? cluster->hosts_min : placement->hosts_min;
   if (out.hosts_min >= out.hosts()) out.hosts_min = 0;
   if (args.hosts_min > out.hosts()) {
-    return refused(fmt::format("--hosts-min {}: {} hosts train", args.hosts_min, out.hosts()));
+    return refused(fmt::format("--hosts-min {}: {} train", args.hosts_min, count_text(out.hosts(), "host")));
   }
   return std::optional(std::move(out));
 }
@@ -212,10 +213,9 @@ std::string hosts_text(const HostOptions& options, int64_t port) {
   const std::string address = address_of(placement.leader);
   const std::string own =
       placement.names.empty() ? own_host_name() : placement.names[static_cast<size_t>(placement.index)];
-  const std::string spares =
-      options.spares == 0 ? "" : fmt::format(" and {} spare{}", options.spares, options.spares == 1 ? "" : "s");
-  return fmt::format("{} hosts x {} ranks{}, from {}; this is {} ({}), leader {}{}:{}", options.hosts(), options.ranks,
-                     spares, placement.from, placement.index, own, placement.leader,
+  const std::string spares = options.spares == 0 ? "" : " and " + count_text(options.spares, "spare");
+  return fmt::format("{} x {}{}, from {}; this is {} ({}), leader {}{}:{}", count_text(options.hosts(), "host"),
+                     count_text(options.ranks, "rank"), spares, placement.from, placement.index, own, placement.leader,
                      address.empty() || address == placement.leader ? "" : " " + address, port);
 }
 

@@ -26,6 +26,7 @@
 #include "ckpt/store/uring_backend.h"
 #include "runtime/cluster/placement.h"
 #include "runtime/core/cgroup.h"
+#include "runtime/core/count_text.h"
 #include "runtime/core/units.h"
 #include "runtime/cuda/blas_api.h"
 #include "runtime/cuda/context.h"
@@ -258,7 +259,7 @@ MachineCheck check_cores() {
   const int64_t memory = ckpt::available_memory();
   const std::optional<double> limit = Cgroup().cpu_limit();
   return {.what = "processors, memory",
-          .found = fmt::format("{} cores{}, {} available", std::thread::hardware_concurrency(),
+          .found = fmt::format("{}{}, {} available", count_text(std::thread::hardware_concurrency(), "core"),
                                limit ? fmt::format(" (limit of processor time: {:.4g})", *limit) : "",
                                memory == INT64_MAX ? std::string("an unknown amount") : format_bytes(memory)),
           .needed = "what `cairn plan RECIPE` says of a rank"};
@@ -298,8 +299,8 @@ std::vector<MachineCheck> check_cuda(bool opens) {
   } else if (visible.value().gpus.empty()) {
     any = false;
     devices.verdict = Verdict::kNote;
-    devices.found = fmt::format("{} lets runs use none of {} devices: they use the CPU", visible.value().by,
-                                visible.value().of_machine);
+    devices.found = fmt::format("{} lets runs use none of {}: they use the CPU", visible.value().by,
+                                count_text(visible.value().of_machine, "device"));
   } else {
     devices.found = names_of(visible.value());
     if (!visible.value().by.empty())

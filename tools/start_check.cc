@@ -34,6 +34,7 @@
 #include "ckpt/start_state.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/core/count_text.h"
 #include "runtime/cuda/nccl_api.h"
 #include "runtime/cuda/recipe/refusals.h"
 #include "runtime/data/dataset.h"
@@ -77,10 +78,6 @@ class Findings {
  private:
   StartReport& report_;
 };
-
-std::string count_text(int64_t count, std::string_view what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
 
 // --- Data
 
@@ -130,10 +127,10 @@ void scan_ids(const data::Dataset& dataset, const std::vector<size_t>& index, co
       of.largest_id = std::max(of.largest_id, ids.ids.greatest);
       if (ids.bad.ok()) continue;
       findings.refuse(field,
-                      fmt::format("{} ({} of {} ids looked at are outside, from {} to {}); make it with the recipe's "
+                      fmt::format("{} ({} of {} looked at are outside, from {} to {}); make it with the recipe's "
                                   "tokenizer, or give model.vocab at least {} rows",
-                                  ids.bad.error().message, ids.ids.outside, ids.tokens, ids.ids.least, ids.ids.greatest,
-                                  std::max(ids.ids.greatest + 1, recipe.model.vocab)),
+                                  ids.bad.error().message, ids.ids.outside, count_text(ids.tokens, "id"), ids.ids.least,
+                                  ids.ids.greatest, std::max(ids.ids.greatest + 1, recipe.model.vocab)),
                       ErrorCode::kCorrupt);
     }
     of.scanned = wanted > 0 ? static_cast<double>(looked) / static_cast<double>(wanted) : 1;
@@ -346,10 +343,10 @@ void check_best(const Recipe& recipe, int64_t steps, StartReport& report) {
                                          rhythm.empty() ? ", which needs one in steps" : "");
   if (meet == 0) {
     findings.warn("checkpoint.keep",
-                  fmt::format("T.best by valid_loss never finds one before the end: evaluations are every {} steps, "
+                  fmt::format("T.best by valid_loss never finds one before the end: evaluations are every {}, "
                               "saves {}, and none falls on the same of the {} steps but the last{}; {}",
-                              eval, rhythm.empty() ? "at no certain step" : rhythm + " steps", steps,
-                              by_time ? " (saves by the clock may, by chance)" : "", remedy));
+                              count_text(eval, "step"), rhythm.empty() ? "at no certain step" : rhythm + " steps",
+                              steps, by_time ? " (saves by the clock may, by chance)" : "", remedy));
   } else if (meet < saves) {
     report.facts.push_back(
         fmt::format("T.best by valid_loss chooses among {} of {} saves: those at whose step an "
@@ -478,8 +475,8 @@ void check_init(const StartQuestion& question, const InitConfig& init, ckpt::IoB
     if (!info.complete)
       return findings.refuse(field, fmt::format("{}: {}", init.path, info.problem), ErrorCode::kCorrupt);
   }
-  report.facts.push_back(fmt::format("a new run begins with {}: {} of {} tensors taken", init.path,
-                                     match.value().match.taken(), question.plan.tensors.size()));
+  report.facts.push_back(fmt::format("a new run begins with {}: {} of {} taken", init.path, match.value().match.taken(),
+                                     count_text(question.plan.tensors.size(), "tensor")));
 }
 
 // --- Memory and disk

@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "runtime/cluster/node_list.h"
+#include "runtime/core/count_text.h"
 #include "runtime/json/json.h"
 
 namespace cairn::cluster {
@@ -133,9 +134,9 @@ Found from_slurm(const Variables& of) {
   RT_TRY_SET(const int64_t tasks, of.number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", 1));
   if (tasks != out.hosts) {
     return invalid(
-        fmt::format("{} has {} tasks on {} node{}; one agent a host, ranks by --nproc: srun "
+        fmt::format("{} has {} tasks on {}; one agent a host, ranks by --nproc: srun "
                     "--ntasks-per-node=1",
-                    out.from, tasks, out.hosts, out.hosts == 1 ? "" : "s"));
+                    out.from, tasks, count_text(out.hosts, "node")));
   }
   RT_TRY_SET(out.index, of.number("SLURM_PROCID", 0));
   const std::optional<std::string> list = of.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
@@ -418,8 +419,8 @@ Result<std::optional<Placement>> find_placement(const HostFlags& flags, const En
 std::string placement_text(const Placement& placement) {
   const std::string own =
       placement.names.empty() ? "" : fmt::format(" ({})", placement.names.at(static_cast<size_t>(placement.index)));
-  return fmt::format("{} host{}, from {}; this is {}{}, leader {}", placement.hosts, placement.hosts == 1 ? "" : "s",
-                     placement.from, placement.index, own, placement.leader);
+  return fmt::format("{}, from {}; this is {}{}, leader {}", count_text(placement.hosts, "host"), placement.from,
+                     placement.index, own, placement.leader);
 }
 
 }  // namespace cairn::cluster

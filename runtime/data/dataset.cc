@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <set>
 
+#include "runtime/core/count_text.h"
 #include "runtime/data/split.h"
 
 namespace cairn::data {
@@ -127,9 +128,9 @@ Result<ValidationSet> ValidationSet::make(const Dataset& dataset, int64_t seq_le
     std::set<std::string_view> remedies;
     for (const Dataset::Source& source : dataset.sources) remedies.insert(larger_validation(source.kind));
     return Error{ErrorCode::kInvalidInput,
-                 fmt::format("the validation parts hold {} windows of {} tokens, one batch needs {}; {}, or take a "
+                 fmt::format("the validation parts hold {} of {} tokens, one batch needs {}; {}, or take a "
                              "smaller batch",
-                             windows, seq_len + 1, batch_samples, fmt::join(remedies, ", "))};
+                             count_text(windows, "window"), seq_len + 1, batch_samples, fmt::join(remedies, ", "))};
   }
   ValidationSet set;
   set.batch_samples_ = batch_samples;

@@ -8,6 +8,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "runtime/core/count_text.h"
+
 namespace cairn::host {
 namespace {
 
@@ -189,13 +191,10 @@ std::string pci_of_rank(const VisibleGpus& visible, int64_t rank_on_host) {
 
 std::string placed_text(const VisibleGpus& visible, int64_t ranks) {
   const int64_t gpus = visible.size();
-  const auto count = [](int64_t n, std::string_view what) {
-    return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
-  };
-  std::string out =
-      gpus == visible.of_machine ? count(gpus, "GPU") : fmt::format("{} of {}", gpus, count(visible.of_machine, "GPU"));
+  std::string out = gpus == visible.of_machine ? count_text(gpus, "GPU")
+                                               : fmt::format("{} of {}", gpus, count_text(visible.of_machine, "GPU"));
   if (!visible.by.empty()) out += " by " + visible.by;
-  if (ranks < gpus) return out + fmt::format(", {} in use: {}", ranks, count(ranks, "rank"));
+  if (ranks < gpus) return out + fmt::format(", {} in use: {}", ranks, count_text(ranks, "rank"));
   if (ranks == gpus) return out + (gpus == 1 ? ", one rank" : ", a rank on each");
   return out + fmt::format(", shared by {} ranks: what they send each other goes through the host's memory", ranks);
 }

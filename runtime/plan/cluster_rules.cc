@@ -1,4 +1,5 @@
 #include "runtime/plan/cluster_rules.h"
+#include "runtime/core/count_text.h"
 
 #include <fmt/format.h>
 
@@ -77,8 +78,7 @@ class Rules {
     const bool listed = cluster_.launcher == Launcher::kHosts;
     if (known({"hosts_min", listed ? "names" : "hosts"}) && cluster_.hosts_min > cluster_.hosts && cluster_.hosts > 0) {
       fail("hosts_min",
-           fmt::format("hosts_min = {}, but {} host{} train{}", cluster_.hosts_min, cluster_.hosts,
-                       cluster_.hosts == 1 ? "" : "s",
+           fmt::format("hosts_min = {}, but {} train{}", cluster_.hosts_min, count_text(cluster_.hosts, "host"),
                        listed ? " (names without the spares)" : where("hosts_min", "hosts")),
            fmt::format("hosts_min from 1 to {}", cluster_.hosts));
     }
@@ -232,8 +232,8 @@ class Rules {
   void ssh() {
     const std::vector<std::string>& names = cluster_.ssh.names;
     if (known({"names", "spares"}) && std::ssize(names) <= cluster_.spares) {
-      fail("names", fmt::format("names has {} host{} and spares = {}{}: none is left to train", names.size(),
-                                names.size() == 1 ? "" : "s", cluster_.spares, where("names", "spares")));
+      fail("names", fmt::format("names has {} and spares = {}{}: none is left to train",
+                                count_text(std::ssize(names), "host"), cluster_.spares, where("names", "spares")));
     }
     std::set<std::string> seen;
     for (size_t k = 0; k < names.size(); ++k) {

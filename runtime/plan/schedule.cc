@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "runtime/core/check.h"
+#include "runtime/core/count_text.h"
 
 namespace cairn {
 namespace {
@@ -253,7 +254,7 @@ std::vector<Mistake> find_mistakes(const ScheduleShape& shape, const FieldNotes&
   while (below > 0 && !fits(below)) --below;
   while (!fits(above)) ++above;
   const std::string accepted =
-      fmt::format("{}{} micro-batches a step", below > 0 ? fmt::format("{} or ", below) : "", above);
+      fmt::format("{}{} a step", below > 0 ? fmt::format("{} or ", below) : "", count_text(above, "micro-batch"));
   out.push_back({"schedule",
                  shape.group == 0
                      ? fmt::format("schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = {}, and a "

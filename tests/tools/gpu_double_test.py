@@ -183,7 +183,7 @@ class TwoGpus(unittest.TestCase):
             with self.subTest(variables):
                 said = self.cairn("train", "r.lua", "--run", "dry", "--dry-run", **variables)
                 self.assertIn(words, said)
-                self.assertIn("on 1 ranks", said)
+                self.assertIn("on 1 rank ", said)
 
     def test_the_mesh_and_nproc_come_first_and_what_cannot_be_cut_for_all_takes_fewer(self):
         for words, ranks in ((("--nproc", 4), "shared by 4 ranks: what they send each other goes through the host's memory"),
@@ -221,7 +221,7 @@ class TwoGpus(unittest.TestCase):
         self.assertIn("--device cuda: CUDA_VISIBLE_DEVICES=-1 lets this process use none of 2 NVIDIA devices; to train on the "
                       "CPU: --device cpu", said)
         said = self.cairn("train", "r.lua", "--run", "none", CUDA_VISIBLE_DEVICES="")
-        self.assertIn("on 1 ranks", said)
+        self.assertIn("on 1 rank ", said)
         self.assertFalse((self.folder / "none/device").exists())
 
 

@@ -58,7 +58,7 @@ class StartTest(ProgramTest):
         step = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2",
                 "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "a[1-2]"}
         found = self.cairn(*short, "--dry-run", env=step)
-        self.assertIn("2 hosts x 1 ranks, from Slurm step 12.0; this is 1 (a2), leader a1:", found.stdout)
+        self.assertIn("2 hosts x 1 rank, from Slurm step 12.0; this is 1 (a2), leader a1:", found.stdout)
         crowd = self.cairn(*short, env={**step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}, code=2)
         self.assertIn("Slurm step 12.0 has 8 tasks on 1 node; one agent a host, ranks by --nproc", crowd.stderr)
         for nodes in ("1", "", "two", "2x", "-2"):

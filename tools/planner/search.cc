@@ -11,6 +11,7 @@
 #include <set>
 #include <tuple>
 
+#include "runtime/core/count_text.h"
 #include "runtime/core/units.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/model_tensors.h"
@@ -470,18 +471,17 @@ Result<SearchResult> search_layouts(const Recipe& whole, int64_t world, const Ma
       tp.insert(layout.tp), pp.insert(layout.pp), dp.insert(layout.dp), micro.insert(layout.micro);
     }
     if (!tp.empty()) {
-      return Error{
-          ErrorCode::kInvalidInput,
-          fmt::format("{}no layout of {} ranks has all of that; there are, not in every mixture, tp {}; pp {}; dp "
-                      "{}; micro {}; ZeRO from dp 2 on, and up to 1 with zb-h1 and zb-v",
-                      pinned, world, fmt::join(tp, ", "), fmt::join(pp, ", "), fmt::join(dp, ", "),
-                      fmt::join(micro, ", "))};
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{}no layout of {} has all of that; there are, not in every mixture, tp {}; pp {}; dp "
+                               "{}; micro {}; ZeRO from dp 2 on, and up to 1 with zb-h1 and zb-v",
+                               pinned, count_text(world, "rank"), fmt::join(tp, ", "), fmt::join(pp, ", "),
+                               fmt::join(dp, ", "), fmt::join(micro, ", "))};
     }
     return Error{
         ErrorCode::kInvalidInput,
-        pinned + fmt::format("no layout of {} ranks cuts batch.samples = {}, model.layers = {} and model.heads = {}; a "
+        pinned + fmt::format("no layout of {} cuts batch.samples = {}, model.layers = {} and model.heads = {}; a "
                              "world that shares factors with them has some",
-                             world, recipe.batch.samples, recipe.model.layers, recipe.model.heads)};
+                             count_text(world, "rank"), recipe.batch.samples, recipe.model.layers, recipe.model.heads)};
   }
   out.layouts = static_cast<int64_t>(all.size());
   const auto faster = [](const auto& a, const auto& b) { return a.second.ms() < b.second.ms(); };
@@ -512,10 +512,10 @@ Result<SearchResult> search_layouts(const Recipe& whole, int64_t world, const Ma
 
 std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t world, const Machine& machine) {
   std::string out = fmt::format(
-      "{} on {} x {} with {} each{}: {} layouts, by {}, times within {:.0f} %\n", recipe.name, world, machine.name,
+      "{} on {} x {} with {} each{}: {}, by {}, times within {:.0f} %\n", recipe.name, world, machine.name,
       format_bytes(machine.memory_bytes),
       machine.reserve_bytes > 0 ? fmt::format(", {} of them kept free", format_bytes(machine.reserve_bytes)) : "",
-      found.layouts, machine.source, machine.error * 100);
+      count_text(found.layouts, "layout"), machine.source, machine.error * 100);
   if (found.fitting.empty()) {
     return out + fmt::format(
                      "none fits: the smallest rank of any layout takes {}; use more ranks, a smaller batch.micro or "
@@ -539,8 +539,8 @@ std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t
     const double ms = best.estimate.cost.*part.ms;
     if (ms > 0) out += fmt::format(" {} {:.0f} ms", part.name, ms);
   }
-  out += fmt::format("; {} micro-batches; MFU {:.0f} %; {}\n", best.micro_batches, best.estimate.utilisation * 100,
-                     best.estimate.assumes);
+  out += fmt::format("; {}; MFU {:.0f} %; {}\n", count_text(best.micro_batches, "micro-batch"),
+                     best.estimate.utilisation * 100, best.estimate.assumes);
   for (const std::string& reason : found.reasons) out += "  " + reason + "\n";
   const Layout& l = best.layout;
   std::string more = l.distribute ? " --set recompute.distribute=true" : "";

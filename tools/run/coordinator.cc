@@ -16,6 +16,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/core/count_text.h"
 #include "runtime/json/json.h"
 #include "tools/run/fleet.h"
 
@@ -196,8 +197,9 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
     const std::vector<int64_t>& abandoned = node_->abandoned();
     narrator_.record({{"event", "back_to"}, {"step", choice.step}, {"abandoned", abandoned}});
     if (!abandoned.empty())
-      narrator_.say(fmt::format("back to step {}: {} later step{} moved to {}", choice.step, abandoned.size(),
-                                abandoned.size() == 1 ? "" : "s", (folder_.path() / "abandoned").string()));
+      narrator_.say(fmt::format("back to step {}: {} moved to {}", choice.step,
+                                count_text(std::ssize(abandoned), "later step"),
+                                (folder_.path() / "abandoned").string()));
   }
   take_save_events();              // of saves that have ended meanwhile
   if (choice.step < told_step_) {  // the line that those were of is left
@@ -348,7 +350,8 @@ Status LocalCoordinator::take_check(const CheckReport& report) {
   narrator_.record(event);
   for (const std::string& note : report.notes) narrator_.say(note);
   if (report.findings.empty())
-    narrator_.say(fmt::format("{} hosts were measured in {:.1f} s: all are well", report.hosts, report.seconds));
+    narrator_.say(
+        fmt::format("{} were measured in {:.1f} s: all are well", count_text(report.hosts, "host"), report.seconds));
   for (const CheckReport::Finding& one : report.findings) {
     // A lost one is waited for like any other.
     using Kind = CheckFinding::Kind;

@@ -7,6 +7,7 @@
 
 #include "ckpt/persist/save.h"
 #include "ckpt/plan/partial.h"
+#include "runtime/core/count_text.h"
 #include "runtime/core/log.h"
 #include "runtime/core/units.h"
 #include "runtime/json/json.h"
@@ -306,7 +307,7 @@ void Narrator::finish_trace() {
   const fs::path path = trace_dir() / "trace.json";
   const Status merged = telemetry::merge_traces(drew_, saves_, path);
   if (merged.ok()) {
-    say(fmt::format("trace of {} ranks: {} (open it in ui.perfetto.dev)", drew_.size(), path.string()));
+    say(fmt::format("trace of {}: {} (open it in ui.perfetto.dev)", count_text(drew_.size(), "rank"), path.string()));
     record({{"event", "trace"}, {"path", path.string()}, {"ranks", drew_.size()}});
   } else {
     warn(merged.error().message);
@@ -319,9 +320,10 @@ void Narrator::done(const fs::path& newest_checkpoint) {
   const int64_t done = progress_.last_step - progress_.first_step;
   const std::string resumed =
       progress_.first_step > 0 ? fmt::format(", {} of them by this start", done) : std::string();
-  say(fmt::format("done: {} steps{} in {}, loss {:.4f}, {:.1f} steps/s, {:.0f} ms lost to checkpoints; {}",
-                  progress_.last_step, resumed, telemetry::format_duration(seconds), progress_.last.loss,
-                  static_cast<double>(done) / seconds, progress_.lost_ms, newest_checkpoint.string()));
+  say(fmt::format("done: {}{} in {}, loss {:.4f}, {:.1f} steps/s, {:.0f} ms lost to checkpoints; {}",
+                  count_text(progress_.last_step, "step"), resumed, telemetry::format_duration(seconds),
+                  progress_.last.loss, static_cast<double>(done) / seconds, progress_.lost_ms,
+                  newest_checkpoint.string()));
 }
 
 json Narrator::summary(const Result<int>& code, bool stop_asked, const fs::path& newest_checkpoint) const {

@@ -14,6 +14,7 @@
 #include "ckpt/retention/policy.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/posix_backend.h"
+#include "runtime/core/count_text.h"
 #include "runtime/data/dataset.h"
 
 namespace cairn::tools {
@@ -85,8 +86,8 @@ Status judge_keep(const RunFolder& folder, RunStart& start) {
   RT_TRY_SET(start.held, ckpt::removed_by_change(complete, old_keep, old_steps, new_keep, now.steps));
   if (start.held.empty()) return {};
   start.verdict.notes.push_back(
-      fmt::format("{}: the new rules would remove step{} {}, which the old ones keep: {}", kKeep,
-                  start.held.size() == 1 ? "" : "s", fmt::join(start.held, ", "),
+      fmt::format("{}: the new rules would remove {} {}, which the old ones keep: {}", kKeep,
+                  plural(std::ssize(start.held), "step"), fmt::join(start.held, ", "),
                   accepts_keep(start) ? "accepted" : "they stay; --accept checkpoint.keep lets them go"));
   return {};
 }

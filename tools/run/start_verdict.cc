@@ -14,6 +14,7 @@
 #include "dsl/compare.h"
 #include "dsl/dsl.h"
 #include "dsl/stages.h"
+#include "runtime/core/count_text.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/sampler.h"
 #include "runtime/optim/lr_schedule.h"
@@ -398,7 +399,7 @@ std::string StartVerdict::describe(int64_t world) const {
   const int64_t to_stage = segment.end_step - state.step();
   const std::string until =
       segment.stage_follows ? fmt::format(", {} of them until the next stage", to_stage) : std::string();
-  if (!state.any()) return fmt::format("a fresh start: {} steps{}", segment.run_steps, until);
+  if (!state.any()) return fmt::format("a fresh start: {}{}", count_text(segment.run_steps, "step"), until);
   const trainer::TrainPosition& at = state.position;
   const MeshConfig& mesh = segment.recipe.mesh;
   const int64_t dp = mesh.dp > 0 ? mesh.dp : std::max<int64_t>(1, world / (mesh.tp * mesh.pp * mesh.cp));
