@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "runtime/data/file_io.h"
+#include "runtime/text/utf8.h"
 
 namespace cairn::data {
 namespace {
@@ -31,7 +32,7 @@ using namespace std::string_view_literals;
 constexpr const char *kTable = "write its text as JSON lines", *kWords = "extract its text first",
                      *kOther = "name a text file";
 constexpr Signature kSignatures[] = {
-    {"\x1f\x8b"sv, 0, "packed by gzip", "unpack it first (gunzip -c)"},
+    {"\x1f\x8b\x08"sv, 0, "packed by gzip", "unpack it first (gunzip -c)"},
     {"\x1f\x9d"sv, 0, "packed by compress", "unpack it first (uncompress -c)"},
     {"\x28\xb5\x2f\xfd"sv, 0, "packed by zstd", "unpack it first (unzstd -c)"},
     {"\xfd\x37zXZ"sv, 0, "packed by xz", "unpack it first (unxz -c)"},
@@ -75,37 +76,48 @@ constexpr Signature kSignatures[] = {
     {"\x80\x05\x95"sv, 0, "a pickle of Python", kTable},
 };
 
+bool is_control(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return (byte < ' ' && c != '\n' && c != '\r' && c != '\t') || byte == 0x7f;
+}
+
 /// A signature that is a word may begin a text too: then all that follows is text, behind PAR1 and its kin a space
 /// first.
 bool may_be_text(const Signature& one, std::string_view begin) {
   const bool word = one.at != 4 && std::ranges::all_of(one.bytes, [](char c) {
                       return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
                     });
-  const auto is_control = [](char c) {
-    const auto byte = static_cast<unsigned char>(c);
-    return (byte < ' ' && c != '\n' && c != '\r' && c != '\t') || byte == 0x7f;
-  };
   constexpr size_t kSome = 512;
   const std::string_view behind = begin.substr(0, kSome).substr(one.at + one.bytes.size());
   const bool apart = !one.bytes.ends_with('1') || behind.empty() || behind[0] == ' ' || behind[0] == '\n';
   return word && apart && std::ranges::none_of(behind, is_control);
 }
 
-/// Names a file's kind by its signature, with the remedy; empty: none is known.
-std::string packed_kind(std::string_view begin) {
-  for (const Signature& one : kSignatures) {
-    if (begin.size() < one.at || !begin.substr(one.at).starts_with(one.bytes)) continue;
-    if (one.at == 4 && !begin.starts_with("BZh")) continue;
-    if (!may_be_text(one, begin)) return fmt::format("is {}: {}", one.name, one.remedy);
-  }
+bool begins_with(std::string_view begin, const Signature& one) {
+  if (begin.size() < one.at || !begin.substr(one.at).starts_with(one.bytes)) return false;
+  return one.at != 4 || begin.starts_with("BZh");
+}
+
+std::string sentence(const Signature& one) { return fmt::format("is {}: {}", one.name, one.remedy); }
+
+/// Files whose signature is no constant; empty: it is none of them.
+std::string computed_kind(std::string_view begin) {
   if (begin.size() >= 4 && (begin[0] & 0xf0) == 0x50 && begin.substr(1, 3) == "\x2a\x4d\x18") {
     return "is packed by zstd or lz4: unpack it first (unzstd -c)";  // a frame that is passed over comes first
   }
-  // The length of a header of JSON, and its brace.
-  if (begin.size() > 8 && begin[8] == '{' && begin.substr(4, 4) == "\0\0\0\0"sv) {
+  // The length of a header of JSON, and its beginning.
+  if (begin.size() > 9 && begin.substr(4, 4) == "\0\0\0\0"sv && begin.substr(8, 2) == "{\"") {
     return fmt::format("is a safetensors file: {}", kOther);
   }
   return {};
+}
+
+/// Names a file's kind by its signature, with the remedy; empty: none is known.
+std::string packed_kind(std::string_view begin) {
+  for (const Signature& one : kSignatures) {
+    if (begins_with(begin, one) && !may_be_text(one, begin)) return sentence(one);
+  }
+  return computed_kind(begin);
 }
 
 /// Names the wide characters of a text; empty: it has none.
@@ -179,6 +191,22 @@ Status check_text(std::string_view begin, TextRule rule) {
       ErrorCode::kInvalidInput,
       "looks like JSON, whose braces and keys would become tokens: --json-key KEY reads the text of one field of "
       "JSON lines, --any-text takes the file as it is"};
+}
+
+std::string no_tokens(std::string_view begin) {
+  begin = begin.substr(0, kLookedAt);
+  for (const Signature& one : kSignatures) {
+    const bool gzip = &one == &kSignatures[0];
+    if ((one.bytes.size() >= 4 || gzip) && begins_with(begin, one)) return sentence(one);
+  }
+  if (std::string kind = computed_kind(begin); !kind.empty()) return kind;
+  constexpr size_t kFewest = 64;  // bytes of tokens are hardly ever well-formed for so long
+  size_t whole = text::whole_characters(begin);
+  if (whole < kFewest || text::find_invalid_utf8(begin.substr(0, whole)) >= 0 ||
+      std::ranges::any_of(begin.substr(0, whole), is_control)) {
+    return {};
+  }
+  return "is text: make tokens of it (cairn data tokenize)";
 }
 
 Result<TextInput> TextInput::open(const std::string& path, std::chrono::milliseconds patience) {

@@ -24,6 +24,10 @@ enum class TextRule {
 /// Errors: kInvalidInput, with the kind and the remedy.
 Status check_text(std::string_view begin, TextRule rule);
 
+/// Names the kind of a token file that has no tokens, with the remedy: "is packed by gzip: unpack it first (gunzip -c)";
+/// empty: none is known. `begin`: its first bytes. Tokens may begin as a short signature does, so only longer ones count.
+std::string no_tokens(std::string_view begin);
+
 class TextInput {
  public:
   /// `path`: "-" is standard input. `patience`: how long a pipe may give no byte. Errors: kInvalidInput for a folder

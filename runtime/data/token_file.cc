@@ -13,6 +13,7 @@
 
 #include "runtime/data/file_io.h"
 #include "runtime/data/file_tokens.h"
+#include "runtime/data/text_input.h"
 
 namespace cairn::data {
 namespace {
@@ -202,6 +203,12 @@ Result<std::unique_ptr<TokenSource>> open_one(const std::string& path, const std
     region.offset_bytes = npy.offset_bytes;
     region.count = npy.count;
   } else {
+    std::string begin(static_cast<size_t>(std::min<int64_t>(file.size_bytes, 4096)), '\0');
+    RT_TRY(read_exact(file.fd.get(), path, 0, begin.data(), std::ssize(begin)));
+    if (const std::string kind = no_tokens(begin); !kind.empty()) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{}: {}; a token file has nothing but numbers of two or four bytes", path, kind)};
+    }
     const int64_t size = dtype_size_bytes(wanted);
     if (file.size_bytes % size != 0)
       return Error{ErrorCode::kCorrupt, fmt::format("{}: {} bytes is no whole number of {} tokens of {} bytes", path,

@@ -260,6 +260,29 @@ TEST_SUITE("runtime/data/token_file") {
     CHECK(error_of(open_token_file(dir / "d.npy", "uint16")).code == ErrorCode::kCorrupt);
   }
 
+  TEST_CASE("a token file that is text, or packed, is refused by its kind") {
+    const TempDir dir;
+    const std::string more(4000, 'x');
+    for (const auto& [bytes, says_kind] : std::vector<std::pair<std::string, std::string>>{
+             {"{\"text\": \"a line of it\"}\n" + more, "is text: make tokens of it"},
+             {"\xd1\x82\xd0\xb5\xd0\xba\xd1\x81\xd1\x82 " + more, "is text"},
+             {std::string("\x1f\x8b\x08\0", 4) + more, "is packed by gzip"},
+             {"PK\x03\x04" + more, "is a zip archive"},
+             {"PAR1\x15\x02" + more, "is a parquet table"},
+             {std::string("\x20\x01\0\0\0\0\0\0{\"a", 11) + more, "is a safetensors file"}}) {
+      CAPTURE(says_kind);
+      write_file(dir / "t.bin", bytes.size() % 2 == 0 ? bytes : bytes + "x");
+      CHECK(says(error_of(open_token_file(dir / "t.bin", "uint16")).message, {"t.bin: " + says_kind}));
+    }
+    std::mt19937 draw(4);
+    for (const uint32_t vocab : {30, 127, 256, 32000, 65536}) {  // tokens of every kind are none of these
+      std::vector<uint16_t> tokens(3000);
+      for (uint16_t& token : tokens) token = static_cast<uint16_t>(draw() % vocab);
+      write_file(dir / "t.bin", bytes_of(tokens));
+      CHECK(open_token_file(dir / "t.bin", "uint16").ok());
+    }
+  }
+
   TEST_CASE("raw tokens of another type than they are read as are refused, with the likely type") {
     const TempDir dir;
     std::mt19937 draw(3);
