@@ -97,14 +97,14 @@ struct TrainArgs {
 };
 
 Result<Kill> parse_kill(const std::string& text, int64_t world) {
-  Kill kill;
-  char end = 0;
-  if (std::sscanf(text.c_str(), "%ld@%ld%c", &kill.rank, &kill.step, &end) != 2 || kill.rank < 0 ||
-      kill.rank >= world || kill.step < 1) {
+  const size_t at = std::min(text.find('@'), text.size());
+  const auto rank = number_of<int64_t>(std::string_view(text).substr(0, at));
+  const auto step = number_of<int64_t>(std::string_view(text).substr(std::min(at + 1, text.size())));
+  if (!rank || !step || *rank < 0 || *rank >= world || *step < 1) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("--kill {}: expected RANK@STEP with a rank below {} and a step from 1", text, world)};
   }
-  return kill;
+  return Kill{.rank = *rank, .step = *step};
 }
 
 /// A checkpoint that came by hand from a second place of its run goes on as that run, as one does that a start brings:

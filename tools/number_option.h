@@ -8,11 +8,22 @@
 #include <charconv>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <type_traits>
 
 namespace cairn::tools {
+
+/// The decimal number that `text` is, with nothing before or behind it; nullopt: it is none, or none that `Number`
+/// holds.
+template <typename Number>
+std::optional<Number> number_of(std::string_view text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
 
 /// For Option::transform(): the text is one decimal number from `low` to `high`, with nothing before or behind it.
 /// `Number`: int64_t, uint64_t or double. The limits stand in the help and in docs/commands.md.
@@ -22,12 +33,11 @@ CLI::Validator number_in(Number low, Number high) {
   constexpr bool whole = std::is_integral_v<Number>;
   const std::string limits = fmt::format("{} to {}", low, high);
   return {[=](std::string& text) {
-            Number number{};
-            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-            if (error != std::errc() || end != text.data() + text.size() || !(number >= low && number <= high)) {
+            const std::optional<Number> number = number_of<Number>(text);
+            if (!number || !(*number >= low && *number <= high)) {
               return fmt::format("'{}': expected a {}number from {}", text, whole ? "whole " : "", limits);
             }
-            if (whole) text = fmt::format("{}", number);
+            if (whole) text = fmt::format("{}", *number);
             return std::string();
           },
           fmt::format("{} in [{}]", whole ? "INT" : "FLOAT",

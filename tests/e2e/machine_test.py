@@ -71,12 +71,12 @@ class DeniedCallsTest(RunTest):
         self.addCleanup(lambda: first.poll() is None and os.killpg(first.pid, signal.SIGKILL))
         self.until(lambda: first.poll() is not None or self.last_step("r") >= 1, "the first step")
         start = ("train", forever, "--run", self.folder / "r")
-        said = self.run_without("flock", errno.ENOSYS, *start, code=69)
+        said = self.run_without("flock", errno.ENOSYS, *start, code=73)
         self.assertRegex(said, rf"in use by another cairn \(pid {first.pid} on .*run.owner-00000001 says so")
         # One who has locks heeds the owner too; and so do commands that change the run.
-        self.assertIn("run.owner-00000001", self.cairn(*start, code=69).stderr.decode())
+        self.assertIn("run.owner-00000001", self.cairn(*start, code=73).stderr.decode())
         self.assertIn("run.owner-00000001", self.cairn("ckpt", "prune", self.folder / "r", "--keep", "last(1)", "--yes",
-                                                       code=69).stderr.decode())
+                                                       code=73).stderr.decode())
         os.killpg(first.pid, signal.SIGKILL)
         first.wait(60)
         # Its process is gone for certain: the next start of this machine takes over.
@@ -89,7 +89,7 @@ class DeniedCallsTest(RunTest):
         self.run_without("flock", errno.ENOSYS, "train", self.small, "--run", "r")
         owner = self.folder / "r/run.owner-00000003"
         owner.write_text('{"host": "elsewhere", "pid": 7, "start": 1, "boot": "of another machine", "since": "then"}\n')
-        said = self.run_without("flock", errno.ENOSYS, "train", self.small, "--run", "r", code=69)
+        said = self.run_without("flock", errno.ENOSYS, "train", self.small, "--run", "r", code=73)
         self.assertRegex(said, r"pid 7 on elsewhere.*when that cairn is dead, remove this file")
         self.assertEqual(self.owners("r"), [owner.name])
         owner.unlink()

@@ -261,7 +261,8 @@ class Stop(RunTest):
     def test_refusals_have_their_codes(self):
         recipe = self.recipe(steps=10)
         self.train(recipe, "run", "--set", "batch.samples=7", code=2)
-        self.train(recipe, "run", "--kill", "9@1", code=2)
+        for kill in ("9@1", "0@0", "-1@1", f"0@{(1 << 64) + 1}", "0@1x", "0", "nan@1"):
+            self.train(recipe, "run", "--kill", kill, code=2)
         self.assertFalse((self.folder / "run" / "checkpoints").exists() and self.checkpoints("run"))
         self.train(recipe, "run")
         self.train(recipe, "run", "--fresh", code=2)

@@ -7,25 +7,25 @@ from program import ProgramTest, main
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "commands.md"
 KINDS = {"N", "K", "INT", "UINT", "FLOAT", "SECONDS", "RATE", "CODE", "SIZE"}
-NONE = ("nan", "-1", "1e400", str(1 << 64), "0x10", "5x", "")
+NONE = ("nan", "-1", str(1 << 64), "0x10")  # within the limits of no option
 
 
 def options():
-    """(command, option, limits) for each row of a number."""
+    """(command, option) for each row of a number."""
     command = None
     for line in PAGE.read_text().splitlines():
         if line.startswith("## cairn "):
             command = line.removeprefix("## cairn ").split()
-        row = re.match(r"\| .*?`(--[a-z-]+) ([A-Z]+)` \|", line)
+        row = re.match(r"\| `(--[a-z-]+) ([A-Z]+)`", line)
         if row and command and row[2] in KINDS:
-            yield command, row[1], line
+            yield command, row[1]
 
 
 class NumbersTest(ProgramTest):
     def test_what_is_no_number_is_refused(self):
         rows = list(options())
         self.assertGreater(len(rows), 40, "the page's form has changed")
-        for command, option, line in rows:
+        for command, option in rows:
             if command[0] == "resume":  # as `train`
                 continue
             for text in NONE:
@@ -34,7 +34,7 @@ class NumbersTest(ProgramTest):
                     self.assertRegex(said, rf"{option}: '.*': expected a (whole )?(number|size)")
 
     def test_positions_and_lists(self):
-        for text in NONE[:-1]:
+        for text in NONE:
             said = self.cairn("ckpt", "label", "run", text, "good", "--why", "x", code=2).stderr
             self.assertIn("expected a whole number from 0", said)
 
