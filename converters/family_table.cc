@@ -746,7 +746,7 @@ json longrope_of(const ModelConfig& m) {
 /// Whether transformers 4 finds all that it looks for in a rope_scaling: a kind, and the numbers of one that has any.
 bool opens_in_4(const json& scaling) {
   if (!scaling.is_object()) return false;
-  const json newer = scaling.value("rope_type", json()), old = scaling.value("type", newer);
+  const json newer = json_field(scaling, "rope_type"), old = scaling.contains("type") ? scaling["type"] : newer;
   return newer.is_null() ? old.is_string() && old != "default" : newer == old && newer != "default";
 }
 

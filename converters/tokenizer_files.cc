@@ -174,7 +174,7 @@ Result<TokenizerFiles> tokenizer_files(const TokenizerConfig& tokenizer, int64_t
     if (tokenizer.kind == Kind::kSentencePiece) {
       RT_TRY_SET(special, text::special_pieces(content).with(tokenizer.path));
       const ordered_json own = object_of(out.files, kSettings);
-      const auto wants = [&](const char* key) { return own.is_object() && own.value(key, ordered_json()) == true; };
+      const auto wants = [&](const char* key) { return own.is_object() && own.contains(key) && own.at(key) == true; };
       Result<std::string> json =
           text::sentencepiece_as_json(content, {.bos = wants("add_bos_token"), .eos = wants("add_eos_token")});
       if (json.ok()) {

@@ -305,9 +305,9 @@ class HfTokenizer final : public Tokenizer {
     const bool own = beside.tokenizer_class == "GPT2Tokenizer" || beside.tokenizer_class == "GPTNeoXTokenizer";
     if (!beside.configured || (beside.line != 4 && !own)) return;
     const auto found = spec->find("pre_tokenizer");
-    if (found == spec->end() || !found->is_object() || found->value("type", json()) != "ByteLevel") return;
+    if (found == spec->end() || !found->is_object() || json_field(*found, "type") != "ByteLevel") return;
     const bool wanted = beside.add_prefix_space.value_or(false);
-    const json before = found->value("add_prefix_space", json(true));
+    const json before = found->contains("add_prefix_space") ? (*found)["add_prefix_space"] : json(true);
     if (before == wanted) return;
     (*found)["add_prefix_space"] = wanted;
     if (own) return;

@@ -73,7 +73,7 @@ std::string holder_line() {
                             {"boot", this_boot()},
                             {"since", time_text(now.count())},
                             {"token", fmt::format("{:08x}{:08x}", random(), random())}};
-  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  return json_text(line) + "\n";
 }
 
 RunHolder holder_in(const std::string& text) {
@@ -85,7 +85,7 @@ RunHolder holder_in(const std::string& text) {
   RunHolder holder{.host = word("host"), .since = word("since"), .pid = "unknown", .boot = word("boot")};
   const bool older = line.is_number_integer();
   if (older || (line.is_object() && line.contains("pid") && line["pid"].is_number_integer()))
-    holder.pid = (older ? line : line["pid"]).dump();
+    holder.pid = json_text(older ? line : line["pid"]);
   if (line.is_object() && line.contains("start") && line["start"].is_number_integer()) holder.start = line["start"];
   return holder;
 }
