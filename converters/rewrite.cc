@@ -208,6 +208,7 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
   RT_TRY_SET(output.texts[std::string(kConfigFile)], clean_config(*folder, report.dtype, quantisation));
   std::string& card = output.texts[std::string(kCardFile)];
   if (is_plain_file(source / kCardFile)) {  // the model's own stays with it
+    RT_TRY(check_inside(source, kCardFile));
     RT_TRY_SET(card, read_text_file(source / kCardFile, kMaxKeptBytes));
   } else {
     card = model_card(

@@ -90,9 +90,11 @@ class Settings {
 constexpr std::string_view kRoles[] = {"bos_token", "eos_token", "unk_token", "pad_token"};
 
 Status take_what_lies_beside(const fs::path& folder, std::map<std::string, std::string>& files) {
-  for (const std::string& name : passed_files_in(folder.empty() ? fs::path(".") : folder)) {
+  const fs::path dir = folder.empty() ? fs::path(".") : folder;
+  for (const std::string& name : passed_files_in(dir)) {
     if (!goes_along(name)) continue;
-    RT_TRY_SET(files[name], read_text_file(folder / name, kMaxBytes));
+    RT_TRY(check_inside(dir, name));
+    RT_TRY_SET(files[name], read_text_file(dir / name, kMaxBytes));
   }
   return {};
 }
@@ -169,6 +171,7 @@ Result<TokenizerFiles> tokenizer_files(const TokenizerConfig& tokenizer, int64_t
   if (tokenizer.kind == Kind::kBytes) {
     out.files[std::string(kJson)] = text::bytes_as_json();
   } else {
+    RT_TRY(check_inside(folder.empty() ? fs::path(".") : folder, path.filename()));
     RT_TRY_SET(std::string content, read_text_file(path, kMaxBytes));
     RT_TRY(take_what_lies_beside(folder, out.files));
     if (tokenizer.kind == Kind::kSentencePiece) {

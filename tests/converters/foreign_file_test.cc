@@ -133,6 +133,11 @@ TEST_SUITE("converters/foreign_file") {
     ckpt::PosixBackend io;
     const auto imported = import_hf(io, golden("hf-gpt2-tied"), temp / "run", {}, encode);
     REQUIRE_OK(imported);
+    fs::copy(golden("hf-gpt2-tied"), temp / "card");
+    fs::create_symlink("../secret", temp / "card" / "README.md");
+    const auto rewritten = rewrite_hf(temp / "card", temp / "out", {});
+    REQUIRE_FALSE(rewritten.ok());
+    CHECK(has(rewritten.error().message, "README.md: is a link out of the folder"));
     ExportOptions options;
     options.like = temp / "like";
     fs::copy(golden("hf-gpt2-tied"), options.like);
