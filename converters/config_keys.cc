@@ -39,7 +39,7 @@ constexpr std::string_view kHarmless[] = {
     "use_parallel_embedding", "sequence_parallel", "sequence_parallel_enabled", "tensor_parallel_output",
     "expert_parallel", "use_recompute", "recompute_granularity", "fuse_rope", "fuse_rms_norm", "fuse_swiglu",
     "fuse_linear", "fuse_softmax_mask", "use_fast_layer_norm", "use_fused_head_and_loss_fn", "use_unsloth",
-    "output_past",
+    "output_past", "predict_special_tokens",
     // Training: the recipe says how.
     "initializer_range", "initializer_factor", "init_std", "embd_pdrop", "attn_pdrop", "resid_pdrop", "hidden_dropout",
     "hidden_dropout_prob", "attention_dropout", "attention_probs_dropout_prob", "classifier_dropout", "ffn_dropout",

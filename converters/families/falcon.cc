@@ -97,6 +97,7 @@ const std::vector<ConfigKey>& keys() {
       dropout("hidden_dropout", &M::residual_dropout),
       flag("tie_word_embeddings", &M::tied_embeddings, true),
       number("initializer_range", &M::init_std, 0.02),
+      refuse_unless("ff_factor", 4),
       unread({"apply_residual_connection_post_layernorm"}),  // of the published files; no class looks at it
   };
   return kKeys;

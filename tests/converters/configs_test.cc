@@ -275,7 +275,10 @@ TEST_SUITE("converters/configs") {
                                   {"use_rmsnorm", true},
                                   {"fuse_rope", true}}},
           {"opt", Config{{"learned_embeddings", true}, {"scale_embeddings", false}, {"activation_dropout", 0.0}}},
-          {"gpt2", Config{{"output_past", true}, {"_num_labels", 1}, {"xla_device", nullptr}}},
+          {"falcon", Config{{"ff_factor", 4}, {"activation", "gelu"}}},
+          {"gpt2",
+           Config{
+               {"output_past", true}, {"predict_special_tokens", true}, {"_num_labels", 1}, {"xla_device", nullptr}}},
           {"baichuan", Config{{"_from_model_config", true}}},
           {"bloom", Config{{"alibi", true}, {"offset_alibi", 100}}},
           {"gptj", Config{{"rotary", true}, {"parallel_attn", true}}},
