@@ -22,8 +22,12 @@ const json* ConfigReader::find(std::string_view key) const {
 
 namespace {
 
+/// A number that is none of NaN and the infinities, which Python writes too.
+bool is_finite(const json& value) { return value.is_number() && std::isfinite(value.get<double>()); }
+
 /// 16, or 16.0 as some programs write it.
 std::optional<int64_t> whole_number(const json& value) {
+  if (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX) return std::nullopt;
   if (value.is_number_integer()) return value.get<int64_t>();
   if (!value.is_number_float()) return std::nullopt;
   const auto number = value.get<double>();
@@ -44,8 +48,12 @@ int64_t ConfigReader::integer(std::string_view key, int64_t fallback) {
 double ConfigReader::number(std::string_view key, double fallback) {
   const json* value = find(key);
   if (value == nullptr) return fallback;
-  if (value->is_number()) return value->get<double>();
-  wrong(key, "a number", *value);
+  if (is_finite(*value)) return value->get<double>();
+  if (value->is_number()) {
+    invalid(fmt::format("{} = {} must be a finite number", key, value->get<double>()));
+  } else {
+    wrong(key, "a number", *value);
+  }
   return fallback;
 }
 
@@ -546,7 +554,7 @@ double rope_number(ConfigReader& in, const json& nested, std::string_view flat, 
   const double outer = in.number(flat, absent);
   const auto inner = nested.find(key);
   if (inner == nested.end() || inner->is_null()) return outer;
-  if (!inner->is_number()) {
+  if (!is_finite(*inner)) {
     in.invalid(fmt::format("rope_parameters.{} must be a number, got {}", key, json_text(*inner)));
     return outer;
   }
@@ -676,7 +684,7 @@ void read_scaling(ConfigReader& in, const json& scaling, std::string_view place,
     const auto value = scaling.find(key.name);
     if (value == scaling.end() || value->is_null()) {
       if (key.required) in.invalid(fmt::format("{}.{} is missing; rope_type \"{}\" needs it", place, key.name, type));
-    } else if (!value->is_number()) {
+    } else if (!is_finite(*value)) {
       in.invalid(fmt::format("{}.{} must be a number, got {}", place, key.name, json_text(*value)));
     } else {
       rope.*key.field = value->get<double>();
@@ -695,7 +703,7 @@ std::vector<double> read_divisors(ConfigReader& in, const json& scaling, const s
                                   const ModelConfig& m) {
   const auto list = scaling.find(name);
   const bool numbers = list != scaling.end() && list->is_array() &&
-                       std::ranges::all_of(*list, [](const json& v) { return v.is_number() && v.get<double>() > 0; });
+                       std::ranges::all_of(*list, [](const json& v) { return is_finite(v) && v.get<double>() > 0; });
   if (!numbers || std::ssize(*list) != rotary_dims(m) / 2) {
     in.invalid(fmt::format(
         "{}.{} must be a list of {} numbers above 0, one for each pair of channels that turns, got {}", place, name,
@@ -811,7 +819,7 @@ ConfigKey rope(RopeKeys keys) {
       const auto inside = [&](std::string_view key, double outer) {
         const auto value = scaling->find(key);
         if (value == scaling->end() || value->is_null()) return outer;
-        if (value->is_number()) return by_line(in, fmt::format("rope_scaling.{}", key), value->get<double>(), outer);
+        if (is_finite(*value)) return by_line(in, fmt::format("rope_scaling.{}", key), value->get<double>(), outer);
         in.invalid(fmt::format("rope_scaling.{} must be a number, got {}", key, json_text(*value)));
         return outer;
       };
@@ -903,7 +911,7 @@ ConfigKey rope(RopeKeys keys, WindowRope window) {
       return in.unsupported(fmt::format("rope_parameters.{}.rope_type = {}: layers with a window have no scaling here",
                                         kSliding, json_text(sliding["rope_type"])));
     }
-    if (!sliding.contains("rope_theta") || !sliding["rope_theta"].is_number()) {
+    if (!sliding.contains("rope_theta") || !is_finite(sliding["rope_theta"])) {
       return in.invalid(fmt::format("rope_parameters.{}.rope_theta must be a number", kSliding));
     }
     m.window_rope_theta = sliding["rope_theta"].get<double>();

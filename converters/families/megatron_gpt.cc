@@ -3,6 +3,8 @@
 // is no config.json: write one with model_type "megatron_gpt" and Megatron's own arguments as keys
 // (docs/converters.md). Checkpoint version 3 alone: older ones order q, k and v otherwise. Source: Megatron-LM
 // megatron/training/arguments.py, megatron/legacy/model/language_model.py and transformer.py.
+#include <fmt/format.h>
+
 #include "converters/family_table.h"
 
 namespace cairn::convert {
@@ -61,8 +63,10 @@ ConfigKey positions() {
             }
             if (m.positions != Positions::kRotary) return;
             m.rope_theta = in.number("rotary_base", 10000.0);
-            const auto turning =
-                static_cast<int64_t>(static_cast<double>(m.head_dim) * in.number("rotary_percent", 1.0));
+            const double part = in.number("rotary_percent", 1.0);
+            if (!(part > 0 && part <= 1))
+              return in.invalid(fmt::format("rotary_percent = {} must be above 0 and at most 1", part));
+            const auto turning = static_cast<int64_t>(static_cast<double>(m.head_dim) * part);
             if (turning != m.head_dim) m.rope.dims = turning;
             if (in.boolean("rotary_interleaved", false)) m.rope.pairs = RotaryPairs::kInterleaved;
           },

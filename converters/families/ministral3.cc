@@ -2,6 +2,8 @@
 // 5.24 models/ministral3; 4.x has no class for it.
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "converters/llama_like.h"
 #include "runtime/json/json.h"
 
@@ -57,7 +59,7 @@ void refuse_original_beside(ConfigReader& in) {
 /// The factor of queries, whose steps are as long as the context before scaling.
 void read_warm_queries(ConfigReader& in, M& m) {
   const json scale = stated(in, kScale), original = stated(in, kOriginal);
-  if (!scale.is_number()) {
+  if (!scale.is_number() || !std::isfinite(scale.get<double>())) {
     return in.invalid(fmt::format("rope_parameters.{} must be a number, got {}; transformers fails without it", kScale,
                                   json_text(scale)));
   }
