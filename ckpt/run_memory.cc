@@ -15,6 +15,7 @@
 #include "ckpt/store/read_again.h"
 #include "ckpt/store/stoppable_backend.h"
 #include "ckpt/verify/verify.h"
+#include "runtime/core/units.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -94,12 +95,10 @@ Status check_saved(const Arena& memory, const std::optional<CheckpointInfo>& new
 std::string dead_runs_text(const std::vector<StaleArena>& dead) {
   int64_t bytes = 0;
   for (const StaleArena& stale : dead) bytes += stale.bytes;
-  const double gib = static_cast<double>(bytes) / (1 << 30);
   if (dead.size() > 1) {
     return fmt::format(
-        "{} segments of dead runs hold {:.2f} GiB of memory, and steps that no checkpoint has: `cairn doctor` "
-        "lists them",
-        dead.size(), gib);
+        "{} segments of dead runs hold {} of memory, and steps that no checkpoint has: `cairn doctor` lists them",
+        dead.size(), format_bytes(bytes));
   }
   const StaleArena& stale = dead.front();
   const std::string held =
@@ -107,7 +106,7 @@ std::string dead_runs_text(const std::vector<StaleArena>& dead) {
           ? fmt::format("{}, still holds step {}, which no checkpoint has: resume that run", stale.run_id,
                         stale.unsaved_step)
           : fmt::format("cannot be read ({}): resume that run with the build that left it", stale.unread);
-  return fmt::format("{} of a dead run, {}, or remove the file to have its {:.2f} GiB", stale.name, held, gib);
+  return fmt::format("{} of a dead run, {}, or remove the file to have its {}", stale.name, held, format_bytes(bytes));
 }
 
 /// That a run can start is worth more than steps that a dead run may never ask for; nothing else is.

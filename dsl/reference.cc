@@ -104,9 +104,8 @@ Error unknown(std::string_view field) {
         std::find(near.begin(), near.end(), path) == near.end())
       near.push_back(path);
   }
-  if (near.empty()) {  // misspelt, and not a name of ours
-    const std::optional<Meaning> meaning = meaning_of(nearest(joined_word(field), known_words()));
-    if (meaning)
+  if (near.empty()) {
+    if (const std::optional<Meaning> meaning = meaning_near(field))
       return Error{ErrorCode::kInvalidInput, fmt::format("no field \"{}\"; the nearest is {}", field, meaning->text())};
   }
   std::string list;

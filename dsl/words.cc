@@ -317,6 +317,15 @@ std::optional<Meaning> meaning_of(std::string_view word) {
   return std::nullopt;
 }
 
+std::optional<Meaning> meaning_near(std::string_view word) {
+  word = word.substr(std::min(word.find_first_not_of("-_. "), word.size()));
+  for (size_t end = word.find_last_of("-_. "); end != std::string_view::npos && end > 0;
+       end = word.find_last_of("-_. ", end - 1)) {
+    if (std::optional<Meaning> meaning = meaning_of(word.substr(0, end))) return meaning;
+  }
+  return meaning_of(nearest(joined_word(word), known_words()));
+}
+
 std::string nearest(std::string_view name, const std::vector<std::string>& names) {
   name = name.substr(0, 64);
   std::string best;

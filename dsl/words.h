@@ -17,6 +17,9 @@ struct Meaning {
 /// Case, and whether parts are joined by - _ . or a space, makes no difference.
 std::optional<Meaning> meaning_of(std::string_view word);
 
+/// For a word that meaning_of() lacks: by its first parts, as "lora" in "lora_rank", or by the nearest word.
+std::optional<Meaning> meaning_near(std::string_view word);
+
 /// The form that known_words() has: in small letters, without those joints.
 std::string joined_word(std::string_view word);
 

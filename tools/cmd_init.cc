@@ -50,7 +50,7 @@ return T.recipe {
   batch = { samples = 16, micro = 4 },
   optimizer = T.adamw {
     peak_lr = 1e-3,
-    lr = T.schedule { T.warmup { over = T.steps(50) }, T.cosine { to = T.ref "optimizer.peak_lr" * 0.1 } },
+    lr = T.schedule { T.warmup { over = T.fraction(0.1) }, T.cosine { to = T.ref "optimizer.peak_lr" * 0.1 } },
     weight_decay = 0.1,
     clip = 1.0,
   },
@@ -135,8 +135,8 @@ Result<Recipe> recipe_from(const fs::path& from) {
   out.stop = {.unit = Span::Unit::kSteps, .value = 500};
   out.data.sources = {{.name = "text", .path = "data/text", .split = {90, 10}}};
   out.batch = {.samples = 8, .micro = 1};
-  out.optimizer.lr = {{.kind = LrStage::Kind::kWarmup, .over = {.unit = Span::Unit::kSteps, .value = 25}},
-                      {.kind = LrStage::Kind::kCosine, .to = 0.1 * out.optimizer.peak_lr}};
+  out.optimizer.lr = {{.kind = LrStage::Kind::kWarmup, .over = {.unit = Span::Unit::kFraction, .value = 0.05}},
+                      {.kind = LrStage::Kind::kCosine, .to = out.optimizer.peak_lr / 10}};
   out.eval = {.every_steps = 50, .steps = 10};
   out.checkpoint.save = {{.steps = 100}};
   out.checkpoint.keep = {{.kind = Keep::Kind::kLast, .count = 2}};

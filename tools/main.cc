@@ -44,8 +44,8 @@ constexpr void (*kCommands[])(CLI::App&, Session&) = {
 };
 
 // Their lines are for programs, or longer than any terminal: they stay as they are.
-constexpr std::string_view kVerbatim[] = {"cairn help",        "cairn train",    "cairn resume",     "cairn launch",
-                                          "cairn data encode", "cairn generate", "cairn completion", "cairn ckpt cat"};
+constexpr std::string_view kVerbatim[] = {"cairn help",     "cairn launch",     "cairn data encode",
+                                          "cairn generate", "cairn completion", "cairn ckpt cat"};
 
 // How this process was to take signals (nohup has SIGHUP ignored). Libraries may take some for themselves before main()
 // begins: UCX, which Debian 13's Gloo loads by way of MPI, takes SIGHUP and those of a crash. What is in .preinit_array
@@ -96,8 +96,10 @@ void print_error_json(std::string_view code, const std::string& message, int exi
 
 /// Cairn's name for a word of the field, or the nearest of `names`.
 std::string nearest_text(const std::string& word, const std::vector<std::string>& names) {
-  const std::optional<dsl::Meaning> meaning = dsl::meaning_of(word);
-  return meaning ? "; here it is " + meaning->text() : suggestion(word, names);
+  if (const std::optional<dsl::Meaning> meaning = dsl::meaning_of(word)) return "; here it is " + meaning->text();
+  if (const std::string near = suggestion(word, names); !near.empty()) return near;
+  const std::optional<dsl::Meaning> meaning = dsl::meaning_near(word);
+  return meaning ? "; the nearest is " + meaning->text() : std::string();
 }
 
 /// Tells of the first word that should be a subcommand and is none: CLI11 would only say that one is missing.
@@ -148,7 +150,7 @@ std::string unknown_option(const CLI::App& command, int argc, char** argv) {
     if (word == "--") break;
     if (word.size() < 2 || word[0] != '-' || command.get_option_no_throw(word) != nullptr) continue;
     std::string nearest = nearest_text(word, options);
-    if (nearest.find("here it is ") != std::string::npos && command.get_option_no_throw("--set") != nullptr)
+    if (nearest.find(" is ") != std::string::npos && command.get_option_no_throw("--set") != nullptr)
       nearest += " A field is set by --set FIELD=VALUE.";
     return fmt::format("{}: no such option{}", word, nearest);
   }

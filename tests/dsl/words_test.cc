@@ -34,6 +34,13 @@ TEST_SUITE("dsl/words") {
     CHECK_FALSE(meaning_of(std::string(1 << 20, 'x')).has_value());
   }
 
+  TEST_CASE("a word is also found by its first parts and when it is misspelt") {
+    CHECK(meaning_near("--lora-rank").value().here.front() == "cairn init");
+    CHECK(meaning_near("wandb_project_name").value().here.front() == "log.tensorboard");
+    CHECK(meaning_near("lerning_rate").value().here.front() == "optimizer.peak_lr");
+    for (const char* word : {"", "-", "__", "zzzzzz", "zz-zz-zz"}) CHECK_FALSE(meaning_near(word).has_value());
+  }
+
   TEST_CASE("an unknown field is looked for among the field's words, also when it is misspelt") {
     CHECK(help_text("max_grad_norm").error().message.find("here it is optimizer.clip: ") != std::string::npos);
     CHECK(help_text("max_grad_nrom").error().message.find("the nearest is optimizer.clip: ") != std::string::npos);

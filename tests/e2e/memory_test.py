@@ -94,7 +94,7 @@ class Memory(RunTest):
         output = self.train(self.recipe(name="short", tp=1, pp=1, dp=1, sp="false", steps=8, save=8), "live").output()
         told = [line for line in output.splitlines() if "dead run" in line]
         self.assertEqual(len(told), 1, output)
-        self.assertRegex(told[0], r"3 segments of dead runs hold \d+\.\d\d GiB of memory, .* `cairn doctor` lists them")
+        self.assertRegex(told[0], r"3 segments of dead runs hold [0-9.]+ [KMG]iB of memory, .* `cairn doctor` lists them")
         done = subprocess.run([self.program, "doctor", "--json"], capture_output=True, text=True)
         listed = [check["found"] for check in json.loads(done.stdout)["checks"] if check["what"] == "memory of a dead run"]
         self.assertEqual(len(listed), 3)

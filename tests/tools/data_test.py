@@ -105,7 +105,7 @@ class DataTest(ProgramTest):
                                              code=2).stderr)
         self.assertIn("paragraph", self.cairn("data", "tokenize", "a.txt", "--out", "set", "--documents", "paragraph",
                                               code=2).stderr)
-        self.cairn("data", "tokenize", "a.txt", "--out", "no/folder/set", code=2)
+        self.cairn("data", "tokenize", "a.txt", "--out", "a.txt/set", code=2)
         self.assertEqual(os.listdir(self.folder.name), ["a.txt"])
 
     def test_a_damaged_pair_is_refused_with_its_place(self):

@@ -85,9 +85,9 @@ class FirstMinutesTest(ProgramTest):
             with open(self.path(f"{folder}/metrics.jsonl")) as f:
                 steps = [line for line in map(json.loads, f) if "step" in line]
             self.assertEqual([s["step"] for s in steps if "valid_loss" in s], [50, 60])
-            self.assertLess(steps[0]["lr"], steps[24]["lr"])  # warms up
-            self.assertGreater(steps[24]["lr"], steps[59]["lr"])
-            self.assertEqual(sorted(os.listdir(self.path(f"{folder}/checkpoints")))[0], "step-00000040")
+            self.assertLess(steps[0]["lr"], steps[2]["lr"])  # warms up
+            self.assertGreater(steps[2]["lr"], steps[59]["lr"])
+            self.assertIn("step-00000040", os.listdir(self.path(f"{folder}/checkpoints")))
             with open(self.path(f"{folder}/recipe.resolved.json")) as f:
                 self.assertEqual(json.load(f)["objective"]["document_end"], 256)
 
@@ -138,6 +138,7 @@ class FirstMinutesTest(ProgramTest):
         done = self.cairn("train", "x.lua", "--learning-rate", "1", code=2)
         self.assertIn("--learning-rate: no such option; here it is optimizer.peak_lr", done.stderr)
         self.assertIn("--set FIELD=VALUE", done.stderr)
+        self.assertIn("no adapters", self.cairn("train", "x.lua", "--lora-rank", "8", code=2).stderr)
 
     def test_a_recipe_with_words_of_other_trainers_names_what_they_are_called(self):
         self.cairn("init")
@@ -180,7 +181,7 @@ class FirstMinutesTest(ProgramTest):
         self.cairn("data", "tokenize", "data/sample.txt", "--out", "data/text")
         self.cairn("train", "train.lua", "--nproc", 1, "--set", "stop=T.steps(60)", "--set",
                    "checkpoint.save={ T.every { steps = 20 } }")
-        for words in (("plan", "train.lua"), ("ckpt", "ls", "runs/first"), ("train", "--help"), ("help", "optimizer"),
+        for words in (("plan", "train.lua"), ("train", "train.lua", "--dry-run"), ("ckpt", "ls", "runs/first"), ("train", "--help"), ("help", "optimizer"),
                       ("ckpt", "--help"), ("report", "runs/first")):
             wide = self.cairn(*words).stdout
             for columns in (80, 60):
@@ -188,7 +189,7 @@ class FirstMinutesTest(ProgramTest):
                 for line in lines:
                     self.assertTrue(len(line) <= columns or " " not in line.strip(), (words, line))
                 if words[0] != "report":  # whose curve follows the width
-                    ages = r"\d+(\.\d+)? (s|ms|min)( \d+ s)?( ago)?"
+                    ages = r"\b\d+(\.\d+)?\s+(s|ms|min)\b(\s+\d+\s+s\b)?"
                     self.assertEqual(re.sub(ages, "", " ".join(lines)).split(), re.sub(ages, "", wide).split(), words)
 
     def test_the_curve_of_a_report_fits_and_has_its_steps_below(self):

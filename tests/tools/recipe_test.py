@@ -32,7 +32,6 @@ class RecipeTest(ProgramTest):
     def test_init_from_a_folder_writes_a_recipe_of_its_very_model(self):
         golden = pathlib.Path(__file__).resolve().parents[1] / "golden"
         self.write("t.txt", bytes(range(1, 9)) * 6000)  # ids that the smallest vocabulary has
-        os.mkdir(self.path("data"))
         self.cairn("data", "tokenize", "t.txt", "--out", "data/text", "--tokenizer", "bytes")
         families = set()
         for folder in sorted(golden.glob("hf-*")):
@@ -195,7 +194,7 @@ class RecipeTest(ProgramTest):
         plan = self.cairn_json("plan", "train.lua", *zb_v)
         self.assertEqual([[c["first_layer"] for c in s["chunks"]] for s in plan["stages"]], [[0, 3], [1, 2]])
         self.assertEqual([[c["late_micro_batches"] for c in s["chunks"]] for s in plan["stages"]], [[0, 1], [2, 1]])
-        self.assertIn("s.svg", self.cairn("plan", "train.lua", *sets, "--svg", "no/such/s.svg", code=2).stderr)
+        self.assertIn("Not a directory", self.cairn("plan", "train.lua", *sets, "--svg", "train.lua/s.svg", code=2).stderr)
         self.assertIn("groups of mesh.pp = 2, and a step has 3",
                       self.cairn("plan", "train.lua", *sets, "--set", "batch.samples=12", code=2).stderr)
 

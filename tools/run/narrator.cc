@@ -204,7 +204,7 @@ bool Narrator::is_due(int64_t step) const {
 }
 
 void Narrator::show(const telemetry::StepMetrics& metrics) {
-  const int64_t steps = run_steps(), first = progress_.first_step;
+  const int64_t steps = run_steps();
   // By samples: a step of a later stage or phase may have more of them.
   const double eta = static_cast<double>(options_.run_end.samples - metrics.samples) *
                      (clock_.unix_s() - began_unix_s_) /
@@ -220,7 +220,7 @@ void Narrator::show(const telemetry::StepMetrics& metrics) {
   if (metrics.mfu) line.push_back({fmt::format("mfu {:.1f}%", 100 * *metrics.mfu), 4});
   if (metrics.valid_loss) line.push_back({fmt::format("valid {:.4f}", *metrics.valid_loss), 4});
   line.push_back({fmt::format("eta {}", telemetry::format_duration(eta)), 2});
-  const bool due = is_due(metrics.step) || metrics.step == steps || metrics.step == first + 1;
+  const bool due = is_due(metrics.step) || metrics.step == steps || metrics.step == began_->step + 1;
   if (due) lined_ns_ = clock_.now_ns();
   console_.show(line, time_text(static_cast<int64_t>(clock_.unix_s() * 1000)), due);
   if (!metrics.valid_loss) return;

@@ -129,6 +129,15 @@ TEST_SUITE("tools/run/narrator") {
     CHECK(next.narrator->summary(0, false, {}).at("first_step") == 2);
   }
 
+  TEST_CASE("a log gets a line of the first step of a resumed start") {
+    Told told;
+    REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kMemory, .step = 4}));
+    told.narrator->step(metrics_at(5));
+    CHECK(told.console.has("step  5/10  loss "));
+    told.narrator->step(metrics_at(6));
+    CHECK_FALSE(told.console.has("step  6/10  loss "));
+  }
+
   TEST_CASE("a start says what it resumes from, and when an option for new runs counts for nothing") {
     Told told(small_plan(2), {.init_on_command_line = true});
     REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kMemory, .step = 4}));
