@@ -125,6 +125,19 @@ class LaunchTest(ProgramTest):
         self.assertTrue(runs(137, job="14", RUN=run, LAST="75", ends=75))
         self.assertFalse(runs(73, job="14", RUN=run, LAST="75"))  # another run's
 
+        # Others may write into the run folder: their text is neither run nor reckoned with, and no link is followed.
+        kept = self.write("kept", "mine")
+        for tries in (f"a[$(touch${{IFS}}{self.path('ran')})]", "03", "-3", "9" * 40):
+            self.write("runs/a b/requeues", f"15 step-100000000 {tries}\n")
+            self.assertTrue(runs(69, job="15", RUN=run, LAST="69"), tries)
+        self.assertFalse(os.path.exists(self.path("ran")))
+        os.remove(self.path("runs/a b/requeues"))
+        os.symlink(kept, self.path("runs/a b/requeues"))
+        self.assertTrue(runs(69, job="15", RUN=run, LAST="69"))
+        with open(kept, encoding="utf-8") as file:
+            self.assertEqual(file.read(), "mine")
+        self.assertTrue(runs(75, job="16", RUN=run, LAST="null"))  # an end without a code: srun's counts
+
         # Where nothing can be counted, by the number of starts.
         shutil.rmtree(run)
         self.write("runs/a b", "")

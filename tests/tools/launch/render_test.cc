@@ -64,16 +64,20 @@ srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none
 code=$?
 # srun ends with the highest code of all hosts, also of lost ones. The leader's code is the run's. 73: another run's.
 after=$(last_word)
-if [ "$code" -ne 73 ] && [ "$after" != "$before" ]; then code=$(printf '%s' "$after" | sed 's/.*"code":\([0-9]*\).*/\1/'); fi
+if [ "$code" -ne 73 ] && [ "$after" != "$before" ]; then
+  own=$(printf '%s' "$after" | sed -n 's/.*"code":\([0-9]\{1,3\}\)[^0-9].*/\1/p')
+  code=${own:-$code}
+fi
 # 75: stopped with steps left. 69: the next try may go better. At most 5 tries follow without a new checkpoint.
 if [ "$code" -eq 75 ] || [ "$code" -eq 69 ]; then
   newest=$(ls "$run/checkpoints" 2>/dev/null | grep '^step-[0-9]*$' | sort -V | tail -n 1)
   this="$SLURM_JOB_ID ${newest:-none}"
   read -r job step tries 2>/dev/null < "$run/requeues"
-  if [ "$job $step" = "$this" ]; then tries=$((tries + 1)); else tries=1; fi
+  case $tries in '' | *[!0-9]* | ????*) tries=0 ;; esac  # others may write there
+  if [ "$job $step" = "$this" ]; then tries=$((10#$tries + 1)); else tries=1; fi
   if [ "$tries" -gt 5 ]; then
     echo "not queued again: 5 more tries have saved no step (newest: ${newest:-none})" >&2
-  elif echo "$this $tries" > "$run/requeues" || [ "${SLURM_RESTART_COUNT:-0}" -lt 5 ]; then
+  elif { new=$(mktemp "$run/.requeues-XXXXXX") && echo "$this $tries" > "$new" && mv -fT "$new" "$run/requeues"; } || [ "${SLURM_RESTART_COUNT:-0}" -lt 5 ]; then
     scontrol requeue "$SLURM_JOB_ID"
   fi
 fi
