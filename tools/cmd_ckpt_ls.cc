@@ -112,7 +112,11 @@ Result<int> list(const std::string& path, bool as_json) {
   RT_TRY_SET(const fs::path dir, checkpoints_dir_of(path));
   ckpt::PosixBackend io;
   RT_TRY_SET(ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
-  ckpt::label_from_metrics(io, dir, catalog);
+  if (const Result<ckpt::Labels> labels = ckpt::read_labels(io, dir); labels.ok()) {
+    ckpt::label_from_metrics(io, dir, catalog);
+  } else {
+    fmt::print(stderr, "cairn ckpt ls: warning: {}\n", printable(labels.error().message));
+  }
   std::vector<Leftover> leftovers;
   for (const std::string& name : catalog.leftovers) leftovers.push_back(leftover_of(name));
   std::optional<int64_t> newest;

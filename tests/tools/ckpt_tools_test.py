@@ -757,6 +757,19 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(steps(), [4])
         self.assertNotIn("--step ", self.cairn(*prune, "--help").stdout)
 
+    def test_damaged_labels_stop_each_command_that_relies_on_them(self):
+        self.cairn("ckpt", "label", "a", "2", "good", "--why", "kept by hand")
+        for labels in ("{", '{"schema": 99}', "[]"):
+            self.write("a/checkpoints/labels.json", labels)
+            for args in (["ckpt", "prune", "a", "--keep", "last(1)"], ["ckpt", "prune", "a", "--keep", "last(1)", "--yes"],
+                         ["ckpt", "prune", "a", "--remove-step", "4", "--yes"], ["ckpt", "push", "a", "pushed"], ["export", "a", "exported"]):
+                self.assertIn("labels.json", self.cairn(*args, code=65).stderr, args)
+            self.assertIn("labels.json", self.cairn("ckpt", "ls", "a").stderr)
+            with open(self.path("a/checkpoints/labels.json"), encoding="utf-8") as file:
+                self.assertEqual(file.read(), labels)
+        self.assertEqual(self.steps_in("a"), [f"step-0000000{step}" for step in (2, 4, 6)])
+        self.assertFalse(os.path.exists(self.path("pushed")) or os.path.exists(self.path("exported")))
+
     def test_prune_counts_the_last_ones_as_a_run_does(self):
         os.truncate(self.path(self.step("a", 4) + "/manifest.json"), 100)
         for keep, stays in (("last(2)", [2, 4, 6]), ("last(1), every(2)", [2, 6])):
