@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -298,6 +299,8 @@ JobHosts hosts_of_job(const Variables& of, const Allocation& job) {
     const std::optional<std::string> value = variable == nullptr ? std::nullopt : of.text(variable);
     if (!value) continue;
     if (variable == job.file) {
+      std::error_code unknown;
+      if (!std::filesystem::is_regular_file(*value, unknown)) continue;
       std::ifstream file(*value);
       for (std::string line; std::ssize(out.names) <= kMostHosts && std::getline(file, line);) {
         std::istringstream in(line);

@@ -192,6 +192,7 @@ TEST_SUITE("runtime/cluster/placement") {
     CHECK(text({{"FLUX_JOB_ID", "f1"}, {"FLUX_JOB_NNODES", "2"}}).find("flux run") != std::string::npos);
     CHECK(text({{"LSB_JOBID", "7"}, {"LSB_HOSTS", "h0 h0"}}) == "one host");
     CHECK(text({{"PBS_JOBID", "7"}, {"PBS_NODEFILE", "/nonexistent"}, {"PBS_NUM_NODES", "1"}}) == "one host");
+    CHECK(text({{"PBS_JOBID", "7"}, {"PBS_NODEFILE", "/dev/zero"}}) == "one host");
     CHECK(text({{"JOB_ID", "7"}}) == "one host");
     // mpirun in such a job has started a task on each.
     CHECK(text(changed(jobs[0], {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "1"}}))
