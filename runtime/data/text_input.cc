@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <charconv>
 #include <optional>
+#include <set>
 
 #include "runtime/data/file_io.h"
 #include "runtime/text/utf8.h"
@@ -200,10 +201,11 @@ std::string no_tokens(std::string_view begin) {
     if ((one.bytes.size() >= 4 || gzip) && begins_with(begin, one)) return sentence(one);
   }
   if (std::string kind = computed_kind(begin); !kind.empty()) return kind;
-  constexpr size_t kFewest = 64;  // bytes of tokens are hardly ever well-formed for so long
-  size_t whole = text::whole_characters(begin);
-  if (whole < kFewest || text::find_invalid_utf8(begin.substr(0, whole)) >= 0 ||
-      std::ranges::any_of(begin.substr(0, whole), is_control)) {
+  // Bytes of tokens are hardly ever well-formed up to here, unless one token repeats.
+  constexpr size_t kFewest = 64, kFewestKinds = 8;
+  begin = begin.substr(0, text::whole_characters(begin));
+  if (begin.size() < kFewest || std::set<char>(begin.begin(), begin.end()).size() < kFewestKinds ||
+      text::find_invalid_utf8(begin) >= 0 || std::ranges::any_of(begin, is_control)) {
     return {};
   }
   return "is text: make tokens of it (cairn data tokenize)";

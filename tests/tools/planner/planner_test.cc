@@ -321,6 +321,7 @@ TEST_SUITE("tools/planner/planner") {
     const Result<SearchResult> short_one = search_layouts(recipe, 8, a100(), pins, 5);
     recipe.data.sources = {{.name = "a", .path = "a"}};
     recipe.optimizer.peak_lr = 1e-3;
+    recipe.eval.steps = 1;
     recipe.stages = {{.at = {Span::Unit::kFraction, 0.5}, .changes = R"({"batch.samples":64})"}};
     const Result<SearchResult> found = search_layouts(recipe, 8, a100(), pins, 5);
     REQUIRE_OK(short_one);
