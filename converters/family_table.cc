@@ -40,8 +40,14 @@ std::optional<int64_t> whole_number(const json& value) {
 int64_t ConfigReader::integer(std::string_view key, int64_t fallback) {
   const json* value = find(key);
   if (value == nullptr) return fallback;
-  if (const std::optional<int64_t> whole = whole_number(*value)) return *whole;
-  wrong(key, "a whole number", *value);
+  constexpr int64_t kMost = int64_t{1} << 31;  // sums and products of two stay within 64 bits
+  const std::optional<int64_t> whole = whole_number(*value);
+  if (whole && *whole >= -kMost && *whole <= kMost) return *whole;
+  if (whole) {
+    invalid(fmt::format("{} = {} is out of range", key, *whole));
+  } else {
+    wrong(key, "a whole number", *value);
+  }
   return fallback;
 }
 
