@@ -291,7 +291,14 @@ class Step {
       const auto low = arrays.drawn<bf16>(count);
       kernels::AdamwArgs args{.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
       args.clip = arrays.of(std::vector<kernels::Clip>{{.grad_scale = 1}});
-      return [=, &state = arrays.device().state()] { state.adamw(args, grad, of, of, nullptr, low, count, {}); };
+      const kernels::AdamRun run{.args = args,
+                                 .grad = grad,
+                                 .from = of,
+                                 .to = of,
+                                 .dtype = DType::kBf16,
+                                 .weights = DevicePtr<void>(low),
+                                 .count = count};
+      return [=, &state = arrays.device().state()] { state.adamw_of_runs({&run, 1}); };
     });
   }
 

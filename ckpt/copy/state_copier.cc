@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "runtime/core/check.h"
@@ -44,10 +45,18 @@ StateCopier::~StateCopier() {
   thread_.join();
 }
 
+int64_t StateCopier::block_bytes() const {
+  if (link_->at_once()) return kCopyBlockBytes;
+  if (!under_way_.load()) return std::numeric_limits<int64_t>::max();
+  return std::max(int64_t{64} << 20, bytes_ / kMostGateCalls);
+}
+
 void StateCopier::cover(std::vector<CopyPart> parts, int64_t shards) {
   RT_CHECK(!under_way_.load(), "other parts while a copy is under way");
   parts_ = std::move(parts);
   shards_ = shards;
+  bytes_ = 0;
+  for (const CopyPart& part : parts_) bytes_ += part.bytes;
   sums_.assign(parts_.size(), 0);
   states_ = std::make_unique<std::atomic<uint32_t>[]>(parts_.size());
   for (size_t part = 0; part < parts_.size(); ++part) states_[part].store(kRead);

@@ -76,7 +76,7 @@ class StateCopier final : public CopyGate {
 
   DeviceLink& link() { return *link_; }
 
-  int64_t block_bytes() const override { return kCopyBlockBytes; }
+  int64_t block_bytes() const override;
   void order_after_copy(Stream& stream, std::span<const DeviceBytes> areas) override;
   int64_t waited_ns() const override { return waited_ns_.load(); }
 
@@ -97,6 +97,7 @@ class StateCopier final : public CopyGate {
   std::vector<size_t> by_address_;  // into parts_, by CopyPart::from
   std::vector<uint64_t> sums_;      // of the parts
   int64_t shards_ = 0;
+  int64_t bytes_ = 0;  // of all parts
   std::unique_ptr<std::atomic<uint32_t>[]> states_;  // of the parts
   std::byte* slot_ = nullptr;
   Done done_;

@@ -10,11 +10,14 @@
 
 namespace cairn {
 
+/// Calls of order_after_copy() of an update whose work is ordered, at most: CopyGate::block_bytes() sees to it.
+inline constexpr int64_t kMostGateCalls = 64;
+
 class CopyGate {
  public:
   virtual ~CopyGate() = default;
 
-  /// How much of an array is best overwritten at once: more would wait for more.
+  /// How much of an array is best overwritten at once: more would wait for more. All where nothing is copied.
   virtual int64_t block_bytes() const = 0;
 
   /// What the stream is asked for from now on comes behind the reading of these bytes by the copy under way, if there

@@ -17,6 +17,7 @@
 #include "runtime/core/word_sums.h"
 #include "runtime/kernels/parallel.h"
 #include "runtime/kernels/simd.h"
+#include "runtime/kernels/state_copies.h"
 
 namespace cairn::kernels {
 namespace {
@@ -259,6 +260,17 @@ void adamw(const AdamwArgs& args, const float* grad, const StateArrays& from, co
     for (int a = 0; a < 3; ++a) total[a] = add_word_sums(total[a], mine[a]);
   });
   for (size_t a = 0; task.summed && a < 3; ++a) sums.put(a, total[a]);
+}
+
+void adamw_of_runs(std::span<const AdamRun> runs) {
+  for (const AdamRun& run : runs) {
+    void* const weights = run.weights.address();
+    adamw(run.args, run.grad.address(), run.from, run.to,
+          run.dtype == DType::kF32 ? static_cast<float*>(weights) : nullptr,
+          run.dtype == DType::kBf16 ? static_cast<bf16*>(weights) : nullptr, run.count, run.sums);
+    if (run.dtype == DType::kF16 && weights != nullptr)
+      put_weights(run.to.master.address(), run.count, run.dtype, weights);
+  }
 }
 
 }  // namespace cairn::kernels

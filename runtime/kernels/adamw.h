@@ -3,6 +3,7 @@
 // in place or from one copy of the state into another, with checksums of what it writes.
 
 #include <cstdint>
+#include <span>
 
 #include "runtime/core/dtype.h"
 #include "runtime/kernels/clip.h"
@@ -26,5 +27,23 @@ struct AdamwArgs {
 /// one is given; it receives the new master, as it is or rounded to bf16. `sums`: of master, exp_avg and exp_avg_sq.
 void adamw(const AdamwArgs& args, const float* grad, const StateArrays& from, const StateArrays& to, float* weight,
            bf16* weight_low, int64_t count, const BlockSums& sums = {});
+
+/// A run of a tensor's elements, one of several that a call updates. All have the same clip.
+struct AdamRun {
+  AdamwArgs args;
+  DevicePtr<const float> grad;
+  StateArrays from, to;
+  DType dtype = DType::kF32;  // of the weights: kF32, kBf16 or kF16
+  DevicePtr<void> weights;    // receive the new master, rounded; null: none
+  int64_t count = 0;
+  BlockSums sums;      // of AdamW
+  bool counts = true;  // in LAMB's norms
+  float trust = 1;     // of LAMB's step
+};
+/// Of a run, at most: what a device is given.
+inline constexpr int64_t kGivenRunBytes = 192;
+
+/// adamw() of each.
+void adamw_of_runs(std::span<const AdamRun> runs);
 
 }  // namespace cairn::kernels

@@ -39,4 +39,9 @@ void ema(double decay, const float* weight, const float* from, float* to, int64_
   if (!sums.sums.empty()) sums.put(0, sum);
 }
 
+void ema_of_runs(double decay, std::span<const EmaRun> runs) {
+  for (const EmaRun& run : runs)
+    ema(decay, run.weight.address(), run.from.address(), run.to.address(), run.count, run.sums);
+}
+
 }  // namespace cairn::kernels

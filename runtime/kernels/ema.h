@@ -2,6 +2,7 @@
 // An exponential moving average of weights (Polyak & Juditsky 1992, with geometric weights).
 
 #include <cstdint>
+#include <span>
 
 #include "runtime/kernels/state_arrays.h"
 
@@ -10,5 +11,15 @@ namespace cairn::kernels {
 /// to[i] = decay * from[i] + (1 - decay) * weight[i], in one pass. `to` is `from` (in place) or overlaps nothing.
 /// `sums`: of `to`.
 void ema(double decay, const float* weight, const float* from, float* to, int64_t count, const BlockSums& sums);
+
+/// One of several runs that a call averages.
+struct EmaRun {
+  DevicePtr<const float> weight, from;
+  DevicePtr<float> to;
+  int64_t count = 0;
+  BlockSums sums;
+};
+/// ema() of each.
+void ema_of_runs(double decay, std::span<const EmaRun> runs);
 
 }  // namespace cairn::kernels

@@ -7,6 +7,7 @@
 #include "runtime/core/check.h"
 #include "runtime/kernels/parallel.h"
 #include "runtime/kernels/simd.h"
+#include "runtime/kernels/state_copies.h"
 
 namespace cairn::kernels {
 namespace {
@@ -109,6 +110,23 @@ void lamb_step(const AdamwArgs& args, float trust, const StateArrays& from, cons
   const Run source(from), target(to);
   parallel_elements(
       count, [&](int64_t begin, int64_t end) { step_range(k, args.lr * trust, source.master, target, begin, end); });
+}
+
+void lamb_moments_of_runs(std::span<const AdamRun> runs, std::span<double> words) {
+  constexpr auto kWords = static_cast<size_t>(TensorNorms::kWords);
+  for (size_t k = 0; k < runs.size(); ++k) {
+    const std::span<double> of = words.subspan(k * kWords, kWords);
+    clear_numbers(of);
+    lamb_moments(runs[k].args, runs[k].grad.address(), runs[k].from, runs[k].to, runs[k].count,
+                 {runs[k].counts ? of : std::span<double>()});
+  }
+}
+
+void lamb_step_of_runs(std::span<const AdamRun> runs) {
+  for (const AdamRun& run : runs) {
+    lamb_step(run.args, run.trust, run.from, run.to, run.count);
+    if (run.weights) put_weights(run.to.master.address(), run.count, run.dtype, run.weights.address());
+  }
 }
 
 }  // namespace cairn::kernels

@@ -3,6 +3,7 @@
 // the weights' norm to the step's. Two passes, since the ratio needs the whole tensor, which may lie on several ranks.
 
 #include <cstdint>
+#include <span>
 
 #include "runtime/kernels/adamw.h"
 #include "runtime/kernels/tensor_norms.h"
@@ -17,5 +18,11 @@ void lamb_moments(const AdamwArgs& args, const float* grad, const StateArrays& f
 
 /// Second pass: to.master = from.master - args.lr * trust * r with the moments in `to`.
 void lamb_step(const AdamwArgs& args, float trust, const StateArrays& from, const StateArrays& to, int64_t count);
+
+/// lamb_moments() of each. words: of each run TensorNorms::kWords, which become those of the run alone; of one that
+/// does not count, anything.
+void lamb_moments_of_runs(std::span<const AdamRun> runs, std::span<double> words);
+/// lamb_step() of each, with the weights.
+void lamb_step_of_runs(std::span<const AdamRun> runs);
 
 }  // namespace cairn::kernels

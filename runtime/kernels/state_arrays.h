@@ -17,6 +17,10 @@ struct StateArrays {
   DevicePtr<float> ema;  // of the masters; null where none is kept. No rule reads it
 };
 
+/// Elements of a chunk. Kernels add up state chunk by chunk, and callers cut a run between chunks, so a cut changes no
+/// bit.
+inline constexpr int64_t kStateChunk = 16384;
+
 /// Where a kernel leaves word_sums (runtime/core/word_sums.h) of what it writes, for the host: one for each array.
 /// What is written begins at element `first` of the arrays: with 0 the sums begin anew, else they are added to, so the
 /// blocks of an array come in order. Empty: no sums are wanted.

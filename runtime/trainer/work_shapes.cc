@@ -4,6 +4,8 @@
 
 #include "runtime/core/exact_sum.h"
 #include "runtime/data/objective.h"
+#include "runtime/device/copy_gate.h"
+#include "runtime/kernels/adamw.h"
 #include "runtime/kernels/clip.h"
 #include "runtime/kernels/state_copies.h"
 #include "runtime/nn/attention.h"
@@ -13,6 +15,8 @@
 
 namespace cairn::trainer {
 namespace {
+
+constexpr int64_t kMostBatches = kMostGateCalls + 1;  // of a pass over state; one of what is not copied
 
 /// What a pass of a micro-batch gives of its ids, rows and keys.
 void add_given(const Plan& plan, const RankPlan& rank, const StageDims& dims, WorkShapes* out) {
@@ -94,13 +98,24 @@ WorkShapes work_shapes(const Plan& plan, int64_t rank) {
     of = at.rank(rank);
     out.raise(of_stage(at, of));
   }
-  const bool sums_state = plan.recipe.optimizer.kind != OptimizerKind::kAdamW;
+  const OptimizerConfig& optimizer = plan.recipe.optimizer;
+  const int64_t most_runs = std::ssize(of.pieces) + kMostBatches;  // of a pass over state
   for (const StatePiece& piece : of.pieces) {
     out.gradient_runs += piece.primary ? 1 : 0;
-    if (!sums_state) continue;
-    out.state_elems = std::max(out.state_elems, piece.count_elems());
+    if (optimizer.kind == OptimizerKind::kAdamW) continue;
+    const int64_t elems = piece.count_elems();
+    out.state_elems =
+        optimizer.kind == OptimizerKind::kLamb ? out.state_elems + elems : std::max(out.state_elems, elems);
     out.state_cols = std::max(out.state_cols, plan.tensors[piece.tensor].shape.back());
   }
+  if (optimizer.kind == OptimizerKind::kLamb) out.state_runs = most_runs;
+  // Runs of the update's passes over state.
+  const int64_t passes = (optimizer.kind == OptimizerKind::kAdamW  ? 1
+                          : optimizer.kind == OptimizerKind::kLamb ? 2
+                                                                   : 0) +
+                         (optimizer.ema > 0 ? 2 : 0);
+  out.gives += passes * kMostBatches;
+  out.given_bytes += passes * most_runs * kernels::kGivenRunBytes;
   // The update's: the runs, the squared norm, what the clip is made of.
   out.gives += 3;
   out.given_bytes += out.gradient_runs * static_cast<int64_t>(sizeof(kernels::ElemRun)) +

@@ -531,6 +531,40 @@ k::StateRun run_of(const kernels::StateArrays& of) {
   return {of.master.address(), of.exp_avg.address(), of.exp_avg_sq.address()};
 }
 
+static_assert(sizeof(k::UpdateRun) <= kernels::kGivenRunBytes);
+static_assert(k::kChunk == kernels::kStateChunk);
+
+k::UpdateRun run_of(const kernels::AdamRun& of) {
+  k::UpdateRun out{.grad = of.grad.address(),
+                   .from = run_of(of.from),
+                   .to = run_of(of.to),
+                   .weights = of.weights.address(),
+                   .count = of.count,
+                   .of = k::UpdateNumbers::of(of.args),
+                   .dtype = of.dtype};
+  out.of.lr *= of.trust;
+  return out;
+}
+k::UpdateRun run_of(const kernels::EmaRun& of) {
+  return {.grad = of.weight.address(),
+          .from = {const_cast<float*>(of.from.address()), nullptr, nullptr},
+          .to = {of.to.address(), nullptr, nullptr},
+          .count = of.count};
+}
+
+/// body(stream, queue, tables) with the runs on the device, for as long as what it orders takes.
+template <typename Run, typename Body>
+void with_runs(Stream& stream, const char* what, std::span<const Run> runs, const Body& body) {
+  order(stream, what, [&](CudaStream& cuda, Queue& on) {
+    std::vector<k::UpdateRun> table;
+    for (const Run& run : runs) table.push_back(run_of(run));
+    const int64_t chunks = k::UpdateTables::number_chunks(table);
+    if (chunks == 0) return;
+    const DevicePtr<const k::UpdateRun> there = cuda.give(std::span<const k::UpdateRun>(table));
+    if (there) body(cuda, on, k::UpdateTables{there.address(), std::ssize(table), chunks});
+  });
+}
+
 /// The checksum of one of the arrays that a kernel has written; where the clip is not finite it has written nothing.
 void put_sums(CudaStream& cuda, Queue& on, const kernels::BlockSums& sums, size_t array, const float* x, int64_t count,
               const kernels::Clip* clip) {
@@ -545,26 +579,22 @@ int64_t norm_words_bytes(int64_t count) {
 }
 
 void fill_lamb(kernels::StateOps& out) {
-  using kernels::StateArrays;
-  out.lamb_moments = [](Stream& stream, const kernels::AdamwArgs& args, DevicePtr<const float> grad,
-                        const StateArrays& from, const StateArrays& to, int64_t count,
-                        const kernels::TensorNorms& norms) {
-    order(stream, "lamb_moments", [&](CudaStream& cuda, Queue& on) {
-      const k::UpdateRun run{.grad = grad.address(), .from = run_of(from), .to = run_of(to), .count = count};
-      const auto numbers = k::UpdateNumbers::of(args);
-      if (!norms.wanted()) return k::lamb_moments(on, run, numbers, args.clip.address(), nullptr);
-      with_numbers(cuda, norms.words, norm_words_bytes(count), "lamb_moments", [&](double* words, std::byte* scratch) {
-        auto* const partials = reinterpret_cast<double*>(scratch);
-        k::lamb_moments(on, run, numbers, args.clip.address(), partials);
-        k::add_words_to(on, partials, k::norm_chunks(count), 2, words);
-      });
+  using kernels::AdamRun;
+  out.lamb_moments_of_runs = [](Stream& stream, std::span<const AdamRun> runs, std::span<double> words) {
+    with_runs(stream, "lamb_moments", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
+      const auto bytes = std::ssize(words) * static_cast<int64_t>(sizeof(double));
+      auto* const sums = static_cast<double*>(cuda.scratch(
+          bytes + bytes_of<double>(tables.chunks * kernels::TensorNorms::kWords), "the norms of LAMB's step"));
+      if (sums == nullptr) return;
+      double* const partials = sums + words.size();
+      k::lamb_moments(on, tables, runs[0].args.clip.address(), partials);
+      k::add_words(on, partials, tables, 2, sums);
+      cuda.copy(words.data(), sums, bytes, kToHost);
     });
   };
-  out.lamb_step = [](Stream& stream, const kernels::AdamwArgs& args, float trust, const StateArrays& from,
-                     const StateArrays& to, int64_t count) {
-    order(stream, "lamb_step", [&](CudaStream&, Queue& on) {
-      k::lamb_step(on, k::UpdateRun{.from = run_of(from), .to = run_of(to), .count = count}, k::UpdateNumbers::of(args),
-                   args.clip.address(), trust);
+  out.lamb_step_of_runs = [](Stream& stream, std::span<const AdamRun> runs) {
+    with_runs(stream, "lamb_step", runs, [&](CudaStream&, Queue& on, const k::UpdateTables& tables) {
+      k::lamb_step(on, tables, runs[0].args.clip.address());
     });
   };
 }
@@ -604,33 +634,26 @@ void fill_adafactor(kernels::StateOps& out) {
 
 kernels::StateOps filled_state() {
   using kernels::BlockSums;
-  using kernels::StateArrays;
   kernels::StateOps out;
-  out.adamw = [](Stream& stream, const kernels::AdamwArgs& args, DevicePtr<const float> grad, const StateArrays& from,
-                 const StateArrays& to, DevicePtr<float> weight, DevicePtr<bf16> weight_low, int64_t count,
-                 const BlockSums& sums) {
-    order(stream, "adamw", [&](CudaStream& cuda, Queue& on) {
-      k::adamw(on,
-               k::UpdateRun{.grad = grad.address(),
-                            .from = run_of(from),
-                            .to = run_of(to),
-                            .weight = weight.address(),
-                            .weight_bf16 = weight_low.address(),
-                            .count = count},
-               k::UpdateNumbers::of(args), args.clip.address());
-      const DevicePtr<float> written[] = {to.master, to.exp_avg, to.exp_avg_sq};
-      for (size_t array = 0; array < sums.sums.size(); ++array) {
-        put_sums(cuda, on, sums, array, written[array].address(), count, args.clip.address());
+  out.adamw_of_runs = [](Stream& stream, std::span<const kernels::AdamRun> runs) {
+    with_runs(stream, "adamw", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
+      k::adamw(on, tables, runs[0].args.clip.address());
+      for (const kernels::AdamRun& run : runs) {
+        const DevicePtr<float> written[] = {run.to.master, run.to.exp_avg, run.to.exp_avg_sq};
+        for (size_t array = 0; array < run.sums.sums.size(); ++array) {
+          put_sums(cuda, on, run.sums, array, written[array].address(), run.count, run.args.clip.address());
+        }
       }
     });
   };
   fill_lamb(out);
   fill_adafactor(out);
-  out.ema = [](Stream& stream, double decay, DevicePtr<const float> weight, DevicePtr<const float> from,
-               DevicePtr<float> to, int64_t count, const BlockSums& sums) {
-    order(stream, "ema", [&](CudaStream& cuda, Queue& on) {
-      k::ema(on, decay, weight.address(), from.address(), to.address(), count);
-      if (!sums.sums.empty()) put_sums(cuda, on, sums, 0, to.address(), count, nullptr);
+  out.ema_of_runs = [](Stream& stream, double decay, std::span<const kernels::EmaRun> runs) {
+    with_runs(stream, "ema", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
+      k::ema(on, decay, tables);
+      for (const kernels::EmaRun& run : runs) {
+        if (!run.sums.sums.empty()) put_sums(cuda, on, run.sums, 0, run.to.address(), run.count, nullptr);
+      }
     });
   };
   out.balance_bias = &Direct<&k::balance_bias>::run;
@@ -711,10 +734,11 @@ int64_t scratch_bytes(int64_t rows, int64_t width, int64_t parts) {
                   std::max(bytes_of<int64_t>(k::kMostExperts), k::look_up_scratch_bytes(rows, width)));
 }
 
-int64_t state_scratch_bytes(int64_t elems, int64_t cols) {
+int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs) {
   constexpr int64_t kNumbers = kernels::TensorNorms::kWords + k::kSumBlocks + 1;  // of the host; sums of blocks
   const int64_t most_rows = elems / cols + 2;
-  return bytes_of<double>(kNumbers) +
+  // Words of each run, and of its last chunk.
+  return bytes_of<double>(kNumbers + 2 * runs * kernels::TensorNorms::kWords) +
          std::max(norm_words_bytes(elems), bytes_of<double>(k::square_runs(most_rows).count() * cols));
 }
 
@@ -733,7 +757,7 @@ int64_t scratch_bytes(const WorkShapes& work) {
   return std::max({bytes_of<float>(floats), bytes_of<int64_t>(k::kMostExperts),
                    k::look_up_scratch_bytes(work.rows, work.norm_width),
                    bytes_of<double>(ExactSum::kWords + k::kSquaresPartials),
-                   state_scratch_bytes(work.state_elems, std::max<int64_t>(1, work.state_cols))});
+                   state_scratch_bytes(work.state_elems, std::max<int64_t>(1, work.state_cols), work.state_runs)});
 }
 
 }  // namespace cairn::cuda

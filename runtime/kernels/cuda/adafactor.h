@@ -5,9 +5,9 @@
 
 #include "runtime/core/exact_sum.h"
 #include "runtime/kernels/adafactor.h"
-#include "runtime/kernels/cuda/chunks.h"
 #include "runtime/kernels/cuda/queue.h"
 #include "runtime/kernels/cuda/sums.h"
+#include "runtime/kernels/cuda/update.h"
 
 namespace cairn::kernels::cuda {
 

@@ -10,20 +10,6 @@ constexpr int kMany = 4;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kLoads = 4;  // packs of a thread that are under way
 
-struct Average {
-  const float *weight, *from;
-  float* to;
-  float rest;
-  template <int N>
-  __device__ void at(int64_t i) const {
-    const auto w = load_pack<N>(weight + i);
-    auto of = load_pack<N>(from + i);
-#pragma unroll
-    for (int k = 0; k < N; ++k) of.at[k] += rest * (w.at[k] - of.at[k]);
-    store_pack<N>(to + i, of);
-  }
-};
-
 struct Balance {
   float rate, mean;
   const float *choices, *from;
@@ -137,9 +123,6 @@ int64_t sum_blocks(Queue& on, const float* x, int64_t count, typename F::Sum* pa
 
 }  // namespace
 
-void ema(Queue& on, double decay, const float* weight, const float* from, float* to, int64_t count) {
-  map<kMany>(on, Average{weight, from, to, static_cast<float>(1.0 - decay)}, count, aligned_to(16, weight, from, to));
-}
 void balance_bias(Queue& on, float rate, float mean, const float* choices, const float* from, float* to,
                   int64_t count) {
   map<1>(on, Balance{rate, mean, choices, from, to}, count, true);

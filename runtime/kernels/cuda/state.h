@@ -1,6 +1,6 @@
 #pragma once
-// What is done to training state besides update rules, for CUDA: averages of weights (runtime/kernels/ema.h), experts'
-// biases and counts (state_copies.h), checksums of what was written (runtime/core/word_sums.h), with the CPU's bits.
+// What is done to training state besides update rules, for CUDA: experts' biases and counts
+// (state_copies.h), checksums of what was written (runtime/core/word_sums.h), with the CPU's bits.
 
 #include <cstdint>
 
@@ -9,8 +9,6 @@
 
 namespace cairn::kernels::cuda {
 
-/// `to` may be `from`.
-void ema(Queue& on, double decay, const float* weight, const float* from, float* to, int64_t count);
 void balance_bias(Queue& on, float rate, float mean, const float* choices, const float* from, float* to, int64_t count);
 
 /// Blocks that a sum over an array is cut into at most, and numbers of 8 bytes that it needs for them.

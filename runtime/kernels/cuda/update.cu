@@ -52,17 +52,6 @@ __device__ __forceinline__ void add_squares(const float* x, int64_t first, int64
   }
 }
 
-__global__ void __launch_bounds__(kThreads) chunk_squares(const Floats* runs, const Chunk* chunks, double* partials) {
-  RT_SHARED(double, room, kRoom);
-  const Chunk chunk = chunks[blockIdx.x];
-  const Floats of = runs[chunk.run];
-  const int64_t first = chunk.number * kChunk;
-  ExactDigits mine;
-  mine.clear();
-  add_squares(of.data, first, first + kChunk < of.count ? first + kChunk : of.count, mine);
-  block_words(mine, partials + static_cast<int64_t>(blockIdx.x) * kExactWords, room);
-}
-
 /// A block has each kSquareBlocks-th of the chunks of all runs, as if they stood one after the other. Which sums meet
 /// where does not matter: they are exact.
 __global__ void __launch_bounds__(kThreads, 4)
@@ -98,15 +87,17 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 constexpr int kAdders = 32;  // threads that share a word's chunks
 
-/// A block for each sum of each group.
+/// A block for each sum of each run.
 __global__ void __launch_bounds__(kAdders * 16)
-    words_added(const double* partials, const int32_t* begins, int64_t sums, double* words) {
+    words_added(const double* partials, UpdateTables tables, int64_t sums, double* words) {
   RT_SHARED(double, room, kAdders* kExactWords);
-  const int64_t group = blockIdx.x / sums, sum = blockIdx.x % sums;
+  const int64_t run = blockIdx.x / sums, sum = blockIdx.x % sums;
+  const int64_t first = tables.runs[run].first_chunk;
+  const int64_t end = run + 1 < tables.run_count ? tables.runs[run + 1].first_chunk : tables.chunks;
   const int word = static_cast<int>(threadIdx.x) % 16, adder = static_cast<int>(threadIdx.x) / 16;
   if (word < kExactWords) {
     double part = 0;
-    for (int64_t chunk = begins[group] + adder; chunk < begins[group + 1]; chunk += kAdders) {
+    for (int64_t chunk = first + adder; chunk < end; chunk += kAdders) {
       part += partials[(chunk * sums + sum) * kExactWords + word];
     }
     room[adder * kExactWords + word] = part;
@@ -164,31 +155,48 @@ __device__ __forceinline__ bool aligned16(const void* at) { return reinterpret_c
 __device__ __forceinline__ bool in_packs(const UpdateRun& run) {
   return aligned16(run.grad) && aligned16(run.from.master) && aligned16(run.from.exp_avg) &&
          aligned16(run.from.exp_avg_sq) && aligned16(run.to.master) && aligned16(run.to.exp_avg) &&
-         aligned16(run.to.exp_avg_sq) && aligned16(run.weight) && aligned16(run.weight_bf16) &&
-         aligned16(run.weight_f16);
+         aligned16(run.to.exp_avg_sq) && aligned16(run.weights);
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void put_rounded(void* weights, int64_t i, const Pack<float, N>& master) {
+  Pack<T, N> low;
+#pragma unroll
+  for (int k = 0; k < N; ++k) store_f32(&low.at[k], master.at[k]);
+  store_pack<N>(static_cast<T*>(weights) + i, low);
 }
 
 template <int N>
 __device__ __forceinline__ void put_weights(const UpdateRun& run, int64_t i, const Pack<float, N>& master) {
-  if (run.weight != nullptr) store_pack<N>(run.weight + i, master);
-  if (run.weight_bf16 != nullptr) {
-    Pack<bf16, N> low;
-#pragma unroll
-    for (int k = 0; k < N; ++k) store_f32(&low.at[k], master.at[k]);
-    store_pack<N>(run.weight_bf16 + i, low);
+  if (run.weights == nullptr) return;
+  if (run.dtype == DType::kBf16) {
+    put_rounded<bf16>(run.weights, i, master);
+  } else if (run.dtype == DType::kF16) {
+    put_rounded<f16>(run.weights, i, master);
+  } else {
+    store_pack<N>(static_cast<float*>(run.weights) + i, master);
   }
-  if (run.weight_f16 != nullptr) {
-    Pack<f16, N> low;
-#pragma unroll
-    for (int k = 0; k < N; ++k) store_f32(&low.at[k], master.at[k]);
-    store_pack<N>(run.weight_f16 + i, low);
+}
+
+/// The run that has this block's chunk: the last whose first chunk is not behind it.
+__device__ __forceinline__ UpdateRun run_of_block(const UpdateTables& tables) {
+  int64_t run = 0;
+  for (int64_t end = tables.run_count; end - run > 1;) {
+    const int64_t middle = run + (end - run) / 2;
+    if (tables.runs[middle].first_chunk <= blockIdx.x) {
+      run = middle;
+    } else {
+      end = middle;
+    }
   }
+  return tables.runs[run];
 }
 
 /// f.at<N>(run, i) for the elements of the block's chunk.
 template <typename F>
-__device__ __forceinline__ void for_chunk(const UpdateRun& run, int64_t number, F& f) {
-  const int64_t first = number * kChunk;
+__device__ __forceinline__ void for_chunk(const UpdateRun& run, F& f) {
+  // The difference in 32 bits: from one in 64 nvcc 13 does not see which stores make a pack, and stores one by one.
+  const int64_t first = static_cast<int64_t>(blockIdx.x - run.first_chunk) * kChunk;
   const int64_t end = first + kChunk < run.count ? first + kChunk : run.count;
   if (in_packs(run)) {
     for (int64_t i = first + static_cast<int64_t>(threadIdx.x) * kMany; i < end; i += kThreads * kMany) {
@@ -229,8 +237,8 @@ struct Adamw {
   float scale;
   template <int N>
   __device__ void at(const UpdateRun& run, int64_t i) const {
+    auto w = load_pack<N>(run.from.master + i);  // before the moments are stored, behind which no load may move
     const Moments<N> made = moments<N>(run, i, of, scale);
-    auto w = load_pack<N>(run.from.master + i);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       w.at[k] = of.kept * w.at[k] - of.step_size * made.m.at[k] / (sqrtf(made.v.at[k]) * of.inv_sqrt_bias2 + of.eps);
@@ -250,8 +258,8 @@ struct LambMoments {
   double weight, step;  // sums of squares
   template <int N>
   __device__ void at(const UpdateRun& run, int64_t i) {
+    const auto w = load_pack<N>(run.from.master + i);  // as Adamw's
     const Moments<N> made = moments<N>(run, i, of, scale);
-    const auto w = load_pack<N>(run.from.master + i);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       const double of_weight = w.at[k], of_step = lamb_step_of(of, w.at[k], made.m.at[k], made.v.at[k]);
@@ -275,26 +283,32 @@ struct LambStep {
   }
 };
 
-__global__ void __launch_bounds__(kThreads) adamw_chunks(UpdateTables tables, const Clip* clip) {
+/// An average: `grad` of the run is what is averaged.
+struct Average {
+  float rest;
+  template <int N>
+  __device__ void at(const UpdateRun& run, int64_t i) const {
+    const auto w = load_pack<N>(run.grad + i);
+    auto of = load_pack<N>(run.from.master + i);
+#pragma unroll
+    for (int k = 0; k < N; ++k) of.at[k] += rest * (w.at[k] - of.at[k]);
+    store_pack<N>(run.to.master + i, of);
+  }
+};
+
+__global__ void __launch_bounds__(kThreads) adamw_of_runs(UpdateTables tables, const Clip* clip) {
   if (clip->finite == 0) return;
-  const Chunk chunk = tables.chunks[blockIdx.x];
-  const UpdateRun run = tables.runs[chunk.run];
-  Adamw f{tables.numbers[run.numbers], clip->grad_scale};
-  for_chunk(run, chunk.number, f);
+  const UpdateRun run = run_of_block(tables);
+  Adamw f{run.of, clip->grad_scale};
+  for_chunk(run, f);
 }
 
-__global__ void __launch_bounds__(kThreads) adamw_of_run(UpdateRun run, UpdateNumbers numbers, const Clip* clip) {
-  if (clip->finite == 0) return;
-  Adamw f{numbers, clip->grad_scale};
-  for_chunk(run, blockIdx.x, f);
-}
-
-/// Of the block's chunk. room [2 * kRoom].
-__device__ __forceinline__ void lamb_moments_of(const UpdateRun& run, const UpdateNumbers& numbers, int64_t number,
-                                                const Clip* clip, double* partials, double* room) {
-  LambMoments f{numbers, clip->grad_scale, 0, 0};
-  if (clip->finite != 0) for_chunk(run, number, f);
-  if (partials == nullptr) return;
+__global__ void __launch_bounds__(kThreads, 3)
+    lamb_moments_of_runs(UpdateTables tables, const Clip* clip, double* partials) {
+  RT_SHARED(double, room, 2 * kRoom);
+  const UpdateRun run = run_of_block(tables);
+  LambMoments f{run.of, clip->grad_scale, 0, 0};
+  if (clip->finite != 0) for_chunk(run, f);
   ExactDigits sum;
   double* const out = partials + static_cast<int64_t>(blockIdx.x) * 2 * kExactWords;
   sum.clear();
@@ -305,51 +319,22 @@ __device__ __forceinline__ void lamb_moments_of(const UpdateRun& run, const Upda
   block_words(sum, out + kExactWords, room + kRoom);
 }
 
-__global__ void __launch_bounds__(kThreads, 3)
-    lamb_moments_chunks(UpdateTables tables, const Clip* clip, double* partials) {
-  RT_SHARED(double, room, 2 * kRoom);
-  const Chunk chunk = tables.chunks[blockIdx.x];
-  const UpdateRun run = tables.runs[chunk.run];
-  lamb_moments_of(run, tables.numbers[run.numbers], chunk.number, clip, partials, room);
-}
-__global__ void __launch_bounds__(kThreads, 3)
-    lamb_moments_of_run(UpdateRun run, UpdateNumbers numbers, const Clip* clip, double* partials) {
-  RT_SHARED(double, room, 2 * kRoom);
-  lamb_moments_of(run, numbers, blockIdx.x, clip, partials, room);
-}
-
-__global__ void __launch_bounds__(kThreads) trust_of_words(const double* words, int64_t tensors, float* trust) {
-  const int64_t tensor = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (tensor >= tensors) return;
-  const double* const of = words + tensor * 2 * kExactWords;
-  const double weight = sqrt(value_of(of)), step = sqrt(value_of(of + kExactWords));
-  trust[tensor] = weight > 0 && step > 0 ? static_cast<float>(weight / step) : 1.0f;
-}
-
-__global__ void __launch_bounds__(kThreads)
-    lamb_step_chunks(UpdateTables tables, const Clip* clip, const float* trust) {
+__global__ void __launch_bounds__(kThreads) lamb_step_of_runs(UpdateTables tables, const Clip* clip) {
   if (clip->finite == 0) return;
-  const Chunk chunk = tables.chunks[blockIdx.x];
-  const UpdateRun run = tables.runs[chunk.run];
-  const UpdateNumbers of = tables.numbers[run.numbers];
-  LambStep f{of, of.lr * trust[run.tensor]};
-  for_chunk(run, chunk.number, f);
+  const UpdateRun run = run_of_block(tables);
+  LambStep f{run.of, run.of.lr};
+  for_chunk(run, f);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    lamb_step_of_run(UpdateRun run, UpdateNumbers numbers, const Clip* clip, float trust) {
-  if (clip->finite == 0) return;
-  LambStep f{numbers, numbers.lr * trust};
-  for_chunk(run, blockIdx.x, f);
+__global__ void __launch_bounds__(kThreads, 4) ema_of_runs(UpdateTables tables, float rest) {
+  const UpdateRun run = run_of_block(tables);
+  Average f{rest};
+  for_chunk(run, f);
 }
 
 Size one_a_chunk(int64_t chunks) { return {{static_cast<unsigned>(chunks)}, {kThreads}}; }
 
 }  // namespace
-
-void squares(Queue& on, const Floats* runs, const Chunk* chunks, int64_t chunk_count, double* partials) {
-  launch(on, one_a_chunk(chunk_count), chunk_squares, runs, chunks, partials);
-}
 
 void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* partials,
                          double* words) {
@@ -357,9 +342,10 @@ void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t
   launch(on, {{1}, {kAdders * 16}}, words_of_all, partials, kSquareBlocks, false, words);
   launch(on, {{1}, {32}}, words_carried, int64_t{1}, words);
 }
-void add_words(Queue& on, const double* partials, const int32_t* begins, int64_t groups, int64_t sums, double* words) {
-  launch(on, {{static_cast<unsigned>(groups * sums)}, {kAdders * 16}}, words_added, partials, begins, sums, words);
-  launch(on, {{blocks_for(groups * sums, 32)}, {32}}, words_carried, groups * sums, words);
+void add_words(Queue& on, const double* partials, const UpdateTables& tables, int64_t sums, double* words) {
+  launch(on, {{static_cast<unsigned>(tables.run_count * sums)}, {kAdders * 16}}, words_added, partials, tables, sums,
+         words);
+  launch(on, {{blocks_for(tables.run_count * sums, 32)}, {32}}, words_carried, tables.run_count * sums, words);
 }
 
 void add_words_to(Queue& on, const double* partials, int64_t chunks, int64_t sums, double* words) {
@@ -372,25 +358,16 @@ void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, Cl
 }
 
 void adamw(Queue& on, const UpdateTables& tables, const Clip* clip) {
-  launch(on, one_a_chunk(tables.chunk_count), adamw_chunks, tables, clip);
-}
-void adamw(Queue& on, const UpdateRun& of, const UpdateNumbers& numbers, const Clip* clip) {
-  launch(on, {{blocks_for(of.count, kChunk)}, {kThreads}}, adamw_of_run, of, numbers, clip);
+  launch(on, one_a_chunk(tables.chunks), adamw_of_runs, tables, clip);
 }
 void lamb_moments(Queue& on, const UpdateTables& tables, const Clip* clip, double* partials) {
-  launch(on, one_a_chunk(tables.chunk_count), lamb_moments_chunks, tables, clip, partials);
+  launch(on, one_a_chunk(tables.chunks), lamb_moments_of_runs, tables, clip, partials);
 }
-void lamb_trust(Queue& on, const double* words, int64_t tensors, float* trust) {
-  launch(on, {{blocks_for(tensors, kThreads)}, {kThreads}}, trust_of_words, words, tensors, trust);
+void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip) {
+  launch(on, one_a_chunk(tables.chunks), lamb_step_of_runs, tables, clip);
 }
-void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip, const float* trust) {
-  launch(on, one_a_chunk(tables.chunk_count), lamb_step_chunks, tables, clip, trust);
-}
-void lamb_moments(Queue& on, const UpdateRun& of, const UpdateNumbers& numbers, const Clip* clip, double* partials) {
-  launch(on, one_a_chunk(blocks_for(of.count, kChunk)), lamb_moments_of_run, of, numbers, clip, partials);
-}
-void lamb_step(Queue& on, const UpdateRun& of, const UpdateNumbers& numbers, const Clip* clip, float trust) {
-  launch(on, one_a_chunk(blocks_for(of.count, kChunk)), lamb_step_of_run, of, numbers, clip, trust);
+void ema(Queue& on, double decay, const UpdateTables& tables) {
+  launch(on, one_a_chunk(tables.chunks), ema_of_runs, tables, static_cast<float>(1.0 - decay));
 }
 
 }  // namespace cairn::kernels::cuda

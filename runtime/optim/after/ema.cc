@@ -4,12 +4,16 @@ namespace cairn::optim {
 
 void average_weights(StateWalk& walk, double decay, int64_t from, int64_t to) {
   for (const auto pieces : {StateWalk::Pieces::kTrained, StateWalk::Pieces::kBalancing}) {
-    walk.for_blocks(
+    walk.for_batches(
         from, to,
-        [&](const StateBlock& block) {
-          if (block.saved < 0) return;
-          walk.on().ema(decay, block.to.master, block.from.ema, block.to.ema, block.count,
-                        walk.sums_of(block, walk.rank().saved_arrays - 1, 1));
+        [&](std::span<const StateBlock> batch) {
+          std::vector<kernels::EmaRun> runs;
+          for (const StateBlock& block : batch) {
+            if (block.saved < 0) continue;
+            runs.push_back({block.to.master, block.from.ema, block.to.ema, block.count,
+                            walk.sums_of(block, walk.rank().saved_arrays - 1, 1)});
+          }
+          walk.on().ema_of_runs(decay, runs);
         },
         pieces);
   }

@@ -18,17 +18,32 @@ kernels::AdamwArgs adamw_args(const OptimizerConfig& config, const TensorRates& 
           .step = update.number};
 }
 
+std::vector<kernels::AdamRun> adam_runs(StateWalk& walk, std::span<const TensorRates> rates, const Update& update,
+                                        std::span<const StateBlock> batch) {
+  const DType dtype = walk.plan().compute_dtype();
+  std::vector<kernels::AdamRun> out;
+  out.reserve(batch.size());
+  for (const StateBlock& block : batch) {
+    out.push_back({.args = adamw_args(walk.plan().recipe.optimizer, rates[block.piece->tensor], update),
+                   .grad = block.grad,
+                   .from = block.from,
+                   .to = block.to,
+                   .dtype = dtype,
+                   .weights = walk.weights_of(block),
+                   .count = block.count,
+                   .counts = block.saved >= 0});
+  }
+  return out;
+}
+
 void adamw(StateWalk& walk, std::span<const TensorRates> rates, const Update& update) {
-  const DType compute = walk.plan().compute_dtype();
-  const DevicePtr<std::byte> weights = walk.arrays().weights;
-  const DevicePtr<bf16> low = compute == DType::kBf16 ? weights.as<bf16>() : nullptr;
-  const DevicePtr<float> full = compute == DType::kF32 ? weights.as<float>() : nullptr;
-  walk.for_blocks(update.from, update.to, [&](const StateBlock& block) {
-    kernels::AdamwArgs args = adamw_args(walk.plan().recipe.optimizer, rates[block.piece->tensor], update);
-    args.stream = walk.rank().bank_bytes() > kCachedBytes;
-    walk.on().adamw(args, block.grad, block.from, block.to, full ? full + block.weight : nullptr,
-                    low ? low + block.weight : nullptr, block.count, walk.sums_of(block, 0, 3));
-    if (compute == DType::kF16) walk.put_weights(block);
+  walk.for_batches(update.from, update.to, [&](std::span<const StateBlock> batch) {
+    std::vector<kernels::AdamRun> runs = adam_runs(walk, rates, update, batch);
+    for (size_t k = 0; k < runs.size(); ++k) {
+      runs[k].args.stream = walk.rank().bank_bytes() > kCachedBytes;
+      runs[k].sums = walk.sums_of(batch[k], 0, 3);
+    }
+    walk.on().adamw_of_runs(runs);
   });
 }
 

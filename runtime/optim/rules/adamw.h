@@ -15,6 +15,10 @@ namespace cairn::optim {
 kernels::AdamwArgs adamw_args(const OptimizerConfig& config, const TensorRates& rates, const Update& update);
 
 /// `rates`: of the plan's tensors.
+/// The runs of a batch, each with the place of its weights in the compute dtype.
+std::vector<kernels::AdamRun> adam_runs(StateWalk& walk, std::span<const TensorRates> rates, const Update& update,
+                                        std::span<const StateBlock> batch);
+
 void adamw(StateWalk& walk, std::span<const TensorRates> rates, const Update& update);
 
 }  // namespace cairn::optim

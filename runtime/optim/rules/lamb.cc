@@ -9,21 +9,20 @@
 namespace cairn::optim {
 
 Status lamb(StateWalk& walk, std::span<const TensorRates> rates, const Update& update, comm::Comm& world) {
-  const auto args_of = [&](const StateBlock& block) {
-    return adamw_args(walk.plan().recipe.optimizer, rates[block.piece->tensor], update);
-  };
-  NormsOfTensors norms(walk);
-  walk.for_blocks(update.from, update.to, [&](const StateBlock& block) {
-    walk.on().lamb_moments(args_of(block), block.grad, block.from, block.to, block.count, norms.of(block));
+  NormsOfTensors norms(walk, true);
+  walk.for_batches(update.from, update.to, [&](std::span<const StateBlock> batch) {
+    walk.on().lamb_moments_of_runs(adam_runs(walk, rates, update, batch), norms.of(batch));
   });
   RT_TRY_SET(const std::vector<TensorSquares> squares, norms.add_over_world(world));
-  walk.for_blocks(update.from, update.to, [&](const StateBlock& block) {
-    const double weight = std::sqrt(squares[block.piece->tensor].weight);
-    const double step = std::sqrt(squares[block.piece->tensor].step);
-    const double trust = weight > 0 && step > 0 ? weight / step : 1.0;
-    walk.on().lamb_step(args_of(block), static_cast<float>(trust), block.from, block.to, block.count);
-    walk.put_weights(block);
-    walk.sum_up(block);
+  walk.for_batches(update.from, update.to, [&](std::span<const StateBlock> batch) {
+    std::vector<kernels::AdamRun> runs = adam_runs(walk, rates, update, batch);
+    for (size_t k = 0; k < runs.size(); ++k) {
+      const TensorSquares& of = squares[batch[k].piece->tensor];
+      const double weight = std::sqrt(of.weight), step = std::sqrt(of.step);
+      runs[k].trust = static_cast<float>(weight > 0 && step > 0 ? weight / step : 1.0);
+    }
+    walk.on().lamb_step_of_runs(runs);
+    for (const StateBlock& block : batch) walk.sum_up(block);
   });
   return {};
 }

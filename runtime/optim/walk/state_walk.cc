@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <tuple>
 
 #include "runtime/core/check.h"
@@ -149,20 +150,41 @@ StateBlock StateWalk::block_of(const StatePiece& piece, int64_t saved, int64_t b
           .weight = rank_.weight_offset(piece) + begin};
 }
 
+StateBlock StateWalk::saved_block(const StatePiece& piece, int64_t begin, int64_t count, int64_t from,
+                                  int64_t to) const {
+  const int64_t saved = saved_before_[index_of(piece)];
+  StateBlock block = block_of(piece, saved, begin, count);
+  block.from = advanced(arrays_.banks[from][saved], begin);
+  block.to = advanced(arrays_.banks[to][saved], begin);
+  return block;
+}
+
+StateBlock StateWalk::private_block(const StatePiece& piece, int64_t begin, int64_t count, int64_t from) const {
+  const auto [state, run] = private_run(piece, begin, count, from);
+  StateBlock block = block_of(piece, -1, begin, run);
+  block.from = state;
+  block.to = advanced(arrays_.private_state, piece.state_offset + begin);
+  return block;
+}
+
+int64_t StateWalk::most_at_once() const {
+  if (arrays_.gate == nullptr) return std::numeric_limits<int64_t>::max();
+  return std::max<int64_t>(1, arrays_.gate->block_bytes() / 4);
+}
+
 std::vector<StateBlock> StateWalk::cut(int64_t from, int64_t to, Pieces pieces) const {
-  const bool balancing = pieces == Pieces::kBalancing, waits = pieces != Pieces::kReadOnly && arrays_.gate != nullptr;
+  const bool balancing = pieces == Pieces::kBalancing, waits = pieces != Pieces::kReadOnly;
+  const int64_t at_once = most_at_once(), in_chunks = std::max(at_once / kernels::kStateChunk, int64_t{1});
   std::vector<StateBlock> out;
   for (const StatePiece& piece : rank_.pieces) {
     if (plan_.tensors[piece.tensor].balances != balancing) continue;
-    const int64_t saved = piece.primary ? saved_before_[index_of(piece)] : -1, elems = piece.count_elems();
+    const int64_t elems = piece.count_elems();
     const int64_t longest = arrays_.pager != nullptr ? arrays_.pager->block_bytes() / 4
-                            : waits && saved >= 0    ? arrays_.gate->block_bytes() / 4
+                            : waits && piece.primary ? std::min(at_once, in_chunks * kernels::kStateChunk)
                                                      : std::max<int64_t>(1, elems);
-    for (int64_t begin = 0; begin < elems; begin += longest) {
-      StateBlock& block = out.emplace_back(block_of(piece, saved, begin, std::min(longest, elems - begin)));
-      if (saved < 0) continue;
-      block.from = advanced(arrays_.banks[from][saved], begin);
-      block.to = advanced(arrays_.banks[to][saved], begin);
+    for (int64_t begin = 0; begin < elems; begin += std::min(longest, elems - begin)) {
+      const int64_t count = std::min(longest, elems - begin);
+      out.push_back(piece.primary ? saved_block(piece, begin, count, from, to) : block_of(piece, -1, begin, count));
     }
   }
   return out;
@@ -186,15 +208,66 @@ void StateWalk::for_blocks(int64_t from, int64_t to, const std::function<void(co
       continue;
     }
     for (int64_t at = block.begin, end = at + block.count; at < end;) {
-      const auto [state, run] = private_run(*block.piece, at, end - at, from);
-      StateBlock part = block_of(*block.piece, -1, at, run);
-      part.from = state;
-      part.to = advanced(arrays_.private_state, block.piece->state_offset + at);
+      const StateBlock part = private_block(*block.piece, at, end - at, from);
       body(part);
-      if (pager != nullptr && reads_peers_) pager->release(areas_of(state, run), false);
-      at += run;
+      if (pager != nullptr && reads_peers_) pager->release(areas_of(part.from, part.count), false);
+      at += part.count;
     }
   }
+}
+
+void StateWalk::for_batches(int64_t from, int64_t to, const std::function<void(std::span<const StateBlock>)>& body,
+                            Pieces pieces) const {
+  if (arrays_.pager != nullptr) {
+    return for_blocks(
+        from, to,
+        [&](const StateBlock& block) {
+          body({&block, 1});
+        },
+        pieces);
+  }
+  CopyGate* const gate = pieces == Pieces::kReadOnly ? nullptr : arrays_.gate;
+  const int64_t most = gate != nullptr ? most_at_once() : std::numeric_limits<int64_t>::max();
+  const int64_t chunk = std::min(most, kernels::kStateChunk);
+  std::vector<StateBlock> batch;
+  std::vector<DeviceBytes> written;
+  int64_t room = most;
+  const auto send = [&] {
+    if (batch.empty()) return;
+    if (gate != nullptr) gate->order_after_copy(on_.stream, written);
+    body(batch);
+    batch.clear();
+    written.clear();
+    room = most;
+  };
+  for (const StatePiece& piece : rank_.pieces) {
+    if (plan_.tensors[piece.tensor].balances != (pieces == Pieces::kBalancing)) continue;
+    for (int64_t begin = 0, elems = piece.count_elems(); begin < elems; begin += batch.back().count) {
+      const int64_t left = elems - begin;
+      if (!piece.primary) {
+        batch.push_back(private_block(piece, begin, left, from));
+        continue;
+      }
+      if (room <= 0) send();
+      // Cut between chunks, behind what there is room for.
+      const int64_t count = left <= room ? left : std::min(left, (room + chunk - 1) / chunk * chunk);
+      batch.push_back(saved_block(piece, begin, count, from, to));
+      if (gate == nullptr) continue;
+      const std::vector<DeviceBytes> areas = areas_of(batch.back().to, count);
+      written.insert(written.end(), areas.begin(), areas.end());
+      room -= count;
+    }
+  }
+  send();
+}
+
+int64_t StateWalk::most_blocks() const {
+  const int64_t at_once = arrays_.pager != nullptr ? arrays_.pager->block_bytes() / 4 : most_at_once();
+  int64_t out = reads_peers_ ? std::ssize(*arrays_.peer_copies) : 0;
+  for (const StatePiece& piece : rank_.pieces) {
+    out += 2 + piece.count_elems() / at_once;  // a batch may end before it, and within it
+  }
+  return out;
 }
 
 void StateWalk::for_sums(int64_t from, int64_t to, const ForSum& body) {

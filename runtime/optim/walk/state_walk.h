@@ -74,6 +74,12 @@ class StateWalk {
   /// block, except: on a disk, or while it is copied, it is several, and peer copies end where they end.
   void for_blocks(int64_t from, int64_t to, const std::function<void(const StateBlock&)>& body,
                   Pieces pieces = Pieces::kTrained) const;
+  /// The same with as many blocks at once as may be overwritten together: all of them, except on a disk or while state
+  /// is copied.
+  void for_batches(int64_t from, int64_t to, const std::function<void(std::span<const StateBlock>)>& body,
+                   Pieces pieces = Pieces::kTrained) const;
+  /// Blocks in all batches of the trained pieces, at most.
+  int64_t most_blocks() const;
   /// Calls body(index into RankPlan::sums, state in bank `from`, state in bank `to`) for all of them, and takes the
   /// checksums of what it leaves.
   using ForSum = std::function<void(int64_t, DevicePtr<const float>, DevicePtr<float>)>;
@@ -81,6 +87,8 @@ class StateWalk {
 
   /// The weights that forward and backward read, from the block's masters in bank `to`.
   void put_weights(const StateBlock& block) const;
+  /// Their place, in the compute dtype.
+  DevicePtr<void> weights_of(const StateBlock& block) const { return weights_at(block.weight); }
 
   /// Where a kernel that writes `count` arrays of this block, from `first_array` on, leaves their checksums; nowhere if
   /// they are not wanted. The blocks of a piece come in order.
@@ -109,8 +117,14 @@ class StateWalk {
  private:
   int64_t index_of(const StatePiece& piece) const { return &piece - rank_.pieces.data(); }
   int64_t private_pieces() const { return std::ssize(rank_.pieces) - saved_pieces_; }
+  /// Elements of each array that are best overwritten at once, beside a copy.
+  int64_t most_at_once() const;
   std::vector<StateBlock> cut(int64_t from, int64_t to, Pieces pieces) const;
   StateBlock block_of(const StatePiece& piece, int64_t saved, int64_t begin, int64_t count) const;
+  /// The same of saved state, which lies in both slots.
+  StateBlock saved_block(const StatePiece& piece, int64_t begin, int64_t count, int64_t from, int64_t to) const;
+  /// The same of private state, as long as private_run() has it.
+  StateBlock private_block(const StatePiece& piece, int64_t begin, int64_t count, int64_t from) const;
   /// What an update reads and writes of a saved block: brought from the disk, or put there.
   void fetch(const StateBlock& block) const;
   void release(const StateBlock& block) const;

@@ -56,6 +56,8 @@ class Sides {
     scratch_ = Buffer::allocate(context_->device(), int64_t{1} << 20).value();
     stream_ = cuda::CudaStream::make(context_);
     stream_->use_scratch(scratch_.all());
+    given_ = Buffer::allocate(context_->device(), int64_t{1} << 14).value();
+    stream_->use_given(given_.all());
     workspace_ = Buffer::allocate(context_->device(), int64_t{1} << 16).value();
     auto opened = cuda::Blas::open(device_.products(), context_);
     REQUIRE_OK(opened);
@@ -129,7 +131,7 @@ class Sides {
   DeviceOfTests device_;
   std::shared_ptr<cuda::Context> context_;
   std::unique_ptr<cuda::Arena> arena_;
-  Buffer scratch_, workspace_;
+  Buffer scratch_, given_, workspace_;
   std::unique_ptr<cuda::Blas> blas_;
   std::unique_ptr<cuda::CudaStream> stream_;
   std::unique_ptr<Stream> cpu_ = make_cpu_stream();
@@ -721,12 +723,26 @@ TEST_SUITE("runtime/cuda/ops") {
     on.same(weight);
     kernels::AdamwArgs args{.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f};
     for (const bool to_low : {false, true}) {
-      on.run_state("adamw", [&](StateExec e, Side at) {
+      on.run_state("adamw_of_runs", [&](StateExec e, Side at) {
         kernels::AdamwArgs of = args;
         of.clip = at(clip);
         of.step = to_low ? 2 : 1;
         const kernels::StateArrays state{at(master), at(m), at(v), nullptr};
-        e.adamw(of, at(grad), state, state, to_low ? nullptr : at(weight), to_low ? at(low) : nullptr, kElems, {});
+        // Two runs, cut between chunks; then the weights in all types.
+        std::vector<kernels::AdamRun> runs(2);
+        for (const int64_t k : {0, 1}) {
+          const int64_t first = k * 16384;
+          const auto from = [&](const DevicePtr<float>& array) { return array + first; };
+          const kernels::StateArrays part{from(state.master), from(state.exp_avg), from(state.exp_avg_sq), nullptr};
+          runs[k] = {.args = of,
+                     .grad = at(grad) + first,
+                     .from = part,
+                     .to = part,
+                     .dtype = to_low ? DType::kBf16 : DType::kF32,
+                     .weights = to_low ? DevicePtr<void>(at(low) + first) : DevicePtr<void>(at(weight) + first),
+                     .count = k == 0 ? 16384 : kElems - 16384};
+        }
+        e.adamw_of_runs(runs);
       });
       for (Twin<float>* const of : {&master, &m, &v}) on.alike(*of, chain_of_sums<float>(4));
     }
@@ -796,20 +812,27 @@ TEST_SUITE("runtime/cuda/ops") {
     const auto state = [&](Side at) { return kernels::StateArrays{at(master), at(m), at(v), nullptr}; };
     // In two blocks, the second of which begins anywhere; nothing where the clip is not finite.
     for (const int64_t clip : {0, 1}) {
-      on.run_state("adamw", [&](StateExec e, Side at) {
+      on.run_state("adamw_of_runs", [&](StateExec e, Side at) {
         kernels::AdamwArgs of = args;
         of.clip = at(clips) + clip;
         const auto from = [&](int64_t first) {
           return kernels::StateArrays{at(master) + first, at(m) + first, at(v) + first, nullptr};
         };
         for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1003}, {1003, kElems - 1003}}) {
-          e.adamw(of, at(grad) + first, from(first), from(first), nullptr, nullptr, count, sums_of(at, 3, first));
+          const kernels::AdamRun run{.args = of,
+                                     .grad = at(grad) + first,
+                                     .from = from(first),
+                                     .to = from(first),
+                                     .count = count,
+                                     .sums = sums_of(at, 3, first)};
+          e.adamw_of_runs({&run, 1});
         }
       });
       sums_of_arrays({&master, &m, &v});
     }
-    on.run_state("ema", [&](StateExec e, Side at) {
-      e.ema(0.75, at(master), at(average), at(average), kElems, sums_of(at, 1, 0));
+    on.run_state("ema_of_runs", [&](StateExec e, Side at) {
+      const kernels::EmaRun run{at(master), at(average), at(average), kElems, sums_of(at, 1, 0)};
+      e.ema_of_runs(0.75, {&run, 1});
     });
     sums_of_arrays({&average});
     on.alike(average, chain_of_sums<float>(4));
@@ -831,21 +854,27 @@ TEST_SUITE("runtime/cuda/ops") {
     };
     on.run_state("clear_numbers", [&](StateExec e, Side at) { e.clear_numbers(norms_of(at).words); });
     args.step = 3;
-    on.run_state("lamb_moments", [&](StateExec e, Side at) {  // of a tensor in two blocks; without norms
-      kernels::AdamwArgs of = args;
-      of.clip = at(clips);
-      e.lamb_moments(of, at(grad), state(at), state(at), kElems, norms_of(at));
-      e.lamb_moments(of, at(grad), state(at), state(at), kElems, norms_of(at));
-      e.lamb_moments(of, at(grad), state(at), state(at), kElems, {});
+    const auto lamb_run = [&](Side at) {
+      kernels::AdamRun run{
+          .args = args, .grad = at(grad), .from = state(at), .to = state(at), .count = kElems, .trust = 0.5f};
+      run.args.clip = at(clips);
+      return run;
+    };
+    on.run_state("lamb_moments_of_runs", [&](StateExec e, Side at) {
+      const kernels::AdamRun run = lamb_run(at);
+      for (int k = 0; k < 3; ++k) e.lamb_moments_of_runs({&run, 1}, norms_of(at).words);
     });
     same_norms();
     for (Twin<float>* const of : {&m, &v}) on.alike(*of, chain_of_sums<float>(8));
-    on.run_state("lamb_step", [&](StateExec e, Side at) {
-      kernels::AdamwArgs of = args;
-      of.clip = at(clips);
-      e.lamb_step(of, 0.5f, state(at), state(at), kElems);
+    auto rounded = on.zeros<f16>(kElems);
+    on.run_state("lamb_step_of_runs", [&](StateExec e, Side at) {
+      kernels::AdamRun run = lamb_run(at);
+      run.dtype = DType::kF16;
+      run.weights = at(rounded);
+      e.lamb_step_of_runs({&run, 1});
     });
     on.alike(master, chain_of_sums<float>(8));
+    on.alike(rounded, chain_of_sums<f16>(8));
 
     // A share of a matrix that begins and ends within rows.
     constexpr int64_t kMatrixRows = 400, kBegin = 33, kShare = 10000;

@@ -1,7 +1,6 @@
 #include "runtime/kernels/cuda/state.h"
 
 #include "runtime/core/word_sums.h"
-#include "runtime/kernels/ema.h"
 #include "runtime/kernels/state_copies.h"
 #include "tests/runtime/kernels/cuda/cuda_testing.h"
 
@@ -9,20 +8,6 @@ using namespace cairn;
 using namespace cairn::testing;
 
 TEST_SUITE("runtime/kernels/cuda/state") {
-  TEST_CASE("averages of weights are the CPU's, aligned or not, in place") {
-    for (const int64_t shift : {0, 1}) {
-      const auto weight = normals<float>("weight", 1037), from = normals<float>("from", 1037);
-      const int64_t count = std::ssize(weight) - shift;
-      std::vector<float> to = from;
-      kernels::ema(0.99, weight.data() + shift, to.data() + shift, to.data() + shift, count, {});
-      in_every_order([&] {
-        OnDevice<float> d_weight(weight), d_to(from);
-        Queue on;
-        kernels::cuda::ema(on, 0.99, d_weight.data() + shift, d_to.data() + shift, d_to.data() + shift, count);
-        check_alike(d_to.values(), to, pointwise<float>());
-      });
-    }
-  }
   TEST_CASE("experts' biases step by their rate towards the mean, and stay on it") {
     const std::vector<float> choices = {3, 5, 4, 0}, from = {0.5f, 0.25f, 1, -1};
     std::vector<float> to(4);

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "runtime/kernels/elementwise.h"
+#include "runtime/kernels/ema.h"
 #include "runtime/kernels/lamb.h"
 #include "tests/runtime/kernels/cuda/cuda_testing.h"
 
@@ -10,10 +11,10 @@ using namespace cairn;
 using namespace cairn::testing;
 using kernels::Clip;
 using kernels::ClipNumbers;
-using kernels::cuda::Chunk;
 using kernels::cuda::kChunk;
 using kernels::cuda::UpdateNumbers;
 using kernels::cuda::UpdateRun;
+using kernels::cuda::UpdateTables;
 
 namespace {
 
@@ -49,6 +50,19 @@ kernels::StateArrays arrays_of(Runs& runs, size_t run) {
           DevicePtr(runs.exp_avg_sq.data() + at)};
 }
 
+constexpr Clip kClip{.grad_scale = 0.5f};  // of all updates here
+
+/// For the CPU, and for UpdateNumbers.
+kernels::AdamwArgs args_of(int64_t numbers) {
+  return {.lr = 1e-2f,
+          .beta1 = 0.9f,
+          .beta2 = 0.95f,
+          .eps = 1e-8f,
+          .weight_decay = numbers == 0 ? 0.0f : 0.1f,
+          .clip = DevicePtr(&kClip),
+          .step = 3};
+}
+
 struct OnDeviceRuns {
   explicit OnDeviceRuns(const Runs& runs)
       : grad(runs.grad),
@@ -63,11 +77,10 @@ struct OnDeviceRuns {
       table.push_back({.grad = grad.data() + at,
                        .from = state,
                        .to = state,
-                       .weight_bf16 = run != 1 ? low.data() + at : nullptr,
-                       .weight_f16 = run == 1 ? half.data() + at : nullptr,
+                       .weights = run != 1 ? static_cast<void*>(low.data() + at) : half.data() + at,
                        .count = kCounts[run],
-                       .numbers = run == 0 ? 0 : 1,
-                       .tensor = run == 2 ? 1 : 0});
+                       .of = UpdateNumbers::of(args_of(run == 0 ? 0 : 1)),
+                       .dtype = run != 1 ? DType::kBf16 : DType::kF16});
     }
   }
   OnDevice<float> grad, master, exp_avg, exp_avg_sq;
@@ -76,20 +89,14 @@ struct OnDeviceRuns {
   std::vector<UpdateRun> table;
 };
 
-constexpr Clip kClip{.grad_scale = 0.5f};  // of all updates here
-
-/// For the CPU, and for UpdateNumbers.
-kernels::AdamwArgs args_of(int64_t numbers) {
-  return {.lr = 1e-2f,
-          .beta1 = 0.9f,
-          .beta2 = 0.95f,
-          .eps = 1e-8f,
-          .weight_decay = numbers == 0 ? 0.0f : 0.1f,
-          .clip = DevicePtr(&kClip),
-          .step = 3};
-}
-
-std::vector<UpdateNumbers> numbers() { return {UpdateNumbers::of(args_of(0)), UpdateNumbers::of(args_of(1))}; }
+/// The table on the device, its chunks numbered.
+struct OnDeviceTables {
+  explicit OnDeviceTables(std::vector<UpdateRun> of)
+      : chunks(UpdateTables::number_chunks(of)), runs(of), tables{runs.data(), std::ssize(of), chunks} {}
+  int64_t chunks;
+  OnDevice<UpdateRun> runs;
+  UpdateTables tables;
+};
 
 template <typename T>
 void check_weights(const std::vector<float>& master, const std::vector<T>& weights, int64_t begin, int64_t count) {
@@ -106,15 +113,52 @@ void check_weights(const std::vector<float>& master, const std::vector<T>& weigh
 }  // namespace
 
 TEST_SUITE("runtime/kernels/cuda/update") {
-  TEST_CASE("chunks cut runs, and groups of runs know theirs") {
-    const std::vector<Chunk> chunks = kernels::cuda::chunks_of(std::vector<int64_t>{kChunk, 0, kChunk + 1, 5});
-    REQUIRE(chunks.size() == 4);
-    CHECK(chunks[0].run == 0);
-    CHECK(chunks[2].run == 2);
-    CHECK(chunks[2].number == 1);
-    CHECK(chunks[3].run == 3);
-    const std::vector<int32_t> groups = {0, 0, 1, 2};
-    CHECK(kernels::cuda::chunk_begins(chunks, groups, 3) == std::vector<int32_t>{0, 1, 3, 4});
+  TEST_CASE("runs know their first chunk, and blocks find their runs, empty ones between") {
+    std::vector<UpdateRun> runs;
+    for (const int64_t count : {int64_t{0}, kChunk, int64_t{0}, kChunk + 1, int64_t{5}, int64_t{0}})
+      runs.push_back({.count = count});
+    CHECK(UpdateTables::number_chunks(runs) == 4);
+    const auto x = normals<float>("x", 3 * kChunk);
+    std::vector<float> wanted(x.size(), 9.0f);
+    int64_t at = 3;
+    for (UpdateRun& run : runs) {
+      std::copy_n(x.begin() + at, run.count, wanted.begin() + at);
+      at += run.count + 3;
+    }
+    in_every_order([&] {
+      OnDevice<float> from(x), to(filled<float>(std::ssize(x), 9.0f));
+      std::vector<UpdateRun> table = runs;
+      int64_t begin = 3;
+      for (UpdateRun& run : table) {
+        run.grad = run.from.master = from.data() + begin;
+        run.to.master = to.data() + begin;
+        begin += run.count + 3;
+      }
+      const OnDeviceTables there(table);
+      Queue on;
+      kernels::cuda::ema(on, 0.5, there.tables);
+      CHECK(to.values() == wanted);
+    });
+  }
+
+  TEST_CASE("averages of weights are the CPU's, aligned or not, in place") {
+    for (const int64_t shift : {0, 1}) {
+      const auto weight = normals<float>("weight", 1037), from = normals<float>("from", 1037);
+      const int64_t count = std::ssize(weight) - shift;
+      std::vector<float> to = from;
+      kernels::ema(0.99, weight.data() + shift, to.data() + shift, to.data() + shift, count, {});
+      in_every_order([&] {
+        OnDevice<float> d_weight(weight), d_to(from);
+        float* const average = d_to.data() + shift;
+        const OnDeviceTables there({{.grad = d_weight.data() + shift,
+                                     .from = {.master = average},
+                                     .to = {.master = average},
+                                     .count = count}});
+        Queue on;
+        kernels::cuda::ema(on, 0.99, there.tables);
+        check_alike(d_to.values(), to, pointwise<float>());
+      });
+    }
   }
 
   TEST_CASE("the norm of gradients has the CPU's bits, wherever they begin and however large they are") {
@@ -128,20 +172,16 @@ TEST_SUITE("runtime/kernels/cuda/update") {
         for (size_t run = 0; run < kCounts.size(); ++run) {
           kernels::add_squares(runs.grad.data() + runs.begins[run], kCounts[run], wanted);
         }
-        const std::vector<Chunk> chunks = kernels::cuda::chunks_of(kCounts);
         const auto all = wanted.words();
         in_every_order([&] {
           OnDevice<float> grad(runs.grad);
-          std::vector<kernels::cuda::Floats> table;
-          for (size_t run = 0; run < kCounts.size(); ++run)
-            table.push_back({grad.data() + runs.begins[run], kCounts[run]});
-          OnDevice<kernels::cuda::Floats> d_table(table);
-          OnDevice<Chunk> d_chunks(chunks);
-          OnDevice<int32_t> begins(std::vector<int32_t>{0, static_cast<int32_t>(chunks.size())});
-          OnDevice<double> partials(std::ssize(chunks) * kWords), words(kWords);
+          std::vector<kernels::ElemRun> table;
+          for (size_t run = 0; run < kCounts.size(); ++run) table.push_back({runs.begins[run], kCounts[run]});
+          OnDevice<kernels::ElemRun> d_table(table);
+          OnDevice<double> partials(kernels::cuda::kSquaresPartials), words(kWords);
           Queue on;
-          kernels::cuda::squares(on, d_table.data(), d_chunks.data(), std::ssize(chunks), partials.data());
-          kernels::cuda::add_words(on, partials.data(), begins.data(), 1, 1, words.data());
+          kernels::cuda::add_squares_of_runs(on, grad.data(), d_table.data(), std::ssize(table), partials.data(),
+                                             words.data());
           CHECK(words.values() == std::vector<double>(all.begin(), all.end()));
           OnDevice<ClipNumbers> d_numbers(std::vector<ClipNumbers>{{0.5, 1.25, 4.0}});
           OnDevice<Clip> out(1);
@@ -183,15 +223,12 @@ TEST_SUITE("runtime/kernels/cuda/update") {
       std::vector<float> grad(100, 1.0f);
       grad[77] = bad;
       OnDevice<float> d_grad(grad);
-      OnDevice<kernels::cuda::Floats> table(std::vector<kernels::cuda::Floats>{{d_grad.data(), 100}});
-      OnDevice<Chunk> chunks(kernels::cuda::chunks_of(std::vector<int64_t>{100}));
-      OnDevice<int32_t> begins(std::vector<int32_t>{0, 1});
-      OnDevice<double> partials(kWords), words(kWords);
+      OnDevice<kernels::ElemRun> runs(std::vector<kernels::ElemRun>{{0, 100}});
+      OnDevice<double> partials(kernels::cuda::kSquaresPartials), words(kWords);
       OnDevice<ClipNumbers> d_numbers(std::vector<ClipNumbers>{{}});
       OnDevice<Clip> out(1);
       Queue on;
-      kernels::cuda::squares(on, table.data(), chunks.data(), 1, partials.data());
-      kernels::cuda::add_words(on, partials.data(), begins.data(), 1, 1, words.data());
+      kernels::cuda::add_squares_of_runs(on, d_grad.data(), runs.data(), 1, partials.data(), words.data());
       kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), out.data());
       CHECK(out.values()[0].finite == 0);
       CHECK(std::isnan(out.values()[0].norm) == std::isnan(bad));
@@ -199,7 +236,6 @@ TEST_SUITE("runtime/kernels/cuda/update") {
   }
 
   TEST_CASE("AdamW over many runs is the CPU's; where the norm is not finite nothing is written") {
-    const std::vector<Chunk> chunks = kernels::cuda::chunks_of(kCounts);
     for (const int64_t shift : {0, 1}) {
       CAPTURE(shift);
       const Runs before(shift);
@@ -213,12 +249,10 @@ TEST_SUITE("runtime/kernels/cuda/update") {
       }
       in_every_order([&] {
         OnDeviceRuns there(before);
-        OnDevice<UpdateRun> table(there.table);
-        OnDevice<Chunk> d_chunks(chunks);
-        OnDevice<UpdateNumbers> d_numbers(numbers());
+        const OnDeviceTables on_device(there.table);
+        const UpdateTables& tables = on_device.tables;
         OnDevice<Clip> clip(std::vector<Clip>{{1, 0.5f, 0}});
         Queue on;
-        const kernels::cuda::UpdateTables tables{table.data(), d_chunks.data(), std::ssize(chunks), d_numbers.data()};
         kernels::cuda::adamw(on, tables, clip.data());
         CHECK(same_bits(there.master.values(), before.master));
         CHECK(same_bits(there.exp_avg.values(), before.exp_avg));
@@ -234,12 +268,11 @@ TEST_SUITE("runtime/kernels/cuda/update") {
   }
 
   TEST_CASE("LAMB over many runs is the CPU's, its ratio that of whole tensors") {
-    const std::vector<Chunk> chunks = kernels::cuda::chunks_of(kCounts);
-    const std::vector<int32_t> tensors = {0, 0, 1};
+    const std::vector<size_t> tensors = {0, 0, 1};
     const Runs before;
     Runs after = before;
     std::vector<double> norm_words(2 * kernels::TensorNorms::kWords);
-    const auto norms_of = [&](int32_t tensor) {
+    const auto norms_of = [&](size_t tensor) {
       return kernels::TensorNorms{
           std::span(norm_words).subspan(tensor * kernels::TensorNorms::kWords, kernels::TensorNorms::kWords)};
     };
@@ -248,7 +281,7 @@ TEST_SUITE("runtime/kernels/cuda/update") {
                             arrays_of(after, run), kCounts[run], norms_of(tensors[run]));
     }
     std::vector<float> trust;
-    for (const int32_t tensor : {0, 1}) {
+    for (const size_t tensor : {0, 1}) {
       const kernels::TensorNorms norm = norms_of(tensor);
       trust.push_back(static_cast<float>(std::sqrt(norm.weight().value()) / std::sqrt(norm.step().value())));
     }
@@ -258,28 +291,34 @@ TEST_SUITE("runtime/kernels/cuda/update") {
     }
     in_every_order([&] {
       OnDeviceRuns there(before);
-      OnDevice<UpdateRun> table(there.table);
-      OnDevice<Chunk> d_chunks(chunks);
-      OnDevice<int32_t> begins(kernels::cuda::chunk_begins(chunks, tensors, 2));
-      OnDevice<UpdateNumbers> d_numbers(numbers());
+      for (size_t run = 0; run < kCounts.size(); ++run) there.table[run].of.lr *= trust[tensors[run]];
+      const OnDeviceTables on_device(there.table);
+      const UpdateTables& tables = on_device.tables;
       OnDevice<Clip> clip(std::vector<Clip>{{1, 0.5f, 0}});
-      OnDevice<double> partials(std::ssize(chunks) * 2 * kWords), words(2 * 2 * kWords);
-      OnDevice<float> d_trust(2);
+      OnDevice<double> partials(on_device.chunks * 2 * kWords), words(std::ssize(kCounts) * 2 * kWords);
       Queue on;
-      const kernels::cuda::UpdateTables tables{table.data(), d_chunks.data(), std::ssize(chunks), d_numbers.data()};
       const auto step = [&] {
         kernels::cuda::lamb_moments(on, tables, clip.data(), partials.data());
-        kernels::cuda::add_words(on, partials.data(), begins.data(), 2, 2, words.data());
-        kernels::cuda::lamb_trust(on, words.data(), 2, d_trust.data());
-        kernels::cuda::lamb_step(on, tables, clip.data(), d_trust.data());
+        kernels::cuda::add_words(on, partials.data(), tables, 2, words.data());
+        kernels::cuda::lamb_step(on, tables, clip.data());
       };
       step();
       CHECK(same_bits(there.master.values(), before.master));
       CHECK(same_bits(there.exp_avg.values(), before.exp_avg));
-      CHECK(d_trust.values() == std::vector<float>{1, 1});
+      CHECK(words.values() == std::vector<double>(static_cast<size_t>(words.size()), 0.0));
       clip.data()->finite = 1;
       step();
-      check_alike(d_trust.values(), trust, pointwise<float>());
+      std::vector<double> sums(2 * kernels::TensorNorms::kWords);
+      const std::vector<double> of_runs = words.values();
+      for (size_t k = 0; k < of_runs.size(); ++k)
+        sums[tensors[k / kernels::TensorNorms::kWords] * kernels::TensorNorms::kWords +
+             k % kernels::TensorNorms::kWords] += of_runs[k];
+      for (const size_t tensor : {0, 1}) {
+        const kernels::TensorNorms got{
+            std::span(sums).subspan(tensor * kernels::TensorNorms::kWords, kernels::TensorNorms::kWords)};
+        CHECK(got.weight().value() == doctest::Approx(norms_of(tensor).weight().value()).epsilon(1e-6));
+        CHECK(got.step().value() == doctest::Approx(norms_of(tensor).step().value()).epsilon(1e-5));
+      }
       check_alike(there.exp_avg.values(), after.exp_avg, pointwise<float>());
       check_alike(there.master.values(), after.master, pointwise<float>());
       check_weights(there.master.values(), there.low.values(), before.begins[0], kCounts[0]);

@@ -146,6 +146,62 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
     CHECK(waited.empty());
   }
 
+  TEST_CASE("batches have all blocks that may be overwritten together, cut between chunks, each waited for once") {
+    // Without a copy, one whose blocks are larger than all state, smaller, and smaller than a chunk.
+    const Plan plan = make_plan(with(balanced_recipe(), OptimizerKind::kAdamW), 2).value();
+    for (const int64_t at_once : {int64_t{0}, int64_t{1} << 40, int64_t{500}, int64_t{40}}) {
+      CAPTURE(at_once);
+      RankMemory memory(plan, 0, 1);
+      std::vector<std::span<const float>> waited;
+      RecordingGate gate(at_once, [&](std::span<const float> area) { waited.push_back(area); });
+      if (at_once > 0) memory.arrays.gate = &gate;
+      StateWalk walk(*memory.stream, plan, memory.rank, memory.arrays);
+      std::map<const StatePiece*, int64_t> reached;
+      int64_t batches = 0, blocks = 0, saved_elems = 0, last_elems = at_once;
+      const auto take = [&](std::span<const StateBlock> batch) {
+        ++batches;
+        CHECK(last_elems >= at_once);  // only the last one is short
+        int64_t elems = 0;
+        size_t area = 0;
+        for (const StateBlock& block : batch) {
+          ++blocks;
+          CHECK(reached[block.piece] == block.begin);
+          reached[block.piece] += block.count;
+          if (block.saved < 0) continue;
+          elems += block.count;
+          if (at_once == 0) continue;
+          for (const DevicePtr<float> at : {block.to.master, block.to.exp_avg, block.to.exp_avg_sq}) {
+            REQUIRE(area < waited.size());
+            CHECK(waited[area].data() == address_of(at));
+            CHECK(std::ssize(waited[area++]) == block.count);
+          }
+        }
+        CHECK(area == waited.size());
+        waited.clear();
+        saved_elems += elems;
+        last_elems = elems;
+        if (at_once > 0) CHECK(elems < at_once + std::min(at_once, kernels::kStateChunk));
+      };
+      walk.for_batches(0, 0, take);
+      const int64_t most = at_once == 0 ? 1 : (saved_elems + at_once - 1) / at_once;
+      CHECK(batches <= most);
+      CHECK(batches >= (most + 1) / 2);
+      CHECK(blocks <= walk.most_blocks());
+      int64_t balancing = 0;
+      for (const StatePiece& piece : memory.rank.pieces) {
+        if (plan.tensors[piece.tensor].balances) {
+          ++balancing;
+        } else {
+          CHECK(reached[&piece] == piece.count_elems());
+        }
+      }
+      CHECK(balancing > 0);
+      last_elems = at_once;
+      walk.for_batches(0, 0, take, Pieces::kBalancing);
+      for (const StatePiece& piece : memory.rank.pieces) CHECK(reached[&piece] == piece.count_elems());
+    }
+  }
+
   TEST_CASE("banks on a disk: two blocks are fetched ahead, a block that is done with is stored, its source dropped") {
     const Plan plan = make_plan(small_recipe(), 2).value();
     for (const int64_t to : {1, 0}) {
