@@ -234,9 +234,13 @@ int BlasDouble::multiply(const Call& of) {
   }
   const bool biased = of.product.epilogue == cuda::kEpilogueBias;
   if (biased && !cuda_.holds(of.product.bias, of.d.rows * of.d.elem_bytes())) return kBlasInvalid;
-  return cuda_.launch(of.stream, [product = of.product, a = of.a, b = of.b, d = of.d, alpha = of.alpha, beta = of.beta,
-                                  at_a = of.at_a, at_b = of.at_b, at_c = of.at_c, at_d = of.at_d, biased,
-                                  workspace = of.workspace, spoilt = chosen[1]] {
+  const int64_t depth = shape(of.a, of.product.op_a).second;
+  const Ordered ordered{.kind = Ordered::Kind::kProduct,
+                        .numbers = {of.d.rows, of.d.cols, depth, of.a.type, of.d.type, of.product.op_a, of.product.op_b,
+                                    of.product.epilogue, of.beta != 0 ? 1 : 0}};
+  const auto work = [product = of.product, a = of.a, b = of.b, d = of.d, alpha = of.alpha, beta = of.beta,
+                     at_a = of.at_a, at_b = of.at_b, at_c = of.at_c, at_d = of.at_d, biased, workspace = of.workspace,
+                     spoilt = chosen[1]] {
     if (spoilt > 0) std::memset(workspace, 0xff, spoilt);
     const int64_t k = shape(a, product.op_a).second;
     for (int64_t col = 0; col < d.cols; ++col) {
@@ -254,7 +258,8 @@ int BlasDouble::multiply(const Call& of) {
         d.put(at_d, at, out);
       }
     }
-  });
+  };
+  return cuda_.launch(of.stream, work, ordered);
 }
 
 }  // namespace cairn::simt

@@ -177,8 +177,8 @@ CudaApi::CudaApi(StreamDouble& cuda, int devices, int version)
     : cuda_(cuda), api_(table()), devices_(devices), version_(version) {
   RT_CHECK(current == nullptr, "two doubles of the runtime at a time");
   current = this;
-  take_launches([this](CUstream_st* stream, std::function<void()> work) {
-    return cuda_.launch(stream_for(stream), std::move(work));
+  take_launches([this](CUstream_st* stream, const Launch& launch, std::function<void()> work) {
+    return cuda_.launch(stream_for(stream), std::move(work), ordered_kernel(launch));
   });
 }
 

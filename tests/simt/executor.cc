@@ -484,7 +484,7 @@ void check_aligned(const void* at, int64_t bytes) {
 
 int launch(const Launch& launch, CUstream_st* stream, std::function<void()> thread) {
   if (const Taker& taker = taker_of_all(); taker) {
-    return taker(stream, [launch, thread = std::move(thread)] { run(launch, thread); });
+    return taker(stream, launch, [launch, thread = std::move(thread)] { run(launch, thread); });
   }
   run(launch, thread);
   return 0;

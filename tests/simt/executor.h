@@ -39,7 +39,7 @@ class Stop : public std::runtime_error {
 };
 
 /// Where all launches go instead of being carried out at once; empty: no longer. Gives a cudaError_t.
-using Taker = std::function<int(CUstream_st* stream, std::function<void()> work)>;
+using Taker = std::function<int(CUstream_st* stream, const Launch& launch, std::function<void()> work)>;
 void take_launches(Taker taker);
 
 struct Counts {

@@ -1,6 +1,7 @@
 #include "tests/simt/stream_double.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr size_t kLong = 64;  // pieces of a queue, from which on adding one does another
 constexpr int kSpoilt = 0xa5;
+constexpr int64_t kMostGiven = 64 << 10;  // bytes of a copy that a recorder keeps
 thread_local int64_t own_waits = 0;
 
 }  // namespace
@@ -80,16 +82,36 @@ struct StreamDouble::Capture {
   }
 };
 
-StreamDouble::StreamDouble(uint64_t seed, int64_t memory_bytes)
-    : seed_(seed), random_(seed), memory_bytes_(memory_bytes) {
-  take_launches([this](CUstream_st* stream, std::function<void()> work) { return launch(stream, std::move(work)); });
+StreamDouble::StreamDouble(uint64_t seed, int64_t memory_bytes, Backing backing)
+    : seed_(seed), random_(seed), memory_bytes_(memory_bytes), records_(backing == Backing::kNone) {
+  take_launches([this](CUstream_st* stream, const Launch& of, std::function<void()> work) {
+    return launch(stream, std::move(work), ordered_kernel(of));
+  });
   open_to_host(false);
 }
 
 StreamDouble::~StreamDouble() {
   take_launches({});
   open_to_host(true);
-  for (const auto& [memory, bytes] : memory_) device_free(const_cast<void*>(memory));
+  for (const auto& [memory, bytes] : memory_) release(const_cast<void*>(memory), bytes);
+}
+
+Ordered ordered_kernel(const Launch& of) {
+  return {
+      .kind = Ordered::Kind::kKernel,
+      .kernel = of.kernel,
+      .numbers = {of.blocks.x, of.blocks.y, of.blocks.z, of.threads.x, of.threads.y, of.threads.z, of.shared_bytes}};
+}
+
+void StreamDouble::tell(const Lane& lane, Ordered ordered) const {
+  if (!hear_) return;
+  ordered.stream = lane.number;
+  hear_(ordered);
+}
+
+void StreamDouble::release(void* memory, int64_t bytes) const {
+  if (!records_) return device_free(memory);
+  munmap(memory, static_cast<size_t>(bytes));
 }
 
 // --- calls
@@ -249,6 +271,11 @@ void StreamDouble::run_until(const std::function<bool()>& done) {
     const bool for_others = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
       return !lane->pieces.empty() && (lane->pieces.front().word != nullptr || lane->pieces.front().tried);
     });
+    if (for_others && held_for_ == std::this_thread::get_id()) {
+      held_for_ = {};
+      ++waited_for_held_;
+      continue;
+    }
     if (for_others) {  // another thread of the host, or another process
       mutex_.unlock();
       std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -264,6 +291,7 @@ void StreamDouble::run_until(const std::function<bool()>& done) {
 }
 
 int StreamDouble::add(Lane& lane, std::function<void()> work) {
+  if (records_) return 0;
   if (capture_ != nullptr && capture_->branches.count(&lane) > 0) {
     capture_->add(lane, {std::move(work), nullptr, nullptr});
     return 0;
@@ -281,9 +309,15 @@ int StreamDouble::allocate(void** memory, int64_t bytes) {
     if (bytes <= 0) return kInvalidValue;
     if (allocated_bytes_ + bytes > memory_bytes_) return kNoMemory;
     ++counts_.allocations;
-    open_to_host(true);
-    *memory = device_alloc(bytes);
-    open_to_host(false);
+    if (records_) {  // addresses that no code may touch
+      *memory =
+          mmap(nullptr, static_cast<size_t>(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (*memory == MAP_FAILED) return kNoMemory;
+    } else {
+      open_to_host(true);
+      *memory = device_alloc(bytes);
+      open_to_host(false);
+    }
     memory_[*memory] = bytes;
     allocated_bytes_ += bytes;
     return 0;
@@ -304,9 +338,10 @@ int StreamDouble::unmap(void* memory) {
       misuse("memory unmapped while work is under way");
     }
     const auto found = memory_.find(memory);
-    allocated_bytes_ -= found->second;
+    const int64_t bytes = found->second;
+    allocated_bytes_ -= bytes;
     memory_.erase(found);
-    device_free(memory);
+    release(memory, bytes);
     return 0;
   });
 }
@@ -319,9 +354,10 @@ int StreamDouble::free(void* memory) {
     run_until([&] {  // as the runtime does: all that is ordered comes first
       return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->pieces.empty(); });
     });
-    allocated_bytes_ -= found->second;
+    const int64_t bytes = found->second;
+    allocated_bytes_ -= bytes;
     memory_.erase(found);
-    device_free(memory);
+    release(memory, bytes);
     return 0;
   });
 }
@@ -447,6 +483,8 @@ int StreamDouble::copy(void* to, const void* from, int64_t bytes, Stream stream)
       return kInvalidValue;  // past the end of an allocation
     }
     if (!to_device && !from_device) return kInvalidValue;
+    tell(*lane, {.kind = Ordered::Kind::kCopy, .numbers = {bytes, to_device ? 1 : 0, from_device ? 1 : 0}});
+    if (records_) return to_device && from_device ? 0 : copy_recorded(*lane, to, from, bytes, to_device);
     const auto size = static_cast<size_t>(bytes);
     if (to_device && from_device) return add(*lane, [=] { std::memmove(to, from, size); });
     const void* const host = to_device ? from : to;
@@ -486,11 +524,57 @@ int StreamDouble::copy(void* to, const void* from, int64_t bytes, Stream stream)
   });
 }
 
+int StreamDouble::copy_recorded(Lane& lane, void* to, const void* from, int64_t bytes, bool to_device) {
+  const auto size = static_cast<size_t>(bytes);
+  if (to_device) {
+    const auto* const begin = static_cast<const std::byte*>(from);
+    if (bytes <= kMostGiven) given_[to].assign(begin, begin + bytes);
+    return 0;
+  }
+  const auto* const first = static_cast<const std::byte*>(to);
+  const bool is_left = std::any_of(left_alone_.begin(), left_alone_.end(), [&](const auto& area) {
+    return first >= area.data() && first + bytes <= area.data() + area.size();
+  });
+  if (is_left) {
+    ++copies_left_alone_;
+    lane.pieces.push_back({.tried = [this] { return held_for_ == std::thread::id(); }});
+  } else {
+    std::memset(to, 0, size);
+  }
+  if (is_pinned(to, bytes)) return 0;
+  count_wait();
+  run_until([&] { return lane.pieces.empty(); });
+  return 0;
+}
+
+void StreamDouble::hold_copies(std::thread::id thread) {
+  const std::lock_guard lock(mutex_);
+  held_for_ = thread;
+}
+bool StreamDouble::let_arrive() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(held_for_, {}) != std::thread::id();
+}
+int64_t StreamDouble::copies_left_alone() const {
+  const std::lock_guard lock(mutex_);
+  return copies_left_alone_;
+}
+int64_t StreamDouble::waited_for_held() const {
+  const std::lock_guard lock(mutex_);
+  return waited_for_held_;
+}
+std::span<const std::byte> StreamDouble::given(const void* at) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = given_.find(at);
+  return found == given_.end() ? std::span<const std::byte>() : found->second;
+}
+
 int StreamDouble::set(void* memory, int value, int64_t bytes, Stream stream) {
   return call([&] {
     Lane* const lane = lane_of(stream);
     if (lane == nullptr) return kInvalidHandle;
     if (!is_allocated(memory, bytes)) return kInvalidValue;
+    tell(*lane, {.kind = Ordered::Kind::kFill, .numbers = {bytes}});
     return add(*lane, [=] { std::memset(memory, value, static_cast<size_t>(bytes)); });
   });
 }
@@ -509,11 +593,12 @@ int StreamDouble::host_function(Stream stream, std::function<void()> work) {
   });
 }
 
-int StreamDouble::launch(Stream stream, std::function<void()> work) {
+int StreamDouble::launch(Stream stream, std::function<void()> work, const Ordered& as) {
   return call([&] {
     Lane* const lane = lane_of(stream);
     if (lane == nullptr) return kInvalidHandle;
     ++counts_.launches;
+    tell(*lane, as);
     return add(*lane, std::move(work));
   });
 }

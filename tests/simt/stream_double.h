@@ -10,7 +10,11 @@
 //
 // Proves the order of calls, and nothing of a device or a driver. Threads: any may call; work is done by one that
 // waits.
+//
+// With Backing::kNone it is a recorder, for steps of real models. It does no work, reserves addresses without memory
+// for the device, and gives zeros to the host. Callers order the same work, and on_order() reports it in either case.
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -20,7 +24,9 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/kernels/cuda/queue.h"
@@ -32,13 +38,31 @@ constexpr int kInvalidValue = 1, kNoMemory = 2, kNoDevice = 100, kInvalidDevice 
               kNotReady = 600, kNotInCapture = 900, kCaptureInvalid = 901, kCaptureUnjoined = 904,
               kCaptureIsolation = 905;
 
+struct Launch;
+
+/// A piece of work as a stream is asked for it.
+struct Ordered {
+  enum class Kind { kOther, kKernel, kProduct, kFill, kCopy };
+  Kind kind = Kind::kOther;
+  const void* kernel = nullptr;
+  /// kKernel: blocks, threads (x, y, z each), bytes of shared memory. kProduct: rows, columns, depth, types of factors
+  /// and result, transposes, epilogue, whether it adds. kFill, kCopy: bytes; of a copy too whether it is to the device,
+  /// from the device.
+  std::array<int64_t, 9> numbers = {};
+  int64_t stream = 0;  // by the order in which streams were made
+  bool operator==(const Ordered&) const = default;
+};
+Ordered ordered_kernel(const Launch& launch);
+
+enum class Backing { kMemory, kNone };
+
 class StreamDouble {
  public:
   using Stream = CUstream_st*;
   struct Event;
   struct Graph;
 
-  explicit StreamDouble(uint64_t seed, int64_t memory_bytes = int64_t{1} << 30);
+  explicit StreamDouble(uint64_t seed, int64_t memory_bytes = int64_t{1} << 30, Backing backing = Backing::kMemory);
   ~StreamDouble();
   StreamDouble(const StreamDouble&) = delete;
   StreamDouble& operator=(const StreamDouble&) = delete;
@@ -65,7 +89,7 @@ class StreamDouble {
   int set(void* memory, int value, int64_t bytes, Stream stream);
   int host_function(Stream stream, std::function<void()> work);
   /// Launches of kernels come here while the double lives.
-  int launch(Stream stream, std::function<void()> work);
+  int launch(Stream stream, std::function<void()> work, const Ordered& as = {});
   /// Work that waits for other processes: it is tried until it says that it is over. No part of a capture.
   int launch_waiting(Stream stream, std::function<bool()> work);
 
@@ -101,6 +125,23 @@ class StreamDouble {
   /// No longer. Whether a call was refused.
   bool refuse_no_more();
 
+  /// Called for each piece that is ordered, in order, by the thread that orders it, which calls nothing here meanwhile.
+  void on_order(std::function<void(const Ordered&)> hear) { hear_ = std::move(hear); }
+
+  // --- for a recorder
+  /// Copies to this host memory write nothing. While they are held, none of them arrives.
+  void leave_alone(std::span<const std::byte> host) { left_alone_.push_back(host); }
+  /// Until let_arrive(), or until `thread` waits for the device in vain.
+  void hold_copies(std::thread::id thread);
+  /// Whether they were held.
+  bool let_arrive();
+  /// How many copies to such memory were ordered.
+  int64_t copies_left_alone() const;
+  /// How often they came because that thread waited.
+  int64_t waited_for_held() const;
+  /// Bytes that the last copy of at most 64 KiB has brought to this address; empty: none has.
+  std::span<const std::byte> given(const void* at) const;
+
   struct Counts {
     int64_t calls = 0, allocations = 0, waits = 0, launches = 0, copies = 0, graph_launches = 0, pins = 0;
   };
@@ -131,9 +172,12 @@ class StreamDouble {
   int wait(const Body& body);
   Lane* lane_of(Stream stream);
   int add(Lane& lane, std::function<void()> work);
+  int copy_recorded(Lane& lane, void* to, const void* from, int64_t bytes, bool to_device);
+  void tell(const Lane& lane, Ordered ordered) const;
   int record_on(Lane& lane, Event& event);
   void run_until(const std::function<bool()>& done);
   bool run_one();
+  void release(void* memory, int64_t bytes) const;
   bool is_pinned(const void* at, int64_t bytes) const;
   bool is_allocated(const void* at, int64_t bytes) const;
   bool touches_device(const void* at, int64_t bytes) const;
@@ -160,6 +204,13 @@ class StreamDouble {
   } refusal_;
   bool running_ = false;
   int doors_ = 0;
+  std::function<void(const Ordered&)> hear_;
+
+  const bool records_;
+  std::vector<std::span<const std::byte>> left_alone_;
+  std::map<const void*, std::vector<std::byte>> given_;
+  std::thread::id held_for_;  // no thread: nothing is held
+  int64_t waited_for_held_ = 0, copies_left_alone_ = 0;
 };
 
 }  // namespace cairn::simt
