@@ -1,0 +1,78 @@
+#include "tests/runtime/cuda/steps/models.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "tests/runtime/trainer/harness.h"
+
+namespace cairn::testing {
+namespace {
+
+Recipe recipe_of(const ModelConfig& model, int64_t samples) {
+  Recipe out;
+  out.name = "steps";
+  out.seed = 11;
+  out.stop = {Span::Unit::kSteps, 1000};
+  out.precision = Precision::kBf16;
+  out.device = DeviceChoice::kCuda;
+  out.model = model;
+  constexpr int64_t kTokens = 100000, kMostToken = 60000;  // tokens of 16 bits
+  const int64_t vocab = std::min(model.vocab, kMostToken);
+  out.data.sources = {{.kind = DataSource::Kind::kTokenFile,
+                       .name = "a",
+                       .path = test::token_file(kTokens, vocab, "steps"),
+                       .dtype = "uint16"}};
+  out.batch = {.samples = samples, .micro = samples};
+  out.optimizer = {.peak_lr = 6e-4, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1, .clip = 1.0};
+  out.checkpoint.snapshot_by = SnapshotBy::kCopy;
+  return out;
+}
+
+ModelConfig gpt(int64_t layers, int64_t width, int64_t heads, int64_t context, int64_t vocab) {
+  return {.layers = layers,
+          .width = width,
+          .heads = heads,
+          .kv_heads = heads,
+          .head_dim = width / heads,
+          .ffn = 4 * width,
+          .context = context,
+          .vocab = vocab};
+}
+
+ModelConfig llama(int64_t layers, int64_t width, int64_t heads, int64_t kv_heads, int64_t ffn, int64_t context,
+                  int64_t vocab) {
+  ModelConfig out = gpt(layers, width, heads, context, vocab);
+  out.kv_heads = kv_heads;
+  out.ffn = ffn;
+  out.positions = Positions::kRotary;
+  out.norm = NormKind::kRmsNorm;
+  out.activation = Activation::kSwiGlu;
+  out.bias = false;
+  out.tied_embeddings = false;
+  return out;
+}
+
+ModelConfig with_experts(ModelConfig model, int64_t experts, int64_t top_k) {
+  model.moe.experts = experts;
+  model.moe.top_k = top_k;
+  return model;
+}
+
+}  // namespace
+
+std::vector<NamedModel> counted_models() {
+  return {{"gpt2-124m", recipe_of(gpt(12, 768, 12, 1024, 50257), 16)},
+          {"gpt2-1558m", recipe_of(gpt(48, 1600, 25, 1024, 50257), 8)},
+          {"llama3-8-layers", recipe_of(llama(8, 4096, 32, 8, 14336, 8192, 128256), 1)},
+          {"moe-8-experts", recipe_of(with_experts(llama(8, 1024, 16, 8, 3584, 1024, 32000), 8, 2), 16)}};
+}
+
+std::vector<NamedModel> tiny_models() {
+  return {{"gpt", recipe_of(gpt(2, 32, 2, 16, 130), 2)},
+          {"llama", recipe_of(llama(2, 32, 2, 1, 48, 16, 130), 2)},
+          // All experts of a token are chosen, so how often does not depend on what is computed.
+          {"experts", recipe_of(with_experts(llama(2, 32, 2, 1, 48, 16, 130), 2, 2), 2)}};
+}
+
+}  // namespace cairn::testing
