@@ -56,7 +56,8 @@ void DataParallel::begin_pass(bool training) {
   if (rank_.scattered_grads) {
     on_.clear_floats(memory_.sums, rank_.grad_elems());
   } else {
-    clear({0, rank_.flat_elems}, memory_.sums);
+    const std::vector<kernels::ElemRun> runs = added_to({0, rank_.flat_elems});
+    on_.clear_floats_of_runs(memory_.sums, on_.stream.give(std::span<const kernels::ElemRun>(runs)), std::ssize(runs));
   }
   std::fill(passed_.begin(), passed_.end(), 0);
   std::fill(open_units_.begin(), open_units_.end(), 0);
@@ -73,18 +74,23 @@ std::span<const LocalTensor> DataParallel::tensors_in(FlatRange range) const {
   return {from(range.begin), from(range.end)};
 }
 
-void DataParallel::clear(FlatRange range, DevicePtr<float> to) {
+std::vector<kernels::ElemRun> DataParallel::added_to(FlatRange range) {
+  std::vector<kernels::ElemRun> out;
   int64_t done = range.begin;
+  const auto take = [&](int64_t end) {
+    if (end > done) out.push_back({done - range.begin, end - done});
+  };
   for (const LocalTensor& local : tensors_in(range)) {
     // Matrices of projections and of the vocabulary: who else writes their gradients asks (Parameter::unwritten).
     // Norms of heads have two dimensions too, and only add. Experts may see no rows.
     const TensorSpec& spec = plan_.tensors[local.tensor];
     if (!spec.decay || spec.cut == TensorCut::kReplicated || spec.expert >= 0) continue;
     unwritten_[&local - rank_.tensors.data()] = 1;
-    on_.clear_floats(to + done - range.begin, local.offset - done);
+    take(local.offset);
     done = local.offset + count_elems(local.shape);
   }
-  on_.clear_floats(to + done - range.begin, range.end - done);
+  take(range.end);
+  return out;
 }
 
 void DataParallel::fill_unwritten(const Unit& unit) {
@@ -139,7 +145,9 @@ Status DataParallel::prepare_grads(int64_t unit_index) {
   const Unit& unit = rank_.units[unit_index];
   if (passed_[unit_index] % unit.uses != 0) return {};  // the other use has begun to fill it
   RT_TRY(lane_.wait(grads_from_[unit.grad_slot]));
-  clear(unit.range, memory_.slots + unit.grad_at);
+  for (const kernels::ElemRun& run : added_to(unit.range)) {
+    on_.clear_floats(memory_.slots + unit.grad_at + run.begin, run.count);
+  }
   on_.clear_floats(memory_.slots + unit.source_grads_at, (plan_.expert_sources() - 1) * unit.experts.size());
   return {};
 }

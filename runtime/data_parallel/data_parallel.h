@@ -82,8 +82,9 @@ class DataParallel final : public nn::UseListener {
   bool busy() const { return lane_.busy(); }
 
  private:
-  /// Gradients of `range` at `to` begin anew.
-  void clear(FlatRange range, DevicePtr<float> to);
+  /// Gradients of `range` begin anew: the runs of it to which layers only add, and which must be zero. It marks the
+  /// others unwritten: their products overwrite them.
+  std::vector<kernels::ElemRun> added_to(FlatRange range);
   /// What no product of the unit has written is zero.
   void fill_unwritten(const Unit& unit);
   std::span<const LocalTensor> tensors_in(FlatRange range) const;

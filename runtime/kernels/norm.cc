@@ -49,10 +49,10 @@ RT_INLINE void layer_norm_forward_leaf_body(const T* x, const T* weight, const T
 RT_CLONES(layer_norm_forward_leaf)
 
 /// dx of one row for y = (x - mean) * rstd * w, where `mean` is 0 and not a function of x for RMSNorm.
-/// With g = dy * w and xhat = (x - mean) * rstd: dx = rstd * (g - [mean(g)] - xhat * mean(g * xhat)).
+/// With g = dy * w and xhat = (x - mean) * rstd: dx = rstd * (g - [mean(g)] - xhat * mean(g * xhat)). `adds`: to dx.
 template <bool kCentred, typename T>
 RT_INLINE void norm_dx_leaf_body(const T* dy, const T* x, const T* weight, float mean, float rstd, T* dx, int64_t width,
-                                 float offset) {
+                                 float offset, bool adds) {
   float sum_g = 0, sum_gx = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gx)
   for (int64_t c = 0; c < width; ++c) {
@@ -62,6 +62,21 @@ RT_INLINE void norm_dx_leaf_body(const T* dy, const T* x, const T* weight, float
   }
   const float mean_g = kCentred ? sum_g / static_cast<float>(width) : 0.0f;
   const float mean_gx = sum_gx / static_cast<float>(width);
+  if (adds) {
+    constexpr int64_t kAtOnce = 256;
+    T own[kAtOnce];  // in one loop the product and the sum would be one multiply-add, rounded once
+    for (int64_t begin = 0; begin < width; begin += kAtOnce) {
+      const int64_t count = std::min(kAtOnce, width - begin);
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t c = begin + i;
+        const float g = load_f32(dy[c]) * factor_at(weight, c, offset);
+        const float xhat = (load_f32(x[c]) - mean) * rstd;
+        store_f32(&own[i], rstd * (g - mean_g - xhat * mean_gx));
+      }
+      for (int64_t i = 0; i < count; ++i) store_f32(&dx[begin + i], load_f32(dx[begin + i]) + load_f32(own[i]));
+    }
+    return;
+  }
   for (int64_t c = 0; c < width; ++c) {
     const float g = load_f32(dy[c]) * factor_at(weight, c, offset);
     const float xhat = (load_f32(x[c]) - mean) * rstd;
@@ -209,7 +224,8 @@ void layer_norm_backward(const NormRows& of, const T* dy, const T* x, const T* w
   }
   parallel_ranges(rows, 1, 3 * width, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
-      norm_dx_leaf<true>(dy + r * width, x + r * width, weight, mean[r], rstd[r], dx + r * width, width, of.offset);
+      norm_dx_leaf<true>(dy + r * width, x + r * width, weight, mean[r], rstd[r], dx + r * width, width, of.offset,
+                         of.adds);
     }
   });
 }
@@ -236,7 +252,8 @@ void rms_norm_backward(const NormRows& of, const T* dy, const T* x, const T* wei
   }
   parallel_ranges(rows, 1, 3 * width, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
-      norm_dx_leaf<false>(dy + r * width, x + r * width, weight, 0.0f, rstd[r], dx + r * width, width, of.offset);
+      norm_dx_leaf<false>(dy + r * width, x + r * width, weight, 0.0f, rstd[r], dx + r * width, width, of.offset,
+                          of.adds);
     }
   });
 }
@@ -304,9 +321,9 @@ void head_norm_backward(const HeadNorm& d, const Rows<const T>& dy, const Rows<c
         const T* const w = weight == nullptr ? nullptr : weight + h * weight_stride;
         T* const into = dx.row(r) + h * head_dim;
         if (d.centred) {
-          norm_dx_leaf<true>(g, from, w, mean[r * heads + h], rstd[r * heads + h], into, head_dim, d.offset);
+          norm_dx_leaf<true>(g, from, w, mean[r * heads + h], rstd[r * heads + h], into, head_dim, d.offset, false);
         } else {
-          norm_dx_leaf<false>(g, from, w, 0.0f, rstd[r * heads + h], into, head_dim, d.offset);
+          norm_dx_leaf<false>(g, from, w, 0.0f, rstd[r * heads + h], into, head_dim, d.offset, false);
         }
       }
     }

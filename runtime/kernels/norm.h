@@ -13,6 +13,7 @@ namespace cairn::kernels {
 struct NormRows {
   int64_t rows = 0, width = 0;
   float eps = 0, offset = 0;
+  bool adds = false;  // of a backward pass: the gradient, rounded, is added to what dx holds
 };
 /// Where gradients [width] are added, by a tree of `parts`; null: nobody wants them.
 struct NormGradients {
@@ -23,7 +24,7 @@ struct NormGradients {
 /// y = (x - mean) * rstd * weight + bias. mean, rstd: [rows] float, kept for the backward pass. bias may be null.
 template <typename T>
 void layer_norm_forward(const NormRows& of, const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd);
-/// dx is overwritten, and may be dy.
+/// dx is overwritten, and may be dy; with NormRows::adds it is added to, and is not dy.
 template <typename T>
 void layer_norm_backward(const NormRows& of, const T* dy, const T* x, const T* weight, const float* mean,
                          const float* rstd, T* dx, const NormGradients& to);

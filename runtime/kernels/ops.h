@@ -49,7 +49,8 @@ namespace cairn::kernels {
   X(rotary_table) X(alibi_slopes) X(sink_gradients)                                                                                    \
   X(join_maxima) X(rescale_sums) X(row_losses) X(row_scales)                                                         \
   X(route_forward) X(count_choices) X(place_choices)                                                                 \
-  X(add_to) X(scale_floats) X(copy_floats) X(copy_ints) X(clear_floats) X(gather_floats) X(scatter_floats)           \
+  X(add_to) X(scale_floats) X(copy_floats) X(copy_ints) X(clear_floats) X(clear_floats_of_runs)                      \
+  X(gather_floats) X(scatter_floats)                                                                                 \
   X(floats_to_host) X(ints_to_host)
 // clang-format on
 

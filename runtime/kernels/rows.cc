@@ -40,6 +40,10 @@ void clear_floats(float* x, int64_t count) {
   parallel_elements(count, [=](int64_t i, int64_t end) { std::fill(x + i, x + end, 0.0f); });
 }
 
+void clear_floats_of_runs(float* x, const ElemRun* runs, int64_t run_count) {
+  for (int64_t run = 0; run < run_count; ++run) clear_floats(x + runs[run].begin, runs[run].count);
+}
+
 template <typename T>
 void copy_rows(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t rows, int64_t width) {
   for (int64_t r = 0; r < rows; ++r) std::copy_n(from + r * from_stride, width, to + r * to_stride);

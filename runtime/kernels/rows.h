@@ -5,6 +5,7 @@
 #include <span>
 
 #include "runtime/core/dtype.h"
+#include "runtime/kernels/views.h"
 
 namespace cairn::kernels {
 
@@ -17,6 +18,8 @@ void copy_floats(const float* from, float* to, int64_t count);
 template <typename T>
 void clear(T* x, int64_t count);
 void clear_floats(float* x, int64_t count);
+/// The same of some runs of x.
+void clear_floats_of_runs(float* x, const ElemRun* runs, int64_t run_count);
 /// Rows of `width` elements between arrays of other strides.
 template <typename T>
 void copy_rows(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t rows, int64_t width);

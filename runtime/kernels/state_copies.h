@@ -7,6 +7,7 @@
 
 #include "runtime/core/dtype.h"
 #include "runtime/kernels/state_arrays.h"
+#include "runtime/kernels/views.h"
 
 namespace cairn::kernels {
 
@@ -33,10 +34,6 @@ void draw_weights(const FirstWeights& box, float* out);
 /// A step of `rate` for each expert's bias towards as many choices as `mean`: up where there are fewer.
 void balance_bias(float rate, float mean, const float* choices, const float* from, float* to, int64_t count);
 
-/// Elements [begin, begin + count) of an array.
-struct ElemRun {
-  int64_t begin = 0, count = 0;
-};
 /// The squares of so many runs of x, as the words of an ExactSum. A run begins at a multiple of 16 elements: inside it
 /// blocks of so many are added in double first, so cuts at such multiples change no bit.
 void add_squares_of_runs(const float* x, const ElemRun* runs, int64_t run_count, std::span<double> words);

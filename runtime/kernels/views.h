@@ -7,6 +7,11 @@
 
 namespace cairn::kernels {
 
+/// Elements [begin, begin + count) of an array.
+struct ElemRun {
+  int64_t begin = 0, count = 0;
+};
+
 /// Rows that begin `stride` elements apart; how many and how wide they are, the kernel's dims say.
 template <typename T>
 struct Rows {

@@ -24,8 +24,8 @@ void Norm<Real>::forward(DevicePtr<const Real> x_RH, DevicePtr<Real> y_RH, const
 
 template <typename Real>
 void Norm<Real>::backward(DevicePtr<const Real> dy_RH, DevicePtr<const Real> x_RH, const NormStats& stats,
-                          DevicePtr<Real> dx_RH, int64_t rows) const {
-  const kernels::NormRows of{rows, width_, eps_, offset_};
+                          DevicePtr<Real> dx_RH, int64_t rows, bool adds) const {
+  const kernels::NormRows of{rows, width_, eps_, offset_, adds};
   const kernels::NormGradients to{weight_.grad, bias_.grad, stats.parts};
   if (kind_ == NormKind::kLayerNorm) {
     on_->layer_norm_backward(of, dy_RH, x_RH, weight_.weight, stats.mean, stats.rstd, dx_RH, to);

@@ -27,9 +27,9 @@ class Norm {
   Norm(const Parameters<Real>& parameters, const std::string& name, const ModelConfig& model);
 
   void forward(DevicePtr<const Real> x_RH, DevicePtr<Real> y_RH, const NormStats& stats, int64_t rows) const;
-  /// With the statistics of forward(x). dx is overwritten, gradients are added to.
+  /// With the statistics of forward(x). dx is overwritten, or with `adds` added to, as gradients are.
   void backward(DevicePtr<const Real> dy_RH, DevicePtr<const Real> x_RH, const NormStats& stats, DevicePtr<Real> dx_RH,
-                int64_t rows) const;
+                int64_t rows, bool adds = false) const;
 
  private:
   const kernels::Exec<Real>* on_;

@@ -106,13 +106,13 @@ class Residual {
       before_->backward(dbranch_input_RH, saved.input_RH, scratch_.stats, scratch_.dresidual_RH, rows_);
       return;
     }
-    DevicePtr<Real> dinput_RH = dbranch_input_RH;
+    // Deferred, attention's gradient comes from the same y: the stream takes both after it.
     if (before_) {
-      dinput_RH = defers_ ? scratch_.dbranch_RH : tp_.local(scratch_.rows_TH);
-      before_->backward(dbranch_input_RH, saved.input_RH, scratch_.stats, dinput_RH, rows_);
+      before_->backward(dbranch_input_RH, saved.input_RH, scratch_.stats,
+                        defers_ ? scratch_.dbranch_RH : scratch_.dresidual_RH, rows_, !defers_);
+    } else {
+      on_.add(scratch_.dresidual_RH, dbranch_input_RH, scratch_.dresidual_RH, count_);
     }
-    if (defers_) return;  // attention's gradient comes from the same y: the stream takes both after it
-    on_.add(scratch_.dresidual_RH, dinput_RH, scratch_.dresidual_RH, count_);
     if (takes_deferred_) on_.add(scratch_.dresidual_RH, scratch_.dbranch_RH, scratch_.dresidual_RH, count_);
   }
 

@@ -116,6 +116,9 @@ WorkShapes work_shapes(const Plan& plan, int64_t rank) {
                          (optimizer.ema > 0 ? 2 : 0);
   out.gives += passes * kMostBatches;
   out.given_bytes += passes * most_runs * kernels::kGivenRunBytes;
+  // Runs of gradients that begin at zero: between matrices, and around them.
+  out.gives += 1;
+  out.given_bytes += (std::ssize(of.tensors) + 1) * static_cast<int64_t>(sizeof(kernels::ElemRun));
   // The update's: the runs, the squared norm, what the clip is made of.
   out.gives += 3;
   out.given_bytes += out.gradient_runs * static_cast<int64_t>(sizeof(kernels::ElemRun)) +

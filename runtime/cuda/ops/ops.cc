@@ -149,7 +149,7 @@ void fill_norms(kernels::Ops<T>& out) {
       if (partials == nullptr) return;
       k::layer_norm_backward<T>(on, dy.address(), x.address(), weight.address(), mean.address(), rstd.address(),
                                 dx.address(), to.weight.address(), to.bias.address(), of.rows, of.width, partials,
-                                of.offset, parts_of(to.parts));
+                                of.offset, parts_of(to.parts), of.adds);
     });
   };
   out.rms_norm_forward = [](Stream& stream, const NormRows& of, DevicePtr<const T> x, DevicePtr<const T> weight,
@@ -166,7 +166,7 @@ void fill_norms(kernels::Ops<T>& out) {
       float* const partials = norm_scratch(cuda, of.rows, of.width, false, parts_of(to.parts));
       if (partials == nullptr) return;
       k::rms_norm_backward<T>(on, dy.address(), x.address(), weight.address(), rstd.address(), dx.address(),
-                              to.weight.address(), of.rows, of.width, partials, of.offset, parts_of(to.parts));
+                              to.weight.address(), of.rows, of.width, partials, of.offset, parts_of(to.parts), of.adds);
     });
   };
   out.head_norm_forward = &Direct<&k::head_norm_forward<T>>::run;
@@ -502,6 +502,7 @@ kernels::Ops<T> filled() {
   out.copy_floats = &copy<float>;
   out.copy_ints = &copy<int32_t>;
   out.clear_floats = &clear<float>;
+  out.clear_floats_of_runs = &Direct<&k::clear_floats_of_runs>::run;
   out.gather_floats = &Direct<&k::gather_floats>::run;
   out.scatter_floats = &Direct<&k::scatter_floats>::run;
   out.floats_to_host = &to_host<float>;

@@ -257,6 +257,7 @@ struct BackwardArgs {
   int64_t rows = 0, width = 0, arrays = 0;
   RowRuns runs{};
   float eps = 0, offset = 0;
+  bool adds = false;  // the gradient, rounded, to what dx holds
 };
 
 /// Where the block leaves its sums.
@@ -344,6 +345,11 @@ __global__ void __launch_bounds__(kMostThreads) norm_backward(BackwardArgs<T> of
         const float n = (load_f32(x[p].at[k]) - mean) * rstd;
         store_f32(&dy[p].at[k], rstd * (load_f32(dy[p].at[k]) * w.at[k] - mean_g - n * mean_gn));
       }
+      if (of.adds) {
+        const auto held = load_pack<N>(dx + c);
+#pragma unroll
+        for (int k = 0; k < N; ++k) store_f32(&dy[p].at[k], load_f32(held.at[k]) + load_f32(dy[p].at[k]));
+      }
       store_pack<N>(dx + c, dy[p]);
     }
   }
@@ -409,7 +415,10 @@ __global__ void __launch_bounds__(kThreads) norm_backward_by_elements(BackwardAr
     T* const dx = of.dx[row] + to_head<kForm>(of.width);
     for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
       const float n = (load_f32(x[c]) - mean) * rstd, g = load_f32(dy[c]) * factors<1>(weight, c, of.offset).at[0];
-      store_f32(&dx[c], rstd * (g - mean_g - n * mean_gn));
+      T own;
+      store_f32(&own, rstd * (g - mean_g - n * mean_gn));
+      if (of.adds) store_f32(&own, load_f32(dx[c]) + load_f32(own));
+      dx[c] = own;
     }
   }
   float* const partials = own_partials<kForm>(of);
@@ -517,7 +526,7 @@ void add_layer_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* 
 template <typename T>
 void layer_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* mean, const float* rstd,
                          T* dx, float* dweight, float* dbias, int64_t rows, int64_t width, float* partials,
-                         float offset, int64_t parts) {
+                         float offset, int64_t parts, bool adds) {
   backward<Form::kCentred, T>(on,
                               {.dy = dense(dy, width),
                                .x = dense(x, width),
@@ -528,7 +537,8 @@ void layer_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, co
                                .partials = partials,
                                .rows = rows,
                                .width = width,
-                               .offset = offset},
+                               .offset = offset,
+                               .adds = adds},
                               dweight, dbias, parts);
 }
 template <typename T>
@@ -559,7 +569,7 @@ void add_rms_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* we
 }
 template <typename T>
 void rms_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight,
-                       int64_t rows, int64_t width, float* partials, float offset, int64_t parts) {
+                       int64_t rows, int64_t width, float* partials, float offset, int64_t parts, bool adds) {
   backward<Form::kRms, T>(on,
                           {.dy = dense(dy, width),
                            .x = dense(x, width),
@@ -569,7 +579,8 @@ void rms_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, cons
                            .partials = partials,
                            .rows = rows,
                            .width = width,
-                           .offset = offset},
+                           .offset = offset,
+                           .adds = adds},
                           dweight, nullptr, parts);
 }
 template <typename T>
@@ -614,12 +625,12 @@ void head_norm_backward(Queue& on, const HeadNorm& d, const Rows<const T>& dy, c
   template void add_layer_norm_forward<T>(Queue&, const T*, const T*, T*, const T*, const T*, T*, float*, float*,      \
                                           int64_t, int64_t, float, float);                                             \
   template void layer_norm_backward<T>(Queue&, const T*, const T*, const T*, const float*, const float*, T*, float*,   \
-                                       float*, int64_t, int64_t, float*, float, int64_t);                              \
+                                       float*, int64_t, int64_t, float*, float, int64_t, bool);                        \
   template void rms_norm_forward<T>(Queue&, const T*, const T*, T*, float*, int64_t, int64_t, float, float);           \
   template void add_rms_norm_forward<T>(Queue&, const T*, const T*, T*, const T*, T*, float*, int64_t, int64_t, float, \
                                         float);                                                                        \
   template void rms_norm_backward<T>(Queue&, const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t, \
-                                     float*, float, int64_t);                                                          \
+                                     float*, float, int64_t, bool);                                                    \
   template void head_norm_forward<T>(Queue&, const HeadNorm&, const Rows<const T>&, const T*, const T*,                \
                                      const Rows<T>&);                                                                  \
   template void head_norm_backward<T>(Queue&, const HeadNorm&, const Rows<const T>&, const Rows<const T>&, const T*,   \

@@ -26,17 +26,18 @@ constexpr int64_t widest_norm(bool biased) { return (int64_t{163} << 10) / 4 / (
 template <typename T>
 void layer_norm_forward(Queue& on, const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd,
                         int64_t rows, int64_t width, float eps, float offset = 0);
-/// dx may be dy. dbias may be null. Gradients of channels are added by a tree of `parts` (RowRuns).
+/// dx may be dy. dbias may be null. Gradients of channels are added by a tree of `parts` (RowRuns). `adds`: to dx.
 template <typename T>
 void layer_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* mean, const float* rstd,
                          T* dx, float* dweight, float* dbias, int64_t rows, int64_t width, float* partials,
-                         float offset = 0, int64_t parts = 1);
+                         float offset = 0, int64_t parts = 1, bool adds = false);
 template <typename T>
 void rms_norm_forward(Queue& on, const T* x, const T* weight, T* y, float* rstd, int64_t rows, int64_t width, float eps,
                       float offset = 0);
 template <typename T>
 void rms_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight,
-                       int64_t rows, int64_t width, float* partials, float offset = 0, int64_t parts = 1);
+                       int64_t rows, int64_t width, float* partials, float offset = 0, int64_t parts = 1,
+                       bool adds = false);
 
 /// sum = a + b, rounded; y is its norm. sum may be a or b.
 template <typename T>

@@ -80,6 +80,18 @@ struct ScatterFloats {
 
 constexpr int kFloats = 4;  // of an access of 16 bytes
 
+constexpr unsigned kBlocksOfRun = 32;
+
+/// blockIdx.x is the run, whose packs the blocks of blockIdx.y share.
+__global__ void __launch_bounds__(kThreads) clear_runs(float* x, const ElemRun* runs) {
+  float* const to = x + runs[blockIdx.x].begin;
+  const int64_t count = runs[blockIdx.x].count, step = static_cast<int64_t>(gridDim.y) * kThreads;
+  const int64_t first = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  const int64_t packs = reinterpret_cast<uintptr_t>(to) % 16 == 0 ? count / kFloats : 0;
+  for (int64_t i = first; i < packs; i += step) store_pack<kFloats>(to + i * kFloats, Pack<float, kFloats>{});
+  for (int64_t i = packs * kFloats + first; i < count; i += step) to[i] = 0;
+}
+
 }  // namespace
 
 template <typename T>
@@ -130,5 +142,9 @@ RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);
 #undef RT_INSTANTIATE
+
+void clear_floats_of_runs(Queue& on, float* x, const ElemRun* runs, int64_t run_count) {
+  if (run_count > 0) launch(on, {{static_cast<unsigned>(run_count), kBlocksOfRun}, {kThreads}}, clear_runs, x, runs);
+}
 
 }  // namespace cairn::kernels::cuda

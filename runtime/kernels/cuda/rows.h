@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "runtime/kernels/cuda/queue.h"
+#include "runtime/kernels/views.h"
 
 namespace cairn::kernels::cuda {
 
@@ -26,5 +27,8 @@ void rows_to_floats(Queue& on, const T* from, int64_t stride, int64_t rows, int6
 void gather_floats(Queue& on, const float* from, const int32_t* places, int64_t count, float* to);
 /// No two places are the same.
 void scatter_floats(Queue& on, const float* from, const int32_t* places, int64_t count, float* to);
+
+/// Zeros in runs of x; runtime/kernels/rows.h. The runs lie on the device.
+void clear_floats_of_runs(Queue& on, float* x, const ElemRun* runs, int64_t run_count);
 
 }  // namespace cairn::kernels::cuda

@@ -35,14 +35,14 @@ struct Bar {
 // clang-format off
 constexpr Bar kBars[] = {
     // model            snapshots  launches   update  bytes_gb  waits
-    {"gpt2-124m",       "never",        592,       1,    28.73,     1},
-    {"gpt2-124m",       "default",      599,       8,    28.73,     2},
-    {"gpt2-1558m",      "never",       2284,       1,   135.28,     1},
-    {"gpt2-1558m",      "default",     2305,      22,   135.28,     2},
-    {"llama3-8-layers", "never",        296,       1,   141.91,     1},
-    {"llama3-8-layers", "default",      317,      22,   141.91,     2},
-    {"moe-8-experts",   "never",        752,       1,    74.52,    17},
-    {"moe-8-experts",   "default",      773,      22,    74.52,    18},
+    {"gpt2-124m",       "never",        520,       1,    27.52,     1},
+    {"gpt2-124m",       "default",      527,       8,    27.52,     2},
+    {"gpt2-1558m",      "never",       1996,       1,   130.25,     1},
+    {"gpt2-1558m",      "default",     2017,      22,   130.25,     2},
+    {"llama3-8-layers", "never",        264,       1,   139.76,     1},
+    {"llama3-8-layers", "default",      285,      22,   139.76,     2},
+    {"moe-8-experts",   "never",        728,       1,    73.45,    17},
+    {"moe-8-experts",   "default",      749,      22,    73.45,    18},
 };
 // clang-format on
 

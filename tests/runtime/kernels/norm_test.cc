@@ -59,6 +59,9 @@ Run<T> run_kernel(const std::vector<T>& x, const std::vector<T>& weight, const s
   return run;
 }
 
+void round_to(float x, float* to) { *to = x; }
+void round_to(float x, bf16* to) { *to = to_bf16(x); }
+
 }  // namespace
 
 TEST_SUITE("runtime/kernels/norm") {
@@ -117,6 +120,30 @@ TEST_SUITE("runtime/kernels/norm") {
                                         in_place.data(), {.weight = DevicePtr(dweight.data())});
     CHECK(same_bits(in_place, with_zero.dx));
     CHECK(same_bits(dweight, with_zero.dweight));
+  }
+
+  TEST_CASE_TEMPLATE("a gradient that is added is rounded first, and then the sum", T, float, bf16) {
+    const int64_t rows = 6, width = 641;
+    const auto x = normals<T>("x", rows * width), weight = normals<T>("weight", width);
+    const auto dy = normals<T>("dy", rows * width), held = normals<T>("held", rows * width);
+    std::vector<T> y(x.size());
+    std::vector<float> mean(rows), rstd(rows);
+    const kernels::NormRows of{rows, width, kEps}, adding{rows, width, kEps, 0, true};
+    const auto check = [&](const auto& backward) {
+      std::vector<T> own(x.size()), sums = held;
+      backward(of, own);
+      backward(adding, sums);
+      for (size_t i = 0; i < own.size(); ++i) round_to(to_f32(held[i]) + to_f32(own[i]), &own[i]);
+      CHECK(same_bits(sums, own));
+    };
+    kernels::layer_norm_forward<T>(of, x.data(), weight.data(), nullptr, y.data(), mean.data(), rstd.data());
+    check([&](const kernels::NormRows& how, std::vector<T>& dx) {
+      kernels::layer_norm_backward(how, dy.data(), x.data(), weight.data(), mean.data(), rstd.data(), dx.data(), {});
+    });
+    kernels::rms_norm_forward(of, x.data(), weight.data(), y.data(), rstd.data());
+    check([&](const kernels::NormRows& how, std::vector<T>& dx) {
+      kernels::rms_norm_backward(how, dy.data(), x.data(), weight.data(), rstd.data(), dx.data(), {});
+    });
   }
 
   TEST_CASE("a large common offset does not spoil the variance") {

@@ -278,12 +278,19 @@ void compare_norms() {
     on.alike(dx, row);
     on.alike(dweight, column);
     on.alike(dbias, column);
+    kernels::NormRows adding = of;
+    adding.adds = true;
+    on.run<T>("layer_norm_backward", [&](Exec<T> e, Side at) {
+      e.layer_norm_backward(adding, at(dy), at(x), w(at), at(mean), at(rstd), at(dx), gradients(at, true));
+    });
+    on.alike(dx, row + row);
     on.run<T>("rms_norm_forward", [&](Exec<T> e, Side at) { e.rms_norm_forward(of, at(x), w(at), at(y), at(rstd)); });
     on.alike(y, row);
     on.run<T>("rms_norm_backward", [&](Exec<T> e, Side at) {
       e.rms_norm_backward(of, at(dy), at(x), w(at), at(rstd), at(dx), gradients(at, false));
+      e.rms_norm_backward(adding, at(dy), at(x), w(at), at(rstd), at(dx), gradients(at, false));
     });
-    on.alike(dx, row);
+    on.alike(dx, row + row);
     on.alike(dweight, column);
   }
   // Half of the channels of a norm over two ranks.
@@ -564,6 +571,10 @@ void compare_rows() {
   on.same(more);
   on.run<T>("clear_floats", [&](Exec<T> e, Side at) { e.clear_floats(at(more), kWidth); });
   on.same(more);
+  auto many = on.array(normals<float>("many", 50));
+  auto runs = on.array(std::vector<kernels::ElemRun>{{1, 7}, {12, 0}, {16, 5}});  // askew, empty, packs with a tail
+  on.run<T>("clear_floats_of_runs", [&](Exec<T> e, Side at) { e.clear_floats_of_runs(at(many), at(runs), 3); });
+  on.same(many);
   auto order = on.array(std::vector<int32_t>{5, 3, 0, 1, 2, 4}), ints = on.zeros<int32_t>(kRows);
   on.run<T>("copy_ints", [&](Exec<T> e, Side at) { e.copy_ints(at(order), at(ints), kRows); });
   on.same(ints);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <span>
 
 #include "runtime/core/dtype.h"
@@ -38,6 +39,14 @@ using Out = DevicePtr<T>;
 constexpr int64_t kFloat = 4, kInt = 4;
 template <typename T>
 constexpr int64_t kElem = static_cast<int64_t>(sizeof(T));
+
+/// Elements of runs that the host has given; 0 where it has not.
+inline int64_t elems_of(const Given& given, In<kernels::ElemRun> runs, int64_t count) {
+  const std::span<const std::byte> bytes = given ? given(runs.address()) : std::span<const std::byte>();
+  if (std::ssize(bytes) < count * static_cast<int64_t>(sizeof(kernels::ElemRun))) return 0;
+  const auto* const run = reinterpret_cast<const kernels::ElemRun*>(bytes.data());
+  return std::accumulate(run, run + count, int64_t{0}, [](int64_t sum, const auto& of) { return sum + of.count; });
+}
 
 // --- products and attention
 int64_t moved(const Given&, Op<"matmul">, const auto&...) { return 0; }
@@ -108,11 +117,11 @@ int64_t moved(const Given&, Op<"rms_norm_forward">, const NormRows& of, In<T>, c
 }
 template <typename T>
 int64_t moved(const Given&, Op<"layer_norm_backward">, const NormRows& of, In<T>, const auto&...) {
-  return of.rows * (3 * kElem<T> * of.width + 2 * kFloat);
+  return of.rows * ((of.adds ? 4 : 3) * kElem<T> * of.width + 2 * kFloat);
 }
 template <typename T>
 int64_t moved(const Given&, Op<"rms_norm_backward">, const NormRows& of, In<T>, const auto&...) {
-  return of.rows * (3 * kElem<T> * of.width + kFloat);
+  return of.rows * ((of.adds ? 4 : 3) * kElem<T> * of.width + kFloat);
 }
 
 // --- look-ups and losses
@@ -205,6 +214,10 @@ int64_t moved(const Given&, Op<"clear">, Out<T>, int64_t count) {
   return kElem<T> * count;
 }
 inline int64_t moved(const Given&, Op<"clear_floats">, Out<float>, int64_t count) { return kFloat * count; }
+inline int64_t moved(const Given& given, Op<"clear_floats_of_runs">, Out<float>, In<kernels::ElemRun> runs,
+                     int64_t count) {
+  return kFloat * elems_of(given, runs, count);
+}
 inline int64_t moved(const Given&, Op<"copy_floats">, In<float>, Out<float>, int64_t count) {
   return 2 * kFloat * count;
 }
@@ -243,12 +256,7 @@ inline int64_t moved(const Given&, Op<"clear_numbers">, std::span<double> number
 }
 inline int64_t moved(const Given& given, Op<"add_squares_of_runs">, In<float>, In<kernels::ElemRun> runs, int64_t count,
                      std::span<double>) {
-  const std::span<const std::byte> bytes = given ? given(runs.address()) : std::span<const std::byte>();
-  if (std::ssize(bytes) < count * static_cast<int64_t>(sizeof(kernels::ElemRun))) return 0;
-  int64_t elems = 0;
-  const auto* const run = reinterpret_cast<const kernels::ElemRun*>(bytes.data());
-  for (int64_t k = 0; k < count; ++k) elems += run[k].count;
-  return kFloat * elems;
+  return kFloat * elems_of(given, runs, count);
 }
 inline int64_t moved(const Given&, Op<"adamw_of_runs">, std::span<const kernels::AdamRun> runs) {
   constexpr int64_t kArrays = 3;

@@ -18,6 +18,20 @@ struct Shape {
 // the rows of a run one after the other; more than the usual block; too wide to be held.
 constexpr Shape kShapes[] = {{13, 64}, {5, 37}, {70, 24}, {9, 520}, {3, 1032}, {5, 4104}, {2, 9000}};
 
+/// The sum, rounded, of what dx held and of a rounded gradient.
+template <typename T>
+std::vector<T> sums_of(std::vector<T> held, const std::vector<T>& gradient) {
+  for (size_t i = 0; i < held.size(); ++i) {
+    const float sum = to_f32(held[i]) + to_f32(gradient[i]);
+    if constexpr (std::is_same_v<T, float>) {
+      held[i] = sum;
+    } else {
+      held[i] = std::is_same_v<T, bf16> ? T{to_bf16(sum).bits} : T{to_f16(sum).bits};
+    }
+  }
+  return held;
+}
+
 template <typename T>
 void layer_norm(Shape of, bool biased) {
   const int64_t count = of.rows * of.width;
@@ -41,11 +55,17 @@ void layer_norm(Shape of, bool biased) {
     check_alike(d_y.values(), y, row);
     check_alike(d_mean.values(), mean, sum_of<float>(of.width));
     check_alike(d_rstd.values(), rstd, sum_of<float>(of.width));
+    OnDevice<T> held(dy), own(dy);
+    OnDevice<float> unused(of.width), also_unused(of.width);
+    kernels::cuda::layer_norm_backward<T>(on, own.data(), d_x.data(), d_weight.data(), d_mean.data(), d_rstd.data(),
+                                          held.data(), unused.data(), biased ? also_unused.data() : nullptr, of.rows,
+                                          of.width, partials.data(), 0, 1, true);
     // dx may be dy.
     kernels::cuda::layer_norm_backward<T>(on, d_dy.data(), d_x.data(), d_weight.data(), d_mean.data(), d_rstd.data(),
                                           d_dy.data(), d_dweight.data(), biased ? d_dbias.data() : nullptr, of.rows,
                                           of.width, partials.data());
     check_alike(d_dy.values(), dx, row);
+    CHECK(same_bits(held.values(), sums_of(dy, d_dy.values())));
     check_alike(d_dweight.values(), dweight, column);
     check_alike(d_dbias.values(), dbias, column);
   });
