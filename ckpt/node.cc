@@ -62,7 +62,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
     }
   }
   if (!options.follows) {
-    RT_TRY(check_labels(*io, options.checkpoints_dir));
+    RT_TRY(labels_for_start(*io, options.checkpoints_dir));
     RT_TRY(look_for_space(plan, *io, options.checkpoints_dir, notices));
   }
   RT_TRY_SET(Arena arena, open_run_memory(

@@ -111,10 +111,8 @@ Result<InitMatch> match_init(IoBackend& io, const Plan& plan, const std::filesys
     manifest = foreign->manifest();
   } else {
     RT_TRY_SET(manifest, read_manifest(io, from));
-    RT_TRY(check_labels(io, from.parent_path()));
-    const Result<Labels> labels = read_labels(io, from.parent_path());
-    const LabelEntry* const label =
-        labels.ok() ? entry_of(labels.value(), manifest.step, manifest.created_unix_ms) : nullptr;
+    RT_TRY_SET(const Labels labels, labels_for_start(io, from.parent_path()));
+    const LabelEntry* const label = entry_of(labels, manifest.step, manifest.created_unix_ms);
     if (label != nullptr && label->label == Label::kBad) {
       return Error{
           ErrorCode::kInvalidInput,
@@ -300,7 +298,7 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     warnings.insert(warnings.end(), ended.begin(), ended.end());
     RT_TRY_SET(names, list_names(io_, request_.checkpoints_dir));
   }
-  const Result<Labels> labels = read_labels(io_, request_.checkpoints_dir);
+  RT_TRY_SET(const Labels labels, labels_for_start(io_, request_.checkpoints_dir));
   bool any = false, all_bad = true;
   for (auto step = names.steps.rbegin(); step != names.steps.rend(); ++step) {  // the older ones are not even opened
     if (*step <= above) break;
@@ -312,7 +310,7 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
       all_bad = false;
       continue;
     }
-    const LabelEntry* const label = labels.ok() ? entry_of(labels.value(), info.step, info.created_unix_ms) : nullptr;
+    const LabelEntry* const label = entry_of(labels, info.step, info.created_unix_ms);
     if (info.complete && label != nullptr && label->label == Label::kBad) {
       warnings.push_back(fmt::format("step {} is passed over, it is bad: {}", info.step, label->why));
       continue;
@@ -359,8 +357,8 @@ Result<RestoreChoice> RestoreDecider::named_step(int64_t step) {
                        .dir = info.dir,
                        .created_unix_ms = info.created_unix_ms,
                        .starts = info.starts};
-  const Result<Labels> labels = read_labels(io_, request_.checkpoints_dir);
-  const LabelEntry* const label = labels.ok() ? entry_of(labels.value(), step, info.created_unix_ms) : nullptr;
+  RT_TRY_SET(const Labels labels, labels_for_start(io_, request_.checkpoints_dir));
+  const LabelEntry* const label = entry_of(labels, step, info.created_unix_ms);
   if (label != nullptr && label->label == Label::kBad)
     choice.warnings.push_back(
         fmt::format("step {} is bad: {}; taken all the same, as --from-step says", step, label->why));

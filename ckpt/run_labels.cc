@@ -22,7 +22,7 @@ StepNumbers numbers_of(const telemetry::StepMetrics& metrics) {
 /// Complete saves that labels may be of. `unknown`: steps that are there and are not complete, or cannot be read.
 Result<std::vector<std::pair<int64_t, int64_t>>> saves_in(IoBackend& io, const fs::path& dir, CatalogCache* cache,
                                                           std::vector<int64_t>* unknown = nullptr) {
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, dir, cache));
+  RT_TRY_SET(const Catalog catalog, list_unlabelled(io, dir, cache));
   std::vector<std::pair<int64_t, int64_t>> out;
   for (const CheckpointInfo& info : catalog.checkpoints) {
     if (info.complete) {

@@ -80,8 +80,7 @@ Result<StartState> look_at_start(IoBackend& io, const StartLook& look) {
   std::vector<std::string> passed_over;
   bool all_bad = true;
   RT_TRY_SET(const Names names, list_names(io, look.checkpoints_dir));
-  RT_TRY(check_labels(io, look.checkpoints_dir));
-  const Result<Labels> labels = read_labels(io, look.checkpoints_dir);
+  RT_TRY_SET(const Labels labels, labels_for_start(io, look.checkpoints_dir));
   for (auto step = names.steps.rbegin(); step != names.steps.rend() && !disk.any(); ++step) {
     CheckpointInfo info = look_at_checkpoint(io, look.checkpoints_dir, *step);
     const auto cut = std::ranges::find(names.cut_off, *step, &CutOff::step);
@@ -91,7 +90,7 @@ Result<StartState> look_at_start(IoBackend& io, const StartLook& look) {
       memory.reset();
     }
     if (info.unread && !disk_fails(info.os_errno)) return unreadable_now(info);
-    const LabelEntry* const label = labels.ok() ? entry_of(labels.value(), info.step, info.created_unix_ms) : nullptr;
+    const LabelEntry* const label = entry_of(labels, info.step, info.created_unix_ms);
     const bool bad = info.complete && label != nullptr && label->label == Label::kBad;
     all_bad = all_bad && bad;
     std::string problem = bad ? "it is bad: " + label->why : info.problem;

@@ -472,6 +472,7 @@ class Exporter {
       at = found;
       if (!fs::exists(found / ckpt::kManifestName, error)) {
         const Result<ckpt::CheckpointInfo> newest = ckpt::newest_complete(io_, checkpoints);
+        if (!newest.ok() && newest.error().code == ErrorCode::kCorrupt) return newest.error();
         if (!newest.ok()) return {};  // nothing to be learnt from
         at = newest.value().dir;
       }
@@ -488,8 +489,8 @@ class Exporter {
     return {};
   }
 
-  /// Takes what the checkpoint keeps, or what lies beside it, or the files of what the run began with. Returns whether the
-  /// model came with them: they are its own whatever the recipe says.
+  /// Takes what the checkpoint keeps, or what lies beside it, or the files of what the run began with. Returns whether
+  /// the model came with them: they are its own whatever the recipe says.
   Result<bool> take_own_files() {
     for (const std::string& name : source_.files()) {
       if (!is_passed_file(name) && name != kConfigFile && name != kIndexFile) continue;
@@ -543,7 +544,8 @@ class Exporter {
     return options_.trained_tokenizer ? options_.trained_tokenizer(source_.manifest()) : std::string();
   }
 
-  /// Takes the tokenizer of a model that was trained from scratch, or with another tokenizer than that of the folder that it began with.
+  /// Takes the tokenizer of a model that was trained from scratch, or with another tokenizer than that of the folder
+  /// that it began with.
   Status take_recipe_tokenizer() {
     TokenizerConfig tokenizer = source_.recipe().tokenizer;
     const bool of_origin = std::ranges::any_of(files_, [](const auto& file) { return is_tokenizer_file(file.first); });

@@ -139,12 +139,11 @@ Status check_folder_of_steps(const std::string& place, const char* what) {
 }
 
 /// What is known of the step here is known there.
-Status push_label(ckpt::Place& place, ckpt::IoBackend& io, const fs::path& source, int64_t step) {
-  const Result<ckpt::Labels> here = ckpt::read_labels(io, source.parent_path());
-  if (!here.ok() || !here.value().contains(step)) return {};
+Status push_label(ckpt::Place& place, const ckpt::Labels& here, int64_t step) {
+  if (!here.contains(step)) return {};
   RT_TRY_SET(const std::vector<ckpt::PlacedStep> there, place.list());
   RT_TRY_SET(ckpt::Labels labels, ckpt::placed_labels(place));
-  ckpt::merge_labels({{step, here.value().at(step)}}, labels);
+  ckpt::merge_labels({{step, here.at(step)}}, labels);
   std::vector<int64_t> steps;
   for (const ckpt::PlacedStep& one : there) steps.push_back(one.step);
   return ckpt::place_labels(place, labels, steps);
@@ -169,12 +168,13 @@ Result<int> push(CopyArgs args, bool as_json) {
     RT_TRY(check_run(place->describe(), owner, manifest.value().step,
                      {manifest.value().run.id, run_around(source.parent_path())}));
   }
+  RT_TRY_SET(const ckpt::Labels here, ckpt::read_labels(*io, source.parent_path()));
   Result<ckpt::CopyReport> done = [&] {
     CopyProgress progress;
     return ckpt::copy_checkpoint(*place, *io, source, copy_options(args, progress));
   }();
   RT_TRY_SET(const ckpt::CopyReport report, unless_removed({source}, std::move(done)));
-  RT_TRY(push_label(*place, *io, source, report.step));
+  RT_TRY(push_label(*place, here, report.step));
   return tell(report, source.string(), place->describe(), "sent_bytes", as_json);
 }
 

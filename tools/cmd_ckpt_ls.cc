@@ -111,11 +111,15 @@ std::optional<Kept> kept_by_rules(const fs::path& dir, const ckpt::Catalog& cata
 Result<int> list(const std::string& path, bool as_json) {
   RT_TRY_SET(const fs::path dir, checkpoints_dir_of(path));
   ckpt::PosixBackend io;
-  RT_TRY_SET(ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
-  if (const Result<ckpt::Labels> labels = ckpt::read_labels(io, dir); labels.ok()) {
+  Result<ckpt::Catalog> labelled = ckpt::list_checkpoints(io, dir);
+  const bool know_labels = labelled.ok();
+  ckpt::Catalog catalog;
+  if (know_labels) {
+    catalog = std::move(labelled).value();
     ckpt::label_from_metrics(io, dir, catalog);
   } else {
-    fmt::print(stderr, "cairn ckpt ls: warning: {}\n", printable(labels.error().message));
+    RT_TRY_SET(catalog, ckpt::list_unlabelled(io, dir));
+    fmt::print(stderr, "cairn ckpt ls: warning: {}\n", printable(labelled.error().message));
   }
   std::vector<Leftover> leftovers;
   for (const std::string& name : catalog.leftovers) leftovers.push_back(leftover_of(name));
@@ -131,7 +135,7 @@ Result<int> list(const std::string& path, bool as_json) {
     if (const Result<ckpt::Manifest> manifest = ckpt::read_manifest(io, info.dir); manifest.ok())
       told[info.step] = told_by(manifest.value());
   }
-  const std::optional<Kept> kept = kept_by_rules(dir, catalog, io);
+  const std::optional<Kept> kept = know_labels ? kept_by_rules(dir, catalog, io) : std::nullopt;
   if (as_json) {
     json steps = json::array(), rest = json::array();
     for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {

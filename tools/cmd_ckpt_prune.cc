@@ -192,7 +192,6 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   std::vector<int64_t> unkept;
   const auto look = [&]() -> Status {
     RT_TRY_SET(catalog, ckpt::list_checkpoints(io, dir, &cache));
-    RT_TRY(ckpt::read_labels(io, dir));  // damaged ones say nothing of what is held or bad
     const ckpt::Labels again = ckpt::label_from_metrics(io, dir, catalog);
     if (args.yes && !again.empty()) RT_TRY(ckpt::write_labels(io, dir, again));  // what is removed relies on them
     for (const auto& [flag, steps] :

@@ -42,7 +42,7 @@ Result<fs::path> step_to_verify(const std::string& path) {
   if (ckpt::parse_step_dir_name(asked.filename().string()) && type == fs::file_type::directory) return asked;
   RT_TRY_SET(const fs::path dir, checkpoints_dir_of(path));
   ckpt::PosixBackend io;
-  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
+  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_unlabelled(io, dir));
   if (catalog.checkpoints.empty()) {
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: no checkpoint (step-NNNNNNNN) in it", dir.string())};
   }
@@ -114,7 +114,7 @@ struct Advice {
 Result<Advice> advise(const fs::path& folder, const std::map<int64_t, bool>& verdicts, ckpt::IoBackend& io,
                       const std::function<Result<ckpt::VerifyReport>(const fs::path& dir)>& check) {
   const fs::path run = folder.filename() == "checkpoints" ? folder.parent_path() : fs::path();
-  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, folder));
+  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_unlabelled(io, folder));
   Advice out;
   std::vector<int64_t> damaged;
   for (auto info = catalog.checkpoints.rbegin(); info != catalog.checkpoints.rend() && !out.sound; ++info) {
@@ -169,7 +169,7 @@ Result<int> verify(const VerifyArgs& args, bool as_json) {
     }
     RT_TRY_SET(const fs::path dir, checkpoints_dir_of(path));
     ckpt::PosixBackend io;
-    RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
+    RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_unlabelled(io, dir));
     if (catalog.checkpoints.empty()) {
       return Error{ErrorCode::kInvalidInput, fmt::format("{}: no checkpoint (step-NNNNNNNN) in it", dir.string())};
     }

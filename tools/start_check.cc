@@ -683,7 +683,7 @@ StartReport check_start(const StartQuestion& question) {
   if (init.ok()) check_init(question, init.value(), io, report);
 
   const fs::path checkpoints = question.run / "checkpoints";
-  const Result<ckpt::Catalog> catalog = ckpt::list_checkpoints(io, checkpoints);
+  const Result<ckpt::Catalog> catalog = ckpt::list_unlabelled(io, checkpoints);
   const bool any_here =
       catalog.ok() && std::ranges::any_of(catalog.value().checkpoints, &ckpt::CheckpointInfo::complete);
   if (question.ask_run) {

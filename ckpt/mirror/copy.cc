@@ -461,7 +461,7 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
   unthrottled.traffic.max_bytes_per_s = 0;
   RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
   RT_TRY(finish_replacements(io, checkpoints_dir, names));
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
+  RT_TRY_SET(const Catalog catalog, list_unlabelled(io, checkpoints_dir));
   bool exchange = false, remove = false;
   for (const CheckpointInfo& info : catalog.checkpoints) {
     if (info.step != step.step) continue;

@@ -69,7 +69,7 @@ class DirectoryPlace final : public Place {
     if (std::error_code unknown; fs::exists(root_, unknown)) seen_ = true;
     RT_TRY_SET(const Names names, list_names(io_, root_));
     RT_TRY(finish_replacements(io_, root_, names));
-    RT_TRY_SET(const Catalog catalog, list_checkpoints(io_, root_));
+    RT_TRY_SET(const Catalog catalog, list_unlabelled(io_, root_));
     std::vector<PlacedStep> out;
     for (const CheckpointInfo& info : catalog.checkpoints) {
       if (info.unread && info.os_errno == EAGAIN) continue;  // neither of two saves of it holds
@@ -272,7 +272,7 @@ class DirectoryPlace final : public Place {
   Status remove(int64_t step) override { return remove_checkpoint(io_, root_, step, this_writer()); }
 
   Result<std::vector<std::string>> tidy(std::optional<int64_t> keep) override {
-    RT_TRY_SET(const Catalog catalog, list_checkpoints(io_, root_));
+    RT_TRY_SET(const Catalog catalog, list_unlabelled(io_, root_));
     RT_TRY_SET(const std::set<int64_t> needed, announced_references(io_, root_));
     std::vector<std::string> said;
     for (const std::string& name : catalog.leftovers) {

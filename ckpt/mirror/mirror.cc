@@ -60,7 +60,7 @@ Status place_labels(Place& place, const Labels& labels, const std::vector<int64_
   return wanted == there ? Status() : place.write_note(std::string(kLabelsName), encode_labels(wanted));
 }
 
-/// Damaged ones of the place hold up no copy: they stay as they are, and nothing there is removed.
+/// Damaged ones, here or there, hold up no copy: they stay as they are, and nothing there is removed.
 Result<Labels> Mirror::all_labels() {
   Result<Labels> there = placed_labels(place_);
   const bool damaged = !there.ok() && there.error().code == ErrorCode::kCorrupt;
@@ -69,6 +69,8 @@ Result<Labels> Mirror::all_labels() {
   placed_labels_ = damaged ? Status(there.error()) : Status();
   Labels labels = damaged ? Labels() : std::move(there).value();
   const Result<Labels> here = read_labels(io_, dir_);
+  if (!here.ok() && local_labels_.ok()) notices_.push_back("warning: " + here.error().message);
+  local_labels_ = here.ok() ? Status() : Status(here.error());
   if (here.ok()) merge_labels(here.value(), labels);
   return labels;
 }
@@ -178,6 +180,7 @@ Result<std::vector<int64_t>> Mirror::steps_to_retire(int64_t copied, const std::
     if (step.complete) placed.push_back(step.step);
   }
   RT_TRY_SET(const Labels labels, all_labels());
+  RT_TRY(Status(local_labels_));
   RT_TRY(place_labels(place_, labels, placed));  // what is removed relies on them
   const std::vector<int64_t> removed = steps_to_remove(of_this_line(placed, local), policy_, labels);
   std::set<int64_t> doomed(removed.begin(), removed.end());
@@ -198,15 +201,23 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
     RT_TRY_SET(notices_, place_.tidy(held));
     tidied_ = true;
   }
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io_, dir_));
+  RT_TRY_SET(const Labels labels, all_labels());
+  Result<Catalog> catalog = list_checkpoints(io_, dir_);
+  if (!catalog.ok()) catalog = list_unlabelled(io_, dir_);
+  if (!catalog.ok()) return std::move(catalog).error();
+  const auto bad = [&](const CheckpointInfo& info) {
+    if (info.label) return info.bad();
+    const LabelEntry* const there_says = entry_of(labels, info.step, info.created_unix_ms);
+    return there_says != nullptr && there_says->label == Label::kBad;
+  };
   std::vector<int64_t> placed, local;
   std::map<int64_t, int64_t> created;
   for (const PlacedStep& step : there) {
     if (step.complete) placed.push_back(step.step);
   }
-  for (const CheckpointInfo& info : catalog.checkpoints) {
+  for (const CheckpointInfo& info : catalog.value().checkpoints) {
     const std::pair key(info.step, info.created_unix_ms);
-    if (!info.complete || info.bad() || damaged_.contains(key)) continue;
+    if (!info.complete || bad(info) || damaged_.contains(key)) continue;
     local.push_back(info.step);
     created[info.step] = info.created_unix_ms;
     const auto copy = std::find(placed.begin(), placed.end(), info.step);
@@ -241,7 +252,6 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
     if (same) held.reset();  // killed between the commit and the end of the hold
   }
   // What was begun is ended first, or a run that is killed often would never end a copy.
-  RT_TRY_SET(const Labels labels, all_labels());
   const std::optional<int64_t> step = held ? held : next_due(local, placed, policy_, last_one, labels);
   if (!step) {
     RT_TRY(unpin());

@@ -79,6 +79,7 @@ class Mirror {
   Result<Labels> all_labels();
 
   Status placed_labels_;  // an error: they are damaged, and stay as they are
+  Status local_labels_;   // an error: they cannot be read, so that no step there is removed by them
   Place& place_;
   IoBackend& io_;
   std::filesystem::path dir_, pin_dir_;

@@ -169,32 +169,37 @@ CheckpointInfo look_at_checkpoint(IoBackend& io, const fs::path& checkpoints_dir
   return info;
 }
 
-Result<Catalog> list_checkpoints(IoBackend& io, const fs::path& checkpoints_dir, CatalogCache* cache) {
+Result<Catalog> list_unlabelled(IoBackend& io, const fs::path& checkpoints_dir, CatalogCache* cache) {
   RT_TRY_SET(Names names, list_names(io, checkpoints_dir));
   Catalog catalog{.leftovers = std::move(names.leftovers), .unknown = std::move(names.unknown)};
   for (const int64_t step : names.steps)
     catalog.checkpoints.push_back(look_at_checkpoint(io, checkpoints_dir, step, cache));
-  const Result<Labels> labels = read_labels(io, checkpoints_dir);
+  CatalogAccess::keep_only(cache, checkpoints_dir, names.steps);
+  return catalog;
+}
+
+Result<Catalog> list_checkpoints(IoBackend& io, const fs::path& checkpoints_dir, CatalogCache* cache) {
+  RT_TRY_SET(Catalog catalog, list_unlabelled(io, checkpoints_dir, cache));
+  RT_TRY_SET(const Labels labels, read_labels(io, checkpoints_dir));
   for (CheckpointInfo& info : catalog.checkpoints) {
-    if (!labels.ok() || labels.value().empty()) break;
-    const LabelEntry* const entry = entry_of(labels.value(), info.step, info.created_unix_ms);
+    if (labels.empty()) break;
+    const LabelEntry* const entry = entry_of(labels, info.step, info.created_unix_ms);
     info.label = entry != nullptr ? entry->label : Label::kNew;
     if (entry != nullptr) {
       info.label_why = entry->why;
       info.held = entry->held;
     }
   }
-  CatalogAccess::keep_only(cache, checkpoints_dir, names.steps);
   return catalog;
 }
 
 Result<CheckpointInfo> newest_complete(IoBackend& io, const fs::path& checkpoints_dir) {
   RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
-  const Result<Labels> labels = read_labels(io, checkpoints_dir);
+  RT_TRY_SET(const Labels labels, read_labels(io, checkpoints_dir));
   std::string problems;
   for (auto it = names.steps.rbegin(); it != names.steps.rend(); ++it) {
     CheckpointInfo info = look_at_checkpoint(io, checkpoints_dir, *it);
-    const LabelEntry* const entry = labels.ok() ? entry_of(labels.value(), info.step, info.created_unix_ms) : nullptr;
+    const LabelEntry* const entry = entry_of(labels, info.step, info.created_unix_ms);
     if (info.complete && entry != nullptr && entry->label == Label::kBad) {
       problems += fmt::format("; step {} is bad: {}", info.step, entry->why);
       continue;
@@ -220,9 +225,11 @@ Result<CheckpointInfo> find_step(IoBackend& io, const fs::path& checkpoints_dir,
   CheckpointInfo found = look_at_checkpoint(io, checkpoints_dir, step);
   if (found.complete) return found;
   if (found.unread) return Error{ErrorCode::kIo, found.problem, found.os_errno};
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
+  Result<Catalog> catalog = list_checkpoints(io, checkpoints_dir);
+  if (!catalog.ok()) catalog = list_unlabelled(io, checkpoints_dir);  // the step is missing, whatever labels say
+  if (!catalog.ok()) return std::move(catalog).error();
   std::string there;
-  for (const CheckpointInfo& info : catalog.checkpoints) {
+  for (const CheckpointInfo& info : catalog.value().checkpoints) {
     if (info.complete) there += fmt::format("{}{}{}", there.empty() ? "" : ", ", info.step, info.bad() ? " (bad)" : "");
   }
   return Error{ErrorCode::kInvalidInput, fmt::format("{} has no complete step {}; there: {}", checkpoints_dir.string(),

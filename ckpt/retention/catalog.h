@@ -31,7 +31,7 @@ struct CheckpointInfo {
   std::vector<int64_t> references;         // steps of this folder whose files it needs besides its own
   std::string run_id;                      // of the run that saved it
   std::vector<uint64_t> starts;            // starts_of() its manifest
-  /// By list_checkpoints. nullopt: the folder has no labels.json that holds, so nobody says anything of any step.
+  /// By list_checkpoints. nullopt: the folder has no labels.json, or list_unlabelled did not ask for it.
   std::optional<Label> label;
   std::string label_why, held;  // as LabelEntry has them
   bool bad() const { return label == Label::kBad; }
@@ -61,9 +61,12 @@ class CatalogCache {
 };
 
 /// A folder that does not exist is an empty catalog. Cost: reading every manifest, and decoding those that `cache` does
-/// not know.
+/// not know. Errors: those of read_labels() too, for damaged labels do not say which step is bad or held.
 Result<Catalog> list_checkpoints(IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                  CatalogCache* cache = nullptr);
+/// The same without labels, for callers that ask only what lies there: no step is known to be bad, good or held.
+Result<Catalog> list_unlabelled(IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                CatalogCache* cache = nullptr);
 
 /// A step that has no directory, for another save of it is taking its place, or was when its writer died (replace.h).
 struct CutOff {
@@ -92,7 +95,7 @@ CheckpointInfo look_at_directory(IoBackend& io, const std::filesystem::path& dir
 
 /// The complete checkpoint with the highest step that is not labelled bad. Errors: kInvalidInput when there is none;
 /// the message names each damaged and each bad one and why. With a higher one that could not be read: that one's error,
-/// not an older checkpoint (kUnavailable where it has no name just now).
+/// not an older checkpoint (kUnavailable where it has no name just now). Also the errors of read_labels().
 Result<CheckpointInfo> newest_complete(IoBackend& io, const std::filesystem::path& checkpoints_dir);
 
 /// The complete checkpoint of this step. Errors: kInvalidInput, naming the complete steps that there are; kIo.

@@ -15,8 +15,9 @@
 
 namespace cairn::ckpt {
 
-/// Labels the save of `step` that is there. `by`: "guard" or "hand". A damaged labels.json is made anew. Errors:
-/// kInvalidInput where the folder has no such complete step; those of `check_folder` (write_labels()).
+/// Labels the save of `step` that is there. `by`: "guard" or "hand". Errors:
+/// kInvalidInput where the folder has no such complete step; those of read_labels() and of `check_folder`
+/// (write_labels()).
 Status put_label(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step, Label label,
                  const std::string& why, const std::string& by, const std::function<Status()>& check_folder = {});
 

@@ -106,9 +106,10 @@ Result<Labels> read_labels(IoBackend& io, const fs::path& checkpoints_dir) {
   return decode_labels(text.value()).with(path.string());
 }
 
-Status check_labels(IoBackend& io, const fs::path& checkpoints_dir) {
-  const Result<Labels> labels = read_labels(io, checkpoints_dir);
-  return labels.ok() || labels.error().code != ErrorCode::kCorrupt ? Status() : Status(labels.error());
+Result<Labels> labels_for_start(IoBackend& io, const fs::path& checkpoints_dir) {
+  Result<Labels> labels = read_labels(io, checkpoints_dir);
+  if (!labels.ok() && labels.error().code != ErrorCode::kCorrupt) return Labels();
+  return labels;
 }
 
 Status write_labels(IoBackend& io, const fs::path& checkpoints_dir, const Labels& labels,

@@ -53,8 +53,8 @@ Result<Labels> decode_labels(std::string_view text);
 /// Those of a checkpoints folder; none where the file is missing. Errors: kCorrupt, naming the file, where it does not
 /// hold; those of reading it.
 Result<Labels> read_labels(IoBackend& io, const std::filesystem::path& checkpoints_dir);
-/// Whether a start may go by them: a file that cannot be read just now does not stop one, a damaged one does.
-Status check_labels(IoBackend& io, const std::filesystem::path& checkpoints_dir);
+/// The labels for a start: a file that cannot be read just now counts as missing, a damaged one is refused.
+Result<Labels> labels_for_start(IoBackend& io, const std::filesystem::path& checkpoints_dir);
 /// Replaces the file, atomically; durable when it returns. `check_folder` is asked before the new file takes effect:
 /// whether the folder is still the one that is meant. Where it is not, nothing stays in the other one.
 Status write_labels(IoBackend& io, const std::filesystem::path& checkpoints_dir, const Labels& labels,

@@ -106,7 +106,6 @@ Result<RetentionReport> remove_steps(IoBackend& io, const fs::path& checkpoints_
 
 Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoints_dir, const RetentionPolicy& policy,
                                         const WriterId& writer, CatalogCache* cache, SpareFiles* spares) {
-  RT_TRY(read_labels(io, checkpoints_dir));  // without them nothing says what is held or bad: nothing is removed
   RT_TRY_SET(Catalog catalog, list_checkpoints(io, checkpoints_dir, cache));
   const bool cut_off = std::any_of(catalog.checkpoints.begin(), catalog.checkpoints.end(),
                                    [](const CheckpointInfo& info) { return info.unread && info.os_errno == EAGAIN; });

@@ -24,7 +24,7 @@ std::string size_text(int64_t bytes) {
 
 Result<SpaceReport> check_space(IoBackend& io, const fs::path& checkpoints_dir, const SpaceNeed& need) {
   SpaceReport report;
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
+  RT_TRY_SET(const Catalog catalog, list_unlabelled(io, checkpoints_dir));
   for (const CheckpointInfo& info : catalog.checkpoints) report.present_bytes += info.size_bytes;
   fs::path asked = checkpoints_dir;
   for (;;) {

@@ -762,13 +762,17 @@ class CkptToolsTest(ProgramTest):
         for labels in ("{", '{"schema": 99}', "[]"):
             self.write("a/checkpoints/labels.json", labels)
             for args in (["ckpt", "prune", "a", "--keep", "last(1)"], ["ckpt", "prune", "a", "--keep", "last(1)", "--yes"],
-                         ["ckpt", "prune", "a", "--remove-step", "4", "--yes"], ["ckpt", "push", "a", "pushed"], ["export", "a", "exported"]):
+                         ["ckpt", "prune", "a", "--remove-step", "4", "--yes"], ["ckpt", "push", "a", "pushed"], ["export", "a", "exported"],
+                         ["ckpt", "push", self.step("a", 4), "pushed"], ["ckpt", "average", "a", "--last", "2", "--to", "averaged"],
+                         ["generate", "a", "--prompt", "x"]):
                 self.assertIn("labels.json", self.cairn(*args, code=65).stderr, args)
             self.assertIn("labels.json", self.cairn("ckpt", "ls", "a").stderr)
             with open(self.path("a/checkpoints/labels.json"), encoding="utf-8") as file:
                 self.assertEqual(file.read(), labels)
         self.assertEqual(self.steps_in("a"), [f"step-0000000{step}" for step in (2, 4, 6)])
-        self.assertFalse(os.path.exists(self.path("pushed")) or os.path.exists(self.path("exported")))
+        self.assertTrue(self.cairn_json("ckpt", "verify", "a")["whole"])  # whatever labels say
+        for made in ("pushed", "exported", "averaged"):
+            self.assertFalse(os.path.exists(self.path(made)), made)
 
     def test_prune_counts_the_last_ones_as_a_run_does(self):
         os.truncate(self.path(self.step("a", 4) + "/manifest.json"), 100)

@@ -196,7 +196,7 @@ void RunCopies::record(json event) {
 Result<bool> RunCopies::prepare(bool fresh) {
   if (places_.empty()) return false;
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
-  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(*io, folder_.checkpoints()));
+  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_unlabelled(*io, folder_.checkpoints()));
   int64_t newest_here = -1;
   for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
     if (info.complete) newest_here = info.step;

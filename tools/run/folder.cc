@@ -21,7 +21,6 @@
 #include "ckpt/persist/read.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
-#include "ckpt/retention/labels.h"
 #include "ckpt/retention/replace.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
@@ -584,7 +583,6 @@ Result<fs::path> resolve_checkpoint(const fs::path& path) {
         fmt::format("{}: no such folder; expected a run folder or a checkpoint (step-NNNNNNNN)", path.string())};
   }
   ckpt::PosixBackend io;
-  RT_TRY(ckpt::read_labels(io, folder));  // damaged ones do not say which step is bad
   RT_TRY_SET(const ckpt::CheckpointInfo newest, ckpt::newest_complete(io, folder));
   return newest.dir;
 }

@@ -51,6 +51,10 @@ TEST_SUITE("ckpt/start_state") {
     const StartState older = look_at_start(disk, {.checkpoints_dir = "/ck"}).value();
     CHECK(older.step() == 10);
     CHECK(older.passed_over == std::vector<std::string>{"/ck/step-00000012: it is bad: nan"});
+    std::byte& first = disk.bytes_of(std::filesystem::path("/ck") / kLabelsName)[0];
+    first = std::byte{'x'};  // which step is bad is not known
+    CHECK(look_at_start(disk, {.checkpoints_dir = "/ck"}).error().code == ErrorCode::kCorrupt);
+    first = std::byte{'{'};
     REQUIRE_OK(put_label(disk, "/ck", 10, Label::kBad, "nan", "guard"));
     const Result<StartState> all_bad = look_at_start(disk, {.checkpoints_dir = "/ck"});
     REQUIRE_FALSE(all_bad.ok());

@@ -629,6 +629,28 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(!again.copy_next(false).value());
   }
 
+  TEST_CASE("damaged labels here hold up no copy, and retention removes nothing at the place") {
+    cairn::testing::TempDir temp("mirror-labels");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "place";
+    const auto place = directory(there);
+    for (const int64_t step : {10, 20, 30}) save(io, here, make_state(step, 1)).value();
+    Mirror mirror(*place, io, here, temp.path / "pins", {.keep_last = 1}, {});
+    CHECK(mirror.copy_next(false).value()->copy.step == 30);
+    REQUIRE(mirror.take_notices().empty());
+    REQUIRE(write_file(io, here / kLabelsName, "damaged").ok());
+    for (const int64_t step : {40, 50}) {
+      save(io, here, make_state(step, 1)).value();
+      const MirrorReport report = mirror.copy_next(false).value().value();
+      CHECK(report.copy.step == step);
+      CHECK(report.removed.empty());
+      REQUIRE(report.problems.size() == 1);
+      CHECK(report.problems[0].find("labels.json: ") != std::string::npos);
+    }
+    CHECK(mirror.take_notices().size() == 1);
+    CHECK(place->list().value().size() == 3);
+  }
+
   TEST_CASE("a checkpoint that needs earlier ones takes them along, there and back, and keeps them there") {
     cairn::testing::TempDir temp("mirror-needs");
     PosixBackend io;

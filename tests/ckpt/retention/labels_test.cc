@@ -337,8 +337,15 @@ TEST_SUITE("ckpt/retention/label_store") {
     REQUIRE(write_labels(disk, kDir, labels).ok());
     CHECK(newest_complete(disk, kDir).value().step == 30);
     disk.bytes_of(kDir / kLabelsName)[0] = std::byte{'x'};
-    CHECK(newest_complete(disk, kDir).value().step == 30);
-    CHECK_FALSE(list_checkpoints(disk, kDir).value().checkpoints[0].label);
+    const auto check_refused = [](const auto& result) {
+      REQUIRE_FALSE(result.ok());
+      CHECK(result.error().code == ErrorCode::kCorrupt);
+      CHECK(result.error().message.find("labels.json: ") != std::string::npos);
+    };
+    check_refused(newest_complete(disk, kDir));
+    check_refused(list_checkpoints(disk, kDir));
+    CHECK_FALSE(list_unlabelled(disk, kDir).value().checkpoints[2].label);
+    CHECK(find_step(disk, kDir, 40).error().message.find("there: 10, 20, 30") != std::string::npos);
     CHECK_FALSE(put_label(disk, kDir, 30, Label::kBad, "nan", "guard").ok());
   }
 
