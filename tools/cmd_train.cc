@@ -130,8 +130,9 @@ Result<int> stopped_early(Error error, const RequestOptions& requests) {
   return requests.exit_when_unfinished;
 }
 
-/// What is wrong with a start, or nothing: 0, 2, or for a real start the code of what stands first.
-int tell_start(const StartReport& report, const dsl::LoadedRecipe& loaded, bool dry_run, nlohmann::json& result) {
+/// What is wrong with a start, or nothing: 0, or the code that the start ends with, which a dry run has too. A folder
+/// in use stands before all else, as where a start takes it.
+int tell_start(const StartReport& report, const dsl::LoadedRecipe& loaded, nlohmann::json& result) {
   result.update(start_json(report, loaded));
   if (report.ok()) {
     for (const std::string& line : data_lines(report.data)) fmt::print("  {}\n", line);
@@ -142,8 +143,9 @@ int tell_start(const StartReport& report, const dsl::LoadedRecipe& loaded, bool 
   }
   std::fflush(stdout);
   std::fputs(start_text(report, loaded).c_str(), stderr);
-  const StartFinding& first = report.problems.front();
-  return dry_run ? kRefused : Error{first.code, first.message, first.os_errno}.exit_code();
+  const auto busy = std::ranges::find(report.problems, EBUSY, &StartFinding::os_errno);
+  const StartFinding& first = busy != report.problems.end() ? *busy : report.problems.front();
+  return Error{first.code, first.message, first.os_errno}.exit_code();
 }
 
 /// How one segment of a run has ended.
@@ -337,7 +339,7 @@ Result<int> RunStarter::tell_all(const Error& first) {
   const StartReport report = look(loaded_, plan.value(), course.value(), {}, std::nullopt);
   if (report.ok()) return first;
   tell_plan(plan.value(), course.value());
-  return tell_start(report, loaded_, args_.dry_run, result_);
+  return tell_start(report, loaded_, result_);
 }
 
 Result<RunStart> RunStarter::examine(const InitConfig& init) {
@@ -406,7 +408,7 @@ Result<std::optional<int>> RunStarter::allow(const RunStart& start, const Plan& 
     if (!report.ok()) std::fputs(start_text(report, start.remaining).c_str(), stderr);
     return allowed.error();
   }
-  if (args_.dry_run || !report.ok()) return std::optional(tell_start(report, start.remaining, args_.dry_run, result_));
+  if (args_.dry_run || !report.ok()) return std::optional(tell_start(report, start.remaining, result_));
   for (const std::string& note : start.verdict.notes) fmt::print("{}\n", note);
   std::erase_if(report.warnings, [](const StartFinding& warning) { return warning.start_says_it; });
   std::fputs(start_text(report, start.remaining).c_str(), stdout);
@@ -676,7 +678,7 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
     RT_TRY_SET(const Course course, make_course(std::move(segments), world));
     const StartReport report = check_host_memory(
         {.loaded = loaded, .plan = plan, .course = course, .init = {}, .run = run, .ranks = ranks_here(hosts)});
-    if (!report.ok()) return tell_start(report, loaded, false, result);
+    if (!report.ok()) return tell_start(report, loaded, result);
     for (const StartFinding& warning : report.warnings)
       fmt::print("{}: warning: {}\n", own_host_name(), warning.message);
   }

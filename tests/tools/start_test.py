@@ -99,12 +99,12 @@ class StartTest(ProgramTest):
                     found[os.path.join(folder, name)] = f.read()
         return found
 
-    def refused(self, *extra, run=None):
-        """What check and --dry-run say of a start that both refuse, without having written a byte."""
+    def refused(self, *extra, run=None, code=2):
+        """Returns the refusal that check and --dry-run print without having written a byte. `code`: how the start would end."""
         before = self.everything()
         run_words = ["--run", run] if run else []
         checked = self.cairn("check", "r.lua", *run_words, *extra, code=2)
-        dry = self.cairn("train", "r.lua", "--dry-run", *run_words, *extra, code=2)
+        dry = self.cairn("train", "r.lua", "--dry-run", *run_words, *extra, code=code)
         self.assertEqual(self.everything(), before)
         self.assertRegex(checked.stderr, r"\d+ problems?\. Nothing was started\.\n$")
         free = r"[\d.]+ [KMGT]iB (of memory|are free|are available|are missing)"  # others use the disk too
@@ -148,10 +148,10 @@ class StartTest(ProgramTest):
     def test_damaged_headers_are_refused(self):
         with open(self.path("text.idx"), "r+b") as f:
             f.truncate(40)
-        self.assertIn("text.idx", self.refused())
+        self.assertIn("text.idx", self.refused(code=65))
         self.write("odd.bin", b"abc")
         self.recipe(data='T.token_files { train = "odd.bin" }')
-        self.assertIn("3 bytes is no whole number of uint16 tokens", self.refused())
+        self.assertIn("3 bytes is no whole number of uint16 tokens", self.refused(code=65))
 
     def test_the_scan_of_ids_finds_one_beyond_the_rows_in_each_part(self):
         def far_in(raw):
@@ -159,9 +159,9 @@ class StartTest(ProgramTest):
         self.tokens("bad", far_in)
         place = "bad.bin: token 19900 (byte 39800) is 300, expected 0 to 255"
         self.recipe(data='T.megatron { prefix = "bad" }')
-        self.assertIn(place, self.refused())
+        self.assertIn(place, self.refused(code=65))
         self.recipe(data='T.megatron { prefix = "bad", split = { 90, 10 } }', more=EVAL)
-        self.assertIn(place, self.refused())  # in the validation part
+        self.assertIn(place, self.refused(code=65))  # in the validation part
         self.recipe(data='T.megatron { prefix = "bad", split = { 90, 10 } }')  # which is not read without eval
         self.cairn("check", "r.lua")
         self.recipe(data='T.megatron { prefix = "bad" }')
@@ -244,7 +244,9 @@ class StartTest(ProgramTest):
         self.write("held/run.lock", json.dumps({"host": "there", "pid": 12, "since": "now", "token": "x"}) + "\n")
         with open(self.path("held/run.lock")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self.assertIn("held is in use by another cairn (pid 12 on there, since now)", self.refused(run="held"))
+            self.assertIn("held is in use by another cairn (pid 12 on there, since now)", self.refused(run="held", code=73))
+            for dry in ([], ["--dry-run"]):  # whatever else is wrong
+                self.cairn("train", "r.lua", "--run", "held", "--set", "model.width=65536", *dry, code=73)
         self.cairn("check", "r.lua", "--run", "held")
         self.write("lost/events.jsonl", '{"event":"saved","step":30}\n')
         self.assertIn("step 30 was saved there, and no checkpoint is there any more", self.refused(run="lost"))
@@ -252,10 +254,10 @@ class StartTest(ProgramTest):
         self.assertIn("move them there", self.refused(run="beside"))
 
     def test_a_start_that_does_not_fit_into_memory_or_on_disk_is_refused(self):
-        self.assertRegex(self.refused("--set", "model.width=65536", "--set", "model.layers=64"),
+        self.assertRegex(self.refused("--set", "model.width=65536", "--set", "model.layers=64", code=74),
                          "snapshots need .* GiB .* are missing")
         self.recipe(more="checkpoint = T.checkpoint { save = { T.every { steps = 1 } } },")
-        self.assertRegex(self.refused("--set", "stop=T.steps(1000000000)", "--set", "model.width=256"),
+        self.assertRegex(self.refused("--set", "stop=T.steps(1000000000)", "--set", "model.width=256", code=74),
                          "kept .* are missing. Make room")
 
     def test_a_run_with_stages_is_counted_to_the_end_of_its_stages(self):
