@@ -14,6 +14,7 @@
 #include "runtime/agent/supervisor.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/log.h"
+#include "runtime/json/json.h"
 #include "runtime/plan/device_choice.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
@@ -22,6 +23,7 @@
 #include "tools/run/folder.h"
 #include "tools/run/follower.h"
 #include "tools/run/narrator.h"
+#include "tools/run/text.h"
 
 namespace cairn::tools {
 namespace {
@@ -76,7 +78,10 @@ Result<std::optional<int>> follow_segment(const FollowArgs& args, Follower& foll
 }
 
 Followed left(const Follower& follower, int code) {
-  if (code != 0 && follower.end_failure().is_object()) tell_launcher(follower.end_failure(), code);
+  if (code != 0 && follower.end_failure().is_object()) {
+    if (!follower.end_told()) say("failed: " + printable(json_string(follower.end_failure(), "message"), true));
+    tell_launcher(follower.end_failure(), code);
+  }
   return Followed{.code = code};
 }
 

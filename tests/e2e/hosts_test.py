@@ -211,6 +211,8 @@ class Hosts(HostsTest):
         recipe = self.recipe(steps=400, save=1000, tp=2, pp=1, dp=2)
         jobs = self.start_hosts(recipe, "run", 2, 2, "--set", "restart.max_restarts=0", "--kill", "3@20")
         self.finish_all(jobs, 137)
+        self.assertRegex(jobs[1].output(), r"(?s)this host's ranks stopped.*\nfailed: [^\n]*rank 3[^\n]* was killed by signal 9")
+        self.assertNotIn("starting again", jobs[1].output())
         # What memory held is on disk all the same, and the next start goes on from it.
         reached = self.checkpoints("run")[-1]
         self.assertGreaterEqual(reached, 19)  # rank 3 may have been killed with step 20 not published yet

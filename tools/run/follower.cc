@@ -309,6 +309,7 @@ bool Follower::take_common(const Message& message) {
     end_failure_ = json_field(body, "failure");
     if (text.is_string() && !text.get<std::string>().empty()) {
       say_(text.get<std::string>());
+      end_told_ = true;
       if (!end_failure_.is_object()) end_failure_ = {{"message", text}};
     }
   } else if (message.kind == "promise") {

@@ -285,6 +285,7 @@ void Narrator::failed(const agent::RestartInfo& info, bool restarting, double ba
   }
   if (!report.empty()) say(fmt::format("where each rank was: {}", report.string()));
   if (!restarting) return;
+  if (!events_opened_) return say("this host's ranks stopped; the leader says whether they start again");
   say(backoff_s > 0 ? fmt::format("all ranks stopped; starting again in {}", telemetry::format_duration(backoff_s))
                     : "all ranks stopped; starting again");
 }

@@ -151,6 +151,17 @@ TEST_SUITE("tools/run/narrator") {
 
   TEST_CASE("a recovery ends with the first step of new ranks, not with news of the dead ones") {
     Told told;
+  TEST_CASE("a host that follows does not say that ranks start again, which the leader decides") {
+    const Plan plan = small_plan(2);
+    const cairn::testing::TempDir dir("narrator");
+    const Console console;
+    const HandClock clock;
+    Narrator narrator(plan, dir.path, {.console = console.fd()}, clock);
+    narrator.failed(info_of({.rank = 1, .message = "rank 1 was killed by signal 9"}), true, 0, "");
+    CHECK(console.has("this host's ranks stopped; the leader says whether they start again\n"));
+    CHECK_FALSE(console.has("starting again"));
+  }
+
     REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kFresh}));
     told.narrator->step(metrics_at(1));
     const agent::Failure failure{.generation = 0,
