@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -49,6 +50,7 @@ Result<int> show(const LineageArgs& args, bool as_json) {
     fmt::print("{}", dsl::recipe_lua(recipe));
     return 0;
   }
+  const int code = lineage.problem().empty() ? 0 : Error{ErrorCode::kCorrupt, ""}.exit_code();
   if (as_json) {
     json lines = json::array();
     for (const LineageEntry& entry : lineage.entries()) {
@@ -57,15 +59,17 @@ Result<int> show(const LineageArgs& args, bool as_json) {
       lines.push_back(std::move(line));
     }
     print_json({{"lineage", std::move(lines)}, {"problem", lineage.problem()}});
-    return 0;
+    return code;
   }
-  if (lineage.entries().empty()) {
-    fmt::print("{} has no lineage.jsonl: a run of an older build, or one that has not started yet\n", args.run);
-  } else {
+  if (!lineage.entries().empty()) {
     print_table(lineage);
+  } else if (code == 0) {
+    fmt::print("{} has no lineage.jsonl: a run of an older build, or one that has not started yet\n", args.run);
   }
-  if (!lineage.problem().empty()) fmt::print("warning: {}; what follows is not read\n", lineage.problem());
-  return 0;
+  if (code == 0) return 0;
+  std::fflush(stdout);
+  fmt::print(stderr, "{}\n", printable(lineage.problem()));
+  return code;
 }
 
 }  // namespace

@@ -443,8 +443,9 @@ class Changed(ChangeTest):
         self.assertIn(b"--accept seed", done.stderr)
         lines = (self.folder / "told" / "lineage.jsonl").read_text().splitlines()
         (self.folder / "told" / "lineage.jsonl").write_text(lines[0] + "\n" + lines[1][:-20] + "\n")
-        self.assertIn("lineage.jsonl:2", self.cairn("lineage", self.folder / "told").stdout.decode())
-        self.cairn("resume", self.folder / "told")  # a lost line is harmless
+        for words in (("lineage", self.folder / "told"), ("lineage", self.folder / "told", "--recipe")):
+            self.assertIn("lineage.jsonl:2: the line is no JSON object; ", self.cairn(*words, code=65).stderr.decode())
+        self.assertIn("lineage.jsonl:2: ", self.cairn("resume", self.folder / "told").stdout.decode())  # and it trains
 
     # --- what a start says before
 

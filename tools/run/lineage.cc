@@ -13,6 +13,7 @@
 #include "dsl/dsl.h"
 #include "dsl/stages.h"
 #include "runtime/core/clock.h"
+#include "runtime/core/new_file.h"
 #include "runtime/data/dataset.h"
 #include "runtime/json/json.h"
 #include "tools/run/folder.h"
@@ -24,6 +25,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kLineageName = "lineage.jsonl";
+constexpr const char* kAdvice =
+    "this line and those behind it are not read. Bring the file back from a copy of the run folder, or leave it: no "
+    "training needs it, and a start that adds a line keeps it as lineage.damaged-N.jsonl";
 
 fs::path recipe_file(const fs::path& run, const std::string& hash) { return run / "recipes" / (hash + ".json"); }
 
@@ -88,21 +92,27 @@ Result<Lineage> Lineage::read(const fs::path& run) {
     const size_t end = rest.find('\n');
     const std::string_view line = rest.substr(0, end);
     const std::string where = fmt::format("{}:{}", file.string(), out.entries_.size() + 1);
+    const auto damaged = [&](std::string_view what) { out.problem_ = fmt::format("{}: {}; {}", where, what, kAdvice); };
     if (end == std::string_view::npos) {
-      out.problem_ = where + ": the line has no end";
+      damaged("the line has no end");
+      break;
+    }
+    const json fields = json_or_nothing(line);
+    if (!fields.is_object()) {
+      damaged("the line is no JSON object");
       break;
     }
     try {
-      LineageEntry entry = entry_from(json_or_nothing(line));
+      LineageEntry entry = entry_from(fields);
       if (entry.prev != out.head()) {
-        out.problem_ = fmt::format("{}: it follows a line with hash \"{}\", and the one before has \"{}\"", where,
-                                   entry.prev, out.head());
+        damaged(
+            fmt::format("it follows a line with hash \"{}\", and the one before has \"{}\"", entry.prev, out.head()));
         break;
       }
       entry.hash = hash_of(line);
       out.entries_.push_back(std::move(entry));
-    } catch (const json::exception& error) {
-      out.problem_ = fmt::format("{}: {}", where, error.what());
+    } catch (const json::exception&) {
+      damaged("a field of the line is missing or of another type");
       break;
     }
     out.text_.append(rest.substr(0, end + 1));
@@ -128,11 +138,22 @@ LineageEntry Lineage::next(LineageEntry entry) const {
   return entry;
 }
 
+Status Lineage::keep_damaged() const {
+  RT_TRY_SET(const std::string text, read_text_file(run_ / kLineageName));
+  for (int64_t n = 1;; ++n) {
+    RT_TRY_SET(NewFile copy, NewFile::beside(run_ / fmt::format("lineage.damaged-{}.jsonl", n)));
+    RT_TRY(copy.write(text));
+    RT_TRY_SET(const bool kept, copy.publish_if_free(Durable::kYes));
+    if (kept) return {};
+  }
+}
+
 Status Lineage::append(LineageEntry entry, const std::string& recipe_json) {
   ckpt::PosixBackend io;
   RT_TRY(ckpt::make_dirs(io, run_ / "recipes"));
   const fs::path recipe = recipe_file(run_, entry.recipe);
   if (is_gone(recipe)) RT_TRY(write_text_file(recipe, recipe_json));
+  if (!problem_.empty()) RT_TRY(keep_damaged());
   const std::string text = text_ + line_of(entry) + "\n";
   RT_TRY(write_text_file(run_ / kLineageName, text));
   text_ = text;
@@ -162,6 +183,7 @@ Status make_replayable(Recipe& recipe, const Recipe& last, const LineageEntry& e
 }  // namespace
 
 Result<Recipe> replay_recipe(const fs::path& run, const Lineage& lineage) {
+  if (!lineage.problem().empty()) return Error{ErrorCode::kCorrupt, lineage.problem()};
   const std::vector<LineageEntry> segments = lineage.segments();
   const auto refuse = [&](const std::string& why) {
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: no recipe does this run again: {}", run.string(), why)};

@@ -45,8 +45,8 @@ std::string line_of(const LineageEntry& entry);
 
 class Lineage {
  public:
-  /// What is there; nothing where there is no file. A line that does not read ends it: `problem` says so. Errors: those
-  /// of reading the file.
+  /// What is there; nothing where there is no file. A line that does not read ends it: `problem` says so, with its
+  /// place and what to do. Errors: those of reading the file.
   static Result<Lineage> read(const std::filesystem::path& run);
 
   const std::vector<LineageEntry>& entries() const { return entries_; }
@@ -58,19 +58,22 @@ class Lineage {
 
   /// The entry as the next line: with n, prev, time and hash.
   LineageEntry next(LineageEntry entry) const;
-  /// What next() has made. Durable when it returns, the recipe first.
+  /// What next() has made. Durable when it returns, the recipe first. A file that `problem` is of is copied to
+  /// lineage.damaged-N.jsonl before, for its lines are not in the new one.
   Status append(LineageEntry entry, const std::string& recipe_json);
 
  private:
   std::filesystem::path run_;
+  Status keep_damaged() const;
+
   std::string text_;  // of the lines that read
   std::vector<LineageEntry> entries_;
   std::string problem_;
 };
 
 /// One recipe that does the whole run again from its beginning: a stage for each later segment, each source cut to the
-/// tokens that it had. Errors: kInvalidInput where no recipe can say it: the run began elsewhere, or a segment was
-/// begun with --accept, which is named.
+/// tokens that it had. Errors: kCorrupt where a line does not read; kInvalidInput where no recipe can say it: the run
+/// began elsewhere, or a segment was begun with --accept, which is named.
 Result<Recipe> replay_recipe(const std::filesystem::path& run, const Lineage& lineage);
 
 }  // namespace cairn::tools

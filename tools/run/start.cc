@@ -170,6 +170,7 @@ Result<RunStart> examine_state(const RunFolder& folder, const StartOptions& opti
   out.request.tokenizer_now = out.tokenizer;
   RT_TRY_SET(out.verdict, judge_start(out.request, std::move(state)));
   RT_TRY(judge_keep(folder, out));
+  if (!out.lineage.problem().empty()) out.verdict.notes.push_back("warning: " + out.lineage.problem());
   out.begins = next_line(out);
   return out;
 }

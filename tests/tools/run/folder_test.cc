@@ -12,6 +12,7 @@
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 #include "tools/run/folder.h"
+#include "tools/run/lineage.h"
 
 using namespace cairn;
 using namespace cairn::tools;
@@ -83,5 +84,30 @@ TEST_SUITE("run folder") {
     CHECK(mine.error().message.find("is in use by another cairn (pid " + std::to_string(pid)) != std::string::npos);
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(500));
     ::waitpid(pid, nullptr, 0);
+  }
+}
+
+TEST_SUITE("lineage") {
+  TEST_CASE("a damaged lineage is named with its line, and adding a line keeps the file") {
+    const TempDir dir;
+    const fs::path file = dir.path / "lineage.jsonl";
+    Lineage fresh = Lineage::read(dir.path).value();
+    for (const char* const recipe : {"a", "b"}) REQUIRE_OK(fresh.append(fresh.next({.recipe = recipe}), "{}"));
+    const std::string whole = read_text_file(file).value();
+    REQUIRE(Lineage::read(dir.path).value().entries().size() == 2);
+    int64_t times = 0;
+    for (const std::string& text : {"x" + whole, "{}\n" + whole, "[1]\n" + whole, whole.substr(whole.find('\n') + 1)}) {
+      CAPTURE(text);
+      REQUIRE_OK(write_text_file(file, text));
+      Lineage damaged = Lineage::read(dir.path).value();
+      CHECK(damaged.entries().empty());
+      CHECK(damaged.problem().starts_with(file.string() + ":1: "));
+      CHECK(damaged.problem().find("exception") == std::string::npos);
+      CHECK(damaged.problem().find("Bring the file back") != std::string::npos);
+      CHECK(replay_recipe(dir.path, damaged).error().code == ErrorCode::kCorrupt);
+      REQUIRE_OK(damaged.append(damaged.next({.recipe = "c"}), "{}"));
+      CHECK(read_text_file(dir.path / ("lineage.damaged-" + std::to_string(++times) + ".jsonl")).value() == text);
+      CHECK(Lineage::read(dir.path).value().problem().empty());
+    }
   }
 }
