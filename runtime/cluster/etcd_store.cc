@@ -154,8 +154,14 @@ Error refusal(std::string_view key, int status, const json& body) {
                                                 http::printable(json_string(body, "error", json_text(body))))};
 }
 
-Error damaged(std::string_view key, std::string_view why) {
-  return {ErrorCode::kCorrupt, fmt::format("etcd: {}: {}", key, why)};
+/// A proxy may answer with JSON of its own.
+Error strange(std::string_view key, std::string_view what) {
+  return {ErrorCode::kUnavailable,
+          fmt::format("etcd: {}: {}, which no etcd answers; look at what listens at the endpoints", key, what)};
+}
+
+bool is_number(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
 }  // namespace
@@ -164,10 +170,17 @@ Result<std::optional<EtcdStore::Value>> EtcdStore::get(const std::string& key, d
   RT_TRY_SET(const Answer answer, ask("kv/range", {{"key", base64(key)}}, deadline_s));
   if (answer.status != 200) return refusal(key, answer.status, answer.body);
   const json& found = json_field(answer.body, "kvs");
-  if (!found.is_array() || found.empty()) return std::optional<Value>();
-  std::optional<std::string> text = from_base64(json_string(found.front(), "value"));
-  if (!text) return damaged(key, "its value is no base64");
-  return std::optional(Value{*std::move(text), json_string(found.front(), "mod_revision")});
+  if (found.is_null()) return std::optional<Value>();
+  if (!found.is_array()) return strange(key, "`kvs` is no list");
+  if (found.empty()) return std::optional<Value>();
+  if (!found.front().is_object()) return strange(key, "`kvs` holds no object");
+  const json& value = json_field(found.front(), "value");  // missing where it is empty
+  std::optional<std::string> text =
+      value.is_null() || value.is_string() ? from_base64(json_string(found.front(), "value")) : std::nullopt;
+  if (!text) return strange(key, "`value` is no base64");
+  std::string revision = json_string(found.front(), "mod_revision");
+  if (!is_number(revision)) return strange(key, "`mod_revision` is no number");
+  return std::optional(Value{*std::move(text), std::move(revision)});
 }
 
 Result<Epoch> EtcdStore::decode(const Value& value) const {
@@ -201,7 +214,9 @@ Result<bool> EtcdStore::claim(const Epoch& epoch) {
                     {"success", json::array({json{{"request_put", json{{"key", key}, {"value", base64(text)}}}}})}},
                    kCallS));
     if (answer.status != 200) return refusal(epoch_key_, answer.status, answer.body);
-    if (json_field(answer.body, "succeeded") == true) return true;
+    const json& succeeded = json_field(answer.body, "succeeded");  // missing where it is false
+    if (succeeded == true) return true;
+    if (!succeeded.is_null() && !succeeded.is_boolean()) return strange(epoch_key_, "`succeeded` is no truth value");
   }
   return false;
 }
@@ -219,7 +234,10 @@ Status EtcdStore::keep_lease() {
     RT_TRY_SET(const Answer granted, ask("lease/grant", {{"TTL", std::to_string(kLeaseS)}, {"ID", "0"}}, kSignS));
     lease_ = json_string(granted.body, "ID");
     if (granted.status != 200) return refusal(leader_key_, granted.status, granted.body);
-    if (lease_.empty()) return no_etcd("etcd", "it granted a lease without an ID");
+    if (!is_number(lease_)) {
+      lease_.clear();
+      return strange(leader_key_, "the granted lease's `ID` is no number");
+    }
   }
   kept_ns_ = steady_ns();
   return {};
