@@ -80,6 +80,11 @@ constexpr std::array kMpi = {MpiVariables{"Open MPI", "OMPI_COMM_WORLD_RANK", "O
                              MpiVariables{"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
                                           "MV2_COMM_WORLD_LOCAL_SIZE", "mpirun_rsh with each host once"},
                              MpiVariables{"MPI's Hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "mpiexec -ppn 1"}};
+/// Launchers of which the number of tasks is enough to be known: an older Open MPI does not count those of a host.
+constexpr std::array kOwnSize = {MpiVariables{"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE",
+                                              "JSM_NAMESPACE_LOCAL_SIZE", "jsrun --rs_per_host 1 --tasks_per_rs 1"},
+                                 MpiVariables{"PALS", "PALS_RANKID", "PALS_SIZE", "PALS_LOCAL_SIZE", "mpiexec --ppn 1"},
+                                 kMpi.front()};
 /// Other launchers that speak PMI: Cray's, Flux's, Slurm's own.
 constexpr MpiVariables kPmi = {"a launcher with PMI", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_SIZE", "one task a host"};
 
@@ -104,8 +109,12 @@ Found from_mpirun(const Variables& of) {
   for (const MpiVariables& names : kMpi) {
     if (of.has(names.rank) && of.has(names.size) && of.has(names.here)) return from_mpi(of, names);
   }
-  const MpiVariables& open_mpi = kMpi.front();  // an older one does not count the tasks of a host
-  return of.has(open_mpi.rank) && of.has(open_mpi.size) ? from_mpi(of, open_mpi) : std::optional<Placement>();
+  for (const MpiVariables& names : kOwnSize) {
+    if (!of.has(names.size)) continue;
+    RT_TRY_SET(const int64_t tasks, of.number(names.size, 1));
+    if (tasks > 1 || of.has(names.rank)) return from_mpi(of, names);
+  }
+  return std::optional<Placement>();
 }
 
 Found from_pmi(const Variables& of) {
@@ -120,12 +129,13 @@ Found from_pmi(const Variables& of) {
 Found from_slurm(const Variables& of) {
   if (!of.has("SLURM_STEP_ID") || !of.has("SLURM_PROCID")) {            // the batch script itself, or salloc's shell
     for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}) {  // the older name is the second
-      const Result<int64_t> nodes = of.number(name, 2);
-      if (!nodes.ok()) continue;
+      if (!of.has(name)) continue;
+      RT_TRY_SET(const int64_t nodes, of.number(name, 1));
+      if (nodes == 1) continue;
       return invalid(
           fmt::format("this is one of {} nodes of a Slurm job ({}), and in no step of it: srun "
                       "--ntasks-per-node=1 starts one agent on each",
-                      nodes.value(), name));
+                      nodes, name));
     }
     return std::optional<Placement>();
   }
@@ -290,10 +300,24 @@ struct JobHosts {
   const char* variable = nullptr;
 };
 
-JobHosts hosts_of_job(const Variables& of, const Allocation& job) {
+std::string_view short_name(std::string_view name) { return name.substr(0, name.find('.')); }
+
+/// Whether two names may be of one host: one without a domain may be the other's short name.
+bool may_be_same(std::string_view a, std::string_view b) {
+  const bool plain = a.find('.') == a.npos || b.find('.') == b.npos;
+  return a == b || (plain && short_name(a) == short_name(b));
+}
+
+/// Errors: the variable that counts the hosts is no number.
+Result<JobHosts> hosts_of_job(const Variables& of, const Allocation& job) {
   JobHosts out;
   const auto add = [&](const std::string& name) {
-    if (std::ranges::find(out.names, name) == out.names.end()) out.names.push_back(name);
+    const auto known = std::ranges::find_if(out.names, [&](const auto& other) { return may_be_same(name, other); });
+    if (known == out.names.end()) {
+      out.names.push_back(name);
+    } else if (known->size() < name.size()) {
+      *known = name;  // so that h0, h0.a and h0.b are two
+    }
   };
   for (const char* variable : {job.pairs, job.words, job.file}) {
     const std::optional<std::string> value = variable == nullptr ? std::nullopt : of.text(variable);
@@ -315,16 +339,45 @@ JobHosts hosts_of_job(const Variables& of, const Allocation& job) {
     out.variable = variable;
     return out;
   }
-  if (job.count == nullptr) return {};
-  const Result<int64_t> count = of.number(job.count, 1);
-  return count.ok() ? JobHosts{{}, count.value(), job.count} : JobHosts{};
+  if (job.count == nullptr || !of.has(job.count)) return JobHosts{};
+  RT_TRY_SET(const int64_t count, of.number(job.count, 1));
+  return JobHosts{{}, count, job.count};
+}
+
+/// Variables of scripts and launchers that number hosts, or tasks of which each host may have several.
+struct Numbered {
+  const char *count, *which;
+};
+constexpr std::array kNumbered = {Numbered{"WORLD_SIZE", "RANK"}, Numbered{"NNODES", "NODE_RANK"}};
+
+/// Errors: variables that no launcher of placement is known by say that this is one of several.
+Status check_numbered(const Variables& of) {
+  const auto refuse = [](const std::string& said) {
+    return invalid(
+        fmt::format("{}: this was started as one of several, and they do not say on which hosts: start one agent on "
+                    "each host, each with --hosts h0,h1,..., or name the only one that trains (--hosts h0)",
+                    said));
+  };
+  for (const Numbered& names : kNumbered) {
+    if (!of.has(names.count) || !of.has(names.which)) continue;
+    RT_TRY_SET(const int64_t count, of.number(names.count, 1));
+    if (count > 1)
+      return refuse(fmt::format("{} = {}, {} = {}", names.count, count, names.which, *of.text(names.which)));
+  }
+  if (!of.has("TF_CONFIG")) return {};
+  const Result<nlohmann::json> config = parse_json_strictly(*of.text("TF_CONFIG"), "TF_CONFIG", 8);
+  if (!config.ok()) return invalid(config.error().message + "; give --hosts, or take the variable away");
+  size_t tasks = 0;
+  const nlohmann::json& cluster = json_field(config.value(), "cluster");
+  for (const nlohmann::json& of_kind : cluster) tasks += of_kind.is_array() ? of_kind.size() : 0;
+  return tasks > 1 ? Status(refuse(fmt::format("TF_CONFIG has {} tasks", tasks))) : Status();
 }
 
 /// Errors: the job that this runs in has several hosts, and nothing said so far which of them train.
 Status check_allocation(const Variables& of) {
   for (const Allocation& job : kAllocations) {
     if (!of.has(job.job)) continue;
-    const JobHosts hosts = hosts_of_job(of, job);
+    RT_TRY_SET(const JobHosts hosts, hosts_of_job(of, job));
     if (hosts.count < 2) continue;
     const std::string list = std::ssize(hosts.names) > 8
                                  ? fmt::format("{},...", fmt::join(hosts.names.begin(), hosts.names.begin() + 8, ","))
@@ -335,7 +388,7 @@ Status check_allocation(const Variables& of) {
         "on each ({}), each with --hosts {}, or name the only one that trains (--hosts {})",
         hosts.count, job.name, hosts.variable, job.start, list, hosts.names.empty() ? "h0" : hosts.names.front()));
   }
-  return {};
+  return check_numbered(of);
 }
 
 Found from_launcher(const Variables& of) {
@@ -346,8 +399,6 @@ Found from_launcher(const Variables& of) {
   }
   return std::optional<Placement>();
 }
-
-std::string_view short_name(std::string_view name) { return name.substr(0, name.find('.')); }
 
 /// Which of `names` is called `own`: as a whole, else without domains; -1: none, or several.
 int64_t index_of(const std::vector<std::string>& names, std::string_view own) {

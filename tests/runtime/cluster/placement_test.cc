@@ -131,7 +131,7 @@ TEST_SUITE("runtime/cluster/placement") {
     CHECK(text(worker) == "2 hosts, from torchrun; this is 1, leader a");
     CHECK(text(changed(worker, {{"LOCAL_WORLD_SIZE", "8"}})).find("torchrun --nproc-per-node 1") != std::string::npos);
     const Variables pods = {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-master-0"}};
-    CHECK(text(pods) == "one host");  // a shell in which somebody tried torch
+    CHECK(text(pods).starts_with("WORLD_SIZE = 4, RANK = 1: this was started as one of several"));
     CHECK(text(changed(pods, {{"KUBERNETES_SERVICE_HOST", "10.0.0.1"}})) ==
           "4 hosts, from the pods of a Kubernetes job; this is 1, leader job-master-0");
   }
@@ -194,6 +194,16 @@ TEST_SUITE("runtime/cluster/placement") {
     CHECK(text({{"PBS_JOBID", "7"}, {"PBS_NODEFILE", "/nonexistent"}, {"PBS_NUM_NODES", "1"}}) == "one host");
     CHECK(text({{"PBS_JOBID", "7"}, {"PBS_NODEFILE", "/dev/zero"}}) == "one host");
     CHECK(text({{"JOB_ID", "7"}}) == "one host");
+    for (const Variables& absurd : {Variables{{"PBS_JOBID", "7"}, {"PBS_NUM_NODES", "0"}},
+                                    {{"SLURM_NNODES", "2x"}},
+                                    {{"SLURM_JOB_NUM_NODES", "99999999999999999999"}},
+                                    {{"SLURM_JOB_NUM_NODES", "-2"}}})
+      CHECK(text(absurd).find("expected a whole number from 1 to") != std::string::npos);
+    // One host by two names.
+    CHECK(text({{"LSB_JOBID", "7"}, {"LSB_HOSTS", "h0 h0.example.com h0"}}) == "one host");
+    CHECK(text({{"LSB_JOBID", "7"}, {"LSB_HOSTS", "h0.example.com h0"}}) == "one host");
+    CHECK(text({{"LSB_JOBID", "7"}, {"LSB_HOSTS", "h0 h0.a h0.b"}}).starts_with("this is one of 2 hosts"));
+    CHECK(text({{"LSB_JOBID", "7"}, {"LSB_HOSTS", "10.0.0.1 10.0.0.2"}}).starts_with("this is one of 2 hosts"));
     // mpirun in such a job has started a task on each.
     CHECK(text(changed(jobs[0], {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "1"}}))
               .starts_with("MPI's Hydra started 2 tasks and tells no host's name: give --hosts"));
@@ -212,6 +222,32 @@ TEST_SUITE("runtime/cluster/placement") {
               .starts_with("a launcher with PMIx started this as its task 1"));
     CHECK(text(changed(kStep, {{"PMIX_RANK", "2"}, {"PMIX_NAMESPACE", "n"}})) ==
           "4 hosts, from Slurm step 12.0; this is 2 (h2), leader h0");
+  }
+
+  TEST_CASE("variables that number tasks or hosts and name none are refused, and --hosts answers them") {
+    const Variables several[] = {
+        {{"RANK", "0"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "a"}},
+        {{"NNODES", "2"}, {"NODE_RANK", "1"}},
+        {{"TF_CONFIG", R"({"cluster":{"chief":["a:1"],"worker":["b:1"]},"task":{"index":0}})"}}};
+    for (const Variables& one : several) {
+      const std::string said = text(one);
+      CHECK(said.find("started as one of several") != std::string::npos);
+      CHECK(said.find("or name the only one that trains (--hosts h0)") != std::string::npos);
+      CHECK(text(one, {.hosts = {"h0"}}, "h0") == "1 host, from --hosts; this is 0 (h0), leader h0");
+    }
+    for (const Variables& one : {Variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}},
+                                 {{"WORLD_SIZE", "4"}},
+                                 {{"NNODES", "2"}},
+                                 {{"TF_CONFIG", R"({"cluster":{"worker":["a:1"]}})"}},
+                                 {{"TF_CONFIG", "{}"}}})
+      CHECK(text(one) == "one host");
+    CHECK(text({{"TF_CONFIG", "worker"}}).find("TF_CONFIG") != std::string::npos);
+    CHECK(text({{"JSM_NAMESPACE_RANK", "1"}, {"JSM_NAMESPACE_SIZE", "2"}, {"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "n"}})
+              .starts_with("jsrun started 2 tasks and tells no host's name"));
+    CHECK(text({{"PALS_RANKID", "0"}, {"PALS_SIZE", "8"}, {"PALS_LOCAL_SIZE", "4"}})
+              .starts_with("PALS started 4 tasks on this host"));
+    CHECK(text({{"PALS_SIZE", "2"}}) == "PALS_RANKID is not set");
+    CHECK(text({{"PALS_SIZE", "1"}}) == "one host");
   }
 
   TEST_CASE("a LeaderWorkerSet and SageMaker give hosts, index and leader") {
