@@ -574,7 +574,9 @@ struct Reckoner {
 };
 
 Result<double> storage_rate(const PlanArgs& args) {
-  RT_TRY_SET(const int64_t bytes, parse_bytes(std::string_view(args.storage).substr(0, args.storage.find("/s"))));
+  std::string_view rate = args.storage;
+  if (rate.ends_with("/s")) rate.remove_suffix(2);
+  RT_TRY_SET(const int64_t bytes, parse_bytes(rate).with("--storage"));
   return static_cast<double>(bytes) / 1e9;
 }
 

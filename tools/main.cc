@@ -157,6 +157,12 @@ std::string unknown_option(const CLI::App& command, int argc, char** argv) {
   return {};
 }
 
+int tell_misuse(const std::string& path, const std::string& message, int argc, char** argv) {
+  fmt::print(stderr, "{}: {}\n  see: {} --help\n", path, printable(message, true), path);
+  if (wants_json(argc, argv)) print_error_json(error_code_name(ErrorCode::kInvalidInput), message, kMisused);
+  return kMisused;
+}
+
 int tell_parse_error(const CLI::App& root, const CLI::ParseError& error, int argc, char** argv) {
   std::string path;
   const CLI::App* command = chosen_command(root, &path);
@@ -164,9 +170,35 @@ int tell_parse_error(const CLI::App& root, const CLI::ParseError& error, int arg
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError))
     message = unknown_option(*command, argc, argv);
   if (message.empty()) message = error.what();
-  fmt::print(stderr, "{}: {}\n  see: {} --help\n", path, printable(message, true), path);
-  if (wants_json(argc, argv)) print_error_json(error_code_name(ErrorCode::kInvalidInput), message, kMisused);
-  return kMisused;
+  return tell_misuse(path, message, argc, argv);
+}
+
+std::string without_value(std::string_view option) {
+  return fmt::format("{} is given without a value: leave it out, or give one", option);
+}
+
+/// Reports an option such as `--run=`: CLI11 would take the next word for its value.
+bool tell_bare_option(int argc, char** argv) {
+  const std::string path = argv[1][0] == '-' ? "cairn" : fmt::format("cairn {}", argv[1]);
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string_view word = argv[i];
+    if (!word.starts_with("--") || word.find('=') != word.size() - 1) continue;
+    tell_misuse(path, without_value(word.substr(0, word.size() - 1)), argc, argv);
+    return true;
+  }
+  return false;
+}
+
+/// An option that was given an empty text, as `--run "$RUN"` without that variable: it would count as not given.
+std::string empty_option(const CLI::App& command) {
+  constexpr std::string_view kMayBeEmpty[] = {"--prompt", "--stop"};
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0 || option->get_lnames().empty() || option->get_expected_min() == 0) continue;
+    const std::string name = "--" + option->get_lnames().front();
+    if (std::ranges::find(kMayBeEmpty, name) != std::end(kMayBeEmpty)) continue;
+    if (std::ranges::find(option->results(), "") != option->results().end()) return without_value(name);
+  }
+  return {};
 }
 
 int finish(const Result<int>& result, const Session& session, const std::string& path) {
@@ -217,7 +249,7 @@ int run(int argc, char** argv) {
     fmt::print(stderr, "{}", app.help());
     return kMisused;
   }
-  if (tell_unknown_subcommand(app, argc, argv)) return kMisused;
+  if (tell_unknown_subcommand(app, argc, argv) || tell_bare_option(argc, argv)) return kMisused;
   std::string path;
   try {
     app.parse(argc, argv);
@@ -233,7 +265,10 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return tell_parse_error(app, error, argc, argv);
   }
-  chosen_command(app, &path);
+  const CLI::App* const command = chosen_command(app, &path);
+  if (!command->get_name().starts_with('_')) {
+    if (const std::string empty = empty_option(*command); !empty.empty()) return tell_misuse(path, empty, argc, argv);
+  }
   RT_CHECK(static_cast<bool>(session.action), "{} has no action", path);
   const bool verbatim = session.json || std::ranges::find(kVerbatim, path) != std::end(kVerbatim);
   std::optional<WrappedStdout> wrapped;

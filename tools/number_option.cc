@@ -1,5 +1,7 @@
 #include "tools/number_option.h"
 
+#include <algorithm>
+
 namespace cairn::tools {
 
 CLI::Validator size_in_bytes(int64_t low) {
@@ -9,8 +11,11 @@ CLI::Validator size_in_bytes(int64_t low) {
             int64_t number = 0;
             // The count by itself first: CLI11 wraps a negative one, and stops a large one at the last of 64 bits.
             const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-            if (error == std::errc() && number >= 0 && end != text.data()) {
+            const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+            const auto is_unit = [](char c) { return c == ' ' || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); };
+            if (error == std::errc() && number >= 0 && std::ranges::all_of(unit, is_unit)) {
               try {
+                text = fmt::format("{}{}", number, unit);  // CLI11 reads 010 as eight
                 const std::string problem = CLI::AsSizeValue(true)(text);
                 uint64_t bytes = 0;
                 const auto [last, failed] = std::from_chars(text.data(), text.data() + text.size(), bytes);

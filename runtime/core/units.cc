@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
+#include <system_error>
 #include <utility>
 
 namespace cairn {
@@ -48,13 +49,12 @@ Result<int64_t> parse_bytes(std::string_view text) {
                                                             {"kB", 1e3},
                                                             {"B", 1.0},
                                                             {"", 1.0}};
-  const std::string copy(text);
-  char* end = nullptr;
-  const double value = std::strtod(copy.c_str(), &end);
-  std::string_view unit(end);
+  double value = 0;  // no "0x10", no "nan"
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+  std::string_view unit = text.substr(static_cast<size_t>(end - text.data()));
   while (unit.starts_with(' ')) unit.remove_prefix(1);
   for (const auto& [name, bytes] : kUnits) {
-    if (unit == name && end != copy.c_str() && value > 0 && value * bytes < 9e18) {
+    if (unit == name && failed == std::errc() && value > 0 && value * bytes < 9e18) {
       return static_cast<int64_t>(value * bytes);
     }
   }

@@ -411,11 +411,13 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(os.listdir(self.path("mine")), [])
         self.write("file", "")
         shutil.copytree(self.path("b"), self.path("c"))
-        for target, words in (("file", "expected a folder"), ("", "no name"), ("c/checkpoints", "give a run's folder"),
+        for target, words in (("file", "expected a folder"), ("c/checkpoints", "give a run's folder"),
                               (self.step("c", 6) + "/", "give a run's folder"),
                               (self.step("c", 8), "give a run's folder")):
             self.assertIn(words, self.cairn("ckpt", "average", "a", "b", "--to", target, code=2).stderr)
             self.assertIn(words, self.cairn("ckpt", "reshard", "a", target, "--mesh", "tp=1", code=2).stderr)
+        self.assertIn("--to is given without a value", self.cairn("ckpt", "average", "a", "b", "--to", "", code=2).stderr)
+        self.assertIn("no name", self.cairn("ckpt", "reshard", "a", "", "--mesh", "tp=1", code=2).stderr)
         self.assertEqual([name.replace("/c/", "/b/") for name in self.names_below("c")], self.names_below("b"))
 
     def test_no_run_begins_where_a_link_leads_to_nothing_and_the_link_stays(self):

@@ -68,6 +68,11 @@ class CliTest(ProgramTest):
         self.cairn("init")
         for words, code, part in ((("ckpt", "ls", "x", "--bogus"), 2, "--bogus: no such option"),
                                   (("ckpt", "lss", "x"), 2, "`lss` is no subcommand; did you mean `ls`?"),
+                                  (("train", "train.lua", "--time-limit", ""), 2, "--time-limit is given without a value"),
+                                  (("train", "train.lua", "--run="), 2, "--run is given without a value"),
+                                  (("plan", "train.lua", "--storage", "0x10"), 2, "--storage: 0x10: expected bytes"),
+                                  (("plan", "train.lua", "--storage", "1GB/sx"), 2, "--storage: 1GB/sx: expected bytes"),
+                                  (("ckpt", "average", "x", "--to", "y", "--memory", "0x10MiB"), 2, "'0x10MiB': expected a size"),
                                   (("ckpt", "inspect"), 2, "PATH is required"),
                                   (("data", "info", "x" * 300), 74, "File name too long"),
                                   (("plan", "train.lua", "--svg", "/dev/full"), 74, "/dev/full: No space left on device"),
