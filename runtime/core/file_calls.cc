@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <iterator>
 
 namespace cairn {
 
@@ -25,5 +26,17 @@ int or_all(int (*sync)(int), int fd) {
 
 int sync_to_disk(int fd) { return or_all(::fsync, fd); }
 int sync_data_to_disk(int fd) { return or_all(::fdatasync, fd); }
+
+int64_t write_fully(int fd, std::string_view bytes) {
+  int64_t done = 0;
+  while (done < std::ssize(bytes)) {
+    const ssize_t n = ::write(fd, bytes.data() + done, bytes.size() - static_cast<size_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n == 0) errno = EIO;
+    if (n <= 0) break;
+    done += n;
+  }
+  return done;
+}
 
 }  // namespace cairn

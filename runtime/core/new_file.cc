@@ -28,13 +28,7 @@ constexpr time_t kLeftS = 600;
 fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
 Status write_all(int fd, std::string_view bytes, const std::string& name) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return os_error(n < 0 ? errno : ENOSPC, name);
-    bytes.remove_prefix(static_cast<size_t>(n));
-  }
-  return {};
+  return write_fully(fd, bytes) == std::ssize(bytes) ? Status() : os_error(errno, name);
 }
 
 }  // namespace

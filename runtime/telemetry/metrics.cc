@@ -153,13 +153,10 @@ Result<LineFile> LineFile::open(const std::filesystem::path& path) {
 Status LineFile::append(std::string line) {
   line += '\n';
   if (torn_) line.insert(line.begin(), '\n');  // readers drop what is no JSON
-  ssize_t n = 0;
-  do {
-    n = ::write(fd_.get(), line.data(), line.size());
-  } while (n < 0 && errno == EINTR);
+  const int64_t n = write_fully(fd_.get(), line);
+  const int why = errno;
   if (n > 0) torn_ = n < std::ssize(line) && (n > 1 || !torn_);
-  if (n != std::ssize(line)) return os_error(n < 0 ? errno : ENOSPC, path_.string());
-  return {};
+  return n == std::ssize(line) ? Status() : os_error(why, path_.string());
 }
 
 Status LineFile::sync() {

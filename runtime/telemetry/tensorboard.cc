@@ -8,6 +8,8 @@
 #include <climits>
 #include <cstring>
 
+#include "runtime/core/file_calls.h"
+
 namespace cairn::telemetry {
 namespace {
 
@@ -123,12 +125,12 @@ Result<TensorBoardWriter> TensorBoardWriter::open(const std::filesystem::path& d
 }
 
 Status TensorBoardWriter::append(std::string_view record) {
-  const ssize_t n = ::write(fd_.get(), record.data(), record.size());
+  const int64_t n = write_fully(fd_.get(), record);
   if (n == std::ssize(record)) {
     bytes_ += n;
     return {};
   }
-  const Error error = os_error(n < 0 ? errno : ENOSPC, path_.string());
+  const Error error = os_error(errno, path_.string());
   // TensorBoard reads nothing behind a torn record. When this fails too, it is torn.
   if (n > 0) static_cast<void>(!::ftruncate(fd_.get(), bytes_));
   return error;

@@ -67,9 +67,8 @@ Result<bool> is_owned(const fs::path& file) {
 
 Status write_line(int fd, const fs::path& path) {
   const std::string line = holder_line();
-  const ssize_t n = ::write(fd, line.data(), line.size());
-  if (n < 0 || sync_to_disk(fd) != 0) return os_error(errno, path.string());
-  return n == static_cast<ssize_t>(line.size()) ? Status() : os_error(ENOSPC, path.string());
+  if (write_fully(fd, line) != std::ssize(line) || sync_to_disk(fd) != 0) return os_error(errno, path.string());
+  return {};
 }
 
 }  // namespace

@@ -48,10 +48,11 @@ TEST_SUITE("runtime/telemetry/tensorboard") {
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
     const rlimit limit{whole + 30, old.rlim_max};
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    const bool written = writer.write({.step = 2}).ok();
+    const cairn::Status written = writer.write({.step = 2});
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
     ::signal(SIGXFSZ, before);
-    CHECK_FALSE(written);
+    REQUIRE_FALSE(written.ok());
+    CHECK(written.error().os_errno == EFBIG);
     CHECK(std::filesystem::file_size(path) == whole);
     CHECK(writer.write({.step = 3}).ok());
   }
