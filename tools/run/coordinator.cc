@@ -533,6 +533,7 @@ void LocalCoordinator::on_tick() {
   watch_stop();
   watch_memory();
   tell_overdue_saves();
+  tell_failed_saves(false);
   tell_stragglers();
   copies_.poll();
   if (options_.fleet != nullptr) options_.fleet->on_tick();
@@ -583,6 +584,11 @@ void LocalCoordinator::tell_overdue_saves() {
   }
 }
 
+void LocalCoordinator::tell_failed_saves(bool at_end) {
+  const auto line = failed_saves_.due(static_cast<double>(clock_.now_ns()) / 1e9, at_end);
+  if (line) narrator_.warn(*line);
+}
+
 void LocalCoordinator::take_save_events() {
   if (control_->abandoned()) return;  // events.jsonl is another one's
   for (const ckpt::PersistEvent& event : node_->take_events()) {
@@ -618,10 +624,16 @@ void LocalCoordinator::take_not_saved(const ckpt::PersistEvent& event, bool newe
   if (event.step == failed_step_) return;  // told already
   failed_step_ = event.step;
   const bool stop = plan_.recipe.checkpoint.on_failure == OnSaveFailure::kStop && !overtaken;
-  narrator_.warn(fmt::format("{}; {}", not_saved(event),
-                             overtaken ? fmt::format("step {} is on disk", saved_step_)
-                             : stop    ? "the run stops, as checkpoint.on_failure says"
-                                       : "the next save tries again"));
+  std::string text = fmt::format("{}; {}", not_saved(event),
+                                 overtaken ? fmt::format("step {} is on disk", saved_step_)
+                                 : stop    ? "the run stops, as checkpoint.on_failure says"
+                                           : "the next save tries again");
+  if (stop) {
+    narrator_.warn(text);
+  } else if (const auto line =
+                 failed_saves_.failed(event.step, std::move(text), static_cast<double>(clock_.now_ns()) / 1e9)) {
+    narrator_.warn(*line);
+  }
   narrator_.record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
   if (newest && !overtaken) last_save_ = event.status;
   if (!stop || !stopped_by_.ok()) return;
@@ -748,6 +760,7 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
     return outcome.exit_code;
   }
   flush();
+  tell_failed_saves(true);
   if (const std::optional<Error> lost = control_->abandoned()) return *lost;
   if (const int signal = control_->leave_signal(); signal != 0) return 128 + signal;
   if (!stopped_by_.ok()) {

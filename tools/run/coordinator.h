@@ -223,6 +223,7 @@ class LocalCoordinator final : public Coordinator {
   void watch_stop();
   void watch_memory();
   void tell_overdue_saves();
+  void tell_failed_saves(bool at_end);
   void flush();
   void leave();
   Result<int> conclude_failed(const agent::Outcome& outcome);
@@ -247,6 +248,7 @@ class LocalCoordinator final : public Coordinator {
   HostRecord record_;
   Stragglers stragglers_;
   OverdueSaves overdue_;
+  FailedSaves failed_saves_;
 
   int64_t clocks_asked_ns_ = 0;
   int64_t stop_asked_ns_ = 0;  // 0: not asked, or the ranks have been waited for long enough

@@ -634,9 +634,13 @@ bool Follower::all_finished() {
 }
 
 void Follower::on_tick() {
+  const double now_s = static_cast<double>(cluster::steady_ns()) / 1e9;
   for (const ckpt::PersistEvent& event : node_->take_events()) {
-    if (!event.status.ok()) parts_->narrator.say(event.status.error().message);
+    if (event.status.ok()) continue;
+    const std::string& why = event.status.error().message;
+    if (const auto line = failed_saves_.failed(event.step, why, now_s)) parts_->narrator.say(*line);
   }
+  if (const auto line = failed_saves_.due(now_s)) parts_->narrator.say(*line);
   saves_.look(promised());
   tell_paces();
   tell_asked();

@@ -32,6 +32,7 @@
 #include "tools/run/host_saves.h"
 #include "tools/run/host_wire.h"
 #include "tools/run/narrator.h"
+#include "tools/run/overdue.h"
 #include "tools/run/spare_memory.h"
 
 namespace cairn::tools {
@@ -61,9 +62,9 @@ class Follower final : public Coordinator {
   const std::optional<int>& ended() const { return ended_; }
   /// Of what has ended the run (failure_record.h), as the leader has said; null: nothing failed, or it is not known.
   const nlohmann::json& end_failure() const { return end_failure_; }
-  /// What the ranks of this host are for follows from the next segment, or this host has lost its place.
   /// The leader's own words for it are printed.
   bool end_told() const { return end_told_; }
+  /// What the ranks of this host are for follows from the next segment, or this host has lost its place.
   bool goes_on() const { return next_.has_value() || displaced_ || lead_.has_value(); }
   /// Of all ranks now.
   int64_t world() const { return options_.world(); }
@@ -144,9 +145,9 @@ class Follower final : public Coordinator {
   std::optional<int> ended_;
   nlohmann::json end_failure_;
   bool keep_memory_ = false;  // the leader says so of the end
-
   bool end_told_ = false;
   FailedSaves failed_saves_;
+
   std::optional<Segment> parts_;
   std::unique_ptr<ckpt::CheckpointNode> node_;
   std::optional<ckpt::RestoreChoice> choice_;  // carried out, and no rank has been started for it

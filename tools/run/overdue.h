@@ -1,9 +1,11 @@
 #pragma once
-// Which saves take longer than saves of this run do. Pure.
+// Which saves take longer than saves of this run do, and which lines failed saves have. Pure.
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace cairn::tools {
@@ -27,6 +29,20 @@ class OverdueSaves {
   };
   double patience_s_ = 60;
   std::map<int64_t, Save> saves_;  // by step
+};
+
+/// Saves that fail, as each one on a full disk does: a line a minute at most, with how many it stands for.
+class FailedSaves {
+ public:
+  /// Returns the line to print now; nothing: this failure is counted.
+  std::optional<std::string> failed(int64_t step, std::string text, double now_s);
+  /// Returns the line about the counted ones, a minute after the last line, or at the end.
+  std::optional<std::string> due(double now_s, bool at_end = false);
+
+ private:
+  std::optional<double> line_s_;  // of the last line
+  int64_t counted_ = 0, first_ = 0, last_ = 0;
+  std::string text_;  // of the last one
 };
 
 }  // namespace cairn::tools

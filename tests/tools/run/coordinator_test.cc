@@ -230,6 +230,45 @@ TEST_SUITE("tools/run/coordinator") {
     CHECK(run.events("end")[0].at("exit_code") == 74);
   }
 
+  TEST_CASE("a stop that is asked for while a save is stuck is heard, and the end saves what memory holds") {
+    RunFixture run(small_plan(2), {.requests = {.any_limit = false, .exit_when_unfinished = 75}});
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    run.train(3, 0, false);
+    run.coordinator->memory().control().reserved[0].store(3);  // promised, and never begun
+    run.coordinator->on_tick();
+    run.clock.forward(61);
+    run.coordinator->on_tick();
+    CHECK(run.console.has("step 3 is not saved yet after 61 s; the save waits for "));
+    run.control.stop = true;
+    run.coordinator->stop(SIGTERM);
+    run.clock.forward(61);
+    run.coordinator->on_tick();
+    CHECK(run.console.has("step 3 is not saved yet after 122 s"));  // a stop silences nothing
+    const Result<int> code = run.coordinator->conclude({.kind = agent::EndKind::kFinished, .stop_signal = SIGTERM});
+    REQUIRE_OK(code);
+    CHECK(code.value() == 75);
+    ckpt::PosixBackend io;
+    CHECK(ckpt::newest_complete(io, run.folder.checkpoints()).value().step == 3);
+  }
+
+  TEST_CASE("saves that fail one after another have a line, and the others one together a minute later") {
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    fs::rename(run.folder.checkpoints(), run.folder.path() / "away");
+    for (const int64_t step : {1, 2, 3}) {
+      run.train(step, step % 2, true);
+      REQUIRE(run.wait_until([&] { return std::ssize(run.events("save_failed")) == step; }));
+    }
+    CHECK(run.console.has("step 1 was not saved: "));
+    CHECK_FALSE(run.console.has("step 2 was not saved: "));
+    run.clock.forward(60);
+    run.coordinator->on_tick();
+    CHECK(run.console.has("2 more saves failed, of steps 2 to 3; the last: step 3 was not saved: "));
+    fs::rename(run.folder.path() / "away", run.folder.checkpoints());
+  }
+
   TEST_CASE("memory is distrusted after the death of a rank that may have written anywhere") {
     RunFixture run(small_plan(2));
     REQUIRE_OK(run.coordinator->open());

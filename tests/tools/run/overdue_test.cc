@@ -21,4 +21,19 @@ TEST_SUITE("tools/run/overdue") {
     CHECK(saves.look({30}, 499).empty());
     CHECK(saves.look({30}, 500) == std::vector<News>{{30, 300}});
   }
+
+  TEST_CASE("saves that fail have a line a minute, which counts them") {
+    FailedSaves saves;
+    CHECK_FALSE(saves.due(0, true));
+    CHECK(saves.failed(1, "step 1", 5) == "step 1");
+    CHECK_FALSE(saves.failed(2, "step 2", 6));
+    CHECK_FALSE(saves.due(64));
+    CHECK(saves.due(65) == "step 2");
+    CHECK_FALSE(saves.due(200, true));
+    CHECK(saves.failed(3, "step 3", 200) == "step 3");
+    for (int64_t step = 4; step < 9; ++step) CHECK_FALSE(saves.failed(step, "step " + std::to_string(step), 201));
+    CHECK(saves.failed(9, "step 9", 260) == "6 more saves failed, of steps 4 to 9; the last: step 9");
+    CHECK_FALSE(saves.failed(10, "step 10", 261));
+    CHECK(saves.due(262, true) == "step 10");
+  }
 }
