@@ -1,8 +1,11 @@
 // cairn init [DIR]: a recipe to start from and what an editor needs to check and complete it.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -85,6 +88,21 @@ std::string contents(const fs::path& path) {
 Status write_file(const Template& file) {
   RT_TRY(make_folder_of(file.path));
   return place_file(file.path, file.text);
+}
+
+/// Whether a file can be placed there, its folders being made.
+Status check_place(const fs::path& file) {
+  const auto refuse = [](const fs::path& at, std::string_view why) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}; nothing was written", at.string(), why)};
+  };
+  std::error_code failed;
+  if (fs::is_directory(file, failed)) return refuse(file, "is a folder, and a file is needed");
+  fs::path at = fs::absolute(file).lexically_normal().parent_path();
+  while (fs::symlink_status(at, failed).type() == fs::file_type::not_found && at.has_relative_path())
+    at = at.parent_path();
+  if (!fs::is_directory(at, failed)) return refuse(at, "is no folder, and one is needed");
+  if (::faccessat(AT_FDCWD, at.c_str(), W_OK | X_OK, AT_EACCESS) != 0) return refuse(at, std::strerror(errno));
+  return {};
 }
 
 constexpr const char* kSample = "data/sample.txt";
@@ -176,6 +194,7 @@ Result<int> init(const InitArgs& args) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("{}: there already, and different; nothing was written. --force replaces it", changed)};
   }
+  for (const Template& file : files) RT_TRY(check_place(file.path));
   for (const Template& file : files) {
     RT_TRY(write_file(file));
     fmt::print("wrote {}\n", file.path.lexically_normal().string());

@@ -73,6 +73,12 @@ class RecipeTest(ProgramTest):
         self.cairn("check", "train.lua", "--recipe-only")
         self.cairn("init", "a/new/folder")
         self.cairn("check", "a/new/folder/train.lua", "--recipe-only")
+        self.write("taken/data", "")  # where a folder is needed
+        os.makedirs(self.path("folder/train.lua"))  # and the other way round
+        for folder, words, there in (("taken", "taken/data: is no folder", ["data"]),
+                                     ("folder", "folder/train.lua: is a folder", ["train.lua"])):
+            self.assertIn(words, self.cairn("init", folder, "--force", code=2).stderr)
+            self.assertEqual(os.listdir(self.path(folder)), there)
 
     def test_check_says_fine_or_every_mistake(self):
         self.assertIn("train.lua: fine. first, 842K parameters", self.cairn("check", "train.lua", "--recipe-only").stdout)
