@@ -53,11 +53,13 @@ Json adapt(const Field& field, Json value) {
 std::optional<Json> Resolver::convert(const std::string& path, const Field& field, const Node& value,
                                       const Place& place, Pass pass) {
   switch (field.form) {
-    case Form::kEveryStep: {
+    case Form::kEveryStep:
+    case Form::kLogSteps: {
       if (!is_ctor(value, "every")) return complain_type(path, place, field, value), std::nullopt;
       const auto every = convert_every(path, value, place);
       if (!every) return std::nullopt;
       if (every->at("steps") == 0) return complain_type(path, place, field, value), std::nullopt;
+      if (field.form == Form::kLogSteps && every->at("steps") == 1) return Json(0);
       return every->at("steps");
     }
     case Form::kEveryList: {

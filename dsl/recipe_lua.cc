@@ -21,6 +21,7 @@ constexpr size_t kWidth = 110;
 /// What T.unset alone can say: the value that a field has when nothing is written, and that no form writes.
 bool unwritten(const Field& field, const Json& value) {
   if (field.form == Form::kEveryStep) return value == 0;
+  if (field.form == Form::kLogSteps) return value == 1;
   return field.form == Form::kStages && value.empty();
 }
 

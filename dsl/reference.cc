@@ -158,6 +158,7 @@ std::string lua_type(const Field& field) {
   };
   switch (field.form) {
     case Form::kEveryStep:
+    case Form::kLogSteps:
     case Form::kTokenizer:
     case Form::kData:
       return constructed();

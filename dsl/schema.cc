@@ -724,8 +724,9 @@ const Block& token_files_block() {
   static const Block out{
       .name = "token_files",
       .constructors = {"token_files"},
-       .doc = "Little-endian token files: plain, as nanoGPT writes them; with the header of llm.c's shards; or lists that "
-              "numpy.save wrote.",
+      .doc =
+          "Little-endian token files: plain, as nanoGPT writes them; with the header of llm.c's shards; or lists that "
+          "numpy.save wrote.",
       .fields = {written_only("train", Type::kString, "path")
                      .needed()
                      .says("the training tokens", "Relative to the working directory."),
@@ -1704,11 +1705,12 @@ const Block& log_block() {
       .doc = "What is written down while training.",
       .fields = {
           bound("at", &LogConfig::every_steps, "every_steps")
-              .range(1, kMany)
+              .range(0, kMany)
               .otherwise(1)
-              .written(Form::kEveryStep, {&every_block()})
+              .written(Form::kLogSteps, {&every_block()})
               .says("at which steps a log gets a line",
-                    "The default gives a line a minute, with a few more in the first one. A terminal has one live line.")
+                    "Without it a log gets a line a minute, with a few more in the first one. `T.every { steps = 1 }` "
+                    "gives each step one. A terminal has one live line.")
               .like("T.every { steps = 10 }"),
           bound("tensorboard", &LogConfig::tensorboard).otherwise(true).says("also write TensorBoard event files")}};
   return out;

@@ -45,6 +45,7 @@ enum class Form {
   kVocab,      // 50257, or T.vocab { size = 50257 }
   kBetas,      // { 0.9, 0.95 }: sets beta1 and beta2; no member of its own
   kEveryStep,  // T.every { steps = n }
+  kLogSteps,   // the same, where 1 is stored for what is not written, and 0 for T.every { steps = 1 }
   kEveryList,  // { T.every {...}, ... }
   kKeep,       // { T.last(n), T.every {...}, ... }
   kPlaces,     // { T.place { "path", ... }, ... }, and T.group likewise: one constructor with a positional field

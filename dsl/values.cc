@@ -152,6 +152,7 @@ std::string describe_entries(const Node& node) {
 std::string expected(const Field& field) {
   switch (field.form) {
     case Form::kEveryStep:
+    case Form::kLogSteps:
       return "T.every { steps = n }";
     case Form::kEveryList:
       return "a list of T.every {...}";
@@ -364,6 +365,8 @@ std::string lua_text(const Field& field, const Json& value) {
     return "T.every { seconds = " + lua_text(of.at("seconds")) + " }";
   };
   std::vector<std::string> parts;
+  if (field.form == Form::kLogSteps && value == 1) return "a line a minute";
+  if (field.form == Form::kLogSteps) return every(Json{{"steps", value == 0 ? Json(1) : value}, {"seconds", 0}});
   if (field.form == Form::kEveryStep) return value == 0 ? "never" : every(Json{{"steps", value}, {"seconds", 0}});
   if (field.form == Form::kKeep) {
     for (const Json& rule : value) {

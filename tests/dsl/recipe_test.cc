@@ -110,6 +110,9 @@ TEST_SUITE("dsl/recipe") {
     CHECK(merged.model.width == 64);
     CHECK(merged.checkpoint.keep == std::vector<Keep>{{.kind = Keep::Kind::kLast, .count = 1}});
     CHECK(merged.checkpoint.save.size() == 2);
+    CHECK(load_good(with("log = { at = T.every { steps = 1 } }")).log.every_steps == 0);  // each: 1 is stored for none
+    CHECK(load_good(with("log = { at = T.every { steps = 2 } }")).log.every_steps == 2);
+    CHECK(load_good(with("log = { at = T.unset }")).log.every_steps == 1);
     const Recipe list = load_good(with("checkpoint = { save = { T.every { steps = 1 } } }"));
     CHECK(list.checkpoint.save.size() == 1);
     const Recipe replaced = load_good(with("checkpoint = T.replace { direct_io = false }"));

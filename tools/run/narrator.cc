@@ -195,10 +195,10 @@ void Narrator::tell_recovered(const telemetry::StepMetrics& metrics) {
   respawned_ = false;
 }
 
-/// Whether a log gets a line of this step: at the steps of log.at, or once a minute. Before the first minute is over
-/// there are some more, each after twice the time.
+/// Whether a log gets a line of this step: at the steps of log.at (0: each), or once a minute (1: it is not written).
+/// Before the first minute is over there are some more, each after twice the time.
 bool Narrator::is_due(int64_t step) const {
-  if (const int64_t every = plan_.recipe.log.every_steps; every > 1) return step % every == 0;
+  if (const int64_t every = plan_.recipe.log.every_steps; every != 1) return every == 0 || step % every == 0;
   const int64_t so_far_ns = lined_ns_ - started_ns_;
   return clock_.now_ns() - lined_ns_ >= std::clamp(so_far_ns, kFirstLineNs, kLineNs);
 }

@@ -96,6 +96,8 @@ TEST_SUITE("tools/run/narrator") {
     CHECK(steps_in_log(small_plan(2), 0.01) == std::vector<int64_t>{1, 201, 402});
     CHECK(steps_in_log(small_plan(2), 90).size() == 600);  // a step that takes longer
     Plan plan = small_plan(2);
+    plan.recipe.log.every_steps = 0;
+    CHECK(steps_in_log(plan, 0.01).size() == 600);
     plan.recipe.log.every_steps = 250;
     CHECK(steps_in_log(plan, 90) == std::vector<int64_t>{1, 250, 500});
   }
@@ -149,8 +151,6 @@ TEST_SUITE("tools/run/narrator") {
     CHECK(told.narrator->progress().first_step == 4);  // of the start, not of its generations
   }
 
-  TEST_CASE("a recovery ends with the first step of new ranks, not with news of the dead ones") {
-    Told told;
   TEST_CASE("a host that follows does not say that ranks start again, which the leader decides") {
     const Plan plan = small_plan(2);
     const cairn::testing::TempDir dir("narrator");
@@ -162,6 +162,8 @@ TEST_SUITE("tools/run/narrator") {
     CHECK_FALSE(console.has("starting again"));
   }
 
+  TEST_CASE("a recovery ends with the first step of new ranks, not with news of the dead ones") {
+    Told told;
     REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kFresh}));
     told.narrator->step(metrics_at(1));
     const agent::Failure failure{.generation = 0,
