@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "runtime/core/units.h"
 #include "runtime/data/megatron_writer.h"
 #include "runtime/data/text_input.h"
 #include "runtime/json/json.h"
@@ -22,7 +23,6 @@ namespace {
 constexpr size_t kReadBytes = 1 << 20;
 constexpr size_t kPieceBytes = 1 << 20, kMostPieceBytes = 4 << 20;
 constexpr size_t kBatchBytes = 256 << 10, kMostUnderWay = size_t{64} << 20;
-constexpr size_t kMostLineBytes = size_t{64} << 20;  // of JSON: a line is read as a whole, by each thread
 
 bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
@@ -235,11 +235,11 @@ class DocumentWriter {
     // Where text was left out between two parts of a document, offsets in messages would be off; parts are contiguous.
     text_.append(text);
     if (args_.separator == DocumentSeparator::kJsonLine) {
-      if (text_.size() <= kMostLineBytes) return {};
+      if (std::ssize(text_) <= args_.most_line_bytes) return {};
       return Error{ErrorCode::kInvalidInput,
-                   fmt::format("{}:{}: a line of more than {} MiB; JSON lines have one object a line, and a "
+                   fmt::format("{}:{}: a line of more than {}; JSON lines have one object a line, and a "
                                "longer document is split into several",
-                               args_.inputs[file_], line_ + 1, kMostLineBytes >> 20)};
+                               args_.inputs[file_], line_ + 1, format_bytes(args_.most_line_bytes))};
     }
     const bool of_bytes = args_.tokenizer.kind == TokenizerConfig::Kind::kBytes;
     while (text_.size() > look_at_) {  // some text stays: the last part is known when the document ends

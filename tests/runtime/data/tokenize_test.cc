@@ -312,6 +312,13 @@ TEST_SUITE("runtime/data/tokenize") {
         CHECK(read_file(dir / "out.bin") == bin);  // the old pair stands
       }
     }
+    args.most_line_bytes = 60;
+    for (const int64_t spare : {0, 1}) {  // a line of 60 bytes, and of one more
+      write_file(dir / "in.jsonl", "{\"body\":\"good\"}\n{\"body\":\"" + std::string(60 - 11 + spare, 'a') + "\"}\n");
+      const auto done = tokenize_file(args);
+      CHECK(done.ok() == (spare == 0));
+      if (spare > 0) CHECK(says(done.error().message, {"in.jsonl:2: a line of more than 60 B; JSON lines have"}));
+    }
   }
 
   TEST_CASE("tokenize refuses a file that is no text of its kind by what it looks like") {
