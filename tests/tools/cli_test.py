@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -68,12 +67,12 @@ class CliTest(ProgramTest):
         self.cairn("init")
         for words, code, part in ((("ckpt", "ls", "x", "--bogus"), 2, "--bogus: no such option"),
                                   (("ckpt", "lss", "x"), 2, "`lss` is no subcommand; did you mean `ls`?"),
+                                  (("ckpt", "inspect"), 2, "PATH is required"),
                                   (("train", "train.lua", "--time-limit", ""), 2, "--time-limit is given without a value"),
                                   (("train", "train.lua", "--run="), 2, "--run is given without a value"),
                                   (("plan", "train.lua", "--storage", "0x10"), 2, "--storage: 0x10: expected bytes"),
                                   (("plan", "train.lua", "--storage", "1GB/sx"), 2, "--storage: 1GB/sx: expected bytes"),
                                   (("ckpt", "average", "x", "--to", "y", "--memory", "0x10MiB"), 2, "'0x10MiB': expected a size"),
-                                  (("ckpt", "inspect"), 2, "PATH is required"),
                                   (("data", "info", "x" * 300), 74, "File name too long"),
                                   (("plan", "train.lua", "--svg", "/dev/full"), 74, "/dev/full: No space left on device"),
                                   (("plan", "train.lua", "--svg", "train.lua/dir"), 2, "train.lua: Not a directory")):
@@ -86,31 +85,13 @@ class CliTest(ProgramTest):
             self.assertFalse(json.loads(done.stdout)["ok"])
         self.assertEqual(self.cairn("ckpt", "ls", "--", "--json", code=2).stdout, "")  # that is a name
 
-    def run_on_terminal(self, args, env):
-        """Output of the program with a terminal as its stdout."""
-        leader, follower = pty.openpty()
-        full_env = {**os.environ, "TERM": "xterm", **env}
-        process = subprocess.Popen([self.program, *args], stdout=follower, stderr=subprocess.PIPE,
-                                   cwd=self.folder.name, env=full_env, stdin=subprocess.DEVNULL)
-        os.close(follower)
-        text = b""
-        try:
-            while chunk := os.read(leader, 65536):
-                text += chunk
-        except OSError:  # the terminal's last user left
-            pass
-        os.close(leader)
-        process.stderr.close()
-        self.assertEqual(process.wait(timeout=60), 0)
-        return text.decode()
-
     def test_colour_only_on_a_terminal_that_wants_it(self):
         self.cairn("init")
         plan = ["plan", "train.lua"]
         unset = {"NO_COLOR": ""}
-        self.assertIn(ESCAPE, self.run_on_terminal(plan, unset))
-        self.assertNotIn(ESCAPE, self.run_on_terminal(plan, {"NO_COLOR": "1"}))
-        self.assertNotIn(ESCAPE, self.run_on_terminal(plan, {**unset, "TERM": "dumb"}))
+        self.assertIn(ESCAPE, self.on_terminal(*plan, env=unset))
+        self.assertNotIn(ESCAPE, self.on_terminal(*plan, env={"NO_COLOR": "1"}))
+        self.assertNotIn(ESCAPE, self.on_terminal(*plan, env={**unset, "TERM": "dumb"}))
         self.assertNotIn(ESCAPE, self.cairn(*plan, env={**unset, "TERM": "xterm"}).stdout)
 
     def test_completion_of_bash_works_in_bash(self):

@@ -1,13 +1,10 @@
 """A new user's first steps: the commands that `cairn init` prints, words of other trainers, a narrow terminal."""
 
-import fcntl
 import json
 import os
-import pty
 import re
 import struct
 import subprocess
-import termios
 
 from program import ProgramTest, main
 
@@ -160,21 +157,8 @@ class FirstMinutesTest(ProgramTest):
 
     def narrow(self, *words, columns):
         """Lines of the program on a terminal of this width, without colours."""
-        leader, follower = pty.openpty()
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        process = subprocess.Popen([self.program, *map(str, words)], stdout=follower, stderr=subprocess.DEVNULL,
-                                   cwd=self.folder.name, env={**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8"},
-                                   stdin=subprocess.DEVNULL)
-        os.close(follower)
-        text = b""
-        try:
-            while chunk := os.read(leader, 65536):
-                text += chunk
-        except OSError:  # the terminal's last user left
-            pass
-        os.close(leader)
-        self.assertEqual(process.wait(timeout=60), 0)
-        return re.sub(r"\x1b\[[0-9;]*m", "", text.decode()).replace("\r\n", "\n").splitlines()
+        text = self.on_terminal(*words, env={"LC_ALL": "C.UTF-8"}, columns=columns)
+        return re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r\n", "\n").splitlines()
 
     def test_tables_and_sentences_break_between_words_on_a_narrow_terminal(self):
         self.cairn("init")

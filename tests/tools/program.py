@@ -1,12 +1,15 @@
 """Runs the built program for the tests of this folder; the program's path is the first argument of each test."""
 
+import fcntl
 import json
 import os
+import pty
 import resource
 import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import unittest
 
 
@@ -47,6 +50,25 @@ class ProgramTest(unittest.TestCase):
     def cairn_json(self, *args, code=0):
         done = self.cairn(*args, "--json", code=code)
         return json.loads(done.stdout)
+
+    def on_terminal(self, *args, env=None, columns=0):
+        """Runs `cairn args` with a terminal of this many columns as its stdout, and returns what comes there."""
+        leader, follower = pty.openpty()
+        if columns:
+            fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        process = subprocess.Popen([self.program, *map(str, args)], stdout=follower, stderr=subprocess.DEVNULL,
+                                   cwd=self.folder.name, env={**os.environ, "TERM": "xterm", **(env or {})},
+                                   stdin=subprocess.DEVNULL)
+        os.close(follower)
+        text = b""
+        try:
+            while chunk := os.read(leader, 65536):
+                text += chunk
+        except OSError:  # the terminal's last user left
+            pass
+        os.close(leader)
+        self.assertEqual(process.wait(timeout=60), 0)
+        return text.decode()
 
     def cpu_seconds(self, work):
         """What the work returns, and the seconds that its programs computed: wall time is what others leave of the machine."""

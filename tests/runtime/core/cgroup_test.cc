@@ -4,52 +4,42 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "tests/support/temp_dir.h"
+#include "tests/support/write_text.h"
 
 using namespace cairn;
 using cairn::testing::TempDir;
-namespace fs = std::filesystem;
-
-namespace {
-
-void write(const fs::path& path, const std::string& text) {
-  fs::create_directories(path.parent_path());
-  std::ofstream(path) << text;
-}
-
-}  // namespace
+using cairn::testing::write_text;
 
 TEST_SUITE("runtime/core/cgroup") {
   TEST_CASE("a cgroup is read by version 2, by version 1, and at the root of a container's mount") {
     const TempDir dir("cgroup");
-    write(dir.path / "self2", "0::/a/b\n");
-    write(dir.path / "v2/a/b/memory.events", "low 0\noom 4\noom_kill 3\noom_group_kill 9\n");
-    write(dir.path / "v2/a/b/memory.peak", "1000\n");
-    write(dir.path / "v2/a/b/memory.max", "max\n");
-    write(dir.path / "v2/a/b/cpu.stat", "usage_usec 5\nnr_throttled 2\nthrottled_usec 77\n");
+    write_text(dir.path / "self2", "0::/a/b\n");
+    write_text(dir.path / "v2/a/b/memory.events", "low 0\noom 4\noom_kill 3\noom_group_kill 9\n");
+    write_text(dir.path / "v2/a/b/memory.peak", "1000\n");
+    write_text(dir.path / "v2/a/b/memory.max", "max\n");
+    write_text(dir.path / "v2/a/b/cpu.stat", "usage_usec 5\nnr_throttled 2\nthrottled_usec 77\n");
     const Cgroup two(dir.path / "v2", dir.path / "self2");
     CHECK(two.oom_kills() == 3);
     CHECK(two.memory_peak_bytes() == 1000);
     CHECK(two.memory_limit_bytes() == -1);
     CHECK(two.throttled_us() == 77);
 
-    write(dir.path / "self1", "7:cpu,cpuacct:/c\n4:memory:/m\n0::/\n");
-    write(dir.path / "v1/memory/m/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n");
-    write(dir.path / "v1/memory/m/memory.max_usage_in_bytes", "2000\n");
-    write(dir.path / "v1/memory/m/memory.limit_in_bytes", "4096\n");
-    write(dir.path / "v1/cpu/c/cpu.stat", "nr_periods 1\nthrottled_time 9000\n");
+    write_text(dir.path / "self1", "7:cpu,cpuacct:/c\n4:memory:/m\n0::/\n");
+    write_text(dir.path / "v1/memory/m/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n");
+    write_text(dir.path / "v1/memory/m/memory.max_usage_in_bytes", "2000\n");
+    write_text(dir.path / "v1/memory/m/memory.limit_in_bytes", "4096\n");
+    write_text(dir.path / "v1/cpu/c/cpu.stat", "nr_periods 1\nthrottled_time 9000\n");
     const Cgroup one(dir.path / "v1", dir.path / "self1");
     CHECK(one.oom_kills() == 5);
     CHECK(one.memory_peak_bytes() == 2000);
     CHECK(one.memory_limit_bytes() == 4096);
     CHECK(one.throttled_us() == 9);
 
-    write(dir.path / "v2/memory.events", "oom_kill 8\n");
-    write(dir.path / "self3", "0::/docker/of-the-host\n");
+    write_text(dir.path / "v2/memory.events", "oom_kill 8\n");
+    write_text(dir.path / "self3", "0::/docker/of-the-host\n");
     CHECK(Cgroup(dir.path / "v2", dir.path / "self3").oom_kills() == 8);
     CHECK_FALSE(Cgroup(dir.path / "none", dir.path / "none").oom_kills().has_value());
     CHECK_FALSE(Cgroup(dir.path / "none", dir.path / "none").throttled_us().has_value());
@@ -58,46 +48,46 @@ TEST_SUITE("runtime/core/cgroup") {
   TEST_CASE("the least limit of processor time counts, of this group and of those above it") {
     const TempDir dir("cgroup-cpu");
     const auto two = [&](const std::string& self) {
-      write(dir / "self", "0::" + self + "\n");
+      write_text(dir / "self", "0::" + self + "\n");
       return Cgroup(dir / "v2", dir / "self").cpu_limit();
     };
-    write(dir / "v2/pods/pod/cpu.max", "400000 100000\n");
-    write(dir / "v2/pods/pod/box/cpu.max", "max 100000\n");
-    write(dir / "v2/pods/wide/cpu.max", "max 100000\n");
+    write_text(dir / "v2/pods/pod/cpu.max", "400000 100000\n");
+    write_text(dir / "v2/pods/pod/box/cpu.max", "max 100000\n");
+    write_text(dir / "v2/pods/wide/cpu.max", "max 100000\n");
     CHECK(two("/pods/pod/box") == 4.0);
     CHECK(two("/pods/pod") == 4.0);
     CHECK_FALSE(two("/pods/wide").has_value());
     CHECK_FALSE(two("/").has_value());
-    write(dir / "v2/pods/pod/box/cpu.max", "50000 100000\n");
+    write_text(dir / "v2/pods/pod/box/cpu.max", "50000 100000\n");
     CHECK(two("/pods/pod/box") == 0.5);
-    write(dir / "v2/cpu.max", "25000 100000\n");  // the mount's root is a container's own group
+    write_text(dir / "v2/cpu.max", "25000 100000\n");  // the mount's root is a container's own group
     CHECK(two("/pods/pod/box") == 0.25);
     CHECK(two("/docker/of-the-host") == 0.25);
     CHECK(two("/docker/of-the-host/pods/pod/box") == 0.25);
     CHECK(two("/../beside") == 0.25);
-    write(dir / "v2/cpu.max", "words\n");
+    write_text(dir / "v2/cpu.max", "words\n");
     CHECK(two("/docker/of-the-host/pods/pod") == 4.0);
 
     const auto one = [&](const char* top, const std::string& line) {
-      write(dir / "self", line + "\n");
+      write_text(dir / "self", line + "\n");
       return Cgroup(dir / top, dir / "self").cpu_limit();
     };
-    write(dir / "v1/cpu/a/cpu.cfs_quota_us", "150000\n");
-    write(dir / "v1/cpu/a/cpu.cfs_period_us", "100000\n");
-    write(dir / "v1/cpu/a/b/cpu.cfs_quota_us", "-1\n");
-    write(dir / "v1/cpu/a/b/cpu.cfs_period_us", "100000\n");
+    write_text(dir / "v1/cpu/a/cpu.cfs_quota_us", "150000\n");
+    write_text(dir / "v1/cpu/a/cpu.cfs_period_us", "100000\n");
+    write_text(dir / "v1/cpu/a/b/cpu.cfs_quota_us", "-1\n");
+    write_text(dir / "v1/cpu/a/b/cpu.cfs_period_us", "100000\n");
     CHECK(one("v1", "7:cpu,cpuacct:/a/b") == 1.5);
     CHECK_FALSE(one("v1", "7:memory:/a/b").has_value());
-    write(dir / "v1b/cpu,cpuacct/cpu.cfs_quota_us", "300000\n");
-    write(dir / "v1b/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
+    write_text(dir / "v1b/cpu,cpuacct/cpu.cfs_quota_us", "300000\n");
+    write_text(dir / "v1b/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
     CHECK(one("v1b", "7:cpu,cpuacct:/docker/abc") == 3.0);
   }
 
   TEST_CASE("threads are bounded by the limit, rounded up, and never by less than one") {
     const TempDir dir("cgroup-threads");
-    write(dir / "self", "0::/a\n");
+    write_text(dir / "self", "0::/a\n");
     const auto cpus = [&](const std::string& max) {
-      write(dir / "v2/a/cpu.max", max + "\n");
+      write_text(dir / "v2/a/cpu.max", max + "\n");
       return usable_cpus(Cgroup(dir / "v2", dir / "self"));
     };
     cpu_set_t set;

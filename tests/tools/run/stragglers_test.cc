@@ -3,24 +3,18 @@
 
 #include <doctest/doctest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "tests/support/temp_dir.h"
+#include "tests/support/write_text.h"
 
 using namespace cairn;
 using namespace cairn::tools;
 using cairn::testing::TempDir;
-namespace fs = std::filesystem;
+using cairn::testing::write_text;
 
 namespace {
-
-void write(const fs::path& path, const std::string& text) {
-  fs::create_directories(path.parent_path());
-  std::ofstream(path) << text;
-}
 
 /// All ranks tell of blocks `first` to `last`, in which each takes what `ms` says.
 template <typename Ms>
@@ -153,18 +147,18 @@ TEST_SUITE("tools/run/stragglers") {
 
   TEST_CASE("a host's load is measured from one look to the next") {
     const TempDir dir("load");
-    write(dir.path / "self", "0::/\n");
-    write(dir.path / "cg/cpu.stat", "throttled_usec 1000000\n");
-    write(dir.path / "proc/loadavg", "2.50 1.00 1.00 1/100 5\n");
-    write(dir.path / "proc/9/task/9/schedstat", "5 1000000000 1\n");
-    write(dir.path / "proc/9/task/10/schedstat", "5 0 1\n");
-    write(dir.path / "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq", "1000000\n");
-    write(dir.path / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "3000000\n");
+    write_text(dir.path / "self", "0::/\n");
+    write_text(dir.path / "cg/cpu.stat", "throttled_usec 1000000\n");
+    write_text(dir.path / "proc/loadavg", "2.50 1.00 1.00 1/100 5\n");
+    write_text(dir.path / "proc/9/task/9/schedstat", "5 1000000000 1\n");
+    write_text(dir.path / "proc/9/task/10/schedstat", "5 0 1\n");
+    write_text(dir.path / "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq", "1000000\n");
+    write_text(dir.path / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "3000000\n");
     agent::HostLoadMeter meter(Cgroup(dir.path / "cg", dir.path / "self"), dir.path / "proc", dir.path / "sys");
     CHECK(meter.measure(9, 1'000'000'000).throttled == 0);  // since when is not known
-    write(dir.path / "cg/cpu.stat", "throttled_usec 2000000\n");
-    write(dir.path / "proc/9/task/9/schedstat", "5 1400000000 1\n");
-    write(dir.path / "proc/9/task/11/schedstat", "5 9000000000 1\n");  // a thread that is new
+    write_text(dir.path / "cg/cpu.stat", "throttled_usec 2000000\n");
+    write_text(dir.path / "proc/9/task/9/schedstat", "5 1400000000 1\n");
+    write_text(dir.path / "proc/9/task/11/schedstat", "5 9000000000 1\n");  // a thread that is new
     const agent::HostLoad load = meter.measure(9, 3'000'000'000);
     CHECK(load.throttled == doctest::Approx(0.5));
     CHECK(load.delayed == doctest::Approx(0.2));
