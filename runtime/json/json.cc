@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/lfs_pointer.h"
+
 namespace cairn {
 namespace {
 
@@ -61,6 +63,8 @@ class Walker : public nlohmann::json_sax<nlohmann::json> {
 
 constexpr std::string_view kNoNumber = " (no JSON number)";
 constexpr std::string_view kHalf = "\\ufffd", kOtherHalf = "\\u0020";  // in place of half a surrogate pair
+// U+10FFFF, which no text has, before the four digits of half a pair: as an escape and as UTF-8.
+constexpr std::string_view kHalfEscape = "\\udbff\\udfff", kHalfMark = "\xf4\x8f\xbf\xbf";
 
 /// The number at the beginning of `text` that Python writes and JSON lacks; empty: none.
 std::string_view python_number(std::string_view text) {
@@ -83,7 +87,8 @@ int surrogate_at(std::string_view text, size_t at) {
 }
 
 /// Text that Python's json module reads, as JSON; nothing: it would be the same. Without `half` its numbers become
-/// strings. With it (six characters, in place of half a surrogate pair) they become null.
+/// strings, and kHalfEscape is put before the digits of half a surrogate pair. With it (six characters, in place of
+/// half a surrogate pair) they become null.
 std::optional<std::string> standard_json(std::string_view text, std::string_view half) {
   std::string out;
   size_t done = 0;
@@ -96,11 +101,11 @@ std::optional<std::string> standard_json(std::string_view text, std::string_view
     if (text[i] == '"') {
       for (++i; i < text.size() && text[i] != '"'; ++i) {
         if (text[i] != '\\') continue;
-        const int part = half.empty() ? 0 : surrogate_at(text, i);
+        const int part = surrogate_at(text, i);
         if (part == 1 && surrogate_at(text, i + 6) == 2) {
           i += 11;
         } else if (part != 0) {
-          put(i, 6, std::string(half));
+          put(i, 6, half.empty() ? fmt::format("{}{}", kHalfEscape, text.substr(i + 2, 4)) : std::string(half));
           i += 5;
         } else {
           ++i;
@@ -186,6 +191,24 @@ class FieldReader : public nlohmann::json_sax<nlohmann::json> {
   int64_t depth_ = 0;
 };
 
+/// Names text that is another kind of file; empty: none is known.
+std::string other_kind(std::string_view text) {
+  using namespace std::string_view_literals;
+  if (is_lfs_pointer(text)) return std::string(kLfsPointer);
+  const std::string_view shown = text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+  if (shown.empty()) return "is empty";
+  for (const auto& [mark, name] :
+       {std::pair("\xff\xfe\0\0"sv, "UTF-32"), std::pair("\0\0\xfe\xff"sv, "UTF-32"), std::pair("\xff\xfe"sv, "UTF-16"),
+        std::pair("\xfe\xff"sv, "UTF-16"), std::pair("{\0"sv, "UTF-16LE"), std::pair("\0{"sv, "UTF-16BE")}) {
+    if (text.starts_with(mark)) return fmt::format("is {}: convert it (iconv -f {} -t UTF-8)", name, name);
+  }
+  if (shown.starts_with('<')) return "is a page of HTML or XML, as a download that failed leaves";
+  if (text.starts_with("\x1f\x8b")) return "is packed by gzip: unpack it first (gunzip -c)";
+  if (text.starts_with("PK\x03\x04")) return "is a zip archive: unpack it first (unzip -p)";
+  if (text.front() == '\0') return "begins with NULs, as a crash leaves";
+  return {};
+}
+
 Error not_json(std::string_view text, size_t at, std::string_view what) {
   // The library quotes the text it read.
   return {ErrorCode::kCorrupt, fmt::format("byte {}: not JSON: found \"{}\" ({})", at,
@@ -203,6 +226,8 @@ Result<Json> parse(std::string_view text, int64_t max_depth, JsonNumbers numbers
   try {
     return Json::parse(text);
   } catch (const typename Json::parse_error& e) {
+    if (const std::string kind = other_kind(text); !kind.empty())
+      return Error{ErrorCode::kCorrupt, fmt::format("byte 0: not JSON: it {}", kind)};
     return not_json(text, std::min(e.byte > 0 ? e.byte - 1 : 0, text.size()), e.what());
   } catch (const typename Json::exception& e) {  // a number out of range
     return Error{ErrorCode::kCorrupt, fmt::format("not JSON: {}", printable_ascii(e.what()))};
@@ -241,8 +266,8 @@ std::string printable_ascii(std::string_view text) {
   return out;
 }
 
-Result<nlohmann::json> parse_json(std::string_view text, int64_t max_depth) {
-  return parse<nlohmann::json>(text, max_depth);
+Result<nlohmann::json> parse_json(std::string_view text, int64_t max_depth, JsonNumbers numbers) {
+  return parse<nlohmann::json>(text, max_depth, numbers);
 }
 
 Result<nlohmann::ordered_json> parse_ordered_json(std::string_view text, int64_t max_depth, JsonNumbers numbers) {
@@ -318,6 +343,8 @@ Result<nlohmann::json> parse_json_strictly(std::string_view text, std::string_vi
                              printable_ascii(std::string_view(*walker.duplicate).substr(0, kShown)))};
   }
   if (walker.problem) {
+    const std::string kind = other_kind(text);
+    if (!kind.empty()) return Error{ErrorCode::kCorrupt, fmt::format("{} is not JSON: it {}", what, kind)};
     return Error{ErrorCode::kCorrupt,
                  fmt::format("byte {}: {} is not JSON: {}", first_byte + static_cast<int64_t>(walker.position()), what,
                              printable_ascii(*walker.problem))};
@@ -335,7 +362,22 @@ std::string python_json_text(const nlohmann::ordered_json& json, int indent) {
     out.erase(at, end.size());
     out.erase(quote, 1);
   }
+  for (size_t at = out.find(kHalfMark); at != out.npos; at = out.find(kHalfMark, at)) {
+    out.replace(at, kHalfMark.size(), "\\u");
+  }
   return out;
+}
+
+bool has_half_pair(std::string_view text) { return text.find(kHalfMark) != text.npos; }
+
+Result<nlohmann::json> parse_python_object(std::string_view text) {
+  constexpr std::string_view kRemedy = "put the file back as it was published";
+  Result<nlohmann::json> out = parse_json(text, kMaxJsonDepth, JsonNumbers::kPython);
+  if (!out.ok()) return Error{ErrorCode::kInvalidInput, fmt::format("{}; {}", out.error().message, kRemedy)};
+  if (out.value().is_object()) return out;
+  constexpr size_t kShown = 24;
+  return Error{ErrorCode::kInvalidInput, fmt::format("byte 0: expected a JSON object, found \"{}\"; {}",
+                                                     printable_ascii(text.substr(0, kShown)), kRemedy)};
 }
 
 Result<std::string> json_text_field(std::string_view line, std::string_view key) {

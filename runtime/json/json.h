@@ -15,11 +15,14 @@ namespace cairn {
 inline constexpr int64_t kMaxJsonDepth = 64;  // of objects and arrays in each other
 
 /// Python's json module writes and reads NaN, Infinity, -Infinity and numbers beyond a double. kPython: such a number
-/// becomes the string "SPELLING (no JSON number)", which no reader of a number takes.
+/// becomes the string "SPELLING (no JSON number)", which no reader of a number takes. Half of a surrogate pair, which
+/// it writes and reads too, becomes a mark that has_half_pair() finds.
 enum class JsonNumbers { kStandard, kPython };
 
-/// Errors: kCorrupt, "byte N: not JSON: found ...", also for text nested deeper than max_depth. Never throws.
-Result<nlohmann::json> parse_json(std::string_view text, int64_t max_depth = kMaxJsonDepth);
+/// Errors: kCorrupt, "byte N: not JSON: found ...", also for text nested deeper than max_depth; another kind of file
+/// (UTF-16, HTML, a packed or an empty one) is named. Never throws.
+Result<nlohmann::json> parse_json(std::string_view text, int64_t max_depth = kMaxJsonDepth,
+                                  JsonNumbers numbers = JsonNumbers::kStandard);
 Result<nlohmann::ordered_json> parse_ordered_json(std::string_view text, int64_t max_depth = kMaxJsonDepth,
                                                   JsonNumbers numbers = JsonNumbers::kStandard);
 
@@ -31,7 +34,13 @@ nlohmann::json json_or_nothing(std::string_view text, JsonNumbers numbers = Json
 Result<nlohmann::json> parse_json_strictly(std::string_view text, std::string_view what, int64_t max_depth,
                                            int64_t first_byte = 0, JsonNumbers numbers = JsonNumbers::kStandard);
 
-/// `json` as Python's json module reads it: the strings of JsonNumbers::kPython are numbers again.
+/// The object of a settings file that others wrote, by kPython. Errors: kInvalidInput, with the byte and the remedy.
+Result<nlohmann::json> parse_python_object(std::string_view text);
+
+/// Whether a string of JsonNumbers::kPython has half of a surrogate pair, which is no character.
+bool has_half_pair(std::string_view text);
+
+/// `json` as Python's json module reads it: the strings of JsonNumbers::kPython are numbers and halves of pairs again.
 std::string python_json_text(const nlohmann::ordered_json& json, int indent);
 
 /// The text of one field of a line of JSON lines, as Python's json module reads the line. Other fields are not built:

@@ -78,6 +78,36 @@ TEST_SUITE("runtime/json") {
     CHECK_FALSE(parse_json_strictly(nested(9) + "NaN", "it", 8, 0, JsonNumbers::kPython).ok());
   }
 
+  TEST_CASE("half of a surrogate pair is read where Python's dialect is asked for, found, and written back") {
+    const std::string text = R"({"a":"x\ud83d","b":"\uDC00","c":"\ud83d\ude00","d":"\\ud800"})";
+    CHECK_FALSE(parse_json(text).ok());
+    const auto read = parse_ordered_json(text, 8, JsonNumbers::kPython);
+    REQUIRE(read.ok());
+    for (const char* key : {"a", "b"}) CHECK(has_half_pair(read.value()[key].get<std::string>()));
+    for (const char* key : {"c", "d"}) CHECK_FALSE(has_half_pair(read.value()[key].get<std::string>()));
+    CHECK(python_json_text(read.value(), -1) ==
+          "{\"a\":\"x\\ud83d\",\"b\":\"\\uDC00\",\"c\":\"\xf0\x9f\x98\x80\",\"d\":\"\\\\ud800\"}");
+  }
+
+  TEST_CASE("another kind of file in place of JSON is named") {
+    for (const auto& [text, kind] : {std::pair(std::string("\xff\xfe{\0", 4), "is UTF-16: convert it (iconv"),
+                                     {std::string("{\0\"\0", 4), "is UTF-16LE"},
+                                     {" \n<!DOCTYPE html>", "is a page of HTML or XML"},
+                                     {"\x1f\x8b\x08", "is packed by gzip"},
+                                     {"", "is empty"},
+                                     {std::string(8, '\0'), "begins with NULs"},
+                                     {"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS"}}) {
+      CAPTURE(kind);
+      for (const auto& read : {parse_json(text), parse_json_strictly(text, "it", 8), parse_python_object(text)}) {
+        REQUIRE_FALSE(read.ok());
+        CHECK(read.error().message.find(kind) != std::string::npos);
+      }
+    }
+    CHECK(parse_python_object("{\"a\": NaN}").ok());
+    CHECK(parse_python_object(" []").error().message.starts_with("byte 0: expected a JSON object, found \" []\""));
+    CHECK(parse_python_object("{\"a\": ").error().message.starts_with("byte 6: not JSON"));
+  }
+
   TEST_CASE("the text of a line is read whatever its other fields hold") {
     const auto deep = [](int64_t depth) { return R"({"text": "world", "meta": )" + nested(depth) + "}"; };
     for (const std::string& line :
