@@ -1087,11 +1087,19 @@ ConfigKey windowed_layers() {
   };
   const auto write = [](const ModelConfig& m, ordered_json& out) {
     const bool on = m.sliding_window > 0;
-    // The class can say "from this layer on" in both lines; anything else it cannot, which reading again shows.
-    const int64_t first = !on ? m.layers : m.window_layers.empty() ? 0 : m.window_layers.front();
+    int64_t first = m.layers;  // from which on all have a window
+    while (on && first > 0 && has_window(m, first - 1)) --first;
     out["use_sliding_window"] = on;
     out["sliding_window"] = on ? ordered_json(m.sliding_window) : ordered_json();
     out["max_window_layers"] = first;
+    bool others = false;  // which only layer_types says, and both lines read before max_window_layers
+    for (int64_t layer = 0; layer < first; ++layer) others = others || has_window(m, layer);
+    if (!others) return;
+    ordered_json types = ordered_json::array();
+    for (int64_t layer = 0; layer < m.layers; ++layer) {
+      types.push_back(has_window(m, layer) ? "sliding_attention" : "full_attention");
+    }
+    out["layer_types"] = std::move(types);
   };
   return {{"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}, read, write};
 }

@@ -330,6 +330,23 @@ TEST_SUITE("converters/configs") {
     CHECK(refusal(config) == "");
   }
 
+  TEST_CASE("layer_types says on export which layers have a window where no other key can") {
+    for (const char* type : {"qwen2", "qwen3"}) {
+      const Config types = {"sliding_attention", "full_attention"};
+      const Config config = small(
+          type,
+          {{"use_sliding_window", true}, {"sliding_window", 16}, {"max_window_layers", 1}, {"layer_types", types}});
+      const auto model = model_from_config(config);
+      REQUIRE_OK(model);
+      CHECK(model.value().window_layers == std::vector<int64_t>{0});
+      const auto family = family_for(model.value(), type);
+      REQUIRE_OK(family);
+      const Config written = config_from_model(family.value(), model.value(), DType::kF32, Config());
+      CHECK(written["layer_types"] == types);
+      CHECK(differing_fields(model_from_config(written).value(), model.value()).empty());
+    }
+  }
+
   TEST_CASE("published switches are refused where the family computes something else") {
     for (const auto& [type, key, value] : {std::tuple("qwen2", "is_causal", Config(false)),
                                            {"qwen3", "qkv_bias", Config(true)},
