@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -197,6 +198,13 @@ constexpr std::string_view kForeignClasses[] = {
     "Phi3ForCausalLM",     "PhiForCausalLM",     "CohereForCausalLM",   "Cohere2ForCausalLM", "MiniCPMForCausalLM",
     "Exaone4ForCausalLM",  "GptOssForCausalLM",  "StableLmForCausalLM", "NemotronForCausalLM"};
 
+/// A switch, also as the number 1 or 0, which Python reads as true or false. Nothing: it is none.
+std::optional<bool> switch_of(const json& value) {
+  if (value.is_boolean()) return value.get<bool>();
+  if (is_number(value, 0) || is_number(value, 1)) return is_number(value, 1);
+  return std::nullopt;
+}
+
 bool says_nothing(const json& value) {
   return value.is_null() || value == false || ((value.is_structured() || value.is_string()) && value.empty());
 }
@@ -261,16 +269,21 @@ UnreadKeys unread_keys(const Family& family, const ModelConfig& model, const jso
     if (says_shared_width(key, value, model)) continue;
     const auto statement =
         std::ranges::find_if(statements(), [&](const Statement& one) { return std::ranges::any_of(one.keys, named); });
-    if (statement != statements().end() && value.is_boolean()) {
+    // Any other key that is a number may be one that counts.
+    const std::optional<bool> said =
+        statement != statements().end() || value.is_boolean() ? switch_of(value) : std::nullopt;
+    if (statement != statements().end() && said) {
       const bool holds = statement->holds(model);
-      if (value == holds) continue;
+      if (*said == holds) continue;
       if (holds && statement->off == Statement::Off::kRefused) {
-        out.refused.push_back(fmt::format("{} = false, which the class does not look at", key));
+        out.refused.push_back(fmt::format("{} = {}, which the class does not look at", key, json_text(value)));
         continue;
       }
     }
-    if (value == true) {
-      out.refused.push_back(fmt::format("{} = true, a switch that the family does not have", key));
+    if (said == true) {
+      out.refused.push_back(fmt::format("{} = {}, a switch that the family does not have", key, json_text(value)));
+    } else if (said == false) {
+      continue;
     } else if (!says_nothing(value)) {
       out.not_read.push_back(key);
     }

@@ -48,11 +48,24 @@ Status check_sizes(const ModelConfig& m) {
   return {};
 }
 
+/// The bounds that the recipe has for numbers of any key, which a checkpoint of the model would break. `key`: the one
+/// that was just read.
+Status check_numbers(const ModelConfig& m, std::string_view key) {
+  const auto refuse = [&](double value, std::string_view bounds) {
+    return unsupported(fmt::format("{} = {} must be {}", key, value, bounds));
+  };
+  if (!(m.norm_eps > 0 && m.norm_eps <= 1)) return refuse(m.norm_eps, "above 0 and at most 1");
+  if (m.positions == Positions::kRotary && !(m.rope_theta > 0)) return refuse(m.rope_theta, "above 0");
+  return {};
+}
+
 Result<ModelConfig> read_config(const Family& family, const json& config, std::vector<std::string>* notes = nullptr) {
   ConfigReader reader(config);
   ModelConfig model = family.base();
   for (const ConfigKey& key : family.keys) {
-    if (key.read) key.read(reader, model);
+    if (!key.read) continue;
+    key.read(reader, model);
+    if (reader.status().ok()) RT_TRY(check_numbers(model, key.names.empty() ? "it" : key.names.front()));
   }
   RT_TRY(reader.status());
   if (notes != nullptr) *notes = reader.notes();

@@ -607,20 +607,22 @@ struct ScalingKey {
   std::string_view name;
   double RopeConfig::*field;
   bool required;
-  double unset;  // not written when the field has this value
+  double unset;      // not written when the field has this value
+  double least = 0;  // as the recipe's schema has it
+  bool above = true;
 };
 constexpr ScalingKey kScalingKeys[] = {
-    {RopeScaling::kLinear, "factor", &RopeConfig::factor, true, -1},
-    {RopeScaling::kDynamic, "factor", &RopeConfig::factor, true, -1},
-    {RopeScaling::kLlama3, "factor", &RopeConfig::factor, true, -1},
+    {RopeScaling::kLinear, "factor", &RopeConfig::factor, true, -1, 1, false},
+    {RopeScaling::kDynamic, "factor", &RopeConfig::factor, true, -1, 1, false},
+    {RopeScaling::kLlama3, "factor", &RopeConfig::factor, true, -1, 1, false},
     {RopeScaling::kLlama3, "low_freq_factor", &RopeConfig::low_freq_factor, true, -1},
     {RopeScaling::kLlama3, "high_freq_factor", &RopeConfig::high_freq_factor, true, -1},
-    {RopeScaling::kYarn, "factor", &RopeConfig::factor, true, -1},
+    {RopeScaling::kYarn, "factor", &RopeConfig::factor, true, -1, 1, false},
     {RopeScaling::kYarn, "attention_factor", &RopeConfig::attention_factor, false, 0},
     {RopeScaling::kYarn, "beta_fast", &RopeConfig::beta_fast, false, 32},
     {RopeScaling::kYarn, "beta_slow", &RopeConfig::beta_slow, false, 1},
-    {RopeScaling::kYarn, "mscale", &RopeConfig::mscale, false, 0},
-    {RopeScaling::kYarn, "mscale_all_dim", &RopeConfig::mscale_all_dim, false, 0},
+    {RopeScaling::kYarn, "mscale", &RopeConfig::mscale, false, 0, 0, false},
+    {RopeScaling::kYarn, "mscale_all_dim", &RopeConfig::mscale_all_dim, false, 0, 0, false},
 };
 
 /// The context that a scaling extends. 5.x lets a top-level key win over the nested one, 4.x knows the nested one
@@ -694,14 +696,21 @@ void read_scaling(ConfigReader& in, const json& scaling, std::string_view place,
       in.invalid(fmt::format("{}.{} must be a number, got {}", place, key.name, json_text(*value)));
     } else {
       rope.*key.field = value->get<double>();
+      const bool bounded = key.above ? rope.*key.field > key.least : rope.*key.field >= key.least;
+      if (!bounded) {
+        in.unsupported(fmt::format("{}.{} = {} must be {} {}", place, key.name, rope.*key.field,
+                                   key.above ? "above" : "at least", key.least));
+      }
     }
   }
   if (rope.scaling == RopeScaling::kLlama3 || rope.scaling == RopeScaling::kYarn) {
     read_original_context(in, scaling, place, m);
   }
-  if (rope.scaling == RopeScaling::kYarn && scaling.contains("truncate") && scaling["truncate"].is_boolean()) {
-    rope.truncate = scaling["truncate"].get<bool>();
+  if (rope.scaling != RopeScaling::kYarn || json_field(scaling, "truncate").is_null()) return;
+  if (!scaling["truncate"].is_boolean()) {
+    return in.invalid(fmt::format("{}.truncate must be true or false, got {}", place, json_text(scaling["truncate"])));
   }
+  rope.truncate = scaling["truncate"].get<bool>();
 }
 
 /// A list of longrope: a divisor for each pair of channels that turns.
@@ -891,6 +900,9 @@ ConfigKey rope(RopeKeys keys, WindowRope window) {
     if (!by_layer) {
       plain.read(in, m);
       m.window_rope_theta = window.window_base.empty() ? m.rope_theta : in.number(window.window_base, window.absent);
+      if (!(m.window_rope_theta > 0)) {
+        in.unsupported(fmt::format("{} = {} must be above 0", window.window_base, m.window_rope_theta));
+      }
       if (window.fixed_5 > 0 && window.fixed_5 != m.window_rope_theta) {
         in.note(
             fmt::format("{} = {} is for all layers, as transformers 4 takes it; 5.x takes {} in layers with a "
@@ -921,6 +933,9 @@ ConfigKey rope(RopeKeys keys, WindowRope window) {
       return in.invalid(fmt::format("rope_parameters.{}.rope_theta must be a number", kSliding));
     }
     m.window_rope_theta = sliding["rope_theta"].get<double>();
+    if (!(m.window_rope_theta > 0)) {
+      in.unsupported(fmt::format("rope_parameters.{}.rope_theta = {} must be above 0", kSliding, m.window_rope_theta));
+    }
     if (!window.window_base.empty() && in.number(window.window_base, m.window_rope_theta) != m.window_rope_theta) {
       in.invalid(fmt::format("{} = {} and rope_parameters.{}.rope_theta = {} disagree", window.window_base,
                              in.number(window.window_base, 0), kSliding, m.window_rope_theta));

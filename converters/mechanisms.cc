@@ -74,7 +74,7 @@ bool shown_by(Shows shows, const json& value) {
     case Shows::kAny:
       return !value.is_null();
     case Shows::kTrue:
-      return value == true;
+      return value == true || above(0);  // a number that Python reads as true
     case Shows::kAboveZero:
       return above(0) || (value.is_array() && !value.empty());
     case Shows::kAboveOne:

@@ -182,6 +182,19 @@ TEST_SUITE("converters/configs") {
       CHECK(has(refusal({{"model_type", "llama"}, {key, NAN}}), fmt::format("{} = nan must be a finite number", key)));
     }
     CHECK(has(refusal({{"model_type", "llama"}, {"vocab_size", UINT64_MAX}}), "vocab_size must be a whole number"));
+    for (const auto& [type, key, value] : {std::tuple("llama", "rope_theta", 0),
+                                           {"llama", "rope_theta", -1},
+                                           {"gpt_neox", "rotary_emb_base", 0},
+                                           {"gemma3_text", "rope_local_base_freq", 0},
+                                           {"llama", "rms_norm_eps", -1},
+                                           {"gpt2", "layer_norm_epsilon", 0}}) {
+      CHECK(has(refusal({{"model_type", type}, {key, value}}), fmt::format("{} = {} must be above 0", key, value)));
+    }
+    const auto scaled = [](const Config& scaling) { return refusal(small("llama", {{"rope_scaling", scaling}})); };
+    CHECK(has(scaled({{"rope_type", "linear"}, {"factor", 0}}), "rope_scaling.factor = 0 must be at least 1"));
+    CHECK(has(scaled({{"rope_type", "yarn"}, {"factor", 4}, {"beta_slow", 0}}), "rope_scaling.beta_slow = 0 must be"));
+    CHECK(
+        has(scaled({{"rope_type", "yarn"}, {"factor", 4}, {"truncate", 1}}), "rope_scaling.truncate must be true or"));
     MESSAGE(read, " read, ", refused, " refused");
   }
 
@@ -366,11 +379,14 @@ TEST_SUITE("converters/configs") {
                                            {"stablelm", "rotary_scaling_factor", Config(2.0)},
                                            {"llama", "use_rope", Config(false)},
                                            {"gptj", "parallel_attn", Config(false)},
+                                           {"qwen2", "use_qk_norm", Config(1)},
+                                           {"gptj", "parallel_attn", Config(0)},
                                            {"mistral", "no_bias", Config(false)}}) {
       CAPTURE(type);
       CAPTURE(key);
       Config config = {{"model_type", type}, {key, value}, {"transformers_version", "4.57.6"}};
-      if (std::string_view(key) == "no_bias" || value == 1) {  // says nothing that could be another model
+      if (std::string_view(key) == "no_bias" ||
+          std::string_view(key) == "learned_embeddings") {  // says nothing that could be another model
         CHECK(refusal(config) == "");
         continue;
       }
