@@ -322,7 +322,7 @@ Status check_no_adapter(const fs::path& dir) {
   for (const char* name : {"adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"}) {
     if (!fs::exists(fs::symlink_status(dir / name, error))) continue;
     const Result<std::string> text = read_text_file(dir / "adapter_config.json", kMaxConfigBytes);
-    const nlohmann::json config = json_or_nothing(text.ok() ? text.value() : std::string());
+    const nlohmann::json config = json_or_nothing(text.ok() ? text.value() : std::string(), JsonNumbers::kPython);
     std::string what;
     for (const auto& [key, words] : {std::pair("peft_type", "of type"), {"base_model_name_or_path", "for"}}) {
       if (!config.is_object() || !config.contains(key) || !config[key].is_string()) continue;

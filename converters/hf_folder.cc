@@ -444,7 +444,7 @@ Status HfFolder::refuse_adapter_tensors() const {
 /// Heads that score texts: beside the model's own they are left out, as transformers does; in its place they make
 /// another model.
 Status HfFolder::settle_heads(const Found& found) {
-  const nlohmann::json config = json_or_nothing(config_text_);
+  const nlohmann::json config = json_or_nothing(config_text_, JsonNumbers::kPython);
   const auto classes = config.find("architectures");
   std::string scores;
   for (const nlohmann::json& one : classes != config.end() && classes->is_array() ? *classes : nlohmann::json()) {

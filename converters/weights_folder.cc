@@ -59,7 +59,8 @@ int64_t row_count(const Shape& shape) {
 int64_t column_count(const Shape& shape) { return shape.size() < 2 ? 1 : shape.back(); }
 
 Result<std::map<std::string, std::string>> parse_index(std::string_view text, int64_t* total_size) {
-  RT_TRY_SET(const nlohmann::json index, parse_json_strictly(text, "the index", kMaxIndexDepth));
+  RT_TRY_SET(const nlohmann::json index,
+             parse_json_strictly(text, "the index", kMaxIndexDepth, 0, JsonNumbers::kPython));
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (!index.is_object() || map == index.end() || !map->is_object()) {
     return corrupt("\"weight_map\" is missing or no object; expected {tensor name: file name}");
@@ -92,7 +93,7 @@ Status refuse_side_file(const fs::path& dir, const nlohmann::json& config) {
   constexpr std::string_view kSideFile = "hf_quant_config.json";
   if (!is_plain_file(dir / kSideFile) || config.contains("quantization_config")) return {};
   RT_TRY_SET(const std::string text, read_text_file(dir / kSideFile, kMaxIndexBytes));
-  const nlohmann::json side = json_or_nothing(text);
+  const nlohmann::json side = json_or_nothing(text, JsonNumbers::kPython);
   const auto pointer = nlohmann::json::json_pointer("/quantization/quant_algo");
   const bool named = side.is_object() && side.contains(pointer) && side[pointer].is_string();
   if (side.is_object() && side.contains(pointer) && side[pointer].is_null()) return {};

@@ -252,6 +252,17 @@ return T.recipe {{ name = "a", stop = T.steps(1), data = T.token_files {{ train 
             with self.subTest(bad=bad):
                 self.assertIn("in this folder or below it", self.cairn("convert", "--check", "dot", code=65).stderr)
 
+    def test_an_index_may_have_numbers_of_python_and_a_configuration_of_another_kind_is_named(self):
+        self.model("sharded", file="part.safetensors")
+        self.write("sharded/model.safetensors.index.json", json.dumps(
+            {"metadata": {"loss": float("nan")}, "weight_map": {name: "part.safetensors" for name in shapes(2)}}))
+        self.cairn("import", "sharded", "out")
+        self.cairn("export", "out", "back")
+        config = self.read("sharded/config.json")
+        for content, word in ((config.decode().encode("utf-16"), "is UTF-16"), (b"<html></html>", "is a page of HTML")):
+            self.write("sharded/config.json", content)
+            self.assertIn(f"config.json: the config is not JSON: it {word}", self.cairn("import", "sharded", "no", code=65).stderr)
+
     def test_a_tensor_of_the_model_that_the_index_does_not_list_is_missing_by_name(self):
         whole = shapes(2)
         self.model("m", file="a.safetensors")
