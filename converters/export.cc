@@ -427,11 +427,10 @@ class Exporter {
   }
 
   Status take_files_of(const fs::path& folder) {
-    std::error_code error;
     std::vector<std::string> names = passed_files_in(folder);
-    names.emplace_back(kConfigFile);
+    std::error_code error;
+    if (fs::exists(fs::symlink_status(folder / kConfigFile, error))) names.emplace_back(kConfigFile);
     for (const std::string& name : names) {
-      if (!fs::is_regular_file(folder / name, error)) continue;
       RT_TRY(check_inside(folder, name));
       RT_TRY_SET(files_[name], read_text_file(folder / name, kMaxKeptBytes));
     }
@@ -516,6 +515,15 @@ class Exporter {
     }
     if (options_.without_tokenizer)
       std::erase_if(files_, [](const auto& file) { return is_tokenizer_file(file.first); });
+    const std::string of = (options_.like.empty() ? source_dir_ : options_.like).string();
+    for (const auto& [name, content] : files_) {
+      Status readable = check_passed_file(name, content);
+      if (readable.ok()) continue;
+      Error error = std::move(readable).error().with(of);
+      error.message += "; --like FOLDER takes another copy of these files";
+      if (is_tokenizer_file(name)) error.message += ", --without-tokenizer leaves those of the tokenizer out";
+      return error;
+    }
     return {};
   }
 
@@ -530,18 +538,30 @@ class Exporter {
     }
     files_.clear();
     RT_TRY_SET([[maybe_unused]] const bool own, take_own_files());
-    RT_TRY_SET(const std::string content, read_text_file(tokenizer.path, kMaxKeptBytes));
-    const std::string trained = trained_tokenizer(), found = content_hash(content);
-    if (tokenizer.kind == source_.recipe().tokenizer.kind && !trained.empty() && trained != found) {
-      report_.warnings.push_back(fmt::format(
-          "{} is not the file that the run was trained with: its content is {}, and the run's lineage.jsonl has {}",
-          tokenizer.path, found, trained));
+    RT_TRY_SET(const text::TokenizerHashes found, text::tokenizer_hashes(tokenizer));
+    if (tokenizer.kind == source_.recipe().tokenizer.kind) {
+      for (const text::TokenizerChange& one : text::tokenizer_changes(tokenizer.path, trained_tokenizer(), found)) {
+        report_.warnings.push_back(
+            fmt::format("{} is not the file that the run was trained with: {}", one.path, change_text(one)));
+      }
     }
     return use_tokenizer(tokenizer);
   }
 
-  std::string trained_tokenizer() const {
-    return options_.trained_tokenizer ? options_.trained_tokenizer(source_.manifest()) : std::string();
+  text::TokenizerHashes trained_tokenizer() const {
+    return options_.trained_tokenizer ? options_.trained_tokenizer(source_.manifest()) : text::TokenizerHashes{};
+  }
+
+  /// The hashes of the tokenizer among files_, of the recipe's kind.
+  text::TokenizerHashes hashes_of_kept() const {
+    const bool hf = source_.recipe().tokenizer.kind == TokenizerConfig::Kind::kHf;
+    const auto of = [&](const char* name) {
+      const auto kept = files_.find(name);
+      return kept == files_.end() ? std::string() : kept->second;
+    };
+    text::BesideFiles beside;
+    for (const char* name : text::kBesideNames) *beside.find(name) = of(name);
+    return text::tokenizer_hashes(of(hf ? "tokenizer.json" : "tokenizer.model"), beside);
   }
 
   /// Takes the tokenizer of a model that was trained from scratch, or with another tokenizer than that of the folder
@@ -558,20 +578,20 @@ class Exporter {
       return {};
     }
     if (!tokenizer.path.empty()) {
-      const std::string trained = trained_tokenizer();
-      const auto kept =
-          files_.find(tokenizer.kind == TokenizerConfig::Kind::kHf ? "tokenizer.json" : "tokenizer.model");
-      const std::string of_kept = kept == files_.end() ? "" : content_hash(kept->second);
-      if (!of_kept.empty() && of_kept == trained) return {};
+      const text::TokenizerHashes trained = trained_tokenizer(), kept = hashes_of_kept();
+      const auto is_kept = [&](const text::TokenizerHashes& other) {
+        return !kept.file.empty() && kept.file == other.file && text::tokenizer_changes("", kept, other).empty();
+      };
+      if (is_kept(trained)) return {};
       Result<FoundTokenizer> found = find_tokenizer(tokenizer, source_dir_, trained);
       if (!found.ok()) {
         Error error = std::move(found).error();
         error.message += "; --like FOLDER takes another copy, --without-tokenizer leaves it out";
         return error;
       }
-      if (of_kept == found.value().hash) return {};
+      if (is_kept(found.value().hashes)) return {};
       tokenizer = found.value().tokenizer;
-      if (trained.empty()) {
+      if (trained.file.empty()) {
         report_.warnings.push_back(fmt::format(
             "{} is exported as the tokenizer; no lineage.jsonl of the run says whether it is the file of the training",
             tokenizer.path));
@@ -610,9 +630,10 @@ class Exporter {
         {"bos_token_id", id(tokenizer_->bos)},
         {"eos_token_id", ends.size() > 1 ? nlohmann::ordered_json(ends) : id(ends.empty() ? -1 : ends[0])},
         {"pad_token_id", id(tokenizer_->pad)}};
-    auto generation = parse_ordered_json(files_.contains(kGeneration) ? files_[kGeneration] : "{}");
-    const bool readable = generation.ok() && generation.value().is_object();
-    nlohmann::ordered_json generates = readable ? std::move(generation).value() : nlohmann::ordered_json::object();
+    auto generation = parse_ordered_json(files_.contains(kGeneration) ? files_[kGeneration] : "{}", kMaxJsonDepth,
+                                         JsonNumbers::kPython);
+    RT_CHECK(generation.ok() && generation.value().is_object(), "{} was not checked", kGeneration);
+    nlohmann::ordered_json generates = std::move(generation).value();
     for (const auto& [key, value] : ids) {
       (*config)[key] = value;
       generates.erase(key);
@@ -620,7 +641,7 @@ class Exporter {
     }
     if (generates.empty()) return;
     generates["transformers_version"] = (*config)["transformers_version"];
-    files_[kGeneration] = json_text(generates, 2) + "\n";
+    files_[kGeneration] = python_json_text(generates, 2) + "\n";
   }
 
   DType dtype_of(int64_t output) const {

@@ -20,6 +20,7 @@
 #include "converters/weight_source.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
+#include "runtime/text/tokenizer.h"
 
 namespace cairn::convert {
 
@@ -31,8 +32,8 @@ struct ExportOptions {
   std::filesystem::path like;  // a Hugging Face folder whose family, token ids and tokenizer files are taken, or one
                                // with a tokenizer only; empty: those that the checkpoint keeps, else the recipe's
   bool without_tokenizer = false;  // no files of a tokenizer
-  /// content_hash() of the recipe's tokenizer when the run was trained; empty: not known. May be empty itself.
-  std::function<std::string(const ckpt::Manifest&)> trained_tokenizer;
+  /// The recipe's tokenizer when the run was trained. May be empty itself.
+  std::function<text::TokenizerHashes(const ckpt::Manifest&)> trained_tokenizer;
   bool block_fp8 = false;  // the layers' matrices in blocks of eight bits (block_fp8.h), where the family has them;
                            // dtype is that of the rest, unset after training: bf16
   bool hdf5 = false;       // each weights file is HDF5 as well (dual_file.h), and has a second name, model*.h5;

@@ -86,6 +86,12 @@ Status check_inside(const fs::path& dir, const fs::path& name) {
   const fs::path folder = fs::canonical(dir, failed);
   if (failed) return os_error(failed.value(), dir.string());
   const fs::path target = fs::canonical(path, failed);
+  std::error_code no_link;
+  if (const fs::path next = fs::read_symlink(path, no_link); failed && !no_link) {
+    return invalid(path,
+                   fmt::format("is a link to {}, which cannot be followed ({}); put the file there, or remove the link",
+                               next.string(), failed.message()));
+  }
   if (failed) return os_error(failed.value(), path.string());
   const fs::path repository = hub_repository(folder);
   if (is_below(target, folder) || (!repository.empty() && is_below(target, repository / "blobs"))) return {};

@@ -27,6 +27,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
+constexpr int64_t kMaxKeptBytes = int64_t{256} << 20;
 constexpr int64_t kMaxConfigDepth = 32;
 constexpr int64_t kBlockElems = int64_t{1} << 20;  // of a stored tensor in memory at a time
 // The copies that published modules have.
@@ -36,33 +37,58 @@ Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std:
 
 }  // namespace
 
-bool is_passed_file(std::string_view name) {
+namespace {
+
+/// Names of passed files: tokenizers of transformers, SentencePiece, tiktoken and Mistral; templates; terms of use.
+struct PassedName {
+  std::string_view pattern;
+  bool of_tokenizer = true;
+};
+constexpr PassedName kPassedNames[] = {{"generation_config.json", false},
+                                       {"tokenizer.json"},
+                                       {"tokenizer_config.json"},
+                                       {"special_tokens_map.json"},
+                                       {"added_tokens.json"},
+                                       {"vocab.json"},
+                                       {"vocab.txt"},
+                                       {"merges.txt"},
+                                       {"tokenizer.model*"},
+                                       {"spiece.model"},
+                                       {"sentencepiece*.model"},
+                                       {"tekken.json"},
+                                       {"*.tiktoken"},
+                                       {"tokenization_*.py"},
+                                       {"chat_template.json"},
+                                       {"*.jinja"},
+                                       {"preprocessor_config.json", false},
+                                       {"LICENSE*", false},
+                                       {"LICENCE*", false},
+                                       {"NOTICE*", false},
+                                       {"USE_POLICY*", false},
+                                       {"COPYING*", false}};
+
+const PassedName* passed_name(std::string_view name) {
   // A name in a folder, nothing else: checkpoints from elsewhere say which files they hold.
-  if (name.empty() || name.front() == '.' || name.find('/') != name.npos || name.find('\0') != name.npos) return false;
-  // Tokenizers of transformers, SentencePiece, tiktoken and Mistral; templates; terms of use.
-  static constexpr std::string_view kFiles[] = {"generation_config.json",
-                                                "tokenizer.json",
-                                                "tokenizer_config.json",
-                                                "special_tokens_map.json",
-                                                "added_tokens.json",
-                                                "vocab.json",
-                                                "vocab.txt",
-                                                "merges.txt",
-                                                "tokenizer.model*",
-                                                "spiece.model",
-                                                "sentencepiece*.model",
-                                                "tekken.json",
-                                                "*.tiktoken",
-                                                "tokenization_*.py",
-                                                "chat_template.json",
-                                                "*.jinja",
-                                                "preprocessor_config.json",
-                                                "LICENSE*",
-                                                "LICENCE*",
-                                                "NOTICE*",
-                                                "USE_POLICY*",
-                                                "COPYING*"};
-  return std::ranges::any_of(kFiles, [&](std::string_view pattern) { return matches(pattern, name); });
+  if (name.empty() || name.front() == '.' || name.find('/') != name.npos || name.find('\0') != name.npos)
+    return nullptr;
+  const auto* const found =
+      std::ranges::find_if(kPassedNames, [&](const PassedName& one) { return matches(one.pattern, name); });
+  return found == std::end(kPassedNames) ? nullptr : found;
+}
+
+}  // namespace
+
+bool is_passed_file(std::string_view name) { return passed_name(name) != nullptr; }
+
+bool is_tokenizer_file(std::string_view name) {
+  const PassedName* const found = passed_name(name);
+  return found != nullptr && found->of_tokenizer;
+}
+
+Status check_passed_file(std::string_view name, std::string_view content) {
+  if (!name.ends_with(".json") || !is_passed_file(name)) return {};
+  const Result<nlohmann::json> read = parse_python_object(content);
+  return read.ok() ? Status() : Status(read.error()).with(name);
 }
 
 std::vector<std::string> passed_files_in(const fs::path& dir) {
@@ -70,7 +96,10 @@ std::vector<std::string> passed_files_in(const fs::path& dir) {
   std::error_code error;
   for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
-    if (is_passed_file(name) && is_plain_file(it->path())) out.push_back(name);
+    // The reader refuses what is no plain file, such as a link to nothing.
+    std::error_code ignored;
+    const bool folder = fs::is_directory(it->path(), ignored) && !name.ends_with(".json");
+    if (is_passed_file(name) && !folder) out.push_back(name);
   }
   std::ranges::sort(out);
   return out;
@@ -226,6 +255,9 @@ Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, const H
   for (const std::string& name : out->kept_files_) {  // sooner than an import would
     RT_TRY(check_inside(dir, name));
     RT_TRY(open_foreign(dir / name));
+    if (!name.ends_with(".json") || !is_passed_file(name)) continue;
+    RT_TRY_SET(const std::string content, read_text_file(dir / name, kMaxKeptBytes));
+    RT_TRY(check_passed_file(name, content).with(dir.string()));
   }
   return out;
 }

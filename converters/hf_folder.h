@@ -40,6 +40,11 @@ inline constexpr std::string_view kConfigFile = "config.json";
 /// Files beside the weights that are kept and given back byte for byte: tokenizer, chat template, generation settings,
 /// terms of use. By name.
 bool is_passed_file(std::string_view name);
+/// One that belongs to a tokenizer.
+bool is_tokenizer_file(std::string_view name);
+/// Checks that the readers of a passed file can read it: a JSON file has an object, as Python reads it. Errors:
+/// kInvalidInput, with `name` and the byte.
+Status check_passed_file(std::string_view name, std::string_view content);
 /// Those of a folder, sorted.
 std::vector<std::string> passed_files_in(const std::filesystem::path& dir);
 

@@ -7,10 +7,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "ckpt/format/checksum.h"
 #include "converters/foreign_file.h"
 #include "converters/hf_folder.h"
-#include "runtime/core/glob.h"
 #include "runtime/json/json.h"
 #include "runtime/text/sentencepiece_json.h"
 #include "runtime/text/tokenizer.h"
@@ -41,10 +39,11 @@ std::string text_of(const ordered_json& object, std::string_view key) {
   return found->is_object() && content != found->end() && content->is_string() ? content->get<std::string>() : "";
 }
 
+/// Takes a file that check_passed_file() has seen, or that is missing.
 ordered_json object_of(const std::map<std::string, std::string>& files, std::string_view name) {
   const auto found = files.find(std::string(name));
-  auto parsed = parse_ordered_json(found == files.end() ? "{}" : found->second);
-  return parsed.ok() && parsed.value().is_object() ? std::move(parsed).value() : ordered_json();
+  auto parsed = parse_ordered_json(found == files.end() ? "{}" : found->second, kMaxJsonDepth, JsonNumbers::kPython);
+  return parsed.ok() && parsed.value().is_object() ? std::move(parsed).value() : ordered_json::object();
 }
 
 /// Settings that say how a tokenizer.json is used, where its own do not.
@@ -53,12 +52,6 @@ class Settings {
   explicit Settings(std::map<std::string, std::string>& files)
       : files_(files), object_(object_of(files, kSettings)), map_(object_of(files, kMap)) {}
 
-  /// Errors: kInvalidInput for a file that is no object.
-  Status check(const fs::path& folder) const {
-    if (object_.is_object()) return {};
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("{}: is no JSON object; mend or remove it", (folder / kSettings).string())};
-  }
   /// A special token by its role, "eos_token"; empty: none.
   std::string token(std::string_view role) const {
     const std::string own = text_of(object_, role);
@@ -78,7 +71,7 @@ class Settings {
     if (made || named.empty() || named == kClassOf5) set("tokenizer_class", kClass);
   }
   void write() {
-    if (changed_) files_[std::string(kSettings)] = json_text(object_, 2) + "\n";
+    if (changed_) files_[std::string(kSettings)] = python_json_text(object_, 2) + "\n";
   }
 
  private:
@@ -95,6 +88,7 @@ Status take_what_lies_beside(const fs::path& folder, std::map<std::string, std::
     if (!goes_along(name)) continue;
     RT_TRY(check_inside(dir, name));
     RT_TRY_SET(files[name], read_text_file(dir / name, kMaxBytes));
+    RT_TRY(check_passed_file(name, files[name]).with(dir.string()));
   }
   return {};
 }
@@ -109,20 +103,11 @@ const text::SpecialPiece& piece_of(const text::SpecialPieces& special, std::stri
 
 }  // namespace
 
-bool is_tokenizer_file(std::string_view name) {
-  static constexpr std::string_view kOthers[] = {"generation_config.json",
-                                                 "preprocessor_config.json",
-                                                 "LICENSE*",
-                                                 "LICENCE*",
-                                                 "NOTICE*",
-                                                 "USE_POLICY*",
-                                                 "COPYING*"};
-  return is_passed_file(name) &&
-         std::ranges::none_of(kOthers, [&](std::string_view other) { return matches(other, name); });
-}
-
 TokenizerConfig tokenizer_in(const fs::path& folder) {
-  if (is_plain_file(folder / kJson)) return {TokenizerConfig::Kind::kHf, (folder / kJson).string()};
+  std::error_code error;
+  // A link to nothing is refused where it is read: another file in its place would be another tokenizer.
+  if (fs::exists(fs::symlink_status(folder / kJson, error)))
+    return {TokenizerConfig::Kind::kHf, (folder / kJson).string()};
   if (is_plain_file(folder / kModel)) return {TokenizerConfig::Kind::kSentencePiece, (folder / kModel).string()};
   return {};
 }
@@ -137,29 +122,38 @@ std::vector<fs::path> places_of(const fs::path& path, const fs::path& checkpoint
   return out;
 }
 
-std::string content_hash(std::string_view content) { return ckpt::hash_to_hex(ckpt::hash_bytes(content)); }
+std::string change_text(const text::TokenizerChange& change) {
+  return fmt::format("its content is {}, and the run's lineage.jsonl has {}", change.now, change.then);
+}
 
 Result<FoundTokenizer> find_tokenizer(const TokenizerConfig& tokenizer, const fs::path& checkpoint,
-                                      const std::string& trained) {
+                                      const text::TokenizerHashes& trained) {
   FoundTokenizer out{.tokenizer = tokenizer};
   if (tokenizer.path.empty()) return out;
+  std::vector<text::TokenizerChange> changes;
   for (const fs::path& place : places_of(tokenizer.path, checkpoint)) {
     if (!is_plain_file(place)) continue;
-    RT_TRY_SET(const std::string content, read_text_file(place, kMaxBytes));
-    const std::string hash = content_hash(content);
-    if (out.hash.empty() || hash == trained) out = {{tokenizer.kind, place.string()}, hash};
-    if (trained.empty() || hash == trained) return out;
+    const TokenizerConfig here{tokenizer.kind, place.string()};
+    RT_TRY_SET(const text::TokenizerHashes hashes, text::tokenizer_hashes(here));
+    const std::vector<text::TokenizerChange> differs = text::tokenizer_changes(here.path, trained, hashes);
+    if (out.hashes.file.empty() || differs.empty() || differs.size() < changes.size()) {
+      out = {here, hashes};
+      changes = differs;
+    }
+    if (differs.empty()) return out;
   }
-  if (out.hash.empty()) {
+  if (out.hashes.file.empty()) {
     return Error{
         ErrorCode::kInvalidInput,
         fmt::format("{}: the recipe's tokenizer is missing in the working directory and in each folder above {}",
                     tokenizer.path, checkpoint.string())};
   }
-  return Error{ErrorCode::kInvalidInput,
-               fmt::format("{}: is not the tokenizer that the run was trained with: the hash of its content is {}, and "
-                           "the run's lineage.jsonl has {}; put the file of the training back",
-                           out.tokenizer.path, out.hash, trained)};
+  const text::TokenizerChange& first = changes[0];
+  return Error{
+      ErrorCode::kInvalidInput,
+      fmt::format("{}: is not the {} that the run was trained with: {}; {}", first.path,
+                  first.path == out.tokenizer.path ? "tokenizer" : "file beside the tokenizer", change_text(first),
+                  first.then == "missing" ? "move it away" : "put the file of the training back")};
 }
 
 Result<TokenizerFiles> tokenizer_files(const TokenizerConfig& tokenizer, int64_t context, int64_t document_end) {
@@ -177,7 +171,9 @@ Result<TokenizerFiles> tokenizer_files(const TokenizerConfig& tokenizer, int64_t
     if (tokenizer.kind == Kind::kSentencePiece) {
       RT_TRY_SET(special, text::special_pieces(content).with(tokenizer.path));
       const ordered_json own = object_of(out.files, kSettings);
-      const auto wants = [&](const char* key) { return own.is_object() && own.contains(key) && own.at(key) == true; };
+      const auto wants = [&](const char* key) {
+        return own.contains(key) && (own[key] == true || (own[key].is_number() && own[key] != 0));
+      };
       Result<std::string> json =
           text::sentencepiece_as_json(content, {.bos = wants("add_bos_token"), .eos = wants("add_eos_token")});
       if (json.ok()) {
@@ -193,7 +189,6 @@ Result<TokenizerFiles> tokenizer_files(const TokenizerConfig& tokenizer, int64_t
   }
   const bool has_settings = out.files.contains(std::string(kSettings));
   Settings settings(out.files);
-  RT_TRY(settings.check(folder));
   if (out.files.contains(std::string(kJson))) settings.settle_class(tokenizer.kind != Kind::kHf);
   if (!has_settings) {
     settings.set("model_max_length", context);

@@ -11,6 +11,7 @@
 
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
+#include "runtime/text/tokenizer.h"
 
 namespace cairn::convert {
 
@@ -35,19 +36,16 @@ TokenizerConfig tokenizer_in(const std::filesystem::path& folder);
 std::vector<std::filesystem::path> places_of(const std::filesystem::path& path,
                                              const std::filesystem::path& checkpoint);
 
-/// The hash that a run's lineage.jsonl has of its tokenizer's file.
-std::string content_hash(std::string_view content);
-
 struct FoundTokenizer {
   TokenizerConfig tokenizer;  // where its file lies
-  std::string hash;           // of its content; empty for bytes
+  text::TokenizerHashes hashes;
 };
-/// The tokenizer of a recipe, by places_of(). `trained`: the hash that its file must have; empty: not known. Errors:
-/// kInvalidInput, with the path, for a file that is missing or has another content.
+/// The tokenizer of a recipe, by places_of(). `trained`: the hashes that its files must have, as far as they are known.
+/// Errors: kInvalidInput, with the path, for a file that is missing or has another content.
 Result<FoundTokenizer> find_tokenizer(const TokenizerConfig& tokenizer, const std::filesystem::path& checkpoint,
-                                      const std::string& trained);
+                                      const text::TokenizerHashes& trained);
 
-/// A file that belongs to a tokenizer, of those that is_passed_file() names.
-bool is_tokenizer_file(std::string_view name);
+/// How a file differs from that of the training.
+std::string change_text(const text::TokenizerChange& change);
 
 }  // namespace cairn::convert

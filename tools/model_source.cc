@@ -64,13 +64,12 @@ Result<std::unique_ptr<Machine>> machine_for(const Recipe& recipe) {
 Result<std::unique_ptr<text::Tokenizer>> tokenizer_of_files(
     const std::function<Result<std::string>(std::string_view)>& file, const std::vector<std::string>& names) {
   const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-  const auto text_of = [&](std::string_view name) {
-    return has(name) ? file(name) : Result<std::string>(std::string());
-  };
   text::BesideFiles beside;
-  RT_TRY_SET(beside.config, text_of("tokenizer_config.json"));
-  RT_TRY_SET(beside.special_tokens_map, text_of("special_tokens_map.json"));
-  RT_TRY_SET(beside.added_tokens, text_of("added_tokens.json"));
+  for (const char* name : text::kBesideNames) {
+    if (!has(name)) continue;
+    RT_TRY_SET(*beside.find(name), file(name));
+    RT_TRY(convert::check_passed_file(name, *beside.find(name)));  // an empty one too
+  }
   if (has("tokenizer.json")) {
     RT_TRY_SET(const std::string tokenizer, file("tokenizer.json"));
     return text::make_hf_tokenizer(tokenizer, beside).with("tokenizer.json");
@@ -81,13 +80,13 @@ Result<std::unique_ptr<text::Tokenizer>> tokenizer_of_files(
 }
 
 /// eos_token_id of generation_config.json, else of config.json: a number or a list of numbers.
-std::vector<int32_t> stop_ids(const std::function<Result<std::string>(std::string_view)>& file,
-                              const std::vector<std::string>& names) {
+Result<std::vector<int32_t>> stop_ids(const std::function<Result<std::string>(std::string_view)>& file,
+                                      const std::vector<std::string>& names) {
   for (const std::string_view name : {"generation_config.json", "config.json"}) {
     if (std::find(names.begin(), names.end(), name) == names.end()) continue;
-    const Result<std::string> text = file(name);
-    const auto config = json_or_nothing(text.ok() ? text.value() : std::string(), JsonNumbers::kPython);
-    if (!config.is_object() || !config.contains("eos_token_id")) continue;
+    RT_TRY_SET(const std::string text, file(name));
+    RT_TRY_SET(const nlohmann::json config, parse_python_object(text).with(name));
+    if (!config.contains("eos_token_id")) continue;
     const nlohmann::json& ids = config["eos_token_id"];
     std::vector<int32_t> out;
     for (const nlohmann::json& id : ids.is_array() ? ids : nlohmann::json::array({ids})) {
@@ -95,7 +94,7 @@ std::vector<int32_t> stop_ids(const std::function<Result<std::string>(std::strin
     }
     if (!out.empty()) return out;
   }
-  return {};
+  return std::vector<int32_t>();
 }
 
 nlohmann::json config_of(const std::function<Result<std::string>(std::string_view)>& file,
@@ -133,14 +132,14 @@ bool is_hf_folder(const fs::path& path) {
   return fs::exists(path / convert::kConfigFile, error);
 }
 
-std::string trained_tokenizer(const fs::path& checkpoint, const ckpt::Manifest& manifest) {
+text::TokenizerHashes trained_tokenizer(const fs::path& checkpoint, const ckpt::Manifest& manifest) {
   std::error_code error;
   const fs::path run = fs::weakly_canonical(checkpoint, error).parent_path().parent_path();
   const Result<Lineage> lineage = Lineage::read(run);
   if (!lineage.ok()) return {};
   const std::vector<LineageEntry>& entries = lineage.value().entries();
   const auto found = std::ranges::find(entries, ckpt::lineage_of(manifest), &LineageEntry::hash);
-  return found == entries.end() ? std::string() : found->tokenizer;
+  return found == entries.end() ? text::TokenizerHashes{} : found->tokenizer;
 }
 
 Status check_tokenizer_name(const std::string& name) {
@@ -161,7 +160,7 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
   std::unique_ptr<convert::WeightSource> source;
   std::function<Result<std::string>(std::string_view)> file;
   std::vector<std::string> names;
-  std::string trained;  // hash of the recipe's tokenizer
+  text::TokenizerHashes trained;  // of the recipe's tokenizer
   if (is_hf_folder(path)) {
     if (weights_of == convert::WeightsOf::kAverage) {
       return invalid(
@@ -185,7 +184,9 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
     source = std::move(weights);
   }
   if (!precision.empty()) out.recipe.precision = precision == "bf16" ? Precision::kBf16 : Precision::kF32;
-  out.stop = stop_ids(file, names);
+  Result<std::vector<int32_t>> stop = stop_ids(file, names);
+  if (!stop.ok()) return std::move(stop).error().with(out.from.string());
+  out.stop = std::move(stop).value();
   const nlohmann::json config = config_of(file, names);
   out.infill = infill_tokens(out.recipe, config);
   const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };

@@ -38,9 +38,9 @@ struct LoadedModel {
 /// Whether it has a config.json, which checkpoints and run folders have not.
 bool is_hf_folder(const std::filesystem::path& path);
 
-/// Hash of the tokenizer's file that a checkpoint in its run's folder was trained with, by the run's lineage. Empty:
-/// the checkpoint lies elsewhere, or the run used none.
-std::string trained_tokenizer(const std::filesystem::path& checkpoint, const ckpt::Manifest& manifest);
+/// The hashes of the tokenizer that a checkpoint in its run's folder was trained with, by the run's lineage. Without
+/// `file`: the checkpoint lies elsewhere, or the run used none.
+text::TokenizerHashes trained_tokenizer(const std::filesystem::path& checkpoint, const ckpt::Manifest& manifest);
 
 /// Looks at the value of --tokenizer. Errors: kUnsupported for a tokenizer of a kind that is not read here, naming it.
 Status check_tokenizer_name(const std::string& name);

@@ -9,22 +9,25 @@
 
 #include "runtime/json/json.h"
 #include "runtime/text/json_fields.h"
-#include "runtime/text/utf8.h"
 
 namespace cairn::text {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kConfig = "tokenizer_config.json", kMap = "special_tokens_map.json",
-                           kAdded = "added_tokens.json";
+constexpr std::string_view kConfig = kBesideNames[0], kMap = kBesideNames[1], kAdded = kBesideNames[2];
 constexpr const char* kNamed[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                   "pad_token", "cls_token", "mask_token"};
 
-json object_of(std::string_view text) {
-  if (find_invalid_utf8(text) >= 0) return nullptr;
-  json out = json_or_nothing(text, JsonNumbers::kPython);
-  return out.is_object() ? out : json();
+/// Null: the file is missing.
+Result<json> object_of(std::string_view text, std::string_view name) {
+  return text.empty() ? Result<json>(json()) : parse_python_object(text).with(std::string(name));
+}
+
+Status check_characters(std::string_view name, const std::string& content) {
+  if (!has_half_pair(content)) return {};
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("\"{}\" has half of a surrogate pair (\\ud800 to \\udfff), which is no character", name)};
 }
 
 /// A string, or an object with content and switches; nothing: null or of another type.
@@ -33,10 +36,12 @@ Result<std::optional<AddedToken>> token_of(const json& value, bool special) {
   out.special = special;
   if (value.is_string()) {
     out.content = value.get<std::string>();
+    RT_TRY(check_characters("content", out.content));
     return std::optional(out);
   }
   if (!value.is_object()) return std::optional<AddedToken>();
   RT_TRY_SET(out.content, string_field(value, "content"));
+  RT_TRY(check_characters("content", out.content));
   RT_TRY_SET(out.single_word, bool_field(value, "single_word", false));
   RT_TRY_SET(out.lstrip, bool_field(value, "lstrip", false));
   RT_TRY_SET(out.rstrip, bool_field(value, "rstrip", false));
@@ -45,9 +50,13 @@ Result<std::optional<AddedToken>> token_of(const json& value, bool special) {
   return std::optional(out);
 }
 
-std::optional<bool> switch_of(const json& config, const char* name) {
-  const auto found = config.find(name);
-  return found != config.end() && found->is_boolean() ? std::optional(found->get<bool>()) : std::nullopt;
+/// A switch, also as a number, of which Python reads 0 as false.
+Result<std::optional<bool>> switch_of(const json& config, const char* name) {
+  const json& value = json_field(config, name);
+  if (value.is_null()) return std::optional<bool>();
+  if (value.is_boolean()) return std::optional(value.get<bool>());
+  if (value.is_number()) return std::optional(value.get<double>() != 0);
+  return bad_field(name, "true or false", value);
 }
 
 bool has(const std::vector<AddedToken>& tokens, std::string_view content) {
@@ -57,15 +66,17 @@ bool has(const std::vector<AddedToken>& tokens, std::string_view content) {
 class Reader {
  public:
   Result<Beside> run(const BesideFiles& files) {
-    const json config = object_of(files.config);
+    RT_TRY_SET(const json config, object_of(files.config, kConfig));
+    RT_TRY_SET(const json map, object_of(files.special_tokens_map, kMap));
+    RT_TRY_SET(const json added, object_of(files.added_tokens, kAdded));
     RT_TRY(read_config(config).with(std::string(kConfig)));
     const bool decoder = config.is_object() && config.contains("added_tokens_decoder");
-    if (!decoder) RT_TRY(read_map(object_of(files.special_tokens_map)).with(std::string(kMap)));
+    if (!decoder) RT_TRY(read_map(map).with(std::string(kMap)));
     for (const char* name : kNamed) {
       if (named_.contains(name)) put(out_.named, named_.at(name));
     }
     for (const AddedToken& token : more_) put(out_.named, token);
-    if (!decoder) RT_TRY(read_added(object_of(files.added_tokens)).with(std::string(kAdded)));
+    if (!decoder) RT_TRY(read_added(added).with(std::string(kAdded)));
     if (named_.contains("bos_token")) out_.bos = named_.at("bos_token").content;
     if (named_.contains("eos_token")) out_.eos = named_.at("eos_token").content;
     return std::move(out_);
@@ -113,11 +124,12 @@ class Reader {
     if (out_.tokenizer_class.ends_with("Fast") && out_.tokenizer_class != "PreTrainedTokenizerFast") {
       out_.tokenizer_class.resize(out_.tokenizer_class.size() - 4);
     }
-    out_.add_bos = switch_of(config, "add_bos_token");
-    out_.add_eos = switch_of(config, "add_eos_token");
-    out_.add_prefix_space = switch_of(config, "add_prefix_space");
-    out_.legacy = switch_of(config, "legacy");
-    out_.split_special = switch_of(config, "split_special_tokens").value_or(false);
+    RT_TRY_SET(out_.add_bos, switch_of(config, "add_bos_token"));
+    RT_TRY_SET(out_.add_eos, switch_of(config, "add_eos_token"));
+    RT_TRY_SET(out_.add_prefix_space, switch_of(config, "add_prefix_space"));
+    RT_TRY_SET(out_.legacy, switch_of(config, "legacy"));
+    RT_TRY_SET(const std::optional<bool> split, switch_of(config, "split_special_tokens"));
+    out_.split_special = split.value_or(false);
     RT_TRY(read_names(config));
     RT_TRY(read_more(config, "extra_special_tokens"));
     const auto decoder = config.find("added_tokens_decoder");
@@ -144,6 +156,7 @@ class Reader {
     for (const auto& [content, id] : added.items()) {
       const std::optional<int32_t> fits = token_id(id);
       if (!fits) return bad_field(content, "an id", id);
+      RT_TRY(check_characters("a token", content));
       by_id[*fits] = content;
     }
     for (const auto& [id, content] : by_id) {
@@ -167,6 +180,10 @@ std::optional<Beside::Around> Beside::around_by_class() const {
     if (tokenizer_class == name) return Around{add_bos.value_or(true), add_eos.value_or(false)};
   }
   return std::nullopt;
+}
+
+std::string* BesideFiles::find(std::string_view name) {
+  return name == kConfig ? &config : name == kMap ? &special_tokens_map : name == kAdded ? &added_tokens : nullptr;
 }
 
 Result<Beside> read_beside(const BesideFiles& files) { return Reader().run(files); }

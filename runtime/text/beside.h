@@ -16,7 +16,11 @@ namespace cairn::text {
 
 struct BesideFiles {
   std::string config, special_tokens_map, added_tokens;  // contents; empty: the file is missing
+
+  /// The member that holds a file's content; null for a name that is none of these files.
+  std::string* find(std::string_view name);
 };
+inline constexpr const char* kBesideNames[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"};
 
 struct Beside {
   bool configured = false;      // there is a tokenizer_config.json
@@ -37,7 +41,8 @@ struct Beside {
   std::optional<Around> around_by_class() const;
 };
 
-/// Errors: kInvalidInput naming file and key, for tokens that are no tokens. Text that is no JSON is as good as none.
+/// Errors: kInvalidInput naming file and key, for tokens that are no tokens; naming file and byte, for a file that is
+/// no JSON object, also where another file has the say.
 Result<Beside> read_beside(const BesideFiles& files);
 
 }  // namespace cairn::text

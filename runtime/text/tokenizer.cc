@@ -2,13 +2,17 @@
 
 #include <fmt/format.h>
 #include <sentencepiece_processor.h>
+#include <xxhash.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "runtime/core/lfs_pointer.h"
+#include "runtime/json/json.h"
 #include "runtime/text/utf8.h"
 
 namespace cairn::text {
@@ -230,14 +234,20 @@ class SentencePieceTokenizer final : public Tokenizer {
 
 Result<std::string> read_file(const fs::path& path) {
   std::error_code error;
+  if (fs::is_symlink(fs::symlink_status(path, error)) && !fs::exists(path, error)) {
+    return invalid(fmt::format("{}: is a link to {}, which does not exist; put the file there, or remove the link",
+                               path.string(), fs::read_symlink(path, error).string()));
+  }
   if (!fs::is_regular_file(path, error)) {
     return invalid(fmt::format("{}: {}", path.string(),
                                fs::exists(path, error) ? "is no file" : "No such file; a tokenizer's was expected"));
   }
+  errno = 0;
   std::ifstream in(path, std::ios::binary);
+  if (!in.is_open()) return os_error(errno == 0 ? EIO : errno, path.string());
   std::ostringstream out;
   out << in.rdbuf();
-  if (!in) return os_error(EIO, path.string());
+  if (in.bad()) return os_error(EIO, path.string());
   if (is_lfs_pointer(out.view())) return invalid(fmt::format("{}: {}", path.string(), kLfsPointer));
   return std::move(out).str();
 }
@@ -245,8 +255,12 @@ Result<std::string> read_file(const fs::path& path) {
 /// The contents, or nothing when there is no such file.
 Result<std::string> read_if_there(const fs::path& path) {
   std::error_code error;
-  if (!fs::exists(path, error)) return std::string();
-  return read_file(path);
+  const fs::file_type type = fs::symlink_status(path, error).type();
+  if (type == fs::file_type::not_found) return std::string();
+  if (type == fs::file_type::none) return os_error(error.value(), path.string());
+  RT_TRY_SET(std::string out, read_file(path));
+  RT_TRY(parse_python_object(out).with(path.string()));  // an empty file too
+  return out;
 }
 
 }  // namespace
@@ -264,14 +278,58 @@ Result<std::unique_ptr<Tokenizer>> make_tokenizer(const TokenizerConfig& config)
   if (config.kind == TokenizerConfig::Kind::kNone) {
     return invalid("no tokenizer is given; expected bytes, a tokenizer.json or a SentencePiece model");
   }
-  const fs::path folder = fs::path(config.path).parent_path();
   RT_TRY_SET(const std::string file, read_file(config.path));
-  BesideFiles beside;
-  RT_TRY_SET(beside.config, read_if_there(folder / "tokenizer_config.json"));
-  RT_TRY_SET(beside.special_tokens_map, read_if_there(folder / "special_tokens_map.json"));
-  RT_TRY_SET(beside.added_tokens, read_if_there(folder / "added_tokens.json"));
+  RT_TRY_SET(const BesideFiles beside, beside_files(config.path));
   const bool json = config.kind == TokenizerConfig::Kind::kHf;
   return (json ? make_hf_tokenizer(file, beside) : make_sentencepiece_tokenizer(file, beside)).with(config.path);
+}
+
+Result<BesideFiles> beside_files(const std::string& path) {
+  BesideFiles out;
+  for (const char* name : kBesideNames) {
+    RT_TRY_SET(*out.find(name), read_if_there(fs::path(path).parent_path() / name));
+  }
+  return out;
+}
+
+namespace {
+
+std::string hash_of(std::string_view text) { return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size())); }
+
+}  // namespace
+
+TokenizerHashes tokenizer_hashes(std::string_view file, BesideFiles beside) {
+  TokenizerHashes out;
+  if (file.empty()) return out;
+  out.file = hash_of(file);
+  out.beside.emplace();
+  for (const char* name : kBesideNames) {
+    if (const std::string* text = beside.find(name); !text->empty()) (*out.beside)[name] = hash_of(*text);
+  }
+  return out;
+}
+
+Result<TokenizerHashes> tokenizer_hashes(const TokenizerConfig& config) {
+  if (config.path.empty()) return TokenizerHashes{};
+  RT_TRY_SET(const std::string file, read_file(config.path));
+  RT_TRY_SET(BesideFiles beside, beside_files(config.path));
+  return tokenizer_hashes(file, std::move(beside));
+}
+
+std::vector<TokenizerChange> tokenizer_changes(const std::string& path, const TokenizerHashes& then,
+                                               const TokenizerHashes& now) {
+  std::vector<TokenizerChange> out;
+  if (then.file.empty() || now.file.empty()) return out;
+  if (then.file != now.file) out.push_back({path, then.file, now.file});
+  if (!then.beside || !now.beside) return out;
+  for (const char* name : kBesideNames) {
+    const auto of = [&](const TokenizerHashes& hashes) {
+      const auto found = hashes.beside->find(name);
+      return found == hashes.beside->end() ? std::string("missing") : found->second;
+    };
+    if (of(then) != of(now)) out.push_back({(fs::path(path).parent_path() / name).string(), of(then), of(now)});
+  }
+  return out;
 }
 
 TokenizerConfig tokenizer_config(const std::string& name) {
@@ -279,7 +337,8 @@ TokenizerConfig tokenizer_config(const std::string& name) {
   fs::path path(name);
   std::error_code error;
   if (fs::is_directory(path, error)) {
-    path /= fs::exists(path / "tokenizer.json", error) ? "tokenizer.json" : "tokenizer.model";
+    const bool json = fs::exists(fs::symlink_status(path / "tokenizer.json", error));  // a link to nothing is refused
+    path /= json ? "tokenizer.json" : "tokenizer.model";
   }
   const bool json = path.extension() == ".json";
   return {json ? TokenizerConfig::Kind::kHf : TokenizerConfig::Kind::kSentencePiece, path.string()};

@@ -3,6 +3,7 @@
 // immutable.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -70,6 +71,29 @@ class Tokenizer {
 /// Errors: kInvalidInput for Kind::kNone and a file that is missing or damaged, kUnsupported naming a part of a
 /// tokenizer.json that is not computed here.
 Result<std::unique_ptr<Tokenizer>> make_tokenizer(const TokenizerConfig& config);
+
+/// The files beside the tokenizer's file at `path`. Errors: kInvalidInput, with the path, for one that is no JSON
+/// object or a link to nothing; kIo.
+Result<BesideFiles> beside_files(const std::string& path);
+
+/// Hashes of the files that decide how a run's texts become tokens, as its lineage.jsonl has them.
+struct TokenizerHashes {
+  std::string file;                                          // empty: bytes, or not known
+  std::optional<std::map<std::string, std::string>> beside;  // of those of kBesideNames that exist; none: not known
+  bool operator==(const TokenizerHashes&) const = default;
+};
+/// Reads the files as they are now. Errors: those of reading them.
+Result<TokenizerHashes> tokenizer_hashes(const TokenizerConfig& config);
+/// The same from contents. `file`: empty where it is missing.
+TokenizerHashes tokenizer_hashes(std::string_view file, BesideFiles beside);
+
+/// A file of a tokenizer with another content. Hashes, or "missing".
+struct TokenizerChange {
+  std::string path, then, now;
+};
+/// Compares the files at `path` and beside it, as far as both sides know them.
+std::vector<TokenizerChange> tokenizer_changes(const std::string& path, const TokenizerHashes& then,
+                                               const TokenizerHashes& now);
 
 /// The same from the files' contents.
 Result<std::unique_ptr<Tokenizer>> make_hf_tokenizer(std::string_view tokenizer_json, const BesideFiles& beside = {});

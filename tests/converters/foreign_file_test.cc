@@ -31,7 +31,7 @@ std::map<std::string, fs::path> folders(const fs::path& in) {
   }
   for (const char* kept : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt",
                            "chat_template.jinja", "LICENSE"}) {
-    spit(in / "hf-gpt2-tied" / kept, "x");
+    spit(in / "hf-gpt2-tied" / kept, "{}");
   }
   const RawTensors weights = raw_tensors(golden("hf-llama-tied-bias"));
   write_folder(in / "bin", golden("hf-llama-tied-bias"), Format::kBin, weights);
@@ -126,7 +126,7 @@ TEST_SUITE("converters/foreign_file") {
       CHECK_FALSE(import_hf(io, dir, temp / "run", {}, encode).ok());
       CHECK_FALSE(fs::exists(temp / "run" / "checkpoints"));
       fs::remove(dir / name);
-      spit(dir / "original", "x");
+      spit(dir / "original", "{}");
       fs::create_symlink("original", dir / name);
       CHECK(refusal_of(dir) == "");
     }

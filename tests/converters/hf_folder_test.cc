@@ -122,7 +122,7 @@ TEST_SUITE("converters/hf_folder") {
     Copy copy("hf-llama-tied-bias");
     const std::vector<std::string> kept = {"LICENSE.txt",        "USE_POLICY.md", "qwen.tiktoken",      "tekken.json",
                                            "tokenizer.model.v3", "vocab.txt",     "chat_template.jinja"};
-    for (const std::string& name : kept) spit(copy.dir / name, "x");
+    for (const std::string& name : kept) spit(copy.dir / name, "{}");
     spit(copy.dir / "training_args.bin", "x");
     const auto folder = copy.open();
     REQUIRE_OK(folder);

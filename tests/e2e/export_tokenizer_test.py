@@ -74,7 +74,8 @@ class ExportTokenizer(RunTest):
         # Settings that exist stay, except a class that one of the lines of transformers lacks.
         settings = {"tokenizer_class": "TokenizersBackend", "eos_token": "<end>", "bos_token": "<end>", "x": [1]}
         (tok / "tokenizer_config.json").write_text(json.dumps(settings))
-        files, _ = self.exported(run)
+        files, warned = self.exported(run, "out", "--like", tok)
+        self.assertIn("tok/tokenizer_config.json is not the file that the run was trained with", warned)
         self.assertEqual(files["tokenizer_config.json"], {**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
         self.assertEqual((files["config.json"]["bos_token_id"], files["generation_config.json"]["bos_token_id"]), (256, 256))
 
@@ -106,6 +107,39 @@ class ExportTokenizer(RunTest):
         shutil.copytree(self.checkpoint(run, 6), self.folder / "alone")
         shutil.move(copy / "tokenizer.json", tok)
         self.assertIn("whether it is the file of the training", self.exported("alone")[1])
+
+    def test_a_file_beside_the_tokenizer_that_changed_since_the_training_is_named(self):
+        tok = self.make_tokenizer()
+        run = self.trained("a", 'T.hf_tokenizer "tok/tokenizer.json"')
+        (line,) = map(json.loads, (self.folder / run / "lineage.jsonl").read_text().splitlines())
+        self.assertEqual(list(line["tokenizer_beside"]), ["special_tokens_map.json"])
+
+        def refused(words, accept="tokenizer"):
+            for command in (("export", run, "out"), ("generate", run, "--prompt", "a")):
+                said = self.cairn(*command, code=2).stderr.decode()
+                self.assertIn(words, said)
+            said = self.cairn("train", "a.lua", "--run", run, "--dry-run", code=2)
+            self.assertIn(accept, (said.stdout + said.stderr).decode())
+
+        saved = (tok / "special_tokens_map.json").read_text()
+        (tok / "special_tokens_map.json").write_text('{"eos_token": "a"}')
+        refused("tok/special_tokens_map.json: is not the file beside the tokenizer that the run was trained with")
+        (tok / "special_tokens_map.json").unlink()
+        refused("its content is missing, and the run's lineage.jsonl has " + line["tokenizer_beside"]["special_tokens_map.json"])
+        (tok / "special_tokens_map.json").write_text(saved)
+        (tok / "added_tokens.json").write_text('{"dog": 257}')
+        refused("lineage.jsonl has missing; move it away", "tok/added_tokens.json")
+
+        # A line of an older build knows the tokenizer's file only.
+        del line["tokenizer_beside"]
+        (self.folder / run / "lineage.jsonl").write_text(json.dumps(line) + "\n")
+        self.cairn("train", "a.lua", "--run", run, "--dry-run")
+        (tok / "added_tokens.json").write_text('{"dog": ')
+        for command in (("export", run, "out"), ("train", "a.lua", "--run", run, "--dry-run"),
+                        ("export", run, "out", "--like", "tok"), ("generate", run, "--prompt", "a")):
+            said = self.cairn(*command, code=2).stderr.decode()
+            self.assertIn("added_tokens.json: byte 8: not JSON", said)
+        self.assertFalse((self.folder / "out").exists())
 
     def test_a_sentencepiece_model_goes_out_as_itself_and_as_a_tokenizer_json(self):
         shutil.copy(GOLDEN / "sentencepiece-tiny" / "tiny.model", self.folder / "own.model")

@@ -119,6 +119,37 @@ class InferenceTest(ProgramTest):
                    text.replace('"rms_norm_eps"', '"rms_norm_eps": NaN, "was"') + "}")
         self.assertIn("rms_norm_eps", self.cairn("generate", "--from", model, "--prompt", "a", code=2).stderr)
 
+    def test_a_damaged_file_beside_the_weights_is_refused_by_every_reader_with_its_name(self):
+        model = self.model()
+        for name in ("special_tokens_map.json", "added_tokens.json", "tokenizer_config.json", "generation_config.json"):
+            path = pathlib.Path(self.path(f"model/{name}"))
+            before = path.read_bytes() if path.exists() else None
+            for content, said in ((b'{"a": ', "byte 6: not JSON"), (b"[]", "expected a JSON object"), (b"", "is empty")):
+                path.write_bytes(content)
+                commands = (("generate", model, "--prompt", "a"), ("import", model, "out"), ("convert", "--check", model),
+                            ("convert", model, "out", "--to", "hf"))
+                for command in commands if content == b"[]" and name.startswith("added") else commands[:1]:
+                    with self.subTest(name=name, content=content, command=command[0]):
+                        done = self.cairn(*command, code=2)
+                        self.assertIn(f"model: {name}: ", done.stderr)
+                        self.assertIn(said, done.stderr)
+            path.unlink()
+            path.symlink_to("gone")
+            for command in (("generate", model, "--prompt", "a"), ("import", model, "out"),
+                            ("data", "encode", "a", "--tokenizer", "model")):
+                if command[0] != "data" or not name.startswith("gen"):
+                    self.assertIn(f"model/{name}: is a link to gone", self.cairn(*command, code=2).stderr)
+            path.unlink()
+            if before is not None:
+                path.write_bytes(before)
+        self.cairn("import", model, "out")
+        # No other tokenizer takes the place of one that a link does not lead to.
+        os.makedirs(self.path("linked"))
+        shutil.copy(GOLDEN / "sentencepiece-tiny" / "tiny.model", self.path("linked/tokenizer.model"))
+        os.symlink("gone", self.path("linked/tokenizer.json"))
+        for command in (("data", "encode", "a", "--tokenizer", "linked"), ("export", "out", "hf", "--like", "linked")):
+            self.assertIn("linked/tokenizer.json: is a link to gone", self.cairn(*command, code=2).stderr)
+
     def test_a_top_query_model_generates_from_its_published_files_and_its_import(self):
         folder = pathlib.Path(self.path("geex"))
         shutil.copytree(GOLDEN / "ranks-codegeex", folder)

@@ -51,7 +51,10 @@ LineageEntry entry_from(const json& line) {
   for (const auto& [name, source] : line.at("data").items()) {
     out.data[name] = {source.at("content").get<std::string>(), source.at("tokens").get<int64_t>()};
   }
-  out.tokenizer = json_string(line, "tokenizer");
+  out.tokenizer.file = json_string(line, "tokenizer");
+  if (const auto beside = line.find("tokenizer_beside"); beside != line.end()) {  // lines of older builds have none
+    beside->get_to(out.tokenizer.beside.emplace());
+  }
   out.lr_begins = json_flag(line, "lr_begins");
   out.from = json_string(line, "from");
   return out;
@@ -75,7 +78,8 @@ std::string line_of(const LineageEntry& entry) {
            {"changes", entry.changes},
            {"accepted", entry.accepted},
            {"data", std::move(data)}};
-  if (!entry.tokenizer.empty()) out["tokenizer"] = entry.tokenizer;
+  if (!entry.tokenizer.file.empty()) out["tokenizer"] = entry.tokenizer.file;
+  if (entry.tokenizer.beside) out["tokenizer_beside"] = *entry.tokenizer.beside;
   if (entry.lr_begins) out["lr_begins"] = true;
   if (!entry.from.empty()) out["from"] = entry.from;
   return json_text(out);
@@ -170,7 +174,9 @@ Status make_replayable(Recipe& recipe, const Recipe& last, const LineageEntry& e
     if (change.path.starts_with("data.")) continue;
     if (dsl::change_rule(change.path).change == dsl::ChangeClass::kExact) RT_TRY(dsl::set_field(recipe, change));
   }
-  if (entry.tokenizer == newest.tokenizer) recipe.tokenizer = last.tokenizer;  // the same file, elsewhere
+  const bool same_file = entry.tokenizer.file == newest.tokenizer.file;
+  if (same_file && text::tokenizer_changes("", entry.tokenizer, newest.tokenizer).empty())
+    recipe.tokenizer = last.tokenizer;  // the same file, elsewhere
   for (DataSource& source : recipe.data.sources) {
     const std::string name = source.name;
     const auto then = entry.data.find(name), now = newest.data.find(name);

@@ -13,6 +13,7 @@
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/batch_schedule.h"
+#include "runtime/text/tokenizer.h"
 
 namespace cairn::tools {
 
@@ -34,7 +35,7 @@ struct LineageEntry {
   nlohmann::json changes = nlohmann::json::array();  // {"field", "before", "after", "class", "rule"}
   std::vector<std::string> accepted;                 // fields of --accept that it needed
   std::map<std::string, SourceContent> data;
-  std::string tokenizer;   // hash of its file; empty: none, or bytes
+  text::TokenizerHashes tokenizer;
   bool lr_begins = false;  // a schedule with optimizer.lr_from = "stage" begins here
   std::string from;        // init_from: of which checkpoint
   std::string hash;        // of this line; not stored in it

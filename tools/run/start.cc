@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <iterator>
@@ -38,12 +37,6 @@ Result<std::map<std::string, SourceContent>> contents_of(const Recipe& recipe) {
     out[source.name] = {fmt::format("{:016x}", content), tokens};
   }
   return out;
-}
-
-Result<std::string> tokenizer_hash(const TokenizerConfig& tokenizer) {
-  if (tokenizer.path.empty()) return std::string();
-  RT_TRY_SET(const std::string text, read_text_file(tokenizer.path));
-  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
 }
 
 /// The start of the segment under way, when it is this very recipe's: what it was begun with needs no --accept again.
@@ -110,7 +103,8 @@ std::optional<LineageEntry> next_line(const RunStart& start) {
     entry.cause = start.request.init ? "init_from" : "start";
   } else if (const LineageEntry& last = segments.back(); last.recipe != start.segment_hash) {
     entry.cause = verdict.segment.index > 0 && !verdict.edited ? "stage" : "recipe";
-  } else if (last.data != start.data || last.tokenizer != start.tokenizer) {
+  } else if (last.data != start.data || last.tokenizer.file != start.tokenizer.file ||
+             !text::tokenizer_changes("", last.tokenizer, start.tokenizer).empty()) {
     entry.cause = "data";
   } else if (start.goes_back || at.step < last.at.step) {
     entry.cause = "back_to";
@@ -162,7 +156,7 @@ Result<RunStart> examine_state(const RunFolder& folder, const StartOptions& opti
     out.segment_hash = dsl::recipe_hash(out.segment_json);
     out.remaining = loaded_from(segment.remaining, options.loaded);
     RT_TRY_SET(out.data, contents_of(segment.recipe));
-    RT_TRY_SET(out.tokenizer, tokenizer_hash(segment.recipe.tokenizer));
+    RT_TRY_SET(out.tokenizer, text::tokenizer_hashes(segment.recipe.tokenizer));
   }
   take_accepted(out);
   const std::vector<LineageEntry> segments = out.lineage.segments();

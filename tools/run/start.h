@@ -35,8 +35,8 @@ struct RunStart {
   dsl::LoadedRecipe remaining;  // from this segment on: what checkpoints keep
   std::string segment_json, segment_hash;
   std::map<std::string, SourceContent> data;  // the training parts, as they are now
-  std::string tokenizer;                      // hash of its file
-  bool goes_back = false;                     // a person has named the step
+  text::TokenizerHashes tokenizer;
+  bool goes_back = false;     // a person has named the step
   std::vector<int64_t> held;  // steps that the new rules of retention would remove and the old ones keep: they stay
   std::optional<LineageEntry> begins;  // the line that this start adds, where it begins a segment or goes back
 

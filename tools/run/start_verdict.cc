@@ -188,9 +188,9 @@ std::optional<FieldVerdict> Judge::judge(const FieldChange& change) const {
         "= 0 }}, T.linear {{ over = T.steps(100), to = {:.3g} }}, T.hold {{}} }} }} }}",
         out_.state.step(), now_.optimizer.peak_lr);
   }
-  const std::string &words_then = request_.tokenizer_before, &words_now = request_.tokenizer_now;
-  if (out.field == "tokenizer" && before_.tokenizer.kind == now_.tokenizer.kind && !words_then.empty() &&
-      words_then == words_now) {
+  const text::TokenizerHashes &words_then = request_.tokenizer_before, &words_now = request_.tokenizer_now;
+  if (out.field == "tokenizer" && before_.tokenizer.kind == now_.tokenizer.kind && !words_then.file.empty() &&
+      words_then.file == words_now.file && text::tokenizer_changes("", words_then, words_now).empty()) {
     out.change = ChangeClass::kExact;
     out.says = "the same file, elsewhere";
   }
@@ -220,11 +220,14 @@ void Judge::stages(const Recipe& before) {
 }
 
 void Judge::tokenizer_file() {
-  const std::string &then = request_.tokenizer_before, &now = request_.tokenizer_now;
-  if (then.empty() || now.empty() || then == now || request_.init) return;
+  const std::vector<text::TokenizerChange> changes =
+      text::tokenizer_changes(now_.tokenizer.path, request_.tokenizer_before, request_.tokenizer_now);
+  if (changes.empty() || request_.init) return;
   if (std::ranges::any_of(out_.changes, [](const FieldVerdict& one) { return one.field == "tokenizer"; })) return;
-  add({"tokenizer", then, now, ChangeClass::kAccept,
-       fmt::format("another content of {}: {}", now_.tokenizer.path, dsl::change_rule("tokenizer").says)});
+  std::string names;
+  for (const text::TokenizerChange& one : changes) names += fmt::format("{}{}", names.empty() ? "" : ", ", one.path);
+  add({"tokenizer", changes[0].then, changes[0].now, ChangeClass::kAccept,
+       fmt::format("another content of {}: {}", names, dsl::change_rule("tokenizer").says)});
 }
 
 void Judge::fields() {

@@ -17,6 +17,7 @@
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/batch_schedule.h"
+#include "runtime/text/tokenizer.h"
 
 namespace cairn::tools {
 
@@ -59,9 +60,9 @@ struct StartRequest {
   std::string run;                    // the folder, for messages
   std::vector<std::string> accept;    // fields of --accept
   std::vector<std::string> accepted;  // fields that the segment under way was begun with, where it is of this recipe
-  std::string tokenizer_before, tokenizer_now;  // hashes of its file; empty: not known, or none
-  bool init = false;                            // the state is another run's, which this one begins with
-  bool weights_only = false;                    // and of it the weights alone
+  text::TokenizerHashes tokenizer_before, tokenizer_now;
+  bool init = false;          // the state is another run's, which this one begins with
+  bool weights_only = false;  // and of it the weights alone
 };
 
 struct StartVerdict {

@@ -246,7 +246,9 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
     const auto made = make_hf_tokenizer(R"({"model":{},"normalizer":)" + deep + "}");
     REQUIRE_FALSE(made.ok());
     CHECK(made.error().message.find("nested deeper than 64") != std::string::npos);
-    CHECK(make_hf_tokenizer(read(kFolder + "gpt2.json"), {deep, deep, deep}).value()->eod() == -1);
+    const auto beside = make_hf_tokenizer(read(kFolder + "gpt2.json"), {{}, {}, deep});
+    REQUIRE_FALSE(beside.ok());
+    CHECK(beside.error().message.starts_with("added_tokens.json: byte 64: JSON nested deeper than 64"));
   }
 
   TEST_CASE("a charsmap puts only whole characters into text") {
@@ -343,6 +345,33 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
     }
   }
 
+  TEST_CASE(
+      "a damaged file beside tokenizer.json is refused by its name and the byte, also where another has the say") {
+    const std::string spec = byte_level().dump(), decoder = R"({"added_tokens_decoder": {}, "x": "\ud800"})";
+    for (const auto& [text, said] : {std::pair(std::string("{\"a\": "), "byte 6: not JSON"),
+                                     {"[]", "expected a JSON object, found \"[]\""},
+                                     {std::string("\xff\xfe{\0}\0", 6), "is UTF-16"},
+                                     {"{\"a\": \"\xe9\"}", "byte 8: not JSON"},
+                                     {"<html>", "is a page of HTML"}}) {
+      for (const char* name : kBesideNames) {
+        BesideFiles files{.config = decoder};
+        *files.find(name) = text;
+        const auto made = make_hf_tokenizer(spec, files);
+        REQUIRE_FALSE(made.ok());
+        CHECK(made.error().message.starts_with(std::string(name) + ": "));
+        CHECK(made.error().message.find(said) != std::string::npos);
+      }
+    }
+    CHECK(make_hf_tokenizer(spec, {.config = decoder}).ok());  // the half of a pair is of a field without a reader
+    for (const BesideFiles& files :
+         {BesideFiles{.config = R"({"eos_token": "\ud800"})"}, BesideFiles{.added_tokens = R"({"a\udfff": 98})"},
+          BesideFiles{.special_tokens_map = R"({"pad_token": {"content": "\ud800"}})"}}) {
+      const auto made = make_hf_tokenizer(spec, files);
+      REQUIRE_FALSE(made.ok());
+      CHECK(made.error().message.find("half of a surrogate pair") != std::string::npos);
+    }
+  }
+
   TEST_CASE("with split_special_tokens a special token in a text is text") {
     const json spec = byte_level();
     const std::string text = "a</s>b<w>";
@@ -350,6 +379,19 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
                          {"added_tokens_decoder", {{"98", {{"content", "<w>"}, {"special", false}}}}}};
     CHECK(encode(*beside(spec, config), text) == std::vector<int32_t>{67, 30, 17, 85, 32, 68, 98});
     CHECK(encode(*beside(spec, json::object()), "a</s>b") == std::vector<int32_t>{67, 1, 68});
+  }
+
+  TEST_CASE("switches beside a tokenizer may be 1 and 0, as Python reads them, and no other type") {
+    const json spec = byte_level();
+    for (const auto& [one, other] : {std::pair(json(1), json(true)), {json(0), json(false)}}) {
+      for (const char* name : {"add_prefix_space", "split_special_tokens"}) {
+        CAPTURE(name);
+        CHECK(encode(*beside(spec, {{name, one}}), "a</s>") == encode(*beside(spec, {{name, other}}), "a</s>"));
+      }
+    }
+    const auto made = make_hf_tokenizer(spec.dump(), {.config = R"({"add_bos_token": "no"})"});
+    REQUIRE_FALSE(made.ok());
+    CHECK(made.error().message.find("\"add_bos_token\" must be true or false") != std::string::npos);
   }
 
   TEST_CASE("add_prefix_space of tokenizer_config.json wins over tokenizer.json, as the line that wrote it reads it") {
