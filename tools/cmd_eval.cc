@@ -269,6 +269,9 @@ Result<int> run(const Options& options, bool json) {
   RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
                                            options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining,
                                            options.texts.empty() ? Works::kOnIds : Works::kOnText, device));
+  if (!json) {
+    for (const std::string& warning : model.warnings) fmt::print(stderr, "cairn eval: warning: {}\n", warning);
+  }
   if (model.tokenizer != nullptr && !options.texts.empty()) {
     for (const std::string& note : model.tokenizer->notes()) fmt::print(stderr, "cairn eval: note: {}\n", note);
   }
@@ -302,6 +305,7 @@ Result<int> run(const Options& options, bool json) {
                               {"window", evaluator.window()},
                               {"stride", evaluator.stride()},
                               {"objective", evaluator.rule_json()},
+                              {"warnings", model.warnings},
                               {"sets", out}});
   }
   return 0;

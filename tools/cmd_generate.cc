@@ -167,6 +167,9 @@ Result<int> run(Options options, bool json) {
   RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
                                            options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining,
                                            Works::kOnText, device));
+  if (!json) {
+    for (const std::string& warning : model.warnings) fmt::print(stderr, "cairn generate: warning: {}\n", warning);
+  }
   RT_TRY(take_infill_tokens(options, &model));
   for (const std::string& note : model.tokenizer->notes()) fmt::print(stderr, "cairn generate: note: {}\n", note);
   if (!options.ignore_eos) options.generate.stop_ids = model.stop;
@@ -222,6 +225,7 @@ Result<int> run(Options options, bool json) {
     }
     print_json(nlohmann::json{{"model", model.from.string()},
                               {"texts", texts},
+                              {"warnings", model.warnings},
                               {"tokens", made},
                               {"first_token_s", first_token_s},
                               {"seconds", total_s},

@@ -170,6 +170,7 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
     out.from = path;
     out.recipe = convert::recipe_for_import(folder->model(), {.tp = 1, .pp = 1, .dp = 1}, "hf", path);
     names = folder->kept_files();
+    out.warnings = folder->warnings();
     file = [path](std::string_view name) { return convert::read_text_file(path / name, kMaxFileBytes); };
     source = std::move(folder);
   } else {

@@ -30,9 +30,10 @@ struct LoadedModel {
   std::unique_ptr<Machine> machine;  // where the session computes; null: the CPU
   std::unique_ptr<inference::Session> session;
   std::unique_ptr<text::Tokenizer> tokenizer;
-  std::vector<int32_t> before;  // ids that the model wants before a text
-  InfillTokens infill;          // of the recipe's objective, else of config.json; only with model.mask = prefix
-  std::vector<int32_t> stop;    // ids that end a text: of generation_config.json, config.json or the tokenizer
+  std::vector<int32_t> before;        // ids that the model wants before a text
+  InfillTokens infill;                // of the recipe's objective, else of config.json; only with model.mask = prefix
+  std::vector<std::string> warnings;  // of a Hugging Face folder, as an import of it has them
+  std::vector<int32_t> stop;          // ids that end a text: of generation_config.json, config.json or the tokenizer
 };
 
 /// Whether it has a config.json, which checkpoints and run folders have not.

@@ -150,6 +150,18 @@ class InferenceTest(ProgramTest):
         for command in (("data", "encode", "a", "--tokenizer", "linked"), ("export", "out", "hf", "--like", "linked")):
             self.assertIn("linked/tokenizer.json: is a link to gone", self.cairn(*command, code=2).stderr)
 
+    def test_warnings_of_a_folder_are_those_of_its_import(self):
+        model = self.model()
+        config = json.loads(pathlib.Path(self.path("model/config.json")).read_text())
+        config["some_key"] = 3
+        self.write("model/config.json", json.dumps(config))
+        self.write("a.txt", "some text of words")
+        for command in (("generate", model, "--prompt", "a", "--max-tokens", 1), ("eval", model, "--text", "a.txt"),
+                        ("import", model, "out")):
+            self.assertIn("warning: not read: some_key of config.json", self.cairn(*command).stderr)
+            if command[0] != "import":
+                self.assertIn("not read: some_key", self.cairn_json(*command)["warnings"][0])
+
     def test_a_top_query_model_generates_from_its_published_files_and_its_import(self):
         folder = pathlib.Path(self.path("geex"))
         shutil.copytree(GOLDEN / "ranks-codegeex", folder)
