@@ -104,6 +104,12 @@ const std::vector<Kind>& kinds() {
        {},
        "is a checkpoint of Orbax, of JAX ({found})",
        "save the model as safetensors there"},
+      {{"lit_model.pth*"},
+       {},
+       "is a checkpoint of LitGPT ({found})",
+       "litgpt convert_from_litgpt {dir} OUT makes OUT/model.pth, one dict of the Hugging Face model's tensors: name "
+       "it "
+       "pytorch_model.bin and copy config.json beside it"},
       {{"model_weights/", "*.nemo", "model_config.yaml"},
        {},
        "is a model of NeMo ({found})",
@@ -116,7 +122,19 @@ const std::vector<Kind>& kinds() {
        {},
        "is a pipeline of diffusers, no language model",
        "give the folder of a language model"},
-      {{"flax_model*.msgpack", "tf_model*.h5", "*.onnx", "rank*.engine", "modelopt_state*.pth"},
+      {{"*.engine", "rank*.safetensors"},
+       {},
+       "is a model of TensorRT-LLM ({found})",
+       "take the model that it was made from"},
+      {{"openvino_*.xml", "openvino_*.bin"},
+       {},
+       "holds a model of OpenVINO ({found})",
+       "take the model that it was made from"},
+      {{"*vocabulary.json", "*vocabulary.txt"},
+       {"model.bin"},
+       "is a model of CTranslate2 (model.bin, {found})",
+       "take the model that it was made from"},
+      {{"flax_model*.msgpack", "tf_model*.h5", "*.onnx", "modelopt_state*.pth"},
        {},
        "holds weights of another program only ({found})",
        "load the model with transformers (from_flax, from_tf) or there, and save_pretrained as safetensors"},
@@ -165,6 +183,8 @@ const std::vector<Kind>& tokenizer_kinds() {
       "AutoTokenizer.from_pretrained(\"{dir}\").save_pretrained(\"{dir}\") of transformers writes a tokenizer.json";
   static const std::vector<Kind> kKinds = {
       {{"tokenizer.json", "tokenizer.model"}, {}, "", ""},
+      {{"snapshots/"}, {}, "is the hub's cache of one model", "give the snapshot in it: {model}"},
+      {{"models--*/"}, {}, "is the hub's cache of models", "give the snapshot of one: {model}"},
       {{"spiece.model", "sentencepiece*.model"},
        {},
        "has a SentencePiece model by another name",
@@ -308,8 +328,10 @@ std::optional<std::string> foreign_tokenizer(const fs::path& path) {
         "published folder, and its save_pretrained writes a tokenizer.json",
         file.string());
   }
-  return folder ? find_kind(tokenizer_kinds(), (path / "").lexically_normal().parent_path(), names_of(path), {})
-                : std::nullopt;
+  if (!folder) return std::nullopt;
+  const fs::path plain = (path / "").lexically_normal().parent_path();
+  const Names names = names_of(path);
+  return find_kind(tokenizer_kinds(), plain, names, model_in(plain, names));
 }
 
 Error named(const fs::path& path, Error other) {

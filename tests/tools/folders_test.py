@@ -117,6 +117,11 @@ return T.recipe {{ name = "a", stop = T.steps(1), data = T.token_files {{ train 
             "nanotron": (["checkpoint_metadata.json", "model/x.safetensors"], ["Nanotron"]),
             "orbax": (["_CHECKPOINT_METADATA"], ["Orbax"]),
             "lightning": (["last.ckpt"], ["Lightning"]),
+            "litgpt": (["lit_model.pth", "model_config.yaml"], ["LitGPT", "convert_from_litgpt"]),
+            "openvino": (["openvino_model.xml", "openvino_model.bin"], ["OpenVINO"]),
+            "engine": (["rank0.engine"], ["TensorRT-LLM"]),
+            "trt": (["rank0.safetensors"], ["TensorRT-LLM"]),
+            "ct2": (["model.bin", "shared_vocabulary.json"], ["CTranslate2"]),
             "torch": (["step.pt"], ["file of torch, step.pt", "pytorch_model.bin"]),
             "torch-pth": (["m.pth", "config.json"], ["file of torch, m.pth"]),
             "variant": (["model.fp16.safetensors"], ["another name: model.fp16.safetensors"]),
@@ -170,7 +175,9 @@ return T.recipe {{ name = "a", stop = T.steps(1), data = T.token_files {{ train 
         self.write("slow/merges.txt", "")
         self.write("bert/vocab.txt", "")
         self.write("t5/spiece.model", b"")
-        for name, word in (("tiktoken", "tiktoken"), ("tiktoken/tokenizer.model", "tiktoken"), ("slow", "merges.txt"),
+        self.write("hub/models--x--y/snapshots/0abc/tokenizer.json", "{}")
+        for name, word in (("hub/models--x--y", "hub/models--x--y/snapshots/0abc"), ("hub", "models--x--y/snapshots/0abc"),
+                           ("tiktoken", "tiktoken"), ("tiktoken/tokenizer.model", "tiktoken"), ("slow", "merges.txt"),
                            ("bert", "WordPiece"), ("t5", "give the file: t5/spiece.model")):
             for command in (("data", "tokenize", "text.txt", "--out", "set"), ("data", "encode", "a"),
                             ("generate", "--from", self.model("m"), "--prompt", "a")):
