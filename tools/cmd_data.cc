@@ -111,27 +111,11 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
   return 0;
 }
 
-/// The prefix of a Megatron pair that `path` names (the prefix itself, or one of its two files); empty: no pair.
-std::string megatron_prefix(const std::string& path) {
-  std::error_code ignored;
-  if (fs::exists(path + ".idx", ignored)) return path;
-  const fs::path file(path);
-  if (file.extension() != ".idx" && file.extension() != ".bin") return {};
-  const std::string prefix = path.substr(0, path.size() - 4);
-  // A lone .bin is a token file; a lone .idx can only be half a pair, and opening that names what is missing.
-  return fs::exists(prefix + ".idx", ignored) || file.extension() == ".idx" ? prefix : std::string();
-}
-
 Result<int> info(const InfoOptions& options, bool json) {
-  const std::string prefix = megatron_prefix(options.path);
-  if (prefix.empty() && !options.path.empty() && options.dtype.empty() && !fs::exists(options.path)) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("{}: neither {}.idx (a Megatron pair) nor a file of that name",
-                                                       options.path, options.path)};
-  }
-  const data::OpenOptions opening{options.vocab};
-  RT_TRY_SET(const std::unique_ptr<data::TokenSource> source,
-             prefix.empty() ? data::open_token_file(options.path, options.dtype, opening)
-                            : data::open_megatron(prefix, opening));
+  RT_TRY_SET(const data::NamedTokens named,
+             data::open_named_tokens(options.path, options.dtype, data::OpenOptions{options.vocab}));
+  const std::unique_ptr<data::TokenSource>& source = named.source;
+  const std::string& prefix = named.prefix;
   const int64_t tokens = source->token_count();
   const int64_t sequences = source->sequence_count();
   RT_TRY_SET(const data::ScanReport scan, data::scan_tokens(*source, tokens, {.vocab = options.vocab}));
@@ -196,8 +180,9 @@ Result<int> encode(const EncodeOptions& options, bool json) {
     at = end + 1;
     const std::string where = fmt::format("{}:{}", options.lines, ++number);
     if (options.json_lines) {
-      const auto parsed = json_or_nothing(line);
-      if (!parsed.is_string()) return Error{ErrorCode::kInvalidInput, where + ": is no JSON string"};
+      const auto parsed = json_or_nothing(line, JsonNumbers::kPython);
+      if (!parsed.is_string() || has_half_pair(parsed.get<std::string>()))
+        return Error{ErrorCode::kInvalidInput, where + ": is no JSON string of characters"};
       line = parsed.get<std::string>();
     }
     RT_TRY(one(line).with(where));

@@ -133,8 +133,10 @@ class Evaluator {
       ++number;
       if (line.find_first_not_of(" \t\r") == line.npos) continue;
       const auto read_line = [&]() -> Status {
-        RT_TRY_SET(const std::string field, json_text_field(line, key));
-        return field.empty() ? Status() : document(field, &out);
+        RT_TRY(data::check_json_line(std::ssize(line)));
+        const Result<std::string> field = json_text_field(line, key);
+        if (!field.ok()) return Error{ErrorCode::kInvalidInput, field.error().message};  // the text is refused
+        return field.value().empty() ? Status() : document(field.value(), &out);
       };
       RT_TRY(read_line().with(fmt::format("{}:{}", set.path, number)));
     }
@@ -142,10 +144,9 @@ class Evaluator {
   }
 
   Result<Score> score_data(const Set& set) {
-    std::error_code error;
-    const bool pair = std::filesystem::exists(set.path + ".idx", error);
-    RT_TRY_SET(const std::unique_ptr<data::TokenSource> source,
-               pair ? data::open_megatron(set.path) : data::open_token_file(set.path, options_.dtype));
+    RT_TRY_SET(const data::NamedTokens named, data::open_named_tokens(set.path, options_.dtype));
+    const std::unique_ptr<data::TokenSource>& source = named.source;
+    const bool pair = !named.prefix.empty();
     Score out;
     const int64_t tokens = source->token_count();
     if (options_.documents && !pair) {
@@ -264,6 +265,9 @@ Result<int> run(const Options& options, bool json) {
   for (const std::string& text : options.texts) sets.push_back(parse_set(text, true));
   for (const std::string& text : options.data) sets.push_back(parse_set(text, false));
   if (sets.empty()) return Error{ErrorCode::kInvalidInput, "name what to evaluate: --text FILE or --data PREFIX"};
+  std::vector<std::string> read;
+  for (const Set& set : sets) read.push_back(set.path);
+  RT_TRY(data::check_read_once(read));
   RT_TRY_SET(const DeviceChoice device,
              choose_device({.flag = options.device, .run = {}, .what = "evaluate", .here = true}));
   RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,

@@ -93,22 +93,40 @@ Result<std::vector<std::string>> read_prompts(const std::string& path, bool any_
   RT_TRY_SET(const std::string file,
              data::read_text(path, kMaxPromptBytes, any_text ? data::TextRule::kAnything : data::TextRule::kAlsoJson));
   std::vector<std::string> out;
+  const size_t begin = std::min(file.find_first_not_of(" \t\r\n"), file.size());
+  const bool brackets = !any_text && begin < file.size() && (file[begin] == '[' || file[begin] == '{');
+  const auto is_structured = [](std::string_view text) {
+    return json_or_nothing(text, JsonNumbers::kPython).is_structured();
+  };
+  if (brackets && !is_structured(std::string_view(file).substr(0, file.find('\n', begin))) && is_structured(file)) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: is one JSON {}, whose lines would become the prompts: write a prompt a line, each a "
+                             "JSON string, or give --any-text to take lines as they are",
+                             path, file[begin] == '[' ? "array" : "object")};
+  }
   int64_t number = 0;
   for (size_t at = 0; at < file.size();) {
     const size_t end = std::min(file.find('\n', at), file.size());
     std::string line = file.substr(at, end - at);
     ++number;
     if (line.ends_with('\r')) line.pop_back();
-    if (line.starts_with('{') && !any_text && json_or_nothing(line, JsonNumbers::kPython).is_object()) {
+    if ((line.starts_with('{') || line.starts_with('[')) && !any_text && is_structured(line)) {
       return Error{
           ErrorCode::kInvalidInput,
-          fmt::format("{}:{}: is a JSON object, whose braces and keys would become the prompt: write the prompt "
-                      "as a JSON string, or give --any-text to take lines as they are",
-                      path, number)};
+          fmt::format("{}:{}: is a JSON {}, whose {} would become the prompt: write the prompt as a JSON string, or "
+                      "give --any-text to take lines as they are",
+                      path, number, line[0] == '{' ? "object" : "array",
+                      line[0] == '{' ? "braces and keys" : "brackets and quotes")};
     }
     if (line.starts_with('"')) {
-      const auto parsed = json_or_nothing(line);
+      const auto parsed = json_or_nothing(line, JsonNumbers::kPython);
       if (parsed.is_string()) line = parsed.get<std::string>();
+      if (has_half_pair(line)) {
+        return Error{ErrorCode::kInvalidInput,
+                     fmt::format("{}:{}: has half of a surrogate pair (\\ud800 to \\udfff), which is no character; "
+                                 "write it as UTF-8 or leave it out",
+                                 path, number)};
+      }
     }
     if (!line.empty()) out.push_back(std::move(line));
     at = end + 1;
@@ -284,8 +302,7 @@ void add_generate(CLI::App& app, Session& session) {
       ->transform(whole_number(0));
   command->add_option("--start-token", options->infill.start, "id of sop, which begins what fills a gap (GLM)")
       ->transform(whole_number(0));
-  command->add_option("--end-token", options->infill.end, "id of eop, which ends it (GLM)")
-      ->transform(whole_number(0));
+  command->add_option("--end-token", options->infill.end, "id of eop, which ends it (GLM)")->transform(whole_number(0));
   command->add_flag("--any-text", options->any_text,
                     "take the lines of --prompts as they are, whatever they look like");
   command->add_flag("--ignore-eos", options->ignore_eos, "continue after the end-of-text token");

@@ -8,11 +8,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <optional>
 #include <set>
 
+#include "runtime/core/lfs_pointer.h"
+#include "runtime/core/units.h"
 #include "runtime/data/file_io.h"
 #include "runtime/text/utf8.h"
 
@@ -69,10 +73,16 @@ constexpr Signature kSignatures[] = {
     {"GIF8"sv, 0, "a GIF picture", kOther},
     {"ID3"sv, 0, "an MP3 file", kOther},
     {"OggS\0"sv, 0, "an Ogg file", kOther},
+    {"RIFF"sv, 0, "a sound, a video or a picture (RIFF)", kOther},
+    {"ftyp"sv, 4, "a video or a picture (MP4)", kOther},
     {"\x7f\x45LF"sv, 0, "a program", kOther},
+    {"MZ\x90\0"sv, 0, "a program", kOther},
+    {"\xca\xfe\xba\xbe"sv, 0, "a program", kOther},
+    {"MATLAB 5.0 MAT-file"sv, 0, "a file of MATLAB", kTable},
     {"GGUF"sv, 0, "a GGUF model", kOther},
     {"\x80\x02}"sv, 0, "a pickle of Python", kTable},
     {"\x80\x03}"sv, 0, "a pickle of Python", kTable},
+    {"\x80\x02\x8a\x0al\xfc\x9c"sv, 0, "a model of torch", kOther},
     {"\x80\x04\x95"sv, 0, "a pickle of Python", kTable},
     {"\x80\x05\x95"sv, 0, "a pickle of Python", kTable},
 };
@@ -96,10 +106,32 @@ bool may_be_text(const Signature& one, std::string_view begin) {
 
 bool begins_with(std::string_view begin, const Signature& one) {
   if (begin.size() < one.at || !begin.substr(one.at).starts_with(one.bytes)) return false;
-  return one.at != 4 || begin.starts_with("BZh");
+  return one.at != 4 || begin.starts_with(one.bytes == "ftyp" ? "\0"sv : "BZh"sv);
 }
 
 std::string sentence(const Signature& one) { return fmt::format("is {}: {}", one.name, one.remedy); }
+
+/// The checksum that TFRecord has of its lengths. Source: TensorFlow, core/lib/hash/crc32c.h.
+uint32_t masked_crc32c(std::string_view bytes) {
+  uint32_t crc = ~uint32_t{0};
+  for (const char c : bytes) {
+    crc ^= static_cast<unsigned char>(c);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0x82f63b78U : 0);
+  }
+  crc = ~crc;
+  return ((crc >> 15) | (crc << 17)) + 0xa282ead8U;
+}
+
+/// A page of HTML, whatever the case of its first tag.
+bool is_page(std::string_view begin) {
+  begin.remove_prefix(begin.starts_with("\xef\xbb\xbf") ? 3 : 0);
+  begin.remove_prefix(std::min(begin.find_first_not_of(" \t\r\n"), begin.size()));
+  const auto starts = [&](std::string_view tag) {
+    return begin.size() > tag.size() &&
+           std::equal(tag.begin(), tag.end(), begin.begin(), [](char a, char b) { return a == std::tolower(b); });
+  };
+  return starts("<!doctype html") || starts("<html");
+}
 
 /// Files whose signature is no constant; empty: it is none of them.
 std::string computed_kind(std::string_view begin) {
@@ -110,6 +142,13 @@ std::string computed_kind(std::string_view begin) {
   if (begin.size() > 9 && begin.substr(4, 4) == "\0\0\0\0"sv && begin.substr(8, 2) == "{\"") {
     return fmt::format("is a safetensors file: {}", kOther);
   }
+  uint32_t checksum = 0;
+  constexpr size_t kLength = 8;
+  if (begin.size() > kLength + sizeof(checksum)) {
+    std::memcpy(&checksum, begin.data() + kLength, sizeof(checksum));
+    if (masked_crc32c(begin.substr(0, kLength)) == checksum) return fmt::format("is a TFRecord file: {}", kTable);
+  }
+  if (is_lfs_pointer(begin)) return std::string(kLfsPointer);
   return {};
 }
 
@@ -182,6 +221,12 @@ Status check_text(std::string_view begin, TextRule rule) {
   if (const std::string found = packed_kind(begin); !found.empty()) {
     return Error{ErrorCode::kInvalidInput, found + ", or give --any-text for its bytes as they are"};
   }
+  if (is_page(begin)) {
+    return Error{
+        ErrorCode::kInvalidInput,
+        "is a page of HTML, whose tags would become tokens: extract its text first, or give --any-text for its "
+        "bytes as they are"};
+  }
   if (const std::string wide = wide_characters(begin); !wide.empty()) {
     return Error{
         ErrorCode::kInvalidInput,
@@ -192,6 +237,32 @@ Status check_text(std::string_view begin, TextRule rule) {
       ErrorCode::kInvalidInput,
       "looks like JSON, whose braces and keys would become tokens: --json-key KEY reads the text of one field of "
       "JSON lines, --any-text takes the file as it is"};
+}
+
+size_t mark_bytes(std::string_view begin, TextRule rule) {
+  return rule != TextRule::kAnything && begin.starts_with("\xef\xbb\xbf") ? 3 : 0;
+}
+
+Status check_json_line(int64_t bytes, int64_t most) {
+  if (bytes <= most) return {};
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("a line of more than {}; JSON lines have one object a line, and a longer document is split "
+                           "into several",
+                           format_bytes(most))};
+}
+
+Status check_read_once(const std::vector<std::string>& paths) {
+  std::set<std::pair<dev_t, ino_t>> seen;
+  for (const std::string& path : paths) {
+    struct stat info = {};
+    const bool found = path == "-" ? ::fstat(STDIN_FILENO, &info) == 0 : ::stat(path.c_str(), &info) == 0;
+    if (!found || (S_ISREG(info.st_mode) && path != "-")) continue;
+    if (seen.insert({info.st_dev, info.st_ino}).second) continue;
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{} is named twice, and can be read once: the second time it would be empty",
+                             path == "-" ? "standard input" : path)};
+  }
+  return {};
 }
 
 std::string no_tokens(std::string_view begin) {
@@ -279,7 +350,7 @@ Result<std::string> read_text(const std::string& path, int64_t most_bytes, TextR
   for (bool first = true;; first = false) {
     RT_TRY(in.read(kAtOnce, &part));
     if (first) RT_TRY(check_text(part, rule).with(path));
-    out += part;
+    out += std::string_view(part).substr(first ? mark_bytes(part, rule) : 0);
     if (std::ssize(out) > most_bytes) return too_long();
     if (part.size() < kAtOnce) return out;
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
@@ -20,13 +21,24 @@ enum class TextRule {
 };
 
 /// Refuses what is no text by `begin`, the first bytes of a file (4 KiB suffice): packed files and archives, tables
-/// and arrays, documents, pictures and programs by their signatures; UTF-16 and UTF-32 by their mark or their NULs.
-/// Errors: kInvalidInput, with the kind and the remedy.
+/// and arrays, documents, pages of HTML, pictures and programs by their signatures; pointers of Git LFS; UTF-16 and
+/// UTF-32 by their mark or their NULs. Errors: kInvalidInput, with the kind and the remedy.
 Status check_text(std::string_view begin, TextRule rule);
 
-/// Names the kind of a token file that has no tokens, with the remedy: "is packed by gzip: unpack it first (gunzip -c)";
-/// empty: none is known. `begin`: its first bytes. Tokens may begin as a short signature does, so only longer ones count.
+/// Names the kind of a token file that has no tokens, with the remedy: "is packed by gzip: unpack it first (gunzip
+/// -c)"; empty: none is known. `begin`: its first bytes. Tokens may begin as a short signature does, so only longer
+/// ones count.
 std::string no_tokens(std::string_view begin);
+
+/// How many bytes a reader of the text skips first: those of UTF-8's byte order mark, which is no part of it.
+size_t mark_bytes(std::string_view begin, TextRule rule);
+
+/// Most bytes of a line of JSON, which is read as a whole. Errors: kInvalidInput, with the remedy.
+inline constexpr int64_t kMostJsonLineBytes = int64_t{64} << 20;
+Status check_json_line(int64_t bytes, int64_t most = kMostJsonLineBytes);
+
+/// Checks that no pipe is named twice: its second reader would find nothing. Errors: kInvalidInput.
+Status check_read_once(const std::vector<std::string>& paths);
 
 class TextInput {
  public:
@@ -49,7 +61,8 @@ class TextInput {
   int64_t size_bytes_ = -1, done_ = 0;
 };
 
-/// The whole text. Errors: those of TextInput and check_text; kInvalidInput for more than `most_bytes`.
+/// The whole text, without a byte order mark except by kAnything. Errors: those of TextInput and check_text;
+/// kInvalidInput for more than `most_bytes`.
 Result<std::string> read_text(const std::string& path, int64_t most_bytes, TextRule rule);
 
 /// Whether the name says JSON lines: .jsonl, .ndjson.

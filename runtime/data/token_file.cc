@@ -8,6 +8,7 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <string_view>
 #include <utility>
 
@@ -16,6 +17,8 @@
 #include "runtime/data/text_input.h"
 
 namespace cairn::data {
+
+namespace fs = std::filesystem;
 namespace {
 
 // llm.c, dev/data/data_common.py: a header of 256 int32, then the tokens.
@@ -348,6 +351,36 @@ std::unique_ptr<TokenSource> slice_tokens(std::shared_ptr<const TokenSource> bas
 std::unique_ptr<TokenSource> concat_tokens(std::vector<std::shared_ptr<const TokenSource>> parts) {
   RT_CHECK(!parts.empty(), "no parts");
   return std::make_unique<JoinedTokens>(std::move(parts));
+}
+
+std::string megatron_prefix(const std::string& path) {
+  std::error_code ignored;
+  if (fs::exists(path + ".idx", ignored)) return path;
+  const fs::path file(path);
+  if (file.extension() != ".idx" && file.extension() != ".bin") return {};
+  const std::string prefix = path.substr(0, path.size() - 4);
+  // A lone .bin is a token file; a lone .idx can only be half a pair, and opening that names what is missing.
+  return fs::exists(prefix + ".idx", ignored) || file.extension() == ".idx" ? prefix : std::string();
+}
+
+Result<NamedTokens> open_named_tokens(const std::string& path, const std::string& dtype, const OpenOptions& options) {
+  NamedTokens out{.source = nullptr, .prefix = megatron_prefix(path)};
+  std::error_code ignored, failed;
+  if (out.prefix.empty() && !path.empty() && dtype.empty() && !fs::exists(path, failed)) {
+    if (failed) return os_error(failed.value(), path);
+    const bool half = fs::exists(path + ".bin", ignored);
+    return Error{ErrorCode::kInvalidInput,
+                 half ? fmt::format("{}.idx: is missing, and {}.bin is half of a Megatron pair; as a token file it is "
+                                    "named with its ending and its dtype",
+                                    path, path)
+                      : fmt::format("{}: neither {}.idx (a Megatron pair) nor a file of that name", path, path)};
+  }
+  if (out.prefix.empty()) {
+    RT_TRY_SET(out.source, open_token_file(path, dtype, options));
+  } else {
+    RT_TRY_SET(out.source, open_megatron(out.prefix, options));
+  }
+  return out;
 }
 
 }  // namespace cairn::data

@@ -79,6 +79,18 @@ struct OpenOptions {
 /// when a file is missing.
 Result<std::unique_ptr<TokenSource>> open_megatron(const std::string& prefix, const OpenOptions& options = {});
 
+/// The prefix of a Megatron pair that `path` names (the prefix itself, or one of its two files); empty: no pair.
+std::string megatron_prefix(const std::string& path);
+
+struct NamedTokens {
+  std::unique_ptr<TokenSource> source;
+  std::string prefix;  // of a Megatron pair; empty: a token file
+};
+/// Opens what a person names: a pair, else a token file. Errors: those of opening; kInvalidInput naming what is
+/// missing.
+Result<NamedTokens> open_named_tokens(const std::string& path, const std::string& dtype,
+                                      const OpenOptions& options = {});
+
 /// A raw token file of `dtype` "uint16" or "uint32", or an llm.c shard, which is recognised by its 1024-byte header, or
 /// a .npy of integers, recognised by its own (then `dtype` must agree or be empty). `path` may be a glob pattern (`*`,
 /// `?`, `[`), as llm.c's own: the matches, in byte order of their names, form one stream. A path that exists as it

@@ -10,7 +10,6 @@
 #include <thread>
 #include <utility>
 
-#include "runtime/core/units.h"
 #include "runtime/data/megatron_writer.h"
 #include "runtime/data/text_input.h"
 #include "runtime/json/json.h"
@@ -236,10 +235,8 @@ class DocumentWriter {
     text_.append(text);
     if (args_.separator == DocumentSeparator::kJsonLine) {
       if (std::ssize(text_) <= args_.most_line_bytes) return {};
-      return Error{ErrorCode::kInvalidInput,
-                   fmt::format("{}:{}: a line of more than {}; JSON lines have one object a line, and a "
-                               "longer document is split into several",
-                               args_.inputs[file_], line_ + 1, format_bytes(args_.most_line_bytes))};
+      return check_json_line(std::ssize(text_), args_.most_line_bytes)
+          .with(fmt::format("{}:{}", args_.inputs[file_], line_ + 1));
     }
     const bool of_bytes = args_.tokenizer.kind == TokenizerConfig::Kind::kBytes;
     while (text_.size() > look_at_) {  // some text stays: the last part is known when the document ends
@@ -458,6 +455,7 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
                  fmt::format("{}: --eod appends the token that ends a document, and there is none: {}. Name one in "
                              "tokenizer_config.json, or leave --eod out",
                              args.tokenizer.path, tokenizer->why_no_eod())};
+  RT_TRY(check_read_once(args.inputs));
   TokenizeProgress progress;
   std::vector<TextInput> files;  // all opened before any work: a typo in the last name should not cost an hour
   bool sized = true;
@@ -496,7 +494,8 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
       if (at == 0) RT_TRY(check_text(buffer, rule).with(args.inputs[i]));
       read += std::ssize(buffer);
       documents.has_read(read);
-      RT_TRY(splitter.feed(buffer, at));
+      const size_t mark = at == 0 ? mark_bytes(buffer, rule) : 0;
+      RT_TRY(splitter.feed(std::string_view(buffer).substr(mark), static_cast<int64_t>(mark) + at));
       RT_TRY(tell());
       at += std::ssize(buffer);
     } while (buffer.size() == kReadBytes);

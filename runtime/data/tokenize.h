@@ -16,6 +16,7 @@
 #include "runtime/config/recipe.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
+#include "runtime/data/text_input.h"
 
 namespace cairn::data {
 
@@ -38,11 +39,11 @@ struct TokenizeArgs {
   std::string output_prefix;        // <prefix>.bin, <prefix>.idx
   TokenizerConfig tokenizer;
   DocumentSeparator separator = DocumentSeparator::kWholeFile;
-  std::string json_key = "text";                // kJsonLine: the field
-  bool any_text = false;                        // files that are of another kind (text_input.h) are taken as they are
-  int64_t threads = 1;                          // that encode; the pair is the same for any number
-  int64_t most_line_bytes = int64_t{64} << 20;  // kJsonLine: a line is read as a whole, by each thread
-  bool append_eod = false;                      // the tokenizer's end-of-document id after each document
+  std::string json_key = "text";                 // kJsonLine: the field
+  bool any_text = false;                         // files that are of another kind (text_input.h) are taken as they are
+  int64_t threads = 1;                           // that encode; the pair is the same for any number
+  int64_t most_line_bytes = kMostJsonLineBytes;  // kJsonLine: a line is read as a whole, by each thread
+  bool append_eod = false;                       // the tokenizer's end-of-document id after each document
   bool overwrite = false;
   std::function<bool(const TokenizeProgress&)> progress;  // about once per MiB; false stops with kStopped. May be null.
 };

@@ -51,6 +51,24 @@ class DataTest(ProgramTest):
         self.assertEqual(self.cairn_json("data", "tokenize", "b.txt", "--out", "c", "--any-text")["tokens"], 18)
         self.cairn("data", "tokenize", "b.txt", "--out", "d", "--documents", "line", "--json-key", "body", code=2)
 
+    def test_files_of_other_kinds_are_named_and_a_byte_order_mark_is_no_text(self):
+        record = struct.pack("<Q", 5) + struct.pack("<I", 0x3E04B2EA) + b"hello" + bytes(4)
+        for name, content, kind in (
+                ("lfs", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "is a pointer of Git LFS"),
+                ("page", b"\n<!DOCTYPE HTML>\n<html><body>no</body></html>", "is a page of HTML"), ("records", record, "is a TFRecord file"),
+                ("sound", b"RIFF\x24\x08\0\0WAVEfmt ", "RIFF"), ("torch", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j", "is a model of torch"),
+                ("video", b"\0\0\0\x18ftypmp42", "MP4")):
+            self.write(name + ".txt", content)
+            with self.subTest(kind=name):
+                self.assertIn(kind, self.cairn("data", "tokenize", name + ".txt", "--out", "no", code=2).stderr)
+        self.write("marked.txt", b"\xef\xbb\xbfhello")
+        self.assertEqual(self.cairn_json("data", "tokenize", "marked.txt", "--out", "set")["tokens"], 5)
+        self.assertEqual(self.cairn_json("data", "tokenize", "marked.txt", "--out", "raw", "--any-text")["tokens"], 8)
+        self.assertEqual(self.cairn("data", "encode", "--lines", "marked.txt").stdout, "104 101 108 108 111\n")
+        said = self.cairn("data", "tokenize", "-", "-", "--out", "no", text_in=b"hello", code=2).stderr
+        self.assertIn("standard input is named twice", said)
+        self.assertIn("named twice", self.cairn("data", "tokenize", "-", "/dev/stdin", "--out", "no", text_in=b"hello", code=2).stderr)
+
     def test_text_comes_from_pipes_too(self):
         lines = b'{"text": "In the beginning"}\n{"text": "was the word", "score": NaN}\n'
         self.write("a.jsonl", lines)

@@ -162,6 +162,26 @@ class InferenceTest(ProgramTest):
             if command[0] != "import":
                 self.assertIn("not read: some_key", self.cairn_json(*command)["warnings"][0])
 
+    def test_prompts_and_lines_of_other_forms_are_refused_with_their_place(self):
+        model = self.model()
+        made = lambda content, code=2: (self.write("p", content), self.cairn(  # noqa: E731
+            "generate", model, "--prompts", "p", "--max-tokens", 1, "--json", code=code))[1]
+        self.assertIn("p: is one JSON array", made('["a",\n "b"]').stderr)
+        self.assertIn("p:2: is a JSON array", made('a\n["b"]').stderr)
+        self.assertIn("p:1: has half of a surrogate pair", made('"a\\ud83d"').stderr)
+        self.assertEqual(json.loads(made("\ufeffa", 0).stdout)["texts"][0]["prompt"], "a")
+        self.write("bad.jsonl", '{"text": "some words"}\n{"text": \n')
+        for command in (("eval", model, "--text", "bad.jsonl"), ("data", "tokenize", "bad.jsonl", "--out", "set")):
+            self.assertIn("bad.jsonl:2: byte 9: not JSON", self.cairn(*command, code=2).stderr)
+        said = self.cairn("eval", model, "--text", "a=-", "--text", "b=-", text_in=b"some words", code=2).stderr
+        self.assertIn("standard input is named twice", said)
+        self.write("half.bin", struct.pack("<40H", *range(40)))
+        self.assertIn("half.idx: is missing", self.cairn("eval", model, "--data", "half", code=2).stderr)
+        with open(self.path("long.jsonl"), "wb") as f:
+            f.truncate(65 << 20)
+        self.assertIn("long.jsonl:1: a line of more than 64.0 MiB",
+                      self.cairn("eval", model, "--text", "long.jsonl", "--any-text", "--json-key", "text", code=2).stderr)
+
     def test_a_top_query_model_generates_from_its_published_files_and_its_import(self):
         folder = pathlib.Path(self.path("geex"))
         shutil.copytree(GOLDEN / "ranks-codegeex", folder)
