@@ -106,6 +106,19 @@ Status check_place(const fs::path& file) {
 }
 
 constexpr const char* kSample = "data/sample.txt";
+constexpr int64_t kUsualContext = 4096, kLongContext = 8 * kUsualContext;
+
+/// A text of which each part holds a batch of the recipe. Its length is guessed by the bytes that a token has at most.
+std::string sample_text(const Recipe& recipe) {
+  constexpr int64_t kBytesOfToken = 6;
+  const std::string text = dsl::reference_markdown();
+  if (recipe.model.context <= kUsualContext) return text;
+  const int64_t batch = recipe.batch.samples * recipe.model.context + 1,
+                parts = recipe.model.context > kLongContext ? 2 : 10;
+  std::string out = text;
+  while (std::ssize(out) < batch * parts * kBytesOfToken) out += text;
+  return out;
+}
 
 /// The command that makes the data of a recipe, run in the recipe's folder.
 std::string tokenize_command(const Recipe& recipe) {
@@ -153,6 +166,16 @@ Result<Recipe> recipe_from(const fs::path& from) {
   out.stop = {.unit = Span::Unit::kSteps, .value = 500};
   out.data.sources = {{.name = "text", .path = "data/text", .split = {90, 10}}};
   out.batch = {.samples = 8, .micro = 1};
+  if (const int64_t context = out.model.context; context > kUsualContext) {
+    // A step has the tokens of eight usual contexts where that many fit, in sequences that need little memory.
+    constexpr int64_t kShortest = 64, kLongest = 1024;
+    out.batch.samples = std::max<int64_t>(1, out.batch.samples * kUsualContext / context);
+    int64_t tokens = kLongest;
+    while (context % tokens != 0) --tokens;
+    if (tokens >= kShortest) out.batch.tokens = tokens;
+    if (context > kLongContext)
+      out.data.sources[0].split = {50, 50};  // else the text would have to be ten times as long
+  }
   out.optimizer.lr = {{.kind = LrStage::Kind::kWarmup, .over = {.unit = Span::Unit::kFraction, .value = 0.05}},
                       {.kind = LrStage::Kind::kCosine, .to = out.optimizer.peak_lr / 10}};
   out.eval = {.every_steps = 50, .steps = 10};
@@ -166,12 +189,14 @@ Result<int> init(const InitArgs& args) {
   const fs::path folder = args.folder;
   std::error_code ignored;
   const bool here = folder.empty() || fs::equivalent(folder, ".", ignored);
-  std::string text = kRecipe, first = fmt::format("cairn data tokenize {} --out data/text", kSample);
+  std::string sample = dsl::reference_markdown(), text = kRecipe,
+              first = fmt::format("cairn data tokenize {} --out data/text", kSample);
   if (!args.from.empty()) {
     // The recipe is used in its own folder, where a path from here may lead elsewhere.
     RT_TRY_SET(const Recipe recipe,
                recipe_from(here ? fs::path(args.from) : fs::absolute(args.from).lexically_normal()));
     first = tokenize_command(recipe);
+    sample = sample_text(recipe);
     text = fmt::format(
         "-- Tunes the model of {}: all of its configuration that is no default, and its weights.\n"
         "-- Data: {}\n"
@@ -182,7 +207,7 @@ Result<int> init(const InitArgs& args) {
                                  {folder / ".luarc.json", kLuaRc},
                                  {folder / ".luacheckrc", kLuacheckRc},
                                  {folder / "types" / "cairn.lua", dsl::editor_types(), true}};
-  if (!fs::exists(folder / kSample, ignored)) files.push_back({folder / kSample, dsl::reference_markdown()});
+  if (!fs::exists(folder / kSample, ignored)) files.push_back({folder / kSample, sample});
   // All or nothing: what a person has changed is found before the first file is written.
   std::string changed;
   for (const Template& file : files) {

@@ -88,6 +88,14 @@ class FirstMinutesTest(ProgramTest):
             with open(self.path(f"{folder}/recipe.resolved.json")) as f:
                 self.assertEqual(json.load(f)["objective"]["document_end"], 256)
 
+    def test_the_commands_for_a_model_of_a_long_context_work_too(self):
+        self.hf_folder("long")
+        with open(self.path("long/config.json")) as f:
+            config = json.load(f)
+        self.write("long/config.json", json.dumps({**config, "max_position_embeddings": 131072}))
+        done = self.follow(self.cairn("init", "a", "--from", "long").stdout, "--nproc 1 --set 'stop=T.steps(1)' --threads 2")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
     def test_a_model_without_the_token_that_ends_documents_or_without_tokenizer_has_a_recipe_too(self):
         self.hf_folder("plain", eos=False)
         said = self.cairn("init", "a", "--from", "plain").stdout
