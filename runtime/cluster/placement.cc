@@ -346,9 +346,10 @@ Result<JobHosts> hosts_of_job(const Variables& of, const Allocation& job) {
 
 /// Variables of scripts and launchers that number hosts, or tasks of which each host may have several.
 struct Numbered {
-  const char *count, *which;
+  const char *count, *which, *on_this_host;
 };
-constexpr std::array kNumbered = {Numbered{"WORLD_SIZE", "RANK"}, Numbered{"NNODES", "NODE_RANK"}};
+constexpr std::array kNumbered = {Numbered{"WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"},
+                                  Numbered{"NNODES", "NODE_RANK", nullptr}};
 
 /// Errors: variables that no launcher of placement is known by say that this is one of several.
 Status check_numbered(const Variables& of) {
@@ -361,6 +362,10 @@ Status check_numbered(const Variables& of) {
   for (const Numbered& names : kNumbered) {
     if (!of.has(names.count) || !of.has(names.which)) continue;
     RT_TRY_SET(const int64_t count, of.number(names.count, 1));
+    if (names.on_this_host != nullptr && of.has(names.on_this_host)) {
+      RT_TRY_SET(const int64_t here, of.number(names.on_this_host, 1));
+      if (here == count) continue;
+    }
     if (count > 1)
       return refuse(fmt::format("{} = {}, {} = {}", names.count, count, names.which, *of.text(names.which)));
   }

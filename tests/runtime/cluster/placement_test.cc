@@ -236,6 +236,7 @@ TEST_SUITE("runtime/cluster/placement") {
       CHECK(text(one, {.hosts = {"h0"}}, "h0") == "1 host, from --hosts; this is 0 (h0), leader h0");
     }
     for (const Variables& one : {Variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}},
+                                 {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "4"}},
                                  {{"WORLD_SIZE", "4"}},
                                  {{"NNODES", "2"}},
                                  {{"TF_CONFIG", R"({"cluster":{"worker":["a:1"]}})"}},
