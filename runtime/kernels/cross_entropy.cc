@@ -141,9 +141,21 @@ void row_scales(const int32_t* targets, float value, int64_t rows, float* scale)
   for (int64_t r = 0; r < rows; ++r) scale[r] = targets[r] < 0 ? 0.0f : value;
 }
 
-#define RT_INSTANTIATE(T)                                                        \
-  template void row_sums<T>(const LogitRows&, const T*, float*, float*, float*); \
-  template void cross_entropy_backward<T>(const LogitRows&, T*, const float*, const float*, const float*, float, float)
+template <typename T>
+void cross_entropy(const LogitRows& of, T* logits, float scale, float z_loss, float* max, float* sum_exp, float* scales,
+                   float* loss) {
+  std::fill_n(loss, of.rows, 0.0f);
+  row_sums<T>(of, logits, max, sum_exp, loss);
+  row_losses(of.targets.address(), max, sum_exp, of.rows, loss);
+  row_scales(of.targets.address(), scale, of.rows, scales);
+  cross_entropy_backward<T>(of, logits, max, sum_exp, scales, z_loss);
+}
+
+#define RT_INSTANTIATE(T)                                                                                        \
+  template void row_sums<T>(const LogitRows&, const T*, float*, float*, float*);                                 \
+  template void cross_entropy_backward<T>(const LogitRows&, T*, const float*, const float*, const float*, float, \
+                                          float);                                                                \
+  template void cross_entropy<T>(const LogitRows&, T*, float, float, float*, float*, float*, float*)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

@@ -29,6 +29,12 @@ template <typename T>
 void cross_entropy_backward(const LogitRows& of, T* logits, const float* max, const float* sum_exp, const float* scale,
                             float z_loss = 0, float cap = 0);
 
+/// All of it where the vocabulary is whole and of.first is 0: loss [rows], and logits overwritten with the gradient,
+/// every target's loss with the weight `scale`. max, sum_exp, scales: [rows], work memory.
+template <typename T>
+void cross_entropy(const LogitRows& of, T* logits, float scale, float z_loss, float* max, float* sum_exp, float* scales,
+                   float* loss);
+
 /// max [rows] = the largest of maxima [parts, rows].
 void join_maxima(const float* maxima, int64_t parts, int64_t rows, float* max);
 /// Sums of exponentials [parts, rows] that were taken against maxima [parts, rows] become those against max [rows];

@@ -116,6 +116,13 @@ Status Head<Real>::join_parts(const SavedHead<Real>& saved, DevicePtr<float> max
   return {};
 }
 
+// On a CPU both have the same cost in two visits, and the losses are there sooner.
+template <typename Real>
+bool Head<Real>::in_one_visit() const {
+  return by_backward_ && on_.stream.device().kind != DeviceKind::kCpu && !local_max_ &&
+         dims_.logit_rows == dims_.rows && logit_cap_ == 0;
+}
+
 template <typename Real>
 Status Head<Real>::forward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T) {
   const StageDims& d = dims_;
@@ -126,6 +133,11 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, DevicePtr<const int32_t
   const int64_t part_rows = d.vocab / d.parts;
   held_ = nullptr;
   RT_TRY(input_rows(saved));
+  if (in_one_visit()) {
+    compute_logits(0, d.rows);
+    held_ = saved.input_RH;
+    return {};
+  }
   on_.clear_floats(target_T, d.rows);
   for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
@@ -151,7 +163,8 @@ Status Head<Real>::backward(const SavedHead<Real>& saved, DevicePtr<const int32_
                             DevicePtr<const Real> dnormed_RH) {
   const StageDims& d = dims_;
   const Parameter<Real>& vocab = projection_.weight;
-  on_.row_scales(targets_T, loss_scale, d.rows, scale_);
+  const bool once = in_one_visit();
+  if (!once) on_.row_scales(targets_T, loss_scale, d.rows, scale_);
   const bool held = held_ == saved.input_RH;
   held_ = nullptr;  // overwritten below
   RT_TRY(input_rows(saved));
@@ -159,8 +172,13 @@ Status Head<Real>::backward(const SavedHead<Real>& saved, DevicePtr<const int32_
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
     if (!held) compute_logits(begin, count);
     DevicePtr<Real> dlogits = logits_;
-    on_.cross_entropy_backward({count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin}, dlogits,
-                               saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin, z_loss_, logit_cap_);
+    const kernels::LogitRows rows{count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin};
+    if (once) {
+      on_.cross_entropy(rows, dlogits, loss_scale, z_loss_, saved.max_T, saved.sum_exp_T, scale_, saved.loss_T);
+    } else {
+      on_.cross_entropy_backward(rows, dlogits, saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin, z_loss_,
+                                 logit_cap_);
+    }
     weight_gradient(dlogits, begin, count, weight_sum);
     projection_.backward_input_partial(dlogits, d.vocab, tp_.partial(scratch_.partial_TH, begin), count);
   };

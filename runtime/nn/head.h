@@ -44,6 +44,9 @@ class Head {
   void norm_rows(const SavedHead<Real>& saved, DevicePtr<Real> out_RH) const;
   /// tp 1: of rows [first, first + count): out [count, vocab], without padding.
   Status logits(const SavedHead<Real>& saved, int64_t first, int64_t count, std::span<float> out);
+  /// Passes that follow: with `by_backward` each forward() is followed by a backward() of the same rows, which may
+  /// leave the losses in place of forward().
+  void leave_losses(bool by_backward) { by_backward_ = by_backward; }
   /// What logits() and backward() could reuse is of an earlier pass, or another head's.
   void forget() { held_ = nullptr; }
 
@@ -74,7 +77,11 @@ class Head {
   DevicePtr<float> local_max_, part_sums_;  // [P, T]
   DevicePtr<float> scale_;                  // [T]
   DevicePtr<float> weight_sums_;  // of parts of the rows (tree_sum.h); null where all logits are there at once
+  /// The loss and its gradient come of one visit of the logits, in backward().
+  bool in_one_visit() const;
+
   float z_loss_ = 0;
+  bool by_backward_ = false;
   DevicePtr<const Real> held_;  // the input whose logits, all rows, are in the buffer
 };
 

@@ -313,6 +313,11 @@ class Model final : public StageModel {
     return {};
   }
 
+  void leave_losses(bool by_backward) override {
+    if (head_) head_->leave_losses(by_backward);
+    for (Module<Real>& module : modules_) module.head.leave_losses(by_backward);
+  }
+
   void token_losses(int64_t slot, std::span<float> losses) const override {
     RT_CHECK(head_.has_value(), "losses are on the last stage");
     RT_CHECK(std::ssize(losses) == loss_rows(), "{} losses of {} rows", losses.size(), loss_rows());

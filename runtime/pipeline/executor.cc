@@ -84,7 +84,7 @@ Status Executor::receive(comm::Comm& comm, DevicePtr<std::byte> tensor, int64_t 
   return tp_.all_gather(part, tensor, bytes, what);
 }
 
-Status Executor::forward(const Action& action, const MicroBatch& batch) {
+Status Executor::forward(const Action& action, const MicroBatch& batch, bool trains) {
   nn::StageModel& model = *chunks_[action.chunk];
   const Place& place = places_[action.chunk];
   const bool is_first = place.before < 0, is_last = place.after < 0;
@@ -101,8 +101,13 @@ Status Executor::forward(const Action& action, const MicroBatch& batch) {
   model.set_sequences(action.slot, batch.rows);
   RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? DevicePtr<std::byte>() : input_, output));
   if (!is_last) return send(activations_, output, place.after, "activations");
-  model.token_losses(action.slot, losses_.room(action.micro_batch * model.loss_rows(), model.loss_rows()));
+  if (!trains) take_losses(action);
   return {};
+}
+
+void Executor::take_losses(const Action& action) {
+  const nn::StageModel& model = *chunks_[action.chunk];
+  model.token_losses(action.slot, losses_.room(action.micro_batch * model.loss_rows(), model.loss_rows()));
 }
 
 void Executor::tell_losses(const OnLosses& on_losses, const OnLosses& on_further) const {
@@ -136,6 +141,7 @@ Status Executor::backward(const Action& action, const MicroBatch& batch, float l
   } else {
     RT_TRY(model.backward_input(action.slot, action.late, batch.tokens, batch.targets, doutput, dinput, loss_scale));
   }
+  if (is_last) take_losses(action);
   if (!is_first) RT_TRY(send(gradients_, dinput, place.before, "gradients"));
   return {};
 }
@@ -143,10 +149,11 @@ Status Executor::backward(const Action& action, const MicroBatch& batch, float l
 Status Executor::train(std::span<const MicroBatch> batches, float loss_scale) {
   RT_CHECK(static_cast<int64_t>(batches.size()) == shape_.micro_batches, "{} micro-batches for a schedule of {}",
            batches.size(), shape_.micro_batches);
+  for (nn::StageModel* const chunk : chunks_) chunk->leave_losses(true);
   for (const Action& action : train_actions_) {
     const MicroBatch& batch = batches[action.micro_batch];
     if (action.kind == ActionKind::kForward) {
-      RT_TRY(forward(action, batch));
+      RT_TRY(forward(action, batch, true));
     } else {
       RT_TRY(backward(action, batch, loss_scale));
     }
@@ -159,7 +166,8 @@ Status Executor::train(std::span<const MicroBatch> batches, float loss_scale) {
 Status Executor::evaluate(std::span<const MicroBatch> batches, const OnLosses& on_losses) {
   RT_CHECK(static_cast<int64_t>(batches.size()) == shape_.micro_batches, "{} micro-batches for a schedule of {}",
            batches.size(), shape_.micro_batches);
-  for (const Action& action : forward_actions_) RT_TRY(forward(action, batches[action.micro_batch]));
+  for (nn::StageModel* const chunk : chunks_) chunk->leave_losses(false);
+  for (const Action& action : forward_actions_) RT_TRY(forward(action, batches[action.micro_batch], false));
   RT_TRY(activations_.wait_sends("end of evaluation"));
   RT_TRY(stream_.settle());
   tell_losses(on_losses);

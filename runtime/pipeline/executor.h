@@ -69,7 +69,9 @@ class Executor {
     size_t ring = 0;                  // of both directions
   };
 
-  Status forward(const Action& action, const MicroBatch& batch);
+  Status forward(const Action& action, const MicroBatch& batch, bool trains);
+  /// Orders a micro-batch's losses to the host, from the last stage.
+  void take_losses(const Action& action);
   Status backward(const Action& action, const MicroBatch& batch, float loss_scale);
   /// The ring's next buffer, once the last send from it has left.
   Result<DevicePtr<std::byte>> room(Ring& ring, comm::Comm& comm, int64_t destination, std::string_view what);

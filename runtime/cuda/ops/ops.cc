@@ -402,6 +402,13 @@ void fill_rows(kernels::Ops<T>& out) {
                      max.address(), sum_exp.address(), target_logit.address());
     });
   };
+  out.cross_entropy = [](Stream& stream, const LogitRows& of, DevicePtr<T> logits, float scale, float z_loss,
+                         DevicePtr<float>, DevicePtr<float>, DevicePtr<float>, DevicePtr<float> loss) {
+    order(stream, "cross_entropy", [&](CudaStream&, Queue& on) {
+      k::cross_entropy<T>(on, logits.address(), of.rows, of.cols, of.valid_cols, of.targets.address(), scale, z_loss,
+                          loss.address());
+    });
+  };
   out.cross_entropy_backward = [](Stream& stream, const LogitRows& of, DevicePtr<T> logits, DevicePtr<const float> max,
                                   DevicePtr<const float> sum_exp, DevicePtr<const float> scale, float z_loss,
                                   float cap) {

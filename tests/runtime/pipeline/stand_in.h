@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -55,7 +56,7 @@ class StandIn final : public nn::StageModel {
     RT_CHECK((input == nullptr) == (stage_ == 0) && (output == nullptr) == (stage_ + 1 == stages_));
     slots_.at(slot) = micro_batch;
     run(ActionKind::kForward, micro_batch, slot, 0, address_of(input), stage_ - 1, address_of(output));
-    loss_ = static_cast<float>(micro_batch);
+    losses_[slot] = static_cast<float>(micro_batch);
     return {};
   }
   Status backward(int64_t slot, const int32_t* tokens, const int32_t*, DevicePtr<const void> doutput,
@@ -78,7 +79,8 @@ class StandIn final : public nn::StageModel {
     slots_[slot] = late_[late] = -1;
     return {};
   }
-  void token_losses(int64_t, std::span<float> losses) const override { losses[0] = loss_; }
+  void leave_losses(bool) override {}
+  void token_losses(int64_t slot, std::span<float> losses) const override { losses[0] = losses_.at(slot); }
   int64_t rows() const override { return 1; }
   int64_t loss_rows() const override { return 1; }
   Status logits(int64_t, std::span<float>) override { return Error{ErrorCode::kUnsupported, "a stand-in"}; }
@@ -115,7 +117,7 @@ class StandIn final : public nn::StageModel {
   int64_t stage_, stages_, chunk_, bytes_, stamps_;
   RankClock& clock_;
   std::vector<int64_t> slots_, late_;  // the micro-batch in each
-  float loss_ = 0;
+  std::map<int64_t, float> losses_;    // of each slot
 };
 
 }  // namespace cairn::pipeline::testing

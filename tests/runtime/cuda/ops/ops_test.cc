@@ -567,6 +567,14 @@ void compare_rows() {
   });
   on.alike(logits, chain_of_sums<T>(kWidth));
 
+  auto all_logits = on.array(normals<T>("whole", kCount));
+  on.run<T>("cross_entropy", [&](Exec<T> e, Side at) {
+    e.cross_entropy({kRows, kWidth, kWidth - 3, 0, at(targets)}, at(all_logits), 0.25f, 1e-3f, at(max), at(sum),
+                    at(scales), at(loss));
+  });
+  on.alike(all_logits, chain_of_sums<T>(kWidth));
+  on.alike(loss, chain_of_sums<float>(kWidth));
+
   on.run<T>("scale_floats", [&](Exec<T> e, Side at) { e.scale_floats(at(more), 0.5f, kCount); });
   on.same(more);
   on.run<T>("clear_floats", [&](Exec<T> e, Side at) { e.clear_floats(at(more), kWidth); });

@@ -150,6 +150,10 @@ int64_t moved(const Given&, Op<"row_sums">, const kernels::LogitRows& of, In<T>,
   return of.rows * (kElem<T> * of.cols + 3 * kFloat + kInt);
 }
 template <typename T>
+int64_t moved(const Given&, Op<"cross_entropy">, const kernels::LogitRows& of, Out<T>, const auto&...) {
+  return 2 * kElem<T> * of.rows * of.cols;
+}
+template <typename T>
 int64_t moved(const Given&, Op<"cross_entropy_backward">, const kernels::LogitRows& of, Out<T>, const auto&...) {
   return of.rows * (2 * kElem<T> * of.cols + 3 * kFloat + kInt);
 }
