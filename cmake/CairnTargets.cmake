@@ -41,8 +41,8 @@ function(_cairn_target_name folder out)
 endfunction()
 
 # With CAIRN_DEVICE_ONLY: what the link to a device, its tests and its bench need.
-set(CAIRN_DEVICE_FOLDERS runtime/core runtime/config runtime/device runtime/cuda runtime/cuda/linked runtime/mesh runtime/plan
-                         ckpt/format ckpt/plan ckpt/snapshot ckpt/copy)
+set(CAIRN_DEVICE_FOLDERS runtime/core runtime/json runtime/config runtime/device runtime/cuda runtime/cuda/linked
+                         runtime/mesh runtime/plan ckpt/format ckpt/plan ckpt/snapshot ckpt/copy)
 macro(_cairn_return_if_left_out folder)
   if(CAIRN_DEVICE_ONLY AND NOT ${folder} IN_LIST CAIRN_DEVICE_FOLDERS)
     return()
