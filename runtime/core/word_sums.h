@@ -26,6 +26,15 @@ constexpr uint64_t shift_word_sums(uint64_t sums, int64_t first) {
 /// The sums of `count` words of which the first one stands at index `first`, at the speed of memory.
 uint64_t word_sums(const std::byte* data, int64_t count, int64_t first = 0);
 
+/// One of the runs whose sums a device takes together. They are cut into chunks: how many stand before this one's.
+struct WordRun {
+  const float* words = nullptr;
+  int64_t count = 0;
+  int64_t first_chunk = 0;
+};
+inline constexpr int64_t kSumChunkWords = int64_t{1} << 18;
+constexpr int64_t sum_chunks(int64_t count) { return (count + kSumChunkWords - 1) / kSumChunkWords; }
+
 /// What word_sums() is, word by word: for tests.
 inline uint64_t word_sums_plain(const std::byte* data, int64_t count, int64_t first = 0) {
   uint32_t low = 0, high = 0;

@@ -1,6 +1,5 @@
 #include "runtime/kernels/cuda/state.h"
 
-#include "runtime/core/word_sums.h"
 #include "runtime/kernels/cuda/map.h"
 
 namespace cairn::kernels::cuda {
@@ -60,13 +59,11 @@ __device__ __forceinline__ typename F::Sum joined(typename F::Sum sum, typename 
   return sum;
 }
 
+/// Sums x[i] and each element a multiple of `step` further on, up to `end`, in packs of N; the last pack may be short.
 template <typename F, int N>
-__global__ void __launch_bounds__(kThreads) sums_of_blocks(const float* x, int64_t count, typename F::Sum* partials) {
-  RT_SHARED(typename F::Sum, room, kWarps);
+__device__ __forceinline__ typename F::Sum sum_of_thread(const float* x, int64_t i, int64_t step, int64_t end) {
   typename F::Sum sum = 0;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * N;
-  int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
-  for (; i + (kLoads - 1) * step + N <= count; i += kLoads * step) {
+  for (; i + (kLoads - 1) * step + N <= end; i += kLoads * step) {
     Pack<float, N> of[kLoads];
 #pragma unroll
     for (int load = 0; load < kLoads; ++load) of[load] = load_pack<N>(x + i + load * step);
@@ -76,14 +73,46 @@ __global__ void __launch_bounds__(kThreads) sums_of_blocks(const float* x, int64
       for (int k = 0; k < N; ++k) sum = F::add(bits_of(of[load].at[k]), i + load * step + k, sum);
     }
   }
-  for (; i + N <= count; i += step) {
+  for (; i + N <= end; i += step) {
     const auto of = load_pack<N>(x + i);
 #pragma unroll
     for (int k = 0; k < N; ++k) sum = F::add(bits_of(of.at[k]), i + k, sum);
   }
-  for (; i < count; ++i) sum = F::add(bits_of(x[i]), i, sum);  // by one thread, of the last pack
+  for (; i < end; ++i) sum = F::add(bits_of(x[i]), i, sum);  // by one thread, of the last pack
+  return sum;
+}
+
+template <typename F, int N>
+__global__ void __launch_bounds__(kThreads) sums_of_blocks(const float* x, int64_t count, typename F::Sum* partials) {
+  RT_SHARED(typename F::Sum, room, kWarps);
+  typename F::Sum sum = sum_of_thread<F, N>(x, (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N,
+                                            static_cast<int64_t>(gridDim.x) * kThreads * N, count);
   sum = joined<F>(sum, room);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+/// A block for each chunk.
+__global__ void __launch_bounds__(kThreads)
+    word_sums_of_chunks(const WordRun* runs, int64_t count, uint64_t* partials) {
+  RT_SHARED(uint64_t, room, kWarps);
+  const int64_t chunk = blockIdx.x;
+  int64_t at = 0;
+  for (int64_t behind = count; behind - at > 1;) {
+    const int64_t middle = (at + behind) / 2;
+    (runs[middle].first_chunk <= chunk ? at : behind) = middle;
+  }
+  const WordRun run = runs[at];
+  const int64_t begin = (chunk - run.first_chunk) * kSumChunkWords;
+  const int64_t end = begin + kSumChunkWords < run.count ? begin + kSumChunkWords : run.count;
+  uint64_t sum;
+  if (reinterpret_cast<uintptr_t>(run.words) % 16 == 0) {
+    sum = sum_of_thread<WordSums, kMany>(run.words, begin + static_cast<int64_t>(threadIdx.x) * kMany,
+                                         int64_t{kThreads} * kMany, end);
+  } else {
+    sum = sum_of_thread<WordSums, 1>(run.words, begin + threadIdx.x, kThreads, end);
+  }
+  sum = joined<WordSums>(sum, room);
+  if (threadIdx.x == 0) partials[chunk] = sum;
 }
 
 template <typename F>
@@ -100,6 +129,14 @@ __global__ void __launch_bounds__(kThreads)
   const uint64_t all = all_blocks<WordSums>(partials, blocks, room);
   if (threadIdx.x != 0 || (clip != nullptr && clip->finite == 0)) return;
   *sum = cairn::add_word_sums(first == 0 ? 0 : *sum, shift_word_sums(all, first));
+}
+/// A block for each run.
+__global__ void __launch_bounds__(kThreads)
+    word_sums_of_runs(const WordRun* runs, const uint64_t* partials, uint64_t* sums) {
+  RT_SHARED(uint64_t, room, kWarps);
+  const WordRun run = runs[blockIdx.x];
+  const uint64_t all = all_blocks<WordSums>(partials + run.first_chunk, sum_chunks(run.count), room);
+  if (threadIdx.x == 0) sums[blockIdx.x] = all;
 }
 __global__ void __launch_bounds__(kThreads) add_counts(const int64_t* partials, int64_t blocks, int64_t* counts) {
   RT_SHARED(int64_t, room, kWarps);
@@ -131,6 +168,15 @@ void add_word_sums(Queue& on, const float* x, int64_t count, int64_t first, cons
                    uint64_t* sum) {
   const int64_t blocks = sum_blocks<WordSums>(on, x, count, partials);
   launch(on, {{1}, {kThreads}}, put_word_sums, partials, blocks, first, clip, sum);
+}
+int sum_runs(CUstream_st* stream, const WordRun* runs, int64_t count, int64_t chunks, uint64_t* partials,
+             uint64_t* sums) {
+  Queue on{stream};
+  if (chunks > 0) {
+    launch(on, {{static_cast<unsigned>(chunks)}, {kThreads}}, word_sums_of_chunks, runs, count, partials);
+  }
+  launch(on, {{static_cast<unsigned>(count)}, {kThreads}}, word_sums_of_runs, runs, partials, sums);
+  return on.error;
 }
 void count_not_finite(Queue& on, const float* x, int64_t count, int64_t* partials, int64_t* counts) {
   const int64_t blocks = sum_blocks<NotFinite>(on, x, count, partials);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "runtime/core/word_sums.h"
 #include "runtime/kernels/clip.h"
 #include "runtime/kernels/cuda/queue.h"
 
@@ -17,6 +18,10 @@ constexpr int64_t kSumBlocks = 1024;
 /// unless `first` is 0. Where `clip` is given and not finite, nothing. partials: [kSumBlocks].
 void add_word_sums(Queue& on, const float* x, int64_t count, int64_t first, const Clip* clip, uint64_t* partials,
                    uint64_t* sum);
+/// sums [count] = word_sums() of each run, in two launches. The table lies on the device, with `chunks` chunks in all,
+/// in order. partials: [chunks]. Gives a cudaError_t, for callers that are not linked to kernels.
+int sum_runs(CUstream_st* stream, const WordRun* runs, int64_t count, int64_t chunks, uint64_t* partials,
+             uint64_t* sums);
 /// counts [1] += elements of x that are NaN or infinite. partials: [kSumBlocks].
 void count_not_finite(Queue& on, const float* x, int64_t count, int64_t* partials, int64_t* counts);
 

@@ -40,6 +40,27 @@ TEST_SUITE("runtime/kernels/cuda/state") {
       });
     }
   }
+  TEST_CASE("checksums of many runs have the bits of the CPU's: of more chunks than one, aligned or not, or empty") {
+    const auto x = normals<float>("x", 2 * kSumChunkWords + 1037);
+    const std::vector<std::pair<int64_t, int64_t>> spans = {
+        {0, 5}, {8, 0}, {3, 1030}, {16, 2 * kSumChunkWords + 7}, {1, kSumChunkWords + 1}, {64, kSumChunkWords}, {9, 1}};
+    in_every_order([&] {
+      OnDevice<float> d_x(x);
+      std::vector<WordRun> runs;
+      std::vector<uint64_t> expected;
+      int64_t chunks = 0;
+      for (const auto& [first, count] : spans) {
+        runs.push_back({d_x.data() + first, count, chunks});
+        chunks += sum_chunks(count);
+        expected.push_back(word_sums(reinterpret_cast<const std::byte*>(x.data() + first), count));
+      }
+      OnDevice<WordRun> table(runs);
+      OnDevice<uint64_t> partials(chunks), sums(std::ssize(runs));
+      CHECK(kernels::cuda::sum_runs(nullptr, table.data(), std::ssize(runs), chunks, partials.data(), sums.data()) ==
+            0);
+      CHECK(sums.values() == expected);
+    });
+  }
   TEST_CASE("numbers that are not finite are counted, and added to what was counted before") {
     std::vector<float> x = normals<float>("x", 5003);
     x[0] = INFINITY;
