@@ -501,11 +501,14 @@ int StreamDouble::copy(void* to, const void* from, int64_t bytes, Stream stream)
       if (!to_device && !captured && !in_use && !waits_for_host) std::memset(to, kSpoilt, size);
       if (captured) return add(*lane, [=] { std::memcpy(to, from, size); });
       coming_.emplace(begin, bytes);
-      return add(*lane, [=, this] {
+      const auto come = [=, this] {
         std::memcpy(to, from, size);
         const auto [first, end] = coming_.equal_range(begin);
         coming_.erase(std::find_if(first, end, [&](const auto& one) { return one.second == bytes; }));
-      });
+      };
+      if (to_device || !passes_) return add(*lane, come);
+      lane->pieces.push_back({.tried = [=, passes = passes_] { return passes(to) && (come(), true); }});
+      return 0;
     }
     if (captured) {
       capture_->invalid = true;
@@ -766,6 +769,11 @@ bool StreamDouble::captures() const {
   return capture_ != nullptr;
 }
 int StreamDouble::plain_call(const std::function<int()>& body) { return call(body); }
+
+void StreamDouble::gate_copies(std::function<bool(const void* host)> passes) {
+  const std::lock_guard lock(mutex_);
+  passes_ = std::move(passes);
+}
 
 // --- for tests
 // --------------------------------------------------------------------------------------------------------

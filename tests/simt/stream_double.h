@@ -116,6 +116,10 @@ class StreamDouble {
   /// Whether a capture goes on.
   bool captures() const;
 
+  /// Copies to pinned memory of the host are done once this says so of where they go: a link that is as slow as a test
+  /// wants. Asked from the thread that does the work.
+  void gate_copies(std::function<bool(const void* host)> passes);
+
   /// Any other call: counted, and refused as all are.
   int plain_call(const std::function<int()>& body);
 
@@ -194,6 +198,7 @@ class StreamDouble {
   std::map<const void*, int64_t> memory_, pinned_;
   std::set<const void*> mapped_;                     // of memory_
   std::multimap<const std::byte*, int64_t> coming_;  // host memory of copies on their way
+  std::function<bool(const void* host)> passes_;
   std::unique_ptr<Capture> capture_;
   Counts counts_;
   std::vector<std::string> misuses_;
