@@ -36,6 +36,7 @@
 #include "runtime/core/word_sums.h"
 #include "runtime/cuda/cuda_link.h"
 #include "runtime/cuda/linked/linked_api.h"
+#include "runtime/cuda/stream.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -106,7 +107,11 @@ class Training {
         gradients_(2 * tensor_bytes),
         activations_(2 * activation_bytes()),
         writer_(arena, 0) {
-    good(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    Result<std::shared_ptr<cuda::Context>> context = cuda::Context::open(cuda::linked_api(), setup.device);
+    RT_CHECK(context.ok(), "{}", context.error().message);
+    work_ = cuda::CudaStream::make(context.value());
+    good(work_->settle());
+    stream_ = work_->handle();
     good(cudaHostAlloc(&pinned_, static_cast<size_t>(tensor_bytes), cudaHostAllocDefault), "cudaHostAlloc");
     good(cudaMemset(activations_.at(), 0, static_cast<size_t>(2 * activation_bytes())), "cudaMemset");
     for (int k : {0, 1}) {
@@ -117,7 +122,7 @@ class Training {
       good(cudaMemcpy(gradients_.at(k * tensor_bytes), bytes.data(), bytes.size(), cudaMemcpyHostToDevice),
            "cudaMemcpy");
     }
-    Result<std::unique_ptr<DeviceLink>> link = make_cuda_link(cuda::linked_api(), setup.device, stream_);
+    Result<std::unique_ptr<DeviceLink>> link = make_cuda_link(cuda::linked_api(), setup.device, {.work = stream_});
     RT_CHECK(link.ok(), "{}", link.error().message);
     const double begin = now_s();
     for (int64_t slot = 0; slot < arena.slots(); ++slot) good(link.value()->use_host(arena.payload(0, slot)));
@@ -131,14 +136,13 @@ class Training {
         group.push_back({DevicePtr(at(shard)), arena.shards(0)[shard].offset, tensor_bytes, shard});
       }
     }
-    copier_->cover(parts_of(groups), kArrays * kTensors);
+    good(copier_->cover(groups, kArrays * kTensors));
     update(/*gated=*/false);
     drain();
   }
   ~Training() {
     copier_.reset();
     cudaFreeHost(pinned_);
-    cudaStreamDestroy(stream_);
   }
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;
@@ -189,7 +193,7 @@ class Training {
       std::vector<DeviceBytes> areas;
       for (int array = 0; array < kArrays; ++array)
         areas.push_back({DevicePtr(at(array * kTensors + t)), tensor_bytes_});
-      if (gated) copier_->order_after_copy(*host_, areas);
+      if (gated) copier_->order_after_copy(*work_, areas);
       for (const DeviceBytes& area : areas)
         within_device(gradients_.at(now_ * tensor_bytes_), address_of(area.first), tensor_bytes_);
     }
@@ -211,12 +215,12 @@ class Training {
   const int64_t tensor_bytes_;
   DeviceMemory state_, gradients_, activations_;
   SnapshotWriter writer_;
-  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<cuda::CudaStream> work_;
+  cudaStream_t stream_ = nullptr;  // its handle
   void* pinned_ = nullptr;
   uint64_t sums_[2] = {};  // of a tensor after an update from either gradient
   int64_t now_ = 0, slot_ = 0, step_ = 0;
   double pin_s_ = 0, complete_s_ = 0;
-  const std::unique_ptr<Stream> host_ = make_cpu_stream();  // in step with the host, which orders the update
   std::unique_ptr<StateCopier> copier_;
 };
 

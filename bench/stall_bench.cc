@@ -137,7 +137,7 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
             {DevicePtr(own + kind * all + t * n).as<std::byte>(), arena.shards(rank)[shard].offset, n * 4, shard});
       }
     }
-    copier.cover(parts_of(groups), 3 * kTensors);
+    RT_CHECK(copier.cover(groups, 3 * kTensors).ok());
   }
   std::vector<uint64_t> sums(3 * kTensors);
   const bool stream = all * 12 > (8 << 20);              // as optim::adamw

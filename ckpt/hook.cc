@@ -161,7 +161,7 @@ Result<std::optional<trainer::Restored>> SharedMemoryHook::restore(std::span<con
     if (!starts_in_slot_) RT_TRY(load(published_bank_, state).with("restoring"));
     found->bank = starts_in_slot_ ? 1 : 0;
   }
-  copier_->cover(parts_to_copy(state), std::ssize(layout_.shards));
+  RT_TRY(copier_->cover(arrays_to_copy(state), std::ssize(layout_.shards)));
   return found;
 }
 
@@ -185,7 +185,7 @@ Status SharedMemoryHook::load(int64_t slot, std::span<const StateTensor> state) 
   return link.settle();
 }
 
-std::vector<CopyPart> SharedMemoryHook::parts_to_copy(std::span<const StateTensor> state) const {
+std::vector<std::vector<CopyArray>> SharedMemoryHook::arrays_to_copy(std::span<const StateTensor> state) const {
   std::map<int64_t, std::vector<CopyArray>> turns;
   int64_t shard = 0;
   for (const StateTensor& item : state) {
@@ -195,7 +195,7 @@ std::vector<CopyPart> SharedMemoryHook::parts_to_copy(std::span<const StateTenso
   }
   std::vector<std::vector<CopyArray>> groups;
   for (auto& [turn, arrays] : turns) groups.push_back(std::move(arrays));
-  return parts_of(groups);
+  return groups;
 }
 
 double SharedMemoryHook::longest_wait_s() const { return std::min(kLongestWaitS, plan_.recipe.restart.deadline_s / 2); }

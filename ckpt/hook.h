@@ -113,7 +113,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   bool may_replicate() const;
   bool copies() const { return plan_.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy; }
   /// Copied state: what is saved of `state`, in the order in which an update overwrites it.
-  std::vector<CopyPart> parts_to_copy(std::span<const trainer::StateTensor> state) const;
+  std::vector<std::vector<CopyArray>> arrays_to_copy(std::span<const trainer::StateTensor> state) const;
   /// Where the banks of this host have what this rank keeps for others; none: they are not all here. The same answer on
   /// every rank of the world.
   Result<std::optional<std::vector<PeerCopy>>> peer_copies(std::span<const trainer::StateTensor> kept_for_others) const;

@@ -1,5 +1,6 @@
 #include "ckpt/copy/state_copier.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -45,25 +46,43 @@ StateCopier::~StateCopier() {
   thread_.join();
 }
 
-int64_t StateCopier::block_bytes() const {
-  if (link_->at_once()) return kCopyBlockBytes;
-  if (!under_way_.load()) return std::numeric_limits<int64_t>::max();
-  return std::max(int64_t{64} << 20, bytes_ / kMostGateCalls);
-}
-
-void StateCopier::cover(std::vector<CopyPart> parts, int64_t shards) {
+Status StateCopier::cover(std::span<const std::vector<CopyArray>> groups, int64_t shards) {
   RT_CHECK(!under_way_.load(), "other parts while a copy is under way");
-  parts_ = std::move(parts);
+  int64_t bytes = 0, together = 1;
+  std::vector<DeviceBytes> arrays;
+  array_shards_.clear();
+  for (const std::vector<CopyArray>& group : groups) {
+    together = std::max(together, std::ssize(group));
+    for (const CopyArray& array : group) {
+      bytes += array.bytes;
+      arrays.push_back({array.from, array.bytes});
+      array_shards_.push_back(static_cast<size_t>(array.shard));
+    }
+  }
+  const int64_t piece_bytes = link_->at_once() ? 0 : link_->piece_bytes(bytes);
+  parts_ = parts_of(groups, link_->at_once() ? kCopyBlockBytes : std::min(kFetchBytes, piece_bytes));
   shards_ = shards;
-  bytes_ = 0;
-  for (const CopyPart& part : parts_) bytes_ += part.bytes;
   sums_.assign(parts_.size(), 0);
-  states_ = std::make_unique<std::atomic<uint32_t>[]>(parts_.size());
-  for (size_t part = 0; part < parts_.size(); ++part) states_[part].store(kRead);
+  pieces_ = std::make_unique<Piece[]>(parts_.size());
+  piece_of_.resize(parts_.size());
+  pieces_count_ = 0;
+  int64_t in_piece = 0;
+  for (size_t part = 0; part < parts_.size(); ++part) {
+    piece_of_[part] = pieces_count_;
+    in_piece += parts_[part].bytes;
+    if (in_piece < piece_bytes && part + 1 < parts_.size()) continue;
+    pieces_[pieces_count_++].end = part + 1;
+    in_piece = 0;
+  }
   by_address_.resize(parts_.size());
   for (size_t part = 0; part < parts_.size(); ++part) by_address_[part] = part;
   std::sort(by_address_.begin(), by_address_.end(),
             [this](size_t a, size_t b) { return parts_[a].from < parts_[b].from; });
+  if (link_->at_once()) return {};
+  constexpr int64_t kAlign = 64;  // as arrays are
+  block_bytes_ = (piece_bytes + together * kAlign - 1) / (together * kAlign) * kAlign;
+  RT_TRY_SET(device_sums_, link_->sum_up(arrays));
+  return {};
 }
 
 Status StateCopier::start(std::byte* slot, Done done) {
@@ -73,10 +92,11 @@ Status StateCopier::start(std::byte* slot, Done done) {
   if (parts_.empty()) return done(std::vector<uint64_t>(static_cast<size_t>(shards_)));
   slot_ = slot;
   done_ = std::move(done);
+  follower_ = nullptr;
   left_.store(std::ssize(parts_));
   under_way_.store(true);
   // The thread may still be looking through the last copy: it takes what it finds open. So this comes last.
-  for (size_t part = 0; part < parts_.size(); ++part) states_[part].store(kOpen, std::memory_order_release);
+  for (size_t piece = 0; piece < pieces_count_; ++piece) pieces_[piece].state.store(kOpen, std::memory_order_release);
   {
     const std::lock_guard lock(mutex_);
     ordered_ = true;
@@ -91,51 +111,66 @@ Status StateCopier::status() const {
 }
 
 Status StateCopier::finish() {
-  for (size_t part = 0; under_way_.load() && part < parts_.size(); ++part) wait_for(part);
+  for (size_t part = 0; link_->at_once() && under_way_.load() && part < parts_.size(); ++part) wait_for(part, kRead);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !under_way_.load(); });
   return failed_;
 }
 
-// Whatever the stream: a part that is on its way has no event that a stream could follow, since the copier's thread
-// asks for parts as they come.
-void StateCopier::order_after_copy(Stream& /*stream*/, std::span<const DeviceBytes> areas) {
+int64_t StateCopier::block_bytes() const {
+  if (link_->at_once()) return kCopyBlockBytes;
+  return under_way_.load(std::memory_order_acquire) ? block_bytes_ : std::numeric_limits<int64_t>::max();
+}
+
+void StateCopier::order_after_copy(Stream& stream, std::span<const DeviceBytes> areas) {
   if (!under_way_.load(std::memory_order_acquire)) return;
   const auto begin = std::chrono::steady_clock::now();
+  const bool on_host = link_->at_once() || stream.device().kind == DeviceKind::kCpu;
+  size_t pieces = 0;  // that the areas reach into, and all before
   for (const DeviceBytes& area : areas) {
     auto part = std::partition_point(by_address_.begin(), by_address_.end(),
                                      [&](size_t p) { return parts_[p].from + parts_[p].bytes <= area.first; });
-    for (; part != by_address_.end() && parts_[*part].from < area.first + area.size; ++part) wait_for(*part);
+    for (; part != by_address_.end() && parts_[*part].from < area.first + area.size; ++part) {
+      if (on_host) wait_for(piece_of_[*part], kRead);
+      pieces = std::max(pieces, piece_of_[*part] + 1);
+    }
+  }
+  if (!on_host && pieces > 0 && (follower_ != &stream || followed_ < pieces)) {
+    wait_for(pieces - 1, kOrdered);
+    stream.follow(pieces_[pieces - 1].mark);
+    follower_ = &stream;
+    followed_ = pieces;
   }
   waited_ns_ += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
 }
 
 bool StateCopier::take(size_t part) {
   uint32_t open = kOpen;
-  return states_[part].compare_exchange_strong(open, kTaken);
+  return pieces_[part].state.compare_exchange_strong(open, kTaken);
 }
 
-void StateCopier::wait_for(size_t part) {
-  if (link_->at_once() && take(part)) {
-    const Result<bool> fetched = fetch(part);
-    if (!fetched.ok()) fail(fetched.error());
+void StateCopier::wait_for(size_t piece, State state) {
+  if (link_->at_once() && take(piece)) {
+    if (const Status fetched = fetch(piece); !fetched.ok()) fail(fetched.error());
     return;
   }
-  for (uint32_t seen; (seen = states_[part].load(std::memory_order_acquire)) != kRead;) states_[part].wait(seen);
+  std::atomic<uint32_t>& of = pieces_[piece].state;
+  for (uint32_t seen; (seen = of.load(std::memory_order_acquire)) < state;) of.wait(seen);
 }
 
-Result<bool> StateCopier::fetch(size_t part) {
+/// Copies a part that is taken, where the link copies at once.
+Status StateCopier::fetch(size_t part) {
   const CopyPart& p = parts_[part];
   RT_TRY_SET(const std::optional<uint64_t> sums, link_->fetch({p.from, p.bytes}, slot_ + p.offset));
-  if (!sums) return false;
-  let_overwrite(part);
+  RT_CHECK(sums.has_value(), "a link that copies at once left {} bytes on their way", p.bytes);
+  reach(part, kRead);
   note(part, *sums);
-  return true;
+  return {};
 }
 
-void StateCopier::let_overwrite(size_t part) {
-  states_[part].store(kRead, std::memory_order_release);
-  states_[part].notify_all();
+void StateCopier::reach(size_t piece, State state) {
+  pieces_[piece].state.store(state, std::memory_order_release);
+  pieces_[piece].state.notify_all();
 }
 
 void StateCopier::note(size_t part, uint64_t sums) {
@@ -146,7 +181,11 @@ void StateCopier::note(size_t part, uint64_t sums) {
     uint64_t& sum = of_shards[static_cast<size_t>(parts_[k].shard)];
     sum = add_word_sums(sum, shift_word_sums(sums_[k], parts_[k].word));
   }
-  Status told = done_(of_shards);
+  complete(of_shards);
+}
+
+void StateCopier::complete(std::span<const uint64_t> sums) {
+  Status told = done_(sums);
   {
     const std::lock_guard lock(mutex_);
     if (failed_.ok()) failed_ = std::move(told);
@@ -155,53 +194,71 @@ void StateCopier::note(size_t part, uint64_t sums) {
   changed_.notify_all();
 }
 
-/// Nobody needs the parts any more: who waits goes on, and is told by the next call.
+/// Nobody needs the parts any more: the update goes on, and the next call returns the error.
 void StateCopier::fail(const Error& error) {
   {
     const std::lock_guard lock(mutex_);
     if (failed_.ok()) failed_ = error;
-    failing_ = true;
     under_way_.store(false);
   }
-  for (size_t part = 0; part < parts_.size(); ++part) let_overwrite(part);
+  for (size_t piece = 0; piece < pieces_count_; ++piece) reach(piece, kRead);
   changed_.notify_all();
 }
 
-void StateCopier::copy_all() {
-  std::deque<size_t> coming, there;  // on their way; on the host, without sums
-  const auto arrive = [&]() -> Status {
-    RT_TRY(link_->arrive());
-    let_overwrite(coming.front());
-    there.push_back(coming.front());
-    coming.pop_front();
+Status StateCopier::copy_parts() {
+  for (size_t part = 0; part < parts_.size() && !stopping_; ++part) {
+    if (take(part)) RT_TRY(fetch(part));
+  }
+  return {};
+}
+
+Status StateCopier::copy_pieces() {
+  if (device_sums_) RT_TRY(link_->take_sums());
+  size_t part = 0, arrived = 0, arrived_parts = 0;
+  const auto arrive_next = [&]() -> Status {
+    RT_TRY(arrive(arrived));
+    arrived_parts = pieces_[arrived++].end;
     return {};
   };
-  const auto attempt = [&]() -> Status {
-    for (size_t part = 0;;) {
-      // Before a sum is taken, which is slower than a device copies: neither it nor the update waits for sums.
-      while (!coming.empty()) {
-        RT_TRY_SET(const bool is_there, link_->has_arrived());
-        if (!is_there) break;
-        RT_TRY(arrive());
-      }
-      for (; std::ssize(coming) < link_->depth() && part < parts_.size() && !stopping_ && !failing_; ++part) {
-        if (!take(part)) continue;
-        RT_TRY_SET(const bool is_there, fetch(part));
-        if (!is_there) coming.push_back(part);
-      }
-      if (stopping_) there.clear();  // nobody wants their sums
-      if (!there.empty()) {
-        const size_t summed = there.front();
-        there.pop_front();
-        note(summed, word_sums(slot_ + parts_[summed].offset, parts_[summed].bytes / 4));
-      } else if (!coming.empty()) {
-        RT_TRY(arrive());
-      } else {
-        return {};
-      }
+  for (size_t piece = 0; piece < pieces_count_ && !stopping_; ++piece) {
+    for (; part < pieces_[piece].end; ++part) {
+      while (arrived < piece && static_cast<int64_t>(part - arrived_parts) >= link_->depth()) RT_TRY(arrive_next());
+      RT_TRY(link_->fetch({parts_[part].from, parts_[part].bytes}, slot_ + parts_[part].offset));
     }
-  };
-  if (const Status copied = attempt(); !copied.ok()) fail(copied.error());
+    RT_TRY_SET(pieces_[piece].mark, link_->mark());
+    reach(piece, kOrdered);
+  }
+  while (arrived < pieces_count_ && !stopping_) RT_TRY(arrive_next());
+  if (device_sums_ && !stopping_) {
+    std::vector<uint64_t> of_shards(static_cast<size_t>(shards_));
+    const std::span<const uint64_t> of_arrays = link_->sums();
+    for (size_t array = 0; array < array_shards_.size(); ++array) of_shards[array_shards_[array]] = of_arrays[array];
+    complete(of_shards);
+    return {};
+  }
+  for (size_t k = 0; k < parts_.size() && !stopping_; ++k)
+    note(k, word_sums(slot_ + parts_[k].offset, parts_[k].bytes / 4));
+  return {};
+}
+
+Status StateCopier::arrive(size_t piece) {
+  using std::chrono::microseconds;
+  const std::shared_ptr<const Event> mark = pieces_[piece].mark;
+  const auto begun = std::chrono::steady_clock::now();
+  const std::chrono::milliseconds deadline(link_->deadline_ms());
+  for (microseconds nap(50); mark != nullptr && !stopping_; nap = std::min(2 * nap, microseconds(1000))) {
+    RT_TRY_SET(const bool there, link_->has_arrived(*mark));
+    if (there) break;
+    if (deadline.count() > 0 && std::chrono::steady_clock::now() - begun >= deadline) {
+      return Error{ErrorCode::kTimeout, fmt::format("copying a snapshot to the host: piece {} of {} has not arrived "
+                                                    "after {} ms",
+                                                    piece + 1, pieces_count_, deadline.count())};
+    }
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, nap, [this] { return stopping_.load(); });
+  }
+  reach(piece, kRead);
+  return {};
 }
 
 void StateCopier::run(int nice) {
@@ -216,7 +273,8 @@ void StateCopier::run(int nice) {
       ordered_ = false;
     }
     if (stopping_) return;
-    copy_all();
+    const Status copied = link_->at_once() ? copy_parts() : copy_pieces();
+    if (!copied.ok()) fail(copied.error());
   }
 }
 

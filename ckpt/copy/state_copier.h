@@ -1,21 +1,24 @@
 #pragma once
 // Copies a rank's state into a slot that outlives the process, out of memory that no other process can read or that
-// dies with it. Copies beside training, in the order in which the next update overwrites, and takes checksums in the
-// same pass.
+// dies with it. Copies beside training, in the order in which the next update overwrites, with checksums.
 //
-// Life of a copy: 1. start(): the copier's thread takes part after part. 2. An update about to overwrite a part waits
-// for it (CopyGate). If nobody has begun it and the link copies at once, the update copies it itself: the part is then
-// in its caches, and a copier without a core delays nobody. 3. The thread that reads the last part calls `done`. With a
-// link to a device some parts are on their way at a time; their sums are taken from the host's copy, for which the
-// device does not wait.
+// Life of a copy whose link copies at once (host memory): 1. start(): the copier's thread takes part after part, with
+// its sums in the same pass. 2. An update about to overwrite a part waits for it (CopyGate). A part that the thread has
+// not begun is copied by the update: it is then in its caches, and a copier without a core delays nobody. 3. The thread
+// that reads the last part calls `done`.
 //
-// Threads: start(), finish() and order_after_copy() are the owner's; `done` is called on the owner's thread or the
-// copier's own.
+// Life of a copy from a device: 1. start(): the copier's thread orders the sums and then all parts on the link's
+// stream, as far as the link's depth allows, with a mark behind each piece of some parts. 2. An update that is about to
+// overwrite a part is ordered behind the mark of its piece: the device waits, not the host. 3. The copier's thread
+// waits for the marks, each with the link's deadline, and calls `done`. Where the link takes no sums, the thread takes
+// them from the host's copy.
+//
+// Threads: start(), finish(), block_bytes() and order_after_copy() are the owner's; `done` is called on the owner's
+// thread or the copier's own.
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -29,8 +32,8 @@
 
 namespace cairn::ckpt {
 
-/// Of what is copied: so much at once.
-inline constexpr int64_t kCopyBlockBytes = int64_t{1} << 20;
+/// Copied at once: of host memory, and by a device, where copies of training come in between.
+inline constexpr int64_t kCopyBlockBytes = int64_t{1} << 20, kFetchBytes = int64_t{8} << 20;
 
 /// Of the copier's thread, which gives way to training.
 inline constexpr int kCopyNice = 10;
@@ -49,7 +52,7 @@ struct CopyArray {
   int64_t shard = 0;
 };
 /// The parts of such groups in the order in which they are overwritten.
-std::vector<CopyPart> parts_of(std::span<const std::vector<CopyArray>> groups, int64_t block_bytes = kCopyBlockBytes);
+std::vector<CopyPart> parts_of(std::span<const std::vector<CopyArray>> groups, int64_t block_bytes);
 
 class StateCopier final : public CopyGate {
  public:
@@ -62,8 +65,9 @@ class StateCopier final : public CopyGate {
   StateCopier(const StateCopier&) = delete;
   StateCopier& operator=(const StateCopier&) = delete;
 
-  /// What is copied from now on; no copy is under way. Parts do not overlap and are copied in this order.
-  void cover(std::vector<CopyPart> parts, int64_t shards);
+  /// What is copied from now on; no copy is under way. Arrays do not overlap and are copied in this order. Errors:
+  /// those of the link.
+  Status cover(std::span<const std::vector<CopyArray>> groups, int64_t shards);
 
   /// Begins to copy all parts to `slot`. finish() has been called for the copy before.
   Status start(std::byte* slot, Done done);
@@ -81,29 +85,45 @@ class StateCopier final : public CopyGate {
   int64_t waited_ns() const override { return waited_ns_.load(); }
 
  private:
-  enum State : uint32_t { kOpen, kTaken, kRead };
+  /// How far a piece is; at_once() each part is one. kOrdered: its mark can be followed.
+  enum State : uint32_t { kOpen, kTaken, kOrdered, kRead };
+  struct Piece {
+    size_t end = 0;  // behind its last part
+    std::atomic<uint32_t> state = kRead;
+    std::shared_ptr<const Event> mark;
+  };
   void run(int nice);
-  void copy_all();
+  Status copy_parts();
+  Status copy_pieces();
+  Status arrive(size_t piece);
   bool take(size_t part);
-  /// Fetches a part that is taken; false while it is on its way.
-  Result<bool> fetch(size_t part);
+  Status fetch(size_t part);
   void note(size_t part, uint64_t sums);
-  void let_overwrite(size_t part);
+  void complete(std::span<const uint64_t> sums);
+  void reach(size_t piece, State state);
   void fail(const Error& error);
-  void wait_for(size_t part);
+  /// Until the piece has come so far; at_once() the caller may copy it itself.
+  void wait_for(size_t piece, State state);
 
   std::unique_ptr<DeviceLink> link_;
   std::vector<CopyPart> parts_;
   std::vector<size_t> by_address_;  // into parts_, by CopyPart::from
+  std::vector<size_t> piece_of_;    // of the parts
   std::vector<uint64_t> sums_;      // of the parts
+  std::vector<size_t> array_shards_;
   int64_t shards_ = 0;
-  int64_t bytes_ = 0;  // of all parts
-  std::unique_ptr<std::atomic<uint32_t>[]> states_;  // of the parts
+  size_t pieces_count_ = 0;
+  std::unique_ptr<Piece[]> pieces_;
+  int64_t block_bytes_ = kCopyBlockBytes;  // while a copy is under way
+  bool device_sums_ = false;
   std::byte* slot_ = nullptr;
   Done done_;
   std::atomic<int64_t> left_ = 0;  // parts without sums
-  std::atomic<bool> under_way_ = false, stopping_ = false, failing_ = false;
+  std::atomic<bool> under_way_ = false, stopping_ = false;
   std::atomic<int64_t> waited_ns_ = 0;
+  const Stream* follower_ =
+      nullptr;  // of the piece before followed_: the next one of a copy comes behind all before it
+  size_t followed_ = 0;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

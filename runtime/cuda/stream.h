@@ -69,6 +69,7 @@ class CudaStream final : public Stream {
   void keep(Error error);
   /// No error so far, of what the runtime has told.
   bool ok() const { return failed_.ok(); }
+  const Status& status() const { return failed_; }
 
   /// Between the host and the device or on it, as `kind` says (kToHost, ...).
   void copy(void* to, const void* from, int64_t bytes, int kind);

@@ -17,15 +17,17 @@ class CopyGate {
  public:
   virtual ~CopyGate() = default;
 
-  /// How much of an array is best overwritten at once: more would wait for more. All where nothing is copied.
+  /// How much of each array is best overwritten at once now: more would wait for more. All of it where no copy is under
+  /// way, if the device copies by itself.
   virtual int64_t block_bytes() const = 0;
 
   /// What the stream is asked for from now on comes behind the reading of these bytes by the copy under way, if there
-  /// is one. For a stream that does its work at once the call waits until they are read. Never fails: a copy that has
-  /// failed needs nothing any more, and whoever ordered it is told.
+  /// is one. A device's stream follows an event: the call waits for nothing but the order of the copy itself. For a
+  /// stream that does its work at once the call waits until they are read. Never fails: a copy that has failed needs
+  /// nothing any more, and the next snapshot reports it.
   virtual void order_after_copy(Stream& stream, std::span<const DeviceBytes> areas) = 0;
 
-  /// How long all calls of order_after_copy() have taken.
+  /// How long all calls of order_after_copy() have waited. It leaves out what a device's stream waits.
   virtual int64_t waited_ns() const = 0;
 };
 

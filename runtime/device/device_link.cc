@@ -1,8 +1,15 @@
 #include "runtime/device/device_link.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace cairn {
+
+int64_t DeviceLink::piece_bytes(int64_t copy_bytes) const {
+  // Few enough that an update is ordered by some tens of blocks, and so large that a block is worth a launch.
+  constexpr int64_t kLeast = int64_t{64} << 20, kMostPieces = 64;
+  return std::max(kLeast, (copy_bytes + kMostPieces - 1) / kMostPieces);
+}
 
 Status DeviceLink::fill(std::span<const DeviceBytes> device, const Write& write) {
   std::vector<std::vector<std::byte>> host;

@@ -9,7 +9,8 @@ void WorkShapes::raise(const WorkShapes& other) {
        {&WorkShapes::rows, &WorkShapes::norm_width, &WorkShapes::bias_width, &WorkShapes::head_rows,
         &WorkShapes::head_width, &WorkShapes::row_parts, &WorkShapes::score_heads, &WorkShapes::score_queries,
         &WorkShapes::score_width, &WorkShapes::state_elems, &WorkShapes::state_cols, &WorkShapes::state_runs,
-        &WorkShapes::gradient_runs, &WorkShapes::told_width, &WorkShapes::given_bytes, &WorkShapes::gives}) {
+        &WorkShapes::gradient_runs, &WorkShapes::copied_arrays, &WorkShapes::copied_bytes, &WorkShapes::told_width,
+        &WorkShapes::given_bytes, &WorkShapes::gives}) {
     this->*member = std::max(this->*member, other.*member);
   }
   for (const AttentionShape& of : other.attention) {

@@ -17,19 +17,20 @@ namespace cairn {
 
 /// The largest work of a run's kernels, from which a device knows what they need beside their arguments.
 struct WorkShapes {
-  int64_t rows = 0;                            // of arrays that are summed over their rows
-  int64_t norm_width = 0, bias_width = 0;      // of those: norms, biases
-  int64_t head_rows = 0, head_width = 0;       // of norms of heads: rows that are summed, and sums
-  int64_t row_parts = 1;                       // of their sums, where those are trees
-  int64_t score_heads = 0;                     // of attention whose largest scores are kept: heads of all its samples
-  int64_t score_queries = 0, score_width = 0;  // of each; channels
-  int64_t state_elems = 0, state_cols = 0;     // most elements of a call and widest matrix, for rules that add them up
-  int64_t state_runs = 0;                      // of such a call, for rules that take several
-  int64_t gradient_runs = 0;                   // whose squares are summed
-  int64_t told_width = 0;                      // of rows that the host is told as floats
-  int64_t given_bytes = 0;                     // of Stream::give() without room, from one settle() to the next
-  int64_t gives = 0;                           // how many
-  std::vector<AttentionShape> attention;       // of training, those alone for which a library might have kernels
+  int64_t rows = 0;                             // of arrays that are summed over their rows
+  int64_t norm_width = 0, bias_width = 0;       // of those: norms, biases
+  int64_t head_rows = 0, head_width = 0;        // of norms of heads: rows that are summed, and sums
+  int64_t row_parts = 1;                        // of their sums, where those are trees
+  int64_t score_heads = 0;                      // of attention whose largest scores are kept: heads of all its samples
+  int64_t score_queries = 0, score_width = 0;   // of each; channels
+  int64_t state_elems = 0, state_cols = 0;      // most elements of a call and widest matrix, for rules that add them up
+  int64_t state_runs = 0;                       // of such a call, for rules that take several
+  int64_t gradient_runs = 0;                    // whose squares are summed
+  int64_t copied_arrays = 0, copied_bytes = 0;  // of a snapshot that a link copies, which takes their checksums
+  int64_t told_width = 0;                       // of rows that the host is told as floats
+  int64_t given_bytes = 0;                      // of Stream::give() without room, from one settle() to the next
+  int64_t gives = 0;                            // how many
+  std::vector<AttentionShape> attention;        // of training, those alone for which a library might have kernels
 
   void raise(const WorkShapes& other);
 };

@@ -12,6 +12,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/plan/model_tensors.h"
 #include "runtime/plan/schedule.h"
+#include "runtime/trainer/state.h"
 
 namespace cairn::trainer {
 namespace {
@@ -119,6 +120,10 @@ WorkShapes work_shapes(const Plan& plan, int64_t rank) {
   // Runs of gradients that begin at zero: between matrices, and around them.
   out.gives += 1;
   out.given_bytes += (std::ssize(of.tensors) + 1) * static_cast<int64_t>(sizeof(kernels::ElemRun));
+  for (const StateTensor& saved : kept_tensors(plan, of, true)) {
+    ++out.copied_arrays;
+    out.copied_bytes += saved.bytes;
+  }
   // The update's: the runs, the squared norm, what the clip is made of.
   out.gives += 3;
   out.given_bytes += out.gradient_runs * static_cast<int64_t>(sizeof(kernels::ElemRun)) +

@@ -10,7 +10,8 @@ if(NOT CAIRN_SANITIZE)
        ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/*_test.cc ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/ops/*_test.cc
        ${CMAKE_CURRENT_SOURCE_DIR}/runtime/kernels/cuda/*_test.cc)
   add_library(cairn_simt_tests OBJECT ${tests})
-  target_link_libraries(cairn_simt_tests PUBLIC cairn_doctest_main cairn_simt cairn_runtime_kernels cairn_runtime_comm)
+  target_link_libraries(cairn_simt_tests PUBLIC cairn_doctest_main cairn_simt cairn_runtime_kernels cairn_runtime_comm
+                                                cairn_ckpt_copy)
 
   file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/runtime/kernels/cuda/*.cu)
   list(APPEND kernels ${CMAKE_CURRENT_SOURCE_DIR}/simt/planted.cu
@@ -23,7 +24,7 @@ if(NOT CAIRN_SANITIZE)
     target_compile_options(cairn_simt_${name} PRIVATE -ffp-contract=off -Wno-unknown-pragmas ${ARGN})
     add_executable(simt_${name}_tests ${CMAKE_CURRENT_SOURCE_DIR}/simt/${reports})
     target_link_libraries(simt_${name}_tests PRIVATE cairn_simt_tests cairn_runtime_cuda_ops cairn_simt_${name}
-                          cairn_doctest_main cairn_simt cairn_runtime_kernels cairn_runtime_comm)
+                          cairn_doctest_main cairn_simt cairn_runtime_kernels cairn_runtime_comm cairn_ckpt_copy)
     add_dependencies(simt_${name}_tests cairn_cudart_of_13 cairn_cudart_of_12 cairn_nccl_of_22809 cairn_nccl_of_21705)
     foreach(source ${tests})
       get_filename_component(stem ${source} NAME_WE)

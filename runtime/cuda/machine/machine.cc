@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "runtime/core/check.h"
-#include "runtime/cuda/cuda_link.h"
 
 namespace cairn::cuda {
 
@@ -36,7 +35,8 @@ CudaMachine::~CudaMachine() = default;
 std::vector<int64_t> CudaMachine::own_blocks(const WorkShapes& work) const {
   std::vector<int64_t> out = {kernels_.scratch_bytes(work), options_.product_bytes,
                               CudaStream::given_room(work.given_bytes, work.gives),
-                              attention_ ? attention_workspace_bytes(work.attention) : 0};
+                              attention_ ? attention_workspace_bytes(work.attention) : 0,
+                              sum_room_bytes(work.copied_arrays, work.copied_bytes)};
   if (options_.sums.total_bytes() > 0) out.insert(out.end(), {options_.sums.own_bytes, options_.sums.beside_bytes});
   return out;
 }
@@ -70,9 +70,10 @@ Status CudaMachine::take_own(const WorkShapes& work) {
   RT_TRY_SET(product_room_, Buffer::allocate(device(), own[1]));
   RT_TRY_SET(given_, Buffer::allocate(device(), own[2]));
   RT_TRY_SET(attention_room_, Buffer::allocate(device(), own[3]));
-  if (own.size() > 4) {
-    RT_TRY_SET(sums_, Buffer::allocate(device(), own[4]));
-    RT_TRY_SET(sums_beside_, Buffer::allocate(device(), own[5]));
+  RT_TRY_SET(checksums_, Buffer::allocate(device(), own[4]));
+  if (own.size() > 5) {
+    RT_TRY_SET(sums_, Buffer::allocate(device(), own[5]));
+    RT_TRY_SET(sums_beside_, Buffer::allocate(device(), own[6]));
   }
   stream_->use_scratch(scratch_.all());
   stream_->use_blas(*blas_, product_room_.all());
@@ -94,7 +95,11 @@ Status CudaMachine::plan_attention(const WorkShapes& work) {
 }
 
 Result<std::unique_ptr<DeviceLink>> CudaMachine::make_link() {
-  return make_cuda_link(context_->api(), options_.index, stream_->handle());
+  return make_cuda_link(
+      context_->api(), options_.index,
+      {.work = stream_->handle(), .deadline_ms = options_.deadline_ms, .sum_runs = kernels_.sum_runs, .room = [this] {
+         return checksums_.all();
+       }});
 }
 
 }  // namespace cairn::cuda

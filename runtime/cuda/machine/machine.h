@@ -7,6 +7,7 @@
 
 #include "runtime/cuda/arena.h"
 #include "runtime/cuda/blas.h"
+#include "runtime/cuda/cuda_link.h"
 #include "runtime/cuda/cudnn_attention.h"
 #include "runtime/cuda/heap.h"
 #include "runtime/cuda/stream.h"
@@ -26,6 +27,7 @@ struct KernelTables {
   const kernels::StateOps* state = nullptr;
   int64_t (*scratch_bytes)(const WorkShapes& work) = nullptr;  // of a stream
   const kernels::cuda::RankSums* rank_sums = nullptr;
+  SumRuns sum_runs = nullptr;  // kernels::cuda::sum_runs
   /// Attention by cuDNN, on this device; null where the module was built without.
   Result<AttentionBuilder> (*cudnn)(const Api& api, int index) = nullptr;
 };
@@ -73,7 +75,7 @@ class CudaMachine final : public Machine {
  private:
   CudaMachine(const KernelTables& kernels, const MachineOptions& options) : kernels_(kernels), options_(options) {}
   /// Blocks of the machine's own, in the order in which reserve() takes them: for kernels, products, given numbers,
-  /// attention by cuDNN, sums over ranks.
+  /// attention by cuDNN, checksums of snapshots, sums over ranks.
   std::vector<int64_t> own_blocks(const WorkShapes& work) const;
   Status take_own(const WorkShapes& work);
   /// Plans of attention by cuDNN, and a line in the log for what it does not take. Errors: it takes nothing.
@@ -87,7 +89,7 @@ class CudaMachine final : public Machine {
   std::unique_ptr<Heap> heap_;    // after allow()
   WorkShapes allowed_;
   std::unique_ptr<AttentionPlans> attention_;
-  Buffer scratch_, product_room_, given_, attention_room_, sums_, sums_beside_;
+  Buffer scratch_, product_room_, given_, attention_room_, checksums_, sums_, sums_beside_;
   std::unique_ptr<CudaStream> stream_;  // waits for its work before the memory goes
 };
 

@@ -7,6 +7,7 @@
 #endif
 #include "runtime/cuda/linked/linked_api.h"
 #include "runtime/cuda/ops/ops.h"
+#include "runtime/kernels/cuda/state.h"
 
 namespace cairn::cuda {
 
@@ -22,6 +23,7 @@ const Module cairn_cuda_module = {
               .state = &state_ops(),
               .scratch_bytes = &scratch_bytes,
               .rank_sums = &kernels::cuda::rank_sums(),
+              .sum_runs = &kernels::cuda::sum_runs,
 #ifdef CAIRN_CUDNN
               .cudnn = &open_cudnn
 #endif

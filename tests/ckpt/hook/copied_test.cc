@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <mutex>
+#include <thread>
 #include <tuple>
 
 #include "runtime/plan/activations.h"
@@ -76,26 +78,32 @@ struct Overtaken {
   std::atomic<int64_t> by_update{0}, pieces{0};
 };
 
-/// A device that takes its time: pieces come one by one, and are what is there when they come. Counts those that come
-/// when the update has already changed some that came before.
+/// A device that takes its time: of what was fetched one comes each time that the copier looks, and is what is there
+/// then. Counts those that come when the update has already changed some that came before. `held`: none comes.
 class LateLink : public DeviceLink {
  public:
-  LateLink(Overtaken& seen, std::chrono::microseconds delay) : seen_(seen), delay_(delay) {}
+  explicit LateLink(Overtaken& seen, const std::atomic<bool>* held = nullptr) : seen_(seen), held_(held) {}
   Status use_host(std::span<std::byte>) override { return {}; }
   Status follow_work() override {
     arrived_.clear();
     return {};
   }
   bool at_once() const override { return false; }
-  int64_t depth() const override { return 2; }
+  int64_t depth() const override { return 16; }
+  int64_t piece_bytes(int64_t) const override { return 4000; }
   Result<std::optional<uint64_t>> fetch(DeviceBytes device, std::byte* host) override {
     coming_.push_back({{address_of(device.first), static_cast<size_t>(device.size)}, host});
+    ++fetched_;
     return std::optional<uint64_t>();
   }
-  Status arrive() override {
-    std::this_thread::sleep_for(delay_);
+  Result<std::shared_ptr<const Event>> mark() override {
+    return std::shared_ptr<const Event>(std::make_shared<Mark>(fetched_));
+  }
+  Result<bool> has_arrived(const Event& mark) override {
+    const int64_t wanted = static_cast<const Mark&>(mark).fetches;
+    if (come_ >= wanted || (held_ != nullptr && *held_)) return come_ >= wanted;
     const auto [device, host] = coming_.front();
-    coming_.erase(coming_.begin());
+    coming_.pop_front();
     std::memcpy(host, device.data(), device.size());
     ++seen_.pieces;
     const bool changed = std::any_of(arrived_.begin(), arrived_.end(), [](const auto& piece) {
@@ -103,7 +111,7 @@ class LateLink : public DeviceLink {
     });
     seen_.by_update += changed ? 1 : 0;
     arrived_.emplace_back(device, std::vector<std::byte>(device.begin(), device.end()));
-    return {};
+    return ++come_ >= wanted;
   }
   Status store(std::span<const std::byte> host, DevicePtr<std::byte> device) override {
     std::memcpy(address_of(device), host.data(), host.size());
@@ -112,17 +120,22 @@ class LateLink : public DeviceLink {
   Status settle() override { return {}; }
 
  private:
+  struct Mark final : Event {
+    explicit Mark(int64_t fetches) : fetches(fetches) {}
+    const int64_t fetches;  // before it
+  };
   Overtaken& seen_;
-  std::chrono::microseconds delay_;
-  std::vector<std::pair<std::span<const std::byte>, std::byte*>> coming_;
+  const std::atomic<bool>* held_;
+  int64_t fetched_ = 0, come_ = 0;
+  std::deque<std::pair<std::span<const std::byte>, std::byte*>> coming_;
   std::vector<std::pair<std::span<const std::byte>, std::vector<std::byte>>> arrived_;
 };
 
 /// Also lists what is asked of it, in order.
 class ListingLink final : public LateLink {
  public:
-  ListingLink(Overtaken& seen, std::vector<DevicePtr<std::byte>>& asked)
-      : LateLink(seen, std::chrono::microseconds(0)), asked_(asked) {}
+  ListingLink(Overtaken& seen, std::vector<DevicePtr<std::byte>>& asked) : LateLink(seen), asked_(asked) {}
+  int64_t piece_bytes(int64_t bytes) const override { return bytes; }
   Result<std::optional<uint64_t>> fetch(DeviceBytes device, std::byte* host) override {
     asked_.push_back(device.first);
     return LateLink::fetch(device, host);
@@ -158,7 +171,7 @@ TEST_SUITE("ckpt/hook/copied") {
       // Lives that end right before or in an update begin with a copy that an update went on beside.
       const std::vector<Death> deaths = {{Moment::kForward, 4, 0}, {Moment::kBegun, 6, variant.world - 1}};
       const Told copies = train(plan_for(copied(recipe), variant.world), deaths, nullptr,
-                                [&] { return std::make_unique<LateLink>(seen, std::chrono::microseconds(200)); });
+                                [&] { return std::make_unique<LateLink>(seen); });
       CHECK(copies.steps == banks.steps);
       CHECK(copies.banks == banks.banks);
       CHECK(seen.by_update > 0);
@@ -299,8 +312,7 @@ TEST_SUITE("ckpt/hook/copied") {
 
     // What only a link can reach is copied back.
     Overtaken seen;
-    const auto [by_link, own_bank, by_copy] =
-        begin([&] { return std::make_unique<LateLink>(seen, std::chrono::microseconds(1)); });
+    const auto [by_link, own_bank, by_copy] = begin([&] { return std::make_unique<LateLink>(seen); });
     CHECK(by_link.banks.empty());
     CHECK_FALSE(by_link.peer_copies.has_value());
     CHECK(own_bank == 0);

@@ -18,9 +18,8 @@ class FarLink final : public DeviceLink {
   Status use_host(std::span<std::byte>) override { return {}; }
   Status follow_work() override { return {}; }
   bool at_once() const override { return false; }
-  int64_t depth() const override { return 1; }
   Result<std::optional<uint64_t>> fetch(DeviceBytes, std::byte*) override { return std::optional<uint64_t>(); }
-  Status arrive() override { return {}; }
+  Result<bool> has_arrived(const Event&) override { return true; }
   Status store(std::span<const std::byte> host, DevicePtr<std::byte> device) override {
     coming_.push_back({{host.begin(), host.end()}, device});
     return {};

@@ -26,6 +26,7 @@
 #include "runtime/core/check.h"
 #include "runtime/cuda/machine/module.h"
 #include "runtime/cuda/ops/ops.h"
+#include "runtime/kernels/cuda/state.h"
 #include "tests/simt/attention_double.h"
 #include "tests/simt/blas_double.h"
 #include "tests/simt/cuda_api.h"
@@ -140,6 +141,7 @@ const Module cairn_cuda_module = {
               .state = &state_ops(),
               .scratch_bytes = &scratch_bytes,
               .rank_sums = &kernels::cuda::rank_sums(),
+              .sum_runs = &kernels::cuda::sum_runs,
               .cudnn = [](const Api&, int) -> Result<AttentionBuilder> { return simt::doubles().attention.builder(); }};
     }};
 

@@ -44,13 +44,13 @@ void train(int fd) {
   cudaStream_t work = nullptr;
   RT_CHECK(cudaMalloc(reinterpret_cast<void**>(&state), kShards * kShardBytes) == cudaSuccess);
   RT_CHECK(cudaStreamCreateWithFlags(&work, cudaStreamNonBlocking) == cudaSuccess);
-  std::unique_ptr<DeviceLink> link = make_cuda_link(cuda::linked_api(), 0, work).value();
+  std::unique_ptr<DeviceLink> link = make_cuda_link(cuda::linked_api(), 0, {.work = work}).value();
   for (int64_t slot = 0; slot < arena.slots(); ++slot) RT_CHECK(link->use_host(arena.payload(0, slot)).ok());
   StateCopier copier(std::move(link), 0);
   std::vector<std::vector<CopyArray>> groups;
   for (int64_t k = 0; k < kShards; ++k)
     groups.push_back({{DevicePtr(state + k * kShardBytes), arena.shards(0)[k].offset, kShardBytes, k}});
-  copier.cover(parts_of(groups), kShards);
+  RT_CHECK(copier.cover(groups, kShards).ok());
   SnapshotWriter writer(arena, 0);
   for (int64_t step = 1;; ++step) {
     for (int64_t k = 0; k < kShards; ++k) {

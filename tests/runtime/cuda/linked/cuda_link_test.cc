@@ -79,13 +79,13 @@ std::vector<std::byte> noise(int64_t bytes, uint64_t seed = 0) {
 }
 
 std::unique_ptr<DeviceLink> link_to_device(cudaStream_t work = nullptr) {
-  auto link = make_cuda_link(cuda::linked_api(), device_number(), work);
+  auto link = make_cuda_link(cuda::linked_api(), device_number(), {.work = work});
   REQUIRE_OK(link);
   return std::move(link).value();
 }
 
-std::vector<CopyPart> parts_of_one(std::byte* from, int64_t offset, int64_t bytes) {
-  return parts_of(std::vector<std::vector<CopyArray>>{{{DevicePtr(from), offset, bytes, 0}}});
+std::vector<std::vector<CopyArray>> only(std::byte* from, int64_t offset, int64_t bytes) {
+  return {{{DevicePtr(from), offset, bytes, 0}}};
 }
 
 StateCopier::Done tells(std::atomic<uint64_t>& sums) {
@@ -131,7 +131,7 @@ TEST_SUITE("runtime/cuda") {
     }
     {
       StateCopier copier(std::move(link), 0);
-      copier.cover(parts_of_one(device.data, 64, kBytes), 1);
+      REQUIRE(copier.cover(only(device.data, 64, kBytes), 1).ok());
       for (int round = 0; round < 3; ++round) {
         std::memset(slot.base, 0, static_cast<size_t>(slot.bytes));
         std::atomic<uint64_t> told = 0;
@@ -162,7 +162,7 @@ TEST_SUITE("runtime/cuda") {
       auto link = link_to_device(work);
       REQUIRE(link->use_host(slot.all()).ok());
       StateCopier copier(std::move(link), 0);
-      copier.cover(parts_of_one(device.data, 0, kBytes), 1);
+      REQUIRE(copier.cover(only(device.data, 0, kBytes), 1).ok());
       for (int value = 1; value < 10; ++value) {
         for (int again = 0; again < 16; ++again) cudaMemsetAsync(device.data, 0xee, kBytes, work);
         REQUIRE(cudaMemsetAsync(device.data, value, kBytes, work) == cudaSuccess);
@@ -191,7 +191,7 @@ TEST_SUITE("runtime/cuda") {
     auto link = link_to_device(work.handle);
     REQUIRE(link->use_host(slot.all()).ok());
     StateCopier copier(std::move(link), 0);
-    copier.cover(parts_of_one(device.data, 0, kBytes), 1);
+    REQUIRE(copier.cover(only(device.data, 0, kBytes), 1).ok());
     for (int step = 0; step < 8; ++step) {
       std::atomic<uint64_t> sums = 0;
       REQUIRE(copier.start(slot.base, tells(sums)).ok());
@@ -206,6 +206,7 @@ TEST_SUITE("runtime/cuda") {
       CHECK(std::memcmp(slot.base, before.data(), before.size()) == 0);
       CHECK(sums == word_sums(before.data(), kBytes / 4));
     }
+    REQUIRE(cudaStreamSynchronize(work.handle) == cudaSuccess);  // before memory goes that the last update writes
   }
 
   TEST_CASE("work in the default CUDA stream does not wait for a copy") {
@@ -217,15 +218,16 @@ TEST_SUITE("runtime/cuda") {
     REQUIRE(link->use_host(slot.all()).ok());
     REQUIRE(cudaMemset(other.data, 1, 4096) == cudaSuccess);  // the first one may load what the runtime needs for it
     REQUIRE(cudaStreamSynchronize(nullptr) == cudaSuccess);
-    for (int64_t piece = 0; piece < link->depth(); ++piece) {
+    std::vector<std::shared_ptr<const Event>> marks;
+    for (int64_t piece = 0; piece < 8; ++piece) {
       REQUIRE(link->fetch({DevicePtr(device.data), kBytes}, slot.base).ok());
+      marks.push_back(link->mark().value());
     }
     REQUIRE(cudaMemset(other.data, 1, 4096) == cudaSuccess);
     REQUIRE(cudaStreamSynchronize(nullptr) == cudaSuccess);
-    int64_t there = 0;
-    for (; there < link->depth() && link->has_arrived().value(); ++there) REQUIRE(link->arrive().ok());
-    CHECK(there < link->depth());
-    for (; there < link->depth(); ++there) REQUIRE(link->arrive().ok());
+    CHECK_FALSE(link->has_arrived(*marks.back()).value());
+    REQUIRE(link->settle().ok());
+    CHECK(link->has_arrived(*marks.back()).value());
   }
 
   TEST_CASE("memory that cannot be pinned is copied to all the same, and stays whose it is") {
@@ -241,7 +243,7 @@ TEST_SUITE("runtime/cuda") {
       REQUIRE(link->use_host(slot.all()).ok());
       CHECK(cudaGetLastError() == cudaSuccess);  // the trainer's next look finds nothing
       StateCopier copier(std::move(link), 0);
-      copier.cover(parts_of_one(device.data, 0, kBytes), 1);
+      REQUIRE(copier.cover(only(device.data, 0, kBytes), 1).ok());
       std::atomic<uint64_t> sums = 0;
       REQUIRE(copier.start(slot.base, tells(sums)).ok());
       REQUIRE(copier.finish().ok());
@@ -262,7 +264,7 @@ TEST_SUITE("runtime/cuda") {
       {
         auto link = link_to_device();
         REQUIRE(link->use_host(slot.all()).ok());
-        for (int64_t piece = 0; piece < link->depth(); ++piece) {
+        for (int64_t piece = 0; piece < 8; ++piece) {
           REQUIRE(link->fetch({DevicePtr(device.data + (piece << 20)), 1 << 20}, slot.base + (piece << 20)).ok());
         }
       }

@@ -28,7 +28,7 @@ Status live(std::byte* device, std::span<std::byte> from, std::span<std::byte> s
   RT_TRY(link->store(from, DevicePtr(device)));
   RT_TRY(link->settle());
   StateCopier copier(std::move(link), 0);
-  copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{DevicePtr(device), 0, kBytes, 0}}}), 1);
+  RT_TRY(copier.cover(std::vector<std::vector<CopyArray>>{{{DevicePtr(device), 0, kBytes, 0}}}, 1));
   for (int round = 0; round < 2; ++round) {
     RT_TRY(copier.start(slot.data(), [&](std::span<const uint64_t> told) {
       sums.push_back(told[0]);
@@ -106,7 +106,7 @@ TEST_SUITE("runtime/cuda") {
       auto link = make_cuda_link(cuda::linked_api(), kDevice).value();
       REQUIRE(link->use_host({slot, kBytes}).ok());
       StateCopier copier(std::move(link), 0);
-      copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{DevicePtr(device), 0, kBytes, 0}}}), 1);
+      REQUIRE(copier.cover(std::vector<std::vector<CopyArray>>{{{DevicePtr(device), 0, kBytes, 0}}}, 1).ok());
       std::atomic<bool> done = false;
       const auto tells = [&](std::span<const uint64_t>) {
         done = true;

@@ -10,6 +10,7 @@
 #include "runtime/cuda/machine/machine.h"
 #include "runtime/cuda/ops/ops.h"
 #include "runtime/cuda/staged/staged_engine.h"
+#include "runtime/kernels/cuda/state.h"
 #include "runtime/trainer/staging_rooms.h"
 #include "tests/ckpt/hook/mortal_run.h"
 #include "tests/runtime/cuda/cuda_machine.h"
@@ -42,6 +43,7 @@ class TrainedDouble {
         .state = &cuda::state_ops(),
         .scratch_bytes = &cuda::scratch_bytes,
         .rank_sums = &kernels::cuda::rank_sums(),
+        .sum_runs = &kernels::cuda::sum_runs,
         .cudnn = [](const cuda::Api&, int) -> Result<cuda::AttentionBuilder> { return library_->builder(); }};
     return cuda::CudaMachine::open(runtime.api(), products.api(), tables,
                                    {.index = static_cast<int>(rank),
