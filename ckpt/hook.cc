@@ -231,14 +231,19 @@ Status SharedMemoryHook::agent_lives() const {
   return Error{ErrorCode::kUnavailable, "the agent that writes the checkpoints is gone"};
 }
 
-Result<std::optional<int64_t>> SharedMemoryHook::slot_for_copy(bool must) {
+Result<std::optional<int64_t>> SharedMemoryHook::slot_for_copy(bool must, bool waits) {
+  const std::vector<SlotView> now = arena_.views();
+  if (!waits && published_bank_ >= 0 && !now[published_bank_].whole) {
+    RT_TRY(copier_->status());
+    return std::optional<int64_t>();
+  }
+  RT_TRY(copier_->finish());
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(longest_wait_s());
   const int64_t last = published_bank_;
   for (;;) {
     const std::vector<SlotView> views = arena_.views();
     if (const std::optional<int64_t> slot = choose_slot_for_copy(views, last)) return slot;
-    // Other ranks may still be at the last copy, which their update waits for; the disk nobody waits for but at the
-    // end.
+    // Other ranks may still be at the last copy; only the end waits for the disk.
     const bool late = std::chrono::steady_clock::now() > deadline;
     if (!must && (late || last < 0 || views[last].whole)) return std::optional<int64_t>();
     if (late && last >= 0 && !views[last].reserved) {
@@ -317,6 +322,24 @@ bool SharedMemoryHook::may_replicate() const {
   });
 }
 
+void SharedMemoryHook::say_what_copies_cost(int64_t step) {
+  if (cost_said_) return;
+  const int64_t now_ns = clock_.now_ns();
+  const int64_t copied = std::exchange(copied_step_, step), begun_ns = std::exchange(copied_ns_, now_ns);
+  if (copied == 0) return;
+  cost_said_ = true;
+  const int64_t steps = step - copied;
+  const std::string each = fmt::format(
+      "a snapshot copies {} MiB of a rank's state beside training, in {:.3g} s, where a step takes {:.3g} s",
+      layout_.bytes >> 20, static_cast<double>(copy_ns_.load()) * 1e-9,
+      static_cast<double>(now_ns - begun_ns) * 1e-9 / static_cast<double>(steps));
+  if (stats_.left_out == 0) {
+    spdlog::info("{}", each);
+  } else {
+    spdlog::info("snapshots are taken each {} steps, and those that are due in between are left out: {}", steps, each);
+  }
+}
+
 Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool last) {
   RT_CHECK(rank_ == options_.decides, "decide() on rank {}", rank_);
   arena_.keep_news(position.step, position.metrics);
@@ -337,9 +360,12 @@ Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool l
       order.persist || order.replicate || (config.snapshot_steps > 0 && position.step % config.snapshot_steps == 0);
   if (order.snapshot && copies()) {
     const int64_t begin_ns = clock_.now_ns();
-    RT_TRY(copier_->finish());
-    RT_TRY_SET(const std::optional<int64_t> slot, slot_for_copy(must));
+    const bool needed = order.persist || order.replicate;
+    RT_TRY_SET(const std::optional<int64_t> slot, slot_for_copy(must, needed || copier_->link().at_once()));
     order.snapshot = slot.has_value();
+    order.left_out = !order.snapshot;
+    stats_.left_out += order.left_out ? 1 : 0;
+    if (order.snapshot && !copier_->link().at_once()) say_what_copies_cost(position.step);
     order.persist = order.persist && order.snapshot;
     order.replicate = order.replicate && order.snapshot;
     if (slot) {
@@ -392,8 +418,9 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
     arena_.control().replica[slot].store(position.step, std::memory_order_release);
   if (copies()) {
     const int64_t stood_ns = pause_ns_ + clock_.now_ns() - begin_ns - copier_->waited_ns();
-    const auto publish = [this, slot, order, step = position.step, text,
-                          stood_ns](std::span<const uint64_t> copied) -> Status {
+    const auto publish = [this, slot, order, step = position.step, text, stood_ns,
+                          begun_ns = clock_.now_ns()](std::span<const uint64_t> copied) -> Status {
+      copy_ns_.store(clock_.now_ns() - begun_ns);
       const int64_t lost_ns = stood_ns + copier_->waited_ns();
       RT_TRY(SnapshotWriter(arena_, rank_).publish(slot, incarnation_, step, text, copied, lost_ns));
       tell(order, step);

@@ -9,10 +9,14 @@
 // is complete on all ranks, writes it, frees it.
 //
 // With checkpoint.snapshot_by = "copy" the state is the trainer's, and the arena's banks hold copies of it (copy/).
-// decide() picks the slot, and snapshot() begins to copy into it; the thread that copies the last part
-// publishes it. The copy before is done by then: the update between has waited for it. When every slot is on its way to
-// the disk, the snapshot is left out. After a restart the first update reads the slot and writes the trainer's memory;
-// only what a link alone can reach is copied back.
+// decide() picks the slot, and snapshot() begins to copy into it; the thread that copies the last part publishes it.
+// Where the link copies at once (host memory) the copy before is done by then: the update between has waited for it. A
+// device copies for itself, as long as it takes. A snapshot that is due while the copy before is under way on any rank
+// of this host is left out, except one that a save, another host or the end of the run needs: that one waits. So a step
+// beside snapshots waits for nothing on the host. (A rank of another host that still copies makes snapshot() wait
+// there: the rank that decides sees its own host's slots.) When every slot is on its way to the disk, the snapshot is
+// left out too. After a restart the first update reads the slot and writes the trainer's memory; only what a link alone
+// can reach is copied back.
 //
 // On several hosts each has an arena of its own ranks. A rank of the host that leads decides for all, since that host's
 // agent asks for saves and stops in its own arena; on each other host its lowest rank reserves the bank there. No rank
@@ -29,6 +33,7 @@
 //
 // Threads: one hook per rank, used by one thread.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -73,6 +78,7 @@ struct SnapshotStats {
   int64_t snapshots = 0, persists = 0;
   int64_t put_off = 0;   // saves that were due and came later
   int64_t in_place = 0;  // updates that gave up waiting for a bank
+  int64_t left_out = 0;  // snapshots that were due, of copied state: the copy before was under way, or no slot was free
   double last_ms = 0;    // training stood still on this rank
 };
 
@@ -119,8 +125,10 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   Result<std::optional<std::vector<PeerCopy>>> peer_copies(std::span<const trainer::StateTensor> kept_for_others) const;
   /// The state that lies in a slot, into memory of the trainer which only the link can reach.
   Status load(int64_t slot, std::span<const trainer::StateTensor> state);
-  /// The slot of the next copy, or none; `must`: waits for one to be free.
-  Result<std::optional<int64_t>> slot_for_copy(bool must);
+  /// The slot of the next copy, or none; `waits`: for the copy before to be whole; `must`: for a slot to be free.
+  Result<std::optional<int64_t>> slot_for_copy(bool must, bool waits);
+  /// Once, when the second snapshot begins.
+  void say_what_copies_cost(int64_t step);
   Status agent_lives() const;
   Status find_kept(std::span<const trainer::StateTensor> state);
   Status keep_copy(int64_t slot, int64_t step, std::string_view position, std::span<const trainer::StateTensor> state);
@@ -134,16 +142,19 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   HookOptions options_;
   uint64_t incarnation_ = 0;
   SlotLayout layout_;
-  std::unique_ptr<DiskPager> pager_;   // of banks on a disk
-  std::vector<GuardedPages> guarded_;  // banks and weights, in which the device works
-  bool attached_ = false;              // memory() was asked: the trainer's banks are the arena's
-  bool starts_in_slot_ = false;        // copied state: the first update reads the snapshot where it lies
-  int64_t published_bank_ = -1;        // of the newest snapshot; the next update or copy must not write it
-  int64_t begun_bank_ = -1;            // that the last update wrote, or the last copy
-  int64_t pause_ns_ = 0;               // of the step under way
-  bool save_pending_ = false;          // due, and put off
-  bool replica_pending_ = false;       // the same of a copy to another host
-  int64_t promised_step_ = 0;          // newest step that is to be on disk
+  std::unique_ptr<DiskPager> pager_;         // of banks on a disk
+  std::vector<GuardedPages> guarded_;        // banks and weights, in which the device works
+  bool attached_ = false;                    // memory() was asked: the trainer's banks are the arena's
+  bool starts_in_slot_ = false;              // copied state: the first update reads the snapshot where it lies
+  int64_t published_bank_ = -1;              // of the newest snapshot; the next update or copy must not write it
+  int64_t begun_bank_ = -1;                  // that the last update wrote, or the last copy
+  int64_t pause_ns_ = 0;                     // of the step under way
+  bool save_pending_ = false;                // due, and put off
+  bool replica_pending_ = false;             // the same of a copy to another host
+  int64_t promised_step_ = 0;                // newest step that is to be on disk
+  int64_t copied_step_ = 0, copied_ns_ = 0;  // of the first copy: its step, and when it was decided on
+  std::atomic<int64_t> copy_ns_ = 0;         // that the last complete copy took
+  bool cost_said_ = false;
   SnapshotStats stats_;
   std::vector<int64_t> kept_;            // of HookOptions::ward: by shard, which of the rank's state it is
   std::unique_ptr<StateCopier> copier_;  // of copied state; last: its thread publishes

@@ -1540,7 +1540,7 @@ const Block& checkpoint_block() {
               .written(Form::kEveryStep, {&every_block()})
               .says("which steps a killed rank can restart from",
                     "They stay in shared memory where training left them; that costs nothing, so the default is every "
-                    "step.")
+                    "step. On CUDA they are copied there, as often as copies end.")
               .like("T.every { steps = 1 }"),
           bound("replicate", &CheckpointConfig::replicate_steps, "replicate_steps")
               .range(0, kMany)
@@ -1565,7 +1565,8 @@ const Block& checkpoint_block() {
                   "copied. copy: the state is each rank's own, updated in place, and after the step it is copied "
                   "beside the next forward and backward; the next update waits for what it overwrites, tensor by "
                   "tensor. The same bits. A killed rank restarts from the newest step whose copy is complete, at most "
-                  "one before the last. Costs the memory of the state once more, and time: it is for devices whose "
+                  "one before the last. On CUDA a step that is due while the copy before is under way is left out, so "
+                  "it may be more. Costs the memory of the state once more, and time: it is for devices whose "
                   "memory no other process can read, not for CPUs. Not with optimizer.offload. auto: banks on a CPU, "
                   "copy on CUDA, where banks is refused."),
           items("keep", &CheckpointConfig::keep, keep_block())

@@ -294,7 +294,7 @@ void print_report(const History& history, const fs::path& run, bool as_json, boo
   std::vector<double> losses, step_ms, lost_ms, speeds;
   double valid = NAN;
   std::vector<std::pair<std::string, double>> valid_sources;
-  int64_t snapshots = 0;
+  int64_t snapshots = 0, left_out = 0;
   double lost_total = 0;
   std::map<std::string, double> split_ms;  // of all steps
   for (const telemetry::StepMetrics& step : steps) {
@@ -304,8 +304,9 @@ void print_report(const History& history, const fs::path& run, bool as_json, boo
     if (step.checkpoint_lost_ms > 0) {
       lost_ms.push_back(step.checkpoint_lost_ms);
       lost_total += step.checkpoint_lost_ms;
-      ++snapshots;
+      snapshots += step.snapshot_left_out ? 0 : 1;
     }
+    left_out += step.snapshot_left_out ? 1 : 0;
     if (step.valid_loss) {
       valid = *step.valid_loss;
       valid_sources = step.valid_source_loss;
@@ -325,6 +326,7 @@ void print_report(const History& history, const fs::path& run, bool as_json, boo
              {"step_ms_median", number(typical_ms)},
              {"split_ms", split_ms},
              {"snapshots", snapshots},
+             {"snapshots_left_out", left_out},
              {"snapshot_ms_median", number(median(lost_ms))},
              {"checkpoint_lost_ms", lost_total},
              {"saves", saves.size()},
@@ -379,6 +381,7 @@ void print_report(const History& history, const fs::path& run, bool as_json, boo
   if (!steps.empty()) {
     fmt::print("  checkpoints    {} snapshots, {:.2f} ms of training lost to each ({:.2f} s in all)", snapshots,
                lost_ms.empty() ? 0.0 : median(lost_ms), lost_total / 1000);
+    if (left_out > 0) fmt::print("; {} more were due and left out", left_out);
     if (!saves.empty())
       fmt::print("; {} saved to disk in {:.2f} s each, in the background", saves.size(), median(saves));
     fmt::print("\n");

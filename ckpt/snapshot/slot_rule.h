@@ -32,13 +32,15 @@
 // the step that is copied and sends its choice with the step's order; a rank begins to copy when it has published its
 // copy before.
 //   (1c) The copy goes into a slot that is not reserved, nor the newest whole one, nor the one of the copy before,
-//   which
-//        may not be whole yet. When there is none, it waits until the copy before is whole on all ranks; then the
-//        snapshot is left out, but for one that must be: that waits for the agent, and may at last take the newest
-//        whole slot while another whole one is reserved.
+//        which may not be whole yet. While the copy before is not whole on all ranks of the host that decides, a
+//        device's snapshot is left out, except one that is to be persisted or copied to another host, or is the last.
+//        Such a one, and each snapshot of host memory, waits for its rank's own copy. When there is no slot, it waits
+//        until the copy before is whole on all ranks; then the snapshot is left out, except one that must be: that
+//        waits for the agent, and may at last take the newest whole slot while another whole one is reserved.
 // The newest whole slot is left alone until a newer one is whole on all ranks, whichever rank lags behind: it can be
-// restored at any time. With a copy of each step it is at most one step before the last that all ranks have completed:
-// a rank that begins to copy a step has published its copy of the one before.
+// restored at any time. It is at most two copies old: a rank that begins to copy a step has published its copy before.
+// With a copy of each step it is at most one step before the last that all ranks have completed; where a device's copy
+// takes n steps, at most 2 n.
 //
 // After a kill the agent drops reservations of slots that did not become whole (nobody will complete them).
 

@@ -52,6 +52,7 @@ json to_json(const StepMetrics& m) {
               {"tokens_per_s", finite(m.tokens_per_s)},
               {"step_ms", finite(m.step_ms)},
               {"checkpoint_lost_ms", finite(m.checkpoint_lost_ms)}};
+  if (m.snapshot_left_out) out["snapshot_left_out"] = true;
   if (m.mtp_loss) out["mtp_loss"] = finite(*m.mtp_loss);
   if (m.valid_loss) out["valid_loss"] = finite(*m.valid_loss);
   for (const auto& [name, loss] : m.valid_source_loss) out["valid_source_loss"][name] = finite(loss);
@@ -99,6 +100,7 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
   number("checkpoint_lost_ms", out.checkpoint_lost_ms);
   if (!wrong.empty())
     return Error{ErrorCode::kCorrupt, fmt::format("metrics field \"{}\" is missing or no number", wrong)};
+  out.snapshot_left_out = in.contains("snapshot_left_out") && in["snapshot_left_out"] == true;
   const auto optional = [&](const char* name, std::optional<double>& into) {
     if (in.contains(name)) number(name, into.emplace());
   };

@@ -28,7 +28,8 @@ struct StepMetrics {
   std::optional<double> mtp_loss;  // model.mtp: the mean of its modules' losses, each a mean over its own targets
   double grad_norm = 0, lr = 0;
   double tokens_per_s = 0, step_ms = 0;
-  double checkpoint_lost_ms = 0;  // the rank stood still for a snapshot
+  double checkpoint_lost_ms = 0;   // the rank stood still for a snapshot
+  bool snapshot_left_out = false;  // one was due, and the copy before was under way or no slot was free
   std::optional<double> valid_loss;
   std::vector<std::pair<std::string, double>> valid_source_loss;  // of the sources that have validation windows
   std::optional<double> end_loss;                                 // the run's last step: of its batch, after its update

@@ -55,6 +55,7 @@ struct StepOrder {
   bool snapshot = false;   // this step is to be restorable: its bank is published and not written by the next update
   bool persist = false;    // and written to disk
   bool replicate = false;  // and copied to another host
+  bool left_out = false;   // a snapshot was due and is not taken; only the rank that decides knows
   int64_t slot = 0;        // of a hook that copies, which chose it: where to. Below 2^32
 };
 
@@ -83,7 +84,7 @@ struct Restored {
 
 /// Two kinds of hook. With banks, an update that has written one leaves nothing to copy. With copies, for state that no
 /// other process can read or that dies with its process, the trainer's one bank is updated in place. snapshot() then
-/// begins a copy that runs beside the next forward and backward; the next update waits, piece by piece, for what it
+/// begins a copy that runs beside the next forward and backward; the next update comes, piece by piece, behind what it
 /// overwrites (StateMemory::gate). At a restart the first update reads the copy, if this process can, and writes the
 /// trainer's bank.
 ///

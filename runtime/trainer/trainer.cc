@@ -706,6 +706,7 @@ Result<StepOrder> Run::agree_on_order(bool last) {
     paused_ms_ += ms_since(asked);
     if (decided.ok()) {
       const StepOrder& o = decided.value();
+      metrics_.snapshot_left_out = o.left_out;
       wire = (o.stop ? 1 : 0) | (o.snapshot ? 2 : 0) | (o.persist ? 4 : 0) | (o.replicate ? 8 : 0) | o.slot << 4;
     } else {
       wire = -1;
@@ -716,7 +717,11 @@ Result<StepOrder> Run::agree_on_order(bool last) {
   if (!refused.ok()) return std::move(refused).error();
   if (wire < 0)
     return Error{ErrorCode::kStopped, fmt::format("rank {} could not decide on the checkpoint", env_.decides)};
-  return StepOrder{(wire & 1) != 0, (wire & 2) != 0, (wire & 4) != 0, (wire & 8) != 0, wire >> 4};
+  return StepOrder{.stop = (wire & 1) != 0,
+                   .snapshot = (wire & 2) != 0,
+                   .persist = (wire & 4) != 0,
+                   .replicate = (wire & 8) != 0,
+                   .slot = wire >> 4};
 }
 
 void Run::finish_trace(bool last) {

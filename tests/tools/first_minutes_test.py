@@ -196,6 +196,19 @@ class FirstMinutesTest(ProgramTest):
             self.assertGreater(len(said[0]), 30)
             self.assertRegex("\n".join(said), r"\n +└─+\n +step 1 +1000\n")
 
+    def test_a_report_counts_the_snapshots_that_were_left_out(self):
+        lines = [{"schema": 1, "run": "r"}]
+        for step in range(1, 7):
+            lines.append({"step": step, "samples": step, "tokens": step, "time": 1.7e9 + step, "loss": 1, "grad_norm": 1, "lr": 1e-3,
+                          "tokens_per_s": 1, "step_ms": 1, "checkpoint_lost_ms": 0.5})
+            if step % 3 > 0:
+                lines[-1]["snapshot_left_out"] = True
+        self.write("run/metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        told = self.cairn_json("report", "run")
+        self.assertEqual((told["snapshots"], told["snapshots_left_out"]), (2, 4))
+        self.assertIn("2 snapshots, 0.50 ms of training lost to each (0.00 s in all); 4 more were due and left out",
+                      self.cairn("report", "run").stdout)
+
 
 if __name__ == "__main__":
     main()

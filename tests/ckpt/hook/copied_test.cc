@@ -206,6 +206,102 @@ TEST_SUITE("ckpt/hook/copied") {
     }
   }
 
+  TEST_CASE("a due snapshot is left out while any rank of the host still copies, and one that must be waits") {
+    constexpr int64_t kRanks = 3;
+    Recipe recipe = copied(short_recipe(true, true));
+    recipe.batch = {.samples = 6, .micro = 1};
+    const Plan plan = plan_for(recipe, kRanks);
+    const TempDir dir;
+    Agent agent(plan, fresh_run_id(), dir.path);
+    REQUIRE(agent.begin().ok());
+    const SystemClock clock;
+    Overtaken seen;
+    std::atomic<bool> held[kRanks] = {};
+    std::vector<std::unique_ptr<SharedMemoryHook>> hooks;
+    std::vector<trainer::TrainState> states;
+    std::vector<std::vector<trainer::StateTensor>> own;
+    for (int64_t r = 0; r < kRanks; ++r) {
+      const RankPlan rank = plan.rank(r);
+      hooks.push_back(
+          SharedMemoryHook::make(plan, r, *agent.arena, clock,
+                                 {.make_link = [&seen, of = &held[r]] { return std::make_unique<LateLink>(seen, of); }})
+              .value());
+      const trainer::StateMemory memory = hooks[r]
+                                              ->memory(trainer::kept_tensors(plan, rank, true),
+                                                       trainer::kept_tensors(plan, rank, false), rank.weight_bytes)
+                                              .value();
+      states.push_back(trainer::TrainState::allocate(plan, rank, memory, Device{}).value());
+      states[r].initialize(*make_cpu_stream(), plan, rank);
+      own.push_back(states[r].tensors(plan, rank, 0));
+      REQUIRE(hooks[r]->restore(own[r]).ok());
+    }
+    const auto decide = [&](int64_t step, bool last = false) {
+      for (const auto& hook : hooks) REQUIRE(hook->begin_update(0, step).ok());
+      return hooks[0]->decide(position_at(step), last).value();
+    };
+    const auto snapshot = [&](const trainer::StepOrder& order, int64_t step, int64_t r) {
+      REQUIRE(order.snapshot);
+      REQUIRE(hooks[r]->snapshot(order, position_at(step), 0, own[r], {}).ok());
+    };
+    const auto snapshots = [&](int64_t step) {
+      const trainer::StepOrder order = decide(step);
+      for (int64_t r = 0; r < kRanks; ++r) snapshot(order, step, r);
+      return order.slot;
+    };
+    const auto wait_for = [&](int64_t slot, int64_t step) {
+      for (;;) {
+        const SlotView view = agent.arena->views()[static_cast<size_t>(slot)];
+        if (view.whole && view.step == step) return;
+        std::this_thread::yield();
+      }
+    };
+    const auto newest = [&] {
+      const std::vector<SlotView> views = agent.arena->views();
+      return views[static_cast<size_t>(newest_whole(views).value())].step;
+    };
+
+    wait_for(snapshots(1), 1);
+    int64_t step = 2, left_out = 0;
+    for (const int64_t slow : {2, 0}) {  // another rank, and the one that decides
+      CAPTURE(slow);
+      const int64_t whole = newest();
+      held[slow] = true;
+      const int64_t slot = snapshots(step++);
+      for (int again = 0; again < 2; ++again) {
+        const trainer::StepOrder order = decide(step++);
+        CHECK_FALSE(order.snapshot);
+        CHECK(order.left_out);
+        CHECK(hooks[0]->stats().left_out == ++left_out);
+        CHECK(newest() == whole);
+      }
+      held[slow] = false;
+      wait_for(slot, step - 3);
+    }
+
+    held[0] = held[2] = true;
+    snapshots(step++);
+    std::atomic<int> passed = 0;
+    std::thread deciding([&] {
+      const trainer::StepOrder order = decide(step, true);
+      ++passed;
+      CHECK(order.persist);
+      std::thread others([&] {
+        for (const int64_t r : {1, 2}) snapshot(order, step, r);
+        ++passed;
+      });
+      snapshot(order, step, 0);
+      held[2] = false;
+      others.join();
+    });
+    CHECK(passed == 0);
+    held[0] = false;
+    deciding.join();
+    CHECK(passed == 2);
+    for (const auto& hook : hooks) hook->release();
+    CHECK(newest() == step);
+    CHECK(hooks[0]->stats().left_out == left_out);
+  }
+
   TEST_CASE("state is copied in the order in which an update overwrites it") {
     Recipe recipe = copied(short_recipe(true, true));
     recipe.optimizer.kind = OptimizerKind::kAdafactor;

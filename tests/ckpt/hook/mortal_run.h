@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "tests/ckpt/hook/fake_run.h"
@@ -42,6 +43,7 @@ class MortalHook final : public trainer::CheckpointHook {
     return hook_.next_bank(current);
   }
   Status begin_update(int64_t bank, int64_t step) override {
+    RT_TRY(here(Moment::kUpdated, step - 1));  // whose snapshot was left out
     RT_TRY(hook_.begin_update(bank, step));
     RT_TRY(here(Moment::kBegun, step));
     // The first update may read what others save: they are done with it when the last begins.
@@ -79,6 +81,7 @@ struct Told {
   std::map<int64_t, std::pair<double, double>> steps;  // loss and gradient norm
   std::vector<std::vector<std::byte>> banks;           // of the last snapshot, by rank
   std::map<int64_t, int64_t> allocated, on_device;     // of the last life, by rank
+  std::set<int64_t> left_out;                          // steps whose snapshot was due and not taken
   std::function<void(int64_t step)> on_step;           // after each, on rank 0
 };
 
@@ -152,6 +155,7 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
         env.on_step = [&](const telemetry::StepMetrics& m) {
           told->steps[m.step] = {m.loss,
                                  std::isnan(m.grad_norm) ? -1 : m.grad_norm};  // of a skipped step: equals itself
+          if (m.snapshot_left_out) told->left_out.insert(m.step);
           if (told->on_step) told->on_step(m.step);
         };
       }

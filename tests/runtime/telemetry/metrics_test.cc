@@ -115,7 +115,9 @@ TEST_SUITE("runtime/telemetry/metrics") {
   TEST_CASE("a number that is not finite is null, and wrong records name their field") {
     CHECK(to_json({.loss = NAN})["loss"].is_null());
     CHECK(std::isnan(step_metrics_from_json(to_json({.loss = INFINITY})).value().loss));
+    CHECK(step_metrics_from_json(to_json({.snapshot_left_out = true})).value().snapshot_left_out);
     auto record = to_json({});
+    CHECK_FALSE(record.contains("snapshot_left_out"));
     record["lr"] = "fast";
     CHECK(step_metrics_from_json(record).error().message == "metrics field \"lr\" is missing or no number");
     record = to_json({});

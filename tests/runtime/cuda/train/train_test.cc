@@ -1,6 +1,7 @@
 // The trainer that `cairn _rank` runs, with the hook that it has, on a CUDA device that is a double: memory of the
 // device cannot be touched by the host, work is done late and in an order that a seed chooses.
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -160,6 +161,56 @@ TEST_SUITE("runtime/cuda/train") {
     const RankPlan rank = plan.rank(0);
     CHECK(told.allocated.at(0) ==
           rank.weight_bytes + rank.grad_bytes + rank.optimizer_bytes + largest_stage_buffers_bytes(plan, 0));
+  }
+
+  TEST_CASE(
+      "a step beside a slow snapshot orders the work of one without, waits no more, and leaves the next one out") {
+    struct Seen {
+      Told told;
+      int64_t launches = 0;  // of two steps
+      std::vector<int64_t> waits, own_waits;
+    };
+    const auto train_with = [](int64_t snapshot_steps) {
+      Recipe recipe = small(false, Precision::kBf16);
+      recipe.checkpoint.snapshot_steps = snapshot_steps;
+      const Plan plan = plan_of(recipe);
+      const TempDir dir;
+      Agent agent(plan, fresh_run_id(), dir.path);
+      REQUIRE(agent.begin().ok());
+      std::atomic<int64_t> reached = 0;
+      auto life = std::make_unique<Lived>(6, 1, false);
+      // No part of the first snapshot arrives before the second step, with its update, is ordered.
+      life->device.cuda.gate_copies([&](const void* host) {
+        if (reached >= 2) return true;
+        for (int64_t slot = 0; slot < agent.arena->slots(); ++slot) {
+          const auto payload = agent.arena->payload(0, slot);
+          if (host >= payload.data() && host < payload.data() + payload.size()) return false;
+        }
+        return true;
+      });
+      Seen seen;
+      seen.told.on_step = [&](int64_t step) {
+        const simt::StreamDouble::Counts counts = life->device.cuda.take_counts();
+        if (step <= 2) seen.launches += counts.launches;
+        seen.waits.push_back(counts.waits);
+        seen.own_waits.push_back(simt::StreamDouble::take_own_waits());
+        reached = step;
+      };
+      REQUIRE(live_once(plan, agent, {}, &seen.told, {}, cairn::testing::on_doubles(plan, life)));
+      seen.told.on_step = {};
+      return seen;
+    };
+    const Seen never = train_with(0), each = train_with(1);
+    REQUIRE(each.waits.size() == 5);
+    CHECK(each.launches == never.launches + 2);  // the first snapshot's checksums
+    CHECK(each.own_waits[1] == 1);
+    CHECK(each.waits[1] == 1);
+    CHECK(never.waits[1] == 1);
+    CHECK(never.told.left_out.empty());
+    CHECK(each.told.left_out.contains(2));
+    CHECK_FALSE(each.told.left_out.contains(5));  // the last one must be
+    CHECK(each.told.steps == never.told.steps);
+    CHECK(each.told.banks == never.told.banks);
   }
 
   TEST_CASE("attention by a library: all of a step has plans, made before it, in memory that the plan knew") {
