@@ -3,9 +3,12 @@
 #include "runtime/cuda/blas.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <bit>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -13,6 +16,7 @@
 namespace cairn::cuda {
 namespace {
 
+constexpr int kNotSupported = 15;    // CUBLAS_STATUS_NOT_SUPPORTED
 constexpr uint32_t kBestAlign = 16;  // bytes, of the fast algorithms
 
 /// The largest power of two up to kBestAlign at whose multiples rows begin.
@@ -21,20 +25,26 @@ uint32_t alignment(const void* at, int64_t stride_bytes) {
   return uint32_t{1} << std::countr_zero(bits);
 }
 
+/// For messages.
+std::string text(const Product& of) {
+  return fmt::format("{} [{}, {}] x [{}, {}] to {}{}", dtype_name(of.ab_dtype), of.m, of.k, of.k, of.n,
+                     dtype_name(of.c_dtype), of.residual != nullptr ? " with a residual" : "");
+}
+
 int type_of(DType dtype) { return dtype == DType::kF32 ? kTypeF32 : dtype == DType::kBf16 ? kTypeBf16 : kTypeF16; }
 
 }  // namespace
 
 struct Blas::Key {
   int64_t m, n, k, lda, ldb, ldc;
-  bool trans_a, trans_b, biased;
+  bool trans_a, trans_b, biased, added;
   DType ab_dtype, c_dtype;
-  uint32_t align_a, align_b, align_c;
+  uint32_t align_a, align_b, align_c, align_d, align_bias;
   int64_t workspace_bytes;
   auto operator<=>(const Key&) const = default;
 };
 
-/// What the library needs to know, and its choice. The bias' address is set before each product.
+/// What the library needs to know, and its choice. Addresses of what it visits beside are set before each product.
 struct Blas::Kind {
   explicit Kind(const BlasApi& api) : api(api) {}
   ~Kind() {
@@ -50,6 +60,7 @@ struct Blas::Kind {
   ProductHandle product = nullptr;
   LayoutHandle a = nullptr, b = nullptr, c = nullptr;
   BlasAlgorithm algorithm{};
+  bool refused = false;  // there is none
 };
 
 Blas::Blas(const BlasApi& api, std::shared_ptr<Context> context) : api_(api), context_(std::move(context)) {}
@@ -112,7 +123,7 @@ Result<std::unique_ptr<Blas::Kind>> Blas::choose(const Key& key, const Product& 
     RT_TRY(wanted(kWishAlignA, key.align_b));
     RT_TRY(wanted(kWishAlignB, key.align_a));
     RT_TRY(wanted(kWishAlignC, key.align_c));
-    RT_TRY(wanted(kWishAlignD, key.align_c));
+    RT_TRY(wanted(kWishAlignD, key.align_d));
     return checked(api_.choose(handle_, out->product, out->b, out->a, out->c, out->c, wish, 1, &choice, &found),
                    "cublasLtMatmulAlgoGetHeuristic");
   };
@@ -126,8 +137,14 @@ Result<std::unique_ptr<Blas::Kind>> Blas::choose(const Key& key, const Product& 
   return out;
 }
 
+void Blas::refuse(Kind& kind, const Product& of, std::string_view why) {
+  kind.refused = true;
+  spdlog::debug("{}: by kernels one after another ({})", text(of), why);
+}
+
 Result<Blas::Kind*> Blas::kind_of(const Product& of, int64_t workspace_bytes) {
   const int64_t ab = dtype_size_bytes(of.ab_dtype), c = dtype_size_bytes(of.c_dtype);
+  const uint32_t align_d = alignment(of.c, of.ldc * c);
   const Key key{of.m,
                 of.n,
                 of.k,
@@ -137,44 +154,63 @@ Result<Blas::Kind*> Blas::kind_of(const Product& of, int64_t workspace_bytes) {
                 of.trans_a,
                 of.trans_b,
                 of.bias != nullptr,
+                of.residual != nullptr,
                 of.ab_dtype,
                 of.c_dtype,
                 alignment(of.a, of.lda * ab),
                 alignment(of.b, of.ldb * ab),
-                alignment(of.c, of.ldc * c),
+                of.residual != nullptr ? alignment(of.residual, of.ldc * c) : align_d,
+                align_d,
+                of.bias != nullptr ? alignment(of.bias, 0) : 0,
                 workspace_bytes};
   std::unique_ptr<Kind>& kind = kinds_[key];
   if (kind == nullptr) {
     auto chosen = choose(key, of, workspace_bytes);
-    if (!chosen.ok()) {
+    if (!chosen.ok() && !of.fused()) {
       kinds_.erase(key);
       return std::move(chosen).error();
     }
-    kind = std::move(chosen).value();
+    if (chosen.ok()) {
+      kind = std::move(chosen).value();
+    } else {
+      kind = std::make_unique<Kind>(api_);
+      refuse(*kind, of, chosen.error().message);
+    }
   }
   return kind.get();
 }
 
-void Blas::multiply(CudaStream& on, const Product& of, DeviceBytes workspace) {
-  if (of.m == 0 || of.n == 0 || !on.ready()) return;
-  const std::string what = fmt::format("{} [{}, {}] x [{}, {}] to {}", dtype_name(of.ab_dtype), of.m, of.k, of.k, of.n,
-                                       dtype_name(of.c_dtype));
-  const std::lock_guard lock(mutex_);  // the bias' address lies in what threads share
-  const auto kind = kind_of(of, workspace.size);
-  if (!kind.ok()) return on.keep(Error(kind.error()).with(what));
-  Kind& chosen = *kind.value();
+Status Blas::order(CudaStream& on, const Product& of, DeviceBytes workspace, const Kind& kind, int* status) const {
   if (of.bias != nullptr) {
-    const Status set = checked(api_.set_product(chosen.product, kProductBias, &of.bias, sizeof(of.bias)),
-                               "cublasLtMatmulDescSetAttribute");
-    if (!set.ok()) return on.keep(Error(set.error()).with(what));
+    RT_TRY(checked(api_.set_product(kind.product, kProductBias, &of.bias, sizeof(of.bias)),
+                   "cublasLtMatmulDescSetAttribute"));
   }
-  const float one = 1, beta = of.accumulate ? 1.0f : 0.0f;
-  const Status ordered =
-      checked(api_.multiply(handle_, chosen.product, &one, of.b, chosen.b, of.a, chosen.a, &beta, of.c, chosen.c, of.c,
-                            chosen.c, &chosen.algorithm, workspace.first.address(), static_cast<size_t>(workspace.size),
-                            on.handle()),
-              "cublasLtMatmul");
-  if (!ordered.ok()) on.keep(Error(ordered.error()).with(what));
+  const bool adds = of.accumulate || of.residual != nullptr;
+  const float one = 1, beta = adds ? 1.0f : 0.0f;
+  const void* const added = of.residual != nullptr ? of.residual : of.c;
+  *status = api_.multiply(handle_, kind.product, &one, of.b, kind.b, of.a, kind.a, &beta, added, kind.c, of.c, kind.c,
+                          &kind.algorithm, workspace.first.address(), static_cast<size_t>(workspace.size), on.handle());
+  return checked(*status, "cublasLtMatmul");
+}
+
+bool Blas::multiply(CudaStream& on, const Product& of, DeviceBytes workspace) {
+  if (of.m == 0 || of.n == 0 || !on.ready()) return true;
+  const std::lock_guard lock(mutex_);  // addresses lie in what threads share
+  const auto kind = kind_of(of, workspace.size);
+  if (!kind.ok()) {
+    on.keep(Error(kind.error()).with(text(of)));
+    return true;
+  }
+  if (kind.value()->refused) return false;
+  int status = 0;
+  const Status ordered = order(on, of, workspace, *kind.value(), &status);
+  if (ordered.ok()) return true;
+  if (status == kNotSupported && of.fused()) {
+    refuse(*kind.value(), of, ordered.error().message);
+    return false;
+  }
+  on.keep(Error(ordered.error()).with(text(of)));
+  return true;
 }
 
 }  // namespace cairn::cuda

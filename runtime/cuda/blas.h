@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 
 #include "runtime/core/dtype.h"
 #include "runtime/cuda/blas_api.h"
@@ -14,7 +15,8 @@
 
 namespace cairn::cuda {
 
-/// c [m, n] = op(a) [m, k] op(b) [k, n] (+ c) (+ bias [n] to each row), all row-major: as kernels::MatmulArgs has it.
+/// c [m, n] = op(a) [m, k] op(b) [k, n] (+ c) (+ bias [n] to each row) (+ residual [m, n]), all row-major: as
+/// kernels::MatmulArgs has it.
 struct Product {
   int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;
@@ -27,7 +29,11 @@ struct Product {
   int64_t ldc = 0;
   DType ab_dtype = DType::kF32, c_dtype = DType::kF32;
   bool accumulate = false;
-  const void* bias = nullptr;  // of c_dtype
+  const void* bias = nullptr;      // of c_dtype
+  const void* residual = nullptr;  // of c_dtype, rows as far apart as c's; may be c; not with `accumulate`
+
+  /// Whether it asks for more than a sum and a bias: a library may have no such kernel.
+  bool fused() const { return residual != nullptr; }
 };
 
 /// Threads: any; memory for products is each stream's own.
@@ -39,8 +45,10 @@ class Blas {
   Blas(const Blas&) = delete;
   Blas& operator=(const Blas&) = delete;
 
-  /// Orders it on the stream, with this memory for the algorithm. What fails is left in the stream.
-  void multiply(CudaStream& on, const Product& of, DeviceBytes workspace);
+  /// Orders it on the stream, with this memory for the algorithm. What fails is left in the stream. False: the library
+  /// has no kernel for all that this product asks for, and nothing was ordered; only of fused() ones. The answer to the
+  /// first of a kind stays, so that results have the same bits each time.
+  bool multiply(CudaStream& on, const Product& of, DeviceBytes workspace);
 
   /// Kinds of products that have an algorithm.
   int64_t kinds() const;
@@ -52,6 +60,8 @@ class Blas {
   Status checked(int status, const char* what) const;
   Result<Kind*> kind_of(const Product& of, int64_t workspace_bytes);
   Result<std::unique_ptr<Kind>> choose(const Key& key, const Product& of, int64_t workspace_bytes) const;
+  static void refuse(Kind& kind, const Product& of, std::string_view why);
+  Status order(CudaStream& on, const Product& of, DeviceBytes workspace, const Kind& kind, int* status) const;
 
   const BlasApi& api_;
   const std::shared_ptr<Context> context_;

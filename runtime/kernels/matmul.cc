@@ -1,6 +1,7 @@
 #include "runtime/kernels/matmul.h"
 
 #include <bit>
+#include <cstring>
 
 #include "runtime/core/check.h"
 #include "runtime/kernels/few_rows.h"
@@ -20,9 +21,11 @@ void check(const MatmulArgs& args) {
            "matmul of {}", dtype_name(args.ab_dtype));
   RT_CHECK(args.c_dtype == args.ab_dtype || args.c_dtype == DType::kF32, "matmul: {} into {}",
            dtype_name(args.ab_dtype), dtype_name(args.c_dtype));
+  RT_CHECK(!args.residual || (!args.accumulate && args.ldc == args.n && args.c_dtype == args.ab_dtype),
+           "matmul: a residual is as long and of the same type as its result, and all that is added to");
   if (args.parts == 1 && args.stretches.empty()) return;
   RT_CHECK(args.parts > 0 && std::has_single_bit(static_cast<uint64_t>(args.parts)), "matmul in {} parts", args.parts);
-  RT_CHECK(!args.bias && !args.accumulate, "matmul: a sum in parts is all there is");
+  RT_CHECK(!args.bias && !args.residual && !args.accumulate, "matmul: a sum in parts is all there is");
   int64_t k = args.stretches.empty() ? args.k : 0;
   for (const MatmulStretch& stretch : args.stretches) {
     RT_CHECK(stretch.k % args.parts == 0, "matmul: {} of k in {} parts", stretch.k, args.parts);
@@ -57,10 +60,24 @@ void few_rows(const MatmulArgs& args) {
                   address_of(args.bias.as<const T>()), address_of(args.c.as<T>()), args.ldc, args.m, args.n, args.k);
 }
 
+/// A CPU has it for what is asked by hand; layers ask where it saves a visit (Ops::fuses_products).
+void add_to_residual(const MatmulArgs& args) {
+  MatmulArgs sum = args;
+  sum.residual = nullptr;
+  sum.accumulate = true;
+  sum.few_rows = false;
+  if (DevicePtr<const void>(args.c) != args.residual) {
+    std::memcpy(address_of(args.c), address_of(args.residual),
+                static_cast<size_t>(args.m * args.n * dtype_size_bytes(args.c_dtype)));
+  }
+  matmul(sum);
+}
+
 }  // namespace
 
 void matmul(const MatmulArgs& args) {
   check(args);
+  if (args.residual) return add_to_residual(args);
   if (args.few_rows && args.m <= kFewRows) {
     RT_CHECK(args.trans_b && !args.trans_a && args.lda == args.k && args.ldb == args.k &&
                  args.c_dtype == args.ab_dtype && args.parts == 1 && args.stretches.empty() && !args.accumulate,

@@ -64,17 +64,23 @@ struct Ops {
   RT_KERNELS_OF_T(RT_FUNCTION_OF_T)
   RT_KERNELS(RT_FUNCTION)
   typename Kernel<AttentionBackward<T>>::Function attention_backward = nullptr;
+  /// matmul() does what its arguments ask for beside a sum and a bias while it writes the result. Where not, layers
+  /// call the kernels of their own for it.
+  bool fuses_products = false;
 };
 
 template <typename T>
 struct Exec {
   Exec(const Ops<T>& ops, Stream& on)
-      : stream(on) RT_KERNELS_OF_T(RT_BIND) RT_KERNELS(RT_BIND), attention_backward(ops.attention_backward, on) {}
+      : stream(on) RT_KERNELS_OF_T(RT_BIND) RT_KERNELS(RT_BIND),
+        attention_backward(ops.attention_backward, on),
+        fuses_products(ops.fuses_products) {}
 
   Stream& stream;
   RT_KERNELS_OF_T(RT_BOUND_OF_T)
   RT_KERNELS(RT_BOUND)
   typename Kernel<AttentionBackward<T>>::Bound attention_backward;
+  bool fuses_products;
 };
 
 /// The kernels of the stream's device.

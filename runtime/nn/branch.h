@@ -21,12 +21,17 @@ Linear<Real> linear(const Parameters<Real>& parameters, const std::string& name,
 }
 
 /// output [R, H] = base [R, H] and dropout(sum over tp of hidden [T, in] W^T + bias), as `residual` joins them: the
-/// bias once, after the sum.
+/// bias once, after the sum. Where nothing else stands between, the product adds both on a device that fuses.
 template <typename Real>
 Status row_cut_forward(const Linear<Real>& projection, const Dropout<Real>& dropout, const Residual<Real>& residual,
                        const SavedResidual<Real>& saved, DevicePtr<const Real> hidden, DevicePtr<const Real> base_RH,
                        DevicePtr<Real> output_RH, const TensorParallel<Real>& tp, const Scratch<Real>& scratch,
                        const StageDims& d, std::string_view what) {
+  const bool alone = tp.comm().size() == 1 && !tp.tree() && !dropout.on(scratch) && residual.adds_alone();
+  if (alone && projection.on->fuses_products) {
+    projection.forward_added(hidden, base_RH, output_RH, d.rows);
+    return {};
+  }
   Linear<Real> product = projection;
   product.bias = {};
   product.forward_partial(hidden, tp.partial(scratch.partial_TH), d.rows);

@@ -87,6 +87,15 @@ void Linear<Real>::forward(DevicePtr<const Real> x, DevicePtr<Real> y, int64_t y
 }
 
 template <typename Real>
+void Linear<Real>::forward_added(DevicePtr<const Real> x, DevicePtr<const Real> base, DevicePtr<Real> y,
+                                 int64_t rows) const {
+  kernels::MatmulArgs product = forward_product(x, y, out, rows);
+  product.residual = base;
+  product.few_rows = false;
+  on->matmul(product);
+}
+
+template <typename Real>
 kernels::MatmulArgs Linear<Real>::backward_input_product(DevicePtr<const Real> dy, int64_t dy_stride,
                                                          DevicePtr<Real> dx, bool accumulate, int64_t rows) const {
   kernels::MatmulArgs product = input_gradient_of(*this, dy, dy_stride, rows);

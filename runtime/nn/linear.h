@@ -21,6 +21,8 @@ struct Linear {
   /// `accumulate`: y += instead.
   void forward(DevicePtr<const Real> x, DevicePtr<Real> y, int64_t y_stride, int64_t rows,
                bool accumulate = false) const;
+  /// y = base + x W^T (+ bias), rows one behind the other, rounded once. y may be base.
+  void forward_added(DevicePtr<const Real> x, DevicePtr<const Real> base, DevicePtr<Real> y, int64_t rows) const;
   /// x W^T of this rank's part of `in`, [rows, out], as `y` says.
   void forward_partial(DevicePtr<const Real> x, const PartialSum& y, int64_t rows) const;
   /// dx (+)= dy W.

@@ -63,6 +63,9 @@ class Residual {
     }
   }
 
+  /// Whether add() is base + branch and no more.
+  bool adds_alone() const { return !after_ && branch_scale_ == 1.0f && kind_ != BlockKind::kDeepNorm; }
+
   /// output [R, H] from the branch's output, which is overwritten. input() must have been called, and what it left in
   /// scratch.rows must be there still. `base_RH`: what is added to; output_RH may be base_RH.
   void add(const SavedResidual<Real>& saved, DevicePtr<Real> branch_RH, DevicePtr<const Real> base_RH,

@@ -1,6 +1,7 @@
 #include "tests/simt/blas_double.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -89,6 +90,11 @@ uint64_t kind_of(const BlasDouble::Product& p, const BlasDouble::Layout& a, cons
     }
   }
   return out;
+}
+
+/// The alignment that the library may rely on, from the address that it is shown when it chooses.
+uint64_t alignment(const void* at) {
+  return at == nullptr ? 1 : std::min<uint64_t>(16, uint64_t{1} << std::countr_zero(reinterpret_cast<uintptr_t>(at)));
 }
 
 template <typename T>
@@ -204,9 +210,11 @@ int BlasDouble::choose(const Product& p, const Layout& a, const Layout& b, const
                      a.type == b.type && (c.type == a.type || c.type == cuda::kTypeF32);
   if (!known || p.compute != cuda::kComputeF32 || p.scale != cuda::kTypeF32) return 0;
   choice = {};
+  if (is_refused_ && is_refused_(p.epilogue)) return kBlasNotSupported;
   choice.algorithm.data[0] = kind_of(p, a, b, c);
   choice.algorithm.data[1] = choice.workspace_bytes = std::min<uint64_t>(wish.workspace, 1024);
   for (int i = 0; i < 4; ++i) choice.algorithm.data[2 + i] = wish.align[i];
+  choice.algorithm.data[6] = alignment(p.bias);
   found = 1;
   return 0;
 }
@@ -234,6 +242,8 @@ int BlasDouble::multiply(const Call& of) {
   }
   const bool biased = of.product.epilogue == cuda::kEpilogueBias;
   if (biased && !cuda_.holds(of.product.bias, of.d.rows * of.d.elem_bytes())) return kBlasInvalid;
+  if (reinterpret_cast<uintptr_t>(of.product.bias) % chosen[6] != 0) return kBlasInvalid;
+  if (of.at_c != of.at_d && refuses_other_c_) return kBlasNotSupported;
   const int64_t depth = shape(of.a, of.product.op_a).second;
   const Ordered ordered{.kind = Ordered::Kind::kProduct,
                         .numbers = {of.d.rows, of.d.cols, depth, of.a.type, of.d.type, of.product.op_a, of.product.op_b,

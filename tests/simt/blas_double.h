@@ -7,10 +7,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/cuda/blas_api.h"
@@ -18,7 +20,8 @@
 
 namespace cairn::simt {
 
-constexpr int kBlasInvalid = 7;  // CUBLAS_STATUS_INVALID_VALUE
+constexpr int kBlasInvalid = 7;        // CUBLAS_STATUS_INVALID_VALUE
+constexpr int kBlasNotSupported = 15;  // CUBLAS_STATUS_NOT_SUPPORTED
 
 /// One at a time.
 class BlasDouble {
@@ -31,6 +34,10 @@ class BlasDouble {
   const cuda::BlasApi& api() const { return api_; }
   /// How often an algorithm was asked for.
   int64_t choices() const { return choices_; }
+  /// From now on there is no algorithm for these epilogues; and no product whose C is another matrix than D, which
+  /// shows when it is ordered.
+  void refuse(std::function<bool(uint32_t epilogue)> epilogues) { is_refused_ = std::move(epilogues); }
+  void refuse_other_c() { refuses_other_c_ = true; }
   /// Handles and descriptions that were not given back.
   int64_t left() const { return left_; }
   std::vector<std::string> misuses() const {
@@ -57,6 +64,8 @@ class BlasDouble {
     misuses_.push_back(std::move(what));
   }
   std::atomic<int64_t> choices_ = 0, left_ = 0;
+  std::function<bool(uint32_t)> is_refused_;
+  bool refuses_other_c_ = false;
   mutable std::mutex mutex_;  // of what follows: ranks may be threads
   std::vector<std::string> misuses_;
   std::map<const void*, StreamDouble::Stream> workspaces_;  // and who had it

@@ -443,27 +443,50 @@ void fill_rows(kernels::Ops<T>& out) {
 // --- products
 // -----------------------------------------------------------------------------------------------------------
 
+/// body(a T) for the type.
+template <typename Body>
+void with_type(DType dtype, const Body& body) {
+  if (dtype == DType::kF32) return body(float());
+  dtype == DType::kBf16 ? body(bf16()) : body(f16());
+}
+
+/// The library has no kernel for all that `of` asks for: several do it, one after another.
+void multiply_then(CudaStream& on, const Product& of) {
+  Product sum = of;
+  sum.residual = nullptr;
+  sum.accumulate = of.residual == of.c;  // nothing but c holds it then
+  if (sum.accumulate) sum.bias = nullptr;
+  on.blas()->multiply(on, sum, on.blas_workspace());
+  order(on, "a product's residual", [&](CudaStream&, Queue& queue) {
+    with_type(of.c_dtype, [&]<typename T>(T) {
+      auto* const c = static_cast<T*>(of.c);
+      if (!sum.accumulate) return k::add<T>(queue, static_cast<const T*>(of.residual), c, c, of.m * of.n);
+      if (of.bias != nullptr) k::add_bias<T>(queue, c, static_cast<const T*>(of.bias), of.m, of.n);
+    });
+  });
+}
+
 void multiply(CudaStream& on, const kernels::MatmulArgs& of) {
   if (lacks(on, of.parts > 1 || !of.stretches.empty(), kSumParts)) return;
   const bool added_behind = of.bias && of.c_dtype != of.ab_dtype;  // the library's bias is of the result's type
   if (on.blas() == nullptr) return on.keep({ErrorCode::kInternal, "a stream without cuBLASLt is asked for a product"});
-  on.blas()->multiply(on,
-                      {.m = of.m,
-                       .n = of.n,
-                       .k = of.k,
-                       .a = of.a.address(),
-                       .lda = of.lda,
-                       .trans_a = of.trans_a,
-                       .b = of.b.address(),
-                       .ldb = of.ldb,
-                       .trans_b = of.trans_b,
-                       .c = of.c.address(),
-                       .ldc = of.ldc,
-                       .ab_dtype = of.ab_dtype,
-                       .c_dtype = of.c_dtype,
-                       .accumulate = of.accumulate,
-                       .bias = added_behind ? nullptr : of.bias.address()},
-                      on.blas_workspace());
+  const Product product{.m = of.m,
+                        .n = of.n,
+                        .k = of.k,
+                        .a = of.a.address(),
+                        .lda = of.lda,
+                        .trans_a = of.trans_a,
+                        .b = of.b.address(),
+                        .ldb = of.ldb,
+                        .trans_b = of.trans_b,
+                        .c = of.c.address(),
+                        .ldc = of.ldc,
+                        .ab_dtype = of.ab_dtype,
+                        .c_dtype = of.c_dtype,
+                        .accumulate = of.accumulate,
+                        .bias = added_behind ? nullptr : of.bias.address(),
+                        .residual = of.residual.address()};
+  if (!on.blas()->multiply(on, product, on.blas_workspace())) return multiply_then(on, product);
   if (!added_behind) return;
   order(on, "a bias", [&](CudaStream&, Queue& queue) {
     auto* const sum = static_cast<float*>(of.c.address());
@@ -495,6 +518,7 @@ kernels::Ops<T> filled() {
     kernels::alibi_slopes(heads, first, count, host.data());
     from_host(cuda_stream(stream), host, slopes.address());
   };
+  out.fuses_products = true;
   out.matmul = [](Stream& stream, const kernels::MatmulArgs& of) { multiply(cuda_stream(stream), of); };
   out.matmul_groups = [](Stream& stream, const kernels::MatmulGroups& groups) {
     for (const kernels::MatmulArgs& of : groups.products) multiply(cuda_stream(stream), of);

@@ -35,14 +35,14 @@ struct Bar {
 // clang-format off
 constexpr Bar kBars[] = {
     // model            snapshots  launches   update  bytes_gb  waits
-    {"gpt2-124m",       "never",        520,       1,    27.52,     1},
-    {"gpt2-124m",       "default",      527,       8,    27.52,     2},
-    {"gpt2-1558m",      "never",       1996,       1,   130.25,     1},
-    {"gpt2-1558m",      "default",     2017,      22,   130.25,     2},
-    {"llama3-8-layers", "never",        264,       1,   139.76,     1},
-    {"llama3-8-layers", "default",      285,      22,   139.76,     2},
-    {"moe-8-experts",   "never",        728,       1,    73.45,    17},
-    {"moe-8-experts",   "default",      749,      22,    73.45,    18},
+    {"gpt2-124m",       "never",        544,       1,    25.71,     1},
+    {"gpt2-124m",       "default",      551,       8,    25.71,     2},
+    {"gpt2-1558m",      "never",       2092,       1,   122.70,     1},
+    {"gpt2-1558m",      "default",     2113,      22,   122.70,     2},
+    {"llama3-8-layers", "never",        280,       1,   138.69,     1},
+    {"llama3-8-layers", "default",      301,      22,   138.69,     2},
+    {"moe-8-experts",   "never",        744,       1,    73.72,    17},
+    {"moe-8-experts",   "default",      765,      22,    73.72,    18},
 };
 // clang-format on
 

@@ -56,7 +56,8 @@ class DeviceOfTests {
     for (const std::string& line : simt::take_reports()) reports += line + "\n";
     CHECK(reports == "");
   }
-  int64_t choices() const { return products_.choices(); }
+  simt::BlasDouble& library() { return products_; }
+  int64_t launches() { return machine_.cuda.take_counts().launches; }
 
  private:
   CudaMachine machine_{7, int64_t{1} << 24};

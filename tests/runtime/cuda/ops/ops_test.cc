@@ -124,7 +124,10 @@ class Sides {
   Stream& cpu() { return *cpu_; }
 #ifndef CAIRN_ON_DEVICE
   /// How often cuBLASLt was asked for an algorithm.
-  int64_t choices() const { return device_.choices(); }
+  int64_t choices() { return device_.library().choices(); }
+  simt::BlasDouble& library() { return device_.library(); }
+  /// Since the last time.
+  int64_t launches() { return device_.launches(); }
 #endif
 
  private:
@@ -686,6 +689,52 @@ void compare_products() {
   on.alike(c, chain_of_sums<T>(kK));
 }
 
+/// With `refuse` of the library's double what a product asks for beside a sum and a bias is done by other kernels.
+template <typename T>
+void compare_fused_products(bool refuse) {
+  Sides on;
+  constexpr int64_t kM = 6, kN = 40, kK = 24;
+  auto a = on.array(normals<T>("a", kM * kK)), b = on.array(normals<T>("b", kN * kK));
+  auto bias = on.array(normals<T>("bias", kN + 1)), x = on.array(normals<T>("x", kM * kN));
+  auto c = on.zeros<T>(kM * kN);
+#ifndef CAIRN_ON_DEVICE
+  if (refuse) on.library().refuse_other_c();
+  const auto launches = [&] { return on.launches(); };
+#endif
+  const auto product = [&](Side at) {
+    kernels::MatmulArgs of{.m = kM, .n = kN, .k = kK};
+    of.a = at(a);
+    of.lda = of.ldb = kK;
+    of.b = at(b);
+    of.trans_b = true;
+    of.c = at(c);
+    of.ldc = kN;
+    of.ab_dtype = of.c_dtype = DTypeOf<T>::value;
+    return of;
+  };
+  for (const int64_t bias_at : {-1, 0, 1}) {  // none, and two that are aligned differently
+    for (const bool own : {false, true}) {    // the residual is the result's memory
+      CAPTURE(bias_at);
+      CAPTURE(own);
+#ifndef CAIRN_ON_DEVICE
+      launches();
+#endif
+      on.run<T>("matmul", [&](Exec<T> e, Side at) {
+        CHECK(e.fuses_products == at.cuda);
+        kernels::MatmulArgs of = product(at);
+        if (bias_at >= 0) of.bias = at(bias) + bias_at;
+        of.residual = own ? DevicePtr<const void>(at(c)) : DevicePtr<const void>(at(x));
+        e.matmul(of);
+      });
+#ifndef CAIRN_ON_DEVICE
+      CHECK(launches() == (refuse && !(own && bias_at < 0) ? 2 : 1));
+#endif
+      // Rounded once more where it is refused; c itself came from two roundings that may differ.
+      on.alike(c, chain_of_sums<T>(own ? 2 * kK : kK) + chain_of_sums<T>(2));
+    }
+  }
+}
+
 /// Names of a table that a test has to compare: all that are not missing.
 std::vector<std::string> not_compared(std::vector<std::string> names) {
   const auto missing = cuda::missing_ops();
@@ -718,6 +767,14 @@ TEST_SUITE("runtime/cuda/ops") {
 
   TEST_CASE_TEMPLATE("products give what the CPU's give, whatever their descriptors say", T, float, bf16, f16) {
     compare_products<T>();
+  }
+
+  TEST_CASE_TEMPLATE("products with a residual give what the CPU's give, by one kernel or by several", T, float, bf16,
+                     f16) {
+    compare_fused_products<T>(false);
+#ifndef CAIRN_ON_DEVICE
+    compare_fused_products<T>(true);
+#endif
   }
 
   TEST_CASE("training state: first weights, AdamW, squares of gradients, copies") {

@@ -69,8 +69,9 @@ const Table& keep(const Table& from, const Table& to) {
 template <typename T>
 const kernels::Ops<T>& noted_ops(const kernels::Ops<T>& of) {
   using Table = kernels::Ops<T>;
-  static const Table table = [] {
+  static const Table table = [&of] {
     Table out;
+    out.fuses_products = of.fuses_products;
 #define RT_NOTED(name) out.name = &Noted<#name, Table, &Table::name>::run;
     RT_KERNELS_OF_T(RT_NOTED)
     RT_KERNELS(RT_NOTED)

@@ -16,6 +16,7 @@
 
 using namespace cairn;
 using namespace cairn::ckpt::testing;
+namespace simt = cairn::simt;
 using cairn::testing::Lived;
 using cairn::testing::train_on_double;
 
@@ -40,6 +41,9 @@ Recipe with_wide_heads() {
   out.model.head_dim = 8;
   return out;
 }
+
+/// Launches that a step of small(false) saves: residual and bias of two row cuts, in two micro-batches.
+constexpr int64_t kFusedLaunches = 2 * 2 * 2;
 
 Plan plan_of(const Recipe& recipe) {
   const auto planned = make_plan(recipe, 1);
@@ -113,6 +117,38 @@ TEST_SUITE("runtime/cuda/train") {
     }
   }
 
+  TEST_CASE(
+      "products that do their neighbours' work train as separate kernels do; where the library refuses one, by these") {
+    for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      CAPTURE(static_cast<int>(precision));
+      Recipe recipe = small(false, precision);
+      recipe.checkpoint.snapshot_steps = 0;
+      recipe.stop = {Span::Unit::kSteps, 3};
+      const Plan plan = plan_of(recipe);
+      std::unique_ptr<Lived> life;
+      const auto launches = [&] { return life->steps.at(1).launches; };
+      const Told fused = train_on_double(plan, 7, {}, nullptr, &life);
+      const int64_t fewer = launches();
+      const Told apart_of = train_on_double(plan, 7, {}, nullptr, &life, {.fuses = false});
+      CHECK(launches() - fewer == kFusedLaunches);
+      const Told refused = train_on_double(plan, 7, {}, nullptr, &life,
+                                           {.plant = [](simt::BlasDouble& products) { products.refuse_other_c(); }});
+      CHECK(launches() > fewer);
+      const double unit = precision == Precision::kF32 ? 1e-5 : 1e-2;
+      REQUIRE(fused.steps.size() == 3);
+      for (const auto& [step, numbers] : apart_of.steps) {
+        CAPTURE(step);
+        for (const Told* const of : {&fused, &refused}) {
+          CHECK(std::abs(of->steps.at(step).first / numbers.first - 1) < unit);
+          CHECK(std::abs(of->steps.at(step).second / numbers.second - 1) < 10 * unit);
+        }
+      }
+      // One rounding less; in float the separate kernels do what they do anyway.
+      if (precision == Precision::kF32) CHECK(refused.steps == apart_of.steps);
+      if (precision != Precision::kF32) CHECK(fused.steps != apart_of.steps);
+    }
+  }
+
   TEST_CASE("the largest attention scores of a step have room in the plan, however many heads there are") {
     Recipe recipe = small(true, Precision::kF32);
     recipe.model.heads = recipe.model.kv_heads = 64;
@@ -178,7 +214,7 @@ TEST_SUITE("runtime/cuda/train") {
       Agent agent(plan, fresh_run_id(), dir.path);
       REQUIRE(agent.begin().ok());
       std::atomic<int64_t> reached = 0;
-      auto life = std::make_unique<Lived>(6, 1, false);
+      auto life = std::make_unique<Lived>(6, 1, cairn::testing::DoubleWays{});
       // No part of the first snapshot arrives before the second step, with its update, is ordered.
       life->device.cuda.gate_copies([&](const void* host) {
         if (reached >= 2) return true;
@@ -220,7 +256,7 @@ TEST_SUITE("runtime/cuda/train") {
     const Plan plan = plan_of(recipe);
     const Told own = train_on_double(plan, 8);
     std::unique_ptr<Lived> life;
-    const Told told = train_on_double(plan, 8, {}, nullptr, &life, true);
+    const Told told = train_on_double(plan, 8, {}, nullptr, &life, {.cudnn = true});
     const simt::AttentionCounts& counts = life->device.attention.counts();
     const int64_t passes = 5 * plan.micro_batches * recipe.model.layers;
     CHECK(counts.built == 2);  // layers are alike
@@ -246,7 +282,7 @@ TEST_SUITE("runtime/cuda/train") {
     const Plan mixed = plan_of(recipe);
     CHECK(trainer::work_shapes(mixed, 0).attention.size() == 1);
     std::unique_ptr<Lived> life;
-    train_on_double(mixed, 8, {}, nullptr, &life, true);
+    train_on_double(mixed, 8, {}, nullptr, &life, {.cudnn = true});
     CHECK(life->device.attention.counts().forward == 5 * mixed.micro_batches);  // of one layer
     CHECK(life->device.attention.counts().backward == 5 * mixed.micro_batches);
     const auto none = [&](auto change) {
@@ -260,7 +296,7 @@ TEST_SUITE("runtime/cuda/train") {
     CHECK(none([](Recipe& r) { r.objective.document_end = 1; }));
     CHECK(none([](Recipe& r) { r.optimizer.qk_clip = 1; }));
     life.reset();  // one at a time
-    life = std::make_unique<Lived>(8, 1, true);
+    life = std::make_unique<Lived>(8, 1, cairn::testing::DoubleWays{.cudnn = true});
     auto opened = life->device.open();
     REQUIRE_OK(opened);
     const Status reserved = opened.value()->reserve({}, WorkShapes{});

@@ -2,6 +2,7 @@
 // CUDA devices for a trainer in tests: the doubles of the runtime and of cuBLASLt, the kernels on the executor; and
 // whole runs on them, with the deaths of tests/ckpt/hook/mortal_run.h.
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -19,13 +20,21 @@
 
 namespace cairn::testing {
 
+/// Ways in which a double differs from a plain one.
+struct DoubleWays {
+  bool cudnn = false;                                          // attention is by a library, which is a double too
+  bool fuses = true;                                           // layers ask for fused products (Ops::fuses_products)
+  std::function<void(simt::BlasDouble& products)> plant = {};  // before anything is multiplied
+};
+
 /// Of one process, whose ranks are threads: each has a device of its own, with memory and streams of one double.
 class TrainedDouble {
  public:
-  /// `cudnn`: attention is by a library, which is a double too.
-  explicit TrainedDouble(uint64_t seed, int64_t ranks = 1, bool cudnn = false)
-      : cuda(seed, ranks << 26), runtime(cuda, static_cast<int>(ranks)), cudnn_(cudnn) {
+  explicit TrainedDouble(uint64_t seed, int64_t ranks = 1, const DoubleWays& ways = {})
+      : cuda(seed, ranks << 26), runtime(cuda, static_cast<int>(ranks)), ways_(ways) {
     library_ = &attention;
+    if (ways_.plant) ways_.plant(products);
+    of_f32_.fuses_products = of_bf16_.fuses_products = of_f16_.fuses_products = ways_.fuses;
   }
   ~TrainedDouble() {
     CHECK(cuda.misuses() == std::vector<std::string>());
@@ -37,9 +46,9 @@ class TrainedDouble {
   Result<std::unique_ptr<cuda::CudaMachine>> open(int64_t rank = 0, const SumRooms& sums = {},
                                                   const cuda::NcclApi* nccl = nullptr) {
     const cuda::KernelTables tables{
-        .of_f32 = &cuda::ops<float>(),
-        .of_bf16 = &cuda::ops<bf16>(),
-        .of_f16 = &cuda::ops<f16>(),
+        .of_f32 = &of_f32_,
+        .of_bf16 = &of_bf16_,
+        .of_f16 = &of_f16_,
         .state = &cuda::state_ops(),
         .scratch_bytes = &cuda::scratch_bytes,
         .rank_sums = &kernels::cuda::rank_sums(),
@@ -49,7 +58,7 @@ class TrainedDouble {
                                    {.index = static_cast<int>(rank),
                                     .product_bytes = int64_t{1} << 16,
                                     .sums = sums,
-                                    .cudnn = cudnn_,
+                                    .cudnn = ways_.cudnn,
                                     .nccl = nccl});
   }
 
@@ -59,14 +68,18 @@ class TrainedDouble {
   simt::AttentionDouble attention;
 
  private:
-  const bool cudnn_;
+  const DoubleWays ways_;
+  kernels::Ops<float> of_f32_ = cuda::ops<float>();
+  kernels::Ops<bf16> of_bf16_ = cuda::ops<bf16>();
+  kernels::Ops<f16> of_f16_ = cuda::ops<f16>();
   static inline simt::AttentionDouble* library_ = nullptr;  // the doubles are one at a time
 };
 
 /// One life of a run on a double, and what it was asked, step by step: by rank 0's own thread, and by all of them (the
 /// others may be a step's wait ahead).
 struct Lived {
-  Lived(uint64_t seed, int64_t ranks, bool cudnn) : device(seed, ranks, cudnn), engines(static_cast<size_t>(ranks)) {}
+  Lived(uint64_t seed, int64_t ranks, const DoubleWays& ways)
+      : device(seed, ranks, ways), engines(static_cast<size_t>(ranks)) {}
   TrainedDouble device;
   std::vector<simt::StreamDouble::Counts> steps;
   std::vector<int64_t> own_waits;
@@ -93,12 +106,11 @@ inline ckpt::testing::OnDevice on_doubles(const Plan& plan, std::unique_ptr<Live
           }};
 }
 
-/// Trains on a double through these deaths, as ckpt::testing::train() does. `last`: keeps the last life. `cudnn`: of
-/// TrainedDouble.
+/// Trains on a double through these deaths, as ckpt::testing::train() does. `last`: keeps the last life.
 inline ckpt::testing::Told train_on_double(const Plan& plan, uint64_t seed,
                                            std::span<const ckpt::testing::Death> deaths = {},
                                            std::vector<std::pair<int64_t, bool>>* from = nullptr,
-                                           std::unique_ptr<Lived>* last = nullptr, bool cudnn = false) {
+                                           std::unique_ptr<Lived>* last = nullptr, const DoubleWays& ways = {}) {
   const int64_t world = plan.mesh.world();
   std::unique_ptr<Lived> own;
   std::unique_ptr<Lived>& life = last != nullptr ? *last : own;
@@ -109,7 +121,7 @@ inline ckpt::testing::Told train_on_double(const Plan& plan, uint64_t seed,
     const std::lock_guard lock(mutex);
     if (opened++ % world == 0) {
       life.reset();  // the doubles are one at a time
-      life = std::make_unique<Lived>(seed, world, cudnn);
+      life = std::make_unique<Lived>(seed, world, ways);
     }
     return open(rank);
   };
