@@ -16,6 +16,7 @@
 namespace cairn::cuda {
 namespace {
 
+constexpr int64_t kPreElems = 8;     // its leading dimension is a multiple
 constexpr int kNotSupported = 15;    // CUBLAS_STATUS_NOT_SUPPORTED
 constexpr uint32_t kBestAlign = 16;  // bytes, of the fast algorithms
 
@@ -27,8 +28,24 @@ uint32_t alignment(const void* at, int64_t stride_bytes) {
 
 /// For messages.
 std::string text(const Product& of) {
+  const char* const more = of.residual != nullptr                ? " with a residual"
+                           : of.map == ProductMap::kGelu         ? " through gelu"
+                           : of.map == ProductMap::kGeluGradient ? " through gelu's gradient"
+                                                                 : "";
   return fmt::format("{} [{}, {}] x [{}, {}] to {}{}", dtype_name(of.ab_dtype), of.m, of.k, of.k, of.n,
-                     dtype_name(of.c_dtype), of.residual != nullptr ? " with a residual" : "");
+                     dtype_name(of.c_dtype), more);
+}
+
+uint32_t epilogue_of(const Product& of) {
+  switch (of.map) {
+    case ProductMap::kGelu:
+      return of.bias != nullptr ? kEpilogueGeluAuxBias : kEpilogueGeluAux;
+    case ProductMap::kGeluGradient:
+      return kEpilogueGeluGradient;
+    case ProductMap::kNone:
+      break;
+  }
+  return of.bias != nullptr ? kEpilogueBias : kEpilogueNone;
 }
 
 int type_of(DType dtype) { return dtype == DType::kF32 ? kTypeF32 : dtype == DType::kBf16 ? kTypeBf16 : kTypeF16; }
@@ -37,9 +54,10 @@ int type_of(DType dtype) { return dtype == DType::kF32 ? kTypeF32 : dtype == DTy
 
 struct Blas::Key {
   int64_t m, n, k, lda, ldb, ldc;
-  bool trans_a, trans_b, biased, added;
+  bool trans_a, trans_b, added;
+  uint32_t epilogue;
   DType ab_dtype, c_dtype;
-  uint32_t align_a, align_b, align_c, align_d, align_bias;
+  uint32_t align_a, align_b, align_c, align_d, align_bias, align_pre;
   int64_t workspace_bytes;
   auto operator<=>(const Key&) const = default;
 };
@@ -97,9 +115,15 @@ Result<std::unique_ptr<Blas::Kind>> Blas::choose(const Key& key, const Product& 
   const int32_t op_b = of.trans_b ? kOpTranspose : kOpNone, op_a = of.trans_a ? kOpTranspose : kOpNone;
   RT_TRY(set(kProductOpA, op_b));
   RT_TRY(set(kProductOpB, op_a));
-  const uint32_t epilogue = key.biased ? kEpilogueBias : kEpilogueNone;
-  RT_TRY(set(kProductEpilogue, epilogue));
-  if (key.biased) RT_TRY(set(kProductBias, of.bias));
+  RT_TRY(set(kProductEpilogue, key.epilogue));
+  if (of.bias != nullptr) RT_TRY(set(kProductBias, of.bias));
+  if (of.pre != nullptr) {
+    if (of.n % kPreElems != 0 || key.align_pre < kBestAlign) {
+      return Error{ErrorCode::kUnsupported, "rows of the activation's input do not begin where cuBLASLt wants them"};
+    }
+    RT_TRY(set(kProductAux, of.pre));
+    RT_TRY(set(kProductAuxLd, of.n));
+  }
   // A matrix stored [rows, cols] row-major is [cols, rows] to the library.
   const auto layout = [&](LayoutHandle* made, DType dtype, int64_t rows, int64_t cols, int64_t ld) {
     return checked(
@@ -153,8 +177,8 @@ Result<Blas::Kind*> Blas::kind_of(const Product& of, int64_t workspace_bytes) {
                 of.ldc,
                 of.trans_a,
                 of.trans_b,
-                of.bias != nullptr,
                 of.residual != nullptr,
+                epilogue_of(of),
                 of.ab_dtype,
                 of.c_dtype,
                 alignment(of.a, of.lda * ab),
@@ -162,6 +186,7 @@ Result<Blas::Kind*> Blas::kind_of(const Product& of, int64_t workspace_bytes) {
                 of.residual != nullptr ? alignment(of.residual, of.ldc * c) : align_d,
                 align_d,
                 of.bias != nullptr ? alignment(of.bias, 0) : 0,
+                of.pre != nullptr ? alignment(of.pre, 0) : 0,
                 workspace_bytes};
   std::unique_ptr<Kind>& kind = kinds_[key];
   if (kind == nullptr) {
@@ -181,10 +206,11 @@ Result<Blas::Kind*> Blas::kind_of(const Product& of, int64_t workspace_bytes) {
 }
 
 Status Blas::order(CudaStream& on, const Product& of, DeviceBytes workspace, const Kind& kind, int* status) const {
-  if (of.bias != nullptr) {
-    RT_TRY(checked(api_.set_product(kind.product, kProductBias, &of.bias, sizeof(of.bias)),
-                   "cublasLtMatmulDescSetAttribute"));
-  }
+  const auto set = [&](int attribute, const auto& value) {
+    return checked(api_.set_product(kind.product, attribute, &value, sizeof(value)), "cublasLtMatmulDescSetAttribute");
+  };
+  if (of.bias != nullptr) RT_TRY(set(kProductBias, of.bias));
+  if (of.pre != nullptr) RT_TRY(set(kProductAux, of.pre));
   const bool adds = of.accumulate || of.residual != nullptr;
   const float one = 1, beta = adds ? 1.0f : 0.0f;
   const void* const added = of.residual != nullptr ? of.residual : of.c;

@@ -15,6 +15,9 @@
 
 namespace cairn::cuda {
 
+/// kernels::MatmulMap.
+enum class ProductMap { kNone, kGelu, kGeluGradient };
+
 /// c [m, n] = op(a) [m, k] op(b) [k, n] (+ c) (+ bias [n] to each row) (+ residual [m, n]), all row-major: as
 /// kernels::MatmulArgs has it.
 struct Product {
@@ -31,9 +34,11 @@ struct Product {
   bool accumulate = false;
   const void* bias = nullptr;      // of c_dtype
   const void* residual = nullptr;  // of c_dtype, rows as far apart as c's; may be c; not with `accumulate`
+  ProductMap map = ProductMap::kNone;
+  void* pre = nullptr;  // [m, n] of c_dtype, beside a map: written by kGelu, read by its gradient
 
   /// Whether it asks for more than a sum and a bias: a library may have no such kernel.
-  bool fused() const { return residual != nullptr; }
+  bool fused() const { return residual != nullptr || map != ProductMap::kNone; }
 };
 
 /// Threads: any; memory for products is each stream's own.

@@ -29,12 +29,14 @@ struct BlasChoice {
   int reserved[4];
 };
 
-constexpr int kComputeF32 = 68;                                        // floats as floats: no TF32
-constexpr int kTypeF32 = 0, kTypeF16 = 2, kTypeBf16 = 14;              // cudaDataType
-constexpr int kOpNone = 0, kOpTranspose = 1;                           // cublasOperation_t
-constexpr int kEpilogueNone = 1, kEpilogueBias = 4;                    // cublasLtEpilogue_t
+constexpr int kComputeF32 = 68;                            // floats as floats: no TF32
+constexpr int kTypeF32 = 0, kTypeF16 = 2, kTypeBf16 = 14;  // cudaDataType
+constexpr int kOpNone = 0, kOpTranspose = 1;               // cublasOperation_t
+constexpr int kEpilogueNone = 1, kEpilogueBias = 4;        // cublasLtEpilogue_t
+// The tanh form of gelu; Aux: its input is an output, with the pointer of kProductAux. The gradient reads it there.
+constexpr int kEpilogueGeluAux = 32 | 128, kEpilogueGeluAuxBias = 32 | 128 | 4, kEpilogueGeluGradient = 64 | 128;
 constexpr int kProductOpA = 3, kProductOpB = 4, kProductEpilogue = 7;  // attributes of a product
-constexpr int kProductBias = 8;
+constexpr int kProductBias = 8, kProductAux = 11, kProductAuxLd = 12;
 constexpr int kWishWorkspace = 1, kWishReductions = 3;  // attributes of a wish
 constexpr int kWishAlignA = 5, kWishAlignB = 6, kWishAlignC = 7, kWishAlignD = 8;
 // The sum over k by one block, or in parts that lie in the workspace and are added up in a kernel of their own: the

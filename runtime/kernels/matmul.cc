@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "runtime/core/check.h"
+#include "runtime/kernels/elementwise.h"
 #include "runtime/kernels/few_rows.h"
 #include "runtime/kernels/matmul_impl.h"
 #include "runtime/kernels/parallel.h"
@@ -23,6 +24,10 @@ void check(const MatmulArgs& args) {
            dtype_name(args.ab_dtype), dtype_name(args.c_dtype));
   RT_CHECK(!args.residual || (!args.accumulate && args.ldc == args.n && args.c_dtype == args.ab_dtype),
            "matmul: a residual is as long and of the same type as its result, and all that is added to");
+  RT_CHECK(args.map == MatmulMap::kNone || (!args.accumulate && !args.residual && args.pre && args.ldc == args.n &&
+                                            args.c_dtype == args.ab_dtype && args.parts == 1),
+           "matmul: a map is of all of a sum, into rows without gaps");
+  RT_CHECK(args.map != MatmulMap::kGeluTanhGradient || !args.bias, "matmul: a gradient with a bias");
   if (args.parts == 1 && args.stretches.empty()) return;
   RT_CHECK(args.parts > 0 && std::has_single_bit(static_cast<uint64_t>(args.parts)), "matmul in {} parts", args.parts);
   RT_CHECK(!args.bias && !args.residual && !args.accumulate, "matmul: a sum in parts is all there is");
@@ -60,7 +65,26 @@ void few_rows(const MatmulArgs& args) {
                   address_of(args.bias.as<const T>()), address_of(args.c.as<T>()), args.ldc, args.m, args.n, args.k);
 }
 
-/// A CPU has it for what is asked by hand; layers ask where it saves a visit (Ops::fuses_products).
+// A CPU has these for calls by hand; layers ask where a visit is saved (Ops::fuses_products).
+
+template <typename T>
+void map_sum(const MatmulArgs& args) {
+  MatmulArgs sum = args;
+  sum.map = MatmulMap::kNone;
+  sum.few_rows = false;
+  if (args.map == MatmulMap::kGeluTanh) sum.c = args.pre;
+  matmul(sum);
+  const T* const pre = address_of(args.pre.as<const T>());
+  T* const c = address_of(args.c.as<T>());
+  if (args.map == MatmulMap::kGeluTanh) return gelu_tanh_forward(pre, c, args.m * args.n);
+  gelu_tanh_backward(c, pre, c, args.m * args.n);
+}
+
+void map_sum(const MatmulArgs& args) {
+  if (args.ab_dtype == DType::kF32) return map_sum<float>(args);
+  return args.ab_dtype == DType::kBf16 ? map_sum<bf16>(args) : map_sum<f16>(args);
+}
+
 void add_to_residual(const MatmulArgs& args) {
   MatmulArgs sum = args;
   sum.residual = nullptr;
@@ -78,6 +102,7 @@ void add_to_residual(const MatmulArgs& args) {
 void matmul(const MatmulArgs& args) {
   check(args);
   if (args.residual) return add_to_residual(args);
+  if (args.map != MatmulMap::kNone) return map_sum(args);
   if (args.few_rows && args.m <= kFewRows) {
     RT_CHECK(args.trans_b && !args.trans_a && args.lda == args.k && args.ldb == args.k &&
                  args.c_dtype == args.ab_dtype && args.parts == 1 && args.stretches.empty() && !args.accumulate,

@@ -17,6 +17,13 @@ struct MatmulStretch {
   int64_t k = 0;
 };
 
+/// A map of a product's sum, bias included, before it is rounded.
+enum class MatmulMap {
+  kNone,
+  kGeluTanh,          // C = gelu_tanh(sum), and `pre` = sum
+  kGeluTanhGradient,  // C = sum gelu_tanh'(pre); without a bias
+};
+
 /// C[M,N] = op(A)[M,K] * op(B)[K,N] (+ C when accumulate) (+ bias[N] broadcast over rows) (+ residual[M,N]).
 /// Row-major; `trans_a` means A is stored [K,M], `trans_b` that B is stored [N,K]. Leading dims are in elements.
 /// A and B are f32, bf16 or f16, the same; C is that dtype or f32; accumulation is in f32 always. bias has A's dtype.
@@ -37,6 +44,10 @@ struct MatmulArgs {
   /// Added before the one rounding; its rows, as C's, lie one behind the other. It has C's dtype, which is A's, and may
   /// be C. Goes with neither `accumulate` nor parts.
   DevicePtr<const void> residual;
+  /// Goes with none of `accumulate`, `residual` and parts. `pre` is [M,N] of C's dtype, which is A's, rows as C's one
+  /// behind the other.
+  MatmulMap map = MatmulMap::kNone;
+  DevicePtr<void> pre;
   /// The sum over k as equal parts, a power of two: each is summed by itself, and the sums are added in float by a
   /// balanced tree. So calls with a subtree's part of k alone give, as float, sums whose tree has the same bits.
   int64_t parts = 1;

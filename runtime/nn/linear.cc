@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "runtime/core/check.h"
 #include "runtime/kernels/few_rows.h"
 
 namespace cairn::nn {
@@ -92,6 +93,24 @@ void Linear<Real>::forward_added(DevicePtr<const Real> x, DevicePtr<const Real> 
   kernels::MatmulArgs product = forward_product(x, y, out, rows);
   product.residual = base;
   product.few_rows = false;
+  on->matmul(product);
+}
+
+template <typename Real>
+void Linear<Real>::forward_gelu(DevicePtr<const Real> x, DevicePtr<Real> pre, DevicePtr<Real> y, int64_t rows) const {
+  kernels::MatmulArgs product = forward_product(x, y, out, rows);
+  product.map = kernels::MatmulMap::kGeluTanh;
+  product.pre = pre;
+  product.few_rows = false;
+  on->matmul(product);
+}
+
+template <typename Real>
+void Linear<Real>::backward_input_gelu(DevicePtr<const Real> dy, int64_t dy_stride, DevicePtr<Real> pre,
+                                       DevicePtr<Real> dx, int64_t rows) const {
+  kernels::MatmulArgs product = backward_input_product(dy, dy_stride, dx, false, rows);
+  product.map = kernels::MatmulMap::kGeluTanhGradient;
+  product.pre = pre;
   on->matmul(product);
 }
 
@@ -187,6 +206,13 @@ void ColumnGroup<Real>::for_parts(const Body& body) const {
 template <typename Real>
 void ColumnGroup<Real>::forward(DevicePtr<const Real> x, DevicePtr<Real> y, int64_t rows) const {
   for_parts([&](const Linear<Real>& part, int64_t at) { part.forward(x, y + at, stride_, rows); });
+}
+
+template <typename Real>
+void ColumnGroup<Real>::forward_gelu(DevicePtr<const Real> x, DevicePtr<Real> pre, DevicePtr<Real> y,
+                                     int64_t rows) const {
+  RT_CHECK(is_one(), "an activation of a part of a row");
+  parts_.front().forward_gelu(x, pre, y, rows);
 }
 
 template <typename Real>

@@ -23,11 +23,16 @@ struct Linear {
                bool accumulate = false) const;
   /// y = base + x W^T (+ bias), rows one behind the other, rounded once. y may be base.
   void forward_added(DevicePtr<const Real> x, DevicePtr<const Real> base, DevicePtr<Real> y, int64_t rows) const;
+  /// pre = x W^T (+ bias) and y = gelu_tanh(pre), rows one behind the other.
+  void forward_gelu(DevicePtr<const Real> x, DevicePtr<Real> pre, DevicePtr<Real> y, int64_t rows) const;
   /// x W^T of this rank's part of `in`, [rows, out], as `y` says.
   void forward_partial(DevicePtr<const Real> x, const PartialSum& y, int64_t rows) const;
   /// dx (+)= dy W.
   void backward_input(DevicePtr<const Real> dy, int64_t dy_stride, DevicePtr<Real> dx, bool accumulate,
                       int64_t rows) const;
+  /// dx = dy W gelu_tanh'(pre), rows one behind the other.
+  void backward_input_gelu(DevicePtr<const Real> dy, int64_t dy_stride, DevicePtr<Real> pre, DevicePtr<Real> dx,
+                           int64_t rows) const;
   /// dy W of this rank's part of `out`, [rows, in], as `dx` says.
   void backward_input_partial(DevicePtr<const Real> dy, int64_t dy_stride, const PartialSum& dx, int64_t rows) const;
   /// The products of the two above, for Exec::matmul_groups().
@@ -55,6 +60,10 @@ class ColumnGroup {
   ColumnGroup(const std::vector<Linear<Real>>& parts, int64_t first, int64_t stride);
 
   void forward(DevicePtr<const Real> x, DevicePtr<Real> y, int64_t rows) const;
+  /// Whether one product makes all of a row.
+  bool is_one() const { return parts_.size() == 1 && parts_.front().out == stride_; }
+  /// Linear's, where is_one().
+  void forward_gelu(DevicePtr<const Real> x, DevicePtr<Real> pre, DevicePtr<Real> y, int64_t rows) const;
   /// dx is overwritten, or added to.
   void backward_input(DevicePtr<const Real> dy, DevicePtr<Real> dx, int64_t rows, bool accumulate = false) const;
   void backward_input_partial(DevicePtr<const Real> dy, const PartialSum& dx, int64_t rows) const;

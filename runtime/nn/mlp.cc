@@ -30,9 +30,14 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
       what_din_(fmt::format("layer {} mlp.din", layer)) {}
 
 template <typename Real>
-Status Mlp<Real>::recompute(const SavedMlp<Real>& saved) const {
+Status Mlp<Real>::read_input(const SavedMlp<Real>& saved) const {
   residual_.input(saved.residual);
-  RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
+  return tp_.gather(scratch_.rows_TH, what_in_);
+}
+
+template <typename Real>
+Status Mlp<Real>::recompute(const SavedMlp<Real>& saved) const {
+  RT_TRY(read_input(saved));
   up_.forward(scratch_.rows_TH, saved.pre, dims_.rows);
   return {};
 }
@@ -40,8 +45,13 @@ Status Mlp<Real>::recompute(const SavedMlp<Real>& saved) const {
 template <typename Real>
 Status Mlp<Real>::forward(const SavedMlp<Real>& saved, DevicePtr<const Real> base_RH, DevicePtr<Real> output_RH) const {
   const StageDims& d = dims_;
-  RT_TRY(recompute(saved));
-  activate(on_, activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
+  if (fuses_activation()) {
+    RT_TRY(read_input(saved));
+    up_.forward_gelu(scratch_.rows_TH, saved.pre, scratch_.hidden, d.rows);
+  } else {
+    RT_TRY(recompute(saved));
+    activate(on_, activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
+  }
   return row_cut_forward<Real>(down_, dropout_, residual_, saved.residual, scratch_.hidden, base_RH, output_RH, tp_,
                                scratch_, d, what_out_);
 }
@@ -53,7 +63,15 @@ Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* lat
   DevicePtr<const Real> masked_RH, dy_TH;
   RT_TRY(row_cut_gather<Real>(dropout_, dbranch_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
   DevicePtr<Real> dpre = late != nullptr ? late->dpre : scratch_.dhidden;
-  if (late == nullptr && !is_gated(activation_.kind)) {
+  if (fuses_activation()) {
+    down_.backward_input_gelu(dy_TH, d.width, saved.pre, dpre, d.rows);
+    if (late != nullptr) {
+      on_.copy(dbranch_RH, late->dout_RH, d.local_rows * d.width);
+    } else {
+      activate(on_, activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
+      row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d);
+    }
+  } else if (late == nullptr && !is_gated(activation_.kind)) {
     down_.backward_input(dy_TH, d.width, dpre, false, d.rows);
     activate_both(on_, activation_, saved.pre, dpre, scratch_.hidden, d.rows * d.ffn);
     row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d);

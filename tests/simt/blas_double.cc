@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <numbers>
 #include <utility>
 
 #include "runtime/core/check.h"
@@ -16,6 +18,13 @@ struct BlasDouble::Product {
   int32_t op_a = cuda::kOpNone, op_b = cuda::kOpNone;
   uint32_t epilogue = cuda::kEpilogueNone;
   const void* bias = nullptr;
+  void* aux = nullptr;
+  int64_t aux_ld = 0;
+
+  bool biases() const { return epilogue == cuda::kEpilogueBias || epilogue == cuda::kEpilogueGeluAuxBias; }
+  bool gelu() const { return epilogue == cuda::kEpilogueGeluAux || epilogue == cuda::kEpilogueGeluAuxBias; }
+  bool gelu_gradient() const { return epilogue == cuda::kEpilogueGeluGradient; }
+  bool has_aux() const { return gelu() || gelu_gradient(); }
 };
 
 struct BlasDouble::Layout {
@@ -83,13 +92,26 @@ bool fit(const BlasDouble::Product& p, const BlasDouble::Layout& a, const BlasDo
 /// Stands for all that an algorithm was chosen for.
 uint64_t kind_of(const BlasDouble::Product& p, const BlasDouble::Layout& a, const BlasDouble::Layout& b,
                  const BlasDouble::Layout& c) {
-  uint64_t out = mix64(static_cast<uint64_t>(p.op_a * 2 + p.op_b) << 8 | p.epilogue);
+  uint64_t out = mix64(static_cast<uint64_t>(p.op_a * 2 + p.op_b) << 16 | p.epilogue);
+  out = mix64(out ^ static_cast<uint64_t>(p.aux_ld));
   for (const BlasDouble::Layout* const of : {&a, &b, &c}) {
     for (const int64_t number : {static_cast<int64_t>(of->type), of->rows, of->cols, of->ld}) {
       out = mix64(out ^ static_cast<uint64_t>(number));
     }
   }
   return out;
+}
+
+/// Where the input of an activation is, and how far its rows are apart, as the library wants it.
+bool aux_fits(const BlasDouble::Product& p, const BlasDouble::Layout& d) {
+  return !p.has_aux() ||
+         (p.aux != nullptr && reinterpret_cast<uintptr_t>(p.aux) % 16 == 0 && p.aux_ld % 8 == 0 && p.aux_ld >= d.rows);
+}
+
+float gelu(float x, float* slope) {
+  const double root = std::sqrt(2 / std::numbers::pi), u = root * (x + 0.044715 * x * x * x), t = std::tanh(u);
+  *slope = static_cast<float>(0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x));
+  return static_cast<float>(0.5 * x * (1 + t));
 }
 
 /// The alignment that the library may rely on, from the address that it is shown when it chooses.
@@ -147,6 +169,10 @@ cuda::BlasApi table() {
           return take(of.epilogue, value, bytes);
         case cuda::kProductBias:
           return take(of.bias, value, bytes);
+        case cuda::kProductAux:
+          return take(of.aux, value, bytes);
+        case cuda::kProductAuxLd:
+          return take(of.aux_ld, value, bytes);
         default:
           return kBlasInvalid;
       }
@@ -206,8 +232,13 @@ int BlasDouble::choose(const Product& p, const Layout& a, const Layout& b, const
   if (wish.reductions != cuda::kOrderedSums) misuse("an algorithm that may sum in any order");
   found = 0;
   if (!fit(p, a, b, c, d)) return kBlasInvalid;
+  if (!aux_fits(p, d)) {
+    misuse("an activation whose input is not where it may be");
+    return kBlasInvalid;
+  }
   const bool known = (a.type == cuda::kTypeF32 || a.type == cuda::kTypeBf16 || a.type == cuda::kTypeF16) &&
                      a.type == b.type && (c.type == a.type || c.type == cuda::kTypeF32);
+  if (!p.biases() && !p.has_aux() && p.epilogue != cuda::kEpilogueNone) return kBlasNotSupported;
   if (!known || p.compute != cuda::kComputeF32 || p.scale != cuda::kTypeF32) return 0;
   choice = {};
   if (is_refused_ && is_refused_(p.epilogue)) return kBlasNotSupported;
@@ -240,7 +271,11 @@ int BlasDouble::multiply(const Call& of) {
     }();
     if (owner != of.stream) misuse("two streams share memory for products");
   }
-  const bool biased = of.product.epilogue == cuda::kEpilogueBias;
+  const bool biased = of.product.biases();
+  const int64_t aux_bytes = ((of.d.cols - 1) * of.product.aux_ld + of.d.rows) * of.d.elem_bytes();
+  if (of.product.has_aux() && (!aux_fits(of.product, of.d) || !cuda_.holds(of.product.aux, aux_bytes))) {
+    return kBlasInvalid;
+  }
   if (biased && !cuda_.holds(of.product.bias, of.d.rows * of.d.elem_bytes())) return kBlasInvalid;
   if (reinterpret_cast<uintptr_t>(of.product.bias) % chosen[6] != 0) return kBlasInvalid;
   if (of.at_c != of.at_d && refuses_other_c_) return kBlasNotSupported;
@@ -265,6 +300,15 @@ int BlasDouble::multiply(const Call& of) {
         float out = alpha * sum;
         if (beta != 0) out += beta * d.at(at_c, at);  // with 0 it is not read
         if (biased) out += d.at(product.bias, row);
+        const int64_t aux_at = row + col * product.aux_ld;
+        float slope = 0;
+        if (product.gelu()) {
+          d.put(product.aux, aux_at, out);
+          out = gelu(out, &slope);
+        } else if (product.gelu_gradient()) {
+          gelu(d.at(product.aux, aux_at), &slope);
+          out *= slope;
+        }
         d.put(at_d, at, out);
       }
     }

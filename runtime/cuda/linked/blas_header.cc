@@ -13,6 +13,11 @@ static_assert(kComputeF32 == CUBLAS_COMPUTE_32F);
 static_assert(kTypeF32 == CUDA_R_32F && kTypeF16 == CUDA_R_16F && kTypeBf16 == CUDA_R_16BF);
 static_assert(kOpNone == CUBLAS_OP_N && kOpTranspose == CUBLAS_OP_T);
 static_assert(kEpilogueNone == CUBLASLT_EPILOGUE_DEFAULT && kEpilogueBias == CUBLASLT_EPILOGUE_BIAS);
+static_assert(kEpilogueGeluAux == CUBLASLT_EPILOGUE_GELU_AUX &&
+              kEpilogueGeluAuxBias == CUBLASLT_EPILOGUE_GELU_AUX_BIAS &&
+              kEpilogueGeluGradient == CUBLASLT_EPILOGUE_DGELU);
+static_assert(kProductAux == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER &&
+              kProductAuxLd == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
 static_assert(kProductOpA == CUBLASLT_MATMUL_DESC_TRANSA && kProductOpB == CUBLASLT_MATMUL_DESC_TRANSB &&
               kProductEpilogue == CUBLASLT_MATMUL_DESC_EPILOGUE && kProductBias == CUBLASLT_MATMUL_DESC_BIAS_POINTER);
 static_assert(kWishWorkspace == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES &&

@@ -453,6 +453,21 @@ void with_type(DType dtype, const Body& body) {
 /// The library has no kernel for all that `of` asks for: several do it, one after another.
 void multiply_then(CudaStream& on, const Product& of) {
   Product sum = of;
+  if (of.map != ProductMap::kNone) {
+    sum.map = ProductMap::kNone;
+    sum.pre = nullptr;
+    const bool forward = of.map == ProductMap::kGelu;
+    if (forward) sum.c = of.pre;
+    on.blas()->multiply(on, sum, on.blas_workspace());
+    return order(on, "a product's activation", [&](CudaStream&, Queue& queue) {
+      with_type(of.c_dtype, [&]<typename T>(T) {
+        auto* const c = static_cast<T*>(of.c);
+        const auto* const pre = static_cast<const T*>(of.pre);
+        if (forward) return k::activation_forward<T>(queue, Gate::kGeluTanh, pre, c, of.m * of.n);
+        k::activation_backward<T>(queue, Gate::kGeluTanh, c, pre, c, of.m * of.n);
+      });
+    });
+  }
   sum.residual = nullptr;
   sum.accumulate = of.residual == of.c;  // nothing but c holds it then
   if (sum.accumulate) sum.bias = nullptr;
@@ -464,6 +479,18 @@ void multiply_then(CudaStream& on, const Product& of) {
       if (of.bias != nullptr) k::add_bias<T>(queue, c, static_cast<const T*>(of.bias), of.m, of.n);
     });
   });
+}
+
+ProductMap map_of(kernels::MatmulMap map) {
+  switch (map) {
+    case kernels::MatmulMap::kGeluTanh:
+      return ProductMap::kGelu;
+    case kernels::MatmulMap::kGeluTanhGradient:
+      return ProductMap::kGeluGradient;
+    case kernels::MatmulMap::kNone:
+      break;
+  }
+  return ProductMap::kNone;
 }
 
 void multiply(CudaStream& on, const kernels::MatmulArgs& of) {
@@ -485,7 +512,9 @@ void multiply(CudaStream& on, const kernels::MatmulArgs& of) {
                         .c_dtype = of.c_dtype,
                         .accumulate = of.accumulate,
                         .bias = added_behind ? nullptr : of.bias.address(),
-                        .residual = of.residual.address()};
+                        .residual = of.residual.address(),
+                        .map = map_of(of.map),
+                        .pre = of.pre.address()};
   if (!on.blas()->multiply(on, product, on.blas_workspace())) return multiply_then(on, product);
   if (!added_behind) return;
   order(on, "a bias", [&](CudaStream&, Queue& queue) {

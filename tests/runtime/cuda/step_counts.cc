@@ -35,10 +35,10 @@ struct Bar {
 // clang-format off
 constexpr Bar kBars[] = {
     // model            snapshots  launches   update  bytes_gb  waits
-    {"gpt2-124m",       "never",        544,       1,    25.71,     1},
-    {"gpt2-124m",       "default",      551,       8,    25.71,     2},
-    {"gpt2-1558m",      "never",       2092,       1,   122.70,     1},
-    {"gpt2-1558m",      "default",     2113,      22,   122.70,     2},
+    {"gpt2-124m",       "never",        532,       1,    20.87,     1},
+    {"gpt2-124m",       "default",      539,       8,    20.87,     2},
+    {"gpt2-1558m",      "never",       2044,       1,   102.56,     1},
+    {"gpt2-1558m",      "default",     2065,      22,   102.56,     2},
     {"llama3-8-layers", "never",        280,       1,   138.69,     1},
     {"llama3-8-layers", "default",      301,      22,   138.69,     2},
     {"moe-8-experts",   "never",        744,       1,    73.72,    17},

@@ -42,8 +42,8 @@ Recipe with_wide_heads() {
   return out;
 }
 
-/// Launches that a step of small(false) saves: residual and bias of two row cuts, in two micro-batches.
-constexpr int64_t kFusedLaunches = 2 * 2 * 2;
+/// Launches that a step of small(false) saves: residual and bias of two row cuts and gelu, in two micro-batches.
+constexpr int64_t kFusedLaunches = 2 * (2 * 2 + 1);
 
 Plan plan_of(const Recipe& recipe) {
   const auto planned = make_plan(recipe, 1);
@@ -131,8 +131,11 @@ TEST_SUITE("runtime/cuda/train") {
       const int64_t fewer = launches();
       const Told apart_of = train_on_double(plan, 7, {}, nullptr, &life, {.fuses = false});
       CHECK(launches() - fewer == kFusedLaunches);
-      const Told refused = train_on_double(plan, 7, {}, nullptr, &life,
-                                           {.plant = [](simt::BlasDouble& products) { products.refuse_other_c(); }});
+      const Told refused =
+          train_on_double(plan, 7, {}, nullptr, &life, {.plant = [](simt::BlasDouble& products) {
+                            products.refuse_other_c();
+                            products.refuse([](uint32_t of) { return of > cairn::cuda::kEpilogueBias; });
+                          }});
       CHECK(launches() > fewer);
       const double unit = precision == Precision::kF32 ? 1e-5 : 1e-2;
       REQUIRE(fused.steps.size() == 3);
