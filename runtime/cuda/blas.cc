@@ -31,6 +31,7 @@ std::string text(const Product& of) {
   const char* const more = of.residual != nullptr                ? " with a residual"
                            : of.map == ProductMap::kGelu         ? " through gelu"
                            : of.map == ProductMap::kGeluGradient ? " through gelu's gradient"
+                           : of.sums != nullptr                  ? " with sums"
                                                                  : "";
   return fmt::format("{} [{}, {}] x [{}, {}] to {}{}", dtype_name(of.ab_dtype), of.m, of.k, of.k, of.n,
                      dtype_name(of.c_dtype), more);
@@ -45,6 +46,7 @@ uint32_t epilogue_of(const Product& of) {
     case ProductMap::kNone:
       break;
   }
+  if (of.sums != nullptr) return kEpilogueSumsOfB;
   return of.bias != nullptr ? kEpilogueBias : kEpilogueNone;
 }
 
@@ -57,7 +59,7 @@ struct Blas::Key {
   bool trans_a, trans_b, added;
   uint32_t epilogue;
   DType ab_dtype, c_dtype;
-  uint32_t align_a, align_b, align_c, align_d, align_bias, align_pre;
+  uint32_t align_a, align_b, align_c, align_d, align_vector, align_pre;
   int64_t workspace_bytes;
   auto operator<=>(const Key&) const = default;
 };
@@ -116,7 +118,10 @@ Result<std::unique_ptr<Blas::Kind>> Blas::choose(const Key& key, const Product& 
   RT_TRY(set(kProductOpA, op_b));
   RT_TRY(set(kProductOpB, op_a));
   RT_TRY(set(kProductEpilogue, key.epilogue));
-  if (of.bias != nullptr) RT_TRY(set(kProductBias, of.bias));
+  if (of.vector() != nullptr) RT_TRY(set(kProductBias, of.vector()));
+  if (of.sums != nullptr && key.align_vector < kBestAlign) {
+    return Error{ErrorCode::kUnsupported, "sums do not begin where cuBLASLt wants them"};
+  }
   if (of.pre != nullptr) {
     if (of.n % kPreElems != 0 || key.align_pre < kBestAlign) {
       return Error{ErrorCode::kUnsupported, "rows of the activation's input do not begin where cuBLASLt wants them"};
@@ -185,7 +190,7 @@ Result<Blas::Kind*> Blas::kind_of(const Product& of, int64_t workspace_bytes) {
                 alignment(of.b, of.ldb * ab),
                 of.residual != nullptr ? alignment(of.residual, of.ldc * c) : align_d,
                 align_d,
-                of.bias != nullptr ? alignment(of.bias, 0) : 0,
+                of.vector() != nullptr ? alignment(of.vector(), 0) : 0,
                 of.pre != nullptr ? alignment(of.pre, 0) : 0,
                 workspace_bytes};
   std::unique_ptr<Kind>& kind = kinds_[key];
@@ -209,7 +214,7 @@ Status Blas::order(CudaStream& on, const Product& of, DeviceBytes workspace, con
   const auto set = [&](int attribute, const auto& value) {
     return checked(api_.set_product(kind.product, attribute, &value, sizeof(value)), "cublasLtMatmulDescSetAttribute");
   };
-  if (of.bias != nullptr) RT_TRY(set(kProductBias, of.bias));
+  if (of.vector() != nullptr) RT_TRY(set(kProductBias, of.vector()));
   if (of.pre != nullptr) RT_TRY(set(kProductAux, of.pre));
   const bool adds = of.accumulate || of.residual != nullptr;
   const float one = 1, beta = adds ? 1.0f : 0.0f;

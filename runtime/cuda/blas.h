@@ -35,10 +35,13 @@ struct Product {
   const void* bias = nullptr;      // of c_dtype
   const void* residual = nullptr;  // of c_dtype, rows as far apart as c's; may be c; not with `accumulate`
   ProductMap map = ProductMap::kNone;
-  void* pre = nullptr;  // [m, n] of c_dtype, beside a map: written by kGelu, read by its gradient
+  void* pre = nullptr;    // [m, n] of c_dtype, beside a map: written by kGelu, read by its gradient
+  float* sums = nullptr;  // [m]: of op(a) over k, beside a float c and no bias
 
   /// Whether it asks for more than a sum and a bias: a library may have no such kernel.
-  bool fused() const { return residual != nullptr || map != ProductMap::kNone; }
+  bool fused() const { return residual != nullptr || map != ProductMap::kNone || sums != nullptr; }
+  /// Its address is kProductBias.
+  const void* vector() const { return sums != nullptr ? sums : bias; }
 };
 
 /// Threads: any; memory for products is each stream's own.

@@ -36,6 +36,7 @@ constexpr int kEpilogueNone = 1, kEpilogueBias = 4;        // cublasLtEpilogue_t
 // The tanh form of gelu; Aux: its input is an output, with the pointer of kProductAux. The gradient reads it there.
 constexpr int kEpilogueGeluAux = 32 | 128, kEpilogueGeluAuxBias = 32 | 128 | 4, kEpilogueGeluGradient = 64 | 128;
 constexpr int kProductOpA = 3, kProductOpB = 4, kProductEpilogue = 7;  // attributes of a product
+constexpr int kEpilogueSumsOfB = 512;  // over k of the library's second matrix, of D's type, to kProductBias
 constexpr int kProductBias = 8, kProductAux = 11, kProductAuxLd = 12;
 constexpr int kWishWorkspace = 1, kWishReductions = 3;  // attributes of a wish
 constexpr int kWishAlignA = 5, kWishAlignB = 6, kWishAlignC = 7, kWishAlignD = 8;

@@ -1,5 +1,6 @@
 #include "runtime/kernels/matmul.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -28,6 +29,9 @@ void check(const MatmulArgs& args) {
                                             args.c_dtype == args.ab_dtype && args.parts == 1),
            "matmul: a map is of all of a sum, into rows without gaps");
   RT_CHECK(args.map != MatmulMap::kGeluTanhGradient || !args.bias, "matmul: a gradient with a bias");
+  RT_CHECK(!args.sums || (args.trans_a && args.lda == args.m && args.c_dtype == DType::kF32 && !args.bias &&
+                          !args.residual && args.map == MatmulMap::kNone && args.parts == 1),
+           "matmul: sums of another A than a gradient's");
   if (args.parts == 1 && args.stretches.empty()) return;
   RT_CHECK(args.parts > 0 && std::has_single_bit(static_cast<uint64_t>(args.parts)), "matmul in {} parts", args.parts);
   RT_CHECK(!args.bias && !args.residual && !args.accumulate, "matmul: a sum in parts is all there is");
@@ -85,6 +89,21 @@ void map_sum(const MatmulArgs& args) {
   return args.ab_dtype == DType::kBf16 ? map_sum<bf16>(args) : map_sum<f16>(args);
 }
 
+template <typename T>
+void sum_columns(const MatmulArgs& args) {
+  float* const sums = address_of(args.sums);
+  std::fill_n(sums, args.m, 0.0f);
+  bias_backward(address_of(args.a.as<const T>()), sums, args.k, args.m);
+}
+
+void multiply_and_sum(const MatmulArgs& args) {
+  MatmulArgs product = args;
+  product.sums = nullptr;
+  matmul(product);
+  if (args.ab_dtype == DType::kF32) return sum_columns<float>(args);
+  return args.ab_dtype == DType::kBf16 ? sum_columns<bf16>(args) : sum_columns<f16>(args);
+}
+
 void add_to_residual(const MatmulArgs& args) {
   MatmulArgs sum = args;
   sum.residual = nullptr;
@@ -103,6 +122,7 @@ void matmul(const MatmulArgs& args) {
   check(args);
   if (args.residual) return add_to_residual(args);
   if (args.map != MatmulMap::kNone) return map_sum(args);
+  if (args.sums) return multiply_and_sum(args);
   if (args.few_rows && args.m <= kFewRows) {
     RT_CHECK(args.trans_b && !args.trans_a && args.lda == args.k && args.ldb == args.k &&
                  args.c_dtype == args.ab_dtype && args.parts == 1 && args.stretches.empty() && !args.accumulate,

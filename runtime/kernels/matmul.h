@@ -48,6 +48,9 @@ struct MatmulArgs {
   /// behind the other.
   MatmulMap map = MatmulMap::kNone;
   DevicePtr<void> pre;
+  /// [M]: becomes the sum of op(A) over K. Beside a float C, of a transposed A whose rows have no gaps; not with a
+  /// bias, the two above or parts.
+  DevicePtr<float> sums;
   /// The sum over k as equal parts, a power of two: each is summed by itself, and the sums are added in float by a
   /// balanced tree. So calls with a subtree's part of k alone give, as float, sums whose tree has the same bits.
   int64_t parts = 1;

@@ -2,6 +2,7 @@
 // What the two branches of a block (attention, MLP) have in common: each goes norm -> column cut -> something on this
 // rank's part -> row cut -> sum over tp -> residual (residual.h), and back.
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -62,6 +63,11 @@ Status row_cut_gather(const Dropout<Real>& dropout, DevicePtr<const Real> dbranc
 template <typename Real>
 void row_cut_weight(const Linear<Real>& projection, DevicePtr<const Real> masked_RH, DevicePtr<const Real> dy_TH,
                     DevicePtr<const Real> hidden, const Scratch<Real>& scratch, const StageDims& d) {
+  const bool plain = !scratch.stats.parts.sums && d.held.parts == 1;
+  if (projection.on->fuses_products && projection.bias && plain && masked_RH == dy_TH && d.local_rows == d.rows) {
+    const bool fits = d.width <= std::max(d.ffn_in, d.qkv);
+    return projection.backward_both(dy_TH, hidden, d.rows, fits ? scratch.dbias : nullptr);
+  }
   if (projection.bias) {
     projection.on->bias_backward(masked_RH, projection.bias.grad, d.local_rows, d.width, scratch.stats.parts);
   }

@@ -160,6 +160,19 @@ void Linear<Real>::backward_weight(DevicePtr<const Real> dy, int64_t dy_stride, 
 }
 
 template <typename Real>
+void Linear<Real>::backward_both(DevicePtr<const Real> dy, DevicePtr<const Real> x, int64_t rows,
+                                 DevicePtr<float> scratch) const {
+  // Where nothing was written to the weight's gradient, the bias' is zero.
+  const bool first = weight.unwritten != nullptr && *weight.unwritten != 0;
+  kernels::MatmulArgs product = backward_weight_product(dy, out, x, rows);
+  if (first || scratch) product.sums = first ? bias.grad : scratch;
+  on->matmul(product);
+  if (first) return;
+  if (scratch) return on->add_to(bias.grad, scratch, out);
+  on->bias_backward(dy, bias.grad, rows, out, TreeParts{});
+}
+
+template <typename Real>
 void Linear<Real>::weight_sum(DevicePtr<const Real> dy, int64_t dy_stride, DevicePtr<const Real> x, int64_t rows,
                               int64_t parts, DevicePtr<float> sum) const {
   kernels::MatmulArgs product = weight_gradient_of(*this, dy, dy_stride, x, rows);
@@ -270,6 +283,11 @@ void ColumnGroup<Real>::backward_input_partial(DevicePtr<const Real> dy, const P
 template <typename Real>
 void ColumnGroup<Real>::backward_weight(DevicePtr<const Real> dy, DevicePtr<const Real> x,
                                         DevicePtr<float> dbias_scratch, int64_t rows, const TreeParts& parts) const {
+  if (on().fuses_products && is_one() && parts_.front().bias && !parts.sums && parts.count == 1) {
+    parts_.front().backward_both(dy, x, rows, dbias_scratch);
+    for (uint8_t* unwritten : merged_) *unwritten = 0;
+    return;
+  }
   for_parts(
       [&](const Linear<Real>& part, int64_t at) { part.backward_weight(dy + at, stride_, x, rows, parts.count); });
   for (uint8_t* unwritten : merged_) *unwritten = 0;

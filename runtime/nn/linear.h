@@ -45,6 +45,10 @@ struct Linear {
   /// the latter.
   void backward_weight(DevicePtr<const Real> dy, int64_t dy_stride, DevicePtr<const Real> x, int64_t rows,
                        int64_t parts = 1) const;
+  /// backward_weight() and the bias' gradient, from rows dy without gaps, in one product where the device has such
+  /// (kernels::Ops::fuses_products). `scratch` [out]: for sums that are added to others; null: a kernel of their own
+  /// adds them.
+  void backward_both(DevicePtr<const Real> dy, DevicePtr<const Real> x, int64_t rows, DevicePtr<float> scratch) const;
   /// sum [out, in] = dy^T x.
   void weight_sum(DevicePtr<const Real> dy, int64_t dy_stride, DevicePtr<const Real> x, int64_t rows, int64_t parts,
                   DevicePtr<float> sum) const;

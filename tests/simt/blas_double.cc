@@ -17,13 +17,14 @@ struct BlasDouble::Product {
   int compute = 0, scale = 0;
   int32_t op_a = cuda::kOpNone, op_b = cuda::kOpNone;
   uint32_t epilogue = cuda::kEpilogueNone;
-  const void* bias = nullptr;
+  void* bias = nullptr;
   void* aux = nullptr;
   int64_t aux_ld = 0;
 
   bool biases() const { return epilogue == cuda::kEpilogueBias || epilogue == cuda::kEpilogueGeluAuxBias; }
   bool gelu() const { return epilogue == cuda::kEpilogueGeluAux || epilogue == cuda::kEpilogueGeluAuxBias; }
   bool gelu_gradient() const { return epilogue == cuda::kEpilogueGeluGradient; }
+  bool sums() const { return epilogue == cuda::kEpilogueSumsOfB; }
   bool has_aux() const { return gelu() || gelu_gradient(); }
 };
 
@@ -238,7 +239,7 @@ int BlasDouble::choose(const Product& p, const Layout& a, const Layout& b, const
   }
   const bool known = (a.type == cuda::kTypeF32 || a.type == cuda::kTypeBf16 || a.type == cuda::kTypeF16) &&
                      a.type == b.type && (c.type == a.type || c.type == cuda::kTypeF32);
-  if (!p.biases() && !p.has_aux() && p.epilogue != cuda::kEpilogueNone) return kBlasNotSupported;
+  if (!p.biases() && !p.has_aux() && !p.sums() && p.epilogue != cuda::kEpilogueNone) return kBlasNotSupported;
   if (!known || p.compute != cuda::kComputeF32 || p.scale != cuda::kTypeF32) return 0;
   choice = {};
   if (is_refused_ && is_refused_(p.epilogue)) return kBlasNotSupported;
@@ -277,6 +278,7 @@ int BlasDouble::multiply(const Call& of) {
     return kBlasInvalid;
   }
   if (biased && !cuda_.holds(of.product.bias, of.d.rows * of.d.elem_bytes())) return kBlasInvalid;
+  if (of.product.sums() && !cuda_.holds(of.product.bias, of.d.cols * of.d.elem_bytes())) return kBlasInvalid;
   if (reinterpret_cast<uintptr_t>(of.product.bias) % chosen[6] != 0) return kBlasInvalid;
   if (of.at_c != of.at_d && refuses_other_c_) return kBlasNotSupported;
   const int64_t depth = shape(of.a, of.product.op_a).second;
@@ -289,6 +291,12 @@ int BlasDouble::multiply(const Call& of) {
     if (spoilt > 0) std::memset(workspace, 0xff, spoilt);
     const int64_t k = shape(a, product.op_a).second;
     for (int64_t col = 0; col < d.cols; ++col) {
+      if (product.sums()) {
+        float sum = 0;
+        for (int64_t i = 0; i < k; ++i)
+          sum += b.at(at_b, product.op_b == cuda::kOpNone ? i + col * b.ld : col + i * b.ld);
+        d.put(product.bias, col, sum);
+      }
       for (int64_t row = 0; row < d.rows; ++row) {
         float sum = 0;
         for (int64_t i = 0; i < k; ++i) {

@@ -15,7 +15,7 @@ static_assert(kOpNone == CUBLAS_OP_N && kOpTranspose == CUBLAS_OP_T);
 static_assert(kEpilogueNone == CUBLASLT_EPILOGUE_DEFAULT && kEpilogueBias == CUBLASLT_EPILOGUE_BIAS);
 static_assert(kEpilogueGeluAux == CUBLASLT_EPILOGUE_GELU_AUX &&
               kEpilogueGeluAuxBias == CUBLASLT_EPILOGUE_GELU_AUX_BIAS &&
-              kEpilogueGeluGradient == CUBLASLT_EPILOGUE_DGELU);
+              kEpilogueGeluGradient == CUBLASLT_EPILOGUE_DGELU && kEpilogueSumsOfB == CUBLASLT_EPILOGUE_BGRADB);
 static_assert(kProductAux == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER &&
               kProductAuxLd == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
 static_assert(kProductOpA == CUBLASLT_MATMUL_DESC_TRANSA && kProductOpB == CUBLASLT_MATMUL_DESC_TRANSB &&

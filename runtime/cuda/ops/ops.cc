@@ -468,6 +468,18 @@ void multiply_then(CudaStream& on, const Product& of) {
       });
     });
   }
+  if (of.sums != nullptr) {
+    sum.sums = nullptr;
+    on.blas()->multiply(on, sum, on.blas_workspace());
+    on.set(of.sums, 0, bytes_of<float>(of.m));
+    return order(on, "a product's sums", [&](CudaStream&, Queue& queue) {
+      void* const partials = on.scratch(bytes_of<float>(k::bias_partials(of.k, of.m)), "a product's sums");
+      if (partials == nullptr) return;
+      with_type(of.ab_dtype, [&]<typename T>(T) {
+        k::bias_backward<T>(queue, static_cast<const T*>(of.a), of.sums, of.k, of.m, static_cast<float*>(partials));
+      });
+    });
+  }
   sum.residual = nullptr;
   sum.accumulate = of.residual == of.c;  // nothing but c holds it then
   if (sum.accumulate) sum.bias = nullptr;
@@ -514,7 +526,8 @@ void multiply(CudaStream& on, const kernels::MatmulArgs& of) {
                         .bias = added_behind ? nullptr : of.bias.address(),
                         .residual = of.residual.address(),
                         .map = map_of(of.map),
-                        .pre = of.pre.address()};
+                        .pre = of.pre.address(),
+                        .sums = of.sums.address()};
   if (!on.blas()->multiply(on, product, on.blas_workspace())) return multiply_then(on, product);
   if (!added_behind) return;
   order(on, "a bias", [&](CudaStream&, Queue& queue) {

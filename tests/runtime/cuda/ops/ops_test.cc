@@ -691,7 +691,7 @@ void compare_products() {
 
 /// With `refuse` of the library's double what a product asks for beside a sum and a bias is done by other kernels.
 template <typename T>
-void compare_fused_products(bool refuse) {
+void compare_fused_products([[maybe_unused]] bool refuse) {
   Sides on;
   constexpr int64_t kM = 6, kN = 40, kK = 24;
   auto a = on.array(normals<T>("a", kM * kK)), b = on.array(normals<T>("b", kN * kK));
@@ -738,6 +738,7 @@ void compare_fused_products(bool refuse) {
     }
   }
   auto pre = on.zeros<T>(kM * kN + 1);
+  int weights_written = 0;
   struct Case {
     kernels::MatmulMap map;
     bool biased;
@@ -772,6 +773,33 @@ void compare_fused_products(bool refuse) {
     // Rounded before the map too, or not; a slope is 1.13 at most.
     on.alike(pre, chain_of_sums<T>(kK));
     on.alike(c, chain_of_sums<T>(2 * kK) + chain_of_sums<T>(2));
+  }
+  // A weight's gradient with its bias': the first written, then added to; and sums that are not aligned.
+  auto weights = on.array(normals<float>("weights", kM * kN)), sums = on.array(normals<float>("sums", kM + 1));
+  for (const int64_t sums_at : {0, 0, 1}) {
+    CAPTURE(sums_at);
+    const bool more = weights_written++ > 0;
+#ifndef CAIRN_ON_DEVICE
+    launches();
+#endif
+    on.run<T>("matmul", [&](Exec<T> e, Side at) {
+      kernels::MatmulArgs of{.m = kM, .n = kN, .k = kK};
+      of.a = at(a);
+      of.lda = kM;
+      of.trans_a = true;
+      of.b = at(b);
+      of.ldb = of.ldc = kN;
+      of.c = at(weights);
+      of.ab_dtype = DTypeOf<T>::value;
+      of.accumulate = more;
+      of.sums = at(sums) + sums_at;
+      e.matmul(of);
+    });
+#ifndef CAIRN_ON_DEVICE
+    CHECK((launches() > 1) == (refuse || sums_at > 0));
+#endif
+    on.alike(weights, chain_of_sums<float>(3 * kK));
+    on.alike(sums, chain_of_sums<float>(kK));
   }
 }
 

@@ -42,8 +42,9 @@ Recipe with_wide_heads() {
   return out;
 }
 
-/// Launches that a step of small(false) saves: residual and bias of two row cuts and gelu, in two micro-batches.
-constexpr int64_t kFusedLaunches = 2 * (2 * 2 + 1);
+/// Kernels that a step of small(false) saves. In two micro-batches residual and bias of two row cuts, and gelu; bias
+/// gradients of two column cuts (3 kernels) and two row cuts (2), whose sums a kernel adds in the second micro-batch.
+constexpr int64_t kFusedLaunches = 2 * (2 * 2 + 1) + 2 * (3 + 2) + 2 * (2 + 1);
 
 Plan plan_of(const Recipe& recipe) {
   const auto planned = make_plan(recipe, 1);
