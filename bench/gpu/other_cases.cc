@@ -365,22 +365,25 @@ class Others {
     return out;
   }
 
+  static kernels::AdamRun run_of(const Held& of, int64_t count) {
+    return {.args = of.args, .grad = of.grad, .from = of.arrays, .to = of.arrays, .count = count, .trust = 0.5f};
+  }
+
   void state() {
     const int64_t count = count_;
-    add("lamb_moments", 24 * real(count), [=](Arrays& arrays) -> Order {
-      const Held of = held(arrays, count);
+    add("lamb_moments_of_runs", 24 * real(count), [=](Arrays& arrays) -> Order {
+      const kernels::AdamRun run = run_of(held(arrays, count), count);
       const auto words = std::make_shared<HostNumbers<double>>(arrays.device().stream(), kernels::TensorNorms::kWords);
-      return [=, &state = arrays.device().state()] {
-        state.lamb_moments(of.args, of.grad, of.arrays, of.arrays, count, kernels::TensorNorms{words->room()});
-      };
+      return [=, &state = arrays.device().state()] { state.lamb_moments_of_runs({&run, 1}, words->room()); };
     });
-    add("lamb_step", 16 * real(count), [=](Arrays& arrays) -> Order {
-      const Held of = held(arrays, count);
-      return [=, &state = arrays.device().state()] { state.lamb_step(of.args, 0.5f, of.arrays, of.arrays, count); };
+    add("lamb_step_of_runs", 16 * real(count), [=](Arrays& arrays) -> Order {
+      const kernels::AdamRun run = run_of(held(arrays, count), count);
+      return [=, &state = arrays.device().state()] { state.lamb_step_of_runs({&run, 1}); };
     });
-    add("ema", 12 * real(count), [=](Arrays& arrays) -> Order {
+    add("ema_of_runs", 12 * real(count), [=](Arrays& arrays) -> Order {
       const auto weight = arrays.drawn<float>(count), average = arrays.drawn<float>(count);
-      return [=, &state = arrays.device().state()] { state.ema(0.99, weight, average, average, count, {}); };
+      const kernels::EmaRun run{.weight = weight, .from = average, .to = average, .count = count};
+      return [=, &state = arrays.device().state()] { state.ema_of_runs(0.99, {&run, 1}); };
     });
     add("scale_floats", 8 * real(count), [=](Arrays& arrays) -> Order {
       const auto x = arrays.drawn<float>(count);

@@ -284,7 +284,7 @@ class Step {
       const auto words = std::make_shared<HostNumbers<double>>(arrays.device().stream(), ExactSum::kWords);
       return [=, &state = arrays.device().state()] { state.add_squares_of_runs(x, runs, 1, words->room()); };
     });
-    add("adamw", fmt::format("{}", count), calls, 30 * real(count), [=](Arrays& arrays) -> Order {
+    add("adamw_of_runs", fmt::format("{}", count), calls, 30 * real(count), [=](Arrays& arrays) -> Order {
       const kernels::StateArrays of{arrays.drawn<float>(count), arrays.drawn<float>(count), arrays.zeros<float>(count),
                                     nullptr};
       const auto grad = arrays.drawn<float>(count);

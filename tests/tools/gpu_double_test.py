@@ -85,7 +85,7 @@ class GpuDouble(unittest.TestCase):
         self.assertRegex(said, "on a double, no device, driver 580.65.06, .*; cairn ")
         self.assertRegex(said, r"memory \d+ GB/s read and written .*; matrix units \d+.\d TFLOP/s")
         for kernel in ("matmul .*qkv forward, 32 x 96 x 32 ", "matmul .*head weight's gradient", "attention_backward ",
-                       "layer_norm_backward ", "rms_norm_backward ", "gated_backward ", "adamw ", "route_forward "):
+                       "layer_norm_backward ", "rms_norm_backward ", "gated_backward ", "adamw_of_runs ", "route_forward "):
             self.assertRegex(said, rf"\n  {kernel}.* us \(.*% of the limit")
         self.assertNotIn("left out", said)
         self.assertRegex(said, r"\nNOT RUN: a rehearsal on a double, \d\d\d measurements right, 0 wrong\n$")
@@ -101,8 +101,8 @@ class GpuDouble(unittest.TestCase):
         done = subprocess.run([self.device.bin / "gpu_kernel_bench", "--tiny", "--model=tiny-gpt", "--gib=0.0002"],
                               capture_output=True, text=True, timeout=120, env={**os.environ, **self.device.environment})
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertRegex(done.stdout, "adamw .* left out: needs .*MiB")
-        self.assertIn("\nleft out: adamw ", done.stdout)
+        self.assertRegex(done.stdout, "adamw_of_runs .* left out: needs .*MiB")
+        self.assertIn("\nleft out: adamw_of_runs ", done.stdout)
 
     def test_an_unknown_model_is_misuse(self):
         done = subprocess.run([self.device.bin / "gpu_kernel_bench", "--model=gpt5"], capture_output=True, text=True,
