@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "bench/gpu/cases.h"
 #include "runtime/core/exact_sum.h"
@@ -39,50 +42,82 @@ class Step {
   }
 
   // --- products
-  // x [T, in] -> y [T, out]: y = x W^T, dx = dy W, dW = dy^T x in float.
-  void linear(const std::string& what, int64_t in, int64_t out, bool bias, double calls, int64_t rows) {
-    struct Pass {
-      const char* name;
-      int64_t m, n, k;
-      bool trans_a, trans_b;
-      DType to;
-      bool bias;
-    };
-    const Pass passes[] = {
-        {"forward", rows, out, in, false, true, DType::kBf16, bias},
+  /// A product's work for its neighbours (kernels::MatmulArgs).
+  enum class Fused { kNone, kResidual, kGelu, kGeluGradient, kSums };
+  struct Pass {
+    std::string name;
+    int64_t m, n, k;
+    bool trans_a, trans_b;
+    DType to;
+    bool bias;
+    Fused fused = Fused::kNone;
+  };
+  // x [T, in] -> y [T, out]: y = x W^T, dx = dy W, dW = dy^T x in float. `forward`, `backward`: a step's products that
+  // do more; each is measured without it too.
+  void linear(const std::string& what, int64_t in, int64_t out, bool bias, double calls, int64_t rows,
+              Fused forward = Fused::kNone, Fused backward = Fused::kNone, Fused weight = Fused::kNone) {
+    const bool apart = forward == Fused::kResidual;  // the bias then comes with the residual, or by a kernel
+    std::vector<Pass> passes = {
+        {"forward", rows, out, in, false, true, DType::kBf16, bias && !apart},
         {"input's gradient", rows, in, out, false, false, DType::kBf16, false},
         {"weight's gradient", out, in, rows, true, false, DType::kF32, false},
     };
-    for (const Pass& of : passes) {
-      const double bytes = 2 * real(of.m * of.k + of.k * of.n) + real(of.m * of.n) * real(dtype_size_bytes(of.to));
-      add(
-          "matmul", fmt::format("{} {}, {} x {} x {}", what, of.name, of.m, of.n, of.k), calls, bytes,
-          [of](Arrays& arrays) -> Order {
-            kernels::MatmulArgs args{.m = of.m, .n = of.n, .k = of.k};
-            args.a = arrays.drawn<bf16>(of.m * of.k);
-            args.lda = of.trans_a ? of.m : of.k;
-            args.trans_a = of.trans_a;
-            args.b = arrays.drawn<bf16>(of.k * of.n);
-            args.ldb = of.trans_b ? of.k : of.n;
-            args.trans_b = of.trans_b;
-            args.c = of.to == DType::kF32 ? DevicePtr<void>(arrays.drawn<float>(of.m * of.n))
-                                          : DevicePtr<void>(arrays.drawn<bf16>(of.m * of.n));
-            args.ldc = of.n;
-            args.ab_dtype = DType::kBf16;
-            args.c_dtype = of.to;
-            if (of.bias) args.bias = arrays.drawn<bf16>(of.n);
-            return [&on = arrays.device().on(), args] { on.matmul(args); };
-          },
-          2 * real(of.m) * real(of.n) * real(of.k));
+    const std::pair<Fused, const char*> more[] = {{forward, apart ? " with the residual" : " with gelu"},
+                                                  {backward, " with gelu's"},
+                                                  {weight, " with the bias'"}};
+    std::vector<double> calls_of(3, calls);
+    for (size_t k = 0; k < 3; ++k) {
+      if (more[k].first == Fused::kNone) continue;
+      Pass fused = passes[k];
+      fused.name += more[k].second;
+      fused.fused = more[k].first;
+      fused.bias = k == 0 && bias;
+      passes.push_back(fused);
+      calls_of.push_back(std::exchange(calls_of[k], 0));
     }
+    for (size_t k = 0; k < passes.size(); ++k) product(what, passes[k], calls_of[k]);
+  }
+  void product(const std::string& what, const Pass& of, double calls) {
+    const double result = real(of.m * of.n);
+    const bool reads_more = of.fused != Fused::kNone && of.fused != Fused::kSums;
+    const double bytes =
+        2 * real(of.m * of.k + of.k * of.n) + result * real(dtype_size_bytes(of.to)) + (reads_more ? 2 * result : 0.0);
+    add(
+        "matmul", fmt::format("{} {}, {} x {} x {}", what, of.name, of.m, of.n, of.k), calls, bytes,
+        [of](Arrays& arrays) -> Order {
+          kernels::MatmulArgs args{.m = of.m, .n = of.n, .k = of.k};
+          args.a = arrays.drawn<bf16>(of.m * of.k);
+          args.lda = of.trans_a ? of.m : of.k;
+          args.trans_a = of.trans_a;
+          args.b = arrays.drawn<bf16>(of.k * of.n);
+          args.ldb = of.trans_b ? of.k : of.n;
+          args.trans_b = of.trans_b;
+          args.c = of.to == DType::kF32 ? DevicePtr<void>(arrays.drawn<float>(of.m * of.n))
+                                        : DevicePtr<void>(arrays.drawn<bf16>(of.m * of.n));
+          args.ldc = of.n;
+          args.ab_dtype = DType::kBf16;
+          args.c_dtype = of.to;
+          if (of.bias) args.bias = arrays.drawn<bf16>(of.n);
+          if (of.fused == Fused::kResidual) args.residual = arrays.drawn<bf16>(of.m * of.n);
+          if (of.fused == Fused::kGelu || of.fused == Fused::kGeluGradient) {
+            args.map = of.fused == Fused::kGelu ? kernels::MatmulMap::kGeluTanh : kernels::MatmulMap::kGeluTanhGradient;
+            args.pre = arrays.drawn<bf16>(of.m * of.n);
+          }
+          if (of.fused == Fused::kSums) args.sums = arrays.zeros<float>(of.m);
+          return [&on = arrays.device().on(), args] { on.matmul(args); };
+        },
+        2 * real(of.m) * real(of.n) * real(of.k));
   }
   void products() {
     const bool bias = model_.plan.recipe.model.bias;
     const int64_t all_heads = d_.heads * d_.head_dim;
-    linear("qkv", d_.width, d_.qkv, bias, layers_, d_.rows);
-    linear("out", all_heads, d_.width, false, layers_, d_.rows);
-    linear("up", d_.width, d_.ffn_in, bias, layers_, d_.rows);
-    linear("down", d_.ffn, d_.width, false, layers_, d_.rows);
+    const bool gelu = model_.plan.recipe.model.activation == Activation::kGeluTanh;
+    const Fused sums = bias ? Fused::kSums : Fused::kNone;
+    linear("qkv", d_.width, d_.qkv, bias, layers_, d_.rows, Fused::kNone, Fused::kNone, sums);
+    linear("out", all_heads, d_.width, bias, layers_, d_.rows, Fused::kResidual, Fused::kNone, sums);
+    linear("up", d_.width, d_.ffn_in, bias, layers_, d_.rows, gelu ? Fused::kGelu : Fused::kNone, Fused::kNone, sums);
+    linear("down", d_.ffn, d_.width, bias, layers_, d_.rows, Fused::kResidual,
+           gelu ? Fused::kGeluGradient : Fused::kNone, sums);
     const int64_t blocks = (d_.rows + d_.logit_rows - 1) / d_.logit_rows;
     linear("head", d_.embed, d_.vocab, false, real(blocks), d_.logit_rows);
     // Logits of several blocks are computed again in the backward pass.
@@ -164,22 +199,22 @@ class Step {
   void maps() {
     const ModelConfig& m = model_.plan.recipe.model;
     const int64_t rows = d_.rows, count = rows * d_.width, hidden = rows * d_.ffn;
-    add("add", by(rows, d_.width), 4 * layers_, 6 * real(count), [=](Arrays& arrays) -> Order {
+    add("add", by(rows, d_.width), 2 * layers_, 6 * real(count), [=](Arrays& arrays) -> Order {
       const auto a = arrays.drawn<bf16>(count), b = arrays.drawn<bf16>(count), out = arrays.drawn<bf16>(count);
       return [=, &on = arrays.device().on()] { on.add(a, b, out, count); };
     });
+    // Without calls: fused products do it, where cuBLASLt has them.
     if (m.bias) {
-      add("add_bias", by(rows, d_.width), 2 * layers_, 4 * real(count), [=, width = d_.width](Arrays& arrays) -> Order {
+      add("add_bias", by(rows, d_.width), 0, 4 * real(count), [=, width = d_.width](Arrays& arrays) -> Order {
         const auto x = arrays.drawn<bf16>(count), bias = arrays.drawn<bf16>(width);
         return [=, &on = arrays.device().on()] { on.add_bias(x, bias, rows, width); };
       });
-      for (const auto& [width, calls] : {std::pair{d_.width, 2.0}, {d_.qkv, 1.0}, {d_.ffn_in, 1.0}}) {
-        add("bias_backward", by(rows, width), calls * layers_, 2 * real(rows * width),
-            [=, width = width](Arrays& arrays) -> Order {
-              const auto dy = arrays.drawn<bf16>(rows * width);
-              const auto dbias = arrays.zeros<float>(width);
-              return [=, &on = arrays.device().on()] { on.bias_backward(dy, dbias, rows, width, {}); };
-            });
+      for (const int64_t width : {d_.width, d_.qkv, d_.ffn_in}) {
+        add("bias_backward", by(rows, width), 0, 2 * real(rows * width), [=](Arrays& arrays) -> Order {
+          const auto dy = arrays.drawn<bf16>(rows * width);
+          const auto dbias = arrays.zeros<float>(width);
+          return [=, &on = arrays.device().on()] { on.bias_backward(dy, dbias, rows, width, {}); };
+        });
       }
     }
     if (m.activation == Activation::kSwiGlu) {
@@ -197,7 +232,7 @@ class Step {
         const auto x = arrays.drawn<bf16>(hidden), y = arrays.drawn<bf16>(hidden);
         return [=, &on = arrays.device().on()] { on.gelu_tanh_forward(x, y, hidden); };
       });
-      add("gelu_tanh_both", by(rows, d_.ffn), layers_, 8 * real(hidden), [=](Arrays& arrays) -> Order {
+      add("gelu_tanh_both", by(rows, d_.ffn), 0, 8 * real(hidden), [=](Arrays& arrays) -> Order {
         const auto x = arrays.drawn<bf16>(hidden), dy = arrays.drawn<bf16>(hidden), y = arrays.drawn<bf16>(hidden);
         return [=, &on = arrays.device().on()] { on.gelu_tanh_both(x, dy, y, hidden); };
       });

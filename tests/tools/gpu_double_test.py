@@ -85,6 +85,8 @@ class GpuDouble(unittest.TestCase):
         self.assertRegex(said, "on a double, no device, driver 580.65.06, .*; cairn ")
         self.assertRegex(said, r"memory \d+ GB/s read and written .*; matrix units \d+.\d TFLOP/s")
         for kernel in ("matmul .*qkv forward, 32 x 96 x 32 ", "matmul .*head weight's gradient", "attention_backward ",
+                       "matmul .*down forward with the residual", "matmul .*up forward with gelu",
+                       "matmul .*down input's gradient with gelu's", "matmul .*qkv weight's gradient with the bias'",
                        "layer_norm_backward ", "rms_norm_backward ", "gated_backward ", "adamw_of_runs ", "route_forward "):
             self.assertRegex(said, rf"\n  {kernel}.* us \(.*% of the limit")
         self.assertNotIn("left out", said)
