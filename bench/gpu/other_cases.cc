@@ -317,7 +317,25 @@ class Others {
 
   /// Of a vocabulary that is cut over two ranks.
   void losses() {
-    const int64_t rows = rows_;
+    const int64_t rows = rows_, block = d_.logit_rows, cols = d_.vocab / 2;
+    add("row_sums", 2 * real(block * cols), [=](Arrays& arrays) -> Order {
+      const auto targets = arrays.numbers(block, cols);
+      const auto logits = arrays.drawn<bf16>(block * cols);
+      const auto max = arrays.zeros<float>(block), sums = arrays.zeros<float>(block),
+                 target = arrays.zeros<float>(block);
+      return [=, &on = arrays.device().on()] {
+        on.row_sums({block, cols, cols, 0, targets}, logits, max, sums, target);
+      };
+    });
+    add("cross_entropy_backward", 4 * real(block * cols), [=](Arrays& arrays) -> Order {
+      const auto targets = arrays.numbers(block, cols);
+      const auto logits = arrays.drawn<bf16>(block * cols);
+      const auto max = arrays.drawn<float>(block), sums = arrays.drawn<float>(block),
+                 scale = arrays.drawn<float>(block);
+      return [=, &on = arrays.device().on()] {
+        on.cross_entropy_backward({block, cols, cols, 0, targets}, logits, max, sums, scale, 0, 0);
+      };
+    });
     add("join_maxima", 12 * real(rows), [=](Arrays& arrays) -> Order {
       const auto maxima = arrays.drawn<float>(2 * rows), max = arrays.zeros<float>(rows);
       return [=, &on = arrays.device().on()] { on.join_maxima(maxima, 2, rows, max); };
@@ -392,6 +410,11 @@ class Others {
     add("clear_floats", 4 * real(count), [=](Arrays& arrays) -> Order {
       const auto x = arrays.drawn<float>(count);
       return [=, &state = arrays.device().state()] { state.clear_floats(x, count); };
+    });
+    add("clear_floats_of_runs", 4 * real(count), [=](Arrays& arrays) -> Order {
+      const auto x = arrays.drawn<float>(count);
+      const auto runs = arrays.of(std::vector<kernels::ElemRun>{{0, count / 2}, {count / 2, count - count / 2}});
+      return [=, &on = arrays.device().on()] { on.clear_floats_of_runs(x.as<float>(), runs, 2); };
     });
     add("clear_doubles", 8 * real(count), [=](Arrays& arrays) -> Order {
       const auto x = arrays.zeros<double>(count);

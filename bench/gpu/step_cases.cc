@@ -289,22 +289,13 @@ class Step {
     }
     const int64_t block = d_.logit_rows, cols = d_.vocab, valid = m.vocab;
     const double blocks = real((rows + block - 1) / block);
-    add("row_sums", by(block, cols), blocks, 2 * real(block * cols), [=](Arrays& arrays) -> Order {
+    add("cross_entropy", by(block, cols), blocks, 4 * real(block * cols), [=](Arrays& arrays) -> Order {
       const auto targets = arrays.numbers(block, valid);
       const auto logits = arrays.drawn<bf16>(block * cols);
       const auto max = arrays.zeros<float>(block), sums = arrays.zeros<float>(block),
-                 target = arrays.zeros<float>(block);
+                 scale = arrays.zeros<float>(block), loss = arrays.zeros<float>(block);
       return [=, &on = arrays.device().on()] {
-        on.row_sums({block, cols, valid, 0, targets}, logits, max, sums, target);
-      };
-    });
-    add("cross_entropy_backward", by(block, cols), blocks, 4 * real(block * cols), [=](Arrays& arrays) -> Order {
-      const auto targets = arrays.numbers(block, valid);
-      const auto logits = arrays.drawn<bf16>(block * cols);
-      const auto max = arrays.drawn<float>(block), sums = arrays.drawn<float>(block),
-                 scale = arrays.drawn<float>(block);
-      return [=, &on = arrays.device().on()] {
-        on.cross_entropy_backward({block, cols, valid, 0, targets}, logits, max, sums, scale, 0, 0);
+        on.cross_entropy({block, cols, valid, 0, targets}, logits, 1.0f, 0, max, sums, scale, loss);
       };
     });
   }
