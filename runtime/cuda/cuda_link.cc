@@ -13,8 +13,9 @@
 namespace cairn {
 namespace {
 
-// Copies that wait in a stream. A stream takes some 1,024 pieces of work, and then keeps the host until one is done.
-constexpr int64_t kDepth = 512;
+// Copies that wait in a stream, beside at most 64 events. A stream takes some 1,024 pieces of work, and then keeps the
+// host until one is done.
+constexpr int64_t kDepth = 900;
 
 class CudaLink final : public DeviceLink {
  public:

@@ -116,7 +116,7 @@ Status Head<Real>::join_parts(const SavedHead<Real>& saved, DevicePtr<float> max
   return {};
 }
 
-// On a CPU both have the same cost in two visits, and the losses are there sooner.
+// On a CPU two visits cost the same, and forward() has the losses sooner.
 template <typename Real>
 bool Head<Real>::in_one_visit() const {
   return by_backward_ && on_.stream.device().kind != DeviceKind::kCpu && !local_max_ &&

@@ -44,8 +44,8 @@ class Head {
   void norm_rows(const SavedHead<Real>& saved, DevicePtr<Real> out_RH) const;
   /// tp 1: of rows [first, first + count): out [count, vocab], without padding.
   Status logits(const SavedHead<Real>& saved, int64_t first, int64_t count, std::span<float> out);
-  /// Passes that follow: with `by_backward` each forward() is followed by a backward() of the same rows, which may
-  /// leave the losses in place of forward().
+  /// With `by_backward` each forward() from now on is followed by a backward() of the same rows, which may leave the
+  /// losses in place of forward().
   void leave_losses(bool by_backward) { by_backward_ = by_backward; }
   /// What logits() and backward() could reuse is of an earlier pass, or another head's.
   void forget() { held_ = nullptr; }

@@ -86,8 +86,8 @@ class StageModel {
                                 DevicePtr<const void> doutput, DevicePtr<void> dinput, float loss_scale) = 0;
   virtual Status backward_weight(int64_t slot, int64_t late) = 0;
 
-  /// Of the passes that follow: with `by_backward` each forward is followed by a backward, which may leave the losses
-  /// in place of forward. False at first.
+  /// With `by_backward` each forward from now on is followed by a backward, which may leave the losses in place of
+  /// forward. False at first.
   virtual void leave_losses(bool by_backward) = 0;
   /// Last stage, after forward(slot), or backward where that leaves them: the loss of each token [T] in nats, and
   /// behind them [T] of each module that predicts a further token, 0 where there is none; to be read when the stream is

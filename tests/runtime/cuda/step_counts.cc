@@ -35,14 +35,14 @@ struct Bar {
 // clang-format off
 constexpr Bar kBars[] = {
     // model            snapshots  launches   update  bytes_gb  waits
-    {"gpt2-124m",       "never",        388,       1,    18.16,     1},
-    {"gpt2-124m",       "default",      395,       8,    18.16,     2},
-    {"gpt2-1558m",      "never",       1468,       1,    91.23,     1},
-    {"gpt2-1558m",      "default",     1489,      22,    91.23,     2},
-    {"llama3-8-layers", "never",        280,       1,   138.69,     1},
-    {"llama3-8-layers", "default",      301,      22,   138.69,     2},
-    {"moe-8-experts",   "never",        744,       1,    73.72,    17},
-    {"moe-8-experts",   "default",      765,      22,    73.72,    18},
+    {"gpt2-124m",       "never",        312,       1,    15.30,     1},
+    {"gpt2-124m",       "default",      334,      23,    15.30,     1},
+    {"gpt2-1558m",      "never",       1176,       1,    85.37,     1},
+    {"gpt2-1558m",      "default",     1239,      64,    85.37,     2},
+    {"llama3-8-layers", "never",        244,       1,   134.44,     1},
+    {"llama3-8-layers", "default",      307,      64,   134.44,     2},
+    {"moe-8-experts",   "never",        716,       1,    71.60,    17},
+    {"moe-8-experts",   "default",      779,      64,    71.60,    18},
 };
 // clang-format on
 
