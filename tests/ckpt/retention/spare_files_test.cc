@@ -12,7 +12,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <functional>
+#include <thread>
 
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
@@ -45,15 +48,31 @@ SaveOptions over(SpareFiles& spares, int64_t sequence) {
 }
 
 /// All but the newest goes; what `spares` has room for, there.
-void retire(IoBackend& io, const fs::path& dir, SpareFiles& spares, int64_t sequence) {
-  const RetentionReport report = apply_retention(io, dir, {1, {}}, writer(sequence), nullptr, &spares).value();
-  CHECK(report.problems.empty());
-}
-
 std::vector<std::string> spare_folders(IoBackend& io, const fs::path& dir) {
   std::vector<std::string> names = list_names(io, dir).value().leftovers;
   std::erase_if(names, [](const std::string& name) { return !name.starts_with(kSparePrefix); });
   return names;
+}
+
+/// The kernel's worker that made a file durable for a ring may hold it for seconds after the ring has said so, and a
+/// held file is not written over.
+void wait_until_let_go(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0 || ::fcntl(fd, F_SETSIG, SIGURG) != 0) return;  // in memory
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (::fcntl(fd, F_SETLEASE, F_WRLCK) != 0 && errno == EAGAIN && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  ::fcntl(fd, F_SETLEASE, F_UNLCK);
+  ::close(fd);
+}
+
+void retire(IoBackend& io, const fs::path& dir, SpareFiles& spares, int64_t sequence) {
+  const RetentionReport report = apply_retention(io, dir, {1, {}}, writer(sequence), nullptr, &spares).value();
+  CHECK(report.problems.empty());
+  for (const std::string& folder : spare_folders(io, dir)) {
+    for (const DirEntry& entry : io.list(dir / folder).value()) wait_until_let_go(dir / folder / entry.name);
+  }
 }
 
 /// A file system that gives files to be written over, as ext4 and xfs do.
