@@ -135,6 +135,14 @@ StateCopier::Done tells(Flag& done) {
   };
 }
 
+/// Keeps the sums of a copy that is whole.
+StateCopier::Done kept_in(std::vector<uint64_t>& told) {
+  return [&told](std::span<const uint64_t> got) {
+    told.assign(got.begin(), got.end());
+    return Status();
+  };
+}
+
 }  // namespace
 
 TEST_SUITE("ckpt/copy") {
@@ -186,13 +194,7 @@ TEST_SUITE("ckpt/copy") {
         const auto before = state.arrays;
         const auto sums = state.sums();
         std::vector<uint64_t> told;
-        REQUIRE(copier
-                    .start(state.slot.data(),
-                           [&](std::span<const uint64_t> got) {
-                             told.assign(got.begin(), got.end());
-                             return Status();
-                           })
-                    .ok());
+        REQUIRE(copier.start(state.slot.data(), kept_in(told)).ok());
         // An update: in place, in blocks that are not the copier's, sometimes at once and sometimes later.
         if (round % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100 * round));
         for (const size_t k : {4, 0, 1, 2, 3}) {
@@ -327,13 +329,7 @@ TEST_SUITE("ckpt/copy") {
     StateCopier copier(std::move(owned), 0);
     REQUIRE(copier.cover(state.groups(), 5).ok());
     std::vector<uint64_t> told;
-    REQUIRE(copier
-                .start(state.slot.data(),
-                       [&](std::span<const uint64_t> got) {
-                         told.assign(got.begin(), got.end());
-                         return Status();
-                       })
-                .ok());
+    REQUIRE(copier.start(state.slot.data(), kept_in(told)).ok());
     REQUIRE(copier.finish().ok());
     CHECK(link.taken == 1);
     CHECK(told == std::vector<uint64_t>{101, 102, 103, 104, 100});  // the groups begin with shard 4

@@ -26,33 +26,17 @@ struct Record {
 };
 
 /// Tells when snapshot() has returned.
-class TellingHook final : public trainer::CheckpointHook {
+class TellingHook final : public ForwardingHook {
  public:
-  TellingHook(SharedMemoryHook& hook, std::atomic<int64_t>& completed) : hook_(hook), completed_(completed) {}
-  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved,
-                                      std::span<const trainer::StateTensor> copies, int64_t weight_bytes) override {
-    return hook_.memory(saved, copies, weight_bytes);
-  }
-  Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override {
-    return hook_.restore(state);
-  }
-  Result<int64_t> next_bank(int64_t current) override { return hook_.next_bank(current); }
-  Status begin_update(int64_t bank, int64_t step) override { return hook_.begin_update(bank, step); }
-  Result<trainer::StepOrder> decide(const trainer::TrainPosition& position, bool last) override {
-    return hook_.decide(position, last);
-  }
-  Status weights_whole(int64_t step) override { return hook_.weights_whole(step); }
+  TellingHook(SharedMemoryHook& hook, std::atomic<int64_t>& completed) : ForwardingHook(hook), completed_(completed) {}
   Status snapshot(const trainer::StepOrder& order, const trainer::TrainPosition& position, int64_t bank,
                   std::span<const trainer::StateTensor> state, std::span<const uint64_t> sums) override {
-    RT_TRY(hook_.snapshot(order, position, bank, state, sums));
+    RT_TRY(ForwardingHook::snapshot(order, position, bank, state, sums));
     completed_.store(position.step);
     return {};
   }
-  Status finish() override { return hook_.finish(); }
-  void release() override { hook_.release(); }
 
  private:
-  SharedMemoryHook& hook_;
   std::atomic<int64_t>& completed_;
 };
 

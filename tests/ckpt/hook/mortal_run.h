@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tests/ckpt/hook/fake_run.h"
+#include "tests/ckpt/hook/forwarding_hook.h"
 #include "tests/runtime/trainer/harness.h"
 
 namespace cairn::ckpt::testing {
@@ -27,43 +28,32 @@ struct Death {
 };
 
 /// The hook of a rank that may die in the middle of a step: for the others it is then gone, and memory stays as it is.
-class MortalHook final : public trainer::CheckpointHook {
+class MortalHook final : public ForwardingHook {
  public:
-  MortalHook(SharedMemoryHook& hook, int64_t rank, const Death& death) : hook_(hook), rank_(rank), death_(death) {}
+  MortalHook(SharedMemoryHook& hook, int64_t rank, const Death& death)
+      : ForwardingHook(hook), rank_(rank), death_(death) {}
 
-  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved,
-                                      std::span<const trainer::StateTensor> copies, int64_t weight_bytes) override {
-    return hook_.memory(saved, copies, weight_bytes);
-  }
-  Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override {
-    return hook_.restore(state);
-  }
   Result<int64_t> next_bank(int64_t current) override {
     if (dying_) return Error{ErrorCode::kStopped, "killed by the test"};  // where no other rank has noticed
-    return hook_.next_bank(current);
+    return ForwardingHook::next_bank(current);
   }
   Status begin_update(int64_t bank, int64_t step) override {
     RT_TRY(here(Moment::kUpdated, step - 1));  // whose snapshot was left out
-    RT_TRY(hook_.begin_update(bank, step));
+    RT_TRY(ForwardingHook::begin_update(bank, step));
     RT_TRY(here(Moment::kBegun, step));
     // The first update may read what others save: they are done with it when the last begins.
     if (!std::exchange(updated_, true)) std::this_thread::sleep_for(std::chrono::milliseconds(4 * rank_));
     return {};
   }
-  Result<trainer::StepOrder> decide(const trainer::TrainPosition& position, bool last) override {
-    return hook_.decide(position, last);
-  }
   Status weights_whole(int64_t step) override {
     RT_TRY(here(Moment::kGathering, step));
-    return hook_.weights_whole(step);
+    return ForwardingHook::weights_whole(step);
   }
   Status snapshot(const trainer::StepOrder& order, const trainer::TrainPosition& position, int64_t bank,
                   std::span<const trainer::StateTensor> state, std::span<const uint64_t> sums) override {
     RT_TRY(here(Moment::kUpdated, position.step));
-    return hook_.snapshot(order, position, bank, state, sums);
+    return ForwardingHook::snapshot(order, position, bank, state, sums);
   }
-  Status finish() override { return hook_.finish(); }
-  void release() override { hook_.release(); }
   void die() { dying_ = true; }
 
  private:
@@ -71,7 +61,6 @@ class MortalHook final : public trainer::CheckpointHook {
     if (moment != death_.moment || step != death_.step || rank_ != death_.victim) return {};
     return Error{ErrorCode::kStopped, "killed by the test"};
   }
-  SharedMemoryHook& hook_;
   int64_t rank_;
   Death death_;
   bool dying_ = false, updated_ = false;

@@ -18,6 +18,7 @@
 #include "runtime/cuda/machine/machine.h"
 #include "runtime/cuda/ops/ops.h"
 #include "runtime/trainer/trainer.h"
+#include "tests/ckpt/hook/forwarding_hook.h"
 #include "tests/runtime/cuda/steps/unbacked_arena.h"
 #include "tests/simt/blas_double.h"
 #include "tests/simt/cuda_api.h"
@@ -29,35 +30,17 @@ namespace {
 using simt::Ordered;
 
 /// The hook of the run, which ends it in the step after the last one that is wanted.
-class EndedHook final : public trainer::CheckpointHook {
+class EndedHook final : public ckpt::testing::ForwardingHook {
  public:
-  EndedHook(ckpt::SharedMemoryHook& hook, int64_t steps) : hook_(hook), left_(steps) {}
-  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved,
-                                      std::span<const trainer::StateTensor> copies, int64_t weight_bytes) override {
-    return hook_.memory(saved, copies, weight_bytes);
-  }
-  Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override {
-    return hook_.restore(state);
-  }
+  EndedHook(ckpt::SharedMemoryHook& hook, int64_t steps) : ForwardingHook(hook), left_(steps) {}
   Result<int64_t> next_bank(int64_t current) override {
     if (left_-- == 0) return Error{ErrorCode::kStopped, "all steps are counted"};
-    return hook_.next_bank(current);
+    return ForwardingHook::next_bank(current);
   }
-  Status begin_update(int64_t bank, int64_t step) override { return hook_.begin_update(bank, step); }
-  Result<trainer::StepOrder> decide(const trainer::TrainPosition& position, bool last) override {
-    return hook_.decide(position, last);
-  }
-  Status weights_whole(int64_t step) override { return hook_.weights_whole(step); }
-  Status snapshot(const trainer::StepOrder& order, const trainer::TrainPosition& position, int64_t bank,
-                  std::span<const trainer::StateTensor> state, std::span<const uint64_t> sums) override {
-    return hook_.snapshot(order, position, bank, state, sums);
-  }
-  Status finish() override { return hook_.finish(); }
   /// The last copy is of no use, and is left: the device's memory outlives the hook.
   void release() override {}
 
  private:
-  ckpt::SharedMemoryHook& hook_;
   int64_t left_;
 };
 
