@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <vector>
 
+#include "runtime/device/copy_gate.h"
+
 namespace cairn {
 
 int64_t DeviceLink::piece_bytes(int64_t copy_bytes) const {
-  // Few enough that an update is ordered by some tens of blocks, and so large that a block is worth a launch.
-  constexpr int64_t kLeast = int64_t{64} << 20, kMostPieces = 64;
-  return std::max(kLeast, (copy_bytes + kMostPieces - 1) / kMostPieces);
+  constexpr int64_t kLeast = int64_t{64} << 20;  // so large that a block of an update is worth a launch
+  return std::max(kLeast, (copy_bytes + kMostGateCalls - 1) / kMostGateCalls);
 }
 
 Status DeviceLink::fill(std::span<const DeviceBytes> device, const Write& write) {

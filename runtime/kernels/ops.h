@@ -31,7 +31,7 @@ namespace cairn::kernels {
   X(gelu_tanh_backward) X(gelu_erf_backward) X(gelu_quick_backward) X(relu_backward) X(relu2_backward)               \
   X(silu_backward)                                                                                                   \
   X(gelu_tanh_both) X(gelu_erf_both) X(gelu_quick_both) X(relu_both) X(relu2_both) X(silu_both)                      \
-  X(gated_forward) X(gated_backward) X(clamped_gate_forward) X(clamped_gate_backward)                                                                                 \
+  X(gated_forward) X(gated_backward) X(clamped_gate_forward) X(clamped_gate_backward)                                \
   X(rotary) X(dropout)                                                                                               \
   X(layer_norm_forward) X(layer_norm_backward) X(rms_norm_forward) X(rms_norm_backward)                              \
   X(head_norm_forward) X(head_norm_backward) X(row_dots) X(whole_norm_forward) X(whole_norm_backward)                \
@@ -40,13 +40,13 @@ namespace cairn::kernels {
   X(embedding_forward) X(embedding_backward) X(embedding_backward_parts)                                             \
   X(positions_forward) X(positions_backward) X(positions_look_up)                                                    \
   X(row_sums) X(cross_entropy_backward) X(cross_entropy)                                                             \
-  X(route_backward) X(rows_to_experts) X(scale_expert_rows) X(rows_to_tokens) X(dot_and_scale_rows)                                       \
+  X(route_backward) X(rows_to_experts) X(scale_expert_rows) X(rows_to_tokens) X(dot_and_scale_rows)                  \
   X(gate_rows) X(gate_backward)                                                                                      \
   X(copy) X(clear) X(copy_rows) X(round_rows) X(scatter_rows) X(to_floats) X(from_floats) X(rows_to_host)
 /// The same whatever T is.
 #define RT_KERNELS(X)                                                                                                \
   X(matmul) X(matmul_groups)                                                                                         \
-  X(rotary_table) X(alibi_slopes) X(sink_gradients)                                                                                    \
+  X(rotary_table) X(alibi_slopes) X(sink_gradients)                                                                  \
   X(join_maxima) X(rescale_sums) X(row_losses) X(row_scales)                                                         \
   X(route_forward) X(count_choices) X(place_choices)                                                                 \
   X(add_to) X(scale_floats) X(copy_floats) X(copy_ints) X(clear_floats) X(clear_floats_of_runs)                      \

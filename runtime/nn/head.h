@@ -60,6 +60,8 @@ class Head {
   /// Adds the gradients of the head's matrix and bias from logits' of rows [begin, begin + count); in trees of parts
   /// those of the bias lie apart, and those of a part of all rows go into `sum` [V, E].
   void weight_gradient(DevicePtr<const Real> dlogits, int64_t begin, int64_t count, DevicePtr<float> sum) const;
+  /// The loss and its gradient come of one visit of the logits, in backward().
+  bool in_one_visit() const;
   /// Logits of rows [begin, begin + count) into the buffer; scratch.rows must hold input_rows().
   void compute_logits(int64_t begin, int64_t count) const;
 
@@ -77,9 +79,6 @@ class Head {
   DevicePtr<float> local_max_, part_sums_;  // [P, T]
   DevicePtr<float> scale_;                  // [T]
   DevicePtr<float> weight_sums_;  // of parts of the rows (tree_sum.h); null where all logits are there at once
-  /// The loss and its gradient come of one visit of the logits, in backward().
-  bool in_one_visit() const;
-
   float z_loss_ = 0;
   bool by_backward_ = false;
   DevicePtr<const Real> held_;  // the input whose logits, all rows, are in the buffer

@@ -28,7 +28,7 @@ constexpr int64_t kChunk = 16384;  // elements of a run that a block has
 struct UpdateNumbers {
   float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0, eps = 0;
   float kept = 0, step_size = 0;                  // AdamW: 1 - lr * decay, lr / (1 - beta1^t)
-  float lr = 0, weight_decay = 0, inv_bias1 = 0;  // LAMB; its step's rate is the tensor's trust more
+  float lr = 0, weight_decay = 0, inv_bias1 = 0;  // LAMB; the rate of its step times the trust
   float inv_sqrt_bias2 = 0;                       // 1 / sqrt(1 - beta2^t)
 
   /// In double: 1 - beta2^t loses most of its digits in float for the first steps. grad_scale is Clip's.
