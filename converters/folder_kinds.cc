@@ -108,8 +108,7 @@ const std::vector<Kind>& kinds() {
        {},
        "is a checkpoint of LitGPT ({found})",
        "litgpt convert_from_litgpt {dir} OUT makes OUT/model.pth, one dict of the Hugging Face model's tensors: name "
-       "it "
-       "pytorch_model.bin and copy config.json beside it"},
+       "it pytorch_model.bin and copy config.json beside it"},
       {{"model_weights/", "*.nemo", "model_config.yaml"},
        {},
        "is a model of NeMo ({found})",

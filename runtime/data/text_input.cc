@@ -15,6 +15,7 @@
 #include <optional>
 #include <set>
 
+#include "runtime/core/crc32c.h"
 #include "runtime/core/lfs_pointer.h"
 #include "runtime/core/units.h"
 #include "runtime/data/file_io.h"
@@ -110,17 +111,6 @@ bool begins_with(std::string_view begin, const Signature& one) {
 }
 
 std::string sentence(const Signature& one) { return fmt::format("is {}: {}", one.name, one.remedy); }
-
-/// The checksum that TFRecord has of its lengths. Source: TensorFlow, core/lib/hash/crc32c.h.
-uint32_t masked_crc32c(std::string_view bytes) {
-  uint32_t crc = ~uint32_t{0};
-  for (const char c : bytes) {
-    crc ^= static_cast<unsigned char>(c);
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0x82f63b78U : 0);
-  }
-  crc = ~crc;
-  return ((crc >> 15) | (crc << 17)) + 0xa282ead8U;
-}
 
 /// A page of HTML, whatever the case of its first tag.
 bool is_page(std::string_view begin) {

@@ -3,31 +3,15 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <climits>
 #include <cstring>
 
+#include "runtime/core/crc32c.h"
 #include "runtime/core/file_calls.h"
 
 namespace cairn::telemetry {
 namespace {
-
-constexpr std::array<uint32_t, 256> make_table() {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t n = 0; n < 256; ++n) {
-    uint32_t c = n;
-    for (int k = 0; k < 8; ++k) c = (c & 1) ? (c >> 1) ^ 0x82F63B78u : c >> 1;  // Castagnoli, reflected
-    table[n] = c;
-  }
-  return table;
-}
-constexpr std::array<uint32_t, 256> kTable = make_table();
-
-uint32_t masked(std::string_view bytes) {
-  const uint32_t c = crc32c(bytes);
-  return ((c >> 15) | (c << 17)) + 0xA282EAD8u;
-}
 
 template <typename T>
 void put(std::string& out, T value) {
@@ -66,18 +50,12 @@ std::string event(double wall_time, int64_t step) {
 
 }  // namespace
 
-uint32_t crc32c(std::string_view bytes) {
-  uint32_t c = 0xFFFFFFFFu;
-  for (const char byte : bytes) c = kTable[(c ^ static_cast<unsigned char>(byte)) & 0xFF] ^ (c >> 8);
-  return c ^ 0xFFFFFFFFu;
-}
-
 std::string tensorboard_record(std::string_view payload) {
   std::string out;
   put<uint64_t>(out, payload.size());
-  put(out, masked(std::string_view(out.data(), 8)));
+  put(out, masked_crc32c(std::string_view(out.data(), 8)));
   out.append(payload);
-  put(out, masked(payload));
+  put(out, masked_crc32c(payload));
   return out;
 }
 

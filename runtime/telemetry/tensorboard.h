@@ -14,7 +14,6 @@
 
 namespace cairn::telemetry {
 
-uint32_t crc32c(std::string_view bytes);
 /// uint64 length | masked crc of it | payload | masked crc of it.
 std::string tensorboard_record(std::string_view payload);
 std::string version_event(double wall_time);
