@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 #include <thread>
 
+#include "runtime/core/process.h"
 #include "tests/runtime/comm/fabric.h"
 
 using namespace cairn;
@@ -60,6 +61,17 @@ std::vector<std::string> run_on_hosts(const WorldSpec& spec, const Body& body) {
   return run_hosts(spec, 2, body, around(spec));
 }
 
+/// Stops a rank at a moment when it is inside of an operation.
+void stop_inside(World& world, int64_t rank) {
+  for (;;) {
+    world.ranks.send_signal(rank, SIGSTOP);
+    while (process_stat(world.ranks.pid(rank)).value().state != 'T') std::this_thread::yield();
+    // Behind a device its thread is in one for an instant only.
+    if (!kSettledOn.empty() || world.shm.ranks()[static_cast<size_t>(rank)].inside) return;
+    world.ranks.send_signal(rank, SIGCONT);
+  }
+}
+
 using Count = Shared<std::atomic<int64_t>>;
 
 std::string loop_all_reduce(Engine& engine, int64_t n, const Count& done) {
@@ -81,6 +93,7 @@ TEST_SUITE("runtime/comm/failure") {
       const Count done;
       World world({.size = n}, [&](Engine& engine) { return loop_all_reduce(engine, n, done); });
       while ((*done).load() < 10 * n) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      stop_inside(world, 1);
       const double killed_ms = now_ms();
       world.ranks.send_signal(1, SIGKILL);
       // On a device it is in the collective while its thread is behind it.
