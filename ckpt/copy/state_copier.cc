@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "runtime/core/check.h"
@@ -31,6 +32,8 @@ std::vector<CopyPart> parts_of(std::span<const std::vector<CopyArray>> groups, i
   }
   return out;
 }
+
+int64_t fetch_bytes(int64_t copy_bytes) { return std::max(int64_t{8} << 20, copy_bytes / 512 / 4 * 4); }
 
 StateCopier::StateCopier(std::unique_ptr<DeviceLink> link, int nice) : link_(std::move(link)) {
   thread_ = std::thread([this, nice] { run(nice); });
@@ -60,7 +63,8 @@ Status StateCopier::cover(std::span<const std::vector<CopyArray>> groups, int64_
     }
   }
   const int64_t piece_bytes = link_->at_once() ? 0 : link_->piece_bytes(bytes);
-  parts_ = parts_of(groups, link_->at_once() ? kCopyBlockBytes : std::min(kFetchBytes, piece_bytes));
+  const int64_t at_once = link_->at_once() ? kCopyBlockBytes : std::min(fetch_bytes(bytes), piece_bytes);
+  parts_ = parts_of(groups, at_once);
   shards_ = shards;
   sums_.assign(parts_.size(), 0);
   pieces_ = std::make_unique<Piece[]>(parts_.size());
@@ -78,11 +82,41 @@ Status StateCopier::cover(std::span<const std::vector<CopyArray>> groups, int64_
   for (size_t part = 0; part < parts_.size(); ++part) by_address_[part] = part;
   std::sort(by_address_.begin(), by_address_.end(),
             [this](size_t a, size_t b) { return parts_[a].from < parts_[b].from; });
+  fetches_.clear();
   if (link_->at_once()) return {};
+  join_parts(at_once);
   constexpr int64_t kAlign = 64;  // as arrays are
   block_bytes_ = (piece_bytes + together * kAlign - 1) / (together * kAlign) * kAlign;
   RT_TRY_SET(device_sums_, link_->sum_up(arrays));
   return {};
+}
+
+/// Makes as few fetches of each piece as its parts allow.
+void StateCopier::join_parts(int64_t most_bytes) {
+  constexpr int64_t kLongestGap = 4096;  // arrays of a bank begin at pages, or closer together
+  std::vector<size_t> order(parts_.size()), next_in_slot(parts_.size(), parts_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [this](size_t a, size_t b) { return parts_[a].offset < parts_[b].offset; });
+  for (size_t k = 1; k < order.size(); ++k) next_in_slot[order[k - 1]] = order[k];
+  const auto touch = [&](size_t a, size_t b) {
+    const int64_t gap = parts_[b].from - (parts_[a].from + parts_[a].bytes);
+    return next_in_slot[a] == b && gap < kLongestGap && gap == parts_[b].offset - (parts_[a].offset + parts_[a].bytes);
+  };
+  size_t part = 0;
+  for (size_t piece = 0; piece < pieces_count_; ++piece) {
+    order.clear();
+    for (; part < pieces_[piece].end; ++part) order.push_back(part);
+    std::sort(order.begin(), order.end(), [this](size_t a, size_t b) { return parts_[a].from < parts_[b].from; });
+    for (size_t begin = 0, end; begin < order.size(); begin = end) {
+      for (end = begin + 1; end < order.size() && touch(order[end - 1], order[end]);) ++end;
+      const CopyPart &first = parts_[order[begin]], &last = parts_[order[end - 1]];
+      const int64_t bytes = last.from + last.bytes - first.from;
+      for (int64_t at = 0; at < bytes; at += most_bytes) {
+        fetches_.push_back({first.from + at, first.offset + at, std::min(most_bytes, bytes - at)});
+      }
+    }
+    pieces_[piece].end = fetches_.size();
+  }
 }
 
 Status StateCopier::start(std::byte* slot, Done done) {
@@ -214,16 +248,17 @@ Status StateCopier::copy_parts() {
 
 Status StateCopier::copy_pieces() {
   if (device_sums_) RT_TRY(link_->take_sums());
-  size_t part = 0, arrived = 0, arrived_parts = 0;
+  size_t fetch = 0, arrived = 0, arrived_fetches = 0;
   const auto arrive_next = [&]() -> Status {
     RT_TRY(arrive(arrived));
-    arrived_parts = pieces_[arrived++].end;
+    arrived_fetches = pieces_[arrived++].end;
     return {};
   };
   for (size_t piece = 0; piece < pieces_count_ && !stopping_; ++piece) {
-    for (; part < pieces_[piece].end; ++part) {
-      while (arrived < piece && static_cast<int64_t>(part - arrived_parts) >= link_->depth()) RT_TRY(arrive_next());
-      RT_TRY(link_->fetch({parts_[part].from, parts_[part].bytes}, slot_ + parts_[part].offset));
+    for (; fetch < pieces_[piece].end; ++fetch) {
+      while (arrived < piece && static_cast<int64_t>(fetch - arrived_fetches) >= link_->depth()) RT_TRY(arrive_next());
+      const Fetch& f = fetches_[fetch];
+      RT_TRY(link_->fetch({f.from, f.bytes}, slot_ + f.offset));
     }
     RT_TRY_SET(pieces_[piece].mark, link_->mark());
     reach(piece, kOrdered);

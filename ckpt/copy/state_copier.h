@@ -32,8 +32,11 @@
 
 namespace cairn::ckpt {
 
-/// Copied at once: of host memory, and by a device, where copies of training come in between.
-inline constexpr int64_t kCopyBlockBytes = int64_t{1} << 20, kFetchBytes = int64_t{8} << 20;
+/// Copied at once of host memory.
+inline constexpr int64_t kCopyBlockBytes = int64_t{1} << 20;
+/// How much a device copies at once of a copy of so many bytes: copies of training come in between, and large state is
+/// some 512 such fetches.
+int64_t fetch_bytes(int64_t copy_bytes);
 
 /// Of the copier's thread, which gives way to training.
 inline constexpr int kCopyNice = 10;
@@ -65,8 +68,9 @@ class StateCopier final : public CopyGate {
   StateCopier(const StateCopier&) = delete;
   StateCopier& operator=(const StateCopier&) = delete;
 
-  /// What is copied from now on; no copy is under way. Arrays do not overlap and are copied in this order. Errors:
-  /// those of the link.
+  /// What is copied from now on; no copy is under way. Arrays do not overlap and are copied in this order. Those that
+  /// lie behind one another as in the slot, less than a page apart, are of one allocation: a device copies them
+  /// together, with the gap. Errors: those of the link.
   Status cover(std::span<const std::vector<CopyArray>> groups, int64_t shards);
 
   /// Begins to copy all parts to `slot`. finish() has been called for the copy before.
@@ -88,10 +92,16 @@ class StateCopier final : public CopyGate {
   /// How far a piece is; at_once() each part is one. kOrdered: its mark can be followed.
   enum State : uint32_t { kOpen, kTaken, kOrdered, kRead };
   struct Piece {
-    size_t end = 0;  // behind its last part
+    size_t end = 0;  // behind its last fetch; at_once(): part
     std::atomic<uint32_t> state = kRead;
     std::shared_ptr<const Event> mark;
   };
+  /// What a device copies at once.
+  struct Fetch {
+    DevicePtr<std::byte> from;
+    int64_t offset = 0, bytes = 0;
+  };
+  void join_parts(int64_t most_bytes);
   void run(int nice);
   Status copy_parts();
   Status copy_pieces();
@@ -109,6 +119,7 @@ class StateCopier final : public CopyGate {
   std::vector<CopyPart> parts_;
   std::vector<size_t> by_address_;  // into parts_, by CopyPart::from
   std::vector<size_t> piece_of_;    // of the parts
+  std::vector<Fetch> fetches_;      // of the pieces; at_once(): none
   std::vector<uint64_t> sums_;      // of the parts
   std::vector<size_t> array_shards_;
   int64_t shards_ = 0;

@@ -14,8 +14,6 @@ namespace {
 
 constexpr int64_t kElemBytes = 4;  // all saved state is f32
 
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
 class TextHash {
  public:
   void add(std::string_view text) { hash_.update(std::as_bytes(std::span(text))); }
@@ -76,21 +74,20 @@ SlotLayout slot_layout(const Plan& plan, int64_t rank, const StateKinds& kinds) 
   const RankPlan mine = plan.rank(rank);
   SlotLayout out;
   const auto add = [&](StateKind kind, const auto& piece) {
-    const int64_t bytes = piece.box.count_elems() * kElemBytes;
-    const int64_t align = bytes >= kPagedShardBytes ? kPageBytes : kPackedAlign;
-    const int64_t offset = round_up(out.bytes, align);
-    out.shards.push_back({static_cast<int64_t>(kind), piece.tensor, piece.box, offset, bytes});
-    out.bytes = offset + bytes;
+    out.shards.push_back({static_cast<int64_t>(kind), piece.tensor, piece.box,
+                          out.bytes + piece.state_offset * kElemBytes, piece.box.count_elems() * kElemBytes});
   };
   for (const StateKind kind : kinds.arrays()) {
     for (const StatePiece& piece : mine.pieces) {
       if (piece.primary) add(kind, piece);
     }
+    out.bytes += mine.saved_elems * kElemBytes;
   }
+  if (!kinds.factored()) return out;
   for (const SumPiece& piece : mine.sums) {
-    if (piece.primary && kinds.factored()) add(piece.kind, piece);
+    if (piece.primary) add(piece.kind, piece);
   }
-  out.bytes = round_up(out.bytes, kPageBytes);
+  out.bytes += mine.saved_sums * kElemBytes;
   return out;
 }
 

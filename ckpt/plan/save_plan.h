@@ -38,10 +38,6 @@ bool moments_begin(const Plan& plan, const Manifest& manifest);
 /// Refuses moments that are factored where the run's are not, and the other way round. Errors: kInvalidInput.
 Status check_moments(const StateKinds& saved, const StateKinds& wanted);
 
-inline constexpr int64_t kPageBytes = 4096;            // alignment of large shards: O_DIRECT from where they lie
-inline constexpr int64_t kPagedShardBytes = 64 << 10;  // smaller ones are packed: alignment would waste up to 6 %
-inline constexpr int64_t kPackedAlign = 64;            // a cache line
-
 /// One box of one kind of one tensor, at [offset, offset + bytes) of the rank's slot.
 struct SlotShard {
   int64_t kind = 0;    // index into kStateKinds
@@ -56,7 +52,8 @@ struct SlotLayout {
   int64_t bytes = 0;  // of the slot, a multiple of kPageBytes; 0 for a rank that saves nothing
 };
 
-/// The shards that `rank` saves, in order, without overlap, offsets ascending: of `kinds`, a part of the plan's.
+/// The shards that `rank` saves, in order, without overlap, offsets ascending: of `kinds`, a part of the plan's. With
+/// all of them they lie as RankPlan has the arrays in a device's memory.
 SlotLayout slot_layout(const Plan& plan, int64_t rank, const StateKinds& kinds);
 /// As the plan's recipe has them.
 SlotLayout slot_layout(const Plan& plan, int64_t rank);

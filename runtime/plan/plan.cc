@@ -15,6 +15,8 @@
 namespace cairn {
 namespace {
 
+constexpr int64_t kFloatBytes = 4;
+
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Each next layer goes where least lies, to the middle of those: first one to each stage, then the others.
@@ -421,14 +423,22 @@ class RankPlanner {
               box.hi[d] += local.box.lo[d];
             }
             const int64_t count = box.count_elems();
-            int64_t& elems = primary ? out_.saved_elems : out_.private_elems;
-            out_.pieces.push_back({local.tensor, std::move(box), flat, flat + to_shard, elems, primary});
-            elems += count;
+            const int64_t at_state = take_state(primary ? out_.saved_elems : out_.private_elems, count, primary);
+            out_.pieces.push_back({local.tensor, std::move(box), flat, flat + to_shard, at_state, primary});
             flat += count;
           }
         });
       }
     }
+    out_.saved_elems = round_up(out_.saved_elems, kPageBytes / kFloatBytes);
+  }
+
+  /// Where the next `count` floats begin in saved arrays, or in private ones, of which `floats` are taken.
+  static int64_t take_state(int64_t& floats, int64_t count, bool saved) {
+    const int64_t align = count * kFloatBytes >= kPagedShardBytes ? kPageBytes : kPackedAlign;
+    const int64_t begin = saved ? round_up(floats, align / kFloatBytes) : floats;
+    floats = begin + count;
+    return begin;
   }
 
   /// A dim of a local tensor whose sums are partial on each tp rank: the other one is cut.
@@ -452,12 +462,12 @@ class RankPlanner {
         if (piece.box.empty()) continue;  // rows of padding; their columns are added up over tp all the same
         piece.primary = here.primary && plan_.mesh.replica(out_.at) % plan_.replicas(divided(spec)) == 0 &&
                         (!partial_over_tp(spec, kind) || out_.at.tp == 0);
-        int64_t& floats = piece.primary ? out_.saved_sums : out_.private_sums;
-        piece.state_offset = floats;
-        floats += piece.count();
+        piece.state_offset =
+            take_state(piece.primary ? out_.saved_sums : out_.private_sums, piece.count(), piece.primary);
         out_.sums.push_back(std::move(piece));
       }
     }
+    out_.saved_sums = round_up(out_.saved_sums, kPageBytes / kFloatBytes);
     // Dense and whole, dense and partial over tp, of divided experts and partial, of those and whole.
     int64_t at = 0;
     for (const auto& [experts, partial] : {std::pair(false, false), {false, true}, {true, true}, {true, false}}) {

@@ -47,7 +47,13 @@
 namespace cairn {
 
 constexpr int64_t kAlignElems = 16;  // 64 bytes of float
-constexpr int64_t kUnitSlots = 2;    // layers whose gradients (ZeRO-2) or weights (ZeRO-3) are whole at once
+
+// Where an array of saved state begins: the layout is the same in a device's memory, in a snapshot's slot and in its
+// file.
+constexpr int64_t kPageBytes = 4096;            // of large ones: O_DIRECT writes them from where they lie
+constexpr int64_t kPagedShardBytes = 64 << 10;  // smaller ones are packed: alignment would waste up to 6 %
+constexpr int64_t kPackedAlign = 64;            // a cache line
+constexpr int64_t kUnitSlots = 2;               // layers whose gradients (ZeRO-2) or weights (ZeRO-3) are whole at once
 
 /// Elements of a bucket unless the recipe says: 8 Mi (32 MiB of float gradients). With many replicas more, so that each
 /// still gets a piece of 1 Mi: messages stay long, and tensors undivided.
@@ -143,9 +149,9 @@ struct RankPlan {
   int64_t shard_elems = 0;           // of all buckets
   std::vector<StatePiece> pieces;    // of the shards, in the order of the flat range
   std::vector<SumPiece> sums;        // in the order of StateKinds::sums()
-  int64_t saved_elems = 0;           // of the primary pieces: length of each array of a bank
+  int64_t saved_elems = 0;           // of the primary pieces, gaps included: length of each saved array
   int64_t saved_arrays = 3;          // of a bank
-  int64_t saved_sums = 0;            // floats of the primary `sums`, behind the arrays
+  int64_t saved_sums = 0;            // floats of the primary `sums`, gaps included, behind the arrays
   int64_t private_elems = 0;         // of all other state
   int64_t private_arrays = 3;        // no average: ranks keep that of what they save and of nothing else
   int64_t private_sums = 0;          // floats of the other `sums`

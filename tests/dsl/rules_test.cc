@@ -271,7 +271,7 @@ void check_plan(const Plan& plan) {
   if (plan.mesh.world() > 32) return;
   for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
     const RankPlan mine = plan.rank(rank);
-    saved += mine.saved_elems;
+    for (const StatePiece& piece : mine.pieces) saved += piece.primary ? piece.count_elems() : 0;
     int64_t held = 0;
     for (const Bucket& bucket : mine.buckets) {
       REQUIRE(bucket.shard.size() * plan.shard_size(bucket.experts) == bucket.range.size());

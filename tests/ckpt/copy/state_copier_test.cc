@@ -292,7 +292,49 @@ TEST_SUITE("ckpt/copy") {
     CHECK(link.piece_bytes(1) == 64 * kMiB);
     CHECK(link.piece_bytes(64 * 64 * kMiB) == 64 * kMiB);
     CHECK(link.piece_bytes(64 * 64 * kMiB + 1) == 64 * kMiB + 1);
-    CHECK(kFetchBytes == 8 * kMiB);
+    CHECK(fetch_bytes(1) == 8 * kMiB);
+    CHECK(fetch_bytes(512 * 8 * kMiB) == 8 * kMiB);
+    CHECK(fetch_bytes(512 * 8 * kMiB + 512 * 4) == 8 * kMiB + 4);
+  }
+
+  TEST_CASE("arrays that lie behind one another as in the slot are fetched together, and no others") {
+    constexpr int64_t kTensors = 9, kKinds = 3, kBank = kMiB / 2;
+    const auto bytes_of_tensor = [](int64_t tensor) { return tensor % 3 == 2 ? int64_t{100'000} : 40 + 4 * tensor; };
+    const auto begin_of = [&](int64_t kind, int64_t tensor) {
+      int64_t at = kind * kBank;
+      for (int64_t t = 0; t < tensor; ++t) at = (at + bytes_of_tensor(t) + 63) / 64 * 64;
+      return at;
+    };
+    for (const bool one_apart : {false, true}) {
+      CAPTURE(one_apart);
+      std::vector<uint32_t> bank = noise(kKinds * kBank / 4), apart = noise(kBank / 4, 2);
+      std::vector<std::byte> slot(kKinds * kBank, std::byte{0x55});
+      std::vector<std::vector<CopyArray>> groups;
+      for (int64_t tensor = 0; tensor < kTensors; ++tensor) {
+        std::vector<CopyArray>& group = groups.emplace_back();
+        for (int64_t kind = 0; kind < kKinds; ++kind) {
+          const int64_t at = begin_of(kind, tensor);
+          const bool elsewhere = one_apart && tensor == 3 && kind == 1;  // 52 bytes, less than a page
+          std::byte* const from = elsewhere ? bytes_of(apart).data() : bytes_of(bank).data() + at;
+          group.push_back({DevicePtr(from), at, bytes_of_tensor(tensor), kind * kTensors + tensor});
+        }
+      }
+      auto owned = std::make_unique<GatedLink>(64 * kMiB);
+      GatedLink& link = *owned;
+      link.let_all();
+      StateCopier copier(std::move(owned), 0);
+      REQUIRE(copier.cover(groups, kKinds * kTensors).ok());
+      std::vector<uint64_t> told;
+      REQUIRE(copier.start(slot.data(), kept_in(told)).ok());
+      REQUIRE(copier.finish().ok());
+      CHECK(link.most() == (one_apart ? kKinds + 2 : kKinds));
+      for (const std::vector<CopyArray>& group : groups) {
+        for (const CopyArray& array : group) {
+          CHECK(std::memcmp(slot.data() + array.offset, address_of(array.from), static_cast<size_t>(array.bytes)) == 0);
+          CHECK(told[static_cast<size_t>(array.shard)] == word_sums(address_of(array.from), array.bytes / 4));
+        }
+      }
+    }
   }
 
   TEST_CASE("the copier has as many fetches on their way as the link takes") {

@@ -15,7 +15,7 @@ TEST_SUITE("ckpt/plan/save_plan") {
     for (const bool tied : {true, false}) {
       for (const auto& layout : layouts()) {
         const Plan plan = plan_of(layout, tied);
-        int64_t payload = 0;
+        int64_t payload = 0, rank = 0;
         for (const SlotLayout& slot : slot_layouts(plan)) {
           int64_t end = 0;
           for (const SlotShard& shard : slot.shards) {
@@ -27,6 +27,7 @@ TEST_SUITE("ckpt/plan/save_plan") {
           }
           REQUIRE(slot.bytes >= end);
           REQUIRE(slot.bytes % kPageBytes == 0);
+          REQUIRE(slot.bytes == plan.rank(rank++).bank_bytes());
         }
         CHECK(payload == plan.checkpoint_bytes);
       }

@@ -38,11 +38,11 @@ constexpr Bar kBars[] = {
     {"gpt2-124m",       "never",        312,       1,    15.30,     1},
     {"gpt2-124m",       "default",      334,      23,    15.30,     1},
     {"gpt2-1558m",      "never",       1176,       1,    85.37,     1},
-    {"gpt2-1558m",      "default",     1239,      64,    85.37,     2},
+    {"gpt2-1558m",      "default",     1239,      64,    85.37,     1},
     {"llama3-8-layers", "never",        244,       1,   134.44,     1},
-    {"llama3-8-layers", "default",      307,      64,   134.44,     2},
+    {"llama3-8-layers", "default",      307,      64,   134.44,     1},
     {"moe-8-experts",   "never",        716,       1,    71.60,    17},
-    {"moe-8-experts",   "default",      779,      64,    71.60,    18},
+    {"moe-8-experts",   "default",      779,      64,    71.60,    17},
 };
 // clang-format on
 
