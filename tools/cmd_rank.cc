@@ -105,6 +105,9 @@ const Result<cuda::LoadedNccl>& nccl() {
   return out;
 }
 
+/// Blocks that NCCL may take of a device's 100 and more while products run. The number was measured on no device.
+constexpr int kBlocksBesideCompute = 16;
+
 /// `of_host`: the engine beneath, by which ranks of this host are seen; `engine`: that or what is around it.
 Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, const Plan& plan,
                                                          const comm::Options& options, comm::Engine& of_host,
@@ -123,6 +126,7 @@ Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, c
                             },
                         .registered = {},
                         .nccl_sums = plan.recipe.sums == Sums::kNccl,
+                        .max_ctas = [](std::string_view axis) { return runs_beside_compute(axis) ? kBlocksBesideCompute : 0; },
                         .ways = message_ways(plan),
                         .on_device = on_device,
                         .peers =

@@ -56,7 +56,7 @@ CudaStream::~CudaStream() {
 }
 
 std::unique_ptr<Stream> CudaStream::beside() const {
-  return make(context_, {.urgent = false, .deadline_ms = options_.deadline_ms});
+  return make(context_, {.urgent = true, .deadline_ms = options_.deadline_ms});
 }
 
 bool CudaStream::ready() {

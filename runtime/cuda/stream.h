@@ -54,7 +54,8 @@ class CudaStream final : public Stream {
   ~CudaStream() override;
 
   Device device() const override { return context_->device(); }
-  /// With the same deadline, not urgent, without memory for kernels.
+  /// With the same deadline, without memory for kernels, and urgent: what goes to other ranks waits for a place on the
+  /// device, and would wait for the tail of a large kernel; ranks that have begun wait for it meanwhile.
   std::unique_ptr<Stream> beside() const override;
   std::shared_ptr<const Event> mark() override;
   void follow(const std::shared_ptr<const Event>& event) override;

@@ -36,6 +36,13 @@ constexpr std::string_view kTpGroup = "tp", kKvGroup = "kv", kDpGroup = "dp", kS
                            kExpertShardGroup = "expert shard", kExpertReplicaGroup = "expert replica",
                            kContextGroup = "cp";
 
+/// Whether the group's collectives run beside the rank's compute (runtime/data_parallel); a step waits for those of all
+/// other groups.
+constexpr bool runs_beside_compute(std::string_view group) {
+  return group == kDpGroup || group == kShardGroup || group == kReplicaGroup || group == kExpertShardGroup ||
+         group == kExpertReplicaGroup;
+}
+
 /// One time that a rank uses the weights of a unit.
 struct UnitUse {
   int64_t unit = 0;

@@ -300,6 +300,7 @@ struct NcclCalls {
         on().misuse("a split that may be waited for for ever: blocking is not 0");
         return kNcclInvalidArgument;
       }
+      on().split_blocks_.push_back(config->max_ctas);
       return on().split(of(parent), color, key, reinterpret_cast<NcclDouble::Comm**>(child));
     };
     api->count = [](NcclHandle comm, int* count) { return *count = of(comm)->size, kNcclOk; };

@@ -102,6 +102,8 @@ class NcclDouble {
   /// Communicators made so far by an id, and by splitting another.
   int64_t made() const { return made_; }
   int64_t split() const { return split_; }
+  /// The most blocks that each split was asked to take, in the order of the calls; INT_MIN: what NCCL wants.
+  std::vector<int> split_blocks() const { return split_blocks_; }
   /// Registrations so far, those that are there, and operations in registered memory.
   int64_t registered() const { return registered_; }
   int64_t registrations_left() const;
@@ -149,6 +151,7 @@ class NcclDouble {
   std::unique_ptr<Held> held_;  // that is asked for behind the next one
   std::vector<std::string> misuses_;
   int64_t swap_ = -1, collectives_ = 0, made_ = 0, split_ = 0;
+  std::vector<int> split_blocks_;
   int64_t piece_ = cuda::kNcclPiece, registered_ = 0, in_registered_ = 0, mapped_ = 0;
   bool groups_ = true, ordered_, aborts_hang_ = false, aborts_crash_ = false, deregisters_ = true;
 };

@@ -14,7 +14,7 @@ Result<std::unique_ptr<CudaMachine>> CudaMachine::open(const Api& api, const Bla
   std::unique_ptr<CudaMachine> out(new CudaMachine(kernels, options));
   RT_TRY_SET(out->context_, Context::open(api, options.index));
   RT_TRY_SET(out->blas_, Blas::open(products, out->context_));
-  out->stream_ = CudaStream::make(out->context_, {.urgent = true, .deadline_ms = options.deadline_ms});
+  out->stream_ = CudaStream::make(out->context_, {.deadline_ms = options.deadline_ms});
   RT_TRY(out->stream_->settle());
   if (options.cudnn) {
     if (kernels.cudnn == nullptr) {

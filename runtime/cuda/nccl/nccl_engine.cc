@@ -757,7 +757,7 @@ class NcclEngine final : public comm::Engine {
     for (int64_t r = 0; r < world_size(); ++r) all[static_cast<size_t>(r)] = r;
     if (world_size() == 1) return {};
     RT_TRY_SET(const std::unique_ptr<Comm> host, world_->host().group("nccl", all));
-    RT_TRY_SET(world_comm_, of_id(*host));
+    RT_TRY_SET(world_comm_, of_id("nccl", *host));
     // Hosts by name: of every rank, for messages.
     constexpr size_t kName = 64;
     std::vector<char> names(static_cast<size_t>(world_size()) * kName);
@@ -816,20 +816,21 @@ class NcclEngine final : public comm::Engine {
     world_->take_rooms();
     NcclHandle made = nullptr;
     if (world_->options().whole_axes || host->size() == world_size()) {  // every rank is here
-      RT_TRY_SET(made, world_->comms().split(world_comm_, color_of(axis, world_ranks), host->rank(), wish(*host)));
-      RT_TRY(world_->comms().expect(made, host->size(), host->rank(), wish(*host)));
+      RT_TRY_SET(made,
+                 world_->comms().split(world_comm_, color_of(axis, world_ranks), host->rank(), wish(axis, *host)));
+      RT_TRY(world_->comms().expect(made, host->size(), host->rank(), wish(axis, *host)));
     } else {
-      RT_TRY_SET(made, of_id(*host));
+      RT_TRY_SET(made, of_id(axis, *host));
     }
     return NcclComm::make(world_, std::move(host), axis, world_ranks, made);
   }
-  Result<NcclHandle> of_id(Comm& host) {
+  Result<NcclHandle> of_id(std::string_view axis, Comm& host) {
     NcclId id{};
     if (host.rank() == 0) {
       RT_TRY_SET(id, world_->comms().new_id());
     }
     RT_TRY(host.broadcast(&id, sizeof(id), 0, "NCCL's id"));
-    return world_->comms().make(id, host.size(), host.rank(), wish(host));
+    return world_->comms().make(id, host.size(), host.rank(), wish(axis, host));
   }
 
   /// One for each group of an axis, and others for other axes: ranks that split in different orders find it out.
@@ -839,8 +840,9 @@ class NcclEngine final : public comm::Engine {
     return word << kRankBits | *std::ranges::min_element(world_ranks);
   }
 
-  Communicators::Wish wish(const Comm& host) const {
-    return {.name = host.name(), .max_ctas = world_->options().max_ctas};
+  Communicators::Wish wish(std::string_view axis, const Comm& host) const {
+    const auto& most = world_->options().max_ctas;
+    return {.name = host.name(), .max_ctas = most ? most(axis) : 0};
   }
 
   const std::shared_ptr<World> world_;

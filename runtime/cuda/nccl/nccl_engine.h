@@ -54,8 +54,9 @@ struct NcclOptions {
   /// Memory that is registered with each communicator, asked for with the rooms; empty: none is. All that NCCL is given
   /// lies in it. All ranks do so or none: NCCL leaves it undefined what else comes of it.
   std::function<DeviceBytes()> registered;
-  bool nccl_sums = false;    // Sums::kNccl
-  int max_ctas = 0;          // blocks of the device that a group's operation may take; 0: what NCCL wants
+  bool nccl_sums = false;  // Sums::kNccl
+  /// Blocks of the device that an operation of a group of this axis may take; empty or 0: what NCCL wants.
+  std::function<int(std::string_view axis)> max_ctas;
   int max_message_ctas = 4;  // and a message
   /// Communicators of a direction between two ranks, which its messages take in turn: so many may be under way before
   /// what the sender asks for next waits for the receiver (runtime/plan/message_order.h).

@@ -57,7 +57,7 @@ class Training {
     for (Buffer* const buffer : {&out->input_, &out->grad_, &out->state_}) {
       RT_TRY_SET(*buffer, Buffer::allocate(context->device(), kBytes));
     }
-    out->compute_ = CudaStream::make(context, {.urgent = true});
+    out->compute_ = CudaStream::make(context);
     out->reduce_ = out->compute_->beside();
     out->snapshot_ = out->compute_->beside();
     out->numbers_.emplace(*out->compute_, kCount);
@@ -317,6 +317,24 @@ TEST_SUITE("runtime/cuda/stream") {
     }
   }
 
+  TEST_CASE("the device prefers streams beside a rank's own, which carry what other ranks wait for") {
+    CudaMachine machine(1);
+    static std::vector<int> priorities;
+    static int (*create)(StreamHandle*, unsigned, int);
+    priorities.clear();
+    Api api = machine.runtime.api();
+    create = api.create_stream;
+    api.create_stream = [](StreamHandle* stream, unsigned flags, int priority) {
+      priorities.push_back(priority);
+      return create(stream, flags, priority);
+    };
+    auto context = Context::open(api, 0);
+    REQUIRE_OK(context);
+    const auto own = CudaStream::make(context.value());
+    const auto beside = own->beside();
+    CHECK(priorities == std::vector<int>{0, -1});
+  }
+
   TEST_CASE("a deadline ends a wait for a device that does not come to an end") {
     CudaMachine machine(1);
     Api stuck = machine.runtime.api();
@@ -497,7 +515,8 @@ TEST_SUITE("runtime/cuda/context") {
       for (int32_t n = 0; n < 3 * places + 1; ++n) {
         const DevicePtr<const int32_t> there = stream->give(std::span<const int32_t>(&n, 1));
         REQUIRE(there.address() != nullptr);
-        CHECK(reinterpret_cast<const std::byte*>(there.address() + 1) <= room.all().first.address() + room.size_bytes());
+        CHECK(reinterpret_cast<const std::byte*>(there.address() + 1) <=
+              room.all().first.address() + room.size_bytes());
         stream->copy(back.room().data(), there.address(), 4, cuda::kToHost);
         REQUIRE(stream->settle().ok());
         CHECK(back.read()[0] == n);

@@ -33,6 +33,7 @@ struct RankOptions {
   int64_t ways = 1;
   std::function<NcclPeers(std::string_view axis)> peers;
   bool whole_axes = false;
+  std::function<int(std::string_view axis)> max_ctas;
   std::string host_name;
   /// Whether a rank registers its memory, which is NCCL's then; empty: none does.
   std::function<bool(int64_t rank)> registers;
@@ -67,6 +68,7 @@ class NcclRank {
                                 return NcclRooms{at->rooms_[0].all(), at->rooms_[1].all()};
                               },
                           .registered = std::move(registered),
+                          .max_ctas = options.max_ctas,
                           .ways = options.ways,
                           .on_device = [at = out.get()](const void* memory) { return at->cuda.holds(memory, 1); },
                           .peers = options.peers,

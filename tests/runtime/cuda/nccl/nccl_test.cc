@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <climits>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -445,6 +446,19 @@ TEST_SUITE("runtime/cuda/nccl") {
                            return rank.finish();
                          }).join();
     CHECK(results == std::vector<std::string>(3, ""));
+  }
+
+  TEST_CASE("groups whose operations run beside compute take few blocks of the device, others what NCCL wants") {
+    const RankOptions options{.seed = 2, .max_ctas = [](std::string_view axis) { return axis == "shard" ? 16 : 0; }};
+    const auto results = Ranks(2, options, [](NcclRank& rank) -> std::string {
+                           {
+                             EXPECT_SET(auto tp, rank.engine().group("tp", {0, 1}));
+                             EXPECT_SET(auto shard, rank.engine().group("shard", {0, 1}));
+                             EXPECT(rank.nccl.split_blocks() == std::vector<int>{INT_MIN, 16});
+                           }
+                           return rank.finish();
+                         }).join();
+    CHECK(results == std::vector<std::string>(2, ""));
   }
 
   TEST_CASE("of ranks on two hosts a report names the host of each: who reports, who died, who cannot be seen") {
