@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,6 +83,12 @@ class World {
     Stream* const ordering = comm::ordering_stream();
     if (ordering == nullptr || ordering == &rank_) return {rank_, rooms_.own};
     return {cuda_stream(*ordering), rooms_.beside};
+  }
+  /// The stream that adds up what comes in on this one.
+  CudaStream& adder(CudaStream& on) {
+    std::unique_ptr<Stream>& made = adders_[&on];
+    if (made == nullptr) made = on.beside();
+    return cuda_stream(*made);
   }
   /// Before the first operation.
   void take_rooms() {
@@ -162,8 +170,44 @@ class World {
   comm::LinkedEngine* const local_;
   const kernels::cuda::RankSums& sums_;
   CudaStream& rank_;
+  std::map<const CudaStream*, std::unique_ptr<Stream>> adders_;
   Communicators comms_;
   Watcher watcher_;
+};
+
+/// A sum piece by piece: a stream of its own adds up the piece in one half of the room while the next comes into the
+/// other half.
+class Pieces {
+ public:
+  /// `alone`: there is one piece, so nothing stands beside.
+  Pieces(World& world, CudaStream& on, const DeviceBytes& half, bool alone)
+      : on_(on), adder_(alone ? on : world.adder(on)), half_(half) {}
+
+  /// Where the next one may come in.
+  std::byte* next() {
+    follow(turn_);
+    return half_.first.address() + static_cast<int64_t>(turn_) * half_.size;
+  }
+  /// add(stream) adds up the one that has come in.
+  template <typename Add>
+  void add(const Add& add) {
+    if (&adder_ == &on_) return add(on_);
+    adder_.follow(on_.mark());
+    add(adder_);
+    added_[turn_] = adder_.mark();
+    turn_ = 1 - turn_;
+  }
+  /// The stream continues behind the sum of the last piece, or of the one before it.
+  void follow_last() { follow(1 - turn_); }
+  void follow_one_before() { follow(turn_); }
+
+ private:
+  void follow(size_t half) { on_.follow(std::exchange(added_[half], nullptr)); }
+
+  CudaStream &on_, &adder_;
+  const DeviceBytes half_;
+  size_t turn_ = 0;
+  std::shared_ptr<const Event> added_[2];
 };
 
 /// Messages to a member, or from it, over a communicator of the two.
@@ -226,24 +270,44 @@ class NcclComm final : public Comm {
                      op);
         return {};
       }
-      RT_TRY_SET(const int64_t most, slice_elems(room, elem));
-      for (int64_t from = 0; from < count; from += most * size()) {
-        const int64_t elems = std::min(most * size(), count - from);
-        const int64_t slice = whole_packs((elems + size() - 1) / size(), elem);
-        std::byte* const piece = at(data) + from * elem;
-        const auto begin = [&](int64_t r) { return std::min(elems, r * slice); };
-        const auto slice_of = [&](int64_t r) { return (begin(r + 1) - begin(r)) * elem; };
-        std::byte* const own = piece + begin(rank()) * elem;
-        std::byte* const theirs = room.first.address();
+      const DeviceBytes half = half_of(room);
+      RT_TRY_SET(const int64_t most, slice_elems(half, elem));
+      const int64_t at_once = most * size();
+      /// A part of the data, and of it each rank's slice.
+      struct Part {
+        std::byte* data;
+        int64_t elems, slice, elem;
+        int64_t begin(int64_t r) const { return std::min(elems, r * slice); }
+        std::byte* first(int64_t r) const { return data + begin(r) * elem; }
+        int64_t bytes(int64_t r) const { return (begin(r + 1) - begin(r)) * elem; }
+      };
+      const auto part_at = [&](int64_t from) {
+        const int64_t elems = std::min(at_once, count - from);
+        return Part{at(data) + from * elem, elems, whole_packs((elems + size() - 1) / size(), elem), elem};
+      };
+      const auto spread = [&](const Part& part) {
+        return exchange(
+            on, [&](int64_t) { return std::pair(part.first(rank()), part.bytes(rank())); },
+            [&](int64_t r) { return std::pair(part.first(r), part.bytes(r)); });
+      };
+      Pieces pieces(*world_, on, half, count <= at_once);
+      for (int64_t from = 0; from < count; from += at_once) {
+        const Part part = part_at(from);
+        std::byte* const theirs = pieces.next();
+        const int64_t stride = part.slice * elem;
         RT_TRY(exchange(
-            on, [&](int64_t r) { return std::pair(piece + begin(r) * elem, slice_of(r)); },
-            [&](int64_t r) { return std::pair(theirs + r * slice * elem, slice_of(rank())); }));
-        world_->fold(on, inputs(theirs, slice * elem, own), own, slice_of(rank()) / elem, dtype, op);
-        RT_TRY(exchange(
-            on, [&](int64_t) { return std::pair(own, slice_of(rank())); },
-            [&](int64_t r) { return std::pair(piece + begin(r) * elem, slice_of(r)); }));
+            on, [&](int64_t r) { return std::pair(part.first(r), part.bytes(r)); },
+            [&](int64_t r) { return std::pair(theirs + r * stride, part.bytes(rank())); }));
+        pieces.add([&](CudaStream& by) {
+          std::byte* const own = part.first(rank());
+          world_->fold(by, inputs(theirs, stride, own), own, part.bytes(rank()) / elem, dtype, op);
+        });
+        if (from == 0) continue;
+        pieces.follow_one_before();
+        RT_TRY(spread(part_at(from - at_once)));
       }
-      return {};
+      pieces.follow_last();
+      return spread(part_at((count - 1) / at_once * at_once));
     });
   }
 
@@ -618,6 +682,8 @@ class NcclComm final : public Comm {
     return Error{ErrorCode::kInternal, fmt::format("{}: {} bytes for what {} ranks send", name(), room.size, size())};
   }
 
+  static DeviceBytes half_of(const DeviceBytes& room) { return {room.first, room.size / 2 / kPack * kPack}; }
+
   RankInputs inputs(const std::byte* theirs, int64_t stride_bytes, const std::byte* own) const {
     return {.inputs = theirs, .stride_bytes = stride_bytes, .ranks = size(), .own_rank = rank(), .own = own};
   }
@@ -649,17 +715,22 @@ class NcclComm final : public Comm {
     const auto [on, room] = world_->here();
     return world_->ordered(on, site, others_, [&, &on = on, &room = room]() -> Status {
       const int64_t elem = dtype_size_bytes(dtype), part = count_per_rank * elem;
-      RT_TRY_SET(const int64_t most, slice_elems(room, elem));
+      const DeviceBytes half = half_of(room);
+      RT_TRY_SET(const int64_t most, slice_elems(half, elem));
+      Pieces pieces(*world_, on, half, count_per_rank <= most);
       for (int64_t from = 0; from < count_per_rank; from += most) {
         const int64_t count = std::min(most, count_per_rank - from), bytes = count * elem;
         const int64_t stride = whole_packs(count, elem) * elem;
         const std::byte* const piece = at(input) + from * elem;
-        std::byte* const theirs = room.first.address();
+        std::byte* const theirs = pieces.next();
         RT_TRY(exchange(
             on, [&](int64_t r) { return std::pair(piece + r * part, bytes); },
             [&](int64_t r) { return std::pair(theirs + r * stride, bytes); }));
-        sum(on, inputs(theirs, stride, piece + rank() * part), at(output) + from * elem, count);
+        pieces.add([&](CudaStream& by) {
+          sum(by, inputs(theirs, stride, piece + rank() * part), at(output) + from * elem, count);
+        });
       }
+      pieces.follow_last();
       return {};
     });
   }
