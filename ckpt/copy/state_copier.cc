@@ -16,6 +16,23 @@
 #include "runtime/core/word_sums.h"
 
 namespace cairn::ckpt {
+namespace {
+
+constexpr std::chrono::microseconds kShortestNap(50), kLongestNap(1000);
+
+/// From now on; 0 ms: none.
+class Deadline {
+ public:
+  explicit Deadline(int64_t ms) : allowed_(ms), begun_(std::chrono::steady_clock::now()) {}
+  bool is_set() const { return allowed_.count() > 0; }
+  bool is_over() const { return is_set() && std::chrono::steady_clock::now() - begun_ >= allowed_; }
+
+ private:
+  std::chrono::milliseconds allowed_;
+  std::chrono::steady_clock::time_point begun_;
+};
+
+}  // namespace
 
 std::vector<CopyPart> parts_of(std::span<const std::vector<CopyArray>> groups, int64_t block_bytes) {
   std::vector<CopyPart> out;
@@ -93,7 +110,7 @@ Status StateCopier::cover(std::span<const std::vector<CopyArray>> groups, int64_
 
 /// Makes as few fetches of each piece as its parts allow.
 void StateCopier::join_parts(int64_t most_bytes) {
-  constexpr int64_t kLongestGap = 4096;  // arrays of a bank begin at pages, or closer together
+  constexpr int64_t kLongestGap = 4096;  // arrays of a slot begin at pages, or closer together
   std::vector<size_t> order(parts_.size()), next_in_slot(parts_.size(), parts_.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [this](size_t a, size_t b) { return parts_[a].offset < parts_[b].offset; });
@@ -171,7 +188,7 @@ void StateCopier::order_after_copy(Stream& stream, std::span<const DeviceBytes> 
   }
   if (!on_host && pieces > 0 && (follower_ != &stream || followed_ < pieces)) {
     wait_for(pieces - 1, kOrdered);
-    stream.follow(pieces_[pieces - 1].mark);
+    if (under_way_.load(std::memory_order_acquire)) stream.follow(pieces_[pieces - 1].mark);  // else it needs no more
     follower_ = &stream;
     followed_ = pieces;
   }
@@ -188,8 +205,26 @@ void StateCopier::wait_for(size_t piece, State state) {
     if (const Status fetched = fetch(piece); !fetched.ok()) fail(fetched.error());
     return;
   }
-  std::atomic<uint32_t>& of = pieces_[piece].state;
-  for (uint32_t seen; (seen = of.load(std::memory_order_acquire)) < state;) of.wait(seen);
+  const std::atomic<uint32_t>& of = pieces_[piece].state;
+  // The copier's thread has a shorter deadline, and says which piece has not arrived.
+  const int64_t allowed_ms = 2 * link_->deadline_ms();
+  int64_t reached = reached_.load();
+  for (Deadline deadline(allowed_ms); of.load(std::memory_order_acquire) < state;) {
+    if (allowed_ms == 0) {
+      const uint32_t seen = of.load(std::memory_order_acquire);
+      if (seen < state) of.wait(seen);
+    } else if (const int64_t now = reached_.load(); now != reached) {
+      reached = now;
+      deadline = Deadline(allowed_ms);
+    } else if (deadline.is_over()) {
+      fail({ErrorCode::kTimeout,
+            fmt::format("copying a snapshot to the host: the copier has come no further for {} ms; piece {} of {} is "
+                        "waited for",
+                        allowed_ms, piece + 1, pieces_count_)});
+    } else {
+      std::this_thread::sleep_for(kShortestNap);
+    }
+  }
 }
 
 /// Copies a part that is taken, where the link copies at once.
@@ -203,6 +238,7 @@ Status StateCopier::fetch(size_t part) {
 }
 
 void StateCopier::reach(size_t piece, State state) {
+  ++reached_;
   pieces_[piece].state.store(state, std::memory_order_release);
   pieces_[piece].state.notify_all();
 }
@@ -219,6 +255,7 @@ void StateCopier::note(size_t part, uint64_t sums) {
 }
 
 void StateCopier::complete(std::span<const uint64_t> sums) {
+  if (!status().ok()) return;  // an update has given it up
   Status told = done_(sums);
   {
     const std::lock_guard lock(mutex_);
@@ -277,17 +314,15 @@ Status StateCopier::copy_pieces() {
 }
 
 Status StateCopier::arrive(size_t piece) {
-  using std::chrono::microseconds;
   const std::shared_ptr<const Event> mark = pieces_[piece].mark;
-  const auto begun = std::chrono::steady_clock::now();
-  const std::chrono::milliseconds deadline(link_->deadline_ms());
-  for (microseconds nap(50); mark != nullptr && !stopping_; nap = std::min(2 * nap, microseconds(1000))) {
+  const Deadline deadline(link_->deadline_ms());
+  for (auto nap = kShortestNap; mark != nullptr && !stopping_; nap = std::min(2 * nap, kLongestNap)) {
     RT_TRY_SET(const bool there, link_->has_arrived(*mark));
     if (there) break;
-    if (deadline.count() > 0 && std::chrono::steady_clock::now() - begun >= deadline) {
+    if (deadline.is_over()) {
       return Error{ErrorCode::kTimeout, fmt::format("copying a snapshot to the host: piece {} of {} has not arrived "
                                                     "after {} ms",
-                                                    piece + 1, pieces_count_, deadline.count())};
+                                                    piece + 1, pieces_count_, link_->deadline_ms())};
     }
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, nap, [this] { return stopping_.load(); });

@@ -10,8 +10,9 @@
 // Life of a copy from a device: 1. start(): the copier's thread orders the sums and then all parts on the link's
 // stream, as far as the link's depth allows, with a mark behind each piece of some parts. 2. An update that is about to
 // overwrite a part is ordered behind the mark of its piece: the device waits, not the host. 3. The copier's thread
-// waits for the marks, each with the link's deadline, and calls `done`. Where the link takes no sums, the thread takes
-// them from the host's copy.
+// waits for the marks, each with the link's deadline, and calls `done`. An update that comes before the thread has
+// ordered its piece waits for that, and not for ever. Where the link takes no sums, the thread takes them from the
+// host's copy.
 //
 // Threads: start(), finish(), block_bytes() and order_after_copy() are the owner's; `done` is called on the owner's
 // thread or the copier's own.
@@ -34,8 +35,8 @@ namespace cairn::ckpt {
 
 /// Copied at once of host memory.
 inline constexpr int64_t kCopyBlockBytes = int64_t{1} << 20;
-/// How much a device copies at once of a copy of so many bytes: copies of training come in between, and large state is
-/// some 512 such fetches.
+/// How much of a copy a device copies at once: copies of training come in between, and large state is some 512 such
+/// fetches.
 int64_t fetch_bytes(int64_t copy_bytes);
 
 /// Of the copier's thread, which gives way to training.
@@ -68,9 +69,9 @@ class StateCopier final : public CopyGate {
   StateCopier(const StateCopier&) = delete;
   StateCopier& operator=(const StateCopier&) = delete;
 
-  /// What is copied from now on; no copy is under way. Arrays do not overlap and are copied in this order. Those that
-  /// lie behind one another as in the slot, less than a page apart, are of one allocation: a device copies them
-  /// together, with the gap. Errors: those of the link.
+  /// What is copied from now on; no copy is under way. Arrays do not overlap and are copied in this order. A device
+  /// copies neighbours together, with the gap between them: arrays less than a page apart, here as in the slot, which
+  /// are of one allocation. Errors: those of the link.
   Status cover(std::span<const std::vector<CopyArray>> groups, int64_t shards);
 
   /// Begins to copy all parts to `slot`. finish() has been called for the copy before.
@@ -96,7 +97,7 @@ class StateCopier final : public CopyGate {
     std::atomic<uint32_t> state = kRead;
     std::shared_ptr<const Event> mark;
   };
-  /// What a device copies at once.
+  /// A run that a device copies at once.
   struct Fetch {
     DevicePtr<std::byte> from;
     int64_t offset = 0, bytes = 0;
@@ -112,7 +113,8 @@ class StateCopier final : public CopyGate {
   void complete(std::span<const uint64_t> sums);
   void reach(size_t piece, State state);
   void fail(const Error& error);
-  /// Until the piece has come so far; at_once() the caller may copy it itself.
+  /// Until the piece has come so far, or the copier has stood still for twice the link's deadline and the copy has
+  /// failed; at_once() the caller may copy it itself.
   void wait_for(size_t piece, State state);
 
   std::unique_ptr<DeviceLink> link_;
@@ -129,7 +131,8 @@ class StateCopier final : public CopyGate {
   bool device_sums_ = false;
   std::byte* slot_ = nullptr;
   Done done_;
-  std::atomic<int64_t> left_ = 0;  // parts without sums
+  std::atomic<int64_t> left_ = 0;     // parts without sums
+  std::atomic<int64_t> reached_ = 0;  // how often any piece has come further
   std::atomic<bool> under_way_ = false, stopping_ = false;
   std::atomic<int64_t> waited_ns_ = 0;
   const Stream* follower_ =

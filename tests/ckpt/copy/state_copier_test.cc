@@ -383,7 +383,7 @@ TEST_SUITE("ckpt/copy") {
       State state;
       auto owned = std::make_unique<GatedLink>(kMiB, 2);
       if (late) {
-        owned->set_deadline_ms(20);
+        owned->set_deadline_ms(200);
         owned->let(3);
       } else {
         owned->fail_at(3);
@@ -397,13 +397,37 @@ TEST_SUITE("ckpt/copy") {
       for (int again = 0; again < 2; ++again) {
         REQUIRE_FALSE(copier.finish().ok());
         const std::string message = copier.finish().error().message;
-        CHECK_MESSAGE(message.find(late ? "has not arrived after 20 ms" : "the device is gone") != std::string::npos,
+        CHECK_MESSAGE(message.find(late ? "has not arrived after 200 ms" : "the device is gone") != std::string::npos,
                       message);
         CHECK_FALSE(copier.status().ok());
         CHECK_FALSE(copier.start(state.slot.data(), [&](std::span<const uint64_t>) { return Status(); }).ok());
       }
       CHECK_FALSE(done);
     }
+    // A link that takes no order any more: the update's own wait ends.
+    struct StuckLink final : GatedLink {
+      Result<std::optional<uint64_t>> fetch(DeviceBytes device, std::byte* host) override {
+        stuck.wait(true);
+        return GatedLink::fetch(device, host);
+      }
+      std::atomic<bool> stuck = true;
+    };
+    State held;
+    auto owned = std::make_unique<StuckLink>();
+    StuckLink& link = *owned;
+    link.set_deadline_ms(20);
+    StateCopier stuck(std::move(owned), 0);
+    REQUIRE(stuck.cover(held.groups(), 5).ok());
+    bool done = false;
+    REQUIRE(stuck.start(held.slot.data(), tells(done)).ok());
+    FollowingStream stream;
+    const DeviceBytes area{DevicePtr(bytes_of(held.arrays[0]).data()), 4};
+    stuck.order_after_copy(stream, {&area, 1});
+    const std::string message = stuck.finish().error().message;
+    CHECK_MESSAGE(message.find("the copier has come no further for 40 ms; piece ") != std::string::npos, message);
+    link.stuck = false;
+    link.stuck.notify_all();
+
     State other;
     StateCopier untold(make_host_link(), 0);
     REQUIRE(untold.cover(other.groups(), 5).ok());
