@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "runtime/kernels/cuda/queue.h"
+#include "runtime/kernels/cuda/shared_limits.h"
 
 /// Of an array in shared memory, whatever its elements: kernels access packs of 16 bytes, and copy these to it.
 #define RT_SHARED_ALIGN 16
@@ -148,6 +149,10 @@ namespace cairn::kernels::cuda {
 using dim3 = simt::Dim3;
 #endif
 
+/// Bytes of shared memory that a block may have, static arrays included: no card of compute capability 8.0 or later
+/// gives less (8.6, 8.9 and 12.0 give this). So no launch is refused for it on one card and made on another.
+constexpr int64_t kSharedOfCards = 99 << 10;
+
 /// Of a launch.
 struct Size {
   dim3 blocks, threads;
@@ -157,17 +162,24 @@ struct Size {
 /// Blocks that have `count` things, `each` a block.
 inline unsigned blocks_for(int64_t count, int64_t each) { return static_cast<unsigned>((count + each - 1) / each); }
 
+#ifdef __CUDACC__
+inline cudaError_t allow_shared(const void* kernel, int64_t bytes) {
+  static SharedLimits limits;
+  int device = 0;
+  if (bytes <= SharedLimits::kUnasked) return cudaSuccess;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  return static_cast<cudaError_t>(limits.allow(device, kernel, bytes, [&] {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  }));
+}
+#endif
+
 /// Launches nothing where there is no block. A refusal is left in the queue.
 template <typename... P, typename... A>
 void launch(Queue& on, const Size& size, void (*kernel)(P...), A... args) {
   if (size.blocks.x == 0 || size.blocks.y == 0 || size.blocks.z == 0) return;
 #ifdef __CUDACC__
-  constexpr int64_t kUnasked = 48 << 10;  // bytes that a kernel may have without a word
-  cudaError_t error = cudaSuccess;
-  if (size.shared_bytes > kUnasked) {
-    error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(size.shared_bytes));
-  }
+  cudaError_t error = allow_shared(reinterpret_cast<const void*>(kernel), size.shared_bytes);
   cudaLaunchConfig_t config{};
   config.gridDim = size.blocks;
   config.blockDim = size.threads;
