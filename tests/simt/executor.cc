@@ -36,7 +36,7 @@ namespace {
 
 constexpr int kLanes = 32, kMostThreads = 1024;
 constexpr int64_t kStack = 128 << 10, kPage = 4096;
-constexpr int64_t kMostShared = 227 << 10;  // bytes a block, compute capability 9.0
+constexpr int64_t kMostShared = kernels::cuda::kSharedOfCards;
 
 // --- switching stacks
 // -------------------------------------------------------------------------------------------------
@@ -467,7 +467,12 @@ bool take_copy(int groups, AsyncCopy* out) {
 void* shared_array(const void* tag, int64_t bytes) {
   Executor& e = executor();
   auto [found, fresh] = e.arrays.try_emplace(tag);
-  if (fresh) found->second = {shared_alloc(bytes, RT_SHARED_ALIGN), bytes};
+  if (fresh) {
+    int64_t all = e.dynamic.bytes + bytes;
+    for (const auto& [other, array] : e.arrays) all += array.bytes;
+    if (all > kMostShared) stop(fmt::format("has {} bytes of shared memory: every device gives {}", all, kMostShared));
+    found->second = {shared_alloc(bytes, RT_SHARED_ALIGN), bytes};
+  }
   return found->second.data;
 }
 

@@ -109,6 +109,12 @@ void waits_for_the_ended() {
   __syncwarp(0xffffffffu);
 }
 void unaligned(const float* x) { cairn::kernels::cuda::load_pack<4>(x + 1); }
+void fills_shared(float* out) {
+  RT_SHARED(float, some, 1024);
+  RT_SHARED(float, more, 1024);
+  RT_DYNAMIC_SHARED(float, rest);
+  out[0] = some[0] + more[0] + rest[0];
+}
 void no_shared_given(float* out) {
   RT_DYNAMIC_SHARED(float, room);
   out[0] = room[0];
@@ -222,6 +228,11 @@ TEST_SUITE("simt/executor") {
     has(stopped_by(1, 1, no_shared_given, x.data()), "the launch gives no shared memory");
     Queue on;
     CHECK_THROWS_AS(cairn::kernels::cuda::launch(on, {{1}, {1}, 300 << 10}, no_shared_given, x.data()), Stop);
+    // Arrays of the kernel count too.
+    constexpr int64_t kRest = cairn::kernels::cuda::kSharedOfCards - 2 * 4096;
+    cairn::kernels::cuda::launch(on, {{1}, {1}, kRest}, fills_shared, x.data());
+    CHECK_THROWS_WITH_AS(cairn::kernels::cuda::launch(on, {{1}, {1}, kRest + 4}, fills_shared, x.data()),
+                         doctest::Contains("has 101380 bytes of shared memory: every device gives 101376"), Stop);
     CHECK_THROWS_AS(cairn::kernels::cuda::launch(on, {{1, 70000}, {1}}, misses_barrier), Stop);
   }
 

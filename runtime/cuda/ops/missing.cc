@@ -3,7 +3,7 @@
 namespace cairn::cuda {
 namespace {
 
-constexpr std::string_view kMissing[] = {kWideNorm, kWideHeads, kPartsOfTokens, kSumParts, kManyExperts};
+constexpr std::string_view kMissing[] = {kWideHeads, kPartsOfTokens, kSumParts, kManyExperts};
 
 }  // namespace
 

@@ -122,9 +122,8 @@ void both(Stream& stream, DevicePtr<const T> x, DevicePtr<T> dy, DevicePtr<T> y,
   });
 }
 
-/// Memory for partial sums of a norm's backward pass; null where it has failed or cannot be.
+/// Memory for partial sums of a norm's backward pass; null where it has failed.
 float* norm_scratch(CudaStream& on, int64_t rows, int64_t width, bool biased, int64_t parts) {
-  if (lacks(on, width > k::widest_norm(biased), kWideNorm)) return nullptr;
   return static_cast<float*>(on.scratch(bytes_of<float>(k::norm_partials(rows, width, biased, parts)), "a norm"));
 }
 
@@ -174,7 +173,6 @@ void fill_norms(kernels::Ops<T>& out) {
                               DevicePtr<const T> weight, const Rows<T>& dx, const NormGradients& to,
                               DevicePtr<float> stats) {
     order(stream, "head_norm_backward", [&](CudaStream& cuda, Queue& on) {
-      if (lacks(cuda, d.head_dim > k::widest_norm(static_cast<bool>(to.bias)), kWideNorm)) return;
       const int64_t floats = k::head_norm_partials(d, static_cast<bool>(to.bias), parts_of(to.parts));
       void* const partials = cuda.scratch(bytes_of<float>(floats), "head_norm_backward");
       if (partials == nullptr) return;

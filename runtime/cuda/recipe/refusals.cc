@@ -7,8 +7,6 @@
 #include "runtime/cuda/ops/missing.h"
 #include "runtime/kernels/cuda/attention.h"
 #include "runtime/kernels/cuda/experts.h"
-#include "runtime/kernels/cuda/norm.h"
-#include "runtime/plan/model_tensors.h"
 
 namespace cairn::cuda {
 namespace {
@@ -23,10 +21,6 @@ struct Need {
 };
 
 constexpr Need kNeeds[] = {
-    {kWideNorm, "model.width",
-     [](const Plan& plan) {
-       return plan.recipe.model.width > kernels::cuda::widest_norm(has_norm_bias(plan.recipe.model));
-     }},
     {kWideHeads, "model.head_dim",
      [](const Plan& plan) { return plan.recipe.model.head_dim > kernels::cuda::kWidestHead; }},
     {kManyExperts, "model.moe.experts",

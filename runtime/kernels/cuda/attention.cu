@@ -8,7 +8,7 @@
 namespace cairn::kernels::cuda {
 namespace {
 
-/// Of queries by keys. No more shared memory than the smallest devices give a block: 99 KiB.
+/// Of queries by keys.
 template <int kD>
 using Forward = std::conditional_t<kD <= 128, TileShape<kD, 4, 4>, TileShape<kD, 2, 2>>;
 

@@ -8,7 +8,7 @@
 namespace cairn::kernels::cuda {
 namespace {
 
-/// Of queries by keys, and of keys by queries. No more shared memory than the smallest devices give a block: 99 KiB.
+/// Of queries by keys, and of keys by queries.
 template <int kD>
 using Backward = std::conditional_t<kD == 64, TileShape<kD, 4, 4>,
                                     std::conditional_t<kD == 128, TileShape<kD, 4, 2>, TileShape<kD, 2, 1>>>;

@@ -5,14 +5,13 @@
 namespace cairn::kernels::cuda {
 namespace {
 
-/// Of so many warps with kFragments * 16 queries each. No more shared memory than the smallest devices give a block: 99
-/// KiB.
+/// Of so many warps with kFragments * 16 queries each.
 template <int kOfD, int kOfWarps, int kOfFragments, int kOfKeys>
 struct Forward {
   static constexpr int kD = kOfD, kFragments = kOfFragments, kKeys = kOfKeys, kThreads = kOfWarps * kWarp;
   static constexpr int kWarpRows = kFragments * kSquare, kRows = kOfWarps * kWarpRows;
   static constexpr int64_t kBytes = (kRows + 4 * kKeys) * kD * 2;
-  static_assert(kBytes <= 99 << 10);
+  static_assert(kBytes <= kSharedOfCards);
 };
 template <int kD, bool kPlain>
 using ForwardOf = Forward<kD, 4, kPlain && kD == 64 ? 2 : 1, 64>;

@@ -12,6 +12,9 @@ constexpr int kMostThreads = 512;  // that share a row
 constexpr int kMany = 4;           // elements of a pack: 16 bytes of the sums that it adds to
 constexpr int kPacks = 4;          // of a row that a thread holds; ptxas gives each element a register, of 16 bits too
 constexpr int kRoom = 2 * kMostThreads / kWarp;
+/// Bytes of a block's sums of columns that lie in shared memory; more are summed in `partials`.
+constexpr int64_t kMostSums = 96 << 10;
+static_assert(kMostSums + 2 * kRoom * static_cast<int64_t>(sizeof(float)) <= kSharedOfCards);
 
 /// kOwn: of heads, centred, with weights of each. There blockIdx.y is a block's head, and rows are those of one head.
 enum class Form { kRms, kCentred, kOwn };
@@ -380,11 +383,17 @@ __global__ void __launch_bounds__(kMostThreads) norm_backward(BackwardArgs<T> of
   }
 }
 
-/// The same of rows of any width, a row at a time: each thread has its columns in all rows of the run.
-template <Form kForm, typename T>
-__global__ void __launch_bounds__(kThreads) norm_backward_by_elements(BackwardArgs<T> of) {
+/// The same of rows of any width, a row at a time: each thread has its columns in all rows of the run. Their sums are
+/// made in shared memory, or where they end up.
+template <Form kForm, bool kInShared, typename T>  // 0: not asked for; 1: as many registers as it takes, no spills
+__global__ void __launch_bounds__(kThreads, kInShared ? 0 : 1) norm_backward_by_elements(BackwardArgs<T> of) {
   RT_SHARED(float, room, kRoom);
-  RT_DYNAMIC_SHARED(float, sums);
+  float* const partials = own_partials<kForm>(of);
+  float* sums = partials;
+  if constexpr (kInShared) {
+    RT_DYNAMIC_SHARED(float, shared);
+    sums = shared;
+  }
   for (int64_t c = threadIdx.x; c < of.arrays * of.width; c += kThreads) sums[c] = 0;
   __syncthreads();
   const T* const weight = own_weight<kForm>(of.weight, of.width);
@@ -421,9 +430,10 @@ __global__ void __launch_bounds__(kThreads) norm_backward_by_elements(BackwardAr
       dx[c] = own;
     }
   }
-  float* const partials = own_partials<kForm>(of);
-  for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
-    for (int64_t a = 0; a < of.arrays; ++a) partials[a * of.width + c] = sums[a * of.width + c];
+  if constexpr (kInShared) {
+    for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
+      for (int64_t a = 0; a < of.arrays; ++a) partials[a * of.width + c] = sums[a * of.width + c];
+    }
   }
 }
 
@@ -464,8 +474,13 @@ void backward(Queue& on, BackwardArgs<T> of, float* dweight, float* dbias, int64
     size.threads = dim3{static_cast<unsigned>(shared.threads())};
     launch(on, size, shared.packs == 1 ? norm_backward<kForm, 1, T> : norm_backward<kForm, kPacks, T>, of,
            shared.lanes);
+  } else if (size.shared_bytes <= kMostSums) {
+    launch(on, size, norm_backward_by_elements<kForm, true, T>, of);
+  } else if constexpr (kForm != Form::kOwn) {
+    size.shared_bytes = 0;
+    launch(on, size, norm_backward_by_elements<kForm, false, T>, of);
   } else {
-    launch(on, size, norm_backward_by_elements<kForm, T>, of);
+    RT_CHECK(false, "heads of {} channels, each with weights of its own", of.width);
   }
   if (dweight != nullptr) add_partials(on, of.partials, runs, of.arrays, heads * of.width, dweight, dbias);
 }

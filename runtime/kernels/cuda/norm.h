@@ -19,9 +19,6 @@ constexpr RowRuns norm_runs(int64_t rows, int64_t parts = 1) {
 constexpr int64_t norm_partials(int64_t rows, int64_t width, bool biased, int64_t parts = 1) {
   return norm_runs(rows, parts).count() * (biased ? 2 : 1) * width;
 }
-/// The widest row of a backward pass: sums of its columns lie in shared memory, of which compute capability 8.0 has
-/// 163 KiB a block.
-constexpr int64_t widest_norm(bool biased) { return (int64_t{163} << 10) / 4 / (biased ? 2 : 1); }
 
 template <typename T>
 void layer_norm_forward(Queue& on, const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd,

@@ -72,6 +72,7 @@ TEST_SUITE("runtime/cuda/recipe/refusals") {
             r.model.positions = Positions::kAlibi;
             r.model.alibi = AlibiForm::kRounded;
           }) == Fields{});
+    CHECK(refused([](Recipe& r) { r.model.width = 1 << 15; }) == Fields{});  // LayerNorm with biases
     CHECK(refused([](Recipe& r) { r.model.head_dim = 288; }) == Fields{"model.head_dim"});
     CHECK(refused([](Recipe& r) { give_experts(r, 2049); }) == Fields{"model.moe.experts"});
     CHECK(refused([](Recipe& r) { r.model.attention_sinks = true; }) == Fields{});

@@ -17,6 +17,8 @@ struct Shape {
 // Half a warp has a row, others have none; rows that are no packs; more runs than adders; a warp or two; several warps,
 // the rows of a run one after the other; more than the usual block; too wide to be held.
 constexpr Shape kShapes[] = {{13, 64}, {5, 37}, {70, 24}, {9, 520}, {3, 1032}, {5, 4104}, {2, 9000}};
+// The widest of which sums lie in shared memory, and wider than 99 KiB would hold: with a bias, and without.
+constexpr Shape kWidest{2, 12288}, kWider{5, 12676}, kWidestPlain{1, 24576}, kWiderPlain{2, 25348};
 
 /// The sum, rounded, of what dx held and of a rounded gradient.
 template <typename T>
@@ -193,6 +195,10 @@ TEST_SUITE("runtime/kernels/cuda/norm") {
       layer_norm<T>(shape, true);
     }
     layer_norm<T>(kShapes[0], false);
+  }
+  TEST_CASE("norms of very wide rows are the CPU's, with no more shared memory than every card gives") {
+    for (const Shape& shape : {kWidest, kWider}) layer_norm<bf16>(shape, true);
+    for (const Shape& shape : {kWidestPlain, kWiderPlain}) rms_norm<bf16>(shape);
   }
   TEST_CASE_TEMPLATE("RMSNorm is the CPU's, forward and backward", T, float, bf16, f16) {
     for (const Shape& shape : kShapes) {
