@@ -76,6 +76,9 @@ constexpr int kThreadLocalCapture = 1;                     // other threads may 
 using WaitForWord = int (*)(StreamHandle, unsigned long long word, unsigned value, unsigned flags);
 constexpr const char* kWaitForWord = "cuStreamWaitValue32";
 constexpr unsigned kAtLeast = 0;  // CU_STREAM_WAIT_VALUE_GEQ
+/// cuGetErrorString: the driver's words for a CUresult. Gives another one where it has none.
+using DriverErrorString = int (*)(int error, const char** words);
+constexpr const char* kDriverErrorString = "cuGetErrorString";
 /// cuMemGetAddressRange: of the allocation that an address lies in.
 using AddressRange = int (*)(unsigned long long* first, size_t* bytes, unsigned long long address);
 constexpr const char* kAddressRange = "cuMemGetAddressRange";

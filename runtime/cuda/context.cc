@@ -72,4 +72,11 @@ WaitForWord Context::wait_for_word() {
   return wait_for_word_;
 }
 
+std::string Context::driver_error(int error) const {
+  const auto words_of = reinterpret_cast<DriverErrorString>(driver_function(kDriverErrorString));
+  const char* words = nullptr;
+  if (words_of == nullptr || words_of(error, &words) != 0 || words == nullptr) return fmt::format("CUresult {}", error);
+  return fmt::format("{} (CUresult {})", words, error);
+}
+
 }  // namespace cairn::cuda

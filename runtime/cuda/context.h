@@ -39,6 +39,8 @@ class Context {
   void* driver_function(const char* name) const;
   /// The same, looked for once.
   WaitForWord wait_for_word();
+  /// A CUresult in the driver's words, with its number.
+  std::string driver_error(int error) const;
 
  private:
   Context(const Api& api, int index) : api_(api), index_(index) {}

@@ -124,8 +124,10 @@ Status CudaStream::can_follow(const std::atomic<uint32_t>& word) {
   void* address = nullptr;
   RT_TRY(context_->checked(context_->select(), "cudaSetDevice"));
   RT_TRY(context_->checked(address_on_device(context_->api(), word, &address), "cudaHostGetDevicePointer"));
-  if (context_->wait_for_word() != nullptr) return {};
-  return Error{ErrorCode::kUnsupported, fmt::format("{}: the driver has no {}", device_name(device()), kWaitForWord)};
+  follow(word, word.load(std::memory_order_relaxed));
+  const Status tried = settle();
+  if (tried.ok()) return {};
+  return Error{ErrorCode::kUnsupported, tried.error().message};
 }
 
 void CudaStream::follow(const std::atomic<uint32_t>& word, uint32_t value) {
@@ -136,7 +138,8 @@ void CudaStream::follow(const std::atomic<uint32_t>& word, uint32_t value) {
   if (wait == nullptr) keep({ErrorCode::kUnsupported, fmt::format("the driver has no {}", kWaitForWord)});
   if (!ok()) return;
   const int refused = wait(handle_, reinterpret_cast<unsigned long long>(address), value, kAtLeast);
-  if (refused != 0) keep({ErrorCode::kInternal, fmt::format("{}: CUresult {}", kWaitForWord, refused)});
+  if (refused == 0) return;
+  keep({ErrorCode::kInternal, fmt::format("the driver refuses {}: {}", kWaitForWord, context_->driver_error(refused))});
 }
 
 std::shared_ptr<std::byte> CudaStream::host_memory(int64_t bytes) const {

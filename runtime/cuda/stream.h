@@ -93,8 +93,9 @@ class CudaStream final : public Stream {
   /// What it is asked for from now on comes behind the host's store of `value` or more (counted round) to `word`, which
   /// lies in host_memory() and is an atomic of 4 bytes.
   void follow(const std::atomic<uint32_t>& word, uint32_t value);
-  /// The device waits for words of this memory: of host_memory(). Errors: those of the runtime; kUnsupported where the
-  /// driver has no such wait.
+  /// Whether the device waits for words of this memory (of host_memory()): orders a wait that is over at once, and
+  /// settles it. Errors: those of the runtime; kUnsupported where the driver has no such wait or refuses it, as under
+  /// some virtual GPUs. A refusal leaves a failed stream.
   Status can_follow(const std::atomic<uint32_t>& word);
   /// Asked when it is settled, behind its work: an error makes the stream a failed one. Until the stream goes.
   void settle_with(std::function<Status()> other) { others_.push_back(std::move(other)); }

@@ -43,9 +43,12 @@ int give_back(StreamDouble::Graph* graph) {
 
 int wait_for_word(StreamHandle stream, unsigned long long word, unsigned value, unsigned flags) {
   RT_CHECK(flags == cuda::kAtLeast, "a wait for a word of kind {}", flags);
+  if (current->words_refused() != 0) return current->words_refused();
   if (!current->makes_edge()) return 0;
   return on().wait_word(stream, reinterpret_cast<const std::atomic<uint32_t>*>(word), value);
 }
+
+int driver_error_string(int, const char** words) { return *words = "refused by the double", 0; }
 
 int pointer_attribute(void* value, int attribute, unsigned long long address) {
   RT_CHECK(attribute == cuda::kIsLegacyIpc, "an attribute {} of memory", attribute);
@@ -66,6 +69,7 @@ int address_range(unsigned long long* first, size_t* bytes, unsigned long long a
 /// Of the driver; null where it has none of that name.
 void* driver_function(std::string_view name) {
   if (name == cuda::kWaitForWord && current->waits_for_words()) return reinterpret_cast<void*>(&wait_for_word);
+  if (name == cuda::kDriverErrorString) return reinterpret_cast<void*>(&driver_error_string);
   if (name == cuda::kPointerAttribute) return reinterpret_cast<void*>(&pointer_attribute);
   if (name == cuda::kAddressRange) return reinterpret_cast<void*>(&address_range);
   return nullptr;

@@ -41,6 +41,9 @@ class CudaApi {
   /// The driver has no wait for words of the host's.
   void without_words() { waits_for_words_ = false; }
   bool waits_for_words() const { return waits_for_words_; }
+  /// The driver has that wait, and gives this CUresult for each; 0: none.
+  void refuse_words(int error) { words_refused_ = error; }
+  int words_refused() const { return words_refused_; }
   int64_t edges() const { return edges_; }
   int64_t works() const { return works_; }
 
@@ -63,6 +66,7 @@ class CudaApi {
   int devices_, version_;
   std::vector<cuda::StreamHandle> streams_;
   bool waits_for_words_ = true;
+  int words_refused_ = 0;
   std::function<void(int, int)> meanwhile_;
   std::mutex mutex_;  // of what follows: ranks may be threads
   std::atomic<int64_t> edges_ = 0, works_ = 0;

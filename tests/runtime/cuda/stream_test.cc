@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -260,6 +262,37 @@ TEST_SUITE("runtime/cuda/stream") {
     REQUIRE_FALSE(of_first.ok());
     REQUIRE_FALSE(of_second.ok());
     CHECK(of_second.error().message == "cuda:0: work that this follows has failed: " + of_first.error().message);
+  }
+
+  TEST_CASE("a wait for a word of the host is tried: the driver may refuse it, and any of its calls may fail") {
+    CudaMachine machine(1);
+    const auto context = machine.open();
+    const auto tried = [&] {
+      const auto on = CudaStream::make(context);
+      const auto memory = on->host_memory(sizeof(std::atomic<uint32_t>));
+      return on->can_follow(*new (memory.get()) std::atomic<uint32_t>(7));
+    };
+    CHECK_OK(tried());
+    machine.runtime.refuse_words(801);
+    const Status refused = tried();
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::kUnsupported);
+    CHECK(refused.error().message ==
+          "cuda:0: the driver refuses cuStreamWaitValue32: refused by the double (CUresult 801)");
+    machine.runtime.refuse_words(0);
+    // The wait itself, on the device: the stream says so when it is settled.
+    const auto on = CudaStream::make(context);
+    const auto memory = on->host_memory(sizeof(std::atomic<uint32_t>));
+    auto& word = *new (memory.get()) std::atomic<uint32_t>(7);
+    int calls = 0;
+    for (bool fired = true; fired; ++calls) {
+      const auto own = CudaStream::make(context);
+      machine.cuda.refuse_call(calls, kRefused, false);
+      const Status failed = own->can_follow(word);
+      fired = machine.cuda.refuse_no_more();
+      CHECK(failed.ok() == !fired);
+    }
+    CHECK(calls > 4);  // device, address, wait, settling among them
   }
 
   TEST_CASE("captured work is replayed over all its streams, and nothing is done before") {

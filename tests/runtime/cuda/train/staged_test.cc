@@ -216,6 +216,7 @@ struct Plant {
   int rounds = 1;
   int64_t dropped_edge = -1;
   bool peer_dies = false, without_words = false;
+  int words_refused = 0;  // a CUresult
   StagingRooms rooms = {};
 };
 
@@ -238,6 +239,7 @@ Talked on_double(uint64_t seed, const Plant& plant) {
     {
       OnDouble mine(machine.open(), 1);
       if (plant.without_words) machine.runtime.without_words();
+      machine.runtime.refuse_words(plant.words_refused);
       auto staged = cuda::make_staged_engine(
           *engine, mine.stream(), [&](const void* at) { return mine.holds(at); }, plant.rooms);
       if (!staged.ok()) {
@@ -361,9 +363,14 @@ TEST_SUITE("runtime/cuda/train/staged") {
     }
   }
 
-  TEST_CASE("a driver without waits for words of the host is refused by name") {
-    const Talked got = on_double(0, {.without_words = true});
-    CHECK(got.error.find("cuStreamWaitValue32") != std::string::npos);
-    CHECK(got.left == std::vector<std::string>());
+  TEST_CASE(
+      "a driver without waits for words of the host, or that refuses them, is refused before the first operation") {
+    const std::string where = "communication through the host's memory: cuda:0: ";
+    const Talked without = on_double(0, {.without_words = true});
+    CHECK(without.error == where + "the driver has no cuStreamWaitValue32");
+    CHECK(without.left == std::vector<std::string>());
+    const Talked refused = on_double(0, {.words_refused = 801});
+    CHECK(refused.error == where + "the driver refuses cuStreamWaitValue32: refused by the double (CUresult 801)");
+    CHECK(refused.left == std::vector<std::string>());
   }
 }
