@@ -1,10 +1,10 @@
-# Kernels for CUDA, compiled by nvcc (docs/cuda.md): code for compute capability 8.0 and 9.0, PTX for later chips. What
+# Kernels for CUDA, compiled by nvcc (docs/cuda.md): code for compute capability 8, 9, 10 and 12, PTX for later chips. What
 # ptxas says of each kernel is kept beside its object file, for the test ptxas_bounds.
 find_package(CUDAToolkit REQUIRED)
 if(NOT CMAKE_CUDA_COMPILER)
   set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})  # which need not be on the path
 endif()
-set(CMAKE_CUDA_ARCHITECTURES 80-real 90)  # before the language, which would ask for a device's
+set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 120-real)  # before the language, which would ask for a device's
 enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 20)
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 knows none
@@ -20,7 +20,8 @@ target_include_directories(cairn_cuda_kernels PRIVATE ${CMAKE_SOURCE_DIR})
 target_link_libraries(cairn_cuda_kernels PRIVATE fmt::fmt PUBLIC CUDA::cudart_static)
 target_compile_definitions(cairn_cuda_kernels PRIVATE FMT_USE_CONSTEXPR=1)  # fmt 9 has half of it off for nvcc
 # Masks of dropout come of functions that are the CPU's too: constexpr.
-target_compile_options(cairn_cuda_kernels PRIVATE --expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall,-Wextra
+target_compile_options(cairn_cuda_kernels PRIVATE --expt-relaxed-constexpr -Xptxas=-v
+                       -Xcompiler=-Wall,-Wextra
                        $<$<BOOL:${CAIRN_WERROR}>:-Werror=all-warnings>)
 set(launcher sh ${CMAKE_SOURCE_DIR}/cmake/keep_log.sh)
 if(CAIRN_CCACHE)

@@ -7,8 +7,7 @@
 namespace cairn::kernels::cuda {
 namespace {
 
-/// Of so many warps with kFragments * 16 rows each; tiles of kColumns, kAtOnce multiplied at once. No more shared
-/// memory than the smallest devices give a block: 99 KiB.
+/// Of so many warps with kFragments * 16 rows each; tiles of kColumns, kAtOnce multiplied at once.
 template <int kOfD, int kOfWarps, int kOfFragments, int kOfColumns, int kOfAtOnce>
 struct Backward {
   static constexpr int kD = kOfD, kFragments = kOfFragments, kColumns = kOfColumns, kAtOnce = kOfAtOnce;
@@ -17,15 +16,16 @@ struct Backward {
   /// Two tiles of rows, two of columns twice, and two floats of each row, or of each column twice.
   static constexpr int64_t kBytes =
       2 * kRowsBytes + 4 * kTileBytes + 2 * sizeof(float) * (kRows > 2 * kColumns ? kRows : 2 * kColumns);
-  static_assert(kBytes <= 99 << 10);
+  static_assert(kBytes <= kSharedOfCards);
 };
 template <int kD, bool kPlain>
 using QueryGradients = std::conditional_t<kD == 64, Backward<64, 4, kPlain ? 2 : 1, 64, 32>,  //
                                           Backward<128, 4, 1, 64, 32>>;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kMostAtOnce = 16;  // more would not fit into registers
-#else
+// Columns at once: more would not fit into registers where it is 16. Sums have the same order with both.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1200
 constexpr int kMostAtOnce = 32;
+#else
+constexpr int kMostAtOnce = 16;
 #endif
 template <int kD, bool kPlain>
 using KeyGradients = std::conditional_t<kD == 64, Backward<64, 4, kPlain ? 2 : 1, 64, kPlain ? kMostAtOnce : 32>,

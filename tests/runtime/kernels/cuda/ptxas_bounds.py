@@ -1,7 +1,7 @@
 """ptxas_bounds.py [--update | --cut] BOUNDS SOURCES_DIR OBJECTS_DIR: what ptxas said of each kernel against committed bounds.
 
 No kernel may spill or have a stack, whatever the toolkit. With the toolkit whose numbers BOUNDS holds, no kernel may take more
-registers than it says there, each kernel must stand there, and no other. OBJECTS_DIR/NAME.cu.o.log is nvcc's output (-Xptxas=-v) for
+registers than it says there, each kernel must stand there with each architecture that it is compiled for, and no other. OBJECTS_DIR/NAME.cu.o.log is nvcc's output (-Xptxas=-v) for
 SOURCES_DIR/NAME.cu. --update writes BOUNDS. --cut: one bound counts as one register less, so the check must fail. Prints what is
 wrong, a line each; exit 1."""
 import json
@@ -76,6 +76,8 @@ def check(kernels, bounds, same_toolkit):
                 wrong.append(f"{name} (sm_{arch}): {registers} registers, bound {bound}")
     if same_toolkit:
         wrong += [f"{name}: a bound of no kernel" for name in bounds if name not in kernels]
+        wrong += [f"{name} (sm_{arch}): a bound, and it is not compiled for it"
+                  for name, of in bounds.items() if name in kernels for arch in of if arch not in kernels[name]]
     return wrong
 
 
@@ -90,7 +92,7 @@ def main(arguments):
     toolkit = toolkit_of(arguments[3] if len(arguments) > 3 else "nvcc")
     kernels, wrong = read(sources, objects)
     if mode == "--update":
-        lines = [f"  {json.dumps(name)}: {json.dumps({a: n[0] for a, n in sorted(of.items())})}"
+        lines = [f"  {json.dumps(name)}: {json.dumps({a: of[a][0] for a in sorted(of, key=int)})}"
                  for name, of in sorted(kernels.items())]
         bounds_file.write_text(f'{{"toolkit": "{toolkit}", "registers": {{\n' + ",\n".join(lines) + "\n}}\n")
         return 0

@@ -31,6 +31,10 @@ class Bounds(unittest.TestCase):
         self.assertIn("no bound", wrong(None)[0])
         self.assertEqual(ptxas_bounds.check({}, {"gone": {"80": 1}}, True), ["gone: a bound of no kernel"])
 
+    def test_a_kernel_is_compiled_for_each_architecture_of_its_bounds(self):
+        compiled, bounds = {"one": {"80": (1, 0, 0)}}, {"one": {"80": 1, "120": 1}}
+        self.assertEqual(ptxas_bounds.check(compiled, bounds, True), ["one (sm_120): a bound, and it is not compiled for it"])
+
     def test_names_lose_what_changes_from_build_to_build(self):
         self.assertEqual(ptxas_bounds.short("void cairn::kernels::cuda::map_packs<8, cairn::kernels::cuda::(anonymous "
                                             "namespace)::Both<cairn::f16> >(cairn::X<(int)1>, long)"),
