@@ -106,7 +106,8 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
     for (int64_t slot = 0; slot < arena_.slots(); ++slot) RT_TRY(link->use_host(arena_.payload(rank_, slot)));
     copier_ = std::make_unique<StateCopier>(std::move(link), kCopyNice);
     out.gate = copier_.get();
-    starts_in_slot_ = in_memory && !options_.make_link;
+    // A copy into the only slot may begin on one rank while another still reads its peer's state there.
+    starts_in_slot_ = in_memory && !options_.make_link && arena_.slots() > 1;
     if (starts_in_slot_) {
       out.banks.push_back(bank_in(decision.slot));
       RT_TRY_SET(out.peer_copies, peer_copies(kept_for_others));

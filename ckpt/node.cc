@@ -34,7 +34,7 @@ Status look_for_space(const Plan& plan, IoBackend& io, const std::filesystem::pa
   if (!names.steps.empty() && names.steps.back() >= plan.steps) return {};  // nothing left to save
   const KeptAtOnce kept = kept_at_once(config, plan.steps, names.steps, plan.recipe.watch.proof);
   RT_TRY_SET(const SpaceReport space,
-             check_space(io, checkpoints_dir, {plan.checkpoint_bytes, kept, config.in_flight}));
+             check_space(io, checkpoints_dir, {plan.checkpoint_bytes, kept, std::max<int64_t>(1, config.in_flight)}));
   if (space.missing_bytes == 0) return {};
   if (config.space == SpaceCheck::kRefuse) return Error{ErrorCode::kNoSpace, space.text};
   if (notices != nullptr) notices->push_back("warning: " + space.text);
@@ -99,7 +99,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                                       : std::optional(retention_policy(plan.recipe.checkpoint.keep, plan.steps)),
                      .save = save,
                      .incremental = plan.recipe.checkpoint.incremental,
-                     .in_flight = plan.recipe.checkpoint.in_flight,
+                     .in_flight = std::max<int64_t>(1, plan.recipe.checkpoint.in_flight),
                      .buffers = &node->buffers_,
                      .save_step = node->options_.save_step,
                      .is_due = node->options_.is_due,

@@ -125,7 +125,7 @@ void make_room(const ArenaSpec& least, std::vector<StaleArena>& dead, const Say&
   }
 }
 
-/// With as many of the banks as fit into memory, at least two.
+/// With as many of the banks as fit into memory, at least two of several.
 Result<Arena> create_what_fits(ArenaSpec spec, const Say& say) {
   const int64_t wanted = spec.slots;
   Result<Arena> made = Arena::create(spec);
@@ -283,7 +283,7 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
   ArenaSpec wanted = spec;
   wanted.prepared = std::move(prepared);
   ArenaSpec least = wanted;
-  least.slots = 2;
+  least.slots = std::min<int64_t>(2, wanted.slots);
   make_room(least, dead, say);
   tell(dead);
   RT_TRY_SET(Arena made, create_what_fits(std::move(wanted), say));

@@ -1612,7 +1612,7 @@ const Block& checkpoint_block() {
                     "Tensors that did not change become references to the earlier step, which stays as long as another "
                     "one needs it. Of use when parts of the model are frozen."),
           bound("in_flight", &CheckpointConfig::in_flight)
-              .range(1, 6)
+              .range(0, 6)
               .otherwise(1)
               .silently()
               .says("saves that may be on their way to the disk at once",
@@ -1620,7 +1620,9 @@ const Block& checkpoint_block() {
                     "and up to 64 MiB of the agent. A save that is due while so many are under way waits for the next "
                     "step at which one has ended. Whichever ends last, the newest complete checkpoint is the one to go "
                     "on from. More than one pays where one writer does not fill the storage, or where the time between "
-                    "saves is at times shorter than a save."),
+                    "saves is at times shorter than a save. 0, which needs snapshot_by = \"copy\": one slot in all. "
+                    "No snapshot is taken while a save is under way, and a rank that is killed while a snapshot is "
+                    "copied resumes from the newest checkpoint."),
           bound("direct_io", &CheckpointConfig::direct_io)
               .otherwise(true)
               .says("O_DIRECT through io_uring", "Where the system refuses it, plain writes of the same bytes."),

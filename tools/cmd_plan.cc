@@ -96,6 +96,9 @@ int64_t staging_of(const Course& course) {
 
 int64_t banks_of(const Recipe& recipe) { return ckpt::banks_for(recipe.checkpoint.in_flight); }
 
+/// Checkpoints that are being written at once, at most.
+int64_t written_at_once(const CheckpointConfig& config) { return std::max<int64_t>(1, config.in_flight); }
+
 /// What goes over the network where a step is copied to other hosts: the banks of all ranks, each once.
 int64_t replica_bytes(const Plan& plan) {
   int64_t out = 0;
@@ -197,9 +200,9 @@ std::string kept_text(const CheckpointConfig& config, const ckpt::KeptAtOnce& ke
   out += kept.at_most < 0                ? fmt::format("at least {}", kept.at_least)
          : kept.at_most == kept.at_least ? fmt::format("{}", kept.at_least)
                                          : fmt::format("{} to {}", kept.at_least, kept.at_most);
-  return out + fmt::format(" at once and {} being written = {}{}", config.in_flight,
+  return out + fmt::format(" at once and {} being written = {}{}", written_at_once(config),
                            kept.at_most == kept.at_least ? "" : "from ",
-                           format_bytes((kept.at_least + config.in_flight) * checkpoint_bytes));
+                           format_bytes((kept.at_least + written_at_once(config)) * checkpoint_bytes));
 }
 
 /// "3", or "3 - 7" when the ends differ.
@@ -544,7 +547,7 @@ nlohmann::json to_json(const Plan& plan, const Course& course, const dsl::Loaded
         {"keep", std::move(keep)},
         {"kept_at_least", kept.at_least},
         {"kept_at_most", kept.at_most < 0 ? nlohmann::json() : nlohmann::json(kept.at_most)},
-        {"disk_bytes", (kept.at_least + recipe.checkpoint.in_flight) * plan.checkpoint_bytes}}},
+        {"disk_bytes", (kept.at_least + written_at_once(recipe.checkpoint)) * plan.checkpoint_bytes}}},
       {"replicas",
        {{"every_steps", recipe.checkpoint.replicate_steps},
         {"wire_bytes", recipe.checkpoint.replicate_steps > 0 ? replica_bytes(plan) : 0},

@@ -534,7 +534,7 @@ void check_memory(const StartQuestion& question, StartReport& report) {
   for (const ckpt::StaleArena& stale : ckpt::stale_arenas(spec.value().folder))
     freed += stale.elsewhere ? 0 : stale.bytes;
   ckpt::ArenaSpec least = spec.value();
-  least.slots = 2;
+  least.slots = std::min<int64_t>(2, least.slots);
   if (const Status room = ckpt::Arena::has_room(least, freed); !room.ok()) return findings.refuse(field, room.error());
   if (const Status room = ckpt::Arena::has_room(spec.value(), freed); !room.ok()) {
     findings.warn(field,

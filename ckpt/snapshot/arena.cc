@@ -161,8 +161,8 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
   const RankRange here = ranks_here(spec);
   if (here.first < 0 || here.end > world || here.size() < 1)
     return bad(fmt::format("snapshot memory for ranks {} to {} of {}", here.first, here.end - 1, world));
-  if (spec.slots < 2 || spec.slots > arena::kMaxSlots) {
-    return bad(fmt::format("{} snapshot slots; 2 to {} are possible", spec.slots, arena::kMaxSlots));
+  if (spec.slots < 1 || spec.slots > arena::kMaxSlots) {
+    return bad(fmt::format("{} snapshot slots; 1 to {} are possible", spec.slots, arena::kMaxSlots));
   }
   if (spec.chunk_bytes < kPageBytes || spec.chunk_bytes > kMaxChunkBytes || spec.chunk_bytes % kPageBytes != 0) {
     return bad(fmt::format("snapshot chunks of {} bytes; a multiple of {} up to {} is needed", spec.chunk_bytes,

@@ -26,6 +26,10 @@ std::optional<int64_t> choose_slot(std::span<const SlotView> slots, int64_t curr
 }
 
 std::optional<int64_t> choose_slot_for_copy(std::span<const SlotView> slots, int64_t last) {
+  if (slots.size() == 1) {
+    const bool free = !slots[0].reserved && (last < 0 || slots[0].whole);
+    return free ? std::optional<int64_t>(0) : std::nullopt;
+  }
   std::vector<SlotView> others(slots.begin(), slots.end());
   if (const std::optional<int64_t> newest = newest_whole(slots)) others[static_cast<size_t>(*newest)].reserved = true;
   return choose_slot(others, last);

@@ -42,6 +42,10 @@
 // With a copy of each step it is at most one step before the last that all ranks have completed; where a device's copy
 // takes n steps, at most 2 n.
 //
+// One slot, only for copies (checkpoint.in_flight = 0): the copy goes into it when it is not reserved and the copy
+// before is whole on all ranks, and overwrites that. While it is under way no step can be restored from memory: a rank
+// that is killed then resumes from the newest checkpoint. A slot that is read is never written, as with more.
+//
 // After a kill the agent drops reservations of slots that did not become whole (nobody will complete them).
 
 #include <compare>
@@ -52,8 +56,8 @@
 namespace cairn::ckpt {
 
 /// Banks of a run: one that an update reads, one that it writes, and one for each save on its way to the disk. With
-/// fewer an update may have to wait for the disk.
-constexpr int64_t banks_for(int64_t saves_in_flight) { return 2 + saves_in_flight; }
+/// fewer an update may have to wait for the disk. Without a save in flight, which only copies can be: one.
+constexpr int64_t banks_for(int64_t saves_in_flight) { return saves_in_flight == 0 ? 1 : 2 + saves_in_flight; }
 /// More, where steps are copied to another host: one that is being copied, and the one of which all have the copy.
 inline constexpr int64_t kReplicaBanks = 2;
 

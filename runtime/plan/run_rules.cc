@@ -146,6 +146,13 @@ void data(RuleList& rules) {
 
 void snapshots(RuleList& rules) {
   const Recipe& recipe = rules.recipe;
+  const CheckpointConfig& config = recipe.checkpoint;
+  if (config.in_flight == 0 && (config.snapshot_by != SnapshotBy::kCopy || config.replicate_steps > 0)) {
+    rules.fail("checkpoint.in_flight",
+               "checkpoint.in_flight = 0 leaves one slot, which is enough only for snapshot_by = \"copy\" "
+               "without checkpoint.replicate",
+               "snapshot_by = \"copy\" without replicate, or in_flight = 1");
+  }
   if (recipe.checkpoint.snapshot_by != SnapshotBy::kCopy || recipe.optimizer.offload.empty()) return;
   rules.fail(
       "checkpoint.snapshot_by",

@@ -480,7 +480,13 @@ return require "base":with {
     CHECK(load_good(kBase).checkpoint.in_flight == 1);
     CHECK(encode_recipe(load_good(kBase)).find("in_flight") == std::string::npos);  // stored recipes keep their hash
     CHECK(load_good(with("checkpoint = { in_flight = 3 }")).checkpoint.in_flight == 3);
-    CHECK(only_mistake(with("checkpoint = { in_flight = 0 }")).find("in_flight must be an integer from 1 to 6") !=
+    CHECK(load_good(with("checkpoint = { in_flight = 0, snapshot_by = \"copy\" }")).checkpoint.in_flight == 0);
+    for (const char* more :
+         {"", ", snapshot_by = \"banks\"", ", snapshot_by = \"copy\", replicate = T.every { steps = 2 }"}) {
+      const std::string said = only_mistake(with(fmt::format("checkpoint = {{ in_flight = 0{} }}", more)));
+      CHECK_MESSAGE(said.find("checkpoint.in_flight = 0 leaves one slot") != std::string::npos, said);
+    }
+    CHECK(only_mistake(with("checkpoint = { in_flight = -1 }")).find("in_flight must be an integer from 0 to 6") !=
           std::string::npos);
     CHECK(only_mistake(with("checkpoint = { in_flight = 7 }")).find("got 7") != std::string::npos);
   }

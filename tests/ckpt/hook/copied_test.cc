@@ -217,6 +217,35 @@ TEST_SUITE("ckpt/hook/copied") {
     }
   }
 
+  TEST_CASE("with one slot a run has the same bits, whether a death leaves the copy before or cuts one") {
+    Recipe recipe = copied(short_recipe(true, true));
+    recipe.optimizer.zero = 1;  // first updates read what the other rank saves
+    const Told untouched = train(plan_for(recipe, 2), {});
+    recipe.checkpoint.in_flight = 0;
+    const Plan plan = plan_for(recipe, 2);
+    const std::vector<Death> deaths = {{Moment::kForward, 3, 0},
+                                       {Moment::kUpdated, 4, 1},
+                                       {Moment::kForward, 5, 1},
+                                       {Moment::kBegun, 6, 0},
+                                       {Moment::kNever}};
+    for (const bool late : {false, true}) {
+      CAPTURE(late);
+      Overtaken seen;
+      const auto link = [&] { return std::make_unique<LateLink>(seen); };
+      const TempDir dir;
+      Agent agent(plan, fresh_run_id(), dir.path);
+      REQUIRE(agent.arena->slots() == 1);
+      Told told;
+      for (const Death& death : deaths) {
+        const RestoreChoice choice = agent.begin().value();
+        CHECK((choice.source == arena::Source::kMemory || choice.source == arena::Source::kFresh));
+        CHECK(live_once(plan, agent, death, &told, late ? MakeLink(link) : MakeLink()) == (death.step == 0));
+      }
+      CHECK(told.steps == untouched.steps);
+      CHECK(told.banks == untouched.banks);
+    }
+  }
+
   TEST_CASE("a due snapshot is left out while any rank of the host still copies, and one that must be waits") {
     constexpr int64_t kRanks = 3;
     Recipe recipe = copied(short_recipe(true, true));

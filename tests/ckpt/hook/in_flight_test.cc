@@ -706,6 +706,13 @@ TEST_SUITE("ckpt/hook/in_flight") {
     }
   }
 
+  TEST_CASE("without a save in flight the memory has one slot") {
+    Plan plan = saving_each_step(1);
+    plan.recipe.checkpoint.in_flight = 0;
+    plan.recipe.checkpoint.snapshot_by = SnapshotBy::kCopy;
+    CHECK(arena_spec(plan, run_text("r")).value().slots == 1);
+  }
+
   TEST_CASE("each save in flight costs one bank and its headers") {
     const auto page_up = [](int64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; };
     for (int64_t in_flight = 1; in_flight <= 6; ++in_flight) {

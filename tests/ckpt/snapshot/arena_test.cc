@@ -458,7 +458,7 @@ TEST_SUITE("ckpt/snapshot/arena") {
       CHECK_MESSAGE(made.error().message.find(words) != std::string::npos, made.error().message);
     };
     ArenaSpec bad = spec;
-    bad.slots = 1;
+    bad.slots = 0;
     refused(bad, ErrorCode::kInvalidInput, "slots");
     bad = spec;
     bad.chunk_bytes = 1000;

@@ -285,8 +285,8 @@ Walk explore_copies(int slots, const CopyRule& rule = {}, int kills = kMaxKills)
       if (walk.violation.empty() && w.reading[slot] && !view_of(w.marks[slot], false).whole)
         walk.violation = std::string("a slot is written while it is persisted, after ") + action;
     }
-    w.promise = std::max(w.promise, newest);
-    if (slots > 2) {  // with two, saves leave copies out
+    if (slots > 1) w.promise = std::max(w.promise, newest);  // the only one is overwritten
+    if (slots > 2) {                                         // with two, saves leave copies out
       const int8_t completed = *std::min_element(w.step.begin(), w.step.end());
       if (walk.violation.empty() && newest + 1 < completed)
         walk.violation = "all have completed step " + std::to_string(completed) + " after " + action;
@@ -450,6 +450,20 @@ TEST_SUITE("ckpt/snapshot/slot_rule") {
       CHECK(walk.states > 5000);
       CHECK(walk.reads > 100);
     }
+  }
+
+  TEST_CASE("copies into one slot: none is written while it is read, and each is whole or lost") {
+    const Walk walk = explore_copies(1);
+    CHECK_MESSAGE(walk.violation.empty(), walk.violation);
+    CHECK(walk.states > 1000);
+    CHECK(walk.reads > 100);
+    CopyRule reserved;
+    reserved.choose = [](std::span<const SlotView>, int64_t) { return std::optional<int64_t>(0); };
+    CHECK(explore_copies(1, reserved).violation.starts_with("a slot is written while it is persisted"));
+    CHECK(choose_slot_for_copy(std::vector<SlotView>{{}}, -1) == 0);              // the first copy of a life
+    CHECK(choose_slot_for_copy(std::vector<SlotView>{{.whole = true}}, 0) == 0);  // over the copy before
+    CHECK_FALSE(choose_slot_for_copy(std::vector<SlotView>{{}}, 0).has_value());  // which another rank still writes
+    CHECK_FALSE(choose_slot_for_copy(std::vector<SlotView>{{.whole = true, .reserved = true}}, 0).has_value());
   }
 
   TEST_CASE("the walk of copies bites: each part of their rule is needed") {
