@@ -749,9 +749,20 @@ kernels::StateOps filled_state() {
   };
   out.clear_floats = &clear<float>;
   out.draw_weights = [](Stream& stream, const kernels::FirstWeights& box, DevicePtr<float> to) {
-    std::vector<float> host(static_cast<size_t>(box.rows * box.width));  // once a run, with the CPU's bits
-    kernels::draw_weights(box, host.data());
-    from_host(cuda_stream(stream), host, to.address());
+    // Once a run, by the host's threads, with the CPU's bits. In parts: memory for a whole tensor would be made and
+    // cleared by one thread.
+    constexpr int64_t kPartElems = int64_t{1} << 20;
+    const int64_t rows =
+        std::clamp<int64_t>(kPartElems / std::max<int64_t>(1, box.width), 1, std::max<int64_t>(1, box.rows));
+    std::vector<float> host(static_cast<size_t>(std::min(rows, box.rows) * box.width));
+    for (int64_t row = 0; row < box.rows; row += rows) {
+      kernels::FirstWeights part = box;
+      part.rows = std::min(rows, box.rows - row);
+      part.first += row * box.stride;
+      kernels::draw_weights(part, host.data());
+      const int64_t bytes = bytes_of<float>(part.rows * part.width);
+      cuda_stream(stream).copy(to.address() + row * box.width, host.data(), bytes, kToDevice);  // host is read by then
+    }
   };
   out.put_weights = &put_weights;
   out.put_first_weights = &put_weights;

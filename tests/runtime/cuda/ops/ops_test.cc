@@ -860,6 +860,13 @@ TEST_SUITE("runtime/cuda/ops") {
       });
       on.same(drawn);
     }
+    {  // more than is drawn at once: 70 rows of 16,384, of which 64 are a part, with other elements between them
+      auto large = on.zeros<float>(70 * 16384);
+      on.run_state("draw_weights", [&](StateExec e, Side at) {
+        e.draw_weights({Kind::kNormal, 78, 0.02f, 70, 16384, 5, 20000}, at(large));
+      });
+      on.same(large);
+    }
     on.run_state("copy_state", [&](StateExec e, Side at) { e.copy_state(at(drawn), at(master), kElems); });
     on.same(master);
     on.run_state("copy_summed", [&](StateExec e, Side at) { e.copy_summed(at(drawn), at(weight), kElems, {}); });
