@@ -7,7 +7,9 @@
 The shapes of cairn's T.gpt (tied head, learned positions, tanh GELU, biases) or T.llama (RMSNorm, rotary, SwiGLU, grouped
 keys). Each step: forward, loss, backward, clip to norm 1, AdamW. As PyTorch is fastest: torch.compile, bf16 autocast over
 float32 weights, flash attention, the fused AdamW, TF32 where floats are multiplied, a vocabulary of whole tiles.
-Prints a JSON object: milliseconds a step of each of five windows, the first and the last loss, versions, memory.
+Prints a JSON object: milliseconds a step of each of five windows, the first and the last loss, versions, memory, and the
+kernel that scaled_dot_product_attention took, by PyTorch's own record of the ops of a step: flash, mem-efficient, cudnn or
+math.
 """
 import argparse
 import array
@@ -145,11 +147,26 @@ def step(number):
     return loss.detach()
 
 
+# Ops of PyTorch's, in the order in which scaled_dot_product_attention prefers them.
+ATTENTION = {"_scaled_dot_product_cudnn_attention": "cudnn", "_scaled_dot_product_flash_attention": "flash",
+             "_scaled_dot_product_efficient_attention": "mem-efficient", "_scaled_dot_product_attention_math": "math",
+             "_scaled_dot_product_fused_attention_overrideable": "overrideable"}
+
+
+def attention_of(names):
+    """Which kernels of attention are among the names of a step's ops."""
+    found = {kernel for name in names for op, kernel in ATTENTION.items()
+             if name.removeprefix("aten::").removesuffix("_backward").removesuffix("_for_cpu") == op}
+    return ", ".join(sorted(found)) or "math, compiled with the rest"  # no op of its own is left then
+
+
 begin = time.perf_counter()
 first_loss = step(0).item()
 compile_s = time.perf_counter() - begin
-step(1)
-settle()
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:  # the host's calls, no kernels
+    step(1)
+    settle()
+attention = attention_of({event.key for event in profiled.key_averages()})
 begin = time.perf_counter()
 step(2)
 settle()
@@ -164,6 +181,6 @@ for _ in range(5):
     settle()
     windows.append((time.perf_counter() - begin) / count * 1e3)
 print(json.dumps({"step_ms": windows, "steps": number, "first_loss": first_loss, "last_loss": loss.item(),
-                  "first_step_s": compile_s, "torch": torch.__version__, "cuda": torch.version.cuda,
+                  "first_step_s": compile_s, "attention": attention, "torch": torch.__version__, "cuda": torch.version.cuda,
                   "memory_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0,
                   "parameters": sum(p.numel() for p in model.parameters())}))

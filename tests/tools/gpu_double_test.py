@@ -19,7 +19,7 @@ FAKE_TORCH = """#!/bin/sh
 # Stands for a Python with PyTorch, of which these tests need no more than what bench/torch_train.py prints.
 [ "$1" = -c ] && exit 0
 echo "$@" >>"$0.calls"
-echo '{"step_ms": [10.0, 11.0, 12.0], "torch": "of a test", "cuda": "none"}'
+echo '{"step_ms": [10.0, 11.0, 12.0], "torch": "of a test", "cuda": "none", "first_step_s": 1, "attention": "flash"}'
 """
 
 
@@ -118,9 +118,9 @@ class GpuDouble(unittest.TestCase):
         python.chmod(0o755)
         said = self.run_bench("gpu_all", "--cairn", self.device.program, "--tiny", "--torch", python, "--peak", 1)
         for model in ("tiny-gpt", "tiny-llama"):
-            self.assertRegex(said, rf"\n{model}, 2 x 16 tokens a step, 0.\d+ GFLOP a token\n  pair 1: Cairn .* ms, PyTorch")
-        self.assertEqual(said.count("  pair "), 6)
-        self.assertEqual(said.count("PyTorch of a test, CUDA none: 2909 (2909 to 2909) tokens/s; Cairn has 0."), 2)
+            self.assertRegex(said, rf"\n{model}, 2 x 16 tokens a step, 0.\d+ GFLOP a token, attention of own\n  Cairn, run 1: .*"
+                             r" ms\n  PyTorch: 11.00 \(10.00 to 12.00\) ms, .*\n  Cairn, run 2: .* ms\n")
+        self.assertEqual(said.count("PyTorch of a test, CUDA none, attention of flash: 2909 (2667 to 3200) tokens/s; Cairn has"), 2)
         self.assertEqual(said.count("  MFU 0.0 % of 1 TFLOP/s (bar 0, aim 0)"), 2)
         self.assertRegex(said, r"exec to first step \d")
         self.assertRegex(said, r"a snapshot costs -?\d+\.\d+ ms, .* % of a step of .* ms \(median of [23]\)")
@@ -128,8 +128,42 @@ class GpuDouble(unittest.TestCase):
         self.assertRegex(said, r"costliest kernels:\n(    \w+ .*: \d+\.\d\d ms a step, \d+ % of the limit\n){3}")
         self.assertIn("NOT RUN: a rehearsal on a double", said)
         calls = (self.folder / "python.calls").read_text().splitlines()
-        self.assertEqual(len(calls), 6)
-        self.assertIn("--family llama --seconds 0.1 --vocab 192 --layers 2 --width 32 --heads 2 --kv-heads 1 --ffn 48", calls[3])
+        self.assertEqual(len(calls), 2)  # one PyTorch a model
+        self.assertIn("--family llama --seconds 0.1 --vocab 192 --layers 2 --width 32 --heads 2 --kv-heads 1 --ffn 48", calls[1])
+
+    def test_a_series_takes_the_runs_the_attention_and_the_time_that_it_is_given(self):
+        python = self.folder / "python"
+        python.write_text(FAKE_TORCH)
+        python.chmod(0o755)
+        words = ("--cairn", self.device.program, "--tiny", "--torch", python, "--model", "tiny-llama")
+        said = self.run_bench("gpu_all", *words, "--pairs", 1, "--attention", "cudnn")
+        self.assertIn("attention of cudnn\n  Cairn, run 1: ", said)
+        self.assertNotIn("run 2", said)
+        done = subprocess.run([ROOT / "bench/gpu_all", *map(str, words), "--attention", "cudnn"], capture_output=True, text=True,
+                              timeout=100, env={**os.environ, **self.device.environment, "CAIRN_DOUBLE_CUDNN": "91000"})
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"WRONG: cairn ended with 2:\n(.*\n)*.*--attention cudnn: ")
+        done = subprocess.run([ROOT / "bench/gpu_all", *map(str, words), "--seconds", "0.2"], capture_output=True, text=True,
+                              timeout=100, env={**os.environ, **self.device.environment})
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("WRONG: the time is over", done.stdout)
+        for bad, why in ((("--model", "gpt5"), "no model gpt5; there are tiny-gpt, tiny-llama"), (("--pairs", "0"), "at least 1")):
+            done = subprocess.run([ROOT / "bench/gpu_all", "--tiny", *bad], capture_output=True, text=True, timeout=100)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(why, done.stderr)
+
+    def test_steps_of_a_model_are_repeated_with_the_same_numbers(self):
+        metrics = self.folder / "metrics.jsonl"
+        said = self.run_bench("gpu_step", "--cairn", self.device.program, "--tiny", "--steps", 12, "--repeat", 2, "--snapshot",
+                              "never", "--snapshot", 4, "--metrics", metrics)
+        result = json.loads(said.splitlines()[-1])
+        for name in ("snapshot never", "snapshot every 4"):
+            self.assertEqual(len(result[name]["step_ms"]), 2)
+            self.assertIn("forward", result[name]["parts_ms"])
+        self.assertIn("snapshot_ms", result["snapshot every 4"])
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        self.assertGreaterEqual(len(lines), 4 * 15)
+        self.assertEqual({line["snapshot"] for line in lines}, {1000000, 4})
 
     def test_without_pytorch_the_comparison_is_told_to_be_missing(self):
         python = self.folder / "python"
