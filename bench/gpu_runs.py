@@ -130,7 +130,7 @@ def die_with_parent():
 
 
 def children_of(pid):
-    """Of all its threads."""
+    """Processes that any of its threads has started."""
     out = []
     for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -148,7 +148,7 @@ def gone(pid):
 
 
 def remove_memory_of(agent_pid):
-    """What a killed agent has left in /dev/shm."""
+    """Removes the segments in /dev/shm that a killed agent has left."""
     for segment in pathlib.Path("/dev/shm").glob(f"cairn-{os.getuid()}-*-{agent_pid}-*"):
         segment.unlink(missing_ok=True)
 
@@ -183,7 +183,7 @@ class Runs:
         return log.read()
 
     def train(self, of, seconds=0, snapshot=NEVER, least_steps=WARM_STEPS + 5, words=()):
-        """Trains for so many seconds behind the first steps, and so many steps in all, then ends the run at once.
+        """Trains `least_steps` steps or more, for `seconds` behind the first ones, then ends the run at once.
         {"steps": metrics behind the first ones, "all": of all steps, "first_step_s": from exec to step 1, "memory": text}"""
         begin = time.monotonic()
         agent, run, log = self.begin(of, words, snapshot=snapshot)
@@ -209,7 +209,7 @@ class Runs:
         return {"steps": steps[WARM_STEPS:], "all": steps, "first_step_s": first, "memory": memory}
 
     def train_to_end(self, of, steps, words=()):
-        """A run of so many steps that ends by itself: what it printed, its folder."""
+        """A run of `steps` steps that ends by itself: what it printed, its folder."""
         agent, run, log = self.begin(of, words, stop=steps)
         ranks = []
         with log:
