@@ -53,6 +53,15 @@ class PackageTest(unittest.TestCase):
         cls.archive = cls.scratch / cls.archive.name
         cls.cairn = cls.folder / "bin/cairn"
 
+    def test_an_archive_that_is_larger_than_it_may_be_is_refused(self):
+        out = self.scratch / "large"
+        done = subprocess.run([ROOT / "tools/package", "--build", PROGRAM.parent, "--out", out, "--most", "1"],
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertRegex(done.stderr, r"package: the archive of .* has \d+ bytes; it must stay below 1 MB")
+        self.assertEqual(list(out.glob("*.tar.gz")) + list(out.glob(".*.tar.gz")), [])
+        shutil.rmtree(out)
+
     def test_two_ranks_train_with_the_libraries_of_the_folder_alone(self):
         self.assertEqual(run(self.cairn, "--version").stdout, run(PROGRAM, "--version").stdout)
         work = self.scratch / "work"
