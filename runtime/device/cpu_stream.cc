@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "runtime/core/check.h"
+#include "runtime/core/clock.h"
+#include "runtime/device/op_clock.h"
 
 namespace cairn {
 namespace {
@@ -30,6 +32,11 @@ std::shared_ptr<std::byte> Stream::host_memory(int64_t bytes) const {
   RT_CHECK(memory != nullptr, "no {} bytes for numbers of a device", size);
   std::memset(memory, 0, size);
   return {static_cast<std::byte*>(memory), std::free};
+}
+
+std::unique_ptr<StreamTimer> Stream::make_timer() {
+  static const SystemClock clock;
+  return std::make_unique<HostTimer>(clock);
 }
 
 std::unique_ptr<Stream> make_cpu_stream() { return std::make_unique<CpuStream>(); }

@@ -13,6 +13,9 @@
 
 namespace cairn {
 
+class OpClock;
+class StreamTimer;
+
 /// A place in a stream's work.
 class Event {
  public:
@@ -42,6 +45,13 @@ class Stream {
   /// pinned where the device copies by itself. Who cannot pin it says so once; copies to it then wait.
   virtual std::shared_ptr<std::byte> host_memory(int64_t bytes) const;
 
+  /// Takes moments of this stream's work; the stream outlives it. Where work is done when a call returns, they are the
+  /// host's.
+  virtual std::unique_ptr<StreamTimer> make_timer();
+  /// Has its ops timed, or with null no longer (runtime/device/op_clock.h).
+  void use_clock(OpClock* clock) { clock_ = clock; }
+  OpClock* clock() const { return clock_; }
+
   /// Until all work that is ordered is done: what it has copied to the host may be read
   /// (runtime/device/host_numbers.h). Errors: kTimeout past the
   /// deadline that the stream was made with; those of the device.
@@ -58,6 +68,7 @@ class Stream {
   virtual DevicePtr<const void> give_bytes(std::span<const std::byte> host, DevicePtr<void> room) = 0;
 
   int64_t settled_ = 0;
+  OpClock* clock_ = nullptr;
 };
 
 /// One for each thread that works.

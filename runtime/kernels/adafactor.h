@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
 #include "runtime/kernels/clip.h"
 #include "runtime/kernels/tensor_norms.h"
@@ -17,12 +18,17 @@ struct MatrixRun {
   DevicePtr<const Clip> clip;   // of the step's gradients
   int64_t begin = 0, count = 0, cols = 1;
 };
+inline void add_dims(OpDims& to, const MatrixRun& of) {
+  to.add(of.count);
+  to.add(of.cols);
+}
 
 /// 1 / root of the second moment as a product; `row` is null for a vector.
 struct AdafactorFactors {
   DevicePtr<const float> row;
   DevicePtr<const float> col;
 };
+inline void add_dims(OpDims& /*to*/, const AdafactorFactors& /*of*/) {}
 
 /// Adds the squares of the gradients to those of their rows and columns; `row_sums` is null for a vector. The same bits
 /// on any number of threads.
@@ -35,6 +41,7 @@ struct AdafactorDecay {
   double old_part = 0;  // of the moments; the rest is of the means of new squares
   int64_t terms = 1;    // that each of the squares is a sum of
 };
+inline void add_dims(OpDims& /*to*/, const AdafactorDecay& /*of*/) {}
 
 /// to = old_part * from + (1 - old_part) * (squares / terms + 1e-30), and factors = 1 / root of it. `to` may be `from`.
 void adafactor_factors(const AdafactorDecay& decay, const double* squares, const float* from, float* to, float* factors,
@@ -53,6 +60,7 @@ struct AdafactorArgs {
   float decay = 0;  // part of the weight that goes
   float beta1 = 0;  // of the steps' average, where one is kept
 };
+inline void add_dims(OpDims& /*to*/, const AdafactorArgs& /*of*/) {}
 
 /// master_out = master - decay * master - rate * step, or with an average of the steps, which is not null then,
 /// avg_out = beta1 * avg + (1 - beta1) * rate * step in place of the last term. Outputs may be the inputs.

@@ -40,6 +40,13 @@ struct AdamRun {
   bool counts = true;  // in LAMB's norms
   float trust = 1;     // of LAMB's step
 };
+/// Runs, and the elements of all.
+inline void add_dims(OpDims& to, std::span<const AdamRun> of) {
+  int64_t elems = 0;
+  for (const AdamRun& run : of) elems += run.count;
+  to.add(std::ssize(of));
+  to.add(elems);
+}
 /// Of a run, at most: what a device is given.
 inline constexpr int64_t kGivenRunBytes = 192;
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "runtime/device/attention_shape.h"
+#include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
 #include "runtime/kernels/dropout.h"
 #include "runtime/kernels/scratch.h"
@@ -54,6 +55,18 @@ struct AttentionDims {
   DevicePtr<float> max_scores;          // [N], forward: raised to the largest score of each head, as softmax sees them;
                                         // not with sinks
 };
+inline void add_dims(OpDims& to, const AttentionDims& of) {
+  to.add(of.batch);
+  to.add(of.held.tokens > 0 ? of.held.count : of.tokens);
+  to.add(of.tokens);
+  to.add(of.heads);
+  to.add(of.kv_heads);
+  to.add(of.head_dim);
+  to.say_if(of.mask.causal, "causal");
+  to.say_if(of.mask.window > 0, "window");
+  to.say_if(of.mask.chunk > 0, "chunk");
+  to.say_if(static_cast<bool>(of.dropout), "dropout");
+}
 
 /// Its numbers, where it is nothing beyond what an AttentionShape says.
 std::optional<AttentionShape> plain_shape(const AttentionDims& dims, DType dtype);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
 
 namespace cairn::kernels {
@@ -16,6 +17,10 @@ struct LogitRows {
   int64_t rows = 0, cols = 0, valid_cols = 0, first = 0;
   DevicePtr<const int32_t> targets;  // [rows], of the whole vocabulary
 };
+inline void add_dims(OpDims& to, const LogitRows& of) {
+  to.add(of.rows);
+  to.add(of.cols);
+}
 
 /// max[r] of the row's logits; sum_exp[r] = sum of exp(logit - max[r]); target_logit[r] = the logit of targets[r] if it
 /// is one of the columns [first, first + valid_cols), else it stays as it is.

@@ -10,6 +10,7 @@
 
 #include "runtime/core/random.h"
 #include "runtime/core/token_runs.h"
+#include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
 
 namespace cairn::kernels {
@@ -53,6 +54,10 @@ struct DropoutRows {
   uint64_t site = 0;
   DropoutRate rate;
 };
+inline void add_dims(OpDims& to, const DropoutRows& of) {
+  to.add(of.rows);
+  to.add(of.width);
+}
 /// out[r, c] = x[r, c] * factor. out may be x. The backward pass is the same map.
 template <typename T>
 void dropout(const DropoutRows& of, const T* x, T* out);

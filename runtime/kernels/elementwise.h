@@ -74,6 +74,7 @@ void gated_backward(Gate gate, const T* dy, const T* gate_up, T* dgate_up, int64
 struct ClampedGate {
   float alpha = 0, limit = 0;
 };
+inline void add_dims(OpDims& /*to*/, const ClampedGate& /*of*/) {}
 template <typename T>
 void clamped_gate_forward(const ClampedGate& of, const T* gate_up, T* y, int64_t rows, int64_t ffn);
 template <typename T>
@@ -88,6 +89,11 @@ struct RotaryDims {
   bool interleaved = false;            // pairs (2i, 2i+1), not (i, i + turning/2)
   DevicePtr<const int32_t> positions;  // [rows], or none
 };
+inline void add_dims(OpDims& to, const RotaryDims& of) {
+  to.add(of.rows);
+  to.add(of.heads);
+  to.add(of.head_dim);
+}
 /// cos and sin: table [tokens, pairs, 2] for pairs = frequencies.size(), position p turning pair i by the float
 /// p * frequencies[i]. Both are multiplied by `factor`, and rounded once.
 void rotary_table(float* table, int64_t first_position, int64_t tokens, std::span<const float> frequencies,

@@ -19,6 +19,13 @@ struct EmaRun {
   int64_t count = 0;
   BlockSums sums;
 };
+/// Runs, and the elements of all.
+inline void add_dims(OpDims& to, std::span<const EmaRun> of) {
+  int64_t elems = 0;
+  for (const EmaRun& run : of) elems += run.count;
+  to.add(std::ssize(of));
+  to.add(elems);
+}
 /// ema() of each.
 void ema_of_runs(double decay, std::span<const EmaRun> runs);
 

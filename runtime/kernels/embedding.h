@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "runtime/core/token_runs.h"
+#include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
 #include "runtime/kernels/scratch.h"
 
@@ -13,6 +14,10 @@ namespace cairn::kernels {
 struct TableRange {
   int64_t first = 0, count = 0, width = 0;
 };
+inline void add_dims(OpDims& to, const TableRange& of) {
+  to.add(of.count);
+  to.add(of.width);
+}
 
 /// out[r, :] = table[ids[r] - first, :] for ids in the range, else 0.
 template <typename T>
@@ -35,6 +40,7 @@ struct RowPositions {
   TokenRuns tokens;
   int64_t samples = 1;
 };
+inline void add_dims(OpDims& /*to*/, const RowPositions& /*of*/) {}
 
 /// x[r, :] += table[p, :] for p the position of row r; backward adds dout rows into dtable, in row order; look_up:
 /// out[r, :] = table[p, :].

@@ -12,6 +12,13 @@ namespace cairn::kernels {
 struct LatentHeads {
   int64_t rows = 0, heads = 0, nope = 0, rope = 0, value = 0;
 };
+inline void add_dims(OpDims& to, const LatentHeads& of) {
+  to.add(of.rows);
+  to.add(of.heads);
+  to.add(of.nope);
+  to.add(of.rope);
+  to.add(of.value);
+}
 
 /// k and v [T, N, nope + rope] from kv [T, N, nope + value] and shared_key [T, rope]. What v has beyond `value` is 0.
 template <typename T>

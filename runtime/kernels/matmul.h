@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/core/dtype.h"
+#include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
 #include "runtime/kernels/scratch.h"
 
@@ -60,6 +61,19 @@ struct MatmulArgs {
   /// Generation, where bits may depend on how many rows there are: few take a kernel that reads B once.
   bool few_rows = false;
 };
+inline void add_dims(OpDims& to, const MatmulArgs& of) {
+  to.add(of.m);
+  to.add(of.n);
+  to.add(of.k);
+  to.say_if(of.trans_a, "at");
+  to.say_if(of.trans_b, "bt");
+  to.say_if(of.accumulate, "adds");
+  to.say_if(static_cast<bool>(of.bias), "bias");
+  to.say_if(static_cast<bool>(of.residual), "residual");
+  to.say_if(of.map == MatmulMap::kGeluTanh, "gelu");
+  to.say_if(of.map == MatmulMap::kGeluTanhGradient, "gelu_gradient");
+  to.say_if(static_cast<bool>(of.sums), "sums");
+}
 
 /// Own kernels: AMX, AVX-512 (with bf16 where that is fast), AVX2 or plain; what these have no instructions for is
 /// multiplied as float. The choice is fixed per machine. An element's bits depend on its row of A, its
@@ -79,6 +93,12 @@ struct MatmulGroups {
   std::vector<size_t> ends;             // of each group's
   int64_t most_rows = 0, all_rows = 0;  // of the largest group, and of all
 };
+/// Columns and depth of each group's first product. How many rows a group has differs from step to step.
+inline void add_dims(OpDims& to, const MatmulGroups& of) {
+  if (of.products.empty()) return;
+  to.add(of.products.front().n);
+  to.add(of.products.front().k);
+}
 /// Many small groups are taken by the threads side by side, each by one; few or large ones one after another, each
 /// product by all threads.
 void matmul_groups(const MatmulGroups& groups);

@@ -15,11 +15,17 @@ struct NormRows {
   float eps = 0, offset = 0;
   bool adds = false;  // of a backward pass: the gradient, rounded, is added to what dx holds
 };
+inline void add_dims(OpDims& to, const NormRows& of) {
+  to.add(of.rows);
+  to.add(of.width);
+  to.say_if(of.adds, "adds");
+}
 /// Where gradients [width] are added, by a tree of `parts`; null: nobody wants them.
 struct NormGradients {
   DevicePtr<float> weight, bias;
   TreeParts parts;
 };
+inline void add_dims(OpDims& to, const NormGradients& of) { add_dims(to, of.parts); }
 
 /// y = (x - mean) * rstd * weight + bias. mean, rstd: [rows] float, kept for the backward pass. bias may be null.
 template <typename T>
@@ -43,6 +49,11 @@ struct HeadNorm {
   bool centred = false;
   bool own_weights = false;  // weight [heads, D], of each head; else [D], of all
 };
+inline void add_dims(OpDims& to, const HeadNorm& of) {
+  to.add(of.rows);
+  to.add(of.heads);
+  to.add(of.head_dim);
+}
 /// x and y: [rows, heads, D]. y may be x. bias, of LayerNorm with one weight for all heads, [D]; may be null.
 template <typename T>
 void head_norm_forward(const HeadNorm& d, const Rows<const T>& x, const T* weight, const T* bias, const Rows<T>& y);
@@ -58,10 +69,20 @@ struct WholeNorm {
   int64_t rows = 0, width = 0, channels = 0, copies = 1;
   float eps = 0, offset = 0;
 };
+inline void add_dims(OpDims& to, const WholeNorm& of) {
+  to.add(of.rows);
+  to.add(of.width);
+  to.add(of.channels);
+}
 /// Sums over the channels of each row, of equal parts of them by themselves: part p of row r at p * stride + r.
 struct RowDots {
   int64_t rows = 0, width = 0, parts = 1, stride = 0;
 };
+inline void add_dims(OpDims& to, const RowDots& of) {
+  to.add(of.rows);
+  to.add(of.width);
+  to.add(of.parts);
+}
 /// sums: of a * b. With `weight` [width] a channel counts weight + offset times.
 template <typename T>
 void row_dots(const RowDots& d, const Rows<const T>& a, const Rows<const T>& b, const T* weight, float offset,

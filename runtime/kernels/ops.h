@@ -73,7 +73,7 @@ template <typename T>
 struct Exec {
   Exec(const Ops<T>& ops, Stream& on)
       : stream(on) RT_KERNELS_OF_T(RT_BIND) RT_KERNELS(RT_BIND),
-        attention_backward(ops.attention_backward, on),
+        attention_backward(ops.attention_backward, on, "attention_backward"),
         fuses_products(ops.fuses_products) {}
 
   Stream& stream;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
 
 namespace cairn::kernels {
@@ -21,6 +22,11 @@ struct RouterDims {
   float scale = 1;              // of all weights
   DevicePtr<const float> bias;  // [X]: added to the scores that decide on groups and choices, and to nothing else
 };
+inline void add_dims(OpDims& to, const RouterDims& of) {
+  to.add(of.tokens);
+  to.add(of.experts);
+  to.add(of.choices);
+}
 
 /// logits [T, X] float become scores in place; chosen [T, k], the largest first; weights [T, k]. log_sums [T]: the
 /// logarithm of the softmax's denominator; may be null.
@@ -32,6 +38,7 @@ struct RouterLosses {
   DevicePtr<const float> log_sums;  // [T], softmax only: z times their square is a loss
   float z = 0;
 };
+inline void add_dims(OpDims& /*to*/, const RouterLosses& /*of*/) {}
 
 /// dlogits [T, X] from the scores and dweights [T, k].
 template <typename T>

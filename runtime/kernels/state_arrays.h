@@ -5,6 +5,7 @@
 #include <span>
 
 #include "runtime/core/word_sums.h"
+#include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
 
 namespace cairn::kernels {
@@ -33,5 +34,6 @@ struct BlockSums {
     sums[array] = add_word_sums(first == 0 ? 0 : sums[array], shift_word_sums(of_block, first));
   }
 };
+inline void add_dims(OpDims& /*to*/, const BlockSums& /*of*/) {}
 
 }  // namespace cairn::kernels

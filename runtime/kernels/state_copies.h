@@ -29,6 +29,10 @@ struct FirstWeights {
   float std = 0;
   int64_t rows = 0, width = 0, first = 0, stride = 0;
 };
+inline void add_dims(OpDims& to, const FirstWeights& of) {
+  to.add(of.rows);
+  to.add(of.width);
+}
 void draw_weights(const FirstWeights& box, float* out);
 
 /// A step of `rate` for each expert's bias towards as many choices as `mean`: up where there are fewer.

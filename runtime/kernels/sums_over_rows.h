@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
 #include "runtime/kernels/parallel.h"
 #include "runtime/kernels/scratch.h"
@@ -17,6 +18,9 @@ struct TreeParts {
   int64_t count = 1;  // a power of two
   DevicePtr<float> sums;
 };
+inline void add_dims(OpDims& to, const TreeParts& of) {
+  if (of.sums) to.add(of.count);
+}
 
 /// Blocks of rows that each of the parts is cut into.
 constexpr int64_t sum_blocks(int64_t rows, int64_t parts) {

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "runtime/core/exact_sum.h"
+#include "runtime/device/op_dims.h"
 
 namespace cairn::kernels {
 
@@ -20,6 +21,7 @@ struct TensorNorms {
   /// For kernels.
   void add(ExactSum more_weight, ExactSum more_step) const;
 };
+inline void add_dims(OpDims& /*to*/, const TensorNorms& /*of*/) {}
 
 /// Numbers for the host begin at zero.
 void clear_numbers(std::span<double> numbers);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
 
 namespace cairn::kernels {
@@ -21,5 +22,7 @@ struct Rows {
   /// For kernels.
   T* row(int64_t r) const { return data.address() + r * stride; }
 };
+template <typename T>
+void add_dims(OpDims& /*to*/, const Rows<T>& /*of*/) {}
 
 }  // namespace cairn::kernels
