@@ -59,6 +59,7 @@ constexpr int kThreadLocalCapture = 1;                     // other threads may 
   X(record, cudaEventRecord, (EventHandle, StreamHandle))                                                            \
   X(query, cudaEventQuery, (EventHandle))                                                                            \
   X(synchronize_event, cudaEventSynchronize, (EventHandle))                                                          \
+  X(elapsed, cudaEventElapsedTime, (float*, EventHandle, EventHandle))                                               \
   X(copy, cudaMemcpyAsync, (void*, const void*, size_t, int, StreamHandle))                                          \
   X(set, cudaMemsetAsync, (void*, int, size_t, StreamHandle))                                                        \
   X(begin_capture, cudaStreamBeginCapture, (StreamHandle, int))                                                      \

@@ -10,6 +10,7 @@
 
 #include "runtime/core/check.h"
 #include "runtime/core/log.h"
+#include "runtime/cuda/timer.h"
 
 namespace cairn::cuda {
 namespace {
@@ -97,6 +98,8 @@ void CudaStream::follow(const std::shared_ptr<const Event>& event) {
   if (!of->failed.ok()) keep(Error(of->failed.error()).with("work that this follows has failed"));
   if (ready()) keep(context_->api().wait_event(handle_, of->handle, 0), "cudaStreamWaitEvent");
 }
+
+std::unique_ptr<StreamTimer> CudaStream::make_timer() { return std::make_unique<CudaTimer>(*this, context_); }
 
 Result<bool> is_reached(const Event& event) {
   const auto* const of = dynamic_cast<const CudaEvent*>(&event);

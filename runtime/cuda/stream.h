@@ -59,6 +59,7 @@ class CudaStream final : public Stream {
   std::unique_ptr<Stream> beside() const override;
   std::shared_ptr<const Event> mark() override;
   void follow(const std::shared_ptr<const Event>& event) override;
+  std::unique_ptr<StreamTimer> make_timer() override;
   std::shared_ptr<std::byte> host_memory(int64_t bytes) const override;
 
   // --- for kernels and copies of the device

@@ -234,6 +234,7 @@ class Run {
   const Plan& plan_;
   const std::unique_ptr<Stream> own_stream_ = env_.machine == nullptr ? make_cpu_stream() : nullptr;
   Stream* const stream_ = own_stream_ ? own_stream_.get() : &env_.machine->stream();  // forward, backward and update
+  const std::unique_ptr<OpClock> clock_ = env_.on_op_times ? std::make_unique<OpClock>(*stream_) : nullptr;
   RankPlan rank_;
   Groups groups_;
   TrainState state_;
@@ -484,6 +485,7 @@ Status Run::step(int64_t number) {
   std::vector<data::SampleRef> batch = sampler_.peek(recipe.batch.samples);
   RT_TRY(load_micro_batches(data::DataPart::kTrain, batch));
 
+  if (clock_) clock_->begin_step();
   paused_ms_ = 0;
   std::optional<int64_t> chosen;
   RT_TRY_SET(Pass found, pass(number, &chosen));
@@ -538,6 +540,7 @@ Status Run::step(int64_t number) {
   }
   // Other ranks may still be reading replicas' state in the snapshot that this one starts from.
   if (gate != nullptr && bank != bank_) RT_TRY(groups_.world->barrier("state left in the snapshot"));
+  if (clock_) clock_->end_step();
   bank_ = bank;
   if (gate != nullptr) paused_ms_ += static_cast<double>(gate->waited_ns() - waited_ns) * 1e-6;
 
@@ -782,6 +785,11 @@ Result<Outcome> Run::loop() {
   }
   phase(position_.step, "finish", Phase::kOther);
   RT_TRY(now_->data_parallel.settle());
+  if (clock_) {
+    RT_TRY(stream_->settle());
+    RT_TRY_SET(const OpTimes times, clock_->times());
+    env_.on_op_times(times);
+  }
   RT_TRY(env_.hook.finish());
   return Outcome{.position = position_,
                  .allocated_bytes = state_.allocated_bytes(),

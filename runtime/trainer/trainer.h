@@ -12,6 +12,7 @@
 #include "runtime/core/result.h"
 #include "runtime/core/traffic.h"
 #include "runtime/device/machine.h"
+#include "runtime/device/op_clock.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
 #include "runtime/telemetry/pace.h"
@@ -41,6 +42,8 @@ struct Environment {
   telemetry::TraceWindow trace;  // steps whose timeline is drawn
   /// Every rank, once the window has passed or the run ends inside it: a trace file's text. May be empty.
   std::function<void(const std::string& trace)> on_trace;
+  /// Every rank, when training ends without an error: how long the ops of its steps took. Empty: they are not timed.
+  std::function<void(const OpTimes& times)> on_op_times;
 };
 
 struct Outcome {

@@ -127,9 +127,11 @@ cuda::Api table() {
     if (!current->makes_edge()) return 0;
     return tell(on().wait_event(stream, of(event)));
   };
-  out.create_event = [](EventHandle* event, unsigned) {
-    return tell(on().create_event(reinterpret_cast<StreamDouble::Event**>(event)));
+  out.create_event = [](EventHandle* event, unsigned flags) {
+    const bool timed = (flags & cuda::kDisableTiming) == 0;
+    return tell(on().create_event(reinterpret_cast<StreamDouble::Event**>(event), timed));
   };
+  out.elapsed = [](float* ms, EventHandle from, EventHandle to) { return tell(on().elapsed(ms, of(from), of(to))); };
   out.destroy_event = [](EventHandle event) { return tell(on().destroy_event(of(event))); };
   out.record = [](EventHandle event, StreamHandle stream) { return tell(on().record(of(event), stream)); };
   out.query = [](EventHandle event) { return tell(on().query(of(event))); };

@@ -28,6 +28,7 @@ thread_local int64_t own_waits = 0;
 
 struct StreamDouble::Mark {
   bool done = false;
+  int64_t reached_us = 0;
 };
 
 /// One of work, of work that waits for others, an event that is reached, an event that is waited for.
@@ -53,6 +54,7 @@ struct StreamDouble::Lane {
 struct StreamDouble::Event {
   std::shared_ptr<Mark> mark;   // null: never recorded
   Lane* captured_on = nullptr;  // recorded in the capture that goes on
+  bool timed = false;
 };
 
 /// What a graph's stream does, and those that followed it. Marks are made anew for each launch.
@@ -245,8 +247,12 @@ bool StreamDouble::run_one() {
   Lane& lane = **chosen;
   const Piece piece = std::move(lane.pieces.front());
   lane.pieces.pop_front();
-  if (piece.reaches != nullptr) piece.reaches->done = true;
+  if (piece.reaches != nullptr) {
+    piece.reaches->done = true;
+    piece.reaches->reached_us = now_us_;
+  }
   if (piece.work) {
+    ++now_us_;
     const Door door(doors_);
     RT_CHECK(!running_, "work on a device that waits for the device");
     running_ = true;
@@ -407,9 +413,10 @@ int StreamDouble::destroy_stream(Stream stream) {
   });
 }
 
-int StreamDouble::create_event(Event** event) {
+int StreamDouble::create_event(Event** event, bool timed) {
   return call([&] {
     *event = events_.emplace_back(std::make_unique<Event>()).get();
+    (*event)->timed = timed;
     return 0;
   });
 }
@@ -624,6 +631,17 @@ int StreamDouble::query(Event* event) {
     if (event == nullptr) return kInvalidHandle;
     run_one();
     return event->mark == nullptr || event->mark->done ? 0 : kNotReady;
+  });
+}
+
+int StreamDouble::elapsed(float* ms, Event* from, Event* to) {
+  return call([&] {
+    for (const Event* const event : {from, to}) {
+      if (event == nullptr || !event->timed || event->mark == nullptr) return kInvalidHandle;
+      if (!event->mark->done) return kNotReady;
+    }
+    *ms = static_cast<float>(to->mark->reached_us - from->mark->reached_us) * 1e-3f;
+    return 0;
   });
 }
 

@@ -77,7 +77,8 @@ class StreamDouble {
 
   int create_stream(Stream* stream);
   int destroy_stream(Stream stream);  // what is in it is still done
-  int create_event(Event** event);
+  /// `timed`: it keeps when it was reached.
+  int create_event(Event** event, bool timed = false);
   int destroy_event(Event* event);
 
   int record(Event* event, Stream stream);
@@ -95,6 +96,9 @@ class StreamDouble {
 
   int query(Event* event);
   int synchronize(Event* event);
+  /// Between two timed events that were reached. A piece of work of any stream takes a microsecond, a wait and an event
+  /// take nothing.
+  int elapsed(float* ms, Event* from, Event* to);
   int synchronize(Stream stream);
   int synchronize();
 
@@ -209,6 +213,7 @@ class StreamDouble {
   } refusal_;
   bool running_ = false;
   int doors_ = 0;
+  int64_t now_us_ = 0;  // pieces of work that were done
   std::function<void(const Ordered&)> hear_;
 
   const bool records_;

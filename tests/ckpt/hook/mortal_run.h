@@ -72,6 +72,7 @@ struct Told {
   std::map<int64_t, int64_t> allocated, on_device;     // of the last life, by rank
   std::set<int64_t> left_out;                          // steps whose snapshot was due and not taken
   std::function<void(int64_t step)> on_step;           // after each, on rank 0
+  std::map<int64_t, OpTimes> op_times;                 // by rank; OnDevice::times_ops
 };
 
 /// Nothing is left of the weights that an update leaves; padding stays zero.
@@ -100,6 +101,7 @@ using MakeEngine = std::function<std::unique_ptr<comm::Engine>(comm::Engine& of_
 struct OnDevice {
   MakeMachine machine;
   MakeEngine engine;
+  bool times_ops = false;
 };
 
 /// HookOptions::ward, by rank.
@@ -115,7 +117,7 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
   std::vector<std::unique_ptr<comm::Engine>> engines;
   for (int64_t rank = 0; rank < world; ++rank) engines.push_back(threads_world.engine(rank));
   std::vector<Status> ended(world);
-  std::mutex mutex;  // guards told->allocated
+  std::mutex mutex;  // of what ranks write there
   const SystemClock clock;
   std::vector<std::thread> threads;
   for (int64_t rank = 0; rank < world; ++rank) {
@@ -140,6 +142,12 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
           mortal.die();
         }
       };
+      if (on_device.times_ops) {
+        env.on_op_times = [&, rank](const OpTimes& times) {
+          const std::lock_guard lock(mutex);
+          told->op_times[rank] = times;
+        };
+      }
       if (rank == 0) {
         env.on_step = [&](const telemetry::StepMetrics& m) {
           told->steps[m.step] = {m.loss,

@@ -35,10 +35,12 @@ struct Mark {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
+  std::chrono::steady_clock::time_point at;
 
   void finish() {
     const std::lock_guard lock(mutex);
     done = true;
+    at = std::chrono::steady_clock::now();
     changed.notify_all();
   }
   void wait() {
@@ -55,6 +57,7 @@ struct Mark {
 
 struct CUevent_st {
   int device;
+  bool timed;
   std::mutex mutex;
   std::shared_ptr<Mark> mark;  // null: never recorded
 
@@ -361,7 +364,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   return call([&] {
     if ((flags & cudaEventBlockingSync) == 0) misuse("an event that is waited for at full load");
-    *event = keep(events, new CUevent_st{current, {}, {}});
+    *event = keep(events, new CUevent_st{current, (flags & cudaEventDisableTiming) == 0, {}, {}});
     return cudaSuccess;
   });
 }
@@ -391,6 +394,15 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return call([&] {
     if (const auto mark = event->last(); mark != nullptr) mark->wait();
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+  return call([&] {
+    const auto from = start->last(), to = end->last();
+    if (!start->timed || !end->timed || from == nullptr || to == nullptr) return cudaErrorInvalidResourceHandle;
+    if (!from->is_done() || !to->is_done()) return cudaErrorNotReady;
+    *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
     return cudaSuccess;
   });
 }

@@ -23,6 +23,7 @@ namespace cairn::testing {
 /// Ways in which a double differs from a plain one.
 struct DoubleWays {
   bool cudnn = false;                                          // attention is by a library, which is a double too
+  bool times_ops = false;                                      // Told::op_times
   bool fuses = true;                                           // layers ask for fused products (Ops::fuses_products)
   std::function<void(simt::BlasDouble& products)> plant = {};  // before anything is multiplied
 };
@@ -117,6 +118,7 @@ inline ckpt::testing::Told train_on_double(const Plan& plan, uint64_t seed,
   std::mutex mutex;
   int64_t opened = 0;
   ckpt::testing::OnDevice on_device = on_doubles(plan, life);
+  on_device.times_ops = ways.times_ops;
   on_device.machine = [&, open = on_device.machine](int64_t rank) {
     const std::lock_guard lock(mutex);
     if (opened++ % world == 0) {
