@@ -26,9 +26,11 @@
 #include "runtime/cuda/staged/staged_engine.h"
 #include "runtime/device/guard.h"
 #include "runtime/host/bind.h"
+#include "runtime/json/json.h"
 #include "runtime/plan/communication.h"
 #include "runtime/plan/device_choice.h"
 #include "runtime/plan/message_order.h"
+#include "runtime/telemetry/kernel_times.h"
 #include "runtime/trainer/staging_rooms.h"
 #include "runtime/trainer/sum_rooms.h"
 #include "runtime/trainer/trainer.h"
@@ -47,6 +49,7 @@ struct RankArgs {
   std::string past;              // of the position that training goes on from
   int64_t end_step = 0;          // where this recipe ends
   std::string trace, trace_dir;  // "5..8", and where the file goes
+  std::string kernel_times_dir;  // where the times of ops go; empty: they are not timed
   int64_t rank = 0, world = 0;
   int64_t hosts = 1;
   std::string address;  // of this host among several
@@ -212,6 +215,18 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
       ignore(events.send({{"event", "traced"}, {"path", path}}), "for people only");
     }
   };
+  if (!args.kernel_times_dir.empty()) {
+    env.on_op_times = [&](const OpTimes& times) {
+      const Device device = machine ? machine->device() : Device{};
+      const telemetry::KernelTimes of{.rank = args.rank, .device = device_name(device), .times = times};
+      const std::string path = fmt::format("{}/rank-{}.json", args.kernel_times_dir, args.rank);
+      if (Status written = write_text_file(path, json_text(telemetry::to_json(of), 1)); !written.ok()) {
+        spdlog::warn("{}", written.error().message);
+      } else {
+        ignore(events.send({{"event", "kernels_timed"}}), "for people only");
+      }
+    };
+  }
   if (args.rank == args.decides) {
     env.on_step = [&](const telemetry::StepMetrics& metrics) {
       nlohmann::json event = telemetry::to_json(metrics);
@@ -274,6 +289,7 @@ void add_rank(CLI::App& app, Session& session) {
   add_isa_option(*command, args->isa)->required();
   command->add_option("--trace", args->trace);
   command->add_option("--trace-dir", args->trace_dir);
+  command->add_option("--time-kernels", args->kernel_times_dir);
   command->callback([args, &session] {
     session.action = [args]() -> Result<int> {
       RT_TRY_SET(const std::vector<int64_t> cpus, host::numbers_in(args->cpus).with("--cpus"));

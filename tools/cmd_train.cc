@@ -83,8 +83,9 @@ struct TrainArgs {
   int64_t nproc = 0, threads = 0;
   std::vector<std::string> kills;  // RANK@STEP
   std::string trace;               // steps=A..B
-  double peak_tflops = 0;          // of a rank's device; 0: the calibration of this machine, if there is one
-  int64_t from_step = 0;           // 0: where the run stands
+  bool time_kernels = false;
+  double peak_tflops = 0;  // of a rank's device; 0: the calibration of this machine, if there is one
+  int64_t from_step = 0;   // 0: where the run stands
   bool fresh = false, dry_run = false;
   RequestArgs requests;
   HostArgs hosts;
@@ -178,7 +179,8 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
                                  .past = ckpt::encode_past(plan.past),
                                  .init = options.agent.init,
                                  .end_step = plan.end_step,
-                                 .trace = options.agent.trace};
+                                 .trace = options.agent.trace,
+                                 .time_kernels = options.agent.time_kernels};
   Narrator narrator(plan, folder.path(), options.narrator, clock);
   LocalCoordinator coordinator(plan, folder, copies, start, narrator, std::move(options.coordinator), clock);
   Agent agent(plan, folder.path(), coordinator, narrator, std::move(options.agent));
@@ -550,11 +552,13 @@ Result<int> RunStarter::train() {
   SegmentOptions options;
   options.agent.threads = args_.threads;
   options.agent.trace = args_.trace;
+  options.agent.time_kernels = args_.time_kernels;
   if (!args_.comm.text.empty()) options.agent.comm = args_.comm.word();
   options.agent.attention = args_.attention.word();
   options.agent.environment = args_.comm.environment;
   options.narrator = {.peak_tflops = args_.peak_tflops,
                       .traced = !args_.trace.empty(),
+                      .times_kernels = args_.time_kernels,
                       .init_on_command_line = !args_.init.path.empty(),
                       .communication = args_.comm.record,
                       .attention = args_.attention.record};
@@ -954,6 +958,10 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       .add_option("--trace", args.trace,
                   "steps=A..B: draw these steps as a timeline, RUN/trace/trace.json, for ui.perfetto.dev")
       ->type_name("steps=A..B");
+  command.add_flag(
+      "--time-kernels", args.time_kernels,
+      "time each op of the steps where it runs: a table of rank 0 at the end, RUN/kernel_times/rank-N.json "
+      "of each rank");
   command
       .add_option("--peak-tflops", args.peak_tflops,
                   "peak of a rank's device, for the model FLOP utilisation (default: this machine's of `cairn plan "

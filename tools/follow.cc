@@ -49,7 +49,8 @@ Result<std::optional<int>> follow_segment(const FollowArgs& args, Follower& foll
                        .init = segment.init,
                        .log_of = [&](int64_t rank) { return log_of_rank(args.run, rank); },
                        .threads = args.threads,
-                       .trace = segment.trace};
+                       .trace = segment.trace,
+                       .time_kernels = segment.time_kernels};
   if (!args.comm.text.empty()) options.comm = args.comm.word();
   options.attention = args.attention.word();
   options.environment = args.comm.environment;

@@ -81,7 +81,10 @@ Result<std::vector<agent::ChildSpec>> Agent::prepare_generation(int64_t generati
     RT_TRY_SET(agent::ChildSpec spec, spec_of(rank, choice.incarnation));
     specs.push_back(std::move(spec));
   }
-  if (!options_.trace.empty() && here.contains(coordinator_.place().decides)) RT_TRY(narrator_.begin_trace());
+  if (here.contains(coordinator_.place().decides)) {
+    if (!options_.trace.empty()) RT_TRY(narrator_.begin_trace());
+    if (options_.time_kernels) RT_TRY(narrator_.begin_kernel_times());
+  }
   return specs;
 }
 
@@ -160,6 +163,10 @@ Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ran
   if (!options_.trace.empty()) {
     for (const std::string& word :
          {std::string("--trace"), options_.trace, std::string("--trace-dir"), narrator_.trace_dir().string()})
+      spec.argv.push_back(word);
+  }
+  if (options_.time_kernels) {
+    for (const std::string& word : {std::string("--time-kernels"), narrator_.kernel_times_dir().string()})
       spec.argv.push_back(word);
   }
   return spec;

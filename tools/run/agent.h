@@ -42,6 +42,7 @@ struct AgentOptions {
   std::function<std::filesystem::path(int64_t)> log_of;  // by rank
   int64_t threads = 0;                                   // of a rank; 0: cores / ranks of this host, at least 1
   std::string trace;                                     // steps=A..B; empty: none
+  bool time_kernels = false;
   std::vector<Kill> kills;
   std::string comm;                                              // of ranks on CUDA: `_rank --comm`
   std::string attention = "own";                                 // the same: `_rank --attention`

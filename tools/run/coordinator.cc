@@ -386,6 +386,8 @@ void LocalCoordinator::on_rank_event(int64_t rank, const json& event) {
   } else if (kind == "traced") {
     narrator_.drew({.path = json_string(event, "path"),
                     .ahead_ns = options_.fleet != nullptr ? options_.fleet->clock_ahead_ns(rank) : 0});
+  } else if (kind == "kernels_timed") {
+    narrator_.timed_kernels(rank);
   }
 }
 
@@ -755,6 +757,7 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   tell_copies();
   if (options_.fleet != nullptr) options_.fleet->wait_no_more();
   narrator_.finish_trace();
+  narrator_.tell_kernel_times();
   if (outcome.kind == agent::EndKind::kLeftBySignal) {
     leave();
     return outcome.exit_code;

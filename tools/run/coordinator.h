@@ -99,7 +99,7 @@ class Coordinator {
   virtual void close() = 0;
 
   // --- what happens
-  /// "ready", "step", "traced": what a rank has sent, of this host or of another one.
+  /// "ready", "step", "traced", "kernels_timed": what a rank has sent, of this host or of another one.
   virtual void on_rank_event(int64_t rank, const nlohmann::json& event) = 0;
   virtual void on_rank_exit(const agent::ExitStatus& status) = 0;
   /// The generation has failed, here or elsewhere; its ranks still run.

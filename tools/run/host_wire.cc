@@ -283,7 +283,7 @@ auto texts_of(Segment& segment) {
 }  // namespace
 
 json segment_to_json(const HostSegment& segment) {
-  json out{{"end_step", segment.end_step}, {"hosts", segment.hosts}};
+  json out{{"end_step", segment.end_step}, {"hosts", segment.hosts}, {"time_kernels", segment.time_kernels}};
   for (const auto& [key, text] : texts_of(segment)) out[key] = *text;
   return out;
 }
@@ -295,6 +295,8 @@ Result<HostSegment> segment_from_json(const json& from) {
   if (out.end_step < 0) return garbled("end_step");
   out.hosts = number_of(from, "hosts", 1, -1);
   if (out.hosts < 0) return garbled("hosts");
+  if (!json_field(from, "time_kernels").is_boolean()) return garbled("time_kernels");
+  out.time_kernels = from["time_kernels"].get<bool>();
   for (const auto& [key, text] : texts_of(out)) {
     if (!from.contains(key) || !from[key].is_string()) return garbled(key);
     *text = from[key];

@@ -94,6 +94,7 @@ struct HostSegment {
   std::string run_name, run_id, lineage;  // RunText
   std::string recipe_json, recipe_hash;   // RunText: what checkpoints keep
   std::string trace;                      // steps=A..B; empty: none
+  bool time_kernels = false;
   bool operator==(const HostSegment&) const = default;
 };
 nlohmann::json segment_to_json(const HostSegment& segment);

@@ -11,7 +11,9 @@
 #include "runtime/core/log.h"
 #include "runtime/core/units.h"
 #include "runtime/json/json.h"
+#include "runtime/telemetry/kernel_times.h"
 #include "tools/run/failure_record.h"
+#include "tools/run/folder.h"
 #include "tools/run/text.h"
 
 namespace cairn::tools {
@@ -316,6 +318,38 @@ void Narrator::finish_trace() {
   drew_.clear();
 }
 
+Status Narrator::begin_kernel_times() {
+  kernel_times_.clear();
+  std::error_code problem;
+  fs::create_directories(kernel_times_dir(), problem);
+  // Earlier there may have been more ranks.
+  for (auto at = fs::directory_iterator(kernel_times_dir(), problem); !problem && at != fs::directory_iterator();
+       at.increment(problem)) {
+    const std::string name = at->path().filename().string();
+    if (!name.starts_with("rank-") || !name.ends_with(".json")) continue;
+    if (fs::remove(at->path(), problem); problem) break;
+  }
+  return problem ? Status(os_error(problem.value(), kernel_times_dir().string())) : Status();
+}
+
+void Narrator::timed_kernels(int64_t rank) {
+  if (rank == 0) kernel_times_ = kernel_times_dir() / "rank-0.json";
+}
+
+void Narrator::tell_kernel_times() {
+  if (kernel_times_.empty()) return;
+  const auto read = [&]() -> Result<telemetry::KernelTimes> {
+    RT_TRY_SET(const std::string text, read_text_file(kernel_times_));
+    RT_TRY_SET(const json parsed, parse_json(text));
+    return telemetry::kernel_times_from_json(parsed);
+  };
+  const Result<telemetry::KernelTimes> times = read();
+  if (!times.ok()) return warn(fmt::format("{}: {}", kernel_times_.string(), times.error().message));
+  for (const std::string& line : telemetry::table_of(times.value())) say(line);
+  say(fmt::format("kernel times of all ranks: {}", kernel_times_dir().string()));
+  record({{"event", "kernel_times"}, {"path", kernel_times_.string()}, {"steps", times.value().times.steps}});
+}
+
 void Narrator::done(const fs::path& newest_checkpoint) {
   const double seconds = clock_.unix_s() - progress_.started_unix_s;
   const int64_t done = progress_.last_step - progress_.first_step;
@@ -340,19 +374,21 @@ json Narrator::summary(const Result<int>& code, bool stop_asked, const fs::path&
                                                 : "done";
   const std::string message = !code.ok() ? code.error().message : why == "failed" ? last_failure_ : std::string();
   const fs::path& checkpoint = newest_checkpoint.empty() ? loaded_ : newest_checkpoint;
-  return {{"run", run_.string()},
-          {"why", why},
-          {"class", why == "failed" && failure_.is_object() ? failure_["class"] : json()},
-          {"message", message},
-          {"first_step", std::max<int64_t>(progress_.first_step, 0)},
-          {"step", done},
-          {"of", run_steps()},
-          {"samples", stepped ? json(progress_.last.samples) : json()},
-          {"tokens", stepped ? json(progress_.last.tokens) : json()},
-          {"loss", stepped ? json(progress_.last.loss) : json()},
-          {"valid_loss", number(progress_.valid_loss)},
-          {"checkpoint", checkpoint.empty() ? json() : json(checkpoint.string())},
-          {"seconds", clock_.unix_s() - progress_.started_unix_s}};
+  json out{{"run", run_.string()},
+           {"why", why},
+           {"class", why == "failed" && failure_.is_object() ? failure_["class"] : json()},
+           {"message", message},
+           {"first_step", std::max<int64_t>(progress_.first_step, 0)},
+           {"step", done},
+           {"of", run_steps()},
+           {"samples", stepped ? json(progress_.last.samples) : json()},
+           {"tokens", stepped ? json(progress_.last.tokens) : json()},
+           {"loss", stepped ? json(progress_.last.loss) : json()},
+           {"valid_loss", number(progress_.valid_loss)},
+           {"checkpoint", checkpoint.empty() ? json() : json(checkpoint.string())},
+           {"seconds", clock_.unix_s() - progress_.started_unix_s}};
+  if (options_.times_kernels) out["kernel_times"] = kernel_times_.empty() ? json() : json(kernel_times_.string());
+  return out;
 }
 
 }  // namespace cairn::tools

@@ -43,6 +43,7 @@ struct RunProgress {
 struct NarratorOptions {
   double peak_tflops = 0;             // of the whole world; 0: not known
   bool traced = false;                // ranks draw steps: their files are merged, with the saves
+  bool times_kernels = false;         // ranks time their ops
   bool init_on_command_line = false;  // what it says is for a new run: it is told when it counts for nothing
   nlohmann::json communication;       // of ranks on CUDA, for the record of each start; null: nothing to tell
   nlohmann::json attention;           // the same
@@ -94,6 +95,13 @@ class Narrator {
   /// The same of fewer ranks, when some died before they could write theirs.
   void finish_trace();
   std::filesystem::path trace_dir() const { return run_ / "trace"; }
+  /// Removes what earlier ranks have written in kernel_times_dir(), and makes that folder.
+  Status begin_kernel_times();
+  /// A rank has written its file.
+  void timed_kernels(int64_t rank);
+  /// Rank 0's table, where it has written its file.
+  void tell_kernel_times();
+  std::filesystem::path kernel_times_dir() const { return run_ / "kernel_times"; }
 
   const RunProgress& progress() const { return progress_; }
   /// Steps of the run, its stages ahead counted.
@@ -102,8 +110,8 @@ class Narrator {
   void done(const std::filesystem::path& newest_checkpoint);
   /// How this start ended, for programs: {"run", "why": "done" | "stopped" | "nothing_to_do" | "signal" | "failed" | an
   /// error's code, "class" (failure_class.h; of "failed"), "message", "first_step", "step", "of", "samples", "tokens",
-  /// "loss", "valid_loss", "checkpoint", "seconds"}; null where nothing is known. `stop_asked`: somebody wanted it to
-  /// stop.
+  /// "loss", "valid_loss", "checkpoint", "seconds"}, with times_kernels also "kernel_times", rank 0's file; null where
+  /// nothing is known. `stop_asked`: somebody wanted it to stop.
   nlohmann::json summary(const Result<int>& code, bool stop_asked,
                          const std::filesystem::path& newest_checkpoint) const;
 
@@ -129,7 +137,7 @@ class Narrator {
 
   RunProgress progress_;
   int64_t started_ns_ = 0, lined_ns_ = 0;  // of this start; of the last line of a step that was due
-  std::optional<PastPoint> began_;  // of the plan's segment, at its first generation
+  std::optional<PastPoint> began_;         // of the plan's segment, at its first generation
   double began_unix_s_ = 0;
   std::string last_failure_;  // of the ranks
   nlohmann::json failure_;
@@ -139,6 +147,7 @@ class Narrator {
   bool respawned_ = false;                   // since then
   std::vector<telemetry::TracePart> drew_;   // files of ranks, until they are merged
   std::vector<telemetry::TraceSpan> saves_;  // for the trace
+  std::filesystem::path kernel_times_;       // rank 0's; empty: it has written none
 };
 
 }  // namespace cairn::tools

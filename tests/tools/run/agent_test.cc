@@ -87,7 +87,7 @@ std::string option(const agent::ChildSpec& spec, const std::string& name) {
 TEST_SUITE("tools/run/agent") {
   TEST_CASE("an agent starts the ranks of its host, with the generation that was agreed on") {
     for (const std::optional<ckpt::RankRange> here : {std::optional<ckpt::RankRange>(), {ckpt::RankRange{2, 4}}}) {
-      Watched watched(here, {.threads = 3, .trace = "steps=1..2"});
+      Watched watched(here, {.threads = 3, .trace = "steps=1..2", .time_kernels = true});
       const auto specs = watched.agent->prepare_generation(7);
       REQUIRE_OK(specs);
       CHECK(watched.coordinator.told == std::vector<std::string>{"generation 7"});
@@ -102,6 +102,7 @@ TEST_SUITE("tools/run/agent") {
         CHECK(option(spec, "--incarnation") == "12");
         CHECK(option(spec, "--recipe") == "/run/recipe.json");
         CHECK(option(spec, "--trace") == "steps=1..2");
+        CHECK(option(spec, "--time-kernels") == watched.narrator->kernel_times_dir().string());
         CHECK(spec.inherit_fds.size() == 2);
         CHECK(option(spec, "--arena-fd") == std::to_string(spec.inherit_fds[1]));
         CHECK(spec.log_path == "/run/logs/rank-" + std::to_string(first + k) + ".log");

@@ -38,7 +38,8 @@ HostSegment some_segment() {
           .lineage = "l",
           .recipe_json = "{}",
           .recipe_hash = "h",
-          .trace = "steps=1..2"};
+          .trace = "steps=1..2",
+          .time_kernels = true};
 }
 
 /// Every value below `from` in turn made another one, or taken away.

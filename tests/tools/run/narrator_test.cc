@@ -1,6 +1,7 @@
 #include "tools/run/narrator.h"
 
 #include <filesystem>
+#include <fstream>
 #include <sstream>
 
 #include "tests/tools/run/run_fixture.h"
@@ -263,5 +264,30 @@ TEST_SUITE("tools/run/narrator") {
     const size_t so_far = told.console.text().size();
     told.narrator->finish_trace();  // nothing is left
     CHECK(told.console.text().size() == so_far);
+  }
+
+  TEST_CASE(
+      "a table of kernel times is printed once rank 0 has written its file, and files of earlier ranks are removed") {
+    Told told(small_plan(2), {.times_kernels = true});
+    const fs::path dir = told.narrator->kernel_times_dir();
+    fs::create_directories(dir);
+    std::ofstream(dir / "rank-7.json") << "{}";
+    std::ofstream(dir / "notes") << "a person's";
+    REQUIRE_OK(told.narrator->begin_kernel_times());
+    CHECK_FALSE(fs::exists(dir / "rank-7.json"));
+    CHECK(fs::exists(dir / "notes"));
+    told.narrator->timed_kernels(1);
+    told.narrator->tell_kernel_times();
+    CHECK(told.console.text().empty());
+    CHECK(told.narrator->summary(0, false, {}).at("kernel_times").is_null());
+    std::ofstream(dir / "rank-0.json") << R"({"rank":0,"device":"cpu","steps":0,"left_out":2,"gaps_ms":0,"ops":[]})";
+    told.narrator->timed_kernels(0);
+    told.narrator->tell_kernel_times();
+    CHECK(told.console.text().find("kernel times of rank 0 on cpu: none; the first 2 steps") != std::string::npos);
+    CHECK(told.narrator->summary(0, false, {}).at("kernel_times") == (dir / "rank-0.json").string());
+    std::ofstream(dir / "rank-0.json") << "{";
+    told.narrator->tell_kernel_times();
+    CHECK(told.console.text().find("warning: " + (dir / "rank-0.json").string()) != std::string::npos);
+    CHECK_FALSE(Told(small_plan(2)).narrator->summary(0, false, {}).contains("kernel_times"));
   }
 }
