@@ -120,14 +120,13 @@ int be_agents(const Args& args, const std::filesystem::path& run, int64_t first,
         runs.erase(news.peer);
         continue;
       }
-      const auto& [kind, epoch, body] = news.message;
-      if (kind == "halt" && body.value("ask", int64_t{0}) > 0) {
+      const hosts::Message& message = news.message.what;
+      if (const auto* const halt = std::get_if<hosts::Halt>(&message); halt != nullptr && halt->ask > 0) {
         runs[news.peer] = false;
-        board.send(news.peer,
-                   {.kind = "idle", .body = {{"ask", body["ask"]}, {"memory", memory_to_json({})}, {"held", json()}}});
-      } else if (kind == "go") {
+        board.send(news.peer, {hosts::Idle{halt->ask}});
+      } else if (std::holds_alternative<hosts::Go>(message)) {
         runs[news.peer] = true;
-      } else if (kind == "end") {
+      } else if (std::holds_alternative<hosts::End>(message)) {
         runs.erase(news.peer);
       }
     }
@@ -142,8 +141,7 @@ int be_agents(const Args& args, const std::filesystem::path& run, int64_t first,
       json pace{{"event", "pace"},
                 {"blocks", {{20, 11.5}, {40, 11.6}, {60, 11.4}}},
                 {"load", {{"runnable", 1.5}, {"cores", 8}}}};
-      board.send(host,
-                 {.kind = "event", .body = {{"incarnation", uint64_t{0}}, {"rank", host}, {"event", std::move(pace)}}});
+      board.send(host, {hosts::RankEvent{0, host, std::move(pace)}});
     }
   }
   return 0;

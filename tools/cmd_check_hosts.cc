@@ -32,7 +32,6 @@ namespace cairn::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using cluster::Message;
 using cluster::News;
 using nlohmann::json;
 
@@ -54,18 +53,18 @@ void say(const std::string& text) {
 /// For what other threads have to say, to the loop.
 class Inbox {
  public:
-  void add(std::string kind, json body) {
+  void add(hosts::Message message) {
     const std::lock_guard lock(mutex_);
-    all_.emplace_back(std::move(kind), std::move(body));
+    all_.push_back(std::move(message));
   }
-  std::vector<std::pair<std::string, json>> take() {
+  std::vector<hosts::Message> take() {
     const std::lock_guard lock(mutex_);
     return std::exchange(all_, {});
   }
 
  private:
   std::mutex mutex_;
-  std::vector<std::pair<std::string, json>> all_;
+  std::vector<hosts::Message> all_;
 };
 
 void tell_report(const CheckReport& report) {
@@ -130,15 +129,13 @@ Result<int> lead(const HostOptions& options, const fs::path& base, const CheckHo
     board.add(member.hello.index, member.hello.name, std::move(member.connection));
 
   Inbox inbox;
-  HostChecker checker(
-      {.tell = [&](json measured) { inbox.add("measured", std::move(measured)); },
-       .publish = [&](int64_t round, const std::string& key,
-                      const std::string& value) { inbox.add("measure_put", put_of_check(round, key, value)); }});
-  const auto tell = [&](int64_t index, const std::string& kind, const json& body) {
+  HostChecker checker({.tell = [&](hosts::Measured measured) { inbox.add(std::move(measured)); },
+                       .publish = [&](hosts::PutMeasured value) { inbox.add(std::move(value)); }});
+  const auto tell = [&](int64_t index, const hosts::Message& message) {
     if (index == own.index) {
-      take_check_message(checker, kind, body, options.interface_address);
+      take_check_message(checker, message, options.interface_address);
     } else {
-      board.send(index, {.kind = kind, .epoch = 1, .body = body});
+      board.send(index, {message, 1});
     }
   };
   CheckLeader check(hosts,
@@ -155,10 +152,10 @@ Result<int> lead(const HostOptions& options, const fs::path& base, const CheckHo
       if (news.kind == News::Kind::kLost) {
         check.lost(news.peer, news.why);
       } else {
-        check.take(news.peer, news.message.kind, news.message.body);
+        check.take(news.peer, news.message.what);
       }
     }
-    for (const auto& [kind, body] : inbox.take()) check.take(own.index, kind, body);
+    for (const hosts::Message& message : inbox.take()) check.take(own.index, message);
   }
   const CheckReport report = check.report();
   tell_report(report);
@@ -168,7 +165,7 @@ Result<int> lead(const HostOptions& options, const fs::path& base, const CheckHo
   for (const CheckReport::Finding& one : report.findings) text += finding_text(one) + "\n";
   for (const CheckedHost& host : hosts) {
     if (host.index == own.index) continue;
-    board.send(host.index, {.kind = "end", .epoch = 1, .body = {{"code", code}, {"text", text}}});
+    board.send(host.index, {hosts::End{.code = code, .text = text}, 1});
     board.drop(host.index);
   }
   return code;
@@ -191,12 +188,14 @@ Result<int> follow(const HostOptions& options, const fs::path& base) {
   }
   cluster::Switchboard board(options.beats);
   board.add(0, options.placement.leader, std::move(place->leader));
-  HostChecker checker(
-      {.tell = [&](json measured) { board.send(0, {.kind = "measured", .epoch = 1, .body = std::move(measured)}); },
-       .publish =
-           [&](int64_t round, const std::string& key, const std::string& value) {
-             board.send(0, {.kind = "measure_put", .epoch = 1, .body = put_of_check(round, key, value)});
-           }});
+  HostChecker checker({.tell =
+                           [&](hosts::Measured measured) {
+                             board.send(0, {std::move(measured), 1});
+                           },
+                       .publish =
+                           [&](hosts::PutMeasured value) {
+                             board.send(0, {std::move(value), 1});
+                           }});
   for (;;) {
     pollfd ready{board.fd(), POLLIN, 0};
     ::poll(&ready, 1, -1);
@@ -204,13 +203,10 @@ Result<int> follow(const HostOptions& options, const fs::path& base) {
       if (news.kind == News::Kind::kLost)
         return Error{ErrorCode::kUnavailable,
                      fmt::format("the check has no end here: the leader was lost: {}", news.why)};
-      const Message& message = news.message;
-      if (take_check_message(checker, message.kind, message.body, options.interface_address) || message.kind != "end")
-        continue;
-      const json text = json_field(message.body, "text"), code = json_field(message.body, "code");
-      say(text.is_string() && !text.get<std::string>().empty() ? printable(text.get<std::string>(), true)
-                                                               : "all are well");
-      return code.is_number_integer() ? static_cast<int>(code.get<int64_t>()) : 1;
+      const auto* const end = std::get_if<hosts::End>(&news.message.what);
+      if (take_check_message(checker, news.message.what, options.interface_address) || end == nullptr) continue;
+      say(end->text.empty() ? "all are well" : printable(end->text, true));
+      return static_cast<int>(end->code);
     }
   }
 }

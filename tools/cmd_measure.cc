@@ -38,6 +38,7 @@
 #include "runtime/cuda/blas_api.h"
 #include "runtime/cuda/gpu_speed.h"
 #include "runtime/cuda/machine/module.h"
+#include "runtime/hosts/message.h"
 #include "runtime/json/json.h"
 #include "runtime/kernels/isa.h"
 #include "tools/commands.h"
@@ -145,14 +146,14 @@ Result<double> measure_write(const fs::path& folder) {
   return static_cast<double>(written) / 1e6 / seconds_since(begin);
 }
 
-json measure_alone(const json& order) {
-  const DType dtype = json_string(order, "dtype") == "bf16" ? DType::kBf16 : DType::kF32;
+json measure_alone(const hosts::Measure& order) {
+  const DType dtype = order.dtype == "bf16" ? DType::kBf16 : DType::kF32;
   json out{{"event", "alone"}};
   const auto [gflops, digest] = measure_matmul(dtype);
   out["matmul_gflops"] = gflops;
   out["digest"] = digest;
   out["copy_gb_s"] = measure_copy();
-  const Result<double> write = measure_write(json_string(order, "folder"));
+  const Result<double> write = measure_write(order.folder);
   if (write.ok()) {
     out["write_mb_s"] = write.value();
   } else {
@@ -196,7 +197,7 @@ void keep_visible(const host::VisibleGpus& visible, HostGpus& host) {
 }
 
 /// Nothing where NVML does not say whether others compute there.
-Result<HostGpus> measure_gpus_here(const json& order) {
+Result<HostGpus> measure_gpus_here(const hosts::Measure& order) {
   RT_TRY_SET(const host::VisibleGpus visible, own_gpus());
   if (visible.gpus.empty()) return HostGpus{};
   show_to_cuda(visible);
@@ -213,10 +214,9 @@ Result<HostGpus> measure_gpus_here(const json& order) {
   }
   HostGpus out = std::move(looked).value();
   keep_visible(visible, out);
-  cuda::SpeedOptions options{.dtype = json_string(order, "dtype") == "bf16" ? DType::kBf16 : DType::kF32,
-                             .left_out = {}};
-  if (order.contains("gpu_size")) {
-    options.size = order["gpu_size"];
+  cuda::SpeedOptions options{.dtype = order.dtype == "bf16" ? DType::kBf16 : DType::kF32, .left_out = {}};
+  if (order.gpu_size) {
+    options.size = *order.gpu_size;
     options.window_s = 0.01;
   }
   for (const GpuFigures& gpu : out.gpus) {
@@ -257,7 +257,7 @@ Result<HostGpus> measure_gpus_here(const json& order) {
   return out;
 }
 
-json gpus_event(const json& order) {
+json gpus_event(const hosts::Measure& order) {
   Result<HostGpus> gpus = measure_gpus_here(order);
   json out{{"event", "gpus"}};
   if (gpus.ok()) {
@@ -365,23 +365,23 @@ std::string reach(const std::string& address, int64_t port) {
   return "";
 }
 
-void measure_reach(const json& order, comm::Rendezvous& meet, agent::EventWriter& events) {
-  const std::string own = json_string(order, "address");
+void measure_reach(const hosts::Measure& order, comm::Rendezvous& meet, agent::EventWriter& events) {
+  const std::string& own = order.address;
   const auto key = [](int64_t host) { return fmt::format("reach-{}", host); };
   const auto until = Clock::now() + std::chrono::seconds(30);  // the agent ends this earlier
   Result<std::unique_ptr<Echo>> echo = Echo::open(own);
   if (!echo.ok()) return events.send_error(echo.error());
   const std::string at_port =
       fmt::format("{} {}", echo.value()->port(), own);  // as this host says: it may have several
-  if (const Result<bool> made = meet.publish(key(json_count(order, "self")), at_port, until); !made.ok())
+  if (const Result<bool> made = meet.publish(key(order.self), at_port, until); !made.ok())
     return events.send_error(made.error());
   std::vector<std::thread> threads;
   std::atomic<int64_t> at = 0;
-  const json& others = json_field(order, "reach");
-  for (int64_t k = 0; others.is_array() && k < std::min<int64_t>(std::ssize(others), 64); ++k) {
+  const std::vector<int64_t>& others = *order.reach;
+  for (int64_t k = 0; k < std::min<int64_t>(std::ssize(others), 64); ++k) {
     threads.emplace_back([&] {
       for (int64_t mine = at++; mine < std::ssize(others); mine = at++) {
-        const int64_t host = json_integer(others[static_cast<size_t>(mine)], 0, INT64_MAX).value_or(0);
+        const int64_t host = others[static_cast<size_t>(mine)];
         const Result<std::optional<std::string>> found = meet.await(key(host), until);
         if (!found.ok() || !found.value()) continue;  // it has told nothing: that is told of it
         const std::string& where = *found.value();
@@ -416,13 +416,13 @@ int64_t segments_resent() {
   return 0;
 }
 
-Result<json> measure_pair(const json& order, std::shared_ptr<comm::Rendezvous> meet) {
-  const int64_t self = json_count(order, "self"), partner = json_count(order, "partner");
+Result<json> measure_pair(const hosts::Measure& order, std::shared_ptr<comm::Rendezvous> meet) {
+  const int64_t self = order.self, partner = *order.partner;
   const int64_t rank = self < partner ? 0 : 1;
   RT_TRY_SET(const std::unique_ptr<comm::Engine> engine,
              comm::make_gloo_engine({.rank = rank,
                                      .world_size = 2,
-                                     .interface_address = json_string(order, "address"),
+                                     .interface_address = order.address,
                                      .rendezvous = std::move(meet),
                                      .options = {.deadline_ms = kDeadlineMs}}));
   RT_TRY_SET(const std::unique_ptr<comm::Comm> pair, engine->group("check", {0, 1}));
@@ -478,19 +478,20 @@ Result<json> measure_pair(const json& order, std::shared_ptr<comm::Rendezvous> m
 
 Result<int> measure(const std::string& text, int meet_fd) {
   RT_TRY_SET(agent::EventWriter events, agent::EventWriter::from_environment());
-  const json order = json_or_nothing(text);
-  if (!order.is_object()) return Error{ErrorCode::kInvalidInput, "--order is no JSON object"};
-  kernels::use_gemm_isa(static_cast<kernels::GemmIsa>(json_count(order, "kernel_level")));
+  const Result<hosts::Message> read = hosts::decode(hosts::Measure::kKind, json_or_nothing(text));
+  if (!read.ok()) return Error{ErrorCode::kInvalidInput, "--order: " + read.error().message};
+  const auto& order = std::get<hosts::Measure>(read.value());
+  kernels::use_gemm_isa(static_cast<kernels::GemmIsa>(order.kernel_level));
   const auto meet = comm::open_agent_rendezvous(Fd(meet_fd));
-  if (order.contains("partner")) {  // first: somebody waits
+  if (order.partner) {  // first: somebody waits
     Result<json> pair = measure_pair(order, meet);
     RT_TRY(events.send(pair.ok()
                            ? std::move(pair).value()
-                           : json{{"event", "pair"}, {"partner", order["partner"]}, {"failed", pair.error().message}}));
+                           : json{{"event", "pair"}, {"partner", *order.partner}, {"failed", pair.error().message}}));
   }
-  if (json_flag(order, "alone")) RT_TRY(events.send(measure_alone(order)));
-  if (json_flag(order, "gpus")) RT_TRY(events.send(gpus_event(order)));
-  if (order.contains("reach")) measure_reach(order, *meet, events);
+  if (order.alone.value_or(false)) RT_TRY(events.send(measure_alone(order)));
+  if (order.gpus.value_or(false)) RT_TRY(events.send(gpus_event(order)));
+  if (order.reach) measure_reach(order, *meet, events);
   return 0;
 }
 

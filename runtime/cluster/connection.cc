@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "runtime/core/clock.h"
 #include "runtime/json/json.h"
@@ -21,7 +22,7 @@
 namespace cairn::cluster {
 namespace {
 
-constexpr size_t kHeader = 4, kMostBytes = size_t{16} << 20, kMostUntrusted = size_t{16} << 10;
+constexpr size_t kHeader = 4;
 
 constexpr int64_t kAskMs = 50;
 
@@ -104,23 +105,20 @@ std::string Connection::own_address() const {
 namespace {
 
 std::string encoded(const Message& message) {
-  return json_text(nlohmann::json{{"kind", message.kind}, {"epoch", message.epoch}, {"body", message.body}});
+  return json_text(nlohmann::json{
+      {"kind", hosts::kind_of(message.what)}, {"epoch", message.epoch}, {"body", hosts::encode(message.what)}});
 }
 
 /// Most messages of a leader of many are signs of life: their text is made once, and known when it comes.
-const Message& beat() {
-  static const Message kMessage{.kind = std::string(kBeat)};
-  return kMessage;
-}
 const std::string& beat_text() {
-  static const std::string kText = encoded(beat());
+  static const std::string kText = encoded({hosts::Beat{}});
   return kText;
 }
 
 }  // namespace
 
 Status Connection::send(const Message& message) {
-  const bool is_beat = message.kind == kBeat && message.epoch == beat().epoch && message.body == beat().body;
+  const bool is_beat = std::holds_alternative<hosts::Beat>(message.what) && message.epoch == 0;
   const std::string text = is_beat ? beat_text() : encoded(message);
   RT_CHECK(text.size() <= kMostBytes, "a message of {} bytes", text.size());
   for (size_t k = 0; k < kHeader; ++k) out_ += static_cast<char>(text.size() >> (8 * k) & 0xff);
@@ -169,18 +167,19 @@ Result<std::optional<Message>> Connection::next() {
   const std::string_view text = std::string_view(in_).substr(kHeader, size);
   if (text == beat_text()) {
     in_.erase(0, kHeader + size);
-    return std::optional(beat());
+    return std::optional(Message{hosts::Beat{}});
   }
   const auto parsed = parse_json_strictly(text, "the message", 16);
   if (!parsed.ok()) return wrong(parsed.error().message);
   const nlohmann::json& from = parsed.value();
-  const bool complete = from.is_object() && from.contains("kind") && from["kind"].is_string() &&
-                        from.contains("epoch") && json_integer(from["epoch"], 0, INT64_MAX) && from.contains("body") &&
-                        from["body"].is_object();
-  if (!complete) return wrong("no kind, epoch and body");
-  Message out{from["kind"], from["epoch"], from["body"]};
+  const nlohmann::json &kind = json_field(from, "kind"), &body = json_field(from, "body");
+  const std::optional<int64_t> epoch = json_integer(json_field(from, "epoch"), 0, INT64_MAX);
+  if (!kind.is_string() || !epoch || !body.is_object() || from.size() != 3)
+    return wrong("kind, epoch and body are expected, and nothing else");
+  Result<hosts::Message> what = hosts::decode(kind.get_ref<const std::string&>(), body);
+  if (!what.ok()) return wrong(what.error().message);
   in_.erase(0, kHeader + size);
-  return std::optional(std::move(out));
+  return std::optional(Message{std::move(what).value(), *epoch});
 }
 
 Result<Listener> Listener::open(int64_t from, int64_t to) {

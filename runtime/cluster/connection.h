@@ -1,27 +1,29 @@
 #pragma once
 // Messages of agents over TCP. A frame is its length (four bytes, little endian) and a JSON object with the message's
-// kind, the sender's epoch and a body. Nothing is kept over a reconnect: who reconnects joins anew.
+// kind, the sender's epoch and a body (runtime/hosts/message.h). Nothing is kept over a reconnect: a host that
+// reconnects joins anew.
+//
+// A length above the bound is refused once its four bytes have come, and a connection never reads further ahead than a
+// message of that bound: kMostUntrusted before the peer has proved the run's token, kMostBytes from then on.
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
+#include "runtime/hosts/message.h"
 
 namespace cairn::cluster {
 
-/// A sign of life: says nothing else.
-inline constexpr std::string_view kBeat = "beat";
+inline constexpr size_t kMostBytes = size_t{16} << 20, kMostUntrusted = size_t{16} << 10;  // of a message
 
 struct Message {
-  std::string kind;
+  hosts::Message what;
   int64_t epoch = 0;
-  nlohmann::json body = nlohmann::json::object();
 };
 
 /// One end. Never blocks; one thread at a time.
@@ -46,12 +48,12 @@ class Connection {
   Status flush();
   bool has_unsent() const { return sent_ < out_.size(); }
 
-  /// The peer has proved who it is: its messages may be long. Before that, a few kilobytes.
+  /// The peer has proved who it is: its messages may be long.
   void trust();
 
   /// Reads what has come; `heard` says whether anything had. Errors: kPeerLost: the peer is gone.
   Status fill(bool* heard = nullptr);
-  /// The next complete message; nullopt: none yet. Errors: kCorrupt: not a frame of ours.
+  /// The next complete message; nullopt: none yet. Errors: kCorrupt: not a frame of ours, or hosts::decode()'s.
   Result<std::optional<Message>> next();
 
  private:

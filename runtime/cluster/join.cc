@@ -24,46 +24,6 @@ constexpr int kLookMs = 100;  // at least so often somebody's stop is seen
 
 bool asked(const std::function<bool()>& stopped) { return stopped && stopped(); }
 
-json encoded(const Hello& hello) {
-  return {{"index", hello.index},
-          {"name", hello.name},
-          {"boot_id", hello.boot_id},
-          {"build", hello.build},
-          {"recipe_hash", hello.recipe_hash},
-          {"computes", hello.computes},
-          {"ranks", hello.ranks},
-          {"kernel_level", hello.kernel_level},
-          {"nccl", hello.nccl},
-          {"gid_types", hello.gid_types}};
-}
-
-std::optional<Hello> decoded(const json& from) {
-  if (!from.is_object()) return std::nullopt;
-  Hello out;
-  for (const auto& [key, field] : {std::pair("name", &out.name), std::pair("boot_id", &out.boot_id),
-                                   std::pair("build", &out.build), std::pair("recipe_hash", &out.recipe_hash),
-                                   std::pair("computes", &out.computes), std::pair("gid_types", &out.gid_types)}) {
-    if (!from.contains(key) || !from[key].is_string()) return std::nullopt;
-    *field = from[key];
-  }
-  for (const auto& [key, field] :
-       {std::pair("index", &out.index), std::pair("ranks", &out.ranks), std::pair("kernel_level", &out.kernel_level)}) {
-    const std::optional<int64_t> found = from.contains(key) ? json_integer(from[key], 0, INT32_MAX) : std::nullopt;
-    if (!found) return std::nullopt;
-    *field = *found;
-  }
-  if (!from.contains("nccl") || !from["nccl"].is_object()) return std::nullopt;
-  for (const auto& [name, value] : from["nccl"].items()) {
-    if (!value.is_string()) return std::nullopt;
-    out.nccl[name] = value;
-  }
-  return out;
-}
-
-std::string text_of(const json& body, const char* key) {
-  return body.contains(key) && body[key].is_string() ? body[key].get<std::string>() : "";
-}
-
 /// The text that a proof of a refusal covers.
 std::string refusal_text(const std::string& why, bool barred) {
   return json_text(json{{"why", why}, {"barred", barred}});  // as it travels
@@ -105,7 +65,7 @@ class Door::Impl {
         guests_(
             std::move(listener), kHandshakeS,
             [name = token_name(rules_.token)](const std::string& nonce) {
-              return Message{.kind = "challenge", .body = {{"nonce", nonce}, {"token_name", name}}};
+              return Message{hosts::Challenge{nonce, name}};
             },
             say_) {}
 
@@ -153,27 +113,25 @@ class Door::Impl {
  private:
   /// It joins, is refused, or is left.
   void listen_to(Guest guest, const Message& message) {
-    const json& body = message.body;
-    const json& hello = json_field(body, "hello");
-    const std::string nonce = text_of(body, "nonce");
-    if (message.kind != "join" ||
-        !is_proof(text_of(body, "proof"), rules_.token, "join", guest.nonce, json_text(hello) + nonce)) {
+    const auto* const asks = std::get_if<hosts::Join>(&message.what);
+    if (asks == nullptr ||
+        !is_proof(asks->proof, rules_.token, "join", guest.nonce, json_text(asks->hello) + asks->nonce)) {
       guests_.complain(fmt::format("{}: does not know this run's token", guest.connection.peer()));
       // Without a proof: a stranger could pass one on to a host.
-      ignore(guest.connection.send({.kind = "refused", .body = {{"why", "the proof of the run's token is wrong"}}}),
+      ignore(guest.connection.send({hosts::Refused{"the proof of the run's token is wrong"}}),
              "it is refused either way");
       return;
     }
     const auto refuse = [&](const std::string& why, bool barred = false) {
-      ignore(guest.connection.send(
-                 {.kind = "refused",
-                  .body = {{"why", why},
-                           {"barred", barred},
-                           {"proof", prove(rules_.token, "refused", nonce, refusal_text(why, barred))}}}),
-             "it is refused either way");
+      std::string proof = prove(rules_.token, "refused", asks->nonce, refusal_text(why, barred));
+      ignore(guest.connection.send({hosts::Refused{why, barred, std::move(proof)}}), "it is refused either way");
     };
-    const std::optional<Hello> brought = decoded(hello);
-    if (!brought) return refuse("a hello of another version: all hosts run the same program");
+    const Result<Hello> read = hosts::decode_hello(asks->hello);
+    if (!read.ok()) {
+      return refuse(
+          fmt::format("a hello of another version: all hosts run the same program ({})", read.error().message));
+    }
+    const Hello* const brought = &read.value();
     // A new start of an agent whose old one is not known to be gone yet: it comes again.
     if (rules_.present && rules_.present(brought->index)) return;
     const std::string barred = rules_.barred ? rules_.barred(*brought) : std::string();
@@ -186,7 +144,7 @@ class Door::Impl {
         say_(fmt::format("warning: {}: {}", brought->name, doubt));
     }
     guest.connection.trust();
-    joined_.emplace(brought->index, Joined{*brought, guest.address, nonce, std::move(guest.connection)});
+    joined_.emplace(brought->index, Joined{*brought, guest.address, asks->nonce, std::move(guest.connection)});
   }
 
   std::string mismatch(const Hello& brought) const {
@@ -256,9 +214,7 @@ Welcome::Welcome(const Epoch& epoch, std::string token)
     : number_(epoch.number), text_(json_text(encode_epoch(epoch))), token_(std::move(token)) {}
 
 void Welcome::send(Joined& member) const {
-  ignore(member.connection.send({.kind = "welcome",
-                                 .epoch = number_,
-                                 .body = {{"epoch", text_}, {"proof", prove(token_, "welcome", member.nonce, text_)}}}),
+  ignore(member.connection.send({hosts::Welcome{text_, prove(token_, "welcome", member.nonce, text_)}, number_}),
          "the connection tells of its end");
 }
 
@@ -288,18 +244,17 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
                                                             unreachable));
       RT_TRY_SET(const Message challenge,
                  receive(connection, std::min(deadline_ns, steady_after(kHandshakeS)), given_up));
-      const std::string nonce = text_of(challenge.body, "nonce"), name = text_of(challenge.body, "token_name");
-      if (challenge.kind == kKeepsCopies) {
+      if (std::holds_alternative<hosts::KeepsCopies>(challenge.what)) {
         return Error{ErrorCode::kUnavailable,
                      fmt::format("{}: an agent that keeps others' copies there, and does not lead", connection.peer())};
       }
-      if (challenge.kind != "challenge" || nonce.empty())
-        return unproved(connection, "no agent of cairn that leads a run");
+      const auto* const greets = std::get_if<hosts::Challenge>(&challenge.what);
+      if (greets == nullptr || greets->nonce.empty()) return unproved(connection, "no agent of cairn that leads a run");
       const int64_t tokens_until_ns = std::min({steady_after(kTokenWaitS), deadline_ns, try_until_ns});
       std::optional<std::string> token;
       for (;;) {
         RT_TRY_SET(token, read_token(directory));
-        if (token && token_name(*token) == name) break;
+        if (token && token_name(*token) == greets->token_name) break;
         if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
         if (steady_ns() >= tokens_until_ns) {
           return Error{
@@ -311,28 +266,25 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
       }
       const std::string own_nonce = random_hex();
-      const json hello = encoded(own);
-      RT_TRY(connection.send({.kind = "join",
-                              .body = {{"hello", hello},
-                                       {"nonce", own_nonce},
-                                       {"proof", prove(*token, "join", nonce, json_text(hello) + own_nonce)}}}));
+      const json hello = hosts::encode_hello(own);
+      const std::string own_proof = prove(*token, "join", greets->nonce, json_text(hello) + own_nonce);
+      RT_TRY(connection.send({hosts::Join{hello, own_nonce, own_proof}}));
       connection.trust();
       RT_TRY_SET(const Message answer, receive(connection, deadline_ns, given_up));
-      const std::string why = text_of(answer.body, "why"), proof = text_of(answer.body, "proof");
-      if (answer.kind == "refused") {
-        const bool bars = json_flag(answer.body, "barred");
-        if (!is_proof(proof, *token, "refused", own_nonce, refusal_text(why, bars))) {
-          return unproved(connection,
-                          fmt::format("it refuses, and does not prove this run's token: {}", printable_ascii(why)));
+      if (const auto* const refused = std::get_if<hosts::Refused>(&answer.what)) {
+        const bool bars = refused->barred.value_or(false);
+        if (!is_proof(refused->proof.value_or(""), *token, "refused", own_nonce, refusal_text(refused->why, bars))) {
+          return unproved(connection, fmt::format("it refuses, and does not prove this run's token: {}",
+                                                  printable_ascii(refused->why)));
         }
         barred = bars;
         return Error{barred ? ErrorCode::kUnavailable : ErrorCode::kInvalidInput,
-                     fmt::format("refused by {}: {}", leader, why)};
+                     fmt::format("refused by {}: {}", leader, refused->why)};
       }
-      const std::string epoch = text_of(answer.body, "epoch");
-      if (answer.kind != "welcome" || !is_proof(proof, *token, "welcome", own_nonce, epoch))
+      const auto* const taken = std::get_if<hosts::Welcome>(&answer.what);
+      if (taken == nullptr || !is_proof(taken->proof, *token, "welcome", own_nonce, taken->epoch))
         return unproved(connection, "its welcome does not prove this run's token");
-      RT_TRY_SET(Epoch decided, decode_epoch(json_or_nothing(epoch)));
+      RT_TRY_SET(Epoch decided, decode_epoch(json_or_nothing(taken->epoch)));
       return Place{std::move(decided), std::move(connection)};
     }();
     if (joined.ok()) return joined;

@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -35,20 +34,7 @@ inline constexpr double kReachS = 2;       // for a connection, at the least: on
 inline constexpr double kTokenWaitS = 10;  // for the leader's token to appear in the run folder, of one connection
 inline constexpr double kConnectAgainS = 0.05;
 
-/// What an agent brings.
-struct Hello {
-  int64_t index = 0;  // of the hosts
-  std::string name;   // this host's
-  std::string boot_id;
-  std::string build;  // of the program: all agents run the same
-  std::string recipe_hash;
-  std::string computes;      // by what means its ranks do: "cpu", "cuda, staged, attention own"
-  int64_t ranks = 0;         // of this host
-  int64_t kernel_level = 0;  // the highest of its processor (kernels::GemmIsa): others give other last bits
-  std::map<std::string, std::string> nccl;  // variables of its ranks, where they compute on GPUs
-  std::string gid_types;                    // host::NcclCheck::gid_types: all agents have the same
-  bool operator==(const Hello&) const = default;
-};
+using hosts::Hello;
 
 struct Joined {
   Hello hello;
@@ -66,10 +52,6 @@ struct DoorRules {
   std::function<std::vector<std::string>(const Hello&)> doubts = {};  // told of one that joins all the same; null: none
   std::function<std::string(const Hello&)> barred;  // why it may not join at all; empty: it may. null: anybody may
 };
-
-/// How an agent greets at its door for copies of memory (tools/run/replicas.h), which may have any port of the range:
-/// who looks for the leader there goes on looking.
-inline constexpr char kKeepsCopies[] = "keeps copies";
 
 /// The leader's side: where hosts come in. It is served while the leader waits for hosts, and now and then while it
 /// leads. What does not fit is refused to the agent that brings it; `say` gets each such refusal once.

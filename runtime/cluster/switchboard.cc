@@ -123,7 +123,8 @@ bool Switchboard::serve(int64_t number, Peer& peer, bool readable, int64_t now_n
     auto message = peer.connection.next();
     if (!message.ok()) return lost(message.error().message);
     if (!message.value()) break;
-    if (message.value()->kind != kBeat) add_news({.peer = number, .message = *std::move(message).value()});
+    if (!std::holds_alternative<hosts::Beat>(message.value()->what))
+      add_news({.peer = number, .message = *std::move(message).value()});
   }
   if (!filled.ok()) return lost(filled.error().message);
   if (now_ns - peer.heard_ns >= dead_after_ns_) {
@@ -133,7 +134,7 @@ bool Switchboard::serve(int64_t number, Peer& peer, bool readable, int64_t now_n
   Status sent = peer.connection.flush();
   // Beats are not piled up before a peer that takes nothing.
   if (sent.ok() && now_ns - peer.beaten_ns >= every_ns_ && !peer.connection.has_unsent()) {
-    sent = peer.connection.send({.kind = std::string(kBeat)});
+    sent = peer.connection.send({hosts::Beat{}});
     peer.beaten_ns = now_ns;
   }
   return sent.ok() ? true : lost(sent.error().message);

@@ -55,7 +55,7 @@ template <Is<Segment> T, typename F>
 void fields(T& m, F& f) {
   f("end_step", m.end_step)("hosts", m.hosts, 1, kMost)("recipe", m.recipe)("past", m.past)("init", m.init)(
       "run_name", m.run_name)("run_id", m.run_id)("lineage", m.lineage)("recipe_json", m.recipe_json)(
-      "recipe_hash", m.recipe_hash)("trace", m.trace);
+      "recipe_hash", m.recipe_hash)("trace", m.trace)("time_kernels", m.time_kernels);
 }
 template <Is<Failure> T, typename F>
 void fields(T& m, F& f) {
@@ -296,7 +296,7 @@ class Writer {
     if (value) out_[key] = written(*value);
     return *this;
   }
-  /// Two hexadecimal digits a byte: JSON holds text alone.
+  /// Two hexadecimal digits a byte: JSON holds only text.
   Writer& bytes(const char* key, const std::string& value, size_t) {
     std::string digits;
     digits.reserve(2 * value.size());
@@ -390,7 +390,7 @@ class Reader {
     if (!known) wrong(fmt::format("field `{}` is {}, which is unknown", name(key), shown(is)));
   }
 
-  /// Fields that nobody has asked for are wrong, too.
+  /// Also refuses fields that were not read.
   std::optional<Error> end() {
     if (error_ || known_.size() == from_.size()) return std::move(error_);
     for (const auto& [key, value] : from_.items()) {

@@ -1,13 +1,13 @@
 #pragma once
 // The messages of a run's hosts: a struct for each, all in one variant, and one codec between them and JSON. Each says
-// who sends it, who answers it, and with what. *Leader* and *host* are agents; *sender* and *holder* are agents whose
-// memory is copied from one to the other (tools/run/replicas.h).
+// which agent sends it, which one answers, and with what. *Leader* and *host* are agents; *sender* and *holder* are
+// agents whose memory is copied from one to the other (tools/run/replicas.h).
 //
 // The codec believes nothing. It refuses an unknown kind, a missing field, an unknown field and a value that the field
 // cannot have, each by name, so agents of two programs never guess what the other one means. A field that is optional
 // may be missing. Two messages may share a kind; a field that only one of them has tells them apart (kMark).
 //
-// What stays JSON here belongs to another owner, whose reader checks it: what a rank says (runtime/agent), stacks
+// Some values stay JSON here, since their owner's reader checks them: a rank's lines (runtime/agent), stacks
 // (agent::rank_stacks_from_json), figures of GPUs (tools/run/gpu_judge.h), the record of a failure
 // (tools/run/failure_record.h). These types have to move down before the structs can hold them. A hello stays JSON
 // until its proof holds.
@@ -41,16 +41,16 @@ struct Slot {
   bool operator==(const Slot&) const = default;
 };
 
-/// What the memory of a host holds of its own place (ckpt::HostMemory).
+/// The complete slots in a host's memory of its own place (ckpt::HostMemory).
 struct Memory {
   uint64_t incarnation = 0;
   std::vector<Slot> whole;
   bool operator==(const Memory&) const = default;
 };
 
-/// What a host holds for another one, and where it listens.
+/// The slots that a host holds for another one, and where it listens.
 struct Held {
-  int64_t place = -1;  // whose; -1: nobody's
+  int64_t place = -1;  // the other one's; -1: none
   int64_t port = 0;    // 0: it takes none
   std::vector<Slot> whole;
   bool operator==(const Held&) const = default;
@@ -70,7 +70,7 @@ struct Ward {
   bool operator==(const Ward&) const = default;
 };
 
-/// What a host trains until the next one: the segment of a recipe, and the run it belongs to.
+/// The work of a host until the next one: the segment of a recipe, and the run it belongs to.
 struct Segment {
   std::string recipe, past, init;         // decode_recipe(), decode_past(), init_from_json()
   int64_t end_step = 0;                   // of this segment
@@ -78,10 +78,11 @@ struct Segment {
   std::string run_name, run_id, lineage;  // RunText
   std::string recipe_json, recipe_hash;   // RunText: what checkpoints keep
   std::string trace;                      // steps=A..B; empty: none
+  bool time_kernels = false;              // cairn train --time-kernels
   bool operator==(const Segment&) const = default;
 };
 
-/// Of a rank (agent::Failure).
+/// A rank's failure (agent::Failure).
 struct Failure {
   int64_t rank = 0;
   int64_t exit_code = 0, signal = 0;
@@ -93,7 +94,8 @@ struct Failure {
   bool operator==(const Failure&) const = default;
 };
 
-/// What a thread of a rank is doing (comm::OperationView). Read from memory that a rank may have damaged: any numbers.
+/// The operation that a thread of a rank is in (comm::OperationView). Read from memory that a rank may have damaged:
+/// any numbers.
 struct Operation {
   bool inside = false;
   int64_t operations = 0, awaits = -1, since_ms = 0;
@@ -112,7 +114,7 @@ struct RankState {
   bool operator==(const RankState&) const = default;
 };
 
-/// What a host brings to the leader.
+/// A host introduces itself to the leader.
 struct Hello {
   int64_t index = 0;  // of the hosts
   std::string name;   // this host's
@@ -127,7 +129,7 @@ struct Hello {
   bool operator==(const Hello&) const = default;
 };
 
-/// What a sender of copies brings to their holder.
+/// A sender of copies introduces itself to their holder.
 struct CopyHello {
   int64_t place = 0, epoch = 0;
   bool restores = false;  // it gives back what the place's host has lost; else a copy to keep
@@ -148,7 +150,7 @@ struct BankRank {
 struct Beat {
   static constexpr std::string_view kKind = "beat";
 };
-/// Leader -> whoever connects. Answered with Join.
+/// Leader -> a new connection. Answered with Join.
 struct Challenge {
   static constexpr std::string_view kKind = "challenge";
   std::string nonce, token_name;
@@ -164,7 +166,7 @@ struct Welcome {
   static constexpr std::string_view kKind = "welcome", kMark = "epoch";
   std::string epoch, proof;
 };
-/// Leader -> host that does not fit, and holder -> sender whose hello or bank it does not take. Without a proof: to a
+/// Leader -> host that does not fit, and holder -> sender whose hello or slot it does not take. Without a proof: to a
 /// stranger, or within a proved connection.
 struct Refused {
   static constexpr std::string_view kKind = "refused";
@@ -175,7 +177,7 @@ struct Refused {
 
 // --- copies of memory (tools/run/replicas.h) -------------------------------------------------------------------------
 
-/// Holder -> whoever connects. Answered with OfferCopies.
+/// Holder -> a new connection. Answered with OfferCopies.
 struct KeepsCopies {
   static constexpr std::string_view kKind = "keeps copies";
   std::string nonce;
@@ -197,7 +199,7 @@ struct Bank {
   Slot slot;
   std::vector<BankRank> ranks;
 };
-/// Holder -> sender: now its bytes, rank by rank. Answered with them alone; then comes WholeBank or Refused.
+/// Holder -> sender: now its bytes, rank by rank. Answered with those bytes; then comes WholeBank or Refused.
 struct SendBank {
   static constexpr std::string_view kKind = "go";
 };
@@ -371,7 +373,7 @@ struct AskSave {
   static constexpr std::string_view kKind = "ask_save";
   std::string by;
 };
-/// Host -> leader: the copy of this step of its place is complete, after so many bytes.
+/// Host -> leader: the copy of this step of its place is complete, and how many bytes that took.
 struct Copied {
   static constexpr std::string_view kKind = "replicated", kMark = "bytes";
   uint64_t incarnation = 0;
@@ -510,7 +512,7 @@ struct PutMeasured {
 
 // --- the codec -------------------------------------------------------------------------------------------------------
 
-// Of those that share a kind one with a mark stands first.
+// Among messages of one kind the marked one stands first.
 using Message =
     std::variant<Beat, Challenge, Join, Welcome, Refused, KeepsCopies, OfferCopies, TakesCopies, Bank, WholeBank, Begin,
                  Prepare, Rest, Halt, CannotIdle, Idle, Give, Given, Resume, Carried, Go, SendBank, End, Put, Failed,
@@ -525,7 +527,7 @@ Json encode(const Message& message);
 /// 0 on", "`halt`: no field `ask`", "`halt`: an unknown field `asks`", "an unknown kind, `hold`".
 Result<Message> decode(std::string_view kind, const Json& body);
 
-/// What a proof covers, and what is read once it holds. Errors: as above.
+/// A hello, whose text a proof covers; it is decoded once that holds. Errors: as above.
 Json encode_hello(const Hello& hello);
 Result<Hello> decode_hello(const Json& from);
 Json encode_hello(const CopyHello& hello);

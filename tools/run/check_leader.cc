@@ -7,27 +7,11 @@
 #include <utility>
 
 #include "runtime/cluster/connection.h"
-#include "runtime/json/json.h"
-#include "tools/run/host_wire.h"
 
 namespace cairn::tools {
 namespace {
 
 using nlohmann::json;
-
-double number(const json& from, const char* key) {
-  const auto at = from.find(key);
-  return at != from.end() && at->is_number() ? at->get<double>() : 0;
-}
-
-std::string text(const json& from, const char* key) {
-  const auto at = from.find(key);
-  return at != from.end() && at->is_string() ? at->get<std::string>() : std::string();
-}
-
-int64_t integer(const json& from, const char* key) {
-  return json_integer(json_field(from, key), 0, INT64_MAX).value_or(-1);
-}
 
 std::vector<std::string> names_of(const std::vector<CheckedHost>& hosts) {
   std::vector<std::string> out;
@@ -138,76 +122,83 @@ void CheckLeader::begin_round() {
       part.failed = gone->second;
       continue;
     }
-    json order{{"round", round_id_},
-               {"self", host},
-               {"address", hosts_[static_cast<size_t>(host)].address},
-               {"kernel_level", options_.kernel_level},
-               {"dtype", options_.dtype},
-               {"folder", options_.folder.string()},
-               {"limit_s", options_.limit_s}};
-    if (part.alone) order["alone"] = true;
-    if (part.asks_gpus) order["gpus"] = true;
-    if (part.asks_gpus && options_.gpu_size > 0) order["gpu_size"] = options_.gpu_size;
-    if (part.partner >= 0) order["partner"] = part.partner;
+    hosts::Measure order{.round = round_id_,
+                         .self = host,
+                         .address = hosts_[static_cast<size_t>(host)].address,
+                         .kernel_level = options_.kernel_level,
+                         .dtype = options_.dtype,
+                         .folder = options_.folder.string(),
+                         .limit_s = options_.limit_s};
+    if (part.alone) order.alone = true;
+    if (part.asks_gpus) order.gpus = true;
+    if (part.asks_gpus && options_.gpu_size > 0) order.gpu_size = options_.gpu_size;
+    if (part.partner >= 0) order.partner = part.partner;
     if (part.reach) {
-      json others = json::array();
+      std::vector<int64_t>& others = order.reach.emplace();
       for (int64_t other = 0; other < std::ssize(hosts_); ++other) {
         if (other != host) others.push_back(other);
       }
-      order["reach"] = std::move(others);
     }
-    tell_(hosts_[static_cast<size_t>(host)].index, "measure", order);
+    tell_(hosts_[static_cast<size_t>(host)].index, order);
   }
 }
 
-bool CheckLeader::take(int64_t index, const std::string& kind, const json& body) {
-  if (kind != "measured" && kind != "measure_put") return false;
+bool CheckLeader::take(int64_t index, const hosts::Message& message) {
+  const auto* const measured = std::get_if<hosts::Measured>(&message);
+  const auto* const put = std::get_if<hosts::PutMeasured>(&message);
+  if (measured == nullptr && put == nullptr) return false;
   const int64_t host = number_of(index);
   if (over_ || host < 0 || lost_.contains(host)) return true;
-  if (kind == "measure_put") {
-    const std::optional<Published> one = published_from_json(body);
-    if (!one || one->incarnation != static_cast<uint64_t>(round_id_)) return true;
+  if (measured != nullptr) {
+    take_result(host, *measured);
+  } else if (put->round == static_cast<uint64_t>(round_id_)) {
     const auto own = parts_.find(host);
     for (const auto& [other, part] : parts_) {
       // Of pairs the partner; where each tries each, all.
       if (other != host && own != parts_.end() && (part.reach || part.partner == host))
-        tell_(hosts_[static_cast<size_t>(other)].index, "measure_put", body);
+        tell_(hosts_[static_cast<size_t>(other)].index, *put);
     }
-    return true;
-  }
-  const auto found = parts_.find(host);
-  if (found == parts_.end() || !body.is_object() || integer(body, "round") != round_id_) return true;
-  Part& part = found->second;
-  const std::string event = text(body, "event");
-  if (event == "alone") {
-    part.figures = HostFigures{.matmul_gflops = number(body, "matmul_gflops"),
-                               .copy_gb_s = number(body, "copy_gb_s"),
-                               .write_mb_s = number(body, "write_mb_s"),
-                               .digest = text(body, "digest"),
-                               .failed = text(body, "failed"),
-                               .gpus = {}};
-  } else if (event == "gpus" && part.asks_gpus) {
-    part.gpus = host_gpus_from_json(body);
-  } else if (event == "pair" && part.partner >= 0) {
-    part.pair = PairFigures{.a = host,
-                            .b = part.partner,
-                            .gb_s = number(body, "gb_s"),
-                            .trip_us = number(body, "trip_us"),
-                            .trips = std::max<int64_t>(0, integer(body, "trips")),
-                            .stalls = std::max<int64_t>(0, integer(body, "stalls")),
-                            .resent = std::max<int64_t>(0, integer(body, "resent")),
-                            .failed = text(body, "failed")};
-  } else if (event == "reach") {
-    part.reaches[integer(body, "host")] = text(body, "failed");
-  } else if (event == "reached") {
-    part.reached = true;
-  } else if (event == "error") {
-    part.failed = text(body, "message");
-  } else if (event == "ended") {
-    part.ended = true;
-    if (part.failed.empty()) part.failed = text(body, "failed");
   }
   return true;
+}
+
+void CheckLeader::take_result(int64_t host, const hosts::Measured& message) {
+  using hosts::Measured;
+  const auto found = parts_.find(host);
+  if (found == parts_.end() || message.round != round_id_) return;
+  Part& part = found->second;
+  std::visit(hosts::Overloaded{
+                 [&](const Measured::Alone& one) {
+                   part.figures = HostFigures{.matmul_gflops = one.matmul_gflops,
+                                              .copy_gb_s = one.copy_gb_s,
+                                              .write_mb_s = one.write_mb_s.value_or(0),
+                                              .digest = one.digest,
+                                              .failed = one.failed.value_or(""),
+                                              .gpus = {}};
+                 },
+                 [&](const Measured::Gpus& all) {
+                   if (part.asks_gpus) part.gpus = host_gpus_from_json({{"gpus", all.gpus}, {"notes", all.notes}});
+                 },
+                 [&](const Measured::Pair& one) {
+                   if (part.partner < 0) return;
+                   part.pair = PairFigures{.a = host,
+                                           .b = part.partner,
+                                           .gb_s = one.gb_s.value_or(0),
+                                           .trip_us = one.trip_us.value_or(0),
+                                           .trips = one.trips.value_or(0),
+                                           .stalls = one.stalls.value_or(0),
+                                           .resent = std::max<int64_t>(0, one.resent.value_or(0)),
+                                           .failed = one.failed.value_or("")};
+                 },
+                 [&](const Measured::Reach& one) { part.reaches[one.host] = one.failed; },
+                 [&](const Measured::Reached&) { part.reached = true; },
+                 [&](const Measured::Failed& one) { part.failed = one.message; },
+                 [&](const Measured::Ended& one) {
+                   part.ended = true;
+                   if (part.failed.empty()) part.failed = one.failed;
+                 },
+             },
+             message.what);
 }
 
 void CheckLeader::lost(int64_t index, const std::string& why) {
@@ -236,7 +227,7 @@ void CheckLeader::end_round() {
   const std::string silent = fmt::format("it has told nothing in {:.0f} s", options_.limit_s + options_.grace_s);
   const auto why = [&](const Part& part) { return part.failed.empty() ? silent : part.failed; };
   for (const auto& [host, part] : parts_) {
-    if (!part.ended) tell_(hosts_[static_cast<size_t>(host)].index, "measure_end", json::object());
+    if (!part.ended) tell_(hosts_[static_cast<size_t>(host)].index, hosts::EndMeasure{});
     if (part.alone) {
       HostFigures figures = part.figures ? *part.figures : HostFigures{.digest = {}, .failed = why(part), .gpus = {}};
       figures.gpus = part.gpus;
@@ -312,25 +303,19 @@ int64_t gpu_size_of_tests() {
   return size == nullptr ? 0 : std::max<int64_t>(0, std::atoll(size));
 }
 
-bool take_check_message(HostChecker& checker, const std::string& kind, const json& body, const std::string& address) {
-  if (kind == "measure") {
-    json order = body;
-    if (!order.is_object()) return true;
-    if (!address.empty()) order["address"] = address;
+bool take_check_message(HostChecker& checker, const hosts::Message& message, const std::string& address) {
+  if (const auto* const measure = std::get_if<hosts::Measure>(&message)) {
+    hosts::Measure order = *measure;
+    if (!address.empty()) order.address = address;
     checker.start(std::move(order));
-  } else if (kind == "measure_end") {
+  } else if (std::holds_alternative<hosts::EndMeasure>(message)) {
     checker.stop();
-  } else if (kind == "measure_put") {
-    if (const std::optional<Published> one = published_from_json(body))
-      checker.put(static_cast<int64_t>(one->incarnation), one->key, one->value);
+  } else if (const auto* const put = std::get_if<hosts::PutMeasured>(&message)) {
+    checker.put(*put);
   } else {
     return false;
   }
   return true;
-}
-
-json put_of_check(int64_t round, const std::string& key, const std::string& value) {
-  return published_to_json({static_cast<uint64_t>(round), key, value});
 }
 
 }  // namespace cairn::tools

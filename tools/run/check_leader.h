@@ -1,11 +1,7 @@
 #pragma once
 // The leader's part in a check of hosts: orders rounds of measurements (check_judge.h says which), gathers what comes
-// of them, and ends each round in time, whatever hosts do. Messages by their kind:
-//
-//   leader -> host   measure { order }       host_checker.h
-//                    measure_end {}          what it measures ends
-//   host -> leader   measured { event, round, ... }
-//   both             measure_put { round, key, value }  as `put` of ranks: for the host's partner
+// of them, and ends each round in time, whatever hosts do. Its messages stand in runtime/hosts/message.h, under "checks
+// of hosts".
 //
 // Threads: none of its own.
 
@@ -20,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/hosts/message.h"
 #include "tools/run/check_judge.h"
 #include "tools/run/host_checker.h"
 
@@ -63,11 +60,11 @@ nlohmann::json to_json(const CheckReport& report);
 
 class CheckLeader {
  public:
-  using Tell = std::function<void(int64_t index, const std::string& kind, const nlohmann::json& body)>;
+  using Tell = std::function<void(int64_t index, const hosts::Message& message)>;
   CheckLeader(std::vector<CheckedHost> hosts, CheckOptions options, Tell tell);
 
   /// Of a host: its message, or that it is lost. What is no message of a check is not taken.
-  bool take(int64_t index, const std::string& kind, const nlohmann::json& body);
+  bool take(int64_t index, const hosts::Message& message);
   void lost(int64_t index, const std::string& why);
   /// Now and then. True: the check is over.
   bool tick();
@@ -91,6 +88,7 @@ class CheckLeader {
   void begin_round();
   void end_round();
   int64_t number_of(int64_t index) const;
+  void take_result(int64_t host, const hosts::Measured& message);
 
   const std::vector<CheckedHost> hosts_;
   const CheckOptions options_;
@@ -109,9 +107,6 @@ int64_t gpu_size_of_tests();
 
 /// A host's side of those messages. `address`: that it uses between hosts; empty: the one that the leader sees. False:
 /// it is none of them.
-bool take_check_message(HostChecker& checker, const std::string& kind, const nlohmann::json& body,
-                        const std::string& address);
-/// The body of measure_put.
-nlohmann::json put_of_check(int64_t round, const std::string& key, const std::string& value);
+bool take_check_message(HostChecker& checker, const hosts::Message& message, const std::string& address);
 
 }  // namespace cairn::tools

@@ -36,6 +36,7 @@
 #include "tools/run/host_wire.h"
 #include "tools/run/narrator.h"
 #include "tools/run/overdue.h"
+#include "tools/run/replicas.h"
 #include "tools/run/requests.h"
 #include "tools/run/start.h"
 #include "tools/run/stragglers.h"

@@ -22,7 +22,6 @@ namespace cairn::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using cluster::Message;
 using cluster::News;
 using nlohmann::json;
 
@@ -40,11 +39,6 @@ std::string boot_id() {
 }
 
 bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
-
-uint64_t incarnation_in(const json& body) {
-  const auto at = body.find("incarnation");
-  return at != body.end() && at->is_number_unsigned() ? at->get<uint64_t>() : 0;
-}
 
 }  // namespace
 
@@ -127,7 +121,7 @@ Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, std:
       token_(std::move(token)),
       incarnation_(cluster::random_hex()),
       known_epoch_(before ? before->number : 0),
-      saves_([this](Message message) { tell_all(message.kind, message.body); },
+      saves_([this](const hosts::Message& message) { tell_all(message); },
              {.away = options_.wait_s + kBeyondWaitS}),  // memory() gives up first
       door_(
           std::move(listener),
@@ -284,7 +278,7 @@ Status Fleet::resize(int64_t hosts) {
     for (size_t place = 0; place < order.size(); ++place) {
       if (order[place].second == index) host.place = static_cast<int64_t>(place);
     }
-    if (had && host.place < 0 && host.peer >= 0) board_.send(host.peer, {.kind = "rest", .epoch = 0, .body = {}});
+    if (had && host.place < 0 && host.peer >= 0) board_.send(host.peer, {hosts::Rest{}});
   }
   for (size_t place = 0; place < order.size(); ++place) {
     if (order[place].second == options_.placement.index) place_ = static_cast<int64_t>(place);
@@ -495,29 +489,25 @@ void Fleet::lose(Host& host, const std::string& why) {
 
 // --- messages ------------------------------------------------------------------------------------------------------
 
-void Fleet::tell(Host& host, std::string kind, json body) {
+void Fleet::tell(const Host& host, hosts::Message message) {
   if (host.peer < 0 || host.place < 0) return;
-  board_.send(host.peer, {.kind = std::move(kind), .epoch = epoch_.number, .body = std::move(body)});
+  board_.send(host.peer, {std::move(message), epoch_.number});
 }
 
-void Fleet::tell_begin(Host& host) {
+void Fleet::tell_begin(const Host& host) {
   if (!segment_) return;
-  json body = segment_to_json(*segment_);
-  if (host.place < 0 && host.peer >= 0)
-    return board_.send(host.peer, {.kind = "prepare", .epoch = 0, .body = std::move(body)});
-  body["place"] = host.place;
-  body["leader"] = place_;
-  tell(host, "begin", std::move(body));
+  if (host.place < 0 && host.peer >= 0) return board_.send(host.peer, {hosts::Prepare{*segment_}});
+  tell(host, hosts::Begin{.segment = *segment_, .place = host.place, .leader = place_});
 }
 
 /// From any thread.
-void Fleet::tell_all(const std::string& kind, const json& body) {
+void Fleet::tell_all(const hosts::Message& message) {
   std::vector<int64_t> peers;
   {
     const std::lock_guard lock(of_peers_);
     for (const auto& [peer, host] : host_of_peer_) peers.push_back(peer);
   }
-  for (const int64_t peer : peers) board_.send(peer, {.kind = kind, .epoch = 0, .body = body});
+  for (const int64_t peer : peers) board_.send(peer, {message});
 }
 
 Fleet::Host* Fleet::by_peer(int64_t peer) {
@@ -536,7 +526,7 @@ bool Fleet::take_early(const News& news) {
     if (at == host_of_peer_.end()) return false;
     host = at->second;
   }
-  if (news.kind == News::Kind::kMessage) return saves_.take(host, news.message);
+  if (news.kind == News::Kind::kMessage) return saves_.take(host, news.message.what);
   saves_.lost(host, news.why);
   return false;
 }
@@ -548,7 +538,7 @@ void Fleet::take_news() {
 void Fleet::take(const News& news) {
   Host* const host = by_peer(news.peer);
   if (host == nullptr) return;
-  if (news.kind == News::Kind::kMessage) return take_message(*host, news.message);
+  if (news.kind == News::Kind::kMessage) return take_message(*host, news.message.what);
   lose(*host, news.why);
   if (host->place < 0) return callbacks_.say(fmt::format("{}, a spare, was lost: {}", host->name, news.why));
   if (!running_) return;
@@ -564,78 +554,91 @@ void Fleet::take(const News& news) {
 }
 
 /// By its agent's clock, corrected to ours.
-void Fleet::take_error(const Host& host, const json& from) {
-  agent::Failure error = failure_from_json(from);
+void Fleet::take_error(const Host& host, const hosts::Failure& failure) {
+  agent::Failure error = from_wire(failure);
   error.host_name = host.name;
   const int64_t now_ns = telemetry::trace_clock_ns();
   error.seen_ns = host.clock_round_ns == INT64_MAX ? now_ns : std::min(now_ns, error.seen_ns - host.clock_ahead_ns);
   if (callbacks_.error) callbacks_.error(host.index, std::move(error));
 }
 
-void Fleet::take_message(Host& host, const Message& message) {
-  const json& body = message.body;
-  const auto part = [&](const char* key) { return json_field(body, key); };
-  if (check_ && check_->take(host.index, message.kind, body)) return;
-  if (message.kind == "idle") {
-    host.asked = json_integer(part("ask"), 0, INT64_MAX).value_or(0);
-    if (body.contains("error")) {
-      host.memory = Result<ckpt::HostMemory>(error_from_json(body).with(host.name));
-    } else {
-      host.memory = memory_from_json(part("memory"));
-    }
-    host.held = held_from_json(part("held"));
-  } else if (message.kind == "given") {
-    host.given = body.contains("error") ? Status(error_from_json(body).with(host.name)) : Status();
-  } else if (message.kind == "carried") {
-    host.carried = body.contains("error") ? Status(error_from_json(body).with(host.name)) : Status();
-  } else if (message.kind == "clock") {
-    const auto asked_ns = json_integer(part("asked_ns"), 0, INT64_MAX),
-               there_ns = json_integer(part("there_ns"), 0, INT64_MAX);
-    if (asked_ns && there_ns) take_clock(host, *asked_ns, *there_ns);
-  } else if (message.kind == "stop") {
-    callbacks_.stop(static_cast<int>(json_integer(part("signal"), 1, 64).value_or(15)));
-  } else if (message.kind == "ask_save") {
-    callbacks_.ask_save(fmt::format("{} on {}", json_string(body, "by", "a signal"), host.name));
-  } else if (message.kind == "stopped") {
-    if (incarnation_in(body) == incarnation_of_ranks_) host.stopped = true;
-  } else if (message.kind == "error") {  // also of ranks that are being stopped: which was first is found out then
-    if (incarnation_in(body) == incarnation_of_ranks_) take_error(host, part("failure"));
-  } else if (!running_ || incarnation_in(body) != incarnation_of_ranks_) {
-    return;  // of ranks that are gone
-  } else if (message.kind == "failed") {
-    agent::Failure failure = failure_from_json(part("failure"));
-    failure.message += fmt::format(" [{}]", host.name);
-    failure.host_name = host.name;
-    failure.seen_ns = telemetry::trace_clock_ns();
-    callbacks_.fail(std::move(failure));
-  } else if (message.kind == "ranks") {
-    host.states = states_from_json(part("ranks"));
-  } else if (message.kind == "stacks") {
-    std::vector<agent::RankStacks> stacks;
-    for (const json& one : part("stacks")) {
-      Result<agent::RankStacks> read = agent::rank_stacks_from_json(one);
-      if (read.ok() && read.value().rank / options_.ranks == host.place) stacks.push_back(std::move(read).value());
-    }
-    if (callbacks_.stacks) callbacks_.stacks(std::move(stacks));
-  } else if (message.kind == "replicated" || message.kind == "unreplicated") {
-    const json why = part("why");
-    copied(host.place, incarnation_in(body), json_integer(part("step"), 0, INT64_MAX).value_or(-1),
-           json_integer(part("bytes"), 0, INT64_MAX).value_or(0),
-           message.kind == "replicated"
-               ? ""
-               : fmt::format("{}: {}", host.name, why.is_string() ? why.get<std::string>() : "?"));
-  } else if (message.kind == "left") {
-    host.left = true;
-  } else if (message.kind == "put") {
-    const std::optional<Published> one = published_from_json(body);
-    if (!one) return;
-    callbacks_.put(one->key, one->value);
-    for (auto& [index, other] : hosts_) {
-      if (index != host.index) tell(other, "put", body);
-    }
-  } else if (message.kind == "event") {
-    callbacks_.event(json_integer(part("rank"), 0, options_.world() - 1).value_or(0), part("event"));
-  }
+void Fleet::take_message(Host& host, const hosts::Message& message) {
+  if (check_ && check_->take(host.index, message)) return;
+  const auto status_of = [&](const std::optional<Error>& error) {
+    return error ? Status(Error(*error).with(host.name)) : Status();
+  };
+  std::visit(hosts::Overloaded{
+                 [&](const hosts::Idle& one) {
+                   host.asked = one.ask;
+                   host.memory = from_wire(one.memory);
+                   host.held = {};
+                   if (one.held) host.held = {one.held->place, one.held->port, from_wire(one.held->whole)};
+                 },
+                 [&](const hosts::CannotIdle& one) {
+                   host.asked = one.ask;
+                   host.memory = Result<ckpt::HostMemory>(Error(one.error).with(host.name));
+                   host.held = {};
+                 },
+                 [&](const hosts::Given& one) { host.given = status_of(one.error); },
+                 [&](const hosts::Carried& one) { host.carried = status_of(one.error); },
+                 [&](const hosts::Clock& one) { take_clock(host, one.asked_ns, one.there_ns); },
+                 [&](const hosts::Stop& one) { callbacks_.stop(static_cast<int>(one.signal)); },
+                 [&](const hosts::AskSave& one) { callbacks_.ask_save(fmt::format("{} on {}", one.by, host.name)); },
+                 [&](const hosts::Stopped& one) {
+                   if (one.incarnation == incarnation_of_ranks_) host.stopped = true;
+                 },
+                 [&](const hosts::RankError& one) {  // also of ranks that are being stopped: which was first is found
+                                                     // out then
+                   if (one.incarnation == incarnation_of_ranks_) take_error(host, one.failure);
+                 },
+                 [&](const auto&) { take_of_ranks(host, message); },
+             },
+             message);
+}
+
+/// What counts for the ranks that run.
+void Fleet::take_of_ranks(Host& host, const hosts::Message& message) {
+  const bool of_now = std::visit(
+      [&](const auto& one) {
+        if constexpr (requires { one.incarnation; }) return running_ && one.incarnation == incarnation_of_ranks_;
+        return false;
+      },
+      message);
+  if (!of_now) return;
+  std::visit(
+      hosts::Overloaded{
+          [&](const hosts::Failed& one) {
+            agent::Failure failure = from_wire(one.failure);
+            failure.message += fmt::format(" [{}]", host.name);
+            failure.host_name = host.name;
+            failure.seen_ns = telemetry::trace_clock_ns();
+            callbacks_.fail(std::move(failure));
+          },
+          [&](const hosts::Ranks& one) { host.states = from_wire(one.ranks); },
+          [&](const hosts::Stacks& all) {
+            std::vector<agent::RankStacks> stacks;
+            for (const json& one : all.stacks) {
+              Result<agent::RankStacks> read = agent::rank_stacks_from_json(one);
+              if (read.ok() && read.value().rank / options_.ranks == host.place)
+                stacks.push_back(std::move(read).value());
+            }
+            if (callbacks_.stacks) callbacks_.stacks(std::move(stacks));
+          },
+          [&](const hosts::Copied& one) { copied(host.place, one.incarnation, one.step, one.bytes, ""); },
+          [&](const hosts::NotCopied& one) {
+            copied(host.place, one.incarnation, one.step, one.bytes, fmt::format("{}: {}", host.name, one.why));
+          },
+          [&](const hosts::Left&) { host.left = true; },
+          [&](const hosts::Put& one) {
+            callbacks_.put(one.key, one.value);
+            for (auto& [index, other] : hosts_) {
+              if (index != host.index) tell(other, one);
+            }
+          },
+          [&](const hosts::RankEvent& one) { callbacks_.event(one.rank < options_.world() ? one.rank : 0, one.event); },
+          [](const auto&) {},  // a message of a leader, or of a check that is over
+      },
+      message);
 }
 
 /// False: somebody wants to stop.
@@ -695,7 +698,7 @@ Result<ckpt::HostMemory> Fleet::memory() {
       RT_TRY(assemble(options_.wait_s, options_.spare_after_s, fmt::format("{} was away", away)));
     }
     ++asks_;
-    for (auto& [index, host] : hosts_) tell(host, "halt", {{"ask", asks_}});
+    for (auto& [index, host] : hosts_) tell(host, hosts::Halt{asks_});
     if (!wait_for_answers(options_.answer_s, "what its memory holds",
                           [&](const Host& host) { return host.asked < asks_; }))
       return Error{ErrorCode::kStopped, "asked to stop while the hosts were being asked"};
@@ -725,20 +728,18 @@ Status Fleet::measure_hosts() {
   }
   std::ranges::sort(hosts, {}, &CheckedHost::index);
   std::mutex mutex;
-  std::vector<std::pair<std::string, json>> own;  // what this host has measured
-  const auto add = [&](std::string kind, json body) {
+  std::vector<hosts::Message> own;  // what this host has measured
+  const auto add = [&](hosts::Message message) {
     const std::lock_guard lock(mutex);
-    own.emplace_back(std::move(kind), std::move(body));
+    own.push_back(std::move(message));
   };
-  HostChecker checker(
-      {.tell = [&](json measured) { add("measured", std::move(measured)); },
-       .publish = [&](int64_t round, const std::string& key,
-                      const std::string& value) { add("measure_put", put_of_check(round, key, value)); }});
-  const auto to = [&](int64_t index, const std::string& kind, const json& body) {
+  HostChecker checker({.tell = [&](hosts::Measured measured) { add(std::move(measured)); },
+                       .publish = [&](hosts::PutMeasured value) { add(std::move(value)); }});
+  const auto to = [&](int64_t index, const hosts::Message& message) {
     if (index == options_.placement.index) {
-      take_check_message(checker, kind, body, options_.interface_address);
+      take_check_message(checker, message, options_.interface_address);
     } else {
-      tell(hosts_.at(index), kind, body);
+      tell(hosts_.at(index), message);
     }
   };
   check_ = std::make_unique<CheckLeader>(std::move(hosts),
@@ -751,12 +752,12 @@ Status Fleet::measure_hosts() {
   bool stopped = false;
   while (!stopped && !check_->tick()) {
     stopped = !wait_for_news();
-    std::vector<std::pair<std::string, json>> came;
+    std::vector<hosts::Message> came;
     {
       const std::lock_guard lock(mutex);
       came.swap(own);
     }
-    for (const auto& [kind, body] : came) check_->take(options_.placement.index, kind, body);
+    for (const hosts::Message& message : came) check_->take(options_.placement.index, message);
   }
   const CheckReport report = check_->report();
   check_.reset();
@@ -897,7 +898,7 @@ Status Fleet::give(int64_t holder, const ckpt::WholeSlot& slot, int64_t place) {
   }
   Host& from = hosts_.at(holder);
   from.given.reset();
-  tell(from, "give", {{"slot", slot_to_json(slot)}, {"to", peer_to_json(to)}});
+  tell(from, hosts::Give{to_wire(slot), to});
   while (!from.given && from.peer >= 0) {
     if (!wait_for_news()) return Error{ErrorCode::kStopped, "asked to stop while a copy was being fetched"};
   }
@@ -929,16 +930,19 @@ void Fleet::copied(int64_t place, uint64_t incarnation, int64_t step, int64_t by
   } else {
     options_.replicas->dropped(step);
   }
-  tell_all(complete ? "replicated" : "unreplicated", {{"incarnation", incarnation}, {"step", step}});
+  if (complete) {
+    tell_all(hosts::AllCopied{incarnation, step});
+  } else {
+    tell_all(hosts::NotAllCopied{incarnation, step});
+  }
 }
 
 void Fleet::carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memory) {
-  HostOrder order{.choice = choice,
-                  .starts = {memory.starts().begin(), memory.starts().end()},
-                  .promised = {},
-                  .kernel_level = static_cast<int64_t>(isa_),
-                  .epoch = epoch_.number,
-                  .peers = std::vector<PeerAddress>(static_cast<size_t>(options_.hosts()))};
+  hosts::Resume order = to_wire(choice);
+  order.starts = {memory.starts().begin(), memory.starts().end()};
+  order.kernel_level = static_cast<int64_t>(isa_);
+  order.epoch = epoch_.number;
+  order.peers.resize(static_cast<size_t>(options_.hosts()));
   order.peers.at(static_cast<size_t>(place_)) = {own_address(), own_held_.port};
   for (const auto& [index, host] : hosts_) {
     if (host.place >= 0 && host.peer >= 0)
@@ -950,17 +954,16 @@ void Fleet::carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memo
     copied_step_ = -1;
     copied_places_.clear();
   }
-  if (choice.dir.parent_path() == checkpoints_) order.choice.dir = choice.dir.filename();
+  if (choice.dir.parent_path() == checkpoints_) order.dir = choice.dir.filename();
   for (int64_t slot = 0; slot < memory.slots(); ++slot) {
     const int64_t step = memory.control().reserved[slot].load(std::memory_order_acquire);
     if (step != 0) order.promised.push_back(step > 0 ? step : -step);
   }
   incarnation_of_ranks_ = choice.incarnation;
   ordered_ns_ = cluster::steady_ns();
-  const json body = order_to_json(order);
   for (auto& [index, host] : hosts_) {
     if (host.peer >= 0 && host.place >= 0) host.carried.reset();
-    tell(host, "resume", body);
+    tell(host, order);
   }
 }
 
@@ -986,7 +989,7 @@ void Fleet::save(const ckpt::WholeSlot& slot) {
                    [replicas = options_.replicas](const Ward& ward, ckpt::IoBackend& io, const fs::path& work) {
                      return replicas->write_part(ward.slot, io, work);
                    });
-  tell_all("promise", slot_to_json(slot));
+  tell_all(hosts::Promise{to_wire(slot)});
 }
 
 void Fleet::go(uint64_t incarnation) {
@@ -996,7 +999,7 @@ void Fleet::go(uint64_t incarnation) {
     host.left = false;
     host.stopped = host.place < 0 || host.peer < 0;
     host.states.clear();
-    tell(host, "go", {{"incarnation", incarnation}});
+    tell(host, hosts::Go{incarnation});
   }
 }
 
@@ -1070,22 +1073,21 @@ Status Fleet::exclude(int64_t place, const std::string& reason, agent::FailureCl
 }
 
 void Fleet::publish(const std::string& key, const std::string& value) {
-  const json body = published_to_json({incarnation_of_ranks_, key, value});
-  for (auto& [index, host] : hosts_) tell(host, "put", body);
+  for (auto& [index, host] : hosts_) tell(host, hosts::Put{incarnation_of_ranks_, key, value});
 }
 
 void Fleet::halt(const std::string& why) {
   running_ = false;
-  for (auto& [index, host] : hosts_) tell(host, "halt", {{"ask", 0}, {"why", why}});
+  for (auto& [index, host] : hosts_) tell(host, hosts::Halt{0, why});
 }
 
 bool Fleet::all_left() const {
   return std::ranges::all_of(hosts_, [](const auto& one) { return one.second.left || one.second.place < 0; });
 }
 
-void Fleet::ask_where_ranks_are() { tell_all("look", json::object()); }
+void Fleet::ask_where_ranks_are() { tell_all(hosts::Look{}); }
 
-void Fleet::ask_clocks() { tell_all("clock", {{"asked_ns", telemetry::trace_clock_ns()}}); }
+void Fleet::ask_clocks() { tell_all(hosts::AskClock{telemetry::trace_clock_ns()}); }
 
 /// The answer was given half-way between question and now, to half of that.
 void Fleet::take_clock(Host& host, int64_t asked_ns, int64_t there_ns) {
@@ -1108,7 +1110,7 @@ void Fleet::ask_stacks(const std::vector<int64_t>& first) {
   int64_t asked = 0;  // of the others: who stands where nobody else stands shows among few
   for (auto& [index, host] : hosts_) {
     if (host.place < 0 || host.peer < 0) continue;
-    if (places.contains(host.place) || asked++ < kMostAsked) tell(host, "stacks");
+    if (places.contains(host.place) || asked++ < kMostAsked) tell(host, hosts::AskStacks{});
   }
 }
 
@@ -1127,7 +1129,7 @@ void Fleet::put_in(std::vector<agent::RankState>& ranks) const {
 
 void Fleet::kill(int64_t rank) {
   for (auto& [index, host] : hosts_) {
-    if (host.place == rank / options_.ranks) tell(host, "kill", {{"rank", rank}});
+    if (host.place == rank / options_.ranks) tell(host, hosts::Kill{rank});
   }
 }
 
@@ -1139,9 +1141,7 @@ void Fleet::end(int code, bool keep, const std::string& text, const json& failur
 
 void Fleet::dismiss(Host& host, int code, bool keep, const std::string& text, const json& failure) {
   if (host.peer < 0) return;
-  board_.send(host.peer, {.kind = "end",
-                          .epoch = epoch_.number,
-                          .body = {{"code", code}, {"keep", keep}, {"text", text}, {"failure", failure}}});
+  board_.send(host.peer, {hosts::End{.code = code, .keep = keep, .text = text, .failure = failure}, epoch_.number});
   board_.drop(host.peer);
   {
     const std::lock_guard lock(of_peers_);

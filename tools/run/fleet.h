@@ -261,18 +261,19 @@ class Fleet final : public ckpt::OtherHosts {
   void admit(std::vector<cluster::Joined> joined);
   void settle_places();
   void settle_isa();
-  void tell_begin(Host& host);
+  void tell_begin(const Host& host);
   void hold_lease();
   void take(const cluster::News& news);
-  void take_message(Host& host, const cluster::Message& message);
+  void take_message(Host& host, const hosts::Message& message);
+  void take_of_ranks(Host& host, const hosts::Message& message);
   static void take_clock(Host& host, int64_t asked_ns, int64_t there_ns);
   void lose(Host& host, const std::string& why);
   void dismiss(Host& host, int code, bool keep, const std::string& text, const nlohmann::json& failure);
-  void take_error(const Host& host, const nlohmann::json& from);
+  void take_error(const Host& host, const hosts::Failure& failure);
   bool take_early(const cluster::News& news);
   Host* by_peer(int64_t peer);
-  void tell(Host& host, std::string kind, nlohmann::json body = nlohmann::json::object());
-  void tell_all(const std::string& kind, const nlohmann::json& body);
+  void tell(const Host& host, hosts::Message message);
+  void tell_all(const hosts::Message& message);
   /// So often at least somebody's stop is seen.
   bool wait_for_news(int wait_ms = 50);
   bool wait_for_answers(double limit_s, const char* what, const std::function<bool(const Host&)>& owes);

@@ -23,7 +23,6 @@ namespace cairn::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using cluster::Message;
 using cluster::News;
 using nlohmann::json;
 
@@ -48,10 +47,6 @@ int64_t place_in(const cluster::Epoch& epoch, int64_t index) {
 }
 
 Error asked_to_stop() { return {ErrorCode::kStopped, "asked to stop while the leader was waited for"}; }
-
-int64_t ask_in(const json& halt) { return json_integer(json_field(halt, "ask"), 0, INT64_MAX).value_or(0); }
-
-json of_incarnation(uint64_t incarnation) { return {{"incarnation", incarnation}}; }
 
 }  // namespace
 
@@ -98,7 +93,7 @@ Follower::Follower(HostOptions options, fs::path run, std::function<void(const s
     : options_(std::move(options)),
       run_(std::move(run)),
       say_(std::move(say)),
-      saves_(options_.placement.index, [this](Message message) { tell(message.kind, message.body); }),
+      saves_(options_.placement.index, [this](hosts::Message message) { tell(std::move(message)); }),
       end_before_(text_or_nothing(end_file(run_))),
       board_(std::make_unique<cluster::Switchboard>(options_.beats,
                                                     [this](const News& news) { return take_early(news); })),
@@ -117,15 +112,13 @@ Follower::~Follower() { close(); }
 /// On the switchboard's thread: a save goes on while the loop reads a checkpoint.
 bool Follower::take_early(const News& news) {
   if (news.peer != early_peer_) return false;
-  if (news.kind == News::Kind::kMessage) return saves_.take(news.message, run_ / "checkpoints");
+  if (news.kind == News::Kind::kMessage) return saves_.take(news.message.what, run_ / "checkpoints");
   saves_.leader_lost(news.why);
   return false;
 }
 
 /// Of the loop and of persisters.
-void Follower::tell(std::string kind, json body) {
-  board_->send(early_peer_, {.kind = std::move(kind), .epoch = 0, .body = std::move(body)});
-}
+void Follower::tell(hosts::Message message) { board_->send(early_peer_, {std::move(message)}); }
 
 /// One try. Errors: kTimeout: nobody leads there, or it is not known yet.
 Status Follower::try_leader(const std::string& leader, int64_t port, cluster::LeaseWatch& lease, int64_t deadline_ns,
@@ -251,7 +244,7 @@ Result<bool> Follower::claim_lead(const cluster::Epoch& newest) {
   return true;
 }
 
-std::optional<Message> Follower::receive(int wait_ms) {
+std::optional<hosts::Message> Follower::receive(int wait_ms) {
   if (inbox_.empty() && wait_ms > 0) {
     pollfd ready{board_->fd(), POLLIN, 0};
     ::poll(&ready, 1, wait_ms);
@@ -261,7 +254,7 @@ std::optional<Message> Follower::receive(int wait_ms) {
     News first = std::move(inbox_.front());
     inbox_.pop_front();
     if (first.peer != peer_) continue;
-    if (first.kind == News::Kind::kMessage) return std::move(first.message);
+    if (first.kind == News::Kind::kMessage) return std::move(first.message.what);
     peer_ = -1;  // what it said before counts: `end` is its last word
     away_ = std::move(first.why);
   }
@@ -284,77 +277,83 @@ Result<std::optional<HostSegment>> Follower::next_segment(const std::function<bo
       continue;
     }
     patience_s = options_.wait_s;
-    if (const std::optional<Message> message = receive(kLookMs); message && !take_common(*message)) {
-      if (message->kind == "halt") halt_ = ask_in(message->body);  // right behind the segment
+    if (const std::optional<hosts::Message> message = receive(kLookMs); message && !take_common(*message)) {
+      if (const auto* const halt = std::get_if<hosts::Halt>(&*message)) halt_ = halt->ask;  // right behind the segment
     }
     if (stopped()) return asked_to_stop();
   }
 }
 
-bool Follower::take_common(const Message& message) {
-  const json& body = message.body;
-  if (message.kind == "begin") {
-    take_begin(body);
-  } else if (message.kind == "prepare") {
-    const Result<HostSegment> segment = segment_from_json(body);
-    if (segment.ok() && place_ < 0 && !node_) spare_memory_.prepare(segment.value(), options_.ranks, options_.device);
-  } else if (message.kind == "rest") {
-    checker_.reset();
-    take_place(-1, options_.hosts());
-    say_(kSpare);
-  } else if (message.kind == "end") {
-    ended_ = static_cast<int>(json_integer(json_field(body, "code"), 0, 255).value_or(1));
-    keep_memory_ = json_field(body, "keep") == true;
-    const json text = json_field(body, "text");
-    end_failure_ = json_field(body, "failure");
-    if (text.is_string() && !text.get<std::string>().empty()) {
-      say_(text.get<std::string>());
-      end_told_ = true;
-      if (!end_failure_.is_object()) end_failure_ = {{"message", text}};
-    }
-  } else if (message.kind == "promise") {
-    const std::optional<ckpt::WholeSlot> slot = slot_from_json(body);
-    if (slot) saves_.promised(slot->step);
-    if (slot && node_) static_cast<void>(node_->promise(*slot));  // if not, FollowerSaves refuses the save
-  } else if (message.kind == "replicated" || message.kind == "unreplicated") {
-    const std::optional<int64_t> step = json_integer(json_field(body, "step"), 0, INT64_MAX);
-    if (!step || !running_ || !options_.replicas || json_field(body, "incarnation") != json(incarnation_)) return true;
-    message.kind == "replicated" ? options_.replicas->agreed(*step) : options_.replicas->dropped(*step);
-  } else if (message.kind == "clock") {
-    tell("clock", {{"asked_ns", json_field(body, "asked_ns")}, {"there_ns", telemetry::trace_clock_ns()}});
-  } else if (message.kind == "kill") {
-    const auto rank = json_integer(json_field(body, "rank"), 0, options_.world() - 1);
-    if (rank && parts_ && running_) hooks_.kill(*rank);
-  } else {
-    return take_check(message);
-  }
-  return true;
+bool Follower::take_common(const hosts::Message& message) {
+  const auto take_copied = [&](uint64_t incarnation, int64_t step, auto how) {
+    if (running_ && options_.replicas && incarnation == incarnation_) (*options_.replicas.*how)(step);
+    return true;
+  };
+  return std::visit(
+      hosts::Overloaded{
+          [&](const hosts::Begin& one) { return take_begin(one), true; },
+          [&](const hosts::Prepare& one) {
+            if (place_ < 0 && !node_) spare_memory_.prepare(one.segment, options_.ranks, options_.device);
+            return true;
+          },
+          [&](const hosts::Rest&) {
+            checker_.reset();
+            take_place(-1, options_.hosts());
+            say_(kSpare);
+            return true;
+          },
+          [&](const hosts::End& one) { return take_end(one), true; },
+          [&](const hosts::Promise& one) {
+            saves_.promised(one.slot.step);
+            if (node_)
+              static_cast<void>(node_->promise(from_wire(one.slot)));  // if not, FollowerSaves refuses the save
+            return true;
+          },
+          [&](const hosts::AllCopied& one) { return take_copied(one.incarnation, one.step, &Replicas::agreed); },
+          [&](const hosts::NotAllCopied& one) { return take_copied(one.incarnation, one.step, &Replicas::dropped); },
+          [&](const hosts::AskClock& one) {
+            tell(hosts::Clock{one.asked_ns, telemetry::trace_clock_ns()});
+            return true;
+          },
+          [&](const hosts::Kill& one) {
+            if (one.rank < options_.world() && parts_ && running_) hooks_.kill(one.rank);
+            return true;
+          },
+          [&](const auto&) { return take_check(message); },
+      },
+      message);
+}
+
+void Follower::take_end(const hosts::End& end) {
+  ended_ = static_cast<int>(end.code);
+  keep_memory_ = end.keep.value_or(false);
+  end_failure_ = end.failure.value_or(json());
+  if (end.text.empty()) return;
+  say_(end.text);
+  end_told_ = true;
+  if (!end_failure_.is_object()) end_failure_ = {{"message", end.text}};
 }
 
 /// A check of hosts, for which no rank runs.
-bool Follower::take_check(const Message& message) {
-  if (message.kind != "measure" && message.kind != "measure_put" && message.kind != "measure_end") return false;
+bool Follower::take_check(const hosts::Message& message) {
+  if (!std::holds_alternative<hosts::Measure>(message) && !std::holds_alternative<hosts::PutMeasured>(message) &&
+      !std::holds_alternative<hosts::EndMeasure>(message))
+    return false;
   if (running_) return true;
   if (!checker_) {
-    checker_ = std::make_unique<HostChecker>(HostChecker::Callbacks{
-        .tell = [this](json measured) { tell("measured", std::move(measured)); },
-        .publish = [this](int64_t round, const std::string& key,
-                          const std::string& value) { tell("measure_put", put_of_check(round, key, value)); }});
+    checker_ = std::make_unique<HostChecker>(
+        HostChecker::Callbacks{.tell = [this](hosts::Measured measured) { tell(std::move(measured)); },
+                               .publish = [this](hosts::PutMeasured value) { tell(std::move(value)); }});
   }
-  return take_check_message(*checker_, message.kind, message.body, options_.interface_address);
+  return take_check_message(*checker_, message, options_.interface_address);
 }
 
-void Follower::take_begin(const json& body) {
-  Result<HostSegment> segment = segment_from_json(body);
-  if (!segment.ok()) {
-    say_(segment.error().message);
-    return;
-  }
-  const std::optional<int64_t> place = json_integer(json_field(body, "place"), 0, segment.value().hosts - 1);
-  if (!place || segment.value().hosts > options_.placement.hosts) return;
-  take_place(*place, segment.value().hosts);
-  epoch_.leader = json_integer(json_field(body, "leader"), 0, segment.value().hosts - 1).value_or(epoch_.leader);
-  if (displaced_ || segment_ != segment.value()) next_ = std::move(segment).value();
+void Follower::take_begin(const hosts::Begin& begin) {
+  const HostSegment& segment = begin.segment;
+  if (begin.place >= segment.hosts || segment.hosts > options_.placement.hosts) return;
+  take_place(begin.place, segment.hosts);
+  if (begin.leader < segment.hosts) epoch_.leader = begin.leader;
+  if (displaced_ || segment_ != segment) next_ = segment;
 }
 
 // --- a segment -----------------------------------------------------------------------------------------------------
@@ -410,11 +409,12 @@ Status Follower::attach_replicas(const ckpt::RunText& run) {
                                     .token = token.value_or(std::string()),
                                     .sent =
                                         [this, &arena](int64_t step, int64_t bytes, const std::string& why) {
-                                          json body = of_incarnation(arena.control().incarnation.load());
-                                          body["step"] = step;
-                                          body["bytes"] = bytes;
-                                          if (!why.empty()) body["why"] = why;
-                                          tell(why.empty() ? "replicated" : "unreplicated", std::move(body));
+                                          const uint64_t incarnation = arena.control().incarnation.load();
+                                          if (why.empty()) {
+                                            tell(hosts::Copied{incarnation, step, bytes});
+                                          } else {
+                                            tell(hosts::NotCopied{incarnation, step, bytes, why});
+                                          }
                                         },
                                     .warn = [this](const std::string& text) { say_("warning: " + text); }});
 }
@@ -431,9 +431,9 @@ void Follower::close() {
 Status Follower::refuse(const Error& why, const std::function<bool()>& stopped) {
   while (!ended_ && peer_ >= 0) {
     const int64_t ask = std::exchange(halt_, -1);
-    if (ask > 0) tell("idle", {{"ask", ask}, {"error", error_to_json(why)}});
-    if (const std::optional<Message> message = receive(kLookMs); message && !take_common(*message)) {
-      if (message->kind == "halt") halt_ = ask_in(message->body);
+    if (ask > 0) tell(hosts::CannotIdle{ask, why});
+    if (const std::optional<hosts::Message> message = receive(kLookMs); message && !take_common(*message)) {
+      if (const auto* const halt = std::get_if<hosts::Halt>(&*message)) halt_ = halt->ask;
     }
     if (stopped()) return asked_to_stop();
   }
@@ -443,7 +443,7 @@ Status Follower::refuse(const Error& why, const std::function<bool()>& stopped) 
 Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
   running_ = false;
   if (options_.replicas) options_.replicas->halt();
-  tell("stopped", of_incarnation(incarnation_));
+  tell(hosts::Stopped{incarnation_});
   for (;;) {
     if (parts_->control.leave_signal() != 0) return asked_to_stop();
     if (ended_ || next_ || displaced_) return Error{ErrorCode::kStopped, "the leader has ended this"};
@@ -461,23 +461,23 @@ Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
       parts_->narrator.say(fmt::format("joined again, in epoch {}", epoch_.number));
     }
     if (halt_ >= 0) answer_halt();
-    if (const std::optional<Message> message = receive(kLookMs); message && !take_common(*message)) {
-      if (message->kind == "halt") {
-        halt_ = ask_in(message->body);
+    if (const std::optional<hosts::Message> message = receive(kLookMs); message && !take_common(*message)) {
+      if (const auto* const halt = std::get_if<hosts::Halt>(&*message)) {
+        halt_ = halt->ask;
         answer_halt();
-      } else if (message->kind == "give") {
-        give_copy(message->body);
-      } else if (message->kind == "resume") {
-        Result<ckpt::RestoreChoice> chosen = carry_out(message->body);
+      } else if (const auto* const give = std::get_if<hosts::Give>(&*message)) {
+        give_copy(*give);
+      } else if (const auto* const resume = std::get_if<hosts::Resume>(&*message)) {
+        Result<ckpt::RestoreChoice> chosen = carry_out(*resume);
         if (chosen.ok()) {
           choice_ = std::move(chosen).value();
-          tell("carried");
+          tell(hosts::Carried{});
         } else {
           choice_.reset();
-          tell("carried", {{"error", error_to_json(chosen.error())}});
+          tell(hosts::Carried{chosen.error()});
         }
-      } else if (message->kind == "go" && choice_ &&
-                 json_field(message->body, "incarnation") == json(choice_->incarnation)) {
+      } else if (const auto* const go = std::get_if<hosts::Go>(&*message);
+                 go != nullptr && choice_ && go->incarnation == choice_->incarnation) {
         incarnation_ = choice_->incarnation;
         saves_.resumed(choice_->step, promised(), std::exchange(leader_promises_, {}));
         running_ = true;
@@ -497,28 +497,29 @@ void Follower::answer_halt() {
   const int64_t ask = std::exchange(halt_, -1);
   if (ask == 0) return;  // it only wanted them stopped
   choice_.reset();
-  json body{{"ask", ask}, {"memory", memory_to_json(node_->memory())}};
-  if (options_.replicas) body["held"] = held_to_json(options_.replicas->held());
-  tell("idle", std::move(body));
+  hosts::Idle idle{.ask = ask, .memory = to_wire(node_->memory())};
+  if (options_.replicas) {
+    const Held held = options_.replicas->held();
+    idle.held = {held.place, held.port, to_wire(held.whole)};
+  }
+  tell(std::move(idle));
 }
 
 /// To the host that has taken a lost one's place.
-void Follower::give_copy(const json& body) {
-  const std::optional<ckpt::WholeSlot> slot = slot_from_json(json_field(body, "slot"));
-  if (!slot || !options_.replicas) return;
-  options_.replicas->give(*slot, peer_from_json(json_field(body, "to")), [this](const Status& given) {
-    tell("given", given.ok() ? json::object() : json{{"error", error_to_json(given.error())}});
+void Follower::give_copy(const hosts::Give& order) {
+  if (!options_.replicas) return;
+  options_.replicas->give(from_wire(order.slot), order.to, [this](const Status& given) {
+    tell(given.ok() ? hosts::Given{} : hosts::Given{given.error()});
   });
 }
 
-Result<ckpt::RestoreChoice> Follower::carry_out(const json& body) {
-  RT_TRY_SET(HostOrder order, order_from_json(body));
+Result<ckpt::RestoreChoice> Follower::carry_out(const hosts::Resume& order) {
+  RT_TRY_SET(ckpt::RestoreChoice choice, from_wire(order));
   isa_ = static_cast<kernels::GemmIsa>(order.kernel_level);
   if (isa_ > kernels::gemm_isa()) {
     return Error{ErrorCode::kInternal, fmt::format("the leader orders the instructions {}, which {} lacks",
                                                    kernels::gemm_isa_name(isa_), own_host_name())};
   }
-  ckpt::RestoreChoice choice = order.choice;
   if (choice.dir.is_relative() && !choice.dir.empty()) choice.dir = run_ / "checkpoints" / choice.dir;
   RT_TRY(node_->carry_out(choice, order.starts));
   leader_promises_ = {order.promised.begin(), order.promised.end()};
@@ -529,9 +530,7 @@ Result<ckpt::RestoreChoice> Follower::carry_out(const json& body) {
   return choice;
 }
 
-void Follower::publish(const std::string& key, const std::string& value) {
-  tell("put", published_to_json({incarnation_, key, value}));
-}
+void Follower::publish(const std::string& key, const std::string& value) { tell(hosts::Put{incarnation_, key, value}); }
 
 bool Follower::save_under_way() {
   const std::vector<ckpt::SlotView> views = node_->arena().views();
@@ -539,22 +538,21 @@ bool Follower::save_under_way() {
 }
 
 void Follower::on_readable() {
-  for (std::optional<Message> message = receive(0); message; message = receive(0)) {
+  for (std::optional<hosts::Message> message = receive(0); message; message = receive(0)) {
     if (take_common(*message)) continue;
-    const std::optional<Published> one = message->kind == "put" ? published_from_json(message->body) : std::nullopt;
-    if (one && one->incarnation == incarnation_ && running_) hooks_.put(one->key, one->value);
-    if (message->kind == "look" && running_) {
+    const auto* const put = std::get_if<hosts::Put>(&*message);
+    if (put != nullptr && put->incarnation == incarnation_ && running_) hooks_.put(put->key, put->value);
+    if (std::holds_alternative<hosts::Look>(*message) && running_) {
       std::vector<agent::RankState> states = hooks_.states();
       std::erase_if(states, [&](const agent::RankState& rank) { return !node_->arena().ranks().contains(rank.rank); });
-      json body = of_incarnation(incarnation_);
-      body["ranks"] = states_to_json(states);
-      tell("ranks", std::move(body));
+      tell(hosts::Ranks{incarnation_, to_wire(states)});
     }
-    if (message->kind == "stacks" && running_) hooks_.read_stacks([this](auto stacks) { tell_stacks(stacks); });
-    if (message->kind != "halt") continue;
-    halt_ = ask_in(message->body);
-    const json why = json_field(message->body, "why");
-    stop_ranks(why.is_string() ? why.get<std::string>() : std::string());
+    if (std::holds_alternative<hosts::AskStacks>(*message) && running_)
+      hooks_.read_stacks([this](auto stacks) { tell_stacks(stacks); });
+    const auto* const halt = std::get_if<hosts::Halt>(&*message);
+    if (halt == nullptr) continue;
+    halt_ = halt->ask;
+    stop_ranks(halt->why.value_or(""));
     break;  // what follows is for next_generation()
   }
   if (peer_ < 0) stop_ranks("the leader was lost: " + away_);
@@ -572,28 +570,18 @@ void Follower::stop_ranks(const std::string& why) {
 }
 
 void Follower::on_failing(const agent::Failure& failure) {
-  if (!std::exchange(stopped_by_leader_, false)) {
-    json body = of_incarnation(incarnation_);
-    body["failure"] = failure_to_json(failure);
-    tell("failed", std::move(body));
-  }
+  if (!std::exchange(stopped_by_leader_, false)) tell(hosts::Failed{incarnation_, to_wire(failure)});
   running_ = false;
 }
 
-void Follower::on_rank_error(const agent::Failure& error) {
-  json body = of_incarnation(incarnation_);
-  body["failure"] = failure_to_json(error);
-  tell("error", std::move(body));
-}
+void Follower::on_rank_error(const agent::Failure& error) { tell(hosts::RankError{incarnation_, to_wire(error)}); }
 
 void Follower::tell_stacks(const std::vector<agent::RankStacks>& stacks) {
-  json all = json::array();
+  hosts::Stacks all{incarnation_, {}};
   for (const agent::RankStacks& one : stacks) {
-    if (node_ && node_->arena().ranks().contains(one.rank)) all.push_back(agent::to_json(one));
+    if (node_ && node_->arena().ranks().contains(one.rank)) all.stacks.push_back(agent::to_json(one));
   }
-  json body = of_incarnation(incarnation_);
-  body["stacks"] = std::move(all);
-  tell("stacks", std::move(body));
+  tell(std::move(all));
 }
 
 /// Fast steps make many: together once a second.
@@ -601,12 +589,7 @@ void Follower::tell_paces() {
   const int64_t now_ns = cluster::steady_ns();
   if (paces_.empty() || now_ns - paces_told_ns_ < kPacesEveryNs) return;
   paces_told_ns_ = now_ns;
-  for (const auto& [rank, event] : std::exchange(paces_, {})) {
-    json body = of_incarnation(incarnation_);
-    body["rank"] = rank;
-    body["event"] = event;
-    tell("event", std::move(body));
-  }
+  for (const auto& [rank, event] : std::exchange(paces_, {})) tell(hosts::RankEvent{incarnation_, rank, event});
 }
 
 void Follower::on_rank_event(int64_t rank, const json& event) {
@@ -618,10 +601,7 @@ void Follower::on_rank_event(int64_t rank, const json& event) {
     pace["blocks"] = std::move(blocks);
     return;
   }
-  json body = of_incarnation(incarnation_);
-  body["rank"] = rank;
-  body["event"] = event;
-  tell("event", std::move(body));
+  tell(hosts::RankEvent{incarnation_, rank, event});
 }
 
 void Follower::on_rank_exit(const agent::ExitStatus& status) {
@@ -629,7 +609,7 @@ void Follower::on_rank_exit(const agent::ExitStatus& status) {
 }
 
 bool Follower::all_finished() {
-  if (!std::exchange(told_left_, true)) tell("left", of_incarnation(incarnation_));
+  if (!std::exchange(told_left_, true)) tell(hosts::Left{incarnation_});
   return ended_ || next_ || displaced_;
 }
 
@@ -669,7 +649,7 @@ void Follower::tell_stop() {
   if (stop_signal_ == 0 || stop_told_ || peer_ < 0) return;
   stop_told_ = true;
   parts_->narrator.say("asked to stop: the leader is told");
-  tell("stop", {{"signal", stop_signal_}});
+  tell(hosts::Stop{stop_signal_});
 }
 
 void Follower::ask_save(const std::string& by) {
@@ -680,7 +660,7 @@ void Follower::ask_save(const std::string& by) {
 /// Also a save that was asked for while the leader was away.
 void Follower::tell_asked() {
   if (asked_by_.empty() || peer_ < 0 || !running_) return;
-  tell("ask_save", {{"by", std::exchange(asked_by_, {})}});
+  tell(hosts::AskSave{std::exchange(asked_by_, {})});
 }
 
 Result<int> Follower::conclude(const agent::Outcome& outcome) {

@@ -109,18 +109,19 @@ class Follower final : public Coordinator {
   void take_end_file();
   int64_t first_rank() const { return place_ * options_.ranks; }
   /// The next message; nullopt where there was none for `wait_ms`.
-  std::optional<cluster::Message> receive(int wait_ms);
-  void tell(std::string kind, nlohmann::json body = nlohmann::json::object());
+  std::optional<hosts::Message> receive(int wait_ms);
+  void tell(hosts::Message message);
   /// What is taken in the same way whether ranks run or not. False: it is something else.
-  bool take_common(const cluster::Message& message);
-  void take_begin(const nlohmann::json& body);
+  bool take_common(const hosts::Message& message);
+  void take_begin(const hosts::Begin& begin);
+  void take_end(const hosts::End& end);
   void remove_old_memory(const std::string& folder);
   void take_place(int64_t place, int64_t hosts);
   void answer_halt();
-  void give_copy(const nlohmann::json& body);
-  bool take_check(const cluster::Message& message);
+  void give_copy(const hosts::Give& order);
+  bool take_check(const hosts::Message& message);
   Status attach_replicas(const ckpt::RunText& run);
-  Result<ckpt::RestoreChoice> carry_out(const nlohmann::json& body);
+  Result<ckpt::RestoreChoice> carry_out(const hosts::Resume& order);
   void stop_ranks(const std::string& why);
   std::set<int64_t> promised() const;
   void tell_stop();

@@ -21,11 +21,6 @@ namespace cairn::tools {
 namespace {
 
 using nlohmann::json;
-
-constexpr double kLimitS = 20;
-
-int64_t round_of(const json& from) { return json_integer(json_field(from, "round"), 0, INT64_MAX).value_or(0); }
-
 }  // namespace
 
 /// The process of one order.
@@ -37,16 +32,21 @@ struct HostChecker::Measurement {
   bool stopped = false;
 
   /// What has come by its events.
-  void read(const std::function<void(json)>& tell) {
+  void read(const std::function<void(hosts::Measured)>& tell) {
     std::array<char, 1 << 16> buffer;
     for (;;) {
       const ssize_t n = ::read(child.events.get(), buffer.data(), buffer.size());
       if (n <= 0) return;
       lines.feed({buffer.data(), static_cast<size_t>(n)}, [&](std::string_view line) {
-        json event = json_or_nothing(std::string(line));
+        json event = json_or_nothing(line);
         if (!event.is_object()) return;
         event["round"] = round;
-        tell(std::move(event));
+        Result<hosts::Message> result = hosts::decode(hosts::Measured::kKind, event);
+        if (result.ok()) {
+          tell(std::get<hosts::Measured>(std::move(result).value()));
+        } else {
+          tell({round, hosts::Measured::Failed{.message = result.error().message}});
+        }
       });
     }
   }
@@ -72,18 +72,18 @@ void HostChecker::wake() {
   if (::write(wake_.get(), &one, sizeof(one)) < 0) return;  // it is awake already
 }
 
-void HostChecker::start(json order) {
+void HostChecker::start(hosts::Measure order) {
   {
     const std::lock_guard lock(mutex_);
-    todo_.push_back({{"start", std::move(order)}});
+    todo_.emplace_back(std::move(order));
   }
   wake();
 }
 
-void HostChecker::put(int64_t round, std::string key, std::string value) {
+void HostChecker::put(hosts::PutMeasured value) {
   {
     const std::lock_guard lock(mutex_);
-    todo_.push_back({{"put", std::move(key)}, {"value", std::move(value)}, {"round", round}});
+    todo_.emplace_back(std::move(value));
   }
   wake();
 }
@@ -91,7 +91,7 @@ void HostChecker::put(int64_t round, std::string key, std::string value) {
 void HostChecker::stop() {
   {
     const std::lock_guard lock(mutex_);
-    todo_.push_back({{"stop", true}});
+    todo_.emplace_back(hosts::EndMeasure{});
   }
   wake();
 }
@@ -100,25 +100,24 @@ void HostChecker::stop() {
 void HostChecker::run() {
   std::optional<Measurement> now;
   const auto tell_end = [&](int64_t round, const std::string& failed) {
-    callbacks_.tell({{"event", "ended"}, {"round", round}, {"failed", failed}});
+    callbacks_.tell({round, hosts::Measured::Ended{failed}});
   };
-  const auto begin = [&](const json& order) {
-    const int64_t round = round_of(order);
+  const auto begin = [&](const hosts::Measure& order) {
+    const int64_t round = order.round;
     const auto made = [&]() -> Status {
       RT_TRY_SET(comm::RendezvousHub hub,
                  comm::RendezvousHub::make([this, round](const std::string& key, const std::string& value) {
-                   callbacks_.publish(round, key, value);
+                   callbacks_.publish({static_cast<uint64_t>(round), key, value});
                  }));
       RT_TRY_SET(const Fd meet, hub.add(0));
       RT_TRY_SET(agent::ChildProcess child,
-                 agent::start_child({.argv = {program_, "_measure", "--order", json_text(order), "--meet-fd",
-                                              std::to_string(meet.get())},
+                 agent::start_child({.argv = {program_, "_measure", "--order", json_text(hosts::encode(order)),
+                                              "--meet-fd", std::to_string(meet.get())},
                                      .env = {{"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
                                      .inherit_fds = {meet.get()},
                                      .log_path = "/dev/null"}));
-      const json limit = json_field(order, "limit_s");
       now.emplace(Measurement{.round = round,
-                              .deadline_ns = cluster::steady_after(limit.is_number() ? limit.get<double>() : kLimitS),
+                              .deadline_ns = cluster::steady_after(order.limit_s),
                               .hub = std::move(hub),
                               .child = std::move(child),
                               .lines = {}});
@@ -139,7 +138,7 @@ void HostChecker::run() {
     ::poll(ready.data(), ready.size(), wait_ms);
     uint64_t count = 0;
     if (::read(wake_.get(), &count, sizeof(count)) < 0 && errno != EAGAIN) return;
-    std::vector<json> todo;
+    decltype(todo_) todo;
     bool ends = false;
     {
       const std::lock_guard lock(mutex_);
@@ -166,7 +165,7 @@ void HostChecker::run() {
       }
     }
     if (ends && !now) return;
-    for (const json& one : todo) {
+    for (const auto& one : todo) {
       const auto end_now = [&] {
         if (!now) return;
         agent::kill_child(now->child);
@@ -175,18 +174,19 @@ void HostChecker::run() {
         ignore(agent::reap_child(now->child).ok() ? Status() : Status(), "it was killed");
         now.reset();
       };
-      if (one.contains("start")) {
+      if (const auto* const order = std::get_if<hosts::Measure>(&one)) {
         end_now();
-        begin(one["start"]);
-      } else if (one.contains("stop")) {
+        begin(*order);
+      } else if (std::holds_alternative<hosts::EndMeasure>(one)) {
         if (now) {
           now->read(callbacks_.tell);
           const int64_t round = now->round;
           end_now();
           tell_end(round, "");
         }
-      } else if (now && round_of(one) == now->round) {
-        now->hub.put(one["put"], one["value"]);
+      } else if (const auto& put = std::get<hosts::PutMeasured>(one);
+                 now && put.round == static_cast<uint64_t>(now->round)) {
+        now->hub.put(put.key, put.value);
       }
     }
   }

@@ -3,9 +3,8 @@
 // hangs or crashes there harms no agent. What the process publishes for its partner goes by the leader, as ranks'
 // values do.
 //
-// Orders (JSON): { round, self, address, kernel_level, dtype, folder, limit_s, alone?, partner?, reach? [host] }.
-// Results: what the process has sent ({"event": "alone"}, {"event": "pair"}, {"event": "reach"}, {"event": "reached"}),
-// and {"event": "ended", "failed"} last, each with its round.
+// The process gets the order as its message has it, and sends the bodies of hosts::Measured, without their round. An
+// Ended comes last.
 //
 // Threads: its own, which calls the two functions.
 
@@ -13,21 +12,21 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
-#include <utility>
+#include <variant>
 #include <vector>
 
 #include "runtime/core/unique_handle.h"
+#include "runtime/hosts/message.h"
 
 namespace cairn::tools {
 
 class HostChecker {
  public:
   struct Callbacks {
-    std::function<void(nlohmann::json result)> tell;
-    std::function<void(int64_t round, const std::string& key, const std::string& value)> publish;
+    std::function<void(hosts::Measured result)> tell;
+    std::function<void(hosts::PutMeasured value)> publish;
   };
   /// `program` is started as `program _measure ...`.
   explicit HostChecker(Callbacks callbacks, std::string program = "/proc/self/exe");
@@ -37,8 +36,8 @@ class HostChecker {
 
   // Any thread.
   /// What was measured before ends.
-  void start(nlohmann::json order);
-  void put(int64_t round, std::string key, std::string value);
+  void start(hosts::Measure order);
+  void put(hosts::PutMeasured value);
   void stop();
 
  private:
@@ -50,7 +49,7 @@ class HostChecker {
   const std::string program_;
   Fd wake_;
   std::mutex mutex_;
-  std::vector<nlohmann::json> todo_;  // orders, {"put"}, {"stop"}
+  std::vector<std::variant<hosts::Measure, hosts::PutMeasured, hosts::EndMeasure>> todo_;
   bool ends_ = false;
   std::thread thread_;  // last: it uses what is above
 };

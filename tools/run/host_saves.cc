@@ -35,17 +35,6 @@ bool given_up(const ckpt::SaveOptions& options) {
   return options.cancel != nullptr && options.cancel->load(std::memory_order_acquire);
 }
 
-int64_t step_of(const cluster::Message& message) {
-  const auto step = message.body.find("step");
-  if (step == message.body.end()) return -1;
-  return json_integer(*step, 0, ckpt::kMaxStep).value_or(-1);
-}
-
-/// Of the leader's try.
-int64_t number_of(const cluster::Message& message) {
-  return json_integer(json_field(message.body, "try"), 0, INT64_MAX).value_or(0);
-}
-
 int64_t payload_bytes_of(const ckpt::Manifest& skeleton) {
   int64_t bytes = 0;
   for (const ckpt::TensorEntry& tensor : skeleton.tensors)
@@ -59,23 +48,9 @@ Error stopped_too_early() {
   return {ErrorCode::kUnavailable, "the ranks were stopped before all hosts had it in memory"};
 }
 
-json wards_to_json(const std::vector<Ward>& wards) {
-  json out = json::array();
-  for (const Ward& ward : wards)
-    out.push_back({{"host", ward.host}, {"holder", ward.holder}, {"slot", slot_to_json(ward.slot)}});
-  return out;
-}
-
-/// Those that this host holds.
-std::vector<Ward> wards_of(const json& from, int64_t holder) {
-  std::vector<Ward> out;
-  if (!from.is_array()) return out;
-  for (const json& one : from) {
-    if (!one.is_object() || json_field(one, "holder") != json(holder)) continue;
-    const std::optional<ckpt::WholeSlot> slot = slot_from_json(json_field(one, "slot"));
-    const auto host = json_integer(json_field(one, "host"), 0, INT64_MAX);
-    if (slot && host) out.push_back({*host, holder, *slot});
-  }
+std::vector<hosts::Ward> wards_to_wire(const std::vector<Ward>& wards) {
+  std::vector<hosts::Ward> out;
+  for (const Ward& ward : wards) out.push_back({ward.host, ward.holder, to_wire(ward.slot)});
   return out;
 }
 
@@ -255,9 +230,8 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
       const std::lock_guard lock(mutex_);
       saves_[step].told_ns = clock_.now_ns();
     }
-    tell_({.kind = "save",
-           .body = {{"step", step}, {"try", number}, {"folder", folder}, {"wards", wards_to_json(wards)}}});
-    if (whole) tell_({.kind = "promise", .body = slot_to_json(*whole)});
+    tell_(hosts::Save{step, number, folder, wards_to_wire(wards)});
+    if (whole) tell_(hosts::Promise{to_wire(*whole)});
     std::vector<ckpt::PartSet> sets;
     const auto add = [&](Result<ckpt::PartSet> set) -> Status {
       if (!set.ok()) return work.abandon(std::move(set).error());
@@ -307,7 +281,7 @@ Result<ckpt::SaveReport> LeaderSaves::save(ckpt::IoBackend& io, const fs::path& 
     const std::lock_guard lock(mutex_);
     saves_.erase(step);
   }
-  tell_({.kind = "committed", .body = {{"step", step}, {"try", number}}});
+  tell_(hosts::Committed{step, number});
   return done;
 }
 
@@ -324,7 +298,7 @@ void LeaderSaves::drop(int64_t step, int64_t number, const Error& error) {
     const std::lock_guard lock(mutex_);
     saves_.erase(step);
   }
-  tell_({.kind = "dropped", .body = {{"step", step}, {"try", number}, {"error", error_to_json(error)}}});
+  tell_(hosts::Dropped{step, number, error});
 }
 
 void LeaderSaves::failed(int64_t step, const Error& error) {
@@ -335,21 +309,34 @@ void LeaderSaves::failed(int64_t step, const Error& error) {
   drop(step, 0, error);
 }
 
-bool LeaderSaves::take(int64_t host, const cluster::Message& message) {
-  if (message.kind != "begun" && message.kind != "written" && message.kind != "not_written") return false;
-  const std::lock_guard lock(mutex_);
-  const auto save = saves_.find(step_of(message));
-  if (save == saves_.end() || save->second.number != number_of(message)) return true;
-  if (message.body.contains("of")) {  // the part of a ward
-    host = json_integer(message.body["of"], 0, INT64_MAX).value_or(-1);
-    if (std::ranges::find(save->second.wards, host, &Ward::host) == save->second.wards.end()) return true;
+bool LeaderSaves::take(int64_t host, const hosts::Message& message) {
+  if (const auto* const begun = std::get_if<hosts::Begun>(&message)) {
+    take_part(host, begun->step, begun->number, std::nullopt, nullptr);
+  } else if (const auto* const written = std::get_if<hosts::Written>(&message)) {
+    const Status well;
+    take_part(host, written->step, written->number, written->of, &well);
+  } else if (const auto* const not_written = std::get_if<hosts::NotWritten>(&message)) {
+    const Status failed = not_written->error;
+    take_part(host, not_written->step, not_written->number, not_written->of, &failed);
+  } else {
+    return false;
   }
-  save->second.begun.insert(host);
-  if (message.kind == "written") save->second.written.insert(host);
-  if (message.kind == "not_written" && !save->second.error)
-    save->second.error = error_from_json(message.body).with(hosts_[host]);
-  changed_.notify_all();
   return true;
+}
+
+/// `of`: the ward whose part it is. Null `written`: the host has begun.
+void LeaderSaves::take_part(int64_t host, int64_t step, int64_t number, std::optional<int64_t> of,
+                            const Status* written) {
+  const std::lock_guard lock(mutex_);
+  const auto found = saves_.find(step);
+  if (found == saves_.end() || found->second.number != number) return;
+  Save& save = found->second;
+  if (of && std::ranges::find(save.wards, *of, &Ward::host) == save.wards.end()) return;
+  host = of.value_or(host);
+  save.begun.insert(host);
+  if (written != nullptr && written->ok()) save.written.insert(host);
+  if (written != nullptr && !written->ok() && !save.error) save.error = Error(written->error()).with(hosts_[host]);
+  changed_.notify_all();
 }
 
 void LeaderSaves::lost(int64_t host, const std::string& why) {
@@ -390,7 +377,7 @@ void LeaderSaves::settle(const std::vector<ckpt::WholeSlot>& common) {
     }
     changed_.notify_all();
   }
-  for (const ckpt::WholeSlot& slot : promised) tell_({.kind = "promise", .body = slot_to_json(slot)});
+  for (const ckpt::WholeSlot& slot : promised) tell_(hosts::Promise{to_wire(slot)});
 }
 
 void LeaderSaves::resumed() {
@@ -423,14 +410,9 @@ Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path
     if (told.error) return *told.error;
     running_[step] = {.number = told.number};
   }
-  const auto tell = [&](const char* kind, const Status& status) {
-    json body{{"step", step}, {"try", told.number}};
-    if (!status.ok()) body["error"] = error_to_json(status.error());
-    tell_({.kind = kind, .body = std::move(body)});
-  };
   const auto attempt = [&]() -> Result<ckpt::SaveReport> {
     const fs::path work = checkpoints_dir / told.folder;
-    tell("begun", {});
+    tell_(hosts::Begun{step, told.number});
     const auto written = [&]() -> Result<ckpt::PartSet> {
       RT_TRY_SET(ckpt::PartSet set, ckpt::write_parts(io, work, skeleton, parts, options));
       RT_TRY(ckpt::write_part_set(io, work, host_, set));
@@ -439,10 +421,10 @@ Result<ckpt::SaveReport> FollowerSaves::save(ckpt::IoBackend& io, const fs::path
     };
     Result<ckpt::PartSet> set = written();
     if (!set.ok()) {
-      tell("not_written", set.error());
+      tell_(hosts::NotWritten{.step = step, .number = told.number, .error = set.error()});
       return std::move(set).error();
     }
-    tell("written", {});
+    tell_(hosts::Written{step, told.number});
     RT_TRY(wait_for_commit(step, seconds_between(begin_ns, clock_.now_ns()), options));
     ckpt::SaveReport report{.dir = checkpoints_dir / ckpt::step_dir_name(step), .manifest = skeleton};
     report.payload_bytes = set.value().stats.payload_bytes;
@@ -503,37 +485,43 @@ void FollowerSaves::write(int64_t step, int64_t number, const Ward& ward, const 
     RT_TRY(ckpt::write_part_set(io, work, ward.host, set));
     return io.sync_dir(work);
   };
-  const Status done = attempt();
-  json body{{"step", step}, {"try", number}, {"of", ward.host}};
-  if (!done.ok()) body["error"] = error_to_json(done.error());
-  tell_({.kind = done.ok() ? "written" : "not_written", .body = std::move(body)});
+  if (const Status done = attempt(); done.ok()) {
+    tell_(hosts::Written{step, number, ward.host});
+  } else {
+    tell_(hosts::NotWritten{step, number, ward.host, done.error()});
+  }
 }
 
-bool FollowerSaves::take(const cluster::Message& message, const fs::path& checkpoints_dir) {
-  const std::string& kind = message.kind;
-  if (kind != "save" && kind != "committed" && kind != "dropped") return false;
-  const int64_t step = step_of(message), number = number_of(message);
+bool FollowerSaves::take(const hosts::Message& message, const fs::path& checkpoints_dir) {
   const std::lock_guard lock(mutex_);
-  if (kind == "save") {
-    const json folder = json_field(message.body, "folder");
-    if (!folder.is_string()) return true;
-    told_[step] = {.folder = folder, .number = number, .at_ns = clock_.now_ns(), .error = {}};
-    for (const Ward& ward : wards_of(json_field(message.body, "wards"), host_)) {
-      writing_.emplace_back([this, step, number, ward, work = checkpoints_dir / folder.get<std::string>()] {
-        write(step, number, ward, work);
-      });
+  if (const auto* const save = std::get_if<hosts::Save>(&message)) {
+    told_[save->step] = {.folder = save->folder, .number = save->number, .at_ns = clock_.now_ns(), .error = {}};
+    for (const hosts::Ward& one : save->wards) {
+      if (one.holder != host_) continue;
+      const Ward ward{one.host, one.holder, from_wire(one.slot)};
+      writing_.emplace_back([this, step = save->step, number = save->number, ward,
+                             work = checkpoints_dir / save->folder] { write(step, number, ward, work); });
     }
     return true;
   }
   // What is of no try that this host knows has ended here, or is of a line that was left.
-  if (const auto here = running_.find(step); here != running_.end() && here->second.number == number) {
-    if (kind == "committed") here->second.committed = true;
-    if (kind == "dropped" && !here->second.error) here->second.error = error_from_json(message.body);
-    changed_.notify_all();
-  } else if (const auto told = told_.find(step); kind == "dropped") {
-    if (number == 0 || (told != told_.end() && told->second.number == number))
-      told_[step].error = error_from_json(message.body);
+  const auto at_it = [&](int64_t step, int64_t number) {
+    const auto here = running_.find(step);
+    return here != running_.end() && here->second.number == number ? &here->second : nullptr;
+  };
+  if (const auto* const committed = std::get_if<hosts::Committed>(&message)) {
+    if (Running* const here = at_it(committed->step, committed->number)) here->committed = true;
+  } else if (const auto* const dropped = std::get_if<hosts::Dropped>(&message)) {
+    const auto told = told_.find(dropped->step);
+    if (Running* const here = at_it(dropped->step, dropped->number)) {
+      if (!here->error) here->error = dropped->error;
+    } else if (dropped->number == 0 || (told != told_.end() && told->second.number == dropped->number)) {
+      told_[dropped->step].error = dropped->error;
+    }
+  } else {
+    return false;
   }
+  changed_.notify_all();
   return true;
 }
 
@@ -588,8 +576,8 @@ void FollowerSaves::refuse(int64_t step) {
     number = told->second.number;
     told_.erase(told);
   }
-  const Error error{ErrorCode::kUnavailable, fmt::format("step {} is not in the memory of all hosts any more", step)};
-  tell_({.kind = "not_written", .body = {{"step", step}, {"try", number}, {"error", error_to_json(error)}}});
+  Error error{ErrorCode::kUnavailable, fmt::format("step {} is not in the memory of all hosts any more", step)};
+  tell_(hosts::NotWritten{.step = step, .number = number, .error = std::move(error)});
 }
 
 }  // namespace cairn::tools

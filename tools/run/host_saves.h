@@ -2,13 +2,7 @@
 // The save of a step by all hosts of a run. Each agent's persister writes the files of its ranks into the folder of the
 // step under way; the leader's makes that folder, waits for the others, writes the manifest and gives the step its
 // name. Nobody's bank is free before that.
-//
-//   leader -> host   save { step, try, folder, wards } where the files go; wards: whose part which host writes, too
-//   host -> leader   begun { step, try }        its persister is at it: the slot is whole there
-//   host -> leader   written { step, try }      its files, and parts-K.json, are durable
-//                    not_written { step, try, why }; both with `of` where the part is of a ward
-//   leader -> host   committed { step, try }, or dropped { step, try, why }; try 0: no host was told of it
-//                    promise { slot }            whole on all hosts, it is saved though no rank may have asked there
+// Its messages stand in runtime/hosts/message.h, under "saves".
 //
 // The leader's persister says which step is next. One that follows begins what it is told alone (is_due()): waiting for
 // another step it would be missing for this one.
@@ -34,9 +28,9 @@
 #include "ckpt/persist/write_parts.h"
 #include "ckpt/persister.h"
 #include "ckpt/snapshot/slot_rule.h"
-#include "runtime/cluster/connection.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/result.h"
+#include "runtime/hosts/message.h"
 
 namespace cairn::tools {
 
@@ -50,7 +44,7 @@ struct SaveLimits {
 };
 const Clock& clock_of_saves();
 
-using Tell = std::function<void(cluster::Message)>;  // from any thread
+using Tell = std::function<void(hosts::Message)>;  // from any thread
 
 /// A host that is lost, and whose bank another one has a copy of: that one writes its part.
 struct Ward {
@@ -78,7 +72,7 @@ class LeaderSaves {
                                 ckpt::Manifest skeleton, std::span<const ckpt::WriterPart> parts,
                                 const ckpt::SaveOptions& options);
   /// False: the message is about something else.
-  bool take(int64_t host, const cluster::Message& message);
+  bool take(int64_t host, const hosts::Message& message);
   void lost(int64_t host, const std::string& why);
   /// From here on messages reach it.
   void back(int64_t host);
@@ -113,6 +107,7 @@ class LeaderSaves {
   std::optional<Error> late(int64_t step, const Save& save) const;
   bool has_ward(int64_t host, int64_t step) const;
   void drop(int64_t step, int64_t number, const Error& error);
+  void take_part(int64_t host, int64_t step, int64_t number, std::optional<int64_t> of, const Status* written);
 
   const Tell tell_;
   const SaveLimits limits_;
@@ -145,7 +140,7 @@ class FollowerSaves {
   Result<ckpt::SaveReport> save(ckpt::IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                 const ckpt::Manifest& skeleton, std::span<const ckpt::WriterPart> parts,
                                 const ckpt::SaveOptions& options);
-  bool take(const cluster::Message& message, const std::filesystem::path& checkpoints_dir);
+  bool take(const hosts::Message& message, const std::filesystem::path& checkpoints_dir);
   void leader_lost(const std::string& why);
   /// The leader saves this step, whatever was before. To be called before the memory promises it.
   void promised(int64_t step);

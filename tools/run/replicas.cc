@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
@@ -17,7 +16,6 @@
 #include "ckpt/run_memory.h"
 #include "ckpt/slot_source.h"
 #include "ckpt/snapshot/snapshot.h"
-#include "runtime/cluster/join.h"
 #include "runtime/cluster/token.h"
 #include "runtime/json/json.h"
 #include "tools/run/host_wire.h"
@@ -27,7 +25,6 @@ namespace {
 
 using cluster::Connection;
 using cluster::Message;
-using nlohmann::json;
 
 constexpr int kLookMs = 20;                                    // so often at least the end of a wait is seen
 constexpr auto kLookForMark = std::chrono::milliseconds(2);    // a step of the smallest model takes some
@@ -53,15 +50,13 @@ Status guarded(const Attempt& attempt) {
   }
 }
 
-std::string text_of(const json& from, const char* key) { return json_string(from, key); }
-
 /// False: it was not ready within a moment.
 bool wait_for(int fd, short events) {
   pollfd ready{fd, events, 0};
   return ::poll(&ready, 1, kLookMs) == 1;
 }
 
-Status send_message(Connection& to, Message message, const Stopped& stopped) {
+Status send_message(Connection& to, const Message& message, const Stopped& stopped) {
   RT_TRY(to.send(message));
   for (const int64_t deadline_ns = cluster::steady_after(kAnswerS); to.has_unsent();) {
     if (stopped()) return stopped_error();
@@ -111,14 +106,15 @@ Status move_bytes(const Connection& peer, Bytes bytes, short events, const Stopp
   return {};
 }
 
-/// What the answer to `kind` says.
-Status expect(Connection& from, std::string_view kind, double patience_s, const Stopped& stopped) {
+/// The answer has to be an Expected. Errors: what refuses it.
+template <typename Expected>
+Status expect(Connection& from, double patience_s, const Stopped& stopped) {
   RT_TRY_SET(const Message answer, receive(from, patience_s, stopped));
-  if (answer.kind == kind) return {};
-  if (answer.kind == "refused") {
-    return Error{ErrorCode::kUnavailable, fmt::format("refused by {}: {}", from.peer(), text_of(answer.body, "why"))};
-  }
-  return Error{ErrorCode::kCorrupt, fmt::format("{}: `{}` where `{}` was expected", from.peer(), answer.kind, kind)};
+  if (std::holds_alternative<Expected>(answer.what)) return {};
+  if (const auto* const refused = std::get_if<hosts::Refused>(&answer.what))
+    return Error{ErrorCode::kUnavailable, fmt::format("refused by {}: {}", from.peer(), refused->why)};
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: `{}` where `{}` was expected", from.peer(),
+                                                hosts::kind_of(answer.what), Expected::kKind)};
 }
 
 struct Sender {
@@ -131,22 +127,24 @@ struct Sender {
 Result<Connection> try_to_reach(const PeerAddress& to, const Sender& from, const Stopped& stopped) {
   RT_TRY_SET(Connection out, Connection::connect(to.host, to.port, cluster::steady_after(kConnectS)));
   RT_TRY_SET(const Message challenge, receive(out, kAnswerS, stopped));
-  if (challenge.kind != cluster::kKeepsCopies) {
+  const auto* const greets = std::get_if<hosts::KeepsCopies>(&challenge.what);
+  if (greets == nullptr) {
     return Error{ErrorCode::kUnavailable, fmt::format("{}: no agent that keeps copies", out.peer())};
   }
   const std::string nonce = cluster::random_hex();
-  json hello{{"place", from.place}, {"epoch", from.epoch}, {"restores", from.restores}, {"nonce", nonce}};
-  const std::string proof = cluster::prove(from.token, "replica", text_of(challenge.body, "nonce"), json_text(hello));
-  RT_TRY(send_message(out, {.kind = "hello", .body = {{"hello", hello}, {"proof", proof}}}, stopped));
+  const hosts::Json hello = hosts::encode_hello(hosts::CopyHello{from.place, from.epoch, from.restores, nonce});
+  const std::string proof = cluster::prove(from.token, "replica", greets->nonce, json_text(hello));
+  RT_TRY(send_message(out, {hosts::OfferCopies{hello, proof}}, stopped));
   out.trust();
   RT_TRY_SET(const Message answer, receive(out, kAnswerS, stopped));
-  const std::string why = text_of(answer.body, "why"), proved = text_of(answer.body, "proof");
-  if (answer.kind == "refused") {
-    const bool meant = cluster::is_proof(proved, from.token, "replica refused", nonce, why);
+  if (const auto* const refused = std::get_if<hosts::Refused>(&answer.what)) {
+    const bool meant =
+        cluster::is_proof(refused->proof.value_or(""), from.token, "replica refused", nonce, refused->why);
     return Error{meant ? ErrorCode::kUnavailable : ErrorCode::kPeerLost,
-                 fmt::format("refused by {}: {}", out.peer(), printable_ascii(why))};
+                 fmt::format("refused by {}: {}", out.peer(), printable_ascii(refused->why))};
   }
-  if (!cluster::is_proof(proved, from.token, "replica taken", nonce, ""))
+  const auto* const takes = std::get_if<hosts::TakesCopies>(&answer.what);
+  if (takes == nullptr || !cluster::is_proof(takes->proof, from.token, "replica taken", nonce, ""))
     return Error{ErrorCode::kCorrupt, out.peer() + ": does not know this run's token"};
   return out;
 }
@@ -166,20 +164,17 @@ Status send_bank(Connection& to, const ckpt::Arena& arena, int64_t slot, const c
   RT_TRY_SET(const ckpt::CommonSnapshot snapshot, ckpt::read_common(arena, slot, ckpt::Check::kHeaders));
   if (snapshot.incarnation != as.incarnation || snapshot.step != as.step)
     return Error{ErrorCode::kCorrupt, fmt::format("slot {} holds another step than {}", slot, as.step)};
-  json ranks = json::array();
-  for (const ckpt::RankSnapshot& rank : snapshot.ranks)
-    ranks.push_back({{"position", rank.position}, {"sums", rank.sums}});
-  json head = slot_to_json(as);
-  head["ranks"] = std::move(ranks);
-  RT_TRY(send_message(to, {.kind = "bank", .body = std::move(head)}, stopped));
-  RT_TRY(expect(to, "go", kGoS, stopped));
+  hosts::Bank head{.slot = to_wire(as), .ranks = {}};
+  for (const ckpt::RankSnapshot& rank : snapshot.ranks) head.ranks.push_back({rank.position, rank.sums});
+  RT_TRY(send_message(to, {std::move(head)}, stopped));
+  RT_TRY(expect<hosts::SendBank>(to, kGoS, stopped));
   for (int64_t rank = arena.ranks().first; rank < arena.ranks().end; ++rank) {
     const std::span<const std::byte> payload = arena.payload(rank, slot);
     RT_TRY(move_bytes(to, payload, POLLOUT, stopped,
                       [&](const std::byte* data, size_t size) { return ::send(to.fd(), data, size, MSG_NOSIGNAL); }));
     if (bytes != nullptr) *bytes += std::ssize(payload);
   }
-  return expect(to, "whole", kGoS, stopped);
+  return expect<hosts::WholeBank>(to, kGoS, stopped);
 }
 
 }  // namespace
@@ -187,24 +182,6 @@ Status send_bank(Connection& to, const ckpt::Arena& arena, int64_t slot, const c
 std::optional<ckpt::WholeSlot> slot_of(const ckpt::RestoreChoice& choice) {
   if (choice.source != ckpt::arena::Source::kMemory) return std::nullopt;
   return ckpt::WholeSlot{choice.slot, choice.slot_incarnation, choice.step};
-}
-
-json held_to_json(const Held& held) {
-  json whole = json::array();
-  for (const ckpt::WholeSlot& slot : held.whole) whole.push_back(slot_to_json(slot));
-  return {{"place", held.place}, {"port", held.port}, {"whole", std::move(whole)}};
-}
-
-Held held_from_json(const json& from) {
-  Held out;
-  if (!from.is_object()) return out;
-  out.port = json_integer(json_field(from, "port"), 0, 65535).value_or(0);
-  out.place = json_integer(json_field(from, "place"), 0, INT64_MAX).value_or(-1);
-  const json whole = json_field(from, "whole");
-  for (const json& one : whole.is_array() ? whole : json::array()) {
-    if (const std::optional<ckpt::WholeSlot> slot = slot_from_json(one)) out.whole.push_back(*slot);
-  }
-  return out;
 }
 
 int64_t ward_of(int64_t place, int64_t hosts, std::span<const int64_t> free) {
@@ -220,13 +197,6 @@ Result<ckpt::ArenaSpec> ward_spec(const Plan& plan, const ckpt::RunText& run, in
   out.backing = ckpt::ArenaBacking::kMemfd;
   out.folder = ckpt::kSharedMemory;
   return out;
-}
-
-json peer_to_json(const PeerAddress& peer) { return {{"host", peer.host}, {"port", peer.port}}; }
-
-PeerAddress peer_from_json(const json& from) {
-  if (!from.is_object()) return {};
-  return {text_of(from, "host"), json_integer(json_field(from, "port"), 0, 65535).value_or(0)};
 }
 
 Replicas::~Replicas() {
@@ -247,9 +217,8 @@ Status Replicas::attach(Segment segment) {
   if (wants && !guests_) {
     RT_TRY_SET(cluster::Listener listener, cluster::Listener::open(options_.port_from, options_.port_to));
     port_ = listener.port();
-    guests_.emplace(std::move(listener), kGuestS, [](const std::string& nonce) {
-      return Message{.kind = cluster::kKeepsCopies, .body = {{"nonce", nonce}}};
-    });
+    guests_.emplace(std::move(listener), kGuestS,
+                    [](const std::string& nonce) { return Message{hosts::KeepsCopies{nonce}}; });
     listening_ = std::thread([this] { listen(); });
     sending_ = std::thread([this] { send(); });
   }
@@ -545,25 +514,26 @@ void Replicas::admit(cluster::Guest guest, const Message& message) {
       ward = wants_ && !free_ ? ward_of(segment_->place, segment_->hosts) : -1;
     }
   }
-  const json& hello = json_field(message.body, "hello");
-  const std::string nonce = text_of(hello, "nonce");
-  const bool proved =
-      own_place >= 0 && message.kind == "hello" &&
-      cluster::is_proof(text_of(message.body, "proof"), token, "replica", guest.nonce, json_text(hello));
+  const auto* const offer = std::get_if<hosts::OfferCopies>(&message.what);
+  const bool proved = own_place >= 0 && offer != nullptr &&
+                      cluster::is_proof(offer->proof, token, "replica", guest.nonce, json_text(offer->hello));
+  hosts::CopyHello hello;
   const auto refuse = [&](const std::string& why) {
-    const std::string proof = proved ? cluster::prove(token, "replica refused", nonce, why) : "";
-    ignore(guest.connection.send({.kind = "refused", .body = {{"why", why}, {"proof", proof}}}), "it ends either way");
+    std::string proof = proved ? cluster::prove(token, "replica refused", hello.nonce, why) : "";
+    ignore(guest.connection.send({hosts::Refused{.why = why, .proof = std::move(proof)}}), "it ends either way");
   };
   if (own_place < 0) return refuse("no segment is open there");
   if (!proved) return refuse("the proof of the run's token is wrong");
-  const Friend from{.restores = json_flag(hello, "restores"), .epoch = json_count(hello, "epoch", -1)};
-  const int64_t place = json_count(hello, "place", -1);
-  if (place != (from.restores ? own_place : ward))
-    return refuse(fmt::format("place {} is none whose memory is kept there", place));
+  Result<hosts::CopyHello> read = hosts::decode_copy_hello(offer->hello);
+  if (!read.ok()) return refuse(read.error().message);
+  hello = std::move(read).value();
+  const Friend from{.restores = hello.restores, .epoch = hello.epoch};
+  if (hello.place != (from.restores ? own_place : ward))
+    return refuse(fmt::format("place {} is none whose memory is kept there", hello.place));
   if (!from.restores && from.epoch != epoch_)
     return refuse(fmt::format("epoch {}, it is {} there", from.epoch, epoch_.load()));
   if (incoming_.size() >= kMostIncoming) return refuse("too many copies are under way there");
-  const Message welcome{.kind = "welcome", .body = {{"proof", cluster::prove(token, "replica taken", nonce, "")}}};
+  const Message welcome{hosts::TakesCopies{cluster::prove(token, "replica taken", hello.nonce, "")}};
   if (!guest.connection.send(welcome).ok()) return;
   guest.connection.trust();
   Incoming& incoming = incoming_.emplace_back(std::move(guest.connection));
@@ -577,27 +547,26 @@ Status Replicas::serve(Connection& connection, const Friend& from) {
   const Stopped over = [&] { return ends_.load() || (!from.restores && epoch_ != from.epoch); };
   for (;;) {
     RT_TRY_SET(const Message bank, receive(connection, 0, over));
-    if (bank.kind != "bank") return Error{ErrorCode::kCorrupt, connection.peer() + ": no bank"};
+    const auto* const head = std::get_if<hosts::Bank>(&bank.what);
+    if (head == nullptr) return Error{ErrorCode::kCorrupt, connection.peer() + ": no bank"};
     ++busy_;
-    const Status taken = take_bank(connection, bank.body, from.restores);
+    const Status taken = take_bank(connection, *head, from.restores);
     --busy_;
     if (!taken.ok()) {
-      ignore(send_message(connection, {.kind = "refused", .body = {{"why", taken.error().message}}}, over),
+      ignore(send_message(connection, {hosts::Refused{taken.error().message}}, over),
              "the connection ends, which says the same");
       return taken;
     }
-    RT_TRY(send_message(connection, {.kind = "whole"}, over));
+    RT_TRY(send_message(connection, {hosts::WholeBank{}}, over));
   }
 }
 
-Status Replicas::take_bank(Connection& connection, const json& head, bool restores) {
-  const std::optional<ckpt::WholeSlot> as = slot_from_json(head);
-  const json ranks = json_field(head, "ranks");
-  if (!as || !ranks.is_array()) return Error{ErrorCode::kCorrupt, "a bank without its head"};
+Status Replicas::take_bank(Connection& connection, const hosts::Bank& head, bool restores) {
+  const hosts::Slot& as = head.slot;
   const std::lock_guard held(restores ? of_own_ : of_ward_);
   const Stopped stopped = [&] { return ends_.load() || (!restores && cut_); };
   ckpt::Arena* arena = nullptr;
-  int64_t slot = as->slot;
+  int64_t slot = as.slot;
   if (restores) {
     const std::lock_guard lock(mutex_);
     if (!segment_ || running_) return Error{ErrorCode::kUnavailable, "ranks run there"};
@@ -613,29 +582,24 @@ Status Replicas::take_bank(Connection& connection, const json& head, bool restor
     const std::vector<ckpt::SlotView> views = arena->views();
     const auto age = [&](int64_t k) { return std::tuple(views[k].whole, views[k].incarnation, views[k].step); };
     slot = age(0) <= age(1) ? 0 : 1;
-    ward_slots_[slot] = as->slot;
+    ward_slots_[slot] = as.slot;
   }
-  if (std::ssize(ranks) != arena->ranks().size())
-    return Error{ErrorCode::kCorrupt, fmt::format("a bank of {} ranks, not {}", ranks.size(), arena->ranks().size())};
+  if (std::ssize(head.ranks) != arena->ranks().size()) {
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("a bank of {} ranks, not {}", head.ranks.size(), arena->ranks().size())};
+  }
   const auto take = [&]() -> Status {
     for (int64_t rank = arena->ranks().first; rank < arena->ranks().end; ++rank)
-      ckpt::SnapshotWriter(*arena, rank).begin(slot, as->incarnation, as->step);
-    RT_TRY(send_message(connection, {.kind = "go"}, stopped));
+      ckpt::SnapshotWriter(*arena, rank).begin(slot, as.incarnation, as.step);
+    RT_TRY(send_message(connection, {hosts::SendBank{}}, stopped));
     for (int64_t rank = arena->ranks().first; rank < arena->ranks().end; ++rank) {
       RT_TRY(move_bytes(connection, arena->payload(rank, slot), POLLIN, stopped,
                         [&](std::byte* data, size_t size) { return ::recv(connection.fd(), data, size, 0); }));
     }
     for (int64_t rank = arena->ranks().first; rank < arena->ranks().end; ++rank) {
-      const json& of = ranks[static_cast<size_t>(rank - arena->ranks().first)];
-      std::vector<uint64_t> sums;
-      const json told = json_field(of, "sums");
-      for (const json& sum : told.is_array() ? told : json::array()) {
-        if (!sum.is_number_unsigned()) return Error{ErrorCode::kCorrupt, "a sum that is no number"};
-        sums.push_back(sum.get<uint64_t>());
-      }
-      if (sums.size() != arena->shards(rank).size()) return Error{ErrorCode::kCorrupt, "not a sum for each shard"};
-      RT_TRY(ckpt::SnapshotWriter(*arena, rank)
-                 .publish(slot, as->incarnation, as->step, of.is_object() ? text_of(of, "position") : "", sums, 0));
+      const hosts::BankRank& of = head.ranks[static_cast<size_t>(rank - arena->ranks().first)];
+      if (of.sums.size() != arena->shards(rank).size()) return Error{ErrorCode::kCorrupt, "not a sum for each shard"};
+      RT_TRY(ckpt::SnapshotWriter(*arena, rank).publish(slot, as.incarnation, as.step, of.position, of.sums, 0));
     }
     RT_TRY_SET(const ckpt::CommonSnapshot whole, ckpt::read_common(*arena, slot, ckpt::Check::kEveryByte));
     return {};

@@ -2,12 +2,8 @@
 // Copies of a host's bank in the memory of another one, so that a host which dies loses no step
 // (checkpoint.replicate). The copy of place p is held by its *buddy*, the host half the ring away.
 //
-//   sender -> holder   hello { place, epoch, nonce, proof }, after the holder's challenge; answered with welcome, or
-//                      refused { why, proof }
-//                      bank { slot, incarnation, step, ranks: [{ position, sums }] }
-//   holder -> sender   go {}, or refused { why }
-//   sender -> holder   the bytes of the slots, rank by rank, as they lie there
-//   holder -> sender   whole {}, or refused { why }: the word sums of what came are compared with the header's
+// Its messages stand in runtime/hosts/message.h, under "copies of memory". Between SendBank and WholeBank the bytes of the
+// slots travel, rank by rank, as they lie there.
 //
 // The rank that decides marks a bank (arena::Control::replica) at the end of its step; no update writes it from then
 // on. Each agent sends its part and tells the leader. When all hosts have, the leader says so (agreed): that bank stays
@@ -33,7 +29,6 @@
 #include <list>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -48,6 +43,7 @@
 #include "runtime/cluster/guests.h"
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
+#include "runtime/hosts/message.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::tools {
@@ -66,23 +62,14 @@ struct Held {
   int64_t port = 0;    // 0: it takes none
   std::vector<ckpt::WholeSlot> whole;
 };
-nlohmann::json held_to_json(const Held& held);
-Held held_from_json(const nlohmann::json& from);
 
-struct PeerAddress {
-  std::string host;
-  int64_t port = 0;  // 0: it takes nothing
-  bool operator==(const PeerAddress&) const = default;
-};
+using hosts::PeerAddress;
 
 /// Whose copy the host of this place holds; `free`: ckpt::free_holders().
 int64_t ward_of(int64_t place, int64_t hosts, std::span<const int64_t> free);
 /// Memory for the copies that the host of this place holds: two slots of another one's ranks, or where copies are free
 /// as many as those have. Errors: as arena_spec().
 Result<ckpt::ArenaSpec> ward_spec(const Plan& plan, const ckpt::RunText& run, int64_t place, int64_t hosts);
-
-nlohmann::json peer_to_json(const PeerAddress& peer);
-PeerAddress peer_from_json(const nlohmann::json& from);
 
 class Replicas {
  public:
@@ -150,7 +137,7 @@ class Replicas {
   void listen();
   void admit(cluster::Guest guest, const cluster::Message& message);
   Status serve(cluster::Connection& connection, const Friend& from);
-  Status take_bank(cluster::Connection& connection, const nlohmann::json& head, bool restores);
+  Status take_bank(cluster::Connection& connection, const hosts::Bank& head, bool restores);
   void send();
   void send_marked(int64_t slot, int64_t step);
   void give_away(Gift gift);

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <functional>
@@ -12,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/frame.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
@@ -53,7 +53,7 @@ struct Desk {
             }(),
             patience_s,
             [](const std::string& nonce) {
-              return Message{.kind = "challenge", .body = {{"nonce", nonce}}};
+              return Message{hosts::Challenge{nonce, "t"}};
             },
             [this](std::string line) { said.push_back(std::move(line)); }) {}
 
@@ -65,7 +65,9 @@ struct Desk {
       guests.watch(ready);
       ::poll(ready.data(), ready.size(), 10);
       guests.serve([this](const Guest& guest, const Message& message) {
-        came.push_back(message.kind + (message.body == nlohmann::json{{"answers", guest.nonce}} ? " proved" : ""));
+        const auto* const join = std::get_if<hosts::Join>(&message.what);
+        came.push_back(std::string(hosts::kind_of(message.what)) +
+                       (join != nullptr && join->nonce == guest.nonce ? " proved" : ""));
       });
     }
     return true;
@@ -80,7 +82,7 @@ bool answer(Connection& from) {
   if (!from.fill().ok()) return false;
   const Result<std::optional<Message>> challenge = from.next();
   if (!challenge.ok() || !challenge.value()) return false;
-  return from.send({.kind = "join", .body = {{"answers", challenge.value()->body.at("nonce")}}}).ok();
+  return from.send({hosts::Join{{}, std::get<hosts::Challenge>(challenge.value()->what).nonce, ""}}).ok();
 }
 
 }  // namespace
@@ -139,12 +141,9 @@ TEST_SUITE("runtime/cluster/guests") {
   TEST_CASE("lines about strangers are few and printable, whatever they send") {
     Desk desk;
     const std::string key = R"(a\u001b[2J\nstep 7 is saved)", text = fmt::format(R"({{"{0}":1,"{0}":2}})", key);
-    std::string frame;
-    for (size_t k = 0; k < 4; ++k) frame += static_cast<char>(text.size() >> (8 * k) & 0xff);
-    frame += text;
     for (int k = 0; k < 30; ++k) {
       Connection stranger = connected(desk.guests.port());
-      REQUIRE(::send(stranger.fd(), frame.data(), frame.size(), MSG_NOSIGNAL) == std::ssize(frame));
+      REQUIRE(testing::send_bytes(stranger.fd(), testing::frame(text)));
       REQUIRE(desk.until([&] { return desk.guests.count() == 0 && !desk.said.empty(); }));
     }
     CHECK(desk.said.size() <= 10);

@@ -13,6 +13,7 @@
 
 #include "runtime/cluster/lease.h"
 #include "runtime/cluster/token.h"
+#include "tests/support/frame.h"
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
@@ -123,7 +124,7 @@ Epoch epoch_of(const std::vector<Joined>& members) {
 
 /// Refuses as the leader that knows the token.
 void refuse_as_leader(Connection& member, const std::string& token, const std::string& why) {
-  must(member.send({.kind = "challenge", .body = {{"nonce", "n"}, {"token_name", token_name(token)}}}));
+  must(member.send({hosts::Challenge{"n", token_name(token)}}));
   std::optional<Message> join;
   for (const int64_t until = in(5); !join && steady_ns() < until;) {
     must(member.fill());
@@ -131,10 +132,8 @@ void refuse_as_leader(Connection& member, const std::string& token, const std::s
   }
   REQUIRE(join);
   const std::string proved = nlohmann::json{{"why", why}, {"barred", false}}.dump();
-  must(member.send({.kind = "refused",
-                    .body = {{"why", why},
-                             {"barred", false},
-                             {"proof", prove(token, "refused", join->body["nonce"].get<std::string>(), proved)}}}));
+  must(member.send(
+      {hosts::Refused{why, false, prove(token, "refused", std::get<hosts::Join>(join->what).nonce, proved)}}));
 }
 
 /// What the leader says to one who brings this.
@@ -322,7 +321,7 @@ TEST_SUITE("runtime/cluster/join") {
     TempDir forged;  // knows everything but the token
     auto stranger = Connection::connect("127.0.0.1", leader.port(), in(2));
     REQUIRE_OK(stranger);
-    must(stranger.value().send({.kind = "join", .body = {{"hello", {{"index", 1}}}, {"nonce", "x"}, {"proof", "y"}}}));
+    must(stranger.value().send({hosts::Join{{{"index", 1}}, "x", "y"}}));
     auto right = joining(leader, hello_of(1));
     auto members = leader.members();
     REQUIRE_OK(members);
@@ -346,7 +345,7 @@ TEST_SUITE("runtime/cluster/join") {
       return std::move(*member);
     };
     Connection copies = next();
-    must(copies.send({.kind = kKeepsCopies, .body = {{"nonce", "n"}}}));
+    must(copies.send({hosts::KeepsCopies{"n"}}));
     Connection leader = next();  // the port is tried again: a leader may have it by now
     refuse_as_leader(leader, token, "met the leader");
     CHECK(place.get().error().message.find("met the leader") != std::string::npos);
@@ -366,26 +365,21 @@ TEST_SUITE("runtime/cluster/join") {
       while (!member) member = must(listener.accept());
       return std::move(*member);
     };
-    const Message challenge{.kind = "challenge", .body = {{"nonce", "n"}, {"token_name", token_name(token)}}};
+    const Message challenge{hosts::Challenge{"n", token_name(token)}};
     // The name of the token is public: a connection to the leader shows it.
-    for (const Message& word :
-         {Message{.kind = "refused", .body = {{"why", "never again"}}},
-          Message{.kind = "refused", .body = {{"why", "not now"}, {"barred", true}}},
-          Message{.kind = "refused", .body = {{"why", 3}, {"barred", "x"}, {"proof", random_hex()}}},
-          Message{.kind = "welcome", .epoch = 1, .body = {{"epoch", "{}"}, {"proof", random_hex()}}},
-          Message{.kind = "end", .body = {{"code", 2}}}}) {
+    for (const Message& word : {Message{hosts::Refused{"never again"}}, Message{hosts::Refused{"not now", true}},
+                                Message{hosts::Refused{"not now", true, random_hex()}},
+                                Message{hosts::Welcome{"{}", random_hex()}, 1}, Message{hosts::End{.code = 2}}}) {
       Connection stranger = next();
       must(stranger.send(challenge));
       must(stranger.send(word));
     }
     for (const std::string& bytes : {std::string("HTTP/1.1 400 Bad Request\r\n\r\n"),
-                                     std::string("\xff\xff\xff\xff", 4), std::string("\x02\0\0\0[]", 6)}) {
+                                     std::string("\xff\xff\xff\xff", 4), std::string("\x02\0\0\0[]", 6),
+                                     testing::frame(R"({"kind":"refused","epoch":0,"body":{"why":3,"barred":"x"}})"),
+                                     testing::frame(R"({"kind":"greetings","epoch":0,"body":{}})")}) {
       Connection stranger = next();
       CHECK(::send(stranger.fd(), bytes.data(), bytes.size(), 0) == std::ssize(bytes));
-    }
-    {
-      Connection stranger = next();
-      must(stranger.send({.kind = "greetings"}));
     }
     Connection leader = next();
     refuse_as_leader(leader, token, "the leader's own word");
@@ -395,19 +389,41 @@ TEST_SUITE("runtime/cluster/join") {
     CHECK(left.error().message.find("the leader's own word") != std::string::npos);
   }
 
+  TEST_CASE("a hello of another program is refused by the name of the field that is wrong, once its proof holds") {
+    TempDir temp;
+    Leader leader(temp.path, 2, 2);
+    nlohmann::json hello = hosts::encode_hello(hello_of(1));
+    hello["color"] = "blue";
+    Connection other = must(Connection::connect("127.0.0.1", leader.port(), in(2)));
+    const auto next = [&] {
+      for (;;) {
+        if (std::optional<Message> message = must(other.next())) return std::move(*message).what;
+        ignore(other.fill(), "the leader closes behind its answer");
+      }
+    };
+    const std::string nonce = std::get<hosts::Challenge>(next()).nonce;
+    must(other.send({hosts::Join{hello, "n", prove(leader.token, "join", nonce, hello.dump() + "n")}}));
+    const auto refused = std::get<hosts::Refused>(next());
+    CHECK(refused.why ==
+          "a hello of another version: all hosts run the same program (`hello`: an unknown field `color`)");
+    CHECK(refused.proof.has_value());
+    leader.stop = true;
+  }
+
   TEST_CASE("a leader proves nothing to a guest that does not know the token") {
     TempDir temp;
     Leader leader(temp.path, 2, 2);
     Connection stranger = must(Connection::connect("127.0.0.1", leader.port(), in(2)));
-    must(stranger.send({.kind = "join", .body = {{"hello", {{"index", 1}}}, {"nonce", "a host's"}, {"proof", "y"}}}));
+    must(stranger.send({hosts::Join{{{"index", 1}}, "a host's", "y"}}));
     std::optional<Message> answer;
-    for (const int64_t until = in(5); steady_ns() < until && (!answer || answer->kind == "challenge");) {
+    const auto is_challenge = [&] { return std::holds_alternative<hosts::Challenge>(answer->what); };
+    for (const int64_t until = in(5); steady_ns() < until && (!answer || is_challenge());) {
       ignore(stranger.fill(), "the leader closes behind its answer");
       if (std::optional<Message> message = must(stranger.next())) answer = std::move(message);
     }
     REQUIRE(answer);
-    CHECK(answer->kind == "refused");
-    CHECK_FALSE(answer->body.contains("proof"));
+    REQUIRE(std::holds_alternative<hosts::Refused>(answer->what));
+    CHECK_FALSE(std::get<hosts::Refused>(answer->what).proof.has_value());
     leader.stop = true;
   }
 
@@ -424,8 +440,8 @@ TEST_SUITE("runtime/cluster/join") {
     while (place.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
       std::optional<Connection> member = listener.accept().value();
       if (!member) continue;
-      must(member->send({.kind = "challenge", .body = {{"nonce", "n"}, {"token_name", token_name(token)}}}));
-      must(member->send({.kind = "welcome", .epoch = 1, .body = {{"epoch", {{"epoch", 1}}}, {"proof", "guess"}}}));
+      must(member->send({hosts::Challenge{"n", token_name(token)}}));
+      must(member->send({hosts::Welcome{"{}", "guess"}, 1}));
     }
     const Result<Place> left = place.get();
     CHECK(left.error().code == ErrorCode::kTimeout);
@@ -489,7 +505,7 @@ TEST_SUITE("runtime/cluster/connection") {
     other->trust();
     const int64_t sizes[] = {0, 1, 1000, 3'000'000, 2};
     for (const int64_t size : sizes) {
-      must(one.send({.kind = "k", .epoch = size, .body = {{"text", std::string(static_cast<size_t>(size), 'x')}}}));
+      must(one.send({hosts::AskSave{std::string(static_cast<size_t>(size), 'x')}, size}));
     }
     for (const int64_t size : sizes) {
       std::optional<Message> message;
@@ -499,7 +515,7 @@ TEST_SUITE("runtime/cluster/connection") {
         message = other->next().value();
       }
       CHECK(message->epoch == size);
-      CHECK(message->body["text"].get<std::string>().size() == static_cast<size_t>(size));
+      CHECK(std::get<hosts::AskSave>(message->what).by.size() == static_cast<size_t>(size));
     }
     CHECK(one.peer().find(fmt::format(":{}", listener.port())) != std::string::npos);
     { const Connection gone = *std::move(other); }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "tests/support/frame.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
@@ -54,17 +55,17 @@ TEST_SUITE("runtime/cluster/switchboard") {
     left.add(1, "h1", std::move(a));
     right.add(0, "h0", std::move(b));
     std::vector<News> of_left, of_right;
-    for (int64_t k = 0; k < 100; ++k) left.send(1, {.kind = "order", .epoch = k});
-    right.send(0, {.kind = "event", .epoch = 7, .body = {{"text", std::string(100'000, 'x')}}});
+    for (int64_t k = 0; k < 100; ++k) left.send(1, {hosts::Look{}, k});
+    right.send(0, {hosts::AskSave{std::string(100'000, 'x')}, 7});
     for (int64_t k = 0; k < 100; ++k) {
       const auto news = next(right, of_right);
       REQUIRE(news.has_value());
       CHECK(news->message.epoch == k);
     }
-    CHECK(next(left, of_left)->message.body["text"].get<std::string>().size() == 100'000);
+    CHECK(std::get<hosts::AskSave>(next(left, of_left)->message.what).by.size() == 100'000);
     sleep_s(3 * kQuick.dead_after_s);  // nobody takes news meanwhile: the loop may be slow
     for (Switchboard* board : {&left, &right}) {
-      for (const News& news : board->take()) FAIL_CHECK(news.why << news.message.kind);
+      for (const News& news : board->take()) FAIL_CHECK(news.why << hosts::kind_of(news.message.what));
     }
   }
 
@@ -73,18 +74,30 @@ TEST_SUITE("runtime/cluster/switchboard") {
     Switchboard board({.every_s = 0.25, .dead_after_s = 30});
     board.add(5, "h5", std::move(a));
     std::vector<News> waiting;
-    Status said = b.send({.kind = "goodbye"});
+    Status said = b.send({hosts::Left{7}});
     CHECK(said.ok());
     { const Connection gone = std::move(b); }
-    CHECK(next(board, waiting)->message.kind == "goodbye");
+    CHECK(std::get<hosts::Left>(next(board, waiting)->message.what).incarnation == 7);
     const auto lost = next(board, waiting);
     REQUIRE(lost.has_value());
     CHECK(lost->kind == News::Kind::kLost);
     CHECK(lost->peer == 5);
     CHECK(lost->silent_s < 5);
-    board.send(5, {.kind = "order"});  // nothing happens
+    board.send(5, {hosts::Look{}});  // nothing happens
     sleep_s(0.1);
     CHECK(board.take().empty());
+  }
+
+  TEST_CASE("a peer whose message makes no sense is lost, and its message named") {
+    auto [a, b] = ends();
+    Switchboard board(kQuick);
+    board.add(1, "h1", std::move(a));
+    REQUIRE(testing::send_bytes(b.fd(), testing::frame(R"({"kind":"left","epoch":0,"body":{}})")));
+    std::vector<News> waiting;
+    const auto lost = next(board, waiting);
+    REQUIRE(lost.has_value());
+    CHECK(lost->kind == News::Kind::kLost);
+    CHECK(lost->why.ends_with("not a message of an agent of cairn: `left`: no field `incarnation`"));
   }
 
   TEST_CASE(
@@ -112,13 +125,13 @@ TEST_SUITE("runtime/cluster/switchboard") {
     {
       Switchboard board(kQuick);
       board.add(1, "h1", std::move(a));
-      board.send(1, {.kind = "leave", .body = {{"text", std::string(3'000'000, 'x')}}});
+      board.send(1, {hosts::End{.text = std::string(3'000'000, 'x')}});
       board.drop(1);
       Switchboard other(kQuick);
       other.add(0, "h0", std::move(b));
       std::optional<News> news = next(other, waiting);
       REQUIRE(news.has_value());
-      CHECK(news->message.kind == "leave");
+      CHECK(std::holds_alternative<hosts::End>(news->message.what));
       news = next(other, waiting);
       REQUIRE(news.has_value());
       CHECK(news->kind == News::Kind::kLost);

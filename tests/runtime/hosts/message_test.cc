@@ -40,7 +40,8 @@ const Segment kSegment{.recipe = "{\"name\":\"\u00e4\"}",
                        .lineage = "l",
                        .recipe_json = "{}",
                        .recipe_hash = "h",
-                       .trace = "steps=1..2"};
+                       .trace = "steps=1..2",
+                       .time_kernels = true};
 const Failure kFailure{.rank = 3,
                        .exit_code = 0,
                        .signal = 9,
@@ -81,9 +82,9 @@ const std::vector<Sample> kSamples = {
     {SendBank{}, "go", R"({})"},
     {WholeBank{}, "whole", R"({})"},
     {Prepare{kSegment}, "prepare",
-     R"({"end_step":40,"hosts":3,"init":"{}","lineage":"l","past":"p","recipe":"{\"name\":\"ä\"}","recipe_hash":"h","recipe_json":"{}","run_id":"i","run_name":"n","trace":"steps=1..2"})"},
+     R"({"end_step":40,"hosts":3,"init":"{}","lineage":"l","past":"p","recipe":"{\"name\":\"ä\"}","recipe_hash":"h","recipe_json":"{}","run_id":"i","run_name":"n","time_kernels":true,"trace":"steps=1..2"})"},
     {Begin{kSegment, 2, 1}, "begin",
-     R"({"end_step":40,"hosts":3,"init":"{}","leader":1,"lineage":"l","past":"p","place":2,"recipe":"{\"name\":\"ä\"}","recipe_hash":"h","recipe_json":"{}","run_id":"i","run_name":"n","trace":"steps=1..2"})"},
+     R"({"end_step":40,"hosts":3,"init":"{}","leader":1,"lineage":"l","past":"p","place":2,"recipe":"{\"name\":\"ä\"}","recipe_hash":"h","recipe_json":"{}","run_id":"i","run_name":"n","time_kernels":true,"trace":"steps=1..2"})"},
     {Rest{}, "rest", R"({})"},
     {Halt{3}, "halt", R"({"ask":3})"},
     {Halt{0, "h2 was lost"}, "halt", R"({"ask":0,"why":"h2 was lost"})"},
@@ -206,7 +207,7 @@ std::vector<std::pair<Json::json_pointer, std::string>> places_of(const Sample& 
   return out;
 }
 
-/// What a body is refused for; empty: it is not. What is taken has been taken as it was, to the last field.
+/// The refusal of a body; empty: it is taken, and then as it was, to the last field.
 std::string refused(const std::string& kind, const Json& body) {
   const Result<Message> read = decode(kind, body);
   if (!read.ok()) {
@@ -307,7 +308,7 @@ TEST_SUITE("runtime/hosts/message") {
         }
       }
     }
-    // What may be missing, and what tells two messages of a kind apart.
+    // Optional fields, and marks of messages that share a kind.
     CHECK(taken ==
           std::set<std::string>{"refused.barred",   "refused.proof",    "halt.why",           "idle.held",
                                 "given.error",      "carried.error",    "end.keep",           "end.failure",

@@ -7,7 +7,10 @@
 
 #include "tools/run/check_leader.h"
 
+using namespace cairn;
 using namespace cairn::tools;
+using hosts::Measure;
+using hosts::Measured;
 using nlohmann::json;
 
 namespace {
@@ -21,36 +24,34 @@ class Hosts {
       hosts.push_back({10 + k, "h" + std::to_string(k), "10.0.0." + std::to_string(k)});
     leader_ = std::make_unique<CheckLeader>(
         hosts, CheckOptions{.folder = "/shared", .gpus = gpus, .limit_s = limit_s, .grace_s = 0.05},
-        [this](int64_t index, const std::string& kind, const json& body) {
-          said_.push_back({index, kind, body});
+        [this](int64_t index, const hosts::Message& message) {
+          said_.push_back({index, message});
         });
   }
   struct Said {
     int64_t index = 0;
-    std::string kind;
-    json body;
+    hosts::Message message;
+    /// Null: it is no order.
+    const Measure* order() const { return std::get_if<Measure>(&message); }
   };
   std::vector<Said> take() { return std::exchange(said_, {}); }
   CheckLeader& leader() { return *leader_; }
 
-  void measured(int64_t index, json body, const json& order) {
-    body["round"] = order.at("round");
-    leader_->take(index, "measured", body);
-  }
-  /// As a host does that is well; `change` may make it another one.
-  void answer(const Said& said, const std::function<bool(int64_t index, json&)>& change = nullptr) {
-    if (said.kind != "measure") return;
-    const auto tell = [&](json body) {
-      if (!change || change(said.index, body)) measured(said.index, std::move(body), said.body);
+  /// As a host does that is well; `change` may make it another one, or nothing.
+  using Change = std::function<bool(int64_t index, Measured&)>;
+  void answer(const Said& said, const Change& change = nullptr) {
+    const Measure* const order = said.order();
+    if (order == nullptr) return;
+    const auto tell = [&](auto what) {
+      Measured body{order->round, std::move(what)};
+      if (!change || change(said.index, body)) leader_->take(said.index, body);
     };
-    if (said.body.contains("alone"))
-      tell({{"event", "alone"}, {"matmul_gflops", 10.0}, {"copy_gb_s", 5.0}, {"write_mb_s", 100.0}, {"digest", "d"}});
-    if (said.body.contains("gpus")) tell({{"event", "gpus"}, {"gpus", {{{"index", 0}, {"pci", "0000:01:00.0"}}}}});
-    if (said.body.contains("partner"))
-      tell({{"event", "pair"}, {"gb_s", 1.0}, {"trip_us", 90.0}, {"trips", 200}, {"stalls", 0}});
-    if (!said.body.contains("reach")) return;
-    for (const json& host : said.body["reach"]) tell({{"event", "reach"}, {"host", host}, {"failed", ""}});
-    tell({{"event", "reached"}});
+    if (order->alone) tell(Measured::Alone{10, 5, 100, "d"});
+    if (order->gpus) tell(Measured::Gpus{{{{"index", 0}, {"pci", "0000:01:00.0"}}}, json::array()});
+    if (order->partner) tell(Measured::Pair{*order->partner, 1, 90, 200, 0, 0});
+    if (!order->reach) return;
+    for (const int64_t host : *order->reach) tell(Measured::Reach{host, ""});
+    tell(Measured::Reached{});
   }
 
  private:
@@ -59,7 +60,7 @@ class Hosts {
 };
 
 /// To its end; how many rounds have been ordered.
-CheckReport run(Hosts& hosts, const std::function<bool(int64_t, json&)>& change = nullptr) {
+CheckReport run(Hosts& hosts, const Hosts::Change& change = nullptr) {
   while (!hosts.leader().tick()) {
     for (const Hosts::Said& said : hosts.take()) hosts.answer(said, change);
   }
@@ -74,18 +75,18 @@ TEST_SUITE("tools/run/check_leader") {
     std::vector<Hosts::Said> first = hosts.take();
     REQUIRE(first.size() == 4);
     for (const Hosts::Said& said : first) {
-      CHECK(said.kind == "measure");
-      CHECK(said.body["alone"] == true);
-      CHECK(said.body["reach"].size() == 3);
-      CHECK(said.body["folder"] == "/shared");
+      REQUIRE(said.order() != nullptr);
+      CHECK(said.order()->alone == true);
+      CHECK(said.order()->reach->size() == 3);
+      CHECK(said.order()->folder == "/shared");
       hosts.answer(said);
     }
     CHECK(!hosts.leader().tick());
     std::map<int64_t, int64_t> partners;
     std::set<int64_t> ended;
     for (const Hosts::Said& said : hosts.take()) {
-      if (said.kind == "measure_end") ended.insert(said.index);
-      if (said.kind == "measure") partners[said.index] = said.body.at("partner");
+      if (std::holds_alternative<hosts::EndMeasure>(said.message)) ended.insert(said.index);
+      if (said.order() != nullptr) partners[said.index] = said.order()->partner.value();
       hosts.answer(said);
     }
     CHECK(ended == std::set<int64_t>{10, 11, 12, 13});  // whoever was to be reached is told that it is over
@@ -100,8 +101,8 @@ TEST_SUITE("tools/run/check_leader") {
 
   TEST_CASE("GPUs are asked for where they are wanted alone, told as they are, and a host whose GPUs hang is broken") {
     Hosts without(3);
-    CHECK(run(without, [](int64_t, json& body) {
-            CHECK(body["event"] != "gpus");
+    CHECK(run(without, [](int64_t, Measured& body) {
+            CHECK_FALSE(std::holds_alternative<Measured::Gpus>(body.what));
             return true;
           }).findings.empty());
     Hosts well(3, 20, true);
@@ -109,9 +110,11 @@ TEST_SUITE("tools/run/check_leader") {
     CHECK(report.findings.empty());
     CHECK(to_json(report)["figures"][1]["gpus"][0]["pci"] == "0000:01:00.0");
     Hosts ill(3, 20, true);
-    const json told = to_json(run(ill, [](int64_t index, json& body) {
-      if (index == 11 && body["event"] == "gpus") body["gpus"][0]["ecc_uncorrected"] = 1;
-      if (index == 12 && body["event"] == "gpus") body["gpus"][0]["not_measured"] = "it is in use";
+    const json told = to_json(run(ill, [](int64_t index, Measured& body) {
+      if (auto* const all = std::get_if<Measured::Gpus>(&body.what)) {
+        if (index == 11) all->gpus[0]["ecc_uncorrected"] = 1;
+        if (index == 12) all->gpus[0]["not_measured"] = "it is in use";
+      }
       return true;
     }));
     REQUIRE(told["findings"].size() == 1);
@@ -121,18 +124,18 @@ TEST_SUITE("tools/run/check_leader") {
     CHECK(told["findings"][0]["found"] == "1 uncorrected memory errors since the driver was loaded");
     CHECK(told["notes"] == json::array({"h2: GPU 0 (0000:01:00.0): not measured: it is in use"}));
     Hosts hangs(3, 0.02, true);
-    const CheckReport late =
-        run(hangs, [](int64_t index, json& body) { return index != 11 || body["event"] != "gpus"; });
+    const CheckReport late = run(
+        hangs, [](int64_t index, Measured& body) { return index != 11 || !std::get_if<Measured::Gpus>(&body.what); });
     REQUIRE(late.findings.size() == 1);
     CHECK(finding_text(late.findings[0]).starts_with("h1 is broken: its GPUs: it has told nothing in "));
   }
 
   TEST_CASE("what a host publishes goes to its partner, or to all where each is to reach each") {
     Hosts hosts(4);
-    json round;
-    for (const Hosts::Said& said : hosts.take()) round = said.body["round"];
+    uint64_t round = 0;
+    for (const Hosts::Said& said : hosts.take()) round = static_cast<uint64_t>(said.order()->round);
     const auto receivers = [&](int64_t of) {
-      hosts.leader().take(of, "measure_put", put_of_check(round, "key", std::string("\0\xff", 2)));
+      hosts.leader().take(of, hosts::PutMeasured{round, "key", std::string("\0\xff", 2)});
       std::set<int64_t> out;
       for (const Hosts::Said& said : hosts.take()) out.insert(said.index);
       return out;
@@ -143,10 +146,10 @@ TEST_SUITE("tools/run/check_leader") {
     for (const Hosts::Said& said : pairs.take()) pairs.answer(said);
     CHECK(!pairs.leader().tick());
     for (const Hosts::Said& said : pairs.take()) {
-      if (said.kind == "measure") round = said.body["round"];
+      if (said.order() != nullptr) round = static_cast<uint64_t>(said.order()->round);
     }
-    pairs.leader().take(11, "measure_put", put_of_check(round, "key", "value"));
-    pairs.leader().take(11, "measure_put", put_of_check(round.get<int64_t>() - 1, "key", "of another round"));
+    pairs.leader().take(11, hosts::PutMeasured{round, "key", "value"});
+    pairs.leader().take(11, hosts::PutMeasured{round - 1, "key", "of another round"});
     std::vector<Hosts::Said> said = pairs.take();
     REQUIRE(said.size() == 1);
     CHECK(said[0].index == 10);
@@ -154,7 +157,7 @@ TEST_SUITE("tools/run/check_leader") {
 
   TEST_CASE("a host that says nothing is broken, and holds up nobody longer than the limit") {
     Hosts hosts(4, 0.05);
-    const CheckReport report = run(hosts, [](int64_t index, json&) { return index != 12; });
+    const CheckReport report = run(hosts, [](int64_t index, Measured&) { return index != 12; });
     REQUIRE(report.findings.size() == 1);
     CHECK(report.findings[0].kind == CheckFinding::Kind::kHost);
     CHECK(report.findings[0].index == 12);
@@ -165,21 +168,23 @@ TEST_SUITE("tools/run/check_leader") {
     Hosts hosts(6);
     hosts.leader().lost(12, "closed the connection");
     std::vector<Hosts::Said> first = hosts.take();
+    const auto crash = [&](const Hosts::Said& said) {
+      const Measured::Ended ended{"was killed by signal 4 (Illegal instruction)"};
+      hosts.leader().take(15, Measured{said.order()->round, ended});
+    };
     const CheckReport report = [&] {
       for (const Hosts::Said& said : first) {
         if (said.index == 15) {
-          hosts.measured(15, {{"event", "ended"}, {"failed", "was killed by signal 4 (Illegal instruction)"}},
-                         said.body);
+          crash(said);
         } else {
           hosts.answer(said);
         }
       }
       while (!hosts.leader().tick()) {
         for (const Hosts::Said& said : hosts.take()) {
-          if (said.kind != "measure") continue;
+          if (said.order() == nullptr) continue;
           if (said.index == 15) {
-            hosts.measured(15, {{"event", "ended"}, {"failed", "was killed by signal 4 (Illegal instruction)"}},
-                           said.body);
+            crash(said);
           } else if (said.index != 12) {
             hosts.answer(said);
           }
@@ -196,17 +201,18 @@ TEST_SUITE("tools/run/check_leader") {
 
   TEST_CASE("a pair is as slow as the slower of its members says, and a cut in one direction is a cut") {
     Hosts hosts(4);
-    const CheckReport report = run(hosts, [](int64_t index, json& body) {
-      if (index == 11 && body["event"] == "reach" && body["host"] == 2) body["failed"] = "no route";
-      if (index == 11 && body["event"] == "pair") body["gb_s"] = 1.0;
+    const CheckReport report = run(hosts, [](int64_t index, Measured& body) {
+      auto* const reach = std::get_if<Measured::Reach>(&body.what);
+      if (index == 11 && reach != nullptr && reach->host == 2) reach->failed = "no route";
       return true;
     });
     // Measured again, the pair is well.
     CHECK(report.findings.empty());
     CHECK(report.rounds == 3);
     Hosts slow(4);
-    const CheckReport of_slow = run(slow, [](int64_t index, json& body) {
-      if (index == 13 && body["event"] == "pair") body["gb_s"] = 0.01;
+    const CheckReport of_slow = run(slow, [](int64_t index, Measured& body) {
+      auto* const pair = std::get_if<Measured::Pair>(&body.what);
+      if (index == 13 && pair != nullptr) pair->gb_s = 0.01;
       return true;
     });
     REQUIRE(of_slow.findings.size() == 1);
@@ -214,20 +220,18 @@ TEST_SUITE("tools/run/check_leader") {
     CHECK(of_slow.findings[0].index == 13);
   }
 
-  TEST_CASE("nothing that hosts send is believed to be there or of its type") {
+  TEST_CASE(
+      "a check ignores results of another round, of a host outside the check, and of work that it did not order") {
     Hosts hosts(2, 0.05);
-    for (const json& body : {json(), json(3), json::array(), json{{"round", "x"}}, json{{"event", 3}},
-                             json{{"event", "alone"}, {"matmul_gflops", "fast"}}}) {
-      for (const Hosts::Said& said : hosts.take()) {
-        json whole = body;
-        if (whole.is_object()) whole["round"] = said.body.value("round", json());
-        hosts.leader().take(said.index, "measured", whole);
-      }
-      hosts.leader().take(10, "measured", body);
-      hosts.leader().take(10, "measure_put", body);
-      hosts.leader().take(77, "measured", body);
+    for (const Hosts::Said& said : hosts.take()) {
+      hosts.leader().take(said.index, Measured{said.order()->round - 1, Measured::Ended{"of another round"}});
+      hosts.leader().take(77, Measured{said.order()->round, Measured::Ended{"of no host"}});
+      // This round has no partners, and asks for no GPUs.
+      hosts.leader().take(said.index, Measured{said.order()->round, Measured::Pair{.partner = 1, .failed = "w"}});
+      hosts.leader().take(said.index, Measured{said.order()->round, Measured::Gpus{json::array(), json()}});
+      hosts.answer(said);
     }
-    CHECK(!hosts.leader().take(10, "begin", {}));
-    CHECK(run(hosts).rounds >= 2);
+    CHECK(!hosts.leader().take(10, hosts::Begin{}));
+    CHECK(run(hosts).findings.empty());
   }
 }

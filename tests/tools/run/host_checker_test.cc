@@ -17,7 +17,7 @@
 using namespace cairn;
 using namespace cairn::tools;
 using cairn::testing::TempDir;
-using nlohmann::json;
+using hosts::Measured;
 
 namespace {
 
@@ -37,8 +37,8 @@ TEST_SUITE("tools/run/host_checker") {
     const std::string program = slow_program(dir);
     for (int k = 0; k < 30; ++k) {
       auto ended = std::async(std::launch::async, [&] {
-        HostChecker checker({.tell = [](const json&) {}, .publish = [](int64_t, const auto&, const auto&) {}}, program);
-        checker.start({{"round", k}});
+        HostChecker checker({.tell = [](const Measured&) {}, .publish = [](const hosts::PutMeasured&) {}}, program);
+        checker.start({.round = k});
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         checker.stop();
       });
@@ -48,20 +48,41 @@ TEST_SUITE("tools/run/host_checker") {
 
   TEST_CASE("what is stopped, and what takes longer than its limit, is told as ended") {
     const TempDir dir;
-    std::promise<json> first, second;
-    HostChecker checker({.tell =
-                             [&](json event) {
-                               if (event["round"] == 1)
-                                 first.set_value(std::move(event));
-                               else
-                                 second.set_value(std::move(event));
-                             },
-                         .publish = [](int64_t, const auto&, const auto&) {}},
+    std::promise<Measured> first, second;
+    HostChecker checker({.tell = [&](Measured what) { (what.round == 1 ? first : second).set_value(std::move(what)); },
+                         .publish = [](const hosts::PutMeasured&) {}},
                         slow_program(dir));
-    checker.start({{"round", 1}});
+    checker.start({.round = 1});
     checker.stop();
-    CHECK(first.get_future().get() == json{{"event", "ended"}, {"round", 1}, {"failed", ""}});
-    checker.start({{"round", 2}, {"limit_s", 0.05}});
-    CHECK(second.get_future().get() == json{{"event", "ended"}, {"round", 2}, {"failed", ""}});
+    CHECK(std::get<Measured::Ended>(first.get_future().get().what).failed.empty());
+    checker.start({.round = 2, .limit_s = 0.05});
+    CHECK(std::get<Measured::Ended>(second.get_future().get().what).failed.empty());
+  }
+
+  TEST_CASE("a checker passes on the results of its process with their round, and reports lines that are none") {
+    const TempDir dir;
+    const std::string path = dir.path / "talks";
+    std::ofstream(path) << R"(#!/bin/sh
+test "$1 $2" = '_measure --order' || exit 1
+test "$3" = '{"address":"a","dtype":"fp32","folder":"/f","kernel_level":2,"limit_s":20.0,"round":7,"self":1}' || exit 2
+printf '%s\n' '{"event":"reach","host":2,"failed":""}' 'no JSON' '{"event":"reach","host":2}' > "/proc/self/fd/$CAIRN_EVENT_FD"
+)";
+    REQUIRE(::chmod(path.c_str(), 0755) == 0);
+    std::vector<Measured> all;
+    std::promise<void> ended;
+    HostChecker checker({.tell =
+                             [&](Measured what) {
+                               all.push_back(std::move(what));
+                               if (std::holds_alternative<Measured::Ended>(all.back().what)) ended.set_value();
+                             },
+                         .publish = [](const hosts::PutMeasured&) {}},
+                        path);
+    checker.start({7, 1, "a", 2, "fp32", "/f", 20});
+    ended.get_future().wait();
+    REQUIRE(all.size() == 3);
+    for (const Measured& one : all) CHECK(one.round == 7);
+    CHECK(std::get<Measured::Reach>(all[0].what).host == 2);
+    CHECK(std::get<Measured::Failed>(all[1].what).message == "`measured`: no field `failed`");
+    CHECK(std::get<Measured::Ended>(all[2].what).failed.empty());
   }
 }

@@ -9,7 +9,6 @@
 #include <functional>
 #include <future>
 #include <new>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "ckpt/persist/read.h"
@@ -19,7 +18,6 @@
 #include "tests/ckpt/persist/test_state.h"
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
-#include "tools/run/host_wire.h"
 
 using namespace cairn;
 using namespace cairn::tools;
@@ -54,19 +52,19 @@ class HandClock final : public Clock {
 /// The leader and host 1, which has the second half of the files.
 struct TwoHosts {
   TwoHosts()
-      : leader([this](cluster::Message m) { to_host(m); }, {.away = 660, .begin = 180, .parts = 600}, clock),
+      : leader([this](const hosts::Message& m) { to_host(m); }, {.away = 660, .begin = 180, .parts = 600}, clock),
         follower(
-            1, [this](cluster::Message m) { to_leader(m); }, {.away = 660, .begin = 180, .parts = 600}, clock) {
+            1, [this](const hosts::Message& m) { to_leader(m); }, {.away = 660, .begin = 180, .parts = 600}, clock) {
     leader.set_hosts({{1, "h1"}}, 7);
     fs::create_directories(dir);
   }
-  void to_host(const cluster::Message& message) {
-    kinds.push_back(message.kind);
-    if (!cut) CHECK((message.kind == "promise" || follower.take(message, dir)));
+  void to_host(const hosts::Message& message) {
+    kinds.emplace_back(hosts::kind_of(message));
+    if (!cut) CHECK((std::holds_alternative<hosts::Promise>(message) || follower.take(message, dir)));
   }
-  void to_leader(const cluster::Message& message) {
+  void to_leader(const hosts::Message& message) {
     if (throws) throw std::bad_alloc();
-    held = hold && message.kind == "begun";
+    held = hold && std::holds_alternative<hosts::Begun>(message);
     while (held && hold) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (!cut) CHECK(leader.take(1, message));
   }
@@ -191,7 +189,7 @@ TEST_SUITE("tools/run/host_saves") {
     hosts.cut = true;  // its own part is all that comes of it
     std::future<Saved> leads = hosts.lead(state);
     CHECK_FALSE(is_done(leads));
-    CHECK(hosts.leader.take(1, {.kind = "written", .body = {{"step", 5}, {"try", 1}}}));
+    CHECK(hosts.leader.take(1, hosts::Written{5, 1}));
     CHECK_FALSE(is_done(leads));
     hosts.leader.lost(1, "silent");
     const Saved lead = leads.get();
@@ -348,7 +346,7 @@ TEST_SUITE("tools/run/host_saves") {
 
     lead = hosts.lead(state);
     CHECK_FALSE(is_done(lead));
-    CHECK(hosts.leader.take(1, {.kind = "begun", .body = {{"step", 5}, {"try", 2}}}));
+    CHECK(hosts.leader.take(1, hosts::Begun{5, 2}));
     CHECK(hosts.leader.waits_for(5) == "h1 (writes its part)");
     hosts.clock.forward(599);
     CHECK_FALSE(is_done(lead));
@@ -452,7 +450,7 @@ TEST_SUITE("tools/run/host_saves") {
     CHECK(hosts.follow(fifth).get().error().code == ErrorCode::kIo);
     // The line of these is left, or the leader says anew which is next.
     hosts.leader.failed(6, {ErrorCode::kNoSpace, "the disk is full"});
-    hosts.to_host({.kind = "save", .body = {{"step", 7}, {"try", 9}, {"folder", "left"}}});
+    hosts.to_host(hosts::Save{7, 9, "left", {}});
     hosts.follower.resumed(6, {6}, {6});
     CHECK(hosts.follower.is_due(5));
     CHECK_FALSE(hosts.follower.is_due(6));
@@ -485,8 +483,7 @@ TEST_SUITE("tools/run/host_saves") {
     hosts.hold = false;
     CHECK_FALSE(late.get().ok());
     CHECK_FALSE(is_done(lead));
-    const cluster::Message of_the_first{
-        .kind = "dropped", .body = {{"step", 5}, {"try", 1}, {"error", error_to_json({ErrorCode::kIo, "late"})}}};
+    const hosts::Message of_the_first = hosts::Dropped{5, 1, {ErrorCode::kIo, "late"}};
     hosts.to_host(of_the_first);
     CHECK(hosts.follower.is_due(5));
     hosts.hold = true;

@@ -216,8 +216,8 @@ TEST_CASE("a refusal without a proof of the token is tried again, and reported i
     std::optional<cluster::Connection> sender = listener.accept().value();
     if (!sender) continue;
     ++tries;
-    REQUIRE(sender->send({.kind = cluster::kKeepsCopies, .body = {{"nonce", "n"}}}).ok());
-    REQUIRE(sender->send({.kind = "refused", .body = {{"why", "no\x1b[2J"}}}).ok());
+    REQUIRE(sender->send({hosts::KeepsCopies{"n"}}).ok());
+    REQUIRE(sender->send({hosts::Refused{"no\x1b[2J"}}).ok());
   }
   const Told told = waits.get();
   CHECK(tries >= 2);
