@@ -30,8 +30,8 @@ class GpuPackageTest(unittest.TestCase):
         cls.archive = pathlib.Path(done.stdout.splitlines()[-1])
         subprocess.run(["tar", "-C", cls.scratch, "-xf", cls.archive], check=True)
         cls.folder = cls.scratch / "elsewhere"
-        (cls.scratch / cls.archive.name.removesuffix(".tar.gz")).rename(cls.folder)
-        shutil.rmtree(cls.scratch / "out" / cls.archive.name.removesuffix(".tar.gz"))
+        (cls.scratch / cls.archive.name.removesuffix(".tar.xz")).rename(cls.folder)
+        shutil.rmtree(cls.scratch / "out" / cls.archive.name.removesuffix(".tar.xz"))
 
     def run_there(self, name, *args, **environment):
         return subprocess.run([self.folder / name, *args], capture_output=True, text=True, timeout=120,
@@ -41,7 +41,7 @@ class GpuPackageTest(unittest.TestCase):
         size = self.archive.stat().st_size
         print(f"{self.archive.name}: {size * 1e-6:.1f} MB")
         self.assertLess(size, 45_000_000)
-        self.assertTrue(self.archive.name.endswith("-cuda.tar.gz"))
+        self.assertTrue(self.archive.name.endswith("-cuda.tar.xz"))
 
     def test_programs_take_the_folders_libraries_and_none_of_nvidias_is_in_it(self):
         files = [*(self.folder / "bin").iterdir(), *(self.folder / "lib").glob("libcairn_*.so")]
