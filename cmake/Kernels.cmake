@@ -19,8 +19,8 @@ add_library(cairn_cuda_kernels STATIC ${kernels})
 target_include_directories(cairn_cuda_kernels PRIVATE ${CMAKE_SOURCE_DIR})
 target_link_libraries(cairn_cuda_kernels PRIVATE fmt::fmt PUBLIC CUDA::cudart_static)
 target_compile_definitions(cairn_cuda_kernels PRIVATE FMT_USE_CONSTEXPR=1)  # fmt 9 has half of it off for nvcc
-# Masks of dropout come of functions that are the CPU's too: constexpr.
-# Code of four architectures: packed it takes less than half of what gzip makes of it. Drivers since CUDA 12.4 unpack it.
+# Relaxed: masks of dropout come of functions that are the CPU's too, constexpr. Packed: code of four architectures takes
+# less than half of what gzip makes of it, and drivers for CUDA 13 unpack it.
 target_compile_options(cairn_cuda_kernels PRIVATE --expt-relaxed-constexpr --compress-mode=size -Xptxas=-v
                        -Xcompiler=-Wall,-Wextra
                        $<$<BOOL:${CAIRN_WERROR}>:-Werror=all-warnings>)

@@ -558,7 +558,7 @@ Result<int> RunStarter::train() {
   options.agent.environment = args_.comm.environment;
   options.narrator = {.peak_tflops = args_.peak_tflops,
                       .traced = !args_.trace.empty(),
-                      .times_kernels = args_.time_kernels,
+                      .time_kernels = args_.time_kernels,
                       .init_on_command_line = !args_.init.path.empty(),
                       .communication = args_.comm.record,
                       .attention = args_.attention.record};

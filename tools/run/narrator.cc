@@ -387,7 +387,7 @@ json Narrator::summary(const Result<int>& code, bool stop_asked, const fs::path&
            {"valid_loss", number(progress_.valid_loss)},
            {"checkpoint", checkpoint.empty() ? json() : json(checkpoint.string())},
            {"seconds", clock_.unix_s() - progress_.started_unix_s}};
-  if (options_.times_kernels) out["kernel_times"] = kernel_times_.empty() ? json() : json(kernel_times_.string());
+  if (options_.time_kernels) out["kernel_times"] = kernel_times_.empty() ? json() : json(kernel_times_.string());
   return out;
 }
 

@@ -43,7 +43,7 @@ struct RunProgress {
 struct NarratorOptions {
   double peak_tflops = 0;             // of the whole world; 0: not known
   bool traced = false;                // ranks draw steps: their files are merged, with the saves
-  bool times_kernels = false;         // ranks time their ops
+  bool time_kernels = false;          // ranks time their ops
   bool init_on_command_line = false;  // what it says is for a new run: it is told when it counts for nothing
   nlohmann::json communication;       // of ranks on CUDA, for the record of each start; null: nothing to tell
   nlohmann::json attention;           // the same
@@ -110,7 +110,7 @@ class Narrator {
   void done(const std::filesystem::path& newest_checkpoint);
   /// How this start ended, for programs: {"run", "why": "done" | "stopped" | "nothing_to_do" | "signal" | "failed" | an
   /// error's code, "class" (failure_class.h; of "failed"), "message", "first_step", "step", "of", "samples", "tokens",
-  /// "loss", "valid_loss", "checkpoint", "seconds"}, with times_kernels also "kernel_times", rank 0's file; null where
+  /// "loss", "valid_loss", "checkpoint", "seconds"}, with time_kernels also "kernel_times", rank 0's file; null where
   /// nothing is known. `stop_asked`: somebody wanted it to stop.
   nlohmann::json summary(const Result<int>& code, bool stop_asked,
                          const std::filesystem::path& newest_checkpoint) const;

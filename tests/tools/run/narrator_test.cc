@@ -268,7 +268,7 @@ TEST_SUITE("tools/run/narrator") {
 
   TEST_CASE(
       "a table of kernel times is printed once rank 0 has written its file, and files of earlier ranks are removed") {
-    Told told(small_plan(2), {.times_kernels = true});
+    Told told(small_plan(2), {.time_kernels = true});
     const fs::path dir = told.narrator->kernel_times_dir();
     fs::create_directories(dir);
     std::ofstream(dir / "rank-7.json") << "{}";
