@@ -14,6 +14,7 @@ Network headers, signs of life and the exact sums of a step come on top.
 import argparse
 import json
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -107,7 +108,7 @@ def part(pids):
 
 class Bed:
     def __init__(self, folder):
-        self.env = {**os.environ, "CLUSTER": f"b{os.getpid() % 10000}", "CLUSTER_DIR": f"{folder}/hosts"}
+        self.env = {**os.environ, "CLUSTER": secrets.token_hex(4), "CLUSTER_DIR": f"{folder}/hosts"}
         self.shared = f"{folder}/hosts/shared"
         self.folder = folder
         self("up", "4", "--life", "3000", "--shm", "2g")

@@ -3,6 +3,7 @@ root; without it a test is skipped, and with CI=true red."""
 
 import os
 import pathlib
+import secrets
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ class Bed(unittest.TestCase):
         if self.shared == "fuse" and shutil.which("bindfs") is None:
             self.skipTest("bindfs: not installed")
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="cairn-cluster-"))
-        self.environment = {**os.environ, "CLUSTER": f"j{os.getpid() % 10000}", "CLUSTER_DIR": str(self.folder / "hosts")}
+        self.environment = {**os.environ, "CLUSTER": secrets.token_hex(4), "CLUSTER_DIR": str(self.folder / "hosts")}
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.addCleanup(self.hosts, "down")
         self.hosts("up", str(self.count), "--life", str(self.life_s), "--shared", self.shared, "--shm", "64m")
