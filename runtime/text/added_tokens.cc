@@ -36,18 +36,21 @@ void AddedTokens::add(AddedToken token) {
                    [&](size_t a, size_t b) { return tokens_[a].content.size() > tokens_[b].content.size(); });
 }
 
-const AddedToken* AddedTokens::longest_at(std::string_view text, size_t at) const {
+const AddedToken* AddedTokens::longest_at(std::string_view text, size_t at, size_t plain_from) const {
   for (const size_t k : by_first_[static_cast<unsigned char>(text[at])]) {
-    if (text.substr(at).starts_with(tokens_[k].content)) return &tokens_[k];
+    const AddedToken& token = tokens_[k];
+    if (token.special && at + token.content.size() > plain_from) continue;
+    if (text.substr(at).starts_with(token.content)) return &token;
   }
   return nullptr;
 }
 
-std::vector<TextPart> AddedTokens::split(std::string_view text) const {
+std::vector<TextPart> AddedTokens::split(std::string_view text, std::span<const ByteRange> plain) const {
   std::vector<TextPart> out;
   size_t done = 0;
   for (size_t at = 0; at < text.size();) {
-    const AddedToken* token = longest_at(text, at);
+    while (!plain.empty() && plain.front().end <= at) plain = plain.subspan(1);
+    const AddedToken* token = longest_at(text, at, plain.empty() ? text.size() : plain.front().begin);
     if (token == nullptr) {
       ++at;
       continue;
@@ -69,6 +72,14 @@ std::vector<TextPart> AddedTokens::split(std::string_view text) const {
   }
   if (done < text.size()) out.push_back({done, text.size(), -1});
   return out;
+}
+
+std::string_view AddedTokens::special_within(std::string_view text) const {
+  for (const TextPart& part : split(text)) {
+    const auto is_it = [&](const AddedToken& token) { return token.id == part.id && token.special; };
+    if (part.id >= 0 && std::ranges::any_of(tokens_, is_it)) return text.substr(part.begin, part.end - part.begin);
+  }
+  return {};
 }
 
 }  // namespace cairn::text

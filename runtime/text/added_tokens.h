@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -13,6 +14,11 @@
 #include "runtime/core/result.h"
 
 namespace cairn::text {
+
+/// Bytes [begin, end) of a text.
+struct ByteRange {
+  size_t begin = 0, end = 0;
+};
 
 struct AddedToken {
   int32_t id = 0;
@@ -35,11 +41,16 @@ class AddedTokens {
   void add(AddedToken token);
   bool empty() const { return tokens_.empty(); }
 
-  /// Parts that cover well-formed UTF-8.
-  std::vector<TextPart> split(std::string_view text) const;
+  /// Parts that cover well-formed UTF-8. Special tokens are not looked for where they would touch a range of `plain`;
+  /// these ascend and are disjoint.
+  std::vector<TextPart> split(std::string_view text, std::span<const ByteRange> plain = {}) const;
+
+  /// The first special token of `text`, as it stands there; empty: none.
+  std::string_view special_within(std::string_view text) const;
 
  private:
-  const AddedToken* longest_at(std::string_view text, size_t at) const;
+  /// No special one that reaches beyond `plain_from`.
+  const AddedToken* longest_at(std::string_view text, size_t at, size_t plain_from) const;
   std::vector<AddedToken> tokens_;
   std::array<std::vector<size_t>, 256> by_first_;  // of the first byte, longest first
 };

@@ -13,6 +13,7 @@
 #include "runtime/text/decoder.h"
 #include "runtime/text/json_fields.h"
 #include "runtime/text/normalizer.h"
+#include "runtime/text/places.h"
 #include "runtime/text/pre_tokenizer.h"
 #include "runtime/text/subword_model.h"
 #include "runtime/text/tokenizer.h"
@@ -160,34 +161,23 @@ class HfTokenizer final : public Tokenizer {
   Status encode(std::string_view text, std::vector<int32_t>* ids) const override { return encode_part(text, {}, ids); }
 
   Status encode_part(std::string_view text, Part whole, std::vector<int32_t>* ids) const override {
-    if (const int64_t bad = find_invalid_utf8(text); bad >= 0) {
-      return Error{ErrorCode::kInvalidInput,
-                   fmt::format("byte {}: 0x{:02x} is not UTF-8 here; convert the text or use the bytes tokenizer", bad,
-                               static_cast<unsigned char>(text[static_cast<size_t>(bad)]))};
-    }
-    Remembered remembered;
-    for (const TextPart& part : raw_added_.split(text)) {
-      if (part.id >= 0) {
-        ids->push_back(part.id);
-        continue;
-      }
-      const bool begins = part.begin == 0;
-      const Part ends{.first = whole.first || !begins, .last = whole.last || part.end < text.size()};
-      RT_TRY_SET(const std::string normal, normalizer_.apply(text.substr(part.begin, part.end - part.begin), ends));
-      for (const TextPart& inner : normalized_added_.split(normal)) {
-        if (inner.id >= 0) {
-          ids->push_back(inner.id);
-          continue;
-        }
-        RT_TRY_SET(const std::vector<Piece> pieces,
-                   pre_tokenizer_.apply({.text = normal.substr(inner.begin, inner.end - inner.begin),
-                                         .at_start = whole.first && begins && inner.begin == 0,
-                                         .goes_on = !whole.first && begins && inner.begin == 0}));
-        for (const Piece& piece : pieces) encode_piece(piece.text, &remembered, ids);
-      }
-    }
+    RT_TRY(encode_all(text, whole, {}, {}, ids));
     return {};
   }
+
+  Result<std::vector<Place>> encode_joined(std::string_view text, std::span<const size_t> bytes,
+                                           std::span<const ByteRange> plain, std::vector<int32_t>* ids) const override {
+    return encode_all(text, {}, bytes, plain, ids);
+  }
+
+  Result<std::string> special_within(std::string_view text) const override {
+    if (const std::string_view found = raw_added_.special_within(text); !found.empty()) return std::string(found);
+    if (normalized_added_.empty()) return std::string();
+    RT_TRY_SET(const std::string normal, normalizer_.apply(text));
+    return std::string(normalized_added_.special_within(normal));
+  }
+
+  bool special(int32_t id) const override { return has(id) && tokens_[id].special; }
 
   bool has(int32_t id) const override { return Tokenizer::has(id) && tokens_[id].known; }
 
@@ -216,6 +206,40 @@ class HfTokenizer final : public Tokenizer {
     bool known = false, special = false;
   };
   using Remembered = std::unordered_map<std::string, std::vector<int32_t>>;
+
+  Result<std::vector<Place>> encode_all(std::string_view text, Part whole, std::span<const size_t> bytes,
+                                        std::span<const ByteRange> plain, std::vector<int32_t>* ids) const {
+    if (const int64_t bad = find_invalid_utf8(text); bad >= 0) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("byte {}: 0x{:02x} is not UTF-8 here; convert the text or use the bytes tokenizer", bad,
+                               static_cast<unsigned char>(text[static_cast<size_t>(bad)]))};
+    }
+    Remembered remembered;
+    const auto between = [&](size_t begin, size_t end, std::vector<int32_t>* out) {
+      return encode_between(text, {begin, end}, whole, &remembered, out);
+    };
+    return encode_with_places(*this, raw_added_.split(text, plain), bytes, between, ids);
+  }
+
+  /// Text without raw tokens.
+  Status encode_between(std::string_view text, ByteRange range, Part whole, Remembered* remembered,
+                        std::vector<int32_t>* ids) const {
+    const bool begins = range.begin == 0;
+    const Part ends{.first = whole.first || !begins, .last = whole.last || range.end < text.size()};
+    RT_TRY_SET(const std::string normal, normalizer_.apply(text.substr(range.begin, range.end - range.begin), ends));
+    for (const TextPart& inner : normalized_added_.split(normal)) {
+      if (inner.id >= 0) {
+        ids->push_back(inner.id);
+        continue;
+      }
+      RT_TRY_SET(const std::vector<Piece> pieces,
+                 pre_tokenizer_.apply({.text = normal.substr(inner.begin, inner.end - inner.begin),
+                                       .at_start = whole.first && begins && inner.begin == 0,
+                                       .goes_on = !whole.first && begins && inner.begin == 0}));
+      for (const Piece& piece : pieces) encode_piece(piece.text, remembered, ids);
+    }
+    return {};
+  }
 
   Status name(int32_t id, const std::string& token) {
     constexpr int32_t kMostIds = 1 << 24;

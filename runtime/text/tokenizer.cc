@@ -13,6 +13,7 @@
 
 #include "runtime/core/lfs_pointer.h"
 #include "runtime/json/json.h"
+#include "runtime/text/places.h"
 #include "runtime/text/utf8.h"
 
 namespace cairn::text {
@@ -31,6 +32,22 @@ class ByteTokenizer final : public Tokenizer {
     for (const char c : text) ids->push_back(static_cast<unsigned char>(c));
     return {};
   }
+  Result<std::vector<Place>> encode_joined(std::string_view text, std::span<const size_t> bytes,
+                                           std::span<const ByteRange> plain, std::vector<int32_t>* ids) const override {
+    for (const ByteRange& range : plain) {
+      const size_t nul = text.find('\0', range.begin);
+      if (nul < range.end)
+        return invalid(fmt::format("byte {} is NUL, which ends a document here and has no id as text", nul));
+    }
+    RT_TRY(encode(text, ids));
+    std::vector<Place> out;
+    for (const size_t byte : bytes) out.push_back({byte, byte});
+    return out;
+  }
+  Result<std::string> special_within(std::string_view text) const override {
+    return text.find('\0') == text.npos ? std::string() : std::string(1, '\0');
+  }
+  bool special(int32_t id) const override { return id == eod(); }
   Result<std::string> decode(std::span<const int32_t> ids, Specials specials) const override {
     std::string text;
     text.reserve(ids.size());
@@ -93,18 +110,28 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string why_no_eod() const override { return "the model has no eos piece (it was trained with --eos_id=-1)"; }
 
   Status encode(std::string_view text, std::vector<int32_t>* ids) const override {
+    RT_TRY(encode_joined(text, {}, {}, ids));
+    return {};
+  }
+  Result<std::vector<Place>> encode_joined(std::string_view text, std::span<const size_t> bytes,
+                                           std::span<const ByteRange> plain, std::vector<int32_t>* ids) const override {
     const int64_t bad = find_invalid_utf8(text);  // the library would put U+FFFD there and say nothing
     if (bad >= 0)
       return invalid(fmt::format("byte {}: 0x{:02x} is not UTF-8 here; convert the text or use the bytes tokenizer",
                                  bad, static_cast<unsigned char>(text[static_cast<size_t>(bad)])));
-    for (const TextPart& part : raw_.split(text)) {
-      if (part.id >= 0) {
-        ids->push_back(part.id);
-      } else {
-        RT_TRY(encode_between(text.substr(part.begin, part.end - part.begin), part.begin == 0, ids));
-      }
-    }
-    return {};
+    const auto between = [&](size_t begin, size_t end, std::vector<int32_t>* out) {
+      return encode_between(text.substr(begin, end - begin), begin == 0, out);
+    };
+    return encode_with_places(*this, raw_.split(text, plain), bytes, between, ids);
+  }
+  Result<std::string> special_within(std::string_view text) const override {
+    if (const std::string_view found = raw_.special_within(text); !found.empty()) return std::string(found);
+    return std::string(normalized_.special_within(" " + std::string(text)));
+  }
+  bool special(int32_t id) const override {
+    if (!has(id)) return false;
+    if (id < model_.GetPieceSize() && model_.IsControl(id)) return true;
+    return std::ranges::find(marks_, id, &AddedToken::id) != marks_.end();
   }
   Result<std::string> decode(std::span<const int32_t> ids, Specials specials) const override {
     std::string text;
@@ -173,6 +200,7 @@ class SentencePieceTokenizer final : public Tokenizer {
         token.id = static_cast<int32_t>(vocab());
         more_.push_back(token);
       }
+      if (token.special) marks_.push_back(token);
       if (beside.split_special && token.special) return;
       if (!legacy || !token.normalized) {
         raw_.add(std::move(token));
@@ -225,7 +253,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   Model model_;
   std::unique_ptr<Model> without_space_;  // null: never needed
   AddedTokens raw_, normalized_;
-  std::vector<AddedToken> more_;  // those that are no pieces, from the model's end on
+  std::vector<AddedToken> marks_;  // those that are special
+  std::vector<AddedToken> more_;   // those that are no pieces, from the model's end on
   std::vector<int32_t> before_, after_;
   std::vector<std::string> notes_;
   int32_t eod_ = -1;

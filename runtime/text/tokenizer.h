@@ -22,6 +22,13 @@ struct Part {
   bool first = true, last = true;
 };
 
+/// Where a byte of a text falls among its ids: `ended` of them hold nothing at or behind it, `begun` something before it.
+/// The two differ by the tokens that spell bytes of both sides.
+struct Place {
+  size_t ended = 0, begun = 0;
+  bool operator==(const Place&) const = default;
+};
+
 /// Special tokens in a decoded text: as they are written, or left out.
 enum class Specials { kKeep, kSkip };
 
@@ -55,6 +62,18 @@ class Tokenizer {
   virtual Status encode_part(std::string_view text, Part /*part*/, std::vector<int32_t>* ids) const {
     return encode(text, ids);
   }
+
+  /// The same for a text that is joined of several, with a Place for each of `bytes`, which ascend. No special token is
+  /// found within `plain`, ranges that ascend and are disjoint: what looks like one there is text.
+  virtual Result<std::vector<Place>> encode_joined(std::string_view text, std::span<const size_t> bytes,
+                                                   std::span<const ByteRange> plain,
+                                                   std::vector<int32_t>* ids) const = 0;
+
+  /// A special token that encode() finds in `text`, as the text spells it; empty: none.
+  virtual Result<std::string> special_within(std::string_view text) const = 0;
+
+  /// Whether the token is a mark that text does not spell: an end of turn, an end of document.
+  virtual bool special(int32_t id) const = 0;
 
   /// What a model wants around a text (the beginning-of-sequence token, for one), by the file's post-processor.
   virtual std::vector<int32_t> before() const { return {}; }
