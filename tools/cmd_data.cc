@@ -1,6 +1,5 @@
-// cairn data tokenize | info: text files to a Megatron pair, and what a token store holds.
+// cairn data tokenize | encode | info: text files to a Megatron pair, and what a token store holds.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -19,9 +18,9 @@
 #include "runtime/data/token_scan.h"
 #include "runtime/data/tokenize.h"
 #include "runtime/json/json.h"
-#include "runtime/telemetry/terminal.h"
 #include "runtime/text/tokenizer.h"
 #include "tools/commands.h"
+#include "tools/data_tools.h"
 #include "tools/model_source.h"
 #include "tools/number_option.h"
 
@@ -74,24 +73,8 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
   args.threads = options.threads > 0 ? options.threads : usable_cpus();
   args.append_eod = options.eod;
   args.overwrite = options.overwrite;
-  const bool live = is_terminal(STDERR_FILENO);
   const auto begin = std::chrono::steady_clock::now();
-  if (live) {
-    args.progress = [begin](const data::TokenizeProgress& at) {
-      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      const auto done = static_cast<double>(at.bytes_done), left = static_cast<double>(at.bytes_total) - done;
-      const bool known = at.bytes_total > 0;
-      fmt::print(stderr, "\r{}{}, {} tokens, {}/s, eta {}\033[K", format_bytes(at.bytes_done),
-                 known ? " of " + format_bytes(at.bytes_total) : "", format_count(static_cast<double>(at.tokens)),
-                 format_bytes(static_cast<int64_t>(done / std::max(seconds, 1e-3))),
-                 known && done > 0 ? telemetry::format_duration(left * seconds / done) : "?");
-      return true;
-    };
-  }
-  Result<data::TokenizeReport> done = data::tokenize_file(args);
-  if (live) std::fputs("\r\033[K", stderr);
-  if (!done.ok()) return std::move(done).error();
-  const data::TokenizeReport& report = done.value();
+  RT_TRY_SET(const data::TokenizeReport report, tokenize_live(std::move(args)));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (json) {
     print_json(nlohmann::json{{"prefix", options.out},
@@ -227,6 +210,8 @@ void add_data(CLI::App& app, Session& session) {
       "  cairn data tokenize part-*.jsonl --out data/web --tokenizer HF_DIR --eod --json-key content\n"
       "  zstd -dc part-*.jsonl.zst | cairn data tokenize - --documents json --out data/web");
   make->callback([t, &session] { session.action = [t, &session] { return tokenize(*t, session.json); }; });
+
+  add_data_chat(*command, session);
 
   CLI::App* ids = command->add_subcommand("encode", "show the ids of texts, a line for each");
   const auto e = std::make_shared<EncodeOptions>();

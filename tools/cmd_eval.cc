@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/data/loss_spans.h"
 #include "runtime/data/objective.h"
 #include "runtime/data/text_input.h"
 #include "runtime/data/token_file.h"
@@ -147,6 +148,11 @@ class Evaluator {
     RT_TRY_SET(const data::NamedTokens named, data::open_named_tokens(set.path, options_.dtype));
     const std::unique_ptr<data::TokenSource>& source = named.source;
     const bool pair = !named.prefix.empty();
+    std::error_code unknown;
+    if (pair && std::filesystem::exists(data::loss_path(named.prefix), unknown)) {
+      fmt::print(stderr, "cairn eval: note: {}: all of its tokens are scored; in training those count that {} names\n",
+                 set.path, data::loss_path(named.prefix));
+    }
     Score out;
     const int64_t tokens = source->token_count();
     if (options_.documents && !pair) {

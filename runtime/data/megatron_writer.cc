@@ -17,6 +17,7 @@
 #include "runtime/core/make_folder.h"
 #include "runtime/core/new_file.h"
 #include "runtime/data/file_io.h"
+#include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_format.h"
 
 namespace cairn::data {
@@ -165,7 +166,7 @@ Status MegatronWriter::write_index_tail() {
   return write_exact(idx_.get(), path, 0, header.data(), kMegatronHeaderBytes);
 }
 
-Status MegatronWriter::finish() {
+Status MegatronWriter::finish(const std::function<Status()>& beside) {
   RT_TRY_SET(const bool ended, end_document());
   (void)ended;
   if (documents_ == 0) return Error{ErrorCode::kInvalidInput, prefix_ + ": no tokens to write"};
@@ -177,6 +178,9 @@ Status MegatronWriter::finish() {
   RT_TRY(sync_file(idx_.get(), idx + ".tmp"));
   if (::unlink(idx.c_str()) != 0 && errno != ENOENT) return os_error(errno, idx);
   RT_TRY(sync_parent_dir(idx));  // until here a crash leaves the old pair; from here on there is none till the commit
+  const std::string loss = loss_path(prefix_);
+  if (::unlink(loss.c_str()) != 0 && errno != ENOENT) return os_error(errno, loss);
+  if (beside) RT_TRY(beside());
   if (::rename((bin + ".tmp").c_str(), bin.c_str()) != 0) return os_error(errno, bin);
   bin_.reset();
   if (::rename((idx + ".tmp").c_str(), idx.c_str()) != 0) return os_error(errno, idx);

@@ -10,6 +10,7 @@
 // Memory: O(1), whatever the number of documents.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,8 +48,10 @@ class MegatronWriter {
   /// Ends the open document; one without tokens is not written. Returns whether it was.
   Result<bool> end_document();
 
-  /// Commits. Errors: kInvalidInput without any document; else as a file system fails.
-  Status finish();
+  /// Commits. `beside` runs where there is no set, between steps 3 and 4, and puts files that go with it in place; what
+  /// went with an old one (<prefix>.loss) is removed before. Errors: kInvalidInput without any document; those of
+  /// `beside`; else as a file system fails.
+  Status finish(const std::function<Status()>& beside = {});
 
   int64_t documents() const { return documents_; }
   int64_t tokens() const { return tokens_; }

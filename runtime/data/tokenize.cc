@@ -7,9 +7,12 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "runtime/core/check.h"
+#include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_writer.h"
 #include "runtime/data/text_input.h"
 #include "runtime/json/json.h"
@@ -59,7 +62,8 @@ struct Batch {
   int64_t read = 0;  // of all files, up to its end
   // Filled by encode():
   std::vector<int32_t> ids;
-  std::vector<size_t> ends;  // in ids, of each piece
+  std::vector<size_t> ends;        // in ids, of each piece
+  std::vector<ChatDocument> rows;  // of a chat, one a piece: spans and marks, its ids being in `ids`
   Status status;
   bool done = false;
 };
@@ -67,11 +71,15 @@ struct Batch {
 /// Pieces -> ids. Threads: any, on batches of their own.
 class PieceEncoder {
  public:
-  PieceEncoder(const TokenizeArgs& args, const text::Tokenizer& tokenizer) : args_(args), tokenizer_(tokenizer) {}
+  /// `chat`: null where the lines of JSON have texts.
+  PieceEncoder(const TokenizeArgs& args, const text::Tokenizer& tokenizer, const ChatEncoder* chat)
+      : args_(args), tokenizer_(tokenizer), chat_(chat) {}
 
   void encode(Batch& batch) const {
     for (const Piece& piece : batch.pieces) {
-      batch.status = piece.line > 0 ? encode_json(piece, batch.ids) : encode_text(piece, batch.ids);
+      batch.status = chat_ != nullptr ? encode_row(piece, batch)
+                     : piece.line > 0 ? encode_json(piece, batch.ids)
+                                      : encode_text(piece, batch.ids);
       if (!batch.status.ok()) return;
       batch.ends.push_back(batch.ids.size());
     }
@@ -80,8 +88,23 @@ class PieceEncoder {
  private:
   bool of_bytes() const { return args_.tokenizer.kind == TokenizerConfig::Kind::kBytes; }
 
+  std::string where_of(const Piece& line) const { return fmt::format("{}:{}", args_.inputs[line.file], line.line); }
+
+  Status encode_row(const Piece& line, Batch& batch) const {
+    ChatDocument row;
+    if (line.line > 0) {
+      Result<ChatDocument> encoded = chat_->encode(line.text);
+      if (!encoded.ok()) return Status(std::move(encoded).error()).with(where_of(line));
+      row = std::move(encoded).value();
+    }
+    batch.ids.insert(batch.ids.end(), row.ids.begin(), row.ids.end());
+    row.ids.clear();
+    batch.rows.push_back(std::move(row));
+    return {};
+  }
+
   Status encode_json(const Piece& line, std::vector<int32_t>& ids) const {
-    const std::string where = fmt::format("{}:{}", args_.inputs[line.file], line.line);
+    const std::string where = where_of(line);
     Result<std::string> field = json_text_field(line.text, args_.json_key);
     if (!field.ok()) return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}", where, field.error().message)};
     const std::string text = std::move(field).value();
@@ -134,6 +157,7 @@ class PieceEncoder {
 
   const TokenizeArgs& args_;
   const text::Tokenizer& tokenizer_;
+  const ChatEncoder* chat_;
 };
 
 /// Encodes batches on several threads and hands them back in the order in which they came.
@@ -213,13 +237,15 @@ class Encoders {
 // Cuts documents into pieces, has them encoded, and writes what comes back.
 class DocumentWriter {
  public:
-  DocumentWriter(const TokenizeArgs& args, const text::Tokenizer& tokenizer, MegatronWriter& writer,
-                 TokenizeReport& report)
+  /// `chat`, `loss`: null where there are only texts.
+  DocumentWriter(const TokenizeArgs& args, const text::Tokenizer& tokenizer, const ChatEncoder* chat,
+                 MegatronWriter& writer, LossWriter* loss, TokenizeReport& report)
       : args_(args),
         tokenizer_(tokenizer),
         writer_(writer),
+        loss_(loss),
         report_(report),
-        encoder_(args, tokenizer),
+        encoder_(args, tokenizer, chat),
         encoders_(encoder_, args.threads) {}
 
   void start_file(size_t file) {
@@ -303,10 +329,18 @@ class DocumentWriter {
       begin = batch.ends[k];
       document_tokens_ += std::ssize(ids);
       RT_TRY(writer_.add(ids).with(args_.inputs[piece.file]));
+      if (loss_ != nullptr && !ids.empty()) RT_TRY(add_spans(batch.rows[k], piece));
       if (piece.part.last) RT_TRY(end_written_document());
     }
     written_ = batch.read;
     return batch.status;
+  }
+
+  Status add_spans(const ChatDocument& row, const Piece& piece) {
+    constexpr int64_t kNamed = 3;
+    if (row.open && report_.open++ < kNamed)
+      report_.opens.push_back(fmt::format("{}:{}", args_.inputs[piece.file], piece.line));
+    return loss_->add_document(row.spans);
   }
 
   Status end_written_document() {
@@ -326,6 +360,7 @@ class DocumentWriter {
   const TokenizeArgs& args_;
   const text::Tokenizer& tokenizer_;
   MegatronWriter& writer_;
+  LossWriter* loss_;
   TokenizeReport& report_;
   const PieceEncoder encoder_;
   Encoders encoders_;
@@ -455,6 +490,13 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
                  fmt::format("{}: --eod appends the token that ends a document, and there is none: {}. Name one in "
                              "tokenizer_config.json, or leave --eod out",
                              args.tokenizer.path, tokenizer->why_no_eod())};
+  ChatFormat format;
+  std::optional<ChatEncoder> chat;
+  if (!args.chat.empty()) {
+    RT_CHECK(args.separator == DocumentSeparator::kJsonLine && !args.append_eod, "a chat of {}", args.inputs[0]);
+    RT_TRY_SET(format, chat_format(args.chat, *tokenizer));
+    chat.emplace(format, *tokenizer, args.specials);
+  }
   RT_TRY(check_read_once(args.inputs));
   TokenizeProgress progress;
   std::vector<TextInput> files;  // all opened before any work: a typo in the last name should not cost an hour
@@ -474,7 +516,12 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   report.vocab = tokenizer->vocab();
   report.dtype = MegatronWriter::dtype_for_vocab(report.vocab);
   RT_TRY_SET(MegatronWriter writer, MegatronWriter::create(args.output_prefix, report.dtype, {args.overwrite}));
-  DocumentWriter documents(args, *tokenizer, writer, report);
+  std::optional<LossWriter> loss;
+  if (chat) {
+    RT_TRY_SET(LossWriter made, LossWriter::create(args.output_prefix));
+    loss.emplace(std::move(made));
+  }
+  DocumentWriter documents(args, *tokenizer, chat ? &*chat : nullptr, writer, loss ? &*loss : nullptr, report);
   DocumentSplitter splitter(args.separator, documents);
   int64_t read = 0;
   const auto tell = [&]() -> Status {
@@ -505,7 +552,8 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   RT_TRY(tell());
   if (writer.documents() == 0)
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: no text to tokenize", args.inputs[0])};
-  RT_TRY(writer.finish());
+  if (loss) report.counted = loss->counted();
+  RT_TRY(writer.finish([&]() -> Status { return loss ? loss->publish(writer.tokens()) : Status(); }));
   report.bytes = read;
   report.documents = writer.documents();
   report.tokens = writer.tokens();

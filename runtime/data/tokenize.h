@@ -16,6 +16,7 @@
 #include "runtime/config/recipe.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
+#include "runtime/data/chat_encode.h"
 #include "runtime/data/text_input.h"
 
 namespace cairn::data {
@@ -36,10 +37,12 @@ struct TokenizeProgress {
 
 struct TokenizeArgs {
   std::vector<std::string> inputs;  // files or pipes, in the order in which they are to stand in the set
-  std::string output_prefix;        // <prefix>.bin, <prefix>.idx
+  std::string output_prefix;        // <prefix>.bin, <prefix>.idx; <prefix>.loss of a chat (loss_spans.h)
   TokenizerConfig tokenizer;
   DocumentSeparator separator = DocumentSeparator::kWholeFile;
-  std::string json_key = "text";                 // kJsonLine: the field
+  std::string json_key = "text";  // kJsonLine: the field
+  std::string chat;               // kJsonLine: rows of instruction data, by this format (chat_format.h); empty: texts
+  ContentSpecials specials = ContentSpecials::kRefuse;  // chat
   bool any_text = false;                         // files that are of another kind (text_input.h) are taken as they are
   int64_t threads = 1;                           // that encode; the pair is the same for any number
   int64_t most_line_bytes = kMostJsonLineBytes;  // kJsonLine: a line is read as a whole, by each thread
@@ -55,12 +58,16 @@ struct TokenizeReport {
   int64_t tokens = 0;           // written, end-of-document ids included
   int64_t vocab = 0;
   DType dtype = DType::kU16;
+  // For a chat:
+  int64_t counted = 0;             // tokens whose guessing is learnt
+  int64_t open = 0;                // documents with an answer whose end is not learnt
+  std::vector<std::string> opens;  // the first of them, as file:line
 };
 
-/// Errors: kInvalidInput (no inputs, a missing file, one of another kind, a line without the field,
-/// text that is not UTF-8, except for bytes, with path and byte, a NUL byte when it would be mistaken for the bytes
-/// tokenizer's end of document, an output that exists), kStopped, kTimeout, kNoSpace, kIo. On any error no pair is
-/// written and an old one stands.
+/// Errors: kInvalidInput (no inputs, a missing file, one of another kind, a line without the field, a row that is none
+/// of chat_rows.h, text that is not UTF-8, except for bytes, with path and byte, a NUL byte when it would be mistaken
+/// for the bytes tokenizer's end of document, an output that exists), kStopped, kTimeout, kNoSpace, kIo. On any error
+/// no pair is written and an old one stands.
 Result<TokenizeReport> tokenize_file(const TokenizeArgs& args);
 
 }  // namespace cairn::data
