@@ -75,10 +75,15 @@ void compare_sources(const Json& before, const Json& after, std::vector<FieldCha
       out.push_back({path, source_text(*source, true), source_text(*now, true), *source, *now});
       continue;
     }
-    for (const auto& [key, value] : source->items()) {
-      const Json& other = now->at(key);
-      if (value == other) continue;
+    Json all = *source;
+    all.update(*now);
+    for (const auto& [key, any] : all.items()) {
       const Field* field = find_source_field(source->at("kind"), key);
+      const auto in = [&](const Json& one) {  // a silent field of the default may be left out
+        return one.contains(key) || field == nullptr ? one.at(key) : field->fallback;
+      };
+      const Json value = in(*source), other = in(*now);
+      if (value == other) continue;
       out.push_back(
           {joined(path, field == nullptr ? key : field->name), lua_text(value), lua_text(other), value, other});
     }
