@@ -437,7 +437,9 @@ std::optional<Json> Resolver::convert_source(const std::string& path, const Node
   if (!fields->contains("valid_path")) (*fields)["valid_path"] = "";
   if (!fields->contains("dtype")) (*fields)["dtype"] = "";
   if (!fields->contains("split")) (*fields)["split"] = Json::array();
-  if (value.text == "megatron") {
+  if (!fields->contains("tokens")) (*fields)["tokens"] = 0;
+  if (!fields->contains("overlong")) (*fields)["overlong"] = "refuse";
+  if (value.text != "token_files") {
     const Json& split = fields->at("split");
     if (split.is_null()) return fields;
     const auto place_of_split = [&] {
@@ -484,7 +486,9 @@ bool Resolver::convert_weights(const std::string& path, const Entry& weights, Js
 
 std::optional<Json> Resolver::convert_data(const std::string& path, const Field& field, const Node& value,
                                            const Place& place, Pass pass) {
-  const auto is_source = [](const Node& node) { return is_ctor(node, "megatron") || is_ctor(node, "token_files"); };
+  const auto is_source = [](const Node& node) {
+    return is_ctor(node, "megatron") || is_ctor(node, "token_files") || is_ctor(node, "instruct");
+  };
   Json out{{"seed", 0}, {"sources", Json::array()}};
   if (is_source(value)) {
     const auto source = convert_source(path, value, pass);
@@ -515,9 +519,11 @@ std::optional<Json> Resolver::convert_data(const std::string& path, const Field&
         const Entry& element = entry.value->entries[i];
         const std::string at = fmt::format("{}.sources[{}]", path, i + 1);
         if (!is_source(*element.value)) {
-          complain(at, element.place,
-                   {"wrong_type", "must be T.megatron {...} or T.token_files {...}, got " + describe(*element.value),
-                    "", ""});
+          complain(
+              at, element.place,
+              {"wrong_type",
+               "must be T.megatron {...}, T.token_files {...} or T.instruct {...}, got " + describe(*element.value), "",
+               ""});
           good = false;
           continue;
         }

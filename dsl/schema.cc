@@ -739,15 +739,45 @@ const Block& token_files_block() {
   return out;
 }
 
+Def overlong_field(Def field) {
+  return field.one_of({"refuse", "drop", "truncate"})
+      .silently()
+      .otherwise("refuse")
+      .says(
+          "what becomes of a conversation that is longer than a sample",
+          "The start is refused, with their number; or they are left out; or their first tokens are taken.");
+}
+
+const Block& instruct_block() {
+  static const Block out{
+      .name = "instruct",
+      .constructors = {"instruct"},
+      .doc =
+          "Instruction data: PREFIX.bin, PREFIX.idx and PREFIX.loss, as `cairn data chat` writes them. Whole "
+          "conversations are packed into samples; each sees only itself, and its answers count.",
+      .fields = {
+          written_only("prefix", Type::kString, "path")
+              .needed()
+              .says("path without .bin, .idx and .loss", "Relative to the working directory."),
+          written_only("split", Type::kNumberList)
+              .at_least(0)
+              .otherwise(Json::array({1.0}))
+              .says("parts for training, validation and test", "Up to three numbers, normalised; by conversations.")
+              .like("{ 95, 5 }"),
+          overlong_field(written_only("overlong", Type::kEnum)), weight_field(), source_name_field()}};
+  return out;
+}
+
 const Block& source_block() {
   static const Block out{
       .name = "source",
       .doc = "One stream of tokens.",
-      .fields = {chosen("kind", &DataSource::kind, {"megatron", "token_files"}), bound("name", &DataSource::name),
-                 bound("path", &DataSource::path), bound("valid_path", &DataSource::valid_path),
-                 bound("dtype", &DataSource::dtype), bound("weight", &DataSource::weight).at_least(0),
-                 bound("split", &DataSource::split).at_least(0),
-                 source_tokens_field(bound("tokens", &DataSource::tokens))}};
+      .fields = {chosen("kind", &DataSource::kind, {"megatron", "token_files", "instruct"}),
+                 bound("name", &DataSource::name), bound("path", &DataSource::path),
+                 bound("valid_path", &DataSource::valid_path), bound("dtype", &DataSource::dtype),
+                 bound("weight", &DataSource::weight).at_least(0), bound("split", &DataSource::split).at_least(0),
+                 source_tokens_field(bound("tokens", &DataSource::tokens)),
+                 overlong_field(chosen("overlong", &DataSource::overlong, {"refuse", "drop", "truncate"}))}};
   return out;
 }
 
@@ -756,20 +786,21 @@ Def data_seed_field(Def field) {
 }
 
 const Block& blend_block() {
-  static const Block out{.name = "blend",
-                         .constructors = {"blend"},
-                         .doc = "Several sources, drawn from by weight.",
-                         .fields = {written_only("sources", Type::kItems)
-                                        .needed()
-                                        .written(Form::kPlain, {&megatron_block(), &token_files_block()})
-                                        .says("the streams of tokens"),
-                                    written_only("weights", Type::kObject)
-                                        .at_least(0)
-                                        .otherwise(Json::object())
-                                        .says("weights by the names of sources, over those that they have themselves",
-                                              "For T.stage and :with: a source that is not named keeps its weight.")
-                                        .like("{ web = 30, code = 70 }"),
-                                    data_seed_field(written_only("seed", Type::kSeed))}};
+  static const Block out{
+      .name = "blend",
+      .constructors = {"blend"},
+      .doc = "Several sources, drawn from by weight.",
+      .fields = {written_only("sources", Type::kItems)
+                     .needed()
+                     .written(Form::kPlain, {&megatron_block(), &token_files_block(), &instruct_block()})
+                     .says("the streams of tokens"),
+                 written_only("weights", Type::kObject)
+                     .at_least(0)
+                     .otherwise(Json::object())
+                     .says("weights by the names of sources, over those that they have themselves",
+                           "For T.stage and :with: a source that is not named keeps its weight.")
+                     .like("{ web = 30, code = 70 }"),
+                 data_seed_field(written_only("seed", Type::kSeed))}};
   return out;
 }
 
@@ -1829,7 +1860,7 @@ const Block& recipe_block() {
               .like("T.bytes"),
           block("data", &Recipe::data, data_block())
               .needed()
-              .written(Form::kData, {&megatron_block(), &token_files_block(), &blend_block()})
+              .written(Form::kData, {&megatron_block(), &token_files_block(), &instruct_block(), &blend_block()})
               .says("what to train on", "Paths are relative to the working directory.")
               .like("T.megatron { prefix = \"data/text_document\", split = { 95, 5 } }"),
           block("objective", &Recipe::objective, objective_block())

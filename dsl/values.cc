@@ -167,7 +167,7 @@ std::string expected(const Field& field) {
     case Form::kTokenizer:
       return "T.bytes, T.sentencepiece \"path\" or T.hf_tokenizer \"path\"";
     case Form::kData:
-      return "T.megatron {...}, T.token_files {...} or T.blend {...}";
+      return "T.megatron {...}, T.token_files {...}, T.instruct {...} or T.blend {...}";
     case Form::kBetas:
       return "two numbers from 0 to below 1, such as { 0.9, 0.95 }";
     case Form::kPlain:

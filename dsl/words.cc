@@ -114,7 +114,7 @@ constexpr Row kRows[] = {
     // --- Data
     {"dataset datasets datapath traindata trainingdata trainfile trainfiles corpus datadir inputdata dataloader "
      "traindataset",
-     "data, T.megatron, T.token_files, cairn data tokenize",
+     "data, T.megatron, T.token_files, T.instruct, cairn data tokenize",
      "`cairn data tokenize` makes token files of text; the recipe names them."},
     {"tokenize tokenizer tokenization preprocess preprocessing preparedata prepare vocabfile mergesfile bpe "
      "sentencepiece "
@@ -151,8 +151,9 @@ constexpr Row kRows[] = {
     {"chat chattemplate instruct instructiontuning instruction instructions sft conversation conversations messages "
      "roles "
      "losmask lossmask lossmasking assistantonly completiononly maskprompt trainoninputs prompts",
-     "cairn init, cairn data tokenize",
-     "Cairn has no chat template and no loss mask; write conversations as text, and all their tokens count."},
+     "cairn data chat, T.instruct",
+     "`cairn data chat` writes conversations as a model's template has them; T.instruct trains on the answers in "
+     "them."},
     {"dpo rlhf ppo grpo reward rewardmodel preference orpo kto rl reinforcementlearning distillation distill teacher "
      "knowledgedistillation",
      "cairn export", "Cairn trains on next tokens only; export to Hugging Face for other methods."},

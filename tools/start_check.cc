@@ -209,7 +209,8 @@ void add_later(const DataSource& config, const dsl::RunSegment& segment, double 
   of.name = source_name(config);
   of.weight = 0;
   of.samples = samples;
-  const Result<data::Dataset::Source> opened = data::open_source(config, segment.recipe.model.vocab);
+  const Result<data::Dataset::Source> opened =
+      data::open_source(config, segment.recipe.model.vocab, segment.recipe.model.context);
   if (!opened.ok()) {
     of.problem = opened.error().message;
     return findings.warn(fmt::format("stages[{}]", segment.stages),
@@ -265,7 +266,7 @@ DataFacts check_data(const Plan& plan, const Course& course, const std::string& 
     if (!names.insert(facts.name).second) {
       findings.refuse(field, fmt::format("two data sources are named \"{}\"; give one a name of its own", facts.name));
     }
-    Result<data::Dataset::Source> opened = data::open_source(config, recipe.model.vocab);
+    Result<data::Dataset::Source> opened = data::open_source(config, recipe.model.vocab, context);
     if (!opened.ok()) {
       const Error& error = opened.error();
       facts.problem = error.message;

@@ -173,9 +173,11 @@ struct ModelConfig {
   WeightInit init = WeightInit::kScaled;  // scaled: residual outputs (attn.o, mlp.down) get std / sqrt(2 layers)
 };
 
-/// One stream of tokens. Formats: Megatron pair (.bin/.idx) or a raw little-endian token file.
+/// One stream of tokens. Formats: Megatron pair (.bin/.idx), a raw little-endian token file, or a pair of instruction
+/// data, whose documents are packed into samples (runtime/data/packed.h).
 struct DataSource {
-  enum class Kind { kMegatron, kTokenFile } kind = Kind::kMegatron;
+  enum class Kind { kMegatron, kTokenFile, kInstruct } kind = Kind::kMegatron;
+  enum class Overlong { kRefuse, kDrop, kTruncate };
   std::string name;           // for metrics; defaults to the file's stem
   std::string path;           // Megatron: the prefix; token file: the training file
   std::string valid_path;     // token file: its validation file, may be empty
@@ -183,6 +185,7 @@ struct DataSource {
   double weight = 1.0;        // in a blend; normalised
   int64_t tokens = 0;         // of the training part, its first ones; 0: all
   std::vector<double> split;  // Megatron: train, valid, test parts by documents; one document is cut by tokens instead
+  Overlong overlong = Overlong::kRefuse;  // instruction data: a document longer than a sample
 };
 
 struct DataConfig {
@@ -422,5 +425,15 @@ struct Recipe {
   WatchConfig watch;
   std::vector<RecipeStage> stages;  // in the order of their beginnings
 };
+
+/// Whether rows of a sample stand and see otherwise than one after the other: prefixes, gaps, documents apart.
+inline bool has_own_rows(const Recipe& recipe) {
+  const ObjectiveConfig& objective = recipe.objective;
+  if (objective.kind != ObjectiveConfig::Kind::kNextToken || objective.document_end >= 0) return true;
+  for (const DataSource& source : recipe.data.sources) {
+    if (source.kind == DataSource::Kind::kInstruct) return true;
+  }
+  return false;
+}
 
 }  // namespace cairn

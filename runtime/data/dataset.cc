@@ -7,23 +7,60 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <set>
 
 #include "runtime/core/count_text.h"
+#include "runtime/data/loss_spans.h"
+#include "runtime/data/packed.h"
 #include "runtime/data/split.h"
 
 namespace cairn::data {
 
 std::string_view larger_validation(DataSource::Kind kind) {
-  return kind == DataSource::Kind::kMegatron ? "give `split` of T.megatron a greater second part"
-                                             : "name a longer file in `valid` of T.token_files";
+  switch (kind) {
+    case DataSource::Kind::kMegatron:
+      return "give `split` of T.megatron a greater second part";
+    case DataSource::Kind::kInstruct:
+      return "give `split` of T.instruct a greater second part";
+    case DataSource::Kind::kTokenFile:
+      break;
+  }
+  return "name a longer file in `valid` of T.token_files";
 }
 
-Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab) {
+namespace {
+
+/// Its parts are cut between documents and packed each for itself.
+Status open_instruct(const DataSource& config, int64_t vocab, int64_t seq_len, Dataset::Source* source) {
+  RT_TRY_SET(std::shared_ptr<const TokenSource> pair, open_megatron(config.path, OpenOptions{vocab}));
+  RT_TRY_SET(LossSpans spans, LossSpans::open(config.path, pair->sequence_count(), pair->token_count()));
+  const auto loss = std::make_shared<const LossSpans>(std::move(spans));
+  RT_TRY_SET(const auto bounds, split_bounds(config.split, pair->sequence_count()));
+  if (bounds[0] == bounds[1])
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: split {} of {} leaves nothing to train on", pair->name(),
+                             fmt::join(config.split, ","), count_text(pair->sequence_count(), "document"))};
+  const auto part = [&](size_t k) {
+    return pack_documents(pair, loss, bounds[k], bounds[k + 1], seq_len, config.overlong);
+  };
+  RT_TRY_SET(source->train, part(0));
+  if (bounds[1] == bounds[2]) return {};
+  RT_TRY_SET(source->valid, part(1));
+  return {};
+}
+
+}  // namespace
+
+Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab, int64_t seq_len) {
   Dataset::Source source;
   source.name = config.name.empty() ? std::filesystem::path(config.path).stem().string() : config.name;
   source.weight = config.weight;
   source.kind = config.kind;
+  if (config.kind == DataSource::Kind::kInstruct) {
+    RT_TRY(open_instruct(config, vocab, seq_len, &source));
+    return source;
+  }
   const OpenOptions options{vocab};
   std::shared_ptr<const TokenSource> whole;
   if (config.kind == DataSource::Kind::kMegatron) {
@@ -48,10 +85,10 @@ Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab) {
   return source;
 }
 
-Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab) {
+Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab, int64_t seq_len) {
   Dataset dataset;
   for (const DataSource& one : config.sources) {
-    auto source = open_source(one, vocab);
+    auto source = open_source(one, vocab, seq_len);
     if (!source.ok())
       return std::move(source).error().with(fmt::format("data source {}", one.name.empty() ? one.path : one.name));
     for (const Dataset::Source& other : dataset.sources)
@@ -84,6 +121,10 @@ Status load_samples(const Dataset& dataset, DataPart part, std::span<const Sampl
   out->inputs.resize(total);
   out->targets.resize(total);
   out->sources.resize(samples.size());
+  const bool apart = std::ranges::any_of(dataset.sources, [](const auto& source) { return source.train->has_rows(); });
+  out->positions.resize(apart ? total : 0);
+  out->starts.resize(apart ? total : 0);
+  out->apart.assign(apart ? samples.size() : 0, 0);
   for (size_t i = 0; i < samples.size(); ++i) {
     const SampleRef& sample = samples[i];
     const Dataset::Source& source = dataset.sources.at(static_cast<size_t>(sample.source));
@@ -96,6 +137,16 @@ Status load_samples(const Dataset& dataset, DataPart part, std::span<const Sampl
     RT_TRY(tokens->read(sample.start, 1, inputs));
     std::memcpy(inputs + 1, targets, static_cast<size_t>(seq_len - 1) * sizeof(int32_t));
     out->sources[i] = sample.source;
+    if (!apart) continue;
+    int32_t* positions = out->positions.data() + static_cast<int64_t>(i) * seq_len;
+    int32_t* starts = out->starts.data() + static_cast<int64_t>(i) * seq_len;
+    out->apart[i] = tokens->has_rows() ? 1 : 0;
+    if (tokens->has_rows()) {
+      RT_TRY(tokens->rows(sample.start, seq_len, targets, positions, starts));
+    } else {
+      std::iota(positions, positions + seq_len, 0);
+      std::fill_n(starts, seq_len, 0);
+    }
   }
   return {};
 }

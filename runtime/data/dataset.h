@@ -31,13 +31,14 @@ struct Dataset {
 std::string_view larger_validation(DataSource::Kind kind);
 
 /// One source, opened and cut as open_dataset() does it; without the name in front of an error.
-Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab);
+/// `seq_len`: tokens of a sample, to which instruction data is packed.
+Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab, int64_t seq_len);
 
 /// Opens every source and cuts train and validation parts (split.h); a token file with a valid_path has that as its
 /// validation part and no other; DataSource::tokens limits the training part. `vocab`: tokens beyond it are errors when
 /// read. Errors: those of open_megatron, open_token_file and split_source, in front of them the source's name;
 /// kInvalidInput for two sources of one name, or for more tokens than a training part has.
-Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab);
+Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab, int64_t seq_len);
 
 /// What Sampler::make, changes and resume need, for as long as `dataset` is there: they read from it. `recipe_seed` is
 /// used where config.seed is 0.
@@ -50,13 +51,16 @@ struct MicroBatch {
   int64_t seq_len = 0;  // L
   std::vector<int32_t> inputs, targets;
   std::vector<int32_t> sources;
-  // [m, L] or empty; filled by apply_objective() (objective.h), which see. nn::SequenceRows says what they mean.
+  // [m, L] or empty; filled by load_samples() where a source of the set has rows of its own, and by apply_objective()
+  // (objective.h), which see. nn::SequenceRows says what they mean.
   std::vector<int32_t> positions, starts, ends;
+  std::vector<uint8_t> apart;  // [m] or empty: whether a sample came with rows, which no objective changes
 };
 
 enum class DataPart { kTrain, kValid };
 
-/// Reads the samples' tokens. `out` is reused: no allocation once it has its size. Errors: as TokenSource::read.
+/// Reads the samples' tokens, and what they have beside them. `out` is reused: no allocation once it has its size.
+/// Errors: as TokenSource::read.
 Status load_samples(const Dataset& dataset, DataPart part, std::span<const SampleRef> samples, int64_t seq_len,
                     MicroBatch* out);
 

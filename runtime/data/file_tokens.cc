@@ -125,6 +125,20 @@ Result<int64_t> TokenSource::sequence_start(int64_t index) const {
   return index == 0 ? 0 : token_count();
 }
 
+Result<std::vector<int64_t>> TokenSource::sequence_starts(int64_t first, int64_t count) const {
+  std::vector<int64_t> out;
+  for (int64_t k = 0; k <= count; ++k) {
+    RT_TRY_SET(const int64_t start, sequence_start(first + k));
+    out.push_back(start);
+  }
+  return out;
+}
+
+Status TokenSource::rows(int64_t start, int64_t count, int32_t*, int32_t*, int32_t*) const {
+  RT_CHECK(false, "{}: rows {} to {} of a source that has only tokens", name(), start, start + count);
+  return {};
+}
+
 std::string TokenSource::place(int64_t token) const {
   int64_t low = 0, high = sequence_count();  // the last sequence that begins at or before it is in [low, high)
   int64_t first = 0;
@@ -210,6 +224,7 @@ Result<uint64_t> content_hash(const TokenSource& source, int64_t first_tokens) {
     RT_TRY(source.read(begin, count, block.data()));
     hash = XXH3_64bits_withSeed(block.data(), static_cast<size_t>(count) * sizeof(int32_t), hash);
   }
+  if (source.marks() != 0) hash = hash_words({hash, source.marks()});
   return std::max<uint64_t>(hash, 1);
 }
 

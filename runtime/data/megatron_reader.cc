@@ -181,16 +181,25 @@ class MegatronTokens final : public FileTokens {
 
   int64_t sequence_count() const override { return index_.sequences; }
   Result<int64_t> sequence_start(int64_t sequence) const override {
-    RT_CHECK(sequence >= 0 && sequence <= index_.sequences, "sequence {} of {}", sequence, index_.sequences);
-    if (sequence == index_.sequences) return index_.tokens;
-    int64_t offset = 0;
-    const int64_t at = index_.offsets_at() + 8 * sequence;
-    RT_TRY(read_exact(index_.fd.get(), index_.path, at, &offset, 8));
+    RT_TRY_SET(const std::vector<int64_t> starts, sequence_starts(sequence, 0));
+    return starts[0];
+  }
+  Result<std::vector<int64_t>> sequence_starts(int64_t first, int64_t count) const override {
+    RT_CHECK(first >= 0 && count >= 0 && first <= index_.sequences - count, "sequences {} to {} of {}", first,
+             first + count, index_.sequences);
+    std::vector<int64_t> out(static_cast<size_t>(count) + 1, index_.tokens);
+    const int64_t stored = std::min(count + 1, index_.sequences - first);  // behind the last one the file has none
+    const int64_t at = index_.offsets_at() + 8 * first;
+    RT_TRY(read_exact(index_.fd.get(), index_.path, at, out.data(), 8 * stored));
     const int64_t item = dtype_size_bytes(index_.dtype);
-    if (offset < 0 || offset % item != 0 || offset / item > index_.tokens)
-      return corrupt(index_.path, at, fmt::format("offset of sequence {}", sequence), fmt::format("{}", offset),
-                     "what it was when the file was opened");
-    return offset / item;
+    for (int64_t k = 0; k < stored; ++k) {
+      const int64_t offset = out[k];
+      if (offset < 0 || offset % item != 0 || offset / item > index_.tokens)
+        return corrupt(index_.path, at + 8 * k, fmt::format("offset of sequence {}", first + k),
+                       fmt::format("{}", offset), "what it was when the file was opened");
+      out[k] = offset / item;
+    }
+    return out;
   }
 
  private:

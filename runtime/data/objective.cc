@@ -177,13 +177,15 @@ void apply_objective(const ObjectiveConfig& objective, uint64_t seed, int64_t se
   using Kind = ObjectiveConfig::Kind;
   const size_t total = batch->inputs.size();
   const bool infill = objective.kind == Kind::kInfill, documents = objective.document_end >= 0;
+  const bool apart = !batch->apart.empty();  // then load_samples() has filled both
   const auto sized = [&](std::vector<int32_t>& rows, bool used) { rows.resize(used ? total : 0); };
-  sized(batch->positions, infill || (documents && objective.reset_positions));
-  sized(batch->starts, infill || (documents && objective.reset_attention));
+  sized(batch->positions, apart || infill || (documents && objective.reset_positions));
+  sized(batch->starts, apart || infill || (documents && objective.reset_attention));
   sized(batch->ends, objective.kind != Kind::kNextToken);
   const int64_t pieces = batch->seq_len / sequence_tokens;
   const uint64_t key = stream_key(seed, "objective");
   for (int64_t i = 0; i < batch->samples; ++i) {
+    if (apart && batch->apart[i] != 0) continue;
     const uint64_t of_sample = mix64(key + static_cast<uint64_t>(samples[i].position));
     for (int64_t p = 0; p < pieces; ++p) {
       const int64_t first = (i * pieces + p) * sequence_tokens;

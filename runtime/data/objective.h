@@ -23,11 +23,12 @@
 
 namespace cairn::data {
 
-/// Whether the objective needs more than inputs and targets: then every pipeline stage needs the samples.
+/// Whether the objective needs more than inputs and targets.
 bool changes_rows(const ObjectiveConfig& objective);
 
 /// Rewrites inputs and targets and fills positions, starts and ends of `batch`, which load_samples() has filled from
-/// `samples`. Sequences are samples cut into `sequence_tokens`. Targets that do not count become -1.
+/// `samples`. Sequences are samples cut into `sequence_tokens`. Targets that do not count become -1. Samples that came
+/// with rows stay as they are.
 void apply_objective(const ObjectiveConfig& objective, uint64_t seed, int64_t sequence_tokens,
                      std::span<const SampleRef> samples, MicroBatch* batch);
 

@@ -62,6 +62,18 @@ class TokenSource {
 
   /// First token of sequence `index`, 0 <= index <= sequence_count(). The last value is token_count().
   virtual Result<int64_t> sequence_start(int64_t index) const;
+  /// The same of sequences [first, first + count], count + 1 numbers.
+  virtual Result<std::vector<int64_t>> sequence_starts(int64_t first, int64_t count) const;
+
+  /// Whether samples have more than their tokens: rows().
+  virtual bool has_rows() const { return false; }
+
+  /// Writes the rows of the sample of `count` inputs from `start` on, [count] each: `targets` that do not count become
+  /// kNoTarget; `positions` and `starts` are those of SequenceRows. Errors: as a file system fails.
+  virtual Status rows(int64_t start, int64_t count, int32_t* targets, int32_t* positions, int32_t* starts) const;
+
+  /// Identity of what is known of the tokens beside their ids; 0: nothing.
+  virtual uint64_t marks() const { return 0; }
 
   /// Where a token stands, for people: "text.bin: document 12, token 5 of it", both from 0; without documents the token
   /// of the file.
@@ -105,7 +117,8 @@ Result<std::unique_ptr<TokenSource>> open_token_file(const std::string& path, co
 std::unique_ptr<TokenSource> slice_tokens(std::shared_ptr<const TokenSource> base, int64_t begin, int64_t end);
 
 /// What the first `first_tokens` tokens of a source are, however they are stored: XXH3-64 over their count and 64
-/// blocks of 2048 tokens as int32, evenly spaced, the first and the last included (up to 131,072 tokens: all of them).
+/// blocks of 2048 tokens as int32, evenly spaced, the first and the last included (up to 131,072 tokens: all of them),
+/// and marks() where there are some.
 /// Never 0. Two sources of which one begins with the other's n tokens have one content_hash(n). 1 <= first_tokens <=
 /// token_count() is RT_CHECKed. Errors: those of TokenSource::read.
 Result<uint64_t> content_hash(const TokenSource& source, int64_t first_tokens);

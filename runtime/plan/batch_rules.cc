@@ -124,6 +124,17 @@ class StageRules {
 
   bool cut_sequences(const StepStage& stage) {
     const int64_t context = rules_.recipe.model.context;
+    const auto packed = [](const DataSource& source) { return source.kind == DataSource::Kind::kInstruct; };
+    if (stage.tokens != context && std::ranges::any_of(rules_.recipe.data.sources, packed)) {
+      const std::string at = field("batch.tokens");
+      rules_.fail(
+          at,
+          fmt::format("{}batch.tokens = {} would cut conversations of T.instruct, which are packed into samples of "
+                      "model.context = {}{}",
+                      when_, stage.tokens, context, rules_.where(at, "model.context")),
+          fmt::format("tokens {}", context));
+      return true;
+    }
     if (context % stage.tokens == 0) return false;
     const std::string at = field("batch.tokens");
     rules_.fail(at,
@@ -146,8 +157,7 @@ class StageRules {
                   fmt::format("{} {}", whole ? "context" : "tokens", near_multiples(2 * mesh_.cp, stage.tokens)));
       return true;
     }
-    const ObjectiveConfig& objective = rules_.recipe.objective;
-    if (objective.kind != ObjectiveConfig::Kind::kNextToken || objective.document_end >= 0) return false;  // see layout
+    if (rules_.recipe.objective.kind != ObjectiveConfig::Kind::kNextToken) return false;  // see layout
     if (rules_.recipe.deterministic != Deterministic::kLayout || !rules_.known({"model.width"})) return false;
     if (const std::string_view uncut = uncut_over_tokens(rules_.recipe); !uncut.empty()) {
       rules_.fail("mesh.cp",

@@ -138,7 +138,7 @@ std::string_view uncut_over_tokens(const Recipe& recipe) {
   if (m.attention_sinks) return "model.attention_sinks";
   if (embed_dim(m) != m.width) return "model.embed_dim";
   if (m.block == BlockKind::kParallelShared) return "model.block = \"parallel_shared\"";
-  if (recipe.objective.kind != ObjectiveConfig::Kind::kNextToken || recipe.objective.document_end >= 0) {
+  if (has_own_rows(recipe)) {
     return "objectives with rows of their own";
   }
   return "";

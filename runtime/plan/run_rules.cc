@@ -131,6 +131,16 @@ void data(RuleList& rules) {
       std::ranges::all_of(recipe.data.sources, [](const DataSource& source) { return source.weight == 0; }))
     rules.fail("data", "data: every source has weight 0, so that none is drawn from",
                "a weight > 0 in one of them at least");
+  const bool packed = std::ranges::any_of(
+      recipe.data.sources, [](const DataSource& source) { return source.kind == DataSource::Kind::kInstruct; });
+  if (packed && recipe.objective.kind != ObjectiveConfig::Kind::kNextToken) {
+    rules.fail("objective.kind",
+               "objective.kind: T.instruct says itself which tokens are guessed, each by those before it",
+               "next_token");
+  }
+  if (packed && recipe.model.mask == Mask::kBidirectional) {
+    rules.fail("model.mask", "model.mask: T.instruct needs a causal mask, and it is bidirectional", "causal");
+  }
   if (recipe.eval.every_steps == 0) return;
   const bool valid = std::any_of(recipe.data.sources.begin(), recipe.data.sources.end(), [](const DataSource& source) {
     if (source.weight == 0) return false;  // it waits, and is not evaluated
@@ -141,7 +151,7 @@ void data(RuleList& rules) {
     rules.fail(
         "eval.at",
         fmt::format("eval.at asks for evaluation, but data{} has no validation part", rules.where("eval.at", "data")),
-        "split = { 95, 5 } in T.megatron, or valid = \"file\" in T.token_files");
+        "split = { 95, 5 } in T.megatron or T.instruct, or valid = \"file\" in T.token_files");
 }
 
 void snapshots(RuleList& rules) {

@@ -131,13 +131,15 @@ struct LossSum {
   }
 };
 
+constexpr int64_t kHeldRows = 3;  // inputs, targets, positions
+
 /// What runs while one stage of the batch (Plan::step_stages) lasts.
 struct StageRun {
   Plan plan;
   RankPlan rank;
   std::vector<data::MicroBatch> loaded;       // all micro-batches of this rank's step
   TokenRuns tokens;                           // that this rank has of a sequence
-  std::vector<std::vector<int32_t>> held;     // where those are not all, in order: their inputs, targets, by turns
+  std::vector<std::vector<int32_t>> held;     // where those are not all, in order: kHeldRows of each micro-batch
   std::vector<pipeline::MicroBatch> batches;  // views of them
   std::vector<uint64_t> dropout_keys;         // of each sequence of the step on this rank
   data_parallel::DataParallel data_parallel;
@@ -150,7 +152,7 @@ struct StageRun {
     loaded.resize(plan.micro_batches);
     batches.resize(plan.micro_batches);
     tokens = TokenRuns::of_rank(plan.sequence_tokens, plan.mesh.cp(), rank.at.cp, plan.token_parts());
-    if (!tokens.whole()) held.resize(2 * plan.micro_batches);
+    if (!tokens.whole()) held.resize(kHeldRows * plan.micro_batches);
   }
 };
 
@@ -352,7 +354,7 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
   for (int64_t k = 0; k < plan.micro_batches; ++k) {
     const auto mine = data::micro_batch_samples(filled, plan.mesh.dp(), rank_.at.dp, recipe.batch.micro, k);
     data::MicroBatch& loaded = now_->loaded[k];
-    if (rank_.embedding() || rank_.head() || data::changes_rows(recipe.objective)) {
+    if (rank_.embedding() || rank_.head() || has_own_rows(recipe)) {
       RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded));
       data::apply_objective(recipe.objective, recipe.seed, plan.sequence_tokens, mine, &loaded);
       const int64_t there = std::ssize(samples) - k * slice - rank_.at.dp * recipe.batch.micro;
@@ -360,11 +362,13 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
     }
     now_->batches[k] = {
         loaded.inputs.data(), loaded.targets.data(), {}, {loaded.positions, loaded.starts, loaded.ends}};
-    if (!now_->held.empty()) {  // objectives have no rows of their own
-      now_->batches[k] = {keep_held(now_->tokens, loaded.inputs, &now_->held[2 * k]),
-                          keep_held(now_->tokens, loaded.targets, &now_->held[2 * k + 1]),
+    if (!now_->held.empty()) {  // keys of all tokens are gathered, so where a document begins is asked of all
+      std::vector<int32_t>* const held = &now_->held[kHeldRows * k];
+      keep_held(now_->tokens, loaded.positions, &held[2]);
+      now_->batches[k] = {keep_held(now_->tokens, loaded.inputs, &held[0]),
+                          keep_held(now_->tokens, loaded.targets, &held[1]),
                           {},
-                          {}};
+                          {held[2], loaded.starts, {}}};
     }
     if (!drops) continue;
     uint64_t* const first = at;
@@ -809,7 +813,7 @@ Result<Outcome> run(const Environment& env) {
   const int64_t context = recipe.model.context;
   RankPlan rank = env.plan.rank(env.rank);
   if (env.machine == nullptr) kernels::reserve_scratch(nn::kernel_scratch(env.plan, env.rank));
-  RT_TRY_SET(data::Dataset dataset, data::open_dataset(recipe.data, recipe.model.vocab));
+  RT_TRY_SET(data::Dataset dataset, data::open_dataset(recipe.data, recipe.model.vocab, recipe.model.context));
   RT_TRY_SET(data::Sampler sampler,
              data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, context)));
   std::optional<data::ValidationSet> validation;

@@ -33,7 +33,10 @@ void add_given(const Plan& plan, const RankPlan& rank, const StageDims& dims, Wo
     give(passes, dims.samples * static_cast<int64_t>(sizeof(uint64_t)));
   }
   const int64_t ids = dims.rows * static_cast<int64_t>(sizeof(int32_t));
-  if (data::changes_rows(plan.recipe.objective)) give(3 * passes, ids);  // positions, starts, ends
+  if (has_own_rows(plan.recipe)) {  // positions and ends; starts, of all tokens
+    give(2 * passes, ids);
+    give(passes, dims.samples * dims.held.tokens * static_cast<int64_t>(sizeof(int32_t)));
+  }
   if (dims.experts > 0) {  // counts of their rows, and what balances them: in each layer
     give(3 * passes * (model.layers + plan.mtp_depth()), dims.experts * static_cast<int64_t>(sizeof(float)));
   }
@@ -46,7 +49,7 @@ void add_attention(const Plan& plan, const StageDims& dims, WorkShapes* out) {
   const ModelConfig& model = plan.recipe.model;
   const bool slopes = model.positions == Positions::kAlibi;
   // Masks of documents, masks of dropout, the largest scores, sinks; slopes that are not of all heads.
-  if (data::changes_rows(plan.recipe.objective) || model.attention_dropout > 0 || plan.recipe.optimizer.qk_clip > 0 ||
+  if (has_own_rows(plan.recipe) || model.attention_dropout > 0 || plan.recipe.optimizer.qk_clip > 0 ||
       model.attention_sinks || (slopes && dims.heads != model.heads)) {
     return;
   }

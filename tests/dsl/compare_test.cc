@@ -126,6 +126,15 @@ TEST_SUITE("dsl/compare") {
           "data.code: T.token_files { train = \"d/code.bin\", dtype = \"uint16\", weight = 30 } -> \n"
           "data.ift:  -> T.megatron { prefix = \"d/ift\", split = { 1 }, weight = 1 }\n");
     CHECK(to(web + ", T.megatron { prefix = \"d/code\", weight = 30 }").find("data.code: T.token_files {") == 0);
+    const Recipe limited = load_good(with("data = T.megatron { prefix = \"d/web\", tokens = 5 }"));
+    const Recipe all = load_good(with("data = T.megatron { prefix = \"d/web\" }"));
+    CHECK(told(limited, all) == "data.web.tokens: 5 -> 0\n");
+    CHECK(told(all, limited) == "data.web.tokens: 0 -> 5\n");
+    const auto chats = [](const std::string& more) {
+      return load_good(with("data = T.instruct { prefix = \"d/ift\"" + more + " }"));
+    };
+    CHECK(told(chats(""), chats(", overlong = \"drop\"")) == "data.ift.overlong: \"refuse\" -> \"drop\"\n");
+    CHECK(told(all, chats("")).find("data.ift:  -> T.instruct { prefix = \"d/ift\"") != std::string::npos);
     CHECK(told(base, load_good(with(kBlend + ", seed = 3"))) == "seed: 7 -> 3\n");
     Recipe twice = base, other;  // of one name, as stored recipes may have them: the second has the second as partner
     twice.data.sources[1] = twice.data.sources[0];

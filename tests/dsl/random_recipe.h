@@ -144,8 +144,12 @@ class RandomValues {
     Json out = Json::array();
     static const std::vector<std::string> kNames = {"web", "code", "the books", "end"};
     for (int64_t n = 0; n == 0 || (n < 4 && chance(0.6)); ++n) {
-      const bool megatron = chance(0.6);
-      Json source{{"kind", megatron ? "megatron" : "token_files"}, {"path", "data/" + std::to_string(n) + ".x"}};
+      const bool files = chance(0.4), instruct = !files && chance(0.3), megatron = !files;
+      Json source{{"kind", files      ? "token_files"
+                           : instruct ? "instruct"
+                                      : "megatron"},
+                  {"path", "data/" + std::to_string(n) + ".x"}};
+      if (instruct) source["overlong"] = one_of<std::string>({"refuse", "drop", "truncate"});
       source["name"] = chance(0.3) ? std::to_string(n) : kNames[static_cast<size_t>(n)];
       source["valid_path"] = megatron || chance(0.5) ? "" : "valid";
       source["dtype"] = megatron ? "" : one_of<std::string>({"uint16", "uint32"});

@@ -29,7 +29,7 @@ dsl::LoadedRecipe loaded_from(Recipe recipe, const dsl::LoadedRecipe& whole) {
 }
 
 Result<std::map<std::string, SourceContent>> contents_of(const Recipe& recipe) {
-  RT_TRY_SET(const data::Dataset dataset, data::open_dataset(recipe.data, recipe.model.vocab));
+  RT_TRY_SET(const data::Dataset dataset, data::open_dataset(recipe.data, recipe.model.vocab, recipe.model.context));
   std::map<std::string, SourceContent> out;
   for (const data::Dataset::Source& source : dataset.sources) {
     const int64_t tokens = source.train->token_count();

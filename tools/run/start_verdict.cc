@@ -246,7 +246,7 @@ void Judge::fields() {
 /// What another content of the data does to the order of the samples that are still to come.
 Status Judge::data() {
   if (out_.state.position.sampler.empty() || request_.init) return {};
-  RT_TRY_SET(const data::Dataset dataset, data::open_dataset(now_.data, now_.model.vocab));
+  RT_TRY_SET(const data::Dataset dataset, data::open_dataset(now_.data, now_.model.vocab, now_.model.context));
   RT_TRY_SET(const data::SamplerState state, data::sampler_state_from_json(out_.state.position.sampler));
   const data::Sampler::Spec spec = data::sampler_spec(dataset, now_.data, now_.seed, now_.model.context);
   RT_TRY_SET(const std::vector<data::OrderChange> changes, data::Sampler::changes(spec, state));

@@ -37,7 +37,7 @@ TEST_SUITE("runtime/data/dataset") {
   TEST_CASE("micro-batches hold the tokens of their samples, targets one further") {
     const TempDir dir;
     const DataConfig config = write_two_sources(dir);
-    auto opened = open_dataset(config, 65000);
+    auto opened = open_dataset(config, 65000, 16);
     REQUIRE(opened.ok());
     const Dataset& dataset = opened.value();
     CHECK(dataset.sources[0].name == "a");
@@ -67,7 +67,7 @@ TEST_SUITE("runtime/data/dataset") {
   TEST_CASE("a sequence length of one token is a sample too") {
     const TempDir dir;
     const DataConfig config = write_two_sources(dir);
-    const Dataset dataset = open_dataset(config, 0).value();
+    const Dataset dataset = open_dataset(config, 0, 16).value();
     const std::vector<SampleRef> samples = {{0, 0, 0, 7}};
     MicroBatch batch;
     REQUIRE(load_samples(dataset, DataPart::kTrain, samples, 1, &batch).ok());
@@ -78,7 +78,7 @@ TEST_SUITE("runtime/data/dataset") {
   TEST_CASE("validation batches are fixed, disjoint, and lie in the validation part") {
     const TempDir dir;
     const DataConfig config = write_two_sources(dir);
-    const Dataset dataset = open_dataset(config, 0).value();
+    const Dataset dataset = open_dataset(config, 0, 16).value();
     const auto set = ValidationSet::make(dataset, 8, 3, 100).value();
     // 100 tokens make 12 windows of 8, 60 make 7: 19 in all, 6 whole batches of 3.
     CHECK(set.batches() == 6);
@@ -100,7 +100,7 @@ TEST_SUITE("runtime/data/dataset") {
     // Of a source of weight 0 there are none.
     DataConfig waits = config;
     waits.sources[0].weight = 0;
-    const auto of_one = ValidationSet::make(open_dataset(waits, 0).value(), 8, 3, 100).value();
+    const auto of_one = ValidationSet::make(open_dataset(waits, 0, 16).value(), 8, 3, 100).value();
     CHECK(of_one.batches() == 2);
     for (int64_t b = 0; b < 2; ++b) CHECK(of_one.batch(b)[0].source == 1);
 
@@ -115,31 +115,31 @@ TEST_SUITE("runtime/data/dataset") {
     config.sources[0].split.clear();
     config.sources[0].valid_path = config.sources[1].path;
     config.sources.pop_back();
-    const Dataset dataset = open_dataset(config, 0).value();
+    const Dataset dataset = open_dataset(config, 0, 16).value();
     CHECK(dataset.sources[0].train->token_count() == 1000);
     CHECK(dataset.sources[0].valid->token_count() == 600);
 
     config.sources[0].split = {9, 1};
-    auto both = open_dataset(config, 0);
+    auto both = open_dataset(config, 0, 16);
     REQUIRE(!both.ok());
     CHECK(says(both.error().message, {"data source", "a.bin", "choose one"}));
 
     config.sources[0].split.clear();
     config.sources.push_back(config.sources[0]);
-    auto twice = open_dataset(config, 0);
+    auto twice = open_dataset(config, 0, 16);
     REQUIRE(!twice.ok());
     CHECK(says(twice.error().message, {"two data sources are named \"a\""}));
 
     config.sources[1].path = dir / "nowhere.bin";
-    CHECK(says(open_dataset(config, 0).error().message, {"nowhere.bin", "No such file"}));
+    CHECK(says(open_dataset(config, 0, 16).error().message, {"nowhere.bin", "No such file"}));
   }
 
   TEST_CASE("tokens limits the training part to its first ones, which are those of a source before it grew") {
     const TempDir dir;
     DataConfig config = write_two_sources(dir);
-    const Dataset all = open_dataset(config, 0).value();
+    const Dataset all = open_dataset(config, 0, 16).value();
     config.sources[0].tokens = 450;
-    const Dataset limited = open_dataset(config, 0).value();
+    const Dataset limited = open_dataset(config, 0, 16).value();
     CHECK(limited.sources[0].train->token_count() == 450);
     CHECK(limited.sources[0].valid->token_count() == 100);
     CHECK(limited.sources[1].train->token_count() == 540);
@@ -158,22 +158,22 @@ TEST_SUITE("runtime/data/dataset") {
     CHECK(Sampler::changes(before, sampler.state()).value().empty());
 
     config.sources[0].tokens = 900;
-    CHECK(open_dataset(config, 0).value().sources[0].train->token_count() == 900);
+    CHECK(open_dataset(config, 0, 16).value().sources[0].train->token_count() == 900);
     config.sources[0].tokens = 901;
-    CHECK(says(open_dataset(config, 0).error().message, {"data source", "a.bin", "tokens is 901", "has 900"}));
+    CHECK(says(open_dataset(config, 0, 16).error().message, {"data source", "a.bin", "tokens is 901", "has 900"}));
   }
 
   TEST_CASE("a file that grows, with a split too, is the source that it was; its container does not count") {
     const TempDir dir;
     DataConfig config = write_two_sources(dir);
     const auto changes = [&](const SamplerState& state) {
-      const Dataset dataset = open_dataset(config, 0).value();
+      const Dataset dataset = open_dataset(config, 0, 16).value();
       std::vector<std::string> out;
       for (const OrderChange& change : Sampler::changes(sampler_spec(dataset, config, 5, 16), state).value())
         out.push_back(change.text);
       return out;
     };
-    const Dataset dataset = open_dataset(config, 0).value();
+    const Dataset dataset = open_dataset(config, 0, 16).value();
     Sampler sampler = Sampler::make(sampler_spec(dataset, config, 5, 16)).value();
     sampler.advance(50);
     std::vector<uint16_t> tokens(1000);
@@ -203,7 +203,7 @@ TEST_SUITE("runtime/data/dataset") {
   TEST_CASE("the recipe's seed is used unless the data has its own") {
     const TempDir dir;
     DataConfig config = write_two_sources(dir);
-    const Dataset dataset = open_dataset(config, 0).value();
+    const Dataset dataset = open_dataset(config, 0, 16).value();
     CHECK(sampler_spec(dataset, config, 5, 16).seed == 5);
     config.seed = 6;
     CHECK(sampler_spec(dataset, config, 5, 16).seed == 6);
