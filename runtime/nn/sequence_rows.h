@@ -7,7 +7,8 @@
 
 namespace cairn::nn {
 
-/// Each [T] or empty: then row r stands at r % S and sees what the model's mask says.
+/// Each [T] or empty: then row r stands at r % S and sees what the model's mask says. Where a rank holds some tokens of
+/// each sequence, T rows are those, and `starts` is of all tokens [B, S], in their order.
 struct SequenceRows {
   std::span<const int32_t> positions;  // in [0, S)
   std::span<const int32_t> starts;     // the first key that the row sees, within its sequence, at most its own

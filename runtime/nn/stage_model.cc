@@ -175,12 +175,14 @@ class Model final : public StageModel {
 
   void set_sequences(int64_t slot, const SequenceRows& rows) override {
     Slot<Real>& saved = slots_.at(slot);
-    const auto keep = [&](std::span<const int32_t> given, std::vector<int32_t>& kept) {
-      RT_CHECK(given.empty() || std::ssize(given) == dims_.rows, "{} of {} rows", given.size(), dims_.rows);
+    const auto keep = [&](std::span<const int32_t> given, int64_t count, std::vector<int32_t>& kept) {
+      RT_CHECK(given.empty() || std::ssize(given) == count, "{} of {} rows", given.size(), count);
       kept.assign(given.begin(), given.end());
       return std::span<const int32_t>(kept);
     };
-    saved.rows = {keep(rows.positions, saved.positions), keep(rows.starts, saved.starts), keep(rows.ends, saved.ends)};
+    saved.rows = {keep(rows.positions, dims_.rows, saved.positions),
+                  keep(rows.starts, dims_.samples * dims_.held.tokens, saved.starts),
+                  keep(rows.ends, dims_.rows, saved.ends)};
     for (const int32_t position : saved.positions) {
       RT_CHECK(position >= 0 && position < dims_.positions, "position {} of {}", position, dims_.positions);
     }
@@ -566,10 +568,13 @@ class Model final : public StageModel {
     }
   }
 
+  /// Tables by position have every position, and not those of this rank's tokens in their order.
+  bool whole_tables() const { return dims_.held.whole() || dims_.positions > dims_.held.count; }
+
   DevicePtr<const float> fill_rotary_table(const ModelConfig& model, DevicePtr<float> table, bool window) const {
     const TokenRuns& held = dims_.held;
     const RotaryAngles angles = rotary_angles(model, held.whole() ? dims_.positions : held.tokens, window);
-    if (held.whole()) {
+    if (whole_tables()) {
       on_.rotary_table(table, 0, dims_.positions, angles.frequencies, angles.factor);
       return table;
     }
@@ -584,10 +589,10 @@ class Model final : public StageModel {
   DevicePtr<const float> fill_temperature_table(const ModelConfig& model, DevicePtr<float> table) const {
     const std::vector<float> still(static_cast<size_t>(model.head_dim / 2));  // frequencies
     const TokenRuns& held = dims_.held;
-    const int64_t run = held.whole() ? dims_.positions : held.part_tokens() / 2;
-    const int64_t count = held.whole() ? dims_.positions : held.count;
+    const int64_t run = whole_tables() ? dims_.positions : held.part_tokens() / 2;
+    const int64_t count = whole_tables() ? dims_.positions : held.count;
     for (int64_t at = 0; at < count;) {
-      const int64_t position = held.whole() ? at : held.position(at);
+      const int64_t position = whole_tables() ? at : held.position(at);
       const int64_t same = model.temperature_floor - temperature_count(model, position) % model.temperature_floor;
       const int64_t rows = std::min(same, run - at % run);
       double factor = query_temperature(model, position);

@@ -22,7 +22,7 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   d.held = TokenRuns::of_rank(sequence, d.cp, rank.at.cp, d.all_token_parts);
   d.tokens = d.held.count;
   d.samples = plan.recipe.batch.micro * (plan.pass_tokens > 0 ? 1 : m.context / sequence);
-  d.positions = plan.pass_tokens > 0 ? m.context : d.tokens;
+  d.positions = plan.pass_tokens > 0 ? m.context : has_own_rows(plan.recipe) ? sequence : d.tokens;
   d.rows = d.samples * d.tokens;
   d.local_rows = plan.recipe.mesh.sequence_parallel ? d.rows / tp : d.rows;
   d.width = m.width;

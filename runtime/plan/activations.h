@@ -40,7 +40,8 @@ struct StageDims {
   int64_t tokens = 0;      // S, of a sequence; with context parallelism those that this rank has, S / cp
   TokenRuns held;          // which ones they are
   int64_t cp = 1;          // ranks that divide the tokens of a sequence
-  int64_t positions = 0;   // of the rotary table: S, or the context in a pass of generation (Plan::pass_tokens)
+  int64_t positions = 0;   // of the rotary table: S, all tokens of a sequence where rows say where they
+                           // stand (has_own_rows), the context in a pass of generation (Plan::pass_tokens)
   int64_t rows = 0;        // T = B S
   int64_t local_rows = 0;  // R = T, or T / tp with sequence parallelism
   int64_t width = 0;       // H

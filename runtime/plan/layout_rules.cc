@@ -319,11 +319,9 @@ void layout_rules(RuleList& rules, const DataRanks& ranks) {
     rules.fail("mesh.sequence_parallel", "mesh.sequence_parallel = true splits over tp, but mesh.tp = 1",
                "mesh.tp > 1, or sequence_parallel = false");
   }
-  if (mesh.cp > 1 &&
-      (recipe.objective.kind != ObjectiveConfig::Kind::kNextToken || recipe.objective.document_end >= 0)) {
-    rules.fail("mesh.cp",
-               "mesh.cp > 1 cuts sequences evenly; it does not know of prefixes, gaps and documents within them",
-               "objective.kind = next_token without document_end, or cp = 1");
+  if (mesh.cp > 1 && recipe.objective.kind != ObjectiveConfig::Kind::kNextToken) {
+    rules.fail("mesh.cp", "mesh.cp > 1 cuts sequences evenly; it does not know of prefixes and gaps within them",
+               "objective.kind = next_token, or cp = 1");
   }
   latent_sums(rules);
   sum_rules(rules);

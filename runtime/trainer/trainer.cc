@@ -364,6 +364,12 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
         loaded.inputs.data(), loaded.targets.data(), {}, {loaded.positions, loaded.starts, loaded.ends}};
     if (!now_->held.empty()) {  // keys of all tokens are gathered, so where a document begins is asked of all
       std::vector<int32_t>* const held = &now_->held[kHeldRows * k];
+      if (has_own_rows(recipe) && loaded.positions.empty()) {  // tables have all positions: rows say which is theirs
+        loaded.positions.resize(loaded.inputs.size());
+        for (size_t t = 0; t < loaded.positions.size(); ++t) {
+          loaded.positions[t] = static_cast<int32_t>(static_cast<int64_t>(t) % plan.sequence_tokens);
+        }
+      }
       keep_held(now_->tokens, loaded.positions, &held[2]);
       now_->batches[k] = {keep_held(now_->tokens, loaded.inputs, &held[0]),
                           keep_held(now_->tokens, loaded.targets, &held[1]),

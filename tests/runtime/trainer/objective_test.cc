@@ -17,27 +17,33 @@ struct Layout {
   int64_t tp, pp, dp;
   int zero;
   bool sequence_parallel;
+  int64_t cp = 1;
 };
-const Layout kLayouts[] = {{4, 1, 1, 0, false}, {2, 2, 1, 1, true}, {4, 1, 2, 3, true}, {1, 2, 2, 2, false}};
+const std::vector<Layout> kLayouts = {{4, 1, 1, 0, false}, {2, 2, 1, 1, true}, {4, 1, 2, 3, true}, {1, 2, 2, 2, false}};
+// Documents end anywhere: within a rank's run of tokens, at its border, over several of them.
+const std::vector<Layout> kOverTokens = {
+    {1, 1, 1, 0, false, 2}, {2, 1, 1, 1, true, 2}, {1, 2, 1, 0, false, 4}, {1, 1, 2, 3, false, 2}};
 
 Recipe with(Recipe recipe, const Layout& l) {
   recipe.mesh.tp = l.tp;
   recipe.mesh.pp = l.pp;
+  recipe.mesh.cp = l.cp;
   recipe.optimizer.zero = l.zero;
   recipe.mesh.sequence_parallel = l.sequence_parallel;
   return recipe;
 }
 
 /// 1e-5: float32 sums in another order, as in parity_test.cc.
-void check_all_layouts(Recipe base) {
+void check_all_layouts(Recipe base, const std::vector<Layout>& layouts = kLayouts) {
   base.stop = {Span::Unit::kSteps, 8};
   const auto serial = train_on_threads(base, 1);
   REQUIRE_OK(serial);
-  for (const Layout& layout : kLayouts) {
-    const int64_t world = layout.tp * layout.pp * layout.dp;
+  for (const Layout& layout : layouts) {
+    const int64_t world = layout.tp * layout.pp * layout.dp * layout.cp;
     CAPTURE(layout.tp);
     CAPTURE(layout.pp);
     CAPTURE(layout.dp);
+    CAPTURE(layout.cp);
     const Recipe recipe = with(base, layout);
     const auto parallel = train_on_threads(recipe, world);
     REQUIRE_OK(parallel);
@@ -90,7 +96,13 @@ TEST_SUITE("runtime/trainer/objective") {
       Recipe recipe = tiny_recipe(llama, !llama);
       recipe.objective.document_end = 3;
       check_all_layouts(recipe);
+      check_all_layouts(recipe, kOverTokens);
     }
+    Recipe recipe = tiny_recipe(true, false);  // documents and a window; only attention is reset
+    recipe.objective.document_end = 3;
+    recipe.objective.reset_positions = false;
+    recipe.model.sliding_window = 5;
+    check_all_layouts(recipe, kOverTokens);
   }
 
   TEST_CASE("prefixes and gaps train the same under every layout, and resume") {
