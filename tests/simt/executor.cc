@@ -8,11 +8,13 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "runtime/core/check.h"
+#include "tests/simt/blocks.h"
 #include "tests/simt/device_memory.h"
 #include "tests/simt/hooks.h"
 #include "tests/simt/symbols.h"
@@ -95,7 +97,7 @@ void prepare(Context& context, char* stack, int /*number*/, void (*entry)()) {
 // --- a block
 // ----------------------------------------------------------------------------------------------------------
 
-enum class State { kReady, kAtBarrier, kAtExchange, kDone };
+enum class State { kReady, kAtBarrier, kAtExchange, kAtCondition, kDone };
 
 /// Lanes that meet.
 struct Meeting {
@@ -118,7 +120,8 @@ struct Thread : Fiber {
   State state = State::kDone;
   Place waits_at;
   const Meeting* meeting = nullptr;
-  uint64_t generation = 0;                       // of the meeting when it came
+  uint64_t generation = 0;  // of the meeting when it came
+  const std::function<bool()>* condition = nullptr;
   std::deque<std::pair<int, AsyncCopy>> copies;  // with the number of their group
   int copy_groups = 0;                           // that were ended
 };
@@ -157,6 +160,21 @@ struct Executor {
 Executor& executor() {
   thread_local Executor one;
   return one;
+}
+
+/// Kernels that may have more shared memory than every card gives.
+struct SharedOf {
+  std::mutex mutex;
+  std::map<const void*, int64_t> most;
+};
+SharedOf& shared_of() {
+  static SharedOf one;
+  return one;
+}
+int64_t most_shared(const void* kernel) {
+  const std::lock_guard lock(shared_of().mutex);
+  const auto found = shared_of().most.find(kernel);
+  return found == shared_of().most.end() ? kMostShared : found->second;
 }
 
 Taker& taker_of_all() {
@@ -206,6 +224,7 @@ void entry() {
   (*e.body)();
   auto* const me = static_cast<Thread*>(running);
   if (!me->copies.empty()) stop("ends with copies to shared memory that it has not waited for");
+  if (const std::string left = left_by_thread(me->number); !left.empty()) stop(left);
   me->state = State::kDone;
   me->warp->live &= ~(1u << me->here.lane);
   to_scheduler(/*for_ever=*/true);
@@ -236,6 +255,8 @@ std::string who_waits_where(const Executor& e, int count) {
       case State::kAtExchange:
         return fmt::format("for lanes {:08x}, of which {:08x} have come, {}", t.meeting->mask, t.meeting->arrived,
                            text(t.waits_at));
+      case State::kAtCondition:
+        return fmt::format("for a barrier in shared memory, {}", text(t.waits_at));
       case State::kDone:
         return std::string("ended");
       case State::kReady:
@@ -313,6 +334,7 @@ void run_block(Executor& e, int count, std::mt19937_64& random) {
   }
   for (auto& [tag, array] : e.arrays) std::memset(array.data, 0xff, static_cast<size_t>(array.bytes));
   if (e.dynamic.data != nullptr) std::memset(e.dynamic.data, 0xff, static_cast<size_t>(e.dynamic.bytes));
+  begin_block(count);
 
   std::vector<int> order(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) order[i] = i;
@@ -320,6 +342,7 @@ void run_block(Executor& e, int count, std::mt19937_64& random) {
   int done = 0, at_barrier = 0;
   const auto turn = [&](Thread& t) {
     if (t.state == State::kAtExchange && t.meeting->generation != t.generation) t.state = State::kReady;
+    if (t.state == State::kAtCondition && (*t.condition)()) t.state = State::kReady;
     if (t.state != State::kReady) return false;
     resume(e, t);
     done += t.state == State::kDone ? 1 : 0;
@@ -349,6 +372,7 @@ void run_block(Executor& e, int count, std::mt19937_64& random) {
       throw Stop(fmt::format("{}: threads wait for each other: {}", whose(e), who_waits_where(e, count)));
     }
   }
+  if (const std::string left = left_by_block(); !left.empty()) throw Stop(fmt::format("{}: {}", whose(e), left));
 }
 
 /// The watch is told of the end however it comes.
@@ -368,13 +392,13 @@ void run(const Launch& launch, const std::function<void()>& body) {
   const int64_t count = int64_t{launch.threads.x} * launch.threads.y * launch.threads.z;
   const int64_t blocks = int64_t{launch.blocks.x} * launch.blocks.y * launch.blocks.z;
   constexpr unsigned kMostY = 65535;
-  if (count < 1 || count > kMostThreads || launch.threads.z > 64 || launch.shared_bytes > kMostShared ||
+  if (count < 1 || count > kMostThreads || launch.threads.z > 64 || launch.shared_bytes > most_shared(launch.kernel) ||
       launch.blocks.x > 0x7fffffffu || launch.blocks.y > kMostY || launch.blocks.z > kMostY || blocks < 1) {
     throw Stop(
         fmt::format("{}: {} blocks of {} threads with {} bytes of shared memory: a device takes 1 to {} threads, "
                     "{} bytes, and {} blocks along y and z",
                     name_of(launch.kernel), text(launch.blocks), text(launch.threads), launch.shared_bytes,
-                    kMostThreads, kMostShared, kMostY));
+                    kMostThreads, most_shared(launch.kernel), kMostY));
   }
   for (auto& [tag, array] : e.arrays) device_free(array.data);
   e.arrays.clear();
@@ -462,6 +486,26 @@ bool take_copy(int groups, AsyncCopy* out) {
   *out = me.copies.front().second;
   me.copies.pop_front();
   return true;
+}
+
+void wait_until(const std::function<bool()>& condition, Place place) {
+  if (condition()) return;
+  auto* const me = static_cast<Thread*>(running);
+  me->condition = &condition;
+  me->waits_at = place;
+  me->state = State::kAtCondition;
+  to_scheduler();
+}
+void stop_launch(std::string what) { stop(std::move(what)); }
+char* dynamic_begin(int64_t* bytes) {
+  *bytes = executor().dynamic.bytes;
+  return static_cast<char*>(executor().dynamic.data);
+}
+std::string place_text(Place place) { return text(place); }
+
+void allow_shared(const void* kernel, int64_t bytes) {
+  const std::lock_guard lock(shared_of().mutex);
+  shared_of().most[kernel] = bytes;
 }
 
 void* shared_array(const void* tag, int64_t bytes) {

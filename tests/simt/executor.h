@@ -33,6 +33,10 @@ constexpr std::array<Order, 5> kOrders = {
 /// Of this thread's launches from now on.
 void set_order(const Order& order);
 
+/// Whether this process's launches are on a card with warpgroups (runtime/kernels/cuda/warpgroup_units.h). At first
+/// not.
+void give_warpgroups(bool has);
+
 class Stop : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -15,7 +15,7 @@ if(NOT CAIRN_SANITIZE)
 
   file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/runtime/kernels/cuda/*.cu)
   list(APPEND kernels ${CMAKE_CURRENT_SOURCE_DIR}/simt/planted.cu
-       ${CMAKE_CURRENT_SOURCE_DIR}/simt/matrix_probes.cu)
+       ${CMAKE_CURRENT_SOURCE_DIR}/simt/matrix_probes.cu ${CMAKE_CURRENT_SOURCE_DIR}/simt/warpgroup_probes.cu)
   set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX)  # in this folder alone
   function(cairn_simt_build name reports)
     add_library(cairn_simt_${name} OBJECT ${kernels})
