@@ -117,6 +117,10 @@ class CudaStream final : public Stream {
   AttentionPlans* attention() const { return attention_; }
   DeviceBytes attention_workspace() const { return attention_workspace_; }
 
+  /// Whether attention may be by warpgroups, where the device has them (kernels/cuda/attention.h). It may at first.
+  void use_warpgroups(bool may) { warpgroups_ = may; }
+  bool warpgroups() const { return warpgroups_; }
+
   /// What is ordered from here on is not done but kept, with what streams order that follow events of this one. All of
   /// them must have come back to it at the end. Nothing may wait, allocate or be a first use of a kernel in between.
   void begin_capture();
@@ -144,6 +148,7 @@ class CudaStream final : public Stream {
   DeviceBytes blas_workspace_;
   AttentionPlans* attention_ = nullptr;
   DeviceBytes attention_workspace_;
+  bool warpgroups_ = true;
   std::vector<std::function<Status()>> others_;  // settle_with()
 };
 

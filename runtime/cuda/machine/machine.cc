@@ -16,6 +16,7 @@ Result<std::unique_ptr<CudaMachine>> CudaMachine::open(const Api& api, const Bla
   RT_TRY_SET(out->blas_, Blas::open(products, out->context_));
   out->stream_ = CudaStream::make(out->context_, {.deadline_ms = options.deadline_ms});
   RT_TRY(out->stream_->settle());
+  out->stream_->use_warpgroups(options.warpgroups);
   if (options.cudnn) {
     if (kernels.cudnn == nullptr) {
       return Error{ErrorCode::kUnsupported, "the module of kernels was built without cuDNN"};

@@ -295,6 +295,11 @@ bool by_cudnn(CudaStream& on, const kernels::AttentionDims& d, AttentionPass pas
   return shape && on.attention()->run(on, *shape, pass, arrays, on.attention_workspace());
 }
 
+/// Warpgroups where the device has them and the run lets them.
+k::Units units_of(CudaStream& on) {
+  return on.warpgroups() && k::has_warpgroups() ? k::Units::kWarpgroups : k::Units::kWarps;
+}
+
 template <typename T, typename G>
 void attention_backward(Stream& stream, const kernels::AttentionDims& d, DevicePtr<const T> q, DevicePtr<const T> k,
                         DevicePtr<const T> v, DevicePtr<const T> out, DevicePtr<const float> logsumexp,
@@ -316,7 +321,8 @@ void attention_backward(Stream& stream, const kernels::AttentionDims& d, DeviceP
       if (by_cudnn<T>(cuda, d, AttentionPass::kBackward, arrays)) return;
     }
     k::attention_backward<T, G>(on, d, q.address(), k.address(), v.address(), out.address(), logsumexp.address(),
-                                dout.address(), dq.address(), dk.address(), dv.address(), scratch.address());
+                                dout.address(), dq.address(), dk.address(), dv.address(), scratch.address(),
+                                units_of(cuda));
   });
 }
 
@@ -339,7 +345,8 @@ void fill_attention(kernels::Ops<T>& out) {
         maxima = static_cast<float*>(cuda.scratch(bytes_of<float>(k::attention_maxima(d)), "attention_forward"));
         if (maxima == nullptr) return;
       }
-      k::attention_forward<T>(on, d, q.address(), k.address(), v.address(), to.address(), logsumexp.address(), maxima);
+      k::attention_forward<T>(on, d, q.address(), k.address(), v.address(), to.address(), logsumexp.address(), maxima,
+                              units_of(cuda));
     });
   };
   out.attention_backward = &attention_backward<T, T>;

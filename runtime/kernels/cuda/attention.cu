@@ -4,6 +4,7 @@
 
 #include "runtime/kernels/cuda/attention_matrix.h"
 #include "runtime/kernels/cuda/attention_tiles.h"
+#include "runtime/kernels/cuda/attention_warpgroup.h"
 
 namespace cairn::kernels::cuda {
 namespace {
@@ -148,12 +149,15 @@ int64_t attention_maxima(const AttentionDims& dims) {
 
 template <typename T>
 void attention_forward(Queue& on, const AttentionDims& dims, const T* q, const T* k, const T* v, T* out,
-                       float* logsumexp, float* maxima) {
+                       float* logsumexp, float* maxima, Units units) {
   const bool kept = static_cast<bool>(dims.max_scores);
   const AttentionArgs<T> args = attention_args(dims, q, k, v, out);
   const ForwardOut<T> to{out, logsumexp, kept ? maxima : nullptr};
   int64_t rows = tile_rows(dims.head_dim);
   if constexpr (!std::is_same_v<T, float>) {
+    if (units == Units::kWarpgroups && !kept && by_warpgroups(args)) {
+      return attention_by_warpgroups(on, args, dims.batch, to);
+    }
     if (by_matrix_units(args)) rows = matrix_tile_rows(args);
     if (by_matrix_units(args)) attention_by_matrix_units(on, args, dims.batch, to);
   }
@@ -182,8 +186,9 @@ void attention_decode(Queue& on, const AttentionDims& dims, int64_t past, int64_
   forward<T>(on, args, dims.batch, {out, nullptr, nullptr});
 }
 
-#define RT_INSTANTIATE(T)                                                                                             \
-  template void attention_forward<T>(Queue&, const AttentionDims&, const T*, const T*, const T*, T*, float*, float*); \
+#define RT_INSTANTIATE(T)                                                                                            \
+  template void attention_forward<T>(Queue&, const AttentionDims&, const T*, const T*, const T*, T*, float*, float*, \
+                                     Units);                                                                         \
   template void attention_decode<T>(Queue&, const AttentionDims&, int64_t, int64_t, const T*, const T*, const T*, T*)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);

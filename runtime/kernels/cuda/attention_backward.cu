@@ -4,6 +4,7 @@
 #include "runtime/kernels/cuda/attention.h"
 #include "runtime/kernels/cuda/attention_matrix.h"
 #include "runtime/kernels/cuda/attention_tiles.h"
+#include "runtime/kernels/cuda/attention_warpgroup.h"
 
 namespace cairn::kernels::cuda {
 namespace {
@@ -216,7 +217,7 @@ void sink_gradients(Queue& on, const AttentionDims& dims, const float* logsumexp
 
 template <typename T, typename G>
 void attention_backward(Queue& on, const AttentionDims& dims, const T* q, const T* k, const T* v, const T* out,
-                        const float* logsumexp, const T* dout, T* dq, G* dk, G* dv, float* deltas) {
+                        const float* logsumexp, const T* dout, T* dq, G* dk, G* dv, float* deltas, Units units) {
   const AttentionArgs<T> args = attention_args(dims, q, k, v, out, dout, dq, dk, dv);
   BackwardOut<T> to{out, dout, logsumexp, deltas, dq, nullptr, nullptr, nullptr, nullptr};
   if constexpr (std::is_same_v<G, T>) {
@@ -227,6 +228,9 @@ void attention_backward(Queue& on, const AttentionDims& dims, const T* q, const 
     to.dv_sums = dv;
   }
   if constexpr (!std::is_same_v<T, float>) {
+    if (units == Units::kWarpgroups && by_warpgroups(args)) {
+      return attention_backward_by_warpgroups(on, args, dims.batch, to);
+    }
     if (by_matrix_units(args)) return attention_backward_by_matrix_units(on, args, dims.batch, to);
   }
   for_alibi(args, [&]<typename Args>(const Args& of) {
@@ -250,7 +254,7 @@ void attention_backward(Queue& on, const AttentionDims& dims, const T* q, const 
 
 #define RT_INSTANTIATE(T, G)                                                                                   \
   template void attention_backward<T, G>(Queue&, const AttentionDims&, const T*, const T*, const T*, const T*, \
-                                         const float*, const T*, T*, G*, G*, float*)
+                                         const float*, const T*, T*, G*, G*, float*, Units)
 RT_INSTANTIATE(float, float);
 RT_INSTANTIATE(bf16, bf16);
 RT_INSTANTIATE(bf16, float);

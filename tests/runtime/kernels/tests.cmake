@@ -19,7 +19,13 @@ add_test(NAME runtime/kernels/cuda/ptxas_bounds_test COMMAND ${CAIRN_PYTHON} ${b
 set_tests_properties(runtime/kernels/cuda/ptxas_bounds_test PROPERTIES LABELS unit)
 if(TARGET cairn_cuda_kernels)
   set(objects ${CMAKE_BINARY_DIR}/CMakeFiles/cairn_cuda_kernels.dir/runtime/kernels/cuda)
-  set(compared ${bounds}.json ${CMAKE_SOURCE_DIR}/runtime/kernels/cuda ${objects} ${CMAKE_CUDA_COMPILER})
+  set(warpgroup_objects ${CMAKE_BINARY_DIR}/CMakeFiles/cairn_cuda_warpgroup_kernels.dir/runtime/kernels/cuda)
+  set(compared ${bounds}.json ${CMAKE_SOURCE_DIR}/runtime/kernels/cuda ${objects}:${warpgroup_objects}
+      ${CMAKE_CUDA_COMPILER})
+  add_test(NAME runtime/kernels/cuda/warpgroup_code
+           COMMAND ${CAIRN_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/runtime/kernels/cuda/warpgroup_code.py
+                   ${warpgroup_objects}/attention_warpgroup.cu.o ${warpgroup_objects}/attention_warpgroup_backward.cu.o)
+  set_tests_properties(runtime/kernels/cuda/warpgroup_code PROPERTIES LABELS unit)
   add_test(NAME runtime/kernels/cuda/ptxas_bounds COMMAND ${CAIRN_PYTHON} ${bounds}.py ${compared})
   add_test(NAME runtime/kernels/cuda/ptxas_bounds_cut COMMAND ${CAIRN_PYTHON} ${bounds}.py --cut ${compared})
   set_tests_properties(runtime/kernels/cuda/ptxas_bounds runtime/kernels/cuda/ptxas_bounds_cut PROPERTIES LABELS unit)

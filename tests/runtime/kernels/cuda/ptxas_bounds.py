@@ -1,8 +1,8 @@
-"""ptxas_bounds.py [--update | --cut] BOUNDS SOURCES_DIR OBJECTS_DIR: what ptxas said of each kernel against committed bounds.
+"""ptxas_bounds.py [--update | --cut] BOUNDS SOURCES_DIR OBJECTS_DIRS: what ptxas said of each kernel against committed bounds.
 
 No kernel may spill or have a stack, whatever the toolkit. With the toolkit whose numbers BOUNDS holds, no kernel may take more
-registers than it says there, each kernel must stand there with each architecture that it is compiled for, and no other. OBJECTS_DIR/NAME.cu.o.log is nvcc's output (-Xptxas=-v) for
-SOURCES_DIR/NAME.cu. --update writes BOUNDS. --cut: one bound counts as one register less, so the check must fail. Prints what is
+registers than it says there, each kernel must stand there with each architecture that it is compiled for, and no other. OBJECTS_DIRS are apart by ":"; in one of them NAME.cu.o.log
+is nvcc's output (-Xptxas=-v) for SOURCES_DIR/NAME.cu. ptxas may not say that products of warpgroups are serialized. --update writes BOUNDS. --cut: one bound counts as one register less, so the check must fail. Prints what is
 wrong, a line each; exit 1."""
 import json
 import pathlib
@@ -10,7 +10,8 @@ import re
 import subprocess
 import sys
 
-ENTRY = re.compile(r"Compiling entry function '(\S+)' for 'sm_(\d+)'")
+ENTRY = re.compile(r"Compiling entry function '(\S+)' for 'sm_(\d+a?)'")
+SERIALIZED = re.compile(r"wgmma\S* instructions are serialized.* in the function '(\S+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
 
@@ -47,14 +48,21 @@ def kernels_of(log):
     return found
 
 
+def in_order(arch):
+    return int(arch.rstrip("a")), arch
+
+
 def read(sources, objects):
     """{"file: kernel": {architecture: (registers, stack, spills)}}, and what is wrong with the logs."""
     out, wrong = {}, []
     for source in sorted(sources.glob("*.cu")):
-        log = objects / f"{source.name}.o.log"
-        found = kernels_of(log.read_text()) if log.is_file() else []
+        logs = [folder / f"{source.name}.o.log" for folder in objects]
+        log = next((log for log in logs if log.is_file()), logs[0])
+        text = log.read_text() if log.is_file() else ""
+        found = kernels_of(text)
         if not found:
-            wrong.append(f"{log}: tells of no kernel")
+            wrong.append(f"{log}: names no kernel")
+        wrong += [f"{name}: its products are serialized" for name in demangled(SERIALIZED.findall(text))]
         for name, (_, arch, *numbers) in zip(demangled([f[0] for f in found]), found):
             of = out.setdefault(f"{source.stem}: {name}", {})
             of[arch] = tuple(map(max, of.get(arch, (0, 0, 0)), numbers))
@@ -88,11 +96,12 @@ def toolkit_of(nvcc):
 
 def main(arguments):
     mode = arguments.pop(0) if arguments[0].startswith("--") else ""
-    bounds_file, sources, objects = map(pathlib.Path, arguments[:3])
+    bounds_file, sources = map(pathlib.Path, arguments[:2])
+    objects = list(map(pathlib.Path, arguments[2].split(":")))
     toolkit = toolkit_of(arguments[3] if len(arguments) > 3 else "nvcc")
     kernels, wrong = read(sources, objects)
     if mode == "--update":
-        lines = [f"  {json.dumps(name)}: {json.dumps({a: of[a][0] for a in sorted(of, key=int)})}"
+        lines = [f"  {json.dumps(name)}: {json.dumps({a: of[a][0] for a in sorted(of, key=in_order)})}"
                  for name, of in sorted(kernels.items())]
         bounds_file.write_text(f'{{"toolkit": "{toolkit}", "registers": {{\n' + ",\n".join(lines) + "\n}}\n")
         return 0

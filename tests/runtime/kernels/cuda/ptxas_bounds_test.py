@@ -1,4 +1,6 @@
 """Tests of ptxas_bounds.py on what nvcc prints, without a toolkit."""
+import pathlib
+import tempfile
 import unittest
 
 import ptxas_bounds
@@ -34,6 +36,22 @@ class Bounds(unittest.TestCase):
     def test_a_kernel_is_compiled_for_each_architecture_of_its_bounds(self):
         compiled, bounds = {"one": {"80": (1, 0, 0)}}, {"one": {"80": 1, "120": 1}}
         self.assertEqual(ptxas_bounds.check(compiled, bounds, True), ["one (sm_120): a bound, and it is not compiled for it"])
+
+    def test_code_for_one_card_alone_has_an_architecture_of_its_own(self):
+        log = LOG.format(stack=0, stores=0).replace("sm_80", "sm_90a")
+        self.assertEqual([kernel[1] for kernel in ptxas_bounds.kernels_of(log)], ["90a"])
+        self.assertEqual(sorted(["120", "90a", "80", "90"], key=ptxas_bounds.in_order), ["80", "90", "90a", "120"])
+
+    def test_products_that_are_serialized_are_wrong(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            (folder / "one.cu").touch()
+            log = LOG.format(stack=0, stores=0)
+            (folder / "one.cu.o.log").write_text(log)
+            self.assertEqual(ptxas_bounds.read(folder, [folder])[1], [])
+            (folder / "one.cu.o.log").write_text(log + "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async "
+                                                 "instructions are serialized due to X in the function '_ZN1a6kernelILi8EEEvT_'\n")
+            self.assertRegex(ptxas_bounds.read(folder, [folder])[1][0], "^.*kernel<8>: its products are serialized$")
 
     def test_names_lose_what_changes_from_build_to_build(self):
         self.assertEqual(ptxas_bounds.short("void cairn::kernels::cuda::map_packs<8, cairn::kernels::cuda::(anonymous "
