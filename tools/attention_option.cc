@@ -24,8 +24,8 @@ constexpr const char* kFile = "attention";  // of the run folder
 constexpr const char* kWithout = "Cairn's own kernels, whose bits are other ones: --attention own";
 
 const std::map<std::string, AttentionWish>& words() {
-  static const std::map<std::string, AttentionWish> out = {{"own", AttentionWish::kOwn},
-                                                           {"cudnn", AttentionWish::kCudnn}};
+  static const std::map<std::string, AttentionWish> out = {
+      {"own", AttentionWish::kOwn}, {"mma", AttentionWish::kMma}, {"cudnn", AttentionWish::kCudnn}};
   return out;
 }
 
@@ -35,10 +35,11 @@ Result<AttentionWish> noted(const fs::path& run) {
   if (run.empty() || !fs::exists(run / kFile, failed)) return AttentionWish::kKept;
   RT_TRY_SET(const std::string text, read_text_file(run / kFile));
   if (const auto found = words().find(text); found != words().end()) return found->second;
-  return Error{ErrorCode::kInvalidInput,
-               fmt::format("{}: \"{}\"; expected \"own\" or \"cudnn\". It says whose kernels attention had last: write "
-                           "one of the two",
-                           (run / kFile).string(), text)};
+  return Error{
+      ErrorCode::kInvalidInput,
+      fmt::format("{}: \"{}\"; expected \"own\", \"mma\" or \"cudnn\". It says whose kernels attention had last: "
+                  "write one of these",
+                  (run / kFile).string(), text)};
 }
 
 /// Why cuDNN takes no attention of this recipe; empty where it takes some, or where there is no plan to look at.
@@ -63,10 +64,10 @@ void add_attention_option(CLI::App& command, AttentionWish& wish) {
   command
       .add_option_function<std::string>(
           "--attention", [&wish](const std::string& word) { wish = words().at(word); },
-          "whose kernels attention on CUDA has: own, Cairn's; cudnn, where cuDNN takes it (default: as the run had "
-          "before, own in a new one)")
+          "whose kernels attention on CUDA has: own, Cairn's for the card; mma, Cairn's for every card; cudnn, where "
+          "cuDNN takes it (default: as the run had before, own in a new one)")
       ->type_name("NAME")
-      ->check(CLI::IsMember({"own", "cudnn"}));
+      ->check(CLI::IsMember({"own", "mma", "cudnn"}));
 }
 
 Result<AttentionChoice> choose_attention(const AttentionQuestion& question) {
@@ -81,6 +82,7 @@ Result<AttentionChoice> choose_attention(const AttentionQuestion& question) {
   if (wish == AttentionWish::kKept) {
     RT_TRY_SET(wish, noted(question.run));
   }
+  if (wish == AttentionWish::kMma) return AttentionChoice{.mma = true, .record = {{"by", "mma"}}};
   if (wish != AttentionWish::kCudnn) return AttentionChoice{.record = {{"by", "own"}}};
   const std::string who = asked ? "--attention cudnn" : fmt::format("{} has attention by cuDNN", question.run.string());
   const auto refused = [&](const std::string& why, const std::string& todo) {
@@ -115,7 +117,7 @@ int64_t attention_room(const Plan& plan) {
 Status note_attention(const fs::path& run, const AttentionChoice& choice) {
   if (choice.record.is_null()) return {};  // computed on the CPU: what was noted stays
   std::error_code failed;
-  if (!choice.cudnn && !fs::exists(run / kFile, failed)) return {};
+  if (!choice.cudnn && !choice.mma && !fs::exists(run / kFile, failed)) return {};
   return write_text_file(run / kFile, choice.word());
 }
 

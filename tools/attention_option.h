@@ -16,8 +16,8 @@ class App;
 
 namespace cairn::tools {
 
-/// kKept: what the run folder says; Cairn's own where it says nothing.
-enum class AttentionWish { kKept, kOwn, kCudnn };
+/// kKept: what the run folder says; Cairn's own where it says nothing. kOwn: by the card, kMma: those of every card.
+enum class AttentionWish { kKept, kOwn, kMma, kCudnn };
 
 /// --attention; kKept where it is not given.
 void add_attention_option(CLI::App& command, AttentionWish& wish);
@@ -31,12 +31,12 @@ struct AttentionQuestion {
 };
 
 struct AttentionChoice {
-  bool cudnn = false;
+  bool cudnn = false, mma = false;
   std::string text;       // for people; empty where there is nothing to tell
   nlohmann::json record;  // of the run's record: {"by", "version", "path"}; null on the CPU
 
   /// For `cairn _rank --attention`.
-  std::string word() const { return cudnn ? "cudnn" : "own"; }
+  std::string word() const { return cudnn ? "cudnn" : mma ? "mma" : "own"; }
 };
 
 /// Opens cuDNN, and no device. Errors, with exit code 2: cuDNN was asked for, or the run has it, and it cannot be,

@@ -171,7 +171,8 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
     cuda::MachineOptions how{.index = args.device_index,
                              .deadline_ms = 2 * options.deadline_ms,
                              .sums = {},
-                             .cudnn = args.attention == "cudnn"};
+                             .cudnn = args.attention == "cudnn",
+                             .warpgroups = args.attention != "mma"};
     if (args.comm != "staged") {
       if (!nccl().ok()) return nccl().error();
       how.sums = trainer::sum_rooms(plan);
@@ -282,7 +283,7 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--ward-fd", args->ward_fd);
   command->add_option("--device", args->device)->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--comm", args->comm)->check(CLI::IsMember({"nccl", "registered", "staged"}));
-  command->add_option("--attention", args->attention)->check(CLI::IsMember({"own", "cudnn"}));
+  command->add_option("--attention", args->attention)->check(CLI::IsMember({"own", "mma", "cudnn"}));
   command->add_option("--device-index", args->device_index);
   command->add_option("--cpus", args->cpus);
   command->add_option("--numa", args->numa);
