@@ -1,5 +1,6 @@
 // A row is read once from memory, all of it at once, and stays in the registers of the threads that share it: as many
-// as it takes with kPacks packs each. Rows that are no packs, or too wide, are read again from the first-level cache.
+// as it takes with kPacks packs each. Rows that are no packs, or too wide (above kMostThreads * kPacks * kMany
+// channels), are read again from the caches, a block's turns at a time: too wide ones in packs too.
 #include "runtime/kernels/cuda/norm.h"
 
 #include "runtime/core/check.h"
@@ -11,6 +12,7 @@ namespace {
 constexpr int kMostThreads = 512;  // that share a row
 constexpr int kMany = 4;           // elements of a pack: 16 bytes of the sums that it adds to
 constexpr int kPacks = 4;          // of a row that a thread holds; ptxas gives each element a register, of 16 bits too
+constexpr int kTurns = 4;          // of a row that is too wide, whose loads are under way
 constexpr int kRoom = 2 * kMostThreads / kWarp;
 /// Bytes of a block's sums of columns that lie in shared memory; more are summed in `partials`.
 constexpr int64_t kMostSums = 96 << 10;
@@ -207,31 +209,51 @@ __global__ void __launch_bounds__(kMostThreads) norm_forward(ForwardArgs<T> of, 
   }
 }
 
-/// A block has a row, of any width.
-template <Form kForm, typename T>
-__global__ void __launch_bounds__(kThreads) norm_forward_by_elements(ForwardArgs<T> of) {
+/// A block has a row, of any width, in packs of N.
+template <Form kForm, int N, typename T>
+__global__ void __launch_bounds__(kThreads) norm_forward_by_turns(ForwardArgs<T> of) {
   RT_SHARED(float, room, kRoom);
-  const int64_t row = blockIdx.x;
+  const int64_t row = blockIdx.x, begin = static_cast<int64_t>(threadIdx.x) * N, step = int64_t{kThreads} * N;
   const T* x = of.x[row] + to_head<kForm>(of.width);
   float sum = 0, squares = 0, mean = 0;
-  for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
-    float v = load_f32(x[c]);
-    if (of.added.first != nullptr) {
-      T* const out = of.sum[row] + c;
-      store_f32(out, v + load_f32(of.added[row][c]));
-      v = load_f32(*out);
+  if (of.added.first != nullptr) {
+    const T* const added = of.added[row];
+    T* const out = of.sum[row];
+    for (int64_t c = begin; c < of.width; c += step) {
+      auto v = load_pack<N>(x + c);
+      const auto more = load_pack<N>(added + c);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        store_f32(&v.at[k], load_f32(v.at[k]) + load_f32(more.at[k]));
+        sum += load_f32(v.at[k]);
+        squares += load_f32(v.at[k]) * load_f32(v.at[k]);
+      }
+      store_pack<N>(out + c, v);
     }
-    sum += v;
-    squares += v * v;
+    x = out;  // each thread reads what it wrote
+  } else {
+#pragma unroll kTurns
+    for (int64_t c = begin; c < of.width; c += step) {
+      const auto v = load_pack<N>(x + c);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        sum += load_f32(v.at[k]);
+        squares += load_f32(v.at[k]) * load_f32(v.at[k]);
+      }
+    }
   }
-  if (of.added.first != nullptr) x = of.sum[row];  // each thread reads what it wrote
   block_sums(sum, squares, room);
   if (kHasMean<kForm>) {
     mean = sum / static_cast<float>(of.width);
     squares = 0;
-    for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
-      const float d = load_f32(x[c]) - mean;
-      squares += d * d;
+#pragma unroll kTurns
+    for (int64_t c = begin; c < of.width; c += step) {
+      const auto v = load_pack<N>(x + c);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const float d = load_f32(v.at[k]) - mean;
+        squares += d * d;
+      }
     }
     float none = 0;
     block_sums(squares, none, room);
@@ -244,9 +266,20 @@ __global__ void __launch_bounds__(kThreads) norm_forward_by_elements(ForwardArgs
   if (of.y.first == nullptr) return;
   T* const y = of.y[row] + to_head<kForm>(of.width);
   const T* const weight = own_weight<kForm>(of.weight, of.width);
-  for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
-    const float w = factors<1>(weight, c, of.offset).at[0], b = of.bias != nullptr ? load_f32(of.bias[c]) : 0.0f;
-    store_f32(&y[c], (load_f32(x[c]) - mean) * rstd * w + b);
+  for (int64_t c = begin; c < of.width; c += step) {
+    const auto w = factors<N>(weight, c, of.offset);
+    auto v = load_pack<N>(x + c);
+    Pack<float, N> bias;
+#pragma unroll
+    for (int k = 0; k < N; ++k) bias.at[k] = 0;
+    if (of.bias != nullptr) {
+      const auto b = load_pack<N>(of.bias + c);
+#pragma unroll
+      for (int k = 0; k < N; ++k) bias.at[k] = load_f32(b.at[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) store_f32(&v.at[k], (load_f32(v.at[k]) - mean) * rstd * w.at[k] + bias.at[k]);
+    store_pack<N>(y + c, v);
   }
 }
 
@@ -383,11 +416,13 @@ __global__ void __launch_bounds__(kMostThreads) norm_backward(BackwardArgs<T> of
   }
 }
 
-/// The same of rows of any width, a row at a time: each thread has its columns in all rows of the run. Their sums are
-/// made in shared memory, or where they end up.
-template <Form kForm, bool kInShared, typename T>  // 0: not asked for; 1: as many registers as it takes, no spills
-__global__ void __launch_bounds__(kThreads, kInShared ? 0 : 1) norm_backward_by_elements(BackwardArgs<T> of) {
+/// The same of rows of any width, a row at a time, in packs of N: each thread has its columns in all rows of the run.
+/// Their sums are made in shared memory, or where they end up.
+template <Form kForm, int N, bool kInShared,
+          typename T>  // 0: not asked for; 1: as many registers as it takes, no spills
+__global__ void __launch_bounds__(kThreads, kInShared&& N == 1 ? 0 : 1) norm_backward_by_turns(BackwardArgs<T> of) {
   RT_SHARED(float, room, kRoom);
+  const int64_t begin = static_cast<int64_t>(threadIdx.x) * N, step = int64_t{kThreads} * N;
   float* const partials = own_partials<kForm>(of);
   float* sums = partials;
   if constexpr (kInShared) {
@@ -406,33 +441,58 @@ __global__ void __launch_bounds__(kThreads, kInShared ? 0 : 1) norm_backward_by_
       rstd = of.rstd[to_head<kForm>(of.rows) + row];
     } else {
       float squares = 0, none = 0;
-      for (int64_t c = threadIdx.x; c < of.width; c += kThreads) squares += load_f32(x[c]) * load_f32(x[c]);
+      for (int64_t c = begin; c < of.width; c += step) {
+        const auto v = load_pack<N>(x + c);
+#pragma unroll
+        for (int k = 0; k < N; ++k) squares += load_f32(v.at[k]) * load_f32(v.at[k]);
+      }
       block_sums(squares, none, room);
       rstd = 1.0f / sqrtf(squares * inverse_width + of.eps);
     }
     float sum_g = 0, sum_gn = 0;
-    for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
-      const float by = load_f32(dy[c]), n = (load_f32(x[c]) - mean) * rstd;
-      const float g = by * factors<1>(weight, c, of.offset).at[0];
-      sum_g += g;
-      sum_gn += g * n;
-      sums[c] += by * n;
-      if (of.arrays > 1) sums[of.width + c] += by;
+    for (int64_t c = begin; c < of.width; c += step) {
+      const auto g = load_pack<N>(dy + c), v = load_pack<N>(x + c);
+      const auto w = factors<N>(weight, c, of.offset);
+      auto of_weight = load_pack<N>(sums + c);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const float by = load_f32(g.at[k]), n = (load_f32(v.at[k]) - mean) * rstd, by_w = by * w.at[k];
+        sum_g += by_w;
+        sum_gn += by_w * n;
+        of_weight.at[k] += by * n;
+      }
+      store_pack<N>(sums + c, of_weight);
+      if (of.arrays > 1) {
+        auto of_bias = load_pack<N>(sums + of.width + c);
+#pragma unroll
+        for (int k = 0; k < N; ++k) of_bias.at[k] += load_f32(g.at[k]);
+        store_pack<N>(sums + of.width + c, of_bias);
+      }
     }
     block_sums(sum_g, sum_gn, room);
     const float mean_g = kHasMean<kForm> ? sum_g * inverse_width : 0.0f, mean_gn = sum_gn * inverse_width;
     T* const dx = of.dx[row] + to_head<kForm>(of.width);
-    for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
-      const float n = (load_f32(x[c]) - mean) * rstd, g = load_f32(dy[c]) * factors<1>(weight, c, of.offset).at[0];
-      T own;
-      store_f32(&own, rstd * (g - mean_g - n * mean_gn));
-      if (of.adds) store_f32(&own, load_f32(dx[c]) + load_f32(own));
-      dx[c] = own;
+    for (int64_t c = begin; c < of.width; c += step) {
+      auto g = load_pack<N>(dy + c);
+      const auto v = load_pack<N>(x + c);
+      const auto w = factors<N>(weight, c, of.offset);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const float n = (load_f32(v.at[k]) - mean) * rstd;
+        store_f32(&g.at[k], rstd * (load_f32(g.at[k]) * w.at[k] - mean_g - n * mean_gn));
+      }
+      if (of.adds) {
+        const auto held = load_pack<N>(dx + c);
+#pragma unroll
+        for (int k = 0; k < N; ++k) store_f32(&g.at[k], load_f32(held.at[k]) + load_f32(g.at[k]));
+      }
+      store_pack<N>(dx + c, g);
     }
   }
   if constexpr (kInShared) {
-    for (int64_t c = threadIdx.x; c < of.width; c += kThreads) {
-      for (int64_t a = 0; a < of.arrays; ++a) partials[a * of.width + c] = sums[a * of.width + c];
+    for (int64_t c = begin; c < of.width; c += step) {
+      for (int64_t a = 0; a < of.arrays; ++a)
+        store_pack<N>(partials + a * of.width + c, load_pack<N>(sums + a * of.width + c));
     }
   }
 }
@@ -450,10 +510,11 @@ bool in_packs(const T* columns) {
 template <Form kForm, typename T>
 void forward(Queue& on, const ForwardArgs<T>& of, unsigned heads = 1) {
   const Shared shared = Shared::of(of.width);
-  const bool packs = shared.lanes > 0 && in_packs(of.x) && in_packs(of.added) && in_packs(of.sum) && in_packs(of.y) &&
-                     in_packs(of.weight) && in_packs(of.bias);
-  if (!packs) {
-    launch(on, {{static_cast<unsigned>(of.rows), heads}, {kThreads}}, norm_forward_by_elements<kForm, T>, of);
+  const bool packs = of.width % kMany == 0 && in_packs(of.x) && in_packs(of.added) && in_packs(of.sum) &&
+                     in_packs(of.y) && in_packs(of.weight) && in_packs(of.bias);
+  if (!packs || shared.lanes == 0) {
+    launch(on, {{static_cast<unsigned>(of.rows), heads}, {kThreads}},
+           packs ? norm_forward_by_turns<kForm, kMany, T> : norm_forward_by_turns<kForm, 1, T>, of);
     return;
   }
   const int threads = shared.threads();
@@ -470,15 +531,19 @@ void backward(Queue& on, BackwardArgs<T> of, float* dweight, float* dbias, int64
   Size size{{static_cast<unsigned>(runs.count()), heads},
             {kThreads},
             of.arrays * of.width * static_cast<int64_t>(sizeof(float))};
-  if (shared.lanes > 0 && in_packs(of.x) && in_packs(of.dy) && in_packs(of.dx) && in_packs(of.weight)) {
+  const bool packs =
+      of.width % kMany == 0 && in_packs(of.x) && in_packs(of.dy) && in_packs(of.dx) && in_packs(of.weight);
+  if (packs && shared.lanes > 0) {
     size.threads = dim3{static_cast<unsigned>(shared.threads())};
     launch(on, size, shared.packs == 1 ? norm_backward<kForm, 1, T> : norm_backward<kForm, kPacks, T>, of,
            shared.lanes);
   } else if (size.shared_bytes <= kMostSums) {
-    launch(on, size, norm_backward_by_elements<kForm, true, T>, of);
+    launch(on, size, packs ? norm_backward_by_turns<kForm, kMany, true, T> : norm_backward_by_turns<kForm, 1, true, T>,
+           of);
   } else if constexpr (kForm != Form::kOwn) {
     size.shared_bytes = 0;
-    launch(on, size, norm_backward_by_elements<kForm, false, T>, of);
+    launch(on, size,
+           packs ? norm_backward_by_turns<kForm, kMany, false, T> : norm_backward_by_turns<kForm, 1, false, T>, of);
   } else {
     RT_CHECK(false, "heads of {} channels, each with weights of its own", of.width);
   }

@@ -219,32 +219,36 @@ TEST_SUITE("runtime/kernels/cuda/norm") {
       for (const int64_t head_dim : {8, 5, 136}) head_norm<T>(head_dim, heads);
     }
   }
-  TEST_CASE("norms of whole packs waste no sector, and their sums in shared memory meet no conflict") {
+  TEST_CASE(
+      "norms of whole packs, of wide rows too, waste no sector, and their sums in shared memory meet no conflict") {
     if (simt::build() != simt::Build::kWatched) return;
-    constexpr int64_t kRows = 8, kWidth = 1024;
-    OnDevice<bf16> x(normals<bf16>("x", kRows * kWidth)), weight(normals<bf16>("w", kWidth)), y(kRows * kWidth);
-    OnDevice<float> rstd(kRows), dweight(filled<float>(kWidth, 0)),
-        partials(kernels::cuda::norm_partials(kRows, kWidth, false));
-    Queue on;
-    simt::take_traffic();
-    kernels::cuda::rms_norm_forward<bf16>(on, x.data(), weight.data(), y.data(), rstd.data(), kRows, kWidth, kEps);
-    kernels::cuda::rms_norm_backward<bf16>(on, y.data(), x.data(), weight.data(), rstd.data(), y.data(), dweight.data(),
-                                           kRows, kWidth, partials.data());
-    int64_t rows = 0, sums = 0;
-    for (const simt::Traffic& traffic : simt::take_traffic()) {
-      CAPTURE(traffic.line);
-      const int64_t each = traffic.bytes / traffic.requests;  // bytes
-      if (each < 128) continue;                               // what a row, or a warp, has one of
-      if (traffic.shared) {
-        CHECK(traffic.turns == traffic.bytes / 128);
-        ++sums;
-      } else {
-        CHECK(traffic.used() >= 1);  // more where lanes read the same
-        ++rows;
+    constexpr int64_t kRows = 8;
+    for (const int64_t kWidth : {1024, 12288}) {
+      CAPTURE(kWidth);
+      OnDevice<bf16> x(normals<bf16>("x", kRows * kWidth)), weight(normals<bf16>("w", kWidth)), y(kRows * kWidth);
+      OnDevice<float> rstd(kRows), dweight(filled<float>(kWidth, 0)),
+          partials(kernels::cuda::norm_partials(kRows, kWidth, false));
+      Queue on;
+      simt::take_traffic();
+      kernels::cuda::rms_norm_forward<bf16>(on, x.data(), weight.data(), y.data(), rstd.data(), kRows, kWidth, kEps);
+      kernels::cuda::rms_norm_backward<bf16>(on, y.data(), x.data(), weight.data(), rstd.data(), y.data(),
+                                             dweight.data(), kRows, kWidth, partials.data());
+      int64_t rows = 0, sums = 0;
+      for (const simt::Traffic& traffic : simt::take_traffic()) {
+        CAPTURE(traffic.line);
+        const int64_t each = traffic.bytes / traffic.requests;  // bytes
+        if (each < 128) continue;                               // what a row, or a warp, has one of
+        if (traffic.shared) {
+          CHECK(traffic.turns == traffic.bytes / 128);
+          ++sums;
+        } else {
+          CHECK(traffic.used() >= 1);  // more where lanes read the same
+          ++rows;
+        }
       }
+      CHECK(rows >= 8);
+      CHECK(sums >= 3);
     }
-    CHECK(rows >= 8);
-    CHECK(sums >= 3);
   }
   TEST_CASE("a NaN in a row stays in its row") {
     std::vector<float> x(4 * 40, 1.0f);
