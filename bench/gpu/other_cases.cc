@@ -493,6 +493,7 @@ const std::vector<std::string_view>& not_measured() {
       "clip_by_norm", "balance_bias", "adafactor_factors", "scale_by_mean",
       // The host computes them, or they go to the host.
       "rotary_table", "alibi_slopes", "draw_weights", "clear_numbers", "floats_to_host", "ints_to_host", "rows_to_host",
+      "doubles_to_host",
       // Others that are measured, by another name.
       "matmul_groups", "put_first_weights"};
   return names;

@@ -307,8 +307,8 @@ class Step {
     add("add_squares_of_runs", fmt::format("{}", count), calls, 4 * real(count), [=](Arrays& arrays) -> Order {
       const auto x = arrays.drawn<float>(count);
       const auto runs = arrays.of(std::vector<kernels::ElemRun>{{0, count}});
-      const auto words = std::make_shared<HostNumbers<double>>(arrays.device().stream(), ExactSum::kWords);
-      return [=, &state = arrays.device().state()] { state.add_squares_of_runs(x, runs, 1, words->room()); };
+      const auto words = arrays.of(std::vector<double>(ExactSum::kWords));
+      return [=, &state = arrays.device().state()] { state.add_squares_of_runs(x, runs, 1, words); };
     });
     add("adamw_of_runs", fmt::format("{}", count), calls, 30 * real(count), [=](Arrays& arrays) -> Order {
       const kernels::StateArrays of{arrays.drawn<float>(count), arrays.drawn<float>(count), arrays.zeros<float>(count),

@@ -23,6 +23,7 @@ class CudaEvent final : public Event {
   }
   EventHandle handle = nullptr;  // null: it could not be recorded, for what `failed` says
   Status failed;
+  int64_t given_bytes = 0;  // of the host's that work before it may read, since the stream was settled
   const Context& context() const { return *context_; }
 
  private:
@@ -88,6 +89,7 @@ std::shared_ptr<const Event> CudaStream::mark() {
     }
   }
   out->failed = failed_;
+  out->given_bytes = given_bytes_;
   return out;
 }
 
@@ -184,41 +186,50 @@ Status CudaStream::wait() {
   if (handle_ == nullptr) return failed_;
   given_bytes_ = 0;
   keep(context_->select(), "cudaSetDevice");
-  Status waited;
   if (options_.deadline_ms == 0) {
     keep(context_->api().synchronize_stream(handle_), "waiting for the device");
-  } else {
-    waited = wait_until_deadline();
+    return waited({});
   }
+  EventHandle event = nullptr;
+  Status done = context_->checked(context_->take_event(&event), "cudaEventCreate");
+  if (done.ok()) done = context_->checked(context_->api().record(event, handle_), "cudaEventRecord");
+  if (done.ok()) done = wait_until_deadline(event);
+  if (event != nullptr) context_->give_back(event);
+  return waited(std::move(done));
+}
+
+Status CudaStream::wait_at(const Event& place) {
+  const auto* const of = dynamic_cast<const CudaEvent*>(&place);
+  RT_CHECK(of != nullptr, "an event of another kind of device");
+  if (handle_ == nullptr || of->handle == nullptr || !failed_.ok()) return wait();
+  given_bytes_ -= of->given_bytes;
+  keep(context_->select(), "cudaSetDevice");
+  return waited(wait_until_deadline(of->handle));
+}
+
+Status CudaStream::waited(Status done) {
   for (const std::function<Status()>& other : others_) {  // first: it says what the device has waited for in vain
     if (Status found = other(); !found.ok()) keep(std::move(found).error());
   }
-  if (!waited.ok()) keep(std::move(waited).error());
+  if (!done.ok()) keep(std::move(done).error());
   return failed_;
 }
 
-Status CudaStream::wait_until_deadline() {
+Status CudaStream::wait_until_deadline(EventHandle event) {
   const Api& api = context_->api();
-  EventHandle event = nullptr;
-  RT_TRY(context_->checked(context_->take_event(&event), "cudaEventCreate"));
-  const auto poll = [&]() -> Status {
-    RT_TRY(context_->checked(api.record(event, handle_), "cudaEventRecord"));
-    const auto begun = std::chrono::steady_clock::now();
-    const auto end = begun + std::chrono::milliseconds(options_.deadline_ms);
-    constexpr auto kSpin = std::chrono::microseconds(200), kNap = std::chrono::microseconds(50);
-    while (true) {
-      const int state = api.query(event);
-      if (state != kNotReady) return context_->checked(state, "waiting for the device");
-      const auto now = std::chrono::steady_clock::now();
-      if (now >= end) {
-        return Error{ErrorCode::kTimeout, fmt::format("its work is not done after {} ms", options_.deadline_ms)};
-      }
-      if (now - begun > kSpin) std::this_thread::sleep_for(kNap);
+  if (options_.deadline_ms == 0) return context_->checked(api.synchronize_event(event), "waiting for the device");
+  const auto begun = std::chrono::steady_clock::now();
+  const auto end = begun + std::chrono::milliseconds(options_.deadline_ms);
+  constexpr auto kSpin = std::chrono::microseconds(200), kNap = std::chrono::microseconds(50);
+  while (true) {
+    const int state = api.query(event);
+    if (state != kNotReady) return context_->checked(state, "waiting for the device");
+    const auto now = std::chrono::steady_clock::now();
+    if (now >= end) {
+      return Error{ErrorCode::kTimeout, fmt::format("its work is not done after {} ms", options_.deadline_ms)};
     }
-  };
-  Status out = poll();
-  context_->give_back(event);
-  return out;
+    if (now - begun > kSpin) std::this_thread::sleep_for(kNap);
+  }
 }
 
 DevicePtr<const void> CudaStream::give_bytes(std::span<const std::byte> host, DevicePtr<void> room) {

@@ -131,7 +131,10 @@ class CudaStream final : public Stream {
   CudaStream(std::shared_ptr<Context> context, const StreamOptions& options)
       : context_(std::move(context)), options_(options) {}
   Status wait() override;
-  Status wait_until_deadline();
+  Status wait_at(const Event& place) override;
+  /// Behind a wait, with how it ended.
+  Status waited(Status done);
+  Status wait_until_deadline(EventHandle event);
   DevicePtr<const void> give_bytes(std::span<const std::byte> host, DevicePtr<void> room) override;
 
   const std::shared_ptr<Context> context_;

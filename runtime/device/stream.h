@@ -60,11 +60,20 @@ class Stream {
     ++settled_;
     return {};
   }
+  /// The same of the work before `place`, a mark() of this stream since the last settle: what is ordered behind it
+  /// continues, and nothing of it may be read. Null: all work.
+  Status settle_at(const std::shared_ptr<const Event>& place) {
+    if (place == nullptr) return settle();
+    RT_TRY(wait_at(*place));
+    ++settled_;
+    return {};
+  }
   /// How often it has been.
   int64_t settled() const { return settled_; }
 
  private:
   virtual Status wait() = 0;
+  virtual Status wait_at(const Event& /*place*/) { return wait(); }
   virtual DevicePtr<const void> give_bytes(std::span<const std::byte> host, DevicePtr<void> room) = 0;
 
   int64_t settled_ = 0;

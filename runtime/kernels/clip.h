@@ -23,7 +23,7 @@ struct ClipNumbers {
 struct Clip {
   double norm = 0;       // of the gradients as they count
   float grad_scale = 1;  // by which they are multiplied
-  int32_t finite = 1;    // whether the norm is
+  int32_t finite = 1;    // whether the norm is, and all that the update depends on
 };
 
 /// norm = sqrt(squares) / loss_scale * gradient_scale; grad_scale = min(1, most / (norm + 1e-6)) of what makes
@@ -34,7 +34,8 @@ inline Clip clip_of(double squares, const ClipNumbers& of) {
   return {norm, static_cast<float>(scale * of.gradient_scale / of.loss_scale), std::isfinite(norm) ? 1 : 0};
 }
 
-/// words [ExactSum::kWords] of the squared norm, numbers and out [1].
-void clip_by_norm(const double* words, const ClipNumbers* numbers, Clip* out);
+/// words [ExactSum::kWords] of the squared norm, numbers and out [1]. `ruined` [1]: where it is not 0, as of losses
+/// that are not finite, `out` is not finite either, whatever the norm; may be null.
+void clip_by_norm(const double* words, const ClipNumbers* numbers, const double* ruined, Clip* out);
 
 }  // namespace cairn::kernels

@@ -40,8 +40,10 @@ void ema(double decay, const float* weight, const float* from, float* to, int64_
 }
 
 void ema_of_runs(double decay, std::span<const EmaRun> runs) {
-  for (const EmaRun& run : runs)
+  for (const EmaRun& run : runs) {
+    if (run.clip && run.clip.address()->finite == 0) continue;
     ema(decay, run.weight.address(), run.from.address(), run.to.address(), run.count, run.sums);
+  }
 }
 
 }  // namespace cairn::kernels

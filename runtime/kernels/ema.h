@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "runtime/kernels/clip.h"
 #include "runtime/kernels/state_arrays.h"
 
 namespace cairn::kernels {
@@ -18,6 +19,7 @@ struct EmaRun {
   DevicePtr<float> to;
   int64_t count = 0;
   BlockSums sums;
+  DevicePtr<const Clip> clip;  // of the step, the same for all: where it is not finite nothing is written; may be null
 };
 /// Runs, and the elements of all.
 inline void add_dims(OpDims& to, std::span<const EmaRun> of) {

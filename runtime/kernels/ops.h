@@ -51,7 +51,7 @@ namespace cairn::kernels {
   X(route_forward) X(count_choices) X(place_choices)                                                                 \
   X(add_to) X(scale_floats) X(copy_floats) X(copy_ints) X(clear_floats) X(clear_floats_of_runs)                      \
   X(gather_floats) X(scatter_floats)                                                                                 \
-  X(floats_to_host) X(ints_to_host)
+  X(floats_to_host) X(ints_to_host) X(note_not_finite)
 // clang-format on
 
 /// attention_backward() is a template over two types.

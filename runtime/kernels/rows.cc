@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "runtime/core/finite.h"
 #include "runtime/kernels/elementwise.h"
 #include "runtime/kernels/parallel.h"
 
@@ -74,6 +75,10 @@ void rows_to_host(const T* x, int64_t stride, int64_t rows, int64_t width, std::
 }
 void floats_to_host(const float* x, std::span<float> host) { std::copy_n(x, host.size(), host.data()); }
 void ints_to_host(const int32_t* x, std::span<int32_t> host) { std::copy_n(x, host.size(), host.data()); }
+void note_not_finite(const float* x, int64_t count, bool first, double* found) {
+  if (first) *found = 0;
+  if (count_not_finite({x, static_cast<size_t>(count)}) > 0) *found = 1;
+}
 
 #define RT_INSTANTIATE(T)                                                                 \
   template void copy<T>(const T*, T*, int64_t);                                           \

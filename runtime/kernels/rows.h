@@ -46,5 +46,7 @@ template <typename T>
 void rows_to_host(const T* x, int64_t stride, int64_t rows, int64_t width, std::span<float> host);
 void floats_to_host(const float* x, std::span<float> host);
 void ints_to_host(const int32_t* x, std::span<int32_t> host);
+/// found[0] becomes 1 where an element of x is NaN or infinite; else 0 if `first`, and stays as it is if not.
+void note_not_finite(const float* x, int64_t count, bool first, double* found);
 
 }  // namespace cairn::kernels

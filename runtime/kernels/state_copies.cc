@@ -65,22 +65,25 @@ void draw_weights(const FirstWeights& box, float* out) {
   });
 }
 
-void balance_bias(float rate, float mean, const float* choices, const float* from, float* to, int64_t count) {
+void balance_bias(float rate, float mean, const Clip* clip, const float* choices, const float* from, float* to,
+                  int64_t count) {
+  if (clip != nullptr && clip->finite == 0) return;
   for (int64_t i = 0; i < count; ++i) {
     const float step = choices[i] < mean ? rate : choices[i] > mean ? -rate : 0.0f;
     to[i] = from[i] + step;
   }
 }
 
-void add_squares_of_runs(const float* x, const ElemRun* runs, int64_t run_count, std::span<double> words) {
-  RT_CHECK(std::ssize(words) == ExactSum::kWords, "{} words for a sum", words.size());
+void add_squares_of_runs(const float* x, const ElemRun* runs, int64_t run_count, double* words) {
   ExactSum sum;
   for (const ElemRun& run : std::span(runs, static_cast<size_t>(run_count))) {
     RT_CHECK(run.begin % 16 == 0, "a run of squares begins at element {}", run.begin);
     add_squares(x + run.begin, run.count, sum);
   }
-  std::ranges::copy(sum.words(), words.begin());
+  std::ranges::copy(sum.words(), words);
 }
+
+void doubles_to_host(const double* from, std::span<double> host) { std::copy_n(from, host.size(), host.data()); }
 
 void count_not_finite(const float* x, int64_t count, std::span<int64_t> counts) {
   std::atomic<int64_t> found = 0;

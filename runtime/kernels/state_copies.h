@@ -6,6 +6,7 @@
 #include <span>
 
 #include "runtime/core/dtype.h"
+#include "runtime/kernels/clip.h"
 #include "runtime/kernels/state_arrays.h"
 #include "runtime/kernels/views.h"
 
@@ -35,12 +36,17 @@ inline void add_dims(OpDims& to, const FirstWeights& of) {
 }
 void draw_weights(const FirstWeights& box, float* out);
 
-/// A step of `rate` for each expert's bias towards as many choices as `mean`: up where there are fewer.
-void balance_bias(float rate, float mean, const float* choices, const float* from, float* to, int64_t count);
+/// A step of `rate` for each expert's bias towards as many choices as `mean`: up where there are fewer. Where `clip` is
+/// given and not finite, nothing.
+void balance_bias(float rate, float mean, const Clip* clip, const float* choices, const float* from, float* to,
+                  int64_t count);
 
-/// The squares of so many runs of x, as the words of an ExactSum. A run begins at a multiple of 16 elements: inside it
-/// blocks of so many are added in double first, so cuts at such multiples change no bit.
-void add_squares_of_runs(const float* x, const ElemRun* runs, int64_t run_count, std::span<double> words);
+/// words [ExactSum::kWords] = the squares of `run_count` runs of x, as an ExactSum's. A run begins at a multiple of 16
+/// elements: inside it blocks of so many are added in double first, so cuts at such multiples change no bit.
+void add_squares_of_runs(const float* x, const ElemRun* runs, int64_t run_count, double* words);
+
+/// Numbers that the device has made, for the host.
+void doubles_to_host(const double* from, std::span<double> host);
 
 /// counts[0] += elements of x that are NaN or infinite.
 void count_not_finite(const float* x, int64_t count, std::span<int64_t> counts);

@@ -21,7 +21,7 @@ namespace cairn::kernels {
   X(clear_doubles) X(adafactor_squares) X(adafactor_factors) X(scale_by_mean) X(adafactor_norms) X(adafactor_step)   \
   X(balance_bias) X(ema_of_runs) X(scale_floats)                                                                     \
   X(copy_state) X(copy_summed) X(clear_floats) X(draw_weights) X(put_weights) X(put_first_weights)                   \
-  X(clear_numbers) X(add_squares_of_runs) X(count_not_finite)
+  X(clear_numbers) X(add_squares_of_runs) X(doubles_to_host) X(count_not_finite)
 // clang-format on
 
 struct StateOps {

@@ -331,6 +331,12 @@ class Model final : public StageModel {
     }
   }
 
+  void note_ruined_losses(int64_t slot, bool first, DevicePtr<double> found) const override {
+    const Slot<Real>& saved = slot_at(slot);
+    on_.note_not_finite(saved.head.loss_T, dims_.rows, first, found);
+    for (const auto& module : saved.modules) on_.note_not_finite(module.head.loss_T, dims_.rows, false, found);
+  }
+
   Status logits(int64_t slot, std::span<float> out) override {
     RT_CHECK(head_.has_value(), "logits are on the last stage");
     if (tp_.comm().size() != 1) {

@@ -93,6 +93,8 @@ class StageModel {
   /// behind them [T] of each module that predicts a further token, 0 where there is none; to be read when the stream is
   /// settled. Every tp rank has all.
   virtual void token_losses(int64_t slot, std::span<float> losses) const = 0;
+  /// found [1] becomes 1 where one of these losses is not finite; else 0 if `first`, and stays as it is if not.
+  virtual void note_ruined_losses(int64_t slot, bool first, DevicePtr<double> found) const = 0;
 
   /// Last stage, tp 1: logits [T, vocab] of the last forward, as float. For evaluation, generation, converters' proofs.
   virtual Status logits(int64_t slot, std::span<float> out) = 0;

@@ -11,11 +11,18 @@
 
 namespace cairn::optim {
 
-static_assert(sizeof(kernels::Clip) <= RankPlan::kStepNumbersBytes);
+namespace {
+
+constexpr int64_t kDouble = static_cast<int64_t>(sizeof(double));
+constexpr int64_t kClipDoubles = static_cast<int64_t>(sizeof(kernels::Clip)) / kDouble;
+static_assert(sizeof(kernels::Clip) % sizeof(double) == 0);
+static_assert((kClipDoubles + 1 + ExactSum::kWords) * kDouble <= RankPlan::kStepNumbersBytes);
+
+}  // namespace
 
 ShardedOptimizer::ShardedOptimizer(Stream& stream, const Plan& plan, const RankPlan& rank,
                                    const comm::RankGroups& groups, Arrays arrays)
-    : walk_(stream, plan, rank, std::move(arrays)), groups_(groups), squared_norm_(stream, ExactSum::kWords) {
+    : walk_(stream, plan, rank, std::move(arrays)), groups_(groups), squared_norm_(stream, 1 + ExactSum::kWords) {
   for (const TensorSpec& tensor : plan.tensors) rates_.push_back(rates_of(plan.recipe.optimizer, tensor));
   int64_t tensor = -1;
   for (const StatePiece& piece : rank.pieces) {  // pieces of a tensor that follow one another are one run
@@ -35,20 +42,53 @@ ShardedOptimizer::ShardedOptimizer(Stream& stream, const Plan& plan, const RankP
 void ShardedOptimizer::take_squared_norm() {
   const kernels::StateExec& on = walk_.on();
   on.add_squares_of_runs(walk_.arrays().grads, on.stream.give(std::span<const kernels::ElemRun>(gradient_runs_)),
-                         std::ssize(gradient_runs_), squared_norm_.room());
+                         std::ssize(gradient_runs_), numbers().words);
+  on.doubles_to_host(numbers().ruined, squared_norm_.room());
+}
+
+ShardedOptimizer::Numbers ShardedOptimizer::numbers() const {
+  const DevicePtr<double> first = (walk_.arrays().work + walk_.rank().step_numbers_offset()).as<double>();
+  return {first.as<kernels::Clip>(), first + kClipDoubles, first + kClipDoubles + 1};
+}
+
+bool ShardedOptimizer::may_update_unseen() const {
+  const OptimizerConfig& config = walk_.plan().recipe.optimizer;
+  return walk_.plan().mesh.world() == 1 && config.kind != OptimizerKind::kAdafactor && config.qk_clip == 0 &&
+         !walk_.reads_peers();
+}
+
+Status ShardedOptimizer::update_unseen(Update update, comm::Comm& world) {
+  RT_CHECK(may_update_unseen() && update.from == update.to, "an update from slot {} into {} before its norm is known",
+           update.from, update.to);
+  const kernels::StateExec& on = walk_.on();
+  const Numbers of = numbers();
+  given_ = update;
+  on.clip_by_norm(of.words, on.stream.give(std::span<const kernels::ClipNumbers>(&given_.gradients, 1)), of.ruined,
+                  of.clip);
+  update.clip = of.clip;
+  return apply(update, world, nullptr);
+}
+
+bool ShardedOptimizer::wrote() const {
+  const kernels::Clip clip = kernels::clip_of(squared_norm_part().value(), given_.gradients);  // as the device has it
+  return squared_norm_.read()[0] == 0 && clip.finite != 0;
 }
 
 ExactSum ShardedOptimizer::squared_norm_part() const {
-  return ExactSum::from(squared_norm_.read().first<ExactSum::kWords>());
+  return ExactSum::from(squared_norm_.read().last<ExactSum::kWords>());
 }
 
 Status ShardedOptimizer::update(Update update, comm::Comm& world, const HeadFactors* heads) {
   const kernels::StateExec& on = walk_.on();
-  const DevicePtr<kernels::Clip> clip = (walk_.arrays().work + walk_.rank().step_numbers_offset()).as<kernels::Clip>();
+  const DevicePtr<kernels::Clip> clip = numbers().clip;
   given_ = update;
   on.clip_by_norm(on.stream.give(std::span<const double>(given_.squared_norm)),
-                  on.stream.give(std::span<const kernels::ClipNumbers>(&given_.gradients, 1)), clip);
+                  on.stream.give(std::span<const kernels::ClipNumbers>(&given_.gradients, 1)), nullptr, clip);
   update.clip = clip;
+  return apply(update, world, heads);
+}
+
+Status ShardedOptimizer::apply(const Update& update, comm::Comm& world, const HeadFactors* heads) {
   const OptimizerConfig& config = walk_.plan().recipe.optimizer;
   if (walk_.reads_peers() && update.from == update.to) {  // the others are about to write over it
     walk_.bring_peer_copies(update.from);
@@ -68,7 +108,7 @@ Status ShardedOptimizer::update(Update update, comm::Comm& world, const HeadFact
   }
   walk_.leave_peers();
   if (heads != nullptr && heads->clipped_heads > 0) scale_heads(walk_, *heads, update.to);
-  if (config.ema > 0) average_weights(walk_, config.ema, update.from, update.to);
+  if (config.ema > 0) average_weights(walk_, config.ema, update.from, update.to, update.clip);
   return {};
 }
 

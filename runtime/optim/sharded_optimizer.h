@@ -25,7 +25,7 @@ class ShardedOptimizer {
   ShardedOptimizer(Stream& stream, const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups,
                    Arrays arrays);
 
-  /// Once the gradients are reduced: orders the adding up of their squares.
+  /// Once the gradients are reduced: orders the adding up of their squares, for the host and for the device.
   void take_squared_norm();
   /// Once the stream is settled behind that: this rank's part of the squared global gradient norm. Add over the world,
   /// then square root. The same bits for every way of cutting gradients over dp and pp.
@@ -33,10 +33,21 @@ class ShardedOptimizer {
 
   /// Saved state goes from bank to bank, the rest is updated in place. The first time that comes from its peer copies
   /// in bank `from`, which must stay until all ranks have called. All memory is written, visible to other
-  /// processes, when the stream is settled; LAMB and Adafactor settle it on the way. `world`: all ranks; LAMB and
-  /// Adafactor add up the norms of each tensor there. `heads`, unless it is null, scales the rows of the query and key
-  /// projections when they have been updated; the average of the weights, if one is kept, comes last.
+  /// processes, when the stream is settled; Adafactor settles it on the way, and with several ranks LAMB. `world`: all
+  /// ranks; LAMB and Adafactor add up the norms of each tensor there. `heads`, unless it is null, scales the rows of
+  /// the query and key projections when they have been updated; the average of the weights, if one is kept, comes last.
   Status update(Update update, comm::Comm& world, const HeadFactors* heads = nullptr);
+
+  /// Whether an update in place may be ordered before the host knows the norm: the device has all of it, reads nothing
+  /// of the host's, and writes nothing where the norm or a loss is not finite. So with one rank, by AdamW or LAMB,
+  /// without QK clip, of state that is where it belongs.
+  bool may_update_unseen() const;
+  /// Orders that update. The squared norm is what take_squared_norm() has ordered; Update::squared_norm is not read.
+  Status update_unseen(Update update, comm::Comm& world);
+  /// [1] on the device: other than 0 where an update that is ordered behind it is to write nothing.
+  DevicePtr<double> ruined() const { return numbers().ruined; }
+  /// Once the stream is settled behind update_unseen(): whether it has written.
+  bool wrote() const;
 
   /// In place of an update when the step is skipped (StateWalk).
   void keep(int64_t from, int64_t to);
@@ -48,11 +59,19 @@ class ShardedOptimizer {
   }
 
  private:
+  /// Numbers of a step that stay on the device, in Arrays::work.
+  struct Numbers {
+    DevicePtr<kernels::Clip> clip;
+    DevicePtr<double> ruined, words;  // [1], and behind it those of the squared norm
+  };
+  Numbers numbers() const;
+  Status apply(const Update& update, comm::Comm& world, const HeadFactors* heads);
+
   StateWalk walk_;
   comm::RankGroups groups_;
   std::vector<TensorRates> rates_;               // of the plan's tensors
   std::vector<kernels::ElemRun> gradient_runs_;  // of Arrays::grads: what this rank's part of the norm is of
-  HostNumbers<double> squared_norm_;             // words
+  HostNumbers<double> squared_norm_;             // Numbers::ruined, and the words
   Update given_;                                 // the last one: the device reads its numbers here
 };
 

@@ -141,7 +141,10 @@ Status Executor::backward(const Action& action, const MicroBatch& batch, float l
   } else {
     RT_TRY(model.backward_input(action.slot, action.late, batch.tokens, batch.targets, doutput, dinput, loss_scale));
   }
-  if (is_last) take_losses(action);
+  if (is_last) {
+    take_losses(action);
+    if (ruined_) model.note_ruined_losses(action.slot, !std::exchange(noted_, true), ruined_);
+  }
   if (!is_first) RT_TRY(send(gradients_, dinput, place.before, "gradients"));
   return {};
 }
@@ -150,6 +153,7 @@ Status Executor::train(std::span<const MicroBatch> batches, float loss_scale) {
   RT_CHECK(static_cast<int64_t>(batches.size()) == shape_.micro_batches, "{} micro-batches for a schedule of {}",
            batches.size(), shape_.micro_batches);
   for (nn::StageModel* const chunk : chunks_) chunk->leave_losses(true);
+  noted_ = false;
   for (const Action& action : train_actions_) {
     const MicroBatch& batch = batches[action.micro_batch];
     if (action.kind == ActionKind::kForward) {

@@ -52,6 +52,9 @@ class Executor {
   /// settled: tell_losses(). `on_further` is told those of the modules that predict further tokens, [modules, T], where
   /// the model has any.
   Status train(std::span<const MicroBatch> batches, float loss_scale);
+  /// [1]: train() leaves 1 there where a loss is not finite, else 0; for work of the device that is ordered behind it.
+  /// Null, as at first: nowhere. On a rank without the last stage nothing is left.
+  void note_ruined_losses(DevicePtr<double> found) { ruined_ = found; }
   void tell_losses(const OnLosses& on_losses, const OnLosses& on_further = {}) const;
 
   /// Forward only, in slot 0 of each chunk. Settles the stream and tells the losses.
@@ -91,6 +94,8 @@ class Executor {
   std::vector<Action> train_actions_, forward_actions_;
   DevicePtr<std::byte> input_, doutput_;                 // received
   std::vector<Ring> activation_rings_, gradient_rings_;  // sent from
+  DevicePtr<double> ruined_;
+  bool noted_ = false;         // of this train(): a micro-batch has
   HostNumbers<float> losses_;  // of each micro-batch as token_losses() gives them, on the last stage
 };
 

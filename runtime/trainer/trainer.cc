@@ -204,8 +204,18 @@ class Run {
     std::vector<double> words;  // of the exact sums: equal bits, equal result
     bool finite() const { return std::isfinite(loss) && std::isfinite(norm); }
   };
-  /// `bank`: chosen here when it is null, as the sums travel.
+  /// `bank`: chosen here unless it is null, as the sums travel. Then the update is ordered here too, before the host
+  /// waits, where that can be: updated_ says so.
   Result<Pass> pass(int64_t number, std::optional<int64_t>* bank);
+  /// Tokens of this step that count, of those that this rank has.
+  int64_t tokens_that_count() const;
+  /// The update of `number` with what the pass's numbers are, if it may be ordered before they are known: in place, of
+  /// one rank, behind copies (ShardedOptimizer::may_update_unseen()). The slot that was chosen; none: it may not be.
+  Result<std::optional<int64_t>> update_unseen(int64_t number);
+  Result<int64_t> choose_bank();
+  Status begin_update(int64_t bank, int64_t number);
+  /// The update of step `number` so far: its number for moments, its rate, slots.
+  optim::Update update_of(int64_t number, int64_t bank) const;
   /// Loss or norm of `number` is not finite. Ok: it was not so when computed again, twice and with the same bits, which
   /// `found` is then.
   Status recompute(int64_t number, Pass* found);
@@ -229,6 +239,18 @@ class Run {
   }
   /// QK clip, once the pass is settled: what the heads' projections are to be scaled by, from the scores of all ranks.
   Result<optim::HeadFactors> clip_factors();
+  /// By which gradients are too large.
+  double loss_scale() const { return position_.loss_scale.scale > 0 ? position_.loss_scale.scale : 1.0; }
+  /// Backward has weighed each loss as one of all tokens; with an objective that leaves some out they weigh more.
+  kernels::ClipNumbers clip_numbers(double counted) const {
+    return {.most = plan_.recipe.optimizer.clip,
+            .gradient_scale = static_cast<double>(now_->plan.tokens_per_step) / counted,
+            .loss_scale = loss_scale()};
+  }
+  /// The state is updated in place, where no other process reads it: at the start it may still lie in a snapshot.
+  bool updates_unseen() const {
+    return state_.arrays().gate != nullptr && bank_ == 0 && optimizer_.may_update_unseen();
+  }
   bool counts_losses() const { return rank_.head() && rank_.at.tp == 0; }
   bool decides() const { return groups_.world->rank() == env_.decides; }
 
@@ -259,7 +281,8 @@ class Run {
   Clock::time_point computes_since_;  // the step's data; and until its gradients are complete
   int64_t waited_before_ns_ = 0;      // telemetry::waited_ns then
   double compute_ms_ = 0;
-  bool traced_ = false;  // on_trace was called
+  bool updated_ = false;  // the step's update was ordered before its numbers were known, and has written
+  bool traced_ = false;   // on_trace was called
 };
 
 Status Run::enter(size_t stage) {
@@ -416,10 +439,9 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
       further[i / rows].add(token_losses[i], nn::target_ahead(targets, i % rows, plan.sequence_tokens, i / rows));
     }
   };
-  const bool scaled = position_.loss_scale.scale > 0;
-  const double loss_scale = scaled ? position_.loss_scale.scale : 1.0;
-  const float weight = static_cast<float>(loss_scale) / static_cast<float>(plan.tokens_per_step);
+  const float weight = static_cast<float>(loss_scale()) / static_cast<float>(plan.tokens_per_step);
   for (const auto& model : now_->models) model->clear_max_scores();  // what validation has left
+  now_->executor->note_ruined_losses(chosen_bank != nullptr && updates_unseen() ? optimizer_.ruined() : nullptr);
   RT_TRY(now_->executor->train(now_->batches, weight));
   compute_ms_ = ms_since(computes_since_) - static_cast<double>(telemetry::waited_ns - waited_before_ns_) / 1e6;
 
@@ -427,7 +449,15 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   RT_TRY(now_->data_parallel.finish());
   optimizer_.take_squared_norm();
   for (const auto& model : now_->models) model->give_max_scores();
-  RT_TRY(stream_->settle());  // the step's one wait, for losses, norm and largest scores
+  std::optional<int64_t> bank_before;
+  std::shared_ptr<const Event> numbers_there;  // null: where all work is done
+  if (chosen_bank != nullptr) {
+    if (!clock_ && updates_unseen()) numbers_there = stream_->mark();  // a clock reads its events when all is done
+    RT_TRY_SET(bank_before, update_unseen(number));
+  }
+  // The step's one wait, for losses, norm and largest scores. The update continues meanwhile.
+  RT_TRY(stream_->settle_at(numbers_there));
+  updated_ = bank_before && optimizer_.wrote();
   now_->executor->tell_losses(on_losses, on_further);
   WorldSums sums;
   for (const LossSum& source : losses) {
@@ -441,15 +471,12 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   sums.put(optimizer_.squared_norm_part());
   const size_t words = sums.words.size();
   // The bank of the update travels with the sums: one rank chooses as late as it can, and no collective is added.
-  sums.put(0);
+  sums.put(static_cast<double>(bank_before.value_or(0)));
   Status chosen;
-  if (chosen_bank != nullptr && decides()) {
-    const PhaseScope scope(Phase::kCheckpoint);
-    const Clock::time_point asked = Clock::now();
-    Result<int64_t> bank = env_.hook.next_bank(bank_);
+  if (chosen_bank != nullptr && !bank_before && decides()) {
+    Result<int64_t> bank = choose_bank();
     sums.words.back() = bank.ok() ? static_cast<double>(bank.value()) : -1.0;
     if (!bank.ok()) chosen = std::move(bank).error();
-    paused_ms_ += ms_since(asked);
   }
   RT_TRY(add_over_world(sums.words, "losses, gradient norm and bank"));
   RT_TRY(std::move(chosen));
@@ -469,10 +496,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     const double sum = sums.take_sum(), tokens = sums.take();
     out.mtp_loss = out.mtp_loss.value_or(0) + sum / std::max(1.0, tokens) / static_cast<double>(further.size());
   }
-  // Backward has weighed each loss as one of all tokens; with an objective that leaves some out they weigh more.
-  out.gradients = {.most = recipe.optimizer.clip,
-                   .gradient_scale = static_cast<double>(plan.tokens_per_step) / counted,
-                   .loss_scale = loss_scale};
+  out.gradients = clip_numbers(counted);
   out.squared_norm = sums.take_words();
   out.norm = kernels::clip_of(ExactSum::from(out.squared_norm).value(), out.gradients).norm;
   out.loss /= counted;
@@ -481,6 +505,56 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
   if (chosen_bank != nullptr) *chosen_bank = bank;
   return out;
+}
+
+int64_t Run::tokens_that_count() const {
+  int64_t count = 0;
+  for (const pipeline::MicroBatch& batch : now_->batches) {
+    count +=
+        now_->models.back()->rows() - std::count(batch.targets, batch.targets + now_->models.back()->rows(), kNoTarget);
+  }
+  return count;
+}
+
+Result<int64_t> Run::choose_bank() {
+  const PhaseScope scope(Phase::kCheckpoint);
+  const Clock::time_point asked = Clock::now();
+  Result<int64_t> bank = env_.hook.next_bank(bank_);
+  paused_ms_ += ms_since(asked);
+  return bank;
+}
+
+Status Run::begin_update(int64_t bank, int64_t number) {
+  const PhaseScope scope(Phase::kCheckpoint);
+  const Clock::time_point begun = Clock::now();
+  RT_TRY(env_.hook.begin_update(bank, number));
+  paused_ms_ += ms_since(begun);
+  return {};
+}
+
+optim::Update Run::update_of(int64_t number, int64_t bank) const {
+  return {.number = number - position_.loss_scale.skipped - plan_.past.moments_from,
+          .lr = optim::learning_rate(plan_.recipe, number, plan_.steps, plan_.past),
+          .from = bank_,
+          .to = bank,
+          .tokens = now_->plan.tokens_per_step};
+}
+
+Result<std::optional<int64_t>> Run::update_unseen(int64_t number) {
+  const std::optional<int64_t> no;
+  const int64_t counted = updates_unseen() ? tokens_that_count() : 0;
+  if (counted == 0) return no;
+  RT_TRY_SET(const int64_t bank, choose_bank());
+  if (bank != bank_) return Error{ErrorCode::kInternal, fmt::format("copied state in slots {} and {}", bank_, bank)};
+  const PhaseScope scope(Phase::kOptimizer);
+  RT_TRY(begin_update(bank, number));
+  optim::Update update = update_of(number, bank);
+  const CopyGate& gate = *state_.arrays().gate;
+  const int64_t waited_ns = gate.waited_ns();
+  update.gradients = clip_numbers(static_cast<double>(counted));
+  RT_TRY(optimizer_.update_unseen(update, *groups_.world));
+  paused_ms_ += static_cast<double>(gate.waited_ns() - waited_ns) * 1e-6;
+  return std::optional(bank);
 }
 
 Status Run::step(int64_t number) {
@@ -501,7 +575,12 @@ Status Run::step(int64_t number) {
   RT_TRY_SET(Pass found, pass(number, &chosen));
   const int64_t bank = *chosen;
   const bool scaled = position_.loss_scale.scale > 0;
-  const double loss_scale = scaled ? position_.loss_scale.scale : 1.0;
+  if (updated_ && !found.finite()) {
+    return Error{
+        ErrorCode::kInternal,
+        fmt::format("step {}: the device has updated the weights, but loss {} or gradient norm {} is not finite",
+                    number, found.loss, found.norm)};
+  }
   if (!std::isfinite(found.loss) || (!std::isfinite(found.norm) && !scaled)) {  // no loss scale mends the loss itself
     RT_TRY(recompute(number, &found));
   }
@@ -513,7 +592,7 @@ Status Run::step(int64_t number) {
   metrics_.mtp_loss = found.mtp_loss;
 
   if (scaled) {
-    metrics_.loss_scale = loss_scale;
+    metrics_.loss_scale = loss_scale();
     RT_TRY_SET(
         position_.loss_scale,
         optim::next_loss_scale(recipe.loss_scale, position_.loss_scale, overflow).with(fmt::format("step {}", number)));
@@ -521,31 +600,24 @@ Status Run::step(int64_t number) {
   }
 
   phase(number, "optimizer", Phase::kOptimizer);
-  const double lr = optim::learning_rate(plan_.recipe, number, plan_.steps, plan_.past);
-  {
-    const PhaseScope scope(Phase::kCheckpoint);
-    const Clock::time_point begun = Clock::now();
-    RT_TRY(env_.hook.begin_update(bank, number));
-    paused_ms_ += ms_since(begun);
-  }
+  optim::Update update = update_of(number, bank);
+  const double lr = update.lr;
+  if (!updated_) RT_TRY(begin_update(bank, number));
   const CopyGate* const gate = state_.arrays().gate;
   const int64_t waited_ns = gate != nullptr ? gate->waited_ns() : 0;
   if (overflow) {
     optimizer_.keep(bank_, bank);
     RT_TRY(env_.hook.weights_whole(number));
+  } else if (updated_) {
+    RT_TRY(now_->data_parallel.spread_weights(nullptr, [this, number] { return env_.hook.weights_whole(number); }));
   } else {
     optim::HeadFactors heads;
     if (!max_scores_.empty()) {
       RT_TRY_SET(heads, clip_factors());
     }
-    RT_TRY(optimizer_.update({.number = number - position_.loss_scale.skipped - plan_.past.moments_from,
-                              .lr = lr,
-                              .squared_norm = found.squared_norm,
-                              .gradients = found.gradients,
-                              .from = bank_,
-                              .to = bank,
-                              .tokens = plan.tokens_per_step},
-                             *groups_.world, &heads));
+    update.squared_norm = found.squared_norm;
+    update.gradients = found.gradients;
+    RT_TRY(optimizer_.update(update, *groups_.world, &heads));
     RT_TRY(now_->data_parallel.spread_weights(nullptr, [this, number] { return env_.hook.weights_whole(number); }));
   }
   // Other ranks may still be reading replicas' state in the snapshot that this one starts from.

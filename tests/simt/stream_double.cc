@@ -809,6 +809,7 @@ StreamDouble::Counts StreamDouble::take_counts() {
   const std::lock_guard lock(mutex_);
   return std::exchange(counts_, {});
 }
+int64_t StreamDouble::own_waits_so_far() { return own_waits; }
 int64_t StreamDouble::take_own_waits() { return std::exchange(own_waits, 0); }
 std::vector<std::string> StreamDouble::misuses() {
   const std::lock_guard lock(mutex_);

@@ -157,6 +157,7 @@ class StreamDouble {
   Counts take_counts();
   /// Waits of the calling thread, of any double, since the last time.
   static int64_t take_own_waits();
+  static int64_t own_waits_so_far();
   std::vector<std::string> misuses();
   /// What has not been given back, in words.
   std::vector<std::string> left() const;

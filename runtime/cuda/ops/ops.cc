@@ -585,6 +585,7 @@ kernels::Ops<T> filled() {
   out.scatter_floats = &Direct<&k::scatter_floats>::run;
   out.floats_to_host = &to_host<float>;
   out.ints_to_host = &to_host<int32_t>;
+  out.note_not_finite = &Direct<&k::note_not_finite>::run;
   return out;
 }
 
@@ -729,9 +730,9 @@ kernels::StateOps filled_state() {
   fill_adafactor(out);
   out.ema_of_runs = [](Stream& stream, double decay, std::span<const kernels::EmaRun> runs) {
     with_runs(stream, "ema", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
-      k::ema(on, decay, tables);
+      k::ema(on, decay, tables, runs[0].clip.address());
       for (const kernels::EmaRun& run : runs) {
-        if (!run.sums.sums.empty()) put_sums(cuda, on, run.sums, 0, run.to.address(), run.count, nullptr);
+        if (!run.sums.sums.empty()) put_sums(cuda, on, run.sums, 0, run.to.address(), run.count, run.clip.address());
       }
     });
   };
@@ -782,16 +783,14 @@ kernels::StateOps filled_state() {
     on.copy(numbers.data(), zeros, bytes, kToHost);
   };
   out.add_squares_of_runs = [](Stream& stream, DevicePtr<const float> x, DevicePtr<const kernels::ElemRun> runs,
-                               int64_t count, std::span<double> words) {
+                               int64_t count, DevicePtr<double> words) {
     order(stream, "add_squares_of_runs", [&](CudaStream& cuda, Queue& on) {
-      const auto bytes = std::ssize(words) * static_cast<int64_t>(sizeof(double));
-      auto* const sum =
-          static_cast<double*>(cuda.scratch(bytes + bytes_of<double>(k::kSquaresPartials), "add_squares_of_runs"));
-      if (sum == nullptr) return;
-      k::add_squares_of_runs(on, x.address(), runs.address(), count, sum + words.size(), sum);
-      cuda.copy(words.data(), sum, bytes, kToHost);
+      void* const partials = cuda.scratch(bytes_of<double>(k::kSquaresPartials), "add_squares_of_runs");
+      if (partials == nullptr) return;
+      k::add_squares_of_runs(on, x.address(), runs.address(), count, static_cast<double*>(partials), words.address());
     });
   };
+  out.doubles_to_host = &to_host<double>;
   return out;
 }
 
@@ -845,8 +844,7 @@ int64_t scratch_bytes(const WorkShapes& work) {
                 k::norm_partials(head_rows, work.head_width, false), work.told_width,
                 k::attention_maxima(work.score_heads, work.score_queries, work.score_width)});
   return std::max({bytes_of<float>(floats), bytes_of<int64_t>(k::kMostExperts),
-                   k::look_up_scratch_bytes(work.rows, work.norm_width),
-                   bytes_of<double>(ExactSum::kWords + k::kSquaresPartials),
+                   k::look_up_scratch_bytes(work.rows, work.norm_width), bytes_of<double>(k::kSquaresPartials),
                    state_scratch_bytes(work.state_elems, std::max<int64_t>(1, work.state_cols), work.state_runs)});
 }
 

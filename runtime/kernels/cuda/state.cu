@@ -11,11 +11,13 @@ constexpr int kLoads = 4;  // packs of a thread that are under way
 
 struct Balance {
   float rate, mean;
+  const Clip* clip;
   const float *choices, *from;
   float* to;
   template <int N>
   __device__ void at(int64_t i) const {
     static_assert(N == 1);
+    if (clip != nullptr && clip->finite == 0) return;
     const float of = choices[i];
     to[i] = from[i] + (of < mean ? rate : of > mean ? -rate : 0.0f);
   }
@@ -144,6 +146,12 @@ __global__ void __launch_bounds__(kThreads) add_counts(const int64_t* partials, 
   if (threadIdx.x == 0) *counts += all;
 }
 
+__global__ void __launch_bounds__(kThreads) note_found(const float* x, int64_t count, bool first, double* found) {
+  RT_SHARED(int64_t, room, kWarps);
+  const int64_t all = joined<NotFinite>(sum_of_thread<NotFinite, 1>(x, threadIdx.x, kThreads, count), room);
+  if (threadIdx.x == 0 && (first || all > 0)) *found = all > 0 ? 1.0 : 0.0;
+}
+
 /// Returns of how many blocks there are sums. A thread has kLoads packs, or more.
 template <typename F>
 int64_t sum_blocks(Queue& on, const float* x, int64_t count, typename F::Sum* partials) {
@@ -160,9 +168,9 @@ int64_t sum_blocks(Queue& on, const float* x, int64_t count, typename F::Sum* pa
 
 }  // namespace
 
-void balance_bias(Queue& on, float rate, float mean, const float* choices, const float* from, float* to,
-                  int64_t count) {
-  map<1>(on, Balance{rate, mean, choices, from, to}, count, true);
+void balance_bias(Queue& on, float rate, float mean, const Clip* clip, const float* choices, const float* from,
+                  float* to, int64_t count) {
+  map<1>(on, Balance{rate, mean, clip, choices, from, to}, count, true);
 }
 void add_word_sums(Queue& on, const float* x, int64_t count, int64_t first, const Clip* clip, uint64_t* partials,
                    uint64_t* sum) {
@@ -181,6 +189,9 @@ int sum_runs(CUstream_st* stream, const WordRun* runs, int64_t count, int64_t ch
 void count_not_finite(Queue& on, const float* x, int64_t count, int64_t* partials, int64_t* counts) {
   const int64_t blocks = sum_blocks<NotFinite>(on, x, count, partials);
   launch(on, {{1}, {kThreads}}, add_counts, partials, blocks, counts);
+}
+void note_not_finite(Queue& on, const float* x, int64_t count, bool first, double* found) {
+  launch(on, {{1}, {kThreads}}, note_found, x, count, first, found);
 }
 
 }  // namespace cairn::kernels::cuda

@@ -10,7 +10,8 @@
 
 namespace cairn::kernels::cuda {
 
-void balance_bias(Queue& on, float rate, float mean, const float* choices, const float* from, float* to, int64_t count);
+void balance_bias(Queue& on, float rate, float mean, const Clip* clip, const float* choices, const float* from,
+                  float* to, int64_t count);
 
 /// Blocks that a sum over an array is cut into at most, and numbers of 8 bytes that it needs for them.
 constexpr int64_t kSumBlocks = 1024;
@@ -24,5 +25,7 @@ int sum_runs(CUstream_st* stream, const WordRun* runs, int64_t count, int64_t ch
              uint64_t* sums);
 /// counts [1] += elements of x that are NaN or infinite. partials: [kSumBlocks].
 void count_not_finite(Queue& on, const float* x, int64_t count, int64_t* partials, int64_t* counts);
+/// note_not_finite() of runtime/kernels/rows.h, by one block.
+void note_not_finite(Queue& on, const float* x, int64_t count, bool first, double* found);
 
 }  // namespace cairn::kernels::cuda

@@ -139,13 +139,13 @@ __global__ void words_carried(int64_t count, double* words) {
   for (int k = 0; k < kExactDigits; ++k) at[k] = static_cast<double>(of.digit[k]);
 }
 
-__global__ void clip_factor(const double* words, const ClipNumbers* numbers, Clip* out) {
+__global__ void clip_factor(const double* words, const ClipNumbers* numbers, const double* ruined, Clip* out) {
   const ClipNumbers of = *numbers;
   const double norm = sqrt(value_of(words)) / of.loss_scale * of.gradient_scale;
   const double scale = of.most > 0 && of.most / (norm + 1e-6) < 1.0 ? of.most / (norm + 1e-6) : 1.0;
   out->norm = norm;
   out->grad_scale = static_cast<float>(scale * of.gradient_scale / of.loss_scale);
-  out->finite = isfinite(norm) ? 1 : 0;
+  out->finite = isfinite(norm) && (ruined == nullptr || *ruined == 0) ? 1 : 0;
 }
 
 // --- updates
@@ -326,7 +326,8 @@ __global__ void __launch_bounds__(kThreads) lamb_step_of_runs(UpdateTables table
   for_chunk(run, f);
 }
 
-__global__ void __launch_bounds__(kThreads, 4) ema_of_runs(UpdateTables tables, float rest) {
+__global__ void __launch_bounds__(kThreads, 4) ema_of_runs(UpdateTables tables, float rest, const Clip* clip) {
+  if (clip != nullptr && clip->finite == 0) return;
   const UpdateRun run = run_of_block(tables);
   Average f{rest};
   for_chunk(run, f);
@@ -353,8 +354,8 @@ void add_words_to(Queue& on, const double* partials, int64_t chunks, int64_t sum
   launch(on, {{blocks_for(sums, 32)}, {32}}, words_carried, sums, words);
 }
 
-void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, Clip* out) {
-  launch(on, {{1}, {1}}, clip_factor, words, numbers, out);
+void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, const double* ruined, Clip* out) {
+  launch(on, {{1}, {1}}, clip_factor, words, numbers, ruined, out);
 }
 
 void adamw(Queue& on, const UpdateTables& tables, const Clip* clip) {
@@ -366,8 +367,8 @@ void lamb_moments(Queue& on, const UpdateTables& tables, const Clip* clip, doubl
 void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip) {
   launch(on, one_a_chunk(tables.chunks), lamb_step_of_runs, tables, clip);
 }
-void ema(Queue& on, double decay, const UpdateTables& tables) {
-  launch(on, one_a_chunk(tables.chunks), ema_of_runs, tables, static_cast<float>(1.0 - decay));
+void ema(Queue& on, double decay, const UpdateTables& tables, const Clip* clip) {
+  launch(on, one_a_chunk(tables.chunks), ema_of_runs, tables, static_cast<float>(1.0 - decay), clip);
 }
 
 }  // namespace cairn::kernels::cuda

@@ -95,7 +95,7 @@ void add_words(Queue& on, const double* partials, const UpdateTables& tables, in
 void add_words_to(Queue& on, const double* partials, int64_t chunks, int64_t sums, double* words);
 
 /// Of the squares' words: clip_of() (runtime/kernels/clip.h).
-void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, Clip* out);
+void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, const double* ruined, Clip* out);
 
 void adamw(Queue& on, const UpdateTables& tables, const Clip* clip);
 
@@ -103,7 +103,8 @@ void adamw(Queue& on, const UpdateTables& tables, const Clip* clip);
 void lamb_moments(Queue& on, const UpdateTables& tables, const Clip* clip, double* partials);
 void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip);
 
-/// Averages of weights (runtime/kernels/ema.h): a run's `from` and `to` are averages, its `grad` is the weights.
-void ema(Queue& on, double decay, const UpdateTables& tables);
+/// Averages of weights (runtime/kernels/ema.h): a run's `from` and `to` are averages, its `grad` is the weights. Where
+/// `clip` is given and not finite, nothing.
+void ema(Queue& on, double decay, const UpdateTables& tables, const Clip* clip);
 
 }  // namespace cairn::kernels::cuda

@@ -13,7 +13,7 @@ void router_bias(StateWalk& walk, std::span<const TensorRates> rates, const Upda
       update.from, update.to,
       [&](const StateBlock& block) {
         const auto rate = static_cast<float>(rates[block.piece->tensor].lr > 0 ? moe.bias_rate : 0);
-        walk.on().balance_bias(rate, mean, block.grad, block.from.master, block.to.master, block.count);
+        walk.on().balance_bias(rate, mean, update.clip, block.grad, block.from.master, block.to.master, block.count);
         for (const auto moment : {&kernels::StateArrays::exp_avg, &kernels::StateArrays::exp_avg_sq}) {
           if (block.from.*moment != block.to.*moment)
             walk.on().copy_state(block.from.*moment, block.to.*moment, block.count);

@@ -58,6 +58,14 @@ std::vector<Variant> variants() {
              r.optimizer.kind = OptimizerKind::kAdafactor;
              r.optimizer.zero = 1;
            }},
+          {"one rank, average", 1, [](Recipe& r) { r.optimizer.ema = 0.9; }},
+          {"one rank, LAMB", 1, [](Recipe& r) { r.optimizer.kind = OptimizerKind::kLamb; }},
+          {"one rank, skips", 1,
+           [](Recipe& r) {
+             r.precision = Precision::kF16;
+             r.loss_scale = {.initial = 0x1p24, .hysteresis = 1};
+           }},
+          {"one rank, experts", 1, [](Recipe& r) { r.model.moe = {.experts = 4, .top_k = 2, .bias_rate = 0.001}; }},
           {"experts", 2, [](Recipe& r) { r.model.moe = {.experts = 4, .top_k = 2, .bias_rate = 0.001}; }},
           {"now and then", 2, [](Recipe& r) { r.checkpoint.snapshot_steps = 2; }},
           {"fp16", 2, [](Recipe& r) { r.precision = Precision::kF16; }},

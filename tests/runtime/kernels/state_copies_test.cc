@@ -91,7 +91,10 @@ TEST_SUITE("runtime/kernels/state_copies") {
   TEST_CASE("a bias steps towards the mean of the choices, and stays where it is met") {
     const std::vector<float> choices = {1, 4, 9, 4.5f}, from = {0.5f, -0.5f, 0, 1};
     std::vector<float> to(4);
-    kernels::balance_bias(0.25f, 4, choices.data(), from.data(), to.data(), 4);
+    kernels::balance_bias(0.25f, 4, nullptr, choices.data(), from.data(), to.data(), 4);
+    CHECK(to == std::vector<float>{0.75f, -0.5f, -0.25f, 0.75f});
+    const kernels::Clip ruined{.finite = 0};
+    kernels::balance_bias(0.5f, 4, &ruined, choices.data(), from.data(), to.data(), 4);
     CHECK(to == std::vector<float>{0.75f, -0.5f, -0.25f, 0.75f});
   }
 
@@ -100,7 +103,7 @@ TEST_SUITE("runtime/kernels/state_copies") {
     const auto x = normals<float>("x", kCount);
     const auto norm = [&](const std::vector<kernels::ElemRun>& runs) {
       std::vector<double> words(ExactSum::kWords, 5.0);
-      kernels::add_squares_of_runs(x.data(), runs.data(), std::ssize(runs), words);
+      kernels::add_squares_of_runs(x.data(), runs.data(), std::ssize(runs), words.data());
       return ExactSum::from(std::span<const double, ExactSum::kWords>(words)).value();
     };
     const double whole = norm({{0, kCount}});

@@ -81,6 +81,7 @@ class StandIn final : public nn::StageModel {
   }
   void leave_losses(bool) override {}
   void token_losses(int64_t slot, std::span<float> losses) const override { losses[0] = losses_.at(slot); }
+  void note_ruined_losses(int64_t, bool, DevicePtr<double>) const override {}
   int64_t rows() const override { return 1; }
   int64_t loss_rows() const override { return 1; }
   Status logits(int64_t, std::span<float>) override { return Error{ErrorCode::kUnsupported, "a stand-in"}; }

@@ -605,6 +605,9 @@ void compare_rows() {
   on.run<T>("floats_to_host", [&](Exec<T> e, Side at) {
     e.floats_to_host(at(floats), at.cuda ? numbers.room() : std::span(host_floats));
   });
+  auto found = on.zeros<double>(1);
+  on.run<T>("note_not_finite", [&](Exec<T> e, Side at) { e.note_not_finite(at(floats), kRows, true, at(found)); });
+  on.same(found);
   on.run<T>("ints_to_host",
             [&](Exec<T> e, Side at) { e.ints_to_host(at(order), at.cuda ? whole.room() : std::span(host_ints)); });
   CHECK(std::ranges::equal(rows.read(), host_rows));
@@ -918,6 +921,7 @@ TEST_SUITE("runtime/cuda/ops") {
     auto runs = on.array(std::vector<kernels::ElemRun>{{0, 16384}, {16400, 2 * 16384 + 21}, {16384, 0}, {16384, 5}});
     std::vector<double> host(ExactSum::kWords, 3.0);
     HostNumbers<double> words(on.stream(), ExactSum::kWords);
+    auto squares = on.array(host);
     std::ranges::fill(words.room(), 3.0);
     const auto of_side = [&](Side at) { return at.cuda ? words.room() : std::span(host); };
     on.run_state("clear_numbers", [&](StateExec e, Side at) { e.clear_numbers(of_side(at)); });
@@ -925,7 +929,8 @@ TEST_SUITE("runtime/cuda/ops") {
     std::ranges::fill(words.room(), 3.0);
     std::ranges::fill(host, 3.0);
     on.run_state("add_squares_of_runs",
-                 [&](StateExec e, Side at) { e.add_squares_of_runs(at(grad), at(runs), 4, of_side(at)); });
+                 [&](StateExec e, Side at) { e.add_squares_of_runs(at(grad), at(runs), 4, at(squares)); });
+    on.run_state("doubles_to_host", [&](StateExec e, Side at) { e.doubles_to_host(at(squares), of_side(at)); });
     const auto sum_of_words = [](std::span<const double> of) {
       return ExactSum::from(of.first<ExactSum::kWords>()).value();
     };
@@ -934,7 +939,8 @@ TEST_SUITE("runtime/cuda/ops") {
 
     auto norm = on.array(host);
     auto numbers = on.array(std::vector<kernels::ClipNumbers>{{0.5, 1.25, 4.0}});
-    on.run_state("clip_by_norm", [&](StateExec e, Side at) { e.clip_by_norm(at(norm), at(numbers), at(clip)); });
+    on.run_state("clip_by_norm",
+                 [&](StateExec e, Side at) { e.clip_by_norm(at(norm), at(numbers), nullptr, at(clip)); });
     on.same(clip);
   }
 
@@ -1064,7 +1070,7 @@ TEST_SUITE("runtime/cuda/ops") {
 
     auto choices = on.array(std::vector<float>{1, 2, 3}), bias = on.array(std::vector<float>{0.5f, 0.5f, 0.5f});
     on.run_state("balance_bias",
-                 [&](StateExec e, Side at) { e.balance_bias(0.125f, 2, at(choices), at(bias), at(bias), 3); });
+                 [&](StateExec e, Side at) { e.balance_bias(0.125f, 2, nullptr, at(choices), at(bias), at(bias), 3); });
     on.same(bias);
     auto odd = on.array(std::vector<float>{1, NAN, INFINITY, 0, -INFINITY});
     std::vector<int64_t> host_found = {5};

@@ -103,7 +103,9 @@ class Counter {
     if (wanted_ == Wanted::kOrdered) ordered_.push_back(ordered);
     if (ordered.kind == Ordered::Kind::kCopy) return;
     ++now_.launches;
-    if (is_of_update(op_under_way())) ++now_.update;
+    if (is_of_update(op_under_way())) {
+      if (++now_.update == 1) now_.waits_before_update = simt::StreamDouble::own_waits_so_far();
+    }
     ++kernels_[ordered.kind == Ordered::Kind::kKernel    ? ordered.kernel
                : ordered.kind == Ordered::Kind::kProduct ? &kProduct
                                                          : &kFill];

@@ -21,6 +21,7 @@ struct StepCount {
   int64_t update = 0;    // those of the optimizer's update
   int64_t bytes = 0;     // op_bytes.h
   int64_t waits = 0;     // of the training thread: for the device, or standing still for a snapshot's copies
+  int64_t waits_before_update = -1;        // of those, before the update's first launch; -1: none was launched
   std::map<std::string, int64_t> kernels;  // launches by kernel; "(product)", "(fill)"
   OpNotes ops;
 };

@@ -259,8 +259,26 @@ inline int64_t moved(const Given&, Op<"clear_numbers">, std::span<double> number
   return static_cast<int64_t>(numbers.size_bytes());
 }
 inline int64_t moved(const Given& given, Op<"add_squares_of_runs">, In<float>, In<kernels::ElemRun> runs, int64_t count,
-                     std::span<double>) {
+                     Out<double>) {
   return kFloat * elems_of(given, runs, count);
+}
+inline int64_t moved(const Given&, Op<"doubles_to_host">, const auto&...) { return 0; }
+inline int64_t moved(const Given&, Op<"clear_doubles">, const auto&...) { return 0; }
+inline int64_t moved(const Given&, Op<"note_not_finite">, In<float>, int64_t count, bool, Out<double>) {
+  return kFloat * count;
+}
+inline int64_t moved(const Given&, Op<"lamb_moments_of_runs">, std::span<const kernels::AdamRun> runs, Out<double>) {
+  constexpr int64_t kArrays = 1 + 1 + 2 * 2;  // gradient, weights, moments twice
+  int64_t bytes = 0;
+  for (const kernels::AdamRun& run : runs) bytes += run.count * kArrays * kFloat;
+  return bytes;
+}
+inline int64_t moved(const Given&, Op<"lamb_step_of_runs">, std::span<const kernels::AdamRun> runs, In<double>) {
+  constexpr int64_t kArrays = 2 + 2;  // moments, weights twice
+  int64_t bytes = 0;
+  for (const kernels::AdamRun& run : runs)
+    bytes += run.count * (kArrays * kFloat + (run.weights ? dtype_size_bytes(run.dtype) : 0));
+  return bytes;
 }
 inline int64_t moved(const Given&, Op<"adamw_of_runs">, std::span<const kernels::AdamRun> runs) {
   constexpr int64_t kArrays = 3;

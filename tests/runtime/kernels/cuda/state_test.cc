@@ -6,17 +6,41 @@
 
 using namespace cairn;
 using namespace cairn::testing;
+using kernels::Clip;
 
 TEST_SUITE("runtime/kernels/cuda/state") {
   TEST_CASE("experts' biases step by their rate towards the mean, and stay on it") {
     const std::vector<float> choices = {3, 5, 4, 0}, from = {0.5f, 0.25f, 1, -1};
     std::vector<float> to(4);
-    kernels::balance_bias(0.125f, 4, choices.data(), from.data(), to.data(), 4);
+    kernels::balance_bias(0.125f, 4, nullptr, choices.data(), from.data(), to.data(), 4);
     in_every_order([&] {
-      OnDevice<float> d_choices(choices), d_from(from), d_to(4);
+      OnDevice<float> d_choices(choices), d_from(from), d_to(std::vector<float>(4));
       Queue on;
-      kernels::cuda::balance_bias(on, 0.125f, 4, d_choices.data(), d_from.data(), d_to.data(), 4);
+      OnDevice<Clip> clip(std::vector<Clip>{{.finite = 0}});
+      kernels::cuda::balance_bias(on, 0.125f, 4, clip.data(), d_choices.data(), d_from.data(), d_to.data(), 4);
+      CHECK(d_to.values() == std::vector<float>(4));
+      clip.data()->finite = 1;
+      kernels::cuda::balance_bias(on, 0.125f, 4, clip.data(), d_choices.data(), d_from.data(), d_to.data(), 4);
       CHECK(d_to.values() == to);
+    });
+  }
+  TEST_CASE("an element that is not finite is noted, and stays noted until the first array of the next step") {
+    std::vector<float> x(1003, 1.0f), bad = x;
+    bad[777] = NAN;
+    bad[3] = -INFINITY;
+    in_every_order([&] {
+      OnDevice<float> good(x), ruined(bad);
+      OnDevice<double> found(std::vector<double>{5.0});
+      Queue on;
+      const auto note = [&](const OnDevice<float>& of, bool first) {
+        kernels::cuda::note_not_finite(on, of.data(), std::ssize(x), first, found.data());
+        return found.values()[0];
+      };
+      CHECK(note(good, true) == 0);
+      CHECK(note(ruined, false) == 1);
+      CHECK(note(good, false) == 1);
+      CHECK(note(ruined, true) == 1);
+      CHECK(note(good, true) == 0);
     });
   }
   TEST_CASE("checksums have the bits of the CPU's, wherever a block begins, and wait for a clip that is finite") {

@@ -136,7 +136,7 @@ TEST_SUITE("runtime/kernels/cuda/update") {
       }
       const OnDeviceTables there(table);
       Queue on;
-      kernels::cuda::ema(on, 0.5, there.tables);
+      kernels::cuda::ema(on, 0.5, there.tables, nullptr);
       CHECK(to.values() == wanted);
     });
   }
@@ -155,7 +155,11 @@ TEST_SUITE("runtime/kernels/cuda/update") {
                                      .to = {.master = average},
                                      .count = count}});
         Queue on;
-        kernels::cuda::ema(on, 0.99, there.tables);
+        OnDevice<Clip> clip(std::vector<Clip>{{.finite = 0}});
+        kernels::cuda::ema(on, 0.99, there.tables, clip.data());
+        CHECK(same_bits(d_to.values(), from));
+        clip.data()->finite = 1;
+        kernels::cuda::ema(on, 0.99, there.tables, clip.data());
         check_alike(d_to.values(), to, pointwise<float>());
       });
     }
@@ -185,12 +189,18 @@ TEST_SUITE("runtime/kernels/cuda/update") {
           CHECK(words.values() == std::vector<double>(all.begin(), all.end()));
           OnDevice<ClipNumbers> d_numbers(std::vector<ClipNumbers>{{0.5, 1.25, 4.0}});
           OnDevice<Clip> out(1);
-          kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), out.data());
+          kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), nullptr, out.data());
           const double norm = std::sqrt(wanted.value()) / 4.0 * 1.25;
           const Clip clip = out.values()[0];
           CHECK(clip.norm == norm);
           CHECK(clip.finite == 1);
           CHECK(clip.grad_scale == static_cast<float>(std::min(1.0, 0.5 / (norm + 1e-6)) * 1.25 / 4.0));
+          for (const double ruined : {0.0, 1.0}) {
+            OnDevice<double> d_ruined(std::vector<double>{ruined});
+            kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), d_ruined.data(), out.data());
+            CHECK(out.values()[0].finite == (ruined == 0 ? 1 : 0));
+            CHECK(out.values()[0].norm == norm);
+          }
         });
       }
     }
@@ -206,7 +216,7 @@ TEST_SUITE("runtime/kernels/cuda/update") {
     }
     const auto x = normals<float>("x", end);
     std::vector<double> wanted(kWords);
-    kernels::add_squares_of_runs(x.data(), runs.data(), std::ssize(runs), wanted);
+    kernels::add_squares_of_runs(x.data(), runs.data(), std::ssize(runs), wanted.data());
     in_every_order([&] {
       OnDevice<float> d_x(x);
       OnDevice<kernels::ElemRun> d_runs(runs);
@@ -229,7 +239,7 @@ TEST_SUITE("runtime/kernels/cuda/update") {
       OnDevice<Clip> out(1);
       Queue on;
       kernels::cuda::add_squares_of_runs(on, d_grad.data(), runs.data(), 1, partials.data(), words.data());
-      kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), out.data());
+      kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), nullptr, out.data());
       CHECK(out.values()[0].finite == 0);
       CHECK(std::isnan(out.values()[0].norm) == std::isnan(bad));
     }
