@@ -384,19 +384,20 @@ class Others {
   }
 
   static kernels::AdamRun run_of(const Held& of, int64_t count) {
-    return {.args = of.args, .grad = of.grad, .from = of.arrays, .to = of.arrays, .count = count, .trust = 0.5f};
+    return {.args = of.args, .grad = of.grad, .from = of.arrays, .to = of.arrays, .count = count};
   }
 
   void state() {
     const int64_t count = count_;
     add("lamb_moments_of_runs", 24 * real(count), [=](Arrays& arrays) -> Order {
       const kernels::AdamRun run = run_of(held(arrays, count), count);
-      const auto words = std::make_shared<HostNumbers<double>>(arrays.device().stream(), kernels::TensorNorms::kWords);
-      return [=, &state = arrays.device().state()] { state.lamb_moments_of_runs({&run, 1}, words->room()); };
+      const auto words = arrays.of(std::vector<double>(kernels::TensorNorms::kWords));
+      return [=, &state = arrays.device().state()] { state.lamb_moments_of_runs({&run, 1}, words); };
     });
     add("lamb_step_of_runs", 16 * real(count), [=](Arrays& arrays) -> Order {
       const kernels::AdamRun run = run_of(held(arrays, count), count);
-      return [=, &state = arrays.device().state()] { state.lamb_step_of_runs({&run, 1}); };
+      const auto words = arrays.of(std::vector<double>(kernels::TensorNorms::kWords, 1.0));
+      return [=, &state = arrays.device().state()] { state.lamb_step_of_runs({&run, 1}, words); };
     });
     add("ema_of_runs", 12 * real(count), [=](Arrays& arrays) -> Order {
       const auto weight = arrays.drawn<float>(count), average = arrays.drawn<float>(count);

@@ -38,7 +38,7 @@ struct AdamRun {
   int64_t count = 0;
   BlockSums sums;      // of AdamW
   bool counts = true;  // in LAMB's norms
-  float trust = 1;     // of LAMB's step
+  int64_t tensor = 0;  // whose norms LAMB takes: which of its words
 };
 /// Runs, and the elements of all.
 inline void add_dims(OpDims& to, std::span<const AdamRun> of) {

@@ -112,19 +112,28 @@ void lamb_step(const AdamwArgs& args, float trust, const StateArrays& from, cons
       count, [&](int64_t begin, int64_t end) { step_range(k, args.lr * trust, source.master, target, begin, end); });
 }
 
-void lamb_moments_of_runs(std::span<const AdamRun> runs, std::span<double> words) {
-  constexpr auto kWords = static_cast<size_t>(TensorNorms::kWords);
-  for (size_t k = 0; k < runs.size(); ++k) {
-    const std::span<double> of = words.subspan(k * kWords, kWords);
-    clear_numbers(of);
-    lamb_moments(runs[k].args, runs[k].grad.address(), runs[k].from, runs[k].to, runs[k].count,
-                 {runs[k].counts ? of : std::span<double>()});
+namespace {
+
+template <typename Word>
+std::span<Word> words_of(const AdamRun& run, Word* words) {
+  return {words + run.tensor * TensorNorms::kWords, static_cast<size_t>(TensorNorms::kWords)};
+}
+
+}  // namespace
+
+void lamb_moments_of_runs(std::span<const AdamRun> runs, double* words) {
+  for (const AdamRun& run : runs) {
+    lamb_moments(run.args, run.grad.address(), run.from, run.to, run.count,
+                 {run.counts ? words_of(run, words) : std::span<double>()});
   }
 }
 
-void lamb_step_of_runs(std::span<const AdamRun> runs) {
+void lamb_step_of_runs(std::span<const AdamRun> runs, const double* words) {
   for (const AdamRun& run : runs) {
-    lamb_step(run.args, run.trust, run.from, run.to, run.count);
+    const std::span<const double> of = words_of(run, words);
+    const ExactSum weight = ExactSum::from(of.first<ExactSum::kWords>()),
+                   step = ExactSum::from(of.last<ExactSum::kWords>());
+    lamb_step(run.args, trust_of(weight.value(), step.value()), run.from, run.to, run.count);
     if (run.weights) put_weights(run.to.master.address(), run.count, run.dtype, run.weights.address());
   }
 }

@@ -2,6 +2,7 @@
 // LAMB (You et al. 2020, Algorithm 2): Adam's step with decoupled weight decay, scaled for each tensor by the ratio of
 // the weights' norm to the step's. Two passes, since the ratio needs the whole tensor, which may lie on several ranks.
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 
@@ -19,10 +20,16 @@ void lamb_moments(const AdamwArgs& args, const float* grad, const StateArrays& f
 /// Second pass: to.master = from.master - args.lr * trust * r with the moments in `to`.
 void lamb_step(const AdamwArgs& args, float trust, const StateArrays& from, const StateArrays& to, int64_t count);
 
-/// lamb_moments() of each. words: of each run TensorNorms::kWords, which become those of the run alone; of one that
-/// does not count, anything.
-void lamb_moments_of_runs(std::span<const AdamRun> runs, std::span<double> words);
-/// lamb_step() of each, with the weights.
-void lamb_step_of_runs(std::span<const AdamRun> runs);
+/// The weights' norm over the step's, of their squares; 1 where either is 0 or no number.
+inline float trust_of(double weight_squares, double step_squares) {
+  const double weight = std::sqrt(weight_squares), step = std::sqrt(step_squares);
+  return static_cast<float>(weight > 0 && step > 0 ? weight / step : 1.0);
+}
+
+/// lamb_moments() of each. words [tensors, TensorNorms::kWords]: to those of its tensor each run that counts adds its
+/// own. Runs of one tensor follow one another.
+void lamb_moments_of_runs(std::span<const AdamRun> runs, double* words);
+/// lamb_step() of each, with the trust that comes of its tensor's words, and with the weights.
+void lamb_step_of_runs(std::span<const AdamRun> runs, const double* words);
 
 }  // namespace cairn::kernels

@@ -7,6 +7,7 @@
 #include <queue>
 #include <set>
 
+#include "runtime/core/exact_sum.h"
 #include "runtime/plan/boundary.h"
 #include "runtime/plan/communication.h"
 #include "runtime/plan/model_tensors.h"
@@ -235,6 +236,7 @@ class RankPlanner {
     cut_state();
     place_sums();
     count_partial();
+    count_norms();
     const int64_t elem_bytes = dtype_size_bytes(plan_.compute_dtype());
     out_.weight_bytes = (out_.scattered_weights ? out_.shard_elems : out_.flat_elems) * elem_bytes;
     out_.gathered_bytes = gathered_elems_ * elem_bytes;
@@ -481,6 +483,11 @@ class RankPlanner {
       if (partial && experts) out_.tp_work.end = at;
       (experts ? out_.expert_work : out_.dense_work) = at - (experts ? out_.dense_work : 0);
     }
+  }
+
+  void count_norms() {
+    if (plan_.recipe.optimizer.kind != OptimizerKind::kLamb) return;
+    out_.tensor_norms = 2 * ExactSum::kWords * std::ssize(plan_.tensors);
   }
 
   void count_partial() {

@@ -615,15 +615,15 @@ static_assert(sizeof(k::UpdateRun) <= kernels::kGivenRunBytes);
 static_assert(k::kChunk == kernels::kStateChunk);
 
 k::UpdateRun run_of(const kernels::AdamRun& of) {
-  k::UpdateRun out{.grad = of.grad.address(),
-                   .from = run_of(of.from),
-                   .to = run_of(of.to),
-                   .weights = of.weights.address(),
-                   .count = of.count,
-                   .of = k::UpdateNumbers::of(of.args),
-                   .dtype = of.dtype};
-  out.of.lr *= of.trust;
-  return out;
+  return {.grad = of.grad.address(),
+          .from = run_of(of.from),
+          .to = run_of(of.to),
+          .weights = of.weights.address(),
+          .count = of.count,
+          .of = k::UpdateNumbers::of(of.args),
+          .dtype = of.dtype,
+          .counts = of.counts,
+          .tensor = static_cast<int32_t>(of.tensor)};
 }
 k::UpdateRun run_of(const kernels::EmaRun& of) {
   return {.grad = of.weight.address(),
@@ -660,21 +660,20 @@ int64_t norm_words_bytes(int64_t count) {
 
 void fill_lamb(kernels::StateOps& out) {
   using kernels::AdamRun;
-  out.lamb_moments_of_runs = [](Stream& stream, std::span<const AdamRun> runs, std::span<double> words) {
+  out.lamb_moments_of_runs = [](Stream& stream, std::span<const AdamRun> runs, DevicePtr<double> words) {
     with_runs(stream, "lamb_moments", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
-      const auto bytes = std::ssize(words) * static_cast<int64_t>(sizeof(double));
-      auto* const sums = static_cast<double*>(cuda.scratch(
-          bytes + bytes_of<double>(tables.chunks * kernels::TensorNorms::kWords), "the norms of LAMB's step"));
-      if (sums == nullptr) return;
-      double* const partials = sums + words.size();
+      auto* const of_runs = static_cast<double*>(
+          cuda.scratch(bytes_of<double>((tables.run_count + tables.chunks) * kernels::TensorNorms::kWords),
+                       "the norms of LAMB's step"));
+      if (of_runs == nullptr) return;
+      double* const partials = of_runs + tables.run_count * kernels::TensorNorms::kWords;
       k::lamb_moments(on, tables, runs[0].args.clip.address(), partials);
-      k::add_words(on, partials, tables, 2, sums);
-      cuda.copy(words.data(), sums, bytes, kToHost);
+      k::add_words_of_tensors(on, partials, tables, of_runs, words.address());
     });
   };
-  out.lamb_step_of_runs = [](Stream& stream, std::span<const AdamRun> runs) {
+  out.lamb_step_of_runs = [](Stream& stream, std::span<const AdamRun> runs, DevicePtr<const double> words) {
     with_runs(stream, "lamb_step", runs, [&](CudaStream&, Queue& on, const k::UpdateTables& tables) {
-      k::lamb_step(on, tables, runs[0].args.clip.address());
+      k::lamb_step(on, tables, runs[0].args.clip.address(), words.address());
     });
   };
 }

@@ -109,6 +109,29 @@ __global__ void __launch_bounds__(kAdders * 16)
   words[blockIdx.x * static_cast<int64_t>(kExactWords) + word] = all;
 }
 
+/// A block for each run, of which the first of a tensor's adds all of them; half a warp for each of the two sums. A sum
+/// over chunks is below 2^52 until it is carried: a run has fewer than 2^28 blocks of terms.
+__global__ void __launch_bounds__(2 * 16) words_of_tensors(const double* of_runs, UpdateTables tables, double* words) {
+  RT_SHARED(double, room, 2 * kExactWords);
+  const int32_t tensor = tables.runs[blockIdx.x].tensor;
+  if (blockIdx.x > 0 && tables.runs[blockIdx.x - 1].tensor == tensor) return;
+  const int word = static_cast<int>(threadIdx.x) % 16, sum = static_cast<int>(threadIdx.x) / 16;
+  double* const to = words + (static_cast<int64_t>(tensor) * 2 + sum) * kExactWords;
+  if (word < kExactWords) {
+    double all = to[word];
+    for (int64_t run = blockIdx.x; run < tables.run_count && tables.runs[run].tensor == tensor; ++run) {
+      if (tables.runs[run].counts) all += of_runs[(run * 2 + sum) * kExactWords + word];
+    }
+    room[sum * kExactWords + word] = all;
+  }
+  __syncthreads();
+  if (word != 0) return;
+  const ExactDigits of = carried(room + sum * kExactWords);
+#pragma unroll
+  for (int k = 0; k < kExactDigits; ++k) to[k] = static_cast<double>(of.digit[k]);
+  to[kExactDigits] = of.special;
+}
+
 /// words [blocks, .] = the sum over partials [count, blocks, .], or are added to.
 __global__ void __launch_bounds__(kAdders * 16)
     words_of_all(const double* partials, int64_t count, bool added, double* words) {
@@ -319,10 +342,20 @@ __global__ void __launch_bounds__(kThreads, 3)
   block_words(sum, out + kExactWords, room + kRoom);
 }
 
-__global__ void __launch_bounds__(kThreads) lamb_step_of_runs(UpdateTables tables, const Clip* clip) {
+/// trust_of() (runtime/kernels/lamb.h) of a tensor's words.
+__device__ __forceinline__ float trust_of_words(const double* words) {
+  const double weight = sqrt(value_of(words)), step = sqrt(value_of(words + kExactWords));
+  return static_cast<float>(weight > 0 && step > 0 ? weight / step : 1.0);
+}
+
+__global__ void __launch_bounds__(kThreads, 1)  // as many registers as it takes: else ptxas spills for 12.0
+    lamb_step_of_runs(UpdateTables tables, const Clip* clip, const double* words) {
+  RT_SHARED(float, trust, 1);
   if (clip->finite == 0) return;
   const UpdateRun run = run_of_block(tables);
-  LambStep f{run.of, run.of.lr};
+  if (threadIdx.x == 0) *trust = trust_of_words(words + static_cast<int64_t>(run.tensor) * 2 * kExactWords);
+  __syncthreads();
+  LambStep f{run.of, run.of.lr * *trust};
   for_chunk(run, f);
 }
 
@@ -343,10 +376,11 @@ void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t
   launch(on, {{1}, {kAdders * 16}}, words_of_all, partials, kSquareBlocks, false, words);
   launch(on, {{1}, {32}}, words_carried, int64_t{1}, words);
 }
-void add_words(Queue& on, const double* partials, const UpdateTables& tables, int64_t sums, double* words) {
-  launch(on, {{static_cast<unsigned>(tables.run_count * sums)}, {kAdders * 16}}, words_added, partials, tables, sums,
-         words);
-  launch(on, {{blocks_for(tables.run_count * sums, 32)}, {32}}, words_carried, tables.run_count * sums, words);
+void add_words_of_tensors(Queue& on, const double* partials, const UpdateTables& tables, double* of_runs,
+                          double* words) {
+  launch(on, {{static_cast<unsigned>(tables.run_count * 2)}, {kAdders * 16}}, words_added, partials, tables, int64_t{2},
+         of_runs);
+  launch(on, {{static_cast<unsigned>(tables.run_count)}, {2 * 16}}, words_of_tensors, of_runs, tables, words);
 }
 
 void add_words_to(Queue& on, const double* partials, int64_t chunks, int64_t sums, double* words) {
@@ -364,8 +398,8 @@ void adamw(Queue& on, const UpdateTables& tables, const Clip* clip) {
 void lamb_moments(Queue& on, const UpdateTables& tables, const Clip* clip, double* partials) {
   launch(on, one_a_chunk(tables.chunks), lamb_moments_of_runs, tables, clip, partials);
 }
-void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip) {
-  launch(on, one_a_chunk(tables.chunks), lamb_step_of_runs, tables, clip);
+void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip, const double* words) {
+  launch(on, one_a_chunk(tables.chunks), lamb_step_of_runs, tables, clip, words);
 }
 void ema(Queue& on, double decay, const UpdateTables& tables, const Clip* clip) {
   launch(on, one_a_chunk(tables.chunks), ema_of_runs, tables, static_cast<float>(1.0 - decay), clip);

@@ -5,7 +5,8 @@
 //
 //   1. add_squares_of_runs(): words of an ExactSum, which ranks add up
 //   2. clip_by_norm(): the factor, from the words
-//   3. adamw(), or lamb_moments(), ranks' sum of the words, lamb_step(); then ema(), where weights are averaged
+//   3. adamw(), or lamb_moments(), ranks' sum of the words, lamb_step(); then ema(), where weights are averaged. LAMB's
+//      words are of whole tensors; its step makes the trust of them
 //
 // All pointers are of the device.
 
@@ -28,7 +29,7 @@ constexpr int64_t kChunk = 16384;  // elements of a run that a block has
 struct UpdateNumbers {
   float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0, eps = 0;
   float kept = 0, step_size = 0;                  // AdamW: 1 - lr * decay, lr / (1 - beta1^t)
-  float lr = 0, weight_decay = 0, inv_bias1 = 0;  // LAMB; the rate of its step times the trust
+  float lr = 0, weight_decay = 0, inv_bias1 = 0;  // LAMB; the rate of its step is lr times the trust
   float inv_sqrt_bias2 = 0;                       // 1 / sqrt(1 - beta2^t)
 
   /// In double: 1 - beta2^t loses most of its digits in float for the first steps. grad_scale is Clip's.
@@ -63,6 +64,8 @@ struct UpdateRun {
   uint32_t first_chunk = 0;  // of all runs' chunks, one run after the other
   UpdateNumbers of;
   DType dtype = DType::kF32;  // kF32, kBf16, kF16
+  bool counts = true;         // in the norms of its tensor
+  int32_t tensor = 0;         // for LAMB: which of the tensors' words are its own
 };
 
 /// Runs that one launch goes through: a block has a chunk. The table lies on the device.
@@ -88,8 +91,10 @@ constexpr int64_t kSquaresPartials = kSquareBlocks * ExactSum::kWords;
 void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* partials,
                          double* words);
 
-/// words [runs, sums, kWords] = for each run the sum over its chunks of partials [chunks, sums, kWords], carried.
-void add_words(Queue& on, const double* partials, const UpdateTables& tables, int64_t sums, double* words);
+/// words [tensors, 2, kWords]: to those of its tensor each run that counts adds the sum over its chunks of partials
+/// [chunks, 2, kWords], carried. Runs of one tensor follow one another. of_runs: memory for [runs, 2, kWords].
+void add_words_of_tensors(Queue& on, const double* partials, const UpdateTables& tables, double* of_runs,
+                          double* words);
 
 /// words [sums, kWords] += the sum over chunks of partials [chunks, sums, kWords], carried.
 void add_words_to(Queue& on, const double* partials, int64_t chunks, int64_t sums, double* words);
@@ -101,7 +106,8 @@ void adamw(Queue& on, const UpdateTables& tables, const Clip* clip);
 
 /// partials [chunks, 2, kWords]: squares of the weights, and of the steps.
 void lamb_moments(Queue& on, const UpdateTables& tables, const Clip* clip, double* partials);
-void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip);
+/// words [tensors, 2, kWords]: of the squares of whole tensors, from which each run's trust comes.
+void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip, const double* words);
 
 /// Averages of weights (runtime/kernels/ema.h): a run's `from` and `to` are averages, its `grad` is the weights. Where
 /// `clip` is given and not finite, nothing.

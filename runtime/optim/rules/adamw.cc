@@ -31,7 +31,8 @@ std::vector<kernels::AdamRun> adam_runs(StateWalk& walk, std::span<const TensorR
                    .dtype = dtype,
                    .weights = walk.weights_of(block),
                    .count = block.count,
-                   .counts = block.saved >= 0});
+                   .counts = block.saved >= 0,
+                   .tensor = block.piece->tensor});
   }
   return out;
 }

@@ -1,27 +1,40 @@
 #include "runtime/optim/rules/lamb.h"
 
-#include <cmath>
 #include <vector>
 
+#include "runtime/device/host_numbers.h"
 #include "runtime/optim/rules/adamw.h"
-#include "runtime/optim/rules/tensor_squares.h"
 
 namespace cairn::optim {
+namespace {
+
+/// The words of all ranks' norms, for the device: `words` with one rank. Else the host waits for this rank's and adds
+/// them up; `host` keeps the sum for as long as the update takes.
+Result<DevicePtr<const double>> norms_of_world(const kernels::StateExec& on, DevicePtr<double> words, int64_t count,
+                                               comm::Comm& world, std::vector<double>* host) {
+  if (world.size() == 1) return DevicePtr<const double>(words);
+  HostNumbers<double> mine(on.stream, count);
+  on.doubles_to_host(words, mine.room());
+  RT_TRY(on.stream.settle());
+  host->assign(mine.read().begin(), mine.read().end());
+  RT_TRY(world.all_reduce(host->data(), count, DType::kF64, comm::ReduceOp::kSum, "norms of tensors"));
+  return on.stream.give(std::span<const double>(*host), words);
+}
+
+}  // namespace
 
 Status lamb(StateWalk& walk, std::span<const TensorRates> rates, const Update& update, comm::Comm& world) {
-  NormsOfTensors norms(walk, true);
+  const kernels::StateExec& on = walk.on();
+  const int64_t count = walk.rank().tensor_norms;
+  const DevicePtr<double> words = (walk.arrays().work + walk.rank().tensor_norms_offset()).as<double>();
+  on.clear_doubles(words, count);
   walk.for_batches(update.from, update.to, [&](std::span<const StateBlock> batch) {
-    walk.on().lamb_moments_of_runs(adam_runs(walk, rates, update, batch), norms.of(batch));
+    on.lamb_moments_of_runs(adam_runs(walk, rates, update, batch), words);
   });
-  RT_TRY_SET(const std::vector<TensorSquares> squares, norms.add_over_world(world));
+  std::vector<double> host;
+  RT_TRY_SET(const DevicePtr<const double> norms, norms_of_world(on, words, count, world, &host));
   walk.for_batches(update.from, update.to, [&](std::span<const StateBlock> batch) {
-    std::vector<kernels::AdamRun> runs = adam_runs(walk, rates, update, batch);
-    for (size_t k = 0; k < runs.size(); ++k) {
-      const TensorSquares& of = squares[batch[k].piece->tensor];
-      const double weight = std::sqrt(of.weight), step = std::sqrt(of.step);
-      runs[k].trust = static_cast<float>(weight > 0 && step > 0 ? weight / step : 1.0);
-    }
-    walk.on().lamb_step_of_runs(runs);
+    on.lamb_step_of_runs(adam_runs(walk, rates, update, batch), norms);
     for (const StateBlock& block : batch) walk.sum_up(block);
   });
   return {};

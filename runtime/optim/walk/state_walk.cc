@@ -261,15 +261,6 @@ void StateWalk::for_batches(int64_t from, int64_t to, const std::function<void(s
   send();
 }
 
-int64_t StateWalk::most_blocks() const {
-  const int64_t at_once = arrays_.pager != nullptr ? arrays_.pager->block_bytes() / 4 : most_at_once();
-  int64_t out = reads_peers_ ? std::ssize(*arrays_.peer_copies) : 0;
-  for (const StatePiece& piece : rank_.pieces) {
-    out += 2 + piece.count_elems() / at_once;  // a batch may end before it, and within it
-  }
-  return out;
-}
-
 void StateWalk::for_sums(int64_t from, int64_t to, const ForSum& body) {
   int64_t saved = 0, copy = rank_.private_arrays * private_pieces();
   for (int64_t k = 0; k < std::ssize(rank_.sums); ++k) {

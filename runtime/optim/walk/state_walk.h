@@ -78,8 +78,6 @@ class StateWalk {
   /// is copied.
   void for_batches(int64_t from, int64_t to, const std::function<void(std::span<const StateBlock>)>& body,
                    Pieces pieces = Pieces::kTrained) const;
-  /// Blocks in all batches of the trained pieces, at most.
-  int64_t most_blocks() const;
   /// Calls body(index into RankPlan::sums, state in bank `from`, state in bank `to`) for all of them, and takes the
   /// checksums of what it leaves.
   using ForSum = std::function<void(int64_t, DevicePtr<const float>, DevicePtr<float>)>;

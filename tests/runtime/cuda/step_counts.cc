@@ -37,6 +37,8 @@ constexpr Bar kBars[] = {
     // model            snapshots  launches   update  bytes_gb  waits
     {"gpt2-124m",       "never",        313,       1,    15.30,     1},
     {"gpt2-124m",       "default",      335,      23,    15.30,     1},
+    {"gpt2-124m-lamb",  "never",        317,       4,    16.79,     1},
+    {"gpt2-124m-lamb",  "default",      405,      92,    16.79,     1},
     {"gpt2-1558m",      "never",       1177,       1,    85.37,     1},
     {"gpt2-1558m",      "default",     1240,      64,    85.37,     1},
     {"llama3-8-layers", "never",        245,       1,   134.44,     1},

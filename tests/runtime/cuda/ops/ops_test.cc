@@ -1012,13 +1012,17 @@ TEST_SUITE("runtime/cuda/ops") {
     args.step = 3;
     const auto lamb_run = [&](Side at) {
       kernels::AdamRun run{
-          .args = args, .grad = at(grad), .from = state(at), .to = state(at), .count = kElems, .trust = 0.5f};
+          .args = args, .grad = at(grad), .from = state(at), .to = state(at), .count = kElems, .tensor = 1};
       run.args.clip = at(clips);
       return run;
     };
+    auto tensors = on.zeros<double>(2 * kernels::TensorNorms::kWords);  // of which the run's is the second
     on.run_state("lamb_moments_of_runs", [&](StateExec e, Side at) {
       const kernels::AdamRun run = lamb_run(at);
-      for (int k = 0; k < 3; ++k) e.lamb_moments_of_runs({&run, 1}, norms_of(at).words);
+      for (int k = 0; k < 3; ++k) e.lamb_moments_of_runs({&run, 1}, at(tensors));
+    });
+    on.run_state("doubles_to_host", [&](StateExec e, Side at) {
+      e.doubles_to_host(at(tensors) + kernels::TensorNorms::kWords, norms_of(at).words);
     });
     same_norms();
     for (Twin<float>* const of : {&m, &v}) on.alike(*of, chain_of_sums<float>(8));
@@ -1027,7 +1031,7 @@ TEST_SUITE("runtime/cuda/ops") {
       kernels::AdamRun run = lamb_run(at);
       run.dtype = DType::kF16;
       run.weights = at(rounded);
-      e.lamb_step_of_runs({&run, 1});
+      e.lamb_step_of_runs({&run, 1}, at(tensors));
     });
     on.alike(master, chain_of_sums<float>(8));
     on.alike(rounded, chain_of_sums<f16>(8));

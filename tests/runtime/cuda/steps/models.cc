@@ -59,10 +59,17 @@ ModelConfig with_experts(ModelConfig model, int64_t experts, int64_t top_k) {
   return model;
 }
 
+Recipe by_lamb(Recipe recipe) {
+  recipe.optimizer.kind = OptimizerKind::kLamb;
+  return recipe;
+}
+
 }  // namespace
 
 std::vector<NamedModel> counted_models() {
-  return {{"gpt2-124m", recipe_of(gpt(12, 768, 12, 1024, 50257), 16)},
+  const Recipe small = recipe_of(gpt(12, 768, 12, 1024, 50257), 16);
+  return {{"gpt2-124m", small},
+          {"gpt2-124m-lamb", by_lamb(small)},
           {"gpt2-1558m", recipe_of(gpt(48, 1600, 25, 1024, 50257), 8)},
           {"llama3-8-layers", recipe_of(llama(8, 4096, 32, 8, 14336, 8192, 128256), 1)},
           {"moe-8-experts", recipe_of(with_experts(llama(8, 1024, 16, 8, 3584, 1024, 32000), 8, 2), 16)}};
@@ -71,6 +78,7 @@ std::vector<NamedModel> counted_models() {
 std::vector<NamedModel> tiny_models() {
   return {{"gpt", recipe_of(gpt(2, 32, 2, 16, 130), 2)},
           {"llama", recipe_of(llama(2, 32, 2, 1, 48, 16, 130), 2)},
+          {"lamb", by_lamb(recipe_of(gpt(2, 32, 2, 16, 130), 2))},
           // All experts of a token are chosen, so how often does not depend on what is computed.
           {"experts", recipe_of(with_experts(llama(2, 32, 2, 1, 48, 16, 130), 2, 2), 2)}};
 }

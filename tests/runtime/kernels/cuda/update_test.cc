@@ -301,16 +301,17 @@ TEST_SUITE("runtime/kernels/cuda/update") {
     }
     in_every_order([&] {
       OnDeviceRuns there(before);
-      for (size_t run = 0; run < kCounts.size(); ++run) there.table[run].of.lr *= trust[tensors[run]];
+      for (size_t run = 0; run < kCounts.size(); ++run) there.table[run].tensor = static_cast<int32_t>(tensors[run]);
       const OnDeviceTables on_device(there.table);
       const UpdateTables& tables = on_device.tables;
       OnDevice<Clip> clip(std::vector<Clip>{{1, 0.5f, 0}});
-      OnDevice<double> partials(on_device.chunks * 2 * kWords), words(std::ssize(kCounts) * 2 * kWords);
+      OnDevice<double> partials(on_device.chunks * 2 * kWords), of_runs(std::ssize(kCounts) * 2 * kWords),
+          words(std::vector<double>(2 * 2 * kWords));
       Queue on;
       const auto step = [&] {
         kernels::cuda::lamb_moments(on, tables, clip.data(), partials.data());
-        kernels::cuda::add_words(on, partials.data(), tables, 2, words.data());
-        kernels::cuda::lamb_step(on, tables, clip.data());
+        kernels::cuda::add_words_of_tensors(on, partials.data(), tables, of_runs.data(), words.data());
+        kernels::cuda::lamb_step(on, tables, clip.data(), words.data());
       };
       step();
       CHECK(same_bits(there.master.values(), before.master));
@@ -318,11 +319,7 @@ TEST_SUITE("runtime/kernels/cuda/update") {
       CHECK(words.values() == std::vector<double>(static_cast<size_t>(words.size()), 0.0));
       clip.data()->finite = 1;
       step();
-      std::vector<double> sums(2 * kernels::TensorNorms::kWords);
-      const std::vector<double> of_runs = words.values();
-      for (size_t k = 0; k < of_runs.size(); ++k)
-        sums[tensors[k / kernels::TensorNorms::kWords] * kernels::TensorNorms::kWords +
-             k % kernels::TensorNorms::kWords] += of_runs[k];
+      std::vector<double> sums = words.values();
       for (const size_t tensor : {0, 1}) {
         const kernels::TensorNorms got{
             std::span(sums).subspan(tensor * kernels::TensorNorms::kWords, kernels::TensorNorms::kWords)};
