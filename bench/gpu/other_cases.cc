@@ -205,6 +205,13 @@ class Others {
         on.place_choices(chosen, all, next, rows_of);
       };
     });
+    add("group_choices", 8 * real(all), [=](Arrays& arrays) -> Order {
+      const auto chosen = arrays.numbers(all, experts);
+      const auto rows_of = arrays.zeros<int32_t>(all);
+      const auto groups = arrays.of(std::vector<kernels::GroupRows>(static_cast<size_t>(experts + 1)));
+      const auto counts = arrays.zeros<float>(experts);
+      return [=, &on = arrays.device().on()] { on.group_choices({all, experts, 32}, chosen, groups, counts, rows_of); };
+    });
     /// Each choice has a row of its own.
     const auto places = [=](Arrays& arrays) {
       std::vector<int32_t> host(static_cast<size_t>(all));
@@ -491,7 +498,7 @@ std::vector<Case> other_cases(const Model& model) { return Others(model).all(); 
 const std::vector<std::string_view>& not_measured() {
   static const std::vector<std::string_view> names = {
       // A few numbers, so a launch.
-      "clip_by_norm", "balance_bias", "adafactor_factors", "scale_by_mean",
+      "clip_by_norm", "balance_bias", "note_not_finite", "clear_padding", "adafactor_factors", "scale_by_mean",
       // The host computes them, or they go to the host.
       "rotary_table", "alibi_slopes", "draw_weights", "clear_numbers", "floats_to_host", "ints_to_host", "rows_to_host",
       "doubles_to_host",

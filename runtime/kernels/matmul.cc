@@ -135,7 +135,39 @@ void matmul(const MatmulArgs& args) {
   matmul_packed(args, gemm_isa());
 }
 
+namespace {
+
+/// A product of a group, with the rows that are its own.
+MatmulArgs placed(MatmulArgs of, const GroupRows& at) {
+  const auto moved = [&](DevicePtr<const void> matrix, int64_t stride, DType dtype) {
+    return DevicePtr<const void>(static_cast<const std::byte*>(matrix.address()) +
+                                 at.first * stride * dtype_size_bytes(dtype));
+  };
+  of.a = moved(of.a, of.lda, of.ab_dtype);
+  if (of.trans_a) {
+    of.k = at.rows;
+    of.b = moved(of.b, of.ldb, of.ab_dtype);
+  } else {
+    of.m = at.rows;
+    of.c = DevicePtr<void>(const_cast<void*>(moved(of.c, of.ldc, of.c_dtype).address()));
+  }
+  return of;
+}
+
+void matmul_placed_groups(const MatmulGroups& groups) {
+  size_t product = 0;
+  for (size_t group = 0; group < groups.ends.size(); ++group) {
+    const GroupRows& at = groups.places.address()[group];
+    for (; product < groups.ends[group]; ++product) {
+      matmul(placed(groups.products[product], at));
+    }
+  }
+}
+
+}  // namespace
+
 void matmul_groups(const MatmulGroups& groups) {
+  if (groups.places) return matmul_placed_groups(groups);
   constexpr int64_t kSmallRows = 512;
   const bool side_by_side = groups.most_rows <= kSmallRows && groups.most_rows * team_threads() <= groups.all_rows;
   parallel_tasks(std::ssize(groups.ends), !side_by_side, [&](int64_t i) {

@@ -8,6 +8,7 @@
 #include "runtime/core/dtype.h"
 #include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
+#include "runtime/kernels/group_rows.h"
 #include "runtime/kernels/scratch.h"
 
 namespace cairn::kernels {
@@ -92,6 +93,10 @@ struct MatmulGroups {
   std::vector<MatmulArgs> products;
   std::vector<size_t> ends;             // of each group's
   int64_t most_rows = 0, all_rows = 0;  // of the largest group, and of all
+  /// [groups + 1] (GroupRows): then the rows that a product names do not count, and those of the group are the rows
+  /// of A and C, or with `trans_a` those of A and B. Each group has as many products as the others, with the sizes of
+  /// theirs, and all_rows is how many rows there may be. 16-bit types, without parts, residual, map and sums.
+  DevicePtr<const GroupRows> places;
 };
 /// Columns and depth of each group's first product. How many rows a group has differs from step to step.
 inline void add_dims(OpDims& to, const MatmulGroups& of) {

@@ -40,7 +40,7 @@ namespace cairn::kernels {
   X(embedding_forward) X(embedding_backward) X(embedding_backward_parts)                                             \
   X(positions_forward) X(positions_backward) X(positions_look_up)                                                    \
   X(row_sums) X(cross_entropy_backward) X(cross_entropy)                                                             \
-  X(route_backward) X(rows_to_experts) X(scale_expert_rows) X(rows_to_tokens) X(dot_and_scale_rows)                  \
+  X(route_backward) X(clear_padding) X(rows_to_experts) X(scale_expert_rows) X(rows_to_tokens) X(dot_and_scale_rows)                  \
   X(gate_rows) X(gate_backward)                                                                                      \
   X(copy) X(clear) X(copy_rows) X(round_rows) X(scatter_rows) X(to_floats) X(from_floats) X(rows_to_host)
 /// The same whatever T is.
@@ -48,7 +48,7 @@ namespace cairn::kernels {
   X(matmul) X(matmul_groups)                                                                                         \
   X(rotary_table) X(alibi_slopes) X(sink_gradients)                                                                  \
   X(join_maxima) X(rescale_sums) X(row_losses) X(row_scales)                                                         \
-  X(route_forward) X(count_choices) X(place_choices)                                                                 \
+  X(route_forward) X(count_choices) X(place_choices) X(group_choices)                                                                 \
   X(add_to) X(scale_floats) X(copy_floats) X(copy_ints) X(clear_floats) X(clear_floats_of_runs)                      \
   X(gather_floats) X(scatter_floats)                                                                                 \
   X(floats_to_host) X(ints_to_host) X(note_not_finite)
@@ -67,6 +67,8 @@ struct Ops {
   /// matmul() does what its arguments ask for beside a sum and a bias while it writes the result. Where not, layers
   /// call the kernels of their own for it.
   bool fuses_products = false;
+  /// matmul_groups() takes MatmulGroups::places: experts' counts may stay on the device.
+  bool places_groups = false;
 };
 
 template <typename T>
@@ -74,13 +76,14 @@ struct Exec {
   Exec(const Ops<T>& ops, Stream& on)
       : stream(on) RT_KERNELS_OF_T(RT_BIND) RT_KERNELS(RT_BIND),
         attention_backward(ops.attention_backward, on, "attention_backward"),
-        fuses_products(ops.fuses_products) {}
+        fuses_products(ops.fuses_products),
+        places_groups(ops.places_groups) {}
 
   Stream& stream;
   RT_KERNELS_OF_T(RT_BOUND_OF_T)
   RT_KERNELS(RT_BOUND)
   typename Kernel<AttentionBackward<T>>::Bound attention_backward;
-  bool fuses_products;
+  bool fuses_products, places_groups;
 };
 
 /// The kernels of the stream's device.

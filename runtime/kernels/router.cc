@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "runtime/core/dtype.h"
 #include "runtime/kernels/parallel.h"
@@ -173,6 +174,31 @@ void place_choices(const int32_t* chosen, int64_t choices, std::span<int64_t> ne
   for (int64_t i = 0; i < choices; ++i) rows_of[i] = static_cast<int32_t>(next[static_cast<size_t>(chosen[i])]++);
 }
 
+void group_choices(const GroupDims& d, const int32_t* chosen, GroupRows* groups, float* counts, int32_t* rows_of) {
+  std::vector<int32_t> of(static_cast<size_t>(d.experts));
+  count_choices(chosen, d.choices, of);
+  std::vector<int64_t> next;
+  GroupRows at;
+  for (int64_t e = 0; e < d.experts; ++e) {
+    at.filled = of[static_cast<size_t>(e)];
+    at.rows = (at.filled + d.align - 1) / d.align * d.align;
+    groups[e] = at;
+    counts[e] = static_cast<float>(at.filled);
+    next.push_back(at.first);
+    at.first += at.rows;
+    at.tiles += GroupRows::tiles_of(at.rows);
+  }
+  groups[d.experts] = {.first = at.first, .tiles = at.tiles};
+  place_choices(chosen, d.choices, next, rows_of);
+}
+
+template <typename T>
+void clear_padding(const GroupRows* groups, int64_t count, int64_t width, T* rows) {
+  for (const GroupRows& group : std::span(groups, static_cast<size_t>(count))) {
+    std::fill_n(rows + (group.first + group.filled) * width, (group.rows - group.filled) * width, T{});
+  }
+}
+
 template <typename T>
 void rows_to_experts(const T* from, const int32_t* rows_of, int64_t tokens, int64_t choices, int64_t width, T* to) {
   const size_t row_bytes = static_cast<size_t>(width) * sizeof(T);
@@ -245,6 +271,7 @@ void gate_backward(const float* gates, const float* dgates, T* dlogits, int64_t 
 #define RT_INSTANTIATE(T)                                                                                             \
   template void route_backward<T>(const RouterDims&, const float*, const int32_t*, const float*, const RouterLosses&, \
                                   T*);                                                                                \
+  template void clear_padding<T>(const GroupRows*, int64_t, int64_t, T*);                                             \
   template void rows_to_experts<T>(const T*, const int32_t*, int64_t, int64_t, int64_t, T*);                          \
   template void scale_expert_rows<T>(T*, const int32_t*, const float*, int64_t, int64_t);                             \
   template void rows_to_tokens<T>(const T*, const int32_t*, const float*, int64_t, int64_t, int64_t, T*);             \

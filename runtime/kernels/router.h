@@ -8,6 +8,7 @@
 
 #include "runtime/device/op_dims.h"
 #include "runtime/device/pointer.h"
+#include "runtime/kernels/group_rows.h"
 
 namespace cairn::kernels {
 
@@ -50,6 +51,13 @@ void count_choices(const int32_t* chosen, int64_t choices, std::span<int32_t> co
 /// rows_of[i] = the row of choice i: those of expert e are rows next[e], next[e] + 1, ... in the order of choices.
 /// `next` is the host's, and of no use afterwards.
 void place_choices(const int32_t* chosen, int64_t choices, std::span<int64_t> next, int32_t* rows_of);
+
+/// Both of the above where the host is to know nothing of it: groups [experts + 1], of all experts in order, one behind
+/// the other; counts [experts], how often each is chosen, as floats; rows_of as above.
+void group_choices(const GroupDims& dims, const int32_t* chosen, GroupRows* groups, float* counts, int32_t* rows_of);
+/// Rows of padding of `count` groups of rows [., width] become zero.
+template <typename T>
+void clear_padding(const GroupRows* groups, int64_t count, int64_t width, T* rows);
 
 /// to[i, :] = from[token of i, :], where `rows_of` [T * k] is the row i of each (token, choice). Other rows are
 /// untouched.

@@ -1,6 +1,10 @@
 #include "runtime/nn/dispatch.h"
 
+#include <algorithm>
+
 namespace cairn::nn {
+
+static_assert(sizeof(kernels::GroupRows) == kGroupRowsBytes);
 
 template <typename Real>
 Dispatch<Real>::Dispatch(const kernels::Exec<Real>& on, const StageDims& dims, comm::Comm* ep, const Buffers& buffers)
@@ -11,10 +15,15 @@ Dispatch<Real>::Dispatch(const kernels::Exec<Real>& on, const StageDims& dims, c
       sent_numbers_C_(alone() ? nullptr : buffers.get<float>(buffer::kMoeSentNumbers)),
       row_weights_P_(alone() ? nullptr : buffers.get<float>(buffer::kMoeRowWeights)),
       row_dots_P_(alone() ? nullptr : buffers.get<float>(buffer::kMoeRowDots)),
+      places_(dims.places_groups && on.places_groups
+                  ? buffers.get<int32_t>(buffer::kMoeGroups).template as<kernels::GroupRows>()
+                  : nullptr),
+      placed_counts_X_(places_ ? buffers.get<float>(buffer::kMoeBalance) : nullptr),
       rows_of_Tk_(buffers.get<int32_t>(buffer::kMoeRowsOf)),
       sent_at_(dims.experts + 1),
       own_counts_(on.stream, dims.experts),
       counts_(on.stream, dims.ep * dims.experts),
+      told_(static_cast<size_t>(dims.ep * dims.experts)),
       arrivals_at_(dims.ep * dims.local_experts),
       next_(dims.experts) {
   RT_CHECK(dims.ep == (ep == nullptr ? 1 : ep->size()), "experts over {} ranks in a group of {}", dims.ep,
@@ -25,27 +34,48 @@ Dispatch<Real>::Dispatch(const kernels::Exec<Real>& on, const StageDims& dims, c
 }
 
 template <typename Real>
-Status Dispatch<Real>::begin(DevicePtr<const int32_t> chosen, DevicePtr<int32_t> counts, bool again,
+Status Dispatch<Real>::begin(DevicePtr<const int32_t> chosen, DevicePtr<int32_t> counts, std::span<int32_t> kept,
                              std::string_view what) {
   const int64_t choices = dims_.rows * dims_.choices;
+  if (places_) {
+    on_.group_choices({choices, dims_.experts, kExpertRowsAlign}, chosen, places_, placed_counts_X_, rows_of_Tk_);
+    return {};
+  }
+  RT_CHECK(std::ssize(kept) == kept_counts(dims_), "{} counts are kept of {}", kept.size(), kept_counts(dims_));
   on_.count_choices(chosen, choices, own_counts_.room());
   RT_TRY(on_.stream.settle());
   const std::span<const int32_t> own_counts = own_counts_.read();
-  for (int64_t e = 0; e < dims_.experts; ++e) sent_at_[e + 1] = sent_at_[e] + own_counts[e];
+  std::ranges::copy(own_counts, kept.begin());
   if (!alone()) {
-    if (!again) {
-      const DevicePtr<int32_t> own = counts + ep_->rank() * dims_.experts;
-      on_.copy_ints(on_.stream.give(own_counts), own, dims_.experts);
-      RT_TRY(ep_->all_gather(own, counts, dims_.experts * static_cast<int64_t>(sizeof(int32_t)), what));
-    }
+    const DevicePtr<int32_t> own = counts + ep_->rank() * dims_.experts;
+    on_.copy_ints(on_.stream.give(own_counts), own, dims_.experts);
+    RT_TRY(ep_->all_gather(own, counts, dims_.experts * static_cast<int64_t>(sizeof(int32_t)), what));
     on_.ints_to_host(counts, counts_.room());
     RT_TRY(on_.stream.settle());
+    std::ranges::copy(counts_.read(), kept.begin() + dims_.experts);
   }
+  place(chosen, kept);
+  return {};
+}
+
+template <typename Real>
+void Dispatch<Real>::begin_again(DevicePtr<const int32_t> chosen, std::span<const int32_t> kept) {
+  if (places_) {
+    on_.group_choices({dims_.rows * dims_.choices, dims_.experts, kExpertRowsAlign}, chosen, places_, placed_counts_X_,
+                      rows_of_Tk_);
+    return;
+  }
+  place(chosen, kept);
+}
+
+template <typename Real>
+void Dispatch<Real>::place(DevicePtr<const int32_t> chosen, std::span<const int32_t> kept) {
+  for (int64_t e = 0; e < dims_.experts; ++e) sent_at_[e + 1] = sent_at_[e] + kept[static_cast<size_t>(e)];
+  std::ranges::copy(kept.subspan(static_cast<size_t>(dims_.experts)), told_.begin());
   place_groups();
   // Each expert's rows in the order of tokens.
   for (int64_t e = 0; e < dims_.experts; ++e) next_[e] = alone() ? groups_[e].first : sent_at_[e];
-  on_.place_choices(chosen, choices, next_, rows_of_Tk_);
-  return {};
+  on_.place_choices(chosen, dims_.rows * dims_.choices, next_, rows_of_Tk_);
 }
 
 template <typename Real>
@@ -97,6 +127,7 @@ Status Dispatch<Real>::to_experts(DevicePtr<const Real> tokens_TH, DevicePtr<con
   on_.rows_to_experts(tokens_TH, rows_of_Tk_, dims_.rows, dims_.choices, width, placed);
   if (weights) on_.scale_expert_rows(placed, rows_of_Tk_, weights, dims_.rows * dims_.choices, width);
   if (!alone()) RT_TRY(exchange(sent_CH_, rows_PH, width, true, what));
+  if (places_) on_.clear_padding(places(), dims_.experts, width, rows_PH);
   for (const Group& group : groups_) {
     on_.clear(rows_PH + (group.first + group.filled) * width, (group.rows - group.filled) * width);
   }

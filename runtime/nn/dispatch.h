@@ -7,7 +7,9 @@
 // expert from one rank of the ep group, so that each product is that of a rank which holds all experts. A group is
 // padded with zeros to a multiple of kExpertRowsAlign, so that few shapes of products occur.
 //
-// The host places the groups, so it waits for the counts once a layer.
+// The host places the groups, so a forward waits for the counts once a layer, with expert parallelism twice; a backward
+// has them from its forward. Where one rank has
+// all experts a device may place them (places()): then the host knows how many rows there are at most, and no more.
 //
 // One object serves all layers of a stage; what it knows is of the micro-batch and layer given to begin().
 // Legend: T rows of tokens, k choices of a token, X experts, P rows of this rank's experts, padding included.
@@ -39,12 +41,25 @@ class Dispatch {
   Dispatch(const kernels::Exec<Real>& on, const StageDims& dims, comm::Comm* ep, const Buffers& buffers);
 
   /// Finds the places of all rows. chosen [T, k]; counts [ep, X], how many rows each rank has for each expert, is what
-  /// the ranks tell each other, or when `again` what they told before; null with one rank.
-  Status begin(DevicePtr<const int32_t> chosen, DevicePtr<int32_t> counts, bool again, std::string_view what);
+  /// the ranks tell each other; null with one rank. `kept` [kept_counts()] of the host is for begin_again().
+  Status begin(DevicePtr<const int32_t> chosen, DevicePtr<int32_t> counts, std::span<int32_t> kept,
+               std::string_view what);
+  /// The same in the backward of what was begun so.
+  void begin_again(DevicePtr<const int32_t> chosen, std::span<const int32_t> kept);
+  /// This rank's own for each expert, then what the ranks have told each other.
+  static int64_t kept_counts(const StageDims& dims) { return (1 + dims.ep) * dims.experts; }
 
+  /// [X + 1] on the device, which has placed them; null: the host has, and knows groups().
+  DevicePtr<const kernels::GroupRows> places() const { return places_; }
+  /// How often this rank's tokens chose each expert, [X] on the device, where that has placed them.
+  DevicePtr<float> counts() const { return placed_counts_X_; }
   std::span<const Group> groups() const { return groups_; }
-  int64_t used_rows() const { return groups_.empty() ? 0 : groups_.back().first + groups_.back().rows; }
-  /// Rows of this rank's tokens for expert e of all.
+  /// Rows that may be of experts: on a device all there is room for.
+  int64_t used_rows() const {
+    if (places_) return dims_.expert_rows;
+    return groups_.empty() ? 0 : groups_.back().first + groups_.back().rows;
+  }
+  /// Rows of this rank's tokens for expert e of all, where the host has placed them.
   int64_t choices_of(int64_t expert) const { return sent_at_[expert + 1] - sent_at_[expert]; }
 
   /// rows [P, H]: each token's row of tokens [T, H] for each of its choices, times weights [T, k] (null: 1); padding is
@@ -60,10 +75,12 @@ class Dispatch {
 
  private:
   bool alone() const { return ep_ == nullptr || ep_->size() == 1; }
+  /// Finds from kept counts where all rows go.
+  void place(DevicePtr<const int32_t> chosen, std::span<const int32_t> kept);
   void place_groups();
   /// Rows of rank r for this rank's e-th expert.
   int64_t count_of(int64_t r, int64_t e) const {
-    return counts_.read()[static_cast<size_t>(r * dims_.experts + dims_.first_expert + e)];
+    return told_[static_cast<size_t>(r * dims_.experts + dims_.first_expert + e)];
   }
   /// Runs of `width` elements for each row, between the order of tokens' experts and the rows of this rank's experts.
   template <typename T>
@@ -74,9 +91,12 @@ class Dispatch {
   comm::Comm* ep_;
   DevicePtr<Real> sent_CH_;                                       // C = T k; null alone
   DevicePtr<float> sent_numbers_C_, row_weights_P_, row_dots_P_;  // likewise
-  DevicePtr<int32_t> rows_of_Tk_;                                 // alone places in P, else in C
-  std::vector<int64_t> sent_at_;                                  // [X + 1], of C
-  HostNumbers<int32_t> own_counts_, counts_;                      // [X]; [ep, X]
+  DevicePtr<kernels::GroupRows> places_;
+  DevicePtr<float> placed_counts_X_;
+  DevicePtr<int32_t> rows_of_Tk_;             // alone places in P, else in C
+  std::vector<int64_t> sent_at_;              // [X + 1], of C
+  HostNumbers<int32_t> own_counts_, counts_;  // [X]; [ep, X]
+  std::vector<int32_t> told_;                 // [ep, X], of what is under way
   std::vector<Group> groups_;
   std::vector<int64_t> arrivals_at_, next_;  // [ep, local experts], of P; [X]
   std::vector<comm::OutPart> out_;

@@ -79,6 +79,13 @@ void Moe<Real>::for_experts(const Body& body) const {
   products_.ends.clear();
   products_.most_rows = 0;
   products_.all_rows = dispatch_.used_rows();
+  products_.places = dispatch_.places();
+  if (products_.places) {  // the rows of each are the device's to say
+    for (const Expert& expert : experts_) {
+      body(expert, int64_t{0}, int64_t{0}, &products_.products);
+      products_.ends.push_back(products_.products.size());
+    }
+  }
   for (const auto& group : dispatch_.groups()) {
     if (group.rows == 0) continue;
     products_.most_rows = std::max(products_.most_rows, group.rows);
@@ -116,7 +123,7 @@ Status Moe<Real>::forward(const SavedMoe<Real>& saved, DevicePtr<const Real> bas
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(route(saved));
 
-  RT_TRY(dispatch_.begin(saved.chosen, saved.counts, false, what_counts_));
+  RT_TRY(dispatch_.begin(saved.chosen, saved.counts, saved.host_counts, what_counts_));
   RT_TRY(dispatch_.to_experts(scratch_.rows_TH, scale_input_ ? saved.weights : nullptr, rows_PH_, what_rows_));
   for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
     expert.up.forward_products(rows_PH_ + first * d.width, saved.pre + first * d.expert_ffn_in, rows, out);
@@ -143,7 +150,7 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   RT_TRY(row_cut_gather<Real>(dropout_, residual_.branch_gradient(saved.residual), &masked_RH, &dy_TH, tp_, scratch_, d,
                               what_dout_));
   if (shared_) shared_->backward_hidden(dy_TH, saved.shared_pre, saved.shared_gate, dgate_T());
-  RT_TRY(dispatch_.begin(saved.chosen, saved.counts, true, what_counts_));
+  dispatch_.begin_again(saved.chosen, saved.host_counts);
   RT_TRY(dispatch_.to_experts(dy_TH, nullptr, rows_PH_, what_drows_));
 
   // With h an expert's hidden row and w its weight, y = w W h: dw = dy . W h = (W^T dy) . h, so no product is done
@@ -233,14 +240,18 @@ void Moe<Real>::add_choices(std::span<float> choices_X) const {
 template <typename Real>
 Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, float loss_scale) const {
   const StageDims& d = dims_;
+  const bool counts_here = bias_ && tp_.first_row() == 0;  // with sequence parallelism gradients are added over tp
   std::vector<float>& balance = host_balance_X_;
-  if (!saved.choices.empty()) {
+  if (dispatch_.places()) {  // the counts are where they are wanted
+    RT_CHECK(saved.choices.empty() && dispatch_.counts() == balance_X_, "counts of all layers on a device");
+    if (counts_here) on_.add_to(bias_.grad, balance_X_, d.experts);
+  } else if (!saved.choices.empty()) {
     std::ranges::copy(saved.choices, balance.begin());
   } else {
     std::ranges::fill(balance, 0.0f);
     add_choices(balance);
   }
-  on_.copy_floats(on_.stream.give(std::span<const float>(balance)), balance_X_, d.experts);
+  if (!dispatch_.places()) on_.copy_floats(on_.stream.give(std::span<const float>(balance)), balance_X_, d.experts);
   if (saved.choices.empty() && cp_.on() && aux_loss_ > 0) {  // a micro-batch's rows lie on all of them
     RT_TRY(cp_.comm().all_reduce(balance_X_, d.experts, DType::kF32, comm::ReduceOp::kSum, what_balance_));
   }
@@ -250,7 +261,7 @@ Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, float loss_scale) 
   on_.scale_floats(balance_X_, each, d.experts);
   on_.route_backward(router_dims_, saved.probabilities, saved.chosen, dweights_Tk_,
                      {.balance = balance_X_, .log_sums = saved.log_sums, .z = z_loss_ * loss_scale}, dlogits_TX_);
-  if (bias_ && tp_.first_row() == 0) {  // with sequence parallelism gradients of what is replicated are added over tp
+  if (counts_here && !dispatch_.places()) {
     std::ranges::fill(balance, 0.0f);
     add_choices(balance);
     on_.add_to(bias_.grad, on_.stream.give(std::span<const float>(balance)), d.experts);

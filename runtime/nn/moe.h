@@ -43,6 +43,7 @@ struct SavedMoe {
   DevicePtr<Real> pre;             // [P, F_in] before the activation
   DevicePtr<Real> shared_pre;      // [T, 2 Fs]; null without shared experts
   DevicePtr<float> shared_gate;    // [T]; null where they have no gate
+  std::span<int32_t> host_counts;  // Dispatch::kept_counts(), of the host
   std::span<const float> choices;  // [X]: of the micro-batch in all layers, for the backward; empty: each for itself
 };
 

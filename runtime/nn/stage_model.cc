@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <variant>
@@ -91,6 +92,7 @@ struct Slot {
   std::vector<int32_t> positions, starts, ends;  // [T] where `rows` says so
   std::vector<int64_t> cache_rows;               // [T] of a cached pass
   SequenceRows rows;                             // views of them
+  std::unique_ptr<int32_t[]> host_counts;        // [layers, Dispatch::kept_counts()], where there are experts
   std::vector<float> choices;  // [X] of the layers up to here, in the backward of all; empty: none are counted
 };
 
@@ -652,6 +654,10 @@ class Model final : public StageModel {
   Slot<Real> make_slot(const ModelConfig& model, const Stage& stage, const Buffers& buffers, int64_t slot) const {
     Slot<Real> out;
     out.dropout_keys.resize(dims_.samples);
+    if (dispatch_) {
+      const int64_t counts = std::ssize(layers_) * Dispatch<Real>::kept_counts(dims_);
+      out.host_counts = std::make_unique<int32_t[]>(static_cast<size_t>(counts));
+    }
     if (counts_choices_ && trains_) out.choices.resize(static_cast<size_t>(dims_.experts));
     const auto real = [&](const std::string& name, bool has) {
       return has ? buffers.get<Real>(name, slot) : DevicePtr<Real>();
@@ -730,7 +736,15 @@ class Model final : public StageModel {
              .pre = b.moe_pre.at(slot, late),
              .shared_pre = b.shared_pre.at(slot, late),
              .shared_gate = b.shared_gate.at(slot, late),
+             .host_counts = host_counts(layer, slot),
              .choices = choices}};
+  }
+
+  std::span<int32_t> host_counts(size_t layer, int64_t slot) const {
+    const Slot<Real>& of = slot_at(slot);
+    if (of.host_counts == nullptr) return {};
+    const auto each = static_cast<size_t>(Dispatch<Real>::kept_counts(dims_));
+    return {of.host_counts.get() + layer * each, each};
   }
 
   LateMlp<Real> late_mlp_at(size_t layer, int64_t late) const {

@@ -9,8 +9,22 @@
 #include <utility>
 
 #include "runtime/plan/buffer_names.h"
+#include "runtime/plan/model_tensors.h"
 
 namespace cairn {
+namespace {
+
+/// Experts' counts stay on the device where one rank has all experts and nothing else asks the host for them: biases go
+/// by a group's rows, the mean of choices over layers is the host's, and products of groups take packs of 16 bytes.
+bool counts_stay(const Plan& plan, const StageDims& d) {
+  constexpr int64_t kPack = 8;
+  const ModelConfig& m = plan.recipe.model;
+  return plan.recipe.device == DeviceChoice::kCuda && plan.compute_dtype() != DType::kF32 && plan.pass_tokens == 0 &&
+         d.ep == 1 && d.row_parts == 1 && !has_bias(m, BiasOf::kMlp) && !balances_over_layers(m) &&
+         d.width % kPack == 0 && d.expert_ffn % kPack == 0;
+}
+
+}  // namespace
 
 StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   const ModelConfig& m = plan.recipe.model;
@@ -53,6 +67,7 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
     d.local_experts = d.experts / d.ep;
     d.first_expert = rank.expert_part * d.local_experts;
     d.expert_sources = plan.expert_sources();
+    d.places_groups = counts_stay(plan, d);
     // The worst case: all tokens of the ep group choose experts of this rank, as many of them as there are, and each is
     // one row over a multiple.
     const int64_t apart = d.ep / d.expert_sources * d.rows * std::min(d.choices, d.local_experts);
@@ -273,6 +288,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
     scratch(buffer::kMoeDhidden, d.expert_rows * d.expert_ffn, compute);
     scratch(buffer::kMoeDlogits, d.rows * d.experts, compute);
     scratch(buffer::kMoeRowsOf, d.rows * d.choices, DType::kI32);
+    if (d.places_groups) scratch(buffer::kMoeGroups, (d.experts + 1) * kGroupRowsBytes / 4, DType::kI32);
     // Of the routing weights, then of the shared MLP's gate: they are added over tp together.
     scratch(buffer::kMoeDweights, d.rows * (d.choices + (m.moe.shared_gate ? 1 : 0)), DType::kF32);
     if (m.moe.shared_gate) scratch(buffer::kMoeSharedDgate, d.rows, compute);

@@ -61,8 +61,9 @@ struct StageDims {
   int64_t ep = 1;                               // ranks that divide the experts
   int64_t local_experts = 0, first_expert = 0;  // this rank's
   int64_t expert_sources = 1;                   // ep ranks whose rows each expert keeps apart (Plan::expert_sources)
-  int64_t expert_rows = 0;  // P: rows of this rank's experts at most, those of each padded to kExpertRowsAlign
-  int64_t vocab = 0;        // V, this rank's rows, padding included
+  bool places_groups = false;  // experts' counts stay on a device that takes them there (counts_stay())
+  int64_t expert_rows = 0;     // P: rows of this rank's experts at most, those of each padded to kExpertRowsAlign
+  int64_t vocab = 0;           // V, this rank's rows, padding included
   // Of the sums that tensor parallelism divides (Plan::sum_parts()) all parts, and this rank's; of those over tokens
   // (Plan::token_parts()) all, of which held.parts are this rank's; of those over rows, which both divide, this rank's.
   int64_t all_parts = 1, parts = 1, all_token_parts = 1, row_parts = 1;
@@ -74,6 +75,8 @@ struct StageDims {
   bool row_trees() const { return all_parts > 1 || all_token_parts > 1; }
 };
 constexpr int64_t kExpertRowsAlign = 32;
+/// Bytes of kernels::GroupRows, which the plan does not know: nn/ checks that the two agree.
+constexpr int64_t kGroupRowsBytes = 32;
 StageDims stage_dims(const Plan& plan, const RankPlan& rank);
 
 /// Some layer of the rank has experts.

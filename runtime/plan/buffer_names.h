@@ -33,6 +33,7 @@ inline constexpr char kMoeRows[] = "moe.rows";
 inline constexpr char kMoeDrows[] = "moe.drows";
 inline constexpr char kMoeDhidden[] = "moe.dhidden";
 inline constexpr char kMoeDlogits[] = "moe.dlogits";
+inline constexpr char kMoeGroups[] = "moe.groups";
 inline constexpr char kMoeRowsOf[] = "moe.rows_of";
 inline constexpr char kMoeDweights[] = "moe.dweights";
 inline constexpr char kMoeBalance[] = "moe.balance";

@@ -15,6 +15,7 @@
 #include "runtime/kernels/cuda/dropout.h"
 #include "runtime/kernels/cuda/embedding.h"
 #include "runtime/kernels/cuda/experts.h"
+#include "runtime/kernels/cuda/grouped.h"
 #include "runtime/kernels/cuda/latent.h"
 #include "runtime/kernels/cuda/loss.h"
 #include "runtime/kernels/cuda/maps.h"
@@ -230,6 +231,15 @@ void fill_experts(kernels::Ops<T>& out) {
       k::place_choices(on, chosen.address(), choices, std::ssize(next), there, rows_of.address());
     });
   };
+  out.group_choices = [](Stream& stream, const kernels::GroupDims& d, DevicePtr<const int32_t> chosen,
+                         DevicePtr<kernels::GroupRows> groups, DevicePtr<float> counts, DevicePtr<int32_t> rows_of) {
+    order(stream, "group_choices", [&](CudaStream& cuda, Queue& on) {
+      auto* const own = static_cast<int32_t*>(cuda.scratch(bytes_of<int32_t>(d.experts), "group_choices"));
+      if (own == nullptr) return;
+      k::group_choices(on, d, chosen.address(), groups.address(), counts.address(), rows_of.address(), own);
+    });
+  };
+  out.clear_padding = &Direct<&k::clear_padding<T>>::run;
   out.rows_to_experts = &Direct<&k::rows_to_experts<T>>::run;
   out.scale_expert_rows = &Direct<&k::scale_expert_rows<T>>::run;
   out.rows_to_tokens = &Direct<&k::rows_to_tokens<T>>::run;
@@ -545,6 +555,73 @@ void multiply(CudaStream& on, const kernels::MatmulArgs& of) {
   });
 }
 
+/// From one group's matrix to the next one's, in bytes.
+int64_t step_between(DevicePtr<const void> a, DevicePtr<const void> b) {
+  return static_cast<const std::byte*>(b.address()) - static_cast<const std::byte*>(a.address());
+}
+
+/// Orders the products `of` of groups [begin, end). They differ only in the place of one matrix, `step` bytes apart.
+template <typename T>
+void multiply_run_of_groups(Queue& on, const kernels::MatmulGroups& groups, const kernels::MatmulArgs& of,
+                            int64_t begin, int64_t end, int64_t step) {
+  const k::Groups rows{groups.places.address(), begin, end,
+                       groups.all_rows / kernels::kGroupTile + end - begin};  // each may end within a tile
+  if (of.trans_a) {
+    return k::multiply_over_rows_of_groups<T>(on, {.groups = rows,
+                                                   .a = static_cast<const T*>(of.a.address()),
+                                                   .lda = of.lda,
+                                                   .b = static_cast<const T*>(of.b.address()),
+                                                   .ldb = of.ldb,
+                                                   .c = static_cast<float*>(of.c.address()),
+                                                   .c_step = step / static_cast<int64_t>(sizeof(float)),
+                                                   .ldc = of.ldc,
+                                                   .m = of.m,
+                                                   .n = of.n,
+                                                   .accumulate = of.accumulate});
+  }
+  k::multiply_rows_of_groups<T>(on, {.groups = rows,
+                                     .a = static_cast<const T*>(of.a.address()),
+                                     .lda = of.lda,
+                                     .b = static_cast<const T*>(of.b.address()),
+                                     .b_step = step / static_cast<int64_t>(sizeof(T)),
+                                     .ldb = of.ldb,
+                                     .transposed = of.trans_b,
+                                     .c = static_cast<T*>(of.c.address()),
+                                     .ldc = of.ldc,
+                                     .n = of.n,
+                                     .k = of.k,
+                                     .accumulate = of.accumulate});
+}
+
+/// The n-th products of all groups at once, where the experts' matrices lie equally far apart: they do, since those of
+/// a layer have equal shapes and follow one another.
+template <typename T>
+void multiply_placed_groups(Stream& stream, const kernels::MatmulGroups& groups) {
+  if constexpr (std::is_same_v<T, float>) {
+    missing(stream, "products of groups of floats that the device places");
+  } else {
+    order(stream, "matmul_groups", [&](CudaStream&, Queue& on) {
+      const int64_t count = std::ssize(groups.ends), each = count == 0 ? 0 : std::ssize(groups.products) / count;
+      for (int64_t n = 0; n < each; ++n) {
+        const auto product = [&](int64_t group) -> const kernels::MatmulArgs& {
+          return groups.products[static_cast<size_t>(group * each + n)];
+        };
+        const auto step_to = [&](int64_t group) {
+          const kernels::MatmulArgs &of = product(group - 1), &next = product(group);
+          return of.trans_a ? step_between(of.c, next.c) : step_between(of.b, next.b);
+        };
+        for (int64_t begin = 0, end; begin < count; begin = end) {
+          const int64_t step = begin + 1 < count ? step_to(begin + 1) : 0;
+          for (end = begin + 1; end < count && step_to(end) == step; ++end) {
+            if (product(end).accumulate != product(begin).accumulate) break;
+          }
+          multiply_run_of_groups<T>(on, groups, product(begin), begin, end, step);
+        }
+      }
+    });
+  }
+}
+
 template <typename T>
 kernels::Ops<T> filled() {
   kernels::Ops<T> out;
@@ -567,7 +644,9 @@ kernels::Ops<T> filled() {
   };
   out.fuses_products = true;
   out.matmul = [](Stream& stream, const kernels::MatmulArgs& of) { multiply(cuda_stream(stream), of); };
+  out.places_groups = !std::is_same_v<T, float>;
   out.matmul_groups = [](Stream& stream, const kernels::MatmulGroups& groups) {
+    if (groups.places) return multiply_placed_groups<T>(stream, groups);
     for (const kernels::MatmulArgs& of : groups.products) multiply(cuda_stream(stream), of);
   };
   out.sink_gradients = &Direct<&k::sink_gradients>::run;

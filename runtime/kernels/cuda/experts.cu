@@ -220,11 +220,12 @@ __device__ __forceinline__ int bits_in(uint32_t x) {
 
 /// A block for each expert: kThreads choices at a time, each thread's place by those of lower threads.
 __global__ void __launch_bounds__(kThreads)
-    places_of_expert(const int32_t* chosen, int64_t choices, const int64_t* next, int32_t* rows_of) {
+    places_of_expert(const int32_t* chosen, int64_t choices, const int64_t* next, const GroupRows* groups,
+                     int32_t* rows_of) {
   RT_SHARED(int32_t, room, 2 * kWarps);
   const auto expert = static_cast<int32_t>(blockIdx.x);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  int64_t row = next[expert];
+  int64_t row = groups != nullptr ? groups[expert].first : next[expert];
   int32_t* counts = room;
   for (int64_t first = 0; first < choices; first += kThreads) {
     const int64_t i = first + threadIdx.x;
@@ -240,6 +241,58 @@ __global__ void __launch_bounds__(kThreads)
     if (mine) rows_of[i] = static_cast<int32_t>(row + before);
     row += all;
     counts = counts == room ? room + kWarps : room;  // the next are written while these are read
+  }
+}
+
+/// A thread has neighbouring experts: their rows and tiles together, then behind those of the threads before.
+__global__ void __launch_bounds__(kThreads, 1)  // as many registers as it takes: else ptxas spills for 10.0
+    groups_of_experts(const int32_t* counts, int64_t experts, int64_t align, GroupRows* groups, float* as_floats) {
+  RT_SHARED(int64_t, room, 2 * kThreads);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t each = (experts + kThreads - 1) / kThreads, first = thread * each;
+  const int64_t end = first + each < experts ? first + each : experts;
+  const auto padded = [&](int64_t e) { return (counts[e] + align - 1) / align * align; };
+  int64_t rows = 0, tiles = 0;
+  for (int64_t e = first; e < end; ++e) {
+    rows += padded(e);
+    tiles += (padded(e) + kGroupTile - 1) / kGroupTile;
+  }
+  room[2 * thread] = rows;
+  room[2 * thread + 1] = tiles;
+  __syncthreads();
+  rows = tiles = 0;
+  for (int before = 0; before < thread; ++before) {
+    rows += room[2 * before];
+    tiles += room[2 * before + 1];
+  }
+  for (int64_t e = first; e < end; ++e) {
+    GroupRows* const to = groups + e;
+    to->first = rows;
+    to->filled = counts[e];
+    to->rows = padded(e);
+    to->tiles = tiles;
+    as_floats[e] = static_cast<float>(counts[e]);
+    rows += padded(e);
+    tiles += (padded(e) + kGroupTile - 1) / kGroupTile;
+  }
+  if (first >= experts || end < experts) return;
+  GroupRows* const behind = groups + experts;
+  behind->first = rows;
+  behind->filled = behind->rows = 0;
+  behind->tiles = tiles;
+}
+
+/// blockIdx.y: a group.
+template <int N, typename T>
+__global__ void __launch_bounds__(kThreads) padding_cleared(const GroupRows* groups, int64_t width, T* rows) {
+  const GroupRows mine = groups[blockIdx.y];
+  const int64_t begin = (mine.first + mine.filled) * width, end = (mine.first + mine.rows) * width;
+  Pack<T, N> zeros;
+#pragma unroll
+  for (int k = 0; k < N; ++k) store_f32(&zeros.at[k], 0.0f);
+  for (int64_t i = begin + (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N; i < end;
+       i += static_cast<int64_t>(gridDim.x) * kThreads * N) {
+    store_pack<N>(rows + i, zeros);
   }
 }
 
@@ -367,7 +420,14 @@ void count_choices(Queue& on, const int32_t* chosen, int64_t choices, int64_t ex
 }
 void place_choices(Queue& on, const int32_t* chosen, int64_t choices, int64_t experts, const int64_t* next,
                    int32_t* rows_of) {
-  launch(on, {{static_cast<unsigned>(experts)}, {kThreads}}, places_of_expert, chosen, choices, next, rows_of);
+  launch(on, {{static_cast<unsigned>(experts)}, {kThreads}}, places_of_expert, chosen, choices, next, nullptr, rows_of);
+}
+void group_choices(Queue& on, const GroupDims& d, const int32_t* chosen, GroupRows* groups, float* counts,
+                   int32_t* rows_of, int32_t* own_counts) {
+  count_choices(on, chosen, d.choices, d.experts, own_counts);
+  launch(on, {{1}, {kThreads}}, groups_of_experts, own_counts, d.experts, d.align, groups, counts);
+  launch(on, {{static_cast<unsigned>(d.experts)}, {kThreads}}, places_of_expert, chosen, d.choices, nullptr, groups,
+         rows_of);
 }
 
 template <typename T>
@@ -413,7 +473,19 @@ void gate_backward(Queue& on, const float* gates, const float* dgates, T* dlogit
   map<1>(on, GateGradient<T>{gates, dgates, dlogits}, rows, true);
 }
 
+template <typename T>
+void clear_padding(Queue& on, const GroupRows* groups, int64_t count, int64_t width, T* rows) {
+  constexpr unsigned kBlocks = 8;  // of a group
+  const Size size{{kBlocks, static_cast<unsigned>(count)}, {kThreads}};
+  if (in_packs(width, rows, rows)) {
+    launch(on, size, padding_cleared<kMany, T>, groups, width, rows);
+  } else {
+    launch(on, size, padding_cleared<1, T>, groups, width, rows);
+  }
+}
+
 #define RT_INSTANTIATE(T)                                                                                         \
+  template void clear_padding<T>(Queue&, const GroupRows*, int64_t, int64_t, T*);                                 \
   template void route_backward<T>(Queue&, const RouterDims&, const float*, const int32_t*, const float*,          \
                                   const RouterLosses&, T*);                                                       \
   template void rows_to_experts<T>(Queue&, const T*, const int32_t*, int64_t, int64_t, int64_t, T*);              \

@@ -22,6 +22,12 @@ void count_choices(Queue& on, const int32_t* chosen, int64_t choices, int64_t ex
 void place_choices(Queue& on, const int32_t* chosen, int64_t choices, int64_t experts, const int64_t* next,
                    int32_t* rows_of);
 
+/// The function of runtime/kernels/router.h. own_counts: memory for [experts].
+void group_choices(Queue& on, const GroupDims& dims, const int32_t* chosen, GroupRows* groups, float* counts,
+                   int32_t* rows_of, int32_t* own_counts);
+template <typename T>
+void clear_padding(Queue& on, const GroupRows* groups, int64_t count, int64_t width, T* rows);
+
 template <typename T>
 void rows_to_experts(Queue& on, const T* from, const int32_t* rows_of, int64_t tokens, int64_t choices, int64_t width,
                      T* to);

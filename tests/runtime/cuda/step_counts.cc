@@ -43,8 +43,8 @@ constexpr Bar kBars[] = {
     {"gpt2-1558m",      "default",     1240,      64,    85.37,     1},
     {"llama3-8-layers", "never",        245,       1,   134.44,     1},
     {"llama3-8-layers", "default",      308,      64,   134.44,     1},
-    {"moe-8-experts",   "never",        717,       1,    71.60,    17},
-    {"moe-8-experts",   "default",      780,      64,    71.60,    17},
+    {"moe-8-experts",   "never",        421,       1,    71.73,     1},
+    {"moe-8-experts",   "default",      484,      64,    71.73,     1},
 };
 // clang-format on
 

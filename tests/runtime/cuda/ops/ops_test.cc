@@ -466,6 +466,18 @@ void compare_experts() {
     e.place_choices(at(chosen), kAll, next, at(rows_of));
   });
   on.same(rows_of);
+  auto groups = on.zeros<kernels::GroupRows>(kExperts + 1);
+  auto of_each = on.zeros<float>(kExperts);
+  auto placed = on.zeros<int32_t>(kAll);
+  on.run<T>("group_choices", [&](Exec<T> e, Side at) {
+    CHECK(e.places_groups == (at.cuda && !std::is_same_v<T, float>));
+    e.group_choices({kAll, kExperts, 1}, at(chosen), at(groups), at(of_each), at(placed));
+  });
+  on.same(of_each);
+  on.same(placed);
+  auto padded = on.array(normals<T>("padded", kAll * kWidth));
+  on.run<T>("clear_padding", [&](Exec<T> e, Side at) { e.clear_padding(at(groups), kExperts, kWidth, at(padded)); });
+  on.same(padded);
   on.run<T>("rows_to_experts",
             [&](Exec<T> e, Side at) { e.rows_to_experts(at(tokens), at(rows_of), kRows, kChoices, kWidth, at(rows)); });
   on.same(rows);
@@ -692,6 +704,67 @@ void compare_products() {
   on.alike(c, chain_of_sums<T>(kK));
 }
 
+/// Groups that the device places: their matrices equally far apart, and not.
+template <typename T>
+void compare_placed_products() {
+  Sides on;
+  constexpr int64_t kGroups = 4, kN = 24, kK = 16, kRoom = 96;
+  constexpr DType kType = DTypeOf<T>::value;
+  auto places = on.array(std::vector<kernels::GroupRows>{{.first = 0, .filled = 3, .rows = 32, .tiles = 0},
+                                                         {.first = 32, .filled = 0, .rows = 0, .tiles = 1},
+                                                         {.first = 32, .filled = 32, .rows = 32, .tiles = 1},
+                                                         {.first = 64, .filled = 1, .rows = 32, .tiles = 2},
+                                                         {.first = 96, .tiles = 3}});
+  auto a = on.array(normals<T>("a", kRoom * kK)), b = on.array(normals<T>("b", (kGroups + 1) * kN * kK));
+  auto c = on.zeros<T>(kRoom * kN);
+  auto sums = on.array(normals<float>("sums", (kGroups + 1) * kN * kK));
+  for (const int64_t gap : {0, 1}) {  // before the last matrix
+    CAPTURE(gap);
+    const auto place_of = [&](int64_t group) { return (group + (group == kGroups - 1 ? gap : 0)) * kN * kK; };
+    on.run<T>("matmul_groups", [&](Exec<T> e, Side at) {
+      kernels::MatmulGroups groups;
+      for (int64_t group = 0; group < kGroups; ++group) {
+        kernels::MatmulArgs of{.n = kN, .k = kK};
+        of.a = at(a);
+        of.lda = kK;
+        of.b = at(b) + place_of(group);
+        of.ldb = kK;
+        of.trans_b = true;
+        of.c = at(c);
+        of.ldc = kN;
+        of.ab_dtype = of.c_dtype = kType;
+        groups.products.push_back(of);
+        groups.ends.push_back(groups.products.size());
+      }
+      groups.all_rows = kRoom;
+      groups.places = at(places);
+      e.matmul_groups(groups);
+    });
+    on.alike(c, chain_of_sums<T>(kK));
+    on.run<T>("matmul_groups", [&](Exec<T> e, Side at) {
+      kernels::MatmulGroups groups;
+      for (int64_t group = 0; group < kGroups; ++group) {
+        kernels::MatmulArgs of{.m = kK, .n = kK};
+        of.a = at(a);
+        of.lda = kK;
+        of.trans_a = true;
+        of.b = at(a);
+        of.ldb = kK;
+        of.c = at(sums) + place_of(group);
+        of.ldc = kK;
+        of.ab_dtype = kType;
+        of.accumulate = group == 0;
+        groups.products.push_back(of);
+        groups.ends.push_back(groups.products.size());
+      }
+      groups.all_rows = kRoom;
+      groups.places = at(places);
+      e.matmul_groups(groups);
+    });
+    on.alike(sums, chain_of_sums<float>(64));
+  }
+}
+
 /// With `refuse` of the library's double what a product asks for beside a sum and a bias is done by other kernels.
 template <typename T>
 void compare_fused_products([[maybe_unused]] bool refuse) {
@@ -838,6 +911,7 @@ TEST_SUITE("runtime/cuda/ops") {
 
   TEST_CASE_TEMPLATE("products give what the CPU's give, whatever their descriptors say", T, float, bf16, f16) {
     compare_products<T>();
+    if constexpr (!std::is_same_v<T, float>) compare_placed_products<T>();
   }
 
   TEST_CASE_TEMPLATE("fused products give what the CPU's give, by one kernel or by several", T, float, bf16, f16) {

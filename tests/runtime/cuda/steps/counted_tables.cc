@@ -72,6 +72,7 @@ const kernels::Ops<T>& noted_ops(const kernels::Ops<T>& of) {
   static const Table table = [&of] {
     Table out;
     out.fuses_products = of.fuses_products;
+    out.places_groups = of.places_groups;
 #define RT_NOTED(name) out.name = &Noted<#name, Table, &Table::name>::run;
     RT_KERNELS_OF_T(RT_NOTED)
     RT_KERNELS(RT_NOTED)

@@ -253,6 +253,14 @@ inline int64_t moved(const Given&, Op<"ints_to_host">, In<int32_t>, std::span<in
   return kInt * std::ssize(host);
 }
 
+inline int64_t moved(const Given&, Op<"group_choices">, const kernels::GroupDims& of, const auto&...) {
+  return 2 * kInt * of.choices;
+}
+template <typename T>
+int64_t moved(const Given&, Op<"clear_padding">, In<kernels::GroupRows>, int64_t, int64_t, Out<T>) {
+  return 0;  // how many rows it is the device knows: fewer than 32 of each group
+}
+
 // --- training state
 inline int64_t moved(const Given&, Op<"clip_by_norm">, const auto&...) { return 0; }
 inline int64_t moved(const Given&, Op<"clear_numbers">, std::span<double> numbers) {

@@ -130,6 +130,43 @@ void move_rows(int64_t width) {
 }  // namespace
 
 TEST_SUITE("runtime/kernels/cuda/experts") {
+  TEST_CASE("groups of experts stand where the CPU puts them, more experts than threads among them") {
+    for (const int64_t experts : {5, 300}) {
+      CAPTURE(experts);
+      constexpr int64_t kChoices = 700;
+      std::vector<int32_t> chosen(kChoices);
+      for (int64_t i = 0; i < kChoices; ++i) chosen[i] = static_cast<int32_t>(i * i % (experts - 1));  // none of the last
+      const kernels::GroupDims dims{kChoices, experts, 32};
+      std::vector<kernels::GroupRows> groups(experts + 1);
+      std::vector<float> counts(experts);
+      std::vector<int32_t> rows_of(kChoices);
+      kernels::group_choices(dims, chosen.data(), groups.data(), counts.data(), rows_of.data());
+      constexpr int64_t kWidth = 12;
+      const auto rows = normals<bf16>("rows", groups.back().first * kWidth);
+      std::vector<bf16> cleared = rows;
+      kernels::clear_padding<bf16>(groups.data(), experts, kWidth, cleared.data());
+      in_every_order([&] {
+        OnDevice<int32_t> d_chosen(chosen), d_rows_of(kChoices), own(experts);
+        OnDevice<kernels::GroupRows> d_groups(experts + 1);
+        OnDevice<float> d_counts(experts);
+        OnDevice<bf16> d_rows(rows);
+        Queue on;
+        kernels::cuda::group_choices(on, dims, d_chosen.data(), d_groups.data(), d_counts.data(), d_rows_of.data(),
+                                     own.data());
+        kernels::cuda::clear_padding<bf16>(on, d_groups.data(), experts, kWidth, d_rows.data());
+        CHECK(d_rows_of.values() == rows_of);
+        CHECK(d_counts.values() == counts);
+        CHECK(same_bits(d_rows.values(), cleared));
+        const auto got = d_groups.values();
+        for (size_t e = 0; e < groups.size(); ++e) {
+          CHECK(got[e].first == groups[e].first);
+          CHECK(got[e].filled == groups[e].filled);
+          CHECK(got[e].rows == groups[e].rows);
+          CHECK(got[e].tiles == groups[e].tiles);
+        }
+      });
+    }
+  }
   TEST_CASE_TEMPLATE("the router is the CPU's, forward and backward", T, float, bf16, f16) {
     for (const Case& of : kCases) route<T>(of);
   }
