@@ -38,6 +38,22 @@ class BlasDouble {
   /// shows when it is ordered.
   void refuse(std::function<bool(uint32_t epilogue)> epilogues) { is_refused_ = std::move(epilogues); }
   void refuse_other_c() { refuses_other_c_ = true; }
+  /// The library proposes these for each product, the first first; one of a piece of work where it is not said. Each
+  /// but the first sums over k from its end: its bits are other ones.
+  struct Proposal {
+    int64_t work = 1;       // pieces, of which each takes the stream a microsecond
+    bool unsteady = false;  // its bits do not repeat
+    bool refused = false;   // when it is ordered
+  };
+  void propose(std::vector<Proposal> proposals) { proposals_ = std::move(proposals); }
+  /// 130100 where it is not said.
+  void use_version(size_t version) { version_ = version; }
+  size_t version() const { return version_; }
+  /// How many products were ordered by each proposal.
+  std::map<uint64_t, int64_t> multiplied() const {
+    const std::lock_guard lock(mutex_);
+    return multiplied_;
+  }
   /// Handles and descriptions that were not given back.
   int64_t left() const { return left_; }
   std::vector<std::string> misuses() const {
@@ -52,7 +68,7 @@ class BlasDouble {
   StreamDouble& cuda() { return cuda_; }
   void count(int64_t more) { left_ += more; }
   int choose(const Product& product, const Layout& a, const Layout& b, const Layout& c, const Layout& d,
-             const Wish& wish, cuda::BlasChoice& choice, int& found);
+             const Wish& wish, int wanted, cuda::BlasChoice* choices, int& found);
   struct Call;
   int multiply(const Call& call);
 
@@ -66,9 +82,12 @@ class BlasDouble {
   std::atomic<int64_t> choices_ = 0, left_ = 0;
   std::function<bool(uint32_t)> is_refused_;
   bool refuses_other_c_ = false;
+  std::vector<Proposal> proposals_ = {{}};
+  std::atomic<size_t> version_ = 130100;
   mutable std::mutex mutex_;  // of what follows: ranks may be threads
   std::vector<std::string> misuses_;
   std::map<const void*, StreamDouble::Stream> workspaces_;  // and who had it
+  std::map<uint64_t, int64_t> multiplied_;                  // by proposal
 };
 
 }  // namespace cairn::simt

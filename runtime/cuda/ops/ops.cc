@@ -520,7 +520,8 @@ ProductMap map_of(kernels::MatmulMap map) {
   return ProductMap::kNone;
 }
 
-void multiply(CudaStream& on, const kernels::MatmulArgs& of) {
+/// `varies`: Product::varies.
+void multiply(CudaStream& on, const kernels::MatmulArgs& of, bool varies = false) {
   if (lacks(on, of.parts > 1 || !of.stretches.empty(), kSumParts)) return;
   const bool added_behind = of.bias && of.c_dtype != of.ab_dtype;  // the library's bias is of the result's type
   if (on.blas() == nullptr) return on.keep({ErrorCode::kInternal, "a stream without cuBLASLt is asked for a product"});
@@ -542,7 +543,8 @@ void multiply(CudaStream& on, const kernels::MatmulArgs& of) {
                         .residual = of.residual.address(),
                         .map = map_of(of.map),
                         .pre = of.pre.address(),
-                        .sums = of.sums.address()};
+                        .sums = of.sums.address(),
+                        .varies = varies};
   if (!on.blas()->multiply(on, product, on.blas_workspace())) return multiply_then(on, product);
   if (!added_behind) return;
   order(on, "a bias", [&](CudaStream&, Queue& queue) {
@@ -647,7 +649,7 @@ kernels::Ops<T> filled() {
   out.places_groups = !std::is_same_v<T, float>;
   out.matmul_groups = [](Stream& stream, const kernels::MatmulGroups& groups) {
     if (groups.places) return multiply_placed_groups<T>(stream, groups);
-    for (const kernels::MatmulArgs& of : groups.products) multiply(cuda_stream(stream), of);
+    for (const kernels::MatmulArgs& of : groups.products) multiply(cuda_stream(stream), of, /*varies=*/true);
   };
   out.sink_gradients = &Direct<&k::sink_gradients>::run;
   out.join_maxima = &Direct<&k::join_maxima>::run;
