@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <array>
+
 namespace cairn::cuda {
 
 Status Context::find(const Api& api, int index) {
@@ -70,6 +72,20 @@ WaitForWord Context::wait_for_word() {
   if (!looked_for_wait_) wait_for_word_ = reinterpret_cast<WaitForWord>(driver_function(kWaitForWord));
   looked_for_wait_ = true;
   return wait_for_word_;
+}
+
+std::string Context::card() const {
+  const auto device_of = reinterpret_cast<DriverDevice>(driver_function(kDriverDevice));
+  const auto name_of = reinterpret_cast<DeviceName>(driver_function(kDeviceName));
+  const auto attribute_of = reinterpret_cast<DeviceAttribute>(driver_function(kDeviceAttribute));
+  int device = 0, multiprocessors = 0;
+  std::array<char, 256> name{};
+  if (device_of == nullptr || name_of == nullptr || attribute_of == nullptr || device_of(&device, index_) != 0 ||
+      name_of(name.data(), static_cast<int>(name.size()) - 1, device) != 0 ||
+      attribute_of(&multiprocessors, kMultiprocessors, device) != 0) {
+    return "CUDA device";
+  }
+  return fmt::format("{} ({} multiprocessors)", name.data(), multiprocessors);
 }
 
 std::string Context::driver_error(int error) const {

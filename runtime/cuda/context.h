@@ -39,6 +39,9 @@ class Context {
   void* driver_function(const char* name) const;
   /// The same, looked for once.
   WaitForWord wait_for_word();
+  /// The device's name and its multiprocessors, "NVIDIA H200 (132 multiprocessors)"; "CUDA device" where the driver
+  /// does not say.
+  std::string card() const;
   /// A CUresult in the driver's words, with its number.
   std::string driver_error(int error) const;
 

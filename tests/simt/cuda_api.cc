@@ -66,11 +66,28 @@ int address_range(unsigned long long* first, size_t* bytes, unsigned long long a
   return 0;
 }
 
+int driver_device(int* device, int index) {
+  *device = index;
+  return index < current->devices() ? 0 : kInvalidDevice;
+}
+int device_name(char* name, int bytes, int) {
+  std::snprintf(name, static_cast<size_t>(bytes), "%s", current->card().c_str());
+  return 0;
+}
+int device_attribute(int* value, int attribute, int) {
+  RT_CHECK(attribute == cuda::kMultiprocessors, "an attribute {} of a device", attribute);
+  *value = 4;
+  return 0;
+}
+
 /// Of the driver; null where it has none of that name.
 void* driver_function(std::string_view name) {
   if (name == cuda::kWaitForWord && current->waits_for_words()) return reinterpret_cast<void*>(&wait_for_word);
   if (name == cuda::kDriverErrorString) return reinterpret_cast<void*>(&driver_error_string);
   if (name == cuda::kPointerAttribute) return reinterpret_cast<void*>(&pointer_attribute);
+  if (name == cuda::kDriverDevice) return reinterpret_cast<void*>(&driver_device);
+  if (name == cuda::kDeviceName) return reinterpret_cast<void*>(&device_name);
+  if (name == cuda::kDeviceAttribute) return reinterpret_cast<void*>(&device_attribute);
   if (name == cuda::kAddressRange) return reinterpret_cast<void*>(&address_range);
   return nullptr;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,9 @@ class CudaApi {
   /// The driver has that wait, and gives this CUresult for each; 0: none.
   void refuse_words(int error) { words_refused_ = error; }
   int words_refused() const { return words_refused_; }
+  /// The devices' name.
+  void use_card(std::string name) { card_ = std::move(name); }
+  const std::string& card() const { return card_; }
   int64_t edges() const { return edges_; }
   int64_t works() const { return works_; }
 
@@ -67,6 +71,7 @@ class CudaApi {
   std::vector<cuda::StreamHandle> streams_;
   bool waits_for_words_ = true;
   int words_refused_ = 0;
+  std::string card_ = "Double";
   std::function<void(int, int)> meanwhile_;
   std::mutex mutex_;  // of what follows: ranks may be threads
   std::atomic<int64_t> edges_ = 0, works_ = 0;

@@ -1,0 +1,1 @@
+cairn_tests(runtime/cuda/tuning LINK runtime/core runtime/json runtime/cuda)
