@@ -12,6 +12,7 @@
 #include "runtime/device/device.h"
 #include "runtime/device/device_link.h"
 #include "runtime/device/stream.h"
+#include "runtime/device/tuning.h"
 
 namespace cairn {
 
@@ -52,6 +53,8 @@ class Machine {
   virtual Status allow(const WorkShapes& work) = 0;
   /// Of state that the stream writes. Goes before the machine.
   virtual Result<std::unique_ptr<DeviceLink>> make_link() = 0;
+  /// Work that is timed before the first step; null: none. After reserve().
+  virtual DeviceTuning* tuning() { return nullptr; }
 };
 
 }  // namespace cairn

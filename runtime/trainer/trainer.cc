@@ -190,6 +190,8 @@ class Run {
 
  private:
   Status start();
+  /// Where the device has choices to make, they are made before the first step.
+  Status make_choices();
   /// Makes `stage` of the batch the one that runs.
   Status enter(size_t stage);
   Status load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples);
@@ -363,6 +365,21 @@ Status Run::start() {
   return now_->data_parallel.spread_weights(
       [this, bank = bank_](Stream& stream, const Bucket& bucket) { optimizer_.make_weights(stream, bank, bucket); },
       [] { return Status{}; });
+}
+
+Status Run::make_choices() {
+  DeviceTuning* const tuning = env_.machine != nullptr ? env_.machine->tuning() : nullptr;
+  const int64_t number = position_.step + 1;
+  if (tuning == nullptr || number > plan_.end_step) return {};
+  phase(number, "choice of products", Phase::kOther);
+  const auto listed = [&]() -> Status {
+    computes_since_ = Clock::now();
+    waited_before_ns_ = telemetry::waited_ns;
+    RT_TRY(load_micro_batches(data::DataPart::kTrain, sampler_.peek(now_->plan.recipe.batch.samples)));
+    const Result<Pass> given = pass(number, nullptr);  // its gradients are left: the step computes them again
+    return given.ok() ? Status() : Status(given.error());
+  };
+  return tune(*tuning, *groups_.world, env_.decides, env_.tuning, position_.step > 0, listed);
 }
 
 Status Run::load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples) {
@@ -820,6 +837,7 @@ void Run::finish_trace(bool last) {
 Result<Outcome> Run::loop() {
   recorder_.attach("training");
   RT_TRY(start());
+  RT_TRY(make_choices());
   const EvalConfig& eval = plan_.recipe.eval;
   bool stopped = false;
   while (position_.step < plan_.end_step && !stopped) {

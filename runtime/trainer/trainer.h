@@ -18,6 +18,7 @@
 #include "runtime/telemetry/pace.h"
 #include "runtime/telemetry/trace.h"
 #include "runtime/trainer/checkpoint_hook.h"
+#include "runtime/trainer/tuning.h"
 
 namespace cairn::trainer {
 
@@ -39,6 +40,8 @@ struct Environment {
   /// The run's last step is tried once more after its update, forward alone: no step follows that would show weights
   /// which that update has ruined (StepMetrics::end_loss).
   bool try_end = false;
+  /// On `decides`, with a machine that has DeviceTuning: where its choices come from and go to. Null: none are made.
+  const TuningFiles* tuning = nullptr;
   telemetry::TraceWindow trace;  // steps whose timeline is drawn
   /// Every rank, once the window has passed or the run ends inside it: a trace file's text. May be empty.
   std::function<void(const std::string& trace)> on_trace;

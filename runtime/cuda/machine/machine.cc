@@ -24,6 +24,9 @@ Result<std::unique_ptr<CudaMachine>> CudaMachine::open(const Api& api, const Bla
     RT_TRY_SET(AttentionBuilder build, kernels.cudnn(api, options.index));
     out->attention_ = std::make_unique<AttentionPlans>(std::move(build));
   }
+  if (options.tunes) {
+    out->tuning_ = std::make_unique<CudaTuning>(*out->context_, *out->blas_, *out->stream_, kernels.sum_runs);
+  }
   kernels::serve_cuda_ops(*kernels.of_f32);
   kernels::serve_cuda_ops(*kernels.of_bf16);
   kernels::serve_cuda_ops(*kernels.of_f16);

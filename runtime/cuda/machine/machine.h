@@ -11,6 +11,7 @@
 #include "runtime/cuda/cudnn_attention.h"
 #include "runtime/cuda/heap.h"
 #include "runtime/cuda/stream.h"
+#include "runtime/cuda/tuning/cuda_tuning.h"
 #include "runtime/device/machine.h"
 #include "runtime/device/sum_rooms.h"
 #include "runtime/kernels/cuda/rank_sums.h"
@@ -39,6 +40,7 @@ struct MachineOptions {
   SumRooms sums;                              // beside the rank's blocks, for who communicates among devices
   bool cudnn = false;                         // attention that cuDNN takes is by cuDNN
   bool warpgroups = true;                     // other attention may be by warpgroups, where the device has them
+  bool tunes = false;                         // products are timed before the first step, or have choices of before
   const NcclApi* nccl = nullptr;  // whose memory the arena is, for it to be registered; it outlives the machine
 };
 
@@ -56,6 +58,7 @@ class CudaMachine final : public Machine {
   Status reserve(std::span<const int64_t> blocks, const WorkShapes& work) override;
   Status allow(const WorkShapes& work) override;
   Result<std::unique_ptr<DeviceLink>> make_link() override;
+  DeviceTuning* tuning() override { return tuning_.get(); }
 
   /// Of the arena; 0 before reserve().
   int64_t reserved_bytes() const { return arena_ == nullptr ? 0 : arena_->bytes(); }
@@ -92,6 +95,7 @@ class CudaMachine final : public Machine {
   std::unique_ptr<AttentionPlans> attention_;
   Buffer scratch_, product_room_, given_, attention_room_, checksums_, sums_, sums_beside_;
   std::unique_ptr<CudaStream> stream_;  // waits for its work before the memory goes
+  std::unique_ptr<CudaTuning> tuning_;
 };
 
 }  // namespace cairn::cuda

@@ -102,6 +102,7 @@ struct OnDevice {
   MakeMachine machine;
   MakeEngine engine;
   bool times_ops = false;
+  const trainer::TuningFiles* tuning = nullptr;  // of rank 0, which decides
 };
 
 /// HookOptions::ward, by rank.
@@ -135,6 +136,7 @@ inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>&
       trainer::Environment env{
           .plan = plan, .rank = rank, .engine = for_device ? *for_device : *engines[rank], .hook = mortal};
       env.machine = machine.get();
+      if (rank == 0) env.tuning = on_device.tuning;
       env.on_phase = [&](int64_t step, const char* what) {
         const bool forward = std::string_view(what) == "forward and backward";
         if (death.moment == Moment::kForward && forward && step == death.step && rank == death.victim) {

@@ -24,6 +24,8 @@ namespace cairn::testing {
 struct DoubleWays {
   bool cudnn = false;                                          // attention is by a library, which is a double too
   bool times_ops = false;                                      // Told::op_times
+  const trainer::TuningFiles* tuning = nullptr;                // whose choices products have; null: the first proposals
+  std::string card = "Double";                                 // its name
   bool fuses = true;                                           // layers ask for fused products (Ops::fuses_products)
   std::function<void(simt::BlasDouble& products)> plant = {};  // before anything is multiplied
 };
@@ -35,6 +37,7 @@ class TrainedDouble {
       : cuda(seed, ranks << 26), runtime(cuda, static_cast<int>(ranks)), ways_(ways) {
     library_ = &attention;
     if (ways_.plant) ways_.plant(products);
+    runtime.use_card(ways_.card);
     of_f32_.fuses_products = of_bf16_.fuses_products = of_f16_.fuses_products = ways_.fuses;
   }
   ~TrainedDouble() {
@@ -60,6 +63,7 @@ class TrainedDouble {
                                     .product_bytes = int64_t{1} << 16,
                                     .sums = sums,
                                     .cudnn = ways_.cudnn,
+                                    .tunes = ways_.tuning != nullptr,
                                     .nccl = nccl});
   }
 
@@ -119,6 +123,7 @@ inline ckpt::testing::Told train_on_double(const Plan& plan, uint64_t seed,
   int64_t opened = 0;
   ckpt::testing::OnDevice on_device = on_doubles(plan, life);
   on_device.times_ops = ways.times_ops;
+  on_device.tuning = ways.tuning;
   on_device.machine = [&, open = on_device.machine](int64_t rank) {
     const std::lock_guard lock(mutex);
     if (opened++ % world == 0) {
