@@ -39,6 +39,7 @@
 #include "tools/init_options.h"
 #include "tools/isa_option.h"
 #include "tools/run/folder.h"
+#include "tools/tuning_option.h"
 #include "tools/version.h"
 
 namespace cairn::tools {
@@ -55,7 +56,8 @@ struct RankArgs {
   std::string address;  // of this host among several
   kernels::GemmIsa isa = kernels::GemmIsa::kBaseline;
   std::string device = "cpu";
-  std::string comm = "staged", attention = "own";  // of ranks on CUDA
+  std::string comm = "staged", attention = "own";          // of ranks on CUDA
+  std::string tuning = "kept", tuning_file, tuning_given;  // tuning_files(); without the first file: no choices
   int device_index = 0;
   std::string cpus;     // host::ranges_text() of the cores that it is bound to; empty: it is not
   int64_t numa = -1;    // bind_process()
@@ -118,29 +120,31 @@ Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, c
                                                          agent::EventWriter& events) {
   const auto on_device = [&machine](const void* at) { return machine.holds(at); };
   if (args.comm == "staged") {
-    RT_TRY_SET(std::unique_ptr<comm::Engine> out, cuda::make_staged_engine(engine, machine.cuda_stream(), on_device,
-                                                                           trainer::staging_rooms(plan, args.rank)));
+    RT_TRY_SET(std::unique_ptr<comm::Engine> out,
+               cuda::make_staged_engine(engine, machine.cuda_stream(), on_device,
+                                        trainer::staging_rooms(plan, args.rank)));
     return out;
   }
-  cuda::NcclOptions how{.deadline_ms = options.deadline_ms,
-                        .rooms =
-                            [&machine] {
-                              return cuda::NcclRooms{machine.room_for_sums(), machine.room_for_sums_beside()};
-                            },
-                        .registered = {},
-                        .nccl_sums = plan.recipe.sums == Sums::kNccl,
-                        .max_ctas = [](std::string_view axis) { return runs_beside_compute(axis) ? kBlocksBesideCompute : 0; },
-                        .ways = message_ways(plan),
-                        .on_device = on_device,
-                        .peers =
-                            [](std::string_view axis) {
-                              const bool messages = axis == kForwardGroup || axis == kBackwardGroup;
-                              return messages ? cuda::NcclPeers::kNeighbours : cuda::NcclPeers::kNone;
-                            },
-                        .whole_axes = true,
-                        .local = dynamic_cast<comm::LinkedEngine*>(&of_host),
-                        // The agent ends the rank where an abort of NCCL's does not.
-                        .on_failure = [&events](const Error& error) { events.send_error(error); }};
+  cuda::NcclOptions how{
+      .deadline_ms = options.deadline_ms,
+      .rooms =
+          [&machine] {
+            return cuda::NcclRooms{machine.room_for_sums(), machine.room_for_sums_beside()};
+          },
+      .registered = {},
+      .nccl_sums = plan.recipe.sums == Sums::kNccl,
+      .max_ctas = [](std::string_view axis) { return runs_beside_compute(axis) ? kBlocksBesideCompute : 0; },
+      .ways = message_ways(plan),
+      .on_device = on_device,
+      .peers =
+          [](std::string_view axis) {
+            const bool messages = axis == kForwardGroup || axis == kBackwardGroup;
+            return messages ? cuda::NcclPeers::kNeighbours : cuda::NcclPeers::kNone;
+          },
+      .whole_axes = true,
+      .local = dynamic_cast<comm::LinkedEngine*>(&of_host),
+      // The agent ends the rank where an abort of NCCL's does not.
+      .on_failure = [&events](const Error& error) { events.send_error(error); }};
   if (args.comm == "registered") how.registered = [&machine] { return machine.memory(); };
   return cuda::make_nccl_engine(engine, nccl().value().api, machine.rank_sums(), machine.cuda_stream(), how);
 }
@@ -172,7 +176,8 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
                              .deadline_ms = 2 * options.deadline_ms,
                              .sums = {},
                              .cudnn = args.attention == "cudnn",
-                             .warpgroups = args.attention != "mma"};
+                             .warpgroups = args.attention != "mma",
+                             .tunes = true};
     if (args.comm != "staged") {
       if (!nccl().ok()) return nccl().error();
       how.sums = trainer::sum_rooms(plan);
@@ -227,6 +232,16 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
         ignore(events.send({{"event", "kernels_timed"}}), "for people only");
       }
     };
+  }
+  trainer::TuningFiles tuning;
+  if (args.rank == args.decides && !args.tuning_file.empty()) {
+    tuning = tuning_files(tuning_wish(args.tuning), args.tuning_file, args.tuning_given,
+                          fmt::format("{} {} x{}", tree_version(), dsl::recipe_hash(text), args.world));
+    tuning.on_result = [&](const std::string& line, int64_t timed) {
+      spdlog::info("{}", line);
+      if (timed > 0) ignore(events.send({{"event", "tuned"}, {"text", line}}), "for people only");
+    };
+    env.tuning = &tuning;
   }
   if (args.rank == args.decides) {
     env.on_step = [&](const telemetry::StepMetrics& metrics) {
@@ -284,6 +299,9 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--device", args->device)->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--comm", args->comm)->check(CLI::IsMember({"nccl", "registered", "staged"}));
   command->add_option("--attention", args->attention)->check(CLI::IsMember({"own", "mma", "cudnn"}));
+  command->add_option("--tuning", args->tuning)->check(CLI::IsMember({"kept", "on", "off"}));
+  command->add_option("--tuning-file", args->tuning_file);
+  command->add_option("--tuning-given", args->tuning_given);
   command->add_option("--device-index", args->device_index);
   command->add_option("--cpus", args->cpus);
   command->add_option("--numa", args->numa);

@@ -60,6 +60,7 @@
 #include "tools/run/requests.h"
 #include "tools/run/start.h"
 #include "tools/start_check.h"
+#include "tools/tuning_option.h"
 #include "tools/version.h"
 
 namespace cairn::tools {
@@ -95,6 +96,7 @@ struct TrainArgs {
   CommChoice comm;  // what came of it
   AttentionWish attention_wish = AttentionWish::kKept;
   AttentionChoice attention;  // the same
+  TuningArgs tuning;
 };
 
 Result<Kill> parse_kill(const std::string& text, int64_t world) {
@@ -555,6 +557,8 @@ Result<int> RunStarter::train() {
   options.agent.time_kernels = args_.time_kernels;
   if (!args_.comm.text.empty()) options.agent.comm = args_.comm.word();
   options.agent.attention = args_.attention.word();
+  options.agent.tuning = tuning_word(args_.tuning.wish);
+  options.agent.tuning_given = args_.tuning.given;
   options.agent.environment = args_.comm.environment;
   options.narrator = {.peak_tflops = args_.peak_tflops,
                       .traced = !args_.trace.empty(),
@@ -700,6 +704,7 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
                                           .threads = args.threads,
                                           .comm = args.comm,
                                           .attention = args.attention,
+                                          .tuning = args.tuning,
                                           .requests = requests}));
     if (!followed.lead) return followed.code;
     RunStarter starter(loaded, run, world, goes_on, hosts, saved_by, result);
@@ -753,6 +758,7 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
       args.attention,
       choose_attention(
           {.wish = given.attention_wish, .device = args.device, .recipe = loaded.recipe, .world = world, .run = run}));
+  RT_TRY(check_tuning(args.tuning, args.device));
   if (args.device == DeviceChoice::kCuda && hosts && gpus.ok()) {
     std::vector<std::string> at;
     for (int64_t k = 0; k < gpus.value().size(); ++k) at.push_back(host::pci_of_rank(gpus.value(), k));
@@ -944,6 +950,7 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
   add_device_option(command, args.device);
   add_comm_option(command, args.comm_wish);
   add_attention_option(command, args.attention_wish);
+  add_tuning_option(command, args.tuning);
   add_isa_option(command, args.isa);
   command.add_option("--threads", args.threads, "compute threads a rank (default: cores / ranks, at least 1)")
       ->type_name("N")

@@ -53,6 +53,8 @@ Result<std::optional<int>> follow_segment(const FollowArgs& args, Follower& foll
                        .time_kernels = segment.time_kernels};
   if (!args.comm.text.empty()) options.comm = args.comm.word();
   options.attention = args.attention.word();
+  options.tuning = tuning_word(args.tuning.wish);
+  options.tuning_given = args.tuning.given;
   options.environment = args.comm.environment;
   Agent agent(plan, args.run, follower, narrator, std::move(options));
   RT_TRY_SET(const std::unique_ptr<agent::Supervisor> supervisor,

@@ -11,6 +11,7 @@
 #include "tools/comm_option.h"
 #include "tools/run/fleet.h"
 #include "tools/run/requests.h"
+#include "tools/tuning_option.h"
 
 namespace cairn::tools {
 
@@ -20,6 +21,7 @@ struct FollowArgs {
   int64_t threads = 0;
   CommChoice comm;  // the leader's too
   AttentionChoice attention;
+  TuningArgs tuning;
   RequestOptions requests;
 };
 

@@ -148,6 +148,12 @@ Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ran
       for (const std::string& word : {std::string("--comm"), options_.comm}) spec.argv.push_back(word);
     }
     for (const std::string& word : {std::string("--attention"), options_.attention}) spec.argv.push_back(word);
+    for (const std::string& word :
+         {std::string("--tuning"), options_.tuning, std::string("--tuning-file"), narrator_.tuning_file().string()})
+      spec.argv.push_back(word);
+    if (!options_.tuning_given.empty()) {
+      for (const std::string& word : {std::string("--tuning-given"), options_.tuning_given}) spec.argv.push_back(word);
+    }
     if (gpu.visible) spec.env.emplace_back("CUDA_VISIBLE_DEVICES", *gpu.visible);
   }
   spec.env.insert(spec.env.end(), options_.environment.begin(), options_.environment.end());

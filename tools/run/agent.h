@@ -46,6 +46,7 @@ struct AgentOptions {
   std::vector<Kill> kills;
   std::string comm;                                              // of ranks on CUDA: `_rank --comm`
   std::string attention = "own";                                 // the same: `_rank --attention`
+  std::string tuning = "kept", tuning_given;                     // the same: `_rank --tuning`, `--tuning-given`
   std::vector<std::pair<std::string, std::string>> environment;  // of ranks, beside the agent's own
 };
 

@@ -386,6 +386,8 @@ void LocalCoordinator::on_rank_event(int64_t rank, const json& event) {
   } else if (kind == "traced") {
     narrator_.drew({.path = json_string(event, "path"),
                     .ahead_ns = options_.fleet != nullptr ? options_.fleet->clock_ahead_ns(rank) : 0});
+  } else if (kind == "tuned") {
+    narrator_.tuned(json_string(event, "text"));
   } else if (kind == "kernels_timed") {
     narrator_.timed_kernels(rank);
   }

@@ -336,6 +336,11 @@ void Narrator::timed_kernels(int64_t rank) {
   if (rank == 0) kernel_times_ = kernel_times_dir() / "rank-0.json";
 }
 
+void Narrator::tuned(const std::string& text) {
+  say(text);
+  record({{"event", "tuned"}, {"text", text}, {"path", tuning_file().string()}});
+}
+
 void Narrator::tell_kernel_times() {
   if (kernel_times_.empty()) return;
   const auto read = [&]() -> Result<telemetry::KernelTimes> {

@@ -103,6 +103,11 @@ class Narrator {
   void tell_kernel_times();
   std::filesystem::path kernel_times_dir() const { return run_ / "kernel_times"; }
 
+  /// Products have algorithms that were timed now.
+  void tuned(const std::string& text);
+  /// Their choices.
+  std::filesystem::path tuning_file() const { return run_ / "tuning.json"; }
+
   const RunProgress& progress() const { return progress_; }
   /// Steps of the run, its stages ahead counted.
   int64_t run_steps() const { return options_.run_end.step; }

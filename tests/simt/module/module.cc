@@ -9,6 +9,9 @@
 // CAIRN_DOUBLE_DEVICES: how many there are; 2 where it is not set.
 // CAIRN_DOUBLE_FAULTS: what is wrong with which device, as "ecc:1,slow_pair:0-1" (tests/simt/nvml_double.h).
 // CAIRN_DOUBLE_HOST: the end of its devices' UUIDs, which hosts that are processes of one machine are told apart by.
+// CAIRN_DOUBLE_CARD: the devices' name; "Double" where it is not set.
+// CAIRN_DOUBLE_BLAS: cuBLASLt's version; 130100 where it is not set.
+// CAIRN_DOUBLE_FASTEST: of three algorithms that cuBLASLt proposes for each product; it has one where it is not set.
 // CAIRN_DOUBLE_CUDNN: its version, as cudnnGetVersion() has it; 9.19.0 where it is not set.
 // CAIRN_DOUBLE_NCCL: a file that the ranks of a run share (tests/simt/nccl_double.h); NCCL cannot be opened without.
 
@@ -64,6 +67,13 @@ void dawdle() { std::this_thread::sleep_for(std::chrono::milliseconds(40)); }
 Doubles& doubles() {
   static Doubles* const once = [] {
     made = new Doubles;
+    if (const char* const card = std::getenv("CAIRN_DOUBLE_CARD")) made->runtime.use_card(card);
+    made->products.use_version(Doubles::number("CAIRN_DOUBLE_BLAS", 130100));
+    if (std::getenv("CAIRN_DOUBLE_FASTEST") != nullptr) {
+      std::vector<BlasDouble::Proposal> proposals(3, {.work = 4});
+      proposals[Doubles::number("CAIRN_DOUBLE_FASTEST", 0) % 3].work = 1;
+      made->products.propose(proposals);
+    }
     made->runtime.between_devices([](int from, int to) {
       if (is_planted(Doubles::faults(), "slow_pair", from, to)) dawdle();
     });
