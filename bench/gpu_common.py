@@ -14,6 +14,23 @@ class Wrong(Exception):
     """What was to be right, or to run, and is not or did not."""
 
 
+class Choices:
+    """Algorithms of products (`cairn train --tuning`), which decide bits: runs whose bits are compared share a file, to which
+    each adds what it has timed."""
+
+    def __init__(self, file):
+        self.file = pathlib.Path(file)
+
+    def words(self):
+        return ["--tuning", str(self.file)] if self.file.exists() else []
+
+    def keep(self, run):
+        """Takes over what a run has: all of the file, and what it lacked."""
+        chosen = pathlib.Path(run) / "tuning.json"
+        if chosen.exists():
+            self.file.write_bytes(chosen.read_bytes())
+
+
 def find_cairn(command, given):
     """The program that was named, else that of a package or of the preset `cuda`."""
     places = [given] if given else [ROOT / "bin/cairn", ROOT / "build/cuda/cairn"]

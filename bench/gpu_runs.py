@@ -159,6 +159,11 @@ class Runs:
     def __init__(self, cairn, folder, end):
         self.cairn, self.folder, self.end = cairn, folder, end
         self.runs = 0
+        self.words = []
+        self.choices = None  # Choices that runs share
+
+    def words_now(self):
+        return [*self.words, *(self.choices.words() if self.choices else [])]
 
     def left(self):
         left = self.end - time.monotonic()
@@ -206,6 +211,8 @@ class Runs:
             finally:
                 self.end_at_once(agent, ranks)
         self.check_device(run)
+        if self.choices:
+            self.choices.keep(run)
         return {"steps": steps[WARM_STEPS:], "all": steps, "first_step_s": first, "memory": memory}
 
     def train_to_end(self, of, steps, words=()):
@@ -224,6 +231,8 @@ class Runs:
         if agent.returncode != 0:
             raise Wrong(f"cairn ended with {agent.returncode}:\n{text[-3000:]}")
         self.check_device(run)
+        if self.choices:
+            self.choices.keep(run)
         return text, run
 
     @staticmethod

@@ -99,7 +99,7 @@ class Rehearsal(InFolder):
         return rows
 
     def test_the_first_half(self):
-        rows = self.check("first", 400, {"machine.json", "metrics.jsonl", "kernels.jsonl"})
+        rows = self.check("first", 400, {"machine.json", "metrics.jsonl", "kernels.jsonl", "tuning.json"})
         self.assertEqual(len(rows["steps"]["result"]["snapshot never"]["step_ms"]), 2)
         self.assertEqual(rows["steps by cuDNN"]["result"]["attention"], "cudnn")
         self.assertEqual(rows["PyTorch"]["result"]["attention"], "flash")
@@ -109,7 +109,12 @@ class Rehearsal(InFolder):
         self.assertRegex((self.folder / "first/rows.log").read_text(), r"test cases: +3 \| +3 passed")
 
     def test_the_second_half(self):
-        rows = self.check("second", 330, {"metrics.jsonl"})
+        rows = self.check("second", 330, {"metrics.jsonl", "tuning.json"})
+        choices = json.loads((self.folder / "second/tuning.json").read_text())["choices"]
+        self.assertEqual({choice["card"] for choice in choices}, {"Double (4 multiprocessors)"})
+        self.assertGreater(sum(choice["op"] == "product" for choice in choices), 20)  # of both models
+        self.assertGreaterEqual(sum(choice["op"] == "layout" for choice in choices), 2)
+        self.assertEqual(rows["124M by first proposals"]["result"]["products"], "first proposals")
         self.assertIn("snapshot_ms", rows["snapshots"]["result"]["snapshot every 4"])
         self.assertEqual(rows["Llama"]["result"]["model"], "tiny-llama")
 
