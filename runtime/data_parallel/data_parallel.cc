@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/comm/call_group.h"
 #include "runtime/core/check.h"
 
 namespace cairn::data_parallel {
@@ -130,6 +131,7 @@ Status DataParallel::prepare_weights(int64_t unit) {
 void DataParallel::gather_unit(const UnitUse& use) {
   if (!use.gather) return;
   weights_of_[use.unit] = lane_.submit([this, &unit = rank_.units[use.unit]]() -> Status {
+    comm::CallGroup together;
     for (int64_t b = unit.first_bucket; b < unit.end_bucket; ++b) {
       const Bucket& bucket = rank_.buckets[b];
       RT_TRY(shard_of(groups_, bucket)
@@ -137,7 +139,7 @@ void DataParallel::gather_unit(const UnitUse& use) {
                              memory_.gathered + (unit.weight_at + bucket.range.begin - unit.range.begin) * elem_bytes_,
                              bucket.shard.size() * elem_bytes_, "weights of a layer"));
     }
-    return {};
+    return together.end();
   });
 }
 

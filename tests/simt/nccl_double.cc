@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -189,6 +190,7 @@ struct Grouped {
 };
 thread_local int depth = 0;  // of groups
 thread_local std::vector<Grouped> grouped;
+thread_local std::vector<std::pair<StreamHandle, std::shared_ptr<NcclDouble::Work>>> grouped_collectives;
 
 int64_t size_of(int type) {
   constexpr int64_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};  // of ncclDataType_t
@@ -676,6 +678,11 @@ int NcclDouble::issue(StreamHandle stream, std::shared_ptr<Work> work) {
 
 int NcclDouble::collective(Comm* comm, StreamHandle stream, std::shared_ptr<Work> work) {
   work->comm = comm;
+  if (depth > 0) {
+    grouped_collectives.emplace_back(stream, std::move(work));
+    return kNcclOk;
+  }
+  ++launches_;
   {
     const std::lock_guard lock(mutex_);
     if (held_ == nullptr && swap_ >= 0 && swap_-- == 0) {
@@ -704,8 +711,22 @@ int NcclDouble::end_group() {
     return kNcclInvalidUsage;
   }
   if (--depth > 0) return kNcclOk;
+  ++launches_;
   std::vector<Grouped> all = std::exchange(grouped, {});
   int out = kNcclOk;
+  std::set<Comm*> in_progress;
+  for (auto& [stream, work] : std::exchange(grouped_collectives, {})) {
+    Comm* const comm = work->comm;
+    const int error = issue(stream, std::move(work));
+    if (error == kNcclInProgress) in_progress.insert(comm);
+    if (error != kNcclOk && (out == kNcclOk || out == kNcclInProgress)) out = error;
+    const std::lock_guard lock(mutex_);
+    comm->waiting = false;  // the group has one end
+  }
+  for (Comm* const comm : in_progress) {
+    const std::lock_guard lock(mutex_);
+    comm->waiting = true;
+  }
   while (!all.empty()) {
     auto work = std::make_shared<Work>();
     work->comm = all.front().comm;
@@ -730,6 +751,7 @@ int NcclDouble::transfer(Comm* comm, StreamHandle stream, bool sends, std::byte*
     grouped.push_back({comm, stream, transfer});
     return kNcclOk;
   }
+  ++launches_;
   auto work = std::make_shared<Work>();
   work->comm = comm;
   work->name = sends ? "send" : "recv";

@@ -99,6 +99,8 @@ class NcclDouble {
   /// Communicators that were neither destroyed nor aborted.
   int64_t left() const;
   int64_t collectives() const { return collectives_; }
+  /// Launches: groups that have ended, and calls in none.
+  int64_t launches() const { return launches_; }
   /// Communicators made so far by an id, and by splitting another.
   int64_t made() const { return made_; }
   int64_t split() const { return split_; }
@@ -150,6 +152,7 @@ class NcclDouble {
   struct Held;
   std::unique_ptr<Held> held_;  // that is asked for behind the next one
   std::vector<std::string> misuses_;
+  std::atomic<int64_t> launches_ = 0;
   int64_t swap_ = -1, collectives_ = 0, made_ = 0, split_ = 0;
   std::vector<int> split_blocks_;
   int64_t piece_ = cuda::kNcclPiece, registered_ = 0, in_registered_ = 0, mapped_ = 0;

@@ -141,10 +141,16 @@ void Communicators::close(NcclHandle comm) {
 }
 
 Status Communicators::call(NcclHandle comm, const char* function, const std::function<int(const NcclApi&)>& body) {
+  return call(std::span(&comm, 1), function, body);
+}
+
+Status Communicators::call(std::span<const NcclHandle> comms, const char* function,
+                           const std::function<int(const NcclApi&)>& body) {
   std::unique_lock lock(mutex_);
   if (aborted_) return Error(*aborted_);
-  RT_TRY(checked(body(api_), comm, function));
-  return until_ready(comm, function, lock);
+  RT_TRY(checked(body(api_), comms.front(), function));
+  for (const NcclHandle comm : comms) RT_TRY(until_ready(comm, function, lock));
+  return {};
 }
 
 Status Communicators::poll() {

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,9 @@ class Communicators {
 
   /// `body` calls NCCL for `comm` alone.
   Status call(NcclHandle comm, const char* function, const std::function<int(const NcclApi&)>& body);
+
+  /// The same of calls in a group for these communicators, each of which is asked about once, behind the group's end.
+  Status call(std::span<const NcclHandle> comms, const char* function, const std::function<int(const NcclApi&)>& body);
 
   /// An error that NCCL has found beside any call.
   Status poll();

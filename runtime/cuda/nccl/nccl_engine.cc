@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/comm/call_group.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/ordered_on.h"
 #include "runtime/comm/parts.h"
@@ -98,10 +99,53 @@ class World {
   }
   bool on_device(const void* memory) const { return options_.on_device(memory); }
 
+  using Others = std::shared_ptr<const std::vector<int64_t>>;
+  /// A call that a comm::CallGroup holds back.
+  struct HeldCall {
+    NcclHandle comm = nullptr;
+    CudaStream* on = nullptr;
+    std::string group, what;
+    const char* function = nullptr;
+    Others others;
+    std::function<int(const NcclApi&)> body;
+  };
+  /// Until the group ends, or an operation comes that is none of it.
+  Status hold(comm::CallGroup& group, HeldCall call) {
+    RT_TRY(watcher_.failed());
+    if (!held_.empty() && held_.back().on != call.on) RT_TRY(begin_held());
+    held_.push_back(std::move(call));
+    group.hold([this] { return begin_held(); });
+    return {};
+  }
+  Status begin_held() {
+    const std::vector<HeldCall> held = std::exchange(held_, {});
+    if (held.empty()) return {};
+    std::vector<NcclHandle> comms;
+    std::vector<int64_t> others;
+    for (const HeldCall& call : held) {
+      if (std::ranges::find(comms, call.comm) == comms.end()) comms.push_back(call.comm);
+      for (const int64_t rank : *call.others) {
+        if (std::ranges::find(others, rank) == others.end()) others.push_back(rank);
+      }
+    }
+    const HeldCall& first = held.front();
+    return ordered(*first.on, {first.group, first.function, first.what},
+                   std::make_shared<const std::vector<int64_t>>(std::move(others)), [&] {
+                     return comms_.call(comms, kGroupCall, [&](const NcclApi& api) {
+                       int result = api.begin_group();
+                       for (const HeldCall& call : held) {
+                         if (goes_on(result)) result = call.body(api);
+                       }
+                       const int ended = api.end_group();
+                       return goes_on(result) ? ended : result;
+                     });
+                   });
+  }
+
   /// body() orders an operation on `stream`, which is watched from then on.
   template <typename Body>
-  Status ordered(CudaStream& stream, const Site& site, const std::shared_ptr<const std::vector<int64_t>>& others,
-                 const Body& body) {
+  Status ordered(CudaStream& stream, const Site& site, const Others& others, const Body& body) {
+    RT_TRY(begin_held());
     RT_TRY(watcher_.failed());
     const Told told(local_, site);
     std::shared_ptr<const Event> begin = stream.mark();
@@ -171,6 +215,7 @@ class World {
   const kernels::cuda::RankSums& sums_;
   CudaStream& rank_;
   std::map<const CudaStream*, std::unique_ptr<Stream>> adders_;
+  std::vector<HeldCall> held_;  // of one stream
   Communicators comms_;
   Watcher watcher_;
 };
@@ -366,11 +411,19 @@ class NcclComm final : public Comm {
     if (bytes_per_rank > 0 && !world_->on_device(input)) return host_->all_gather(input, output, bytes_per_rank, what);
     if (bytes_per_rank == 0) return world_->watcher().failed();
     CudaStream& on = world_->here().on;
-    return world_->ordered(on, site, others_, [&] {
-      return call("ncclAllGather", [&](const NcclApi& api) {
-        return api.all_gather(input, output, static_cast<size_t>(bytes_per_rank), kNcclBytes, handle_, on.handle());
-      });
-    });
+    const auto body = [=, handle = handle_, &on](const NcclApi& api) {
+      return api.all_gather(input, output, static_cast<size_t>(bytes_per_rank), kNcclBytes, handle, on.handle());
+    };
+    if (comm::CallGroup* const together = comm::CallGroup::current(); together != nullptr) {
+      return world_->hold(*together, {.comm = handle_,
+                                      .on = &on,
+                                      .group = name(),
+                                      .what = std::string(what),
+                                      .function = "all_gather",
+                                      .others = others_,
+                                      .body = body});
+    }
+    return world_->ordered(on, site, others_, [&] { return call("ncclAllGather", body); });
   }
 
   Status broadcast(void* data, int64_t bytes, int64_t root, std::string_view what) override {
@@ -448,6 +501,7 @@ class NcclComm final : public Comm {
       from_host_ = true;
       return host_->isend(data, bytes, dst, what);
     }
+    RT_TRY(world_->begin_held());
     CudaStream& on = world_->here().on;
     if (dst == rank()) {
       to_itself_.push_back({data, bytes, {&on, on.mark()}});
@@ -469,6 +523,7 @@ class NcclComm final : public Comm {
     RT_TRY(check_bytes(site, bytes));
     RT_TRY(check_peer(site, "source", src, size()));
     if (bytes == 0 || !world_->on_device(data)) return host_->recv(data, bytes, src, what);
+    RT_TRY(world_->begin_held());
     CudaStream& on = world_->here().on;
     if (src == rank()) {
       if (to_itself_.empty() || to_itself_.front().bytes != bytes) {
@@ -807,7 +862,7 @@ class NcclComm final : public Comm {
   const std::vector<int64_t> world_ranks_;
   const std::shared_ptr<const std::vector<int64_t>> others_;
   const NcclHandle handle_;
-  std::vector<Ways> out_, in_;           // by member
+  std::vector<Ways> out_, in_;            // by member
   std::vector<std::deque<Place>> sent_;  // by member: behind each message, newest last
   std::deque<Own> to_itself_;
   bool from_host_ = false;  // messages, since the last wait for all

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <climits>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 
+#include "runtime/comm/call_group.h"
 #include "runtime/core/random.h"
 #include "tests/runtime/comm/fabric.h"
 #include "tests/runtime/cuda/nccl/nccl_rank.h"
@@ -171,6 +173,53 @@ TEST_SUITE("runtime/cuda/nccl") {
       }
     }
     for (const bool of_kind : seen) CHECK(of_kind);
+  }
+
+  TEST_CASE("gathers of a group are launched at once, before anything else that is asked for; the bits are the same") {
+    std::vector<std::string> wanted;
+    for (const bool together : {false, true}) {
+      for (uint64_t seed = 0; seed < 8; ++seed) {
+        CAPTURE(together);
+        CAPTURE(seed);
+        const auto got =
+            Ranks(kRanks, {.seed = seed, .device_runs = seed % 2 == 0}, [&](NcclRank& rank) -> std::string {
+              std::string told;
+              {
+                Arrays arrays(rank);
+                EXPECT_SET(auto dp, rank.engine().group("dp", {0, 1}));
+                EXPECT_SET(auto ep, rank.engine().group("ep", {0, 1}));
+                const int64_t me = dp->rank(), before = rank.nccl.launches();
+                arrays.change(0, 0.5f);
+                {
+                  std::optional<comm::CallGroup> group;
+                  if (together) group.emplace();
+                  for (const int64_t at : {0, 1}) {
+                    EXPECT_OK(dp->all_gather(arrays.at(at) + me * kPerRank, arrays.at(at), kPart, "weights"));
+                  }
+                  EXPECT_OK(ep->all_gather(arrays.at(2) + me * kPerRank, arrays.at(2), kPart, "weights"));
+                  EXPECT(rank.nccl.launches() - before == (together ? 0 : 3));
+                  if (group) EXPECT_OK(group->end());
+                }
+                EXPECT(rank.nccl.launches() - before == (together ? 1 : 3));
+                for (const int64_t at : {0, 1, 2}) arrays.add(3, at);
+                {  // an operation that is none of the group comes behind what is held
+                  std::optional<comm::CallGroup> group;
+                  if (together) group.emplace();
+                  EXPECT_OK(dp->all_gather(arrays.at(3) + me * kPerRank, arrays.at(3), kPart, "weights"));
+                  EXPECT_OK(dp->all_reduce(arrays.at(3), kCount, DType::kF32, ReduceOp::kSum, "sums"));
+                  if (group) EXPECT_OK(group->end());
+                }
+                EXPECT_OK(rank.stream().settle());
+                EXPECT_SET(const uint64_t bits, arrays.told());
+                told = std::to_string(bits);
+              }
+              const std::string wrong = rank.finish();
+              return wrong.empty() ? told : wrong;
+            }).join();
+        if (wanted.empty()) wanted = got;
+        CHECK(got == wanted);
+      }
+    }
   }
 
   TEST_CASE("in registered memory the bits are the same; each communicator of a group has it until it is closed") {
