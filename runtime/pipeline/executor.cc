@@ -31,6 +31,8 @@ Executor::Executor(Stream& stream, const ScheduleShape& shape, const BoundaryTen
       tensor_(tensor),
       train_actions_(schedule_actions(shape, activations.rank())),
       forward_actions_(forward_actions(shape, activations.rank())),
+      inputs_{.comm = activations},
+      doutputs_{.comm = gradients},
       losses_(stream, has_losses(shape, activations.rank()) ? shape.micro_batches * chunks_.back()->loss_rows() : 0) {
   const int64_t rank = activations.rank();
   RT_CHECK(activations.size() == shape.pp && gradients.size() == shape.pp && gradients.rank() == rank,
@@ -55,11 +57,16 @@ Executor::Executor(Stream& stream, const ScheduleShape& shape, const BoundaryTen
            wanted.total(), bytes);
   DevicePtr<std::byte> at = buffers.first;
   const auto take = [&](int64_t count) { return std::exchange(at, at + count * bytes); };
-  input_ = take(1);
-  doutput_ = take(1);
+  inputs_.buffers[0] = take(1);
+  doutputs_.buffers[0] = take(1);
   for (int64_t ring = 0; ring < wanted.rings; ++ring) {
     activation_rings_.push_back({take(wanted.activations), wanted.activations});
     gradient_rings_.push_back({take(wanted.gradients), wanted.gradients});
+  }
+  if (buffers.size < (wanted.total() + kEarlyBuffers) * bytes) return;
+  for (Incoming* const from : {&inputs_, &doutputs_}) {
+    from->early = dynamic_cast<comm::EarlyReceiver*>(&from->comm);
+    from->buffers[1] = take(1);
   }
 }
 
@@ -75,31 +82,50 @@ Status Executor::send(comm::Comm& comm, DevicePtr<std::byte> tensor, int64_t des
   return comm.isend(tensor + at, bytes, destination, what);
 }
 
-Status Executor::receive(comm::Comm& comm, DevicePtr<std::byte> tensor, int64_t source, std::string_view what) {
-  const bool from_itself = source == comm.rank();
+Result<DevicePtr<std::byte>> Executor::receive(Incoming& from, int64_t source, std::string_view what) {
+  const DevicePtr<std::byte> tensor = from.buffers[from.next];
+  if (from.early != nullptr) from.next = 1 - from.next;
+  const bool from_itself = source == from.comm.rank(), cut = tensor_.cut(from_itself);
   const int64_t bytes = tensor_.sent_bytes(from_itself);
-  if (!tensor_.cut(from_itself)) return comm.recv(tensor, bytes, source, what);
-  const DevicePtr<std::byte> part = tensor + tp_.rank() * bytes;
-  RT_TRY(comm.recv(part, bytes, source, what));
-  return tp_.all_gather(part, tensor, bytes, what);
+  const DevicePtr<std::byte> part = tensor + (cut ? tp_.rank() * bytes : 0);
+  RT_TRY(std::exchange(from.under_way, false) ? from.early->take_early(source, what)
+                                              : from.comm.recv(part, bytes, source, what));
+  if (cut) RT_TRY(tp_.all_gather(part, tensor, bytes, what));
+  return tensor;
 }
 
-Status Executor::forward(const Action& action, const MicroBatch& batch, bool trains) {
+Status Executor::receive_ahead(const Action* next) {
+  if (next == nullptr || next->kind == ActionKind::kBackwardWeight) return {};
+  const bool forward = next->kind == ActionKind::kForward;
+  Incoming& from = forward ? inputs_ : doutputs_;
+  const Place& place = places_[next->chunk];
+  const int64_t source = forward ? place.before : place.after;
+  if (from.early == nullptr || source < 0 || source == from.comm.rank()) return {};
+  const int64_t bytes = tensor_.sent_bytes(false), at = tensor_.cut(false) ? tp_.rank() * bytes : 0;
+  RT_TRY(from.early->receive_early(from.buffers[from.next] + at, bytes, source, forward ? "activations" : "gradients"));
+  from.under_way = true;
+  return {};
+}
+
+Status Executor::forward(const Action& action, const MicroBatch& batch, bool trains, const Action* next) {
   nn::StageModel& model = *chunks_[action.chunk];
   const Place& place = places_[action.chunk];
   const bool is_first = place.before < 0, is_last = place.after < 0;
   const PhaseScope scope(Phase::kForward, {.micro_batch = action.micro_batch, .chunk = action.chunk});
-  DevicePtr<std::byte> output;
+  DevicePtr<std::byte> input, output;
   {
     const PhaseScope waiting(Phase::kPipeline);
-    if (!is_first) RT_TRY(receive(activations_, input_, place.before, "activations"));
+    if (!is_first) {
+      RT_TRY_SET(input, receive(inputs_, place.before, "activations"));
+    }
+    RT_TRY(receive_ahead(next));
     if (!is_last) {
       RT_TRY_SET(output, room(activation_rings_[place.ring], activations_, place.after, "room for activations"));
     }
   }
   model.set_dropout_keys(action.slot, batch.dropout_keys);
   model.set_sequences(action.slot, batch.rows);
-  RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? DevicePtr<std::byte>() : input_, output));
+  RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, input, output));
   if (!is_last) return send(activations_, output, place.after, "activations");
   if (!trains) take_losses(action);
   return {};
@@ -121,21 +147,26 @@ void Executor::tell_losses(const OnLosses& on_losses, const OnLosses& on_further
   }
 }
 
-Status Executor::backward(const Action& action, const MicroBatch& batch, float loss_scale) {
+Status Executor::backward(const Action& action, const MicroBatch& batch, float loss_scale, const Action* next) {
   nn::StageModel& model = *chunks_[action.chunk];
   const Place& place = places_[action.chunk];
   const PhaseScope scope(Phase::kBackward, {.micro_batch = action.micro_batch, .chunk = action.chunk});
-  if (action.kind == ActionKind::kBackwardWeight) return model.backward_weight(action.slot, action.late);
+  if (action.kind == ActionKind::kBackwardWeight) {
+    RT_TRY(receive_ahead(next));
+    return model.backward_weight(action.slot, action.late);
+  }
   const bool is_first = place.before < 0, is_last = place.after < 0;
-  DevicePtr<std::byte> dinput;
+  DevicePtr<std::byte> doutput, dinput;
   {
     const PhaseScope waiting(Phase::kPipeline);
-    if (!is_last) RT_TRY(receive(gradients_, doutput_, place.after, "gradients"));
+    if (!is_last) {
+      RT_TRY_SET(doutput, receive(doutputs_, place.after, "gradients"));
+    }
+    RT_TRY(receive_ahead(next));
     if (!is_first) {
       RT_TRY_SET(dinput, room(gradient_rings_[place.ring], gradients_, place.before, "room for gradients"));
     }
   }
-  const DevicePtr<std::byte> doutput = is_last ? nullptr : doutput_;
   if (action.kind == ActionKind::kBackward) {
     RT_TRY(model.backward(action.slot, batch.tokens, batch.targets, doutput, dinput, loss_scale));
   } else {
@@ -154,12 +185,14 @@ Status Executor::train(std::span<const MicroBatch> batches, float loss_scale) {
            batches.size(), shape_.micro_batches);
   for (nn::StageModel* const chunk : chunks_) chunk->leave_losses(true);
   noted_ = false;
-  for (const Action& action : train_actions_) {
+  for (size_t i = 0; i < train_actions_.size(); ++i) {
+    const Action& action = train_actions_[i];
+    const Action* const next = i + 1 < train_actions_.size() ? &action + 1 : nullptr;
     const MicroBatch& batch = batches[action.micro_batch];
     if (action.kind == ActionKind::kForward) {
-      RT_TRY(forward(action, batch, true));
+      RT_TRY(forward(action, batch, true, next));
     } else {
-      RT_TRY(backward(action, batch, loss_scale));
+      RT_TRY(backward(action, batch, loss_scale, next));
     }
   }
   const PhaseScope waiting(Phase::kPipeline);
@@ -171,7 +204,11 @@ Status Executor::evaluate(std::span<const MicroBatch> batches, const OnLosses& o
   RT_CHECK(static_cast<int64_t>(batches.size()) == shape_.micro_batches, "{} micro-batches for a schedule of {}",
            batches.size(), shape_.micro_batches);
   for (nn::StageModel* const chunk : chunks_) chunk->leave_losses(false);
-  for (const Action& action : forward_actions_) RT_TRY(forward(action, batches[action.micro_batch], false));
+  for (size_t i = 0; i < forward_actions_.size(); ++i) {
+    const Action& action = forward_actions_[i];
+    const Action* const next = i + 1 < forward_actions_.size() ? &action + 1 : nullptr;
+    RT_TRY(forward(action, batches[action.micro_batch], false, next));
+  }
   RT_TRY(activations_.wait_sends("end of evaluation"));
   RT_TRY(stream_.settle());
   tell_losses(on_losses);

@@ -2,7 +2,8 @@
 // Runs a schedule on one rank: receives and sends boundary tensors, calls the forward and backward of its chunks.
 // Owns no memory: the boundary buffers come from the caller (Plan::boundary_buffers_bytes says how much). Sends are
 // asynchronous, from a ring of buffers for each destination; a buffer is filled again only after its last send left.
-// Where two neighbouring stages are chunks of one rank (the tip of a V), it sends to itself.
+// Where two neighbouring stages are chunks of one rank (the tip of a V), it sends to itself. On a device the message of
+// the next action is received while the action before computes (runtime/comm/early_receiver.h), into a second buffer.
 //
 // What the tp ranks of a stage hold alike each sends in part, and the parts are gathered over tp where they arrive
 // (runtime/plan/boundary.h): in place, in the buffers that are there anyway.
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "runtime/comm/comm.h"
+#include "runtime/comm/early_receiver.h"
 #include "runtime/core/result.h"
 #include "runtime/device/host_numbers.h"
 #include "runtime/device/stream.h"
@@ -43,7 +45,8 @@ class Executor {
  public:
   /// `chunks`: the models of this rank's chunks, in order. `activations`, `gradients`: this rank's pipeline group,
   /// twice; `tp`: the ranks of its stages. `buffers` holds boundary_buffers(shape).total() times tensor.room_bytes(),
-  /// or is empty when there is one rank in the pipeline.
+  /// or is empty when there is one rank in the pipeline. With kEarlyBuffers more receives are ordered ahead, where the
+  /// groups can.
   Executor(Stream& stream, const ScheduleShape& shape, const BoundaryTensor& tensor,
            std::vector<nn::StageModel*> chunks, comm::Comm& activations, comm::Comm& gradients, comm::Comm& tp,
            DeviceBytes buffers);
@@ -72,16 +75,27 @@ class Executor {
     size_t ring = 0;                  // of both directions
   };
 
-  Status forward(const Action& action, const MicroBatch& batch, bool trains);
+  /// Where messages of one direction come in.
+  struct Incoming {
+    comm::Comm& comm;
+    comm::EarlyReceiver* early = nullptr;  // null: nothing comes ahead
+    DevicePtr<std::byte> buffers[2];       // with `early` both in turn, else the first
+    size_t next = 0;                       // where the next message goes
+    bool under_way = false;                // it was asked for
+  };
+
+  Status forward(const Action& action, const MicroBatch& batch, bool trains, const Action* next);
   /// Orders a micro-batch's losses to the host, from the last stage.
   void take_losses(const Action& action);
-  Status backward(const Action& action, const MicroBatch& batch, float loss_scale);
+  Status backward(const Action& action, const MicroBatch& batch, float loss_scale, const Action* next);
   /// The ring's next buffer, once the last send from it has left.
   Result<DevicePtr<std::byte>> room(Ring& ring, comm::Comm& comm, int64_t destination, std::string_view what);
   /// This rank's part of `tensor`, or all of it.
   Status send(comm::Comm& comm, DevicePtr<std::byte> tensor, int64_t destination, std::string_view what);
-  /// All of it.
-  Status receive(comm::Comm& comm, DevicePtr<std::byte> tensor, int64_t source, std::string_view what);
+  /// The next tensor of a direction, all of it.
+  Result<DevicePtr<std::byte>> receive(Incoming& from, int64_t source, std::string_view what);
+  /// The message that an action waits for comes in from now on, where that can be; null: the last one runs.
+  Status receive_ahead(const Action* next);
 
   Stream& stream_;
   ScheduleShape shape_;
@@ -92,7 +106,7 @@ class Executor {
   const BoundaryTensor tensor_;
   std::vector<Place> places_;
   std::vector<Action> train_actions_, forward_actions_;
-  DevicePtr<std::byte> input_, doutput_;                 // received
+  Incoming inputs_, doutputs_;
   std::vector<Ring> activation_rings_, gradient_rings_;  // sent from
   DevicePtr<double> ruined_;
   bool noted_ = false;         // of this train(): a micro-batch has

@@ -36,6 +36,11 @@ BoundaryTensor cut_boundary(int64_t bytes, int64_t parts);
 BoundaryTensor boundary_tensor(const Plan& plan, int64_t micro);
 BoundaryTensor boundary_tensor(const Plan& plan);
 
+/// Buffers beyond BoundaryBuffers, one for each direction, so that a message comes in while the one before is in use:
+/// on a device, whose receives are ordered ahead (runtime/comm/early_receiver.h).
+constexpr int64_t kEarlyBuffers = 2;
+inline int64_t early_buffers(const Recipe& recipe) { return recipe.device == DeviceChoice::kCuda ? kEarlyBuffers : 0; }
+
 /// `stage` and the one behind it are chunks of one rank, as at the tip of a V.
 bool passes_to_itself(const ScheduleShape& shape, int64_t stage);
 

@@ -162,7 +162,8 @@ int64_t largest_boundary_room(const Plan& plan) {
   for (const StepStage& stage : plan.step_stages) {
     const ScheduleShape shape = long_enough(schedule_shape(plan.recipe, stage.micro_batches(plan.mesh.dp())));
     if (!seen.insert({shape.micro_batches, stage.micro}).second) continue;
-    bytes = std::max(bytes, boundary_buffers(shape).total() * boundary_tensor(plan, stage.micro).room_bytes());
+    const int64_t buffers = boundary_buffers(shape).total() + early_buffers(plan.recipe);
+    bytes = std::max(bytes, buffers * boundary_tensor(plan, stage.micro).room_bytes());
   }
   return bytes;
 }

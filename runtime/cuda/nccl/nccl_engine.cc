@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/comm/call_group.h"
+#include "runtime/comm/early_receiver.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/ordered_on.h"
 #include "runtime/comm/parts.h"
@@ -271,7 +272,7 @@ struct Ways {
   size_t next = 0;
 };
 
-class NcclComm final : public Comm {
+class NcclComm final : public Comm, public comm::EarlyReceiver {
  public:
   static Result<std::unique_ptr<Comm>> make(std::shared_ptr<World> world, std::unique_ptr<Comm> host,
                                             std::string_view axis, const std::vector<int64_t>& world_ranks,
@@ -537,15 +538,31 @@ class NcclComm final : public Comm {
       sent_[static_cast<size_t>(src)].push_back({&on, on.mark()});
       return world_->watcher().failed();
     }
-    RT_TRY_SET(Way* const way, way_of(in_, src, site));
-    way->stream->follow(on.mark());
-    RT_TRY(world_->ordered(*way->stream, site, way->others, [&] {
-      return message(*way, "ncclRecv", [&](const NcclApi& api) {
-        return api.recv(data, static_cast<size_t>(bytes), kNcclBytes, way->peer, way->comm, way->stream->handle());
-      });
-    }));
+    RT_TRY_SET(Way* const way, receive(on, site, data, bytes, src));
     on.follow(way->stream->mark());
     return {};
+  }
+
+  Status receive_early(DevicePtr<void> data, int64_t bytes, int64_t src, std::string_view what) override {
+    const Site site{name(), "recv", what};
+    RT_TRY(check_bytes(site, bytes));
+    RT_TRY(check_peer(site, "source", src, size()));
+    if (src == rank() || bytes == 0 || !world_->on_device(data.address())) {
+      return Error{ErrorCode::kInternal, fmt::format("{}: {} bytes of member {} come ahead", site.text(), bytes, src)};
+    }
+    RT_TRY(world_->begin_held());
+    RT_TRY_SET(Way* const way, receive(world_->here().on, site, data.address(), bytes, src));
+    early_[static_cast<size_t>(src)].push_back({way->stream, way->stream->mark()});
+    return {};
+  }
+  Status take_early(int64_t src, std::string_view what) override {
+    const Site site{name(), "recv", what};
+    RT_TRY(check_peer(site, "source", src, size()));
+    std::deque<Place>& early = early_[static_cast<size_t>(src)];
+    if (early.empty()) return Error{ErrorCode::kInternal, fmt::format("{}: nothing comes ahead", site.text())};
+    follow(world_->here().on, early.front());
+    early.pop_front();
+    return world_->watcher().failed();
   }
 
   // The stream waits, not the host: what fills a buffer next comes behind the send that reads it.
@@ -586,7 +603,8 @@ class NcclComm final : public Comm {
           return std::make_shared<const std::vector<int64_t>>(std::move(out));
         }()),
         handle_(handle),
-        sent_(static_cast<size_t>(size())) {}
+        sent_(static_cast<size_t>(size())),
+        early_(static_cast<size_t>(size())) {}
 
   template <typename Body>
   Status call(const char* function, const Body& body) {
@@ -595,6 +613,18 @@ class NcclComm final : public Comm {
   template <typename Body>
   Status message(const Way& way, const char* function, const Body& body) {
     return world_->comms().call(way.comm, function, body);
+  }
+
+  /// A message of another member comes in behind what `on` was asked for; on the way that it gives.
+  Result<Way*> receive(CudaStream& on, const Site& site, void* data, int64_t bytes, int64_t src) {
+    RT_TRY_SET(Way* const way, way_of(in_, src, site));
+    way->stream->follow(on.mark());
+    RT_TRY(world_->ordered(*way->stream, site, way->others, [&] {
+      return message(*way, "ncclRecv", [&](const NcclApi& api) {
+        return api.recv(data, static_cast<size_t>(bytes), kNcclBytes, way->peer, way->comm, way->stream->handle());
+      });
+    }));
+    return way;
   }
 
   bool by_nccl(ReduceOp op) const { return world_->options().nccl_sums && op == ReduceOp::kSum; }
@@ -863,7 +893,8 @@ class NcclComm final : public Comm {
   const std::shared_ptr<const std::vector<int64_t>> others_;
   const NcclHandle handle_;
   std::vector<Ways> out_, in_;            // by member
-  std::vector<std::deque<Place>> sent_;  // by member: behind each message, newest last
+  std::vector<std::deque<Place>> sent_;   // by member: behind each message, newest last
+  std::vector<std::deque<Place>> early_;  // the same of those that come ahead
   std::deque<Own> to_itself_;
   bool from_host_ = false;  // messages, since the last wait for all
   Traffic traffic_;

@@ -6,6 +6,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstring>
+#include <deque>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -22,16 +24,88 @@ namespace {
 
 constexpr int64_t kStamps = 25;  // of a boundary tensor of 6000 bytes: in every part of it
 
+/// A group whose receives can be ordered ahead, as a device's. A message that was asked for may come at any time: its
+/// buffer is spoilt at once.
+class EarlyComm final : public comm::Comm, public comm::EarlyReceiver {
+ public:
+  /// `now`: actions that have run. `asked` gets that number with each message that is asked for ahead.
+  EarlyComm(std::unique_ptr<comm::Comm> inner, std::function<size_t()> now, std::vector<size_t>& asked)
+      : inner_(std::move(inner)), now_(std::move(now)), asked_(asked) {}
+
+  int64_t rank() const override { return inner_->rank(); }
+  int64_t size() const override { return inner_->size(); }
+  const std::string& name() const override { return inner_->name(); }
+  Status all_reduce(void* data, int64_t count, DType dtype, comm::ReduceOp op, std::string_view what) override {
+    return inner_->all_reduce(data, count, dtype, op, what);
+  }
+  Status reduce_scatter(const void* input, void* output, int64_t count, DType dtype, comm::ReduceOp op,
+                        std::string_view what) override {
+    return inner_->reduce_scatter(input, output, count, dtype, op, what);
+  }
+  Status reduce_scatter_add(const void* input, void* output, int64_t count, DType dtype, int64_t tree,
+                            std::string_view what) override {
+    return inner_->reduce_scatter_add(input, output, count, dtype, tree, what);
+  }
+  Status all_gather(const void* input, void* output, int64_t bytes, std::string_view what) override {
+    return inner_->all_gather(input, output, bytes, what);
+  }
+  Status broadcast(void* data, int64_t bytes, int64_t root, std::string_view what) override {
+    return inner_->broadcast(data, bytes, root, what);
+  }
+  Status all_to_all(std::span<const comm::OutPart> out, std::span<const comm::InPart> in,
+                    std::string_view what) override {
+    return inner_->all_to_all(out, in, what);
+  }
+  Status barrier(std::string_view what) override { return inner_->barrier(what); }
+  Status isend(const void* data, int64_t bytes, int64_t dst, std::string_view what) override {
+    return inner_->isend(data, bytes, dst, what);
+  }
+  Status recv(void* data, int64_t bytes, int64_t src, std::string_view what) override {
+    RT_CHECK(early_.empty(), "a message is received before one that was asked for ahead");
+    return inner_->recv(data, bytes, src, what);
+  }
+  Status wait_sends(std::string_view what) override { return inner_->wait_sends(what); }
+  Status wait_sends_to(int64_t dst, int64_t may_stay, std::string_view what) override {
+    return inner_->wait_sends_to(dst, may_stay, what);
+  }
+  Traffic traffic() const override { return inner_->traffic(); }
+
+  Status receive_early(DevicePtr<void> data, int64_t bytes, int64_t src, std::string_view) override {
+    std::memset(address_of(data), 0xff, static_cast<size_t>(bytes));
+    early_.push_back({address_of(data), bytes, src});
+    asked_.push_back(now_());
+    return {};
+  }
+  Status take_early(int64_t src, std::string_view what) override {
+    RT_CHECK(!early_.empty() && early_.front().src == src);
+    const Early message = early_.front();
+    early_.pop_front();
+    return inner_->recv(message.data, message.bytes, src, what);
+  }
+
+ private:
+  struct Early {
+    void* data;
+    int64_t bytes, src;
+  };
+  const std::unique_ptr<comm::Comm> inner_;
+  const std::function<size_t()> now_;
+  std::vector<size_t>& asked_;
+  std::deque<Early> early_;
+};
+
 struct Ran {
   std::vector<std::string> failures;  // of each rank; "" is none
   std::vector<std::vector<TimedAction>> timeline;
-  std::vector<int64_t> losses;  // micro-batches in the order the last stage told them
-  std::vector<int64_t> sent;    // bytes, by each rank
+  std::vector<int64_t> losses;             // micro-batches in the order the last stage told them
+  std::vector<int64_t> sent;               // bytes, by each rank
+  std::vector<std::vector<size_t>> asked;  // by rank: actions that had run when each message was asked for ahead
 };
 
 /// One step, or one evaluation, of the schedule by `tp` pipelines whose ranks of a stage hold the same: timeline and
 /// losses of the pipeline of tp rank 0; failures of all.
-Ran run(const ScheduleShape& shape, const PassTimes& times, int64_t boundary_bytes, bool train, int64_t tp = 1) {
+Ran run(const ScheduleShape& shape, const PassTimes& times, int64_t boundary_bytes, bool train, int64_t tp = 1,
+        bool early = false) {
   comm::ShmWorldConfig config;
   config.world_size = shape.pp * tp;
   config.channel_bytes = 1024;  // what is sent is larger: a send is under way until its receiver takes it
@@ -43,15 +117,16 @@ Ran run(const ScheduleShape& shape, const PassTimes& times, int64_t boundary_byt
 
   Ran out{.failures = std::vector<std::string>(config.world_size),
           .timeline = std::vector<std::vector<TimedAction>>(shape.pp),
-          .sent = std::vector<int64_t>(config.world_size)};
+          .sent = std::vector<int64_t>(config.world_size),
+          .asked = std::vector<std::vector<size_t>>(config.world_size)};
   const BoundaryTensor tensor = cut_boundary(boundary_bytes, tp);
   const auto body = [&](int64_t rank, int64_t tp_rank) -> Status {
     std::vector<int64_t> pipeline, stage;
     for (int64_t p = 0; p < shape.pp; ++p) pipeline.push_back(p * tp + tp_rank);
     for (int64_t t = 0; t < tp; ++t) stage.push_back(rank * tp + t);
     const auto engine = world.engine(rank * tp + tp_rank);
-    RT_TRY_SET(const auto activations, engine->group("pp", pipeline));
-    RT_TRY_SET(const auto gradients, engine->group("pp back", pipeline));
+    RT_TRY_SET(std::unique_ptr<comm::Comm> activations, engine->group("pp", pipeline));
+    RT_TRY_SET(std::unique_ptr<comm::Comm> gradients, engine->group("pp back", pipeline));
     RT_TRY_SET(const auto tp_group, engine->group("tp", stage));
     RankClock clock{.pass = [&](RankClock& c, ActionKind kind, double ready) {
       c.now = std::max(c.now, ready) + (kind == ActionKind::kForward         ? times.forward
@@ -60,13 +135,20 @@ Ran run(const ScheduleShape& shape, const PassTimes& times, int64_t boundary_byt
                                             ? times.backward_weight
                                             : times.backward_input + times.backward_weight);
     }};
+    if (early) {
+      const auto ran = [&clock] { return clock.timeline.size(); };
+      for (std::unique_ptr<comm::Comm>* const of : {&activations, &gradients}) {
+        *of = std::make_unique<EarlyComm>(std::move(*of), ran, out.asked[rank * tp + tp_rank]);
+      }
+    }
     std::vector<std::unique_ptr<StandIn>> models;
     std::vector<nn::StageModel*> chunks;
     for (int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
       models.push_back(std::make_unique<StandIn>(shape, rank, chunk, boundary_bytes, clock, kStamps));
       chunks.push_back(models.back().get());
     }
-    std::vector<std::byte> buffers(boundary_buffers(shape).total() * tensor.room_bytes());
+    std::vector<std::byte> buffers((boundary_buffers(shape).total() + (early ? kEarlyBuffers : 0)) *
+                                   tensor.room_bytes());
     const std::unique_ptr<Stream> stream = make_cpu_stream();
     Executor executor(*stream, shape, tensor, chunks, *activations, *gradients, *tp_group,
                       {DevicePtr(buffers.data()), std::ssize(buffers)});
@@ -138,6 +220,35 @@ TEST_SUITE("runtime/pipeline/executor") {
         }
         CHECK(std::ssize(ran.losses) == shape.micro_batches);
         CHECK(std::ranges::is_sorted(ran.losses));
+      }
+    }
+  }
+
+  TEST_CASE("a group that can is asked for each message while the action before it runs, into a buffer that is free") {
+    for (const ScheduleShape& shape : shapes()) {
+      for (const bool train : {true, false}) {
+        for (const int64_t tp : {1, 2}) {
+          if (shape.pp > 3 && tp > 1) continue;
+          CAPTURE(schedule_name(shape.kind));
+          CAPTURE(shape.pp);
+          CAPTURE(shape.micro_batches);
+          CAPTURE(train);
+          CAPTURE(tp);
+          const Ran ran = run(shape, {2, 3, 1}, 6000, train, tp, true);
+          for (const std::string& failure : ran.failures) CHECK(failure == "");
+          for (int64_t rank = 0; rank < shape.pp; ++rank) {
+            const auto actions = train ? schedule_actions(shape, rank) : forward_actions(shape, rank);
+            std::vector<size_t> wanted;  // each action but the first that takes what another rank sends
+            for (size_t k = 1; k < actions.size(); ++k) {
+              if (actions[k].kind == ActionKind::kBackwardWeight) continue;
+              const int64_t stage = stage_at(shape, rank, actions[k].chunk);
+              const int64_t from = actions[k].kind == ActionKind::kForward ? stage - 1 : stage + 1;
+              if (from < 0 || from == shape.pp * shape.chunks || place_of(shape, from).rank == rank) continue;
+              wanted.push_back(k - 1);
+            }
+            CHECK(ran.asked[rank * tp] == wanted);
+          }
+        }
       }
     }
   }

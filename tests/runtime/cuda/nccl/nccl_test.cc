@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "runtime/comm/call_group.h"
+#include "runtime/comm/early_receiver.h"
 #include "runtime/core/random.h"
 #include "tests/runtime/comm/fabric.h"
 #include "tests/runtime/cuda/nccl/nccl_rank.h"
@@ -111,6 +112,15 @@ Status talk(NcclRank& rank, Arrays& arrays) {
     arrays.change(0, 0.75f);  // the buffer that was sent
     arrays.add(0, 1);
   }
+  // A message that comes in while the rank computes.
+  auto& early = dynamic_cast<EarlyReceiver&>(comm);
+  RT_TRY(comm.isend(arrays.at(3), kBytes, other, "a message"));
+  RT_TRY(early.receive_early(DevicePtr<void>(arrays.at(1)), kBytes, other, "a message"));
+  arrays.add(2, 0);
+  RT_TRY(early.take_early(other, "a message"));
+  arrays.add(2, 1);
+  RT_TRY(comm.wait_sends_to(other, 0, "room"));
+  arrays.change(3, 0.25f);
   RT_TRY(comm.isend(arrays.at(0), kPart, me, "to itself"));
   RT_TRY(comm.recv(arrays.at(2), kPart, me, "to itself"));
   RT_TRY(comm.wait_sends("end"));
