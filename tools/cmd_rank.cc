@@ -18,6 +18,7 @@
 #include "runtime/comm/hybrid_engine.h"
 #include "runtime/comm/linked_engine.h"
 #include "runtime/comm/shm_world.h"
+#include "runtime/comm/side_sums.h"
 #include "runtime/comm/traced_engine.h"
 #include "runtime/core/log.h"
 #include "runtime/core/process.h"
@@ -122,7 +123,7 @@ Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, c
   if (args.comm == "staged") {
     RT_TRY_SET(std::unique_ptr<comm::Engine> out,
                cuda::make_staged_engine(engine, machine.cuda_stream(), on_device,
-                                        trainer::staging_rooms(plan, args.rank)));
+                                        trainer::staging_rooms(plan, args.rank), comm::kLeastSumChunk));
     return out;
   }
   cuda::NcclOptions how{
@@ -135,6 +136,7 @@ Result<std::unique_ptr<comm::Engine>> make_device_engine(const RankArgs& args, c
       .nccl_sums = plan.recipe.sums == Sums::kNccl,
       .max_ctas = [](std::string_view axis) { return runs_beside_compute(axis) ? kBlocksBesideCompute : 0; },
       .ways = message_ways(plan),
+      .least_chunk_bytes = comm::kLeastSumChunk,
       .on_device = on_device,
       .peers =
           [](std::string_view axis) {

@@ -397,7 +397,7 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, DevicePtr<Re
   } else {
     RT_TRY(column_cut_weight<Real>(residual_, saved.residual, *from_stream_, dqkv, tp_, scratch_, d, what_in_));
   }
-  return column_cut_input<Real>(residual_, saved.residual, *from_stream_, dqkv, tp_, scratch_, d, what_din_);
+  return column_cut_input<Real>(residual_, saved.residual, *from_stream_, dqkv, tp_, scratch_, what_din_);
 }
 
 template <typename Real>

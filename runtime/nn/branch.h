@@ -35,8 +35,9 @@ Status row_cut_forward(const Linear<Real>& projection, const Dropout<Real>& drop
   }
   Linear<Real> product = projection;
   product.bias = {};
-  product.forward_partial(hidden, tp.partial(scratch.partial_TH), d.rows);
-  RT_TRY(tp.reduce_sum(scratch.partial_TH, what));
+  RT_TRY(tp.sum_of_rows(scratch.partial_TH, what, [&](int64_t row, int64_t rows) {
+    product.forward_partial(hidden + row * product.in, tp.partial(scratch.partial_TH, row), rows);
+  }));
   DevicePtr<Real> sum_RH = tp.local(scratch.partial_TH);
   if (projection.bias) projection.on->add_bias(sum_RH, projection.bias.weight, d.local_rows, d.width);
   if (dropout.on(scratch)) dropout.apply(sum_RH, sum_RH, tp, scratch, d);
@@ -90,9 +91,10 @@ Status column_cut_weight(const Residual<Real>& residual, const SavedResidual<Rea
 template <typename Real>
 Status column_cut_input(const Residual<Real>& residual, const SavedResidual<Real>& saved,
                         const ColumnGroup<Real>& projections, DevicePtr<const Real> dy, const TensorParallel<Real>& tp,
-                        const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
-  projections.backward_input_partial(dy, tp.partial(scratch.partial_TH), d.rows);
-  RT_TRY(tp.reduce_sum(scratch.partial_TH, what));
+                        const Scratch<Real>& scratch, std::string_view what) {
+  RT_TRY(tp.sum_of_rows(scratch.partial_TH, what, [&](int64_t row, int64_t rows) {
+    projections.backward_input_partial(dy + row * projections.stride(), tp.partial(scratch.partial_TH, row), rows);
+  }));
   residual.input_gradient(saved, tp.local(scratch.partial_TH));
   return {};
 }

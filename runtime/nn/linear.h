@@ -64,6 +64,8 @@ class ColumnGroup {
   ColumnGroup(const std::vector<Linear<Real>>& parts, int64_t first, int64_t stride);
 
   void forward(DevicePtr<const Real> x, DevicePtr<Real> y, int64_t rows) const;
+  /// From a row y, dy to the next.
+  int64_t stride() const { return stride_; }
   /// Whether one product makes all of a row.
   bool is_one() const { return parts_.size() == 1 && parts_.front().out == stride_; }
   /// Linear's, where is_one().

@@ -90,7 +90,7 @@ Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* lat
   } else {
     RT_TRY(column_cut_weight<Real>(residual_, saved.residual, up_, dpre, tp_, scratch_, d, what_in_));
   }
-  return column_cut_input<Real>(residual_, saved.residual, up_, dpre, tp_, scratch_, d, what_din_);
+  return column_cut_input<Real>(residual_, saved.residual, up_, dpre, tp_, scratch_, what_din_);
 }
 
 template <typename Real>

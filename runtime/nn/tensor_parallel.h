@@ -7,10 +7,12 @@
 // Where no layout may show in a sum (StageDims::all_parts > 1) a rank's partial result is the root of a subtree of the
 // sum's parts, in float; the tree goes on over the ranks, and its root is rounded.
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 
 #include "runtime/comm/comm.h"
+#include "runtime/comm/side_sums.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
 #include "runtime/nn/tree_sum.h"
@@ -41,7 +43,8 @@ class TensorParallel {
         rows_(dims.rows),
         all_elems_(dims.rows * dims.width),
         local_elems_(dims.local_rows * dims.width),
-        scattered_(sequence_parallel && comm.size() > 1) {}
+        scattered_(sequence_parallel && comm.size() > 1),
+        side_(dynamic_cast<comm::SideSums*>(&comm)) {}
 
   /// The same for rows of another width.
   TensorParallel with_width(int64_t width) const {
@@ -101,6 +104,23 @@ class TensorParallel {
     return reduce(all_TH, what);
   }
 
+  /// reduce_sum() of what product(first row, rows) puts at partial(all_TH, first row), a row from a row. Where the
+  /// group can, and chunks of rows are large enough, a chunk is summed while the next one is multiplied.
+  template <typename Product>
+  Status sum_of_rows(DevicePtr<Real> all_TH, std::string_view what, const Product& product) const {
+    const int64_t chunk = chunk_rows(), width = all_elems_ / rows_;
+    if (chunk >= rows_) {
+      product(0, rows_);
+      return reduce_sum(all_TH, what);
+    }
+    for (int64_t row = 0; row < rows_; row += chunk) {
+      const int64_t rows = std::min(chunk, rows_ - row);
+      product(row, rows);
+      RT_TRY(side_->sum_beside(all_TH + row * width, rows * width, DTypeOf<Real>::value, what));
+    }
+    return side_->join_sums();
+  }
+
   /// The same for summands that lie in `all_TH`.
   Status reduce(DevicePtr<Real> all_TH, std::string_view what) const {
     if (comm_.size() == 1) return {};
@@ -110,6 +130,21 @@ class TensorParallel {
   }
 
  private:
+  static constexpr int64_t kMostChunks = 4;    // each further one makes products smaller, and slower
+  static constexpr int64_t kChunkAlign = 128;  // rows, of long chunks: what kernels of products divide them into
+  static constexpr int64_t kPackBytes = 16;    // at whose multiples a sum begins
+
+  /// Rows of a chunk; all rows: the sum is taken at once.
+  int64_t chunk_rows() const {
+    const int64_t least =
+        side_ != nullptr && !scattered_ && !tree_ && comm_.size() > 1 ? side_->least_chunk_bytes() : 0;
+    if (least == 0) return rows_;
+    const int64_t bytes = all_elems_ * static_cast<int64_t>(sizeof(Real));
+    const int64_t chunks = std::clamp<int64_t>(bytes / least, 1, kMostChunks);
+    int64_t out = (rows_ + chunks - 1) / chunks;
+    if (out > kChunkAlign) out = (out + kChunkAlign - 1) / kChunkAlign * kChunkAlign;
+    return out * (bytes / rows_) % kPackBytes == 0 ? out : rows_;
+  }
   /// Summands are floats of their own.
   bool apart() const { return tree_ && comm_.size() > 1 && DTypeOf<Real>::value != DType::kF32; }
 
@@ -123,6 +158,7 @@ class TensorParallel {
   int64_t all_elems_ = 0;
   int64_t local_elems_ = 0;
   bool scattered_ = false;
+  comm::SideSums* side_ = nullptr;  // the group, where it can
 };
 
 }  // namespace cairn::nn

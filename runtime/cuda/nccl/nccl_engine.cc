@@ -17,6 +17,7 @@
 #include "runtime/comm/ordered_on.h"
 #include "runtime/comm/parts.h"
 #include "runtime/comm/reduce.h"
+#include "runtime/comm/side_sums.h"
 #include "runtime/core/check.h"
 #include "runtime/core/random.h"
 #include "runtime/cuda/nccl/communicators.h"
@@ -81,10 +82,29 @@ class World {
     CudaStream& on;
     DeviceBytes room;
   };
-  Here here() const {
+  Here here() {
     Stream* const ordering = comm::ordering_stream();
-    if (ordering == nullptr || ordering == &rank_) return {rank_, rooms_.own};
-    return {cuda_stream(*ordering), rooms_.beside};
+    if (ordering == nullptr || ordering == &rank_) {
+      join_side();  // whose sums use the same room
+      return {rank_, rooms_.own};
+    }
+    CudaStream& on = cuda_stream(*ordering);
+    return {on, ordering == side_.get() ? rooms_.own : rooms_.beside};
+  }
+  /// Whether the thread orders on the rank's own stream.
+  bool on_rank() const {
+    const Stream* const ordering = comm::ordering_stream();
+    return ordering == nullptr || ordering == &rank_;
+  }
+  /// The stream of sums beside the rank's, behind all that the rank's was asked for.
+  Stream& side() {
+    if (side_ == nullptr) side_ = rank_.beside();
+    side_->follow(rank_.mark());
+    side_busy_ = true;
+    return *side_;
+  }
+  void join_side() {
+    if (std::exchange(side_busy_, false)) rank_.follow(side_->mark());
   }
   /// The stream that adds up what comes in on this one.
   CudaStream& adder(CudaStream& on) {
@@ -217,6 +237,8 @@ class World {
   CudaStream& rank_;
   std::map<const CudaStream*, std::unique_ptr<Stream>> adders_;
   std::vector<HeldCall> held_;  // of one stream
+  std::unique_ptr<Stream> side_;
+  bool side_busy_ = false;
   Communicators comms_;
   Watcher watcher_;
 };
@@ -272,7 +294,7 @@ struct Ways {
   size_t next = 0;
 };
 
-class NcclComm final : public Comm, public comm::EarlyReceiver {
+class NcclComm final : public Comm, public comm::EarlyReceiver, public comm::SideSums {
  public:
   static Result<std::unique_ptr<Comm>> make(std::shared_ptr<World> world, std::unique_ptr<Comm> host,
                                             std::string_view axis, const std::vector<int64_t>& world_ranks,
@@ -562,6 +584,19 @@ class NcclComm final : public Comm, public comm::EarlyReceiver {
     if (early.empty()) return Error{ErrorCode::kInternal, fmt::format("{}: nothing comes ahead", site.text())};
     follow(world_->here().on, early.front());
     early.pop_front();
+    return world_->watcher().failed();
+  }
+
+  int64_t least_chunk_bytes() const override {
+    return by_nccl(ReduceOp::kSum) || !world_->on_rank() ? 0 : world_->options().least_chunk_bytes;
+  }
+  Status sum_beside(DevicePtr<void> data, int64_t count, DType dtype, std::string_view what) override {
+    RT_TRY(world_->begin_held());
+    const comm::OrderedOn beside(world_->side());
+    return all_reduce(data.address(), count, dtype, ReduceOp::kSum, what);
+  }
+  Status join_sums() override {
+    world_->join_side();
     return world_->watcher().failed();
   }
 

@@ -61,6 +61,7 @@ struct NcclOptions {
   /// Communicators of a direction between two ranks, which its messages take in turn: so many may be under way before
   /// what the sender asks for next waits for the receiver (runtime/plan/message_order.h).
   int64_t ways = 1;
+  int64_t least_chunk_bytes = 0;  // comm::SideSums
   std::function<bool(const void*)> on_device;
   std::function<NcclPeers(std::string_view axis)> peers;  // empty: all
   /// Each rank is told of every axis of groups, by group() with as many members everywhere or by no_group(), in one

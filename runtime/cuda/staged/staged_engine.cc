@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/comm/ordered_on.h"
+#include "runtime/comm/side_sums.h"
 #include "runtime/core/check.h"
 #include "runtime/cuda/staged/staging_lane.h"
 
@@ -86,10 +87,13 @@ class Staging {
 
 std::byte* at(void* memory) { return static_cast<std::byte*>(memory); }
 
-class StagedComm final : public Comm {
+class StagedComm final : public Comm, public comm::SideSums {
  public:
-  StagedComm(std::unique_ptr<Comm> inner, std::shared_ptr<Staging> staging)
-      : inner_(std::move(inner)), staging_(std::move(staging)), sends_(static_cast<size_t>(inner_->size())) {}
+  StagedComm(std::unique_ptr<Comm> inner, std::shared_ptr<Staging> staging, int64_t least_chunk_bytes)
+      : inner_(std::move(inner)),
+        staging_(std::move(staging)),
+        least_chunk_bytes_(least_chunk_bytes),
+        sends_(static_cast<size_t>(inner_->size())) {}
   ~StagedComm() override { staging_->finish(); }
 
   int64_t rank() const override { return inner_->rank(); }
@@ -110,6 +114,12 @@ class StagedComm final : public Comm {
         bytes, [&](CudaStream& s, std::byte* room) { s.copy(room, data, bytes, kToHost); }, reduce,
         [&](CudaStream& s, std::byte* room) { s.copy(data, room, bytes, kToDevice); });
   }
+
+  int64_t least_chunk_bytes() const override { return least_chunk_bytes_; }
+  Status sum_beside(DevicePtr<void> data, int64_t count, DType dtype, std::string_view what) override {
+    return static_cast<Comm&>(*this).all_reduce(data, count, dtype, ReduceOp::kSum, what);
+  }
+  Status join_sums() override { return {}; }
 
   Status reduce_scatter(const void* input, void* output, int64_t count_per_rank, DType dtype, ReduceOp op,
                         std::string_view what) override {
@@ -310,12 +320,14 @@ class StagedComm final : public Comm {
 
   const std::unique_ptr<Comm> inner_;
   const std::shared_ptr<Staging> staging_;
+  const int64_t least_chunk_bytes_;
   std::vector<Sends> sends_;
 };
 
 class EngineOfLanes final : public StagedEngine {
  public:
-  EngineOfLanes(comm::Engine& inner, std::shared_ptr<Staging> staging) : inner_(inner), staging_(std::move(staging)) {}
+  EngineOfLanes(comm::Engine& inner, std::shared_ptr<Staging> staging, int64_t least_chunk_bytes)
+      : inner_(inner), staging_(std::move(staging)), least_chunk_bytes_(least_chunk_bytes) {}
   int64_t pinned_bytes() const override { return staging_->pinned_bytes(); }
   int64_t world_rank() const override { return inner_.world_rank(); }
   int64_t world_size() const override { return inner_.world_size(); }
@@ -323,7 +335,7 @@ class EngineOfLanes final : public StagedEngine {
   Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
     RT_TRY_SET(std::unique_ptr<Comm> made, inner_.group(axis, world_ranks));
     if (made->size() == 1) return made;  // one rank moves nothing
-    return std::unique_ptr<Comm>(std::make_unique<StagedComm>(std::move(made), staging_));
+    return std::unique_ptr<Comm>(std::make_unique<StagedComm>(std::move(made), staging_, least_chunk_bytes_));
   }
   /// For numbers of the host: as they are.
   Result<std::unique_ptr<Comm>> exact_group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
@@ -336,15 +348,16 @@ class EngineOfLanes final : public StagedEngine {
  private:
   comm::Engine& inner_;
   const std::shared_ptr<Staging> staging_;
+  const int64_t least_chunk_bytes_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<StagedEngine>> make_staged_engine(comm::Engine& inner, CudaStream& rank,
                                                          std::function<bool(const void*)> on_device,
-                                                         const StagingRooms& rooms) {
+                                                         const StagingRooms& rooms, int64_t least_chunk_bytes) {
   RT_TRY_SET(std::shared_ptr<Staging> staging, Staging::make(rank, std::move(on_device), rooms));
-  return std::unique_ptr<StagedEngine>(std::make_unique<EngineOfLanes>(inner, std::move(staging)));
+  return std::unique_ptr<StagedEngine>(std::make_unique<EngineOfLanes>(inner, std::move(staging), least_chunk_bytes));
 }
 
 }  // namespace cairn::cuda

@@ -26,9 +26,10 @@ class StagedEngine : public comm::Engine {
 
 /// `inner`, `rank` (the rank's stream) and what `on_device` asks are borrowed and outlive the engine, which outlives
 /// its groups. `rooms` are pinned at once. An operation that finds too little room in them pins more, which a plan does
-/// not let happen (runtime/trainer/staging_rooms.h). Errors: what the device cannot do.
+/// not let happen (runtime/trainer/staging_rooms.h). `least_chunk_bytes`: comm::SideSums. Errors: what the device
+/// cannot do.
 Result<std::unique_ptr<StagedEngine>> make_staged_engine(comm::Engine& inner, CudaStream& rank,
                                                          std::function<bool(const void*)> on_device,
-                                                         const StagingRooms& rooms);
+                                                         const StagingRooms& rooms, int64_t least_chunk_bytes = 0);
 
 }  // namespace cairn::cuda

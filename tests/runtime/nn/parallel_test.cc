@@ -4,6 +4,9 @@
 
 #include <tuple>
 
+#include "runtime/comm/side_sums.h"
+#include "runtime/kernels/ops.h"
+#include "runtime/nn/tensor_parallel.h"
 #include "tests/runtime/nn/stage_testing.h"
 
 using namespace cairn;
@@ -13,7 +16,7 @@ using namespace cairn::nn::testing;
 namespace {
 
 /// Rank 0 of a group of two that has no other member: notes what is asked for, and fails at call `fail_at`.
-class RecordingComm final : public comm::Comm {
+class RecordingComm : public comm::Comm {
  public:
   explicit RecordingComm(int64_t fail_at = -1) : fail_at_(fail_at) {}
   int64_t rank() const override { return 0; }
@@ -42,7 +45,7 @@ class RecordingComm final : public comm::Comm {
 
   std::vector<std::string> calls;
 
- private:
+ protected:
   Status note(std::string_view operation, std::string_view what) {
     calls.push_back(std::string(operation) + " " + std::string(what));
     if (static_cast<int64_t>(calls.size()) - 1 != fail_at_) return {};
@@ -50,6 +53,23 @@ class RecordingComm final : public comm::Comm {
   }
   std::string name_ = "tp[0,1]";
   int64_t fail_at_;
+};
+
+/// The same of a group that sums beside.
+class ChunkedComm final : public RecordingComm, public comm::SideSums {
+ public:
+  explicit ChunkedComm(int64_t least) : least_(least) {}
+  int64_t least_chunk_bytes() const override { return least_; }
+  Status sum_beside(DevicePtr<void> data, int64_t count, DType, std::string_view what) override {
+    const auto at = static_cast<const float*>(address_of(data)) - first;
+    return note(std::to_string(count) + " from " + std::to_string(at) + " beside", what);
+  }
+  Status join_sums() override { return note("join", ""); }
+
+  const float* first = nullptr;
+
+ private:
+  int64_t least_;
 };
 
 Status forward_backward(const Plan& plan, RecordingComm& comm) {
@@ -215,6 +235,37 @@ TEST_SUITE("runtime/nn/parallel") {
                                                    "all_gather layer 0 attn.dout", "all_gather layer 0 attn.in",
                                                    "reduce_scatter layer 0 attn.din", "all_gather embedding.dout"});
     }
+  }
+
+  TEST_CASE(
+      "a product over tp is summed in chunks of rows, each while the next is multiplied, where chunks are large") {
+    const std::unique_ptr<Stream> stream = make_cpu_stream();
+    const kernels::Exec<float> on = kernels::exec_on<float>(*stream);
+    std::vector<float> data(10 * 4);
+    const auto calls = [&](int64_t least, bool sequence_parallel) {
+      StageDims d{};
+      d.rows = 10;
+      d.local_rows = sequence_parallel ? 5 : 10;
+      d.width = 4;
+      ChunkedComm comm(least);
+      comm.first = data.data();
+      const TensorParallel<float> tp(on, comm, d, sequence_parallel);
+      CHECK(tp.sum_of_rows(DevicePtr<float>(data.data()), "sum", [&](int64_t row, int64_t rows) {
+                comm.calls.push_back(std::to_string(rows) + " rows from " + std::to_string(row));
+              }).ok());
+      return comm.calls;
+    };
+    const std::vector<std::string> scattered = {"10 rows from 0", "reduce_scatter sum"},
+                                   whole = {"10 rows from 0", "all_reduce sum"};
+    CHECK(calls(16, false) == std::vector<std::string>{"3 rows from 0", "12 from 0 beside sum", "3 rows from 3",
+                                                       "12 from 12 beside sum", "3 rows from 6",
+                                                       "12 from 24 beside sum", "1 rows from 9", "4 from 36 beside sum",
+                                                       "join "});
+    CHECK(calls(80, false) == std::vector<std::string>{"5 rows from 0", "20 from 0 beside sum", "5 rows from 5",
+                                                       "20 from 20 beside sum", "join "});
+    CHECK(calls(81, false) == whole);
+    CHECK(calls(0, false) == whole);
+    CHECK(calls(16, true) == scattered);
   }
 
   TEST_CASE("a collective that fails ends the pass with its error, whichever it is") {

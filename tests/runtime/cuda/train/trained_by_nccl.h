@@ -125,6 +125,7 @@ inline Status train_rank_by_nccl(const Plan& plan, comm::Engine& host, simt::Ncc
                     .registered = std::move(registered),
                     .nccl_sums = plan.recipe.sums == Sums::kNccl,
                     .ways = message_ways(plan),
+                    .least_chunk_bytes = 64,
                     .on_device = [&](const void* at) { return machine->holds(at); },
                     .peers =
                         [](std::string_view axis) {
