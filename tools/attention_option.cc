@@ -25,7 +25,7 @@ constexpr const char* kWithout = "Cairn's own kernels, whose bits are other ones
 
 const std::map<std::string, AttentionWish>& words() {
   static const std::map<std::string, AttentionWish> out = {
-      {"own", AttentionWish::kOwn}, {"mma", AttentionWish::kMma}, {"cudnn", AttentionWish::kCudnn}};
+      {"own", AttentionWish::kOwn}, {"warpgroup", AttentionWish::kWarpgroup}, {"cudnn", AttentionWish::kCudnn}};
   return out;
 }
 
@@ -37,7 +37,7 @@ Result<AttentionWish> noted(const fs::path& run) {
   if (const auto found = words().find(text); found != words().end()) return found->second;
   return Error{
       ErrorCode::kInvalidInput,
-      fmt::format("{}: \"{}\"; expected \"own\", \"mma\" or \"cudnn\". It says whose kernels attention had last: "
+      fmt::format("{}: \"{}\"; expected \"own\", \"warpgroup\" or \"cudnn\". It says whose kernels attention had last: "
                   "write one of these",
                   (run / kFile).string(), text)};
 }
@@ -64,10 +64,10 @@ void add_attention_option(CLI::App& command, AttentionWish& wish) {
   command
       .add_option_function<std::string>(
           "--attention", [&wish](const std::string& word) { wish = words().at(word); },
-          "whose kernels attention on CUDA has: own, Cairn's for the card; mma, Cairn's for every card; cudnn, where "
-          "cuDNN takes it (default: as the run had before, own in a new one)")
+          "whose kernels attention on CUDA has: own, Cairn's for every card; warpgroup, Cairn's for compute capability 9.x "
+          "where they take it; cudnn, where cuDNN takes it (default: as the run had before, own in a new one)")
       ->type_name("NAME")
-      ->check(CLI::IsMember({"own", "mma", "cudnn"}));
+      ->check(CLI::IsMember({"own", "warpgroup", "cudnn"}));
 }
 
 Result<AttentionChoice> choose_attention(const AttentionQuestion& question) {
@@ -82,7 +82,8 @@ Result<AttentionChoice> choose_attention(const AttentionQuestion& question) {
   if (wish == AttentionWish::kKept) {
     RT_TRY_SET(wish, noted(question.run));
   }
-  if (wish == AttentionWish::kMma) return AttentionChoice{.mma = true, .record = {{"by", "mma"}}};
+  if (wish == AttentionWish::kWarpgroup)
+    return AttentionChoice{.warpgroup = true, .record = {{"by", "warpgroup"}}};
   if (wish != AttentionWish::kCudnn) return AttentionChoice{.record = {{"by", "own"}}};
   const std::string who = asked ? "--attention cudnn" : fmt::format("{} has attention by cuDNN", question.run.string());
   const auto refused = [&](const std::string& why, const std::string& todo) {
@@ -117,7 +118,7 @@ int64_t attention_room(const Plan& plan) {
 Status note_attention(const fs::path& run, const AttentionChoice& choice) {
   if (choice.record.is_null()) return {};  // computed on the CPU: what was noted stays
   std::error_code failed;
-  if (!choice.cudnn && !choice.mma && !fs::exists(run / kFile, failed)) return {};
+  if (!choice.cudnn && !choice.warpgroup && !fs::exists(run / kFile, failed)) return {};
   return write_text_file(run / kFile, choice.word());
 }
 

@@ -16,8 +16,9 @@ class App;
 
 namespace cairn::tools {
 
-/// kKept: what the run folder says; Cairn's own where it says nothing. kOwn: by the card, kMma: those of every card.
-enum class AttentionWish { kKept, kOwn, kMma, kCudnn };
+/// kKept: what the run folder says; Cairn's own where it says nothing. kOwn: those of every card, kWarpgroup: those of
+/// compute capability 9.x before them.
+enum class AttentionWish { kKept, kOwn, kWarpgroup, kCudnn };
 
 /// --attention; kKept where it is not given.
 void add_attention_option(CLI::App& command, AttentionWish& wish);
@@ -31,12 +32,12 @@ struct AttentionQuestion {
 };
 
 struct AttentionChoice {
-  bool cudnn = false, mma = false;
+  bool cudnn = false, warpgroup = false;
   std::string text;       // for people; empty where there is nothing to tell
   nlohmann::json record;  // of the run's record: {"by", "version", "path"}; null on the CPU
 
   /// For `cairn _rank --attention`.
-  std::string word() const { return cudnn ? "cudnn" : mma ? "mma" : "own"; }
+  std::string word() const { return cudnn ? "cudnn" : warpgroup ? "warpgroup" : "own"; }
 };
 
 /// Opens cuDNN, and no device. Errors, with exit code 2: cuDNN was asked for, or the run has it, and it cannot be,

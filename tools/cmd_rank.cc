@@ -178,7 +178,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
                              .deadline_ms = 2 * options.deadline_ms,
                              .sums = {},
                              .cudnn = args.attention == "cudnn",
-                             .warpgroups = args.attention != "mma",
+                             .warpgroups = args.attention == "warpgroup",
                              .tunes = true};
     if (args.comm != "staged") {
       if (!nccl().ok()) return nccl().error();
@@ -300,7 +300,7 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--ward-fd", args->ward_fd);
   command->add_option("--device", args->device)->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--comm", args->comm)->check(CLI::IsMember({"nccl", "registered", "staged"}));
-  command->add_option("--attention", args->attention)->check(CLI::IsMember({"own", "mma", "cudnn"}));
+  command->add_option("--attention", args->attention)->check(CLI::IsMember({"own", "warpgroup", "cudnn"}));
   command->add_option("--tuning", args->tuning)->check(CLI::IsMember({"kept", "on", "off"}));
   command->add_option("--tuning-file", args->tuning_file);
   command->add_option("--tuning-given", args->tuning_given);

@@ -86,14 +86,14 @@ class AttentionDouble(unittest.TestCase):
         self.assertEqual((self.folder / "kept/attention").read_text(), "own")
         (self.folder / "kept/attention").write_text("flash")
         said = self.cairn("resume", self.folder / "kept", code=2)
-        self.assertIn('kept/attention: "flash"; expected "own", "mma" or "cudnn"', said)
+        self.assertIn('kept/attention: "flash"; expected "own", "warpgroup" or "cudnn"', said)
 
-    def test_kernels_of_every_card_are_recorded_and_kept(self):
-        self.train(self.recipe("every"), "every", "--attention", "mma")
-        self.assertEqual(self.record("every"), {"by": "mma"})
-        self.assertEqual((self.folder / "every/attention").read_text(), "mma")
-        self.cairn("resume", self.folder / "every", "--dry-run")
-        self.assertEqual((self.folder / "every/attention").read_text(), "mma")
+    def test_kernels_by_warpgroups_are_recorded_and_kept(self):
+        self.train(self.recipe("nine"), "nine", "--attention", "warpgroup")
+        self.assertEqual(self.record("nine"), {"by": "warpgroup"})
+        self.assertEqual((self.folder / "nine/attention").read_text(), "warpgroup")
+        self.cairn("resume", self.folder / "nine", "--dry-run")
+        self.assertEqual((self.folder / "nine/attention").read_text(), "warpgroup")
 
     def test_what_cannot_be_is_refused_with_what_is_missing(self):
         run = self.folder / "refused"

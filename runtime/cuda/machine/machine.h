@@ -39,7 +39,7 @@ struct MachineOptions {
   int64_t product_bytes = int64_t{32} << 20;  // for the algorithms of products
   SumRooms sums;                              // beside the rank's blocks, for who communicates among devices
   bool cudnn = false;                         // attention that cuDNN takes is by cuDNN
-  bool warpgroups = true;                     // other attention may be by warpgroups, where the device has them
+  bool warpgroups = false;                    // other attention may be by warpgroups, where the device has them
   bool tunes = false;                         // products are timed before the first step, or have choices of before
   const NcclApi* nccl = nullptr;  // whose memory the arena is, for it to be registered; it outlives the machine
 };
