@@ -65,7 +65,6 @@ __global__ void panels(const __grid_constant__ Maps maps, const T* left, const f
     copy_right();
     keep_float(kept, shift[0]);
     arrive(kept_full);
-    if (fault == Fault::kArrivedTwice) arrive(kept_full);
     return;
   }
   if (fault != Fault::kCopyNotAwaited || warp != 2) wait_barrier(full, 0);

@@ -16,7 +16,6 @@ enum class Fault {
   kOverwritten,   // the right panel is copied to again while the product is under way
   kNotPublished,  // barriers of which the copies do not know
   kTooFewBytes,   // the barrier expects less than comes
-  kArrivedTwice,
   kNoSwizzle,        // in the descriptor
   kBesideAtom,       // a panel at no multiple of 1024 bytes
   kOtherOperands,    // one warp names other panels than the others
