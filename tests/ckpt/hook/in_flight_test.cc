@@ -107,10 +107,12 @@ struct TwoSaves {
     persister.reset();
     ignore(arena->remove(), "end of the test");
   }
-  /// Returns when the ranks have left, which wait for the save of step 2.
+  /// Returns when the ranks have left, which wait for the save of step 2, and all that belongs to that save is done: its
+  /// retention and its event come behind what the ranks wait for.
   LifeReport live_two_steps() {
     LifeReport report;
     REQUIRE(live(plan, *arena, {.steps = 2}, persister.get(), report).ok());
+    persister->wait_told();
     return report;
   }
   std::vector<int64_t> told() {
@@ -680,6 +682,7 @@ TEST_SUITE("ckpt/hook/in_flight") {
           if (step == 2) ours = looks;
           LifeReport report;
           REQUIRE(live(plan, arena, {.steps = step}, &persister, report).ok());
+          persister.wait_told();
           if (step == 2) CHECK(report.finished[0].ok() == (looks >= 4));
         }
         if (looks < 4) CHECK_FALSE(persister.check_folder().ok());
