@@ -22,7 +22,7 @@ namespace {
 const std::string kGolden = CAIRN_SOURCE_DIR "/tests/golden/";
 const TokenizerConfig kBytes{TokenizerConfig::Kind::kBytes, ""};
 
-/// tests/fixtures/make_chat_fixtures.py makes the same.
+/// tests/support/chat_model.py makes the same.
 std::unique_ptr<text::Tokenizer> with_specials(const std::string& name, const json& expected) {
   json spec = json::parse(read_file(kGolden + "tokenizers/" + name + ".json"));
   int64_t known = 0;
