@@ -27,6 +27,7 @@ Result<StartState> state_of(const Manifest& manifest, std::string place) {
                  .recipe = manifest.recipe,
                  .mesh = manifest.mesh,
                  .run_id = manifest.run.id,
+                 .lineage = lineage_of(manifest),
                  .place = std::move(place)};
   RT_TRY_SET(out.position, position_of(manifest));
   out.bare = !has_moments(manifest) || out.position.sampler.empty();

@@ -20,6 +20,7 @@ struct StartState {
   std::string recipe;  // canonical JSON of the recipe that trained it; empty where no training made it
   MeshInfo mesh;
   std::string run_id;                    // of the run that saved it
+  std::string lineage;                   // lineage_of() a checkpoint; empty for memory
   std::string place;                     // the checkpoint's directory, the memory's name
   std::vector<std::string> passed_over;  // newer checkpoints, and why they would not be taken
   bool bare = false;                     // weights alone, or imported: no data was drawn, no optimizer step was made

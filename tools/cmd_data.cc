@@ -212,6 +212,7 @@ void add_data(CLI::App& app, Session& session) {
   make->callback([t, &session] { session.action = [t, &session] { return tokenize(*t, session.json); }; });
 
   add_data_chat(*command, session);
+  add_data_samples(*command, session);
 
   CLI::App* ids = command->add_subcommand("encode", "show the ids of texts, a line for each");
   const auto e = std::make_shared<EncodeOptions>();

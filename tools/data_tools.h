@@ -16,5 +16,7 @@ Result<data::TokenizeReport> tokenize_live(data::TokenizeArgs args);
 
 /// Adds `cairn data chat`.
 void add_data_chat(CLI::App& command, Session& session);
+/// Adds `cairn data samples`.
+void add_data_samples(CLI::App& command, Session& session);
 
 }  // namespace cairn::tools

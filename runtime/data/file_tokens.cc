@@ -139,18 +139,35 @@ Status TokenSource::rows(int64_t start, int64_t count, int32_t*, int32_t*, int32
   return {};
 }
 
-std::string TokenSource::place(int64_t token) const {
-  int64_t low = 0, high = sequence_count();  // the last sequence that begins at or before it is in [low, high)
-  int64_t first = 0;
+Result<std::vector<DocumentPart>> TokenSource::documents(int64_t start, int64_t count) const {
+  RT_CHECK(start >= 0 && count >= 0 && start <= token_count() - count, "{}: documents of tokens [{}, {} + {}) of {}",
+           name(), start, start, count, token_count());
+  if (sequence_count() == 1) return std::vector{DocumentPart{name(), -1, start, start + count, start}};
+  int64_t low = 0, high = sequence_count();  // the last sequence that begins at or before `start` is in [low, high)
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
-    const Result<int64_t> start = sequence_start(middle);
-    if (!start.ok()) return fmt::format("{}: token {}", name(), token);
-    (start.value() <= token ? low : high) = middle;
-    if (start.value() <= token) first = start.value();
+    RT_TRY_SET(const int64_t begin, sequence_start(middle));
+    (begin <= start ? low : high) = middle;
   }
-  if (sequence_count() == 1) return fmt::format("{}: token {}", name(), token);
-  return fmt::format("{}: document {}, token {} of it", name(), low, token - first);
+  std::vector<DocumentPart> out;
+  RT_TRY_SET(int64_t begin, sequence_start(low));
+  for (int64_t at = start; at < start + count; ++low) {
+    RT_TRY_SET(const int64_t next, sequence_start(low + 1));
+    const int64_t end = std::min(next, start + count);
+    if (at < end) out.push_back({name(), low, at - begin, end - begin, at});
+    at = std::max(at, end);
+    begin = next;
+  }
+  return out;
+}
+
+std::string TokenSource::place(int64_t token) const {
+  const Result<std::vector<DocumentPart>> parts = documents(token, 1);
+  if (!parts.ok()) return fmt::format("{}: token {}", name(), token);
+  if (parts.value().empty()) return fmt::format("{}: fill of a window", name());
+  const DocumentPart& part = parts.value().front();
+  if (part.document < 0) return fmt::format("{}: token {}", part.file, part.begin);
+  return fmt::format("{}: document {}, token {} of it", part.file, part.document, part.begin);
 }
 
 Status FileTokens::read(int64_t start, int64_t count, int32_t* out) const {

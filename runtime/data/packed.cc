@@ -59,14 +59,19 @@ class PackedTokens final : public TokenSource {
     return out;
   }
 
-  std::string place(int64_t token) const override {
-    std::string out = fmt::format("{}: fill of a window", name_);
-    const auto say = [&](const Part& part) -> Status {
-      out = base_->place(part.token);
+  Result<std::vector<DocumentPart>> documents(int64_t start, int64_t count) const override {
+    check(start, count);
+    std::vector<DocumentPart> out;
+    const auto add = [&](const Part& part) -> Status {
+      RT_TRY_SET(const std::vector<DocumentPart> found, base_->documents(part.token, part.end - part.begin));
+      for (DocumentPart one : found) {
+        one.at += part.begin - part.token;
+        out.push_back(std::move(one));
+      }
       return {};
     };
-    const Status status = in_documents(std::min(token, token_count() - 2), 1, say);
-    return status.ok() ? out : name_;
+    RT_TRY(in_documents(start, count, add));
+    return out;
   }
 
   Status rows(int64_t start, int64_t count, int32_t* targets, int32_t* positions, int32_t* starts) const override {

@@ -463,12 +463,21 @@ void Sampler::advance(int64_t count) {
   }
 }
 
-double Sampler::epochs(int64_t source) const {
-  const auto drawn =
-      std::find_if(drawn_.begin(), drawn_.end(), [source](const Drawn& one) { return one.source == source; });
+const Sampler::Drawn& Sampler::drawn_of(int64_t source) const {
+  const auto drawn = std::ranges::find(drawn_, source, &Drawn::source);
   RT_CHECK(drawn != drawn_.end(), "source {} of {}", source, drawn_.size());
-  const int64_t taken = state_.sources[drawn->state].taken;
-  const Era& era = era_at(drawn->eras, taken);
+  return *drawn;
+}
+
+int64_t Sampler::epoch_of(const SampleRef& sample) const {
+  const Era& era = era_at(drawn_of(sample.source).eras, sample.k);
+  return era.epoch + (sample.k - era.k0) / era.windows;
+}
+
+double Sampler::epochs(int64_t source) const {
+  const Drawn& drawn = drawn_of(source);
+  const int64_t taken = state_.sources[drawn.state].taken;
+  const Era& era = era_at(drawn.eras, taken);
   return static_cast<double>(era.epoch) + static_cast<double>(taken - era.k0) / static_cast<double>(era.windows);
 }
 

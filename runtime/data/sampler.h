@@ -135,6 +135,9 @@ class Sampler {
   /// The samples of the next `count` positions. Moves nothing.
   std::vector<SampleRef> peek(int64_t count) const;
 
+  /// Passes over its source before a sample of peek(), whole ones.
+  int64_t epoch_of(const SampleRef& sample) const;
+
   /// Counts the next `count` positions as trained on. (Also a way to any later position from 0.)
   void advance(int64_t count);
 
@@ -149,6 +152,7 @@ class Sampler {
     std::vector<Era> eras;
   };
   Sampler(SamplerState state, const std::vector<size_t>& state_of_source);
+  const Drawn& drawn_of(int64_t source) const;
   int64_t next_source(std::span<const int64_t> taken, int64_t position) const;
   std::vector<int64_t> taken_in_stage() const;
 

@@ -250,7 +250,11 @@ class SlicedTokens final : public TokenSource {
   uint64_t fingerprint() const override {
     return hash_words({base_->fingerprint(), static_cast<uint64_t>(begin_), static_cast<uint64_t>(count_)});
   }
-  std::string place(int64_t token) const override { return base_->place(begin_ + token); }
+  Result<std::vector<DocumentPart>> documents(int64_t start, int64_t count) const override {
+    RT_TRY_SET(std::vector<DocumentPart> out, base_->documents(begin_ + start, count));
+    for (DocumentPart& part : out) part.at -= begin_;
+    return out;
+  }
 
  private:
   std::shared_ptr<const TokenSource> base_;
@@ -303,10 +307,19 @@ class JoinedTokens final : public TokenSource {
   }
   int64_t sequence_count() const override { return static_cast<int64_t>(parts_.size()); }
   Result<int64_t> sequence_start(int64_t index) const override { return starts_.at(static_cast<size_t>(index)); }
-  std::string place(int64_t token) const override {
-    const auto part =
-        static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end() - 1, token) - starts_.begin() - 1);
-    return parts_[part]->place(token - starts_[part]);
+  Result<std::vector<DocumentPart>> documents(int64_t start, int64_t count) const override {
+    std::vector<DocumentPart> out;
+    auto part = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end() - 1, start) - starts_.begin() - 1);
+    for (int64_t at = start; at < start + count; ++part) {
+      const int64_t end = std::min(start + count, starts_[part + 1]);
+      RT_TRY_SET(std::vector<DocumentPart> found, parts_[part]->documents(at - starts_[part], end - at));
+      for (DocumentPart& one : found) {
+        one.at += starts_[part];
+        out.push_back(std::move(one));
+      }
+      at = end;
+    }
+    return out;
   }
 
  private:

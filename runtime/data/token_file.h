@@ -34,6 +34,15 @@ struct IdRange {
   bool operator==(const IdRange&) const = default;
 };
 
+/// Tokens of a source that stand side by side in one document.
+struct DocumentPart {
+  std::string file;            // as TokenSource::name() of what was opened
+  int64_t document = 0;        // of the file, from 0; -1: it has none
+  int64_t begin = 0, end = 0;  // of the document's tokens, or of the file's where it has no documents
+  int64_t at = 0;              // the first of them in the source
+  bool operator==(const DocumentPart&) const = default;
+};
+
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
@@ -75,9 +84,13 @@ class TokenSource {
   /// Identity of what is known of the tokens beside their ids; 0: nothing.
   virtual uint64_t marks() const { return 0; }
 
+  /// The documents that tokens [start, start + count) are of, in their order; fill of a window (packed.h) is of none.
+  /// RT_CHECKs that the range is inside the source. Errors: those of sequence_start.
+  virtual Result<std::vector<DocumentPart>> documents(int64_t start, int64_t count) const;
+
   /// Where a token stands, for people: "text.bin: document 12, token 5 of it", both from 0; without documents the token
   /// of the file.
-  virtual std::string place(int64_t token) const;
+  std::string place(int64_t token) const;
 };
 
 struct OpenOptions {

@@ -61,7 +61,7 @@ def write_hf_folder(folder):
 
 
 def read_weights(folder):
-    """Those of a folder with one safetensors file in float32."""
+    """Name -> array of a folder with one safetensors file in float32."""
     data = (pathlib.Path(folder) / "model.safetensors").read_bytes()
     size = struct.unpack_from("<Q", data)[0]
     out = {}

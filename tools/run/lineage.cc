@@ -188,6 +188,17 @@ Status make_replayable(Recipe& recipe, const Recipe& last, const LineageEntry& e
 
 }  // namespace
 
+Result<SourceContent> content_of(const data::TokenSource& train) {
+  RT_TRY_SET(const uint64_t content, data::content_hash(train, train.token_count()));
+  return SourceContent{fmt::format("{:016x}", content), train.token_count()};
+}
+
+Result<Recipe> recipe_of_segment(const fs::path& run, const LineageEntry& segment) {
+  const fs::path file = recipe_file(run, segment.recipe);
+  RT_TRY_SET(const std::string text, read_text_file(file));
+  return dsl::decode_recipe(text).with(file.string());
+}
+
 Result<Recipe> replay_recipe(const fs::path& run, const Lineage& lineage) {
   if (!lineage.problem().empty()) return Error{ErrorCode::kCorrupt, lineage.problem()};
   const std::vector<LineageEntry> segments = lineage.segments();
@@ -205,9 +216,7 @@ Result<Recipe> replay_recipe(const fs::path& run, const Lineage& lineage) {
       if (dsl::may_change_in_stage(field) && !field.starts_with("data.")) continue;
       return refuse(fmt::format("at step {} it resumed with --accept {}", segment.at.step, field));
     }
-    const fs::path file = recipe_file(run, segment.recipe);
-    RT_TRY_SET(const std::string text, read_text_file(file));
-    RT_TRY_SET(Recipe recipe, dsl::decode_recipe(text).with(file.string()));
+    RT_TRY_SET(Recipe recipe, recipe_of_segment(run, segment));
     recipes.push_back(std::move(recipe));
   }
   const Recipe last = recipes.back();

@@ -12,6 +12,7 @@
 
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
+#include "runtime/data/token_file.h"
 #include "runtime/plan/batch_schedule.h"
 #include "runtime/text/tokenizer.h"
 
@@ -23,6 +24,9 @@ struct SourceContent {
   int64_t tokens = 0;
   bool operator==(const SourceContent&) const = default;
 };
+
+/// Identity of a training part, all of it. Errors: those of reading it.
+Result<SourceContent> content_of(const data::TokenSource& train);
 
 struct LineageEntry {
   int64_t n = 0;      // from 1
@@ -71,6 +75,9 @@ class Lineage {
   std::vector<LineageEntry> entries_;
   std::string problem_;
 };
+
+/// The recipe of a segment, without stages. Errors: those of reading and decoding its file, which they name.
+Result<Recipe> recipe_of_segment(const std::filesystem::path& run, const LineageEntry& segment);
 
 /// One recipe that does the whole run again from its beginning: a stage for each later segment, each source cut to the
 /// tokens that it had. Errors: kCorrupt where a line does not read; kInvalidInput where no recipe can say it: the run

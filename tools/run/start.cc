@@ -32,9 +32,7 @@ Result<std::map<std::string, SourceContent>> contents_of(const Recipe& recipe) {
   RT_TRY_SET(const data::Dataset dataset, data::open_dataset(recipe.data, recipe.model.vocab, recipe.model.context));
   std::map<std::string, SourceContent> out;
   for (const data::Dataset::Source& source : dataset.sources) {
-    const int64_t tokens = source.train->token_count();
-    RT_TRY_SET(const uint64_t content, data::content_hash(*source.train, tokens));
-    out[source.name] = {fmt::format("{:016x}", content), tokens};
+    RT_TRY_SET(out[source.name], content_of(*source.train));
   }
   return out;
 }

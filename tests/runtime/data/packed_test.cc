@@ -130,7 +130,16 @@ TEST_SUITE("runtime/data/packed") {
     const Packing packed = pack(lengths, kWindow);
     REQUIRE(packed.windows() == std::ssize(samples));
     int64_t wrong = 0;
+    const TokenSource& windows = *opened.value().sources[0].train;
     for (int64_t window = 0; window < packed.windows(); ++window) {
+      std::vector<DocumentPart> held;
+      int64_t filled_to = window * kWindow;
+      for (int64_t k = packed.begins[window]; k < packed.begins[window + 1]; ++k) {
+        const int64_t document = packed.documents[k], length = std::ssize(documents[document].ids);
+        held.push_back({(dir / "set").string() + ".bin", document, 0, length, filled_to});
+        filled_to += length;
+      }
+      wrong += windows.documents(window * kWindow, kWindow).value() != held;
       std::vector<int32_t> inputs, targets, positions, starts;
       for (int64_t k = packed.begins[window]; k < packed.begins[window + 1]; ++k) {
         const Document& document = documents[packed.documents[k]];

@@ -400,6 +400,48 @@ TEST_SUITE("runtime/data/token_file") {
     CHECK(says(error_of(open_token_file(dir / "b_*.bin", "uint16")).message, {"no file matches"}));
   }
 
+  TEST_CASE("documents of a range are those of its tokens, also in a slice and in a join") {
+    const TempDir dir;
+    const std::vector<int64_t> lengths = {5, 1, 8, 3};
+    MegatronWriter writer = std::move(MegatronWriter::create(dir / "set", DType::kI32, {})).value();
+    std::vector<std::pair<int64_t, int64_t>> known;  // document and token in it, of each token
+    for (size_t document = 0; document < lengths.size(); ++document) {
+      for (int32_t t = 0; t < lengths[document]; ++t) {
+        REQUIRE(writer.add(std::span(&t, 1)).ok());
+        known.emplace_back(document, t);
+      }
+      REQUIRE(writer.end_document().ok());
+    }
+    REQUIRE(writer.finish().ok());
+    write_file(dir / "plain.bin", bytes_of(counting(7)));
+    const std::shared_ptr<const TokenSource> pair = open_megatron(dir / "set").value();
+    const std::shared_ptr<const TokenSource> plain = open_token_file(dir / "plain.bin", "uint16").value();
+    // 2 to 15 of the pair, then all of the plain file.
+    const auto joined = concat_tokens({slice_tokens(pair, 2, 15), plain});
+    for (int64_t start = 0; start < joined->token_count(); ++start) {
+      for (int64_t count = 0; count <= joined->token_count() - start; ++count) {
+        const auto parts = joined->documents(start, count);
+        REQUIRE(parts.ok());
+        int64_t at = start, wrong = 0;
+        for (const DocumentPart& part : parts.value()) {
+          wrong += part.at != at || part.end <= part.begin;
+          for (int64_t token = part.begin; token < part.end; ++token, ++at) {
+            if (at < 13)
+              wrong += part.file != pair->name() || known[at + 2] != std::pair(part.document, token);
+            else
+              wrong += part.file != plain->name() || part.document != -1 || token != at - 13;
+          }
+        }
+        CAPTURE(start);
+        CAPTURE(count);
+        CHECK(wrong == 0);
+        CHECK(at == start + count);
+      }
+    }
+    CHECK(joined->place(4) == pair->name() + ": document 2, token 0 of it");
+    CHECK(joined->place(15) == plain->name() + ": token 2");
+  }
+
   TEST_CASE("content is of the first tokens, whatever holds them") {
     const TempDir dir;
     std::vector<uint16_t> tokens(300'000);
