@@ -31,6 +31,7 @@ struct NodeOptions {
   std::optional<std::filesystem::path> init_from;  // checkpoint to start from when the run has none of its own
   OpenForeign open_foreign;                        // when that may be no checkpoint
   std::optional<int64_t> from_step;                // of the run: where it goes on, later steps are abandoned
+  int64_t level_after = 0;                         // WatchRules::level_after
   bool resume = true;                              // false: refuse a folder that already holds checkpoints
   std::function<Status()> check_owner;             // PersistOptions::check_owner
   std::function<bool()> stop;                      // asked while a checkpoint is being loaded: true ends that, kStopped
@@ -95,6 +96,8 @@ class CheckpointNode {
 
   /// A step is done, as its rank has told: what the labels of saves are made of.
   void note_step(const telemetry::StepMetrics& metrics);
+  /// The alarms they raise (RunLabels::take_alarms).
+  std::vector<StepAlarm> take_alarms() { return labels_.take_alarms(); }
   /// No rank runs any more, and the guard has stopped the run (76): what was saved in the trouble before is bad.
   Status condemn_from_onset() {
     return labels_.condemn_from_onset(*io_, options_.checkpoints_dir, [this] { return persister_->check_folder(); });

@@ -36,10 +36,11 @@ Result<std::vector<std::pair<int64_t, int64_t>>> saves_in(IoBackend& io, const f
 
 }  // namespace
 
-WatchRules watch_rules(const Plan& plan) {
+WatchRules watch_rules(const Plan& plan, int64_t level_after) {
   const Recipe& recipe = plan.recipe;
   WatchRules rules{
-      .window = recipe.watch.window, .proof = recipe.watch.proof, .ceiling = loss_ceiling(recipe.model.vocab)};
+      .window = recipe.watch.window, .proof = recipe.watch.proof, .ceiling = loss_ceiling(recipe.model.vocab),
+                   .level_after = level_after};
   if (const auto& lr = recipe.optimizer.lr; !lr.empty() && lr[0].kind == LrStage::Kind::kWarmup) {
     const Span& over = lr[0].over;
     const double samples =
@@ -96,6 +97,7 @@ void RunLabels::seed(std::span<const telemetry::StepMetrics> steps) {
   const std::lock_guard lock(mutex_);
   for (const telemetry::StepMetrics& metrics : steps) {
     judge_.add(numbers_of(metrics));
+    seen_to_ = metrics.step;
     if (metrics.end_loss) judge_.set_end_loss(metrics.step, *metrics.end_loss);
   }
 }
@@ -104,7 +106,11 @@ void RunLabels::drain(bool all) {
   while (!early_.empty() && (all || early_.begin()->first <= judge_.last() + 1)) {
     const telemetry::StepMetrics metrics = std::move(early_.begin()->second);
     early_.erase(early_.begin());
-    if (metrics.step > judge_.last()) judge_.add(numbers_of(metrics));
+    if (metrics.step > judge_.last()) {
+      std::optional<StepAlarm> alarm = judge_.add(numbers_of(metrics));
+      if (alarm && metrics.step > seen_to_) alarms_.push_back(std::move(*alarm));
+      seen_to_ = std::max(seen_to_, metrics.step);
+    }
     if (metrics.end_loss && metrics.step == judge_.last()) judge_.set_end_loss(metrics.step, *metrics.end_loss);
   }
 }
@@ -113,6 +119,11 @@ void RunLabels::note(const telemetry::StepMetrics& metrics) {
   const std::lock_guard lock(mutex_);
   early_.insert_or_assign(metrics.step, metrics);
   drain(false);
+}
+
+std::vector<StepAlarm> RunLabels::take_alarms() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(alarms_, {});
 }
 
 void RunLabels::note(std::span<const std::string> news) {

@@ -25,8 +25,8 @@
 
 namespace cairn::ckpt {
 
-/// The rules of a plan's recipe: no verdict before its warmup has ended.
-WatchRules watch_rules(const Plan& plan);
+/// The rules of a plan's recipe: no verdict before its warmup has ended. `level_after`: WatchRules::level_after.
+WatchRules watch_rules(const Plan& plan, int64_t level_after = 0);
 
 /// Where labels.json is missing or damaged beside a run's metrics.jsonl: what that says, of the complete steps there.
 /// Empty without it. Where the run ends is not known by default: its last save is new then.
@@ -45,6 +45,8 @@ class RunLabels {
   void seed(std::span<const telemetry::StepMetrics> steps);
   /// A step is done. In any order, and more than once; a gap is waited for until the next settle().
   void note(const telemetry::StepMetrics& metrics);
+  /// The alarms of the steps since the last call and since seed(). A step that is done again raises none.
+  std::vector<StepAlarm> take_alarms();
   /// The same of what memory holds of steps: TrainPosition::metrics.
   void note(std::span<const std::string> news);
   /// The run goes on after `step`: what it had behind that is of another line.
@@ -72,6 +74,8 @@ class RunLabels {
   int64_t proof_, run_steps_;
   std::map<int64_t, telemetry::StepMetrics> early_;  // behind a gap
   std::atomic<bool> ruined_{false};
+  std::vector<StepAlarm> alarms_;
+  int64_t seen_to_ = 0;            // the highest step that was judged for alarms
   std::vector<int64_t> unproved_;  // saves that were new when they were judged last
 };
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "runtime/json/json.h"
 
@@ -38,6 +39,20 @@ double deviations(float x, std::vector<float> window, int64_t full, double floor
 }  // namespace
 
 std::string_view to_text(Label label) { return kNames[static_cast<size_t>(label)]; }
+
+std::string_view to_text(StepAlarm::Kind kind) {
+  switch (kind) {
+    case StepAlarm::Kind::kOutlier:
+      return "outlier";
+    case StepAlarm::Kind::kDivergence:
+      return "divergence";
+    case StepAlarm::Kind::kDrop:
+      return "drop";
+    case StepAlarm::Kind::kLevelShift:
+      break;
+  }
+  return "level_shift";
+}
 
 std::optional<Label> parse_label(std::string_view text) {
   for (size_t k = 0; k < kNames.size(); ++k) {
@@ -161,11 +176,10 @@ StepJudge::Row StepJudge::judge_row(const StepNumbers& numbers) const {
           .loss = static_cast<float>(numbers.loss),
           .norm = static_cast<float>(std::log(numbers.grad_norm))};
   const bool judged = numbers.step >= rules_.begin;
-  bool down = false;
   if (std::isfinite(row.loss)) {
     const double z = judged ? deviations(row.loss, window_of(true), rules_.window, rules_.loss_floor) : 0;
     row.above = rules_.ceiling > 0 && numbers.loss > rules_.ceiling;
-    down = z < -rules_.limit;
+    row.downward = z < -rules_.limit;
     if (row.above) {
       row.why =
           fmt::format("loss {:.4g}, above {:.4g}, which is worse than knowing nothing", numbers.loss, rules_.ceiling);
@@ -173,7 +187,9 @@ StepJudge::Row StepJudge::judge_row(const StepNumbers& numbers) const {
       row.why = fmt::format("loss {:.4g}, {:.1f} deviations above the steps before", numbers.loss, z);
     }
     row.upward = !row.why.empty();
-    row.loss_counts = !row.upward && !down;
+    row.loss_counts = !row.upward && !row.downward;
+    if (row.downward && !row.upward)
+      row.why = fmt::format("loss {:.4g}, {:.1f} deviations below the steps before", numbers.loss, -z);
   } else {
     row.upward = true;
     row.why = fmt::format("loss {}", numbers.loss);
@@ -189,8 +205,32 @@ StepJudge::Row StepJudge::judge_row(const StepNumbers& numbers) const {
   return row;
 }
 
-void StepJudge::add(const StepNumbers& numbers) {
+std::optional<StepAlarm> StepJudge::alarm() {
+  const Row& row = rows_.back();
+  int64_t up = 0, down = 0, first_up = 0, first_down = 0, seen = 0;
+  for (auto one = rows_.rbegin(); one != rows_.rend() && seen < kTroubleOf; ++one, ++seen) {
+    if (one->upward) ++up, first_up = one->step;
+    if (one->downward) ++down, first_down = one->step;
+  }
+  if (up + down == 0) {
+    outliers_in_trouble_ = 0;
+    divergence_raised_ = drop_raised_ = false;
+    return std::nullopt;
+  }
+  if (!row.upward && !row.downward) return std::nullopt;
+  ++outliers_in_trouble_;
+  if (level_from_ == row.step + 1) return StepAlarm{StepAlarm::Kind::kLevelShift, row.step, row.step, row.why};
+  if (up >= kTroubleSteps && !std::exchange(divergence_raised_, true))
+    return StepAlarm{StepAlarm::Kind::kDivergence, row.step, first_up, row.why};
+  if (down >= kTroubleSteps && !std::exchange(drop_raised_, true))
+    return StepAlarm{StepAlarm::Kind::kDrop, row.step, first_down, row.why};
+  if (outliers_in_trouble_ > 3 && outliers_in_trouble_ % 10 != 0) return std::nullopt;
+  return StepAlarm{StepAlarm::Kind::kOutlier, row.step, row.step, row.why};
+}
+
+std::optional<StepAlarm> StepJudge::add(const StepNumbers& numbers) {
   if (numbers.step <= last()) go_back(numbers.step - 1);
+  if (numbers.step > rules_.level_after) level_from_ = std::max(level_from_, rules_.level_after + 1);
   Row row = judge_row(numbers);
   outliers_in_row_ = row.upward || !row.loss_counts ? outliers_in_row_ + 1 : 0;
   if (outliers_in_row_ >= std::max<int64_t>(1, rules_.window / 2)) {  // the level has moved
@@ -200,12 +240,14 @@ void StepJudge::add(const StepNumbers& numbers) {
   rows_.push_back(std::move(row));
   const int64_t kept = 2 * rules_.window + 4 * rules_.proof + 1024;  // enough for most ways back
   while (std::ssize(rows_) > kept) rows_.pop_front();
+  return alarm();
 }
 
 void StepJudge::go_back(int64_t step) {
   while (!rows_.empty() && rows_.back().step > step) rows_.pop_back();
   last_ = step;
-  outliers_in_row_ = 0;
+  outliers_in_row_ = outliers_in_trouble_ = 0;
+  divergence_raised_ = drop_raised_ = false;
   if (level_from_ > step + 1) level_from_ = 0;
   end_.reset();
 }

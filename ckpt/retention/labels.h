@@ -74,6 +74,7 @@ struct WatchRules {
   double limit = 6;                             // robust deviations upwards
   double loss_floor = 0.01, norm_floor = 0.05;  // least deviation: nats a token, of ln(norm)
   double ceiling = 0;                           // a loss above it is an outlier at any step; 0: none
+  int64_t level_after = 0;                      // later steps are not compared with those up to it: other data, another batch
 };
 
 /// 1.5 ln(vocab) + 1: worse than knowing nothing.
@@ -85,6 +86,22 @@ struct StepNumbers {
   double loss = 0, grad_norm = 0;
 };
 
+/// A step, or several, of which a person should know.
+struct StepAlarm {
+  enum class Kind {
+    kOutlier,     // one step, upwards or downwards
+    kDivergence,  // kTroubleSteps outliers upwards among kTroubleOf steps
+    kDrop,        // kTroubleSteps of kTroubleOf losses are outliers downwards, as on data that repeat
+    kLevelShift,  // half a window of outliers: later steps are compared with these
+  } kind = Kind::kOutlier;
+  int64_t step = 0;
+  int64_t onset = 0;  // the first of the outliers; `step` of one
+  std::string why;    // as "loss 7.31, 9.4 deviations above the steps before"
+  bool operator==(const StepAlarm&) const = default;
+};
+inline constexpr int64_t kTroubleSteps = 4, kTroubleOf = 8;
+std::string_view to_text(StepAlarm::Kind kind);
+
 /// Judges steps one by one, and saved steps by those around them. A value is compared with the median and the median
 /// absolute deviation of the last `window` values that were no outliers; half a window is enough. When half a window of
 /// outliers comes in a row the level has moved, and the window begins anew. Pure.
@@ -93,7 +110,9 @@ class StepJudge {
   explicit StepJudge(WatchRules rules) : rules_(rules) {}
 
   /// The next step. One that is not above the last one means that the run has gone back to the step before it.
-  void add(const StepNumbers& numbers);
+  /// Returns its alarm: in a trouble that lasts the first three outliers and every tenth have one, a divergence and a
+  /// drop once. A trouble is over behind kTroubleOf steps without an outlier.
+  std::optional<StepAlarm> add(const StepNumbers& numbers);
   /// The loss of the last step's batch after its update, where no step follows to show it.
   void set_end_loss(int64_t step, double loss);
   /// What followed `step` is of a line that was left.
@@ -121,16 +140,19 @@ class StepJudge {
     int64_t step = 0;
     float loss = 0, norm = 0;                       // norm: ln of it
     bool loss_counts = false, norm_counts = false;  // in the window of later ones
-    bool upward = false, above = false;
+    bool upward = false, above = false, downward = false;
     std::string why;  // of an outlier
   };
   Row judge_row(const StepNumbers& numbers) const;
   std::vector<float> window_of(bool of_loss) const;
+  std::optional<StepAlarm> alarm();
 
   WatchRules rules_;
   std::deque<Row> rows_;  // of the latest steps, ascending
   int64_t last_ = 0;      // where rows_ is empty
   int64_t outliers_in_row_ = 0;
+  int64_t outliers_in_trouble_ = 0;  // in the trouble under way, with an alarm or without
+  bool divergence_raised_ = false, drop_raised_ = false;
   int64_t level_from_ = 0;                              // values of steps before it are of another level
   std::optional<std::pair<int64_t, std::string>> end_;  // outlier after that step's update; empty text: clean
 };

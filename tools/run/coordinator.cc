@@ -74,6 +74,7 @@ Status LocalCoordinator::open() {
               .recipe_hash = loaded.hash_hex,
               .lineage = start_.lineage_head()},
       .from_step = options_.from_step,
+      .level_after = start_.level_after(),
       .resume = !options_.fresh,
       .check_owner = [this] { return check_owner(); },
       .stop = [this] { return stop_asked(); },
@@ -499,6 +500,7 @@ void LocalCoordinator::on_rank_exit(const agent::ExitStatus& status) {
 void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
   requests_.step_took(metrics.step_ms / 1000);
   node_->note_step(metrics);
+  for (const ckpt::StepAlarm& alarm : node_->take_alarms()) narrator_.alarm(alarm);
   if (metrics.step >= last_progress_step_ + 100) {  // far enough from the last failure
     note_progress();
     last_progress_step_ = metrics.step;

@@ -234,6 +234,29 @@ void Narrator::show(const telemetry::StepMetrics& metrics) {
                   sources.empty() ? "" : ")"));
 }
 
+void Narrator::alarm(const ckpt::StepAlarm& alarm) {
+  using Kind = ckpt::StepAlarm::Kind;
+  record({{"event", ckpt::to_text(alarm.kind)}, {"step", alarm.step}, {"onset", alarm.onset}, {"why", alarm.why}});
+  const std::string look = fmt::format("\"cairn data samples {} --step {} --text\" shows ", run_.string(),
+                                       alarm.onset == alarm.step ? fmt::format("{}", alarm.step)
+                                                                 : fmt::format("{}..{}", alarm.onset, alarm.step));
+  switch (alarm.kind) {
+    case Kind::kOutlier:
+      return warn(fmt::format("step {}: {}; {}its samples", alarm.step, alarm.why, look));
+    case Kind::kDivergence:
+      return warn(fmt::format("the run diverges since step {}: step {}: {}; {}what it trained on since", alarm.onset,
+                              alarm.step, alarm.why, look));
+    case Kind::kDrop:
+      return warn(fmt::format("the loss drops since step {}, as on data that repeat: step {}: {}; {}what it trained on "
+                              "since",
+                              alarm.onset, alarm.step, alarm.why, look));
+    case Kind::kLevelShift:
+      return warn(fmt::format("step {}: {}, and so were the outliers before it: this counts as the level now, and saves "
+                              "can be good again",
+                              alarm.step, alarm.why));
+  }
+}
+
 void Narrator::saved(const ckpt::PersistEvent& event) {
   record({{"event", "saved"},
           {"step", event.step},

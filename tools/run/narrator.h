@@ -17,6 +17,7 @@
 
 #include "ckpt/persister.h"
 #include "ckpt/restore.h"
+#include "ckpt/retention/labels.h"
 #include "runtime/agent/supervisor.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/result.h"
@@ -81,6 +82,8 @@ class Narrator {
   /// What a step has to tell: returned complete, as it was written.
   telemetry::StepMetrics step(const telemetry::StepMetrics& reported);
   void saved(const ckpt::PersistEvent& event);
+  /// A warning with the command that shows the samples, and an event.
+  void alarm(const ckpt::StepAlarm& alarm);
   /// failure_record() of the last failure, with whether ranks started again; null: there was none.
   const nlohmann::json& last_failure() const { return failure_; }
   /// A rank is about to be killed to see the run recover.

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "runtime/core/count_text.h"
 #include "runtime/data/dataset.h"
+#include "runtime/json/json.h"
 
 namespace cairn::tools {
 namespace {
@@ -126,6 +128,21 @@ ckpt::StartLook start_look(const fs::path& run, const std::string& id, const Rec
     look.folders.push_back(fs::absolute(offload).lexically_normal().string());
   }
   return look;
+}
+
+int64_t RunStart::level_after() const {
+  std::vector<LineageEntry> segments = lineage.segments();
+  if (begins) segments.push_back(*begins);
+  int64_t out = 0;
+  for (const LineageEntry& segment : segments) {
+    const bool moves = std::ranges::any_of(segment.changes, [](const nlohmann::json& change) {
+      const std::string field = json_string(change, "field");
+      return std::ranges::any_of(std::array{"data", "batch", "model", "objective"},
+                                 [&](const char* block) { return field.starts_with(block); });
+    });
+    if (moves || segment.cause == "data") out = segment.at.step;
+  }
+  return out;
 }
 
 fs::path segment_recipe(const RunFolder& folder, const RunStart& start) {

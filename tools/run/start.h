@@ -47,6 +47,9 @@ struct RunStart {
   }
   /// Of the last line of lineage once this start has begun.
   std::string lineage_head() const { return begins ? begins->hash : lineage.head(); }
+  /// The step behind which losses and norms may be of another level: the latest change of data, batch, model or objective.
+  /// A change of the optimizer is none: a rate that is too high must be seen.
+  int64_t level_after() const;
 };
 
 /// Where the state of a run may lie; `id`: of the run, empty where it has none yet.

@@ -147,6 +147,71 @@ TEST_SUITE("ckpt/retention/labels") {
     CHECK(label_of(judge, 550) == Label::kGood);
   }
 
+  TEST_CASE("the first outliers raise alarms, a divergence and a drop raise one, and a quiet time ends the trouble") {
+    using Kind = StepAlarm::Kind;
+    StepJudge judge = run_to(399);
+    std::vector<StepAlarm> told;
+    const auto add = [&](int64_t step, double loss) {
+      StepNumbers numbers = quiet(step);
+      if (loss > 0) numbers.loss = loss;
+      if (auto alarm = judge.add(numbers)) told.push_back(*alarm);
+    };
+    const auto kinds = [&] {
+      std::vector<std::pair<Kind, int64_t>> out;
+      for (const StepAlarm& alarm : std::exchange(told, {})) out.emplace_back(alarm.kind, alarm.step);
+      return out;
+    };
+    using Told = std::vector<std::pair<Kind, int64_t>>;
+    // Five upwards of eight steps: the fourth is a divergence since the first.
+    for (const int64_t step : {400, 401, 402, 403, 404, 405, 406}) add(step, step == 401 || step == 403 ? 0 : 9);
+    REQUIRE(told.size() == 4);
+    CHECK(told[3].onset == 400);
+    CHECK(told[3].why.find("loss 9") == 0);
+    CHECK(kinds() == Told{{Kind::kOutlier, 400}, {Kind::kOutlier, 402}, {Kind::kOutlier, 404}, {Kind::kDivergence, 405}});
+    for (int64_t step = 407; step < 430; ++step) add(step, 0);
+    CHECK(told.empty());
+    for (int64_t step = 430; step < 434; ++step) add(step, 0.1);  // far below
+    REQUIRE(told.size() == 4);
+    CHECK(told[3].onset == 430);
+    CHECK(told[0].why.find("below") != std::string::npos);
+    CHECK(kinds() == Told{{Kind::kOutlier, 430}, {Kind::kOutlier, 431}, {Kind::kOutlier, 432}, {Kind::kDrop, 433}});
+    for (int64_t step = 434; step < 450; ++step) add(step, 0);
+    add(450, 9);
+    CHECK(kinds() == Told{{Kind::kOutlier, 450}});
+    for (int64_t step = 451; step < 460; ++step) add(step, 0);
+    // A level that stays: each tenth outlier, and the end of it.
+    for (int64_t step = 460; step < 460 + 64; ++step) add(step, 9);
+    Told wanted = {{Kind::kOutlier, 460}, {Kind::kOutlier, 461}, {Kind::kOutlier, 462}, {Kind::kDivergence, 463}};
+    for (int64_t step = 469; step < 520; step += 10) wanted.emplace_back(Kind::kOutlier, step);
+    wanted.emplace_back(Kind::kLevelShift, 523);
+    CHECK(kinds() == wanted);
+    for (int64_t step = 524; step < 600; ++step) add(step, 9);
+    CHECK(told.empty());
+    // A run that goes back raises its alarms anew.
+    judge.go_back(449);
+    add(450, 9);
+    CHECK(kinds() == Told{{Kind::kOutlier, 450}});
+  }
+
+  TEST_CASE("a change of data or rate is no outlier: later steps are compared among themselves") {
+    WatchRules rules = kRules;
+    for (const int64_t level_after : {int64_t{0}, int64_t{400}}) {
+      rules.level_after = level_after;
+      StepJudge judge(rules);
+      int64_t alarms = 0, late = 0;
+      for (int64_t step = 1; step <= 600; ++step) {
+        StepNumbers numbers = quiet(step);
+        if (step > 400) numbers.loss += 4;
+        alarms += judge.add(numbers).has_value();
+      }
+      StepNumbers numbers = quiet(601);
+      numbers.loss += 9;
+      late += judge.add(numbers).has_value();
+      CHECK((alarms > 0) == (level_after == 0));
+      CHECK(late == 1);
+    }
+  }
+
   TEST_CASE("the end of a run proves its last save by the steps before, unless they, or its own end, were not clean") {
     CHECK(label_of(run_to(12), 12, 12) == Label::kGood);
     CHECK(label_of(run_to(12), 12, 30) == Label::kNew);  // stopped, not at its end

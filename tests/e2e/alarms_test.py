@@ -1,0 +1,64 @@
+"""A run whose losses leave their level says so within eight steps, names the command that shows the samples, and trains
+on."""
+
+import json
+import os
+import random
+import signal
+
+from harness import RunTest, main, write_pair
+
+# A hold, then a rate that no small model bears.
+JUMP = ("T.schedule { T.warmup { over = T.steps(4) }, T.hold { over = T.steps(145) }, "
+        "T.linear { to = 3, over = T.steps(1) }, T.hold {} }")
+KINDS = ("outlier", "divergence", "drop", "level_shift")
+
+
+class Alarms(RunTest):
+    def small(self):
+        return self.recipe(steps=165, tp=1, pp=1, dp=1, zero=0, sp="false", save=50, keep=3)
+
+    def alarms(self, run):
+        return [event for event in self.events(run) if event["event"] in KINDS]
+
+    def test_a_divergence_is_called_once_and_changes_nothing(self):
+        window = ("--set", "watch.window=32")
+        self.train(self.small(), "quiet", *window)
+        self.assertEqual(self.alarms("quiet"), [])
+        # The same until step 150, and killed in the trouble: a step that is done again raises no alarm.
+        job = self.start(self.small(), "jump", *window, "--set", f"optimizer.lr={JUMP}", "--set",
+                         "checkpoint.snapshot=T.every { steps = 8 }")
+        self.until_step("jump", 157, job)
+        os.kill(job.children()[0], signal.SIGKILL)
+        self.finish(job)
+        told = self.alarms("jump")
+        first = told[0]
+        self.assertIn(first["step"], range(150, 156), told)
+        self.assertEqual(first["event"], "outlier")
+        (divergence,) = [event for event in told if event["event"] == "divergence"]
+        self.assertIn(divergence["step"], range(153, 159), told)
+        self.assertEqual(divergence["onset"], first["step"])
+        steps = [event["step"] for event in told]
+        self.assertEqual(steps, sorted(set(steps)))
+        text = job.output()
+        self.assertIn(f'the run diverges since step {first["step"]}: step {divergence["step"]}: ', text)
+        command = f'"cairn data samples {self.folder / "jump"} --step {first["step"]}..{divergence["step"]} --text" shows'
+        self.assertIn(command, text)
+        shown = self.cairn(*command.split('"')[1].split()[1:], "--json").stdout
+        self.assertEqual({one["step"] for one in json.loads(shown)["samples"]},
+                         set(range(first["step"], divergence["step"] + 1)))
+        self.assertEqual(self.last_step("jump"), 165)
+
+    def test_another_batch_is_another_level_and_no_alarm(self):
+        """A stage of whole new data: of the steps before no loss is like these."""
+        write_pair(self.folder / "other", random.Random(3).randbytes(60000))
+        data = ('data=T.blend { sources = { T.megatron { prefix = "tokens", weight = 1 }, '
+                'T.megatron { prefix = "other", weight = 1e-5 } } }')
+        stage = "stages={ T.stage { at = T.steps(130), data = { weights = { other = 1e5 } } } }"
+        self.train(self.small(), "staged", "--set", "watch.window=32", "--set", data, "--set", stage)
+        self.assertGreater(self.metrics("staged")[131]["loss"], self.metrics("staged")[130]["loss"] + 1)
+        self.assertEqual(self.alarms("staged"), [])
+
+
+if __name__ == "__main__":
+    main()
