@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -11,7 +10,6 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "runtime/core/cgroup.h"
 #include "runtime/core/count_text.h"
 #include "runtime/data/text_input.h"
 #include "runtime/data/token_file.h"
@@ -31,11 +29,9 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMaxLinesBytes = int64_t{1} << 30;
 
-struct TokenizeOptions {
-  std::vector<std::string> inputs;
-  std::string out, tokenizer = "bytes", documents, json_key;
-  int64_t threads = 0;  // 0: as many as there are cores
-  bool eod = false, overwrite = false, any_text = false;
+struct TokenizeOptions : MakeSetOptions {
+  std::string documents, json_key;
+  bool eod = false, any_text = false;
 };
 
 struct EncodeOptions {
@@ -56,40 +52,28 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
       {"line", data::DocumentSeparator::kLine},
       {"blank-line", data::DocumentSeparator::kBlankLine},
       {"json", data::DocumentSeparator::kJsonLine}};
-  const bool named_as_json = std::ranges::all_of(options.inputs, data::named_as_json_lines);
+  RT_TRY_SET(data::TokenizeArgs args, make_set_args(options));
+  const bool named_as_json = std::ranges::all_of(args.inputs, data::named_as_json_lines);
   std::string documents = options.documents;
   if (documents.empty()) documents = named_as_json || !options.json_key.empty() ? "json" : "file";
   if (documents != "json" && !options.json_key.empty())
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("--json-key is for JSON lines, and --documents is {}", documents)};
-  RT_TRY(check_tokenizer_name(options.tokenizer));
-  data::TokenizeArgs args;
-  args.inputs = options.inputs;
-  args.output_prefix = options.out;
-  args.tokenizer = text::tokenizer_config(options.tokenizer);
   args.separator = kSeparators.at(documents);
   if (!options.json_key.empty()) args.json_key = options.json_key;
   args.any_text = options.any_text;
-  args.threads = options.threads > 0 ? options.threads : usable_cpus();
   args.append_eod = options.eod;
-  args.overwrite = options.overwrite;
-  const auto begin = std::chrono::steady_clock::now();
-  RT_TRY_SET(const data::TokenizeReport report, tokenize_live(std::move(args)));
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  RT_TRY_SET(const MadeSet made, tokenize_live(std::move(args)));
+  const data::TokenizeReport& report = made.report;
   if (json) {
-    print_json(nlohmann::json{{"prefix", options.out},
-                              {"bytes", report.bytes},
-                              {"documents", report.documents},
-                              {"empty_documents", report.empty_documents},
-                              {"tokens", report.tokens},
-                              {"vocab", report.vocab},
-                              {"dtype", dtype_name(report.dtype)},
-                              {"seconds", seconds}});
+    nlohmann::json out = made_set_json(made, options.out);
+    out["empty_documents"] = report.empty_documents;
+    print_json(out);
     return 0;
   }
   fmt::print("{}.bin, {}.idx: {} ({}) in {}, vocabulary {}; {} read in {:.1f} s\n", options.out, options.out,
              count_text(report.tokens, "token"), dtype_name(report.dtype), count_text(report.documents, "document"),
-             report.vocab, format_bytes(report.bytes), seconds);
+             report.vocab, format_bytes(report.bytes), made.seconds);
   if (report.empty_documents > 0) fmt::print("  {} dropped\n", count_text(report.empty_documents, "empty document"));
   return 0;
 }
@@ -181,8 +165,10 @@ void add_data(CLI::App& app, Session& session) {
 
   CLI::App* make = command->add_subcommand("tokenize", "text files to a Megatron pair, OUT.bin and OUT.idx");
   const auto t = std::make_shared<TokenizeOptions>();
+  t->tokenizer = "bytes";
   make->add_option("INPUT", t->inputs,
-                   "text files or pipes, in the order in which they are to stand; -: standard input")
+                   "text files or pipes, plain or packed by gzip or zstd, in the order in which they are to stand; a "
+                   "quoted pattern, 'part-*.zst', for the files it matches; -: standard input")
       ->required();
   make->add_option("--out", t->out, "path without .bin and .idx")->required()->type_name("PREFIX");
   make->add_option("--tokenizer", t->tokenizer,
@@ -191,24 +177,22 @@ void add_data(CLI::App& app, Session& session) {
   make->add_option(
           "--documents", t->documents,
           "what a document is: a file, a line, what blank-line sets apart, or the text in an object of JSON lines "
-          "(file, line, blank-line, json; default: json for .jsonl and .ndjson, else file)")
+          "(file, line, blank-line, json; default: json for .jsonl and .ndjson, packed or not, else file)")
       ->type_name("WHAT")
       ->check(CLI::IsMember({"file", "line", "blank-line", "json"}));
   make->add_option("--json-key", t->json_key, "of JSON lines, the field that has the text (default: text)")
       ->type_name("KEY");
   make->add_flag("--any-text", t->any_text, "take files as they are, whatever they look like");
-  make->add_option("--threads", t->threads, "that encode; the pair is the same for any number (default: all cores)")
-      ->type_name("N")
-      ->transform(whole_number(1));
   make->add_flag("--eod", t->eod, "append the tokenizer's end-of-document token to each");
-  make->add_flag("--overwrite", t->overwrite, "replace a pair that exists");
+  add_make_set_flags(*make, *t, "pair");
   add_json_flag(*make, session);
   make->footer(
       "Exit codes: 0 done, 2 refused: file and line are named, 65 a damaged input, 74 disk full or an I/O error.\n"
       "Examples:\n"
       "  cairn data tokenize data/kjv.txt --out data/kjv_text_document --tokenizer bytes\n"
       "  cairn data tokenize part-*.jsonl --out data/web --tokenizer HF_DIR --eod --json-key content\n"
-      "  zstd -dc part-*.jsonl.zst | cairn data tokenize - --documents json --out data/web");
+      "  cairn data tokenize 'crawl/*.jsonl.zst' --out data/crawl --tokenizer HF_DIR --eod\n"
+      "  xz -dc part-*.jsonl.xz | cairn data tokenize - --documents json --out data/web");
   make->callback([t, &session] { session.action = [t, &session] { return tokenize(*t, session.json); }; });
 
   add_data_chat(*command, session);

@@ -2,56 +2,36 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "runtime/core/cgroup.h"
 #include "runtime/core/count_text.h"
 #include "runtime/data/tokenize.h"
-#include "runtime/text/tokenizer.h"
 #include "tools/data_tools.h"
-#include "tools/model_source.h"
-#include "tools/number_option.h"
 
 namespace cairn::tools {
 namespace {
 
-struct ChatOptions {
-  std::vector<std::string> inputs;
-  std::string out, tokenizer, format, specials = "refuse";
-  int64_t threads = 0;  // 0: as many as there are cores
-  bool overwrite = false;
+struct ChatOptions : MakeSetOptions {
+  std::string format, specials = "refuse";
 };
 
 Result<int> chat(const ChatOptions& options, bool json) {
   static const std::map<std::string, data::ContentSpecials> kSpecials = {{"refuse", data::ContentSpecials::kRefuse},
                                                                          {"text", data::ContentSpecials::kText},
                                                                          {"keep", data::ContentSpecials::kKeep}};
-  RT_TRY(check_tokenizer_name(options.tokenizer));
-  data::TokenizeArgs args;
-  args.inputs = options.inputs;
-  args.output_prefix = options.out;
-  args.tokenizer = text::tokenizer_config(options.tokenizer);
+  RT_TRY_SET(data::TokenizeArgs args, make_set_args(options));
   args.separator = data::DocumentSeparator::kJsonLine;
   args.chat = options.format;
   args.specials = kSpecials.at(options.specials);
-  args.threads = options.threads > 0 ? options.threads : usable_cpus();
-  args.overwrite = options.overwrite;
-  const auto begin = std::chrono::steady_clock::now();
-  RT_TRY_SET(const data::TokenizeReport report, tokenize_live(std::move(args)));
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  RT_TRY_SET(const MadeSet made, tokenize_live(std::move(args)));
+  const data::TokenizeReport& report = made.report;
   if (json) {
-    print_json(nlohmann::json{{"prefix", options.out},
-                              {"bytes", report.bytes},
-                              {"documents", report.documents},
-                              {"tokens", report.tokens},
-                              {"counted", report.counted},
-                              {"open_answers", report.open},
-                              {"vocab", report.vocab},
-                              {"dtype", dtype_name(report.dtype)},
-                              {"seconds", seconds}});
+    nlohmann::json out = made_set_json(made, options.out);
+    out["counted"] = report.counted;
+    out["open_answers"] = report.open;
+    print_json(out);
   } else {
     const double share = 100.0 * static_cast<double>(report.counted) / static_cast<double>(report.tokens);
     fmt::print(
@@ -59,7 +39,7 @@ Result<int> chat(const ChatOptions& options, bool json) {
         "in {8:.1f} s\n",
         options.out, count_text(report.tokens, "token"), dtype_name(report.dtype),
         count_text(report.documents, "document"), report.counted, share, report.vocab, format_bytes(report.bytes),
-        seconds);
+        made.seconds);
   }
   if (report.open > 0) {
     fmt::print(stderr,
@@ -76,7 +56,11 @@ Result<int> chat(const ChatOptions& options, bool json) {
 void add_data_chat(CLI::App& command, Session& session) {
   CLI::App* make = command.add_subcommand("chat", "conversations to a Megatron pair, and which tokens of it count");
   const auto t = std::make_shared<ChatOptions>();
-  make->add_option("INPUT", t->inputs, "files of JSON lines, a row each; -: standard input")->required();
+  make->add_option(
+          "INPUT", t->inputs,
+          "files of JSON lines, a row each, plain or packed by gzip or zstd; a quoted pattern, 'part-*.zst', for the "
+          "files it matches; -: standard input")
+      ->required();
   make->add_option("--out", t->out, "path without .bin, .idx and .loss")->required()->type_name("PREFIX");
   make->add_option("--tokenizer", t->tokenizer,
                    "bytes, a tokenizer.json (or its folder), or a SentencePiece model: that of the model to be trained")
@@ -93,16 +77,13 @@ void add_data_chat(CLI::App& command, Session& session) {
           "(refuse, text, keep; default: refuse)")
       ->type_name("WHAT")
       ->check(CLI::IsMember({"refuse", "text", "keep"}));
-  make->add_option("--threads", t->threads, "that encode; the set is the same for any number (default: all cores)")
-      ->type_name("N")
-      ->transform(whole_number(1));
-  make->add_flag("--overwrite", t->overwrite, "replace a set that exists");
+  add_make_set_flags(*make, *t, "set");
   add_json_flag(*make, session);
   make->footer(
       "A row is one of: {\"messages\": [{\"role\", \"content\"}]}, {\"conversations\": [{\"from\", \"value\"}]},\n"
       "{\"prompt\", \"response\" or \"completion\"}, {\"instruction\", \"input\", \"output\"}, {\"text\"}, or\n"
       "{\"ids\", \"loss\": [[from, to], ...]}. Answers count, with their end of turn.\n"
-      "Exit codes: 0 done, 2 refused: file and line are named, 74 disk full or an I/O error.\n"
+      "Exit codes: 0 done, 2 refused: file and line are named, 65 a damaged input, 74 disk full or an I/O error.\n"
       "Examples:\n"
       "  cairn data chat chats.jsonl --out data/chats --tokenizer HF_DIR --chat chatml\n"
       "  tools/chat_joins.py HF_DIR > joins.json\n"

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/data/input_files.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/objective.h"
 #include "runtime/data/text_input.h"
@@ -366,7 +367,7 @@ void add_eval(CLI::App& app, Session& session) {
       "Examples:\n"
       "  cairn eval runs/mine --text kjv=data/kjv.txt\n"
       "  cairn eval HF_DIR --data valid=data/valid --window 1024 --stride 512\n"
-      "  zstd -dc valid.jsonl.zst | cairn eval HF_DIR --text - --json-key content");
+      "  cairn eval HF_DIR --text valid.jsonl.zst --json-key content");
   command->final_callback(
       [options, &session] { session.action = [options, &session] { return run(*options, session.json); }; });
 }

@@ -3,16 +3,44 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
+#include "runtime/core/cgroup.h"
 #include "runtime/core/count_text.h"
+#include "runtime/core/dtype.h"
+#include "runtime/data/input_files.h"
 #include "runtime/telemetry/terminal.h"
+#include "runtime/text/tokenizer.h"
+#include "tools/model_source.h"
+#include "tools/number_option.h"
 
 namespace cairn::tools {
 
-Result<data::TokenizeReport> tokenize_live(data::TokenizeArgs args) {
+void add_make_set_flags(CLI::App& command, MakeSetOptions& options, const std::string& what) {
+  command
+      .add_option("--threads", options.threads,
+                  fmt::format("that encode; the {} is the same for any number (default: all cores)", what))
+      ->type_name("N")
+      ->transform(whole_number(1));
+  command.add_flag("--overwrite", options.overwrite, fmt::format("replace a {} that exists", what));
+}
+
+Result<data::TokenizeArgs> make_set_args(const MakeSetOptions& options) {
+  RT_TRY(check_tokenizer_name(options.tokenizer));
+  data::TokenizeArgs args;
+  RT_TRY_SET(args.inputs, data::expand_patterns(options.inputs));
+  args.output_prefix = options.out;
+  args.tokenizer = text::tokenizer_config(options.tokenizer);
+  args.threads = options.threads > 0 ? options.threads : usable_cpus();
+  args.overwrite = options.overwrite;
+  return args;
+}
+
+Result<MadeSet> tokenize_live(data::TokenizeArgs args) {
   const bool live = is_terminal(STDERR_FILENO);
   const auto begin = std::chrono::steady_clock::now();
   if (live) {
@@ -29,7 +57,16 @@ Result<data::TokenizeReport> tokenize_live(data::TokenizeArgs args) {
   }
   Result<data::TokenizeReport> done = data::tokenize_file(args);
   if (live) std::fputs("\r\033[K", stderr);
-  return done;
+  if (!done.ok()) return std::move(done).error();
+  return MadeSet{.report = std::move(done).value(),
+                 .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+}
+
+nlohmann::json made_set_json(const MadeSet& made, const std::string& prefix) {
+  const data::TokenizeReport& report = made.report;
+  return {{"prefix", prefix},        {"bytes", report.bytes}, {"documents", report.documents},
+          {"tokens", report.tokens}, {"vocab", report.vocab}, {"dtype", dtype_name(report.dtype)},
+          {"seconds", made.seconds}};
 }
 
 }  // namespace cairn::tools

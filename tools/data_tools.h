@@ -1,6 +1,11 @@
 #pragma once
 // The commands of `cairn data` share these.
 
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
 #include "runtime/core/result.h"
 #include "runtime/data/tokenize.h"
 #include "tools/commands.h"
@@ -11,8 +16,30 @@ class App;
 
 namespace cairn::tools {
 
+/// The options that `tokenize` and `chat` share.
+struct MakeSetOptions {
+  std::vector<std::string> inputs;  // names, patterns, -
+  std::string out, tokenizer;
+  int64_t threads = 0;  // 0: as many as there are cores
+  bool overwrite = false;
+};
+
+/// --threads and --overwrite of a command that makes a `what`, "pair" or "set".
+void add_make_set_flags(CLI::App& command, MakeSetOptions& options, const std::string& what);
+
+/// With patterns replaced by the files they match. Errors: those of data::expand_patterns and check_tokenizer_name.
+Result<data::TokenizeArgs> make_set_args(const MakeSetOptions& options);
+
+struct MadeSet {
+  data::TokenizeReport report;
+  double seconds = 0;
+};
+
 /// data::tokenize_file(), with a line of progress on a terminal.
-Result<data::TokenizeReport> tokenize_live(data::TokenizeArgs args);
+Result<MadeSet> tokenize_live(data::TokenizeArgs args);
+
+/// The JSON that both commands print.
+nlohmann::json made_set_json(const MadeSet& made, const std::string& prefix);
 
 /// Adds `cairn data chat`.
 void add_data_chat(CLI::App& command, Session& session);

@@ -25,6 +25,17 @@ namespace cairn::data {
 namespace {
 
 constexpr size_t kLookedAt = 4096;
+constexpr size_t kStoredBytes = 256 << 10;  // of a packed file, read at once
+
+/// The first bytes, as people write them.
+std::string hex(std::string_view bytes) {
+  constexpr size_t kShown = 4;
+  std::string out;
+  for (const char c : bytes.substr(0, kShown)) {
+    out += fmt::format("{}{:02x}", out.empty() ? "" : " ", static_cast<unsigned char>(c));
+  }
+  return out;
+}
 
 /// Bytes at the beginning of a file that no text begins with.
 struct Signature {
@@ -37,6 +48,19 @@ using namespace std::string_view_literals;
 
 constexpr const char *kTable = "write its text as JSON lines", *kWords = "extract its text first",
                      *kOther = "name a text file";
+// The pipes that make JSON lines of tables, a batch of rows at a time.
+#define CAIRN_ROWS "make JSON lines of it first: python3 -c 'import sys, json, pyarrow"
+#define CAIRN_LINES "[print(json.dumps(row, default=str)) for batch in "
+#define CAIRN_PIPE " for row in batch.to_pylist()]' FILE | cairn ... -"
+constexpr const char *kParquet = CAIRN_ROWS ".parquet as p; " CAIRN_LINES
+                                            "p.ParquetFile(sys.argv[1]).iter_batches()" CAIRN_PIPE,
+                     *kArrowFile = CAIRN_ROWS " as a; f = a.ipc.open_file(sys.argv[1]); " CAIRN_LINES
+                                              "map(f.get_batch, range(f.num_record_batches))" CAIRN_PIPE,
+                     *kArrowStream = CAIRN_ROWS " as a; " CAIRN_LINES "a.ipc.open_stream(sys.argv[1])" CAIRN_PIPE;
+#undef CAIRN_ROWS
+#undef CAIRN_LINES
+#undef CAIRN_PIPE
+
 constexpr Signature kSignatures[] = {
     {"\x1f\x8b\x08"sv, 0, "packed by gzip", "unpack it first (gunzip -c)"},
     {"\x1f\x9d"sv, 0, "packed by compress", "unpack it first (uncompress -c)"},
@@ -54,11 +78,11 @@ constexpr Signature kSignatures[] = {
     {"7z\xbc\xaf\x27\x1c"sv, 0, "a 7z archive", "unpack it first (7z x -so)"},
     {"Rar!\x1a\x07"sv, 0, "a rar archive", "unpack it first (unrar p -inul)"},
     {"ustar"sv, 257, "a tar archive", "unpack it first (tar -xOf)"},
-    {"PAR1"sv, 0, "a parquet table", kTable},
+    {"PAR1"sv, 0, "a parquet table", kParquet},
     {"PARE"sv, 0, "an encrypted parquet table", kTable},
-    {"ARROW1"sv, 0, "an Arrow (feather) table", kTable},
+    {"ARROW1"sv, 0, "an Arrow (feather) table", kArrowFile},
     {"FEA1"sv, 0, "a feather table", kTable},
-    {"\xff\xff\xff\xff"sv, 0, "a stream of Arrow", kTable},
+    {"\xff\xff\xff\xff"sv, 0, "a stream of Arrow", kArrowStream},
     {"ORC"sv, 0, "an ORC table", kTable},
     {"Obj\x01"sv, 0, "an Avro table", kTable},
     {"SQLite format 3\0"sv, 0, "an SQLite database", kTable},
@@ -241,20 +265,6 @@ Status check_json_line(int64_t bytes, int64_t most) {
                            format_bytes(most))};
 }
 
-Status check_read_once(const std::vector<std::string>& paths) {
-  std::set<std::pair<dev_t, ino_t>> seen;
-  for (const std::string& path : paths) {
-    struct stat info = {};
-    const bool found = path == "-" ? ::fstat(STDIN_FILENO, &info) == 0 : ::stat(path.c_str(), &info) == 0;
-    if (!found || (S_ISREG(info.st_mode) && path != "-")) continue;
-    if (seen.insert({info.st_dev, info.st_ino}).second) continue;
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("{} is named twice, and can be read once: the second time it would be empty",
-                             path == "-" ? "standard input" : path)};
-  }
-  return {};
-}
-
 std::string no_tokens(std::string_view begin) {
   begin = begin.substr(0, kLookedAt);
   for (const Signature& one : kSignatures) {
@@ -272,9 +282,10 @@ std::string no_tokens(std::string_view begin) {
   return "is text: make tokens of it (cairn data tokenize)";
 }
 
-Result<TextInput> TextInput::open(const std::string& path, std::chrono::milliseconds patience) {
+Result<TextInput> TextInput::open(const std::string& path, TextRule rule, std::chrono::milliseconds patience) {
   TextInput out;
   out.path_ = path == "-" ? "standard input" : path;
+  out.rule_ = rule;
   out.patience_ = patience;
   const std::optional<int> held = descriptor_of(path);
   // A FIFO without a writer must not hang here: read() waits for the first byte, with a deadline.
@@ -287,8 +298,22 @@ Result<TextInput> TextInput::open(const std::string& path, std::chrono::millisec
     return Error{ErrorCode::kInvalidInput, out.path_ + ": is a folder; name the text files in it"};
   }
   if (S_ISBLK(info.st_mode)) return Error{ErrorCode::kInvalidInput, out.path_ + ": is a disk, not a text file"};
-  if (S_ISREG(info.st_mode) && path != "-") out.size_bytes_ = info.st_size;  // standard input is read from where it is
+  if (S_ISREG(info.st_mode) && path != "-") {  // standard input is read from where it is
+    out.size_bytes_ = info.st_size;
+    out.device_ = info.st_dev;
+    out.inode_ = info.st_ino;
+    if (!held) out.fd_.reset();  // there may be more files than descriptors
+  }
   return out;
+}
+
+Status TextInput::reopen() {
+  fd_.reset(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!fd_) return os_error(errno, path_);
+  struct stat info = {};
+  if (::fstat(fd_.get(), &info) != 0) return os_error(errno, path_);
+  if (info.st_dev == device_ && info.st_ino == inode_) return {};
+  return Error{ErrorCode::kInvalidInput, path_ + ": was replaced by another file since this command began"};
 }
 
 Result<size_t> TextInput::read_some(char* out, size_t most) {
@@ -300,36 +325,122 @@ Result<size_t> TextInput::read_some(char* out, size_t most) {
       return Error{ErrorCode::kTimeout,
                    fmt::format("{}: byte {}: waited {} s for the next byte of this pipe; is the program alive that "
                                "writes to it?",
-                               path_, done_, std::chrono::duration<double>(patience_).count())};
+                               path_, taken_, std::chrono::duration<double>(patience_).count())};
     }
     if (ready < 0) continue;
     const ssize_t got = ::read(fd_.get(), out, most);
     if (got >= 0) return static_cast<size_t>(got);
-    if (errno != EINTR && errno != EAGAIN) return os_error(errno, fmt::format("{}: byte {}", path_, done_));
+    if (errno != EINTR && errno != EAGAIN) return os_error(errno, fmt::format("{}: byte {}", path_, taken_));
   }
 }
 
-Status TextInput::read(size_t most, std::string* out) {
+/// The next `most` stored bytes, fewer only at the end.
+Result<size_t> TextInput::read_stored(char* out, size_t most) {
   if (size_bytes_ >= 0) {
-    out->resize(static_cast<size_t>(std::min<int64_t>(static_cast<int64_t>(most), size_bytes_ - done_)));
-    RT_TRY(read_exact(fd_.get(), path_, done_, out->data(), std::ssize(*out)));
-    done_ += std::ssize(*out);
-    return {};
+    const int64_t count = std::min<int64_t>(static_cast<int64_t>(most), size_bytes_ - taken_);
+    RT_TRY(read_exact(fd_.get(), path_, taken_, out, count));
+    taken_ += count;
+    return static_cast<size_t>(count);
   }
-  out->resize(most);  // as full as a file would fill it: what is made of the text does not depend on a pipe's pace
-  size_t filled = 0;
+  size_t filled = 0;  // as full as a file would fill it: what is made of the text does not depend on a pipe's pace
   while (filled < most) {
-    RT_TRY_SET(const size_t got, read_some(out->data() + filled, most - filled));
+    RT_TRY_SET(const size_t got, read_some(out + filled, most - filled));
     if (got == 0) break;
     filled += got;
-    done_ += static_cast<int64_t>(got);
+    taken_ += static_cast<int64_t>(got);
+  }
+  return filled;
+}
+
+/// More stored bytes behind those that are not used yet; none at the end.
+Status TextInput::refill() {
+  stored_.erase(0, at_);
+  at_ = 0;
+  const size_t kept = stored_.size();
+  stored_.resize(kept + kStoredBytes);
+  RT_TRY_SET(const size_t got, read_stored(stored_.data() + kept, kStoredBytes));
+  stored_.resize(kept + got);
+  return {};
+}
+
+Status TextInput::begin() {
+  begun_ = true;
+  if (!fd_) RT_TRY(reopen());
+  if (rule_ == TextRule::kAnything) return {};
+  RT_TRY(refill());
+  const Packing packing = packing_of(stored_), named = named_packing(path_);
+  if (packing != Packing::kNone) unpacker_ = Unpacker::make(packing);
+  if (packing != Packing::kNone || named == Packing::kNone) return {};
+  const bool gzip = named == Packing::kGzip;
+  return Error{ErrorCode::kCorrupt,
+               fmt::format("{}: byte 0: found {}, expected {}, with which {} begins: it is damaged, or no packed file, "
+                           "and then has a wrong name",
+                           path_, stored_.empty() ? "the end of the file" : hex(stored_),
+                           gzip ? "1f 8b 08" : "28 b5 2f fd", gzip ? "gzip" : "zstd")};
+}
+
+Error TextInput::damage(std::string_view what) const {
+  const int64_t used = taken_ - std::ssize(stored_) + static_cast<int64_t>(at_);
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: byte {}: {} (the {} that begins at byte {})", path_, used, what,
+                                                unpacker_->member(), member_at_)};
+}
+
+/// Whether one more member follows.
+Result<bool> TextInput::next_member() {
+  constexpr size_t kMark = 4;
+  if (stored_.size() - at_ < kMark) RT_TRY(refill());
+  member_at_ = taken_ - std::ssize(stored_) + static_cast<int64_t>(at_);
+  const std::string_view next = std::string_view(stored_).substr(at_);
+  if (next.empty()) return false;
+  if (unpacker_->begins_member(next)) return true;
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: byte {}: found {}, expected one more {}, or the end of the file",
+                                                path_, member_at_, hex(next), unpacker_->member())};
+}
+
+Status TextInput::read_unpacked(size_t most, std::string* out) {
+  out->resize(most);
+  size_t filled = 0;
+  while (filled < most) {
+    if (!in_member_) {
+      RT_TRY_SET(in_member_, next_member());
+      if (!in_member_) break;
+    }
+    Result<Unpacker::Step> step =
+        unpacker_->step(std::string_view(stored_).substr(at_), std::span(*out).subspan(filled));
+    if (!step.ok() && step.error().code != ErrorCode::kCorrupt) return std::move(step).error().with(path_);
+    if (!step.ok()) return damage("is damaged: " + step.error().message);
+    at_ += step.value().in;
+    filled += step.value().out;
+    in_member_ = !step.value().ended;
+    if (!in_member_ || step.value().in + step.value().out > 0) continue;
+    RT_TRY(refill());
+    if (stored_.empty()) return damage("the file ends before its text does: it was cut, or is still being written");
   }
   out->resize(filled);
   return {};
 }
 
+Status TextInput::read_plain(size_t most, std::string* out) {
+  const size_t held = std::min(most, stored_.size() - at_);
+  const size_t left = size_bytes_ >= 0 ? static_cast<size_t>(size_bytes_ - taken_) : most;
+  out->resize(std::min(most, held + left));
+  std::copy_n(stored_.data() + at_, held, out->data());
+  at_ += held;
+  RT_TRY_SET(const size_t got, read_stored(out->data() + held, out->size() - held));
+  out->resize(held + got);
+  return {};
+}
+
+Status TextInput::read(size_t most, std::string* out) {
+  if (!begun_) RT_TRY(begin());
+  RT_TRY(packed() ? read_unpacked(most, out) : read_plain(most, out));
+  if (checked_) return {};
+  checked_ = true;
+  return check_text(*out, rule_).with(packed() ? path_ + ", unpacked" : path_);
+}
+
 Result<std::string> read_text(const std::string& path, int64_t most_bytes, TextRule rule) {
-  RT_TRY_SET(TextInput in, TextInput::open(path));
+  RT_TRY_SET(TextInput in, TextInput::open(path, rule));
   const auto too_long = [&] {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("{}: has more than {} bytes, the most that are read at once", path, most_bytes)};
@@ -339,13 +450,15 @@ Result<std::string> read_text(const std::string& path, int64_t most_bytes, TextR
   std::string out, part;
   for (bool first = true;; first = false) {
     RT_TRY(in.read(kAtOnce, &part));
-    if (first) RT_TRY(check_text(part, rule).with(path));
     out += std::string_view(part).substr(first ? mark_bytes(part, rule) : 0);
     if (std::ssize(out) > most_bytes) return too_long();
     if (part.size() < kAtOnce) return out;
   }
 }
 
-bool named_as_json_lines(std::string_view path) { return path.ends_with(".jsonl") || path.ends_with(".ndjson"); }
+bool named_as_json_lines(std::string_view path) {
+  path = without_packing(path);
+  return path.ends_with(".jsonl") || path.ends_with(".ndjson");
+}
 
 }  // namespace cairn::data

@@ -1,15 +1,18 @@
 #pragma once
-// Text as people give it: a file, a pipe, a FIFO or standard input, read from its beginning to its end; and the check
-// that it is text. Every command that reads text reads it here.
+// Text as people give it: a file, a pipe, a FIFO or standard input, plain or packed by gzip or zstd, read from its
+// beginning to its end; and the check that it is text. Every command that reads text reads it here.
+
+#include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
+#include "runtime/data/unpack.h"
 
 namespace cairn::data {
 
@@ -37,35 +40,59 @@ size_t mark_bytes(std::string_view begin, TextRule rule);
 inline constexpr int64_t kMostJsonLineBytes = int64_t{64} << 20;
 Status check_json_line(int64_t bytes, int64_t most = kMostJsonLineBytes);
 
-/// Checks that no pipe is named twice: its second reader would find nothing. Errors: kInvalidInput.
-Status check_read_once(const std::vector<std::string>& paths);
-
 class TextInput {
  public:
-  /// `path`: "-" is standard input. `patience`: how long a pipe may give no byte. Errors: kInvalidInput for a folder
+  /// `path`: "-" is standard input. Text packed by gzip or zstd is unpacked, except by kAnything. A file takes a
+  /// descriptor only once it is read. `patience`: how long a pipe may give no byte. Errors: kInvalidInput for a folder
   /// or a device that is no text, kIo.
-  static Result<TextInput> open(const std::string& path, std::chrono::milliseconds patience = std::chrono::hours(1));
+  static Result<TextInput> open(const std::string& path, TextRule rule,
+                                std::chrono::milliseconds patience = std::chrono::hours(1));
 
-  /// -1: a pipe, whose end is known when it comes.
+  /// Stored bytes. -1: a pipe, whose end is known when it comes.
   int64_t size_bytes() const { return size_bytes_; }
+  /// Stored bytes read so far.
+  int64_t taken_bytes() const { return taken_; }
+  /// Whether it is packed; known after the first read().
+  bool packed() const { return unpacker_ != nullptr; }
 
-  /// The next `most` bytes, fewer only at the end, into `out`. Errors: kCorrupt for a file that was cut since it was
-  /// opened, kTimeout for a pipe that gives nothing, kIo.
+  /// The next `most` bytes of text, fewer only at the end, into `out`. Errors: those of check_text for the first;
+  /// kCorrupt with the byte for a damaged or cut member of a packed file, one named .gz or .zst that is neither, or a
+  /// file that was cut since it was opened; kInvalidInput for a file that was replaced since then; kTimeout for a pipe
+  /// that gives nothing; kIo.
   Status read(size_t most, std::string* out);
 
  private:
+  Status begin();
+  Status reopen();
   Result<size_t> read_some(char* out, size_t most);
+  Result<size_t> read_stored(char* out, size_t most);
+  Status read_plain(size_t most, std::string* out);
+  Status read_unpacked(size_t most, std::string* out);
+  Result<bool> next_member();
+  Status refill();
+  Error damage(std::string_view what) const;
+
   std::string path_;
+  TextRule rule_ = TextRule::kAnything;
   std::chrono::milliseconds patience_{};
   Fd fd_;
-  int64_t size_bytes_ = -1, done_ = 0;
+  dev_t device_ = 0;  // of a file, to find it again
+  ino_t inode_ = 0;
+  int64_t size_bytes_ = -1, taken_ = 0;
+  bool begun_ = false, checked_ = false;
+  // Stored bytes that are read and not yet used: [at_, size).
+  std::string stored_;
+  size_t at_ = 0;
+  std::unique_ptr<Unpacker> unpacker_;  // null: plain
+  bool in_member_ = false;
+  int64_t member_at_ = 0;  // its first stored byte
 };
 
 /// The whole text, without a byte order mark except by kAnything. Errors: those of TextInput and check_text;
 /// kInvalidInput for more than `most_bytes`.
 Result<std::string> read_text(const std::string& path, int64_t most_bytes, TextRule rule);
 
-/// Whether the name says JSON lines: .jsonl, .ndjson.
+/// Whether the name says JSON lines: .jsonl, .ndjson, and these packed.
 bool named_as_json_lines(std::string_view path);
 
 }  // namespace cairn::data

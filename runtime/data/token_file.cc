@@ -1,8 +1,6 @@
 #include "runtime/data/token_file.h"
 
 #include <fmt/format.h>
-#include <glob.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +12,7 @@
 
 #include "runtime/data/file_io.h"
 #include "runtime/data/file_tokens.h"
+#include "runtime/data/input_files.h"
 #include "runtime/data/text_input.h"
 
 namespace cairn::data {
@@ -327,20 +326,6 @@ class JoinedTokens final : public TokenSource {
   std::vector<int64_t> starts_;  // of each part, and the total
   std::string name_;
 };
-
-Result<std::vector<std::string>> matching_paths(const std::string& path) {
-  struct stat info = {};
-  if (::stat(path.c_str(), &info) == 0 || path.find_first_of("*?[") == std::string::npos) return std::vector{path};
-  glob_t found = {};
-  const int rc = ::glob(path.c_str(), GLOB_ERR | GLOB_NOSORT, nullptr, &found);
-  std::vector<std::string> paths;
-  for (size_t i = 0; rc == 0 && i < found.gl_pathc; ++i) paths.emplace_back(found.gl_pathv[i]);
-  ::globfree(&found);
-  if (rc == GLOB_NOMATCH) return Error{ErrorCode::kInvalidInput, path + ": no file matches this pattern"};
-  if (rc != 0) return Error{ErrorCode::kIo, path + ": a folder of this pattern cannot be read"};
-  std::sort(paths.begin(), paths.end());  // by bytes: glob's own order depends on the locale
-  return paths;
-}
 
 }  // namespace
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "runtime/core/check.h"
+#include "runtime/data/input_files.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_writer.h"
 #include "runtime/data/text_input.h"
@@ -50,8 +51,9 @@ size_t cut_before(std::string_view text, size_t most, bool of_bytes) {
 struct Piece {
   std::string text;
   size_t file = 0;
-  int64_t offset = 0;  // of its first byte in the file
-  int64_t line = 0;    // of JSON, counted from 1; 0: the text itself
+  int64_t offset = 0;   // of its first byte in the file
+  int64_t line = 0;     // of JSON, counted from 1; 0: the text itself
+  bool packed = false;  // the file is, and bytes and lines are counted in what it unpacks to
   text::Part part;
 };
 
@@ -126,7 +128,8 @@ class PieceEncoder {
 
   Status encode_text(const Piece& piece, std::vector<int32_t>& ids) const {
     if (piece.text.empty()) return {};
-    return encode_part(piece.text, piece.part, args_.inputs[piece.file], piece.offset, ids);
+    const std::string& name = args_.inputs[piece.file];
+    return encode_part(piece.text, piece.part, piece.packed ? name + ", unpacked" : name, piece.offset, ids);
   }
 
   /// `offset`: of the text's first byte, for messages; -1: no byte of a file is one of the text.
@@ -248,8 +251,9 @@ class DocumentWriter {
         encoder_(args, tokenizer, chat),
         encoders_(encoder_, args.threads) {}
 
-  void start_file(size_t file) {
+  void start_file(size_t file, bool packed) {
     file_ = file;
+    packed_ = packed;
     line_ = 0;
     text_at_ = 0;
   }
@@ -274,7 +278,8 @@ class DocumentWriter {
       std::string rest = text_.substr(cut);
       text_.resize(cut);
       const int64_t at = text_at_;
-      RT_TRY(put({.text = std::move(text_), .file = file_, .offset = at, .part = {first_part_, false}}));
+      RT_TRY(put(
+          {.text = std::move(text_), .file = file_, .offset = at, .packed = packed_, .part = {first_part_, false}}));
       first_part_ = false;
       text_ = std::move(rest);
       text_at_ = at + static_cast<int64_t>(cut);
@@ -286,7 +291,8 @@ class DocumentWriter {
   Status end_document() {
     const bool json = args_.separator == DocumentSeparator::kJsonLine;
     if (json) ++line_;
-    Piece piece{.text = std::move(text_), .file = file_, .offset = text_at_, .part = {first_part_, true}};
+    Piece piece{
+        .text = std::move(text_), .file = file_, .offset = text_at_, .packed = packed_, .part = {first_part_, true}};
     if (json && piece.text.find_first_not_of(" \t\r") != std::string::npos) piece.line = line_;
     if (json && piece.line == 0) piece.text.clear();  // an empty line
     text_.clear();
@@ -366,6 +372,7 @@ class DocumentWriter {
   Encoders encoders_;
   Batch batch_;                   // to be encoded next
   size_t file_ = 0;               // under way
+  bool packed_ = false;           // that file is
   int64_t line_ = 0;              // of JSON, that have ended
   std::string text_;              // of the open document, what is not given away yet
   int64_t text_at_ = 0;           // its place in the file
@@ -501,16 +508,16 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   TokenizeProgress progress;
   std::vector<TextInput> files;  // all opened before any work: a typo in the last name should not cost an hour
   bool sized = true;
+  const TextRule rule = args.any_text                                    ? TextRule::kAnything
+                        : args.separator == DocumentSeparator::kJsonLine ? TextRule::kAlsoJson
+                                                                         : TextRule::kNoJson;
   for (const std::string& path : args.inputs) {
-    RT_TRY_SET(TextInput file, TextInput::open(path));
+    RT_TRY_SET(TextInput file, TextInput::open(path, rule));
     sized = sized && file.size_bytes() >= 0;
     progress.bytes_total += file.size_bytes();
     files.push_back(std::move(file));
   }
   if (!sized) progress.bytes_total = 0;
-  const TextRule rule = args.any_text                                    ? TextRule::kAnything
-                        : args.separator == DocumentSeparator::kJsonLine ? TextRule::kAlsoJson
-                                                                         : TextRule::kNoJson;
 
   TokenizeReport report;
   report.vocab = tokenizer->vocab();
@@ -523,7 +530,7 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   }
   DocumentWriter documents(args, *tokenizer, chat ? &*chat : nullptr, writer, loss ? &*loss : nullptr, report);
   DocumentSplitter splitter(args.separator, documents);
-  int64_t read = 0;
+  int64_t stored = 0;  // bytes of the files that are done
   const auto tell = [&]() -> Status {
     progress.bytes_done = documents.written();
     progress.documents = writer.documents();
@@ -533,20 +540,21 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   };
   std::string buffer;
   for (size_t i = 0; i < files.size(); ++i) {
-    documents.start_file(i);
+    TextInput file = std::move(files[i]);  // closed when it has been read
     int64_t at = 0;
     do {
-      RT_TRY(files[i].read(kReadBytes, &buffer));
+      RT_TRY(file.read(kReadBytes, &buffer));
+      if (at == 0) documents.start_file(i, file.packed());
       if (buffer.empty()) break;
-      if (at == 0) RT_TRY(check_text(buffer, rule).with(args.inputs[i]));
-      read += std::ssize(buffer);
-      documents.has_read(read);
+      report.bytes += std::ssize(buffer);
+      documents.has_read(stored + file.taken_bytes());
       const size_t mark = at == 0 ? mark_bytes(buffer, rule) : 0;
       RT_TRY(splitter.feed(std::string_view(buffer).substr(mark), static_cast<int64_t>(mark) + at));
       RT_TRY(tell());
       at += std::ssize(buffer);
     } while (buffer.size() == kReadBytes);
     RT_TRY(splitter.end_file(at));
+    stored += file.taken_bytes();
   }
   RT_TRY(documents.finish());
   RT_TRY(tell());
@@ -554,7 +562,6 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: no text to tokenize", args.inputs[0])};
   if (loss) report.counted = loss->counted();
   RT_TRY(writer.finish([&]() -> Status { return loss ? loss->publish(writer.tokens()) : Status(); }));
-  report.bytes = read;
   report.documents = writer.documents();
   report.tokens = writer.tokens();
   return report;

@@ -1,6 +1,8 @@
 """data tokenize and data info."""
 
 import gzip
+import json
+import lzma
 import os
 import socket
 import struct
@@ -88,11 +90,37 @@ class DataTest(ProgramTest):
             self.cairn("data", "tokenize", name, "--documents", "json", "--out", "socket", "--overwrite", stdin=theirs)
             theirs.close()
             self.assertEqual(stored("socket"), stored("file"))
-        packed = gzip.compress(lines)
-        self.assertIn("-: is packed by gzip: unpack it first (gunzip -c)",
+        self.cairn("data", "tokenize", "-", "--documents", "json", "--out", "packed", text_in=gzip.compress(lines))
+        self.assertEqual(stored("packed"), stored("file"))
+        self.assertEqual(self.cairn("data", "encode", "--lines", "-", text_in=gzip.compress(b"a")).stdout, "97\n")
+        packed = lzma.compress(lines)
+        self.assertIn("standard input: is packed by xz: unpack it first (unxz -c)",
                       self.cairn("data", "tokenize", "-", "--out", "no", text_in=packed, code=2).stderr)
-        self.assertIn("is packed by gzip", self.cairn("data", "encode", "--lines", "-", text_in=packed, code=2).stderr)
         self.assertEqual(self.cairn("data", "encode", "--lines", "-", text_in=b"ab\nc").stdout, "97 98\n99\n")
+
+    def test_packed_files_are_read_by_a_pattern_and_damage_is_named(self):
+        parts = ["".join(json.dumps({"text": f"part {k}, line {n}"}) + "\n" for n in range(500)).encode() for k in range(3)]
+        self.write("all.jsonl", b"".join(parts))
+        self.cairn("data", "tokenize", "all.jsonl", "--out", "plain")
+        for k, part in enumerate(parts):
+            self.write(f"part-{k}.jsonl.gz", gzip.compress(part))
+        made = self.cairn_json("data", "tokenize", "part-*.jsonl.gz", "--out", "packed")
+        self.assertEqual((made["documents"], made["bytes"]), (1500, sum(map(len, parts))))
+        for suffix in (".bin", ".idx"):
+            with open(self.path("plain" + suffix), "rb") as one, open(self.path("packed" + suffix), "rb") as other:
+                self.assertEqual(one.read(), other.read())
+        self.write("part-1.jsonl.gz", gzip.compress(parts[1])[:-9])
+        before = sorted(os.listdir(self.folder.name))
+        said = self.cairn("data", "tokenize", "part-*.jsonl.gz", "--out", "no", code=65).stderr
+        self.assertRegex(said, r"part-1\.jsonl\.gz: byte [0-9]+: the file ends before its text does.*begins at byte 0\)")
+        self.assertEqual(sorted(os.listdir(self.folder.name)), before)
+        row = b'{"prompt": "Who are you?", "response": "A model."}\n'
+        self.write("chat.jsonl.gz", gzip.compress(row * 3))
+        made = self.cairn_json("data", "chat", "chat*.gz", "--out", "chat", "--tokenizer", "bytes", "--chat", "plain")
+        self.assertEqual(made["documents"], 3)
+        self.write("bad.jsonl.gz", gzip.compress(row + b'{"a": 1}\n'))
+        self.assertIn("bad.jsonl.gz:2:", self.cairn("data", "chat", "bad.jsonl.gz", "--out", "no", "--tokenizer", "bytes",
+                                                    "--chat", "plain", code=2).stderr)
 
     def test_a_pair_is_replaced_only_on_request(self):
         self.write("a.txt", TEXT)

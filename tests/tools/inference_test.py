@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 import math
 import os
 import pathlib
@@ -276,10 +277,14 @@ return T.recipe {{ name = "run", seed = 1, stop = T.steps(4), model = T.llama {{
         self.assertIn("named.txt: looks like JSON", self.cairn("eval", "parted", "--text", "named.txt", code=2).stderr)
         self.assertIn("lines.jsonl:1: \"body\" is missing",
                       self.cairn("eval", "parted", "--text", "lines.jsonl", "--json-key", "body", code=2).stderr)
+        self.write("lines.jsonl.gz", gzip.compress(json_lines.encode()))
+        self.assertEqual(self.cairn_json("eval", "parted", "--text", "lines.jsonl.gz")["sets"][0]["loss"], pair["loss"])
         self.write("packed.txt", gzip.compress(json_lines.encode()))
-        self.assertIn("packed.txt: is packed by gzip", self.cairn("eval", "parted", "--text", "packed.txt", code=2).stderr)
+        self.assertIn("packed.txt, unpacked: looks like JSON",
+                      self.cairn("eval", "parted", "--text", "packed.txt", code=2).stderr)
         self.assertIn("prompt as a JSON string", self.cairn("generate", "parted", "--prompts", "named.txt", code=2).stderr)
-        self.assertIn("is packed by gzip", self.cairn("generate", "parted", "--prompts", "packed.txt", code=2).stderr)
+        self.write("packed.txt", lzma.compress(json_lines.encode()))
+        self.assertIn("is packed by xz", self.cairn("generate", "parted", "--prompts", "packed.txt", code=2).stderr)
         self.assertIn("--documents is for Megatron pairs", self.cairn("eval", "parted", "--data", "valid.bin", "--dtype",
                                                                       "uint16", "--documents", code=2).stderr)
 

@@ -340,12 +340,9 @@ TEST_SUITE("runtime/data/tokenize") {
          std::vector<std::pair<std::string, std::string>>{{"{\"text\": \"a\"}\n", "looks like JSON"},
                                                           {"\n  { \"a\\\"b\" : [1]}", "looks like JSON"},
                                                           {"[\n {\"text\": 1}]", "looks like JSON"},
-                                                          {std::string("\x1f\x8b\x08\0", 4), "is packed by gzip"},
-                                                          {"\x28\xb5\x2f\xfdxxx", "is packed by zstd"},
                                                           {"BZh91AY&SYxxx", "is packed by bzip2"},
                                                           {"\xfd\x37zXZ\x01", "is packed by xz"},
                                                           {"\x04\x22\x4d\x18pq", "is packed by lz4"},
-                                                          {"\x50\x2a\x4d\x18pq", "is packed by zstd or lz4"},
                                                           {"PK\x03\x04pq", "is a zip archive"},
                                                           {std::string(257, 'n') + "ustar\x01", "is a tar archive"},
                                                           {"PAR1\x15\x02", "is a parquet table"},
@@ -424,7 +421,7 @@ TEST_SUITE("runtime/data/tokenize") {
   TEST_CASE("a pipe that gives nothing ends at the deadline, with its name; standard input is read from where it is") {
     const TempDir dir;
     REQUIRE(::mkfifo((dir / "fifo").c_str(), 0600) == 0);
-    auto quiet = TextInput::open(dir / "fifo", std::chrono::milliseconds(5));
+    auto quiet = TextInput::open(dir / "fifo", TextRule::kNoJson, std::chrono::milliseconds(5));
     REQUIRE_OK(quiet);
     std::string out;
     const Status waited = quiet.value().read(10, &out);
