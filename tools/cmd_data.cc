@@ -1,4 +1,4 @@
-// cairn data tokenize | encode | info: text files to a Megatron pair, and what a token store holds.
+// cairn data tokenize | encode | info: text files to a Megatron pair, and the contents of a token store.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -8,9 +8,13 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "runtime/core/count_text.h"
+#include "runtime/data/loss_spans.h"
+#include "runtime/data/set_origin.h"
 #include "runtime/data/text_input.h"
 #include "runtime/data/token_file.h"
 #include "runtime/data/token_scan.h"
@@ -78,6 +82,61 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
   return 0;
 }
 
+struct SetFacts {
+  int64_t longest = 0;             // tokens of a sequence
+  std::optional<int64_t> counted;  // of instruction data
+  std::optional<data::SetOrigin> origin;
+};
+
+/// `prefix`: of a pair; empty: a token file.
+Result<SetFacts> set_facts(const data::TokenSource& source, const std::string& prefix) {
+  SetFacts out{.longest = source.token_count()};
+  if (prefix.empty()) return out;
+  constexpr int64_t kAtOnce = 64 << 10;
+  const int64_t sequences = source.sequence_count();
+  std::optional<data::LossSpans> loss;
+  if (fs::exists(data::loss_path(prefix))) {
+    RT_TRY_SET(data::LossSpans spans, data::LossSpans::open(prefix, sequences, source.token_count()));
+    loss.emplace(std::move(spans));
+    out.counted = 0;
+  }
+  out.longest = 0;
+  std::vector<data::LossSpan> spans;
+  std::vector<uint64_t> begins;
+  for (int64_t first = 0; first < sequences; first += kAtOnce) {
+    const int64_t count = std::min(kAtOnce, sequences - first);
+    RT_TRY_SET(const std::vector<int64_t> starts, source.sequence_starts(first, count));
+    for (int64_t k = 0; k < count; ++k) out.longest = std::max(out.longest, starts[k + 1] - starts[k]);
+    if (loss) RT_TRY(loss->read(first, count, &spans, &begins));
+    for (const data::LossSpan& span : spans) *out.counted += span.to - span.from;
+  }
+  RT_TRY_SET(out.origin, data::read_origin(prefix, sequences, source.token_count()));
+  return out;
+}
+
+nlohmann::json origin_json(const data::SetOrigin& origin) {
+  nlohmann::json inputs = nlohmann::json::array();
+  for (const data::SetOrigin::Input& input : origin.inputs)
+    inputs.push_back({{"path", input.path}, {"bytes", input.bytes}, {"packed", data::packing_name(input.packing)}});
+  return {{"tokenizer", origin.tokenizer},
+          {"tokenizer_hash", origin.tokenizer_hash},
+          {"chat", origin.chat},
+          {"inputs", std::move(inputs)}};
+}
+
+std::string origin_text(const data::SetOrigin& origin) {
+  constexpr size_t kNamed = 4;
+  std::string out = fmt::format("  made by the tokenizer {}{}{}, of:\n", origin.tokenizer,
+                                origin.chat.empty() ? "" : " in the chat format ", origin.chat);
+  for (const data::SetOrigin::Input& input : std::span(origin.inputs).first(std::min(kNamed, origin.inputs.size()))) {
+    const std::string_view packed = data::packing_name(input.packing);
+    out += fmt::format("    {}: {}{}{}\n", input.path, format_bytes(input.bytes), packed.empty() ? "" : ", packed by ",
+                       packed);
+  }
+  if (origin.inputs.size() > kNamed) out += fmt::format("    and {} more files\n", origin.inputs.size() - kNamed);
+  return out;
+}
+
 Result<int> info(const InfoOptions& options, bool json) {
   RT_TRY_SET(const data::NamedTokens named,
              data::open_named_tokens(options.path, options.dtype, data::OpenOptions{options.vocab}));
@@ -86,24 +145,34 @@ Result<int> info(const InfoOptions& options, bool json) {
   const int64_t tokens = source->token_count();
   const int64_t sequences = source->sequence_count();
   RT_TRY_SET(const data::ScanReport scan, data::scan_tokens(*source, tokens, {.vocab = options.vocab}));
-  const std::string kind = prefix.empty() ? "token file" : "Megatron pair";
+  const std::string& name = prefix.empty() ? options.path : prefix;
+  RT_TRY_SET(const SetFacts facts, set_facts(*source, prefix));
   if (json) {
-    nlohmann::json out = {{"path", prefix.empty() ? options.path : prefix},
+    nlohmann::json out = {{"path", name},
                           {"kind", prefix.empty() ? "token_file" : "megatron"},
                           {"tokens", tokens},
                           {"sequences", sequences},
+                          {"longest_sequence", facts.longest},
                           {"fingerprint", fmt::format("{:016x}", source->fingerprint())}};
     out["largest_token"] = scan.ids.greatest;
     out["smallest_token"] = scan.ids.least;
     if (options.vocab > 0) out["vocab"] = options.vocab;
     out["outside"] = scan.ids.outside;
+    if (facts.counted) out["counted"] = *facts.counted;
+    if (facts.origin) out["made_of"] = origin_json(*facts.origin);
     if (!scan.bad.ok()) out["error"] = scan.bad.error().message;
     print_json(out);
     return scan.bad.ok() ? 0 : kRefused;
   }
-  fmt::print("{}: {}, {}", prefix.empty() ? options.path : prefix, kind, count_text(tokens, "token"));
-  if (!prefix.empty()) fmt::print(" in {}", count_text(sequences, "sequence"));
+  fmt::print("{}: {}, {}", name, prefix.empty() ? "token file" : "Megatron pair", count_text(tokens, "token"));
+  if (!prefix.empty())
+    fmt::print(" in {}, the longest of {}", count_text(sequences, "sequence"), count_text(facts.longest, "token"));
   fmt::print(", largest id {}, fingerprint {:016x}\n", scan.ids.greatest, source->fingerprint());
+  if (facts.counted) {
+    fmt::print("  instruction data: {} of the tokens count ({:.1f} %)\n", *facts.counted,
+               100.0 * static_cast<double>(*facts.counted) / static_cast<double>(std::max<int64_t>(tokens, 1)));
+  }
+  if (facts.origin) fmt::print("{}", origin_text(*facts.origin));
   if (scan.bad.ok()) return 0;
   fmt::print(stderr, "cairn data info: {}\n  {} of {} ids are outside, from {} to {}\n", scan.bad.error().message,
              scan.ids.outside, tokens, scan.ids.least, scan.ids.greatest);
@@ -198,6 +267,8 @@ void add_data(CLI::App& app, Session& session) {
   add_data_chat(*command, session);
   add_data_samples(*command, session);
 
+  add_data_sets(*command, session);
+
   CLI::App* ids = command->add_subcommand("encode", "show the ids of texts, a line for each");
   const auto e = std::make_shared<EncodeOptions>();
   ids->add_option("TEXT", e->texts, "texts to encode");
@@ -217,7 +288,7 @@ void add_data(CLI::App& app, Session& session) {
   ids->callback([e, &session] { session.action = [e, &session] { return encode(*e, session.json); }; });
 
   CLI::App* look =
-      command->add_subcommand("info", "kind, tokens, sequences, largest id and fingerprint of a token store");
+      command->add_subcommand("info", "kind, tokens, sequences, largest id, what counts and what it was made of");
   const auto i = std::make_shared<InfoOptions>();
   look->add_option("PATH", i->path, "prefix of a Megatron pair, or a token file")->required();
   look->add_option("--dtype", i->dtype, "of a plain token file: uint16 or uint32")->type_name("TYPE");

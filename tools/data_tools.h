@@ -46,4 +46,7 @@ void add_data_chat(CLI::App& command, Session& session);
 /// Adds `cairn data samples`.
 void add_data_samples(CLI::App& command, Session& session);
 
+/// Adds `cairn data decode` and `cairn data merge`.
+void add_data_sets(CLI::App& command, Session& session);
+
 }  // namespace cairn::tools

@@ -29,8 +29,7 @@ Result<std::vector<std::string>> matching_files(const std::string& pattern) {
     std::error_code none;
     return std::filesystem::is_directory(path, none);
   });
-  if (paths.empty())
-    return Error{ErrorCode::kInvalidInput, pattern + ": matches only folders; name the files in them"};
+  if (paths.empty()) return Error{ErrorCode::kInvalidInput, pattern + ": matches only folders; name the files in them"};
   return paths;
 }
 

@@ -19,6 +19,7 @@
 #include "runtime/data/file_io.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_format.h"
+#include "runtime/data/set_origin.h"
 
 namespace cairn::data {
 namespace {
@@ -178,8 +179,9 @@ Status MegatronWriter::finish(const std::function<Status()>& beside) {
   RT_TRY(sync_file(idx_.get(), idx + ".tmp"));
   if (::unlink(idx.c_str()) != 0 && errno != ENOENT) return os_error(errno, idx);
   RT_TRY(sync_parent_dir(idx));  // until here a crash leaves the old pair; from here on there is none till the commit
-  const std::string loss = loss_path(prefix_);
-  if (::unlink(loss.c_str()) != 0 && errno != ENOENT) return os_error(errno, loss);
+  for (const std::string& old : {loss_path(prefix_), origin_path(prefix_)}) {
+    if (::unlink(old.c_str()) != 0 && errno != ENOENT) return os_error(errno, old);
+  }
   if (beside) RT_TRY(beside());
   if (::rename((bin + ".tmp").c_str(), bin.c_str()) != 0) return os_error(errno, bin);
   bin_.reset();

@@ -368,9 +368,10 @@ Status TextInput::begin() {
   if (!fd_) RT_TRY(reopen());
   if (rule_ == TextRule::kAnything) return {};
   RT_TRY(refill());
-  const Packing packing = packing_of(stored_), named = named_packing(path_);
-  if (packing != Packing::kNone) unpacker_ = Unpacker::make(packing);
-  if (packing != Packing::kNone || named == Packing::kNone) return {};
+  packing_ = packing_of(stored_);
+  if (packed()) unpacker_ = Unpacker::make(packing_);
+  const Packing named = named_packing(path_);
+  if (packed() || named == Packing::kNone) return {};
   const bool gzip = named == Packing::kGzip;
   return Error{ErrorCode::kCorrupt,
                fmt::format("{}: byte 0: found {}, expected {}, with which {} begins: it is damaged, or no packed file, "

@@ -52,8 +52,9 @@ class TextInput {
   int64_t size_bytes() const { return size_bytes_; }
   /// Stored bytes read so far.
   int64_t taken_bytes() const { return taken_; }
-  /// Whether it is packed; known after the first read().
-  bool packed() const { return unpacker_ != nullptr; }
+  /// How it is packed; known after the first read().
+  Packing packing() const { return packing_; }
+  bool packed() const { return packing_ != Packing::kNone; }
 
   /// The next `most` bytes of text, fewer only at the end, into `out`. Errors: those of check_text for the first;
   /// kCorrupt with the byte for a damaged or cut member of a packed file, one named .gz or .zst that is neither, or a
@@ -83,6 +84,7 @@ class TextInput {
   // Stored bytes that are read and not yet used: [at_, size).
   std::string stored_;
   size_t at_ = 0;
+  Packing packing_ = Packing::kNone;
   std::unique_ptr<Unpacker> unpacker_;  // null: plain
   bool in_member_ = false;
   int64_t member_at_ = 0;  // its first stored byte

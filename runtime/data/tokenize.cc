@@ -15,6 +15,7 @@
 #include "runtime/data/input_files.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_writer.h"
+#include "runtime/data/set_origin.h"
 #include "runtime/data/text_input.h"
 #include "runtime/json/json.h"
 #include "runtime/text/tokenizer.h"
@@ -491,7 +492,11 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
     return Error{ErrorCode::kInvalidInput, fmt::format("output prefix is \"{}\", expected a path whose last part is a "
                                                        "name: out/text makes out/text.bin and out/text.idx",
                                                        args.output_prefix)};
+  RT_TRY_SET(const text::TokenizerHashes hashes, text::tokenizer_hashes(args.tokenizer));
   RT_TRY_SET(const std::unique_ptr<text::Tokenizer> tokenizer, text::make_tokenizer(args.tokenizer));
+  SetOrigin origin{.tokenizer = args.tokenizer.path.empty() ? "bytes" : args.tokenizer.path,
+                   .tokenizer_hash = hashes.file,
+                   .chat = args.chat};
   if (args.append_eod && tokenizer->eod() < 0)
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("{}: --eod appends the token that ends a document, and there is none: {}. Name one in "
@@ -555,13 +560,19 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
     } while (buffer.size() == kReadBytes);
     RT_TRY(splitter.end_file(at));
     stored += file.taken_bytes();
+    origin.inputs.push_back({.path = args.inputs[i], .bytes = at, .packing = file.packing()});
   }
   RT_TRY(documents.finish());
   RT_TRY(tell());
   if (writer.documents() == 0)
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: no text to tokenize", args.inputs[0])};
   if (loss) report.counted = loss->counted();
-  RT_TRY(writer.finish([&]() -> Status { return loss ? loss->publish(writer.tokens()) : Status(); }));
+  RT_TRY(writer.finish([&]() -> Status {
+    if (loss) RT_TRY(loss->publish(writer.tokens()));
+    origin.documents = writer.documents();
+    origin.tokens = writer.tokens();
+    return write_origin(args.output_prefix, origin);
+  }));
   report.documents = writer.documents();
   report.tokens = writer.tokens();
   return report;

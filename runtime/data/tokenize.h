@@ -37,7 +37,7 @@ struct TokenizeProgress {
 
 struct TokenizeArgs {
   std::vector<std::string> inputs;  // files or pipes, in the order in which they are to stand in the set
-  std::string output_prefix;        // <prefix>.bin, <prefix>.idx; <prefix>.loss of a chat (loss_spans.h)
+  std::string output_prefix;        // <prefix>.bin, .idx, .made.json (set_origin.h); .loss of a chat (loss_spans.h)
   TokenizerConfig tokenizer;
   DocumentSeparator separator = DocumentSeparator::kWholeFile;
   std::string json_key = "text";  // kJsonLine: the field

@@ -15,6 +15,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 class DataTest(ProgramTest):
+    def gpt2(self):
+        """A tokenizer.json with a token that ends documents."""
+        if not os.path.exists(self.path("gpt2/tokenizer.json")):
+            with open(os.path.join(ROOT, "tests", "golden", "tokenizers", "gpt2.json"), "rb") as f:
+                self.write("gpt2/tokenizer.json", f.read())
+            self.write("gpt2/tokenizer_config.json", '{"eos_token": "<|endoftext|>"}')
+        return "gpt2/tokenizer.json"
+
     def test_tokenize_then_info(self):
         self.write("a.txt", TEXT)
         done = self.cairn("data", "tokenize", "a.txt", "--out", "set", "--tokenizer", "bytes")
@@ -121,6 +129,67 @@ class DataTest(ProgramTest):
         self.write("bad.jsonl.gz", gzip.compress(row + b'{"a": 1}\n'))
         self.assertIn("bad.jsonl.gz:2:", self.cairn("data", "chat", "bad.jsonl.gz", "--out", "no", "--tokenizer", "bytes",
                                                     "--chat", "plain", code=2).stderr)
+
+    def test_a_set_is_decoded_by_document_and_by_range(self):
+        texts = ["In the beginning", "God created\nthe heaven", "and the earth \u00e9."]
+        self.write("a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+        self.cairn("data", "tokenize", "a.jsonl", "--out", "set", "--eod", "--tokenizer", self.gpt2())
+        decode = ["data", "decode", "set", "--tokenizer", self.gpt2()]
+        rows = [json.loads(line) for line in self.cairn(*decode, "--json").stdout.splitlines()]
+        self.assertEqual([row["text"] for row in rows], [text + "<|endoftext|>" for text in texts])
+        self.assertEqual([row["document"] for row in rows], [0, 1, 2])
+        self.assertEqual(rows[1]["first_token"], rows[0]["tokens"])
+        self.assertEqual(self.cairn(*decode, "--documents", "1..2", "--raw").stdout, "".join(row["text"] for row in rows[1:]))
+        shown = self.cairn(*decode, "--documents", "1").stdout
+        self.assertEqual(shown, f"--- document 1, {rows[1]['tokens']} tokens from {rows[1]['first_token']} on\n{rows[1]['text']}\n")
+        first = rows[1]["first_token"]
+        last = rows[2]["first_token"] - 1
+        self.assertEqual(self.cairn(*decode, "--tokens", f"{first}..{last}", "--raw").stdout, rows[1]["text"])
+        self.assertEqual(self.cairn("data", "decode", "set.bin", "--tokenizer", self.gpt2(), "--raw").stdout,
+                         "".join(row["text"] for row in rows))
+        for options, said in ((["--documents", "3"], "has 3, the last of which is 2"),
+                              (["--documents", "2..1"], 'is "2..1", expected a number from 0, or A..B'),
+                              (["--tokens", "0..x"], 'is "0..x"'), (["--documents", "0", "--tokens", "0"], "exclude each other")):
+            self.assertIn(said, self.cairn(*decode, *options, code=2).stderr)
+        said = self.cairn("data", "decode", "set", "--documents", "2", code=2).stderr  # bytes have 256 ids
+        self.assertIn("document 2", said)
+
+    def test_sets_are_merged_with_what_counts_and_info_names_their_origin(self):
+        for k, texts in enumerate((["one", "two"], ["three"])):
+            self.write(f"{k}.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+            self.cairn("data", "tokenize", f"{k}.jsonl", "--out", f"plain-{k}")
+            self.write(f"{k}.chat.jsonl.gz", gzip.compress("".join(
+                json.dumps({"prompt": "Count.", "response": text}) + "\n" for text in texts).encode()))
+            self.cairn("data", "chat", f"{k}.chat.jsonl.gz", "--out", f"chat-{k}", "--tokenizer", "bytes", "--chat", "plain")
+        made = self.cairn_json("data", "merge", "chat-0", "chat-1", "--out", "chat")
+        self.assertEqual((made["documents"], made["counted"]), (3, len("one") + len("two") + len("three") + 3))
+        self.write("all.jsonl", "".join(json.dumps({"prompt": "Count.", "response": text}) + "\n" for text in ("one", "two", "three")))
+        self.cairn("data", "chat", "all.jsonl", "--out", "together", "--tokenizer", "bytes", "--chat", "plain")
+        for suffix in (".bin", ".idx", ".loss"):
+            with open(self.path("chat" + suffix), "rb") as one, open(self.path("together" + suffix), "rb") as other:
+                self.assertEqual(one.read(), other.read(), suffix)
+        facts = self.cairn_json("data", "info", "chat")
+        self.assertEqual((facts["counted"], facts["longest_sequence"]), (made["counted"], len("Count.three") + 1))
+        self.assertEqual([(one["path"], one["packed"]) for one in facts["made_of"]["inputs"]],
+                         [("0.chat.jsonl.gz", "gzip"), ("1.chat.jsonl.gz", "gzip")])
+        self.assertEqual((facts["made_of"]["tokenizer"], facts["made_of"]["chat"]), ("bytes", "plain"))
+        shown = self.cairn("data", "info", "chat").stdout
+        self.assertIn("14 of the tokens count", shown)
+        self.assertIn("0.chat.jsonl.gz: ", shown)
+        self.assertEqual(json.loads(self.cairn("data", "decode", "chat", "--documents", "2", "--json").stdout)["loss"],
+                         [[len("Count."), len("Count.three") + 1]])
+        said = self.cairn("data", "merge", "plain-0", "chat-1", "--out", "no", code=2).stderr
+        self.assertIn("chat-1.loss says which tokens count, and the other pair has no such file", said)
+        self.cairn("data", "tokenize", "1.jsonl", "--out", "other", "--tokenizer", self.gpt2())
+        said = self.cairn("data", "merge", "plain-0", "other", "--out", "no", code=2).stderr
+        self.assertIn("one is of the tokenizer bytes, the other of " + self.gpt2(), said)
+        os.remove(self.path("other.made.json"))
+        said = self.cairn("data", "merge", "plain-0", "other", "--out", "blind").stderr
+        self.assertIn("note: no other.made.json of this pair says which tokenizer made it", said)
+        self.assertIn("is one of the sets that are merged",
+                      self.cairn("data", "merge", "plain-0", "plain-1", "--out", "plain-1", "--overwrite", code=2).stderr)
+        self.assertIn("1 set to merge", self.cairn("data", "merge", "plain-0", "--out", "no", code=2).stderr)
+        self.assertEqual([name for name in os.listdir(self.folder.name) if name.startswith("no")], [])
 
     def test_a_pair_is_replaced_only_on_request(self):
         self.write("a.txt", TEXT)

