@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -33,9 +32,8 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMaxLinesBytes = int64_t{1} << 30;
 
-struct TokenizeOptions : MakeSetOptions {
-  std::string documents, json_key;
-  bool eod = false, any_text = false;
+struct TokenizeOptions : MakeSetOptions, DocumentOptions {
+  bool eod = false;
 };
 
 struct EncodeOptions {
@@ -51,21 +49,8 @@ struct InfoOptions {
 };
 
 Result<int> tokenize(const TokenizeOptions& options, bool json) {
-  static const std::map<std::string, data::DocumentSeparator> kSeparators = {
-      {"file", data::DocumentSeparator::kWholeFile},
-      {"line", data::DocumentSeparator::kLine},
-      {"blank-line", data::DocumentSeparator::kBlankLine},
-      {"json", data::DocumentSeparator::kJsonLine}};
   RT_TRY_SET(data::TokenizeArgs args, make_set_args(options));
-  const bool named_as_json = std::ranges::all_of(args.inputs, data::named_as_json_lines);
-  std::string documents = options.documents;
-  if (documents.empty()) documents = named_as_json || !options.json_key.empty() ? "json" : "file";
-  if (documents != "json" && !options.json_key.empty())
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("--json-key is for JSON lines, and --documents is {}", documents)};
-  args.separator = kSeparators.at(documents);
-  if (!options.json_key.empty()) args.json_key = options.json_key;
-  args.any_text = options.any_text;
+  RT_TRY(set_documents(options, &args));
   args.append_eod = options.eod;
   RT_TRY_SET(const MadeSet made, tokenize_live(std::move(args)));
   const data::TokenizeReport& report = made.report;
@@ -235,23 +220,12 @@ void add_data(CLI::App& app, Session& session) {
   CLI::App* make = command->add_subcommand("tokenize", "text files to a Megatron pair, OUT.bin and OUT.idx");
   const auto t = std::make_shared<TokenizeOptions>();
   t->tokenizer = "bytes";
-  make->add_option("INPUT", t->inputs,
-                   "text files or pipes, plain or packed by gzip or zstd, in the order in which they are to stand; a "
-                   "quoted pattern, 'part-*.zst', for the files it matches; -: standard input")
-      ->required();
+  add_text_inputs(*make, t->inputs);
   make->add_option("--out", t->out, "path without .bin and .idx")->required()->type_name("PREFIX");
   make->add_option("--tokenizer", t->tokenizer,
                    "bytes, a tokenizer.json (or its folder), or a SentencePiece model (default: bytes)")
       ->type_name("NAME");
-  make->add_option(
-          "--documents", t->documents,
-          "what a document is: a file, a line, what blank-line sets apart, or the text in an object of JSON lines "
-          "(file, line, blank-line, json; default: json for .jsonl and .ndjson, packed or not, else file)")
-      ->type_name("WHAT")
-      ->check(CLI::IsMember({"file", "line", "blank-line", "json"}));
-  make->add_option("--json-key", t->json_key, "of JSON lines, the field that has the text (default: text)")
-      ->type_name("KEY");
-  make->add_flag("--any-text", t->any_text, "take files as they are, whatever they look like");
+  add_document_options(*make, *t);
   make->add_flag("--eod", t->eod, "append the tokenizer's end-of-document token to each");
   add_make_set_flags(*make, *t, "pair");
   add_json_flag(*make, session);
@@ -266,6 +240,7 @@ void add_data(CLI::App& app, Session& session) {
 
   add_data_chat(*command, session);
   add_data_samples(*command, session);
+  add_data_train(*command, session);
 
   add_data_sets(*command, session);
 

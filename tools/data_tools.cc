@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "runtime/core/cgroup.h"
@@ -20,10 +21,49 @@
 
 namespace cairn::tools {
 
+void add_text_inputs(CLI::App& command, std::vector<std::string>& inputs) {
+  command
+      .add_option("INPUT", inputs,
+                  "text files or pipes, plain or packed by gzip or zstd, in the order in which they are to stand; a "
+                  "quoted pattern, 'part-*.zst', for the files it matches; -: standard input")
+      ->required();
+}
+
+void add_document_options(CLI::App& command, DocumentOptions& options) {
+  command
+      .add_option(
+          "--documents", options.documents,
+          "what a document is: a file, a line, what blank-line sets apart, or the text in an object of JSON lines "
+          "(file, line, blank-line, json; default: json for .jsonl and .ndjson, packed or not, else file)")
+      ->type_name("WHAT")
+      ->check(CLI::IsMember({"file", "line", "blank-line", "json"}));
+  command.add_option("--json-key", options.json_key, "of JSON lines, the field that has the text (default: text)")
+      ->type_name("KEY");
+  command.add_flag("--any-text", options.any_text, "take files as they are, whatever they look like");
+}
+
+Status set_documents(const DocumentOptions& options, data::TokenizeArgs* args) {
+  static const std::map<std::string, data::DocumentSeparator> kSeparators = {
+      {"file", data::DocumentSeparator::kWholeFile},
+      {"line", data::DocumentSeparator::kLine},
+      {"blank-line", data::DocumentSeparator::kBlankLine},
+      {"json", data::DocumentSeparator::kJsonLine}};
+  const bool named_as_json = std::ranges::all_of(args->inputs, data::named_as_json_lines);
+  std::string documents = options.documents;
+  if (documents.empty()) documents = named_as_json || !options.json_key.empty() ? "json" : "file";
+  if (documents != "json" && !options.json_key.empty())
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("--json-key is for JSON lines, and --documents is {}", documents)};
+  args->separator = kSeparators.at(documents);
+  if (!options.json_key.empty()) args->json_key = options.json_key;
+  args->any_text = options.any_text;
+  return {};
+}
+
 void add_make_set_flags(CLI::App& command, MakeSetOptions& options, const std::string& what) {
   command
       .add_option("--threads", options.threads,
-                  fmt::format("that encode; the {} is the same for any number (default: all cores)", what))
+                  fmt::format("that work on texts; the {} is the same for any number (default: all cores)", what))
       ->type_name("N")
       ->transform(whole_number(1));
   command.add_flag("--overwrite", options.overwrite, fmt::format("replace a {} that exists", what));

@@ -24,6 +24,21 @@ struct MakeSetOptions {
   bool overwrite = false;
 };
 
+/// The options that say what a document of the inputs is.
+struct DocumentOptions {
+  std::string documents, json_key;
+  bool any_text = false;
+};
+
+/// INPUT of a command that reads texts.
+void add_text_inputs(CLI::App& command, std::vector<std::string>& inputs);
+
+/// --documents, --json-key, --any-text.
+void add_document_options(CLI::App& command, DocumentOptions& options);
+
+/// Sets the separator and its key, for args->inputs. Errors: kInvalidInput for a key without JSON lines.
+Status set_documents(const DocumentOptions& options, data::TokenizeArgs* args);
+
 /// --threads and --overwrite of a command that makes a `what`, "pair" or "set".
 void add_make_set_flags(CLI::App& command, MakeSetOptions& options, const std::string& what);
 
@@ -45,6 +60,9 @@ nlohmann::json made_set_json(const MadeSet& made, const std::string& prefix);
 void add_data_chat(CLI::App& command, Session& session);
 /// Adds `cairn data samples`.
 void add_data_samples(CLI::App& command, Session& session);
+
+/// Adds `cairn data train-tokenizer`.
+void add_data_train(CLI::App& command, Session& session);
 
 /// Adds `cairn data decode` and `cairn data merge`.
 void add_data_sets(CLI::App& command, Session& session);

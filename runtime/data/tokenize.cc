@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -74,9 +76,10 @@ struct Batch {
 /// Pieces -> ids. Threads: any, on batches of their own.
 class PieceEncoder {
  public:
+  using EncodePart = std::function<Status(std::string_view text, text::Part part, std::vector<int32_t>* ids)>;
   /// `chat`: null where the lines of JSON have texts.
-  PieceEncoder(const TokenizeArgs& args, const text::Tokenizer& tokenizer, const ChatEncoder* chat)
-      : args_(args), tokenizer_(tokenizer), chat_(chat) {}
+  PieceEncoder(const TokenizeArgs& args, EncodePart encode, const ChatEncoder* chat)
+      : args_(args), encode_(std::move(encode)), chat_(chat) {}
 
   void encode(Batch& batch) const {
     for (const Piece& piece : batch.pieces) {
@@ -156,11 +159,11 @@ class PieceEncoder {
             fmt::format("{}: 0x{:02x} is not UTF-8 here; convert the text or use the bytes tokenizer",
                         at(static_cast<size_t>(bad)), static_cast<unsigned char>(text[static_cast<size_t>(bad)]))};
     }
-    return tokenizer_.encode_part(text, part, &ids).with(where);
+    return encode_(text, part, &ids).with(where);
   }
 
   const TokenizeArgs& args_;
-  const text::Tokenizer& tokenizer_;
+  const EncodePart encode_;
   const ChatEncoder* chat_;
 };
 
@@ -241,16 +244,17 @@ class Encoders {
 // Cuts documents into pieces, has them encoded, and writes what comes back.
 class DocumentWriter {
  public:
-  /// `chat`, `loss`: null where there are only texts.
-  DocumentWriter(const TokenizeArgs& args, const text::Tokenizer& tokenizer, const ChatEncoder* chat,
-                 MegatronWriter& writer, LossWriter* loss, TokenizeReport& report)
-      : args_(args),
-        tokenizer_(tokenizer),
-        writer_(writer),
-        loss_(loss),
-        report_(report),
-        encoder_(args, tokenizer, chat),
-        encoders_(encoder_, args.threads) {}
+  /// Where ids go. Null `writer`: nowhere, and none are expected. Null `loss`: there are only texts.
+  struct Sinks {
+    MegatronWriter* writer = nullptr;
+    LossWriter* loss = nullptr;
+    int32_t eod = -1;
+  };
+  DocumentWriter(const TokenizeArgs& args, PieceEncoder encoder, Sinks sinks, TokenizeReport& report)
+      : args_(args), sinks_(sinks), report_(report), encoder_(std::move(encoder)), encoders_(encoder_, args.threads) {}
+
+  int64_t documents() const { return sinks_.writer != nullptr ? sinks_.writer->documents() : 0; }
+  int64_t tokens() const { return sinks_.writer != nullptr ? sinks_.writer->tokens() : 0; }
 
   void start_file(size_t file, bool packed) {
     file_ = file;
@@ -335,8 +339,8 @@ class DocumentWriter {
       const auto ids = std::span(batch.ids).subspan(begin, batch.ends[k] - begin);
       begin = batch.ends[k];
       document_tokens_ += std::ssize(ids);
-      RT_TRY(writer_.add(ids).with(args_.inputs[piece.file]));
-      if (loss_ != nullptr && !ids.empty()) RT_TRY(add_spans(batch.rows[k], piece));
+      if (!ids.empty()) RT_TRY(sinks_.writer->add(ids).with(args_.inputs[piece.file]));
+      if (sinks_.loss != nullptr && !ids.empty()) RT_TRY(add_spans(batch.rows[k], piece));
       if (piece.part.last) RT_TRY(end_written_document());
     }
     written_ = batch.read;
@@ -347,7 +351,7 @@ class DocumentWriter {
     constexpr int64_t kNamed = 3;
     if (row.open && report_.open++ < kNamed)
       report_.opens.push_back(fmt::format("{}:{}", args_.inputs[piece.file], piece.line));
-    return loss_->add_document(row.spans);
+    return sinks_.loss->add_document(row.spans);
   }
 
   Status end_written_document() {
@@ -356,18 +360,15 @@ class DocumentWriter {
       return {};
     }
     if (args_.append_eod) {
-      const int32_t eod = tokenizer_.eod();
-      RT_TRY(writer_.add(std::span(&eod, 1)));
+      RT_TRY(sinks_.writer->add(std::span(&sinks_.eod, 1)));
     }
-    RT_TRY_SET(const bool written, writer_.end_document());
+    RT_TRY_SET(const bool written, sinks_.writer->end_document());
     RT_CHECK(written, "a document of tokens");
     return {};
   }
 
   const TokenizeArgs& args_;
-  const text::Tokenizer& tokenizer_;
-  MegatronWriter& writer_;
-  LossWriter* loss_;
+  const Sinks sinks_;
   TokenizeReport& report_;
   const PieceEncoder encoder_;
   Encoders encoders_;
@@ -484,6 +485,71 @@ class DocumentSplitter {
   int64_t held_at_ = 0;
 };
 
+/// The inputs of a command, all opened before any work: a typo in the last name should not cost an hour.
+class Inputs {
+ public:
+  static Result<Inputs> open(const TokenizeArgs& args) {
+    RT_TRY(check_read_once(args.inputs));
+    Inputs out(args);
+    bool sized = true;
+    for (const std::string& path : args.inputs) {
+      RT_TRY_SET(TextInput file, TextInput::open(path, out.rule_));
+      sized = sized && file.size_bytes() >= 0;
+      out.progress_.bytes_total += file.size_bytes();
+      out.files_.push_back(std::move(file));
+    }
+    if (!sized) out.progress_.bytes_total = 0;
+    return out;
+  }
+
+  /// Once. `from`: what was read, a file each; may be null.
+  Status read(DocumentWriter& documents, TokenizeReport* report, std::vector<SetOrigin::Input>* from) {
+    DocumentSplitter splitter(args_.separator, documents);
+    int64_t stored = 0;  // bytes of the files that are done
+    std::string buffer;
+    for (size_t i = 0; i < files_.size(); ++i) {
+      TextInput file = std::move(files_[i]);  // closed when it has been read
+      int64_t at = 0;
+      do {
+        RT_TRY(file.read(kReadBytes, &buffer));
+        if (at == 0) documents.start_file(i, file.packed());
+        if (buffer.empty()) break;
+        report->bytes += std::ssize(buffer);
+        documents.has_read(stored + file.taken_bytes());
+        const size_t mark = at == 0 ? mark_bytes(buffer, rule_) : 0;
+        RT_TRY(splitter.feed(std::string_view(buffer).substr(mark), static_cast<int64_t>(mark) + at));
+        RT_TRY(tell(documents));
+        at += std::ssize(buffer);
+      } while (buffer.size() == kReadBytes);
+      RT_TRY(splitter.end_file(at));
+      stored += file.taken_bytes();
+      if (from != nullptr) from->push_back({.path = args_.inputs[i], .bytes = at, .packing = file.packing()});
+    }
+    RT_TRY(documents.finish());
+    return tell(documents);
+  }
+
+ private:
+  explicit Inputs(const TokenizeArgs& args)
+      : args_(args),
+        rule_(args.any_text                                    ? TextRule::kAnything
+              : args.separator == DocumentSeparator::kJsonLine ? TextRule::kAlsoJson
+                                                               : TextRule::kNoJson) {}
+
+  Status tell(const DocumentWriter& documents) {
+    progress_.bytes_done = documents.written();
+    progress_.documents = documents.documents();
+    progress_.tokens = documents.tokens();
+    if (!args_.progress || args_.progress(progress_)) return {};
+    return Error{ErrorCode::kStopped, "tokenizing was stopped; no set was written"};
+  }
+
+  const TokenizeArgs& args_;
+  TextRule rule_;
+  std::vector<TextInput> files_;
+  TokenizeProgress progress_;
+};
+
 }  // namespace
 
 Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
@@ -509,21 +575,7 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
     RT_TRY_SET(format, chat_format(args.chat, *tokenizer));
     chat.emplace(format, *tokenizer, args.specials);
   }
-  RT_TRY(check_read_once(args.inputs));
-  TokenizeProgress progress;
-  std::vector<TextInput> files;  // all opened before any work: a typo in the last name should not cost an hour
-  bool sized = true;
-  const TextRule rule = args.any_text                                    ? TextRule::kAnything
-                        : args.separator == DocumentSeparator::kJsonLine ? TextRule::kAlsoJson
-                                                                         : TextRule::kNoJson;
-  for (const std::string& path : args.inputs) {
-    RT_TRY_SET(TextInput file, TextInput::open(path, rule));
-    sized = sized && file.size_bytes() >= 0;
-    progress.bytes_total += file.size_bytes();
-    files.push_back(std::move(file));
-  }
-  if (!sized) progress.bytes_total = 0;
-
+  RT_TRY_SET(Inputs inputs, Inputs::open(args));
   TokenizeReport report;
   report.vocab = tokenizer->vocab();
   report.dtype = MegatronWriter::dtype_for_vocab(report.vocab);
@@ -533,37 +585,12 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
     RT_TRY_SET(LossWriter made, LossWriter::create(args.output_prefix));
     loss.emplace(std::move(made));
   }
-  DocumentWriter documents(args, *tokenizer, chat ? &*chat : nullptr, writer, loss ? &*loss : nullptr, report);
-  DocumentSplitter splitter(args.separator, documents);
-  int64_t stored = 0;  // bytes of the files that are done
-  const auto tell = [&]() -> Status {
-    progress.bytes_done = documents.written();
-    progress.documents = writer.documents();
-    progress.tokens = writer.tokens();
-    if (!args.progress || args.progress(progress)) return {};
-    return Error{ErrorCode::kStopped, "tokenizing was stopped; no set was written"};
+  const auto encode = [&](std::string_view text, text::Part part, std::vector<int32_t>* ids) {
+    return tokenizer->encode_part(text, part, ids);
   };
-  std::string buffer;
-  for (size_t i = 0; i < files.size(); ++i) {
-    TextInput file = std::move(files[i]);  // closed when it has been read
-    int64_t at = 0;
-    do {
-      RT_TRY(file.read(kReadBytes, &buffer));
-      if (at == 0) documents.start_file(i, file.packed());
-      if (buffer.empty()) break;
-      report.bytes += std::ssize(buffer);
-      documents.has_read(stored + file.taken_bytes());
-      const size_t mark = at == 0 ? mark_bytes(buffer, rule) : 0;
-      RT_TRY(splitter.feed(std::string_view(buffer).substr(mark), static_cast<int64_t>(mark) + at));
-      RT_TRY(tell());
-      at += std::ssize(buffer);
-    } while (buffer.size() == kReadBytes);
-    RT_TRY(splitter.end_file(at));
-    stored += file.taken_bytes();
-    origin.inputs.push_back({.path = args.inputs[i], .bytes = at, .packing = file.packing()});
-  }
-  RT_TRY(documents.finish());
-  RT_TRY(tell());
+  DocumentWriter documents(args, PieceEncoder(args, encode, chat ? &*chat : nullptr),
+                           {.writer = &writer, .loss = loss ? &*loss : nullptr, .eod = tokenizer->eod()}, report);
+  RT_TRY(inputs.read(documents, &report, &origin.inputs));
   if (writer.documents() == 0)
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: no text to tokenize", args.inputs[0])};
   if (loss) report.counted = loss->counted();
@@ -575,6 +602,25 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   }));
   report.documents = writer.documents();
   report.tokens = writer.tokens();
+  return report;
+}
+
+Result<TokenizeReport> visit_texts(const TokenizeArgs& args, const TextVisitor& visit) {
+  if (args.inputs.empty()) return Error{ErrorCode::kInvalidInput, "no input files"};
+  TokenizeArgs as_text = args;
+  as_text.tokenizer.kind = TokenizerConfig::Kind::kHf;  // texts of UTF-8, cut where its patterns cut
+  RT_TRY_SET(Inputs inputs, Inputs::open(as_text));
+  TokenizeReport report;
+  std::atomic<int64_t> ends = 0;
+  const auto encode = [&](std::string_view text, text::Part part, std::vector<int32_t>*) {
+    ends += part.last ? 1 : 0;
+    return visit(text, part);
+  };
+  DocumentWriter documents(as_text, PieceEncoder(as_text, encode, nullptr), {}, report);
+  RT_TRY(inputs.read(documents, &report, nullptr));
+  report.documents = ends;
+  report.empty_documents -= report.documents;
+  if (report.documents == 0) return Error{ErrorCode::kInvalidInput, fmt::format("{}: no text in it", args.inputs[0])};
   return report;
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/config/recipe.h"
@@ -18,6 +19,7 @@
 #include "runtime/core/result.h"
 #include "runtime/data/chat_encode.h"
 #include "runtime/data/text_input.h"
+#include "runtime/text/tokenizer.h"
 
 namespace cairn::data {
 
@@ -69,5 +71,13 @@ struct TokenizeReport {
 /// for the bytes tokenizer's end of document, an output that exists), kStopped, kTimeout, kNoSpace, kIo. On any error
 /// no pair is written and an old one stands.
 Result<TokenizeReport> tokenize_file(const TokenizeArgs& args);
+
+/// Takes a document's text, or a part of it. Called on args.threads threads at once.
+using TextVisitor = std::function<Status(std::string_view text, text::Part part)>;
+
+/// Gives every text that tokenize_file() would encode to `visit`, in parts cut as for a tokenizer.json, and writes
+/// nothing. `args` without output_prefix, tokenizer, chat, append_eod and overwrite. Errors: those of reading and of
+/// `visit`; kInvalidInput where there is no text.
+Result<TokenizeReport> visit_texts(const TokenizeArgs& args, const TextVisitor& visit);
 
 }  // namespace cairn::data

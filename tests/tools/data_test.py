@@ -4,8 +4,10 @@ import gzip
 import json
 import lzma
 import os
+import random
 import socket
 import struct
+import subprocess
 
 from program import ProgramTest, main
 
@@ -190,6 +192,47 @@ class DataTest(ProgramTest):
                       self.cairn("data", "merge", "plain-0", "plain-1", "--out", "plain-1", "--overwrite", code=2).stderr)
         self.assertIn("1 set to merge", self.cairn("data", "merge", "plain-0", "--out", "no", code=2).stderr)
         self.assertEqual([name for name in os.listdir(self.folder.name) if name.startswith("no")], [])
+
+    def test_a_trained_tokenizer_is_the_same_for_any_number_of_threads_and_serves_at_once(self):
+        with open(os.path.join(ROOT, "tests", "golden", "tokenizers", "texts.jsonl")) as f:
+            texts = [json.loads(line) for line in f]
+        self.write("a.jsonl.gz", gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts * 9).encode()))
+        files = []
+        for threads in ("1", "2", "5"):
+            made = self.cairn_json("data", "train-tokenizer", "*.jsonl.gz", "--vocab", "600", "--out", "tk" + threads,
+                                   "--special", "<|im_end|>", "--threads", threads)
+            self.assertEqual((made["vocab"], made["documents"]), (600, 9 * sum(text != "" for text in texts)))
+            with open(self.path(f"tk{threads}/tokenizer.json"), "rb") as f:
+                files.append(f.read())
+        self.assertEqual(files[0], files[1])
+        self.assertEqual(files[0], files[2])
+        self.cairn("data", "tokenize", "a.jsonl.gz", "--out", "set", "--tokenizer", "tk1", "--eod")
+        first = json.loads(self.cairn("data", "decode", "set", "--tokenizer", "tk1", "--documents", "3", "--json").stdout)
+        self.assertEqual(first["text"], [text for text in texts if text][3] + "<|endoftext|>")
+        self.assertIn("tk1/tokenizer.json exists", self.cairn("data", "train-tokenizer", "a.jsonl.gz", "--vocab", "600", "--out",
+                                                              "tk1", code=2).stderr)
+        self.write("few.txt", "ab ab")
+        self.assertIn("note: 258 tokens of 999: no other pair comes 2 times",
+                      self.cairn("data", "train-tokenizer", "few.txt", "--vocab", "999", "--out", "few").stderr)
+        self.write("bad.txt", b"ab \xff")
+        self.assertIn("bad.txt: byte 3: 0xff is not UTF-8",
+                      self.cairn("data", "train-tokenizer", "bad.txt", "--vocab", "999", "--out", "bad", code=2).stderr)
+        self.assertFalse(os.path.exists(self.path("bad")))
+
+    def test_the_commands_of_the_page_from_raw_text_to_a_first_run_work_as_pasted(self):
+        with open(os.path.join(ROOT, "docs", "first-run.md")) as f:
+            script = "".join(line[7:] if line.strip() else "\n" for line in f if line.startswith("       ") or not line.strip())
+        self.assertIn("cairn train first.lua", script)
+        draw = random.Random(5)
+        words = ["".join(draw.choice("abcdefghiklmnoprstu") for _ in range(draw.randint(2, 9))) for _ in range(600)]
+        for part in range(2):
+            rows = (json.dumps({"text": " ".join(draw.choices(words, k=60)) + ".\n"}) + "\n" for _ in range(300))
+            self.write(f"raw/part-{part}.jsonl.gz", gzip.compress("".join(rows).encode()))
+        done = subprocess.run(["bash", "-e", "-c", script], cwd=self.folder.name, capture_output=True, text=True,
+                              env={**os.environ, "PATH": os.path.dirname(self.program) + ":" + os.environ["PATH"]})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("raw/part-1.jsonl.gz: ", done.stdout)
+        self.assertTrue(os.path.isdir(self.path("runs/first/checkpoints/step-00000040")))
 
     def test_a_pair_is_replaced_only_on_request(self):
         self.write("a.txt", TEXT)

@@ -41,7 +41,7 @@ class DocsTest(ProgramTest):
 
     def below(self, *path):
         _, found, text = self.help_of(*path).partition("\nSubcommands:\n")
-        return re.findall(r"(?m)^  (\w+) ", text) if found else []
+        return re.findall(r"(?m)^  ([\w-]+) ", text) if found else []
 
     def commands(self, *path):
         names = self.below(*path)
