@@ -398,8 +398,14 @@ class Others {
     const int64_t count = count_;
     add("lamb_moments_of_runs", 24 * real(count), [=](Arrays& arrays) -> Order {
       const kernels::AdamRun run = run_of(held(arrays, count), count);
-      const auto words = arrays.of(std::vector<double>(kernels::TensorNorms::kWords));
-      return [=, &state = arrays.device().state()] { state.lamb_moments_of_runs({&run, 1}, words); };
+      const auto partials = arrays.zeros<double>(kernels::norm_chunks(count) * kernels::TensorNorms::kWords);
+      return [=, &state = arrays.device().state()] { state.lamb_moments_of_runs({&run, 1}, partials); };
+    });
+    const int64_t parts = kernels::norm_chunks(count) * kernels::TensorNorms::kWords;
+    add("add_norms_of_runs", 8 * real(parts), [=](Arrays& arrays) -> Order {
+      const kernels::NormRun run{.count = count};
+      const auto partials = arrays.zeros<double>(parts), words = arrays.zeros<double>(kernels::TensorNorms::kWords);
+      return [=, &state = arrays.device().state()] { state.add_norms_of_runs({&run, 1}, partials, words); };
     });
     add("lamb_step_of_runs", 16 * real(count), [=](Arrays& arrays) -> Order {
       const kernels::AdamRun run = run_of(held(arrays, count), count);

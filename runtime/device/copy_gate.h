@@ -10,8 +10,9 @@
 
 namespace cairn {
 
-/// Calls of order_after_copy() of an update whose work is ordered, at most: CopyGate::block_bytes() sees to it.
-inline constexpr int64_t kMostGateCalls = 64;
+/// Calls of order_after_copy() of an update whose work is ordered, at most: CopyGate::block_bytes() sees to it. With
+/// what rules and averages do in one launch an update beside a copy is at most 64.
+inline constexpr int64_t kMostGateCalls = 48;
 
 class CopyGate {
  public:

@@ -114,17 +114,19 @@ void lamb_step(const AdamwArgs& args, float trust, const StateArrays& from, cons
 
 namespace {
 
-template <typename Word>
-std::span<Word> words_of(const AdamRun& run, Word* words) {
+std::span<const double> words_of(const AdamRun& run, const double* words) {
   return {words + run.tensor * TensorNorms::kWords, static_cast<size_t>(TensorNorms::kWords)};
 }
 
 }  // namespace
 
-void lamb_moments_of_runs(std::span<const AdamRun> runs, double* words) {
+void lamb_moments_of_runs(std::span<const AdamRun> runs, double* partials) {
   for (const AdamRun& run : runs) {
-    lamb_moments(run.args, run.grad.address(), run.from, run.to, run.count,
-                 {run.counts ? words_of(run, words) : std::span<double>()});
+    const int64_t words = run.counts ? norm_chunks(run.count) * TensorNorms::kWords : 0;
+    std::fill_n(partials, words, 0.0);
+    const std::span first(partials, static_cast<size_t>(std::min(words, TensorNorms::kWords)));
+    lamb_moments(run.args, run.grad.address(), run.from, run.to, run.count, {first});
+    partials += words;
   }
 }
 

@@ -26,9 +26,9 @@ inline float trust_of(double weight_squares, double step_squares) {
   return static_cast<float>(weight > 0 && step > 0 ? weight / step : 1.0);
 }
 
-/// lamb_moments() of each. words [tensors, TensorNorms::kWords]: to those of its tensor each run that counts adds its
-/// own. Runs of one tensor follow one another.
-void lamb_moments_of_runs(std::span<const AdamRun> runs, double* words);
+/// lamb_moments() of each. partials [chunks of the runs that count, TensorNorms::kWords] receive their squares, for
+/// add_norms_of_runs() (tensor_norms.h), which adds those of several calls. Runs that count come first.
+void lamb_moments_of_runs(std::span<const AdamRun> runs, double* partials);
 /// lamb_step() of each, with the trust that comes of its tensor's words, and with the weights.
 void lamb_step_of_runs(std::span<const AdamRun> runs, const double* words);
 

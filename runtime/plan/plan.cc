@@ -488,7 +488,12 @@ class RankPlanner {
 
   void count_norms() {
     if (plan_.recipe.optimizer.kind != OptimizerKind::kLamb) return;
-    out_.tensor_norms = 2 * ExactSum::kWords * std::ssize(plan_.tensors);
+    constexpr int64_t kWords = 2 * ExactSum::kWords, kElems = RankPlan::kNormElems;
+    out_.tensor_norms = kWords * std::ssize(plan_.tensors);
+    for (const StatePiece& piece : out_.pieces) {
+      if (!piece.primary) continue;
+      out_.norm_partials += kWords * ((piece.count_elems() + kElems - 1) / kElems);
+    }
   }
 
   void count_partial() {

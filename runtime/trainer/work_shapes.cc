@@ -106,16 +106,14 @@ WorkShapes work_shapes(const Plan& plan, int64_t rank) {
   const int64_t most_runs = std::ssize(of.pieces) + kMostBatches;  // of a pass over state
   for (const StatePiece& piece : of.pieces) {
     out.gradient_runs += piece.primary ? 1 : 0;
-    if (optimizer.kind == OptimizerKind::kAdamW) continue;
-    const int64_t elems = piece.count_elems();
-    out.state_elems =
-        optimizer.kind == OptimizerKind::kLamb ? out.state_elems + elems : std::max(out.state_elems, elems);
+    if (optimizer.kind != OptimizerKind::kAdafactor) continue;
+    out.state_elems = std::max(out.state_elems, piece.count_elems());
     out.state_cols = std::max(out.state_cols, plan.tensors[piece.tensor].shape.back());
   }
   if (optimizer.kind == OptimizerKind::kLamb) out.state_runs = most_runs;
   // Runs of the update's passes over state.
   const int64_t passes = (optimizer.kind == OptimizerKind::kAdamW  ? 1
-                          : optimizer.kind == OptimizerKind::kLamb ? 2
+                          : optimizer.kind == OptimizerKind::kLamb ? 3
                                                                    : 0) +
                          (optimizer.ema > 0 ? 2 : 0);
   out.gives += passes * kMostBatches;

@@ -706,6 +706,9 @@ k::UpdateRun run_of(const kernels::AdamRun& of) {
           .counts = of.counts,
           .tensor = static_cast<int32_t>(of.tensor)};
 }
+k::UpdateRun run_of(const kernels::NormRun& of) {
+  return {.count = of.count, .tensor = static_cast<int32_t>(of.tensor)};
+}
 k::UpdateRun run_of(const kernels::EmaRun& of) {
   return {.grad = of.weight.address(),
           .from = {const_cast<float*>(of.from.address()), nullptr, nullptr},
@@ -741,15 +744,18 @@ int64_t norm_words_bytes(int64_t count) {
 
 void fill_lamb(kernels::StateOps& out) {
   using kernels::AdamRun;
-  out.lamb_moments_of_runs = [](Stream& stream, std::span<const AdamRun> runs, DevicePtr<double> words) {
-    with_runs(stream, "lamb_moments", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
-      auto* const of_runs = static_cast<double*>(
-          cuda.scratch(bytes_of<double>((tables.run_count + tables.chunks) * kernels::TensorNorms::kWords),
-                       "the norms of LAMB's step"));
+  out.lamb_moments_of_runs = [](Stream& stream, std::span<const AdamRun> runs, DevicePtr<double> partials) {
+    with_runs(stream, "lamb_moments", runs, [&](CudaStream&, Queue& on, const k::UpdateTables& tables) {
+      k::lamb_moments(on, tables, runs[0].args.clip.address(), partials.address());
+    });
+  };
+  out.add_norms_of_runs = [](Stream& stream, std::span<const kernels::NormRun> runs, DevicePtr<const double> partials,
+                             DevicePtr<double> words) {
+    with_runs(stream, "add_norms_of_runs", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
+      void* const of_runs =
+          cuda.scratch(bytes_of<double>(tables.run_count * kernels::TensorNorms::kWords), "add_norms_of_runs");
       if (of_runs == nullptr) return;
-      double* const partials = of_runs + tables.run_count * kernels::TensorNorms::kWords;
-      k::lamb_moments(on, tables, runs[0].args.clip.address(), partials);
-      k::add_words_of_tensors(on, partials, tables, of_runs, words.address());
+      k::add_words_of_tensors(on, partials.address(), tables, static_cast<double*>(of_runs), words.address());
     });
   };
   out.lamb_step_of_runs = [](Stream& stream, std::span<const AdamRun> runs, DevicePtr<const double> words) {

@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(2 * 16) words_of_tensors(const double* of_runs
   if (word < kExactWords) {
     double all = to[word];
     for (int64_t run = blockIdx.x; run < tables.run_count && tables.runs[run].tensor == tensor; ++run) {
-      if (tables.runs[run].counts) all += of_runs[(run * 2 + sum) * kExactWords + word];
+      all += of_runs[(run * 2 + sum) * kExactWords + word];
     }
     room[sum * kExactWords + word] = all;
   }
@@ -332,6 +332,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   const UpdateRun run = run_of_block(tables);
   LambMoments f{run.of, clip->grad_scale, 0, 0};
   if (clip->finite != 0) for_chunk(run, f);
+  if (!run.counts) return;
   ExactDigits sum;
   double* const out = partials + static_cast<int64_t>(blockIdx.x) * 2 * kExactWords;
   sum.clear();

@@ -91,7 +91,7 @@ constexpr int64_t kSquaresPartials = kSquareBlocks * ExactSum::kWords;
 void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* partials,
                          double* words);
 
-/// words [tensors, 2, kWords]: to those of its tensor each run that counts adds the sum over its chunks of partials
+/// words [tensors, 2, kWords]: to those of its tensor each run adds the sum over its chunks of partials
 /// [chunks, 2, kWords], carried. Runs of one tensor follow one another. of_runs: memory for [runs, 2, kWords].
 void add_words_of_tensors(Queue& on, const double* partials, const UpdateTables& tables, double* of_runs,
                           double* words);
@@ -104,7 +104,7 @@ void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, co
 
 void adamw(Queue& on, const UpdateTables& tables, const Clip* clip);
 
-/// partials [chunks, 2, kWords]: squares of the weights, and of the steps.
+/// partials [chunks of runs that count, 2, kWords]: squares of the weights, and of the steps. The first runs of the table count.
 void lamb_moments(Queue& on, const UpdateTables& tables, const Clip* clip, double* partials);
 /// words [tensors, 2, kWords]: of the squares of whole tensors, from which each run's trust comes.
 void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip, const double* words);

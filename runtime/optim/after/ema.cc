@@ -3,7 +3,7 @@
 namespace cairn::optim {
 
 void average_weights(StateWalk& walk, double decay, int64_t from, int64_t to, DevicePtr<const kernels::Clip> clip) {
-  for (const auto pieces : {StateWalk::Pieces::kTrained, StateWalk::Pieces::kBalancing}) {
+  for (const auto pieces : {StateWalk::Pieces::kTrainedAgain, StateWalk::Pieces::kBalancingAgain}) {
     walk.for_batches(
         from, to,
         [&](std::span<const StateBlock> batch) {

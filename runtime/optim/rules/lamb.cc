@@ -1,9 +1,11 @@
 #include "runtime/optim/rules/lamb.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "runtime/device/host_numbers.h"
 #include "runtime/optim/rules/adamw.h"
+#include "runtime/optim/rules/device_norms.h"
 
 namespace cairn::optim {
 namespace {
@@ -25,18 +27,20 @@ Result<DevicePtr<const double>> norms_of_world(const kernels::StateExec& on, Dev
 
 Status lamb(StateWalk& walk, std::span<const TensorRates> rates, const Update& update, comm::Comm& world) {
   const kernels::StateExec& on = walk.on();
-  const int64_t count = walk.rank().tensor_norms;
-  const DevicePtr<double> words = (walk.arrays().work + walk.rank().tensor_norms_offset()).as<double>();
-  on.clear_doubles(words, count);
+  DeviceNorms norms(walk);
   walk.for_batches(update.from, update.to, [&](std::span<const StateBlock> batch) {
-    on.lamb_moments_of_runs(adam_runs(walk, rates, update, batch), words);
+    std::vector<kernels::AdamRun> runs = adam_runs(walk, rates, update, batch);
+    std::ranges::stable_partition(runs, &kernels::AdamRun::counts);
+    on.lamb_moments_of_runs(runs, norms.partials_of(batch));
   });
+  const DevicePtr<double> words = norms.add_up();
   std::vector<double> host;
-  RT_TRY_SET(const DevicePtr<const double> norms, norms_of_world(on, words, count, world, &host));
-  walk.for_batches(update.from, update.to, [&](std::span<const StateBlock> batch) {
-    on.lamb_step_of_runs(adam_runs(walk, rates, update, batch), norms);
+  RT_TRY_SET(const DevicePtr<const double> all, norms_of_world(on, words, walk.rank().tensor_norms, world, &host));
+  const auto step = [&](std::span<const StateBlock> batch) {
+    on.lamb_step_of_runs(adam_runs(walk, rates, update, batch), all);
     for (const StateBlock& block : batch) walk.sum_up(block);
-  });
+  };
+  walk.for_batches(update.from, update.to, step, StateWalk::Pieces::kTrainedAgain);
   return {};
 }
 

@@ -29,6 +29,12 @@ std::vector<DeviceBytes> areas_of(const kernels::StateArrays& state, int64_t cou
   return out;
 }
 
+using Pieces = StateWalk::Pieces;
+
+bool balances(Pieces pieces) { return pieces == Pieces::kBalancing || pieces == Pieces::kBalancingAgain; }
+/// Whether what is done to them comes behind the copy.
+bool follows_copy(Pieces pieces) { return pieces == Pieces::kTrained || pieces == Pieces::kBalancing; }
+
 }  // namespace
 
 DevicePtr<float> kernels::StateArrays::*member_of(StateKind kind) {
@@ -173,7 +179,7 @@ int64_t StateWalk::most_at_once() const {
 }
 
 std::vector<StateBlock> StateWalk::cut(int64_t from, int64_t to, Pieces pieces) const {
-  const bool balancing = pieces == Pieces::kBalancing, waits = pieces != Pieces::kReadOnly;
+  const bool balancing = balances(pieces), waits = follows_copy(pieces);
   const int64_t at_once = most_at_once(), in_chunks = std::max(at_once / kernels::kStateChunk, int64_t{1});
   std::vector<StateBlock> out;
   for (const StatePiece& piece : rank_.pieces) {
@@ -193,7 +199,7 @@ std::vector<StateBlock> StateWalk::cut(int64_t from, int64_t to, Pieces pieces) 
 void StateWalk::for_blocks(int64_t from, int64_t to, const std::function<void(const StateBlock&)>& body,
                            Pieces pieces) const {
   Pager* const pager = arrays_.pager;
-  CopyGate* const gate = pieces == Pieces::kReadOnly ? nullptr : arrays_.gate;
+  CopyGate* const gate = follows_copy(pieces) ? arrays_.gate : nullptr;
   const std::vector<StateBlock> blocks = cut(from, to, pieces);
   size_t fetched = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
@@ -226,7 +232,7 @@ void StateWalk::for_batches(int64_t from, int64_t to, const std::function<void(s
         },
         pieces);
   }
-  CopyGate* const gate = pieces == Pieces::kReadOnly ? nullptr : arrays_.gate;
+  CopyGate* const gate = follows_copy(pieces) ? arrays_.gate : nullptr;
   const int64_t most = gate != nullptr ? most_at_once() : std::numeric_limits<int64_t>::max();
   const int64_t chunk = std::min(most, kernels::kStateChunk);
   std::vector<StateBlock> batch;
@@ -241,7 +247,7 @@ void StateWalk::for_batches(int64_t from, int64_t to, const std::function<void(s
     room = most;
   };
   for (const StatePiece& piece : rank_.pieces) {
-    if (plan_.tensors[piece.tensor].balances != (pieces == Pieces::kBalancing)) continue;
+    if (plan_.tensors[piece.tensor].balances != balances(pieces)) continue;
     for (int64_t begin = 0, elems = piece.count_elems(); begin < elems; begin += batch.back().count) {
       const int64_t left = elems - begin;
       if (!piece.primary) {

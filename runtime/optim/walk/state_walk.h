@@ -69,7 +69,8 @@ class StateWalk {
   const Arrays& arrays() const { return arrays_; }
 
   /// What is gone through: the pieces that gradients train, the same to look at only, or those that balance experts.
-  enum class Pieces { kTrained, kReadOnly, kBalancing };
+  /// kTrainedAgain, kBalancingAgain: this update has gone through them before, so it is behind the copy of all of them.
+  enum class Pieces { kTrained, kReadOnly, kTrainedAgain, kBalancing, kBalancingAgain };
   /// Calls `body` for all of those that this rank updates, with state of bank `from` and of bank `to`. A piece is one
   /// block, except: on a disk, or while it is copied, it is several, and peer copies end where they end.
   void for_blocks(int64_t from, int64_t to, const std::function<void(const StateBlock&)>& body,

@@ -34,17 +34,21 @@ struct Bar {
 };
 // clang-format off
 constexpr Bar kBars[] = {
-    // model            snapshots  launches   update  bytes_gb  waits
-    {"gpt2-124m",       "never",        313,       1,    15.30,     1},
-    {"gpt2-124m",       "default",      335,      23,    15.30,     1},
-    {"gpt2-124m-lamb",  "never",        317,       4,    16.79,     1},
-    {"gpt2-124m-lamb",  "default",      405,      92,    16.79,     1},
-    {"gpt2-1558m",      "never",       1177,       1,    85.37,     1},
-    {"gpt2-1558m",      "default",     1240,      64,    85.37,     1},
-    {"llama3-8-layers", "never",        245,       1,   134.44,     1},
-    {"llama3-8-layers", "default",      308,      64,   134.44,     1},
-    {"moe-8-experts",   "never",        421,       1,    71.73,     1},
-    {"moe-8-experts",   "default",      484,      64,    71.73,     1},
+    // model                snapshots  launches   update  bytes_gb  waits
+    {"gpt2-124m",           "never",       313,      1,    15.30,      1},
+    {"gpt2-124m",           "default",     335,     23,    15.30,      1},
+    {"gpt2-124m-lamb",      "never",       317,      4,    16.79,      1},
+    {"gpt2-124m-lamb",      "default",     339,     26,    16.79,      1},
+    {"gpt2-124m-ema",       "never",       314,      2,    16.79,      1},
+    {"gpt2-124m-ema",       "default",     343,     31,    16.79,      1},
+    {"gpt2-1558m",          "never",      1177,      1,    85.37,      1},
+    {"gpt2-1558m",          "default",    1224,     48,    85.37,      1},
+    {"gpt2-1558m-lamb-ema", "never",      1182,      5,   122.76,      1},
+    {"gpt2-1558m-lamb-ema", "default",    1229,     52,   122.76,      1},
+    {"llama3-8-layers",     "never",       245,      1,   134.44,      1},
+    {"llama3-8-layers",     "default",     292,     48,   134.44,      1},
+    {"moe-8-experts",       "never",       421,      1,    71.73,      1},
+    {"moe-8-experts",       "default",     468,     48,    71.73,      1},
 };
 // clang-format on
 

@@ -1091,9 +1091,17 @@ TEST_SUITE("runtime/cuda/ops") {
       return run;
     };
     auto tensors = on.zeros<double>(2 * kernels::TensorNorms::kWords);  // of which the run's is the second
+    constexpr int64_t kParts = kernels::norm_chunks(kElems) * kernels::TensorNorms::kWords;
+    auto partials = on.zeros<double>(3 * kParts);
     on.run_state("lamb_moments_of_runs", [&](StateExec e, Side at) {
       const kernels::AdamRun run = lamb_run(at);
-      for (int k = 0; k < 3; ++k) e.lamb_moments_of_runs({&run, 1}, at(tensors));
+      for (int64_t k = 0; k < 3; ++k) {
+        e.lamb_moments_of_runs({&run, 1}, at(partials) + k * kParts);
+      }
+    });
+    on.run_state("add_norms_of_runs", [&](StateExec e, Side at) {
+      const std::vector<kernels::NormRun> runs(3, {.count = kElems, .tensor = 1});
+      e.add_norms_of_runs(runs, at(partials), at(tensors));
     });
     on.run_state("doubles_to_host", [&](StateExec e, Side at) {
       e.doubles_to_host(at(tensors) + kernels::TensorNorms::kWords, norms_of(at).words);

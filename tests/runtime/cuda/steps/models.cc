@@ -64,13 +64,21 @@ Recipe by_lamb(Recipe recipe) {
   return recipe;
 }
 
+Recipe with_average(Recipe recipe) {
+  recipe.optimizer.ema = 0.999;
+  return recipe;
+}
+
 }  // namespace
 
 std::vector<NamedModel> counted_models() {
-  const Recipe small = recipe_of(gpt(12, 768, 12, 1024, 50257), 16);
+  const Recipe small = recipe_of(gpt(12, 768, 12, 1024, 50257), 16),
+               large = recipe_of(gpt(48, 1600, 25, 1024, 50257), 8);
   return {{"gpt2-124m", small},
           {"gpt2-124m-lamb", by_lamb(small)},
-          {"gpt2-1558m", recipe_of(gpt(48, 1600, 25, 1024, 50257), 8)},
+          {"gpt2-124m-ema", with_average(small)},
+          {"gpt2-1558m", large},
+          {"gpt2-1558m-lamb-ema", with_average(by_lamb(large))},
           {"llama3-8-layers", recipe_of(llama(8, 4096, 32, 8, 14336, 8192, 128256), 1)},
           {"moe-8-experts", recipe_of(with_experts(llama(8, 1024, 16, 8, 3584, 1024, 32000), 8, 2), 16)}};
 }

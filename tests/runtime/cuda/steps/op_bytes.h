@@ -275,6 +275,7 @@ inline int64_t moved(const Given&, Op<"clear_doubles">, const auto&...) { return
 inline int64_t moved(const Given&, Op<"note_not_finite">, In<float>, int64_t count, bool, Out<double>) {
   return kFloat * count;
 }
+inline int64_t moved(const Given&, Op<"add_norms_of_runs">, const auto&...) { return 0; }
 inline int64_t moved(const Given&, Op<"lamb_moments_of_runs">, std::span<const kernels::AdamRun> runs, Out<double>) {
   constexpr int64_t kArrays = 1 + 1 + 2 * 2;  // gradient, weights, moments twice
   int64_t bytes = 0;
@@ -293,6 +294,11 @@ inline int64_t moved(const Given&, Op<"adamw_of_runs">, std::span<const kernels:
   int64_t bytes = 0;
   for (const kernels::AdamRun& run : runs)
     bytes += run.count * ((1 + 2 * kArrays) * kFloat + (run.weights ? dtype_size_bytes(run.dtype) : 0));
+  return bytes;
+}
+inline int64_t moved(const Given&, Op<"ema_of_runs">, double, std::span<const kernels::EmaRun> runs) {
+  int64_t bytes = 0;
+  for (const kernels::EmaRun& run : runs) bytes += run.count * 3 * kFloat;
   return bytes;
 }
 inline int64_t moved(const Given&, Op<"put_weights">, In<float>, int64_t count, DType dtype, Out<void>) {

@@ -198,6 +198,24 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
       last_elems = at_once;
       walk.for_batches(0, 0, take, Pieces::kBalancing);
       for (const StatePiece& piece : memory.rank.pieces) CHECK(reached[&piece] == piece.count_elems());
+      // A second pass is behind the copy: it has the same pieces uncut and waits for none.
+      for (const Pieces again : {Pieces::kTrainedAgain, Pieces::kBalancingAgain}) {
+        batches = 0;
+        reached.clear();
+        walk.for_batches(
+            0, 0,
+            [&](std::span<const StateBlock> batch) {
+              ++batches;
+              for (const StateBlock& block : batch) reached[block.piece] += block.count;
+            },
+            again);
+        CHECK(batches == 1);
+        for (const StatePiece& piece : memory.rank.pieces) {
+          const bool wanted = plan.tensors[piece.tensor].balances == (again == Pieces::kBalancingAgain);
+          CHECK(reached[&piece] == (wanted ? piece.count_elems() : 0));
+        }
+      }
+      CHECK(waited.empty());
     }
   }
 
