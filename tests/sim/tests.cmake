@@ -5,8 +5,8 @@ add_custom_command(OUTPUT ${planted_saves}
   COMMAND ${CAIRN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/plant.py ${CMAKE_SOURCE_DIR}/runtime/hosts/saves.cc
           ${CMAKE_CURRENT_LIST_DIR}/planted.txt ${planted_saves}
   DEPENDS ${CMAKE_CURRENT_LIST_DIR}/plant.py ${CMAKE_CURRENT_LIST_DIR}/planted.txt ${CMAKE_SOURCE_DIR}/runtime/hosts/saves.cc)
-add_executable(sim ${CMAKE_CURRENT_LIST_DIR}/sim_main.cc ${CMAKE_CURRENT_LIST_DIR}/world.cc
-               ${CMAKE_CURRENT_LIST_DIR}/assertion.cc ${planted_saves})
+file(GLOB sim_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
+add_executable(sim ${sim_sources} ${planted_saves})
 target_link_libraries(sim PRIVATE cairn_flags cairn_runtime_hosts cairn_ckpt_snapshot)
 add_test(NAME sim/lives COMMAND sim --seed 1 --lives 1000000 --seconds 8)
 add_test(NAME sim/planted COMMAND sim --planted --seeds 1000)

@@ -1,0 +1,194 @@
+// Connections to the leader, and what the two ends do with what comes.
+#include "tests/sim/world_model.h"
+
+#include "runtime/hosts/message.h"
+
+namespace cairn::sim {
+
+void World::break_link(int64_t index, double leader_s, double member_s) {
+  Link& link = links_[static_cast<size_t>(index)];
+  link.passes = false;
+  link.on_the_way.clear();
+  const int64_t id = link.id;
+  Host& host = hosts_[static_cast<size_t>(index)];
+  if (leader().up && link.leader_has) {
+    after(leader_s, leader(), [this, index, id] {
+      if (links_[static_cast<size_t>(index)].id == id) leader_hears_of_loss(index, "the connection broke");
+    });
+  }
+  if (host.up && link.member_has) {
+    after(member_s, host, [this, index, id] {
+      if (links_[static_cast<size_t>(index)].id == id) member_hears_of_loss(index, "the connection broke");
+    });
+  }
+  after(std::max(leader_s, member_s) + uniform(0.3, 2), [this, index] { reconnect(index); });
+}
+
+void World::leader_hears_of_loss(int64_t index, const std::string& why) {
+  Link& link = links_[static_cast<size_t>(index)];
+  if (!link.leader_has || link.leader_heard) return;
+  link.leader_heard = true;
+  say("h0 has lost h{}", index);
+  if (places_.contains(index)) feed(leader(), saves::Lost{index, why});
+  after(uniform(0, 0.5), leader(), [this, index, why, id = link.id] {  // its loop comes to it later
+    Link& lost = links_[static_cast<size_t>(index)];
+    if (lost.id != id || !lost.leader_has) return;
+    lost.leader_has = false;
+    if (!places_.contains(index)) return;
+    feed(leader(), saves::Lost{index, why});
+    fail_generation(fmt::format("h{} was lost", index));
+    if (fleet_ == Fleet::kAsking || fleet_ == Fleet::kLoading) {
+      fleet_ = Fleet::kGathering;
+      gather();
+    }
+  });
+}
+
+void World::member_hears_of_loss(int64_t index, const std::string& why) {
+  Link& link = links_[static_cast<size_t>(index)];
+  if (!link.member_has) return;
+  link.member_has = false;
+  Host& host = hosts_[static_cast<size_t>(index)];
+  say("{} has lost the leader", host.name);
+  feed(host, saves::LeaderLost{why});
+  stop_ranks(host);
+  after(uniform(0, 1), host, [this, &host] { ranks_gone(host); });
+}
+
+void World::reconnect(int64_t index) {
+  Link& link = links_[static_cast<size_t>(index)];
+  Host& host = hosts_[static_cast<size_t>(index)];
+  if (host.gone || (link.leader_has && link.member_has && link.passes)) return;
+  if (!host.up || !leader().up || host.cut_s > now_s_ || host.frozen_s > now_s_ || leader().frozen_s > now_s_ ||
+      link.leader_has || link.member_has) {
+    after(uniform(0.5, 1.5), [this, index] { reconnect(index); });
+    return;
+  }
+  ++link.id;
+  link.passes = link.leader_has = link.member_has = true;
+  link.leader_heard = false;
+  link.on_the_way.clear();
+  link.last_down_s = link.last_up_s = now_s_;
+  host.dropped.clear();
+  order_process_[index] = leader().process;
+  say("{} has joined", host.name);
+  if (places_.contains(index)) feed(leader(), saves::Back{index});
+  gather();
+}
+
+void World::send_down(int64_t index, const Message& message) {
+  if (links_[static_cast<size_t>(index)].leader_has && places_.contains(index)) carry(index, true, message);
+}
+
+void World::send_up(int64_t index, const Message& message) {
+  if (links_[static_cast<size_t>(index)].member_has) carry(index, false, message);
+}
+
+void World::carry(int64_t index, bool down, const Message& message) {
+  Link& link = links_[static_cast<size_t>(index)];
+  if (!link.passes) return;  // it goes nowhere, and the sender does not know yet
+  ++out_.messages;
+  double& last_s = down ? link.last_down_s : link.last_up_s;
+  last_s = std::max(last_s, now_s_ + (chance(0.05) ? uniform(0, 2) : uniform(0.001, 0.05)));
+  const int64_t number = numbers_;
+  link.on_the_way[number] = {down, message};
+  Host& to = down ? hosts_[static_cast<size_t>(index)] : leader();
+  push(last_s, to.index, to.process, [this, index, down, number, id = link.id] {
+    Link& now = links_[static_cast<size_t>(index)];
+    const auto found = now.on_the_way.find(number);
+    if (now.id != id || found == now.on_the_way.end()) return;
+    const Message what = std::move(found->second.second);
+    now.on_the_way.erase(found);
+    if (down && now.member_has) at_member(index, what);
+    if (!down && now.leader_has && !now.leader_heard) at_leader(index, what);
+  });
+}
+
+std::string text_of(const Message& message) {
+  std::string of;
+  std::visit(
+      [&](const auto& one) {
+        if constexpr (requires { one.number; }) {
+          of = fmt::format(" step {}, try {}", one.step, one.number);
+        } else if constexpr (requires { one.slot.step; }) {
+          of = fmt::format(" step {}", one.slot.step);
+        } else if constexpr (requires { one.step; }) {
+          of = fmt::format(" step {}", one.step);
+        }
+        if constexpr (requires { one.error.message; }) of += fmt::format(": {}", one.error.message);
+      },
+      message);
+  return std::string(hosts::kind_of(message)) + of;
+}
+
+void World::at_leader(int64_t index, const Message& message) {
+  say("h{} -> h0  {}", index, text_of(message));
+  if (std::holds_alternative<hosts::Begun>(message) || std::holds_alternative<hosts::Written>(message) ||
+      std::holds_alternative<hosts::NotWritten>(message))
+    return feed(leader(), saves::Heard{index, message});
+  after(uniform(0, 0.1), leader(), [this, index, message, id = links_[static_cast<size_t>(index)].id] {
+    if (links_[static_cast<size_t>(index)].id != id) return;
+    if (std::holds_alternative<hosts::Failed>(message)) fail_generation(fmt::format("a rank of h{} has failed", index));
+    if (const auto* const idle = std::get_if<hosts::Idle>(&message);
+        idle != nullptr && fleet_ == Fleet::kAsking && idle->ask == asks_) {
+      idle_[index] = idle->memory.whole;
+      settle();
+    }
+    if (std::holds_alternative<hosts::Carried>(message)) carried(index);
+  });
+}
+
+void World::at_member(int64_t index, const Message& message) {
+  Host& host = hosts_[static_cast<size_t>(index)];
+  say("h0 -> {}  {}", host.name, text_of(message));
+  if (std::holds_alternative<hosts::Save>(message) || std::holds_alternative<hosts::Committed>(message) ||
+      std::holds_alternative<hosts::Dropped>(message)) {
+    if (const auto* const dropped = std::get_if<hosts::Dropped>(&message))
+      host.dropped.insert({dropped->step, dropped->number});
+    feed(host, saves::Told{message});
+    return after(uniform(0, 0.02), host, [this, &host] { poke(host); });  // its persister looks now and then
+  }
+  host.loop_free_s = std::max(host.loop_free_s, now_s_) + uniform(0, 0.1);
+  after(host.loop_free_s - now_s_, host, [this, &host, message, id = links_[static_cast<size_t>(index)].id] {
+    if (links_[static_cast<size_t>(host.index)].id == id) on_members_loop(host, message);
+  });
+}
+
+/// The follower does the same (tools/run/follower.cc).
+void World::on_members_loop(Host& host, const Message& message) {
+  if (const auto* const promise = std::get_if<hosts::Promise>(&message)) {
+    feed(host, saves::Promised{promise->slot.step});
+    Slot& slot = host.slots[static_cast<size_t>(promise->slot.slot)];
+    if (slot.whole && slot.step == promise->slot.step && slot.generation == promise->slot.incarnation) {
+      if (slot.reserved == 0) reserve(slot, slot.step);
+      if (slot.reserved == -slot.step) host.again.insert(slot.step);
+      poke(host);
+    }
+  } else if (const auto* const halt = std::get_if<hosts::Halt>(&message)) {
+    stop_ranks(host);
+    host.loop_free_s = now_s_ + uniform(0, 1.5);
+    after(host.loop_free_s - now_s_, host, [this, &host, ask = halt->ask] {
+      ranks_gone(host);
+      host.choice.reset();
+      send_up(host.index, hosts::Idle{.ask = ask, .memory = {generation_, memory_of(host.slots)}});
+    });
+  } else if (const auto* const order = std::get_if<hosts::Resume>(&message)) {
+    const Choice choice{order->step, static_cast<size_t>(order->slot), order->source == hosts::Resume::Source::kMemory,
+                        order->incarnation};
+    host.loop_free_s = now_s_ + uniform(0.05, choice.from_memory ? 0.5 : 5);
+    after(host.loop_free_s - now_s_, host, [this, &host, choice, promised = order->promised] {
+      load(host, choice);
+      host.choice = choice;
+      host.leader_promises = {promised.begin(), promised.end()};
+      send_up(host.index, hosts::Carried{});
+    });
+  } else if (const auto* const go = std::get_if<hosts::Go>(&message);
+             go != nullptr && host.choice && go->incarnation == host.choice->generation) {
+    feed(host, saves::Resumed{host.choice->step, promised(host), std::exchange(host.leader_promises, {})});
+    host.choice.reset();
+    host.ranks = true;
+    poke(host);
+  }
+}
+
+}  // namespace cairn::sim
