@@ -20,25 +20,29 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kFile = "attention";  // of the run folder
+constexpr const char *kFile = "attention", *kWorldFile = "world";  // of the run folder; each run has the latter
 constexpr const char* kWithout = "Cairn's own kernels, whose bits are other ones: --attention own";
 
 const std::map<std::string, AttentionWish>& words() {
-  static const std::map<std::string, AttentionWish> out = {
-      {"own", AttentionWish::kOwn}, {"warpgroup", AttentionWish::kWarpgroup}, {"cudnn", AttentionWish::kCudnn}};
+  static const std::map<std::string, AttentionWish> out = {{"auto", AttentionWish::kAuto},
+                                                           {"own", AttentionWish::kOwn},
+                                                           {"warpgroup", AttentionWish::kWarpgroup},
+                                                           {"cudnn", AttentionWish::kCudnn}};
   return out;
 }
 
-/// Where the run folder says nothing, kKept.
 Result<AttentionWish> noted(const fs::path& run) {
   std::error_code failed;
-  if (run.empty() || !fs::exists(run / kFile, failed)) return AttentionWish::kKept;
+  if (run.empty()) return AttentionWish::kAuto;
+  if (!fs::exists(run / kFile, failed)) {
+    return fs::exists(run / kWorldFile, failed) ? AttentionWish::kOwn : AttentionWish::kAuto;
+  }
   RT_TRY_SET(const std::string text, read_text_file(run / kFile));
   if (const auto found = words().find(text); found != words().end()) return found->second;
   return Error{
       ErrorCode::kInvalidInput,
-      fmt::format("{}: \"{}\"; expected \"own\", \"warpgroup\" or \"cudnn\". It says whose kernels attention had last: "
-                  "write one of these",
+      fmt::format("{}: \"{}\"; expected \"auto\", \"own\", \"warpgroup\" or \"cudnn\". It says whose kernels attention had "
+                  "last: write one of these",
                   (run / kFile).string(), text)};
 }
 
@@ -58,36 +62,13 @@ std::string why_nothing(const Recipe& recipe, int64_t world) {
   return why;
 }
 
-}  // namespace
-
-void add_attention_option(CLI::App& command, AttentionWish& wish) {
-  command
-      .add_option_function<std::string>(
-          "--attention", [&wish](const std::string& word) { wish = words().at(word); },
-          "whose kernels attention on CUDA has: own, Cairn's for every card; warpgroup, Cairn's for compute capability 9.x "
-          "where they take it; cudnn, where cuDNN takes it (default: as the run had before, own in a new one)")
-      ->type_name("NAME")
-      ->check(CLI::IsMember({"own", "warpgroup", "cudnn"}));
-}
-
-Result<AttentionChoice> choose_attention(const AttentionQuestion& question) {
-  const bool asked = question.wish == AttentionWish::kCudnn;
-  if (question.device != DeviceChoice::kCuda) {
-    if (!asked) return AttentionChoice{};
-    return Error{ErrorCode::kInvalidInput,
-                 "--attention cudnn: ranks on the CPU have no use for cuDNN; leave it out, or train on CUDA: --device "
-                 "cuda"};
-  }
-  AttentionWish wish = question.wish;
-  if (wish == AttentionWish::kKept) {
-    RT_TRY_SET(wish, noted(question.run));
-  }
-  if (wish == AttentionWish::kWarpgroup)
-    return AttentionChoice{.warpgroup = true, .record = {{"by", "warpgroup"}}};
-  if (wish != AttentionWish::kCudnn) return AttentionChoice{.record = {{"by", "own"}}};
-  const std::string who = asked ? "--attention cudnn" : fmt::format("{} has attention by cuDNN", question.run.string());
-  const auto refused = [&](const std::string& why, const std::string& todo) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}; {}, or take {}", who, why, todo, kWithout)};
+struct Cudnn {
+  std::string version, path;
+};
+/// Errors: why there is none for this recipe, and what to do.
+Result<Cudnn> cudnn_of(const AttentionQuestion& question) {
+  const auto refused = [](const std::string& why, const std::string& todo) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}; {}", why, todo)};
   };
   RT_TRY_SET(const cuda::LoadedModule module, cuda::load_module(tree_version()));
   if (module.module->kernels().cudnn == nullptr) {
@@ -104,10 +85,60 @@ Result<AttentionChoice> choose_attention(const AttentionQuestion& question) {
   if (const std::string why = why_nothing(question.recipe, question.world); !why.empty()) {
     return refused(fmt::format("it takes no attention of this recipe: {}", why), "change the recipe");
   }
-  const std::string version = cuda::cudnn_version_text(loaded.value().version);
-  return AttentionChoice{.cudnn = true,
-                         .text = fmt::format("attention by cuDNN {} ({})", version, loaded.value().path),
-                         .record = {{"by", "cudnn"}, {"version", version}, {"path", loaded.value().path}}};
+  return Cudnn{cuda::cudnn_version_text(loaded.value().version), loaded.value().path};
+}
+
+}  // namespace
+
+void add_attention_option(CLI::App& command, AttentionWish& wish) {
+  command
+      .add_option_function<std::string>(
+          "--attention", [&wish](const std::string& word) { wish = words().at(word); },
+          "whose kernels attention on CUDA has: auto, the fastest by the start's timing, where --tuning is on; own, "
+          "Cairn's for every card; warpgroup, Cairn's for compute capability 9.x where they take it; cudnn, where cuDNN "
+          "takes it (default: as the run had before, auto in a new one)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "own", "warpgroup", "cudnn"}));
+}
+
+std::string AttentionChoice::word() const {
+  for (const auto& [word, wish] : words()) {
+    if (wish == by) return word;
+  }
+  return "own";
+}
+
+Result<AttentionChoice> choose_attention(const AttentionQuestion& question) {
+  const bool asked = question.wish == AttentionWish::kCudnn;
+  if (question.device != DeviceChoice::kCuda) {
+    if (!asked) return AttentionChoice{};
+    return Error{ErrorCode::kInvalidInput,
+                 "--attention cudnn: ranks on the CPU have no use for cuDNN; leave it out, or train on CUDA: --device "
+                 "cuda"};
+  }
+  AttentionChoice out{.by = question.wish};
+  if (out.by == AttentionWish::kKept) {
+    RT_TRY_SET(out.by, noted(question.run));
+  }
+  out.record = {{"by", out.word()}};
+  if (out.by != AttentionWish::kCudnn && out.by != AttentionWish::kAuto) return out;
+  const Result<Cudnn> cudnn = cudnn_of(question);
+  if (cudnn.ok()) {
+    out.cudnn = true;
+    const auto& [version, path] = cudnn.value();
+    out.record["version"] = version;
+    out.record["path"] = path;
+    out.text = out.by == AttentionWish::kAuto
+                   ? fmt::format("attention by Cairn's own kernels or cuDNN {} ({}), as timed", version, path)
+                   : fmt::format("attention by cuDNN {} ({})", version, path);
+    return out;
+  }
+  if (out.by == AttentionWish::kAuto) return out;  // which ranks then have nothing else to time
+  Error error = cudnn.error();
+  error.message = fmt::format("{}: {}, or take {}",
+                              asked ? "--attention cudnn" : fmt::format("{} has attention by cuDNN", question.run.string()),
+                              error.message, kWithout);
+  return error;
 }
 
 int64_t attention_room(const Plan& plan) {
@@ -118,7 +149,7 @@ int64_t attention_room(const Plan& plan) {
 Status note_attention(const fs::path& run, const AttentionChoice& choice) {
   if (choice.record.is_null()) return {};  // computed on the CPU: what was noted stays
   std::error_code failed;
-  if (!choice.cudnn && !choice.warpgroup && !fs::exists(run / kFile, failed)) return {};
+  if (choice.by == AttentionWish::kOwn && !fs::exists(run / kFile, failed)) return {};
   return write_text_file(run / kFile, choice.word());
 }
 

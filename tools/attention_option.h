@@ -16,9 +16,10 @@ class App;
 
 namespace cairn::tools {
 
-/// kKept: what the run folder says; Cairn's own where it says nothing. kOwn: those of every card, kWarpgroup: those of
-/// compute capability 9.x before them.
-enum class AttentionWish { kKept, kOwn, kWarpgroup, kCudnn };
+/// kKept: what the run folder says; Cairn's own where it says nothing, kAuto in a new run. kAuto: the fastest, by
+/// timing at the start (runtime/cuda/tuning). kOwn: those of every card, kWarpgroup: those of compute capability 9.x
+/// before them.
+enum class AttentionWish { kKept, kAuto, kOwn, kWarpgroup, kCudnn };
 
 /// --attention; kKept where it is not given.
 void add_attention_option(CLI::App& command, AttentionWish& wish);
@@ -32,12 +33,13 @@ struct AttentionQuestion {
 };
 
 struct AttentionChoice {
-  bool cudnn = false, warpgroup = false;
-  std::string text;       // for people; empty where there is nothing to tell
-  nlohmann::json record;  // of the run's record: {"by", "version", "path"}; null on the CPU
+  AttentionWish by = AttentionWish::kOwn;  // not kKept
+  bool cudnn = false;                      // ranks need memory for cuDNN's
+  std::string text;                        // for people; empty where there is nothing to tell
+  nlohmann::json record;                   // of the run's record: {"by", "version", "path"}; null on the CPU
 
   /// For `cairn _rank --attention`.
-  std::string word() const { return cudnn ? "cudnn" : warpgroup ? "warpgroup" : "own"; }
+  std::string word() const;
 };
 
 /// Opens cuDNN, and no device. Errors, with exit code 2: cuDNN was asked for, or the run has it, and it cannot be,

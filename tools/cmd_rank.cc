@@ -179,7 +179,8 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
                              .sums = {},
                              .cudnn = args.attention == "cudnn",
                              .warpgroups = args.attention == "warpgroup",
-                             .tunes = true};
+                             .tunes = true,
+                             .times_attention = args.attention == "auto" && args.tuning != "off"};
     if (args.comm != "staged") {
       if (!nccl().ok()) return nccl().error();
       how.sums = trainer::sum_rooms(plan);
@@ -239,9 +240,9 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   if (args.rank == args.decides && !args.tuning_file.empty()) {
     tuning = tuning_files(tuning_wish(args.tuning), args.tuning_file, args.tuning_given,
                           fmt::format("{} {} x{}", tree_version(), dsl::recipe_hash(text), args.world));
-    tuning.on_result = [&](const std::string& line, int64_t timed) {
+    tuning.on_result = [&](const std::string& line, bool changes) {
       spdlog::info("{}", line);
-      if (timed > 0) ignore(events.send({{"event", "tuned"}, {"text", line}}), "for people only");
+      if (changes) ignore(events.send({{"event", "tuned"}, {"text", line}}), "for people only");
     };
     env.tuning = &tuning;
   }
@@ -300,7 +301,7 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--ward-fd", args->ward_fd);
   command->add_option("--device", args->device)->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--comm", args->comm)->check(CLI::IsMember({"nccl", "registered", "staged"}));
-  command->add_option("--attention", args->attention)->check(CLI::IsMember({"own", "warpgroup", "cudnn"}));
+  command->add_option("--attention", args->attention)->check(CLI::IsMember({"auto", "own", "warpgroup", "cudnn"}));
   command->add_option("--tuning", args->tuning)->check(CLI::IsMember({"kept", "on", "off"}));
   command->add_option("--tuning-file", args->tuning_file);
   command->add_option("--tuning-given", args->tuning_given);

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/device/op_clock.h"
+#include "runtime/cuda/time_calls.h"
 
 namespace cairn::cuda {
 namespace {
@@ -297,32 +297,6 @@ Result<bool> Blas::repeats(CudaStream& on, const Kind& kind, DeviceBytes workspa
   return true;
 }
 
-Result<double> Blas::time_us(CudaStream& on, const Kind& kind, DeviceBytes workspace) const {
-  constexpr int kRounds = 3;
-  constexpr double kRoundMs = 2;  // of a short product several calls, whose mean is taken
-  constexpr int kLeastCalls = 2, kMostCalls = 12;
-  const std::unique_ptr<StreamTimer> timer = on.make_timer();
-  const auto round = [&](int calls) -> Result<double> {
-    timer->mark();
-    for (int call = 0; call < calls; ++call) {
-      int status = 0;
-      RT_TRY(order(on, kind.last, workspace, kind, &status));
-    }
-    timer->mark();
-    RT_TRY(on.settle());
-    std::array<double, 2> ms{};
-    RT_TRY(timer->read(ms));
-    return ms[1] / calls;
-  };
-  RT_TRY_SET(double best, round(1));
-  const int calls = std::clamp(static_cast<int>(kRoundMs / std::max(best, 1e-3)), kLeastCalls, kMostCalls);
-  for (int k = 0; k < kRounds; ++k) {
-    RT_TRY_SET(const double ms, round(calls));
-    best = k == 0 ? ms : std::min(best, ms);
-  }
-  return best * 1e3;
-}
-
 Result<TimedProduct> Blas::time(CudaStream& on, const ProductKind& key, DeviceBytes workspace,
                                 const ProductTiming& how) {
   const std::lock_guard lock(mutex_);
@@ -360,7 +334,10 @@ Result<TimedProduct> Blas::time(CudaStream& on, const ProductKind& key, DeviceBy
     }
     double us = 0;  // of a single proposal it says nothing
     if (out.proposed > 1) {
-      RT_TRY_SET(us, time_us(on, kind, workspace));
+      RT_TRY_SET(us, time_us(on, [&]() -> Status {
+                   int refused = 0;
+                   return order(on, kind.last, workspace, kind, &refused);
+                 }));
     }
     if (++out.repeated == 1) out.first_us = us;
     if (out.repeated > 1 && us >= std::min(out.us, (1 - kWorthwhile) * out.first_us)) continue;

@@ -117,7 +117,6 @@ class Blas {
   Result<TimedProduct> time(CudaStream& on, const ProductKind& kind, DeviceBytes workspace, const ProductTiming& how);
 
   static constexpr int kMostProposals = 8;
-  static constexpr double kWorthwhile = 0.03;  // of the time: below that a choice would follow the noise
 
  private:
   struct Kind;
@@ -129,7 +128,6 @@ class Blas {
   Result<std::vector<BlasChoice>> propose(const ProductKind& key, const Kind& kind, int most) const;
   /// Whether runs of the kind's last product, by its algorithm, give the same bits.
   Result<bool> repeats(CudaStream& on, const Kind& kind, DeviceBytes workspace, const ProductTiming& how) const;
-  Result<double> time_us(CudaStream& on, const Kind& kind, DeviceBytes workspace) const;
   static void refuse(Kind& kind, std::string_view why);
   Status order(CudaStream& on, const Product& of, DeviceBytes workspace, const Kind& kind, int* status) const;
 

@@ -124,50 +124,78 @@ Result<std::unique_ptr<AttentionPlan>> AttentionPlans::checked(const AttentionSh
                fmt::format("its plan wants {} bytes of workspace, and the run has planned {}", needs, has)};
 }
 
+const std::string& AttentionPlans::prepare(const AttentionShape& of, AttentionPass pass) {
+  const auto [at, is_new] = plans_.try_emplace({of, pass});
+  Plan& plan = at->second;
+  if (!is_new) return plan.why;
+  plan.why = why_not_by_cudnn(of);
+  if (!plan.why.empty()) return plan.why;
+  plan.piece = pass == AttentionPass::kForward ? of : attention_piece(of, most_);
+  Result<std::unique_ptr<AttentionPlan>> made = checked(plan.piece, pass);
+  if (made.ok()) {
+    plan.plan = std::move(made).value();
+  } else {
+    plan.why = made.error().message;
+  }
+  return plan.why;
+}
+
 std::vector<std::string> AttentionPlans::prepare(std::span<const AttentionShape> shapes) {
   std::vector<std::string> out;
+  const auto tell = [&](const AttentionShape& of, const std::string& pass, const std::string& why) {
+    if (why.empty()) return;
+    out.push_back(fmt::format("attention of {}{} is by Cairn's own kernels: {}", attention_text(of), pass, why));
+  };
   for (const AttentionShape& of : shapes) {
-    if (plans_.contains(of) || refused_.contains(of)) continue;
-    std::string why = why_not_by_cudnn(of);
-    if (why.empty()) {
-      const AttentionShape piece = attention_piece(of, most_);
-      Result<std::unique_ptr<AttentionPlan>> forward = checked(of, AttentionPass::kForward),
-                                             backward = checked(piece, AttentionPass::kBackward);
-      if (forward.ok() && backward.ok()) {
-        plans_.emplace(of, Plan{std::move(forward).value(), std::move(backward).value(), piece});
-        continue;
-      }
-      why = (forward.ok() ? backward : forward).error().message;
+    if (plans_.contains({of, AttentionPass::kForward})) continue;
+    const std::string &forward = prepare(of, AttentionPass::kForward),
+                      &backward = prepare(of, AttentionPass::kBackward);
+    if (forward == backward) {
+      tell(of, "", forward);
+      continue;
     }
-    refused_.insert(of);
-    out.push_back(fmt::format("attention of {} is by Cairn's own kernels: {}", attention_text(of), why));
+    tell(of, ", forward,", forward);
+    tell(of, ", backward,", backward);
   }
   return out;
 }
 
-bool AttentionPlans::run(CudaStream& on, const AttentionShape& of, AttentionPass pass, const AttentionArrays& arrays,
-                         DeviceBytes workspace) {
-  const auto found = plans_.find(of);
-  if (found == plans_.end() || arrays.logsumexp == nullptr || !aligned(arrays)) return false;
+bool AttentionPlans::has(const AttentionShape& of, AttentionPass pass) const {
+  const auto found = plans_.find({of, pass});
+  return found != plans_.end() && found->second.plan != nullptr;
+}
+
+int64_t AttentionPlans::count() const {
+  return std::ranges::count_if(plans_, [](const auto& one) { return one.second.plan != nullptr; });
+}
+
+Result<bool> AttentionPlans::order(CudaStream& on, const AttentionShape& of, AttentionPass pass,
+                                   const AttentionArrays& arrays, DeviceBytes workspace) const {
+  const auto found = plans_.find({of, pass});
+  if (found == plans_.end() || found->second.plan == nullptr || arrays.logsumexp == nullptr || !aligned(arrays)) {
+    return false;
+  }
   const int64_t needed = attention_workspace_bytes(of, pass, most_);
   RT_CHECK(workspace.size >= needed, "attention has {} bytes of workspace, and needs {}", workspace.size, needed);
   const Plan& plan = found->second;
   void* const room = workspace.first.address();
-  if (pass == AttentionPass::kForward) {
-    if (Status done = plan.forward->run(on, arrays, room); !done.ok()) on.keep(std::move(done).error());
-    return true;
-  }
   for (int64_t sample = 0; sample < of.samples; sample += plan.piece.samples) {
     for (int64_t head = 0; head < of.kv_heads; head += plan.piece.kv_heads) {
-      Status done = plan.backward->run(on, arrays_of(of, arrays, sample, head), room);
-      if (!done.ok()) {
-        on.keep(std::move(done).error());
-        return true;
-      }
+      RT_TRY(plan.plan->run(on, arrays_of(of, arrays, sample, head), room));
     }
   }
   return true;
 }
+
+bool AttentionPlans::run(CudaStream& on, const AttentionShape& of, AttentionPass pass, const AttentionArrays& arrays,
+                         DeviceBytes workspace) const {
+  Result<bool> ordered = order(on, of, pass, arrays, workspace);
+  if (ordered.ok()) return ordered.value();
+  on.keep(std::move(ordered).error());
+  return true;
+}
+
+const char* pass_word(AttentionPass pass) { return pass == AttentionPass::kForward ? "forward" : "backward"; }
 
 std::string attention_text(const AttentionShape& of) {
   return fmt::format("{} {} x {} tokens, {} heads of {}{}", dtype_name(of.dtype), of.samples, of.tokens, of.heads,

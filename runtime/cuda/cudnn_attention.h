@@ -7,9 +7,9 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/core/result.h"
@@ -43,6 +43,12 @@ class AttentionPlan {
 using AttentionBuilder =
     std::function<Result<std::unique_ptr<AttentionPlan>>(const AttentionShape& of, AttentionPass pass)>;
 
+/// A library, open for a device.
+struct AttentionLibrary {
+  AttentionBuilder build;
+  int64_t version = 0;  // 91900 is 9.19.0
+};
+
 /// What one call of the backward pass takes of `of`: all of it, or as many samples, or heads of one sample, as need no
 /// more workspace than `most`. Its strides are those of the whole.
 constexpr int64_t kMostAttentionWorkspace = int64_t{1536} << 20;
@@ -63,32 +69,40 @@ class AttentionPlans {
   explicit AttentionPlans(AttentionBuilder build, int64_t most = kMostAttentionWorkspace)
       : build_(std::move(build)), most_(most) {}
 
-  /// Makes plans of both passes for those of these shapes that it has not been asked for yet: a second or so for each,
-  /// and not within a capture. Gives a line for each that is left to Cairn's own kernels, with the reason; where one
-  /// pass is refused both are.
+  /// Makes the plan of a pass, unless it was asked for before: a second or so, and not within a capture. Gives why
+  /// there is none; empty: there is one.
+  const std::string& prepare(const AttentionShape& of, AttentionPass pass);
+  /// The same for both passes of these shapes. Gives a line for each pass that is left to Cairn's own kernels, with the
+  /// reason; none for what it was asked for before.
   std::vector<std::string> prepare(std::span<const AttentionShape> shapes);
-  bool has(const AttentionShape& of) const { return plans_.contains(of); }
-  int64_t count() const { return static_cast<int64_t>(plans_.size()); }
+  bool has(const AttentionShape& of, AttentionPass pass) const;
+  /// Passes that have a plan.
+  int64_t count() const;
 
-  /// Orders it on the stream; false where there is no plan for it, or an array does not begin at 16 bytes. What fails
-  /// is left in the stream. `workspace`: at least attention_workspace_bytes() of all shapes that were prepared.
+  /// Orders it on the stream; false where there is no plan for it, or an array does not begin at 16 bytes.
+  /// `workspace`: at least attention_workspace_bytes() of all shapes that were prepared. Errors: the library's.
+  Result<bool> order(CudaStream& on, const AttentionShape& of, AttentionPass pass, const AttentionArrays& arrays,
+                     DeviceBytes workspace) const;
+  /// The same; what fails is left in the stream.
   bool run(CudaStream& on, const AttentionShape& of, AttentionPass pass, const AttentionArrays& arrays,
-           DeviceBytes workspace);
+           DeviceBytes workspace) const;
 
  private:
   struct Plan {
-    std::unique_ptr<AttentionPlan> forward, backward;
-    AttentionShape piece;  // of backward
+    std::unique_ptr<AttentionPlan> plan;  // null: refused
+    std::string why;
+    AttentionShape piece;  // of a call of it
   };
   Result<std::unique_ptr<AttentionPlan>> checked(const AttentionShape& of, AttentionPass pass) const;
 
   AttentionBuilder build_;
   int64_t most_;
-  std::map<AttentionShape, Plan> plans_;
-  std::set<AttentionShape> refused_;
+  std::map<std::pair<AttentionShape, AttentionPass>, Plan> plans_;
 };
 
 /// "bf16 16 x 1024 tokens, 12 heads of 64"
 std::string attention_text(const AttentionShape& of);
+/// "forward", "backward"
+const char* pass_word(AttentionPass pass);
 
 }  // namespace cairn::cuda

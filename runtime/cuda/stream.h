@@ -18,6 +18,7 @@
 namespace cairn::cuda {
 
 class AttentionPlans;
+class AttentionWays;
 class Blas;
 
 /// Work that was captured, to be launched as one. Its addresses and arguments are those of the capture.
@@ -117,6 +118,10 @@ class CudaStream final : public Stream {
   AttentionPlans* attention() const { return attention_; }
   DeviceBytes attention_workspace() const { return attention_workspace_; }
 
+  /// Choices of attention's kernels, shape by shape, in place of use_attention() and use_warpgroups().
+  void use_attention_ways(AttentionWays* ways) { attention_ways_ = ways; }
+  AttentionWays* attention_ways() const { return attention_ways_; }
+
   /// Whether attention may be by warpgroups, where the device has them (kernels/cuda/attention.h). It may at first.
   void use_warpgroups(bool may) { warpgroups_ = may; }
   bool warpgroups() const { return warpgroups_; }
@@ -151,6 +156,7 @@ class CudaStream final : public Stream {
   DeviceBytes blas_workspace_;
   AttentionPlans* attention_ = nullptr;
   DeviceBytes attention_workspace_;
+  AttentionWays* attention_ways_ = nullptr;
   bool warpgroups_ = true;
   std::vector<std::function<Status()>> others_;  // settle_with()
 };

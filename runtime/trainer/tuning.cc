@@ -10,7 +10,7 @@
 namespace cairn::trainer {
 namespace {
 
-constexpr const char* kWhat = "choices of products";
+constexpr const char* kWhat = "choices by timing";
 
 /// Gives rank `root`'s text to all ranks.
 Status share(comm::Comm& world, int64_t root, std::string& text) {
@@ -61,26 +61,27 @@ Result<std::vector<Work>> all_work(comm::Comm& world, const std::vector<std::str
   return out;
 }
 
-struct Told {
-  const DeviceTuning& tuning;
-  int64_t before = 0;     // choices of files that hold here
-  std::string elsewhere;  // DeviceTuning::elsewhere() of them
-  bool resumes = false;
-};
-
-/// For people: what became of the choices, and of the bits where there were others.
-std::string line_of(const Told& of, int64_t timed) {
-  if (timed == 0) return fmt::format("products on {}: {} choices of before", of.tuning.where(), of.before);
-  std::string out = fmt::format("products on {}: {} kinds timed", of.tuning.where(), timed);
-  if (of.before > 0) return out + fmt::format(", {} choices of before", of.before);
-  if (of.elsewhere.empty()) {
-    return out + (of.resumes ? "; the run has no choices of before: bits may differ from here on" : "");
+/// For people: what became of the choices, and of the bits where there were others. `changes`: whether bits did.
+std::string line_of(const TuningTopic& before, const TuningTopic& after, bool resumes, bool* changes) {
+  const int64_t timed = after.choices - before.choices;
+  const bool none = before.choices == 0;
+  std::string out = fmt::format("{} on {}: ", after.what, after.where);
+  out += timed > 0
+             ? fmt::format("{} kinds timed{}", timed, none ? "" : fmt::format(", {} choices of before", before.choices))
+             : fmt::format("{} choices of before", before.choices);
+  if (!after.chosen.empty()) out += "; " + after.chosen;
+  *changes = timed > 0 || (none && !before.elsewhere.empty());
+  if (!none) return out;
+  if (!before.elsewhere.empty()) {
+    return out +
+           fmt::format("; the choices of before are for {}: bits differ from theirs from here on", before.elsewhere);
   }
-  return out + fmt::format("; the choices of before are for {}: bits differ from theirs from here on", of.elsewhere);
+  if (timed > 0 && resumes) out += "; the run has no choices of before: bits may differ from here on";
+  return out;
 }
 
 Error ill(Error error, const std::string& path) {
-  error.message += "; bring back a copy of it, or do without it: products are timed anew then, and bits may differ";
+  error.message += "; bring back a copy of it, or do without it: all is timed anew then, and bits may differ";
   return std::move(error).with(path);
 }
 
@@ -118,9 +119,8 @@ Status tune(DeviceTuning& tuning, comm::Comm& world, int64_t decides, const Tuni
     const Status read = tuning.read(texts[i + 1], /*uses=*/true);
     if (!read.ok()) return ill(read.error(), texts[i]);
   }
-  const Told before{.tuning = tuning, .before = tuning.choices(), .elsewhere = tuning.elsewhere(), .resumes = resumes};
+  const std::vector<TuningTopic> before = tuning.topics();
   RT_TRY_SET(const int64_t lacks, most_of(world, tuning.covers(layout) ? 0 : 1));
-  int64_t timed = 0;
   if (lacks != 0) {
     RT_TRY(pass());
     RT_TRY_SET(const std::vector<Work> work, all_work(world, tuning.unchosen()));
@@ -132,11 +132,16 @@ Status tune(DeviceTuning& tuning, comm::Comm& world, int64_t decides, const Tuni
       RT_TRY(share(world, rank, choice));
       RT_TRY(tuning.use(choice));
     }
-    timed = std::ssize(work);
   }
   if (!decider) return {};
   RT_TRY(files->write(tuning.text(layout, /*off=*/false)));
-  if (files->on_result) files->on_result(line_of(before, timed), timed);
+  if (!files->on_result) return {};
+  const std::vector<TuningTopic> after = tuning.topics();
+  for (size_t i = 0; i < after.size(); ++i) {
+    bool changes = false;
+    const std::string line = line_of(before[i], after[i], resumes, &changes);
+    files->on_result(line, changes);
+  }
   return {};
 }
 

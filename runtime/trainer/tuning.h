@@ -29,8 +29,8 @@ struct TuningFiles {
   /// Path and text of each file, the run's own first: the first one with a choice wins. Missing files are left out.
   std::function<Result<std::vector<std::pair<std::string, std::string>>>()> read;
   std::function<Status(const std::string& text)> write;  // the run's own
-  /// A line for people, and how many kinds of work were timed. May be empty.
-  std::function<void(const std::string& line, int64_t timed)> on_result;
+  /// A line for people, of products, of attention, and whether bits change by it. May be empty.
+  std::function<void(const std::string& line, bool changes)> on_result;
 };
 
 /// All ranks of `world` call it. `files`: null on ranks other than `decides`; null there too: no choices are made.

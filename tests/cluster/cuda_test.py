@@ -62,7 +62,7 @@ class Cuda(TrainBed):
         self.start(0)
         self.start_command, self.comm = (PROGRAM,), "auto"  # a machine without devices has no other
         log = self.start(1)
-        self.until(lambda: "ranks compute by other means: cpu there, cuda, staged, attention own at the leader" in log.read_text(),
+        self.until(lambda: "ranks compute by other means: cpu there, cuda, staged, attention auto at the leader" in log.read_text(),
                    "the refusal")
         self.start_command, self.comm = with_device, "staged"
         self.start(1)

@@ -609,7 +609,9 @@ int StreamDouble::launch(Stream stream, std::function<void()> work, const Ordere
     if (lane == nullptr) return kInvalidHandle;
     ++counts_.launches;
     tell(*lane, as);
-    return add(*lane, std::move(work));
+    int error = add(*lane, std::move(work));
+    for (int64_t more = more_ ? more_(as) : 0; more > 0 && error == 0; --more) error = add(*lane, [] {});
+    return error;
   });
 }
 

@@ -91,6 +91,8 @@ class StreamDouble {
   int host_function(Stream stream, std::function<void()> work);
   /// Launches of kernels come here while the double lives.
   int launch(Stream stream, std::function<void()> work, const Ordered& as = {});
+  /// From now on each piece that is launched takes longer, by `more` empty ones behind it.
+  void slow(std::function<int64_t(const Ordered&)> more) { more_ = std::move(more); }
   /// Work that waits for other processes: it is tried until it says that it is over. No part of a capture.
   int launch_waiting(Stream stream, std::function<bool()> work);
 
@@ -216,6 +218,7 @@ class StreamDouble {
   int doors_ = 0;
   int64_t now_us_ = 0;  // pieces of work that were done
   std::function<void(const Ordered&)> hear_;
+  std::function<int64_t(const Ordered&)> more_;
 
   const bool records_;
   std::vector<std::span<const std::byte>> left_alone_;

@@ -5,62 +5,32 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
-import tempfile
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from double_device import DoubleDevice  # noqa: E402
-
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
-from harness import RECIPE, write_tokens  # noqa: E402
+from double_runs import DoubleRuns  # noqa: E402
 
 PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve()
 
 
-class AttentionDouble(unittest.TestCase):
-    def setUp(self):
-        scratch = PROGRAM.parent / "test-tmp"
-        scratch.mkdir(exist_ok=True)
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="attention-double-", dir=scratch))
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.device = DoubleDevice(self.folder, PROGRAM)
-        write_tokens(self.folder / "tokens", 3000)
-
-    def recipe(self, name, precision="bf16", more=""):
-        path = self.folder / f"{name}.lua"
-        text = RECIPE.format(name=name, steps=2, precision=precision, tp=1, pp=1, dp=1, zero=0, sp="false", save=2, keep=1,
-                             prefix=self.folder / "tokens")
-        for old, new in (("over = T.steps(4)", "over = T.steps(1)"), ("samples = 8", "samples = 2"), ("context = 32", "context = 8"), ("seed = 11", f"seed = 11{more}")):
-            self.assertIn(old, text)
-            text = text.replace(old, new)
-        path.write_text(text)
-        return path
-
-    def cairn(self, *args, code=0, **environment):
-        done = subprocess.run([self.device.program, *map(str, args)], capture_output=True, text=True, timeout=110,
-                              env={**os.environ, **self.device.environment, **environment})
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        self.assertNotIn("misuse", done.stdout + done.stderr)
-        return done.stdout + done.stderr
-
-    def train(self, recipe, run, *args, **how):
-        return self.cairn("train", recipe, "--run", self.folder / run, "--threads", 1, "--device", "cuda", *args, **how)
+class AttentionDouble(DoubleRuns):
+    program = PROGRAM
 
     def record(self, run):
         lines = (self.folder / run / "events.jsonl").read_text().splitlines()
         return [event for event in map(json.loads, lines) if event.get("event") == "start"][-1]["attention"]
 
-    def losses(self, run):
-        lines = map(json.loads, (self.folder / run / "metrics.jsonl").read_text().splitlines())
-        return [(line["step"], line["loss"], line["grad_norm"]) for line in lines if "step" in line]
+    def attention(self, run):
+        return {entry["pass"]: entry["by"] for entry in self.choices(run, "attention")}
 
     def test_the_choice_is_told_recorded_and_kept_by_a_resume_until_another_one_is_named(self):
         recipe = self.recipe("kept")
-        said = self.train(recipe, "own")
+        said = self.train(recipe, "own", "--attention", "own")
         self.assertNotIn("cuDNN", said)
         self.assertEqual(self.record("own"), {"by": "own"})
+        self.assertFalse((self.folder / "own/attention").exists())
+        self.cairn("resume", self.folder / "own", "--dry-run")  # no word of it is Cairn's own: runs of older programs have none
         self.assertFalse((self.folder / "own/attention").exists())
 
         said = self.train(recipe, "kept", "--attention", "cudnn", "--dry-run")
@@ -86,7 +56,35 @@ class AttentionDouble(unittest.TestCase):
         self.assertEqual((self.folder / "kept/attention").read_text(), "own")
         (self.folder / "kept/attention").write_text("flash")
         said = self.cairn("resume", self.folder / "kept", code=2)
-        self.assertIn('kept/attention: "flash"; expected "own", "warpgroup" or "cudnn"', said)
+        self.assertIn('kept/attention: "flash"; expected "auto", "own", "warpgroup" or "cudnn"', said)
+
+    def test_a_new_run_times_attention_and_keeps_what_was_fastest(self):
+        forward, backward = (dict(CAIRN_DOUBLE_ATTENTION=times) for times in ("90,30:30,90", "30,90:90,30"))
+        recipe = self.recipe("timed")
+        said = self.train(recipe, "timed", **forward)
+        self.assertRegex(said, r"\nattention by Cairn's own kernels or cuDNN 9\.19\.0 \(.*\), as timed\n")
+        self.assertRegex(said, r"attention on Double \(4 multiprocessors\), cuDNN 9\.19\.0: 2 kinds timed; bf16 1 x 8 tokens, 4 heads of 8: "
+                         r"forward by cudnn \(own 91\.0 us, cudnn 31\.0 us\), backward by own \(own .* us, cudnn .* us\)\n")
+        self.assertEqual((self.record("timed")["by"], (self.folder / "timed/attention").read_text()), ("auto", "auto"))
+        chosen = self.attention("timed")
+        self.assertEqual(chosen, {"forward": "cudnn", "backward": "own"})
+        more = self.recipe("more", steps=4)
+        said = self.train(more, "timed", "--accept", "optimizer.lr", **backward)  # the clock says otherwise by now
+        self.assertNotIn("attention on Double", said)
+        self.assertEqual(self.attention("timed"), chosen)
+        # Another library is reported; without one Cairn's own kernels do it, and that is reported too.
+        for version, where in (("92000", r"cuDNN 9\.20\.0: 2 kinds timed; .*"), ("91000", "no cuDNN: 0 choices of before")):
+            run = f"moved-{version}"
+            shutil.copytree(self.folder / "timed", self.folder / run)
+            said = self.train(self.recipe("moved", steps=6), run, "--accept", "optimizer.lr", CAIRN_DOUBLE_CUDNN=version, **backward)
+            self.assertRegex(said, rf"attention on Double \(4 multiprocessors\), {where}; the choices of before are for Double "
+                             r"\(4 multiprocessors\), cuDNN 9\.19\.0: bits differ from theirs from here on\n")
+        # A word goes before the file, and so does a run without choices.
+        self.train(recipe, "asked", "--attention", "own", "--tuning", self.folder / "timed/tuning.json", **forward)
+        self.assertEqual(self.record("asked"), {"by": "own"})
+        said = self.train(recipe, "off", "--tuning", "off", **forward)
+        self.assertNotIn("attention on Double", said)
+        self.assertEqual(self.attention("off"), {})
 
     def test_kernels_by_warpgroups_are_recorded_and_kept(self):
         self.train(self.recipe("nine"), "nine", "--attention", "warpgroup")

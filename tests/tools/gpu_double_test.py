@@ -118,7 +118,7 @@ class GpuDouble(unittest.TestCase):
         python.chmod(0o755)
         said = self.run_bench("gpu_all", "--cairn", self.device.program, "--tiny", "--torch", python, "--peak", 1)
         for model in ("tiny-gpt", "tiny-llama"):
-            self.assertRegex(said, rf"\n{model}, 2 x 16 tokens a step, 0.\d+ GFLOP a token, attention of own\n  Cairn, run 1: .*"
+            self.assertRegex(said, rf"\n{model}, 2 x 16 tokens a step, 0.\d+ GFLOP a token, attention of auto\n  Cairn, run 1: .*"
                              r" ms\n  PyTorch: 11.00 \(10.00 to 12.00\) ms, .*\n  Cairn, run 2: .* ms\n")
         self.assertEqual(said.count("PyTorch of a test, CUDA none, attention of flash: 2909 (2667 to 3200) tokens/s; Cairn has"), 2)
         self.assertEqual(said.count("  MFU 0.0 % of 1 TFLOP/s (bar 0, aim 0)"), 2)

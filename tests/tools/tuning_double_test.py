@@ -2,76 +2,42 @@
 cuBLASLt, which proposes three algorithms. The last two sum in another order than the first."""
 
 import json
-import os
 import pathlib
 import shutil
-import subprocess
 import sys
-import tempfile
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from double_device import DoubleDevice  # noqa: E402
-
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
-from harness import RECIPE, write_tokens  # noqa: E402
+from double_runs import DoubleRuns  # noqa: E402
 
 PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve()
 FIRST, LAST = dict(CAIRN_DOUBLE_FASTEST="0"), dict(CAIRN_DOUBLE_FASTEST="2")
 
 
-class TuningDouble(unittest.TestCase):
-    def setUp(self):
-        scratch = PROGRAM.parent / "test-tmp"
-        scratch.mkdir(exist_ok=True)
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="tuning-double-", dir=scratch))
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.device = DoubleDevice(self.folder, PROGRAM, gpus=2)
-        write_tokens(self.folder / "tokens", 3000)
+class TuningDouble(DoubleRuns):
+    program, gpus = PROGRAM, 2
 
-    def recipe(self, steps=2, pp=1, dp=1):
-        path = self.folder / f"recipe-{steps}-{pp}-{dp}.lua"
-        text = RECIPE.format(name="tuned", steps=steps, precision="fp32", tp=1, pp=pp, dp=dp, zero=0, sp="false", save=2, keep=3,
-                             prefix=self.folder / "tokens")
-        for old, new in (("over = T.steps(4)", "over = T.steps(1)"), ("samples = 8", "samples = 2"), ("context = 32", "context = 8")):
-            self.assertIn(old, text)
-            text = text.replace(old, new)
-        path.write_text(text)
-        return path
-
-    def cairn(self, *args, code=0, **environment):
-        done = subprocess.run([self.device.program, *map(str, args)], capture_output=True, text=True, timeout=110,
-                              env={**os.environ, **self.device.environment, **environment})
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        self.assertNotIn("misuse", done.stdout + done.stderr)
-        return done.stdout + done.stderr
-
-    def train(self, recipe, run, *args, **how):
-        return self.cairn("train", recipe, "--run", self.folder / run, "--threads", 1, "--device", "cuda", *args, **how)
+    def recipe(self, steps=2, **layout):
+        return super().recipe(f"tuned-{steps}-{len(layout)}", steps=steps, precision="fp32", **layout)
 
     def file(self, run):
         return self.folder / run / "tuning.json"
 
-    def choices(self, run):
-        entries = json.loads(self.file(run).read_text())["choices"]
-        return [entry for entry in entries if entry["op"] == "product"]
-
-    def losses(self, run):
-        lines = map(json.loads, (self.folder / run / "metrics.jsonl").read_text().splitlines())
-        return [(line["step"], line["loss"], line["grad_norm"]) for line in lines if "step" in line]
+    def products(self, run):
+        return self.choices(run, "product")
 
     def test_a_new_run_times_its_products_and_a_resume_takes_the_runs_file(self):
         said = self.train(self.recipe(), "long", **LAST)
         self.assertRegex(said, r"products on Double \(4 multiprocessors\), cuBLASLt 13\.1\.0: \d+ kinds timed\n")
-        self.assertEqual({choice["algorithm"][-1] for choice in self.choices("long")}, {"2"})
-        self.assertEqual({choice["proposed"] for choice in self.choices("long")}, {3})
+        self.assertEqual({choice["algorithm"][-1] for choice in self.products("long")}, {"2"})
+        self.assertEqual({choice["proposed"] for choice in self.products("long")}, {3})
         events = (self.folder / "long/events.jsonl").read_text()
         self.assertEqual(events.count('"event":"tuned"') + events.count('"event": "tuned"'), 1)
         kept = self.file("long").read_bytes()
         # Four steps in one go, or two and two where timing would choose otherwise by then: the same bits.
         said = self.train(self.recipe(steps=4), "long", "--accept", "optimizer.lr", **FIRST)
         self.assertNotIn("kinds timed", said)
-        self.assertEqual([choice["algorithm"] for choice in self.choices("long")],
+        self.assertEqual([choice["algorithm"] for choice in self.products("long")],
                          [choice["algorithm"] for choice in json.loads(kept)["choices"] if choice["op"] == "product"])
         self.train(self.recipe(), "other", **FIRST)
         self.assertNotEqual(self.losses("other"), self.losses("long")[:2])
@@ -83,7 +49,7 @@ class TuningDouble(unittest.TestCase):
 
     def test_another_card_or_library_is_told_and_times_anew(self):
         self.train(self.recipe(), "moved", **FIRST)
-        kinds = len(self.choices("moved"))
+        kinds = len(self.products("moved"))
         for what, where in ((dict(CAIRN_DOUBLE_CARD="Other"), r"Other \(4 multiprocessors\), cuBLASLt 13\.1\.0"),
                             (dict(CAIRN_DOUBLE_BLAS="130200"), r"Double \(4 multiprocessors\), cuBLASLt 13\.2\.0")):
             run = f"moved-{next(iter(what))}"
@@ -91,13 +57,13 @@ class TuningDouble(unittest.TestCase):
             said = self.train(self.recipe(steps=4), run, "--accept", "optimizer.lr", **LAST, **what)
             self.assertRegex(said, rf"products on {where}: {kinds} kinds timed; the choices of before are for Double "
                              r"\(4 multiprocessors\), cuBLASLt 13\.1\.0: bits differ from theirs from here on\n")
-            self.assertEqual(len(self.choices(run)), 2 * kinds)
+            self.assertEqual(len(self.products(run)), 2 * kinds)
 
     def test_ranks_of_two_stages_and_two_replicas_share_the_choices(self):
         for layout in (dict(pp=2), dict(dp=2)):
             run = f"two-{next(iter(layout))}"
             self.train(self.recipe(**layout), run, "--comm", "nccl", **LAST)
-            self.assertEqual({choice["algorithm"][-1] for choice in self.choices(run)}, {"2"})
+            self.assertEqual({choice["algorithm"][-1] for choice in self.products(run)}, {"2"})
             self.train(self.recipe(**layout), f"{run}-again", "--comm", "staged", "--tuning", self.file(run), **FIRST)
             self.assertEqual(self.losses(f"{run}-again"), self.losses(run))
 
@@ -111,7 +77,7 @@ class TuningDouble(unittest.TestCase):
         self.assertTrue(json.loads(self.file("off").read_text())["off"])
         said = self.train(self.recipe(steps=4), "off", "--accept", "optimizer.lr", **LAST)
         self.assertNotIn("kinds timed", said)
-        self.assertEqual(self.choices("off"), [])
+        self.assertEqual(self.products("off"), [])
         self.train(self.recipe(), "first", **FIRST)
         self.assertEqual(self.losses("off")[:2], self.losses("first"))
         said = self.train(self.recipe(steps=6), "off", "--accept", "optimizer.lr", "--tuning", "on", **LAST)
@@ -120,7 +86,7 @@ class TuningDouble(unittest.TestCase):
         text = self.file("first").read_text()
         self.file("first").write_text(text[:200])
         said = self.train(self.recipe(steps=4), "first", "--accept", "optimizer.lr", code=65, **FIRST)
-        self.assertRegex(said, r"first/tuning\.json: byte \d+: .*; bring back a copy of it, or do without it: products are timed anew")
+        self.assertRegex(said, r"first/tuning\.json: byte \d+: .*; bring back a copy of it, or do without it: all is timed anew")
         damaged = self.folder / "fleet.json"
         damaged.write_text(text.replace('"m":', '"m":1', 1))
         said = self.train(self.recipe(), "fleet", "--tuning", damaged, code=65, **FIRST)

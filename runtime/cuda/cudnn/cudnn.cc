@@ -54,7 +54,7 @@ class Plan final : public AttentionPlan {
 
 }  // namespace
 
-Result<AttentionBuilder> open_cudnn(const Api& api, int index) {
+Result<AttentionLibrary> open_cudnn(const Api& api, int index) {
   RT_TRY_SET(const LoadedCudnn library, load_cudnn(library_candidates(kCudnnFile)));
   RT_TRY_SET(CudnnTarget target, target_of(api, index));
   RT_TRY_SET(std::shared_ptr<CudnnHandle> handle, CudnnHandle::make(library));
@@ -62,14 +62,16 @@ Result<AttentionBuilder> open_cudnn(const Api& api, int index) {
   // Slopes of ALiBi are copied by the CUDA runtime that the loader knows by then: where it has none, such plans cannot
   // be run.
   const bool has_runtime = Library::open(library_candidates("libcudart.so.13"), "CUDA runtime library").ok();
-  return AttentionBuilder([target, handle, has_runtime](const AttentionShape& of,
-                                                        AttentionPass pass) -> Result<std::unique_ptr<AttentionPlan>> {
+  AttentionLibrary out{.build = {}, .version = library.version};
+  out.build = [target, handle, has_runtime](const AttentionShape& of,
+                                            AttentionPass pass) -> Result<std::unique_ptr<AttentionPlan>> {
     if (of.alibi && !has_runtime) {
       return Error{ErrorCode::kUnsupported, "slopes need libcudart.so.13 where cuDNN is looked for"};
     }
     RT_TRY_SET(std::unique_ptr<AttentionGraph> graph, AttentionGraph::build(target, of, pass));
     return std::unique_ptr<AttentionPlan>(std::make_unique<Plan>(handle, std::move(graph)));
-  });
+  };
+  return out;
 }
 
 }  // namespace cairn::cuda

@@ -7,6 +7,6 @@ namespace cairn::cuda {
 
 /// Opens cuDNN for device `index`, which is the calling thread's current one. What it builds is run on that device.
 /// Errors: kUnavailable, kUnsupported, saying what is missing.
-Result<AttentionBuilder> open_cudnn(const Api& api, int index);
+Result<AttentionLibrary> open_cudnn(const Api& api, int index);
 
 }  // namespace cairn::cuda

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/core/check.h"
+#include "runtime/core/units.h"
 
 namespace cairn::cuda {
 
@@ -17,16 +18,10 @@ Result<std::unique_ptr<CudaMachine>> CudaMachine::open(const Api& api, const Bla
   out->stream_ = CudaStream::make(out->context_, {.deadline_ms = options.deadline_ms});
   RT_TRY(out->stream_->settle());
   out->stream_->use_warpgroups(options.warpgroups);
-  if (options.cudnn) {
-    if (kernels.cudnn == nullptr) {
-      return Error{ErrorCode::kUnsupported, "the module of kernels was built without cuDNN"};
-    }
-    RT_TRY_SET(AttentionBuilder build, kernels.cudnn(api, options.index));
-    out->attention_ = std::make_unique<AttentionPlans>(std::move(build));
-  }
   if (options.tunes) {
     out->tuning_ = std::make_unique<CudaTuning>(*out->context_, *out->blas_, *out->stream_, kernels.sum_runs);
   }
+  RT_TRY(out->open_attention(api));
   kernels::serve_cuda_ops(*kernels.of_f32);
   kernels::serve_cuda_ops(*kernels.of_bf16);
   kernels::serve_cuda_ops(*kernels.of_f16);
@@ -35,6 +30,34 @@ Result<std::unique_ptr<CudaMachine>> CudaMachine::open(const Api& api, const Bla
 }
 
 CudaMachine::~CudaMachine() = default;
+
+Status CudaMachine::open_attention(const Api& api) {
+  const bool timed = options_.tunes && options_.times_attention;
+  int64_t version = 0;
+  if (options_.cudnn || timed) {
+    Result<AttentionLibrary> library =
+        kernels_.cudnn != nullptr
+            ? kernels_.cudnn(api, options_.index)
+            : Result<AttentionLibrary>(Error{ErrorCode::kUnsupported, "the module of kernels was built without cuDNN"});
+    if (library.ok()) {
+      version = library.value().version;
+      attention_ = std::make_unique<AttentionPlans>(std::move(library).value().build);
+    } else if (!timed) {
+      return library.error();
+    } else {
+      spdlog::info("attention by cuDNN is left out: {}", library.error().message);
+    }
+  }
+  if (timed) time_attention(std::move(attention_), version);
+  return {};
+}
+
+void CudaMachine::time_attention(std::unique_ptr<AttentionPlans> plans, int64_t library) {
+  attention_ = std::move(plans);
+  ways_ = std::make_unique<AttentionWays>(attention_.get(), options_.times_warpgroups);
+  stream_->use_attention_ways(ways_.get());
+  tuning_->time_attention(*ways_, library);
+}
 
 std::vector<int64_t> CudaMachine::own_blocks(const WorkShapes& work) const {
   std::vector<int64_t> out = {kernels_.scratch_bytes(work), options_.product_bytes,
@@ -52,7 +75,15 @@ int64_t CudaMachine::bytes_for(std::span<const int64_t> blocks, const WorkShapes
 Status CudaMachine::reserve(std::span<const int64_t> blocks, const WorkShapes& work) {
   RT_CHECK(arena_ == nullptr && heap_ == nullptr, "memory of {} is reserved twice", device_name(device()));
   RT_TRY(plan_attention(work));
-  RT_TRY_SET(arena_, Arena::reserve(context_, bytes_for(blocks, work), options_.nccl));
+  Result<std::unique_ptr<Arena>> arena = Arena::reserve(context_, bytes_for(blocks, work), options_.nccl);
+  if (!arena.ok() && ways_ && attention_) {
+    spdlog::info("attention by cuDNN is left out: {} for it do not fit beside the rest ({})",
+                 format_bytes(attention_workspace_bytes(work.attention)), arena.error().message);
+    time_attention(nullptr, 0);
+    RT_TRY(plan_attention(work));
+    arena = Arena::reserve(context_, bytes_for(blocks, work), options_.nccl);
+  }
+  RT_TRY_SET(arena_, std::move(arena));
   return take_own(work);
 }
 
@@ -87,7 +118,8 @@ Status CudaMachine::take_own(const WorkShapes& work) {
 }
 
 Status CudaMachine::plan_attention(const WorkShapes& work) {
-  if (!attention_) return {};
+  if (ways_) ways_->allow(work.attention);  // plans are made for what is timed or was chosen
+  if (ways_ || !attention_) return {};
   if (!stream_->ready()) return stream_->settle();
   const std::vector<std::string> left = attention_->prepare(work.attention);
   if (attention_->count() == 0) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/cuda/arena.h"
+#include "runtime/cuda/attention_ways.h"
 #include "runtime/cuda/blas.h"
 #include "runtime/cuda/cuda_link.h"
 #include "runtime/cuda/cudnn_attention.h"
@@ -30,7 +31,8 @@ struct KernelTables {
   const kernels::cuda::RankSums* rank_sums = nullptr;
   SumRuns sum_runs = nullptr;  // kernels::cuda::sum_runs
   /// Attention by cuDNN, on this device; null where the module was built without.
-  Result<AttentionBuilder> (*cudnn)(const Api& api, int index) = nullptr;
+  Result<AttentionLibrary> (*cudnn)(const Api& api, int index) = nullptr;
+  bool (*has_warpgroups)() = nullptr;  // kernels::cuda::has_warpgroups
 };
 
 struct MachineOptions {
@@ -41,6 +43,8 @@ struct MachineOptions {
   bool cudnn = false;                         // attention that cuDNN takes is by cuDNN
   bool warpgroups = false;                    // other attention may be by warpgroups, where the device has them
   bool tunes = false;                         // products are timed before the first step, or have choices of before
+  bool times_attention = false;               // and so is attention, where `tunes`: cuDNN's too, where it can be had
+  bool times_warpgroups = kTimesWarpgroups;   // and attention by warpgroups
   const NcclApi* nccl = nullptr;  // whose memory the arena is, for it to be registered; it outlives the machine
 };
 
@@ -73,8 +77,12 @@ class CudaMachine final : public Machine {
   const kernels::cuda::RankSums& rank_sums() const { return *kernels_.rank_sums; }
   /// Kinds of products that have an algorithm.
   int64_t product_kinds() const { return blas_->kinds(); }
+  /// Whether the calling thread's device has warpgroups.
+  bool has_warpgroups() const { return kernels_.has_warpgroups != nullptr && kernels_.has_warpgroups(); }
   /// Of attention by cuDNN; null without.
   const AttentionPlans* attention() const { return attention_.get(); }
+  /// Choices of attention's kernels; null where time does not decide.
+  const AttentionWays* attention_ways() const { return ways_.get(); }
 
  private:
   CudaMachine(const KernelTables& kernels, const MachineOptions& options) : kernels_(kernels), options_(options) {}
@@ -84,6 +92,9 @@ class CudaMachine final : public Machine {
   Status take_own(const WorkShapes& work);
   /// Plans of attention by cuDNN, and a line in the log for what it does not take. Errors: it takes nothing.
   Status plan_attention(const WorkShapes& work);
+  Status open_attention(const Api& api);
+  /// From now on; null: without cuDNN.
+  void time_attention(std::unique_ptr<AttentionPlans> plans, int64_t library);
 
   const KernelTables kernels_;
   const MachineOptions options_;
@@ -93,6 +104,7 @@ class CudaMachine final : public Machine {
   std::unique_ptr<Heap> heap_;    // after allow()
   WorkShapes allowed_;
   std::unique_ptr<AttentionPlans> attention_;
+  std::unique_ptr<AttentionWays> ways_;
   Buffer scratch_, product_room_, given_, attention_room_, checksums_, sums_, sums_beside_;
   std::unique_ptr<CudaStream> stream_;  // waits for its work before the memory goes
   std::unique_ptr<CudaTuning> tuning_;

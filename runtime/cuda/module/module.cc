@@ -7,6 +7,7 @@
 #endif
 #include "runtime/cuda/linked/linked_api.h"
 #include "runtime/cuda/ops/ops.h"
+#include "runtime/kernels/cuda/attention.h"
 #include "runtime/kernels/cuda/state.h"
 
 namespace cairn::cuda {
@@ -25,9 +26,9 @@ const Module cairn_cuda_module = {
               .rank_sums = &kernels::cuda::rank_sums(),
               .sum_runs = &kernels::cuda::sum_runs,
 #ifdef CAIRN_CUDNN
-              .cudnn = &open_cudnn
+              .cudnn = &open_cudnn,
 #endif
-      };
+              .has_warpgroups = &kernels::cuda::has_warpgroups};
     }};
 }
 

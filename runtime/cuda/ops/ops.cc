@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/core/exact_sum.h"
+#include "runtime/cuda/attention_ways.h"
 #include "runtime/cuda/blas.h"
 #include "runtime/cuda/cudnn_attention.h"
 #include "runtime/cuda/ops/missing.h"
@@ -296,18 +297,102 @@ bool no_attention(CudaStream& on, const kernels::AttentionDims& d) {
   return lacks(on, d.head_dim > k::kWidestHead, kWideHeads) || lacks(on, k::in_parts(d), kPartsOfTokens);
 }
 
-/// By cuDNN, where the run asks for it and has a plan of just this; else by Cairn's own kernels.
-template <typename T>
-bool by_cudnn(CudaStream& on, const kernels::AttentionDims& d, AttentionPass pass, const AttentionArrays& arrays) {
-  if (on.attention() == nullptr) return false;
-  constexpr DType kDType = std::is_same_v<T, bf16> ? DType::kBf16 : std::is_same_v<T, f16> ? DType::kF16 : DType::kF32;
-  const std::optional<AttentionShape> shape = kernels::plain_shape(d, kDType);
-  return shape && on.attention()->run(on, *shape, pass, arrays, on.attention_workspace());
-}
-
 /// Warpgroups where the device has them and the run lets them.
 k::Units units_of(CudaStream& on) {
   return on.warpgroups() && k::has_warpgroups() ? k::Units::kWarpgroups : k::Units::kWarps;
+}
+k::Units units_of(AttentionBy by) {
+  return by == AttentionBy::kWarpgroup && k::has_warpgroups() ? k::Units::kWarpgroups : k::Units::kWarps;
+}
+
+template <typename T>
+constexpr DType kDTypeOf = std::is_same_v<T, bf16>  ? DType::kBf16
+                           : std::is_same_v<T, f16> ? DType::kF16
+                                                    : DType::kF32;
+
+/// Cairn's own kernels, over arrays as a library has them.
+template <typename T>
+struct OwnForward {
+  kernels::AttentionDims d;
+
+  void operator()(CudaStream& cuda, Queue& on, const AttentionArrays& a, k::Units units) const {
+    float* maxima = nullptr;
+    if (d.max_scores) {
+      maxima = static_cast<float*>(cuda.scratch(bytes_of<float>(k::attention_maxima(d)), "attention_forward"));
+      if (maxima == nullptr) return;
+    }
+    k::attention_forward<T>(on, d, static_cast<const T*>(a.q), static_cast<const T*>(a.k), static_cast<const T*>(a.v),
+                            static_cast<T*>(a.out), a.logsumexp, maxima, units);
+  }
+};
+template <typename T>
+struct OwnBackward {
+  kernels::AttentionDims d;
+  float* deltas;
+
+  void operator()(CudaStream&, Queue& on, const AttentionArrays& a, k::Units units) const {
+    k::attention_backward<T, T>(on, d, static_cast<const T*>(a.q), static_cast<const T*>(a.k),
+                                static_cast<const T*>(a.v), static_cast<const T*>(a.out), a.logsumexp,
+                                static_cast<const T*>(a.dout), static_cast<T*>(a.dq), static_cast<T*>(a.dk),
+                                static_cast<T*>(a.dv), deltas, units);
+  }
+};
+
+template <typename Own>
+Status order_own(CudaStream& cuda, const AttentionArrays& arrays, const Own& own, k::Units units) {
+  Queue on{cuda.handle()};
+  own(cuda, on, arrays, units);
+  if (on.error == 0) return {};
+  return Error{ErrorCode::kUnsupported, fmt::format("launching a kernel: the runtime's error {}", on.error)};
+}
+
+/// How a pass can be ordered again, by whom time() asks for.
+template <typename T, typename Own>
+AttentionCall call_of(CudaStream& cuda, const AttentionKind& kind, const AttentionArrays& arrays, const Own& own) {
+  AttentionCall out{.arrays = arrays};
+  if constexpr (sizeof(T) == 2) {
+    out.warpgroups =
+        k::has_warpgroups() && k::warpgroups_take<T>(own.d, static_cast<const T*>(arrays.q),
+                                                     static_cast<const T*>(arrays.k), static_cast<const T*>(arrays.v),
+                                                     {arrays.out, arrays.dout, arrays.dq, arrays.dk, arrays.dv});
+  }
+  out.order = [&cuda, kind, arrays, own](AttentionBy by) -> Status {
+    if (by != AttentionBy::kCudnn) return order_own(cuda, arrays, own, units_of(by));
+    RT_TRY_SET(const bool ordered,
+               cuda.attention()->order(cuda, kind.shape, kind.pass, arrays, cuda.attention_workspace()));
+    if (ordered) return {};
+    return Error{ErrorCode::kUnsupported, "an array does not begin at a multiple of 16 bytes"};
+  };
+  if (kind.pass == AttentionPass::kBackward) {
+    out.order_forward_by_own = [&cuda, arrays, forward = OwnForward<T>{own.d}] {
+      return order_own(cuda, arrays, forward, k::Units::kWarps);
+    };
+  }
+  return out;
+}
+
+/// By cuDNN, where the run asks for it and has a plan of just this, or by Cairn's own kernels; where time decides, as
+/// it has decided.
+template <typename T, typename Own>
+void attention(CudaStream& cuda, Queue& on, AttentionPass pass, const AttentionArrays& arrays, const Own& own) {
+  const std::optional<AttentionShape> shape = kernels::plain_shape(own.d, kDTypeOf<T>);
+  const auto by_cudnn = [&] {
+    return shape && cuda.attention() != nullptr &&
+           cuda.attention()->run(cuda, *shape, pass, arrays, cuda.attention_workspace());
+  };
+  AttentionWays* const ways = cuda.attention_ways();
+  if (ways == nullptr) {
+    if (!by_cudnn()) own(cuda, on, arrays, units_of(cuda));
+    return;
+  }
+  AttentionBy by = AttentionBy::kOwn;
+  if (shape && ways->allows(*shape)) {
+    const AttentionKind kind{*shape, pass};
+    const std::optional<AttentionBy> chosen = ways->by(kind);
+    if (!chosen) ways->note(kind, call_of<T>(cuda, kind, arrays, own));
+    by = chosen.value_or(AttentionBy::kOwn);
+  }
+  if (by != AttentionBy::kCudnn || !by_cudnn()) own(cuda, on, arrays, units_of(by));
 }
 
 template <typename T, typename G>
@@ -328,11 +413,12 @@ void attention_backward(Stream& stream, const kernels::AttentionDims& d, DeviceP
                                    .dk = dk.address(),
                                    .dv = dv.address(),
                                    .scale = d.scale};
-      if (by_cudnn<T>(cuda, d, AttentionPass::kBackward, arrays)) return;
+      attention<T>(cuda, on, AttentionPass::kBackward, arrays, OwnBackward<T>{d, scratch.address()});
+    } else {
+      const k::Units units = cuda.attention_ways() == nullptr ? units_of(cuda) : k::Units::kWarps;
+      k::attention_backward<T, G>(on, d, q.address(), k.address(), v.address(), out.address(), logsumexp.address(),
+                                  dout.address(), dq.address(), dk.address(), dv.address(), scratch.address(), units);
     }
-    k::attention_backward<T, G>(on, d, q.address(), k.address(), v.address(), out.address(), logsumexp.address(),
-                                dout.address(), dq.address(), dk.address(), dv.address(), scratch.address(),
-                                units_of(cuda));
   });
 }
 
@@ -349,14 +435,7 @@ void fill_attention(kernels::Ops<T>& out) {
                                    .out = to.address(),
                                    .logsumexp = logsumexp.address(),
                                    .scale = d.scale};
-      if (by_cudnn<T>(cuda, d, AttentionPass::kForward, arrays)) return;
-      float* maxima = nullptr;
-      if (d.max_scores) {
-        maxima = static_cast<float*>(cuda.scratch(bytes_of<float>(k::attention_maxima(d)), "attention_forward"));
-        if (maxima == nullptr) return;
-      }
-      k::attention_forward<T>(on, d, q.address(), k.address(), v.address(), to.address(), logsumexp.address(), maxima,
-                              units_of(cuda));
+      attention<T>(cuda, on, AttentionPass::kForward, arrays, OwnForward<T>{d});
     });
   };
   out.attention_backward = &attention_backward<T, T>;

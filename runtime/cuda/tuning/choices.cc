@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/core/crc32c.h"
+#include "runtime/cuda/cudnn_api.h"
 #include "runtime/json/json.h"
 
 namespace cairn::cuda {
@@ -18,7 +19,8 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kForm = 1;
-constexpr const char *kProduct = "product", *kLayout = "layout";
+constexpr const char *kProduct = "product", *kAttention = "attention", *kLayout = "layout",
+                     *kAttentionLayout = "attention_layout";
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
 // Names of an entry's fields: the same lists read and write them.
@@ -49,6 +51,24 @@ template <typename Kind, typename Visit>
 void visit_types(Kind& of, const Visit& visit) {
   visit("ab", of.ab_dtype);
   visit("c", of.c_dtype);
+}
+
+template <typename Shape, typename Visit>
+void visit_shape(Shape& of, const Visit& visit) {
+  visit("samples", of.samples);
+  visit("tokens", of.tokens);
+  visit("heads", of.heads);
+  visit("kv_heads", of.kv_heads);
+  visit("head_dim", of.head_dim);
+  visit("q_stride", of.q_stride);
+  visit("kv_stride", of.kv_stride);
+  visit("out_stride", of.out_stride);
+  visit("window", of.window);
+}
+template <typename Shape, typename Visit>
+void visit_shape_flags(Shape& of, const Visit& visit) {
+  visit("causal", of.causal);
+  visit("alibi", of.alibi);
 }
 
 Error ill(const char* field, std::string_view expected) {
@@ -98,6 +118,22 @@ json to_json(const ChosenProduct& of) {
   out["first_us"] = rounded(of.timed.first_us);
   return out;
 }
+json to_json(const TuningPlace& place, const AttentionKind& kind) {
+  json out = to_json(place, kAttention);
+  visit_shape(kind.shape, [&](const char* name, int64_t number) { out[name] = number; });
+  visit_shape_flags(kind.shape, [&](const char* name, bool flag) { out[name] = flag; });
+  out["dtype"] = std::string(dtype_name(kind.shape.dtype));
+  out["pass"] = pass_word(kind.pass);
+  return out;
+}
+json to_json(const ChosenAttention& of) {
+  json out = to_json(of.place, of.kind);
+  out["by"] = by_word(of.timed.by);
+  json us = json::object();
+  for (const auto& [by, found] : of.timed.us) us[by_word(by)] = rounded(found);
+  out["us"] = std::move(us);
+  return out;
+}
 
 Result<int64_t> count_in(const json& from, const char* field) {
   const std::optional<int64_t> out = json_integer(json_field(from, field), 0, kMost);
@@ -122,22 +158,17 @@ Result<TuningPlace> place_in(const json& from) {
   return out;
 }
 
-Result<ProductKind> kind_in(const json& from) {
-  ProductKind out;
-  Status failed;
-  visit_numbers(out, [&](const char* name, auto& number) {
-    using Number = std::remove_reference_t<decltype(number)>;
-    const std::optional<int64_t> found =
-        json_integer(json_field(from, name), 0, static_cast<int64_t>(std::numeric_limits<Number>::max()));
-    if (!found && failed.ok()) failed = ill(name, "a whole number from 0");
-    number = static_cast<Number>(found.value_or(0));
-  });
-  visit_flags(out, [&](const char* name, bool& flag) {
+/// Reads fields of an entry, and keeps the first that is ill.
+struct FieldReader {
+  const json& from;
+  Status failed{};
+
+  void operator()(const char* name, bool& flag) {
     const json& value = json_field(from, name);
     if (!value.is_boolean() && failed.ok()) failed = ill(name, "true or false");
     flag = value.is_boolean() && value.get<bool>();
-  });
-  visit_types(out, [&](const char* name, DType& dtype) {
+  }
+  void operator()(const char* name, DType& dtype) {
     const std::string word = json_string(from, name);
     for (const DType of : {DType::kF32, DType::kBf16, DType::kF16}) {
       if (word == dtype_name(of)) {
@@ -146,8 +177,71 @@ Result<ProductKind> kind_in(const json& from) {
       }
     }
     if (failed.ok()) failed = ill(name, "the name of a type");
-  });
-  RT_TRY(std::move(failed));
+  }
+  template <typename Number>
+  void operator()(const char* name, Number& number) {
+    const std::optional<int64_t> found =
+        json_integer(json_field(from, name), 0, static_cast<int64_t>(std::numeric_limits<Number>::max()));
+    if (!found && failed.ok()) failed = ill(name, "a whole number from 0");
+    number = static_cast<Number>(found.value_or(0));
+  }
+};
+
+Result<ProductKind> kind_in(const json& from) {
+  ProductKind out;
+  FieldReader read{from};
+  const auto visit = [&](const char* name, auto& field) { read(name, field); };
+  visit_numbers(out, visit);
+  visit_flags(out, visit);
+  visit_types(out, visit);
+  RT_TRY(std::move(read.failed));
+  return out;
+}
+
+Result<AttentionKind> attention_kind_in(const json& from) {
+  AttentionKind out;
+  FieldReader read{from};
+  const auto visit = [&](const char* name, auto& field) { read(name, field); };
+  visit_shape(out.shape, visit);
+  visit_shape_flags(out.shape, visit);
+  read("dtype", out.shape.dtype);
+  RT_TRY(std::move(read.failed));
+  const std::string pass = json_string(from, "pass");
+  for (const AttentionPass of : {AttentionPass::kForward, AttentionPass::kBackward}) {
+    out.pass = of;
+    if (pass == pass_word(of)) return out;
+  }
+  return ill("pass", "\"forward\" or \"backward\"");
+}
+
+std::optional<AttentionBy> by_of(std::string_view word) {
+  for (const AttentionBy by : {AttentionBy::kOwn, AttentionBy::kWarpgroup, AttentionBy::kCudnn}) {
+    if (word == by_word(by)) return by;
+  }
+  return std::nullopt;
+}
+
+Result<ChosenAttention> attention_in(const json& from) {
+  ChosenAttention out;
+  RT_TRY_SET(out.place, place_in(from));
+  RT_TRY_SET(out.kind, attention_kind_in(from));
+  const std::optional<AttentionBy> by = by_of(json_string(from, "by"));
+  if (!by) return ill("by", "\"own\", \"warpgroup\" or \"cudnn\"");
+  out.timed.by = *by;
+  const json& us = json_field(from, "us");
+  if (!us.is_object()) return ill("us", "times by name");
+  for (const AttentionBy of : {AttentionBy::kOwn, AttentionBy::kWarpgroup, AttentionBy::kCudnn}) {
+    if (!us.contains(by_word(of))) continue;
+    RT_TRY_SET(const double found, us_in(us, by_word(of)));
+    out.timed.us.emplace_back(of, found);
+  }
+  return out;
+}
+
+Result<CoveredLayout> layout_in(const json& from) {
+  CoveredLayout out;
+  RT_TRY_SET(out.place, place_in(from));
+  RT_TRY_SET(out.layout, text_in(from, "of"));
   return out;
 }
 
@@ -184,23 +278,39 @@ std::string text(const TuningPlace& place) {
   return fmt::format("{}, cuBLASLt {}.{}.{}", place.card, place.library / 10000, place.library % 10000 / 100,
                      place.library % 100);
 }
+std::string attention_text(const TuningPlace& place) {
+  if (place.library == 0) return place.card + ", no cuDNN";
+  return fmt::format("{}, cuDNN {}", place.card, cudnn_version_text(static_cast<int>(place.library)));
+}
 
 std::string encode_choice(const ChosenProduct& choice) { return json_text(to_json(choice)); }
+std::string encode_choice(const ChosenAttention& choice) { return json_text(to_json(choice)); }
 std::string encode_kind(const TuningPlace& place, const ProductKind& kind) { return json_text(to_json(place, kind)); }
+std::string encode_kind(const TuningPlace& place, const AttentionKind& kind) { return json_text(to_json(place, kind)); }
 
-Result<ChosenProduct> decode_choice(std::string_view line) {
+Result<Choice> decode_choice(std::string_view line) {
   RT_TRY_SET(const json entry, parse_json(line));
-  return product_in(entry);
+  if (json_string(entry, "op") == kAttention) {
+    RT_TRY_SET(ChosenAttention attention, attention_in(entry));
+    return Choice(std::move(attention));
+  }
+  RT_TRY_SET(ChosenProduct product, product_in(entry));
+  return Choice(std::move(product));
 }
 
 std::string encode_choices(const TuningChoices& choices) {
   json entries = json::array();
   for (const ChosenProduct& of : choices.products) entries.push_back(to_json(of));
-  for (const CoveredLayout& of : choices.layouts) {
-    json entry = to_json(of.place, kLayout);
-    entry["of"] = of.layout;
-    entries.push_back(std::move(entry));
-  }
+  for (const ChosenAttention& of : choices.attention) entries.push_back(to_json(of));
+  const auto add = [&](const std::vector<CoveredLayout>& layouts, const char* op) {
+    for (const CoveredLayout& of : layouts) {
+      json entry = to_json(of.place, op);
+      entry["of"] = of.layout;
+      entries.push_back(std::move(entry));
+    }
+  };
+  add(choices.layouts, kLayout);
+  add(choices.attention_layouts, kAttentionLayout);
   for (const std::string& of : choices.others) entries.push_back(json_or_nothing(of));
   std::string out = fmt::format("{{\"cairn_tuning\": {}, \"crc32c\": {}, \"off\": {}, \"choices\": [", kForm,
                                 checksum(entries), choices.off);
@@ -220,7 +330,8 @@ Result<TuningChoices> decode_choices(std::string_view text) {
   if (!entries.is_array()) return ill("choices", "a list");
   if (!off.is_boolean()) return ill("off", "true or false");
   RT_TRY_SET(const int64_t stored, count_in(file, "crc32c"));
-  TuningChoices out{.off = off.get<bool>(), .products = {}, .layouts = {}, .others = {}};
+  TuningChoices out{
+      .off = off.get<bool>(), .products = {}, .attention = {}, .layouts = {}, .attention_layouts = {}, .others = {}};
   for (size_t i = 0; i < entries.size(); ++i) {
     const json& entry = entries[i];
     const Status taken = [&]() -> Status {
@@ -228,11 +339,12 @@ Result<TuningChoices> decode_choices(std::string_view text) {
       if (op == kProduct) {
         RT_TRY_SET(ChosenProduct product, product_in(entry));
         out.products.push_back(std::move(product));
-      } else if (op == kLayout) {
-        CoveredLayout layout;
-        RT_TRY_SET(layout.place, place_in(entry));
-        RT_TRY_SET(layout.layout, text_in(entry, "of"));
-        out.layouts.push_back(std::move(layout));
+      } else if (op == kAttention) {
+        RT_TRY_SET(ChosenAttention attention, attention_in(entry));
+        out.attention.push_back(std::move(attention));
+      } else if (op == kLayout || op == kAttentionLayout) {
+        RT_TRY_SET(CoveredLayout layout, layout_in(entry));
+        (op == kLayout ? out.layouts : out.attention_layouts).push_back(std::move(layout));
       } else {
         out.others.push_back(json_text(entry));
       }

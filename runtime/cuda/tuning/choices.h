@@ -5,16 +5,19 @@
 //
 // An entry has "op", "card" and "library". op "product": the fields of ProductKind, and of the choice "algorithm"
 // (cuBLASLt's 64 bytes as hex digits; "" where separate kernels do it), "workspace" and what timing has found. op
-// "layout": the work of the layout "of" has its choices. Entries of other ops are kept as they are: choices of
-// attention are to be such. C is the checksum of the entries' text: a choice with a wrong bit would be another
-// algorithm.
+// "attention": the fields of AttentionKind, "by" and the "us" of each way that was timed; its library is cuDNN, 0
+// without. op "layout": the products of the layout "of" have their choices; "attention_layout": so has its attention.
+// Entries of other ops are kept as they are. C is the checksum of the entries' text: a choice with a wrong bit would be
+// another algorithm.
 
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "runtime/core/result.h"
+#include "runtime/cuda/attention_ways.h"
 #include "runtime/cuda/blas.h"
 
 namespace cairn::cuda {
@@ -22,16 +25,23 @@ namespace cairn::cuda {
 /// A choice holds for these.
 struct TuningPlace {
   std::string card;     // with its multiprocessors: a part of a card is another one
-  int64_t library = 0;  // Blas::version()
+  int64_t library = 0;  // Blas::version(); of attention AttentionLibrary::version, 0 without
   auto operator<=>(const TuningPlace&) const = default;
 };
 /// "NVIDIA H200 (132 multiprocessors), cuBLASLt 13.1"
 std::string text(const TuningPlace& place);
+/// The same of attention: "..., cuDNN 9.19.0", "..., no cuDNN"
+std::string attention_text(const TuningPlace& place);
 
 struct ChosenProduct {
   TuningPlace place;
   ProductKind kind;
   TimedProduct timed;
+};
+struct ChosenAttention {
+  TuningPlace place;
+  AttentionKind kind;
+  TimedAttention timed;
 };
 struct CoveredLayout {
   TuningPlace place;
@@ -42,7 +52,8 @@ struct CoveredLayout {
 struct TuningChoices {
   bool off = false;
   std::vector<ChosenProduct> products;
-  std::vector<CoveredLayout> layouts;
+  std::vector<ChosenAttention> attention;
+  std::vector<CoveredLayout> layouts, attention_layouts;
   std::vector<std::string> others;  // entries of other ops, as JSON
 };
 
@@ -50,9 +61,12 @@ std::string encode_choices(const TuningChoices& choices);
 /// Errors: kCorrupt: the byte where it is no JSON; the entry and the field; the checksum. kUnsupported: a later form.
 Result<TuningChoices> decode_choices(std::string_view text);
 
-/// One product of them, on one line; the same without what timing has found.
+/// One of them, on one line; the same without what timing has found.
 std::string encode_choice(const ChosenProduct& choice);
+std::string encode_choice(const ChosenAttention& choice);
 std::string encode_kind(const TuningPlace& place, const ProductKind& kind);
-Result<ChosenProduct> decode_choice(std::string_view line);
+std::string encode_kind(const TuningPlace& place, const AttentionKind& kind);
+using Choice = std::variant<ChosenProduct, ChosenAttention>;
+Result<Choice> decode_choice(std::string_view line);
 
 }  // namespace cairn::cuda

@@ -148,6 +148,17 @@ int64_t attention_maxima(const AttentionDims& dims) {
 }
 
 template <typename T>
+bool warpgroups_take(const AttentionDims& dims, const T* q, const T* k, const T* v,
+                     std::initializer_list<const void*> others) {
+  return !dims.max_scores && by_warpgroups(attention_args<T>(dims, q, k, v)) &&
+         std::ranges::all_of(others, [](const void* at) { return aligned_to(16, at); });
+}
+template bool warpgroups_take<bf16>(const AttentionDims&, const bf16*, const bf16*, const bf16*,
+                                    std::initializer_list<const void*>);
+template bool warpgroups_take<f16>(const AttentionDims&, const f16*, const f16*, const f16*,
+                                   std::initializer_list<const void*>);
+
+template <typename T>
 void attention_forward(Queue& on, const AttentionDims& dims, const T* q, const T* k, const T* v, T* out,
                        float* logsumexp, float* maxima, Units units) {
   const bool kept = static_cast<bool>(dims.max_scores);

@@ -5,6 +5,7 @@
 // floats the rest. Where the caller names warpgroups, these multiply what has no slope, cap, dropout and maxima.
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "runtime/kernels/attention.h"
 #include "runtime/kernels/cuda/queue.h"
@@ -21,6 +22,10 @@ enum class Units { kWarps, kWarpgroups };
 
 /// Whether the calling thread's device has warpgroups: on the executor, what its test says.
 bool has_warpgroups();
+/// Whether warpgroups, where a device has them, take a pass over these arrays and `others`, which lie beside them.
+template <typename T>
+bool warpgroups_take(const AttentionDims& dims, const T* q, const T* k, const T* v,
+                     std::initializer_list<const void*> others);
 
 /// Floats that attention_forward() needs for partial maxima; 0 where dims has no max_scores.
 int64_t attention_maxima(const AttentionDims& dims);

@@ -179,7 +179,7 @@ TEST_SUITE("runtime/cuda/attention_plans") {
   }
 
   TEST_CASE(
-      "one refused pass leaves both to Cairn's own kernels, and so does a plan that wants more than was planned") {
+      "a pass that is refused is by Cairn's own kernels, alone, and so is a plan that wants more than was planned") {
     struct Large final : AttentionPlan {
       int64_t workspace_bytes() const override { return int64_t{1} << 40; }
       Status run(CudaStream&, const AttentionArrays&, void*) override { return {}; }
@@ -189,19 +189,24 @@ TEST_SUITE("runtime/cuda/attention_plans") {
     });
     const AttentionShape of = shape(1, 64, 2, 2, 64);
     const auto told = large.prepare(std::vector{of});
-    REQUIRE(told.size() == 1);
+    REQUIRE(told.size() == 2);
     CHECK(told[0] ==
-          "attention of bf16 1 x 64 tokens, 2 heads of 64 is by Cairn's own kernels: its plan wants 1099511627776 "
-          "bytes of workspace, and the run has planned 256");
-    CHECK_FALSE(large.has(of));
+          "attention of bf16 1 x 64 tokens, 2 heads of 64, forward, is by Cairn's own kernels: its plan wants "
+          "1099511627776 bytes of workspace, and the run has planned 256");
+    CHECK(told[1].starts_with("attention of bf16 1 x 64 tokens, 2 heads of 64, backward, is by Cairn's own kernels: "));
+    CHECK(large.count() == 0);
     simt::AttentionDouble library;
     AttentionPlans one([build = library.builder()](const AttentionShape& shape,
                                                    AttentionPass pass) -> Result<std::unique_ptr<AttentionPlan>> {
       if (pass == AttentionPass::kBackward) return Error{ErrorCode::kUnsupported, "no backward"};
       return build(shape, pass);
     });
-    CHECK(one.prepare(std::vector{of}).size() == 1);
-    CHECK_FALSE(one.has(of));
+    CHECK(one.prepare(std::vector{of}) ==
+          std::vector<std::string>{"attention of bf16 1 x 64 tokens, 2 heads of 64, backward, is by Cairn's own "
+                                   "kernels: no backward"});
+    CHECK(one.has(of, AttentionPass::kForward));
+    CHECK_FALSE(one.has(of, AttentionPass::kBackward));
+    CHECK(one.count() == 1);
     CHECK(one.prepare(std::vector{of}).empty());
   }
 }

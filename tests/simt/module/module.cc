@@ -12,6 +12,9 @@
 // CAIRN_DOUBLE_CARD: the devices' name; "Double" where it is not set.
 // CAIRN_DOUBLE_BLAS: cuBLASLt's version; 130100 where it is not set.
 // CAIRN_DOUBLE_FASTEST: of three algorithms that cuBLASLt proposes for each product; it has one where it is not set.
+// CAIRN_DOUBLE_ATTENTION: microseconds that a pass of attention takes beside its pieces of work, as
+// "own,cudnn:own,cudnn": forward, backward.
+// CAIRN_DOUBLE_WARPGROUPS: its devices have warpgroups, where it is set.
 // CAIRN_DOUBLE_CUDNN: its version, as cudnnGetVersion() has it; 9.19.0 where it is not set.
 // CAIRN_DOUBLE_NCCL: a file that the ranks of a run share (tests/simt/nccl_double.h); NCCL cannot be opened without.
 
@@ -27,12 +30,15 @@
 #include <utility>
 
 #include "runtime/core/check.h"
+#include "runtime/cuda/cudnn_api.h"
 #include "runtime/cuda/machine/module.h"
 #include "runtime/cuda/ops/ops.h"
+#include "runtime/kernels/cuda/attention.h"
 #include "runtime/kernels/cuda/state.h"
 #include "tests/simt/attention_double.h"
 #include "tests/simt/blas_double.h"
 #include "tests/simt/cuda_api.h"
+#include "tests/simt/executor.h"
 #include "tests/simt/nccl_double.h"
 #include "tests/simt/nvml_double.h"
 
@@ -54,7 +60,7 @@ struct Doubles {
   StreamDouble cuda{seed(), int64_t{2} << 30};
   CudaApi runtime{cuda, static_cast<int>(number("CAIRN_DOUBLE_DEVICES", 2))};
   BlasDouble products{cuda};
-  AttentionDouble attention;
+  AttentionDouble attention{cuda};
   std::optional<NcclSegment> segment;
   std::optional<NcclDouble> nccl;
 };
@@ -73,6 +79,15 @@ Doubles& doubles() {
       std::vector<BlasDouble::Proposal> proposals(3, {.work = 4});
       proposals[Doubles::number("CAIRN_DOUBLE_FASTEST", 0) % 3].work = 1;
       made->products.propose(proposals);
+    }
+    give_warpgroups(std::getenv("CAIRN_DOUBLE_WARPGROUPS") != nullptr);
+    made->attention.use_version(static_cast<int64_t>(Doubles::number("CAIRN_DOUBLE_CUDNN", 91900)));
+    if (const char* const times = std::getenv("CAIRN_DOUBLE_ATTENTION")) {
+      AttentionTimes of;
+      auto& [forward, backward] = of;
+      const int found = std::sscanf(times, "%ld,%ld:%ld,%ld", &forward[0], &forward[2], &backward[0], &backward[2]);
+      RT_CHECK(found == 4, "CAIRN_DOUBLE_ATTENTION is \"{}\"", times);
+      made->attention.plant(of);
     }
     made->runtime.between_devices([](int from, int to) {
       if (is_planted(Doubles::faults(), "slow_pair", from, to)) dawdle();
@@ -141,19 +156,24 @@ RT_SHOWN extern const char cairn_cuda_is_a_double[];
 const char cairn_cuda_is_a_double[] = "no device";
 
 RT_SHOWN extern const Module cairn_cuda_module;
-const Module cairn_cuda_module = {
-    .tree_version = CAIRN_TREE_VERSION,
-    .api = []() -> const Api& { return simt::doubles().runtime.api(); },
-    .kernels = []() -> KernelTables {
-      return {.of_f32 = &ops<float>(),
-              .of_bf16 = &ops<bf16>(),
-              .of_f16 = &ops<f16>(),
-              .state = &state_ops(),
-              .scratch_bytes = &scratch_bytes,
-              .rank_sums = &kernels::cuda::rank_sums(),
-              .sum_runs = &kernels::cuda::sum_runs,
-              .cudnn = [](const Api&, int) -> Result<AttentionBuilder> { return simt::doubles().attention.builder(); }};
-    }};
+const Module cairn_cuda_module = {.tree_version = CAIRN_TREE_VERSION,
+                                  .api = []() -> const Api& { return simt::doubles().runtime.api(); },
+                                  .kernels = []() -> KernelTables {
+                                    return {.of_f32 = &ops<float>(),
+                                            .of_bf16 = &ops<bf16>(),
+                                            .of_f16 = &ops<f16>(),
+                                            .state = &state_ops(),
+                                            .scratch_bytes = &scratch_bytes,
+                                            .rank_sums = &kernels::cuda::rank_sums(),
+                                            .sum_runs = &kernels::cuda::sum_runs,
+                                            .cudnn = [](const Api&, int) -> Result<AttentionLibrary> {
+                                              AttentionLibrary out = simt::doubles().attention.library();
+                                              if (out.version < kCudnnLeast)
+                                                return Error{ErrorCode::kUnsupported, "cuDNN is too old"};
+                                              return out;
+                                            },
+                                            .has_warpgroups = &kernels::cuda::has_warpgroups};
+                                  }};
 
 static const BlasApi& blas() { return simt::doubles().products.api(); }
 

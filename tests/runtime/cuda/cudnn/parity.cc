@@ -90,8 +90,8 @@ void compare(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, 
   constexpr int64_t kSamples = 2;
   auto context = cuda::Context::open(cuda::linked_api(), 0);
   REQUIRE_OK(context);
-  auto build = cuda::open_cudnn(cuda::linked_api(), 0);
-  REQUIRE_OK(build);
+  auto library = cuda::open_cudnn(cuda::linked_api(), 0);
+  REQUIRE_OK(library);
   Device<T> device(context.value());
   const int64_t row = (heads + 2 * kv_heads) * head_dim, rows = kSamples * tokens;
   kernels::AttentionDims dims{kSamples, tokens, heads, kv_heads, head_dim, row, row, heads * head_dim, 0.125f};
@@ -111,7 +111,7 @@ void compare(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, 
   for (const int64_t most : {cuda::kMostAttentionWorkspace, int64_t{1}}) {
     if (slopes && most == 1) continue;  // slopes are of all heads
     CAPTURE(most);
-    cuda::AttentionPlans plans(build.value(), most);
+    cuda::AttentionPlans plans(library.value().build, most);
     const std::vector<std::string> left = plans.prepare(std::vector{*shape});
     CAPTURE(left.empty() ? std::string() : left[0]);
     REQUIRE(left.empty());

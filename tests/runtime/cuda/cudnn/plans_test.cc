@@ -93,11 +93,12 @@ TEST_SUITE("runtime/cuda/cudnn") {
         const std::vector<AttentionShape>& shapes = model.value().work.attention;
         REQUIRE(shapes.size() == 1);  // all layers are alike
         CHECK(text_of(built.plans.prepare(shapes)) == "");
-        CHECK(built.plans.has(shapes[0]));
+        CHECK(built.plans.has(shapes[0], AttentionPass::kForward));
+        CHECK(built.plans.has(shapes[0], AttentionPass::kBackward));
         CHECK(attention_workspace_bytes(shapes) > 0);
         CHECK(attention_workspace_bytes(shapes) <= kMostAttentionWorkspace);
       }
-      CHECK(built.plans.count() == 3);
+      CHECK(built.plans.count() == 6);
       CHECK(built.made.size() == 6);
       check_workspace(built, chip.sm_version == 90 ? 0 : 256);
       for (const Built::One& one : built.made) {
@@ -120,7 +121,7 @@ TEST_SUITE("runtime/cuda/cudnn") {
     shapes.push_back(shape(2, 256, 4, 4, 64));
     shapes.back().dtype = DType::kF16;
     CHECK(text_of(built.plans.prepare(shapes)) == "");
-    CHECK(built.plans.count() == static_cast<int64_t>(shapes.size()));
+    CHECK(built.plans.count() == 2 * static_cast<int64_t>(shapes.size()));
     check_workspace(built, 0);
   }
 
@@ -139,12 +140,14 @@ TEST_SUITE("runtime/cuda/cudnn") {
                                "it takes no f32", "samples of 65536 tokens: "};
     for (size_t k = 0; k < left.size(); ++k) {
       CAPTURE(left[k]);
-      CHECK(left[k].find("is by Cairn's own kernels: ") != std::string::npos);
+      CHECK(left[k].find(k == 0 ? ", backward, is by Cairn's own kernels: " : " is by Cairn's own kernels: ") !=
+            std::string::npos);
       CHECK(left[k].find(why[k]) != std::string::npos);
     }
-    CHECK_FALSE(built.plans.has(wide));  // though its forward pass alone can be had
-    CHECK(built.plans.has(taken));
-    CHECK(built.plans.count() == 1);
+    CHECK(built.plans.has(wide, AttentionPass::kForward));
+    CHECK_FALSE(built.plans.has(wide, AttentionPass::kBackward));
+    CHECK(built.plans.has(taken, AttentionPass::kBackward));
+    CHECK(built.plans.count() == 3);
     CHECK(built.plans.prepare(std::vector<AttentionShape>{wide, odd}).empty());  // asked once, told once
   }
 }

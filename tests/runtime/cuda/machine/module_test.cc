@@ -56,7 +56,7 @@ TEST_SUITE("runtime/cuda/machine/module") {
     CHECK(loaded.value().path.ends_with(cuda::kModuleFile));
     cuda::KernelTables tables = loaded.value().module->kernels();
     CHECK((tables.cudnn != nullptr) == kHasCudnn);
-    if (!kHasCudnn) tables.cudnn = [](const cuda::Api&, int) -> Result<cuda::AttentionBuilder> { return Error{}; };
+    if (!kHasCudnn) tables.cudnn = [](const cuda::Api&, int) -> Result<cuda::AttentionLibrary> { return Error{}; };
     CHECK(is_complete(tables));
     CHECK(is_complete(*tables.of_f32));
     CHECK(is_complete(*tables.of_bf16));

@@ -22,10 +22,13 @@ namespace cairn::testing {
 
 /// Ways in which a double differs from a plain one.
 struct DoubleWays {
-  bool cudnn = false;                                          // attention is by a library, which is a double too
-  bool times_ops = false;                                      // Told::op_times
-  const trainer::TuningFiles* tuning = nullptr;                // whose choices products have; null: the first proposals
-  std::string card = "Double";                                 // its name
+  bool cudnn = false;                            // attention is by a library, which is a double too
+  bool times_ops = false;                        // Told::op_times
+  const trainer::TuningFiles* tuning = nullptr;  // whose choices products have; null: the first proposals
+  std::string card = "Double";                   // its name
+  bool times_attention = false;                  // with `tuning`, cuDNN's too
+  bool times_warpgroups = false;                 // and by warpgroups
+  std::function<void(simt::AttentionDouble& attention)> plant_attention = {};
   bool fuses = true;                                           // layers ask for fused products (Ops::fuses_products)
   std::function<void(simt::BlasDouble& products)> plant = {};  // before anything is multiplied
 };
@@ -37,6 +40,7 @@ class TrainedDouble {
       : cuda(seed, ranks << 26), runtime(cuda, static_cast<int>(ranks)), ways_(ways) {
     library_ = &attention;
     if (ways_.plant) ways_.plant(products);
+    if (ways_.plant_attention) ways_.plant_attention(attention);
     runtime.use_card(ways_.card);
     of_f32_.fuses_products = of_bf16_.fuses_products = of_f16_.fuses_products = ways_.fuses;
   }
@@ -57,20 +61,22 @@ class TrainedDouble {
         .scratch_bytes = &cuda::scratch_bytes,
         .rank_sums = &kernels::cuda::rank_sums(),
         .sum_runs = &kernels::cuda::sum_runs,
-        .cudnn = [](const cuda::Api&, int) -> Result<cuda::AttentionBuilder> { return library_->builder(); }};
+        .cudnn = [](const cuda::Api&, int) -> Result<cuda::AttentionLibrary> { return library_->library(); }};
     return cuda::CudaMachine::open(runtime.api(), products.api(), tables,
                                    {.index = static_cast<int>(rank),
                                     .product_bytes = int64_t{1} << 16,
                                     .sums = sums,
                                     .cudnn = ways_.cudnn,
                                     .tunes = ways_.tuning != nullptr,
+                                    .times_attention = ways_.times_attention,
+                                    .times_warpgroups = ways_.times_warpgroups,
                                     .nccl = nccl});
   }
 
   simt::StreamDouble cuda;
   simt::CudaApi runtime;
   simt::BlasDouble products{cuda};
-  simt::AttentionDouble attention;
+  simt::AttentionDouble attention{cuda};
 
  private:
   const DoubleWays ways_;

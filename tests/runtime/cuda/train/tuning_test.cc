@@ -9,6 +9,7 @@
 #include "runtime/cuda/tuning/choices.h"
 #include "tests/runtime/cuda/train/layouts.h"
 #include "tests/runtime/cuda/train/trained_double.h"
+#include "tests/runtime/cuda/train/tuning_files.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
@@ -17,6 +18,7 @@ namespace simt = cairn::simt;
 using cairn::testing::DoubleWays;
 using cairn::testing::Lived;
 using cairn::testing::train_on_double;
+using Files = cairn::testing::TuningFilesInMemory;
 using Proposals = std::vector<simt::BlasDouble::Proposal>;
 
 namespace {
@@ -37,27 +39,6 @@ Plan plan_of(const Recipe& recipe, int64_t world = 1) {
   REQUIRE_OK(planned);
   return std::move(planned).value();
 }
-
-/// The run's file in memory.
-struct Files {
-  Files() {
-    files.layout = "layout";
-    files.read = [this]() -> Result<std::vector<std::pair<std::string, std::string>>> { return texts; };
-    files.write = [this](const std::string& text) -> Status {
-      written = text;
-      return {};
-    };
-    files.on_result = [this](const std::string& line, int64_t) { lines.push_back(line); };
-  }
-  /// The next start has what was written.
-  void keep() { texts = {{"run/tuning.json", written}}; }
-  cuda::TuningChoices choices() const { return cuda::decode_choices(written).value(); }
-
-  trainer::TuningFiles files;
-  std::vector<std::pair<std::string, std::string>> texts;
-  std::string written;
-  std::vector<std::string> lines;
-};
 
 struct Trained {
   Told told;
@@ -208,7 +189,7 @@ TEST_SUITE("runtime/cuda/train/tuning") {
       CHECK(read.error().code == ErrorCode::kCorrupt);
       CHECK(read.error().message.starts_with(given ? "fleet.json: byte " : "run/tuning.json: byte "));
       CHECK(read.error().message.ends_with(
-          "; bring back a copy of it, or do without it: products are timed anew then, and bits may differ"));
+          "; bring back a copy of it, or do without it: all is timed anew then, and bits may differ"));
     }
   }
 }

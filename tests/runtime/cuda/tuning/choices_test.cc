@@ -28,10 +28,30 @@ TuningChoices choices() {
   ChosenProduct apart = by_library;
   apart.kind.n = 768;
   apart.timed = {.choice = {.by_library = false}, .proposed = 0, .repeated = 0};
+  const TuningPlace with_cudnn{.card = card.card, .library = 91900};
+  const AttentionShape shape{.dtype = DType::kBf16,
+                             .samples = 16,
+                             .tokens = 1024,
+                             .heads = 12,
+                             .kv_heads = 12,
+                             .head_dim = 64,
+                             .q_stride = 2304,
+                             .kv_stride = 2304,
+                             .out_stride = 768};
+  const ChosenAttention forward{
+      .place = with_cudnn,
+      .kind = {shape, AttentionPass::kForward},
+      .timed = {.by = AttentionBy::kCudnn, .us = {{AttentionBy::kOwn, 131.5}, {AttentionBy::kCudnn, 92.25}}}};
+  ChosenAttention backward = forward;
+  backward.kind.pass = AttentionPass::kBackward;
+  backward.place.library = 0;
+  backward.timed = {};
   return {.off = false,
           .products = {by_library, apart},
+          .attention = {forward, backward},
           .layouts = {{.place = card, .layout = "0123"}},
-          .others = {R"({"by":"own","op":"attention_forward"})"}};
+          .attention_layouts = {{.place = with_cudnn, .layout = "0123"}},
+          .others = {R"({"by":"own","op":"rotary"})"}};
 }
 
 std::string with(std::string text, const std::string& from, const std::string& to) {
@@ -55,7 +75,18 @@ TEST_SUITE("runtime/cuda/tuning/choices") {
       CHECK(of.kind == was.kind);
       CHECK(encode_choice(of) == encode_choice(was));
     }
+    REQUIRE(read.value().attention.size() == 2);
+    for (size_t i = 0; i < 2; ++i) {
+      const ChosenAttention &of = read.value().attention[i], &was = written.attention[i];
+      CHECK(of.place == was.place);
+      CHECK(of.kind == was.kind);
+      CHECK(of.timed.by == was.timed.by);
+      CHECK(of.timed.us == was.timed.us);
+    }
+    CHECK(cuda::attention_text(written.attention[0].place) == "NVIDIA H200 (132 multiprocessors), cuDNN 9.19.0");
+    CHECK(cuda::attention_text(written.attention[1].place) == "NVIDIA H200 (132 multiprocessors), no cuDNN");
     CHECK(read.value().layouts == written.layouts);
+    CHECK(read.value().attention_layouts == written.attention_layouts);
     CHECK(read.value().others == written.others);
     CHECK(encode_choices(read.value()) == text);
     CHECK(text.find("\"algorithm\":\"0000000000000001") != std::string::npos);
@@ -75,6 +106,10 @@ TEST_SUITE("runtime/cuda/tuning/choices") {
     CHECK(why(with(good, "\"algorithm\":\"0", "\"algorithm\":\"g")) ==
           "choices[0]: \"algorithm\" is missing or not 64 bytes in hex digits, or nothing");
     CHECK(why(with(good, "\"m\":8192", "\"m\":-1")) == "choices[0]: \"m\" is missing or not a whole number from 0");
+    CHECK(why(with(good, "\"by\":\"cudnn\"", "\"by\":\"flash\"")) ==
+          "choices[2]: \"by\" is missing or not \"own\", \"warpgroup\" or \"cudnn\"");
+    CHECK(why(with(good, "\"pass\":\"backward\"", "\"pass\":\"both\"")) ==
+          "choices[3]: \"pass\" is missing or not \"forward\" or \"backward\"");
     CHECK(why(with(good, "fedcba98", "fedcba99")).find("they are not what was written") != std::string::npos);
     CHECK(why("{}") == "\"cairn_tuning\" is missing or not a whole number from 0");
     const auto later = decode_choices(with(good, "\"cairn_tuning\": 1", "\"cairn_tuning\": 2"));
