@@ -32,6 +32,11 @@ bool BenchDevice::use_cudnn(bool wanted) {
   return wanted && cudnn_ != nullptr;
 }
 
+bool BenchDevice::use_warpgroups(bool wanted) {
+  stream().use_warpgroups(wanted);
+  return wanted && machine_->has_warpgroups();
+}
+
 Result<std::unique_ptr<BenchDevice>> BenchDevice::open(int64_t room_bytes, const WorkShapes& work) {
   std::unique_ptr<BenchDevice> out(new BenchDevice);
   if (const Status with_cudnn = out->open_machine(work, true); with_cudnn.ok()) {

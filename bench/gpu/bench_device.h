@@ -24,6 +24,8 @@ class BenchDevice {
   cuda::CudaStream& stream() { return machine_->cuda_stream(); }
   /// Whether attention is by cuDNN from here on. False where that cannot be, which no_cudnn() explains.
   bool use_cudnn(bool wanted);
+  /// The same of warpgroups; false where the device has none.
+  bool use_warpgroups(bool wanted);
   const std::string& no_cudnn() const { return no_cudnn_; }
   const kernels::Exec<bf16>& on() const { return *on_; }
   const kernels::StateExec& state() const { return *state_; }

@@ -139,14 +139,18 @@ Result<int> run(const Options& options) {
       step_ms += timed.value().median() * of.calls * 1e-3;
       least_ms += limits.least_us(of) * of.calls * 1e-3;
       print({model, of, std::move(timed).value()}, limits, options.json);
-      if (!attention.contains(of.name) || !device.use_cudnn(true)) continue;
-      Result<Timed> by_cudnn = measure(device, of, options.pace);
-      device.use_cudnn(false);
-      if (!by_cudnn.ok()) return std::move(by_cudnn).error().with(fmt::format("{} {} by cuDNN", of.name, of.shape));
-      Case other = of;
-      other.name += " by cuDNN";
-      other.calls = 0;  // a step is by Cairn's own
-      print({model, other, std::move(by_cudnn).value()}, limits, options.json);
+      if (!attention.contains(of.name)) continue;
+      for (const auto& [whose, use] : {std::pair(" by warpgroups", &BenchDevice::use_warpgroups),
+                                       std::pair(" by cuDNN", &BenchDevice::use_cudnn)}) {
+        if (!(device.*use)(true)) continue;
+        Result<Timed> by_others = measure(device, of, options.pace);
+        (device.*use)(false);
+        Case other = of;
+        other.name += whose;
+        other.calls = 0;  // a step is by Cairn's own
+        if (!by_others.ok()) return std::move(by_others).error().with(fmt::format("{} {}", other.name, of.shape));
+        print({model, other, std::move(by_others).value()}, limits, options.json);
+      }
     }
     if (step_ms > 0) say(fmt::format("  a step of these: {:.2f} ms, {:.2f} ms at the limits", step_ms, least_ms));
     return {};

@@ -7,6 +7,8 @@
 
 #include "bench/gpu/cases.h"
 #include "runtime/device/host_numbers.h"
+#include "runtime/kernels/group_rows.h"
+#include "runtime/kernels/matmul.h"
 
 namespace cairn::bench {
 namespace {
@@ -243,6 +245,7 @@ class Others {
       const auto factors = arrays.drawn<float>(all);
       return [=, &on = arrays.device().on()] { on.scale_expert_rows(x, rows_of, factors, all, width); };
     });
+    products_of_experts(experts, all);
     add("gate_rows", 4 * real(tokens * width), [=](Arrays& arrays) -> Order {
       const auto gates = arrays.drawn<float>(tokens);
       const auto x = arrays.drawn<bf16>(tokens * width);
@@ -253,6 +256,72 @@ class Others {
       const auto dlogits = arrays.drawn<bf16>(tokens);
       return [=, &on = arrays.device().on()] { on.gate_backward(gates, dgates, dlogits, tokens); };
     });
+  }
+
+  /// Products of experts with equal numbers of rows, in one launch and by cuBLASLt one by one: forward, and sums over
+  /// rows, as gradients of weights are.
+  void products_of_experts(int64_t experts, int64_t all) {
+    const int64_t n = 2 * width_, k = width_, rows = all / experts;
+    const double bytes = 2 * (real(all * (n + k)) + real(experts * n * k)), flops = 2 * real(all) * real(n) * real(k);
+    for (const bool sums : {false, true}) {
+      const auto products = [=](Arrays& arrays) {
+        const auto x = arrays.drawn<bf16>(all * k), y = arrays.drawn<bf16>(all * n);
+        const auto weights = arrays.drawn<bf16>(sums ? 0 : experts * n * k);
+        const auto gradients = arrays.drawn<float>(sums ? experts * n * k : 0);
+        kernels::MatmulGroups out{.products = {}, .ends = {}, .most_rows = rows, .all_rows = all, .places = nullptr};
+        for (int64_t expert = 0; expert < experts; ++expert) {
+          kernels::MatmulArgs of;
+          if (sums) {  // gradients [k, n]
+            of = {.m = k,
+                  .n = n,
+                  .k = rows,
+                  .a = x,
+                  .lda = k,
+                  .trans_a = true,
+                  .b = y,
+                  .ldb = n,
+                  .ab_dtype = DType::kBf16};
+            of.c = gradients + expert * n * k;
+            of.ldc = n;
+            of.c_dtype = DType::kF32;
+          } else {
+            of = {.m = rows, .n = n, .k = k, .a = x, .lda = k, .ldb = k, .trans_b = true, .ab_dtype = DType::kBf16};
+            of.b = weights + expert * n * k;
+            of.c = y;
+            of.ldc = n;
+            of.c_dtype = DType::kBf16;
+          }
+          out.products.push_back(of);
+          out.ends.push_back(out.products.size());
+        }
+        return out;
+      };
+      const std::string shape = fmt::format("{} experts of {} x {} x {}{}", experts, rows, k, n, sums ? ", sums" : "");
+      const double moved = sums ? bytes + 2 * real(experts * n * k) : bytes;
+      out_.push_back({"matmul_groups", shape, moved, flops, 0, [=](Arrays& arrays) -> Order {
+                        kernels::MatmulGroups groups = products(arrays);
+                        std::vector<kernels::GroupRows> places;
+                        for (int64_t expert = 0; expert <= experts; ++expert) {
+                          const int64_t here = expert < experts ? rows : 0;
+                          places.push_back({expert * rows, here, here, expert * kernels::GroupRows::tiles_of(rows)});
+                        }
+                        groups.places = arrays.of(places);
+                        return [=, &on = arrays.device().on()] { on.matmul_groups(groups); };
+                      }});
+      out_.push_back({"matmul of each expert", shape, moved, flops, 0, [=](Arrays& arrays) -> Order {
+                        const kernels::MatmulGroups groups = products(arrays);
+                        return [=, &on = arrays.device().on()] {
+                          for (int64_t expert = 0; expert < experts; ++expert) {
+                            kernels::MatmulArgs of = groups.products[static_cast<size_t>(expert)];
+                            const int64_t first = expert * rows;
+                            of.a = of.a.as<const bf16>() + first * of.lda;
+                            if (sums) of.b = of.b.as<const bf16>() + first * of.ldb;
+                            if (!sums) of.c = of.c.as<bf16>() + first * of.ldc;
+                            on.matmul(of);
+                          }
+                        };
+                      }});
+    }
   }
 
   void rows() {
@@ -508,8 +577,8 @@ const std::vector<std::string_view>& not_measured() {
       // The host computes them, or they go to the host.
       "rotary_table", "alibi_slopes", "draw_weights", "clear_numbers", "floats_to_host", "ints_to_host", "rows_to_host",
       "doubles_to_host",
-      // Others that are measured, by another name.
-      "matmul_groups", "put_first_weights"};
+      // Another that is measured, by another name.
+      "put_first_weights"};
   return names;
 }
 

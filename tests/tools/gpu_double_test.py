@@ -87,10 +87,20 @@ class GpuDouble(unittest.TestCase):
         for kernel in ("matmul .*qkv forward, 32 x 96 x 32 ", "matmul .*head weight's gradient", "attention_backward ",
                        "matmul .*down forward with the residual", "matmul .*up forward with gelu",
                        "matmul .*down input's gradient with gelu's", "matmul .*qkv weight's gradient with the bias'",
-                       "layer_norm_backward ", "rms_norm_backward ", "gated_backward ", "adamw_of_runs ", "route_forward "):
+                       "layer_norm_backward ", "rms_norm_backward ", "gated_backward ", "adamw_of_runs ", "route_forward ",
+                       "attention_forward by cuDNN ", "attention_backward by cuDNN ",
+                       "matmul_groups .*8 experts of 8 x 32 x 64 ", "matmul_groups .*8 experts of 8 x 32 x 64, sums ",
+                       "matmul of each expert .*8 experts of 8 x 32 x 64, sums "):
             self.assertRegex(said, rf"\n  {kernel}.* us \(.*% of the limit")
         self.assertNotIn("left out", said)
         self.assertRegex(said, r"\nNOT RUN: a rehearsal on a double, \d\d\d measurements right, 0 wrong\n$")
+
+    def test_attention_by_warpgroups_is_measured_where_a_card_has_them(self):
+        done = subprocess.run([self.device.bin / "gpu_kernel_bench", "--tiny", "--model=tiny-gpt"], capture_output=True, text=True,
+                              timeout=120, env={**os.environ, **self.device.environment, "CAIRN_DOUBLE_WARPGROUPS": "1"})
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        for kernel in ("attention_forward by warpgroups ", "attention_backward by warpgroups "):
+            self.assertRegex(done.stdout, rf"\n  {kernel}.* us \(.*% of the limit")
 
     def test_of_a_model_that_is_named_nothing_else_is_asked(self):
         done = subprocess.run([self.device.bin / "gpu_kernel_bench", "--tiny", "--others", "--model=tiny-gpt"],
