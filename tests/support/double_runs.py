@@ -41,7 +41,7 @@ class DoubleRuns(unittest.TestCase):
         return path
 
     def cairn(self, *args, code=0, **environment):
-        """What it printed."""
+        """Returns what it printed."""
         done = subprocess.run([self.device.program, *map(str, args)], capture_output=True, text=True, timeout=110,
                               env={**os.environ, **self.device.environment, **environment})
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)

@@ -55,9 +55,7 @@ __global__ void __launch_bounds__(WarpgroupForward<kD>::kThreads, 1)
   const auto [head, sample, rank] = order.place(blockIdx.x);
   const int number = static_cast<int>(order.tiles) - 1 - rank;  // those that see most begin first
   const QueryTile tile = of.tile(sample, number, Of::kRows);
-  const auto range = of.visible(sample, tile);
-  const int key0 = range.first / Of::kKeys * Of::kKeys;
-  const int tiles = (range.end - key0 + Of::kKeys - 1) / Of::kKeys;
+  KeyTiles<Of::kKeys> tiles(of, sample, tile);
 
   if (warp < 4) {
     give_registers<RegistersOf<Of::kGroups>::kCopying>();
@@ -68,8 +66,8 @@ __global__ void __launch_bounds__(WarpgroupForward<kD>::kThreads, 1)
                                      tile.index + g * kWarpgroupRows, head, sample);
     }
     Stage<Of::kStages> stage;
-    for (int j = 0; j < tiles; ++j, stage.next()) {
-      const int key = key0 + j * Of::kKeys, kv_head = head / of.group, s = stage.at;
+    for (int j = 0; j < tiles.count; ++j, stage.next()) {
+      const int key = tiles.key0 + j * Of::kKeys, kv_head = head / of.group, s = stage.at;
       wait_barrier(keys_empty + 8 * s, stage.parity ^ 1);
       arrive_expecting(keys_full + 8 * s, Of::kTileBytes);
       begin_rows<kD, Of::kKeys>(keys_at + s * Of::kTileBytes, maps.k, keys_full + 8 * s, key, kv_head, sample);
@@ -84,19 +82,12 @@ __global__ void __launch_bounds__(WarpgroupForward<kD>::kThreads, 1)
   const int group = warp / 4 - 1, group_row = group * kWarpgroupRows, row0 = group_row + warp % 4 * kSquare;
   const Lane<kD> lane;
   const Seen seen = seen_by(of, sample, tile, group_row, kWarpgroupRows);
-  // Tiles that the warpgroup sees any of.
-  const int first = seen.any_end > seen.any_first ? (seen.any_first - key0) / Of::kKeys : tiles;
-  const int end = seen.any_end > seen.any_first ? (seen.any_end - key0 + Of::kKeys - 1) / Of::kKeys : tiles;
+  tiles.see(seen);
+  const int first = tiles.first, end = tiles.end;
   const float factor = of.scale * kLog2E;  // of scores as they are kept
   const SharedAt own = queries_at + group * PanelsOf<kD>::bytes(kWarpgroupRows);
   const auto leave = [&](SharedAt barrier) {
     if (lane.lane == 0) arrive(barrier);
-  };
-  // Rows beyond the tile see what the last one sees.
-  const auto position_of = [&](int half) {
-    const QueryTile here = of.tile(sample, made_here(number), Of::kRows);
-    const int r = row0 + half * 8 + lane.g;
-    return here.position(r < here.rows ? r : here.rows - 1);
   };
   float max[2], sum[2], shrink[2], p[kN][4], sums[kD / 8][4];
   uint32_t words[kN / 2][4];
@@ -115,16 +106,7 @@ __global__ void __launch_bounds__(WarpgroupForward<kD>::kThreads, 1)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (!whole) {
-        const auto keys_seen = of.visible(sample, position_of(half));
-        const int key_at = at + lane.t * 2;
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-#pragma unroll
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            const int key = key_at + n * 8 + e % 2;
-            if (key < keys_seen.first || key >= keys_seen.end) p[n][e] = -INFINITY;
-          }
-        }
+        leave_out_unseen<Of::kRows>(of, sample, number, row0 + half * 8 + lane.g, half, at + lane.t * 2, p);
       }
       float largest = max[half];
 #pragma unroll
@@ -175,7 +157,7 @@ __global__ void __launch_bounds__(WarpgroupForward<kD>::kThreads, 1)
     settled(p);
     leave(keys_empty + 8 * stage.at);
     stage.next();
-    find_probabilities(key0 + first * Of::kKeys);
+    find_probabilities(tiles.key0 + first * Of::kKeys);
     to_words<T>(p, words);
 #pragma unroll 1
     for (int j = first + 1; j < end; ++j) {
@@ -192,7 +174,7 @@ __global__ void __launch_bounds__(WarpgroupForward<kD>::kThreads, 1)
       settled(p);
       leave(keys_empty + 8 * stage.at);
       stage.next();
-      find_probabilities(key0 + j * Of::kKeys);
+      find_probabilities(tiles.key0 + j * Of::kKeys);
       wait_for_products<0>();
       settled(sums);
       leave(values_empty + 8 * before.at);
@@ -209,7 +191,7 @@ __global__ void __launch_bounds__(WarpgroupForward<kD>::kThreads, 1)
     settled(sums);
     leave(values_empty + 8 * before.at);
   }
-  for (int j = end; j < tiles; ++j) pass();
+  for (int j = end; j < tiles.count; ++j) pass();
 
   float factors[2];
 #pragma unroll

@@ -95,6 +95,43 @@ __device__ __forceinline__ void to_words(const float (&scores)[kColumns][4], uin
   }
 }
 
+/// Tiles of keys that a tile of queries sees any of.
+template <int kColumns>
+struct KeyTiles {
+  int key0 = 0, count = 0;  // the first one's first key
+  int first = 0, end = 0;   // of these, those that the warpgroup's rows see any of: see()
+
+  template <typename T>
+  __device__ KeyTiles(const AttentionArgs<T>& of, int sample, const QueryTile& tile) {
+    const auto range = of.visible(sample, tile);
+    key0 = range.first / kColumns * kColumns;
+    count = (range.end - key0 + kColumns - 1) / kColumns;
+  }
+  __device__ __forceinline__ void see(const Seen& seen) {
+    const bool any = seen.any_end > seen.any_first;
+    first = any ? (seen.any_first - key0) / kColumns : count;
+    end = any ? (seen.any_end - key0 + kColumns - 1) / kColumns : count;
+  }
+};
+
+/// A thread's scores in this half of its rows become -infinity where the query does not see the key. `row`: of the
+/// block's tile `number` of kRows; one beyond the queries sees what the last one sees. `first_key`: of the thread's
+/// columns.
+template <int kRows, int kColumns, typename T>
+__device__ __forceinline__ void leave_out_unseen(const AttentionArgs<T>& of, int sample, int number, int row, int half,
+                                                 int first_key, float (&scores)[kColumns][4]) {
+  const QueryTile tile = of.tile(sample, made_here(number), kRows);
+  const auto seen = of.visible(sample, tile.position(row < tile.rows ? row : tile.rows - 1));
+#pragma unroll
+  for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+    for (int e = 2 * half; e < 2 * half + 2; ++e) {
+      const int key = first_key + n * 8 + e % 2;
+      if (key < seen.first || key >= seen.end) scores[n][e] = -INFINITY;
+    }
+  }
+}
+
 /// Maps of a call. Errors: a cudaError_t.
 template <typename T>
 struct AttentionMaps {

@@ -106,18 +106,16 @@ __global__ void __launch_bounds__(kBlock, 1)
   const auto [head, sample, rank] = order.place(blockIdx.x);
   const int number = static_cast<int>(order.tiles) - 1 - rank;  // those that see most begin first
   const QueryTile tile = of.tile(sample, number, kRows);
-  const auto range = of.visible(sample, tile);
-  const int key0 = range.first / Of::kColumns * Of::kColumns;
-  const int tiles = (range.end - key0 + Of::kColumns - 1) / Of::kColumns;
+  KeyTiles<Of::kColumns> tiles(of, sample, tile);
 
   if (warp < 4) {
     give_registers<RegistersOf<kGroups>::kCopying>();
     if (thread != 0) return;
     rooms.begin_all_rows(maps.q, maps.dout, tile.index, head, sample);
     Stage<Of::kStages> stage;
-    for (int j = 0; j < tiles; ++j, stage.next()) {
+    for (int j = 0; j < tiles.count; ++j, stage.next()) {
       wait_barrier(rooms.empty + 8 * stage.at, stage.parity ^ 1);
-      rooms.begin_columns(stage.at, maps.k, maps.v, key0 + j * Of::kColumns, head / of.group, sample);
+      rooms.begin_columns(stage.at, maps.k, maps.v, tiles.key0 + j * Of::kColumns, head / of.group, sample);
     }
     return;
   }
@@ -126,18 +124,13 @@ __global__ void __launch_bounds__(kBlock, 1)
   const int group = warp / 4 - 1, group_row = group * kWarpgroupRows, row0 = group_row + warp % 4 * kSquare;
   const Lane<kD> lane;
   const Seen seen = seen_by(of, sample, tile, group_row, kWarpgroupRows);
-  const int first = seen.any_end > seen.any_first ? (seen.any_first - key0) / Of::kColumns : tiles;
-  const int end = seen.any_end > seen.any_first ? (seen.any_end - key0 + Of::kColumns - 1) / Of::kColumns : tiles;
+  tiles.see(seen);
+  const int first = tiles.first, end = tiles.end;
   const float factor = of.scale * kLog2E;
   const int64_t out_at = tile.row * of.out_stride + head * of.head_dim;
   const int64_t stats_at = (static_cast<int64_t>(sample) * of.heads + head) * of.queries + tile.index;
   const auto leave = [&](SharedAt barrier) {
     if (lane.lane == 0) arrive(barrier);
-  };
-  const auto position_of = [&](int half) {
-    const QueryTile here = of.tile(sample, made_here(number), kRows);
-    const int r = row0 + half * 8 + lane.g;
-    return here.position(r < here.rows ? r : here.rows - 1);
   };
 
   // Beyond the tile queries and their douts are zeros, and so are the gradients of scores.
@@ -189,21 +182,12 @@ __global__ void __launch_bounds__(kBlock, 1)
     settled(p);
     settled(sums);
     if (j > first) leave(rooms.empty + 8 * before);
-    const int at = key0 + j * Of::kColumns;
+    const int at = tiles.key0 + j * Of::kColumns;
     const bool whole = seen.whole(at, Of::kColumns);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (!whole) {
-        const auto keys_seen = of.visible(sample, position_of(half));
-        const int key_at = at + lane.t * 2;
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-#pragma unroll
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            const int key = key_at + n * 8 + e % 2;
-            if (key < keys_seen.first || key >= keys_seen.end) p[n][e] = -INFINITY;
-          }
-        }
+        leave_out_unseen<kRows>(of, sample, number, row0 + half * 8 + lane.g, half, at + lane.t * 2, p);
       }
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
@@ -229,7 +213,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   wait_for_products<0>();
   settled(sums);
   if (first < end) leave(rooms.empty + 8 * before);
-  for (int j = end; j < tiles; ++j) pass();
+  for (int j = end; j < tiles.count; ++j) pass();
 
   const float factors[2] = {of.scale, of.scale};
   leave(rooms.read + 8 * group);

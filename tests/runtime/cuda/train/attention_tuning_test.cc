@@ -1,4 +1,4 @@
-// Whose kernels attention has, chosen by timing before the first step, forward and backward apart, on doubles. The
+// Attention by the kernels that timing chooses before the first step, forward and backward apart, on doubles. The
 // double of cuDNN computes what Cairn's own kernels compute, so choices show in what was ordered.
 
 #include <string>

@@ -1,4 +1,6 @@
 // Attention by warpgroups, on the executor as on a card of compute capability 9.0.
+#include <array>
+#include <functional>
 #include <set>
 
 #include "tests/runtime/kernels/cuda/attention_cases.h"
@@ -11,16 +13,7 @@ namespace {
 
 /// In the order of threads, and shuffled: blocks of 512 threads are slow here.
 void in_two_orders(const std::function<void()>& body) {
-  for (const simt::Order& order : {simt::kOrders[0], simt::kOrders[2]}) {
-    CAPTURE(std::string(order.name));
-    simt::set_order(order);
-    body();
-    std::string reports;
-    for (const std::string& line : simt::take_reports()) reports += line + "\n";
-    CHECK(reports == "");
-    if (simt::build() != simt::Build::kPlain) break;
-  }
-  simt::set_order({});
+  in_orders(std::array{simt::kOrders[0], simt::kOrders[2]}, body);
 }
 
 template <typename T, typename G>

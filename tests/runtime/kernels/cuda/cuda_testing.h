@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,10 @@ using kernels::cuda::Queue;
 template <typename T>
 using OnDevice = simt::DeviceArray<T>;
 
+/// In these orders of threads; the first of them where the build is not a plain one.
 template <typename Body>
-void in_every_order(const Body& body) {
-  for (const simt::Order& order : simt::kOrders) {
+void in_orders(std::span<const simt::Order> orders, const Body& body) {
+  for (const simt::Order& order : orders) {
     CAPTURE(std::string(order.name));
     simt::set_order(order);
     body();
@@ -30,6 +32,10 @@ void in_every_order(const Body& body) {
     if (simt::build() != simt::Build::kPlain) break;
   }
   simt::set_order({});
+}
+template <typename Body>
+void in_every_order(const Body& body) {
+  in_orders(simt::kOrders, body);
 }
 
 }  // namespace cairn::testing
