@@ -87,13 +87,15 @@ constexpr const char* kAddressRange = "cuMemGetAddressRange";
 using PointerAttribute = int (*)(void* value, int attribute, unsigned long long address);
 constexpr const char* kPointerAttribute = "cuPointerGetAttribute";
 constexpr int kIsLegacyIpc = 10;  // CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: memory of cudaMalloc
-/// cuDeviceGet, cuDeviceGetName, cuDeviceGetAttribute: what card a device is.
+/// cuDeviceGet, cuDeviceGetName, cuDeviceGetAttribute, cuDeviceTotalMem: what card a device is.
 using DriverDevice = int (*)(int* device, int index);
 constexpr const char* kDriverDevice = "cuDeviceGet";
 using DeviceName = int (*)(char* name, int bytes, int device);
 constexpr const char* kDeviceName = "cuDeviceGetName";
 using DeviceAttribute = int (*)(int* value, int attribute, int device);
 constexpr const char* kDeviceAttribute = "cuDeviceGetAttribute";
+using DeviceMemory = int (*)(size_t* bytes, int device);
+constexpr const char* kDeviceMemory = "cuDeviceTotalMem";
 constexpr int kMultiprocessors = 16;        // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 constexpr unsigned kDriverVersion = 12000;  // of CUDA, whose forms of these they are
 

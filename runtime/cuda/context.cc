@@ -88,6 +88,16 @@ std::string Context::card() const {
   return fmt::format("{} ({} multiprocessors)", name.data(), multiprocessors);
 }
 
+int64_t Context::memory_bytes() const {
+  const auto device_of = reinterpret_cast<DriverDevice>(driver_function(kDriverDevice));
+  const auto memory_of = reinterpret_cast<DeviceMemory>(driver_function(kDeviceMemory));
+  int device = 0;
+  size_t bytes = 0;
+  if (device_of == nullptr || memory_of == nullptr || device_of(&device, index_) != 0 || memory_of(&bytes, device) != 0)
+    return 0;
+  return static_cast<int64_t>(bytes);
+}
+
 std::string Context::driver_error(int error) const {
   const auto words_of = reinterpret_cast<DriverErrorString>(driver_function(kDriverErrorString));
   const char* words = nullptr;

@@ -42,6 +42,8 @@ class Context {
   /// The device's name and its multiprocessors, "NVIDIA H200 (132 multiprocessors)"; "CUDA device" where the driver
   /// does not say.
   std::string card() const;
+  /// The device's memory, all of it; 0 where the driver does not say.
+  int64_t memory_bytes() const;
   /// A CUresult in the driver's words, with its number.
   std::string driver_error(int error) const;
 

@@ -40,6 +40,8 @@ class Machine {
  public:
   virtual ~Machine() = default;
   virtual Device device() const = 0;
+  /// The device's memory, used or not; 0: it does not say.
+  virtual int64_t memory_bytes() const = 0;
   /// Of training, from the start. What reserve() gives it is there then.
   virtual Stream& stream() = 0;
   /// What reserve() takes of the device.

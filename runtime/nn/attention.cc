@@ -91,10 +91,10 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
 }
 
 template <typename Real>
-Status Attention<Real>::project(const SavedAttention<Real>& saved) const {
-  if (latent_) return latent_->forward(saved.latents, saved.qkv);
-  RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  from_stream_->forward(scratch_.rows_TH, saved.qkv, dims_.rows);
+Status Attention<Real>::project(const SavedAttention<Real>& saved, DevicePtr<const Real> input_RH) const {
+  if (latent_) return latent_->forward(saved.latents, input_RH, saved.qkv);
+  RT_TRY_SET(const DevicePtr<const Real> rows_TH, column_cut_gather<Real>(input_RH, tp_, scratch_, what_in_));
+  from_stream_->forward(rows_TH, saved.qkv, dims_.rows);
   if (position_queries_) position_queries_->forward(saved.qkv);
   RT_TRY(prepare_qkv(saved));
   turn(saved.qkv, false);
@@ -108,8 +108,7 @@ DevicePtr<const Real> Attention<Real>::core_output(const SavedAttention<Real>& s
 
 template <typename Real>
 Status Attention<Real>::forward(const SavedAttention<Real>& saved, DevicePtr<Real> output_RH) const {
-  residual_.input(saved.residual);
-  RT_TRY(project(saved));
+  RT_TRY(project(saved, residual_.input(saved.residual)));
   DevicePtr<const Real> out;
   if (scratch_.cached == nullptr) {
     RT_TRY(recompute_core(saved));
@@ -393,7 +392,7 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, DevicePtr<Re
   if (position_queries_) RT_TRY(position_queries_->backward(dqkv));
   if (late) {
     on_.copy(dqkv, saved.qkv, d.rows * d.qkv);
-    residual_.input(saved.residual);  // for its statistics
+    residual_.input_again(saved.residual);  // for its statistics
   } else {
     RT_TRY(column_cut_weight<Real>(residual_, saved.residual, *from_stream_, dqkv, tp_, scratch_, d, what_in_));
   }

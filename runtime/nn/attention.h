@@ -54,7 +54,7 @@ class Attention {
   /// what the output projection reads.
   DevicePtr<const Real> attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const;
   /// q, k and v from the branch's input.
-  Status project(const SavedAttention<Real>& saved) const;
+  Status project(const SavedAttention<Real>& saved, DevicePtr<const Real> input_RH) const;
   /// What the output projection reads, [T, N Dv]; `scratch` is where values that were widened become narrow.
   DevicePtr<const Real> core_output(const SavedAttention<Real>& saved, DevicePtr<Real> scratch) const;
   /// q and k lie side by side.

@@ -75,19 +75,28 @@ void row_cut_weight(const Linear<Real>& projection, DevicePtr<const Real> masked
   projection.backward_weight(dy_TH, d.width, hidden, d.rows, d.held.parts);
 }
 
+/// Gathers the column cut's input, all rows [T, H], from what residual.input() or input_again() gave.
+template <typename Real>
+Result<DevicePtr<const Real>> column_cut_gather(DevicePtr<const Real> input_RH, const TensorParallel<Real>& tp,
+                                                const Scratch<Real>& scratch, std::string_view what) {
+  DevicePtr<const Real> out_TH;
+  RT_TRY(tp.gather_from(input_RH, scratch.rows_TH, &out_TH, what));
+  return out_TH;
+}
+
 /// Gradients of the column cut's weights and biases from dy [T, out]. Leaves the statistics of the norm before it.
 template <typename Real>
 Status column_cut_weight(const Residual<Real>& residual, const SavedResidual<Real>& saved,
                          const ColumnGroup<Real>& projections, DevicePtr<const Real> dy, const TensorParallel<Real>& tp,
                          const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
-  residual.input(saved);
-  RT_TRY(tp.gather(scratch.rows_TH, what));
-  projections.backward_weight(dy, scratch.rows_TH, scratch.dbias, d.rows, scratch.token_parts);
+  RT_TRY_SET(const DevicePtr<const Real> rows_TH,
+             column_cut_gather<Real>(residual.input_again(saved), tp, scratch, what));
+  projections.backward_weight(dy, rows_TH, scratch.dbias, d.rows, scratch.token_parts);
   return {};
 }
 
-/// The last steps back: through the column cut, the sum over tp and the norm before the branch, whose statistics must
-/// be in scratch.stats, into scratch.dresidual.
+/// The last steps back: through the column cut, the sum over tp and the norm before the branch, behind
+/// residual.input_again(), into scratch.dresidual.
 template <typename Real>
 Status column_cut_input(const Residual<Real>& residual, const SavedResidual<Real>& saved,
                         const ColumnGroup<Real>& projections, DevicePtr<const Real> dy, const TensorParallel<Real>& tp,

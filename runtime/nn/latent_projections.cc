@@ -101,17 +101,18 @@ Status LatentProjections<Real>::latents(const SavedLatents<Real>& saved) const {
 }
 
 template <typename Real>
-Status LatentProjections<Real>::forward(const SavedLatents<Real>& saved, DevicePtr<Real> qkv) const {
+Status LatentProjections<Real>::forward(const SavedLatents<Real>& saved, DevicePtr<const Real> input_RH,
+                                        DevicePtr<Real> qkv) const {
   const StageDims& d = dims_;
-  from_stream_.forward(tp_.local(scratch_.rows_TH), saved.before_RL, d.local_rows);
+  from_stream_.forward(input_RH, saved.before_RL, d.local_rows);
   RT_TRY(latents(saved));
   const DevicePtr<Real> latents_TL = scratch_.latents, shared_key = latents_TL + d.q_rank + d.kv_rank;
   turning_.turn(shared_key, 1, d.rope_dim, latent_, false);
   if (q_b_) {
     forward_from<Real>(*q_b_, latents_TL, latent_, qkv, d.qkv, d.rows);
   } else {
-    RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-    queries_->forward(scratch_.rows_TH, qkv, d.rows);
+    RT_TRY_SET(const DevicePtr<const Real> rows_TH, column_cut_gather<Real>(input_RH, tp_, scratch_, what_in_));
+    queries_->forward(rows_TH, qkv, d.rows);
   }
   turning_.turn(qkv + d.nope_dim, d.heads, d.head_dim, d.qkv, false);
   const DevicePtr<Real> kv = scratch_.hidden, k = qkv + d.heads * d.head_dim, v = k + d.heads * d.head_dim;
@@ -156,11 +157,12 @@ Status LatentProjections<Real>::weights(const SavedLatents<Real>& saved, DeviceP
 }
 
 template <typename Real>
-Status LatentProjections<Real>::stream_weights(DevicePtr<const Real> dbefore_RL, DevicePtr<const Real> dqkv) const {
-  from_stream_.backward_weight(dbefore_RL, tp_.local(scratch_.rows_TH), scratch_.dbias, dims_.local_rows);
+Status LatentProjections<Real>::stream_weights(DevicePtr<const Real> input_RH, DevicePtr<const Real> dbefore_RL,
+                                               DevicePtr<const Real> dqkv) const {
+  from_stream_.backward_weight(dbefore_RL, input_RH, scratch_.dbias, dims_.local_rows);
   if (!queries_) return {};
-  RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  queries_->backward_weight(dqkv, scratch_.rows_TH, nullptr, dims_.rows);
+  RT_TRY_SET(const DevicePtr<const Real> rows_TH, column_cut_gather<Real>(input_RH, tp_, scratch_, what_in_));
+  queries_->backward_weight(dqkv, rows_TH, nullptr, dims_.rows);
   return {};
 }
 
@@ -185,11 +187,11 @@ Status LatentProjections<Real>::backward(const SavedLatents<Real>& saved, const 
   if (q_norm_) norm_backward(0, d.q_rank, q_norm_);
   norm_backward(d.q_rank, d.kv_rank, kv_norm_);
 
-  residual_.input(residual);  // for its statistics too
+  const DevicePtr<const Real> input_RH = residual_.input_again(residual);  // for its statistics too
   if (late) {
     on_.copy(dlatents_RL, saved.late_dout_RL, d.local_rows * latent_);
   } else {
-    RT_TRY(stream_weights(dlatents_RL, dqkv));
+    RT_TRY(stream_weights(input_RH, dlatents_RL, dqkv));
   }
   if (queries_) {
     queries_->backward_input_partial(dqkv, tp_.partial(scratch_.partial_TH), d.rows);
@@ -205,8 +207,7 @@ template <typename Real>
 Status LatentProjections<Real>::backward_weight(const SavedLatents<Real>& saved, const SavedResidual<Real>& residual,
                                                 DevicePtr<Real> dqkv) const {
   RT_TRY(weights(saved, dqkv, split(dqkv)));
-  residual_.input(residual);
-  return stream_weights(saved.late_dout_RL, dqkv);
+  return stream_weights(residual_.input_again(residual), saved.late_dout_RL, dqkv);
 }
 
 template <typename Real>

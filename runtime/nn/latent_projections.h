@@ -37,8 +37,8 @@ class LatentProjections {
                     const Turning<Real>& turning, const Residual<Real>& residual, const TensorParallel<Real>& tp,
                     const Scratch<Real>& scratch);
 
-  /// qkv [T, QKV] from scratch.rows, this rank's rows of it. scratch.latents keeps the latent vectors of the pass.
-  Status forward(const SavedLatents<Real>& saved, DevicePtr<Real> qkv) const;
+  /// qkv [T, QKV] from the branch's input [R, H]. scratch.latents keeps the latent vectors of the pass.
+  Status forward(const SavedLatents<Real>& saved, DevicePtr<const Real> input_RH, DevicePtr<Real> qkv) const;
 
   /// The core's output [T, N, D] without the channels that widen values, [T, N, Dv], in `into` where they are not the
   /// same; and the other way, into another buffer, for gradients.
@@ -69,7 +69,8 @@ class LatentProjections {
   DevicePtr<Real> split(DevicePtr<const Real> dqkv) const;
   /// Gradients of the weights that read latent vectors, and of those that read x.
   Status weights(const SavedLatents<Real>& saved, DevicePtr<const Real> dqkv, DevicePtr<const Real> dkv) const;
-  Status stream_weights(DevicePtr<const Real> dbefore_RL, DevicePtr<const Real> dqkv) const;
+  Status stream_weights(DevicePtr<const Real> input_RH, DevicePtr<const Real> dbefore_RL,
+                        DevicePtr<const Real> dqkv) const;
   DevicePtr<Real> local(DevicePtr<Real> all_TL) const { return latent_tp_.local(all_TL); }
   /// Head `head`'s part of Wkvb: of its key, or of its value.
   DevicePtr<const Real> kv_rows(int64_t head, bool value) const;

@@ -30,15 +30,14 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
       what_din_(fmt::format("layer {} mlp.din", layer)) {}
 
 template <typename Real>
-Status Mlp<Real>::read_input(const SavedMlp<Real>& saved) const {
-  residual_.input(saved.residual);
-  return tp_.gather(scratch_.rows_TH, what_in_);
+Result<DevicePtr<const Real>> Mlp<Real>::read_input(const SavedMlp<Real>& saved) const {
+  return column_cut_gather<Real>(residual_.input(saved.residual), tp_, scratch_, what_in_);
 }
 
 template <typename Real>
 Status Mlp<Real>::recompute(const SavedMlp<Real>& saved) const {
-  RT_TRY(read_input(saved));
-  up_.forward(scratch_.rows_TH, saved.pre, dims_.rows);
+  RT_TRY_SET(const DevicePtr<const Real> rows_TH, read_input(saved));
+  up_.forward(rows_TH, saved.pre, dims_.rows);
   return {};
 }
 
@@ -46,8 +45,8 @@ template <typename Real>
 Status Mlp<Real>::forward(const SavedMlp<Real>& saved, DevicePtr<const Real> base_RH, DevicePtr<Real> output_RH) const {
   const StageDims& d = dims_;
   if (fuses_activation()) {
-    RT_TRY(read_input(saved));
-    up_.forward_gelu(scratch_.rows_TH, saved.pre, scratch_.hidden, d.rows);
+    RT_TRY_SET(const DevicePtr<const Real> rows_TH, read_input(saved));
+    up_.forward_gelu(rows_TH, saved.pre, scratch_.hidden, d.rows);
   } else {
     RT_TRY(recompute(saved));
     activate(on_, activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
@@ -86,7 +85,7 @@ Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* lat
     activate_backward(on_, activation_, scratch_.hidden, saved.pre, dpre, d.rows, d.ffn);
   }
   if (late != nullptr) {
-    residual_.input(saved.residual);  // for its statistics
+    residual_.input_again(saved.residual);  // for its statistics
   } else {
     RT_TRY(column_cut_weight<Real>(residual_, saved.residual, up_, dpre, tp_, scratch_, d, what_in_));
   }

@@ -43,8 +43,8 @@ class Mlp {
   Status backward_weight(const SavedMlp<Real>& saved, const LateMlp<Real>& late) const;
 
  private:
-  /// Fills scratch.rows, which the first product reads.
-  Status read_input(const SavedMlp<Real>& saved) const;
+  /// Gives the input of the first product [T, H].
+  Result<DevicePtr<const Real>> read_input(const SavedMlp<Real>& saved) const;
   /// The products beside it do the activation.
   bool fuses_activation() const {
     return on_.fuses_products && activation_.kind == Activation::kGeluTanh && up_.is_one();

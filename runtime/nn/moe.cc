@@ -96,12 +96,12 @@ void Moe<Real>::for_experts(const Body& body) const {
 }
 
 template <typename Real>
-Status Moe<Real>::route(const SavedMoe<Real>& saved) const {
+Status Moe<Real>::route(const SavedMoe<Real>& saved, DevicePtr<const Real> rows_TH) const {
   const StageDims& d = dims_;
   on_.matmul({.m = d.rows,
               .n = d.experts,
               .k = d.width,
-              .a = scratch_.rows_TH,
+              .a = rows_TH,
               .lda = d.width,
               .b = router_.weight.weight,
               .ldb = d.width,
@@ -119,12 +119,12 @@ Status Moe<Real>::route(const SavedMoe<Real>& saved) const {
 template <typename Real>
 Status Moe<Real>::forward(const SavedMoe<Real>& saved, DevicePtr<const Real> base_RH, DevicePtr<Real> output_RH) const {
   const StageDims& d = dims_;
-  residual_.input(saved.residual);
-  RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  RT_TRY(route(saved));
+  RT_TRY_SET(const DevicePtr<const Real> rows_TH,
+             column_cut_gather<Real>(residual_.input(saved.residual), tp_, scratch_, what_in_));
+  RT_TRY(route(saved, rows_TH));
 
   RT_TRY(dispatch_.begin(saved.chosen, saved.counts, saved.host_counts, what_counts_));
-  RT_TRY(dispatch_.to_experts(scratch_.rows_TH, scale_input_ ? saved.weights : nullptr, rows_PH_, what_rows_));
+  RT_TRY(dispatch_.to_experts(rows_TH, scale_input_ ? saved.weights : nullptr, rows_PH_, what_rows_));
   for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
     expert.up.forward_products(rows_PH_ + first * d.width, saved.pre + first * d.expert_ffn_in, rows, out);
   });
@@ -134,7 +134,7 @@ Status Moe<Real>::forward(const SavedMoe<Real>& saved, DevicePtr<const Real> bas
         expert.down.forward_product(scratch_.hidden + first * d.expert_ffn, rows_PH_ + first * d.width, d.width, rows));
   });
   RT_TRY(dispatch_.to_tokens(rows_PH_, scale_input_ ? nullptr : saved.weights, scratch_.partial_TH, what_rows_));
-  if (shared_) shared_->forward(scratch_.rows_TH, saved.shared_pre, saved.shared_gate, scratch_.partial_TH);
+  if (shared_) shared_->forward(rows_TH, saved.shared_pre, saved.shared_gate, scratch_.partial_TH);
 
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_out_));
   DevicePtr<Real> sum_RH = tp_.local(scratch_.partial_TH);
@@ -172,9 +172,9 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   activate_backward(on_, activation_, dhidden_PF_, saved.pre, scratch_.dhidden, used_rows, d.expert_ffn);
   if (bias_dots_Tk_) RT_TRY(down_bias_backward(saved));
 
-  residual_.input(saved.residual);
-  RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  RT_TRY(dispatch_.to_experts(scratch_.rows_TH, nullptr, rows_PH_, what_rows_));
+  const DevicePtr<const Real> input_RH = residual_.input_again(saved.residual);
+  RT_TRY_SET(const DevicePtr<const Real> rows_TH, column_cut_gather<Real>(input_RH, tp_, scratch_, what_in_));
+  RT_TRY(dispatch_.to_experts(rows_TH, nullptr, rows_PH_, what_rows_));
   const auto backward_up = [&](bool input, bool weight) {
     for_experts([&](const Expert& expert, int64_t first, int64_t rows, auto* out) {
       DevicePtr<const Real> dpre = scratch_.dhidden + first * d.expert_ffn_in;
@@ -194,10 +194,10 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
     RT_TRY(tp_.comm().all_reduce(dweights_Tk_, d.rows * weights, DType::kF32, comm::ReduceOp::kSum, what_dweights_));
   }
   RT_TRY(dispatch_.to_tokens(drows_PH_, nullptr, scratch_.partial_TH, what_drows_));
-  if (shared_) shared_->backward_input(scratch_.rows_TH, scratch_.partial_TH);
+  if (shared_) shared_->backward_input(rows_TH, scratch_.partial_TH);
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_din_));
 
-  RT_TRY(route_backward(saved, loss_scale));
+  RT_TRY(route_backward(saved, input_RH, loss_scale));
   residual_.input_gradient(saved.residual, tp_.local(scratch_.partial_TH));
   return {};
 }
@@ -238,7 +238,7 @@ void Moe<Real>::add_choices(std::span<float> choices_X) const {
 
 // The router saw all rows on every rank: its part is added behind the sum over tp, and each rank takes its own rows.
 template <typename Real>
-Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, float loss_scale) const {
+Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, DevicePtr<const Real> input_RH, float loss_scale) const {
   const StageDims& d = dims_;
   const bool counts_here = bias_ && tp_.first_row() == 0;  // with sequence parallelism gradients are added over tp
   std::vector<float>& balance = host_balance_X_;
@@ -267,11 +267,11 @@ Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, float loss_scale) 
     on_.add_to(bias_.grad, on_.stream.give(std::span<const float>(balance)), d.experts);
   }
   DevicePtr<const Real> dlogits_RX = dlogits_TX_ + tp_.first_row() * d.experts;
-  router_.backward_weight(dlogits_RX, d.experts, tp_.local(scratch_.rows_TH), d.local_rows);
+  router_.backward_weight(dlogits_RX, d.experts, input_RH, d.local_rows);
   if (logit_bias_) on_.bias_backward(dlogits_RX, logit_bias_.grad, d.local_rows, d.experts, TreeParts{});
   router_.backward_input(dlogits_RX, d.experts, tp_.local(scratch_.partial_TH), true, d.local_rows);
   if (shared_) {
-    shared_->backward_gate(saved.shared_gate, dgate_T(), tp_.first_row(), d.local_rows, tp_.local(scratch_.rows_TH),
+    shared_->backward_gate(saved.shared_gate, dgate_T(), tp_.first_row(), d.local_rows, input_RH,
                            tp_.local(scratch_.partial_TH));
   }
   return {};

@@ -75,8 +75,8 @@ class Moe {
   template <typename Body>
   void for_experts(const Body& body) const;
   /// Scores, choices, weights.
-  Status route(const SavedMoe<Real>& saved) const;
-  Status route_backward(const SavedMoe<Real>& saved, float loss_scale) const;
+  Status route(const SavedMoe<Real>& saved, DevicePtr<const Real> rows_TH) const;
+  Status route_backward(const SavedMoe<Real>& saved, DevicePtr<const Real> input_RH, float loss_scale) const;
   /// From dy in rows_PH_, which is overwritten: what biases of down give to dweights, and their gradients.
   Status down_bias_backward(const SavedMoe<Real>& saved) const;
   /// [T], behind dweights.

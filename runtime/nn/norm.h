@@ -9,7 +9,7 @@
 
 namespace cairn::nn {
 
-/// Row statistics [R]: scratch, since backward computes the output again and gets them with it. `mean` is null with
+/// Row statistics [R]: kept with the output, or scratch where backward computes both again. `mean` is null with
 /// RMSNorm. `parts`: of the rows, for the gradients of weight and bias.
 struct NormStats {
   DevicePtr<float> mean;

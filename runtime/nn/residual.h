@@ -23,6 +23,9 @@ template <typename Real>
 struct SavedResidual {
   DevicePtr<Real> input_RH;  // x; with parallel blocks the same for both branches
   DevicePtr<Real> post_RH;   // what the norm after the branch reads; null without one
+  // Where norms are kept, else null (Plan::keeps_norms): N x, floats for its statistics, those of the norm after.
+  DevicePtr<Real> normed_RH;
+  DevicePtr<float> stats, post_stats;
 };
 
 enum class Branch { kAttention, kMlp };
@@ -38,6 +41,7 @@ class Residual {
         defers_(branch == Branch::kMlp && is_parallel(kind_)),
         takes_deferred_(branch == Branch::kAttention && is_parallel(kind_)),
         scale_(static_cast<float>(model.residual_scale)),
+        shares_(branch == Branch::kMlp && kind_ == BlockKind::kParallelShared),
         branch_scale_(static_cast<float>(model.branch_scale)),
         count_(dims.local_rows * dims.width),
         rows_(dims.local_rows),
@@ -53,34 +57,39 @@ class Residual {
     }
   }
 
-  /// What the branch reads: scratch.rows, this rank's rows of it. Leaves the norm's statistics in scratch.stats.
-  void input(const SavedResidual<Real>& saved) const {
-    DevicePtr<Real> rows_RH = tp_.local(scratch_.rows_TH);
-    if (before_) {
-      before_->forward(saved.input_RH, rows_RH, scratch_.stats, rows_);
-    } else {
-      on_.copy(saved.input_RH, rows_RH, count_);
-    }
+  /// The branch's input [R, H] in a forward pass: x, or N x where it is kept, else in scratch.rows.
+  DevicePtr<const Real> input(const SavedResidual<Real>& saved) const {
+    if (!before_) return saved.input_RH;
+    const DevicePtr<Real> rows_RH = normed(saved);
+    const bool has_it = shares_ && saved.normed_RH;  // attention has computed it
+    if (!has_it) before_->forward(saved.input_RH, rows_RH, stats(saved.stats), rows_);
+    return rows_RH;
+  }
+
+  /// The same in the backward pass, where nothing is computed that the forward pass has kept. From here on
+  /// input_gradient() has its statistics.
+  DevicePtr<const Real> input_again(const SavedResidual<Real>& saved) const {
+    return before_ && saved.normed_RH ? DevicePtr<const Real>(saved.normed_RH) : input(saved);
   }
 
   /// Whether add() is base + branch and no more.
   bool adds_alone() const { return !after_ && branch_scale_ == 1.0f && kind_ != BlockKind::kDeepNorm; }
 
-  /// output [R, H] from the branch's output, which is overwritten. input() must have been called, and what it left in
-  /// scratch.rows must be there still. `base_RH`: what is added to; output_RH may be base_RH.
+  /// output [R, H] from the branch's output, which is overwritten. input() must have been called, and what it gave must
+  /// be there still. `base_RH`: what is added to; output_RH may be base_RH.
   void add(const SavedResidual<Real>& saved, DevicePtr<Real> branch_RH, DevicePtr<const Real> base_RH,
            DevicePtr<Real> output_RH) const {
     if (has_out_norms(kind_)) {
       on_.copy(branch_RH, saved.post_RH, count_);
-      after_->forward(saved.post_RH, branch_RH, scratch_.stats, rows_);
+      after_->forward(saved.post_RH, branch_RH, stats(saved.post_stats), rows_);
     }
     if (branch_scale_ != 1.0f) on_.scale(branch_RH, branch_scale_, count_);
     switch (kind_) {
       case BlockKind::kDeepNorm:
-        return on_.add_scaled(branch_RH, scale_, tp_.local(scratch_.rows_TH), output_RH, count_);
+        return on_.add_scaled(branch_RH, scale_, normed(saved), output_RH, count_);
       case BlockKind::kPostNorm:
         on_.add(base_RH, branch_RH, saved.post_RH, count_);
-        return after_->forward(saved.post_RH, output_RH, scratch_.stats, rows_);
+        return after_->forward(saved.post_RH, output_RH, stats(saved.post_stats), rows_);
       default:
         break;
     }
@@ -101,17 +110,17 @@ class Residual {
     return dbranch_RH;
   }
 
-  /// scratch.dresidual becomes the gradient of x, from that of what the branch read, which is overwritten. The
-  /// statistics of input() must be in scratch.stats; scratch.rows is overwritten.
+  /// scratch.dresidual becomes the gradient of x, from that of what the branch read, which is overwritten. Behind
+  /// input_again(), whose statistics must be there still.
   void input_gradient(const SavedResidual<Real>& saved, DevicePtr<Real> dbranch_input_RH) const {
     if (kind_ == BlockKind::kDeepNorm) {
       on_.add_scaled(dbranch_input_RH, scale_, scratch_.dresidual_RH, dbranch_input_RH, count_);
-      before_->backward(dbranch_input_RH, saved.input_RH, scratch_.stats, scratch_.dresidual_RH, rows_);
+      before_->backward(dbranch_input_RH, saved.input_RH, stats(saved.stats), scratch_.dresidual_RH, rows_);
       return;
     }
     // Deferred, attention's gradient comes from the same y: the stream takes both after it.
     if (before_) {
-      before_->backward(dbranch_input_RH, saved.input_RH, scratch_.stats,
+      before_->backward(dbranch_input_RH, saved.input_RH, stats(saved.stats),
                         defers_ ? scratch_.dbranch_RH : scratch_.dresidual_RH, rows_, !defers_);
     } else {
       on_.add(scratch_.dresidual_RH, dbranch_input_RH, scratch_.dresidual_RH, count_);
@@ -120,16 +129,31 @@ class Residual {
   }
 
  private:
+  /// Where N x lies.
+  DevicePtr<Real> normed(const SavedResidual<Real>& saved) const {
+    return saved.normed_RH ? saved.normed_RH : tp_.local(scratch_.rows_TH);
+  }
+  /// Kept ones [1 or 2, R], or those in scratch.
+  NormStats stats(DevicePtr<float> kept) const {
+    NormStats out = scratch_.stats;
+    if (!kept) return out;
+    out.rstd = kept;
+    if (out.mean) out.mean = kept + rows_;
+    return out;
+  }
   /// Through the norm after the branch.
   void norm_backward(const SavedResidual<Real>& saved, DevicePtr<const Real> dy_RH, DevicePtr<Real> dx_RH) const {
-    after_->forward(saved.post_RH, tp_.local(scratch_.rows_TH), scratch_.stats, rows_);  // for its statistics
-    after_->backward(dy_RH, saved.post_RH, scratch_.stats, dx_RH, rows_);
+    const NormStats of = stats(saved.post_stats);
+    if (!saved.post_stats) after_->forward(saved.post_RH, tp_.local(scratch_.rows_TH), of, rows_);  // for these
+    after_->backward(dy_RH, saved.post_RH, of, dx_RH, rows_);
   }
 
   const kernels::Exec<Real>& on_;
   BlockKind kind_;
   bool defers_, takes_deferred_;
-  float scale_, branch_scale_;
+  float scale_;
+  bool shares_;  // reads what attention's norm gives
+  float branch_scale_;
   int64_t count_, rows_;
   std::optional<Norm<Real>> before_, after_;
   const TensorParallel<Real>& tp_;

@@ -58,8 +58,9 @@ struct LayerBuffers {
   RecomputeMode mode = RecomputeMode::kNone;
   Copies<Real> input;        // of the layer; of this rank's part of it when distributed
   Copies<Real> whole_input;  // shared; only when distributed
-  Kept<Real> qk, qkv, latent, out, attn_post, mlp_input, mlp_post, pre, moe_pre, shared_pre;
-  Kept<float> logsumexp, probabilities, weights, log_sums, shared_gate;
+  Kept<Real> qk, qkv, latent, out, attn_post, attn_normed, mlp_input, mlp_post, mlp_normed, pre, moe_pre, shared_pre;
+  Kept<float> logsumexp, attn_stats, attn_post_stats, mlp_stats, mlp_post_stats, probabilities, weights, log_sums,
+      shared_gate;
   Kept<int32_t> chosen, counts;
   Copies<Real> attn_dlatent, attn_dout, mlp_dout, mlp_dpre;  // for each micro-batch between the halves of its backward
   DevicePtr<Real> output;  // shared: what a layer that is computed again puts out, for nobody
@@ -119,6 +120,7 @@ class Model final : public StageModel {
         vocab_(plan.recipe.model.vocab),
         trains_(static_cast<bool>(grads)),
         parallel_(is_parallel(plan.recipe.model.block)),
+        shares_norm_(plan.recipe.model.block == BlockKind::kParallelShared),
         counts_choices_(balances_over_layers(plan.recipe.model)),
         first_layer_(chunk.stage.first_layer),
         listener_(listener),
@@ -624,6 +626,7 @@ class Model final : public StageModel {
     };
     const bool full = out.mode == RecomputeMode::kFull, core = out.mode != RecomputeMode::kNone;
     const bool dense = !has_experts(plan.recipe.model, layer);
+    const KeptNorms norms = kept_norms(plan);
     out.input = own(buffer::kAttnInput);
     if (full) out.whole_input = buffers.copies<Real>(buffer::shared(buffer::kAttnInput));
     out.qk = kept(buffer::kAttnQk, Real{}, false);
@@ -632,6 +635,12 @@ class Model final : public StageModel {
     out.out = kept(buffer::kAttnOut, Real{}, core);
     out.logsumexp = kept(buffer::kAttnLogsumexp, float{}, false);
     out.attn_post = kept(buffer::kAttnPost, Real{}, false);
+    out.attn_normed = kept(buffer::kAttnNormed, Real{}, full && norms.attention);
+    out.attn_stats = kept(buffer::kAttnStats, float{}, false);
+    out.attn_post_stats = kept(buffer::kAttnPostStats, float{}, false);
+    out.mlp_normed = kept(buffer::kMlpNormed, Real{}, full && dense && norms.mlp);
+    out.mlp_stats = kept(buffer::kMlpStats, float{}, false);
+    out.mlp_post_stats = kept(buffer::kMlpPostStats, float{}, false);
     out.mlp_input = kept(buffer::kMlpInput, Real{}, full && dense);
     out.mlp_post = kept(buffer::kMlpPost, Real{}, false);
     out.pre = kept(buffer::kMlpPre, Real{}, full && dense);
@@ -717,9 +726,17 @@ class Model final : public StageModel {
     const LayerBuffers<Real>& b = buffers_[layer];
     DevicePtr<Real> input_RH = input_place(layer, slot);
     const std::vector<float>& choices = slot_at(slot).choices;
+    const SavedResidual<Real> of_attention{.input_RH = input_RH,
+                                           .post_RH = b.attn_post.at(slot, late),
+                                           .normed_RH = b.attn_normed.at(slot, late),
+                                           .stats = b.attn_stats.at(slot, late),
+                                           .post_stats = b.attn_post_stats.at(slot, late)};
     const SavedResidual<Real> residual{.input_RH = parallel_ ? input_RH : b.mlp_input.at(slot, late),
-                                       .post_RH = b.mlp_post.at(slot, late)};
-    return {{.residual = {.input_RH = input_RH, .post_RH = b.attn_post.at(slot, late)},
+                                       .post_RH = b.mlp_post.at(slot, late),
+                                       .normed_RH = shares_norm_ ? of_attention.normed_RH : b.mlp_normed.at(slot, late),
+                                       .stats = shares_norm_ ? of_attention.stats : b.mlp_stats.at(slot, late),
+                                       .post_stats = b.mlp_post_stats.at(slot, late)};
+    return {{.residual = of_attention,
              .qk = b.qk.at(slot, late),
              .qkv = b.qkv.at(slot, late),
              .latents = {b.latent.at(slot, late),
@@ -804,6 +821,7 @@ class Model final : public StageModel {
   int64_t vocab_ = 0;
   bool trains_ = false;
   bool parallel_ = false;        // blocks whose MLP reads attention's input
+  bool shares_norm_ = false;     // and attention's norm of it
   bool counts_choices_ = false;  // of experts, over all layers, at the end of each boundary tensor
   int64_t first_layer_ = 0;
   UseListener* listener_ = nullptr;

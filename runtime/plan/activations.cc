@@ -132,6 +132,13 @@ RecomputeMode layer_recompute(const Plan& plan, const Stage& stage, int64_t laye
   return counted ? config.mode : RecomputeMode::kNone;
 }
 
+KeptNorms kept_norms(const Plan& plan) {
+  const BlockKind block = plan.recipe.model.block;
+  if (!plan.keeps_norms || plan.pass_tokens > 0) return {};
+  const bool before = block != BlockKind::kPostNorm && block != BlockKind::kOutNorm;
+  return {.attention = before, .mlp = before && block != BlockKind::kParallelShared, .after = has_post_norms(block)};
+}
+
 bool distributes_inputs(const Plan& plan) {
   const RecomputeConfig& config = plan.recipe.recompute;
   return config.mode == RecomputeMode::kFull && config.distribute && plan.mesh.tp() > 1;
@@ -153,6 +160,8 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
                                                        : 0;
   const int64_t latent = d.local_rows * d.latent();
   const bool parallel = is_parallel(m.block);
+  const KeptNorms norms = kept_norms(plan);
+  const int64_t stats = d.local_rows * (m.norm == NormKind::kLayerNorm ? 2 : 1);
   bool shares_core = false, shares_dense = false, shares_sparse = false, some_dense = false, some_sparse = false;
   for (const Chunk& chunk : rank.chunks) {
     const Stage& stage = chunk.stage;
@@ -176,6 +185,18 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
       add(prefix + buffer::kAttnOut, core, compute, of_core);
       if (mode == RecomputeMode::kNone) add(prefix + buffer::kAttnLogsumexp, d.rows * d.heads, DType::kF32, in_flight);
       if (has_post_norms(m.block)) add(prefix + buffer::kAttnPost, stream, compute, in_flight);
+      if (norms.attention) {
+        add(prefix + buffer::kAttnNormed, stream, compute, whole);
+        add(prefix + buffer::kAttnStats, stats, DType::kF32, first);
+      }
+      if (norms.mlp) {
+        add(prefix + buffer::kMlpNormed, stream, compute, dense ? whole : first);
+        add(prefix + buffer::kMlpStats, stats, DType::kF32, first);
+      }
+      if (norms.after) {
+        add(prefix + buffer::kAttnPostStats, stats, DType::kF32, in_flight);
+        add(prefix + buffer::kMlpPostStats, stats, DType::kF32, in_flight);
+      }
       if (!parallel) add(prefix + buffer::kMlpInput, stream, compute, dense ? whole : first);
       if (dense) {
         add(prefix + buffer::kMlpPre, d.rows * d.ffn_in, compute, whole);
@@ -230,6 +251,14 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
     if (some_qk > 0) scratch(buffer::shared(buffer::kAttnQk), some_qk, compute);
     if (latent > 0) scratch(buffer::shared(buffer::kAttnLatent), latent, compute);
     if (!parallel) scratch(buffer::shared(buffer::kMlpInput), stream, compute);
+    if (norms.attention) {
+      scratch(buffer::shared(buffer::kAttnNormed), stream, compute);
+      scratch(buffer::shared(buffer::kAttnStats), stats, DType::kF32);
+    }
+    if (norms.mlp) {
+      scratch(buffer::shared(buffer::kMlpNormed), stream, compute);
+      scratch(buffer::shared(buffer::kMlpStats), stats, DType::kF32);
+    }
     if (parallel || shares_sparse) scratch(buffer::shared(buffer::kOutput), stream, compute);
     if (shares_dense) scratch(buffer::shared(buffer::kMlpPre), d.rows * d.ffn_in, compute);
     if (shares_sparse) {
@@ -289,7 +318,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
     scratch(buffer::kMoeDlogits, d.rows * d.experts, compute);
     scratch(buffer::kMoeRowsOf, d.rows * d.choices, DType::kI32);
     if (d.places_groups) scratch(buffer::kMoeGroups, (d.experts + 1) * kGroupRowsBytes / 4, DType::kI32);
-    // Of the routing weights, then of the shared MLP's gate: they are added over tp together.
+    // First the routing weights', then the shared MLP's gate's: they are added over tp together.
     scratch(buffer::kMoeDweights, d.rows * (d.choices + (m.moe.shared_gate ? 1 : 0)), DType::kF32);
     if (m.moe.shared_gate) scratch(buffer::kMoeSharedDgate, d.rows, compute);
     scratch(buffer::kMoeBalance, d.experts, DType::kF32);
@@ -366,6 +395,13 @@ int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank) {
     bytes = std::max(bytes, stage_buffers_bytes(then, then.rank(rank)));
   }
   return bytes;
+}
+
+int64_t kept_norms_bytes(const Plan& plan, int64_t rank) {
+  Plan with = plan, without = plan;
+  with.keeps_norms = true;
+  without.keeps_norms = false;
+  return largest_stage_buffers_bytes(with, rank) - largest_stage_buffers_bytes(without, rank);
 }
 
 }  // namespace cairn

@@ -10,12 +10,15 @@
 // norm behind them, its input [R, H] twice; latent vectors before their norms [R, L] with mla, where values are as wide
 // as keys: QKV = 3 N D; parallel blocks have no input of the MLP's own. Backward computes the norms' and the
 // activation's outputs again; that costs a pass over memory, no matrix product (with sequence parallelism also one
-// all-gather per norm).
+// all-gather per norm). With Plan::keeps_norms a layer saves the outputs and statistics of its two norms too,
+// 2 c R H + 8 R with RMSNorm, 16 R with LayerNorm; parallel blocks that share a norm have one, norms behind branches
+// keep only statistics.
 //
 // Recomputation (Recipe::recompute) keeps less for the layers it is for, and computes the rest again before each of
 // their backwards, into buffers that all layers share:
 //   selective  all but the attention core's output and log-sum-exp: c (2 R H + T (QKV + F_in))
 //   full       c R H: the layer's input alone, and the inputs of norms behind branches; c R H / tp when distributed
+// Norms that are kept are then kept from what is computed again.
 // With context parallelism T is a rank's rows, and the keys and values of all ranks' rows lie in buffers that all
 // layers share: as they are exchanged and in the order of tokens, and their gradients, c 3 cp T 2 K D in all. Where
 // sums over tokens are taken in parts the two orders are one, and gradients are float.
@@ -85,6 +88,14 @@ bool holds_experts(const Plan& plan, const RankPlan& rank);
 /// How a layer of a stage is recomputed: the recipe's mode for the first recompute.layers of each stage.
 RecomputeMode layer_recompute(const Plan& plan, const Stage& stage, int64_t layer);
 
+/// Norms of a layer whose outputs a forward pass leaves for its backward pass, with their statistics; norms behind
+/// branches leave only statistics.
+struct KeptNorms {
+  bool attention = false, mlp = false, after = false;
+};
+/// All that the model's blocks have where Plan::keeps_norms, else none.
+KeptNorms kept_norms(const Plan& plan);
+
 /// The layer inputs kept are split over tp.
 bool distributes_inputs(const Plan& plan);
 
@@ -127,5 +138,7 @@ int64_t stage_buffers_bytes(const Plan& plan, const RankPlan& rank);
 
 /// The same, of the stage of the run (Plan::step_stages) that takes most: what a training rank allocates.
 int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank);
+/// How much more of it Plan::keeps_norms takes, whether the plan has it or not.
+int64_t kept_norms_bytes(const Plan& plan, int64_t rank);
 
 }  // namespace cairn

@@ -13,11 +13,17 @@ inline constexpr char kAttnDlatent[] = "attn.dlatent";
 inline constexpr char kAttnOut[] = "attn.out";
 inline constexpr char kAttnLogsumexp[] = "attn.logsumexp";
 inline constexpr char kAttnPost[] = "attn.post";
+inline constexpr char kAttnNormed[] = "attn.normed";
+inline constexpr char kAttnStats[] = "attn.stats";
+inline constexpr char kAttnPostStats[] = "attn.post_stats";
 inline constexpr char kAttnDout[] = "attn.dout";
 
 inline constexpr char kMlpInput[] = "mlp.input";
 inline constexpr char kMlpPre[] = "mlp.pre";
 inline constexpr char kMlpPost[] = "mlp.post";
+inline constexpr char kMlpNormed[] = "mlp.normed";
+inline constexpr char kMlpStats[] = "mlp.stats";
+inline constexpr char kMlpPostStats[] = "mlp.post_stats";
 inline constexpr char kMlpDout[] = "mlp.dout";
 inline constexpr char kMlpDpre[] = "mlp.dpre";
 

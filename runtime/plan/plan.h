@@ -223,6 +223,9 @@ struct Plan {
   std::vector<Stage> stages;  // pp * virtual_stages, in model order; stage_at() says which are a rank's chunks
   int64_t boundary_room = 0;  // bytes of a pipeline rank's boundary tensors, in any stage of the run
   int64_t padded_vocab = 0;
+  /// Backward reads norms' outputs that forward has left, and does not compute them again: memory for time, the same
+  /// bits. Each rank decides for itself, by its device's memory (runtime/trainer/kept_norms.h).
+  bool keeps_norms = false;
   int64_t pass_tokens = 0;  // of a sample in one forward pass, in generation and evaluation; 0: sequence_tokens
   RunPast past;             // of a run under way
   std::vector<StepStage> step_stages;  // how the batch changes; one unless the recipe says. What follows is at()'s
@@ -292,6 +295,9 @@ struct Plan {
   double flops_per_token() const { return flops_per_token(sequence_tokens); }
   double flops_per_token(int64_t sequence) const;
 };
+
+/// Of a device's memory, what a rank leaves to the driver's context, communication's buffers and fragments.
+constexpr int64_t kDeviceReserveBytes = int64_t{3} << 30;
 
 /// `past`: of the position that the run goes on from; stages of the batch and spans in samples or tokens are read
 /// there. Errors: kInvalidInput, the first of find_mistakes(recipe, world, {}, past) (runtime/plan/recipe_rules.h).

@@ -74,6 +74,10 @@ int device_name(char* name, int bytes, int) {
   std::snprintf(name, static_cast<size_t>(bytes), "%s", current->card().c_str());
   return 0;
 }
+int device_memory(size_t* bytes, int) {
+  *bytes = static_cast<size_t>(on().memory_bytes() / current->devices());
+  return 0;
+}
 int device_attribute(int* value, int attribute, int) {
   RT_CHECK(attribute == cuda::kMultiprocessors, "an attribute {} of a device", attribute);
   *value = 4;
@@ -87,6 +91,7 @@ void* driver_function(std::string_view name) {
   if (name == cuda::kPointerAttribute) return reinterpret_cast<void*>(&pointer_attribute);
   if (name == cuda::kDriverDevice) return reinterpret_cast<void*>(&driver_device);
   if (name == cuda::kDeviceName) return reinterpret_cast<void*>(&device_name);
+  if (name == cuda::kDeviceMemory) return reinterpret_cast<void*>(&device_memory);
   if (name == cuda::kDeviceAttribute) return reinterpret_cast<void*>(&device_attribute);
   if (name == cuda::kAddressRange) return reinterpret_cast<void*>(&address_range);
   return nullptr;

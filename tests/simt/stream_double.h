@@ -110,6 +110,8 @@ class StreamDouble {
   int launch(Graph* graph, Stream stream);
   int destroy_graph(Graph* graph);
 
+  /// Bytes that may be allocated, on all its devices together.
+  int64_t memory_bytes() const { return memory_bytes_; }
   struct Range {
     const void* first = nullptr;  // null: no allocation
     int64_t bytes = 0;

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "runtime/plan/plan.h"
+
 namespace cairn::tools {
 namespace {
 
@@ -27,7 +29,7 @@ const std::vector<Machine>& machines() {
                      .peak_f32_tflops = f32,
                      .gemm_fraction = gemm,
                      .memory_bytes = memory * kGiB,
-                     .reserve_bytes = 3 * kGiB,
+                     .reserve_bytes = kDeviceReserveBytes,
                      .memory_gb_per_s = hbm,
                      .node_devices = 8,
                      .node_gb_per_s = nvlink,

@@ -57,6 +57,7 @@ class CudaMachine final : public Machine {
   ~CudaMachine() override;
 
   Device device() const override { return context_->device(); }
+  int64_t memory_bytes() const override { return context_->memory_bytes(); }
   Stream& stream() override { return *stream_; }
   int64_t bytes_for(std::span<const int64_t> blocks, const WorkShapes& work) const override;
   Status reserve(std::span<const int64_t> blocks, const WorkShapes& work) override;

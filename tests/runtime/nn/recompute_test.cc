@@ -1,5 +1,6 @@
-// Activations computed again and backwards in two halves: the same bits as neither, in memory that the plan counts. The
-// memory of each rank is filled with NaN first and walled (stage_testing.h), so a value that was never computed shows.
+// Activations computed again, norms kept, and backwards in two halves: the same bits as neither, in memory that the
+// plan counts. The memory of each rank is filled with NaN first and walled (stage_testing.h), so a value that was never
+// computed shows.
 
 #include "tests/runtime/nn/stage_testing.h"
 
@@ -32,12 +33,16 @@ void check_modes(Recipe recipe, std::span<const RecomputeConfig> modes) {
       CAPTURE(static_cast<int>(mode.mode));
       CAPTURE(mode.layers);
       CAPTURE(mode.distribute);
-      const Plan plan = plan_of(recipe);
+      Plan plan = plan_of(recipe);
       REQUIRE(plan.rank(plan.mesh.rank({0, 0, 1})).chunks[0].late == (schedule == PipelineKind::kZbH1 ? 1 : 0));
-      const Outcome got = run_threads(plan, weights, batch);
-      CHECK(got.losses == wanted.losses);
-      CHECK(got.dinputs == wanted.dinputs);
-      CHECK(got.grads == wanted.grads);
+      for (const bool keeps_norms : {false, true}) {
+        CAPTURE(keeps_norms);
+        plan.keeps_norms = keeps_norms;
+        const Outcome got = run_threads(plan, weights, batch);
+        CHECK(got.losses == wanted.losses);
+        CHECK(got.dinputs == wanted.dinputs);
+        CHECK(got.grads == wanted.grads);
+      }
     }
   }
 }
@@ -45,7 +50,7 @@ void check_modes(Recipe recipe, std::span<const RecomputeConfig> modes) {
 }  // namespace
 
 TEST_SUITE("runtime/nn/recompute") {
-  TEST_CASE("every way to recompute, with whole and split backwards, gives the bits of keeping everything") {
+  TEST_CASE("every way to recompute, norms kept or not, with whole and split backwards, gives the same bits") {
     const RecomputeConfig modes[] = {{},
                                      {RecomputeMode::kSelective},
                                      {RecomputeMode::kFull},
@@ -71,7 +76,7 @@ TEST_SUITE("runtime/nn/recompute") {
     }
   }
 
-  TEST_CASE("recomputation changes no bit, with every option of the model") {
+  TEST_CASE("recomputation and norms that are kept change no bit, with every option of the model") {
     const RecomputeConfig split[] = {{}, {RecomputeMode::kFull}};
     const RecomputeConfig whole[] = {{RecomputeMode::kSelective, 1}, {RecomputeMode::kFull, 0, true}};
     for (Variant& variant : option_variants()) {

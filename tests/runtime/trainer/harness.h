@@ -212,12 +212,14 @@ struct Extra {
   std::function<void(int64_t rank, int64_t step, const char* phase, std::byte* weights)> on_phase;
   std::vector<int64_t>* condemned = nullptr;  // what the ranks have condemned
   CopyGate* gate = nullptr;                   // MemoryHook::Shared
+  bool keeps_norms = false;                   // Plan::keeps_norms
 };
 
 inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, const Trained* from = nullptr,
                                         int64_t stop_after = 0, const MakeEngine& make_engine = {}, int64_t banks = 0,
                                         Pager* pager = nullptr, const Extra& extra = {}) {
-  RT_TRY_SET(const Plan plan, make_plan(recipe, world));
+  RT_TRY_SET(Plan plan, make_plan(recipe, world));
+  plan.keeps_norms = extra.keeps_norms;
   MemoryHook::Shared shared{
       .plan = &plan, .stop_after = stop_after, .banks = banks, .pager = pager, .gate = extra.gate};
   if (from != nullptr) {
