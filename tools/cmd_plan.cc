@@ -94,6 +94,16 @@ int64_t staging_of(const Course& course) {
   return out;
 }
 
+/// The most of any rank, in any segment: for norms' outputs, where a rank on CUDA keeps them.
+int64_t kept_norms_of(const Course& course) {
+  int64_t out = 0;
+  for (const Plan& plan : course.plans) {
+    for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp)
+      out = std::max(out, kept_norms_bytes(plan, plan.mesh.rank({.pp = pp})));
+  }
+  return out;
+}
+
 int64_t banks_of(const Recipe& recipe) { return ckpt::banks_for(recipe.checkpoint.in_flight); }
 
 /// Checkpoints that are being written at once, at most.
@@ -415,6 +425,8 @@ void print_text(const Plan& plan, const Course& course, const dsl::LoadedRecipe&
   fmt::print("{} {} of a rank on a CPU, and {} for each thread after its first{}\n", head("kernels"),
              format_bytes(scratch.caller), format_bytes(scratch.helper),
              room > 0 ? fmt::format("; on CUDA {} with --attention cudnn", format_bytes(room)) : "");
+  fmt::print("{} {} more of a rank on CUDA for norms' outputs, where its device has room: backward reads them then\n",
+             head("norms"), format_bytes(kept_norms_of(course)));
   if (const int64_t staging = staging_of(course); staging > 0) {
     fmt::print(
         "{} {} of the host for a rank on CUDA, through which it communicates; by NCCL none, and {} of its device\n",
@@ -527,6 +539,7 @@ nlohmann::json to_json(const Plan& plan, const Course& course, const dsl::Loaded
       {"bubble", bubble_fraction(plan.schedule())},
       {"boundary_buffer_bytes", plan.boundary_buffers_bytes()},
       {"kernel_scratch", {{"first_thread_bytes", scratch.caller}, {"other_thread_bytes", scratch.helper}}},
+      {"cuda_kept_norm_bytes", kept_norms_of(course)},
       {"cuda_staging_bytes", staging_of(course)},
       {"cuda_sum_room_bytes", trainer::sum_rooms(plan).total_bytes()},
       {"cudnn_attention_bytes", attention_room(plan)},

@@ -22,6 +22,7 @@
 #include "runtime/comm/traced_engine.h"
 #include "runtime/core/log.h"
 #include "runtime/core/process.h"
+#include "runtime/core/units.h"
 #include "runtime/cuda/machine/module.h"
 #include "runtime/cuda/nccl/nccl_engine.h"
 #include "runtime/cuda/staged/staged_engine.h"
@@ -32,6 +33,7 @@
 #include "runtime/plan/device_choice.h"
 #include "runtime/plan/message_order.h"
 #include "runtime/telemetry/kernel_times.h"
+#include "runtime/trainer/kept_norms.h"
 #include "runtime/trainer/staging_rooms.h"
 #include "runtime/trainer/sum_rooms.h"
 #include "runtime/trainer/trainer.h"
@@ -60,10 +62,11 @@ struct RankArgs {
   std::string comm = "staged", attention = "own";          // of ranks on CUDA
   std::string tuning = "kept", tuning_file, tuning_given;  // tuning_files(); without the first file: no choices
   int device_index = 0;
-  std::string cpus;     // host::ranges_text() of the cores that it is bound to; empty: it is not
-  int64_t numa = -1;    // bind_process()
-  int64_t decides = 0;  // a rank: trainer::Environment
-  int meet_fd = -1;     // where its ranks meet those of the others
+  int64_t device_ranks = 1;  // of the run on that device
+  std::string cpus;          // host::ranges_text() of the cores that it is bound to; empty: it is not
+  int64_t numa = -1;         // bind_process()
+  int64_t decides = 0;       // a rank: trainer::Environment
+  int meet_fd = -1;          // where its ranks meet those of the others
   uint64_t incarnation = 0;
   int arena_fd = -1, comm_fd = -1;
   int ward_fd = -1;  // HookOptions::ward; -1: none
@@ -187,6 +190,9 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
       if (args.comm == "registered") how.nccl = &nccl().value().api;
     }
     RT_TRY_SET(machine, cuda::open_machine(tree_version(), how));
+    plan.keeps_norms = trainer::norms_fit(plan, args.rank, *machine, args.device_ranks);
+    spdlog::info("norms' outputs are {}: the device has {}", plan.keeps_norms ? "kept" : "computed again",
+                 machine->memory_bytes() > 0 ? format_bytes(machine->memory_bytes()) : "memory of unknown size");
     RT_TRY_SET(link, machine->make_link());
     if (args.world > 1) {
       RT_TRY_SET(on_device, make_device_engine(args, plan, options, *engine, *communicates, *machine, events));
@@ -306,6 +312,7 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--tuning-file", args->tuning_file);
   command->add_option("--tuning-given", args->tuning_given);
   command->add_option("--device-index", args->device_index);
+  command->add_option("--device-ranks", args->device_ranks)->check(CLI::PositiveNumber);
   command->add_option("--cpus", args->cpus);
   command->add_option("--numa", args->numa);
   add_isa_option(*command, args->isa)->required();

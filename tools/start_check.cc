@@ -513,6 +513,18 @@ int64_t private_bytes(const Plan& plan, const ckpt::RankRange& ranks) {
   return out;
 }
 
+/// Bytes that these ranks allocate more where they keep norms' outputs.
+int64_t norm_bytes(const Plan& plan, const ckpt::RankRange& ranks) {
+  std::vector<int64_t> of_stage(static_cast<size_t>(plan.mesh.pp()), -1);
+  int64_t out = 0;
+  for (int64_t r = ranks.first; r < ranks.end; ++r) {
+    int64_t& bytes = of_stage[static_cast<size_t>(plan.mesh.coords(r).pp)];
+    if (bytes < 0) bytes = kept_norms_bytes(plan, r);
+    out += bytes;
+  }
+  return out;
+}
+
 void check_memory(const StartQuestion& question, StartReport& report) {
   Findings findings(report);
   const Plan& plan = question.plan;
@@ -572,7 +584,8 @@ void check_memory(const StartQuestion& question, StartReport& report) {
     const int64_t sums = question.nccl ? ranks.size() * trainer::sum_rooms(plan).total_bytes() : 0;
     const int64_t attention = question.cudnn ? ranks.size() * attention_room(plan) : 0;
     report.facts.push_back(fmt::format(
-        "device memory: {} of state and activations{}{}{}", format_bytes(needed),
+        "device memory: {} of state and activations, {} more for norms' outputs where there is room{}{}{}",
+        format_bytes(needed), format_bytes(most(norm_bytes)),
         sums > 0 ? fmt::format(", {} to sum what ranks send each other", format_bytes(sums)) : "",
         attention > 0 ? fmt::format(", {} for attention by cuDNN", format_bytes(attention)) : "",
         question.registered ? fmt::format(", each rank's in whole pieces of {}", format_bytes(cuda::kNcclPiece)) : ""));

@@ -136,8 +136,9 @@ Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ran
     spec.argv.push_back(word);
   if (plan_.recipe.device == DeviceChoice::kCuda) {
     const host::RankGpu gpu = host::gpu_of_rank(gpus_, rank - here.first);
-    for (const std::string& word :
-         {std::string("--device"), std::string("cuda"), std::string("--device-index"), std::to_string(gpu.index)})
+    const int64_t gpus = std::max<int64_t>(1, gpus_.size()), sharing = (here.size() + gpus - 1) / gpus;
+    for (const std::string& word : {std::string("--device"), std::string("cuda"), std::string("--device-index"),
+                                    std::to_string(gpu.index), std::string("--device-ranks"), std::to_string(sharing)})
       spec.argv.push_back(word);
     if (!bound.cpus.empty()) {
       for (const std::string& word :

@@ -62,6 +62,7 @@ TEST_SUITE("runtime/plan/activations") {
           const int64_t wanted = c * (2 * R * 64 + T * ((8 + 2 * 4) * 16 + 8 * 16 + 2 * 96) / tp) + 4 * T * 8 / tp;
           for (int64_t rank = 0; rank < tp; ++rank) {
             CHECK(bytes_under(stage_buffers(plan, plan.rank(rank)), "layers.3.") == wanted);
+            CHECK(kept_norms_bytes(plan, rank) == 4 * (2 * c * R * 64 + 2 * 4 * R));  // of 4 layers
           }
         }
       }
