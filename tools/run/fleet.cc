@@ -23,11 +23,13 @@ namespace {
 
 namespace fs = std::filesystem;
 using cluster::News;
+namespace membership = hosts::membership;
 using nlohmann::json;
 
 constexpr int64_t kClockGoodNs = 60'000'000'000;  // clocks of two hosts drift apart: some microseconds a second
 constexpr int64_t kMostAsked = 32;                // hosts, for stacks: each has some kilobytes a rank
 constexpr int64_t kLookNs = 250'000'000;          // so often at most, for a newer epoch
+constexpr int kDoorMs = 100;                      // between two looks for a stop
 constexpr double kBeyondWaitS = 60;
 constexpr double kLoadTimes = 10;  // as long as this host took to load, a slower one may take
 
@@ -48,7 +50,7 @@ std::string own_host_name() {
 }
 
 double lease_still_s(const cluster::Beats& beats, const cluster::EpochStore* store) {
-  return std::max({1.5 * beats.dead_after_s, 4 * cluster::kLeaseEveryS, store != nullptr ? store->stale_s() : 0});
+  return membership::claims_after_s(beats.dead_after_s, cluster::kLeaseEveryS, store != nullptr ? store->stale_s() : 0);
 }
 
 cluster::Hello hello_of(const HostOptions& options) {
@@ -68,17 +70,21 @@ cluster::Hello hello_of(const HostOptions& options) {
 
 namespace {
 
-/// The index of each place's host: as in the epoch before, whose hosts have memory of their places, or in order.
-std::vector<int64_t> places_of(const std::optional<cluster::Epoch>& before, const HostOptions& options) {
-  std::vector<int64_t> in_order(static_cast<size_t>(options.hosts())), out;
-  std::iota(in_order.begin(), in_order.end(), 0);
-  if (!before || std::ssize(before->members) != options.hosts()) return in_order;
-  std::set<int64_t> seen;
-  for (const cluster::Member& member : before->members) {
-    if (member.index >= options.placement.hosts || !seen.insert(member.index).second) return in_order;
-    out.push_back(member.index);
+membership::Options rule_options(const HostOptions& options, const cluster::EpochStore& store,
+                                 const std::optional<cluster::Epoch>& before) {
+  std::vector<int64_t> had;
+  if (before) {
+    for (const cluster::Member& member : before->members) had.push_back(member.index);
   }
-  return seen.contains(options.placement.index) ? out : in_order;
+  const cluster::Placement& placement = options.placement;
+  return {.hosts = placement.hosts,
+          .own = placement.index,
+          .names = placement.names,
+          .places = membership::first_places(had, options.hosts(), placement.hosts, placement.index),
+          .dead_after_s = options.beats.dead_after_s,
+          .spare_after_s = options.spare_after_s,
+          .alone_s = 2 * lease_still_s(options.beats, &store),  // others may still try the one before
+          .epoch = before ? before->number : 0};
 }
 
 }  // namespace
@@ -89,38 +95,41 @@ Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& 
   RT_TRY_SET(const std::shared_ptr<cluster::EpochStore> store, cluster::open_store(options.store, run / "cluster"));
   RT_TRY(store->newest());  // a store that does not answer is told before hosts are waited for
   RT_TRY_SET(std::string token, cluster::make_token(run / "cluster"));
-  return std::unique_ptr<Fleet>(new Fleet(std::move(options), run, std::move(listener), store, std::move(token), before,
-                                          std::make_unique<cluster::Lease>(store)));
+  membership::Options rule = rule_options(options, *store, before);
+  return std::unique_ptr<Fleet>(new Fleet(std::move(options), std::move(rule), run, std::move(listener), store,
+                                          std::move(token), std::make_unique<cluster::Lease>(store)));
 }
 
 Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& run, Lead lead) {
   RT_TRY_SET(const std::shared_ptr<cluster::EpochStore> store, cluster::open_store(options.store, run / "cluster"));
   RT_TRY_SET(std::string token, cluster::make_token(run / "cluster"));
   options.train_with(std::ssize(lead.epoch.members));
-  std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), run, std::move(lead.listener), store, std::move(token),
-                                         lead.epoch, std::move(lead.lease)));
+  membership::Options rule = rule_options(options, *store, lead.epoch);
+  rule.leads = true;
+  rule.led_before = lead.led_before;
+  std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), std::move(rule), run, std::move(lead.listener), store,
+                                         std::move(token), std::move(lead.lease)));
   fleet->incarnation_ = lead.epoch.incarnation;
   fleet->own_address_ = lead.epoch.members.at(static_cast<size_t>(lead.epoch.leader)).address;
   fleet->epoch_ = std::move(lead.epoch);
-  fleet->led_before_ = lead.led_before;
+  fleet->settle_places();
   RT_TRY_SET(const std::vector<Exclusion> excluded, read_excluded(run));
   for (const cluster::Member& member : fleet->epoch_.members) {
-    const auto host = fleet->hosts_.find(member.index);
-    if (host != fleet->hosts_.end())
-      host->second.excluded = !why_excluded(excluded, member.name, member.boot_id).empty();
+    if (!why_excluded(excluded, member.name, member.boot_id).empty()) fleet->feed(membership::Barred{member.index});
   }
   return fleet;
 }
 
-Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, std::shared_ptr<cluster::EpochStore> store,
-             std::string token, const std::optional<cluster::Epoch>& before, std::unique_ptr<cluster::Lease> lease)
+Fleet::Fleet(HostOptions options, membership::Options rule, fs::path run, cluster::Listener listener,
+             std::shared_ptr<cluster::EpochStore> store, std::string token, std::unique_ptr<cluster::Lease> lease)
     : options_(std::move(options)),
       run_(std::move(run)),
       checkpoints_(run_ / "checkpoints"),
       store_(std::move(store)),
       token_(std::move(token)),
       incarnation_(cluster::random_hex()),
-      known_epoch_(before ? before->number : 0),
+      known_epoch_(rule.epoch),
+      rule_(std::move(rule), cluster::steady_ns()),
       saves_([this](const hosts::Message& message) { tell_all(message); },
              {.away = options_.wait_s + kBeyondWaitS}),  // memory() gives up first
       door_(
@@ -139,32 +148,16 @@ Fleet::Fleet(HostOptions options, fs::path run, cluster::Listener listener, std:
                  const Result<std::vector<Exclusion>> excluded = read_excluded(run_);
                  if (!excluded.ok()) return excluded.error().message;
                  std::string why = why_excluded(excluded.value(), hello.name, hello.boot_id);
-                 // A leader that has just begun learns so that there is nobody to wait for.
-                 if (const auto host = hosts_.find(hello.index); host != hosts_.end() && !why.empty())
-                   host->second.excluded = true;
+                 if (!why.empty()) feed(membership::Barred{hello.index});
                  return why;
                }},
           hello_of(options_), [this](const std::string& text) { callbacks_.say(text); }),
       lease_(std::move(lease)),
       board_(options_.beats, [this](const News& news) { return take_early(news); }) {
-  const std::vector<int64_t> places = places_of(before, options_);
   for (int64_t k = 0; k < options_.placement.hosts; ++k) {
-    const auto at = std::ranges::find(places, k);
-    const int64_t place = at == places.end() ? -1 : at - places.begin();
-    if (k == options_.placement.index) {
-      place_ = place;
-      continue;
-    }
-    const std::vector<std::string>& known = options_.placement.names;
-    hosts_[k] = Host{.index = k,
-                     .place = place,
-                     .name = known.empty() ? fmt::format("host {}", k) : known[static_cast<size_t>(k)],
-                     .away = "it has not joined",
-                     .away_since_ns = cluster::steady_ns()};
+    if (k != options_.placement.index) hosts_[k] = Host{.index = k, .name = rule_.name(k)};
   }
   settle_places();
-  alone_until_ns_ =
-      cluster::steady_after(2 * lease_still_s(options_.beats, store_.get()));  // others may still try the one before
 }
 
 Fleet::~Fleet() = default;
@@ -174,165 +167,75 @@ Fleet::~Fleet() = default;
 Status Fleet::gather() {
   // With fewer hosts, if that is allowed, the run begins when it would have given up.
   if (epoch_.members.empty())
-    return assemble(options_.join_s + (sizes_.empty() ? 0 : 1), options_.join_s, cluster::kStartsRun);
-  Status all = assemble(options_.wait_s, options_.spare_after_s, epoch_.reason);
-  if (all.ok() || !smaller_) return all;
-  // The memory of the hosts that are left counts yet, and copies in it: memory() says it again.
-  settle_places();
-  admit(door_.take([](int64_t) { return true; }));
-  return {};
+    return assemble(
+        membership::Gather{options_.join_s + (rule_.may_change_size() ? 1 : 0), options_.join_s, cluster::kStartsRun});
+  const Status all = assemble(membership::Gather{options_.wait_s, options_.spare_after_s, epoch_.reason});
+  // What is left is asked for its memory first: memory() says it again.
+  return smaller() ? Status() : all;
 }
 
-bool Fleet::someone_away() const {
-  return std::ranges::any_of(hosts_, [](const auto& one) { return one.second.place >= 0 && one.second.peer < 0; });
-}
-
-std::string Fleet::who_is_away() const {
-  constexpr size_t kShown = 8;
-  std::vector<std::string> away;
-  size_t others = 0;
-  for (const auto& [index, host] : hosts_) {
-    if (host.place < 0 || host.peer >= 0) continue;
-    if (away.size() < kShown) {
-      away.push_back(fmt::format("{} ({})", host.name, host.away));
-    } else {
-      ++others;
-    }
-  }
-  return fmt::format("{}{}", fmt::join(away, ", "), others > 0 ? fmt::format(" and {} more hosts", others) : "");
-}
-
-/// Hosts without a place that are there, or have come to the door.
-std::vector<int64_t> Fleet::free_spares(const std::set<int64_t>& joined) const {
-  std::vector<int64_t> out;
-  for (const auto& [index, host] : hosts_) {
-    if (host.place < 0 && (host.peer >= 0 || joined.contains(index))) out.push_back(index);
-  }
-  return out;
-}
-
-/// Whom the leader waits for: hosts with a place that are away, until spares may take the places of all of them.
-std::vector<int64_t> Fleet::missing(const std::set<int64_t>& joined, double spare_after_s) {
+/// Until the rule has what it wants, or has given up.
+Status Fleet::assemble(const membership::Event& wish) {
+  outcome_.reset();
   take_news();
-  hold_lease();
-  std::vector<int64_t> out;
-  int64_t due = 0;
-  const int64_t now_ns = cluster::steady_ns();
-  for (const auto& [index, host] : hosts_) {
-    if (host.place < 0 || host.peer >= 0 || joined.contains(index)) continue;
-    out.push_back(index);
-    // Who was not lost is on its way to the new leader.
-    const bool comes = led_before_ >= 0 && index != led_before_ && host.boot_id.empty();
-    const double patience_s = comes ? std::max(spare_after_s, options_.beats.dead_after_s) : spare_after_s;
-    if (host.excluded || static_cast<double>(now_ns - host.away_since_ns) >= patience_s * 1e9) ++due;
+  feed(membership::AtDoor{door_.joined()});
+  for (feed(wish); !outcome_; feed(membership::Tick{})) {
+    if (callbacks_.stopped() || is_superseded()) feed(membership::Stop{});
+    if (outcome_) break;
+    door_.serve(kDoorMs);
+    take_news();
+    feed(membership::AtDoor{door_.joined()});
   }
-  if (due < std::ssize(out)) return out;
-  if (std::ssize(free_spares(joined)) >= due) return {};
-  // Half of the hosts at least: the others may have another leader, who would do the same.
-  if (2 * count_there(joined, false) >= options_.hosts()) smaller_ = size_for(count_there(joined, true));
-  return smaller_ ? std::vector<int64_t>() : out;
+  return *std::exchange(outcome_, std::nullopt);
 }
 
-/// Hosts that are there or at the door, this one among them: with a place, or all.
-int64_t Fleet::count_there(const std::set<int64_t>& joined, bool spares) const {
-  return 1 + std::ranges::count_if(hosts_, [&](const auto& one) {
-           return (spares || one.second.place >= 0) && (one.second.peer >= 0 || joined.contains(one.first));
-         });
+void Fleet::feed(const membership::Event& event) {
+  for (const membership::Action& action : rule_.step(event, cluster::steady_ns())) {
+    std::visit(hosts::Overloaded{
+                   [&](const membership::Say& one) { callbacks_.say(one.text); },
+                   [&](const membership::HoldLease& one) { lease_->hold(one.held); },
+                   [&](const membership::CheckEpoch&) {
+                     const Status leads = check_epoch();
+                     feed(membership::Leads{leads.ok() ? std::nullopt : std::optional(leads.error())});
+                   },
+                   [&](const membership::Claim& one) { claim(one); },
+                   [&](const membership::Admit& one) {
+                     admit(door_.take([&](int64_t index) { return one.hosts.contains(index); }));
+                   },
+                   [&](const membership::Rest& one) { board_.send(hosts_.at(one.host).peer, {hosts::Rest{}}); },
+                   [&](const membership::Gathered&) { outcome_.emplace(); },
+                   [&](const membership::GaveUp& one) { outcome_.emplace(one.error); },
+               },
+               action);
+  }
 }
 
-/// The most that the run may go on with, of `hosts` that are there.
-std::optional<int64_t> Fleet::size_for(int64_t hosts) const {
-  const auto next = sizes_.upper_bound(hosts);
-  return next == sizes_.begin() ? std::nullopt : std::optional(*std::prev(next));
-}
-
-std::optional<int64_t> Fleet::larger() const {
-  int64_t there = 1;
-  const int64_t since_ns = cluster::steady_ns() - static_cast<int64_t>(options_.spare_after_s * 1e9);
-  for (const auto& [index, host] : hosts_)
-    there += host.peer >= 0 && (host.place >= 0 || host.there_since_ns <= since_ns) ? 1 : 0;
-  const std::optional<int64_t> size = size_for(there);
-  return size && *size > options_.hosts() && !someone_away() ? size : std::nullopt;
-}
+std::optional<int64_t> Fleet::larger() const { return rule_.larger(cluster::steady_ns()); }
 
 Status Fleet::resize(int64_t hosts) {
-  smaller_.reset();
   takes_copies_ = false;
   segment_.reset();
   running_ = false;
-  take_news();
-  const std::set<int64_t> joined = door_.joined();
-  // By place, then those that have none; this host leads, and so trains.
-  std::vector<std::pair<int64_t, int64_t>> order;  // place, index
-  for (const auto& [index, host] : hosts_) {
-    if (host.peer >= 0 || joined.contains(index)) order.emplace_back(host.place >= 0 ? host.place : INT64_MAX, index);
-  }
-  std::ranges::sort(order);
-  if (std::ssize(order) + 1 < hosts) return Error{ErrorCode::kUnavailable, "another host was lost meanwhile"};
-  order.resize(static_cast<size_t>(hosts - 1));
-  order.emplace_back(place_, options_.placement.index);
-  std::ranges::sort(order);
-  for (auto& [index, host] : hosts_) {
-    const bool had = host.place >= 0;
-    host.place = -1;
-    for (size_t place = 0; place < order.size(); ++place) {
-      if (order[place].second == index) host.place = static_cast<int64_t>(place);
-    }
-    if (had && host.place < 0 && host.peer >= 0) board_.send(host.peer, {hosts::Rest{}});
-  }
-  for (size_t place = 0; place < order.size(); ++place) {
-    if (order[place].second == options_.placement.index) place_ = static_cast<int64_t>(place);
-  }
-  callbacks_.say(fmt::format("{} hosts train from here on, of {} before", hosts, options_.hosts()));
-  const std::string reason = fmt::format("{} hosts instead of {}", hosts, options_.hosts());
-  options_.train_with(hosts);
-  return begin_epoch(door_.take([](int64_t) { return true; }), reason);
+  return assemble(membership::Resize{hosts});
 }
 
-/// The hosts that are away have none any more.
-void Fleet::give_places_to_spares() {
-  std::vector<int64_t> spares = free_spares(door_.joined());
-  for (auto& [index, host] : hosts_) {
-    if (host.place < 0 || host.peer >= 0 || door_.joined().contains(index)) continue;
-    Host& spare = hosts_.at(spares.front());
-    spares.erase(spares.begin());
-    callbacks_.say(fmt::format("{}, a spare, takes the place of {} ({})", spare.name, host.name, host.away));
-    spare.place = std::exchange(host.place, -1);
-  }
+void Fleet::claim(const membership::Claim& next) {
+  std::vector<cluster::Joined> joined = door_.take([](int64_t) { return true; });
+  Status begun = begin_epoch(next, joined);
+  if (!begun.ok()) return feed(membership::Claimed{std::move(begun).error()});
+  feed(membership::Claimed{});
+  settle_places();
+  settle_isa();
+  for (auto& [index, host] : hosts_) tell_begin(host);
+  admit(std::move(joined));
 }
 
-/// Waits until every place has a host that is there, and begins an epoch with them.
-Status Fleet::assemble(double patience_s, double spare_after_s, const std::string& reason) {
-  if (!someone_away()) return {};
-  const Status all =
-      door_.wait([&](const std::set<int64_t>& joined) { return missing(joined, spare_after_s); },
-                 cluster::steady_after(patience_s), [this] { return callbacks_.stopped() || is_superseded(); });
-  const Status leads = check_epoch();
-  if (!leads.ok() || !all.ok()) smaller_.reset();
-  RT_TRY(Status(leads));
-  RT_TRY(Status(all));
-  if (smaller_) return goes_on_smaller();
-  give_places_to_spares();
-  return begin_epoch(door_.take([](int64_t) { return true; }), reason);
-}
-
-Error Fleet::goes_on_smaller() const {
-  return {ErrorCode::kUnavailable, fmt::format("{}: the run goes on with {} hosts", who_is_away(), *smaller_)};
-}
-
-/// Places are settled.
-Status Fleet::begin_epoch(std::vector<cluster::Joined> joined, const std::string& reason) {
+Status Fleet::begin_epoch(const membership::Claim& claim, const std::vector<cluster::Joined>& joined) {
   for (const cluster::Joined& member : joined) {
     if (own_address_.empty()) own_address_ = member.connection.own_address();
-    Host& host = hosts_.at(member.hello.index);
-    host = Host{.index = member.hello.index,
-                .place = host.place,
-                .name = member.hello.name,
-                .address = member.address,
-                .boot_id = member.hello.boot_id,
-                .kernel_level = member.hello.kernel_level};
+    hosts_.at(member.hello.index) = host_of(member);
   }
-  cluster::Epoch next = next_epoch(reason);
+  cluster::Epoch next = epoch_of(claim);
   const auto loops = [](const cluster::Member& member) { return is_loopback(member.address); };
   if (std::ranges::any_of(next.members, loops) && !std::ranges::all_of(next.members, loops)) {
     std::vector<std::string> texts;
@@ -342,36 +245,42 @@ Status Fleet::begin_epoch(std::vector<cluster::Joined> joined, const std::string
                              "name or address that all can reach (--hosts)",
                              fmt::join(texts, ", "))};
   }
-  next.number = known_epoch_ + 1;
   RT_TRY_SET(const bool made, store_->claim(next));
   if (!made) {
     RT_TRY(check_epoch());
     return Error{ErrorCode::kUnavailable, fmt::format("another agent has begun epoch {} of this run", next.number)};
   }
   known_epoch_ = next.number;
+  options_.train_with(std::ssize(claim.places));
   epoch_ = std::move(next);
-  settle_places();
-  settle_isa();
-  for (auto& [index, host] : hosts_) tell_begin(host);
-  admit(std::move(joined));
-  hold_lease();
   return {};
 }
 
-cluster::Epoch Fleet::next_epoch(const std::string& reason) const {
+Fleet::Host Fleet::host_of(const cluster::Joined& member) {
+  return {.index = member.hello.index,
+          .name = member.hello.name,
+          .address = member.address,
+          .boot_id = member.hello.boot_id,
+          .kernel_level = member.hello.kernel_level};
+}
+
+cluster::Epoch Fleet::epoch_of(const membership::Claim& claim) const {
   const cluster::Hello own = hello_of(options_);
-  cluster::Epoch out{.leader = place_,
+  cluster::Epoch out{.number = claim.number,
+                     .leader = place(),
                      .port = door_.port(),
                      .incarnation = incarnation_,
-                     .members = std::vector<cluster::Member>(static_cast<size_t>(options_.hosts())),
                      .ranks_per_host = options_.ranks,
                      .recipe_hash = own.recipe_hash,
                      .build = own.build,
-                     .reason = reason};
-  out.members.at(static_cast<size_t>(place_)) = {own.name, own_address_, own.boot_id, own.index};
-  for (const auto& [index, host] : hosts_) {
-    if (host.place >= 0)
-      out.members.at(static_cast<size_t>(host.place)) = {host.name, host.address, host.boot_id, index};
+                     .reason = claim.reason};
+  for (const int64_t index : claim.places) {
+    if (index == options_.placement.index) {
+      out.members.push_back({own.name, own_address_, own.boot_id, own.index});
+    } else {
+      const Host& host = hosts_.at(index);
+      out.members.push_back({host.name, host.address, host.boot_id, index});
+    }
   }
   return out;
 }
@@ -383,19 +292,15 @@ void Fleet::admit(std::vector<cluster::Joined> joined) {
   for (cluster::Joined& member : joined) {
     welcome.send(member);  // and signs of life from now on
     Host& host = hosts_.at(member.hello.index);
-    host.name = member.hello.name;
-    host.address = member.address;
-    host.boot_id = member.hello.boot_id;
-    host.kernel_level = member.hello.kernel_level;
+    host = host_of(member);
     host.peer = peers_++;
-    host.there_since_ns = cluster::steady_ns();
-    host.excluded = false;  // it has booted since
-    if (host.place >= 0) {
+    feed(membership::Admitted{host.index, host.name});
+    if (trains(host)) {
       const std::lock_guard lock(of_peers_);
       host_of_peer_[host.peer] = host.index;
     }
     board_.add(host.peer, host.name, std::move(member.connection));
-    if (host.place >= 0) saves_.back(host.index);
+    if (trains(host)) saves_.back(host.index);
     tell_begin(host);
   }
 }
@@ -406,7 +311,7 @@ void Fleet::settle_places() {
   std::map<int64_t, int64_t> peers;
   std::set<int64_t> away;
   for (const auto& [index, host] : hosts_) {
-    if (host.place < 0) continue;
+    if (!trains(host)) continue;
     names[index] = host.name;
     if (host.peer >= 0) {
       peers[host.peer] = index;
@@ -425,7 +330,7 @@ void Fleet::settle_isa() {
   int64_t lowest = static_cast<int64_t>(own), highest = lowest;
   std::string which = own_host_name();
   for (const auto& [index, host] : hosts_) {
-    if (host.place < 0) continue;
+    if (!trains(host)) continue;
     highest = std::max(highest, host.kernel_level);
     if (host.kernel_level >= lowest) continue;
     lowest = host.kernel_level;
@@ -437,16 +342,9 @@ void Fleet::settle_isa() {
                              kernels::gemm_isa_name(isa_)));
 }
 
-/// More than half of the hosts lost: they may have another leader. One that has just begun has to find them first.
-void Fleet::hold_lease() {
-  const std::set<int64_t> joined = door_.joined();
-  const int64_t there = count_there(joined, false);
-  lease_->hold(epoch_.members.empty() || 2 * there >= options_.hosts() || cluster::steady_ns() < alone_until_ns_);
-}
-
 void Fleet::on_tick() {
   door_.serve(0);
-  admit(door_.take([this](int64_t index) { return hosts_.at(index).place < 0; }));
+  feed(membership::AtDoor{door_.joined()});
 }
 
 /// Another agent leads: looked for at most a few times a second.
@@ -477,27 +375,25 @@ void Fleet::lose(Host& host, const std::string& why) {
     host_of_peer_.erase(host.peer);
   }
   host.peer = -1;
-  host.away = why;
-  host.away_since_ns = cluster::steady_ns();
+  feed(membership::Lost{host.index, why});
   host.stopped = true;
   host.memory.reset();
   host.carried = Status(Error{ErrorCode::kPeerLost, fmt::format("{} was lost: {}", host.name, why)});
-  if (host.place >= 0) saves_.lost(host.index, why);
+  if (trains(host)) saves_.lost(host.index, why);
   if (check_) check_->lost(host.index, why);
-  hold_lease();
 }
 
 // --- messages ------------------------------------------------------------------------------------------------------
 
 void Fleet::tell(const Host& host, hosts::Message message) {
-  if (host.peer < 0 || host.place < 0) return;
+  if (host.peer < 0 || !trains(host)) return;
   board_.send(host.peer, {std::move(message), epoch_.number});
 }
 
 void Fleet::tell_begin(const Host& host) {
   if (!segment_) return;
-  if (host.place < 0 && host.peer >= 0) return board_.send(host.peer, {hosts::Prepare{*segment_}});
-  tell(host, hosts::Begin{.segment = *segment_, .place = host.place, .leader = place_});
+  if (!trains(host) && host.peer >= 0) return board_.send(host.peer, {hosts::Prepare{*segment_}});
+  tell(host, hosts::Begin{.segment = *segment_, .place = rule_.place(host.index), .leader = place()});
 }
 
 /// From any thread.
@@ -540,9 +436,9 @@ void Fleet::take(const News& news) {
   if (host == nullptr) return;
   if (news.kind == News::Kind::kMessage) return take_message(*host, news.message.what);
   lose(*host, news.why);
-  if (host->place < 0) return callbacks_.say(fmt::format("{}, a spare, was lost: {}", host->name, news.why));
+  if (!trains(*host)) return callbacks_.say(fmt::format("{}, a spare, was lost: {}", host->name, news.why));
   if (!running_) return;
-  agent::Failure failure{.rank = host->place * options_.ranks, .host = true};
+  agent::Failure failure{.rank = rule_.place(host->index) * options_.ranks, .host = true};
   failure.status.exit_code = Error{ErrorCode::kPeerLost, ""}.exit_code();
   failure.message = fmt::format("{} ({}), host {} of {}, was lost: {}", host->name, host->address, host->index,
                                 options_.placement.hosts, news.why);
@@ -619,14 +515,15 @@ void Fleet::take_of_ranks(Host& host, const hosts::Message& message) {
             std::vector<agent::RankStacks> stacks;
             for (const json& one : all.stacks) {
               Result<agent::RankStacks> read = agent::rank_stacks_from_json(one);
-              if (read.ok() && read.value().rank / options_.ranks == host.place)
+              if (read.ok() && read.value().rank / options_.ranks == rule_.place(host.index))
                 stacks.push_back(std::move(read).value());
             }
             if (callbacks_.stacks) callbacks_.stacks(std::move(stacks));
           },
-          [&](const hosts::Copied& one) { copied(host.place, one.incarnation, one.step, one.bytes, ""); },
+          [&](const hosts::Copied& one) { copied(rule_.place(host.index), one.incarnation, one.step, one.bytes, ""); },
           [&](const hosts::NotCopied& one) {
-            copied(host.place, one.incarnation, one.step, one.bytes, fmt::format("{}: {}", host.name, one.why));
+            copied(rule_.place(host.index), one.incarnation, one.step, one.bytes,
+                   fmt::format("{}: {}", host.name, one.why));
           },
           [&](const hosts::Left&) { host.left = true; },
           [&](const hosts::Put& one) {
@@ -653,7 +550,7 @@ bool Fleet::wait_for_news(int wait_ms) {
 /// again. False: somebody wants to stop.
 bool Fleet::wait_for_answers(double limit_s, const char* what, const std::function<bool(const Host&)>& owes) {
   const int64_t until_ns = cluster::steady_after(limit_s);
-  const auto pending = [&](const Host& host) { return host.place >= 0 && host.peer >= 0 && owes(host); };
+  const auto pending = [&](const Host& host) { return trains(host) && host.peer >= 0 && owes(host); };
   while (std::ranges::any_of(hosts_, [&](const auto& one) { return pending(one.second); })) {
     if (!wait_for_news()) return false;
     if (cluster::steady_ns() < until_ns) continue;
@@ -679,38 +576,32 @@ void Fleet::begin(HostSegment segment) {
 
 Result<ckpt::HostMemory> Fleet::memory() {
   running_ = false;
-  if (smaller_ && !takes_copies_) return goes_on_smaller();
+  if (smaller() && !takes_copies_) return rule_.goes_on_smaller();
   for (;;) {
-    if (someone_away() && !smaller_) {
-      const std::string away = who_is_away();
+    if (rule_.someone_away() && !smaller()) {
+      const std::string away = rule_.who_is_away();
       if (!waits_) {
         return Error{ErrorCode::kUnavailable, fmt::format("{} is away: what its memory holds cannot be saved", away)};
       }
-      const std::optional<int64_t> fewer = size_for(count_there({}, true));
-      const std::string then =
-          !free_spares({}).empty() ? fmt::format("; after {:.0f} s a spare takes over", options_.spare_after_s)
-          : fewer ? fmt::format("; after {:.0f} s the run goes on with {} hosts", options_.spare_after_s, *fewer)
-                  : "";
-      const bool in_vain =
-          std::ranges::any_of(hosts_, [](const auto& one) { return one.second.excluded && one.second.place >= 0; });
-      if (!in_vain || free_spares({}).empty())
-        callbacks_.say(fmt::format("waiting up to {:.0f} s for {}{}", options_.wait_s, away, then));
-      RT_TRY(assemble(options_.wait_s, options_.spare_after_s, fmt::format("{} was away", away)));
+      RT_TRY(assemble(membership::Gather{.patience_s = options_.wait_s,
+                                         .spare_after_s = options_.spare_after_s,
+                                         .reason = fmt::format("{} was away", away),
+                                         .announces = true}));
     }
     ++asks_;
     for (auto& [index, host] : hosts_) tell(host, hosts::Halt{asks_});
     if (!wait_for_answers(options_.answer_s, "what its memory holds",
                           [&](const Host& host) { return host.asked < asks_; }))
       return Error{ErrorCode::kStopped, "asked to stop while the hosts were being asked"};
-    if (smaller_) return memory_with_copies();
-    if (someone_away()) continue;
+    if (smaller()) return memory_with_copies();
+    if (rule_.someone_away()) continue;
     RT_TRY(measure_hosts());
-    if (someone_away()) continue;
+    if (rule_.someone_away()) continue;
     RT_TRY_SET(const bool filled, fill_from_copies());
-    if (!filled || someone_away()) continue;
+    if (!filled || rule_.someone_away()) continue;
     std::optional<ckpt::HostMemory> common;
     for (const auto& [index, host] : hosts_) {
-      if (host.place < 0) continue;
+      if (!trains(host)) continue;
       if (!host.memory->ok()) return host.memory->error();
       common = common ? ckpt::common_memory(*common, host.memory->value()) : host.memory->value();
     }
@@ -724,7 +615,7 @@ Status Fleet::measure_hosts() {
   if (check_dtype_.empty() || !callbacks_.checked) return {};
   std::vector<CheckedHost> hosts{{options_.placement.index, own_host_name(), own_address()}};
   for (const auto& [index, host] : hosts_) {
-    if (host.place >= 0) hosts.push_back({index, host.name, host.address});
+    if (trains(host)) hosts.push_back({index, host.name, host.address});
   }
   std::ranges::sort(hosts, {}, &CheckedHost::index);
   std::mutex mutex;
@@ -768,9 +659,9 @@ Status Fleet::measure_hosts() {
 
 /// What a host has in memory of its own place.
 std::vector<ckpt::WholeSlot> Fleet::memory_of(int64_t place) const {
-  if (place == place_) return own_memory_.whole;
+  if (place == rule_.own_place()) return own_memory_.whole;
   for (const auto& [index, host] : hosts_) {
-    if (host.place == place && host.memory && host.memory->ok()) return host.memory->value().whole;
+    if (rule_.place(host.index) == place && host.memory && host.memory->ok()) return host.memory->value().whole;
   }
   return {};
 }
@@ -789,7 +680,7 @@ void Fleet::look_for_copies() {
   };
   note(options_.placement.index, own_held_);
   for (const auto& [index, host] : hosts_) {
-    if (host.place >= 0 && host.peer >= 0) note(index, host.held);
+    if (trains(host) && host.peer >= 0) note(index, host.held);
   }
 }
 
@@ -798,16 +689,16 @@ Result<ckpt::HostMemory> Fleet::memory_with_copies() {
   look_for_copies();
   std::optional<ckpt::HostMemory> common;
   for (const auto& [index, host] : hosts_) {
-    if (host.place < 0) continue;
+    if (!trains(host)) continue;
     ckpt::HostMemory one;
     if (host.peer >= 0) {
       if (!host.memory || !host.memory->ok())
         return host.memory ? host.memory->error() : Error{ErrorCode::kPeerLost, host.name + " was lost"};
       one = host.memory->value();
     } else {
-      if (copied_slots_[host.place].empty())
+      if (copied_slots_[rule_.place(host.index)].empty())
         return Error{ErrorCode::kUnavailable, fmt::format("no host has a copy of what {} held", host.name)};
-      one = {.incarnation = common ? common->incarnation : 0, .whole = copied_slots_[host.place]};
+      one = {.incarnation = common ? common->incarnation : 0, .whole = copied_slots_[rule_.place(host.index)]};
     }
     common = common ? ckpt::common_memory(*common, one) : one;
   }
@@ -852,7 +743,7 @@ Result<bool> Fleet::fill_from_copies() {
       if (std::ranges::count(memory_of(place), *best) > 0) continue;
       const Status given = give(holder_of_.at(place), *best, place);
       if (!given.ok() && given.error().code == ErrorCode::kStopped) return given.error();
-      if (someone_away()) return false;
+      if (rule_.someone_away()) return false;
       if (!given.ok()) {
         callbacks_.say(fmt::format("step {} of place {} is in a copy that cannot be had: {}", best->step, place,
                                    given.error().message));
@@ -860,12 +751,12 @@ Result<bool> Fleet::fill_from_copies() {
         again = true;
         continue;
       }
-      if (place == place_) {
+      if (place == rule_.own_place()) {
         own_memory_.whole.push_back(*best);
         std::ranges::sort(own_memory_.whole);
       }
       for (auto& [index, host] : hosts_) {
-        if (host.place != place || !host.memory || !host.memory->ok()) continue;
+        if (rule_.place(host.index) != place || !host.memory || !host.memory->ok()) continue;
         host.memory->value().whole.push_back(*best);
         std::ranges::sort(host.memory->value().whole);
         callbacks_.say(
@@ -880,7 +771,7 @@ Result<bool> Fleet::fill_from_copies() {
 Status Fleet::give(int64_t holder, const ckpt::WholeSlot& slot, int64_t place) {
   PeerAddress to{own_address(), own_held_.port};
   for (const auto& [index, host] : hosts_) {
-    if (host.place == place) to = {host.address, host.held.port};
+    if (rule_.place(host.index) == place) to = {host.address, host.held.port};
   }
   if (holder == options_.placement.index) {
     auto done = std::make_shared<std::pair<std::mutex, std::optional<Status>>>();
@@ -943,10 +834,10 @@ void Fleet::carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memo
   order.kernel_level = static_cast<int64_t>(isa_);
   order.epoch = epoch_.number;
   order.peers.resize(static_cast<size_t>(options_.hosts()));
-  order.peers.at(static_cast<size_t>(place_)) = {own_address(), own_held_.port};
+  order.peers.at(static_cast<size_t>(place())) = {own_address(), own_held_.port};
   for (const auto& [index, host] : hosts_) {
-    if (host.place >= 0 && host.peer >= 0)
-      order.peers.at(static_cast<size_t>(host.place)) = {host.address, host.held.port};
+    if (trains(host) && host.peer >= 0)
+      order.peers.at(static_cast<size_t>(rule_.place(host.index))) = {host.address, host.held.port};
   }
   peers_of_places_ = order.peers;
   {
@@ -962,7 +853,7 @@ void Fleet::carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memo
   incarnation_of_ranks_ = choice.incarnation;
   ordered_ns_ = cluster::steady_ns();
   for (auto& [index, host] : hosts_) {
-    if (host.peer >= 0 && host.place >= 0) host.carried.reset();
+    if (host.peer >= 0 && trains(host)) host.carried.reset();
     tell(host, order);
   }
 }
@@ -973,8 +864,7 @@ Status Fleet::carried_out() {
                         [](const Host& host) { return !host.carried.has_value(); }))
     return Error{ErrorCode::kStopped, "asked to stop while the hosts were loading"};
   for (const auto& [index, host] : hosts_) {
-    if (host.place >= 0)
-      RT_TRY(host.carried.value_or(Error{ErrorCode::kPeerLost, fmt::format("{} is away", host.name)}));
+    if (trains(host)) RT_TRY(host.carried.value_or(Error{ErrorCode::kPeerLost, fmt::format("{} is away", host.name)}));
   }
   return {};
 }
@@ -982,8 +872,8 @@ Status Fleet::carried_out() {
 void Fleet::save(const ckpt::WholeSlot& slot) {
   std::vector<Ward> wards;
   for (const auto& [index, host] : hosts_) {
-    if (host.place >= 0 && host.peer < 0 && holder_of_.contains(host.place))
-      wards.push_back({index, holder_of_[host.place], slot});
+    if (trains(host) && host.peer < 0 && holder_of_.contains(rule_.place(host.index)))
+      wards.push_back({index, holder_of_[rule_.place(host.index)], slot});
   }
   saves_.set_wards(options_.placement.index, std::move(wards),
                    [replicas = options_.replicas](const Ward& ward, ckpt::IoBackend& io, const fs::path& work) {
@@ -997,7 +887,7 @@ void Fleet::go(uint64_t incarnation) {
   saves_.resumed();
   for (auto& [index, host] : hosts_) {
     host.left = false;
-    host.stopped = host.place < 0 || host.peer < 0;
+    host.stopped = !trains(host) || host.peer < 0;
     host.states.clear();
     tell(host, hosts::Go{incarnation});
   }
@@ -1007,7 +897,7 @@ void Fleet::wait_stopped(int64_t limit_ms) {
   const int64_t until_ns = cluster::steady_after(static_cast<double>(limit_ms) / 1e3);
   const auto pending = [&] {
     return std::ranges::any_of(
-        hosts_, [](const auto& one) { return one.second.place >= 0 && one.second.peer >= 0 && !one.second.stopped; });
+        hosts_, [this](const auto& one) { return trains(one.second) && one.second.peer >= 0 && !one.second.stopped; });
   };
   take_news();
   while (pending() && cluster::steady_ns() < until_ns) {
@@ -1025,7 +915,7 @@ int64_t Fleet::round_trip_ns() const {
 
 int64_t Fleet::index_of_rank(int64_t rank) const {
   for (const auto& [index, host] : hosts_) {
-    if (host.place == rank / options_.ranks) return index;
+    if (rule_.place(host.index) == rank / options_.ranks) return index;
   }
   return options_.placement.index;
 }
@@ -1036,20 +926,14 @@ std::string Fleet::name_of_rank(int64_t rank) const {
 }
 
 std::optional<int64_t> Fleet::place_of(int64_t index) const {
-  if (index == options_.placement.index) return place_;
+  if (index == options_.placement.index) return place();
   const auto host = hosts_.find(index);
-  return host == hosts_.end() || host->second.place < 0 ? std::nullopt : std::optional(host->second.place);
-}
-
-bool Fleet::can_spare_one() const {
-  const auto promised = std::ranges::count_if(
-      hosts_, [](const auto& one) { return one.second.excluded && one.second.place >= 0 && one.second.peer < 0; });
-  return std::ssize(free_spares({})) > promised || size_for(count_there({}, true) - 1).has_value();
+  return host == hosts_.end() || !trains(host->second) ? std::nullopt : std::optional(rule_.place(host->first));
 }
 
 Status Fleet::exclude(int64_t place, const std::string& reason, agent::FailureClass why) {
   Exclusion one{.reason = reason, .failure_class = why, .time = SystemClock().unix_s(), .epoch = epoch_.number};
-  const auto out = std::ranges::find_if(hosts_, [&](const auto& of) { return of.second.place == place; });
+  const auto out = std::ranges::find_if(hosts_, [&](const auto& of) { return rule_.place(of.first) == place; });
   const cluster::Hello own = hello_of(options_);
   one.name = out == hosts_.end() ? own.name : out->second.name;
   one.boot_id = out == hosts_.end() ? own.boot_id : out->second.boot_id;
@@ -1065,10 +949,9 @@ Status Fleet::exclude(int64_t place, const std::string& reason, agent::FailureCl
   Host& host = out->second;
   const int64_t peer = host.peer;
   lose(host, "excluded: " + reason);
-  host.excluded = true;
+  feed(membership::Exclude{host.index, reason});
   host.peer = peer;
   dismiss(host, left.exit_code(), false, left.message, json());
-  host.away = "excluded: " + reason;
   return {};
 }
 
@@ -1082,7 +965,7 @@ void Fleet::halt(const std::string& why) {
 }
 
 bool Fleet::all_left() const {
-  return std::ranges::all_of(hosts_, [](const auto& one) { return one.second.left || one.second.place < 0; });
+  return std::ranges::all_of(hosts_, [this](const auto& one) { return one.second.left || !trains(one.second); });
 }
 
 void Fleet::ask_where_ranks_are() { tell_all(hosts::Look{}); }
@@ -1099,7 +982,7 @@ void Fleet::take_clock(Host& host, int64_t asked_ns, int64_t there_ns) {
 }
 
 int64_t Fleet::clock_ahead_ns(int64_t rank) const {
-  const auto of_rank = [&](const auto& one) { return one.second.place == rank / options_.ranks; };
+  const auto of_rank = [&](const auto& one) { return rule_.place(one.first) == rank / options_.ranks; };
   const auto host = std::ranges::find_if(hosts_, of_rank);
   return host == hosts_.end() ? 0 : host->second.clock_ahead_ns;
 }
@@ -1109,15 +992,16 @@ void Fleet::ask_stacks(const std::vector<int64_t>& first) {
   for (const int64_t rank : first) places.insert(rank / options_.ranks);
   int64_t asked = 0;  // of the others: who stands where nobody else stands shows among few
   for (auto& [index, host] : hosts_) {
-    if (host.place < 0 || host.peer < 0) continue;
-    if (places.contains(host.place) || asked++ < kMostAsked) tell(host, hosts::AskStacks{});
+    if (!trains(host) || host.peer < 0) continue;
+    if (places.contains(rule_.place(host.index)) || asked++ < kMostAsked) tell(host, hosts::AskStacks{});
   }
 }
 
 void Fleet::put_in(std::vector<agent::RankState>& ranks) const {
   for (const auto& [index, host] : hosts_) {
-    if (host.place < 0) continue;
-    for (int64_t rank = host.place * options_.ranks; rank < (host.place + 1) * options_.ranks; ++rank) {
+    if (!trains(host)) continue;
+    for (int64_t rank = rule_.place(host.index) * options_.ranks; rank < (rule_.place(host.index) + 1) * options_.ranks;
+         ++rank) {
       if (rank >= std::ssize(ranks)) continue;
       agent::RankState& state = ranks[static_cast<size_t>(rank)];
       const auto told = std::ranges::find(host.states, rank, &agent::RankState::rank);
@@ -1129,7 +1013,7 @@ void Fleet::put_in(std::vector<agent::RankState>& ranks) const {
 
 void Fleet::kill(int64_t rank) {
   for (auto& [index, host] : hosts_) {
-    if (host.place == rank / options_.ranks) tell(host, hosts::Kill{rank});
+    if (rule_.place(host.index) == rank / options_.ranks) tell(host, hosts::Kill{rank});
   }
 }
 
@@ -1148,7 +1032,7 @@ void Fleet::dismiss(Host& host, int code, bool keep, const std::string& text, co
     host_of_peer_.erase(host.peer);
   }
   host.peer = -1;
-  host.away = "it has left";
+  feed(membership::Lost{host.index, "it has left"});
 }
 
 }  // namespace cairn::tools

@@ -35,6 +35,7 @@
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
 #include "runtime/host/nccl_check.h"
+#include "runtime/hosts/membership.h"
 #include "runtime/kernels/isa.h"
 #include "tools/run/check_leader.h"
 #include "tools/run/host_saves.h"
@@ -122,15 +123,15 @@ class Fleet final : public ckpt::OtherHosts {
 
   int64_t port() const { return door_.port(); }
   /// The place of this host.
-  int64_t place() const { return place_; }
-  /// Numbers of hosts that the run may go on with; none: its own alone. Before gather().
-  void allow_sizes(std::set<int64_t> sizes) { sizes_ = std::move(sizes); }
+  int64_t place() const { return rule_.own_place(); }
+  /// Passed on to the rule. Before gather().
+  void allow_sizes(std::set<int64_t> sizes) { rule_.allow_sizes(std::move(sizes)); }
   /// All places are taken by hosts that are there, and the epoch begins. `say` and `stopped` of the callbacks count
   /// already. Errors: among others kUnavailable where smaller() says how to go on.
   Status gather();
   /// Hosts are away for good, and nobody is there for their places: the run goes on with so many, once resize() is
   /// called. memory() fails with that, at a start gather() does.
-  std::optional<int64_t> smaller() const { return smaller_; }
+  std::optional<int64_t> smaller() const { return rule_.smaller(); }
   /// From here on until then memory() has what copies of those hold, and what is saved has their parts from these.
   void take_copies() { takes_copies_ = true; }
   /// Hosts without a place are there, and the run could go on with so many.
@@ -162,7 +163,7 @@ class Fleet final : public ckpt::OtherHosts {
   Status check_epoch() const;
   /// Of this host, as its ranks publish it.
   const std::string& own_address() const {
-    return options_.interface_address.empty() ? epoch_.members.at(static_cast<size_t>(place_)).address
+    return options_.interface_address.empty() ? epoch_.members.at(static_cast<size_t>(place())).address
                                               : options_.interface_address;
   }
   const HostOptions& options() const { return options_; }
@@ -199,7 +200,7 @@ class Fleet final : public ckpt::OtherHosts {
   /// nullopt: it has none.
   std::optional<int64_t> place_of(int64_t index) const;
   /// Another host can take a place at once, or one fewer may train.
-  bool can_spare_one() const;
+  bool can_spare_one() const { return rule_.can_spare_one(); }
   /// Before ranks start again all hosts are measured, and the links between them: Callbacks::checked.
   void check_hosts(std::string dtype) { check_dtype_ = std::move(dtype); }
   /// The host of this place leaves the run and is not let in again: a spare takes its place. Where it is this one it
@@ -228,15 +229,11 @@ class Fleet final : public ckpt::OtherHosts {
  private:
   struct Host {
     int64_t index = 0;
-    int64_t place = -1;  // -1: a spare
     std::string name, address, boot_id;
     int64_t kernel_level = 0;
     int64_t peer = -1;  // of the switchboard; -1: it is away
-    std::string away;   // why
-    int64_t away_since_ns = 0, there_since_ns = 0;
     bool left = false;
     bool stopped = true;                   // none of its ranks runs
-    bool excluded = false;                 // and so it is not waited for
     std::vector<agent::RankState> states;  // as told last by the ranks that run
     int64_t asked = 0;                     // number of the last halt that it has answered
     std::optional<Result<ckpt::HostMemory>> memory;
@@ -246,23 +243,20 @@ class Fleet final : public ckpt::OtherHosts {
     int64_t clock_ahead_ns = 0, clock_round_ns = INT64_MAX, clock_at_ns = 0;  // of the answer that came soonest
   };
 
-  Fleet(HostOptions options, std::filesystem::path run, cluster::Listener listener,
-        std::shared_ptr<cluster::EpochStore> store, std::string token, const std::optional<cluster::Epoch>& before,
-        std::unique_ptr<cluster::Lease> lease);
-  Status assemble(double patience_s, double spare_after_s, const std::string& reason);
-  Error goes_on_smaller() const;
-  Status begin_epoch(std::vector<cluster::Joined> joined, const std::string& reason);
-  std::optional<int64_t> size_for(int64_t hosts) const;
-  int64_t count_there(const std::set<int64_t>& joined, bool spares) const;
-  std::vector<int64_t> missing(const std::set<int64_t>& joined, double spare_after_s);
-  std::vector<int64_t> free_spares(const std::set<int64_t>& joined) const;
-  void give_places_to_spares();
-  cluster::Epoch next_epoch(const std::string& reason) const;
+  Fleet(HostOptions options, hosts::membership::Options rule, std::filesystem::path run, cluster::Listener listener,
+        std::shared_ptr<cluster::EpochStore> store, std::string token, std::unique_ptr<cluster::Lease> lease);
+  /// `wish`: Gather or Resize.
+  Status assemble(const hosts::membership::Event& wish);
+  void feed(const hosts::membership::Event& event);
+  void claim(const hosts::membership::Claim& next);
+  Status begin_epoch(const hosts::membership::Claim& claim, const std::vector<cluster::Joined>& joined);
+  cluster::Epoch epoch_of(const hosts::membership::Claim& claim) const;
+  static Host host_of(const cluster::Joined& member);
+  bool trains(const Host& host) const { return rule_.place(host.index) >= 0; }
   void admit(std::vector<cluster::Joined> joined);
   void settle_places();
   void settle_isa();
   void tell_begin(const Host& host);
-  void hold_lease();
   void take(const cluster::News& news);
   void take_message(Host& host, const hosts::Message& message);
   void take_of_ranks(Host& host, const hosts::Message& message);
@@ -285,12 +279,8 @@ class Fleet final : public ckpt::OtherHosts {
   Status give(int64_t holder, const ckpt::WholeSlot& slot, int64_t place);
   bool is_superseded();
   bool is_newer(const std::optional<cluster::Epoch>& epoch) const;
-  bool someone_away() const;
-  std::string who_is_away() const;
 
   HostOptions options_;
-  std::set<int64_t> sizes_;
-  std::optional<int64_t> smaller_;
   bool takes_copies_ = false;
   const std::filesystem::path run_, checkpoints_;
   const std::shared_ptr<cluster::EpochStore> store_;
@@ -300,8 +290,8 @@ class Fleet final : public ckpt::OtherHosts {
   cluster::Epoch epoch_;                  // no members: none has begun
   std::atomic<int64_t> known_epoch_ = 0;  // the newest one that was there when this began, or its own
   int64_t looked_ns_ = 0;                 // for a newer one
-  int64_t alone_until_ns_ = 0;            // the lease is held until then, whoever is there
-  int64_t place_ = 0;                     // of this host
+  hosts::membership::Leader rule_;
+  std::optional<Status> outcome_;  // of assemble()
   kernels::GemmIsa isa_ = kernels::gemm_isa();
   std::string own_address_;  // as the others reach it; empty: not known yet
   std::optional<HostSegment> segment_;
@@ -310,8 +300,7 @@ class Fleet final : public ckpt::OtherHosts {
   std::atomic<bool> running_ = false;  // ranks of that incarnation may run
   bool waits_ = true;                  // for hosts that are away
   int64_t asks_ = 0, peers_ = 0;
-  int64_t ordered_ns_ = 0;   // when carry_out() sent the order
-  int64_t led_before_ = -1;  // Lead::led_before
+  int64_t ordered_ns_ = 0;  // when carry_out() sent the order
   std::string resigned_;
   std::string check_dtype_;                                       // of check_hosts(); empty: none is asked for
   std::unique_ptr<CheckLeader> check_;                            // under way

@@ -215,8 +215,11 @@ Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
     if (stopped()) return asked_to_stop();
     take_end_file();
     if (ended_) return Error{ErrorCode::kStopped, "the run has ended"};
-    if (!newest || lease->still_s() < lease_still_s(options_.beats, store_.get()) || epoch_.members.empty() ||
-        place_ < 0)
+    if (!newest || !hosts::membership::claims_lead({.still_s = lease->still_s(),
+                                                    .claims_after_s = lease_still_s(options_.beats, store_.get()),
+                                                    .has_joined = !epoch_.members.empty(),
+                                                    .place = place_,
+                                                    .place_in_newest = place_in(*newest, options_.placement.index)}))
       continue;
     RT_TRY_SET(const bool leads, claim_lead(*newest));
     if (leads) return Error{ErrorCode::kStopped, "this host leads"};
@@ -225,7 +228,6 @@ Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
 
 Result<bool> Follower::claim_lead(const cluster::Epoch& newest) {
   const int64_t place = place_in(newest, options_.placement.index);
-  if (place < 0) return false;  // the host that has this place may
   RT_TRY_SET(cluster::Listener listener, cluster::Listener::open(options_.port_from, options_.port_to));
   const cluster::Hello own = hello_of(options_);
   cluster::Epoch next = newest;

@@ -102,8 +102,7 @@ class Follower final : public Coordinator {
   Status join(double patience_s, const std::function<bool()>& stopped);
   Status try_leader(const std::string& leader, int64_t port, cluster::LeaseWatch& lease, int64_t deadline_ns,
                     const std::function<bool()>& stopped);
-  /// `newest`: the epoch whose leader lives no more. True: this host leads the next one. False: it has no place in it,
-  /// or another host was first.
+  /// `newest`: the epoch whose leader lives no more. True: this host leads the next one. False: another was first.
   Result<bool> claim_lead(const cluster::Epoch& newest);
   std::optional<cluster::Epoch> newest_known();
   void take_end_file();
