@@ -67,6 +67,8 @@ void World::strike(const Fault& fault) {
       stop_process(host);
       host.gone = true;
       return;
+    case FaultKind::kExclude:
+      return;
   }
 }
 
@@ -88,6 +90,29 @@ std::optional<Fault> fault_from(std::string_view text) {
   out.kind = static_cast<FaultKind>(found - kFaultNames.begin());
   out.host = host;
   return out;
+}
+
+std::string to_text(const Life& life) {
+  std::string out =
+      life.members ? fmt::format("members: seed={} hosts={} spares={} smallest={} spare_after_s={} faulty_s={}\n",
+                                 life.seed, life.hosts, life.spares, life.smallest, life.spare_after_s, life.faulty_s)
+                   : fmt::format("life: seed={} hosts={} in_flight={} save_steps={} step_s={} faulty_s={}\n", life.seed,
+                                 life.hosts, life.in_flight, life.save_steps, life.step_s, life.faulty_s);
+  for (const Fault& fault : life.faults) out += fmt::format("fault: {}\n", to_text(fault));
+  return out;
+}
+
+bool read_life(std::string_view line, Life& life) {
+  const std::string text(line);
+  life.members = line.starts_with("members: ");
+  const int read =
+      life.members
+          ? std::sscanf(text.c_str(),
+                        "members: seed=%lu hosts=%ld spares=%ld smallest=%ld spare_after_s=%lf faulty_s=%lf",
+                        &life.seed, &life.hosts, &life.spares, &life.smallest, &life.spare_after_s, &life.faulty_s)
+          : std::sscanf(text.c_str(), "life: seed=%lu hosts=%ld in_flight=%ld save_steps=%ld step_s=%lf faulty_s=%lf",
+                        &life.seed, &life.hosts, &life.in_flight, &life.save_steps, &life.step_s, &life.faulty_s);
+  return read == 6;
 }
 
 Life random_life(uint64_t seed) {
@@ -153,7 +178,7 @@ Life shrink(const Life& life) {
     }
     const bool uses_last =
         std::ranges::any_of(best.faults, [&](const Fault& one) { return one.host == best.hosts - 1; });
-    if (best.hosts > 2 && !uses_last) {
+    if (best.hosts > 2 && !uses_last && !best.members) {
       Life one = best;
       --one.hosts;
       attempt(one);

@@ -1,6 +1,6 @@
 """Plants the faults of a list in a source: each replaces a passage, and one of them at a time can be switched on.
 
-    plant.py SOURCE LIST OUT
+    plant.py SOURCE LIST OUT [FIRST]
 
 LIST has entries of this form; a line that starts with # is a comment. A passage is one or more lines; white space at
 the ends of lines and the depth of indentation do not count. It has to occur once in SOURCE. An entry may replace
@@ -11,9 +11,11 @@ several passages.
     + what stands there instead; may be missing
 
 OUT is SOURCE with `{ if (::cairn::sim::planted == N) { new } else { old } }` at each passage, where that is a statement, and
-`(::cairn::sim::planted == N ? (new) : (old))` where it is an expression; and the names of the faults.
+`(::cairn::sim::planted == N ? (new) : (old))` where it is an expression; and the names of the faults, by
+`planted_in_STEM()` of SOURCE. N counts from FIRST (1).
 """
 import doctest
+import pathlib
 import re
 import sys
 
@@ -61,16 +63,17 @@ def planted(source, old, new, number):
     return source[:here.start()] + text + source[here.end():]
 
 
-def main(source_path, list_path, out_path):
+def main(source_path, list_path, out_path, first=1):
     source, faults = open(source_path).read(), entries(open(list_path).read())
-    for number, (_, hunks) in enumerate(faults, 1):
+    for number, (_, hunks) in enumerate(faults, int(first)):
         for old, new in hunks:
             source = planted(source, old, new, number)
     names = "".join(f'    "{name}",\n' for name, _ in faults)
     # A planted fault may leave out the only use of something.
     head = ('#pragma GCC diagnostic ignored "-Wunused-parameter"\n#include <string_view>\n#include <span>\n'
-            "namespace cairn::sim {\nint planted = 0;\nconstexpr std::string_view kPlanted[] = {\n" + names +
-            "};\nstd::span<const std::string_view> planted_names() { return kPlanted; }\n}  // namespace cairn::sim\n")
+            "namespace cairn::sim {\nextern int planted;\nconstexpr std::string_view kPlanted[] = {\n" + names +
+            f"}};\nstd::span<const std::string_view> planted_in_{pathlib.Path(source_path).stem}() {{ return kPlanted; }}\n"
+            "}  // namespace cairn::sim\n")
     with open(out_path, "w") as out:
         out.write(head + source)
 

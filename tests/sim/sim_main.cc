@@ -1,16 +1,18 @@
-// sim: lives of a run over hosts (world.h).
+// sim: lives of a run over hosts: its saves (world.h) and its membership (members.h).
 //
 //   sim --seed N [--lives M]        M lives from seed N on; the first with a violation is shrunk, printed, and ends it
 //   sim --seed N --lives M --all    the same, but counts violations of each kind, and prints one of each
 //   sim --seed N --story            the story of one life
+//   sim --members ...               one of the above with lives of members.h
 //   sim --replay FILE [--update]    a transcript: a life and its story; 1 where it is another one now
-//   sim --planted [--seeds M]       each planted fault has to be found in M lives (default 1000)
+//   sim --planted [--seeds M]       each planted fault of saves (or --members) has to be found in M lives (1000)
 //   sim --plant NAME ...            one of the above with that fault
 //
 // Exit status: 0 well, 1 a violation, a changed story or a fault that is not found, 2 misused.
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
@@ -24,31 +26,38 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/sim/members.h"
 #include "tests/sim/world.h"
 
 namespace cairn::sim {
 
-extern int planted;  // 0: none
-std::span<const std::string_view> planted_names();
+int planted = 0;  // none
+std::span<const std::string_view> planted_in_saves();
+std::span<const std::string_view> planted_in_membership();
 
 namespace {
 
 double clock_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-std::string to_text(const Life& life) {
-  std::string out = fmt::format("life: seed={} hosts={} in_flight={} save_steps={} step_s={} faulty_s={}\n", life.seed,
-                                life.hosts, life.in_flight, life.save_steps, life.step_s, life.faulty_s);
-  for (const Fault& fault : life.faults) out += fmt::format("fault: {}\n", to_text(fault));
-  return out;
+/// The faults of each list, numbered as tests.cmake says, and the lives that have to find them.
+struct Planted {
+  std::span<const std::string_view> names;
+  int first = 1;
+  Life (*life)(uint64_t seed) = nullptr;
+};
+std::vector<Planted> all_planted() {
+  return {{planted_in_saves(), 1, random_life}, {planted_in_membership(), 1001, random_members_life}};
 }
 
 std::optional<int> plant_of(std::string_view name) {
-  const auto names = planted_names();
-  for (size_t k = 0; k < names.size(); ++k) {
-    if (names[k] == name) return static_cast<int>(k) + 1;
+  for (const Planted& list : all_planted()) {
+    const auto at = std::ranges::find(list.names, name);
+    if (at != list.names.end()) return list.first + static_cast<int>(at - list.names.begin());
   }
   fmt::print(stderr, "no planted fault \"{}\"; there are\n", name);
-  for (const std::string_view one : names) fmt::print(stderr, "  {}\n", one);
+  for (const Planted& list : all_planted()) {
+    for (const std::string_view one : list.names) fmt::print(stderr, "  {}\n", one);
+  }
   return std::nullopt;
 }
 
@@ -60,13 +69,13 @@ int print_shrunk(const Life& life) {
   return 1;
 }
 
-int lives(uint64_t seed, int64_t count, double limit_s, bool all) {
+int lives(Life (*random)(uint64_t), uint64_t seed, int64_t count, double limit_s, bool all) {
   std::map<std::string, std::pair<int64_t, Life>> violations;  // by kind
   const double begin_s = clock_s();
   double virtual_s = 0, longest_s = 0;
   int64_t events = 0, saves = 0, failed = 0, generations = 0, faults = 0, ended = 0, lived = 0;
   for (; lived < count && (limit_s <= 0 || clock_s() - begin_s < limit_s); ++lived) {
-    const Life life = random_life(seed + static_cast<uint64_t>(lived));
+    const Life life = random(seed + static_cast<uint64_t>(lived));
     const Outcome outcome = live(life, false);
     if (outcome.violation && !all) return print_shrunk(life);
     if (outcome.violation) {
@@ -97,23 +106,26 @@ int lives(uint64_t seed, int64_t count, double limit_s, bool all) {
   return violations.empty() ? 0 : 1;
 }
 
-int find_planted(int64_t seeds) {
-  int64_t found = 0;
-  const auto names = planted_names();
-  for (size_t k = 0; k < names.size(); ++k) {
-    planted = static_cast<int>(k) + 1;
-    std::optional<std::string> violation;
-    int64_t seed = 0;
-    for (; seed < seeds && !violation; ++seed)
-      violation = live(random_life(static_cast<uint64_t>(seed)), false).violation;
-    found += violation.has_value();
-    fmt::print(
-        "{}: {}\n", names[k],
-        violation ? fmt::format("seed {}: {}", seed - 1, *violation) : fmt::format("NOT FOUND in {} lives", seeds));
+int find_planted(Life (*random)(uint64_t), int64_t seeds) {
+  int64_t found = 0, of = 0;
+  for (const Planted& list : all_planted()) {
+    if (list.life != random) continue;
+    of += std::ssize(list.names);
+    for (size_t k = 0; k < list.names.size(); ++k) {
+      planted = list.first + static_cast<int>(k);
+      std::optional<std::string> violation;
+      int64_t seed = 0;
+      for (; seed < seeds && !violation; ++seed)
+        violation = live(list.life(static_cast<uint64_t>(seed)), false).violation;
+      found += violation.has_value();
+      fmt::print(
+          "{}: {}\n", list.names[k],
+          violation ? fmt::format("seed {}: {}", seed - 1, *violation) : fmt::format("NOT FOUND in {} lives", seeds));
+    }
   }
   planted = 0;
-  fmt::print("{} of {} planted faults found\n", found, names.size());
-  return found == static_cast<int64_t>(names.size()) ? 0 : 1;
+  fmt::print("{} of {} planted faults found\n", found, of);
+  return found == of ? 0 : 1;
 }
 
 /// A transcript: lines of comment (#), `plant:`, `life:` and `fault:`, then `---` and the story.
@@ -137,10 +149,7 @@ int replay(const std::string& path, bool update) {
       const std::optional<Fault> fault = fault_from(std::string_view(line).substr(7));
       if (!fault) return fmt::print(stderr, "{}: no fault: {}\n", path, line), 2;
       life.faults.push_back(*fault);
-    } else if (line.starts_with("life: ") &&
-               std::sscanf(line.c_str(),
-                           "life: seed=%lu hosts=%ld in_flight=%ld save_steps=%ld step_s=%lf faulty_s=%lf", &life.seed,
-                           &life.hosts, &life.in_flight, &life.save_steps, &life.step_s, &life.faulty_s) != 6) {
+    } else if ((line.starts_with("life: ") || line.starts_with("members: ")) && !read_life(line, life)) {
       return fmt::print(stderr, "{}: no life: {}\n", path, line), 2;
     }
   }
@@ -176,15 +185,17 @@ int run(std::span<char*> args) {
     planted = *plant;
   }
   const auto seed = static_cast<uint64_t>(number("--seed", 1));
+  Life (*const random)(uint64_t) = options.contains("--members") ? random_members_life : random_life;
   if (options.contains("--replay")) return replay(options["--replay"], options.contains("--update"));
-  if (options.contains("--planted")) return find_planted(number("--seeds", 1000));
+  if (options.contains("--planted")) return find_planted(random, number("--seeds", 1000));
   if (options.contains("--story")) {
-    const Life life = random_life(seed);
+    const Life life = random(seed);
     const Outcome outcome = live(life, true);
     fmt::print("{}---\n{}", to_text(life), outcome.story);
     return outcome.violation ? 1 : 0;
   }
-  return lives(seed, number("--lives", 1), static_cast<double>(number("--seconds", 0)), options.contains("--all"));
+  return lives(random, seed, number("--lives", 1), static_cast<double>(number("--seconds", 0)),
+               options.contains("--all"));
 }
 
 }  // namespace

@@ -1,17 +1,26 @@
-# Lives of a run over hosts, in one thread and faster than the clock. The program has the rule of saves with switches
-# for planted faults (planted.txt), all off unless one is named.
-set(planted_saves ${CMAKE_CURRENT_BINARY_DIR}/planted_saves.cc)
-add_custom_command(OUTPUT ${planted_saves}
-  COMMAND ${CAIRN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/plant.py ${CMAKE_SOURCE_DIR}/runtime/hosts/saves.cc
-          ${CMAKE_CURRENT_LIST_DIR}/planted.txt ${planted_saves}
-  DEPENDS ${CMAKE_CURRENT_LIST_DIR}/plant.py ${CMAKE_CURRENT_LIST_DIR}/planted.txt ${CMAKE_SOURCE_DIR}/runtime/hosts/saves.cc)
+# Lives of a run over hosts, in one thread and faster than the clock. The program has the rules with switches for planted
+# faults (planted_*.txt), all off unless one is named.
+set(planted_sources)
+set(first 1)
+foreach(rule saves membership)
+  set(planted ${CMAKE_CURRENT_BINARY_DIR}/planted_${rule}.cc)
+  set(list ${CMAKE_CURRENT_LIST_DIR}/planted_${rule}.txt)
+  set(source ${CMAKE_SOURCE_DIR}/runtime/hosts/${rule}.cc)
+  add_custom_command(OUTPUT ${planted}
+    COMMAND ${CAIRN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/plant.py ${source} ${list} ${planted} ${first}
+    DEPENDS ${CMAKE_CURRENT_LIST_DIR}/plant.py ${list} ${source})
+  list(APPEND planted_sources ${planted})
+  math(EXPR first "${first} + 1000")
+endforeach()
 file(GLOB sim_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cc)
-add_executable(sim ${sim_sources} ${planted_saves})
+add_executable(sim ${sim_sources} ${planted_sources})
 target_link_libraries(sim PRIVATE cairn_flags cairn_runtime_hosts cairn_ckpt_snapshot)
 add_test(NAME sim/lives COMMAND sim --seed 1 --lives 1000000 --seconds 8)
-add_test(NAME sim/planted COMMAND sim --planted --seeds 1000)
+add_test(NAME sim/members COMMAND sim --members --seed 1 --lives 1000000 --seconds 8)
+add_test(NAME sim/planted_saves COMMAND sim --planted --seeds 1000)
+add_test(NAME sim/planted_members COMMAND sim --members --planted --seeds 1000)
 add_test(NAME sim/plant COMMAND ${CAIRN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/plant.py --test)
-set(sim_tests sim/lives sim/planted sim/plant)
+set(sim_tests sim/lives sim/members sim/planted_saves sim/planted_members sim/plant)
 file(GLOB transcripts CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/transcripts/*.txt)
 foreach(transcript ${transcripts})
   get_filename_component(stem ${transcript} NAME_WE)

@@ -2,6 +2,7 @@
 
 #include "ckpt/snapshot/slot_rule.h"
 #include "tests/sim/assertion.h"
+#include "tests/sim/members.h"
 
 namespace cairn::sim {
 
@@ -71,6 +72,8 @@ Outcome World::run() {
   return std::move(out_);
 }
 
-Outcome live(const Life& life, bool story) { return World(life, story).run(); }
+Outcome live(const Life& life, bool story) {
+  return life.members ? live_members(life, story) : World(life, story).run();
+}
 
 }  // namespace cairn::sim

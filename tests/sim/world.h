@@ -27,20 +27,21 @@
 namespace cairn::sim {
 
 enum class FaultKind : uint8_t {
-  kCut,     // the connection to the leader breaks, and comes again after `seconds`
-  kKill,    // the agent dies, and starts again after `seconds` with the memory of before
-  kPower,   // the machine: the memory is lost too
-  kLeave,   // the agent is asked to leave, and starts again
-  kRank,    // a rank fails
-  kFreeze,  // the agent stands still
-  kSlow,    // its disk takes fifty times as long
-  kHang,    // its disk answers nothing
-  kFull,    // its disk is full
-  kBroken,  // its disk fails
-  kMemory,  // its next write runs out of memory
-  kGone,    // the host never comes back; another one has a copy of its slots
+  kCut,      // the connection to the leader breaks, and comes again after `seconds`
+  kKill,     // the agent dies, and starts again after `seconds` with the memory of before
+  kPower,    // the machine: the memory is lost too
+  kLeave,    // the agent is asked to leave, and starts again
+  kRank,     // a rank fails
+  kFreeze,   // the agent stands still
+  kSlow,     // its disk takes fifty times as long
+  kHang,     // its disk answers nothing
+  kFull,     // its disk is full
+  kBroken,   // its disk fails
+  kMemory,   // its next write runs out of memory
+  kGone,     // the host never comes back; another one has a copy of its slots
+  kExclude,  // the leader excludes the host; only in lives of members.h
 };
-constexpr int64_t kFaultKinds = 12;
+constexpr int64_t kFaultKinds = 12;  // of random_life()
 
 struct Fault {
   double at_s = 0;
@@ -59,6 +60,10 @@ struct Life {
   int64_t save_steps = 5;  // a save each
   double step_s = 3;
   double faulty_s = 1000;  // from here on no fault
+  bool members = false;    // a life of members.h, which has these:
+  int64_t spares = 0;      // of the hosts
+  int64_t smallest = 0;    // number of hosts that may train; 0: all places are needed
+  double spare_after_s = 10;
   std::vector<Fault> faults;
 };
 /// Everything from the seed.
@@ -75,6 +80,9 @@ struct Outcome {
   int64_t ended = 0;  // with this code; 0: it trains on
 };
 Outcome live(const Life& life, bool story);
+std::string to_text(const Life& life);
+/// Reads the line that begins to_text(). False: it is none.
+bool read_life(std::string_view line, Life& life);
 
 /// Fewer faults, hosts and a shorter time with a violation of the same kind.
 Life shrink(const Life& life);

@@ -36,8 +36,8 @@ inline constexpr double kLookS = 2;         // between two looks of a member
 inline constexpr double kPromiseS = 60;     // saves::Limits::promise
 inline constexpr double kNever = 1e18;
 
-inline constexpr std::array<std::string_view, kFaultKinds> kFaultNames = {
-    "cut", "kill", "power", "leave", "rank", "freeze", "slow", "hang", "full", "broken", "memory", "gone"};
+inline constexpr std::array<std::string_view, kFaultKinds + 1> kFaultNames = {
+    "cut", "kill", "power", "leave", "rank", "freeze", "slow", "hang", "full", "broken", "memory", "gone", "exclude"};
 
 inline int64_t ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
 

@@ -1,0 +1,721 @@
+#include "tests/sim/members.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "runtime/core/random.h"
+#include "runtime/hosts/membership.h"
+#include "tests/sim/assertion.h"
+
+namespace cairn::sim {
+namespace {
+
+namespace membership = hosts::membership;
+
+constexpr double kJoinS = 60, kWaitS = 120, kDeadS = 3, kLeaseEveryS = 0.25, kPollS = 0.3;
+constexpr double kRestS = kWaitS + kJoinS + 70;  // in which the run has to train again, or to end
+
+int64_t ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
+
+struct Record {
+  int64_t number = 0, leader = 0, life = 0;  // index of the leader, and which of its leads
+  std::vector<int64_t> places;
+};
+
+struct Agent {
+  int64_t index = 0, process = 0;
+  bool up = false, gone = false, excluded = false;
+  double frozen_s = 0, cut_s = 0;
+
+  // The state of a leader.
+  std::unique_ptr<membership::Leader> rule;
+  int64_t life = 0;
+  bool runs = false, held = true;
+  double began_s = 0, grants_s = 0;  // since when it leads; how long before a spare takes a place
+  int64_t led_before = -1;
+  std::vector<int64_t> places;       // of its last epoch
+  std::map<int64_t, double> lost_s;  // since when it knows a host away
+  std::set<int64_t> ever_joined, barred, door;
+  std::map<int64_t, int64_t> links;  // by host
+
+  // The state of a member.
+  int64_t link = 0, door_life = 0, link_life = 0;  // connected, and to which lead; at whose door
+  bool has_joined = false;
+  int64_t place = -1;
+  int64_t seen = -1;  // the lease's sign
+  double still_since_s = 0, join_until_s = 0;
+};
+
+struct Violation {
+  std::string what;
+};
+
+struct Event {
+  double at_s = 0;
+  int64_t number = 0, host = -1, process = 0;
+  std::function<void()> run;
+  bool operator<(const Event& other) const { return std::tie(at_s, number) > std::tie(other.at_s, other.number); }
+};
+
+class Members {
+ public:
+  Members(const Life& life, bool story) : life_(life), story_(story), key_(mix64(life.seed ^ 0x3E3)) {
+    for (int64_t k = 0; k < life.hosts; ++k) agents_.emplace_back().index = k;
+    for (int64_t k = life.smallest; k > 0 && k <= life.hosts; ++k) sizes_.insert(k);
+  }
+  Outcome run();
+
+ private:
+  double uniform(double low, double high) { return low + (high - low) * uniform_at(key_, draws_++); }
+  void push(double at_s, int64_t host, int64_t process, std::function<void()> run) {
+    events_.push_back({at_s, numbers_++, host, process, std::move(run)});
+    std::push_heap(events_.begin(), events_.end());
+  }
+  void after(double seconds, std::function<void()> run) { push(now_s_ + seconds, -1, 0, std::move(run)); }
+  void after(double seconds, const Agent& agent, std::function<void()> run) {
+    push(now_s_ + seconds, agent.index, agent.process, std::move(run));
+  }
+  template <typename... Args>
+  void say(fmt::format_string<Args...> text, Args&&... args) {
+    if (!story_) return;
+    out_.story += fmt::format("{:8.1f}  ", now_s_);
+    out_.story += fmt::format(text, std::forward<Args>(args)...) + "\n";
+  }
+  static void require(bool holds, const char* invariant, const std::string& what) {
+    if (!holds) throw Violation{fmt::format("{}: {}", invariant, what)};
+  }
+
+  int64_t train() const { return life_.hosts - life_.spares; }
+  double claims_s() const { return membership::claims_after_s(kDeadS, kLeaseEveryS, 0); }
+  Agent& agent(int64_t index) { return agents_[static_cast<size_t>(index)]; }
+  const Record* newest() const { return records_.empty() ? nullptr : &records_.back(); }
+  bool stands_still(const Agent& one) const { return one.frozen_s > now_s_; }
+  bool reaches(const Agent& a, const Agent& b) const {
+    return a.up && b.up && a.cut_s <= now_s_ && b.cut_s <= now_s_ && !stands_still(a) && !stands_still(b);
+  }
+
+  // --- agents
+  void start(Agent& one);
+  void stop_process(Agent& one, double noticed_s);
+  void choose_role(Agent& one, double until_s, int64_t sign);
+  void lead(Agent& one, membership::Options options, const membership::Gather& how);
+  void follow(Agent& one);
+
+  // --- a leader
+  void tick(Agent& leader);
+  void regather(Agent& leader);
+  void feed(Agent& leader, const membership::Event& event);
+  void perform(Agent& leader, const membership::Action& action);
+  void claim(Agent& leader, const membership::Claim& next);
+  void admit(Agent& leader, int64_t host);
+  void gathered(Agent& leader);
+  void gave_up(Agent& leader, const Error& error);
+  void resize(Agent& leader, int64_t hosts);
+  void leader_loses(Agent& leader, int64_t host, double seconds, const char* why);
+  void check_hand_over(const Agent& leader, const membership::Claim& next);
+  static double lost_s(const Agent& leader, int64_t host);
+  void check_graces(const Agent& leader);
+  double grace_s(const Agent& leader, int64_t host) const;
+  bool runs_for_all(const Agent& leader);
+  static bool has_come(const Agent& leader, int64_t host) {
+    return leader.rule->is_there(host) || leader.door.contains(host);
+  }
+  static int64_t come(const Agent& leader);
+
+  // --- a member
+  void poll(Agent& member);
+  void knock(Agent& member);
+  void claim_lead(Agent& member);
+  void member_loses(Agent& member, double seconds);
+
+  void strike(const Fault& fault);
+  void break_links(Agent& one, double seconds, bool own_end);
+  void check(const Agent& leader);
+  bool may_end() const;
+
+  const Life life_;
+  const bool story_;
+  const uint64_t key_;
+  uint64_t draws_ = 0;
+  double now_s_ = 0;
+  int64_t numbers_ = 0, lives_ = 0, links_ = 0;
+  std::vector<Event> events_;
+  std::vector<Agent> agents_;
+  std::set<int64_t> sizes_;
+  std::vector<Record> records_;
+  int64_t sign_ = 0;  // of the lease
+  double shown_s_ = -1e9;
+  Outcome out_;
+};
+
+Outcome Members::run() {
+  try {
+    for (Agent& one : agents_) after(uniform(0, 5), [this, &one] { start(one); });
+    for (const Fault& fault : life_.faults) push(fault.at_s, -1, 0, [this, fault] { strike(fault); });
+    const double end_s = life_.faulty_s + kRestS;
+    while (!events_.empty() && events_.front().at_s <= end_s && out_.ended == 0) {
+      std::pop_heap(events_.begin(), events_.end());
+      Event event = std::move(events_.back());
+      events_.pop_back();
+      now_s_ = event.at_s;
+      if (event.host >= 0) {
+        const Agent& one = agent(event.host);
+        if (!one.up || one.process != event.process) continue;
+        if (stands_still(one)) {
+          push(one.frozen_s, event.host, event.process, std::move(event.run));
+          continue;
+        }
+      }
+      ++out_.events;
+      event.run();
+    }
+    if (out_.ended == 0) {
+      now_s_ = end_s;
+      require(may_end() || std::ranges::any_of(agents_, [this](const Agent& one) { return runs_for_all(one); }),
+              "progress", fmt::format("no run {:.0f} s after the last fault", kRestS));
+    }
+  } catch (const Violation& violation) {
+    out_.violation = violation.what;
+  } catch (const AssertionFailed& failed) {
+    out_.violation = "assertion: " + failed.what;
+  } catch (const std::exception& error) {  // of a container
+    out_.violation = fmt::format("assertion: {}", error.what());
+  }
+  if (out_.violation) say("VIOLATION {}", *out_.violation);
+  out_.seconds = now_s_;
+  return std::move(out_);
+}
+
+// --- agents ----------------------------------------------------------------------------------------------------------
+
+void Members::start(Agent& one) {
+  if (one.up || one.gone || one.excluded) return;
+  one = Agent{.index = one.index, .process = one.process + 1, .up = true, .frozen_s = 0, .cut_s = one.cut_s};
+  say("h{} starts", one.index);
+  if (one.index != 0) return follow(one);
+  choose_role(one, now_s_ + claims_s(), sign_);
+}
+
+/// is_led_by_another
+void Members::choose_role(Agent& one, double until_s, int64_t sign) {
+  const Record* const last = newest();
+  if (last != nullptr && last->leader != 0) {
+    if (sign_ != sign) return follow(one);
+    if (now_s_ < until_s) return after(0.1, one, [this, &one, until_s, sign] { choose_role(one, until_s, sign); });
+  }
+  membership::Options options{.hosts = life_.hosts,
+                              .own = 0,
+                              .places = membership::first_places(
+                                  last != nullptr ? last->places : std::vector<int64_t>(), train(), life_.hosts, 0),
+                              .epoch = last != nullptr ? last->number : 0};
+  lead(one, std::move(options), {kJoinS + (sizes_.empty() ? 0 : 1), kJoinS, "start"});
+}
+
+void Members::lead(Agent& one, membership::Options options, const membership::Gather& how) {
+  options.dead_after_s = kDeadS;
+  options.spare_after_s = life_.spare_after_s;
+  options.alone_s = 2 * claims_s();
+  one.life = ++lives_;
+  one.runs = false;
+  one.held = true;
+  one.began_s = now_s_;
+  one.grants_s = how.spare_after_s;
+  one.led_before = options.led_before;
+  one.places = options.places;
+  one.link = one.door_life = 0;
+  for (const Agent& other : agents_) one.lost_s[other.index] = now_s_;
+  one.rule = std::make_unique<membership::Leader>(std::move(options), ns(now_s_));
+  one.rule->allow_sizes(sizes_);
+  say("h{} leads, with places {}", one.index, fmt::join(one.places, " "));
+  for (const Agent& other : agents_) {
+    if (other.excluded && one.led_before >= 0) {
+      one.barred.insert(other.index);
+      feed(one, membership::Barred{other.index});
+    }
+  }
+  feed(one, how);
+  tick(one);
+}
+
+void Members::follow(Agent& one) {
+  one.seen = sign_;
+  one.still_since_s = now_s_;
+  one.join_until_s = now_s_ + kJoinS;
+  poll(one);
+}
+
+void Members::stop_process(Agent& one, double noticed_s) {
+  if (!one.up) return;
+  break_links(one, noticed_s, false);
+  one.up = false;
+  one.rule.reset();
+  one.link = 0;
+}
+
+/// Both ends find out; `own_end`: this agent too.
+void Members::break_links(Agent& one, double seconds, bool own_end) {
+  for (Agent& other : agents_) {
+    if (one.rule && other.link_life == one.life && other.link != 0) {
+      member_loses(other, seconds * uniform(0.9, 1.1));
+      if (own_end) leader_loses(one, other.index, seconds * uniform(0.9, 1.1), "it is silent");
+    }
+    if (other.rule && one.link != 0 && one.link_life == other.life)
+      leader_loses(other, one.index, seconds * uniform(0.9, 1.1), "the connection broke");
+    if (other.rule && seconds < kDeadS && !own_end) other.door.erase(one.index);
+  }
+  if (own_end && one.link != 0) member_loses(one, seconds * uniform(0.9, 1.1));
+}
+
+// --- a leader --------------------------------------------------------------------------------------------------------
+
+void Members::tick(Agent& leader) {
+  if (!leader.rule) return;
+  after(kLeaseEveryS, leader, [this, &leader] { tick(leader); });
+  feed(leader, membership::AtDoor{leader.door});
+  if (!leader.rule) return;
+  const Record* const last = newest();
+  if (!leader.runs && last != nullptr && last->life != leader.life && last->number > leader.rule->epoch()) {
+    feed(leader, membership::Stop{});
+    if (!leader.rule) return;
+  }
+  if (leader.runs) {
+    if (const std::optional<int64_t> larger = leader.rule->larger(ns(now_s_))) {
+      leader.runs = false;
+      resize(leader, *larger);
+    }
+  }
+  feed(leader, membership::Tick{});
+  if (!leader.rule) return;
+  require(leader.held || now_s_ >= leader.began_s + 2 * claims_s() - 1e-6, "half",
+          fmt::format("h{} lets go of the lease before its hosts may have found it", leader.index));
+  if (leader.held) {
+    ++sign_;
+    shown_s_ = now_s_;
+    require(2 * come(leader) >= std::ssize(leader.rule->places()) || records_.empty() ||
+                records_.back().life != leader.life || now_s_ < leader.began_s + 2 * claims_s() + 1e-6,
+            "half", fmt::format("h{} holds the lease without half of its hosts", leader.index));
+  }
+  check(leader);
+}
+
+/// Ranks were stopped.
+void Members::regather(Agent& leader) {
+  if (!leader.rule || !std::exchange(leader.runs, false)) return;
+  after(uniform(0, 0.3), leader, [this, &leader] {
+    if (!leader.rule) return;
+    leader.grants_s = life_.spare_after_s;
+    feed(leader, membership::AtDoor{leader.door});
+    feed(leader, membership::Gather{kWaitS, life_.spare_after_s, "hosts were away", true});
+  });
+}
+
+void Members::feed(Agent& leader, const membership::Event& event) {
+  const int64_t life = leader.life;
+  for (const membership::Action& action : leader.rule->step(event, ns(now_s_))) {
+    if (!leader.rule || leader.life != life) return;
+    perform(leader, action);
+  }
+}
+
+void Members::perform(Agent& leader, const membership::Action& action) {
+  if (const auto* const said = std::get_if<membership::Say>(&action)) {
+    say("h{}: {}", leader.index, said->text);
+  } else if (const auto* const lease = std::get_if<membership::HoldLease>(&action)) {
+    leader.held = lease->held;
+    say("h{} {} the lease", leader.index, lease->held ? "holds" : "lets go of");
+  } else if (std::holds_alternative<membership::CheckEpoch>(action)) {
+    const Record* const last = newest();
+    const bool newer = last != nullptr && last->number > leader.rule->epoch() && last->life != leader.life;
+    feed(leader,
+         membership::Leads{newer ? std::optional(Error{ErrorCode::kUnavailable, "led by another"}) : std::nullopt});
+  } else if (const auto* const next = std::get_if<membership::Claim>(&action)) {
+    claim(leader, *next);
+  } else if (const auto* const in = std::get_if<membership::Admit>(&action)) {
+    for (const int64_t host : in->hosts) admit(leader, host);
+  } else if (const auto* const rest = std::get_if<membership::Rest>(&action)) {
+    if (agent(rest->host).link_life == leader.life) agent(rest->host).place = -1;
+  } else if (std::holds_alternative<membership::Gathered>(action)) {
+    gathered(leader);
+  } else if (const auto* const error = std::get_if<membership::GaveUp>(&action)) {
+    gave_up(leader, error->error);
+  }
+}
+
+double Members::grace_s(const Agent& leader, int64_t host) const {
+  if (leader.barred.contains(host)) return 0;
+  const bool comes = leader.led_before >= 0 && host != leader.led_before && !leader.ever_joined.contains(host);
+  return comes ? std::max(leader.grants_s, kDeadS) : leader.grants_s;
+}
+
+/// This host, and those with a place that have joined or stand at the door, as the leader sees it.
+int64_t Members::come(const Agent& leader) {
+  return std::ranges::count_if(leader.rule->places(), [&](int64_t host) { return has_come(leader, host); });
+}
+
+/// Since when it knows that host away.
+double Members::lost_s(const Agent& leader, int64_t host) {
+  const auto lost = leader.lost_s.find(host);
+  require(lost != leader.lost_s.end(), "places",
+          fmt::format("h{} counts h{} as away and has not lost it", leader.index, host));
+  return lost->second;
+}
+
+/// Each host that is away with a place has been for its grace.
+void Members::check_graces(const Agent& leader) {
+  for (const int64_t host : leader.places) {
+    if (has_come(leader, host)) continue;
+    const double away_s = now_s_ - lost_s(leader, host);
+    require(away_s >= grace_s(leader, host) - 1e-6, "grace",
+            fmt::format("h{} has lost its place, {:.1f} s after h{} knew it away", host, away_s, leader.index));
+  }
+}
+
+void Members::check_hand_over(const Agent& leader, const membership::Claim& next) {
+  const std::set<int64_t> all(next.places.begin(), next.places.end());
+  // Another size was decided on earlier, and is for the hosts that have joined.
+  if (next.places.size() == leader.places.size()) check_graces(leader);
+  require(std::ssize(all) == std::ssize(next.places), "places",
+          fmt::format("h{} gives a host two places: {}", leader.index, fmt::join(next.places, " ")));
+  require(all.contains(leader.index), "places", fmt::format("h{} leads without a place", leader.index));
+  require(std::ssize(all) == train() || sizes_.contains(std::ssize(all)), "size",
+          fmt::format("h{} trains with {} hosts", leader.index, all.size()));
+  for (const int64_t host : all) {
+    require(has_come(leader, host), "places", fmt::format("h{} gives h{} a place, which is away", leader.index, host));
+    require(!agent(host).excluded, "places", fmt::format("h{}, excluded, has a place", host));
+  }
+  int64_t had = 0;
+  for (const int64_t host : leader.places) {
+    const bool came = has_come(leader, host);
+    had += came;
+    require(!came || all.contains(host) || all.size() < leader.places.size(), "places",
+            fmt::format("h{} was there and has lost its place", host));
+  }
+  require(2 * had >= std::ssize(leader.places) || all.size() >= leader.places.size(), "half",
+          fmt::format("h{} continues with {} of {} hosts", leader.index, had, leader.places.size()));
+}
+
+void Members::claim(Agent& leader, const membership::Claim& next) {
+  const Record* const last = newest();
+  check_hand_over(leader, next);
+  require(next.number == leader.rule->epoch() + 1, "leader", "an epoch is left out");
+  if (last != nullptr && last->number >= next.number) {
+    say("h{} comes too late for epoch {}", leader.index, next.number);
+    return feed(leader, membership::Claimed{Error{ErrorCode::kUnavailable, "led by another"}});
+  }
+  records_.push_back({next.number, leader.index, leader.life, next.places});
+  leader.places = next.places;
+  say("h{} begins epoch {}, with places {}: {}", leader.index, next.number, fmt::join(next.places, " "), next.reason);
+  feed(leader, membership::Claimed{});
+  for (const int64_t host : std::exchange(leader.door, {})) admit(leader, host);
+  for (size_t place = 0; place < next.places.size(); ++place) {  // Begin
+    Agent& member = agent(next.places[place]);
+    if (member.link != 0 && member.link_life == leader.life) member.place = static_cast<int64_t>(place);
+  }
+}
+
+void Members::admit(Agent& leader, int64_t host) {
+  Agent& member = agent(host);
+  const int64_t link = ++links_;
+  leader.door.erase(host);
+  leader.links[host] = link;
+  leader.lost_s.erase(host);
+  leader.ever_joined.insert(host);
+  feed(leader, membership::Admitted{host, fmt::format("h{}", host)});
+  if (!reaches(leader, member) || member.door_life != leader.life) {  // it has left, and says nothing
+    member.door_life = 0;
+    return leader_loses(leader, host, kDeadS, "it is silent");
+  }
+  member.link = link;
+  member.link_life = leader.life;
+  member.door_life = 0;
+  member.has_joined = true;
+  member.place = leader.rule->place(host);
+  say("h{} has joined h{}{}", host, leader.index, member.place < 0 ? ", as a spare" : "");
+}
+
+void Members::gathered(Agent& leader) {
+  const int64_t number = leader.rule->epoch();
+  const bool own =
+      number > 0 && number <= std::ssize(records_) && records_[static_cast<size_t>(number - 1)].life == leader.life;
+  require(own, "leader", fmt::format("h{} runs epoch {}, which another host leads", leader.index, number));
+  leader.runs = true;
+  ++out_.generations;
+  say("h{} runs epoch {}", leader.index, leader.rule->epoch());
+  after(0, leader, [this, &leader] {  // once those at the door are let in
+    if (leader.rule && leader.rule->someone_away()) regather(leader);
+  });
+}
+
+/// Its ranks run, and each host of them follows it.
+bool Members::runs_for_all(const Agent& leader) {
+  return leader.up && leader.rule && leader.runs && std::ranges::all_of(leader.rule->places(), [&](int64_t host) {
+           return host == leader.index ||
+                  (agent(host).up && agent(host).link != 0 && agent(host).link_life == leader.life);
+         });
+}
+
+void Members::gave_up(Agent& leader, const Error& error) {
+  say("h{} gives up: {}", leader.index, error.message);
+  const Record* const last = newest();
+  const bool led = last != nullptr && last->life != leader.life && agent(last->leader).rule != nullptr &&
+                   agent(last->leader).life == last->life;
+  const bool superseded = last != nullptr && last->life != leader.life && last->number > leader.rule->epoch();
+  require(!superseded || error.message == "led by another" || error.message == "another host was lost meanwhile",
+          "leader",
+          fmt::format("h{} ends as though it led, though another host does: {}", leader.index, error.message));
+  if (const std::optional<int64_t> smaller = leader.rule->smaller()) {
+    check_graces(leader);
+    return resize(leader, *smaller);
+  }
+  if (led || error.message == "led by another") {               // the run does not end with this agent
+    after(uniform(2, 10), [this, &leader] { start(leader); });  // by its launcher
+    return stop_process(leader, 0.2);
+  }
+  require(may_end() || error.message == "another host was lost meanwhile", "progress",
+          fmt::format("h{} ends the run: {}", leader.index, error.message));
+  out_.ended = error.exit_code();
+}
+
+/// After a save.
+void Members::resize(Agent& leader, int64_t hosts) {
+  after(uniform(0, 3), leader, [this, &leader, hosts, life = leader.life] {
+    if (!leader.rule || leader.life != life) return;
+    feed(leader, membership::AtDoor{leader.door});
+    feed(leader, membership::Resize{hosts});
+  });
+}
+
+void Members::leader_loses(Agent& leader, int64_t host, double seconds, const char* why) {
+  const auto link = leader.links.find(host);
+  if (link == leader.links.end()) return;
+  after(seconds, leader, [this, &leader, host, id = link->second, why] {
+    if (!leader.rule) return;
+    const auto last = leader.links.find(host);
+    if (last == leader.links.end() || last->second != id) return;
+    leader.links.erase(last);
+    leader.lost_s[host] = now_s_;
+    say("h{} has lost h{}", leader.index, host);
+    feed(leader, membership::Lost{host, why});
+    if (leader.rule && leader.rule->place(host) >= 0) regather(leader);
+  });
+}
+
+/// The waits of the rule, and those that should have ended.
+void Members::check(const Agent& leader) {
+  for (const membership::Wait& wait : leader.rule->waits()) {
+    require(!wait.what.empty() && wait.until_ns > 0 && wait.until_ns + ns(1) > ns(now_s_), "waits",
+            fmt::format("h{} waits for \"{}\" beyond its end", leader.index, wait.what));
+  }
+  if (leader.runs) {
+    for (const Agent& other : agents_) {
+      const bool both = other.index != leader.index && runs_for_all(leader) && runs_for_all(other);
+      require(!both, "leader", fmt::format("h{} and h{} both lead", leader.index, other.index));
+    }
+    return;
+  }
+  if (leader.rule->waits().empty()) return;
+  int64_t due = 0, spares = 0;
+  for (const Agent& other : agents_) {
+    if (other.index == leader.index) continue;
+    const bool came = has_come(leader, other.index);
+    if (leader.rule->place(other.index) < 0) {
+      spares += came;
+    } else if (!came) {
+      if (now_s_ < lost_s(leader, other.index) + grace_s(leader, other.index) + 1) return;
+      ++due;
+    }
+  }
+  require(
+      due == 0 || spares < due, "grace",
+      fmt::format("h{} waits for {} hosts whose grace has ended, and {} spares are there", leader.index, due, spares));
+}
+
+// --- a member --------------------------------------------------------------------------------------------------------
+
+void Members::poll(Agent& member) {
+  if (member.rule) return;
+  after(kPollS * uniform(0.8, 1.2), member, [this, &member] { poll(member); });
+  if (member.link != 0) return;
+  if (std::exchange(member.seen, sign_) != sign_) member.still_since_s = now_s_;
+  knock(member);
+  if (!member.up || member.link != 0 || member.rule) return;
+  if (now_s_ >= member.join_until_s && member.door_life == 0) {
+    say("h{} gives up", member.index);
+    stop_process(member, 0.2);
+    return after(uniform(2, 10), [this, &member] { start(member); });
+  }
+  claim_lead(member);
+}
+
+void Members::knock(Agent& member) {
+  const Record* const last = newest();
+  for (const int64_t index : {last != nullptr ? last->leader : 0, int64_t{0}}) {
+    Agent& leader = agent(index);
+    const bool leads = leader.rule && (index == 0 || leader.life == last->life);
+    if (index == member.index || !leads || !reaches(leader, member)) continue;
+    if (member.excluded) {
+      leader.barred.insert(member.index);
+      feed(leader, membership::Barred{member.index});
+      return stop_process(member, 0.2);
+    }
+    if (leader.rule->is_there(member.index)) continue;  // its old connection is not known to be gone yet
+    leader.door.insert(member.index);
+    member.door_life = leader.life;
+    return;
+  }
+  member.door_life = 0;
+}
+
+void Members::claim_lead(Agent& member) {
+  const Record* const last = newest();
+  if (last == nullptr || last->leader == member.index) return;
+  const auto at = std::ranges::find(last->places, member.index);
+  const membership::Silence silence{.still_s = now_s_ - member.still_since_s,
+                                    .claims_after_s = claims_s(),
+                                    .has_joined = member.has_joined,
+                                    .place = member.place,
+                                    .place_in_newest = at == last->places.end() ? -1 : at - last->places.begin()};
+  if (!membership::claims_lead(silence)) {
+    require(!member.has_joined || silence.place < 0 || silence.place_in_newest < 0 || silence.still_s < claims_s() + 1,
+            "leader", fmt::format("h{}, which has a place, does not claim the lead", member.index));
+    return;
+  }
+  require(silence.place_in_newest >= 0 && silence.place >= 0, "leader",
+          fmt::format("h{}, which has no place, claims the lead", member.index));
+  require(now_s_ - shown_s_ >= claims_s() - 2 * kPollS, "leader",
+          fmt::format("h{} claims the lead {:.1f} s after a sign of the leader", member.index, now_s_ - shown_s_));
+  const Record next{last->number + 1, member.index, lives_ + 1, last->places};
+  const int64_t before = last->leader;
+  records_.push_back(next);
+  lead(member,
+       {.hosts = life_.hosts,
+        .own = member.index,
+        .places = next.places,
+        .epoch = next.number,
+        .leads = true,
+        .led_before = before},
+       {kWaitS, life_.spare_after_s, "the leader is lost"});
+}
+
+void Members::member_loses(Agent& member, double seconds) {
+  after(seconds, member, [this, &member, link = member.link] {
+    if (member.link != link || link == 0) return;
+    member.link = 0;
+    member.seen = sign_;
+    member.still_since_s = now_s_;
+    member.join_until_s = now_s_ + kWaitS;
+    say("h{} has lost its leader", member.index);
+  });
+}
+
+// --- faults ----------------------------------------------------------------------------------------------------------
+
+void Members::strike(const Fault& fault) {
+  Agent& host = agent(fault.host);
+  if (host.gone || host.excluded || !host.up) return;
+  say("FAULT {}", to_text(fault));
+  const auto restart = [&] { after(fault.seconds, [this, &host] { start(host); }); };
+  switch (fault.kind) {
+    case FaultKind::kCut:
+      host.cut_s = std::max(host.cut_s, now_s_ + fault.seconds);
+      if (fault.seconds > kDeadS) break_links(host, kDeadS, true);
+      return;
+    case FaultKind::kKill:
+      stop_process(host, 0.2);
+      return restart();
+    case FaultKind::kPower:
+      stop_process(host, kDeadS);
+      return restart();
+    case FaultKind::kFreeze:
+      host.frozen_s = std::max(host.frozen_s, now_s_ + fault.seconds);
+      if (fault.seconds > kDeadS) break_links(host, kDeadS, true);
+      return;
+    case FaultKind::kGone:
+      stop_process(host, kDeadS);
+      host.gone = true;
+      return;
+    case FaultKind::kExclude:
+      for (Agent& leader : agents_) {
+        if (!leader.up || !leader.rule || !leader.runs || stands_still(leader) || fault.host == leader.index ||
+            leader.rule->place(fault.host) < 0 || !leader.rule->can_spare_one())
+          continue;
+        host.excluded = true;
+        leader.barred.insert(fault.host);
+        leader.links.erase(fault.host);
+        leader.lost_s[fault.host] = now_s_;
+        feed(leader, membership::Exclude{fault.host, "it is slow"});
+        regather(leader);
+        return stop_process(host, 0.2);
+      }
+      return;
+    case FaultKind::kRank:
+      for (Agent& leader : agents_) {
+        if (leader.up && leader.rule && !stands_still(leader)) regather(leader);
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+/// Hosts were away for as long as a start waits for them, or for ever.
+bool Members::may_end() const {
+  if (std::ranges::any_of(agents_, [](const Agent& one) { return one.gone || one.excluded; })) return true;
+  double from_s = -1, to_s = -1;
+  for (const Fault& fault : life_.faults) {  // by time
+    if (fault.at_s > to_s) from_s = fault.at_s;
+    to_s = std::max(to_s, fault.at_s + fault.seconds + 15);
+    if (to_s - from_s >= kJoinS) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Life random_members_life(uint64_t seed) {
+  const uint64_t key = mix64(seed ^ 0xA11);
+  uint64_t draws = 0;
+  const auto uniform = [&](double low, double high) { return low + (high - low) * uniform_at(key, draws++); };
+  const auto whole = [&](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(uniform(0, 1) * static_cast<double>(high - low + 1));
+  };
+  const auto tenths = [](double seconds) { return std::round(seconds * 10) / 10; };
+  Life life{.seed = seed};
+  life.members = true;
+  life.hosts = whole(2, 6);
+  life.spares = life.hosts > 2 ? whole(0, std::min<int64_t>(2, life.hosts - 2)) : 0;
+  life.smallest = uniform(0, 1) < 0.5 ? 0 : whole(1, life.hosts - life.spares);
+  life.spare_after_s = uniform(0, 1) < 0.3 ? 1 : tenths(uniform(2, 30));
+  constexpr FaultKind kKinds[] = {FaultKind::kCut,     FaultKind::kKill, FaultKind::kPower, FaultKind::kFreeze,
+                                  FaultKind::kExclude, FaultKind::kRank, FaultKind::kGone};
+  const bool cruel = uniform(0, 1) < 0.5;
+  double at_s = uniform(1, 40);
+  for (int64_t k = whole(2, 9); k > 0; --k) {
+    Fault fault{.at_s = tenths(at_s)};
+    fault.kind = kKinds[whole(0, uniform(0, 1) < 0.3 ? 6 : 5)];
+    fault.host = whole(0, life.hosts - 1);
+    fault.seconds = tenths(uniform(0, 1) < 0.6 ? uniform(0.1, 8) : uniform(5, 60));
+    life.faults.push_back(fault);
+    at_s += cruel && uniform(0, 1) < 0.6 ? uniform(0.1, 6) : uniform(10, 90);
+  }
+  life.faulty_s = 60;
+  for (const Fault& fault : life.faults) life.faulty_s = std::max(life.faulty_s, fault.at_s + fault.seconds + 5);
+  return life;
+}
+
+Outcome live_members(const Life& life, bool story) { return Members(life, story).run(); }
+
+}  // namespace cairn::sim
