@@ -9,6 +9,7 @@
 
 #include "runtime/json/json.h"
 #include "runtime/text/byte_level.h"
+#include "runtime/text/hf_json.h"
 #include "runtime/text/pre_tokenizer.h"
 #include "runtime/text/utf8.h"
 
@@ -196,37 +197,15 @@ std::string tokenizer_json(const TrainedBpe& trained, const std::vector<std::str
   ordered_json added = ordered_json::array(), vocab = ordered_json::object(), merges = ordered_json::array();
   auto& fields = vocab.get_ref<ordered_json::object_t&>();  // its operator[] looks at all keys
   for (size_t id = 0; id < specials.size(); ++id) {
-    added.push_back({{"id", id},
-                     {"content", specials[id]},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
+    added.push_back(special_token_json(static_cast<int64_t>(id), specials[id]));
   }
   for (size_t id = 0; id < trained.tokens.size(); ++id) fields.emplace_back(trained.tokens[id], id);
   for (const auto& [left, right] : trained.merges) merges.push_back(left + " " + right);  // no token has a space
   const ordered_json before = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  const ordered_json json = {{"version", "1.0"},
-                             {"truncation", nullptr},
-                             {"padding", nullptr},
-                             {"added_tokens", std::move(added)},
-                             {"normalizer", nullptr},
-                             {"pre_tokenizer", before},
-                             {"post_processor", nullptr},
-                             {"decoder", before},
-                             {"model",
-                              {{"type", "BPE"},
-                               {"dropout", nullptr},
-                               {"unk_token", nullptr},
-                               {"continuing_subword_prefix", nullptr},
-                               {"end_of_word_suffix", nullptr},
-                               {"fuse_unk", false},
-                               {"byte_fallback", false},
-                               {"ignore_merges", false},
-                               {"vocab", std::move(vocab)},
-                               {"merges", std::move(merges)}}}};
+  ordered_json json = hf_tokenizer_json(std::move(added), nullptr, before,
+                                        bpe_json(std::move(vocab), std::move(merges), false));
+  json["pre_tokenizer"] = before;
   return json_text(json, 1) + "\n";
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/json/json.h"
+#include "runtime/text/hf_json.h"
 #include "runtime/text/tokenizer.h"
 #include "runtime/text/utf8.h"
 
@@ -135,11 +136,6 @@ std::string base64(std::string_view bytes) {
   return out;
 }
 
-ordered_json added_token(int64_t id, const std::string& content) {
-  return {{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
-          {"rstrip", false}, {"normalized", false}, {"special", true}};
-}
-
 ordered_json replace(const char* kind, const char* pattern, const char* content) {
   return {{"type", "Replace"}, {"pattern", {{kind, pattern}}}, {"content", content}};
 }
@@ -196,16 +192,10 @@ ordered_json model_of(const Model& model, int64_t unknown) {
     vocab[model.pieces[k].text] = k;
     if (model.pieces[k].type == PieceType::kNormal) ids[model.pieces[k].text] = static_cast<int64_t>(k);
   }
-  return {{"type", "BPE"},
-          {"dropout", nullptr},
-          {"unk_token", model.pieces[static_cast<size_t>(unknown)].text},
-          {"continuing_subword_prefix", nullptr},
-          {"end_of_word_suffix", nullptr},
-          {"fuse_unk", true},
-          {"byte_fallback", bytes},
-          {"ignore_merges", false},
-          {"vocab", std::move(vocab)},
-          {"merges", merges_of(model, ids)}};
+  ordered_json out = bpe_json(std::move(vocab), merges_of(model, ids), bytes);
+  out["unk_token"] = model.pieces[static_cast<size_t>(unknown)].text;
+  out["fuse_unk"] = true;
+  return out;
 }
 
 ordered_json post_processor_of(const SpecialPieces& special, AroundText around) {
@@ -225,18 +215,6 @@ ordered_json post_processor_of(const SpecialPieces& special, AroundText around) 
           {"single", std::move(single)},
           {"pair", std::move(pair)},
           {"special_tokens", std::move(tokens)}};
-}
-
-ordered_json whole(ordered_json added, ordered_json normalizer, ordered_json decoder, ordered_json model) {
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens", std::move(added)},
-          {"normalizer", std::move(normalizer)},
-          {"pre_tokenizer", nullptr},
-          {"post_processor", nullptr},
-          {"decoder", std::move(decoder)},
-          {"model", std::move(model)}};
 }
 
 // --- whether it is the same
@@ -297,11 +275,12 @@ Result<std::string> sentencepiece_as_json(std::string_view bytes, AroundText aro
     }
     if (piece.type == PieceType::kUnknown) unknown = static_cast<int64_t>(k);
     if (piece.type == PieceType::kUnknown || piece.type == PieceType::kControl) {
-      added.push_back(added_token(static_cast<int64_t>(k), piece.text));
+      added.push_back(special_token_json(static_cast<int64_t>(k), piece.text));
     }
   }
   if (unknown < 0) return unsupported("the model has no unknown piece");
-  ordered_json made_of = whole(std::move(added), normalizer_of(model), decoder_of(model), model_of(model, unknown));
+  ordered_json made_of =
+      hf_tokenizer_json(std::move(added), normalizer_of(model), decoder_of(model), model_of(model, unknown));
   made_of["post_processor"] = post_processor_of(special, around);
   std::string out = json_text(made_of, 2) + "\n";
   Result<std::unique_ptr<Tokenizer>> made = make_hf_tokenizer(out);
@@ -319,18 +298,10 @@ std::string bytes_as_json() {
   ordered_json vocab = ordered_json::object();
   vocab[std::string(1, '\0')] = 0;
   for (int byte = 1; byte < 256; ++byte) vocab[fmt::format("<0x{:02X}>", byte)] = byte;
-  const ordered_json made_of = whole(ordered_json::array({added_token(0, std::string(1, '\0'))}), nullptr,
-                                     {{"type", "Sequence"}, {"decoders", {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}},
-                                     {{"type", "BPE"},
-                                      {"dropout", nullptr},
-                                      {"unk_token", nullptr},
-                                      {"continuing_subword_prefix", nullptr},
-                                      {"end_of_word_suffix", nullptr},
-                                      {"fuse_unk", false},
-                                      {"byte_fallback", true},
-                                      {"ignore_merges", false},
-                                      {"vocab", std::move(vocab)},
-                                      {"merges", ordered_json::array()}});
+  const ordered_json made_of =
+      hf_tokenizer_json(ordered_json::array({special_token_json(0, std::string(1, '\0'))}), nullptr,
+                        {{"type", "Sequence"}, {"decoders", {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}},
+                        bpe_json(std::move(vocab), ordered_json::array(), true));
   return json_text(made_of, 2) + "\n";
 }
 
