@@ -1,21 +1,16 @@
 #pragma once
-// pytorch_model.bin, read without Python: a zip archive (zip_directory.h) of raw storages and a pickle that says which
-// tensor is which part of them (unpickler.h). Never run, never written.
-//
-//   TOP/data.pkl      the pickle           TOP/version    decimal text, 1 to 10
-//   TOP/data/KEY      a raw storage        TOP/byteorder  "little" where it is there
-// Source: pytorch torch/serialization.py, caffe2/serialize/inline_container.cc.
+// pytorch_model.bin, read without Python: an archive of torch.save (torch_archive.h) whose pickle says which tensor is
+// which part of its storages (unpickler.h). Never run, never written.
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "converters/torch_archive.h"
 #include "converters/unpickler.h"
 #include "converters/weights_file.h"
-#include "converters/zip_directory.h"
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
 
@@ -32,16 +27,15 @@ class TorchBinFile final : public WeightsFile {
                                                            const std::filesystem::path& path, int64_t begin,
                                                            int64_t bytes);
 
-  const std::filesystem::path& path() const override { return path_; }
+  const std::filesystem::path& path() const override { return archive_.path(); }
   const std::vector<SafeTensor>& tensors() const override { return tensors_; }
   /// Of a tensor that is a strided view of its storage, its elements are gathered.
   Status read(const SafeTensor& tensor, int64_t offset, int64_t bytes, std::byte* out) const override;
   /// Compares every entry with its CRC-32, where the writer has computed one. Errors: kCorrupt naming the entry.
-  Status verify() const override;
+  Status verify() const override { return archive_.verify(); }
 
  private:
   TorchBinFile() = default;
-  Status read_at(int64_t offset, std::span<char> out) const;
   Status load(Pickle pickle);
 
   struct View {
@@ -51,10 +45,7 @@ class TorchBinFile final : public WeightsFile {
     bool contiguous = false;
     int64_t stored_elems = 0;  // of its storage
   };
-  std::filesystem::path path_;
-  std::shared_ptr<const Fd> fd_;
-  int64_t begin_ = 0, file_bytes_ = 0;  // of the archive in the file
-  std::vector<ZipEntry> entries_;
+  TorchArchive archive_;
   std::vector<SafeTensor> tensors_;  // sorted by where they lie
   std::vector<View> views_;          // of each of tensors_
 };
