@@ -48,9 +48,6 @@ template <const char* const& kWhat>
 void stop(Stream& on) {
   missing(on, kWhat);
 }
-/// That sums over rows are cut into.
-int64_t parts_of(const kernels::TreeParts& parts) { return parts.sums ? parts.count : 1; }
-
 // --- calls
 // --------------------------------------------------------------------------------------------------------------
 
@@ -59,9 +56,12 @@ template <typename Body>
 void order(Stream& stream, const char* what, const Body& body) {
   CudaStream& on = cuda_stream(stream);
   if (!on.ready()) return;
-  Queue queue{on.handle()};
+  Queue queue{.stream = on.handle(),
+              .scratch = static_cast<std::byte*>(on.scratch(0, what)),
+              .scratch_bytes = on.scratch_bytes()};
   body(on, queue);
   on.keep(queue.error, what);
+  if (queue.lacked_bytes > 0) on.scratch(queue.lacked_bytes, what);  // keeps the error
 }
 
 /// A launching function with the parameters of the table.
@@ -124,82 +124,17 @@ void both(Stream& stream, DevicePtr<const T> x, DevicePtr<T> dy, DevicePtr<T> y,
   });
 }
 
-/// Memory for partial sums of a norm's backward pass; null where it has failed.
-float* norm_scratch(CudaStream& on, int64_t rows, int64_t width, bool biased, int64_t parts) {
-  return static_cast<float*>(on.scratch(bytes_of<float>(k::norm_partials(rows, width, biased, parts)), "a norm"));
-}
-
 template <typename T>
 void fill_norms(kernels::Ops<T>& out) {
-  using kernels::HeadNorm;
-  using kernels::NormGradients;
-  using kernels::NormRows;
-  using kernels::Rows;
-  out.layer_norm_forward = [](Stream& stream, const NormRows& of, DevicePtr<const T> x, DevicePtr<const T> weight,
-                              DevicePtr<const T> bias, DevicePtr<T> y, DevicePtr<float> mean, DevicePtr<float> rstd) {
-    order(stream, "layer_norm_forward", [&](CudaStream&, Queue& on) {
-      k::layer_norm_forward<T>(on, x.address(), weight.address(), bias.address(), y.address(), mean.address(),
-                               rstd.address(), of.rows, of.width, of.eps, of.offset);
-    });
-  };
-  out.layer_norm_backward = [](Stream& stream, const NormRows& of, DevicePtr<const T> dy, DevicePtr<const T> x,
-                               DevicePtr<const T> weight, DevicePtr<const float> mean, DevicePtr<const float> rstd,
-                               DevicePtr<T> dx, const NormGradients& to) {
-    order(stream, "layer_norm_backward", [&](CudaStream& cuda, Queue& on) {
-      float* const partials = norm_scratch(cuda, of.rows, of.width, static_cast<bool>(to.bias), parts_of(to.parts));
-      if (partials == nullptr) return;
-      k::layer_norm_backward<T>(on, dy.address(), x.address(), weight.address(), mean.address(), rstd.address(),
-                                dx.address(), to.weight.address(), to.bias.address(), of.rows, of.width, partials,
-                                of.offset, parts_of(to.parts), of.adds);
-    });
-  };
-  out.rms_norm_forward = [](Stream& stream, const NormRows& of, DevicePtr<const T> x, DevicePtr<const T> weight,
-                            DevicePtr<T> y, DevicePtr<float> rstd) {
-    order(stream, "rms_norm_forward", [&](CudaStream&, Queue& on) {
-      k::rms_norm_forward<T>(on, x.address(), weight.address(), y.address(), rstd.address(), of.rows, of.width, of.eps,
-                             of.offset);
-    });
-  };
-  out.rms_norm_backward = [](Stream& stream, const NormRows& of, DevicePtr<const T> dy, DevicePtr<const T> x,
-                             DevicePtr<const T> weight, DevicePtr<const float> rstd, DevicePtr<T> dx,
-                             const NormGradients& to) {
-    order(stream, "rms_norm_backward", [&](CudaStream& cuda, Queue& on) {
-      float* const partials = norm_scratch(cuda, of.rows, of.width, false, parts_of(to.parts));
-      if (partials == nullptr) return;
-      k::rms_norm_backward<T>(on, dy.address(), x.address(), weight.address(), rstd.address(), dx.address(),
-                              to.weight.address(), of.rows, of.width, partials, of.offset, parts_of(to.parts), of.adds);
-    });
-  };
+  out.layer_norm_forward = &Direct<&k::layer_norm_forward<T>>::run;
+  out.layer_norm_backward = &Direct<&k::layer_norm_backward<T>>::run;
+  out.rms_norm_forward = &Direct<&k::rms_norm_forward<T>>::run;
+  out.rms_norm_backward = &Direct<&k::rms_norm_backward<T>>::run;
   out.head_norm_forward = &Direct<&k::head_norm_forward<T>>::run;
-  out.head_norm_backward = [](Stream& stream, const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x,
-                              DevicePtr<const T> weight, const Rows<T>& dx, const NormGradients& to,
-                              DevicePtr<float> stats) {
-    order(stream, "head_norm_backward", [&](CudaStream& cuda, Queue& on) {
-      const int64_t floats = k::head_norm_partials(d, static_cast<bool>(to.bias), parts_of(to.parts));
-      void* const partials = cuda.scratch(bytes_of<float>(floats), "head_norm_backward");
-      if (partials == nullptr) return;
-      k::head_norm_backward<T>(on, d, dy, x, weight.address(), dx, to, stats.address(), static_cast<float*>(partials));
-    });
-  };
-}
-
-template <typename T>
-void fill_whole_norms(kernels::Ops<T>& out) {
-  using kernels::Rows;
+  out.head_norm_backward = &Direct<&k::head_norm_backward<T>>::run;
   out.row_dots = &Direct<&k::row_dots<T>>::run;
   out.whole_norm_forward = &Direct<&k::whole_norm_forward<T>>::run;
-  out.whole_norm_backward = [](Stream& stream, const kernels::WholeNorm& d, const Rows<const T>& dy,
-                               const Rows<const T>& x, DevicePtr<const T> weight, DevicePtr<const float> squares,
-                               DevicePtr<const float> dots, const Rows<T>& dx, const kernels::NormGradients& to) {
-    order(stream, "whole_norm_backward", [&](CudaStream& cuda, Queue& on) {
-      const int64_t parts = parts_of(to.parts);
-      const int64_t bytes = bytes_of<float>(k::bias_partials(d.rows, d.width, parts));
-      void* const partials = cuda.scratch(bytes, "whole_norm_backward");
-      if (partials == nullptr) return;
-      k::whole_norm_backward<T>(on, d, dy, x, weight.address(), squares.address(), dots.address(), dx,
-                                to.weight.address(), static_cast<float*>(partials), parts);
-    });
-  };
+  out.whole_norm_backward = &Direct<&k::whole_norm_backward<T>>::run;
 }
 
 template <typename T>
@@ -276,15 +211,7 @@ void fill_maps(kernels::Ops<T>& out) {
   out.join_latent_heads = &Direct<&k::join_latent_heads<T>>::run;
   out.split_latent_heads = &Direct<&k::split_latent_heads<T>>::run;
   out.rotary = &Direct<&k::rotary<T>>::run;
-  out.bias_backward = [](Stream& stream, DevicePtr<const T> dy, DevicePtr<float> dbias, int64_t rows, int64_t width,
-                         const kernels::TreeParts& parts) {
-    order(stream, "bias_backward", [&](CudaStream& cuda, Queue& on) {
-      const int64_t count = parts_of(parts);
-      void* const partials = cuda.scratch(bytes_of<float>(k::bias_partials(rows, width, count)), "bias_backward");
-      if (partials == nullptr) return;
-      k::bias_backward<T>(on, dy.address(), dbias.address(), rows, width, static_cast<float*>(partials), count);
-    });
-  };
+  out.bias_backward = &Direct<&k::bias_backward<T>>::run;
   out.dropout = [](Stream& stream, const kernels::DropoutRows& of, DevicePtr<const T> x, DevicePtr<T> y) {
     order(stream, "dropout", [&](CudaStream&, Queue& on) {
       k::dropout<T>(on, x.address(), y.address(), of.rows, of.width, of.first_row, of.tokens, of.samples,
@@ -567,11 +494,8 @@ void multiply_then(CudaStream& on, const Product& of) {
     on.blas()->multiply(on, sum, on.blas_workspace());
     on.set(of.sums, 0, bytes_of<float>(of.m));
     return order(on, "a product's sums", [&](CudaStream&, Queue& queue) {
-      void* const partials = on.scratch(bytes_of<float>(k::bias_partials(of.k, of.m)), "a product's sums");
-      if (partials == nullptr) return;
-      with_type(of.ab_dtype, [&]<typename T>(T) {
-        k::bias_backward<T>(queue, static_cast<const T*>(of.a), of.sums, of.k, of.m, static_cast<float*>(partials));
-      });
+      with_type(of.ab_dtype,
+                [&]<typename T>(T) { k::bias_backward<T>(queue, static_cast<const T*>(of.a), of.sums, of.k, of.m); });
     });
   }
   sum.residual = nullptr;
@@ -709,7 +633,6 @@ kernels::Ops<T> filled() {
   fill_norms(out);
   fill_maps(out);
   fill_attention(out);
-  fill_whole_norms(out);
   fill_experts(out);
   fill_rows(out);
   out.rotary_table = [](Stream& stream, DevicePtr<float> table, int64_t first, int64_t tokens,

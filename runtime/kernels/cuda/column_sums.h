@@ -37,12 +37,13 @@ __global__ void __launch_bounds__(kWarp* kRowLanes, 4) column_sums(F f, RowRuns 
   store_pack<N>(partials + blockIdx.y * width + c, sum);
 }
 
-/// into[c] += the sum of f.at<N>(row, c) over all rows. partials: memory for bias_partials(rows, width, parts) floats.
-/// `aligned`: f takes packs of 4 columns.
+/// into[c] += the sum of f.at<N>(row, c) over all rows. Scratch: bias_partials(rows, width, parts) floats. `aligned`: f
+/// takes packs of 4 columns.
 template <typename F>
-void add_columns(Queue& on, const F& f, int64_t rows, int64_t width, bool aligned, float* into, float* partials,
-                 int64_t parts) {
+void add_columns(Queue& on, const F& f, int64_t rows, int64_t width, bool aligned, float* into, int64_t parts) {
   constexpr int kMany = 4;
+  auto* const partials = on.room<float>(bias_partials(rows, width, parts));
+  if (partials == nullptr) return;
   const RowRuns runs = bias_runs(rows, parts);
   const auto count = static_cast<unsigned>(runs.count());
   const dim3 threads{kWarp, kRowLanes};

@@ -523,10 +523,12 @@ void forward(Queue& on, const ForwardArgs<T>& of, unsigned heads = 1) {
 }
 
 template <Form kForm, typename T>
-void backward(Queue& on, BackwardArgs<T> of, float* dweight, float* dbias, int64_t parts, unsigned heads = 1) {
-  const RowRuns runs = norm_runs(of.rows, parts);
+void backward(Queue& on, BackwardArgs<T> of, const NormGradients& to, unsigned heads = 1) {
+  const RowRuns runs = norm_runs(of.rows, parts_of(to.parts));
   of.runs = runs;
-  of.arrays = dbias != nullptr ? 2 : 1;
+  of.arrays = kForm != Form::kRms && to.bias ? 2 : 1;
+  of.partials = on.room<float>(runs.count() * of.arrays * heads * of.width);
+  if (of.partials == nullptr) return;
   const Shared shared = Shared::of(of.width);
   Size size{{static_cast<unsigned>(runs.count()), heads},
             {kThreads},
@@ -547,7 +549,33 @@ void backward(Queue& on, BackwardArgs<T> of, float* dweight, float* dbias, int64
   } else {
     RT_CHECK(false, "heads of {} channels, each with weights of its own", of.width);
   }
-  if (dweight != nullptr) add_partials(on, of.partials, runs, of.arrays, heads * of.width, dweight, dbias);
+  if (!to.weight) return;
+  add_partials(on, of.partials, runs, of.arrays, heads * of.width, to.weight.address(), to.bias.address());
+}
+
+/// Without what a sum before it or a mean has.
+template <typename T>
+ForwardArgs<T> forward_args(const NormRows& of, const T* x, const T* weight, T* y, float* rstd) {
+  return {.x = dense(x, of.width),
+          .y = dense(y, of.width),
+          .weight = weight,
+          .rstd = rstd,
+          .rows = of.rows,
+          .width = of.width,
+          .eps = of.eps,
+          .offset = of.offset};
+}
+template <typename T>
+BackwardArgs<T> backward_args(const NormRows& of, const T* dy, const T* x, const T* weight, const float* rstd, T* dx) {
+  return {.dy = dense(dy, of.width),
+          .x = dense(x, of.width),
+          .dx = dense(dx, of.width),
+          .weight = weight,
+          .rstd = rstd,
+          .rows = of.rows,
+          .width = of.width,
+          .offset = of.offset,
+          .adds = of.adds};
 }
 
 void check(const HeadNorm& d, bool biased) {
@@ -574,94 +602,46 @@ void forward(Queue& on, const HeadNorm& d, const ForwardArgs<T>& of) {
 }  // namespace
 
 template <typename T>
-void layer_norm_forward(Queue& on, const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd,
-                        int64_t rows, int64_t width, float eps, float offset) {
-  forward<Form::kCentred, T>(on, {.x = dense(x, width),
-                                  .y = dense(y, width),
-                                  .weight = weight,
-                                  .bias = bias,
-                                  .mean = mean,
-                                  .rstd = rstd,
-                                  .rows = rows,
-                                  .width = width,
-                                  .eps = eps,
-                                  .offset = offset});
+void layer_norm_forward(Queue& on, const NormRows& of, const T* x, const T* weight, const T* bias, T* y, float* mean,
+                        float* rstd) {
+  ForwardArgs<T> all = forward_args(of, x, weight, y, rstd);
+  all.bias = bias;
+  all.mean = mean;
+  forward<Form::kCentred>(on, all);
 }
 template <typename T>
-void add_layer_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* weight, const T* bias, T* y,
-                            float* mean, float* rstd, int64_t rows, int64_t width, float eps, float offset) {
-  forward<Form::kCentred, T>(on, {.x = dense(a, width),
-                                  .added = dense(b, width),
-                                  .sum = dense(sum, width),
-                                  .y = dense(y, width),
-                                  .weight = weight,
-                                  .bias = bias,
-                                  .mean = mean,
-                                  .rstd = rstd,
-                                  .rows = rows,
-                                  .width = width,
-                                  .eps = eps,
-                                  .offset = offset});
+void add_layer_norm_forward(Queue& on, const NormRows& of, const T* a, const T* b, T* sum, const T* weight,
+                            const T* bias, T* y, float* mean, float* rstd) {
+  ForwardArgs<T> all = forward_args(of, a, weight, y, rstd);
+  all.added = dense(b, of.width);
+  all.sum = dense(sum, of.width);
+  all.bias = bias;
+  all.mean = mean;
+  forward<Form::kCentred>(on, all);
 }
 template <typename T>
-void layer_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* mean, const float* rstd,
-                         T* dx, float* dweight, float* dbias, int64_t rows, int64_t width, float* partials,
-                         float offset, int64_t parts, bool adds) {
-  backward<Form::kCentred, T>(on,
-                              {.dy = dense(dy, width),
-                               .x = dense(x, width),
-                               .dx = dense(dx, width),
-                               .weight = weight,
-                               .mean = mean,
-                               .rstd = rstd,
-                               .partials = partials,
-                               .rows = rows,
-                               .width = width,
-                               .offset = offset,
-                               .adds = adds},
-                              dweight, dbias, parts);
+void layer_norm_backward(Queue& on, const NormRows& of, const T* dy, const T* x, const T* weight, const float* mean,
+                         const float* rstd, T* dx, const NormGradients& to) {
+  BackwardArgs<T> all = backward_args(of, dy, x, weight, rstd, dx);
+  all.mean = mean;
+  backward<Form::kCentred>(on, all, to);
 }
 template <typename T>
-void rms_norm_forward(Queue& on, const T* x, const T* weight, T* y, float* rstd, int64_t rows, int64_t width, float eps,
-                      float offset) {
-  forward<Form::kRms, T>(on, {.x = dense(x, width),
-                              .y = dense(y, width),
-                              .weight = weight,
-                              .rstd = rstd,
-                              .rows = rows,
-                              .width = width,
-                              .eps = eps,
-                              .offset = offset});
+void rms_norm_forward(Queue& on, const NormRows& of, const T* x, const T* weight, T* y, float* rstd) {
+  forward<Form::kRms>(on, forward_args(of, x, weight, y, rstd));
 }
 template <typename T>
-void add_rms_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* weight, T* y, float* rstd, int64_t rows,
-                          int64_t width, float eps, float offset) {
-  forward<Form::kRms, T>(on, {.x = dense(a, width),
-                              .added = dense(b, width),
-                              .sum = dense(sum, width),
-                              .y = dense(y, width),
-                              .weight = weight,
-                              .rstd = rstd,
-                              .rows = rows,
-                              .width = width,
-                              .eps = eps,
-                              .offset = offset});
+void add_rms_norm_forward(Queue& on, const NormRows& of, const T* a, const T* b, T* sum, const T* weight, T* y,
+                          float* rstd) {
+  ForwardArgs<T> all = forward_args(of, a, weight, y, rstd);
+  all.added = dense(b, of.width);
+  all.sum = dense(sum, of.width);
+  forward<Form::kRms>(on, all);
 }
 template <typename T>
-void rms_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight,
-                       int64_t rows, int64_t width, float* partials, float offset, int64_t parts, bool adds) {
-  backward<Form::kRms, T>(on,
-                          {.dy = dense(dy, width),
-                           .x = dense(x, width),
-                           .dx = dense(dx, width),
-                           .weight = weight,
-                           .rstd = rstd,
-                           .partials = partials,
-                           .rows = rows,
-                           .width = width,
-                           .offset = offset,
-                           .adds = adds},
-                          dweight, nullptr, parts);
+void rms_norm_backward(Queue& on, const NormRows& of, const T* dy, const T* x, const T* weight, const float* rstd,
+                       T* dx, const NormGradients& to) {
+  backward<Form::kRms>(on, backward_args(of, dy, x, weight, rstd, dx), to);
 }
 template <typename T>
 void head_norm_forward(Queue& on, const HeadNorm& d, const Rows<const T>& x, const T* weight, const T* bias,
@@ -675,13 +655,12 @@ void head_norm_forward(Queue& on, const HeadNorm& d, const Rows<const T>& x, con
 }
 template <typename T>
 void head_norm_backward(Queue& on, const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x, const T* weight,
-                        const Rows<T>& dx, const NormGradients& to, float* stats, float* partials) {
+                        const Rows<T>& dx, const NormGradients& to, float* stats) {
   check(d, static_cast<bool>(to.bias));
   BackwardArgs<T> of{.dy = rows_of(d, dy),
                      .x = rows_of(d, x),
                      .dx = rows_of(d, dx),
                      .weight = weight,
-                     .partials = partials,
                      .rows = row_count(d),
                      .width = d.head_dim,
                      .eps = d.eps,
@@ -692,29 +671,19 @@ void head_norm_backward(Queue& on, const HeadNorm& d, const Rows<const T>& dy, c
     of.rstd = moments.rstd = stats + d.rows * d.heads;
     forward(on, d, moments);
   }
-  float *const dweight = to.weight.address(), *const dbias = to.bias.address();
-  const int64_t parts = to.parts.sums ? to.parts.count : 1;
-  if (d.own_weights) return backward<Form::kOwn>(on, of, dweight, dbias, parts, static_cast<unsigned>(d.heads));
-  d.centred ? backward<Form::kCentred>(on, of, dweight, dbias, parts)
-            : backward<Form::kRms>(on, of, dweight, dbias, parts);
+  if (d.own_weights) return backward<Form::kOwn>(on, of, to, static_cast<unsigned>(d.heads));
+  d.centred ? backward<Form::kCentred>(on, of, to) : backward<Form::kRms>(on, of, to);
 }
 
-#define RT_INSTANTIATE(T)                                                                                              \
-  template void layer_norm_forward<T>(Queue&, const T*, const T*, const T*, T*, float*, float*, int64_t, int64_t,      \
-                                      float, float);                                                                   \
-  template void add_layer_norm_forward<T>(Queue&, const T*, const T*, T*, const T*, const T*, T*, float*, float*,      \
-                                          int64_t, int64_t, float, float);                                             \
-  template void layer_norm_backward<T>(Queue&, const T*, const T*, const T*, const float*, const float*, T*, float*,   \
-                                       float*, int64_t, int64_t, float*, float, int64_t, bool);                        \
-  template void rms_norm_forward<T>(Queue&, const T*, const T*, T*, float*, int64_t, int64_t, float, float);           \
-  template void add_rms_norm_forward<T>(Queue&, const T*, const T*, T*, const T*, T*, float*, int64_t, int64_t, float, \
-                                        float);                                                                        \
-  template void rms_norm_backward<T>(Queue&, const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t, \
-                                     float*, float, int64_t, bool);                                                    \
-  template void head_norm_forward<T>(Queue&, const HeadNorm&, const Rows<const T>&, const T*, const T*,                \
-                                     const Rows<T>&);                                                                  \
-  template void head_norm_backward<T>(Queue&, const HeadNorm&, const Rows<const T>&, const Rows<const T>&, const T*,   \
-                                      const Rows<T>&, const NormGradients&, float*, float*)
+#define RT_INSTANTIATE(T)                                                 \
+  template decltype(layer_norm_forward<T>) layer_norm_forward<T>;         \
+  template decltype(add_layer_norm_forward<T>) add_layer_norm_forward<T>; \
+  template decltype(layer_norm_backward<T>) layer_norm_backward<T>;       \
+  template decltype(rms_norm_forward<T>) rms_norm_forward<T>;             \
+  template decltype(add_rms_norm_forward<T>) add_rms_norm_forward<T>;     \
+  template decltype(rms_norm_backward<T>) rms_norm_backward<T>;           \
+  template decltype(head_norm_forward<T>) head_norm_forward<T>;           \
+  template decltype(head_norm_backward<T>) head_norm_backward<T>
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

@@ -1,7 +1,6 @@
 #pragma once
 // LayerNorm and RMSNorm for CUDA: the functions of runtime/kernels/norm.h, and each fused with the sum before it.
-// Statistics in float. `partials` is memory for norm_partials() floats. Channels have the factors weight + offset;
-// `weight` and its gradient may be null, then they are 1.
+// Backward passes take norm_partials() floats as scratch.
 
 #include <cstdint>
 
@@ -21,41 +20,37 @@ constexpr int64_t norm_partials(int64_t rows, int64_t width, bool biased, int64_
 }
 
 template <typename T>
-void layer_norm_forward(Queue& on, const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd,
-                        int64_t rows, int64_t width, float eps, float offset = 0);
-/// dx may be dy. dbias may be null. Gradients of channels are added by a tree of `parts` (RowRuns). `adds`: to dx.
+void layer_norm_forward(Queue& on, const NormRows& of, const T* x, const T* weight, const T* bias, T* y, float* mean,
+                        float* rstd);
 template <typename T>
-void layer_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* mean, const float* rstd,
-                         T* dx, float* dweight, float* dbias, int64_t rows, int64_t width, float* partials,
-                         float offset = 0, int64_t parts = 1, bool adds = false);
+void layer_norm_backward(Queue& on, const NormRows& of, const T* dy, const T* x, const T* weight, const float* mean,
+                         const float* rstd, T* dx, const NormGradients& to);
 template <typename T>
-void rms_norm_forward(Queue& on, const T* x, const T* weight, T* y, float* rstd, int64_t rows, int64_t width, float eps,
-                      float offset = 0);
+void rms_norm_forward(Queue& on, const NormRows& of, const T* x, const T* weight, T* y, float* rstd);
 template <typename T>
-void rms_norm_backward(Queue& on, const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight,
-                       int64_t rows, int64_t width, float* partials, float offset = 0, int64_t parts = 1,
-                       bool adds = false);
+void rms_norm_backward(Queue& on, const NormRows& of, const T* dy, const T* x, const T* weight, const float* rstd,
+                       T* dx, const NormGradients& to);
 
 /// sum = a + b, rounded; y is its norm. sum may be a or b.
 template <typename T>
-void add_layer_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* weight, const T* bias, T* y,
-                            float* mean, float* rstd, int64_t rows, int64_t width, float eps, float offset = 0);
+void add_layer_norm_forward(Queue& on, const NormRows& of, const T* a, const T* b, T* sum, const T* weight,
+                            const T* bias, T* y, float* mean, float* rstd);
 template <typename T>
-void add_rms_norm_forward(Queue& on, const T* a, const T* b, T* sum, const T* weight, T* y, float* rstd, int64_t rows,
-                          int64_t width, float eps, float offset = 0);
+void add_rms_norm_forward(Queue& on, const NormRows& of, const T* a, const T* b, T* sum, const T* weight, T* y,
+                          float* rstd);
 
 /// With own_weights d is centred.
 template <typename T>
 void head_norm_forward(Queue& on, const HeadNorm& d, const Rows<const T>& x, const T* weight, const T* bias,
                        const Rows<T>& y);
-/// Memory for partial sums of head_norm_backward(), in floats.
+/// Scratch of head_norm_backward(), in floats.
 constexpr int64_t head_norm_partials(const HeadNorm& d, bool biased, int64_t parts = 1) {
   return d.own_weights ? norm_partials(d.rows, d.heads * d.head_dim, false, parts)
                        : norm_partials(d.rows * d.heads, d.head_dim, biased, parts);
 }
-/// dx may be dy. stats [2, rows, heads] is scratch, of centred norms alone.
+/// stats is written by centred norms alone.
 template <typename T>
 void head_norm_backward(Queue& on, const HeadNorm& d, const Rows<const T>& dy, const Rows<const T>& x, const T* weight,
-                        const Rows<T>& dx, const NormGradients& to, float* stats, float* partials);
+                        const Rows<T>& dx, const NormGradients& to, float* stats);
 
 }  // namespace cairn::kernels::cuda

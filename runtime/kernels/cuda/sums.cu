@@ -62,12 +62,12 @@ void add_partials(Queue& on, float* partials, const RowRuns& runs, int64_t array
 }
 
 template <typename T>
-void bias_backward(Queue& on, const T* dy, float* dbias, int64_t rows, int64_t width, float* partials, int64_t parts) {
+void bias_backward(Queue& on, const T* dy, float* dbias, int64_t rows, int64_t width, const TreeParts& parts) {
   add_columns(on, Elements<T>{dy, width}, rows, width, aligned_to(4 * static_cast<int64_t>(sizeof(T)), dy), dbias,
-              partials, parts);
+              parts_of(parts));
 }
 
-#define RT_INSTANTIATE(T) template void bias_backward<T>(Queue&, const T*, float*, int64_t, int64_t, float*, int64_t)
+#define RT_INSTANTIATE(T) template decltype(bias_backward<T>) bias_backward<T>
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

@@ -6,8 +6,12 @@
 #include <cstdint>
 
 #include "runtime/kernels/cuda/queue.h"
+#include "runtime/kernels/sums_over_rows.h"
 
 namespace cairn::kernels::cuda {
+
+/// How many parts sums over rows are cut into.
+inline int64_t parts_of(const TreeParts& parts) { return parts.sums ? parts.count : 1; }
 
 /// Rows cut into equal parts, a power of two, and each of these into runs, one a block. The sum over a part is that of
 /// its runs in order; the sums of parts are added by a balanced tree. So a part has the same bits wherever it stands,
@@ -33,7 +37,7 @@ struct RowRuns {
 void add_partials(Queue& on, float* partials, const RowRuns& runs, int64_t arrays, int64_t width, float* into0,
                   float* into1);
 
-/// Runs of bias_backward(), and floats that it needs for partials.
+/// Runs of bias_backward(), and floats that it needs as scratch.
 constexpr int64_t kBiasRunRows = 64, kBiasRuns = 128;
 constexpr RowRuns bias_runs(int64_t rows, int64_t parts = 1) {
   return RowRuns::of(rows, kBiasRunRows, kBiasRuns, parts);
@@ -41,9 +45,8 @@ constexpr RowRuns bias_runs(int64_t rows, int64_t parts = 1) {
 constexpr int64_t bias_partials(int64_t rows, int64_t width, int64_t parts = 1) {
   return bias_runs(rows, parts).count() * width;
 }
-/// dbias[c] += sum over r of dy[r, c].
+/// The function of runtime/kernels/elementwise.h.
 template <typename T>
-void bias_backward(Queue& on, const T* dy, float* dbias, int64_t rows, int64_t width, float* partials,
-                   int64_t parts = 1);
+void bias_backward(Queue& on, const T* dy, float* dbias, int64_t rows, int64_t width, const TreeParts& parts = {});
 
 }  // namespace cairn::kernels::cuda

@@ -142,25 +142,22 @@ void whole_norm_forward(Queue& on, const WholeNorm& d, const Rows<const T>& x, c
 
 template <typename T>
 void whole_norm_backward(Queue& on, const WholeNorm& d, const Rows<const T>& dy, const Rows<const T>& x,
-                         const T* weight, const float* squares, const float* dots, const Rows<T>& dx, float* dweight,
-                         float* partials, int64_t parts) {
+                         const T* weight, const float* squares, const float* dots, const Rows<T>& dx,
+                         const NormGradients& to) {
   const Stats stats(d, squares);
-  if (dweight != nullptr) {  // first: dx may be dy
+  if (to.weight) {  // first: dx may be dy
     add_columns(on, WeightGradients<T>{stats, RowsAt<const T>(dy), RowsAt<const T>(x)}, d.rows, d.width,
-                in_packs(dy) && in_packs(x), dweight, partials, parts);
+                in_packs(dy) && in_packs(x), to.weight.address(), parts_of(to.parts));
   }
   map_rows<kMany>(on,
                   Backward<T>{stats, dots, RowsAt<const T>(dy), RowsAt<const T>(x), RowsAt<T>(dx), weight, d.offset},
                   d.rows, d.width, in_packs(dy) && in_packs(x) && in_packs(dx) && in_packs(weight));
 }
 
-#define RT_INSTANTIATE(T)                                                                                              \
-  template void row_dots<T>(Queue&, const RowDots&, const Rows<const T>&, const Rows<const T>&, const T*, float,       \
-                            float*);                                                                                   \
-  template void whole_norm_forward<T>(Queue&, const WholeNorm&, const Rows<const T>&, const T*, const float*,          \
-                                      const Rows<T>&);                                                                 \
-  template void whole_norm_backward<T>(Queue&, const WholeNorm&, const Rows<const T>&, const Rows<const T>&, const T*, \
-                                       const float*, const float*, const Rows<T>&, float*, float*, int64_t)
+#define RT_INSTANTIATE(T)                                         \
+  template decltype(row_dots<T>) row_dots<T>;                     \
+  template decltype(whole_norm_forward<T>) whole_norm_forward<T>; \
+  template decltype(whole_norm_backward<T>) whole_norm_backward<T>
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

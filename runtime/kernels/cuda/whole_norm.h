@@ -14,10 +14,10 @@ void row_dots(Queue& on, const RowDots& d, const Rows<const T>& a, const Rows<co
 template <typename T>
 void whole_norm_forward(Queue& on, const WholeNorm& d, const Rows<const T>& x, const T* weight, const float* squares,
                         const Rows<T>& y);
-/// partials: memory for bias_partials(rows, width, parts) floats.
+/// Scratch: bias_partials() of the rows, floats.
 template <typename T>
 void whole_norm_backward(Queue& on, const WholeNorm& d, const Rows<const T>& dy, const Rows<const T>& x,
-                         const T* weight, const float* squares, const float* dots, const Rows<T>& dx, float* dweight,
-                         float* partials, int64_t parts = 1);
+                         const T* weight, const float* squares, const float* dots, const Rows<T>& dx,
+                         const NormGradients& to);
 
 }  // namespace cairn::kernels::cuda

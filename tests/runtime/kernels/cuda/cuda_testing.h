@@ -19,6 +19,15 @@ using kernels::cuda::Queue;
 template <typename T>
 using OnDevice = simt::DeviceArray<T>;
 
+/// With as many floats as scratch.
+struct ScratchQueue : Queue {
+  explicit ScratchQueue(int64_t floats) : memory(floats) {
+    scratch = reinterpret_cast<std::byte*>(memory.data());
+    scratch_bytes = floats * static_cast<int64_t>(sizeof(float));
+  }
+  OnDevice<float> memory;
+};
+
 /// In these orders of threads; the first of them where the build is not a plain one.
 template <typename Body>
 void in_orders(std::span<const simt::Order> orders, const Body& body) {

@@ -78,9 +78,9 @@ TEST_SUITE("runtime/kernels/cuda/maps") {
       kernels::bias_backward<T>(x.data(), dbias.data(), rows, width);
       in_every_order([&] {
         OnDevice<T> d_x(x), d_bias(bias);
-        OnDevice<float> d_dbias(filled<float>(width, 0.5f)), partials(kernels::cuda::bias_partials(rows, width));
-        Queue on;
-        kernels::cuda::bias_backward<T>(on, d_x.data(), d_dbias.data(), rows, width, partials.data());
+        OnDevice<float> d_dbias(filled<float>(width, 0.5f));
+        ScratchQueue on(kernels::cuda::bias_partials(rows, width));
+        kernels::cuda::bias_backward<T>(on, d_x.data(), d_dbias.data(), rows, width);
         check_alike(d_dbias.values(), dbias, sum_of<float>(rows));
         kernels::cuda::add_bias<T>(on, d_x.data(), d_bias.data(), rows, width);
         CHECK(same_bits(d_x.values(), y));
@@ -96,12 +96,12 @@ TEST_SUITE("runtime/kernels/cuda/maps") {
     in_every_order([&] {
       OnDevice<float> d_x(x);
       OnDevice<float> whole(filled<float>(kWidth, 0)), first(filled<float>(kWidth, 0)),
-          second(filled<float>(kWidth, 0)), partials(kernels::cuda::bias_partials(kRows, kWidth, 4));
-      Queue on;
-      kernels::cuda::bias_backward<float>(on, d_x.data(), whole.data(), kRows, kWidth, partials.data(), 4);
-      kernels::cuda::bias_backward<float>(on, d_x.data(), first.data(), kHalf, kWidth, partials.data(), 2);
-      kernels::cuda::bias_backward<float>(on, d_x.data() + kHalf * kWidth, second.data(), kHalf, kWidth,
-                                          partials.data(), 2);
+          second(filled<float>(kWidth, 0));
+      ScratchQueue on(kernels::cuda::bias_partials(kRows, kWidth, 4));
+      const DevicePtr<float> some(on.memory.data());
+      kernels::cuda::bias_backward<float>(on, d_x.data(), whole.data(), kRows, kWidth, {4, some});
+      kernels::cuda::bias_backward<float>(on, d_x.data(), first.data(), kHalf, kWidth, {2, some});
+      kernels::cuda::bias_backward<float>(on, d_x.data() + kHalf * kWidth, second.data(), kHalf, kWidth, {2, some});
       check_alike(whole.values(), dbias, sum_of<float>(kRows));
       std::vector<float> joined = first.values();
       for (int64_t c = 0; c < kWidth; ++c) joined[c] += second.values()[c];

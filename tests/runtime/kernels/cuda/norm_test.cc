@@ -50,22 +50,24 @@ void layer_norm(Shape of, bool biased) {
   in_every_order([&] {
     OnDevice<T> d_x(x), d_weight(weight), d_bias(bias), d_y(count), d_dy(dy);
     OnDevice<float> d_mean(of.rows), d_rstd(of.rows), d_dweight(filled<float>(of.width, 0.5f)),
-        d_dbias(filled<float>(of.width, 0.25f)), partials(kernels::cuda::norm_partials(of.rows, of.width, biased));
-    Queue on;
-    kernels::cuda::layer_norm_forward<T>(on, d_x.data(), d_weight.data(), biased ? d_bias.data() : nullptr, d_y.data(),
-                                         d_mean.data(), d_rstd.data(), of.rows, of.width, kEps);
+        d_dbias(filled<float>(of.width, 0.25f));
+    ScratchQueue on(kernels::cuda::norm_partials(of.rows, of.width, biased));
+    kernels::cuda::layer_norm_forward<T>(on, norm, d_x.data(), d_weight.data(), biased ? d_bias.data() : nullptr,
+                                         d_y.data(), d_mean.data(), d_rstd.data());
     check_alike(d_y.values(), y, row);
     check_alike(d_mean.values(), mean, sum_of<float>(of.width));
     check_alike(d_rstd.values(), rstd, sum_of<float>(of.width));
     OnDevice<T> held(dy), own(dy);
     OnDevice<float> unused(of.width), also_unused(of.width);
-    kernels::cuda::layer_norm_backward<T>(on, own.data(), d_x.data(), d_weight.data(), d_mean.data(), d_rstd.data(),
-                                          held.data(), unused.data(), biased ? also_unused.data() : nullptr, of.rows,
-                                          of.width, partials.data(), 0, 1, true);
+    kernels::NormRows adding = norm;
+    adding.adds = true;
+    kernels::cuda::layer_norm_backward<T>(on, adding, own.data(), d_x.data(), d_weight.data(), d_mean.data(),
+                                          d_rstd.data(), held.data(),
+                                          {DevicePtr(unused.data()), DevicePtr(biased ? also_unused.data() : nullptr)});
     // dx may be dy.
-    kernels::cuda::layer_norm_backward<T>(on, d_dy.data(), d_x.data(), d_weight.data(), d_mean.data(), d_rstd.data(),
-                                          d_dy.data(), d_dweight.data(), biased ? d_dbias.data() : nullptr, of.rows,
-                                          of.width, partials.data());
+    kernels::cuda::layer_norm_backward<T>(on, norm, d_dy.data(), d_x.data(), d_weight.data(), d_mean.data(),
+                                          d_rstd.data(), d_dy.data(),
+                                          {DevicePtr(d_dweight.data()), DevicePtr(biased ? d_dbias.data() : nullptr)});
     check_alike(d_dy.values(), dx, row);
     CHECK(same_bits(held.values(), sums_of(dy, d_dy.values())));
     check_alike(d_dweight.values(), dweight, column);
@@ -86,15 +88,13 @@ void rms_norm(Shape of) {
                                 {.weight = DevicePtr(dweight.data())});
   in_every_order([&] {
     OnDevice<T> d_x(x), d_weight(weight), d_y(count), d_dy(dy), d_dx(count);
-    OnDevice<float> d_rstd(of.rows), d_dweight(filled<float>(of.width, 0.5f)),
-        partials(kernels::cuda::norm_partials(of.rows, of.width, false));
-    Queue on;
-    kernels::cuda::rms_norm_forward<T>(on, d_x.data(), d_weight.data(), d_y.data(), d_rstd.data(), of.rows, of.width,
-                                       kEps);
+    OnDevice<float> d_rstd(of.rows), d_dweight(filled<float>(of.width, 0.5f));
+    ScratchQueue on(kernels::cuda::norm_partials(of.rows, of.width, false));
+    kernels::cuda::rms_norm_forward<T>(on, norm, d_x.data(), d_weight.data(), d_y.data(), d_rstd.data());
     check_alike(d_y.values(), y, row);
     check_alike(d_rstd.values(), rstd, sum_of<float>(of.width));
-    kernels::cuda::rms_norm_backward<T>(on, d_dy.data(), d_x.data(), d_weight.data(), d_rstd.data(), d_dx.data(),
-                                        d_dweight.data(), of.rows, of.width, partials.data());
+    kernels::cuda::rms_norm_backward<T>(on, norm, d_dy.data(), d_x.data(), d_weight.data(), d_rstd.data(), d_dx.data(),
+                                        {.weight = DevicePtr(d_dweight.data())});
     check_alike(d_dx.values(), dx, row);
     check_alike(d_dweight.values(), dweight, column);
   });
@@ -116,13 +116,13 @@ void fused(Shape of) {
     OnDevice<T> d_a(a), d_b(b), d_weight(weight), d_bias(bias), d_sum(count), d_y(count);
     OnDevice<float> d_mean(of.rows), d_rstd(of.rows);
     Queue on;
-    kernels::cuda::add_rms_norm_forward<T>(on, d_a.data(), d_b.data(), d_sum.data(), d_weight.data(), d_y.data(),
-                                           d_rstd.data(), of.rows, of.width, kEps);
+    kernels::cuda::add_rms_norm_forward<T>(on, norm, d_a.data(), d_b.data(), d_sum.data(), d_weight.data(), d_y.data(),
+                                           d_rstd.data());
     CHECK(same_bits(d_sum.values(), sum));
     check_alike(d_y.values(), y, chain_of_sums<T>(of.width));
     // In place.
-    kernels::cuda::add_layer_norm_forward<T>(on, d_a.data(), d_b.data(), d_a.data(), d_weight.data(), d_bias.data(),
-                                             d_y.data(), d_mean.data(), d_rstd.data(), of.rows, of.width, kEps);
+    kernels::cuda::add_layer_norm_forward<T>(on, norm, d_a.data(), d_b.data(), d_a.data(), d_weight.data(),
+                                             d_bias.data(), d_y.data(), d_mean.data(), d_rstd.data());
     CHECK(same_bits(d_a.values(), sum));
     check_alike(d_y.values(), centred, chain_of_sums<T>(of.width));
   });
@@ -169,14 +169,14 @@ void head_norm(int64_t head_dim, const Heads& of) {
   in_every_order([&] {  // in place: what stands between heads of rows stays
     OnDevice<T> d_x(x), d_y(x), d_dx(dy), d_weight(weight), d_bias(bias);
     OnDevice<float> d_dweight(filled<float>(weights, 0.5f)), d_dbias(filled<float>(head_dim, 0.25f)),
-        d_stats(2 * kRows * kCount), partials(kernels::cuda::head_norm_partials(norm, of.biased));
-    Queue on;
+        d_stats(2 * kRows * kCount);
+    ScratchQueue on(kernels::cuda::head_norm_partials(norm, of.biased));
     both([&](const auto& d, const auto& in, const T* w, const T* b,
              const auto& to) { kernels::cuda::head_norm_forward<T>(on, d, in, w, b, to); },
          [&](const auto& d, const auto& g, const auto& in, const T* w, const auto& to) {
            kernels::cuda::head_norm_backward<T>(
                on, d, g, in, w, to, {DevicePtr(d_dweight.data()), DevicePtr(of.biased ? d_dbias.data() : nullptr), {}},
-               d_stats.data(), partials.data());
+               d_stats.data());
          },
          d_y.data(), d_x.data(), d_dx.data(), d_weight.data(), d_bias.data());
     check_alike(d_y.values(), y, row);
@@ -226,13 +226,13 @@ TEST_SUITE("runtime/kernels/cuda/norm") {
     for (const int64_t kWidth : {1024, 12288}) {
       CAPTURE(kWidth);
       OnDevice<bf16> x(normals<bf16>("x", kRows * kWidth)), weight(normals<bf16>("w", kWidth)), y(kRows * kWidth);
-      OnDevice<float> rstd(kRows), dweight(filled<float>(kWidth, 0)),
-          partials(kernels::cuda::norm_partials(kRows, kWidth, false));
-      Queue on;
+      OnDevice<float> rstd(kRows), dweight(filled<float>(kWidth, 0));
+      ScratchQueue on(kernels::cuda::norm_partials(kRows, kWidth, false));
+      const kernels::NormRows norm{kRows, kWidth, kEps};
       simt::take_traffic();
-      kernels::cuda::rms_norm_forward<bf16>(on, x.data(), weight.data(), y.data(), rstd.data(), kRows, kWidth, kEps);
-      kernels::cuda::rms_norm_backward<bf16>(on, y.data(), x.data(), weight.data(), rstd.data(), y.data(),
-                                             dweight.data(), kRows, kWidth, partials.data());
+      kernels::cuda::rms_norm_forward<bf16>(on, norm, x.data(), weight.data(), y.data(), rstd.data());
+      kernels::cuda::rms_norm_backward<bf16>(on, norm, y.data(), x.data(), weight.data(), rstd.data(), y.data(),
+                                             {.weight = DevicePtr(dweight.data())});
       int64_t rows = 0, sums = 0;
       for (const simt::Traffic& traffic : simt::take_traffic()) {
         CAPTURE(traffic.line);
@@ -255,13 +255,13 @@ TEST_SUITE("runtime/kernels/cuda/norm") {
     x[40 + 7] = NAN;
     OnDevice<float> d_x(x), weight(filled<float>(40, 1.0f)), y(160), rstd(4);
     Queue on;
-    kernels::cuda::rms_norm_forward<float>(on, d_x.data(), weight.data(), y.data(), rstd.data(), 4, 40, kEps);
+    kernels::cuda::rms_norm_forward<float>(on, {4, 40, kEps}, d_x.data(), weight.data(), y.data(), rstd.data());
     for (int i = 0; i < 160; ++i) CHECK(std::isnan(y.values()[i]) == (i / 40 == 1));
   }
   TEST_CASE("no row is no launch") {
     Queue on;
     simt::take_counts();
-    kernels::cuda::rms_norm_forward<float>(on, nullptr, nullptr, nullptr, nullptr, 0, 64, kEps);
+    kernels::cuda::rms_norm_forward<float>(on, {0, 64, kEps}, nullptr, nullptr, nullptr, nullptr);
     CHECK(simt::take_counts().launches == 0);
   }
 }

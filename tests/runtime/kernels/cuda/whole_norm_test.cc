@@ -30,16 +30,16 @@ void compare(int64_t rows, int64_t width, int64_t parts, int64_t stride, bool we
   in_every_order([&] {
     OnDevice<T> d_x(x), d_dy(dy), d_y(x), d_dx(dy), d_weight(weight);
     OnDevice<float> d_sums(std::vector<float>(sums.size())), d_squares(squares), d_inner(inner),
-        d_dweight(filled<float>(width, 0.5f)), partials(kernels::cuda::bias_partials(rows, width));
+        d_dweight(filled<float>(width, 0.5f));
     const T* const d_w = weighted ? d_weight.data() : nullptr;
     const auto there = [&](const OnDevice<T>& of) { return Rows<const T>{DevicePtr<const T>(of.data()), stride}; };
-    Queue on;
+    ScratchQueue on(kernels::cuda::bias_partials(rows, width));
     kernels::cuda::row_dots<T>(on, dots, there(d_x), there(d_dy), d_w, 0.5f, d_sums.data());
     check_alike(d_sums.values(), sums, sum_of<float>(width));
     kernels::cuda::whole_norm_forward<T>(on, norm, there(d_x), d_w, d_squares.data(), {DevicePtr(d_y.data()), stride});
     check_alike(d_y.values(), y, pointwise<T>() + pointwise<T>());
     kernels::cuda::whole_norm_backward<T>(on, norm, there(d_dx), there(d_x), d_w, d_squares.data(), d_inner.data(),
-                                          {DevicePtr(d_dx.data()), stride}, d_dweight.data(), partials.data());
+                                          {DevicePtr(d_dx.data()), stride}, {.weight = DevicePtr(d_dweight.data())});
     check_alike(d_dx.values(), dx, pointwise<T>() + pointwise<T>());
     check_alike(d_dweight.values(), dweight, sum_of<float>(rows));
   });
