@@ -62,16 +62,26 @@ class Plan final : public AttentionPlan {
                                             out(a.dq), out(a.dk), out(a.dv), static_cast<float*>(workspace));
   }
 
-  /// The logarithm is to base 2, or the first number's last bit is another one every other time.
+  /// The logarithm is to base 2, a number is none, or the last bit of the first or of the last is another one every
+  /// other time.
   void spoil(CudaStream& on, const AttentionArrays& arrays, AttentionFault fault) {
     const int64_t sums = of_.samples * of_.heads * of_.tokens;
     void* const first = pass_ == AttentionPass::kForward ? arrays.out : arrays.dq;
-    const bool flips = fault == AttentionFault::kUnsteady && ++runs_ % 2 == 0;
-    const bool doubles = fault == AttentionFault::kWrong;
+    const bool steady = fault != AttentionFault::kUnsteady && fault != AttentionFault::kUnsteadyEnd;
+    const bool flips = !steady && ++runs_ % 2 == 0;
+    const bool doubles = fault == AttentionFault::kWrong, nan = fault == AttentionFault::kNotANumber;
+    auto* last = static_cast<uint16_t*>(first);
+    if (fault == AttentionFault::kUnsteadyEnd) {
+      const int64_t rows = of_.samples * of_.tokens - 1;
+      last = pass_ == AttentionPass::kForward
+                 ? reinterpret_cast<uint16_t*>(arrays.logsumexp + sums - 1)
+                 : static_cast<uint16_t*>(arrays.dv) + rows * of_.kv_stride + of_.kv_heads * of_.head_dim - 1;
+    }
     const int64_t numbers = of_.tokens * of_.heads * of_.head_dim;
     library_.cuda()->launch(on.handle(),
                             [=, sums = pass_ == AttentionPass::kForward ? sums : 0, lse = arrays.logsumexp] {
-                              if (flips) static_cast<uint16_t*>(first)[0] ^= 1;
+                              if (flips) *last ^= 1;
+                              if (nan) static_cast<uint16_t*>(first)[0] = 0x7fff;
                               if (!doubles) return;
                               for (int64_t i = 0; i < sums; ++i) lse[i] *= 1.442695f;
                               if (sums == 0) std::memset(first, 0, static_cast<size_t>(numbers) * sizeof(uint16_t));
@@ -93,18 +103,20 @@ std::optional<AttentionFault> AttentionDouble::fault(AttentionPass pass) const {
 }
 
 void AttentionDouble::plant(const AttentionTimes& times) {
-  cuda_->slow([times, names = std::make_shared<std::map<const void*, std::string>>()](const Ordered& of) -> int64_t {
-    if (of.kernel == nullptr) return 0;
-    std::string& name = (*names)[of.kernel];
-    if (name.empty()) name = name_of(of.kernel);
-    if (!name.starts_with("attention_")) return 0;
-    const bool forward = name.find("gradients") == std::string::npos;
-    if (!forward && name.find("query_gradients") == std::string::npos) return 0;  // one of a pass
-    const AttentionBy by = by_library                                ? AttentionBy::kCudnn
-                           : name.starts_with("attention_warpgroup") ? AttentionBy::kWarpgroup
-                                                                     : AttentionBy::kOwn;
-    return (forward ? times.forward : times.backward)[static_cast<size_t>(by)];
-  });
+  cuda_->slow(
+      [this, times, names = std::make_shared<std::map<const void*, std::string>>()](const Ordered& of) -> int64_t {
+        if (of.kernel == nullptr) return 0;
+        std::string& name = (*names)[of.kernel];
+        if (name.empty()) name = name_of(of.kernel);
+        if (!name.starts_with("attention_")) return 0;
+        const bool forward = name.find("gradients") == std::string::npos;
+        if (!forward && name.find("query_gradients") == std::string::npos) return 0;  // one of a pass
+        const AttentionBy by = by_library                                ? AttentionBy::kCudnn
+                               : name.starts_with("attention_warpgroup") ? AttentionBy::kWarpgroup
+                                                                         : AttentionBy::kOwn;
+        if (by == AttentionBy::kWarpgroup) ++counts_.warpgroups;
+        return (forward ? times.forward : times.backward)[static_cast<size_t>(by)];
+      });
 }
 
 cuda::AttentionBuilder AttentionDouble::builder() {

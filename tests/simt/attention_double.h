@@ -20,6 +20,7 @@ namespace cairn::simt {
 /// By all of the process.
 struct AttentionCounts {
   std::atomic<int64_t> built{0}, forward{0}, backward{0};
+  std::atomic<int64_t> warpgroups{0};  // passes by Cairn's kernels of these, where times are planted
 };
 
 /// Microseconds of a pass, beside its own pieces of work: by AttentionBy.
@@ -27,7 +28,7 @@ struct AttentionTimes {
   std::array<int64_t, 3> forward{}, backward{};
 };
 
-enum class AttentionFault { kRefused, kFails, kWrong, kUnsteady };
+enum class AttentionFault { kRefused, kFails, kWrong, kNotANumber, kUnsteady, kUnsteadyEnd };
 
 /// Outlives what it has built.
 class AttentionDouble {
@@ -45,7 +46,8 @@ class AttentionDouble {
 
   // With a double of the runtime.
   void plant(const AttentionTimes& times);
-  /// A fault of the library's pass: no plan of it; its run fails; its results are other ones; other ones each time.
+  /// A fault of the library's pass: no plan of it; its run fails; its results are other ones; one is no number; the
+  /// first, or the very last one, is another one each time.
   void plant(cuda::AttentionPass pass, AttentionFault fault) { faults_[pass] = fault; }
 
   // For plans.

@@ -292,13 +292,14 @@ int BlasDouble::multiply(const Call& of) {
     return ++multiplied_[chosen[7]];
   }();
   const float noise = proposal.unsteady && number % 2 == 0 ? 1.0f : 0.0f;
+  const float beside = proposal.unsteady_beside && number % 2 == 0 ? 1.0f : 0.0f;
   const int64_t depth = shape(of.a, of.product.op_a).second;
   const Ordered ordered{.kind = Ordered::Kind::kProduct,
                         .numbers = {of.d.rows, of.d.cols, depth, of.a.type, of.d.type, of.product.op_a, of.product.op_b,
                                     of.product.epilogue, of.beta != 0 ? 1 : 0}};
   const auto work = [product = of.product, a = of.a, b = of.b, d = of.d, alpha = of.alpha, beta = of.beta,
                      at_a = of.at_a, at_b = of.at_b, at_c = of.at_c, at_d = of.at_d, biased, workspace = of.workspace,
-                     spoilt = chosen[1], backwards = chosen[7] > 0, noise] {
+                     spoilt = chosen[1], backwards = chosen[7] > 0, noise, beside] {
     if (spoilt > 0) std::memset(workspace, 0xff, spoilt);
     const int64_t k = shape(a, product.op_a).second;
     for (int64_t col = 0; col < d.cols; ++col) {
@@ -306,7 +307,7 @@ int BlasDouble::multiply(const Call& of) {
         float sum = 0;
         for (int64_t i = 0; i < k; ++i)
           sum += b.at(at_b, product.op_b == cuda::kOpNone ? i + col * b.ld : col + i * b.ld);
-        d.put(product.bias, col, sum);
+        d.put(product.bias, col, sum + beside);
       }
       for (int64_t row = 0; row < d.rows; ++row) {
         float sum = 0;
@@ -323,7 +324,7 @@ int BlasDouble::multiply(const Call& of) {
         const int64_t aux_at = row + col * product.aux_ld;
         float slope = 0;
         if (product.gelu()) {
-          d.put(product.aux, aux_at, out);
+          d.put(product.aux, aux_at, out + beside);
           out = gelu(out, &slope);
         } else if (product.gelu_gradient()) {
           gelu(d.at(product.aux, aux_at), &slope);

@@ -41,9 +41,10 @@ class BlasDouble {
   /// The library proposes these for each product, the first first; one of a piece of work where it is not said. Each
   /// but the first sums over k from its end: its bits are other ones.
   struct Proposal {
-    int64_t work = 1;       // pieces, of which each takes the stream a microsecond
-    bool unsteady = false;  // its bits do not repeat
-    bool refused = false;   // when it is ordered
+    int64_t work = 1;              // pieces, of which each takes the stream a microsecond
+    bool unsteady = false;         // its bits do not repeat
+    bool refused = false;          // when it is ordered
+    bool unsteady_beside = false;  // those of what it writes beside the result
   };
   void propose(std::vector<Proposal> proposals) { proposals_ = std::move(proposals); }
   /// 130100 where it is not said.

@@ -151,6 +151,48 @@ TEST_SUITE("runtime/cuda/products") {
     CHECK(choice(activated) == 1);
   }
 
+  TEST_CASE("a proposal whose activation's input or sums do not repeat loses, and a plain product may have it") {
+    Products of({{.work = 2}, {.work = 1, .unsteady_beside = true}});
+    const auto choice = [&](const Product& product) {
+      of.multiplied(product);
+      const auto timed = of.timed();
+      REQUIRE_OK(timed);
+      of.blas->use(of.blas->unchosen().front(), timed.value().choice);
+      return timed.value().choice.algorithm.data[7];
+    };
+    CHECK(choice(of.plain()) == 1);
+    Product activated = of.plain();
+    activated.map = ProductMap::kGelu;
+    activated.pre = of.pre.at().address();
+    CHECK(choice(activated) == 0);
+    Product summed = of.plain();
+    summed.sums = of.other.at().as<float>().address();
+    CHECK(choice(summed) == 0);
+  }
+
+  TEST_CASE("each matrix that begins elsewhere makes a kind of its own, whose algorithms fit it") {
+    Products of(std::vector<BlasDouble::Proposal>(1));
+    of.multiplied(of.plain());
+    constexpr int64_t kElem = sizeof(float);
+    const auto behind = [](const void* at) { return static_cast<const std::byte*>(at) + kElem; };
+    Product moved = of.plain();
+    moved.a = behind(moved.a);
+    of.multiplied(moved);
+    moved = of.plain();
+    moved.b = behind(moved.b);
+    of.multiplied(moved);
+    moved = of.plain();
+    moved.residual = behind(of.other.at().address());
+    of.multiplied(moved);
+    moved.residual = of.other.at().address();
+    of.multiplied(moved);
+    moved.bias = of.pre.at().address();
+    of.multiplied(moved);
+    moved.bias = behind(moved.bias);
+    of.multiplied(moved);
+    CHECK(of.blas->kinds() == 7);
+  }
+
   TEST_CASE("where no proposal's bits repeat a plain product is refused, and separate kernels do a fused one") {
     Products of({{.work = 2, .unsteady = true}});
     of.multiplied(of.plain());

@@ -61,6 +61,7 @@ struct Ways {
 struct Trained {
   Told told;
   int64_t built = 0, forward = 0, backward = 0;  // of the library
+  int64_t by_warpgroups = 0;                     // passes
 };
 
 Trained trained(const Plan& plan, TuningFilesInMemory& files, const simt::AttentionTimes& times,
@@ -81,6 +82,7 @@ Trained trained(const Plan& plan, TuningFilesInMemory& files, const simt::Attent
   out.built = counts.built;
   out.forward = counts.forward;
   out.backward = counts.backward;
+  out.by_warpgroups = counts.warpgroups;
   return out;
 }
 
@@ -165,9 +167,13 @@ TEST_SUITE("runtime/cuda/train/attention_tuning") {
 
   TEST_CASE(
       "a way that is refused, fails, gives other numbers or other bits each time is left out, and the rest is timed") {
-    const Plan plan = plan_of(small());
-    for (const simt::AttentionFault fault : {simt::AttentionFault::kRefused, simt::AttentionFault::kFails,
-                                             simt::AttentionFault::kWrong, simt::AttentionFault::kUnsteady}) {
+    Recipe recipe = small();
+    recipe.batch.micro = 2;
+    const Plan plan = plan_of(recipe);
+    using simt::AttentionFault;
+    for (const AttentionFault fault :
+         {AttentionFault::kRefused, AttentionFault::kFails, AttentionFault::kWrong, AttentionFault::kNotANumber,
+          AttentionFault::kUnsteady, AttentionFault::kUnsteadyEnd}) {
       for (const AttentionPass pass : {AttentionPass::kForward, AttentionPass::kBackward}) {
         CAPTURE(static_cast<int>(fault));
         CAPTURE(static_cast<int>(pass));
@@ -181,6 +187,25 @@ TEST_SUITE("runtime/cuda/train/attention_tuning") {
         CHECK(std::ranges::count(timed(files, pass), AttentionBy::kCudnn) == 0);
       }
     }
+  }
+
+  TEST_CASE("Cairn's own kernels stay where the library is hardly faster") {
+    TuningFilesInMemory files;
+    trained(plan_of(small()), files, {.forward = {199, 0, 197}, .backward = {199, 0, 197}});
+    CHECK(by(files, AttentionPass::kForward) == AttentionBy::kOwn);
+    CHECK(timed(files, AttentionPass::kBackward) == std::vector{AttentionBy::kOwn, AttentionBy::kCudnn});
+  }
+
+  TEST_CASE("the run's own choices of attention go before those of a given file") {
+    const Plan plan = plan_of(small());
+    TuningFilesInMemory own, given, run;
+    trained(plan, own, kCudnnForward);
+    trained(plan, given, kCudnnBackward);
+    run.texts = {{"run/tuning.json", own.written}, {"fleet.json", given.written}};
+    const Trained both = trained(plan, run, kCudnnBackward);
+    CHECK(both.forward > 0);
+    CHECK(both.backward == 0);
+    CHECK(by(run, AttentionPass::kForward) == AttentionBy::kCudnn);
   }
 
   TEST_CASE("attention by warpgroups is timed where it takes part and the device has them, and not before") {
@@ -198,7 +223,9 @@ TEST_SUITE("runtime/cuda/train/attention_tuning") {
     }
     with.keep();
     // Chosen once, it stays, though it takes no part in what is timed.
-    CHECK(trained(plan, with, kCudnnForward).told.steps == chosen.told.steps);
+    const Trained again = trained(plan, with, kCudnnForward);
+    CHECK(again.told.steps == chosen.told.steps);
+    CHECK(again.by_warpgroups == 2 * kSteps * plan.micro_batches * plan.recipe.model.layers);
     simt::give_warpgroups(false);
     TuningFilesInMemory older;
     trained(plan, older, kWarpgroupBoth, {.warpgroups = true});
@@ -223,7 +250,8 @@ TEST_SUITE("runtime/cuda/train/attention_tuning") {
 
   TEST_CASE("a device without room for cuDNN's workspace is left with Cairn's own kernels") {
     const Plan plan = plan_of(small());
-    TuningFilesInMemory files;
+    TuningFilesInMemory elsewhere, files;
+    trained(plan, elsewhere, kCudnnForward);
     Lived life(5, 1, {.tuning = &files.files, .times_attention = true});
     auto machine = life.device.open();
     REQUIRE_OK(machine);
@@ -237,5 +265,8 @@ TEST_SUITE("runtime/cuda/train/attention_tuning") {
     CHECK(machine.value()->reserved_bytes() < with);
     CHECK(machine.value()->attention() == nullptr);
     CHECK_FALSE(machine.value()->attention_ways()->allows_any());
+    // Choices by cuDNN that another device has made stay in the file, and ask for nothing here.
+    const Status read = machine.value()->tuning()->read(elsewhere.written, /*uses=*/true);
+    CHECK(read.ok());
   }
 }
