@@ -212,12 +212,7 @@ void fill_maps(kernels::Ops<T>& out) {
   out.split_latent_heads = &Direct<&k::split_latent_heads<T>>::run;
   out.rotary = &Direct<&k::rotary<T>>::run;
   out.bias_backward = &Direct<&k::bias_backward<T>>::run;
-  out.dropout = [](Stream& stream, const kernels::DropoutRows& of, DevicePtr<const T> x, DevicePtr<T> y) {
-    order(stream, "dropout", [&](CudaStream&, Queue& on) {
-      k::dropout<T>(on, x.address(), y.address(), of.rows, of.width, of.first_row, of.tokens, of.samples,
-                    of.sample_keys.address(), of.site, of.rate);
-    });
-  };
+  out.dropout = &Direct<&k::dropout<T>>::run;
 }
 
 bool no_attention(CudaStream& on, const kernels::AttentionDims& d) {
@@ -379,7 +374,6 @@ void fill_attention(kernels::Ops<T>& out) {
 
 template <typename T>
 void fill_rows(kernels::Ops<T>& out) {
-  using kernels::LogitRows;
   using kernels::TableRange;
   out.embedding_forward = [](Stream& stream, DevicePtr<const int32_t> ids, int64_t rows, const TableRange& of,
                              DevicePtr<const T> table, DevicePtr<T> to) {
@@ -416,29 +410,9 @@ void fill_rows(kernels::Ops<T>& out) {
     });
   };
   out.positions_look_up = &Direct<&k::positions_look_up<T>>::run;
-  out.row_sums = [](Stream& stream, const LogitRows& of, DevicePtr<const T> logits, DevicePtr<float> max,
-                    DevicePtr<float> sum_exp, DevicePtr<float> target_logit) {
-    order(stream, "row_sums", [&](CudaStream&, Queue& on) {
-      k::row_sums<T>(on, logits.address(), of.rows, of.cols, of.valid_cols, of.first, of.targets.address(),
-                     max.address(), sum_exp.address(), target_logit.address());
-    });
-  };
-  out.cross_entropy = [](Stream& stream, const LogitRows& of, DevicePtr<T> logits, float scale, float z_loss,
-                         DevicePtr<float>, DevicePtr<float>, DevicePtr<float>, DevicePtr<float> loss) {
-    order(stream, "cross_entropy", [&](CudaStream&, Queue& on) {
-      k::cross_entropy<T>(on, logits.address(), of.rows, of.cols, of.valid_cols, of.targets.address(), scale, z_loss,
-                          loss.address());
-    });
-  };
-  out.cross_entropy_backward = [](Stream& stream, const LogitRows& of, DevicePtr<T> logits, DevicePtr<const float> max,
-                                  DevicePtr<const float> sum_exp, DevicePtr<const float> scale, float z_loss,
-                                  float cap) {
-    order(stream, "cross_entropy_backward", [&](CudaStream&, Queue& on) {
-      k::cross_entropy_backward<T>(on, logits.address(), of.rows, of.cols, of.valid_cols, of.first,
-                                   of.targets.address(), max.address(), sum_exp.address(), scale.address(), z_loss,
-                                   cap);
-    });
-  };
+  out.row_sums = &Direct<&k::row_sums<T>>::run;
+  out.cross_entropy = &Direct<&k::cross_entropy<T>>::run;
+  out.cross_entropy_backward = &Direct<&k::cross_entropy_backward<T>>::run;
   out.copy = &copy<T>;
   out.clear = &clear<T>;
   out.copy_rows = &Direct<&k::copy_rows<T>>::run;

@@ -38,15 +38,12 @@ struct Drop {
 }  // namespace
 
 template <typename T>
-void dropout(Queue& on, const T* x, T* out, int64_t rows, int64_t width, int64_t first_row, const TokenRuns& tokens,
-             int64_t samples, const uint64_t* sample_keys, uint64_t site, DropoutRate rate) {
-  map_rows<kWide<T>>(on, Drop<T>{x, out, width, first_row, samples, tokens, sample_keys, site, rate}, rows, width,
-                     aligned_to(16, x, out));
+void dropout(Queue& on, const DropoutRows& of, const T* x, T* out) {
+  const Drop<T> drop{x, out, of.width, of.first_row, of.samples, of.tokens, of.sample_keys.address(), of.site, of.rate};
+  map_rows<kWide<T>>(on, drop, of.rows, of.width, aligned_to(16, x, out));
 }
 
-#define RT_INSTANTIATE(T)                                                                              \
-  template void dropout<T>(Queue&, const T*, T*, int64_t, int64_t, int64_t, const TokenRuns&, int64_t, \
-                           const uint64_t*, uint64_t, DropoutRate)
+#define RT_INSTANTIATE(T) template decltype(dropout<T>) dropout<T>
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

@@ -9,7 +9,6 @@
 namespace cairn::kernels::cuda {
 
 template <typename T>
-void dropout(Queue& on, const T* x, T* out, int64_t rows, int64_t width, int64_t first_row, const TokenRuns& tokens,
-             int64_t samples, const uint64_t* sample_keys, uint64_t site, DropoutRate rate);
+void dropout(Queue& on, const DropoutRows& of, const T* x, T* out);
 
 }  // namespace cairn::kernels::cuda

@@ -172,17 +172,16 @@ bool in_packs(const T* logits, int64_t cols) {
 }  // namespace
 
 template <typename T>
-void row_sums(Queue& on, const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
-              const int32_t* targets, float* max, float* sum_exp, float* target_logit) {
-  launch(on, one_a_row(rows, cols), in_packs(logits, cols) ? sums<kWide<T>, T> : sums<1, T>, logits, cols, valid_cols,
-         first, targets, max, sum_exp, target_logit);
+void row_sums(Queue& on, const LogitRows& of, const T* logits, float* max, float* sum_exp, float* target_logit) {
+  launch(on, one_a_row(of.rows, of.cols), in_packs(logits, of.cols) ? sums<kWide<T>, T> : sums<1, T>, logits, of.cols,
+         of.valid_cols, of.first, of.targets.address(), max, sum_exp, target_logit);
 }
 template <typename T>
-void cross_entropy_backward(Queue& on, T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
-                            const int32_t* targets, const float* max, const float* sum_exp, const float* scale,
-                            float z_loss, float cap) {
-  launch(on, one_a_row(rows, cols), in_packs(logits, cols) ? gradient<kWide<T>, T> : gradient<1, T>, logits, cols,
-         valid_cols, first, targets, max, sum_exp, scale, z_loss, cap > 0 ? 1.0f / cap : 0.0f);
+void cross_entropy_backward(Queue& on, const LogitRows& of, T* logits, const float* max, const float* sum_exp,
+                            const float* scale, float z_loss, float cap) {
+  launch(on, one_a_row(of.rows, of.cols), in_packs(logits, of.cols) ? gradient<kWide<T>, T> : gradient<1, T>, logits,
+         of.cols, of.valid_cols, of.first, of.targets.address(), max, sum_exp, scale, z_loss,
+         cap > 0 ? 1.0f / cap : 0.0f);
 }
 void join_maxima(Queue& on, const float* maxima, int64_t parts, int64_t rows, float* max) {
   launch(on, one_an_element(rows), maxima_joined, maxima, parts, rows, max);
@@ -198,18 +197,17 @@ void row_scales(Queue& on, const int32_t* targets, float value, int64_t rows, fl
   launch(on, one_an_element(rows), scales, targets, value, rows, scale);
 }
 template <typename T>
-void cross_entropy(Queue& on, T* logits, int64_t rows, int64_t cols, int64_t valid_cols, const int32_t* targets,
-                   float scale, float z_loss, float* loss) {
-  launch(on, one_a_row(rows, cols), in_packs(logits, cols) ? loss_and_gradient<kWide<T>, T> : loss_and_gradient<1, T>,
-         logits, cols, valid_cols, targets, scale, z_loss, loss);
+void cross_entropy(Queue& on, const LogitRows& of, T* logits, float scale, float z_loss, float* /*max*/,
+                   float* /*sum_exp*/, float* /*scales*/, float* loss) {
+  launch(on, one_a_row(of.rows, of.cols),
+         in_packs(logits, of.cols) ? loss_and_gradient<kWide<T>, T> : loss_and_gradient<1, T>, logits, of.cols,
+         of.valid_cols, of.targets.address(), scale, z_loss, loss);
 }
 
-#define RT_INSTANTIATE(T)                                                                                         \
-  template void row_sums<T>(Queue&, const T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, float*, float*, \
-                            float*);                                                                              \
-  template void cross_entropy_backward<T>(Queue&, T*, int64_t, int64_t, int64_t, int64_t, const int32_t*,         \
-                                          const float*, const float*, const float*, float, float);                \
-  template void cross_entropy<T>(Queue&, T*, int64_t, int64_t, int64_t, const int32_t*, float, float, float*)
+#define RT_INSTANTIATE(T)                                                 \
+  template decltype(row_sums<T>) row_sums<T>;                             \
+  template decltype(cross_entropy_backward<T>) cross_entropy_backward<T>; \
+  template decltype(cross_entropy<T>) cross_entropy<T>
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

@@ -4,17 +4,16 @@
 
 #include <cstdint>
 
+#include "runtime/kernels/cross_entropy.h"
 #include "runtime/kernels/cuda/queue.h"
 
 namespace cairn::kernels::cuda {
 
 template <typename T>
-void row_sums(Queue& on, const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
-              const int32_t* targets, float* max, float* sum_exp, float* target_logit);
+void row_sums(Queue& on, const LogitRows& of, const T* logits, float* max, float* sum_exp, float* target_logit);
 template <typename T>
-void cross_entropy_backward(Queue& on, T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
-                            const int32_t* targets, const float* max, const float* sum_exp, const float* scale,
-                            float z_loss, float cap = 0);
+void cross_entropy_backward(Queue& on, const LogitRows& of, T* logits, const float* max, const float* sum_exp,
+                            const float* scale, float z_loss, float cap = 0);
 void join_maxima(Queue& on, const float* maxima, int64_t parts, int64_t rows, float* max);
 void rescale_sums(Queue& on, const float* maxima, const float* max, int64_t parts, int64_t filled, int64_t rows,
                   float* sums);
@@ -22,9 +21,9 @@ void row_losses(Queue& on, const int32_t* targets, const float* max, const float
 void row_scales(Queue& on, const int32_t* targets, float value, int64_t rows, float* scale);
 
 /// row_sums(), row_losses(), row_scales() and cross_entropy_backward() of a whole vocabulary. A target below 0 is none:
-/// its loss is 0, and so is the gradient of its row.
+/// its loss is 0, and so is the gradient of its row. The CPU's work memory is not touched.
 template <typename T>
-void cross_entropy(Queue& on, T* logits, int64_t rows, int64_t cols, int64_t valid_cols, const int32_t* targets,
-                   float scale, float z_loss, float* loss);
+void cross_entropy(Queue& on, const LogitRows& of, T* logits, float scale, float z_loss, float* max, float* sum_exp,
+                   float* scales, float* loss);
 
 }  // namespace cairn::kernels::cuda

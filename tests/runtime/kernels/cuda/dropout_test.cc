@@ -26,11 +26,11 @@ TEST_SUITE("runtime/kernels/cuda/dropout") {
           OnDevice<T> d_x(x), d_out(rows * width);
           OnDevice<uint64_t> d_keys(keys);
           Queue on;
-          kernels::cuda::dropout<T>(on, d_x.data(), d_out.data(), rows, width, first_row, tokens, kSamples,
-                                    d_keys.data(), site, rate);
+          const kernels::DropoutRows of{
+              rows, width, first_row, tokens, kSamples, DevicePtr<const uint64_t>(d_keys.data()), site, rate};
+          kernels::cuda::dropout<T>(on, of, d_x.data(), d_out.data());
           CHECK(same_bits(d_out.values(), out));
-          kernels::cuda::dropout<T>(on, d_x.data(), d_x.data(), rows, width, first_row, tokens, kSamples, d_keys.data(),
-                                    site, rate);
+          kernels::cuda::dropout<T>(on, of, d_x.data(), d_x.data());
           CHECK(same_bits(d_x.values(), out));
         });
       }

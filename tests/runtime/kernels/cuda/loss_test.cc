@@ -29,6 +29,11 @@ Tolerance gradients() {
   return pointwise<T>() + kExp;
 }
 
+kernels::LogitRows on_device(kernels::LogitRows of, const OnDevice<int32_t>& targets) {
+  of.targets = DevicePtr<const int32_t>(targets.data());
+  return of;
+}
+
 }  // namespace
 
 TEST_SUITE("runtime/kernels/cuda/loss") {
@@ -51,8 +56,8 @@ TEST_SUITE("runtime/kernels/cuda/loss") {
           OnDevice<int32_t> d_targets(targets);
           OnDevice<float> d_loss(rows);
           Queue on;
-          kernels::cuda::cross_entropy<T>(on, d_logits.data(), rows, cols, valid, d_targets.data(), 0.125f, z_loss,
-                                          d_loss.data());
+          kernels::cuda::cross_entropy<T>(on, on_device(of, d_targets), d_logits.data(), 0.125f, z_loss, nullptr,
+                                          nullptr, nullptr, d_loss.data());
           check_alike(d_loss.values(), loss, kExp);
           CHECK(d_loss.values()[1] == 0);
           check_alike(d_logits.values(), gradient, gradients<T>());
@@ -80,17 +85,17 @@ TEST_SUITE("runtime/kernels/cuda/loss") {
         OnDevice<int32_t> d_targets(targets);
         OnDevice<float> d_max(rows), d_sum(rows), d_at(filled<float>(rows, 0.75f)), d_scale(scale);
         Queue on;
-        kernels::cuda::row_sums<T>(on, d_logits.data(), rows, cols, valid, first, d_targets.data(), d_max.data(),
-                                   d_sum.data(), d_at.data());
+        const kernels::LogitRows there = on_device(of, d_targets);
+        kernels::cuda::row_sums<T>(on, there, d_logits.data(), d_max.data(), d_sum.data(), d_at.data());
         CHECK(same_bits(d_max.values(), max));
         check_alike(d_sum.values(), sum, kExp);
         CHECK(same_bits(d_at.values(), at));
-        kernels::cuda::cross_entropy_backward<T>(on, d_logits.data(), rows, cols, valid, first, d_targets.data(),
-                                                 d_max.data(), d_sum.data(), d_scale.data(), 0.01f);
+        kernels::cuda::cross_entropy_backward<T>(on, there, d_logits.data(), d_max.data(), d_sum.data(), d_scale.data(),
+                                                 0.01f);
         check_alike(d_logits.values(), gradient, gradients<T>());
         OnDevice<T> d_capped(logits);
-        kernels::cuda::cross_entropy_backward<T>(on, d_capped.data(), rows, cols, valid, first, d_targets.data(),
-                                                 d_max.data(), d_sum.data(), d_scale.data(), 0.01f, 12.0f);
+        kernels::cuda::cross_entropy_backward<T>(on, there, d_capped.data(), d_max.data(), d_sum.data(), d_scale.data(),
+                                                 0.01f, 12.0f);
         check_alike(d_capped.values(), capped, gradients<T>());
       });
     }
@@ -129,7 +134,8 @@ TEST_SUITE("runtime/kernels/cuda/loss") {
     OnDevice<float> d_logits(logits), loss(3);
     OnDevice<int32_t> targets(std::vector<int32_t>{1, 2, 3});
     Queue on;
-    kernels::cuda::cross_entropy<float>(on, d_logits.data(), 3, 64, 64, targets.data(), 1.0f, 0.0f, loss.data());
+    kernels::cuda::cross_entropy<float>(on, on_device({3, 64, 64, 0, {}}, targets), d_logits.data(), 1.0f, 0.0f,
+                                        nullptr, nullptr, nullptr, loss.data());
     CHECK_FALSE(std::isnan(loss.values()[0]));
     CHECK(std::isnan(loss.values()[1]));
     CHECK_FALSE(std::isnan(loss.values()[2]));
