@@ -374,41 +374,11 @@ void fill_attention(kernels::Ops<T>& out) {
 
 template <typename T>
 void fill_rows(kernels::Ops<T>& out) {
-  using kernels::TableRange;
-  out.embedding_forward = [](Stream& stream, DevicePtr<const int32_t> ids, int64_t rows, const TableRange& of,
-                             DevicePtr<const T> table, DevicePtr<T> to) {
-    order(stream, "embedding_forward", [&](CudaStream&, Queue& on) {
-      k::embedding_forward<T>(on, ids.address(), rows, table.address(), of.first, of.count, of.width, to.address());
-    });
-  };
-  out.embedding_backward = [](Stream& stream, DevicePtr<const int32_t> ids, int64_t rows, const TableRange& of,
-                              DevicePtr<const T> dout, DevicePtr<float> dtable, float factor) {
-    order(stream, "embedding_backward", [&](CudaStream& cuda, Queue& on) {
-      void* const scratch = cuda.scratch(k::look_up_scratch_bytes(rows, of.width), "embedding_backward");
-      if (scratch == nullptr) return;
-      k::embedding_backward<T>(on, ids.address(), rows, of, dout.address(), dtable.address(), factor, scratch);
-    });
-  };
-  out.embedding_backward_parts = [](Stream& stream, DevicePtr<const int32_t> ids, int64_t rows, int64_t parts,
-                                    const TableRange& of, DevicePtr<const T> dout, DevicePtr<float> dtable,
-                                    float factor) {
-    order(stream, "embedding_backward_parts", [&](CudaStream& cuda, Queue& on) {
-      void* const scratch = cuda.scratch(k::look_up_scratch_bytes(rows, of.width), "embedding_backward_parts");
-      if (scratch == nullptr) return;
-      k::embedding_backward_parts<T>(on, ids.address(), rows, parts, of, dout.address(), dtable.address(), factor,
-                                     scratch);
-    });
-  };
+  out.embedding_forward = &Direct<&k::embedding_forward<T>>::run;
+  out.embedding_backward = &Direct<&k::embedding_backward<T>>::run;
+  out.embedding_backward_parts = &Direct<&k::embedding_backward_parts<T>>::run;
   out.positions_forward = &Direct<&k::positions_forward<T>>::run;
-  out.positions_backward = [](Stream& stream, DevicePtr<const T> dout, DevicePtr<float> dtable,
-                              const kernels::RowPositions& positions, int64_t rows, int64_t width) {
-    order(stream, "positions_backward", [&](CudaStream& cuda, Queue& on) {
-      void* const scratch = cuda.scratch(k::look_up_scratch_bytes(rows, width), "positions_backward");
-      if (scratch == nullptr) return;
-      k::positions_backward<T>(on, dout.address(), dtable.address(), Param<kernels::RowPositions>::on_cpu(positions),
-                               rows, width, scratch);
-    });
-  };
+  out.positions_backward = &Direct<&k::positions_backward<T>>::run;
   out.positions_look_up = &Direct<&k::positions_look_up<T>>::run;
   out.row_sums = &Direct<&k::row_sums<T>>::run;
   out.cross_entropy = &Direct<&k::cross_entropy<T>>::run;

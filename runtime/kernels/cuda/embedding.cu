@@ -305,10 +305,12 @@ void add_sorted(Queue& on, const AddRows<T>& f) {
 
 template <typename Place, typename T>
 void add_rows(Queue& on, const Place& place, const T* dout, float* dtable, int64_t rows, int64_t parts, int64_t width,
-              float factor, void* scratch) {
+              float factor) {
   constexpr int kMany = 4;
+  std::byte* const scratch = on.room<std::byte>(look_up_scratch_bytes(rows, width));
+  if (scratch == nullptr) return;
   const int64_t chunks = row_chunks(rows);
-  auto* const keys = static_cast<uint64_t*>(scratch);
+  auto* const keys = reinterpret_cast<uint64_t*>(scratch);
   auto* const sorted = reinterpret_cast<int32_t*>(keys + chunks * kSortedRows);
   auto* const partials = reinterpret_cast<float*>(sorted + 4 * rows);
   launch(on, {{static_cast<unsigned>(chunks)}, {kSorters}}, sort_chunks<Place>, place, rows, keys);
@@ -325,20 +327,19 @@ void add_rows(Queue& on, const Place& place, const T* dout, float* dtable, int64
 }  // namespace
 
 template <typename T>
-void embedding_forward(Queue& on, const int32_t* ids, int64_t rows, const T* table, int64_t first,
-                       int64_t rows_in_table, int64_t width, T* out) {
-  map_rows<kWide<T>>(on, LookUp<T>{ids, table, out, first, rows_in_table, width}, rows, width,
+void embedding_forward(Queue& on, const int32_t* ids, int64_t rows, const TableRange& of, const T* table, T* out) {
+  map_rows<kWide<T>>(on, LookUp<T>{ids, table, out, of.first, of.count, of.width}, rows, of.width,
                      aligned_to(16, table, out));
 }
 template <typename T>
 void embedding_backward(Queue& on, const int32_t* ids, int64_t rows, const TableRange& of, const T* dout, float* dtable,
-                        float factor, void* scratch) {
-  add_rows(on, PlaceOfId{ids, of.first, of.count}, dout, dtable, rows, 1, of.width, factor, scratch);
+                        float factor) {
+  add_rows(on, PlaceOfId{ids, of.first, of.count}, dout, dtable, rows, 1, of.width, factor);
 }
 template <typename T>
 void embedding_backward_parts(Queue& on, const int32_t* ids, int64_t rows, int64_t parts, const TableRange& of,
-                              const T* dout, float* dtable, float factor, void* scratch) {
-  add_rows(on, PlaceOfId{ids, of.first, of.count}, dout, dtable, rows, parts, of.width, factor, scratch);
+                              const T* dout, float* dtable, float factor) {
+  add_rows(on, PlaceOfId{ids, of.first, of.count}, dout, dtable, rows, parts, of.width, factor);
 }
 template <typename T>
 void positions_forward(Queue& on, T* x, const T* table, const RowPositions& positions, int64_t rows, int64_t width) {
@@ -346,8 +347,8 @@ void positions_forward(Queue& on, T* x, const T* table, const RowPositions& posi
 }
 template <typename T>
 void positions_backward(Queue& on, const T* dout, float* dtable, const RowPositions& positions, int64_t rows,
-                        int64_t width, void* scratch) {
-  add_rows(on, PlaceOfRow(positions), dout, dtable, rows, 1, width, 1.0f, scratch);
+                        int64_t width) {
+  add_rows(on, PlaceOfRow(positions), dout, dtable, rows, 1, width, 1.0f);
 }
 template <typename T>
 void positions_look_up(Queue& on, const T* table, const RowPositions& positions, int64_t rows, int64_t width, T* out) {
@@ -355,15 +356,13 @@ void positions_look_up(Queue& on, const T* table, const RowPositions& positions,
                      aligned_to(16, table, out));
 }
 
-#define RT_INSTANTIATE(T)                                                                                          \
-  template void embedding_forward<T>(Queue&, const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, T*);    \
-  template void embedding_backward<T>(Queue&, const int32_t*, int64_t, const TableRange&, const T*, float*, float, \
-                                      void*);                                                                      \
-  template void embedding_backward_parts<T>(Queue&, const int32_t*, int64_t, int64_t, const TableRange&, const T*, \
-                                            float*, float, void*);                                                 \
-  template void positions_forward<T>(Queue&, T*, const T*, const RowPositions&, int64_t, int64_t);                 \
-  template void positions_backward<T>(Queue&, const T*, float*, const RowPositions&, int64_t, int64_t, void*);     \
-  template void positions_look_up<T>(Queue&, const T*, const RowPositions&, int64_t, int64_t, T*)
+#define RT_INSTANTIATE(T)                                                     \
+  template decltype(embedding_forward<T>) embedding_forward<T>;               \
+  template decltype(embedding_backward<T>) embedding_backward<T>;             \
+  template decltype(embedding_backward_parts<T>) embedding_backward_parts<T>; \
+  template decltype(positions_forward<T>) positions_forward<T>;               \
+  template decltype(positions_backward<T>) positions_backward<T>;             \
+  template decltype(positions_look_up<T>) positions_look_up<T>
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

@@ -8,12 +8,10 @@ using namespace cairn::testing;
 
 namespace {
 
-/// Memory for a backward pass.
-struct Room {
-  Room(int64_t rows, int64_t width) : numbers(kernels::cuda::look_up_scratch_bytes(rows, width) / 4) {}
-  void* at() { return numbers.data(); }
-  OnDevice<float> numbers;
-};
+/// With memory for a backward pass.
+ScratchQueue queue(int64_t rows, int64_t width) {
+  return ScratchQueue(kernels::cuda::look_up_scratch_bytes(rows, width) / 4);
+}
 
 /// Of `rows`: every other one is one of two frequent ids, the rest are drawn from few, some beyond a table of 40.
 std::vector<int32_t> frequent_ids(int64_t rows) {
@@ -40,15 +38,14 @@ TEST_SUITE("runtime/kernels/cuda/embedding") {
       kernels::embedding_backward<T>(ids.data(), rows, {first, in_table, width}, dout.data(), dtable.data(), 1.5f);
       in_every_order([&] {
         OnDevice<int32_t> d_ids(ids);
-        Room room(rows, width);
         OnDevice<T> d_table(table), d_dout(dout), d_out(rows * width);
         OnDevice<float> d_dtable(filled<float>(in_table * width, 0.5f));
-        Queue on;
-        kernels::cuda::embedding_forward<T>(on, d_ids.data(), rows, d_table.data(), first, in_table, width,
+        ScratchQueue on = queue(rows, width);
+        kernels::cuda::embedding_forward<T>(on, d_ids.data(), rows, {first, in_table, width}, d_table.data(),
                                             d_out.data());
         CHECK(same_bits(d_out.values(), out));
         kernels::cuda::embedding_backward<T>(on, d_ids.data(), rows, {first, in_table, width}, d_dout.data(),
-                                             d_dtable.data(), 1.5f, room.at());
+                                             d_dtable.data(), 1.5f);
         check_alike(d_dtable.values(), dtable, sum_of<float>(4));
       });
     }
@@ -69,13 +66,12 @@ TEST_SUITE("runtime/kernels/cuda/embedding") {
       OnDevice<T> d_dout(dout);
       const auto before = filled<float>(in_table * width, 0.5f);
       OnDevice<float> all(before), of_one(before);
-      Room room(rows, width);
-      Queue on;
+      ScratchQueue on = queue(rows, width);
       kernels::cuda::embedding_backward<T>(on, d_ids.data(), rows, {0, in_table, width}, d_dout.data(), all.data(),
-                                           1.5f, room.at());
+                                           1.5f);
       check_alike(all.values(), dtable, sum_of<float>(1200));
       kernels::cuda::embedding_backward<T>(on, d_alone.data(), rows, {0, in_table, width}, d_dout.data(), of_one.data(),
-                                           1.5f, room.at());
+                                           1.5f);
       const auto row_of = [&](OnDevice<float>& of, int64_t place) {
         const auto values = of.values();
         return std::vector<float>(values.begin() + place * width, values.begin() + (place + 1) * width);
@@ -97,14 +93,11 @@ TEST_SUITE("runtime/kernels/cuda/embedding") {
       OnDevice<float> d_dout(dout);
       const auto zeros = filled<float>(of.count * width, 0);
       OnDevice<float> whole(zeros), first(zeros), second(zeros);
-      Room room(rows, width);
-      Queue on;
-      kernels::cuda::embedding_backward_parts<float>(on, d_ids.data(), rows, 4, of, d_dout.data(), whole.data(), 1.5f,
-                                                     room.at());
-      kernels::cuda::embedding_backward_parts<float>(on, d_ids.data(), half, 2, of, d_dout.data(), first.data(), 1.5f,
-                                                     room.at());
+      ScratchQueue on = queue(rows, width);
+      kernels::cuda::embedding_backward_parts<float>(on, d_ids.data(), rows, 4, of, d_dout.data(), whole.data(), 1.5f);
+      kernels::cuda::embedding_backward_parts<float>(on, d_ids.data(), half, 2, of, d_dout.data(), first.data(), 1.5f);
       kernels::cuda::embedding_backward_parts<float>(on, d_ids.data() + half, half, 2, of, d_dout.data() + half * width,
-                                                     second.data(), 1.5f, room.at());
+                                                     second.data(), 1.5f);
       check_alike(whole.values(), dtable, sum_of<float>(800));
       std::vector<float> joined = first.values();
       for (size_t i = 0; i < joined.size(); ++i) joined[i] += second.values()[i];
@@ -125,14 +118,11 @@ TEST_SUITE("runtime/kernels/cuda/embedding") {
       OnDevice<T> d_dout(dout);
       const auto zeros = filled<float>(of.count * width, 0);
       OnDevice<float> whole(zeros), first(zeros), second(zeros);
-      Room room(rows, width);
-      Queue on;
-      kernels::cuda::embedding_backward_parts<T>(on, d_ids.data(), rows, 8, of, d_dout.data(), whole.data(), 1.5f,
-                                                 room.at());
-      kernels::cuda::embedding_backward_parts<T>(on, d_ids.data(), half, 4, of, d_dout.data(), first.data(), 1.5f,
-                                                 room.at());
+      ScratchQueue on = queue(rows, width);
+      kernels::cuda::embedding_backward_parts<T>(on, d_ids.data(), rows, 8, of, d_dout.data(), whole.data(), 1.5f);
+      kernels::cuda::embedding_backward_parts<T>(on, d_ids.data(), half, 4, of, d_dout.data(), first.data(), 1.5f);
       kernels::cuda::embedding_backward_parts<T>(on, d_ids.data() + half, half, 4, of, d_dout.data() + half * width,
-                                                 second.data(), 1.5f, room.at());
+                                                 second.data(), 1.5f);
       check_alike(whole.values(), dtable, sum_of<float>(12));
       std::vector<float> joined = first.values();
       for (size_t i = 0; i < joined.size(); ++i) joined[i] += second.values()[i];
@@ -153,10 +143,9 @@ TEST_SUITE("runtime/kernels/cuda/embedding") {
       OnDevice<int32_t> d_at(at);
       OnDevice<T> d_x(x), d_table(table);
       OnDevice<float> d_dtable(filled<float>(positions * width, 0.5f));
-      Room room(rows, width);
-      Queue on;
+      ScratchQueue on = queue(rows, width);
       const kernels::RowPositions d_given{DevicePtr<const int32_t>(d_at.data()), 0, {}, 1};
-      kernels::cuda::positions_backward<T>(on, d_x.data(), d_dtable.data(), d_given, rows, width, room.at());
+      kernels::cuda::positions_backward<T>(on, d_x.data(), d_dtable.data(), d_given, rows, width);
       check_alike(d_dtable.values(), dtable, sum_of<float>(3));
       kernels::cuda::positions_forward<T>(on, d_x.data(), d_table.data(), d_given, rows, width);
       CHECK(same_bits(d_x.values(), y));
@@ -174,9 +163,8 @@ TEST_SUITE("runtime/kernels/cuda/embedding") {
     kernels::positions_backward<float>(x.data(), dtable.data(), held, rows, width);
     in_every_order([&] {
       OnDevice<float> d_x(x), d_table(table), d_out(rows * width), d_dtable(filled<float>(8 * width, 0.5f));
-      Room room(rows, width);
-      Queue on;
-      kernels::cuda::positions_backward<float>(on, d_x.data(), d_dtable.data(), held, rows, width, room.at());
+      ScratchQueue on = queue(rows, width);
+      kernels::cuda::positions_backward<float>(on, d_x.data(), d_dtable.data(), held, rows, width);
       check_alike(d_dtable.values(), dtable, sum_of<float>(2));
       kernels::cuda::positions_look_up<float>(on, d_table.data(), held, rows, width, d_out.data());
       CHECK(same_bits(d_out.values(), out));
