@@ -167,14 +167,7 @@ void fill_experts(kernels::Ops<T>& out) {
       k::place_choices(on, chosen.address(), choices, std::ssize(next), there, rows_of.address());
     });
   };
-  out.group_choices = [](Stream& stream, const kernels::GroupDims& d, DevicePtr<const int32_t> chosen,
-                         DevicePtr<kernels::GroupRows> groups, DevicePtr<float> counts, DevicePtr<int32_t> rows_of) {
-    order(stream, "group_choices", [&](CudaStream& cuda, Queue& on) {
-      auto* const own = static_cast<int32_t*>(cuda.scratch(bytes_of<int32_t>(d.experts), "group_choices"));
-      if (own == nullptr) return;
-      k::group_choices(on, d, chosen.address(), groups.address(), counts.address(), rows_of.address(), own);
-    });
-  };
+  out.group_choices = &Direct<&k::group_choices>::run;
   out.clear_padding = &Direct<&k::clear_padding<T>>::run;
   out.rows_to_experts = &Direct<&k::rows_to_experts<T>>::run;
   out.scale_expert_rows = &Direct<&k::scale_expert_rows<T>>::run;
@@ -715,23 +708,9 @@ void fill_adafactor(kernels::StateOps& out) {
   using kernels::AdafactorFactors;
   using kernels::MatrixRun;
   out.clear_doubles = &clear<double>;
-  out.adafactor_squares = [](Stream& stream, const MatrixRun& run, DevicePtr<double> row_sums,
-                             DevicePtr<double> col_sums) {
-    order(stream, "adafactor_squares", [&](CudaStream& cuda, Queue& on) {
-      void* const partials = cuda.scratch(bytes_of<double>(k::square_partials(run)), "adafactor_squares");
-      if (partials == nullptr) return;
-      k::adafactor_squares(on, run, row_sums.address(), col_sums.address(), static_cast<double*>(partials));
-    });
-  };
+  out.adafactor_squares = &Direct<&k::adafactor_squares>::run;
   out.adafactor_factors = &Direct<&k::adafactor_factors>::run;
-  out.scale_by_mean = [](Stream& stream, DevicePtr<float> factors, int64_t count, DevicePtr<const float> moments,
-                         int64_t moments_count) {
-    order(stream, "scale_by_mean", [&](CudaStream& cuda, Queue& on) {
-      void* const root = cuda.scratch(bytes_of<float>(1), "scale_by_mean");
-      if (root == nullptr) return;
-      k::scale_by_mean(on, factors.address(), count, moments.address(), moments_count, static_cast<float*>(root));
-    });
-  };
+  out.scale_by_mean = &Direct<&k::scale_by_mean>::run;
   out.adafactor_norms = [](Stream& stream, const MatrixRun& run, const AdafactorFactors& factors,
                            DevicePtr<const float> master, const kernels::TensorNorms& norms) {
     order(stream, "adafactor_norms", [&](CudaStream& cuda, Queue& on) {
@@ -814,14 +793,7 @@ kernels::StateOps filled_state() {
     on.set(zeros, 0, bytes);
     on.copy(numbers.data(), zeros, bytes, kToHost);
   };
-  out.add_squares_of_runs = [](Stream& stream, DevicePtr<const float> x, DevicePtr<const kernels::ElemRun> runs,
-                               int64_t count, DevicePtr<double> words) {
-    order(stream, "add_squares_of_runs", [&](CudaStream& cuda, Queue& on) {
-      void* const partials = cuda.scratch(bytes_of<double>(k::kSquaresPartials), "add_squares_of_runs");
-      if (partials == nullptr) return;
-      k::add_squares_of_runs(on, x.address(), runs.address(), count, static_cast<double*>(partials), words.address());
-    });
-  };
+  out.add_squares_of_runs = &Direct<&k::add_squares_of_runs>::run;
   out.doubles_to_host = &to_host<double>;
   return out;
 }

@@ -163,12 +163,14 @@ struct Step {
 
 }  // namespace
 
-void adafactor_squares(Queue& on, const MatrixRun& run, double* row_sums, double* col_sums, double* partials) {
+void adafactor_squares(Queue& on, const MatrixRun& run, double* row_sums, double* col_sums) {
   const Run of(run, {});
   const int64_t rows = rows_of_run(run.begin, run.count, run.cols);
   if (rows == 0) return;
   if (row_sums != nullptr) launch(on, {{blocks_for(rows, kWarps)}, {kThreads}}, squares_of_rows, of, rows, row_sums);
   const RowRuns runs = square_runs(rows);
+  auto* const partials = on.room<double>(square_partials(run));
+  if (partials == nullptr) return;
   const unsigned blocks = blocks_for(run.cols, kThreads);
   launch(on, {{blocks, static_cast<unsigned>(runs.count())}, {kThreads}}, squares_of_columns, of, runs, partials);
   launch(on, {{blocks}, {kThreads}}, add_columns_in_order, partials, runs.count(), run.cols, col_sums);
@@ -179,7 +181,9 @@ void adafactor_factors(Queue& on, const AdafactorDecay& decay, const double* squ
   map<1>(on, Factors{decay.old_part, static_cast<double>(decay.terms), squares, from, to, factors}, count, true);
 }
 
-void scale_by_mean(Queue& on, float* factors, int64_t count, const float* moments, int64_t moments_count, float* root) {
+void scale_by_mean(Queue& on, float* factors, int64_t count, const float* moments, int64_t moments_count) {
+  auto* const root = on.room<float>(1);
+  if (root == nullptr) return;
   launch(on, {{1}, {kThreads}}, root_of_mean, moments, moments_count, root);
   map<1>(on, Scale{factors, root}, count, true);
 }

@@ -423,7 +423,9 @@ void place_choices(Queue& on, const int32_t* chosen, int64_t choices, int64_t ex
   launch(on, {{static_cast<unsigned>(experts)}, {kThreads}}, places_of_expert, chosen, choices, next, nullptr, rows_of);
 }
 void group_choices(Queue& on, const GroupDims& d, const int32_t* chosen, GroupRows* groups, float* counts,
-                   int32_t* rows_of, int32_t* own_counts) {
+                   int32_t* rows_of) {
+  auto* const own_counts = on.room<int32_t>(d.experts);
+  if (own_counts == nullptr) return;
   count_choices(on, chosen, d.choices, d.experts, own_counts);
   launch(on, {{1}, {kThreads}}, groups_of_experts, own_counts, d.experts, d.align, groups, counts);
   launch(on, {{static_cast<unsigned>(d.experts)}, {kThreads}}, places_of_expert, chosen, d.choices, nullptr, groups,

@@ -22,9 +22,9 @@ void count_choices(Queue& on, const int32_t* chosen, int64_t choices, int64_t ex
 void place_choices(Queue& on, const int32_t* chosen, int64_t choices, int64_t experts, const int64_t* next,
                    int32_t* rows_of);
 
-/// The function of runtime/kernels/router.h. own_counts: memory for [experts].
+/// The function of runtime/kernels/router.h. Scratch: [experts] int32.
 void group_choices(Queue& on, const GroupDims& dims, const int32_t* chosen, GroupRows* groups, float* counts,
-                   int32_t* rows_of, int32_t* own_counts);
+                   int32_t* rows_of);
 template <typename T>
 void clear_padding(Queue& on, const GroupRows* groups, int64_t count, int64_t width, T* rows);
 

@@ -371,8 +371,9 @@ Size one_a_chunk(int64_t chunks) { return {{static_cast<unsigned>(chunks)}, {kTh
 
 }  // namespace
 
-void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* partials,
-                         double* words) {
+void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* words) {
+  auto* const partials = on.room<double>(kSquaresPartials);
+  if (partials == nullptr) return;
   launch(on, one_a_chunk(kSquareBlocks), run_squares, x, runs, run_count, partials);
   launch(on, {{1}, {kAdders * 16}}, words_of_all, partials, kSquareBlocks, false, words);
   launch(on, {{1}, {32}}, words_carried, int64_t{1}, words);

@@ -85,11 +85,10 @@ struct UpdateTables {
 };
 
 /// words [kWords] = the squares of so many runs of x, carried; add_squares_of_runs() of
-/// runtime/kernels/state_copies.h. partials: memory for kSquaresPartials doubles.
+/// runtime/kernels/state_copies.h. Scratch: kSquaresPartials doubles.
 constexpr int64_t kSquareBlocks = 512;  // that share the chunks of all runs
 constexpr int64_t kSquaresPartials = kSquareBlocks * ExactSum::kWords;
-void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* partials,
-                         double* words);
+void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* words);
 
 /// words [tensors, 2, kWords]: to those of its tensor each run adds the sum over its chunks of partials
 /// [chunks, 2, kWords], carried. Runs of one tensor follow one another. of_runs: memory for [runs, 2, kWords].
@@ -104,7 +103,8 @@ void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, co
 
 void adamw(Queue& on, const UpdateTables& tables, const Clip* clip);
 
-/// partials [chunks of runs that count, 2, kWords]: squares of the weights, and of the steps. The first runs of the table count.
+/// partials [chunks of runs that count, 2, kWords]: squares of the weights, and of the steps. The first runs of the
+/// table count.
 void lamb_moments(Queue& on, const UpdateTables& tables, const Clip* clip, double* partials);
 /// words [tensors, 2, kWords]: of the squares of whole tensors, from which each run's trust comes.
 void lamb_step(Queue& on, const UpdateTables& tables, const Clip* clip, const double* words);

@@ -63,24 +63,22 @@ void compare(int64_t rows, int64_t cols, int64_t begin, int64_t count, bool aver
                           averaged ? cpu.avg.data() : nullptr);
   in_every_order([&] {
     OnDevice<float> d_grad(grad), d_master(master), d_avg(avg), d_row_moments(row_moments), d_col_moments(col_moments),
-        d_row_factors(rows), d_col_factors(cols), root(1);
+        d_row_factors(rows), d_col_factors(cols);
     OnDevice<Clip> d_clip(std::vector<Clip>{clip});
     OnDevice<double> d_row_sums(std::vector<double>(rows, 2.0)), d_col_sums(std::vector<double>(cols, 3.0)),
         d_words(std::vector<double>(kernels::TensorNorms::kWords)),
         partial_words(kernels::cuda::norm_chunks(count) * kernels::TensorNorms::kWords);
     const MatrixRun there{DevicePtr<const float>(d_grad.data()), DevicePtr<const Clip>(d_clip.data()), begin, count,
                           cols};
-    OnDevice<double> partials(kernels::cuda::square_partials(there));
-    Queue on;
-    kernels::cuda::adafactor_squares(on, there, vector ? nullptr : d_row_sums.data(), d_col_sums.data(),
-                                     partials.data());
+    ScratchQueue on(2 * kernels::cuda::square_partials(there));
+    kernels::cuda::adafactor_squares(on, there, vector ? nullptr : d_row_sums.data(), d_col_sums.data());
     check_alike_doubles(d_row_sums.values(), cpu.row_sums);
     check_alike_doubles(d_col_sums.values(), cpu.col_sums);
     kernels::cuda::adafactor_factors(on, of_rows, d_row_sums.data(), d_row_moments.data(), d_row_moments.data(),
                                      d_row_factors.data(), rows);
     kernels::cuda::adafactor_factors(on, of_cols, d_col_sums.data(), d_col_moments.data(), d_col_moments.data(),
                                      d_col_factors.data(), cols);
-    kernels::cuda::scale_by_mean(on, d_col_factors.data(), cols, d_row_moments.data(), rows, root.data());
+    kernels::cuda::scale_by_mean(on, d_col_factors.data(), cols, d_row_moments.data(), rows);
     check_alike(d_row_moments.values(), cpu.row_moments, pointwise<float>());
     check_alike(d_col_factors.values(), cpu.col_factors, pointwise<float>());
     const AdafactorFactors there_factors{DevicePtr<const float>(vector ? nullptr : d_row_factors.data()),

@@ -101,8 +101,8 @@ void move_rows(int64_t width) {
   kernels::gate_backward<T>(gates.data(), factors.data(), dlogits.data(), kAll);
   in_every_order([&] {
     OnDevice<int32_t> d_rows_of(rows_of);
-    OnDevice<T> d_tokens(tokens), d_a(a), d_b(b), d_gated(a), d_scaled(a), d_placed(kAll * width), d_to(kTokens * width),
-        d_dlogits(kAll);
+    OnDevice<T> d_tokens(tokens), d_a(a), d_b(b), d_gated(a), d_scaled(a), d_placed(kAll * width),
+        d_to(kTokens * width), d_dlogits(kAll);
     OnDevice<float> d_factors(factors), d_dots(kAll), d_gates(factors);
     Queue on;
     kernels::cuda::rows_to_experts<T>(on, d_tokens.data(), d_rows_of.data(), kTokens, kChoices, width, d_placed.data());
@@ -135,7 +135,8 @@ TEST_SUITE("runtime/kernels/cuda/experts") {
       CAPTURE(experts);
       constexpr int64_t kChoices = 700;
       std::vector<int32_t> chosen(kChoices);
-      for (int64_t i = 0; i < kChoices; ++i) chosen[i] = static_cast<int32_t>(i * i % (experts - 1));  // none of the last
+      for (int64_t i = 0; i < kChoices; ++i)
+        chosen[i] = static_cast<int32_t>(i * i % (experts - 1));  // none of the last
       const kernels::GroupDims dims{kChoices, experts, 32};
       std::vector<kernels::GroupRows> groups(experts + 1);
       std::vector<float> counts(experts);
@@ -146,13 +147,12 @@ TEST_SUITE("runtime/kernels/cuda/experts") {
       std::vector<bf16> cleared = rows;
       kernels::clear_padding<bf16>(groups.data(), experts, kWidth, cleared.data());
       in_every_order([&] {
-        OnDevice<int32_t> d_chosen(chosen), d_rows_of(kChoices), own(experts);
+        OnDevice<int32_t> d_chosen(chosen), d_rows_of(kChoices);
         OnDevice<kernels::GroupRows> d_groups(experts + 1);
         OnDevice<float> d_counts(experts);
         OnDevice<bf16> d_rows(rows);
-        Queue on;
-        kernels::cuda::group_choices(on, dims, d_chosen.data(), d_groups.data(), d_counts.data(), d_rows_of.data(),
-                                     own.data());
+        ScratchQueue on(experts);
+        kernels::cuda::group_choices(on, dims, d_chosen.data(), d_groups.data(), d_counts.data(), d_rows_of.data());
         kernels::cuda::clear_padding<bf16>(on, d_groups.data(), experts, kWidth, d_rows.data());
         CHECK(d_rows_of.values() == rows_of);
         CHECK(d_counts.values() == counts);

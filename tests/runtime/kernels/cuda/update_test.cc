@@ -182,10 +182,9 @@ TEST_SUITE("runtime/kernels/cuda/update") {
           std::vector<kernels::ElemRun> table;
           for (size_t run = 0; run < kCounts.size(); ++run) table.push_back({runs.begins[run], kCounts[run]});
           OnDevice<kernels::ElemRun> d_table(table);
-          OnDevice<double> partials(kernels::cuda::kSquaresPartials), words(kWords);
-          Queue on;
-          kernels::cuda::add_squares_of_runs(on, grad.data(), d_table.data(), std::ssize(table), partials.data(),
-                                             words.data());
+          OnDevice<double> words(kWords);
+          ScratchQueue on(2 * kernels::cuda::kSquaresPartials);
+          kernels::cuda::add_squares_of_runs(on, grad.data(), d_table.data(), std::ssize(table), words.data());
           CHECK(words.values() == std::vector<double>(all.begin(), all.end()));
           OnDevice<ClipNumbers> d_numbers(std::vector<ClipNumbers>{{0.5, 1.25, 4.0}});
           OnDevice<Clip> out(1);
@@ -220,10 +219,9 @@ TEST_SUITE("runtime/kernels/cuda/update") {
     in_every_order([&] {
       OnDevice<float> d_x(x);
       OnDevice<kernels::ElemRun> d_runs(runs);
-      OnDevice<double> partials(kernels::cuda::kSquaresPartials), words(kWords);
-      Queue on;
-      kernels::cuda::add_squares_of_runs(on, d_x.data(), d_runs.data(), std::ssize(runs), partials.data(),
-                                         words.data());
+      OnDevice<double> words(kWords);
+      ScratchQueue on(2 * kernels::cuda::kSquaresPartials);
+      kernels::cuda::add_squares_of_runs(on, d_x.data(), d_runs.data(), std::ssize(runs), words.data());
       CHECK(words.values() == wanted);
     });
   }
@@ -234,11 +232,11 @@ TEST_SUITE("runtime/kernels/cuda/update") {
       grad[77] = bad;
       OnDevice<float> d_grad(grad);
       OnDevice<kernels::ElemRun> runs(std::vector<kernels::ElemRun>{{0, 100}});
-      OnDevice<double> partials(kernels::cuda::kSquaresPartials), words(kWords);
+      OnDevice<double> words(kWords);
       OnDevice<ClipNumbers> d_numbers(std::vector<ClipNumbers>{{}});
       OnDevice<Clip> out(1);
-      Queue on;
-      kernels::cuda::add_squares_of_runs(on, d_grad.data(), runs.data(), 1, partials.data(), words.data());
+      ScratchQueue on(2 * kernels::cuda::kSquaresPartials);
+      kernels::cuda::add_squares_of_runs(on, d_grad.data(), runs.data(), 1, words.data());
       kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), nullptr, out.data());
       CHECK(out.values()[0].finite == 0);
       CHECK(std::isnan(out.values()[0].norm) == std::isnan(bad));
