@@ -88,4 +88,36 @@ TEST_SUITE("runtime/nn/recompute") {
       check_modes(variant.recipe, whole);
     }
   }
+
+  TEST_CASE("a split backward has its own copies between the halves, fewer than micro-batches are in flight") {
+    for (Recipe recipe : {gpt2_recipe(), llama_recipe()}) {
+      recipe.model.layers = 3;
+      recipe.mesh.pp = 3;
+      recipe.batch.samples = 6;  // three micro-batches
+      recipe.schedule = PipelineKind::kZbH1;
+      recipe.recompute = {RecomputeMode::kFull};
+      for (const bool keeps_norms : {false, true}) {
+        CAPTURE(recipe.name);
+        CAPTURE(keeps_norms);
+        Plan plan = plan_of(recipe);
+        plan.keeps_norms = keeps_norms;
+        const Logical weights = draw_weights(plan);
+        LoneComm comm;
+        const auto grads = [&](int64_t slot) {
+          Rank rank(plan, 1, comm, weights);
+          StageModel& model = rank.model();
+          std::vector<std::byte> input(model.boundary_bytes(), std::byte{0x3e}), out = input, dinput = input;
+          REQUIRE(model.forward(slot, nullptr, nullptr, DevicePtr(input.data()), DevicePtr(out.data())).ok());
+          REQUIRE(model.backward_input(slot, 0, nullptr, nullptr, DevicePtr(input.data()), DevicePtr(dinput.data()), 1)
+                      .ok());
+          REQUIRE(model.backward_weight(slot, 0).ok());
+          return rank.grads();
+        };
+        const Chunk chunk = plan.rank(1).chunks[0];
+        REQUIRE(chunk.late > 0);
+        REQUIRE(chunk.late < chunk.in_flight);
+        CHECK(grads(chunk.in_flight - 1) == grads(0));
+      }
+    }
+  }
 }
