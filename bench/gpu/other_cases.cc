@@ -499,9 +499,9 @@ class Others {
       const auto runs = arrays.of(std::vector<kernels::ElemRun>{{0, count / 2}, {count / 2, count - count / 2}});
       return [=, &on = arrays.device().on()] { on.clear_floats_of_runs(x.as<float>(), runs, 2); };
     });
-    add("clear_doubles", 8 * real(count), [=](Arrays& arrays) -> Order {
+    add("fill_doubles", 8 * real(count), [=](Arrays& arrays) -> Order {
       const auto x = arrays.zeros<double>(count);
-      return [=, &state = arrays.device().state()] { state.clear_doubles(x, count); };
+      return [=, &state = arrays.device().state()] { state.fill_doubles(1, x, count); };
     });
     add("copy_state", 8 * real(count), [=](Arrays& arrays) -> Order {
       const auto x = arrays.drawn<float>(count), y = arrays.drawn<float>(count);

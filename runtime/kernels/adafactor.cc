@@ -115,8 +115,6 @@ void adafactor_squares(const MatrixRun& run, double* row_sums, double* col_sums)
   });
 }
 
-void clear_doubles(double* numbers, int64_t count) { std::fill_n(numbers, count, 0.0); }
-
 void adafactor_factors(const AdafactorDecay& decay, const double* squares, const float* from, float* to, float* factors,
                        int64_t count) {
   constexpr double kLeastSquare = 1e-30;  // eps1 of the paper

@@ -34,8 +34,6 @@ inline void add_dims(OpDims& /*to*/, const AdafactorFactors& /*of*/) {}
 /// on any number of threads.
 void adafactor_squares(const MatrixRun& run, double* row_sums, double* col_sums);
 
-void clear_doubles(double* numbers, int64_t count);
-
 /// What the second moments of rows or columns become.
 struct AdafactorDecay {
   double old_part = 0;  // of the moments; the rest is of the means of new squares

@@ -35,7 +35,9 @@ inline Clip clip_of(double squares, const ClipNumbers& of) {
 }
 
 /// words [ExactSum::kWords] of the squared norm, numbers and out [1]. `ruined` [1]: where it is not 0, as of losses
-/// that are not finite, `out` is not finite either, whatever the norm; may be null.
-void clip_by_norm(const double* words, const ClipNumbers* numbers, const double* ruined, Clip* out);
+/// that are not finite, `out` is not finite either, whatever the norm; may be null. `counted` [1]: ClipNumbers'
+/// gradient_scale is divided by it; may be null.
+void clip_by_norm(const double* words, const ClipNumbers* numbers, const double* ruined, const double* counted,
+                  Clip* out);
 
 }  // namespace cairn::kernels

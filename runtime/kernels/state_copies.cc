@@ -83,6 +83,8 @@ void add_squares_of_runs(const float* x, const ElemRun* runs, int64_t run_count,
   std::ranges::copy(sum.words(), words);
 }
 
+void fill_doubles(double value, double* numbers, int64_t count) { std::fill_n(numbers, count, value); }
+
 void doubles_to_host(const double* from, std::span<double> host) { std::copy_n(from, host.size(), host.data()); }
 
 void count_not_finite(const float* x, int64_t count, std::span<int64_t> counts) {

@@ -45,6 +45,9 @@ void balance_bias(float rate, float mean, const Clip* clip, const float* choices
 /// elements: inside it blocks of so many are added in double first, so cuts at such multiples change no bit.
 void add_squares_of_runs(const float* x, const ElemRun* runs, int64_t run_count, double* words);
 
+/// Each of them becomes `value`.
+void fill_doubles(double value, double* numbers, int64_t count);
+
 /// Numbers that the device has made, for the host.
 void doubles_to_host(const double* from, std::span<double> host);
 

@@ -18,7 +18,7 @@ namespace cairn::kernels {
 // clang-format off
 #define RT_STATE_KERNELS(X)                                                                                          \
   X(clip_by_norm) X(adamw_of_runs) X(lamb_moments_of_runs) X(lamb_step_of_runs) X(add_norms_of_runs)                 \
-  X(clear_doubles) X(adafactor_squares) X(adafactor_factors) X(scale_by_mean) X(adafactor_norms) X(adafactor_step)   \
+  X(fill_doubles) X(adafactor_squares) X(adafactor_factors) X(scale_by_mean) X(adafactor_norms) X(adafactor_step)    \
   X(balance_bias) X(ema_of_runs) X(scale_floats)                                                                     \
   X(copy_state) X(copy_summed) X(clear_floats) X(draw_weights) X(put_weights) X(put_first_weights)                   \
   X(clear_numbers) X(add_squares_of_runs) X(doubles_to_host) X(count_not_finite)

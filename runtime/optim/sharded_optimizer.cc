@@ -8,6 +8,8 @@
 #include "runtime/optim/rules/adamw.h"
 #include "runtime/optim/rules/lamb.h"
 #include "runtime/optim/rules/router_bias.h"
+#include "runtime/optim/rules/world_sum.h"
+#include "runtime/plan/communication.h"
 
 namespace cairn::optim {
 
@@ -16,7 +18,7 @@ namespace {
 constexpr int64_t kDouble = static_cast<int64_t>(sizeof(double));
 constexpr int64_t kClipDoubles = static_cast<int64_t>(sizeof(kernels::Clip)) / kDouble;
 static_assert(sizeof(kernels::Clip) % sizeof(double) == 0);
-static_assert((kClipDoubles + 1 + ExactSum::kWords) * kDouble <= RankPlan::kStepNumbersBytes);
+static_assert((kClipDoubles + kNormNumbers) * kDouble <= RankPlan::kStepNumbersBytes);
 
 }  // namespace
 
@@ -39,43 +41,57 @@ ShardedOptimizer::ShardedOptimizer(Stream& stream, const Plan& plan, const RankP
   }
 }
 
-void ShardedOptimizer::take_squared_norm() {
+Status ShardedOptimizer::take_squared_norm(std::optional<int64_t> counted) {
   const kernels::StateExec& on = walk_.on();
+  const Numbers of = numbers();
   on.add_squares_of_runs(walk_.arrays().grads, on.stream.give(std::span<const kernels::ElemRun>(gradient_runs_)),
-                         std::ssize(gradient_runs_), numbers().words);
-  on.doubles_to_host(numbers().ruined, squared_norm_.room());
+                         std::ssize(gradient_runs_), of.words);
+  counted_ = counted;
+  if (counted && has_other_ranks(groups_)) {
+    if (!walk_.rank().head()) on.fill_doubles(0, of.ruined, 1);  // else the loss has written it
+    on.fill_doubles(static_cast<double>(*counted), of.counted, 1);
+    RT_TRY(add_over_world(groups_, of.ruined, kNormNumbers, "gradient norm and tokens"));
+  }
+  on.doubles_to_host(of.ruined, squared_norm_.room());
+  return {};
 }
 
 ShardedOptimizer::Numbers ShardedOptimizer::numbers() const {
   const DevicePtr<double> first = (walk_.arrays().work + walk_.rank().step_numbers_offset()).as<double>();
-  return {first.as<kernels::Clip>(), first + kClipDoubles, first + kClipDoubles + 1};
+  const DevicePtr<double> ruined = first + kClipDoubles;
+  return {first.as<kernels::Clip>(), ruined, ruined + 1, ruined + 1 + ExactSum::kWords};
 }
 
 bool ShardedOptimizer::may_update_unseen() const {
   const OptimizerConfig& config = walk_.plan().recipe.optimizer;
-  return walk_.plan().mesh.world() == 1 && config.kind != OptimizerKind::kAdafactor && config.qk_clip == 0 &&
-         !walk_.reads_peers();
+  return config.kind != OptimizerKind::kAdafactor && config.qk_clip == 0 && !walk_.reads_peers();
 }
 
 Status ShardedOptimizer::update_unseen(Update update, comm::Comm& world) {
-  RT_CHECK(may_update_unseen() && update.from == update.to, "an update from slot {} into {} before its norm is known",
-           update.from, update.to);
+  RT_CHECK(may_update_unseen() && counted_ && update.from == update.to,
+           "an update from slot {} into {} before its norm is known", update.from, update.to);
   const kernels::StateExec& on = walk_.on();
   const Numbers of = numbers();
   given_ = update;
+  const bool several = has_other_ranks(groups_);  // one rank's host knows the count of all
+  if (!several) given_.gradients.gradient_scale /= static_cast<double>(*counted_);
   on.clip_by_norm(of.words, on.stream.give(std::span<const kernels::ClipNumbers>(&given_.gradients, 1)), of.ruined,
-                  of.clip);
+                  several ? DevicePtr<const double>(of.counted) : DevicePtr<const double>(), of.clip);
   update.clip = of.clip;
   return apply(update, world, nullptr);
 }
 
-bool ShardedOptimizer::wrote() const {
-  const kernels::Clip clip = kernels::clip_of(squared_norm_part().value(), given_.gradients);  // as the device has it
-  return squared_norm_.read()[0] == 0 && clip.finite != 0;
+bool ShardedOptimizer::wrote(const kernels::ClipNumbers& gradients) const {
+  const kernels::Clip clip = kernels::clip_of(norm_words().value(), gradients);  // as the device has it
+  return squared_norm_.read().front() == 0 && clip.finite != 0;
+}
+
+ExactSum ShardedOptimizer::norm_words() const {
+  return ExactSum::from(squared_norm_.read().subspan<1, ExactSum::kWords>());
 }
 
 ExactSum ShardedOptimizer::squared_norm_part() const {
-  return ExactSum::from(squared_norm_.read().last<ExactSum::kWords>());
+  return counted_ && walk_.rank().rank != 0 ? ExactSum() : norm_words();
 }
 
 Status ShardedOptimizer::update(Update update, comm::Comm& world, const HeadFactors* heads) {
@@ -83,7 +99,7 @@ Status ShardedOptimizer::update(Update update, comm::Comm& world, const HeadFact
   const DevicePtr<kernels::Clip> clip = numbers().clip;
   given_ = update;
   on.clip_by_norm(on.stream.give(std::span<const double>(given_.squared_norm)),
-                  on.stream.give(std::span<const kernels::ClipNumbers>(&given_.gradients, 1)), nullptr, clip);
+                  on.stream.give(std::span<const kernels::ClipNumbers>(&given_.gradients, 1)), nullptr, nullptr, clip);
   update.clip = clip;
   return apply(update, world, heads);
 }
@@ -100,7 +116,7 @@ Status ShardedOptimizer::apply(const Update& update, comm::Comm& world, const He
       adamw(walk_, rates_, update);
       break;
     case OptimizerKind::kLamb:
-      RT_TRY(lamb(walk_, rates_, update, world));
+      RT_TRY(lamb(walk_, rates_, update, groups_));
       break;
     case OptimizerKind::kAdafactor:
       RT_TRY(adafactor(walk_, rates_, groups_, update, world));

@@ -3,6 +3,7 @@
 // what follows it (after/). Gradients come reduced and weights go out by runtime/data_parallel. Owns no memory.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,29 +26,34 @@ class ShardedOptimizer {
   ShardedOptimizer(Stream& stream, const Plan& plan, const RankPlan& rank, const comm::RankGroups& groups,
                    Arrays arrays);
 
-  /// Once the gradients are reduced: orders the adding up of their squares, for the host and for the device.
-  void take_squared_norm();
+  /// Once the gradients are reduced: orders the adding up of their squares, for the host and for the device. `counted`,
+  /// before update_unseen(): this rank's tokens that count; then all ranks' squares, ruined() and tokens are added up
+  /// in the order of the device's work.
+  Status take_squared_norm(std::optional<int64_t> counted = {});
   /// Once the stream is settled behind that: this rank's part of the squared global gradient norm. Add over the world,
-  /// then square root. The same bits for every way of cutting gradients over dp and pp.
+  /// then square root. The same bits for every way of cutting gradients over dp and pp. Where the ranks have added it
+  /// up, it is the first one's.
   ExactSum squared_norm_part() const;
 
   /// Saved state goes from bank to bank, the rest is updated in place. The first time that comes from its peer copies
   /// in bank `from`, which must stay until all ranks have called. All memory is written, visible to other
-  /// processes, when the stream is settled; Adafactor settles it on the way, and with several ranks LAMB. `world`: all
-  /// ranks; LAMB and Adafactor add up the norms of each tensor there. `heads`, unless it is null, scales the rows of
+  /// processes, when the stream is settled; Adafactor settles it on the way. `world`: all ranks; Adafactor adds up the
+  /// norms of each tensor there. `heads`, unless it is null, scales the rows of
   /// the query and key projections when they have been updated; the average of the weights, if one is kept, comes last.
   Status update(Update update, comm::Comm& world, const HeadFactors* heads = nullptr);
 
-  /// Whether an update in place may be ordered before the host knows the norm: the device has all of it, reads nothing
-  /// of the host's, and writes nothing where the norm or a loss is not finite. So with one rank, by AdamW or LAMB,
-  /// without QK clip, of state that is where it belongs.
+  /// Whether an update in place may be ordered before the host knows the norm: the devices have all of it, read nothing
+  /// of the hosts', and write nothing where the norm or a loss is not finite. So by AdamW or LAMB, without QK clip, of
+  /// state that is where it belongs. The same on all ranks.
   bool may_update_unseen() const;
-  /// Orders that update. The squared norm is what take_squared_norm() has ordered; Update::squared_norm is not read.
+  /// Orders that update. The squared norm and the tokens that count are what take_squared_norm() has ordered:
+  /// Update::squared_norm is not read, and `gradients` has the scale of all tokens.
   Status update_unseen(Update update, comm::Comm& world);
   /// [1] on the device: other than 0 where an update that is ordered behind it is to write nothing.
   DevicePtr<double> ruined() const { return numbers().ruined; }
-  /// Once the stream is settled behind update_unseen(): whether it has written.
-  bool wrote() const;
+  /// Once the stream is settled behind update_unseen(): whether it has written. `gradients`: Update's, of the tokens
+  /// that count.
+  bool wrote(const kernels::ClipNumbers& gradients) const;
 
   /// In place of an update when the step is skipped (StateWalk).
   void keep(int64_t from, int64_t to);
@@ -62,9 +68,11 @@ class ShardedOptimizer {
   /// Numbers of a step that stay on the device, in Arrays::work.
   struct Numbers {
     DevicePtr<kernels::Clip> clip;
-    DevicePtr<double> ruined, words;  // [1], and behind it those of the squared norm
+    DevicePtr<double> ruined, words,
+        counted;  // [1]; those of the squared norm; [1]: kNormNumbers, one behind the other
   };
   Numbers numbers() const;
+  ExactSum norm_words() const;
   Status apply(const Update& update, comm::Comm& world, const HeadFactors* heads);
 
   StateWalk walk_;
@@ -72,6 +80,7 @@ class ShardedOptimizer {
   std::vector<TensorRates> rates_;               // of the plan's tensors
   std::vector<kernels::ElemRun> gradient_runs_;  // of Arrays::grads: what this rank's part of the norm is of
   HostNumbers<double> squared_norm_;             // Numbers::ruined, and the words
+  std::optional<int64_t> counted_;               // tokens that count, of this rank
   Update given_;                                 // the last one: the device reads its numbers here
 };
 

@@ -258,13 +258,24 @@ std::vector<UnitUse> unit_uses(const RankPlan& rank, std::span<const Action> act
   return out;
 }
 
+bool adds_norm_in_order(const Plan& plan) {
+  const OptimizerConfig& config = plan.recipe.optimizer;
+  return plan.mesh.world() > 1 && plan.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy &&
+         config.kind != OptimizerKind::kAdafactor && config.qk_clip == 0;
+}
+
 std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   const Mesh& mesh = plan.mesh;
   std::vector<GroupTraffic> out;
   const auto tell = [&](std::string_view group, int64_t size, const Traffic& traffic) {
     if (size > 1) out.push_back({std::string(group), size, traffic});
   };
-  if (mesh.tp() > 1) tell(kTpGroup, mesh.tp(), tp_traffic(plan, rank));
+  const auto with_norms = [&](Traffic of) {
+    if (adds_norm_in_order(plan)) of.all_reduce.add(kNormNumbers * 8);
+    if (rank.tensor_norms > 0) of.all_reduce.add(rank.tensor_norms * 8);
+    return of;
+  };
+  if (mesh.tp() > 1) tell(kTpGroup, mesh.tp(), with_norms(tp_traffic(plan, rank)));
   if (plan.kv_copies() > 1) {
     Traffic sums;
     add_partial(rank, &LocalTensor::sum_over_kv, &sums);
@@ -272,12 +283,13 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   }
   const auto reduce = [&](bool experts, std::string_view shard_group, std::string_view replica_group) {
     const int64_t shards = plan.shard_size(experts), replicas = plan.replicas(experts) / shards;
-    if (shards > 1) tell(shard_group, shards, shard_traffic(plan, rank, experts));
+    const auto in_group = [&](const Traffic& of) { return experts ? of : with_norms(of); };
+    if (shards > 1) tell(shard_group, shards, in_group(shard_traffic(plan, rank, experts)));
     Traffic sums;
     for (const Bucket& bucket : rank.buckets) {
       if (bucket.experts == experts) sums.all_reduce.add(bucket.shard.size() * 4);
     }
-    tell(replica_group, replicas, sums);
+    tell(replica_group, replicas, in_group(sums));
   };
   reduce(false, plan.shard_size() == mesh.replicas() ? kDpGroup : kShardGroup,
          plan.shard_size() == 1 ? kDpGroup : kReplicaGroup);
@@ -297,7 +309,7 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
         if (stage > 0) backward.send.add(tensor.sent_bytes(passes_to_itself(shape, stage - 1)));
       }
     }
-    tell(kForwardGroup, mesh.pp(), forward);
+    tell(kForwardGroup, mesh.pp(), with_norms(forward));
     tell(kBackwardGroup, mesh.pp(), backward);
     if (plan.has_table_copy() && (rank.embedding() || rank.head()))
       tell(kEmbeddingGroup, 2, embedding_traffic(plan, rank));
@@ -306,7 +318,7 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   const auto sources = static_cast<int64_t>(plan.recipe.data.sources.size());
   const int64_t losses = sources + plan.recipe.model.mtp.depth;
   world.all_reduce.add((losses * (ExactSum::kWords + 1) + ExactSum::kWords + 1) * 8);  // losses, norm, bank
-  if (plan.recipe.optimizer.kind != OptimizerKind::kAdamW) {
+  if (plan.recipe.optimizer.kind == OptimizerKind::kAdafactor) {
     world.all_reduce.add(static_cast<int64_t>(plan.tensors.size()) * 2 * ExactSum::kWords * 8);  // norms of each tensor
   }
   if (plan.recipe.optimizer.qk_clip > 0) world.all_reduce.add(plan.recipe.model.layers * plan.recipe.model.heads * 4);

@@ -24,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/core/exact_sum.h"
 #include "runtime/core/traffic.h"
 #include "runtime/plan/plan.h"
 
@@ -55,6 +56,12 @@ int64_t partial_elems(const RankPlan& rank, const Unit& unit);
 /// What a rank uses one after another when it runs `actions`; with ZeRO-3, slots hold nothing at first. Whoever
 /// gathers goes by this list, so all members of a shard group gather the same in the same order.
 std::vector<UnitUse> unit_uses(const RankPlan& rank, std::span<const Action> actions);
+
+/// Whether ranks add up the squared norm, and what else clips a step's gradients, in the order of their devices' work:
+/// over tp, over shards and replicas, over pp. Else the hosts add it up, and the update waits for that.
+bool adds_norm_in_order(const Plan& plan);
+/// Doubles of that: whether a loss is ruined, the words of the norm, the tokens that count.
+inline constexpr int64_t kNormNumbers = ExactSum::kWords + 2;
 
 /// Of one training step, groups of more than one rank alone. Validation, saves and the start of a run come on top.
 std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank);

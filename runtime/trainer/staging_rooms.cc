@@ -28,6 +28,7 @@ class Rooms {
     if (mesh.ep() > 1 && d_.experts > 0) experts();
     if (mesh.pp() > 1) pipeline();
     factors();
+    if (mesh.world() > 1) own(std::max(kNormNumbers, rank_.tensor_norms) * 8);
     buckets();
     return out_;
   }

@@ -209,11 +209,10 @@ class Run {
   /// `bank`: chosen here unless it is null, as the sums travel. Then the update is ordered here too, before the host
   /// waits, where that can be: updated_ says so.
   Result<Pass> pass(int64_t number, std::optional<int64_t>* bank);
-  /// Tokens of this step that count, of those that this rank has.
+  /// Tokens of this step that count, of those whose losses this rank counts.
   int64_t tokens_that_count() const;
-  /// The update of `number` with what the pass's numbers are, if it may be ordered before they are known: in place, of
-  /// one rank, behind copies (ShardedOptimizer::may_update_unseen()). The slot that was chosen; none: it may not be.
-  Result<std::optional<int64_t>> update_unseen(int64_t number);
+  /// The update of `number` with what the pass's numbers are, before they are known. The slot that was chosen.
+  Result<int64_t> update_unseen(int64_t number);
   Result<int64_t> choose_bank();
   Status begin_update(int64_t bank, int64_t number);
   /// The update of step `number` so far: its number for moments, its rate, slots.
@@ -458,23 +457,23 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   };
   const float weight = static_cast<float>(loss_scale()) / static_cast<float>(plan.tokens_per_step);
   for (const auto& model : now_->models) model->clear_max_scores();  // what validation has left
-  now_->executor->note_ruined_losses(chosen_bank != nullptr && updates_unseen() ? optimizer_.ruined() : nullptr);
+  const bool unseen = chosen_bank != nullptr && updates_unseen();
+  now_->executor->note_ruined_losses(unseen ? optimizer_.ruined() : nullptr);
   RT_TRY(now_->executor->train(now_->batches, weight));
   compute_ms_ = ms_since(computes_since_) - static_cast<double>(telemetry::waited_ns - waited_before_ns_) / 1e6;
 
   phase(number, "gradients", Phase::kReduce);
   RT_TRY(now_->data_parallel.finish());
-  optimizer_.take_squared_norm();
+  RT_TRY(optimizer_.take_squared_norm(unseen ? std::optional(tokens_that_count()) : std::nullopt));
   for (const auto& model : now_->models) model->give_max_scores();
   std::optional<int64_t> bank_before;
   std::shared_ptr<const Event> numbers_there;  // null: where all work is done
-  if (chosen_bank != nullptr) {
-    if (!clock_ && updates_unseen()) numbers_there = stream_->mark();  // a clock reads its events when all is done
+  if (unseen) {
+    if (!clock_) numbers_there = stream_->mark();  // a clock reads its events when all is done
     RT_TRY_SET(bank_before, update_unseen(number));
   }
   // The step's one wait, for losses, norm and largest scores. The update continues meanwhile.
   RT_TRY(stream_->settle_at(numbers_there));
-  updated_ = bank_before && optimizer_.wrote();
   now_->executor->tell_losses(on_losses, on_further);
   WorldSums sums;
   for (const LossSum& source : losses) {
@@ -514,6 +513,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     out.mtp_loss = out.mtp_loss.value_or(0) + sum / std::max(1.0, tokens) / static_cast<double>(further.size());
   }
   out.gradients = clip_numbers(counted);
+  updated_ = bank_before && optimizer_.wrote(out.gradients);
   out.squared_norm = sums.take_words();
   out.norm = kernels::clip_of(ExactSum::from(out.squared_norm).value(), out.gradients).norm;
   out.loss /= counted;
@@ -525,6 +525,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
 }
 
 int64_t Run::tokens_that_count() const {
+  if (!counts_losses()) return 0;
   int64_t count = 0;
   for (const pipeline::MicroBatch& batch : now_->batches) {
     count +=
@@ -557,21 +558,21 @@ optim::Update Run::update_of(int64_t number, int64_t bank) const {
           .tokens = now_->plan.tokens_per_step};
 }
 
-Result<std::optional<int64_t>> Run::update_unseen(int64_t number) {
-  const std::optional<int64_t> no;
-  const int64_t counted = updates_unseen() ? tokens_that_count() : 0;
-  if (counted == 0) return no;
-  RT_TRY_SET(const int64_t bank, choose_bank());
+Result<int64_t> Run::update_unseen(int64_t number) {
+  int64_t bank = bank_;  // in place, as the rank that decides has it
+  if (decides()) {
+    RT_TRY_SET(bank, choose_bank());
+  }
   if (bank != bank_) return Error{ErrorCode::kInternal, fmt::format("copied state in slots {} and {}", bank_, bank)};
   const PhaseScope scope(Phase::kOptimizer);
   RT_TRY(begin_update(bank, number));
   optim::Update update = update_of(number, bank);
   const CopyGate& gate = *state_.arrays().gate;
   const int64_t waited_ns = gate.waited_ns();
-  update.gradients = clip_numbers(static_cast<double>(counted));
+  update.gradients = clip_numbers(1);  // the tokens that count are on the device
   RT_TRY(optimizer_.update_unseen(update, *groups_.world));
   paused_ms_ += static_cast<double>(gate.waited_ns() - waited_ns) * 1e-6;
-  return std::optional(bank);
+  return bank;
 }
 
 Status Run::step(int64_t number) {

@@ -125,7 +125,7 @@ WorkShapes work_shapes(const Plan& plan, int64_t rank) {
     ++out.copied_arrays;
     out.copied_bytes += saved.bytes;
   }
-  // The update's: the runs, the squared norm, what the clip is made of.
+  // The update's: the runs, the squared norm or the tokens that count, what the clip is made of.
   out.gives += 3;
   out.given_bytes += out.gradient_runs * static_cast<int64_t>(sizeof(kernels::ElemRun)) +
                      ExactSum::kWords * static_cast<int64_t>(sizeof(double)) +

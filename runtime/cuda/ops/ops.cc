@@ -707,7 +707,6 @@ void fill_lamb(kernels::StateOps& out) {
 void fill_adafactor(kernels::StateOps& out) {
   using kernels::AdafactorFactors;
   using kernels::MatrixRun;
-  out.clear_doubles = &clear<double>;
   out.adafactor_squares = &Direct<&k::adafactor_squares>::run;
   out.adafactor_factors = &Direct<&k::adafactor_factors>::run;
   out.scale_by_mean = &Direct<&k::scale_by_mean>::run;
@@ -767,6 +766,7 @@ kernels::StateOps filled_state() {
           [&](CudaStream& cuda, Queue& on) { put_sums(cuda, on, sums, 0, to.address(), count, nullptr); });
   };
   out.clear_floats = &clear<float>;
+  out.fill_doubles = &Direct<&k::fill_doubles>::run;
   out.draw_weights = [](Stream& stream, const kernels::FirstWeights& box, DevicePtr<float> to) {
     // Once a run, by the host's threads, with the CPU's bits. In parts: memory for a whole tensor would be made and
     // cleared by one thread.

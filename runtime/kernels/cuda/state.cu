@@ -23,6 +23,16 @@ struct Balance {
   }
 };
 
+struct Fill {
+  double value;
+  double* numbers;
+  template <int N>
+  __device__ void at(int64_t i) const {
+    static_assert(N == 1);
+    numbers[i] = value;
+  }
+};
+
 __device__ __forceinline__ uint32_t bits_of(float x) {
 #ifdef __CUDA_ARCH__
   return __float_as_uint(x);
@@ -167,6 +177,10 @@ int64_t sum_blocks(Queue& on, const float* x, int64_t count, typename F::Sum* pa
 }
 
 }  // namespace
+
+void fill_doubles(Queue& on, double value, double* numbers, int64_t count) {
+  map<1>(on, Fill{value, numbers}, count, true);
+}
 
 void balance_bias(Queue& on, float rate, float mean, const Clip* clip, const float* choices, const float* from,
                   float* to, int64_t count) {

@@ -25,6 +25,8 @@ int sum_runs(CUstream_st* stream, const WordRun* runs, int64_t count, int64_t ch
              uint64_t* sums);
 /// counts [1] += elements of x that are NaN or infinite. partials: [kSumBlocks].
 void count_not_finite(Queue& on, const float* x, int64_t count, int64_t* partials, int64_t* counts);
+/// fill_doubles() of runtime/kernels/state_copies.h.
+void fill_doubles(Queue& on, double value, double* numbers, int64_t count);
 /// note_not_finite() of runtime/kernels/rows.h, by one block.
 void note_not_finite(Queue& on, const float* x, int64_t count, bool first, double* found);
 

@@ -162,8 +162,10 @@ __global__ void words_carried(int64_t count, double* words) {
   for (int k = 0; k < kExactDigits; ++k) at[k] = static_cast<double>(of.digit[k]);
 }
 
-__global__ void clip_factor(const double* words, const ClipNumbers* numbers, const double* ruined, Clip* out) {
-  const ClipNumbers of = *numbers;
+__global__ void clip_factor(const double* words, const ClipNumbers* numbers, const double* ruined,
+                            const double* counted, Clip* out) {
+  ClipNumbers of = *numbers;
+  if (counted != nullptr) of.gradient_scale /= *counted;
   const double norm = sqrt(value_of(words)) / of.loss_scale * of.gradient_scale;
   const double scale = of.most > 0 && of.most / (norm + 1e-6) < 1.0 ? of.most / (norm + 1e-6) : 1.0;
   out->norm = norm;
@@ -390,8 +392,9 @@ void add_words_to(Queue& on, const double* partials, int64_t chunks, int64_t sum
   launch(on, {{blocks_for(sums, 32)}, {32}}, words_carried, sums, words);
 }
 
-void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, const double* ruined, Clip* out) {
-  launch(on, {{1}, {1}}, clip_factor, words, numbers, ruined, out);
+void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, const double* ruined,
+                  const double* counted, Clip* out) {
+  launch(on, {{1}, {1}}, clip_factor, words, numbers, ruined, counted, out);
 }
 
 void adamw(Queue& on, const UpdateTables& tables, const Clip* clip) {

@@ -99,7 +99,8 @@ void add_words_of_tensors(Queue& on, const double* partials, const UpdateTables&
 void add_words_to(Queue& on, const double* partials, int64_t chunks, int64_t sums, double* words);
 
 /// Of the squares' words: clip_of() (runtime/kernels/clip.h).
-void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, const double* ruined, Clip* out);
+void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, const double* ruined,
+                  const double* counted, Clip* out);
 
 void adamw(Queue& on, const UpdateTables& tables, const Clip* clip);
 

@@ -66,7 +66,7 @@ std::pair<kernels::MatrixRun, kernels::AdafactorFactors> Factored::run_of(const 
 }
 
 Status Factored::add_squares(const comm::RankGroups& groups) {
-  walk_.on().clear_doubles(squares_, rank_.dense_work + rank_.expert_work);
+  walk_.on().fill_doubles(0, squares_, rank_.dense_work + rank_.expert_work);
   for (const StatePiece& piece : rank_.pieces) {
     if (plan_.tensors[piece.tensor].balances) continue;
     const DevicePtr<const float> grad = walk_.arrays().grads + rank_.grad_offset(piece);
@@ -86,7 +86,7 @@ Status Factored::add_squares(const comm::RankGroups& groups) {
     const LocalTensor& local = rank_.tensors[piece.local];
     const bool over_tp = piece.work_offset >= rank_.tp_work.begin && piece.work_offset < rank_.tp_work.end;
     if (over_tp && local.sum_over_kv && rank_.at.tp % plan_.kv_copies() != 0) {
-      walk_.on().clear_doubles(squares_ + piece.work_offset, piece.count());
+      walk_.on().fill_doubles(0, squares_ + piece.work_offset, piece.count());
     }
   }
   return reduce(groups.tp, rank_.tp_work.begin, rank_.tp_work.size());

@@ -10,7 +10,7 @@ DeviceNorms::DeviceNorms(const StateWalk& walk)
     : walk_(walk),
       words_((walk.arrays().work + walk.rank().tensor_norms_offset()).as<double>()),
       partials_((walk.arrays().work + walk.rank().norm_partials_offset()).as<double>()) {
-  walk_.on().clear_doubles(words_, walk_.rank().tensor_norms);
+  walk_.on().fill_doubles(0, words_, walk_.rank().tensor_norms);
 }
 
 DevicePtr<double> DeviceNorms::partials_of(std::span<const StateBlock> batch) {

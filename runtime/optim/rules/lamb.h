@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "runtime/comm/comm.h"
+#include "runtime/comm/rank_groups.h"
 #include "runtime/core/result.h"
 #include "runtime/optim/rules/groups.h"
 #include "runtime/optim/rules/update.h"
@@ -11,7 +11,7 @@
 
 namespace cairn::optim {
 
-/// `rates`: of the plan's tensors. `world`: all ranks.
-Status lamb(StateWalk& walk, std::span<const TensorRates> rates, const Update& update, comm::Comm& world);
+/// `rates`: of the plan's tensors. Ranks add up the norms in the order of the device's work.
+Status lamb(StateWalk& walk, std::span<const TensorRates> rates, const Update& update, const comm::RankGroups& groups);
 
 }  // namespace cairn::optim

@@ -1,4 +1,5 @@
 #include "runtime/kernels/adafactor.h"
+#include "runtime/kernels/state_copies.h"
 
 #include "tests/runtime/kernels/kernel_testing.h"
 
@@ -99,7 +100,7 @@ TEST_SUITE("runtime/kernels/adafactor") {
       CHECK(static_cast<double>(scaled[i]) ==
             doctest::Approx(static_cast<double>(factors[i]) * std::sqrt(mean)).epsilon(1e-6));
     }
-    kernels::clear_doubles(squares.data(), kCount - 1);
+    kernels::fill_doubles(0, squares.data(), kCount - 1);
     CHECK(std::count(squares.begin(), squares.end(), 0.0) == kCount - 1);
   }
 }

@@ -12,7 +12,7 @@ Clip clip_by(std::span<const double> squares, const kernels::ClipNumbers& number
   for (const double square : squares) sum.add(square);
   const auto words = sum.words();
   Clip out;
-  kernels::clip_by_norm(words.data(), &numbers, nullptr, &out);
+  kernels::clip_by_norm(words.data(), &numbers, nullptr, nullptr, &out);
   return out;
 }
 

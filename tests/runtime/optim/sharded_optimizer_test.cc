@@ -115,7 +115,7 @@ TEST_SUITE("runtime/optim/sharded_optimizer") {
     for (const int64_t r : {0, 1}) {
       RankMemory memory(plan, r, 1);
       optim::ShardedOptimizer optimizer(*memory.stream, plan, memory.rank, {}, memory.arrays);
-      optimizer.take_squared_norm();
+      REQUIRE_OK(optimizer.take_squared_norm());
       REQUIRE_OK(memory.stream->settle());
       const ExactSum part = optimizer.squared_norm_part();
       CHECK(part.value() > 0);

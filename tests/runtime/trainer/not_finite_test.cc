@@ -150,17 +150,17 @@ TEST_SUITE("runtime/trainer/not_finite") {
   TEST_CASE(
       "an update ordered before its loss is known writes nothing where that is not finite, and is ordered again") {
     NoCopies gate;
-    const auto trained = [&](const Recipe& recipe, bool flips, CopyGate* by) {
+    const auto trained = [&](const Recipe& recipe, bool flips, CopyGate* by, int64_t world = 1) {
       int64_t passes = 0;
       float kept = 0;
-      const auto flip = [&](int64_t, int64_t step, const char* phase, std::byte* weights) {
-        if (!flips || step != 5 || std::strcmp(phase, "forward and backward") != 0) return;
+      const auto flip = [&](int64_t rank, int64_t step, const char* phase, std::byte* weights) {
+        if (!flips || rank != 0 || step != 5 || std::strcmp(phase, "forward and backward") != 0) return;
         auto* const at = reinterpret_cast<float*>(weights) + 5;
         if (passes == 0) kept = *at;
         *at = passes++ == 0 ? std::numeric_limits<float>::quiet_NaN() : kept;
       };
       auto run =
-          train_on_threads(recipe, 1, nullptr, 0, {}, by == nullptr ? 2 : 0, nullptr, {.on_phase = flip, .gate = by});
+          train_on_threads(recipe, world, nullptr, 0, {}, by ? 0 : 2, nullptr, {.on_phase = flip, .gate = by});
       CHECK(passes == (flips ? 3 : 0));
       REQUIRE_OK(run);
       return std::move(run).value();
@@ -185,6 +185,18 @@ TEST_SUITE("runtime/trainer/not_finite") {
           CHECK(unseen.state == quiet.state);
         }
       }
+    }
+    Recipe recipe = tiny_recipe(false, false);
+    recipe.stop = {Span::Unit::kSteps, 8};
+    for (const auto& [tp, pp, dp] : {std::tuple(1, 1, 2), {1, 2, 1}, {2, 1, 1}}) {  // all ranks find what one has
+      CAPTURE(tp);
+      CAPTURE(pp);
+      const Recipe divided = cut(recipe, tp, pp, dp);
+      const auto quiet = trained(divided, false, nullptr, 2);
+      const auto unseen = trained(divided, true, &gate, 2);
+      CHECK(unseen.losses == quiet.losses);
+      CHECK(unseen.norms == quiet.norms);
+      CHECK(unseen.state == quiet.state);
     }
   }
 

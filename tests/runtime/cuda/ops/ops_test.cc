@@ -1014,7 +1014,7 @@ TEST_SUITE("runtime/cuda/ops") {
     auto norm = on.array(host);
     auto numbers = on.array(std::vector<kernels::ClipNumbers>{{0.5, 1.25, 4.0}});
     on.run_state("clip_by_norm",
-                 [&](StateExec e, Side at) { e.clip_by_norm(at(norm), at(numbers), nullptr, at(clip)); });
+                 [&](StateExec e, Side at) { e.clip_by_norm(at(norm), at(numbers), nullptr, nullptr, at(clip)); });
     on.same(clip);
   }
 
@@ -1126,11 +1126,12 @@ TEST_SUITE("runtime/cuda/ops") {
          row_factors = on.zeros<float>(kMatrixRows), col_factors = on.zeros<float>(kCols);
     const auto run = [&](Side at) { return kernels::MatrixRun{at(grad), at(clips), kBegin, kShare, kCols}; };
     const auto factors = [&](Side at) { return kernels::AdafactorFactors{at(row_factors), at(col_factors)}; };
-    on.run_state("clear_doubles", [&](StateExec e, Side at) {
-      e.clear_doubles(at(row_sums), kMatrixRows);
-      e.clear_doubles(at(col_sums), kCols);
+    on.run_state("fill_doubles", [&](StateExec e, Side at) {
+      e.fill_doubles(0, at(row_sums), kMatrixRows);
+      e.fill_doubles(1.5, at(col_sums), kCols);
     });
     on.same(row_sums);
+    on.same(col_sums);
     on.run_state("adafactor_squares",
                  [&](StateExec e, Side at) { e.adafactor_squares(run(at), at(row_sums), at(col_sums)); });
     on.run_state("adafactor_factors", [&](StateExec e, Side at) {

@@ -271,7 +271,7 @@ inline int64_t moved(const Given& given, Op<"add_squares_of_runs">, In<float>, I
   return kFloat * elems_of(given, runs, count);
 }
 inline int64_t moved(const Given&, Op<"doubles_to_host">, const auto&...) { return 0; }
-inline int64_t moved(const Given&, Op<"clear_doubles">, const auto&...) { return 0; }
+inline int64_t moved(const Given&, Op<"fill_doubles">, const auto&...) { return 0; }
 inline int64_t moved(const Given&, Op<"note_not_finite">, In<float>, int64_t count, bool, Out<double>) {
   return kFloat * count;
 }

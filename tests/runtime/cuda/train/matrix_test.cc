@@ -102,6 +102,38 @@ TEST_SUITE("runtime/cuda/train/matrix") {
     }
   }
 
+  TEST_CASE("by NCCL a rank begins its update before the step's one wait, by AdamW and by LAMB") {
+    struct Ranks {
+      const char* name;
+      Row row;
+    };
+    for (const Ranks& of : {Ranks{"dp2", {0, 0, 0, 0, 0, 1, 0, 0}},
+                            {"dp2-zero1", {0, 0, 1, 0, 0, 1, 0, 0}},
+                            {"tp2", {0, 0, 0, 1, 0, 0, 0, 0}},
+                            {"pp2", {0, 0, 0, 0, 1, 0, 0, 0}}}) {
+      for (const auto& [rule, kind] : {std::pair("adamw", OptimizerKind::kAdamW), {"lamb", OptimizerKind::kLamb}}) {
+        Recipe recipe = recipe_of(of.row);
+        recipe.optimizer.kind = kind;
+        const auto planned = make_plan(recipe, ranks_of(of.row));
+        REQUIRE_OK(planned);
+        const TrainedByNccl trained = train_by_nccl(planned.value(), {.seed = 3});
+        CHECK(trained.wrong == std::vector<std::string>(static_cast<size_t>(ranks_of(of.row)), ""));
+        for (size_t rank = 0; rank < trained.wrong.size(); ++rank) {
+          const RankCounts& counts = trained.counts[rank];
+          fmt::print("step-order gpt-{}-{} rank={} waits={} waits_before_update={}\n", of.name, rule, rank,
+                     counts.waits, counts.waits_before_update);
+          CHECK(counts.waits == 1);
+          CHECK(counts.waits_before_update == 0);
+        }
+        const ckpt::testing::Told host = ckpt::testing::train(planned.value(), {});
+        for (const auto& [step, numbers] : host.steps) {
+          CAPTURE(step);
+          CHECK(trained.loss[static_cast<size_t>(step)] == doctest::Approx(numbers.first).epsilon(1e-4));
+        }
+      }
+    }
+  }
+
   TEST_CASE("in registered memory ranks train to the same bits, in whole pieces, with one allocation; none is left") {
     for (const Row& row : {Row{1, 1, 3, 1, 0, 1, 1, 0}, Row{2, 0, 1, 0, 1, 1, 0, 0}}) {
       CAPTURE(text_of(row));

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "tests/runtime/comm/fabric.h"
 #include "tests/runtime/cuda/train/trained_double.h"
 #include "tests/simt/nccl_double.h"
+#include "tests/simt/symbols.h"
 
 namespace cairn::testing {
 
@@ -30,6 +32,7 @@ struct RankCounts {
   int64_t allocations = 0;                        // of the device, until the second step
   int64_t later_allocations = 0, later_pins = 0;  // from then on
   int64_t waits = 0;                              // of its own thread for the device, in the second step
+  int64_t waits_before_update = -1;               // of those, before the update's first kernel; -1: there was none
   int64_t device_bytes = 0, planned_device_bytes = 0;
   int64_t registered = 0, in_registered = 0;  // communicators with memory registered; operations in it
 };
@@ -133,11 +136,19 @@ inline Status train_rank_by_nccl(const Plan& plan, comm::Engine& host, simt::Ncc
                                                                                  : cuda::NcclPeers::kNone;
                         },
                     .whole_axes = true}));
+    bool counted_step = false;
+    device.cuda.on_order([&, training = std::this_thread::get_id()](const simt::Ordered& ordered) {
+      if (std::this_thread::get_id() != training || !counted_step || counts.waits_before_update >= 0) return;
+      const std::string name = ordered.kind == simt::Ordered::Kind::kKernel ? simt::name_of(ordered.kernel) : "";
+      const bool updates = name.find("adamw") != name.npos || name.find("lamb") != name.npos;
+      if (updates) counts.waits_before_update = simt::StreamDouble::own_waits_so_far();
+    });
     NoSaves hook;
     trainer::Environment env{.plan = plan, .rank = rank, .engine = *engine, .hook = hook};
     env.machine = machine.get();
     env.on_phase = [&](int64_t step, const char* what) {
       if (std::string_view(what) != "data" || step < 2 || step > 3) return;
+      counted_step = step == 2;
       const int64_t waits = simt::StreamDouble::take_own_waits();
       if (step == 3) {
         counts.waits = waits;

@@ -186,9 +186,10 @@ TEST_SUITE("runtime/kernels/cuda/update") {
           ScratchQueue on(2 * kernels::cuda::kSquaresPartials);
           kernels::cuda::add_squares_of_runs(on, grad.data(), d_table.data(), std::ssize(table), words.data());
           CHECK(words.values() == std::vector<double>(all.begin(), all.end()));
-          OnDevice<ClipNumbers> d_numbers(std::vector<ClipNumbers>{{0.5, 1.25, 4.0}});
+          const ClipNumbers numbers{0.5, 1.25, 4.0};
+          OnDevice<ClipNumbers> d_numbers(std::vector<ClipNumbers>{numbers});
           OnDevice<Clip> out(1);
-          kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), nullptr, out.data());
+          kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), nullptr, nullptr, out.data());
           const double norm = std::sqrt(wanted.value()) / 4.0 * 1.25;
           const Clip clip = out.values()[0];
           CHECK(clip.norm == norm);
@@ -196,9 +197,18 @@ TEST_SUITE("runtime/kernels/cuda/update") {
           CHECK(clip.grad_scale == static_cast<float>(std::min(1.0, 0.5 / (norm + 1e-6)) * 1.25 / 4.0));
           for (const double ruined : {0.0, 1.0}) {
             OnDevice<double> d_ruined(std::vector<double>{ruined});
-            kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), d_ruined.data(), out.data());
+            kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), d_ruined.data(), nullptr, out.data());
             CHECK(out.values()[0].finite == (ruined == 0 ? 1 : 0));
-            CHECK(out.values()[0].norm == norm);
+            OnDevice<double> d_counted(std::vector<double>{3});
+            kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), d_ruined.data(), d_counted.data(),
+                                        out.data());
+            Clip third;
+            const double counted = 3;
+            kernels::clip_by_norm(words.values().data(), &numbers, &ruined, &counted, &third);
+            CHECK(out.values()[0].norm == third.norm);
+            CHECK(out.values()[0].grad_scale == third.grad_scale);
+            CHECK(out.values()[0].finite == third.finite);
+            CHECK(third.norm < norm);
           }
         });
       }
@@ -237,7 +247,7 @@ TEST_SUITE("runtime/kernels/cuda/update") {
       OnDevice<Clip> out(1);
       ScratchQueue on(2 * kernels::cuda::kSquaresPartials);
       kernels::cuda::add_squares_of_runs(on, d_grad.data(), runs.data(), 1, words.data());
-      kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), nullptr, out.data());
+      kernels::cuda::clip_by_norm(on, words.data(), d_numbers.data(), nullptr, nullptr, out.data());
       CHECK(out.values()[0].finite == 0);
       CHECK(std::isnan(out.values()[0].norm) == std::isnan(bad));
     }

@@ -1,0 +1,17 @@
+#pragma once
+// Exact sums (runtime/core/exact_sum.h) of all ranks, added up where the words lie.
+
+#include <string_view>
+
+#include "runtime/comm/rank_groups.h"
+
+namespace cairn::optim {
+
+/// Whether add_over_world() sends anything.
+bool has_other_ranks(const comm::RankGroups& groups);
+
+/// words [count] become those of all ranks, in the order of the device's work: over tp, over shards and replicas, over
+/// pp. Integers below 2^53 / ranks, or not finite, so that no order changes a bit.
+Status add_over_world(const comm::RankGroups& groups, DevicePtr<double> words, int64_t count, std::string_view what);
+
+}  // namespace cairn::optim
