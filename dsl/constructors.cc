@@ -16,7 +16,7 @@ namespace cairn::dsl {
 namespace {
 
 constexpr const char* kNodeType = "cairn.value";
-const char* const kSpanNames[] = {"steps", "samples", "tokens", "fraction"};
+const char* const kSpanNames[] = {"steps", "samples", "tokens", "epochs", "fraction"};
 
 NodePtr finish(Node node) { return std::make_shared<const Node>(std::move(node)); }
 

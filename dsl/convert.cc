@@ -130,7 +130,7 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
       return good ? std::optional(out) : std::nullopt;
     }
     case Form::kSegments:
-      return convert_segments(path, field, value, place);
+      return convert_segments(path, field, value, place, pass);
     case Form::kStages:
       return convert_stages(path, field, value, place, pass);
     case Form::kTokenizer:
@@ -154,7 +154,7 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
     case Form::kBetas:
       break;
   }
-  if (field.type == Type::kSpan) return convert_span(path, field, value, place);
+  if (field.type == Type::kSpan) return convert_span(path, field, value, place, pass);
   return convert_plain(path, field, value, place, pass);
 }
 
@@ -262,27 +262,53 @@ std::optional<Json> Resolver::evaluate(const std::string& path, const Node& valu
   return -a;
 }
 
+/// T.epochs as the samples that it takes.
+std::optional<Json> Resolver::count_epochs(const std::string& path, const Node& value, double epochs) {
+  const auto wrong = [&](const std::string& why) -> std::optional<Json> {
+    complain(path, value.place, {"epochs", fmt::format(": T.epochs({}): {}", epochs, why), "", ""});
+    return std::nullopt;
+  };
+  if (!epoch_samples_) return wrong("samples of an epoch are not known here");
+  const Result<int64_t> samples = epoch_samples_();
+  if (!samples.ok()) return wrong(samples.error().message);
+  return Json{{"unit", "samples"}, {"value", std::ceil(epochs * static_cast<double>(samples.value()))}};
+}
+
 std::optional<Json> Resolver::convert_span(const std::string& path, const Field& field, const Node& value,
-                                           const Place& place) {
+                                           const Place& place, Pass pass) {
   std::vector<std::string> units = field.choices;
   if (units.empty()) units = {"steps", "samples", "tokens", "fraction"};
+  if (std::find(units.begin(), units.end(), "samples") != units.end()) units.push_back("epochs");
   if (value.kind != Node::Kind::kCtor || std::find(units.begin(), units.end(), value.text) == units.end() ||
       value.entries.size() != 1)
     return complain_type(path, place, field, value), std::nullopt;
   const Node& amount = *value.entries[0].value;
   std::optional<double> number;
   if (amount.is_number()) number = amount.as_number();
-  if (amount.kind == Node::Kind::kString && value.text != "fraction")
+  const bool share = value.text == "fraction", epochs = value.text == "epochs";
+  if (amount.kind == Node::Kind::kString && !share && !epochs)
     number = parse_quantity(amount.text, Unit::kCount);
   if (!number) {
     complain(path, value.place,
              {"wrong_type",
               fmt::format(": T.{} takes a number{}, got {}", value.text,
-                          value.text == "fraction" ? "" : " or a string such as \"450B\"", describe(amount)),
+                          share || epochs ? "" : " or a string such as \"450B\"", describe(amount)),
               "", ""});
     return std::nullopt;
   }
+  if (epochs && !(*number > 0 && std::isfinite(*number))) {
+    complain(path, value.place,
+             {"out_of_range", fmt::format("must be a number of epochs > 0, got {}", *number), "", ""});
+    return std::nullopt;
+  }
   const Json integer = plain_json(amount);
+  if (epochs && pass == Pass::kApply) return Json();
+  if (epochs) {
+    const std::optional<Json> counted = count_epochs(path, value, *number);
+    if (!counted) return std::nullopt;
+    if (const auto wrong = check_value(field, *counted)) return complain(path, value.place, *wrong), std::nullopt;
+    return counted;
+  }
   const Json out{{"unit", value.text}, {"value", loses_digits(integer) ? integer : Json(*number)}};
   if (const auto wrong = check_value(field, out)) return complain(path, value.place, *wrong), std::nullopt;
   return out;
@@ -397,7 +423,7 @@ std::optional<Json> Resolver::convert_stages(const std::string& path, const Fiel
 }
 
 std::optional<Json> Resolver::convert_segments(const std::string& path, const Field& field, const Node& value,
-                                               const Place& place) {
+                                               const Place& place, Pass pass) {
   // What a stage changes is known when it is resolved (resolve_stages): here its form and its beginning alone.
   if (!is_ctor(value, "stage") && !is_list(value)) return complain_type(path, place, field, value), std::nullopt;
   if (is_list(value) && value.entries.size() > kMaxStages) {
@@ -414,7 +440,7 @@ std::optional<Json> Resolver::convert_segments(const std::string& path, const Fi
     const Entry* entry = node.find("at");
     std::optional<Json> span;
     if (entry != nullptr) {
-      span = convert_span(beginning, at, *entry->value, entry->place);
+      span = convert_span(beginning, at, *entry->value, entry->place, pass);
     } else {
       complain(beginning, node.place, {"missing", fmt::format("is missing; it must be {}", expected(at)), "", ""});
     }

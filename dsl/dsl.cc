@@ -149,7 +149,7 @@ LoadResult load_recipe(const std::string& path, const LoadOptions& options) {
       apply_set(evaluator, resolver, out.diagnostics, set);
     }
     evaluator.check_params();
-    if (!evaluator.out_of_budget()) out.loaded.recipe = resolver.resolve(options.world);
+    if (!evaluator.out_of_budget()) out.loaded.recipe = resolver.resolve(options.world, options.epoch_samples);
   }
   append(out.diagnostics, resolver.diagnostics());
   complete(evaluator, out.diagnostics);

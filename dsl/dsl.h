@@ -8,6 +8,7 @@
 // editor types, the reference page and the JSON. Threads: every function here is independent of all others.
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -26,6 +27,9 @@ struct LoadOptions {
   std::vector<std::string> params;      // "peak=2e-4": only what T.params declares
   std::vector<std::string> with_files;  // Lua files that return a plain table, merged left to right
   int64_t world = 0;                    // ranks; 0: unknown, checks that need it are skipped
+  /// Samples of a pass over the data, for T.epochs; the recipe has data, model.vocab and model.context so far. Empty:
+  /// T.epochs is refused.
+  std::function<Result<int64_t>(const Recipe& recipe)> epoch_samples;
 };
 
 /// One mistake. `message` reads on its own after "file:line: ".

@@ -24,6 +24,11 @@ const Member kFunctions[] = {
     {"samples", "T.samples(220e6)", "A length in samples (sequences).", "fun(n: number|string): cairn.Span"},
     {"tokens", "T.tokens \"450B\"", "A length in tokens; K, M, B and T are 10^3 to 10^12.",
      "fun(n: number|string): cairn.Span"},
+    {"epochs", "T.epochs(3)",
+     "A number of passes over the data, for `stop` and other lengths: becomes samples when the recipe is read. The "
+     "data "
+     "are those before any stage, and of a single source.",
+     "fun(n: number): cairn.Span"},
     {"fraction", "T.fraction(0.01)", "A part of the recipe's `stop`.", "fun(x: number): cairn.Span"},
     {"ref", "T.ref \"optimizer.peak_lr\" * 0.1",
      "The value of another field, resolved after all overrides. Takes + - * / // % ^ with numbers and other refs.",

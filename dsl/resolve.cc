@@ -66,6 +66,27 @@ NodePtr merged(const Node& base, const std::vector<Entry>& over) {
   return std::make_shared<const Node>(std::move(out));
 }
 
+/// Writes a field's canonical value into the struct that has the field.
+void store_value(const Field& field, void* object, const Json& value);
+
+void store_block(const Block& block, void* object, const Json& values) {
+  for (const Field& field : block.fields) {
+    if (field.stored()) store_value(field, object, values.at(field.key));
+  }
+}
+
+void store_value(const Field& field, void* object, const Json& value) {
+  if (field.member) {
+    store_block(*field.block, field.member(object), value);
+  } else if (field.element) {
+    field.resize(object, static_cast<int64_t>(value.size()));
+    for (size_t i = 0; i < value.size(); ++i)
+      store_block(*field.block, field.element(object, static_cast<int64_t>(i)), value[i]);
+  } else {
+    field.store(object, value);
+  }
+}
+
 }  // namespace
 
 std::pair<std::string, int> Resolver::locate(const Place& place) {
@@ -346,19 +367,6 @@ std::optional<Json> Resolver::get(const std::string& path) {
 }
 
 void Resolver::fill(const Block& block, const std::string& path, void* object) {
-  const auto store = [](const auto& self, const Block& in, void* into, const Json& values) -> void {
-    for (const Field& field : in.fields) {
-      if (!field.stored()) continue;
-      const Json& value = values.at(field.key);
-      if (field.element) {
-        field.resize(into, static_cast<int64_t>(value.size()));
-        for (size_t i = 0; i < value.size(); ++i)
-          self(self, *field.block, field.element(into, static_cast<int64_t>(i)), value[i]);
-      } else {
-        field.store(into, value);
-      }
-    }
-  };
   for (const Field& field : block.fields) {
     if (!field.stored() || field.form == Form::kSegments) continue;  // stages: see resolve_stages
     const std::string at = join_path(path, field.name);
@@ -371,15 +379,7 @@ void Resolver::fill(const Block& block, const std::string& path, void* object) {
     }
     const std::optional<Json> value = get(at);
     if (!value || value->is_null()) continue;
-    if (field.member) {
-      store(store, *field.block, field.member(object), *value);
-    } else if (field.element) {
-      field.resize(object, static_cast<int64_t>(value->size()));
-      for (size_t i = 0; i < value->size(); ++i)
-        store(store, *field.block, field.element(object, static_cast<int64_t>(i)), (*value)[i]);
-    } else {
-      field.store(object, *value);
-    }
+    store_value(field, object, *value);
   }
 }
 
@@ -410,7 +410,25 @@ Place Resolver::place_of(const std::string& path) const {
   return root == blocks_.end() ? Place{} : root->second.second;
 }
 
-Recipe Resolver::resolve(int64_t world) {
+Recipe Resolver::resolve(int64_t world, const std::function<Result<int64_t>(const Recipe&)>& epoch_samples) {
+  if (epoch_samples) {
+    const auto counted = std::make_shared<std::optional<Result<int64_t>>>();
+    epoch_samples_ = [this, counted, epoch_samples]() -> Result<int64_t> {
+      if (!*counted) {
+        Recipe read;
+        const std::pair<std::string, void*> needed[] = {
+            {"data", &read}, {"model.vocab", &read.model}, {"model.context", &read.model}};
+        for (const auto& [path, object] : needed) {
+          const std::optional<Json> value = get(path);
+          if (!value || value->is_null())
+            return Error{ErrorCode::kInvalidInput, path + " is not known, so samples cannot be counted"};
+          store_value(*find_field(path, root_), object, *value);
+        }
+        *counted = epoch_samples(read);
+      }
+      return **counted;
+    };
+  }
   Recipe out;
   fill(recipe_block(), "", &out);
   check(out, world, RunPast{});

@@ -4,7 +4,9 @@
 // derived defaults are resolved, the struct is filled, and the checks across fields run. A cluster file is resolved in
 // the same way, as one layer.
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -28,7 +30,8 @@ class Resolver {
       : files_(files), root_(root) {}
 
   void apply(const Layer& layer);
-  Recipe resolve(int64_t world);
+  /// `epoch_samples`: LoadOptions'.
+  Recipe resolve(int64_t world, const std::function<Result<int64_t>(const Recipe&)>& epoch_samples);
   ClusterConfig resolve_cluster(Launcher launcher);  // `root` is one of cluster_blocks()
 
   std::vector<Diagnostic>& diagnostics() { return diagnostics_; }
@@ -72,14 +75,16 @@ class Resolver {
                                     Pass pass);
   std::optional<Json> convert_ref(const std::string& path, const Field& field, const Node& value, const Place& place,
                                   Pass pass);
-  std::optional<Json> convert_span(const std::string& path, const Field& field, const Node& value, const Place& place);
+  std::optional<Json> convert_span(const std::string& path, const Field& field, const Node& value, const Place& place,
+                                   Pass pass);
+  std::optional<Json> count_epochs(const std::string& path, const Node& value, double epochs);
   std::optional<Json> convert_every(const std::string& path, const Node& value, const Place& place);
   std::optional<Json> convert_stages(const std::string& path, const Field& field, const Node& value, const Place& place,
                                      Pass pass);
   std::optional<Json> convert_data(const std::string& path, const Field& field, const Node& value, const Place& place,
                                    Pass pass);
   std::optional<Json> convert_segments(const std::string& path, const Field& field, const Node& value,
-                                       const Place& place);
+                                       const Place& place, Pass pass);
   bool convert_weights(const std::string& path, const Entry& weights, Json& sources, Pass pass);
   std::optional<Json> convert_source(const std::string& path, const Node& value, Pass pass);
   std::optional<Json> convert_fields(const std::string& path, const Block& block, const Node& value, Pass pass);
@@ -95,6 +100,8 @@ class Resolver {
   std::vector<std::string> resolving_;
   std::vector<Diagnostic> diagnostics_;
   std::vector<Origin> stage_origins_;
+  // Samples of an epoch, counted once: stages with other data ask the recipe before them. Empty: nothing can count.
+  std::function<Result<int64_t>()> epoch_samples_;
 };
 
 }  // namespace cairn::dsl

@@ -40,6 +40,7 @@ Resolver Resolver::layered(const Node& stage, bool* sets_schedule) const {
   out.settings_ = settings_;
   out.blocks_ = blocks_;
   out.reported_ = reported_;
+  out.epoch_samples_ = epoch_samples_;
   std::vector<Entry> entries;
   for (const Entry& entry : stage.entries) {
     if (entry.key == "at") continue;
@@ -59,7 +60,7 @@ void Resolver::resolve_stages(Recipe& recipe, int64_t world) {
   const auto setting = settings_.find("stages");
   if (setting == settings_.end()) return;
   const Setting stages = setting->second;
-  const Json beginnings = *convert("stages", *find_field("stages"), *stages.value, stages.place, Pass::kApply);
+  const Json beginnings = *convert("stages", *find_field("stages"), *stages.value, stages.place, Pass::kFinal);
   std::vector<NodePtr> nodes;
   if (stages.value->kind == Node::Kind::kCtor) nodes.push_back(stages.value);
   if (nodes.empty())
@@ -72,6 +73,7 @@ void Resolver::resolve_stages(Recipe& recipe, int64_t world) {
   before->settings_.erase("stages");
   before->blocks_ = blocks_;
   before->reported_ = reported_;
+  before->epoch_samples_ = epoch_samples_;
   const auto told = [&](const Diagnostic& one) {
     return std::any_of(diagnostics_.begin(), diagnostics_.end(), [&](const Diagnostic& d) {
       return d.path == one.path && (d.message == one.message || d.message.ends_with(": " + one.message));

@@ -983,7 +983,7 @@ const Block& batch_block() {
 Def over_field(bool needed) {
   Def out = written_only("over", Type::kSpan)
                 .above(0)
-                .says("how long", "T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x) of the recipe's stop.");
+                .says("how long", "T.steps(n), T.samples(n), T.tokens(n), T.epochs(n) or T.fraction(x) of the recipe's stop.");
   if (needed) return out.needed();
   return out.derived("what the other stages leave of the run");
 }

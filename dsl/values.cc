@@ -192,8 +192,8 @@ std::string expected(const Field& field) {
       return join(quoted, " or ");
     }
     case Type::kSpan:
-      return field.choices.empty() ? "T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x)"
-                                   : "T.steps(n), T.samples(n) or T.tokens(n)";
+      return field.choices.empty() ? "T.steps(n), T.samples(n), T.tokens(n), T.epochs(n) or T.fraction(x)"
+                                   : "T.steps(n), T.samples(n), T.tokens(n) or T.epochs(n)";
     case Type::kIntList:
       return "a list of integers" + range_text(field);
     case Type::kNumberList:

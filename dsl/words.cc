@@ -17,7 +17,7 @@ struct Row {
 constexpr Row kRows[] = {
     // --- The length of a run and its batches
     {"epoch epochs numepochs numtrainepochs maxepochs nepochs", "stop, cairn plan",
-     "A run has a length in steps, samples or tokens; `cairn plan` prints how often each source is read."},
+     "T.epochs(n) of a single source; `cairn plan` prints how often each source of a blend is read."},
     {"steps iterations iters maxiters numiters trainiters maxsteps numsteps totalsteps trainsteps maxtrainsteps "
      "trainingsteps "
      "updates duration length",

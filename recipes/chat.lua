@@ -14,7 +14,7 @@ local p = T.params {
 return T.recipe {
   name = "chat",
   seed = 1,
-  stop = T.steps(500),
+  stop = T.steps(500),  -- T.epochs(3) with the set in its place: it is read to count samples
 
   model = T.llama {
     layers = 22, width = 2048, heads = 32, kv_heads = 4, ffn = 5632, context = 2048, vocab = 32000,

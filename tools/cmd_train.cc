@@ -805,8 +805,7 @@ Result<int> with_result(bool json, const std::function<Result<int>(nlohmann::jso
 /// Ranks of each of `hosts` hosts, one for each GPU that this one may use; 0: the recipe's mesh says how many, or
 /// cannot be cut for so many, or its ranks compute on the CPU. The recipe's own mistakes are told later.
 int64_t ranks_for_gpus(const TrainArgs& args, int64_t hosts) {
-  dsl::LoadOptions options{
-      .sets = args.recipe.sets, .params = args.recipe.params, .with_files = args.recipe.with_files};
+  dsl::LoadOptions options = load_options(args.recipe, 0);
   const dsl::LoadResult alone = dsl::load_recipe(args.recipe.path, options);
   if (!alone.ok() || alone.loaded.recipe.mesh.dp > 0) return 0;
   const DeviceChoice wanted = args.device != DeviceChoice::kAuto ? args.device : alone.loaded.recipe.device;
@@ -822,8 +821,7 @@ Result<int64_t> world_of(const TrainArgs& args, std::optional<HostOptions>& host
   if (!hosts) return args.nproc > 0 ? args.nproc : ranks_for_gpus(args, 1);
   if (hosts->ranks == 0) hosts->ranks = ranks_for_gpus(args, hosts->hosts());
   if (hosts->ranks == 0 || args.hosts.spares >= 0) return hosts->world();
-  dsl::LoadOptions options{
-      .sets = args.recipe.sets, .params = args.recipe.params, .with_files = args.recipe.with_files};
+  dsl::LoadOptions options = load_options(args.recipe, 0);
   const dsl::LoadResult alone = dsl::load_recipe(args.recipe.path, options);
   if (!alone.ok() || alone.loaded.recipe.mesh.dp == 0) return hosts->world();
   const int64_t wanted = wanted_world(alone.loaded.recipe.mesh);

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dsl/dsl.h"
+#include "runtime/data/dataset.h"
 #include "runtime/json/json.h"
 #include "tools/commands.h"
 #include "tools/number_option.h"
@@ -60,7 +61,9 @@ StdoutToStderr::~StdoutToStderr() {
 }
 
 dsl::LoadOptions load_options(const RecipeArgs& args, int64_t world) {
-  return {.sets = args.sets, .params = args.params, .with_files = args.with_files, .world = world};
+  return {.sets = args.sets, .params = args.params, .with_files = args.with_files, .world = world, .epoch_samples = [](const Recipe& recipe) {
+            return data::epoch_samples(recipe.data, recipe.model.vocab, recipe.model.context);
+          }};
 }
 
 Result<int> load_or_tell(const RecipeArgs& args, int64_t world, bool json, dsl::LoadedRecipe* loaded) {

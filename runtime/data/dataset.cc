@@ -101,6 +101,27 @@ Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab, int64_t se
   return dataset;
 }
 
+Result<int64_t> epoch_samples(const DataConfig& config, int64_t vocab, int64_t seq_len) {
+  const DataSource* drawn = nullptr;
+  for (const DataSource& one : config.sources) {
+    if (one.weight == 0) continue;
+    if (drawn != nullptr)
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("an epoch is a pass over one source, and samples are drawn from \"{}\" and \"{}\"; say "
+                               "how many, as T.samples(n)",
+                               drawn->name, one.name)};
+    drawn = &one;
+  }
+  if (drawn == nullptr) return Error{ErrorCode::kInvalidInput, "no source has a weight to be drawn by"};
+  auto source = open_source(*drawn, vocab, seq_len);
+  if (!source.ok()) return std::move(source).error().with(fmt::format("data source {}", drawn->name));
+  const int64_t samples = window_count(source.value().train->token_count(), seq_len);
+  if (samples < 1)
+    return Error{ErrorCode::kInvalidInput, fmt::format("data source {}: {} tokens are no sample of {}", drawn->name,
+                                                       source.value().train->token_count(), seq_len)};
+  return samples;
+}
+
 Sampler::Spec sampler_spec(const Dataset& dataset, const DataConfig& config, uint64_t recipe_seed, int64_t seq_len) {
   Sampler::Spec spec;
   spec.seed = config.seed != 0 ? config.seed : recipe_seed;

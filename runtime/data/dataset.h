@@ -40,6 +40,10 @@ Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab, int
 /// kInvalidInput for two sources of one name, or for more tokens than a training part has.
 Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab, int64_t seq_len);
 
+/// Samples of one pass over the training part of the source that is drawn from. Errors: kInvalidInput for several such
+/// sources; those of opening it.
+Result<int64_t> epoch_samples(const DataConfig& config, int64_t vocab, int64_t seq_len);
+
 /// What Sampler::make, changes and resume need, for as long as `dataset` is there: they read from it. `recipe_seed` is
 /// used where config.seed is 0.
 Sampler::Spec sampler_spec(const Dataset& dataset, const DataConfig& config, uint64_t recipe_seed, int64_t seq_len);

@@ -57,7 +57,7 @@ std::optional<size_t> open_stage(RuleList& rules) {
       rules.fail(path,
                  fmt::format("{} has no `over`, and nor has stage {}: only one stage can take what the others leave",
                              path, open),
-                 "over = T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x)");
+                 "over = T.steps(n), T.samples(n), T.tokens(n), T.epochs(n) or T.fraction(x)");
       return std::nullopt;
     }
     open = i + 1;

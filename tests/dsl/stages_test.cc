@@ -99,6 +99,44 @@ TEST_SUITE("dsl/stages") {
     CHECK(segments_ahead(load_good(kBase)).value().size() == 1);
   }
 
+  TEST_CASE("T.epochs becomes the samples of its passes over the recipe's own data, wherever samples may stand") {
+    const std::string epochs =
+        R"(stop = T.epochs(3), batch = { ramp = { from = 8, by = 8, over = T.epochs(0.25) } },
+           optimizer = { lr = T.schedule { T.warmup { over = T.epochs(0.011) }, T.hold {} } },
+           data = T.blend { sources = { T.megatron { prefix = "web" }, T.megatron { prefix = "code", weight = 0 } } },
+           stages = { T.stage { at = T.epochs(1.5), data = { weights = { code = 2 } },
+                                optimizer = { lr = T.schedule { T.linear { to = 0, over = T.epochs(1) } } } } })";
+    int64_t asked = 0;
+    const auto count = [&](const Recipe& recipe) -> Result<int64_t> {
+      ++asked;
+      CHECK(recipe.model.context == 32);
+      CHECK(recipe.model.vocab == 257);
+      CHECK(recipe.data.sources[1].weight == 0);
+      return 640;
+    };
+    const Recipe r = load_good(with(epochs), {.epoch_samples = count});
+    const Recipe same = load_good(
+        with(R"(stop = T.samples(1920), batch = { ramp = { from = 8, by = 8, over = T.samples(160) } },
+           optimizer = { lr = T.schedule { T.warmup { over = T.samples(8) }, T.hold {} } },
+           data = T.blend { sources = { T.megatron { prefix = "web" }, T.megatron { prefix = "code", weight = 0 } } },
+           stages = { T.stage { at = T.samples(960), data = { weights = { code = 2 } },
+                                optimizer = { lr = T.schedule { T.linear { to = 0, over = T.samples(640) } } } } })"));
+    CHECK(encode_recipe(r) == encode_recipe(same));
+    CHECK(asked == 1);
+    CHECK(load_good(kBase, {.epoch_samples = [](const Recipe&) -> Result<int64_t> { FAIL("asked"); return 0; }})
+              .stop.value == 1000);  // no data are opened where nothing counts by them
+    const auto wrong = [](const std::string& stop) {
+      return only_mistake(with("stop = " + stop), {.epoch_samples = [](const Recipe&) -> Result<int64_t> {
+                            return Error{ErrorCode::kInvalidInput, "web.idx: no such file"};
+                          }});
+    };
+    CHECK(wrong("T.epochs(2)") == "main.lua:3: stop: T.epochs(2): web.idx: no such file");
+    CHECK(wrong("T.epochs(0)") == "main.lua:3: stop must be a number of epochs > 0, got 0");
+    CHECK(wrong("T.epochs \"3K\"") == "main.lua:3: stop: T.epochs takes a number, got \"3K\"");
+    CHECK(only_mistake(with("stop = T.epochs(2)")) ==
+          "main.lua:3: stop: T.epochs(2): samples of an epoch are not known here");
+  }
+
   TEST_CASE("a recipe without stages has none in its JSON, and with stages goes through JSON and back") {
     CHECK(encode_recipe(load_good(kBase)).find("stages\":[{") == std::string::npos);
     CHECK(encode_recipe(load_good(kBase)) == encode_recipe(load_good(with("stages = {}"))));
@@ -170,7 +208,8 @@ TEST_SUITE("dsl/stages") {
     CHECK(only_mistake(staged("T.stage { at = T.steps(5), btach = { samples = 15 } }")) ==
           "main.lua:4: stages[1]: btach: no such field in recipe; did you mean `batch`?");
     CHECK(only_mistake(staged("T.stage { batch = { samples = 32 } }")) ==
-          "main.lua:4: stages[1].at is missing; it must be T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x)");
+          "main.lua:4: stages[1].at is missing; it must be T.steps(n), T.samples(n), T.tokens(n), T.epochs(n) or "
+          "T.fraction(x)");
     CHECK(only_mistake(staged("T.stage { at = T.steps(0), batch = { samples = 32 } }")) ==
           "main.lua:4: stages[1].at must be a whole number of steps > 0, got 0");
     CHECK(only_mistake(staged("{ at = T.steps(5) }")).find("main.lua:4: stages must be a list of T.stage {...}, got") ==

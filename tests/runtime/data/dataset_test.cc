@@ -64,6 +64,20 @@ TEST_SUITE("runtime/data/dataset") {
     }
   }
 
+  TEST_CASE("an epoch is a pass over the training part of the one source that is drawn from") {
+    const TempDir dir;
+    DataConfig config = write_two_sources(dir);
+    const Result<int64_t> several = epoch_samples(config, 65000, 16);
+    REQUIRE_FALSE(several.ok());
+    CHECK(several.error().message.find("an epoch is a pass over one source") != std::string::npos);
+    config.sources[0].weight = 0;
+    CHECK(epoch_samples(config, 65000, 16).value() == (540 - 1) / 16);
+    config.sources[1].tokens = 33;
+    CHECK(epoch_samples(config, 65000, 16).value() == 2);
+    config.sources[1].path = dir / "none.bin";
+    CHECK(epoch_samples(config, 65000, 16).error().message.find("none.bin") != std::string::npos);
+  }
+
   TEST_CASE("a sequence length of one token is a sample too") {
     const TempDir dir;
     const DataConfig config = write_two_sources(dir);
