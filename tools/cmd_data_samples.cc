@@ -5,12 +5,16 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
 #include "dsl/dsl.h"
 #include "runtime/json/json.h"
+#include "runtime/data/document_origins.h"
+#include "runtime/data/set_origin.h"
+#include "runtime/data/token_file.h"
 #include "runtime/text/tokenizer.h"
 #include "tools/commands.h"
 #include "tools/data_tools.h"
@@ -67,6 +71,37 @@ bool holds(const std::vector<data::DocumentPart>& parts, const NamedDocument& wa
 }
 
 class Teller {
+/// Where the documents of pairs came from, for those that have a PREFIX.origin.
+class OriginsOfPairs {
+ public:
+  struct Place {
+    data::OriginFile file;
+    uint64_t byte = 0;
+  };
+  /// None: nothing says it. Errors: kCorrupt for a damaged PREFIX.origin.
+  Result<std::optional<Place>> of(const data::DocumentPart& part) {
+    if (part.document < 0) return std::optional<Place>();
+    auto known = pairs_.find(part.file);
+    if (known == pairs_.end()) {
+      RT_TRY_SET(std::optional<data::DocumentOrigins> opened, open(part.file));
+      known = pairs_.emplace(part.file, std::move(opened)).first;
+    }
+    if (!known->second) return std::optional<Place>();
+    RT_TRY_SET(const std::vector<data::DocumentOrigin> found, known->second->read(part.document, 1));
+    return std::optional(Place{known->second->files()[found[0].file], found[0].byte});
+  }
+
+ private:
+  static Result<std::optional<data::DocumentOrigins>> open(const std::string& file) {
+    const std::string prefix = data::megatron_prefix(file);
+    if (prefix.empty()) return std::optional<data::DocumentOrigins>();
+    RT_TRY_SET(const std::unique_ptr<data::TokenSource> pair, data::open_megatron(prefix));
+    return data::DocumentOrigins::open(prefix, pair->sequence_count(), pair->token_count());
+  }
+
+  std::map<std::string, std::optional<data::DocumentOrigins>> pairs_;  // by the name of their .bin
+};
+
  public:
   Teller(const SamplesArgs& args, std::optional<NamedDocument> document, bool as_json)
       : args_(args), document_(std::move(document)), as_json_(as_json) {}
@@ -130,13 +165,24 @@ class Teller {
       if (args_.text) line["text"] = text;
       if (args_.ids) line["ids"] = ids;
       lines_.push_back(std::move(line));
+        RT_TRY_SET(const auto from, origins_.of(part));
+        if (from) {
+          one["origin"] = {{"file", from->file.name},
+                           {"byte", from->byte},
+                           {"packed", data::packing_name(from->file.packing)}};
+        }
       return {};
     }
     fmt::print("step {}  position {}  {}  sample {}, epoch {}{}\n", step.step, sample.position, printable(source.name),
                sample.k, step.epochs[k], step.trained ? "" : "  (not trained on)");
     for (const data::DocumentPart& part : parts) {
       const std::string which = part.document < 0 ? "" : fmt::format(": document {}", part.document);
-      fmt::print("  {}{}, tokens {} to {}\n", printable(part.file), which, part.begin, part.end - 1);
+      RT_TRY_SET(const auto from, origins_.of(part));
+      const std::string origin =
+          !from ? ""
+                : fmt::format("; {} at byte {}{}", printable(from->file.name), from->byte,
+                              from->file.packing == data::Packing::kNone ? "" : " of its unpacked text");
+      fmt::print("  {}{}, tokens {} to {}{}\n", printable(part.file), which, part.begin, part.end - 1, origin);
     }
     if (args_.text) fmt::print("  {}\n", json_text(json(text)));
     if (args_.ids) fmt::print("  {}\n", fmt::join(ids, " "));
@@ -162,6 +208,7 @@ Result<SampleOrder> order_of(const SamplesArgs& args, bool as_json, int* refused
   RT_TRY_SET(*refused, load_or_tell(args.recipe, 0, as_json, &loaded));
   if (*refused != 0) return SampleOrder();
   return SampleOrder::of_recipe(loaded.recipe);
+  OriginsOfPairs origins_;
 }
 
 Result<int> samples(const SamplesArgs& args, bool as_json) {

@@ -67,6 +67,8 @@ void add_make_set_flags(CLI::App& command, MakeSetOptions& options, const std::s
       ->type_name("N")
       ->transform(whole_number(1));
   command.add_flag("--overwrite", options.overwrite, fmt::format("replace a {} that exists", what));
+  command.add_flag("--no-origin", options.no_origin,
+                   "write no PREFIX.origin, by which `cairn data samples` names a document's file and byte");
 }
 
 Result<data::TokenizeArgs> make_set_args(const MakeSetOptions& options) {
@@ -77,6 +79,7 @@ Result<data::TokenizeArgs> make_set_args(const MakeSetOptions& options) {
   args.tokenizer = text::tokenizer_config(options.tokenizer);
   args.threads = options.threads > 0 ? options.threads : usable_cpus();
   args.overwrite = options.overwrite;
+  args.origins = !options.no_origin;
   return args;
 }
 

@@ -22,6 +22,7 @@ struct MakeSetOptions {
   std::string out, tokenizer;
   int64_t threads = 0;  // 0: as many as there are cores
   bool overwrite = false;
+  bool no_origin = false;
 };
 
 /// The options that say what a document of the inputs is.
@@ -39,7 +40,7 @@ void add_document_options(CLI::App& command, DocumentOptions& options);
 /// Sets the separator and its key, for args->inputs. Errors: kInvalidInput for a key without JSON lines.
 Status set_documents(const DocumentOptions& options, data::TokenizeArgs* args);
 
-/// --threads and --overwrite of a command that makes a `what`, "pair" or "set".
+/// --threads, --overwrite and --no-origin of a command that makes a `what`, "pair" or "set".
 void add_make_set_flags(CLI::App& command, MakeSetOptions& options, const std::string& what);
 
 /// With patterns replaced by the files they match. Errors: those of data::expand_patterns and check_tokenizer_name.

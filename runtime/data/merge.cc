@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "runtime/data/document_origins.h"
 #include "runtime/data/file_io.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_format.h"
@@ -27,6 +28,7 @@ struct Part {
   uint8_t code = 0;  // the type of its tokens (megatron_format.h)
   std::optional<LossSpans> loss;
   std::optional<SetOrigin> origin;
+  std::optional<DocumentOrigins> documents;
 };
 
 Result<Part> open_part(const std::string& path) {
@@ -54,6 +56,7 @@ Result<Part> open_part(const std::string& path) {
     part.loss.emplace(std::move(loss));
   }
   RT_TRY_SET(part.origin, read_origin(part.prefix, sequences, part.source->token_count()));
+  RT_TRY_SET(part.documents, DocumentOrigins::open(part.prefix, sequences, part.source->token_count()));
   return part;
 }
 
@@ -87,24 +90,36 @@ Status check_alike(const std::vector<Part>& parts) {
 
 class Merger {
  public:
-  Merger(MegatronWriter& writer, LossWriter* loss, MergeReport& report)
-      : writer_(writer), loss_(loss), report_(report) {}
+  /// `loss`, `origins`: null where some part has none.
+  Merger(MegatronWriter& writer, LossWriter* loss, OriginWriter* origins, MergeReport& report)
+      : writer_(writer), loss_(loss), origins_(origins), report_(report) {}
 
   Status add(const Part& part) {
     const int64_t documents = part.source->sequence_count();
     for (int64_t first = 0; first < documents; first += kDocumentsAtOnce)
       RT_TRY(add_block(part, first, std::min(kDocumentsAtOnce, documents - first)));
+    if (origins_ != nullptr) files_.insert(files_.end(), part.documents->files().begin(), part.documents->files().end());
     return {};
   }
+  /// The files of all parts so far.
+  const std::vector<OriginFile>& files() const { return files_; }
 
  private:
   Status add_block(const Part& part, int64_t first, int64_t count) {
     RT_TRY_SET(const std::vector<int64_t> starts, part.source->sequence_starts(first, count));
     if (part.loss) RT_TRY(part.loss->read(first, count, &spans_, &begins_));
+    std::vector<DocumentOrigin> from;
+    if (origins_ != nullptr) {
+      RT_TRY_SET(from, part.documents->read(first, count));
+    }
     for (int64_t k = 0; k < count; ++k) {
       RT_TRY(add_tokens(*part.source, starts[k], starts[k + 1]));
       RT_TRY_SET(const bool written, writer_.end_document());
       if (!written) ++report_.empty_documents;
+      if (written && origins_ != nullptr) {
+        const DocumentOrigin& one = from[static_cast<size_t>(k)];
+        RT_TRY(origins_->add_document({one.file + static_cast<uint32_t>(files_.size()), one.byte}));
+      }
       if (written && part.loss)
         RT_TRY(loss_->add_document(std::span(spans_).subspan(begins_[k], begins_[k + 1] - begins_[k])));
     }
@@ -122,6 +137,8 @@ class Merger {
 
   MegatronWriter& writer_;
   LossWriter* loss_;
+  OriginWriter* origins_;
+  std::vector<OriginFile> files_;
   MergeReport& report_;
   std::vector<int32_t> ids_;
   std::vector<LossSpan> spans_;
@@ -168,11 +185,17 @@ Result<MergeReport> merge_sets(const std::vector<std::string>& prefixes, const s
     RT_TRY_SET(LossWriter made, LossWriter::create(out));
     loss.emplace(std::move(made));
   }
-  Merger merger(writer, loss ? &*loss : nullptr, report);
+  std::optional<OriginWriter> origins;
+  if (std::ranges::all_of(parts, [](const Part& part) { return part.documents.has_value(); })) {
+    RT_TRY_SET(OriginWriter made, OriginWriter::create(out));
+    origins.emplace(std::move(made));
+  }
+  Merger merger(writer, loss ? &*loss : nullptr, origins ? &*origins : nullptr, report);
   for (const Part& part : parts) RT_TRY(merger.add(part));
   std::optional<SetOrigin> origin = joined_origin(parts);
   RT_TRY(writer.finish([&]() -> Status {
     if (loss) RT_TRY(loss->publish(writer.tokens()));
+    if (origins) RT_TRY(origins->publish(merger.files(), writer.tokens()));
     if (!origin) return {};
     origin->documents = writer.documents();
     origin->tokens = writer.tokens();

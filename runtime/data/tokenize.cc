@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "runtime/core/check.h"
+#include "runtime/data/document_origins.h"
 #include "runtime/data/input_files.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_writer.h"
@@ -244,10 +245,12 @@ class Encoders {
 // Cuts documents into pieces, has them encoded, and writes what comes back.
 class DocumentWriter {
  public:
-  /// Where ids go. Null `writer`: nowhere, and none are expected. Null `loss`: there are only texts.
+  /// Where ids go. Null `writer`: nowhere, and none are expected. Null `loss`: there are only texts. `origins`: null
+  /// where they are not wanted.
   struct Sinks {
     MegatronWriter* writer = nullptr;
     LossWriter* loss = nullptr;
+    OriginWriter* origins = nullptr;
     int32_t eod = -1;
   };
   DocumentWriter(const TokenizeArgs& args, PieceEncoder encoder, Sinks sinks, TokenizeReport& report)
@@ -336,6 +339,9 @@ class DocumentWriter {
     size_t begin = 0;
     for (size_t k = 0; k < batch.ends.size(); ++k) {  // those before a mistake too: nothing is committed
       const Piece& piece = batch.pieces[k];
+      if (piece.part.first) {
+        document_from_ = {.file = static_cast<uint32_t>(piece.file), .byte = static_cast<uint64_t>(piece.offset)};
+      }
       const auto ids = std::span(batch.ids).subspan(begin, batch.ends[k] - begin);
       begin = batch.ends[k];
       document_tokens_ += std::ssize(ids);
@@ -364,7 +370,7 @@ class DocumentWriter {
     }
     RT_TRY_SET(const bool written, sinks_.writer->end_document());
     RT_CHECK(written, "a document of tokens");
-    return {};
+    return sinks_.origins != nullptr ? sinks_.origins->add_document(document_from_) : Status();
   }
 
   const TokenizeArgs& args_;
@@ -382,6 +388,7 @@ class DocumentWriter {
   bool first_part_ = true;        // nothing of the document is given away yet
   int64_t read_ = 0, written_ = 0;
   int64_t document_tokens_ = 0;  // of the document that is being written
+  DocumentOrigin document_from_;
 };
 
 // Cuts a stream of bytes into lines and those into documents.
@@ -585,17 +592,29 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
     RT_TRY_SET(LossWriter made, LossWriter::create(args.output_prefix));
     loss.emplace(std::move(made));
   }
+  std::optional<OriginWriter> origins;
+  if (args.origins) {
+    RT_TRY_SET(OriginWriter made, OriginWriter::create(args.output_prefix));
+    origins.emplace(std::move(made));
+  }
   const auto encode = [&](std::string_view text, text::Part part, std::vector<int32_t>* ids) {
     return tokenizer->encode_part(text, part, ids);
   };
   DocumentWriter documents(args, PieceEncoder(args, encode, chat ? &*chat : nullptr),
-                           {.writer = &writer, .loss = loss ? &*loss : nullptr, .eod = tokenizer->eod()}, report);
+                           {.writer = &writer,
+                            .loss = loss ? &*loss : nullptr,
+                            .origins = origins ? &*origins : nullptr,
+                            .eod = tokenizer->eod()},
+                           report);
   RT_TRY(inputs.read(documents, &report, &origin.inputs));
   if (writer.documents() == 0)
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: no text to tokenize", args.inputs[0])};
   if (loss) report.counted = loss->counted();
   RT_TRY(writer.finish([&]() -> Status {
     if (loss) RT_TRY(loss->publish(writer.tokens()));
+    std::vector<OriginFile> files;
+    for (const SetOrigin::Input& input : origin.inputs) files.push_back({input.path, input.packing});
+    if (origins) RT_TRY(origins->publish(files, writer.tokens()));
     origin.documents = writer.documents();
     origin.tokens = writer.tokens();
     return write_origin(args.output_prefix, origin);

@@ -39,7 +39,7 @@ struct TokenizeProgress {
 
 struct TokenizeArgs {
   std::vector<std::string> inputs;  // files or pipes, in the order in which they are to stand in the set
-  std::string output_prefix;        // <prefix>.bin, .idx, .made.json (set_origin.h); .loss of a chat (loss_spans.h)
+  std::string output_prefix;        // <prefix>.bin, .idx, .made.json (set_origin.h), .origin; .loss of a chat
   TokenizerConfig tokenizer;
   DocumentSeparator separator = DocumentSeparator::kWholeFile;
   std::string json_key = "text";  // kJsonLine: the field
@@ -50,6 +50,7 @@ struct TokenizeArgs {
   int64_t most_line_bytes = kMostJsonLineBytes;  // kJsonLine: a line is read as a whole, by each thread
   bool append_eod = false;                       // the tokenizer's end-of-document id after each document
   bool overwrite = false;
+  bool origins = true;  // document_origins.h
   std::function<bool(const TokenizeProgress&)> progress;  // about once per MiB; false stops with kStopped. May be null.
 };
 

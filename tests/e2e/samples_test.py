@@ -138,6 +138,17 @@ class Samples(RunTest):
             if one["source"] == "set":
                 self.assertLessEqual(self.check_documents(one), CONTEXT)
         self.assertGreater(max(len(one["documents"]) for one in first if one["source"] == "set"), 1)
+        # Each document's line in the file that it came from; a pair of another program has none.
+        lines = (self.folder / "chats.jsonl").read_bytes()
+        for one in first:
+            for part in one["documents"]:
+                self.assertEqual("origin" in part, one["source"] == "set")
+                if "origin" in part:
+                    self.assertEqual((part["origin"]["file"], part["origin"]["packed"]), ("chats.jsonl", ""))
+                    row = json.loads(lines[part["origin"]["byte"]:].split(b"\n")[0])
+                    self.assertEqual(row["completion"], f'{part["document"]:02d}')
+        told = self.cairn("data", "samples", "run", "--step", "1..9", "--source", "set").stdout.decode()
+        self.assertRegex(told, r"set.bin: document 0, tokens 0 to \d+; chats.jsonl at byte 0\n")
         other = self.still("mixed", [packs.replace(" }", ", weight = 3 }"), self.source("a")], steps=9)
         self.train(other, "run", "--from-step", "3")
         again = self.samples("run", "--step", "1..9", "--ids")

@@ -257,7 +257,7 @@ TEST_SUITE("runtime/data/chat") {
     REQUIRE(!bad.ok());
     CHECK(says(bad.error().message, {"a.jsonl:3001: prompt is a number"}));
     CHECK(read_file(dir / "one.loss") == before);
-    CHECK(names_in(dir).size() == 9);  // no temporary file
+    CHECK(names_in(dir).size() == 11);  // no temporary file
 
     // Texts over the same name take the spans away: they would be of another pair.
     write_file(dir / "a.txt", "text");

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "runtime/data/document_origins.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_writer.h"
 #include "runtime/data/set_origin.h"
@@ -82,6 +83,40 @@ TEST_SUITE("runtime/data/merge") {
     }
     CHECK((documents_of(dir / "out") == all));
     CHECK_FALSE(std::filesystem::exists(origin_path(dir / "out")));  // nothing is known of the parts
+  }
+
+  TEST_CASE("a merged set knows the file and byte of each document where all of its parts do") {
+    const TempDir dir;
+    write_set(dir / "a", Documents(5000, {1, 2}));
+    write_set(dir / "b", {{3}, {4}});
+    const auto write_origins = [&](const char* name, const std::vector<OriginFile>& files,
+                                   const std::vector<DocumentOrigin>& origins, int64_t tokens) {
+      auto writer = OriginWriter::create(dir / name);
+      REQUIRE_OK(writer);
+      for (const DocumentOrigin& one : origins) REQUIRE(writer.value().add_document(one).ok());
+      REQUIRE(writer.value().publish(files, tokens).ok());
+    };
+    const std::vector<std::string> prefixes = {dir / "a", dir / "b", dir / "a"};
+    std::vector<DocumentOrigin> of_a, expected;
+    for (uint64_t k = 0; k < 5000; ++k) of_a.push_back({static_cast<uint32_t>(k % 2), k * k});
+    write_origins("a", {{"x", Packing::kNone}, {"y", Packing::kZstd}}, of_a, 10000);
+    REQUIRE(merge_sets(prefixes, dir / "some", false).ok());
+    CHECK_FALSE(std::filesystem::exists(document_origins_path(dir / "some")));
+    write_origins("b", {{"z", Packing::kGzip}}, {{0, 7}, {0, 9}}, 2);
+    REQUIRE(merge_sets(prefixes, dir / "all", false).ok());
+    const auto merged = DocumentOrigins::open(dir / "all", 10002, 20002);
+    REQUIRE_OK(merged);
+    REQUIRE(merged.value().has_value());
+    CHECK(merged.value()->files() == std::vector<OriginFile>{{"x", Packing::kNone},
+                                                             {"y", Packing::kZstd},
+                                                             {"z", Packing::kGzip},
+                                                             {"x", Packing::kNone},
+                                                             {"y", Packing::kZstd}});
+    expected = of_a;
+    expected.insert(expected.end(), {{2, 7}, {2, 9}});
+    for (const DocumentOrigin& one : of_a) expected.push_back({one.file + 3, one.byte});
+    CHECK(merged.value()->read(0, 10002).value() == expected);
+    CHECK(merged.value()->read(5000, 2).value() == std::vector<DocumentOrigin>{{2, 7}, {2, 9}});
   }
 
   TEST_CASE("sets that cannot be one are refused before anything is written") {

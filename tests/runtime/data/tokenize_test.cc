@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "runtime/data/document_origins.h"
 #include "runtime/data/megatron_writer.h"
 #include "runtime/data/text_input.h"
 #include "runtime/data/token_file.h"
@@ -321,6 +322,72 @@ TEST_SUITE("runtime/data/tokenize") {
     }
   }
 
+  TEST_CASE("the origin of each document is the file and byte at which its text begins, for any kind of document") {
+    const TempDir dir;
+    const std::string text = "\xEF\xBB\xBFone\r\n\ntwo tokens\n  \n\nthree\nof lines\n\nfour";
+    const std::string json = "{\"text\": \"one\"}\n\n {\"text\": \"two tokens\"}\r\n{\"text\": \"\"}\n{\"text\": \"four\"}";
+    write_file(dir / "a", text);
+    write_file(dir / "b.jsonl", json);
+    TokenizeArgs args;
+    args.output_prefix = dir / "out";
+    args.overwrite = true;
+    args.tokenizer = kBytes;
+    const auto begins = [&](std::vector<std::string> inputs, DocumentSeparator separator, int64_t threads) {
+      args.inputs = std::move(inputs);
+      args.separator = separator;
+      args.threads = threads;
+      const auto report = tokenize_file(args);
+      REQUIRE_OK(report);
+      auto origins = DocumentOrigins::open(args.output_prefix, report.value().documents, report.value().tokens);
+      REQUIRE_OK(origins);
+      REQUIRE(origins.value().has_value());
+      std::vector<std::string> out;
+      for (const DocumentOrigin& one : origins.value()->read(0, report.value().documents).value()) {
+        const std::string& file = origins.value()->files()[one.file].name;
+        out.push_back(read_file(file).substr(one.byte, 5));
+      }
+      return out;
+    };
+    using Texts = std::vector<std::string>;
+    const std::string a = dir / "a", b = dir / "b.jsonl";
+    for (const int64_t threads : {1, 3}) {
+      CHECK(begins({a, a}, DocumentSeparator::kWholeFile, threads) == Texts{"one\r\n", "one\r\n"});
+      CHECK(begins({a}, DocumentSeparator::kLine, threads) ==
+            Texts{"one\r\n", "two t", "  \n\nt", "three", "of li", "four"});
+      CHECK(begins({a}, DocumentSeparator::kBlankLine, threads) == Texts{"one\r\n", "two t", "three", "four"});
+      CHECK(begins({b, b}, DocumentSeparator::kJsonLine, threads) ==
+            Texts{"{\"tex", " {\"te", "{\"tex", "{\"tex", " {\"te", "{\"tex"});
+    }
+    // A file of another pair, damaged ones, and a pair that is made anew without one.
+    const auto opened = [&](int64_t documents, int64_t tokens) {
+      return DocumentOrigins::open(args.output_prefix, documents, tokens);
+    };
+    const int64_t tokens = 2 * (3 + 10 + 4);
+    CHECK_FALSE(opened(5, tokens).value().has_value());
+    CHECK_FALSE(opened(6, tokens + 1).value().has_value());
+    const std::string path = document_origins_path(args.output_prefix), good = read_file(path);
+    const auto damaged = [&](std::string bytes) {
+      write_file(path, bytes);
+      const auto found = opened(6, tokens);
+      if (!found.ok()) return found.error().code == ErrorCode::kCorrupt ? found.error().message : "another code";
+      const auto read = found.value()->read(0, 6);
+      return read.ok() ? std::string() : read.error().message;
+    };
+    CHECK(damaged(good).empty());
+    std::string wrong = good;
+    wrong[8] = 2;
+    CHECK(damaged(wrong).find("byte 8: file 2 of 2") != std::string::npos);
+    wrong = good;
+    wrong[good.size() - 60] ^= 1;  // a name
+    CHECK(damaged(wrong).find("its checksum is of other bytes") != std::string::npos);
+    CHECK(damaged("CAIRNOR2" + good.substr(8)).find("byte 0") != std::string::npos);
+    CHECK(damaged(good.substr(0, 20)).find("ends before its table") != std::string::npos);
+    CHECK(damaged(good.substr(0, good.size() - 9)).find("do not fill") != std::string::npos);
+    args.origins = false;
+    REQUIRE(tokenize_file(args).ok());
+    CHECK_FALSE(std::filesystem::exists(path));
+  }
+
   TEST_CASE("tokenize refuses a file that is no text of its kind by what it looks like") {
     const TempDir dir;
     const auto wide = [](std::string_view text, size_t bytes, size_t at) {
@@ -483,7 +550,7 @@ TEST_SUITE("runtime/data/tokenize") {
     REQUIRE(!stopped.ok());
     CHECK(stopped.error().code == ErrorCode::kStopped);
     CHECK(read_file(dir / "out.idx") == before);
-    CHECK(names_in(dir).size() == 6);  // no temporary files
+    CHECK(names_in(dir).size() == 7);  // no temporary files
   }
 
   TEST_CASE("bad input is named with file and byte, and writes nothing") {
