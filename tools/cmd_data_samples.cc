@@ -3,18 +3,19 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
-#include <memory>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
 #include "dsl/dsl.h"
-#include "runtime/json/json.h"
 #include "runtime/data/document_origins.h"
 #include "runtime/data/set_origin.h"
 #include "runtime/data/token_file.h"
+#include "runtime/json/json.h"
 #include "runtime/text/tokenizer.h"
 #include "tools/commands.h"
 #include "tools/data_tools.h"
@@ -31,7 +32,7 @@ struct SamplesArgs {
   std::string steps, document, source;
   std::optional<int64_t> position;
   std::optional<int64_t> text;  // bytes of each sample
-  bool ids = false;
+  bool ids = false, suspects = false;
 };
 
 struct StepRange {
@@ -70,7 +71,6 @@ bool holds(const std::vector<data::DocumentPart>& parts, const NamedDocument& wa
   });
 }
 
-class Teller {
 /// Where the documents of pairs came from, for those that have a PREFIX.origin.
 class OriginsOfPairs {
  public:
@@ -102,6 +102,7 @@ class OriginsOfPairs {
   std::map<std::string, std::optional<data::DocumentOrigins>> pairs_;  // by the name of their .bin
 };
 
+class Teller {
  public:
   Teller(const SamplesArgs& args, std::optional<NamedDocument> document, bool as_json)
       : args_(args), document_(std::move(document)), as_json_(as_json) {}
@@ -119,6 +120,7 @@ class OriginsOfPairs {
       const data::Dataset::Source& source = step.dataset.sources[static_cast<size_t>(sample.source)];
       if (!args_.source.empty() && source.name != args_.source) continue;
       if (args_.position && *args_.position != sample.position) continue;
+      if (args_.suspects && outlier_of(step, sample) == nullptr) continue;
       RT_TRY_SET(const std::vector<data::DocumentPart> parts,
                  source.train->documents(sample.start, step.recipe.model.context));
       if (document_ && !holds(parts, *document_)) continue;
@@ -129,6 +131,11 @@ class OriginsOfPairs {
   }
 
  private:
+  static const telemetry::OutlierSample* outlier_of(const OrderedStep& step, const data::SampleRef& sample) {
+    const auto found = std::ranges::find(step.outliers, sample.position, &telemetry::OutlierSample::position);
+    return found == step.outliers.end() ? nullptr : &*found;
+  }
+
   Result<std::string> text_of(const OrderedStep& step, const std::vector<int32_t>& ids) {
     const TokenizerConfig& wanted = step.recipe.tokenizer;
     if (!tokenizer_ || wanted.kind != tokenizer_is_.kind || wanted.path != tokenizer_is_.path) {
@@ -152,29 +159,38 @@ class OriginsOfPairs {
     if (args_.text) {
       RT_TRY_SET(text, text_of(step, ids));
     }
+    const telemetry::OutlierSample* const outlier = outlier_of(step, sample);
     if (as_json_) {
       json documents = json::array();
       for (const data::DocumentPart& part : parts) {
         json one = {{"file", part.file}, {"begin", part.begin}, {"end", part.end}};
         if (part.document >= 0) one["document"] = part.document;
-        documents.push_back(std::move(one));
-      }
-      json line = {{"step", step.step},   {"position", sample.position}, {"trained", step.trained},
-                   {"source", source.name}, {"sample", sample.k},          {"epoch", step.epochs[k]},
-                   {"documents", std::move(documents)}};
-      if (args_.text) line["text"] = text;
-      if (args_.ids) line["ids"] = ids;
-      lines_.push_back(std::move(line));
         RT_TRY_SET(const auto from, origins_.of(part));
         if (from) {
           one["origin"] = {{"file", from->file.name},
                            {"byte", from->byte},
                            {"packed", data::packing_name(from->file.packing)}};
         }
+        documents.push_back(std::move(one));
+      }
+      json line = {{"step", step.step},   {"position", sample.position}, {"trained", step.trained},
+                   {"source", source.name}, {"sample", sample.k},          {"epoch", step.epochs[k]},
+                   {"documents", std::move(documents)}};
+      if (outlier != nullptr) {
+        line["loss"] = outlier->loss;
+        line["z"] = outlier->z;
+      }
+      if (args_.text) line["text"] = text;
+      if (args_.ids) line["ids"] = ids;
+      lines_.push_back(std::move(line));
       return {};
     }
-    fmt::print("step {}  position {}  {}  sample {}, epoch {}{}\n", step.step, sample.position, printable(source.name),
-               sample.k, step.epochs[k], step.trained ? "" : "  (not trained on)");
+    const std::string loss =
+        outlier == nullptr ? ""
+                           : fmt::format("  loss {:.4g}, {:.1f} deviations {} its source's", outlier->loss,
+                                         std::fabs(outlier->z), outlier->z > 0 ? "above" : "below");
+    fmt::print("step {}  position {}  {}  sample {}, epoch {}{}{}\n", step.step, sample.position,
+               printable(source.name), sample.k, step.epochs[k], loss, step.trained ? "" : "  (not trained on)");
     for (const data::DocumentPart& part : parts) {
       const std::string which = part.document < 0 ? "" : fmt::format(": document {}", part.document);
       RT_TRY_SET(const auto from, origins_.of(part));
@@ -192,6 +208,7 @@ class OriginsOfPairs {
   const SamplesArgs& args_;
   std::optional<NamedDocument> document_;
   bool as_json_;
+  OriginsOfPairs origins_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   TokenizerConfig tokenizer_is_;
   int64_t found_ = 0;
@@ -208,12 +225,14 @@ Result<SampleOrder> order_of(const SamplesArgs& args, bool as_json, int* refused
   RT_TRY_SET(*refused, load_or_tell(args.recipe, 0, as_json, &loaded));
   if (*refused != 0) return SampleOrder();
   return SampleOrder::of_recipe(loaded.recipe);
-  OriginsOfPairs origins_;
 }
 
 Result<int> samples(const SamplesArgs& args, bool as_json) {
-  if (args.steps.empty() && !args.position && args.document.empty())
-    return mistake("one of --step, --position and --document is needed");
+  if (args.steps.empty() && !args.position && args.document.empty() && !args.suspects)
+    return mistake("one of --step, --position, --document and --suspects is needed");
+  if (args.suspects && !std::filesystem::is_directory(args.recipe.path))
+    return mistake(fmt::format("--suspects is of losses that a run has recorded, and {} is no run folder",
+                               printable(args.recipe.path)));
   std::optional<NamedDocument> document;
   if (!args.document.empty()) {
     RT_TRY_SET(document, document_of(args.document));
@@ -260,6 +279,8 @@ void add_data_samples(CLI::App& command, Session& session) {
       ->expected(0, 1)
       ->default_str("200")
       ->transform(whole_number(1));
+  look->add_flag("--suspects", args->suspects,
+                 "only samples whose loss was unlike that of their source's others, with that loss; of a run");
   look->add_flag("--ids", args->ids, "the token ids of each sample, and the one that its last token is to guess");
   add_json_flag(*look, session);
   look->footer(
@@ -269,6 +290,7 @@ void add_data_samples(CLI::App& command, Session& session) {
       "damaged lineage.\n"
       "Examples:\n"
       "  cairn data samples runs/mine --step 1204 --text\n"
+      "  cairn data samples runs/mine --step 1200..1210 --suspects --text\n"
       "  cairn data samples runs/mine --document data/web:81 --json\n"
       "  cairn data samples train.lua --step 1..3");
   look->callback([args, &session] { session.action = [args, &session] { return samples(*args, session.json); }; });

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "runtime/core/robust_level.h"
 #include "runtime/json/json.h"
 
 namespace cairn::ckpt {
@@ -20,20 +21,10 @@ constexpr std::array<std::string_view, 4> kNames{"new", "good", "suspect", "bad"
 constexpr int64_t kMostBytes = int64_t{64} << 20;
 constexpr const char* kTemporary = "labels.json.tmp";
 
-/// The element of rank floor(n / 2) of the sorted values, which are reordered.
-float middle(std::vector<float>& values) {
-  const auto at = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), at, values.end());
-  return *at;
-}
-
 /// How many robust deviations `x` lies above the window; 0 with less than half a window.
 double deviations(float x, std::vector<float> window, int64_t full, double floor) {
   if (std::ssize(window) < std::max<int64_t>(1, full / 2)) return 0;
-  const float median = middle(window);
-  for (float& value : window) value = std::fabs(value - median);
-  const double spread = std::max(1.4826 * static_cast<double>(middle(window)), floor);
-  return (static_cast<double>(x) - static_cast<double>(median)) / spread;
+  return RobustLevel::of(std::move(window), floor).deviations(x);
 }
 
 }  // namespace

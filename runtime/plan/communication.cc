@@ -317,7 +317,8 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   Traffic world;
   const auto sources = static_cast<int64_t>(plan.recipe.data.sources.size());
   const int64_t losses = sources + plan.recipe.model.mtp.depth;
-  world.all_reduce.add((losses * (ExactSum::kWords + 1) + ExactSum::kWords + 1) * 8);  // losses, norm, bank
+  const int64_t of_samples = 2 * plan.recipe.batch.samples;  // loss and tokens of each
+  world.all_reduce.add((losses * (ExactSum::kWords + 1) + ExactSum::kWords + of_samples + 1) * 8);  // norm, bank too
   if (plan.recipe.optimizer.kind == OptimizerKind::kAdafactor) {
     world.all_reduce.add(static_cast<int64_t>(plan.tensors.size()) * 2 * ExactSum::kWords * 8);  // norms of each tensor
   }

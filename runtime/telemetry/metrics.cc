@@ -65,6 +65,7 @@ json to_json(const StepMetrics& m) {
     out["max_attention_score"] = finite(*m.max_attention_score);
     out["clipped_heads"] = m.clipped_heads;
   }
+  for (const OutlierSample& one : m.outliers) out["outlier"].push_back({one.position, one.loss, one.z});
   for (const auto& [phase, ms] : m.split_ms) out["split_ms"][phase] = finite(ms);
   if (m.tflops) out["tflops"] = finite(*m.tflops);
   if (m.mfu) out["mfu"] = finite(*m.mfu);
@@ -121,6 +122,12 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
   }
   if (!wrong.empty())
     return Error{ErrorCode::kCorrupt, fmt::format("metrics field \"{}\" is missing or no number", wrong)};
+  if (const auto outliers = in.find("outlier"); outliers != in.end() && outliers->is_array()) {
+    for (const json& one : *outliers) {
+      if (one.is_array() && one.size() == 3 && one[0].is_number_integer() && one[1].is_number() && one[2].is_number())
+        out.outliers.push_back({one[0].get<int64_t>(), one[1].get<double>(), one[2].get<double>()});
+    }
+  }
   if (in.contains("split_ms") && in["split_ms"].is_object()) {
     for (const auto& [phase, ms] : in["split_ms"].items()) {
       if (ms.is_number()) out.split_ms.emplace_back(phase, ms.get<double>());

@@ -17,6 +17,7 @@
 
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
+#include "runtime/telemetry/sample_watch.h"
 
 namespace cairn::telemetry {
 
@@ -37,6 +38,7 @@ struct StepMetrics {
   int64_t skipped = 0;                        // fp16: steps of the run whose gradients overflowed, this one included
   std::optional<double> max_attention_score;  // qk_clip: before softmax, of all layers and heads
   int64_t clipped_heads = 0;                  // qk_clip: whose projections were scaled down
+  std::vector<OutlierSample> outliers;        // samples whose loss is unlike that of their source's others
   /// Milliseconds of world rank 0's training thread by phase (runtime/telemetry/trace.h), from the end of one record to
   /// that of the next: "log" is that of the step before. Empty in records of older runs.
   std::vector<std::pair<std::string, double>> split_ms;

@@ -30,6 +30,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/plan/boundary.h"
 #include "runtime/plan/communication.h"
+#include "runtime/telemetry/sample_watch.h"
 #include "runtime/telemetry/trace.h"
 #include "runtime/trainer/ruin.h"
 #include "runtime/trainer/state.h"
@@ -120,6 +121,21 @@ struct WorldSums {
   double take_sum() { return ExactSum::from(take_words()).value(); }
 };
 
+/// The loss of a sample, of which context-parallel ranks have parts: in whole units of 2^-20 nats, whose sum has the same bits
+/// in any order. They serve to find the samples that are unlike others.
+struct SampleSum {
+  static constexpr double kUnits = 0x1p20;
+  double units = 0;
+  int64_t tokens = 0;
+  void add(float token_loss, int32_t target) {
+    if (target == kNoTarget) return;
+    constexpr float kMost = 1e6f;
+    const float loss = std::isfinite(token_loss) ? std::min(token_loss, kMost) : kMost;
+    units += static_cast<double>(std::llrint(static_cast<double>(loss) * kUnits));
+    ++tokens;
+  }
+};
+
 /// Token losses of one source.
 struct LossSum {
   ExactSum loss;
@@ -203,7 +219,8 @@ class Run {
     kernels::ClipNumbers gradients;
     std::optional<double> mtp_loss;  // the mean of the modules' losses
     std::vector<std::pair<std::string, double>> source_loss;
-    std::vector<double> words;  // of the exact sums: equal bits, equal result
+    std::vector<double> sample_loss;  // of each sample of the step; NaN where no token counts
+    std::vector<double> words;        // of the exact sums: equal bits, equal result
     bool finite() const { return std::isfinite(loss) && std::isfinite(norm); }
   };
   /// `bank`: chosen here unless it is null, as the sums travel. Then the update is ordered here too, before the host
@@ -266,6 +283,7 @@ class Run {
   data::Dataset dataset_;
   data::Sampler sampler_;
   std::vector<data::SampleRef> last_batch_;  // of the step before, in this process
+  telemetry::SampleWatch sample_watch_{std::ssize(dataset_.sources)};
   std::optional<data::ValidationSet> validation_;
   optim::ShardedOptimizer optimizer_;
   std::unique_ptr<StageRun> now_;  // before what it runs on goes
@@ -437,13 +455,17 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     const PhaseScope scope(Phase::kBackward);
     now_->data_parallel.begin_pass(true);
   }
+  std::vector<SampleSum> samples(static_cast<size_t>(recipe.batch.samples));
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
     const int64_t pieces = recipe.model.context / plan.sequence_tokens;  // sequences of a sample
+    const int64_t first = (micro_batch * plan.mesh.dp() + rank_.at.dp) * recipe.batch.micro;
     for (size_t row = 0; row < token_losses.size(); ++row) {
       const int64_t sequence = now_->tokens.place(static_cast<int64_t>(row), recipe.batch.micro * pieces).sample;
-      losses[now_->loaded[micro_batch].sources[sequence / pieces]].add(token_losses[row],
-                                                                       now_->batches[micro_batch].targets[row]);
+      const int32_t target = now_->batches[micro_batch].targets[row];
+      losses[now_->loaded[micro_batch].sources[sequence / pieces]].add(token_losses[row], target);
+      const auto sample = static_cast<size_t>(first + sequence / pieces);  // beyond the step's: it fills a round
+      if (sample < samples.size()) samples[sample].add(token_losses[row], target);
     }
   };
   std::vector<LossSum> further(recipe.model.mtp.depth);  // by module that predicts a further token
@@ -486,6 +508,10 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   }
   sums.put(optimizer_.squared_norm_part());
   const size_t words = sums.words.size();
+  for (const SampleSum& sample : samples) {
+    sums.put(sample.units);
+    sums.put(static_cast<double>(sample.tokens));
+  }
   // The bank of the update travels with the sums: one rank chooses as late as it can, and no collective is added.
   sums.put(static_cast<double>(bank_before.value_or(0)));
   Status chosen;
@@ -517,6 +543,10 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   out.squared_norm = sums.take_words();
   out.norm = kernels::clip_of(ExactSum::from(out.squared_norm).value(), out.gradients).norm;
   out.loss /= counted;
+  for (size_t k = 0; k < samples.size(); ++k) {
+    const double units = sums.take(), tokens = sums.take();
+    out.sample_loss.push_back(tokens > 0 ? units / SampleSum::kUnits / tokens : std::nan(""));
+  }
   const auto bank = static_cast<int64_t>(sums.take());
   if (bank < 0) return Error{ErrorCode::kStopped, fmt::format("rank {} could not choose a bank", env_.decides)};
   if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
@@ -608,6 +638,10 @@ Status Run::step(int64_t number) {
   metrics_ = {};
   metrics_.source_loss = std::move(found.source_loss);
   metrics_.mtp_loss = found.mtp_loss;
+  std::vector<telemetry::SampleLoss> samples;
+  for (size_t k = 0; k < last_batch_.size(); ++k)
+    samples.push_back({last_batch_[k].position, last_batch_[k].source, found.sample_loss[k]});
+  metrics_.outliers = sample_watch_.add(samples);
 
   if (scaled) {
     metrics_.loss_scale = loss_scale();

@@ -42,11 +42,20 @@ class Alarms(RunTest):
         self.assertEqual(steps, sorted(set(steps)))
         text = job.output()
         self.assertIn(f'the run diverges since step {first["step"]}: step {divergence["step"]}: ', text)
-        command = f'"cairn data samples {self.folder / "jump"} --step {first["step"]}..{divergence["step"]} --text" shows'
+        steps = f'--step {first["step"]}..{divergence["step"]}'
+        command = f'"cairn data samples {self.folder / "jump"} {steps} --suspects --text" shows'
         self.assertIn(command, text)
-        shown = self.cairn(*command.split('"')[1].split()[1:], "--json").stdout
-        self.assertEqual({one["step"] for one in json.loads(shown)["samples"]},
-                         set(range(first["step"], divergence["step"] + 1)))
+        options = command.split('"')[1].split()[1:]
+        shown = json.loads(self.cairn(*options, "--json").stdout)["samples"]
+        # The samples that metrics.jsonl has of these steps, with their losses; without --suspects all of them.
+        recorded = [[step, *one] for step in range(first["step"], divergence["step"] + 1)
+                    for one in sorted(self.metrics("jump")[step].get("outlier", []))]
+        self.assertGreater(len(recorded), 3)
+        self.assertEqual([[one["step"], one["position"], one["loss"], one["z"]] for one in shown], recorded)
+        options.remove("--suspects")
+        shown = json.loads(self.cairn(*options, "--json").stdout)["samples"]
+        self.assertEqual({one["step"] for one in shown}, set(range(first["step"], divergence["step"] + 1)))
+        self.assertEqual(sum("z" in one for one in shown), len(recorded))
         self.assertEqual(self.last_step("jump"), 165)
 
     def test_another_batch_is_another_level_and_no_alarm(self):

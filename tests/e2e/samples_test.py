@@ -168,8 +168,10 @@ class Samples(RunTest):
             return self.cairn("data", "samples", *args, code=code).stderr.decode()
 
         self.assertIn("recipe.resolved.json", refused(self.folder, "--step", 1))
-        self.assertIn("one of --step, --position and --document", refused(recipe))
+        self.assertIn("one of --step, --position, --document and --suspects", refused(recipe))
+        self.assertIn("is no run folder", refused(recipe, "--suspects"))
         self.train(recipe, "run")
+        self.assertIn("no such sample", refused("run", "--suspects", code=1))
         self.assertIn("step 6 is asked for, and the last one is 5", refused("run", "--step", "6"))
         self.assertIn("position 30", refused("run", "--position", "30"))
         self.assertEqual([one["trained"] for one in self.samples("run", "--step", "4..5")], BATCH * [True] + BATCH * [False])

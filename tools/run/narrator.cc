@@ -178,6 +178,9 @@ telemetry::StepMetrics Narrator::step(const telemetry::StepMetrics& reported) {
   if (tensorboard_) tell_written(tensorboard_->write(metrics), tensorboard_failed_);
   progress_.lost_ms += metrics.checkpoint_lost_ms;
   progress_.last = metrics;
+  constexpr size_t kRemembered = 64;
+  if (!metrics.outliers.empty()) outlier_steps_.push_back(metrics.step);
+  if (outlier_steps_.size() > kRemembered) outlier_steps_.pop_front();
   if (metrics.valid_loss) progress_.valid_loss = metrics.valid_loss;
   tell_recovered(metrics);
   progress_.last_step = metrics.step;
@@ -237,9 +240,12 @@ void Narrator::show(const telemetry::StepMetrics& metrics) {
 void Narrator::alarm(const ckpt::StepAlarm& alarm) {
   using Kind = ckpt::StepAlarm::Kind;
   record({{"event", ckpt::to_text(alarm.kind)}, {"step", alarm.step}, {"onset", alarm.onset}, {"why", alarm.why}});
-  const std::string look = fmt::format("\"cairn data samples {} --step {} --text\" shows ", run_.string(),
+  const bool suspects =
+      std::ranges::any_of(outlier_steps_, [&](int64_t step) { return step >= alarm.onset && step <= alarm.step; });
+  const std::string look = fmt::format("\"cairn data samples {} --step {}{} --text\" shows ", run_.string(),
                                        alarm.onset == alarm.step ? fmt::format("{}", alarm.step)
-                                                                 : fmt::format("{}..{}", alarm.onset, alarm.step));
+                                                                 : fmt::format("{}..{}", alarm.onset, alarm.step),
+                                       suspects ? " --suspects" : "");
   switch (alarm.kind) {
     case Kind::kOutlier:
       return warn(fmt::format("step {}: {}; {}its samples", alarm.step, alarm.why, look));

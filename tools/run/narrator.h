@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -82,7 +83,8 @@ class Narrator {
   /// What a step has to tell: returned complete, as it was written.
   telemetry::StepMetrics step(const telemetry::StepMetrics& reported);
   void saved(const ckpt::PersistEvent& event);
-  /// A warning with the command that shows the samples, and an event.
+  /// A warning with the command that shows the samples, those with a recorded loss where the steps have some, and an
+  /// event.
   void alarm(const ckpt::StepAlarm& alarm);
   /// failure_record() of the last failure, with whether ranks started again; null: there was none.
   const nlohmann::json& last_failure() const { return failure_; }
@@ -147,6 +149,7 @@ class Narrator {
   int64_t started_ns_ = 0, lined_ns_ = 0;  // of this start; of the last line of a step that was due
   std::optional<PastPoint> began_;         // of the plan's segment, at its first generation
   double began_unix_s_ = 0;
+  std::deque<int64_t> outlier_steps_;  // of the latest steps, those with samples in `outliers`
   std::string last_failure_;  // of the ranks
   nlohmann::json failure_;
   std::filesystem::path loaded_;  // the checkpoint that this start resumed from

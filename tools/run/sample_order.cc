@@ -136,15 +136,20 @@ std::optional<int64_t> SampleOrder::step_of_position(int64_t position) const {
   return std::nullopt;
 }
 
-Result<bool> SampleOrder::was_trained(int64_t step, int64_t samples) const {
+const telemetry::StepMetrics* SampleOrder::told_of(int64_t step) const {
   const auto told = std::ranges::lower_bound(told_, step, {}, &telemetry::StepMetrics::step);
-  if (told == told_.end() || told->step != step) return false;
+  return told == told_.end() || told->step != step ? nullptr : &*told;
+}
+
+Result<bool> SampleOrder::was_trained(int64_t step, int64_t samples) const {
+  const telemetry::StepMetrics* told = told_of(step);
+  if (told == nullptr) return false;
   if (told->samples != samples)
     return Error{ErrorCode::kCorrupt,
                  fmt::format("{}: {} samples after step {}, and {} by its recipes: recipes or lineage.jsonl are not "
                              "those of this run",
                              (run_ / "metrics.jsonl").string(), told->samples, step, samples)};
-  return told == told_.begin() ? told->skipped == 0 : told->skipped == std::prev(told)->skipped;
+  return told == told_.data() ? told->skipped == 0 : told->skipped == (told - 1)->skipped;
 }
 
 Status SampleOrder::visit(int64_t first, int64_t last,
@@ -177,9 +182,11 @@ Status SampleOrder::visit_segment(const Segment& segment, int64_t first, int64_t
                     .samples = sampler.peek(stages[stage_of_step(stages, step)].samples),
                     .epochs = {},
                     .trained = false,
+                    .outliers = {},
                     .dataset = dataset,
                     .recipe = recipe};
     RT_TRY_SET(out.trained, was_trained(step, samples_after(stages, step)));
+    if (const telemetry::StepMetrics* told = told_of(step)) out.outliers = told->outliers;
     for (const data::SampleRef& sample : out.samples) out.epochs.push_back(sampler.epoch_of(sample));
     RT_TRY(visit(out));
   }

@@ -26,6 +26,7 @@ struct OrderedStep {
   std::vector<data::SampleRef> samples;
   std::vector<int64_t> epochs;  // of each sample: passes over its source before this one
   bool trained = false;         // a run has made an update of them, as its metrics.jsonl says
+  std::vector<telemetry::OutlierSample> outliers;  // that it says of the step
   const data::Dataset& dataset;
   const Recipe& recipe;
 };
@@ -66,6 +67,8 @@ class SampleOrder {
   Status visit_segment(const Segment& segment, int64_t first, int64_t last, std::optional<data::SamplerState>& state,
                        const std::function<Status(const OrderedStep&)>& visit) const;
 
+  /// The run's line of a step; null: it has none.
+  const telemetry::StepMetrics* told_of(int64_t step) const;
   /// Whether the run has made an update in the step, which ends `samples` samples from the beginning. Errors: kCorrupt
   /// where metrics.jsonl says another number.
   Result<bool> was_trained(int64_t step, int64_t samples) const;
