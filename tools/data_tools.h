@@ -62,6 +62,9 @@ void add_data_chat(CLI::App& command, Session& session);
 /// Adds `cairn data samples`.
 void add_data_samples(CLI::App& command, Session& session);
 
+/// Adds `cairn data scan`.
+void add_data_scan(CLI::App& command, Session& session);
+
 /// Adds `cairn data train-tokenizer`.
 void add_data_train(CLI::App& command, Session& session);
 
