@@ -26,7 +26,7 @@
 #include <thread>
 #include <vector>
 
-#include "ckpt/other_hosts.h"
+#include "ckpt/host_memory.h"
 #include "runtime/cluster/join.h"
 #include "runtime/cluster/switchboard.h"
 #include "tools/run/fleet.h"
@@ -184,7 +184,7 @@ int lead(const Args& args, const std::filesystem::path& run) {
                .recipe_json = {},
                .recipe_hash = {},
                .trace = {}});
-  if (const auto memory = fleet.memory(); !memory.ok()) must(memory.error());
+  if (const auto memory = fleet.look(Fleet::Wants::kAll); !memory.ok()) must(memory.error());
   fmt::print("{} hosts: joined and asked in {:.2f} s, {:.2f} s of the leader's\n", args.hosts,
              static_cast<double>(steady_ns() - begin) / 1e9, cpu_s() - used);
   fleet.go(0);
@@ -215,7 +215,7 @@ int lead(const Args& args, const std::filesystem::path& run) {
     train(30);
     if (known_ns == 0) must(Error{ErrorCode::kInternal, "a host that left was not missed"});
     fleet.halt("lost");
-    if (const auto memory = fleet.memory(); !memory.ok()) must(memory.error());
+    if (const auto memory = fleet.look(Fleet::Wants::kAll); !memory.ok()) must(memory.error());
     took.push_back(static_cast<double>(steady_ns() - known_ns) / 1e6);
     if (fleet.epoch().number != before + 1) must(Error{ErrorCode::kInternal, "no new epoch"});
     known_ns = 0;

@@ -87,9 +87,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
       plan, node->arena_, *node->io_,
       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, node->options_.open_foreign,
                      node->options_.from_step, &node->buffers_,
-                     [raw = node.get()] { return raw->persister_->check_folder(); }, node->options_.stop,
-                     node->options_.others,
-                     [raw = node.get()](const WholeSlot& slot) { return raw->save_common(slot); }});
+                     [raw = node.get()] { return raw->persister_->check_folder(); }, node->options_.stop});
   SaveOptions save;
   if (plan.recipe.checkpoint.compress == Compress::kZstd) save.codec = Codec::kShuffleZstd;
   node->persister_ = std::make_unique<NodePersister>(
@@ -130,6 +128,21 @@ CheckpointNode::~CheckpointNode() {
 Result<RestoreChoice> CheckpointNode::begin_incarnation() {
   persister_->ranks_gone();
   RT_TRY_SET(RestoreChoice choice, decider_->next_incarnation());
+  RT_TRY(note(choice));
+  return choice;
+}
+
+Result<RestoreChoice> CheckpointNode::look(const HostMemory& others) {
+  persister_->ranks_gone();
+  return decider_->look(&others);
+}
+
+Status CheckpointNode::begin(RestoreChoice& choice) {
+  decider_->begin(choice);
+  return note(choice);
+}
+
+Status CheckpointNode::note(const RestoreChoice& choice) {
   persister_->gone_on_from(choice.step);
   labels_.go_back(choice.step);
   labels_.note(choice.metrics);
@@ -137,7 +150,7 @@ Result<RestoreChoice> CheckpointNode::begin_incarnation() {
     RT_TRY_SET(abandoned_, abandon_steps(*io_, options_.checkpoints_dir,
                                          options_.checkpoints_dir.parent_path() / "abandoned", *named, this_writer()));
   }
-  return choice;
+  return {};
 }
 
 HostMemory CheckpointNode::memory() {
@@ -150,9 +163,9 @@ HostMemory CheckpointNode::memory() {
   return out;
 }
 
-Status CheckpointNode::carry_out(RestoreChoice choice, std::span<const uint64_t> starts) {
+Status CheckpointNode::follow(RestoreChoice choice, std::span<const uint64_t> starts) {
   const int64_t step = choice.step;
-  RT_TRY(decider_->carry_out(std::move(choice), starts));
+  RT_TRY(decider_->follow(std::move(choice), starts));
   persister_->gone_on_from(step);
   return {};
 }
@@ -166,31 +179,27 @@ bool CheckpointNode::promise(const WholeSlot& slot) {
   return true;
 }
 
-/// No rank runs anywhere.
-Status CheckpointNode::save_common(const WholeSlot& slot) {
-  options_.others->save(slot);  // first: a save that has begun here asks what the others have copies of
+Status CheckpointNode::save(const WholeSlot& slot) {
   if (!promise(slot)) return Error{ErrorCode::kInternal, fmt::format("step {} is not whole here", slot.step)};
   return persister_->flush(options_.leave, true);
 }
 
-/// Saves the newest step that all hosts have in memory, where the disk does not have it.
-Status CheckpointNode::flush_common() {
+Result<std::optional<WholeSlot>> CheckpointNode::unsaved(const HostMemory& others) {
   PosixBackend io;  // that of the loop reads no more once somebody has asked to stop
   RT_TRY_SET(const int64_t ruined,
              drop_ruined(arena_, io, options_.checkpoints_dir, [this] { return persister_->check_folder(); }));
   if (ruined > 0) labels_.note_ruined();
-  RT_TRY_SET(const HostMemory elsewhere, options_.others->memory());  // first: saves that cannot end are given up
   RT_TRY(persister_->flush(options_.leave, true));
   const std::optional<CommonSnapshot> newest =
-      newest_verified(arena_, Check::kEveryByte, nullptr, nullptr, &elsewhere.whole);
-  if (!newest || newest->step == 0) return {};
+      newest_verified(arena_, Check::kEveryByte, nullptr, nullptr, &others.whole);
+  if (!newest || newest->step == 0) return std::optional<WholeSlot>();
   const Result<CheckpointInfo> on_disk = newest_complete(io, options_.checkpoints_dir);
   if (on_disk.ok() && on_disk.value().step >= newest->step) {
     const Result<VerifyReport> checked =
         verify_checkpoint(io, on_disk.value().dir, {.max_damages = 1, .structure = false});
-    if (checked.ok() && checked.value().whole()) return {};
+    if (checked.ok() && checked.value().whole()) return std::optional<WholeSlot>();
   }
-  return save_common({newest->slot, newest->incarnation, newest->step});
+  return std::optional(WholeSlot{newest->slot, newest->incarnation, newest->step});
 }
 
 Status CheckpointNode::open_labels() {
@@ -201,7 +210,8 @@ Status CheckpointNode::open_labels() {
   if (names.steps.empty()) return {};
   RT_TRY_SET(const Labels read, read_labels(*io_, options_.checkpoints_dir));
   if (!read.empty()) return labels_.settle(*io_, options_.checkpoints_dir);
-  const Labels labels = labels_from_metrics(*io_, options_.checkpoints_dir, watch_rules(plan_, options_.level_after), plan_.steps);
+  const Labels labels =
+      labels_from_metrics(*io_, options_.checkpoints_dir, watch_rules(plan_, options_.level_after), plan_.steps);
   if (!labels.empty()) RT_TRY(write_labels(*io_, options_.checkpoints_dir, labels));
   return labels_.settle(*io_, options_.checkpoints_dir);
 }
@@ -241,10 +251,10 @@ std::vector<PersistEvent> CheckpointNode::take_events() {
   return std::exchange(events_, {});
 }
 
-std::optional<PersistEvent> CheckpointNode::flush() {
+std::optional<PersistEvent> CheckpointNode::flush(const std::function<Status()>& save) {
   persister_->wait_told();  // ranks leave once a save is on disk, which is before retention has done its part
   std::vector<PersistEvent> before = take_events();
-  const Status flushed = options_.others == nullptr ? persister_->flush(options_.leave) : flush_common();
+  const Status flushed = save ? save() : persister_->flush(options_.leave);
   if (!flushed.ok()) keep_memory_ = true;  // told by the event; the memory is the only copy
   const std::lock_guard lock(mutex_);
   std::optional<PersistEvent> last;

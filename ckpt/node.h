@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "ckpt/other_hosts.h"
+#include "ckpt/host_memory.h"
 #include "ckpt/persister.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/restore.h"
@@ -43,7 +43,6 @@ struct NodeOptions {
   SaveStep save_step;                        // PersistOptions::save_step
   std::function<bool(int64_t)> is_due;       // PersistOptions::is_due
   std::shared_ptr<PreparedMemory> prepared;  // open_run_memory()
-  OtherHosts* others = nullptr;              // this host decides for these
   /// Another one does: its agent alone removes what is old, writes labels, and looks for space.
   bool follows = false;
 };
@@ -69,13 +68,25 @@ class CheckpointNode {
   /// start the higher step of memory and disk (memory when equal), later memory first. Then writes the decision that
   /// all ranks will read. A write in progress continues; it is waited for only when memory must be emptied.
   Result<RestoreChoice> begin_incarnation();
+  /// The same in steps, on the host that decides for others. RestoreDecider has those of these names.
+  Result<RestoreChoice> look(const HostMemory& others);
+  Status carry_out(RestoreChoice& choice) { return decider_->carry_out(choice); }
+  Status give_up(const RestoreChoice& choice, const Error& why) { return decider_->give_up(choice, why); }
+  Status begin(RestoreChoice& choice);
 
-  /// On a host that follows: what its memory holds of its ranks, none of which runs, and then what the deciding host
-  /// has chosen (OtherHosts).
+  /// Drops promises that no rank will keep. No rank runs.
+  void ranks_gone() { persister_->ranks_gone(); }
+  /// The contents of this host's memory of its ranks, none of which runs.
   HostMemory memory();
-  Status carry_out(RestoreChoice choice, std::span<const uint64_t> starts);
+  /// On a host that follows (RestoreDecider::follow).
+  Status follow(RestoreChoice choice, std::span<const uint64_t> starts);
   /// Promises to save what is whole in this slot; false: it is not, any more.
   bool promise(const WholeSlot& slot);
+  /// Saves it on this host, with the parts of all others, which have promised it already.
+  Status save(const WholeSlot& slot);
+  /// The newest step that this host and the `others` have in memory, where the disk does not have it. Saves that are
+  /// under way have ended by then.
+  Result<std::optional<WholeSlot>> unsaved(const HostMemory& others);
 
   /// Where training stands by that decision; the beginning for a fresh start and for foreign weights.
   Result<trainer::TrainPosition> decided_position() const;
@@ -113,8 +124,9 @@ class CheckpointNode {
   std::vector<PersistEvent> take_events();
 
   /// When no rank runs any more: ends what is promised, and saves the newest whole snapshot if the disk does not have
-  /// it. The save of the newest step; nullopt when there was none, or a newer one is on disk already.
-  std::optional<PersistEvent> flush();
+  /// it. The save of the newest step; nullopt when there was none, or a newer one is on disk already. `save`: how it is
+  /// saved; empty: for this host only.
+  std::optional<PersistEvent> flush(const std::function<Status()>& save = {});
 
   /// The arena outlives this object: the next start of the run takes it over.
   void keep_memory(bool keep = true) { keep_memory_ = keep; }
@@ -123,8 +135,7 @@ class CheckpointNode {
  private:
   CheckpointNode(const Plan& plan, NodeOptions options, Arena arena);
   Status open_labels();
-  Status save_common(const WholeSlot& slot);
-  Status flush_common();
+  Status note(const RestoreChoice& choice);
 
   const Plan& plan_;
   NodeOptions options_;

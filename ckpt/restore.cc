@@ -250,14 +250,38 @@ static bool may_pass_over(const Error& error) {
 }
 
 /// What this host has of later steps than all have in common is of a line that is left.
+static bool is_left_behind(const Arena& arena, const SlotView& view, const WholeSlot& chosen) {
+  return !arena.has_world() && view.whole &&
+         std::pair(view.incarnation, view.step) > std::pair(chosen.incarnation, chosen.step);
+}
+
 static void leave_behind(Arena& arena, const WholeSlot& chosen) {
-  if (arena.has_world()) return;
   const std::vector<SlotView> views = arena.views();
   for (int64_t slot = 0; slot < arena.slots(); ++slot) {
-    const bool later =
-        std::pair(views[slot].incarnation, views[slot].step) > std::pair(chosen.incarnation, chosen.step);
-    if (slot != chosen.slot && views[slot].whole && later) arena.invalidate_slot(slot);
+    if (slot != chosen.slot && is_left_behind(arena, views[slot], chosen)) arena.invalidate_slot(slot);
   }
+}
+
+std::set<int64_t> promised_after(const Arena& arena, const RestoreChoice& choice) {
+  if (choice.source != arena::Source::kMemory) return {};
+  std::set<int64_t> out = arena.promised();
+  const std::vector<SlotView> views = arena.views();
+  for (int64_t slot = 0; slot < arena.slots(); ++slot) {
+    const int64_t step = arena.control().reserved[slot].load(std::memory_order_acquire);  // > 0: not being written
+    if (step > 0 && slot != choice.slot &&
+        is_left_behind(arena, views[slot], {choice.slot, choice.slot_incarnation, choice.step}))
+      out.erase(step);
+  }
+  return out;
+}
+
+std::vector<uint64_t> starts_after(const Arena& arena, const RestoreChoice& choice) {
+  const std::span<const uint64_t> starts = arena.starts();
+  std::vector<uint64_t> out(starts.begin(), starts.end());
+  if (choice.source == arena::Source::kMemory || out.empty()) return out;
+  out.resize(1);
+  out.insert(out.end(), choice.starts.begin(), choice.starts.end());
+  return out;
 }
 
 template <typename Read>
@@ -371,46 +395,35 @@ Result<RestoreChoice> RestoreDecider::named_step(int64_t step) {
 
 /// The newest snapshot that can be resumed from: where it cannot, as ranks keep state that other hosts save, it is
 /// saved first, and none is.
-Result<std::optional<CommonSnapshot>> RestoreDecider::newest_in_memory(RestoreChoice& choice,
+Result<std::optional<CommonSnapshot>> RestoreDecider::newest_in_memory(const HostMemory* others, RestoreChoice& choice,
                                                                        std::vector<int64_t>& damaged) {
   const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
-  HostMemory elsewhere;
-  if (request_.others != nullptr) {
-    RT_TRY_SET(elsewhere, request_.others->memory());
-  }
-  last_elsewhere_ = elsewhere.incarnation;
   std::optional<CommonSnapshot> memory =
       newest_verified(arena_, distrusted ? Check::kEveryByte : Check::kHeaders, &choice.warnings, &damaged,
-                      request_.others != nullptr ? &elsewhere.whole : nullptr);
+                      others != nullptr ? &others->whole : nullptr);
   for (const int64_t slot : damaged) arena_.invalidate_slot(slot);  // or the next look would find it again
-  if (!memory || request_.others == nullptr) return memory;
+  if (!memory || others == nullptr) return memory;
   if (!copies_cross_hosts_) {
     RT_TRY_SET(copies_cross_hosts_, copies_cross_hosts(plan_, arena_));
   }
   if (!*copies_cross_hosts_ || memory->step == 0) return memory;
   const Result<CheckpointInfo> newest = newest_complete(io_, request_.checkpoints_dir);
   if (newest.ok() && newest.value().step >= memory->step) return std::optional<CommonSnapshot>();
-  RT_TRY(request_.save({memory->slot, memory->incarnation, memory->step})
-             .with("what all hosts have in memory is saved before they resume from it"));
+  choice.save_first = {memory->slot, memory->incarnation, memory->step};
   return std::optional<CommonSnapshot>();
 }
 
-Result<RestoreChoice> RestoreDecider::choose() {
-  if (first_ && request_.from_step) {
-    if (request_.others != nullptr) {  // whatever they hold: they are waited for, and their saves settled
-      RT_TRY_SET(const HostMemory elsewhere, request_.others->memory());
-      last_elsewhere_ = elsewhere.incarnation;
-    }
-    return named_step(*request_.from_step);
-  }
+Result<RestoreChoice> RestoreDecider::choose(const HostMemory* others) {
+  if (first_ && request_.from_step) return named_step(*request_.from_step);
   RestoreChoice choice;
   const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
   std::vector<int64_t> damaged;
-  RT_TRY_SET(const std::optional<CommonSnapshot> memory, newest_in_memory(choice, damaged));
+  RT_TRY_SET(const std::optional<CommonSnapshot> memory, newest_in_memory(others, choice, damaged));
+  if (choice.save_first) return choice;
   std::vector<std::string> disk_warnings;
   Result<std::optional<RestoreChoice>> disk = std::optional<RestoreChoice>();
   bool disk_is_newer = true;
-  if (memory && !first_ && damaged.empty() && request_.others == nullptr) {
+  if (memory && !first_ && damaged.empty() && others == nullptr) {
     disk_is_newer = false;  // between restarts of one agent nothing on disk is newer than what is whole in memory
   } else if (memory) {
     if (request_.check_folder) RT_TRY(request_.check_folder());
@@ -465,81 +478,77 @@ Result<RestoreChoice> RestoreDecider::choose() {
   return choice;
 }
 
-Result<RestoreChoice> RestoreDecider::next_incarnation() {
-  const auto begin = std::chrono::steady_clock::now();
-  arena::Control& control = arena_.control();
-  RestoreChoice choice;
-  bool in_memory = false;
-  for (;;) {
-    RT_TRY_SET(choice, choose());
-    choice.incarnation = std::max(control.incarnation.load(std::memory_order_acquire), last_elsewhere_) + 1;
-    Result<bool> taken = take_on(choice);
-    if (request_.others != nullptr) {
-      const Status there = request_.others->carried_out();
-      if (taken.ok() && !there.ok()) taken = there.error();
-      if (!there.ok() && there.error().code == ErrorCode::kPeerLost) continue;
-    }
-    if (taken.ok()) {
-      in_memory = taken.value();
-      break;
-    }
-    const Error& error = taken.error();
-    if (choice.source == arena::Source::kMemory && error.code == ErrorCode::kCorrupt) continue;  // it is invalid now
-    if (choice.source != arena::Source::kDisk) return Error(error);
-    const bool named = (request_.from && choice.dir == *request_.from) || (first_ && request_.from_step);
-    if (named) return Error(error);
-    // Nothing was read yet.
-    if (error.code == ErrorCode::kStopped || error.code == ErrorCode::kTimeout) return Error(error);
-    if (!may_pass_over(error)) return unreadable_now(error, choice.dir);
-    if (!pass_over(choice, error.message)) return Error(error);
-  }
-  first_ = false;
-  control.distrusted.store(0, std::memory_order_release);
-  publish(choice, in_memory);
-  choice.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+Result<RestoreChoice> RestoreDecider::look(const HostMemory* others) {
+  if (since_ == std::chrono::steady_clock::time_point()) since_ = std::chrono::steady_clock::now();
+  RT_TRY_SET(RestoreChoice choice, choose(others));
+  const uint64_t elsewhere = others != nullptr ? others->incarnation : 0;
+  choice.incarnation = std::max(arena_.control().incarnation.load(std::memory_order_acquire), elsewhere) + 1;
   return choice;
 }
 
-/// Empties what the choice leaves behind, tells the other hosts, and reads what is to be read. True: the ranks find
-/// their state in a slot.
-Result<bool> RestoreDecider::take_on(RestoreChoice& choice) {
-  if (choice.source == arena::Source::kMemory) {
-    leave_behind(arena_, {choice.slot, choice.slot_incarnation, choice.step});
-  } else {
-    RT_TRY(arena_.invalidate_slots(request_.stop));  // another line of training, or damaged
-    arena_.go_on_from(choice.starts);
+Result<RestoreChoice> RestoreDecider::next_incarnation() {
+  for (;;) {
+    RT_TRY_SET(RestoreChoice choice, look());
+    if (const Status carried = carry_out(choice); carried.ok()) {
+      begin(choice);
+      return choice;
+    } else {
+      RT_TRY(give_up(choice, carried.error()));
+    }
   }
-  if (request_.others != nullptr) request_.others->carry_out(choice, arena_);
-  if (choice.source != arena::Source::kDisk) return choice.source == arena::Source::kMemory;
-  return until_it_stays([&] { return fill_slot(choice); });
 }
 
-Status RestoreDecider::carry_out(RestoreChoice choice, std::span<const uint64_t> starts) {
-  const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
-  bool in_memory = choice.source == arena::Source::kMemory;
-  if (in_memory) {
-    const WholeSlot chosen{choice.slot, choice.slot_incarnation, choice.step};
+Status RestoreDecider::give_up(const RestoreChoice& choice, const Error& why) {
+  if (choice.source == arena::Source::kMemory && why.code == ErrorCode::kCorrupt) return {};  // it is invalid now
+  if (choice.source != arena::Source::kDisk) return why;
+  const bool named = (request_.from && choice.dir == *request_.from) || (first_ && request_.from_step);
+  if (named) return why;
+  // Nothing was read yet.
+  if (why.code == ErrorCode::kStopped || why.code == ErrorCode::kTimeout) return why;
+  if (!may_pass_over(why)) return unreadable_now(why, choice.dir);
+  return pass_over(choice, why.message) ? Status() : Status(why);
+}
+
+void RestoreDecider::begin(RestoreChoice& choice) {
+  first_ = false;
+  arena_.control().distrusted.store(0, std::memory_order_release);
+  publish(choice, in_memory_);
+  const auto since = std::exchange(since_, {});
+  choice.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
+}
+
+Status RestoreDecider::carry_out(RestoreChoice& choice) {
+  in_memory_ = choice.source == arena::Source::kMemory;
+  if (in_memory_) {
+    leave_behind(arena_, {choice.slot, choice.slot_incarnation, choice.step});
+    return {};
+  }
+  RT_TRY(arena_.invalidate_slots(request_.stop));  // another line of training, or damaged
+  arena_.go_on_from(choice.starts);
+  if (choice.source == arena::Source::kDisk) {
+    RT_TRY_SET(in_memory_, until_it_stays([&] { return fill_slot(choice); }));
+  }
+  return {};
+}
+
+Status RestoreDecider::follow(RestoreChoice choice, std::span<const uint64_t> starts) {
+  if (choice.source == arena::Source::kMemory) {
+    const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
     const Result<CommonSnapshot> found =
         read_common(arena_, choice.slot, distrusted ? Check::kEveryByte : Check::kHeaders);
     if (!found.ok()) {
       arena_.invalidate_slot(choice.slot);
       return Error{ErrorCode::kCorrupt, found.error().message};
     }
+    const WholeSlot chosen{choice.slot, choice.slot_incarnation, choice.step};
     if (WholeSlot{choice.slot, found.value().incarnation, found.value().step} != chosen) {
       return Error{ErrorCode::kCorrupt, fmt::format("slot {} holds step {}, step {} was to be resumed from",
                                                     choice.slot, found.value().step, choice.step)};
     }
-    leave_behind(arena_, chosen);
-  } else {
-    RT_TRY(arena_.invalidate_slots(request_.stop));
-    if (choice.source == arena::Source::kDisk) {
-      RT_TRY_SET(in_memory, until_it_stays([&] { return fill_slot(choice); }));
-    }
   }
+  RT_TRY(carry_out(choice));
   arena_.follow_starts(starts);
-  first_ = false;
-  arena_.control().distrusted.store(0, std::memory_order_release);
-  publish(choice, in_memory);
+  begin(choice);
   return {};
 }
 

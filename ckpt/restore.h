@@ -31,7 +31,7 @@
 #include <vector>
 
 #include "ckpt/foreign.h"
-#include "ckpt/other_hosts.h"
+#include "ckpt/host_memory.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/plan/partial.h"
 #include "ckpt/retention/catalog.h"
@@ -61,6 +61,9 @@ struct RestoreChoice {
   bool foreign = false;               // kDisk: it is no checkpoint, and ranks read it themselves
   ReadStats read;                     // kDisk, a checkpoint: bytes wanted of it and bytes read
   std::vector<std::string> warnings;  // what was passed over, and why
+  /// Nothing else is chosen yet: this snapshot, which is whole on all hosts, has to be saved first. Ranks keep state
+  /// that ranks of another host save, so they resume from it by way of the disk, which all can read.
+  std::optional<WholeSlot> save_first;
   double seconds = 0;
 };
 
@@ -72,11 +75,7 @@ struct RestoreRequest {
   BufferStore* buffers = nullptr;             // memory that payload passes through, kept; null: made for each load
   /// That checkpoints_dir is the folder that is meant: asked before what lies there, or not, decides. May be empty.
   std::function<Status()> check_folder;
-  std::function<bool()> stop;    // asked while this waits; may be empty
-  OtherHosts* others = nullptr;  // of a run over several: what is decided here counts for them
-  /// With `others`: saves, on all hosts, a snapshot that is whole on all. Asked for where ranks keep state that ranks
-  /// of another host save: such a snapshot is resumed from by way of the disk, which all can read.
-  std::function<Status(const WholeSlot&)> save;
+  std::function<bool()> stop;  // asked while this waits; may be empty
   /// What a disk fails is read again after each of these, before it counts as damaged.
   std::vector<std::chrono::milliseconds> read_again{std::begin(kReadAgain), std::end(kReadAgain)};
 };
@@ -101,17 +100,30 @@ class RestoreDecider {
  public:
   RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, RestoreRequest request);
 
-  /// Begins a new incarnation and decides for it. No rank may be alive. Errors: kInvalidInput when the checkpoint is
-  /// not of this model, kCorrupt when checkpoints exist and none is usable; both list what was found.
+  /// Begins a new incarnation and decides for it: look() and carry_out() until a choice holds, and begin(). For one
+  /// host. Errors: those of the three.
   Result<RestoreChoice> next_incarnation();
-  /// The same on a host where another one has decided: carries out its choice (OtherHosts::carry_out). Errors: kCorrupt
-  /// where the slot's bytes do not hold; those of reading.
-  Status carry_out(RestoreChoice choice, std::span<const uint64_t> starts);
+
+  /// Chooses the state that a new incarnation resumes from. No rank may be alive. `others`: what the memory of all
+  /// other hosts holds, which carry out the same choice; null: there are none. Errors: kInvalidInput when the
+  /// checkpoint is not of this model, kCorrupt when checkpoints exist and none is usable; both list what was found.
+  Result<RestoreChoice> look(const HostMemory* others = nullptr);
+  /// Empties what the choice leaves behind, and reads what is to be read.
+  Status carry_out(RestoreChoice& choice);
+  /// The choice could not be carried out, here or on another host. Errors: `why`, unless the next look() chooses
+  /// another one.
+  Status give_up(const RestoreChoice& choice, const Error& why);
+  /// All hosts have carried it out: the decision is made.
+  void begin(RestoreChoice& choice);
+
+  /// On a host that follows: carries out what the leader has chosen, and makes it the decision. Errors: kCorrupt where
+  /// the slot's bytes do not hold; those of reading.
+  Status follow(RestoreChoice choice, std::span<const uint64_t> starts);
 
  private:
-  Result<RestoreChoice> choose();
-  Result<std::optional<CommonSnapshot>> newest_in_memory(RestoreChoice& choice, std::vector<int64_t>& damaged);
-  Result<bool> take_on(RestoreChoice& choice);
+  Result<RestoreChoice> choose(const HostMemory* others);
+  Result<std::optional<CommonSnapshot>> newest_in_memory(const HostMemory* others, RestoreChoice& choice,
+                                                         std::vector<int64_t>& damaged);
   /// Of the steps above this one.
   Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings, int64_t above);
   /// RestoreRequest::from_step.
@@ -129,9 +141,15 @@ class RestoreDecider {
   RestoreRequest request_;
   std::map<std::pair<int64_t, int64_t>, std::string> refused_;  // step, time of creation -> why
   bool first_ = true;
-  uint64_t last_elsewhere_ = 0;             // HostMemory::incarnation of the others
-  std::optional<bool> copies_cross_hosts_;  // known once it was asked for
+  bool in_memory_ = false;                       // carry_out() has ended with the state in a slot
+  std::chrono::steady_clock::time_point since_;  // of the first look()
+  std::optional<bool> copies_cross_hosts_;       // known once it was asked for
 };
+
+/// Once `choice` is carried out, of the memory of the host that decides: the steps that it still promises to save, and
+/// the starts that led there (Arena::starts).
+std::set<int64_t> promised_after(const Arena& arena, const RestoreChoice& choice);
+std::vector<uint64_t> starts_after(const Arena& arena, const RestoreChoice& choice);
 
 /// Whether a rank keeps state that a rank of another host saves, where each host has as many ranks as the one of
 /// `arena`: their memory alone does not bring it back.

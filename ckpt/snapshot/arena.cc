@@ -530,6 +530,15 @@ std::span<const uint64_t> Arena::starts() const {
   return kept.first(static_cast<size_t>(std::ranges::find(kept, 0) - kept.begin()));
 }
 
+std::set<int64_t> Arena::promised() const {
+  std::set<int64_t> out;
+  for (int64_t slot = 0; slot < slots(); ++slot) {
+    const int64_t step = control().reserved[slot].load(std::memory_order_acquire);
+    if (step != 0) out.insert(step > 0 ? step : -step);
+  }
+  return out;
+}
+
 /// `first` and then `rest`, of which the last may be too many.
 static void store_starts(arena::Control& control, uint64_t first, std::span<const uint64_t> rest) {
   std::vector<uint64_t> starts{first};

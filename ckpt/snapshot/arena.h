@@ -24,6 +24,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -139,6 +140,8 @@ class Arena {
 
   /// Of the starts of agents that lead to what is here, the present one first.
   std::span<const uint64_t> starts() const;
+  /// Steps that this memory promises to save, or that are being saved from it.
+  std::set<int64_t> promised() const;
   /// Agent, while no rank runs: a new start, which goes on from what is here. Of those before it, the ones ahead of
   /// `saved` have saved nothing that is there, and are forgotten; 0: none is.
   void begin_start(uint64_t saved);

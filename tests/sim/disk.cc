@@ -118,7 +118,7 @@ void World::release(Host& host, Thread& thread, bool saved) {
   const int64_t step = thread.step;
   thread.at = Thread::At::kIdle;
   after(0.001, host, [this, &host] { poke(host); });
-  if (host.leader && fleet_ == Fleet::kSavingLast && step == last_step_ && slot.reserved == 0) {
+  if (host.leader && step == last_step_ && slot.reserved == 0) {
     after(0.5, host, [this, saved] {
       if (saved) return shrink_to_present();
       end(69, "what memory held could not be saved");

@@ -40,7 +40,7 @@ void World::strike(const Fault& fault) {
       if (!host.up || !host.ranks) return;
       if (host.index == 0) return fail_generation("a rank of h0 has failed");
       stop_ranks(host);
-      return send_up(host.index, hosts::Failed{.incarnation = generation_, .failure = {}});
+      return send_up(host.index, hosts::Failed{.incarnation = incarnation_, .failure = {}});
     case FaultKind::kFreeze:
       host.frozen_s = std::max(host.frozen_s, until_s);
       if (fault.seconds <= kDeadS) return;

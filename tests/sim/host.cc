@@ -17,8 +17,9 @@ void World::start(Host& host) {
   host.ranks = false;
   host.choice.reset();
   host.leader_promises.clear();
-  host.loop_free_s = now_s_;
-  host.tick_s = kNever;
+  host.inbox.clear();
+  host.busy = false;
+  host.tick_s = host.loads_since_s = kNever;
   for (Slot& slot : host.slots) {
     if (slot.reserved < 0) reserve(slot, -slot.reserved);  // as Arena::adopt()
   }
@@ -26,11 +27,15 @@ void World::start(Host& host) {
   say("{} starts", host.name);
   if (host.index == 0) {
     host.leader = std::make_unique<saves::Leader>();
-    fleet_ = Fleet::kGathering;
+    generation_.emplace(generation::Options{.own = 0});
+    gathering_ = false;
+    wants_ = generation::Wants::kAll;
+    last_step_ = -1;
+    look_s_ = kNever;
     unpromised_s_.clear();  // its tries count from 1 again
     ++epoch_;
     set_hosts();
-    gather();
+    look(generation::Wants::kAll);
   } else {
     host.member = std::make_unique<saves::Member>(host.index);
     const auto look = [this, &host](const auto& again) -> void {
@@ -140,6 +145,23 @@ void World::tick(Host& host) {
   feed(host, saves::Tick{});
 }
 
+/// No start waits for a save that waits for a host which has nothing of it (3c555ca3 mended that).
+void World::check_loads() {
+  if (!leader().up || now_s_ - leader().loads_since_s < kLoadWaitS || leader().frozen_s > now_s_) return;
+  for (const Thread& thread : leader().threads) {
+    for (const saves::Wait& wait : leader().leader->waits()) {
+      for (const int64_t index : members()) {
+        const Host& host = hosts_[static_cast<size_t>(index)];
+        const bool idle =
+            thread.at == Thread::At::kRule && wait.of == thread.of && wait.what == host.name + " to begin";
+        require(!idle || !host.up || host.frozen_s > now_s_ || promised(host).contains(wait.of.step), "loads",
+                fmt::format("h0 has waited for {:.0f} s to load, for {} in step {}, which that host does not have",
+                            now_s_ - leader().loads_since_s, wait.what, wait.of.step));
+      }
+    }
+  }
+}
+
 /// No agent waits for what will not come.
 void World::check_left() {
   if (!leader().up || leader().frozen_s > now_s_) return;
@@ -168,7 +190,7 @@ void World::check_left() {
         const bool each = std::ranges::any_of(leader().leader->waits(), [&](const saves::Wait& wait) {
           return wait.of.step != thread.step && wait.what == host.name + " to begin";
         });
-        const bool in_vain = each || (fleet_ == Fleet::kRunning && !promised(leader()).contains(thread.step));
+        const bool in_vain = each || (generation_->is_running() && !promised(leader()).contains(thread.step));
         double& since_s = unpromised_s_.try_emplace({-index, thread.of}, now_s_).first->second;
         if (!in_vain) since_s = now_s_;
         left = now_s_ - since_s > 10;

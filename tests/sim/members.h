@@ -11,7 +11,8 @@
 //   half       a leader continues with fewer hosts only with half of its places, and holds the lease no longer else,
 //              unless it has just begun
 //   grace      a host loses its place, or a smaller size is decided on without it, when its leader has known it away
-//              for as long as it grants, not before, and at once then; the size is for the hosts that have joined by then
+//              for as long as it grants, not before, and at once then; the size is for the hosts that have joined by
+//              then
 //   waits      every wait has a name and a deadline, and ends at it
 //   progress   once faults have stopped the run trains, or has ended since a host was away as long as it waits
 

@@ -36,11 +36,8 @@ void World::leader_hears_of_loss(int64_t index, const std::string& why) {
     lost.leader_has = false;
     if (!places_.contains(index)) return;
     feed(leader(), saves::Lost{index, why});
+    advance(generation::Lost{index, why});
     fail_generation(fmt::format("h{} was lost", index));
-    if (fleet_ == Fleet::kAsking || fleet_ == Fleet::kLoading) {
-      fleet_ = Fleet::kGathering;
-      gather();
-    }
   });
 }
 
@@ -60,7 +57,7 @@ void World::reconnect(int64_t index) {
   Host& host = hosts_[static_cast<size_t>(index)];
   if (host.gone || (link.leader_has && link.member_has && link.passes)) return;
   if (!host.up || !leader().up || host.cut_s > now_s_ || host.frozen_s > now_s_ || leader().frozen_s > now_s_ ||
-      link.leader_has || link.member_has) {
+      link.leader_has || link.member_has || wants_ == generation::Wants::kLeft) {  // it waits at the door
     after(uniform(0.5, 1.5), [this, index] { reconnect(index); });
     return;
   }
@@ -129,12 +126,7 @@ void World::at_leader(int64_t index, const Message& message) {
   after(uniform(0, 0.1), leader(), [this, index, message, id = links_[static_cast<size_t>(index)].id] {
     if (links_[static_cast<size_t>(index)].id != id) return;
     if (std::holds_alternative<hosts::Failed>(message)) fail_generation(fmt::format("a rank of h{} has failed", index));
-    if (const auto* const idle = std::get_if<hosts::Idle>(&message);
-        idle != nullptr && fleet_ == Fleet::kAsking && idle->ask == asks_) {
-      idle_[index] = idle->memory.whole;
-      settle();
-    }
-    if (std::holds_alternative<hosts::Carried>(message)) carried(index);
+    advance(generation::Heard{index, message});
   });
 }
 
@@ -148,10 +140,16 @@ void World::at_member(int64_t index, const Message& message) {
     feed(host, saves::Told{message});
     return after(uniform(0, 0.02), host, [this, &host] { poke(host); });  // its persister looks now and then
   }
-  host.loop_free_s = std::max(host.loop_free_s, now_s_) + uniform(0, 0.1);
-  after(host.loop_free_s - now_s_, host, [this, &host, message, id = links_[static_cast<size_t>(index)].id] {
+  host.inbox.emplace_back(links_[static_cast<size_t>(index)].id, message);
+  after(uniform(0, 0.1), host, [this, &host] { read_inbox(host); });
+}
+
+void World::read_inbox(Host& host) {
+  while (!host.busy && !host.inbox.empty()) {
+    const auto [id, message] = std::move(host.inbox.front());
+    host.inbox.pop_front();
     if (links_[static_cast<size_t>(host.index)].id == id) on_members_loop(host, message);
-  });
+  }
 }
 
 /// The follower does the same (tools/run/follower.cc).
@@ -166,22 +164,27 @@ void World::on_members_loop(Host& host, const Message& message) {
     }
   } else if (const auto* const halt = std::get_if<hosts::Halt>(&message)) {
     stop_ranks(host);
-    host.loop_free_s = now_s_ + uniform(0, 1.5);
-    after(host.loop_free_s - now_s_, host, [this, &host, ask = halt->ask] {
+    host.busy = true;
+    after(uniform(0, 1.5), host, [this, &host, ask = halt->ask] {
+      host.busy = false;
       ranks_gone(host);
       host.choice.reset();
-      send_up(host.index, hosts::Idle{.ask = ask, .memory = {generation_, memory_of(host.slots)}});
+      send_up(host.index, idle_of(host, ask));
+      read_inbox(host);
     });
   } else if (const auto* const order = std::get_if<hosts::Resume>(&message)) {
-    const Choice choice{order->step, static_cast<size_t>(order->slot), order->source == hosts::Resume::Source::kMemory,
-                        order->incarnation};
-    host.loop_free_s = now_s_ + uniform(0.05, choice.from_memory ? 0.5 : 5);
-    after(host.loop_free_s - now_s_, host, [this, &host, choice, promised = order->promised] {
-      load(host, choice);
+    const Choice choice{order->step, order->slot_incarnation, static_cast<size_t>(order->slot),
+                        order->source == hosts::Resume::Source::kMemory, order->incarnation};
+    host.busy = true;
+    load(host, choice, [this, &host, choice, promised = order->promised] {
+      host.busy = false;
       host.choice = choice;
       host.leader_promises = {promised.begin(), promised.end()};
       send_up(host.index, hosts::Carried{});
+      read_inbox(host);
     });
+  } else if (const auto* const give = std::get_if<hosts::Give>(&message)) {
+    give_copy(host, std::atoll(give->to.host.c_str() + 1), give->slot);
   } else if (const auto* const go = std::get_if<hosts::Go>(&message);
              go != nullptr && host.choice && go->incarnation == host.choice->generation) {
     feed(host, saves::Resumed{host.choice->step, promised(host), std::exchange(host.leader_promises, {})});

@@ -5,7 +5,7 @@
 //   sim --seed N --story            the story of one life
 //   sim --members ...               one of the above with lives of members.h
 //   sim --replay FILE [--update]    a transcript: a life and its story; 1 where it is another one now
-//   sim --planted [--seeds M]       each planted fault of saves (or --members) has to be found in M lives (1000)
+//   sim --planted [--seeds M]       each planted fault (of --members, or else) has to be found in M lives (1000)
 //   sim --plant NAME ...            one of the above with that fault
 //
 // Exit status: 0 well, 1 a violation, a changed story or a fault that is not found, 2 misused.
@@ -34,6 +34,7 @@ namespace cairn::sim {
 int planted = 0;  // none
 std::span<const std::string_view> planted_in_saves();
 std::span<const std::string_view> planted_in_membership();
+std::span<const std::string_view> planted_in_generation();
 
 namespace {
 
@@ -46,7 +47,9 @@ struct Planted {
   Life (*life)(uint64_t seed) = nullptr;
 };
 std::vector<Planted> all_planted() {
-  return {{planted_in_saves(), 1, random_life}, {planted_in_membership(), 1001, random_members_life}};
+  return {{planted_in_saves(), 1, random_life},
+          {planted_in_membership(), 1001, random_members_life},
+          {planted_in_generation(), 2001, random_life}};
 }
 
 std::optional<int> plant_of(std::string_view name) {

@@ -2,7 +2,7 @@
 # faults (planted_*.txt), all off unless one is named.
 set(planted_sources)
 set(first 1)
-foreach(rule saves membership)
+foreach(rule saves membership generation)
   set(planted ${CMAKE_CURRENT_BINARY_DIR}/planted_${rule}.cc)
   set(list ${CMAKE_CURRENT_LIST_DIR}/planted_${rule}.txt)
   set(source ${CMAKE_SOURCE_DIR}/runtime/hosts/${rule}.cc)

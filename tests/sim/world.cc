@@ -1,5 +1,7 @@
 #include "tests/sim/world_model.h"
 
+#include <exception>
+
 #include "ckpt/snapshot/slot_rule.h"
 #include "tests/sim/assertion.h"
 #include "tests/sim/members.h"
@@ -10,6 +12,8 @@ World::World(const Life& life, bool story)
     : life_(life),
       story_(story),
       key_(mix64(life.seed)),
+      copies_(key_ % 2 == 0 ||
+              std::ranges::any_of(life.faults, [](const Fault& one) { return one.kind == FaultKind::kGone; })),
       hosts_(static_cast<size_t>(life.hosts)),
       links_(static_cast<size_t>(life.hosts)) {
   for (int64_t k = 0; k < life.hosts; ++k) {
@@ -29,7 +33,7 @@ Outcome World::run() {
     const bool some_gone =
         std::ranges::any_of(life_.faults, [](const Fault& one) { return one.kind == FaultKind::kGone; });
     const double end_s = life_.faulty_s + (some_gone ? kWaitS + 2 * kSpareAfterS : kCalmS);  // it may have to end
-    while (!events_.empty() && events_.front().at_s <= end_s && fleet_ != Fleet::kEnded) {
+    while (!events_.empty() && events_.front().at_s <= end_s && !over_) {
       std::pop_heap(events_.begin(), events_.end());
       Event event = std::move(events_.back());
       events_.pop_back();
@@ -45,8 +49,9 @@ Outcome World::run() {
       ++out_.events;
       event.run();
       check_left();
+      check_loads();
     }
-    if (fleet_ != Fleet::kEnded) {
+    if (!over_) {
       now_s_ = end_s;
       const auto calm = std::ranges::upper_bound(committed_s_, life_.faulty_s);
       require(committed_s_.end() - calm >= 2, "progress",
@@ -66,6 +71,8 @@ Outcome World::run() {
     out_.violation = violation.what;
   } catch (const AssertionFailed& failed) {
     out_.violation = "assertion: " + failed.what;
+  } catch (const std::exception& error) {  // of a container
+    out_.violation = fmt::format("assertion: {}", error.what());
   }
   if (out_.violation) say("VIOLATION {}", *out_.violation);
   out_.seconds = now_s_;

@@ -1,15 +1,19 @@
 #pragma once
-// A run over hosts that lives in one thread, faster than the clock: the rule of saves (runtime/hosts/saves.h) as it is,
-// and around it models of everything that feeds it. A life is a pure function of its description, so a seed replays.
+// A run over hosts that lives in one thread, faster than the clock: the rules of saves (runtime/hosts/saves.h) and of
+// generations as they are, and around them models of everything that feeds them. A life is a pure function of its
+// description, so a seed replays.
 //
 // Modelled: training in step, memory with slots that outlives its agent, persisters, one shared disk, connections to
-// the leader, agents that die and come again, and the leader's gathering of hosts between two generations of ranks, in
-// the order of tools/run/fleet.cc and follower.cc. Not yet: a second leader, spares, two stores, skewed clocks.
+// the leader, agents that die and come again, copies of memory, and how hosts get from one generation of ranks to the
+// next (runtime/hosts/generation.h, as it is). Not yet: a second leader, spares, two stores, skewed clocks.
 //
 // After each event these hold, or the life ends with the first that is broken:
 //   parts      no step gets its name without the part of every host; each part is of that step
 //   reported   a try that a host takes for saved has been committed
 //   left       no host waits for a try that the leader has left, nor the leader for a part that no host will write
+//   common     ranks start once all hosts have loaded the same step, from memory one that each has
+//   copies     copies of the memory of hosts that are gone are used where they are held
+//   loads      no start waits for a save that waits for a host which has nothing of that step
 //   waits      every wait has a name and a deadline, and ends at it
 //   ordered    no host begins a try after the leader's word that it is dropped
 //   leaves     an agent that is asked to leave ends its waits at once

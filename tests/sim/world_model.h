@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -20,11 +21,13 @@
 #include <vector>
 
 #include "runtime/core/random.h"
+#include "runtime/hosts/generation.h"
 #include "runtime/hosts/saves.h"
 #include "tests/sim/world.h"
 
 namespace cairn::sim {
 
+namespace generation = hosts::generation;
 namespace saves = hosts::saves;
 using hosts::Message;
 using saves::Try;
@@ -34,6 +37,7 @@ inline constexpr double kSpareAfterS = 30;  // until copies stand for a host tha
 inline constexpr double kDeadS = 3;         // until a silent host is lost
 inline constexpr double kLookS = 2;         // between two looks of a member
 inline constexpr double kPromiseS = 60;     // saves::Limits::promise
+inline constexpr double kLoadWaitS = 10;    // for a save that ends by itself
 inline constexpr double kNever = 1e18;
 
 inline constexpr std::array<std::string_view, kFaultKinds + 1> kFaultNames = {
@@ -63,6 +67,7 @@ struct Thread {
 
 struct Choice {
   int64_t step = 0;
+  uint64_t left_by = 0;  // the generation of the slot
   size_t slot = 0;
   bool from_memory = false;
   uint64_t generation = 0;
@@ -84,10 +89,12 @@ struct Host {
   int64_t ranks_life = 0;
   std::optional<Choice> choice;
   std::set<int64_t> leader_promises;
-  double loop_free_s = 0;                                                            // its agent's loop
+  std::deque<std::pair<int64_t, Message>> inbox;  // of its agent's loop; by connection
+  bool busy = false;                              // the loop is
   double slow_s = 0, hang_s = 0, full_s = 0, broken_s = 0, frozen_s = 0, cut_s = 0;  // until
   bool no_memory = false;
   double tick_s = kNever;
+  double loads_since_s = kNever;  // it empties its memory: no write may be under way
 };
 
 /// The connection of a member to the leader.
@@ -170,6 +177,7 @@ class World {
   void carry(int64_t host, bool down, const Message& message);
   void at_leader(int64_t host, const Message& message);
   void at_member(int64_t host, const Message& message);
+  void read_inbox(Host& host);
   void on_members_loop(Host& host, const Message& message);
 
   // --- the rule
@@ -179,6 +187,7 @@ class World {
   void check_rule(Host& host, const std::vector<saves::Wait>& waits);
   void tick(Host& host);
   void check_left();
+  void check_loads();
   std::optional<Try> current(const Host& host, int64_t step) const {
     return host.leader ? host.leader->current(step) : host.member->current(step);
   }
@@ -199,19 +208,25 @@ class World {
     return std::ranges::all_of(host.threads, [](const Thread& thread) { return thread.at == Thread::At::kIdle; });
   }
 
-  // --- the leader's gathering, as Fleet does it
-  enum class Fleet : uint8_t { kGathering, kAsking, kLoading, kRunning, kSavingLast, kEnded };
+  // --- the leader's driver, as tools/run/fleet.cc
   std::vector<int64_t> members() const;
   void set_hosts();
+  void advance(const generation::Event& event);
+  void perform(const generation::Action& action);
+  void check_waits();
   void fail_generation(const std::string& why);
+  void look(generation::Wants wants);
   void gather();
-  void asked_too_long(int64_t gathering);
-  void use_copies();
+  void gathered();
+  bool copies_stand_in() const;
+  void ask(int64_t number);
+  hosts::Idle idle_of(const Host& host, int64_t ask) const;
+  void give(const generation::Give& order);
+  void give_copy(Host& holder, int64_t to, const hosts::Slot& slot);
+  void choose(const std::vector<hosts::Slot>& common);
+  void save_last(const hosts::Slot& slot);
   void shrink_to_present();
-  void settle();
-  void resume(const std::vector<hosts::Slot>& common);
-  void load(Host& host, const Choice& choice);
-  void carried(int64_t host);
+  void load(Host& host, const Choice& choice, const std::function<void()>& done);
   void go();
   void end(int64_t code, const std::string& why);
 
@@ -225,6 +240,7 @@ class World {
   const Life life_;
   const bool story_;
   const uint64_t key_;
+  const bool copies_;  // hosts keep those of each other's memory
   uint64_t draws_ = 0;
   double now_s_ = 0;
   int64_t numbers_ = 0;
@@ -240,14 +256,16 @@ class World {
   std::vector<double> committed_s_;
   std::map<std::pair<int64_t, Try>, double> unpromised_s_;  // by host: since when it could have refused an order
 
-  Fleet fleet_ = Fleet::kGathering;
+  std::optional<generation::Leader> generation_;  // of the leader's process
+  bool gathering_ = false;                        // for the rule
+  int64_t gatherings_ = 0, epoch_ = 0;
+  generation::Wants wants_ = generation::Wants::kAll;
+  bool over_ = false;
+  double look_s_ = kNever;    // the next Tick of the rule
   std::set<int64_t> places_;  // hosts that train
-  int64_t asks_ = 0, gathering_ = 0, epoch_ = 0;
-  std::map<int64_t, std::vector<hosts::Slot>> idle_;
-  std::set<int64_t> carried_;
   Choice choice_;
-  uint64_t generation_ = 0;
-  int64_t last_step_ = -1;  // kSavingLast
+  uint64_t incarnation_ = 0;
+  int64_t last_step_ = -1;  // that is saved before the run continues with fewer hosts; -1: none
   int64_t trained_ = 0;
   size_t current_ = 0;
   bool save_pending_ = false;

@@ -134,7 +134,6 @@ void LocalCoordinator::join_hosts(ckpt::NodeOptions& options) {
   const HostOptions& hosts = fleet.options();
   const int64_t first = fleet.place() * hosts.ranks;
   options.ranks = ckpt::RankRange{first, first + hosts.ranks};
-  options.others = &fleet;
   options.save_step = [&fleet](ckpt::IoBackend& io, const fs::path& dir, ckpt::Manifest skeleton,
                                std::span<const ckpt::WriterPart> parts, const ckpt::SaveOptions& how) {
     return fleet.saves().save(io, dir, std::move(skeleton), parts, how);
@@ -181,7 +180,7 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   ignore(check_owner(), "what cannot be told now does not end a run that memory holds");
   if (const std::optional<Error> lost = control_->abandoned()) return *lost;
   if (replicas() != nullptr) replicas()->halt();
-  Result<ckpt::RestoreChoice> chosen = node_->begin_incarnation();
+  Result<ckpt::RestoreChoice> chosen = options_.fleet != nullptr ? begin_on_all_hosts() : node_->begin_incarnation();
   if (!chosen.ok() && stop_asked()) {
     return Error{ErrorCode::kStopped, "asked to stop while a checkpoint was being loaded; the same command resumes"};
   }
@@ -223,6 +222,45 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   if (options_.fleet != nullptr) options_.fleet->go(choice.incarnation);
   ask_clocks();
   return chosen;
+}
+
+/// The same as CheckpointNode::begin_incarnation(), with the memory of all hosts.
+Result<ckpt::RestoreChoice> LocalCoordinator::begin_on_all_hosts() {
+  Fleet& fleet = *options_.fleet;
+  for (;;) {
+    node_->ranks_gone();
+    RT_TRY_SET(const ckpt::HostMemory others, fleet.look(Fleet::Wants::kAll));
+    RT_TRY_SET(ckpt::RestoreChoice choice, node_->look(others));
+    if (choice.save_first) {
+      RT_TRY(save_on_all_hosts(*choice.save_first)
+                 .with("what all hosts have in memory is saved before they resume from it"));
+      RT_TRY_SET(choice, node_->look(others));
+      if (choice.save_first) return Error{ErrorCode::kInternal, "what was just saved is not on the disk"};
+    }
+    fleet.order(choice, node_->arena());
+    const Status carried = fleet.carried_out(node_->carry_out(choice));
+    if (carried.ok()) {
+      RT_TRY(node_->begin(choice));
+      return choice;
+    }
+    if (carried.error().code != ErrorCode::kPeerLost) RT_TRY(node_->give_up(choice, carried.error()));
+  }
+}
+
+Status LocalCoordinator::save_on_all_hosts(const ckpt::WholeSlot& slot) {
+  options_.fleet->promise(slot);  // first: a save that has begun here asks what the others have copies of
+  return node_->save(slot);
+}
+
+/// What only memory holds is saved, with what the other hosts hold.
+std::optional<ckpt::PersistEvent> LocalCoordinator::flush_memory(hosts::generation::Wants wants) {
+  if (options_.fleet == nullptr) return node_->flush();
+  return node_->flush([&]() -> Status {
+    RT_TRY_SET(const ckpt::HostMemory others,
+               options_.fleet->look(wants));  // first: saves that cannot end are given up
+    RT_TRY_SET(const std::optional<ckpt::WholeSlot> slot, node_->unsaved(others));
+    return slot ? save_on_all_hosts(*slot) : Status();
+  });
 }
 
 /// Who is part of the run from here on.
@@ -678,7 +716,6 @@ void LocalCoordinator::close() {
   if (!concluded_ && resizes_) {
     save_before_resize();
   } else if (!concluded_) {
-    if (options_.fleet != nullptr) options_.fleet->wait_no_more();
     flush();
   }
   if (replicas() != nullptr) replicas()->detach();
@@ -689,8 +726,7 @@ void LocalCoordinator::close() {
 
 /// Those that are left, with what others hold of those that are lost. Without that the newest checkpoint counts.
 void LocalCoordinator::save_before_resize() {
-  options_.fleet->take_copies();
-  const std::optional<ckpt::PersistEvent> saved = node_->flush();
+  const std::optional<ckpt::PersistEvent> saved = flush_memory(hosts::generation::Wants::kLeft);
   take_save_events();
   if (saved && saved->status.ok()) {
     narrator_.say(fmt::format("saved step {} from the hosts that are left and copies in their memory", saved->step));
@@ -703,7 +739,7 @@ void LocalCoordinator::save_before_resize() {
 
 void LocalCoordinator::flush() {
   if (control_->abandoned()) return;
-  const std::optional<ckpt::PersistEvent> saved = node_->flush();
+  const std::optional<ckpt::PersistEvent> saved = flush_memory(hosts::generation::Wants::kThere);
   if (control_->abandoned()) return;
   if (control_->leave_signal() != 0) return leave();
   const bool done = saved && saved->status.ok();
@@ -759,7 +795,6 @@ std::string LocalCoordinator::way_back() const {
 Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   concluded_ = true;
   tell_copies();
-  if (options_.fleet != nullptr) options_.fleet->wait_no_more();
   narrator_.finish_trace();
   narrator_.tell_kernel_times();
   if (outcome.kind == agent::EndKind::kLeftBySignal) {

@@ -27,6 +27,7 @@
 #include "runtime/core/clock.h"
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
+#include "runtime/hosts/generation.h"
 #include "runtime/kernels/isa.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
@@ -199,6 +200,9 @@ class LocalCoordinator final : public Coordinator {
  private:
   void on_step(const telemetry::StepMetrics& metrics);
   void join_hosts(ckpt::NodeOptions& options);
+  Result<ckpt::RestoreChoice> begin_on_all_hosts();
+  Status save_on_all_hosts(const ckpt::WholeSlot& slot);
+  std::optional<ckpt::PersistEvent> flush_memory(hosts::generation::Wants wants);
   void tell_epoch();
   std::string check_dtype() const;
   Status take_check(const CheckReport& report);

@@ -23,6 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using cluster::News;
+namespace generation = hosts::generation;
 namespace membership = hosts::membership;
 using nlohmann::json;
 
@@ -31,7 +32,6 @@ constexpr int64_t kMostAsked = 32;                // hosts, for stacks: each has
 constexpr int64_t kLookNs = 250'000'000;          // so often at most, for a newer epoch
 constexpr int kDoorMs = 100;                      // between two looks for a stop
 constexpr double kBeyondWaitS = 60;
-constexpr double kLoadTimes = 10;  // as long as this host took to load, a slower one may take
 
 std::string boot_id() {
   std::string out;
@@ -130,8 +130,9 @@ Fleet::Fleet(HostOptions options, membership::Options rule, fs::path run, cluste
       incarnation_(cluster::random_hex()),
       known_epoch_(rule.epoch),
       rule_(std::move(rule), cluster::steady_ns()),
+      generation_({.own = options_.placement.index, .answer_s = options_.answer_s}),
       saves_([this](const hosts::Message& message) { tell_all(message); },
-             {.away = options_.wait_s + kBeyondWaitS}),  // memory() gives up first
+             {.away = options_.wait_s + kBeyondWaitS}),  // look() gives up first
       door_(
           std::move(listener),
           {.names = options_.placement.names,
@@ -170,7 +171,7 @@ Status Fleet::gather() {
     return assemble(
         membership::Gather{options_.join_s + (rule_.may_change_size() ? 1 : 0), options_.join_s, cluster::kStartsRun});
   const Status all = assemble(membership::Gather{options_.wait_s, options_.spare_after_s, epoch_.reason});
-  // What is left is asked for its memory first: memory() says it again.
+  // What is left is asked for its memory first: look() says it again.
   return smaller() ? Status() : all;
 }
 
@@ -213,9 +214,8 @@ void Fleet::feed(const membership::Event& event) {
 std::optional<int64_t> Fleet::larger() const { return rule_.larger(cluster::steady_ns()); }
 
 Status Fleet::resize(int64_t hosts) {
-  takes_copies_ = false;
   segment_.reset();
-  running_ = false;
+  feed(generation::Halt{});
   return assemble(membership::Resize{hosts});
 }
 
@@ -376,9 +376,7 @@ void Fleet::lose(Host& host, const std::string& why) {
   }
   host.peer = -1;
   feed(membership::Lost{host.index, why});
-  host.stopped = true;
-  host.memory.reset();
-  host.carried = Status(Error{ErrorCode::kPeerLost, fmt::format("{} was lost: {}", host.name, why)});
+  feed(generation::Lost{host.index, why});
   if (trains(host)) saves_.lost(host.index, why);
   if (check_) check_->lost(host.index, why);
 }
@@ -437,7 +435,7 @@ void Fleet::take(const News& news) {
   if (news.kind == News::Kind::kMessage) return take_message(*host, news.message.what);
   lose(*host, news.why);
   if (!trains(*host)) return callbacks_.say(fmt::format("{}, a spare, was lost: {}", host->name, news.why));
-  if (!running_) return;
+  if (running_ == kNoneRuns) return;
   agent::Failure failure{.rank = rule_.place(host->index) * options_.ranks, .host = true};
   failure.status.exit_code = Error{ErrorCode::kPeerLost, ""}.exit_code();
   failure.message = fmt::format("{} ({}), host {} of {}, was lost: {}", host->name, host->address, host->index,
@@ -460,43 +458,25 @@ void Fleet::take_error(const Host& host, const hosts::Failure& failure) {
 
 void Fleet::take_message(Host& host, const hosts::Message& message) {
   if (check_ && check_->take(host.index, message)) return;
-  const auto status_of = [&](const std::optional<Error>& error) {
-    return error ? Status(Error(*error).with(host.name)) : Status();
-  };
   std::visit(hosts::Overloaded{
-                 [&](const hosts::Idle& one) {
-                   host.asked = one.ask;
-                   host.memory = from_wire(one.memory);
-                   host.held = {};
-                   if (one.held) host.held = {one.held->place, one.held->port, from_wire(one.held->whole)};
-                 },
-                 [&](const hosts::CannotIdle& one) {
-                   host.asked = one.ask;
-                   host.memory = Result<ckpt::HostMemory>(Error(one.error).with(host.name));
-                   host.held = {};
-                 },
-                 [&](const hosts::Given& one) { host.given = status_of(one.error); },
-                 [&](const hosts::Carried& one) { host.carried = status_of(one.error); },
                  [&](const hosts::Clock& one) { take_clock(host, one.asked_ns, one.there_ns); },
                  [&](const hosts::Stop& one) { callbacks_.stop(static_cast<int>(one.signal)); },
                  [&](const hosts::AskSave& one) { callbacks_.ask_save(fmt::format("{} on {}", one.by, host.name)); },
-                 [&](const hosts::Stopped& one) {
-                   if (one.incarnation == incarnation_of_ranks_) host.stopped = true;
-                 },
                  [&](const hosts::RankError& one) {  // also of ranks that are being stopped: which was first is found
                                                      // out then
-                   if (one.incarnation == incarnation_of_ranks_) take_error(host, one.failure);
+                   if (one.incarnation == generation_.incarnation()) take_error(host, one.failure);
                  },
                  [&](const auto&) { take_of_ranks(host, message); },
              },
              message);
+  feed(generation::Heard{host.index, message});
 }
 
 /// What counts for the ranks that run.
 void Fleet::take_of_ranks(Host& host, const hosts::Message& message) {
   const bool of_now = std::visit(
       [&](const auto& one) {
-        if constexpr (requires { one.incarnation; }) return running_ && one.incarnation == incarnation_of_ranks_;
+        if constexpr (requires { one.incarnation; }) return runs(one.incarnation);
         return false;
       },
       message);
@@ -525,7 +505,6 @@ void Fleet::take_of_ranks(Host& host, const hosts::Message& message) {
             copied(rule_.place(host.index), one.incarnation, one.step, one.bytes,
                    fmt::format("{}: {}", host.name, one.why));
           },
-          [&](const hosts::Left&) { host.left = true; },
           [&](const hosts::Put& one) {
             callbacks_.put(one.key, one.value);
             for (auto& [index, other] : hosts_) {
@@ -546,73 +525,121 @@ bool Fleet::wait_for_news(int wait_ms) {
   return !(callbacks_.stopped && callbacks_.stopped());
 }
 
-/// Until no connected host with a place owes an answer. One that is alive and does not give it is lost: it may join
-/// again. False: somebody wants to stop.
-bool Fleet::wait_for_answers(double limit_s, const char* what, const std::function<bool(const Host&)>& owes) {
-  const int64_t until_ns = cluster::steady_after(limit_s);
-  const auto pending = [&](const Host& host) { return trains(host) && host.peer >= 0 && owes(host); };
-  while (std::ranges::any_of(hosts_, [&](const auto& one) { return pending(one.second); })) {
-    if (!wait_for_news()) return false;
-    if (cluster::steady_ns() < until_ns) continue;
-    for (auto& [index, host] : hosts_) {
-      if (!pending(host)) continue;
-      const std::string why = fmt::format("it has not said {} in {:.0f} s", what, limit_s);
-      callbacks_.say(fmt::format("{} is taken for lost: {}", host.name, why));
-      board_.drop(host.peer);
-      lose(host, why);
+// --- from one generation to the next -------------------------------------------------------------------------------
+
+void Fleet::feed(const generation::Event& event) {
+  const std::vector<generation::Action> actions = generation_.step(event, cluster::steady_ns());
+  running_ = generation_.is_running() ? static_cast<int64_t>(generation_.incarnation()) : kNoneRuns;
+  for (const generation::Action& action : actions) perform(action);
+}
+
+void Fleet::perform(const generation::Action& action) {
+  std::visit(hosts::Overloaded{
+                 [&](const generation::Say& one) { callbacks_.say(one.text); },
+                 [&](const generation::Gather& one) {
+                   if (const Status all = gather_for(one.wants); !all.ok())
+                     return feed(generation::GaveUp{all.error()});
+                   generation::Gathered gathered{.places = rule_.places(), .names = {}};
+                   for (const auto& [index, host] : hosts_) {
+                     if (trains(host)) gathered.names[index] = host.name;
+                     if (trains(host) && host.peer < 0) gathered.away.insert(index);
+                   }
+                   feed(gathered);
+                 },
+                 [&](const generation::Ask& one) { ask(one.number); },
+                 [&](const generation::Measure&) {
+                   const Status measured = measure_hosts();
+                   feed(generation::Measured{measured.ok() ? std::nullopt : std::optional(measured.error())});
+                 },
+                 [&](const generation::Give& one) { give(one); },
+                 [&](const generation::Settle& one) { saves_.settle(from_wire(one.common)); },
+                 [&](const generation::Ready& one) {
+                   common_ = from_wire(one.common);
+                   stage_.emplace();
+                 },
+                 [&](const generation::Loaded&) { stage_.emplace(); },
+                 [&](const generation::Failed& one) { stage_.emplace(one.error); },
+                 [&](const generation::Drop& one) {
+                   Host& host = hosts_.at(one.host);
+                   board_.drop(host.peer);
+                   lose(host, one.why);
+                 },
+             },
+             action);
+}
+
+/// Until the rule has what it wants, or has failed.
+Status Fleet::drive() {
+  while (!stage_) {
+    if (!wait_for_news(given_here_ ? 1 : 50)) feed(generation::Stop{});
+    if (given_here_) {
+      std::unique_lock lock(given_here_->mutex);
+      if (const std::optional<Status> done = given_here_->done) {
+        lock.unlock();
+        given_here_.reset();
+        feed(generation::Heard{options_.placement.index, done->ok() ? hosts::Given{} : hosts::Given{done->error()}});
+      }
     }
+    if (!stage_) feed(generation::Tick{});
   }
-  return true;
+  return *std::exchange(stage_, std::nullopt);
+}
+
+Status Fleet::gather_for(Wants wants) {
+  if (wants == Wants::kLeft) return {};
+  if (smaller()) return rule_.goes_on_smaller();
+  if (!rule_.someone_away()) return {};
+  const std::string away = rule_.who_is_away();
+  if (wants == Wants::kThere)
+    return Error{ErrorCode::kUnavailable, fmt::format("{} is away: what its memory holds cannot be saved", away)};
+  return assemble(membership::Gather{.patience_s = options_.wait_s,
+                                     .spare_after_s = options_.spare_after_s,
+                                     .reason = fmt::format("{} was away", away),
+                                     .announces = true});
+}
+
+void Fleet::ask(int64_t number) {
+  for (auto& [index, host] : hosts_) tell(host, hosts::Halt{number});
+  hosts::Idle own{.ask = number, .memory = {}};
+  if (options_.replicas) {
+    const Held held = options_.replicas->held();
+    own.held = {held.place, held.port, to_wire(held.whole)};
+    if (held.port != 0 && callbacks_.own_memory) own.memory = to_wire(callbacks_.own_memory());
+  }
+  feed(generation::Heard{options_.placement.index, std::move(own)});
+}
+
+void Fleet::give(const generation::Give& order) {
+  const int64_t to_host = rule_.places().at(static_cast<size_t>(order.place));
+  const bool to_own = to_host == options_.placement.index;
+  PeerAddress to{to_own ? own_address() : hosts_.at(to_host).address, generation_.held(to_host).port};
+  if (order.holder != options_.placement.index)
+    return tell(hosts_.at(order.holder), hosts::Give{order.slot, std::move(to)});
+  given_here_ = std::make_shared<GivenHere>();
+  options_.replicas->give(from_wire(order.slot), std::move(to), [given = given_here_](const Status& done) {
+    const std::lock_guard lock(given->mutex);
+    given->done = done;
+  });
+}
+
+Result<ckpt::HostMemory> Fleet::look(Wants wants) {
+  stage_.reset();
+  given_here_.reset();
+  feed(generation::Look{wants, !check_dtype_.empty() && callbacks_.checked != nullptr});
+  RT_TRY(drive());
+  return common_;
 }
 
 // --- what ranks do -------------------------------------------------------------------------------------------------
 
 void Fleet::begin(HostSegment segment) {
-  waits_ = true;
   if (segment_ == segment) return;
   segment_ = std::move(segment);
   for (auto& [index, host] : hosts_) tell_begin(host);
 }
 
-Result<ckpt::HostMemory> Fleet::memory() {
-  running_ = false;
-  if (smaller() && !takes_copies_) return rule_.goes_on_smaller();
-  for (;;) {
-    if (rule_.someone_away() && !smaller()) {
-      const std::string away = rule_.who_is_away();
-      if (!waits_) {
-        return Error{ErrorCode::kUnavailable, fmt::format("{} is away: what its memory holds cannot be saved", away)};
-      }
-      RT_TRY(assemble(membership::Gather{.patience_s = options_.wait_s,
-                                         .spare_after_s = options_.spare_after_s,
-                                         .reason = fmt::format("{} was away", away),
-                                         .announces = true}));
-    }
-    ++asks_;
-    for (auto& [index, host] : hosts_) tell(host, hosts::Halt{asks_});
-    if (!wait_for_answers(options_.answer_s, "what its memory holds",
-                          [&](const Host& host) { return host.asked < asks_; }))
-      return Error{ErrorCode::kStopped, "asked to stop while the hosts were being asked"};
-    if (smaller()) return memory_with_copies();
-    if (rule_.someone_away()) continue;
-    RT_TRY(measure_hosts());
-    if (rule_.someone_away()) continue;
-    RT_TRY_SET(const bool filled, fill_from_copies());
-    if (!filled || rule_.someone_away()) continue;
-    std::optional<ckpt::HostMemory> common;
-    for (const auto& [index, host] : hosts_) {
-      if (!trains(host)) continue;
-      if (!host.memory->ok()) return host.memory->error();
-      common = common ? ckpt::common_memory(*common, host.memory->value()) : host.memory->value();
-    }
-    saves_.settle(common->whole);
-    return *std::move(common);
-  }
-}
-
 /// All are there, and no rank runs.
 Status Fleet::measure_hosts() {
-  if (check_dtype_.empty() || !callbacks_.checked) return {};
   std::vector<CheckedHost> hosts{{options_.placement.index, own_host_name(), own_address()}};
   for (const auto& [index, host] : hosts_) {
     if (trains(host)) hosts.push_back({index, host.name, host.address});
@@ -657,147 +684,8 @@ Status Fleet::measure_hosts() {
   return callbacks_.checked(report);
 }
 
-/// What a host has in memory of its own place.
-std::vector<ckpt::WholeSlot> Fleet::memory_of(int64_t place) const {
-  if (place == rule_.own_place()) return own_memory_.whole;
-  for (const auto& [index, host] : hosts_) {
-    if (rule_.place(host.index) == place && host.memory && host.memory->ok()) return host.memory->value().whole;
-  }
-  return {};
-}
-
-/// As hosts have told with their memory.
-void Fleet::look_for_copies() {
-  holder_of_.clear();
-  copied_slots_.clear();
-  if (!options_.replicas) return;
-  own_held_ = options_.replicas->held();
-  const auto note = [&](int64_t index, const Held& held) {
-    if (held.place < 0) return;
-    holder_of_[held.place] = index;
-    copied_slots_[held.place] = held.whole;
-    std::ranges::sort(copied_slots_[held.place]);
-  };
-  note(options_.placement.index, own_held_);
-  for (const auto& [index, host] : hosts_) {
-    if (trains(host) && host.peer >= 0) note(index, host.held);
-  }
-}
-
-/// What hosts have that are there, and others of those that are not.
-Result<ckpt::HostMemory> Fleet::memory_with_copies() {
-  look_for_copies();
-  std::optional<ckpt::HostMemory> common;
-  for (const auto& [index, host] : hosts_) {
-    if (!trains(host)) continue;
-    ckpt::HostMemory one;
-    if (host.peer >= 0) {
-      if (!host.memory || !host.memory->ok())
-        return host.memory ? host.memory->error() : Error{ErrorCode::kPeerLost, host.name + " was lost"};
-      one = host.memory->value();
-    } else {
-      if (copied_slots_[rule_.place(host.index)].empty())
-        return Error{ErrorCode::kUnavailable, fmt::format("no host has a copy of what {} held", host.name)};
-      one = {.incarnation = common ? common->incarnation : 0, .whole = copied_slots_[rule_.place(host.index)]};
-    }
-    common = common ? ckpt::common_memory(*common, one) : one;
-  }
-  saves_.settle(common->whole);
-  return *std::move(common);
-}
-
-/// Where the newest step of all places is only in a copy of some, their hosts get it from who holds that. False: a host
-/// was lost meanwhile.
-Result<bool> Fleet::fill_from_copies() {
-  if (!options_.replicas || !callbacks_.own_memory) return true;
-  own_held_ = options_.replicas->held();
-  if (own_held_.port == 0) return true;  // nothing is copied
-  own_memory_ = callbacks_.own_memory();
-  look_for_copies();
-  std::map<int64_t, std::vector<ckpt::WholeSlot>>& copies = copied_slots_;
-  for (;;) {
-    const auto newest = [&](bool with_copies) {
-      std::optional<std::vector<ckpt::WholeSlot>> common;
-      for (int64_t place = 0; place < options_.hosts(); ++place) {
-        std::vector<ckpt::WholeSlot> there = memory_of(place), both;
-        if (with_copies) there.insert(there.end(), copies[place].begin(), copies[place].end());
-        std::ranges::sort(there);
-        there.erase(std::unique(there.begin(), there.end()), there.end());
-        if (!common) {
-          common = std::move(there);
-          continue;
-        }
-        std::ranges::set_intersection(*common, there, std::back_inserter(both));
-        common = std::move(both);
-      }
-      std::optional<ckpt::WholeSlot> out;
-      for (const ckpt::WholeSlot& slot : *common) {
-        if (!out || std::pair(slot.incarnation, slot.step) > std::pair(out->incarnation, out->step)) out = slot;
-      }
-      return out;
-    };
-    const std::optional<ckpt::WholeSlot> own = newest(false), best = newest(true);
-    if (!best || own == best) return true;
-    bool again = false;
-    for (int64_t place = 0; place < options_.hosts() && !again; ++place) {
-      if (std::ranges::count(memory_of(place), *best) > 0) continue;
-      const Status given = give(holder_of_.at(place), *best, place);
-      if (!given.ok() && given.error().code == ErrorCode::kStopped) return given.error();
-      if (rule_.someone_away()) return false;
-      if (!given.ok()) {
-        callbacks_.say(fmt::format("step {} of place {} is in a copy that cannot be had: {}", best->step, place,
-                                   given.error().message));
-        std::erase(copies[place], *best);
-        again = true;
-        continue;
-      }
-      if (place == rule_.own_place()) {
-        own_memory_.whole.push_back(*best);
-        std::ranges::sort(own_memory_.whole);
-      }
-      for (auto& [index, host] : hosts_) {
-        if (rule_.place(host.index) != place || !host.memory || !host.memory->ok()) continue;
-        host.memory->value().whole.push_back(*best);
-        std::ranges::sort(host.memory->value().whole);
-        callbacks_.say(
-            fmt::format("{} has step {} of its place from a copy in another host's memory", host.name, best->step));
-      }
-    }
-    if (!again) return true;
-  }
-}
-
-/// Who holds the copy of a place sends this bank of it to the place's host.
-Status Fleet::give(int64_t holder, const ckpt::WholeSlot& slot, int64_t place) {
-  PeerAddress to{own_address(), own_held_.port};
-  for (const auto& [index, host] : hosts_) {
-    if (rule_.place(host.index) == place) to = {host.address, host.held.port};
-  }
-  if (holder == options_.placement.index) {
-    auto done = std::make_shared<std::pair<std::mutex, std::optional<Status>>>();
-    options_.replicas->give(slot, std::move(to), [done](const Status& given) {
-      const std::lock_guard lock(done->first);
-      done->second = given;
-    });
-    for (;;) {
-      {
-        const std::lock_guard lock(done->first);
-        if (done->second) return *done->second;
-      }
-      if (!wait_for_news(1)) return Error{ErrorCode::kStopped, "asked to stop while a copy was being fetched"};
-    }
-  }
-  Host& from = hosts_.at(holder);
-  from.given.reset();
-  tell(from, hosts::Give{to_wire(slot), to});
-  while (!from.given && from.peer >= 0) {
-    if (!wait_for_news()) return Error{ErrorCode::kStopped, "asked to stop while a copy was being fetched"};
-  }
-  return from.given ? *from.given : Status(Error{ErrorCode::kPeerLost, from.name + " was lost"});
-}
-
 void Fleet::copied(int64_t place, uint64_t incarnation, int64_t step, int64_t bytes, const std::string& why) {
-  if (!running_ || incarnation != incarnation_of_ranks_ || place < 0 || !options_.replicas) return;
+  if (!runs(incarnation) || place < 0 || !options_.replicas) return;
   bool complete = false;
   {
     const std::lock_guard lock(of_copies_);
@@ -828,16 +716,16 @@ void Fleet::copied(int64_t place, uint64_t incarnation, int64_t step, int64_t by
   }
 }
 
-void Fleet::carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memory) {
+void Fleet::order(const ckpt::RestoreChoice& choice, const ckpt::Arena& memory) {
   hosts::Resume order = to_wire(choice);
-  order.starts = {memory.starts().begin(), memory.starts().end()};
+  order.starts = ckpt::starts_after(memory, choice);
   order.kernel_level = static_cast<int64_t>(isa_);
   order.epoch = epoch_.number;
   order.peers.resize(static_cast<size_t>(options_.hosts()));
-  order.peers.at(static_cast<size_t>(place())) = {own_address(), own_held_.port};
+  order.peers.at(static_cast<size_t>(place())) = {own_address(), generation_.held(options_.placement.index).port};
   for (const auto& [index, host] : hosts_) {
     if (trains(host) && host.peer >= 0)
-      order.peers.at(static_cast<size_t>(rule_.place(host.index))) = {host.address, host.held.port};
+      order.peers.at(static_cast<size_t>(rule_.place(index))) = {host.address, generation_.held(index).port};
   }
   peers_of_places_ = order.peers;
   {
@@ -846,35 +734,22 @@ void Fleet::carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memo
     copied_places_.clear();
   }
   if (choice.dir.parent_path() == checkpoints_) order.dir = choice.dir.filename();
-  for (int64_t slot = 0; slot < memory.slots(); ++slot) {
-    const int64_t step = memory.control().reserved[slot].load(std::memory_order_acquire);
-    if (step != 0) order.promised.push_back(step > 0 ? step : -step);
-  }
-  incarnation_of_ranks_ = choice.incarnation;
-  ordered_ns_ = cluster::steady_ns();
-  for (auto& [index, host] : hosts_) {
-    if (host.peer >= 0 && trains(host)) host.carried.reset();
-    tell(host, order);
-  }
+  const std::set<int64_t> promised = ckpt::promised_after(memory, choice);
+  order.promised = {promised.begin(), promised.end()};
+  stage_.reset();
+  feed(generation::Chosen{choice.incarnation});
+  tell_all(order);
 }
 
-Status Fleet::carried_out() {
-  const double own_s = static_cast<double>(cluster::steady_ns() - ordered_ns_) / 1e9;
-  if (!wait_for_answers(options_.answer_s + kLoadTimes * own_s, "that it has loaded",
-                        [](const Host& host) { return !host.carried.has_value(); }))
-    return Error{ErrorCode::kStopped, "asked to stop while the hosts were loading"};
-  for (const auto& [index, host] : hosts_) {
-    if (trains(host)) RT_TRY(host.carried.value_or(Error{ErrorCode::kPeerLost, fmt::format("{} is away", host.name)}));
-  }
-  return {};
+Status Fleet::carried_out(const Status& own) {
+  feed(generation::Heard{options_.placement.index, own.ok() ? hosts::Carried{} : hosts::Carried{own.error()}});
+  return drive();
 }
 
-void Fleet::save(const ckpt::WholeSlot& slot) {
+void Fleet::promise(const ckpt::WholeSlot& slot) {
   std::vector<Ward> wards;
-  for (const auto& [index, host] : hosts_) {
-    if (trains(host) && host.peer < 0 && holder_of_.contains(rule_.place(host.index)))
-      wards.push_back({index, holder_of_[rule_.place(host.index)], slot});
-  }
+  for (const hosts::Ward& ward : generation_.wards(to_wire(slot)))
+    wards.push_back({ward.host, ward.holder, from_wire(ward.slot)});
   saves_.set_wards(options_.placement.index, std::move(wards),
                    [replicas = options_.replicas](const Ward& ward, ckpt::IoBackend& io, const fs::path& work) {
                      return replicas->write_part(ward.slot, io, work);
@@ -883,11 +758,9 @@ void Fleet::save(const ckpt::WholeSlot& slot) {
 }
 
 void Fleet::go(uint64_t incarnation) {
-  running_ = true;
+  feed(generation::Go{incarnation});
   saves_.resumed();
   for (auto& [index, host] : hosts_) {
-    host.left = false;
-    host.stopped = !trains(host) || host.peer < 0;
     host.states.clear();
     tell(host, hosts::Go{incarnation});
   }
@@ -895,12 +768,8 @@ void Fleet::go(uint64_t incarnation) {
 
 void Fleet::wait_stopped(int64_t limit_ms) {
   const int64_t until_ns = cluster::steady_after(static_cast<double>(limit_ms) / 1e3);
-  const auto pending = [&] {
-    return std::ranges::any_of(
-        hosts_, [this](const auto& one) { return trains(one.second) && one.second.peer >= 0 && !one.second.stopped; });
-  };
   take_news();
-  while (pending() && cluster::steady_ns() < until_ns) {
+  while (!generation_.all_stopped() && cluster::steady_ns() < until_ns) {
     if (!wait_for_news(5)) return;
   }
 }
@@ -956,16 +825,12 @@ Status Fleet::exclude(int64_t place, const std::string& reason, agent::FailureCl
 }
 
 void Fleet::publish(const std::string& key, const std::string& value) {
-  for (auto& [index, host] : hosts_) tell(host, hosts::Put{incarnation_of_ranks_, key, value});
+  for (auto& [index, host] : hosts_) tell(host, hosts::Put{generation_.incarnation(), key, value});
 }
 
 void Fleet::halt(const std::string& why) {
-  running_ = false;
+  feed(generation::Halt{});
   for (auto& [index, host] : hosts_) tell(host, hosts::Halt{0, why});
-}
-
-bool Fleet::all_left() const {
-  return std::ranges::all_of(hosts_, [this](const auto& one) { return one.second.left || !trains(one.second); });
 }
 
 void Fleet::ask_where_ranks_are() { tell_all(hosts::Look{}); }
@@ -1019,7 +884,7 @@ void Fleet::kill(int64_t rank) {
 
 void Fleet::end(int code, bool keep, const std::string& text, const json& failure) {
   on_tick();
-  running_ = false;
+  feed(generation::End{});
   for (auto& [index, host] : hosts_) dismiss(host, code, keep, text, failure);
 }
 

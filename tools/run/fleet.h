@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "ckpt/other_hosts.h"
+#include "ckpt/host_memory.h"
 #include "runtime/agent/supervisor.h"
 #include "runtime/agent/wait_report.h"
 #include "runtime/cluster/connection.h"
@@ -35,6 +35,7 @@
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
 #include "runtime/host/nccl_check.h"
+#include "runtime/hosts/generation.h"
 #include "runtime/hosts/membership.h"
 #include "runtime/kernels/isa.h"
 #include "tools/run/check_leader.h"
@@ -95,7 +96,7 @@ struct Lead {
   int64_t led_before = -1;                // the host that is lost
 };
 
-class Fleet final : public ckpt::OtherHosts {
+class Fleet final {
  public:
   /// What the leader does with what comes from the hosts. All but `say` within take_news().
   struct Callbacks {
@@ -119,7 +120,7 @@ class Fleet final : public ckpt::OtherHosts {
                                              const std::optional<cluster::Epoch>& before);
   /// As a host does that has claimed the lead.
   static Result<std::unique_ptr<Fleet>> open(HostOptions options, const std::filesystem::path& run, Lead lead);
-  ~Fleet() override;
+  ~Fleet();
 
   int64_t port() const { return door_.port(); }
   /// The place of this host.
@@ -129,11 +130,8 @@ class Fleet final : public ckpt::OtherHosts {
   /// All places are taken by hosts that are there, and the epoch begins. `say` and `stopped` of the callbacks count
   /// already. Errors: among others kUnavailable where smaller() says how to go on.
   Status gather();
-  /// Hosts are away for good, and nobody is there for their places: the run goes on with so many, once resize() is
-  /// called. memory() fails with that, at a start gather() does.
+  /// Set when lost hosts have no replacement: the number of hosts for resize(). look() fails with that.
   std::optional<int64_t> smaller() const { return rule_.smaller(); }
-  /// From here on until then memory() has what copies of those hold, and what is saved has their parts from these.
-  void take_copies() { takes_copies_ = true; }
   /// Hosts without a place are there, and the run could go on with so many.
   std::optional<int64_t> larger() const;
   /// The next epoch: this many places, for the hosts that are there. The segment ends; begin() follows.
@@ -176,18 +174,22 @@ class Fleet final : public ckpt::OtherHosts {
   /// Now and then: hosts that come while ranks run become spares.
   void on_tick();
 
-  // --- ckpt::OtherHosts
-  Result<ckpt::HostMemory> memory() override;
-  void carry_out(const ckpt::RestoreChoice& choice, const ckpt::Arena& memory) override;
-  Status carried_out() override;
-  void save(const ckpt::WholeSlot& slot) override;
+  using Wants = hosts::generation::Wants;
+  /// What all other hosts hold in memory; no rank runs on any. Waits for hosts that are away, as `wants` says. Errors:
+  /// kStopped; kUnavailable: it has waited in vain, or smaller() is set.
+  Result<ckpt::HostMemory> look(Wants wants);
+  /// After look(): all other hosts begin to carry this out. `memory`: of this host.
+  void order(const ckpt::RestoreChoice& choice, const ckpt::Arena& memory);
+  /// This host has (`own`): waits until all have. Errors: what went wrong, with its host's name; kPeerLost: a host was
+  /// lost, and look() finds out what is left.
+  Status carried_out(const Status& own);
+  /// After look(): each other host promises to save its part of what is whole in this slot, some that of a lost host.
+  void promise(const ckpt::WholeSlot& slot);
 
   /// The ranks of the incarnation that was carried out start.
   void go(uint64_t incarnation);
   /// What a rank of this host has published, for those of the others.
   void publish(const std::string& key, const std::string& value);
-  /// From here on a host that is away is not waited for: memory() fails.
-  void wait_no_more() { waits_ = false; }
   /// The ranks that run are being stopped, on this host too: those of the others at once.
   void halt(const std::string& why);
   /// Waits until the ranks of all hosts that are there have stopped, and their errors are known; up to `limit_ms`.
@@ -210,7 +212,7 @@ class Fleet final : public ckpt::OtherHosts {
   const std::string& resigned() const { return resigned_; }
 
   /// All ranks of the others have ended with 0.
-  bool all_left() const;
+  bool all_left() const { return generation_.all_left(); }
   /// Where ranks are, and what they wait for: asked for, and what has been told last.
   void ask_where_ranks_are();
   /// Of the ranks of all others, or of some: those of the hosts of `first` at least. Callbacks::stacks.
@@ -231,16 +233,16 @@ class Fleet final : public ckpt::OtherHosts {
     int64_t index = 0;
     std::string name, address, boot_id;
     int64_t kernel_level = 0;
-    int64_t peer = -1;  // of the switchboard; -1: it is away
-    bool left = false;
-    bool stopped = true;                   // none of its ranks runs
-    std::vector<agent::RankState> states;  // as told last by the ranks that run
-    int64_t asked = 0;                     // number of the last halt that it has answered
-    std::optional<Result<ckpt::HostMemory>> memory;
-    std::optional<Status> carried;
-    Held held;                                                                // as told with its memory
-    std::optional<Status> given;                                              // the answer to `give`
+    int64_t peer = -1;                                                        // of the switchboard; -1: it is away
+    std::vector<agent::RankState> states;                                     // as reported last by the ranks that run
     int64_t clock_ahead_ns = 0, clock_round_ns = INT64_MAX, clock_at_ns = 0;  // of the answer that came soonest
+  };
+
+  static constexpr int64_t kNoneRuns = -1;
+  /// A copy that this host gives, on another thread.
+  struct GivenHere {
+    std::mutex mutex;
+    std::optional<Status> done;
   };
 
   Fleet(HostOptions options, hosts::membership::Options rule, std::filesystem::path run, cluster::Listener listener,
@@ -270,18 +272,18 @@ class Fleet final : public ckpt::OtherHosts {
   void tell_all(const hosts::Message& message);
   /// So often at least somebody's stop is seen.
   bool wait_for_news(int wait_ms = 50);
-  bool wait_for_answers(double limit_s, const char* what, const std::function<bool(const Host&)>& owes);
+  bool runs(uint64_t incarnation) const { return running_ == static_cast<int64_t>(incarnation); }
+  void feed(const hosts::generation::Event& event);
+  void perform(const hosts::generation::Action& action);
+  Status drive();
+  Status gather_for(Wants wants);
+  void ask(int64_t number);
+  void give(const hosts::generation::Give& order);
   Status measure_hosts();
-  Result<bool> fill_from_copies();
-  void look_for_copies();
-  Result<ckpt::HostMemory> memory_with_copies();
-  std::vector<ckpt::WholeSlot> memory_of(int64_t place) const;
-  Status give(int64_t holder, const ckpt::WholeSlot& slot, int64_t place);
   bool is_superseded();
   bool is_newer(const std::optional<cluster::Epoch>& epoch) const;
 
   HostOptions options_;
-  bool takes_copies_ = false;
   const std::filesystem::path run_, checkpoints_;
   const std::shared_ptr<cluster::EpochStore> store_;
   const std::string token_;
@@ -292,22 +294,19 @@ class Fleet final : public ckpt::OtherHosts {
   int64_t looked_ns_ = 0;                 // for a newer one
   hosts::membership::Leader rule_;
   std::optional<Status> outcome_;  // of assemble()
+  hosts::generation::Leader generation_;
+  std::optional<Status> stage_;  // of drive()
+  ckpt::HostMemory common_;      // of look()
   kernels::GemmIsa isa_ = kernels::gemm_isa();
   std::string own_address_;  // as the others reach it; empty: not known yet
   std::optional<HostSegment> segment_;
-  std::map<int64_t, Host> hosts_;  // the others by index
-  std::atomic<uint64_t> incarnation_of_ranks_ = 0;
-  std::atomic<bool> running_ = false;  // ranks of that incarnation may run
-  bool waits_ = true;                  // for hosts that are away
-  int64_t asks_ = 0, peers_ = 0;
-  int64_t ordered_ns_ = 0;  // when carry_out() sent the order
+  std::map<int64_t, Host> hosts_;             // the others by index
+  std::atomic<int64_t> running_ = kNoneRuns;  // the incarnation of the ranks that run
+  int64_t peers_ = 0;
   std::string resigned_;
-  std::string check_dtype_;                                       // of check_hosts(); empty: none is asked for
-  std::unique_ptr<CheckLeader> check_;                            // under way
-  std::map<int64_t, int64_t> holder_of_;                          // by place: the index of who has its copy
-  std::map<int64_t, std::vector<ckpt::WholeSlot>> copied_slots_;  // by place: what that is of
-  ckpt::HostMemory own_memory_;                                   // of memory()
-  Held own_held_;
+  std::string check_dtype_;                // of check_hosts(); empty: none is asked for
+  std::unique_ptr<CheckLeader> check_;     // under way
+  std::shared_ptr<GivenHere> given_here_;  // by this host, under way
   std::vector<PeerAddress> peers_of_places_;
   mutable std::mutex of_copies_;     // of what follows
   int64_t copied_step_ = -1;         // that is being copied

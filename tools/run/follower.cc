@@ -481,7 +481,7 @@ Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
       } else if (const auto* const go = std::get_if<hosts::Go>(&*message);
                  go != nullptr && choice_ && go->incarnation == choice_->incarnation) {
         incarnation_ = choice_->incarnation;
-        saves_.resumed(choice_->step, promised(), std::exchange(leader_promises_, {}));
+        saves_.resumed(choice_->step, memory().promised(), std::exchange(leader_promises_, {}));
         running_ = true;
         told_left_ = false;
         if (checker_) checker_->stop();  // of a leader that was lost over it
@@ -490,7 +490,7 @@ Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
       }
     }
     tell_stop();
-    saves_.look(promised());
+    saves_.look(memory().promised());
   }
 }
 
@@ -523,7 +523,7 @@ Result<ckpt::RestoreChoice> Follower::carry_out(const hosts::Resume& order) {
                                                    kernels::gemm_isa_name(isa_), own_host_name())};
   }
   if (choice.dir.is_relative() && !choice.dir.empty()) choice.dir = run_ / "checkpoints" / choice.dir;
-  RT_TRY(node_->carry_out(choice, order.starts));
+  RT_TRY(node_->follow(choice, order.starts));
   leader_promises_ = {order.promised.begin(), order.promised.end()};
   if (options_.replicas && std::ssize(order.peers) == options_.hosts()) {
     options_.replicas->begin(order.epoch, order.peers[static_cast<size_t>(buddy_of(place_, options_.hosts()))],
@@ -623,20 +623,9 @@ void Follower::on_tick() {
     if (const auto line = failed_saves_.failed(event.step, why, now_s)) parts_->narrator.say(*line);
   }
   if (const auto line = failed_saves_.due(now_s)) parts_->narrator.say(*line);
-  saves_.look(promised());
+  saves_.look(memory().promised());
   tell_paces();
   tell_asked();
-}
-
-/// Steps that this host's memory promises to save, or is saving.
-std::set<int64_t> Follower::promised() const {
-  std::set<int64_t> out;
-  const ckpt::Arena& arena = node_->arena();
-  for (int64_t slot = 0; slot < arena.slots(); ++slot) {
-    const int64_t step = arena.control().reserved[slot].load(std::memory_order_acquire);
-    if (step != 0) out.insert(step > 0 ? step : -step);
-  }
-  return out;
 }
 
 void Follower::stop(int signal) {

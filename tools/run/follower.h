@@ -122,7 +122,6 @@ class Follower final : public Coordinator {
   Status attach_replicas(const ckpt::RunText& run);
   Result<ckpt::RestoreChoice> carry_out(const hosts::Resume& order);
   void stop_ranks(const std::string& why);
-  std::set<int64_t> promised() const;
   void tell_stop();
   void tell_asked();
   void tell_stacks(const std::vector<agent::RankStacks>& stacks);

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ckpt/other_hosts.h"
+#include "ckpt/host_memory.h"
 #include "ckpt/restore.h"
 #include "runtime/agent/supervisor.h"
 #include "runtime/agent/wait_report.h"

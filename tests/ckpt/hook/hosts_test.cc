@@ -110,11 +110,7 @@ class Hosts {
             return commits_.save(k, io, into, std::move(skeleton), parts, options);
           }});
       RestoreRequest request{dir};
-      if (led && k == 0) {
-        request.from_step = from_step;
-        request.others = &followers_;
-        request.save = [this](const WholeSlot& slot) { return save_on_all(slot); };
-      }
+      if (led && k == 0) request.from_step = from_step;
       host.decider = std::make_unique<RestoreDecider>(plan, *host.arena, io_, std::move(request));
     }
   }
@@ -126,8 +122,7 @@ class Hosts {
   }
   /// The leader's choice, which all have carried out.
   RestoreChoice begin_led() {
-    for (Host& host : hosts_) host.persister->ranks_gone();
-    const auto choice = hosts_.front().decider->next_incarnation();
+    const auto choice = decide();
     REQUIRE_OK(choice);
     for (Host& host : hosts_) {
       const arena::Control& control = host.arena->control();
@@ -138,13 +133,36 @@ class Hosts {
     }
     return choice.value();
   }
+  /// The leader's agent does the same (tools/run/coordinator.cc).
+  Result<RestoreChoice> decide() {
+    for (Host& host : hosts_) host.persister->ranks_gone();
+    Host& leader = hosts_.front();
+    for (;;) {
+      const HostMemory others = followers_.memory();
+      RT_TRY_SET(RestoreChoice choice, leader.decider->look(&others));
+      if (choice.save_first) {
+        RT_TRY(save_on_all(*choice.save_first));
+        continue;
+      }
+      followers_.carry_out(choice, *leader.arena);
+      Status carried = leader.decider->carry_out(choice);
+      const Status there = followers_.carried_out();
+      if (!there.ok() && there.error().code == ErrorCode::kPeerLost) continue;
+      if (carried.ok()) carried = there;
+      if (carried.ok()) {
+        leader.decider->begin(choice);
+        return choice;
+      }
+      RT_TRY(leader.decider->give_up(choice, carried.error()));
+    }
+  }
   /// What the leader asks of the second host and those after it; a host may fail once.
-  struct Followers final : OtherHosts {
+  struct Followers {
     explicit Followers(Hosts& all) : all_(all) {}
     std::optional<Error> fails_once;
     int64_t asked = 0;  // for their memory
 
-    Result<HostMemory> memory() override {
+    HostMemory memory() {
       ++asked;
       std::optional<HostMemory> common;
       for (size_t k = 1; k < all_.hosts_.size(); ++k) {
@@ -155,20 +173,21 @@ class Hosts {
       }
       return *common;
     }
-    void carry_out(const RestoreChoice& choice, const Arena& memory) override {
+    void carry_out(const RestoreChoice& choice, const Arena& memory) {
       done_ = Status();
+      const std::vector<uint64_t> starts = starts_after(memory, choice);
       for (size_t k = 1; k < all_.hosts_.size() && done_.ok(); ++k) {
         Host& host = all_.hosts_[k];
         if (k == 1 && fails_once) {
           done_ = *std::exchange(fails_once, std::nullopt);
           if (choice.source == arena::Source::kMemory) host.arena->invalidate_slot(choice.slot);
         } else {
-          done_ = host.decider->carry_out(choice, memory.starts());
+          done_ = host.decider->follow(choice, starts);
         }
       }
     }
-    Status carried_out() override { return done_; }
-    void save(const WholeSlot& slot) override {
+    Status carried_out() { return done_; }
+    void save(const WholeSlot& slot) {
       for (size_t k = 1; k < all_.hosts_.size(); ++k) all_.promise(all_.hosts_[k], slot);
     }
 
@@ -471,7 +490,7 @@ TEST_SUITE("ckpt/hook/hosts") {
     const TempDir dir;
     Hosts hosts(plan, dir.path, 2, true);
     hosts.followers().fails_once = Error{ErrorCode::kNoSpace, "h1: /dev/shm is full"};
-    const auto choice = hosts.all().front().decider->next_incarnation();
+    const auto choice = hosts.decide();
     REQUIRE_FALSE(choice.ok());
     CHECK(choice.error().message == "h1: /dev/shm is full");
   }

@@ -103,7 +103,7 @@ class Leader {
   }
   int64_t port() const { return fleet_->port(); }
   void ask_for_memory() {
-    asked_ = std::async(std::launch::async, [this] { static_cast<void>(fleet_->memory()); });
+    asked_ = std::async(std::launch::async, [this] { static_cast<void>(fleet_->look(Fleet::Wants::kAll)); });
   }
   bool has_said_within(double seconds, const std::string& text) {
     for (const int64_t until_ns = cluster::steady_after(seconds); cluster::steady_ns() < until_ns; nap(0.02)) {

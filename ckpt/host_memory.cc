@@ -1,4 +1,4 @@
-#include "ckpt/other_hosts.h"
+#include "ckpt/host_memory.h"
 
 #include <algorithm>
 #include <iterator>
