@@ -13,9 +13,20 @@ using Kind = PickleTree::Kind;
 constexpr size_t kMaxStack = 4096;
 constexpr int64_t kMaxString = 64 << 10, kMaxRank = 8;
 
-constexpr std::string_view kKindNames[] = {"None",      "a bool", "a whole number", "a number", "a string",
-                                           "bytes",     "a tuple", "a list",        "a dict",   "a class",
-                                           "an object", "a storage", "a number beyond 64 bits", "a mark"};
+constexpr std::string_view kKindNames[] = {"None",
+                                           "a bool",
+                                           "a whole number",
+                                           "a number",
+                                           "a string",
+                                           "bytes",
+                                           "a tuple",
+                                           "a list",
+                                           "a dict",
+                                           "a class",
+                                           "an object",
+                                           "a storage",
+                                           "a number beyond 64 bits",
+                                           "a mark"};
 
 Error corrupt(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
 Error unsupported(std::string message) { return Error{ErrorCode::kUnsupported, std::move(message)}; }

@@ -2,8 +2,8 @@
 // A pickle as a tree of plain values, read without running it. The interpreter knows the operations that data needs,
 // keeps the names of classes and functions as names, looks nothing up and calls nothing: an object is the name of its
 // class with the arguments and the state that it would have got. Values live in an arena and refer to each other by
-// number, so neither depth nor cycles in hostile input reach our own stack; whoever walks the tree bounds its depth.
-// Source: CPython Lib/pickletools.py, Lib/pickle.py.
+// number, so neither depth nor cycles in hostile input reach our own stack; a reader that walks the tree bounds its
+// depth. Source: CPython Lib/pickletools.py, Lib/pickle.py.
 
 #include <cstdint>
 #include <limits>
@@ -44,7 +44,7 @@ class PickleTree {
     std::string_view module, name;
     bool operator==(const Name&) const = default;
   };
-  /// What a class or a function was called with, and the state that was set then.
+  /// The arguments that a class or a function would have got, and the state that would have been set then.
   struct Object {
     Name of;
     Id arguments = kNothing, state = kNothing;
@@ -72,7 +72,7 @@ class PickleTree {
   /// A whole number too.
   Result<double> number(Id id, std::string_view what) const;
   Result<std::string_view> string(Id id, std::string_view what) const;
-  /// Of a tuple or a list.
+  /// The items of a tuple or a list.
   Result<const std::vector<Id>*> items(Id id, std::string_view what) const;
   Result<const Dict*> dict(Id id, std::string_view what) const;
   Result<Name> name(Id id, std::string_view what) const;
@@ -82,7 +82,7 @@ class PickleTree {
   /// The state of an object of class `of`, a dict.
   Result<const Dict*> fields(Id id, std::string_view of, std::string_view what) const;
   Result<Id> field(const Dict& fields, std::string_view name, std::string_view what) const;
-  /// The value of a key that is a string; kNothing without one. Of a key that comes twice, the last, as in Python.
+  /// The value of a key that is a string; kNothing without one. The last one counts, as in Python.
   Id find(const Dict& fields, std::string_view name) const;
   /// torch.Size, or a tuple or list of numbers that are not negative; at most 8.
   Result<Shape> shape(Id id, std::string_view what) const;

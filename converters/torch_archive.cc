@@ -89,8 +89,8 @@ Status TorchArchive::load() {
   std::string head(static_cast<size_t>(std::min<int64_t>(bytes_, 512)), '\0');
   RT_TRY(read_at(0, head));
   RT_TRY(refuse_other_formats(head));
-  RT_TRY_SET(entries_, read_zip_directory(
-                           bytes_, [this](int64_t offset, std::span<char> out) { return read_at(offset, out); }));
+  RT_TRY_SET(entries_,
+             read_zip_directory(bytes_, [this](int64_t offset, std::span<char> out) { return read_at(offset, out); }));
   top_ = entries_.empty() ? "" : entries_[0].name.substr(0, entries_[0].name.find('/') + 1);
   if (top_.empty()) return corrupt("the archive has no top folder, as torch.save makes one");
   for (size_t k = 0; k < entries_.size(); ++k) {

@@ -99,7 +99,8 @@ Status TorchBinFile::read(const SafeTensor& tensor, int64_t offset, int64_t byte
                                 count_elems(tensor.shape), view.stored_elems)));
   }
   if (view.contiguous) {
-    return named(archive_.read_at(view.data_offset + offset, {reinterpret_cast<char*>(out), static_cast<size_t>(bytes)}));
+    return named(
+        archive_.read_at(view.data_offset + offset, {reinterpret_cast<char*>(out), static_cast<size_t>(bytes)}));
   }
   // Element by element: out of the whole stretch of the storage that the view covers, where memory can hold it.
   const int64_t elem = view.elem_bytes;

@@ -18,6 +18,7 @@
 #include "converters/hf_folder.h"
 #include "converters/import.h"
 #include "converters/rewrite.h"
+#include "converters/training_state.h"
 #include "dsl/dsl.h"
 #include "runtime/core/count_text.h"
 #include "runtime/mesh/mesh.h"
@@ -338,15 +339,78 @@ void print_mapping(const std::vector<MappedTensor>& mapped) {
   }
 }
 
+json state_json(const convert::TrainingState& state) {
+  const auto known = [](int64_t n) { return n < 0 ? json(nullptr) : json(n); };
+  return {{"program", state.program},
+          {"version", state.version},
+          {"layout", state.layout},
+          {"folder", state.folder.string()},
+          {"step", known(state.step)},
+          {"samples", known(state.samples)},
+          {"skipped_steps", known(state.skipped)},
+          {"data_ranks", state.data_ranks},
+          {"model_ranks", state.model_ranks},
+          {"tensors", state.tensors},
+          {"elements", state.elements},
+          {"dtype", state.dtype},
+          {"files", state.files},
+          {"bytes", state.bytes},
+          {"optimizer", state.optimizer},
+          {"adam_step", state.adam_step < 0 ? json(nullptr) : json(state.adam_step)},
+          {"kept", state.kept},
+          {"lost", state.lost},
+          {"problems", state.problems}};
+}
+
+void print_state(const convert::TrainingState& state) {
+  std::string of_step = state.step < 0 ? "" : fmt::format(", step {}", state.step);
+  if (state.samples >= 0) of_step += fmt::format(", {} samples", state.samples);
+  if (state.skipped > 0) of_step += fmt::format(", {} skipped", count_text(state.skipped, "step"));
+  fmt::print("{}: a training state of {}{}: {}{}\n", state.folder.string(), state.program,
+             state.version.empty() ? "" : " " + state.version, state.layout, of_step);
+  std::string ranks;
+  if (state.data_ranks > 0) ranks += fmt::format(", {}", count_text(state.data_ranks, "data-parallel rank"));
+  if (state.model_ranks > 0) ranks += fmt::format(" x {}", count_text(state.model_ranks, "model rank"));
+  if (state.data_ranks == 0 && !ranks.empty()) ranks = ", " + ranks.substr(3);
+  fmt::print("  {}, {}{}\n", count_text(state.files, "file"), format_bytes(state.bytes), ranks);
+  if (state.tensors > 0) {
+    fmt::print(
+        "  {}{}{}\n", count_text(state.tensors, "tensor"),
+        state.elements > 0 ? fmt::format(", {} parameters", format_count(static_cast<double>(state.elements))) : "",
+        state.dtype.empty() ? "" : fmt::format(", trained in {}", state.dtype));
+  }
+  if (!state.optimizer.empty()) {
+    fmt::print("  optimizer: {}{}\n", fmt::join(state.optimizer, ", "),
+               state.adam_step < 0 ? "" : fmt::format(", its own step {}", state.adam_step));
+  }
+  for (const std::string& line : state.kept) fmt::print("  an import takes: {}\n", line);
+  for (const std::string& line : state.lost) fmt::print("  an import leaves: {}\n", line);
+  for (const std::string& problem : state.problems) fmt::print("  problem: {}\n", problem);
+}
+
 Result<int> check(const Options& options, bool as_json) {
-  RT_TRY_SET(const std::unique_ptr<convert::HfFolder> opened,
-             convert::HfFolder::inspect(options.from, {.untie = options.untie, .drop_mtp = options.drop_mtp}));
-  const convert::HfFolder& folder = *opened;
+  Result<std::optional<convert::TrainingState>> looked = convert::look_at_training_state(options.from);
+  const std::optional<convert::TrainingState> state = looked.ok() ? looked.value() : std::nullopt;
+  if (state && !as_json) print_state(*state);
+  Result<std::unique_ptr<convert::HfFolder>> opened =
+      convert::HfFolder::inspect(options.from, {.untie = options.untie, .drop_mtp = options.drop_mtp});
+  if (!opened.ok() && state && as_json) {
+    print_json({{"folder", options.from},
+                {"ok", false},
+                {"training_state", state_json(*state)},
+                {"message", opened.error().message}});
+    return kRefused;
+  }
+  if (!opened.ok()) return looked.ok() ? std::move(opened).error() : std::move(looked).error();
+  const convert::HfFolder& folder = *opened.value();
   const ModelConfig& model = folder.model();
   const std::vector<MappedTensor> mapped = mapped_tensors(folder);
   const int code = folder.problems().empty() ? 0 : kRefused;
   if (as_json) {
-    print_json(check_json(folder, mapped));
+    json out = check_json(folder, mapped);
+    if (state) out["training_state"] = state_json(*state);
+    if (!looked.ok()) out["warnings"].push_back(looked.error().message);
+    print_json(std::move(out));
     return code;
   }
   fmt::print("{}: {} ({}), {} parameters, {}\n", options.from, folder.family().model_type, folder.family().architecture,
@@ -366,6 +430,7 @@ Result<int> check(const Options& options, bool as_json) {
   if (!folder.ignored().empty()) fmt::print("  left out: {}\n", fmt::join(folder.ignored(), ", "));
   fmt::print("  kept beside the weights: {}\n", fmt::join(folder.kept_files(), ", "));
   for (const std::string& warning : folder.warnings()) fmt::print("  warning: {}\n", warning);
+  if (!looked.ok()) fmt::print("  warning: {}\n", looked.error().message);  // of a trainer's state beside the weights
   if (folder.problems().empty() && !folder.not_read().empty()) {
     fmt::print("  its tensors convert; whether it is the same model depends on what was not read: {}\n",
                fmt::join(folder.not_read(), ", "));
