@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -29,6 +30,8 @@ pid_t holder(const fs::path& run, bool ends, int64_t ms) {
   const pid_t pid = ::fork();
   if (pid != 0) {
     while (!fs::exists(run / "held")) nap_ms(1);
+    siginfo_t ended;
+    if (ends) CHECK(::waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOWAIT) == 0);
     return pid;
   }
   const Result<RunFolder> folder = RunFolder::open(run, "test");
