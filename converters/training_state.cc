@@ -217,9 +217,13 @@ void look_at_moments(const Values& file, Id of_parameter, TrainingState* state) 
   }
 }
 
-/// The state of the first parameter in a torch optimizer's state_dict.
+/// The state of the first parameter in a torch optimizer's state_dict, which a wrapper may hold under a key.
 Id first_state(const Values& file, Id optimizer) {
   const Dict* dict = file.dict(optimizer);
+  for (const char* key : {"optimizer_state_dict", "optimizer"}) {  // DeepSpeed's, Megatron-LM's
+    const Dict* inner = dict == nullptr ? nullptr : file.dict(file.tree->find(*dict, key));
+    if (inner != nullptr) dict = inner;
+  }
   if (dict == nullptr) return kNothing;
   const Dict* states = file.dict(file.tree->find(*dict, "state"));
   return states == nullptr || states->empty() ? kNothing : states->front().second;
@@ -316,9 +320,7 @@ std::optional<TrainingState> look_at_deepspeed(const fs::path& dir, const std::v
     with_values(dir / model_files.front(), &out, [&](const Values& model) {
       look_at_model(model, &out);
       if (optimizer_files.empty() && !universal) {  // ZeRO-0 keeps torch's own state beside the weights
-        const Dict* optimizer = model.dict(model.find("optimizer"));
-        const Id inner = optimizer == nullptr ? kNothing : model.tree->find(*optimizer, "optimizer_state_dict");
-        look_at_moments(model, first_state(model, inner != kNothing ? inner : model.find("optimizer")), &out);
+        look_at_moments(model, first_state(model, model.find("optimizer")), &out);
       }
     });
   } else if (!universal) {
@@ -466,7 +468,8 @@ std::optional<TrainingState> look_at_megatron(const fs::path& dir, const std::ve
   const int64_t found = out.model_ranks;
   with_values(first, &out, [&](const Values& rank) {
     look_at_common(rank, &out);
-    if (rank.find("optimizer") != kNothing) out.optimizer.emplace_back("exp_avg, exp_avg_sq");
+    look_at_moments(rank, first_state(rank, rank.find("optimizer")), &out);
+    if (is_plain_file(first.parent_path() / "distrib_optim.pt")) out.optimizer.emplace_back("in distrib_optim.pt");
   });
   if (out.model_ranks != found) {
     out.problems.push_back(
@@ -477,32 +480,31 @@ std::optional<TrainingState> look_at_megatron(const fs::path& dir, const std::ve
   return out;
 }
 
+/// Layouts of torch.distributed.checkpoint that a name gives away. The first row that fits counts.
+struct TorchLayout {
+  std::string_view name, layout, problem;  // no problem: `.metadata` is read
+};
+constexpr TorchLayout kTorchLayouts[] = {
+    {".metadata", "boxes of tensors in .distcp files", ""},
+    {"__*.metadata", "saved without coordination",
+     "each rank wrote a .metadata of its own and none wrote the common one\n"
+     "    save again without no_dist, from all ranks"},
+    {"*.distcp", "boxes of tensors in .distcp files",
+     ".metadata is missing: the save was not finished, or the file was not copied\n"
+     "    copy it here, or take an older step"},
+    {"shard-*-model-*-of-*.safetensors", "boxes of tensors in safetensors files",
+     "such shards are not read\n"
+     "    consolidate them (HuggingFaceStorageWriter with enable_consolidation), and give the folder above"}};
+
 std::optional<TrainingState> look_at_torch(const fs::path& dir, const std::vector<std::string>& names) {
-  TrainingState out{.program = "torch.distributed.checkpoint", .folder = dir};
-  if (is_plain_file(dir / ".metadata")) {
-    out.layout = "boxes of tensors in .distcp files";
-    look_at_metadata(dir / ".metadata", &out);
-    return out;
-  }
-  if (any_matches(names, "__*.metadata")) {
-    out.layout = "saved without coordination";
-    out.problems.emplace_back(
-        "each rank wrote a .metadata of its own and none wrote the common one\n"
-        "    save again without no_dist, from all ranks");
-    return out;
-  }
-  if (any_matches(names, "*.distcp")) {
-    out.layout = "boxes of tensors in .distcp files";
-    out.problems.emplace_back(
-        ".metadata is missing: the save was not finished, or the file was not copied\n"
-        "    copy it here, or take an older step");
-    return out;
-  }
-  if (any_matches(names, "shard-*-model-*-of-*.safetensors")) {
-    out.layout = "boxes of tensors in safetensors files";
-    out.problems.emplace_back(
-        "such shards are not read\n"
-        "    consolidate them (HuggingFaceStorageWriter with enable_consolidation), and give the folder above");
+  for (const TorchLayout& row : kTorchLayouts) {
+    if (!any_matches(names, row.name)) continue;
+    TrainingState out{.program = "torch.distributed.checkpoint", .layout = std::string(row.layout), .folder = dir};
+    if (row.problem.empty()) {
+      look_at_metadata(dir / ".metadata", &out);
+    } else {
+      out.problems.emplace_back(row.problem);
+    }
     return out;
   }
   return std::nullopt;

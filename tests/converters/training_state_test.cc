@@ -167,6 +167,31 @@ TEST_SUITE("converters/training_state") {
     }
   }
 
+  TEST_CASE("legacy files of Megatron-LM say their iteration, and the optimizer's tensors only where a file has them") {
+    TempDir temp;
+    const auto dict = [](const std::string& items) { return "}(" + items + "u"; };
+    const View one{.key = "0", .count = 1, .shape = {1}, .strides = {1}};
+    const std::string moments = dict(pickled("exp_avg") + pickled(one) + pickled("step") + pickled(int64_t{6}));
+    const std::string torch = dict(pickled("state") + dict(pickled(int64_t{0}) + moments));
+    const auto write = [&](const std::string& optimizer) {
+      fs::create_directories(temp / "mp_rank_00");
+      spit(temp / "mp_rank_00" / "model_optim_rng.pt",
+           zip({{"m/data.pkl", pickle(pickled("iteration") + pickled(int64_t{7}) + pickled("optimizer") + optimizer)},
+                {"m/data/0", std::string(4, 'x')}}));
+    };
+    write(dict(pickled("optimizer") + torch));
+    TrainingState state = state_of(temp.path);
+    CHECK(state.layout == "legacy files of ranks");
+    CHECK(state.model_ranks == 1);
+    CHECK(state.step == 7);
+    CHECK(state.adam_step == 6);
+    CHECK(state.optimizer == std::vector<std::string>{"exp_avg"});
+    write("N");  // saved with --no-save-optim
+    CHECK(state_of(temp.path).optimizer.empty());
+    spit(temp / "mp_rank_00" / "distrib_optim.pt", "x");
+    CHECK(state_of(temp.path).optimizer == std::vector<std::string>{"in distrib_optim.pt"});
+  }
+
   TEST_CASE("a hostile pickle of a trainer ends in an error or a state, never in a crash, and nothing is called") {
     constexpr PickleTree::Policy kAny{.of = "state", .max_bytes = 1 << 20, .max_values = 1 << 20, .persistent = true};
     const std::string called =
