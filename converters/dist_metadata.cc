@@ -69,7 +69,7 @@ bool allows(Name name) {
                    std::ranges::any_of(kDtypes, [&](const auto& row) { return row.first == name.name; }));
 }
 
-constexpr PickleTree::Policy kPolicy{
+const PickleTree::Policy kPolicy{
     .of = ".metadata", .max_bytes = kMaxPickleBytes, .max_values = size_t{32} << 20, .allows = allows};
 
 Result<std::string> dtype_of(const PickleTree& tree, Id properties) {

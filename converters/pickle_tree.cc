@@ -31,6 +31,83 @@ constexpr std::string_view kKindNames[] = {"None",
 Error corrupt(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
 Error unsupported(std::string message) { return Error{ErrorCode::kUnsupported, std::move(message)}; }
 
+/// Names of operations by code, for messages; those that are carried out below are a part of them.
+constexpr std::pair<uint8_t, std::string_view> kOperationNames[] = {{'(', "MARK"},
+                                                                    {'.', "STOP"},
+                                                                    {'0', "POP"},
+                                                                    {'1', "POP_MARK"},
+                                                                    {'2', "DUP"},
+                                                                    {'F', "FLOAT"},
+                                                                    {'I', "INT"},
+                                                                    {'J', "BININT"},
+                                                                    {'K', "BININT1"},
+                                                                    {'L', "LONG"},
+                                                                    {'M', "BININT2"},
+                                                                    {'N', "NONE"},
+                                                                    {'P', "PERSID"},
+                                                                    {'Q', "BINPERSID"},
+                                                                    {'R', "REDUCE"},
+                                                                    {'S', "STRING"},
+                                                                    {'T', "BINSTRING"},
+                                                                    {'U', "SHORT_BINSTRING"},
+                                                                    {'V', "UNICODE"},
+                                                                    {'X', "BINUNICODE"},
+                                                                    {'a', "APPEND"},
+                                                                    {'b', "BUILD"},
+                                                                    {'c', "GLOBAL"},
+                                                                    {'d', "DICT"},
+                                                                    {'}', "EMPTY_DICT"},
+                                                                    {'e', "APPENDS"},
+                                                                    {'g', "GET"},
+                                                                    {'h', "BINGET"},
+                                                                    {'i', "INST"},
+                                                                    {'j', "LONG_BINGET"},
+                                                                    {'l', "LIST"},
+                                                                    {']', "EMPTY_LIST"},
+                                                                    {'o', "OBJ"},
+                                                                    {'p', "PUT"},
+                                                                    {'q', "BINPUT"},
+                                                                    {'r', "LONG_BINPUT"},
+                                                                    {'s', "SETITEM"},
+                                                                    {'t', "TUPLE"},
+                                                                    {')', "EMPTY_TUPLE"},
+                                                                    {'u', "SETITEMS"},
+                                                                    {'G', "BINFLOAT"},
+                                                                    {0x80, "PROTO"},
+                                                                    {0x81, "NEWOBJ"},
+                                                                    {0x82, "EXT1"},
+                                                                    {0x83, "EXT2"},
+                                                                    {0x84, "EXT4"},
+                                                                    {0x85, "TUPLE1"},
+                                                                    {0x86, "TUPLE2"},
+                                                                    {0x87, "TUPLE3"},
+                                                                    {0x88, "NEWTRUE"},
+                                                                    {0x89, "NEWFALSE"},
+                                                                    {0x8a, "LONG1"},
+                                                                    {0x8b, "LONG4"},
+                                                                    {'B', "BINBYTES"},
+                                                                    {'C', "SHORT_BINBYTES"},
+                                                                    {0x8c, "SHORT_BINUNICODE"},
+                                                                    {0x8d, "BINUNICODE8"},
+                                                                    {0x8e, "BINBYTES8"},
+                                                                    {0x8f, "EMPTY_SET"},
+                                                                    {0x90, "ADDITEMS"},
+                                                                    {0x91, "FROZENSET"},
+                                                                    {0x92, "NEWOBJ_EX"},
+                                                                    {0x93, "STACK_GLOBAL"},
+                                                                    {0x94, "MEMOIZE"},
+                                                                    {0x95, "FRAME"},
+                                                                    {0x96, "BYTEARRAY8"},
+                                                                    {0x97, "NEXT_BUFFER"},
+                                                                    {0x98, "READONLY_BUFFER"}};
+
+std::string operation_name(uint8_t code) {
+  for (const auto& [known, name] : kOperationNames) {
+    if (known == code) return std::string(name);
+  }
+  return fmt::format("0x{:02x}", code);
+}
+
 /// Classes whose objects are dicts, when they are made of nothing, or of the default that a key would get.
 bool makes_dict(PickleTree::Name name, size_t arguments) {
   if (name.module != "collections") return false;
@@ -102,11 +179,20 @@ class PickleTreeBuilder : PickleReader {
   }
 
   // --- operations ---------------------------------------------------------------------------------------------------
+  Error not_allowed(uint8_t code) const {
+    return unsupported(fmt::format("operation {} is not allowed: no {} needs it", operation_name(code), policy_.of));
+  }
+
   Status step(uint8_t code) {
+    if (!policy_.operations.empty() && policy_.operations.find(static_cast<char>(code)) == std::string_view::npos)
+      return not_allowed(code);
     switch (code) {
       case 0x80: {
-        RT_TRY_SET(const uint64_t protocol, number(1));
-        if (protocol < 2 || protocol > 5) return unsupported(fmt::format("a pickle of protocol {}", protocol));
+        RT_TRY_SET(const int64_t protocol, byte());
+        if (op_at() != 0 || protocol < 2 || protocol > policy_.max_protocol) {
+          return unsupported(
+              fmt::format("PROTO {}: a {} has protocols 2 to {}", protocol, policy_.of, policy_.max_protocol));
+        }
         return {};
       }
       case 0x95:  // FRAME: how much to read at once
@@ -205,7 +291,7 @@ class PickleTreeBuilder : PickleReader {
         RT_TRY_SET(const std::vector<Id>* parts, tree_.items(id, "a persistent id"));
         if (parts->size() != 5) return corrupt(fmt::format("a persistent id of {} parts, expected 5", parts->size()));
         push(Kind::kPersistent, tree_.values_[id].number);
-        return {};
+        return made();
       }
       case 'R':
       case 0x81:
@@ -215,7 +301,7 @@ class PickleTreeBuilder : PickleReader {
       default:
         break;
     }
-    return unsupported(fmt::format("operation 0x{:02x} is not allowed: no {} needs it", code, policy_.of));
+    return not_allowed(code);
   }
 
   Status take_only(uint64_t bytes) {
@@ -229,6 +315,7 @@ class PickleTreeBuilder : PickleReader {
   }
   Status push_long(int length_bytes) {
     RT_TRY_SET(const uint64_t bytes, number(length_bytes));
+    if (bytes > 8 && policy_.allows != nullptr) return corrupt(fmt::format("a number of {} bytes", bytes));
     if (bytes > 8) {  // of a random state
       RT_TRY(take(bytes));
       push(Kind::kOther);
@@ -256,7 +343,7 @@ class PickleTreeBuilder : PickleReader {
   Status append(Result<std::vector<Id>> more) {
     if (!more.ok()) return std::move(more).error();
     RT_TRY_SET(const Id target, top());
-    if (tree_.kind(target) == Kind::kObject) return {};  // a class that holds items: nothing to us
+    if (holds_anything(target)) return {};  // a class that holds items: nothing to us
     if (tree_.kind(target) != Kind::kList) return tree_.wrong("what is appended to", target, "a list");
     std::vector<Id>& list = entry(tree_.sequences_, target);
     held_ += more.value().size();
@@ -266,7 +353,7 @@ class PickleTreeBuilder : PickleReader {
   Status set_items(Result<std::vector<Id>> more) {
     if (!more.ok()) return std::move(more).error();
     RT_TRY_SET(const Id target, top());
-    if (tree_.kind(target) == Kind::kObject) return {};
+    if (holds_anything(target)) return {};
     if (tree_.kind(target) != Kind::kDict) return tree_.wrong("what items are set of", target, "a dict");
     if (more.value().size() % 2 != 0) return corrupt("a key without a value");
     PickleTree::Dict& dict = entry(tree_.dicts_, target);
@@ -295,7 +382,7 @@ class PickleTreeBuilder : PickleReader {
   }
   Status push_name(PickleTree::Name name) {
     if (policy_.allows != nullptr && !policy_.allows(name)) {
-      return unsupported(fmt::format("\"{} {}\" is not allowed: no {} needs it; nothing was run",
+      return unsupported(fmt::format("global \"{} {}\" is not allowed: no {} needs it; nothing was run",
                                      printable(name.module), printable(name.name), policy_.of));
     }
     push_in(tree_.names_, Kind::kName, name);
@@ -315,13 +402,20 @@ class PickleTreeBuilder : PickleReader {
       return {};
     }
     push_in(tree_.objects_, Kind::kObject, PickleTree::Object{of, parts[1], PickleTree::kNothing});
-    return {};
+    return made();
   }
+  Status made() { return policy_.made ? policy_.made(tree_, stack_.back()) : Status(); }
+  bool holds_anything(Id target) const { return policy_.opaque && tree_.kind(target) == Kind::kObject; }
   Status build() {
     RT_TRY_SET(const Id state, pop());
     RT_TRY_SET(const Id target, top());
-    if (tree_.kind(target) == Kind::kDict) return {};  // the versions of modules, which a state dict carries
-    if (tree_.kind(target) != Kind::kObject) return tree_.wrong("what BUILD sets the state of", target, "an object");
+    if (tree_.kind(target) == Kind::kDict) {  // the versions of modules, which a state dict carries
+      if (policy_.opaque) return {};
+      RT_TRY_SET(const PickleTree::Dict* attributes, tree_.dict(state, "the state that BUILD sets"));
+      const bool versions = attributes->size() == 1 && tree_.find(*attributes, "_metadata") != PickleTree::kNothing;
+      return versions ? Status() : unsupported("BUILD with anything but a state dict's _metadata");
+    }
+    if (!holds_anything(target)) return tree_.wrong("what BUILD sets the state of", target, "an object");
     entry(tree_.objects_, target).state = state;
     return {};
   }

@@ -6,6 +6,7 @@
 // depth. Source: CPython Lib/pickletools.py, Lib/pickle.py.
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -55,8 +56,13 @@ class PickleTree {
     std::string_view of;  // what such a pickle is, for messages: ".metadata"
     int64_t max_bytes = 0;
     size_t max_values = 0;
-    bool (*allows)(Name name) = nullptr;  // nothing: any name is kept
+    std::string_view operations;  // by code; empty: all that data may need
+    int max_protocol = 5;
+    bool (*allows)(Name name) = nullptr;  // nothing: any name is kept, and what may have been called
     bool persistent = false;              // storages of torch are allowed
+    bool opaque = true;                   // objects may hold items and state, dicts attributes
+    /// Looks at each object and storage where it is made: an error of it has the byte.
+    std::function<Status(const PickleTree& tree, Id id)> made;
   };
 
   /// `pickle` outlives the tree, which points into it. Errors: kUnsupported naming the operation or the name that the

@@ -33,10 +33,9 @@ constexpr size_t kMostNames = 4096;
 constexpr int64_t kMaxTextBytes = int64_t{1} << 20, kMaxMetadataBytes = int64_t{256} << 20;
 
 /// Any class is kept as a name: what a trainer's client saved may hold anything.
-constexpr PickleTree::Policy kValues{
+const PickleTree::Policy kValues{
     .of = "training state", .max_bytes = int64_t{64} << 20, .max_values = size_t{8} << 20, .persistent = true};
-constexpr PickleTree::Policy kMetadata{
-    .of = ".metadata", .max_bytes = kMaxMetadataBytes, .max_values = size_t{32} << 20};
+const PickleTree::Policy kMetadata{.of = ".metadata", .max_bytes = kMaxMetadataBytes, .max_values = size_t{32} << 20};
 
 constexpr std::string_view kAlwaysLost[] = {"random states",
                                             "the order of the data: the recipe's own order begins at sample 0",

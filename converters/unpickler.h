@@ -1,9 +1,7 @@
 #pragma once
-// Reads the pickle of a torch.save'd state dict without running it. A pickle is a program for a stack machine that may
-// name any Python function and call it; this interpreter knows the few operations and names that a state dict needs,
-// looks nothing up and calls nothing. Every other operation or name is refused and told. Values live in an arena and
-// refer to each other by number, so neither depth nor cycles in hostile input can reach our own stack.
-// Source: CPython Lib/pickletools.py; pytorch torch/_weights_only_unpickler.py (ours is narrower), torch/_utils.py.
+// The tensors in the pickle of a torch.save'd state dict, by the tree of its values (pickle_tree.h) under the narrowest
+// policy: the few operations and names that a state dict needs. Every other one is refused by its name.
+// Source: pytorch torch/_weights_only_unpickler.py (ours is narrower), torch/_utils.py.
 
 #include <cstdint>
 #include <string>

@@ -199,7 +199,7 @@ TEST_SUITE("converters/torch_bin") {
     const View fine{.key = "0", .count = 4, .shape = {2, 2}, .strides = {2, 1}};
     REQUIRE(refused_pickle(pickle(w + pickled(fine))) == "accepted");
     CHECK(has(refused_pickle("\x80\x02" + pickled("x") + ")R."), "what is called is a string"));
-    CHECK(has(refused_pickle("\x80\x02" + pickled(fine) + "}b."), "what BUILD sets the state of is a tensor"));
+    CHECK(has(refused_pickle("\x80\x02" + pickled(fine) + "}b."), "what BUILD sets the state of is an object"));
     CHECK(has(refused_pickle("\x80\x02]" + w + w + "s."), "what items are set of is a list"));
     CHECK(has(refused_pickle("\x80\x02}" + w + "a."), "what is appended to is a dict"));
     CHECK(has(refused_pickle("\x80\x02" + ordered + "(" + w + "tR."), "an OrderedDict made from something"));

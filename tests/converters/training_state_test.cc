@@ -193,7 +193,7 @@ TEST_SUITE("converters/training_state") {
   }
 
   TEST_CASE("a hostile pickle of a trainer ends in an error or a state, never in a crash, and nothing is called") {
-    constexpr PickleTree::Policy kAny{.of = "state", .max_bytes = 1 << 20, .max_values = 1 << 20, .persistent = true};
+    const PickleTree::Policy kAny{.of = "state", .max_bytes = 1 << 20, .max_values = 1 << 20, .persistent = true};
     const std::string called =
         "\x80\x02"
         "cos\nsystem\n" +
