@@ -259,15 +259,18 @@ void World::load(Host& host, const Choice& choice, const std::function<void()>& 
             fmt::format("{} is to resume from step {}, which it does not have", host.name, choice.step));
     return after(uniform(0.05, 0.5), host, done);
   }
-  for (Slot& slot : host.slots) {
-    if (slot.reserved > 0) reserve(slot, 0);
-    slot.whole = false;
-    ++slot.version;
-  }
   host.loads_since_s = now_s_;
   const auto read = [this, &host, choice, done](const auto& again) -> void {
-    const bool saves = std::ranges::any_of(host.slots, [](const Slot& slot) { return slot.reserved != 0; });
+    bool saves = false;
+    for (Slot& slot : host.slots) {
+      if (slot.reserved > 0) reserve(slot, 0);  // a writer that takes back its save promises the slot once more
+      saves = saves || slot.reserved != 0;
+    }
     if (saves) return after(0.1, host, [again] { again(again); });
+    for (Slot& slot : host.slots) {
+      slot.whole = false;
+      ++slot.version;
+    }
     host.loads_since_s = kNever;
     after(uniform(0.05, 4), host, [&host, choice, done] {
       Slot& slot = host.slots[choice.slot];
