@@ -89,12 +89,16 @@ struct Overtaken {
 
 /// A device that takes its time: of what was fetched one comes each time that the copier looks, and is what is there
 /// then. Counts those that come when the update has already changed some that came before. `held`: none comes.
+/// `beside_updates`: none comes before an update begins, and then one in 0.3 ms until that has changed one.
 class LateLink : public DeviceLink {
  public:
-  explicit LateLink(Overtaken& seen, const std::atomic<bool>* held = nullptr) : seen_(seen), held_(held) {}
+  explicit LateLink(Overtaken& seen, const std::atomic<bool>* held = nullptr, bool beside_updates = false)
+      : seen_(seen), held_(held), beside_updates_(beside_updates) {}
   Status use_host(std::span<std::byte>) override { return {}; }
   Status follow_work() override {
     arrived_.clear();
+    changed_ = false;
+    begun_ = updates_begun;
     return {};
   }
   bool at_once() const override { return false; }
@@ -111,14 +115,19 @@ class LateLink : public DeviceLink {
   Result<bool> has_arrived(const Event& mark) override {
     const int64_t wanted = static_cast<const Mark&>(mark).fetches;
     if (come_ >= wanted || (held_ != nullptr && *held_)) return come_ >= wanted;
+    changed_ = changed_ || std::ranges::any_of(arrived_, [](const auto& piece) {
+                 return std::memcmp(piece.first.data(), piece.second.data(), piece.second.size()) != 0;
+               });
+    if (beside_updates_ && !changed_) {
+      const auto now = std::chrono::steady_clock::now();
+      if (updates_begun == begun_ || now < next_) return false;
+      next_ = now + std::chrono::microseconds(300);
+    }
     const auto [device, host] = coming_.front();
     coming_.pop_front();
     std::memcpy(host, device.data(), device.size());
     ++seen_.pieces;
-    const bool changed = std::any_of(arrived_.begin(), arrived_.end(), [](const auto& piece) {
-      return std::memcmp(piece.first.data(), piece.second.data(), piece.second.size()) != 0;
-    });
-    seen_.by_update += changed ? 1 : 0;
+    seen_.by_update += changed_ ? 1 : 0;
     arrived_.emplace_back(device, std::vector<std::byte>(device.begin(), device.end()));
     return ++come_ >= wanted;
   }
@@ -135,6 +144,10 @@ class LateLink : public DeviceLink {
   };
   Overtaken& seen_;
   const std::atomic<bool>* held_;
+  const bool beside_updates_;
+  bool changed_ = false;  // by the update, of what has come
+  int64_t begun_ = 0;     // updates before this copy
+  std::chrono::steady_clock::time_point next_;
   int64_t fetched_ = 0, come_ = 0;
   std::deque<std::pair<std::span<const std::byte>, std::byte*>> coming_;
   std::vector<std::pair<std::span<const std::byte>, std::vector<std::byte>>> arrived_;
@@ -190,7 +203,7 @@ TEST_SUITE("ckpt/hook/copied") {
       // Lives that end right before or in an update begin with a copy that an update went on beside.
       const std::vector<Death> deaths = {{Moment::kForward, 4, 0}, {Moment::kBegun, 6, variant.world - 1}};
       const Told copies = train(plan_for(copied(recipe), variant.world), deaths, nullptr,
-                                [&] { return std::make_unique<LateLink>(seen); });
+                                [&] { return std::make_unique<LateLink>(seen, nullptr, true); });
       CHECK(copies.steps == banks.steps);
       CHECK(copies.banks == banks.banks);
       CHECK(seen.by_update > 0);

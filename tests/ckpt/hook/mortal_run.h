@@ -2,6 +2,7 @@
 // Real training on the arena of an agent, by ranks that are threads and may be cut off in the middle of a step.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -27,6 +28,9 @@ struct Death {
   int64_t step = 0, victim = 0;
 };
 
+/// How often ranks of this process have begun an update, or to end.
+inline std::atomic<int64_t> updates_begun = 0;
+
 /// The hook of a rank that may die in the middle of a step: for the others it is then gone, and memory stays as it is.
 class MortalHook final : public ForwardingHook {
  public:
@@ -41,6 +45,7 @@ class MortalHook final : public ForwardingHook {
     RT_TRY(here(Moment::kUpdated, step - 1));  // whose snapshot was left out
     RT_TRY(ForwardingHook::begin_update(bank, step));
     RT_TRY(here(Moment::kBegun, step));
+    ++updates_begun;
     // The first update may read what others save: they are done with it when the last begins.
     if (!std::exchange(updated_, true)) std::this_thread::sleep_for(std::chrono::milliseconds(4 * rank_));
     return {};
@@ -53,6 +58,14 @@ class MortalHook final : public ForwardingHook {
                   std::span<const trainer::StateTensor> state, std::span<const uint64_t> sums) override {
     RT_TRY(here(Moment::kUpdated, position.step));
     return ForwardingHook::snapshot(order, position, bank, state, sums);
+  }
+  Status finish() override {
+    ++updates_begun;
+    return ForwardingHook::finish();
+  }
+  void release() override {
+    ++updates_begun;
+    ForwardingHook::release();
   }
   void die() { dying_ = true; }
 
