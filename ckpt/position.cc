@@ -23,7 +23,7 @@ json past_json(const RunPast& past) {
   json points = json::array();
   for (const PastPoint& point : past.points) points.push_back({point.step, point.samples, point.tokens});
   json out{{"points", std::move(points)}, {"lr_step", past.lr_step}, {"lr", number_or_null(past.lr)}};
-  if (past.moments_from > 0) out["moments_from"] = past.moments_from;
+  if (past.moments_from != 0) out["moments_from"] = past.moments_from;
   return out;
 }
 
@@ -66,9 +66,9 @@ Status read_double(const json& object, const char* field, double& out) {
 /// Steps, samples, tokens: no run comes near 2^53, and what is counted on from there stays far from overflow.
 constexpr int64_t kMostCount = int64_t{1} << 53;
 
-Status read_count(const json& object, const char* field, int64_t& out) {
+Status read_count(const json& object, const char* field, int64_t& out, int64_t least = 0) {
   const json found = json_field(object, field);
-  const std::optional<int64_t> count = json_integer(found, 0, kMostCount);
+  const std::optional<int64_t> count = json_integer(found, least, kMostCount);
   if (!count) return wrong(field, found);
   out = *count;
   return {};
@@ -90,7 +90,7 @@ Status read_past(const json& object, RunPast& out) {
     out.points.push_back(next);
   }
   RT_TRY(read_count(object, "lr_step", out.lr_step));
-  if (object.contains("moments_from")) RT_TRY(read_count(object, "moments_from", out.moments_from));
+  if (object.contains("moments_from")) RT_TRY(read_count(object, "moments_from", out.moments_from, -kMostCount));
   return read_double(object, "lr", out.lr);
 }
 

@@ -26,7 +26,9 @@ struct RunPast {
   std::vector<PastPoint> points;  // ascending; those before the last serve spans that began there
   int64_t lr_step = 0;            // optimizer.lr_from = "stage": the step behind which the schedule began
   double lr = 0;                  // and the rate of that step
-  int64_t moments_from = 0;       // updates before the optimizer's moments began at zero: none of its own
+  /// Updates less those that the optimizer counts as its own. Positive: its moments began at zero on the way. Negative:
+  /// another trainer's count was ahead of its steps, and the state was imported.
+  int64_t moments_from = 0;
   bool operator==(const RunPast&) const = default;
 
   PastPoint origin() const { return points.empty() ? PastPoint{} : points.back(); }

@@ -84,6 +84,9 @@ RunPast past_of(const Recipe& recipe, std::span<const RecipeStage> entered, cons
     // As the trainer counts them: without a loss scale no step is left out any more.
     const int64_t skipped = recipe.precision == Precision::kF16 ? position.loss_scale.skipped : 0;
     past.moments_from = position.step - skipped;
+  } else if (recipe.precision != Precision::kF16) {
+    past.moments_from +=
+        position.loss_scale.skipped;  // the trainer drops it with the scale; the optimizer's count stays
   }
   return past;
 }
@@ -481,6 +484,12 @@ Result<StartVerdict> judge_start(const StartRequest& request, ckpt::StartState s
     RT_TRY_SET(before, dsl::decode_recipe(out.state.recipe).with("recipe in " + out.state.place));
   }
   RT_TRY_SET(out.segment, segment_at(request.recipe, out.state.position, before ? &*before : nullptr));
+  if (const TrainPosition& at = out.state.position; out.state.any() && at.samples > 0 && at.sampler.empty()) {
+    out.notes.push_back(
+        fmt::format("data begins anew: the {} that another trainer took are not known here; the recipe's own order "
+                    "begins at sample 0",
+                    count_text(at.samples, "sample")));
+  }
   out.finished =
       out.state.any() && !request.weights_only && !out.segment.stage_follows && out.segment.steps <= out.state.step();
   if (!out.state.any() || !before) {

@@ -100,6 +100,16 @@ TEST_SUITE("ckpt/start_state") {
     CHECK_FALSE(decode_position(encode_position(crafted)).ok());
   }
 
+  TEST_CASE("an imported optimizer that was ahead of its steps keeps its count: the past holds a number below zero") {
+    trainer::TrainPosition position{.step = 3, .past = {.moments_from = -1}};
+    const Result<trainer::TrainPosition> read = decode_position(encode_position(position));
+    REQUIRE_OK(read);
+    CHECK(read.value().past == position.past);
+    CHECK(decode_past(encode_past(position.past)).value() == position.past);
+    position.past.moments_from = -(int64_t{1} << 53) - 1;
+    CHECK_FALSE(decode_position(encode_position(position)).ok());
+  }
+
   TEST_CASE("a step that the start is about to put back in its place is looked at where it lies") {
     MemoryBackend disk;
     cut_off(disk);
