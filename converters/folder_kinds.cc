@@ -63,11 +63,16 @@ const std::vector<Kind>& kinds() {
       {{"zero_to_fp32.py", "global_step*/", "*zero_pp_rank_*", "mp_rank_*_model_states.pt", "*_optim_states.pt"},
        {},
        "is a checkpoint of DeepSpeed ({found})",
-       "python zero_to_fp32.py {dir} OUT, a script that DeepSpeed writes beside it, makes OUT/pytorch_model.bin; copy "
-       "config.json into OUT"},
-      {{"layer_*-model_*states.pt", "latest_universal"},
+       "`cairn import {dir} CHECKPOINTS --config HF_DIR` takes it, with the optimizer's state; or python "
+       "zero_to_fp32.py "
+       "{dir} OUT, a script that DeepSpeed writes beside it, makes OUT/pytorch_model.bin: copy config.json into OUT"},
+      {{"latest_universal"},
        {},
-       "is a checkpoint of DeepSpeed, of a pipeline or universal ({found})",
+       "is a universal checkpoint of DeepSpeed ({found})",
+       "`cairn import {dir} CHECKPOINTS --config HF_DIR` takes it, with the optimizer's state"},
+      {{"layer_*-model_*states.pt"},
+       {},
+       "is a checkpoint of DeepSpeed, of a pipeline ({found})",
        "let DeepSpeed load it and save the model's state dict as pytorch_model.bin, and copy config.json beside it"},
       {{"latest_checkpointed_iteration.txt", "iter_*/", "mp_rank_*/", "common.pt"},
        {},

@@ -231,14 +231,33 @@ std::vector<std::string> problem_lines(const std::vector<TensorProblem>& problem
 
 Result<std::unique_ptr<HfFolder>> HfFolder::open(const fs::path& dir, const HfOptions& options) {
   RT_TRY_SET(std::unique_ptr<HfFolder> out, inspect(dir, options));
-  if (out->problems_.empty()) return out;
-  std::string text = fmt::format("{}: its tensors are not those of the {} model in config.json:", dir.string(),
-                                 out->family_.model_type);
-  for (const std::string& line : problem_lines(out->problems_)) text += "\n  " + line;
+  RT_TRY(out->refuse_problems());
+  return out;
+}
+
+Result<std::unique_ptr<HfFolder>> HfFolder::open_with(const fs::path& dir, std::unique_ptr<WeightsFile> file,
+                                                      const HfOptions& options) {
+  RT_TRY_SET(std::unique_ptr<HfFolder> out, inspect(dir, std::move(file), options));
+  RT_TRY(out->refuse_problems());
+  return out;
+}
+
+Status HfFolder::refuse_problems() const {
+  if (problems_.empty()) return {};
+  const fs::path of = weights_->files().size() == 1 ? weights_->files().front()->path() : dir_;
+  std::string text =
+      fmt::format("{}: its tensors are not those of the {} model in {}:", (fs::is_directory(of) ? of : dir_).string(),
+                  family_.model_type, fs::is_directory(of) && of != dir_ ? (dir_ / kConfigFile).string() : kConfigFile);
+  for (const std::string& line : problem_lines(problems_)) text += "\n  " + line;
   return invalid(std::move(text));
 }
 
 Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, const HfOptions& options) {
+  return inspect(dir, nullptr, options);
+}
+
+Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, std::unique_ptr<WeightsFile> file,
+                                                    const HfOptions& options) {
   std::unique_ptr<HfFolder> out(new HfFolder());
   out->dir_ = dir;
   std::error_code error;
@@ -246,8 +265,8 @@ Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, const H
     return named(dir, invalid(fmt::format("{}: is no folder; expected one with config.json and model.safetensors",
                                           dir.string())));
   }
-  RT_TRY(check_no_adapter(dir));
-  RT_TRY(out->read_config());
+  if (file == nullptr) RT_TRY(check_no_adapter(dir));
+  RT_TRY(out->read_config(std::move(file)));
   RT_TRY(out->match(options).with(dir.string()));
   if (out->weights_->index() == kIndexFile) out->kept_files_.emplace_back(kIndexFile);
   for (std::string& name : passed_files_in(dir)) out->kept_files_.push_back(std::move(name));
@@ -262,7 +281,7 @@ Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, const H
   return out;
 }
 
-Status HfFolder::read_config() {
+Status HfFolder::read_config(std::unique_ptr<WeightsFile> given) {
   const fs::path path = dir_ / kConfigFile;
   if (!is_plain_file(path)) {
     return named(dir_, invalid(fmt::format("{}: has no config.json; is this the folder that save_pretrained wrote?",
@@ -287,10 +306,12 @@ Status HfFolder::read_config() {
       config_dtype_ = config.value()[key];
   }
   fs::path dist;  // beside weights it is the state of the program that trained them
-  if (!WeightsFolder::has_weights(dir_)) {
+  if (given == nullptr && !WeightsFolder::has_weights(dir_)) {
     RT_TRY_SET(dist, find_dist_files(dir_));
   }
-  if (!dist.empty()) {
+  if (given != nullptr) {
+    weights_ = std::make_unique<WeightsFolder>(WeightsFolder::of(std::move(given)));
+  } else if (!dist.empty()) {
     RT_TRY_SET(std::unique_ptr<DistFiles> files, DistFiles::open(dist, family_, model_));
     weights_ = std::make_unique<WeightsFolder>(WeightsFolder::of(std::move(files)));
   } else if (family_.joins.empty()) {

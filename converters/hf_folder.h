@@ -82,6 +82,10 @@ class HfFolder final : public WeightSource {
   static Result<std::unique_ptr<HfFolder>> open(const std::filesystem::path& dir, const HfOptions& options = {});
   /// The same, but tensors that stand in the way are no error: a folder with problems may be looked at, not read.
   static Result<std::unique_ptr<HfFolder>> inspect(const std::filesystem::path& dir, const HfOptions& options = {});
+  /// The model of the config.json in `dir` with tensors from elsewhere. Files beside it are kept; weights there are not
+  /// read.
+  static Result<std::unique_ptr<HfFolder>> open_with(const std::filesystem::path& dir,
+                                                     std::unique_ptr<WeightsFile> file, const HfOptions& options = {});
 
   const ModelConfig& model() const override { return model_; }
   const std::vector<TensorSpec>& tensors() const override { return tensors_; }
@@ -113,11 +117,16 @@ class HfFolder final : public WeightSource {
   /// By logical name, of tensors that are not of dtype(), and of all biases that balance experts.
   const std::map<std::string, DType>& own_dtypes() const { return own_dtypes_; }
   const std::vector<TensorProblem>& problems() const { return problems_; }
+  /// Whether rows of the head are divided by their lengths: what is read is not what is stored.
+  bool has_unit_head() const;
 
  private:
   HfFolder() = default;
+  static Result<std::unique_ptr<HfFolder>> inspect(const std::filesystem::path& dir, std::unique_ptr<WeightsFile> file,
+                                                   const HfOptions& options);
+  Status refuse_problems() const;
   using Found = std::map<std::string, const FolderTensor*>;  // by the table's name
-  Status read_config();
+  Status read_config(std::unique_ptr<WeightsFile> given);
   Status match(const HfOptions& options);
   void settle_mtp(const HfOptions& options);
   Found find_known(std::vector<const FolderTensor*>* copies);
@@ -128,7 +137,6 @@ class HfFolder final : public WeightSource {
   Status settle_copies(const std::vector<const FolderTensor*>& copies, const Found& found);
   void take_other_names(const Found& found);
   Status settle_tie(const HfOptions& options, Found& found);
-  bool has_unit_head() const;
   Status read_vectors(size_t first, const Box& box, std::span<float> out) const;
   Status read_unit_rows(const FolderTensor& stored, const Box& box, std::span<float> out) const;
   Result<std::string> first_difference(const FolderTensor& a, const FolderTensor& b) const;

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -13,12 +15,16 @@
 #include "ckpt/persist/save.h"
 #include "ckpt/persist/unfinished.h"
 #include "ckpt/plan/save_plan.h"
+#include "ckpt/position.h"
 #include "ckpt/retention/retention.h"
+#include "converters/deepspeed.h"
+#include "converters/foreign_file.h"
 #include "converters/hf_folder.h"
 #include "converters/source_stream.h"
 #include "runtime/core/random.h"
 #include "runtime/json/json.h"
 #include "runtime/plan/plan.h"
+#include "runtime/trainer/checkpoint_hook.h"
 
 namespace cairn::convert {
 
@@ -64,22 +70,54 @@ Recipe recipe_for_import(const ModelConfig& model, const MeshConfig& mesh, const
 
 namespace {
 
-/// What every rank of the plan would save, in files of about `file_bytes`; `boxes` gets the box of each shard.
-std::vector<ckpt::WriterPart> lay_out(const Plan& plan, int64_t file_bytes, std::vector<SourceBox>* boxes) {
+/// One folder of a model's weights, or three of weights and moments: the kinds one behind the other, each with all of
+/// the model's tensors.
+class KindsSource final : public WeightSource {
+ public:
+  explicit KindsSource(std::vector<const HfFolder*> folders) : folders_(std::move(folders)) {
+    for (const HfFolder* folder : folders_) {
+      tensors_.insert(tensors_.end(), folder->tensors().begin(), folder->tensors().end());
+    }
+  }
+  const ModelConfig& model() const override { return folders_.front()->model(); }
+  const std::vector<TensorSpec>& tensors() const override { return tensors_; }
+  Status read_box(int64_t tensor, const Box& box, std::span<float> out) const override {
+    const int64_t each = std::ssize(folders_.front()->tensors());
+    return folders_[static_cast<size_t>(tensor / each)]->read_box(tensor % each, box, out);
+  }
+  int64_t kinds() const { return std::ssize(folders_); }
+
+ private:
+  std::vector<const HfFolder*> folders_;
+  std::vector<TensorSpec> tensors_;
+};
+
+/// Lists what every rank of the plan would save of the first `kinds` kinds of state, in files of about `file_bytes`;
+/// `boxes` gets the box of each shard, in the tensors of a KindsSource.
+std::vector<ckpt::WriterPart> lay_out(const Plan& plan, int64_t kinds, int64_t file_bytes,
+                                      std::vector<SourceBox>* boxes) {
   std::vector<ckpt::WriterPart> out;
+  const ckpt::StateIndex index(plan);
+  const StateKinds state = plan.state_kinds();
+  const auto tensors = std::ssize(plan.tensors);
   for (int64_t r = 0; r < plan.mesh.world(); ++r) {
     ckpt::WriterPart part;
     int64_t filled = 0;
-    for (const StatePiece& piece : plan.rank(r).pieces) {
-      if (!piece.primary) continue;
-      const int64_t bytes = piece.count_elems() * int64_t{sizeof(float)};
-      if (!part.shards.empty() && filled + bytes > file_bytes) {
-        out.push_back(std::exchange(part, {}));
-        filled = 0;
+    const RankPlan rank = plan.rank(r);
+    for (int64_t kind = 0; kind < kinds; ++kind) {
+      for (const StatePiece& piece : rank.pieces) {
+        const auto of = static_cast<StateKind>(kind);
+        if (!piece.primary || !state.shape_of(of, plan.tensors[static_cast<size_t>(piece.tensor)])) continue;
+        const int64_t bytes = piece.count_elems() * int64_t{sizeof(float)};
+        if (!part.shards.empty() && filled + bytes > file_bytes) {
+          out.push_back(std::exchange(part, {}));
+          filled = 0;
+        }
+        filled += bytes;
+        part.shards.push_back(
+            {.tensor = index.at(kind, piece.tensor), .lo = piece.box.lo, .hi = piece.box.hi, .bytes = bytes});
+        boxes->push_back({kind * tensors + piece.tensor, piece.box});
       }
-      filled += bytes;
-      part.shards.push_back({.tensor = piece.tensor, .lo = piece.box.lo, .hi = piece.box.hi, .bytes = bytes});
-      boxes->push_back({piece.tensor, piece.box});
     }
     if (!part.shards.empty()) out.push_back(std::move(part));
   }
@@ -89,9 +127,9 @@ std::vector<ckpt::WriterPart> lay_out(const Plan& plan, int64_t file_bytes, std:
 }
 
 /// All that decides the bytes of the checkpoint's files.
-uint64_t key_of(const HfFolder& folder, const ckpt::Manifest& skeleton, std::span<const ckpt::WriterPart> parts,
+uint64_t key_of(const std::string& identity, const ckpt::Manifest& skeleton, std::span<const ckpt::WriterPart> parts,
                 std::span<const std::string> contents) {
-  std::string text = "import\n" + folder.identity();
+  std::string text = "import\n" + identity;
   for (const std::string& content : contents) text += ckpt::hash_to_hex(ckpt::hash_bytes(content)) + "\n";
   for (const ckpt::WriterPart& part : parts) {
     text += part.file_name + "\n";
@@ -105,39 +143,98 @@ uint64_t key_of(const HfFolder& folder, const ckpt::Manifest& skeleton, std::spa
 
 }  // namespace
 
-Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, const fs::path& checkpoints_dir,
-                               const ImportOptions& options, const RecipeEncoder& encode) {
-  const auto start = std::chrono::steady_clock::now();
+namespace {
+
+/// The source of an import: one folder, or the folders of a training state.
+struct Import {
+  std::vector<const HfFolder*> kinds;
+  std::filesystem::path source;         // for the name
+  const ForeignState* state = nullptr;  // null: only weights, at step 0
+  std::string identity;                 // text that changes when a file of the source does
+};
+
+Status check_target(const fs::path& source, const fs::path& checkpoints_dir, int64_t step_number, bool replace) {
   std::error_code ignored;
-  if (const fs::path step = checkpoints_dir / ckpt::step_dir_name(0); fs::equivalent(hf_dir, step, ignored)) {
+  if (const fs::path step = checkpoints_dir / ckpt::step_dir_name(step_number); fs::equivalent(source, step, ignored)) {
     return Error{ErrorCode::kInvalidInput,
-                 fmt::format("{}: the source would be replaced; name another folder", hf_dir.string())};
+                 fmt::format("{}: the source would be replaced; name another folder", source.string())};
   }
   if (fs::exists(checkpoints_dir / ckpt::kManifestName, ignored)) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("{}: is a checkpoint; name a folder for step-00000000 to be in",
-                                                       checkpoints_dir.string())};
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: is a checkpoint; name a folder for {} to be in",
+                                                       checkpoints_dir.string(), ckpt::step_dir_name(step_number))};
   }
-  RT_TRY_SET(const std::unique_ptr<HfFolder> folder,
-             HfFolder::open(hf_dir, {.untie = options.untie, .drop_mtp = options.drop_mtp}));
-  const fs::path plain = (hf_dir / "").lexically_normal().parent_path();
+  if (const fs::path step = checkpoints_dir / ckpt::step_dir_name(step_number);
+      !replace && fs::exists(step / ckpt::kManifestName, ignored)) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: exists already; --overwrite replaces it, or name another folder", step.string())};
+  }
+  return {};
+}
+
+/// The position of a state: everything but the order of the data.
+trainer::TrainPosition position_of(const ForeignState& state, uint64_t seed) {
+  trainer::TrainPosition out{.step = state.step, .samples = state.samples, .lr = state.optimizer.peak_lr};
+  out.loss = std::numeric_limits<double>::quiet_NaN();
+  out.loss_scale = state.loss_scale;
+  out.past.moments_from = state.step - state.loss_scale.skipped - state.adam_step;
+  out.seed = seed;
+  return out;
+}
+
+nlohmann::json foreign_json(const ForeignState& state) {
+  nlohmann::json out = state.kept;
+  out["program"] = state.about.program;
+  out["version"] = state.about.version;
+  out["layout"] = state.about.layout;
+  out["step"] = state.step;
+  out["samples"] = state.samples;
+  out["skipped_steps"] = state.about.skipped;
+  out["adam_step"] = state.adam_step;
+  return out;
+}
+
+Result<ImportReport> import_from(ckpt::IoBackend& io, const Import& from, const fs::path& checkpoints_dir,
+                                 const ImportOptions& options, const RecipeEncoder& encode) {
+  const auto start = std::chrono::steady_clock::now();
+  const HfFolder* const folder = from.kinds.front();
+  const fs::path& hf_dir = folder->dir();
+  const fs::path plain = (from.source / "").lexically_normal().parent_path();
   const std::string name = options.run_name.empty() ? plain.filename().string() : options.run_name;
   ImportReport report;
   report.recipe = recipe_for_import(folder->model(), options.mesh, name, hf_dir);
+  if (from.state != nullptr) {
+    const OptimizerConfig& to = from.state->optimizer;
+    OptimizerConfig& mine = report.recipe.optimizer;
+    mine.beta1 = to.beta1;
+    mine.beta2 = to.beta2;
+    mine.eps = to.eps;
+    mine.weight_decay = to.weight_decay;
+    if (to.peak_lr > 0) mine.peak_lr = to.peak_lr;
+    mine.clip = to.clip;
+    report.recipe.precision = from.state->about.dtype == "BF16"  ? Precision::kBf16
+                              : from.state->about.dtype == "F16" ? Precision::kF16
+                                                                 : Precision::kF32;
+    report.recipe.stop = {Span::Unit::kSteps, static_cast<double>(from.state->step + 1)};
+  }
   const int64_t world = std::max<int64_t>(1, options.mesh.tp * options.mesh.cp * options.mesh.pp * options.mesh.dp);
   RT_TRY_SET(const Plan plan, make_plan(report.recipe, world));
   RT_CHECK(plan.tensors.size() == folder->tensors().size(), "the plan has {} tensors", plan.tensors.size());
 
-  for (const auto& file : folder->weights().files()) RT_TRY(file->verify());
-
+  const KindsSource source(from.kinds);
   std::vector<SourceBox> boxes;
-  std::vector<ckpt::WriterPart> parts = lay_out(plan, options.file_bytes, &boxes);
-  SourceStream stream(*folder, boxes, {.window_bytes = options.memory_bytes / 4, .threads = kSourceThreads});
+  std::vector<ckpt::WriterPart> parts = lay_out(plan, source.kinds(), options.file_bytes, &boxes);
+  SourceStream stream(source, boxes, {.window_bytes = options.memory_bytes / 4, .threads = kSourceThreads});
   int64_t box = 0, planned_bytes = 0;
-  const int64_t total_bytes = plan.parameters * int64_t{sizeof(float)};
+  int64_t total_bytes = 0;
+  for (const ckpt::WriterPart& part : parts) {
+    for (const ckpt::ShardData& shard : part.shards) total_bytes += shard.bytes;
+  }
   for (ckpt::WriterPart& part : parts) {
     for (ckpt::ShardData& shard : part.shards) {
       shard.fill = [&, box, before = planned_bytes](int64_t offset, std::span<std::byte> out) -> Status {
         RT_TRY(stream.copy(box, offset, out));
+        const bool last = before + offset + static_cast<int64_t>(out.size()) == total_bytes;
+        if (last && from.state != nullptr) RT_TRY(from.state->files->check_unchanged());
         if (options.progress) options.progress(before + offset + static_cast<int64_t>(out.size()), total_bytes);
         return {};
       };
@@ -152,7 +249,7 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
   ckpt::RunText run{.run_name = report.recipe.name, .recipe_json = recipe.json, .recipe_hash = recipe.hash};
   run.run_id = fmt::format("import-{:016x}", mix64(static_cast<uint64_t>(nanoseconds) ^ mix64(::getpid())));
   ckpt::Manifest skeleton = ckpt::manifest_skeleton(plan, run);
-  skeleton.tensors.resize(plan.tensors.size());  // the weights come first; no moments
+  if (from.state == nullptr) skeleton.tensors.resize(plan.tensors.size());  // the weights come first; no moments
   skeleton.created_unix_ms = nanoseconds / 1'000'000;
   nlohmann::json imported = {{"model_type", folder->family().model_type},
                              {"dtype", dtype_name(folder->dtype())},
@@ -177,12 +274,19 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
                                .data = reinterpret_cast<const std::byte*>(contents.back().data()),
                                .bytes = size});
   }
-  skeleton.state = json_text(nlohmann::json{{"imported", std::move(imported)}});
+  nlohmann::json state = nlohmann::json::object();
+  if (from.state != nullptr) {
+    ckpt::put_position(position_of(*from.state, report.recipe.seed), skeleton);
+    state = json_or_nothing(skeleton.state);
+    imported["foreign"] = foreign_json(*from.state);
+  }
+  state["imported"] = std::move(imported);
+  skeleton.state = json_text(state);
   ckpt::SaveOptions save;
   save.fill_bytes = options.memory_bytes / 4;
   save.replace_existing = options.replace;
   save.cancel = options.cancel;
-  save.resume_key = key_of(*folder, skeleton, parts, contents);
+  save.resume_key = key_of(from.identity, skeleton, parts, contents);
   save.commit_bytes = int64_t{1} << 30;
   RT_TRY_SET(save.resume_from, ckpt::find_unfinished(io, checkpoints_dir, skeleton.step, save.resume_key,
                                                      ckpt::may_be_alive, &report.cleaned));
@@ -196,7 +300,76 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
   report.taken_bytes = saved.taken_bytes;
   report.ranks = world;
   report.warnings = folder->warnings();
+  report.moments = from.state != nullptr;
+  report.step = from.state == nullptr ? 0 : from.state->step;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace
+
+Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, const fs::path& checkpoints_dir,
+                               const ImportOptions& options, const RecipeEncoder& encode) {
+  RT_TRY(check_target(hf_dir, checkpoints_dir, 0, options.replace));
+  RT_TRY_SET(const std::unique_ptr<HfFolder> folder,
+             HfFolder::open(hf_dir, {.untie = options.untie, .drop_mtp = options.drop_mtp}));
+  for (const auto& file : folder->weights().files()) RT_TRY(file->verify());
+  return import_from(io, {.kinds = {folder.get()}, .source = hf_dir, .identity = folder->identity()}, checkpoints_dir,
+                     options, encode);
+}
+
+bool is_imported_state(const TrainingState& state) {
+  // Files of model ranks without an optimizer are weights (sharded_files.h).
+  return state.program == "DeepSpeed" && (state.layout != "ZeRO-0" || !state.optimizer.empty());
+}
+
+Result<OpenedState> open_state(const TrainingState& state, const fs::path& config, const ImportOptions& options) {
+  OpenedState out;
+  RT_TRY_SET(out.state, open_deepspeed(state, options.weights_only));
+  if (!is_plain_file(config / kConfigFile)) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: has no config.json: {} saves none, and without it the tensors have no meaning\n"
+                             "  expected the model's config.json (and its tokenizer) there\n"
+                             "  give the Hugging Face folder that training began with: --config DIR",
+                             config.string(), state.program)};
+  }
+  std::future<Status> verified = std::async(std::launch::async, [&] { return verify_archives(out.state); });
+  const Status rounds = check_masters(out.state);
+  RT_TRY(verified.get());  // a damaged file explains masters that differ
+  RT_TRY(rounds);
+  const HfOptions hf{.untie = options.untie, .drop_mtp = options.drop_mtp};
+  RT_TRY_SET(out.weights, HfFolder::open_with(config, std::move(out.state.weights), hf));
+  if (out.state.exp_avg == nullptr) return out;
+  if (out.weights->has_unit_head()) {
+    return Error{ErrorCode::kUnsupported,
+                 fmt::format("{}: rows of this model's head are divided by their lengths, and moments cannot be\n"
+                             "  expected a model whose head is used as it is stored\n"
+                             "  `cairn import --weights-only` takes the weights",
+                             config.string())};
+  }
+  RT_TRY_SET(out.exp_avg, HfFolder::open_with(config, std::move(out.state.exp_avg), hf));
+  RT_TRY_SET(out.exp_avg_sq, HfFolder::open_with(config, std::move(out.state.exp_avg_sq), hf));
+  return out;
+}
+
+Result<ImportReport> import_state(ckpt::IoBackend& io, const TrainingState& state, const fs::path& source,
+                                  const fs::path& checkpoints_dir, const ImportOptions& options,
+                                  const RecipeEncoder& encode) {
+  RT_TRY(check_target(source, checkpoints_dir, options.weights_only ? 0 : std::max<int64_t>(0, state.step),
+                      options.replace));
+  const fs::path config = !options.config.empty() ? options.config : source;
+  RT_TRY_SET(const OpenedState opened, open_state(state, config, options));
+  Import from{.kinds = {opened.weights.get()}, .source = source, .identity = opened.weights->identity()};
+  if (opened.exp_avg != nullptr) {
+    from.kinds.insert(from.kinds.end(), {opened.exp_avg.get(), opened.exp_avg_sq.get()});
+    from.state = &opened.state;
+  }
+  RT_TRY_SET(ImportReport report, import_from(io, from, checkpoints_dir, options, encode));
+  report.from = fmt::format("{}{}{}, {}", state.program, state.version.empty() ? "" : " ", state.version, state.layout);
+  report.samples = opened.state.samples;
+  report.adam_step = opened.state.adam_step;
+  report.lost = state.lost;
+  report.warnings.insert(report.warnings.end(), opened.state.notes.begin(), opened.state.notes.end());
   return report;
 }
 

@@ -5,17 +5,16 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 
+#include "converters/deepspeed.h"
 #include "converters/foreign_file.h"
 #include "converters/pickle_tree.h"
 #include "converters/sharded_files.h"
-#include "converters/torch_archive.h"
+#include "converters/torch_values.h"
 #include "runtime/core/count_text.h"
 #include "runtime/core/glob.h"
 #include "runtime/json/json.h"
@@ -32,9 +31,6 @@ constexpr Id kNothing = PickleTree::kNothing;
 constexpr size_t kMostNames = 4096;
 constexpr int64_t kMaxTextBytes = int64_t{1} << 20, kMaxMetadataBytes = int64_t{256} << 20;
 
-/// Any class is kept as a name: what a trainer's client saved may hold anything.
-const PickleTree::Policy kValues{
-    .of = "training state", .max_bytes = int64_t{64} << 20, .max_values = size_t{8} << 20, .persistent = true};
 const PickleTree::Policy kMetadata{.of = ".metadata", .max_bytes = kMaxMetadataBytes, .max_values = size_t{32} << 20};
 
 constexpr std::string_view kAlwaysLost[] = {"random states",
@@ -67,86 +63,10 @@ int64_t number_after(std::string_view name, std::string_view front) {
   return error == std::errc() && end != begin ? out : -1;
 }
 
-/// A pickle in an archive of torch.save, as values.
-struct Values {
-  TorchArchive archive;
-  std::string pickle;  // the tree points into it
-  std::optional<PickleTree> tree;
-  const Dict* root = nullptr;
-
-  Id find(std::string_view key) const { return tree->find(*root, key); }
-  /// A number, or a tensor of one number; -1 for anything else.
-  double number(Id id) const;
-  int64_t integer(std::string_view key) const {
-    const Id id = find(key);
-    return id != kNothing && tree->kind(id) == Kind::kInt ? tree->integer(id, key).value() : -1;
-  }
-  std::string text(std::string_view key) const {
-    const Id id = find(key);
-    return id != kNothing && tree->kind(id) == Kind::kString ? printable(tree->string(id, key).value()) : "";
-  }
-  const Dict* dict(Id id) const {
-    return id != kNothing && tree->kind(id) == Kind::kDict ? tree->dict(id, "").value() : nullptr;
-  }
-  const std::vector<Id>* items(Id id) const {
-    const bool sequence = id != kNothing && (tree->kind(id) == Kind::kTuple || tree->kind(id) == Kind::kList);
-    return sequence ? tree->items(id, "").value() : nullptr;
-  }
-  /// The storage that a tensor is a view of: its five parts, or null for what is no tensor.
-  const std::vector<Id>* storage_of(Id id) const;
-  std::string dtype_of(Id id) const;
-};
-
-constexpr std::pair<std::string_view, std::string_view> kStorages[] = {
-    {"FloatStorage", "F32"}, {"HalfStorage", "F16"}, {"BFloat16Storage", "BF16"}, {"DoubleStorage", "F64"}};
-
-const std::vector<Id>* Values::storage_of(Id id) const {
-  for (int depth = 0; depth < 4 && id != kNothing && tree->kind(id) == Kind::kObject; ++depth) {
-    const PickleTree::Object* object = tree->object(id, "").value();
-    const std::vector<Id>* arguments = items(object->arguments);
-    if (arguments == nullptr || arguments->empty()) return nullptr;
-    if (tree->kind(arguments->front()) == Kind::kPersistent) return tree->persistent(arguments->front(), "").value();
-    id = arguments->front();  // _rebuild_parameter of a tensor
-  }
-  return nullptr;
-}
-
-std::string Values::dtype_of(Id id) const {
-  const std::vector<Id>* storage = storage_of(id);
-  if (storage == nullptr || tree->kind((*storage)[1]) != Kind::kName) return {};
-  const PickleTree::Name name = tree->name((*storage)[1], "").value();
-  for (const auto& [theirs, ours] : kStorages) {
-    if (name.name == theirs) return std::string(ours);
-  }
-  return {};
-}
-
-double Values::number(Id id) const {
-  if (id == kNothing) return -1;
-  if (tree->kind(id) == Kind::kInt || tree->kind(id) == Kind::kFloat) return tree->number(id, "").value();
-  const std::vector<Id>* storage = storage_of(id);
-  if (storage == nullptr || dtype_of(id) != "F32" || tree->kind((*storage)[2]) != Kind::kString) return -1;
-  const ZipEntry* entry = archive.storage(tree->string((*storage)[2], "").value());
-  if (entry == nullptr || entry->bytes != sizeof(float)) return -1;
-  char raw[sizeof(float)];
-  if (!archive.read_at(entry->offset, raw).ok()) return -1;
-  float out = 0;
-  std::memcpy(&out, raw, sizeof out);
-  return std::isfinite(out) ? static_cast<double>(out) : -1.0;
-}
-
-Result<std::unique_ptr<Values>> read_values(const fs::path& path) {
-  auto out = std::make_unique<Values>();
-  RT_TRY_SET(out->archive, TorchArchive::open(path));
-  Result<std::string> pickle = out->archive.pickle();
-  if (!pickle.ok()) return std::move(pickle).error().with(path.string());
-  out->pickle = std::move(pickle).value();
-  const std::string place = fmt::format("{}: {}", path.string(), out->archive.pickle_name());
-  Result<PickleTree> tree = PickleTree::read(out->pickle, kValues);
-  if (!tree.ok()) return std::move(tree).error().with(place);
-  out->tree = std::move(tree).value();
-  RT_TRY_SET(out->root, out->tree->dict(out->tree->root(), place));
-  return out;
+/// -1 for what is no number.
+double number_or_none(const TorchValues& values, Id id) { return values.number(id).value_or(-1); }
+int64_t integer_or_none(const TorchValues& values, std::string_view key) {
+  return values.integer(values.find(key)).value_or(-1);
 }
 
 void measure(TrainingState* state) {
@@ -164,13 +84,13 @@ void measure(TrainingState* state) {
 constexpr std::string_view kOptimizerFile = "*_optim_states.pt", kModelFile = "*_model_states.pt";
 
 /// Sizes of the model: `param_shapes` of its file, else the tensors in `module` (ZeRO-0 has no shapes).
-void count_tensors(const Values& model, TrainingState* state) {
+void count_tensors(const TorchValues& model, TrainingState* state) {
   std::set<std::string_view> names;
   const auto count = [&](const Dict& shapes) {
     for (const auto& [name, size] : shapes) {
-      if (model.tree->kind(name) != Kind::kString) continue;
-      if (!names.insert(model.tree->string(name, "").value()).second) continue;
-      const Result<Shape> shape = model.tree->shape(size, "");
+      if (model.tree().kind(name) != Kind::kString) continue;
+      if (!names.insert(model.tree().string(name, "").value()).second) continue;
+      const Result<Shape> shape = model.tree().shape(size, "");
       if (!shape.ok()) continue;
       int64_t elements = 1;
       for (const int64_t extent : shape.value()) {
@@ -191,73 +111,60 @@ void count_tensors(const Values& model, TrainingState* state) {
   const Dict* module = model.dict(model.find("module"));
   if (module == nullptr) return;
   for (const auto& [name, value] : *module) {
-    const std::vector<Id>* storage = model.storage_of(value);
-    if (storage == nullptr) continue;
+    if (!model.is_tensor(value)) continue;
     if (state->dtype.empty()) state->dtype = model.dtype_of(value);
-    if (names.empty() && model.tree->kind((*storage)[4]) == Kind::kInt) {
+    if (const int64_t elements = model.storage_elems(value); names.empty() && elements >= 0) {
       ++state->tensors;
-      state->elements += model.tree->integer((*storage)[4], "").value();
+      state->elements += elements;
     }
   }
 }
 
 /// Names and count of one parameter's state: {"step": 3, "exp_avg": tensor, ...}.
-void look_at_moments(const Values& file, Id of_parameter, TrainingState* state) {
+void look_at_moments(const TorchValues& file, Id of_parameter, TrainingState* state) {
   const Dict* one = file.dict(of_parameter);
   if (one == nullptr || !state->optimizer.empty()) return;
   for (const auto& [key, value] : *one) {
-    if (file.tree->kind(key) != Kind::kString) continue;
-    const std::string name = printable(file.tree->string(key, "").value());
+    const std::string name = printable(file.text(key));
     if (name == "step") {
-      state->adam_step = file.number(value);
-    } else {
+      state->adam_step = number_or_none(file, value);
+    } else if (!name.empty()) {
       state->optimizer.push_back(name);
     }
   }
 }
 
 /// The state of the first parameter in a torch optimizer's state_dict, which a wrapper may hold under a key.
-Id first_state(const Values& file, Id optimizer) {
-  const Dict* dict = file.dict(optimizer);
+Id first_state(const TorchValues& file, Id optimizer) {
   for (const char* key : {"optimizer_state_dict", "optimizer"}) {  // DeepSpeed's, Megatron-LM's
-    const Dict* inner = dict == nullptr ? nullptr : file.dict(file.tree->find(*dict, key));
-    if (inner != nullptr) dict = inner;
+    if (const Id inner = file.get(optimizer, key); file.dict(inner) != nullptr) optimizer = inner;
   }
-  if (dict == nullptr) return kNothing;
-  const Dict* states = file.dict(file.tree->find(*dict, "state"));
+  const Dict* states = file.dict(file.get(optimizer, "state"));
   return states == nullptr || states->empty() ? kNothing : states->front().second;
 }
 
-int64_t stage_of(const Values& file, Id stage) {
-  if (stage == kNothing) return -1;
-  if (file.tree->kind(stage) == Kind::kInt) return file.tree->integer(stage, "").value();
-  if (file.tree->kind(stage) != Kind::kObject) return -1;
-  const std::vector<Id>* arguments = file.items(file.tree->object(stage, "").value()->arguments);
-  const bool one = arguments != nullptr && arguments->size() == 1 && file.tree->kind((*arguments)[0]) == Kind::kInt;
-  return one ? file.tree->integer((*arguments)[0], "").value() : -1;
-}
-
 /// A rank's optimizer file of ZeRO-1 to 3.
-void look_at_zero(const Values& file, int64_t* stage, int64_t* partitions, TrainingState* state) {
-  const Dict* dict = file.dict(file.find("optimizer_state_dict"));
-  if (dict == nullptr) {
+void look_at_zero(const TorchValues& file, int64_t* stage, int64_t* partitions, TrainingState* state) {
+  const Id optimizer = file.find("optimizer_state_dict");
+  if (file.dict(optimizer) == nullptr) {
+    const Dict* keys = file.dict(file.root());
     state->problems.push_back(
         fmt::format("{}: has no optimizer_state_dict, found {}; expected a file of DeepSpeed's ZeRO",
-                    file.archive.path().string(), count_text(std::ssize(*file.root), "key")));
+                    file.archive().path().string(), count_text(keys == nullptr ? 0 : std::ssize(*keys), "key")));
     return;
   }
-  *stage = stage_of(file, file.tree->find(*dict, "zero_stage"));
-  const Id count = file.tree->find(*dict, "partition_count");
+  *stage = zero_stage(file);
+  const Id count = file.get(optimizer, "partition_count");
   if (const std::vector<Id>* groups = file.items(count); groups != nullptr) {
-    for (const Id group : *groups) *partitions = std::max(*partitions, static_cast<int64_t>(file.number(group)));
+    for (const Id group : *groups) *partitions = std::max(*partitions, file.integer(group).value_or(-1));
   } else {
-    *partitions = static_cast<int64_t>(file.number(count));
+    *partitions = file.integer(count).value_or(-1);
   }
-  const Id base = file.tree->find(*dict, "base_optimizer_state");
+  const Id base = file.get(optimizer, "base_optimizer_state");
   if (const std::vector<Id>* groups = file.items(base); groups != nullptr) {  // elastic
     if (!groups->empty()) look_at_moments(file, groups->front(), state);
   } else {
-    look_at_moments(file, first_state(file, base != kNothing ? base : file.tree->find(*dict, "optimizer_state_dict")),
+    look_at_moments(file, first_state(file, base != kNothing ? base : file.get(optimizer, "optimizer_state_dict")),
                     state);
   }
 }
@@ -283,20 +190,20 @@ void find_missing(const std::vector<std::string>& optimizer_files, int64_t parti
   }
 }
 
-void look_at_model(const Values& model, TrainingState* state) {
-  state->version = model.text("ds_version");
-  state->step = model.integer("global_steps");
-  state->samples = model.integer("global_samples");
-  state->skipped = model.integer("skipped_steps");
-  state->data_ranks = std::max<int64_t>(0, model.integer("dp_world_size"));
-  state->model_ranks = std::max<int64_t>(0, model.integer("mp_world_size"));
+void look_at_model(const TorchValues& model, TrainingState* state) {
+  state->version = printable(model.text(model.find("ds_version")));
+  state->step = integer_or_none(model, "global_steps");
+  state->samples = integer_or_none(model, "global_samples");
+  state->skipped = integer_or_none(model, "skipped_steps");
+  state->data_ranks = std::max<int64_t>(0, integer_or_none(model, "dp_world_size"));
+  state->model_ranks = std::max<int64_t>(0, integer_or_none(model, "mp_world_size"));
   count_tensors(model, state);
 }
 
 /// `what` of a file that could be read, else a problem that says why it could not.
 template <typename What>
 void with_values(const fs::path& path, TrainingState* state, const What& what) {
-  const Result<std::unique_ptr<Values>> values = read_values(path);
+  const Result<std::unique_ptr<TorchValues>> values = TorchValues::read(path);
   if (values.ok()) {
     what(*values.value());
   } else {
@@ -315,9 +222,13 @@ std::optional<TrainingState> look_at_deepspeed(const fs::path& dir, const std::v
   const bool pipeline = any_matches(names, "layer_*-model_*states.pt");
   const bool experts = any_matches(names, "*expert_*_model_states.pt") || any_matches(names, "expp_rank_*");
   if (optimizer_files.empty() && model_files.empty() && !universal && !pipeline) return std::nullopt;
+  std::set<std::string> tied;  // names of tensors that others hold
   if (!model_files.empty()) {
-    with_values(dir / model_files.front(), &out, [&](const Values& model) {
+    with_values(dir / model_files.front(), &out, [&](const TorchValues& model) {
       look_at_model(model, &out);
+      if (const Dict* shared = model.dict(model.find("shared_params")); shared != nullptr) {
+        for (const auto& [name, of] : *shared) tied.insert(model.text(name));
+      }
       if (optimizer_files.empty() && !universal) {  // ZeRO-0 keeps torch's own state beside the weights
         look_at_moments(model, first_state(model, model.find("optimizer")), &out);
       }
@@ -332,14 +243,15 @@ std::optional<TrainingState> look_at_deepspeed(const fs::path& dir, const std::v
   if (!optimizer_files.empty()) {
     int64_t stage = -1, partitions = -1;
     with_values(dir / optimizer_files.front(), &out,
-                [&](const Values& file) { look_at_zero(file, &stage, &partitions, &out); });
+                [&](const TorchValues& file) { look_at_zero(file, &stage, &partitions, &out); });
     out.layout = stage < 0 ? "ZeRO" : fmt::format("ZeRO-{}", stage);
     out.data_ranks = std::max(out.data_ranks, partitions);
     find_missing(optimizer_files, out.data_ranks, &out);
   }
   if (universal) {
     out.layout = "a universal checkpoint";
-    const std::vector<std::string> tensors = names_in(dir / "zero");
+    std::vector<std::string> tensors = names_in(dir / "zero");
+    std::erase_if(tensors, [&](const std::string& name) { return tied.contains(name); });
     out.tensors = std::ranges::count_if(
         tensors, [&](const std::string& name) { return is_plain_file(dir / "zero" / name / "fp32.pt"); });
     for (const std::string& name : tensors) {
@@ -410,16 +322,13 @@ void look_at_metadata(const fs::path& path, TrainingState* state) {
 }
 
 /// `args.NAME` of Megatron-LM's common state; -1 without it.
-int64_t argument(const Values& common, std::string_view name) {
-  const Id args = common.find("args");
-  if (args == kNothing || common.tree->kind(args) != Kind::kObject) return -1;
-  const Dict* fields = common.dict(common.tree->object(args, "").value()->state);
-  const Id value = fields == nullptr ? kNothing : common.tree->find(*fields, name);
-  return value == kNothing || common.tree->kind(value) != Kind::kInt ? -1 : common.tree->integer(value, "").value();
+int64_t argument(const TorchValues& common, std::string_view name) {
+  const Dict* fields = common.state(common.find("args"));
+  return fields == nullptr ? -1 : common.integer(common.tree().find(*fields, name)).value_or(-1);
 }
 
-void look_at_common(const Values& common, TrainingState* state) {
-  state->step = common.integer("iteration");
+void look_at_common(const TorchValues& common, TrainingState* state) {
+  state->step = integer_or_none(common, "iteration");
   state->samples = argument(common, "consumed_train_samples");
   state->skipped = -1;  // Megatron counts samples, not steps
   const int64_t tp = argument(common, "tensor_model_parallel_size"),
@@ -451,7 +360,7 @@ std::optional<TrainingState> look_at_megatron(const fs::path& dir, const std::ve
           "    load it with that Megatron-LM and save it with --ckpt-format torch_dist");
     }
     if (is_plain_file(dir / "common.pt")) {
-      with_values(dir / "common.pt", &out, [&](const Values& common) { look_at_common(common, &out); });
+      with_values(dir / "common.pt", &out, [&](const TorchValues& common) { look_at_common(common, &out); });
     }
     if (metadata) look_at_metadata(dir / ".metadata", &out);
     return out;
@@ -465,7 +374,7 @@ std::optional<TrainingState> look_at_megatron(const fs::path& dir, const std::ve
   if (first.empty()) return std::nullopt;
   out.layout = "legacy files of ranks";
   const int64_t found = out.model_ranks;
-  with_values(first, &out, [&](const Values& rank) {
+  with_values(first, &out, [&](const TorchValues& rank) {
     look_at_common(rank, &out);
     look_at_moments(rank, first_state(rank, rank.find("optimizer")), &out);
     if (is_plain_file(first.parent_path() / "distrib_optim.pt")) out.optimizer.emplace_back("in distrib_optim.pt");
@@ -509,14 +418,41 @@ std::optional<TrainingState> look_at_torch(const fs::path& dir, const std::vecto
   return std::nullopt;
 }
 
+/// Whether the optimizer's state comes along (deepspeed.h refuses the rest by name).
+bool takes_optimizer(const TrainingState& state) {
+  const bool universal = state.layout.find("universal") != std::string::npos;
+  return state.program == "DeepSpeed" && state.layout.find(", ") == std::string::npos &&
+         (universal || state.model_ranks <= 1) && state.optimizer == std::vector<std::string>{"exp_avg", "exp_avg_sq"};
+}
+
 void say_what_is_kept(TrainingState* state) {
-  if (state->program != "DeepSpeed")
-    state->kept.emplace_back("the weights, where the model's config.json is beside them");
-  if (!state->optimizer.empty()) {
-    state->lost.push_back(fmt::format("the optimizer's state ({}) and its count of steps: an import begins at step 0",
-                                      fmt::join(state->optimizer, ", ")));
+  if (takes_optimizer(*state)) {
+    state->kept.emplace_back("the weights, from the float masters (the model's config.json: --config DIR)");
+    state->kept.push_back(
+        fmt::format("the optimizer's state ({}) and its own count of updates", fmt::join(state->optimizer, ", ")));
+    state->kept.emplace_back("the step, the samples that were taken, the loss scale");
+  } else {
+    if (state->program != "DeepSpeed")
+      state->kept.emplace_back("the weights, where the model's config.json is beside them");
+    if (!state->optimizer.empty()) {
+      state->lost.push_back(fmt::format("the optimizer's state ({}) and its count of steps: an import begins at step 0",
+                                        fmt::join(state->optimizer, ", ")));
+    }
   }
   for (const std::string_view line : kAlwaysLost) state->lost.emplace_back(line);
+}
+
+/// The folder global_stepN, or global_stepN_universal, of the highest N; empty: none.
+std::string newest_step(const std::vector<std::string>& names) {
+  std::string out;
+  int64_t newest = -1;
+  for (const std::string& name : names) {
+    const int64_t step = name.starts_with("global_step") ? number_after(name, "global_step") : -1;
+    if (step < 0 || step < newest) continue;
+    newest = step;
+    out = name;
+  }
+  return out;
 }
 
 }  // namespace
@@ -537,8 +473,13 @@ Result<std::optional<TrainingState>> look_at_training_state(const fs::path& dir)
   } else {
     RT_TRY_SET(at, pointed_folder(dir));
   }
-  const std::vector<std::string> names = names_in(at);
+  std::vector<std::string> names = names_in(at);
   std::optional<TrainingState> out = look_at_deepspeed(at, names);
+  if (const std::string newest = newest_step(names); !out && at == dir && !newest.empty()) {  // `latest` was lost
+    at = dir / newest;
+    names = names_in(at);
+    out = look_at_deepspeed(at, names);
+  }
   if (!out) out = look_at_megatron(at, names);
   if (!out) out = look_at_torch(at, names);
   if (!out) return out;

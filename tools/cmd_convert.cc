@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -27,6 +28,7 @@
 #include "tools/commands.h"
 #include "tools/mesh_option.h"
 #include "tools/model_source.h"
+#include "tools/number_option.h"
 #include "tools/run/folder.h"
 #include "tools/step_target.h"
 
@@ -40,10 +42,11 @@ enum class Kind { kFolder, kCheckpoint };  // of the source
 
 struct Options {
   std::string verb, from, to, target_kind;            // "hf", "cairn", or empty: what the source is not
-  std::string mesh, name;                             // into a checkpoint
+  std::string mesh, name, config;                     // into a checkpoint
+  int64_t step = -1;                                  // of a training state; -1: the newest
   std::string dtype, quantize, max_shard_size, like;  // into a folder
   bool hdf5 = false, untie = false, drop_mtp = false, overwrite = false, check = false, ema = false;
-  bool without_tokenizer = false;
+  bool weights_only = false, without_tokenizer = false;
 };
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
@@ -79,6 +82,9 @@ Status refuse_useless(const Options& options, bool to_cairn) {
   } else {
     RT_TRY(refuse(!options.mesh.empty(), "--mesh", "into a checkpoint"));
     RT_TRY(refuse(!options.name.empty(), "--name", "into a checkpoint"));
+    RT_TRY(refuse(!options.config.empty(), "--config", "into a checkpoint"));
+    RT_TRY(refuse(options.weights_only, "--weights-only", "into a checkpoint"));
+    RT_TRY(refuse(options.step >= 0, "--step", "into a checkpoint"));
   }
   return {};
 }
@@ -93,7 +99,42 @@ void tell_taken(int64_t files, int64_t bytes) {
              files, files == 1 ? "" : "s", format_bytes(bytes));
 }
 
-Result<int> to_checkpoint(const Options& options, bool as_json) {
+/// The training state of another program that SRC is, if it is one whose optimizer an import takes.
+Result<std::optional<convert::TrainingState>> state_of(const Options& options) {
+  fs::path at = options.from;
+  if (options.step >= 0) {
+    at /= fmt::format("global_step{}", options.step);
+    std::error_code error;
+    if (!fs::is_directory(at, error)) {
+      return convert::named(at, invalid(fmt::format("{}: there is no such folder; --step N takes global_stepN of a "
+                                                    "training state of DeepSpeed's",
+                                                    at.string())));
+    }
+  }
+  RT_TRY_SET(std::optional<convert::TrainingState> state, convert::look_at_training_state(at));
+  if (!state || !convert::is_imported_state(*state)) {
+    if (options.step >= 0 || options.weights_only || !options.config.empty()) {
+      return invalid(
+          fmt::format("{}: is no training state of DeepSpeed's; --config, --step and --weights-only are for "
+                      "one",
+                      options.from));
+    }
+    return std::optional<convert::TrainingState>();
+  }
+  return state;
+}
+
+/// The folder with config.json for a training state: as given, or where the state is.
+fs::path config_of(const Options& options, const convert::TrainingState& state) {
+  if (!options.config.empty()) return options.config;
+  for (const fs::path& dir : {fs::path(options.from), state.folder}) {
+    std::error_code error;
+    if (fs::exists(dir / convert::kConfigFile, error)) return dir;
+  }
+  return options.from;
+}
+
+Result<int> to_checkpoint(const Options& options, const std::optional<convert::TrainingState>& state, bool as_json) {
   convert::ImportOptions import;
   if (!options.mesh.empty()) {
     RT_TRY_SET(import.mesh, parse_mesh(options.mesh));
@@ -102,6 +143,8 @@ Result<int> to_checkpoint(const Options& options, bool as_json) {
   import.drop_mtp = options.drop_mtp;
   import.replace = options.overwrite;
   import.run_name = options.name;
+  import.weights_only = options.weights_only;
+  if (state) import.config = config_of(options, *state);
   import.cancel = &stop_on_signals();
   RT_TRY(check_outside_checkpoints(options.to));
   RT_TRY(check_not_beside_checkpoints(options.to));
@@ -122,13 +165,14 @@ Result<int> to_checkpoint(const Options& options, bool as_json) {
     ByteProgress progress("written");
     import.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total);
   };
+  if (state) return convert::import_state(*io, *state, options.from, options.to, import, encode);
   return convert::import_hf(*io, options.from, options.to, import, encode);
 }
 ();
 RT_TRY_SET(const convert::ImportReport report, std::move(done));
 tell_warnings(options, report.warnings);
 if (as_json) {
-  print_json({{"checkpoint", report.dir.string()},
+  json out = {{"checkpoint", report.dir.string()},
               {"parameters", report.parameters},
               {"tensors", report.tensors},
               {"bytes", report.payload_bytes},
@@ -144,7 +188,17 @@ if (as_json) {
               {"taken_bytes", report.taken_bytes},
               {"cleaned", report.cleaned},
               {"seconds", report.seconds},
-              {"warnings", report.warnings}});
+              {"warnings", report.warnings}};
+  if (state) {
+    out["from"] = report.from;
+    out["lost"] = report.lost;
+    out["step"] = report.step;
+  }
+  if (report.moments) {
+    out["samples"] = report.samples;
+    out["adam_step"] = report.adam_step;
+  }
+  print_json(std::move(out));
   return 0;
 }
 tell_taken(report.taken_files, report.taken_bytes);
@@ -152,6 +206,13 @@ fmt::print("{}: {} parameters in {}, {} for {}; {} kept; {:.1f} s\n", report.dir
            format_count(static_cast<double>(report.parameters)), count_text(report.tensors, "tensor"),
            format_bytes(report.payload_bytes), count_text(report.ranks, "rank"), count_text(report.files_kept, "file"),
            report.seconds);
+if (!state) return 0;
+fmt::print("  from {}: {}\n", report.from,
+           report.moments
+               ? fmt::format("weights, exp_avg, exp_avg_sq; step {}, {}, {} of the optimizer's own", report.step,
+                             count_text(report.samples, "sample"), count_text(report.adam_step, "update"))
+               : "only weights, at step 0");
+for (const std::string& line : report.lost) fmt::print("  left behind: {}\n", line);
 return 0;
 }
 
@@ -388,10 +449,38 @@ void print_state(const convert::TrainingState& state) {
   for (const std::string& problem : state.problems) fmt::print("  problem: {}\n", problem);
 }
 
+/// Opens the state as an import would, all but the writing: the masters are compared too.
+Result<int> check_state(const Options& options, const convert::TrainingState& state, bool as_json) {
+  const fs::path config = config_of(options, state);
+  const convert::ImportOptions import{
+      .untie = options.untie, .drop_mtp = options.drop_mtp, .weights_only = options.weights_only};
+  const Result<convert::OpenedState> opened = convert::open_state(state, config, import);
+  if (as_json) {
+    json out = {{"folder", options.from}, {"ok", opened.ok()}, {"training_state", state_json(state)}};
+    if (!opened.ok()) out["message"] = opened.error().message;
+    if (opened.ok()) {
+      out["model_type"] = opened.value().weights->family().model_type;
+      out["warnings"] = opened.value().state.notes;
+    }
+    print_json(std::move(out));
+    return opened.ok() ? 0 : kRefused;
+  }
+  if (!opened.ok()) return opened.error();
+  for (const std::string& note : opened.value().state.notes) fmt::print("  note: {}\n", note);
+  const convert::HfFolder& folder = *opened.value().weights;
+  for (const std::string& warning : folder.warnings()) fmt::print("  warning: {}\n", warning);
+  const int64_t kinds = opened.value().exp_avg == nullptr ? 1 : 3;
+  fmt::print("  it imports, as the {} model of {}: {} as a checkpoint\n", folder.family().model_type,
+             (config / convert::kConfigFile).string(),
+             format_bytes(kinds * count_parameters(folder.model()) * int64_t{sizeof(float)}));
+  return 0;
+}
+
 Result<int> check(const Options& options, bool as_json) {
   Result<std::optional<convert::TrainingState>> looked = convert::look_at_training_state(options.from);
   const std::optional<convert::TrainingState> state = looked.ok() ? looked.value() : std::nullopt;
   if (state && !as_json) print_state(*state);
+  if (state && convert::is_imported_state(*state)) return check_state(options, *state, as_json);
   Result<std::unique_ptr<convert::HfFolder>> opened =
       convert::HfFolder::inspect(options.from, {.untie = options.untie, .drop_mtp = options.drop_mtp});
   if (!opened.ok() && state && as_json) {
@@ -452,6 +541,18 @@ Result<int> run(const Options& options, bool as_json) {
     return check(options, as_json);
   }
   if (options.to.empty()) return invalid("where to? give a second folder, or --check to look at the first");
+  if (options.target_kind != "hf") {
+    std::error_code error;
+    const bool checkpoint = fs::exists(fs::path(options.from) / ckpt::kManifestName, error);
+    std::optional<convert::TrainingState> state;
+    if (!checkpoint) {
+      RT_TRY_SET(state, state_of(options));
+    }
+    if (state) {
+      RT_TRY(refuse_useless(options, true));
+      return to_checkpoint(options, state, as_json);
+    }
+  }
   RT_TRY_SET(const Kind kind, kind_of(options));
   const bool to_cairn = options.target_kind.empty() ? kind == Kind::kFolder : options.target_kind == "cairn";
   RT_TRY(refuse_useless(options, to_cairn));
@@ -463,7 +564,7 @@ Result<int> run(const Options& options, bool as_json) {
                             "layout: cairn ckpt reshard",
                             options.from)));
   }
-  return to_checkpoint(options, as_json);
+  return to_checkpoint(options, std::nullopt, as_json);
 }
 
 void add_import_options(CLI::App& command, Options& options) {
@@ -471,6 +572,12 @@ void add_import_options(CLI::App& command, Options& options) {
       "--mesh", options.mesh,
       "layout of the shards, as tp=1,pp=2,dp=2,ep=2; what is not named is 1 (any layout loads into any other)");
   command.add_option("--name", options.name, "name of the run; default: the folder's");
+  command.add_option("--config", options.config,
+                     "of a training state: the folder with the model's config.json and tokenizer; default: SRC");
+  command.add_option("--step", options.step, "of a training state: global_stepN, not the newest")
+      ->type_name("N")
+      ->transform(whole_number(0));
+  command.add_flag("--weights-only", options.weights_only, "of a training state: only its weights, at step 0");
 }
 
 void add_export_options(CLI::App& command, Options& options) {
@@ -498,7 +605,7 @@ void add_shared_options(CLI::App& command, Options& options, bool folder_source,
     command.add_flag("--untie", options.untie, "keep an embedding and a head that differ though the config ties them");
     command.add_flag("--drop-mtp", options.drop_mtp, "leave out the layers that predict further tokens");
   }
-  command.add_flag("--overwrite", options.overwrite, "replace the model or step 0 that is there");
+  command.add_flag("--overwrite", options.overwrite, "replace the model or the step that is there");
   add_json_flag(command, session);
 }
 
@@ -540,15 +647,21 @@ void add_convert(CLI::App& app, Session& session) {
 
 void add_import(CLI::App& app, Session& session) {
   auto options = std::make_shared<Options>(Options{.verb = "import", .target_kind = "cairn"});
-  CLI::App* command = app.add_subcommand("import", "convert a Hugging Face folder to a checkpoint of any layout");
-  command->add_option("hf_dir", options->from, "folder with config.json and weights")->required();
-  command->add_option("checkpoints", options->to, "folder for checkpoints; step-00000000 is written in it")->required();
+  CLI::App* command = app.add_subcommand(
+      "import", "convert a Hugging Face folder, or a training state of DeepSpeed, to a checkpoint of any layout");
+  command->add_option("hf_dir", options->from, "folder with config.json and weights, or the folder of a training state")
+      ->required();
+  command
+      ->add_option("checkpoints", options->to,
+                   "folder for checkpoints; step-00000000 is written in it, of a training state its own step")
+      ->required();
   add_import_options(*command, *options);
   add_shared_options(*command, *options, true, session);
   command->footer(
       "Exit codes: as `cairn convert`, and 69 the folder is of a run in training.\n"
       "Examples:\n"
-      "  cairn import HF_DIR runs/base/checkpoints --mesh tp=2,pp=2");
+      "  cairn import HF_DIR runs/base/checkpoints --mesh tp=2,pp=2\n"
+      "  cairn import DEEPSPEED_DIR runs/mine/checkpoints --config HF_DIR");
   act(*command, options, session);
 }
 

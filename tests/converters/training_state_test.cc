@@ -63,7 +63,8 @@ TEST_SUITE("converters/training_state") {
       CHECK(state.dtype == row.dtype);
       CHECK(state.optimizer == kMoments);
       CHECK(state.problems.empty());
-      CHECK(has(state.lost.front(), "the optimizer's state (exp_avg, exp_avg_sq)"));
+      CHECK(has(state.kept.at(1), "the optimizer's state (exp_avg, exp_avg_sq)"));
+      CHECK(has(state.lost.front(), "random states"));
     }
   }
 

@@ -1,0 +1,105 @@
+#pragma once
+// Whole tensors that lie in pieces in many files, as the flat buffers that ranks of a trainer save: each is a list of
+// runs, and any elements of it are read in one pass over those that hold them. Files are opened when they are read, and
+// at most kMostOpen at a time.
+
+#include <cstdint>
+#include <filesystem>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "converters/weights_file.h"
+#include "runtime/core/result.h"
+#include "runtime/core/unique_handle.h"
+
+namespace cairn::convert {
+
+/// Files that are read at any place by any thread. One that is not as it was when it was added is an error.
+class FilePool {
+ public:
+  static constexpr size_t kMostOpen = 64;
+
+  /// Returns its number. Errors: kInvalidInput, kIo; with the path.
+  Result<int64_t> add(const std::filesystem::path& path);
+  /// Bytes [offset, offset + out.size()). Errors: kIo, kCorrupt (the file ends before); kInvalidInput for one that has
+  /// changed since it was added.
+  Status read(int64_t file, int64_t offset, std::span<std::byte> out) const;
+  /// Errors: kInvalidInput for the first file whose size or time of change is another than when it was added.
+  Status check_unchanged() const;
+  std::vector<std::filesystem::path> paths() const;
+
+ private:
+  struct Known {
+    std::filesystem::path path;
+    int64_t bytes = 0, changed_ns = 0;
+  };
+  Result<std::shared_ptr<const Fd>> open(int64_t file) const;
+  static Status check(const Known& known, int fd);
+
+  std::vector<Known> files_;
+  mutable std::mutex mutex_;
+  mutable std::list<std::pair<int64_t, std::shared_ptr<const Fd>>> open_;  // the last used first
+};
+
+/// Elements that lie one behind the other in a file; in none (file < 0) they are zeros.
+struct FlatRun {
+  int64_t file = -1;
+  int64_t offset = 0;  // bytes
+  int64_t count = 0;   // elements
+  bool operator==(const FlatRun&) const = default;
+};
+
+/// One buffer made of the parts of all ranks, in order, of which parameters are taken from the front.
+class FlatBuffer {
+ public:
+  explicit FlatBuffer(std::vector<FlatRun> parts, int64_t elem_bytes) : parts_(std::move(parts)), elem_(elem_bytes) {}
+  int64_t left() const;
+  /// The next `count` elements; fewer where less is left.
+  std::vector<FlatRun> take(int64_t count);
+
+ private:
+  std::vector<FlatRun> parts_;
+  int64_t elem_ = 0;
+  size_t part_ = 0;
+  int64_t at_ = 0;  // elements of parts_[part_] that are taken
+};
+
+class FlatTensors final : public WeightsFile {
+ public:
+  /// `path`: the folder, for messages.
+  FlatTensors(std::filesystem::path path, std::shared_ptr<const FilePool> files)
+      : path_(std::move(path)), files_(std::move(files)) {}
+
+  /// `runs` hold as many elements as the shape has; dtype as safetensors names it.
+  void add(std::string name, std::string dtype, Shape shape, std::vector<FlatRun> runs);
+  /// The tensor of that name; null: none.
+  const SafeTensor* find(std::string_view name) const;
+
+  const std::filesystem::path& path() const override { return path_; }
+  std::vector<std::filesystem::path> paths() const override { return files_->paths(); }
+  const std::vector<SafeTensor>& tensors() const override { return tensors_; }
+  /// `tensor` is one of tensors(); offset and bytes are of whole elements.
+  Status read(const SafeTensor& tensor, int64_t offset, int64_t bytes, std::byte* out) const override;
+  const std::vector<FlatRun>& runs(const SafeTensor& tensor) const;
+
+ private:
+  struct Placed {
+    std::vector<FlatRun> runs;
+    std::vector<int64_t> begins;  // elements before each run
+    int64_t elem_bytes = 0;
+  };
+  size_t index_of(const SafeTensor& tensor) const;
+
+  std::filesystem::path path_;
+  std::shared_ptr<const FilePool> files_;
+  std::vector<SafeTensor> tensors_;
+  std::vector<Placed> placed_;  // of each of tensors_
+  std::map<std::string, size_t, std::less<>> by_name_;
+};
+
+}  // namespace cairn::convert

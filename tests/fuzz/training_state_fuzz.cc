@@ -1,0 +1,84 @@
+// Input: the first byte chooses the layout and the file; the rest are patches of its pickle (tests/fuzz/target.h). A
+// state of DeepSpeed that is still taken has tensors that lie in its files.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "converters/deepspeed.h"
+#include "runtime/core/check.h"
+#include "tests/converters/deepspeed_state.h"
+#include "tests/fuzz/target.h"
+
+using namespace cairn;
+using namespace cairn::convert;
+using namespace cairn::convert::testing;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Removed when the program ends.
+struct Folder {
+  fs::path path = fs::temp_directory_path() / fmt::format("training-state-fuzz-{}", ::getpid());
+  Folder() { fs::create_directories(path); }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+};
+
+void write(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
+}
+
+std::vector<Drawn> small_tensors() {
+  std::vector<Drawn> out;
+  for (const Shape& shape : {Shape{3, 2}, Shape{5}, Shape{2, 2}}) {
+    Drawn one{fmt::format("w{}", out.size()), shape, {}};
+    for (std::vector<float>& kind : one.kinds) kind.assign(static_cast<size_t>(count_elems(shape)), 0.5f);
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+void read_all(const FlatTensors& file) {
+  for (const SafeTensor& tensor : file.tensors()) {
+    RT_CHECK(tensor.end < 1 << 20, "{} of {} bytes", tensor.name, tensor.end);
+    std::string bytes(static_cast<size_t>(tensor.end), '\0');
+    const Status read = file.read(tensor, 0, tensor.end, reinterpret_cast<std::byte*>(bytes.data()));
+    RT_CHECK(read.ok(), "{}: {}", tensor.name, read.error().message);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const Folder folder;
+  static const std::vector<Drawn> tensors = small_tensors();
+  if (size == 0) return 0;
+  const Layout layout{
+      .stage = (data[0] & 1) != 0 ? 3 : 2, .world = 2, .elastic = (data[0] & 2) != 0, .groups = {{1, 0}, {2}}};
+  const bool model = (data[0] & 4) != 0;
+  const auto patch = [&](std::string text) { return fuzz::patched(std::move(text), fuzz::Feed(data + 1, size - 1)); };
+  const char* const model_name =
+      layout.stage == 3 ? "zero_pp_rank_0_mp_rank_00_model_states.pt" : "mp_rank_00_model_states.pt";
+  for (const auto& entry : fs::directory_iterator(folder.path)) fs::remove(entry.path());
+  write(folder.path / model_name, model ? model_file(tensors, layout, 5, patch) : model_file(tensors, layout, 5));
+  for (int64_t rank = 0; rank < layout.world; ++rank) {
+    write(folder.path / fmt::format("zero_pp_rank_{}_mp_rank_00_optim_states.pt", rank),
+          rank == 1 && !model ? rank_file(tensors, layout, rank, 5, patch) : rank_file(tensors, layout, rank, 5));
+  }
+  const auto state = look_at_training_state(folder.path);
+  if (!state.ok() || !state.value()) return 0;
+  const auto opened = open_deepspeed(*state.value(), false);
+  if (!opened.ok()) {
+    RT_CHECK(opened.error().message.size() > 20, "refused without a word");
+    return 0;
+  }
+  read_all(*opened.value().weights);
+  read_all(*opened.value().exp_avg);
+  read_all(*opened.value().exp_avg_sq);
+  return 0;
+}
