@@ -486,9 +486,11 @@ class Others {
       const kernels::EmaRun run{.weight = weight, .from = average, .to = average, .count = count};
       return [=, &state = arrays.device().state()] { state.ema_of_runs(0.99, {&run, 1}); };
     });
-    add("scale_floats", 8 * real(count), [=](Arrays& arrays) -> Order {
-      const auto x = arrays.drawn<float>(count);
-      return [=, &state = arrays.device().state()] { state.scale_floats(x, 1.0f, count); };
+    add("scale_heads_of_runs", 8 * real(count), [=](Arrays& arrays) -> Order {
+      const auto factors = arrays.of(std::vector<float>{1, 1}), clipped = arrays.of(std::vector<float>{1});
+      const auto clip = arrays.of(std::vector<kernels::Clip>(1));
+      const kernels::HeadRun run{arrays.drawn<float>(count), factors, 0, count, count / 2 + 1, DType::kF32, nullptr};
+      return [=, &state = arrays.device().state()] { state.scale_heads_of_runs({&run, 1}, clipped, clip); };
     });
     add("clear_floats", 4 * real(count), [=](Arrays& arrays) -> Order {
       const auto x = arrays.drawn<float>(count);
@@ -543,20 +545,20 @@ class Others {
       const auto row_sums = arrays.zeros<double>(rows), col_sums = arrays.zeros<double>(cols);
       return [=, &state = arrays.device().state()] { state.adafactor_squares(of.run, row_sums, col_sums); };
     });
-    add("adafactor_norms", 8 * real(count), [=](Arrays& arrays) -> Order {
+    const auto run_of = [=](Arrays& arrays) {
       const Matrix of = matrix(arrays);
-      const auto master = arrays.drawn<float>(count);
-      const auto words = std::make_shared<HostNumbers<double>>(arrays.device().stream(), kernels::TensorNorms::kWords);
-      return [=, &state = arrays.device().state()] {
-        state.adafactor_norms(of.run, of.factors, master, kernels::TensorNorms{words->room()});
-      };
+      const kernels::StateArrays state{.master = arrays.drawn<float>(count)};
+      return kernels::AdafactorRun{.matrix = of.run, .factors = of.factors, .from = state, .to = state, .decay = 0.1f};
+    };
+    add("adafactor_norms_of_runs", 8 * real(count), [=](Arrays& arrays) -> Order {
+      const kernels::AdafactorRun run = run_of(arrays);
+      const auto partials = arrays.zeros<double>(kernels::norm_chunks(count) * kernels::TensorNorms::kWords);
+      return [=, &state = arrays.device().state()] { state.adafactor_norms_of_runs({&run, 1}, partials); };
     });
-    add("adafactor_step", 12 * real(count), [=](Arrays& arrays) -> Order {
-      const Matrix of = matrix(arrays);
-      const auto master = arrays.drawn<float>(count);
-      return [=, &state = arrays.device().state()] {
-        state.adafactor_step({1e-4f, 0.1f, 0}, of.run, of.factors, master, nullptr, master, nullptr);
-      };
+    add("adafactor_step_of_runs", 12 * real(count), [=](Arrays& arrays) -> Order {
+      const kernels::AdafactorRun run = run_of(arrays);
+      const auto rates = arrays.of(std::vector<float>{1e-4f});
+      return [=, &state = arrays.device().state()] { state.adafactor_step_of_runs({&run, 1}, rates); };
     });
   }
 
@@ -573,9 +575,10 @@ std::vector<Case> other_cases(const Model& model) { return Others(model).all(); 
 const std::vector<std::string_view>& not_measured() {
   static const std::vector<std::string_view> names = {
       // A few numbers, so a launch.
-      "clip_by_norm", "balance_bias", "note_not_finite", "clear_padding", "adafactor_factors", "scale_by_mean",
+      "clip_by_norm", "balance_bias", "note_not_finite", "clear_padding", "adafactor_factors", "adafactor_rates",
+      "scale_by_mean", "head_factors",
       // The host computes them, or they go to the host.
-      "rotary_table", "alibi_slopes", "draw_weights", "clear_numbers", "floats_to_host", "ints_to_host", "rows_to_host",
+      "rotary_table", "alibi_slopes", "draw_weights", "floats_to_host", "ints_to_host", "rows_to_host",
       "doubles_to_host",
       // Another that is measured, by another name.
       "put_first_weights"};

@@ -6,6 +6,7 @@
 
 #include "runtime/kernels/parallel.h"
 #include "runtime/kernels/simd.h"
+#include "runtime/kernels/state_copies.h"
 
 namespace cairn::kernels {
 namespace {
@@ -118,6 +119,7 @@ void adafactor_squares(const MatrixRun& run, double* row_sums, double* col_sums)
 void adafactor_factors(const AdafactorDecay& decay, const double* squares, const float* from, float* to, float* factors,
                        int64_t count) {
   constexpr double kLeastSquare = 1e-30;  // eps1 of the paper
+  if (decay.clip.address()->finite == 0) return;
   for (int64_t i = 0; i < count; ++i) {
     const double now = squares[i] / static_cast<double>(decay.terms) + kLeastSquare;
     to[i] = static_cast<float>(decay.old_part * static_cast<double>(from[i]) + (1.0 - decay.old_part) * now);
@@ -167,6 +169,43 @@ void adafactor_step(const AdafactorArgs& args, const MatrixRun& run, const Adafa
       }
     });
   });
+}
+
+void adafactor_norms_of_runs(std::span<const AdafactorRun> runs, double* partials) {
+  for (const AdafactorRun& run : runs) {
+    const int64_t words = norm_chunks(run.matrix.count) * TensorNorms::kWords;
+    std::fill_n(partials, words, 0.0);
+    const std::span first(partials, static_cast<size_t>(std::min(words, TensorNorms::kWords)));
+    if (run.matrix.clip.address()->finite != 0 && words > 0) {
+      adafactor_norms(run.matrix, run.factors, run.from.master.address(), {first});
+    }
+    partials += words;
+  }
+}
+
+void adafactor_rates(const AdafactorLimits& limits, std::span<const AdafactorRate> tensors, const double* words,
+                     float* rates) {
+  for (size_t k = 0; k < tensors.size(); ++k, words += TensorNorms::kWords) {
+    const std::span of(words, static_cast<size_t>(TensorNorms::kWords));
+    const auto root_of_mean = [&](std::span<const double, ExactSum::kWords> squares) {
+      return std::sqrt(ExactSum::from(squares).value() / tensors[k].elems);
+    };
+    double rate = tensors[k].lr;
+    if (limits.update_clip > 0) {
+      rate /= std::max(1.0, root_of_mean(of.last<ExactSum::kWords>()) / limits.update_clip);
+    }
+    if (limits.scale_parameter) rate *= std::max(limits.least_scale, root_of_mean(of.first<ExactSum::kWords>()));
+    rates[k] = static_cast<float>(rate);
+  }
+}
+
+void adafactor_step_of_runs(std::span<const AdafactorRun> runs, const float* rates) {
+  for (const AdafactorRun& run : runs) {
+    if (run.matrix.clip.address()->finite == 0) return;
+    adafactor_step({rates[run.tensor], run.decay, run.beta1}, run.matrix, run.factors, run.from.master.address(),
+                   run.from.exp_avg.address(), run.to.master.address(), run.to.exp_avg.address());
+    if (run.weights) put_weights(run.to.master.address(), run.matrix.count, run.dtype, run.weights.address());
+  }
 }
 
 }  // namespace cairn::kernels

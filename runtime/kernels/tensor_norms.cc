@@ -24,6 +24,4 @@ void add_norms_of_runs(std::span<const NormRun> runs, const double* partials, do
   }
 }
 
-void clear_numbers(std::span<double> numbers) { std::ranges::fill(numbers, 0.0); }
-
 }  // namespace cairn::kernels

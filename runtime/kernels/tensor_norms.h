@@ -1,6 +1,6 @@
 #pragma once
 // Squares of whole tensors, as rules want them that scale each tensor's step: added up block by block in exact sums
-// (runtime/core/exact_sum.h), for the host.
+// (runtime/core/exact_sum.h).
 
 #include <span>
 
@@ -35,8 +35,5 @@ inline void add_dims(OpDims& to, std::span<const NormRun> of) { to.add(std::ssiz
 /// words [tensors, TensorNorms::kWords]: to those of its tensor each run adds its parts of `partials` [chunks of all
 /// runs, TensorNorms::kWords]. Runs of one tensor follow one another.
 void add_norms_of_runs(std::span<const NormRun> runs, const double* partials, double* words);
-
-/// Numbers for the host begin at zero.
-void clear_numbers(std::span<double> numbers);
 
 }  // namespace cairn::kernels

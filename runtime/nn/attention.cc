@@ -307,7 +307,7 @@ Status Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const 
   kernels::AttentionDims dims = attention_dims();
   dims.kv_stride = kv.stride;
   use_sinks();
-  if (scratch_.max_scores) dims.max_scores = scratch_.max_scores + layer_ * dims_.heads;
+  if (scratch_.max_scores) dims.max_scores = scratch_.max_scores + layer_ * scratch_.scored_heads;
   on_.attention_forward(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS);
   return {};
 }

@@ -31,7 +31,8 @@ struct Scratch {
   DevicePtr<const int32_t> positions;  // [T] of the micro-batch at work; null: a row stands at its place in its sample
   DevicePtr<const int32_t> starts;     // [T], SequenceRows; null: as the model's mask says
   DevicePtr<const int32_t> ends;       // [T], the same
-  DevicePtr<float> max_scores;         // [layers of the model, N]: the largest attention scores; null: not wanted
+  DevicePtr<float> max_scores;         // of this rank's first head: the largest attention scores; null: not wanted
+  int64_t scored_heads = 0;            // from a layer's to the next one's
   const CachedRows* cached = nullptr;  // generation: where the rows of the pass under way stand
 };
 

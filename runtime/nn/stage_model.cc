@@ -9,7 +9,6 @@
 #include <variant>
 #include <vector>
 
-#include "runtime/device/host_numbers.h"
 #include "runtime/nn/attention.h"
 #include "runtime/nn/embedding.h"
 #include "runtime/nn/head.h"
@@ -138,11 +137,6 @@ class Model final : public StageModel {
     const int64_t modules = chunk.stage.head ? plan.mtp_depth() : 0;
     if (modules > 0 && has_experts(model, model.layers) && !dispatch_)
       dispatch_.emplace(on_, dims_, groups.ep, buffers);
-    if (trains_ && optimizer.qk_clip > 0) {
-      scratch_.max_scores = buffers.get<float>(buffer::kMaxScores);
-      host_max_scores_.emplace(stream, model.layers * dims_.heads);
-      on_.clear_floats(scratch_.max_scores, host_max_scores_->size());
-    }
     if (chunk.stage.embedding)
       embedding_.emplace(parameters, model, optimizer.embedding_gradient, dims_, tp_, scratch_);
     const auto add_layer = [&](int64_t layer, int64_t late) {
@@ -352,21 +346,9 @@ class Model final : public StageModel {
     return head_->logits(slot_at(slot).head, 0, dims_.rows, out);
   }
 
-  void clear_max_scores() override {
-    if (host_max_scores_) on_.clear_floats(scratch_.max_scores, host_max_scores_->size());
-  }
-  void give_max_scores() override {
-    if (host_max_scores_) on_.floats_to_host(scratch_.max_scores, host_max_scores_->room());
-  }
-  void tell_max_scores(std::span<float> scores) const override {
-    if (!host_max_scores_) return;
-    const std::span<const float> found = host_max_scores_->read();
-    const int64_t here = dims_.heads, all = here * tp_.comm().size(), first = tp_.comm().rank() * here;
-    for (size_t i = 0; i < found.size(); ++i) {
-      const auto layer = static_cast<int64_t>(i) / here, head = static_cast<int64_t>(i) % here;
-      float& score = scores[static_cast<size_t>(layer * all + first + head)];
-      score = std::max(score, found[i]);
-    }
+  void note_max_scores(DevicePtr<float> scores) override {
+    scratch_.scored_heads = dims_.heads * tp_.comm().size();
+    scratch_.max_scores = scores + tp_.comm().rank() * dims_.heads;
   }
 
   int64_t rows() const override { return dims_.rows; }
@@ -839,8 +821,6 @@ class Model final : public StageModel {
   DevicePtr<Real> dhidden_RH_;               // the gradient of the rows that a module reads
   std::vector<LayerBuffers<Real>> buffers_;  // of the layers
   std::vector<Slot<Real>> slots_;
-  std::optional<HostNumbers<float>>
-      host_max_scores_;  // [layers of the model, N], those of other stages 0; with qk_clip
 };
 
 }  // namespace

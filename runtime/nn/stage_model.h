@@ -104,11 +104,8 @@ class StageModel {
   virtual Status forward_cached(const int32_t* tokens, const CachedRows& rows) = 0;
   virtual Status cached_logits(int64_t first, int64_t count, std::span<float> out) = 0;
 
-  /// With optimizer.qk_clip, the largest attention scores of this rank's layers and heads: forgotten; ordered to the
-  /// host; once the stream is settled behind that, `scores` [layers, heads] of the whole model raised to them.
-  virtual void clear_max_scores() {}
-  virtual void give_max_scores() {}
-  virtual void tell_max_scores(std::span<float> /*scores*/) const {}
+  /// From now on forward raises `scores` [layers, heads] of the whole model to this rank's attention scores.
+  virtual void note_max_scores(DevicePtr<float> /*scores*/) {}
 
   virtual int64_t rows() const = 0;            // T
   virtual int64_t loss_rows() const = 0;       // what token_losses() gives

@@ -24,7 +24,10 @@ static_assert((kClipDoubles + kNormNumbers) * kDouble <= RankPlan::kStepNumbersB
 
 ShardedOptimizer::ShardedOptimizer(Stream& stream, const Plan& plan, const RankPlan& rank,
                                    const comm::RankGroups& groups, Arrays arrays)
-    : walk_(stream, plan, rank, std::move(arrays)), groups_(groups), squared_norm_(stream, 1 + ExactSum::kWords) {
+    : walk_(stream, plan, rank, std::move(arrays)),
+      groups_(groups),
+      squared_norm_(stream, 1 + ExactSum::kWords),
+      max_scores_(stream, plan.recipe.optimizer.qk_clip > 0 ? plan.recipe.model.layers * plan.recipe.model.heads : 0) {
   for (const TensorSpec& tensor : plan.tensors) rates_.push_back(rates_of(plan.recipe.optimizer, tensor));
   int64_t tensor = -1;
   for (const StatePiece& piece : rank.pieces) {  // pieces of a tensor that follow one another are one run
@@ -62,9 +65,12 @@ ShardedOptimizer::Numbers ShardedOptimizer::numbers() const {
   return {first.as<kernels::Clip>(), ruined, ruined + 1, ruined + 1 + ExactSum::kWords};
 }
 
-bool ShardedOptimizer::may_update_unseen() const {
-  const OptimizerConfig& config = walk_.plan().recipe.optimizer;
-  return config.kind != OptimizerKind::kAdafactor && config.qk_clip == 0 && !walk_.reads_peers();
+void ShardedOptimizer::clear_max_scores() { walk_.on().clear_floats(max_scores(), max_scores_.size()); }
+
+Status ShardedOptimizer::take_max_scores() {
+  RT_TRY(max_over_world(groups_, max_scores(), max_scores_.size(), "largest attention scores"));
+  walk_.on().floats_to_host(max_scores(), max_scores_.room());
+  return {};
 }
 
 Status ShardedOptimizer::update_unseen(Update update, comm::Comm& world) {
@@ -78,7 +84,7 @@ Status ShardedOptimizer::update_unseen(Update update, comm::Comm& world) {
   on.clip_by_norm(of.words, on.stream.give(std::span<const kernels::ClipNumbers>(&given_.gradients, 1)), of.ruined,
                   several ? DevicePtr<const double>(of.counted) : DevicePtr<const double>(), of.clip);
   update.clip = of.clip;
-  return apply(update, world, nullptr);
+  return apply(update, world);
 }
 
 bool ShardedOptimizer::wrote(const kernels::ClipNumbers& gradients) const {
@@ -94,17 +100,17 @@ ExactSum ShardedOptimizer::squared_norm_part() const {
   return counted_ && walk_.rank().rank != 0 ? ExactSum() : norm_words();
 }
 
-Status ShardedOptimizer::update(Update update, comm::Comm& world, const HeadFactors* heads) {
+Status ShardedOptimizer::update(Update update, comm::Comm& world) {
   const kernels::StateExec& on = walk_.on();
   const DevicePtr<kernels::Clip> clip = numbers().clip;
   given_ = update;
   on.clip_by_norm(on.stream.give(std::span<const double>(given_.squared_norm)),
                   on.stream.give(std::span<const kernels::ClipNumbers>(&given_.gradients, 1)), nullptr, nullptr, clip);
   update.clip = clip;
-  return apply(update, world, heads);
+  return apply(update, world);
 }
 
-Status ShardedOptimizer::apply(const Update& update, comm::Comm& world, const HeadFactors* heads) {
+Status ShardedOptimizer::apply(const Update& update, comm::Comm& world) {
   const OptimizerConfig& config = walk_.plan().recipe.optimizer;
   if (walk_.reads_peers() && update.from == update.to) {  // the others are about to write over it
     walk_.bring_peer_copies(update.from);
@@ -119,11 +125,11 @@ Status ShardedOptimizer::apply(const Update& update, comm::Comm& world, const He
       RT_TRY(lamb(walk_, rates_, update, groups_));
       break;
     case OptimizerKind::kAdafactor:
-      RT_TRY(adafactor(walk_, rates_, groups_, update, world));
+      RT_TRY(adafactor(walk_, rates_, update, groups_));
       break;
   }
   walk_.leave_peers();
-  if (heads != nullptr && heads->clipped_heads > 0) scale_heads(walk_, *heads, update.to);
+  if (config.qk_clip > 0) scale_heads(walk_, update.clip, update.to);
   if (config.ema > 0) average_weights(walk_, config.ema, update.from, update.to, update.clip);
   return {};
 }

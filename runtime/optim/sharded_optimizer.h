@@ -37,15 +37,14 @@ class ShardedOptimizer {
 
   /// Saved state goes from bank to bank, the rest is updated in place. The first time that comes from its peer copies
   /// in bank `from`, which must stay until all ranks have called. All memory is written, visible to other
-  /// processes, when the stream is settled; Adafactor settles it on the way. `world`: all ranks; Adafactor adds up the
-  /// norms of each tensor there. `heads`, unless it is null, scales the rows of
-  /// the query and key projections when they have been updated; the average of the weights, if one is kept, comes last.
-  Status update(Update update, comm::Comm& world, const HeadFactors* heads = nullptr);
+  /// processes, when the stream is settled. `world`: all ranks. QK clip scales heads when they have been updated; the
+  /// average of the weights, if one is kept, comes last.
+  Status update(Update update, comm::Comm& world);
 
   /// Whether an update in place may be ordered before the host knows the norm: the devices have all of it, read nothing
-  /// of the hosts', and write nothing where the norm or a loss is not finite. So by AdamW or LAMB, without QK clip, of
-  /// state that is where it belongs. The same on all ranks.
-  bool may_update_unseen() const;
+  /// of the hosts', and write nothing where the norm or a loss is not finite. So of state that is where it belongs. The
+  /// same on all ranks.
+  bool may_update_unseen() const { return !walk_.reads_peers(); }
   /// Orders that update. The squared norm and the tokens that count are what take_squared_norm() has ordered:
   /// Update::squared_norm is not read, and `gradients` has the scale of all tokens.
   Status update_unseen(Update update, comm::Comm& world);
@@ -54,6 +53,15 @@ class ShardedOptimizer {
   /// Once the stream is settled behind update_unseen(): whether it has written. `gradients`: Update's, of the tokens
   /// that count.
   bool wrote(const kernels::ClipNumbers& gradients) const;
+
+  /// With QK clip: where the models of this rank note the largest attention scores, [layers, heads] of the model.
+  DevicePtr<float> max_scores() const { return head_numbers(walk_).max_scores; }
+  /// Before a step's forward: what is noted there is forgotten.
+  void clear_max_scores();
+  /// Behind its backward: the scores become those of all ranks, for update() and for the host.
+  Status take_max_scores();
+  /// Once the stream is settled behind that.
+  std::span<const float> largest_scores() const { return max_scores_.read(); }
 
   /// In place of an update when the step is skipped (StateWalk).
   void keep(int64_t from, int64_t to);
@@ -73,13 +81,14 @@ class ShardedOptimizer {
   };
   Numbers numbers() const;
   ExactSum norm_words() const;
-  Status apply(const Update& update, comm::Comm& world, const HeadFactors* heads);
+  Status apply(const Update& update, comm::Comm& world);
 
   StateWalk walk_;
   comm::RankGroups groups_;
   std::vector<TensorRates> rates_;               // of the plan's tensors
   std::vector<kernels::ElemRun> gradient_runs_;  // of Arrays::grads: what this rank's part of the norm is of
   HostNumbers<double> squared_norm_;             // Numbers::ruined, and the words
+  HostNumbers<float> max_scores_;                // of all ranks' heads; with QK clip
   std::optional<int64_t> counted_;               // tokens that count, of this rank
   Update given_;                                 // the last one: the device reads its numbers here
 };

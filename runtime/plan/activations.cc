@@ -353,7 +353,6 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   if (m.temperature_scale > 0) scratch(buffer::kTemperatureTable, d.positions * d.head_dim, DType::kF32);
   if (m.attention_sinks) scratch(buffer::kSinks, d.heads, DType::kF32);
   if (m.positions == Positions::kAlibi) scratch(buffer::kAlibiSlopes, d.heads, DType::kF32);
-  if (plan.recipe.optimizer.qk_clip > 0) scratch(buffer::kMaxScores, m.layers * d.heads, DType::kF32);
   if (rank.head() && plan.mtp_depth() > 0) {
     scratch(buffer::kMtpJoined, 2 * stream, compute);
     scratch(buffer::kMtpDhidden, stream, compute);

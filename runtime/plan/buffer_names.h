@@ -100,8 +100,6 @@ inline constexpr char kTemperatureTable[] = "temperature.table";
 inline constexpr char kAlibiSlopes[] = "alibi.slopes";
 inline constexpr char kSinks[] = "attention.sinks";
 
-inline constexpr char kMaxScores[] = "attn.max_scores";
-
 /// The one copy that all layers use in turn, where their own are computed again.
 inline std::string shared(const char* name) { return std::string("shared.") + name; }
 

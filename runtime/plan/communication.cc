@@ -259,9 +259,7 @@ std::vector<UnitUse> unit_uses(const RankPlan& rank, std::span<const Action> act
 }
 
 bool adds_norm_in_order(const Plan& plan) {
-  const OptimizerConfig& config = plan.recipe.optimizer;
-  return plan.mesh.world() > 1 && plan.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy &&
-         config.kind != OptimizerKind::kAdafactor && config.qk_clip == 0;
+  return plan.mesh.world() > 1 && plan.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy;
 }
 
 std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
@@ -273,6 +271,7 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   const auto with_norms = [&](Traffic of) {
     if (adds_norm_in_order(plan)) of.all_reduce.add(kNormNumbers * 8);
     if (rank.tensor_norms > 0) of.all_reduce.add(rank.tensor_norms * 8);
+    if (plan.recipe.optimizer.qk_clip > 0) of.all_reduce.add(plan.recipe.model.layers * plan.recipe.model.heads * 4);
     return of;
   };
   if (mesh.tp() > 1) tell(kTpGroup, mesh.tp(), with_norms(tp_traffic(plan, rank)));
@@ -319,11 +318,7 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   const int64_t losses = sources + plan.recipe.model.mtp.depth;
   const int64_t of_samples = 2 * plan.recipe.batch.samples;  // loss and tokens of each
   world.all_reduce.add((losses * (ExactSum::kWords + 1) + ExactSum::kWords + of_samples + 1) * 8);  // norm, bank too
-  if (plan.recipe.optimizer.kind == OptimizerKind::kAdafactor) {
-    world.all_reduce.add(static_cast<int64_t>(plan.tensors.size()) * 2 * ExactSum::kWords * 8);  // norms of each tensor
-  }
-  if (plan.recipe.optimizer.qk_clip > 0) world.all_reduce.add(plan.recipe.model.layers * plan.recipe.model.heads * 4);
-  world.broadcast.add(rank.rank == 0 ? 8 : 0);  // the step's order
+  world.broadcast.add(rank.rank == 0 ? 8 : 0);                                                      // the step's order
   tell(kWorldGroup, mesh.world(), world);
   return out;
 }

@@ -487,7 +487,11 @@ class RankPlanner {
   }
 
   void count_norms() {
-    if (plan_.recipe.optimizer.kind != OptimizerKind::kLamb) return;
+    const ModelConfig& model = plan_.recipe.model;
+    if (plan_.recipe.optimizer.qk_clip > 0) out_.head_numbers = model.layers * (2 * model.heads + model.kv_heads) + 1;
+    const OptimizerKind kind = plan_.recipe.optimizer.kind;
+    if (kind == OptimizerKind::kAdamW) return;
+    if (kind == OptimizerKind::kAdafactor) out_.tensor_rates = std::ssize(plan_.tensors);
     constexpr int64_t kWords = 2 * ExactSum::kWords, kElems = RankPlan::kNormElems;
     out_.tensor_norms = kWords * std::ssize(plan_.tensors);
     for (const StatePiece& piece : out_.pieces) {

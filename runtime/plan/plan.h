@@ -159,8 +159,10 @@ struct RankPlan {
   // experts' one the rest behind them, and over tp a range in the middle. Float factors lie behind the doubles.
   int64_t dense_work = 0, expert_work = 0;
   FlatRange tp_work;
-  int64_t tensor_norms = 0;   // doubles: of LAMB, the exact sums of each tensor's squares and of its step's
+  int64_t tensor_norms = 0;   // doubles: of LAMB, Adafactor: exact sums of each tensor's squares and of its step's
   int64_t norm_partials = 0;  // doubles: the same of each kNormElems of a piece
+  int64_t tensor_rates = 0;   // floats: of Adafactor, each tensor's rate
+  int64_t head_numbers = 0;   // floats: of QK clip, the heads' largest scores and factors, and how many are clipped
   int64_t partial_elems = 0;  // of gradients that are partial over tp or kv, the most that one collective adds up
   bool scattered_grads =
       false;  // ZeRO-2, deterministic = "layout": sums of gradients lie as shards, those of a micro-batch in slots
@@ -178,7 +180,7 @@ struct RankPlan {
   int64_t private_bytes() const { return (private_elems * private_arrays + private_sums) * 4; }
   /// Memory that comes and goes in a step: of partial gradients, and once they are whole, of the update. Behind it the
   /// numbers that an update reads of its step.
-  int64_t work_bytes() const { return norm_partials_offset() + norm_partials * 8; }
+  int64_t work_bytes() const { return head_numbers_offset() + head_numbers * 4; }
   int64_t step_numbers_offset() const {
     return (std::max((dense_work + expert_work) * 12, partial_elems * 4) + kStepNumbersBytes - 1) / kStepNumbersBytes *
            kStepNumbersBytes;
@@ -187,6 +189,8 @@ struct RankPlan {
   int64_t tensor_norms_offset() const { return step_numbers_offset() + kStepNumbersBytes; }
   static constexpr int64_t kNormElems = 16384;
   int64_t norm_partials_offset() const { return tensor_norms_offset() + tensor_norms * 8; }
+  int64_t tensor_rates_offset() const { return norm_partials_offset() + norm_partials * 8; }
+  int64_t head_numbers_offset() const { return tensor_rates_offset() + tensor_rates * 4; }
   /// Elements of the sums of gradients; slots lie behind them.
   int64_t grad_elems() const { return scattered_grads ? shard_elems : flat_elems; }
   /// The parts of a tensor that this rank's shards hold, as ranges of the sums of gradients.

@@ -28,7 +28,7 @@ class Rooms {
     if (mesh.ep() > 1 && d_.experts > 0) experts();
     if (mesh.pp() > 1) pipeline();
     factors();
-    if (mesh.world() > 1) own(std::max(kNormNumbers, rank_.tensor_norms) * 8);
+    if (mesh.world() > 1) own(std::max({kNormNumbers * 8, rank_.tensor_norms * 8, rank_.head_numbers * 4}));
     buckets();
     return out_;
   }

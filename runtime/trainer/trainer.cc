@@ -121,8 +121,8 @@ struct WorldSums {
   double take_sum() { return ExactSum::from(take_words()).value(); }
 };
 
-/// The loss of a sample, of which context-parallel ranks have parts: in whole units of 2^-20 nats, whose sum has the same bits
-/// in any order. They serve to find the samples that are unlike others.
+/// The loss of a sample, of which context-parallel ranks have parts: in whole units of 2^-20 nats, whose sum has the
+/// same bits in any order. They serve to find the samples that are unlike others.
 struct SampleSum {
   static constexpr double kUnits = 0x1p20;
   double units = 0;
@@ -255,8 +255,6 @@ class Run {
     return groups_.world->all_reduce(values.data(), static_cast<int64_t>(values.size()), DType::kF64,
                                      comm::ReduceOp::kSum, what);
   }
-  /// QK clip, once the pass is settled: what the heads' projections are to be scaled by, from the scores of all ranks.
-  Result<optim::HeadFactors> clip_factors();
   /// By which gradients are too large.
   double loss_scale() const { return position_.loss_scale.scale > 0 ? position_.loss_scale.scale : 1.0; }
   /// Backward has weighed each loss as one of all tokens; with an objective that leaves some out they weigh more.
@@ -288,7 +286,6 @@ class Run {
   optim::ShardedOptimizer optimizer_;
   std::unique_ptr<StageRun> now_;  // before what it runs on goes
   size_t stage_ = 0;
-  std::vector<float> max_scores_;                  // [layers, heads] of the model; empty without qk_clip
   std::vector<std::vector<StateTensor>> tensors_;  // by bank
   int64_t bank_ = 0;                               // holds the saved state of the last step
   double paused_ms_ = 0;                           // of this step: this rank stood still for checkpoints
@@ -320,6 +317,7 @@ Status Run::enter(size_t stage) {
     RT_TRY_SET(auto made, nn::StageModel::make(*stream_, plan, next->rank, static_cast<int64_t>(chunk), groups_,
                                                state_.memory().used_weights(), state_.memory().used_grads(),
                                                state_.activations().first_bytes(bytes), &next->data_parallel));
+    if (plan.recipe.optimizer.qk_clip > 0) made->note_max_scores(optimizer_.max_scores());
     chunks.push_back(made.get());
     next->models.push_back(std::move(made));
   }
@@ -331,20 +329,8 @@ Status Run::enter(size_t stage) {
   return {};
 }
 
-Result<optim::HeadFactors> Run::clip_factors() {
-  std::fill(max_scores_.begin(), max_scores_.end(), 0.0f);
-  for (const auto& model : now_->models) model->tell_max_scores(max_scores_);
-  RT_TRY(groups_.world->all_reduce(max_scores_.data(), std::ssize(max_scores_), DType::kF32, comm::ReduceOp::kMax,
-                                   "largest attention scores"));
-  optim::HeadFactors out = optim::qk_clip_factors(plan_.recipe.model, plan_.recipe.optimizer.qk_clip, max_scores_);
-  metrics_.max_attention_score = *std::max_element(max_scores_.begin(), max_scores_.end());
-  metrics_.clipped_heads = out.clipped_heads;
-  return out;
-}
-
 Status Run::start() {
   const Recipe& recipe = plan_.recipe;
-  if (recipe.optimizer.qk_clip > 0) max_scores_.resize(recipe.model.layers * recipe.model.heads);
   for (int64_t bank = 0; bank < std::ssize(state_.arrays().banks); ++bank) {
     tensors_.push_back(state_.tensors(plan_, rank_, bank));
   }
@@ -478,7 +464,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     }
   };
   const float weight = static_cast<float>(loss_scale()) / static_cast<float>(plan.tokens_per_step);
-  for (const auto& model : now_->models) model->clear_max_scores();  // what validation has left
+  if (recipe.optimizer.qk_clip > 0) optimizer_.clear_max_scores();  // what validation has left
   const bool unseen = chosen_bank != nullptr && updates_unseen();
   now_->executor->note_ruined_losses(unseen ? optimizer_.ruined() : nullptr);
   RT_TRY(now_->executor->train(now_->batches, weight));
@@ -487,7 +473,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   phase(number, "gradients", Phase::kReduce);
   RT_TRY(now_->data_parallel.finish());
   RT_TRY(optimizer_.take_squared_norm(unseen ? std::optional(tokens_that_count()) : std::nullopt));
-  for (const auto& model : now_->models) model->give_max_scores();
+  if (recipe.optimizer.qk_clip > 0) RT_TRY(optimizer_.take_max_scores());
   std::optional<int64_t> bank_before;
   std::shared_ptr<const Event> numbers_there;  // null: where all work is done
   if (unseen) {
@@ -663,14 +649,15 @@ Status Run::step(int64_t number) {
   } else if (updated_) {
     RT_TRY(now_->data_parallel.spread_weights(nullptr, [this, number] { return env_.hook.weights_whole(number); }));
   } else {
-    optim::HeadFactors heads;
-    if (!max_scores_.empty()) {
-      RT_TRY_SET(heads, clip_factors());
-    }
     update.squared_norm = found.squared_norm;
     update.gradients = found.gradients;
-    RT_TRY(optimizer_.update(update, *groups_.world, &heads));
+    RT_TRY(optimizer_.update(update, *groups_.world));
     RT_TRY(now_->data_parallel.spread_weights(nullptr, [this, number] { return env_.hook.weights_whole(number); }));
+  }
+  if (recipe.optimizer.qk_clip > 0 && !overflow) {
+    const std::span<const float> scores = optimizer_.largest_scores();
+    metrics_.max_attention_score = *std::ranges::max_element(scores);
+    metrics_.clipped_heads = optim::clipped_heads(recipe.model, recipe.optimizer.qk_clip, scores);
   }
   // Other ranks may still be reading replicas' state in the snapshot that this one starts from.
   if (gate != nullptr && bank != bank_) RT_TRY(groups_.world->barrier("state left in the snapshot"));

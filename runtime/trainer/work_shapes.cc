@@ -5,6 +5,7 @@
 #include "runtime/core/exact_sum.h"
 #include "runtime/data/objective.h"
 #include "runtime/device/copy_gate.h"
+#include "runtime/kernels/adafactor.h"
 #include "runtime/kernels/adamw.h"
 #include "runtime/kernels/clip.h"
 #include "runtime/kernels/state_copies.h"
@@ -110,14 +111,16 @@ WorkShapes work_shapes(const Plan& plan, int64_t rank) {
     out.state_elems = std::max(out.state_elems, piece.count_elems());
     out.state_cols = std::max(out.state_cols, plan.tensors[piece.tensor].shape.back());
   }
-  if (optimizer.kind == OptimizerKind::kLamb) out.state_runs = most_runs;
+  if (optimizer.kind != OptimizerKind::kAdamW) out.state_runs = most_runs;
   // Runs of the update's passes over state.
-  const int64_t passes = (optimizer.kind == OptimizerKind::kAdamW  ? 1
-                          : optimizer.kind == OptimizerKind::kLamb ? 3
-                                                                   : 0) +
-                         (optimizer.ema > 0 ? 2 : 0);
+  const int64_t passes =
+      (optimizer.kind == OptimizerKind::kAdamW ? 1 : 3) + (optimizer.ema > 0 ? 2 : 0) + (optimizer.qk_clip > 0 ? 1 : 0);
   out.gives += passes * kMostBatches;
   out.given_bytes += passes * most_runs * kernels::kGivenRunBytes;
+  if (optimizer.kind == OptimizerKind::kAdafactor) {
+    out.gives += 1;
+    out.given_bytes += std::ssize(plan.tensors) * static_cast<int64_t>(sizeof(kernels::AdafactorRate));
+  }
   // Runs of gradients that begin at zero: between matrices, and around them.
   out.gives += 1;
   out.given_bytes += (std::ssize(of.tensors) + 1) * static_cast<int64_t>(sizeof(kernels::ElemRun));

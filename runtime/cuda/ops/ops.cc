@@ -17,6 +17,7 @@
 #include "runtime/kernels/cuda/embedding.h"
 #include "runtime/kernels/cuda/experts.h"
 #include "runtime/kernels/cuda/grouped.h"
+#include "runtime/kernels/cuda/head_clip.h"
 #include "runtime/kernels/cuda/latent.h"
 #include "runtime/kernels/cuda/loss.h"
 #include "runtime/kernels/cuda/maps.h"
@@ -632,6 +633,7 @@ k::StateRun run_of(const kernels::StateArrays& of) {
 }
 
 static_assert(sizeof(k::UpdateRun) <= kernels::kGivenRunBytes);
+static_assert(sizeof(k::FactoredRun) <= kernels::kGivenRunBytes);
 static_assert(k::kChunk == kernels::kStateChunk);
 
 k::UpdateRun run_of(const kernels::AdamRun& of) {
@@ -654,17 +656,44 @@ k::UpdateRun run_of(const kernels::EmaRun& of) {
           .to = {of.to.address(), nullptr, nullptr},
           .count = of.count};
 }
+k::ScaledRun run_of(const kernels::HeadRun& of) {
+  return {.master = of.master.address(),
+          .factors = of.factors.address(),
+          .weights = of.weights.address(),
+          .begin = of.begin,
+          .count = of.count,
+          .head_elems = of.head_elems,
+          .dtype = of.dtype};
+}
+k::FactoredRun run_of(const kernels::AdafactorRun& of) {
+  return {.grad = of.matrix.grad.address(),
+          .row = of.factors.row.address(),
+          .col = of.factors.col.address(),
+          .master = of.from.master.address(),
+          .avg = of.from.exp_avg.address(),
+          .master_out = of.to.master.address(),
+          .avg_out = of.to.exp_avg.address(),
+          .weights = of.weights.address(),
+          .begin = of.matrix.begin,
+          .count = of.matrix.count,
+          .cols = of.matrix.cols,
+          .decay = of.decay,
+          .beta1 = of.beta1,
+          .dtype = of.dtype,
+          .tensor = static_cast<int32_t>(of.tensor)};
+}
 
 /// body(stream, queue, tables) with the runs on the device, for as long as what it orders takes.
 template <typename Run, typename Body>
 void with_runs(Stream& stream, const char* what, std::span<const Run> runs, const Body& body) {
+  using Given = decltype(run_of(runs[0]));
   order(stream, what, [&](CudaStream& cuda, Queue& on) {
-    std::vector<k::UpdateRun> table;
+    std::vector<Given> table;
     for (const Run& run : runs) table.push_back(run_of(run));
-    const int64_t chunks = k::UpdateTables::number_chunks(table);
+    const int64_t chunks = k::RunTable<Given>::number_chunks(table);
     if (chunks == 0) return;
-    const DevicePtr<const k::UpdateRun> there = cuda.give(std::span<const k::UpdateRun>(table));
-    if (there) body(cuda, on, k::UpdateTables{there.address(), std::ssize(table), chunks});
+    const DevicePtr<const Given> there = cuda.give(std::span<const Given>(table));
+    if (there) body(cuda, on, k::RunTable<Given>{there.address(), std::ssize(table), chunks});
   });
 }
 
@@ -675,10 +704,6 @@ void put_sums(CudaStream& cuda, Queue& on, const kernels::BlockSums& sums, size_
                [&](uint64_t* sum, std::byte* partials) {
                  k::add_word_sums(on, x, count, sums.first, clip, reinterpret_cast<uint64_t*>(partials), sum);
                });
-}
-
-int64_t norm_words_bytes(int64_t count) {
-  return bytes_of<double>(k::norm_chunks(count) * kernels::TensorNorms::kWords);
 }
 
 void fill_lamb(kernels::StateOps& out) {
@@ -705,21 +730,30 @@ void fill_lamb(kernels::StateOps& out) {
 }
 
 void fill_adafactor(kernels::StateOps& out) {
-  using kernels::AdafactorFactors;
-  using kernels::MatrixRun;
+  using kernels::AdafactorRun;
   out.adafactor_squares = &Direct<&k::adafactor_squares>::run;
   out.adafactor_factors = &Direct<&k::adafactor_factors>::run;
   out.scale_by_mean = &Direct<&k::scale_by_mean>::run;
-  out.adafactor_norms = [](Stream& stream, const MatrixRun& run, const AdafactorFactors& factors,
-                           DevicePtr<const float> master, const kernels::TensorNorms& norms) {
-    order(stream, "adafactor_norms", [&](CudaStream& cuda, Queue& on) {
-      with_numbers(cuda, norms.words, norm_words_bytes(run.count), "adafactor_norms",
-                   [&](double* words, std::byte* partials) {
-                     k::adafactor_norms(on, run, factors, master.address(), reinterpret_cast<double*>(partials), words);
-                   });
+  out.adafactor_norms_of_runs = [](Stream& stream, std::span<const AdafactorRun> runs, DevicePtr<double> partials) {
+    with_runs(stream, "adafactor_norms", runs, [&](CudaStream&, Queue& on, const k::FactoredRuns& table) {
+      k::adafactor_norms(on, table, runs[0].matrix.clip.address(), partials.address());
     });
   };
-  out.adafactor_step = &Direct<&k::adafactor_step>::run;
+  out.adafactor_rates = [](Stream& stream, const kernels::AdafactorLimits& limits,
+                           std::span<const kernels::AdafactorRate> tensors, DevicePtr<const double> words,
+                           DevicePtr<float> rates) {
+    order(stream, "adafactor_rates", [&](CudaStream& cuda, Queue& on) {
+      const DevicePtr<const kernels::AdafactorRate> there = cuda.give(tensors);
+      if (there) {
+        k::adafactor_rates(on, limits, there.address(), std::ssize(tensors), words.address(), rates.address());
+      }
+    });
+  };
+  out.adafactor_step_of_runs = [](Stream& stream, std::span<const AdafactorRun> runs, DevicePtr<const float> rates) {
+    with_runs(stream, "adafactor_step", runs, [&](CudaStream&, Queue& on, const k::FactoredRuns& table) {
+      k::adafactor_step(on, table, runs[0].matrix.clip.address(), rates.address());
+    });
+  };
 }
 
 kernels::StateOps filled_state() {
@@ -756,7 +790,14 @@ kernels::StateOps filled_state() {
     });
   };
   out.clip_by_norm = &Direct<&k::clip_by_norm>::run;
-  out.scale_floats = &Direct<&k::scale_floats>::run;
+  out.head_factors = &Direct<&k::head_factors>::run;
+  out.scale_heads_of_runs = [](Stream& stream, std::span<const kernels::HeadRun> runs, DevicePtr<const float> clipped,
+                               DevicePtr<const kernels::Clip> clip) {
+    with_runs(stream, "scale_heads", runs, [&](CudaStream&, Queue& on, const k::RunTable<k::ScaledRun>& table) {
+      k::scale_heads(on, table, clipped.address(), clip.address());
+    });
+  };
+  out.floats_to_host = &to_host<float>;
   out.copy_state = &copy<float>;
   out.copy_summed = [](Stream& stream, DevicePtr<const float> from, DevicePtr<float> to, int64_t count,
                        const BlockSums& sums) {
@@ -785,14 +826,6 @@ kernels::StateOps filled_state() {
   };
   out.put_weights = &put_weights;
   out.put_first_weights = &put_weights;
-  out.clear_numbers = [](Stream& stream, std::span<double> numbers) {
-    CudaStream& on = cuda_stream(stream);
-    const auto bytes = std::ssize(numbers) * static_cast<int64_t>(sizeof(double));
-    void* const zeros = on.scratch(bytes, "clear_numbers");
-    if (zeros == nullptr) return;
-    on.set(zeros, 0, bytes);
-    on.copy(numbers.data(), zeros, bytes, kToHost);
-  };
   out.add_squares_of_runs = &Direct<&k::add_squares_of_runs>::run;
   out.doubles_to_host = &to_host<double>;
   return out;
@@ -828,11 +861,9 @@ int64_t scratch_bytes(int64_t rows, int64_t width, int64_t parts) {
 }
 
 int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs) {
-  constexpr int64_t kNumbers = kernels::TensorNorms::kWords + k::kSumBlocks + 1;  // of the host; sums of blocks
-  const int64_t most_rows = elems / cols + 2;
-  // Words of each run, and of its last chunk.
-  return bytes_of<double>(kNumbers + 2 * runs * kernels::TensorNorms::kWords) +
-         std::max(norm_words_bytes(elems), bytes_of<double>(k::square_runs(most_rows).count() * cols));
+  const int64_t most_rows = elems / cols + 2, squares = k::square_runs(most_rows).count() * cols;
+  // Sums of blocks and one for the host; words of each run.
+  return bytes_of<double>(std::max({k::kSumBlocks + 1, runs * kernels::TensorNorms::kWords, squares}));
 }
 
 int64_t scratch_bytes(const WorkShapes& work) {

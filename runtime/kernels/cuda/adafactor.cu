@@ -1,8 +1,8 @@
 #include "runtime/kernels/cuda/adafactor.h"
 
+#include "runtime/kernels/cuda/chunks.h"
 #include "runtime/kernels/cuda/exact.h"
 #include "runtime/kernels/cuda/map.h"
-#include "runtime/kernels/cuda/update.h"
 
 namespace cairn::kernels::cuda {
 namespace {
@@ -10,28 +10,21 @@ namespace {
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kRoom = kExactWords * kWarps;
 
-/// A run and its factors.
+/// MatrixRun, for a kernel.
 struct Run {
   const float* grad;
   const Clip* clip;
   int64_t begin, count, cols;
-  const float *row, *col;
-  Run(const MatrixRun& run, const AdafactorFactors& factors)
-      : grad(run.grad.address()),
-        clip(run.clip.address()),
-        begin(run.begin),
-        count(run.count),
-        cols(run.cols),
-        row(factors.row.address()),
-        col(factors.col.address()) {}
-
-  /// Element i's gradient / root of its second moment.
-  __device__ __forceinline__ float step(int64_t i, float scale) const {
-    const int64_t at = begin + i;
-    if (row == nullptr) return grad[i] * scale * col[at % cols];
-    return grad[i] * (scale * row[at / cols]) * col[at % cols];
-  }
+  explicit Run(const MatrixRun& run)
+      : grad(run.grad.address()), clip(run.clip.address()), begin(run.begin), count(run.count), cols(run.cols) {}
 };
+
+/// Element i's gradient / root of its second moment.
+__device__ __forceinline__ float step_of(const FactoredRun& run, int64_t i, float scale) {
+  const int64_t at = run.begin + i, row = ratio(at, run.cols);
+  if (run.row != nullptr) scale *= run.row[row];
+  return run.grad[i] * scale * run.col[at - row * run.cols];
+}
 
 /// Sums over a block in a fixed order, to all threads. room [warps].
 __device__ __forceinline__ double block_sum(double x, double* room) {
@@ -90,12 +83,14 @@ __global__ void __launch_bounds__(kThreads)
 
 struct Factors {
   double old_part, terms;
+  const Clip* clip;
   const double* squares;
   const float* from;
   float *to, *factors;
   template <int N>
   __device__ void at(int64_t i) const {
     static_assert(N == 1);
+    if (clip->finite == 0) return;
     const double now = squares[i] / terms + 1e-30;  // eps1 of the paper
     const auto made = static_cast<float>(old_part * static_cast<double>(from[i]) + (1.0 - old_part) * now);
     to[i] = made;
@@ -122,14 +117,15 @@ struct Scale {
 };
 
 /// A block has a chunk: partials [chunks, 2, kExactWords].
-__global__ void __launch_bounds__(kThreads) norms_of_chunks(Run run, const float* master, double* partials) {
+__global__ void __launch_bounds__(kThreads) norms_of_chunks(FactoredRuns runs, const Clip* clip, double* partials) {
   RT_SHARED(double, room, 2 * kRoom);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kChunk;
-  const int64_t end = first + kChunk < run.count ? first + kChunk : run.count;
-  const float scale = run.clip->grad_scale;
+  const FactoredRun run = run_of_block(runs);
+  const int64_t first = static_cast<int64_t>(blockIdx.x - run.first_chunk) * kChunk;
+  const int64_t end = clip->finite == 0 ? first : first + kChunk < run.count ? first + kChunk : run.count;
+  const float scale = clip->grad_scale;
   double weight = 0, step = 0;
   for (int64_t i = first + threadIdx.x; i < end; i += kThreads) {
-    const double w = static_cast<double>(master[i]), u = static_cast<double>(run.step(i, scale));
+    const double w = static_cast<double>(run.master[i]), u = static_cast<double>(step_of(run, i, scale));
     weight += w * w;
     step += u * u;
   }
@@ -143,28 +139,49 @@ __global__ void __launch_bounds__(kThreads) norms_of_chunks(Run run, const float
   block_words(sum, out + kExactWords, room + kRoom);
 }
 
-struct Step {
-  AdafactorArgs args;
-  Run run;
-  const float *master, *avg;
-  float *out, *avg_out;
-  template <int N>
-  __device__ void at(int64_t i) const {
-    static_assert(N == 1);
-    const float w = master[i];
-    float by = args.rate * run.step(i, run.clip->grad_scale);
-    if (avg != nullptr) {
-      by = args.beta1 * avg[i] + (1.0f - args.beta1) * by;
-      avg_out[i] = by;
-    }
-    out[i] = w - args.decay * w - by;
+/// A thread has a tensor. Where numbers do not compare the first counts, as std::max() has it.
+__global__ void rates_of_tensors(AdafactorLimits limits, const AdafactorRate* tensors, int64_t count,
+                                 const double* words, float* rates) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const AdafactorRate of = tensors[i];
+  const double* const squares = words + i * 2 * kExactWords;
+  double rate = of.lr;
+  if (limits.update_clip > 0) {
+    const double over = sqrt(value_of(squares + kExactWords) / of.elems) / limits.update_clip;
+    rate /= 1.0 < over ? over : 1.0;
   }
-};
+  if (limits.scale_parameter) {
+    const double weight = sqrt(value_of(squares) / of.elems);
+    rate *= limits.least_scale < weight ? weight : limits.least_scale;
+  }
+  rates[i] = static_cast<float>(rate);
+}
+
+__global__ void __launch_bounds__(kThreads) step_of_chunks(FactoredRuns runs, const Clip* clip, const float* rates) {
+  if (clip->finite == 0) return;
+  const FactoredRun run = run_of_block(runs);
+  const int64_t first = static_cast<int64_t>(blockIdx.x - run.first_chunk) * kChunk;
+  const int64_t end = first + kChunk < run.count ? first + kChunk : run.count;
+  const float scale = clip->grad_scale, rate = rates[run.tensor];
+  for (int64_t i = first + threadIdx.x; i < end; i += kThreads) {
+    const float w = run.master[i];
+    float by = rate * step_of(run, i, scale);
+    if (run.avg != nullptr) {
+      by = run.beta1 * run.avg[i] + (1.0f - run.beta1) * by;
+      run.avg_out[i] = by;
+    }
+    Pack<float, 1> out;
+    out.at[0] = w - run.decay * w - by;
+    run.master_out[i] = out.at[0];
+    put_weights<1>(run, i, out);
+  }
+}
 
 }  // namespace
 
 void adafactor_squares(Queue& on, const MatrixRun& run, double* row_sums, double* col_sums) {
-  const Run of(run, {});
+  const Run of(run);
   const int64_t rows = rows_of_run(run.begin, run.count, run.cols);
   if (rows == 0) return;
   if (row_sums != nullptr) launch(on, {{blocks_for(rows, kWarps)}, {kThreads}}, squares_of_rows, of, rows, row_sums);
@@ -178,7 +195,8 @@ void adafactor_squares(Queue& on, const MatrixRun& run, double* row_sums, double
 
 void adafactor_factors(Queue& on, const AdafactorDecay& decay, const double* squares, const float* from, float* to,
                        float* factors, int64_t count) {
-  map<1>(on, Factors{decay.old_part, static_cast<double>(decay.terms), squares, from, to, factors}, count, true);
+  map<1>(on, Factors{decay.old_part, static_cast<double>(decay.terms), decay.clip.address(), squares, from, to, factors},
+         count, true);
 }
 
 void scale_by_mean(Queue& on, float* factors, int64_t count, const float* moments, int64_t moments_count) {
@@ -188,16 +206,17 @@ void scale_by_mean(Queue& on, float* factors, int64_t count, const float* moment
   map<1>(on, Scale{factors, root}, count, true);
 }
 
-void adafactor_norms(Queue& on, const MatrixRun& run, const AdafactorFactors& factors, const float* master,
-                     double* partials, double* words) {
-  const int64_t chunks = norm_chunks(run.count);
-  launch(on, {{static_cast<unsigned>(chunks)}, {kThreads}}, norms_of_chunks, Run(run, factors), master, partials);
-  add_words_to(on, partials, chunks, 2, words);
+void adafactor_norms(Queue& on, const FactoredRuns& runs, const Clip* clip, double* partials) {
+  launch(on, one_a_chunk(runs.chunks), norms_of_chunks, runs, clip, partials);
 }
 
-void adafactor_step(Queue& on, const AdafactorArgs& args, const MatrixRun& run, const AdafactorFactors& factors,
-                    const float* master, const float* avg, float* master_out, float* avg_out) {
-  map<1>(on, Step{args, Run(run, factors), master, avg, master_out, avg_out}, run.count, true);
+void adafactor_rates(Queue& on, const AdafactorLimits& limits, const AdafactorRate* tensors, int64_t count,
+                     const double* words, float* rates) {
+  launch(on, {{blocks_for(count, kWarp)}, {kWarp}}, rates_of_tensors, limits, tensors, count, words, rates);
+}
+
+void adafactor_step(Queue& on, const FactoredRuns& runs, const Clip* clip, const float* rates) {
+  launch(on, one_a_chunk(runs.chunks), step_of_chunks, runs, clip, rates);
 }
 
 }  // namespace cairn::kernels::cuda

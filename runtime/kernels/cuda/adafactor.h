@@ -3,11 +3,10 @@
 
 #include <cstdint>
 
-#include "runtime/core/exact_sum.h"
 #include "runtime/kernels/adafactor.h"
 #include "runtime/kernels/cuda/queue.h"
+#include "runtime/kernels/cuda/run_tables.h"
 #include "runtime/kernels/cuda/sums.h"
-#include "runtime/kernels/cuda/update.h"
 
 namespace cairn::kernels::cuda {
 
@@ -27,11 +26,26 @@ void adafactor_factors(Queue& on, const AdafactorDecay& decay, const double* squ
 /// Scratch: one float.
 void scale_by_mean(Queue& on, float* factors, int64_t count, const float* moments, int64_t moments_count);
 
-/// words [2, ExactSum::kWords] += the squares of the weights, and of the steps. partials: as many for each chunk.
-constexpr int64_t norm_chunks(int64_t count) { return (count + kChunk - 1) / kChunk; }
-void adafactor_norms(Queue& on, const MatrixRun& run, const AdafactorFactors& factors, const float* master,
-                     double* partials, double* words);
-void adafactor_step(Queue& on, const AdafactorArgs& args, const MatrixRun& run, const AdafactorFactors& factors,
-                    const float* master, const float* avg, float* master_out, float* avg_out);
+/// AdafactorRun, for a table on the device. `avg` is null where steps are not averaged.
+struct FactoredRun {
+  const float* grad = nullptr;
+  const float *row = nullptr, *col = nullptr;
+  const float *master = nullptr, *avg = nullptr;
+  float *master_out = nullptr, *avg_out = nullptr;
+  void* weights = nullptr;
+  int64_t begin = 0, count = 0, cols = 1;
+  uint32_t first_chunk = 0;
+  float decay = 0, beta1 = 0;
+  DType dtype = DType::kF32;
+  int32_t tensor = 0;
+};
+using FactoredRuns = RunTable<FactoredRun>;
+
+/// partials [chunks, 2, ExactSum::kWords]: squares of the weights, and of the steps; 0 where the clip is not finite.
+void adafactor_norms(Queue& on, const FactoredRuns& runs, const Clip* clip, double* partials);
+/// `tensors` [count] on the device; adafactor_rates() of runtime/kernels/adafactor.h.
+void adafactor_rates(Queue& on, const AdafactorLimits& limits, const AdafactorRate* tensors, int64_t count,
+                     const double* words, float* rates);
+void adafactor_step(Queue& on, const FactoredRuns& runs, const Clip* clip, const float* rates);
 
 }  // namespace cairn::kernels::cuda

@@ -1,5 +1,6 @@
 #include "runtime/kernels/cuda/update.h"
 
+#include "runtime/kernels/cuda/chunks.h"
 #include "runtime/kernels/cuda/exact.h"
 
 namespace cairn::kernels::cuda {
@@ -132,9 +133,9 @@ __global__ void __launch_bounds__(2 * 16) words_of_tensors(const double* of_runs
   to[kExactDigits] = of.special;
 }
 
-/// words [blocks, .] = the sum over partials [count, blocks, .], or are added to.
+/// words [blocks, .] = the sum over partials [count, blocks, .].
 __global__ void __launch_bounds__(kAdders * 16)
-    words_of_all(const double* partials, int64_t count, bool added, double* words) {
+    words_of_all(const double* partials, int64_t count, double* words) {
   RT_SHARED(double, room, kAdders* kExactWords);
   const int word = static_cast<int>(threadIdx.x) % 16, adder = static_cast<int>(threadIdx.x) / 16;
   if (word < kExactWords) {
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kAdders * 16)
   __syncthreads();
   if (adder != 0 || word >= kExactWords) return;
   words += static_cast<int64_t>(blockIdx.x) * kExactWords;
-  double all = added ? words[word] : 0.0;
+  double all = 0;
   for (int a = 0; a < kAdders; ++a) all += room[a * kExactWords + word];
   words[word] = all;
 }
@@ -181,40 +182,6 @@ __device__ __forceinline__ bool in_packs(const UpdateRun& run) {
   return aligned16(run.grad) && aligned16(run.from.master) && aligned16(run.from.exp_avg) &&
          aligned16(run.from.exp_avg_sq) && aligned16(run.to.master) && aligned16(run.to.exp_avg) &&
          aligned16(run.to.exp_avg_sq) && aligned16(run.weights);
-}
-
-template <typename T, int N>
-__device__ __forceinline__ void put_rounded(void* weights, int64_t i, const Pack<float, N>& master) {
-  Pack<T, N> low;
-#pragma unroll
-  for (int k = 0; k < N; ++k) store_f32(&low.at[k], master.at[k]);
-  store_pack<N>(static_cast<T*>(weights) + i, low);
-}
-
-template <int N>
-__device__ __forceinline__ void put_weights(const UpdateRun& run, int64_t i, const Pack<float, N>& master) {
-  if (run.weights == nullptr) return;
-  if (run.dtype == DType::kBf16) {
-    put_rounded<bf16>(run.weights, i, master);
-  } else if (run.dtype == DType::kF16) {
-    put_rounded<f16>(run.weights, i, master);
-  } else {
-    store_pack<N>(static_cast<float*>(run.weights) + i, master);
-  }
-}
-
-/// The run that has this block's chunk: the last whose first chunk is not behind it.
-__device__ __forceinline__ UpdateRun run_of_block(const UpdateTables& tables) {
-  int64_t run = 0;
-  for (int64_t end = tables.run_count; end - run > 1;) {
-    const int64_t middle = run + (end - run) / 2;
-    if (tables.runs[middle].first_chunk <= blockIdx.x) {
-      run = middle;
-    } else {
-      end = middle;
-    }
-  }
-  return tables.runs[run];
 }
 
 /// f.at<N>(run, i) for the elements of the block's chunk.
@@ -369,15 +336,13 @@ __global__ void __launch_bounds__(kThreads, 4) ema_of_runs(UpdateTables tables, 
   for_chunk(run, f);
 }
 
-Size one_a_chunk(int64_t chunks) { return {{static_cast<unsigned>(chunks)}, {kThreads}}; }
-
 }  // namespace
 
 void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* words) {
   auto* const partials = on.room<double>(kSquaresPartials);
   if (partials == nullptr) return;
   launch(on, one_a_chunk(kSquareBlocks), run_squares, x, runs, run_count, partials);
-  launch(on, {{1}, {kAdders * 16}}, words_of_all, partials, kSquareBlocks, false, words);
+  launch(on, {{1}, {kAdders * 16}}, words_of_all, partials, kSquareBlocks, words);
   launch(on, {{1}, {32}}, words_carried, int64_t{1}, words);
 }
 void add_words_of_tensors(Queue& on, const double* partials, const UpdateTables& tables, double* of_runs,
@@ -385,11 +350,6 @@ void add_words_of_tensors(Queue& on, const double* partials, const UpdateTables&
   launch(on, {{static_cast<unsigned>(tables.run_count * 2)}, {kAdders * 16}}, words_added, partials, tables, int64_t{2},
          of_runs);
   launch(on, {{static_cast<unsigned>(tables.run_count)}, {2 * 16}}, words_of_tensors, of_runs, tables, words);
-}
-
-void add_words_to(Queue& on, const double* partials, int64_t chunks, int64_t sums, double* words) {
-  launch(on, {{static_cast<unsigned>(sums)}, {kAdders * 16}}, words_of_all, partials, chunks, true, words);
-  launch(on, {{blocks_for(sums, 32)}, {32}}, words_carried, sums, words);
 }
 
 void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, const double* ruined,

@@ -19,11 +19,10 @@
 #include "runtime/kernels/adamw.h"
 #include "runtime/kernels/clip.h"
 #include "runtime/kernels/cuda/queue.h"
+#include "runtime/kernels/cuda/run_tables.h"
 #include "runtime/kernels/state_copies.h"
 
 namespace cairn::kernels::cuda {
-
-constexpr int64_t kChunk = 16384;  // elements of a run that a block has
 
 /// Of a step and of a tensor's rates.
 struct UpdateNumbers {
@@ -61,28 +60,14 @@ struct UpdateRun {
   StateRun from, to;
   void* weights = nullptr;
   int64_t count = 0;
-  uint32_t first_chunk = 0;  // of all runs' chunks, one run after the other
+  uint32_t first_chunk = 0;
   UpdateNumbers of;
   DType dtype = DType::kF32;  // kF32, kBf16, kF16
   bool counts = true;         // in the norms of its tensor
   int32_t tensor = 0;         // for LAMB: which of the tensors' words are its own
 };
 
-/// Runs that one launch goes through: a block has a chunk. The table lies on the device.
-struct UpdateTables {
-  const UpdateRun* runs = nullptr;
-  int64_t run_count = 0, chunks = 0;
-
-  /// Fills first_chunk; returns the number of chunks.
-  static int64_t number_chunks(std::span<UpdateRun> runs) {
-    int64_t chunks = 0;
-    for (UpdateRun& run : runs) {
-      run.first_chunk = static_cast<uint32_t>(chunks);
-      chunks += (run.count + kChunk - 1) / kChunk;
-    }
-    return chunks;
-  }
-};
+using UpdateTables = RunTable<UpdateRun>;
 
 /// words [kWords] = the squares of so many runs of x, carried; add_squares_of_runs() of
 /// runtime/kernels/state_copies.h. Scratch: kSquaresPartials doubles.
@@ -94,9 +79,6 @@ void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t
 /// [chunks, 2, kWords], carried. Runs of one tensor follow one another. of_runs: memory for [runs, 2, kWords].
 void add_words_of_tensors(Queue& on, const double* partials, const UpdateTables& tables, double* of_runs,
                           double* words);
-
-/// words [sums, kWords] += the sum over chunks of partials [chunks, sums, kWords], carried.
-void add_words_to(Queue& on, const double* partials, int64_t chunks, int64_t sums, double* words);
 
 /// Of the squares' words: clip_of() (runtime/kernels/clip.h).
 void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, const double* ruined,

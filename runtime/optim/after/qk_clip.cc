@@ -1,7 +1,6 @@
 #include "runtime/optim/after/qk_clip.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "runtime/core/check.h"
 
@@ -11,7 +10,7 @@ namespace {
 /// A query or key projection that this rank has a part of.
 struct HeadRows {
   int64_t tensor = 0, offset = 0;            // of its first element here, into the flat range
-  int64_t head_elems = 0, first_factor = 0;  // of the first head here, into HeadFactors::query or ::key
+  int64_t head_elems = 0, first_factor = 0;  // of the first head here, into HeadNumbers::query or ::key
   bool key = false;
 };
 
@@ -31,47 +30,53 @@ std::vector<HeadRows> head_rows(const Plan& plan, const RankPlan& rank) {
   return out;
 }
 
-}  // namespace
-
-HeadFactors qk_clip_factors(const ModelConfig& model, double tau, std::span<const float> max_scores) {
-  const int64_t group = model.heads / model.kv_heads;
-  RT_CHECK(std::ssize(max_scores) == model.layers * model.heads, "{} scores", max_scores.size());
-  HeadFactors out{.query = std::vector<float>(max_scores.size(), 1.0f),
-                  .key = std::vector<float>(static_cast<size_t>(model.layers * model.kv_heads), 1.0f)};
-  const auto shrink = [&](int64_t head) { return std::min(1.0, tau / static_cast<double>(max_scores[head])); };
-  for (int64_t kv = 0; kv < std::ssize(out.key); ++kv) {  // heads of all layers, one after the other
-    double least = 1;
-    for (int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-      if (max_scores[h] > tau) least = std::min(least, shrink(h));
-    }
-    if (least == 1) continue;
-    out.key[kv] = static_cast<float>(std::sqrt(least));
-    for (int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-      const bool above = max_scores[h] > tau;
-      out.clipped_heads += above ? 1 : 0;
-      out.query[h] = static_cast<float>((above ? shrink(h) : 1.0) / std::sqrt(least));
-    }
-  }
-  return out;
+kernels::HeadClip head_clip(const ModelConfig& model, double tau) {
+  return {.most = tau, .group = model.heads / model.kv_heads, .key_heads = model.layers * model.kv_heads};
 }
 
-void scale_heads(StateWalk& walk, const HeadFactors& heads, int64_t bank) {
-  const std::vector<HeadRows> projections = head_rows(walk.plan(), walk.rank());
-  walk.for_blocks(bank, bank, [&](const StateBlock& block) {
-    const auto rows = std::find_if(projections.begin(), projections.end(),
-                                   [&](const HeadRows& r) { return r.tensor == block.piece->tensor; });
-    if (rows == projections.end()) return;
-    const std::vector<float>& factors = rows->key ? heads.key : heads.query;
-    const int64_t begin = block.piece->flat_offset + block.begin - rows->offset;
-    for (int64_t at = 0; at < block.count;) {
-      const int64_t head = (begin + at) / rows->head_elems;
-      const int64_t end = std::min(block.count, (head + 1) * rows->head_elems - begin);
-      walk.on().scale_floats(block.to.master + at, factors[rows->first_factor + head], end - at);
-      at = end;
+}  // namespace
+
+HeadNumbers head_numbers(const StateWalk& walk) {
+  const ModelConfig& model = walk.plan().recipe.model;
+  const DevicePtr<float> first = (walk.arrays().work + walk.rank().head_numbers_offset()).as<float>();
+  const int64_t heads = model.layers * model.heads;
+  return {first, first + heads, first + 2 * heads, first + 2 * heads + model.layers * model.kv_heads};
+}
+
+void scale_heads(StateWalk& walk, DevicePtr<const kernels::Clip> clip, int64_t bank) {
+  const Plan& plan = walk.plan();
+  const HeadNumbers of = head_numbers(walk);
+  walk.on().head_factors(head_clip(plan.recipe.model, plan.recipe.optimizer.qk_clip), of.max_scores, of.query, of.key,
+                         of.clipped);
+  const std::vector<HeadRows> projections = head_rows(plan, walk.rank());
+  const auto scale = [&](std::span<const StateBlock> batch) {
+    std::vector<kernels::HeadRun> runs;
+    std::vector<const StateBlock*> scaled;
+    for (const StateBlock& block : batch) {
+      const auto rows = std::find_if(projections.begin(), projections.end(),
+                                     [&](const HeadRows& r) { return r.tensor == block.piece->tensor; });
+      if (rows == projections.end()) continue;
+      scaled.push_back(&block);
+      runs.push_back({.master = block.to.master,
+                      .factors = (rows->key ? of.key : of.query) + rows->first_factor,
+                      .begin = block.piece->flat_offset + block.begin - rows->offset,
+                      .count = block.count,
+                      .head_elems = rows->head_elems,
+                      .dtype = plan.compute_dtype(),
+                      .weights = walk.weights_of(block)});
     }
-    walk.put_weights(block);
-    walk.on().copy_summed(block.to.master, block.to.master, block.count, walk.sums_of(block, 0, 1));
-  });
+    if (runs.empty()) return;
+    walk.on().scale_heads_of_runs(runs, of.clipped, clip);
+    for (const StateBlock* const block : scaled) {
+      walk.on().copy_summed(block->to.master, block->to.master, block->count, walk.sums_of(*block, 0, 1));
+    }
+  };
+  walk.for_batches(bank, bank, scale, StateWalk::Pieces::kTrainedAgain);
+}
+
+int64_t clipped_heads(const ModelConfig& model, double tau, std::span<const float> max_scores) {
+  RT_CHECK(std::ssize(max_scores) == model.layers * model.heads, "{} scores", max_scores.size());
+  return std::ranges::count_if(max_scores, [tau](float score) { return static_cast<double>(score) > tau; });
 }
 
 }  // namespace cairn::optim

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 #include <vector>
 
-#include "runtime/optim/rules/tensor_squares.h"
+#include "runtime/optim/rules/device_norms.h"
+#include "runtime/optim/rules/world_sum.h"
 
 namespace cairn::optim {
 namespace {
@@ -34,7 +36,8 @@ class Factored {
   /// The run of its local tensor's matrix that `count` elements of a piece are, and the factors of that tensor.
   std::pair<kernels::MatrixRun, kernels::AdafactorFactors> run_of(const StatePiece& piece, int64_t begin,
                                                                   DevicePtr<const float> grad, int64_t count) const;
-  auto run_of(const StateBlock& block) const { return run_of(*block.piece, block.begin, block.grad, block.count); }
+  std::vector<kernels::AdafactorRun> runs_of(std::span<const TensorRates> rates,
+                                             std::span<const StateBlock> batch) const;
 
  private:
   /// A matrix's rows and columns, or a vector's elements, which stand as columns: indices into RankPlan::sums.
@@ -63,6 +66,26 @@ std::pair<kernels::MatrixRun, kernels::AdafactorFactors> Factored::run_of(const 
   const auto at = [&](int64_t sum) { return factors_ + rank_.sums[sum].work_offset; };
   return {{grad, update_.clip, flat - local.offset, count, matrix ? local.shape[1] : local.shape[0]},
           {matrix ? at(sums.rows) : DevicePtr<float>(), at(sums.cols)}};
+}
+
+std::vector<kernels::AdafactorRun> Factored::runs_of(std::span<const TensorRates> rates,
+                                                     std::span<const StateBlock> batch) const {
+  std::vector<kernels::AdafactorRun> out;
+  out.reserve(batch.size());
+  for (const StateBlock& block : batch) {
+    const auto [matrix, factors] = run_of(*block.piece, block.begin, block.grad, block.count);
+    const TensorRates& of = rates[block.piece->tensor];
+    out.push_back({.matrix = matrix,
+                   .factors = factors,
+                   .from = block.from,
+                   .to = block.to,
+                   .decay = static_cast<float>(update_.lr * of.lr * of.weight_decay),
+                   .beta1 = static_cast<float>(plan_.recipe.optimizer.beta1),
+                   .dtype = plan_.compute_dtype(),
+                   .weights = walk_.weights_of(block),
+                   .tensor = block.piece->tensor});
+  }
+  return out;
 }
 
 Status Factored::add_squares(const comm::RankGroups& groups) {
@@ -101,7 +124,7 @@ void Factored::make_factors() {
     const int64_t terms = piece.kind == StateKind::kExpAvgSq      ? 1
                           : piece.kind == StateKind::kExpAvgSqRow ? shape[1]
                                                                   : shape[0];
-    walk_.on().adafactor_factors({old_part, terms}, squares_ + piece.work_offset, source, target,
+    walk_.on().adafactor_factors({old_part, terms, update_.clip}, squares_ + piece.work_offset, source, target,
                                  factors_ + piece.work_offset, piece.count());
     moments[k] = target;
   });
@@ -117,39 +140,32 @@ void Factored::make_factors() {
 
 }  // namespace
 
-Status adafactor(StateWalk& walk, std::span<const TensorRates> rates, const comm::RankGroups& groups,
-                 const Update& update, comm::Comm& world) {
+Status adafactor(StateWalk& walk, std::span<const TensorRates> rates, const Update& update,
+                 const comm::RankGroups& groups) {
+  const kernels::StateExec& on = walk.on();
   const Plan& plan = walk.plan();
   const OptimizerConfig& config = plan.recipe.optimizer;
   Factored factored(walk, update);
   RT_TRY(factored.add_squares(groups));
   factored.make_factors();
-  NormsOfTensors norms(walk);
-  walk.for_blocks(
-      update.from, update.to,
-      [&](const StateBlock& block) {
-        if (block.saved < 0) return;
-        const auto [run, factors] = factored.run_of(block);
-        walk.on().adafactor_norms(run, factors, block.from.master, norms.of(block));
-      },
-      StateWalk::Pieces::kReadOnly);
-  RT_TRY_SET(const std::vector<TensorSquares> squares, norms.add_over_world(world));
-  walk.for_blocks(update.from, update.to, [&](const StateBlock& block) {
-    const int64_t tensor = block.piece->tensor;
-    const auto elems = static_cast<double>(count_elems(plan.tensors[tensor].shape));
-    const double weight = std::sqrt(squares[tensor].weight / elems);
-    const double step = std::sqrt(squares[tensor].step / elems);
-    const double unclipped = update.lr * rates[tensor].lr;
-    double rate = unclipped;
-    if (config.update_clip > 0) rate /= std::max(1.0, step / config.update_clip);
-    if (config.scale_parameter) rate *= std::max(config.least_scale, weight);
-    const auto [run, factors] = factored.run_of(block);
-    walk.on().adafactor_step({.rate = static_cast<float>(rate),
-                              .decay = static_cast<float>(unclipped * rates[tensor].weight_decay),
-                              .beta1 = static_cast<float>(config.beta1)},
-                             run, factors, block.from.master, block.from.exp_avg, block.to.master, block.to.exp_avg);
-    walk.put_weights(block);
-    walk.sum_up(block);
+  DeviceNorms norms(walk);
+  const auto norm = [&](std::span<const StateBlock> batch) {
+    std::vector<StateBlock> counted;  // so that each element counts once
+    std::ranges::copy_if(batch, std::back_inserter(counted), [](const StateBlock& block) { return block.saved >= 0; });
+    if (!counted.empty()) on.adafactor_norms_of_runs(factored.runs_of(rates, counted), norms.partials_of(counted));
+  };
+  walk.for_batches(update.from, update.to, norm, StateWalk::Pieces::kReadOnly);
+  const DevicePtr<double> words = norms.add_up();
+  RT_TRY(add_over_world(groups, words, walk.rank().tensor_norms, "norms of tensors"));
+  std::vector<kernels::AdafactorRate> of_tensors;
+  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
+    of_tensors.push_back({static_cast<double>(count_elems(plan.tensors[tensor].shape)), update.lr * rates[tensor].lr});
+  }
+  const DevicePtr<float> made = (walk.arrays().work + walk.rank().tensor_rates_offset()).as<float>();
+  on.adafactor_rates({config.update_clip, config.least_scale, config.scale_parameter}, of_tensors, words, made);
+  walk.for_batches(update.from, update.to, [&](std::span<const StateBlock> batch) {
+    on.adafactor_step_of_runs(factored.runs_of(rates, batch), made);
+    for (const StateBlock& block : batch) walk.sum_up(block);
   });
   return {};
 }

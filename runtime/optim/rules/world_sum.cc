@@ -24,4 +24,11 @@ Status add_over_world(const comm::RankGroups& groups, DevicePtr<double> words, i
   return {};
 }
 
+Status max_over_world(const comm::RankGroups& groups, DevicePtr<float> x, int64_t count, std::string_view what) {
+  for (comm::Comm* const group : groups_of_several(groups)) {
+    RT_TRY(group->all_reduce(x, count, DType::kF32, comm::ReduceOp::kMax, what));
+  }
+  return {};
+}
+
 }  // namespace cairn::optim

@@ -1,5 +1,6 @@
 #pragma once
-// Exact sums (runtime/core/exact_sum.h) of all ranks, added up where the words lie.
+// Exact sums (runtime/core/exact_sum.h) and maxima of all ranks, made where the numbers lie, in the order of the
+// device's work: over tp, over shards and replicas, over pp.
 
 #include <string_view>
 
@@ -7,11 +8,12 @@
 
 namespace cairn::optim {
 
-/// Whether add_over_world() sends anything.
+/// Whether these send anything.
 bool has_other_ranks(const comm::RankGroups& groups);
 
-/// words [count] become those of all ranks, in the order of the device's work: over tp, over shards and replicas, over
-/// pp. Integers below 2^53 / ranks, or not finite, so that no order changes a bit.
+/// words [count] become those of all ranks. Integers below 2^53 / ranks, or not finite, so that no order changes a bit.
 Status add_over_world(const comm::RankGroups& groups, DevicePtr<double> words, int64_t count, std::string_view what);
+/// x [count] becomes the largest of all ranks.
+Status max_over_world(const comm::RankGroups& groups, DevicePtr<float> x, int64_t count, std::string_view what);
 
 }  // namespace cairn::optim

@@ -82,8 +82,14 @@ TEST_SUITE("runtime/kernels/adafactor") {
       before[i] = std::abs(from[i]);
       squares[i] = static_cast<double>(i * i);
     }
-    kernels::adafactor_factors({.old_part = 0.75, .terms = 5}, squares.data(), before.data(), after.data(),
-                               factors.data(), kCount);
+    kernels::Clip clip;
+    const kernels::AdafactorDecay decay{.old_part = 0.75, .terms = 5, .clip = DevicePtr<const kernels::Clip>(&clip)};
+    clip.finite = 0;
+    kernels::adafactor_factors(decay, squares.data(), before.data(), after.data(), factors.data(), kCount);
+    CHECK(after == std::vector<float>(kCount));  // nothing is written
+    CHECK(factors == after);
+    clip.finite = 1;
+    kernels::adafactor_factors(decay, squares.data(), before.data(), after.data(), factors.data(), kCount);
     double mean = 0;
     for (int64_t i = 0; i < kCount; ++i) {
       const double want = 0.75 * static_cast<double>(before[i]) + 0.25 * (squares[i] / 5 + 1e-30);
@@ -92,8 +98,7 @@ TEST_SUITE("runtime/kernels/adafactor") {
       mean += want / kCount;
     }
     auto in_place = before, scaled = factors;
-    kernels::adafactor_factors({.old_part = 0.75, .terms = 5}, squares.data(), in_place.data(), in_place.data(),
-                               scaled.data(), kCount);
+    kernels::adafactor_factors(decay, squares.data(), in_place.data(), in_place.data(), scaled.data(), kCount);
     CHECK(in_place == after);
     kernels::scale_by_mean(scaled.data(), kCount, after.data(), kCount);
     for (int64_t i = 0; i < kCount; ++i) {
@@ -102,5 +107,79 @@ TEST_SUITE("runtime/kernels/adafactor") {
     }
     kernels::fill_doubles(0, squares.data(), kCount - 1);
     CHECK(std::count(squares.begin(), squares.end(), 0.0) == kCount - 1);
+  }
+
+  TEST_CASE("a tensor's rate falls with its step's root mean square above the clip, and grows with its weights'") {
+    constexpr int64_t kTensors = 3;
+    const std::vector<kernels::AdafactorRate> tensors = {{.elems = 4, .lr = 0.5}, {.elems = 16, .lr = 0.25}, {1, 0}};
+    std::vector<double> words;
+    const auto put = [&words](double squares) {
+      ExactSum sum;
+      sum.add(squares);
+      const auto add = sum.words();
+      words.insert(words.end(), add.begin(), add.end());
+    };
+    for (const auto& [weight, step] : {std::pair(36.0, 4 * 25.0), {16 * 1e-6, 16 * 0.25}, {1.0, 1.0}}) {
+      put(weight);
+      put(step);
+    }
+    std::vector<float> rates(kTensors);
+    const auto rates_by = [&](const kernels::AdafactorLimits& limits) {
+      kernels::adafactor_rates(limits, tensors, words.data(), rates.data());
+      return rates;
+    };
+    CHECK(rates_by({}) == std::vector<float>{0.5F, 0.25F, 0});
+    CHECK(rates_by({.update_clip = 2}) == std::vector<float>{0.5F / 2.5F, 0.25F, 0});  // 5 over 2; 0.5 is below 2
+    CHECK(rates_by({.least_scale = 0.125, .scale_parameter = true}) == std::vector<float>{0.5F * 3, 0.25F * 0.125F, 0});
+  }
+
+  TEST_CASE("passes over several runs are those over each, with its tensor's rate and its weights; none where ruined") {
+    constexpr int64_t kCols = 11, kFirst = 40, kRest = 37;
+    const auto grad = normals<float>("g", kFirst + kRest), weight = normals<float>("w", kFirst + kRest),
+               row = normals<float>("r", 7), col = normals<float>("c", kCols);
+    kernels::Clip clip{.grad_scale = 0.5F};
+    std::vector<float> out = weight, avg(kFirst + kRest, 0.25F);
+    std::vector<bf16> low(kFirst + kRest);
+    const std::vector<float> rates = {0, 0.5F, 0.25F};
+    std::vector<kernels::AdafactorRun> runs;
+    for (const auto& [begin, count, tensor] : {std::tuple(int64_t{0}, kFirst, int64_t{2}), {kFirst, kRest, 1}}) {
+      const kernels::StateArrays arrays{.master = DevicePtr(out.data() + begin),
+                                        .exp_avg = DevicePtr(avg.data() + begin)};
+      runs.push_back(
+          {.matrix = {DevicePtr(grad.data() + begin), DevicePtr<const kernels::Clip>(&clip), begin, count, kCols},
+           .factors = {DevicePtr(row.data()), DevicePtr(col.data())},
+           .from = arrays,
+           .to = arrays,
+           .decay = 0.125F,
+           .beta1 = 0.75F,
+           .dtype = DType::kBf16,
+           .weights = DevicePtr<void>(low.data() + begin),
+           .tensor = tensor});
+    }
+    constexpr auto kWords = static_cast<size_t>(kernels::TensorNorms::kWords);
+    std::vector<double> partials(2 * kWords, 5.0), wanted(2 * kWords);
+    kernels::adafactor_norms_of_runs(runs, partials.data());
+    std::vector<float> wanted_out = weight, wanted_avg = avg;
+    for (size_t k = 0; k < 2; ++k) {
+      const kernels::AdafactorRun& run = runs[k];
+      const int64_t at = run.matrix.begin;
+      kernels::adafactor_norms(run.matrix, run.factors, weight.data() + at,
+                               {std::span(wanted).subspan(k * kWords, kWords)});
+      kernels::adafactor_step({rates[static_cast<size_t>(run.tensor)], 0.125F, 0.75F}, run.matrix, run.factors,
+                              weight.data() + at, wanted_avg.data() + at, wanted_out.data() + at,
+                              wanted_avg.data() + at);
+    }
+    CHECK(partials == wanted);
+    clip.finite = 0;
+    kernels::adafactor_step_of_runs(runs, rates.data());
+    CHECK(out == weight);
+    CHECK(avg == std::vector<float>(kFirst + kRest, 0.25F));
+    kernels::adafactor_norms_of_runs(runs, partials.data());
+    CHECK(partials == std::vector<double>(2 * kWords));
+    clip.finite = 1;
+    kernels::adafactor_step_of_runs(runs, rates.data());
+    CHECK(out == wanted_out);
+    CHECK(avg == wanted_avg);
+    for (size_t i = 0; i < low.size(); ++i) CHECK(low[i].bits == to_bf16(out[i]).bits);
   }
 }

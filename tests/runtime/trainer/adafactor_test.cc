@@ -134,6 +134,7 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
       const auto tp = group("tp", mesh.group(MeshAxis::kTp, r));
       const auto shard = group("shard", mesh.shard_group(r, plan.shard_size()));
       const auto replica = group("replica", mesh.replica_group(r, plan.shard_size()));
+      const auto activations = group("activations", mesh.group(MeshAxis::kPp, r));
       std::unique_ptr<comm::Comm> expert_shard, expert_replica;
       if (mesh.ep() > 1) {
         expert_shard = group("es", mesh.shard_group(r, plan.shard_size(true)));
@@ -142,6 +143,7 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
       const auto all = group("world", everyone);
       optim::ShardedOptimizer optimizer(*stream, plan, rank,
                                         {.tp = tp.get(),
+                                         .activations = activations.get(),
                                          .shard = shard.get(),
                                          .replica = replica.get(),
                                          .expert_shard = expert_shard.get(),

@@ -165,8 +165,8 @@ TEST_SUITE("runtime/trainer/not_finite") {
       REQUIRE_OK(run);
       return std::move(run).value();
     };
-    for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
-      for (const bool more : {false, true}) {  // an average, and biases that balance experts
+    for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb, OptimizerKind::kAdafactor}) {
+      for (const bool more : {false, true}) {  // an average, scaled heads, and biases that balance experts
         CAPTURE(static_cast<int>(kind));
         CAPTURE(more);
         Recipe recipe = tiny_recipe(more, false);
@@ -174,6 +174,7 @@ TEST_SUITE("runtime/trainer/not_finite") {
         recipe.optimizer.kind = kind;
         if (more) {
           recipe.optimizer.ema = 0.9;
+          recipe.optimizer.qk_clip = 1e-3;  // heads are scaled in each step
           recipe.model.moe = {.experts = 4, .top_k = 2, .bias_rate = 0.001};
         }
         const auto quiet = trained(recipe, false, nullptr);  // from slot to slot: its loss is known before

@@ -985,7 +985,26 @@ TEST_SUITE("runtime/cuda/ops") {
       e.put_first_weights(at(grad), kElems, DType::kF32, DevicePtr<void>(at(weight)));
     });
     on.same(weight);
-    on.run_state("scale_floats", [&](StateExec e, Side at) { e.scale_floats(at(weight), 0.5f, kElems); });
+    auto scores = on.array(std::vector<float>{1, 50, 100, 400}), of_query = on.zeros<float>(4),
+         of_key = on.zeros<float>(2), clipped = on.zeros<float>(1);
+    auto of_step = on.array(std::vector<kernels::Clip>(1));
+    auto low_weight = on.zeros<bf16>(kElems);
+    on.run_state("head_factors", [&](StateExec e, Side at) {
+      e.head_factors({.most = 100, .group = 2, .key_heads = 2}, at(scores), at(of_query), at(of_key), at(clipped));
+    });
+    for (Twin<float>* const of : {&of_query, &of_key, &clipped}) on.same(*of);
+    on.run_state("scale_heads_of_runs", [&](StateExec e, Side at) {
+      const kernels::HeadRun run{at(weight), at(of_query), 0, kElems, kElems / 4 + 1, DType::kBf16, at(low_weight)};
+      e.scale_heads_of_runs({&run, 1}, at(clipped), at(of_step));
+    });
+    on.same(low_weight);
+    std::vector<float> host_scores(4);
+    HostNumbers<float> told_scores(on.stream(), 4);
+    on.run_state("floats_to_host", [&](StateExec e, Side at) {
+      e.floats_to_host(at(scores), at.cuda ? told_scores.room() : std::span(host_scores));
+    });
+    CHECK(std::ranges::equal(told_scores.read(), host_scores));
+    CHECK(host_scores[3] == 400);
     on.same(weight);
     on.run_state("clear_floats", [&](StateExec e, Side at) { e.clear_floats(at(weight), 100); });
     on.same(weight);
@@ -998,10 +1017,6 @@ TEST_SUITE("runtime/cuda/ops") {
     auto squares = on.array(host);
     std::ranges::fill(words.room(), 3.0);
     const auto of_side = [&](Side at) { return at.cuda ? words.room() : std::span(host); };
-    on.run_state("clear_numbers", [&](StateExec e, Side at) { e.clear_numbers(of_side(at)); });
-    CHECK(std::ranges::equal(words.read(), host));
-    std::ranges::fill(words.room(), 3.0);
-    std::ranges::fill(host, 3.0);
     on.run_state("add_squares_of_runs",
                  [&](StateExec e, Side at) { e.add_squares_of_runs(at(grad), at(runs), 4, at(squares)); });
     on.run_state("doubles_to_host", [&](StateExec e, Side at) { e.doubles_to_host(at(squares), of_side(at)); });
@@ -1082,7 +1097,6 @@ TEST_SUITE("runtime/cuda/ops") {
       CHECK(there.step().value() == doctest::Approx(here.step().value()).epsilon(1e-5));
       CHECK(here.step().value() > 0);
     };
-    on.run_state("clear_numbers", [&](StateExec e, Side at) { e.clear_numbers(norms_of(at).words); });
     args.step = 3;
     const auto lamb_run = [&](Side at) {
       kernels::AdamRun run{
@@ -1135,8 +1149,10 @@ TEST_SUITE("runtime/cuda/ops") {
     on.run_state("adafactor_squares",
                  [&](StateExec e, Side at) { e.adafactor_squares(run(at), at(row_sums), at(col_sums)); });
     on.run_state("adafactor_factors", [&](StateExec e, Side at) {
-      e.adafactor_factors({0.75, kCols}, at(row_sums), at(row_moments), at(row_moments), at(row_factors), kMatrixRows);
-      e.adafactor_factors({0.75, kMatrixRows}, at(col_sums), at(col_moments), at(col_moments), at(col_factors), kCols);
+      e.adafactor_factors({0.75, kCols, at(clips)}, at(row_sums), at(row_moments), at(row_moments), at(row_factors),
+                          kMatrixRows);
+      e.adafactor_factors({0.75, kMatrixRows, at(clips)}, at(col_sums), at(col_moments), at(col_moments),
+                          at(col_factors), kCols);
     });
     for (Twin<float>* const of : {&row_moments, &col_moments, &row_factors, &col_factors}) {
       on.alike(*of, pointwise<float>());
@@ -1144,16 +1160,48 @@ TEST_SUITE("runtime/cuda/ops") {
     on.run_state("scale_by_mean",
                  [&](StateExec e, Side at) { e.scale_by_mean(at(col_factors), kCols, at(row_moments), kMatrixRows); });
     on.alike(col_factors, pointwise<float>());
-    on.run_state("clear_numbers", [&](StateExec e, Side at) { e.clear_numbers(norms_of(at).words); });
-    on.run_state("adafactor_norms",
-                 [&](StateExec e, Side at) { e.adafactor_norms(run(at), factors(at), at(master), norms_of(at)); });
+    const auto factored = [&](Side at, bool averaged) {
+      kernels::StateArrays arrays{.master = at(master)};
+      if (averaged) arrays.exp_avg = at(m);
+      return kernels::AdafactorRun{.matrix = run(at),
+                                   .factors = factors(at),
+                                   .from = arrays,
+                                   .to = arrays,
+                                   .decay = 0.001f,
+                                   .beta1 = 0.9f,
+                                   .dtype = DType::kF16,
+                                   .weights = at(rounded),
+                                   .tensor = 1};
+    };
+    auto of_tensors = on.zeros<double>(2 * kernels::TensorNorms::kWords);
+    on.run_state("adafactor_norms_of_runs", [&](StateExec e, Side at) {
+      const kernels::AdafactorRun of = factored(at, true);
+      e.adafactor_norms_of_runs({&of, 1}, at(partials));
+    });
+    on.run_state("add_norms_of_runs", [&](StateExec e, Side at) {
+      const kernels::NormRun of{.count = kShare, .tensor = 1};
+      e.add_norms_of_runs({&of, 1}, at(partials), at(of_tensors));
+    });
+    on.run_state("doubles_to_host", [&](StateExec e, Side at) {
+      e.doubles_to_host(at(of_tensors) + kernels::TensorNorms::kWords, norms_of(at).words);
+    });
     same_norms();
-    on.run_state("adafactor_step", [&](StateExec e, Side at) {
-      e.adafactor_step({0.01f, 0.001f, 0.9f}, run(at), factors(at), at(master), at(m), at(master), at(m));
-      e.adafactor_step({0.01f, 0.001f, 0.9f}, run(at), factors(at), at(master), nullptr, at(master), nullptr);
+    auto rates = on.zeros<float>(2);
+    on.run_state("adafactor_rates", [&](StateExec e, Side at) {
+      const std::vector<kernels::AdafactorRate> of = {{1, 0}, {kShare, 0.01}};
+      e.adafactor_rates({.update_clip = 0.5, .least_scale = 1e-3, .scale_parameter = true}, of, at(of_tensors),
+                        at(rates));
+    });
+    on.alike(rates, chain_of_sums<float>(8));
+    on.run_state("adafactor_step_of_runs", [&](StateExec e, Side at) {
+      for (const bool averaged : {true, false}) {
+        const kernels::AdafactorRun of = factored(at, averaged);
+        e.adafactor_step_of_runs({&of, 1}, at(rates));
+      }
     });
     on.alike(master, chain_of_sums<float>(8));
     on.alike(m, chain_of_sums<float>(8));
+    on.alike(rounded, chain_of_sums<f16>(8));
 
     auto choices = on.array(std::vector<float>{1, 2, 3}), bias = on.array(std::vector<float>{0.5f, 0.5f, 0.5f});
     on.run_state("balance_bias",

@@ -64,6 +64,17 @@ Recipe by_lamb(Recipe recipe) {
   return recipe;
 }
 
+Recipe by_adafactor(Recipe recipe) {
+  recipe.optimizer.kind = OptimizerKind::kAdafactor;
+  recipe.optimizer.beta1 = 0;
+  return recipe;
+}
+
+Recipe with_clipped_heads(Recipe recipe) {
+  recipe.optimizer.qk_clip = 100;
+  return recipe;
+}
+
 Recipe with_average(Recipe recipe) {
   recipe.optimizer.ema = 0.999;
   return recipe;
@@ -76,7 +87,9 @@ std::vector<NamedModel> counted_models() {
                large = recipe_of(gpt(48, 1600, 25, 1024, 50257), 8);
   return {{"gpt2-124m", small},
           {"gpt2-124m-lamb", by_lamb(small)},
+          {"gpt2-124m-adafactor", by_adafactor(small)},
           {"gpt2-124m-ema", with_average(small)},
+          {"gpt2-124m-qk-clip", with_clipped_heads(small)},
           {"gpt2-1558m", large},
           {"gpt2-1558m-lamb-ema", with_average(by_lamb(large))},
           {"llama3-8-layers", recipe_of(llama(8, 4096, 32, 8, 14336, 8192, 128256), 1)},
@@ -87,6 +100,8 @@ std::vector<NamedModel> tiny_models() {
   return {{"gpt", recipe_of(gpt(2, 32, 2, 16, 130), 2)},
           {"llama", recipe_of(llama(2, 32, 2, 1, 48, 16, 130), 2)},
           {"lamb", by_lamb(recipe_of(gpt(2, 32, 2, 16, 130), 2))},
+          {"adafactor", by_adafactor(recipe_of(gpt(2, 32, 2, 16, 130), 2))},
+          {"qk clip", with_clipped_heads(recipe_of(gpt(2, 32, 2, 16, 130), 2))},
           // All experts of a token are chosen, so how often does not depend on what is computed.
           {"experts", recipe_of(with_experts(llama(2, 32, 2, 1, 48, 16, 130), 2, 2), 2)}};
 }

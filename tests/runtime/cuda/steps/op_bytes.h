@@ -263,9 +263,6 @@ int64_t moved(const Given&, Op<"clear_padding">, In<kernels::GroupRows>, int64_t
 
 // --- training state
 inline int64_t moved(const Given&, Op<"clip_by_norm">, const auto&...) { return 0; }
-inline int64_t moved(const Given&, Op<"clear_numbers">, std::span<double> numbers) {
-  return static_cast<int64_t>(numbers.size_bytes());
-}
 inline int64_t moved(const Given& given, Op<"add_squares_of_runs">, In<float>, In<kernels::ElemRun> runs, int64_t count,
                      Out<double>) {
   return kFloat * elems_of(given, runs, count);
@@ -294,6 +291,39 @@ inline int64_t moved(const Given&, Op<"adamw_of_runs">, std::span<const kernels:
   int64_t bytes = 0;
   for (const kernels::AdamRun& run : runs)
     bytes += run.count * ((1 + 2 * kArrays) * kFloat + (run.weights ? dtype_size_bytes(run.dtype) : 0));
+  return bytes;
+}
+inline int64_t moved(const Given&, Op<"copy_summed">, In<float> from, Out<float> to, int64_t count,
+                     const kernels::BlockSums& sums) {
+  const int64_t arrays = (In<float>(to) == from ? 0 : 2) + (sums.sums.empty() ? 0 : 1);
+  return arrays * kFloat * count;
+}
+inline int64_t moved(const Given&, Op<"head_factors">, const auto&...) { return 0; }
+inline int64_t moved(const Given&, Op<"scale_heads_of_runs">, std::span<const kernels::HeadRun> runs, In<float>,
+                     In<kernels::Clip>) {
+  int64_t bytes = 0;
+  for (const kernels::HeadRun& run : runs) bytes += run.count * (2 * kFloat + dtype_size_bytes(run.dtype));
+  return bytes;
+}
+inline int64_t moved(const Given&, Op<"adafactor_squares">, const kernels::MatrixRun& run, const auto&...) {
+  return 2 * kFloat * run.count;  // for rows, then for columns
+}
+inline int64_t moved(const Given&, Op<"adafactor_factors">, const auto&...) { return 0; }
+inline int64_t moved(const Given&, Op<"scale_by_mean">, const auto&...) { return 0; }
+inline int64_t moved(const Given&, Op<"adafactor_rates">, const auto&...) { return 0; }
+inline int64_t moved(const Given&, Op<"adafactor_norms_of_runs">, std::span<const kernels::AdafactorRun> runs,
+                     Out<double>) {
+  int64_t bytes = 0;
+  for (const kernels::AdafactorRun& run : runs) bytes += run.matrix.count * 2 * kFloat;
+  return bytes;
+}
+inline int64_t moved(const Given&, Op<"adafactor_step_of_runs">, std::span<const kernels::AdafactorRun> runs,
+                     In<float>) {
+  int64_t bytes = 0;
+  for (const kernels::AdafactorRun& run : runs) {
+    const int64_t arrays = 3 + (run.to.exp_avg ? 2 : 0);  // gradient, weights twice, averages twice
+    bytes += run.matrix.count * (arrays * kFloat + (run.weights ? dtype_size_bytes(run.dtype) : 0));
+  }
   return bytes;
 }
 inline int64_t moved(const Given&, Op<"ema_of_runs">, double, std::span<const kernels::EmaRun> runs) {

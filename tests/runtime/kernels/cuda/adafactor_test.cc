@@ -1,10 +1,10 @@
 #include "runtime/kernels/cuda/adafactor.h"
 
+#include "runtime/kernels/cuda/update.h"
 #include "tests/runtime/kernels/cuda/cuda_testing.h"
 
 using namespace cairn;
 using namespace cairn::testing;
-using kernels::AdafactorArgs;
 using kernels::AdafactorDecay;
 using kernels::AdafactorFactors;
 using kernels::Clip;
@@ -22,32 +22,58 @@ void check_alike_doubles(const std::vector<double>& got, const std::vector<doubl
   }
 }
 
-/// One update of a run of [rows, cols] from element `begin` on.
-void compare(int64_t rows, int64_t cols, int64_t begin, int64_t count, bool averaged) {
+/// One update of a run of [rows, cols] from element `begin` on, which is two runs in the passes over state. Where
+/// `finite` is false nothing is to be written.
+void compare(int64_t rows, int64_t cols, int64_t begin, int64_t count, bool averaged, bool finite = true) {
   CAPTURE(cols);
   CAPTURE(begin);
   const bool vector = rows == 1;
-  const Clip clip{.grad_scale = 0.5f};
+  const Clip clip{.grad_scale = 0.5f, .finite = finite ? 1 : 0};
   const auto grad = normals<float>("grad", count), master = normals<float>("master", count),
              avg = normals<float>("avg", count, 0.01);
   auto row_moments = normals<float>("rows", rows), col_moments = normals<float>("cols", cols);
   for (std::vector<float>* const of : {&row_moments, &col_moments}) {
     for (float& v : *of) v *= v;
   }
-  const AdafactorDecay of_rows{0.75, cols}, of_cols{0.75, rows};
-  const AdafactorArgs args{.rate = 0.01f, .decay = 0.001f, .beta1 = 0.9f};
+  AdafactorDecay of_rows{0.75, cols, DevicePtr(&clip)}, of_cols{0.75, rows, DevicePtr(&clip)};
+  const int64_t first = count / 3;
+  constexpr int64_t kTensors = 2, kTensor = 1;
+  const kernels::AdafactorLimits limits{.update_clip = 0.5, .least_scale = 1e-3, .scale_parameter = true};
+  const std::vector<kernels::AdafactorRate> tensors = {{1, 1}, {static_cast<double>(count), 0.01}};
+  /// `grad` and the arrays begin with the run.
+  const auto runs_of = [&](const MatrixRun& run, const AdafactorFactors& factors, float* weights, float* averages,
+                           bf16* low) {
+    std::vector<kernels::AdafactorRun> out;
+    for (const auto& [from, elems] : {std::pair(int64_t{0}, first), {first, count - first}}) {
+      kernels::StateArrays arrays{.master = DevicePtr(weights + from)};
+      if (averaged) arrays.exp_avg = DevicePtr(averages + from);
+      out.push_back({.matrix = {run.grad + from, run.clip, run.begin + from, elems, run.cols},
+                     .factors = factors,
+                     .from = arrays,
+                     .to = arrays,
+                     .decay = 0.001f,
+                     .beta1 = 0.9f,
+                     .dtype = DType::kBf16,
+                     .weights = DevicePtr<void>(low + from),
+                     .tensor = kTensor});
+    }
+    return out;
+  };
   struct Result {
     std::vector<double> row_sums, col_sums, words;
-    std::vector<float> row_moments, col_moments, row_factors, col_factors, master, avg;
+    std::vector<float> row_moments, col_moments, row_factors, col_factors, master, avg, rates;
+    std::vector<bf16> low;
   } cpu{std::vector<double>(rows, 2.0),
         std::vector<double>(cols, 3.0),
-        std::vector<double>(kernels::TensorNorms::kWords),
+        std::vector<double>(kTensors * kernels::TensorNorms::kWords),
         row_moments,
         col_moments,
         std::vector<float>(rows),
         std::vector<float>(cols),
         master,
-        avg};
+        avg,
+        std::vector<float>(kTensors),
+        std::vector<bf16>(count)};
   const MatrixRun run{DevicePtr(grad.data()), DevicePtr(&clip), begin, count, cols};
   kernels::adafactor_squares(run, vector ? nullptr : cpu.row_sums.data(), cpu.col_sums.data());
   kernels::adafactor_factors(of_rows, cpu.row_sums.data(), cpu.row_moments.data(), cpu.row_moments.data(),
@@ -57,17 +83,36 @@ void compare(int64_t rows, int64_t cols, int64_t begin, int64_t count, bool aver
   kernels::scale_by_mean(cpu.col_factors.data(), cols, cpu.row_moments.data(), rows);
   const AdafactorFactors factors{DevicePtr<const float>(vector ? nullptr : cpu.row_factors.data()),
                                  DevicePtr<const float>(cpu.col_factors.data())};
-  const kernels::TensorNorms norms{cpu.words};
-  kernels::adafactor_norms(run, factors, cpu.master.data(), norms);
-  kernels::adafactor_step(args, run, factors, cpu.master.data(), averaged ? cpu.avg.data() : nullptr, cpu.master.data(),
-                          averaged ? cpu.avg.data() : nullptr);
+  const std::vector<kernels::AdafactorRun> runs =
+      runs_of(run, factors, cpu.master.data(), cpu.avg.data(), cpu.low.data());
+  std::vector<kernels::NormRun> norm_runs;
+  int64_t chunks = 0;
+  for (const kernels::AdafactorRun& of : runs) {
+    norm_runs.push_back({of.matrix.count, of.tensor});
+    chunks += kernels::norm_chunks(of.matrix.count);
+  }
+  std::vector<double> partials(chunks * kernels::TensorNorms::kWords);
+  kernels::adafactor_norms_of_runs(runs, partials.data());
+  kernels::add_norms_of_runs(norm_runs, partials.data(), cpu.words.data());
+  kernels::adafactor_rates(limits, tensors, cpu.words.data(), cpu.rates.data());
+  kernels::adafactor_step_of_runs(runs, cpu.rates.data());
+  if (!finite) {
+    CHECK(cpu.row_moments == row_moments);
+    CHECK(cpu.master == master);
+  }
+  const std::vector<float> no_rows(rows), no_cols(cols);
+  const std::vector<bf16> no_weights(count);
   in_every_order([&] {
     OnDevice<float> d_grad(grad), d_master(master), d_avg(avg), d_row_moments(row_moments), d_col_moments(col_moments),
-        d_row_factors(rows), d_col_factors(cols);
+        d_row_factors(no_rows), d_col_factors(no_cols);
     OnDevice<Clip> d_clip(std::vector<Clip>{clip});
     OnDevice<double> d_row_sums(std::vector<double>(rows, 2.0)), d_col_sums(std::vector<double>(cols, 3.0)),
-        d_words(std::vector<double>(kernels::TensorNorms::kWords)),
-        partial_words(kernels::cuda::norm_chunks(count) * kernels::TensorNorms::kWords);
+        d_words(std::vector<double>(kTensors * kernels::TensorNorms::kWords)),
+        d_partials(chunks * kernels::TensorNorms::kWords), of_runs(std::ssize(runs) * kernels::TensorNorms::kWords);
+    OnDevice<float> d_rates(kTensors);
+    OnDevice<bf16> d_low(no_weights);
+    OnDevice<kernels::AdafactorRate> d_tensors(tensors);
+    of_rows.clip = of_cols.clip = DevicePtr<const Clip>(d_clip.data());
     const MatrixRun there{DevicePtr<const float>(d_grad.data()), DevicePtr<const Clip>(d_clip.data()), begin, count,
                           cols};
     ScratchQueue on(2 * kernels::cuda::square_partials(there));
@@ -83,15 +128,54 @@ void compare(int64_t rows, int64_t cols, int64_t begin, int64_t count, bool aver
     check_alike(d_col_factors.values(), cpu.col_factors, pointwise<float>());
     const AdafactorFactors there_factors{DevicePtr<const float>(vector ? nullptr : d_row_factors.data()),
                                          DevicePtr<const float>(d_col_factors.data())};
-    kernels::cuda::adafactor_norms(on, there, there_factors, d_master.data(), partial_words.data(), d_words.data());
-    std::vector<double> words = d_words.values();
-    const kernels::TensorNorms got{words};
-    CHECK(got.weight().value() == doctest::Approx(norms.weight().value()).epsilon(1e-10));
-    CHECK(got.step().value() == doctest::Approx(norms.step().value()).epsilon(1e-5));
-    kernels::cuda::adafactor_step(on, args, there, there_factors, d_master.data(), averaged ? d_avg.data() : nullptr,
-                                  d_master.data(), averaged ? d_avg.data() : nullptr);
+    std::vector<kernels::cuda::FactoredRun> table;
+    std::vector<kernels::cuda::UpdateRun> norm_table;
+    for (const kernels::AdafactorRun& of : runs_of(there, there_factors, d_master.data(), d_avg.data(), d_low.data())) {
+      table.push_back({.grad = of.matrix.grad.address(),
+                       .row = of.factors.row.address(),
+                       .col = of.factors.col.address(),
+                       .master = of.from.master.address(),
+                       .avg = of.from.exp_avg.address(),
+                       .master_out = of.to.master.address(),
+                       .avg_out = of.to.exp_avg.address(),
+                       .weights = of.weights.address(),
+                       .begin = of.matrix.begin,
+                       .count = of.matrix.count,
+                       .cols = of.matrix.cols,
+                       .decay = of.decay,
+                       .beta1 = of.beta1,
+                       .dtype = of.dtype,
+                       .tensor = static_cast<int32_t>(of.tensor)});
+      norm_table.push_back({.count = of.matrix.count, .tensor = static_cast<int32_t>(of.tensor)});
+    }
+    REQUIRE(kernels::cuda::FactoredRuns::number_chunks(table) == chunks);
+    kernels::cuda::UpdateTables::number_chunks(norm_table);
+    const OnDevice<kernels::cuda::FactoredRun> d_table(table);
+    const OnDevice<kernels::cuda::UpdateRun> d_norm_table(norm_table);
+    const kernels::cuda::FactoredRuns state{d_table.data(), std::ssize(table), chunks};
+    kernels::cuda::adafactor_norms(on, state, d_clip.data(), d_partials.data());
+    kernels::cuda::add_words_of_tensors(on, d_partials.data(), {d_norm_table.data(), std::ssize(table), chunks},
+                                        of_runs.data(), d_words.data());
+    const std::vector<double> words = d_words.values();
+    for (int64_t sum = 0; sum < 2; ++sum) {
+      const auto value = [&](const std::vector<double>& of) {
+        const auto at = static_cast<size_t>((kTensor * 2 + sum) * ExactSum::kWords);
+        return ExactSum::from(std::span(of).subspan(at).first<ExactSum::kWords>()).value();
+      };
+      CHECK(value(words) == doctest::Approx(value(cpu.words)).epsilon(sum == 0 ? 1e-10 : 1e-5));
+    }
+    kernels::cuda::adafactor_rates(on, limits, d_tensors.data(), kTensors, d_words.data(), d_rates.data());
+    std::vector<float> rates(kTensors);  // of the device's own words: the CPU's bits
+    kernels::adafactor_rates(limits, tensors, words.data(), rates.data());
+    CHECK(d_rates.values() == rates);
+    kernels::cuda::adafactor_step(on, state, d_clip.data(), d_rates.data());
     check_alike(d_master.values(), cpu.master, pointwise<float>());
     check_alike(d_avg.values(), cpu.avg, pointwise<float>());
+    const std::vector<float> made = d_master.values();
+    const std::vector<bf16> low = d_low.values();
+    for (size_t i = 0; i < low.size(); ++i) {
+      if (low[i].bits != (finite ? to_bf16(made[i]).bits : 0)) FAIL("weight ", i, " of ", low.size());
+    }
   });
 }
 
@@ -102,5 +186,6 @@ TEST_SUITE("runtime/kernels/cuda/adafactor") {
     compare(70, 300, 0, 70 * 300, false);
     compare(9, 37, 40, 250, true);
     compare(1, 500, 100, 300, true);
+    compare(9, 37, 40, 250, true, false);
   }
 }
