@@ -11,6 +11,8 @@
 
 #include "runtime/comm/call_group.h"
 #include "runtime/comm/early_receiver.h"
+#include "runtime/comm/ordered_on.h"
+#include "runtime/comm/side_sums.h"
 #include "runtime/core/random.h"
 #include "tests/runtime/comm/fabric.h"
 #include "tests/runtime/cuda/nccl/nccl_rank.h"
@@ -183,6 +185,82 @@ TEST_SUITE("runtime/cuda/nccl") {
       }
     }
     for (const bool of_kind : seen) CHECK(of_kind);
+  }
+
+  TEST_CASE("a sum beside the rank's own has its bits, whatever the rank and a lane sum meanwhile") {
+    const auto summed = [](uint64_t seed, bool beside) {
+      return Ranks(kRanks, {.seed = seed, .device_runs = seed % 2 == 0},
+                   [&](NcclRank& rank) -> std::string {
+                     std::string told;
+                     {
+                       Arrays arrays(rank);
+                       EXPECT_SET(auto tp, rank.engine().group("tp", {0, 1}));
+                       EXPECT_SET(auto dp, rank.engine().group("dp", {0, 1}));
+                       EXPECT_SET(auto ep, rank.engine().group("ep", {0, 1}));
+                       const std::unique_ptr<Stream> lane = rank.stream().beside();
+                       auto& side = dynamic_cast<comm::SideSums&>(*tp);
+                       const auto sum = [&](Comm& comm, int at) {
+                         return comm.all_reduce(arrays.at(at), kCount, DType::kF32, ReduceOp::kSum, "sums");
+                       };
+                       for (int k = 0; k < 3; ++k) arrays.change(k, 0.5f);
+                       if (beside) {
+                         EXPECT_OK(side.sum_beside(DevicePtr<void>(arrays.at(0)), kCount, DType::kF32, "sums"));
+                         lane->follow(rank.stream().mark());
+                         {
+                           const comm::OrderedOn on(*lane);
+                           EXPECT_OK(sum(*dp, 1));
+                         }
+                         arrays.change(3, 0.25f);
+                         EXPECT_OK(sum(*ep, 2));  // on the rank's own stream, before it has joined the sums beside it
+                         EXPECT_OK(side.join_sums());
+                         rank.stream().follow(lane->mark());
+                       } else {
+                         for (const auto& [comm, at] : {std::pair(tp.get(), 0), {dp.get(), 1}, {ep.get(), 2}}) {
+                           EXPECT_OK(sum(*comm, at));
+                         }
+                         arrays.change(3, 0.25f);
+                       }
+                       for (const int at : {0, 1, 2}) arrays.add(3, at);
+                       EXPECT_OK(rank.stream().settle());
+                       EXPECT_SET(const uint64_t bits, arrays.told());
+                       told = std::to_string(bits);
+                     }
+                     const std::string wrong = rank.finish();
+                     return wrong.empty() ? told : wrong;
+                   })
+          .join();
+    };
+    const auto wanted = summed(0, false);
+    for (uint64_t seed = 0; seed < 32; ++seed) {
+      CAPTURE(seed);
+      CHECK(summed(seed, true) == wanted);
+    }
+  }
+
+  TEST_CASE("a sum beside the rank's stream waits for the other rank; the rank's own work does not") {
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      CAPTURE(seed);
+      const auto got = Ranks(kRanks, {.seed = seed, .deadline_ms = 2000}, [&](NcclRank& rank) -> std::string {
+                         {
+                           Arrays arrays(rank);
+                           EXPECT_SET(auto tp, rank.engine().group("tp", {0, 1}));
+                           auto& side = dynamic_cast<comm::SideSums&>(*tp);
+                           const auto begin = [&] {
+                             return side.sum_beside(DevicePtr<void>(arrays.at(0)), kCount, DType::kF32, "sums");
+                           };
+                           const bool first = tp->rank() == 0;
+                           if (first) EXPECT_OK(begin());
+                           arrays.change(1, 0.5f);
+                           EXPECT_OK(rank.stream().settle_at(rank.stream().mark()));
+                           EXPECT_OK(tp->barrier("the first has done its own work"));
+                           if (!first) EXPECT_OK(begin());
+                           EXPECT_OK(side.join_sums());
+                           EXPECT_OK(rank.stream().settle());
+                         }
+                         return rank.finish();
+                       }).join();
+      CHECK(got == std::vector<std::string>(kRanks, ""));
+    }
   }
 
   TEST_CASE("gathers of a group are launched at once, before anything else that is asked for; the bits are the same") {
