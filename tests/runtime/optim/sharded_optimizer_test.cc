@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "runtime/comm/thread_world.h"
 #include "tests/runtime/optim/rank_memory.h"
@@ -105,6 +106,43 @@ TEST_SUITE("runtime/optim/sharded_optimizer") {
         CHECK(order == want);
         for (size_t t = 0; t < memory.arrays.banks[0].size(); ++t) CHECK_FALSE(std::ranges::equal(bank[t], before[t]));
       }
+    }
+  }
+
+  TEST_CASE("a loss that is ruined on one rank keeps all ranks from writing, though every gradient is finite") {
+    constexpr int64_t kRanks = 2;
+    const Plan plan = make_plan(small_recipe(), kRanks).value();
+    for (const bool ruins : {false, true}) {
+      CAPTURE(ruins);
+      comm::ThreadWorld threads(kRanks, comm::Options{.deadline_ms = 60000});
+      std::vector<std::string> wrong(kRanks);
+      std::vector<std::thread> ranks;
+      for (int64_t r = 0; r < kRanks; ++r) {
+        ranks.emplace_back([&, r] {
+          RankMemory memory(plan, r, 1);
+          RecordingGate gate(48, [](std::span<const float>) {});
+          memory.arrays.gate = &gate;
+          const auto engine = threads.engine(r);
+          const auto dp = engine->group("dp", {0, 1}).value();
+          const auto world = engine->exact_group("world", {0, 1}).value();
+          optim::ShardedOptimizer optimizer(*memory.stream, plan, memory.rank, {.replica = dp.get()}, memory.arrays);
+          const std::span<const float> weights = memory.saved[0].front();
+          const std::vector<float> before(weights.begin(), weights.end());
+          *optimizer.ruined().address() = ruins && r == 1 ? 1 : 0;
+          const kernels::ClipNumbers gradients{.gradient_scale = 1};
+          const auto update = [&]() -> Status {
+            RT_TRY(optimizer.take_squared_norm(8));
+            RT_TRY(optimizer.update_unseen({.number = 1, .lr = 0.01, .gradients = gradients, .tokens = 16}, *world));
+            return memory.stream->settle();
+          };
+          const Status updated = update();
+          if (!updated.ok()) wrong[static_cast<size_t>(r)] = updated.error().message;
+          if (optimizer.wrote({.gradient_scale = 1.0 / 16}) == ruins) wrong[static_cast<size_t>(r)] += "wrote() ";
+          if (std::ranges::equal(weights, before) != ruins) wrong[static_cast<size_t>(r)] += "weights";
+        });
+      }
+      for (std::thread& rank : ranks) rank.join();
+      CHECK(wrong == std::vector<std::string>(kRanks));
     }
   }
 
