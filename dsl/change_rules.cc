@@ -69,6 +69,8 @@ constexpr std::array kRules = {
     ChangeRule{"batch.*", kRule, "from this position on"},
     ChangeRule{"batch.micro", kRule, "from this position on; sums are cut elsewhere, so bits differ from now on"},
     ChangeRule{"batch.uneven", kExact, kLayout},
+    ChangeRule{"batch.skip", kRule,
+               "positions that the run has passed stay as they were; the others are left out from this position on"},
 
     ChangeRule{"optimizer.*", kRule, kNextStep},
     ChangeRule{"optimizer.lr", kRule, "the schedule is read at this position"},

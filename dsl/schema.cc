@@ -976,7 +976,14 @@ const Block& batch_block() {
               .says("samples need not be divisible by micro * dp",
                     "In the last round of micro-batches some replicas then repeat the first sample, which counts "
                     "in no loss: as long as a whole round, and the same training as with any other dp. Not with "
-                    "experts, whose balance would count it.")}};
+                    "experts, whose balance would count it."),
+          bound("skip", &BatchConfig::skip)
+              .otherwise(Json::array())
+              .silently()
+              .says("positions of the sample order that no step takes, the first and the last of each range",
+                    "`cairn data samples` prints them. The samples behind them stay the same. Positions that a run has "
+                    "passed already change nothing.")
+              .like("{ \"51200..51263\" }")}};
   return out;
 }
 

@@ -245,12 +245,14 @@ Result<int> samples(const SamplesArgs& args, bool as_json) {
     RT_TRY_SET(range, steps_of(args.steps, order.last_step()));
   }
   if (args.position) {
-    const std::optional<int64_t> step = order.step_of_position(*args.position);
-    if (!step)
+    RT_TRY_SET(const SampleOrder::Place place, order.place_of(*args.position));
+    if (place.step == 0)
       return mistake(fmt::format("no step up to the last one, {}, takes position {}", order.last_step(), *args.position));
-    if (*step < range.first || *step > range.last)
-      return mistake(fmt::format("position {} is of step {}, which --step leaves out", *args.position, *step));
-    range = {*step, *step};
+    if (place.skipped)
+      return mistake(fmt::format("position {} is in batch.skip: step {} passes over it", *args.position, place.step));
+    if (place.step < range.first || place.step > range.last)
+      return mistake(fmt::format("position {} is of step {}, which --step leaves out", *args.position, place.step));
+    range = {place.step, place.step};
   }
   Teller teller(args, std::move(document), as_json);
   RT_TRY(order.visit(range.first, range.last, [&](const OrderedStep& step) { return teller.step(step); }));

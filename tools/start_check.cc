@@ -303,8 +303,8 @@ DataFacts check_data(const Plan& plan, const Course& course, const std::string& 
   }
   if (!all_there) return out;
   if (recipe.eval.every_steps > 0) check_validation(dataset, recipe, plan, out, findings);
-  const Result<data::Sampler> sampler =
-      data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, context));
+  const Result<data::Sampler::Spec> spec = data::sampler_spec(dataset, recipe);
+  const Result<data::Sampler> sampler = spec.ok() ? data::Sampler::make(spec.value()) : spec.error();
   if (sampler.ok()) {
     if (const Status fits = data::check_state_fits(sampler.value().state()); !fits.ok())
       findings.refuse("data", fits.error());

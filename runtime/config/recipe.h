@@ -235,6 +235,7 @@ struct BatchConfig {
   BatchRamp ramp;
   std::vector<BatchPhase> phases;  // in the order of their beginnings
   bool uneven = false;             // samples need not divide: some replicas have none of the last round
+  std::vector<std::string> skip;   // positions that no step takes, "A..B" (runtime/config/skipped_positions.h)
 };
 
 struct LrStage {

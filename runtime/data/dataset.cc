@@ -122,10 +122,11 @@ Result<int64_t> epoch_samples(const DataConfig& config, int64_t vocab, int64_t s
   return samples;
 }
 
-Sampler::Spec sampler_spec(const Dataset& dataset, const DataConfig& config, uint64_t recipe_seed, int64_t seq_len) {
+Result<Sampler::Spec> sampler_spec(const Dataset& dataset, const Recipe& recipe) {
   Sampler::Spec spec;
-  spec.seed = config.seed != 0 ? config.seed : recipe_seed;
-  spec.seq_len = seq_len;
+  spec.seed = recipe.data.seed != 0 ? recipe.data.seed : recipe.seed;
+  spec.seq_len = recipe.model.context;
+  RT_TRY_SET(spec.skip, SkippedPositions::parse(recipe.batch.skip).with("batch.skip"));
   for (const Dataset::Source& source : dataset.sources) {
     const TokenSource& train = *source.train;
     spec.sources.push_back({source.name, train.token_count(), train.fingerprint(), source.weight,

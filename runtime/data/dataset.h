@@ -44,9 +44,9 @@ Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab, int64_t se
 /// sources; those of opening it.
 Result<int64_t> epoch_samples(const DataConfig& config, int64_t vocab, int64_t seq_len);
 
-/// What Sampler::make, changes and resume need, for as long as `dataset` is there: they read from it. `recipe_seed` is
-/// used where config.seed is 0.
-Sampler::Spec sampler_spec(const Dataset& dataset, const DataConfig& config, uint64_t recipe_seed, int64_t seq_len);
+/// What Sampler::make, changes and resume need, for as long as `dataset`, of this recipe, is there: they read from it.
+/// Errors: those of SkippedPositions::parse.
+Result<Sampler::Spec> sampler_spec(const Dataset& dataset, const Recipe& recipe);
 
 /// m samples of L tokens, row-major: inputs [m, L], targets [m, L] (targets[i][j] = inputs[i][j + 1], and the token
 /// after the window at the end), sources [m].

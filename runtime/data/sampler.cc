@@ -104,6 +104,8 @@ Status check_state(const SamplerState& state) {
   if (state.seq_len < 1) return corrupt(fmt::format("seq_len is {}", state.seq_len));
   if (state.base_position < 0 || state.base_position > state.position || state.position > kMaxPosition)
     return corrupt(fmt::format("position is {}, of its stage {}", state.position, state.base_position));
+  if (state.skipped < 0 || state.skipped > state.position)
+    return corrupt(fmt::format("{} of {} positions are skipped", state.skipped, state.position));
   int64_t stream = -1, sum = 0;
   double weights = 0;
   const bool first_stage = state.base_position == 0;
@@ -395,7 +397,8 @@ Result<Reconciled> reconcile(const Sampler::Spec& spec, const SamplerState& save
 
 }  // namespace
 
-Sampler::Sampler(SamplerState state, const std::vector<size_t>& state_of_source) : state_(std::move(state)) {
+Sampler::Sampler(SamplerState state, const std::vector<size_t>& state_of_source, SkippedPositions skip)
+    : state_(std::move(state)), skip_(std::move(skip)) {
   for (size_t i = 0; i < state_of_source.size(); ++i) {
     const SourceState& source = state_.sources[state_of_source[i]];
     drawn_.push_back({state_of_source[i], static_cast<int32_t>(i), eras_of(source, state_.seq_len)});
@@ -418,49 +421,44 @@ Result<std::vector<OrderChange>> Sampler::changes(const Spec& spec, const Sample
 
 Result<Sampler> Sampler::resume(const Spec& spec, const SamplerState& state) {
   RT_TRY_SET(Reconciled now, reconcile(spec, state));
-  return Sampler(std::move(now.state), now.state_of_source);
+  return Sampler(std::move(now.state), now.state_of_source, spec.skip);
 }
 
-int64_t Sampler::next_source(std::span<const int64_t> taken, int64_t position) const {
-  return blend_next(weights_, taken, position - state_.base_position);
-}
-
-std::vector<int64_t> Sampler::taken_in_stage() const {
+template <typename Visit>
+void Sampler::draw(int64_t count, Visit visit) const {
+  RT_CHECK(count >= 0 && state_.position <= kMaxPosition - count - SkippedPositions::kMost, "{} samples at {}", count,
+           state_.position);
   std::vector<int64_t> taken;
   for (const Drawn& one : drawn_)
     taken.push_back(state_.sources[one.state].taken - state_.sources[one.state].base_taken);
-  return taken;
+  for (int64_t position = state_.position; count > 0; ++position) {
+    const auto next = static_cast<size_t>(blend_next(weights_, taken, position - state_.base_position));
+    const bool skipped = skip_.holds(position);
+    visit(position, drawn_[next], state_.sources[drawn_[next].state].base_taken + taken[next], skipped);
+    ++taken[next];
+    if (!skipped) --count;
+  }
 }
 
 std::vector<SampleRef> Sampler::peek(int64_t count) const {
-  RT_CHECK(count >= 0 && state_.position <= kMaxPosition - count, "{} samples at {}", count, state_.position);
-  std::vector<SampleRef> samples(static_cast<size_t>(count));
-  std::vector<int64_t> taken = taken_in_stage();
-  for (int64_t i = 0; i < count; ++i) {
-    SampleRef& sample = samples[static_cast<size_t>(i)];
-    sample.position = state_.position + i;
-    const auto next = static_cast<size_t>(next_source(taken, sample.position));
-    const Drawn& drawn = drawn_[next];
-    const SourceState& source = state_.sources[drawn.state];
-    sample.source = drawn.source;
-    sample.k = source.base_taken + taken[next]++;
-    const Era& era = era_at(drawn.eras, sample.k);
-    const int64_t epochs = (sample.k - era.k0) / era.windows, index = (sample.k - era.k0) % era.windows;
-    const uint64_t key =
-        order_key(state_.seed, static_cast<uint64_t>(source.stream), static_cast<uint64_t>(era.epoch + epochs));
-    sample.start = permute(era.windows, key, index) * state_.seq_len;
-  }
+  std::vector<SampleRef> samples;
+  draw(count, [&](int64_t position, const Drawn& drawn, int64_t k, bool skipped) {
+    if (skipped) return;
+    const Era& era = era_at(drawn.eras, k);
+    const int64_t epochs = (k - era.k0) / era.windows, index = (k - era.k0) % era.windows;
+    const auto stream = static_cast<uint64_t>(state_.sources[drawn.state].stream);
+    const uint64_t key = order_key(state_.seed, stream, static_cast<uint64_t>(era.epoch + epochs));
+    samples.push_back({position, drawn.source, k, permute(era.windows, key, index) * state_.seq_len});
+  });
   return samples;
 }
 
 void Sampler::advance(int64_t count) {
-  RT_CHECK(count >= 0 && state_.position <= kMaxPosition - count, "{} samples at {}", count, state_.position);
-  std::vector<int64_t> taken = taken_in_stage();
-  for (int64_t i = 0; i < count; ++i) {
-    const auto next = static_cast<size_t>(next_source(taken, state_.position++));
-    ++taken[next];
-    ++state_.sources[drawn_[next].state].taken;
-  }
+  draw(count, [this](int64_t position, const Drawn& drawn, int64_t, bool skipped) {
+    state_.position = position + 1;
+    if (skipped) ++state_.skipped;
+    ++state_.sources[drawn.state].taken;
+  });
 }
 
 const Sampler::Drawn& Sampler::drawn_of(int64_t source) const {

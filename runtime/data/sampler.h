@@ -1,7 +1,8 @@
 #pragma once
 // The global order of training samples and its resumable state.
 //
-// Position p = 0, 1, 2, ... of the run is a sample; step s trains on exactly the positions [P_s, P_s + B_s). The sample
+// Position p = 0, 1, 2, ... of the run is a sample; step s trains on exactly the next B_s positions from P_s on that are
+// not skipped. The sample
 // depends on the seed, the sources with their content, the weights and the sequence length, and on the positions at
 // which these changed. It depends on nothing else: not on world size, any parallel degree, the micro-batch, or the
 // length of the run.
@@ -22,6 +23,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/config/skipped_positions.h"
 #include "runtime/core/result.h"
 #include "runtime/data/order.h"
 
@@ -53,7 +55,8 @@ struct SourceState {
 
 /// What a checkpoint keeps. Some 80 bytes a source as JSON, global, written once and not per rank.
 struct SamplerState {
-  int64_t position = 0;  // samples consumed by applied steps
+  int64_t position = 0;  // samples consumed by applied steps, those that were skipped too
+  int64_t skipped = 0;   // of them
   uint64_t seed = 0;
   int64_t seq_len = 0;               // L: inputs a sample
   int64_t base_position = 0;         // where the present blend stage began
@@ -107,6 +110,7 @@ class Sampler {
     uint64_t seed = 0;
     int64_t seq_len = 0;
     std::vector<Source> sources;
+    SkippedPositions skip;  // from the position on at which the sampler stands
   };
 
   /// At position 0. Errors: kInvalidInput for no sources, or none to draw from, seq_len < 1, a weight that is negative
@@ -131,14 +135,16 @@ class Sampler {
 
   const SamplerState& state() const { return state_; }
   int64_t position() const { return state_.position; }
+  /// Samples that applied steps have trained on: positions that were not skipped.
+  int64_t trained() const { return state_.position - state_.skipped; }
 
-  /// The samples of the next `count` positions. Moves nothing.
+  /// The next `count` samples that are not skipped. Moves nothing.
   std::vector<SampleRef> peek(int64_t count) const;
 
   /// Passes over its source before a sample of peek(), whole ones.
   int64_t epoch_of(const SampleRef& sample) const;
 
-  /// Counts the next `count` positions as trained on. (Also a way to any later position from 0.)
+  /// Counts the next `count` samples that are not skipped as trained on. (Also a way to any later position from 0.)
   void advance(int64_t count);
 
   /// Passes over source `source` of the Spec so far, for display.
@@ -151,12 +157,14 @@ class Sampler {
     int32_t source = 0;  // index in the Spec
     std::vector<Era> eras;
   };
-  Sampler(SamplerState state, const std::vector<size_t>& state_of_source);
+  Sampler(SamplerState state, const std::vector<size_t>& state_of_source, SkippedPositions skip);
+  /// Draws from the state's position on until `count` samples are not skipped; `visit(position, drawn, k, skipped)`.
+  template <typename Visit>
+  void draw(int64_t count, Visit visit) const;
   const Drawn& drawn_of(int64_t source) const;
-  int64_t next_source(std::span<const int64_t> taken, int64_t position) const;
-  std::vector<int64_t> taken_in_stage() const;
 
   SamplerState state_;
+  SkippedPositions skip_;
   std::vector<Drawn> drawn_;  // by stream: the order in which ties of the blend fall
   std::vector<double> weights_;
 };

@@ -170,6 +170,8 @@ Status read_v2(Fields& fields, SamplerState* state) {
     if (!read_list(*found, read_int, &streams)) return bad_field("streams", "a list of integers", found);
     if (streams.size() != n) return wrong_length("streams", streams.size(), n);
   }
+  if (const json* found = fields.find("skipped"); found && (!read_count(*found, &state->skipped) || state->skipped == 0))
+    return bad_field("skipped", "an integer >= 1", found);
   if (const json* found = fields.find("base")) {
     if (!found->is_object()) return bad_field("base", "an object", found);
     Fields base(*found);
@@ -232,6 +234,7 @@ std::string to_json(const SamplerState& state) {
   }
   ordered_json object;
   object["position"] = state.position;
+  if (state.skipped != 0) object["skipped"] = state.skipped;
   object["names"] = std::move(names);
   if (!plain_streams) object["streams"] = std::move(streams);
   object["taken"] = std::move(taken);
@@ -249,7 +252,7 @@ std::string to_json(const SamplerState& state) {
 
 Status check_state_fits(SamplerState state) {
   // Counters grow by digits, and a stage of the blend adds its own.
-  state.position = state.base_position = INT64_MAX;
+  state.position = state.base_position = state.skipped = INT64_MAX;
   for (SourceState& source : state.sources) source.taken = source.base_taken = INT64_MAX;
   const size_t bytes = to_json(state).size(), count = state.sources.size();
   if (bytes <= kMaxStateBytes) return {};

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "runtime/config/skipped_positions.h"
 #include "runtime/plan/objective_check.h"
 #include "runtime/plan/plan.h"
 #include "runtime/plan/rule_list.h"
@@ -230,6 +231,8 @@ void batch_rules(RuleList& rules, const DataRanks& ranks) {
         "would count them",
         "false");
   }
+  if (const auto skip = SkippedPositions::parse(recipe.batch.skip); !skip.ok())
+    rules.fail("batch.skip", "batch.skip: " + skip.error().message, "ranges as \"51200..51263\"");
   std::vector<StepStage> stages;
   if (rules.changes_batch()) {
     // Spans and parts of sequences have no meaning without these.

@@ -344,8 +344,8 @@ Status Run::start() {
     }
     if (!position_.sampler.empty()) {  // empty: imported weights, no data seen yet
       RT_TRY_SET(const data::SamplerState saved, data::sampler_state_from_json(position_.sampler));
-      RT_TRY_SET(sampler_, data::Sampler::resume(
-                               data::sampler_spec(dataset_, recipe.data, recipe.seed, recipe.model.context), saved));
+      RT_TRY_SET(const data::Sampler::Spec spec, data::sampler_spec(dataset_, recipe));
+      RT_TRY_SET(sampler_, data::Sampler::resume(spec, saved));
     } else {
       position_.seed = recipe.seed;
     }
@@ -932,8 +932,8 @@ Result<Outcome> run(const Environment& env) {
   RankPlan rank = env.plan.rank(env.rank);
   if (env.machine == nullptr) kernels::reserve_scratch(nn::kernel_scratch(env.plan, env.rank));
   RT_TRY_SET(data::Dataset dataset, data::open_dataset(recipe.data, recipe.model.vocab, recipe.model.context));
-  RT_TRY_SET(data::Sampler sampler,
-             data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, context)));
+  RT_TRY_SET(const data::Sampler::Spec spec, data::sampler_spec(dataset, recipe));
+  RT_TRY_SET(data::Sampler sampler, data::Sampler::make(spec));
   std::optional<data::ValidationSet> validation;
   if (recipe.eval.every_steps > 0) {
     RT_TRY_SET(validation,

@@ -88,6 +88,7 @@ class Changed(ChangeTest):
             ("made", "samples", ["batch.samples=4"], "rule", "from this position on, which is sample 80"),
             ("made", "ramp", ["batch.ramp=T.ramp { from = 4, by = 4, over = T.samples(16) }"], "rule", "begun here"),
             ("made", "micro", ["batch.micro=1"], "rule", "bits differ from now on"),
+            ("made", "skip", ["batch.skip={\"90..97\"}"], "rule", "left out from this position on, which is sample 80"),
             ("made", "peak", ["optimizer.peak_lr=1.5e-3"], "rule", "optimizer.peak_lr 0.001 -> 0.0015"),
             ("made", "curve", ["optimizer.lr=T.schedule { T.warmup { over = T.samples(32) }, T.cosine { to = 1e-4 } }"], "rule",
              "the schedule is read at this position"),

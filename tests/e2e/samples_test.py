@@ -160,6 +160,45 @@ class Samples(RunTest):
         # Without the file of the first segment's order a checkpoint still knows where a later one stood.
         self.assertEqual(self.samples("run", "--step", "8", "--ids"), [one for one in again if one["step"] == 8])
 
+    def test_positions_that_are_skipped(self):
+        """From the beginning, and from where a run stands; the run is the one whose recipe said so at once."""
+        self.pair("a", self.texts(1, 90))
+        self.pair("b", self.texts(2, 30))
+        sources = [self.source("a"), self.source("b")]
+        recipe = self.still("still", sources, steps=8)
+        whole = self.samples(recipe, "--step", "1..8", "--ids")
+
+        def skipping(*ranges):
+            return ("--set", "batch.skip={" + ",".join(f'"{one}"' for one in ranges) + "}")
+
+        def left(*skipped):
+            return [one for one in whole if one["position"] not in skipped]
+
+        late = list(range(30, 38))
+        ahead = self.samples(recipe, "--step", "1..6", "--ids", *skipping("30..37"))
+        for one, other in zip(ahead, left(*late)):
+            self.assertEqual({**one, "step": 0}, {**other, "step": 0})
+        self.train(recipe, "at-once", *skipping("30..37"))
+        self.train(self.still("still", sources, steps=3), "later")
+        told = self.cairn("train", self.still("still", sources, steps=8), "--run", "later", "--accept", "stop",
+                          *skipping("2..9", "30..37")).stdout.decode()
+        self.assertIn("batch.skip", told)
+        for run in ("at-once", "later"):
+            lines = self.metrics(run)
+            self.assertEqual([lines[step]["samples"] for step in range(1, 9)], [BATCH * step for step in range(1, 9)])
+            done = self.samples(run, "--step", "1..8", "--ids")
+            self.assertTrue(all(one["trained"] for one in done))
+            self.assertEqual([one["position"] for one in done][:40], [one["position"] for one in left(*late)])
+            self.check_step(run, 7)
+            self.assertEqual([one["step"] for one in self.samples(run, "--position", "38")], [6])
+            refused = self.cairn("data", "samples", run, "--position", "33", code=2).stderr.decode()
+            self.assertIn("position 33 is in batch.skip: step 6 passes over it", refused)
+        self.assertEqual([self.metrics("later")[step]["loss"] for step in range(1, 9)],
+                         [self.metrics("at-once")[step]["loss"] for step in range(1, 9)])
+        for wrong in ("3..2", "x", "-1..4", "1..", "0..200000000"):
+            refused = self.cairn("check", recipe, *skipping(wrong), code=2).stderr.decode()
+            self.assertIn("batch.skip", refused)
+
     def test_what_cannot_be_told_is_refused(self):
         self.pair("a", self.texts(1, 90))
         recipe = self.still("still", [self.source("a")], steps=4)

@@ -127,13 +127,33 @@ Result<SampleOrder::Beginning> SampleOrder::beginning(int64_t first) const {
   return Beginning{};
 }
 
-std::optional<int64_t> SampleOrder::step_of_position(int64_t position) const {
+Result<SampleOrder::Place> SampleOrder::place_of(int64_t position) const {
+  int64_t begin = segments_.front().begin.samples;  // the segment's first position
   for (const Segment& segment : segments_) {
+    RT_TRY_SET(const SkippedPositions skip, SkippedPositions::parse(segment.recipe.batch.skip).with("batch.skip"));
     const std::vector<StepStage> stages = step_stages(segment.recipe, segment.past);
-    const int64_t step = steps_for_samples(stages, static_cast<double>(position + 1));
-    if (step <= segment.end) return std::max(step, segment.begin.step + 1);
+    const int64_t end = skip.after(begin, samples_after(stages, segment.end) - segment.begin.samples);
+    if (position >= end) {
+      begin = end;
+      continue;
+    }
+    const int64_t trained = segment.begin.samples + (position - begin) - skip.count(begin, position);
+    const int64_t step = steps_for_samples(stages, static_cast<double>(trained + 1));
+    return Place{.step = std::max(step, segment.begin.step + 1), .skipped = skip.holds(position)};
   }
-  return std::nullopt;
+  return Place{};
+}
+
+Result<int64_t> SampleOrder::begin_of(int64_t step) const {
+  int64_t begin = segments_.front().begin.samples;
+  for (const Segment& segment : segments_) {
+    RT_TRY_SET(const SkippedPositions skip, SkippedPositions::parse(segment.recipe.batch.skip).with("batch.skip"));
+    const int64_t to = &segment == &segments_.back() ? step - 1 : std::min(step - 1, segment.end);
+    begin = skip.after(begin, samples_after(step_stages(segment.recipe, segment.past), std::max(to, segment.begin.step)) -
+                                  segment.begin.samples);
+    if (to == step - 1) break;
+  }
+  return begin;
 }
 
 const telemetry::StepMetrics* SampleOrder::told_of(int64_t step) const {
@@ -165,15 +185,15 @@ Status SampleOrder::visit_segment(const Segment& segment, int64_t first, int64_t
                                   const std::function<Status(const OrderedStep&)>& visit) const {
   Recipe recipe = segment.recipe;
   RT_TRY_SET(const data::Dataset dataset, open_as_trained(recipe, segment.data));
-  const data::Sampler::Spec spec = data::sampler_spec(dataset, recipe.data, recipe.seed, recipe.model.context);
+  RT_TRY_SET(const data::Sampler::Spec spec, data::sampler_spec(dataset, recipe));
   RT_TRY_SET(data::Sampler sampler, state ? data::Sampler::resume(spec, *state) : data::Sampler::make(spec));
   const std::vector<StepStage> stages = step_stages(recipe, segment.past);
   const auto go_to = [&](int64_t samples) -> Status {
-    if (samples < sampler.position())
-      return Error{ErrorCode::kCorrupt, fmt::format("the order of samples stands at position {}, and step {} of the "
-                                                    "recipe begins at {}: they are not of one run",
-                                                    sampler.position(), first, samples)};
-    sampler.advance(samples - sampler.position());
+    if (samples < sampler.trained())
+      return Error{ErrorCode::kCorrupt, fmt::format("the order of samples stands behind {} samples, and step {} of the "
+                                                    "recipe begins behind {}: they are not of one run",
+                                                    sampler.trained(), first, samples)};
+    sampler.advance(samples - sampler.trained());
     return {};
   };
   for (int64_t step = std::max(first, segment.begin.step + 1); step <= std::min(last, segment.end); ++step) {

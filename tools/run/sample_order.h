@@ -41,8 +41,14 @@ class SampleOrder {
 
   int64_t last_step() const { return segments_.back().end; }
 
-  /// The step that takes a position of the order; none: the last step is before it.
-  std::optional<int64_t> step_of_position(int64_t position) const;
+  /// The step that takes a position of the order, or passes over it; 0: the last step is before it.
+  struct Place {
+    int64_t step = 0;
+    bool skipped = false;
+  };
+  Result<Place> place_of(int64_t position) const;
+  /// The position behind the last one of step - 1, from 1 on; the last segment's rules hold behind last_step() too.
+  Result<int64_t> begin_of(int64_t step) const;
 
   /// Steps first to last, 1 <= first <= last <= last_step(), in order. Errors: those of opening the data; kInvalidInput
   /// where the data are no longer those that were trained on, naming the source; kCorrupt where the run's own records

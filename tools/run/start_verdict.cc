@@ -251,7 +251,7 @@ Status Judge::data() {
   if (out_.state.position.sampler.empty() || request_.init) return {};
   RT_TRY_SET(const data::Dataset dataset, data::open_dataset(now_.data, now_.model.vocab, now_.model.context));
   RT_TRY_SET(const data::SamplerState state, data::sampler_state_from_json(out_.state.position.sampler));
-  const data::Sampler::Spec spec = data::sampler_spec(dataset, now_.data, now_.seed, now_.model.context);
+  RT_TRY_SET(const data::Sampler::Spec spec, data::sampler_spec(dataset, now_));
   RT_TRY_SET(const std::vector<data::OrderChange> changes, data::Sampler::changes(spec, state));
   using Kind = data::OrderChange::Kind;
   // Where no source of before is left, whether by intent or by a wrong path, these are other data.

@@ -31,6 +31,14 @@ DataConfig write_two_sources(const TempDir& dir) {
   return config;
 }
 
+Sampler::Spec spec_of(const Dataset& dataset, const DataConfig& config) {
+  Recipe recipe;
+  recipe.seed = 5;
+  recipe.model.context = 16;
+  recipe.data = config;
+  return sampler_spec(dataset, recipe).value();
+}
+
 }  // namespace
 
 TEST_SUITE("runtime/data/dataset") {
@@ -41,7 +49,7 @@ TEST_SUITE("runtime/data/dataset") {
     REQUIRE(opened.ok());
     const Dataset& dataset = opened.value();
     CHECK(dataset.sources[0].name == "a");
-    const Sampler sampler = Sampler::make(sampler_spec(dataset, config, 5, 16)).value();
+    const Sampler sampler = Sampler::make(spec_of(dataset, config)).value();
     const auto step = sampler.peek(24);
     MicroBatch batch;
     for (int64_t r = 0; r < 2; ++r) {
@@ -162,7 +170,7 @@ TEST_SUITE("runtime/data/dataset") {
     CHECK(last == 449);
 
     // A run of the first 450 tokens, and then of all.
-    const Sampler::Spec before = sampler_spec(limited, config, 5, 16), now = sampler_spec(all, config, 5, 16);
+    const Sampler::Spec before = spec_of(limited, config), now = spec_of(all, config);
     Sampler sampler = Sampler::make(before).value();
     sampler.advance(30);
     const auto changes = Sampler::changes(now, sampler.state()).value();
@@ -183,12 +191,12 @@ TEST_SUITE("runtime/data/dataset") {
     const auto changes = [&](const SamplerState& state) {
       const Dataset dataset = open_dataset(config, 0, 16).value();
       std::vector<std::string> out;
-      for (const OrderChange& change : Sampler::changes(sampler_spec(dataset, config, 5, 16), state).value())
+      for (const OrderChange& change : Sampler::changes(spec_of(dataset, config), state).value())
         out.push_back(change.text);
       return out;
     };
     const Dataset dataset = open_dataset(config, 0, 16).value();
-    Sampler sampler = Sampler::make(sampler_spec(dataset, config, 5, 16)).value();
+    Sampler sampler = Sampler::make(spec_of(dataset, config)).value();
     sampler.advance(50);
     std::vector<uint16_t> tokens(1000);
     for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<uint16_t>(i);
@@ -218,8 +226,8 @@ TEST_SUITE("runtime/data/dataset") {
     const TempDir dir;
     DataConfig config = write_two_sources(dir);
     const Dataset dataset = open_dataset(config, 0, 16).value();
-    CHECK(sampler_spec(dataset, config, 5, 16).seed == 5);
+    CHECK(spec_of(dataset, config).seed == 5);
     config.seed = 6;
-    CHECK(sampler_spec(dataset, config, 5, 16).seed == 6);
+    CHECK(spec_of(dataset, config).seed == 6);
   }
 }

@@ -115,6 +115,35 @@ TEST_SUITE("runtime/data/sampler") {
     CHECK(resumed.value().peek(64) == read_ahead);
   }
 
+  TEST_CASE("a position that is skipped is drawn and left: the samples behind it stay the same") {
+    const std::vector<SampleRef> all = sampler_of(3).peek(200);
+    Sampler::Spec spec = spec_of(3);
+    spec.skip = SkippedPositions::parse(std::vector<std::string>{"150", "20..31", "0..1", "30..40"}).value();
+    std::vector<SampleRef> left;
+    for (const SampleRef& sample : all)
+      if (!spec.skip.holds(sample.position)) left.push_back(sample);
+    CHECK(std::ssize(left) == 200 - 2 - 21 - 1);
+
+    Sampler sampler = Sampler::make(spec).value();
+    CHECK(sampler.peek(std::ssize(left)) == left);
+    // Through JSON after each step, of sizes that end before, inside and behind the ranges.
+    size_t at = 0;
+    for (const int64_t step : {5, 13, 1, 30, 7, 60, 11}) {
+      const std::vector<SampleRef> next = sampler.peek(step);
+      CHECK(std::equal(next.begin(), next.end(), left.begin() + static_cast<std::ptrdiff_t>(at)));
+      sampler.advance(step);
+      at += static_cast<size_t>(step);
+      CHECK(sampler.trained() == static_cast<int64_t>(at));
+      CHECK(sampler.position() == left[at - 1].position + 1);
+      CHECK(sampler.position() - sampler.trained() == sampler.state().skipped);
+      CHECK(Sampler::changes(spec, sampler.state()).value().empty());
+      sampler = Sampler::resume(spec, sampler_state_from_json(to_json(sampler.state())).value()).value();
+    }
+    // A range that the run has passed changes nothing any more.
+    spec.skip = SkippedPositions::parse(std::vector<std::string>{"3..9", "150"}).value();
+    CHECK(Sampler::resume(spec, sampler.state()).value().peek(20) == sampler.peek(20));
+  }
+
   TEST_CASE("each epoch of a source visits every window once, epochs differ") {
     Sampler sampler = sampler_of(1);
     const int64_t windows = window_count(100, 8);
@@ -291,7 +320,11 @@ TEST_SUITE("runtime/data/sampler") {
     CHECK(says(refused("\"order_version\":2", "\"order_version\":1"), {"fingerprints"}));
     CHECK(says(refused("\"order_version\":2", "\"order_version\":0"), {"order_version"}));
     CHECK(says(refused("{", "["), {"not a JSON object"}));
+    CHECK(says(refused("\"position\":9,", "\"position\":9,\"skipped\":0,"), {"skipped", "0", ">= 1"}));
     for (size_t cut = 0; cut < text.size(); ++cut) CHECK(!sampler_state_from_json(text.substr(0, cut)).ok());
+    state.skipped = 4;
+    CHECK(says(to_json(state), {"\"position\":9,\"skipped\":4,"}));
+    CHECK(sampler_state_from_json(to_json(state)).value() == state);
 
     std::string newer = text;
     newer.replace(newer.find("version\":2"), 10, "version\":3");

@@ -52,7 +52,7 @@ TEST_SUITE("runtime/trainer/outlier") {
     stop_after(recipe, kSteps);
     const data::Dataset dataset = data::open_dataset(recipe.data, recipe.model.vocab, kContext).value();
     const data::Sampler sampler =
-        data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, kContext)).value();
+        data::Sampler::make(data::sampler_spec(dataset, recipe).value()).value();
     std::vector<std::vector<int64_t>> planted(kSteps);
     for (const data::SampleRef& sample : sampler.peek(kSteps * recipe.batch.samples)) {
       const int64_t step = sample.position / recipe.batch.samples;
