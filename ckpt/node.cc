@@ -147,6 +147,7 @@ Status CheckpointNode::note(const RestoreChoice& choice) {
   labels_.go_back(choice.step);
   labels_.note(choice.metrics);
   if (const std::optional<int64_t> named = std::exchange(options_.from_step, std::nullopt)) {
+    labels_.leave_line(*named);
     RT_TRY_SET(abandoned_, abandon_steps(*io_, options_.checkpoints_dir,
                                          options_.checkpoints_dir.parent_path() / "abandoned", *named, this_writer()));
   }

@@ -108,7 +108,10 @@ void RunLabels::drain(bool all) {
     early_.erase(early_.begin());
     if (metrics.step > judge_.last()) {
       std::optional<StepAlarm> alarm = judge_.add(numbers_of(metrics));
-      if (alarm && metrics.step > seen_to_) alarms_.push_back(std::move(*alarm));
+      if (alarm) {
+        alarm->again = metrics.step <= seen_to_;
+        alarms_.push_back(std::move(*alarm));
+      }
       seen_to_ = std::max(seen_to_, metrics.step);
     }
     if (metrics.end_loss && metrics.step == judge_.last()) judge_.set_end_loss(metrics.step, *metrics.end_loss);
@@ -137,6 +140,11 @@ void RunLabels::go_back(int64_t step) {
   const std::lock_guard lock(mutex_);
   early_.clear();
   judge_.go_back(step);
+}
+
+void RunLabels::leave_line(int64_t step) {
+  const std::lock_guard lock(mutex_);
+  seen_to_ = std::min(seen_to_, step);
 }
 
 Status RunLabels::settle(IoBackend& io, const fs::path& checkpoints_dir, CatalogCache* cache,

@@ -45,12 +45,14 @@ class RunLabels {
   void seed(std::span<const telemetry::StepMetrics> steps);
   /// A step is done. In any order, and more than once; a gap is waited for until the next settle().
   void note(const telemetry::StepMetrics& metrics);
-  /// The alarms of the steps since the last call and since seed(). A step that is done again raises none.
+  /// The alarms of the steps since the last call and since seed().
   std::vector<StepAlarm> take_alarms();
   /// The same of what memory holds of steps: TrainPosition::metrics.
   void note(std::span<const std::string> news);
   /// The run goes on after `step`: what it had behind that is of another line.
   void go_back(int64_t step);
+  /// A guard or a person has left the line behind `step`: the steps to come are new ones, and so are their alarms.
+  void leave_line(int64_t step);
 
   /// Judges all that is saved, and writes what has changed. Before retention removes anything. Errors: those of the
   /// disk and of `check_folder` (write_labels()); nothing may be removed then.

@@ -1757,13 +1757,39 @@ const Block& log_block() {
   return out;
 }
 
+const Block& roll_back_block() {
+  static const Block out{
+      .name = "roll_back",
+      .constructors = {"roll_back"},
+      .doc =
+          "How a guard rolls back: to a good checkpoint before the trouble, from where the run continues without the "
+          "samples of the steps in trouble. A further try at the same place takes an older checkpoint and skips more.",
+      .fields = {bound("at_most", &RollBackConfig::at_most).range(1, 1000).otherwise(4).silently().says("tries"),
+                 bound("within", &RollBackConfig::within)
+                     .range(1, kMany)
+                     .otherwise(20'000)
+                     .silently()
+                     .says("steps among which at_most counts"),
+                 bound("lead", &RollBackConfig::lead)
+                     .range(0, 100'000)
+                     .otherwise(8)
+                     .silently()
+                     .says("steps before the trouble whose samples are skipped too", "Twice as many at each further "
+                                                                                     "try.")}};
+  return out;
+}
+
+Def guard_field(std::string name, std::vector<GuardAction> WatchConfig::*member) {
+  return chosen(std::move(name), member, {"roll_back", "stop"}).otherwise(Json::array()).silently();
+}
+
 const Block& watch_block() {
   static const Block out{
       .name = "watch",
       .constructors = {"watch"},
       .doc =
-          "What is looked for in loss and gradient norm, to tell good checkpoints from others. It changes nothing in "
-          "what is trained.",
+          "What is looked for in loss and gradient norm, to tell good checkpoints from others, and what is done of it. "
+          "Without on_divergence, on_drop and on_not_finite it changes nothing in what is trained.",
       .fields = {
           bound("window", &WatchConfig::window)
               .range(32, 256)
@@ -1780,7 +1806,22 @@ const Block& watch_block() {
               .otherwise(false)
               .silently()
               .says("write a state with ruined weights to RUN/forensics",
-                    "For inspection; no command resumes from it.")}};
+                    "For inspection; no command resumes from it."),
+          guard_field("on_divergence", &WatchConfig::on_divergence)
+              .says("what to do when losses or gradient norms are outliers upwards in four of eight steps",
+                    "Guards take the first that can be done: roll_back while it has tries and a good checkpoint, stop "
+                    "with exit code 76. Empty: a warning.")
+              .like("{ \"roll_back\", \"stop\" }"),
+          guard_field("on_drop", &WatchConfig::on_drop)
+              .says("the same when losses are outliers downwards, as on data that repeat")
+              .like("{ \"roll_back\" }"),
+          guard_field("on_not_finite", &WatchConfig::on_not_finite)
+              .says("the same when a loss or gradient norm is not finite", "At its end the run stops with 76.")
+              .like("{ \"roll_back\" }"),
+          block("roll_back", &WatchConfig::roll_back, roll_back_block())
+              .silently()
+              .says("how to roll back")
+              .like("T.roll_back { at_most = 2 }")}};
   return out;
 }
 

@@ -19,14 +19,19 @@ namespace cairn::dsl {
 inline const std::vector<std::string> kSpanUnits = {"steps", "samples", "tokens", "fraction"};  // as span_json
 
 template <class M>
+inline constexpr bool is_enum_list = false;
+template <class E>
+inline constexpr bool is_enum_list<std::vector<E>> = std::is_enum_v<E>;
+
+template <class M>
 Json to_value(const M& member, const std::vector<std::string>& choices) {
   if constexpr (std::is_same_v<M, std::optional<bool>>) {
     return member ? Json(*member) : Json();
   } else if constexpr (std::is_same_v<M, Span>) {
     return span_json(member);
-  } else if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) {
+  } else if constexpr (is_enum_list<M>) {
     Json out = Json::array();
-    for (const MeshAxis axis : member) out.push_back(choices.at(static_cast<size_t>(axis)));
+    for (const auto one : member) out.push_back(choices.at(static_cast<size_t>(one)));
     return out;
   } else if constexpr (std::is_enum_v<M>) {
     return choices.at(static_cast<size_t>(member));
@@ -45,9 +50,9 @@ template <class M>
 void from_value(M& member, const std::vector<std::string>& choices, const Json& value) {
   if constexpr (std::is_same_v<M, Span>) {
     member = Span{static_cast<Span::Unit>(choice_index(kSpanUnits, value.at("unit"))), value.at("value").get<double>()};
-  } else if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) {
+  } else if constexpr (is_enum_list<M>) {
     member.clear();
-    for (const Json& name : value) member.push_back(static_cast<MeshAxis>(choice_index(choices, name)));
+    for (const Json& name : value) member.push_back(static_cast<typename M::value_type>(choice_index(choices, name)));
   } else if constexpr (std::is_enum_v<M>) {
     member = static_cast<M>(choice_index(choices, value));
   } else if constexpr (std::is_same_v<M, std::optional<bool>>) {
@@ -69,7 +74,7 @@ constexpr Type type_of() {
   if constexpr (std::is_same_v<M, std::vector<int64_t>>) return Type::kIntList;
   if constexpr (std::is_same_v<M, std::vector<double>>) return Type::kNumberList;
   if constexpr (std::is_same_v<M, std::vector<std::string>>) return Type::kStringList;
-  if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) return Type::kEnumList;
+  if constexpr (is_enum_list<M>) return Type::kEnumList;
 }
 
 // --- a small vocabulary to write the table in

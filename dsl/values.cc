@@ -199,6 +199,7 @@ std::string expected(const Field& field) {
     case Type::kNumberList:
       return "a list of numbers" + range_text(field);
     case Type::kEnumList:
+      if (needed_names(field).empty()) return "a list of " + join(field.choices, " and ") + ", each at most once";
       return "a list that names " + join(needed_names(field), " and ") + " once each";
     case Type::kStringList:
       return "a list of strings";

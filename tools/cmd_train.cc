@@ -156,6 +156,7 @@ struct SegmentEnd {
   int code = 0;
   bool stage_follows = false;
   bool memory_stays = false;                  // it holds what no checkpoint has
+  bool rolls_back = false;                    // LocalCoordinator::rolls_back
   std::optional<int64_t> resizes;             // the run goes on with so many hosts: LocalCoordinator::resizes
   RunProgress progress;                       // of this start, up to here
   nlohmann::json failure;                     // failure_record() of what ended it; null: nothing failed
@@ -212,6 +213,8 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
   const RunProgress& progress = narrator.progress();
   if (coordinator.elsewhere())
     return SegmentEnd{.progress = progress, .failure = {}, .elsewhere = coordinator.elsewhere()};
+  if (coordinator.rolls_back())
+    return SegmentEnd{.rolls_back = true, .progress = progress, .failure = {}, .elsewhere = {}};
   if (coordinator.resizes())
     return SegmentEnd{.resizes = coordinator.resizes(), .progress = progress, .failure = {}, .elsewhere = {}};
   if (!code.ok()) return std::move(code).error();
@@ -305,6 +308,7 @@ class RunStarter {
   Status fence_saves();
   Result<int> tell_all(const Error& first);
   Result<RunStart> examine(const InitConfig& init);
+  Result<std::optional<RollBack>> way_back() const;
   Result<Course> course_of(std::vector<dsl::RunSegment> segments) const;
   void tell_plan(const Plan& plan, const Course& course);
   Result<std::optional<int>> allow(const RunStart& start, const Plan& plan);
@@ -358,13 +362,33 @@ Result<RunStart> RunStarter::examine(const InitConfig& init) {
     known_.reset();
     return examine_state(folder_, what, std::move(known));
   }
-  if (args_.from_step == 0 || claimed_) return examine_start(folder_, what);
   ckpt::PosixBackend io;
+  int64_t named = claimed_ ? 0 : args_.from_step;
+  if (named == 0) {
+    RT_TRY_SET(what.roll_back, way_back());
+    named = what.roll_back ? what.roll_back->to_step : 0;
+  }
+  if (named == 0) return examine_start(folder_, what);
   what.named_step = true;
   RT_TRY_SET(const ckpt::CheckpointInfo step,
-             ckpt::find_step(io, folder_.checkpoints(), args_.from_step).with("--from-step"));
+             ckpt::find_step(io, folder_.checkpoints(), named).with(what.roll_back ? "rolling back" : "--from-step"));
   RT_TRY_SET(ckpt::StartState state, ckpt::state_in(io, step.dir));
   return examine_state(folder_, what, std::move(state));
+}
+
+/// A roll back that a guard has decided, to a checkpoint that exists. Retention may have removed its own meanwhile, but
+/// not the newest good one.
+Result<std::optional<RollBack>> RunStarter::way_back() const {
+  RT_TRY_SET(std::optional<RollBack> pending, pending_roll_back(run_));
+  if (!pending) return pending;
+  ckpt::PosixBackend io;
+  if (ckpt::look_at_checkpoint(io, folder_.checkpoints(), pending->to_step).complete) return pending;
+  RT_TRY_SET(pending->to_step, good_before(run_, pending->onset));
+  if (pending->to_step > 0) return pending;
+  return Error{ErrorCode::kGuard,
+               fmt::format("{}: no good checkpoint is left from before step {}, to which a guard was going back: {}; "
+                           "name another with --from-step",
+                           run_.string(), pending->onset, pending->why)};
 }
 
 /// Plans of the segments, on the device of this start.
@@ -588,6 +612,7 @@ Result<int> RunStarter::train() {
     Result<RunStart> examined = examine(init.value());
     if (!examined.ok()) return claimed_ ? Result<int>(examined.error()) : tell_all(examined.error());
     RunStart& start = examined.value();
+    if (start.rolls_back) options.coordinator.from_step = start.rolls_back->to_step;
     Recipe recipe = start.verdict.segment.recipe;
     recipe.init = init.value();
     settle_device(recipe, args_.device);
@@ -616,6 +641,11 @@ Result<int> RunStarter::train() {
     options.narrator.before = end.progress;
     options.coordinator.check_hosts = false;
     memory_stays_ = end.memory_stays;
+    if (end.rolls_back) {
+      segments = 0;
+      options.narrator.init_on_command_line = false;
+      continue;
+    }
     if (end.resizes) {
       RT_TRY(resize(*end.resizes, options.coordinator.requests));
       segments = 0;
@@ -639,6 +669,10 @@ Result<int> RunStarter::train() {
 /// What a run over several hosts cannot do yet.
 Status check_for_hosts(const Recipe& recipe, const HostOptions& hosts) {
   const auto refuse = [](std::string text) { return Error{ErrorCode::kInvalidInput, std::move(text)}; };
+  for (const auto* actions : {&recipe.watch.on_divergence, &recipe.watch.on_drop, &recipe.watch.on_not_finite}) {
+    if (std::ranges::find(*actions, GuardAction::kRollBack) != actions->end())
+      return refuse("watch: several hosts do not roll back by themselves; { \"stop\" } ends the run with 76");
+  }
   if (recipe.checkpoint.incremental)
     return refuse("checkpoint.incremental: saves of several hosts write all tensors; leave it out");
   if (recipe.mesh.dp > 0 && wanted_world(recipe.mesh) != hosts.world()) {

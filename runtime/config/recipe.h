@@ -385,10 +385,23 @@ struct RestartConfig {
 
 /// What is looked for in the numbers of the steps, to tell good checkpoints from others (ckpt/retention/labels.h). It
 /// changes nothing in what is trained.
+/// A guard's answer to a trouble.
+enum class GuardAction { kRollBack, kStop };
+
+/// How far a guard goes back, and how often (tools/run/guard.h).
+struct RollBackConfig {
+  int64_t at_most = 4;      // times
+  int64_t within = 20'000;  // steps
+  int64_t lead = 8;         // steps before the trouble whose samples are skipped too; doubled with each try at a place
+};
+
 struct WatchConfig {
   int64_t window = 128;    // clean steps that a new one is compared with
   int64_t proof = 32;      // clean steps behind a checkpoint that make it good
   bool forensics = false;  // a state with ruined weights is written to RUN/forensics, which no start takes
+  /// The first that can be done is; none: a warning, and a stop where the loss is not finite.
+  std::vector<GuardAction> on_divergence, on_drop, on_not_finite;
+  RollBackConfig roll_back;
 };
 
 /// From the first step at which `at` has been trained on, other values. Made and read by dsl/stages.h.

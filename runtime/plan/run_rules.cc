@@ -213,6 +213,20 @@ void places(RuleList& rules) {
   }
 }
 
+/// Guards need a checkpoint to go back to.
+void guards(RuleList& rules) {
+  const WatchConfig& watch = rules.recipe.watch;
+  const std::pair<const char*, const std::vector<GuardAction>*> all[] = {{"watch.on_divergence", &watch.on_divergence},
+                                                                         {"watch.on_drop", &watch.on_drop},
+                                                                         {"watch.on_not_finite", &watch.on_not_finite}};
+  for (const auto& [field, actions] : all) {
+    const bool goes_back = std::ranges::find(*actions, GuardAction::kRollBack) != actions->end();
+    if (goes_back && rules.recipe.checkpoint.save.empty())
+      rules.fail(field, fmt::format("{}: roll_back needs a way back, and checkpoint.save is empty", field),
+                 "checkpoint.save = { T.every { steps = n } }, or { \"stop\" }");
+  }
+}
+
 }  // namespace
 
 void run_rules(RuleList& rules) {
@@ -222,6 +236,7 @@ void run_rules(RuleList& rules) {
   snapshots(rules);
   retention(rules);
   places(rules);
+  guards(rules);
   name(rules);
 }
 

@@ -115,7 +115,7 @@ Recipe everything_changed() {
       {DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, 7, {1, 2}, DataSource::Overlong::kDrop}};
   r.data.seed = 3;
   r.objective = {ObjectiveConfig::Kind::kInfill, 1, false, false, true, 2, 3, 4, 5, 0.5, 6};
-  r.batch = {4, 5, 6, {7, 8, {Span::Unit::kSamples, 9}}, {{{Span::Unit::kTokens, 10}, 11, 12, 13, 14.5}}, true};
+  r.batch = {4, 5, 6, {7, 8, {Span::Unit::kSamples, 9}}, {{{Span::Unit::kTokens, 10}, 11, 12, 13, 14.5}}, true, {"5..6"}};
   r.optimizer = {.kind = OptimizerKind::kLamb,
                  .peak_lr = 0.1,
                  .lr = {{LrStage::Kind::kCosine, {Span::Unit::kSamples, 6}, 0.25}},
@@ -144,6 +144,13 @@ Recipe everything_changed() {
   r.loss_scale = {2, 3, 4, 5};
   r.deterministic = Deterministic::kLayout;
   r.sums = Sums::kNccl;
+  r.watch = {.window = 34,
+             .proof = 35,
+             .forensics = true,
+             .on_divergence = {GuardAction::kStop},
+             .on_drop = {GuardAction::kRollBack},
+             .on_not_finite = {GuardAction::kStop, GuardAction::kRollBack},
+             .roll_back = {36, 37, 38}};
   r.mesh = {.tp = 2,
             .pp = 3,
             .dp = 4,
@@ -201,7 +208,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 243);
+    CHECK(changed.size() == 254);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 768);
     CHECK(sizeof(RopeConfig) == 144);
@@ -209,7 +216,7 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(DataSource) == 184);
     CHECK(sizeof(OptimizerConfig) == 232);
     CHECK(sizeof(RecipeStage) == 48);
-    CHECK(sizeof(BatchConfig) == 88);
+    CHECK(sizeof(BatchConfig) == 112);
     CHECK(sizeof(BatchPhase) == 48);
     CHECK(sizeof(ParameterGroup) == 48);
     CHECK(sizeof(LossScaleConfig) == 32);
@@ -222,6 +229,7 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(RestartConfig) == 24);
     CHECK(sizeof(EvalConfig) == 16);
     CHECK(sizeof(LogConfig) == 16);
+    CHECK(sizeof(WatchConfig) == 120);
   }
 
   TEST_CASE("an option that has its default is not in the JSON, and absent it has that default") {
@@ -268,7 +276,7 @@ TEST_SUITE("dsl/codec") {
     CHECK(json.find("\"clip\":3.0") != std::string::npos);
     CHECK(json.find("{\"batch\":{\"micro\":5,\"phases\":[{\"at\":{\"unit\":\"tokens\",\"value\":10.0},\"micro\":12,"
                     "\"rope_theta\":14.5,") == 0);
-    CHECK(json.find("\"samples\":4,\"tokens\":6,\"uneven\":true},\"checkpoint\":{\"compress\":\"zstd\",\"copy_to\":[{"
+    CHECK(json.find("\"samples\":4,\"skip\":[\"5..6\"],\"tokens\":6,\"uneven\":true},\"checkpoint\":{\"compress\":\"zstd\",\"copy_to\":[{"
                     "\"ca_file\":\"/c\",\"endpoint\":\"http://e\",") != std::string::npos);
     CHECK(json.find("],\"direct_io\":false,\"in_flight\":3,\"incremental\":true,\"keep\":[{\"at\":[11],\"count\":9,"
                     "\"kind\":\"best\",\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") !=

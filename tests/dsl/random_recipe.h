@@ -91,7 +91,11 @@ class RandomValues {
       case Type::kNumberList:
         return list([&] { return Json(number(field)); });
       case Type::kEnumList: {
-        std::vector<std::string> names = field.fallback.get<std::vector<std::string>>();
+        std::vector<std::string> names = field.choices;
+        const auto needed = field.fallback.get<std::vector<std::string>>();
+        std::erase_if(names, [&](const std::string& name) {
+          return std::ranges::find(needed, name) == needed.end() && random_() % 2 == 0;
+        });
         std::shuffle(names.begin(), names.end(), random_);
         return names;
       }

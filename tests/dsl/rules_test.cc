@@ -65,7 +65,7 @@ Json some_value(const Field& field, Dice& dice) {
     case Type::kEnumList: {
       std::vector<std::string> names = field.choices;
       Json out = Json::array();
-      for (int64_t n = 2 + dice.below(3); n > 0; --n) {
+      for (int64_t n = 2 + dice.below(3); n > 0 && !names.empty(); --n) {
         const int64_t k = dice.below(std::ssize(names));
         out.push_back(names[static_cast<size_t>(k)]);
         if (!dice.one_in(20)) names.erase(names.begin() + k);

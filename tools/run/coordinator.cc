@@ -194,6 +194,7 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   }
   for (const std::string& warning : choice.warnings) narrator_.warn(warning);
   if (std::exchange(options_.from_step, std::nullopt)) {
+    RT_TRY(remove_pending(folder_.path()));  // carried out, or overruled by a person
     const std::vector<int64_t>& abandoned = node_->abandoned();
     narrator_.record({{"event", "back_to"}, {"step", choice.step}, {"abandoned", abandoned}});
     if (!abandoned.empty())
@@ -538,12 +539,66 @@ void LocalCoordinator::on_rank_exit(const agent::ExitStatus& status) {
 void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
   requests_.step_took(metrics.step_ms / 1000);
   node_->note_step(metrics);
-  for (const ckpt::StepAlarm& alarm : node_->take_alarms()) narrator_.alarm(alarm);
+  for (const ckpt::StepAlarm& alarm : node_->take_alarms()) {
+    if (!alarm.again) narrator_.alarm(alarm);
+    guard(alarm);
+  }
   if (metrics.step >= last_progress_step_ + 100) {  // far enough from the last failure
     note_progress();
     last_progress_step_ = metrics.step;
   }
   last_step_ = metrics.step;
+}
+
+void LocalCoordinator::guard(const ckpt::StepAlarm& alarm) {
+  using Kind = ckpt::StepAlarm::Kind;
+  if (alarm.kind != Kind::kDivergence && alarm.kind != Kind::kDrop) return;
+  if (goes_back_ || !stopped_by_.ok() || control_->stop_asked() || control_->abandoned()) return;
+  const bool up = alarm.kind == Kind::kDivergence;
+  const Trouble trouble{.kind = up ? Trouble::Kind::kDivergence : Trouble::Kind::kDrop,
+                        .onset = alarm.onset,
+                        .step = alarm.step,
+                        .why = fmt::format("the {} since step {}: step {}: {}", up ? "run diverges" : "loss drops",
+                                           alarm.onset, alarm.step, alarm.why)};
+  const std::optional<GuardAction> action = act_on(trouble);
+  if (action == GuardAction::kStop) {
+    stopped_by_ = Error{ErrorCode::kGuard, fmt::format("stopped by {}: {}; a start that continues from here needs "
+                                                       "--set watch.{}={{}}",
+                                                       up ? "watch.on_divergence" : "watch.on_drop", trouble.why,
+                                                       up ? "on_divergence" : "on_drop")};
+  }
+  if (action) node_->request_stop();
+}
+
+std::optional<GuardAction> LocalCoordinator::act_on(const Trouble& trouble) {
+  const Result<GuardDecision> decided = decide_for(folder_.path(), plan_.recipe.watch, trouble);
+  if (!decided.ok()) {
+    narrator_.warn("no guard acts: " + decided.error().message);
+    return std::nullopt;
+  }
+  const GuardDecision& decision = decided.value();
+  if (!decision.no_way_back.empty()) {
+    narrator_.warn("not rolled back: " + decision.no_way_back);
+    narrator_.record({{"event", "no_way_back"}, {"step", trouble.step}, {"why", decision.no_way_back}});
+  }
+  if (decision.action != GuardAction::kRollBack) return decision.action;
+  if (options_.fleet != nullptr) {  // as a stage of the recipe may have asked
+    narrator_.warn("not rolled back: several hosts do not do so by themselves");
+    return std::nullopt;
+  }
+  const RollBack& back = decision.roll_back;
+  if (const Status written = write_pending(folder_.path(), back); !written.ok()) {
+    narrator_.warn("not rolled back: " + written.error().message);
+    return std::nullopt;
+  }
+  goes_back_ = true;
+  json event = to_json(back);
+  event["event"] = "roll_back";
+  narrator_.record(event);
+  narrator_.warn(fmt::format("rolling back: {}; back to step {}, and on from there without positions {} of the sample "
+                             "order (try {} at this place)",
+                             trouble.why, back.to_step, to_text(back.skip), back.number));
+  return decision.action;
 }
 
 /// For the order of errors on several hosts, and for their trace.
@@ -805,8 +860,18 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   tell_failed_saves(true);
   if (const std::optional<Error> lost = control_->abandoned()) return *lost;
   if (const int signal = control_->leave_signal(); signal != 0) return 128 + signal;
+  if (goes_back_ && outcome.stop_signal == 0 && !requests_.stop_due(last_step_)) {
+    rolls_back_ = true;
+    return 0;
+  }
   if (!stopped_by_.ok()) {
     const Error& error = stopped_by_.error();
+    if (error.code == ErrorCode::kGuard) {
+      const std::string way = way_back();
+      narrator_.record({{"event", "end"}, {"exit_code", error.exit_code()}, {"message", error.message}, {"way_back", way}});
+      narrator_.say(way);
+      return error;
+    }
     if (!newest_checkpoint_.empty()) narrator_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
     narrator_.record({{"event", "end"}, {"exit_code", error.exit_code()}, {"message", error.message}});
     return error;
@@ -866,6 +931,13 @@ Result<int> LocalCoordinator::conclude_failed(const agent::Outcome& outcome) {
   const bool guard = outcome.exit_code == Error{ErrorCode::kGuard, ""}.exit_code();
   if (guard) {
     if (const Status labelled = node_->condemn_from_onset(); !labelled.ok()) narrator_.warn(labelled.error().message);
+    const int64_t step = last_step_ + 1;
+    const bool asked = outcome.stop_signal != 0 || requests_.stop_due(last_step_);
+    rolls_back_ = !asked && act_on({.kind = Trouble::Kind::kNotFinite,
+                                    .onset = step,
+                                    .step = step,
+                                    .why = outcome.message}) == GuardAction::kRollBack;
+    if (rolls_back_) return 0;
   }
   if (!newest_checkpoint_.empty() && !guard)
     narrator_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));

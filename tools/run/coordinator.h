@@ -160,6 +160,8 @@ class LocalCoordinator final : public Coordinator {
   const std::optional<ckpt::StartState>& elsewhere() const { return elsewhere_; }
   /// The run goes on with so many hosts instead (Fleet::resize). nullopt: it does not change.
   const std::optional<int64_t>& resizes() const { return resizes_; }
+  /// A guard takes the run back (pending_roll_back()), and it continues from there.
+  bool rolls_back() const { return rolls_back_; }
   /// The segment has ended, and another stage of the recipe follows.
   bool stage_follows() const { return stage_follows_; }
   /// Narrator::summary() of this start, once conclude() has said `code`.
@@ -199,6 +201,9 @@ class LocalCoordinator final : public Coordinator {
 
  private:
   void on_step(const telemetry::StepMetrics& metrics);
+  void guard(const ckpt::StepAlarm& alarm);
+  /// Decides by the recipe and reports it; a roll back is written down. None: a warning was all.
+  std::optional<GuardAction> act_on(const Trouble& trouble);
   void join_hosts(ckpt::NodeOptions& options);
   Result<ckpt::RestoreChoice> begin_on_all_hosts();
   Status save_on_all_hosts(const ckpt::WholeSlot& slot);
@@ -266,7 +271,9 @@ class LocalCoordinator final : public Coordinator {
   Status last_save_;          // of that one
   int64_t failed_step_ = -1;  // of the last save that failed
   size_t problems_ = 0;       // of retention after the last save
-  Status stopped_by_;         // the first save that failed, with checkpoint.on_failure = "stop"
+  Status stopped_by_;         // a save that failed, with checkpoint.on_failure = "stop", or a guard
+  bool goes_back_ = false;    // a guard has decided so, and the ranks have been asked to leave
+  bool rolls_back_ = false;
   bool concluded_ = false, stage_follows_ = false;
   bool memory_stays_ = false;  // known when it is closed
 };

@@ -57,6 +57,7 @@ LineageEntry entry_from(const json& line) {
   }
   out.lr_begins = json_flag(line, "lr_begins");
   out.from = json_string(line, "from");
+  if (const auto roll_back = line.find("roll_back"); roll_back != line.end()) out.roll_back = roll_back_from(*roll_back);
   return out;
 }
 
@@ -82,6 +83,7 @@ std::string line_of(const LineageEntry& entry) {
   if (entry.tokenizer.beside) out["tokenizer_beside"] = *entry.tokenizer.beside;
   if (entry.lr_begins) out["lr_begins"] = true;
   if (!entry.from.empty()) out["from"] = entry.from;
+  if (entry.roll_back) out["roll_back"] = to_json(*entry.roll_back);
   return json_text(out);
 }
 
@@ -130,6 +132,15 @@ std::vector<LineageEntry> Lineage::segments() const {
   for (const LineageEntry& entry : entries_) {
     while (!out.empty() && out.back().at.step >= entry.at.step) out.pop_back();
     out.push_back(entry);
+  }
+  return out;
+}
+
+std::vector<RollBack> Lineage::roll_backs() const {
+  std::vector<RollBack> out;
+  for (const LineageEntry& entry : entries_) {
+    while (!out.empty() && out.back().to_step > entry.at.step) out.pop_back();
+    if (entry.roll_back) out.push_back(*entry.roll_back);
   }
   return out;
 }

@@ -15,6 +15,7 @@
 #include "runtime/data/token_file.h"
 #include "runtime/plan/batch_schedule.h"
 #include "runtime/text/tokenizer.h"
+#include "tools/run/guard.h"
 
 namespace cairn::tools {
 
@@ -32,7 +33,7 @@ struct LineageEntry {
   int64_t n = 0;      // from 1
   std::string prev;   // hash of the line before; empty for the first
   double time = 0;    // unix seconds
-  std::string cause;  // start, recipe, data, stage, back_to, init_from
+  std::string cause;  // start, recipe, data, stage, back_to, roll_back, init_from
   PastPoint at;       // after so many steps
   int64_t updates = 0;
   std::string recipe;                                // hash of the segment's recipe, without stages
@@ -42,6 +43,7 @@ struct LineageEntry {
   text::TokenizerHashes tokenizer;
   bool lr_begins = false;  // a schedule with optimizer.lr_from = "stage" begins here
   std::string from;        // init_from: of which checkpoint
+  std::optional<RollBack> roll_back;  // of that cause
   std::string hash;        // of this line; not stored in it
 };
 
@@ -60,6 +62,9 @@ class Lineage {
   std::string head() const { return entries_.empty() ? std::string() : entries_.back().hash; }
   /// The segments that lead to the newest, by position: what the run went back behind is left out.
   std::vector<LineageEntry> segments() const;
+
+  /// Roll backs at or before the newest entry: the run leaves their samples out.
+  std::vector<RollBack> roll_backs() const;
 
   /// The entry as the next line: with n, prev, time and hash.
   LineageEntry next(LineageEntry entry) const;

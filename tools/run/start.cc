@@ -30,6 +30,30 @@ dsl::LoadedRecipe loaded_from(Recipe recipe, const dsl::LoadedRecipe& whole) {
   return out;
 }
 
+/// Adds the samples that guards have left out to batch.skip of the recipe, and of its stages that set it.
+Result<dsl::LoadedRecipe> with_skips(const dsl::LoadedRecipe& loaded, std::span<const RollBack> roll_backs) {
+  const auto add = [&](std::vector<std::string>& ranges) -> Status {
+    for (const RollBack& one : roll_backs) {
+      RT_TRY_SET(const SkippedPositions skip, SkippedPositions::parse(ranges).with("batch.skip"));
+      const int64_t length = one.skip.last - one.skip.first + 1;
+      if (skip.count(one.skip.first, one.skip.last + 1) < length) ranges.push_back(to_text(one.skip));
+    }
+    return {};
+  };
+  if (roll_backs.empty()) return loaded;
+  Recipe recipe = loaded.recipe;
+  RT_TRY(add(recipe.batch.skip));
+  for (RecipeStage& stage : recipe.stages) {
+    nlohmann::json changes = json_or_nothing(stage.changes);
+    if (!changes.contains("batch.skip")) continue;
+    auto ranges = changes["batch.skip"].get<std::vector<std::string>>();
+    RT_TRY(add(ranges));
+    changes["batch.skip"] = ranges;
+    stage.changes = json_text(changes);
+  }
+  return loaded_from(std::move(recipe), loaded);
+}
+
 Result<std::map<std::string, SourceContent>> contents_of(const Recipe& recipe) {
   RT_TRY_SET(const data::Dataset dataset, data::open_dataset(recipe.data, recipe.model.vocab, recipe.model.context));
   std::map<std::string, SourceContent> out;
@@ -99,14 +123,22 @@ std::optional<LineageEntry> next_line(const RunStart& start) {
       verdict.segment.recipe.optimizer.lr_from == LrFrom::kStage && verdict.segment.past.lr_step == at.step;
   if (start.request.init) entry.from = verdict.state.place;
   const std::vector<LineageEntry> segments = start.lineage.segments();
-  if (segments.empty()) {
+  // A start that was killed may have written it, with another checkpoint to go back to.
+  const std::vector<RollBack> before = start.lineage.roll_backs();
+  const bool written = std::ranges::any_of(before, [&](const RollBack& one) {
+    return start.rolls_back && one.step == start.rolls_back->step && one.skip == start.rolls_back->skip;
+  });
+  if (start.rolls_back && !written) {
+    entry.cause = "roll_back";
+    entry.roll_back = start.rolls_back;
+  } else if (segments.empty()) {
     entry.cause = start.request.init ? "init_from" : "start";
   } else if (const LineageEntry& last = segments.back(); last.recipe != start.segment_hash) {
     entry.cause = verdict.segment.index > 0 && !verdict.edited ? "stage" : "recipe";
   } else if (last.data != start.data || last.tokenizer.file != start.tokenizer.file ||
              !text::tokenizer_changes("", last.tokenizer, start.tokenizer).empty()) {
     entry.cause = "data";
-  } else if (start.goes_back || at.step < last.at.step) {
+  } else if ((start.goes_back && !start.rolls_back) || at.step < last.at.step) {
     entry.cause = "back_to";
   } else if (entry.lr_begins && at.step > last.at.step) {
     entry.cause = "stage";  // that sets the schedule as it was: it begins anew
@@ -137,7 +169,7 @@ int64_t RunStart::level_after() const {
   for (const LineageEntry& segment : segments) {
     const bool moves = std::ranges::any_of(segment.changes, [](const nlohmann::json& change) {
       const std::string field = json_string(change, "field");
-      return std::ranges::any_of(std::array{"data", "batch", "model", "objective"},
+      return field != "batch.skip" && std::ranges::any_of(std::array{"data", "batch", "model", "objective"},
                                  [&](const char* block) { return field.starts_with(block); });
     });
     if (moves || segment.cause == "data") out = segment.at.step;
@@ -150,26 +182,31 @@ fs::path segment_recipe(const RunFolder& folder, const RunStart& start) {
 }
 
 Result<RunStart> examine_state(const RunFolder& folder, const StartOptions& options, ckpt::StartState state) {
-  RunStart out{.request = {.recipe = options.loaded.recipe,
+  RT_TRY_SET(Lineage lineage, Lineage::read(folder.path()));
+  std::vector<RollBack> roll_backs = lineage.roll_backs();
+  if (options.roll_back) roll_backs.push_back(*options.roll_back);
+  RT_TRY_SET(dsl::LoadedRecipe whole, with_skips(options.loaded, roll_backs));
+  RunStart out{.request = {.recipe = whole.recipe,
                            .world = options.world,
                            .run = folder.path().string(),
-                           .accept = options.accept}};
-  out.whole = options.loaded;
-  out.goes_back = options.named_step;
+                           .accept = options.accept},
+               .lineage = std::move(lineage),
+               .whole = std::move(whole),
+               .goes_back = options.named_step,
+               .rolls_back = options.roll_back};
   if (!state.any() && !options.init.path.empty() && !options.init_is_foreign) {
     ckpt::PosixBackend io;
     RT_TRY_SET(state, ckpt::state_in(io, options.init.path).with(options.init.path));
     out.request.init = true;
     out.request.weights_only = options.init.weights_only;
   }
-  RT_TRY_SET(out.lineage, Lineage::read(folder.path()));
   {
     // The segment's hash decides what was accepted; where it begins needs no judgement yet.
     const trainer::TrainPosition at = out.request.weights_only ? trainer::TrainPosition{} : state.position;
     RT_TRY_SET(const Segment segment, segment_at(out.request.recipe, at, nullptr));
     out.segment_json = dsl::encode_recipe(segment.recipe);
     out.segment_hash = dsl::recipe_hash(out.segment_json);
-    out.remaining = loaded_from(segment.remaining, options.loaded);
+    out.remaining = loaded_from(segment.remaining, out.whole);
     RT_TRY_SET(out.data, contents_of(segment.recipe));
     RT_TRY_SET(out.tokenizer, text::tokenizer_hashes(segment.recipe.tokenizer));
   }

@@ -12,6 +12,7 @@
 #include "dsl/dsl.h"
 #include "runtime/core/result.h"
 #include "tools/run/folder.h"
+#include "tools/run/guard.h"
 #include "tools/run/lineage.h"
 #include "tools/run/start_verdict.h"
 
@@ -24,7 +25,8 @@ struct StartOptions {
   int64_t world = 0;
   std::vector<std::string> accept;
   bool verify = false;      // a checkpoint counts when every byte of it holds
-  bool named_step = false;  // a person has named the step that the run goes back to
+  bool named_step = false;  // a person has named the step that the run goes back to, or:
+  std::optional<RollBack> roll_back;  // a guard
 };
 
 struct RunStart {
@@ -36,7 +38,8 @@ struct RunStart {
   std::string segment_json, segment_hash;
   std::map<std::string, SourceContent> data;  // the training parts, as they are now
   text::TokenizerHashes tokenizer;
-  bool goes_back = false;     // a person has named the step
+  bool goes_back = false;     // StartOptions::named_step
+  std::optional<RollBack> rolls_back;
   std::vector<int64_t> held;  // steps that the new rules of retention would remove and the old ones keep: they stay
   std::optional<LineageEntry> begins;  // the line that this start adds, where it begins a segment or goes back
 

@@ -85,6 +85,29 @@ TEST_SUITE("ckpt/run_labels") {
     CHECK(label_of(disk, 10) == Label::kNew);
   }
 
+  TEST_CASE("a trouble that is met again is raised again, and says so where people know of it") {
+    const auto divergences = [](RunLabels& labels) {
+      std::vector<std::pair<int64_t, bool>> out;
+      for (const StepAlarm& alarm : labels.take_alarms())
+        if (alarm.kind == StepAlarm::Kind::kDivergence) out.emplace_back(alarm.step, alarm.again);
+      return out;
+    };
+    RunLabels labels(kRules, 1000);
+    std::vector<telemetry::StepMetrics> before;
+    for (int64_t step = 1; step <= 125; ++step) before.push_back(metrics(step, step > 120 ? kRuined : 5));
+    labels.seed(before);
+    CHECK(divergences(labels).empty());
+    labels.go_back(119);  // killed, and resumed from there
+    note(labels, 120, 120);
+    note(labels, 121, 124, kRuined);
+    CHECK(divergences(labels) == std::vector{std::pair(int64_t{124}, true)});
+    labels.go_back(119);
+    labels.leave_line(119);
+    note(labels, 120, 120);
+    note(labels, 121, 124, kRuined);
+    CHECK(divergences(labels) == std::vector{std::pair(int64_t{124}, false)});
+  }
+
   TEST_CASE("labels.json stays as it is where it is damaged or of a newer schema; a missing one is made") {
     MemoryBackend disk;
     for (const int64_t step : {10, 20}) add_step(disk, kDir, step);

@@ -1,0 +1,147 @@
+"""Guards that act: a run goes back to a good checkpoint and on without the samples in trouble, or stops; the run is the
+one whose recipe had left those samples out, and what it decides survives a kill between any two of its writes."""
+
+import json
+import random
+import shutil
+
+from harness import RunTest, main, write_pair, write_tokens
+
+TOKENS, BATCH, CONTEXT = 60000, 8, 32
+# A hold, then a rate that no small model bears.
+JUMP = ("optimizer.lr=T.schedule {{ T.warmup {{ over = T.steps(4) }}, T.hold {{ over = T.steps(145) }}, "
+        "T.linear {{ to = {to}, over = T.steps(1) }}, T.hold {{}} }}")
+WATCH = ("--set", "watch.window=32", "--set", "watch.proof=8")
+PROVED = 130
+
+
+class Guard(RunTest):
+    def small(self, steps=165, tp=1):
+        path = self.recipe(steps=steps, tp=tp, pp=1, dp=1, zero=0, sp="false", save=10, keep=9)
+        path.write_text(path.read_text().replace("T.cosine { to = 1e-3 }", "T.hold {}"))
+        return path
+
+    def train_on(self, recipe, run, *options, code=0):
+        """To step 165, with a good checkpoint before the trouble however long saves are in coming."""
+        if not (self.folder / run).exists():
+            self.train(recipe, run, *WATCH, "--set", f"stop=T.steps({PROVED})")
+        return self.train(recipe, run, *options, "--accept", "stop", "--accept", "optimizer.lr", code=code)
+
+    def roll_backs(self, run):
+        return self.events(run, "roll_back")
+
+    def lineage(self, run):
+        return [json.loads(line) for line in (self.folder / run / "lineage.jsonl").read_text().splitlines()]
+
+    def spoil(self, recipe, steps):
+        """Noise in place of what these steps will train on; the order of samples does not depend on it."""
+        rows = json.loads(self.cairn("data", "samples", recipe, "--step", steps, "--json").stdout)["samples"]
+        tokens = bytearray((self.folder / "tokens.bin").read_bytes())
+        draw = random.Random(9)
+        for row in rows:
+            (part,) = row["documents"]
+            for at in range(part["begin"], part["end"]):
+                tokens[2 * at:2 * at + 2] = bytes([draw.randrange(256), 0])
+        (self.folder / "tokens.bin").write_bytes(tokens)
+        return {row["position"] for row in rows}
+
+    def test_samples_in_trouble_are_left_out(self):
+        write_tokens(self.folder / "tokens", TOKENS)
+        recipe = self.small()
+        spoilt = self.spoil(recipe, "150..153")
+        stop = ("--set", 'watch.on_divergence={"stop"}')
+        text = self.train_on(recipe, "stopped", *WATCH, *stop, code=76).output()
+        self.assertIn("stopped by watch.on_divergence: the run diverges since step 150", text)
+        self.assertIn("Newest good: step", text)
+
+        guards = (*WATCH, "--set", 'watch.on_divergence={"roll_back","stop"}')
+        job = self.train_on(recipe, "run", *guards, "--set", "watch.roll_back.lead=4")
+        (back,) = self.roll_backs("run")
+        self.assertEqual((back["onset"], back["number"]), (150, 1))
+        self.assertIn(back["to_step"], range(PROVED, 150))
+        first, last = map(int, back["skip"].split(".."))
+        self.assertEqual((first, last), (BATCH * max(back["to_step"], 145), BATCH * back["step"] - 1))
+        self.assertTrue(spoilt <= set(range(first, last + 1)), back)
+        self.assertIn("rolling back: the run diverges since step 150", job.output())
+        self.assertEqual(self.last_step("run"), 165)
+        self.assertFalse((self.folder / "run" / "rolling_back.json").exists())
+        entry = self.lineage("run")[-1]
+        self.assertEqual((entry["cause"], entry["at"]["step"], entry["roll_back"]["skip"]), ("roll_back", back["to_step"], back["skip"]))
+        trained = json.loads(self.cairn("data", "samples", "run", "--step", "1..165", "--json").stdout)["samples"]
+        self.assertTrue(all(one["trained"] for one in trained))
+        self.assertEqual([one["position"] for one in trained],
+                         [*range(first), *range(last + 1, last + 1 + BATCH * 165 - first)])
+
+        # The law: one recipe, without guards, does the whole again bit for bit.
+        replay = self.folder / "replay.lua"
+        replay.write_bytes(self.cairn("lineage", "run", "--recipe").stdout)
+        self.assertIn(back["skip"], replay.read_text())
+        self.train(replay, "again", "--set", "watch.on_divergence={}")
+        self.assertEqual(self.roll_backs("again"), [])
+        for step in range(1, 166):
+            for key in ("loss", "grad_norm", "lr", "samples", "tokens"):
+                self.assertEqual(self.metrics("run")[step][key], self.metrics("again")[step][key], (step, key))
+        self.cairn("ckpt", "diff", "--tensors-only", self.checkpoint("run", 165), self.checkpoint("again", 165))
+
+        # The samples stay out when the user's own recipe, which does not name them, trains on; in another layout.
+        self.train_on(self.small(steps=170, tp=2), "run", *guards)
+        recipe = self.small()
+        more = json.loads(self.cairn("data", "samples", "run", "--step", "166..170", "--json").stdout)["samples"]
+        end = trained[-1]["position"] + 1
+        self.assertEqual([one["position"] for one in more], list(range(end, end + 5 * BATCH)))
+
+        # A decision that a killed start has left is carried out by the next one: with its line of lineage or without.
+        # Or it is stopped again before it has passed the samples.
+        for written in ("not", "once", "part"):
+            with self.subTest(written=written):
+                run = f"killed-{written}"
+                shutil.copytree(self.folder / "stopped", self.folder / run, symlinks=True)
+                decision = {key: back[key] for key in ("to_step", "onset", "step", "number", "skip", "why")}
+                pending = self.folder / run / "rolling_back.json"
+                pending.write_text(json.dumps(decision))
+                self.train(recipe, run, *guards, *(("--set", "stop=T.steps(142)") if written == "part" else ()))
+                self.assertFalse(pending.exists())
+                if written == "once":
+                    pending.write_text(json.dumps(decision))
+                if written != "not":
+                    self.train_on(recipe, run, *guards)
+                    self.assertFalse(pending.exists())
+                self.assertEqual([one["cause"] for one in self.lineage(run)].count("roll_back"), 1)
+                self.assertEqual(self.roll_backs(run), [])
+                for step in range(1, 166):
+                    self.assertEqual(self.metrics(run)[step]["loss"], self.metrics("run")[step]["loss"], step)
+        (self.folder / "stopped" / "rolling_back.json").write_text("{}")
+        refused = self.train(recipe, "stopped", *guards, code=65).output()
+        self.assertIn("rolling_back.json", refused)
+        self.assertIn("--from-step", refused)
+
+    def test_tries_are_bounded(self):
+        """A run that diverges whatever is left out."""
+        write_tokens(self.folder / "tokens", TOKENS)
+        text = self.train_on(self.small(), "rate", *WATCH, "--set", JUMP.format(to=3), "--set",
+                          'watch.on_divergence={"roll_back","stop"}', "--set", "watch.roll_back.at_most=2", code=76).output()
+        backs = self.roll_backs("rate")
+        self.assertEqual([one["number"] for one in backs], [1, 2])
+        self.assertEqual(len(self.events("rate", "divergence")), 3)
+        self.assertGreaterEqual(backs[0]["to_step"], backs[1]["to_step"])
+        self.assertGreater(len(range(*map(int, backs[1]["skip"].split("..")))), len(range(*map(int, backs[0]["skip"].split("..")))))
+        self.assertIn("not rolled back: rolled back 2 times within 20000 steps", text)
+        text = self.train_on(self.small(), "ruined", *WATCH, "--set", JUMP.format(to=1e30), "--set",
+                          'watch.on_not_finite={"roll_back"}', "--set", "watch.roll_back.at_most=1", code=76).output()
+        (back,) = self.roll_backs("ruined")
+        self.assertIn("not finite", back["why"])
+        self.assertEqual(self.events("ruined", "no_way_back")[0]["step"], back["step"])
+        self.assertIn("Newest good", text)
+
+    def test_what_cannot_act_is_refused(self):
+        write_tokens(self.folder / "tokens", TOKENS)
+        recipe = self.small()
+        back = 'watch.on_divergence={"roll_back"}'
+        text = self.cairn("check", recipe, "--set", back, "--set", "checkpoint.save={}", code=2).stderr.decode()
+        self.assertIn("roll_back needs a way back", text)
+        text = self.cairn("check", recipe, "--set", 'watch.on_drop={"skip"}', code=2).stderr.decode()
+        self.assertIn("watch.on_drop", text)
+
+
+if __name__ == "__main__":
+    main()

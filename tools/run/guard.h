@@ -1,0 +1,71 @@
+#pragma once
+// Guards: the agent acts on an alarm of a run's steps, or on a loss that is not finite, as watch.on_divergence and its
+// like say. A roll back is decided once and written to RUN/rolling_back.json before anything else changes. The next start,
+// in this process or in another one, carries it out: it goes back to the checkpoint, begins a segment whose batch.skip
+// has the samples in trouble, and removes the file. A run that is killed before the file exists meets its trouble
+// again; behind it, it goes back. Tries are counted in lineage.jsonl, which no roll back takes back: they stay bounded.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/config/recipe.h"
+#include "runtime/config/skipped_positions.h"
+#include "runtime/core/result.h"
+
+namespace cairn::tools {
+
+struct Trouble {
+  enum class Kind { kDivergence, kDrop, kNotFinite } kind = Kind::kDivergence;
+  int64_t onset = 0, step = 0;  // its first step, and the one that showed it
+  std::string why;
+};
+
+/// From a trouble back to a checkpoint.
+struct RollBack {
+  int64_t to_step = 0;
+  int64_t onset = 0, step = 0;  // of the trouble
+  int64_t number = 1;           // of the tries at this place
+  PositionRange skip;           // of the sample order, from to_step on
+  std::string why;
+  bool operator==(const RollBack&) const = default;
+};
+
+nlohmann::json to_json(const RollBack& roll_back);
+/// Throws nlohmann::json::exception where a field is missing or of another type.
+RollBack roll_back_from(const nlohmann::json& fields);
+
+struct GuardDecision {
+  std::optional<GuardAction> action;  // none: a warning is all
+  RollBack roll_back;                 // of that action
+  std::string no_way_back;            // why roll_back was passed over; empty: it was not
+};
+
+/// The first action that can be done. `past`: the roll backs of the run, those that it went back behind too. `good`:
+/// steps of good checkpoints, ascending. `begin_of`: the position of the sample order at which a step begins. Pure.
+/// The n-th try at a place goes to the n-th newest good checkpoint before the onset, or to the oldest one, and skips
+/// lead * 2^(n-1) steps before the onset and lead * (2^(n-1) - 1) behind the step that showed the trouble.
+/// Errors: those of `begin_of`.
+Result<GuardDecision> decide(const WatchConfig& watch, const Trouble& trouble, std::span<const RollBack> past,
+                             std::span<const int64_t> good, const std::function<Result<int64_t>(int64_t)>& begin_of);
+
+/// The same of a run as its folder has it.
+Result<GuardDecision> decide_for(const std::filesystem::path& run, const WatchConfig& watch, const Trouble& trouble);
+
+/// The newest good checkpoint before `step`; 0: none exists. Errors: those of reading the folder.
+Result<int64_t> good_before(const std::filesystem::path& run, int64_t step);
+
+/// The roll back that was decided and not carried out. Errors: kCorrupt for a damaged file, with what to do; those of
+/// reading it.
+Result<std::optional<RollBack>> pending_roll_back(const std::filesystem::path& run);
+/// Durable when it returns.
+Status write_pending(const std::filesystem::path& run, const RollBack& roll_back);
+/// It has been carried out, or a person has named another step.
+Status remove_pending(const std::filesystem::path& run);
+
+}  // namespace cairn::tools
