@@ -74,6 +74,19 @@ class DeepSpeed(RunTest):
                 for mine, other in zip(self.losses("z1-f32-tied", **layout), theirs):
                     self.assertLess(abs(mine - other) / other, 1e-6)
 
+    def test_an_optimizer_that_cannot_use_the_moments_says_so(self):
+        self.losses("z0-f32")
+        recipe = self.folder / "z0-f32.lua"
+        text = recipe.read_text()
+        begin, end = text.index("optimizer ="), text.index("mesh =")
+        recipe.write_text(f"{text[:begin]}optimizer = T.adafactor {{ peak_lr = 1e-2 }},\n  {text[end:]}")
+        subprocess.run([self.program, "import", GOLDEN / "z0-f32", "other/checkpoints"], cwd=self.folder, check=True,
+                       capture_output=True)
+        refused = self.train(recipe, "other", code=2).output()
+        self.assertIn("the moments are of another form: they begin at zero", refused)
+        self.train(recipe, "other", "--accept", "optimizer.kind")
+        self.assertEqual(sorted(self.metrics("other")), [4, 5, 6])
+
 
 if __name__ == "__main__":
     main()

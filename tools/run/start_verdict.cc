@@ -237,8 +237,10 @@ void Judge::fields() {
   // What begins with somebody else's state is asked for what its weights mean, as with a Hugging Face folder: which
   // tensors are taken is told by their names and shapes, and rate, data and length are the new run's own.
   const bool begins = request_.init || out_.state.bare;
+  const bool loses_moments = !request_.init && out_.state.step() > 0 && moments_begin(before_, now_);
   for (const FieldChange& change : dsl::compare_recipes(before_, now_)) {
-    if (begins && (!change.path.starts_with("model.") || change.path == "model.context")) continue;
+    const bool of_moments = loses_moments && (change.path == "optimizer.kind" || change.path == "optimizer.beta1");
+    if (begins && !of_moments && (!change.path.starts_with("model.") || change.path == "model.context")) continue;
     if (is_derived(change.path, before_) && is_derived(change.path, now_)) continue;
     std::optional<FieldVerdict> verdict = judge(change);
     if (!verdict || (begins && verdict->change == ChangeClass::kRefused)) continue;
