@@ -29,7 +29,9 @@ bool World::begin_one(Host& host, Thread& thread) {
   thread.step = slot.step;
   thread.slot = *chosen;
   thread.version = slot.version;
-  ask(host, thread);
+  thread.at = Thread::At::kDisk;                    // it looks at the folder first
+  const bool slow = key_ % 3 == 0 && chance(0.25);  // in a third of all lives, the listing of a large folder
+  on_disk(host, slow ? uniform(0.5, 6) : uniform(0.001, 0.02), [this, &host, mine = &thread] { ask(host, *mine); });
   return true;
 }
 

@@ -39,8 +39,8 @@ void World::strike(const Fault& fault) {
     case FaultKind::kRank:
       if (!host.up || !host.ranks) return;
       if (host.index == 0) return fail_generation("a rank of h0 has failed");
-      stop_ranks(host);
-      return send_up(host.index, hosts::Failed{.incarnation = incarnation_, .failure = {}});
+      advance(host, member::Failing{});
+      return ranks_stop(host);
     case FaultKind::kFreeze:
       host.frozen_s = std::max(host.frozen_s, until_s);
       if (fault.seconds <= kDeadS) return;

@@ -16,10 +16,10 @@ void World::start(Host& host) {
   host.dropped.clear();
   host.ranks = false;
   host.choice.reset();
-  host.leader_promises.clear();
+  host.layout = 0;
   host.inbox.clear();
   host.busy = false;
-  host.tick_s = host.loads_since_s = kNever;
+  host.tick_s = host.waits_s = host.loads_since_s = kNever;
   for (Slot& slot : host.slots) {
     if (slot.reserved < 0) reserve(slot, -slot.reserved);  // as Arena::adopt()
   }
@@ -43,7 +43,9 @@ void World::start(Host& host) {
       after(kLookS, host, [again] { again(again); });
     };
     after(uniform(0, kLookS), host, [look] { look(look); });
-    reconnect(host.index);
+    host.follower = std::make_unique<member::Member>(
+        member::Options{.hosts = life_.hosts, .train = life_.hosts, .join_s = kWaitS, .wait_s = kWaitS});
+    advance(host, member::Tick{});
   }
   after(0.02, host, [this, &host] { poke(host); });
 }
@@ -55,6 +57,7 @@ void World::stop_process(Host& host) {
   ++host.ranks_life;
   host.leader.reset();
   host.member.reset();
+  host.follower.reset();
   host.frozen_s = 0;
   if (host.index == 0) {
     for (int64_t k = 1; k < life_.hosts; ++k) {
@@ -200,6 +203,16 @@ void World::check_left() {
                             thread.of.number));
       }
     }
+  }
+  for (const generation::Wait& wait : generation_->waits()) {
+    const Host& host = hosts_[static_cast<size_t>(wait.host)];
+    const Link& link = links_[static_cast<size_t>(wait.host)];
+    double& since_s = unpromised_s_.try_emplace({wait.host, Try{-1, wait.until_ns}}, now_s_).first->second;
+    const bool there = host.up && link.passes && link.leader_has && link.member_has && host.follower->is_joined();
+    const bool idle = there && host.frozen_s <= now_s_ && !host.busy && host.inbox.empty() && link.on_the_way.empty() &&
+                      !host.follower->waits().empty();
+    if (!idle) since_s = now_s_;
+    if (now_s_ - since_s > 5) violate(fmt::format("left: h0 waits for {}, which waits for h0", wait.what));
   }
   for (const Thread& thread : leader().threads) {
     if (thread.at != Thread::At::kRule || leader().leader->phase(thread.of) != saves::Phase::kWritten) continue;

@@ -44,7 +44,7 @@ void World::perform(const generation::Action& action) {
                  [&](const generation::Measure&) { advance(generation::Measured{}); },
                  [&](const generation::Give& one) { give(one); },
                  [&](const generation::Settle& one) { feed(leader(), saves::Settle{one.common}); },
-                 [&](const generation::Ready& one) { choose(one.common.whole); },
+                 [&](const generation::Ready& one) { look_at_disk(one.common.whole); },
                  [&](const generation::Loaded&) { go(); },
                  [&](const generation::Failed& one) {
                    if (wants_ == generation::Wants::kLeft) {
@@ -183,6 +183,15 @@ hosts::Slot newest(const std::vector<hosts::Slot>& slots) {
                                    [](const hosts::Slot& slot) { return std::pair(slot.incarnation, slot.step); });
 }
 
+/// RestoreDecider::look: what is whole in memory is verified, and checkpoints are listed. Its loop opens no door.
+void World::look_at_disk(const std::vector<hosts::Slot>& common) {
+  leader().busy = true;
+  on_disk(leader(), uniform(0.01, 0.5), [this, common] {
+    leader().busy = false;
+    choose(common);
+  });
+}
+
 /// Where a run continues from (ckpt/restore.h), here and on all hosts.
 void World::choose(const std::vector<hosts::Slot>& common) {
   std::vector<hosts::Slot> all = memory_of(leader().slots);
@@ -242,11 +251,13 @@ void World::shrink_to_present() {
     if (host.up && !all_idle(host)) return after(0.5, leader(), [this] { shrink_to_present(); });
   }
   std::erase_if(places_, [this](int64_t place) { return hosts_[static_cast<size_t>(place)].gone; });
-  for (const int64_t place : places_) lose_memory(hosts_[static_cast<size_t>(place)]);  // of another layout
+  lose_memory(leader());  // of another layout
+  leader().layout = std::ssize(places_);
   say("the run continues with {} hosts", places_.size());
   ++epoch_;
   last_step_ = -1;
   set_hosts();
+  for (const int64_t member : members()) send_down(member, begin_of(member));
   look(generation::Wants::kAll);
 }
 
@@ -287,7 +298,7 @@ void World::go() {
   ++out_.generations;
   for (const int64_t member : members()) {
     const Host& host = hosts_[static_cast<size_t>(member)];
-    const bool loaded = host.choice && host.choice->generation == incarnation_;
+    const bool loaded = host.follower && host.follower->has_loaded(incarnation_);
     require(loaded || !host.up || !links_[static_cast<size_t>(member)].passes, "common",
             fmt::format("the ranks start, and {} has not loaded", host.name));
   }

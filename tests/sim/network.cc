@@ -30,7 +30,8 @@ void World::leader_hears_of_loss(int64_t index, const std::string& why) {
   link.leader_heard = true;
   say("h0 has lost h{}", index);
   if (places_.contains(index)) feed(leader(), saves::Lost{index, why});
-  after(uniform(0, 0.5), leader(), [this, index, why, id = link.id] {  // its loop comes to it later
+  const auto loop = [this, index, why, id = link.id](const auto& again) -> void {
+    if (leader().busy) return after(0.2, leader(), [again] { again(again); });
     Link& lost = links_[static_cast<size_t>(index)];
     if (lost.id != id || !lost.leader_has) return;
     lost.leader_has = false;
@@ -38,7 +39,8 @@ void World::leader_hears_of_loss(int64_t index, const std::string& why) {
     feed(leader(), saves::Lost{index, why});
     advance(generation::Lost{index, why});
     fail_generation(fmt::format("h{} was lost", index));
-  });
+  };
+  after(uniform(0, 0.5), leader(), [loop] { loop(loop); });  // it comes to it later
 }
 
 void World::member_hears_of_loss(int64_t index, const std::string& why) {
@@ -48,16 +50,17 @@ void World::member_hears_of_loss(int64_t index, const std::string& why) {
   Host& host = hosts_[static_cast<size_t>(index)];
   say("{} has lost the leader", host.name);
   feed(host, saves::LeaderLost{why});
-  stop_ranks(host);
-  after(uniform(0, 1), host, [this, &host] { ranks_gone(host); });
+  if (host.follower->is_joined()) advance(host, member::LeaderLost{why});
 }
 
 void World::reconnect(int64_t index) {
   Link& link = links_[static_cast<size_t>(index)];
   Host& host = hosts_[static_cast<size_t>(index)];
   if (host.gone || (link.leader_has && link.member_has && link.passes)) return;
+  if (host.up && !host.follower->joins_until_ns()) return;  // it will ask
   if (!host.up || !leader().up || host.cut_s > now_s_ || host.frozen_s > now_s_ || leader().frozen_s > now_s_ ||
-      link.leader_has || link.member_has || wants_ == generation::Wants::kLeft) {  // it waits at the door
+      link.leader_has || link.member_has || leader().busy ||
+      wants_ == generation::Wants::kLeft) {  // it waits at the door
     after(uniform(0.5, 1.5), [this, index] { reconnect(index); });
     return;
   }
@@ -69,7 +72,10 @@ void World::reconnect(int64_t index) {
   host.dropped.clear();
   order_process_[index] = leader().process;
   say("{} has joined", host.name);
-  if (places_.contains(index)) feed(leader(), saves::Back{index});
+  const int64_t place = places_.contains(index) ? begin_of(index).place : -1;
+  advance(host, member::Joined{.place = place, .hosts = std::ssize(places_), .leader = 0, .epoch = epoch_});
+  if (place >= 0) feed(leader(), saves::Back{index});
+  send_down(index, begin_of(index));
   gather();
 }
 
@@ -152,7 +158,7 @@ void World::read_inbox(Host& host) {
   }
 }
 
-/// The follower does the same (tools/run/follower.cc).
+/// The member's loop, as tools/run/follower.cc is.
 void World::on_members_loop(Host& host, const Message& message) {
   if (const auto* const promise = std::get_if<hosts::Promise>(&message)) {
     feed(host, saves::Promised{promise->slot.step});
@@ -162,36 +168,107 @@ void World::on_members_loop(Host& host, const Message& message) {
       if (slot.reserved == -slot.step) host.again.insert(slot.step);
       poke(host);
     }
-  } else if (const auto* const halt = std::get_if<hosts::Halt>(&message)) {
-    stop_ranks(host);
-    host.busy = true;
-    after(uniform(0, 1.5), host, [this, &host, ask = halt->ask] {
-      host.busy = false;
-      ranks_gone(host);
-      host.choice.reset();
-      send_up(host.index, idle_of(host, ask));
-      read_inbox(host);
-    });
-  } else if (const auto* const order = std::get_if<hosts::Resume>(&message)) {
-    const Choice choice{order->step, order->slot_incarnation, static_cast<size_t>(order->slot),
-                        order->source == hosts::Resume::Source::kMemory, order->incarnation};
-    host.busy = true;
-    load(host, choice, [this, &host, choice, promised = order->promised] {
-      host.busy = false;
-      host.choice = choice;
-      host.leader_promises = {promised.begin(), promised.end()};
-      send_up(host.index, hosts::Carried{});
-      read_inbox(host);
-    });
-  } else if (const auto* const give = std::get_if<hosts::Give>(&message)) {
-    give_copy(host, std::atoll(give->to.host.c_str() + 1), give->slot);
-  } else if (const auto* const go = std::get_if<hosts::Go>(&message);
-             go != nullptr && host.choice && go->incarnation == host.choice->generation) {
-    feed(host, saves::Resumed{host.choice->step, promised(host), std::exchange(host.leader_promises, {})});
-    host.choice.reset();
-    host.ranks = true;
-    poke(host);
   }
+  advance(host, member::Told{message});
+}
+
+void World::advance(Host& host, const member::Event& event) {
+  if (!host.up || over_) return;
+  for (const member::Action& action : host.follower->step(event, ns(now_s_))) {
+    if (!host.up || over_) return;
+    perform(host, action);
+  }
+  check_waits(host);
+}
+
+void World::perform(Host& host, const member::Action& action) {
+  std::visit(hosts::Overloaded{
+                 [&](const member::Send& one) { send_up(host.index, one.what); },
+                 [&](const member::Join&) { reconnect(host.index); },
+                 [&](const member::Drop& one) {
+                   say("{} drops the leader: {}", host.name, one.why);
+                   break_link(host.index, 0, 0);
+                 },
+                 [&](const member::Open& one) {
+                   after(uniform(0.01, 0.3), host, [this, &host, layout = one.segment.hosts] {
+                     host.layout = layout;
+                     ranks_gone(host);
+                     advance(host, member::Idled{});
+                   });
+                 },
+                 [&](const member::Answer& one) { send_up(host.index, idle_of(host, one.ask)); },
+                 [&](const member::GiveCopy& one) {
+                   give_copy(host, std::atoll(one.order.to.host.c_str() + 1), one.order.slot);
+                 },
+                 [&](const member::Load& one) {
+                   const hosts::Resume& order = one.order;
+                   const Choice choice{order.step, order.slot_incarnation, static_cast<size_t>(order.slot),
+                                       order.source == hosts::Resume::Source::kMemory, order.incarnation};
+                   require(host.layout == std::ssize(places_), "common",
+                           fmt::format("{} loads into memory for {} hosts", host.name, host.layout));
+                   host.busy = true;
+                   load(host, choice, [this, &host, choice] {
+                     host.busy = false;
+                     host.choice = choice;
+                     advance(host, member::Loaded{});
+                     read_inbox(host);
+                   });
+                 },
+                 [&](const member::Run& one) {
+                   feed(host, saves::Resumed{host.choice->step, promised(host), one.promised});
+                   host.ranks = true;
+                   poke(host);
+                 },
+                 [&](const member::StopRanks&) { ranks_stop(host); },
+                 [&](const member::Leave&) { close_memory(host); },
+                 [&](const member::GaveUp&) {
+                   say("{} gives up", host.name);
+                   stop_process(host);
+                   after(uniform(2, 10), [this, &host] { start(host); });  // by its launcher
+                 },
+                 [](const auto&) {},
+             },
+             action);
+}
+
+/// By its agent, which takes a while.
+void World::ranks_stop(Host& host) {
+  stop_ranks(host);
+  after(uniform(0, 1.5), host, [this, &host] {
+    ranks_gone(host);
+    advance(host, member::Idled{});
+    read_inbox(host);
+  });
+}
+
+void World::close_memory(Host& host) {
+  if (!all_idle(host)) return after(0.5, host, [this, &host] { close_memory(host); });
+  if (host.follower->is_displaced()) lose_memory(host);
+  host.layout = 0;
+  after(0.05, host, [this, &host] { advance(host, member::Closed{}); });
+}
+
+/// Every wait of the rule has a name and a deadline, and ends at it.
+void World::check_waits(Host& host) {
+  if (!host.up) return;
+  for (const member::Wait& wait : host.follower->waits()) {
+    const double until_s = static_cast<double>(wait.until_ns) / 1e9;
+    require(!wait.what.empty() && until_s < 1e8 && until_s > now_s_ - 1, "waits",
+            fmt::format("{} waits for {} until {:.0f} s", host.name, wait.what, until_s));
+    if (host.waits_s <= until_s) continue;
+    host.waits_s = until_s;
+    after(std::max(0.0, until_s - now_s_) + 0.1, host, [this, &host, until_s] {
+      if (host.waits_s != until_s) return;
+      host.waits_s = kNever;
+      advance(host, member::Tick{});
+    });
+  }
+}
+
+hosts::Begin World::begin_of(int64_t host) const {
+  hosts::Begin begin{.segment = {.hosts = std::ssize(places_)},
+                     .place = std::ranges::distance(places_.begin(), places_.find(host))};
+  return begin;
 }
 
 }  // namespace cairn::sim

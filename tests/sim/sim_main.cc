@@ -35,6 +35,7 @@ int planted = 0;  // none
 std::span<const std::string_view> planted_in_saves();
 std::span<const std::string_view> planted_in_membership();
 std::span<const std::string_view> planted_in_generation();
+std::span<const std::string_view> planted_in_member();
 
 namespace {
 
@@ -49,7 +50,8 @@ struct Planted {
 std::vector<Planted> all_planted() {
   return {{planted_in_saves(), 1, random_life},
           {planted_in_membership(), 1001, random_members_life},
-          {planted_in_generation(), 2001, random_life}};
+          {planted_in_generation(), 2001, random_life},
+          {planted_in_member(), 3001, random_life}};
 }
 
 std::optional<int> plant_of(std::string_view name) {

@@ -22,12 +22,14 @@
 
 #include "runtime/core/random.h"
 #include "runtime/hosts/generation.h"
+#include "runtime/hosts/member.h"
 #include "runtime/hosts/saves.h"
 #include "tests/sim/world.h"
 
 namespace cairn::sim {
 
 namespace generation = hosts::generation;
+namespace member = hosts::member;
 namespace saves = hosts::saves;
 using hosts::Message;
 using saves::Try;
@@ -80,6 +82,7 @@ struct Host {
   int64_t process = 0;  // counts lives of its agent: events of an earlier one are dropped
   std::unique_ptr<saves::Leader> leader;
   std::unique_ptr<saves::Member> member;
+  std::unique_ptr<hosts::member::Member> follower;
   std::vector<Slot> slots;
   std::vector<Slot> held;  // copies of the host before it
   std::vector<Thread> threads;
@@ -87,14 +90,14 @@ struct Host {
   std::set<Try> dropped;    // as this agent has heard
   bool ranks = false;       // run here
   int64_t ranks_life = 0;
-  std::optional<Choice> choice;
-  std::set<int64_t> leader_promises;
+  std::optional<Choice> choice;                   // that it has loaded
+  int64_t layout = 0;                             // number of hosts that its memory is for; 0: it has none open
   std::deque<std::pair<int64_t, Message>> inbox;  // of its agent's loop; by connection
   bool busy = false;                              // the loop is
   double slow_s = 0, hang_s = 0, full_s = 0, broken_s = 0, frozen_s = 0, cut_s = 0;  // until
   bool no_memory = false;
-  double tick_s = kNever;
-  double loads_since_s = kNever;  // it empties its memory: no write may be under way
+  double tick_s = kNever, waits_s = kNever;  // the next Tick of saves, and of its member's
+  double loads_since_s = kNever;             // it empties its memory: no write may be under way
 };
 
 /// The connection of a member to the leader.
@@ -179,6 +182,12 @@ class World {
   void at_member(int64_t host, const Message& message);
   void read_inbox(Host& host);
   void on_members_loop(Host& host, const Message& message);
+  void advance(Host& host, const member::Event& event);
+  void perform(Host& host, const member::Action& action);
+  void check_waits(Host& host);
+  void close_memory(Host& host);
+  void ranks_stop(Host& host);
+  hosts::Begin begin_of(int64_t host) const;
 
   // --- the rule
   template <typename Event>
@@ -223,6 +232,7 @@ class World {
   hosts::Idle idle_of(const Host& host, int64_t ask) const;
   void give(const generation::Give& order);
   void give_copy(Host& holder, int64_t to, const hosts::Slot& slot);
+  void look_at_disk(const std::vector<hosts::Slot>& common);
   void choose(const std::vector<hosts::Slot>& common);
   void save_last(const hosts::Slot& slot);
   void shrink_to_present();

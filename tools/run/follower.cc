@@ -24,10 +24,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using cluster::News;
+namespace member = hosts::member;
 using nlohmann::json;
 
 constexpr int kLookMs = 50;  // at least so often somebody's stop is seen
-constexpr const char* kSpare = "a spare: waits to take the place of a host that is lost";
 constexpr int64_t kPacesEveryNs = 1'000'000'000;
 constexpr double kTellS = 5;    // then the host says whom it waits for
 constexpr double kOneTryS = 1;  // at one port, before the folder is asked again for the leader's
@@ -45,8 +45,6 @@ int64_t place_in(const cluster::Epoch& epoch, int64_t index) {
   const auto at = std::ranges::find(epoch.members, index, &cluster::Member::index);
   return at == epoch.members.end() ? -1 : at - epoch.members.begin();
 }
-
-Error asked_to_stop() { return {ErrorCode::kStopped, "asked to stop while the leader was waited for"}; }
 
 }  // namespace
 
@@ -94,6 +92,10 @@ Follower::Follower(HostOptions options, fs::path run, std::function<void(const s
       run_(std::move(run)),
       say_(std::move(say)),
       saves_(options_.placement.index, [this](hosts::Message message) { tell(std::move(message)); }),
+      rule_({.hosts = options_.placement.hosts,
+             .train = options_.hosts(),
+             .join_s = options_.join_s,
+             .wait_s = options_.wait_s}),
       end_before_(text_or_nothing(end_file(run_))),
       board_(std::make_unique<cluster::Switchboard>(options_.beats,
                                                     [this](const News& news) { return take_early(news); })),
@@ -120,23 +122,61 @@ bool Follower::take_early(const News& news) {
 /// Of the loop and of persisters.
 void Follower::tell(hosts::Message message) { board_->send(early_peer_, {std::move(message)}); }
 
-/// One try. Errors: kTimeout: nobody leads there, or it is not known yet.
-Status Follower::try_leader(const std::string& leader, int64_t port, cluster::LeaseWatch& lease, int64_t deadline_ns,
-                            const std::function<bool()>& stopped) {
-  const auto lives = [&] { return lease.still_s() < lease_still_s(options_.beats, store_.get()); };
-  RT_TRY_SET(cluster::Place place,
-             cluster::join(leader, port, run_ / "cluster", hello_of(options_), deadline_ns, stopped,
-                           std::min(deadline_ns, cluster::steady_after(kOneTryS)), lives));
+void Follower::feed(const member::Event& event) {
+  const member::Actions actions = rule_.step(event, cluster::steady_ns());
+  options_.train_with(rule_.hosts());
+  for (const member::Action& action : actions) perform(action);
+}
+
+void Follower::perform(const member::Action& action) {
+  std::visit(
+      hosts::Overloaded{
+          [&](const member::Say& one) { say(one.text); },
+          [&](const member::Send& one) { tell(one.what); },
+          [&](const member::Join&) { search_.emplace(Search{.tell_ns = cluster::steady_after(kTellS)}); },
+          [&](const member::Claim&) {
+            const Result<bool> leads = claim_lead();
+            if (!leads.ok()) return feed(member::JoinFailed{leads.error()});
+            feed(member::Claimed{.leads = leads.value(),
+                                 .place = lead_ ? lead_->epoch.leader : -1,
+                                 .hosts = lead_ ? std::ssize(lead_->epoch.members) : 0});
+          },
+          [&](const member::Drop& one) {
+            board_->drop(std::exchange(peer_, -1));
+            saves_.leader_lost(one.why);
+            feed(member::LeaderLost{away_ = one.why});
+          },
+          [&](const member::MakeSpare& one) { spare_memory_.prepare(one.segment, options_.ranks, options_.device); },
+          [&](const member::EndCheck&) { checker_.reset(); },
+          [&](const member::Open& one) { segment_ = opens_ = one.segment; },
+          [&](const member::Answer& one) { tell_memory(one.ask); },
+          [&](const member::GiveCopy& one) { give_copy(one.order); },
+          [&](const member::Load& one) {
+            choice_.reset();
+            Result<ckpt::RestoreChoice> loaded = carry_out(one.order);
+            if (!loaded.ok()) return feed(member::Loaded{std::move(loaded).error()});
+            choice_ = std::move(loaded).value();
+            feed(member::Loaded{});
+          },
+          [&](const member::Run& one) { let_run(one); },
+          [&](const member::StopRanks& one) { stop_ranks(one.why); },
+          [&](const member::Leave& one) { over_.emplace(one.why); },
+          [&](const member::GaveUp& one) { over_ = one.error ? Status(*one.error) : Status(); },
+      },
+      action);
+}
+
+void Follower::follow(cluster::Place place) {
   address_ = place.leader.own_address();
   epoch_ = std::move(place.epoch);
-  take_place(place_in(epoch_, options_.placement.index), std::ssize(epoch_.members));
   remove_old_memory(ckpt::kSharedMemory);
-  if (place_ < 0) say_(kSpare);
   peer_ = peers_++;
   early_peer_ = peer_;
-  const cluster::Member& leads = epoch_.members.at(static_cast<size_t>(epoch_.leader));
-  board_->add(peer_, leads.name, std::move(place.leader));
-  return {};
+  board_->add(peer_, epoch_.members.at(static_cast<size_t>(epoch_.leader)).name, std::move(place.leader));
+  feed(member::Joined{.place = place_in(epoch_, options_.placement.index),
+                      .hosts = std::ssize(epoch_.members),
+                      .leader = epoch_.leader,
+                      .epoch = epoch_.number});
 }
 
 /// An agent of this host may have died alone, and its memory have stayed. Where the run has gone on without it, it is
@@ -149,16 +189,6 @@ void Follower::remove_old_memory(const std::string& folder) {
   for (const std::string& line : ckpt::remove_memory_gone_on_without(folder, run_id_of(run_), without)) say_(line);
 }
 
-/// What this host's memory holds is of its place among as many as there were.
-void Follower::take_place(int64_t place, int64_t hosts) {
-  const bool same = place == place_ && hosts == options_.hosts();
-  place_ = place;
-  options_.train_with(hosts);
-  if (same || !segment_) return;
-  displaced_ = true;
-  next_.reset();
-}
-
 /// nullopt: there is none, or none that can be read.
 std::optional<cluster::Epoch> Follower::newest_known() {
   if (!store_) store_ = find_store(run_, options_);
@@ -167,66 +197,66 @@ std::optional<cluster::Epoch> Follower::newest_known() {
   return newest.ok() ? std::move(newest).value() : std::nullopt;
 }
 
-/// Its end, of a start that this host has begun with, where the leader's last word was lost.
-void Follower::take_end_file() {
+/// The code of the end of a start that this host has begun with, where the leader's last word was lost.
+std::optional<int64_t> Follower::code_in_end_file() {
   const std::string text = text_or_nothing(end_file(run_));
-  if (text == end_before_) return;
+  if (text == end_before_) return std::nullopt;
   const json end = json_or_nothing(text);
   const std::optional<cluster::Epoch> newest = newest_known();
-  if (!newest || !end.is_object() || json_field(end, "incarnation") != json(newest->incarnation)) return;
-  ended_ = static_cast<int>(json_integer(json_field(end, "code"), 0, 255).value_or(1));
-  keep_memory_ = true;  // it is not known whether it is needed
+  if (!newest || !end.is_object() || json_field(end, "incarnation") != json(newest->incarnation)) return std::nullopt;
+  return json_integer(json_field(end, "code"), 0, 255).value_or(1);
 }
 
-Status Follower::join(double patience_s, const std::function<bool()>& stopped) {
-  const int64_t deadline_ns = cluster::steady_after(patience_s), tell_ns = cluster::steady_after(kTellS);
-  bool told = false;
-  std::optional<cluster::Epoch> newest;
-  std::optional<cluster::LeaseWatch> lease;
-  for (;;) {
-    // Who has taken the lead says so in its epoch. Host 0, which leads what begins, tells its port first.
-    const bool had_store = store_ != nullptr;
-    std::optional<cluster::Epoch> found = newest_known();
-    // A new leader is judged anew.
-    if (!lease || found != newest || (!had_store && store_)) lease.emplace(store_);
-    newest = std::move(found);
-    std::vector<std::pair<std::string, int64_t>> leaders;
-    if (newest && newest->leader != place_in(*newest, options_.placement.index)) {
-      leaders.emplace_back(newest->members.at(static_cast<size_t>(newest->leader)).address, newest->port);
-    }
-    if (options_.placement.index != 0)
-      leaders.emplace_back(options_.placement.leader, read_leader_port(run_).value_or(options_.port_from));
-    for (const auto& [leader, port] : leaders) {
-      Status joined = try_leader(leader, port, *lease, deadline_ns, stopped);
-      if (joined.ok()) return joined;
-      const bool last = leader == leaders.back().first && port == leaders.back().second;
-      Error error = std::move(joined).error();
-      if (error.code == ErrorCode::kTimeout && cluster::steady_ns() < deadline_ns) {
-        if (!std::exchange(told, cluster::steady_ns() >= tell_ns) && told) say_("still waits: " + error.message);
-        continue;
+/// By address and port. A host that has claimed the lead says so in its epoch; host 0, which leads what begins, writes
+/// its port first.
+std::vector<std::pair<std::string, int64_t>> Follower::leaders() const {
+  std::vector<std::pair<std::string, int64_t>> out;
+  const std::optional<cluster::Epoch>& newest = search_->newest;
+  if (newest && newest->leader != place_in(*newest, options_.placement.index))
+    out.emplace_back(newest->members.at(static_cast<size_t>(newest->leader)).address, newest->port);
+  if (options_.placement.index != 0)
+    out.emplace_back(options_.placement.leader, read_leader_port(run_).value_or(options_.port_from));
+  return out;
+}
+
+void Follower::look_for_leader(const std::function<bool()>& stopped) {
+  const int64_t deadline_ns = rule_.joins_until_ns().value();
+  const bool had_store = store_ != nullptr;
+  std::optional<cluster::Epoch> found = newest_known();
+  // A new leader is judged anew.
+  if (!search_->lease || found != search_->newest || (!had_store && store_)) search_->lease.emplace(store_);
+  search_->newest = std::move(found);
+  cluster::LeaseWatch& lease = *search_->lease;
+  const double still_s = lease_still_s(options_.beats, store_.get());
+  const std::vector<std::pair<std::string, int64_t>> all = leaders();
+  for (const auto& leader : all) {
+    Result<cluster::Place> place = cluster::join(
+        leader.first, leader.second, run_ / "cluster", hello_of(options_), deadline_ns, stopped,
+        std::min(deadline_ns, cluster::steady_after(kOneTryS)), [&] { return lease.still_s() < still_s; });
+    if (place.ok()) return follow(std::move(place).value());
+    Error error = std::move(place).error();
+    if (error.code == ErrorCode::kTimeout && cluster::steady_ns() < deadline_ns) {
+      if (!search_->told && cluster::steady_ns() >= search_->tell_ns) {
+        search_->told = true;
+        say_("still waits: " + error.message);
       }
-      // An address of before may be anybody's now.
-      if (!last && !lease->has_changed() && error.code != ErrorCode::kStopped) continue;
-      if (error.code == ErrorCode::kTimeout) error.code = ErrorCode::kUnavailable;
-      return error;
-    }
-    if (leaders.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
-    if (cluster::steady_ns() >= deadline_ns) return Error{ErrorCode::kUnavailable, "no leader can be joined"};
-    if (stopped()) return asked_to_stop();
-    take_end_file();
-    if (ended_) return Error{ErrorCode::kStopped, "the run has ended"};
-    if (!newest || !hosts::membership::claims_lead({.still_s = lease->still_s(),
-                                                    .claims_after_s = lease_still_s(options_.beats, store_.get()),
-                                                    .has_joined = !epoch_.members.empty(),
-                                                    .place = place_,
-                                                    .place_in_newest = place_in(*newest, options_.placement.index)}))
       continue;
-    RT_TRY_SET(const bool leads, claim_lead(*newest));
-    if (leads) return Error{ErrorCode::kStopped, "this host leads"};
+    }
+    // An address of before may be anybody's now.
+    if (leader != all.back() && !lease.has_changed() && error.code != ErrorCode::kStopped) continue;
+    if (error.code == ErrorCode::kTimeout) error.code = ErrorCode::kUnavailable;
+    return feed(member::JoinFailed{std::move(error)});
   }
+  if (all.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
+  if (const std::optional<int64_t> code = code_in_end_file()) return feed(member::EndFound{*code});
+  if (!search_->newest) return;
+  feed(member::Silent{.still_s = lease.still_s(),
+                      .claims_after_s = lease_still_s(options_.beats, store_.get()),
+                      .place_in_newest = place_in(*search_->newest, options_.placement.index)});
 }
 
-Result<bool> Follower::claim_lead(const cluster::Epoch& newest) {
+Result<bool> Follower::claim_lead() {
+  const cluster::Epoch& newest = search_->newest.value();
   const int64_t place = place_in(newest, options_.placement.index);
   RT_TRY_SET(cluster::Listener listener, cluster::Listener::open(options_.port_from, options_.port_to));
   const cluster::Hello own = hello_of(options_);
@@ -241,12 +271,11 @@ Result<bool> Follower::claim_lead(const cluster::Epoch& newest) {
   RT_TRY_SET(const bool made, store_->claim(next));
   if (!made) return false;
   say_(fmt::format("this host leads from here on, in epoch {}: {}", next.number, next.reason));
-  take_place(place, std::ssize(next.members));
   lead_ = Lead{std::move(listener), std::move(next), std::make_unique<cluster::Lease>(store_), before.index};
   return true;
 }
 
-std::optional<hosts::Message> Follower::receive(int wait_ms) {
+bool Follower::take_next(int wait_ms) {
   if (inbox_.empty() && wait_ms > 0) {
     pollfd ready{board_->fd(), POLLIN, 0};
     ::poll(&ready, 1, wait_ms);
@@ -256,106 +285,96 @@ std::optional<hosts::Message> Follower::receive(int wait_ms) {
     News first = std::move(inbox_.front());
     inbox_.pop_front();
     if (first.peer != peer_) continue;
-    if (first.kind == News::Kind::kMessage) return std::move(first.message.what);
-    peer_ = -1;  // what it said before counts: `end` is its last word
-    away_ = std::move(first.why);
+    if (first.kind == News::Kind::kMessage) {
+      take(first.message.what);
+    } else {
+      peer_ = -1;  // what it said before counts: `end` is its last word
+      away_ = std::move(first.why);
+      feed(member::LeaderLost{away_});
+    }
+    return true;
   }
-  return std::nullopt;
+  return false;
+}
+
+void Follower::turn(const std::function<bool()>& stopped) {
+  if (rule_.joins_until_ns()) {
+    look_for_leader(stopped);
+  } else {
+    take_next(kLookMs);
+  }
+  feed(member::Tick{});
 }
 
 Result<std::optional<HostSegment>> Follower::next_segment(const std::function<bool()>& stopped) {
-  double patience_s = options_.join_s;
-  for (;;) {
-    if (std::exchange(displaced_, false)) segment_.reset();
-    if (ended_ || lead_) return std::optional<HostSegment>();
-    if (next_) {
-      segment_ = std::exchange(next_, std::nullopt);
-      return segment_;
-    }
-    if (peer_ < 0) {
-      halt_ = -1;
-      if (Status joined = join(patience_s, stopped); !joined.ok() && !ended_ && !lead_)
-        return std::move(joined).error();
-      continue;
-    }
-    patience_s = options_.wait_s;
-    if (const std::optional<hosts::Message> message = receive(kLookMs); message && !take_common(*message)) {
-      if (const auto* const halt = std::get_if<hosts::Halt>(&*message)) halt_ = halt->ask;  // right behind the segment
-    }
-    if (stopped()) return asked_to_stop();
+  over_.reset();
+  feed(member::Closed{});
+  while (!opens_ && !over_) {
+    turn(stopped);
+    if (!opens_ && !over_ && stopped()) feed(member::LeaveNow{});
   }
+  if (over_) RT_TRY(*std::exchange(over_, std::nullopt));
+  return std::exchange(opens_, std::nullopt);
 }
 
-bool Follower::take_common(const hosts::Message& message) {
+/// What ranks and saves need of it, then what the rule does.
+void Follower::take(const hosts::Message& message) {
+  const auto runs = [this](uint64_t incarnation) { return rule_.is_running() && incarnation == rule_.incarnation(); };
   const auto take_copied = [&](uint64_t incarnation, int64_t step, auto how) {
-    if (running_ && options_.replicas && incarnation == incarnation_) (*options_.replicas.*how)(step);
-    return true;
+    if (options_.replicas && runs(incarnation)) (*options_.replicas.*how)(step);
   };
-  return std::visit(
-      hosts::Overloaded{
-          [&](const hosts::Begin& one) { return take_begin(one), true; },
-          [&](const hosts::Prepare& one) {
-            if (place_ < 0 && !node_) spare_memory_.prepare(one.segment, options_.ranks, options_.device);
-            return true;
-          },
-          [&](const hosts::Rest&) {
-            checker_.reset();
-            take_place(-1, options_.hosts());
-            say_(kSpare);
-            return true;
-          },
-          [&](const hosts::End& one) { return take_end(one), true; },
-          [&](const hosts::Promise& one) {
-            saves_.promised(one.slot.step);
-            if (node_)
-              static_cast<void>(node_->promise(from_wire(one.slot)));  // if not, FollowerSaves refuses the save
-            return true;
-          },
-          [&](const hosts::AllCopied& one) { return take_copied(one.incarnation, one.step, &Replicas::agreed); },
-          [&](const hosts::NotAllCopied& one) { return take_copied(one.incarnation, one.step, &Replicas::dropped); },
-          [&](const hosts::AskClock& one) {
-            tell(hosts::Clock{one.asked_ns, telemetry::trace_clock_ns()});
-            return true;
-          },
-          [&](const hosts::Kill& one) {
-            if (one.rank < options_.world() && parts_ && running_) hooks_.kill(one.rank);
-            return true;
-          },
-          [&](const auto&) { return take_check(message); },
-      },
-      message);
+  std::visit(hosts::Overloaded{
+                 [&](const hosts::Promise& one) {
+                   saves_.promised(one.slot.step);
+                   if (node_)
+                     static_cast<void>(node_->promise(from_wire(one.slot)));  // if not, FollowerSaves refuses the save
+                 },
+                 [&](const hosts::AllCopied& one) { take_copied(one.incarnation, one.step, &Replicas::agreed); },
+                 [&](const hosts::NotAllCopied& one) { take_copied(one.incarnation, one.step, &Replicas::dropped); },
+                 [&](const hosts::AskClock& one) {
+                   tell(hosts::Clock{one.asked_ns, telemetry::trace_clock_ns()});
+                 },
+                 [&](const hosts::Kill& one) {
+                   if (one.rank < options_.world() && rule_.is_running()) hooks_.kill(one.rank);
+                 },
+                 [&](const hosts::Put& one) {
+                   if (runs(one.incarnation)) hooks_.put(one.key, one.value);
+                 },
+                 [&](const hosts::Look&) {
+                   if (!rule_.is_running()) return;
+                   std::vector<agent::RankState> states = hooks_.states();
+                   std::erase_if(states, [&](const agent::RankState& rank) {
+                     return !node_->arena().ranks().contains(rank.rank);
+                   });
+                   tell(hosts::Ranks{rule_.incarnation(), to_wire(states)});
+                 },
+                 [&](const hosts::AskStacks&) {
+                   if (rule_.is_running()) hooks_.read_stacks([this](auto stacks) { tell_stacks(stacks); });
+                 },
+                 [&](const auto&) { take_check(message); },
+             },
+             message);
+  feed(member::Told{message});
 }
 
-void Follower::take_end(const hosts::End& end) {
-  ended_ = static_cast<int>(end.code);
-  keep_memory_ = end.keep.value_or(false);
-  end_failure_ = end.failure.value_or(json());
-  if (end.text.empty()) return;
-  say_(end.text);
-  end_told_ = true;
-  if (!end_failure_.is_object()) end_failure_ = {{"message", end.text}};
+json Follower::end_failure() const {
+  if (!rule_.end()) return {};
+  const json failure = rule_.end()->failure.value_or(json());
+  return failure.is_object() || !end_told() ? failure : json{{"message", rule_.end()->text}};
 }
 
 /// A check of hosts, for which no rank runs.
-bool Follower::take_check(const hosts::Message& message) {
-  if (!std::holds_alternative<hosts::Measure>(message) && !std::holds_alternative<hosts::PutMeasured>(message) &&
-      !std::holds_alternative<hosts::EndMeasure>(message))
-    return false;
-  if (running_) return true;
+void Follower::take_check(const hosts::Message& message) {
+  const bool of_check = std::holds_alternative<hosts::Measure>(message) ||
+                        std::holds_alternative<hosts::PutMeasured>(message) ||
+                        std::holds_alternative<hosts::EndMeasure>(message);
+  if (!of_check || rule_.is_running()) return;
   if (!checker_) {
     checker_ = std::make_unique<HostChecker>(
         HostChecker::Callbacks{.tell = [this](hosts::Measured measured) { tell(std::move(measured)); },
                                .publish = [this](hosts::PutMeasured value) { tell(std::move(value)); }});
   }
-  return take_check_message(*checker_, message, options_.interface_address);
-}
-
-void Follower::take_begin(const hosts::Begin& begin) {
-  const HostSegment& segment = begin.segment;
-  if (begin.place >= segment.hosts || segment.hosts > options_.placement.hosts) return;
-  take_place(begin.place, segment.hosts);
-  if (begin.leader < segment.hosts) epoch_.leader = begin.leader;
-  if (displaced_ || segment_ != segment) next_ = segment;
+  take_check_message(*checker_, message, options_.interface_address);
 }
 
 // --- a segment -----------------------------------------------------------------------------------------------------
@@ -363,7 +382,7 @@ void Follower::take_begin(const hosts::Begin& begin) {
 Status Follower::open(Segment parts) {
   RT_CHECK(segment_ && !node_, "a segment is open already, or none has begun");
   parts_.emplace(std::move(parts));
-  running_ = told_left_ = stop_told_ = false;
+  stop_passed_on_ = false;
   const int64_t first = first_rank();
   agent::RunControl& control = parts_->control;
   ckpt::NodeOptions options{
@@ -406,7 +425,7 @@ Status Follower::attach_replicas(const ckpt::RunText& run) {
   return options_.replicas->attach({.plan = parts_->plan,
                                     .run = run,
                                     .arena = node_->arena(),
-                                    .place = place_,
+                                    .place = rule_.place(),
                                     .hosts = options_.hosts(),
                                     .token = token.value_or(std::string()),
                                     .sent =
@@ -424,80 +443,47 @@ Status Follower::attach_replicas(const ckpt::RunText& run) {
 void Follower::close() {
   saves_.finish_wards();
   if (options_.replicas) options_.replicas->detach();
-  if (node_ && ((ended_ && !keep_memory_) || displaced_)) node_->keep_memory(false);
+  const bool needless = rule_.end() && !rule_.end()->keep.value_or(false);
+  if (node_ && (needless || rule_.is_displaced())) node_->keep_memory(false);
   node_.reset();
   parts_.reset();
-  running_ = false;
 }
 
 Status Follower::refuse(const Error& why, const std::function<bool()>& stopped) {
-  while (!ended_ && peer_ >= 0) {
-    const int64_t ask = std::exchange(halt_, -1);
-    if (ask > 0) tell(hosts::CannotIdle{ask, why});
-    if (const std::optional<hosts::Message> message = receive(kLookMs); message && !take_common(*message)) {
-      if (const auto* const halt = std::get_if<hosts::Halt>(&*message)) halt_ = halt->ask;
-    }
-    if (stopped()) return asked_to_stop();
+  over_.reset();
+  for (feed(member::Refused{why}); !over_; feed(member::Tick{})) {
+    take_next(kLookMs);
+    if (!over_ && stopped()) feed(member::LeaveNow{});
   }
-  return why;
+  return *std::exchange(over_, std::nullopt);
 }
 
 Result<ckpt::RestoreChoice> Follower::next_generation(int64_t) {
-  running_ = false;
+  over_.reset();
+  lets_run_ = false;
   if (options_.replicas) options_.replicas->halt();
-  tell(hosts::Stopped{incarnation_});
-  for (;;) {
-    if (parts_->control.leave_signal() != 0) return asked_to_stop();
-    if (ended_ || next_ || displaced_) return Error{ErrorCode::kStopped, "the leader has ended this"};
-    if (peer_ < 0) {
-      // Nobody is there who could be told of a stop: this host leaves by itself.
-      const auto stopped = [this] { return parts_->control.leave_signal() != 0 || parts_->control.stop_asked(); };
-      if (stopped()) return asked_to_stop();
-      halt_ = -1;
-      parts_->narrator.say(
-          fmt::format("the leader is away ({}): the ranks are stopped and their memory stays; joining "
-                      "it again for {:.0f} s",
-                      away_, options_.wait_s));
-      RT_TRY(join(options_.wait_s, stopped));
-      if (displaced_) return Error{ErrorCode::kStopped, "another host has taken this one's place"};
-      parts_->narrator.say(fmt::format("joined again, in epoch {}", epoch_.number));
-    }
-    if (halt_ >= 0) answer_halt();
-    if (const std::optional<hosts::Message> message = receive(kLookMs); message && !take_common(*message)) {
-      if (const auto* const halt = std::get_if<hosts::Halt>(&*message)) {
-        halt_ = halt->ask;
-        answer_halt();
-      } else if (const auto* const give = std::get_if<hosts::Give>(&*message)) {
-        give_copy(*give);
-      } else if (const auto* const resume = std::get_if<hosts::Resume>(&*message)) {
-        Result<ckpt::RestoreChoice> chosen = carry_out(*resume);
-        if (chosen.ok()) {
-          choice_ = std::move(chosen).value();
-          tell(hosts::Carried{});
-        } else {
-          choice_.reset();
-          tell(hosts::Carried{chosen.error()});
-        }
-      } else if (const auto* const go = std::get_if<hosts::Go>(&*message);
-                 go != nullptr && choice_ && go->incarnation == choice_->incarnation) {
-        incarnation_ = choice_->incarnation;
-        saves_.resumed(choice_->step, memory().promised(), std::exchange(leader_promises_, {}));
-        running_ = true;
-        told_left_ = false;
-        if (checker_) checker_->stop();  // of a leader that was lost over it
-        paces_.clear();
-        return *std::exchange(choice_, std::nullopt);
-      }
-    }
-    tell_stop();
-    saves_.look(memory().promised());
+  const auto leaves = [this] { return parts_->control.leave_signal() != 0; };
+  const auto stopped = [&] { return leaves() || parts_->control.stop_asked(); };
+  for (feed(member::Idled{}); !over_ && !lets_run_; saves_.look(memory().promised())) {
+    pass_on_stop();
+    if (!over_ && leaves()) feed(member::LeaveNow{});
+    if (!over_) turn(stopped);
   }
+  if (over_) RT_TRY(*std::exchange(over_, std::nullopt));
+  return *std::exchange(choice_, std::nullopt);
+}
+
+/// The ranks of what was loaded last.
+void Follower::let_run(const member::Run& run) {
+  RT_CHECK(choice_ && choice_->incarnation == rule_.incarnation(), "ranks start, and nothing was loaded for them");
+  saves_.resumed(choice_->step, memory().promised(), run.promised);
+  if (checker_) checker_->stop();  // of a leader that was lost over it
+  paces_.clear();
+  lets_run_ = true;
 }
 
 /// No rank runs here.
-void Follower::answer_halt() {
-  const int64_t ask = std::exchange(halt_, -1);
-  if (ask == 0) return;  // it only wanted them stopped
+void Follower::tell_memory(int64_t ask) {
   choice_.reset();
   hosts::Idle idle{.ask = ask, .memory = to_wire(node_->memory())};
   if (options_.replicas) {
@@ -524,15 +510,16 @@ Result<ckpt::RestoreChoice> Follower::carry_out(const hosts::Resume& order) {
   }
   if (choice.dir.is_relative() && !choice.dir.empty()) choice.dir = run_ / "checkpoints" / choice.dir;
   RT_TRY(node_->follow(choice, order.starts));
-  leader_promises_ = {order.promised.begin(), order.promised.end()};
   if (options_.replicas && std::ssize(order.peers) == options_.hosts()) {
-    options_.replicas->begin(order.epoch, order.peers[static_cast<size_t>(buddy_of(place_, options_.hosts()))],
+    options_.replicas->begin(order.epoch, order.peers[static_cast<size_t>(buddy_of(rule_.place(), options_.hosts()))],
                              slot_of(choice));
   }
   return choice;
 }
 
-void Follower::publish(const std::string& key, const std::string& value) { tell(hosts::Put{incarnation_, key, value}); }
+void Follower::publish(const std::string& key, const std::string& value) {
+  tell(hosts::Put{rule_.incarnation(), key, value});
+}
 
 bool Follower::save_under_way() {
   const std::vector<ckpt::SlotView> views = node_->arena().views();
@@ -540,46 +527,26 @@ bool Follower::save_under_way() {
 }
 
 void Follower::on_readable() {
-  for (std::optional<hosts::Message> message = receive(0); message; message = receive(0)) {
-    if (take_common(*message)) continue;
-    const auto* const put = std::get_if<hosts::Put>(&*message);
-    if (put != nullptr && put->incarnation == incarnation_ && running_) hooks_.put(put->key, put->value);
-    if (std::holds_alternative<hosts::Look>(*message) && running_) {
-      std::vector<agent::RankState> states = hooks_.states();
-      std::erase_if(states, [&](const agent::RankState& rank) { return !node_->arena().ranks().contains(rank.rank); });
-      tell(hosts::Ranks{incarnation_, to_wire(states)});
-    }
-    if (std::holds_alternative<hosts::AskStacks>(*message) && running_)
-      hooks_.read_stacks([this](auto stacks) { tell_stacks(stacks); });
-    const auto* const halt = std::get_if<hosts::Halt>(&*message);
-    if (halt == nullptr) continue;
-    halt_ = halt->ask;
-    stop_ranks(halt->why.value_or(""));
-    break;  // what follows is for next_generation()
+  while (take_next(0)) {
   }
-  if (peer_ < 0) stop_ranks("the leader was lost: " + away_);
-  if (ended_ && !told_left_) stop_ranks("the run has ended");
 }
 
 /// As if one of them had failed.
 void Follower::stop_ranks(const std::string& why) {
-  if (!running_) return;
-  stopped_by_leader_ = true;
   agent::Failure failure{.rank = first_rank(), .host = true};
   failure.status.exit_code = Error{ErrorCode::kPeerLost, ""}.exit_code();
   failure.message = why;
   parts_->control.fail(std::move(failure));
 }
 
-void Follower::on_failing(const agent::Failure& failure) {
-  if (!std::exchange(stopped_by_leader_, false)) tell(hosts::Failed{incarnation_, to_wire(failure)});
-  running_ = false;
+void Follower::on_failing(const agent::Failure& failure) { feed(member::Failing{to_wire(failure)}); }
+
+void Follower::on_rank_error(const agent::Failure& error) {
+  tell(hosts::RankError{rule_.incarnation(), to_wire(error)});
 }
 
-void Follower::on_rank_error(const agent::Failure& error) { tell(hosts::RankError{incarnation_, to_wire(error)}); }
-
 void Follower::tell_stacks(const std::vector<agent::RankStacks>& stacks) {
-  hosts::Stacks all{incarnation_, {}};
+  hosts::Stacks all{rule_.incarnation(), {}};
   for (const agent::RankStacks& one : stacks) {
     if (node_ && node_->arena().ranks().contains(one.rank)) all.stacks.push_back(agent::to_json(one));
   }
@@ -591,7 +558,7 @@ void Follower::tell_paces() {
   const int64_t now_ns = cluster::steady_ns();
   if (paces_.empty() || now_ns - paces_told_ns_ < kPacesEveryNs) return;
   paces_told_ns_ = now_ns;
-  for (const auto& [rank, event] : std::exchange(paces_, {})) tell(hosts::RankEvent{incarnation_, rank, event});
+  for (const auto& [rank, event] : std::exchange(paces_, {})) tell(hosts::RankEvent{rule_.incarnation(), rank, event});
 }
 
 void Follower::on_rank_event(int64_t rank, const json& event) {
@@ -603,7 +570,7 @@ void Follower::on_rank_event(int64_t rank, const json& event) {
     pace["blocks"] = std::move(blocks);
     return;
   }
-  tell(hosts::RankEvent{incarnation_, rank, event});
+  tell(hosts::RankEvent{rule_.incarnation(), rank, event});
 }
 
 void Follower::on_rank_exit(const agent::ExitStatus& status) {
@@ -611,8 +578,8 @@ void Follower::on_rank_exit(const agent::ExitStatus& status) {
 }
 
 bool Follower::all_finished() {
-  if (!std::exchange(told_left_, true)) tell(hosts::Left{incarnation_});
-  return ended_ || next_ || displaced_;
+  feed(member::AllLeft{});
+  return rule_.end() || rule_.goes_on();
 }
 
 void Follower::on_tick() {
@@ -625,38 +592,24 @@ void Follower::on_tick() {
   if (const auto line = failed_saves_.due(now_s)) parts_->narrator.say(*line);
   saves_.look(memory().promised());
   tell_paces();
-  tell_asked();
+  feed(member::Tick{});
 }
 
 void Follower::stop(int signal) {
-  stop_signal_ = signal;
-  stop_told_ = false;
-  tell_stop();
+  stop_passed_on_ = true;
+  feed(member::WantsStop{signal});
 }
 
-/// Also one that came while the leader was away, or a callback kept the loop.
-void Follower::tell_stop() {
-  if (stop_signal_ == 0 && parts_->control.stop_asked()) stop_signal_ = SIGTERM;
-  if (stop_signal_ == 0 || stop_told_ || peer_ < 0) return;
-  stop_told_ = true;
-  parts_->narrator.say("asked to stop: the leader is told");
-  tell(hosts::Stop{stop_signal_});
+/// One that came while a callback kept the loop.
+void Follower::pass_on_stop() {
+  if (!stop_passed_on_ && parts_->control.stop_asked()) stop(SIGTERM);
 }
 
-void Follower::ask_save(const std::string& by) {
-  asked_by_ = by;
-  tell_asked();
-}
-
-/// Also a save that was asked for while the leader was away.
-void Follower::tell_asked() {
-  if (asked_by_.empty() || peer_ < 0 || !running_) return;
-  tell(hosts::AskSave{std::exchange(asked_by_, {})});
-}
+void Follower::ask_save(const std::string& by) { feed(member::WantsSave{by}); }
 
 Result<int> Follower::conclude(const agent::Outcome& outcome) {
   if (outcome.kind == agent::EndKind::kLeftBySignal) return outcome.exit_code;
-  if (ended_) return *ended_;
+  if (ended()) return *ended();
   return Error{ErrorCode::kUnavailable, "the leader has not said how the run ended"};
 }
 

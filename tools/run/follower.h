@@ -1,7 +1,7 @@
 #pragma once
-// The agent's coordinator on a host that follows: it does as the leader says (fleet.h), tells it what happens here, and
-// keeps this host's memory while the leader is away. Where the leader lives no more, a host with a place claims the
-// lead.
+// The agent's coordinator on a host that follows: it feeds the rule of members (runtime/hosts/member.h) with what the
+// leader says (fleet.h) and what happens here, and carries out what the rule decides. Where the leader's lease has
+// expired, a host with a place claims the lead.
 //
 // Threads: the agent's loop; FollowerSaves has those of the persister.
 
@@ -25,6 +25,7 @@
 #include "runtime/cluster/lease.h"
 #include "runtime/cluster/switchboard.h"
 #include "runtime/core/result.h"
+#include "runtime/hosts/member.h"
 #include "runtime/plan/plan.h"
 #include "tools/run/check_leader.h"
 #include "tools/run/coordinator.h"
@@ -59,13 +60,15 @@ class Follower final : public Coordinator {
   Status refuse(const Error& why, const std::function<bool()>& stopped);
   void close() override;
   /// How this process leaves, as the leader has said.
-  const std::optional<int>& ended() const { return ended_; }
+  std::optional<int> ended() const {
+    return rule_.end() ? std::optional(static_cast<int>(rule_.end()->code)) : std::nullopt;
+  }
   /// Of what has ended the run (failure_record.h), as the leader has said; null: nothing failed, or it is not known.
-  const nlohmann::json& end_failure() const { return end_failure_; }
+  nlohmann::json end_failure() const;
   /// The leader's own words for it are printed.
-  bool end_told() const { return end_told_; }
+  bool end_told() const { return rule_.end() && !rule_.end()->text.empty(); }
   /// What the ranks of this host are for follows from the next segment, or this host has lost its place.
-  bool goes_on() const { return next_.has_value() || displaced_ || lead_.has_value(); }
+  bool goes_on() const { return rule_.goes_on(); }
   /// Of all ranks now.
   int64_t world() const { return options_.world(); }
   /// The lead that this host has claimed. nullopt: none.
@@ -77,7 +80,7 @@ class Follower final : public Coordinator {
   HostPlace place() const override {
     return {.hosts = options_.hosts(),
             .address = options_.interface_address.empty() ? address_ : options_.interface_address,
-            .decides = epoch_.leader * options_.ranks,
+            .decides = rule_.leader_place() * options_.ranks,
             .isa = isa_};
   }
   void publish(const std::string& key, const std::string& value) override;
@@ -98,32 +101,41 @@ class Follower final : public Coordinator {
   int news_fd() const override { return board_->fd(); }
 
  private:
+  /// For a leader: since it was lost, or since the start.
+  struct Search {
+    int64_t tell_ns = 0;  // then this host says what it waits for
+    bool told = false;
+    std::optional<cluster::Epoch> newest;
+    std::optional<cluster::LeaseWatch> lease;
+  };
+
   bool take_early(const cluster::News& news);
-  Status join(double patience_s, const std::function<bool()>& stopped);
-  Status try_leader(const std::string& leader, int64_t port, cluster::LeaseWatch& lease, int64_t deadline_ns,
-                    const std::function<bool()>& stopped);
-  /// `newest`: the epoch whose leader lives no more. True: this host leads the next one. False: another was first.
-  Result<bool> claim_lead(const cluster::Epoch& newest);
+  void feed(const hosts::member::Event& event);
+  void perform(const hosts::member::Action& action);
+  void say(const std::string& text) { parts_ ? parts_->narrator.say(text) : say_(text); }
+  /// One look for a leader, or the next message of the one that is there, which is waited for a moment.
+  void turn(const std::function<bool()>& stopped);
+  void look_for_leader(const std::function<bool()>& stopped);
+  std::vector<std::pair<std::string, int64_t>> leaders() const;
+  void follow(cluster::Place place);
+  /// The epoch after search_->newest. True: this host leads it. False: another was first.
+  Result<bool> claim_lead();
   std::optional<cluster::Epoch> newest_known();
-  void take_end_file();
-  int64_t first_rank() const { return place_ * options_.ranks; }
-  /// The next message; nullopt where there was none for `wait_ms`.
-  std::optional<hosts::Message> receive(int wait_ms);
+  std::optional<int64_t> code_in_end_file();
+  int64_t first_rank() const { return rule_.place() * options_.ranks; }
+  /// False: nothing has come in `wait_ms`.
+  bool take_next(int wait_ms);
+  void take(const hosts::Message& message);
   void tell(hosts::Message message);
-  /// What is taken in the same way whether ranks run or not. False: it is something else.
-  bool take_common(const hosts::Message& message);
-  void take_begin(const hosts::Begin& begin);
-  void take_end(const hosts::End& end);
   void remove_old_memory(const std::string& folder);
-  void take_place(int64_t place, int64_t hosts);
-  void answer_halt();
+  void tell_memory(int64_t ask);
   void give_copy(const hosts::Give& order);
-  bool take_check(const hosts::Message& message);
+  void take_check(const hosts::Message& message);
   Status attach_replicas(const ckpt::RunText& run);
   Result<ckpt::RestoreChoice> carry_out(const hosts::Resume& order);
+  void let_run(const hosts::member::Run& run);
   void stop_ranks(const std::string& why);
-  void tell_stop();
-  void tell_asked();
+  void pass_on_stop();
   void tell_stacks(const std::vector<agent::RankStacks>& stacks);
   void tell_paces();
 
@@ -132,37 +144,29 @@ class Follower final : public Coordinator {
   const std::function<void(const std::string&)> say_;
   std::shared_ptr<cluster::EpochStore> store_;  // null: the run has none yet
   FollowerSaves saves_;
-  std::string address_;     // of this host, as the leader sees it
-  cluster::Epoch epoch_;    // no members: it has joined none yet
-  int64_t place_ = -1;      // of this host; -1: it is a spare
-  bool displaced_ = false;  // the memory of the segment that is open is of another place, or of another number of hosts
+  hosts::member::Member rule_;
+  std::optional<HostSegment> opens_;  // that the rule wants memory for, in next_segment()
+  std::optional<Status> over_;        // the rule ends next_segment(), refuse() or next_generation() so
+  bool lets_run_ = false;             // or that one with choice_
+  std::optional<Search> search_;      // for a leader
+  std::string address_;               // of this host, as the leader sees it
+  cluster::Epoch epoch_;              // no members: it has joined none yet
   std::optional<Lead> lead_;
   const std::string end_before_;   // what the file of the end held when this began
   int64_t peer_ = -1, peers_ = 0;  // the leader, for the switchboard; -1: it is away
   std::string away_;
-  std::optional<HostSegment> segment_, next_;  // that this host is at; that follows it
-  std::optional<int> ended_;
-  nlohmann::json end_failure_;
-  bool keep_memory_ = false;  // the leader says so of the end
-  bool end_told_ = false;
+  std::optional<HostSegment> segment_;  // that memory was asked for last
   FailedSaves failed_saves_;
 
   std::optional<Segment> parts_;
   std::unique_ptr<ckpt::CheckpointNode> node_;
   std::optional<ckpt::RestoreChoice> choice_;  // carried out, and no rank has been started for it
-  std::set<int64_t> leader_promises_;          // to save, when that was decided
-  uint64_t incarnation_ = 0;                   // of the ranks that run
   kernels::GemmIsa isa_ = kernels::gemm_isa();
   std::deque<cluster::News> inbox_;
   AgentHooks hooks_;
-  bool running_ = false;  // ranks of that incarnation
-  bool told_left_ = false, stopped_by_leader_ = false;
-  int64_t halt_ = -1;                        // that the leader waits for an answer to; -1: none
   std::map<int64_t, nlohmann::json> paces_;  // of ranks, that the leader has not been told
   int64_t paces_told_ns_ = 0;
-  int stop_signal_ = 0;
-  bool stop_told_ = false;
-  std::string asked_by_;  // a signal that asks for a save, and has to reach the leader yet; empty: none
+  bool stop_passed_on_ = false;  // to the rule
 
   std::atomic<int64_t> early_peer_{-1};          // peer_, for other threads
   std::unique_ptr<cluster::Switchboard> board_;  // its thread uses what is above
