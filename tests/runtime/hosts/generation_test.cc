@@ -222,4 +222,88 @@ TEST_SUITE("runtime/hosts/generation") {
     feed(Stop{});
     CHECK(find<Failed>()->error.message == "asked to stop while the hosts were loading");
   }
+
+  TEST_CASE_FIXTURE(Fixture, "what all have in common is in the memory of each, with the highest incarnation of any") {
+    gather();
+    answer(0, {});
+    answer(1, {kStep4, kStep5});
+    feed(Heard{2, Idle{.ask = ask, .memory = {7, {kStep4}}}});
+    CHECK(find<Ready>()->common == Memory{7, {kStep4}});
+    gather();
+    answer(0, {});
+    feed(Heard{1, Idle{.ask = ask, .memory = {7, {kStep4}}}});
+    answer(2, {kStep4, kStep5});
+    CHECK(find<Ready>()->common == Memory{7, {kStep4}});
+  }
+
+  TEST_CASE_FIXTURE(Fixture, "a holder that is lost while it gives a copy has all gathered again at once") {
+    gather();
+    answer(0, {kStep5}, held(0, {}));
+    answer(1, {}, held(1, {}));
+    answer(2, {kStep5}, held(2, {kStep5}));
+    feed(Lost{2, "silent"});
+    CHECK(find<Gather>() != nullptr);
+  }
+
+  TEST_CASE_FIXTURE(Fixture,
+                    "hosts are measured where that is wanted, and all gather again if one was lost meanwhile") {
+    const auto asked = [this] {
+      feed(Look{.wants = Wants::kAll, .measures = true});
+      feed(Gathered{{0, 1, 2}, {{1, "h1"}, {2, "h2"}}, {}});
+      ask = find<Ask>()->number;
+      for (const int64_t host : {0, 1, 2}) answer(host, {});
+      REQUIRE(find<Measure>() != nullptr);
+    };
+    asked();
+    feed(Measured{Error{ErrorCode::kUnavailable, "the network"}});
+    CHECK(find<Failed>()->error.message == "the network");
+    asked();
+    CHECK(feed(Lost{1, "silent"}).empty());
+    feed(Measured{});
+    CHECK(find<Gather>() != nullptr);
+    asked();
+    feed(Measured{});
+    CHECK(find<Ready>() != nullptr);
+  }
+
+  TEST_CASE_FIXTURE(Fixture, "a membership that is not complete ends the look") {
+    feed(Look{Wants::kAll});
+    feed(GaveUp{{ErrorCode::kTimeout, "h1 has not joined"}});
+    REQUIRE(find<Failed>() != nullptr);
+    CHECK(find<Failed>()->error.message == "h1 has not joined");
+  }
+
+  TEST_CASE_FIXTURE(Fixture, "a host that is lost while the leader chooses does not load") {
+    gather();
+    for (const int64_t host : {0, 1, 2}) answer(host, {});
+    CHECK(feed(Lost{2, "silent"}).empty());
+    feed(Chosen{4});
+    feed(Heard{0, Carried{}});
+    feed(Heard{1, Carried{}});
+    REQUIRE(find<Failed>() != nullptr);
+    CHECK(find<Failed>()->error.code == ErrorCode::kPeerLost);
+  }
+
+  TEST_CASE_FIXTURE(Fixture, "ranks that have stopped or left count for their own generation alone") {
+    gather();
+    for (const int64_t host : {0, 1, 2}) answer(host, {});
+    load();
+    feed(Go{4});
+    feed(Heard{1, Stopped{3}});
+    feed(Heard{2, Stopped{4}});
+    CHECK_FALSE(leader.all_stopped());
+    feed(Heard{1, Stopped{4}});
+    CHECK(leader.all_stopped());
+    feed(Heard{1, Left{4}});
+    feed(Heard{2, Left{4}});
+    CHECK(leader.all_left());
+    feed(Halt{});
+    gather();
+    for (const int64_t host : {0, 1, 2}) answer(host, {});
+    feed(Chosen{5});
+    for (const int64_t host : {0, 1, 2}) feed(Heard{host, Carried{}});
+    feed(Go{5});
+    CHECK_FALSE(leader.all_left());
+    CHECK_FALSE(leader.all_stopped());
+  }
 }
