@@ -1,5 +1,5 @@
 #pragma once
-// What a family's table is made of; included by families/*.cc only. docs/converters.md shows how to write one.
+// What a family's table is made of; included by families/*.cc only. docs/adding-a-family.md shows how to write one.
 //
 // A key of config.json works both ways: `read` takes it into a model, `write` says it from a model. So the table that
 // imports is the table that exports, and whether a family can hold a model is asked by writing and reading again.

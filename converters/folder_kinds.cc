@@ -77,7 +77,7 @@ const std::vector<Kind>& kinds() {
       {{"latest_checkpointed_iteration.txt", "iter_*/", "mp_rank_*/", "common.pt"},
        {},
        "is a checkpoint of Megatron-LM ({found})",
-       "write a config.json of model_type megatron_gpt into it (docs/converters.md), or convert it with Megatron "
+       "write a config.json of model_type megatron_gpt into it (docs/training-states.md), or convert it with Megatron "
        "Bridge"},
       {{".metadata", "*.distcp", "__*.metadata"},
        {},

@@ -9,7 +9,7 @@
 namespace cairn::convert {
 
 /// "state-space layers (mamba_d_state = 128)", ..., each once, with the key that shows it; those of `text_config`,
-/// which wrappers of several kinds of input have, among them. Empty: no key names one. docs/converters.md has the list.
+/// which wrappers of several kinds of input have, among them. Empty: no key names one. docs/families.md has the list.
 std::vector<std::string> missing_mechanisms(const nlohmann::json& config);
 
 }  // namespace cairn::convert

@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kLibrary = "libnccl.so.2";
 
-/// What ranks have unless a person says otherwise (docs/cuda.md says why).
+/// What ranks have unless a person says otherwise (docs/cuda-communication.md says why).
 constexpr std::pair<const char*, const char*> kSet[] = {
     {"NCCL_NVLS_ENABLE", "0"}, {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}, {"CUDA_MODULE_LOADING", "EAGER"}};
 

@@ -1,7 +1,7 @@
 // GPT models of Megatron-LM in its legacy checkpoint format, a file for each rank (sharded_files.h), or in torch_dist
 // (dist_files.h); import only. There
 // is no config.json: write one with model_type "megatron_gpt" and Megatron's own arguments as keys
-// (docs/converters.md). Checkpoint version 3 alone: older ones order q, k and v otherwise. Source: Megatron-LM
+// (docs/training-states.md). Checkpoint version 3 alone: older ones order q, k and v otherwise. Source: Megatron-LM
 // megatron/training/arguments.py, megatron/legacy/model/language_model.py and transformer.py.
 #include <fmt/format.h>
 

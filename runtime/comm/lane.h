@@ -28,7 +28,7 @@ class Lane {
 
   /// `compute`: the rank's stream. Not `threaded`: submit() runs the job itself. Order and results are the same.
   /// A device's lane has a thread only in tests: with one, ranks could ask for what they do together in different
-  /// orders, and wait for each other for ever (docs/cuda.md).
+  /// orders, and wait for each other for ever (docs/cuda-communication.md).
   Lane(Stream& compute, bool threaded);
   /// Waits for the job that runs; those behind it are dropped. Give up the engine first if peers may not come.
   ~Lane();

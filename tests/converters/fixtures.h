@@ -308,7 +308,7 @@ inline Weights gradients_of(ModelConfig model, const Weights& weights, const std
 
 /// Losses of tokens in float32, of the loss, or of 1 where it is less.
 constexpr double kLossGate = 1e-5;
-/// Beyond it, of drawn models: so many times the error of transformers' own float32 (docs/converters.md, "Proof").
+/// Beyond it, of drawn models: so many times the error of transformers' own float32 (docs/adding-a-family.md, "Proof").
 constexpr double kLossErrorFactor = 10;
 
 /// Gradients in float32, of a tensor's largest: a backward pass is twice as many sums as the forward, and a softmax's

@@ -1,5 +1,5 @@
 // Each build sees the faults that are planted, in its way, and nothing else. What a build does not see is in the table
-// too: the day it does, the table is to be mended, and docs/cuda.md with it.
+// too: the day it does, the table is to be mended, and docs/cuda-tests.md with it.
 #include "tests/simt/planted.h"
 
 #include <doctest/doctest.h>

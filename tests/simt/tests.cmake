@@ -1,4 +1,4 @@
-# Kernels for CUDA on the CPU (docs/cuda.md): one set of tests, linked to the kernels as they are, to those compiled for
+# Kernels for CUDA on the CPU (docs/cuda-tests.md): one set of tests, linked to the kernels as they are, to those compiled for
 # AddressSanitizer, and to those that are watched. In a build with a sanitizer of its own there is nothing to add.
 if(NOT CAIRN_SANITIZE)
   file(GLOB executor CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/simt/*.cc)

@@ -19,9 +19,9 @@
 //
 // All calls of a rank come from one thread, in the order of the program. Ranks that run the same program, or programs
 // whose messages have an order, so ask their devices in one common order, and no two of them can wait for each other
-// (docs/cuda.md). NCCL connects two ranks, and takes memory for it, when a communicator first has an operation of a
-// kind. A group has one of each kind when it is made, so nothing of that is left for a step. Registered memory is
-// mapped by the first operation that is not a small one, so then these are as large as the room for sums.
+// (docs/cuda-communication.md). NCCL connects two ranks, and takes memory for it, when a communicator first has an
+// operation of a kind. A group has one of each kind when it is made, so nothing of that is left for a step. Registered
+// memory is mapped by the first operation that is not a small one, so then these are as large as the room for sums.
 
 #include <cstdint>
 #include <functional>

@@ -1,7 +1,7 @@
 #pragma once
 // What kernels are written in: one source, `.cu`. nvcc compiles it as CUDA C++. A C++ compiler makes each thread of a
 // block a fiber of an executor that is linked to it (tests/simt/executor.h): there a kernel runs without a device, in
-// any order of threads that barriers allow. docs/cuda.md says what that proves.
+// any order of threads that barriers allow. docs/cuda-tests.md says what that proves.
 //
 // Beyond CUDA's words there are RT_SHARED, RT_DYNAMIC_SHARED, Pack and launch(). Of warp functions there is what
 // kernels use; add others in both halves. No kernel may use an atomic: sums have a fixed order.

@@ -532,7 +532,7 @@ TEST_SUITE("runtime/comm/conformance") {
   }
 
   TEST_CASE("two groups of a rank may be driven by two threads at once") {
-    if (!kSettledOn.empty()) return;  // on a device one thread asks for everything (docs/cuda.md)
+    if (!kSettledOn.empty()) return;  // on a device one thread asks for everything (docs/cuda-communication.md)
     for (const Fabric& fabric : fabrics()) {
       const int64_t rounds = 400 / fabric.scale;
       const auto results = fabric.run({.size = 3, .channel_bytes = 2048}, [&](Engine& engine) -> std::string {
