@@ -96,7 +96,7 @@ struct StepAlarm {
   } kind = Kind::kOutlier;
   int64_t step = 0;
   int64_t onset = 0;  // the first of the outliers; `step` of one
-  std::string why;    // as "loss 7.31, 9.4 deviations above the steps before"
+  std::string why;     // as "loss 7.31, 9.4 deviations above the steps before"
   bool again = false;  // the run has made the step before, and people know of it
   bool operator==(const StepAlarm&) const = default;
 };
