@@ -618,6 +618,11 @@ Result<int> RunStarter::train() {
     settle_device(recipe, args_.device);
     RT_TRY_SET(Plan plan, make_plan(recipe, world_, start.verdict.segment.past));
     plan.end_step = start.verdict.segment.end_step;
+    if (const int64_t stop_at = options.coordinator.requests.stop_at, at = start.verdict.state.step();
+        !claimed_ && stop_at > 0 && start.verdict.state.any() && at >= stop_at) {
+      fmt::print("nothing to do: {} is at step {}, and --stop-at asks for {}\n", run_.string(), at, stop_at);
+      return 0;
+    }
     if (!claimed_) {
       RT_TRY_SET(const std::optional<int> ended, allow(start, plan));
       if (ended) return *ended;

@@ -31,6 +31,7 @@ struct Session {
   bool json = false;  // the chosen subcommand was given --json: errors also go to stdout as {"error": {...}}
 };
 
+void add_audit(CLI::App& app, Session& session);
 void add_check(CLI::App& app, Session& session);
 void add_check_hosts(CLI::App& app, Session& session);
 void add_ckpt(CLI::App& app, Session& session);

@@ -19,10 +19,15 @@ void add_request_options(CLI::App& command, RequestArgs& args) {
       ->check(CLI::IsMember({"save", "stop"}));
   command
       .add_option("--exit-when-unfinished", args.exit_when_unfinished,
-                  "exit code of a stop that was asked for (signal, RUN/stop, time limit) while steps remain, for a job "
-                  "that queues itself again (default: 0)")
+                  "exit code of a stop that was asked for (signal, RUN/stop, --stop-at, time limit) while steps remain, "
+                  "for a job that queues itself again (default: 0)")
       ->type_name("CODE")
       ->transform(whole_number(1, 125));
+  command
+      .add_option("--stop-at", args.stop_at,
+                  "save and stop once this step is done; the rates and the order of data stay those of the whole run")
+      ->type_name("N")
+      ->transform(whole_number(1, int64_t{1} << 50));
 }
 
 }  // namespace cairn::tools

@@ -9,7 +9,7 @@ class App;
 
 namespace cairn::tools {
 
-/// --time-limit, --on-usr, --exit-when-unfinished.
+/// --time-limit, --on-usr, --exit-when-unfinished, --stop-at.
 void add_request_options(CLI::App& command, RequestArgs& args);
 
 }  // namespace cairn::tools

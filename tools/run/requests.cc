@@ -55,7 +55,8 @@ void read_saves(const fs::path& run, agent::Pace& pace) {
 }  // namespace
 
 Result<RequestOptions> request_options(const RequestArgs& args) {
-  RequestOptions out{.stop_on_usr = args.on_usr == "stop", .exit_when_unfinished = args.exit_when_unfinished};
+  RequestOptions out{.stop_on_usr = args.on_usr == "stop", .exit_when_unfinished = args.exit_when_unfinished,
+                     .stop_at = args.stop_at};
   if (args.time_limit == "none") {
     out.any_limit = false;
   } else if (!args.time_limit.empty()) {
@@ -170,30 +171,33 @@ void RunRequests::pass_on(ckpt::CheckpointNode& node, int64_t last_step) {
       node.take_back_stop();
       callbacks_.say(fmt::format("{} is gone or says nothing any more: the run continues", kStop));
       callbacks_.record({{"event", "stop_taken_back"}, {"by", kStop}});
+      option_planned_ = false;
     }
-    if (one.stop) {
+    if (one.stop && one.stop->when == StopWish::When::kAtStep) {
+      plan_stop(node, one.stop->step, kStop, last_step);
+    } else if (one.stop) {
       planned_ = true;
-      planned_step_ = one.stop->when == StopWish::When::kAtSave ? 0 : one.stop->step;
-      json event{{"event", "stop_planned"}, {"by", kStop}};
-      if (one.stop->when == StopWish::When::kAtSave) {
-        node.stop_at_save();
-        event["at"] = "after-save";
-        callbacks_.say(fmt::format("{}: stopping at the next save", kStop));
-      } else {
-        node.stop_at_step(one.stop->step);
-        event["at"] = one.stop->step;
-        callbacks_.say(
-            one.stop->step <= last_step
-                ? fmt::format("{}: step {} has passed; stopping at the next step boundary", kStop, one.stop->step)
-                : fmt::format("{}: stopping at step {}", kStop, one.stop->step));
-      }
-      callbacks_.record(event);
+      planned_step_ = 0;
+      node.stop_at_save();
+      callbacks_.say(fmt::format("{}: stopping at the next save", kStop));
+      callbacks_.record({{"event", "stop_planned"}, {"by", kStop}, {"at", "after-save"}});
     }
     if (one.save) {
       ask_save(node, kSave);
       save_number_ = asked_;
     }
   }
+  if (options_.stop_at > 0 && !planned_ && !std::exchange(option_planned_, true))
+    plan_stop(node, options_.stop_at, "--stop-at", last_step);
+}
+
+void RunRequests::plan_stop(ckpt::CheckpointNode& node, int64_t step, const std::string& by, int64_t last_step) {
+  planned_ = true;
+  planned_step_ = step;
+  node.stop_at_step(step);
+  callbacks_.say(step <= last_step ? fmt::format("{}: step {} has passed; stopping at the next step boundary", by, step)
+                                   : fmt::format("{}: stopping at step {}", by, step));
+  callbacks_.record({{"event", "stop_planned"}, {"by", by}, {"at", step}});
 }
 
 void RunRequests::ask_save(ckpt::CheckpointNode& node, const std::string& by) {

@@ -22,6 +22,7 @@ namespace cairn::tools {
 struct RequestArgs {
   std::string time_limit, on_usr = "save";
   int exit_when_unfinished = 0;  // 0: as ever
+  int64_t stop_at = 0;           // step; 0: none
 };
 
 struct RequestOptions {
@@ -29,6 +30,7 @@ struct RequestOptions {
   bool any_limit = true;               // false: `--time-limit none`
   bool stop_on_usr = false;
   int exit_when_unfinished = 0;
+  int64_t stop_at = 0;  // save and stop once this step is done; 0: no such wish
 
   std::vector<int> stop_signals() const;  // SIGHUP is none where it is ignored (nohup)
   std::vector<int> told_signals() const;
@@ -70,7 +72,7 @@ class RunRequests {
   /// step is.
   void ended(bool left, bool on_disk);
 
-  /// Whether RUN/stop asks for one later.
+  /// Whether RUN/stop or --stop-at asks for one later.
   bool stop_planned() const { return planned_; }
   /// The same, and that ranks which have left behind `step` have done so for it.
   bool stop_due(int64_t step) const { return planned_ && planned_step_ <= step; }
@@ -79,12 +81,13 @@ class RunRequests {
 
  private:
   void look();  // with mutex_ held
+  void plan_stop(ckpt::CheckpointNode& node, int64_t step, const std::string& by, int64_t last_step);
 
   std::filesystem::path run_;
   RequestOptions options_;
   RunCallbacks callbacks_;
   std::optional<agent::TimeLimit> limit_;
-  bool planned_ = false;
+  bool planned_ = false, option_planned_ = false;  // option: of --stop-at
   int64_t planned_step_ = 0;  // 0: at the next save
   uint64_t asked_ = 0;        // number of the last save that was asked for
   uint64_t save_number_ = 0;  // of that of RUN/save; 0: none is under way
