@@ -240,6 +240,7 @@ void add_data(CLI::App& app, Session& session) {
 
   add_data_chat(*command, session);
   add_data_samples(*command, session);
+  add_data_losses(*command, session);
   add_data_scan(*command, session);
   add_data_train(*command, session);
 

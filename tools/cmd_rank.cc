@@ -54,6 +54,8 @@ struct RankArgs {
   int64_t end_step = 0;          // where this recipe ends
   std::string trace, trace_dir;  // "5..8", and where the file goes
   std::string kernel_times_dir;  // where the times of ops go; empty: they are not timed
+  int64_t token_losses_of = 0;   // a step; 0: none
+  std::string token_losses_dir;
   int64_t rank = 0, world = 0;
   int64_t hosts = 1;
   std::string address;  // of this host among several
@@ -242,6 +244,15 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
       }
     };
   }
+  env.token_losses_of = args.token_losses_of;
+  if (args.token_losses_of > 0) {
+    env.on_token_losses = [&](const std::vector<trainer::TokenLoss>& losses) {
+      const std::string path = fmt::format("{}/rank-{}.bin", args.token_losses_dir, args.rank);
+      const Status written =
+          write_text_file(path, {reinterpret_cast<const char*>(losses.data()), losses.size() * sizeof(losses[0])});
+      if (!written.ok()) spdlog::error("{}", written.error().message);
+    };
+  }
   trainer::TuningFiles tuning;
   if (args.rank == args.decides && !args.tuning_file.empty()) {
     tuning = tuning_files(tuning_wish(args.tuning), args.tuning_file, args.tuning_given,
@@ -300,6 +311,8 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--init", args->init)->required();
   command->add_option("--past", args->past)->required();
   command->add_option("--end-step", args->end_step)->required();
+  command->add_option("--token-losses", args->token_losses_of);
+  command->add_option("--token-losses-dir", args->token_losses_dir);
   command->add_option("--hosts", args->hosts);
   command->add_option("--address", args->address);
   command->add_option("--meet-fd", args->meet_fd);

@@ -85,6 +85,7 @@ struct TrainArgs {
   std::vector<std::string> kills;  // RANK@STEP
   std::string trace;               // steps=A..B
   bool time_kernels = false;
+  int64_t token_losses = 0;  // a step; 0: none
   double peak_tflops = 0;  // of a rank's device; 0: the calibration of this machine, if there is one
   int64_t from_step = 0;   // 0: where the run stands
   bool fresh = false, dry_run = false;
@@ -579,6 +580,7 @@ Result<int> RunStarter::train() {
   options.agent.threads = args_.threads;
   options.agent.trace = args_.trace;
   options.agent.time_kernels = args_.time_kernels;
+  options.agent.token_losses = args_.token_losses;
   if (!args_.comm.text.empty()) options.agent.comm = args_.comm.word();
   options.agent.attention = args_.attention.word();
   options.agent.tuning = tuning_word(args_.tuning.wish);
@@ -672,8 +674,9 @@ Result<int> RunStarter::train() {
 }
 
 /// What a run over several hosts cannot do yet.
-Status check_for_hosts(const Recipe& recipe, const HostOptions& hosts) {
+Status check_for_hosts(const Recipe& recipe, const HostOptions& hosts, int64_t token_losses) {
   const auto refuse = [](std::string text) { return Error{ErrorCode::kInvalidInput, std::move(text)}; };
+  if (token_losses > 0) return refuse("--token-losses: only ranks of one host write the losses of tokens");
   for (const auto* actions : {&recipe.watch.on_divergence, &recipe.watch.on_drop, &recipe.watch.on_not_finite}) {
     if (std::ranges::find(*actions, GuardAction::kRollBack) != actions->end())
       return refuse("watch: several hosts do not roll back by themselves; { \"stop\" } ends the run with 76");
@@ -810,7 +813,7 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
   ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
   if (hosts) {
-    RT_TRY(check_for_hosts(loaded.recipe, *hosts));
+    RT_TRY(check_for_hosts(loaded.recipe, *hosts, args.token_losses));
     RT_TRY_SET(hosts->build, program_and_module_version());
     hosts->recipe_hash = loaded.hash_hex;
     hosts->device = args.device;
@@ -1006,6 +1009,11 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       "--time-kernels", args.time_kernels,
       "time each op of the steps where it runs: a table of rank 0 at the end, RUN/kernel_times/rank-N.json "
       "of each rank");
+  command
+      .add_option("--token-losses", args.token_losses,
+                  "write the loss of each token of this step to RUN/token_losses, for `cairn data losses`")
+      ->type_name("N")
+      ->transform(whole_number(1, int64_t{1} << 50));
   command
       .add_option("--peak-tflops", args.peak_tflops,
                   "peak of a rank's device, for the model FLOP utilisation (default: this machine's of `cairn plan "

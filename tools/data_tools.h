@@ -62,6 +62,9 @@ void add_data_chat(CLI::App& command, Session& session);
 /// Adds `cairn data samples`.
 void add_data_samples(CLI::App& command, Session& session);
 
+/// `cairn data losses` (cmd_data_losses.cc).
+void add_data_losses(CLI::App& command, Session& session);
+
 /// Adds `cairn data scan`.
 void add_data_scan(CLI::App& command, Session& session);
 

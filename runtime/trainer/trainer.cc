@@ -442,16 +442,22 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     now_->data_parallel.begin_pass(true);
   }
   std::vector<SampleSum> samples(static_cast<size_t>(recipe.batch.samples));
+  std::vector<TokenLoss> of_tokens;
+  const bool keeps_tokens = env_.on_token_losses && number == env_.token_losses_of;
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
     const int64_t pieces = recipe.model.context / plan.sequence_tokens;  // sequences of a sample
     const int64_t first = (micro_batch * plan.mesh.dp() + rank_.at.dp) * recipe.batch.micro;
     for (size_t row = 0; row < token_losses.size(); ++row) {
-      const int64_t sequence = now_->tokens.place(static_cast<int64_t>(row), recipe.batch.micro * pieces).sample;
+      const auto [sequence, position] = now_->tokens.place(static_cast<int64_t>(row), recipe.batch.micro * pieces);
       const int32_t target = now_->batches[micro_batch].targets[row];
       losses[now_->loaded[micro_batch].sources[sequence / pieces]].add(token_losses[row], target);
       const auto sample = static_cast<size_t>(first + sequence / pieces);  // beyond the step's: it fills a round
-      if (sample < samples.size()) samples[sample].add(token_losses[row], target);
+      if (sample >= samples.size()) continue;
+      samples[sample].add(token_losses[row], target);
+      if (!keeps_tokens) continue;
+      const int64_t token = sequence % pieces * plan.sequence_tokens + position;
+      of_tokens.push_back({static_cast<int32_t>(sample), static_cast<int32_t>(token), target, token_losses[row]});
     }
   };
   std::vector<LossSum> further(recipe.model.mtp.depth);  // by module that predicts a further token
@@ -483,6 +489,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   // The step's one wait, for losses, norm and largest scores. The update continues meanwhile.
   RT_TRY(stream_->settle_at(numbers_there));
   now_->executor->tell_losses(on_losses, on_further);
+  if (keeps_tokens && counts_losses()) env_.on_token_losses(of_tokens);
   WorldSums sums;
   for (const LossSum& source : losses) {
     sums.put(source.loss);

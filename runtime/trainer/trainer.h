@@ -22,6 +22,14 @@
 
 namespace cairn::trainer {
 
+/// The loss of one token of a step.
+struct TokenLoss {
+  int32_t sample = 0;   // of the step, in the order of positions
+  int32_t token = 0;    // of the sample: the loss is of what follows it
+  int32_t target = -1;  // what followed; -1: it does not count
+  float loss = 0;       // nats
+};
+
 struct Environment {
   const Plan& plan;
   int64_t rank = 0;
@@ -42,6 +50,10 @@ struct Environment {
   bool try_end = false;
   /// On `decides`, with a machine that has DeviceTuning: where its choices come from and go to. Null: none are made.
   const TuningFiles* tuning = nullptr;
+  /// Ranks that hold the head, once step `token_losses_of` has computed its losses: those of the tokens that this rank
+  /// has, of tp ranks the first only. Empty: none are asked for.
+  int64_t token_losses_of = 0;
+  std::function<void(const std::vector<TokenLoss>& losses)> on_token_losses;
   telemetry::TraceWindow trace;  // steps whose timeline is drawn
   /// Every rank, once the window has passed or the run ends inside it: a trace file's text. May be empty.
   std::function<void(const std::string& trace)> on_trace;

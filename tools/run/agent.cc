@@ -84,6 +84,12 @@ Result<std::vector<agent::ChildSpec>> Agent::prepare_generation(int64_t generati
   if (here.contains(coordinator_.place().decides)) {
     if (!options_.trace.empty()) RT_TRY(narrator_.begin_trace());
     if (options_.time_kernels) RT_TRY(narrator_.begin_kernel_times());
+    if (options_.token_losses > 0 && generation == 0) {
+      std::error_code failed;
+      std::filesystem::remove_all(run_ / "token_losses", failed);
+      if (!failed) std::filesystem::create_directories(run_ / "token_losses", failed);
+      if (failed) return os_error(failed.value(), (run_ / "token_losses").string());
+    }
   }
   return specs;
 }
@@ -174,6 +180,11 @@ Result<agent::ChildSpec> Agent::spec_of(int64_t rank, uint64_t generation_of_ran
   }
   if (options_.time_kernels) {
     for (const std::string& word : {std::string("--time-kernels"), narrator_.kernel_times_dir().string()})
+      spec.argv.push_back(word);
+  }
+  if (options_.token_losses > 0) {
+    for (const std::string& word : {std::string("--token-losses"), std::to_string(options_.token_losses),
+                                    std::string("--token-losses-dir"), (run_ / "token_losses").string()})
       spec.argv.push_back(word);
   }
   return spec;

@@ -43,6 +43,7 @@ struct AgentOptions {
   int64_t threads = 0;                                   // of a rank; 0: cores / ranks of this host, at least 1
   std::string trace;                                     // steps=A..B; empty: none
   bool time_kernels = false;
+  int64_t token_losses = 0;  // of this step each token's loss goes to RUN/token_losses; 0: of none
   std::vector<Kill> kills;
   std::string comm;                                              // of ranks on CUDA: `_rank --comm`
   std::string attention = "own";                                 // the same: `_rank --attention`
