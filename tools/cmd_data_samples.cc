@@ -9,9 +9,15 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "dsl/dsl.h"
+#include "runtime/config/skipped_positions.h"
+#include "runtime/core/count_text.h"
 #include "runtime/data/document_origins.h"
 #include "runtime/data/set_origin.h"
 #include "runtime/data/token_file.h"
@@ -20,7 +26,9 @@
 #include "tools/commands.h"
 #include "tools/data_tools.h"
 #include "tools/number_option.h"
+#include "tools/run/folder.h"
 #include "tools/run/sample_order.h"
+#include "tools/step_range.h"
 
 namespace cairn::tools {
 namespace {
@@ -29,46 +37,61 @@ using nlohmann::json;
 
 struct SamplesArgs {
   RecipeArgs recipe;  // its path: of a recipe or a run
-  std::string steps, document, source;
+  std::string steps, documents_file, source, as_skip;
+  std::vector<std::string> documents;
   std::optional<int64_t> position;
   std::optional<int64_t> text;  // bytes of each sample
   bool ids = false, suspects = false;
 };
 
-struct StepRange {
-  int64_t first = 0, last = 0;
-};
-
-struct NamedDocument {
-  std::string file;
-  int64_t document = 0;
-};
+using NamedDocuments = std::set<std::pair<std::string, int64_t>>;  // a file's name as samples have it, and a number
 
 Error mistake(const std::string& message) { return {ErrorCode::kInvalidInput, message}; }
 
-/// The steps that "A" or "A..B" names.
 Result<StepRange> steps_of(const std::string& text, int64_t last_step) {
-  const size_t dots = text.find("..");
-  const auto first = number_of<int64_t>(text.substr(0, dots));
-  const auto last = dots == std::string::npos ? first : number_of<int64_t>(text.substr(dots + 2));
-  if (!first || !last || *first < 1 || *first > *last)
-    return mistake(fmt::format("--step is \"{}\", expected a step or two, as 120 or 120..125", printable(text)));
-  if (*last > last_step) return mistake(fmt::format("step {} is asked for, and the last one is {}", *last, last_step));
-  return StepRange{*first, *last};
+  RT_TRY_SET(const StepRange range, step_range("--step", text));
+  if (range.last > last_step)
+    return mistake(fmt::format("step {} is asked for, and the last one is {}", range.last, last_step));
+  return range;
 }
 
-Result<NamedDocument> document_of(const std::string& text) {
+Status add_document(const std::string& where, const std::string& text, NamedDocuments& documents) {
   const size_t colon = text.rfind(':');
   const auto number = colon == std::string::npos ? std::nullopt : number_of<int64_t>(text.substr(colon + 1));
   if (!number || *number < 0)
-    return mistake(fmt::format("--document is \"{}\", expected FILE:D with D from 0", printable(text)));
-  return NamedDocument{text.substr(0, colon), *number};
+    return mistake(fmt::format("{} is \"{}\", expected FILE:D with D from 0", where, printable(text)));
+  const std::string file = text.substr(0, colon);
+  documents.emplace(file, *number);
+  documents.emplace(file + ".bin", *number);
+  return {};
 }
 
-bool holds(const std::vector<data::DocumentPart>& parts, const NamedDocument& wanted) {
-  return std::ranges::any_of(parts, [&](const data::DocumentPart& part) {
-    return part.document == wanted.document && (part.file == wanted.file || part.file == wanted.file + ".bin");
-  });
+/// The documents of --document and of the lines of --documents.
+Result<NamedDocuments> documents_of(const SamplesArgs& args) {
+  NamedDocuments out;
+  for (const std::string& one : args.documents) RT_TRY(add_document("--document", one, out));
+  if (args.documents_file.empty()) return out;
+  RT_TRY_SET(const std::string text, read_text_file(args.documents_file));
+  std::istringstream lines(text);
+  int64_t number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (!line.empty()) RT_TRY(add_document(fmt::format("{}:{}", args.documents_file, number), line, out));
+  }
+  if (out.empty()) return mistake(args.documents_file + ": names no document");
+  return out;
+}
+
+bool holds(const std::vector<data::DocumentPart>& parts, const NamedDocuments& wanted) {
+  return std::ranges::any_of(
+      parts, [&](const data::DocumentPart& part) { return wanted.contains({part.file, part.document}); });
+}
+
+/// A file for --with, whose recipe leaves these positions out.
+Status write_skip(const std::string& path, const SkippedPositions& skip) {
+  std::string text = "-- Made by `cairn data samples --as-skip`: a file for --with.\nreturn { batch = { skip = {\n";
+  for (const PositionRange& range : skip.ranges()) text += fmt::format("  \"{}\",\n", to_text(range));
+  return write_text_file(path, text + "} } }\n");
 }
 
 /// Where the documents of pairs came from, for those that have a PREFIX.origin.
@@ -104,10 +127,12 @@ class OriginsOfPairs {
 
 class Teller {
  public:
-  Teller(const SamplesArgs& args, std::optional<NamedDocument> document, bool as_json)
-      : args_(args), document_(std::move(document)), as_json_(as_json) {}
+  Teller(const SamplesArgs& args, NamedDocuments documents, bool as_json)
+      : args_(args), documents_(std::move(documents)), as_json_(as_json) {}
 
-  int64_t found() const { return found_; }
+  int64_t found() const { return std::ssize(positions_); }
+  /// Positions of the samples that were found, as batch.skip has them.
+  const std::vector<std::string>& positions() const { return positions_; }
   json take_lines() { return std::move(lines_); }
 
   Status step(const OrderedStep& step) {
@@ -123,9 +148,9 @@ class Teller {
       if (args_.suspects && outlier_of(step, sample) == nullptr) continue;
       RT_TRY_SET(const std::vector<data::DocumentPart> parts,
                  source.train->documents(sample.start, step.recipe.model.context));
-      if (document_ && !holds(parts, *document_)) continue;
-      ++found_;
-      RT_TRY(tell(step, k, source, parts));
+      if (!documents_.empty() && !holds(parts, documents_)) continue;
+      positions_.push_back(std::to_string(sample.position));
+      if (args_.as_skip.empty()) RT_TRY(tell(step, k, source, parts));
     }
     return {};
   }
@@ -206,16 +231,17 @@ class Teller {
   }
 
   const SamplesArgs& args_;
-  std::optional<NamedDocument> document_;
+  NamedDocuments documents_;
   bool as_json_;
   OriginsOfPairs origins_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   TokenizerConfig tokenizer_is_;
-  int64_t found_ = 0;
+  std::vector<std::string> positions_;
   json lines_ = json::array();
 };
 
-Result<SampleOrder> order_of(const SamplesArgs& args, bool as_json, int* refused) {
+/// `recipe`: that of the order, where it is not a run's.
+Result<SampleOrder> order_of(const SamplesArgs& args, bool as_json, int* refused, std::optional<Recipe>* recipe) {
   if (std::filesystem::is_directory(args.recipe.path)) {
     if (!args.recipe.sets.empty() || !args.recipe.params.empty() || !args.recipe.with_files.empty())
       return mistake("--set, --param and --with change a recipe; a run has done what it did");
@@ -224,21 +250,41 @@ Result<SampleOrder> order_of(const SamplesArgs& args, bool as_json, int* refused
   dsl::LoadedRecipe loaded;
   RT_TRY_SET(*refused, load_or_tell(args.recipe, 0, as_json, &loaded));
   if (*refused != 0) return SampleOrder();
+  *recipe = loaded.recipe;
   return SampleOrder::of_recipe(loaded.recipe);
 }
 
+/// Writes what the recipe leaves out already and what was found; a recipe without --step is looked through again, since
+/// its order gets longer with each sample that is left out.
+Result<int> write_skip_of(const SamplesArgs& args, Teller& teller, const StepRange& range,
+                          const std::optional<Recipe>& recipe) {
+  std::vector<std::string> skip = recipe ? recipe->batch.skip : std::vector<std::string>();
+  skip.insert(skip.end(), teller.positions().begin(), teller.positions().end());
+  for (int64_t before = 0; recipe && args.steps.empty() && teller.found() > before;) {
+    before = teller.found();
+    Recipe longer = *recipe;
+    longer.batch.skip = skip;
+    RT_TRY_SET(const SampleOrder order, SampleOrder::of_recipe(longer));
+    RT_TRY(order.visit(range.first, range.last, [&](const OrderedStep& step) { return teller.step(step); }));
+    skip.insert(skip.end(), teller.positions().begin() + before, teller.positions().end());
+  }
+  RT_TRY_SET(const SkippedPositions all, SkippedPositions::parse(skip));
+  RT_TRY(write_skip(args.as_skip, all));
+  fmt::print("{}: {} in {}\n", args.as_skip, count_text(teller.found(), "sample"),
+             count_text(std::ssize(all.ranges()), "range"));
+  return 0;
+}
+
 Result<int> samples(const SamplesArgs& args, bool as_json) {
-  if (args.steps.empty() && !args.position && args.document.empty() && !args.suspects)
-    return mistake("one of --step, --position, --document and --suspects is needed");
+  if (args.steps.empty() && !args.position && args.documents.empty() && args.documents_file.empty() && !args.suspects)
+    return mistake("one of --step, --position, --document, --documents and --suspects is needed");
   if (args.suspects && !std::filesystem::is_directory(args.recipe.path))
     return mistake(fmt::format("--suspects is of losses that a run has recorded, and {} is no run folder",
                                printable(args.recipe.path)));
-  std::optional<NamedDocument> document;
-  if (!args.document.empty()) {
-    RT_TRY_SET(document, document_of(args.document));
-  }
+  RT_TRY_SET(NamedDocuments documents, documents_of(args));
   int refused = 0;
-  RT_TRY_SET(const SampleOrder order, order_of(args, as_json, &refused));
+  std::optional<Recipe> recipe;
+  RT_TRY_SET(const SampleOrder order, order_of(args, as_json, &refused, &recipe));
   if (refused != 0) return refused;
   StepRange range{1, order.last_step()};
   if (!args.steps.empty()) {
@@ -254,8 +300,9 @@ Result<int> samples(const SamplesArgs& args, bool as_json) {
       return mistake(fmt::format("position {} is of step {}, which --step leaves out", *args.position, place.step));
     range = {place.step, place.step};
   }
-  Teller teller(args, std::move(document), as_json);
+  Teller teller(args, std::move(documents), as_json);
   RT_TRY(order.visit(range.first, range.last, [&](const OrderedStep& step) { return teller.step(step); }));
+  if (!args.as_skip.empty() && teller.found() > 0) return write_skip_of(args, teller, range, recipe);
   if (as_json) print_json({{"samples", teller.take_lines()}});
   if (teller.found() > 0) return 0;
   fmt::print(stderr, "cairn data samples: steps {} to {} have no such sample\n", range.first, range.last);
@@ -272,9 +319,18 @@ void add_data_samples(CLI::App& command, Session& session) {
   look->add_option("--position", args->position, "one sample: its place in the order of the run, from 0")
       ->type_name("P")
       ->transform(whole_number(0));
-  look->add_option("--document", args->document, "samples that hold tokens of it: a file's name as it is printed here, "
-                                                 "and the document's number")
-      ->type_name("FILE:D");
+  look->add_option("--document", args->documents, "samples that hold tokens of it: a file's name as it is printed here, "
+                                                  "and the document's number; repeatable")
+      ->type_name("FILE:D")
+      ->expected(1)
+      ->take_all();
+  look->add_option("--documents", args->documents_file,
+                   "the same, of each line of a file, as `cairn data scan --list` writes it")
+      ->type_name("FILE");
+  look->add_option("--as-skip", args->as_skip,
+                   "print nothing, and write what is found as batch.skip into a file for --with; of a recipe without "
+                   "--step also what the run takes in its place")
+      ->type_name("FILE");
   look->add_option("--source", args->source, "only samples of that source")->type_name("NAME");
   look->add_option("--text", args->text, "the first N bytes of each sample's text (N is 200 where none is given)")
       ->type_name("N")
@@ -294,7 +350,8 @@ void add_data_samples(CLI::App& command, Session& session) {
       "  cairn data samples runs/mine --step 1204 --text\n"
       "  cairn data samples runs/mine --step 1200..1210 --suspects --text\n"
       "  cairn data samples runs/mine --document data/web:81 --json\n"
-      "  cairn data samples train.lua --step 1..3");
+      "  cairn data samples train.lua --step 1..3\n"
+      "  cairn data samples train.lua --documents dirty.txt --as-skip skip.lua");
   look->callback([args, &session] { session.action = [args, &session] { return samples(*args, session.json); }; });
 }
 

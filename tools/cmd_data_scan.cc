@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "runtime/core/count_text.h"
@@ -21,6 +22,7 @@
 #include "tools/data_tools.h"
 #include "tools/model_source.h"
 #include "tools/number_option.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 namespace {
@@ -28,7 +30,7 @@ namespace {
 using nlohmann::json;
 
 struct ScanArgs {
-  std::string path, tokenizer;
+  std::string path, tokenizer, list;
   int64_t top = 50, piece = 2048, text = 0;
   double share = 1, limit = 6;
 };
@@ -135,6 +137,13 @@ Result<int> scan(const ScanArgs& args, bool as_json) {
     const float furthest = std::fabs(*std::ranges::max_element(z[k], {}, [](float one) { return std::fabs(one); }));
     if (furthest > args.limit) suspects.push_back({k, furthest});
   }
+  if (!args.list.empty()) {
+    std::set<int64_t> named;
+    for (const Suspect& one : suspects) named.insert(pieces[one.piece].document);
+    std::string lines;
+    for (const int64_t document : named) lines += fmt::format("{}:{}\n", prefix.empty() ? args.path : prefix, document);
+    RT_TRY(write_text_file(args.list, lines));
+  }
   std::ranges::stable_sort(suspects, [](const Suspect& a, const Suspect& b) { return a.furthest > b.furthest; });
   const auto shown = std::min<int64_t>(args.top, std::ssize(suspects));
   const ScanTeller teller(*source, origins, tokenizer.get(), args.text);
@@ -193,6 +202,9 @@ void add_data_scan(CLI::App& command, Session& session) {
   look->add_option("--sample", args->share, "share of the documents that is read (default: 1)")
       ->type_name("X")
       ->check(CLI::Range(1e-9, 1.0));
+  look->add_option("--list", args->list,
+                   "write all these documents, but for copies, into a file for `cairn data samples --documents`")
+      ->type_name("FILE");
   look->add_option("--tokenizer", args->tokenizer, "to look at characters (default: the one that made the set)")
       ->type_name("NAME");
   look->add_option("--text", args->text, "the first N bytes of each listed piece (N is 200 where none is given)")
