@@ -4,10 +4,8 @@ import gzip
 import json
 import lzma
 import os
-import random
 import socket
 import struct
-import subprocess
 
 from program import ProgramTest, main
 
@@ -218,21 +216,6 @@ class DataTest(ProgramTest):
         self.assertIn("bad.txt: byte 3: 0xff is not UTF-8",
                       self.cairn("data", "train-tokenizer", "bad.txt", "--vocab", "999", "--out", "bad", code=2).stderr)
         self.assertFalse(os.path.exists(self.path("bad")))
-
-    def test_the_commands_of_the_page_from_raw_text_to_a_first_run_work_as_pasted(self):
-        with open(os.path.join(ROOT, "docs", "first-run.md")) as f:
-            script = "".join(line[7:] if line.strip() else "\n" for line in f if line.startswith("       ") or not line.strip())
-        self.assertIn("cairn train first.lua", script)
-        draw = random.Random(5)
-        words = ["".join(draw.choice("abcdefghiklmnoprstu") for _ in range(draw.randint(2, 9))) for _ in range(600)]
-        for part in range(2):
-            rows = (json.dumps({"text": " ".join(draw.choices(words, k=60)) + ".\n"}) + "\n" for _ in range(300))
-            self.write(f"raw/part-{part}.jsonl.gz", gzip.compress("".join(rows).encode()))
-        done = subprocess.run(["bash", "-e", "-c", script], cwd=self.folder.name, capture_output=True, text=True,
-                              env={**os.environ, "PATH": os.path.dirname(self.program) + ":" + os.environ["PATH"]})
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("raw/part-1.jsonl.gz: ", done.stdout)
-        self.assertTrue(os.path.isdir(self.path("runs/first/checkpoints/step-00000040")))
 
     def test_a_pair_is_replaced_only_on_request(self):
         self.write("a.txt", TEXT)

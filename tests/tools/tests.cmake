@@ -8,7 +8,7 @@ if(TARGET cairn)
   endforeach()
   # Starts an object store, and waits for time limits and between tries.
   set_tests_properties(tools/copy_test PROPERTIES TIMEOUT 600)
-  foreach(trains attention_double_test gpu_check_test gpu_double_test nccl_double_test tuning_double_test)  # on doubles
+  foreach(trains attention_double_test gpu_check_test gpu_double_test nccl_double_test pages_test tuning_double_test)
     set_tests_properties(tools/${trains} PROPERTIES TIMEOUT 600)
   endforeach()
   set_tests_properties(tools/package_test PROPERTIES TIMEOUT 600)  # packs 100 MB, twice
