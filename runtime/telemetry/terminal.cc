@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "runtime/telemetry/step_axis.h"
+
 namespace cairn::telemetry {
 
 std::string format_duration(double seconds) {
@@ -26,8 +28,7 @@ std::string draw_curve(const std::vector<CurvePoint>& points, int64_t columns, i
   }
   if (finite.size() < 2 || rows < 2) return {};
   const auto bounds = std::ranges::minmax(finite, {}, &CurvePoint::value);
-  const auto number = [](double value) { return fmt::format("{:7.3f}", value); };
-  const auto margin = static_cast<int64_t>(std::max(number(bounds.min.value).size(), number(bounds.max.value).size()));
+  const auto margin = static_cast<int64_t>(std::max(axis_number(bounds.min.value).size(), axis_number(bounds.max.value).size()));
   const auto count = static_cast<int64_t>(finite.size());
   const int64_t width = std::min(std::max<int64_t>(columns, 40) - margin - 2, count);  // the margin, a space, the axis
   std::vector<double> column(static_cast<size_t>(width));
@@ -35,7 +36,7 @@ std::string draw_curve(const std::vector<CurvePoint>& points, int64_t columns, i
     const int64_t begin = c * count / width, end = std::max(begin + 1, (c + 1) * count / width);
     double sum = 0;
     for (int64_t k = begin; k < end; ++k) sum += finite[static_cast<size_t>(k)].value;
-    column[static_cast<size_t>(c)] = sum / static_cast<double>(end - begin);
+    column[static_cast<size_t>(c)] = std::clamp(sum / static_cast<double>(end - begin), -kDrawnBound, kDrawnBound);
   }
   const auto [low, high] = std::minmax_element(column.begin(), column.end());
   const double span = std::max(*high - *low, 1e-12);
@@ -43,7 +44,7 @@ std::string draw_curve(const std::vector<CurvePoint>& points, int64_t columns, i
   static const char* const kBlocks[] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
   std::string out;
   for (int64_t row = rows - 1; row >= 0; --row) {
-    const std::string label = row == rows - 1 ? number(*high) : row == 0 ? number(*low) : std::string();
+    const std::string label = row == rows - 1 ? axis_number(*high) : row == 0 ? axis_number(*low) : std::string();
     out += fmt::format("{:>{}} {}", label, margin, utf8 ? "│" : "|");
     for (const double value : column) {
       const double height = (value - *low) / span * (static_cast<double>(rows) - 0.125) + 0.125;
@@ -56,12 +57,9 @@ std::string draw_curve(const std::vector<CurvePoint>& points, int64_t columns, i
     }
     out += '\n';
   }
-  out += std::string(static_cast<size_t>(margin) + 1, ' ') + (utf8 ? "└" : "+");
-  for (int64_t c = 0; c < width; ++c) out += utf8 ? "─" : "-";
-  const std::string first = fmt::format("step {}", finite.front().step), last = fmt::format("{}", finite.back().step);
-  const auto gap = width - static_cast<int64_t>(first.size() + last.size());
-  out += fmt::format("\n{:{}}{}{:{}}{}\n", "", margin + 2, first, "", std::max<int64_t>(gap, 1), last);
-  return out;
+  std::vector<int64_t> steps;
+  for (int64_t c = 0; c < width; ++c) steps.push_back(finite[static_cast<size_t>(c * count / width)].step);
+  return out + draw_step_axis(steps, finite.back().step, margin + 1, utf8);
 }
 
 int64_t terminal_columns(int fd, int64_t otherwise) {

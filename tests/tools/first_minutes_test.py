@@ -194,7 +194,7 @@ class FirstMinutesTest(ProgramTest):
             said = self.narrow("report", "run", columns=columns)
             self.assertLessEqual(max(map(len, said)), columns)
             self.assertGreater(len(said[0]), 30)
-            self.assertRegex("\n".join(said), r"\n +└─+\n +step 1 +1000\n")
+            self.assertRegex("\n".join(said), r"\n +└[─┬]+\n +step 1 .* 1000\n")
 
     def test_a_report_counts_the_snapshots_that_were_left_out(self):
         lines = [{"schema": 1, "run": "r"}]

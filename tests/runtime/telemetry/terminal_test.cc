@@ -41,6 +41,25 @@ TEST_SUITE("runtime/telemetry/terminal") {
     }
   }
 
+  TEST_CASE("round steps between the first and the last have a tick, and their labels keep apart") {
+    std::vector<CurvePoint> points;
+    for (int64_t step = 1; step <= 2000; ++step) points.push_back({step, static_cast<double>(step) / 2000});
+    const std::string curve = draw_curve(points, 79, 3, false);
+    CHECK(curve.ends_with(
+        "        +------------------+----------------+-----------------+----------------\n"
+        "         step 1           500             1000              1500           2000\n"));
+  }
+
+  TEST_CASE("a curve of any finite values fits its width") {
+    for (const double value : {1e9, 1e300, 1.7e308, -1.7e308}) {
+      CAPTURE(value);
+      const std::string curve = draw_curve({{1, value}, {2, value}, {3, 0}, {4, -value}, {5, value}}, 79, 3, true);
+      CHECK_FALSE(curve.empty());
+      std::istringstream lines(curve);
+      for (std::string line; std::getline(lines, line);) CHECK(columns_of(line) <= 79);
+    }
+  }
+
   TEST_CASE("a long line breaks at spaces, below the text of its first line") {
     CHECK(wrap_text("short", 10) == "short");
     CHECK(wrap_text("", 10).empty());

@@ -1,0 +1,35 @@
+#pragma once
+// The report of one run: text for a terminal, and the JSON that programs read.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/report/history.h"
+
+namespace cairn::tools {
+
+/// The steps of a run in a few numbers; NaN where there is none.
+struct Summary {
+  int64_t step = 0;
+  double first_loss = NAN, last_loss = NAN;
+  double valid_loss = NAN, best_valid_loss = NAN;  // the last evaluation, and the best one
+  int64_t best_valid_step = 0;
+  std::vector<std::pair<std::string, double>> valid_source_loss;
+  double step_ms = NAN, tokens_per_s = NAN, mfu = NAN;  // medians
+  int64_t snapshots = 0, snapshots_left_out = 0;
+  double snapshot_ms = NAN, lost_ms = 0;   // training stood still: median, in all
+  std::map<std::string, double> split_ms;  // of all steps
+};
+Summary summary_of(const History& history);
+
+nlohmann::json report_json(const History& history, const std::filesystem::path& run);
+
+/// Lines of at most `columns`, except those that quote paths and messages.
+std::string report_text(const History& history, const std::filesystem::path& run, int64_t columns, bool utf8);
+
+}  // namespace cairn::tools
