@@ -30,6 +30,8 @@ using nlohmann::json;
 
 constexpr auto kFollowPause = std::chrono::milliseconds(500);
 
+constexpr int64_t kCurveBytes = 2'800'000;  // of all runs of a report
+
 struct Args {
   std::vector<std::string> runs;
   bool follow = false;
@@ -87,7 +89,7 @@ Result<int> compare(const Args& args, bool as_json) {
   std::vector<ComparedRun> compared;
   RT_TRY(read_runs(args, [&](const History& history, const std::string& run) {
     if (as_json) {
-      runs.push_back(report_json(history, run));
+      runs.push_back(report_json(history, run, kCurveBytes / std::ssize(args.runs)));
     } else {
       compared.push_back(compared_run(history, run));
     }
@@ -106,7 +108,7 @@ Result<int> report_one(const fs::path& run, bool followed, bool as_json) {
   events.take();
   RT_TRY_SET(const History history, read_history(run));
   if (as_json) {
-    fmt::print("{}\n", json_text(report_json(history, run)));
+    fmt::print("{}\n", json_text(report_json(history, run, kCurveBytes)));
   } else {
     fmt::print("{}", report_text(history, run, report_columns(), telemetry::locale_is_utf8()));
   }

@@ -8,6 +8,7 @@
 
 #include "runtime/core/units.h"
 #include "runtime/telemetry/terminal.h"
+#include "tools/report/curves.h"
 #include "tools/run/text.h"
 
 namespace cairn::tools {
@@ -16,7 +17,7 @@ namespace {
 using nlohmann::json;
 using telemetry::StepMetrics;
 
-constexpr int64_t kMostMarks = 1400;  // the newest
+constexpr int64_t kCurveBytesOfAMark = 2000;          // for each such part the report holds one event
 constexpr size_t kMostLabels = 500, kMostText = 300;  // the newest; bytes
 
 json number(double value) { return std::isfinite(value) ? json(value) : json(); }
@@ -140,7 +141,7 @@ Summary summary_of(const History& history) {
   return out;
 }
 
-json report_json(const History& history, const std::filesystem::path& run) {
+json report_json(const History& history, const std::filesystem::path& run, int64_t curve_bytes) {
   const Summary summary = summary_of(history);
   json out{{"run", run.string()},
            {"steps", summary.step},
@@ -170,13 +171,14 @@ json report_json(const History& history, const std::filesystem::path& run) {
            {"advice", advice_of(history)},
            {"labels", labels_json(history)},
            {"lineage", lineage_json(history)},
-           {"unreadable", history.unreadable}};
+           {"unreadable", history.unreadable},
+           {"curves", curves_of(history, curve_bytes)}};
   for (const Recovery& one : history.recoveries) out["recoveries_seconds"].push_back(number(one.whole));
   for (const auto& [name, loss] : summary.valid_source_loss) out["valid_source_loss"][name] = loss;
   if (history.goodput) out["goodput"] = to_json(*history.goodput);
   out.update(to_json(history.troubles));
   int64_t marks_left_out = 0;
-  out["marks"] = marks_json(history, kMostMarks, &marks_left_out);
+  out["marks"] = marks_json(history, curve_bytes / kCurveBytesOfAMark, &marks_left_out);
   out["marks_left_out"] = marks_left_out;
   if (history.holder)
     out["holder"] = {{"host", history.holder->host}, {"pid", history.holder->pid}, {"since", history.holder->since}};

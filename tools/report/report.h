@@ -27,7 +27,8 @@ struct Summary {
 };
 Summary summary_of(const History& history);
 
-nlohmann::json report_json(const History& history, const std::filesystem::path& run);
+/// `curve_bytes`: about what the curves may take (tools/report/curves.h).
+nlohmann::json report_json(const History& history, const std::filesystem::path& run, int64_t curve_bytes);
 
 /// Lines of at most `columns`, except those that quote paths and messages.
 std::string report_text(const History& history, const std::filesystem::path& run, int64_t columns, bool utf8);
