@@ -10,6 +10,8 @@
 #   A folder of equals, each one file, which join the library of PARENT. FILE, for PARENT to include in angle brackets,
 #   has a line NAME(stem) for each in alphabetical order: adding a file is all that adding a member takes, and as the list
 #   refers to every member no linker leaves one out.
+# cairn_embed(FOLDER FILES...)
+#   Each file's text as a C++ literal, for a source of the folder to include as <FOLDER_FILE.inc>, by its last name.
 
 set_property(GLOBAL PROPERTY CAIRN_FOLDERS "")
 
@@ -128,6 +130,20 @@ function(cairn_members folder)
   target_include_directories(${target} PRIVATE ${CMAKE_BINARY_DIR}/generated)
   set_property(GLOBAL APPEND PROPERTY CAIRN_FOLDERS ${folder})
   set_property(GLOBAL PROPERTY CAIRN_DEPS_${folder} "${ARG_OF};${ARG_DEPS}")
+endfunction()
+
+function(cairn_embed folder)
+  _cairn_return_if_left_out(${folder})
+  _cairn_target_name(${folder} target)
+  get_filename_component(last ${folder} NAME)
+  foreach(file ${ARGN})
+    set(from ${CMAKE_SOURCE_DIR}/${folder}/${file})
+    set(to ${CMAKE_BINARY_DIR}/generated/${last}_${file}.inc)
+    add_custom_command(OUTPUT ${to} DEPENDS ${from} ${CMAKE_SOURCE_DIR}/cmake/EmbedText.cmake VERBATIM
+                       COMMAND ${CMAKE_COMMAND} -D FROM=${from} -D TO=${to} -P ${CMAKE_SOURCE_DIR}/cmake/EmbedText.cmake)
+    target_sources(${target} PRIVATE ${to})
+  endforeach()
+  target_include_directories(${target} PRIVATE ${CMAKE_BINARY_DIR}/generated)
 endfunction()
 
 # Writes {"folder": ["allowed folder", ...], ...}, direct edges only: an include needs its own declared edge.

@@ -8,6 +8,7 @@ import signal
 import subprocess
 
 from harness import RunTest, main, write_tokens
+from browser import chromium, in_browser  # harness has put tests/support on the path
 
 BLEND = """
 local T = require "cairn"
@@ -114,6 +115,45 @@ class Report(RunTest):
         self.assertTrue(heard and went_on, text)
         self.assertTrue(last <= int(heard[1]) <= int(went_on[1]) + 1, text)
         self.assertRegex(text, r"state +not running: ended with exit code 0")
+
+    def test_a_page_follows_a_run_that_fails_and_recovers(self):
+        page = self.folder / "page.html"
+        job = self.start(self.recipe(steps=100000, tp=1, pp=1, dp=2, sp="false", save=5), "run", "--kill", "1@8")
+        self.until_step("run", 3, job)
+        follower = subprocess.Popen([self.program, "report", self.folder / "run", "--html", page, "--follow"],
+                                    stdout=subprocess.PIPE, text=True)
+        self.addCleanup(lambda: follower.poll() is None and follower.kill())
+        said = lambda: json.loads(re.search(r'id="report">\n(.*?)\n</script>', page.read_text(), re.S)[1])
+        self.until(page.exists, "the page", job)
+        first = said()
+        self.assertEqual((first["follow_seconds"], first["runs"][0]["alive"]), (10, True))
+        self.until(lambda: said()["runs"][0]["steps"] > max(first["runs"][0]["steps"], 20), "a newer page", job)
+        job.signal(signal.SIGTERM)
+        self.finish(job)
+        self.assertIn("page.html: 1 run, ", follower.communicate(timeout=60)[0])
+        self.assertEqual(follower.returncode, 0)
+        self.assertEqual([path.name for path in self.folder.glob("*page*")], ["page.html"])
+        last, (run,) = said(), said()["runs"]
+        told = self.report("run")[0]
+        self.assertEqual({**run, "state": ""}, {**told, "state": ""})
+        self.assertEqual((last["follow_seconds"], run["alive"], run["steps"]), (0, False, self.last_step("run")))
+        metrics = self.metrics("run")
+        curve = run["curves"]["series"]["loss"]
+        self.assertEqual(run["curves"]["axes"][curve["axis"]]["step"], sorted(metrics))
+        self.assertEqual(curve["mean"], [float(f"{metrics[step]['loss']:.6g}") for step in sorted(metrics)])
+        self.assertEqual([one["generation"] for one in run["starts"]], [0, 1])
+        self.assertEqual([mark["event"] for mark in run["marks"] if mark["kind"] in ("failure", "restart")],
+                         ["start", "kill", "failure", "start"])
+        self.assertEqual(len(run["labels"]), len(self.checkpoints("run")))
+        self.assertEqual([one["cause"] for one in run["lineage"]], ["start"])
+        if not chromium():
+            self.skipTest("no Chromium here: the page was not tried in a browser")
+        seen, console = in_browser(page.read_text(), """return { steps: document.querySelector(".card b").textContent,
+            flags: document.querySelectorAll("svg .flag").length, loss: document.querySelector("svg .curve").getAttribute("d") };""",
+                                   self.folder)
+        self.assertEqual((seen["steps"], console), (f"{run['steps']:,}", []))
+        self.assertGreater(seen["flags"], 2)
+        self.assertTrue(seen["loss"].startswith("M"))
 
     def test_train_json_is_one_object_and_progress_goes_to_stderr(self):
         recipe = self.recipe(steps=6, tp=1, pp=1, dp=1, sp="false", save=3)

@@ -1,5 +1,5 @@
 #pragma once
-// The report of one run: text for a terminal, and the JSON that programs read.
+// The report of one run: text for a terminal, and the JSON that programs read and the page shows.
 
 #include <cstdint>
 #include <filesystem>
