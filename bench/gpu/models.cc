@@ -55,8 +55,8 @@ Result<Model> model_of(std::string_view name) {
                   .bias_width = out.dims.ffn_in,
                   .head_rows = out.dims.rows * out.dims.heads,
                   .head_width = out.dims.head_dim,
-                  .state_elems = out.dims.rows * out.dims.width,
-                  .state_cols = out.dims.width,
+                  .squared_elems = out.dims.rows * out.dims.width,
+                  .squared_cols = out.dims.width,
                   .gradient_runs = 4,
                   .given_bytes = int64_t{1} << 16,
                   .gives = 16});

@@ -116,12 +116,18 @@ void adafactor_squares(const MatrixRun& run, double* row_sums, double* col_sums)
   });
 }
 
-void adafactor_factors(const AdafactorDecay& decay, const double* squares, const float* from, float* to, float* factors,
-                       int64_t count) {
+void adafactor_squares_of_runs(std::span<const SquaresRun> runs) {
+  for (const SquaresRun& run : runs) adafactor_squares(run.matrix, run.rows.address(), run.cols.address());
+}
+
+void adafactor_factors(const AdafactorDecay& decay, const FactoredDim& of) {
   constexpr double kLeastSquare = 1e-30;  // eps1 of the paper
   if (decay.clip.address()->finite == 0) return;
-  for (int64_t i = 0; i < count; ++i) {
-    const double now = squares[i] / static_cast<double>(decay.terms) + kLeastSquare;
+  const double* const squares = of.squares.address();
+  const float* const from = of.from.address();
+  float *const to = of.to.address(), *const factors = of.factors.address();
+  for (int64_t i = 0; i < of.count; ++i) {
+    const double now = squares[i] / static_cast<double>(of.terms) + kLeastSquare;
     to[i] = static_cast<float>(decay.old_part * static_cast<double>(from[i]) + (1.0 - decay.old_part) * now);
     factors[i] = static_cast<float>(1.0 / std::sqrt(static_cast<double>(to[i])));
   }
@@ -132,6 +138,22 @@ void scale_by_mean(float* factors, int64_t count, const float* moments, int64_t 
   for (int64_t i = 0; i < moments_count; ++i) sum += static_cast<double>(moments[i]);
   const auto root = static_cast<float>(std::sqrt(sum / static_cast<double>(moments_count)));
   for (int64_t i = 0; i < count; ++i) factors[i] *= root;
+}
+
+void adafactor_factors_of_tensors(const AdafactorDecay& decay, std::span<const FactoredTensor> tensors) {
+  if (decay.clip.address()->finite == 0) return;
+  for (const FactoredTensor& of : tensors) {
+    adafactor_factors(decay, of.rows);
+    adafactor_factors(decay, of.cols);
+    const FactoredDim& whole = of.mean_of_cols ? of.cols : of.rows;
+    if (of.rows.count > 0) scale_by_mean(of.rows.factors.address(), of.rows.count, whole.to.address(), whole.count);
+  }
+}
+
+void adafactor_moments(const AdafactorDecay& decay, std::span<const SquaresRun> runs,
+                       std::span<const FactoredTensor> tensors) {
+  adafactor_squares_of_runs(runs);
+  adafactor_factors_of_tensors(decay, tensors);
 }
 
 void adafactor_norms(const MatrixRun& run, const AdafactorFactors& factors, const float* master,
@@ -197,6 +219,12 @@ void adafactor_rates(const AdafactorLimits& limits, std::span<const AdafactorRat
     if (limits.scale_parameter) rate *= std::max(limits.least_scale, root_of_mean(of.first<ExactSum::kWords>()));
     rates[k] = static_cast<float>(rate);
   }
+}
+
+void adafactor_rates_of_runs(const AdafactorLimits& limits, std::span<const AdafactorRate> tensors,
+                             std::span<const NormRun> runs, const double* partials, double* words, float* rates) {
+  add_norms_of_runs(runs, partials, words);
+  adafactor_rates(limits, tensors, words, rates);
 }
 
 void adafactor_step_of_runs(std::span<const AdafactorRun> runs, const float* rates) {

@@ -38,21 +38,59 @@ inline void add_dims(OpDims& /*to*/, const AdafactorFactors& /*of*/) {}
 /// on any number of threads.
 void adafactor_squares(const MatrixRun& run, double* row_sums, double* col_sums);
 
+/// A run, and its tensor's sums over all rows and all columns.
+struct SquaresRun {
+  MatrixRun matrix;
+  DevicePtr<double> rows, cols;  // a vector has no `rows`
+};
+/// Runs, and the elements of all.
+inline void add_dims(OpDims& to, std::span<const SquaresRun> of) {
+  int64_t elems = 0;
+  for (const SquaresRun& run : of) elems += run.matrix.count;
+  to.add(std::ssize(of));
+  to.add(elems);
+}
+/// adafactor_squares() of each. Runs of one tensor follow one another; all have the same clip.
+void adafactor_squares_of_runs(std::span<const SquaresRun> runs);
+
 /// What the second moments of rows or columns become.
 struct AdafactorDecay {
   double old_part = 0;         // of the moments; the rest is of the means of new squares
-  int64_t terms = 1;           // that each of the squares is a sum of
   DevicePtr<const Clip> clip;  // of the step's gradients
 };
 inline void add_dims(OpDims& /*to*/, const AdafactorDecay& /*of*/) {}
 
-/// to = old_part * from + (1 - old_part) * (squares / terms + 1e-30), and factors = 1 / root of it. `to` may be `from`.
-/// Nothing where the clip is not finite.
-void adafactor_factors(const AdafactorDecay& decay, const double* squares, const float* from, float* to, float* factors,
-                       int64_t count);
+/// The second moments of a tensor's rows or columns.
+struct FactoredDim {
+  DevicePtr<const double> squares;
+  DevicePtr<const float> from;
+  DevicePtr<float> to, factors;  // `to` may be `from`
+  int64_t count = 0, terms = 1;  // terms: that each of the squares is a sum of
+};
+/// A matrix, or a vector, which has no rows.
+struct FactoredTensor {
+  FactoredDim rows, cols;
+  bool mean_of_cols = false;  // else of the rows: of a dim that this rank has all of
+};
+/// Tensors, and the moments of all.
+inline void add_dims(OpDims& to, std::span<const FactoredTensor> of) {
+  int64_t moments = 0;
+  for (const FactoredTensor& tensor : of) moments += tensor.rows.count + tensor.cols.count;
+  to.add(std::ssize(of));
+  to.add(moments);
+}
+
+/// to = old_part * from + (1 - old_part) * (squares / terms + 1e-30), and factors = 1 / root of it. Nothing where the
+/// clip is not finite.
+void adafactor_factors(const AdafactorDecay& decay, const FactoredDim& of);
 /// A matrix's second moments are rows times columns over their common mean: factors [count] are multiplied by the root
 /// of the mean of `moments` [moments_count].
 void scale_by_mean(float* factors, int64_t count, const float* moments, int64_t moments_count);
+/// adafactor_factors() of the rows and columns of each; then scale_by_mean() of its rows, where it has any.
+void adafactor_factors_of_tensors(const AdafactorDecay& decay, std::span<const FactoredTensor> tensors);
+/// adafactor_squares_of_runs(), then adafactor_factors_of_tensors(): where no other rank has squares to add.
+void adafactor_moments(const AdafactorDecay& decay, std::span<const SquaresRun> runs,
+                       std::span<const FactoredTensor> tensors);
 
 /// Adds to `norms` the squares of the weights and of the steps, gradient / root of the second moment. `master` begins
 /// with the run.
@@ -107,6 +145,9 @@ inline void add_dims(OpDims& /*to*/, const AdafactorLimits& /*of*/) {}
 /// rates [tensors], of the squares of whole tensors: words [tensors, TensorNorms::kWords].
 void adafactor_rates(const AdafactorLimits& limits, std::span<const AdafactorRate> tensors, const double* words,
                      float* rates);
+/// add_norms_of_runs(), then adafactor_rates(): where no other rank has norms to add.
+void adafactor_rates_of_runs(const AdafactorLimits& limits, std::span<const AdafactorRate> tensors,
+                             std::span<const NormRun> runs, const double* partials, double* words, float* rates);
 
 /// adafactor_step() of each with its tensor's of `rates`, and with the weights; nothing where the clip is not finite.
 void adafactor_step_of_runs(std::span<const AdafactorRun> runs, const float* rates);

@@ -18,8 +18,8 @@ namespace cairn::kernels {
 // clang-format off
 #define RT_STATE_KERNELS(X)                                                                                          \
   X(clip_by_norm) X(adamw_of_runs) X(lamb_moments_of_runs) X(lamb_step_of_runs) X(add_norms_of_runs)                 \
-  X(fill_doubles) X(adafactor_squares) X(adafactor_factors) X(scale_by_mean) X(adafactor_norms_of_runs)              \
-  X(adafactor_rates) X(adafactor_step_of_runs)                                                                       \
+  X(fill_doubles) X(adafactor_squares_of_runs) X(adafactor_factors_of_tensors) X(adafactor_moments)                  \
+  X(adafactor_norms_of_runs) X(adafactor_rates) X(adafactor_rates_of_runs) X(adafactor_step_of_runs)                 \
   X(balance_bias) X(ema_of_runs) X(head_factors) X(scale_heads_of_runs) X(floats_to_host)                            \
   X(copy_state) X(copy_summed) X(clear_floats) X(draw_weights) X(put_weights) X(put_first_weights)                   \
   X(add_squares_of_runs) X(doubles_to_host) X(count_not_finite)

@@ -108,18 +108,18 @@ WorkShapes work_shapes(const Plan& plan, int64_t rank) {
   for (const StatePiece& piece : of.pieces) {
     out.gradient_runs += piece.primary ? 1 : 0;
     if (optimizer.kind != OptimizerKind::kAdafactor) continue;
-    out.state_elems = std::max(out.state_elems, piece.count_elems());
-    out.state_cols = std::max(out.state_cols, plan.tensors[piece.tensor].shape.back());
+    out.squared_elems += piece.count_elems();
+    out.squared_cols += plan.tensors[piece.tensor].shape.back();
   }
-  if (optimizer.kind != OptimizerKind::kAdamW) out.state_runs = most_runs;
-  // Runs of the update's passes over state.
-  const int64_t passes =
-      (optimizer.kind == OptimizerKind::kAdamW ? 1 : 3) + (optimizer.ema > 0 ? 2 : 0) + (optimizer.qk_clip > 0 ? 1 : 0);
+  // Runs of the update's passes over state: of Adafactor also squares, and their columns.
+  const int64_t of_rule = optimizer.kind == OptimizerKind::kAdamW ? 1 : optimizer.kind == OptimizerKind::kLamb ? 3 : 5;
+  const int64_t passes = of_rule + (optimizer.ema > 0 ? 2 : 0) + (optimizer.qk_clip > 0 ? 1 : 0);
   out.gives += passes * kMostBatches;
   out.given_bytes += passes * most_runs * kernels::kGivenRunBytes;
   if (optimizer.kind == OptimizerKind::kAdafactor) {
-    out.gives += 1;
-    out.given_bytes += std::ssize(plan.tensors) * static_cast<int64_t>(sizeof(kernels::AdafactorRate));
+    out.gives += 2;  // rates; moments of whole tensors
+    out.given_bytes += std::ssize(plan.tensors) * static_cast<int64_t>(sizeof(kernels::AdafactorRate)) +
+                       std::ssize(of.tensors) * kernels::kGivenRunBytes;
   }
   // Runs of gradients that begin at zero: between matrices, and around them.
   out.gives += 1;

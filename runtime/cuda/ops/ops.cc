@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <vector>
 
 #include "runtime/core/exact_sum.h"
@@ -24,6 +25,7 @@
 #include "runtime/kernels/cuda/norm.h"
 #include "runtime/kernels/cuda/rotary.h"
 #include "runtime/kernels/cuda/rows.h"
+#include "runtime/kernels/cuda/square_rounds.h"
 #include "runtime/kernels/cuda/state.h"
 #include "runtime/kernels/cuda/sums.h"
 #include "runtime/kernels/cuda/update.h"
@@ -715,11 +717,8 @@ void fill_lamb(kernels::StateOps& out) {
   };
   out.add_norms_of_runs = [](Stream& stream, std::span<const kernels::NormRun> runs, DevicePtr<const double> partials,
                              DevicePtr<double> words) {
-    with_runs(stream, "add_norms_of_runs", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
-      void* const of_runs =
-          cuda.scratch(bytes_of<double>(tables.run_count * kernels::TensorNorms::kWords), "add_norms_of_runs");
-      if (of_runs == nullptr) return;
-      k::add_words_of_tensors(on, partials.address(), tables, static_cast<double*>(of_runs), words.address());
+    with_runs(stream, "add_norms_of_runs", runs, [&](CudaStream&, Queue& on, const k::UpdateTables& tables) {
+      k::add_words_of_tensors(on, partials.address(), tables, words.address());
     });
   };
   out.lamb_step_of_runs = [](Stream& stream, std::span<const AdamRun> runs, DevicePtr<const double> words) {
@@ -731,19 +730,33 @@ void fill_lamb(kernels::StateOps& out) {
 
 void fill_adafactor(kernels::StateOps& out) {
   using kernels::AdafactorRun;
-  out.adafactor_squares = &Direct<&k::adafactor_squares>::run;
-  out.adafactor_factors = &Direct<&k::adafactor_factors>::run;
-  out.scale_by_mean = &Direct<&k::scale_by_mean>::run;
+  using kernels::FactoredTensor;
+  using kernels::SquaresRun;
+  out.adafactor_squares_of_runs = [](Stream& stream, std::span<const SquaresRun> runs) {
+    order(stream, "adafactor_squares", [&](CudaStream& cuda, Queue& on) {
+      if (!runs.empty()) add_squares(cuda, on, k::square_rounds(runs), runs[0].matrix.clip.address());
+    });
+  };
+  out.adafactor_factors_of_tensors = [](Stream& stream, const AdafactorDecay& decay,
+                                        std::span<const FactoredTensor> tensors) {
+    order(stream, "adafactor_factors",
+          [&](CudaStream& cuda, Queue& on) { order_factors(cuda, on, decay, moments_of(tensors)); });
+  };
+  out.adafactor_moments = [](Stream& stream, const AdafactorDecay& decay, std::span<const SquaresRun> runs,
+                             std::span<const FactoredTensor> tensors) {
+    order(stream, "adafactor_moments",
+          [&](CudaStream& cuda, Queue& on) { order_moments(cuda, on, decay, runs, tensors); });
+  };
   out.adafactor_norms_of_runs = [](Stream& stream, std::span<const AdafactorRun> runs, DevicePtr<double> partials) {
     with_runs(stream, "adafactor_norms", runs, [&](CudaStream&, Queue& on, const k::FactoredRuns& table) {
       k::adafactor_norms(on, table, runs[0].matrix.clip.address(), partials.address());
     });
   };
   out.adafactor_rates = [](Stream& stream, const kernels::AdafactorLimits& limits,
-                           std::span<const kernels::AdafactorRate> tensors, DevicePtr<const double> words,
+                           std::span<const AdafactorRate> tensors, DevicePtr<const double> words,
                            DevicePtr<float> rates) {
     order(stream, "adafactor_rates", [&](CudaStream& cuda, Queue& on) {
-      const DevicePtr<const kernels::AdafactorRate> there = cuda.give(tensors);
+      const DevicePtr<const AdafactorRate> there = cuda.give(tensors);
       if (there) {
         k::adafactor_rates(on, limits, there.address(), std::ssize(tensors), words.address(), rates.address());
       }
@@ -772,7 +785,80 @@ kernels::StateOps filled_state() {
   };
   fill_lamb(out);
   fill_adafactor(out);
+/// A table on the device, null where it has no room.
+template <typename Run>
+k::RunTable<Run> table_of(CudaStream& cuda, const std::vector<Run>& runs, int64_t chunks) {
+  return {cuda.give(std::span<const Run>(runs)).address(), std::ssize(runs), chunks};
+}
+
+/// Orders a round; partials, or null: it is not ordered.
+double* order_squares(CudaStream& cuda, Queue& on, const k::SquareRound& round, const kernels::Clip* clip) {
+  auto* const partials = on.room<double>(round.part_sums);
+  const k::SquaredRuns runs = table_of(cuda, round.runs, round.blocks);
+  if (partials == nullptr || runs.runs == nullptr) return nullptr;
+  k::square_runs(on, runs, clip, partials);
+  return partials;
+}
+void add_squares(CudaStream& cuda, Queue& on, std::span<const k::SquareRound> rounds, const kernels::Clip* clip) {
+  for (const k::SquareRound& round : rounds) {
+    const double* const partials = order_squares(cuda, on, round, clip);
+    if (partials == nullptr) return;
+    const k::RunTable<k::ColumnParts> columns = table_of(cuda, round.columns, round.column_blocks);
+    if (columns.runs != nullptr) k::add_columns(on, columns, partials);
+  }
+}
+
+k::MomentsOfDim moments_of(const kernels::FactoredDim& of) {
+  return {.squares = of.squares.address(),
+          .from = of.from.address(),
+          .to = of.to.address(),
+          .factors = of.factors.address(),
+          .count = of.count,
+          .terms = static_cast<double>(of.terms)};
+}
+std::vector<k::MomentsOfTensor> moments_of(std::span<const kernels::FactoredTensor> tensors) {
+  std::vector<k::MomentsOfTensor> out;
+  for (const kernels::FactoredTensor& of : tensors) {
+    out.push_back({moments_of(of.rows), moments_of(of.cols), of.mean_of_cols});
+  }
+  return out;
+}
+static_assert(sizeof(k::SquaredRun) <= kernels::kGivenRunBytes);
+static_assert(sizeof(k::ColumnParts) <= kernels::kGivenRunBytes);
+static_assert(sizeof(k::MomentsOfTensor) <= kernels::kGivenRunBytes);
+
+void order_factors(CudaStream& cuda, Queue& on, const kernels::AdafactorDecay& decay,
+                   const std::vector<k::MomentsOfTensor>& tensors) {
+  if (tensors.empty()) return;
+  const DevicePtr<const k::MomentsOfTensor> there = cuda.give(std::span<const k::MomentsOfTensor>(tensors));
+  if (there) k::make_factors(on, decay.old_part, decay.clip.address(), there.address(), std::ssize(tensors));
+}
+
+/// Squares and factors. Where one round has all squares, the factors take the sums of parts of columns as they are.
+void order_moments(CudaStream& cuda, Queue& on, const kernels::AdafactorDecay& decay,
+                   std::span<const kernels::SquaresRun> runs, std::span<const kernels::FactoredTensor> tensors) {
+  const std::vector<k::SquareRound> rounds = k::square_rounds(runs);
+  std::vector<k::MomentsOfTensor> moments = moments_of(tensors);
+  if (rounds.size() != 1) {
+    add_squares(cuda, on, rounds, decay.clip.address());
+    return order_factors(cuda, on, decay, moments);
+  }
+  const double* const partials = order_squares(cuda, on, rounds.front(), decay.clip.address());
+  if (partials == nullptr) return;
+  std::unordered_map<const double*, const k::ColumnParts*> parts_of;
+  for (const k::ColumnParts& parts : rounds.front().columns) parts_of.emplace(parts.sums, &parts);
+  for (k::MomentsOfTensor& of : moments) {
+    const auto found = parts_of.find(of.cols.squares);
+    if (found == parts_of.end()) continue;
+    of.cols.squares = partials + found->second->first_part;
+    of.cols.parts = found->second->parts;
+  }
+  order_factors(cuda, on, decay, moments);
+}
+
   out.ema_of_runs = [](Stream& stream, double decay, std::span<const kernels::EmaRun> runs) {
+  using kernels::AdafactorDecay;
+  using kernels::AdafactorRate;
     with_runs(stream, "ema", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
       k::ema(on, decay, tables, runs[0].clip.address());
       for (const kernels::EmaRun& run : runs) {
@@ -782,6 +868,15 @@ kernels::StateOps filled_state() {
   };
   out.balance_bias = &Direct<&k::balance_bias>::run;
   out.count_not_finite = [](Stream& stream, DevicePtr<const float> x, int64_t count, std::span<int64_t> counts) {
+  out.adafactor_rates_of_runs = [](Stream& stream, const kernels::AdafactorLimits& limits,
+                                   std::span<const AdafactorRate> tensors, std::span<const kernels::NormRun> runs,
+                                   DevicePtr<const double> partials, DevicePtr<double> words, DevicePtr<float> rates) {
+    with_runs(stream, "adafactor_rates", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
+      const DevicePtr<const AdafactorRate> there = cuda.give(tensors);
+      if (!there) return;
+      k::add_words_for_rates(on, partials.address(), tables, words.address(), limits, there.address(), rates.address());
+    });
+  };
     order(stream, "count_not_finite", [&](CudaStream& cuda, Queue& on) {
       with_numbers(cuda, counts.first(1), bytes_of<int64_t>(k::kSumBlocks), "count_not_finite",
                    [&](int64_t* found, std::byte* partials) {
@@ -860,10 +955,8 @@ int64_t scratch_bytes(int64_t rows, int64_t width, int64_t parts) {
                   std::max(bytes_of<int64_t>(k::kMostExperts), k::look_up_scratch_bytes(rows, width)));
 }
 
-int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs) {
-  const int64_t most_rows = elems / cols + 2, squares = k::square_runs(most_rows).count() * cols;
-  // Sums of blocks and one for the host; words of each run.
-  return bytes_of<double>(std::max({k::kSumBlocks + 1, runs * kernels::TensorNorms::kWords, squares}));
+int64_t state_scratch_bytes(int64_t elems, int64_t cols) {
+  return bytes_of<double>(std::max(k::kSumBlocks + 1, k::part_sums(elems, cols)));  // one of the sums for the host
 }
 
 int64_t scratch_bytes(const WorkShapes& work) {
@@ -880,7 +973,7 @@ int64_t scratch_bytes(const WorkShapes& work) {
                 k::attention_maxima(work.score_heads, work.score_queries, work.score_width)});
   return std::max({bytes_of<float>(floats), bytes_of<int64_t>(k::kMostExperts),
                    k::look_up_scratch_bytes(work.rows, work.norm_width), bytes_of<double>(k::kSquaresPartials),
-                   state_scratch_bytes(work.state_elems, std::max<int64_t>(1, work.state_cols), work.state_runs)});
+                   state_scratch_bytes(work.squared_elems, work.squared_cols)});
 }
 
 }  // namespace cairn::cuda

@@ -21,9 +21,9 @@ void serve_ops();
 /// Bytes that a stream needs for kernels (CudaStream::use_scratch()) of so many rows, the widest of `width`, whose sums
 /// over rows are cut into `parts` (kernels::TreeParts).
 int64_t scratch_bytes(int64_t rows, int64_t width, int64_t parts = 1);
-/// The same for kernels over training state: blocks of at most `elems` elements in `runs` runs, matrices of
-/// `cols` columns.
-int64_t state_scratch_bytes(int64_t elems, int64_t cols, int64_t runs);
+/// The same for kernels over training state: runs of matrices with `elems` elements and `cols` columns in all, whose
+/// squares are added up.
+int64_t state_scratch_bytes(int64_t elems, int64_t cols);
 /// Both for all kernels of that work.
 int64_t scratch_bytes(const WorkShapes& work);
 

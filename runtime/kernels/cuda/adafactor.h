@@ -1,30 +1,61 @@
 #pragma once
-// Adafactor for CUDA: runtime/kernels/adafactor.h. What threads add up is cut by shapes alone.
+// Adafactor for CUDA: runtime/kernels/adafactor.h. What threads add up is cut by shapes alone. Each launch goes through
+// a table of all runs or tensors of a rank. An update is five of them, since each reads all that those before it left:
+//
+//   1. square_runs(): squares of rows, and of parts of columns (square_rounds.h)
+//   2. make_factors(): the parts of columns, second moments, factors, for each tensor its mean
+//   3. adafactor_norms(): squares of weights and of steps, for each chunk
+//   4. adafactor_rates(): these for each tensor, and its rate
+//   5. adafactor_step()
+//
+// Where other ranks have squares or norms to add, add_columns() stands behind 1, and 4 is two launches.
 
 #include <cstdint>
 
 #include "runtime/kernels/adafactor.h"
 #include "runtime/kernels/cuda/queue.h"
 #include "runtime/kernels/cuda/run_tables.h"
-#include "runtime/kernels/cuda/sums.h"
+#include "runtime/kernels/cuda/update.h"
 
 namespace cairn::kernels::cuda {
 
-/// Rows of a run, the first and the last of which may be parts of rows.
-constexpr int64_t rows_of_run(int64_t begin, int64_t count, int64_t cols) {
-  return count == 0 ? 0 : (begin + count - 1) / cols - begin / cols + 1;
-}
-/// Doubles that adafactor_squares() takes as scratch, for partial sums of columns.
-constexpr RowRuns square_runs(int64_t rows) { return RowRuns::of(rows, 32, 128); }
-constexpr int64_t square_partials(const MatrixRun& run) {
-  return square_runs(rows_of_run(run.begin, run.count, run.cols)).count() * run.cols;
-}
-void adafactor_squares(Queue& on, const MatrixRun& run, double* row_sums, double* col_sums);
+/// SquaresRun, for a table on the device, with its rows and the parts that they are cut into. Its blocks are
+/// `row_blocks` of rows, then `col_blocks` for each part.
+struct SquaredRun {
+  const float* grad = nullptr;
+  double* row_sums = nullptr;  // null: a vector
+  int64_t begin = 0, count = 0, cols = 1;
+  int64_t first_row = 0, rows = 0, rows_each = 1;  // the first and the last row may be parts of rows
+  int64_t first_part = 0;                          // where the parts' sums over columns begin, [parts, cols]
+  uint32_t first_chunk = 0;                        // of all runs' blocks
+  uint32_t row_blocks = 0, col_blocks = 0;
+};
+/// The parts of one tensor's columns, of all its runs.
+struct ColumnParts {
+  double* sums = nullptr;
+  int64_t first_part = 0, parts = 0, cols = 0;
+  uint32_t first_chunk = 0;  // of all tensors' blocks
+};
+/// FactoredDim; its squares are of `parts`, [parts, count].
+struct MomentsOfDim {
+  const double* squares = nullptr;
+  const float* from = nullptr;
+  float *to = nullptr, *factors = nullptr;
+  int64_t count = 0, parts = 1;
+  double terms = 1;
+};
+struct MomentsOfTensor {
+  MomentsOfDim rows, cols;
+  bool mean_of_cols = false;
+};
 
-void adafactor_factors(Queue& on, const AdafactorDecay& decay, const double* squares, const float* from, float* to,
-                       float* factors, int64_t count);
-/// Scratch: one float.
-void scale_by_mean(Queue& on, float* factors, int64_t count, const float* moments, int64_t moments_count);
+/// Threads that go through a run's columns, and warps that have a row each.
+constexpr int64_t kSquareColumns = 256, kSquareRows = 8;
+using SquaredRuns = RunTable<SquaredRun>;
+/// Rows' sums are added to; those of columns are left in partials.
+void square_runs(Queue& on, const SquaredRuns& runs, const Clip* clip, double* partials);
+void add_columns(Queue& on, const RunTable<ColumnParts>& tensors, const double* partials);
+void make_factors(Queue& on, double old_part, const Clip* clip, const MomentsOfTensor* tensors, int64_t count);
 
 /// AdafactorRun, for a table on the device. `avg` is null where steps are not averaged.
 struct FactoredRun {
@@ -46,6 +77,9 @@ void adafactor_norms(Queue& on, const FactoredRuns& runs, const Clip* clip, doub
 /// `tensors` [count] on the device; adafactor_rates() of runtime/kernels/adafactor.h.
 void adafactor_rates(Queue& on, const AdafactorLimits& limits, const AdafactorRate* tensors, int64_t count,
                      const double* words, float* rates);
+/// add_words_of_tensors() (update.h), and the rates of those tensors.
+void add_words_for_rates(Queue& on, const double* partials, const UpdateTables& tables, double* words,
+                         const AdafactorLimits& limits, const AdafactorRate* tensors, float* rates);
 void adafactor_step(Queue& on, const FactoredRuns& runs, const Clip* clip, const float* rates);
 
 }  // namespace cairn::kernels::cuda

@@ -2,6 +2,7 @@
 
 #include "runtime/kernels/cuda/chunks.h"
 #include "runtime/kernels/cuda/exact.h"
+#include "runtime/kernels/cuda/tensor_words.h"
 
 namespace cairn::kernels::cuda {
 namespace {
@@ -86,52 +87,12 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (threadIdx.x < kExactWords) words[threadIdx.x] = 0;
 }
 
-constexpr int kAdders = 32;  // threads that share a word's chunks
+constexpr int kAdders = 32;  // threads that share a word's blocks
 
-/// A block for each sum of each run.
-__global__ void __launch_bounds__(kAdders * 16)
-    words_added(const double* partials, UpdateTables tables, int64_t sums, double* words) {
-  RT_SHARED(double, room, kAdders* kExactWords);
-  const int64_t run = blockIdx.x / sums, sum = blockIdx.x % sums;
-  const int64_t first = tables.runs[run].first_chunk;
-  const int64_t end = run + 1 < tables.run_count ? tables.runs[run + 1].first_chunk : tables.chunks;
-  const int word = static_cast<int>(threadIdx.x) % 16, adder = static_cast<int>(threadIdx.x) / 16;
-  if (word < kExactWords) {
-    double part = 0;
-    for (int64_t chunk = first + adder; chunk < end; chunk += kAdders) {
-      part += partials[(chunk * sums + sum) * kExactWords + word];
-    }
-    room[adder * kExactWords + word] = part;
-  }
-  __syncthreads();
-  if (adder != 0 || word >= kExactWords) return;
-  double all = 0;
-  for (int a = 0; a < kAdders; ++a) all += room[a * kExactWords + word];
-  words[blockIdx.x * static_cast<int64_t>(kExactWords) + word] = all;
-}
-
-/// A block for each run, of which the first of a tensor's adds all of them; half a warp for each of the two sums. A sum
-/// over chunks is below 2^52 until it is carried: a run has fewer than 2^28 blocks of terms.
-__global__ void __launch_bounds__(2 * 16) words_of_tensors(const double* of_runs, UpdateTables tables, double* words) {
-  RT_SHARED(double, room, 2 * kExactWords);
-  const int32_t tensor = tables.runs[blockIdx.x].tensor;
-  if (blockIdx.x > 0 && tables.runs[blockIdx.x - 1].tensor == tensor) return;
-  const int word = static_cast<int>(threadIdx.x) % 16, sum = static_cast<int>(threadIdx.x) / 16;
-  double* const to = words + (static_cast<int64_t>(tensor) * 2 + sum) * kExactWords;
-  if (word < kExactWords) {
-    double all = to[word];
-    for (int64_t run = blockIdx.x; run < tables.run_count && tables.runs[run].tensor == tensor; ++run) {
-      all += of_runs[(run * 2 + sum) * kExactWords + word];
-    }
-    room[sum * kExactWords + word] = all;
-  }
-  __syncthreads();
-  if (word != 0) return;
-  const ExactDigits of = carried(room + sum * kExactWords);
-#pragma unroll
-  for (int k = 0; k < kExactDigits; ++k) to[k] = static_cast<double>(of.digit[k]);
-  to[kExactDigits] = of.special;
-}
+/// For words_of_tensors() without more.
+struct Words {
+  __device__ void operator()(int32_t, const double*) const {}
+};
 
 /// words [blocks, .] = the sum over partials [count, blocks, .].
 __global__ void __launch_bounds__(kAdders * 16)
@@ -345,11 +306,8 @@ void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t
   launch(on, {{1}, {kAdders * 16}}, words_of_all, partials, kSquareBlocks, words);
   launch(on, {{1}, {32}}, words_carried, int64_t{1}, words);
 }
-void add_words_of_tensors(Queue& on, const double* partials, const UpdateTables& tables, double* of_runs,
-                          double* words) {
-  launch(on, {{static_cast<unsigned>(tables.run_count * 2)}, {kAdders * 16}}, words_added, partials, tables, int64_t{2},
-         of_runs);
-  launch(on, {{static_cast<unsigned>(tables.run_count)}, {2 * 16}}, words_of_tensors, of_runs, tables, words);
+void add_words_of_tensors(Queue& on, const double* partials, const UpdateTables& tables, double* words) {
+  add_words(on, partials, tables, words, Words());
 }
 
 void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, const double* ruined,

@@ -76,9 +76,8 @@ constexpr int64_t kSquaresPartials = kSquareBlocks * ExactSum::kWords;
 void add_squares_of_runs(Queue& on, const float* x, const ElemRun* runs, int64_t run_count, double* words);
 
 /// words [tensors, 2, kWords]: to those of its tensor each run adds the sum over its chunks of partials
-/// [chunks, 2, kWords], carried. Runs of one tensor follow one another. of_runs: memory for [runs, 2, kWords].
-void add_words_of_tensors(Queue& on, const double* partials, const UpdateTables& tables, double* of_runs,
-                          double* words);
+/// [chunks, 2, kWords], carried. Runs of one tensor follow one another.
+void add_words_of_tensors(Queue& on, const double* partials, const UpdateTables& tables, double* words);
 
 /// Of the squares' words: clip_of() (runtime/kernels/clip.h).
 void clip_by_norm(Queue& on, const double* words, const ClipNumbers* numbers, const double* ruined,

@@ -29,10 +29,9 @@ class Factored {
     }
   }
 
-  /// Sums of squares over the rows and columns of whole tensors, in the order of SumPiece::work_offset.
-  Status add_squares(const comm::RankGroups& groups);
-  /// The second moments of rows and columns go on, and leave their factors.
-  void make_factors();
+  /// The second moments of rows and columns go on, and leave their factors: from the sums of squares over the rows and
+  /// columns of whole tensors, in the order of SumPiece::work_offset, which ranks add up in between.
+  Status make_factors(const comm::RankGroups& groups);
   /// The run of its local tensor's matrix that `count` elements of a piece are, and the factors of that tensor.
   std::pair<kernels::MatrixRun, kernels::AdafactorFactors> run_of(const StatePiece& piece, int64_t begin,
                                                                   DevicePtr<const float> grad, int64_t count) const;
@@ -44,6 +43,9 @@ class Factored {
   struct OfTensor {
     int64_t rows = -1, cols = -1;
   };
+  std::vector<kernels::SquaresRun> squares_of_runs() const;
+  std::vector<kernels::FactoredTensor> tensors();
+  Status add_up_squares(const comm::RankGroups& groups);
 
   StateWalk& walk_;
   const Plan& plan_;
@@ -88,17 +90,43 @@ std::vector<kernels::AdafactorRun> Factored::runs_of(std::span<const TensorRates
   return out;
 }
 
-Status Factored::add_squares(const comm::RankGroups& groups) {
-  walk_.on().fill_doubles(0, squares_, rank_.dense_work + rank_.expert_work);
+std::vector<kernels::SquaresRun> Factored::squares_of_runs() const {
+  const auto squares_of = [&](DevicePtr<const float> factor) {
+    return factor ? squares_ + (factor - DevicePtr<const float>(factors_)) : DevicePtr<double>();
+  };
+  std::vector<kernels::SquaresRun> out;
   for (const StatePiece& piece : rank_.pieces) {
     if (plan_.tensors[piece.tensor].balances) continue;
     const DevicePtr<const float> grad = walk_.arrays().grads + rank_.grad_offset(piece);
     const auto [run, factors] = run_of(piece, 0, grad, piece.count_elems());
-    const auto squares_of = [&](DevicePtr<const float> factor) {
-      return factor ? squares_ + (factor - DevicePtr<const float>(factors_)) : DevicePtr<double>();
-    };
-    walk_.on().adafactor_squares(run, squares_of(factors.row), squares_of(factors.col));
+    out.push_back({run, squares_of(factors.row), squares_of(factors.col)});
   }
+  return out;
+}
+
+std::vector<kernels::FactoredTensor> Factored::tensors() {
+  std::vector<kernels::FactoredDim> dims(rank_.sums.size());
+  walk_.for_sums(update_.from, update_.to, [&](int64_t k, DevicePtr<const float> source, DevicePtr<float> target) {
+    const SumPiece& piece = rank_.sums[k];
+    const Shape& shape = plan_.tensors[piece.tensor].shape;
+    const int64_t terms = piece.kind == StateKind::kExpAvgSq      ? 1
+                          : piece.kind == StateKind::kExpAvgSqRow ? shape[1]
+                                                                  : shape[0];
+    dims[k] = {squares_ + piece.work_offset, source, target, factors_ + piece.work_offset, piece.count(), terms};
+  });
+  // The rows' mean is the columns', and each rank has all of that dim which tp does not cut.
+  std::vector<kernels::FactoredTensor> out;
+  for (const OfTensor& sums : of_tensor_) {
+    if (sums.cols < 0) continue;
+    const bool matrix = sums.rows >= 0;
+    out.push_back({.rows = matrix ? dims[sums.rows] : kernels::FactoredDim(),
+                   .cols = dims[sums.cols],
+                   .mean_of_cols = matrix && plan_.tensors[rank_.sums[sums.rows].tensor].cut == TensorCut::kDim0});
+  }
+  return out;
+}
+
+Status Factored::add_up_squares(const comm::RankGroups& groups) {
   const auto reduce = [&](comm::Comm* group, int64_t begin, int64_t count) -> Status {
     if (group == nullptr || group->size() == 1 || count == 0) return {};
     return group->all_reduce(squares_ + begin, count, DType::kF64, comm::ReduceOp::kSum, "squares of rows and columns");
@@ -115,27 +143,21 @@ Status Factored::add_squares(const comm::RankGroups& groups) {
   return reduce(groups.tp, rank_.tp_work.begin, rank_.tp_work.size());
 }
 
-void Factored::make_factors() {
-  const double old_part = 1.0 - std::pow(static_cast<double>(update_.number), -plan_.recipe.optimizer.decay_power);
-  std::vector<DevicePtr<const float>> moments(rank_.sums.size());  // as they are from now on
-  walk_.for_sums(update_.from, update_.to, [&](int64_t k, DevicePtr<const float> source, DevicePtr<float> target) {
-    const SumPiece& piece = rank_.sums[k];
-    const Shape& shape = plan_.tensors[piece.tensor].shape;
-    const int64_t terms = piece.kind == StateKind::kExpAvgSq      ? 1
-                          : piece.kind == StateKind::kExpAvgSqRow ? shape[1]
-                                                                  : shape[0];
-    walk_.on().adafactor_factors({old_part, terms, update_.clip}, squares_ + piece.work_offset, source, target,
-                                 factors_ + piece.work_offset, piece.count());
-    moments[k] = target;
-  });
-  // The rows' mean is the columns', and each rank has all of that dim which tp does not cut.
-  for (const OfTensor& sums : of_tensor_) {
-    if (sums.rows < 0) continue;
-    const SumPiece& rows = rank_.sums[sums.rows];
-    const bool by_columns = plan_.tensors[rows.tensor].cut == TensorCut::kDim0;
-    const int64_t whole = by_columns ? sums.cols : sums.rows;
-    walk_.on().scale_by_mean(factors_ + rows.work_offset, rows.count(), moments[whole], rank_.sums[whole].count());
+Status Factored::make_factors(const comm::RankGroups& groups) {
+  const kernels::AdafactorDecay decay{
+      1.0 - std::pow(static_cast<double>(update_.number), -plan_.recipe.optimizer.decay_power), update_.clip};
+  const kernels::StateExec& on = walk_.on();
+  const std::vector<kernels::SquaresRun> runs = squares_of_runs();
+  on.fill_doubles(0, squares_, rank_.dense_work + rank_.expert_work);
+  if (!has_other_ranks(groups)) {
+    on.adafactor_moments(decay, runs, tensors());
+  } else {
+    on.adafactor_squares_of_runs(runs);
+    RT_TRY(add_up_squares(groups));
+    on.adafactor_factors_of_tensors(decay, tensors());
   }
+  walk_.sum_up_sums(update_.to);
+  return {};
 }
 
 }  // namespace
@@ -146,8 +168,7 @@ Status adafactor(StateWalk& walk, std::span<const TensorRates> rates, const Upda
   const Plan& plan = walk.plan();
   const OptimizerConfig& config = plan.recipe.optimizer;
   Factored factored(walk, update);
-  RT_TRY(factored.add_squares(groups));
-  factored.make_factors();
+  RT_TRY(factored.make_factors(groups));
   DeviceNorms norms(walk);
   const auto norm = [&](std::span<const StateBlock> batch) {
     std::vector<StateBlock> counted;  // so that each element counts once
@@ -155,14 +176,19 @@ Status adafactor(StateWalk& walk, std::span<const TensorRates> rates, const Upda
     if (!counted.empty()) on.adafactor_norms_of_runs(factored.runs_of(rates, counted), norms.partials_of(counted));
   };
   walk.for_batches(update.from, update.to, norm, StateWalk::Pieces::kReadOnly);
-  const DevicePtr<double> words = norms.add_up();
-  RT_TRY(add_over_world(groups, words, walk.rank().tensor_norms, "norms of tensors"));
   std::vector<kernels::AdafactorRate> of_tensors;
   for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
     of_tensors.push_back({static_cast<double>(count_elems(plan.tensors[tensor].shape)), update.lr * rates[tensor].lr});
   }
+  const kernels::AdafactorLimits limits{config.update_clip, config.least_scale, config.scale_parameter};
   const DevicePtr<float> made = (walk.arrays().work + walk.rank().tensor_rates_offset()).as<float>();
-  on.adafactor_rates({config.update_clip, config.least_scale, config.scale_parameter}, of_tensors, words, made);
+  if (!has_other_ranks(groups)) {
+    norms.make_rates(limits, of_tensors, made);
+  } else {
+    const DevicePtr<double> words = norms.add_up();
+    RT_TRY(add_over_world(groups, words, walk.rank().tensor_norms, "norms of tensors"));
+    on.adafactor_rates(limits, of_tensors, words, made);
+  }
   walk.for_batches(update.from, update.to, [&](std::span<const StateBlock> batch) {
     on.adafactor_step_of_runs(factored.runs_of(rates, batch), made);
     for (const StateBlock& block : batch) walk.sum_up(block);

@@ -31,7 +31,14 @@ DevicePtr<double> DeviceNorms::add_up() {
   walk_.on().add_norms_of_runs(runs_, partials_, words_);
   runs_.clear();
   chunks_ = 0;
+  added_ = true;
   return words_;
+}
+
+void DeviceNorms::make_rates(const kernels::AdafactorLimits& limits, std::span<const kernels::AdafactorRate> tensors,
+                             DevicePtr<float> rates) {
+  if (!added_) return walk_.on().adafactor_rates_of_runs(limits, tensors, runs_, partials_, words_, rates);
+  walk_.on().adafactor_rates(limits, tensors, add_up(), rates);
 }
 
 }  // namespace cairn::optim

@@ -267,7 +267,8 @@ void StateWalk::for_batches(int64_t from, int64_t to, const std::function<void(s
   send();
 }
 
-void StateWalk::for_sums(int64_t from, int64_t to, const ForSum& body) {
+void StateWalk::for_sums(int64_t from, int64_t to, const ForSum& body) const {
+  std::vector<DeviceBytes> written;
   int64_t saved = 0, copy = rank_.private_arrays * private_pieces();
   for (int64_t k = 0; k < std::ssize(rank_.sums); ++k) {
     const SumPiece& piece = rank_.sums[k];
@@ -278,12 +279,20 @@ void StateWalk::for_sums(int64_t from, int64_t to, const ForSum& body) {
       continue;
     }
     const DevicePtr<float> target = arrays_.bank_sums[to][saved];
-    if (arrays_.gate != nullptr) {
-      const std::array area = {area_of(target, piece.count())};
-      arrays_.gate->order_after_copy(on_.stream, area);
-    }
+    written.push_back(area_of(target, piece.count()));
     body(k, arrays_.bank_sums[from][saved], target);
-    if (summed_) on_.copy_summed(target, target, piece.count(), {place_of_sum(saved)});
+    ++saved;
+  }
+  if (arrays_.gate != nullptr) arrays_.gate->order_after_copy(on_.stream, written);
+}
+
+void StateWalk::sum_up_sums(int64_t to) {
+  if (!summed_) return;
+  int64_t saved = 0;
+  for (const SumPiece& piece : rank_.sums) {
+    if (!piece.primary) continue;
+    const DevicePtr<float> target = arrays_.bank_sums[to][saved];
+    on_.copy_summed(target, target, piece.count(), {place_of_sum(saved)});
     ++saved;
   }
 }

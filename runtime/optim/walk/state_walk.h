@@ -79,10 +79,10 @@ class StateWalk {
   /// is copied.
   void for_batches(int64_t from, int64_t to, const std::function<void(std::span<const StateBlock>)>& body,
                    Pieces pieces = Pieces::kTrained) const;
-  /// Calls body(index into RankPlan::sums, state in bank `from`, state in bank `to`) for all of them, and takes the
-  /// checksums of what it leaves.
+  /// Calls body(index into RankPlan::sums, state in slot `from`, state in slot `to`) for all of them. Work ordered
+  /// behind it may write them.
   using ForSum = std::function<void(int64_t, DevicePtr<const float>, DevicePtr<float>)>;
-  void for_sums(int64_t from, int64_t to, const ForSum& body);
+  void for_sums(int64_t from, int64_t to, const ForSum& body) const;
 
   /// The weights that forward and backward read, from the block's masters in bank `to`.
   void put_weights(const StateBlock& block) const;
@@ -92,6 +92,8 @@ class StateWalk {
   /// Where a kernel that writes `count` arrays of this block, from `first_array` on, leaves their checksums; nowhere if
   /// they are not wanted. The blocks of a piece come in order.
   kernels::BlockSums sums_of(const StateBlock& block, int64_t first_array, int64_t count);
+  /// Takes the checksums of sums in slot `to`, once these are written.
+  void sum_up_sums(int64_t to);
   /// The checksums of all its arrays except the average, by a pass of their own.
   void sum_up(const StateBlock& block);
   /// word_sums (runtime/core/word_sums.h) of what the last update wrote into a bank, in its order; the stream is

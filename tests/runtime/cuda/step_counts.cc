@@ -34,25 +34,25 @@ struct Bar {
 };
 // clang-format off
 constexpr Bar kBars[] = {
-    // model                snapshots  launches   update  bytes_gb  waits
-    {"gpt2-124m",           "never",        289,      1,    14.09,      1},
-    {"gpt2-124m",           "default",      311,     23,    14.09,      1},
-    {"gpt2-124m-lamb",      "never",        293,      4,    15.58,      1},
-    {"gpt2-124m-lamb",      "default",      315,     26,    15.58,      1},
-    {"gpt2-124m-adafactor", "never",       1281,    991,    14.09,      1},
-    {"gpt2-124m-adafactor", "default",     1288,    998,    14.09,      1},
-    {"gpt2-124m-ema",       "never",        290,      2,    15.58,      1},
-    {"gpt2-124m-ema",       "default",      319,     31,    15.58,      1},
-    {"gpt2-124m-qk-clip",   "never",        304,      2,    14.23,      1},
-    {"gpt2-124m-qk-clip",   "default",      326,     24,    14.23,      1},
-    {"gpt2-1558m",          "never",       1081,      1,    80.33,      1},
-    {"gpt2-1558m",          "default",     1128,     48,    80.33,      1},
-    {"gpt2-1558m-lamb-ema", "never",       1086,      5,   117.72,      1},
-    {"gpt2-1558m-lamb-ema", "default",     1133,     52,   117.72,      1},
-    {"llama3-8-layers",     "never",        229,      1,   132.29,      1},
-    {"llama3-8-layers",     "default",      276,     48,   132.29,      1},
-    {"moe-8-experts",       "never",        405,      1,    70.66,      1},
-    {"moe-8-experts",       "default",      452,     48,    70.66,      1},
+    // model                    snapshots    launches  update  bytes_gb   waits
+    {"gpt2-124m",                "never",         289,      1,    14.09,      1},
+    {"gpt2-124m",                "default",       311,     23,    14.09,      1},
+    {"gpt2-124m-lamb",           "never",         292,      3,    15.58,      1},
+    {"gpt2-124m-lamb",           "default",       314,     25,    15.58,      1},
+    {"gpt2-124m-adafactor",      "never",         295,      5,    14.09,      1},
+    {"gpt2-124m-adafactor",      "default",       302,     12,    14.09,      1},
+    {"gpt2-124m-ema",            "never",         290,      2,    15.58,      1},
+    {"gpt2-124m-ema",            "default",       319,     31,    15.58,      1},
+    {"gpt2-124m-qk-clip",        "never",         304,      2,    14.23,      1},
+    {"gpt2-124m-qk-clip",        "default",       326,     24,    14.23,      1},
+    {"gpt2-1558m",               "never",        1081,      1,    80.33,      1},
+    {"gpt2-1558m",               "default",      1128,     48,    80.33,      1},
+    {"gpt2-1558m-lamb-ema",      "never",        1085,      4,   117.72,      1},
+    {"gpt2-1558m-lamb-ema",      "default",      1132,     51,   117.72,      1},
+    {"llama3-8-layers",          "never",         229,      1,   132.29,      1},
+    {"llama3-8-layers",          "default",       276,     48,   132.29,      1},
+    {"moe-8-experts",            "never",         405,      1,    70.66,      1},
+    {"moe-8-experts",            "default",       452,     48,    70.66,      1},
 };
 // clang-format on
 

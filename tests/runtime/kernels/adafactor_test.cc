@@ -83,13 +83,21 @@ TEST_SUITE("runtime/kernels/adafactor") {
       squares[i] = static_cast<double>(i * i);
     }
     kernels::Clip clip;
-    const kernels::AdafactorDecay decay{.old_part = 0.75, .terms = 5, .clip = DevicePtr<const kernels::Clip>(&clip)};
+    const kernels::AdafactorDecay decay{.old_part = 0.75, .clip = DevicePtr<const kernels::Clip>(&clip)};
+    const auto dim = [&](const std::vector<float>& source, std::vector<float>* to, std::vector<float>* left) {
+      return kernels::FactoredDim{.squares = DevicePtr<const double>(squares.data()),
+                                  .from = DevicePtr<const float>(source.data()),
+                                  .to = DevicePtr(to->data()),
+                                  .factors = DevicePtr(left->data()),
+                                  .count = kCount,
+                                  .terms = 5};
+    };
     clip.finite = 0;
-    kernels::adafactor_factors(decay, squares.data(), before.data(), after.data(), factors.data(), kCount);
+    kernels::adafactor_factors(decay, dim(before, &after, &factors));
     CHECK(after == std::vector<float>(kCount));  // nothing is written
     CHECK(factors == after);
     clip.finite = 1;
-    kernels::adafactor_factors(decay, squares.data(), before.data(), after.data(), factors.data(), kCount);
+    kernels::adafactor_factors(decay, dim(before, &after, &factors));
     double mean = 0;
     for (int64_t i = 0; i < kCount; ++i) {
       const double want = 0.75 * static_cast<double>(before[i]) + 0.25 * (squares[i] / 5 + 1e-30);
@@ -98,7 +106,7 @@ TEST_SUITE("runtime/kernels/adafactor") {
       mean += want / kCount;
     }
     auto in_place = before, scaled = factors;
-    kernels::adafactor_factors(decay, squares.data(), in_place.data(), in_place.data(), scaled.data(), kCount);
+    kernels::adafactor_factors(decay, dim(in_place, &in_place, &scaled));
     CHECK(in_place == after);
     kernels::scale_by_mean(scaled.data(), kCount, after.data(), kCount);
     for (int64_t i = 0; i < kCount; ++i) {

@@ -1146,20 +1146,33 @@ TEST_SUITE("runtime/cuda/ops") {
     });
     on.same(row_sums);
     on.same(col_sums);
-    on.run_state("adafactor_squares",
-                 [&](StateExec e, Side at) { e.adafactor_squares(run(at), at(row_sums), at(col_sums)); });
-    on.run_state("adafactor_factors", [&](StateExec e, Side at) {
-      e.adafactor_factors({0.75, kCols, at(clips)}, at(row_sums), at(row_moments), at(row_moments), at(row_factors),
-                          kMatrixRows);
-      e.adafactor_factors({0.75, kMatrixRows, at(clips)}, at(col_sums), at(col_moments), at(col_moments),
-                          at(col_factors), kCols);
+    const auto squares = [&](Side at) { return kernels::SquaresRun{run(at), at(row_sums), at(col_sums)}; };
+    const auto tensor = [&](Side at) {
+      return kernels::FactoredTensor{
+          .rows = {at(row_sums), at(row_moments), at(row_moments), at(row_factors), kMatrixRows, kCols},
+          .cols = {at(col_sums), at(col_moments), at(col_moments), at(col_factors), kCols, kMatrixRows}};
+    };
+    on.run_state("adafactor_squares_of_runs", [&](StateExec e, Side at) {
+      const auto of = squares(at);
+      e.adafactor_squares_of_runs({&of, 1});
+    });
+    on.run_state("adafactor_factors_of_tensors", [&](StateExec e, Side at) {
+      const auto of = tensor(at);
+      e.adafactor_factors_of_tensors({0.75, at(clips)}, {&of, 1});
     });
     for (Twin<float>* const of : {&row_moments, &col_moments, &row_factors, &col_factors}) {
       on.alike(*of, pointwise<float>());
     }
-    on.run_state("scale_by_mean",
-                 [&](StateExec e, Side at) { e.scale_by_mean(at(col_factors), kCols, at(row_moments), kMatrixRows); });
-    on.alike(col_factors, pointwise<float>());
+    on.run_state("adafactor_moments", [&](StateExec e, Side at) {
+      e.fill_doubles(0, at(row_sums), kMatrixRows);
+      e.fill_doubles(0, at(col_sums), kCols);
+      const auto runs = squares(at);
+      const auto of = tensor(at);
+      e.adafactor_moments({0.75, at(clips)}, {&runs, 1}, {&of, 1});
+    });
+    for (Twin<float>* const of : {&row_moments, &col_moments, &row_factors, &col_factors}) {
+      on.alike(*of, pointwise<float>());
+    }
     const auto factored = [&](Side at, bool averaged) {
       kernels::StateArrays arrays{.master = at(master)};
       if (averaged) arrays.exp_avg = at(m);
@@ -1211,6 +1224,14 @@ TEST_SUITE("runtime/cuda/ops") {
     std::vector<int64_t> host_found = {5};
     HostNumbers<int64_t> found(on.stream(), 1);
     found.room()[0] = 5;
+    on.run_state("adafactor_rates_of_runs", [&](StateExec e, Side at) {
+      const std::vector<kernels::AdafactorRate> tensors = {{1, 0}, {kShare, 0.02}};
+      const kernels::NormRun of{.count = kShare, .tensor = 1};
+      e.fill_doubles(0, at(of_tensors), 2 * kernels::TensorNorms::kWords);
+      e.adafactor_rates_of_runs({.update_clip = 0.5, .least_scale = 1e-3, .scale_parameter = true}, tensors, {&of, 1},
+                                at(partials), at(of_tensors), at(rates));
+    });
+    on.alike(rates, chain_of_sums<float>(8));
     on.run_state("count_not_finite", [&](StateExec e, Side at) {
       e.count_not_finite(at(odd), 5, at.cuda ? found.room() : std::span(host_found));
     });

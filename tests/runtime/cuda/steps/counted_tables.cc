@@ -107,8 +107,8 @@ const char* op_under_way() { return under_way; }
 
 bool is_of_update(const char* op) {
   const std::string_view name = op;
-  for (const std::string_view rule : {"adamw", "lamb", "add_norms", "adafactor", "scale_by_mean", "ema", "balance_bias",
-                                      "scale_heads", "put_weights", "copy_summed", "copy_state"}) {
+  for (const std::string_view rule : {"adamw", "lamb", "add_norms", "adafactor", "ema", "balance_bias", "scale_heads",
+                                      "put_weights", "copy_summed", "copy_state"}) {
     if (name.starts_with(rule)) return true;
   }
   return false;

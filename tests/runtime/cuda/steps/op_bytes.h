@@ -305,11 +305,19 @@ inline int64_t moved(const Given&, Op<"scale_heads_of_runs">, std::span<const ke
   for (const kernels::HeadRun& run : runs) bytes += run.count * (2 * kFloat + dtype_size_bytes(run.dtype));
   return bytes;
 }
-inline int64_t moved(const Given&, Op<"adafactor_squares">, const kernels::MatrixRun& run, const auto&...) {
-  return 2 * kFloat * run.count;  // for rows, then for columns
+inline int64_t squared_bytes(std::span<const kernels::SquaresRun> runs) {
+  int64_t bytes = 0;
+  for (const kernels::SquaresRun& run : runs) bytes += 2 * kFloat * run.matrix.count;  // for rows, and for columns
+  return bytes;
 }
-inline int64_t moved(const Given&, Op<"adafactor_factors">, const auto&...) { return 0; }
-inline int64_t moved(const Given&, Op<"scale_by_mean">, const auto&...) { return 0; }
+inline int64_t moved(const Given&, Op<"adafactor_squares_of_runs">, std::span<const kernels::SquaresRun> runs) {
+  return squared_bytes(runs);
+}
+inline int64_t moved(const Given&, Op<"adafactor_moments">, const kernels::AdafactorDecay&,
+                     std::span<const kernels::SquaresRun> runs, const auto&) {
+  return squared_bytes(runs);
+}
+inline int64_t moved(const Given&, Op<"adafactor_factors_of_tensors">, const auto&...) { return 0; }
 inline int64_t moved(const Given&, Op<"adafactor_rates">, const auto&...) { return 0; }
 inline int64_t moved(const Given&, Op<"adafactor_norms_of_runs">, std::span<const kernels::AdafactorRun> runs,
                      Out<double>) {
@@ -322,6 +330,7 @@ inline int64_t moved(const Given&, Op<"adafactor_step_of_runs">, std::span<const
   int64_t bytes = 0;
   for (const kernels::AdafactorRun& run : runs) {
     const int64_t arrays = 3 + (run.to.exp_avg ? 2 : 0);  // gradient, weights twice, averages twice
+inline int64_t moved(const Given&, Op<"adafactor_rates_of_runs">, const auto&...) { return 0; }
     bytes += run.matrix.count * (arrays * kFloat + (run.weights ? dtype_size_bytes(run.dtype) : 0));
   }
   return bytes;

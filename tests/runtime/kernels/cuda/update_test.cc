@@ -313,12 +313,11 @@ TEST_SUITE("runtime/kernels/cuda/update") {
       const OnDeviceTables on_device(there.table);
       const UpdateTables& tables = on_device.tables;
       OnDevice<Clip> clip(std::vector<Clip>{{1, 0.5f, 0}});
-      OnDevice<double> partials(on_device.chunks * 2 * kWords), of_runs(std::ssize(kCounts) * 2 * kWords),
-          words(std::vector<double>(2 * 2 * kWords));
+      OnDevice<double> partials(on_device.chunks * 2 * kWords), words(std::vector<double>(2 * 2 * kWords));
       Queue on;
       const auto step = [&] {
         kernels::cuda::lamb_moments(on, tables, clip.data(), partials.data());
-        kernels::cuda::add_words_of_tensors(on, partials.data(), tables, of_runs.data(), words.data());
+        kernels::cuda::add_words_of_tensors(on, partials.data(), tables, words.data());
         kernels::cuda::lamb_step(on, tables, clip.data(), words.data());
       };
       step();

@@ -356,6 +356,7 @@ TEST_SUITE("runtime/optim/walk/state_walk") {
           }
         });
         CHECK(next == std::ssize(memory.rank.sums));
+        walk.sum_up_sums(1);
         saved = kept = 0;
         REQUIRE(memory.stream->settle().ok());
         const std::vector<uint64_t> all = walk.sums();
