@@ -57,6 +57,7 @@ Result<Model> model_of(std::string_view name) {
                   .head_width = out.dims.head_dim,
                   .squared_elems = out.dims.rows * out.dims.width,
                   .squared_cols = out.dims.width,
+                  .expert_tiles = out.dims.rows * 8 / kernels::kGroupTile + 8,
                   .gradient_runs = 4,
                   .given_bytes = int64_t{1} << 16,
                   .gives = 16});

@@ -231,6 +231,22 @@ class Others {
       const auto factors = arrays.drawn<float>(all);
       return [=, &on = arrays.device().on()] { on.rows_to_tokens(from, rows_of, factors, tokens, choices, width, to); };
     });
+    const auto one_group = [=](Arrays& arrays) {
+      using kernels::GroupRows;
+      return arrays.of(std::vector<GroupRows>{{0, all, all, 0}, {all, 0, 0, GroupRows::tiles_of(all)}});
+    };
+    add("fill_groups", 2 * real(all * width), [=](Arrays& arrays) -> Order {
+      const DevicePtr<const bf16> from = arrays.drawn<bf16>(width);
+      const auto groups = one_group(arrays);
+      const auto rows = arrays.drawn<bf16>(all * width);
+      return [=, &on = arrays.device().on()] { on.fill_groups(groups, all, {&from, 1}, width, rows); };
+    });
+    add("add_rows_of_groups", 2 * real(all * width), [=](Arrays& arrays) -> Order {
+      const DevicePtr<float> sums = arrays.zeros<float>(width);
+      const auto groups = one_group(arrays);
+      const auto rows = arrays.drawn<bf16>(all * width);
+      return [=, &on = arrays.device().on()] { on.add_rows_of_groups(groups, all, rows, width, width, {&sums, 1}); };
+    });
     add("dot_and_scale_rows", 6 * real(all * width), [=](Arrays& arrays) -> Order {
       const auto a = arrays.drawn<bf16>(all * width), b = arrays.drawn<bf16>(all * width);
       const auto rows_of = places(arrays);

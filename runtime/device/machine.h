@@ -25,6 +25,7 @@ struct WorkShapes {
   int64_t score_heads = 0;                      // of attention whose largest scores are kept: heads of all its samples
   int64_t score_queries = 0, score_width = 0;   // of each; channels
   int64_t squared_elems = 0, squared_cols = 0;  // of state whose squares rules add up by columns: elements, all columns
+  int64_t expert_tiles = 0;                     // of rows of experts (kernels::kGroupTile), where these have biases
   int64_t gradient_runs = 0;                    // whose squares are summed
   int64_t copied_arrays = 0, copied_bytes = 0;  // of a snapshot that a link copies, which takes their checksums
   int64_t told_width = 0;                       // of rows that the host is told as floats

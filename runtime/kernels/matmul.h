@@ -95,7 +95,7 @@ struct MatmulGroups {
   int64_t most_rows = 0, all_rows = 0;  // of the largest group, and of all
   /// [groups + 1] (GroupRows): then the rows that a product names do not count, and those of the group are the rows
   /// of A and C, or with `trans_a` those of A and B. Each group has as many products as the others, with the sizes of
-  /// theirs, and all_rows is how many rows there may be. 16-bit types, without parts, residual, map and sums.
+  /// theirs, and all_rows is how many rows there may be. Without parts, residual, map and sums.
   DevicePtr<const GroupRows> places;
 };
 /// Columns and depth of each group's first product. How many rows a group has differs from step to step.

@@ -40,7 +40,7 @@ namespace cairn::kernels {
   X(embedding_forward) X(embedding_backward) X(embedding_backward_parts)                                             \
   X(positions_forward) X(positions_backward) X(positions_look_up)                                                    \
   X(row_sums) X(cross_entropy_backward) X(cross_entropy)                                                             \
-  X(route_backward) X(clear_padding) X(rows_to_experts) X(scale_expert_rows) X(rows_to_tokens) X(dot_and_scale_rows)                  \
+  X(route_backward) X(clear_padding) X(fill_groups) X(add_rows_of_groups) X(rows_to_experts) X(scale_expert_rows) X(rows_to_tokens) X(dot_and_scale_rows)                  \
   X(gate_rows) X(gate_backward)                                                                                      \
   X(copy) X(clear) X(copy_rows) X(round_rows) X(scatter_rows) X(to_floats) X(from_floats) X(rows_to_host)
 /// The same whatever T is.

@@ -200,6 +200,30 @@ void clear_padding(const GroupRows* groups, int64_t count, int64_t width, T* row
 }
 
 template <typename T>
+void fill_groups(const GroupRows* groups, int64_t /*all_rows*/, std::span<const DevicePtr<const T>> from, int64_t width,
+                 T* rows) {
+  for (const DevicePtr<const T> of : from) {
+    for (int64_t r = groups->first; r < groups->first + groups->rows; ++r) {
+      std::copy_n(of.address(), width, rows + r * width);
+    }
+    ++groups;
+  }
+}
+
+template <typename T>
+void add_rows_of_groups(const GroupRows* groups, int64_t /*all_rows*/, const T* rows, int64_t stride, int64_t width,
+                        std::span<const DevicePtr<float>> sums) {
+  for (const DevicePtr<float> sum : sums) {
+    std::vector<float> of_group(static_cast<size_t>(width));
+    for (int64_t r = groups->first; r < groups->first + groups->rows; ++r) {
+      for (int64_t c = 0; c < width; ++c) of_group[static_cast<size_t>(c)] += load_f32(rows[r * stride + c]);
+    }
+    for (int64_t c = 0; c < width; ++c) sum.address()[c] += of_group[static_cast<size_t>(c)];
+    ++groups;
+  }
+}
+
+template <typename T>
 void rows_to_experts(const T* from, const int32_t* rows_of, int64_t tokens, int64_t choices, int64_t width, T* to) {
   const size_t row_bytes = static_cast<size_t>(width) * sizeof(T);
   parallel_ranges(tokens, 1, choices * width, [=](int64_t t, int64_t end) {
@@ -272,6 +296,9 @@ void gate_backward(const float* gates, const float* dgates, T* dlogits, int64_t 
   template void route_backward<T>(const RouterDims&, const float*, const int32_t*, const float*, const RouterLosses&, \
                                   T*);                                                                                \
   template void clear_padding<T>(const GroupRows*, int64_t, int64_t, T*);                                             \
+  template void fill_groups<T>(const GroupRows*, int64_t, std::span<const DevicePtr<const T>>, int64_t, T*);          \
+  template void add_rows_of_groups<T>(const GroupRows*, int64_t, const T*, int64_t, int64_t,                          \
+                                      std::span<const DevicePtr<float>>);                                             \
   template void rows_to_experts<T>(const T*, const int32_t*, int64_t, int64_t, int64_t, T*);                          \
   template void scale_expert_rows<T>(T*, const int32_t*, const float*, int64_t, int64_t);                             \
   template void rows_to_tokens<T>(const T*, const int32_t*, const float*, int64_t, int64_t, int64_t, T*);             \

@@ -58,6 +58,14 @@ void group_choices(const GroupDims& dims, const int32_t* chosen, GroupRows* grou
 /// Rows of padding of `count` groups of rows [., width] become zero.
 template <typename T>
 void clear_padding(const GroupRows* groups, int64_t count, int64_t width, T* rows);
+/// Rows [all_rows at most, width] of each group become its array of `from`, of which each group has one.
+template <typename T>
+void fill_groups(const GroupRows* groups, int64_t all_rows, std::span<const DevicePtr<const T>> from, int64_t width,
+                 T* rows);
+/// sums[g][c] += the sum of column c over the rows of group g. rows [all_rows at most, stride]; sums [width] each.
+template <typename T>
+void add_rows_of_groups(const GroupRows* groups, int64_t all_rows, const T* rows, int64_t stride, int64_t width,
+                        std::span<const DevicePtr<float>> sums);
 
 /// to[i, :] = from[token of i, :], where `rows_of` [T * k] is the row i of each (token, choice). Other rows are
 /// untouched.

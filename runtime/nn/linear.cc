@@ -295,6 +295,15 @@ void ColumnGroup<Real>::backward_weight(DevicePtr<const Real> dy, DevicePtr<cons
 }
 
 template <typename Real>
+auto ColumnGroup<Real>::bias_gradients() const -> std::vector<BiasGradient> {
+  std::vector<BiasGradient> out;
+  for_parts([&](const Linear<Real>& part, int64_t at) {
+    if (part.bias) out.push_back({at, part.out, part.bias.grad});
+  });
+  return out;
+}
+
+template <typename Real>
 void ColumnGroup<Real>::backward_bias(DevicePtr<const Real> dy, DevicePtr<float> dbias_scratch, int64_t rows,
                                       const TreeParts& parts) const {
   if (!parts_.front().bias) return;

@@ -85,6 +85,12 @@ class ColumnGroup {
   /// Of backward_weight() the gradients of biases alone.
   void backward_bias(DevicePtr<const Real> dy, DevicePtr<float> dbias_scratch, int64_t rows,
                      const TreeParts& parts = {}) const;
+  /// Gradients of biases, at their columns of a row dy.
+  struct BiasGradient {
+    int64_t first = 0, count = 0;
+    DevicePtr<float> grad;
+  };
+  std::vector<BiasGradient> bias_gradients() const;
   /// Gradients are added to, or as Linear does. dbias_scratch [stride] float; may be null without biases. Sums over
   /// rows are trees of `parts`, where it has memory.
   void backward_weight(DevicePtr<const Real> dy, DevicePtr<const Real> x, DevicePtr<float> dbias_scratch, int64_t rows,

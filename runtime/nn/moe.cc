@@ -170,7 +170,7 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
                                                        scratch_.hidden + first * d.expert_ffn, rows));
   });
   activate_backward(on_, activation_, dhidden_PF_, saved.pre, scratch_.dhidden, used_rows, d.expert_ffn);
-  if (bias_dots_Tk_) RT_TRY(down_bias_backward(saved));
+  if (bias_dots_Tk_) RT_TRY(bias_backward(saved));
 
   const DevicePtr<const Real> input_RH = residual_.input_again(saved.residual);
   RT_TRY_SET(const DevicePtr<const Real> rows_TH, column_cut_gather<Real>(input_RH, tp_, scratch_, what_in_));
@@ -203,30 +203,62 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
 }
 
 // y = w (W h + b): dw has dy . b, db is the sum of w dy. The bias is laid beside every row, so that one pass gives
-// both.
+// both. Each tp rank has all rows of dy; with sequence parallelism gradients of what is replicated are added over tp.
 template <typename Real>
-Status Moe<Real>::down_bias_backward(const SavedMoe<Real>& saved) const {
+Status Moe<Real>::bias_backward(const SavedMoe<Real>& saved) const {
   const StageDims& d = dims_;
-  const auto for_groups = [&](const auto& body) {
-    for (const auto& group : dispatch_.groups()) {
-      if (group.rows > 0) body(experts_[group.expert * d.expert_sources + group.source], group.first, group.rows);
-    }
-  };
-  on_.clear(drows_PH_, dispatch_.used_rows() * d.width);
-  for_groups([&](const Expert& expert, int64_t first, int64_t rows) {
-    on_.add_bias(drows_PH_ + first * d.width, expert.down_bias.weight, rows, d.width);
-  });
+  const bool placed = static_cast<bool>(dispatch_.places());
+  placed ? lay_placed_biases() : lay_biases();
   RT_TRY(dispatch_.dot_and_scale(rows_PH_, drows_PH_, saved.weights, d.width, bias_dots_Tk_, what_bias_));
-  for_groups([&](const Expert& expert, int64_t first, int64_t rows) {
-    expert.up.backward_bias(scratch_.dhidden + first * d.expert_ffn_in, scratch_.dbias, rows);
-    // Each tp rank has all rows; with sequence parallelism gradients of what is replicated are added over tp.
-    if (tp_.first_row() == 0) {
-      on_.bias_backward(rows_PH_ + first * d.width, expert.down_bias.grad, rows, d.width, TreeParts{});
-    }
-  });
+  placed ? add_placed_gradients() : add_gradients();
   // Behind it dweights are added over tp.
   if (tp_.comm().rank() == 0) on_.add_to(dweights_Tk_, bias_dots_Tk_, d.rows * d.choices);
   return {};
+}
+
+template <typename Real>
+void Moe<Real>::lay_placed_biases() const {
+  std::vector<DevicePtr<const Real>> biases;
+  for (const Expert& expert : experts_) biases.push_back(expert.down_bias.weight);
+  on_.fill_groups(dispatch_.places(), dispatch_.used_rows(), biases, dims_.width, drows_PH_);
+}
+
+template <typename Real>
+void Moe<Real>::add_placed_gradients() const {
+  const auto add = [&](DevicePtr<const Real> rows, int64_t stride, int64_t width, const auto& grad_of) {
+    std::vector<DevicePtr<float>> grads;
+    for (const Expert& expert : experts_) grads.push_back(grad_of(expert));
+    on_.add_rows_of_groups(dispatch_.places(), dispatch_.used_rows(), rows, stride, width, grads);
+  };
+  const auto parts = experts_.front().up.bias_gradients();
+  for (size_t part = 0; part < parts.size(); ++part) {
+    add(scratch_.dhidden + parts[part].first, dims_.expert_ffn_in, parts[part].count,
+        [&](const Expert& expert) { return expert.up.bias_gradients()[part].grad; });
+  }
+  if (tp_.first_row() != 0) return;
+  add(rows_PH_, dims_.width, dims_.width, [](const Expert& expert) { return expert.down_bias.grad; });
+}
+
+template <typename Real>
+void Moe<Real>::lay_biases() const {
+  on_.clear(drows_PH_, dispatch_.used_rows() * dims_.width);
+  for (const auto& group : dispatch_.groups()) {
+    if (group.rows == 0) continue;
+    const Expert& expert = experts_[group.expert * dims_.expert_sources + group.source];
+    on_.add_bias(drows_PH_ + group.first * dims_.width, expert.down_bias.weight, group.rows, dims_.width);
+  }
+}
+
+template <typename Real>
+void Moe<Real>::add_gradients() const {
+  for (const auto& group : dispatch_.groups()) {
+    if (group.rows == 0) continue;
+    const Expert& expert = experts_[group.expert * dims_.expert_sources + group.source];
+    expert.up.backward_bias(scratch_.dhidden + group.first * dims_.expert_ffn_in, scratch_.dbias, group.rows);
+    if (tp_.first_row() != 0) continue;
+    on_.bias_backward(rows_PH_ + group.first * dims_.width, expert.down_bias.grad, group.rows, dims_.width,
+                      TreeParts{});
+  }
 }
 
 template <typename Real>
@@ -243,8 +275,9 @@ Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, DevicePtr<const Re
   const bool counts_here = bias_ && tp_.first_row() == 0;  // with sequence parallelism gradients are added over tp
   std::vector<float>& balance = host_balance_X_;
   if (dispatch_.places()) {  // the counts are where they are wanted
-    RT_CHECK(saved.choices.empty() && dispatch_.counts() == balance_X_, "counts of all layers on a device");
+    RT_CHECK(saved.choices.empty() && dispatch_.counts() == balance_X_, "counts of a layer that are not on the device");
     if (counts_here) on_.add_to(bias_.grad, balance_X_, d.experts);
+    if (saved.placed_choices) on_.copy_floats(saved.placed_choices, balance_X_, d.experts);
   } else if (!saved.choices.empty()) {
     std::ranges::copy(saved.choices, balance.begin());
   } else {
@@ -252,7 +285,8 @@ Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, DevicePtr<const Re
     add_choices(balance);
   }
   if (!dispatch_.places()) on_.copy_floats(on_.stream.give(std::span<const float>(balance)), balance_X_, d.experts);
-  if (saved.choices.empty() && cp_.on() && aux_loss_ > 0) {  // a micro-batch's rows lie on all of them
+  // A micro-batch's rows lie on all of them.
+  if (saved.choices.empty() && !saved.placed_choices && cp_.on() && aux_loss_ > 0) {
     RT_TRY(cp_.comm().all_reduce(balance_X_, d.experts, DType::kF32, comm::ReduceOp::kSum, what_balance_));
   }
   const auto layers = static_cast<float>(balanced_layers_);  // in the mean of choices and in that of probabilities

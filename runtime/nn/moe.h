@@ -44,7 +44,10 @@ struct SavedMoe {
   DevicePtr<Real> shared_pre;      // [T, 2 Fs]; null without shared experts
   DevicePtr<float> shared_gate;    // [T]; null where they have no gate
   std::span<int32_t> host_counts;  // Dispatch::kept_counts(), of the host
-  std::span<const float> choices;  // [X]: of the micro-batch in all layers, for the backward; empty: each for itself
+  /// [X]: of the micro-batch in all layers, for the backward; on the device where that places rows. None: each for
+  /// itself.
+  std::span<const float> choices;
+  DevicePtr<const float> placed_choices;
 };
 
 template <typename Real>
@@ -63,6 +66,8 @@ class Moe {
   Status backward(const SavedMoe<Real>& saved, float loss_scale) const;
   /// Adds how often this rank's tokens chose each expert in the forward just done.
   void add_choices(std::span<float> choices_X) const;
+  /// The same where the device has placed them.
+  void add_choices(DevicePtr<float> choices_X) const { on_.add_to(choices_X, dispatch_.counts(), dims_.experts); }
 
  private:
   struct Expert {
@@ -77,8 +82,13 @@ class Moe {
   /// Scores, choices, weights.
   Status route(const SavedMoe<Real>& saved, DevicePtr<const Real> rows_TH) const;
   Status route_backward(const SavedMoe<Real>& saved, DevicePtr<const Real> input_RH, float loss_scale) const;
-  /// From dy in rows_PH_, which is overwritten: what biases of down give to dweights, and their gradients.
-  Status down_bias_backward(const SavedMoe<Real>& saved) const;
+  /// From dy in rows_PH_, which is overwritten: what biases of down give to dweights, and gradients of all biases.
+  Status bias_backward(const SavedMoe<Real>& saved) const;
+  /// Its parts, where the device has placed rows and where the host has: rows become the biases of down; gradients.
+  void lay_placed_biases() const;
+  void add_placed_gradients() const;
+  void lay_biases() const;
+  void add_gradients() const;
   /// [T], behind dweights.
   DevicePtr<float> dgate_T() const { return dweights_Tk_ + dims_.rows * dims_.choices; }
 

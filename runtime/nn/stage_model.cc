@@ -93,7 +93,10 @@ struct Slot {
   std::vector<int64_t> cache_rows;               // [T] of a cached pass
   SequenceRows rows;                             // views of them
   std::unique_ptr<int32_t[]> host_counts;        // [layers, Dispatch::kept_counts()], where there are experts
-  std::vector<float> choices;  // [X] of the layers up to here, in the backward of all; empty: none are counted
+  /// [X] of the layers up to here, in the backward of all; on the device where that places experts' rows. None: they
+  /// are not counted.
+  std::vector<float> choices;
+  DevicePtr<float> placed_choices;
 };
 
 /// Errors: kInvalidInput naming the first id outside [least, vocab).
@@ -199,9 +202,8 @@ class Model final : public StageModel {
       RT_CHECK(static_cast<bool>(input), "a later stage needs an input");
       on_.copy(input.template as<const Real>(), first_RH, stream_elems());
     }
-    std::vector<float>& choices = slots_[slot].choices;
-    if (embedding_) std::ranges::fill(choices, 0.0f);
-    if (!embedding_) RT_TRY(take_choices(choices, input));
+    if (embedding_) clear_choices(slot);
+    if (!embedding_) RT_TRY(take_choices(slot, input));
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
       RT_TRY(check_ids("target", targets, dims_.rows, vocab_, kNoTarget));
@@ -212,7 +214,7 @@ class Model final : public StageModel {
 
     RT_TRY(forward_layers(slot, head_ ? body_output(slot) : output.template as<Real>()));
     if (!head_) {
-      give_choices(choices, output);
+      give_choices(slot, output);
       return {};
     }
     return use(kHeadLayer, Pass::kForward, [&]() -> Status {
@@ -257,13 +259,9 @@ class Model final : public StageModel {
                         DevicePtr<const void> doutput, DevicePtr<void> dinput, float loss_scale) override {
     RT_CHECK(trains_, "backward of a model made without gradients");
     use_slot(slot);
-    std::vector<float>& choices = slots_[slot].choices;
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
-      if (cp_.on() && !choices.empty()) {  // a micro-batch's rows lie on all of them
-        RT_TRY(cp_.comm().all_reduce(choices.data(), std::ssize(choices), DType::kF32, comm::ReduceOp::kSum,
-                                     "choices of experts"));
-      }
+      if (cp_.on()) RT_TRY(add_choices_over_cp(slot));  // a micro-batch's rows lie on all of them
       RT_TRY(use(kHeadLayer, Pass::kBackward, [&]() -> Status {
         DevicePtr<const Real> dhidden_RH;
         for (size_t k = modules_.size(); k-- > 0;) {
@@ -279,7 +277,7 @@ class Model final : public StageModel {
     } else {
       RT_CHECK(static_cast<bool>(doutput), "an earlier stage needs the gradient of its output");
       on_.copy(doutput.template as<const Real>(), scratch_.dresidual_RH, stream_elems());
-      RT_TRY(take_choices(choices, doutput));
+      RT_TRY(take_choices(slot, doutput));
     }
     for (size_t i = body_layers_; i-- > 0;) {
       const Pass pass = late < 0 ? Pass::kBackward : Pass::kBackwardInput;
@@ -292,7 +290,7 @@ class Model final : public StageModel {
     }
     RT_CHECK(static_cast<bool>(dinput), "a later stage needs a place for the gradient of its input");
     on_.copy(scratch_.dresidual_RH, dinput.template as<Real>(), stream_elems());
-    give_choices(choices, dinput);
+    give_choices(slot, dinput);
     return {};
   }
 
@@ -360,14 +358,28 @@ class Model final : public StageModel {
  private:
   /// Where the choices stand in a boundary tensor: behind its rows.
   int64_t choices_at() const { return stream_elems() * static_cast<int64_t>(sizeof(Real)); }
-  void give_choices(const std::vector<float>& choices, DevicePtr<void> boundary) const {
-    if (choices.empty()) return;
-    on_.copy_floats(on_.stream.give(std::span<const float>(choices)), choices_of(boundary), std::ssize(choices));
+  void clear_choices(int64_t slot) {
+    std::ranges::fill(slots_[slot].choices, 0.0f);
+    if (slots_[slot].placed_choices) on_.clear_floats(slots_[slot].placed_choices, dims_.experts);
   }
-  Status take_choices(std::vector<float>& choices, DevicePtr<const void> boundary) const {
-    if (choices.empty()) return {};
-    on_.floats_to_host(choices_of(boundary), choices);
+  void give_choices(int64_t slot, DevicePtr<void> boundary) const {
+    const Slot<Real>& of = slots_[slot];
+    if (of.placed_choices) on_.copy_floats(of.placed_choices, choices_of(boundary), dims_.experts);
+    if (of.choices.empty()) return;
+    on_.copy_floats(on_.stream.give(std::span<const float>(of.choices)), choices_of(boundary), dims_.experts);
+  }
+  Status take_choices(int64_t slot, DevicePtr<const void> boundary) {
+    Slot<Real>& of = slots_[slot];
+    if (of.placed_choices) on_.copy_floats(choices_of(boundary), of.placed_choices, dims_.experts);
+    if (of.choices.empty()) return {};
+    on_.floats_to_host(choices_of(boundary), of.choices);
     return on_.stream.settle();
+  }
+  Status add_choices_over_cp(int64_t slot) {
+    Slot<Real>& of = slots_[slot];
+    const DevicePtr<float> choices = of.placed_choices ? of.placed_choices : DevicePtr<float>(of.choices.data());
+    if (!of.placed_choices && of.choices.empty()) return {};
+    return cp_.comm().all_reduce(choices, dims_.experts, DType::kF32, comm::ReduceOp::kSum, "choices of experts");
   }
   template <typename Void>
   auto choices_of(DevicePtr<Void> boundary) const {
@@ -427,7 +439,11 @@ class Model final : public StageModel {
     const TraceScope scope("compute", "mlp", {.layer = number_of(i)});
     if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
       RT_TRY(moe->forward(saved.moe, between_RH, out_RH));
-      moe->add_choices(slots_[slot].choices);
+      if (const DevicePtr<float> placed = slots_[slot].placed_choices) {
+        moe->add_choices(placed);
+      } else {
+        moe->add_choices(std::span<float>(slots_[slot].choices));
+      }
       return {};
     }
     return std::get<Mlp<Real>>(layers_[i].mlp).forward(saved.mlp, between_RH, out_RH);
@@ -649,7 +665,13 @@ class Model final : public StageModel {
       const int64_t counts = std::ssize(layers_) * Dispatch<Real>::kept_counts(dims_);
       out.host_counts = std::make_unique<int32_t[]>(static_cast<size_t>(counts));
     }
-    if (counts_choices_ && trains_) out.choices.resize(static_cast<size_t>(dims_.experts));
+    if (counts_choices_ && trains_) {
+      if (dims_.places_groups && on_.places_groups) {
+        out.placed_choices = buffers.get<float>(layer_prefix(model, stage.first_layer) + buffer::kMoeChoices, slot);
+      } else {
+        out.choices.resize(static_cast<size_t>(dims_.experts));
+      }
+    }
     const auto real = [&](const std::string& name, bool has) {
       return has ? buffers.get<Real>(name, slot) : DevicePtr<Real>();
     };
@@ -707,7 +729,7 @@ class Model final : public StageModel {
   SavedLayer<Real> saved_layer(size_t layer, int64_t slot, int64_t late) const {
     const LayerBuffers<Real>& b = buffers_[layer];
     DevicePtr<Real> input_RH = input_place(layer, slot);
-    const std::vector<float>& choices = slot_at(slot).choices;
+    const Slot<Real>& of = slot_at(slot);
     const SavedResidual<Real> of_attention{.input_RH = input_RH,
                                            .post_RH = b.attn_post.at(slot, late),
                                            .normed_RH = b.attn_normed.at(slot, late),
@@ -736,7 +758,8 @@ class Model final : public StageModel {
              .shared_pre = b.shared_pre.at(slot, late),
              .shared_gate = b.shared_gate.at(slot, late),
              .host_counts = host_counts(layer, slot),
-             .choices = choices}};
+             .choices = of.choices,
+             .placed_choices = of.placed_choices}};
   }
 
   std::span<int32_t> host_counts(size_t layer, int64_t slot) const {

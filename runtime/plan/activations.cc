@@ -14,13 +14,10 @@
 namespace cairn {
 namespace {
 
-/// Experts' counts stay on the device where one rank has all experts and nothing else asks the host for them: biases go
-/// by a group's rows, the mean of choices over layers is the host's, and products of groups take packs of 16 bytes.
+/// Experts' counts stay on the device where one rank has all experts. Products of groups take packs of 16 bytes.
 bool counts_stay(const Plan& plan, const StageDims& d) {
   constexpr int64_t kPack = 8;
-  const ModelConfig& m = plan.recipe.model;
-  return plan.recipe.device == DeviceChoice::kCuda && plan.compute_dtype() != DType::kF32 && plan.pass_tokens == 0 &&
-         d.ep == 1 && d.row_parts == 1 && !has_bias(m, BiasOf::kMlp) && !balances_over_layers(m) &&
+  return plan.recipe.device == DeviceChoice::kCuda && plan.pass_tokens == 0 && d.ep == 1 && d.row_parts == 1 &&
          d.width % kPack == 0 && d.expert_ffn % kPack == 0;
 }
 
@@ -219,6 +216,9 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
       }
     };
     for (int64_t layer = stage.first_layer; layer < stage.end_layer; ++layer) add_layer(layer, chunk.late);
+    if (d.places_groups && balances_over_layers(m)) {
+      add(layer_prefix(m, stage.first_layer) + buffer::kMoeChoices, d.experts, DType::kF32, in_flight);
+    }
     if (stage.embedding) {
       if (d.embed != d.width) add(buffer::kEmbedRows, d.local_rows * d.embed, compute, in_flight);
       if (m.embedding_norm) add(buffer::kEmbedInput, stream, compute, in_flight);  // of its norm

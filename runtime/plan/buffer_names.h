@@ -43,6 +43,7 @@ inline constexpr char kMoeGroups[] = "moe.groups";
 inline constexpr char kMoeRowsOf[] = "moe.rows_of";
 inline constexpr char kMoeDweights[] = "moe.dweights";
 inline constexpr char kMoeBalance[] = "moe.balance";
+inline constexpr char kMoeChoices[] = "moe.choices";  // of all layers, by the first layer of a chunk
 inline constexpr char kMoeBias[] = "moe.bias";
 inline constexpr char kMoeBiasDots[] = "moe.bias_dots";
 inline constexpr char kMoeSharedDhidden[] = "moe.shared_dhidden";

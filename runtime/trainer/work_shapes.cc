@@ -71,7 +71,10 @@ WorkShapes of_stage(const Plan& plan, const RankPlan& rank) {
   if (biased || model.bias) {
     out.bias_width = std::max({dims.qkv, dims.ffn_in, dims.expert_ffn_in, 2 * dims.shared_ffn, dims.width, dims.embed});
   }
-  if (dims.experts > 0 && has_bias(model, BiasOf::kMlp)) out.rows = std::max(out.rows, dims.expert_rows);
+  if (dims.experts > 0 && has_bias(model, BiasOf::kMlp)) {
+    out.rows = std::max(out.rows, dims.expert_rows);
+    out.expert_tiles = dims.expert_rows / kernels::kGroupTile + dims.experts;
+  }
   if (model.moe.router_bias) out.bias_width = std::max(out.bias_width, dims.experts);
   if (model.head_bias) out.bias_width = std::max(out.bias_width, dims.vocab);
   out.row_parts = dims.row_parts;

@@ -505,12 +505,22 @@ int64_t step_between(DevicePtr<const void> a, DevicePtr<const void> b) {
   return static_cast<const std::byte*>(b.address()) - static_cast<const std::byte*>(a.address());
 }
 
-/// Orders the products `of` of groups [begin, end). They differ only in the place of one matrix, `step` bytes apart.
+/// Groups [begin, end) of those at `places`, which have at most `all_rows` rows.
+k::Groups groups_of(DevicePtr<const kernels::GroupRows> places, int64_t all_rows, int64_t begin, int64_t end) {
+  return {places.address(), begin, end, all_rows / kernels::kGroupTile + end - begin};  // each may end within a tile
+}
+
+/// How far apart neighbouring groups' arrays lie, in bytes.
+struct GroupSteps {
+  int64_t matrix = 0, bias = 0;
+  bool operator==(const GroupSteps&) const = default;
+};
+
+/// Orders the products `of` of groups [begin, end). They differ only in the places of one matrix and of the bias.
 template <typename T>
 void multiply_run_of_groups(Queue& on, const kernels::MatmulGroups& groups, const kernels::MatmulArgs& of,
-                            int64_t begin, int64_t end, int64_t step) {
-  const k::Groups rows{groups.places.address(), begin, end,
-                       groups.all_rows / kernels::kGroupTile + end - begin};  // each may end within a tile
+                            int64_t begin, int64_t end, const GroupSteps& steps) {
+  const k::Groups rows = groups_of(groups.places, groups.all_rows, begin, end);
   if (of.trans_a) {
     return k::multiply_over_rows_of_groups<T>(on, {.groups = rows,
                                                    .a = static_cast<const T*>(of.a.address()),
@@ -518,7 +528,7 @@ void multiply_run_of_groups(Queue& on, const kernels::MatmulGroups& groups, cons
                                                    .b = static_cast<const T*>(of.b.address()),
                                                    .ldb = of.ldb,
                                                    .c = static_cast<float*>(of.c.address()),
-                                                   .c_step = step / static_cast<int64_t>(sizeof(float)),
+                                                   .c_step = steps.matrix / static_cast<int64_t>(sizeof(float)),
                                                    .ldc = of.ldc,
                                                    .m = of.m,
                                                    .n = of.n,
@@ -528,43 +538,75 @@ void multiply_run_of_groups(Queue& on, const kernels::MatmulGroups& groups, cons
                                      .a = static_cast<const T*>(of.a.address()),
                                      .lda = of.lda,
                                      .b = static_cast<const T*>(of.b.address()),
-                                     .b_step = step / static_cast<int64_t>(sizeof(T)),
+                                     .b_step = steps.matrix / static_cast<int64_t>(sizeof(T)),
                                      .ldb = of.ldb,
                                      .transposed = of.trans_b,
                                      .c = static_cast<T*>(of.c.address()),
                                      .ldc = of.ldc,
                                      .n = of.n,
                                      .k = of.k,
-                                     .accumulate = of.accumulate});
+                                     .accumulate = of.accumulate,
+                                     .bias = static_cast<const T*>(of.bias.address()),
+                                     .bias_step = steps.bias / static_cast<int64_t>(sizeof(T))});
 }
 
 /// The n-th products of all groups at once, where the experts' matrices lie equally far apart: they do, since those of
 /// a layer have equal shapes and follow one another.
 template <typename T>
 void multiply_placed_groups(Stream& stream, const kernels::MatmulGroups& groups) {
-  if constexpr (std::is_same_v<T, float>) {
-    missing(stream, "products of groups of floats that the device places");
-  } else {
-    order(stream, "matmul_groups", [&](CudaStream&, Queue& on) {
-      const int64_t count = std::ssize(groups.ends), each = count == 0 ? 0 : std::ssize(groups.products) / count;
-      for (int64_t n = 0; n < each; ++n) {
-        const auto product = [&](int64_t group) -> const kernels::MatmulArgs& {
-          return groups.products[static_cast<size_t>(group * each + n)];
-        };
-        const auto step_to = [&](int64_t group) {
-          const kernels::MatmulArgs &of = product(group - 1), &next = product(group);
-          return of.trans_a ? step_between(of.c, next.c) : step_between(of.b, next.b);
-        };
-        for (int64_t begin = 0, end; begin < count; begin = end) {
-          const int64_t step = begin + 1 < count ? step_to(begin + 1) : 0;
-          for (end = begin + 1; end < count && step_to(end) == step; ++end) {
-            if (product(end).accumulate != product(begin).accumulate) break;
-          }
-          multiply_run_of_groups<T>(on, groups, product(begin), begin, end, step);
+  order(stream, "matmul_groups", [&](CudaStream&, Queue& on) {
+    const int64_t count = std::ssize(groups.ends), each = count == 0 ? 0 : std::ssize(groups.products) / count;
+    for (int64_t n = 0; n < each; ++n) {
+      const auto product = [&](int64_t group) -> const kernels::MatmulArgs& {
+        return groups.products[static_cast<size_t>(group * each + n)];
+      };
+      const auto steps_to = [&](int64_t group) -> GroupSteps {
+        const kernels::MatmulArgs &of = product(group - 1), &next = product(group);
+        return {of.trans_a ? step_between(of.c, next.c) : step_between(of.b, next.b), step_between(of.bias, next.bias)};
+      };
+      for (int64_t begin = 0, end; begin < count; begin = end) {
+        const GroupSteps steps = begin + 1 < count ? steps_to(begin + 1) : GroupSteps();
+        for (end = begin + 1; end < count && steps_to(end) == steps; ++end) {
+          if (product(end).accumulate != product(begin).accumulate) break;
         }
+        multiply_run_of_groups<T>(on, groups, product(begin), begin, end, steps);
       }
-    });
+    }
+  });
+}
+
+/// Calls body(first group, group behind the last, elements between their arrays) for arrays that lie equally far apart.
+template <typename A, typename Body>
+void for_equal_steps(std::span<const DevicePtr<A>> arrays, const Body& body) {
+  const auto step_to = [&](size_t group) { return arrays[group].address() - arrays[group - 1].address(); };
+  for (size_t begin = 0, end; begin < arrays.size(); begin = end) {
+    const int64_t step = begin + 1 < arrays.size() ? step_to(begin + 1) : 0;
+    for (end = begin + 1; end < arrays.size() && step_to(end) == step;) ++end;
+    body(static_cast<int64_t>(begin), static_cast<int64_t>(end), step);
   }
+}
+
+template <typename T>
+void fill_biases_of_groups(kernels::Ops<T>& out) {
+  out.fill_groups = [](Stream& stream, DevicePtr<const kernels::GroupRows> places, int64_t all_rows,
+                       std::span<const DevicePtr<const T>> from, int64_t width, DevicePtr<T> rows) {
+    order(stream, "fill_groups", [&](CudaStream&, Queue& on) {
+      for_equal_steps(from, [&](int64_t begin, int64_t end, int64_t step) {
+        k::fill_groups<T>(on, groups_of(places, all_rows, begin, end), from[static_cast<size_t>(begin)].address(), step,
+                          width, rows.address());
+      });
+    });
+  };
+  out.add_rows_of_groups = [](Stream& stream, DevicePtr<const kernels::GroupRows> places, int64_t all_rows,
+                              DevicePtr<const T> rows, int64_t stride, int64_t width,
+                              std::span<const DevicePtr<float>> sums) {
+    order(stream, "add_rows_of_groups", [&](CudaStream&, Queue& on) {
+      for_equal_steps(sums, [&](int64_t begin, int64_t end, int64_t step) {
+        k::add_rows_of_groups<T>(on, groups_of(places, all_rows, begin, end), rows.address(), stride, width,
+                                 sums[static_cast<size_t>(begin)].address(), step);
+      });
+    });
+  };
 }
 
 template <typename T>
@@ -575,6 +617,7 @@ kernels::Ops<T> filled() {
   fill_attention(out);
   fill_experts(out);
   fill_rows(out);
+  fill_biases_of_groups(out);
   out.rotary_table = [](Stream& stream, DevicePtr<float> table, int64_t first, int64_t tokens,
                         std::span<const float> frequencies, double factor) {
     std::vector<float> host(static_cast<size_t>(tokens * std::ssize(frequencies) * 2));
@@ -588,7 +631,7 @@ kernels::Ops<T> filled() {
   };
   out.fuses_products = true;
   out.matmul = [](Stream& stream, const kernels::MatmulArgs& of) { multiply(cuda_stream(stream), of); };
-  out.places_groups = !std::is_same_v<T, float>;
+  out.places_groups = true;
   out.matmul_groups = [](Stream& stream, const kernels::MatmulGroups& groups) {
     if (groups.places) return multiply_placed_groups<T>(stream, groups);
     for (const kernels::MatmulArgs& of : groups.products) multiply(cuda_stream(stream), of, /*varies=*/true);
@@ -728,63 +771,6 @@ void fill_lamb(kernels::StateOps& out) {
   };
 }
 
-void fill_adafactor(kernels::StateOps& out) {
-  using kernels::AdafactorRun;
-  using kernels::FactoredTensor;
-  using kernels::SquaresRun;
-  out.adafactor_squares_of_runs = [](Stream& stream, std::span<const SquaresRun> runs) {
-    order(stream, "adafactor_squares", [&](CudaStream& cuda, Queue& on) {
-      if (!runs.empty()) add_squares(cuda, on, k::square_rounds(runs), runs[0].matrix.clip.address());
-    });
-  };
-  out.adafactor_factors_of_tensors = [](Stream& stream, const AdafactorDecay& decay,
-                                        std::span<const FactoredTensor> tensors) {
-    order(stream, "adafactor_factors",
-          [&](CudaStream& cuda, Queue& on) { order_factors(cuda, on, decay, moments_of(tensors)); });
-  };
-  out.adafactor_moments = [](Stream& stream, const AdafactorDecay& decay, std::span<const SquaresRun> runs,
-                             std::span<const FactoredTensor> tensors) {
-    order(stream, "adafactor_moments",
-          [&](CudaStream& cuda, Queue& on) { order_moments(cuda, on, decay, runs, tensors); });
-  };
-  out.adafactor_norms_of_runs = [](Stream& stream, std::span<const AdafactorRun> runs, DevicePtr<double> partials) {
-    with_runs(stream, "adafactor_norms", runs, [&](CudaStream&, Queue& on, const k::FactoredRuns& table) {
-      k::adafactor_norms(on, table, runs[0].matrix.clip.address(), partials.address());
-    });
-  };
-  out.adafactor_rates = [](Stream& stream, const kernels::AdafactorLimits& limits,
-                           std::span<const AdafactorRate> tensors, DevicePtr<const double> words,
-                           DevicePtr<float> rates) {
-    order(stream, "adafactor_rates", [&](CudaStream& cuda, Queue& on) {
-      const DevicePtr<const AdafactorRate> there = cuda.give(tensors);
-      if (there) {
-        k::adafactor_rates(on, limits, there.address(), std::ssize(tensors), words.address(), rates.address());
-      }
-    });
-  };
-  out.adafactor_step_of_runs = [](Stream& stream, std::span<const AdafactorRun> runs, DevicePtr<const float> rates) {
-    with_runs(stream, "adafactor_step", runs, [&](CudaStream&, Queue& on, const k::FactoredRuns& table) {
-      k::adafactor_step(on, table, runs[0].matrix.clip.address(), rates.address());
-    });
-  };
-}
-
-kernels::StateOps filled_state() {
-  using kernels::BlockSums;
-  kernels::StateOps out;
-  out.adamw_of_runs = [](Stream& stream, std::span<const kernels::AdamRun> runs) {
-    with_runs(stream, "adamw", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
-      k::adamw(on, tables, runs[0].args.clip.address());
-      for (const kernels::AdamRun& run : runs) {
-        const DevicePtr<float> written[] = {run.to.master, run.to.exp_avg, run.to.exp_avg_sq};
-        for (size_t array = 0; array < run.sums.sums.size(); ++array) {
-          put_sums(cuda, on, run.sums, array, written[array].address(), run.count, run.args.clip.address());
-        }
-      }
-    });
-  };
-  fill_lamb(out);
-  fill_adafactor(out);
 /// A table on the device, null where it has no room.
 template <typename Run>
 k::RunTable<Run> table_of(CudaStream& cuda, const std::vector<Run>& runs, int64_t chunks) {
@@ -856,18 +842,32 @@ void order_moments(CudaStream& cuda, Queue& on, const kernels::AdafactorDecay& d
   order_factors(cuda, on, decay, moments);
 }
 
-  out.ema_of_runs = [](Stream& stream, double decay, std::span<const kernels::EmaRun> runs) {
+void fill_adafactor(kernels::StateOps& out) {
   using kernels::AdafactorDecay;
   using kernels::AdafactorRate;
-    with_runs(stream, "ema", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
-      k::ema(on, decay, tables, runs[0].clip.address());
-      for (const kernels::EmaRun& run : runs) {
-        if (!run.sums.sums.empty()) put_sums(cuda, on, run.sums, 0, run.to.address(), run.count, run.clip.address());
-      }
+  using kernels::AdafactorRun;
+  using kernels::FactoredTensor;
+  using kernels::SquaresRun;
+  out.adafactor_squares_of_runs = [](Stream& stream, std::span<const SquaresRun> runs) {
+    order(stream, "adafactor_squares", [&](CudaStream& cuda, Queue& on) {
+      if (!runs.empty()) add_squares(cuda, on, k::square_rounds(runs), runs[0].matrix.clip.address());
     });
   };
-  out.balance_bias = &Direct<&k::balance_bias>::run;
-  out.count_not_finite = [](Stream& stream, DevicePtr<const float> x, int64_t count, std::span<int64_t> counts) {
+  out.adafactor_factors_of_tensors = [](Stream& stream, const AdafactorDecay& decay,
+                                        std::span<const FactoredTensor> tensors) {
+    order(stream, "adafactor_factors",
+          [&](CudaStream& cuda, Queue& on) { order_factors(cuda, on, decay, moments_of(tensors)); });
+  };
+  out.adafactor_moments = [](Stream& stream, const AdafactorDecay& decay, std::span<const SquaresRun> runs,
+                             std::span<const FactoredTensor> tensors) {
+    order(stream, "adafactor_moments",
+          [&](CudaStream& cuda, Queue& on) { order_moments(cuda, on, decay, runs, tensors); });
+  };
+  out.adafactor_norms_of_runs = [](Stream& stream, std::span<const AdafactorRun> runs, DevicePtr<double> partials) {
+    with_runs(stream, "adafactor_norms", runs, [&](CudaStream&, Queue& on, const k::FactoredRuns& table) {
+      k::adafactor_norms(on, table, runs[0].matrix.clip.address(), partials.address());
+    });
+  };
   out.adafactor_rates_of_runs = [](Stream& stream, const kernels::AdafactorLimits& limits,
                                    std::span<const AdafactorRate> tensors, std::span<const kernels::NormRun> runs,
                                    DevicePtr<const double> partials, DevicePtr<double> words, DevicePtr<float> rates) {
@@ -877,6 +877,49 @@ void order_moments(CudaStream& cuda, Queue& on, const kernels::AdafactorDecay& d
       k::add_words_for_rates(on, partials.address(), tables, words.address(), limits, there.address(), rates.address());
     });
   };
+  out.adafactor_rates = [](Stream& stream, const kernels::AdafactorLimits& limits,
+                           std::span<const AdafactorRate> tensors, DevicePtr<const double> words,
+                           DevicePtr<float> rates) {
+    order(stream, "adafactor_rates", [&](CudaStream& cuda, Queue& on) {
+      const DevicePtr<const AdafactorRate> there = cuda.give(tensors);
+      if (there) {
+        k::adafactor_rates(on, limits, there.address(), std::ssize(tensors), words.address(), rates.address());
+      }
+    });
+  };
+  out.adafactor_step_of_runs = [](Stream& stream, std::span<const AdafactorRun> runs, DevicePtr<const float> rates) {
+    with_runs(stream, "adafactor_step", runs, [&](CudaStream&, Queue& on, const k::FactoredRuns& table) {
+      k::adafactor_step(on, table, runs[0].matrix.clip.address(), rates.address());
+    });
+  };
+}
+
+kernels::StateOps filled_state() {
+  using kernels::BlockSums;
+  kernels::StateOps out;
+  out.adamw_of_runs = [](Stream& stream, std::span<const kernels::AdamRun> runs) {
+    with_runs(stream, "adamw", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
+      k::adamw(on, tables, runs[0].args.clip.address());
+      for (const kernels::AdamRun& run : runs) {
+        const DevicePtr<float> written[] = {run.to.master, run.to.exp_avg, run.to.exp_avg_sq};
+        for (size_t array = 0; array < run.sums.sums.size(); ++array) {
+          put_sums(cuda, on, run.sums, array, written[array].address(), run.count, run.args.clip.address());
+        }
+      }
+    });
+  };
+  fill_lamb(out);
+  fill_adafactor(out);
+  out.ema_of_runs = [](Stream& stream, double decay, std::span<const kernels::EmaRun> runs) {
+    with_runs(stream, "ema", runs, [&](CudaStream& cuda, Queue& on, const k::UpdateTables& tables) {
+      k::ema(on, decay, tables, runs[0].clip.address());
+      for (const kernels::EmaRun& run : runs) {
+        if (!run.sums.sums.empty()) put_sums(cuda, on, run.sums, 0, run.to.address(), run.count, run.clip.address());
+      }
+    });
+  };
+  out.balance_bias = &Direct<&k::balance_bias>::run;
+  out.count_not_finite = [](Stream& stream, DevicePtr<const float> x, int64_t count, std::span<int64_t> counts) {
     order(stream, "count_not_finite", [&](CudaStream& cuda, Queue& on) {
       with_numbers(cuda, counts.first(1), bytes_of<int64_t>(k::kSumBlocks), "count_not_finite",
                    [&](int64_t* found, std::byte* partials) {
@@ -966,11 +1009,11 @@ int64_t scratch_bytes(const WorkShapes& work) {
   };
   const int64_t norm_rows = most(work.rows, k::kNormRunRows, k::kNormRuns);
   const int64_t head_rows = std::min(work.head_rows, k::kNormRunRows * k::kNormRuns);
-  const int64_t floats =
-      std::max({k::norm_partials(norm_rows, work.norm_width, true, work.row_parts),
-                k::bias_partials(most(work.rows, k::kBiasRunRows, k::kBiasRuns), work.bias_width, work.row_parts),
-                k::norm_partials(head_rows, work.head_width, false), work.told_width,
-                k::attention_maxima(work.score_heads, work.score_queries, work.score_width)});
+  const int64_t floats = std::max(
+      {k::norm_partials(norm_rows, work.norm_width, true, work.row_parts),
+       k::bias_partials(most(work.rows, k::kBiasRunRows, k::kBiasRuns), work.bias_width, work.row_parts),
+       k::norm_partials(head_rows, work.head_width, false), work.told_width, work.expert_tiles * work.bias_width,
+       k::attention_maxima(work.score_heads, work.score_queries, work.score_width)});
   return std::max({bytes_of<float>(floats), bytes_of<int64_t>(k::kMostExperts),
                    k::look_up_scratch_bytes(work.rows, work.norm_width), bytes_of<double>(k::kSquaresPartials),
                    state_scratch_bytes(work.squared_elems, work.squared_cols)});

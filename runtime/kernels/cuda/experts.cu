@@ -2,6 +2,7 @@
 // to one number, and rows of an expert come in the order of choices.
 #include "runtime/kernels/cuda/experts.h"
 
+#include "runtime/kernels/cuda/group_tiles.h"
 #include "runtime/kernels/cuda/map.h"
 
 namespace cairn::kernels::cuda {
@@ -296,6 +297,56 @@ __global__ void __launch_bounds__(kThreads) padding_cleared(const GroupRows* gro
   }
 }
 
+/// Rows of the block's tile, of all groups' rows.
+struct TileRows {
+  int64_t group, first, end;  // group: of Groups::begin
+};
+__device__ __forceinline__ TileRows rows_of_tile(const Groups& of) {
+  const TileOfGroup tile = tile_of_block(of);
+  if (tile.group < 0) return {-1, 0, 0};
+  const GroupRows mine = of.rows[tile.group];
+  const int64_t rows = mine.rows - tile.row < kGroupTile ? mine.rows - tile.row : kGroupTile;
+  return {tile.group - of.begin, mine.first + tile.row, mine.first + tile.row + rows};
+}
+
+/// A block has a tile.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    groups_filled(Groups of, const T* from, int64_t step, int64_t width, T* rows) {
+  const TileRows mine = rows_of_tile(of);
+  if (mine.group < 0) return;
+  from += mine.group * step;
+  for (int64_t c = threadIdx.x; c < width; c += kThreads) {
+    const T x = from[c];
+    for (int64_t r = mine.first; r < mine.end; ++r) rows[r * width + c] = x;
+  }
+}
+
+/// A thread has a column of a tile. partials [tiles, width].
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    tiles_summed(Groups of, const T* rows, int64_t stride, int64_t width, float* partials) {
+  const TileRows mine = rows_of_tile(of);
+  const int64_t c = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (mine.group < 0 || c >= width) return;
+  float sum = 0;
+#pragma unroll 8
+  for (int64_t r = mine.first; r < mine.end; ++r) sum += load_f32(rows[r * stride + c]);
+  partials[blockIdx.x * width + c] = sum;
+}
+/// A thread has a column of a group, which is blockIdx.y.
+__global__ void __launch_bounds__(kThreads)
+    tiles_added(Groups of, const float* partials, int64_t width, float* sums, int64_t step) {
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (c >= width) return;
+  const GroupRows* const mine = of.rows + of.begin + blockIdx.y;
+  const int64_t before = of.rows[of.begin].tiles;
+  float sum = 0;
+#pragma unroll 8
+  for (int64_t tile = mine[0].tiles - before; tile < mine[1].tiles - before; ++tile) sum += partials[tile * width + c];
+  sums[blockIdx.y * step + c] += sum;
+}
+
 template <typename T>
 struct ToExperts {
   const T* from;
@@ -486,7 +537,26 @@ void clear_padding(Queue& on, const GroupRows* groups, int64_t count, int64_t wi
   }
 }
 
+template <typename T>
+void fill_groups(Queue& on, const Groups& of, const T* from, int64_t step, int64_t width, T* rows) {
+  const Size size{{static_cast<unsigned>(of.tiles)}, {kThreads}};
+  launch(on, size, groups_filled<T>, of, from, step, width, rows);
+}
+template <typename T>
+void add_rows_of_groups(Queue& on, const Groups& of, const T* rows, int64_t stride, int64_t width, float* sums,
+                        int64_t step) {
+  auto* const partials = on.room<float>(of.tiles * width);
+  if (partials == nullptr) return;
+  const unsigned columns = blocks_for(width, kThreads);
+  launch(on, {{static_cast<unsigned>(of.tiles), columns}, {kThreads}}, tiles_summed<T>, of, rows, stride, width,
+         partials);
+  launch(on, {{columns, static_cast<unsigned>(of.end - of.begin)}, {kThreads}}, tiles_added, of, partials, width, sums,
+         step);
+}
+
 #define RT_INSTANTIATE(T)                                                                                         \
+  template void fill_groups<T>(Queue&, const Groups&, const T*, int64_t, int64_t, T*);                            \
+  template void add_rows_of_groups<T>(Queue&, const Groups&, const T*, int64_t, int64_t, float*, int64_t);        \
   template void clear_padding<T>(Queue&, const GroupRows*, int64_t, int64_t, T*);                                 \
   template void route_backward<T>(Queue&, const RouterDims&, const float*, const int32_t*, const float*,          \
                                   const RouterLosses&, T*);                                                       \

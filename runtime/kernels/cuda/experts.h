@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "runtime/kernels/cuda/grouped.h"
 #include "runtime/kernels/cuda/queue.h"
 #include "runtime/kernels/router.h"
 
@@ -27,6 +28,14 @@ void group_choices(Queue& on, const GroupDims& dims, const int32_t* chosen, Grou
                    int32_t* rows_of);
 template <typename T>
 void clear_padding(Queue& on, const GroupRows* groups, int64_t count, int64_t width, T* rows);
+/// Rows of group `of.begin + i` become from [width] + i * step.
+template <typename T>
+void fill_groups(Queue& on, const Groups& of, const T* from, int64_t step, int64_t width, T* rows);
+/// To sums [width] + i * step those over the rows of group `of.begin + i`: over the rows of each tile in order, then
+/// over the tiles in order. Scratch: [of.tiles, width] floats.
+template <typename T>
+void add_rows_of_groups(Queue& on, const Groups& of, const T* rows, int64_t stride, int64_t width, float* sums,
+                        int64_t step);
 
 template <typename T>
 void rows_to_experts(Queue& on, const T* from, const int32_t* rows_of, int64_t tokens, int64_t choices, int64_t width,

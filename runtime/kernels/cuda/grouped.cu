@@ -3,6 +3,7 @@
 // which no two lanes of a copy or of ldmatrix meet in shared memory.
 #include "runtime/kernels/cuda/grouped.h"
 
+#include "runtime/kernels/cuda/group_tiles.h"
 #include "runtime/kernels/cuda/matrix_units.h"
 
 namespace cairn::kernels::cuda {
@@ -125,10 +126,10 @@ __device__ __forceinline__ Sums multiply_tile(const Stored<T>& left, const Store
   return sums;
 }
 
-/// Stores what of the tile is within [rows, cols] of c, rounded to C's type; or adds it.
+/// Stores what of the tile is within [rows, cols] of c, plus bias [cols] or null, rounded to C's type; or adds it.
 template <typename C>
 __device__ __forceinline__ void store_tile(const Sums& sums, int64_t row, int64_t col, int64_t rows, int64_t cols, C* c,
-                                           int64_t ldc, bool accumulate) {
+                                           int64_t ldc, bool accumulate, const C* bias) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   row += warp / kWarpsAcross * kWarpRows + lane / 4;
   col += warp % kWarpsAcross * kWarpCols + lane % 4 * 2;
@@ -143,6 +144,10 @@ __device__ __forceinline__ void store_tile(const Sums& sums, int64_t row, int64_
         if (col + j * 8 >= cols) continue;
         C* const to = c + r * ldc + col + j * 8;
         float first = sums.at[i][j][half * 2], second = sums.at[i][j][half * 2 + 1];
+        if (bias != nullptr) {
+          first += load_f32(bias[col + j * 8]);
+          second += load_f32(bias[col + j * 8 + 1]);
+        }
         if (accumulate) {
           const auto held = load_pack<2>(to);
           first += load_f32(held.at[0]);
@@ -160,21 +165,16 @@ __device__ __forceinline__ void store_tile(const Sums& sums, int64_t row, int64_
 /// blockIdx.x: a tile of the rows of all groups; y: of the columns.
 template <bool kTransposed, typename T>
 __global__ void __launch_bounds__(kThreads) rows_of_groups(RowProducts<T> of) {
-  const GroupRows* const groups = of.groups.rows;
-  const int64_t tile = groups[of.groups.begin].tiles + blockIdx.x;
-  if (tile >= groups[of.groups.end].tiles) return;
-  int64_t group = of.groups.begin;  // the last one that does not begin behind the tile
-  for (int64_t behind = of.groups.end; behind - group > 1;) {
-    const int64_t middle = (group + behind) / 2;
-    (groups[middle].tiles <= tile ? group : behind) = middle;
-  }
-  const GroupRows mine = groups[group];
-  const int64_t row = (tile - mine.tiles) * kTile, col = static_cast<int64_t>(blockIdx.y) * kTile;
-  const T* const b = of.b + (group - of.groups.begin) * of.b_step;
+  const TileOfGroup tile = tile_of_block(of.groups);
+  if (tile.group < 0) return;
+  const GroupRows mine = of.groups.rows[tile.group];
+  const int64_t row = tile.row, col = static_cast<int64_t>(blockIdx.y) * kTile, at = tile.group - of.groups.begin;
+  const T* const b = of.b + at * of.b_step;
+  const T* const bias = of.bias == nullptr ? nullptr : of.bias + at * of.bias_step;
   const Stored<T> left{of.a + mine.first * of.lda, of.lda, mine.rows, of.k};
   const Stored<T> right{b, of.ldb, kTransposed ? of.n : of.k, kTransposed ? of.k : of.n};
   const Sums sums = multiply_tile<false, !kTransposed>(left, right, row, col, mine.rows, of.n, of.k);
-  store_tile(sums, row, col, mine.rows, of.n, of.c + mine.first * of.ldc, of.ldc, of.accumulate);
+  store_tile(sums, row, col, mine.rows, of.n, of.c + mine.first * of.ldc, of.ldc, of.accumulate, bias);
 }
 
 /// blockIdx.x: a tile of c's rows; y: of its columns; z: a group.
@@ -186,7 +186,8 @@ __global__ void __launch_bounds__(kThreads) sums_over_groups(SumProducts<T> of) 
   const Stored<T> left{of.a + mine.first * of.lda, of.lda, mine.rows, of.m};
   const Stored<T> right{of.b + mine.first * of.ldb, of.ldb, mine.rows, of.n};
   const Sums sums = multiply_tile<true, true>(left, right, row, col, of.m, of.n, mine.rows);
-  store_tile(sums, row, col, of.m, of.n, of.c + blockIdx.z * of.c_step, of.ldc, of.accumulate);
+  store_tile(sums, row, col, of.m, of.n, of.c + blockIdx.z * of.c_step, of.ldc, of.accumulate,
+             static_cast<const float*>(nullptr));
 }
 
 constexpr int64_t kSharedBytes = int64_t{kStages} * 2 * kTileBytes;

@@ -1,10 +1,11 @@
 #pragma once
-// Products of groups of rows whose counts only the device knows (runtime/kernels/group_rows.h), by tensor cores: each
-// expert's rows by its own matrix, in one launch for all experts. A launch has blocks for as many rows as there may be;
-// those that find no rows end at once. Sums are float, over k in order, 16 at a time: bits depend neither on how many
-// rows a group has nor on the others. T is bf16 or f16.
+// Products of groups of rows whose counts only the device knows (runtime/kernels/group_rows.h): each expert's rows by
+// its own matrix, in one launch for all experts. A launch has blocks for as many rows as there may be; those that find
+// no rows end at once. Sums are float, over k in order: bits depend neither on how many rows a group has nor on the
+// others.
 //
-// Matrices lie at multiples of 16 bytes, and their rows are multiples of 8 elements long.
+// T is bf16 or f16, by tensor cores, which add 16 of k at a time: matrices lie at multiples of 16 bytes, and their rows
+// are multiples of 8 elements long. Or it is float (grouped_floats.cu): tensor cores would round the factors.
 
 #include <cstdint>
 
@@ -19,8 +20,8 @@ struct Groups {
   int64_t begin = 0, end = 0, tiles = 0;
 };
 
-/// For each group's rows c [rows, n] = a [rows, k] op(b) [k, n], or c += . Group `begin + i` has b + i * b_step. Stored
-/// [n, k] where `transposed`, else [k, n].
+/// For each group's rows c [rows, n] = a [rows, k] op(b) [k, n] + bias, or c += . Group `begin + i` has b + i * b_step.
+/// Stored [n, k] where `transposed`, else [k, n].
 template <typename T>
 struct RowProducts {
   Groups groups;
@@ -32,6 +33,8 @@ struct RowProducts {
   T* c = nullptr;
   int64_t ldc = 0, n = 0, k = 0;
   bool accumulate = false;
+  const T* bias = nullptr;  // [n], of group `begin`; the next one's is bias_step behind it. Null: none
+  int64_t bias_step = 0;
 };
 template <typename T>
 void multiply_rows_of_groups(Queue& on, const RowProducts<T>& of);

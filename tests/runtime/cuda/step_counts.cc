@@ -53,6 +53,12 @@ constexpr Bar kBars[] = {
     {"llama3-8-layers",          "default",       276,     48,   132.29,      1},
     {"moe-8-experts",            "never",         405,      1,    70.66,      1},
     {"moe-8-experts",            "default",       452,     48,    70.66,      1},
+    {"moe-8-experts-fp32",       "never",         405,      1,   112.74,      1},
+    {"moe-8-experts-fp32",       "default",       452,     48,   112.74,      1},
+    {"moe-8-experts-biases",     "never",         461,      1,    77.70,      1},
+    {"moe-8-experts-biases",     "default",       508,     48,    77.70,      1},
+    {"moe-8-experts-model-loss", "never",         414,      1,    70.66,      1},
+    {"moe-8-experts-model-loss", "default",       461,     48,    70.66,      1},
 };
 // clang-format on
 

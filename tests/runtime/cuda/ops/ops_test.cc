@@ -470,7 +470,7 @@ void compare_experts() {
   auto of_each = on.zeros<float>(kExperts);
   auto placed = on.zeros<int32_t>(kAll);
   on.run<T>("group_choices", [&](Exec<T> e, Side at) {
-    CHECK(e.places_groups == (at.cuda && !std::is_same_v<T, float>));
+    CHECK(e.places_groups == at.cuda);
     e.group_choices({kAll, kExperts, 1}, at(chosen), at(groups), at(of_each), at(placed));
   });
   on.same(of_each);
@@ -478,6 +478,24 @@ void compare_experts() {
   auto padded = on.array(normals<T>("padded", kAll * kWidth));
   on.run<T>("clear_padding", [&](Exec<T> e, Side at) { e.clear_padding(at(groups), kExperts, kWidth, at(padded)); });
   on.same(padded);
+  // Arrays that lie equally far apart, and one that does not.
+  auto biases = on.array(normals<T>("biases", 2 * kExperts * kWidth));
+  auto sums = on.array(normals<float>("sums", 2 * kExperts * kWidth));
+  const auto of_experts = [&](auto first) {
+    std::vector<decltype(first)> out;
+    for (int64_t e = 0; e < kExperts; ++e) out.push_back(first + (e + (e == 3 ? 4 : 0)) * kWidth);
+    return out;
+  };
+  on.run<T>("fill_groups", [&](Exec<T> e, Side at) {
+    const auto from = of_experts(DevicePtr<const T>(at(biases)));
+    e.fill_groups(at(groups), kAll, from, kWidth, at(padded));
+  });
+  on.same(padded);
+  on.run<T>("add_rows_of_groups", [&](Exec<T> e, Side at) {
+    const auto to = of_experts(DevicePtr<float>(at(sums)));
+    e.add_rows_of_groups(at(groups), kAll, at(others), kWidth, kWidth, to);
+  });
+  on.alike(sums, chain_of_sums<float>(kAll));
   on.run<T>("rows_to_experts",
             [&](Exec<T> e, Side at) { e.rows_to_experts(at(tokens), at(rows_of), kRows, kChoices, kWidth, at(rows)); });
   on.same(rows);
@@ -1206,6 +1224,14 @@ TEST_SUITE("runtime/cuda/ops") {
                         at(rates));
     });
     on.alike(rates, chain_of_sums<float>(8));
+    on.run_state("adafactor_rates_of_runs", [&](StateExec e, Side at) {
+      const std::vector<kernels::AdafactorRate> tensors = {{1, 0}, {kShare, 0.02}};
+      const kernels::NormRun of{.count = kShare, .tensor = 1};
+      e.fill_doubles(0, at(of_tensors), 2 * kernels::TensorNorms::kWords);
+      e.adafactor_rates_of_runs({.update_clip = 0.5, .least_scale = 1e-3, .scale_parameter = true}, tensors, {&of, 1},
+                                at(partials), at(of_tensors), at(rates));
+    });
+    on.alike(rates, chain_of_sums<float>(8));
     on.run_state("adafactor_step_of_runs", [&](StateExec e, Side at) {
       for (const bool averaged : {true, false}) {
         const kernels::AdafactorRun of = factored(at, averaged);
@@ -1224,14 +1250,6 @@ TEST_SUITE("runtime/cuda/ops") {
     std::vector<int64_t> host_found = {5};
     HostNumbers<int64_t> found(on.stream(), 1);
     found.room()[0] = 5;
-    on.run_state("adafactor_rates_of_runs", [&](StateExec e, Side at) {
-      const std::vector<kernels::AdafactorRate> tensors = {{1, 0}, {kShare, 0.02}};
-      const kernels::NormRun of{.count = kShare, .tensor = 1};
-      e.fill_doubles(0, at(of_tensors), 2 * kernels::TensorNorms::kWords);
-      e.adafactor_rates_of_runs({.update_clip = 0.5, .least_scale = 1e-3, .scale_parameter = true}, tensors, {&of, 1},
-                                at(partials), at(of_tensors), at(rates));
-    });
-    on.alike(rates, chain_of_sums<float>(8));
     on.run_state("count_not_finite", [&](StateExec e, Side at) {
       e.count_not_finite(at(odd), 5, at.cuda ? found.room() : std::span(host_found));
     });

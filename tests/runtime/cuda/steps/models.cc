@@ -75,6 +75,22 @@ Recipe with_clipped_heads(Recipe recipe) {
   return recipe;
 }
 
+Recipe in_floats(Recipe recipe) {
+  recipe.precision = Precision::kF32;
+  return recipe;
+}
+
+Recipe with_biased_experts(Recipe recipe) {
+  recipe.model.mlp_bias = true;
+  return recipe;
+}
+
+Recipe balanced_over_layers(Recipe recipe) {
+  recipe.model.moe.aux_loss = 0.01;
+  recipe.model.moe.aux_scope = AuxScope::kModel;
+  return recipe;
+}
+
 Recipe with_average(Recipe recipe) {
   recipe.optimizer.ema = 0.999;
   return recipe;
@@ -84,7 +100,8 @@ Recipe with_average(Recipe recipe) {
 
 std::vector<NamedModel> counted_models() {
   const Recipe small = recipe_of(gpt(12, 768, 12, 1024, 50257), 16),
-               large = recipe_of(gpt(48, 1600, 25, 1024, 50257), 8);
+               large = recipe_of(gpt(48, 1600, 25, 1024, 50257), 8),
+               experts = recipe_of(with_experts(llama(8, 1024, 16, 8, 3584, 1024, 32000), 8, 2), 16);
   return {{"gpt2-124m", small},
           {"gpt2-124m-lamb", by_lamb(small)},
           {"gpt2-124m-adafactor", by_adafactor(small)},
@@ -93,17 +110,24 @@ std::vector<NamedModel> counted_models() {
           {"gpt2-1558m", large},
           {"gpt2-1558m-lamb-ema", with_average(by_lamb(large))},
           {"llama3-8-layers", recipe_of(llama(8, 4096, 32, 8, 14336, 8192, 128256), 1)},
-          {"moe-8-experts", recipe_of(with_experts(llama(8, 1024, 16, 8, 3584, 1024, 32000), 8, 2), 16)}};
+          {"moe-8-experts", experts},
+          {"moe-8-experts-fp32", in_floats(experts)},
+          {"moe-8-experts-biases", with_biased_experts(experts)},
+          {"moe-8-experts-model-loss", balanced_over_layers(experts)}};
 }
 
 std::vector<NamedModel> tiny_models() {
+  // All experts of a token are chosen, so how often does not depend on what is computed.
+  const Recipe experts = recipe_of(with_experts(llama(2, 32, 2, 1, 48, 16, 130), 2, 2), 2);
   return {{"gpt", recipe_of(gpt(2, 32, 2, 16, 130), 2)},
           {"llama", recipe_of(llama(2, 32, 2, 1, 48, 16, 130), 2)},
           {"lamb", by_lamb(recipe_of(gpt(2, 32, 2, 16, 130), 2))},
           {"adafactor", by_adafactor(recipe_of(gpt(2, 32, 2, 16, 130), 2))},
           {"qk clip", with_clipped_heads(recipe_of(gpt(2, 32, 2, 16, 130), 2))},
-          // All experts of a token are chosen, so how often does not depend on what is computed.
-          {"experts", recipe_of(with_experts(llama(2, 32, 2, 1, 48, 16, 130), 2, 2), 2)}};
+          {"experts", experts},
+          {"experts in fp32", in_floats(experts)},
+          {"experts with biases", with_biased_experts(experts)},
+          {"experts balanced over layers", balanced_over_layers(experts)}};
 }
 
 }  // namespace cairn::testing

@@ -261,6 +261,17 @@ int64_t moved(const Given&, Op<"clear_padding">, In<kernels::GroupRows>, int64_t
   return 0;  // how many rows it is the device knows: fewer than 32 of each group
 }
 
+template <typename T>
+int64_t moved(const Given&, Op<"fill_groups">, In<kernels::GroupRows>, int64_t all_rows,
+              std::span<const DevicePtr<const T>>, int64_t width, Out<T>) {
+  return kElem<T> * all_rows * width;
+}
+template <typename T>
+int64_t moved(const Given&, Op<"add_rows_of_groups">, In<kernels::GroupRows>, int64_t all_rows, In<T>, int64_t,
+              int64_t width, std::span<const DevicePtr<float>>) {
+  return kElem<T> * all_rows * width;
+}
+
 // --- training state
 inline int64_t moved(const Given&, Op<"clip_by_norm">, const auto&...) { return 0; }
 inline int64_t moved(const Given& given, Op<"add_squares_of_runs">, In<float>, In<kernels::ElemRun> runs, int64_t count,
@@ -319,6 +330,7 @@ inline int64_t moved(const Given&, Op<"adafactor_moments">, const kernels::Adafa
 }
 inline int64_t moved(const Given&, Op<"adafactor_factors_of_tensors">, const auto&...) { return 0; }
 inline int64_t moved(const Given&, Op<"adafactor_rates">, const auto&...) { return 0; }
+inline int64_t moved(const Given&, Op<"adafactor_rates_of_runs">, const auto&...) { return 0; }
 inline int64_t moved(const Given&, Op<"adafactor_norms_of_runs">, std::span<const kernels::AdafactorRun> runs,
                      Out<double>) {
   int64_t bytes = 0;
@@ -330,7 +342,6 @@ inline int64_t moved(const Given&, Op<"adafactor_step_of_runs">, std::span<const
   int64_t bytes = 0;
   for (const kernels::AdafactorRun& run : runs) {
     const int64_t arrays = 3 + (run.to.exp_avg ? 2 : 0);  // gradient, weights twice, averages twice
-inline int64_t moved(const Given&, Op<"adafactor_rates_of_runs">, const auto&...) { return 0; }
     bytes += run.matrix.count * (arrays * kFloat + (run.weights ? dtype_size_bytes(run.dtype) : 0));
   }
   return bytes;

@@ -53,6 +53,7 @@ inline Recipe recipe_of(const Row& row) {
   if (row[kFamily] == 2) {
     m.qk_norm = QkNorm::kSharedLayerNorm;
     m.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.1, .aux_scope = AuxScope::kModel};
+    m.mlp_bias = true;
     m.attention_sinks = true;
   }
   if (row[kFamily] == 3) {

@@ -96,7 +96,7 @@ TEST_SUITE("runtime/cuda/train/matrix") {
         CHECK(counts.allocations == 1);
         CHECK(counts.later_allocations == 0);
         CHECK(counts.later_pins == 0);
-        CHECK(counts.waits == (row[kFamily] == 2 ? counts.waits : 1));  // who has experts asks how many rows for whom
+        CHECK(counts.waits == 1);
         CHECK(counts.device_bytes == counts.planned_device_bytes);
       }
     }

@@ -127,6 +127,53 @@ void move_rows(int64_t width) {
   });
 }
 
+/// Groups without rows, within a tile, beyond one; rows are parts of longer ones.
+template <typename T>
+void biases_of_groups() {
+  constexpr int64_t kWidth = 300, kStride = 310, kGroups = 4;
+  std::vector<kernels::GroupRows> groups;
+  kernels::GroupRows at;
+  for (const int64_t rows : {5, 0, 300, 128}) {
+    at.filled = at.rows = rows;
+    groups.push_back(at);
+    at.first += rows;
+    at.tiles += kernels::GroupRows::tiles_of(rows);
+  }
+  groups.push_back({.first = at.first, .tiles = at.tiles});
+  const int64_t rows = at.first;
+  const auto biases = normals<T>("biases", kGroups * kWidth), others = normals<T>("rows", rows * kStride);
+  const auto before = normals<float>("sums", kGroups * kWidth);
+  std::vector<T> filled(rows * kWidth);
+  std::vector<float> sums = before;
+  std::vector<DevicePtr<const T>> from;
+  std::vector<DevicePtr<float>> to;
+  for (int64_t group = 0; group < kGroups; ++group) {
+    from.emplace_back(biases.data() + group * kWidth);
+    to.emplace_back(sums.data() + group * kWidth);
+  }
+  kernels::fill_groups<T>(groups.data(), rows, from, kWidth, filled.data());
+  kernels::add_rows_of_groups<T>(groups.data(), rows, others.data(), kStride, kWidth, to);
+  in_every_order([&] {
+    OnDevice<kernels::GroupRows> d_groups(groups);
+    OnDevice<T> d_biases(biases), d_others(others), d_filled(std::vector<T>(rows * kWidth));
+    OnDevice<float> d_sums(before);
+    // A tile more than there are rows for, as where the host does not know.
+    const kernels::cuda::Groups all{d_groups.data(), 0, kGroups, at.tiles + 1};
+    ScratchQueue on(all.tiles * kWidth);
+    kernels::cuda::fill_groups<T>(on, all, d_biases.data(), kWidth, kWidth, d_filled.data());
+    const std::vector<T> got = d_filled.values();
+    for (size_t i = 0; i < got.size(); ++i) REQUIRE(to_f32(got[i]) == to_f32(filled[i]));
+    kernels::cuda::add_rows_of_groups<T>(on, all, d_others.data(), kStride, kWidth, d_sums.data(), kWidth);
+    check_alike(d_sums.values(), sums, chain_of_sums<float>(300));
+    // The last two by themselves: the same bits, and the others' sums stay.
+    OnDevice<float> d_some(before);
+    kernels::cuda::add_rows_of_groups<T>(on, {d_groups.data(), 2, kGroups, at.tiles}, d_others.data(), kStride, kWidth,
+                                         d_some.data() + 2 * kWidth, kWidth);
+    const std::vector<float> whole = d_sums.values(), some = d_some.values();
+    for (int64_t i = 0; i < kGroups * kWidth; ++i) REQUIRE(some[i] == (i < 2 * kWidth ? before[i] : whole[i]));
+  });
+}
+
 }  // namespace
 
 TEST_SUITE("runtime/kernels/cuda/experts") {
@@ -201,6 +248,9 @@ TEST_SUITE("runtime/kernels/cuda/experts") {
       kernels::cuda::place_choices(on, d_chosen.data(), kChoices, kExperts, d_next.data(), d_rows_of.data());
       CHECK(d_rows_of.values() == rows_of);
     });
+  }
+  TEST_CASE_TEMPLATE("rows of groups become their biases, and are added up to their gradients", T, float, bf16, f16) {
+    biases_of_groups<T>();
   }
   TEST_CASE_TEMPLATE("rows go to experts and back as the CPU's do, and are gated", T, float, bf16, f16) {
     for (const int64_t width : {64, 9}) move_rows<T>(width);

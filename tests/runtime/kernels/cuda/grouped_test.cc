@@ -35,7 +35,8 @@ template <typename T>
 struct Matrices {
   std::vector<GroupRows> groups = groups_of(kCounts);
   int64_t rows = groups.back().first;
-  std::vector<T> a = normals<T>("a", rows*kK), b = normals<T>("b", kGroups*kK*kN), c = normals<T>("c", rows*kN);
+  std::vector<T> a = normals<T>("a", rows*kK), b = normals<T>("b", kGroups*kK*kN), c = normals<T>("c", rows*kN),
+                 bias = normals<T>("bias", kGroups*kN);
 
   kernels::MatmulArgs product(bool transposed, bool accumulate, std::vector<T>* to) const {
     kernels::MatmulArgs of{.n = kN, .k = kK};
@@ -52,22 +53,24 @@ struct Matrices {
 };
 
 template <typename T>
-void rows_by_matrices(bool transposed, bool accumulate) {
+void rows_by_matrices(bool transposed, bool accumulate, bool biased = false) {
   CAPTURE(transposed);
   CAPTURE(accumulate);
+  CAPTURE(biased);
   const Matrices<T> of;
   std::vector<T> c = of.c;
   kernels::MatmulGroups products;
   for (int64_t group = 0; group < kGroups; ++group) {
     products.products.push_back(of.product(transposed, accumulate, &c));
     products.products.back().b = DevicePtr<const void>(of.b.data() + group * kK * kN);
+    if (biased) products.products.back().bias = DevicePtr<const void>(of.bias.data() + group * kN);
     products.ends.push_back(products.products.size());
   }
   products.places = DevicePtr<const GroupRows>(of.groups.data());
   kernels::matmul_groups(products);
   in_every_order([&] {
     OnDevice<GroupRows> d_groups(of.groups);
-    OnDevice<T> d_a(of.a), d_b(of.b), d_c(of.c);
+    OnDevice<T> d_a(of.a), d_b(of.b), d_c(of.c), d_bias(of.bias);
     Queue on;
     // A tile more than there are rows for, as where the host does not know.
     kernels::cuda::RowProducts<T> there{.groups = {d_groups.data(), 0, kGroups, of.groups.back().tiles + 1},
@@ -81,13 +84,16 @@ void rows_by_matrices(bool transposed, bool accumulate) {
                                         .ldc = kN,
                                         .n = kN,
                                         .k = kK,
-                                        .accumulate = accumulate};
+                                        .accumulate = accumulate,
+                                        .bias = biased ? d_bias.data() : nullptr,
+                                        .bias_step = kN};
     kernels::cuda::multiply_rows_of_groups<T>(on, there);
     check_alike(d_c.values(), c, chain_of_sums<T>(kK));
     // Two of the groups by themselves: the same bits, and the others' rows stay.
     OnDevice<T> d_some(of.c);
     there.groups = {d_groups.data(), 2, 5, of.groups.back().tiles};
     there.b += 2 * kK * kN;
+    if (biased) there.bias += 2 * kN;
     there.c = d_some.data();
     kernels::cuda::multiply_rows_of_groups<T>(on, there);
     const std::vector<T> all = d_c.values(), some = d_some.values();
@@ -147,13 +153,14 @@ void sums_over_rows(bool accumulate) {
 }  // namespace
 
 TEST_SUITE("runtime/kernels/cuda/grouped") {
-  TEST_CASE_TEMPLATE("rows of groups by their own matrices are the CPU's, whatever other groups there are", T, bf16,
-                     f16) {
+  TEST_CASE_TEMPLATE("rows of groups by their own matrices are the CPU's, whatever other groups there are", T, float,
+                     bf16, f16) {
     for (const bool transposed : {true, false}) {
       for (const bool accumulate : {false, true}) rows_by_matrices<T>(transposed, accumulate);
     }
+    rows_by_matrices<T>(true, false, true);
   }
-  TEST_CASE_TEMPLATE("sums over the rows of groups are the CPU's, 0 where there are none", T, bf16, f16) {
+  TEST_CASE_TEMPLATE("sums over the rows of groups are the CPU's, 0 where there are none", T, float, bf16, f16) {
     for (const bool accumulate : {false, true}) sums_over_rows<T>(accumulate);
   }
   TEST_CASE("no tile and no group is no launch") {
@@ -161,6 +168,8 @@ TEST_SUITE("runtime/kernels/cuda/grouped") {
     simt::take_counts();
     kernels::cuda::multiply_rows_of_groups<bf16>(on, {});
     kernels::cuda::multiply_over_rows_of_groups<bf16>(on, {});
+    kernels::cuda::multiply_rows_of_groups<float>(on, {});
+    kernels::cuda::multiply_over_rows_of_groups<float>(on, {});
     CHECK(simt::take_counts().launches == 0);
   }
 }
