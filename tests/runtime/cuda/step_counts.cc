@@ -45,6 +45,8 @@ constexpr Bar kBars[] = {
     {"gpt2-124m-ema",            "default",       319,     31,    15.58,      1},
     {"gpt2-124m-qk-clip",        "never",         304,      2,    14.23,      1},
     {"gpt2-124m-qk-clip",        "default",       326,     24,    14.23,      1},
+    {"gpt2-124m-tp2",            "never",         344,      1,    12.98,      1},
+    {"gpt2-124m-tp2",            "default",       355,     12,    12.98,      1},
     {"gpt2-1558m",               "never",        1081,      1,    80.33,      1},
     {"gpt2-1558m",               "default",      1128,     48,    80.33,      1},
     {"gpt2-1558m-lamb-ema",      "never",        1085,      4,   117.72,      1},
@@ -67,7 +69,7 @@ double gb(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 /// `keeps_norms`: as on a card with room for all of it.
 Plan plan_of(Recipe recipe, bool snapshots, bool keeps_norms) {
   if (!snapshots) recipe.checkpoint.snapshot_steps = 0;
-  auto planned = make_plan(recipe, 1);
+  auto planned = make_plan(recipe, recipe.mesh.tp);
   REQUIRE_OK(planned);
   planned.value().keeps_norms = keeps_norms;
   return std::move(planned).value();
@@ -231,8 +233,8 @@ TEST_SUITE("runtime/cuda/steps") {
         for (const std::string& op : step.ops.unsized) {
           FAIL_CHECK("op ", op, " has no size of its call: tests/runtime/cuda/steps/op_bytes.h");
         }
-        fmt::print("step-order {} snapshots={} waits_before_update={}\n", model.name, snapshots,
-                   step.waits_before_update);
+        fmt::print("step-order {} snapshots={} waits_before_update={} collectives={}\n", model.name, snapshots,
+                   step.waits_before_update, step.collectives);
         // A step's last wait is behind the update.
         CHECK(step.waits_before_update == bar->waits - 1);
         CHECK(step.update > 0);  // else is_of_update() does not know the rule's op

@@ -13,12 +13,12 @@
 #include <utility>
 
 #include "ckpt/hook.h"
-#include "runtime/comm/thread_world.h"
 #include "runtime/core/check.h"
 #include "runtime/cuda/machine/machine.h"
 #include "runtime/cuda/ops/ops.h"
 #include "runtime/trainer/trainer.h"
 #include "tests/ckpt/hook/forwarding_hook.h"
+#include "tests/runtime/cuda/steps/mute_engine.h"
 #include "tests/runtime/cuda/steps/unbacked_arena.h"
 #include "tests/simt/blas_double.h"
 #include "tests/simt/cuda_api.h"
@@ -111,11 +111,12 @@ class Counter {
                                                          : &kFill];
   }
   /// A step begins: all before it is the step before's.
-  void begin_step(int64_t step, int64_t waits) {
+  void begin_step(int64_t step, int64_t waits, int64_t collectives) {
     OpNotes ops = take_op_notes();
     const std::lock_guard lock(mutex_);
     if (step > 1) {
       now_.waits = waits;
+      now_.collectives = collectives;
       now_.ops = std::move(ops);
       for (const auto& [name, of] : now_.ops.calls) now_.bytes += of.bytes;
       for (const auto& [kernel, launches] : kernels_) {
@@ -159,7 +160,8 @@ T value_of(Result<T> made) {
 }  // namespace
 
 CountedSteps count_steps(const Plan& plan, int64_t steps, simt::Backing backing, Wanted wanted) {
-  RT_CHECK(plan.mesh.world() == 1, "one device is counted, not {}", plan.mesh.world());
+  const int64_t world = plan.mesh.world();
+  RT_CHECK(world == 1 || backing == simt::Backing::kNone, "{} ranks that compute", world);
   omp_set_num_threads(1);
   constexpr int64_t kMemory = int64_t{1} << 26, kAddresses = int64_t{1} << 44;
   const bool records = backing == simt::Backing::kNone, holds = records && plan.recipe.checkpoint.snapshot_steps > 0;
@@ -190,9 +192,8 @@ CountedSteps count_steps(const Plan& plan, int64_t steps, simt::Backing backing,
     const auto hook = value_of(ckpt::SharedMemoryHook::make(
         plan, 0, memory.arena(), clock, {.make_link = [&] { return value_of(machine->make_link()); }}));
     EndedHook ended(*hook, steps);
-    comm::ThreadWorld world(1);
-    const auto engine = world.engine(0);
-    trainer::Environment env{.plan = plan, .rank = 0, .engine = *engine, .hook = ended};
+    MuteEngine engine(0, world, [&](const void* at) { return machine->holds(at); });
+    trainer::Environment env{.plan = plan, .rank = 0, .engine = engine, .hook = ended};
     env.machine = machine.get();
     const StandStill watch(cuda, static_cast<pid_t>(syscall(SYS_gettid)));
     int64_t stood = 0;
@@ -201,7 +202,7 @@ CountedSteps count_steps(const Plan& plan, int64_t steps, simt::Backing backing,
       if (step == 2 && holds) await_copy(cuda);
       if (step >= 3) cuda.let_arrive();
       const int64_t stood_now = watch.found() + cuda.waited_for_held();
-      counter.begin_step(step, simt::StreamDouble::take_own_waits() + stood_now - stood);
+      counter.begin_step(step, simt::StreamDouble::take_own_waits() + stood_now - stood, engine.take_calls());
       stood = stood_now;
     };
     const auto outcome = trainer::run(env);

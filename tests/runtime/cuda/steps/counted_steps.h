@@ -22,6 +22,7 @@ struct StepCount {
   int64_t bytes = 0;     // op_bytes.h
   int64_t waits = 0;     // of the training thread: for the device, or standing still for a snapshot's copies
   int64_t waits_before_update = -1;        // of those, before the update's first launch; -1: none was launched
+  int64_t collectives = 0;                 // over the device's memory, which are no launches of this rank's
   std::map<std::string, int64_t> kernels;  // launches by kernel; "(product)", "(fill)"
   OpNotes ops;
 };
@@ -35,8 +36,9 @@ struct CountedSteps {
 
 enum class Wanted { kCounts, kOrdered };
 
-/// The first `steps` steps of a run on one device. A recorder lets copies of snapshots arrive when the step after
-/// the next one begins, or when training stands still for them. One at a time.
+/// The first `steps` steps of rank 0 of a run; several ranks need a recorder (mute_engine.h). A recorder lets
+/// copies of snapshots arrive when the step after the next one begins, or when training stands still for them. One at a
+/// time.
 CountedSteps count_steps(const Plan& plan, int64_t steps, simt::Backing backing, Wanted wanted = Wanted::kCounts);
 
 }  // namespace cairn::testing

@@ -75,6 +75,11 @@ Recipe with_clipped_heads(Recipe recipe) {
   return recipe;
 }
 
+Recipe over_tp(Recipe recipe) {
+  recipe.mesh.tp = 2;
+  return recipe;
+}
+
 Recipe in_floats(Recipe recipe) {
   recipe.precision = Precision::kF32;
   return recipe;
@@ -107,6 +112,7 @@ std::vector<NamedModel> counted_models() {
           {"gpt2-124m-adafactor", by_adafactor(small)},
           {"gpt2-124m-ema", with_average(small)},
           {"gpt2-124m-qk-clip", with_clipped_heads(small)},
+          {"gpt2-124m-tp2", over_tp(small)},
           {"gpt2-1558m", large},
           {"gpt2-1558m-lamb-ema", with_average(by_lamb(large))},
           {"llama3-8-layers", recipe_of(llama(8, 4096, 32, 8, 14336, 8192, 128256), 1)},
