@@ -21,7 +21,7 @@ return T.recipe {
   batch     = { samples = 16, micro = 4 },
   optimizer = T.adamw {
     peak_lr = 3e-3,
-    lr      = T.schedule { T.warmup { over = T.steps(30) }, T.hold {} },
+    lr      = T.schedule { T.warmup { over = T.steps(80) }, T.hold {} },
     clip    = 1.0,
   },
   checkpoint = T.checkpoint { save = { T.every { steps = 100 } }, keep = { T.last(3) } },
