@@ -532,7 +532,7 @@ void RunStarter::speak_for(Fleet& fleet, const RequestOptions& requests) const {
 Status RunStarter::resize(int64_t hosts, const RequestOptions& requests) {
   speak_for(*fleet_, requests);
   RT_TRY(fleet_->resize(hosts));
-  take_size(hosts);
+  take_size(fleet_->options().hosts());
   known_.reset();
   return fence_saves();
 }

@@ -241,19 +241,23 @@ void Leader::on(const Gather& event, int64_t now_ns, Actions& out) {
     out.push_back(Gathered{});
     return;
   }
-  if (event.announces) {
+  gather({.how = event, .until_ns = after(now_ns, event.patience_s)}, now_ns, out);
+}
+
+void Leader::gather(Gathering gathering, int64_t now_ns, Actions& out) {
+  if (const Gather& how = gathering.how; how.announces && someone_away()) {
     const std::vector<int64_t> spares = free_spares(false);
     const std::optional<int64_t> fewer = size_for(count_there(true, false));
     const std::string then =
-        !spares.empty() ? fmt::format("; after {:.0f} s a spare takes over", event.spare_after_s)
-        : fewer         ? fmt::format("; after {:.0f} s the run continues with {} hosts", event.spare_after_s, *fewer)
+        !spares.empty() ? fmt::format("; after {:.0f} s a spare takes over", how.spare_after_s)
+        : fewer         ? fmt::format("; after {:.0f} s the run continues with {} hosts", how.spare_after_s, *fewer)
                         : "";
     const bool in_vain =
         std::ranges::any_of(hosts_, [this](const auto& one) { return one.second.excluded && place(one.first) >= 0; });
     if (!in_vain || spares.empty())
-      out.push_back(Say{fmt::format("waiting up to {:.0f} s for {}{}", event.patience_s, who_is_away(), then)});
+      out.push_back(Say{fmt::format("waiting up to {:.0f} s for {}{}", how.patience_s, who_is_away(), then)});
   }
-  phase_ = Gathering{event, after(now_ns, event.patience_s)};
+  phase_ = std::move(gathering);
   proceed(now_ns, out);
 }
 
@@ -268,6 +272,8 @@ void Leader::on(const Leads& event, int64_t now_ns, Actions& out) {
   }
   if (!missing(gathering, now_ns).empty()) {  // one has left meanwhile
     phase_ = gathering;
+  } else if (smaller_ && gathering.resizes) {
+    resize(*smaller_, out);
   } else if (smaller_) {
     give_up(goes_on_smaller(), out);
   } else {
@@ -285,8 +291,18 @@ void Leader::on(const Claimed& event, int64_t, Actions& out) {
   out.push_back(Gathered{});
 }
 
-void Leader::on(const Resize& event, int64_t, Actions& out) {
+void Leader::on(const Resize& event, int64_t now_ns, Actions& out) {
   RT_CHECK(std::holds_alternative<Idle>(phase_), "hosts are being gathered");
+  if (count_there(true, true) >= event.hosts) return resize(event.hosts, out);
+  const std::string away = who_is_away();
+  Gather how{.patience_s = event.patience_s,
+             .spare_after_s = options_.spare_after_s,
+             .reason = fmt::format("{} was away", away.empty() ? "a spare" : away),
+             .announces = true};
+  gather({.how = std::move(how), .until_ns = after(now_ns, event.patience_s), .resizes = true}, now_ns, out);
+}
+
+void Leader::resize(int64_t hosts, Actions& out) {
   smaller_.reset();
   // By place, then those that have none; this host leads, and so trains.
   std::vector<int64_t> order;
@@ -294,9 +310,8 @@ void Leader::on(const Resize& event, int64_t, Actions& out) {
     if (host != options_.own && has_come(host)) order.push_back(host);
   }
   std::ranges::copy(free_spares(true), std::back_inserter(order));
-  if (std::ssize(order) + 1 < event.hosts)
-    return give_up({ErrorCode::kUnavailable, "another host was lost meanwhile"}, out);
-  order.resize(static_cast<size_t>(event.hosts - 1));
+  RT_CHECK(std::ssize(order) + 1 >= hosts, "{} hosts for {} places", order.size() + 1, hosts);
+  order.resize(static_cast<size_t>(hosts - 1));
   order.push_back(options_.own);
   std::ranges::sort(order, {}, [this](int64_t host) {
     return std::pair(static_cast<uint64_t>(place(host)), host);  // -1 comes last
@@ -306,8 +321,8 @@ void Leader::on(const Resize& event, int64_t, Actions& out) {
   for (const int64_t host : before) {
     if (host != options_.own && place(host) < 0 && hosts_.at(host).there) out.push_back(Rest{host});
   }
-  out.push_back(Say{fmt::format("{} hosts train from here on, of {} before", event.hosts, before.size())});
-  claim(fmt::format("{} hosts instead of {}", event.hosts, before.size()), out);
+  out.push_back(Say{fmt::format("{} hosts train from here on, of {} before", hosts, before.size())});
+  claim(fmt::format("{} hosts instead of {}", hosts, before.size()), out);
 }
 
 void Leader::on(const Stop&, int64_t now_ns, Actions& out) {

@@ -7,7 +7,7 @@
 // leader and the hosts with a place; its record can be made once (runtime/cluster/epoch_store.h).
 //
 //   Idle       no wait
-//     Gather
+//     Gather, or Resize without its hosts
 //   Gathering  hosts with a place are away: each may come back, until its grace ends
 //     Tick     all have come, or spares for those whose grace has ended, or enough for a smaller size
 //   Judging    the driver looks whether a newer epoch has begun (CheckEpoch, Leads)
@@ -100,9 +100,11 @@ struct Exclude {
   int64_t host = 0;
   std::string reason;
 };
-/// The next epoch has this many places, for the hosts that have come.
+/// The next epoch has this many places, for the hosts that have come. Where one was lost since that size was found, this
+/// gathers as Gather does, and takes the size that is found then at once: hosts fall in groups, as a rack or a switch.
 struct Resize {
   int64_t hosts = 0;
+  double patience_s = 0;
 };
 /// To CheckEpoch; `error`: why this host leads no more, or that it is not known.
 struct Leads {
@@ -146,7 +148,7 @@ struct Rest {
 };
 /// To Gather or Resize. All places have hosts that have come; the epoch has begun.
 struct Gathered {};
-/// To Gather or Resize. kUnavailable with smaller(): the run may continue with that size.
+/// To Gather or Resize. kUnavailable with smaller(): the run may continue with that size (of Gather).
 struct GaveUp {
   Error error;
 };
@@ -204,6 +206,7 @@ class Leader {
   struct Gathering {
     Gather how;
     int64_t until_ns = 0;
+    bool resizes = false;  // of Resize
     bool stops = false;
   };
   struct Judging {
@@ -225,7 +228,9 @@ class Leader {
   void on(const Stop& event, int64_t now_ns, Actions& out);
   void on(const Tick& event, int64_t now_ns, Actions& out);
 
+  void gather(Gathering gathering, int64_t now_ns, Actions& out);
   void proceed(int64_t now_ns, Actions& out);
+  void resize(int64_t hosts, Actions& out);
   bool holds_lease(int64_t now_ns) const;
   void give_up(Error error, Actions& out);
   void claim(const std::string& reason, Actions& out);

@@ -473,8 +473,7 @@ void Members::gave_up(Agent& leader, const Error& error) {
   const bool led = last != nullptr && last->life != leader.life && agent(last->leader).rule != nullptr &&
                    agent(last->leader).life == last->life;
   const bool superseded = last != nullptr && last->life != leader.life && last->number > leader.rule->epoch();
-  require(!superseded || error.message == "led by another" || error.message == "another host was lost meanwhile",
-          "leader",
+  require(!superseded || error.message == "led by another", "leader",
           fmt::format("h{} ends as though it led, though another host does: {}", leader.index, error.message));
   if (const std::optional<int64_t> smaller = leader.rule->smaller()) {
     check_graces(leader);
@@ -484,7 +483,7 @@ void Members::gave_up(Agent& leader, const Error& error) {
     after(uniform(2, 10), [this, &leader] { start(leader); });  // by its launcher
     return stop_process(leader, 0.2);
   }
-  require(may_end() || error.message == "another host was lost meanwhile", "progress",
+  require(may_end() && error.code == ErrorCode::kTimeout, "progress",
           fmt::format("h{} ends the run: {}", leader.index, error.message));
   out_.ended = error.exit_code();
 }
@@ -493,8 +492,9 @@ void Members::gave_up(Agent& leader, const Error& error) {
 void Members::resize(Agent& leader, int64_t hosts) {
   after(uniform(0, 3), leader, [this, &leader, hosts, life = leader.life] {
     if (!leader.rule || leader.life != life) return;
+    leader.grants_s = life_.spare_after_s;
     feed(leader, membership::AtDoor{leader.door});
-    feed(leader, membership::Resize{hosts});
+    feed(leader, membership::Resize{hosts, kWaitS});
   });
 }
 

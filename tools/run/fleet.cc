@@ -216,7 +216,7 @@ std::optional<int64_t> Fleet::larger() const { return rule_.larger(cluster::stea
 Status Fleet::resize(int64_t hosts) {
   segment_.reset();
   feed(generation::Halt{});
-  return assemble(membership::Resize{hosts});
+  return assemble(membership::Resize{hosts, options_.wait_s});
 }
 
 void Fleet::claim(const membership::Claim& next) {

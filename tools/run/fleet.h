@@ -134,7 +134,8 @@ class Fleet final {
   std::optional<int64_t> smaller() const { return rule_.smaller(); }
   /// Hosts without a place are there, and the run could go on with so many.
   std::optional<int64_t> larger() const;
-  /// The next epoch: this many places, for the hosts that are there. The segment ends; begin() follows.
+  /// The next epoch: this many places, or another number where a host was lost since (options().hosts()). The segment
+  /// ends; begin() follows.
   Status resize(int64_t hosts);
   void use(Callbacks callbacks) { callbacks_ = std::move(callbacks); }
 

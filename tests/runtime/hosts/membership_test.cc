@@ -68,6 +68,7 @@ Run running(bool spare, std::set<int64_t> sizes = {}) {
 
 constexpr double kWaitS = 600, kSpareAfterS = 10;
 const Gather kAgain{.patience_s = kWaitS, .spare_after_s = kSpareAfterS, .reason = "again", .announces = true};
+const Resize kSmaller{.hosts = 2, .patience_s = kWaitS};
 
 }  // namespace
 
@@ -195,7 +196,7 @@ TEST_SUITE("runtime/hosts/membership") {
       const Actions end = run.step(Tick{}, 110);
       CHECK(find<GaveUp>(end)->error.message == "h1 (power): the run continues with 2 hosts");
       CHECK(run.rule.smaller() == 2);
-      const Actions resized = run.step(Resize{2}, 111);
+      const Actions resized = run.step(kSmaller, 111);
       CHECK(find<Claim>(resized)->places == std::vector<int64_t>{0, 2});
       CHECK(find<Claim>(resized)->reason == "2 hosts instead of 3");
       CHECK_FALSE(run.rule.smaller());
@@ -219,20 +220,61 @@ TEST_SUITE("runtime/hosts/membership") {
     CHECK(find<GaveUp>(end) != nullptr);
   }
 
-  TEST_CASE("a size needs its hosts when it is taken") {
-    Run run = running(false, {2});
+  TEST_CASE("a host that is lost after a size was found is waited for, then the size is found anew") {
+    Run run = running(true, {2, 3});
     run.step(Lost{1, "power"}, 100);
-    run.step(Lost{2, "power"}, 101);
-    CHECK(find<GaveUp>(run.step(Resize{2}, 101))->error.message == "another host was lost meanwhile");
-    CHECK(run.rule.places() == std::vector<int64_t>{0, 1, 2});
+    run.step(Lost{3, "power"}, 100);
+    run.step(kAgain, 100);
+    run.step(Tick{}, 110);
+    CHECK(run.rule.smaller() == 2);
+    SUBCASE("it comes back: the size counts all that have come") {
+      run.step(Lost{2, "a switch"}, 111);
+      CHECK(find<Say>(run.step(kSmaller, 111))->text == "waiting up to 600 s for h1 (power), h2 (a switch)");
+      REQUIRE(run.rule.waits().size() == 2);
+      CHECK(run.rule.waits()[1].what == "h2 (a switch)");
+      run.step(AtDoor{{2}}, 115);
+      CHECK(find<Claim>(run.step(Tick{}, 115))->places == std::vector<int64_t>{0, 2});
+    }
+    SUBCASE("one takes its place") {
+      run.come(3, 111);
+      run.step(Lost{2, "a switch"}, 111);
+      CHECK(find<Claim>(run.step(kSmaller, 111))->places == std::vector<int64_t>{0, 3});
+    }
+    SUBCASE("none comes: fewer than half of the places have hosts") {
+      run.step(Lost{2, "a switch"}, 111);
+      run.step(kSmaller, 111);
+      CHECK(run.step(Tick{}, 710).empty());
+      CHECK(find<GaveUp>(run.step(Tick{}, 711))->error.code == ErrorCode::kTimeout);
+    }
+    SUBCASE("none comes: the next smaller size") {
+      Run four({.places = {0, 1, 2, 3}, .spare_after_s = 10, .epoch = 1, .leads = true});
+      four.rule.allow_sizes({2, 3, 4});
+      for (const int64_t host : {1, 2, 3}) four.come(host);
+      four.step(Lost{1, "power"}, 100);
+      four.step(Lost{2, "a switch"}, 101);
+      CHECK(find<Claim>(four.step(Resize{3, kWaitS}, 101)) == nullptr);
+      CHECK(four.step(Tick{}, 110).empty());
+      const Actions end = four.step(Tick{}, 111);
+      CHECK(find<Claim>(end)->places == std::vector<int64_t>{0, 3});
+      CHECK(find<Claim>(end)->reason == "2 hosts instead of 4");
+      CHECK(find<Gathered>(end) != nullptr);
+      CHECK_FALSE(four.rule.smaller());
+    }
+  }
+
+  TEST_CASE("a larger size whose spare was lost meanwhile leaves the places as they are") {
+    Run run = running(false, {3, 4});
+    const Actions end = run.step(Resize{4, kWaitS}, 100);
+    CHECK(find<Claim>(end)->places == std::vector<int64_t>{0, 1, 2});
+    CHECK(find<Gathered>(end) != nullptr);
   }
 
   TEST_CASE("a host that loses its place to a size learns it, and one that gains it follows those of before") {
     Run run = running(true, {2, 4});
-    const Actions fewer = run.step(Resize{2}, 100);
+    const Actions fewer = run.step(kSmaller, 100);
     CHECK(find<Rest>(fewer)->host == 2);
     CHECK(find<Claim>(fewer)->places == std::vector<int64_t>{0, 1});
-    CHECK(find<Claim>(run.step(Resize{4}, 101))->places == std::vector<int64_t>{0, 1, 2, 3});
+    CHECK(find<Claim>(run.step(Resize{4, kWaitS}, 101))->places == std::vector<int64_t>{0, 1, 2, 3});
   }
 
   TEST_CASE("a larger size waits until spares have been there for a while, and for no host that is away") {
