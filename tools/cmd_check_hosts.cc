@@ -179,7 +179,8 @@ Result<int> follow(const HostOptions& options, const fs::path& base) {
   while (!place) {
     Result<cluster::Place> joined =
         cluster::join(options.placement.leader, read_leader_port(base).value_or(options.port_from), base / "cluster",
-                      own, deadline_ns, nullptr, std::min(deadline_ns, cluster::steady_after(kOneTryS)));
+                      own, deadline_ns, nullptr, std::min(deadline_ns, cluster::steady_after(kOneTryS)), {},
+                      [&] { return cluster::steady_after(options.join_s); });  // the leader may have begun last
     if (joined.ok()) {
       place = std::move(joined).value();
     } else if (joined.error().code != ErrorCode::kTimeout || cluster::steady_ns() >= deadline_ns) {

@@ -225,7 +225,7 @@ void welcome(std::vector<Joined>& members, const Epoch& epoch, const std::string
 
 Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
                    int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns,
-                   const std::function<bool()>& lives) {
+                   const std::function<bool()>& lives, const std::function<int64_t()>& at_door) {
   bool dead = false, barred = false;
   const auto given_up = [&] { return asked(stopped) || (dead = lives && steady_ns() >= try_until_ns && !lives()); };
   std::optional<Error> last;
@@ -270,7 +270,7 @@ Result<Place> join(const std::string& leader, int64_t port, const std::filesyste
       const std::string own_proof = prove(*token, "join", greets->nonce, json_text(hello) + own_nonce);
       RT_TRY(connection.send({hosts::Join{hello, own_nonce, own_proof}}));
       connection.trust();
-      RT_TRY_SET(const Message answer, receive(connection, deadline_ns, given_up));
+      RT_TRY_SET(const Message answer, receive(connection, at_door ? at_door() : deadline_ns, given_up));
       if (const auto* const refused = std::get_if<hosts::Refused>(&answer.what)) {
         const bool bars = refused->barred.value_or(false);
         if (!is_proof(refused->proof.value_or(""), *token, "refused", own_nonce, refusal_text(refused->why, bars))) {

@@ -32,7 +32,8 @@ Actions Member::step(const Event& event, int64_t now_ns) {
 
 std::optional<int64_t> Member::joins_until_ns() const {
   const auto* const joining = std::get_if<Joining>(&leader_);
-  return joining == nullptr ? std::nullopt : std::optional(joining->until_ns);
+  if (joining == nullptr) return std::nullopt;
+  return std::max(joining->until_ns, joining->door_until_ns.value_or(0));
 }
 
 bool Member::is_open() const {
@@ -55,7 +56,10 @@ std::optional<int64_t> Member::order_until_ns() const {
 
 std::vector<Wait> Member::waits() const {
   std::vector<Wait> out;
-  if (const auto until_ns = joins_until_ns()) out.push_back({"the leader to be joined", *until_ns});
+  if (const auto until_ns = joins_until_ns()) {
+    const bool at_door = std::get<Joining>(leader_).door_until_ns.has_value();
+    out.push_back({at_door ? "the leader to let this host in" : "the leader to be joined", *until_ns});
+  }
   if (const auto until_ns = order_until_ns()) {
     const bool loaded = std::holds_alternative<HasLoaded>(phase_);
     out.push_back({loaded ? "the leader to let ranks run" : "the leader's next order", *until_ns});
@@ -214,8 +218,13 @@ void Member::on(const JoinFailed& event, int64_t, Actions& out) {
   is_open() ? leave(event.error, out) : give_up(event.error, out);
 }
 
+void Member::on(const AtDoor&, int64_t now_ns, Actions&) {
+  if (auto* const joining = std::get_if<Joining>(&leader_)) joining->door_until_ns = after(now_ns, options_.order_s);
+}
+
 void Member::on(const Silent& event, int64_t, Actions& out) {
   if (!joins_until_ns()) return;
+  std::get<Joining>(leader_).door_until_ns.reset();
   if (membership::claims_lead({.still_s = event.still_s,
                                .claims_after_s = event.claims_after_s,
                                .has_joined = has_joined_,

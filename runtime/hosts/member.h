@@ -7,6 +7,7 @@
 // The leader, for this host:
 //   Away       none is connected; ranks are being stopped
 //   Joining    none, and no rank runs: the driver looks for one (Join, Joined, Silent, JoinFailed), until a deadline
+//   AtDoor     a leader has this host's word and gathers its hosts; it decides how long that takes (AtDoor)
 //   There      until LeaderLost
 //
 // This host:
@@ -21,7 +22,9 @@
 //   Leaving    the driver closes the memory, which is not needed or is of another place (Leave, Closed)
 //   Over       the run has ended, this host leads, or it gives up
 //
-// A leader is joined for join_s at first, for wait_s after that. A connected leader owes a host with open memory its
+// A leader is joined for join_s at first, for wait_s after that. At a leader's door only the leader's own time counts, for
+// it may have begun later than this host: the driver stays there while that leader lives, order_s at most. A connected
+// leader owes a host with open memory its
 // next order; its own waits for other hosts end long before order_s, and so one that is silent for that long is
 // dropped and joined anew.
 
@@ -62,6 +65,8 @@ struct Joined {
 struct JoinFailed {
   Error error;
 };
+/// A leader that lives knows of this host, and says nothing before its hosts have gathered.
+struct AtDoor {};
 /// A look for a leader was in vain. The lease's age, the age at which the lead is claimed, and this host's place in the
 /// newest epoch of the store (membership::Silence).
 struct Silent {
@@ -114,7 +119,7 @@ struct LeaveNow {};
 /// Time has passed.
 struct Tick {};
 
-using Event = std::variant<Joined, JoinFailed, Silent, Claimed, EndFound, LeaderLost, Told, Idled, Refused, Loaded,
+using Event = std::variant<Joined, JoinFailed, AtDoor, Silent, Claimed, EndFound, LeaderLost, Told, Idled, Refused, Loaded,
                            Failing, AllLeft, Closed, WantsStop, WantsSave, LeaveNow, Tick>;
 
 // --- actions ---------------------------------------------------------------------------------------------------------
@@ -190,7 +195,7 @@ class Member {
   int64_t hosts() const { return hosts_; }
   int64_t leader_place() const { return leader_place_; }
   bool is_joined() const { return std::holds_alternative<There>(leader_); }
-  /// Until when a leader is looked for; nullopt: none is.
+  /// Until when a leader is looked for, or waited for at its door; nullopt: none is.
   std::optional<int64_t> joins_until_ns() const;
   /// Memory is open, or being made.
   bool is_open() const;
@@ -210,6 +215,7 @@ class Member {
   struct Away {};
   struct Joining {
     int64_t until_ns = 0;
+    std::optional<int64_t> door_until_ns = {};  // at a leader's door
   };
   struct There {
     int64_t heard_ns = 0;
@@ -240,6 +246,7 @@ class Member {
 
   void on(const Joined& event, int64_t now_ns, Actions& out);
   void on(const JoinFailed& event, int64_t now_ns, Actions& out);
+  void on(const AtDoor& event, int64_t now_ns, Actions& out);
   void on(const Silent& event, int64_t now_ns, Actions& out);
   void on(const Claimed& event, int64_t now_ns, Actions& out);
   void on(const EndFound& event, int64_t now_ns, Actions& out);

@@ -339,6 +339,16 @@ class Spares(TrainBed):
         self.hosts("run", "h3", PROGRAM, "ckpt", "verify", RUN)
 
 
+    def test_a_leader_that_begins_last_has_a_spare_stand_in_for_a_host_that_never_comes(self):
+        cluster = self.shared_folder / "cluster.lua"
+        cluster.write_text(cluster.read_text().replace("spare_after = 1", "spare_after = 1, join_timeout = 8"))
+        logs = [self.start(index) for index in (2, 3, 4)]
+        self.until(lambda: all("still waits: " in log.read_text() for log in logs), "hosts that wait for their leader")
+        self.start(0)
+        self.until_epoch(["h0", "h4", "h2", "h3"])
+        self.until_step(20)
+
+
 class TrainFuse(Train):
     """Each host with a mount of its own, whose caches show names and sizes late: NFS as users have it."""
 

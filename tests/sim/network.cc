@@ -61,6 +61,12 @@ void World::reconnect(int64_t index) {
   if (!host.up || !leader().up || host.cut_s > now_s_ || host.frozen_s > now_s_ || leader().frozen_s > now_s_ ||
       link.leader_has || link.member_has || leader().busy ||
       wants_ == generation::Wants::kLeft) {  // it waits at the door
+    const bool at_door = host.up && leader().up && host.cut_s <= now_s_ && host.frozen_s <= now_s_;
+    if (at_door) {
+      advance(host, member::AtDoor{});
+    } else if (host.up) {
+      advance(host, member::Silent{});
+    }
     after(uniform(0.5, 1.5), [this, index] { reconnect(index); });
     return;
   }

@@ -30,7 +30,8 @@ using nlohmann::json;
 constexpr int kLookMs = 50;  // at least so often somebody's stop is seen
 constexpr int64_t kPacesEveryNs = 1'000'000'000;
 constexpr double kTellS = 5;    // then the host says whom it waits for
-constexpr double kOneTryS = 1;  // at one port, before the folder is asked again for the leader's
+constexpr int64_t kEpochEveryNs = 1'000'000'000;  // between two looks for a newer epoch, at a leader's door
+constexpr double kOneTryS = 1;                    // at one port, before the folder is asked again for the leader's
 
 fs::path port_file(const fs::path& run) { return run / "cluster" / "leader-port"; }
 fs::path end_file(const fs::path& run) { return run / "cluster" / "end.json"; }
@@ -207,32 +208,51 @@ std::optional<int64_t> Follower::code_in_end_file() {
   return json_integer(json_field(end, "code"), 0, 255).value_or(1);
 }
 
-/// By address and port. A host that has claimed the lead says so in its epoch; host 0, which leads what begins, writes
-/// its port first.
-std::vector<std::pair<std::string, int64_t>> Follower::leaders() const {
-  std::vector<std::pair<std::string, int64_t>> out;
+/// A host that has claimed the lead says so in its epoch; host 0, which leads what begins, writes its port first.
+std::vector<Follower::Candidate> Follower::leaders() const {
+  std::vector<Candidate> out;
   const std::optional<cluster::Epoch>& newest = search_->newest;
-  if (newest && newest->leader != place_in(*newest, options_.placement.index))
-    out.emplace_back(newest->members.at(static_cast<size_t>(newest->leader)).address, newest->port);
+  if (newest && newest->leader != place_in(*newest, options_.placement.index)) {
+    const cluster::Member& leader = newest->members.at(static_cast<size_t>(newest->leader));
+    out.push_back({leader.index, leader.address, newest->port});
+  }
   if (options_.placement.index != 0)
-    out.emplace_back(options_.placement.leader, read_leader_port(run_).value_or(options_.port_from));
+    out.push_back({0, options_.placement.leader, read_leader_port(run_).value_or(options_.port_from)});
   return out;
+}
+
+/// The lease of the leader that is looked for. A run's first leader may make the store while this host is at its door.
+cluster::LeaseWatch& Follower::lease() {
+  if (!store_) store_ = find_store(run_, options_);
+  if (!search_->lease || search_->watched != store_) search_->lease.emplace(search_->watched = store_);
+  return *search_->lease;
 }
 
 void Follower::look_for_leader(const std::function<bool()>& stopped) {
   const int64_t deadline_ns = rule_.joins_until_ns().value();
-  const bool had_store = store_ != nullptr;
   std::optional<cluster::Epoch> found = newest_known();
-  // A new leader is judged anew.
-  if (!search_->lease || found != search_->newest || (!had_store && store_)) search_->lease.emplace(store_);
+  if (found != search_->newest) search_->lease.reset();  // a new leader is judged anew
   search_->newest = std::move(found);
-  cluster::LeaseWatch& lease = *search_->lease;
-  const double still_s = lease_still_s(options_.beats, store_.get());
-  const std::vector<std::pair<std::string, int64_t>> all = leaders();
-  for (const auto& leader : all) {
-    Result<cluster::Place> place = cluster::join(
-        leader.first, leader.second, run_ / "cluster", hello_of(options_), deadline_ns, stopped,
-        std::min(deadline_ns, cluster::steady_after(kOneTryS)), [&] { return lease.still_s() < still_s; });
+  lease();  // it counts from here on
+  const std::vector<Candidate> all = leaders();
+  for (const Candidate& leader : all) {
+    int64_t looked_ns = cluster::steady_ns();
+    bool led_by_another = false;
+    const auto lives = [&] {
+      if (cluster::steady_ns() - looked_ns >= kEpochEveryNs) {
+        looked_ns = cluster::steady_ns();
+        const std::optional<cluster::Epoch> newest = newest_known();
+        led_by_another = newest && newest != search_->newest &&
+                         newest->members.at(static_cast<size_t>(newest->leader)).index != leader.index;
+      }
+      return !led_by_another && lease_moves();
+    };
+    Result<cluster::Place> place = cluster::join(leader.address, leader.port, run_ / "cluster", hello_of(options_),
+                                                 deadline_ns, stopped,
+                                                 std::min(deadline_ns, cluster::steady_after(kOneTryS)), lives, [&] {
+                                                   feed(member::AtDoor{});
+                                                   return rule_.joins_until_ns().value();
+                                                 });
     if (place.ok()) return follow(std::move(place).value());
     Error error = std::move(place).error();
     if (error.code == ErrorCode::kTimeout && cluster::steady_ns() < deadline_ns) {
@@ -243,16 +263,16 @@ void Follower::look_for_leader(const std::function<bool()>& stopped) {
       continue;
     }
     // An address of before may be anybody's now.
-    if (leader != all.back() && !lease.has_changed() && error.code != ErrorCode::kStopped) continue;
+    if (leader != all.back() && !lease().has_changed() && error.code != ErrorCode::kStopped) continue;
     if (error.code == ErrorCode::kTimeout) error.code = ErrorCode::kUnavailable;
     return feed(member::JoinFailed{std::move(error)});
   }
   if (all.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   if (const std::optional<int64_t> code = code_in_end_file()) return feed(member::EndFound{*code});
-  if (!search_->newest) return;
-  feed(member::Silent{.still_s = lease.still_s(),
+  const std::optional<cluster::Epoch>& newest = search_->newest;
+  feed(member::Silent{.still_s = lease().still_s(),
                       .claims_after_s = lease_still_s(options_.beats, store_.get()),
-                      .place_in_newest = place_in(*search_->newest, options_.placement.index)});
+                      .place_in_newest = newest ? place_in(*newest, options_.placement.index) : -1});
 }
 
 Result<bool> Follower::claim_lead() {

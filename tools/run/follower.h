@@ -106,6 +106,7 @@ class Follower final : public Coordinator {
     int64_t tell_ns = 0;  // then this host says what it waits for
     bool told = false;
     std::optional<cluster::Epoch> newest;
+    std::shared_ptr<cluster::EpochStore> watched;  // by `lease`
     std::optional<cluster::LeaseWatch> lease;
   };
 
@@ -115,8 +116,17 @@ class Follower final : public Coordinator {
   void say(const std::string& text) { parts_ ? parts_->narrator.say(text) : say_(text); }
   /// One look for a leader, or the next message of the one that is there, which is waited for a moment.
   void turn(const std::function<bool()>& stopped);
+  cluster::LeaseWatch& lease();
+  bool lease_moves() { return lease().still_s() < lease_still_s(options_.beats, store_.get()); }
   void look_for_leader(const std::function<bool()>& stopped);
-  std::vector<std::pair<std::string, int64_t>> leaders() const;
+  /// A host that may lead.
+  struct Candidate {
+    int64_t index = 0;
+    std::string address;
+    int64_t port = 0;
+    bool operator==(const Candidate&) const = default;
+  };
+  std::vector<Candidate> leaders() const;
   void follow(cluster::Place place);
   /// The epoch after search_->newest. True: this host leads it. False: another was first.
   Result<bool> claim_lead();

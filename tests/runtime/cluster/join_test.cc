@@ -272,6 +272,40 @@ TEST_SUITE("runtime/cluster/join") {
     CHECK_FALSE(one.get().ok());
   }
 
+  TEST_CASE("at the door a host waits while the leader lives, however long it has tried itself") {
+    TempDir temp;
+    Leader leader(temp.path, 3);
+    std::atomic<bool> lives = true;
+    std::atomic<int64_t> knocked_ns = 0;
+    const auto waiting = [&] {
+      return std::async(std::launch::async, [&, port = leader.port()] {
+        return join("127.0.0.1", port, leader.directory(), hello_of(1), in(0.2), nullptr, in(0.2), [&] { return lives.load(); },
+                    [&] {
+                      knocked_ns = steady_ns();
+                      return in(60);
+                    });
+      });
+    };
+    auto one = waiting();
+    const int64_t late_ns = in(0.4);
+    while (leader.come < 1 || steady_ns() < late_ns) std::this_thread::yield();
+    SUBCASE("until it is let in") {
+      auto other = joining(leader, hello_of(2));
+      auto members = leader.members();
+      REQUIRE_OK(members);
+      welcome(members.value(), epoch_of(members.value()), leader.token);
+      REQUIRE_OK(one.get());
+      REQUIRE_OK(other.get());
+    }
+    SUBCASE("until the leader does not live any more") {
+      lives = false;
+      const Result<Place> place = one.get();
+      REQUIRE_FALSE(place.ok());
+      CHECK(place.error().code == ErrorCode::kTimeout);
+      CHECK(steady_ns() - knocked_ns < 30'000'000'000);
+    }
+  }
+
   TEST_CASE("a folder that is not the leader's is told, by a member that never sees the token") {
     TempDir temp, elsewhere;
     Leader leader(temp.path, 2);

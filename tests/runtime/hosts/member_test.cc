@@ -220,6 +220,32 @@ TEST_SUITE("runtime/hosts/member") {
     CHECK(refused.find<GaveUp>()->error->message == "another recipe");
   }
 
+  TEST_CASE_FIXTURE(Fixture, "at a leader's door this host's own time to join does not count, until that was in vain") {
+    feed(Tick{});
+    now_ns = 9 * kSecond;
+    CHECK(feed(AtDoor{}).empty());
+    REQUIRE(member.waits().size() == 1);
+    CHECK(member.waits()[0].what == "the leader to let this host in");
+    now_ns = 60 * kSecond;
+    CHECK(feed(Tick{}).empty());
+    CHECK(member.joins_until_ns() == (9 + 100) * kSecond);
+    SUBCASE("the leader lets it in") {
+      join();
+      CHECK(member.is_joined());
+    }
+    SUBCASE("the leader goes: its own time is over") {
+      feed(Silent{});
+      CHECK(member.joins_until_ns() == 10 * kSecond);
+      feed(Tick{});
+      CHECK(find<GaveUp>()->error->code == ErrorCode::kUnavailable);
+    }
+    SUBCASE("the leader lives and never lets it in") {
+      now_ns = (9 + 100) * kSecond;
+      feed(Tick{});
+      CHECK(find<GaveUp>()->error->code == ErrorCode::kUnavailable);
+    }
+  }
+
   TEST_CASE_FIXTURE(Fixture, "a leader that lives and gives no order is dropped, later where loading takes long") {
     join();
     open();
