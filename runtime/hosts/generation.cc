@@ -110,6 +110,11 @@ std::set<int64_t> Leader::silent() const {
 std::vector<Wait> Leader::waits() const {
   std::vector<Wait> out;
   const auto* const asking = std::get_if<Asking>(&phase_);
+  if (const auto* const filling = std::get_if<Filling>(&phase_)) {
+    const auto& [holder, slot, place] = filling->now;
+    const std::string name = holder == options_.own ? "this host" : names_.at(holder);
+    out.push_back({holder, fmt::format("{} to give step {} of place {}", name, slot.step, place), filling->until_ns});
+  }
   const auto* const loading = std::get_if<Loading>(&phase_);
   if (loading != nullptr && loading->limit_s == 0) return out;  // it waits for the own host first
   for (const int64_t host : silent()) {
@@ -160,16 +165,17 @@ void Leader::on(const GaveUp& event, int64_t, Actions& out) {
   fail(event.error, out);
 }
 
-void Leader::take_memory(int64_t host, int64_t ask, Idle idle, std::optional<Error> error, Actions& out) {
+void Leader::take_memory(int64_t host, int64_t ask, Idle idle, std::optional<Error> error, int64_t now_ns,
+                         Actions& out) {
   auto* const asking = std::get_if<Asking>(&phase_);
   if (asking == nullptr || ask != asks_ || asking->owe.erase(host) == 0) return;
   answers_[host] = std::move(idle);
   if (error && !refused_) refused_ = std::move(error);
-  if (asking->owe.empty()) asked(out);
+  if (asking->owe.empty()) asked(now_ns, out);
 }
 
 /// All have said what their memory holds.
-void Leader::asked(Actions& out) {
+void Leader::asked(int64_t now_ns, Actions& out) {
   if (refused_) return fail(*refused_, out);
   if (look_.wants == Wants::kLeft) return finish(out);
   if (look_.measures) {
@@ -177,18 +183,18 @@ void Leader::asked(Actions& out) {
     out.emplace_back(Measure{});
     return;
   }
-  fill(out);
+  fill(now_ns, out);
 }
 
-void Leader::on(const Measured& event, int64_t, Actions& out) {
+void Leader::on(const Measured& event, int64_t now_ns, Actions& out) {
   RT_CHECK(std::holds_alternative<Measuring>(phase_), "hosts were not to be measured");
   if (event.error) return fail(*event.error, out);
   look_.measures = false;
-  lost_one_ ? regather(out) : fill(out);
+  lost_one_ ? regather(out) : fill(now_ns, out);
 }
 
 /// Where the newest step of all places is for some only in a copy, their hosts get it, one after the other.
-void Leader::fill(Actions& out) {
+void Leader::fill(int64_t now_ns, Actions& out) {
   if (held(options_.own).port == 0) return finish(out);  // nothing is copied
   const std::optional<Slot> own = newest(false), best = newest(true);
   if (!best || own == best) return finish(out);
@@ -196,13 +202,13 @@ void Leader::fill(Actions& out) {
     const std::vector<Slot> here = memory_of(place);
     if (std::ranges::find(here, *best) != here.end()) continue;
     const Give give{holder_of(place).value(), *best, place};
-    phase_ = Filling{give};
+    phase_ = Filling{after(now_ns, options_.give_s), give};
     out.emplace_back(give);
     return;
   }
 }
 
-void Leader::take_given(int64_t host, const std::optional<Error>& error, Actions& out) {
+void Leader::take_given(int64_t host, const std::optional<Error>& error, int64_t now_ns, Actions& out) {
   const auto* const filling = std::get_if<Filling>(&phase_);
   if (filling == nullptr || filling->now.holder != host) return;
   const auto [holder, slot, place] = filling->now;
@@ -218,7 +224,7 @@ void Leader::take_given(int64_t host, const std::optional<Error>& error, Actions
       out.emplace_back(Say{
           fmt::format("{} has step {} of its place from a copy in another host's memory", names_.at(to), slot.step)});
   }
-  fill(out);
+  fill(now_ns, out);
 }
 
 void Leader::finish(Actions& out) {
@@ -294,9 +300,9 @@ void Leader::on(const Heard& event, int64_t now_ns, Actions& out) {
     return error && other != names_.end() ? std::move(*error).with(other->second) : error;
   };
   std::visit(Overloaded{
-                 [&](const Idle& one) { take_memory(event.host, one.ask, one, std::nullopt, out); },
-                 [&](const CannotIdle& one) { take_memory(event.host, one.ask, {}, named(one.error), out); },
-                 [&](const Given& one) { take_given(event.host, named(one.error), out); },
+                 [&](const Idle& one) { take_memory(event.host, one.ask, one, std::nullopt, now_ns, out); },
+                 [&](const CannotIdle& one) { take_memory(event.host, one.ask, {}, named(one.error), now_ns, out); },
+                 [&](const Given& one) { take_given(event.host, named(one.error), now_ns, out); },
                  [&](const Carried& one) { take_carried(event.host, named(one.error), now_ns, out); },
                  [&](const Stopped& one) {
                    if (one.incarnation == incarnation_) stopped_.insert(event.host);
@@ -313,12 +319,12 @@ void Leader::on(const Halt&, int64_t, Actions&) {
   if (is_running()) phase_ = Halting{};
 }
 
-void Leader::on(const Lost& event, int64_t, Actions& out) {
+void Leader::on(const Lost& event, int64_t now_ns, Actions& out) {
   if (!names_.contains(event.host) || !away_.insert(event.host).second) return;
   lost_one_ = true;
   if (auto* const asking = std::get_if<Asking>(&phase_)) {
     if (look_.wants != Wants::kLeft) return regather(out);
-    if (asking->owe.erase(event.host) > 0 && asking->owe.empty()) asked(out);
+    if (asking->owe.erase(event.host) > 0 && asking->owe.empty()) asked(now_ns, out);
   } else if (const auto* const filling = std::get_if<Filling>(&phase_)) {
     // Else the holder's word comes yet, and would count for the next order to it.
     if (filling->now.holder == event.host) regather(out);
@@ -341,11 +347,14 @@ void Leader::on(const End&, int64_t, Actions&) { phase_ = Ended{}; }
 
 void Leader::on(const Tick&, int64_t now_ns, Actions& out) {
   const auto* const loading = std::get_if<Loading>(&phase_);
+  const bool fills = std::holds_alternative<Filling>(phase_);
   for (const Wait& wait : waits()) {  // of all at the same time
     if (now_ns < wait.until_ns) return;
-    const std::string why = loading != nullptr
-                                ? fmt::format("it has not said that it has loaded in {:.0f} s", loading->limit_s)
-                                : fmt::format("it has not said what its memory holds in {:.0f} s", options_.answer_s);
+    const std::string why =
+        loading != nullptr ? fmt::format("it has not said that it has loaded in {:.0f} s", loading->limit_s)
+        : fills            ? fmt::format("it has not given what it holds for another host in {:.0f} s", options_.give_s)
+                : fmt::format("it has not said what its memory holds in {:.0f} s", options_.answer_s);
+    if (wait.host == options_.own) return take_given(wait.host, Error{ErrorCode::kTimeout, why}, now_ns, out);
     out.emplace_back(Say{fmt::format("{} is taken for lost: {}", names_.at(wait.host), why)});
     out.emplace_back(Drop{wait.host, why});
   }

@@ -22,7 +22,8 @@
 // Wants::kLeft is for the last look at a membership that does not come back: copies of their memory stand for the hosts
 // that are away.
 //
-// Every wait for another host has a name and a deadline (waits()); Tick ends it, and the host is taken for lost.
+// Every wait for another host has a name and a deadline (waits()); Tick ends it, and the host is taken for lost. A copy
+// that the leader's own host does not give by then counts as one that cannot be had.
 
 #include <cstdint>
 #include <map>
@@ -41,6 +42,7 @@ namespace cairn::hosts::generation {
 struct Options {
   int64_t own = 0;         // index of the leader
   double answer_s = 600;   // for a connected host to say what its memory holds
+  double give_s = 3600;    // for a host to give what it holds for another one, whose size is not known here
   double load_times = 10;  // beside that, so much of the time that the leader took to load, for a host to load
 };
 
@@ -180,6 +182,7 @@ class Leader {
   };
   struct Measuring {};
   struct Filling {
+    int64_t until_ns = 0;
     Give now;
   };
   struct Choosing {};
@@ -206,13 +209,13 @@ class Leader {
   void on(const End& event, int64_t now_ns, Actions& out);
   void on(const Tick& event, int64_t now_ns, Actions& out);
 
-  void take_memory(int64_t host, int64_t ask, Idle idle, std::optional<Error> error, Actions& out);
-  void take_given(int64_t host, const std::optional<Error>& error, Actions& out);
+  void take_memory(int64_t host, int64_t ask, Idle idle, std::optional<Error> error, int64_t now_ns, Actions& out);
+  void take_given(int64_t host, const std::optional<Error>& error, int64_t now_ns, Actions& out);
   void take_carried(int64_t host, const std::optional<Error>& error, int64_t now_ns, Actions& out);
   void regather(Actions& out);
   void fail(Error error, Actions& out);
-  void asked(Actions& out);
-  void fill(Actions& out);
+  void asked(int64_t now_ns, Actions& out);
+  void fill(int64_t now_ns, Actions& out);
   void finish(Actions& out);
   void conclude(Loading& loading, Actions& out);
   int64_t until_ns(const Loading& loading) const;

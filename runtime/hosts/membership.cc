@@ -14,6 +14,7 @@ namespace cairn::hosts::membership {
 namespace {
 
 constexpr size_t kMostNamed = 8;  // hosts, in a text
+constexpr double kAskAgainS = 1;  // after a store did not answer
 
 int64_t after(int64_t from_ns, double seconds) { return from_ns + static_cast<int64_t>(seconds * 1e9); }
 
@@ -154,6 +155,7 @@ std::vector<Wait> Leader::waits() const {
     if (place(index) >= 0 && !has_come(index))
       out.push_back({index, fmt::format("{} ({})", host.name, host.away), gathering->until_ns});
   }
+  if (gathering->unknown) out.push_back({options_.own, "the store of epochs to answer", gathering->until_ns});
   return out;
 }
 
@@ -188,13 +190,13 @@ void Leader::proceed(int64_t now_ns, Actions& out) {
   if (gathering == nullptr) return;
   const std::vector<int64_t> away = missing(*gathering, now_ns);
   std::optional<Error> failed;
-  if (away.empty()) {
-    // all have come
-  } else if (gathering->stops) {
+  if (away.empty() && now_ns < gathering->until_ns && !gathering->stops) {
+    if (now_ns < gathering->ask_again_ns) return;
+  } else if (gathering->stops && (!away.empty() || gathering->unknown)) {
     failed = Error{ErrorCode::kStopped, "asked to stop"};
-  } else if (now_ns >= gathering->until_ns) {
+  } else if (!away.empty() && now_ns >= gathering->until_ns) {
     failed = Error{ErrorCode::kTimeout, missing_text(away)};
-  } else {
+  } else if (!away.empty()) {
     return;
   }
   phase_ = Judging{std::move(*gathering), std::move(failed)};
@@ -237,10 +239,6 @@ bool Leader::holds_lease(int64_t now_ns) const {
 void Leader::on(const Gather& event, int64_t now_ns, Actions& out) {
   RT_CHECK(std::holds_alternative<Idle>(phase_), "hosts are being gathered already");
   smaller_.reset();
-  if (!someone_away()) {
-    out.push_back(Gathered{});
-    return;
-  }
   gather({.how = event, .until_ns = after(now_ns, event.patience_s)}, now_ns, out);
 }
 
@@ -264,14 +262,27 @@ void Leader::gather(Gathering gathering, int64_t now_ns, Actions& out) {
 void Leader::on(const Leads& event, int64_t now_ns, Actions& out) {
   auto* const judging = std::get_if<Judging>(&phase_);
   RT_CHECK(judging != nullptr, "whether this host leads was not asked");
-  const Gathering gathering = std::move(judging->of);
-  const std::optional<Error> failed = event.error ? event.error : judging->failed;
+  Gathering gathering = std::move(judging->of);
+  const bool unknown = event.error && event.error->code == ErrorCode::kTimeout;
+  const std::optional<Error> failed = event.error && !(unknown && judging->failed) ? event.error : judging->failed;
+  if (unknown && !judging->failed && now_ns < gathering.until_ns) {
+    if (!gathering.unknown)
+      out.push_back(Say{fmt::format("whether this host leads yet is not known, and is asked again: {}", failed->message)});
+    gathering.unknown = event.error;
+    gathering.ask_again_ns = after(now_ns, kAskAgainS);
+    phase_ = std::move(gathering);
+    return;
+  }
+  gathering.unknown.reset();
   if (failed) {
     smaller_.reset();
     return give_up(*failed, out);
   }
   if (!missing(gathering, now_ns).empty()) {  // one has left meanwhile
     phase_ = gathering;
+  } else if (options_.leads && !someone_away() && !gathering.resizes) {
+    phase_ = Idle{};
+    out.push_back(Gathered{});
   } else if (smaller_ && gathering.resizes) {
     resize(*smaller_, out);
   } else if (smaller_) {

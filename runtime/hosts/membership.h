@@ -10,10 +10,11 @@
 //     Gather, or Resize without its hosts
 //   Gathering  hosts with a place are away: each may come back, until its grace ends
 //     Tick     all have come, or spares for those whose grace has ended, or enough for a smaller size
-//   Judging    the driver looks whether a newer epoch has begun (CheckEpoch, Leads)
+//   Judging    the driver looks whether a newer epoch has begun (CheckEpoch, Leads); as long as the store does not answer
+//              it looks again each second, until the gathering's end
 //   Claiming   places are given to spares, and the driver makes the record (Claim, Claimed)
 //     Gathered or GaveUp
-//   Idle
+//   Idle       also after Judging, where no host is away: the epoch stays
 //
 // The grace of a host that is away is counted from when this leader knew of it, never from a time that the host says.
 // More than half of the places away: the leader lets its lease stand still, for the others may have another leader.
@@ -106,7 +107,7 @@ struct Resize {
   int64_t hosts = 0;
   double patience_s = 0;
 };
-/// To CheckEpoch; `error`: why this host leads no more, or that it is not known.
+/// To CheckEpoch; `error`: why this host leads no more, or (kTimeout) that it is not known: the store is asked again.
 struct Leads {
   std::optional<Error> error = {};
 };
@@ -208,6 +209,8 @@ class Leader {
     int64_t until_ns = 0;
     bool resizes = false;  // of Resize
     bool stops = false;
+    std::optional<Error> unknown = {};  // the store did not answer last
+    int64_t ask_again_ns = 0;           // then
   };
   struct Judging {
     Gathering of;

@@ -4,6 +4,7 @@ off, whichever leads. Agents are started again on a host that has booted, as a s
 import json
 import os
 import pathlib
+import shutil
 import sys
 import time
 
@@ -347,6 +348,39 @@ class Spares(TrainBed):
         self.start(0)
         self.until_epoch(["h0", "h4", "h2", "h3"])
         self.until_step(20)
+
+
+class StoreAway(TrainBed):
+    """Two hosts train, and an etcd on a third one keeps who leads."""
+
+    count = 3
+    steps = 1_000_000
+    layout = dict(tp=1, dp=2, sp="false")
+
+    def setUp(self):
+        super().setUp()
+        if shutil.which("etcd") is None:
+            self.skipTest("etcd: not installed (tools/setup cluster)")
+        self.start_on(2, "etcd", "--data-dir", "/mnt/local/etcd", "--log-level", "error", "--listen-client-urls",
+                      "http://0.0.0.0:2379", "--advertise-client-urls", "http://h2:2379")
+        (self.shared_folder / "cluster.lua").write_text(
+            'return require("cairn").hosts { names = { "h0", "h1" }, ranks_per_host = 1, store = "etcd://h2:2379" }\n')
+
+    def where(self):
+        return ("--cluster", "/mnt/shared/cluster.lua")
+
+    def test_ranks_that_fail_while_the_store_is_away_start_again_once_it_answers(self):
+        for index in (1, 0):
+            self.start(index)
+        self.until_step(20)
+        self.hosts("freeze", "h2")
+        self.signal_rank(1, "KILL")
+        self.until(lambda: "is not known, and is asked again" in self.logs[0].read_text(), "the leader's question")
+        reached = max(self.metrics())
+        self.hosts("thaw", "h2")
+        self.until_step(reached + 10)
+        self.assertEqual({event["source"] for event in self.lines("events.jsonl") if event["event"] == "start"},
+                         {"fresh", "memory"})
 
 
 class TrainFuse(Train):

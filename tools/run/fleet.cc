@@ -588,8 +588,8 @@ Status Fleet::drive() {
 Status Fleet::gather_for(Wants wants) {
   if (wants == Wants::kLeft) return {};
   if (smaller()) return rule_.goes_on_smaller();
-  if (!rule_.someone_away()) return {};
   const std::string away = rule_.who_is_away();
+  if (wants == Wants::kThere && !rule_.someone_away()) return {};
   if (wants == Wants::kThere)
     return Error{ErrorCode::kUnavailable, fmt::format("{} is away: what its memory holds cannot be saved", away)};
   return assemble(membership::Gather{.patience_s = options_.wait_s,

@@ -21,7 +21,7 @@ const Slot kStep4{0, 1, 4}, kStep5{1, 1, 5};
 
 /// Host 0 leads; hosts 1 and 2 have places 1 and 2.
 struct Fixture {
-  Leader leader{Options{.own = 0, .answer_s = 10}};
+  Leader leader{Options{.own = 0, .answer_s = 10, .give_s = 60}};
   int64_t now_ns = 0;
   Actions last;
 
@@ -181,6 +181,37 @@ TEST_SUITE("runtime/hosts/generation") {
     CHECK(find<Say>()->text == "step 5 of place 1 is in a copy that cannot be had: h2: its sums do not hold");
     REQUIRE(find<Give>() != nullptr);
     CHECK(find<Give>()->slot == kStep4);
+  }
+
+  TEST_CASE_FIXTURE(Fixture, "a copy that is not given by its deadline cannot be had, and its holder is taken for lost") {
+    gather();
+    SUBCASE("another host holds it") {
+      answer(0, {kStep5}, held(0, {}));
+      answer(1, {}, held(1, {}));
+      answer(2, {kStep5}, held(2, {kStep5}));
+      REQUIRE(find<Give>() != nullptr);
+      REQUIRE(leader.waits().size() == 1);
+      CHECK(leader.waits()[0].what == "h2 to give step 5 of place 1");
+      now_ns = 60 * kSecond - 1;
+      CHECK(feed(Tick{}).empty());
+      now_ns = 60 * kSecond;
+      feed(Tick{});
+      REQUIRE(find<Drop>() != nullptr);
+      CHECK(find<Drop>()->host == 2);
+      feed(Lost{2, find<Drop>()->why});
+      CHECK(find<Gather>() != nullptr);
+    }
+    SUBCASE("the leader holds it") {
+      answer(0, {kStep4, kStep5}, held(0, {kStep4, kStep5}));
+      answer(1, {kStep4, kStep5}, held(1, {}));
+      answer(2, {kStep4}, held(2, {}));
+      REQUIRE(find<Give>() != nullptr);
+      CHECK(leader.waits()[0].what == "this host to give step 5 of place 2");
+      now_ns = 60 * kSecond;
+      feed(Tick{});
+      REQUIRE(find<Ready>() != nullptr);
+      CHECK(find<Ready>()->common.whole == std::vector{kStep4});
+    }
   }
 
   TEST_CASE_FIXTURE(Fixture, "a host that is lost while a copy is given has all gathered again once that has ended") {

@@ -117,6 +117,49 @@ TEST_SUITE("runtime/hosts/membership") {
     CHECK(run.rule.epoch() == 0);
   }
 
+  TEST_CASE("a store that does not answer is asked again, by name and until the gathering's end") {
+    Run run = running(false);
+    run.newer = Error{ErrorCode::kTimeout, "etcd: none answers"};
+    SUBCASE("no host is away: ranks start again once it answers, in the same epoch") {
+      CHECK(find<Say>(run.step(kAgain, 100))->text ==
+            "whether this host leads yet is not known, and is asked again: etcd: none answers");
+      REQUIRE(run.rule.waits().size() == 1);
+      CHECK(run.rule.waits()[0].what == "the store of epochs to answer");
+      CHECK(run.step(Tick{}, 100.9).empty());
+      const Actions again = run.step(Tick{}, 101);
+      CHECK(find<CheckEpoch>(again) != nullptr);
+      CHECK(find<Say>(again) == nullptr);
+      run.newer.reset();
+      const Actions end = run.step(Tick{}, 102);
+      CHECK(find<Gathered>(end) != nullptr);
+      CHECK(find<Claim>(end) == nullptr);
+      CHECK(run.rule.waits().empty());
+    }
+    SUBCASE("a host is lost meanwhile, and is waited for") {
+      run.step(kAgain, 100);
+      run.step(Lost{1, "power"}, 101);
+      run.newer.reset();
+      CHECK(run.step(Tick{}, 102).empty());
+      run.step(AtDoor{{1}}, 103);
+      CHECK(find<Claim>(run.step(Tick{}, 103)) != nullptr);
+    }
+    SUBCASE("it never answers") {
+      run.step(kAgain, 100);
+      const Actions end = run.step(Tick{}, 700);
+      REQUIRE(find<GaveUp>(end) != nullptr);
+      CHECK(find<GaveUp>(end)->error.message == "etcd: none answers");
+    }
+    SUBCASE("somebody wants to stop") {
+      run.step(kAgain, 100);
+      CHECK(find<GaveUp>(run.step(Stop{}, 101))->error.code == ErrorCode::kStopped);
+    }
+    SUBCASE("another host leads by then") {
+      run.step(kAgain, 100);
+      run.newer = Error{ErrorCode::kUnavailable, "h2 leads"};
+      CHECK(find<GaveUp>(run.step(Tick{}, 101))->error.message == "h2 leads");
+    }
+  }
+
   TEST_CASE("an epoch that another agent has claimed is not this leader's") {
     Run run;
     run.taken = Error{ErrorCode::kUnavailable, "taken"};
