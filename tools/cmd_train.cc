@@ -275,6 +275,7 @@ class RunStarter {
   Result<int> take_over(Lead lead) {
     lead_ = std::move(lead);
     take_size(std::ssize(lead_->epoch.members));
+    lost_leader_ = lost_leader();
     return begin();
   }
   /// Another host leads the run now.
@@ -298,6 +299,7 @@ class RunStarter {
                         .registered = args_.comm.registered,
                         .cudnn = args_.attention.cudnn});
   }
+  std::optional<agent::Failure> lost_leader() const;
   Result<int> begin();
   Result<int> train();
   dsl::LoadedRecipe recipe_for(int64_t hosts) const;
@@ -328,12 +330,27 @@ class RunStarter {
   bool held_ = false, claimed_ = false;
   std::optional<cluster::Epoch> before_;
   std::optional<Lead> lead_;
+  std::optional<agent::Failure> lost_leader_;  // whose lead this host has taken
   std::unique_ptr<Fleet> fleet_;  // with hosts_, once the folder is this run's
   bool superseded_ = false;
   bool memory_stays_ = true;
   nlohmann::json failure_;                 // SegmentEnd::failure
   std::optional<ckpt::StartState> known_;  // what the next segment goes on from, where that need not be looked for
 };
+
+/// The host whose lead this one has taken. nullopt: it has left by itself, excluded, and has recorded why.
+std::optional<agent::Failure> RunStarter::lost_leader() const {
+  const std::vector<cluster::Member>& members = lead_->epoch.members;
+  const auto lost = std::ranges::find(members, lead_->led_before, &cluster::Member::index);
+  const Result<std::vector<Exclusion>> excluded = read_excluded(run_);
+  if (lost == members.end() || (excluded.ok() && !why_excluded(excluded.value(), lost->name, lost->boot_id).empty()))
+    return std::nullopt;
+  agent::Failure out{.rank = (lost - members.begin()) * hosts_->ranks, .host = true, .message = lead_->epoch.reason};
+  out.failure_class = agent::FailureClass::kHostLost;
+  out.status.exit_code = Error{ErrorCode::kPeerLost, ""}.exit_code();
+  out.host_name = lost->name;
+  return out;
+}
 
 /// Where looking at the start has ended at its first problem: all that there are.
 Result<int> RunStarter::tell_all(const Error& first) {
@@ -644,6 +661,7 @@ Result<int> RunStarter::train() {
       RT_TRY(start.verdict.check(start.request));
     }
     options.narrator.run_end = start.verdict.segment.course.back().end;
+    options.coordinator.lost_leader = std::exchange(lost_leader_, std::nullopt);
     RT_TRY_SET(SegmentEnd end, run_segment(plan, folder_, copies, start, options, result_));
     options.narrator.before = end.progress;
     options.coordinator.check_hosts = false;

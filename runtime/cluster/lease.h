@@ -3,17 +3,21 @@
 // every so often. Who cannot reach the leader looks whether it still changes, and claims the next epoch
 // (epoch_store.h) only where it does not. Clocks of hosts are never compared.
 //
-// Nothing is decided by it alone: two that lead for a moment are told apart by their epochs.
+// Nothing is decided by it alone: two that lead for a moment are told apart by their epochs. A leader that could not show
+// it for as long as others wait (it stood still, or the store did not answer) asks for a newer epoch before it shows it
+// again.
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 
 #include "runtime/cluster/epoch_store.h"
+#include "runtime/core/result.h"
 
 namespace cairn::cluster {
 
@@ -29,13 +33,27 @@ class Lease {
 
   /// False: the sign stays as it is from here on, for others to take the lead.
   void hold(bool held) { held_ = held; }
+  /// From here on: others claim the lead when the sign has stood still for `claims_after_s`, and `leads` says whether one
+  /// has (EpochStore::newest). `leads` lives as long as this.
+  void watch(double claims_after_s, std::function<Status()> leads);
+  /// When it was shown last, and when the store last failed to take it; 0: never.
+  int64_t shown_ns() const { return shown_ns_; }
+  int64_t failed_ns() const { return failed_ns_; }
+  /// How long this process stood still, where that is no longer ago than `ago_s`; 0: it did not.
+  double stood_still_s(int64_t now_ns, double ago_s) const;
 
  private:
   void run();
+  bool may_show(int64_t now_ns);
 
   const std::shared_ptr<EpochStore> store_;
   const std::string own_;
   std::atomic<bool> held_ = true;
+  std::atomic<int64_t> shown_ns_ = 0, failed_ns_ = 0;
+  std::atomic<int64_t> waits_since_ns_ = 0;            // the thread, for its next turn; 0: it is at work
+  std::atomic<int64_t> still_ns_ = 0, woke_ns_ = 0;  // how long it waited too long last, and until when
+  double claims_after_s_ = 0;      // of watch(); guarded by mutex_
+  std::function<Status()> leads_;  // the same
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ends_ = false;

@@ -38,6 +38,11 @@ bool claims_lead(const Silence& silence) {
          silence.still_s >= silence.claims_after_s;
 }
 
+bool leads_surely(const Sign& sign) {
+  constexpr double kStoreS = 10;  // between two tries of a store that does not answer
+  return sign.since_shown_s < sign.claims_after_s || sign.since_failed_s < std::max(sign.claims_after_s, kStoreS);
+}
+
 Leader::Leader(Options options, int64_t now_ns)
     : options_(std::move(options)), alone_until_ns_(after(now_ns, options_.alone_s)) {
   for (int64_t k = 0; k < options_.hosts; ++k) {

@@ -63,6 +63,16 @@ struct Silence {
 /// Whether that host claims the next epoch. The host that has its place now may, where it has lost it.
 bool claims_lead(const Silence& silence);
 
+/// The knowledge of a leader that is about to write into the run.
+struct Sign {
+  double since_shown_s = 0;   // the last sign that it has shown others
+  double since_failed_s = 0;  // the last that the store did not take
+  double claims_after_s = 0;  // as above
+};
+/// Whether no host can have claimed the lead meanwhile; else the leader asks for a newer epoch first. A store that takes no
+/// sign takes no claim either.
+bool leads_surely(const Sign& sign);
+
 /// A wait for a host, which Tick ends.
 struct Wait {
   int64_t host = 0;

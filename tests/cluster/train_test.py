@@ -340,6 +340,33 @@ class Spares(TrainBed):
         self.hosts("run", "h3", PROGRAM, "ckpt", "verify", RUN)
 
 
+    def in_order(self):
+        """Each line of a step follows the one before, or the step from where the run resumed."""
+        last = 0
+        for line in self.lines("metrics.jsonl"):
+            if "resumed_at" in line:
+                last = line["resumed_at"]
+            elif "step" in line:
+                self.assertEqual(line["step"], last + 1)
+                last = line["step"]
+
+    def test_an_agent_that_stood_still_and_leads_no_more_writes_nothing_and_its_loss_is_recorded(self):
+        """Its ranks continue for a while, and what they have said meanwhile waits for it."""
+        for index in (4, 3, 1, 2, 0):
+            self.start(index)
+        first = self.until_step(20)
+        self.signal_agent(0, "STOP")
+        self.until_epoch(["h4", "h1", "h2", "h3"])
+        self.until_step(first + 20)
+        self.signal_agent(0, "CONT")
+        self.until(lambda: "a spare: waits" in self.logs[0].read_text(), "h0 as a spare")
+        self.until_done()
+        self.in_order()
+        failures = [event for event in self.lines("events.jsonl") if event["event"] == "failure"]
+        self.assertEqual([(event["host"], event["class"]) for event in failures], [("h0", "host_lost")])
+        record = json.loads((self.shared_folder / "run" / "failure.json").read_text())
+        self.assertEqual((record["host"], record["class"]), ("h0", "host_lost"))
+
     def test_a_leader_that_begins_last_has_a_spare_stand_in_for_a_host_that_never_comes(self):
         cluster = self.shared_folder / "cluster.lua"
         cluster.write_text(cluster.read_text().replace("spare_after = 1", "spare_after = 1, join_timeout = 8"))

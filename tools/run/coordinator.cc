@@ -65,6 +65,7 @@ LocalCoordinator::LocalCoordinator(const Plan& plan, RunFolder& folder, RunCopie
 
 Status LocalCoordinator::open() {
   const dsl::LoadedRecipe& loaded = start_.remaining;
+  narrator_.write_while([this] { return owns_run(); });
   RT_TRY(narrator_.open_metrics(folder_.id()));
   ckpt::NodeOptions options{
       .checkpoints_dir = folder_.checkpoints(),
@@ -98,6 +99,7 @@ Status LocalCoordinator::open() {
   for (const std::string& notice : notices) narrator_.say(notice);
   RT_TRY(attach_replicas(run));
   RT_TRY(narrator_.open_events());
+  if (options_.lost_leader) narrator_.failed({*options_.lost_leader}, true, 0, {});
   copies_.report_to(narrator_.callbacks());
   requests_.open();
   requests_.pass_on(*node_, 0);
@@ -165,6 +167,11 @@ Status LocalCoordinator::check_owner() {
   if (mine.ok()) mine = folder_.check_held();
   if (!mine.ok() && mine.error().code == ErrorCode::kUnavailable) control_->abandon(mine.error());
   return mine;
+}
+
+/// Before each write. A leader that stood still may have been followed by another one: it writes nothing, and ends.
+bool LocalCoordinator::owns_run() {
+  return options_.fleet == nullptr || options_.fleet->leads_surely() || check_owner().ok();
 }
 
 /// From any thread: a checkpoint that is being loaded keeps the supervisor's.
@@ -622,6 +629,7 @@ void LocalCoordinator::tell_copies() {
 }
 
 void LocalCoordinator::on_tick() {
+  if (!owns_run()) return;  // requests, labels and mirrors are another one's
   warn_of_copies();
   ask_clocks();
   take_save_events();

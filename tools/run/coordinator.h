@@ -141,6 +141,7 @@ struct CoordinatorOptions {
   Fleet* fleet = nullptr;    // the other hosts, which this one leads; null: there are none
   HostSegment segment;       // for them
   bool check_hosts = false;  // before the first ranks start
+  std::optional<agent::Failure> lost_leader;  // this host has taken its lead: recorded once
 };
 
 /// Of one segment of a run on this host: one recipe without stages, from one position on.
@@ -221,6 +222,7 @@ class LocalCoordinator final : public Coordinator {
   void save_before_resize();
   Status check_owner();
   bool stop_asked();
+  bool owns_run();
   Status check_place(const ckpt::RestoreChoice& choice);
   Status write_start();
   void note_progress();

@@ -96,8 +96,14 @@ Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& 
   RT_TRY(store->newest());  // a store that does not answer is told before hosts are waited for
   RT_TRY_SET(std::string token, cluster::make_token(run / "cluster"));
   membership::Options rule = rule_options(options, *store, before);
-  return std::unique_ptr<Fleet>(new Fleet(std::move(options), std::move(rule), run, std::move(listener), store,
-                                          std::move(token), std::make_unique<cluster::Lease>(store)));
+  std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), std::move(rule), run, std::move(listener), store,
+                                         std::move(token), std::make_unique<cluster::Lease>(store)));
+  fleet->watch_lease();
+  return fleet;
+}
+
+void Fleet::watch_lease() {
+  lease_->watch(claims_after_s_, [this] { return check_epoch(); });
 }
 
 Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& run, Lead lead) {
@@ -112,6 +118,7 @@ Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& 
   fleet->incarnation_ = lead.epoch.incarnation;
   fleet->own_address_ = lead.epoch.members.at(static_cast<size_t>(lead.epoch.leader)).address;
   fleet->epoch_ = std::move(lead.epoch);
+  fleet->watch_lease();
   fleet->settle_places();
   RT_TRY_SET(const std::vector<Exclusion> excluded, read_excluded(run));
   for (const cluster::Member& member : fleet->epoch_.members) {
@@ -126,6 +133,7 @@ Fleet::Fleet(HostOptions options, membership::Options rule, fs::path run, cluste
       run_(std::move(run)),
       checkpoints_(run_ / "checkpoints"),
       store_(std::move(store)),
+      claims_after_s_(lease_still_s(options_.beats, store_.get())),
       token_(std::move(token)),
       incarnation_(cluster::random_hex()),
       known_epoch_(rule.epoch),
@@ -161,7 +169,7 @@ Fleet::Fleet(HostOptions options, membership::Options rule, fs::path run, cluste
   settle_places();
 }
 
-Fleet::~Fleet() = default;
+Fleet::~Fleet() { lease_.reset(); }  // its thread asks this
 
 // --- membership ----------------------------------------------------------------------------------------------------
 
@@ -368,6 +376,14 @@ Status Fleet::check_epoch() const {
                fmt::format("the run is led by {} ({}) now, in epoch {}", leader.name, leader.address, newest->number)};
 }
 
+bool Fleet::leads_surely() const {
+  const int64_t now_ns = cluster::steady_ns();
+  const auto since_s = [&](int64_t then_ns) { return static_cast<double>(now_ns - then_ns) / 1e9; };
+  return membership::leads_surely({.since_shown_s = since_s(lease_->shown_ns()),
+                                   .since_failed_s = since_s(lease_->failed_ns()),
+                                   .claims_after_s = claims_after_s_});
+}
+
 void Fleet::lose(Host& host, const std::string& why) {
   if (host.peer < 0) return;
   {
@@ -433,6 +449,8 @@ void Fleet::take(const News& news) {
   Host* const host = by_peer(news.peer);
   if (host == nullptr) return;
   if (news.kind == News::Kind::kMessage) return take_message(*host, news.message.what);
+  // First: where this host stood still, the others have lost it.
+  const double still_s = stood_still_s();
   lose(*host, news.why);
   if (!trains(*host)) return callbacks_.say(fmt::format("{}, a spare, was lost: {}", host->name, news.why));
   if (running_ == kNoneRuns) return;
@@ -443,7 +461,15 @@ void Fleet::take(const News& news) {
   failure.failure_class = agent::FailureClass::kHostLost;
   failure.seen_ns = telemetry::trace_clock_ns();
   failure.host_name = host->name;
-  if (callbacks_.error) callbacks_.error(host->index, failure);
+  int64_t blamed = host->index;
+  if (still_s >= options_.beats.dead_after_s) {
+    blamed = options_.placement.index;
+    failure.rank = place() * options_.ranks;
+    failure.host_name = own_host_name();
+    failure.message = fmt::format("{}, which leads, stood still for {:.1f} s, and so the others have lost it: {}",
+                                  failure.host_name, still_s, failure.message);
+  }
+  if (callbacks_.error) callbacks_.error(blamed, failure);
   callbacks_.fail(std::move(failure));
 }
 

@@ -160,6 +160,8 @@ class Fleet final {
   /// That no later epoch than this one has begun. Any thread. Errors: kUnavailable, naming who leads now; kTimeout: the
   /// store does not answer, and it is not known.
   Status check_epoch() const;
+  /// Whether no other host can lead by now: its lease is fresh. Else check_epoch() says it. Any thread.
+  bool leads_surely() const;
   /// Of this host, as its ranks publish it.
   const std::string& own_address() const {
     return options_.interface_address.empty() ? epoch_.members.at(static_cast<size_t>(place())).address
@@ -281,12 +283,16 @@ class Fleet final {
   void ask(int64_t number);
   void give(const hosts::generation::Give& order);
   Status measure_hosts();
+  void watch_lease();
   bool is_superseded();
+  /// How long this process stood still just now; 0: it did not.
+  double stood_still_s() const { return lease_->stood_still_s(cluster::steady_ns(), options_.beats.dead_after_s); }
   bool is_newer(const std::optional<cluster::Epoch>& epoch) const;
 
   HostOptions options_;
   const std::filesystem::path run_, checkpoints_;
   const std::shared_ptr<cluster::EpochStore> store_;
+  const double claims_after_s_;  // of membership::claims_after_s
   const std::string token_;
   std::string incarnation_;
   Callbacks callbacks_;

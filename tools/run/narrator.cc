@@ -60,13 +60,14 @@ RunCallbacks Narrator::callbacks() {
 }
 
 void Narrator::record(json event) {
-  if (!events_opened_) return;
+  if (!events_opened_ || !may_write()) return;
   event["time"] = clock_.unix_s();
   const Status written = events_.append(json_text(event));
   if (!written.ok()) spdlog::warn("{}", written.error().message);
 }
 
 void Narrator::complete(int64_t step, std::span<const std::string> news) {
+  if (!may_write()) return;  // the save finds it out as well
   const Status complete = metrics_->complete(step, news);
   if (!complete.ok()) spdlog::warn("metrics.jsonl: {}", complete.error().message);
 }
@@ -174,6 +175,7 @@ telemetry::StepMetrics Narrator::step(const telemetry::StepMetrics& reported) {
   const StepStage& phase = plan_.step_stages[stage_of_step(plan_.step_stages, metrics.step)];
   metrics.tflops = plan_.flops_per_token(phase.tokens) * metrics.tokens_per_s / 1e12;
   if (options_.peak_tflops > 0) metrics.mfu = *metrics.tflops / options_.peak_tflops;
+  if (!may_write()) return metrics;
   tell_written(metrics_->write(metrics), metrics_failed_);
   if (tensorboard_) tell_written(tensorboard_->write(metrics), tensorboard_failed_);
   progress_.lost_ms += metrics.checkpoint_lost_ms;
@@ -304,6 +306,9 @@ void Narrator::failed(const agent::RestartInfo& info, bool restarting, double ba
   failure_["restarting"] = restarting;
   failure_["step"] = progress_.last_step;
   failure_["report"] = report.string();
+  if (events_opened_ && may_write()) {  // else the leader tells of it; before the event, whose readers look for it
+    if (const Status written = write_failure(run_, failure_); !written.ok()) warn(written.error().message);
+  }
   record({{"event", "failure"},
           {"rank", info.failure.rank},
           {"host", failure_["host"]},
@@ -311,9 +316,6 @@ void Narrator::failed(const agent::RestartInfo& info, bool restarting, double ba
           {"message", info.failure.message},
           {"restarting", restarting},
           {"report", report.string()}});
-  if (events_opened_) {  // else the leader tells of it
-    if (const Status written = write_failure(run_, failure_); !written.ok()) warn(written.error().message);
-  }
   if (!report.empty()) say(fmt::format("where each rank was: {}", report.string()));
   if (!restarting) return;
   if (!events_opened_) return say("this host's ranks stopped; the leader says whether they start again");

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -60,6 +61,8 @@ class Narrator {
   Narrator(const Plan& plan, std::filesystem::path run, NarratorOptions options,
            const Clock& clock = Narrator::system_clock());
 
+  /// Asked before anything is written: whether the run is this process's yet. Without it all is written.
+  void write_while(std::function<bool()> owns) { owns_ = std::move(owns); }
   /// Before the run's memory is opened, which may save at once.
   Status open_metrics(const std::string& run_id);
   /// Once nothing refuses the start any more.
@@ -132,12 +135,14 @@ class Narrator {
   double first_seen_of(const agent::Failure& failure) const;
   void tell_recovered(const telemetry::StepMetrics& metrics);
   bool is_due(int64_t step) const;
+  bool may_write() const { return !owns_ || owns_(); }
   void show(const telemetry::StepMetrics& metrics);
 
   const Plan& plan_;
   std::filesystem::path run_;
   NarratorOptions options_;
   const Clock& clock_;
+  std::function<bool()> owns_;  // of write_while()
   telemetry::ProgressLine console_;
   std::unique_ptr<telemetry::MetricsWriter> metrics_;
   telemetry::LineFile events_;

@@ -160,6 +160,16 @@ TEST_SUITE("runtime/hosts/membership") {
     }
   }
 
+  TEST_CASE("a leader is sure of its lead while its sign is fresh, or the store takes no sign and so no claim") {
+    const auto sure = [](double shown_s, double failed_s) {
+      return leads_surely({.since_shown_s = shown_s, .since_failed_s = failed_s, .claims_after_s = 4.5});
+    };
+    CHECK(sure(4.4, 1e9));
+    CHECK_FALSE(sure(4.5, 1e9));
+    CHECK(sure(100, 9.9));
+    CHECK_FALSE(sure(100, 10));
+  }
+
   TEST_CASE("an epoch that another agent has claimed is not this leader's") {
     Run run;
     run.taken = Error{ErrorCode::kUnavailable, "taken"};
