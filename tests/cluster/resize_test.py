@@ -155,6 +155,32 @@ class Resize(ListedBed):
         self.and_on()
         self.stop_and_compare()
 
+    def test_a_rank_that_crashes_three_times_costs_its_host_the_place_and_the_run_no_step(self):
+        """Nothing is saved by the clock: the hosts resume from memory, and one of them leaves."""
+        self.change_recipe("save = { T.every { steps = 10 } }", "save = { T.every { steps = 1000000 } }")
+        self.change_recipe("width = 32", "width = 192")  # no hundred steps between two crashes
+        for index in (3, 1, 2, 0):
+            self.start(index)
+        self.until(lambda: self.newest() >= 5, "step 5")
+        host = next(k for k in self.hosts_of_newest_epoch() if k != self.leader())
+        for crashes in (1, 2, 3):
+            told = self.newest()
+            self.signal_rank(host, "SEGV")
+            self.until(lambda: len(self.events("failure")) == crashes, "the failure")  # noqa: B023
+            if crashes < 3:
+                self.and_on(3)
+        starts = len(self.events("start"))
+        self.until(lambda: len(self.hosts_of_newest_epoch()) == 3, f"an epoch without h{host}")
+        self.until(lambda: self.events("start")[-1]["world"] == 3, "a start of three hosts")
+        (excluded,) = self.events("excluded")
+        self.assertEqual(excluded["host"], f"h{host}")
+        self.assertIn("3 failures of its ranks in 10 min", excluded["reason"])
+        start = self.events("start")[-1]
+        self.assertEqual(start["source"], "disk", starts)
+        self.assertGreaterEqual(start["step"], told)
+        self.and_on(3)
+        self.stop_and_compare()
+
     def stop_and_compare(self):
         leader = self.leader()
         self.signal_agent(leader, "TERM")

@@ -361,10 +361,27 @@ agent::Restart LocalCoordinator::restart_of(const agent::Failure& failure) {
   Fleet& fleet = *options_.fleet;
   const double now_s = static_cast<double>(clock_.now_ns()) / 1e9;
   const agent::FailureClass which = failure.failure_class;
-  const agent::Restart next = record_.judge(fleet.index_of_rank(failure.rank), failure, now_s, fleet.can_spare_one());
+  const agent::Restart next =
+      record_.judge(fleet.index_of_rank(failure.rank), failure, last_step_, now_s, fleet.can_spare_one());
   if (next != agent::Restart::kElsewhere) return next;
+  if (const Status saved = save_memory_of_all(); !saved.ok()) {
+    narrator_.warn(fmt::format("what memory holds is not saved before {} leaves the run: {}",
+                               fleet.name_of_rank(failure.rank), saved.error().message));
+    if (agent::rule_of(which).remedy == agent::Remedy::kInPlace) return agent::restart_here(which);
+  }
   const bool out = exclude(failure.rank / fleet.options().ranks, record_.reason(), which).ok();
   return out ? next : agent::restart_here(which);
+}
+
+/// Before a host leaves that lives: its memory goes with it, and only there may be what no checkpoint has.
+Status LocalCoordinator::save_memory_of_all() {
+  node_->ranks_gone();
+  const std::optional<ckpt::PersistEvent> saved = flush_memory(hosts::generation::Wants::kThere);
+  take_save_events();
+  if (!saved) return {};
+  if (saved->status.ok()) narrator_.say(fmt::format("saved step {} from shared memory", saved->step));
+  take_saved(*saved);
+  return saved->status;
 }
 
 /// A host that the run can do without. Errors: told.

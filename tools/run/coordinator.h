@@ -213,6 +213,7 @@ class LocalCoordinator final : public Coordinator {
   std::string check_dtype() const;
   Status take_check(const CheckReport& report);
   Status exclude(int64_t place, const std::string& reason, agent::FailureClass which);
+  Status save_memory_of_all();
   Status attach_replicas(const ckpt::RunText& run);
   Replicas* replicas() const;  // null: this host keeps none
   void tell_copies();
@@ -221,8 +222,8 @@ class LocalCoordinator final : public Coordinator {
   void watch_size();
   void save_before_resize();
   Status check_owner();
-  bool stop_asked();
   bool owns_run();
+  bool stop_asked();
   Status check_place(const ckpt::RestoreChoice& choice);
   Status write_start();
   void note_progress();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace cairn::tools {
 
@@ -10,15 +11,19 @@ using agent::FailureClass;
 using agent::Remedy;
 using agent::Restart;
 
-Restart HostRecord::judge(int64_t host, const agent::Failure& failure, double now_s, bool spare) {
+Restart HostRecord::judge(int64_t host, const agent::Failure& failure, int64_t step, double now_s, bool spare) {
   const FailureClass which = failure.failure_class;
   const agent::ClassRule& rule = agent::rule_of(which);
   const auto before = std::ranges::count_if(
       failures_, [&](const One& one) { return one.host == host && now_s - one.at_s <= kHostTriesWithinS; });
   const bool had_it =
       std::ranges::any_of(failures_, [&](const One& one) { return one.host == host && one.which == which; });
+  const bool same = std::ranges::all_of(failures_, [&](const One& one) {
+    return one.host != host || now_s - one.at_s > kHostTriesWithinS ||
+           (one.which == which && std::abs(one.step - step) <= 1);  // the last one may not have been reported
+  });
   // What tells of another's end is no failure of this host.
-  if (which != FailureClass::kSymptom) failures_.push_back({host, which, now_s});
+  if (which != FailureClass::kSymptom) failures_.push_back({host, step, which, now_s});
   reason_ = rule.words;
   switch (rule.remedy) {
     case Remedy::kThenMove:
@@ -39,6 +44,7 @@ Restart HostRecord::judge(int64_t host, const agent::Failure& failure, double no
       break;
   }
   if (!spare || which == FailureClass::kSymptom || before + 1 < kHostTries) return Restart::kInPlace;
+  if (rule.fault == agent::Fault::kRank && same) return Restart::kInPlace;
   reason_ = fmt::format("{} failures of its ranks in {:.0f} min without progress, the last: {}", before + 1,
                         kHostTriesWithinS / 60, rule.words);
   return Restart::kElsewhere;

@@ -39,40 +39,50 @@ TEST_SUITE("tools/run/diagnosis") {
   TEST_CASE("a host whose ranks fail three times in ten minutes gives its place to a spare") {
     HostRecord record;
     const agent::Failure crash = failure_of(FailureClass::kCrash);
-    CHECK(record.judge(2, crash, 0, true) == Restart::kInPlace);
-    CHECK(record.judge(1, crash, 10, true) == Restart::kInPlace);  // another host
-    CHECK(record.judge(2, crash, 20, true) == Restart::kInPlace);
-    CHECK(record.judge(2, crash, 30, true) == Restart::kElsewhere);
+    CHECK(record.judge(2, crash, 0, 0, true) == Restart::kInPlace);
+    CHECK(record.judge(1, crash, 0, 10, true) == Restart::kInPlace);  // another host
+    CHECK(record.judge(2, crash, 7, 20, true) == Restart::kInPlace);
+    CHECK(record.judge(2, crash, 9, 30, true) == Restart::kElsewhere);
     CHECK(record.reason() == "3 failures of its ranks in 10 min without progress, the last: a crash");
     record.progress();
-    CHECK(record.judge(2, crash, 40, true) == Restart::kInPlace);
-    CHECK(record.judge(2, crash, 50, true) == Restart::kInPlace);
-    CHECK(record.judge(2, crash, 700, true) == Restart::kInPlace);  // the first two are too long ago
+    CHECK(record.judge(2, crash, 0, 40, true) == Restart::kInPlace);
+    CHECK(record.judge(2, crash, 7, 50, true) == Restart::kInPlace);
+    CHECK(record.judge(2, crash, 9, 700, true) == Restart::kInPlace);  // the first two are too long ago
+  }
+
+  TEST_CASE("no host leaves for a crash that comes back behind the same step, for it is the program's") {
+    HostRecord record;
+    const agent::Failure crash = failure_of(FailureClass::kCrash);
+    for (int k = 0; k < 9; ++k) CHECK(record.judge(2, crash, 40 + k % 2, k, true) == Restart::kInPlace);
+    CHECK(record.judge(2, crash, 44, 9, true) == Restart::kElsewhere);
+    HostRecord hung;
+    for (int k = 0; k < 2; ++k) CHECK(hung.judge(2, crash, 40, k, true) == Restart::kInPlace);
+    CHECK(hung.judge(2, failure_of(FailureClass::kHang), 40, 9, true) == Restart::kElsewhere);  // another class
   }
 
   TEST_CASE("without a spare ranks start again where they are, and symptoms count for no host") {
     HostRecord record;
     for (int k = 0; k < 5; ++k)
-      CHECK(record.judge(2, failure_of(FailureClass::kKilled), k, false) == Restart::kInPlace);
+      CHECK(record.judge(2, failure_of(FailureClass::kKilled), 0, k, false) == Restart::kInPlace);
     for (int k = 0; k < 5; ++k)
-      CHECK(record.judge(1, failure_of(FailureClass::kSymptom), k, true) == Restart::kInPlace);
-    CHECK(record.judge(1, failure_of(FailureClass::kCrash), 9, true) == Restart::kInPlace);
+      CHECK(record.judge(1, failure_of(FailureClass::kSymptom), 0, k, true) == Restart::kInPlace);
+    CHECK(record.judge(1, failure_of(FailureClass::kCrash), 0, 9, true) == Restart::kInPlace);
   }
 
   TEST_CASE("classes have their remedies: lack of memory once in place, devices never, a full disk moves once") {
     HostRecord record;
-    CHECK(record.judge(2, failure_of(FailureClass::kOutOfMemory), 0, true) == Restart::kInPlace);
-    CHECK(record.judge(3, failure_of(FailureClass::kOutOfMemory), 1, true) == Restart::kInPlace);
-    CHECK(record.judge(2, failure_of(FailureClass::kOutOfMemory), 2, true) == Restart::kElsewhere);
+    CHECK(record.judge(2, failure_of(FailureClass::kOutOfMemory), 0, 0, true) == Restart::kInPlace);
+    CHECK(record.judge(3, failure_of(FailureClass::kOutOfMemory), 0, 1, true) == Restart::kInPlace);
+    CHECK(record.judge(2, failure_of(FailureClass::kOutOfMemory), 0, 2, true) == Restart::kElsewhere);
     CHECK(record.reason() == "out of memory");
-    CHECK(record.judge(3, failure_of(FailureClass::kOutOfMemory), 3, false) == Restart::kInPlace);
-    CHECK(record.judge(0, failure_of(FailureClass::kDevice), 4, true) == Restart::kElsewhere);
-    CHECK(record.judge(0, failure_of(FailureClass::kDevice), 5, false) == Restart::kEnd);
-    CHECK(record.judge(0, failure_of(FailureClass::kHostSetup), 6, true) == Restart::kElsewhere);
-    CHECK(record.judge(0, failure_of(FailureClass::kDisk), 7, true) == Restart::kElsewhere);
-    CHECK(record.judge(1, failure_of(FailureClass::kDisk), 8, true) == Restart::kEnd);
-    CHECK(record.judge(1, failure_of(FailureClass::kGuard), 9, true) == Restart::kEnd);
-    CHECK(record.judge(1, failure_of(FailureClass::kAskedToGo), 10, true) == Restart::kLeave);
+    CHECK(record.judge(3, failure_of(FailureClass::kOutOfMemory), 0, 3, false) == Restart::kInPlace);
+    CHECK(record.judge(0, failure_of(FailureClass::kDevice), 0, 4, true) == Restart::kElsewhere);
+    CHECK(record.judge(0, failure_of(FailureClass::kDevice), 0, 5, false) == Restart::kEnd);
+    CHECK(record.judge(0, failure_of(FailureClass::kHostSetup), 0, 6, true) == Restart::kElsewhere);
+    CHECK(record.judge(0, failure_of(FailureClass::kDisk), 0, 7, true) == Restart::kElsewhere);
+    CHECK(record.judge(1, failure_of(FailureClass::kDisk), 0, 8, true) == Restart::kEnd);
+    CHECK(record.judge(1, failure_of(FailureClass::kGuard), 0, 9, true) == Restart::kEnd);
+    CHECK(record.judge(1, failure_of(FailureClass::kAskedToGo), 0, 10, true) == Restart::kLeave);
   }
 
   TEST_CASE("an excluded host is known by name and boot, and a damaged file is refused and kept") {
