@@ -221,8 +221,11 @@ Result<json> kubernetes_objects(const ClusterConfig& cluster, const TrainJob& jo
 
   // Codes after which the same words would end in the same way (docs/operations/exit-codes.md).
   const json hopeless = {{"containerName", "cairn"}, {"operator", "In"}, {"values", {2, 65, 70, 73, 76}}};
+  // One pod's TERM (a drain) has the run save and stop, and all others end with this code: no try of theirs.
+  const json unfinished = {{"containerName", "cairn"}, {"operator", "In"}, {"values", {kUnfinished}}};
   const json disrupted = {{"type", "DisruptionTarget"}, {"status", "True"}};
   const json failure_policy = {{{"action", "FailJob"}, {"onExitCodes", hopeless}},
+                               {{"action", "Ignore"}, {"onExitCodes", unfinished}},
                                {{"action", "Ignore"}, {"onPodConditions", json::array({disrupted})}}};
   const json job_object = {{"apiVersion", "batch/v1"},
                            {"kind", "Job"},

@@ -173,6 +173,7 @@ exit "$code"
     CHECK(
         spec.at("podFailurePolicy").dump() ==
         R"({"rules":[{"action":"FailJob","onExitCodes":{"containerName":"cairn","operator":"In","values":[2,65,70,73,76]}},)"
+        R"({"action":"Ignore","onExitCodes":{"containerName":"cairn","operator":"In","values":[75]}},)"
         R"({"action":"Ignore","onPodConditions":[{"status":"True","type":"DisruptionTarget"}]}]})");
     const json& pod = spec.at("template").at("spec");
     CHECK(pod.at("subdomain") == "gpt-1-3b");
