@@ -68,6 +68,7 @@ void World::strike(const Fault& fault) {
       host.gone = true;
       return;
     case FaultKind::kExclude:
+    case FaultKind::kStore:
       return;
   }
 }

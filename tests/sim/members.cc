@@ -45,6 +45,7 @@ struct Agent {
   int64_t life = 0;
   bool runs = false, held = true;
   double began_s = 0, grants_s = 0;  // since when it leads; how long before a spare takes a place
+  double shown_s = 0, failed_s = 0;  // its own last sign of the lease, and the last that the store did not take
   int64_t led_before = -1;
   std::vector<int64_t> places;       // of its last epoch
   std::map<int64_t, double> lost_s;  // since when it knows a host away
@@ -102,6 +103,11 @@ class Members {
   double claims_s() const { return membership::claims_after_s(kDeadS, kLeaseEveryS, 0); }
   Agent& agent(int64_t index) { return agents_[static_cast<size_t>(index)]; }
   const Record* newest() const { return records_.empty() ? nullptr : &records_.back(); }
+  bool store_answers() const { return now_s_ >= store_away_s_; }
+  bool is_superseded(const Agent& leader) const {
+    const Record* const last = newest();
+    return last != nullptr && last->life != leader.life && last->number > leader.rule->epoch();
+  }
   bool stands_still(const Agent& one) const { return one.frozen_s > now_s_; }
   bool reaches(const Agent& a, const Agent& b) const {
     return a.up && b.up && a.cut_s <= now_s_ && b.cut_s <= now_s_ && !stands_still(a) && !stands_still(b);
@@ -116,6 +122,7 @@ class Members {
 
   // --- a leader
   void tick(Agent& leader);
+  void write(Agent& leader, int64_t life);
   void regather(Agent& leader);
   void feed(Agent& leader, const membership::Event& event);
   void perform(Agent& leader, const membership::Action& action);
@@ -158,6 +165,7 @@ class Members {
   std::vector<Record> records_;
   int64_t sign_ = 0;  // of the lease
   double shown_s_ = -1e9;
+  double store_away_s_ = 0;  // until then
   Outcome out_;
 };
 
@@ -205,6 +213,10 @@ void Members::start(Agent& one) {
   if (one.up || one.gone || one.excluded) return;
   one = Agent{.index = one.index, .process = one.process + 1, .up = true, .frozen_s = 0, .cut_s = one.cut_s};
   say("h{} starts", one.index);
+  if (!store_answers()) {  // it ends, and its launcher starts it again
+    one.up = false;
+    return after(uniform(2, 10), [this, &one] { start(one); });
+  }
   if (one.index != 0) return follow(one);
   choose_role(one, now_s_ + claims_s(), sign_);
 }
@@ -213,6 +225,7 @@ void Members::start(Agent& one) {
 void Members::choose_role(Agent& one, double until_s, int64_t sign) {
   const Record* const last = newest();
   if (last != nullptr && last->leader != 0) {
+    if (!store_answers()) until_s = now_s_ + claims_s();  // of that time nothing is known
     if (sign_ != sign) return follow(one);
     if (now_s_ < until_s) return after(0.1, one, [this, &one, until_s, sign] { choose_role(one, until_s, sign); });
   }
@@ -231,7 +244,8 @@ void Members::lead(Agent& one, membership::Options options, const membership::Ga
   one.life = ++lives_;
   one.runs = false;
   one.held = true;
-  one.began_s = now_s_;
+  one.began_s = one.shown_s = now_s_;
+  one.failed_s = -1e9;
   one.grants_s = how.spare_after_s;
   one.led_before = options.led_before;
   one.places = options.places;
@@ -248,6 +262,7 @@ void Members::lead(Agent& one, membership::Options options, const membership::Ga
   }
   feed(one, how);
   tick(one);
+  write(one, one.life);
 }
 
 void Members::follow(Agent& one) {
@@ -286,8 +301,7 @@ void Members::tick(Agent& leader) {
   after(kLeaseEveryS, leader, [this, &leader] { tick(leader); });
   feed(leader, membership::AtDoor{leader.door});
   if (!leader.rule) return;
-  const Record* const last = newest();
-  if (!leader.runs && last != nullptr && last->life != leader.life && last->number > leader.rule->epoch()) {
+  if (!leader.runs && store_answers() && is_superseded(leader)) {
     feed(leader, membership::Stop{});
     if (!leader.rule) return;
   }
@@ -301,14 +315,35 @@ void Members::tick(Agent& leader) {
   if (!leader.rule) return;
   require(leader.held || now_s_ >= leader.began_s + 2 * claims_s() - 1e-6, "half",
           fmt::format("h{} lets go of the lease before its hosts may have found it", leader.index));
-  if (leader.held) {
+  // Lease::run
+  const double last_s = std::max(leader.shown_s, leader.failed_s);
+  if (leader.held && !store_answers() && now_s_ - last_s < claims_s()) leader.failed_s = now_s_;
+  if (leader.held && store_answers() && (now_s_ - leader.shown_s < claims_s() || !is_superseded(leader))) {
     ++sign_;
-    shown_s_ = now_s_;
+    shown_s_ = leader.shown_s = now_s_;
     require(2 * come(leader) >= std::ssize(leader.rule->places()) || records_.empty() ||
                 records_.back().life != leader.life || now_s_ < leader.began_s + 2 * claims_s() + 1e-6,
             "half", fmt::format("h{} holds the lease without half of its hosts", leader.index));
   }
   check(leader);
+}
+
+/// A line of a step, as LocalCoordinator::owns_run() lets it pass.
+void Members::write(Agent& leader, int64_t life) {
+  if (!leader.rule || leader.life != life) return;
+  after(uniform(0.05, 0.4), leader, [this, &leader, life] { write(leader, life); });
+  if (!leader.runs) return;
+  const membership::Sign sign{.since_shown_s = now_s_ - leader.shown_s,
+                              .since_failed_s = now_s_ - leader.failed_s,
+                              .claims_after_s = claims_s()};
+  if (!membership::leads_surely(sign) && !store_answers()) return;  // it is not known
+  if (!membership::leads_surely(sign) && is_superseded(leader)) {
+    say("h{} finds that another host leads", leader.index);
+    after(uniform(2, 10), [this, &leader] { start(leader); });
+    return stop_process(leader, 0.2);
+  }
+  require(!is_superseded(leader), "writes",
+          fmt::format("h{} writes, and h{} leads", leader.index, newest()->leader));
 }
 
 /// Ranks were stopped.
@@ -337,10 +372,13 @@ void Members::perform(Agent& leader, const membership::Action& action) {
     leader.held = lease->held;
     say("h{} {} the lease", leader.index, lease->held ? "holds" : "lets go of");
   } else if (std::holds_alternative<membership::CheckEpoch>(action)) {
-    const Record* const last = newest();
-    const bool newer = last != nullptr && last->number > leader.rule->epoch() && last->life != leader.life;
-    feed(leader,
-         membership::Leads{newer ? std::optional(Error{ErrorCode::kUnavailable, "led by another"}) : std::nullopt});
+    membership::Leads leads;
+    if (!store_answers()) {
+      leads.error = Error{ErrorCode::kTimeout, "the store does not answer"};
+    } else if (is_superseded(leader)) {
+      leads.error = Error{ErrorCode::kUnavailable, "led by another"};
+    }
+    feed(leader, leads);
   } else if (const auto* const next = std::get_if<membership::Claim>(&action)) {
     claim(leader, *next);
   } else if (const auto* const in = std::get_if<membership::Admit>(&action)) {
@@ -472,8 +510,7 @@ void Members::gave_up(Agent& leader, const Error& error) {
   const Record* const last = newest();
   const bool led = last != nullptr && last->life != leader.life && agent(last->leader).rule != nullptr &&
                    agent(last->leader).life == last->life;
-  const bool superseded = last != nullptr && last->life != leader.life && last->number > leader.rule->epoch();
-  require(!superseded || error.message == "led by another", "leader",
+  require(!is_superseded(leader) || !store_answers() || error.message == "led by another", "leader",
           fmt::format("h{} ends as though it led, though another host does: {}", leader.index, error.message));
   if (const std::optional<int64_t> smaller = leader.rule->smaller()) {
     check_graces(leader);
@@ -526,7 +563,7 @@ void Members::check(const Agent& leader) {
     }
     return;
   }
-  if (leader.rule->waits().empty()) return;
+  if (leader.rule->waits().empty() || now_s_ < store_away_s_ + 2) return;
   int64_t due = 0, spares = 0;
   for (const Agent& other : agents_) {
     if (other.index == leader.index) continue;
@@ -549,6 +586,10 @@ void Members::poll(Agent& member) {
   if (member.rule) return;
   after(kPollS * uniform(0.8, 1.2), member, [this, &member] { poll(member); });
   if (member.link != 0) return;
+  if (!store_answers()) {  // of that time nothing is known
+    member.still_since_s = now_s_;
+    if (now_s_ < member.join_until_s) return;
+  }
   if (std::exchange(member.seen, sign_) != sign_) member.still_since_s = now_s_;
   knock(member);
   if (!member.up || member.link != 0 || member.rule) return;
@@ -581,7 +622,7 @@ void Members::knock(Agent& member) {
 
 void Members::claim_lead(Agent& member) {
   const Record* const last = newest();
-  if (last == nullptr || last->leader == member.index) return;
+  if (last == nullptr || last->leader == member.index || !store_answers()) return;
   const auto at = std::ranges::find(last->places, member.index);
   const membership::Silence silence{.still_s = now_s_ - member.still_since_s,
                                     .claims_after_s = claims_s(),
@@ -661,6 +702,9 @@ void Members::strike(const Fault& fault) {
         return stop_process(host, 0.2);
       }
       return;
+    case FaultKind::kStore:
+      store_away_s_ = std::max(store_away_s_, now_s_ + fault.seconds);
+      return;
     case FaultKind::kRank:
       for (Agent& leader : agents_) {
         if (leader.up && leader.rule && !stands_still(leader)) regather(leader);
@@ -700,12 +744,13 @@ Life random_members_life(uint64_t seed) {
   life.smallest = uniform(0, 1) < 0.5 ? 0 : whole(1, life.hosts - life.spares);
   life.spare_after_s = uniform(0, 1) < 0.3 ? 1 : tenths(uniform(2, 30));
   constexpr FaultKind kKinds[] = {FaultKind::kCut,     FaultKind::kKill, FaultKind::kPower, FaultKind::kFreeze,
-                                  FaultKind::kExclude, FaultKind::kRank, FaultKind::kGone};
+                                  FaultKind::kExclude, FaultKind::kRank, FaultKind::kStore,
+                                  FaultKind::kGone};
   const bool cruel = uniform(0, 1) < 0.5;
   double at_s = uniform(1, 40);
   for (int64_t k = whole(2, 9); k > 0; --k) {
     Fault fault{.at_s = tenths(at_s)};
-    fault.kind = kKinds[whole(0, uniform(0, 1) < 0.3 ? 6 : 5)];
+    fault.kind = kKinds[whole(0, uniform(0, 1) < 0.3 ? 7 : 6)];
     fault.host = whole(0, life.hosts - 1);
     fault.seconds = tenths(uniform(0, 1) < 0.6 ? uniform(0.1, 8) : uniform(5, 60));
     life.faults.push_back(fault);

@@ -1,7 +1,7 @@
 #pragma once
 // Leaders and members over several leaders, epochs and sizes: the rule of membership (runtime/hosts/membership.h)
-// as it is, and models of its drivers (tools/run/fleet.cc, follower.cc), of the store of epochs and its lease, of
-// connections and of agents that die, freeze, are cut off, are excluded or never come back.
+// as it is, and models of its drivers (tools/run/fleet.cc, follower.cc), of the store of epochs, which may stop answering,
+// and its lease, of connections and of agents that die, freeze, are cut off, are excluded or never come back.
 //
 // After each event these hold, or the life ends with the first that is broken:
 //   leader     one leader an epoch; no two leaders run ranks with all their hosts; a host with a place claims the lead
@@ -13,6 +13,7 @@
 //   grace      a host loses its place, or a smaller size is decided on without it, when its leader has known it away
 //              for as long as it grants, not before, and at once then; the size is for the hosts that have joined by
 //              then
+//   writes     a leader that another one has followed writes nothing into the run
 //   waits      every wait has a name and a deadline, and ends at it
 //   progress   once faults have stopped the run trains, or has ended since a host was away as long as it waits
 

@@ -44,6 +44,7 @@ enum class FaultKind : uint8_t {
   kMemory,   // its next write runs out of memory
   kGone,     // the host never comes back; another one has a copy of its slots
   kExclude,  // the leader excludes the host; only in lives of members.h
+  kStore,    // the store of epochs does not answer; the same
 };
 constexpr int64_t kFaultKinds = 12;  // of random_life()
 
