@@ -331,7 +331,7 @@ class RunStarter {
   std::optional<cluster::Epoch> before_;
   std::optional<Lead> lead_;
   std::optional<agent::Failure> lost_leader_;  // whose lead this host has taken
-  std::unique_ptr<Fleet> fleet_;  // with hosts_, once the folder is this run's
+  std::unique_ptr<Fleet> fleet_;               // with hosts_, once the folder is this run's
   bool superseded_ = false;
   bool memory_stays_ = true;
   nlohmann::json failure_;                 // SegmentEnd::failure

@@ -99,11 +99,11 @@ struct Place {
   Connection leader;
 };
 
-/// A member's side: tries while the leader does not answer yet, and begins no other try from `try_until_ns` on. From then
-/// on a connected member waits while the leader lives (`lives`; null: it does), until the deadline; once it has said that
-/// it joins, until the time that `at_door` gives: the leader may wait for its hosts longer than this one has tried.
-/// `directory` is RUN/cluster. Errors: kInvalidInput in the leader's words; kTimeout: no leader, or one with another
-/// token; kUnavailable: this host is barred; kStopped.
+/// A member's side: tries while the leader does not answer yet, and begins no other try from `try_until_ns` on. From
+/// then on a connected member waits while the leader lives (`lives`; null: it does), until the deadline; once it has
+/// said that it joins, until the time that `at_door` gives: the leader may wait for its hosts longer than this one has
+/// tried. `directory` is RUN/cluster. Errors: kInvalidInput in the leader's words; kTimeout: no leader, or one with
+/// another token; kUnavailable: this host is barred; kStopped.
 Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
                    int64_t deadline_ns, const std::function<bool()>& stopped, int64_t try_until_ns = INT64_MAX,
                    const std::function<bool()>& lives = {}, const std::function<int64_t()>& at_door = {});

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kStoreS = 10;               // between two tries of a store that does not answer
 constexpr int64_t kStillNs = 1'000'000'000;  // of waiting for a quarter of a second: the process stood still
-constexpr int64_t kLookNs = 200'000'000;  // a store that many hosts share is not asked more often
+constexpr int64_t kLookNs = 200'000'000;     // a store that many hosts share is not asked more often
 
 /// A failure counts behind a sign or another failure only: a process that stood still does not know what it missed.
 bool is_unbroken(int64_t shown_ns, int64_t failed_ns, double claims_after_s, int64_t now_ns) {

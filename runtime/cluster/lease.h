@@ -3,9 +3,9 @@
 // every so often. Who cannot reach the leader looks whether it still changes, and claims the next epoch
 // (epoch_store.h) only where it does not. Clocks of hosts are never compared.
 //
-// Nothing is decided by it alone: two that lead for a moment are told apart by their epochs. A leader that could not show
-// it for as long as others wait (it stood still, or the store did not answer) asks for a newer epoch before it shows it
-// again.
+// Nothing is decided by it alone: two that lead for a moment are told apart by their epochs. A leader that could not
+// show it for as long as others wait (it stood still, or the store did not answer) asks for a newer epoch before it
+// shows it again.
 
 #include <atomic>
 #include <condition_variable>
@@ -33,8 +33,8 @@ class Lease {
 
   /// False: the sign stays as it is from here on, for others to take the lead.
   void hold(bool held) { held_ = held; }
-  /// From here on: others claim the lead when the sign has stood still for `claims_after_s`, and `leads` says whether one
-  /// has (EpochStore::newest). `leads` lives as long as this.
+  /// From here on: others claim the lead when the sign has stood still for `claims_after_s`, and `leads` says whether
+  /// one has (EpochStore::newest). `leads` lives as long as this.
   void watch(double claims_after_s, std::function<Status()> leads);
   /// When it was shown last, and when the store last failed to take it; 0: never.
   int64_t shown_ns() const { return shown_ns_; }
@@ -50,10 +50,10 @@ class Lease {
   const std::string own_;
   std::atomic<bool> held_ = true;
   std::atomic<int64_t> shown_ns_ = 0, failed_ns_ = 0;
-  std::atomic<int64_t> waits_since_ns_ = 0;            // the thread, for its next turn; 0: it is at work
+  std::atomic<int64_t> waits_since_ns_ = 0;          // the thread, for its next turn; 0: it is at work
   std::atomic<int64_t> still_ns_ = 0, woke_ns_ = 0;  // how long it waited too long last, and until when
-  double claims_after_s_ = 0;      // of watch(); guarded by mutex_
-  std::function<Status()> leads_;  // the same
+  double claims_after_s_ = 0;                        // of watch(); guarded by mutex_
+  std::function<Status()> leads_;                    // the same
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ends_ = false;

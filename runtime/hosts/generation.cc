@@ -353,7 +353,7 @@ void Leader::on(const Tick&, int64_t now_ns, Actions& out) {
     const std::string why =
         loading != nullptr ? fmt::format("it has not said that it has loaded in {:.0f} s", loading->limit_s)
         : fills            ? fmt::format("it has not given what it holds for another host in {:.0f} s", options_.give_s)
-                : fmt::format("it has not said what its memory holds in {:.0f} s", options_.answer_s);
+                           : fmt::format("it has not said what its memory holds in {:.0f} s", options_.answer_s);
     if (wait.host == options_.own) return take_given(wait.host, Error{ErrorCode::kTimeout, why}, now_ns, out);
     out.emplace_back(Say{fmt::format("{} is taken for lost: {}", names_.at(wait.host), why)});
     out.emplace_back(Drop{wait.host, why});

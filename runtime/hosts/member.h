@@ -22,11 +22,10 @@
 //   Leaving    the driver closes the memory, which is not needed or is of another place (Leave, Closed)
 //   Over       the run has ended, this host leads, or it gives up
 //
-// A leader is joined for join_s at first, for wait_s after that. At a leader's door only the leader's own time counts, for
-// it may have begun later than this host: the driver stays there while that leader lives, order_s at most. A connected
-// leader owes a host with open memory its
-// next order; its own waits for other hosts end long before order_s, and so one that is silent for that long is
-// dropped and joined anew.
+// A leader is joined for join_s at first, for wait_s after that. At a leader's door only the leader's own time counts,
+// for it may have begun later than this host: the driver stays there while that leader lives, order_s at most. A
+// connected leader owes a host with open memory its next order; its own waits for other hosts end long before order_s,
+// and so one that is silent for that long is dropped and joined anew.
 
 #include <cstdint>
 #include <optional>
@@ -119,8 +118,8 @@ struct LeaveNow {};
 /// Time has passed.
 struct Tick {};
 
-using Event = std::variant<Joined, JoinFailed, AtDoor, Silent, Claimed, EndFound, LeaderLost, Told, Idled, Refused, Loaded,
-                           Failing, AllLeft, Closed, WantsStop, WantsSave, LeaveNow, Tick>;
+using Event = std::variant<Joined, JoinFailed, AtDoor, Silent, Claimed, EndFound, LeaderLost, Told, Idled, Refused,
+                           Loaded, Failing, AllLeft, Closed, WantsStop, WantsSave, LeaveNow, Tick>;
 
 // --- actions ---------------------------------------------------------------------------------------------------------
 

@@ -272,7 +272,8 @@ void Leader::on(const Leads& event, int64_t now_ns, Actions& out) {
   const std::optional<Error> failed = event.error && !(unknown && judging->failed) ? event.error : judging->failed;
   if (unknown && !judging->failed && now_ns < gathering.until_ns) {
     if (!gathering.unknown)
-      out.push_back(Say{fmt::format("whether this host leads yet is not known, and is asked again: {}", failed->message)});
+      out.push_back(
+          Say{fmt::format("whether this host leads yet is not known, and is asked again: {}", failed->message)});
     gathering.unknown = event.error;
     gathering.ask_again_ns = after(now_ns, kAskAgainS);
     phase_ = std::move(gathering);

@@ -10,7 +10,8 @@
 //     Gather, or Resize without its hosts
 //   Gathering  hosts with a place are away: each may come back, until its grace ends
 //     Tick     all have come, or spares for those whose grace has ended, or enough for a smaller size
-//   Judging    the driver looks whether a newer epoch has begun (CheckEpoch, Leads); as long as the store does not answer
+//   Judging    the driver looks whether a newer epoch has begun (CheckEpoch, Leads); as long as the store does not
+//   answer
 //              it looks again each second, until the gathering's end
 //   Claiming   places are given to spares, and the driver makes the record (Claim, Claimed)
 //     Gathered or GaveUp
@@ -69,8 +70,8 @@ struct Sign {
   double since_failed_s = 0;  // the last that the store did not take
   double claims_after_s = 0;  // as above
 };
-/// Whether no host can have claimed the lead meanwhile; else the leader asks for a newer epoch first. A store that takes no
-/// sign takes no claim either.
+/// Whether no host can have claimed the lead meanwhile; else the leader asks for a newer epoch first. A store that
+/// takes no sign takes no claim either.
 bool leads_surely(const Sign& sign);
 
 /// A wait for a host, which Tick ends.
@@ -111,8 +112,9 @@ struct Exclude {
   int64_t host = 0;
   std::string reason;
 };
-/// The next epoch has this many places, for the hosts that have come. Where one was lost since that size was found, this
-/// gathers as Gather does, and takes the size that is found then at once: hosts fall in groups, as a rack or a switch.
+/// The next epoch has this many places, for the hosts that have come. Where one was lost since that size was found,
+/// this gathers as Gather does, and takes the size that is found then at once: hosts fall in groups, as a rack or a
+/// switch.
 struct Resize {
   int64_t hosts = 0;
   double patience_s = 0;

@@ -342,8 +342,7 @@ void Members::write(Agent& leader, int64_t life) {
     after(uniform(2, 10), [this, &leader] { start(leader); });
     return stop_process(leader, 0.2);
   }
-  require(!is_superseded(leader), "writes",
-          fmt::format("h{} writes, and h{} leads", leader.index, newest()->leader));
+  require(!is_superseded(leader), "writes", fmt::format("h{} writes, and h{} leads", leader.index, newest()->leader));
 }
 
 /// Ranks were stopped.
@@ -744,8 +743,7 @@ Life random_members_life(uint64_t seed) {
   life.smallest = uniform(0, 1) < 0.5 ? 0 : whole(1, life.hosts - life.spares);
   life.spare_after_s = uniform(0, 1) < 0.3 ? 1 : tenths(uniform(2, 30));
   constexpr FaultKind kKinds[] = {FaultKind::kCut,     FaultKind::kKill, FaultKind::kPower, FaultKind::kFreeze,
-                                  FaultKind::kExclude, FaultKind::kRank, FaultKind::kStore,
-                                  FaultKind::kGone};
+                                  FaultKind::kExclude, FaultKind::kRank, FaultKind::kStore, FaultKind::kGone};
   const bool cruel = uniform(0, 1) < 0.5;
   double at_s = uniform(1, 40);
   for (int64_t k = whole(2, 9); k > 0; --k) {

@@ -1,7 +1,8 @@
 #pragma once
 // Leaders and members over several leaders, epochs and sizes: the rule of membership (runtime/hosts/membership.h)
-// as it is, and models of its drivers (tools/run/fleet.cc, follower.cc), of the store of epochs, which may stop answering,
-// and its lease, of connections and of agents that die, freeze, are cut off, are excluded or never come back.
+// as it is, and models of its drivers (tools/run/fleet.cc, follower.cc), of the store of epochs, which may stop
+// answering, and its lease, of connections and of agents that die, freeze, are cut off, are excluded or never come
+// back.
 //
 // After each event these hold, or the life ends with the first that is broken:
 //   leader     one leader an epoch; no two leaders run ranks with all their hosts; a host with a place claims the lead

@@ -43,8 +43,8 @@ inline constexpr double kLoadWaitS = 10;    // for a save that ends by itself
 inline constexpr double kNever = 1e18;
 
 inline constexpr std::array<std::string_view, kFaultKinds + 2> kFaultNames = {
-    "cut", "kill", "power", "leave", "rank", "freeze", "slow", "hang", "full", "broken", "memory", "gone", "exclude",
-    "store"};
+    "cut",  "kill", "power",  "leave",  "rank", "freeze",  "slow",
+    "hang", "full", "broken", "memory", "gone", "exclude", "store"};
 
 inline int64_t ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
 

@@ -138,9 +138,9 @@ struct CoordinatorOptions {
   std::optional<int64_t> from_step;  // where the run goes on, whatever is newer
   ckpt::OpenForeign open_foreign;    // of the recipe's init, when that may be no checkpoint
   RequestOptions requests;
-  Fleet* fleet = nullptr;    // the other hosts, which this one leads; null: there are none
-  HostSegment segment;       // for them
-  bool check_hosts = false;  // before the first ranks start
+  Fleet* fleet = nullptr;                     // the other hosts, which this one leads; null: there are none
+  HostSegment segment;                        // for them
+  bool check_hosts = false;                   // before the first ranks start
   std::optional<agent::Failure> lost_leader;  // this host has taken its lead: recorded once
 };
 

@@ -29,7 +29,7 @@ using nlohmann::json;
 
 constexpr int kLookMs = 50;  // at least so often somebody's stop is seen
 constexpr int64_t kPacesEveryNs = 1'000'000'000;
-constexpr double kTellS = 5;    // then the host says whom it waits for
+constexpr double kTellS = 5;                      // then the host says whom it waits for
 constexpr int64_t kEpochEveryNs = 1'000'000'000;  // between two looks for a newer epoch, at a leader's door
 constexpr double kOneTryS = 1;                    // at one port, before the folder is asked again for the leader's
 
@@ -247,12 +247,12 @@ void Follower::look_for_leader(const std::function<bool()>& stopped) {
       }
       return !led_by_another && lease_moves();
     };
-    Result<cluster::Place> place = cluster::join(leader.address, leader.port, run_ / "cluster", hello_of(options_),
-                                                 deadline_ns, stopped,
-                                                 std::min(deadline_ns, cluster::steady_after(kOneTryS)), lives, [&] {
-                                                   feed(member::AtDoor{});
-                                                   return rule_.joins_until_ns().value();
-                                                 });
+    Result<cluster::Place> place =
+        cluster::join(leader.address, leader.port, run_ / "cluster", hello_of(options_), deadline_ns, stopped,
+                      std::min(deadline_ns, cluster::steady_after(kOneTryS)), lives, [&] {
+                        feed(member::AtDoor{});
+                        return rule_.joins_until_ns().value();
+                      });
     if (place.ok()) return follow(std::move(place).value());
     Error error = std::move(place).error();
     if (error.code == ErrorCode::kTimeout && cluster::steady_ns() < deadline_ns) {

@@ -155,7 +155,7 @@ class Narrator {
   std::optional<PastPoint> began_;         // of the plan's segment, at its first generation
   double began_unix_s_ = 0;
   std::deque<int64_t> outlier_steps_;  // of the latest steps, those with samples in `outliers`
-  std::string last_failure_;  // of the ranks
+  std::string last_failure_;           // of the ranks
   nlohmann::json failure_;
   std::filesystem::path loaded_;  // the checkpoint that this start resumed from
   int64_t failed_at_ns_ = 0;      // of the failure that is being recovered from

@@ -279,11 +279,12 @@ TEST_SUITE("runtime/cluster/join") {
     std::atomic<int64_t> knocked_ns = 0;
     const auto waiting = [&] {
       return std::async(std::launch::async, [&, port = leader.port()] {
-        return join("127.0.0.1", port, leader.directory(), hello_of(1), in(0.2), nullptr, in(0.2), [&] { return lives.load(); },
-                    [&] {
-                      knocked_ns = steady_ns();
-                      return in(60);
-                    });
+        return join(
+            "127.0.0.1", port, leader.directory(), hello_of(1), in(0.2), nullptr, in(0.2), [&] { return lives.load(); },
+            [&] {
+              knocked_ns = steady_ns();
+              return in(60);
+            });
       });
     };
     auto one = waiting();

@@ -183,7 +183,8 @@ TEST_SUITE("runtime/hosts/generation") {
     CHECK(find<Give>()->slot == kStep4);
   }
 
-  TEST_CASE_FIXTURE(Fixture, "a copy that is not given by its deadline cannot be had, and its holder is taken for lost") {
+  TEST_CASE_FIXTURE(Fixture,
+                    "a copy that is not given by its deadline cannot be had, and its holder is taken for lost") {
     gather();
     SUBCASE("another host holds it") {
       answer(0, {kStep5}, held(0, {}));
