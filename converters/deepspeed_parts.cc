@@ -63,7 +63,7 @@ Result<Parameter> parameter(const TorchValues& file, Id name, Id size) {
 }
 
 Result<int64_t> add_file(Opening& o, const TorchValues& file) {
-  o.out.archives.push_back(file.archive().path());
+  o.out.archives.push_back({file.archive().path()});
   return o.out.files->add(file.archive().path());
 }
 

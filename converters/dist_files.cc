@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "converters/flat_tensors.h"
 #include "converters/foreign_file.h"
 #include "converters/safetensors.h"
 #include "converters/sharded_files.h"
@@ -35,39 +36,6 @@ std::string renamed(std::string name, std::span<const Rename> renames) {
     if (const size_t at = name.find(from); at != name.npos) name.replace(at, from.size(), to);
   }
   return name;
-}
-
-/// Elements of a row-major tensor of this shape, from one index of each dim to the next.
-Shape strides_of(const Shape& shape) {
-  Shape out(shape.size(), 1);
-  for (size_t d = shape.size(); d-- > 1;) out[d - 1] = out[d] * shape[d];
-  return out;
-}
-
-struct Run {
-  int64_t from = 0, count = 0;  // elements of the chunk
-};
-
-/// What of the chunk follows element `at` of its tensor without a gap; nothing when the chunk does not hold it.
-Run run_of(const DistChunk& chunk, const Shape& shape, int64_t at) {
-  const Shape strides = strides_of(shape), own = strides_of(chunk.sizes);
-  Run out{.from = 0, .count = 1};
-  bool whole = true;  // the dims behind this one are the tensor's, and the run begins where they do
-  int64_t run = 1;
-  Shape index(shape.size());
-  for (size_t d = 0; d < shape.size(); ++d) {
-    index[d] = at / strides[d] % shape[d];
-    const int64_t inside = index[d] - chunk.offsets[d];
-    if (inside < 0 || inside >= chunk.sizes[d]) return {};
-    out.from += inside * own[d];
-  }
-  for (size_t d = shape.size(); d-- > 0 && whole;) {
-    const int64_t inside = index[d] - chunk.offsets[d];
-    out.count = (chunk.sizes[d] - inside) * run - (at % run);
-    whole = chunk.sizes[d] == shape[d];
-    run *= shape[d];
-  }
-  return out;
 }
 
 }  // namespace
@@ -158,11 +126,12 @@ Status DistFiles::read(const SafeTensor& tensor, int64_t offset, int64_t bytes, 
   const int64_t end = views_[index].first + (offset + bytes) / elem;
   size_t k = 0;
   for (int64_t at = views_[index].first + offset / elem; at < end;) {
-    Run run;
+    BoxRun run;
     for (size_t tried = 0; run.count == 0; ++tried, k += run.count == 0 ? 1 : 0) {  // most runs go on in the next chunk
       RT_CHECK(tried < stored.chunks.size(), "{}: no chunk holds element {}", tensor.name, at);
       k %= stored.chunks.size();
-      run = run_of(stored.tensor.chunks[k], stored.tensor.shape, at);
+      const DistChunk& chunk = stored.tensor.chunks[k];
+      run = run_in_box(chunk.offsets, chunk.sizes, stored.tensor.shape, at);
     }
     const int64_t count = std::min(run.count, end - at);
     const TorchBinFile& file = *stored.chunks[k];

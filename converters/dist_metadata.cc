@@ -136,30 +136,39 @@ class Reader {
  public:
   explicit Reader(const PickleTree& tree) : tree_(tree) {}
 
-  Result<std::vector<DistTensor>> run() {
+  /// `all`: the rest of the state too.
+  Result<DistIndex> run(bool all) {
     RT_TRY_SET(const Dict* metadata, tree_.fields(tree_.root(), "Metadata", "the result"));
     RT_TRY_SET(const Id tensors_id, tree_.field(*metadata, "state_dict_metadata", "Metadata"));
     RT_TRY_SET(const Dict* tensors, tree_.dict(tensors_id, "state_dict_metadata"));
     RT_TRY_SET(const Id storage, tree_.field(*metadata, "storage_data", "Metadata"));
     RT_TRY(read_places(storage));
     RT_TRY(read_paths(tree_.find(*metadata, "planner_data")));
-    std::vector<DistTensor> out;
+    DistIndex out;
     std::set<std::string> names;
     for (const auto& [key, value] : *tensors) {
       RT_TRY_SET(const std::string_view key_text, tree_.string(key, "a tensor's name"));
       const std::string saved(key_text);
-      const std::optional<std::string> name = name_of(saved);
+      const std::optional<std::string> inner = name_of(saved);
       RT_TRY_SET(const Object* kept, tree_.object(value, "a tensor's metadata"));
-      if (!name || kept->of.name == "BytesStorageMetadata") continue;  // another part of the state, or no tensor
-      if (name->size() > 1024 || printable(*name) != *name) {
-        return corrupt(fmt::format("\"{}\" cannot be a tensor's name", printable(*name)));
+      const bool is_value = kept->of.name == "BytesStorageMetadata";
+      if (!all && (!inner || is_value)) continue;  // another part of the state, or no tensor
+      const std::string& name = inner && !is_value ? *inner : saved;
+      if (name.size() > 1024 || printable(name) != name) {
+        return corrupt(fmt::format("\"{}\" cannot be a tensor's name", printable(name)));
       }
-      if (!names.insert(*name).second) return corrupt(fmt::format("\"{}\" is there twice", *name));
-      DistTensor tensor{.name = *name, .dtype = {}, .shape = {}, .chunks = {}};
-      RT_TRY(read_tensor(saved, value, &tensor).with(*name));
-      out.push_back(std::move(tensor));
+      if (is_value) {
+        const auto place = places_.find({saved, Shape()});
+        if (place == places_.end()) return corrupt(fmt::format("no file is said to hold {}", name));
+        out.values.push_back({name, place->second.file, place->second.begin, place->second.bytes});
+        continue;
+      }
+      if (inner && !names.insert(name).second) return corrupt(fmt::format("\"{}\" is there twice", name));
+      DistTensor tensor{.name = name, .dtype = {}, .shape = {}, .chunks = {}};
+      RT_TRY(read_tensor(saved, value, &tensor).with(name));
+      (inner ? out.model : out.others).push_back(std::move(tensor));
     }
-    if (out.empty()) return corrupt("it holds no tensors");
+    if (out.model.empty()) return corrupt("it holds no tensors");
     return out;
   }
 
@@ -204,8 +213,10 @@ class Reader {
       RT_TRY_SET(const Id fqn, tree_.field(*index, "fqn", "an index of storage_data"));
       RT_TRY_SET(const std::string_view name, tree_.string(fqn, "the name of an index"));
       const Id offset = tree_.find(*index, "offset");
-      if (offset == kNothing || tree_.kind(offset) == Kind::kNone) continue;  // no tensor
-      RT_TRY_SET(Shape offsets, tree_.shape(offset, "the offset of an index"));
+      Shape offsets;  // empty: no tensor, or one of a single number
+      if (offset != kNothing && tree_.kind(offset) != Kind::kNone) {
+        RT_TRY_SET(offsets, tree_.shape(offset, "the offset of an index"));
+      }
       RT_TRY_SET(const Dict* info, tree_.fields(value, "_StorageInfo", "a value of storage_data"));
       Place place;
       RT_TRY_SET(const Id path, tree_.field(*info, "relative_path", "a _StorageInfo"));
@@ -269,9 +280,15 @@ class Reader {
 
 }  // namespace
 
+Result<DistIndex> read_dist_index(std::string_view pickle) {
+  RT_TRY_SET(const PickleTree tree, PickleTree::read(pickle, kPolicy));
+  return Reader(tree).run(true);
+}
+
 Result<std::vector<DistTensor>> read_dist_metadata(std::string_view pickle) {
   RT_TRY_SET(const PickleTree tree, PickleTree::read(pickle, kPolicy));
-  return Reader(tree).run();
+  RT_TRY_SET(DistIndex index, Reader(tree).run(false));
+  return std::move(index.model);
 }
 
 }  // namespace cairn::convert

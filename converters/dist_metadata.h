@@ -28,6 +28,22 @@ struct DistTensor {
   std::vector<DistChunk> chunks;  // each element is in one of them
 };
 
+/// A value that is no tensor: an archive of its own too.
+struct DistValue {
+  std::string name;  // as it was saved
+  std::string file;
+  int64_t begin = 0, bytes = 0;
+};
+
+struct DistIndex {
+  std::vector<DistTensor> model;   // as read_dist_metadata() has them
+  std::vector<DistTensor> others;  // of the rest of the state, under the names that they were saved by
+  std::vector<DistValue> values;
+};
+
+/// All that a checkpoint has. Errors: those of read_dist_metadata().
+Result<DistIndex> read_dist_index(std::string_view pickle);
+
 /// The tensors, by name. Where the saved state was a dict of dicts with the key model, module or state_dict, at its top
 /// or under `app`, it is the tensors under it alone, without that key. Errors: kUnsupported naming an operation, a
 /// class or a dtype that is not known here, kCorrupt for what no such file has (chunks that overlap, leave their tensor

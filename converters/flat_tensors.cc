@@ -80,6 +80,24 @@ std::vector<std::filesystem::path> FilePool::paths() const {
   return out;
 }
 
+BoxRun run_in_box(const Shape& offsets, const Shape& sizes, const Shape& shape, int64_t at) {
+  BoxRun out{.from = 0, .count = 1};
+  int64_t own = 1, run = 1;
+  bool whole = true;  // the dims behind this one are the tensor's, and the run begins where they do
+  const int64_t first = at;
+  for (size_t d = shape.size(); d-- > 0;) {
+    const int64_t inside = at % shape[d] - offsets[d];
+    at /= shape[d];
+    if (inside < 0 || inside >= sizes[d]) return {};
+    out.from += inside * own;
+    if (whole) out.count = (sizes[d] - inside) * run - first % run;
+    whole = whole && sizes[d] == shape[d];
+    own *= sizes[d];
+    run *= shape[d];
+  }
+  return out;
+}
+
 int64_t FlatBuffer::left() const {
   int64_t out = -at_;
   for (size_t k = part_; k < parts_.size(); ++k) out += parts_[k].count;
@@ -116,6 +134,19 @@ void FlatTensors::add(std::string name, std::string dtype, Shape shape, std::vec
   placed_.push_back(std::move(placed));
 }
 
+void FlatTensors::add_boxes(std::string name, std::string dtype, Shape shape, std::vector<FileBox> boxes,
+                            int64_t paired) {
+  int64_t elems = 0;
+  for (const FileBox& box : boxes) elems += count_elems(box.sizes);
+  RT_CHECK(elems == count_elems(shape), "{}: boxes of {} elements for {}", name, elems, to_string(shape));
+  RT_CHECK(paired == 0 || (!shape.empty() && paired % 2 == 0 && shape[0] % paired == 0), "{}: heads of {}", name,
+           paired);
+  Placed placed{.elem_bytes = safetensors_dtype_bits(dtype) / 8, .boxes = std::move(boxes), .paired = paired};
+  by_name_.emplace(name, tensors_.size());
+  tensors_.push_back({std::move(name), std::move(dtype), std::move(shape), 0, elems * placed.elem_bytes});
+  placed_.push_back(std::move(placed));
+}
+
 const SafeTensor* FlatTensors::find(std::string_view name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
@@ -135,6 +166,7 @@ Status FlatTensors::read(const SafeTensor& tensor, int64_t offset, int64_t bytes
   RT_CHECK(offset >= 0 && bytes >= 0 && offset + bytes <= tensor.end && offset % elem == 0 && bytes % elem == 0,
            "{} [{}, +{})", tensor.name, offset, bytes);
   int64_t at = offset / elem, left = bytes / elem;
+  if (!placed.boxes.empty()) return read_boxes(tensor, placed, at, left, out);
   auto run = static_cast<size_t>(std::ranges::upper_bound(placed.begins, at) - placed.begins.begin()) - 1;
   for (; left > 0; ++run) {
     const FlatRun& from = placed.runs[run];
@@ -147,6 +179,36 @@ Status FlatTensors::read(const SafeTensor& tensor, int64_t offset, int64_t bytes
       const Status done = files_->read(from.file, from.offset + inside * elem, {out, size});
       if (!done.ok()) return Status(done).with(fmt::format("tensor {}", tensor.name));
     }
+    out += size;
+    at += count;
+    left -= count;
+  }
+  return {};
+}
+
+Status FlatTensors::read_boxes(const SafeTensor& tensor, const Placed& placed, int64_t at, int64_t left,
+                               std::byte* out) const {
+  const int64_t columns = placed.paired == 0 ? 0 : count_elems(tensor.shape) / tensor.shape[0];
+  size_t k = 0;
+  while (left > 0) {
+    int64_t stored = at, most = left;
+    if (placed.paired > 0) {  // channel c of a head's first half is its row 2 c, of the second 2 c + 1
+      const int64_t row = at / columns, channel = row % placed.paired, half = placed.paired / 2;
+      const int64_t from = row - channel + channel % half * 2 + channel / half;
+      stored = from * columns + at % columns;
+      most = std::min(left, columns - at % columns);
+    }
+    BoxRun run;
+    for (size_t tried = 0; run.count == 0; ++tried, k += run.count == 0 ? 1 : 0) {  // most runs continue in the next
+      RT_CHECK(tried < placed.boxes.size(), "{}: no box holds element {}", tensor.name, stored);
+      k %= placed.boxes.size();
+      run = run_in_box(placed.boxes[k].offsets, placed.boxes[k].sizes, tensor.shape, stored);
+    }
+    const int64_t count = std::min(run.count, most);
+    const auto size = static_cast<size_t>(count * placed.elem_bytes);
+    const Status done =
+        files_->read(placed.boxes[k].file, placed.boxes[k].offset + run.from * placed.elem_bytes, {out, size});
+    if (!done.ok()) return Status(done).with(fmt::format("tensor {}", tensor.name));
     out += size;
     at += count;
     left -= count;

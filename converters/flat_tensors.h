@@ -1,7 +1,7 @@
 #pragma once
-// Whole tensors that lie in pieces in many files, as the flat buffers that ranks of a trainer save: each is a list of
-// runs, and any elements of it are read in one pass over those that hold them. Files are opened when they are read, and
-// at most kMostOpen at a time.
+// Whole tensors that lie in pieces in many files: runs of the flat buffers that ranks of a trainer save, or boxes. Any
+// elements are read in one pass over the pieces that hold them. Files are opened when they are read, and at most
+// kMostOpen at a time.
 
 #include <cstdint>
 #include <filesystem>
@@ -54,6 +54,20 @@ struct FlatRun {
   bool operator==(const FlatRun&) const = default;
 };
 
+/// A box of a tensor, dense and row-major in a file.
+struct FileBox {
+  Shape offsets, sizes;
+  int64_t file = -1;
+  int64_t offset = 0;  // bytes
+};
+
+/// Elements of a box, one behind the other there and in its tensor.
+struct BoxRun {
+  int64_t from = 0, count = 0;
+};
+/// The elements of a box that follow element `at` of its tensor without a gap; a count of 0: the box does not hold it.
+BoxRun run_in_box(const Shape& offsets, const Shape& sizes, const Shape& shape, int64_t at);
+
 /// One buffer made of the parts of all ranks, in order, of which parameters are taken from the front.
 class FlatBuffer {
  public:
@@ -77,6 +91,9 @@ class FlatTensors final : public WeightsFile {
 
   /// `runs` hold as many elements as the shape has; dtype as safetensors names it.
   void add(std::string name, std::string dtype, Shape shape, std::vector<FlatRun> runs);
+  /// `boxes` fill the shape and do not overlap. With `paired`, rows of heads of so many channels are stored with the
+  /// rotary pairs as neighbours, and are read with them in halves of the head.
+  void add_boxes(std::string name, std::string dtype, Shape shape, std::vector<FileBox> boxes, int64_t paired = 0);
   /// The tensor of that name; null: none.
   const SafeTensor* find(std::string_view name) const;
 
@@ -92,7 +109,10 @@ class FlatTensors final : public WeightsFile {
     std::vector<FlatRun> runs;
     std::vector<int64_t> begins;  // elements before each run
     int64_t elem_bytes = 0;
+    std::vector<FileBox> boxes;  // in place of runs
+    int64_t paired = 0;
   };
+  Status read_boxes(const SafeTensor& tensor, const Placed& placed, int64_t at, int64_t left, std::byte* out) const;
   size_t index_of(const SafeTensor& tensor) const;
 
   std::filesystem::path path_;

@@ -82,8 +82,8 @@ const std::vector<Kind>& kinds() {
       {{".metadata", "*.distcp", "__*.metadata"},
        {},
        "is a checkpoint of torch.distributed.checkpoint, as torchtitan and FSDP write ({found})",
-       "copy the model's config.json into it where its tensors have the names of a Hugging Face model; torchtitan: "
-       "scripts/checkpoint_conversion/convert_to_hf.py"},
+       "`cairn import {dir} CHECKPOINTS --config HF_DIR` takes it, with the optimizer's state; or copy the model's "
+       "config.json into it where its tensors have the names of a Hugging Face model"},
       {{"*.gguf", "*.ggml"},
        {},
        "holds GGUF, the weights of llama.cpp ({found})",

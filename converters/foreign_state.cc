@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "converters/elements.h"
+#include "converters/foreign_file.h"
 #include "converters/safetensors.h"
 #include "converters/torch_archive.h"
 
@@ -40,8 +41,16 @@ void compare(const std::byte* a, const std::byte* b, int64_t count, int fraction
 }  // namespace
 
 Status verify_archives(const ForeignState& state) {
-  for (const std::filesystem::path& path : state.archives) {
-    RT_TRY_SET(const TorchArchive archive, TorchArchive::open(path));
+  std::filesystem::path last;
+  std::shared_ptr<const Fd> fd;  // of it
+  for (const auto& [path, begin, bytes] : state.archives) {
+    if (bytes >= 0 && last != path) {
+      RT_TRY_SET(ForeignFile file, open_foreign(path));
+      fd = std::make_shared<const Fd>(std::move(file.fd));
+      last = path;
+    }
+    RT_TRY_SET(const TorchArchive archive,
+               bytes < 0 ? TorchArchive::open(path) : TorchArchive::open_part(fd, path, begin, bytes));
     const Status whole = archive.verify();
     if (whole.ok() || whole.error().code != ErrorCode::kCorrupt) {
       RT_TRY(whole);

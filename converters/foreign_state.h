@@ -18,14 +18,20 @@
 
 namespace cairn::convert {
 
+/// An archive of torch.save: a file, or a stretch of one.
+struct ArchivePlace {
+  std::filesystem::path path;
+  int64_t begin = 0, bytes = -1;  // -1: the whole file
+};
+
 struct ForeignState {
   TrainingState about;
   std::shared_ptr<FilePool> files;
   std::unique_ptr<FlatTensors> weights;              // float masters; with weights_only what the model computes with
   std::unique_ptr<FlatTensors> exp_avg, exp_avg_sq;  // null: only weights
   std::unique_ptr<FlatTensors> model_copy;           // 16-bit weights to compare the masters with; null: none is saved
-  std::vector<std::filesystem::path> archives;       // that have checksums
-  int64_t step = 0, samples = 0;
+  std::vector<ArchivePlace> archives;                // that have checksums
+  int64_t step = 0, samples = 0, tokens = 0;
   int64_t adam_step = 0;  // the optimizer's own count, for its bias correction
   optim::LossScale loss_scale;
   OptimizerConfig optimizer;  // as it was set at the save; peak_lr: the rate of the next step

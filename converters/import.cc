@@ -18,6 +18,7 @@
 #include "ckpt/position.h"
 #include "ckpt/retention/retention.h"
 #include "converters/deepspeed.h"
+#include "converters/dist_state.h"
 #include "converters/foreign_file.h"
 #include "converters/hf_folder.h"
 #include "converters/source_stream.h"
@@ -173,7 +174,8 @@ Status check_target(const fs::path& source, const fs::path& checkpoints_dir, int
 
 /// The position of a state: everything but the order of the data.
 trainer::TrainPosition position_of(const ForeignState& state, uint64_t seed) {
-  trainer::TrainPosition out{.step = state.step, .samples = state.samples, .lr = state.optimizer.peak_lr};
+  trainer::TrainPosition out{
+      .step = state.step, .samples = state.samples, .tokens = state.tokens, .lr = state.optimizer.peak_lr};
   out.loss = std::numeric_limits<double>::quiet_NaN();
   out.loss_scale = state.loss_scale;
   out.past.moments_from = state.step - state.loss_scale.skipped - state.adam_step;
@@ -318,14 +320,25 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
                      options, encode);
 }
 
-bool is_imported_state(const TrainingState& state) {
-  // Files of model ranks without an optimizer are weights (sharded_files.h).
-  return state.program == "DeepSpeed" && (state.layout != "ZeRO-0" || !state.optimizer.empty());
+bool is_imported_state(const TrainingState& state, bool weights_only) {
+  // Files of model ranks without an optimizer are weights (sharded_files.h), and so are boxes (dist_files.h).
+  if (state.program == "DeepSpeed") return state.layout != "ZeRO-0" || !state.optimizer.empty();
+  return state.program == "torch.distributed.checkpoint" && state.problems.empty() &&
+         (weights_only || (!state.optimizer.empty() && !state.layout.ends_with(kOtherForm)));
 }
+
+namespace {
+
+Result<ForeignState> open_foreign_state(const TrainingState& state, const fs::path& config, bool weights_only) {
+  if (state.program == "DeepSpeed") return open_deepspeed(state, weights_only);
+  RT_TRY_SET(const std::string text, read_text_file(config / kConfigFile, kMaxKeptFileBytes));
+  return open_dist_state(state, weights_only, json_or_nothing(text));
+}
+
+}  // namespace
 
 Result<OpenedState> open_state(const TrainingState& state, const fs::path& config, const ImportOptions& options) {
   OpenedState out;
-  RT_TRY_SET(out.state, open_deepspeed(state, options.weights_only));
   if (!is_plain_file(config / kConfigFile)) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("{}: has no config.json: {} saves none, and without it the tensors have no meaning\n"
@@ -333,6 +346,7 @@ Result<OpenedState> open_state(const TrainingState& state, const fs::path& confi
                              "  give the Hugging Face folder that training began with: --config DIR",
                              config.string(), state.program)};
   }
+  RT_TRY_SET(out.state, open_foreign_state(state, config, options.weights_only));
   std::future<Status> verified = std::async(std::launch::async, [&] { return verify_archives(out.state); });
   const Status rounds = check_masters(out.state);
   RT_TRY(verified.get());  // a damaged file explains masters that differ
@@ -367,6 +381,7 @@ Result<ImportReport> import_state(ckpt::IoBackend& io, const TrainingState& stat
   RT_TRY_SET(ImportReport report, import_from(io, from, checkpoints_dir, options, encode));
   report.from = fmt::format("{}{}{}, {}", state.program, state.version.empty() ? "" : " ", state.version, state.layout);
   report.samples = opened.state.samples;
+  report.tokens = opened.state.tokens;
   report.adam_step = opened.state.adam_step;
   report.lost = state.lost;
   report.warnings.insert(report.warnings.end(), opened.state.notes.begin(), opened.state.notes.end());

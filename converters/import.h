@@ -54,7 +54,7 @@ struct ImportReport {
   double seconds = 0;
   std::vector<std::string> warnings;
   // A training state only:
-  int64_t step = 0, samples = 0, adam_step = 0;
+  int64_t step = 0, samples = 0, tokens = 0, adam_step = 0;
   bool moments = false;
   std::string from;               // "DeepSpeed 0.19.8, ZeRO-2"
   std::vector<std::string> lost;  // what did not come along, for people
@@ -66,14 +66,15 @@ Recipe recipe_for_import(const ModelConfig& model, const MeshConfig& mesh, const
                          const std::filesystem::path& hf_dir);
 
 /// Whether import_state() takes what is in `state`, else import_hf().
-bool is_imported_state(const TrainingState& state);
+bool is_imported_state(const TrainingState& state, bool weights_only);
 
 /// A state of look_at_training_state(), opened with its model: everything that can be known before a byte is written.
 struct OpenedState {
   ForeignState state;                                      // its tensors are in the folders below
   std::unique_ptr<HfFolder> weights, exp_avg, exp_avg_sq;  // the last two null: only weights
 };
-/// Compares masters with the model's copy too. Errors: those of open_deepspeed(), check_masters() and HfFolder::open.
+/// Compares masters with the model's copy too. Errors: those of open_deepspeed(), open_dist_state(), check_masters()
+/// and HfFolder::open.
 Result<OpenedState> open_state(const TrainingState& state, const std::filesystem::path& config,
                                const ImportOptions& options);
 

@@ -39,6 +39,8 @@ class TorchArchive {
   /// The entry data/KEY; null without one.
   const ZipEntry* storage(std::string_view key) const;
   const std::string& top() const { return top_; }
+  /// Where the archive begins in its file; entries and read_at() count from there.
+  int64_t begin() const { return begin_; }
   int64_t bytes() const { return bytes_; }
   /// Bytes of the archive. Threads: any. Errors: kIo, kCorrupt for a file that ends before.
   Status read_at(int64_t offset, std::span<char> out) const;

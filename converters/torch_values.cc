@@ -45,8 +45,21 @@ bool is_dense(const Shape& shape, const Shape& strides) {
 }  // namespace
 
 Result<std::unique_ptr<TorchValues>> TorchValues::read(const std::filesystem::path& path) {
+  RT_TRY_SET(TorchArchive archive, TorchArchive::open(path));
+  return of(std::move(archive));
+}
+
+Result<std::unique_ptr<TorchValues>> TorchValues::read_part(std::shared_ptr<const Fd> fd,
+                                                            const std::filesystem::path& path, int64_t begin,
+                                                            int64_t bytes) {
+  RT_TRY_SET(TorchArchive archive, TorchArchive::open_part(std::move(fd), path, begin, bytes));
+  return of(std::move(archive));
+}
+
+Result<std::unique_ptr<TorchValues>> TorchValues::of(TorchArchive archive) {
   std::unique_ptr<TorchValues> out(new TorchValues());
-  RT_TRY_SET(out->archive_, TorchArchive::open(path));
+  out->archive_ = std::move(archive);
+  const std::filesystem::path& path = out->archive_.path();
   Result<std::string> pickle = out->archive_.pickle();
   if (!pickle.ok()) return std::move(pickle).error().with(path.string());
   out->pickle_ = std::move(pickle).value();

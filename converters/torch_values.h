@@ -1,6 +1,6 @@
 #pragma once
-// Values that torch.save wrote beside plain weights: the pickle of an archive as a tree of values (pickle_tree.h), and the
-// tensors among them as stretches of the file. Any class is kept as a name with its state: what a trainer's client
+// Values that torch.save wrote beside plain weights: the pickle of an archive as a tree of values (pickle_tree.h), and
+// the tensors among them as stretches of the file. Any class is kept as a name with its state: what a trainer's client
 // saved may hold anything, and nothing of it is run.
 // Source: pytorch torch/_utils.py, torch/_tensor.py.
 
@@ -26,7 +26,7 @@ struct TorchTensor {
   std::string dtype;  // as safetensors names it
   Shape shape;
   int64_t elems = 0;
-  int64_t offset = 0;  // of its first byte in the file
+  int64_t offset = 0;  // of its first byte in the archive
 };
 
 class TorchValues {
@@ -38,6 +38,9 @@ class TorchValues {
 
   /// Errors, with the path: those of TorchArchive::open and PickleTree::read.
   static Result<std::unique_ptr<TorchValues>> read(const std::filesystem::path& path);
+  /// The same for an archive in bytes [begin, begin + bytes) of an open file.
+  static Result<std::unique_ptr<TorchValues>> read_part(std::shared_ptr<const Fd> fd, const std::filesystem::path& path,
+                                                        int64_t begin, int64_t bytes);
 
   const TorchArchive& archive() const { return archive_; }
   const PickleTree& tree() const { return *tree_; }
@@ -75,6 +78,7 @@ class TorchValues {
 
  private:
   TorchValues() = default;
+  static Result<std::unique_ptr<TorchValues>> of(TorchArchive archive);
   const std::vector<Id>* tensor_arguments(Id id) const;
   nlohmann::json json(Id id, int depth, int64_t* values, int64_t* left_out) const;
 

@@ -11,6 +11,8 @@
 #include <string_view>
 
 #include "converters/deepspeed.h"
+#include "converters/dist_state.h"
+#include "converters/elements.h"
 #include "converters/foreign_file.h"
 #include "converters/pickle_tree.h"
 #include "converters/sharded_files.h"
@@ -293,7 +295,7 @@ void count_metadata(const PickleTree& tree, TrainingState* state) {
       of_optimizer = true;
       if (!std::ranges::count(state->optimizer, kind)) state->optimizer.emplace_back(kind);
     }
-    if (of_optimizer) continue;
+    if (of_optimizer || name.find("train_state.") != name.npos) continue;
     const Result<const Dict*> fields = tree.fields(value, "TensorStorageMetadata", "");
     const Id size = fields.ok() ? tree.find(*fields.value(), "size") : kNothing;
     const Result<Shape> shape = size == kNothing ? Result<Shape>(Shape{}) : tree.shape(size, "");
@@ -388,6 +390,26 @@ std::optional<TrainingState> look_at_megatron(const fs::path& dir, const std::ve
   return out;
 }
 
+/// Where training stood, of a state whose optimizer an import takes.
+void look_at_numbers(TrainingState* state) {
+  const Result<std::string> pickle = read_text_file(state->folder / ".metadata", kMaxMetadataBytes);
+  const Result<DistIndex> index = pickle.ok() ? read_dist_index(pickle.value()) : Result<DistIndex>(pickle.error());
+  if (!index.ok() || state->optimizer.empty()) return;  // an import says what is wrong
+  bool named = false, numbered = false;
+  for (const std::vector<DistTensor>* tensors : {&index.value().model, &index.value().others}) {
+    for (const DistTensor& tensor : *tensors) {
+      const std::optional<DistStateKey> key = dist_state_key(tensor.name);
+      (key && key->is_numbered() ? numbered : named) |= key.has_value();
+      if (state->dtype.empty() && !key && is_float_dtype(tensor.dtype)) state->dtype = tensor.dtype;
+    }
+  }
+  if (numbered) state->layout += ", an optimizer's state without names";
+  if (!numbered && !named) state->layout += kOtherForm;
+  const DistPosition at = dist_position(state->folder, index.value());
+  state->adam_step = at.adam_step;
+  state->step = at.step >= 0 ? at.step : static_cast<int64_t>(at.adam_step);
+}
+
 /// Layouts of torch.distributed.checkpoint that a name gives away. The first row that fits counts.
 struct TorchLayout {
   std::string_view name, layout, problem;  // no problem: `.metadata` is read
@@ -410,6 +432,7 @@ std::optional<TrainingState> look_at_torch(const fs::path& dir, const std::vecto
     TrainingState out{.program = "torch.distributed.checkpoint", .layout = std::string(row.layout), .folder = dir};
     if (row.problem.empty()) {
       look_at_metadata(dir / ".metadata", &out);
+      look_at_numbers(&out);
     } else {
       out.problems.emplace_back(row.problem);
     }
@@ -418,19 +441,23 @@ std::optional<TrainingState> look_at_torch(const fs::path& dir, const std::vecto
   return std::nullopt;
 }
 
-/// Whether the optimizer's state comes along (deepspeed.h refuses the rest by name).
+/// Whether the optimizer's state comes along (deepspeed.h and dist_state.h refuse the rest by name).
 bool takes_optimizer(const TrainingState& state) {
-  const bool universal = state.layout.find("universal") != std::string::npos;
-  return state.program == "DeepSpeed" && state.layout.find(", ") == std::string::npos &&
-         (universal || state.model_ranks <= 1) && state.optimizer == std::vector<std::string>{"exp_avg", "exp_avg_sq"};
+  const bool whole = state.layout.find("universal") != std::string::npos || state.model_ranks <= 1;
+  const bool known = state.program == "DeepSpeed" ? whole : state.program == "torch.distributed.checkpoint";
+  return known && state.layout.find(", ") == std::string::npos &&
+         std::set(state.optimizer.begin(), state.optimizer.end()) == std::set<std::string>{"exp_avg", "exp_avg_sq"};
 }
 
 void say_what_is_kept(TrainingState* state) {
   if (takes_optimizer(*state)) {
-    state->kept.emplace_back("the weights, from the float masters (the model's config.json: --config DIR)");
+    const bool deepspeed = state->program == "DeepSpeed";
+    state->kept.push_back(fmt::format("the weights{} (the model's config.json: --config DIR)",
+                                      deepspeed ? ", from the float masters" : ""));
     state->kept.push_back(
         fmt::format("the optimizer's state ({}) and its own count of updates", fmt::join(state->optimizer, ", ")));
-    state->kept.emplace_back("the step, the samples that were taken, the loss scale");
+    state->kept.emplace_back(deepspeed ? "the step, the samples that were taken, the loss scale"
+                                       : "the step, the tokens that were seen where it says them");
   } else {
     if (state->program != "DeepSpeed")
       state->kept.emplace_back("the weights, where the model's config.json is beside them");
@@ -442,12 +469,12 @@ void say_what_is_kept(TrainingState* state) {
   for (const std::string_view line : kAlwaysLost) state->lost.emplace_back(line);
 }
 
-/// The folder global_stepN, or global_stepN_universal, of the highest N; empty: none.
-std::string newest_step(const std::vector<std::string>& names) {
+/// The folder FRONTN, or FRONTN_universal, of the highest N; empty: none.
+std::string newest_step(const std::vector<std::string>& names, std::string_view front) {
   std::string out;
   int64_t newest = -1;
   for (const std::string& name : names) {
-    const int64_t step = name.starts_with("global_step") ? number_after(name, "global_step") : -1;
+    const int64_t step = name.starts_with(front) ? number_after(name, front) : -1;
     if (step < 0 || step < newest) continue;
     newest = step;
     out = name;
@@ -475,13 +502,18 @@ Result<std::optional<TrainingState>> look_at_training_state(const fs::path& dir)
   }
   std::vector<std::string> names = names_in(at);
   std::optional<TrainingState> out = look_at_deepspeed(at, names);
-  if (const std::string newest = newest_step(names); !out && at == dir && !newest.empty()) {  // `latest` was lost
+  if (const std::string newest = newest_step(names, "global_step");
+      !out && at == dir && !newest.empty()) {  // `latest` was lost
     at = dir / newest;
     names = names_in(at);
     out = look_at_deepspeed(at, names);
   }
   if (!out) out = look_at_megatron(at, names);
   if (!out) out = look_at_torch(at, names);
+  if (const std::string newest = newest_step(names, "step-"); !out && at == dir && !newest.empty()) {  // torchtitan's
+    at = dir / newest;
+    out = look_at_torch(at, names_in(at));
+  }
   if (!out) return out;
   measure(&*out);
   say_what_is_kept(&*out);

@@ -103,20 +103,21 @@ void tell_taken(int64_t files, int64_t bytes) {
 Result<std::optional<convert::TrainingState>> state_of(const Options& options) {
   fs::path at = options.from;
   if (options.step >= 0) {
-    at /= fmt::format("global_step{}", options.step);
     std::error_code error;
+    at /= fmt::format("global_step{}", options.step);
+    if (!fs::is_directory(at, error)) at = fs::path(options.from) / fmt::format("step-{}", options.step);
     if (!fs::is_directory(at, error)) {
-      return convert::named(at, invalid(fmt::format("{}: there is no such folder; --step N takes global_stepN of a "
-                                                    "training state of DeepSpeed's",
-                                                    at.string())));
+      return convert::named(at, invalid(fmt::format("{}: there is no folder global_step{} or step-{} in it; --step N "
+                                                    "takes one of DeepSpeed's or torchtitan's",
+                                                    options.from, options.step, options.step)));
     }
   }
   RT_TRY_SET(std::optional<convert::TrainingState> state, convert::look_at_training_state(at));
-  if (!state || !convert::is_imported_state(*state)) {
+  if (!state || !convert::is_imported_state(*state, options.weights_only)) {
     if (options.step >= 0 || options.weights_only || !options.config.empty()) {
       return invalid(
-          fmt::format("{}: is no training state of DeepSpeed's; --config, --step and --weights-only are for "
-                      "one",
+          fmt::format("{}: is no training state of DeepSpeed or torch.distributed.checkpoint; --config, "
+                      "--step and --weights-only are for one",
                       options.from));
     }
     return std::optional<convert::TrainingState>();
@@ -196,6 +197,7 @@ if (as_json) {
   }
   if (report.moments) {
     out["samples"] = report.samples;
+    out["tokens"] = report.tokens;
     out["adam_step"] = report.adam_step;
   }
   print_json(std::move(out));
@@ -210,7 +212,9 @@ if (!state) return 0;
 fmt::print("  from {}: {}\n", report.from,
            report.moments
                ? fmt::format("weights, exp_avg, exp_avg_sq; step {}, {}, {} of the optimizer's own", report.step,
-                             count_text(report.samples, "sample"), count_text(report.adam_step, "update"))
+                             report.samples > 0 ? count_text(report.samples, "sample")
+                                                : count_text(report.tokens, "token"),
+                             count_text(report.adam_step, "update"))
                : "only weights, at step 0");
 for (const std::string& line : report.lost) fmt::print("  left behind: {}\n", line);
 return 0;
@@ -480,7 +484,7 @@ Result<int> check(const Options& options, bool as_json) {
   Result<std::optional<convert::TrainingState>> looked = convert::look_at_training_state(options.from);
   const std::optional<convert::TrainingState> state = looked.ok() ? looked.value() : std::nullopt;
   if (state && !as_json) print_state(*state);
-  if (state && convert::is_imported_state(*state)) return check_state(options, *state, as_json);
+  if (state && convert::is_imported_state(*state, options.weights_only)) return check_state(options, *state, as_json);
   Result<std::unique_ptr<convert::HfFolder>> opened =
       convert::HfFolder::inspect(options.from, {.untie = options.untie, .drop_mtp = options.drop_mtp});
   if (!opened.ok() && state && as_json) {
@@ -574,7 +578,7 @@ void add_import_options(CLI::App& command, Options& options) {
   command.add_option("--name", options.name, "name of the run; default: the folder's");
   command.add_option("--config", options.config,
                      "of a training state: the folder with the model's config.json and tokenizer; default: SRC");
-  command.add_option("--step", options.step, "of a training state: global_stepN, not the newest")
+  command.add_option("--step", options.step, "of a training state: global_stepN or step-N, not the newest")
       ->type_name("N")
       ->transform(whole_number(0));
   command.add_flag("--weights-only", options.weights_only, "of a training state: only its weights, at step 0");
@@ -648,7 +652,8 @@ void add_convert(CLI::App& app, Session& session) {
 void add_import(CLI::App& app, Session& session) {
   auto options = std::make_shared<Options>(Options{.verb = "import", .target_kind = "cairn"});
   CLI::App* command = app.add_subcommand(
-      "import", "convert a Hugging Face folder, or a training state of DeepSpeed, to a checkpoint of any layout");
+      "import",
+      "convert a Hugging Face folder, or a training state of DeepSpeed or FSDP, to a checkpoint of any layout");
   command->add_option("hf_dir", options->from, "folder with config.json and weights, or the folder of a training state")
       ->required();
   command
@@ -661,7 +666,8 @@ void add_import(CLI::App& app, Session& session) {
       "Exit codes: as `cairn convert`, and 69 the folder is of a run in training.\n"
       "Examples:\n"
       "  cairn import HF_DIR runs/base/checkpoints --mesh tp=2,pp=2\n"
-      "  cairn import DEEPSPEED_DIR runs/mine/checkpoints --config HF_DIR");
+      "  cairn import DEEPSPEED_DIR runs/mine/checkpoints --config HF_DIR\n"
+      "  cairn import TORCHTITAN_DIR/checkpoint runs/mine/checkpoints --config HF_DIR --step 1000");
   act(*command, options, session);
 }
 

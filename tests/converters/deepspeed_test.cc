@@ -5,22 +5,19 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <zlib.h>
 
 #include <algorithm>
-#include <array>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 
-#include "ckpt/persist/read.h"
 #include "ckpt/position.h"
 #include "converters/deepspeed.h"
 #include "converters/import.h"
 #include "runtime/json/json.h"
 #include "tests/converters/deepspeed_state.h"
 #include "tests/converters/fixtures.h"
+#include "tests/converters/training_states.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
@@ -28,11 +25,6 @@ using namespace cairn::convert;
 using namespace cairn::convert::testing;
 
 namespace {
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-constexpr std::array<const char*, 3> kKinds = {"fp32", "exp_avg", "exp_avg_sq"};
-constexpr std::array<const char*, 3> kOurKinds = {"weight", "exp_avg", "exp_avg_sq"};
 
 const nlohmann::json& training() {
   static const nlohmann::json kJson = json_or_nothing(slurp(golden("deepspeed") / "training.json"));
@@ -49,89 +41,12 @@ std::vector<std::string> forms() {
   return out;
 }
 
-Result<TrainingState> looked(const fs::path& dir) {
-  RT_TRY_SET(std::optional<TrainingState> state, look_at_training_state(dir));
-  if (!state) return Error{ErrorCode::kInvalidInput, "no training state"};
-  return std::move(*state);
-}
-
 Result<ForeignState> opened(const fs::path& dir, bool weights_only = false) {
   RT_TRY_SET(TrainingState state, looked(dir));
   return open_deepspeed(std::move(state), weights_only);
 }
 
-Result<ImportReport> imported(const fs::path& from, const fs::path& to, ImportOptions options = {}) {
-  RT_TRY_SET(const TrainingState state, looked(from));
-  ckpt::PosixBackend io;
-  return import_state(io, state, from, to, options, encode);
-}
-
-std::vector<float> elements(const FlatTensors& file, const SafeTensor& tensor) {
-  std::vector<float> out(static_cast<size_t>(count_elems(tensor.shape)));
-  REQUIRE(tensor.dtype == "F32");
-  REQUIRE_OK(file.read(tensor, 0, tensor.end, reinterpret_cast<std::byte*>(out.data())));
-  return out;
-}
-
-/// The checksum of all elements, tensors by name.
-std::string crc_of(const FlatTensors& file) {
-  std::map<std::string, const SafeTensor*> by_name;
-  for (const SafeTensor& tensor : file.tensors()) by_name[tensor.name] = &tensor;
-  uLong crc = 0;
-  for (const auto& [name, tensor] : by_name) {
-    const std::vector<float> all = elements(file, *tensor);
-    crc = ::crc32(crc, reinterpret_cast<const unsigned char*>(all.data()), static_cast<uInt>(all.size() * 4));
-  }
-  return fmt::format("{:08x}", crc);
-}
-
-using State = std::map<std::string, std::vector<float>>;  // "kind name" of a checkpoint's training state
-
-State state_in(const fs::path& checkpoint) {
-  ckpt::PosixBackend io;
-  auto reader = ckpt::CheckpointReader::open(io, checkpoint);
-  REQUIRE_OK(reader);
-  const ckpt::Manifest& manifest = reader.value().manifest();
-  State out;
-  for (const ckpt::TensorEntry& tensor : manifest.tensors) {
-    if (tensor.kind != kFileKind) out[tensor.kind + " " + tensor.name].resize(count_elems(tensor.shape));
-  }
-  for (size_t s = 0; s < manifest.shards.size(); ++s) {
-    const ckpt::ShardEntry& shard = manifest.shards[s];
-    const ckpt::TensorEntry& tensor = manifest.tensors[static_cast<size_t>(shard.tensor)];
-    if (tensor.kind == kFileKind) continue;
-    std::vector<float> box(static_cast<size_t>(shard.bytes / 4));
-    REQUIRE_OK(reader.value().read_shard(static_cast<int64_t>(s), std::as_writable_bytes(std::span(box))));
-    std::vector<float>& whole = out[tensor.kind + " " + tensor.name];
-    Shape at = shard.box.lo;
-    for (const float value : box) {
-      whole[static_cast<size_t>(flat_offset(tensor.shape, at))] = value;
-      for (size_t d = at.size(); d-- > 0;) {
-        if (++at[d] < shard.box.hi[d]) break;
-        at[d] = shard.box.lo[d];
-      }
-    }
-  }
-  return out;
-}
-
 // --- states written here --------------------------------------------------------------------------------------------
-
-/// The tensors of the fixtures' model with values of their own; moments are no images of the weights.
-std::vector<Drawn> drawn_tensors(std::mt19937& random) {
-  std::vector<Drawn> out;
-  const auto state = opened(golden("deepspeed") / "z2-bf16");
-  REQUIRE_OK(state);
-  for (const SafeTensor& tensor : state.value().weights->tensors()) {
-    Drawn one{tensor.name, tensor.shape, {}};
-    for (std::vector<float>& kind : one.kinds) {
-      kind.resize(static_cast<size_t>(count_elems(tensor.shape)));
-      for (float& value : kind) value = static_cast<float>(static_cast<int32_t>(random() % 65536) - 32768) / 1024;
-    }
-    out.push_back(std::move(one));
-  }
-  return out;
-}
 
 void write_state(const fs::path& dir, const std::vector<Drawn>& tensors, const Layout& layout, int64_t step = 5) {
   const fs::path at = dir / fmt::format("global_step{}", step);
@@ -160,14 +75,6 @@ Layout drawn_layout(std::mt19937& random, size_t tensors) {
     out.groups[k < out.groups.size() ? k : random() % out.groups.size()].push_back(order[k]);
   }
   return out;
-}
-
-std::string message_of(const fs::path& from, const fs::path& to) {
-  const auto done = imported(from, to);
-  REQUIRE_FALSE(done.ok());
-  std::error_code none;
-  CHECK((!fs::exists(to, none) || fs::is_empty(to)));  // nothing half-written stays
-  return done.error().message;
 }
 
 }  // namespace
@@ -242,37 +149,13 @@ TEST_SUITE("converters/deepspeed") {
     std::mt19937 random(51);
     TempDir temp;
     for (int draw = 0; draw < 20; ++draw) {
-      const std::vector<Drawn> tensors = drawn_tensors(random);
+      const std::vector<Drawn> tensors = drawn_like(*opened(golden("deepspeed") / "z2-bf16").value().weights, random);
       const Layout layout = drawn_layout(random, tensors.size());
       INFO("draw ", draw, ": ZeRO-", layout.stage, ", ", layout.world, " ranks, ", layout.groups.size(),
            " groups, padding ", layout.padding, layout.elastic ? ", elastic" : "");
       fs::remove_all(temp.path);
       write_state(temp / "from", tensors, layout);
-      // A folder of plain weights gives each kind: import_hf knows nothing of states.
-      State expected;
-      for (size_t kind = 0; kind < 3; ++kind) {
-        fs::create_directories(temp / "plain");
-        fs::copy_file(temp / "from" / "config.json", temp / "plain" / "config.json",
-                      fs::copy_options::overwrite_existing);
-        std::vector<SafeTensor> names;
-        std::map<std::string, const Drawn*> by_name;
-        for (const Drawn& one : tensors) {
-          names.push_back({.name = one.name, .dtype = "F32", .shape = one.shape});
-          by_name[one.name] = &one;
-        }
-        REQUIRE_OK(write_safetensors(temp / "plain" / "model.safetensors", names, {{"format", "pt"}},
-                                     [&](const SafeTensor& t, const ByteSink& sink) {
-                                       const std::vector<float>& all = by_name.at(t.name)->kinds[kind];
-                                       return sink(reinterpret_cast<const std::byte*>(all.data()),
-                                                   static_cast<int64_t>(all.size() * 4));
-                                     }));
-        ckpt::PosixBackend io;
-        const auto plain = import_hf(io, temp / "plain", temp / fmt::format("plain-{}", kind), {}, encode);
-        REQUIRE_OK(plain);
-        for (auto& [name, values] : state_in(plain.value().dir)) {
-          expected[std::string(kOurKinds[kind]) + name.substr(name.find(' '))] = std::move(values);
-        }
-      }
+      const State expected = imported_plainly(tensors, golden("deepspeed") / "z2-bf16" / "config.json", temp.path);
       const MeshConfig meshes[] = {{.dp = 1}, {.tp = 2, .dp = 1}, {.pp = 2, .dp = 2}};
       for (size_t m = 0; m < 3; ++m) {
         const auto report = imported(temp / "from", temp / fmt::format("to-{}", m), {.mesh = meshes[m]});
@@ -291,7 +174,7 @@ TEST_SUITE("converters/deepspeed") {
   TEST_CASE("masters that do not round to the model's weights are refused, with tensor, count and first index") {
     std::mt19937 random(7);
     TempDir temp;
-    std::vector<Drawn> tensors = drawn_tensors(random);
+    std::vector<Drawn> tensors = drawn_like(*opened(golden("deepspeed") / "z2-bf16").value().weights, random);
     Layout layout{.stage = 2, .world = 3, .groups = {{}}};
     for (size_t k = 0; k < tensors.size(); ++k) layout.groups[0].push_back(k);
     write_state(temp / "from", tensors, layout);
@@ -361,7 +244,7 @@ TEST_SUITE("converters/deepspeed") {
   TEST_CASE("files of ZeRO-3 that have changed places are refused where they say their rank") {
     TempDir temp;
     std::mt19937 random(9);
-    const std::vector<Drawn> tensors = drawn_tensors(random);
+    const std::vector<Drawn> tensors = drawn_like(*opened(golden("deepspeed") / "z2-bf16").value().weights, random);
     Layout layout{.stage = 3, .world = 2, .elastic = true, .groups = {{}}};
     for (size_t k = 0; k < tensors.size(); ++k) layout.groups[0].push_back(k);
     write_state(temp / "from", tensors, layout);
@@ -391,7 +274,7 @@ TEST_SUITE("converters/deepspeed") {
     CHECK(has(again.error().message, "step-00000003: exists already; --overwrite replaces it"));
     CHECK_OK(imported(golden("deepspeed") / "z2-bf16", temp / "to", {.replace = true}));
     std::mt19937 random(3);
-    const std::vector<Drawn> tensors = drawn_tensors(random);
+    const std::vector<Drawn> tensors = drawn_like(*opened(golden("deepspeed") / "z2-bf16").value().weights, random);
     Layout layout{.stage = 3, .world = 2, .groups = {{}}};
     for (size_t k = 0; k < tensors.size(); ++k) layout.groups[0].push_back(k);
     write_state(temp / "from", tensors, layout);
@@ -417,41 +300,13 @@ TEST_SUITE("converters/deepspeed") {
       for (int k = 0; k < each; ++k) {
         const fs::path& path = files[random() % files.size()];
         const std::string whole = slurp(path);
-        std::string text = whole;
-        // Most bytes are data: half of the mutations go to the pickle and to the directory at the end.
-        const size_t pickle = whole.find("data.pkl");
-        for (uint32_t count = 1 + random() % 3; count > 0; --count) {
-          const size_t at = random() % 3 == 0 ? random() % text.size()
-                            : random() % 2 == 0
-                                ? std::min(text.size() - 1, pickle + 8 + random() % std::min<size_t>(9000, text.size()))
-                                : text.size() - 1 - random() % std::min<size_t>(4000, text.size());
-          switch (random() % 4) {
-            case 0:
-              text[at] = static_cast<char>(random());
-              break;
-            case 1:
-              text[at] = static_cast<char>(text[at] ^ (1 << random() % 8));
-              break;
-            case 2:
-              text.resize(std::max<size_t>(1, at));
-              break;
-            default:
-              text.insert(at, 1 + random() % 8, static_cast<char>(random()));
-          }
-        }
-        spit(path, text);
+        spit(path, mutated(whole, random));
         auto state = looked(temp / "x");
         const auto open = state.ok() ? open_deepspeed(std::move(state).value(), random() % 4 == 0)
                                      : Result<ForeignState>(state.error());
         if (open.ok()) {
           ++taken;
-          for (const FlatTensors* kind : {open.value().weights.get(), open.value().exp_avg.get()}) {
-            for (const SafeTensor& tensor : kind == nullptr ? std::vector<SafeTensor>() : kind->tensors()) {
-              std::vector<std::byte> all(static_cast<size_t>(tensor.end));
-              const Status read = kind->read(*kind->find(tensor.name), 0, tensor.end, all.data());
-              CHECK((read.ok() || !read.error().message.empty()));
-            }
-          }
+          read_all(open.value());
         } else {
           ++refused;
           CHECK(open.error().message.size() > 20);

@@ -1,14 +1,18 @@
-// Input: the first byte chooses the layout and the file; the rest are patches of its pickle (tests/fuzz/target.h). A
-// state of DeepSpeed that is still taken has tensors that lie in its files.
+// Input: the first byte chooses the program, the layout and the file; the rest are patches of its pickle
+// (tests/fuzz/target.h), of torch.distributed.checkpoint also of a rank's file. A state that is still taken has tensors
+// that lie in its files.
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "converters/deepspeed.h"
+#include "converters/dist_state.h"
 #include "runtime/core/check.h"
 #include "tests/converters/deepspeed_state.h"
+#include "tests/converters/dist_folder.h"
 #include "tests/fuzz/target.h"
 
 using namespace cairn;
@@ -52,27 +56,58 @@ void read_all(const FlatTensors& file) {
   }
 }
 
+template <class Patch>
+void write_deepspeed(const fs::path& folder, const std::vector<Drawn>& tensors, uint8_t form, const Patch& patch) {
+  const Layout layout{
+      .stage = (form & 1) != 0 ? 3 : 2, .world = 2, .elastic = (form & 2) != 0, .groups = {{1, 0}, {2}}};
+  const bool model = (form & 4) != 0;
+  const char* const model_name =
+      layout.stage == 3 ? "zero_pp_rank_0_mp_rank_00_model_states.pt" : "mp_rank_00_model_states.pt";
+  write(folder / model_name, model ? model_file(tensors, layout, 5, patch) : model_file(tensors, layout, 5));
+  for (int64_t rank = 0; rank < layout.world; ++rank) {
+    write(folder / fmt::format("zero_pp_rank_{}_mp_rank_00_optim_states.pt", rank),
+          rank == 1 && !model ? rank_file(tensors, layout, rank, 5, patch) : rank_file(tensors, layout, rank, 5));
+  }
+}
+
+template <class Patch>
+void write_torch(const fs::path& folder, const std::vector<Drawn>& tensors, std::string_view patched,
+                 const Patch& patch) {
+  DistState state;
+  const auto raw = [](const std::vector<float>& values, const Shape& shape) {
+    return RawTensor{"F32", shape, bytes_of(values)};
+  };
+  for (const Drawn& one : tensors) {
+    state.parts[{"model"}][one.name] = raw(one.kinds[0], one.shape);
+    for (size_t k = 1; k < one.kinds.size(); ++k) {
+      state.parts[{"optimizer"}][fmt::format("state.{}.{}", one.name, k == 1 ? "exp_avg" : "exp_avg_sq")] =
+          raw(one.kinds[k], one.shape);
+    }
+    state.parts[{"optimizer"}][fmt::format("state.{}.step", one.name)] = raw({5}, {});
+    state.values[fmt::format("optimizer.param_groups.{}.lr", one.name)] = pickled(int64_t{1});
+  }
+  for (auto& [name, text] : dist_files_of(state)) write(folder / name, name == patched ? patch(text) : text);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const Folder folder;
   static const std::vector<Drawn> tensors = small_tensors();
   if (size == 0) return 0;
-  const Layout layout{
-      .stage = (data[0] & 1) != 0 ? 3 : 2, .world = 2, .elastic = (data[0] & 2) != 0, .groups = {{1, 0}, {2}}};
-  const bool model = (data[0] & 4) != 0;
-  const auto patch = [&](std::string text) { return fuzz::patched(std::move(text), fuzz::Feed(data + 1, size - 1)); };
-  const char* const model_name =
-      layout.stage == 3 ? "zero_pp_rank_0_mp_rank_00_model_states.pt" : "mp_rank_00_model_states.pt";
   for (const auto& entry : fs::directory_iterator(folder.path)) fs::remove(entry.path());
-  write(folder.path / model_name, model ? model_file(tensors, layout, 5, patch) : model_file(tensors, layout, 5));
-  for (int64_t rank = 0; rank < layout.world; ++rank) {
-    write(folder.path / fmt::format("zero_pp_rank_{}_mp_rank_00_optim_states.pt", rank),
-          rank == 1 && !model ? rank_file(tensors, layout, rank, 5, patch) : rank_file(tensors, layout, rank, 5));
+  const auto patch = [&](std::string text) { return fuzz::patched(std::move(text), fuzz::Feed(data + 1, size - 1)); };
+  const bool torch = (data[0] & 8) != 0;
+  if (torch) {
+    write_torch(folder.path, tensors, (data[0] & 4) != 0 ? "__0_0.distcp" : ".metadata", patch);
+  } else {
+    write_deepspeed(folder.path, tensors, data[0], patch);
   }
   const auto state = look_at_training_state(folder.path);
   if (!state.ok() || !state.value()) return 0;
-  const auto opened = open_deepspeed(*state.value(), false);
+  const auto opened = state.value()->program == "DeepSpeed"
+                          ? open_deepspeed(*state.value(), false)
+                          : open_dist_state(*state.value(), false, nlohmann::json::object());
   if (!opened.ok()) {
     RT_CHECK(opened.error().message.size() > 20, "refused without a word");
     return 0;

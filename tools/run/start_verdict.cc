@@ -486,11 +486,11 @@ Result<StartVerdict> judge_start(const StartRequest& request, ckpt::StartState s
     RT_TRY_SET(before, dsl::decode_recipe(out.state.recipe).with("recipe in " + out.state.place));
   }
   RT_TRY_SET(out.segment, segment_at(request.recipe, out.state.position, before ? &*before : nullptr));
-  if (const TrainPosition& at = out.state.position; out.state.any() && at.samples > 0 && at.sampler.empty()) {
+  if (const TrainPosition& at = out.state.position; out.state.any() && at.step > 0 && at.sampler.empty()) {
     out.notes.push_back(
         fmt::format("data begins anew: the {} that another trainer took are not known here; the recipe's own order "
                     "begins at sample 0",
-                    count_text(at.samples, "sample")));
+                    at.samples > 0 ? count_text(at.samples, "sample") : "samples"));
   }
   out.finished =
       out.state.any() && !request.weights_only && !out.segment.stage_follows && out.segment.steps <= out.state.step();

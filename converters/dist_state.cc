@@ -1,0 +1,528 @@
+#include "converters/dist_state.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "converters/elements.h"
+#include "converters/family.h"
+#include "converters/foreign_file.h"
+#include "converters/pickle_reader.h"
+#include "converters/safetensors.h"
+#include "converters/state_builder.h"
+#include "converters/torch_values.h"
+#include "runtime/core/count_text.h"
+#include "runtime/json/json.h"
+
+namespace cairn::convert {
+namespace {
+
+namespace fs = std::filesystem;
+using Id = TorchValues::Id;
+
+constexpr int64_t kMaxMetadataBytes = int64_t{256} << 20, kMaxKeptBytes = int64_t{256} << 10;
+constexpr int64_t kCompareElems = int64_t{1} << 20;
+constexpr std::string_view kWeightsOnly = "`cairn import --weights-only` takes the weights";
+
+/// First parts of keys that are no model's.
+constexpr std::string_view kOtherState[] = {"optimizer",     "optim",      "optimizers",  "lr_scheduler", "scheduler",
+                                            "lr_schedulers", "dataloader", "train_state", "rng",          "rng_state"};
+
+std::string_view first_part(std::string_view name) { return name.substr(0, name.find('.')); }
+
+/// Without the dicts of an application around it.
+std::string_view inside(std::string_view saved) {
+  while (is_wrapper(first_part(saved)) && saved.find('.') != saved.npos) saved.remove_prefix(saved.find('.') + 1);
+  return saved;
+}
+
+bool is_of_model(std::string_view saved) {
+  return std::ranges::find(kOtherState, first_part(inside(saved))) == std::end(kOtherState);
+}
+
+/// Files that are read, no more than FilePool::kMostOpen open at a time.
+class Files {
+ public:
+  explicit Files(fs::path dir) : dir_(std::move(dir)) {}
+  Result<std::unique_ptr<TorchValues>> read(const std::string& file, int64_t begin, int64_t bytes) {
+    if (open_.size() >= FilePool::kMostOpen && !open_.contains(file)) open_.clear();
+    std::shared_ptr<const Fd>& fd = open_[file];
+    if (fd == nullptr) {
+      const fs::path path = dir_ / file;
+      RT_TRY_SET(ForeignFile opened, open_foreign(path));
+      fd = std::make_shared<const Fd>(std::move(opened.fd));
+    }
+    return TorchValues::read_part(fd, dir_ / file, begin, bytes);
+  }
+
+ private:
+  fs::path dir_;
+  std::map<std::string, std::shared_ptr<const Fd>> open_;
+};
+
+/// The number that an archive holds, as a value or as a tensor of one.
+std::optional<double> number_at(Files& files, const std::string& file, int64_t begin, int64_t bytes) {
+  const auto values = files.read(file, begin, bytes);
+  return values.ok() ? values.value()->number(values.value()->root()) : std::nullopt;
+}
+
+/// torchtitan's own names of a Llama model, and Hugging Face's.
+constexpr std::pair<std::string_view, std::string_view> kTitanNames[] = {
+    {"attention.wq", "self_attn.q_proj"},    {"attention.wk", "self_attn.k_proj"},
+    {"attention.wv", "self_attn.v_proj"},    {"attention.wo", "self_attn.o_proj"},
+    {"feed_forward.w1", "mlp.gate_proj"},    {"feed_forward.w2", "mlp.down_proj"},
+    {"feed_forward.w3", "mlp.up_proj"},      {"attention_norm", "input_layernorm"},
+    {"ffn_norm", "post_attention_layernorm"}};
+
+struct Moments {
+  const DistTensor *exp_avg = nullptr, *exp_avg_sq = nullptr;
+  std::vector<std::string> strange;  // kinds that Adam has none of
+  std::string step_file;
+  int64_t step_begin = 0, step_bytes = -1;
+};
+
+class Opening : public StateBuilder {
+ public:
+  Opening(TrainingState about, bool only_weights, const nlohmann::json& config)
+      : StateBuilder(std::move(about), only_weights), config_(config), files_(dir()) {}
+  Result<ForeignState> read();
+
+ private:
+  Result<std::vector<FileBox>> boxes_of(const DistTensor& tensor);
+  void take_moment(const DistStateKey& key, const DistTensor* tensor, const std::string& file, int64_t begin,
+                   int64_t bytes);
+  Status check_files() const;
+  void sort_tensors();
+  Status settle_titan();
+  int64_t paired(std::string_view theirs) const;
+  Status check_moments(const std::string& name, const DistTensor& weight, const Moments& moments) const;
+  Status add(const std::string& theirs, const DistTensor& weight, const Moments* moments);
+  Status add_weights();
+  Result<bool> is_copy(const std::string& theirs, const DistTensor& weight);
+  void read_settings();
+  Status read_position();
+
+  const nlohmann::json& config_;
+  Files files_;
+  DistIndex index_;
+  std::map<std::string, const DistTensor*> weights_;  // by name, without wrappers
+  std::map<std::string, Moments> moments_;
+  std::map<std::string, int64_t> numbers_;  // of files in the pool
+  bool titan_ = false;
+  int64_t head_dim_ = 0;
+};
+
+/// Where the elements of each chunk lie: its archive is opened and compared with what `.metadata` says of it.
+Result<std::vector<FileBox>> Opening::boxes_of(const DistTensor& tensor) {
+  std::vector<FileBox> boxes;
+  for (const DistChunk& chunk : tensor.chunks) {
+    const fs::path path = dir() / chunk.file;
+    const std::string what = fmt::format("{}, chunk at {}", tensor.name, to_string(chunk.offsets));
+    Result<std::unique_ptr<TorchValues>> values = files_.read(chunk.file, chunk.begin, chunk.bytes);
+    if (!values.ok()) {
+      if (values.error().code != ErrorCode::kCorrupt) return std::move(values).error();
+      return refusal(ErrorCode::kCorrupt, what, values.error().message,
+                     fmt::format("an archive of torch.save at byte {}, as .metadata says", chunk.begin), kCopyAgain);
+    }
+    RT_TRY_SET(const TorchTensor found, values.value()->tensor(values.value()->root(), what));
+    if (found.shape != chunk.sizes || found.dtype != tensor.dtype) {
+      return refusal(ErrorCode::kCorrupt, path.string(),
+                     fmt::format("{} is {} {}", what, found.dtype, to_string(found.shape)),
+                     fmt::format("{} {}, as .metadata says", tensor.dtype, to_string(chunk.sizes)), kCopyAgain);
+    }
+    const auto [number, is_new] = numbers_.emplace(chunk.file, -1);
+    if (is_new) {
+      RT_TRY_SET(number->second, out.files->add(path));
+    }
+    boxes.push_back({chunk.offsets, chunk.sizes, number->second, chunk.begin + found.offset});
+    out.archives.push_back({path, chunk.begin, chunk.bytes});
+  }
+  return boxes;
+}
+
+void Opening::take_moment(const DistStateKey& key, const DistTensor* tensor, const std::string& file, int64_t begin,
+                          int64_t bytes) {
+  Moments& moments = moments_[key.parameter];
+  if (key.kind == "step") {
+    moments.step_file = file;
+    moments.step_begin = begin;
+    moments.step_bytes = bytes;
+  } else if (key.kind == kMoments[0] && tensor != nullptr) {
+    moments.exp_avg = tensor;
+  } else if (key.kind == kMoments[1] && tensor != nullptr) {
+    moments.exp_avg_sq = tensor;
+  } else {
+    moments.strange.push_back(printable(key.kind));
+  }
+}
+
+Status Opening::check_files() const {
+  std::set<std::string> names;
+  for (const std::vector<DistTensor>* tensors : {&index_.model, &index_.others}) {
+    for (const DistTensor& tensor : *tensors) {
+      for (const DistChunk& chunk : tensor.chunks) names.insert(chunk.file);
+    }
+  }
+  for (const DistValue& value : index_.values) names.insert(value.file);
+  for (const std::string& name : names) {
+    if (is_plain_file(dir() / name)) continue;
+    return refusal(ErrorCode::kInvalidInput, (dir() / name).string(), "is missing",
+                   fmt::format("each of the {} that .metadata names", count_text(std::ssize(names), "file")),
+                   kCopyAgain);
+  }
+  return {};
+}
+
+void Opening::sort_tensors() {
+  for (const std::vector<DistTensor>* tensors : {&index_.model, &index_.others}) {
+    for (const DistTensor& tensor : *tensors) {
+      const std::optional<DistStateKey> key = dist_state_key(tensor.name);
+      if (!key || tensor.chunks.empty()) continue;
+      const DistChunk& chunk = tensor.chunks.front();
+      take_moment(*key, &tensor, chunk.file, chunk.begin, chunk.bytes);
+    }
+  }
+  for (const DistValue& value : index_.values) {
+    if (const auto key = dist_state_key(value.name)) take_moment(*key, nullptr, value.file, value.begin, value.bytes);
+  }
+  for (const DistTensor& tensor : index_.model) {
+    if (dist_state_key(tensor.name) || !is_of_model(tensor.name) || !is_float_dtype(tensor.dtype)) continue;
+    std::string name = without_wrappers(tensor.name);
+    if (const std::string shorter = name.substr(std::min(name.size(), name.find('.') + 1));  // planner_data is missing
+        name.starts_with("model.") && !moments_.contains(name) && moments_.contains(shorter)) {
+      name = shorter;
+    }
+    if (out.about.dtype.empty()) out.about.dtype = tensor.dtype;
+    weights_[name] = &tensor;
+  }
+}
+
+/// Whether the names are torchtitan's own, and how q and k are stored then.
+Status Opening::settle_titan() {
+  titan_ = weights_.contains("tok_embeddings.weight");
+  if (!titan_) return {};
+  const auto count = [&](const char* key) {
+    const auto found = config_.find(key);
+    return found != config_.end() && found->is_number_integer() ? found->get<int64_t>() : int64_t{0};
+  };
+  const auto named = config_.find("model_type");
+  const std::string type = named != config_.end() && named->is_string() ? named->get<std::string>() : "none";
+  if (type != "llama") {
+    return refusal(ErrorCode::kUnsupported, dir().string(),
+                   fmt::format("has torchtitan's own names, and config.json a model of type {}", printable(type)),
+                   "torchtitan's names of a model of type llama",
+                   "save it with the names of Hugging Face (checkpoint.last_save_in_hf), which has only the weights");
+  }
+  head_dim_ = count("head_dim");
+  if (head_dim_ == 0 && count("num_attention_heads") > 0) {
+    head_dim_ = count("hidden_size") / count("num_attention_heads");
+  }
+  if (head_dim_ <= 0 || head_dim_ % 2 != 0) {
+    return refusal(ErrorCode::kInvalidInput, dir().string(), fmt::format("config.json has heads of {}", head_dim_),
+                   "an even number of channels (head_dim, or hidden_size / num_attention_heads)", "mend config.json");
+  }
+  return {};
+}
+
+/// Channels of a head where torchtitan's rotary order is not Hugging Face's.
+int64_t Opening::paired(std::string_view theirs) const {
+  const bool turned = theirs.find(".attention.wq.") != theirs.npos || theirs.find(".attention.wk.") != theirs.npos;
+  return titan_ && turned ? head_dim_ : 0;
+}
+
+std::string name_of_titan(std::string_view theirs) {
+  if (theirs == "tok_embeddings.weight") return "model.embed_tokens.weight";
+  if (theirs == "output.weight") return "lm_head.weight";
+  std::string out = fmt::format("model.{}", theirs);
+  for (const auto& [own, hf] : kTitanNames) {
+    const std::string part = fmt::format(".{}.", own);
+    if (const size_t at = out.find(part); at != out.npos) return out.replace(at + 1, own.size(), hf);
+  }
+  return out;
+}
+
+Status Opening::check_moments(const std::string& name, const DistTensor& weight, const Moments& moments) const {
+  const std::string place = fmt::format("{}: optimizer state of {}", dir().string(), printable(name));
+  if (!moments.strange.empty()) {
+    return refusal(ErrorCode::kUnsupported, place,
+                   fmt::format("the optimizer is not Adam or AdamW: it has {}", fmt::join(moments.strange, ", ")),
+                   "step, exp_avg and exp_avg_sq", kWeightsOnly);
+  }
+  for (const auto& [kind, tensor] : {std::pair(kMoments[0], moments.exp_avg), {kMoments[1], moments.exp_avg_sq}}) {
+    if (tensor == nullptr) {
+      return refusal(ErrorCode::kCorrupt, place, fmt::format("{} is missing", kind), "step, exp_avg and exp_avg_sq",
+                     kWeightsOnly);
+    }
+    if (tensor->shape != weight.shape) {
+      return refusal(ErrorCode::kCorrupt, place, fmt::format("{} is {}", kind, to_string(tensor->shape)),
+                     fmt::format("{}, as the weight", to_string(weight.shape)), kWeightsOnly);
+    }
+    if (!is_float_dtype(tensor->dtype)) {
+      return refusal(ErrorCode::kUnsupported, place, fmt::format("{} is {}", kind, tensor->dtype),
+                     "F32, BF16 or F16: moments of eight bits are not read", kWeightsOnly);
+    }
+  }
+  return {};
+}
+
+/// `moments`: null for a tensor that was not trained.
+Status Opening::add(const std::string& theirs, const DistTensor& weight, const Moments* moments) {
+  const std::string name = titan_ ? name_of_titan(theirs) : theirs;
+  const int64_t heads = paired(theirs);
+  if (heads > 0 && (weight.shape.empty() || weight.shape[0] % heads != 0)) {
+    return refusal(ErrorCode::kCorrupt, dir().string(),
+                   fmt::format("{} is {}", printable(theirs), to_string(weight.shape)),
+                   fmt::format("a multiple of {} rows, the head_dim of config.json", heads), "mend config.json");
+  }
+  if (out.weights->find(name) != nullptr) {
+    return refusal(ErrorCode::kCorrupt, dir().string(), fmt::format("has tensor {} twice", printable(name)),
+                   "each once", kCopyAgain);
+  }
+  RT_TRY_SET(std::vector<FileBox> boxes, boxes_of(weight));
+  out.weights->add_boxes(name, weight.dtype, weight.shape, std::move(boxes), heads);
+  if (weights_only) return {};
+  if (moments == nullptr) {
+    for (FlatTensors* const kind : {out.exp_avg.get(), out.exp_avg_sq.get()}) {
+      kind->add(name, "F32", weight.shape, {{-1, 0, count_elems(weight.shape)}});
+    }
+    return {};
+  }
+  RT_TRY(check_moments(theirs, weight, *moments));
+  for (const auto& [kind, tensor] :
+       {std::pair(out.exp_avg.get(), moments->exp_avg), {out.exp_avg_sq.get(), moments->exp_avg_sq}}) {
+    RT_TRY_SET(std::vector<FileBox> of_kind, boxes_of(*tensor));
+    kind->add_boxes(name, tensor->dtype, tensor->shape, std::move(of_kind), heads);
+  }
+  const std::string place = fmt::format("{}: optimizer state of {}", dir().string(), printable(theirs));
+  const std::optional<double> step =
+      moments->step_bytes < 0 ? std::nullopt
+                              : number_at(files_, moments->step_file, moments->step_begin, moments->step_bytes);
+  return take_step(step.value_or(-1), place);
+}
+
+/// Whether a tensor without moments is a copy of one that was trained, as tied weights are saved.
+Result<bool> Opening::is_copy(const std::string& theirs, const DistTensor& weight) {
+  FlatTensors one(dir(), out.files);
+  RT_TRY_SET(std::vector<FileBox> boxes, boxes_of(weight));
+  one.add_boxes(theirs, weight.dtype, weight.shape, std::move(boxes));
+  const int64_t elem = safetensors_dtype_bits(weight.dtype) / 8, bytes = count_elems(weight.shape) * elem;
+  std::vector<std::byte> mine(static_cast<size_t>(std::min(bytes, kCompareElems * elem))), other(mine.size());
+  for (const SafeTensor& tensor : std::span(out.weights->tensors()).first(moments_.size())) {
+    if (weight.shape.size() < 2 || tensor.shape != weight.shape || tensor.dtype != weight.dtype) continue;
+    bool same = true;
+    for (int64_t at = 0; at < bytes && same; at += std::ssize(mine)) {
+      const int64_t count = std::min<int64_t>(std::ssize(mine), bytes - at);
+      RT_TRY(one.read(one.tensors().front(), at, count, mine.data()));
+      RT_TRY(out.weights->read(tensor, at, count, other.data()));
+      same = std::memcmp(mine.data(), other.data(), static_cast<size_t>(count)) == 0;
+    }
+    if (same) return true;
+  }
+  return false;
+}
+
+Status Opening::add_weights() {
+  if (weights_only) {
+    for (const auto& [name, weight] : weights_) RT_TRY(add(name, *weight, nullptr));
+    return {};
+  }
+  if (moments_.empty()) {
+    return refusal(ErrorCode::kUnsupported, dir().string(), "its optimizer's state has names of another form",
+                   "keys as optimizer.state.NAME.exp_avg, which get_optimizer_state_dict of torch makes", kWeightsOnly);
+  }
+  for (const auto& [name, moments] : moments_) {
+    if (weights_.contains(name)) continue;
+    if (DistStateKey{name, ""}.is_numbered()) {
+      return refusal(
+          ErrorCode::kUnsupported, dir().string(),
+          fmt::format("its optimizer's state is numbered (optimizer.state.{}), without the tensors' names", name),
+          "state by name, which get_optimizer_state_dict of torch.distributed.checkpoint.state_dict makes",
+          fmt::format("load it with its trainer and save it by name; {}", kWeightsOnly));
+    }
+    return refusal(ErrorCode::kCorrupt, dir().string(),
+                   fmt::format("has optimizer state of {} and no weight of that name", printable(name)),
+                   "a weight for each, under `model`", kWeightsOnly);
+  }
+  for (const auto& [name, moments] : moments_) RT_TRY(add(name, *weights_.at(name), &moments));
+  int64_t frozen = 0;
+  for (const auto& [name, weight] : weights_) {
+    if (moments_.contains(name)) continue;
+    RT_TRY_SET(const bool copy, is_copy(name, *weight));
+    if (copy) continue;
+    RT_TRY(add(name, *weight, nullptr));
+    ++frozen;
+  }
+  if (frozen > 0) {
+    out.notes.push_back(fmt::format("{} no optimizer state: moments begin at zero there, and Cairn trains all tensors",
+                                    frozen == 1 ? "1 tensor has" : fmt::format("{} tensors have", frozen)));
+  }
+  return {};
+}
+
+/// optimizer.param_groups.GROUP.SETTING, where GROUP is a number or a parameter's name.
+void Opening::read_settings() {
+  std::map<std::string, nlohmann::json> groups;
+  std::set<double> rates;
+  int64_t opaque = 0;
+  nlohmann::json kept = nlohmann::json::object();
+  OptimizerConfig& to = out.optimizer;
+  for (const DistValue& value : index_.values) {
+    const std::string_view key = inside(value.name);
+    const size_t front = key.find(".param_groups."), last = key.rfind('.');
+    const bool setting = front != key.npos && !is_of_model(value.name) && last > front + 14;
+    const std::string_view name = key.substr(last == key.npos ? 0 : last + 1);
+    const bool read = name == "lr" || name == "eps" || name == "betas" || name == "weight_decay";
+    if (setting ? !read : (first_part(key) == "dataloader" || dist_state_key(value.name) || kept.size() > 1000))
+      continue;
+    const auto values = files_.read(value.file, value.begin, value.bytes);
+    if (!values.ok()) {
+      ++opaque;
+      continue;
+    }
+    out.archives.push_back({dir() / value.file, value.begin, value.bytes});
+    const Id root = values.value()->root();
+    nlohmann::json plain = values.value()->json(root, &opaque);
+    if (plain.is_discarded()) continue;
+    if (!setting) {
+      kept[printable(value.name)] = std::move(plain);
+      continue;
+    }
+    groups[std::string(key.substr(0, last))][std::string(name)] = plain;
+    const double number = values.value()->number(root).value_or(-1);
+    if (name == "lr" && number >= 0) rates.insert(number);
+    if (name == "lr" && number > 0) to.peak_lr = std::max(rates.size() == 1 ? 0.0 : to.peak_lr, number);
+    if (name == "eps" && number >= 0) to.eps = number;
+    if (name == "weight_decay") to.weight_decay = std::max(to.weight_decay, number);  // vectors often have none
+    if (name == "betas" && plain.is_array() && plain.size() == 2 && plain[0].is_number() && plain[1].is_number()) {
+      to.beta1 = plain[0].get<double>();
+      to.beta2 = plain[1].get<double>();
+    }
+  }
+  if (rates.size() > 1) {
+    out.notes.push_back(fmt::format("its parameters have {} learning rates, a recipe has one", rates.size()));
+  }
+  if (opaque > 0) {
+    out.notes.push_back(fmt::format("{} of the state left out: no plain values", count_text(opaque, "value")));
+  }
+  nlohmann::json distinct = nlohmann::json::array();
+  for (auto& [key, group] : groups) {
+    if (std::ranges::find(distinct, group) == distinct.end()) distinct.push_back(std::move(group));
+  }
+  for (auto it = kept.begin(); it != kept.end() && std::ssize(json_text(kept)) > kMaxKeptBytes;) it = kept.erase(it);
+  if (std::ssize(json_text(distinct)) <= kMaxKeptBytes) out.kept["param_groups"] = std::move(distinct);
+  out.kept["state"] = std::move(kept);
+}
+
+Status Opening::read_position() {
+  const DistPosition at = dist_position(dir(), index_);
+  out.tokens = std::max<int64_t>(0, at.tokens);
+  out.step = at.step;
+  if (at.step < 0) {
+    out.step = out.adam_step;
+    out.notes.push_back(
+        fmt::format("it does not say how many steps were done (train_state.step or global_step): {} is "
+                    "the optimizer's own count",
+                    out.step));
+  }
+  if (at.schedule >= 0 && at.schedule != out.step) {
+    out.notes.push_back(fmt::format("its schedule has done {} of {}", count_text(at.schedule, "step"), out.step));
+  }
+  return {};
+}
+
+Result<ForeignState> Opening::read() {
+  if (!out.about.problems.empty()) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: is a training state of torch.distributed.checkpoint that is not complete:\n  {}",
+                             dir().string(), fmt::join(out.about.problems, "\n  "))};
+  }
+  const fs::path metadata = dir() / ".metadata";
+  RT_TRY_SET(const std::string pickle, read_text_file(metadata, kMaxMetadataBytes));
+  Result<DistIndex> index = read_dist_index(pickle);
+  if (!index.ok()) return std::move(index).error().with(metadata.string());
+  index_ = std::move(index).value();
+  RT_TRY(check_files());
+  sort_tensors();
+  if (weights_.empty()) {
+    return refusal(ErrorCode::kUnsupported, dir().string(), "has no weights under names that are known here",
+                   "tensors under `model`, or at the top", "save with {\"model\": ..., \"optimizer\": ...}");
+  }
+  RT_TRY(settle_titan());
+  RT_TRY(add_weights());
+  if (!weights_only) {
+    read_settings();
+    RT_TRY(read_position());
+  }
+  for (const SafeTensor& tensor : out.weights->tensors()) {
+    if (tensor.dtype == "F32" || weights_only) continue;
+    out.notes.push_back(fmt::format("{} is stored as {}: no float masters were kept, the weights are taken as they are",
+                                    tensor.name, tensor.dtype));
+    break;
+  }
+  return std::move(out);
+}
+
+}  // namespace
+
+bool DistStateKey::is_numbered() const {
+  return !parameter.empty() && parameter.find_first_not_of("0123456789") == parameter.npos;
+}
+
+std::optional<DistStateKey> dist_state_key(std::string_view saved) {
+  const std::string_view key = inside(saved);
+  const std::string_view first = first_part(key);
+  if (first != "optimizer" && first != "optim" && first != "optimizers") return std::nullopt;
+  std::string_view rest = key.substr(std::min(key.size(), first.size() + 1));
+  if (!rest.starts_with("state.")) return std::nullopt;
+  rest.remove_prefix(6);
+  const size_t dot = rest.rfind('.');
+  if (dot == rest.npos || dot == 0 || dot + 1 == rest.size()) return std::nullopt;
+  return DistStateKey{without_wrappers(rest.substr(0, dot)), std::string(rest.substr(dot + 1))};
+}
+
+DistPosition dist_position(const fs::path& dir, const DistIndex& index) {
+  Files files(dir);
+  DistPosition out;
+  int priority = 0;  // of the key that `step` is from
+  const auto whole = [](std::optional<double> number) {
+    return number && *number >= 0 && *number <= 1e15 && *number == std::floor(*number) ? static_cast<int64_t>(*number)
+                                                                                       : int64_t{-1};
+  };
+  const auto look = [&](const std::string& saved, const std::string& file, int64_t begin, int64_t bytes) {
+    const std::string_view key = inside(saved);
+    const auto number = [&] { return number_at(files, file, begin, bytes); };
+    if (const auto state = dist_state_key(saved); state && state->kind == "step" && out.adam_step < 0) {
+      out.adam_step = number().value_or(-1);
+    }
+    const int rank = key == "train_state.step" ? 3 : key == "global_step" ? 2 : key == "step" ? 1 : 0;
+    if (rank > priority) {
+      out.step = whole(number());
+      priority = rank;
+    }
+    if (key == "train_state.ntokens_seen") out.tokens = whole(number());
+    if (key == "lr_scheduler.last_epoch") out.schedule = whole(number());
+  };
+  for (const std::vector<DistTensor>* tensors : {&index.model, &index.others}) {
+    for (const DistTensor& tensor : *tensors) {
+      if (!tensor.shape.empty() || tensor.chunks.size() != 1) continue;
+      look(tensor.name, tensor.chunks.front().file, tensor.chunks.front().begin, tensor.chunks.front().bytes);
+    }
+  }
+  for (const DistValue& value : index.values) look(value.name, value.file, value.begin, value.bytes);
+  return out;
+}
+
+Result<ForeignState> open_dist_state(TrainingState about, bool weights_only, const nlohmann::json& config) {
+  return Opening(std::move(about), weights_only, config).read();
+}
+
+}  // namespace cairn::convert

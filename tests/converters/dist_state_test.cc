@@ -1,0 +1,334 @@
+// Training states of torch.distributed.checkpoint, imported: tests/golden/dcp, which FSDP2 saved, against the checksums
+// of what torch gathered; states of drawn boxes, written here; and folders that are wrong. The losses that follow an
+// import: tests/e2e/dcp_test.py.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "ckpt/position.h"
+#include "converters/dist_state.h"
+#include "converters/import.h"
+#include "runtime/json/json.h"
+#include "tests/converters/fixtures.h"
+#include "tests/converters/foreign_folder.h"
+#include "tests/converters/training_states.h"
+#include "tests/support/ok.h"
+
+using namespace cairn;
+using namespace cairn::convert;
+using namespace cairn::convert::testing;
+
+namespace {
+
+const char* const kForms[] = {"app-bf16", "flat-f32-tied", "nested-mixed-tp", "titan-f32"};
+
+const nlohmann::json& training() {
+  static const nlohmann::json kJson = json_or_nothing(slurp(golden("dcp") / "training.json"));
+  return kJson;
+}
+
+Result<ForeignState> opened(const fs::path& dir, bool weights_only = false) {
+  RT_TRY_SET(TrainingState state, looked(dir));
+  return open_dist_state(std::move(state), weights_only, json_or_nothing(slurp(dir / "config.json")));
+}
+
+RawTensor raw(const std::vector<float>& values, const Shape& shape) { return {"F32", shape, bytes_of(values)}; }
+
+/// A tensor of one number.
+RawTensor number(float value) { return raw({value}, {}); }
+
+/// The state of these tensors as FSDP2 saves it, by name; `app`: as torch's tutorial nests it.
+DistState state_of(const std::vector<Drawn>& tensors, bool app, float updates = 5) {
+  DistState out;
+  DistPath model = {"model"}, optimizer = {app ? "optim" : "optimizer"};
+  if (app) {
+    model.insert(model.begin(), "app");
+    optimizer.insert(optimizer.begin(), "app");
+  }
+  for (const Drawn& one : tensors) {
+    out.parts[model][one.name] = raw(one.kinds[0], one.shape);
+    out.parts[optimizer]["state." + one.name + ".exp_avg"] = raw(one.kinds[1], one.shape);
+    out.parts[optimizer]["state." + one.name + ".exp_avg_sq"] = raw(one.kinds[2], one.shape);
+    out.parts[optimizer]["state." + one.name + ".step"] = number(updates);
+  }
+  return out;
+}
+
+/// Cuts each dim in up to three parts, whose boxes up to nine ranks hold in any order.
+auto drawn_cut(std::mt19937& random) {
+  return [&random](const Shape& shape) {
+    std::vector<Box> boxes = {Box::whole(shape)};
+    for (size_t d = 0; d < shape.size(); ++d) {
+      std::vector<Box> cut;
+      for (const Box& box : boxes) {
+        int64_t lo = box.lo[d];
+        for (int part = 0; part < 3 && lo < box.hi[d]; ++part) {
+          const int64_t left = box.hi[d] - lo;
+          const int64_t count = part == 2 ? left : 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(left));
+          Box one = box;
+          one.lo[d] = lo;
+          one.hi[d] = lo + count;
+          cut.push_back(one);
+          lo += count;
+        }
+      }
+      boxes = std::move(cut);
+    }
+    std::shuffle(boxes.begin(), boxes.end(), random);
+    std::vector<std::pair<Box, int>> out;
+    for (const Box& box : boxes) out.emplace_back(box, static_cast<int>(random() % 9));
+    return out;
+  };
+}
+
+std::vector<Drawn> drawn_tensors(std::mt19937& random) {
+  const auto state = opened(golden("dcp") / "nested-mixed-tp");
+  REQUIRE_OK(state);
+  return drawn_like(*state.value().weights, random);
+}
+
+void write_state(const fs::path& dir, const DistState& state) {
+  fs::remove_all(dir);
+  fs::create_directories(dir);
+  fs::copy_file(golden("dcp") / "nested-mixed-tp" / "config.json", dir / "config.json");
+  write_dist(dir, state);
+}
+
+}  // namespace
+
+TEST_SUITE("converters/dist_state") {
+  TEST_CASE("each form's weights and moments are, to the bit, what torch gathered when it saved") {
+    for (const std::string name : kForms) {
+      CAPTURE(name);
+      const auto state = opened(golden("dcp") / name);
+      REQUIRE_OK(state);
+      const nlohmann::json& expected = training()["crc32"][name];
+      CHECK(crc_of(*state.value().weights) == expected["weight"]);
+      CHECK(crc_of(*state.value().exp_avg) == expected["exp_avg"]);
+      CHECK(crc_of(*state.value().exp_avg_sq) == expected["exp_avg_sq"]);
+      CHECK_OK(verify_archives(state.value()));
+    }
+  }
+
+  TEST_CASE("an import has three kinds of state and the position as far as plain numbers say it") {
+    for (const std::string name : kForms) {
+      CAPTURE(name);
+      const bool titan = name.starts_with("titan") || name.starts_with("flat"), app = name == "app-bf16";
+      TempDir temp;
+      const auto report = imported(golden("dcp") / name, temp / "to", {.config = golden("dcp") / name});
+      REQUIRE_OK(report);
+      CHECK(report.value().dir.filename() == "step-00000003");
+      CHECK(report.value().adam_step == 3);
+      ckpt::PosixBackend io;
+      const auto manifest = ckpt::read_manifest(io, report.value().dir);
+      REQUIRE_OK(manifest);
+      const auto position = ckpt::position_of(manifest.value());
+      REQUIRE_OK(position);
+      CHECK(position.value().step == 3);
+      CHECK(position.value().samples == 0);
+      CHECK(position.value().tokens == (titan ? 192 : 0));
+      CHECK(position.value().sampler.empty());
+      CHECK(position.value().past.moments_from == 0);
+      CHECK(position.value().lr == doctest::Approx(0.005));  // of the next step
+      const nlohmann::json foreign = json_or_nothing(manifest.value().state)["imported"]["foreign"];
+      CHECK(foreign["program"] == "torch.distributed.checkpoint");
+      CHECK(foreign["param_groups"].size() == 2);
+      const OptimizerConfig& optimizer = report.value().recipe.optimizer;
+      CHECK(optimizer.beta1 == 0.9);
+      CHECK(optimizer.beta2 == 0.95);
+      CHECK(optimizer.eps == 1e-6);
+      CHECK(optimizer.weight_decay == 0.1);
+      const std::string warnings = fmt::format("{}", fmt::join(report.value().warnings, "\n"));
+      CHECK(has(warnings, "it does not say how many steps were done") == app);
+      CHECK(has(warnings, "no float masters were kept") == app);
+      CHECK(state_in(report.value().dir).size() == (name == "flat-f32-tied" ? 3 * 20 : 3 * 21));
+    }
+  }
+
+  TEST_CASE("an import of only the weights begins at step 0, whatever the optimizer's state") {
+    TempDir temp;
+    for (const std::string name : kForms) {
+      CAPTURE(name);
+      const auto report =
+          imported(golden("dcp") / name, temp / name, {.weights_only = true, .config = golden("dcp") / name});
+      REQUIRE_OK(report);
+      CHECK(report.value().dir.filename() == "step-00000000");
+    }
+  }
+
+  TEST_CASE("twenty drawn layouts of boxes on up to nine ranks into three of ours: equal") {
+    std::mt19937 random(51);
+    TempDir temp;
+    const fs::path config = golden("dcp") / "nested-mixed-tp" / "config.json";
+    for (int draw = 0; draw < 20; ++draw) {
+      CAPTURE(draw);
+      const std::vector<Drawn> tensors = drawn_tensors(random);
+      DistState state = state_of(tensors, draw % 2 == 0);
+      state.cut = drawn_cut(random);
+      fs::remove_all(temp.path);
+      write_state(temp / "from", state);
+      const State expected = imported_plainly(tensors, config, temp.path);
+      const MeshConfig meshes[] = {{.dp = 1}, {.tp = 2, .dp = 1}, {.pp = 2, .dp = 2}};
+      for (size_t m = 0; m < 3; ++m) {
+        const auto report = imported(temp / "from", temp / fmt::format("to-{}", m), {.mesh = meshes[m]});
+        REQUIRE_OK(report);
+        CHECK(report.value().step == 5);
+        const State found = state_in(report.value().dir);
+        REQUIRE(found.size() == expected.size());
+        for (const auto& [name, values] : expected) {
+          CAPTURE(name);
+          REQUIRE(found.at(name) == values);
+        }
+      }
+    }
+  }
+
+  TEST_CASE("tensors without optimizer state: a tied copy is passed over, others begin with moments of zero") {
+    std::mt19937 random(7);
+    TempDir temp;
+    const std::vector<Drawn> tensors = drawn_tensors(random);
+    DistState state = state_of(tensors, false);
+    RawTensors& moments = state.parts[{"optimizer"}];
+    const std::string frozen = "model.layers.1.mlp.up_proj.weight";
+    for (const char* kind : {".exp_avg", ".exp_avg_sq", ".step"}) moments.erase("state." + frozen + kind);
+    state.parts[{"model"}]["copy.of.it"] = state.parts[{"model"}].at("lm_head.weight");
+    write_state(temp / "from", state);
+    const auto open = opened(temp / "from");
+    REQUIRE_OK(open);
+    CHECK(open.value().weights->find("copy.of.it") == nullptr);
+    const SafeTensor* const zero = open.value().exp_avg->find(frozen);
+    REQUIRE(zero != nullptr);
+    const std::vector<float> values = elements(*open.value().exp_avg, *zero);
+    CHECK(std::ranges::count(values, 0.0f) == std::ssize(values));
+    CHECK(has(fmt::format("{}", fmt::join(open.value().notes, "\n")), "1 tensor has no optimizer state"));
+  }
+
+  TEST_CASE("states that cannot be taken are refused: what was found, what was expected, what to do") {
+    std::mt19937 random(8);
+    TempDir temp;
+    const std::vector<Drawn> tensors = drawn_tensors(random);
+    const std::string norm = "state.model.norm.weight";
+    const auto refused = [&](const std::string& says, const auto& change) {
+      CAPTURE(says);
+      DistState state = state_of(tensors, false);
+      change(state);
+      write_state(temp / "from", state);
+      const std::string text = message_of(temp / "from", temp / "to");
+      CHECK_MESSAGE(has(text, says), text);
+      CHECK_MESSAGE(has(text, "expected"), text);
+    };
+    const DistPath optimizer = {"optimizer"}, model = {"model"};
+    refused("its optimizer's state is numbered (optimizer.state.0)", [&](DistState& state) {
+      RawTensors numbered;
+      int k = 0;
+      for (const Drawn& one : tensors) {
+        for (const char* kind : {"exp_avg", "exp_avg_sq", "step"}) {
+          numbered[fmt::format("state.{}.{}", k, kind)] =
+              state.parts[optimizer].at(fmt::format("state.{}.{}", one.name, kind));
+        }
+        ++k;
+      }
+      state.parts[optimizer] = numbered;
+    });
+    refused("the optimizer is not Adam or AdamW: it has max_exp_avg_sq", [&](DistState& state) {
+      state.parts[optimizer][norm + ".max_exp_avg_sq"] = state.parts[optimizer].at(norm + ".exp_avg_sq");
+    });
+    refused("exp_avg_sq is missing", [&](DistState& state) { state.parts[optimizer].erase(norm + ".exp_avg_sq"); });
+    refused("its state is of update 4", [&](DistState& state) { state.parts[optimizer][norm + ".step"] = number(4); });
+    refused("does not say how many updates", [&](DistState& state) { state.parts[optimizer].erase(norm + ".step"); });
+    refused("has optimizer state of model.norm.weight and no weight of that name",
+            [&](DistState& state) { state.parts[model].erase("model.norm.weight"); });
+    refused("exp_avg is [5]", [&](DistState& state) {
+      state.parts[optimizer][norm + ".exp_avg"] = raw({1, 2, 3, 4, 5}, {5});
+    });
+    refused("has names of another form", [&](DistState& state) {
+      RawTensors turned;
+      for (const auto& [name, tensor] : state.parts[optimizer]) turned["moments." + name] = tensor;
+      state.parts[optimizer] = turned;
+    });
+    const auto in_folder = [&](const std::string& name, const std::string& says, const auto& change) {
+      CAPTURE(says);
+      fs::remove_all(temp / "from");
+      fs::copy(golden("dcp") / name, temp / "from", fs::copy_options::recursive);
+      change(temp / "from");
+      const std::string text = message_of(temp / "from", temp / "to");
+      CHECK_MESSAGE(has(text, says), text);
+      CHECK_MESSAGE(has(text, "expected"), text);
+    };
+    in_folder("nested-mixed-tp", "__2_0.distcp: is missing",
+              [](const fs::path& at) { fs::remove(at / "__2_0.distcp"); });
+    in_folder("app-bf16", "expected an archive of torch.save at byte", [](const fs::path& at) {
+      fs::copy_file(at / "__0_0.distcp", at / "__1_0.distcp", fs::copy_options::overwrite_existing);
+    });
+    DistState square = state_of(tensors, false);
+    square.cut = [](const Shape& shape) { return std::vector<std::pair<Box, int>>{{Box::whole(shape), 0}}; };
+    write_state(temp / "from", square);
+    std::string metadata = slurp(temp / "from/.metadata");
+    const std::string q = "model.model.layers.0.self_attn.q_proj.weight",
+                      o = "model.model.layers.0.self_attn.o_proj.weight";
+    const size_t index = metadata.find("storage_data");  // the places of two tensors of equal length are swapped
+    const size_t at_q = metadata.find(q, index), at_o = metadata.find(o, index);
+    REQUIRE((at_q != metadata.npos && at_o != metadata.npos));
+    metadata.replace(at_q, q.size(), o);
+    metadata.replace(at_o, o.size(), q);
+    spit(temp / "from/.metadata", metadata);
+    const std::string swapped = message_of(temp / "from", temp / "to");
+    CHECK_MESSAGE(has(swapped, "as .metadata says"), swapped);
+    CHECK_MESSAGE(has(swapped, "is F32 [16, 12]"), swapped);
+    in_folder("titan-f32", "has torchtitan's own names, and config.json a model of type mistral",
+              [](const fs::path& at) {
+                std::string config = slurp(at / "config.json");
+                config.replace(config.find("\"llama\""), 7, "\"mistral\"");
+                spit(at / "config.json", config);
+              });
+    in_folder("app-bf16", "--config DIR", [](const fs::path& at) { fs::remove(at / "config.json"); });
+    in_folder("app-bf16", "shape [20, 12], expected [24, 12]", [](const fs::path& at) {
+      std::string config = slurp(at / "config.json");
+      config.replace(config.find("\"intermediate_size\": 20"), 23, "\"intermediate_size\": 24");
+      spit(at / "config.json", config);
+    });
+  }
+
+  TEST_CASE("five thousand mutations of a state's files end in a clear error or in tensors that can be read") {
+    std::mt19937 random(5001);
+    TempDir temp;
+    int64_t refused = 0, taken = 0;
+#ifdef CAIRN_SANITIZED
+    const int each = 100;
+#else
+    const int each = 1250;
+#endif
+    for (const std::string name : kForms) {
+      fs::remove_all(temp / "x");
+      fs::copy(golden("dcp") / name, temp / "x", fs::copy_options::recursive);
+      std::vector<fs::path> files;
+      for (const auto& entry : fs::recursive_directory_iterator(temp / "x")) {
+        if (entry.path().extension() == ".distcp" || entry.path().filename() == ".metadata") {
+          files.push_back(entry.path());
+        }
+      }
+      std::ranges::sort(files);
+      for (int k = 0; k < each; ++k) {
+        const fs::path& path = files[random() % files.size()];
+        const std::string whole = slurp(path);
+        spit(path, mutated(whole, random));
+        const auto open = opened(temp / "x", random() % 4 == 0);
+        if (open.ok()) {
+          ++taken;
+          read_all(open.value());
+        } else {
+          ++refused;
+          CHECK(open.error().message.size() > 20);
+        }
+        spit(path, whole);
+      }
+    }
+    MESSAGE(refused << " refused, " << taken << " taken");
+    CHECK(refused > taken / 4);
+  }
+}
