@@ -12,6 +12,23 @@
 #include "runtime/json/json.h"
 
 namespace cairn::convert {
+namespace {
+
+std::string_view kind_of(WeightsOf which) {
+  switch (which) {
+    case WeightsOf::kAverage:
+      return ckpt::kEmaKind;
+    case WeightsOf::kFirstMoment:
+      return ckpt::kStateKinds[1];
+    case WeightsOf::kSecondMoment:
+      return ckpt::kStateKinds[2];
+    default:
+      return ckpt::kWeightKind;
+  }
+}
+
+}  // namespace
+
 void copy_box_out(const float* whole, const Shape& shape, const Box& box, float* dense) {
   if (box.empty()) return;
   const int64_t run = box.extent(box.dims() - 1);  // contiguous in both
@@ -34,7 +51,7 @@ Result<std::unique_ptr<CheckpointWeights>> CheckpointWeights::open(ckpt::IoBacke
   RT_TRY_SET(ckpt::CheckpointReader reader, ckpt::CheckpointReader::open(io, dir));
   std::unique_ptr<CheckpointWeights> out(new CheckpointWeights());
   out->reader_ = std::make_unique<ckpt::CheckpointReader>(std::move(reader));
-  out->kind_ = which == WeightsOf::kAverage ? ckpt::kEmaKind : ckpt::kWeightKind;
+  out->kind_ = kind_of(which);
   const ckpt::Manifest& manifest = out->manifest();
   if (which == WeightsOf::kAverage && std::none_of(manifest.tensors.begin(), manifest.tensors.end(),
                                                    [](const auto& entry) { return entry.kind == ckpt::kEmaKind; })) {

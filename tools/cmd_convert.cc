@@ -14,6 +14,7 @@
 #include "ckpt/format/names.h"
 #include "ckpt/mirror/place.h"
 #include "ckpt/store/uring_backend.h"
+#include "converters/dist_export.h"
 #include "converters/export.h"
 #include "converters/folder_kinds.h"
 #include "converters/hf_folder.h"
@@ -41,7 +42,7 @@ using nlohmann::json;
 enum class Kind { kFolder, kCheckpoint };  // of the source
 
 struct Options {
-  std::string verb, from, to, target_kind;            // "hf", "cairn", or empty: what the source is not
+  std::string verb, from, to, target_kind;            // "hf", "cairn", "dcp", or empty: what the source is not
   std::string mesh, name, config;                     // into a checkpoint
   int64_t step = -1;                                  // of a training state; -1: the newest
   std::string dtype, quantize, max_shard_size, like;  // into a folder
@@ -83,7 +84,7 @@ Status refuse_useless(const Options& options, bool to_cairn) {
     RT_TRY(refuse(!options.mesh.empty(), "--mesh", "into a checkpoint"));
     RT_TRY(refuse(!options.name.empty(), "--name", "into a checkpoint"));
     RT_TRY(refuse(!options.config.empty(), "--config", "into a checkpoint"));
-    RT_TRY(refuse(options.weights_only, "--weights-only", "into a checkpoint"));
+    RT_TRY(refuse(options.weights_only, "--weights-only", "into a checkpoint, or one of torch (--to dcp)"));
     RT_TRY(refuse(options.step >= 0, "--step", "into a checkpoint"));
   }
   return {};
@@ -287,6 +288,66 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
              report.model_type, format_count(static_cast<double>(report.parameters)),
              count_text(report.tensors, "tensor"), format_bytes(report.data_bytes), dtype_text(report),
              count_text(report.shards, "file"), count_text(report.files_passed, "other file"), report.seconds);
+  return 0;
+}
+
+/// A folder of torch.distributed.checkpoint.
+Result<int> to_dcp(const Options& options, bool as_json) {
+  for (const auto& [flag, given] : {std::pair("--dtype", !options.dtype.empty()),
+                                    {"--quantize", !options.quantize.empty()},
+                                    {"--max-shard-size", !options.max_shard_size.empty()},
+                                    {"--like", !options.like.empty()},
+                                    {"--without-tokenizer", options.without_tokenizer},
+                                    {"--ema", options.ema},
+                                    {"--hdf5", options.hdf5},
+                                    {"--overwrite", options.overwrite},
+                                    {"--mesh", !options.mesh.empty()},
+                                    {"--name", !options.name.empty()},
+                                    {"--config", !options.config.empty()},
+                                    {"--step", options.step >= 0},
+                                    {"--untie", options.untie},
+                                    {"--drop-mtp", options.drop_mtp}}) {
+    if (given) {
+      return invalid(
+          fmt::format("{} has no meaning with --to dcp: the whole state of a checkpoint is written to an "
+                      "empty folder, as float32",
+                      flag));
+    }
+  }
+  RT_TRY_SET(const fs::path from, resolve_source(options.from));
+  RT_TRY(check_outside_checkpoints(options.to));
+  convert::DistExportOptions to{.weights_only = options.weights_only, .cancel = &stop_on_signals()};
+  Result<convert::DistExportReport> done = [&] {
+    ByteProgress progress("written");
+    to.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total); };
+    const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+    return unless_removed({from}, convert::export_dist(*io, from, options.to, to, dsl::decode_recipe));
+  }();
+  RT_TRY_SET(const convert::DistExportReport report, std::move(done));
+  tell_warnings(options, report.warnings);
+  if (as_json) {
+    print_json({{"checkpoint", from.string()},
+                {"folder", report.dir.string()},
+                {"model_type", report.model_type},
+                {"parameters", report.parameters},
+                {"tensors", report.tensors},
+                {"bytes", report.data_bytes},
+                {"files", report.files},
+                {"moments", report.moments},
+                {"step", report.step},
+                {"adam_step", report.adam_step},
+                {"seconds", report.seconds},
+                {"warnings", report.warnings}});
+    return 0;
+  }
+  fmt::print("{} -> {}: {}, {} parameters in {}, {} in {}; {:.1f} s\n", from.string(), report.dir.string(),
+             report.model_type, format_count(static_cast<double>(report.parameters)),
+             count_text(report.tensors, "tensor"), format_bytes(report.data_bytes), count_text(report.files, "file"),
+             report.seconds);
+  fmt::print("  for torch.distributed.checkpoint: {}\n",
+             report.moments ? fmt::format("weights, exp_avg, exp_avg_sq, settings; step {}, {} of the optimizer's own",
+                                          report.step, count_text(report.adam_step, "update"))
+                            : "only weights");
   return 0;
 }
 
@@ -545,6 +606,7 @@ Result<int> run(const Options& options, bool as_json) {
     return check(options, as_json);
   }
   if (options.to.empty()) return invalid("where to? give a second folder, or --check to look at the first");
+  if (options.target_kind == "dcp") return to_dcp(options, as_json);
   if (options.target_kind != "hf") {
     std::error_code error;
     const bool checkpoint = fs::exists(fs::path(options.from) / ckpt::kManifestName, error);
@@ -631,8 +693,9 @@ void add_convert(CLI::App& app, Session& session) {
   command->add_option("DST", options->to, "folder to make; for a checkpoint: step-00000000 is written in it");
   command
       ->add_option("--to", options->target_kind,
-                   "hf: a Hugging Face folder; cairn: a checkpoint; default: what SRC is not")
-      ->check(CLI::IsMember({"hf", "cairn"}));
+                   "hf: a Hugging Face folder; cairn: a checkpoint; dcp: a checkpoint of torch.distributed.checkpoint, "
+                   "with optimizer; default: what SRC is not")
+      ->check(CLI::IsMember({"hf", "cairn", "dcp"}));
   command->add_flag("--check", options->check,
                     "write nothing: family, parameters, what maps where, what is missing, extra or oddly shaped");
   add_import_options(*command, *options);
@@ -673,16 +736,24 @@ void add_import(CLI::App& app, Session& session) {
 
 void add_export(CLI::App& app, Session& session) {
   auto options = std::make_shared<Options>(Options{.verb = "export", .target_kind = "hf"});
-  CLI::App* command = app.add_subcommand("export", "convert a checkpoint of any layout to a Hugging Face folder");
+  CLI::App* command = app.add_subcommand(
+      "export", "convert a checkpoint of any layout to a Hugging Face folder, or for torch.distributed.checkpoint");
   command->add_option("checkpoint", options->from, "a checkpoint, or a run folder: its newest complete one")
       ->required();
   command->add_option("hf_dir", options->to, "folder to make: config.json, safetensors, tokenizer files")->required();
+  command
+      ->add_option("--to", options->target_kind,
+                   "hf: a Hugging Face folder; dcp: a checkpoint of torch.distributed.checkpoint, with optimizer; "
+                   "default: hf")
+      ->check(CLI::IsMember({"hf", "dcp"}));
+  command->add_flag("--weights-only", options->weights_only, "with --to dcp: without the optimizer's state");
   add_export_options(*command, *options);
   add_shared_options(*command, *options, false, session);
   command->footer(
       "Exit codes: as `cairn convert`.\n"
       "Examples:\n"
       "  cairn export runs/mine HF_DIR\n"
+      "  cairn export runs/mine DCP_DIR --to dcp\n"
       "  cairn export runs/mine/checkpoints/step-00001200 HF_DIR --dtype bf16 --max-shard-size 2GB");
   act(*command, options, session);
 }
