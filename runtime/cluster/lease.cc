@@ -8,11 +8,11 @@
 
 #include "runtime/cluster/connection.h"
 #include "runtime/cluster/token.h"
+#include "runtime/hosts/membership.h"
 
 namespace cairn::cluster {
 namespace {
 
-constexpr double kStoreS = 10;               // between two tries of a store that does not answer
 constexpr int64_t kStillNs = 1'000'000'000;  // of waiting for a quarter of a second: the process stood still
 constexpr int64_t kLookNs = 200'000'000;     // a store that many hosts share is not asked more often
 
@@ -20,7 +20,7 @@ constexpr int64_t kLookNs = 200'000'000;     // a store that many hosts share is
 bool is_unbroken(int64_t shown_ns, int64_t failed_ns, double claims_after_s, int64_t now_ns) {
   const bool fails = failed_ns > shown_ns;
   const double since_s = static_cast<double>(now_ns - std::max(shown_ns, failed_ns)) / 1e9;
-  return since_s < (fails ? std::max(claims_after_s, kStoreS) : claims_after_s);
+  return since_s < (fails ? std::max(claims_after_s, hosts::membership::kStoreTriesS) : claims_after_s);
 }
 
 }  // namespace
@@ -71,17 +71,19 @@ void Lease::run() {
     lock.lock();
     waits_since_ns_ = steady_ns();
     changed_.wait_for(lock, std::chrono::duration<double>(kLeaseEveryS), [this] { return ends_; });
-    const int64_t woke_ns = steady_ns(), waited_ns = woke_ns - waits_since_ns_.exchange(0);
-    if (waited_ns < kStillNs) continue;
-    still_ns_ = waited_ns;
-    woke_ns_ = woke_ns;
+    const int64_t woke_ns = steady_ns(), waited_ns = woke_ns - waits_since_ns_;
+    if (waited_ns >= kStillNs) {
+      still_ns_ = waited_ns;
+      woke_ns_ = woke_ns;
+    }
+    waits_since_ns_ = 0;  // last: stood_still_s() reads it first
   }
 }
 
 double Lease::stood_still_s(int64_t now_ns, double ago_s) const {
-  int64_t still_ns = 0;
-  if (static_cast<double>(now_ns - woke_ns_) / 1e9 <= ago_s) still_ns = still_ns_;
-  if (const int64_t since_ns = waits_since_ns_; since_ns != 0) still_ns = std::max(still_ns, now_ns - since_ns);
+  const int64_t since_ns = waits_since_ns_;
+  int64_t still_ns = since_ns != 0 ? now_ns - since_ns : 0;
+  if (static_cast<double>(now_ns - woke_ns_) / 1e9 <= ago_s) still_ns = std::max(still_ns, still_ns_.load());
   return still_ns >= kStillNs ? static_cast<double>(still_ns) / 1e9 : 0;
 }
 

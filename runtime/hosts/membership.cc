@@ -39,8 +39,7 @@ bool claims_lead(const Silence& silence) {
 }
 
 bool leads_surely(const Sign& sign) {
-  constexpr double kStoreS = 10;  // between two tries of a store that does not answer
-  return sign.since_shown_s < sign.claims_after_s || sign.since_failed_s < std::max(sign.claims_after_s, kStoreS);
+  return sign.since_shown_s < sign.claims_after_s || sign.since_failed_s < std::max(sign.claims_after_s, kStoreTriesS);
 }
 
 Leader::Leader(Options options, int64_t now_ns)
@@ -268,7 +267,7 @@ void Leader::on(const Leads& event, int64_t now_ns, Actions& out) {
   auto* const judging = std::get_if<Judging>(&phase_);
   RT_CHECK(judging != nullptr, "whether this host leads was not asked");
   Gathering gathering = std::move(judging->of);
-  const bool unknown = event.error && event.error->code == ErrorCode::kTimeout;
+  const bool unknown = event.error && event.error->code != ErrorCode::kUnavailable;
   const std::optional<Error> failed = event.error && !(unknown && judging->failed) ? event.error : judging->failed;
   if (unknown && !judging->failed && now_ns < gathering.until_ns) {
     if (!gathering.unknown)

@@ -64,6 +64,10 @@ struct Silence {
 /// Whether that host claims the next epoch. The host that has its place now may, where it has lost it.
 bool claims_lead(const Silence& silence);
 
+/// A little longer than two tries of a store that does not answer, 5.25 s each. A leader that stood still may have been
+/// followed by another one, and must not take its last failure for a fresh one.
+inline constexpr double kStoreTriesS = 11;
+
 /// The knowledge of a leader that is about to write into the run.
 struct Sign {
   double since_shown_s = 0;   // the last sign that it has shown others
@@ -119,7 +123,7 @@ struct Resize {
   int64_t hosts = 0;
   double patience_s = 0;
 };
-/// To CheckEpoch; `error`: why this host leads no more, or (kTimeout) that it is not known: the store is asked again.
+/// To CheckEpoch; `error`: why this host leads no more (kUnavailable), or that it is not known: the store is asked again.
 struct Leads {
   std::optional<Error> error = {};
 };

@@ -99,7 +99,7 @@ Status LocalCoordinator::open() {
   for (const std::string& notice : notices) narrator_.say(notice);
   RT_TRY(attach_replicas(run));
   RT_TRY(narrator_.open_events());
-  if (options_.lost_leader) narrator_.failed({*options_.lost_leader}, true, 0, {});
+  if (options_.lost_leader) narrator_.lost_leader({*options_.lost_leader});
   copies_.report_to(narrator_.callbacks());
   requests_.open();
   requests_.pass_on(*node_, 0);
@@ -169,9 +169,14 @@ Status LocalCoordinator::check_owner() {
   return mine;
 }
 
-/// Before each write. A leader that stood still may have been followed by another one: it writes nothing, and ends.
+/// Before each write. A leader that stood still may have been followed by another one: it writes nothing, and ends. A
+/// store that does not answer takes seconds to say so, and is asked once a second.
 bool LocalCoordinator::owns_run() {
-  return options_.fleet == nullptr || options_.fleet->leads_surely() || check_owner().ok();
+  if (options_.fleet == nullptr || options_.fleet->leads_surely()) return true;
+  if (clock_.now_ns() < unsure_until_ns_) return false;
+  const Status mine = check_owner();
+  if (!mine.ok()) unsure_until_ns_ = clock_.now_ns() + 1'000'000'000;
+  return mine.ok();
 }
 
 /// From any thread: a checkpoint that is being loaded keeps the supervisor's.
@@ -260,14 +265,20 @@ Status LocalCoordinator::save_on_all_hosts(const ckpt::WholeSlot& slot) {
   return node_->save(slot);
 }
 
-/// What only memory holds is saved, with what the other hosts hold.
-std::optional<ckpt::PersistEvent> LocalCoordinator::flush_memory(hosts::generation::Wants wants) {
+/// What only memory holds is saved, with what the other hosts hold. `outcome`, where given: also of what has no event,
+/// such as a host that is away.
+std::optional<ckpt::PersistEvent> LocalCoordinator::flush_memory(hosts::generation::Wants wants, Status* outcome) {
   if (options_.fleet == nullptr) return node_->flush();
-  return node_->flush([&]() -> Status {
+  const auto save = [&]() -> Status {
     RT_TRY_SET(const ckpt::HostMemory others,
                options_.fleet->look(wants));  // first: saves that cannot end are given up
     RT_TRY_SET(const std::optional<ckpt::WholeSlot> slot, node_->unsaved(others));
     return slot ? save_on_all_hosts(*slot) : Status();
+  };
+  return node_->flush([&] {
+    Status saved = save();
+    if (outcome != nullptr) *outcome = saved;
+    return saved;
   });
 }
 
@@ -367,8 +378,10 @@ agent::Restart LocalCoordinator::restart_of(const agent::Failure& failure) {
   if (const Status saved = save_memory_of_all(); !saved.ok()) {
     narrator_.warn(fmt::format("what memory holds is not saved before {} leaves the run: {}",
                                fleet.name_of_rank(failure.rank), saved.error().message));
-    if (agent::rule_of(which).remedy == agent::Remedy::kInPlace) return agent::restart_here(which);
+    const bool ends = saved.error().code == ErrorCode::kStopped || control_->abandoned();
+    if (ends || agent::rule_of(which).remedy == agent::Remedy::kInPlace) return agent::restart_here(which);
   }
+  if (!fleet.can_spare_one()) return agent::restart_here(which);  // one was lost during the save
   const bool out = exclude(failure.rank / fleet.options().ranks, record_.reason(), which).ok();
   return out ? next : agent::restart_here(which);
 }
@@ -376,12 +389,14 @@ agent::Restart LocalCoordinator::restart_of(const agent::Failure& failure) {
 /// Before a host leaves that lives: its memory goes with it, and only there may be what no checkpoint has.
 Status LocalCoordinator::save_memory_of_all() {
   node_->ranks_gone();
-  const std::optional<ckpt::PersistEvent> saved = flush_memory(hosts::generation::Wants::kThere);
+  const bool kept = node_->keeps_memory();
+  Status out;
+  const std::optional<ckpt::PersistEvent> saved = flush_memory(hosts::generation::Wants::kThere, &out);
+  node_->keep_memory(kept);  // ranks resume from it
   take_save_events();
-  if (!saved) return {};
-  if (saved->status.ok()) narrator_.say(fmt::format("saved step {} from shared memory", saved->step));
-  take_saved(*saved);
-  return saved->status;
+  if (saved && saved->status.ok()) narrator_.say(fmt::format("saved step {} from shared memory", saved->step));
+  if (saved) take_saved(*saved);
+  return out;
 }
 
 /// A host that the run can do without. Errors: told.

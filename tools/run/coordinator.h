@@ -7,6 +7,7 @@
 //
 // Threads: the supervisor's loop.
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -208,7 +209,7 @@ class LocalCoordinator final : public Coordinator {
   void join_hosts(ckpt::NodeOptions& options);
   Result<ckpt::RestoreChoice> begin_on_all_hosts();
   Status save_on_all_hosts(const ckpt::WholeSlot& slot);
-  std::optional<ckpt::PersistEvent> flush_memory(hosts::generation::Wants wants);
+  std::optional<ckpt::PersistEvent> flush_memory(hosts::generation::Wants wants, Status* outcome = nullptr);
   void tell_epoch();
   std::string check_dtype() const;
   Status take_check(const CheckReport& report);
@@ -264,6 +265,7 @@ class LocalCoordinator final : public Coordinator {
   FailedSaves failed_saves_;
 
   int64_t clocks_asked_ns_ = 0;
+  std::atomic<int64_t> unsure_until_ns_ = 0;  // owns_run() asks no store before
   int64_t stop_asked_ns_ = 0;  // 0: not asked, or the ranks have been waited for long enough
   bool told_nameless_ = false, told_copies_ = false;
   int64_t last_step_ = 0, last_progress_step_ = 0;

@@ -377,10 +377,11 @@ Status Fleet::check_epoch() const {
 }
 
 bool Fleet::leads_surely() const {
+  const int64_t shown_ns = lease_->shown_ns(), failed_ns = lease_->failed_ns();  // before the time
   const int64_t now_ns = cluster::steady_ns();
   const auto since_s = [&](int64_t then_ns) { return static_cast<double>(now_ns - then_ns) / 1e9; };
-  return membership::leads_surely({.since_shown_s = since_s(lease_->shown_ns()),
-                                   .since_failed_s = since_s(lease_->failed_ns()),
+  return membership::leads_surely({.since_shown_s = since_s(shown_ns),
+                                   .since_failed_s = since_s(failed_ns),
                                    .claims_after_s = claims_after_s_});
 }
 
@@ -651,7 +652,8 @@ void Fleet::give(const generation::Give& order) {
 Result<ckpt::HostMemory> Fleet::look(Wants wants) {
   stage_.reset();
   given_here_.reset();
-  feed(generation::Look{wants, !check_dtype_.empty() && callbacks_.checked != nullptr});
+  // Not before a save: a measurement may exclude a host.
+  feed(generation::Look{wants, wants == Wants::kAll && !check_dtype_.empty() && callbacks_.checked != nullptr});
   RT_TRY(drive());
   return common_;
 }

@@ -126,7 +126,7 @@ Result<Goodput> goodput_of(const std::filesystem::path& run, double now) {
         const double last = end ? number_of(*end, "time", heard) : steps.last_before(time, heard);
         const bool asked = end && number_of(*end, "exit_code", 1) == 0;
         (asked ? away : out.down) += std::max(0.0, time - last);
-        if (!end) ++out.deaths;
+        if (!end && !died) ++out.deaths;  // else it is the failure before: a lost leader's
         died = died || !asked;
       }
       if (died) ++(text_of(event, "source") == "memory" ? out.from_memory : out.from_disk);

@@ -44,7 +44,8 @@ Restart HostRecord::judge(int64_t host, const agent::Failure& failure, int64_t s
       break;
   }
   if (!spare || which == FailureClass::kSymptom || before + 1 < kHostTries) return Restart::kInPlace;
-  if (rule.fault == agent::Fault::kRank && same) return Restart::kInPlace;
+  const bool own = which == FailureClass::kCrash || which == FailureClass::kError;  // not a hang: its links may do that
+  if (own && same) return Restart::kInPlace;
   reason_ = fmt::format("{} failures of its ranks in {:.0f} min without progress, the last: {}", before + 1,
                         kHostTriesWithinS / 60, rule.words);
   return Restart::kElsewhere;

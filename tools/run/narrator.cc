@@ -323,6 +323,11 @@ void Narrator::failed(const agent::RestartInfo& info, bool restarting, double ba
                     : "all ranks stopped; starting again");
 }
 
+void Narrator::lost_leader(const agent::RestartInfo& info) {
+  failed(info, true, 0, {});
+  failed_at_ns_ = 0;
+}
+
 Status Narrator::begin_trace() {
   drew_.clear();
   std::error_code problem;

@@ -95,6 +95,8 @@ class Narrator {
   void kills(int64_t rank, int64_t pid, int64_t step);
   /// `report`: where each rank was; empty: none could be written.
   void failed(const agent::RestartInfo& info, bool restarting, double backoff_s, const std::filesystem::path& report);
+  /// This host has taken the lead of one that is lost: failed() for the record, and no recovery is timed.
+  void lost_leader(const agent::RestartInfo& info);
   /// What ranks of before have drawn is forgotten; they and the next write below trace_dir(), which is there then.
   Status begin_trace();
   /// A rank has drawn its part of the trace; those of all are merged.
