@@ -61,19 +61,10 @@ json json_of(const AuditedLeg& one) {
 Result<int> run_audit(const AuditArgs& args, bool as_json) {
   const fs::path run = args.run;
   if (is_gone(run / "run.json")) return Error{ErrorCode::kInvalidInput, args.run + ": no run folder"};
-  AuditOptions options{.scratch = args.scratch.empty() ? run / "audit" : fs::path(args.scratch), .sets = args.sets};
+  AuditOptions options{.sets = args.sets};
   RT_TRY_SET(const StepRange range, step_range("--steps", args.steps));
   options.first = range.first;
   options.last = range.last;
-  if (args.scratch.empty() == false && !is_gone(options.scratch) && is_gone(options.scratch / "audit.lua") &&
-      !fs::is_empty(options.scratch)) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("--scratch {}: not empty, and no audit's; its contents would be lost", args.scratch)};
-  }
-  if (const auto holder = holder_of_run(options.scratch)) {
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("{}: another audit is at work there ({})", options.scratch.string(), holder->describe())};
-  }
   if (args.threads > 0) options.train_more = {"--threads", std::to_string(args.threads)};
   if (!args.device.empty()) options.train_more.insert(options.train_more.end(), {"--device", args.device});
   const auto say = [&](const std::string& text) {
@@ -86,7 +77,9 @@ Result<int> run_audit(const AuditArgs& args, bool as_json) {
                     leg.from == 0 ? "the beginning" : ckpt::step_dir_name(leg.from)));
   };
   options.told = [&](const AuditedLeg& one) { say("  " + text_of(one)); };
-  RT_TRY_SET(const std::vector<AuditedLeg> legs, audit(run, options));
+  RT_TRY_SET(AuditScratch scratch,
+             AuditScratch::take(args.scratch.empty() ? run / "audit" : fs::path(args.scratch), run));
+  RT_TRY_SET(const std::vector<AuditedLeg> legs, audit(run, scratch, options));
   const auto bad = std::ranges::find_if(legs, [](const AuditedLeg& one) { return !one.equal(); });
   const bool equal = bad == legs.end();
   const bool complete = legs.back().leg.to == range.last;
@@ -108,9 +101,8 @@ Result<int> run_audit(const AuditArgs& args, bool as_json) {
                     step, args.run, step));
   }
   if (!args.keep) {
-    std::error_code failed;
-    fs::remove_all(options.scratch, failed);
-    if (failed) fmt::print(stderr, "warning: {}: {}\n", options.scratch.string(), failed.message());
+    if (const Status removed = scratch.remove(); !removed.ok())
+      fmt::print(stderr, "warning: {}\n", removed.error().message);
   }
   return equal ? 0 : 1;
 }

@@ -112,6 +112,8 @@ Result<json> row_of(const TokenLoss& one, const OrderedStep& step, const StepLos
 }
 
 Result<json> rows_of(const OrderedStep& step, StepLosses& losses, const fs::path& folder, int64_t top) {
+  if (step.recipe.objective.kind == ObjectiveConfig::Kind::kInfill)
+    return Error{ErrorCode::kUnsupported, "objective.kind = \"infill\" moves tokens: what stands where is not the data's"};
   losses.samples = std::ssize(step.samples);
   losses.tokens = step.recipe.model.context;
   RT_TRY(take_losses(folder, top, losses));
@@ -144,13 +146,8 @@ Result<int> losses_of(const LossesArgs& args, bool as_json) {
   const fs::path run = args.run, out = args.out;
   if (is_gone(run / "run.json")) return Error{ErrorCode::kInvalidInput, args.run + ": no run folder"};
   RT_TRY_SET(const SampleOrder order, SampleOrder::of_run(run));
-  std::error_code failed;
-  fs::create_directories(out, failed);
-  if (failed) return os_error(failed.value(), args.out);
-  AuditOptions options{.first = args.step, .last = args.step, .scratch = out / "again", .sets = args.sets};
-  if (const auto holder = holder_of_run(options.scratch))
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("{}: another command is at work there ({})", options.scratch.string(), holder->describe())};
+  AuditOptions options{.first = args.step, .last = args.step, .sets = args.sets};
+  RT_TRY_SET(AuditScratch scratch, AuditScratch::take(out / "again", run));
   options.train_more = {"--token-losses", std::to_string(args.step)};
   if (args.threads > 0) options.train_more.insert(options.train_more.end(), {"--threads", std::to_string(args.threads)});
   options.begins = [&](const AuditLeg& leg) {
@@ -158,7 +155,7 @@ Result<int> losses_of(const LossesArgs& args, bool as_json) {
     std::fflush(stdout);
   };
   options.told = [](const AuditedLeg&) {};
-  RT_TRY_SET(const std::vector<AuditedLeg> legs, audit(run, options));
+  RT_TRY_SET(const std::vector<AuditedLeg> legs, audit(run, scratch, options));
   for (const AuditedLeg& one : legs) {
     if (one.first) {
       fmt::print(stderr, "cairn data losses: warning: step {} is not repeated: {} {} in the run, {} here\n",
@@ -169,13 +166,13 @@ Result<int> losses_of(const LossesArgs& args, bool as_json) {
   StepLosses losses;
   json rows;
   RT_TRY(order.visit(args.step, args.step, [&](const OrderedStep& step) -> Status {
-    RT_TRY_SET(rows, rows_of(step, losses, options.scratch / "token_losses", args.top));
+    RT_TRY_SET(rows, rows_of(step, losses, scratch.path() / "token_losses", args.top));
     return {};
   }));
   RT_TRY(write_array(out / "losses.npy", DType::kF32, losses, losses.loss));
   RT_TRY(write_array(out / "targets.npy", DType::kI32, losses, losses.target));
   RT_TRY(write_array(out / "documents.npy", DType::kI64, losses, losses.document));
-  fs::remove_all(options.scratch, failed);
+  RT_TRY(scratch.remove());
   if (as_json) {
     print_json({{"step", args.step},
                 {"samples", losses.samples},

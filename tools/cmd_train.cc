@@ -638,9 +638,9 @@ Result<int> RunStarter::train() {
     RT_TRY_SET(Plan plan, make_plan(recipe, world_, start.verdict.segment.past));
     plan.end_step = start.verdict.segment.end_step;
     if (const int64_t stop_at = options.coordinator.requests.stop_at, at = start.verdict.state.step();
-        !claimed_ && stop_at > 0 && start.verdict.state.any() && at >= stop_at) {
+        !claimed_ && stop_at > 0 && start.verdict.state.source == ckpt::StartState::Source::kDisk && at >= stop_at) {
       fmt::print("nothing to do: {} is at step {}, and --stop-at asks for {}\n", run_.string(), at, stop_at);
-      return 0;
+      return start.verdict.finished ? 0 : options.coordinator.requests.exit_when_unfinished;
     }
     if (!claimed_) {
       RT_TRY_SET(const std::optional<int> ended, allow(start, plan));

@@ -2,6 +2,7 @@
 way; a step or a state that is not what the recipe gives is found, and the interval that it lies in. `cairn data losses`
 has the losses of tokens from such a step."""
 
+import fcntl
 import json
 import shutil
 
@@ -135,11 +136,36 @@ class Audit(RunTest):
                             ("0..3", "expected a step or two")):
             self.assertIn(text, self.cairn("audit", "run", "--steps", steps, code=2).stderr.decode())
         self.assertIn("no run folder", self.cairn("audit", "nowhere", "--steps", "1", code=2).stderr.decode())
-        (self.folder / "mine").mkdir()
-        (self.folder / "mine" / "work.txt").write_text("kept")
-        error = self.cairn("audit", "run", "--steps", "1..3", "--scratch", "mine", code=2).stderr.decode()
+        # No folder goes that is not an audit's: not one of a person, nor the run, its checkpoints or what has the run.
+        (self.folder / "mine" / "again").mkdir(parents=True)
+        (self.folder / "mine" / "again" / "audit.lua").write_text("kept")
+        self.checkpoint("run", 10).joinpath("audit.lock").write_text("")
+        (self.folder / "run" / "audit.lock").write_text("")
+        for scratch in ("mine", "mine/again", "run", "run/checkpoints/step-00000010", ".", "./"):
+            error = self.cairn("audit", "run", "--steps", "1..3", "--scratch", scratch, code=2).stderr.decode()
+            self.assertIn("its contents would be lost", error)
+        error = self.cairn("data", "losses", "run", "--step", "3", "--out", "mine", code=2).stderr.decode()
         self.assertIn("its contents would be lost", error)
-        self.assertEqual((self.folder / "mine" / "work.txt").read_text(), "kept")
+        self.assertEqual((self.folder / "mine" / "again" / "audit.lua").read_text(), "kept")
+        self.assertEqual(self.checkpoints("run"), [10, 40])
+        (self.folder / "held").mkdir()
+        (self.folder / "held" / "audit.lock").write_text("")
+        with open(self.folder / "held" / "audit.lock") as lock:  # of a folder that is an audit's
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            error = self.cairn("audit", "run", "--steps", "3", "--scratch", "held", code=69).stderr.decode()
+            self.assertIn("another audit is at work there", error)
+        for sets in ("batch.samples=4", "optimizer.peak_lr=1", "data.sources={}", "checkpoint.copy_to={}", "nothing=1"):
+            error = self.cairn("audit", "run", "--steps", "3", "--set", sets, code=2).stderr.decode()
+            self.assertIn("the steps are trained as the run trained them", error)
+        # Steps without a record are not called equal, and other data are no fault of a machine.
+        path = self.folder / "run" / "metrics.jsonl"
+        told = path.read_text()
+        path.write_text("".join(line for line in told.splitlines(keepends=True) if '"step":7,' not in line))
+        self.assertIn("has no line of step 7", self.cairn("audit", "run", "--steps", "5..9", code=2).stderr.decode())
+        path.write_text(told)
+        write_tokens(self.folder / "tokens", 60000, seed=8)
+        self.assertIn("tokens", self.cairn("audit", "run", "--steps", "1..3", code=2).stderr.decode())
+        self.assertFalse((self.folder / "run" / "audit" / "metrics.jsonl").exists())
         (self.folder / "run" / "lineage.jsonl").unlink()
         self.assertIn("no checkpoint before step 3", self.cairn("audit", "run", "--steps", "3", code=2).stderr.decode())
 

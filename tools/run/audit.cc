@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 
 #include <algorithm>
 #include <bit>
@@ -17,15 +19,18 @@
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/snapshot/arena.h"
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/diff.h"
+#include "dsl/change_rules.h"
 #include "dsl/recipe_lua.h"
 #include "runtime/agent/child_process.h"
-#include "runtime/core/count_text.h"
+#include "runtime/core/new_file.h"
 #include "runtime/json/json.h"
 #include "runtime/telemetry/metrics.h"
 #include "tools/run/folder.h"
+#include "tools/run/sample_order.h"
 
 namespace cairn::tools {
 namespace {
@@ -34,6 +39,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr int64_t kDiffMemory = 256 << 20;
+constexpr const char* kLock = "audit.lock";  // held by the audit; it says that the folder is one's
 
 Error refused(std::string text) { return {ErrorCode::kInvalidInput, std::move(text)}; }
 
@@ -80,12 +86,17 @@ Recipe quiet(Recipe recipe) {
   return recipe;
 }
 
-/// The run's checkpoint as one of the scratch folder: links where the file system has them. Nothing else is left there.
+/// The run's checkpoint as one of the scratch folder, which is empty: links where the file system has them. Beside it the
+/// choices that decide bits on a device.
 Status take_checkpoint(const fs::path& run, const fs::path& scratch, int64_t step) {
   std::error_code failed;
-  fs::remove_all(scratch, failed);
-  if (!failed) fs::create_directories(scratch / "checkpoints", failed);
+  fs::create_directories(scratch / "checkpoints", failed);
   if (failed) return os_error(failed.value(), scratch.string());
+  for (const char* name : {"tuning.json", "attention", "device"}) {
+    if (is_gone(run / name)) continue;
+    RT_TRY_SET(const std::string text, read_text_file(run / name));
+    RT_TRY(write_text_file(scratch / name, text));
+  }
   if (step == 0) return {};
   const fs::path from = run / "checkpoints" / ckpt::step_dir_name(step);
   const fs::path to = scratch / "checkpoints" / ckpt::step_dir_name(step);
@@ -97,13 +108,32 @@ Status take_checkpoint(const fs::path& run, const fs::path& scratch, int64_t ste
   return failed ? os_error(failed.value(), to.string()) : Status();
 }
 
+/// Refuses a --set on which the run's steps depend.
+Status check_sets(std::span<const std::string> sets) {
+  constexpr std::string_view kOurs[] = {"data", "checkpoint", "init", "eval", "log", "watch"};
+  for (const std::string& one : sets) {
+    const std::string field = one.substr(0, one.find_first_of("=-"));
+    const std::string_view block = std::string_view(field).substr(0, field.find('.'));
+    const dsl::ChangeRule* const rule = dsl::find_change_rule(field);
+    if (rule != nullptr && rule->change == dsl::ChangeClass::kExact && std::ranges::find(kOurs, block) == std::end(kOurs))
+      continue;
+    return refused(fmt::format("--set {}: the steps are trained as the run trained them; expected a field of another "
+                               "layout of the same training, as mesh.tp, schedule or optimizer.zero",
+                               one));
+  }
+  return {};
+}
+
 class Auditor {
  public:
-  Auditor(const fs::path& run, const AuditOptions& options) : run_(run), options_(options) {}
+  Auditor(const fs::path& run, const AuditScratch& scratch, const AuditOptions& options)
+      : run_(run), scratch_(scratch), options_(options) {}
 
   Result<std::vector<AuditedLeg>> work();
 
  private:
+  Status check_told() const;
+  Status check_data(const AuditLeg& leg) const;
   Status train(const AuditLeg& leg);
   Status check_layout(const AuditLeg& leg, const Recipe& recipe) const;
   Result<AuditedLeg> compare(const AuditLeg& leg) const;
@@ -111,24 +141,26 @@ class Auditor {
   Status compare_checkpoints(AuditedLeg& out) const;
 
   const fs::path& run_;
+  const AuditScratch& scratch_;
   const AuditOptions& options_;
   std::vector<telemetry::StepMetrics> told_;
 };
 
 Status Auditor::train(const AuditLeg& leg) {
   RT_TRY_SET(const Recipe recipe, recipe_of_segment(run_, leg.segment));
-  const fs::path file = options_.scratch / "audit.lua";
+  const fs::path file = scratch_.path() / "audit.lua";
   RT_TRY(write_text_file(file, dsl::recipe_lua(quiet(recipe))));
-  agent::ChildSpec spec{.argv = {options_.program, "train", file.string(), "--run", options_.scratch.string(),
+  agent::ChildSpec spec{.argv = {options_.program, "train", file.string(), "--run", scratch_.path().string(),
                                  "--stop-at", std::to_string(leg.to), "--nproc", std::to_string(leg.layout.world)},
-                        .log_path = (options_.scratch / "train.log").string()};
+                        .log_path = (scratch_.path() / "train.log").string()};
   const auto add = [&](const std::string& option, const std::string& value) {
     spec.argv.insert(spec.argv.end(), {option, value});
   };
   if (!leg.layout.isa.empty()) add("--isa", leg.layout.isa);
   for (const std::string& set : options_.sets) add("--set", set);
   std::set<std::string> accepted(leg.segment.accepted.begin(), leg.segment.accepted.end());
-  // A stage of the run is an edit of the recipe here, and what a stage says needs no --accept.
+  // A stage of the run is an edit of the recipe here, and what a stage says needs no --accept. The data are the run's:
+  // check_data().
   for (const json& change : leg.segment.changes) accepted.insert(json_string(change, "field"));
   if (leg.segment.cause == "stage") accepted.insert("optimizer.lr");
   for (const std::string& field : accepted) add("--accept", field);
@@ -143,14 +175,14 @@ Status Auditor::train(const AuditLeg& leg) {
   if (ended->ok()) return check_layout(leg, recipe);
   return Error{ended->exit_code == 2 ? ErrorCode::kInvalidInput : ErrorCode::kUnavailable,
                fmt::format("training steps {} to {} again in {} {}:\n  {}", leg.from + 1, leg.to,
-                           options_.scratch.string(), agent::describe(*ended),
+                           scratch_.path().string(), agent::describe(*ended),
                            fmt::join(agent::log_tail(child, 12), "\n  "))};
 }
 
 /// Refuses a layout in which equal computations have other bits.
 Status Auditor::check_layout(const AuditLeg& leg, const Recipe& recipe) const {
-  const std::vector<RankLayout> here = rank_layouts(events_of(options_.scratch));
-  if (here.empty()) return Error{ErrorCode::kInternal, options_.scratch.string() + ": events.jsonl has no start"};
+  const std::vector<RankLayout> here = rank_layouts(events_of(scratch_.path()));
+  if (here.empty()) return Error{ErrorCode::kInternal, scratch_.path().string() + ": events.jsonl has no start"};
   if (recipe.deterministic == Deterministic::kLayout || here.back().mesh == leg.layout.mesh) return {};
   return refused(fmt::format("steps {} to {} were trained as {}, and would be trained again as {}: with deterministic = "
                              "\"run\" only the same layout repeats the bits; say the run's by --set mesh.FIELD=N",
@@ -159,7 +191,7 @@ Status Auditor::check_layout(const AuditLeg& leg, const Recipe& recipe) const {
 
 Status Auditor::compare_steps(AuditedLeg& out) const {
   RT_TRY_SET(const std::vector<telemetry::StepMetrics> again,
-             telemetry::read_metrics(options_.scratch / "metrics.jsonl"));
+             telemetry::read_metrics(scratch_.path() / "metrics.jsonl"));
   size_t at = 0;
   for (const telemetry::StepMetrics& one : told_) {
     if (one.step <= out.leg.from || one.step > out.leg.to) continue;
@@ -185,7 +217,7 @@ Status Auditor::compare_steps(AuditedLeg& out) const {
 
 Status Auditor::compare_checkpoints(AuditedLeg& out) const {
   const std::string name = ckpt::step_dir_name(out.leg.to);
-  const fs::path theirs = run_ / "checkpoints" / name, ours = options_.scratch / "checkpoints" / name;
+  const fs::path theirs = run_ / "checkpoints" / name, ours = scratch_.path() / "checkpoints" / name;
   const std::unique_ptr<ckpt::IoBackend> left_io = ckpt::make_best_backend(), right_io = ckpt::make_best_backend();
   if (is_gone(theirs)) return {};  // the run's own retention
   RT_TRY_SET(ckpt::CheckpointReader left, ckpt::CheckpointReader::open(*left_io, theirs, {}));
@@ -207,24 +239,46 @@ Result<AuditedLeg> Auditor::compare(const AuditLeg& leg) const {
   return out;
 }
 
+/// Refuses steps that metrics.jsonl lacks.
+Status Auditor::check_told() const {
+  auto at = std::ranges::lower_bound(told_, options_.first, {}, &telemetry::StepMetrics::step);
+  for (int64_t step = options_.first; step <= options_.last; ++step, ++at) {
+    if (at == told_.end() || at->step != step)
+      return refused(fmt::format("{}: metrics.jsonl has no line of step {}, which cannot be compared", run_.string(), step));
+  }
+  return {};
+}
+
+/// Refuses data that are no longer those which trained the leg.
+Status Auditor::check_data(const AuditLeg& leg) const {
+  RT_TRY_SET(const SampleOrder order, SampleOrder::of_run(run_));
+  return order.visit(leg.from + 1, leg.from + 1, [](const OrderedStep&) { return Status(); });
+}
+
 Result<std::vector<AuditedLeg>> Auditor::work() {
+  RT_TRY(check_sets(options_.sets));
   RT_TRY_SET(told_, telemetry::read_metrics(run_ / "metrics.jsonl"));
   const int64_t last_told = told_.empty() ? 0 : told_.back().step;
   if (options_.last > last_told)
     return refused(fmt::format("step {} is asked for, and the last one of {} is {}", options_.last,
                                run_.string(), last_told));
+  RT_TRY(check_told());
   RT_TRY_SET(const Lineage lineage, Lineage::read(run_));
   if (!lineage.problem().empty()) return Error{ErrorCode::kCorrupt, lineage.problem()};
   RT_TRY_SET(const std::vector<int64_t> saved, saved_steps(run_));
   RT_TRY_SET(const std::vector<AuditLeg> legs, audit_legs(options_.first, options_.last, saved, lineage.segments(),
                                                           rank_layouts(events_of(run_))));
+  for (size_t k = 0; k < legs.size(); ++k) {
+    if (k == 0 || legs[k].segment.n != legs[k - 1].segment.n) RT_TRY(check_data(legs[k]));
+  }
   std::vector<AuditedLeg> out;
   for (const AuditLeg& leg : legs) {
     options_.begins(leg);
     const bool goes_on = !out.empty() && out.back().equal();
     if (!goes_on) {
       if (!out.empty() && !leg.from_saved) break;  // where it would begin is not the run's
-      RT_TRY(take_checkpoint(run_, options_.scratch, leg.from));
+      RT_TRY(scratch_.empty());
+      RT_TRY(take_checkpoint(run_, scratch_.path(), leg.from));
     }
     RT_TRY(train(leg));
     RT_TRY_SET(AuditedLeg audited, compare(leg));
@@ -289,8 +343,57 @@ Result<std::vector<AuditLeg>> audit_legs(int64_t first, int64_t last, std::span<
   return out;
 }
 
-Result<std::vector<AuditedLeg>> audit(const fs::path& run, const AuditOptions& options) {
-  return Auditor(run, options).work();
+Result<AuditScratch> AuditScratch::take(const fs::path& path, const fs::path& run) {
+  std::error_code failed;
+  const auto whole = [&](const fs::path& one) {
+    const fs::path out = fs::weakly_canonical(one, failed);
+    return out.has_filename() ? out : out.parent_path();  // of "runs/"
+  };
+  const fs::path ours = whole(path), theirs = whole(run);
+  const auto is_in = [](const fs::path& inner, const fs::path& outer) {
+    return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+  };
+  if (is_in(theirs, ours) || is_in(ours, theirs / "checkpoints")) {
+    return refused(fmt::format("{}: the run itself, its checkpoints or what lies around them; its contents would be lost",
+                               path.string()));
+  }
+  const fs::path lock = path / kLock;
+  const bool left = fs::is_regular_file(fs::symlink_status(lock, failed));
+  if (!left && !is_gone(path) && (!fs::is_directory(path, failed) || !fs::is_empty(path, failed)))
+    return refused(fmt::format("{}: not empty, and no audit's; its contents would be lost", path.string()));
+  fs::create_directories(path, failed);
+  if (failed) return os_error(failed.value(), path.string());
+  AuditScratch out;
+  out.path_ = path;
+  RT_TRY_SET(out.lock_, open_own(lock, O_RDWR, 0644));
+  if (::flock(out.lock_.get(), LOCK_EX | LOCK_NB) != 0)
+    return Error{ErrorCode::kUnavailable, fmt::format("{}: another audit is at work there", path.string())};
+  RT_TRY(out.empty());
+  return out;
+}
+
+Status AuditScratch::empty() const {
+  if (const std::string dead = run_id_of(path_); !dead.empty()) {
+    RT_TRY_SET(std::optional<ckpt::Arena> memory, ckpt::Arena::adopt(dead));
+    if (memory) ignore(memory->remove(), "the next run reaps it");
+  }
+  std::error_code failed;
+  for (const fs::directory_entry& one : fs::directory_iterator(path_, failed)) {
+    if (one.path().filename() != kLock) fs::remove_all(one.path(), failed);
+    if (failed) break;
+  }
+  return failed ? os_error(failed.value(), path_.string()) : Status();
+}
+
+Status AuditScratch::remove() {
+  RT_TRY(empty());
+  std::error_code failed;
+  fs::remove_all(path_, failed);
+  return failed ? os_error(failed.value(), path_.string()) : Status();
+}
+
+Result<std::vector<AuditedLeg>> audit(const fs::path& run, const AuditScratch& scratch, const AuditOptions& options) {
+  return Auditor(run, scratch, options).work();
 }
 
 }  // namespace cairn::tools

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/core/result.h"
+#include "runtime/core/unique_handle.h"
 #include "tools/run/lineage.h"
 
 namespace cairn::tools {
@@ -61,7 +62,6 @@ struct AuditedLeg {
 
 struct AuditOptions {
   int64_t first = 0, last = 0;         // steps
-  std::filesystem::path scratch;       // a folder that this makes; what it holds is removed before the first leg
   std::vector<std::string> sets;       // more --set of the training
   std::vector<std::string> train_more;  // more options of `cairn train`
   std::string program = "/proc/self/exe";
@@ -69,10 +69,30 @@ struct AuditOptions {
   std::function<void(const AuditedLeg&)> told;
 };
 
+/// The scratch folder of one audit, which no other one takes while this lives. A file in it says that it is an audit's.
+class AuditScratch {
+ public:
+  /// Makes it, or takes one that an audit has left, and empties it. `run`: of which steps are trained again. Errors:
+  /// kInvalidInput for a folder with anything else in it, the run itself, its checkpoints or what lies around them;
+  /// kUnavailable while another audit has it.
+  static Result<AuditScratch> take(const std::filesystem::path& path, const std::filesystem::path& run);
+
+  const std::filesystem::path& path() const { return path_; }
+  /// Removes all but the file that says whose it is, and what a killed training there has left in shared memory.
+  Status empty() const;
+  /// Removes the folder too.
+  Status remove();
+
+ private:
+  std::filesystem::path path_;
+  Fd lock_;
+};
+
 /// Trains the legs by `cairn train` in `scratch`, one after the other. A leg whose end is not the run's does not spoil
 /// the next one, which begins at the run's own checkpoint. Errors: those of audit_legs; kInvalidInput where the run has
-/// no record of these steps, or another layout gives other bits by the recipe's `deterministic`; those of a training
-/// that fails, with the end of its log.
-Result<std::vector<AuditedLeg>> audit(const std::filesystem::path& run, const AuditOptions& options);
+/// no record of these steps, its data are no longer those, an option of `sets` changes what is trained, or another layout
+/// gives other bits by the recipe's `deterministic`; those of a training that fails, with the end of its log.
+Result<std::vector<AuditedLeg>> audit(const std::filesystem::path& run, const AuditScratch& scratch,
+                                      const AuditOptions& options);
 
 }  // namespace cairn::tools

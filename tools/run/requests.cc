@@ -171,7 +171,7 @@ void RunRequests::pass_on(ckpt::CheckpointNode& node, int64_t last_step) {
       node.take_back_stop();
       callbacks_.say(fmt::format("{} is gone or says nothing any more: the run continues", kStop));
       callbacks_.record({{"event", "stop_taken_back"}, {"by", kStop}});
-      option_planned_ = false;
+      option_planned_ = options_.stop_at <= last_step;  // what has passed asks for no stop now
     }
     if (one.stop && one.stop->when == StopWish::When::kAtStep) {
       plan_stop(node, one.stop->step, kStop, last_step);
