@@ -18,6 +18,7 @@
 #include "dsl/dsl.h"
 #include "runtime/config/skipped_positions.h"
 #include "runtime/core/count_text.h"
+#include "runtime/core/new_file.h"
 #include "runtime/data/document_origins.h"
 #include "runtime/data/set_origin.h"
 #include "runtime/data/token_file.h"
@@ -27,6 +28,7 @@
 #include "tools/data_tools.h"
 #include "tools/number_option.h"
 #include "tools/run/folder.h"
+#include "tools/run/lineage.h"
 #include "tools/run/sample_order.h"
 #include "tools/step_range.h"
 
@@ -44,7 +46,25 @@ struct SamplesArgs {
   bool ids = false, suspects = false;
 };
 
-using NamedDocuments = std::set<std::pair<std::string, int64_t>>;  // a file's name as samples have it, and a number
+/// Documents by the name of their set, without .bin, and their number; and which of the names some sample had.
+struct NamedDocuments {
+  std::set<std::pair<std::string, int64_t>> documents;
+  std::set<std::string> unseen;
+
+  static std::string name_of(const std::string& file) {
+    const std::string name = std::filesystem::path(file).lexically_normal();
+    return name.ends_with(".bin") ? name.substr(0, name.size() - 4) : name;
+  }
+  bool holds(const std::vector<data::DocumentPart>& parts) {
+    bool out = false;
+    for (const data::DocumentPart& part : parts) {
+      const std::string name = name_of(part.file);
+      unseen.erase(name);
+      out = out || documents.contains({name, part.document});
+    }
+    return out;
+  }
+};
 
 Error mistake(const std::string& message) { return {ErrorCode::kInvalidInput, message}; }
 
@@ -60,9 +80,9 @@ Status add_document(const std::string& where, const std::string& text, NamedDocu
   const auto number = colon == std::string::npos ? std::nullopt : number_of<int64_t>(text.substr(colon + 1));
   if (!number || *number < 0)
     return mistake(fmt::format("{} is \"{}\", expected FILE:D with D from 0", where, printable(text)));
-  const std::string file = text.substr(0, colon);
-  documents.emplace(file, *number);
-  documents.emplace(file + ".bin", *number);
+  const std::string file = NamedDocuments::name_of(text.substr(0, colon));
+  documents.documents.emplace(file, *number);
+  documents.unseen.insert(file);
   return {};
 }
 
@@ -76,22 +96,17 @@ Result<NamedDocuments> documents_of(const SamplesArgs& args) {
   int64_t number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
+    if (line.ends_with('\r')) line.pop_back();
     if (!line.empty()) RT_TRY(add_document(fmt::format("{}:{}", args.documents_file, number), line, out));
   }
-  if (out.empty()) return mistake(args.documents_file + ": names no document");
   return out;
-}
-
-bool holds(const std::vector<data::DocumentPart>& parts, const NamedDocuments& wanted) {
-  return std::ranges::any_of(
-      parts, [&](const data::DocumentPart& part) { return wanted.contains({part.file, part.document}); });
 }
 
 /// A file for --with, whose recipe leaves these positions out.
 Status write_skip(const std::string& path, const SkippedPositions& skip) {
   std::string text = "-- Made by `cairn data samples --as-skip`: a file for --with.\nreturn { batch = { skip = {\n";
   for (const PositionRange& range : skip.ranges()) text += fmt::format("  \"{}\",\n", to_text(range));
-  return write_text_file(path, text + "} } }\n");
+  return write_output(path, text + "} } }\n");
 }
 
 /// Where the documents of pairs came from, for those that have a PREFIX.origin.
@@ -128,9 +143,15 @@ class OriginsOfPairs {
 class Teller {
  public:
   Teller(const SamplesArgs& args, NamedDocuments documents, bool as_json)
-      : args_(args), documents_(std::move(documents)), as_json_(as_json) {}
+      : args_(args),
+        documents_(std::move(documents)),
+        by_documents_(!args.documents.empty() || !args.documents_file.empty()),
+        as_json_(as_json) {}
 
   int64_t found() const { return std::ssize(positions_); }
+  int64_t seen() const { return seen_; }  // samples, of which those were found
+  /// Sets that were named, and of which no sample was: the name may be wrong.
+  const std::set<std::string>& unseen() const { return documents_.unseen; }
   /// Positions of the samples that were found, as batch.skip has them.
   const std::vector<std::string>& positions() const { return positions_; }
   json take_lines() { return std::move(lines_); }
@@ -144,11 +165,12 @@ class Teller {
       const data::SampleRef& sample = step.samples[k];
       const data::Dataset::Source& source = step.dataset.sources[static_cast<size_t>(sample.source)];
       if (!args_.source.empty() && source.name != args_.source) continue;
+      ++seen_;
       if (args_.position && *args_.position != sample.position) continue;
       if (args_.suspects && outlier_of(step, sample) == nullptr) continue;
       RT_TRY_SET(const std::vector<data::DocumentPart> parts,
                  source.train->documents(sample.start, step.recipe.model.context));
-      if (!documents_.empty() && !holds(parts, documents_)) continue;
+      if (by_documents_ && !documents_.holds(parts)) continue;
       positions_.push_back(std::to_string(sample.position));
       if (args_.as_skip.empty()) RT_TRY(tell(step, k, source, parts));
     }
@@ -232,11 +254,13 @@ class Teller {
 
   const SamplesArgs& args_;
   NamedDocuments documents_;
+  bool by_documents_;
   bool as_json_;
   OriginsOfPairs origins_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   TokenizerConfig tokenizer_is_;
   std::vector<std::string> positions_;
+  int64_t seen_ = 0;
   json lines_ = json::array();
 };
 
@@ -254,14 +278,36 @@ Result<SampleOrder> order_of(const SamplesArgs& args, bool as_json, int* refused
   return SampleOrder::of_recipe(loaded.recipe);
 }
 
-/// Writes what the recipe leaves out already and what was found; a recipe without --step is looked through again, since
-/// its order gets longer with each sample that is left out.
+/// Positions that the run leaves out by now.
+Result<std::vector<std::string>> skip_of_run(const std::filesystem::path& run) {
+  RT_TRY_SET(const Lineage lineage, Lineage::read(run));
+  const std::vector<LineageEntry> segments = lineage.segments();
+  if (segments.empty()) return std::vector<std::string>();
+  RT_TRY_SET(const Recipe recipe, recipe_of_segment(run, segments.back()));
+  return recipe.batch.skip;
+}
+
+/// Writes what the recipe or the run leaves out already and what was found; a recipe without --step is looked through
+/// again, since its order gets longer with each sample that is left out.
 Result<int> write_skip_of(const SamplesArgs& args, Teller& teller, const StepRange& range,
-                          const std::optional<Recipe>& recipe) {
-  std::vector<std::string> skip = recipe ? recipe->batch.skip : std::vector<std::string>();
+                          const std::optional<Recipe>& recipe, bool as_json) {
+  std::vector<std::string> skip;
+  if (recipe) {
+    skip = recipe->batch.skip;
+    for (const RecipeStage& stage : recipe->stages) {
+      if (!json_field(json_or_nothing(stage.changes), "batch.skip").empty())
+        return mistake("--as-skip: a stage of the recipe sets batch.skip, which would replace what is found: write the "
+                       "positions there");
+    }
+  } else {
+    RT_TRY_SET(skip, skip_of_run(args.recipe.path));
+  }
   skip.insert(skip.end(), teller.positions().begin(), teller.positions().end());
-  for (int64_t before = 0; recipe && args.steps.empty() && teller.found() > before;) {
+  for (int64_t before = 0, seen = 0; recipe && args.steps.empty() && teller.found() > before;) {
+    if (teller.found() - before == teller.seen() - seen)
+      return mistake("--as-skip: each sample of the run is among them, and nothing would be left to train on");
     before = teller.found();
+    seen = teller.seen();
     Recipe longer = *recipe;
     longer.batch.skip = skip;
     RT_TRY_SET(const SampleOrder order, SampleOrder::of_recipe(longer));
@@ -270,6 +316,10 @@ Result<int> write_skip_of(const SamplesArgs& args, Teller& teller, const StepRan
   }
   RT_TRY_SET(const SkippedPositions all, SkippedPositions::parse(skip));
   RT_TRY(write_skip(args.as_skip, all));
+  if (as_json) {
+    print_json({{"out", args.as_skip}, {"samples", teller.found()}, {"ranges", all.ranges().size()}});
+    return 0;
+  }
   fmt::print("{}: {} in {}\n", args.as_skip, count_text(teller.found(), "sample"),
              count_text(std::ssize(all.ranges()), "range"));
   return 0;
@@ -302,7 +352,11 @@ Result<int> samples(const SamplesArgs& args, bool as_json) {
   }
   Teller teller(args, std::move(documents), as_json);
   RT_TRY(order.visit(range.first, range.last, [&](const OrderedStep& step) { return teller.step(step); }));
-  if (!args.as_skip.empty() && teller.found() > 0) return write_skip_of(args, teller, range, recipe);
+  if (!teller.unseen().empty() && args.steps.empty()) {
+    return mistake(fmt::format("no sample is of {}: the names are those of the recipe, as {}",
+                               printable(*teller.unseen().begin()), "data/web for T.megatron { prefix = \"data/web\" }"));
+  }
+  if (!args.as_skip.empty()) return write_skip_of(args, teller, range, recipe, as_json);
   if (as_json) print_json({{"samples", teller.take_lines()}});
   if (teller.found() > 0) return 0;
   fmt::print(stderr, "cairn data samples: steps {} to {} have no such sample\n", range.first, range.last);

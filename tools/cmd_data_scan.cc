@@ -12,6 +12,7 @@
 #include <string>
 
 #include "runtime/core/count_text.h"
+#include "runtime/core/new_file.h"
 #include "runtime/data/document_origins.h"
 #include "runtime/data/document_scan.h"
 #include "runtime/data/set_origin.h"
@@ -22,7 +23,6 @@
 #include "tools/data_tools.h"
 #include "tools/model_source.h"
 #include "tools/number_option.h"
-#include "tools/run/folder.h"
 
 namespace cairn::tools {
 namespace {
@@ -142,7 +142,7 @@ Result<int> scan(const ScanArgs& args, bool as_json) {
     for (const Suspect& one : suspects) named.insert(pieces[one.piece].document);
     std::string lines;
     for (const int64_t document : named) lines += fmt::format("{}:{}\n", prefix.empty() ? args.path : prefix, document);
-    RT_TRY(write_text_file(args.list, lines));
+    RT_TRY(write_output(args.list, lines));
   }
   std::ranges::stable_sort(suspects, [](const Suspect& a, const Suspect& b) { return a.furthest > b.furthest; });
   const auto shown = std::min<int64_t>(args.top, std::ssize(suspects));

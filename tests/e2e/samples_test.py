@@ -207,7 +207,7 @@ class Samples(RunTest):
             return self.cairn("data", "samples", *args, code=code).stderr.decode()
 
         self.assertIn("recipe.resolved.json", refused(self.folder, "--step", 1))
-        self.assertIn("one of --step, --position, --document and --suspects", refused(recipe))
+        self.assertIn("one of --step, --position, --document, --documents and --suspects", refused(recipe))
         self.assertIn("is no run folder", refused(recipe, "--suspects"))
         self.train(recipe, "run")
         self.assertIn("no such sample", refused("run", "--suspects", code=1))

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 
 from program import ProgramTest, main
@@ -92,6 +93,39 @@ class Pages(ProgramTest):
         entries = self.cairn_json("lineage", "runs/clean")["lineage"]
         self.assertEqual([entry["cause"] for entry in entries], ["start", "recipe"])
         self.cairn("check", "again.lua", "--world", "2")
+
+    def test_samples_are_left_out_beside_those_that_are_already(self):
+        self.write("text.txt", "".join(f"{self.words(50, k)(12)}\n" for k in range(300)))
+        self.cairn("data", "tokenize", "text.txt", "--out", "lines", "--documents", "line")
+        recipe = """local T = require "cairn"
+return T.recipe { name = "s", stop = T.steps(20), model = T.gpt { layers = 1, width = 16, heads = 2, context = 32, vocab = 256 },
+  tokenizer = T.bytes, data = T.megatron { prefix = "lines" }, batch = { samples = 4, micro = 4, skip = { "9" } },
+  optimizer = T.adamw { peak_lr = 1e-3 }, mesh = T.mesh { tp = 1, pp = 1 }, %s }"""
+        self.write("s.lua", recipe % "")
+        self.write("list.txt", "".join(f"./lines.bin:{k}\r\n" for k in range(0, 300, 4)))
+        done = self.cairn_json("data", "samples", "s.lua", "--documents", "list.txt", "--as-skip", "skip.lua")
+        with open(self.path("skip.lua")) as f:
+            text = f.read()
+        ranges = [tuple(map(int, (one.split("..") * 2)[:2])) for one in re.findall(r'"([\d.]+)"', text)]
+        self.assertTrue(any(first <= 9 <= last for first, last in ranges), ranges)
+        self.assertGreater(done["samples"], 1)
+        self.cairn("data", "samples", "s.lua", "--with", "skip.lua", "--documents", "list.txt", code=1)
+        # A run has left out what its recipe said, and continues to.
+        self.cairn("train", "s.lua", "--nproc", "1", "--threads", "1", "--run", "run", "--stop-at", "3")
+        self.cairn("data", "samples", "run", "--position", "5", "--as-skip", "more.lua")
+        with open(self.path("more.lua")) as f:
+            self.assertEqual(f.read().split("{")[-1].split(), ['"5",', '"9",', "}", "}", "}"])
+        self.assertIn("no sample is of nowhere", self.cairn("data", "samples", "s.lua", "--document", "nowhere:3",
+                                                            code=2).stderr)
+        self.write("all.txt", "".join(f"lines:{k}\n" for k in range(300)))
+        self.assertIn("nothing would be left", self.cairn("data", "samples", "s.lua", "--documents", "all.txt", "--as-skip",
+                                                          "x.lua", code=2).stderr)
+        self.write("staged.lua", recipe % 'stages = { T.stage { at = T.steps(8), batch = { skip = { "40" } } } }')
+        self.assertIn("a stage of the recipe sets batch.skip", self.cairn("data", "samples", "staged.lua", "--document",
+                                                                          "lines:7", "--as-skip", "x.lua", code=2).stderr)
+        self.assertFalse(os.path.exists(self.path("x.lua")))
+        self.write("none.txt", "")
+        self.cairn("data", "samples", "s.lua", "--documents", "none.txt", "--as-skip", "/dev/stdout")
 
     def suspects(self, run):
         """Noise among the samples that stood out."""
