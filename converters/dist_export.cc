@@ -28,6 +28,7 @@
 #include "runtime/core/glob.h"
 #include "runtime/json/json.h"
 #include "runtime/optim/lr_schedule.h"
+#include "runtime/optim/rules/groups.h"
 #include "runtime/plan/model_tensors.h"
 
 namespace cairn::convert {
@@ -38,6 +39,7 @@ namespace p = pickles;
 
 constexpr const char* kMetadata = ".metadata";
 constexpr const char* kMetadataTemporary = ".metadata.tmp";
+constexpr const char* kMarker = ".cairn-export";  // from before the first part until .metadata exists
 constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kFilesModule = "torch.distributed.checkpoint.filesystem";
 
@@ -139,7 +141,7 @@ class DistcpFiles {
   int64_t count_ = 0;
 };
 
-bool is_part(const std::string& name) { return matches("__*_*.distcp", name) || name == kMetadataTemporary; }
+bool is_part(const std::string& name) { return matches("__0_*.distcp", name) || name == kMetadataTemporary; }
 
 class Exporter {
  public:
@@ -156,8 +158,18 @@ class Exporter {
   Status run() {
     RT_TRY(open());
     RT_TRY(take_folder());
-    const Status done = write();
-    if (!done.ok()) remove_parts();
+    Status done = write();
+    std::error_code error;
+    if (fs::symlink_status(target_ / kMetadata, error).type() == fs::file_type::not_found) {
+      if (done.ok()) done = invalid(fmt::format("{}: {} is gone", target_.string(), kMetadata));
+      remove_parts();
+    } else if (!done.ok()) {
+      return std::move(done).with("the checkpoint is whole and stays; whether it outlasts a power cut is not known");
+    }
+    fs::remove(target_ / kMarker, error);
+    if (error) {
+      report_.warnings.push_back(fmt::format("{}: {}; remove it", (target_ / kMarker).string(), error.message()));
+    }
     return done;
   }
 
@@ -197,6 +209,33 @@ class Exporter {
     texts_[std::string(kConfigFile)] =
         json_text(config_from_model(family, kinds_[0]->model(), DType::kF32, original), 2) + "\n";
     outputs_ = outputs_of(family, *kinds_[0], nullptr);
+    head_name_ = head_name(family);
+    return report_.moments ? settle_rates() : Status();
+  }
+
+  optim::TensorRates rates_of(const OutputRun& run) const {
+    return optim::rates_of(kinds_[0]->recipe().optimizer, kinds_[0]->tensors()[static_cast<size_t>(run.source)]);
+  }
+
+  /// The rate and the decay of each output, with the groups of the recipe.
+  Status settle_rates() {
+    for (const Output& output : outputs_) {
+      const optim::TensorRates rates = rates_of(output.runs.front());
+      for (const OutputRun& run : output.runs) {
+        const optim::TensorRates other = rates_of(run);
+        if (other.lr == rates.lr && other.weight_decay == rates.weight_decay) continue;
+        const auto name = [&](const OutputRun& of) {
+          return kinds_[0]->tensors()[static_cast<size_t>(of.source)].name;
+        };
+        return Error{
+            ErrorCode::kUnsupported,
+            fmt::format("{}: optimizer.groups trains {} and {} differently, and {} of the family {} holds both\n"
+                        "  expected one rate and one decay for all that a stored tensor holds\n"
+                        "  `--weights-only` writes the weights",
+                        source_dir_.string(), name(output.runs.front()), name(run), output.name, report_.model_type)};
+      }
+      rates_.push_back(rates);
+    }
     return {};
   }
 
@@ -216,15 +255,22 @@ class Exporter {
       names.push_back(it->path().filename().string());
     }
     if (error) return os_error(error.value(), target_.string());
-    const bool cut_off = std::ranges::any_of(names, is_part);
+    if (std::ranges::count(names, kMetadata) > 0) {
+      return invalid(fmt::format("{}: has a checkpoint of torch already; name another folder", target_.string()));
+    }
+    const bool ours = std::ranges::count(names, kMarker) > 0;
     for (const std::string& name : names) {
-      if (name == kMetadata) {
-        return invalid(fmt::format("{}: has a checkpoint of torch already; name another folder", target_.string()));
-      }
-      if (is_part(name) || (cut_off && texts_.contains(name))) continue;
+      if (ours && (name == kMarker || is_part(name) || texts_.contains(name))) continue;
       return invalid(fmt::format("{}: is not empty (it has {}); name another folder", target_.string(), name));
     }
     remove_parts();
+    if (!ours) RT_TRY(write_text(kMarker, "An export of cairn that is not finished, or was cut off.\n"));
+    RT_TRY(io_.sync_dir(target_));
+    const Status named = io_.sync_dir(fs::absolute(target_ / "").parent_path().parent_path());
+    if (!named.ok()) {
+      report_.warnings.push_back(
+          fmt::format("{}: its own name may not outlast a power cut: {}", target_.string(), named.error().message));
+    }
     return {};
   }
 
@@ -256,8 +302,7 @@ class Exporter {
     RT_TRY(io_.sync_dir(target_));
     RT_TRY(write_text(kMetadataTemporary, metadata_.pickle()));
     RT_TRY(io_.rename(target_ / kMetadataTemporary, target_ / kMetadata));
-    RT_TRY(io_.sync_dir(target_));
-    return io_.sync_dir(fs::absolute(target_ / "").parent_path().parent_path());  // the folder's own name
+    return io_.sync_dir(target_);
   }
 
   Status write_text(const std::string& name, std::string_view text) {
@@ -303,14 +348,14 @@ class Exporter {
       const std::string top = kind == 0 ? "model" : "optimizer";
       metadata_.add_tensor(fmt::format("{}.{}", top, name), {top, name}, "float32", output.shape, chunks);
       if (kind == 0 && is_tied_embedding(output)) {  // a module's state dict has the head too
-        metadata_.add_tensor("model.lm_head.weight", {"model", "lm_head.weight"}, "float32", output.shape, chunks);
+        metadata_.add_tensor("model." + head_name_, {"model", head_name_}, "float32", output.shape, chunks);
       }
     }
     return {};
   }
 
   bool is_tied_embedding(const Output& output) const {
-    const bool has_head = std::ranges::any_of(outputs_, [](const Output& o) { return o.name == "lm_head.weight"; });
+    const bool has_head = std::ranges::any_of(outputs_, [&](const Output& o) { return o.name == head_name_; });
     return kinds_[0]->model().tied_embeddings && !has_head &&
            kinds_[0]->tensors()[static_cast<size_t>(output.runs.front().source)].name == "embed.tokens";
   }
@@ -342,16 +387,16 @@ class Exporter {
     const double rate = next_rate();
     const std::string none(p::kNone);
     std::map<std::string, Stored> written;  // equal values once
-    for (const Output& output : outputs_) {
+    for (size_t k = 0; k < outputs_.size(); ++k) {
+      const Output& output = outputs_[k];
       RT_TRY(write_number("optimizer", fmt::format("state.{}.step", output.name), "float32", "FloatStorage",
                           static_cast<float>(report_.adam_step)));
-      const bool decays = kinds_[0]->tensors()[static_cast<size_t>(output.runs.front().source)].decay;
       const std::pair<std::string_view, std::string> settings[] = {
-          {"lr", p::real(rate)},
-          {"initial_lr", p::real(of.peak_lr)},
+          {"lr", p::real(rate * rates_[k].lr)},
+          {"initial_lr", p::real(of.peak_lr * rates_[k].lr)},
           {"betas", p::tuple(p::real(of.beta1) + p::real(of.beta2))},
           {"eps", p::real(of.eps)},
-          {"weight_decay", p::real(decays ? of.weight_decay : 0)},
+          {"weight_decay", p::real(rates_[k].weight_decay)},
           {"amsgrad", p::boolean(false)},
           {"maximize", p::boolean(false)},
           {"foreach", none},
@@ -389,6 +434,8 @@ class Exporter {
   trainer::TrainPosition position_;
   std::map<std::string, std::string> texts_;
   std::vector<Output> outputs_;
+  std::string head_name_;
+  std::vector<optim::TensorRates> rates_;  // of each of outputs_; without moments none
   int64_t done_bytes_ = 0, total_bytes_ = 0;
 };
 

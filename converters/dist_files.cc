@@ -26,7 +26,7 @@ Error corrupt(std::string message) { return Error{ErrorCode::kCorrupt, std::move
 bool is_optimizer_state(std::string_view name) {
   const std::string plain = without_wrappers(name);
   const std::string_view first = std::string_view(plain).substr(0, plain.find('.'));
-  return first == "optimizer" || first == "optim" || first.starts_with("chained_");
+  return first.starts_with("optim") || first.starts_with("chained_");
 }
 
 int64_t elem_bytes(const std::string& dtype) { return safetensors_dtype_bits(dtype) / 8; }
@@ -55,7 +55,7 @@ Result<std::unique_ptr<DistFiles>> DistFiles::open(const fs::path& dir, const Fa
   out->path_ = dir;
   std::map<std::string, std::shared_ptr<const Fd>> files;
   for (DistTensor& tensor : read.value()) {
-    if (is_optimizer_state(tensor.name)) continue;
+    if (is_optimizer_state(tensor.name) || is_passed_dtype(tensor.dtype)) continue;
     Stored stored;
     for (const DistChunk& chunk : tensor.chunks) {
       const fs::path path = dir / chunk.file;

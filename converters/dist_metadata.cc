@@ -18,6 +18,7 @@ namespace {
 
 constexpr int64_t kMaxPickleBytes = int64_t{256} << 20;
 constexpr int64_t kMaxElems = std::numeric_limits<int64_t>::max() / 16;
+constexpr int64_t kMostCompared = int64_t{1} << 26;  // pairs of chunks
 
 constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 
@@ -49,7 +50,12 @@ constexpr std::pair<std::string_view, std::string_view> kDtypes[] = {{"float32",
                                                                      {"uint8", "U8"},
                                                                      {"bool", "BOOL"},
                                                                      {"float8_e4m3fn", "F8_E4M3"},
-                                                                     {"float8_e5m2", "F8_E5M2"}};
+                                                                     {"float8_e5m2", "F8_E5M2"},
+                                                                     {"complex64", "C64"},
+                                                                     {"complex128", "C128"},
+                                                                     {"uint16", "U16"},
+                                                                     {"uint32", "U32"},
+                                                                     {"uint64", "U64"}};
 
 using Id = PickleTree::Id;
 using Kind = PickleTree::Kind;
@@ -102,11 +108,11 @@ Status check_cover(const DistTensor& tensor) {
     }
   }
   const size_t dims = tensor.shape.size();
-  for (size_t k = 0; k < tensor.chunks.size(); ++k) {
-    const DistChunk& chunk = tensor.chunks[k];
-    const auto told = [](const DistChunk& c) {
-      return fmt::format("{} at {}", to_string(c.sizes), to_string(c.offsets));
-    };
+  const auto told = [](const DistChunk& c) {
+    return fmt::format("{} at {}", to_string(c.sizes), to_string(c.offsets));
+  };
+  std::vector<const DistChunk*> filled;
+  for (const DistChunk& chunk : tensor.chunks) {
     bool inside = chunk.offsets.size() == dims && chunk.sizes.size() == dims;
     int64_t here = 1;
     for (size_t d = 0; d < dims && inside; ++d) {
@@ -115,15 +121,34 @@ Status check_cover(const DistTensor& tensor) {
     }
     if (!inside) return corrupt(fmt::format("a chunk {} leaves the tensor's {}", told(chunk), to_string(tensor.shape)));
     covered += here;
-    for (size_t other = 0; other < k && here > 0; ++other) {
-      const DistChunk& before = tensor.chunks[other];
+    if (here > 0) filled.push_back(&chunk);
+  }
+  size_t along = 0, most = 0;  // the dim with the most cuts
+  for (size_t d = 0; d < dims; ++d) {
+    std::set<int64_t> cuts;
+    for (const DistChunk* chunk : filled) cuts.insert(chunk->offsets[d]);
+    if (cuts.size() > most) along = d, most = cuts.size();
+  }
+  if (dims > 0) std::ranges::stable_sort(filled, {}, [&](const DistChunk* chunk) { return chunk->offsets[along]; });
+  std::vector<const DistChunk*> open;  // those that reach the next one's begin
+  int64_t compared = 0;
+  for (const DistChunk* chunk : filled) {
+    if (dims > 0) {
+      std::erase_if(open, [&](const DistChunk* before) {
+        return before->offsets[along] + before->sizes[along] <= chunk->offsets[along];
+      });
+    }
+    compared += std::ssize(open);
+    if (compared > kMostCompared) return unsupported(fmt::format("{} chunks of one tensor", tensor.chunks.size()));
+    for (const DistChunk* before : open) {
       bool meet = true;
       for (size_t d = 0; d < dims; ++d) {
-        meet = meet && chunk.offsets[d] < before.offsets[d] + before.sizes[d] &&
-               before.offsets[d] < chunk.offsets[d] + chunk.sizes[d];
+        meet = meet && chunk->offsets[d] < before->offsets[d] + before->sizes[d] &&
+               before->offsets[d] < chunk->offsets[d] + chunk->sizes[d];
       }
-      if (meet) return corrupt(fmt::format("chunks {} and {} overlap", told(before), told(chunk)));
+      if (meet) return corrupt(fmt::format("chunks {} and {} overlap", told(*before), told(*chunk)));
     }
+    open.push_back(chunk);
   }
   if (covered != elems) {
     return corrupt(
@@ -279,6 +304,10 @@ class Reader {
 };
 
 }  // namespace
+
+bool is_passed_dtype(std::string_view dtype) {
+  return dtype == "C64" || dtype == "C128" || dtype == "U16" || dtype == "U32" || dtype == "U64";
+}
 
 Result<DistIndex> read_dist_index(std::string_view pickle) {
   RT_TRY_SET(const PickleTree tree, PickleTree::read(pickle, kPolicy));

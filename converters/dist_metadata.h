@@ -41,6 +41,9 @@ struct DistIndex {
   std::vector<DistValue> values;
 };
 
+/// A dtype that no weight has: complex, or unsigned of more than 8 bits.
+bool is_passed_dtype(std::string_view dtype);
+
 /// All that a checkpoint has. Errors: those of read_dist_metadata().
 Result<DistIndex> read_dist_index(std::string_view pickle);
 

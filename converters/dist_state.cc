@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 using Id = TorchValues::Id;
 
 constexpr int64_t kMaxMetadataBytes = int64_t{256} << 20, kMaxKeptBytes = int64_t{256} << 10;
-constexpr int64_t kCompareElems = int64_t{1} << 20;
+constexpr int64_t kCompareElems = int64_t{1} << 20, kFirstLook = 4096;
 constexpr std::string_view kWeightsOnly = "`cairn import --weights-only` takes the weights";
 
 /// First parts of keys that are no model's.
@@ -46,7 +46,7 @@ std::string_view inside(std::string_view saved) {
 }
 
 bool is_of_model(std::string_view saved) {
-  return std::ranges::find(kOtherState, first_part(inside(saved))) == std::end(kOtherState);
+  return !is_optimizer_key(saved) && std::ranges::find(kOtherState, first_part(inside(saved))) == std::end(kOtherState);
 }
 
 /// Files that are read, no more than FilePool::kMostOpen open at a time.
@@ -69,10 +69,18 @@ class Files {
   std::map<std::string, std::shared_ptr<const Fd>> open_;
 };
 
-/// The number that an archive holds, as a value or as a tensor of one.
-std::optional<double> number_at(Files& files, const std::string& file, int64_t begin, int64_t bytes) {
-  const auto values = files.read(file, begin, bytes);
-  return values.ok() ? values.value()->number(values.value()->root()) : std::nullopt;
+/// The number that an archive holds, as a value or as a tensor of one; -1 for what is no number.
+Result<double> number_at(Files& files, const std::string& file, int64_t begin, int64_t bytes) {
+  RT_TRY_SET(const std::unique_ptr<TorchValues> values, files.read(file, begin, bytes));
+  return values->number(values->root()).value_or(-1);
+}
+
+/// Whether a name is of a table of tokens: tied ones are saved twice.
+bool is_of_vocabulary(std::string_view name) {
+  for (const std::string_view part : {"embed", "head", "wte", "output.weight", "shared.weight"}) {
+    if (name.find(part) != name.npos) return true;
+  }
+  return false;
 }
 
 /// torchtitan's own names of a Llama model, and Hugging Face's.
@@ -98,17 +106,17 @@ class Opening : public StateBuilder {
 
  private:
   Result<std::vector<FileBox>> boxes_of(const DistTensor& tensor);
-  void take_moment(const DistStateKey& key, const DistTensor* tensor, const std::string& file, int64_t begin,
-                   int64_t bytes);
+  Status take_moment(const DistStateKey& key, const DistTensor* tensor, const std::string& file, int64_t begin,
+                     int64_t bytes);
   Status check_files() const;
-  void sort_tensors();
+  Status sort_tensors();
   Status settle_titan();
   int64_t paired(std::string_view theirs) const;
   Status check_moments(const std::string& name, const DistTensor& weight, const Moments& moments) const;
   Status add(const std::string& theirs, const DistTensor& weight, const Moments* moments);
   Status add_weights();
   Result<bool> is_copy(const std::string& theirs, const DistTensor& weight);
-  void read_settings();
+  Status read_settings();
   Status read_position();
 
   const nlohmann::json& config_;
@@ -149,9 +157,18 @@ Result<std::vector<FileBox>> Opening::boxes_of(const DistTensor& tensor) {
   return boxes;
 }
 
-void Opening::take_moment(const DistStateKey& key, const DistTensor* tensor, const std::string& file, int64_t begin,
-                          int64_t bytes) {
+Status Opening::take_moment(const DistStateKey& key, const DistTensor* tensor, const std::string& file, int64_t begin,
+                            int64_t bytes) {
   Moments& moments = moments_[key.parameter];
+  const bool twice = (key.kind == "step" && moments.step_bytes >= 0) ||
+                     (key.kind == kMoments[0] && moments.exp_avg != nullptr) ||
+                     (key.kind == kMoments[1] && moments.exp_avg_sq != nullptr);
+  if (twice && !weights_only) {
+    return refusal(
+        ErrorCode::kCorrupt, dir().string(),
+        fmt::format("has {} of {} twice, under keys that differ only in wrappers", key.kind, printable(key.parameter)),
+        "each once", kCopyAgain);
+  }
   if (key.kind == "step") {
     moments.step_file = file;
     moments.step_begin = begin;
@@ -163,6 +180,7 @@ void Opening::take_moment(const DistStateKey& key, const DistTensor* tensor, con
   } else {
     moments.strange.push_back(printable(key.kind));
   }
+  return {};
 }
 
 Status Opening::check_files() const {
@@ -174,7 +192,10 @@ Status Opening::check_files() const {
   }
   for (const DistValue& value : index_.values) names.insert(value.file);
   for (const std::string& name : names) {
-    if (is_plain_file(dir() / name)) continue;
+    std::error_code error;
+    const fs::file_status found = fs::status(dir() / name, error);
+    if (fs::is_regular_file(found)) continue;
+    if (error && found.type() != fs::file_type::not_found) return os_error(error.value(), (dir() / name).string());
     return refusal(ErrorCode::kInvalidInput, (dir() / name).string(), "is missing",
                    fmt::format("each of the {} that .metadata names", count_text(std::ssize(names), "file")),
                    kCopyAgain);
@@ -182,17 +203,24 @@ Status Opening::check_files() const {
   return {};
 }
 
-void Opening::sort_tensors() {
+Status Opening::sort_tensors() {
   for (const std::vector<DistTensor>* tensors : {&index_.model, &index_.others}) {
     for (const DistTensor& tensor : *tensors) {
       const std::optional<DistStateKey> key = dist_state_key(tensor.name);
+      if (!key && !weights_only && is_optimizer_key(tensor.name)) {
+        return refusal(ErrorCode::kUnsupported, dir().string(),
+                       fmt::format("its optimizer's state has names of another form ({})", printable(tensor.name)),
+                       "keys as optimizer.state.NAME.exp_avg, of one optimizer", kWeightsOnly);
+      }
       if (!key || tensor.chunks.empty()) continue;
       const DistChunk& chunk = tensor.chunks.front();
-      take_moment(*key, &tensor, chunk.file, chunk.begin, chunk.bytes);
+      RT_TRY(take_moment(*key, &tensor, chunk.file, chunk.begin, chunk.bytes));
     }
   }
   for (const DistValue& value : index_.values) {
-    if (const auto key = dist_state_key(value.name)) take_moment(*key, nullptr, value.file, value.begin, value.bytes);
+    if (const auto key = dist_state_key(value.name)) {
+      RT_TRY(take_moment(*key, nullptr, value.file, value.begin, value.bytes));
+    }
   }
   for (const DistTensor& tensor : index_.model) {
     if (dist_state_key(tensor.name) || !is_of_model(tensor.name) || !is_float_dtype(tensor.dtype)) continue;
@@ -202,14 +230,20 @@ void Opening::sort_tensors() {
       name = shorter;
     }
     if (out.about.dtype.empty()) out.about.dtype = tensor.dtype;
-    weights_[name] = &tensor;
+    if (!weights_.emplace(name, &tensor).second) {
+      return refusal(ErrorCode::kCorrupt, dir().string(),
+                     fmt::format("has tensor {} twice, under keys that differ only in wrappers", printable(name)),
+                     "each once", kCopyAgain);
+    }
   }
+  return {};
 }
 
 /// Whether the names are torchtitan's own, and how q and k are stored then.
 Status Opening::settle_titan() {
   titan_ = weights_.contains("tok_embeddings.weight");
   if (!titan_) return {};
+  if (!moments_.contains("freqs_cis")) weights_.erase("freqs_cis");  // a table that its models compute again
   const auto count = [&](const char* key) {
     const auto found = config_.find(key);
     return found != config_.end() && found->is_number_integer() ? found->get<int64_t>() : int64_t{0};
@@ -303,14 +337,16 @@ Status Opening::add(const std::string& theirs, const DistTensor& weight, const M
     kind->add_boxes(name, tensor->dtype, tensor->shape, std::move(of_kind), heads);
   }
   const std::string place = fmt::format("{}: optimizer state of {}", dir().string(), printable(theirs));
-  const std::optional<double> step =
-      moments->step_bytes < 0 ? std::nullopt
-                              : number_at(files_, moments->step_file, moments->step_begin, moments->step_bytes);
-  return take_step(step.value_or(-1), place);
+  if (moments->step_bytes < 0) return take_step(-1, place);
+  out.archives.push_back({dir() / moments->step_file, moments->step_begin, moments->step_bytes});
+  Result<double> step = number_at(files_, moments->step_file, moments->step_begin, moments->step_bytes);
+  if (!step.ok()) return std::move(step).error().with(place);
+  return take_step(step.value(), place);
 }
 
 /// Whether a tensor without moments is a copy of one that was trained, as tied weights are saved.
 Result<bool> Opening::is_copy(const std::string& theirs, const DistTensor& weight) {
+  if (!is_of_vocabulary(theirs)) return false;
   FlatTensors one(dir(), out.files);
   RT_TRY_SET(std::vector<FileBox> boxes, boxes_of(weight));
   one.add_boxes(theirs, weight.dtype, weight.shape, std::move(boxes));
@@ -318,9 +354,11 @@ Result<bool> Opening::is_copy(const std::string& theirs, const DistTensor& weigh
   std::vector<std::byte> mine(static_cast<size_t>(std::min(bytes, kCompareElems * elem))), other(mine.size());
   for (const SafeTensor& tensor : std::span(out.weights->tensors()).first(moments_.size())) {
     if (weight.shape.size() < 2 || tensor.shape != weight.shape || tensor.dtype != weight.dtype) continue;
+    if (!is_of_vocabulary(tensor.name)) continue;
     bool same = true;
-    for (int64_t at = 0; at < bytes && same; at += std::ssize(mine)) {
-      const int64_t count = std::min<int64_t>(std::ssize(mine), bytes - at);
+    for (int64_t at = 0, count = 0; at < bytes && same; at += count) {  // the first look is short: few are copies
+      count =
+          std::min<int64_t>(at == 0 ? std::min<int64_t>(kFirstLook, std::ssize(mine)) : std::ssize(mine), bytes - at);
       RT_TRY(one.read(one.tensors().front(), at, count, mine.data()));
       RT_TRY(out.weights->read(tensor, at, count, other.data()));
       same = std::memcmp(mine.data(), other.data(), static_cast<size_t>(count)) == 0;
@@ -368,8 +406,10 @@ Status Opening::add_weights() {
   return {};
 }
 
+constexpr std::string_view kSettings[] = {"lr", "eps", "betas", "weight_decay", "maximize", "decoupled_weight_decay"};
+
 /// optimizer.param_groups.GROUP.SETTING, where GROUP is a number or a parameter's name.
-void Opening::read_settings() {
+Status Opening::read_settings() {
   std::map<std::string, nlohmann::json> groups;
   std::set<double> rates;
   int64_t opaque = 0;
@@ -380,7 +420,7 @@ void Opening::read_settings() {
     const size_t front = key.find(".param_groups."), last = key.rfind('.');
     const bool setting = front != key.npos && !is_of_model(value.name) && last > front + 14;
     const std::string_view name = key.substr(last == key.npos ? 0 : last + 1);
-    const bool read = name == "lr" || name == "eps" || name == "betas" || name == "weight_decay";
+    const bool read = std::ranges::find(kSettings, name) != std::end(kSettings);
     if (setting ? !read : (first_part(key) == "dataloader" || dist_state_key(value.name) || kept.size() > 1000))
       continue;
     const auto values = files_.read(value.file, value.begin, value.bytes);
@@ -407,6 +447,26 @@ void Opening::read_settings() {
       to.beta2 = plain[1].get<double>();
     }
   }
+  const auto holds = [](const nlohmann::json& group, const char* name, bool value) {
+    const auto found = group.find(name);
+    return found != group.end() && found->is_boolean() && found->get<bool>() == value;
+  };
+  bool decays_gradients = false;
+  for (const auto& [key, group] : groups) {
+    if (holds(group, "maximize", true)) {
+      return refusal(ErrorCode::kUnsupported, fmt::format("{}: {}", dir().string(), printable(key)),
+                     "maximize is True: it goes up the gradient", "maximize False", kWeightsOnly);
+    }
+    const auto decay = group.find("weight_decay");
+    decays_gradients |= holds(group, "decoupled_weight_decay", false) && decay != group.end() && decay->is_number() &&
+                        decay->get<double>() > 0;
+  }
+  if (decays_gradients) {
+    out.notes.emplace_back(
+        "its Adam adds weight_decay to the gradients (decoupled_weight_decay is False); Cairn's decays the weights: "
+        "the "
+        "next steps differ");
+  }
   if (rates.size() > 1) {
     out.notes.push_back(fmt::format("its parameters have {} learning rates, a recipe has one", rates.size()));
   }
@@ -420,10 +480,11 @@ void Opening::read_settings() {
   for (auto it = kept.begin(); it != kept.end() && std::ssize(json_text(kept)) > kMaxKeptBytes;) it = kept.erase(it);
   if (std::ssize(json_text(distinct)) <= kMaxKeptBytes) out.kept["param_groups"] = std::move(distinct);
   out.kept["state"] = std::move(kept);
+  return {};
 }
 
 Status Opening::read_position() {
-  const DistPosition at = dist_position(dir(), index_);
+  RT_TRY_SET(const DistPosition at, dist_position(dir(), index_, &out.archives));
   out.tokens = std::max<int64_t>(0, at.tokens);
   out.step = at.step;
   if (at.step < 0) {
@@ -451,7 +512,7 @@ Result<ForeignState> Opening::read() {
   if (!index.ok()) return std::move(index).error().with(metadata.string());
   index_ = std::move(index).value();
   RT_TRY(check_files());
-  sort_tensors();
+  RT_TRY(sort_tensors());
   if (weights_.empty()) {
     return refusal(ErrorCode::kUnsupported, dir().string(), "has no weights under names that are known here",
                    "tensors under `model`, or at the top", "save with {\"model\": ..., \"optimizer\": ...}");
@@ -459,7 +520,7 @@ Result<ForeignState> Opening::read() {
   RT_TRY(settle_titan());
   RT_TRY(add_weights());
   if (!weights_only) {
-    read_settings();
+    RT_TRY(read_settings());
     RT_TRY(read_position());
   }
   for (const SafeTensor& tensor : out.weights->tensors()) {
@@ -489,35 +550,49 @@ std::optional<DistStateKey> dist_state_key(std::string_view saved) {
   return DistStateKey{without_wrappers(rest.substr(0, dot)), std::string(rest.substr(dot + 1))};
 }
 
-DistPosition dist_position(const fs::path& dir, const DistIndex& index) {
+bool is_optimizer_key(std::string_view saved) {
+  const std::string_view key = inside(saved), first = first_part(key);
+  return (first.starts_with("optim") || first.starts_with("chained_")) && key.find(".state.") == first.size();
+}
+
+Result<DistPosition> dist_position(const fs::path& dir, const DistIndex& index, std::vector<ArchivePlace>* read) {
   Files files(dir);
   DistPosition out;
   int priority = 0;  // of the key that `step` is from
-  const auto whole = [](std::optional<double> number) {
-    return number && *number >= 0 && *number <= 1e15 && *number == std::floor(*number) ? static_cast<int64_t>(*number)
-                                                                                       : int64_t{-1};
-  };
-  const auto look = [&](const std::string& saved, const std::string& file, int64_t begin, int64_t bytes) {
+  const auto look = [&](const std::string& saved, const std::string& file, int64_t begin, int64_t bytes) -> Status {
     const std::string_view key = inside(saved);
-    const auto number = [&] { return number_at(files, file, begin, bytes); };
-    if (const auto state = dist_state_key(saved); state && state->kind == "step" && out.adam_step < 0) {
-      out.adam_step = number().value_or(-1);
-    }
+    const auto state = dist_state_key(saved);
+    const bool adam = state && state->kind == "step" && out.adam_step < 0;
     const int rank = key == "train_state.step" ? 3 : key == "global_step" ? 2 : key == "step" ? 1 : 0;
-    if (rank > priority) {
-      out.step = whole(number());
-      priority = rank;
+    const bool step = rank > priority, tokens = key == "train_state.ntokens_seen";
+    if (!adam && !step && !tokens && key != "lr_scheduler.last_epoch") return {};
+    if (read != nullptr) read->push_back({dir / file, begin, bytes});
+    Result<double> found = number_at(files, file, begin, bytes);
+    if (!found.ok()) return std::move(found).error().with(saved);
+    const double number = found.value();
+    if (adam) {
+      out.adam_step = number;
+      return {};
     }
-    if (key == "train_state.ntokens_seen") out.tokens = whole(number());
-    if (key == "lr_scheduler.last_epoch") out.schedule = whole(number());
+    const bool whole = number >= 0 && number <= 1e15 && number == std::floor(number);
+    if (!whole && (step || tokens)) {
+      return refusal(ErrorCode::kCorrupt, fmt::format("{}: {}", dir.string(), printable(saved)),
+                     fmt::format("is {}", number), "a whole number from 0 on",
+                     fmt::format("{}; {}", kCopyAgain, kWeightsOnly));
+    }
+    int64_t& to = step ? out.step : tokens ? out.tokens : out.schedule;
+    to = whole ? static_cast<int64_t>(number) : -1;
+    if (step) priority = rank;
+    return {};
   };
   for (const std::vector<DistTensor>* tensors : {&index.model, &index.others}) {
     for (const DistTensor& tensor : *tensors) {
       if (!tensor.shape.empty() || tensor.chunks.size() != 1) continue;
-      look(tensor.name, tensor.chunks.front().file, tensor.chunks.front().begin, tensor.chunks.front().bytes);
+      const DistChunk& chunk = tensor.chunks.front();
+      RT_TRY(look(tensor.name, chunk.file, chunk.begin, chunk.bytes));
     }
   }
-  for (const DistValue& value : index.values) look(value.name, value.file, value.begin, value.bytes);
+  for (const DistValue& value : index.values) RT_TRY(look(value.name, value.file, value.begin, value.bytes));
   return out;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <future>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -324,7 +325,7 @@ bool is_imported_state(const TrainingState& state, bool weights_only) {
   // Files of model ranks without an optimizer are weights (sharded_files.h), and so are boxes (dist_files.h).
   if (state.program == "DeepSpeed") return state.layout != "ZeRO-0" || !state.optimizer.empty();
   return state.program == "torch.distributed.checkpoint" && state.problems.empty() &&
-         (weights_only || (!state.optimizer.empty() && !state.layout.ends_with(kOtherForm)));
+         (weights_only || !state.optimizer.empty());
 }
 
 namespace {
@@ -333,6 +334,28 @@ Result<ForeignState> open_foreign_state(const TrainingState& state, const fs::pa
   if (state.program == "DeepSpeed") return open_deepspeed(state, weights_only);
   RT_TRY_SET(const std::string text, read_text_file(config / kConfigFile, kMaxKeptFileBytes));
   return open_dist_state(state, weights_only, json_or_nothing(text));
+}
+
+}  // namespace
+
+namespace {
+
+/// A setting that no recipe may have stays at its default: a manifest with it could not be read again.
+void keep_in_range(ForeignState* state) {
+  const OptimizerConfig usual;
+  OptimizerConfig& of = state->optimizer;
+  const auto keep = [&](const char* name, double* value, double otherwise, bool fits) {
+    if (fits) return;
+    state->notes.push_back(fmt::format("its {} is {}, which no recipe may have: {}", name, *value,
+                                       otherwise == 0 ? "left out" : fmt::format("{} is taken", otherwise)));
+    *value = otherwise;
+  };
+  keep("eps", &of.eps, usual.eps, of.eps > 0 && of.eps <= 1);
+  keep("beta1", &of.beta1, usual.beta1, of.beta1 >= 0 && of.beta1 < 1);
+  keep("beta2", &of.beta2, usual.beta2, of.beta2 >= 0 && of.beta2 < 1);
+  keep("weight_decay", &of.weight_decay, usual.weight_decay, of.weight_decay >= 0 && of.weight_decay <= 10);
+  keep("lr", &of.peak_lr, 0, of.peak_lr >= 0 && std::isfinite(of.peak_lr));
+  keep("clip", &of.clip, 0, of.clip >= 0 && of.clip <= 1e9);
 }
 
 }  // namespace
@@ -347,6 +370,7 @@ Result<OpenedState> open_state(const TrainingState& state, const fs::path& confi
                              config.string(), state.program)};
   }
   RT_TRY_SET(out.state, open_foreign_state(state, config, options.weights_only));
+  keep_in_range(&out.state);
   std::future<Status> verified = std::async(std::launch::async, [&] { return verify_archives(out.state); });
   const Status rounds = check_masters(out.state);
   RT_TRY(verified.get());  // a damaged file explains masters that differ

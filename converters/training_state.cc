@@ -30,7 +30,7 @@ using Kind = PickleTree::Kind;
 using Dict = PickleTree::Dict;
 constexpr Id kNothing = PickleTree::kNothing;
 
-constexpr size_t kMostNames = 4096;
+constexpr size_t kMostNames = 4096, kMostKinds = 16;
 constexpr int64_t kMaxTextBytes = int64_t{1} << 20, kMaxMetadataBytes = int64_t{256} << 20;
 
 const PickleTree::Policy kMetadata{.of = ".metadata", .max_bytes = kMaxMetadataBytes, .max_values = size_t{32} << 20};
@@ -394,7 +394,19 @@ std::optional<TrainingState> look_at_megatron(const fs::path& dir, const std::ve
 void look_at_numbers(TrainingState* state) {
   const Result<std::string> pickle = read_text_file(state->folder / ".metadata", kMaxMetadataBytes);
   const Result<DistIndex> index = pickle.ok() ? read_dist_index(pickle.value()) : Result<DistIndex>(pickle.error());
-  if (!index.ok() || state->optimizer.empty()) return;  // an import says what is wrong
+  if (!index.ok()) return;  // an import says what is wrong
+  const auto take_kind = [&](const std::string& saved) {
+    if (!is_optimizer_key(saved)) return;
+    const std::optional<DistStateKey> key = dist_state_key(saved);
+    const std::string kind = printable(key ? key->kind : saved.substr(saved.rfind('.') + 1));
+    if (kind == "step" || std::ranges::count(state->optimizer, kind) > 0) return;
+    if (state->optimizer.size() < kMostKinds) state->optimizer.push_back(kind);
+  };
+  for (const std::vector<DistTensor>* tensors : {&index.value().model, &index.value().others}) {
+    for (const DistTensor& tensor : *tensors) take_kind(tensor.name);
+  }
+  for (const DistValue& value : index.value().values) take_kind(value.name);
+  if (state->optimizer.empty()) return;
   bool named = false, numbered = false;
   for (const std::vector<DistTensor>* tensors : {&index.value().model, &index.value().others}) {
     for (const DistTensor& tensor : *tensors) {
@@ -405,9 +417,11 @@ void look_at_numbers(TrainingState* state) {
   }
   if (numbered) state->layout += ", an optimizer's state without names";
   if (!numbered && !named) state->layout += kOtherForm;
-  const DistPosition at = dist_position(state->folder, index.value());
-  state->adam_step = at.adam_step;
-  state->step = at.step >= 0 ? at.step : static_cast<int64_t>(at.adam_step);
+  const Result<DistPosition> at = dist_position(state->folder, index.value());
+  if (!at.ok()) return;  // an import says it
+  state->adam_step = at.value().adam_step;
+  const bool counted = state->adam_step >= 0 && state->adam_step <= 1e15;
+  state->step = at.value().step >= 0 || !counted ? at.value().step : static_cast<int64_t>(state->adam_step);
 }
 
 /// Layouts of torch.distributed.checkpoint that a name gives away. The first row that fits counts.
@@ -428,7 +442,8 @@ constexpr TorchLayout kTorchLayouts[] = {
 
 std::optional<TrainingState> look_at_torch(const fs::path& dir, const std::vector<std::string>& names) {
   for (const TorchLayout& row : kTorchLayouts) {
-    if (!any_matches(names, row.name)) continue;
+    const bool pattern = row.name.find('*') != row.name.npos;  // a file is looked for itself: `names` may be cut
+    if (pattern ? !any_matches(names, row.name) : !is_plain_file(dir / row.name)) continue;
     TrainingState out{.program = "torch.distributed.checkpoint", .layout = std::string(row.layout), .folder = dir};
     if (row.problem.empty()) {
       look_at_metadata(dir / ".metadata", &out);

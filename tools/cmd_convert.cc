@@ -100,8 +100,8 @@ void tell_taken(int64_t files, int64_t bytes) {
              files, files == 1 ? "" : "s", format_bytes(bytes));
 }
 
-/// The training state of another program that SRC is, if it is one whose optimizer an import takes.
-Result<std::optional<convert::TrainingState>> state_of(const Options& options) {
+/// SRC, or with --step the folder of that step in it.
+Result<fs::path> folder_of(const Options& options) {
   fs::path at = options.from;
   if (options.step >= 0) {
     std::error_code error;
@@ -113,8 +113,26 @@ Result<std::optional<convert::TrainingState>> state_of(const Options& options) {
                                                     options.from, options.step, options.step)));
     }
   }
+  return at;
+}
+
+/// The training state of another program that SRC is, if it is one whose optimizer an import takes.
+Result<std::optional<convert::TrainingState>> state_of(const Options& options) {
+  RT_TRY_SET(const fs::path at, folder_of(options));
   RT_TRY_SET(std::optional<convert::TrainingState> state, convert::look_at_training_state(at));
   if (!state || !convert::is_imported_state(*state, options.weights_only)) {
+    const bool of_torch = state && state->program == "torch.distributed.checkpoint";
+    if (of_torch && !state->problems.empty()) {
+      return Error{ErrorCode::kCorrupt,
+                   fmt::format("{}: is a training state of {} that cannot be read:\n  {}", state->folder.string(),
+                               state->program, fmt::join(state->problems, "\n  "))};
+    }
+    if (of_torch && (options.step >= 0 || !options.config.empty())) {
+      return invalid(
+          fmt::format("{}: has no optimizer's state\n  expected one beside the weights\n"
+                      "  --weights-only takes the weights, at step 0",
+                      state->folder.string()));
+    }
     if (options.step >= 0 || options.weights_only || !options.config.empty()) {
       return invalid(
           fmt::format("{}: is no training state of DeepSpeed or torch.distributed.checkpoint; --config, "
@@ -542,12 +560,13 @@ Result<int> check_state(const Options& options, const convert::TrainingState& st
 }
 
 Result<int> check(const Options& options, bool as_json) {
-  Result<std::optional<convert::TrainingState>> looked = convert::look_at_training_state(options.from);
+  RT_TRY_SET(const fs::path at, folder_of(options));
+  Result<std::optional<convert::TrainingState>> looked = convert::look_at_training_state(at);
   const std::optional<convert::TrainingState> state = looked.ok() ? looked.value() : std::nullopt;
   if (state && !as_json) print_state(*state);
   if (state && convert::is_imported_state(*state, options.weights_only)) return check_state(options, *state, as_json);
   Result<std::unique_ptr<convert::HfFolder>> opened =
-      convert::HfFolder::inspect(options.from, {.untie = options.untie, .drop_mtp = options.drop_mtp});
+      convert::HfFolder::inspect(at, {.untie = options.untie, .drop_mtp = options.drop_mtp});
   if (!opened.ok() && state && as_json) {
     print_json({{"folder", options.from},
                 {"ok", false},
@@ -693,8 +712,8 @@ void add_convert(CLI::App& app, Session& session) {
   command->add_option("DST", options->to, "folder to make; for a checkpoint: step-00000000 is written in it");
   command
       ->add_option("--to", options->target_kind,
-                   "hf: a Hugging Face folder; cairn: a checkpoint; dcp: a checkpoint of torch.distributed.checkpoint, "
-                   "with optimizer; default: what SRC is not")
+                   "hf: a Hugging Face folder; cairn: a checkpoint; dcp: a checkpoint of torch.distributed.checkpoint "
+                   "for FSDP2, by Hugging Face's names, with optimizer; default: what SRC is not")
       ->check(CLI::IsMember({"hf", "cairn", "dcp"}));
   command->add_flag("--check", options->check,
                     "write nothing: family, parameters, what maps where, what is missing, extra or oddly shaped");
@@ -743,8 +762,8 @@ void add_export(CLI::App& app, Session& session) {
   command->add_option("hf_dir", options->to, "folder to make: config.json, safetensors, tokenizer files")->required();
   command
       ->add_option("--to", options->target_kind,
-                   "hf: a Hugging Face folder; dcp: a checkpoint of torch.distributed.checkpoint, with optimizer; "
-                   "default: hf")
+                   "hf: a Hugging Face folder; dcp: a checkpoint of torch.distributed.checkpoint for FSDP2, by "
+                   "Hugging Face's names, with optimizer; default: hf")
       ->check(CLI::IsMember({"hf", "dcp"}));
   command->add_flag("--weights-only", options->weights_only, "with --to dcp: without the optimizer's state");
   add_export_options(*command, *options);

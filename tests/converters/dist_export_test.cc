@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <atomic>
 
@@ -98,10 +99,13 @@ TEST_SUITE("converters/dist_export") {
     REQUIRE_FALSE(stopped.ok());
     CHECK(stopped.error().code == ErrorCode::kStopped);
     CHECK(fs::is_empty(temp / "out"));
-    spit(temp / "out/__0_0.distcp", "half");  // of one that was killed
+    spit(temp / "out/.cairn-export", "");  // of one that was killed
+    spit(temp / "out/__0_0.distcp", "half");
     spit(temp / "out/.metadata.tmp", "half");
+    spit(temp / "out/config.json", "half");
     REQUIRE_OK(exported(from, temp / "out"));
     CHECK_FALSE(fs::exists(temp / "out/.metadata.tmp"));
+    CHECK_FALSE(fs::exists(temp / "out/.cairn-export"));
     CHECK(imported(temp / "out", temp / "again").ok());
     const auto twice = exported(from, temp / "out");
     REQUIRE_FALSE(twice.ok());
@@ -116,5 +120,73 @@ TEST_SUITE("converters/dist_export") {
     spit(temp / "model/config.json", "{}");  // somebody's own, beside no part of an export
     CHECK(has(exported(from, temp / "model").error().message, "is not empty (it has config.json)"));
     CHECK(slurp(temp / "model/config.json") == "{}");
+    for (const std::string name : {"__8_0.distcp", "__0_0.distcp", ".metadata.tmp"}) {  // of another program's save
+      CAPTURE(name);
+      spit(temp / "model" / name, "theirs");
+      CHECK(has(exported(from, temp / "model").error().message, "is not empty (it has "));
+      CHECK(slurp(temp / "model" / name) == "theirs");
+      CHECK(slurp(temp / "model/config.json") == "{}");
+      fs::remove(temp / "model" / name);
+    }
+    spit(temp / "model/.cairn-export", "");
+    spit(temp / "model/__8_0.distcp", "theirs");
+    CHECK(has(exported(from, temp / "model").error().message, "is not empty (it has __8_0.distcp)"));
+    CHECK(slurp(temp / "model/config.json") == "{}");
+  }
+
+  TEST_CASE("an export that fails after its checkpoint has its name removes nothing of it") {
+    struct FailingSync : ckpt::PosixBackend {
+      fs::path fails;
+      Status sync_dir(const fs::path& path) override {
+        if (path == fails && fs::exists(path / ".metadata")) return Error{ErrorCode::kIo, "the disk is away"};
+        return ckpt::PosixBackend::sync_dir(path);
+      }
+    } io;
+    TempDir temp;
+    const fs::path from = checkpoint_of("titan-f32", temp / "run");
+    io.fails = temp / "out";
+    const auto failed = export_dist(io, from, temp / "out", {}, decode);
+    REQUIRE_FALSE(failed.ok());
+    CHECK_MESSAGE(has(failed.error().message, "the checkpoint is whole and stays"), failed.error().message);
+    const auto again = imported(temp / "out", temp / "again");
+    REQUIRE_OK(again);
+    CHECK(state_in(again.value().dir) == state_in(from));
+  }
+
+  TEST_CASE("a parent folder that cannot be synced is a warning") {
+    struct FailingSync : ckpt::PosixBackend {
+      fs::path fails;
+      Status sync_dir(const fs::path& path) override {
+        return path == fails ? Error{ErrorCode::kIo, "not readable"} : ckpt::PosixBackend::sync_dir(path);
+      }
+    } io;
+    TempDir temp;
+    const fs::path from = checkpoint_of("titan-f32", temp / "run");
+    io.fails = fs::absolute(temp / "out").parent_path();
+    const auto done = export_dist(io, from, temp / "out", {}, decode);
+    REQUIRE_OK(done);
+    REQUIRE(done.value().warnings.size() == 1);
+    CHECK(has(done.value().warnings[0], "may not outlast a power cut: not readable"));
+  }
+
+  TEST_CASE("the recipe's groups are in the settings of each tensor, the last that names it") {
+    TempDir temp;
+    const fs::path from = checkpoint_of("titan-f32", temp / "run");
+    const auto with = [&](std::vector<ParameterGroup> groups, const fs::path& to) {
+      ckpt::PosixBackend io;
+      return export_dist(io, from, to, {}, [groups](std::string_view json) -> Result<Recipe> {
+        RT_TRY_SET(Recipe recipe, decode(json));
+        recipe.optimizer.groups = groups;
+        return recipe;
+      });
+    };
+    REQUIRE_OK(with(
+        {{.tensors = "*", .lr = 9}, {.tensors = "*", .lr = 0.5, .weight_decay = 0.25}, {.tensors = "*norm*", .lr = 0}},
+        temp / "out"));
+    const auto again = imported(temp / "out", temp / "again");
+    REQUIRE_OK(again);
+    CHECK(again.value().recipe.optimizer.peak_lr == position_in(from).lr * 0.5);
+    CHECK(again.value().recipe.optimizer.weight_decay == 0.25);
+    CHECK(has(fmt::format("{}", fmt::join(again.value().warnings, "\n")), "have 2 learning rates"));
   }
 }

@@ -112,7 +112,10 @@ inline std::map<std::string, std::string> dist_files_of(const DistState& state) 
                  {"archive/data/0", chunk.bytes},
                  {"archive/version", "3\n"}}));
       }
-      const std::string dtype = tensor.dtype == "BF16" ? "bfloat16" : tensor.dtype == "F16" ? "float16" : "float32";
+      const std::string dtype = tensor.dtype == "C64"    ? "complex64"
+                                : tensor.dtype == "BF16" ? "bfloat16"
+                                : tensor.dtype == "F16"  ? "float16"
+                                                         : "float32";
       const std::string properties =
           "ctorch.distributed._shard.sharded_tensor.metadata\nTensorProperties\n)\x81(ctorch\n" + dtype + "\ntb";
       tensors +=

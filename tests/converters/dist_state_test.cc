@@ -7,6 +7,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -196,11 +198,14 @@ TEST_SUITE("converters/dist_state") {
     RawTensors& moments = state.parts[{"optimizer"}];
     const std::string frozen = "model.layers.1.mlp.up_proj.weight";
     for (const char* kind : {".exp_avg", ".exp_avg_sq", ".step"}) moments.erase("state." + frozen + kind);
-    state.parts[{"model"}]["copy.of.it"] = state.parts[{"model"}].at("lm_head.weight");
+    state.parts[{"model"}]["decoder.embed_tokens.weight"] = state.parts[{"model"}].at("lm_head.weight");
+    state.parts[{"model"}][frozen] = state.parts[{"model"}].at("model.layers.0.mlp.up_proj.weight");  // as zeros can be
+    state.parts[{"model"}]["table"] = {"C64", {2}, std::string(16, '\0')};                            // passed over
     write_state(temp / "from", state);
     const auto open = opened(temp / "from");
     REQUIRE_OK(open);
-    CHECK(open.value().weights->find("copy.of.it") == nullptr);
+    CHECK(open.value().weights->find("decoder.embed_tokens.weight") == nullptr);
+    CHECK(open.value().weights->find("table") == nullptr);
     const SafeTensor* const zero = open.value().exp_avg->find(frozen);
     REQUIRE(zero != nullptr);
     const std::vector<float> values = elements(*open.value().exp_avg, *zero);
@@ -246,6 +251,20 @@ TEST_SUITE("converters/dist_state") {
     refused("exp_avg is [5]", [&](DistState& state) {
       state.parts[optimizer][norm + ".exp_avg"] = raw({1, 2, 3, 4, 5}, {5});
     });
+    refused("has exp_avg of model.norm.weight twice", [&](DistState& state) {
+      state.parts[optimizer]["state.model._orig_mod.norm.weight.exp_avg"] =
+          state.parts[optimizer].at(norm + ".exp_avg");
+    });
+    refused("has tensor model.norm.weight twice", [&](DistState& state) {
+      state.parts[model]["model._orig_mod.norm.weight"] = state.parts[model].at("model.norm.weight");
+    });
+    refused("names of another form (optimizer_1.state.model.norm.weight.exp_avg)", [&](DistState& state) {
+      state.parts[{"optimizer_1"}]["state.model.norm.weight.exp_avg"] = state.parts[optimizer].at(norm + ".exp_avg");
+    });
+    refused("maximize is True",
+            [&](DistState& state) { state.values["optimizer.param_groups.model.norm.weight.maximize"] = "\x88"; });
+    refused("train_state.step: is -5", [&](DistState& state) { state.parts[{"train_state"}]["step"] = number(-5); });
+    refused("train_state.step: is -1", [&](DistState& state) { state.values["train_state.step"] = pickled("ten"); });
     refused("has names of another form", [&](DistState& state) {
       RawTensors turned;
       for (const auto& [name, tensor] : state.parts[optimizer]) turned["moments." + name] = tensor;
@@ -292,6 +311,99 @@ TEST_SUITE("converters/dist_state") {
       config.replace(config.find("\"intermediate_size\": 20"), 23, "\"intermediate_size\": 24");
       spit(at / "config.json", config);
     });
+  }
+
+  TEST_CASE("another optimizer's state is seen, so that an import refuses it by name") {
+    std::mt19937 random(9);
+    TempDir temp;
+    const std::vector<Drawn> tensors = drawn_tensors(random);
+    for (const auto& [top, kind] : {std::pair("optimizer", "momentum_buffer"),
+                                    {"optim", "square_avg"},
+                                    {"optimizer_0", "exp_avg"},
+                                    {"optimizers", "momentum_buffer"}}) {
+      CAPTURE(top);
+      DistState state;
+      for (const Drawn& one : tensors) {
+        state.parts[{"model"}][one.name] = raw(one.kinds[0], one.shape);
+        state.parts[{top}][fmt::format("state.{}.{}", one.name, kind)] = raw(one.kinds[1], one.shape);
+      }
+      write_state(temp / "from", state);
+      const auto seen = looked(temp / "from");
+      REQUIRE_OK(seen);
+      CHECK(is_imported_state(seen.value(), false));
+      const std::string text = message_of(temp / "from", temp / "to");
+      CHECK_MESSAGE((has(text, kind) && has(text, "--weights-only")), text);
+      CHECK_OK(imported(temp / "from", temp / "to", {.weights_only = true}));
+      fs::remove_all(temp / "to");
+    }
+  }
+
+  TEST_CASE("settings that no recipe may have keep the default, with a note; what is written can be read") {
+    std::mt19937 random(10);
+    TempDir temp;
+    const std::vector<Drawn> tensors = drawn_tensors(random);
+    const auto real = [](double value) {
+      std::string out = "G";
+      uint64_t bits = 0;
+      std::memcpy(&bits, &value, sizeof bits);
+      for (int k = 7; k >= 0; --k) out += static_cast<char>(bits >> (8 * k));
+      return out;
+    };
+    const double inf = std::numeric_limits<double>::infinity();
+    DistState state = state_of(tensors, false);
+    const std::string group = "optimizer.param_groups.model.norm.weight.";
+    state.values = {{group + "eps", real(0)},
+                    {group + "weight_decay", real(20)},
+                    {group + "lr", real(inf)},
+                    {group + "betas", real(0.8) + real(1) + "\x86"}};
+    write_state(temp / "from", state);
+    const auto report = imported(temp / "from", temp / "to");
+    REQUIRE_OK(report);
+    ckpt::PosixBackend io;
+    const auto manifest = ckpt::read_manifest(io, report.value().dir);
+    REQUIRE_OK(manifest);
+    CHECK_OK(decode(manifest.value().recipe));
+    CHECK_OK(ckpt::position_of(manifest.value()));
+    const std::string notes = fmt::format("{}", fmt::join(report.value().warnings, "\n"));
+    for (const char* name : {"its eps is 0", "its beta2 is 1", "its weight_decay is 20", "its lr is inf"}) {
+      CHECK_MESSAGE(has(notes, name), notes);
+    }
+    CHECK(report.value().recipe.optimizer.beta1 == 0.8);
+    state.values = {{group + "weight_decay", real(0.5)}, {group + "decoupled_weight_decay", "\x89"}};
+    write_state(temp / "from", state);
+    const auto open = opened(temp / "from");
+    REQUIRE_OK(open);
+    CHECK(has(fmt::format("{}", fmt::join(open.value().notes, "\n")), "decoupled_weight_decay is False"));
+  }
+
+  TEST_CASE("a number that is damaged is an error, and .metadata is seen among any number of files") {
+    std::mt19937 random(11);
+    TempDir temp;
+    DistState state = state_of(drawn_tensors(random), false);
+    const RawTensor steps = number(7777), tokens = number(8888);
+    state.parts[{"train_state"}] = {{"step", steps}, {"ntokens_seen", tokens}};
+    write_state(temp / "from", state);
+    const fs::path file = temp / "from/__0_0.distcp";
+    const std::string whole = slurp(file);
+    for (const RawTensor& one : {steps, tokens}) {
+      std::string broken = whole;
+      const size_t at = broken.find(one.bytes);
+      REQUIRE(at != broken.npos);
+      broken.replace(at, 4, bytes_of({5.0f}));  // a number like any other
+      spit(file, broken);
+      const std::string text = message_of(temp / "from", temp / "to");
+      CHECK_MESSAGE(has(text, "CRC"), text);
+      broken = whole;
+      const size_t begin = broken.rfind("PK\x03\x04", at);
+      broken.replace(broken.rfind("PK\x03\x04", begin - 1), 4, "none");
+      spit(file, broken);
+      message_of(temp / "from", temp / "to");
+    }
+    spit(file, whole);
+    for (int k = 0; k < 4200; ++k) spit(temp / fmt::format("from/!{}", k), "");
+    const auto seen = looked(temp / "from");
+    REQUIRE_OK(seen);
+    CHECK(seen.value().problems.empty());
   }
 
   TEST_CASE("five thousand mutations of a state's files end in a clear error or in tensors that can be read") {

@@ -120,15 +120,13 @@ class ConvertTest(ProgramTest):
 
     def test_what_a_trainer_saved_from_memory_converts_into_the_published_model(self):
         wanted = contents(golden("hf-mixtral-top2"))["model.safetensors"]
-        told = self.cairn_json("convert", "--check", golden("dist-mixtral"))
-        by_name = {t["logical"]: t for t in told["tensors"]}
-        up = by_name["layers.1.moe.experts.3.up.weight"]  # the second half of the fourth expert of 20 rows
-        self.assertEqual((up["stored"], up["name_in_file"], up["transform"]),
-                         ("model.layers.1.mlp.experts.gate_up_proj",
-                          "_orig_mod.model.layers.1.mlp.experts.gate_up_proj", "rows 70:80"))
         self.cairn("convert", golden("dist-mixtral"), "direct", "--to", "hf")
         self.assertEqual(contents(self.path("direct"))["model.safetensors"], wanted)
-        self.cairn("convert", golden("dist-mixtral"), "run", "--mesh", "tp=2,pp=2")
+        # Its optimizer's state has names of another form, and is left behind only where a person says so.
+        for words in (("--check", golden("dist-mixtral")), (golden("dist-mixtral"), "run", "--mesh", "tp=2,pp=2")):
+            self.assertIn("`cairn import --weights-only` takes the weights", self.cairn("convert", *words, code=2).stderr)
+        self.assertFalse(os.path.exists(self.path("run")))
+        self.cairn("convert", golden("dist-mixtral"), "run", "--mesh", "tp=2,pp=2", "--weights-only")
         self.cairn("convert", "run", "out")
         self.assertEqual(contents(self.path("out"))["model.safetensors"], wanted)
 
