@@ -156,18 +156,7 @@ TEST_SUITE("converters/deepspeed") {
       fs::remove_all(temp.path);
       write_state(temp / "from", tensors, layout);
       const State expected = imported_plainly(tensors, golden("deepspeed") / "z2-bf16" / "config.json", temp.path);
-      const MeshConfig meshes[] = {{.dp = 1}, {.tp = 2, .dp = 1}, {.pp = 2, .dp = 2}};
-      for (size_t m = 0; m < 3; ++m) {
-        const auto report = imported(temp / "from", temp / fmt::format("to-{}", m), {.mesh = meshes[m]});
-        REQUIRE_OK(report);
-        CHECK(report.value().step == 5);
-        const State found = state_in(report.value().dir);
-        REQUIRE(found.size() == expected.size());
-        for (const auto& [name, values] : expected) {
-          CAPTURE(name);
-          REQUIRE(found.at(name) == values);
-        }
-      }
+      check_three_layouts(temp / "from", temp.path, expected);
     }
   }
 

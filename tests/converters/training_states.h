@@ -132,6 +132,22 @@ inline State imported_plainly(const std::vector<Drawn>& tensors, const fs::path&
   return expected;
 }
 
+/// Imports a state of step 5 into three layouts of ours; each holds `expected`.
+inline void check_three_layouts(const fs::path& from, const fs::path& temp, const State& expected) {
+  const MeshConfig meshes[] = {{.dp = 1}, {.tp = 2, .dp = 1}, {.pp = 2, .dp = 2}};
+  for (size_t m = 0; m < 3; ++m) {
+    const auto report = imported(from, temp / fmt::format("to-{}", m), {.mesh = meshes[m]});
+    REQUIRE_OK(report);
+    CHECK(report.value().step == 5);
+    const State found = state_in(report.value().dir);
+    REQUIRE(found.size() == expected.size());
+    for (const auto& [name, values] : expected) {
+      CAPTURE(name);
+      REQUIRE(found.at(name) == values);
+    }
+  }
+}
+
 inline std::string message_of(const fs::path& from, const fs::path& to) {
   const auto done = imported(from, to);
   REQUIRE_FALSE(done.ok());

@@ -39,13 +39,7 @@ class Dcp(RunTest):
             samples=TRAINING["samples"], beta1=adam["betas"][0], beta2=adam["betas"][1], eps=adam["eps"],
             decay=TRAINING["weight_decay"], clip=TRAINING["clip"], tp=tp, pp=pp, dp=dp))
         run = f"{name}-{tp}{pp}{dp}"
-        (self.folder / run).mkdir()
-        done = subprocess.run([self.program, "import", GOLDEN / name, f"{run}/checkpoints"], cwd=self.folder,
-                              check=True, capture_output=True, text=True)
-        self.assertIn("step-00000003", done.stdout)
-        job = self.train(recipe, run)
-        self.assertIn("data begins anew: the samples that another trainer took are not known here", job.output())
-        return [line["loss"] for step, line in sorted(self.metrics(run).items())]
+        return self.losses_behind_an_import(GOLDEN / name, recipe, run, "the samples")
 
     def assert_close(self, ours, name, bar):
         theirs = TRAINING["losses"][name][TRAINING["saved_after"]:]

@@ -212,6 +212,14 @@ wait_for() {{ n=0; until eval "$1"; do n=$((n + 1)); [ $n -lt 600 ]; sleep 0.1; 
         self.finish(job, code)
         return job
 
+    def losses_behind_an_import(self, state, recipe, run, samples):
+        """The losses of the steps behind step 3 of another trainer's state, which has taken `samples`."""
+        (self.folder / run).mkdir()
+        self.assertIn("step-00000003", self.cairn("import", state, f"{run}/checkpoints").stdout.decode())
+        job = self.train(recipe, run)
+        self.assertIn(f"data begins anew: {samples} that another trainer took are not known here", job.output())
+        return [line["loss"] for step, line in sorted(self.metrics(run).items())]
+
     def state_of_jobs(self):
         """What all runs of the test have said, and where the living ones stand: for a wait that has no end."""
         text = ""
