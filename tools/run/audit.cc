@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -30,6 +29,7 @@
 #include "runtime/json/json.h"
 #include "runtime/telemetry/metrics.h"
 #include "tools/run/folder.h"
+#include "tools/run/json_lines.h"
 #include "tools/run/sample_order.h"
 
 namespace cairn::tools {
@@ -49,16 +49,6 @@ const One* behind(std::span<const One> all, int64_t step, Begin begin) {
   const One* out = nullptr;
   for (const One& one : all) {
     if (begin(one) <= step) out = &one;
-  }
-  return out;
-}
-
-std::vector<json> events_of(const fs::path& run) {
-  std::vector<json> out;
-  std::ifstream in(run / "events.jsonl", std::ios::binary);
-  for (std::string line; std::getline(in, line);) {
-    json event = json_or_nothing(line);
-    if (event.is_object()) out.push_back(std::move(event));
   }
   return out;
 }
@@ -181,7 +171,7 @@ Status Auditor::train(const AuditLeg& leg) {
 
 /// Refuses a layout in which equal computations have other bits.
 Status Auditor::check_layout(const AuditLeg& leg, const Recipe& recipe) const {
-  const std::vector<RankLayout> here = rank_layouts(events_of(scratch_.path()));
+  const std::vector<RankLayout> here = rank_layouts(json_lines(scratch_.path() / "events.jsonl"));
   if (here.empty()) return Error{ErrorCode::kInternal, scratch_.path().string() + ": events.jsonl has no start"};
   if (recipe.deterministic == Deterministic::kLayout || here.back().mesh == leg.layout.mesh) return {};
   return refused(fmt::format("steps {} to {} were trained as {}, and would be trained again as {}: with deterministic = "
@@ -267,7 +257,7 @@ Result<std::vector<AuditedLeg>> Auditor::work() {
   if (!lineage.problem().empty()) return Error{ErrorCode::kCorrupt, lineage.problem()};
   RT_TRY_SET(const std::vector<int64_t> saved, saved_steps(run_));
   RT_TRY_SET(const std::vector<AuditLeg> legs, audit_legs(options_.first, options_.last, saved, lineage.segments(),
-                                                          rank_layouts(events_of(run_))));
+                                                          rank_layouts(json_lines(run_ / "events.jsonl"))));
   for (size_t k = 0; k < legs.size(); ++k) {
     if (k == 0 || legs[k].segment.n != legs[k - 1].segment.n) RT_TRY(check_data(legs[k]));
   }

@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
-#include "runtime/json/json.h"
 #include "runtime/telemetry/terminal.h"
+#include "tools/run/json_lines.h"
 
 namespace cairn::tools {
 namespace {
@@ -25,17 +24,6 @@ double number_of(const json& object, const char* key, double otherwise) {
 }
 std::string text_of(const json& object, const char* key) {
   return object.contains(key) && object[key].is_string() ? object[key].get<std::string>() : std::string();
-}
-
-/// Whole objects of a file of lines; what a kill has torn is passed over.
-std::vector<json> lines_of(const std::filesystem::path& path) {
-  std::vector<json> out;
-  std::ifstream in(path, std::ios::binary);
-  for (std::string line; std::getline(in, line);) {
-    json value = json_or_nothing(line);
-    if (value.is_object()) out.push_back(std::move(value));
-  }
-  return out;
 }
 
 /// A step as it was told, again each time.
@@ -93,7 +81,7 @@ Steps steps_of(const std::vector<json>& lines) {
 }  // namespace
 
 Result<Goodput> goodput_of(const std::filesystem::path& run, double now) {
-  const Steps steps = steps_of(lines_of(run / "metrics.jsonl"));
+  const Steps steps = steps_of(json_lines(run / "metrics.jsonl"));
   if (steps.all.empty())
     return Error{ErrorCode::kUnavailable, fmt::format("{}: no step has been told yet", run.string())};
   Goodput out{.kept = steps.kept, .checkpoints = steps.pauses, .again = steps.again, .steps_again = steps.again_count};
@@ -101,7 +89,7 @@ Result<Goodput> goodput_of(const std::filesystem::path& run, double now) {
   std::optional<double> failed;  // of a failure that no step has followed
   bool died = false;             // what the next start goes on from is told
   std::optional<json> end;
-  const std::vector<json> events = lines_of(run / "events.jsonl");
+  const std::vector<json> events = json_lines(run / "events.jsonl");
   for (size_t k = 0; k < events.size(); ++k) {
     const json& event = events[k];
     const std::string kind = text_of(event, "event");
