@@ -178,6 +178,7 @@ struct ModelConfig {
 struct DataSource {
   enum class Kind { kMegatron, kTokenFile, kInstruct } kind = Kind::kMegatron;
   enum class Overlong { kRefuse, kDrop, kTruncate };
+  enum class Weigh { kToken, kSample };
   std::string name;           // for metrics; defaults to the file's stem
   std::string path;           // Megatron: the prefix; token file: the training file
   std::string valid_path;     // token file: its validation file, may be empty
@@ -186,11 +187,18 @@ struct DataSource {
   int64_t tokens = 0;         // of the training part, its first ones; 0: all
   std::vector<double> split;  // Megatron: train, valid, test parts by documents; one document is cut by tokens instead
   Overlong overlong = Overlong::kRefuse;  // instruction data: a document longer than a sample
+  Weigh weigh = Weigh::kToken;            // instruction data: sample: each document's loss counts as much as another's
+};
+
+/// Samples whose tokens repeat with a period of at most `period`, `count` times or more, have no targets.
+struct MaskRepeats {
+  int64_t period = 0, count = 0;  // 0: none is masked
 };
 
 struct DataConfig {
   std::vector<DataSource> sources;
   uint64_t seed = 0;  // of the sample order; 0: the recipe's seed
+  MaskRepeats mask_repeats;
 };
 
 constexpr int32_t kNoTarget = -1;  // in the place of a token to be guessed: the loss of the row does not count
@@ -372,9 +380,29 @@ struct EvalConfig {
   int64_t steps = 0;        // validation batches
 };
 
+/// Where a run's metrics and events go besides its own folder.
+struct Tracker {
+  enum class Kind { kWandb, kMlflow, kPrometheus, kOtlp } kind = Kind::kWandb;
+  std::string to;       // MLflow, OTLP: a URL; Prometheus: a file; W&B: a folder, empty: RUN/wandb
+  std::string project;  // W&B's project, MLflow's experiment
+  std::string entity;   // W&B: whose project
+  std::vector<std::string> tags;
+  double finish_s = 60;  // how long the end of the run waits for what is not sent yet
+};
+
 struct LogConfig {
   int64_t every_steps = 1;
   bool tensorboard = true;
+  std::vector<Tracker> trackers;
+};
+
+/// A command that the agent runs when something happens.
+struct Hook {
+  std::vector<std::string> events;
+  std::vector<std::string> run;  // argv; {step}, {dir}, {run} in it are put in
+  double timeout_s = 600;
+  int64_t at_most = 0;  // times within `within_s`; 0: any
+  double within_s = 0;
 };
 
 struct RestartConfig {
@@ -383,10 +411,8 @@ struct RestartConfig {
   double deadline_s = 60;    // of every collective and p2p wait
 };
 
-/// What is looked for in the numbers of the steps, to tell good checkpoints from others (ckpt/retention/labels.h). It
-/// changes nothing in what is trained.
 /// A guard's answer to a trouble.
-enum class GuardAction { kRollBack, kStop };
+enum class GuardAction { kRollBack, kStop, kSkip, kLowerLr, kRecompute };
 
 /// How far a guard goes back, and how often (tools/run/guard.h).
 struct RollBackConfig {
@@ -395,13 +421,49 @@ struct RollBackConfig {
   int64_t lead = 8;         // steps before the trouble whose samples are skipped too; doubled with each try at a place
 };
 
+/// How many updates are left out.
+struct SkipConfig {
+  int64_t at_most = 3;     // times
+  int64_t within = 1'000;  // steps
+};
+
+/// How a guard lowers the rate, and how often.
+struct LowerLrConfig {
+  double by = 0.5;
+  int64_t over = 500;  // steps at the lowered rate
+  int64_t back = 500;  // steps of the linear way back
+  int64_t at_most = 2;
+  int64_t within = 20'000;  // steps
+};
+
+/// How often a step is computed again.
+struct ComputeAgainConfig {
+  int64_t at_most = 3;
+  int64_t within = 10'000;  // steps
+};
+
+/// The rate is times `by` for `over` steps after step `at`, then goes back to 1 over `back` steps.
+struct LoweredRate {
+  int64_t at = 0;
+  double by = 1;
+  int64_t over = 0, back = 0;
+};
+
+/// What is looked for in the numbers of the steps, to tell good checkpoints from others (ckpt/retention/labels.h).
 struct WatchConfig {
   int64_t window = 128;    // clean steps that a new one is compared with
   int64_t proof = 32;      // clean steps behind a checkpoint that make it good
   bool forensics = false;  // a state with ruined weights is written to RUN/forensics, which no start takes
   /// The first that can be done is; none: a warning, and a stop where the loss is not finite.
-  std::vector<GuardAction> on_divergence, on_drop, on_not_finite;
+  std::vector<GuardAction> on_outlier, on_divergence, on_drop, on_not_finite, on_sdc;
   RollBackConfig roll_back;
+  SkipConfig skip;
+  LowerLrConfig lower_lr;
+  ComputeAgainConfig recompute;
+  std::vector<int64_t> skip_steps;         // whose updates are left out
+  std::vector<LoweredRate> lowered_rates;  // what guards have done, for a run that repeats it
+  int64_t audit_steps = 0;                 // each so many steps gradients are computed twice; 0: never
+  int64_t replica_steps = 0;               // each so many steps replicas' weights are compared; 0: never
 };
 
 /// From the first step at which `at` has been trained on, other values. Made and read by dsl/stages.h.
@@ -437,6 +499,7 @@ struct Recipe {
   LogConfig log;
   RestartConfig restart;
   WatchConfig watch;
+  std::vector<Hook> hooks;
   std::vector<RecipeStage> stages;  // in the order of their beginnings
 };
 
