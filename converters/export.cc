@@ -24,6 +24,7 @@
 #include "converters/family_tensors.h"
 #include "converters/hf_folder.h"
 #include "converters/model_card.h"
+#include "converters/model_files.h"
 #include "converters/safetensors.h"
 #include "converters/tokenizer_files.h"
 #include "runtime/core/file_calls.h"
@@ -37,7 +38,6 @@ namespace {
 
 constexpr int64_t kMaxThreads = 2;  // files at a time: 80 MiB each
 constexpr int64_t kBlockElems = int64_t{1} << 20;
-constexpr int64_t kMaxKeptBytes = int64_t{256} << 20;
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
@@ -61,29 +61,29 @@ class Exporter {
       : source_(source), source_dir_(source_dir), options_(options), report_(report), io_(io), decode_(decode) {}
 
   Status run(const fs::path& target) {
-    RT_TRY(gather_files());
+    RT_TRY_SET(files_,
+               gather_model_files(io_, source_, source_dir_,
+                                  {options_.like, options_.without_tokenizer, options_.trained_tokenizer}, decode_));
+    report_.warnings = files_.warnings;
     // A model that came from Hugging Face goes back as what it was, where several families could hold it.
-    const auto kept = files_.find(std::string(kConfigFile));
-    const std::string original_text = kept == files_.end() ? "" : kept->second;
-    const nlohmann::json original = json_or_nothing(original_text, JsonNumbers::kPython);
-    const bool readable = original.is_object() && original.contains("model_type") && original["model_type"].is_string();
-    RT_TRY_SET(const Family family,
-               family_for(source_.model(), readable ? original["model_type"].get<std::string>() : ""));
+    const std::string original_type = files_.original_type();
+    const nlohmann::json original = json_or_nothing(files_.original_text(), JsonNumbers::kPython);
+    RT_TRY_SET(const Family family, family_for(source_.model(), original_type));
     const DType trained = options_.block_fp8 ? DType::kBf16 : DType::kF32;
-    const DType dtype = options_.dtype.value_or(source_.imported_dtype().value_or(origin_dtype_.value_or(trained)));
+    const DType dtype =
+        options_.dtype.value_or(source_.imported_dtype().value_or(files_.origin_dtype.value_or(trained)));
     report_.dtype = dtype == DType::kF64 ? DType::kF32 : dtype;
     report_.model_type = family.model_type;
-    if (!options_.like.empty() && readable && original["model_type"] != family.model_type) {
+    if (!options_.like.empty() && !original_type.empty() && original_type != family.model_type) {
       report_.warnings.push_back(fmt::format("{} is of type {}, which cannot hold this model: exported as {}",
-                                             options_.like.string(), original["model_type"].get<std::string>(),
-                                             family.model_type));
+                                             options_.like.string(), original_type, family.model_type));
     }
     if (family.own_code) report_.warnings.push_back(own_code_warning(family));
     nlohmann::ordered_json config = config_from_model(family, source_.model(), report_.dtype, original);
-    keep_token_ids(original_text, &config);
+    keep_token_ids(files_.original_text(), &config);
     const WrittenFor written_line = written_for(family, source_.model());
     config["transformers_version"] = written_line.version;
-    settle_token_ids(&config);
+    files_.settle_token_ids(&config);
     if (!written_line.warning.empty()) report_.warnings.push_back(written_line.warning);
     if (options_.block_fp8) {
       RT_TRY(check_block_fp8(family));
@@ -103,9 +103,9 @@ class Exporter {
     HfOutput output{.dtype = report_.dtype};
     for (const Output& tensor : outputs_)
       output.tensors.push_back({tensor.name, tensor.shape, tensor.own_dtype, tensor.part});
-    if (const auto index = files_.find(std::string(kIndexFile)); index != files_.end())
+    if (const auto index = files_.files.find(std::string(kIndexFile)); index != files_.files.end())
       output.split = split_of_index(output.tensors, index->second);
-    for (auto& [name, text] : files_) {
+    for (auto& [name, text] : files_.files) {
       if (name != kConfigFile && name != kIndexFile) output.texts[name] = std::move(text);
     }
     output.texts[std::string(kConfigFile)] = json_text(config, 2) + "\n";
@@ -163,224 +163,6 @@ class Exporter {
     for (auto parent = m.run.parents.rbegin(); parent != m.run.parents.rend(); ++parent)
       card.lineage.push_back(fmt::format("continues the run with id `{}`", *parent));
     return card;
-  }
-
-  Status take_files_of(const fs::path& folder) {
-    std::vector<std::string> names = passed_files_in(folder);
-    std::error_code error;
-    if (fs::exists(fs::symlink_status(folder / kConfigFile, error))) names.emplace_back(kConfigFile);
-    for (const std::string& name : names) {
-      RT_TRY(check_inside(folder, name));
-      RT_TRY_SET(files_[name], read_text_file(folder / name, kMaxKeptBytes));
-    }
-    return {};
-  }
-
-  /// The folder of a recipe's init.path. Empty: nowhere.
-  static fs::path find_init(const std::string& path, const fs::path& checkpoint) {
-    std::error_code error;
-    for (const fs::path& place : places_of(path, checkpoint)) {
-      if (fs::is_directory(place, error)) return place;
-    }
-    return {};
-  }
-
-  /// Of the Hugging Face folder that a run began with, or that the run began with which it began with, and so on: what
-  /// fine-tuning does not change, and the dtype.
-  Status take_files_of_origin() {
-    constexpr int kMostRuns = 16;
-    InitConfig init = source_.recipe().init;
-    fs::path at = source_dir_;
-    for (int run = 0; run < kMostRuns && !init.path.empty(); ++run) {
-      const fs::path found = find_init(init.path, at);
-      if (found.empty()) {
-        report_.warnings.push_back(fmt::format(
-            "the model began with {}, which is not there any more: its tokenizer, generation settings, token "
-            "ids and dtype are not exported; --like FOLDER takes them from another copy of it",
-            init.path));
-        return {};
-      }
-      std::error_code error;
-      if (fs::is_regular_file(found / kConfigFile, error)) {
-        RT_TRY(take_files_of(found));
-        if (const auto folder = HfFolder::inspect(found); folder.ok()) origin_dtype_ = folder.value()->dtype();
-        return {};
-      }
-      const fs::path checkpoints = fs::is_directory(found / "checkpoints", error) ? found / "checkpoints" : found;
-      at = found;
-      if (!fs::exists(found / ckpt::kManifestName, error)) {
-        const Result<ckpt::CheckpointInfo> newest = ckpt::newest_complete(io_, checkpoints);
-        if (!newest.ok() && newest.error().code == ErrorCode::kCorrupt) return newest.error();
-        if (!newest.ok()) return {};  // nothing to be learnt from
-        at = newest.value().dir;
-      }
-      const auto weights = CheckpointWeights::open(io_, at, decode_);
-      if (!weights.ok()) return {};
-      for (const std::string& name : weights.value()->files()) {
-        if (!is_passed_file(name) && name != kConfigFile) continue;
-        RT_TRY_SET(files_[name], weights.value()->file(name));
-      }
-      origin_dtype_ = weights.value()->imported_dtype();
-      if (!files_.empty()) return {};
-      init = weights.value()->recipe().init;
-    }
-    return {};
-  }
-
-  /// Takes what the checkpoint keeps, or what lies beside it, or the files of what the run began with. Returns whether
-  /// the model came with them: they are its own whatever the recipe says.
-  Result<bool> take_own_files() {
-    for (const std::string& name : source_.files()) {
-      if (!is_passed_file(name) && name != kConfigFile && name != kIndexFile) continue;
-      RT_TRY_SET(files_[name], source_.file(name));
-    }
-    // Of a checkpoint that is a Hugging Face folder these lie beside it.
-    if (source_.files().empty()) RT_TRY(take_files_of(source_dir_));
-    const bool own = !files_.empty();
-    if (!own) RT_TRY(take_files_of_origin());
-    for (const std::string& name : source_.empty_files()) {
-      if (is_passed_file(name)) files_[name] = "";
-    }
-    return own;
-  }
-
-  Status gather_files() {
-    if (options_.like.empty()) {
-      RT_TRY_SET(const bool own, take_own_files());
-      if (!own && !options_.without_tokenizer) RT_TRY(take_recipe_tokenizer());
-    } else {
-      RT_TRY(take_files_of(options_.like));
-      if (!files_.contains(std::string(kConfigFile))) RT_TRY(take_tokenizer_of_folder());
-    }
-    if (options_.without_tokenizer)
-      std::erase_if(files_, [](const auto& file) { return is_tokenizer_file(file.first); });
-    const std::string of = (options_.like.empty() ? source_dir_ : options_.like).string();
-    for (const auto& [name, content] : files_) {
-      Status readable = check_passed_file(name, content);
-      if (readable.ok()) continue;
-      Error error = std::move(readable).error().with(of);
-      error.message += "; --like FOLDER takes another copy of these files";
-      if (is_tokenizer_file(name)) error.message += ", --without-tokenizer leaves those of the tokenizer out";
-      return error;
-    }
-    return {};
-  }
-
-  /// --like FOLDER that has no config.json.
-  Status take_tokenizer_of_folder() {
-    const TokenizerConfig tokenizer = tokenizer_in(options_.like);
-    if (tokenizer.kind == TokenizerConfig::Kind::kNone) {
-      return invalid(fmt::format(
-          "{} has neither {} nor a tokenizer; expected a Hugging Face folder, or one with tokenizer.json or "
-          "tokenizer.model",
-          options_.like.string(), kConfigFile));
-    }
-    files_.clear();
-    RT_TRY_SET([[maybe_unused]] const bool own, take_own_files());
-    RT_TRY_SET(const text::TokenizerHashes found, text::tokenizer_hashes(tokenizer));
-    if (tokenizer.kind == source_.recipe().tokenizer.kind) {
-      for (const text::TokenizerChange& one : text::tokenizer_changes(tokenizer.path, trained_tokenizer(), found)) {
-        report_.warnings.push_back(
-            fmt::format("{} is not the file that the run was trained with: {}", one.path, change_text(one)));
-      }
-    }
-    return use_tokenizer(tokenizer);
-  }
-
-  text::TokenizerHashes trained_tokenizer() const {
-    return options_.trained_tokenizer ? options_.trained_tokenizer(source_.manifest()) : text::TokenizerHashes{};
-  }
-
-  /// The hashes of the tokenizer among files_, of the recipe's kind.
-  text::TokenizerHashes hashes_of_kept() const {
-    const bool hf = source_.recipe().tokenizer.kind == TokenizerConfig::Kind::kHf;
-    const auto of = [&](const char* name) {
-      const auto kept = files_.find(name);
-      return kept == files_.end() ? std::string() : kept->second;
-    };
-    text::BesideFiles beside;
-    for (const char* name : text::kBesideNames) *beside.find(name) = of(name);
-    return text::tokenizer_hashes(of(hf ? "tokenizer.json" : "tokenizer.model"), beside);
-  }
-
-  /// Takes the tokenizer of a model that was trained from scratch, or with another tokenizer than that of the folder
-  /// that it began with.
-  Status take_recipe_tokenizer() {
-    TokenizerConfig tokenizer = source_.recipe().tokenizer;
-    const bool of_origin = std::ranges::any_of(files_, [](const auto& file) { return is_tokenizer_file(file.first); });
-    if (tokenizer.kind == TokenizerConfig::Kind::kNone) {
-      if (of_origin) return {};
-      report_.warnings.push_back(
-          "no tokenizer is exported, for the recipe names none; --like FOLDER takes its files from a folder");
-      if (const int64_t end = source_.recipe().objective.document_end; end >= 0)
-        tokenizer_ = TokenizerFiles{.eos = {end}};
-      return {};
-    }
-    if (!tokenizer.path.empty()) {
-      const text::TokenizerHashes trained = trained_tokenizer(), kept = hashes_of_kept();
-      const auto is_kept = [&](const text::TokenizerHashes& other) {
-        return !kept.file.empty() && kept.file == other.file && text::tokenizer_changes("", kept, other).empty();
-      };
-      if (is_kept(trained)) return {};
-      Result<FoundTokenizer> found = find_tokenizer(tokenizer, source_dir_, trained);
-      if (!found.ok()) {
-        Error error = std::move(found).error();
-        error.message += "; --like FOLDER takes another copy, --without-tokenizer leaves it out";
-        return error;
-      }
-      if (is_kept(found.value().hashes)) return {};
-      tokenizer = found.value().tokenizer;
-      if (trained.file.empty()) {
-        report_.warnings.push_back(fmt::format(
-            "{} is exported as the tokenizer; no lineage.jsonl of the run says whether it is the file of the training",
-            tokenizer.path));
-      }
-    }
-    if (of_origin) {
-      report_.warnings.push_back(
-          fmt::format("the recipe's tokenizer is exported in place of that of {}", source_.recipe().init.path));
-    }
-    return use_tokenizer(tokenizer);
-  }
-
-  Status use_tokenizer(const TokenizerConfig& tokenizer) {
-    const ModelConfig& model = source_.model();
-    RT_TRY_SET(TokenizerFiles made, tokenizer_files(tokenizer, model.context, source_.recipe().objective.document_end));
-    if (made.vocab > model.vocab) {
-      return invalid(fmt::format(
-          "{}: the tokenizer has {} ids, the model {} rows: they do not belong together; --like FOLDER names another "
-          "one, --without-tokenizer leaves it out",
-          tokenizer.path.empty() ? "bytes" : tokenizer.path, made.vocab, model.vocab));
-    }
-    std::erase_if(files_, [](const auto& file) { return is_tokenizer_file(file.first); });
-    files_.merge(made.files);
-    report_.warnings.insert(report_.warnings.end(), made.warnings.begin(), made.warnings.end());
-    tokenizer_ = std::move(made);
-    return {};
-  }
-
-  /// Writes the ids of a tokenizer that was taken: in config.json and in what generation reads.
-  void settle_token_ids(nlohmann::ordered_json* config) {
-    constexpr const char* kGeneration = "generation_config.json";
-    if (!tokenizer_) return;
-    const auto id = [](int64_t one) { return one < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(one); };
-    const std::vector<int64_t>& ends = tokenizer_->eos;
-    const std::pair<const char*, nlohmann::ordered_json> ids[] = {
-        {"bos_token_id", id(tokenizer_->bos)},
-        {"eos_token_id", ends.size() > 1 ? nlohmann::ordered_json(ends) : id(ends.empty() ? -1 : ends[0])},
-        {"pad_token_id", id(tokenizer_->pad)}};
-    auto generation = parse_ordered_json(files_.contains(kGeneration) ? files_[kGeneration] : "{}", kMaxJsonDepth,
-                                         JsonNumbers::kPython);
-    RT_CHECK(generation.ok() && generation.value().is_object(), "{} was not checked", kGeneration);
-    nlohmann::ordered_json generates = std::move(generation).value();
-    for (const auto& [key, value] : ids) {
-      (*config)[key] = value;
-      generates.erase(key);
-      if (!value.is_null()) generates[key] = value;
-    }
-    if (generates.empty()) return;
-    generates["transformers_version"] = (*config)["transformers_version"];
-    files_[kGeneration] = python_json_text(generates, 2) + "\n";
   }
 
   DType dtype_of(int64_t output) const {
@@ -490,15 +272,13 @@ class Exporter {
 
   const CheckpointWeights& source_;
   const fs::path& source_dir_;
-  std::optional<DType> origin_dtype_;  // of the folder that the run began with
   const ExportOptions& options_;
   ExportReport& report_;
   ckpt::IoBackend& io_;
   const RecipeDecoder& decode_;
   BlockFp8 blocks_;
   std::vector<Output> outputs_;
-  std::map<std::string, std::string> files_;
-  std::optional<TokenizerFiles> tokenizer_;  // that is exported as the recipe's; none: what the files say
+  ModelFiles files_;
 };
 
 }  // namespace
