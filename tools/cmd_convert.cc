@@ -17,6 +17,7 @@
 #include "converters/dist_export.h"
 #include "converters/export.h"
 #include "converters/folder_kinds.h"
+#include "converters/gguf_export.h"
 #include "converters/hf_folder.h"
 #include "converters/import.h"
 #include "converters/rewrite.h"
@@ -42,7 +43,7 @@ using nlohmann::json;
 enum class Kind { kFolder, kCheckpoint };  // of the source
 
 struct Options {
-  std::string verb, from, to, target_kind;            // "hf", "cairn", "dcp", or empty: what the source is not
+  std::string verb, from, to, target_kind;            // "hf", "cairn", "dcp", "gguf", or empty: what the source is not
   std::string mesh, name, config;                     // into a checkpoint
   int64_t step = -1;                                  // of a training state; -1: the newest
   std::string dtype, quantize, max_shard_size, like;  // into a folder
@@ -248,6 +249,7 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
   if (!options.max_shard_size.empty()) {
     RT_TRY_SET(to.max_shard_bytes, convert::parse_size(options.max_shard_size).with("--max-shard-size"));
   }
+  if (options.quantize == "q8_0") return invalid("--quantize q8_0 belongs to --to gguf; a Hugging Face folder has fp8");
   to.block_fp8 = options.quantize == "fp8";
   if (options.ema) to.weights = convert::WeightsOf::kAverage;
   if (kind == Kind::kFolder && options.ema)
@@ -309,29 +311,90 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
   return 0;
 }
 
+/// Refuses options that a target has no use for.
+using Given = std::pair<const char*, bool>;
+Status refuse_given(const Options& options, std::initializer_list<Given> useless, std::string_view why) {
+  const Given of_no_target_here[] = {{"--max-shard-size", !options.max_shard_size.empty()},
+                                     {"--hdf5", options.hdf5},
+                                     {"--mesh", !options.mesh.empty()},
+                                     {"--name", !options.name.empty()},
+                                     {"--config", !options.config.empty()},
+                                     {"--step", options.step >= 0},
+                                     {"--untie", options.untie},
+                                     {"--drop-mtp", options.drop_mtp}};
+  std::vector<Given> all(useless);
+  all.insert(all.end(), std::begin(of_no_target_here), std::end(of_no_target_here));
+  for (const auto& [flag, given] : all) {
+    if (given) return invalid(fmt::format("{} has no meaning with --to {}: {}", flag, options.target_kind, why));
+  }
+  return {};
+}
+
+/// One file of GGUF.
+Result<int> to_gguf(const Options& options, bool as_json) {
+  RT_TRY(refuse_given(options, {{"--weights-only", options.weights_only}},
+                      "the weights of a checkpoint are written to one file"));
+  if (options.quantize == "fp8") return invalid("--quantize fp8 has no meaning with --to gguf; q8_0 has");
+  if (!options.quantize.empty() && !options.dtype.empty()) {
+    return invalid("--dtype and --quantize: one of them says what matrices become");
+  }
+  convert::GgufExportOptions to{.overwrite = options.overwrite, .cancel = &stop_on_signals()};
+  if (options.quantize == "q8_0") to.type = convert::GgufType::kQ8_0;
+  if (options.dtype == "f32") to.type = convert::GgufType::kF32;
+  if (options.dtype == "f16") to.type = convert::GgufType::kF16;
+  if (options.dtype == "bf16") to.type = convert::GgufType::kBf16;
+  if (options.ema) to.weights = convert::WeightsOf::kAverage;
+  std::error_code error;
+  if (fs::exists(fs::path(options.from) / convert::kConfigFile, error) &&
+      !fs::exists(fs::path(options.from) / ckpt::kManifestName, error)) {
+    return invalid(
+        fmt::format("{}: is a Hugging Face folder\n  expected a checkpoint or a run folder\n"
+                    "  `cairn import {} CHECKPOINTS` makes one",
+                    options.from, options.from));
+  }
+  RT_TRY_SET(const fs::path from, resolve_source(options.from));
+  RT_TRY(check_outside_checkpoints(options.to));
+  to.files = {.like = options.like, .without_tokenizer = options.without_tokenizer};
+  to.files.trained_tokenizer = [&](const ckpt::Manifest& manifest) { return trained_tokenizer(from, manifest); };
+  Result<convert::GgufExportReport> done = [&] {
+    ByteProgress progress("written");
+    to.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total); };
+    const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+    return unless_removed({from}, convert::export_gguf(*io, from, options.to, to, dsl::decode_recipe));
+  }();
+  RT_TRY_SET(const convert::GgufExportReport report, std::move(done));
+  tell_warnings(options, report.warnings);
+  if (as_json) {
+    print_json({{"checkpoint", from.string()},
+                {"file", report.file.string()},
+                {"model_type", report.model_type},
+                {"architecture", report.architecture},
+                {"type", gguf_type_name(report.type)},
+                {"parameters", report.parameters},
+                {"tensors", report.tensors},
+                {"bytes", report.data_bytes},
+                {"not_finite", report.not_finite},
+                {"seconds", report.seconds},
+                {"warnings", report.warnings}});
+    return 0;
+  }
+  fmt::print("{} -> {}: {} as GGUF's {}, {} parameters in {}, {} {}; {:.1f} s\n", from.string(), report.file.string(),
+             report.model_type, report.architecture, format_count(static_cast<double>(report.parameters)),
+             count_text(report.tensors, "tensor"), format_bytes(report.data_bytes), gguf_type_name(report.type),
+             report.seconds);
+  return 0;
+}
+
 /// A folder of torch.distributed.checkpoint.
 Result<int> to_dcp(const Options& options, bool as_json) {
-  for (const auto& [flag, given] : {std::pair("--dtype", !options.dtype.empty()),
-                                    {"--quantize", !options.quantize.empty()},
-                                    {"--max-shard-size", !options.max_shard_size.empty()},
-                                    {"--like", !options.like.empty()},
-                                    {"--without-tokenizer", options.without_tokenizer},
-                                    {"--ema", options.ema},
-                                    {"--hdf5", options.hdf5},
-                                    {"--overwrite", options.overwrite},
-                                    {"--mesh", !options.mesh.empty()},
-                                    {"--name", !options.name.empty()},
-                                    {"--config", !options.config.empty()},
-                                    {"--step", options.step >= 0},
-                                    {"--untie", options.untie},
-                                    {"--drop-mtp", options.drop_mtp}}) {
-    if (given) {
-      return invalid(
-          fmt::format("{} has no meaning with --to dcp: the whole state of a checkpoint is written to an "
-                      "empty folder, as float32",
-                      flag));
-    }
-  }
+  RT_TRY(refuse_given(options,
+                      {{"--dtype", !options.dtype.empty()},
+                       {"--quantize", !options.quantize.empty()},
+                       {"--like", !options.like.empty()},
+                       {"--without-tokenizer", options.without_tokenizer},
+                       {"--ema", options.ema},
+                       {"--overwrite", options.overwrite}},
+                      "the whole state of a checkpoint is written to an empty folder, as float32"));
   RT_TRY_SET(const fs::path from, resolve_source(options.from));
   RT_TRY(check_outside_checkpoints(options.to));
   convert::DistExportOptions to{.weights_only = options.weights_only, .cancel = &stop_on_signals()};
@@ -626,6 +689,7 @@ Result<int> run(const Options& options, bool as_json) {
   }
   if (options.to.empty()) return invalid("where to? give a second folder, or --check to look at the first");
   if (options.target_kind == "dcp") return to_dcp(options, as_json);
+  if (options.target_kind == "gguf") return to_gguf(options, as_json);
   if (options.target_kind != "hf") {
     std::error_code error;
     const bool checkpoint = fs::exists(fs::path(options.from) / ckpt::kManifestName, error);
@@ -673,8 +737,10 @@ void add_export_options(CLI::App& command, Options& options) {
       .add_option(
           "--quantize", options.quantize,
           "fp8: the layers' matrices in blocks of 128 x 128 numbers of eight bits, as DeepSeek-V3 is published; "
-          "the rest in --dtype, by default bf16 of a trained checkpoint")
-      ->check(CLI::IsMember({"fp8"}));
+          "the rest in --dtype, by default bf16 of a trained checkpoint; with --to gguf, q8_0: matrices in groups of "
+          "32 "
+          "numbers of eight bits")
+      ->check(CLI::IsMember({"fp8", "q8_0"}));
   command.add_option("--max-shard-size", options.max_shard_size,
                      "of a file: 5GB, 200MB; default: the source's split, 5GB");
   command.add_option("--like", options.like,
@@ -711,10 +777,12 @@ void add_convert(CLI::App& app, Session& session) {
       ->required();
   command->add_option("DST", options->to, "folder to make; for a checkpoint: step-00000000 is written in it");
   command
-      ->add_option("--to", options->target_kind,
-                   "hf: a Hugging Face folder; cairn: a checkpoint; dcp: a checkpoint of torch.distributed.checkpoint "
-                   "for FSDP2, by Hugging Face's names, with optimizer; default: what SRC is not")
-      ->check(CLI::IsMember({"hf", "cairn", "dcp"}));
+      ->add_option(
+          "--to", options->target_kind,
+          "hf: a Hugging Face folder; cairn: a checkpoint; dcp: a checkpoint of torch.distributed.checkpoint "
+          "for FSDP2, by Hugging Face's names, with optimizer; gguf: one file for llama.cpp; default: what SRC "
+          "is not")
+      ->check(CLI::IsMember({"hf", "cairn", "dcp", "gguf"}));
   command->add_flag("--check", options->check,
                     "write nothing: family, parameters, what maps where, what is missing, extra or oddly shaped");
   add_import_options(*command, *options);
@@ -756,15 +824,19 @@ void add_import(CLI::App& app, Session& session) {
 void add_export(CLI::App& app, Session& session) {
   auto options = std::make_shared<Options>(Options{.verb = "export", .target_kind = "hf"});
   CLI::App* command = app.add_subcommand(
-      "export", "convert a checkpoint of any layout to a Hugging Face folder, or for torch.distributed.checkpoint");
+      "export",
+      "convert a checkpoint of any layout to a Hugging Face folder, to GGUF, or for torch.distributed.checkpoint");
   command->add_option("checkpoint", options->from, "a checkpoint, or a run folder: its newest complete one")
       ->required();
-  command->add_option("hf_dir", options->to, "folder to make: config.json, safetensors, tokenizer files")->required();
+  command
+      ->add_option("hf_dir", options->to,
+                   "folder to make: config.json, safetensors, tokenizer files; with --to gguf a file")
+      ->required();
   command
       ->add_option("--to", options->target_kind,
-                   "hf: a Hugging Face folder; dcp: a checkpoint of torch.distributed.checkpoint for FSDP2, by "
-                   "Hugging Face's names, with optimizer; default: hf")
-      ->check(CLI::IsMember({"hf", "dcp"}));
+                   "hf: a Hugging Face folder; gguf: one file for llama.cpp; dcp: a checkpoint of "
+                   "torch.distributed.checkpoint for FSDP2, by Hugging Face's names, with optimizer; default: hf")
+      ->check(CLI::IsMember({"hf", "dcp", "gguf"}));
   command->add_flag("--weights-only", options->weights_only, "with --to dcp: without the optimizer's state");
   add_export_options(*command, *options);
   add_shared_options(*command, *options, false, session);
@@ -772,6 +844,7 @@ void add_export(CLI::App& app, Session& session) {
       "Exit codes: as `cairn convert`.\n"
       "Examples:\n"
       "  cairn export runs/mine HF_DIR\n"
+      "  cairn export runs/mine model.gguf --to gguf --quantize q8_0\n"
       "  cairn export runs/mine DCP_DIR --to dcp\n"
       "  cairn export runs/mine/checkpoints/step-00001200 HF_DIR --dtype bf16 --max-shard-size 2GB");
   act(*command, options, session);

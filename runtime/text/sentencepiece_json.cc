@@ -73,51 +73,6 @@ std::vector<Field> fields_of(std::string_view message) {
   return out;
 }
 
-enum class PieceType { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
-
-struct Piece {
-  std::string text;
-  float score = 0;
-  PieceType type = PieceType::kNormal;
-};
-
-struct Model {
-  std::vector<Piece> pieces;
-  bool bpe = false, other = false;  // else Unigram; `other`: words or characters
-  std::string charsmap;
-  bool dummy_prefix = true, remove_spaces = true, escape_spaces = true, suffix_spaces = false;
-};
-
-Model read_model(std::string_view bytes) {
-  enum : uint64_t { kPieces = 1, kTrainer = 2, kNormalizer = 3 };
-  Model out;
-  for (const Field& field : fields_of(bytes)) {
-    if (field.number == kPieces) {
-      Piece piece;
-      for (const Field& part : fields_of(field.bytes)) {
-        if (part.number == 1) piece.text = part.bytes;
-        if (part.number == 2) std::memcpy(&piece.score, &part.value, sizeof(float));
-        if (part.number == 3) piece.type = static_cast<PieceType>(part.value);
-      }
-      out.pieces.push_back(std::move(piece));
-    } else if (field.number == kTrainer) {
-      for (const Field& part : fields_of(field.bytes)) {
-        if (part.number == 3) out.bpe = part.value == 2;
-        if (part.number == 3) out.other = part.value > 2;
-        if (part.number == 24) out.suffix_spaces = part.value != 0;
-      }
-    } else if (field.number == kNormalizer) {
-      for (const Field& part : fields_of(field.bytes)) {
-        if (part.number == 2) out.charsmap = part.bytes;
-        if (part.number == 3) out.dummy_prefix = part.value != 0;
-        if (part.number == 4) out.remove_spaces = part.value != 0;
-        if (part.number == 5) out.escape_spaces = part.value != 0;
-      }
-    }
-  }
-  return out;
-}
-
 // --- its parts as a tokenizer.json has them
 // ---------------------------------------------------------------------------
 
@@ -140,7 +95,7 @@ ordered_json replace(const char* kind, const char* pattern, const char* content)
   return {{"type", "Replace"}, {"pattern", {{kind, pattern}}}, {"content", content}};
 }
 
-ordered_json normalizer_of(const Model& model) {
+ordered_json normalizer_of(const SentencePieces& model) {
   ordered_json steps = ordered_json::array();
   if (!model.charsmap.empty()) {
     steps.push_back({{"type", "Precompiled"}, {"precompiled_charsmap", base64(model.charsmap)}});
@@ -154,21 +109,21 @@ ordered_json normalizer_of(const Model& model) {
   return {{"type", "Sequence"}, {"normalizers", std::move(steps)}};
 }
 
-ordered_json decoder_of(const Model& model) {
+ordered_json decoder_of(const SentencePieces& model) {
   ordered_json steps = {replace("String", kSpace, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}};
   if (model.dummy_prefix) steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   return {{"type", "Sequence"}, {"decoders", std::move(steps)}};
 }
 
 /// All pairs that make a piece, the best piece first: the library joins whatever makes the best one.
-ordered_json merges_of(const Model& model, const std::map<std::string_view, int64_t>& ids) {
-  std::vector<const Piece*> order;
-  for (const Piece& piece : model.pieces) {
+ordered_json merges_of(const SentencePieces& model, const std::map<std::string_view, int64_t>& ids) {
+  std::vector<const SentencePiece*> order;
+  for (const SentencePiece& piece : model.pieces) {
     if (piece.type == PieceType::kNormal) order.push_back(&piece);
   }
-  std::ranges::stable_sort(order, std::greater(), &Piece::score);
+  std::ranges::stable_sort(order, std::greater(), &SentencePiece::score);
   ordered_json out = ordered_json::array();
-  for (const Piece* piece : order) {
+  for (const SentencePiece* piece : order) {
     const std::string_view text = piece->text;
     for (size_t at = utf8_length(text[0]); at < text.size(); at += utf8_length(text[at])) {
       if (ids.contains(text.substr(0, at)) && ids.contains(text.substr(at))) {
@@ -179,11 +134,12 @@ ordered_json merges_of(const Model& model, const std::map<std::string_view, int6
   return out;
 }
 
-ordered_json model_of(const Model& model, int64_t unknown) {
-  const bool bytes = std::ranges::any_of(model.pieces, [](const Piece& one) { return one.type == PieceType::kByte; });
+ordered_json model_of(const SentencePieces& model, int64_t unknown) {
+  const bool bytes =
+      std::ranges::any_of(model.pieces, [](const SentencePiece& one) { return one.type == PieceType::kByte; });
   if (!model.bpe) {
     ordered_json vocab = ordered_json::array();
-    for (const Piece& piece : model.pieces) vocab.push_back({piece.text, piece.score});
+    for (const SentencePiece& piece : model.pieces) vocab.push_back({piece.text, piece.score});
     return {{"type", "Unigram"}, {"unk_id", unknown}, {"vocab", std::move(vocab)}, {"byte_fallback", bytes}};
   }
   ordered_json vocab = ordered_json::object();
@@ -221,7 +177,7 @@ ordered_json post_processor_of(const SpecialPieces& special, AroundText around) 
 // -------------------------------------------------------------------------------------------
 
 /// Texts in which each piece stands beside others, with spaces of all kinds and characters that no piece has.
-std::vector<std::string> probes(const Model& model) {
+std::vector<std::string> probes(const SentencePieces& model) {
   constexpr size_t kInOne = 64;
   std::vector<std::string> out = {"",
                                   " ",
@@ -245,6 +201,36 @@ std::vector<std::string> probes(const Model& model) {
 
 }  // namespace
 
+SentencePieces sentence_pieces(std::string_view model) {
+  enum : uint64_t { kPieces = 1, kTrainer = 2, kNormalizer = 3 };
+  SentencePieces out;
+  for (const Field& field : fields_of(model)) {
+    if (field.number == kPieces) {
+      SentencePiece piece;
+      for (const Field& part : fields_of(field.bytes)) {
+        if (part.number == 1) piece.text = part.bytes;
+        if (part.number == 2) std::memcpy(&piece.score, &part.value, sizeof(float));
+        if (part.number == 3) piece.type = static_cast<PieceType>(part.value);
+      }
+      out.pieces.push_back(std::move(piece));
+    } else if (field.number == kTrainer) {
+      for (const Field& part : fields_of(field.bytes)) {
+        if (part.number == 3) out.bpe = part.value == 2;
+        if (part.number == 3) out.other = part.value > 2;
+        if (part.number == 24) out.suffix_spaces = part.value != 0;
+      }
+    } else if (field.number == kNormalizer) {
+      for (const Field& part : fields_of(field.bytes)) {
+        if (part.number == 2) out.charsmap = part.bytes;
+        if (part.number == 3) out.dummy_prefix = part.value != 0;
+        if (part.number == 4) out.remove_spaces = part.value != 0;
+        if (part.number == 5) out.escape_spaces = part.value != 0;
+      }
+    }
+  }
+  return out;
+}
+
 Result<SpecialPieces> special_pieces(std::string_view model) {
   sentencepiece::SentencePieceProcessor read;
   const auto status = read.LoadFromSerializedProto({model.data(), model.size()});
@@ -258,14 +244,14 @@ Result<SpecialPieces> special_pieces(std::string_view model) {
 Result<std::string> sentencepiece_as_json(std::string_view bytes, AroundText around) {
   RT_TRY_SET(const SpecialPieces special, special_pieces(bytes));
   RT_TRY_SET(const std::unique_ptr<Tokenizer> own, make_sentencepiece_tokenizer(bytes));
-  const Model model = read_model(bytes);
+  const SentencePieces model = sentence_pieces(bytes);
   if (std::ssize(model.pieces) != own->vocab()) return invalid("its pieces do not read");
   if (model.other) return unsupported("the model is of words or of characters");
   if (!model.escape_spaces || model.suffix_spaces) return unsupported("the model has no mark before words");
   ordered_json added = ordered_json::array();
   int64_t unknown = -1;
   for (size_t k = 0; k < model.pieces.size(); ++k) {
-    const Piece& piece = model.pieces[k];
+    const SentencePiece& piece = model.pieces[k];
     if (piece.text.empty() || find_invalid_utf8(piece.text) >= 0) {
       return unsupported(fmt::format("piece {} is empty or not UTF-8", k));
     }

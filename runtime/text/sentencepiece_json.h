@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/core/result.h"
 
@@ -18,6 +19,22 @@ struct SpecialPieces {
 };
 /// Errors: kInvalidInput for bytes that are no model.
 Result<SpecialPieces> special_pieces(std::string_view model);
+
+/// A SentencePiece model as other programs want it.
+enum class PieceType { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+struct SentencePiece {
+  std::string text;
+  float score = 0;
+  PieceType type = PieceType::kNormal;
+};
+struct SentencePieces {
+  std::vector<SentencePiece> pieces;  // by id
+  bool bpe = false, other = false;    // else Unigram; `other`: words or characters
+  std::string charsmap;               // how characters are normalised; empty: they are not
+  bool dummy_prefix = true, remove_spaces = true, escape_spaces = true, suffix_spaces = false;
+};
+/// No pieces where the bytes are no model.
+SentencePieces sentence_pieces(std::string_view model);
 
 /// Which of the model's tokens a reader puts around a text.
 struct AroundText {

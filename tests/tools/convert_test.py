@@ -3,6 +3,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -77,6 +78,24 @@ class ConvertTest(ProgramTest):
             done = self.cairn("convert", *words, code=2)
             self.assertIn(part, done.stderr)
         self.assertEqual(os.listdir(self.folder.name), [])
+
+    def test_a_layout_does_not_show_in_a_gguf_file(self):
+        for mesh in ("tp=1", "tp=2,pp=2"):
+            self.cairn("import", golden("hf-llama-gqa-sharded"), "run-" + mesh, "--mesh", mesh, "--name", "one")
+            made = self.cairn_json("export", "run-" + mesh, mesh + ".gguf", "--to", "gguf", "--without-tokenizer",
+                                   "--quantize", "q8_0")
+            self.assertEqual((made["architecture"], made["type"]), ("llama", "q8_0"))
+        one, other = (pathlib.Path(self.path(mesh + ".gguf")).read_bytes() for mesh in ("tp=1", "tp=2,pp=2"))
+        self.assertEqual(one[:4], b"GGUF")
+        self.assertEqual(one, other)
+        there = self.cairn("export", "run-tp=1", "tp=1.gguf", "--to", "gguf", "--without-tokenizer", code=2)
+        self.assertIn("--overwrite", there.stderr)
+        for words, options in (("q8_0 has", ["--quantize", "fp8"]), ("one of them", ["--quantize", "q8_0", "--dtype", "f16"]),
+                               ("--max-shard-size has no meaning", ["--max-shard-size", "1GB"])):
+            self.assertIn(words, self.cairn("export", "run-tp=1", "new.gguf", "--to", "gguf", *options, code=2).stderr)
+        folder = self.cairn("convert", golden("hf-gpt2-tied"), "new.gguf", "--to", "gguf", code=2)
+        self.assertIn("cairn import", folder.stderr)
+        self.assertFalse(os.path.exists(self.path("new.gguf")))
 
     def test_blocks_of_eight_bits_come_in_and_go_out(self):
         source = golden("hf-deepseek_v3-fp8")
