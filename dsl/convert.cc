@@ -465,6 +465,7 @@ std::optional<Json> Resolver::convert_source(const std::string& path, const Node
   if (!fields->contains("split")) (*fields)["split"] = Json::array();
   if (!fields->contains("tokens")) (*fields)["tokens"] = 0;
   if (!fields->contains("overlong")) (*fields)["overlong"] = "refuse";
+  if (!fields->contains("weigh")) (*fields)["weigh"] = "token";
   if (value.text != "token_files") {
     const Json& split = fields->at("split");
     if (split.is_null()) return fields;

@@ -748,6 +748,14 @@ Def overlong_field(Def field) {
           "The start is refused, with their number; or they are left out; or their first tokens are taken.");
 }
 
+Def weigh_field(Def field) {
+  return field.one_of({"token", "sample"})
+      .silently()
+      .otherwise("token")
+      .says("what weighs alike in the loss",
+            "token: every token that counts, so that long answers weigh more. sample: every conversation.");
+}
+
 const Block& instruct_block() {
   static const Block out{
       .name = "instruct",
@@ -764,7 +772,8 @@ const Block& instruct_block() {
               .otherwise(Json::array({1.0}))
               .says("parts for training, validation and test", "Up to three numbers, normalised; by conversations.")
               .like("{ 95, 5 }"),
-          overlong_field(written_only("overlong", Type::kEnum)), weight_field(), source_name_field()}};
+          overlong_field(written_only("overlong", Type::kEnum)), weigh_field(written_only("weigh", Type::kEnum)),
+          weight_field(), source_name_field()}};
   return out;
 }
 
@@ -777,7 +786,8 @@ const Block& source_block() {
                  bound("valid_path", &DataSource::valid_path), bound("dtype", &DataSource::dtype),
                  bound("weight", &DataSource::weight).at_least(0), bound("split", &DataSource::split).at_least(0),
                  source_tokens_field(bound("tokens", &DataSource::tokens)),
-                 overlong_field(chosen("overlong", &DataSource::overlong, {"refuse", "drop", "truncate"}))}};
+                 overlong_field(chosen("overlong", &DataSource::overlong, {"refuse", "drop", "truncate"})),
+                 weigh_field(chosen("weigh", &DataSource::weigh, {"token", "sample"}))}};
   return out;
 }
 

@@ -442,10 +442,10 @@ class Others {
       const auto max = arrays.drawn<float>(rows), sums = arrays.drawn<float>(rows), loss = arrays.drawn<float>(rows);
       return [=, &on = arrays.device().on()] { on.row_losses(targets, max, sums, rows, loss); };
     });
-    add("row_scales", 8 * real(rows), [=](Arrays& arrays) -> Order {
+    add("row_scales", 12 * real(rows), [=](Arrays& arrays) -> Order {
       const auto targets = arrays.numbers(rows, 100);
-      const auto scale = arrays.zeros<float>(rows);
-      return [=, &on = arrays.device().on()] { on.row_scales(targets, 1.0f, rows, scale); };
+      const auto weights = arrays.drawn<float>(rows), scale = arrays.zeros<float>(rows);
+      return [=, &on = arrays.device().on()] { on.row_scales(targets, weights, 1.0f, rows, scale); };
     });
   }
 

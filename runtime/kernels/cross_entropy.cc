@@ -137,8 +137,10 @@ void row_losses(const int32_t* targets, const float* max, const float* sum_exp, 
   }
 }
 
-void row_scales(const int32_t* targets, float value, int64_t rows, float* scale) {
-  for (int64_t r = 0; r < rows; ++r) scale[r] = targets[r] < 0 ? 0.0f : value;
+void row_scales(const int32_t* targets, const float* weights, float value, int64_t rows, float* scale) {
+  for (int64_t r = 0; r < rows; ++r) {
+    scale[r] = targets[r] < 0 ? 0.0f : weights == nullptr ? value : value * weights[r];
+  }
 }
 
 template <typename T>
@@ -147,7 +149,7 @@ void cross_entropy(const LogitRows& of, T* logits, float scale, float z_loss, fl
   std::fill_n(loss, of.rows, 0.0f);
   row_sums<T>(of, logits, max, sum_exp, loss);
   row_losses(of.targets.address(), max, sum_exp, of.rows, loss);
-  row_scales(of.targets.address(), scale, of.rows, scales);
+  row_scales(of.targets.address(), nullptr, scale, of.rows, scales);
   cross_entropy_backward<T>(of, logits, max, sum_exp, scales, z_loss);
 }
 

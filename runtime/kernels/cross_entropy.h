@@ -48,7 +48,7 @@ void rescale_sums(const float* maxima, const float* max, int64_t parts, int64_t 
 
 /// loss[r] holds the target's logit and becomes the row's loss; 0 where the target is below 0, which is none.
 void row_losses(const int32_t* targets, const float* max, const float* sum_exp, int64_t rows, float* loss);
-/// scale[r] = value; 0 where there is no target.
-void row_scales(const int32_t* targets, float value, int64_t rows, float* scale);
+/// scale[r] = value * weights[r], or value where `weights` is null; 0 where there is no target.
+void row_scales(const int32_t* targets, const float* weights, float value, int64_t rows, float* scale);
 
 }  // namespace cairn::kernels

@@ -118,13 +118,13 @@ Status Head<Real>::join_parts(const SavedHead<Real>& saved, DevicePtr<float> max
 
 // On a CPU two visits cost the same, and forward() has the losses sooner.
 template <typename Real>
-bool Head<Real>::in_one_visit() const {
-  return by_backward_ && on_.stream.device().kind != DeviceKind::kCpu && !local_max_ &&
+bool Head<Real>::in_one_visit(const LossRows& of) const {
+  return by_backward_ && !of.weights_T && on_.stream.device().kind != DeviceKind::kCpu && !local_max_ &&
          dims_.logit_rows == dims_.rows && logit_cap_ == 0;
 }
 
 template <typename Real>
-Status Head<Real>::forward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T) {
+Status Head<Real>::forward(const SavedHead<Real>& saved, const LossRows& of) {
   const StageDims& d = dims_;
   const Parameter<Real>& vocab = projection_.weight;
   const DevicePtr<float> max_PT = local_max_ ? local_max_ : saved.max_T;
@@ -133,7 +133,7 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, DevicePtr<const int32_t
   const int64_t part_rows = d.vocab / d.parts;
   held_ = nullptr;
   RT_TRY(input_rows(saved));
-  if (in_one_visit()) {
+  if (in_one_visit(of)) {
     compute_logits(0, d.rows);
     held_ = saved.input_RH;
     return {};
@@ -146,7 +146,7 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, DevicePtr<const int32_t
       const DevicePtr<const Real> logits = logits_ + part * part_rows;
       const int64_t valid = std::clamp<int64_t>(vocab.valid_rows - part * part_rows, 0, part_rows);
       const int64_t at = part * d.rows + begin;
-      on_.row_sums({count, d.vocab, valid, vocab.first_row + part * part_rows, targets_T + begin}, logits, max_PT + at,
+      on_.row_sums({count, d.vocab, valid, vocab.first_row + part * part_rows, of.targets_T + begin}, logits, max_PT + at,
                    sums_PT + at, target_T + begin);
     }
   }
@@ -154,17 +154,17 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, DevicePtr<const int32_t
 
   // The sums were taken against each part's own maximum, so one pass over the logits was enough.
   if (local_max_) RT_TRY(join_parts(saved, max_PT, sums_PT));
-  on_.row_losses(targets_T, saved.max_T, saved.sum_exp_T, d.rows, target_T);
+  on_.row_losses(of.targets_T, saved.max_T, saved.sum_exp_T, d.rows, target_T);
   return {};
 }
 
 template <typename Real>
-Status Head<Real>::backward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T, float loss_scale,
+Status Head<Real>::backward(const SavedHead<Real>& saved, const LossRows& of, float loss_scale,
                             DevicePtr<const Real> dnormed_RH) {
   const StageDims& d = dims_;
   const Parameter<Real>& vocab = projection_.weight;
-  const bool once = in_one_visit();
-  if (!once) on_.row_scales(targets_T, loss_scale, d.rows, scale_);
+  const bool once = in_one_visit(of);
+  if (!once) on_.row_scales(of.targets_T, of.weights_T, loss_scale, d.rows, scale_);
   const bool held = held_ == saved.input_RH;
   held_ = nullptr;  // overwritten below
   RT_TRY(input_rows(saved));
@@ -172,7 +172,7 @@ Status Head<Real>::backward(const SavedHead<Real>& saved, DevicePtr<const int32_
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
     if (!held) compute_logits(begin, count);
     DevicePtr<Real> dlogits = logits_;
-    const kernels::LogitRows rows{count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin};
+    const kernels::LogitRows rows{count, d.vocab, vocab.valid_rows, vocab.first_row, of.targets_T + begin};
     if (once) {
       on_.cross_entropy(rows, dlogits, loss_scale, z_loss_, saved.max_T, saved.sum_exp_T, scale_, saved.loss_T);
     } else {

@@ -28,6 +28,12 @@ struct SavedHead {
   DevicePtr<float> loss_T;  // lies right behind sum_exp: one all-reduce for both, while it holds the target's logit
 };
 
+/// The targets of a micro-batch's rows, and the weight of each row's loss in the gradient; null: 1. [T] each.
+struct LossRows {
+  DevicePtr<const int32_t> targets_T;
+  DevicePtr<const float> weights_T;
+};
+
 template <typename Real>
 class Head {
  public:
@@ -35,10 +41,10 @@ class Head {
   Head(const Parameters<Real>& parameters, const ModelConfig& model, const std::string& norm, double z_loss,
        const StageDims& dims, const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers);
 
-  Status forward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T);
-  /// Sets scratch.dresidual to the gradient of the input; the loss of each row has weight `loss_scale`. `dnormed_RH`:
-  /// what else the norm's output has for a gradient; null: nothing.
-  Status backward(const SavedHead<Real>& saved, DevicePtr<const int32_t> targets_T, float loss_scale,
+  Status forward(const SavedHead<Real>& saved, const LossRows& of);
+  /// Sets scratch.dresidual to the gradient of the input; the loss of each row has weight `loss_scale` times its own.
+  /// `dnormed_RH`: what else the norm's output has for a gradient; null: nothing.
+  Status backward(const SavedHead<Real>& saved, const LossRows& of, float loss_scale,
                   DevicePtr<const Real> dnormed_RH = nullptr);
   /// The norm's output, or the input without a norm, into `out_RH`. Leaves the norm's statistics in scratch.stats.
   void norm_rows(const SavedHead<Real>& saved, DevicePtr<Real> out_RH) const;
@@ -61,7 +67,7 @@ class Head {
   /// those of the bias lie apart, and those of a part of all rows go into `sum` [V, E].
   void weight_gradient(DevicePtr<const Real> dlogits, int64_t begin, int64_t count, DevicePtr<float> sum) const;
   /// The loss and its gradient come of one visit of the logits, in backward().
-  bool in_one_visit() const;
+  bool in_one_visit(const LossRows& of) const;
   /// Logits of rows [begin, begin + count) into the buffer; scratch.rows must hold input_rows().
   void compute_logits(int64_t begin, int64_t count) const;
 

@@ -13,6 +13,7 @@ struct SequenceRows {
   std::span<const int32_t> positions;  // in [0, S)
   std::span<const int32_t> starts;     // the first key that the row sees, within its sequence, at most its own
   std::span<const int32_t> ends;       // the row sees keys up to here at least; never falls within a sequence
+  std::span<const float> weights;      // times which the row's loss is in the gradient; empty: 1
 
   bool empty() const { return positions.empty() && starts.empty() && ends.empty(); }
 };

@@ -90,6 +90,7 @@ struct Slot {
   std::vector<uint64_t> dropout_keys;      // [B]
   bool drops = false;
   std::vector<int32_t> positions, starts, ends;  // [T] where `rows` says so
+  std::vector<float> weights;                    // [T] too
   std::vector<int64_t> cache_rows;               // [T] of a cached pass
   SequenceRows rows;                             // views of them
   std::unique_ptr<int32_t[]> host_counts;        // [layers, Dispatch::kept_counts()], where there are experts
@@ -176,14 +177,14 @@ class Model final : public StageModel {
 
   void set_sequences(int64_t slot, const SequenceRows& rows) override {
     Slot<Real>& saved = slots_.at(slot);
-    const auto keep = [&](std::span<const int32_t> given, int64_t count, std::vector<int32_t>& kept) {
+    const auto keep = [&]<typename Number>(std::span<const Number> given, int64_t count, std::vector<Number>& kept) {
       RT_CHECK(given.empty() || std::ssize(given) == count, "{} of {} rows", given.size(), count);
       kept.assign(given.begin(), given.end());
-      return std::span<const int32_t>(kept);
+      return std::span<const Number>(kept);
     };
     saved.rows = {keep(rows.positions, dims_.rows, saved.positions),
                   keep(rows.starts, dims_.samples * dims_.held.tokens, saved.starts),
-                  keep(rows.ends, dims_.rows, saved.ends)};
+                  keep(rows.ends, dims_.rows, saved.ends), keep(rows.weights, dims_.rows, saved.weights)};
     for (const int32_t position : saved.positions) {
       RT_CHECK(position >= 0 && position < dims_.positions, "position {} of {}", position, dims_.positions);
     }
@@ -221,7 +222,7 @@ class Model final : public StageModel {
       RT_TRY(forward_top_query(slot));
       {
         const TraceScope scope("compute", "head");
-        RT_TRY(with_logits(*head_).forward(slot_at(slot).head, give(targets)));
+        RT_TRY(with_logits(*head_).forward(slot_at(slot).head, loss_rows_of(slot, targets)));
       }
       for (size_t k = 0; k < modules_.size(); ++k) RT_TRY(forward_module(k, slot, tokens, targets));
       return {};
@@ -270,7 +271,8 @@ class Model final : public StageModel {
         }
         {
           const TraceScope scope("compute", "head backward");
-          RT_TRY(with_logits(*head_).backward(slot_at(slot).head, give(targets), loss_scale, dhidden_RH));
+          RT_TRY(
+              with_logits(*head_).backward(slot_at(slot).head, loss_rows_of(slot, targets), loss_scale, dhidden_RH));
         }
         return backward_top_query(slot, loss_scale);
       }));
@@ -398,6 +400,10 @@ class Model final : public StageModel {
     return numbers.empty() ? nullptr : on_.stream.give(numbers);
   }
 
+  LossRows loss_rows_of(int64_t slot, const int32_t* targets) const {
+    return {give(targets), give_some(slot_at(slot).rows.weights)};
+  }
+
   /// The rows of a cached pass are those at work.
   void place_cached(CachedRows* rows) {
     Slot<Real>& slot = slots_[0];
@@ -504,7 +510,7 @@ class Model final : public StageModel {
     }
     RT_TRY(layer_forward(layer_of_module(k), slot, saved.head.input_RH));
     const TraceScope scope("compute", "head");
-    return with_logits(modules_[k].head).forward(saved.head, give(saved.tokens.targets.data()));
+    return with_logits(modules_[k].head).forward(saved.head, {give(saved.tokens.targets.data()), nullptr});
   }
 
   /// `dhidden_RH`: the gradient of its last norm's output from the module behind, null when there is none. Its own goes
@@ -516,7 +522,8 @@ class Model final : public StageModel {
       const TraceScope scope("compute", "head backward");
       const float weight =
           loss_scale * module_loss_ * static_cast<float>(dims_.tokens) / static_cast<float>(with_target);
-      RT_TRY(with_logits(modules_[k].head).backward(saved.head, give(saved.tokens.targets.data()), weight, dhidden_RH));
+      RT_TRY(with_logits(modules_[k].head)
+                 .backward(saved.head, {give(saved.tokens.targets.data()), nullptr}, weight, dhidden_RH));
     }
     RT_TRY(layer_backward(layer_of_module(k), slot, -1, loss_scale));
     const TraceScope scope("compute", "further token backward");

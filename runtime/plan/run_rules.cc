@@ -141,6 +141,15 @@ void data(RuleList& rules) {
   if (packed && recipe.model.mask == Mask::kBidirectional) {
     rules.fail("model.mask", "model.mask: T.instruct needs a causal mask, and it is bidirectional", "causal");
   }
+  const bool by_sample = std::ranges::any_of(
+      recipe.data.sources, [](const DataSource& source) { return source.weigh == DataSource::Weigh::kSample; });
+  if (by_sample && recipe.model.mtp.depth > 0) {
+    rules.fail("model.mtp.depth",
+               fmt::format("model.mtp.depth = {}: the losses of further tokens always weigh by token, and a T.instruct "
+                           "says weigh = \"sample\"{}",
+                           recipe.model.mtp.depth, rules.where("model.mtp.depth", "data")),
+               "0, or weigh = \"token\"");
+  }
   if (recipe.eval.every_steps == 0) return;
   const bool valid = std::any_of(recipe.data.sources.begin(), recipe.data.sources.end(), [](const DataSource& source) {
     if (source.weight == 0) return false;  // it waits, and is not evaluated

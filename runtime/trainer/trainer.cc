@@ -17,6 +17,7 @@
 #include "runtime/core/log.h"
 #include "runtime/core/random.h"
 #include "runtime/data/dataset.h"
+#include "runtime/data/loss_weights.h"
 #include "runtime/data/objective.h"
 #include "runtime/data_parallel/data_parallel.h"
 #include "runtime/json/json.h"
@@ -140,14 +141,15 @@ struct SampleSum {
 struct LossSum {
   ExactSum loss;
   int64_t tokens = 0;
-  void add(float token_loss, int32_t target) {
+  /// `of`: the row's data::MicroBatch::counts, or 0.
+  void add(float token_loss, int32_t target, int32_t of = 0) {
     if (target == kNoTarget) return;
-    loss.add(static_cast<double>(token_loss));
+    loss.add(of > 0 ? static_cast<double>(token_loss) / of : static_cast<double>(token_loss));
     ++tokens;
   }
 };
 
-constexpr int64_t kHeldRows = 3;  // inputs, targets, positions
+constexpr int64_t kHeldRows = 4;  // inputs, targets, positions, counts
 
 /// What runs while one stage of the batch (Plan::step_stages) lasts.
 struct StageRun {
@@ -156,6 +158,7 @@ struct StageRun {
   std::vector<data::MicroBatch> loaded;       // all micro-batches of this rank's step
   TokenRuns tokens;                           // that this rank has of a sequence
   std::vector<std::vector<int32_t>> held;     // where those are not all, in order: kHeldRows of each micro-batch
+  std::vector<std::vector<float>> weights;    // of this rank's rows, where a source weighs by sample
   std::vector<pipeline::MicroBatch> batches;  // views of them
   std::vector<uint64_t> dropout_keys;         // of each sequence of the step on this rank
   data_parallel::DataParallel data_parallel;
@@ -167,6 +170,7 @@ struct StageRun {
       : plan(std::move(of)), rank(plan.rank(world_rank)), data_parallel(stream, plan, rank, groups, memory) {
     loaded.resize(plan.micro_batches);
     batches.resize(plan.micro_batches);
+    weights.resize(plan.micro_batches);
     tokens = TokenRuns::of_rank(plan.sequence_tokens, plan.mesh.cp(), rank.at.cp, plan.token_parts());
     if (!tokens.whole()) held.resize(kHeldRows * plan.micro_batches);
   }
@@ -194,6 +198,8 @@ class Run {
         state_(std::move(state)),
         dataset_(std::move(dataset)),
         sampler_(std::move(sampler)),
+        by_sample_(data::sources_by_sample(env.plan.recipe.data)),
+        documents_(by_sample_.size()),
         validation_(std::move(validation)),
         optimizer_(*stream_, plan_, rank_, groups_, state_.arrays()),
         recorder_(env.trace, env.rank,
@@ -211,6 +217,32 @@ class Run {
   /// Makes `stage` of the batch the one that runs.
   Status enter(size_t stage);
   Status load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples);
+  /// Adds up documents_ over the world, and weighs the rows of what is loaded by them.
+  Status weigh_by_sample();
+  /// data::MicroBatch::counts of this rank's rows; empty where no source weighs by sample.
+  std::span<const int32_t> counts_of(int64_t micro_batch) const {
+    if (by_sample_.empty()) return {};
+    return now_->held.empty() ? now_->loaded[micro_batch].counts : now_->held[kHeldRows * micro_batch + 3];
+  }
+  /// The source of one of this rank's rows.
+  size_t source_of(int64_t micro_batch, int64_t row) const {
+    const Plan& plan = now_->plan;
+    const int64_t pieces = plan.recipe.model.context / plan.sequence_tokens;  // sequences of a sample
+    const int64_t sequence = now_->tokens.place(row, plan.recipe.batch.micro * pieces).sample;
+    return static_cast<size_t>(now_->loaded[micro_batch].sources[sequence / pieces]);
+  }
+  /// Adds the losses of a micro-batch's rows to those of their sources.
+  void add_losses(int64_t micro_batch, std::span<const float> token_losses, std::vector<LossSum>* of_source) const;
+  bool weighs_by_sample(size_t source) const { return !by_sample_.empty() && by_sample_[source] != 0; }
+  /// The sum of a source's losses over its tokens, from that of add_losses(), where by sample each document weighs 1.
+  double over_tokens(size_t source, double sum, double tokens, double documents) const {
+    return weighs_by_sample(source) ? sum / std::max(1.0, documents) * tokens : sum;
+  }
+  double documents_of(size_t source) const { return by_sample_.empty() ? 0 : documents_[source].documents; }
+  /// The mean over tokens of all sources, whose losses forward passes have given, after a sum over the world.
+  /// `documents` by source; `of_source` gets the mean of each.
+  Result<double> mean_over_world(const std::vector<LossSum>& losses, std::span<const double> documents,
+                                 std::string_view what, std::vector<std::pair<std::string, double>>* of_source);
   Status step(int64_t number);
   /// What forward and backward of a step give, summed over the world; the gradients lie where the update takes them.
   struct Pass {
@@ -280,6 +312,8 @@ class Run {
   TrainState state_;
   data::Dataset dataset_;
   data::Sampler sampler_;
+  std::vector<uint8_t> by_sample_;                // data::sources_by_sample()
+  std::vector<data::DocumentCount> documents_;    // by source, of what is loaded, if some source weighs by sample
   std::vector<data::SampleRef> last_batch_;  // of the step before, in this process
   telemetry::SampleWatch sample_watch_{std::ssize(dataset_.sources)};
   std::optional<data::ValidationSet> validation_;
@@ -392,6 +426,9 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
   const std::vector<data::SampleRef> filled = data::fill_rounds(samples, slice);
   const int64_t pieces = recipe.model.context / plan.sequence_tokens;  // sequences of a sample
   const bool drops = part == data::DataPart::kTrain && !now_->dropout_keys.empty();
+  const bool tells = counts_losses() && rank_.at.cp == 0;  // others hold the same samples
+  documents_.assign(by_sample_.size(), {});
+  std::vector<data::DocumentCount> told_by_others = documents_;
   const uint64_t key = stream_key(recipe.seed, "dropout");
   uint64_t* at = now_->dropout_keys.data();
   for (int64_t k = 0; k < plan.micro_batches; ++k) {
@@ -402,6 +439,7 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
       data::apply_objective(recipe.objective, recipe.seed, plan.sequence_tokens, mine, &loaded);
       const int64_t there = std::ssize(samples) - k * slice - rank_.at.dp * recipe.batch.micro;
       if (there < recipe.batch.micro) data::no_targets(&loaded, std::max<int64_t>(0, there));
+      if (!by_sample_.empty()) data::count_documents(by_sample_, &loaded, tells ? documents_ : told_by_others);
     }
     now_->batches[k] = {
         loaded.inputs.data(), loaded.targets.data(), {}, {loaded.positions, loaded.starts, loaded.ends}};
@@ -414,6 +452,7 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
         }
       }
       keep_held(now_->tokens, loaded.positions, &held[2]);
+      keep_held(now_->tokens, loaded.counts, &held[3]);
       now_->batches[k] = {keep_held(now_->tokens, loaded.inputs, &held[0]),
                           keep_held(now_->tokens, loaded.targets, &held[1]),
                           {},
@@ -426,6 +465,23 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
       for (int64_t p = 0; p < pieces; ++p) *at++ = p == 0 ? of_sample : mix64(of_sample + static_cast<uint64_t>(p));
     }
     now_->batches[k].dropout_keys = {first, at};
+  }
+  return by_sample_.empty() ? Status() : weigh_by_sample();
+}
+
+Status Run::weigh_by_sample() {
+  std::vector<double> words;
+  for (const data::DocumentCount& one : documents_) words.insert(words.end(), {one.documents, one.tokens});
+  RT_TRY(add_over_world(words, "documents that count"));
+  for (size_t s = 0; s < documents_.size(); ++s) documents_[s] = {words[2 * s], words[2 * s + 1]};
+  for (int64_t k = 0; k < std::ssize(now_->batches); ++k) {
+    std::vector<float>& weights = now_->weights[k];
+    weights.clear();
+    for (const int32_t count : counts_of(k)) {
+      const auto row = std::ssize(weights);
+      weights.push_back(count > 0 ? documents_[source_of(k, row)].weight(count) : 1.0f);
+    }
+    now_->batches[k].rows.weights = weights;
   }
   return {};
 }
@@ -446,12 +502,12 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   const bool keeps_tokens = env_.on_token_losses && number == env_.token_losses_of;
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
+    add_losses(micro_batch, token_losses, &losses);
     const int64_t pieces = recipe.model.context / plan.sequence_tokens;  // sequences of a sample
     const int64_t first = (micro_batch * plan.mesh.dp() + rank_.at.dp) * recipe.batch.micro;
     for (size_t row = 0; row < token_losses.size(); ++row) {
       const auto [sequence, position] = now_->tokens.place(static_cast<int64_t>(row), recipe.batch.micro * pieces);
       const int32_t target = now_->batches[micro_batch].targets[row];
-      losses[now_->loaded[micro_batch].sources[sequence / pieces]].add(token_losses[row], target);
       const auto sample = static_cast<size_t>(first + sequence / pieces);  // beyond the step's: it fills a round
       if (sample >= samples.size()) continue;
       samples[sample].add(token_losses[row], target);
@@ -518,7 +574,8 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   out.words.assign(sums.words.begin(), sums.words.begin() + static_cast<std::ptrdiff_t>(words));
   double counted = 0;
   for (int64_t s = 0; s < sources; ++s) {
-    const double sum = sums.take_sum(), tokens = sums.take();
+    const double of_source = sums.take_sum(), tokens = sums.take();
+    const double sum = over_tokens(static_cast<size_t>(s), of_source, tokens, documents_of(static_cast<size_t>(s)));
     out.loss += sum;
     counted += tokens;
     if (tokens > 0) out.source_loss.emplace_back(recipe.data.sources[s].name, sum / tokens);
@@ -776,55 +833,63 @@ Error Run::why_not_finite(int64_t number, const Pass& found) {
 
 Result<double> Run::forward_loss(std::span<const data::SampleRef> samples) {
   RT_TRY(load_micro_batches(data::DataPart::kTrain, samples));
-  LossSum sum;
+  std::vector<LossSum> losses(plan_.recipe.data.sources.size());
   now_->data_parallel.begin_pass(false);
-  RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> losses) {
-    if (!counts_losses()) return;
-    for (size_t row = 0; row < losses.size(); ++row) sum.add(losses[row], now_->batches[micro_batch].targets[row]);
+  RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> token_losses) {
+    if (counts_losses()) add_losses(micro_batch, token_losses, &losses);
   }));
-  WorldSums sums;
-  sums.put(sum.loss);
-  sums.put(static_cast<double>(sum.tokens));
-  RT_TRY(add_over_world(sums.words, "loss, forward alone"));
-  const double loss = sums.take_sum();
-  return loss / sums.take();
+  std::vector<double> documents;
+  for (size_t s = 0; s < losses.size(); ++s) documents.push_back(documents_of(s));
+  return mean_over_world(losses, documents, "loss, forward alone", nullptr);
 }
 
-Result<double> Run::evaluate() {
-  RT_TRY(enter(plan_.step_stages.size() - 1));  // all of a run's validation losses are of the same batches
-  const std::vector<DataSource>& sources = plan_.recipe.data.sources;
-  std::vector<LossSum> losses(sources.size());
-  const int64_t pieces = plan_.recipe.model.context / now_->plan.sequence_tokens;  // sequences of a sample
-  const int64_t sequences = now_->plan.recipe.batch.micro * pieces;
-  for (int64_t batch = 0; batch < validation_->batches(); ++batch) {
-    RT_TRY(load_micro_batches(data::DataPart::kValid, validation_->batch(batch)));
-    now_->data_parallel.begin_pass(false);
-    RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> token_losses) {
-      if (!counts_losses()) return;
-      for (size_t row = 0; row < token_losses.size(); ++row) {
-        const int64_t sequence = now_->tokens.place(static_cast<int64_t>(row), sequences).sample;
-        losses[now_->loaded[micro_batch].sources[sequence / pieces]].add(token_losses[row],
-                                                                         now_->batches[micro_batch].targets[row]);
-      }
-    }));
+void Run::add_losses(int64_t micro_batch, std::span<const float> token_losses, std::vector<LossSum>* of_source) const {
+  const int32_t* const targets = now_->batches[micro_batch].targets;
+  const std::span<const int32_t> counts = counts_of(micro_batch);
+  for (int64_t row = 0; row < std::ssize(token_losses); ++row) {
+    (*of_source)[source_of(micro_batch, row)].add(token_losses[row], targets[row], counts.empty() ? 0 : counts[row]);
   }
+}
+
+Result<double> Run::mean_over_world(const std::vector<LossSum>& losses, std::span<const double> documents,
+                                    std::string_view what, std::vector<std::pair<std::string, double>>* of_source) {
   WorldSums sums;
   for (const LossSum& source : losses) {
     sums.put(source.loss);
     sums.put(static_cast<double>(source.tokens));
   }
-  RT_TRY(add_over_world(sums.words, "validation loss"));
+  RT_TRY(add_over_world(sums.words, what));
   ExactSum loss;  // of exact sums, so that it has the bits of one sum over all tokens
   double tokens = 0;
-  metrics_.valid_source_loss.clear();
-  for (size_t s = 0; s < sources.size(); ++s) {
-    const ExactSum of_source = ExactSum::from(sums.take_words());
-    const double counted = sums.take();
-    loss.add(of_source);
+  for (size_t s = 0; s < losses.size(); ++s) {
+    const ExactSum sum = ExactSum::from(sums.take_words());
+    const double counted = sums.take(), over = over_tokens(s, sum.value(), counted, documents[s]);
+    if (weighs_by_sample(s)) {
+      loss.add(over);
+    } else {
+      loss.add(sum);
+    }
     tokens += counted;
-    if (counted > 0) metrics_.valid_source_loss.emplace_back(sources[s].name, of_source.value() / counted);
+    if (counted > 0 && of_source != nullptr)
+      of_source->emplace_back(plan_.recipe.data.sources[s].name, over / counted);
   }
   return loss.value() / tokens;
+}
+
+Result<double> Run::evaluate() {
+  RT_TRY(enter(plan_.step_stages.size() - 1));  // all of a run's validation losses are of the same batches
+  std::vector<LossSum> losses(plan_.recipe.data.sources.size());
+  std::vector<double> documents(losses.size(), 0.0);
+  for (int64_t batch = 0; batch < validation_->batches(); ++batch) {
+    RT_TRY(load_micro_batches(data::DataPart::kValid, validation_->batch(batch)));
+    for (size_t s = 0; s < documents.size(); ++s) documents[s] += documents_of(s);
+    now_->data_parallel.begin_pass(false);
+    RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> token_losses) {
+      if (counts_losses()) add_losses(micro_batch, token_losses, &losses);
+    }));
+  }
+  metrics_.valid_source_loss.clear();
+  return mean_over_world(losses, documents, "validation loss", &metrics_.valid_source_loss);
 }
 
 Result<StepOrder> Run::agree_on_order(bool last) {

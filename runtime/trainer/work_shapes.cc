@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/core/exact_sum.h"
+#include "runtime/data/loss_weights.h"
 #include "runtime/data/objective.h"
 #include "runtime/device/copy_gate.h"
 #include "runtime/kernels/adafactor.h"
@@ -43,6 +44,9 @@ void add_given(const Plan& plan, const RankPlan& rank, const StageDims& dims, Wo
   }
   if (rank.embedding()) give(2 * times, ids);
   if (rank.head()) give(2 * times * (1 + 2 * plan.mtp_depth()), ids);
+  if (rank.head() && !data::sources_by_sample(plan.recipe.data).empty()) {  // weights of the losses
+    give(2 * times, dims.rows * static_cast<int64_t>(sizeof(float)));
+  }
 }
 
 /// Attention of its layers that is nothing beyond an AttentionShape.

@@ -134,6 +134,7 @@ TEST_SUITE("dsl/compare") {
       return load_good(with("data = T.instruct { prefix = \"d/ift\"" + more + " }"));
     };
     CHECK(told(chats(""), chats(", overlong = \"drop\"")) == "data.ift.overlong: \"refuse\" -> \"drop\"\n");
+    CHECK(told(chats(""), chats(", weigh = \"sample\"")) == "data.ift.weigh: \"token\" -> \"sample\"\n");
     CHECK(told(all, chats("")).find("data.ift:  -> T.instruct { prefix = \"d/ift\"") != std::string::npos);
     CHECK(told(base, load_good(with(kBlend + ", seed = 3"))) == "seed: 7 -> 3\n");
     Recipe twice = base, other;  // of one name, as stored recipes may have them: the second has the second as partner

@@ -7,6 +7,8 @@ import random
 import signal
 import struct
 
+import numpy
+
 from harness import RunTest, main
 
 import chat_model  # in tests/support, where the harness looks too
@@ -25,6 +27,7 @@ return T.recipe {{
   mesh = T.mesh {{ {mesh} }},
   checkpoint = T.checkpoint {{ save = {{ T.every {{ steps = 4 }} }}, keep = {{ T.last(2) }},
                               snapshot = T.every {{ steps = 1 }} }},
+  {more}
 }}
 """
 
@@ -79,13 +82,13 @@ class Instruct(RunTest):
                 out.write(json.dumps({"prompt": words[:asked], "completion": words[asked:]}) + "\n")
         return self.cairn("data", "chat", f"{name}.jsonl", "--out", name, "--tokenizer", "bytes", "--chat", "plain", "--json")
 
-    def source(self, name="set", **fields):
+    def source(self, prefix="set", **fields):
         more = "".join(f", {key} = {value}" for key, value in fields.items())
-        return f'T.instruct {{ prefix = "{self.folder / name}"{more} }}'
+        return f'T.instruct {{ prefix = "{self.folder / prefix}"{more} }}'
 
     def chat_recipe(self, name, data=None, **changes):
         path = self.folder / f"{name}.lua"
-        fields = dict(steps=8, context=64, samples=8, micro=2, mesh="tp = 1", data=data or self.source())
+        fields = dict(steps=8, context=64, samples=8, micro=2, mesh="tp = 1", data=data or self.source(), more="")
         path.write_text(RECIPE.format(**{**fields, **changes}))
         return path
 
@@ -98,9 +101,13 @@ class Instruct(RunTest):
         lines = (self.folder / run / "metrics.jsonl").read_text().splitlines()
         return {m["step"]: (m["loss"], m["grad_norm"]) for m in map(json.loads, lines) if "loss" in m and "grad_norm" in m}
 
+    def blend(self, *sources):
+        tokens = f'T.megatron {{ prefix = "{self.folder / "tokens"}" }}'
+        return f"T.blend {{ sources = {{ {', '.join([*sources, tokens])} }} }}"
+
     def test_every_layout_trains_alike_and_a_killed_run_too(self):
         self.chats("set", 300, 8, 60)
-        data = f'T.blend {{ sources = {{ {self.source(weight=3)}, T.megatron {{ prefix = "{self.folder / "tokens"}" }} }} }}'
+        data = self.blend(self.source(weight=2), self.source(weight=2, name='"by sample"', weigh='"sample"'))
         alone = self.chat_recipe("alone", data)
         self.train(alone, "alone")
         wanted = self.steps("alone")
@@ -136,6 +143,48 @@ class Instruct(RunTest):
         self.assertEqual(facts["data"]["sources"][0]["train_windows"], windows, facts)
         for a, b in zip(self.steps("alone")[1], self.steps("packed")[1]):
             self.assertAlmostEqual(a, b, delta=1e-5 * max(1, abs(a)))
+
+    def test_weighed_by_sample_is_the_mean_over_conversations(self):
+        self.chats("set", 200, 8, 60)
+        data = self.blend(self.source(weight=3, weigh='"sample"'))
+        for name, mesh in (("alone", "tp = 1"), ("dp", "dp = 2"), ("both", "dp = 2, pp = 2")):
+            self.train(self.chat_recipe(name, data, steps=2, more='deterministic = "layout",', mesh=mesh), name,
+                       "--set", "optimizer.zero=1")
+            self.assertEqual(self.steps(name), self.steps("alone"), name)
+        # Written again: of each conversation the mean, of these the mean, which stands for the source's tokens.
+        self.cairn("data", "losses", "alone", "--step", 2, "--out", "again")
+        losses, targets, documents = (numpy.load(self.folder / f"again/{part}.npy") for part in ("losses", "targets", "documents"))
+        samples = json.loads(self.cairn("data", "samples", "alone", "--step", 2, "--json").stdout)["samples"]
+        sources = [sample["source"] for sample in samples]
+        self.assertEqual((len(sources), sources.count("set")), (8, 6))
+        of_conversations, of_tokens, counted = [], [], 0
+        for sample, source in enumerate(sources):
+            counts = targets[sample] >= 0
+            if source == "set":
+                counted += int(counts.sum())
+                of_conversations += [losses[sample][counts & (documents[sample] == one)].astype(float).mean()
+                                     for one in set(documents[sample][counts])]
+            else:
+                of_tokens += list(losses[sample][counts].astype(float))
+        mean = numpy.mean(of_conversations)
+        wanted = (mean * counted + sum(of_tokens)) / (counted + len(of_tokens))
+        told = self.metrics("alone")[2]
+        self.assertAlmostEqual(told["source_loss"]["set"], mean, delta=1e-9)
+        self.assertAlmostEqual(told["loss"], wanted, delta=1e-9)
+        by_token = numpy.concatenate([losses[k][targets[k] >= 0] for k, source in enumerate(sources) if source == "set"])
+        self.assertGreater(abs(by_token.astype(float).mean() - mean), 1e-4)
+
+    def test_a_validation_loss_by_sample_is_of_all_batches_together(self):
+        self.chats("set", 120, 8, 60)
+        data = self.source(weigh='"sample"', split="{ 50, 50 }")
+        told = []
+        for samples, batches in ((1, 8), (8, 1)):
+            name = f"valid-{samples}"
+            more = f"eval = T.eval {{ at = T.every {{ steps = 1 }}, steps = {batches} }},"
+            self.train(self.chat_recipe(name, data, steps=1, samples=samples, micro=1, more=more), name,
+                       "--set", "optimizer.peak_lr=1e-12")
+            told.append(self.metrics(name)[1]["valid_loss"])
+        self.assertAlmostEqual(told[0], told[1], delta=1e-6)
 
     def test_only_answers_are_learnt(self):
         with open(self.folder / "fixed.jsonl", "w") as out:
@@ -195,6 +244,9 @@ class Instruct(RunTest):
                 self.assertEqual(job.wait(), 2)
                 self.assertIn(text, job.output())
         self.assertFalse((self.folder / "refused/metrics.jsonl").exists())
+        job = self.start(self.chat_recipe("further", self.source(weigh='"sample"')), "refused", "--set", "model.mtp.depth=1")
+        self.assertEqual(job.wait(), 2)
+        self.assertIn('a T.instruct says weigh = "sample"', job.output())
         os.unlink(self.folder / "set.loss")
         job = self.start(recipe, "missing")
         self.assertEqual(job.wait(), 2)

@@ -182,6 +182,10 @@ std::optional<FieldVerdict> Judge::judge(const FieldChange& change) const {
       out.change = ChangeClass::kAccept;
     }
   }
+  if (out.field.starts_with("data.") && out.field.ends_with(".weigh")) {
+    out.change = ChangeClass::kRule;
+    out.says = "from the next step on";
+  }
   const bool same_kind = before_.optimizer.kind == now_.optimizer.kind;
   if (out.field == (same_kind ? "optimizer.beta1" : "optimizer.kind") && moments_begin(before_, now_)) {
     out.change = ChangeClass::kAccept;

@@ -154,9 +154,10 @@ __global__ void __launch_bounds__(kThreads)
   if (r < rows) loss[r] = targets[r] < 0 ? 0.0f : logf(sum_exp[r]) + (max[r] - loss[r]);
 }
 
-__global__ void __launch_bounds__(kThreads) scales(const int32_t* targets, float value, int64_t rows, float* scale) {
+__global__ void __launch_bounds__(kThreads)
+    scales(const int32_t* targets, const float* weights, float value, int64_t rows, float* scale) {
   const int64_t r = element();
-  if (r < rows) scale[r] = targets[r] < 0 ? 0.0f : value;
+  if (r < rows) scale[r] = targets[r] < 0 ? 0.0f : weights == nullptr ? value : value * weights[r];
 }
 
 Size one_a_row(int64_t rows, int64_t cols) {
@@ -193,8 +194,8 @@ void rescale_sums(Queue& on, const float* maxima, const float* max, int64_t part
 void row_losses(Queue& on, const int32_t* targets, const float* max, const float* sum_exp, int64_t rows, float* loss) {
   launch(on, one_an_element(rows), losses, targets, max, sum_exp, rows, loss);
 }
-void row_scales(Queue& on, const int32_t* targets, float value, int64_t rows, float* scale) {
-  launch(on, one_an_element(rows), scales, targets, value, rows, scale);
+void row_scales(Queue& on, const int32_t* targets, const float* weights, float value, int64_t rows, float* scale) {
+  launch(on, one_an_element(rows), scales, targets, weights, value, rows, scale);
 }
 template <typename T>
 void cross_entropy(Queue& on, const LogitRows& of, T* logits, float scale, float z_loss, float* /*max*/,

@@ -18,7 +18,7 @@ void join_maxima(Queue& on, const float* maxima, int64_t parts, int64_t rows, fl
 void rescale_sums(Queue& on, const float* maxima, const float* max, int64_t parts, int64_t filled, int64_t rows,
                   float* sums);
 void row_losses(Queue& on, const int32_t* targets, const float* max, const float* sum_exp, int64_t rows, float* loss);
-void row_scales(Queue& on, const int32_t* targets, float value, int64_t rows, float* scale);
+void row_scales(Queue& on, const int32_t* targets, const float* weights, float value, int64_t rows, float* scale);
 
 /// row_sums(), row_losses(), row_scales() and cross_entropy_backward() of a whole vocabulary. A target below 0 is none:
 /// its loss is 0, and so is the gradient of its row. The CPU's work memory is not touched.

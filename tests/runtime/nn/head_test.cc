@@ -53,11 +53,11 @@ HeadRun run_head(const Plan& plan, int64_t logit_rows) {
   const Batch batch = draw_batch(plan);
   const DevicePtr<const int32_t> targets(batch.targets.data());
 
-  REQUIRE(head.forward(saved, targets).ok());
+  REQUIRE(head.forward(saved, {targets, nullptr}).ok());
   out.losses.assign(address_of(saved.loss_T), address_of(saved.loss_T) + dims.rows);
   out.logits.resize(dims.rows * plan.recipe.model.vocab);
   REQUIRE(head.logits(saved, 0, dims.rows, out.logits).ok());
-  REQUIRE(head.backward(saved, targets, 0.5f).ok());
+  REQUIRE(head.backward(saved, {targets, nullptr}, 0.5f).ok());
   out.dinput.assign(address_of(scratch.dresidual_RH), address_of(scratch.dresidual_RH) + dims.rows * dims.width);
 
   // Backward has overwritten the logits: asked again, they come again.

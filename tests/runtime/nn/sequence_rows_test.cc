@@ -1,6 +1,7 @@
-// Positions and masks that a micro-batch brings along: packed documents, prefixes, targets that do not count.
+// Positions, masks and weights that a micro-batch brings along: packed documents, prefixes, targets that do not count.
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 
 #include "tests/runtime/nn/stage_testing.h"
@@ -19,7 +20,15 @@ Batch draw_rows(const Plan& plan) {
   out.starts = {0, 0, 2, 2, 2, 5, 0, 0, 0, 0, 0, 0};
   out.ends = {1, 2, 3, 4, 5, 6, 3, 3, 3, 4, 5, 6};
   for (const int64_t row : {1, 4, 6, 7, 8}) out.targets[row] = kNoTarget;
+  out.weights = {2.5f, 1.0f, 0.3f, 0.3f, 9.0f, 1.0f, 1.0f, 1.0f, 1.0f, 0.7f, 0.0f, 1.6f};
   return out;
+}
+
+/// The loss that is trained on: the sum of the rows' losses, each times its weight.
+double weighed_loss(const Reference& judge, const Plan& plan, const Batch& batch) {
+  const Matrix x = judge.layers(judge.embed(batch.tokens), 0, plan.recipe.model.layers);
+  const std::vector<double> losses = judge.losses(x, batch.targets);
+  return std::inner_product(losses.begin(), losses.end(), batch.weights.begin(), 0.0);
 }
 
 std::vector<Recipe> recipes() {
@@ -60,9 +69,9 @@ TEST_SUITE("runtime/nn/sequence_rows") {
           double& value = at[name][i];
           const double kept = value, step = 1e-4;
           value = kept + step;
-          const double above = judge.loss(batch.tokens, batch.targets);
+          const double above = weighed_loss(judge, plan, batch);
           value = kept - step;
-          const double below = judge.loss(batch.tokens, batch.targets);
+          const double below = weighed_loss(judge, plan, batch);
           value = kept;
           got.push_back(outcome.grads[t][i]);
           wanted.push_back((above - below) / (2 * step));

@@ -572,6 +572,7 @@ struct Batch {
   std::vector<int32_t> tokens, targets;          // [T]
   std::vector<uint64_t> dropout_keys;            // [B], or empty
   std::vector<int32_t> positions, starts, ends;  // SequenceRows: [T], or empty
+  std::vector<float> weights;                    // likewise
 };
 inline Batch draw_batch(const Plan& plan, uint64_t seed = 3) {
   Batch out;
@@ -736,7 +737,7 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
     };
     for (int64_t p = 0; p < pp; ++p) {
       ranks[t][p]->model().set_dropout_keys(0, batch.dropout_keys);
-      ranks[t][p]->model().set_sequences(0, {batch.positions, batch.starts, batch.ends});
+      ranks[t][p]->model().set_sequences(0, {batch.positions, batch.starts, batch.ends, batch.weights});
       const bool reads = p == 0 || (p == pp - 1 && plan.recipe.model.mtp.depth > 0);
       check(ranks[t][p]->model().forward(
           0, reads ? batch.tokens.data() : nullptr, p == pp - 1 ? batch.targets.data() : nullptr,

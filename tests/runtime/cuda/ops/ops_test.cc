@@ -587,7 +587,11 @@ void compare_rows() {
   on.alike(sum, of_row + of_row);
   on.run<T>("row_losses", [&](Exec<T> e, Side at) { e.row_losses(at(targets), at(max), at(sum), kRows, at(loss)); });
   on.alike(loss, of_row + of_row);
-  on.run<T>("row_scales", [&](Exec<T> e, Side at) { e.row_scales(at(targets), 0.125f, kRows, at(scales)); });
+  auto row_weights = on.array(std::vector<float>{1.0f, 0.3f, 2.0f, 1.7f, 0.0f, 1.0f});
+  on.run<T>("row_scales",
+            [&](Exec<T> e, Side at) { e.row_scales(at(targets), at(row_weights), 0.1f, kRows, at(scales)); });
+  on.same(scales);
+  on.run<T>("row_scales", [&](Exec<T> e, Side at) { e.row_scales(at(targets), nullptr, 0.125f, kRows, at(scales)); });
   on.same(scales);
   on.run<T>("cross_entropy_backward", [&](Exec<T> e, Side at) {
     e.cross_entropy_backward({kRows, kWidth / 2, 16, 20, at(targets)}, at(logits) + kCount / 2, at(max), at(sum),

@@ -167,8 +167,8 @@ inline int64_t moved(const Given&, Op<"rescale_sums">, In<float>, In<float>, int
 inline int64_t moved(const Given&, Op<"row_losses">, In<int32_t>, In<float>, In<float>, int64_t rows, Out<float>) {
   return 4 * rows * kFloat;
 }
-inline int64_t moved(const Given&, Op<"row_scales">, In<int32_t>, float, int64_t rows, Out<float>) {
-  return 2 * rows * kFloat;
+inline int64_t moved(const Given&, Op<"row_scales">, In<int32_t>, In<float> weights, float, int64_t rows, Out<float>) {
+  return (weights ? 3 : 2) * rows * kFloat;
 }
 
 // --- experts

@@ -49,7 +49,7 @@ TEST_SUITE("runtime/kernels/cuda/loss") {
         const kernels::LogitRows of{rows, cols, valid, 0, DevicePtr<const int32_t>(targets.data())};
         kernels::row_sums<T>(of, logits.data(), max.data(), sum.data(), loss.data());
         kernels::row_losses(targets.data(), max.data(), sum.data(), rows, loss.data());
-        kernels::row_scales(targets.data(), 0.125f, rows, scale.data());
+        kernels::row_scales(targets.data(), nullptr, 0.125f, rows, scale.data());
         kernels::cross_entropy_backward<T>(of, gradient.data(), max.data(), sum.data(), scale.data(), z_loss);
         in_every_order([&] {
           OnDevice<T> d_logits(logits);
@@ -112,7 +112,11 @@ TEST_SUITE("runtime/kernels/cuda/loss") {
     const std::vector<float> at = loss;
     std::vector<float> positive(kRows, 2.5f);
     kernels::row_losses(targets.data(), max.data(), positive.data(), kRows, loss.data());
-    kernels::row_scales(targets.data(), 0.25f, kRows, scale.data());
+    kernels::row_scales(targets.data(), nullptr, 0.25f, kRows, scale.data());
+    const std::vector<float> weights = {0.3f, 1.0f, 0.0f, 2.5f, 1.0f};
+    std::vector<float> weighed(kRows);
+    kernels::row_scales(targets.data(), weights.data(), 0.1f, kRows, weighed.data());
+    CHECK(weighed == std::vector<float>{0.1f * 0.3f, 0.0f, 0.0f, 0.1f * 2.5f, 0.0f});
     in_every_order([&] {
       OnDevice<float> d_maxima(maxima), d_sums(sums), d_max(kRows), d_loss(at), d_positive(positive), d_scale(kRows);
       OnDevice<int32_t> d_targets(targets);
@@ -123,8 +127,11 @@ TEST_SUITE("runtime/kernels/cuda/loss") {
       check_alike(d_sums.values(), rescaled, kExp);
       kernels::cuda::row_losses(on, d_targets.data(), d_max.data(), d_positive.data(), kRows, d_loss.data());
       check_alike(d_loss.values(), loss, kExp);
-      kernels::cuda::row_scales(on, d_targets.data(), 0.25f, kRows, d_scale.data());
+      kernels::cuda::row_scales(on, d_targets.data(), nullptr, 0.25f, kRows, d_scale.data());
       CHECK(same_bits(d_scale.values(), scale));
+      OnDevice<float> d_weights(weights);
+      kernels::cuda::row_scales(on, d_targets.data(), d_weights.data(), 0.1f, kRows, d_scale.data());
+      CHECK(same_bits(d_scale.values(), weighed));
     });
   }
 
