@@ -14,7 +14,7 @@ namespace cairn::tools {
 namespace {
 
 struct ChatOptions : MakeSetOptions {
-  std::string format, specials = "refuse";
+  std::string format, specials = "refuse", channel;
 };
 
 Result<int> chat(const ChatOptions& options, bool json) {
@@ -25,6 +25,7 @@ Result<int> chat(const ChatOptions& options, bool json) {
   args.separator = data::DocumentSeparator::kJsonLine;
   args.chat = options.format;
   args.specials = kSpecials.at(options.specials);
+  args.channel_key = options.channel;
   RT_TRY_SET(const MadeSet made, tokenize_live(std::move(args)));
   const data::TokenizeReport& report = made.report;
   if (json) {
@@ -77,6 +78,9 @@ void add_data_chat(CLI::App& command, Session& session) {
           "(refuse, text, keep; default: refuse)")
       ->type_name("WHAT")
       ->check(CLI::IsMember({"refuse", "text", "keep"}));
+  make->add_option("--channel", t->channel,
+                   "the field of each row that names its channel, at most 64 of them: training reports the loss of each")
+      ->type_name("KEY");
   add_make_set_flags(*make, *t, "set");
   add_json_flag(*make, session);
   make->footer(
@@ -87,7 +91,7 @@ void add_data_chat(CLI::App& command, Session& session) {
       "Examples:\n"
       "  cairn data chat chats.jsonl --out data/chats --tokenizer HF_DIR --chat chatml\n"
       "  tools/chat_joins.py HF_DIR > joins.json\n"
-      "  cairn data chat chats.jsonl --out data/chats --tokenizer HF_DIR --chat joins.json");
+      "  cairn data chat chats.jsonl --out data/chats --tokenizer HF_DIR --chat joins.json --channel topic");
   make->callback([t, &session] { session.action = [t, &session] { return chat(*t, session.json); }; });
 }
 

@@ -65,7 +65,14 @@ Result<ChatDocument> ChatEncoder::encode_text(const std::string& text) const {
 }
 
 Result<ChatDocument> ChatEncoder::encode(std::string_view line) const {
-  RT_TRY_SET(ChatRow row, read_chat_row(line, format_));
+  RT_TRY_SET(ChatRow row, read_chat_row(line, format_, channel_key_));
+  std::string channel = std::move(row.channel);
+  RT_TRY_SET(ChatDocument out, encode_row(std::move(row)));
+  out.channel = std::move(channel);
+  return out;
+}
+
+Result<ChatDocument> ChatEncoder::encode_row(ChatRow row) const {
   if (row.kind == ChatRow::Kind::kTurns) return encode_turns(row.turns);
   if (row.kind == ChatRow::Kind::kText) return encode_text(row.text);
   for (size_t k = 0; k < row.ids.size(); ++k) {

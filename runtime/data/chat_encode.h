@@ -4,6 +4,7 @@
 // special token behind it, which is its end of turn and counts too.
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/core/result.h"
@@ -23,6 +24,7 @@ enum class ContentSpecials {
 struct ChatDocument {
   std::vector<int32_t> ids;
   std::vector<LossSpan> spans;
+  std::string channel;
   bool open =
       false;  // an answer's last token that counts neither is special nor ends a document: its end is not learnt
 };
@@ -30,20 +32,24 @@ struct ChatDocument {
 /// Threads: any number.
 class ChatEncoder {
  public:
-  ChatEncoder(const ChatFormat& format, const text::Tokenizer& tokenizer, ContentSpecials specials)
-      : format_(format), tokenizer_(tokenizer), specials_(specials) {}
+  /// `channel_key`: the field of a row that names its channel; empty: there is none.
+  ChatEncoder(const ChatFormat& format, const text::Tokenizer& tokenizer, ContentSpecials specials,
+              std::string channel_key = "")
+      : format_(format), tokenizer_(tokenizer), specials_(specials), channel_key_(std::move(channel_key)) {}
 
   /// Errors: those of read_chat_row, join_turns and the tokenizer; kInvalidInput for a content that spells a special
   /// token, and an id that the tokenizer has not.
   Result<ChatDocument> encode(std::string_view line) const;
 
  private:
+  Result<ChatDocument> encode_row(ChatRow row) const;
   Result<ChatDocument> encode_turns(const std::vector<Turn>& turns) const;
   Result<ChatDocument> encode_text(const std::string& text) const;
   Status check_content(const std::string& text, std::string_view where) const;
   const ChatFormat& format_;
   const text::Tokenizer& tokenizer_;
   ContentSpecials specials_;
+  std::string channel_key_;
 };
 
 }  // namespace cairn::data

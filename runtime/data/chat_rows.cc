@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "runtime/data/channels.h"
 #include "runtime/json/json.h"
 
 namespace cairn::data {
@@ -183,13 +184,16 @@ Result<std::vector<Turn>> read_turns(const json& row, const ChatFormat& format) 
                   found.empty() ? "no field" : fmt::format("{}", fmt::join(found, ", "))));
 }
 
-}  // namespace
+/// The name in a row's field `key`.
+Result<std::string> read_channel(const json& row, const std::string& key) {
+  RT_TRY_SET(std::string out, text_of(json_field(row, key), printable_ascii(key)));
+  if (out.empty() || std::ssize(out) > kLongestChannelName)
+    return invalid(fmt::format("{} has {} bytes, expected the name of a channel of 1 to {}", printable_ascii(key),
+                               out.size(), kLongestChannelName));
+  return out;
+}
 
-Result<ChatRow> read_chat_row(std::string_view line, const ChatFormat& format) {
-  Result<json> parsed = parse_json(line, kMaxJsonDepth, JsonNumbers::kPython);
-  if (!parsed.ok()) return invalid(parsed.error().message);
-  const json& row = parsed.value();
-  if (!row.is_object()) return invalid(fmt::format("is {}, expected a JSON object a line", kind_of(row)));
+Result<ChatRow> read_row(const json& row, const ChatFormat& format) {
   for (const char* tools : {"tools", "functions"}) {
     if (!is_empty(json_field(row, tools)))
       return invalid(
@@ -225,6 +229,20 @@ Result<ChatRow> read_chat_row(std::string_view line, const ChatFormat& format) {
   }
   if (std::ranges::none_of(out.turns, &Turn::counts))
     return invalid("no answer counts: no turn of an assistant is to be learnt");
+  return out;
+}
+
+}  // namespace
+
+Result<ChatRow> read_chat_row(std::string_view line, const ChatFormat& format, const std::string& channel_key) {
+  Result<json> parsed = parse_json(line, kMaxJsonDepth, JsonNumbers::kPython);
+  if (!parsed.ok()) return invalid(parsed.error().message);
+  const json& row = parsed.value();
+  if (!row.is_object()) return invalid(fmt::format("is {}, expected a JSON object a line", kind_of(row)));
+  RT_TRY_SET(ChatRow out, read_row(row, format));
+  if (!channel_key.empty()) {
+    RT_TRY_SET(out.channel, read_channel(row, channel_key));
+  }
   return out;
 }
 

@@ -33,11 +33,13 @@ struct ChatRow {
   std::string text;
   std::vector<int32_t> ids;
   std::vector<LossSpan> spans;  // kIds
+  std::string channel;          // empty: no field was named for it
 };
 
 /// An instruction that has an input keeps it apart where `format` has the roles "task" and "input"; elsewhere the two
 /// are one turn of the user, a line end between. Errors: kInvalidInput with what was found and expected: a form, a
-/// role or a content that is none of the above, an empty answer, nothing that counts, tools, pictures, preferences.
-Result<ChatRow> read_chat_row(std::string_view line, const ChatFormat& format);
+/// role or a content that is none of the above, an empty answer, nothing that counts, tools, pictures, preferences; no
+/// channel in the field `channel_key`, where that is not empty.
+Result<ChatRow> read_chat_row(std::string_view line, const ChatFormat& format, const std::string& channel_key = "");
 
 }  // namespace cairn::data

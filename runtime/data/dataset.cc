@@ -11,6 +11,7 @@
 #include <set>
 
 #include "runtime/core/count_text.h"
+#include "runtime/data/channels.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/packed.h"
 #include "runtime/data/split.h"
@@ -47,6 +48,26 @@ Status open_instruct(const DataSource& config, int64_t vocab, int64_t seq_len, D
   RT_TRY_SET(source->train, part(0));
   if (bounds[1] == bounds[2]) return {};
   RT_TRY_SET(source->valid, part(1));
+  return {};
+}
+
+/// Reads PREFIX.channel of a source that open_instruct() has opened.
+Status open_channels(const DataSource& config, int64_t vocab, Dataset* dataset) {
+  RT_TRY_SET(const auto pair, open_megatron(config.path, OpenOptions{vocab}));
+  RT_TRY_SET(const auto found, DocumentChannels::open(config.path, pair->sequence_count(), pair->token_count()));
+  if (!found) return {};
+  std::vector<int32_t> number;  // of each of its names
+  for (const std::string& name : found->names) {
+    const auto known = std::ranges::find(dataset->channels, name);
+    number.push_back(static_cast<int32_t>(known - dataset->channels.begin()));
+    if (known == dataset->channels.end()) dataset->channels.push_back(name);
+  }
+  if (std::ssize(dataset->channels) > kMostChannels)
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("the sources have {} channels together, at most {} are told apart",
+                             dataset->channels.size(), kMostChannels)};
+  std::vector<int32_t>& channels = dataset->sources.back().channels;
+  for (const uint16_t channel : found->of_document) channels.push_back(number[channel]);
   return {};
 }
 
@@ -97,6 +118,8 @@ Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab, int64_t se
                      fmt::format("two data sources are named \"{}\" ({}, {}); give one a name of its own", other.name,
                                  other.train->name(), source.value().train->name())};
     dataset.sources.push_back(std::move(source).value());
+    if (one.kind == DataSource::Kind::kInstruct)
+      RT_TRY(open_channels(one, vocab, &dataset).with("data source " + dataset.sources.back().name));
   }
   return dataset;
 }
@@ -135,6 +158,22 @@ Result<Sampler::Spec> sampler_spec(const Dataset& dataset, const Recipe& recipe)
   return spec;
 }
 
+namespace {
+
+/// The channels of the rows of sample `i`.
+Status load_channels(const Dataset::Source& source, const TokenSource& tokens, int64_t start, int64_t seq_len, size_t i,
+                     MicroBatch* out) {
+  RT_TRY_SET(const std::vector<DocumentPart> parts, tokens.documents(start, seq_len));
+  for (const DocumentPart& part : parts) {
+    const int64_t row = static_cast<int64_t>(i) * seq_len + part.at - start;
+    std::fill_n(out->channels.begin() + row, part.end - part.begin,
+                source.channels.at(static_cast<size_t>(part.document)));
+  }
+  return {};
+}
+
+}  // namespace
+
 Status load_samples(const Dataset& dataset, DataPart part, std::span<const SampleRef> samples, int64_t seq_len,
                     MicroBatch* out) {
   out->samples = static_cast<int64_t>(samples.size());
@@ -147,6 +186,7 @@ Status load_samples(const Dataset& dataset, DataPart part, std::span<const Sampl
   out->positions.resize(apart ? total : 0);
   out->starts.resize(apart ? total : 0);
   out->apart.assign(apart ? samples.size() : 0, 0);
+  out->channels.assign(dataset.channels.empty() ? 0 : total, -1);
   for (size_t i = 0; i < samples.size(); ++i) {
     const SampleRef& sample = samples[i];
     const Dataset::Source& source = dataset.sources.at(static_cast<size_t>(sample.source));
@@ -165,6 +205,7 @@ Status load_samples(const Dataset& dataset, DataPart part, std::span<const Sampl
     out->apart[i] = tokens->has_rows() ? 1 : 0;
     if (tokens->has_rows()) {
       RT_TRY(tokens->rows(sample.start, seq_len, targets, positions, starts));
+      if (!source.channels.empty()) RT_TRY(load_channels(source, *tokens, sample.start, seq_len, i, out));
     } else {
       std::iota(positions, positions + seq_len, 0);
       std::fill_n(starts, seq_len, 0);

@@ -23,14 +23,16 @@ struct Dataset {
     std::unique_ptr<TokenSource> train;
     std::unique_ptr<TokenSource> valid;  // null: none
     DataSource::Kind kind = DataSource::Kind::kMegatron;
+    std::vector<int32_t> channels;  // of each document of the file, in Dataset::channels; empty: it has none
   };
   std::vector<Source> sources;
+  std::vector<std::string> channels;  // of all sources, by name; those of one name are one
 };
 
 /// How a source of that kind gets a larger validation part, by the fields that its kind has.
 std::string_view larger_validation(DataSource::Kind kind);
 
-/// One source, opened and cut as open_dataset() does it; without the name in front of an error.
+/// One source, opened and cut as open_dataset() does it, but for channels; without the name in front of an error.
 /// `seq_len`: tokens of a sample, to which instruction data is packed.
 Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab, int64_t seq_len);
 
@@ -61,6 +63,7 @@ struct MicroBatch {
   std::vector<uint8_t> apart;    // [m] or empty: whether a sample came with rows, which no objective changes
   std::vector<int32_t> counts;   // [m, L] or empty (loss_weights.h): tokens that count in the row's document, if its
                                  // source weighs by sample, else 0
+  std::vector<int32_t> channels;  // [m, L] or empty: the channel of the row's document; -1: none
 };
 
 enum class DataPart { kTrain, kValid };

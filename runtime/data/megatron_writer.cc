@@ -16,6 +16,7 @@
 #include "runtime/core/file_calls.h"
 #include "runtime/core/make_folder.h"
 #include "runtime/core/new_file.h"
+#include "runtime/data/channels.h"
 #include "runtime/data/document_origins.h"
 #include "runtime/data/file_io.h"
 #include "runtime/data/loss_spans.h"
@@ -180,7 +181,8 @@ Status MegatronWriter::finish(const std::function<Status()>& beside) {
   RT_TRY(sync_file(idx_.get(), idx + ".tmp"));
   if (::unlink(idx.c_str()) != 0 && errno != ENOENT) return os_error(errno, idx);
   RT_TRY(sync_parent_dir(idx));  // until here a crash leaves the old pair; from here on there is none till the commit
-  for (const std::string& old : {loss_path(prefix_), origin_path(prefix_), document_origins_path(prefix_)}) {
+  for (const std::string& old :
+       {loss_path(prefix_), channel_path(prefix_), origin_path(prefix_), document_origins_path(prefix_)}) {
     if (::unlink(old.c_str()) != 0 && errno != ENOENT) return os_error(errno, old);
   }
   if (beside) RT_TRY(beside());

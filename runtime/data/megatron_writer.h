@@ -49,7 +49,7 @@ class MegatronWriter {
   Result<bool> end_document();
 
   /// Commits. `beside` runs where there is no set, between steps 3 and 4, and puts files that go with it in place; what
-  /// went with an old one (<prefix>.loss, .made.json, .origin) is removed before. Errors: kInvalidInput without any document;
+  /// went with an old one (<prefix>.loss, .channel, .made.json, .origin) is removed before. Errors: kInvalidInput without any document;
   /// those of `beside`; else as a file system fails.
   Status finish(const std::function<Status()>& beside = {});
 

@@ -11,6 +11,7 @@
 
 #include "runtime/data/document_origins.h"
 #include "runtime/data/file_io.h"
+#include "runtime/data/channels.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_format.h"
 #include "runtime/data/megatron_writer.h"
@@ -27,6 +28,7 @@ struct Part {
   std::unique_ptr<TokenSource> source;
   uint8_t code = 0;  // the type of its tokens (megatron_format.h)
   std::optional<LossSpans> loss;
+  std::optional<DocumentChannels> channels;
   std::optional<SetOrigin> origin;
   std::optional<DocumentOrigins> documents;
 };
@@ -55,6 +57,7 @@ Result<Part> open_part(const std::string& path) {
     RT_TRY_SET(LossSpans loss, LossSpans::open(part.prefix, sequences, part.source->token_count()));
     part.loss.emplace(std::move(loss));
   }
+  RT_TRY_SET(part.channels, DocumentChannels::open(part.prefix, sequences, part.source->token_count()));
   RT_TRY_SET(part.origin, read_origin(part.prefix, sequences, part.source->token_count()));
   RT_TRY_SET(part.documents, DocumentOrigins::open(part.prefix, sequences, part.source->token_count()));
   return part;
@@ -76,6 +79,9 @@ Status check_alike(const std::vector<Part>& parts) {
     if (part.loss.has_value() != first.loss.has_value())
       return differ(part, fmt::format("{} says which tokens count, and the other pair has no such file",
                                       loss_path(part.loss ? part.prefix : first.prefix)));
+    if (part.channels.has_value() != first.channels.has_value())
+      return differ(part, fmt::format("{} names channels, and the other pair has no such file",
+                                      channel_path(part.channels ? part.prefix : first.prefix)));
     if (!part.origin) continue;
     if (known != nullptr && known->origin->tokenizer_hash != part.origin->tokenizer_hash)
       return Error{
@@ -103,6 +109,7 @@ class Merger {
   }
   /// The files of all parts so far.
   const std::vector<OriginFile>& files() const { return files_; }
+  const ChannelWriter& channels() const { return channels_; }
 
  private:
   Status add_block(const Part& part, int64_t first, int64_t count) {
@@ -120,6 +127,9 @@ class Merger {
         const DocumentOrigin& one = from[static_cast<size_t>(k)];
         RT_TRY(origins_->add_document({one.file + static_cast<uint32_t>(files_.size()), one.byte}));
       }
+      if (written && part.channels)
+        RT_TRY(channels_.add_document(part.channels->names[part.channels->of_document[static_cast<size_t>(first + k)]])
+                   .with(channel_path(part.prefix)));
       if (written && part.loss)
         RT_TRY(loss_->add_document(std::span(spans_).subspan(begins_[k], begins_[k + 1] - begins_[k])));
     }
@@ -138,6 +148,7 @@ class Merger {
   MegatronWriter& writer_;
   LossWriter* loss_;
   OriginWriter* origins_;
+  ChannelWriter channels_;
   std::vector<OriginFile> files_;
   MergeReport& report_;
   std::vector<int32_t> ids_;
@@ -195,6 +206,7 @@ Result<MergeReport> merge_sets(const std::vector<std::string>& prefixes, const s
   std::optional<SetOrigin> origin = joined_origin(parts);
   RT_TRY(writer.finish([&]() -> Status {
     if (loss) RT_TRY(loss->publish(writer.tokens()));
+    if (parts.front().channels) RT_TRY(merger.channels().publish(out, writer.tokens()));
     if (origins) RT_TRY(origins->publish(merger.files(), writer.tokens()));
     if (!origin) return {};
     origin->documents = writer.documents();

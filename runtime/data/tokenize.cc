@@ -16,6 +16,7 @@
 #include "runtime/core/check.h"
 #include "runtime/data/document_origins.h"
 #include "runtime/data/input_files.h"
+#include "runtime/data/channels.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_writer.h"
 #include "runtime/data/set_origin.h"
@@ -250,6 +251,7 @@ class DocumentWriter {
   struct Sinks {
     MegatronWriter* writer = nullptr;
     LossWriter* loss = nullptr;
+    ChannelWriter* channels = nullptr;  // null: rows name none
     OriginWriter* origins = nullptr;
     int32_t eod = -1;
   };
@@ -357,6 +359,9 @@ class DocumentWriter {
     constexpr int64_t kNamed = 3;
     if (row.open && report_.open++ < kNamed)
       report_.opens.push_back(fmt::format("{}:{}", args_.inputs[piece.file], piece.line));
+    if (sinks_.channels != nullptr)
+      RT_TRY(sinks_.channels->add_document(row.channel).with(
+          fmt::format("{}:{}: {}", args_.inputs[piece.file], piece.line, printable_ascii(args_.channel_key))));
     return sinks_.loss->add_document(row.spans);
   }
 
@@ -580,7 +585,7 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   if (!args.chat.empty()) {
     RT_CHECK(args.separator == DocumentSeparator::kJsonLine && !args.append_eod, "a chat of {}", args.inputs[0]);
     RT_TRY_SET(format, chat_format(args.chat, *tokenizer));
-    chat.emplace(format, *tokenizer, args.specials);
+    chat.emplace(format, *tokenizer, args.specials, args.channel_key);
   }
   RT_TRY_SET(Inputs inputs, Inputs::open(args));
   TokenizeReport report;
@@ -592,6 +597,8 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
     RT_TRY_SET(LossWriter made, LossWriter::create(args.output_prefix));
     loss.emplace(std::move(made));
   }
+  ChannelWriter channels;
+  const bool has_channels = !args.channel_key.empty();
   std::optional<OriginWriter> origins;
   if (args.origins) {
     RT_TRY_SET(OriginWriter made, OriginWriter::create(args.output_prefix));
@@ -603,6 +610,7 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   DocumentWriter documents(args, PieceEncoder(args, encode, chat ? &*chat : nullptr),
                            {.writer = &writer,
                             .loss = loss ? &*loss : nullptr,
+                            .channels = has_channels ? &channels : nullptr,
                             .origins = origins ? &*origins : nullptr,
                             .eod = tokenizer->eod()},
                            report);
@@ -612,6 +620,7 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   if (loss) report.counted = loss->counted();
   RT_TRY(writer.finish([&]() -> Status {
     if (loss) RT_TRY(loss->publish(writer.tokens()));
+    if (has_channels) RT_TRY(channels.publish(args.output_prefix, writer.tokens()));
     std::vector<OriginFile> files;
     for (const SetOrigin::Input& input : origin.inputs) files.push_back({input.path, input.packing});
     if (origins) RT_TRY(origins->publish(files, writer.tokens()));

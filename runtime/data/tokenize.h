@@ -39,12 +39,13 @@ struct TokenizeProgress {
 
 struct TokenizeArgs {
   std::vector<std::string> inputs;  // files or pipes, in the order in which they are to stand in the set
-  std::string output_prefix;        // <prefix>.bin, .idx, .made.json (set_origin.h), .origin; .loss of a chat
+  std::string output_prefix;        // <prefix>.bin, .idx, .made.json (set_origin.h), .origin; of a chat .loss, .channel
   TokenizerConfig tokenizer;
   DocumentSeparator separator = DocumentSeparator::kWholeFile;
   std::string json_key = "text";  // kJsonLine: the field
   std::string chat;               // kJsonLine: rows of instruction data, by this format (chat_format.h); empty: texts
   ContentSpecials specials = ContentSpecials::kRefuse;  // chat
+  std::string channel_key;                       // chat: the field of a row that names its channel; empty: none
   bool any_text = false;                         // files that are of another kind (text_input.h) are taken as they are
   int64_t threads = 1;                           // that encode; the pair is the same for any number
   int64_t most_line_bytes = kMostJsonLineBytes;  // kJsonLine: a line is read as a whole, by each thread

@@ -53,6 +53,7 @@ json to_json(const StepMetrics& m) {
               {"step_ms", finite(m.step_ms)},
               {"checkpoint_lost_ms", finite(m.checkpoint_lost_ms)}};
   if (m.snapshot_left_out) out["snapshot_left_out"] = true;
+  for (const auto& [name, loss] : m.channel_loss) out["channel_loss"][name] = finite(loss);
   if (m.mtp_loss) out["mtp_loss"] = finite(*m.mtp_loss);
   if (m.valid_loss) out["valid_loss"] = finite(*m.valid_loss);
   for (const auto& [name, loss] : m.valid_source_loss) out["valid_source_loss"][name] = finite(loss);
@@ -137,7 +138,8 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
     if (in.contains(name) && in[name].is_number()) *into = in[name].get<double>();
   }
   for (const auto& [name, into] :
-       {std::pair("source_loss", &out.source_loss), std::pair("valid_source_loss", &out.valid_source_loss)}) {
+       {std::pair("source_loss", &out.source_loss), std::pair("channel_loss", &out.channel_loss),
+        std::pair("valid_source_loss", &out.valid_source_loss)}) {
     if (!in.contains(name) || !in[name].is_object()) continue;
     for (const auto& [source, loss] : in[name].items()) {
       if (loss.is_number()) into->emplace_back(source, loss.get<double>());

@@ -123,6 +123,7 @@ Status TensorBoardWriter::write(const StepMetrics& m) {
   for (const auto& [name, loss] : m.source_loss) {
     if (m.source_loss.size() > 1) scalar("train/loss/" + name, loss);
   }
+  for (const auto& [name, loss] : m.channel_loss) scalar("train/channel/" + name, loss);
   if (m.mtp_loss) scalar("train/mtp_loss", *m.mtp_loss);
   scalar("train/grad_norm", m.grad_norm);
   scalar("train/lr", m.lr);

@@ -149,7 +149,7 @@ struct LossSum {
   }
 };
 
-constexpr int64_t kHeldRows = 4;  // inputs, targets, positions, counts
+constexpr int64_t kHeldRows = 5;  // inputs, targets, positions, counts, channels
 
 /// What runs while one stage of the batch (Plan::step_stages) lasts.
 struct StageRun {
@@ -224,6 +224,10 @@ class Run {
     if (by_sample_.empty()) return {};
     return now_->held.empty() ? now_->loaded[micro_batch].counts : now_->held[kHeldRows * micro_batch + 3];
   }
+  /// data::MicroBatch::channels of this rank's rows; empty where no source has channels.
+  std::span<const int32_t> channels_of(int64_t micro_batch) const {
+    return now_->held.empty() ? now_->loaded[micro_batch].channels : now_->held[kHeldRows * micro_batch + 4];
+  }
   /// The source of one of this rank's rows.
   size_t source_of(int64_t micro_batch, int64_t row) const {
     const Plan& plan = now_->plan;
@@ -250,7 +254,7 @@ class Run {
     optim::SquaredNorm squared_norm{};  // of which the norm is, as `gradients` says
     kernels::ClipNumbers gradients;
     std::optional<double> mtp_loss;  // the mean of the modules' losses
-    std::vector<std::pair<std::string, double>> source_loss;
+    std::vector<std::pair<std::string, double>> source_loss, channel_loss;
     std::vector<double> sample_loss;  // of each sample of the step; NaN where no token counts
     std::vector<double> words;        // of the exact sums: equal bits, equal result
     bool finite() const { return std::isfinite(loss) && std::isfinite(norm); }
@@ -453,6 +457,7 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
       }
       keep_held(now_->tokens, loaded.positions, &held[2]);
       keep_held(now_->tokens, loaded.counts, &held[3]);
+      keep_held(now_->tokens, loaded.channels, &held[4]);
       now_->batches[k] = {keep_held(now_->tokens, loaded.inputs, &held[0]),
                           keep_held(now_->tokens, loaded.targets, &held[1]),
                           {},
@@ -492,7 +497,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   Pass out;
   phase(number, "forward and backward", Phase::kOther);
   const auto sources = static_cast<int64_t>(recipe.data.sources.size());
-  std::vector<LossSum> losses(sources);
+  std::vector<LossSum> losses(sources), of_channel(dataset_.channels.size());
   {
     const PhaseScope scope(Phase::kBackward);
     now_->data_parallel.begin_pass(true);
@@ -503,6 +508,11 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
     add_losses(micro_batch, token_losses, &losses);
+    const std::span<const int32_t> channels = channels_of(micro_batch);
+    for (size_t row = 0; row < channels.size(); ++row) {
+      if (channels[row] >= 0)
+        of_channel[channels[row]].add(token_losses[row], now_->batches[micro_batch].targets[row]);
+    }
     const int64_t pieces = recipe.model.context / plan.sequence_tokens;  // sequences of a sample
     const int64_t first = (micro_batch * plan.mesh.dp() + rank_.at.dp) * recipe.batch.micro;
     for (size_t row = 0; row < token_losses.size(); ++row) {
@@ -551,9 +561,11 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     sums.put(source.loss);
     sums.put(static_cast<double>(source.tokens));
   }
-  for (const LossSum& module : further) {
-    sums.put(module.loss);
-    sums.put(static_cast<double>(module.tokens));
+  for (const std::vector<LossSum>* parts : {&of_channel, &further}) {
+    for (const LossSum& part : *parts) {
+      sums.put(part.loss);
+      sums.put(static_cast<double>(part.tokens));
+    }
   }
   sums.put(optimizer_.squared_norm_part());
   const size_t words = sums.words.size();
@@ -583,6 +595,10 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   if (counted == 0) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("step {}: the objective leaves no token of the batch to be guessed", number)};
+  }
+  for (const std::string& channel : dataset_.channels) {
+    const double sum = sums.take_sum(), tokens = sums.take();
+    if (tokens > 0) out.channel_loss.emplace_back(channel, sum / tokens);
   }
   for (size_t k = 0; k < further.size(); ++k) {
     const double sum = sums.take_sum(), tokens = sums.take();
@@ -687,6 +703,7 @@ Status Run::step(int64_t number) {
   const bool overflow = !std::isfinite(norm);
   metrics_ = {};
   metrics_.source_loss = std::move(found.source_loss);
+  metrics_.channel_loss = std::move(found.channel_loss);
   metrics_.mtp_loss = found.mtp_loss;
   std::vector<telemetry::SampleLoss> samples;
   for (size_t k = 0; k < last_batch_.size(); ++k)

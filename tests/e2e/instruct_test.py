@@ -14,6 +14,7 @@ from harness import RunTest, main
 import chat_model  # in tests/support, where the harness looks too
 
 GOLDEN = chat_model.GOLDEN
+TOPICS = ("rivers", "Flüsse", "other things")
 
 RECIPE = """
 local T = require "cairn"
@@ -71,16 +72,18 @@ def windows_of(lengths, window):
 
 
 class Instruct(RunTest):
-    def chats(self, name, count, least, most):
-        """A set of conversations of `least` to `most` bytes, for the format plain."""
+    def chats(self, name, count, least, most, *flags):
+        """A set of conversations of `least` to `most` bytes, for the format plain; their topics in turn."""
         draw = random.Random(3)
         with open(self.folder / f"{name}.jsonl", "w") as out:
-            for _ in range(count):
+            for number in range(count):
                 length = draw.randint(least, most) - 1  # and the end of the document
                 asked = draw.randint(2, length - 3)
                 words = "".join(draw.choice("abcdef ghij") for _ in range(length - 2)) + "xy"
-                out.write(json.dumps({"prompt": words[:asked], "completion": words[asked:]}) + "\n")
-        return self.cairn("data", "chat", f"{name}.jsonl", "--out", name, "--tokenizer", "bytes", "--chat", "plain", "--json")
+                row = {"prompt": words[:asked], "completion": words[asked:], "topic": TOPICS[number % len(TOPICS)]}
+                out.write(json.dumps(row) + "\n")
+        return self.cairn("data", "chat", f"{name}.jsonl", "--out", name, "--tokenizer", "bytes", "--chat", "plain", "--json",
+                          *flags)
 
     def source(self, prefix="set", **fields):
         more = "".join(f", {key} = {value}" for key, value in fields.items())
@@ -145,7 +148,7 @@ class Instruct(RunTest):
             self.assertAlmostEqual(a, b, delta=1e-5 * max(1, abs(a)))
 
     def test_weighed_by_sample_is_the_mean_over_conversations(self):
-        self.chats("set", 200, 8, 60)
+        self.chats("set", 200, 8, 60, "--channel", "topic")
         data = self.blend(self.source(weight=3, weigh='"sample"'))
         for name, mesh in (("alone", "tp = 1"), ("dp", "dp = 2"), ("both", "dp = 2, pp = 2")):
             self.train(self.chat_recipe(name, data, steps=2, more='deterministic = "layout",', mesh=mesh), name,
@@ -157,13 +160,15 @@ class Instruct(RunTest):
         samples = json.loads(self.cairn("data", "samples", "alone", "--step", 2, "--json").stdout)["samples"]
         sources = [sample["source"] for sample in samples]
         self.assertEqual((len(sources), sources.count("set")), (8, 6))
-        of_conversations, of_tokens, counted = [], [], 0
+        of_conversations, of_tokens, of_topics, counted = [], [], {}, 0
         for sample, source in enumerate(sources):
             counts = targets[sample] >= 0
             if source == "set":
                 counted += int(counts.sum())
                 of_conversations += [losses[sample][counts & (documents[sample] == one)].astype(float).mean()
                                      for one in set(documents[sample][counts])]
+                for document, loss in zip(documents[sample][counts], losses[sample][counts]):
+                    of_topics.setdefault(TOPICS[document % len(TOPICS)], []).append(float(loss))
             else:
                 of_tokens += list(losses[sample][counts].astype(float))
         mean = numpy.mean(of_conversations)
@@ -173,6 +178,39 @@ class Instruct(RunTest):
         self.assertAlmostEqual(told["loss"], wanted, delta=1e-9)
         by_token = numpy.concatenate([losses[k][targets[k] >= 0] for k, source in enumerate(sources) if source == "set"])
         self.assertGreater(abs(by_token.astype(float).mean() - mean), 1e-4)
+        self.assertEqual(set(told["channel_loss"]), set(TOPICS))
+        for topic, loss in told["channel_loss"].items():
+            self.assertAlmostEqual(loss, numpy.mean(of_topics[topic]), delta=1e-9, msg=topic)
+        report = self.cairn("report", "alone").stdout.decode()
+        self.assertRegex(report, r"channel +Flüsse: \d\.\d{3} -> \d\.\d{3} nats a token, in 2 steps")
+
+    def test_a_gradient_by_sample_is_the_mean_of_gradients(self):
+        """Norms of the gradients of two conversations, and of both by token, give the angle between the two."""
+        rows = [{"prompt": "what is it", "completion": "no"}, {"prompt": "tell", "completion": "a long answer, in many words"}]
+        norm, loss, counted = {}, {}, {}
+        for name, some, weigh in (("a", rows[:1], "token"), ("b", rows[1:], "token"), ("token", rows, "token"), ("sample", rows, "sample")):
+            (self.folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+            made = self.cairn("data", "chat", f"{name}.jsonl", "--out", name, "--tokenizer", "bytes", "--chat", "plain", "--json")
+            counted[name] = json.loads(made.stdout)["counted"]
+            data = self.source(name, weigh=f'"{weigh}"')
+            self.train(self.chat_recipe(name, data, steps=1, samples=1, micro=1), "run-" + name)
+            loss[name], norm[name] = self.steps("run-" + name)[1]
+        share = counted["a"] / counted["token"]
+        self.assertLess(share, 0.2)
+        self.assertAlmostEqual(loss["token"], share * loss["a"] + (1 - share) * loss["b"], delta=1e-5)
+        self.assertAlmostEqual(loss["sample"], (loss["a"] + loss["b"]) / 2, delta=1e-5)
+        product = (norm["token"] ** 2 - (share * norm["a"]) ** 2 - ((1 - share) * norm["b"]) ** 2) / (2 * share * (1 - share))
+        wanted = (norm["a"] ** 2 + norm["b"] ** 2 + 2 * product) ** 0.5 / 2
+        self.assertAlmostEqual(norm["sample"], wanted, delta=1e-4 * wanted)
+        self.assertGreater(abs(norm["token"] - wanted), 1e-2 * wanted)
+
+    def test_a_run_may_begin_to_weigh_by_sample(self):
+        self.chats("set", 100, 8, 60)
+        self.train(self.chat_recipe("run", steps=2), "run")
+        job = self.train(self.chat_recipe("run", self.source(weigh='"sample"'), steps=3), "run")
+        self.assertIn('data.set.weigh "token" -> "sample"', job.output())
+        told = {event["field"]: event["rule"] for event in self.events("run", "recipe_changed")}
+        self.assertEqual(told.get("data.set.weigh"), "from the next step on", told)
 
     def test_a_validation_loss_by_sample_is_of_all_batches_together(self):
         self.chats("set", 120, 8, 60)

@@ -169,6 +169,7 @@ std::vector<Series> dense_series(const std::vector<StepMetrics>& steps, int64_t*
   add_where_known("loss_scale", steps, of(&StepMetrics::loss_scale), out);
   add_where_known("max_attention_score", steps, of(&StepMetrics::max_attention_score), out);
   *left_out = add_named("source_loss/", steps, &StepMetrics::source_loss, kMostSources, false, out);
+  add_named("channel_loss/", steps, &StepMetrics::channel_loss, kMostSources, false, out);
   add_named("split_ms/", steps, &StepMetrics::split_ms, kMostSources, true, out);
   return out;
 }

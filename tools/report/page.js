@@ -106,6 +106,7 @@ function phases(run) {
 const charts = [
   perRun("Loss", "nats a token", [["loss", several ? "" : "training"], ["valid_loss", "validation", { dots: true }]], { wide: true, marks: true }),
   ...perName("Loss of each source", "nats a token", "source_loss/"),
+  ...perName("Loss of each channel", "nats a token", "channel_loss/"),
   ...perName("Validation of each source", "nats a token", "valid_source_loss/"),
   perRun("Gradient norm", "before clipping", [["grad_norm", ""]]),
   perRun("Learning rate", "", [["lr", "", { exact: true }]], { zero: true }),

@@ -4,8 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
+#include "runtime/core/count_text.h"
 #include "runtime/core/units.h"
 #include "runtime/telemetry/terminal.h"
 #include "tools/report/curves.h"
@@ -104,6 +108,21 @@ json lineage_json(const History& history) {
   return out;
 }
 
+std::vector<ChannelSummary> channels_of(const std::vector<StepMetrics>& steps) {
+  std::map<std::string, std::vector<double>> losses;
+  for (const StepMetrics& step : steps) {
+    for (const auto& [name, loss] : step.channel_loss) losses[name].push_back(loss);
+  }
+  std::vector<ChannelSummary> out;
+  for (const auto& [name, all] : losses) {
+    const auto tenth = static_cast<std::ptrdiff_t>((all.size() + 9) / 10);
+    const auto mean = [&](auto begin) { return std::accumulate(begin, begin + tenth, 0.0) / static_cast<double>(tenth); };
+    out.push_back({.name = name, .steps = std::ssize(all), .first = mean(all.begin()), .last = mean(all.end() - tenth)});
+  }
+  std::ranges::stable_sort(out, std::greater(), &ChannelSummary::last);
+  return out;
+}
+
 }  // namespace
 
 Summary summary_of(const History& history) {
@@ -134,6 +153,7 @@ Summary summary_of(const History& history) {
     out.first_loss = history.steps.front().loss;
     out.last_loss = history.steps.back().loss;
   }
+  out.channels = channels_of(history.steps);
   out.step_ms = median(std::move(step_ms));
   out.tokens_per_s = median(std::move(speeds));
   out.mfu = median(std::move(mfu));
@@ -175,6 +195,8 @@ json report_json(const History& history, const std::filesystem::path& run, int64
            {"curves", curves_of(history, curve_bytes)}};
   for (const Recovery& one : history.recoveries) out["recoveries_seconds"].push_back(number(one.whole));
   for (const auto& [name, loss] : summary.valid_source_loss) out["valid_source_loss"][name] = loss;
+  for (const ChannelSummary& one : summary.channels)
+    out["channel_loss"][one.name] = {{"steps", one.steps}, {"first", number(one.first)}, {"last", number(one.last)}};
   if (history.goodput) out["goodput"] = to_json(*history.goodput);
   out.update(to_json(history.troubles));
   int64_t marks_left_out = 0;
@@ -207,6 +229,9 @@ std::string report_text(const History& history, const std::filesystem::path& run
     out += fmt::format("\n  speed          {:.1f} steps/s (median step {:.1f} ms), {} tokens/s\n",
                        1000 / summary.step_ms, summary.step_ms, format_count(summary.tokens_per_s));
   }
+  for (const ChannelSummary& one : summary.channels)
+    out += fmt::format("  channel        {}: {:.3f} -> {:.3f} nats a token, in {}\n", printable(one.name), one.first,
+                       one.last, count_text(one.steps, "step"));
   for (size_t k = 0; history.layouts.size() > 1 && k < history.layouts.size(); ++k) {
     const Layout& layout = history.layouts[k];
     out += fmt::format("  layout         {}: steps {} to {}, {} tokens/s\n", layout.mesh, layout.first_step,

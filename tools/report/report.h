@@ -13,6 +13,13 @@
 
 namespace cairn::tools {
 
+/// The loss of a channel: means over the first and the last tenth of the steps that had tokens of it.
+struct ChannelSummary {
+  std::string name;
+  int64_t steps = 0;
+  double first = NAN, last = NAN;
+};
+
 /// The steps of a run in a few numbers; NaN where there is none.
 struct Summary {
   int64_t step = 0;
@@ -20,6 +27,7 @@ struct Summary {
   double valid_loss = NAN, best_valid_loss = NAN;  // the last evaluation, and the best one
   int64_t best_valid_step = 0;
   std::vector<std::pair<std::string, double>> valid_source_loss;
+  std::vector<ChannelSummary> channels;  // the highest loss at the end first
   double step_ms = NAN, tokens_per_s = NAN, mfu = NAN;  // medians
   int64_t snapshots = 0, snapshots_left_out = 0;
   double snapshot_ms = NAN, lost_ms = 0;   // training stood still: median, in all
