@@ -64,6 +64,7 @@ constexpr std::array kRules = {
 
     ChangeRule{"data.*", kExact, kContent},
     ChangeRule{"data.seed", kAccept, "new permutations of the samples: those of the epoch under way may come again"},
+    ChangeRule{"data.mask_repeats.*", kRule, kNextStep},
     ChangeRule{"objective.*", kRule, kNextStep},
 
     ChangeRule{"batch.*", kRule, "from this position on"},

@@ -516,7 +516,7 @@ std::optional<Json> Resolver::convert_data(const std::string& path, const Field&
   const auto is_source = [](const Node& node) {
     return is_ctor(node, "megatron") || is_ctor(node, "token_files") || is_ctor(node, "instruct");
   };
-  Json out{{"seed", 0}, {"sources", Json::array()}};
+  Json out{{"seed", 0}, {"sources", Json::array()}, {"mask_repeats", {{"period", 0}, {"count", 0}}}};
   if (is_source(value)) {
     const auto source = convert_source(path, value, pass);
     if (!source) return std::nullopt;
@@ -538,6 +538,17 @@ std::optional<Json> Resolver::convert_data(const std::string& path, const Field&
       const auto seed = convert(path + ".seed", *part, *entry.value, entry.place, pass);
       good = good && seed.has_value();
       if (seed) out["seed"] = *seed;
+    } else if (part->name == "mask_repeats") {
+      if (entry.value->kind == Node::Kind::kUnset) continue;
+      if (!is_ctor(*entry.value, "repeats") && entry.value->kind != Node::Kind::kTable) {
+        complain_type(path + ".mask_repeats", entry.place, *part, *entry.value);
+        good = false;
+        continue;
+      }
+      const auto repeats =
+          convert_fields(path + ".mask_repeats", *find_constructor("repeats"), *entry.value, pass);
+      good = good && repeats.has_value();
+      if (repeats) out["mask_repeats"] = *repeats;
     } else if (!is_list(*entry.value) || entry.value->entries.empty()) {
       complain_type(path + ".sources", entry.place, *part, *entry.value);
       good = false;

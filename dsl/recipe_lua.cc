@@ -165,6 +165,26 @@ int64_t written_count(const std::vector<StoredValue>& values, bool llama) {
   });
 }
 
+constexpr std::string_view kMaskRepeats = "data.mask_repeats.";
+
+/// Writes what a stage masks, of which `changes` may hold a part; the rest is as `before`.
+void set_mask_repeats(const Json& changes, const Json* before, Tables& tables, bool* whole_data) {
+  const auto part = [&](const char* name) -> Json {
+    const std::string key = std::string(kMaskRepeats) + name;
+    return changes.contains(key) ? changes.at(key) : before != nullptr ? before->at(key) : Json(0);
+  };
+  const std::string text = part("period") == 0 ? "T.unset"
+                                               : fmt::format("T.repeats {{ period = {}, count = {} }}",
+                                                             lua_text(part("period")), lua_text(part("count")));
+  tables.set("data.mask_repeats", text);
+  if (before == nullptr || changes.contains("data.sources") || before->at("data.sources").size() != 1 ||
+      before->at("data.seed") != 0 || before->at(std::string(kMaskRepeats) + "period") != 0)
+    return;
+  // Only T.blend has the field, and the data before it are a single source.
+  tables.set("data.sources", "{ " + source_text(before->at("data.sources")[0], true) + " }");
+  *whole_data = true;
+}
+
 /// `before`: the values that the stage meets by key path, where they are known.
 std::string stage_text(const Json& stage, const Json* before) {
   Tables tables;
@@ -175,6 +195,10 @@ std::string stage_text(const Json& stage, const Json* before) {
     const bool implied = key == "optimizer.lr_from" && value == "stage" && changes.contains("optimizer.lr") &&
                          !changes.at("optimizer.lr").empty();
     if (implied) continue;
+    if (key.starts_with(kMaskRepeats)) {
+      set_mask_repeats(changes, before, tables, &whole_data);
+      continue;
+    }
     if (key != "data.sources") {
       tables.set(written_path(key), value_text(*find_stored(key), value));
       continue;
@@ -217,9 +241,11 @@ std::string recipe_lua(const Recipe& recipe) {
       const Json tokenizer{{"kind", value.value}, {"path", value_at("tokenizer.path")}};
       if (value.value != "none") tables.set("tokenizer", lua_text(*find_field("tokenizer"), tokenizer));
     } else if (path == "data.sources") {
-      const Json data{{"sources", value.value}, {"seed", value_at("data.seed")}};
+      const Json repeats{{"period", value_at("data.mask_repeats.period")},
+                         {"count", value_at("data.mask_repeats.count")}};
+      const Json data{{"sources", value.value}, {"seed", value_at("data.seed")}, {"mask_repeats", repeats}};
       tables.set("data", lua_text(*find_field("data"), data));
-    } else if (path == "tokenizer.path" || path == "data.seed") {
+    } else if (path == "tokenizer.path" || path == "data.seed" || path.starts_with("data.mask_repeats.")) {
       // written with the field before
     } else if (default_of(value, llama, values) == value.value) {
       // nothing to write

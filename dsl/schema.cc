@@ -795,6 +795,41 @@ Def data_seed_field(Def field) {
   return field.otherwise(0).says("of the order of samples", "0: the recipe's own seed.");
 }
 
+Def repeat_period_field(Def field) {
+  return field.range(1, 1 << 16).says("tokens, at most, that are repeated");
+}
+Def repeat_count_field(Def field) { return field.range(2, kMany).says("times, from which on it is masked"); }
+
+const Block& repeats_block() {
+  static const Block out{.name = "repeats",
+                         .constructors = {"repeats"},
+                         .doc = "Text that repeats a few tokens again and again.",
+                         .fields = {repeat_period_field(written_only("period", Type::kInt)).otherwise(13),
+                                    repeat_count_field(written_only("count", Type::kInt)).otherwise(32)}};
+  return out;
+}
+
+const Block& mask_repeats_block() {
+  static const Block out{
+      .name = "mask_repeats",
+      .doc = "Which repeats count in no loss.",
+      .fields = {repeat_period_field(bound("period", &MaskRepeats::period)).silently().at_least(0).otherwise(0),
+                 repeat_count_field(bound("count", &MaskRepeats::count)).silently().at_least(0).otherwise(0)}};
+  return out;
+}
+
+Def mask_repeats_field() {
+  Def out = written_only("mask_repeats", Type::kBlock);
+  out.block = &repeats_block();
+  return out.written(Form::kPlain, {&repeats_block()})
+      .silently()
+      .derived("nothing is masked")
+      .says("samples with such repeats count in no loss",
+            "In T.instruct it masks single conversations. The order of samples stays as it is, and "
+            "`masked_tokens` in metrics.jsonl says how many targets were left out.")
+      .like("T.repeats { period = 13, count = 32 }");
+}
+
 const Block& blend_block() {
   static const Block out{
       .name = "blend",
@@ -810,7 +845,8 @@ const Block& blend_block() {
                      .says("weights by the names of sources, over those that they have themselves",
                            "For T.stage and :with: a source that is not named keeps its weight.")
                      .like("{ web = 30, code = 70 }"),
-                 data_seed_field(written_only("seed", Type::kSeed))}};
+                 data_seed_field(written_only("seed", Type::kSeed)),
+                 mask_repeats_field()}};
   return out;
 }
 
@@ -819,7 +855,8 @@ const Block& data_block() {
       .name = "data",
       .doc = "What is trained on.",
       .fields = {items("sources", &DataConfig::sources, source_block()).says("the streams of tokens"),
-                 data_seed_field(bound("seed", &DataConfig::seed))}};
+                 data_seed_field(bound("seed", &DataConfig::seed)),
+                 block("mask_repeats", &DataConfig::mask_repeats, mask_repeats_block()).silently()}};
   return out;
 }
 

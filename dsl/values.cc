@@ -424,11 +424,17 @@ std::string lua_text(const Field& field, const Json& value) {
     return (value.at("kind") == "hf" ? "T.hf_tokenizer " : "T.sentencepiece ") + lua_text(value.at("path"));
   }
   if (field.form == Form::kData) {
-    const bool blend = value.at("sources").size() != 1 || value.at("seed") != 0;
+    const Json& repeats = json_field(value, "mask_repeats");
+    const bool masks = !repeats.is_null() && repeats.at("period") != 0;
+    const bool blend = value.at("sources").size() != 1 || value.at("seed") != 0 || masks;
     for (const Json& source : value.at("sources")) parts.push_back(source_text(source, blend));
     if (!blend) return parts[0];
     const std::string seed = value.at("seed") == 0 ? "" : "seed = " + lua_text(value.at("seed")) + ", ";
-    return "T.blend { " + seed + "sources = { " + join(parts) + " } }";
+    const std::string mask =
+        masks ? fmt::format(", mask_repeats = T.repeats {{ period = {}, count = {} }}",
+                            lua_text(repeats.at("period")), lua_text(repeats.at("count")))
+              : "";
+    return "T.blend { " + seed + "sources = { " + join(parts) + " }" + mask + " }";
   }
   if (field.type == Type::kSpan && value.is_object()) return span(value);
   return lua_text(value);

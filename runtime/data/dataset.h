@@ -63,6 +63,7 @@ struct MicroBatch {
   std::vector<uint8_t> apart;    // [m] or empty: whether a sample came with rows, which no objective changes
   std::vector<int32_t> counts;   // [m, L] or empty (loss_weights.h): tokens that count in the row's document, if its
                                  // source weighs by sample, else 0
+  std::vector<uint8_t> repeats;  // [m, L] or empty (repeats.h): rows that count in no loss
   std::vector<int32_t> channels;  // [m, L] or empty: the channel of the row's document; -1: none
 };
 

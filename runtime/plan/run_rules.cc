@@ -150,6 +150,11 @@ void data(RuleList& rules) {
                            recipe.model.mtp.depth, rules.where("model.mtp.depth", "data")),
                "0, or weigh = \"token\"");
   }
+  if (const MaskRepeats& mask = recipe.data.mask_repeats;
+      (mask.period > 0) != (mask.count > 0) || mask.count == 1)
+    rules.fail("data",
+               fmt::format("data.mask_repeats: {} tokens that stand {} times are no repeat", mask.period, mask.count),
+               "T.repeats { period = 13, count = 32 }");
   if (recipe.eval.every_steps == 0) return;
   const bool valid = std::any_of(recipe.data.sources.begin(), recipe.data.sources.end(), [](const DataSource& source) {
     if (source.weight == 0) return false;  // it waits, and is not evaluated

@@ -55,6 +55,7 @@ json to_json(const StepMetrics& m) {
   if (m.snapshot_left_out) out["snapshot_left_out"] = true;
   for (const auto& [name, loss] : m.channel_loss) out["channel_loss"][name] = finite(loss);
   if (m.mtp_loss) out["mtp_loss"] = finite(*m.mtp_loss);
+  if (m.masked_tokens) out["masked_tokens"] = *m.masked_tokens;
   if (m.valid_loss) out["valid_loss"] = finite(*m.valid_loss);
   for (const auto& [name, loss] : m.valid_source_loss) out["valid_source_loss"][name] = finite(loss);
   if (m.end_loss) out["end_loss"] = finite(*m.end_loss);
@@ -107,6 +108,7 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
     if (in.contains(name)) number(name, into.emplace());
   };
   optional("mtp_loss", out.mtp_loss);
+  if (in.contains("masked_tokens")) number("masked_tokens", out.masked_tokens.emplace());
   optional("valid_loss", out.valid_loss);
   optional("end_loss", out.end_loss);
   if (in.contains("loss_scale")) {

@@ -19,6 +19,7 @@
 #include "runtime/data/dataset.h"
 #include "runtime/data/loss_weights.h"
 #include "runtime/data/objective.h"
+#include "runtime/data/repeats.h"
 #include "runtime/data_parallel/data_parallel.h"
 #include "runtime/json/json.h"
 #include "runtime/kernels/scratch.h"
@@ -251,6 +252,7 @@ class Run {
   /// What forward and backward of a step give, summed over the world; the gradients lie where the update takes them.
   struct Pass {
     double loss = 0, norm = 0;
+    int64_t masked = 0;  // targets that repeats have cost
     optim::SquaredNorm squared_norm{};  // of which the norm is, as `gradients` says
     kernels::ClipNumbers gradients;
     std::optional<double> mtp_loss;  // the mean of the modules' losses
@@ -318,6 +320,7 @@ class Run {
   data::Sampler sampler_;
   std::vector<uint8_t> by_sample_;                // data::sources_by_sample()
   std::vector<data::DocumentCount> documents_;    // by source, of what is loaded, if some source weighs by sample
+  int64_t masked_ = 0;                            // targets of what is loaded that repeats have cost, on their ranks
   std::vector<data::SampleRef> last_batch_;  // of the step before, in this process
   telemetry::SampleWatch sample_watch_{std::ssize(dataset_.sources)};
   std::optional<data::ValidationSet> validation_;
@@ -433,6 +436,7 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
   const bool tells = counts_losses() && rank_.at.cp == 0;  // others hold the same samples
   documents_.assign(by_sample_.size(), {});
   std::vector<data::DocumentCount> told_by_others = documents_;
+  masked_ = 0;
   const uint64_t key = stream_key(recipe.seed, "dropout");
   uint64_t* at = now_->dropout_keys.data();
   for (int64_t k = 0; k < plan.micro_batches; ++k) {
@@ -440,9 +444,12 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
     data::MicroBatch& loaded = now_->loaded[k];
     if (rank_.embedding() || rank_.head() || has_own_rows(recipe)) {
       RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded));
+      data::find_repeats(recipe.data.mask_repeats, &loaded);
       data::apply_objective(recipe.objective, recipe.seed, plan.sequence_tokens, mine, &loaded);
       const int64_t there = std::ssize(samples) - k * slice - rank_.at.dp * recipe.batch.micro;
       if (there < recipe.batch.micro) data::no_targets(&loaded, std::max<int64_t>(0, there));
+      const int64_t masked = data::mask_repeats(&loaded);
+      if (tells) masked_ += masked;
       if (!by_sample_.empty()) data::count_documents(by_sample_, &loaded, tells ? documents_ : told_by_others);
     }
     now_->batches[k] = {
@@ -573,6 +580,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     sums.put(sample.units);
     sums.put(static_cast<double>(sample.tokens));
   }
+  sums.put(static_cast<double>(masked_));
   // The bank of the update travels with the sums: one rank chooses as late as it can, and no collective is added.
   sums.put(static_cast<double>(bank_before.value_or(0)));
   Status chosen;
@@ -613,6 +621,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     const double units = sums.take(), tokens = sums.take();
     out.sample_loss.push_back(tokens > 0 ? units / SampleSum::kUnits / tokens : std::nan(""));
   }
+  out.masked = static_cast<int64_t>(sums.take());
   const auto bank = static_cast<int64_t>(sums.take());
   if (bank < 0) return Error{ErrorCode::kStopped, fmt::format("rank {} could not choose a bank", env_.decides)};
   if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
@@ -705,6 +714,7 @@ Status Run::step(int64_t number) {
   metrics_.source_loss = std::move(found.source_loss);
   metrics_.channel_loss = std::move(found.channel_loss);
   metrics_.mtp_loss = found.mtp_loss;
+  if (recipe.data.mask_repeats.period > 0) metrics_.masked_tokens = found.masked;
   std::vector<telemetry::SampleLoss> samples;
   for (size_t k = 0; k < last_batch_.size(); ++k)
     samples.push_back({last_batch_[k].position, last_batch_[k].source, found.sample_loss[k]});

@@ -135,6 +135,11 @@ TEST_SUITE("dsl/compare") {
     };
     CHECK(told(chats(""), chats(", overlong = \"drop\"")) == "data.ift.overlong: \"refuse\" -> \"drop\"\n");
     CHECK(told(chats(""), chats(", weigh = \"sample\"")) == "data.ift.weigh: \"token\" -> \"sample\"\n");
+    const auto masked = [](const std::string& repeats) {
+      return load_good(with("data = T.blend { sources = { T.megatron { prefix = \"d/web\" } }" + repeats + " }"));
+    };
+    CHECK(told(masked(""), masked(", mask_repeats = T.repeats { period = 5 }")) ==
+          "data.mask_repeats.period: 0 -> 5\ndata.mask_repeats.count: 0 -> 32\n");
     CHECK(told(all, chats("")).find("data.ift:  -> T.instruct { prefix = \"d/ift\"") != std::string::npos);
     CHECK(told(base, load_good(with(kBlend + ", seed = 3"))) == "seed: 7 -> 3\n");
     Recipe twice = base, other;  // of one name, as stored recipes may have them: the second has the second as partner

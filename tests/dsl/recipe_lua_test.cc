@@ -79,6 +79,27 @@ return T.recipe {
     CHECK(read_back(r) == encode_recipe(r));
   }
 
+  TEST_CASE("masks and weights of the loss are printed, and a stage changes them, of one source too") {
+    const Recipe one = load_good(with(R"(
+      data = T.instruct { prefix = "d/ift", weigh = "sample" },
+      stages = {
+        T.stage { at = T.steps(10),
+                  data = T.blend { sources = { T.instruct { prefix = "d/ift", weigh = "sample" } },
+                                   mask_repeats = T.repeats { period = 3 } } },
+        T.stage { at = T.steps(20), data = { mask_repeats = { period = 3, count = 9 } } },
+        T.stage { at = T.steps(30), data = { mask_repeats = T.unset } } })"));
+    CHECK(one.data.sources[0].weigh == DataSource::Weigh::kSample);
+    CHECK(one.data.mask_repeats.period == 0);
+    CHECK(read_back(one) == encode_recipe(one));
+    const auto segments = recipe_segments(one);
+    REQUIRE(segments.ok());
+    REQUIRE(segments.value().size() == 4);
+    CHECK(segments.value()[1].data.mask_repeats.count == 32);
+    CHECK(segments.value()[2].data.mask_repeats.count == 9);
+    CHECK(segments.value()[3].data.mask_repeats.count == 0);
+    for (const Recipe& segment : segments.value()) CHECK(read_back(segment) == encode_recipe(segment));
+  }
+
   TEST_CASE("every shipped recipe, printed and read, is the same") {
     for (const auto& [name, recipe] : shipped_recipes()) {
       CAPTURE(name);

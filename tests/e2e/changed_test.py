@@ -110,6 +110,8 @@ class Changed(ChangeTest):
              "model.residual_dropout 0 -> 0.1"),
             ("made", "bits", ["deterministic=run"], "rule", "in other bits"),
             ("made", "sums", ["sums=nccl", "deterministic=run"], "rule", "sums \"ranked\" -> \"nccl\""),
+            ("made", "masked", ["data=T.blend { sources = { T.megatron { prefix = \"tokens\" } }, mask_repeats = T.repeats {} }"], "rule",
+             "data.mask_repeats.count 0 -> 32"),
             ("made", "objective", ["objective.document_end=32"], "rule", "objective.document_end -1 -> 32"),
             ("routed", "router", ["model.moe.aux_loss=0.02", "model.moe.aux_scope=model", "model.moe.z_loss=1e-3",
                                   "model.moe.bias_rate=2e-3"], "rule",

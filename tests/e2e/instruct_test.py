@@ -104,22 +104,28 @@ class Instruct(RunTest):
         lines = (self.folder / run / "metrics.jsonl").read_text().splitlines()
         return {m["step"]: (m["loss"], m["grad_norm"]) for m in map(json.loads, lines) if "loss" in m and "grad_norm" in m}
 
-    def blend(self, *sources):
+    def blend(self, *sources, more=""):
         tokens = f'T.megatron {{ prefix = "{self.folder / "tokens"}" }}'
-        return f"T.blend {{ sources = {{ {', '.join([*sources, tokens])} }} }}"
+        return f"T.blend {{ sources = {{ {', '.join([*sources, tokens])} }}{more} }}"
+
+    def masked(self, run):
+        return [line["masked_tokens"] for step, line in sorted(self.metrics(run).items())]
 
     def test_every_layout_trains_alike_and_a_killed_run_too(self):
         self.chats("set", 300, 8, 60)
-        data = self.blend(self.source(weight=2), self.source(weight=2, name='"by sample"', weigh='"sample"'))
+        data = self.blend(self.source(weight=2), self.source(weight=2, name='"by sample"', weigh='"sample"'),
+                          more=", mask_repeats = T.repeats { period = 1, count = 3 }")
         alone = self.chat_recipe("alone", data)
         self.train(alone, "alone")
         wanted = self.steps("alone")
         self.assertEqual(len(wanted), 8)
+        self.assertGreater(sum(self.masked("alone")), 0)
         for mesh in ("tp = 2, pp = 2", "tp = 2, dp = 2, sequence_parallel = true", "cp = 2, pp = 2"):
             with self.subTest(mesh):
                 name = "m" + str(abs(hash(mesh)))
                 self.train(self.chat_recipe(name, data, mesh=mesh, micro=1 if "dp" in mesh else 2), name)
                 got = self.steps(name)
+                self.assertEqual(self.masked(name), self.masked("alone"))
                 for step, numbers in wanted.items():
                     for a, b in zip(numbers, got[step]):
                         self.assertAlmostEqual(a, b, delta=2e-4 * max(1, abs(a)))
