@@ -9,6 +9,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -20,6 +21,7 @@ namespace {
 
 constexpr int64_t kDocumentsAtOnce = 4096;
 constexpr int64_t kLeastAlike = 32;  // pieces of a length, to compare one with
+constexpr double kShifted = 6;       // deviations of a length's median from its neighbours', from which on it is dirt
 constexpr uint64_t kShareKey = 0x5ca9;
 
 enum : size_t { kPacked, kDistinct, kRun, kPeriod, kOdd };
@@ -96,6 +98,15 @@ float compared(const ScannedPiece& piece, size_t measure) {
   return measure == kRun || measure == kPeriod ? std::log2(1 + value) : value;
 }
 
+/// The level of a length by those half and twice as long: the middle between the two, and no finer than the
+/// way from the one to the other. Nothing at either end.
+std::optional<RobustLevel> level_around(const std::map<int, RobustLevel>& levels, int length) {
+  const auto shorter = levels.find(length - 1), longer = levels.find(length + 1);
+  if (shorter == levels.end() || longer == levels.end()) return std::nullopt;
+  const RobustLevel &a = shorter->second, &b = longer->second;
+  return RobustLevel{(a.median + b.median) / 2, std::max({a.spread, b.spread, std::fabs(a.median - b.median) / 2})};
+}
+
 }  // namespace
 
 Result<std::vector<ScannedPiece>> scan_documents(const TokenSource& source, const DocumentScanArgs& args) {
@@ -123,18 +134,28 @@ Result<std::vector<ScannedPiece>> scan_documents(const TokenSource& source, cons
 }
 
 std::vector<std::array<float, kScanCount>> scan_deviations(const std::vector<ScannedPiece>& pieces) {
-  std::map<int, std::vector<size_t>> alike;
+  std::map<int, std::vector<size_t>> alike;  // by length, within a factor of two
   for (size_t k = 0; k < pieces.size(); ++k)
     alike[std::bit_width(static_cast<uint64_t>(pieces[k].tokens))].push_back(k);
+  std::erase_if(alike, [](const auto& one) { return std::ssize(one.second) < kLeastAlike; });
   std::vector<std::array<float, kScanCount>> out(pieces.size());
-  std::vector<float> values;
-  for (const auto& [length, members] : alike) {
-    if (std::ssize(members) < kLeastAlike) continue;
-    for (size_t m = 0; m < kScanCount; ++m) {
-      values.clear();
+  for (size_t m = 0; m < kScanCount; ++m) {
+    std::map<int, RobustLevel> levels;
+    for (const auto& [length, members] : alike) {
+      std::vector<float> values;
       for (const size_t k : members) values.push_back(compared(pieces[k], m));
-      const RobustLevel level = RobustLevel::of(values, kFloors[m]);
-      for (const size_t k : members) out[k][m] = static_cast<float>(level.deviations(compared(pieces[k], m)));
+      levels[length] = RobustLevel::of(std::move(values), kFloors[m]);
+    }
+    for (const auto& [length, members] : alike) {
+      const RobustLevel& level = levels[length];
+      const std::optional<RobustLevel> around = level_around(levels, length);
+      const bool shifted =
+          around && std::fabs(around->deviations(static_cast<float>(level.median))) > kShifted;
+      for (const size_t k : members) {
+        const float x = compared(pieces[k], m);
+        const double own = level.deviations(x), other = shifted ? around->deviations(x) : 0;
+        out[k][m] = static_cast<float>(std::fabs(other) > std::fabs(own) ? other : own);
+      }
     }
   }
   return out;

@@ -1,6 +1,7 @@
 #pragma once
 // Which documents of a pair are unlike the others: `cairn data scan`. A document is measured in pieces, for dirt may
-// fill only a part of it, and each measure is compared with pieces of a similar length (within a factor of two).
+// fill only a part of it, and each measure is compared with pieces of a similar length (within a factor of two). Where
+// all of a length are unlike those half and twice as long, they are compared with these: dirt may fill a length.
 //
 //   packed    bytes that zstd (level 1) makes of the ids, over their bytes
 //   distinct  different ids over all

@@ -3,10 +3,14 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "runtime/core/random.h"
 #include "runtime/data/megatron_writer.h"
@@ -98,6 +102,43 @@ TEST_SUITE("runtime/data/document_scan") {
     const std::vector<int64_t> first = first_copies(pieces.value());
     CHECK(first.back() == 3);
     CHECK(std::ranges::count_if(first, [&, k = int64_t{0}](int64_t of) mutable { return of != k++; }) == 1);
+  }
+
+  TEST_CASE("dirt that fills every document of a length is found, and no length of clean text") {
+    const auto scanned = [](const std::function<std::string(uint64_t seed, int64_t bytes)>& of_thousands) {
+      const TempDir dir;
+      std::vector<std::string> documents;
+      for (int64_t k = 0; k < 1500; ++k) {
+        const auto seed = static_cast<uint64_t>(k);
+        const auto bytes = static_cast<int64_t>(std::exp2(5 + 7 * uniform_at(9, k)));  // 32 to 4096
+        documents.push_back(bytes >= 1024 && bytes < 2048 ? of_thousands(seed, bytes) : words(seed, bytes));
+      }
+      write_bytes(dir / "set", documents);
+      const auto source = open_megatron(dir / "set");
+      REQUIRE_OK(source);
+      const auto pieces = scan_documents(*source.value(), {.piece_tokens = 4096, .progress = {}}).value();
+      const auto z = scan_deviations(pieces);
+      std::array<int64_t, 2> all{}, found{};  // of that length, and of others
+      for (size_t k = 0; k < pieces.size(); ++k) {
+        const size_t other = pieces[k].tokens >= 1024 && pieces[k].tokens < 2048 ? 0 : 1;
+        ++all[other];
+        if (std::ranges::any_of(z[k], [](float one) { return std::fabs(one) > 6; })) ++found[other];
+      }
+      REQUIRE(all[0] > 150);
+      CHECK(found[1] <= all[1] / 100);
+      return std::pair(found[0], all[0]);
+    };
+    const auto [newlines, of_newlines] =
+        scanned([](uint64_t, int64_t bytes) { return std::string(static_cast<size_t>(bytes), '\n'); });
+    CHECK(newlines == of_newlines);
+    const auto [clicks, of_clicks] = scanned([](uint64_t, int64_t bytes) {
+      std::string out;
+      while (std::ssize(out) < bytes) out += "click here! "[out.size() % 12];
+      return out;
+    });
+    CHECK(clicks == of_clicks);
+    const auto [clean, of_clean] = scanned(words);
+    CHECK(clean <= of_clean / 100);
   }
 
   TEST_CASE("measures are what they say, of pieces in order, and a share of the documents is drawn by number") {
