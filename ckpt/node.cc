@@ -16,6 +16,7 @@
 #include "ckpt/store/stoppable_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/verify/verify.h"
+#include "runtime/trainer/step_guard.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -45,7 +46,7 @@ CheckpointNode::CheckpointNode(const Plan& plan, NodeOptions options, Arena aren
     : plan_(plan),
       options_(std::move(options)),
       arena_(std::move(arena)),
-      labels_(watch_rules(plan, options_.level_after), plan.steps),
+      labels_(trainer::watch_rules(plan, options_.level_after), plan.steps),
       io_(make_stoppable(make_backend(plan), options_.stop)),
       buffers_(kBounceBytes * std::max<int64_t>(1, plan.recipe.checkpoint.in_flight)) {}
 
@@ -211,8 +212,8 @@ Status CheckpointNode::open_labels() {
   if (names.steps.empty()) return {};
   RT_TRY_SET(const Labels read, read_labels(*io_, options_.checkpoints_dir));
   if (!read.empty()) return labels_.settle(*io_, options_.checkpoints_dir);
-  const Labels labels =
-      labels_from_metrics(*io_, options_.checkpoints_dir, watch_rules(plan_, options_.level_after), plan_.steps);
+  const Labels labels = labels_from_metrics(*io_, options_.checkpoints_dir,
+                                            trainer::watch_rules(plan_, options_.level_after), plan_.steps);
   if (!labels.empty()) RT_TRY(write_labels(*io_, options_.checkpoints_dir, labels));
   return labels_.settle(*io_, options_.checkpoints_dir);
 }

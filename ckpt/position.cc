@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/json/json.h"
 
@@ -15,6 +18,7 @@ namespace cairn::ckpt {
 namespace {
 
 using nlohmann::json;
+using trainer::GuardState;
 using trainer::TrainPosition;
 
 json number_or_null(double x) { return std::isfinite(x) ? json(x) : json(nullptr); }
@@ -24,6 +28,28 @@ json past_json(const RunPast& past) {
   for (const PastPoint& point : past.points) points.push_back({point.step, point.samples, point.tokens});
   json out{{"points", std::move(points)}, {"lr_step", past.lr_step}, {"lr", number_or_null(past.lr)}};
   if (past.moments_from != 0) out["moments_from"] = past.moments_from;
+  return out;
+}
+
+/// Floats as hex digits of their bits, eight each: exact, and shorter than numbers.
+std::string bits_text(const std::vector<float>& values) {
+  std::string out;
+  for (const float value : values) out += fmt::format("{:08x}", std::bit_cast<uint32_t>(value));
+  return out;
+}
+
+json guards_json(const GuardState& guards) {
+  json out = json::object();
+  if (guards.level != 0) {
+    out = {{"level", guards.level},
+           {"losses", bits_text(guards.losses)},
+           {"norms", bits_text(guards.norms)},
+           {"outliers_in_row", guards.outliers_in_row}};
+  }
+  if (guards.skipped != 0) out["skipped"] = guards.skipped;
+  if (!guards.skipped_steps.empty()) out["skipped_steps"] = guards.skipped_steps;
+  if (!guards.recomputed.empty()) out["recomputed"] = guards.recomputed;
+  if (guards.audited != 0) out["audited"] = guards.audited;
   return out;
 }
 
@@ -38,6 +64,7 @@ json state_of(const TrainPosition& position) {
                          {"hysteresis_left", s.hysteresis_left},
                          {"skipped", s.skipped}};
   }
+  if (position.guards != GuardState{}) out["guards"] = guards_json(position.guards);
   if (position.past != RunPast{}) out["past"] = past_json(position.past);
   // As JSON where it is JSON, so that a person can read it in the manifest; any other text stays text.
   json sampler = json_or_nothing(position.sampler);
@@ -94,6 +121,44 @@ Status read_past(const json& object, RunPast& out) {
   return read_double(object, "lr", out.lr);
 }
 
+Status read_bits(const json& object, const char* field, std::vector<float>& out) {
+  const json found = json_field(object, field);
+  if (!found.is_string()) return wrong(field, found);
+  const auto& text = found.get_ref<const std::string&>();
+  if (text.size() % 8 != 0 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
+    return wrong(field, found);
+  for (size_t at = 0; at < text.size(); at += 8)
+    out.push_back(std::bit_cast<float>(static_cast<uint32_t>(std::stoul(text.substr(at, 8), nullptr, 16))));
+  return {};
+}
+
+Status read_steps(const json& object, const char* field, std::vector<int64_t>& out) {
+  const auto found = object.find(field);
+  if (found == object.end()) return {};
+  if (!found->is_array()) return wrong(field, *found);
+  for (const json& step : *found) {
+    const std::optional<int64_t> number = json_integer(step, 1, kMostCount);
+    if (!number || (!out.empty() && *number <= out.back())) return wrong(field, *found);
+    out.push_back(*number);
+  }
+  return {};
+}
+
+Status read_guards(const json& object, GuardState& out) {
+  if (!object.is_object()) return wrong("guards", object);
+  if (const auto level = object.find("level"); level != object.end()) {
+    if (!level->is_number_unsigned()) return wrong("guards.level", *level);
+    out.level = level->get<uint64_t>();
+    RT_TRY(read_bits(object, "losses", out.losses));
+    RT_TRY(read_bits(object, "norms", out.norms));
+    RT_TRY(read_count(object, "outliers_in_row", out.outliers_in_row));
+  }
+  if (object.contains("skipped")) RT_TRY(read_count(object, "skipped", out.skipped));
+  if (object.contains("audited")) RT_TRY(read_count(object, "audited", out.audited));
+  RT_TRY(read_steps(object, "skipped_steps", out.skipped_steps));
+  return read_steps(object, "recomputed", out.recomputed);
+}
+
 Status read_state(const json& object, TrainPosition& out) {
   RT_TRY(read_double(object, "lr", out.lr));
   RT_TRY(read_double(object, "loss", out.loss));
@@ -105,6 +170,7 @@ Status read_state(const json& object, TrainPosition& out) {
     RT_TRY(read_count(*it, "skipped", out.loss_scale.skipped));
     if (!(out.loss_scale.scale > 0)) return wrong("loss_scale.scale", *it);
   }
+  if (const auto it = object.find("guards"); it != object.end()) RT_TRY(read_guards(*it, out.guards));
   if (const auto it = object.find("past"); it != object.end()) RT_TRY(read_past(*it, out.past));
   if (const auto it = object.find("seed"); it != object.end()) {
     if (!it->is_number_unsigned()) return wrong("seed", *it);

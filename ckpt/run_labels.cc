@@ -16,7 +16,13 @@ namespace {
 namespace fs = std::filesystem;
 
 StepNumbers numbers_of(const telemetry::StepMetrics& metrics) {
-  return {metrics.step, metrics.loss, metrics.grad_norm};
+  const auto& again = metrics.again;
+  const bool erred = again && again->audit && again->found != telemetry::ComputedAgain::Found::kSame;
+  return {.step = metrics.step,
+          .loss = metrics.loss,
+          .grad_norm = metrics.grad_norm,
+          .skipped = metrics.was_skipped(),
+          .suspect_from = erred ? again->since + 1 : 0};
 }
 
 /// Complete saves that labels may be of. `unknown`: steps that are there and are not complete, or cannot be read.
@@ -35,24 +41,6 @@ Result<std::vector<std::pair<int64_t, int64_t>>> saves_in(IoBackend& io, const f
 }
 
 }  // namespace
-
-WatchRules watch_rules(const Plan& plan, int64_t level_after) {
-  const Recipe& recipe = plan.recipe;
-  WatchRules rules{
-      .window = recipe.watch.window, .proof = recipe.watch.proof, .ceiling = loss_ceiling(recipe.model.vocab),
-                   .level_after = level_after};
-  if (const auto& lr = recipe.optimizer.lr; !lr.empty() && lr[0].kind == LrStage::Kind::kWarmup) {
-    const Span& over = lr[0].over;
-    const double samples =
-        over.unit == Span::Unit::kTokens ? over.value / static_cast<double>(recipe.model.context) : over.value;
-    const int64_t end = over.unit == Span::Unit::kSteps ? static_cast<int64_t>(std::ceil(over.value))
-                        : over.unit == Span::Unit::kFraction
-                            ? std::llround(over.value * static_cast<double>(plan.steps))
-                            : steps_for_samples(plan.step_stages, samples);
-    rules.begin = std::max(rules.begin, end);
-  }
-  return rules;
-}
 
 Labels labels_from_metrics(IoBackend& io, const fs::path& checkpoints_dir, const WatchRules& rules, int64_t run_steps) {
   Labels labels;

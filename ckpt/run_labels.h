@@ -25,9 +25,6 @@
 
 namespace cairn::ckpt {
 
-/// The rules of a plan's recipe: no verdict before its warmup has ended. `level_after`: WatchRules::level_after.
-WatchRules watch_rules(const Plan& plan, int64_t level_after = 0);
-
 /// Where labels.json is missing or damaged beside a run's metrics.jsonl: what that says, of the complete steps there.
 /// Empty without it. Where the run ends is not known by default: its last save is new then.
 Labels labels_from_metrics(IoBackend& io, const std::filesystem::path& checkpoints_dir, const WatchRules& rules = {},

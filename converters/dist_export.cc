@@ -195,8 +195,8 @@ class Exporter {
     }
     RT_TRY_SET(position_, ckpt::position_of(manifest));
     report_.step = position_.step;
-    report_.adam_step =
-        std::max<int64_t>(0, position_.step - position_.loss_scale.skipped - position_.past.moments_from);
+    report_.adam_step = std::max<int64_t>(
+        0, position_.step - position_.loss_scale.skipped - position_.guards.skipped - position_.past.moments_from);
     for (const std::string& name : kinds_[0]->files()) {
       if (!is_passed_file(name) && name != kConfigFile) continue;
       RT_TRY_SET(texts_[name], kinds_[0]->file(name));

@@ -102,6 +102,11 @@ constexpr std::array kRules = {
     ChangeRule{"log.*", kExact, kNoTrajectory},
     ChangeRule{"restart.*", kExact, kNoTrajectory},
     ChangeRule{"watch.*", kExact, "verdicts from now on"},
+    ChangeRule{"watch.on_outlier", kRule, kNextStep},
+    ChangeRule{"watch.recompute.*", kRule, kNextStep},
+    ChangeRule{"watch.skip.*", kRule, kNextStep},
+    ChangeRule{"watch.lowered_rates", kRule, kNextStep},
+    ChangeRule{"watch.skip_steps", kRule, "steps that the run has passed stay as they were"},
 };
 
 bool covers(std::string_view row, std::string_view path) {

@@ -1826,8 +1826,79 @@ const Block& roll_back_block() {
   return out;
 }
 
+const Block& skip_block() {
+  static const Block out{
+      .name = "skip",
+      .constructors = {"skip"},
+      .doc = "How often a guard leaves the update of an outlier out.",
+      .fields = {bound("at_most", &SkipConfig::at_most).range(1, 64).otherwise(3).silently().says("updates"),
+                 bound("within", &SkipConfig::within)
+                     .range(1, kMany)
+                     .otherwise(1000)
+                     .silently()
+                     .says("steps among which at_most counts")}};
+  return out;
+}
+
+const Block& compute_again_block() {
+  static const Block out{
+      .name = "compute_again",
+      .constructors = {"compute_again"},
+      .doc = "How often a guard computes an outlier again.",
+      .fields = {bound("at_most", &ComputeAgainConfig::at_most).range(1, 64).otherwise(3).silently().says("steps"),
+                 bound("within", &ComputeAgainConfig::within)
+                     .range(1, kMany)
+                     .otherwise(10'000)
+                     .silently()
+                     .says("steps among which at_most counts")}};
+  return out;
+}
+
+const Block& lower_lr_block() {
+  static const Block out{
+      .name = "lower_lr",
+      .constructors = {"lower_lr"},
+      .doc = "How a guard lowers the learning rate: from the next start of the ranks, which it makes, on.",
+      .fields = {
+          bound("by", &LowerLrConfig::by)
+              .above(0)
+              .under(1)
+              .otherwise(0.5)
+              .silently()
+              .says("times the rate of the schedule"),
+          bound("over", &LowerLrConfig::over).range(0, kMany).otherwise(500).silently().says("steps at that rate"),
+          bound("back", &LowerLrConfig::back)
+              .range(0, kMany)
+              .otherwise(500)
+              .silently()
+              .says("steps of the linear way back"),
+          bound("at_most", &LowerLrConfig::at_most).range(1, 1000).otherwise(2).silently().says("times"),
+          bound("within", &LowerLrConfig::within)
+              .range(1, kMany)
+              .otherwise(20'000)
+              .silently()
+              .says("steps among which at_most counts")}};
+  return out;
+}
+
+const Block& lowered_block() {
+  static const Block out{
+      .name = "lowered",
+      .constructors = {"lowered"},
+      .positional = true,
+      .doc = "A rate that was lowered: T.lowered { 155, by = 0.5, over = 500, back = 500 }.",
+      .fields = {
+          bound("at", &LoweredRate::at).range(0, kMany).needed().says("the step behind which it is").like("155"),
+          bound("by", &LoweredRate::by).above(0).under(1).otherwise(0.5).says("times the rate of the schedule"),
+          bound("over", &LoweredRate::over).range(0, kMany).otherwise(500).says("steps at that rate"),
+          bound("back", &LoweredRate::back).range(0, kMany).otherwise(500).says("steps of the linear way back")}};
+  return out;
+}
+
 Def guard_field(std::string name, std::vector<GuardAction> WatchConfig::*member) {
-  return chosen(std::move(name), member, {"roll_back", "stop"}).otherwise(Json::array()).silently();
+  return chosen(std::move(name), member, {"roll_back", "stop", "skip", "lower_lr", "recompute"})
+      .otherwise(Json::array())
+      .silently();
 }
 
 const Block& watch_block() {
@@ -1836,7 +1907,7 @@ const Block& watch_block() {
       .constructors = {"watch"},
       .doc =
           "What is looked for in loss and gradient norm, to tell good checkpoints from others, and what is done of it. "
-          "Without on_divergence, on_drop and on_not_finite it changes nothing in what is trained.",
+          "Without actions and skip_steps it changes nothing in what is trained.",
       .fields = {
           bound("window", &WatchConfig::window)
               .range(32, 256)
@@ -1854,10 +1925,58 @@ const Block& watch_block() {
               .silently()
               .says("write a state with ruined weights to RUN/forensics",
                     "For inspection; no command resumes from it."),
+          guard_field("on_outlier", &WatchConfig::on_outlier)
+              .says(
+                  "what to do of a single step whose loss or gradient norm is an outlier: recompute, skip",
+                  "recompute runs forward and backward again: an error of the machine that has passed is put right. "
+                  "skip leaves the update out: weights and moments stay, and the step's samples count as passed over. "
+                  "All ranks decide by numbers that are the same in each layout.")
+              .like("{ \"recompute\", \"skip\" }"),
+          block("recompute", &WatchConfig::recompute, compute_again_block())
+              .silently()
+              .says("how many outliers may be computed again")
+              .like("T.compute_again { at_most = 1 }"),
+          bound("audit", &WatchConfig::audit_steps, "audit_steps")
+              .range(0, kMany)
+              .otherwise(0)
+              .silently()
+              .written(Form::kEveryStep, {&every_block()})
+              .says("at which steps forward and backward run twice, to find errors of the machine",
+                    "Each rank's sums of losses and of squared gradients are compared bit for bit. A third run decides "
+                    "which result is used. Default: never.")
+              .like("T.every { steps = 1000 }"),
+          guard_field("on_sdc", &WatchConfig::on_sdc)
+              .says("what to do when an audit finds an error of the machine: stop, with exit code 76",
+                    "Saves since the last clean audit are suspect in any case.")
+              .like("{ \"stop\" }"),
+          block("skip", &WatchConfig::skip, skip_block())
+              .silently()
+              .says("how many updates may be left out")
+              .like("T.skip { at_most = 1 }"),
+          bound("skip_steps", &WatchConfig::skip_steps)
+              .range(1, kMany)
+              .otherwise(Json::array())
+              .silently()
+              .says("steps whose update is left out",
+                    "A run whose guard has left them out is done again by this. Steps that the run has passed stay as "
+                    "they were.")
+              .like("{ 14 }"),
+          block("lower_lr", &WatchConfig::lower_lr, lower_lr_block())
+              .silently()
+              .says("how to lower the rate")
+              .like("T.lower_lr { by = 0.3, over = 200 }"),
+          items("lowered_rates", &WatchConfig::lowered_rates, lowered_block())
+              .otherwise(Json::array())
+              .silently()
+              .written(Form::kPlaces, {&lowered_block()})
+              .says("rates that were lowered",
+                    "A run whose guard has lowered its rate is done again by this. Overlapping factors multiply.")
+              .like("{ T.lowered { 155, by = 0.5, over = 500 } }"),
           guard_field("on_divergence", &WatchConfig::on_divergence)
               .says("what to do when losses or gradient norms are outliers upwards in four of eight steps",
-                    "Guards take the first that can be done: roll_back while it has tries and a good checkpoint, stop "
-                    "with exit code 76. Empty: a warning.")
+                    "Guards take the first that can be done of roll_back, while it has tries and a good checkpoint; "
+                    "lower_lr, "
+                    "while it has tries; and stop, with exit code 76. Empty: a warning.")
               .like("{ \"roll_back\", \"stop\" }"),
           guard_field("on_drop", &WatchConfig::on_drop)
               .says("the same when losses are outliers downwards, as on data that repeat")

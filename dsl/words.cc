@@ -230,8 +230,8 @@ constexpr Row kRows[] = {
      "It prints the curve, speed and state of a run; --follow prints news."},
     {"spike spikes lossspike lossspikes divergence diverge diverged instability nan inf skipbatch anomaly skipbatches",
      "watch, optimizer.clip, cairn resume",
-     "watch finds spikes and labels checkpoints good or suspect; `--from-step N` goes back to one. No batch is "
-     "skipped."},
+     "watch finds spikes and labels checkpoints good or suspect; watch.on_outlier and on_divergence act, and "
+     "`--from-step N` goes back."},
     {"profile profiler profiling trace nsys timeline torchprofiler perfetto", "cairn train, cairn report",
      "`cairn train --trace steps=5..8` draws some steps."},
     {"benchmark bench throughput mfu tflops flops speed performance tokenspersecond",

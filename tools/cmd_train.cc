@@ -38,6 +38,7 @@
 #include "tools/commands.h"
 #include "tools/device_option.h"
 #include "tools/follow.h"
+#include "tools/guard_options.h"
 #include "tools/hf_start.h"
 #include "tools/host_options.h"
 #include "tools/init_options.h"
@@ -89,6 +90,7 @@ struct TrainArgs {
   double peak_tflops = 0;  // of a rank's device; 0: the calibration of this machine, if there is one
   int64_t from_step = 0;   // 0: where the run stands
   bool fresh = false, dry_run = false;
+  GuardArgs guards;
   RequestArgs requests;
   HostArgs hosts;
   kernels::GemmIsa isa = kernels::gemm_isa();
@@ -158,6 +160,7 @@ struct SegmentEnd {
   bool stage_follows = false;
   bool memory_stays = false;                  // it holds what no checkpoint has
   bool rolls_back = false;                    // LocalCoordinator::rolls_back
+  bool begins_anew = false;                   // LocalCoordinator::begins_anew
   std::optional<int64_t> resizes;             // the run goes on with so many hosts: LocalCoordinator::resizes
   RunProgress progress;                       // of this start, up to here
   nlohmann::json failure;                     // failure_record() of what ended it; null: nothing failed
@@ -216,6 +219,8 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
     return SegmentEnd{.progress = progress, .failure = {}, .elsewhere = coordinator.elsewhere()};
   if (coordinator.rolls_back())
     return SegmentEnd{.rolls_back = true, .progress = progress, .failure = {}, .elsewhere = {}};
+  if (coordinator.begins_anew())
+    return SegmentEnd{.begins_anew = true, .progress = progress, .failure = {}, .elsewhere = {}};
   if (coordinator.resizes())
     return SegmentEnd{.resizes = coordinator.resizes(), .progress = progress, .failure = {}, .elsewhere = {}};
   if (!code.ok()) return std::move(code).error();
@@ -312,6 +317,7 @@ class RunStarter {
   Result<int> tell_all(const Error& first);
   Result<RunStart> examine(const InitConfig& init);
   Result<std::optional<RollBack>> way_back() const;
+  Result<std::optional<Lowering>> lowering() const;
   Result<Course> course_of(std::vector<dsl::RunSegment> segments) const;
   void tell_plan(const Plan& plan, const Course& course);
   Result<std::optional<int>> allow(const RunStart& start, const Plan& plan);
@@ -328,6 +334,7 @@ class RunStarter {
   nlohmann::json& result_;
   RunFolder folder_;
   bool held_ = false, claimed_ = false;
+  bool began_ = false;  // a segment of this start has trained
   std::optional<cluster::Epoch> before_;
   std::optional<Lead> lead_;
   std::optional<agent::Failure> lost_leader_;  // whose lead this host has taken
@@ -375,6 +382,7 @@ Result<RunStart> RunStarter::examine(const InitConfig& init) {
                     .world = world_,
                     .accept = args_.accept,
                     .verify = args_.dry_run};
+  RT_TRY_SET(what.lowering, lowering());
   if (known_) {
     ckpt::StartState known = std::move(*known_);
     known_.reset();
@@ -386,12 +394,23 @@ Result<RunStart> RunStarter::examine(const InitConfig& init) {
     RT_TRY_SET(what.roll_back, way_back());
     named = what.roll_back ? what.roll_back->to_step : 0;
   }
+  if (what.roll_back) what.lowering.reset();
   if (named == 0) return examine_start(folder_, what);
   what.named_step = true;
   RT_TRY_SET(const ckpt::CheckpointInfo step,
              ckpt::find_step(io, folder_.checkpoints(), named).with(what.roll_back ? "rolling back" : "--from-step"));
   RT_TRY_SET(ckpt::StartState state, ckpt::state_in(io, step.dir));
   return examine_state(folder_, what, std::move(state));
+}
+
+/// A rate that a guard has decided to lower, unless a person goes back; else what the command line says of it, once.
+Result<std::optional<Lowering>> RunStarter::lowering() const {
+  const bool goes_back = !claimed_ && args_.from_step > 0;
+  if (!goes_back) {
+    RT_TRY_SET(const std::optional<Lowering> pending, pending_lowering(run_));
+    if (pending) return pending;
+  }
+  return began_ ? std::optional<Lowering>() : lowering_by_hand(args_.guards);
 }
 
 /// A roll back that a guard has decided, to a checkpoint that exists. Retention may have removed its own meanwhile, but
@@ -664,10 +683,12 @@ Result<int> RunStarter::train() {
     options.coordinator.lost_leader = std::exchange(lost_leader_, std::nullopt);
     RT_TRY_SET(SegmentEnd end, run_segment(plan, folder_, copies, start, options, result_));
     options.narrator.before = end.progress;
+    began_ = began_ || !end.elsewhere;
     options.coordinator.check_hosts = false;
     memory_stays_ = end.memory_stays;
-    if (end.rolls_back) {
+    if (end.rolls_back || end.begins_anew) {
       segments = 0;
+      if (end.begins_anew) options.coordinator.from_step.reset();
       options.narrator.init_on_command_line = false;
       continue;
     }
@@ -698,6 +719,10 @@ Status check_for_hosts(const Recipe& recipe, const HostOptions& hosts, int64_t t
   for (const auto* actions : {&recipe.watch.on_divergence, &recipe.watch.on_drop, &recipe.watch.on_not_finite}) {
     if (std::ranges::find(*actions, GuardAction::kRollBack) != actions->end())
       return refuse("watch: several hosts do not roll back by themselves; { \"stop\" } ends the run with 76");
+  }
+  for (const auto* actions : {&recipe.watch.on_divergence, &recipe.watch.on_drop}) {
+    if (std::ranges::find(*actions, GuardAction::kLowerLr) != actions->end())
+      return refuse("watch: several hosts do not lower the rate by themselves; { \"stop\" } ends the run with 76");
   }
   if (recipe.checkpoint.incremental)
     return refuse("checkpoint.incremental: saves of several hosts write all tensors; leave it out");
@@ -897,6 +922,11 @@ Result<int> train(const TrainArgs& args, bool json) {
   RT_TRY_SET(int64_t given, world_of(args, hosts));
   RT_TRY_SET(const int refused, load_or_tell(args.recipe, given, json, &loaded));
   if (refused != 0) return refused;
+  if (!args.guards.skip.empty()) {
+    RT_TRY(skip_steps(args.guards, &loaded.recipe));
+    loaded.canonical_json = dsl::encode_recipe(loaded.recipe);
+    loaded.hash_hex = dsl::recipe_hash(loaded.canonical_json);
+  }
   const int64_t world = given > 0 ? given : wanted_world(loaded.recipe.mesh);
   RT_TRY(share_ranks(world, hosts));
   const fs::path run = args.run.empty() ? fs::path("runs") / loaded.recipe.name : fs::path(args.run);
@@ -959,6 +989,7 @@ Result<int> resume(const TrainArgs& args, nlohmann::json& result) {
   RT_TRY_SET(const RunRecipe stored, recipe_to_resume(run));
   dsl::LoadedRecipe loaded;
   RT_TRY_SET(loaded.recipe, dsl::decode_recipe(stored.json).with(stored.where));
+  RT_TRY(skip_steps(args.guards, &loaded.recipe));
   MeshConfig& mesh = loaded.recipe.mesh;
   const int64_t before = wanted_world(mesh);
   // A mesh without dp takes what remains of the world: as many ranks as there last were.
@@ -1049,6 +1080,7 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       ->type_name("FIELD")
       ->expected(1)
       ->take_all();
+  add_guard_options(command, args.guards);
   add_host_options(command, args.hosts);
   command
       .add_option(

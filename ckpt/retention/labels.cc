@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "runtime/core/robust_level.h"
 #include "runtime/json/json.h"
 
 namespace cairn::ckpt {
@@ -20,12 +19,6 @@ using nlohmann::json;
 constexpr std::array<std::string_view, 4> kNames{"new", "good", "suspect", "bad"};
 constexpr int64_t kMostBytes = int64_t{64} << 20;
 constexpr const char* kTemporary = "labels.json.tmp";
-
-/// How many robust deviations `x` lies above the window; 0 with less than half a window.
-double deviations(float x, std::vector<float> window, int64_t full, double floor) {
-  if (std::ssize(window) < std::max<int64_t>(1, full / 2)) return 0;
-  return RobustLevel::of(std::move(window), floor).deviations(x);
-}
 
 }  // namespace
 
@@ -151,8 +144,6 @@ void merge_labels(const Labels& theirs, Labels& ours) {
   }
 }
 
-double loss_ceiling(int64_t vocab) { return 1.5 * std::log(static_cast<double>(std::max<int64_t>(2, vocab))) + 1; }
-
 std::vector<float> StepJudge::window_of(bool of_loss) const {
   std::vector<float> out;
   for (auto row = rows_.rbegin(); row != rows_.rend() && std::ssize(out) < rules_.window; ++row) {
@@ -163,37 +154,8 @@ std::vector<float> StepJudge::window_of(bool of_loss) const {
 }
 
 StepJudge::Row StepJudge::judge_row(const StepNumbers& numbers) const {
-  Row row{.step = numbers.step,
-          .loss = static_cast<float>(numbers.loss),
-          .norm = static_cast<float>(std::log(numbers.grad_norm))};
-  const bool judged = numbers.step >= rules_.begin;
-  if (std::isfinite(row.loss)) {
-    const double z = judged ? deviations(row.loss, window_of(true), rules_.window, rules_.loss_floor) : 0;
-    row.above = rules_.ceiling > 0 && numbers.loss > rules_.ceiling;
-    row.downward = z < -rules_.limit;
-    if (row.above) {
-      row.why =
-          fmt::format("loss {:.4g}, above {:.4g}, which is worse than knowing nothing", numbers.loss, rules_.ceiling);
-    } else if (z > rules_.limit) {
-      row.why = fmt::format("loss {:.4g}, {:.1f} deviations above the steps before", numbers.loss, z);
-    }
-    row.upward = !row.why.empty();
-    row.loss_counts = !row.upward && !row.downward;
-    if (row.downward && !row.upward)
-      row.why = fmt::format("loss {:.4g}, {:.1f} deviations below the steps before", numbers.loss, -z);
-  } else {
-    row.upward = true;
-    row.why = fmt::format("loss {}", numbers.loss);
-  }
-  if (std::isfinite(row.norm)) {
-    const double z = judged ? deviations(row.norm, window_of(false), rules_.window, rules_.norm_floor) : 0;
-    if (z > rules_.limit) {  // the event names the norm where both are outliers
-      row.upward = true;
-      row.why = fmt::format("gradient norm {:.4g}, {:.1f} deviations above the steps before", numbers.grad_norm, z);
-    }
-    row.norm_counts = !(z > rules_.limit);
-  }
-  return row;
+  return {telemetry::judge_step(rules_, numbers, window_of(true), window_of(false)), numbers.step, numbers.skipped,
+          numbers.suspect_from};
 }
 
 std::optional<StepAlarm> StepJudge::alarm() {
@@ -252,7 +214,7 @@ std::optional<StepJudge::Onset> StepJudge::onset(int64_t of) const {
   std::optional<Onset> out;
   int64_t seen = 0;
   for (auto row = rows_.rbegin(); row != rows_.rend() && seen < of; ++row, ++seen) {
-    if (row->upward) out = {row->step, row->above};
+    if (row->harmful()) out = {row->step, row->above};
   }
   return out;
 }
@@ -262,9 +224,15 @@ std::optional<StepJudge::Verdict> StepJudge::judge(int64_t step, int64_t run_ste
   int64_t before = 0, behind = 0;
   const Row* outlier = nullptr;
   for (const Row& row : rows_) {
+    if (row.suspect_from > 0 && step >= row.suspect_from && step <= row.step) {
+      return Verdict{Label::kSuspect,
+                     fmt::format("step {}: its audit found an error of the machine, and none was clean since step {}",
+                                 row.step, row.suspect_from - 1),
+                     row.step, true};
+    }
     if (row.step <= step - rules_.proof || row.step > step + rules_.proof) continue;
     ++(row.step <= step ? before : behind);
-    if (row.upward && outlier == nullptr) outlier = &row;
+    if (row.harmful() && outlier == nullptr) outlier = &row;
   }
   if (outlier != nullptr) {
     return Verdict{Label::kSuspect, fmt::format("step {}: {}", outlier->step, outlier->why), outlier->step};
@@ -290,9 +258,9 @@ bool judge_saves(const StepJudge& judge, const std::vector<std::pair<int64_t, in
   for (const auto& [step, saved_unix_ms] : saves) {
     LabelEntry& entry = labels[step];
     if (entry.by.empty()) entry = {.time = now, .by = "watch", .saved_unix_ms = saved_unix_ms};
-    if (entry.by == "hand" || entry.label == Label::kGood || entry.label == Label::kBad) continue;
+    if (entry.by == "hand" || entry.label == Label::kBad) continue;
     const std::optional<StepJudge::Verdict> verdict = judge.judge(step, run_steps);
-    if (!verdict) continue;
+    if (!verdict || (entry.label == Label::kGood && !verdict->by_audit)) continue;
     if (verdict->label != entry.label) entry.time = now;
     entry.label = verdict->label;
     entry.why = verdict->why;

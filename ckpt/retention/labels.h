@@ -4,7 +4,9 @@
 //
 //   new      saved; fewer than `proof` steps have followed
 //   good     `proof` clean steps have followed; or it ends its run, and the `proof` steps before it were clean
-//   suspect  a step within `proof` of it, before or behind, was an outlier upwards of loss or gradient norm
+//   suspect  a step within `proof` of it, before or behind, was an outlier upwards of loss or gradient norm, and its
+//            update was made; or an audit of a step behind it has found an error of the machine, and none before it
+//            has been clean since
 //   bad      its weights or what they give are not finite: no start takes it, no rule of retention counts it
 //
 // `labels.json` lies beside the steps and is no part of the format of a checkpoint. A label is of one save of a step:
@@ -24,6 +26,7 @@
 
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
+#include "runtime/telemetry/step_level.h"
 
 namespace cairn::ckpt {
 
@@ -66,25 +69,9 @@ const LabelEntry* entry_of(const Labels& labels, int64_t step, int64_t saved_uni
 /// two saves of a step the later one's.
 void merge_labels(const Labels& theirs, Labels& ours);
 
-/// When a step counts as an outlier, and how many steps prove a checkpoint.
-struct WatchRules {
-  int64_t window = 128;                         // clean values that a new one is compared with
-  int64_t begin = 100;                          // no verdict before that step, except by the ceiling
-  int64_t proof = 32;                           // clean steps behind a checkpoint that make it good
-  double limit = 6;                             // robust deviations upwards
-  double loss_floor = 0.01, norm_floor = 0.05;  // least deviation: nats a token, of ln(norm)
-  double ceiling = 0;                           // a loss above it is an outlier at any step; 0: none
-  int64_t level_after = 0;                      // later steps are not compared with those up to it: other data, another batch
-};
-
-/// 1.5 ln(vocab) + 1: worse than knowing nothing.
-double loss_ceiling(int64_t vocab);
-
-/// What a step says of the weights before it. NaN: not known, or an fp16 overflow's norm.
-struct StepNumbers {
-  int64_t step = 0;
-  double loss = 0, grad_norm = 0;
-};
+using telemetry::loss_ceiling;
+using telemetry::StepNumbers;
+using telemetry::WatchRules;
 
 /// A step, or several, of which a person should know.
 struct StepAlarm {
@@ -124,12 +111,14 @@ class StepJudge {
     Label label = Label::kNew;
     std::string why;
     int64_t proved_to = 0;
+    bool by_audit = false;  // suspect, whatever it was before
   };
   /// Of a saved step. `run_steps`: where the run ends. nullopt: the steps around it are not known (any more).
   std::optional<Verdict> judge(int64_t step, int64_t run_steps) const;
 
-  /// The first of the outliers among the last `of` steps, which a stop ends with; nullopt: there is none. With `above`
-  /// its loss was above the ceiling, so that the weights before it were ruined already.
+  /// The first of the outliers upwards among the last `of` steps whose update was made, which a stop ends with;
+  /// nullopt: there is none. With `above` its loss was above the ceiling, so that the weights before it were ruined
+  /// already.
   struct Onset {
     int64_t step = 0;
     bool above = false;
@@ -137,12 +126,11 @@ class StepJudge {
   std::optional<Onset> onset(int64_t of = 8) const;
 
  private:
-  struct Row {
+  struct Row : telemetry::StepVerdict {
     int64_t step = 0;
-    float loss = 0, norm = 0;                       // norm: ln of it
-    bool loss_counts = false, norm_counts = false;  // in the window of later ones
-    bool upward = false, above = false, downward = false;
-    std::string why;  // of an outlier
+    bool skipped = false;      // an outlier that did the weights no harm
+    int64_t suspect_from = 0;  // StepNumbers::suspect_from
+    bool harmful() const { return upward && !skipped; }
   };
   Row judge_row(const StepNumbers& numbers) const;
   std::vector<float> window_of(bool of_loss) const;
@@ -159,8 +147,9 @@ class StepJudge {
 };
 
 /// Labels of saves as the judge has them now: what is new or suspect is judged again; good, bad, and a person's word
-/// stay. `saves`: complete steps and their times of creation; entries of other saves go, but for those of `unknown`
-/// steps, which are there and cannot be read just now, or are damaged. Returns whether anything changed.
+/// stay, but for a good one that an audit makes suspect. `saves`: complete steps and their times of creation; entries
+/// of other saves go, but for those of `unknown` steps, which are there and cannot be read just now, or are damaged.
+/// Returns whether anything changed.
 bool judge_saves(const StepJudge& judge, const std::vector<std::pair<int64_t, int64_t>>& saves, int64_t run_steps,
                  double now, Labels& labels, const std::vector<int64_t>& unknown = {});
 

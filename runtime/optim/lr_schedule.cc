@@ -64,6 +64,17 @@ std::vector<int64_t> stage_ends(const std::vector<LrStage>& stages, const LrCloc
 
 }  // namespace
 
+double lowered_by(std::span<const LoweredRate> lowered, int64_t step) {
+  double out = 1;
+  for (const LoweredRate& one : lowered) {
+    const int64_t into = step - one.at;
+    if (into <= 0 || into > one.over + one.back) continue;
+    const double back = into <= one.over ? 0 : static_cast<double>(into - one.over) / static_cast<double>(one.back);
+    out *= one.by + (1 - one.by) * back;
+  }
+  return out;
+}
+
 double learning_rate(const Recipe& recipe, int64_t step, int64_t stop_steps, const RunPast& past) {
   const OptimizerConfig& optimizer = recipe.optimizer;
   const bool from_stage = optimizer.lr_from == LrFrom::kStage && !optimizer.lr.empty();
@@ -106,7 +117,7 @@ double learning_rate(const Recipe& recipe, int64_t step, int64_t stop_steps, con
     begin = ends[k];
     if (step <= begin) break;
   }
-  return rate;
+  return rate * lowered_by(recipe.watch.lowered_rates, step);
 }
 
 }  // namespace cairn::optim

@@ -1,11 +1,15 @@
 // Rules of the run: rates over its length, data and evaluation, checkpoints and where they go, its name.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cmath>
 #include <optional>
+#include <string_view>
+#include <vector>
 
 #include "runtime/plan/rule_list.h"
 
@@ -227,18 +231,45 @@ void places(RuleList& rules) {
   }
 }
 
-/// Guards need a checkpoint to go back to.
+std::string_view name_of(GuardAction action) {
+  constexpr std::array<std::string_view, 5> kNames = {"roll_back", "stop", "skip", "lower_lr", "recompute"};
+  return kNames[static_cast<size_t>(action)];
+}
+
+/// Each trouble has actions of its own, and roll_back needs a checkpoint to go back to.
 void guards(RuleList& rules) {
+  using enum GuardAction;
   const WatchConfig& watch = rules.recipe.watch;
-  const std::pair<const char*, const std::vector<GuardAction>*> all[] = {{"watch.on_divergence", &watch.on_divergence},
-                                                                         {"watch.on_drop", &watch.on_drop},
-                                                                         {"watch.on_not_finite", &watch.on_not_finite}};
-  for (const auto& [field, actions] : all) {
-    const bool goes_back = std::ranges::find(*actions, GuardAction::kRollBack) != actions->end();
+  struct Trouble {
+    const char* field;
+    const std::vector<GuardAction>& actions;
+    std::vector<GuardAction> possible;
+  };
+  const Trouble all[] = {{"watch.on_outlier", watch.on_outlier, {kRecompute, kSkip}},
+                         {"watch.on_sdc", watch.on_sdc, {kStop}},
+                         {"watch.on_divergence", watch.on_divergence, {kRollBack, kLowerLr, kStop}},
+                         {"watch.on_drop", watch.on_drop, {kRollBack, kLowerLr, kStop}},
+                         {"watch.on_not_finite", watch.on_not_finite, {kRollBack, kStop}}};
+  for (const auto& [field, actions, possible] : all) {
+    for (const GuardAction action : actions) {
+      if (std::ranges::find(possible, action) != possible.end()) continue;
+      std::vector<std::string_view> names;
+      for (const GuardAction one : possible) names.push_back(name_of(one));
+      rules.fail(field, fmt::format("{}: {} is no answer to it", field, name_of(action)),
+                 fmt::format("{}", fmt::join(names, ", ")));
+    }
+    const bool goes_back = std::ranges::find(actions, kRollBack) != actions.end();
     if (goes_back && rules.recipe.checkpoint.save.empty())
       rules.fail(field, fmt::format("{}: roll_back needs a way back, and checkpoint.save is empty", field),
                  "checkpoint.save = { T.every { steps = n } }, or { \"stop\" }");
   }
+  const bool again = watch.audit_steps > 0 || std::ranges::find(watch.on_outlier, kRecompute) != watch.on_outlier.end();
+  if (again && rules.recipe.sums == Sums::kNccl)
+    rules.fail("sums", "sums = \"nccl\" gives other bits each time, so that steps which are computed again differ",
+               "sums = \"ranked\", or neither watch.audit nor recompute");
+  if (!watch.on_sdc.empty() && watch.audit_steps == 0)
+    rules.fail("watch.on_sdc", "watch.on_sdc has no meaning: nothing looks for errors of the machine",
+               "watch.audit = T.every { steps = n } besides");
 }
 
 }  // namespace

@@ -63,6 +63,15 @@ json to_json(const StepMetrics& m) {
     out["loss_scale"] = finite(*m.loss_scale);
     out["skipped"] = m.skipped;
   }
+  if (m.skipped > 0) out["skipped"] = m.skipped;
+  if (!m.skipped_steps.empty()) out["skipped_steps"] = m.skipped_steps;
+  if (!m.skip_why.empty()) out["skip_why"] = m.skip_why;
+  if (m.again) {
+    json& again = out["computed_again"];
+    again = {{"found", to_text(m.again->found)}, {"audit", m.again->audit}};
+    if (m.again->found != ComputedAgain::Found::kSame) again["ranks"] = m.again->ranks;
+    if (m.again->audit) again["since"] = m.again->since;
+  }
   if (m.max_attention_score) {
     out["max_attention_score"] = finite(*m.max_attention_score);
     out["clipped_heads"] = m.clipped_heads;
@@ -72,6 +81,45 @@ json to_json(const StepMetrics& m) {
   if (m.tflops) out["tflops"] = finite(*m.tflops);
   if (m.mfu) out["mfu"] = finite(*m.mfu);
   return out;
+}
+
+namespace {
+
+std::vector<int64_t> whole_numbers(const json& in, const char* name) {
+  std::vector<int64_t> out;
+  const auto list = in.find(name);
+  if (list == in.end() || !list->is_array()) return out;
+  for (const json& one : *list) {
+    if (one.is_number_integer()) out.push_back(one.get<int64_t>());
+  }
+  return out;
+}
+
+std::optional<ComputedAgain> computed_again(const json& in) {
+  const auto again = in.find("computed_again");
+  if (again == in.end() || !again->is_object()) return std::nullopt;
+  ComputedAgain out{.audit = json_flag(*again, "audit"), .ranks = whole_numbers(*again, "ranks")};
+  const std::string found = json_string(*again, "found");
+  for (const auto one : {ComputedAgain::Found::kTransient, ComputedAgain::Found::kPersistent}) {
+    if (to_text(one) == found) out.found = one;
+  }
+  if (const auto since = again->find("since"); since != again->end() && since->is_number_integer())
+    out.since = since->get<int64_t>();
+  return out;
+}
+
+}  // namespace
+
+std::string_view to_text(ComputedAgain::Found found) {
+  switch (found) {
+    case ComputedAgain::Found::kSame:
+      return "same";
+    case ComputedAgain::Found::kTransient:
+      return "transient";
+    case ComputedAgain::Found::kPersistent:
+      break;
+  }
+  return "persistent";
 }
 
 Result<StepMetrics> step_metrics_from_json(const json& in) {
@@ -115,8 +163,8 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
     double scale = 0;
     number("loss_scale", scale);
     out.loss_scale = scale;
-    number("skipped", out.skipped);
   }
+  if (in.contains("skipped")) number("skipped", out.skipped);
   if (in.contains("max_attention_score")) {
     double score = 0;
     number("max_attention_score", score);
@@ -125,6 +173,9 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
   }
   if (!wrong.empty())
     return Error{ErrorCode::kCorrupt, fmt::format("metrics field \"{}\" is missing or no number", wrong)};
+  out.skipped_steps = whole_numbers(in, "skipped_steps");
+  out.again = computed_again(in);
+  out.skip_why = json_string(in, "skip_why");
   if (const auto outliers = in.find("outlier"); outliers != in.end() && outliers->is_array()) {
     for (const json& one : *outliers) {
       if (one.is_array() && one.size() == 3 && one[0].is_number_integer() && one[1].is_number() && one[2].is_number())

@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,16 @@
 #include "runtime/telemetry/sample_watch.h"
 
 namespace cairn::telemetry {
+
+/// A step whose forward and backward ran again, on the same batch and weights.
+struct ComputedAgain {
+  /// Whether each rank had the same numbers; two of three times; or never twice.
+  enum class Found { kSame, kTransient, kPersistent } found = Found::kSame;
+  bool audit = false;          // watch.audit has asked; else the step was an outlier
+  std::vector<int64_t> ranks;  // whose numbers differed
+  int64_t since = 0;           // of an audit: the step of the last one that found nothing
+};
+std::string_view to_text(ComputedAgain::Found found);
 
 struct StepMetrics {
   int64_t step = 0, samples = 0, tokens = 0;  // after this step, since the beginning of training
@@ -37,7 +48,11 @@ struct StepMetrics {
   std::vector<std::pair<std::string, double>> valid_source_loss;  // of the sources that have validation windows
   std::optional<double> end_loss;                                 // the run's last step: of its batch, after its update
   std::optional<double> loss_scale;                               // fp16: of this step
-  int64_t skipped = 0;                        // fp16: steps of the run whose gradients overflowed, this one included
+  /// Steps of the run without an update, this one included: gradients overflowed in fp16, or a guard has left it out.
+  int64_t skipped = 0;
+  std::vector<int64_t> skipped_steps;  // the newest that a guard or watch.skip_steps has left out, ascending
+  std::string skip_why;                // of this step, where a guard has done so
+  std::optional<ComputedAgain> again;
   std::optional<double> max_attention_score;  // qk_clip: before softmax, of all layers and heads
   int64_t clipped_heads = 0;                  // qk_clip: whose projections were scaled down
   std::vector<OutlierSample> outliers;        // samples whose loss is unlike that of their source's others
@@ -46,6 +61,9 @@ struct StepMetrics {
   std::vector<std::pair<std::string, double>> split_ms;
   std::optional<double> tflops;  // model FLOP a second of all ranks, 10^12
   std::optional<double> mfu;     // tflops over the peak that the run was told
+
+  /// A guard or watch.skip_steps has left this step's update out.
+  bool was_skipped() const { return !skipped_steps.empty() && skipped_steps.back() == step; }
 };
 
 nlohmann::json to_json(const StepMetrics& metrics);

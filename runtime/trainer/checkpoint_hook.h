@@ -17,6 +17,7 @@
 #include "runtime/optim/loss_scale.h"
 #include "runtime/plan/batch_schedule.h"
 #include "runtime/plan/state_kinds.h"
+#include "runtime/trainer/guard_state.h"
 
 namespace cairn::trainer {
 
@@ -42,6 +43,7 @@ struct TrainPosition {
   int64_t samples = 0, tokens = 0;
   double lr = 0, loss = 0;
   optim::LossScale loss_scale;
+  GuardState guards;
   RunPast past;         // of the plan that trained this step
   uint64_t seed = 0;    // of all counter-based random numbers: initialisation, order
   std::string sampler;  // data::SamplerState as JSON

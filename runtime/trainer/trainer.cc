@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -36,6 +37,7 @@
 #include "runtime/telemetry/trace.h"
 #include "runtime/trainer/ruin.h"
 #include "runtime/trainer/state.h"
+#include "runtime/trainer/step_guard.h"
 #include "runtime/trainer/work_shapes.h"
 
 namespace cairn::trainer {
@@ -156,6 +158,7 @@ constexpr int64_t kHeldRows = 5;  // inputs, targets, positions, counts, channel
 struct StageRun {
   Plan plan;
   RankPlan rank;
+  uint64_t level;                             // level_key()
   std::vector<data::MicroBatch> loaded;       // all micro-batches of this rank's step
   TokenRuns tokens;                           // that this rank has of a sequence
   std::vector<std::vector<int32_t>> held;     // where those are not all, in order: kHeldRows of each micro-batch
@@ -168,7 +171,10 @@ struct StageRun {
 
   StageRun(Stream& stream, Plan of, int64_t world_rank, const comm::RankGroups& groups,
            const data_parallel::Memory& memory)
-      : plan(std::move(of)), rank(plan.rank(world_rank)), data_parallel(stream, plan, rank, groups, memory) {
+      : plan(std::move(of)),
+        rank(plan.rank(world_rank)),
+        level(level_key(plan)),
+        data_parallel(stream, plan, rank, groups, memory) {
     loaded.resize(plan.micro_batches);
     batches.resize(plan.micro_batches);
     weights.resize(plan.micro_batches);
@@ -259,6 +265,7 @@ class Run {
     std::vector<std::pair<std::string, double>> source_loss, channel_loss;
     std::vector<double> sample_loss;  // of each sample of the step; NaN where no token counts
     std::vector<double> words;        // of the exact sums: equal bits, equal result
+    std::vector<double> own;          // this rank's part of them
     bool finite() const { return std::isfinite(loss) && std::isfinite(norm); }
   };
   /// `bank`: chosen here unless it is null, as the sums travel. Then the update is ordered here too, before the host
@@ -275,6 +282,15 @@ class Run {
   /// Loss or norm of `number` is not finite. Ok: it was not so when computed again, twice and with the same bits, which
   /// `found` is then.
   Status recompute(int64_t number, Pass* found);
+  /// Position and metrics, once the step's work is ordered.
+  void take_step(int64_t number, const Pass& found, double lr, double took_ms);
+  /// Computes `number` again, on the same batch and weights, and once more where a rank has other numbers. `found`
+  /// becomes the result that came twice, else the last of three.
+  Result<telemetry::ComputedAgain> compute_again(int64_t number, Pass* found);
+  /// Ranks whose own numbers differ between two passes; the same on every rank.
+  Result<std::vector<int64_t>> differing(const Pass& a, const Pass& b);
+  /// Whether the update of `number` is left out, by watch.on_outlier or watch.skip_steps. The metrics say so.
+  Result<bool> leaves_out(int64_t number, Pass* found);
   /// Whose doing it is: the error that ends the run.
   Error why_not_finite(int64_t number, const Pass& found);
   /// The mean loss of these samples with the present weights, forward alone.
@@ -301,15 +317,18 @@ class Run {
             .gradient_scale = static_cast<double>(now_->plan.tokens_per_step) / counted,
             .loss_scale = loss_scale()};
   }
-  /// The state is updated in place, where no other process reads it: at the start it may still lie in a snapshot.
-  bool updates_unseen() const {
-    return state_.arrays().gate != nullptr && bank_ == 0 && optimizer_.may_update_unseen();
+  /// The state is updated in place, where no other process reads it: at the start it may still lie in a snapshot. No
+  /// guard may act on the step.
+  bool updates_unseen(int64_t number) const {
+    return state_.arrays().gate != nullptr && bank_ == 0 && optimizer_.may_update_unseen() &&
+           !may_act(plan_.recipe.watch, number);
   }
   bool counts_losses() const { return rank_.head() && rank_.at.tp == 0; }
   bool decides() const { return groups_.world->rank() == env_.decides; }
 
   const Environment& env_;
   const Plan& plan_;
+  const telemetry::WatchRules watch_rules_ = watch_rules(plan_);
   const std::unique_ptr<Stream> own_stream_ = env_.machine == nullptr ? make_cpu_stream() : nullptr;
   Stream* const stream_ = own_stream_ ? own_stream_.get() : &env_.machine->stream();  // forward, backward and update
   const std::unique_ptr<OpClock> clock_ = env_.on_op_times ? std::make_unique<OpClock>(*stream_) : nullptr;
@@ -544,7 +563,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   };
   const float weight = static_cast<float>(loss_scale()) / static_cast<float>(plan.tokens_per_step);
   if (recipe.optimizer.qk_clip > 0) optimizer_.clear_max_scores();  // what validation has left
-  const bool unseen = chosen_bank != nullptr && updates_unseen();
+  const bool unseen = chosen_bank != nullptr && updates_unseen(number);
   now_->executor->note_ruined_losses(unseen ? optimizer_.ruined() : nullptr);
   RT_TRY(now_->executor->train(now_->batches, weight));
   compute_ms_ = ms_since(computes_since_) - static_cast<double>(telemetry::waited_ns - waited_before_ns_) / 1e6;
@@ -576,6 +595,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   }
   sums.put(optimizer_.squared_norm_part());
   const size_t words = sums.words.size();
+  out.own = sums.words;
   for (const SampleSum& sample : samples) {
     sums.put(sample.units);
     sums.put(static_cast<double>(sample.tokens));
@@ -656,7 +676,7 @@ Status Run::begin_update(int64_t bank, int64_t number) {
 }
 
 optim::Update Run::update_of(int64_t number, int64_t bank) const {
-  return {.number = number - position_.loss_scale.skipped - plan_.past.moments_from,
+  return {.number = number - position_.loss_scale.skipped - position_.guards.skipped - plan_.past.moments_from,
           .lr = optim::learning_rate(plan_.recipe, number, plan_.steps, plan_.past),
           .from = bank_,
           .to = bank,
@@ -708,9 +728,9 @@ Status Run::step(int64_t number) {
     RT_TRY(recompute(number, &found));
   }
   last_batch_ = std::move(batch);
-  const double loss = found.loss, norm = found.norm;
-  const bool overflow = !std::isfinite(norm);
   metrics_ = {};
+  RT_TRY_SET(const bool left_out, leaves_out(number, &found));
+  const bool overflow = !std::isfinite(found.norm);
   metrics_.source_loss = std::move(found.source_loss);
   metrics_.channel_loss = std::move(found.channel_loss);
   metrics_.mtp_loss = found.mtp_loss;
@@ -725,7 +745,6 @@ Status Run::step(int64_t number) {
     RT_TRY_SET(
         position_.loss_scale,
         optim::next_loss_scale(recipe.loss_scale, position_.loss_scale, overflow).with(fmt::format("step {}", number)));
-    metrics_.skipped = position_.loss_scale.skipped;
   }
 
   phase(number, "optimizer", Phase::kOptimizer);
@@ -734,7 +753,8 @@ Status Run::step(int64_t number) {
   if (!updated_) RT_TRY(begin_update(bank, number));
   const CopyGate* const gate = state_.arrays().gate;
   const int64_t waited_ns = gate != nullptr ? gate->waited_ns() : 0;
-  if (overflow) {
+  const bool updates = !overflow && !left_out;
+  if (!updates) {
     optimizer_.keep(bank_, bank);
     RT_TRY(env_.hook.weights_whole(number));
   } else if (updated_) {
@@ -745,7 +765,7 @@ Status Run::step(int64_t number) {
     RT_TRY(optimizer_.update(update, *groups_.world));
     RT_TRY(now_->data_parallel.spread_weights(nullptr, [this, number] { return env_.hook.weights_whole(number); }));
   }
-  if (recipe.optimizer.qk_clip > 0 && !overflow) {
+  if (recipe.optimizer.qk_clip > 0 && updates) {
     const std::span<const float> scores = optimizer_.largest_scores();
     metrics_.max_attention_score = *std::ranges::max_element(scores);
     metrics_.clipped_heads = optim::clipped_heads(recipe.model, recipe.optimizer.qk_clip, scores);
@@ -756,24 +776,80 @@ Status Run::step(int64_t number) {
   bank_ = bank;
   if (gate != nullptr) paused_ms_ += static_cast<double>(gate->waited_ns() - waited_ns) * 1e-6;
 
+  take_step(number, found, lr, ms_since(begin));
+  phase(number, "after the update", Phase::kOther);  // here step_ms ends: what follows is not the optimizer's
+  return {};
+}
+
+void Run::take_step(int64_t number, const Pass& found, double lr, double took_ms) {
+  const Plan& plan = now_->plan;
   position_.step = number;
-  position_.samples += recipe.batch.samples;
+  position_.samples += plan.recipe.batch.samples;
   position_.tokens += plan.tokens_per_step;
   position_.lr = lr;
-  position_.loss = loss;
-  sampler_.advance(recipe.batch.samples);
+  position_.loss = found.loss;
+  sampler_.advance(plan.recipe.batch.samples);
   position_.sampler = data::to_json(sampler_.state());
 
   metrics_.step = number;
   metrics_.samples = position_.samples;
   metrics_.tokens = position_.tokens;
-  metrics_.loss = loss;
-  metrics_.grad_norm = norm;
+  metrics_.loss = found.loss;
+  metrics_.grad_norm = found.norm;
   metrics_.lr = lr;
-  metrics_.step_ms = ms_since(begin);
-  metrics_.tokens_per_s = static_cast<double>(plan.tokens_per_step) / (metrics_.step_ms / 1000);
-  phase(number, "after the update", Phase::kOther);  // here step_ms ends: what follows is not the optimizer's
-  return {};
+  metrics_.skipped = position_.loss_scale.skipped + position_.guards.skipped;
+  metrics_.skipped_steps = position_.guards.skipped_steps;
+  metrics_.step_ms = took_ms;
+  metrics_.tokens_per_s = static_cast<double>(plan.tokens_per_step) / (took_ms / 1000);
+}
+
+Result<std::vector<int64_t>> Run::differing(const Pass& a, const Pass& b) {
+  std::vector<double> differs(static_cast<size_t>(groups_.world->size()), 0.0);
+  // Bits, not values: NaN is as good as any other here.
+  const bool same = a.own.size() == b.own.size() && std::memcmp(a.own.data(), b.own.data(), a.own.size() * 8) == 0;
+  differs[static_cast<size_t>(groups_.world->rank())] = same ? 0 : 1;
+  RT_TRY(add_over_world(differs, "ranks whose numbers differ"));
+  std::vector<int64_t> out;
+  for (size_t rank = 0; rank < differs.size(); ++rank) {
+    if (differs[rank] > 0) out.push_back(static_cast<int64_t>(rank));
+  }
+  return out;
+}
+
+Result<telemetry::ComputedAgain> Run::compute_again(int64_t number, Pass* found) {
+  using Found = telemetry::ComputedAgain::Found;
+  RT_TRY_SET(Pass second, pass(number, nullptr));
+  RT_TRY_SET(std::vector<int64_t> ranks, differing(*found, second));
+  if (ranks.empty()) return telemetry::ComputedAgain{};
+  RT_TRY_SET(Pass third, pass(number, nullptr));
+  RT_TRY_SET(const std::vector<int64_t> of_second, differing(second, third));
+  RT_TRY_SET(const std::vector<int64_t> of_first, differing(*found, third));
+  *found = std::move(third);  // the gradients that lie there are its own
+  const bool twice = of_second.empty() || of_first.empty();
+  return telemetry::ComputedAgain{.found = twice ? Found::kTransient : Found::kPersistent, .ranks = std::move(ranks)};
+}
+
+Result<bool> Run::leaves_out(int64_t number, Pass* found) {
+  StepGuard guard(plan_.recipe.watch, watch_rules_, now_->level, &position_.guards);
+  telemetry::StepVerdict verdict = guard.look(number, found->loss, found->norm);
+  const bool audits = guard.audits(number);
+  if (audits || guard.recomputes(number, verdict)) {
+    RT_TRY_SET(metrics_.again, compute_again(number, found));
+    const bool scaled = position_.loss_scale.scale > 0;
+    if (!std::isfinite(found->loss) || (!std::isfinite(found->norm) && !scaled)) return why_not_finite(number, *found);
+    metrics_.again->audit = audits;
+    if (audits) {
+      metrics_.again->since = position_.guards.audited;
+      guard.note_audit(number, metrics_.again->found == telemetry::ComputedAgain::Found::kSame);
+    } else {
+      guard.note_recomputed(number);
+    }
+    verdict = guard.look(number, found->loss, found->norm);
+  }
+  const bool skips = std::isfinite(found->norm) && guard.skips(number, verdict);  // else fp16 has overflowed
+  guard.note(number, verdict, skips);
+  if (skips) metrics_.skip_why = guard.why(number, verdict);
+  return skips;
 }
 
 Status Run::recompute(int64_t number, Pass* found) {

@@ -115,6 +115,104 @@ class Guard(RunTest):
         self.assertIn("rolling_back.json", refused)
         self.assertIn("--from-step", refused)
 
+    def assert_replays(self, run, last, *options):
+        """The recipe that lineage prints does the run again bit for bit, by itself. Returns its text."""
+        replay = self.folder / f"{run}-replay.lua"
+        replay.write_bytes(self.cairn("lineage", run, "--recipe").stdout)
+        self.train(replay, f"{run}-again", *options)
+        done, again = self.metrics(run), self.metrics(f"{run}-again")
+        for step in range(1, last + 1):
+            for key in ("loss", "grad_norm", "lr", "samples", "tokens"):
+                self.assertEqual(done[step][key], again[step][key], (step, key))
+        self.cairn("ckpt", "diff", "--tensors-only", "--exit-code", self.checkpoint(run, last),
+                   self.checkpoint(f"{run}-again", last))
+        return replay.read_text()
+
+    def test_an_outlier_s_update_is_left_out(self):
+        write_tokens(self.folder / "tokens", TOKENS)
+        recipe = self.small(steps=155)
+        self.spoil(recipe, "140")
+        skip = ("--set", "watch.proof=8", "--set", 'watch.on_outlier={"skip"}')
+        job = self.train(recipe, "run", *skip, "--kill", "0@142")
+        left_out = [one["step"] for one in self.events("run", "skipped")]  # so small a model has outliers of its own
+        self.assertIn(140, left_out)
+        self.assertLessEqual(len(left_out), 3)
+        self.assertIn("step 140: ", job.output())
+        self.assertIn("its update is left out", job.output())
+        rows = self.metrics("run")
+        for step, row in rows.items():
+            self.assertEqual(row.get("skipped", 0), sum(one <= step for one in left_out), step)
+        trained = json.loads(self.cairn("data", "samples", "run", "--step", "139..141", "--json").stdout)["samples"]
+        self.assertEqual({one["step"]: one["trained"] for one in trained}, {139: True, 140: False, 141: True})
+        self.assertIn(f"skip_steps = {{ {', '.join(map(str, left_out))} }}", self.assert_replays("run", 155))
+
+        # By hand: what the run has passed stays as it was.
+        self.train(recipe, "hand", "--set", "stop=T.steps(10)")
+        self.train(recipe, "hand", "--set", "stop=T.steps(20)", "--skip", "steps=12..13", "--kill", "0@15")
+        self.assertEqual([one["step"] for one in self.events("hand", "skipped")], [12, 13])
+        self.train(recipe, "hand", "--set", "stop=T.steps(25)", "--skip", "steps=19..22")
+        self.assertIn("skip_steps = { 12, 13, 21, 22 }", self.assert_replays("hand", 25))
+        for words in ("steps=0..2", "steps=5..4", "14", "steps=x", "steps=1..100000"):
+            self.assertIn(f"--skip {words}", self.train(recipe, "hand", "--skip", words, code=2).output())
+
+    def test_the_rate_is_lowered(self):
+        write_tokens(self.folder / "tokens", TOKENS)
+        recipe = self.small(steps=165)
+        lower = (*WATCH, "--set", 'watch.on_divergence={"lower_lr","stop"}', "--set",
+                 "watch.lower_lr=T.lower_lr { by = 0.25, over = 4, back = 3, at_most = 1 }")
+        self.spoil(recipe, "150..153")
+        job = self.train_on(recipe, "run", *lower)
+        (event,) = self.events("run", "lr_lowered")
+        self.assertEqual((event["onset"], event["by"]), (150, 0.25))
+        self.assertIn("lowering the rate: the run diverges since step 150", job.output())
+        (entry,) = [one for one in self.lineage("run") if one["cause"] == "lower_lr"]
+        at = entry["at"]["step"]
+        self.assertIn(at, range(event["step"], 160))
+        factors = [1, 0.25, 0.25, 0.25, 0.25, 0.5, 0.75, 1]
+        rows = self.metrics("run")
+        for k, factor in enumerate(factors[:166 - at]):
+            self.assertAlmostEqual(rows[at + k]["lr"], 1e-2 * factor, 12, (at, k))
+        self.assertFalse((self.folder / "run" / "lowering_lr.json").exists())
+        self.assertIn("lowered_rates", self.assert_replays("run", 165))
+
+        # A decision that a killed start has left is carried out by the next one, once.
+        self.train(recipe, "killed", *WATCH, "--set", "stop=T.steps(20)")
+        decision = {key: event[key] for key in ("by", "over", "back", "onset", "step", "why")}
+        pending = self.folder / "killed" / "lowering_lr.json"
+        for stop in (23, 30):
+            pending.write_text(json.dumps(decision))
+            self.train(recipe, "killed", *WATCH, "--set", f"stop=T.steps({stop})")
+            self.assertFalse(pending.exists())
+        rows = self.metrics("killed")
+        for k, factor in enumerate(factors):
+            self.assertAlmostEqual(rows[20 + k]["lr"], 1e-2 * factor, 12, k)
+        self.assertEqual([one["cause"] for one in self.lineage("killed")].count("lower_lr"), 1)
+        pending.write_text("{}")
+        self.assertIn("lowering_lr.json", self.train(recipe, "killed", code=65).output())
+        pending.unlink()
+
+        # By hand: the same command again lowers nothing while the rate is low.
+        hand = ("--lower-lr", "0.5,over=6,back=2")
+        for stop in (33, 36):
+            self.train(recipe, "killed", *WATCH, "--set", f"stop=T.steps({stop})", *hand)
+        rows = self.metrics("killed")
+        self.assertEqual([round(rows[step]["lr"] * 100, 9) for step in range(30, 37)], [1] + [0.5] * 6)
+        self.assert_replays("killed", 36)
+        for words in ("2,over=5", "0.5", "0.5,over=-1", "0.5,under=3", "x,over=1"):
+            self.assertIn(f"--lower-lr {words}", self.train(recipe, "killed", "--lower-lr", words, code=2).output())
+
+    def test_audits_change_no_bit(self):
+        recipe = self.small(steps=10, tp=2)
+        self.train(recipe, "plain")
+        self.train(recipe, "run", "--set", "watch.audit=T.every { steps = 4 }", "--set", 'watch.on_sdc={"stop"}')
+        rows = self.metrics("run")
+        again = {step: row["computed_again"] for step, row in rows.items() if "computed_again" in row}
+        self.assertEqual(again, {step: {"found": "same", "audit": True, "since": step - 4} for step in (4, 8)})
+        self.assertEqual(self.events("run", "sdc"), [])
+        self.cairn("ckpt", "diff", "--tensors-only", "--exit-code", self.checkpoint("run", 10), self.checkpoint("plain", 10))
+        text = self.cairn("check", recipe, "--set", 'watch.on_sdc={"stop"}', code=2).stderr.decode()
+        self.assertIn("watch.audit = T.every", text)
+
     def test_tries_are_bounded(self):
         """A run that diverges whatever is left out."""
         write_tokens(self.folder / "tokens", TOKENS)
@@ -139,8 +237,10 @@ class Guard(RunTest):
         back = 'watch.on_divergence={"roll_back"}'
         text = self.cairn("check", recipe, "--set", back, "--set", "checkpoint.save={}", code=2).stderr.decode()
         self.assertIn("roll_back needs a way back", text)
-        text = self.cairn("check", recipe, "--set", 'watch.on_drop={"skip"}', code=2).stderr.decode()
-        self.assertIn("watch.on_drop", text)
+        for field, action in (("on_drop", "skip"), ("on_outlier", "roll_back"), ("on_not_finite", "lower_lr")):
+            text = self.cairn("check", recipe, "--set", f'watch.{field}={{"{action}"}}', code=2).stderr.decode()
+            self.assertIn(f"watch.{field}: {action} is no answer to it", text)
+        self.assertIn("watch.on_drop", self.cairn("check", recipe, "--set", 'watch.on_drop={"jump"}', code=2).stderr.decode())
 
 
 if __name__ == "__main__":

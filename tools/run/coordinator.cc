@@ -202,6 +202,7 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   RT_TRY(check_place(choice));
   if (generation == 0) {
     RT_TRY(write_start());
+    if (start_.asked_to_lower) RT_TRY(remove_pending(folder_.path()));  // carried out
     copies_.start();  // they read the recipe
   }
   for (const std::string& warning : choice.warnings) narrator_.warn(warning);
@@ -578,6 +579,11 @@ void LocalCoordinator::on_rank_exit(const agent::ExitStatus& status) {
 void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
   requests_.step_took(metrics.step_ms / 1000);
   node_->note_step(metrics);
+  if (metrics.again) {
+    narrator_.computed_again(metrics);
+    guard_machine(metrics);
+  }
+  if (metrics.was_skipped()) narrator_.skipped(metrics);
   for (const ckpt::StepAlarm& alarm : node_->take_alarms()) {
     if (!alarm.again) narrator_.alarm(alarm);
     guard(alarm);
@@ -592,7 +598,7 @@ void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
 void LocalCoordinator::guard(const ckpt::StepAlarm& alarm) {
   using Kind = ckpt::StepAlarm::Kind;
   if (alarm.kind != Kind::kDivergence && alarm.kind != Kind::kDrop) return;
-  if (goes_back_ || !stopped_by_.ok() || control_->stop_asked() || control_->abandoned()) return;
+  if (goes_back_ || lowers_ || !stopped_by_.ok() || control_->stop_asked() || control_->abandoned()) return;
   const bool up = alarm.kind == Kind::kDivergence;
   const Trouble trouble{.kind = up ? Trouble::Kind::kDivergence : Trouble::Kind::kDrop,
                         .onset = alarm.onset,
@@ -609,6 +615,17 @@ void LocalCoordinator::guard(const ckpt::StepAlarm& alarm) {
   if (action) node_->request_stop();
 }
 
+void LocalCoordinator::guard_machine(const telemetry::StepMetrics& metrics) {
+  const bool erred = metrics.again->audit && metrics.again->found != telemetry::ComputedAgain::Found::kSame;
+  if (!erred || plan_.recipe.watch.on_sdc.empty() || !stopped_by_.ok()) return;
+  stopped_by_ = Error{ErrorCode::kGuard,
+                      fmt::format("stopped by watch.on_sdc: the audit of step {} found an error of the machine, on {} "
+                                  "{}; the last clean audit was of step {}",
+                                  metrics.step, plural(std::ssize(metrics.again->ranks), "rank"),
+                                  fmt::join(metrics.again->ranks, ", "), metrics.again->since)};
+  node_->request_stop();
+}
+
 std::optional<GuardAction> LocalCoordinator::act_on(const Trouble& trouble) {
   const Result<GuardDecision> decided = decide_for(folder_.path(), plan_.recipe.watch, trouble);
   if (!decided.ok()) {
@@ -620,6 +637,8 @@ std::optional<GuardAction> LocalCoordinator::act_on(const Trouble& trouble) {
     narrator_.warn("not rolled back: " + decision.no_way_back);
     narrator_.record({{"event", "no_way_back"}, {"step", trouble.step}, {"why", decision.no_way_back}});
   }
+  if (!decision.not_lowered.empty()) narrator_.warn("the rate is not lowered: " + decision.not_lowered);
+  if (decision.action == GuardAction::kLowerLr) return lower_lr(decision.lowering) ? decision.action : std::nullopt;
   if (decision.action != GuardAction::kRollBack) return decision.action;
   if (options_.fleet != nullptr) {  // as a stage of the recipe may have asked
     narrator_.warn("not rolled back: several hosts do not do so by themselves");
@@ -638,6 +657,25 @@ std::optional<GuardAction> LocalCoordinator::act_on(const Trouble& trouble) {
                              "order (try {} at this place)",
                              trouble.why, back.to_step, to_text(back.skip), back.number));
   return decision.action;
+}
+
+/// Writes down that the next start, which follows at once, lowers the rate.
+bool LocalCoordinator::lower_lr(const Lowering& lowering) {
+  if (options_.fleet != nullptr) {
+    narrator_.warn("the rate is not lowered: several hosts do not do so by themselves");
+    return false;
+  }
+  if (const Status written = write_pending(folder_.path(), lowering); !written.ok()) {
+    narrator_.warn("the rate is not lowered: " + written.error().message);
+    return false;
+  }
+  lowers_ = true;
+  json event = to_json(lowering);
+  event["event"] = "lr_lowered";
+  narrator_.record(event);
+  narrator_.warn(fmt::format("lowering the rate: {}; times {} for {} from the next boundary on, and back over {}",
+                             lowering.why, lowering.by, count_text(lowering.over, "step"), lowering.back));
+  return true;
 }
 
 /// For the order of errors on several hosts, and for their trace.
@@ -903,6 +941,12 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   if (goes_back_ && outcome.stop_signal == 0 && !requests_.stop_due(last_step_)) {
     rolls_back_ = true;
     return 0;
+  }
+  if (lowers_ && outcome.kind == agent::EndKind::kFinished && outcome.stop_signal == 0 && last_save_.ok() &&
+      !requests_.stop_due(last_step_)) {
+    begins_anew_ = last_step_ < narrator_.run_steps();
+    if (begins_anew_) return 0;
+    RT_TRY(remove_pending(folder_.path()));  // the run had ended before
   }
   if (!stopped_by_.ok()) {
     const Error& error = stopped_by_.error();

@@ -164,6 +164,8 @@ class LocalCoordinator final : public Coordinator {
   const std::optional<int64_t>& resizes() const { return resizes_; }
   /// A guard takes the run back (pending_roll_back()), and it continues from there.
   bool rolls_back() const { return rolls_back_; }
+  /// A guard lowers the rate (pending_lowering()), and the run continues from where it stands.
+  bool begins_anew() const { return begins_anew_; }
   /// The segment has ended, and another stage of the recipe follows.
   bool stage_follows() const { return stage_follows_; }
   /// Narrator::summary() of this start, once conclude() has said `code`.
@@ -206,6 +208,9 @@ class LocalCoordinator final : public Coordinator {
   void guard(const ckpt::StepAlarm& alarm);
   /// Decides by the recipe and reports it; a roll back is written down. None: a warning was all.
   std::optional<GuardAction> act_on(const Trouble& trouble);
+  bool lower_lr(const Lowering& lowering);
+  /// An audit has found an error: watch.on_sdc.
+  void guard_machine(const telemetry::StepMetrics& metrics);
   void join_hosts(ckpt::NodeOptions& options);
   Result<ckpt::RestoreChoice> begin_on_all_hosts();
   Status save_on_all_hosts(const ckpt::WholeSlot& slot);
@@ -279,6 +284,8 @@ class LocalCoordinator final : public Coordinator {
   Status stopped_by_;         // a save that failed, with checkpoint.on_failure = "stop", or a guard
   bool goes_back_ = false;    // a guard has decided so, and the ranks have been asked to leave
   bool rolls_back_ = false;
+  bool lowers_ = false;  // a guard has decided to lower the rate, and the ranks have been asked to leave
+  bool begins_anew_ = false;
   bool concluded_ = false, stage_follows_ = false;
   bool memory_stays_ = false;  // known when it is closed
 };

@@ -23,6 +23,19 @@ using nlohmann::json;
 constexpr int kMostDoublings = 20;  // of lead
 
 fs::path pending_file(const fs::path& run) { return run / "rolling_back.json"; }
+fs::path lowering_file(const fs::path& run) { return run / "lowering_lr.json"; }
+
+/// Reads `file` by `from`; nullopt: it is missing. `advice`: what to do where it is damaged.
+template <class T>
+Result<std::optional<T>> pending(const fs::path& file, T (*from)(const json&), const char* advice) {
+  const Result<std::string> text = read_text_file(file);
+  if (!text.ok()) return ckpt::is_not_found(text.error()) ? Result(std::optional<T>()) : text.error();
+  try {
+    return std::optional(from(json_or_nothing(text.value())));
+  } catch (const json::exception& wrong) {
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: {}; {}", file.string(), wrong.what(), advice)};
+  }
+}
 
 const std::vector<GuardAction>& actions_of(const WatchConfig& watch, Trouble::Kind kind) {
   switch (kind) {
@@ -78,7 +91,41 @@ Status roll_back(const WatchConfig& watch, const Trouble& trouble, std::span<con
   return {};
 }
 
+/// Into `out`, or why it cannot be done.
+void lower_lr(const WatchConfig& watch, const Trouble& trouble, std::span<const Lowering> lowered, GuardDecision* out) {
+  const LowerLrConfig& rules = watch.lower_lr;
+  const int64_t tried = std::ranges::count_if(lowered, [&](const Lowering& one) {
+    return one.onset > 0 && one.step > trouble.step - rules.within && one.step <= trouble.step;
+  });
+  if (tried >= rules.at_most) {
+    out->not_lowered = fmt::format("lowered {} within {} steps, as often as watch.lower_lr allows",
+                                   count_text(tried, "time"), rules.within);
+    return;
+  }
+  out->lowering = {.by = rules.by,
+                   .over = rules.over,
+                   .back = rules.back,
+                   .onset = trouble.onset,
+                   .step = trouble.step,
+                   .why = trouble.why};
+  out->action = GuardAction::kLowerLr;
+}
+
 }  // namespace
+
+json to_json(const Lowering& lowering) {
+  return {{"by", lowering.by},       {"over", lowering.over}, {"back", lowering.back},
+          {"onset", lowering.onset}, {"step", lowering.step}, {"why", lowering.why}};
+}
+
+Lowering lowering_from(const json& fields) {
+  return {.by = fields.at("by").get<double>(),
+          .over = fields.at("over").get<int64_t>(),
+          .back = fields.at("back").get<int64_t>(),
+          .onset = fields.at("onset").get<int64_t>(),
+          .step = fields.at("step").get<int64_t>(),
+          .why = fields.at("why").get<std::string>()};
+}
 
 json to_json(const RollBack& roll_back) {
   return {{"to_step", roll_back.to_step}, {"onset", roll_back.onset},        {"step", roll_back.step},
@@ -98,11 +145,14 @@ RollBack roll_back_from(const json& fields) {
 }
 
 Result<GuardDecision> decide(const WatchConfig& watch, const Trouble& trouble, std::span<const RollBack> past,
-                             std::span<const int64_t> good, const std::function<Result<int64_t>(int64_t)>& begin_of) {
+                             std::span<const int64_t> good, const std::function<Result<int64_t>(int64_t)>& begin_of,
+                             std::span<const Lowering> lowered) {
   GuardDecision out;
   for (const GuardAction action : actions_of(watch, trouble.kind)) {
     if (action == GuardAction::kStop) {
       out.action = action;
+    } else if (action == GuardAction::kLowerLr) {
+      lower_lr(watch, trouble, lowered, &out);
     } else {
       RT_TRY(roll_back(watch, trouble, past, good, begin_of, &out));
     }
@@ -115,11 +165,15 @@ Result<GuardDecision> decide_for(const fs::path& run, const WatchConfig& watch, 
   if (actions_of(watch, trouble.kind).empty()) return GuardDecision();
   RT_TRY_SET(const Lineage lineage, Lineage::read(run));
   std::vector<RollBack> past;
-  for (const LineageEntry& entry : lineage.entries())
+  std::vector<Lowering> lowered;
+  for (const LineageEntry& entry : lineage.entries()) {
     if (entry.roll_back) past.push_back(*entry.roll_back);
+    if (entry.lowering) lowered.push_back(*entry.lowering);
+  }
   RT_TRY_SET(const std::vector<int64_t> good, good_checkpoints(run));
   RT_TRY_SET(const SampleOrder order, SampleOrder::of_run(run));
-  return decide(watch, trouble, past, good, [&](int64_t step) { return order.begin_of(step); });
+  return decide(
+      watch, trouble, past, good, [&](int64_t step) { return order.begin_of(step); }, lowered);
 }
 
 Result<int64_t> good_before(const fs::path& run, int64_t step) {
@@ -129,16 +183,19 @@ Result<int64_t> good_before(const fs::path& run, int64_t step) {
 }
 
 Result<std::optional<RollBack>> pending_roll_back(const fs::path& run) {
-  const Result<std::string> text = read_text_file(pending_file(run));
-  if (!text.ok()) return ckpt::is_not_found(text.error()) ? Result(std::optional<RollBack>()) : text.error();
-  try {
-    return std::optional(roll_back_from(json_or_nothing(text.value())));
-  } catch (const json::exception& wrong) {
-    return Error{ErrorCode::kCorrupt,
-                 fmt::format("{}: {}; a guard has decided to roll back, and this names the step: remove the file to "
-                             "resume from the newest checkpoint, or name one with --from-step",
-                             pending_file(run).string(), wrong.what())};
-  }
+  return pending(pending_file(run), roll_back_from,
+                 "a guard has decided to roll back, and this names the step: remove the file to resume from the newest "
+                 "checkpoint, or name one with --from-step");
+}
+
+Result<std::optional<Lowering>> pending_lowering(const fs::path& run) {
+  return pending(lowering_file(run), lowering_from,
+                 "a guard has decided to lower the rate, and this says how: remove the file to resume with the rate as "
+                 "it was");
+}
+
+Status write_pending(const fs::path& run, const Lowering& lowering) {
+  return write_text_file(lowering_file(run), json_text(to_json(lowering)) + "\n");
 }
 
 Status write_pending(const fs::path& run, const RollBack& roll_back) {
@@ -146,9 +203,11 @@ Status write_pending(const fs::path& run, const RollBack& roll_back) {
 }
 
 Status remove_pending(const fs::path& run) {
-  std::error_code error;
-  fs::remove(pending_file(run), error);
-  if (error) return os_error(error.value(), pending_file(run).string());
+  for (const fs::path& file : {pending_file(run), lowering_file(run)}) {
+    std::error_code error;
+    fs::remove(file, error);
+    if (error) return os_error(error.value(), file.string());
+  }
   return {};
 }
 

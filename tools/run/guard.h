@@ -1,9 +1,10 @@
 #pragma once
 // Guards: the agent acts on an alarm of a run's steps, or on a loss that is not finite, as watch.on_divergence and its
-// like say. A roll back is decided once and written to RUN/rolling_back.json before anything else changes. The next start,
-// in this process or in another one, carries it out: it goes back to the checkpoint, begins a segment whose batch.skip
-// has the samples in trouble, and removes the file. A run that is killed before the file exists meets its trouble
-// again; behind it, it goes back. Tries are counted in lineage.jsonl, which no roll back takes back: they stay bounded.
+// like say. A roll back is decided once and written to RUN/rolling_back.json before anything else changes. The next
+// start, in this process or in another one, carries it out: it goes back to the checkpoint, begins a segment whose
+// batch.skip has the samples in trouble, and removes the file. A run that is killed before the file exists meets its
+// trouble again; behind it, it goes back. RUN/lowering_lr.json is the same of a rate that is lowered. Tries are counted
+// in lineage.jsonl, which no roll back takes back: they stay bounded.
 
 #include <cstdint>
 #include <filesystem>
@@ -36,6 +37,19 @@ struct RollBack {
   bool operator==(const RollBack&) const = default;
 };
 
+/// A rate that is lowered from the next start on.
+struct Lowering {
+  double by = 1;
+  int64_t over = 0, back = 0;   // steps, as LoweredRate
+  int64_t onset = 0, step = 0;  // of the trouble; 0: a person has done it
+  std::string why;
+  bool operator==(const Lowering&) const = default;
+};
+
+nlohmann::json to_json(const Lowering& lowering);
+/// Throws nlohmann::json::exception where a field is missing or of another type.
+Lowering lowering_from(const nlohmann::json& fields);
+
 nlohmann::json to_json(const RollBack& roll_back);
 /// Throws nlohmann::json::exception where a field is missing or of another type.
 RollBack roll_back_from(const nlohmann::json& fields);
@@ -44,15 +58,19 @@ struct GuardDecision {
   std::optional<GuardAction> action;  // none: a warning is all
   RollBack roll_back;                 // of that action
   std::string no_way_back;            // why roll_back was passed over; empty: it was not
+  Lowering lowering;                  // of that action
+  std::string not_lowered;            // why lower_lr was passed over; empty: it was not
 };
 
-/// The first action that can be done. `past`: the roll backs of the run, those that it went back behind too. `good`:
+/// The first action that can be done. `past` and `lowered`: roll backs and lowered rates of the run, those that it went
+/// back behind too. `good`:
 /// steps of good checkpoints, ascending. `begin_of`: the position of the sample order at which a step begins. Pure.
 /// The n-th try at a place goes to the n-th newest good checkpoint before the onset, or to the oldest one, and skips
 /// lead * 2^(n-1) steps before the onset and lead * (2^(n-1) - 1) behind the step that showed the trouble.
 /// Errors: those of `begin_of`.
 Result<GuardDecision> decide(const WatchConfig& watch, const Trouble& trouble, std::span<const RollBack> past,
-                             std::span<const int64_t> good, const std::function<Result<int64_t>(int64_t)>& begin_of);
+                             std::span<const int64_t> good, const std::function<Result<int64_t>(int64_t)>& begin_of,
+                             std::span<const Lowering> lowered = {});
 
 /// The same of a run as its folder has it.
 Result<GuardDecision> decide_for(const std::filesystem::path& run, const WatchConfig& watch, const Trouble& trouble);
@@ -65,7 +83,10 @@ Result<int64_t> good_before(const std::filesystem::path& run, int64_t step);
 Result<std::optional<RollBack>> pending_roll_back(const std::filesystem::path& run);
 /// Durable when it returns.
 Status write_pending(const std::filesystem::path& run, const RollBack& roll_back);
-/// It has been carried out, or a person has named another step.
+/// The same of a rate that is to be lowered.
+Result<std::optional<Lowering>> pending_lowering(const std::filesystem::path& run);
+Status write_pending(const std::filesystem::path& run, const Lowering& lowering);
+/// Either has been carried out, or a person has named another step.
 Status remove_pending(const std::filesystem::path& run);
 
 }  // namespace cairn::tools

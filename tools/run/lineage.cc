@@ -16,6 +16,7 @@
 #include "runtime/core/new_file.h"
 #include "runtime/data/dataset.h"
 #include "runtime/json/json.h"
+#include "runtime/telemetry/metrics.h"
 #include "tools/run/folder.h"
 
 namespace cairn::tools {
@@ -58,6 +59,7 @@ LineageEntry entry_from(const json& line) {
   out.lr_begins = json_flag(line, "lr_begins");
   out.from = json_string(line, "from");
   if (const auto roll_back = line.find("roll_back"); roll_back != line.end()) out.roll_back = roll_back_from(*roll_back);
+  if (const auto lowering = line.find("lowering"); lowering != line.end()) out.lowering = lowering_from(*lowering);
   return out;
 }
 
@@ -84,6 +86,7 @@ std::string line_of(const LineageEntry& entry) {
   if (entry.lr_begins) out["lr_begins"] = true;
   if (!entry.from.empty()) out["from"] = entry.from;
   if (entry.roll_back) out["roll_back"] = to_json(*entry.roll_back);
+  if (entry.lowering) out["lowering"] = to_json(*entry.lowering);
   return json_text(out);
 }
 
@@ -145,6 +148,16 @@ std::vector<RollBack> Lineage::roll_backs() const {
   return out;
 }
 
+std::vector<LoweredRate> Lineage::lowered_rates() const {
+  std::vector<LoweredRate> out;
+  for (const LineageEntry& entry : entries_) {
+    while (!out.empty() && out.back().at > entry.at.step) out.pop_back();
+    if (const auto& lowering = entry.lowering)
+      out.push_back({entry.at.step, lowering->by, lowering->over, lowering->back});
+  }
+  return out;
+}
+
 LineageEntry Lineage::next(LineageEntry entry) const {
   entry.n = std::ssize(entries_) + 1;
   entry.prev = head();
@@ -197,6 +210,38 @@ Status make_replayable(Recipe& recipe, const Recipe& last, const LineageEntry& e
   return {};
 }
 
+/// Steps of the run whose update was left out, as its metrics have them, and those ahead that `last` names. Errors:
+/// those of reading them; kInvalidInput where they do not have all.
+Result<std::vector<int64_t>> skipped_steps(const fs::path& run, const Recipe& last) {
+  std::vector<telemetry::StepMetrics> told;
+  if (!is_gone(run / "metrics.jsonl")) {
+    RT_TRY_SET(told, telemetry::read_metrics(run / "metrics.jsonl"));
+  }
+  std::set<int64_t> out;
+  for (const telemetry::StepMetrics& step : told) out.insert(step.skipped_steps.begin(), step.skipped_steps.end());
+  const bool counts = !told.empty() && !told.back().loss_scale;  // an overflow of fp16 counts too, and comes again
+  if (counts && std::ssize(out) != told.back().skipped)
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: {} updates were left out, and its lines name {} of them",
+                             (run / "metrics.jsonl").string(), told.back().skipped, out.size())};
+  for (const int64_t step : last.watch.skip_steps) {
+    if (told.empty() || step > told.back().step) out.insert(step);
+  }
+  return std::vector<int64_t>(out.begin(), out.end());
+}
+
+/// The recipe says all that guards have done; they do no more.
+void replace_guards(Recipe& recipe, const std::vector<int64_t>& skipped) {
+  WatchConfig& watch = recipe.watch;
+  for (auto* actions : {&watch.on_outlier, &watch.on_divergence, &watch.on_drop, &watch.on_not_finite, &watch.on_sdc})
+    actions->clear();
+  watch.skip = {};
+  watch.recompute = {};
+  watch.audit_steps = 0;
+  watch.lower_lr = {};
+  watch.skip_steps = skipped;
+}
+
 }  // namespace
 
 Result<SourceContent> content_of(const data::TokenSource& train) {
@@ -231,8 +276,10 @@ Result<Recipe> replay_recipe(const fs::path& run, const Lineage& lineage) {
     recipes.push_back(std::move(recipe));
   }
   const Recipe last = recipes.back();
+  RT_TRY_SET(const std::vector<int64_t> skipped, skipped_steps(run, last));
   for (size_t k = 0; k < recipes.size(); ++k) {
     RT_TRY(make_replayable(recipes[k], last, segments[k], segments.back()));
+    replace_guards(recipes[k], skipped);
   }
   Recipe out = recipes.front();
   for (size_t k = 1; k < recipes.size(); ++k) {

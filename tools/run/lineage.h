@@ -33,7 +33,7 @@ struct LineageEntry {
   int64_t n = 0;      // from 1
   std::string prev;   // hash of the line before; empty for the first
   double time = 0;    // unix seconds
-  std::string cause;  // start, recipe, data, stage, back_to, roll_back, init_from
+  std::string cause;  // start, recipe, data, stage, back_to, roll_back, lower_lr, init_from
   PastPoint at;       // after so many steps
   int64_t updates = 0;
   std::string recipe;                                // hash of the segment's recipe, without stages
@@ -44,6 +44,7 @@ struct LineageEntry {
   bool lr_begins = false;  // a schedule with optimizer.lr_from = "stage" begins here
   std::string from;        // init_from: of which checkpoint
   std::optional<RollBack> roll_back;  // of that cause
+  std::optional<Lowering> lowering;   // of cause lower_lr: from this step on
   std::string hash;        // of this line; not stored in it
 };
 
@@ -65,6 +66,9 @@ class Lineage {
 
   /// Roll backs at or before the newest entry: the run leaves their samples out.
   std::vector<RollBack> roll_backs() const;
+
+  /// Lowered rates that are at or before the newest entry.
+  std::vector<LoweredRate> lowered_rates() const;
 
   /// The entry as the next line: with n, prev, time and hash.
   LineageEntry next(LineageEntry entry) const;

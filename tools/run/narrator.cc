@@ -1,6 +1,7 @@
 #include "tools/run/narrator.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
@@ -263,6 +264,31 @@ void Narrator::alarm(const ckpt::StepAlarm& alarm) {
                               "can be good again",
                               alarm.step, alarm.why));
   }
+}
+
+void Narrator::computed_again(const telemetry::StepMetrics& metrics) {
+  using Found = telemetry::ComputedAgain::Found;
+  const telemetry::ComputedAgain& again = *metrics.again;
+  if (again.found == Found::kSame) {
+    if (!again.audit) record({{"event", "recomputed"}, {"step", metrics.step}});
+    return;
+  }
+  const bool passed = again.found == Found::kTransient;
+  json event{{"event", again.audit ? "sdc" : "transient"},
+             {"step", metrics.step},
+             {"kind", telemetry::to_text(again.found)},
+             {"ranks", again.ranks}};
+  if (again.audit) event["since"] = again.since;
+  record(std::move(event));
+  warn(fmt::format("step {}: {} {} got other numbers when the step was computed again: an error of the machine{}{}",
+                   metrics.step, plural(std::ssize(again.ranks), "rank"), fmt::join(again.ranks, ", "),
+                   passed ? ", and the result that came twice is used" : " that stays: no result came twice",
+                   again.audit ? fmt::format(". Saves since step {} are suspect", again.since) : ""));
+}
+
+void Narrator::skipped(const telemetry::StepMetrics& metrics) {
+  record({{"event", "skipped"}, {"step", metrics.step}, {"why", metrics.skip_why}});
+  warn(fmt::format("step {}: {}: its update is left out", metrics.step, metrics.skip_why));
 }
 
 void Narrator::saved(const ckpt::PersistEvent& event) {

@@ -89,6 +89,10 @@ class Narrator {
   /// A warning with the command that shows the samples, those with a recorded loss where the steps have some, and an
   /// event.
   void alarm(const ckpt::StepAlarm& alarm);
+  /// A step was computed again: events `recomputed`, `transient`; of an audit that found something, `sdc`.
+  void computed_again(const telemetry::StepMetrics& metrics);
+  /// A step's update was left out.
+  void skipped(const telemetry::StepMetrics& metrics);
   /// failure_record() of the last failure, with whether ranks started again; null: there was none.
   const nlohmann::json& last_failure() const { return failure_; }
   /// A rank is about to be killed to see the run recover.

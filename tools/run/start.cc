@@ -30,28 +30,58 @@ dsl::LoadedRecipe loaded_from(Recipe recipe, const dsl::LoadedRecipe& whole) {
   return out;
 }
 
-/// Adds the samples that guards have left out to batch.skip of the recipe, and of its stages that set it.
-Result<dsl::LoadedRecipe> with_skips(const dsl::LoadedRecipe& loaded, std::span<const RollBack> roll_backs) {
-  const auto add = [&](std::vector<std::string>& ranges) -> Status {
-    for (const RollBack& one : roll_backs) {
-      RT_TRY_SET(const SkippedPositions skip, SkippedPositions::parse(ranges).with("batch.skip"));
-      const int64_t length = one.skip.last - one.skip.first + 1;
-      if (skip.count(one.skip.first, one.skip.last + 1) < length) ranges.push_back(to_text(one.skip));
-    }
-    return {};
-  };
-  if (roll_backs.empty()) return loaded;
+/// Adds the samples that guards have left out to `ranges`, which are batch.skip.
+Status add_skips(std::span<const RollBack> roll_backs, std::vector<std::string>& ranges) {
+  for (const RollBack& one : roll_backs) {
+    RT_TRY_SET(const SkippedPositions skip, SkippedPositions::parse(ranges).with("batch.skip"));
+    const int64_t length = one.skip.last - one.skip.first + 1;
+    if (skip.count(one.skip.first, one.skip.last + 1) < length) ranges.push_back(to_text(one.skip));
+  }
+  return {};
+}
+
+nlohmann::json json_of(const LoweredRate& one) {
+  return {{"at", one.at}, {"by", one.by}, {"over", one.over}, {"back", one.back}};
+}
+
+/// Adds what guards have decided to the recipe, and to its stages that set the same fields.
+Result<dsl::LoadedRecipe> with_decisions(const dsl::LoadedRecipe& loaded, std::span<const RollBack> roll_backs,
+                                         std::span<const LoweredRate> lowered) {
+  if (roll_backs.empty() && lowered.empty()) return loaded;
   Recipe recipe = loaded.recipe;
-  RT_TRY(add(recipe.batch.skip));
+  RT_TRY(add_skips(roll_backs, recipe.batch.skip));
+  std::vector<LoweredRate>& rates = recipe.watch.lowered_rates;
+  for (const LoweredRate& one : lowered) {
+    if (std::ranges::none_of(rates, [&](const LoweredRate& other) { return json_of(other) == json_of(one); }))
+      rates.push_back(one);
+  }
   for (RecipeStage& stage : recipe.stages) {
     nlohmann::json changes = json_or_nothing(stage.changes);
-    if (!changes.contains("batch.skip")) continue;
-    auto ranges = changes["batch.skip"].get<std::vector<std::string>>();
-    RT_TRY(add(ranges));
-    changes["batch.skip"] = ranges;
+    if (changes.contains("batch.skip")) {
+      auto ranges = changes["batch.skip"].get<std::vector<std::string>>();
+      RT_TRY(add_skips(roll_backs, ranges));
+      changes["batch.skip"] = ranges;
+    }
+    if (changes.contains("watch.lowered_rates")) {
+      nlohmann::json& list = changes["watch.lowered_rates"];
+      for (const LoweredRate& one : lowered) {
+        if (std::ranges::find(list, json_of(one)) == list.end()) list.push_back(json_of(one));
+      }
+    }
     stage.changes = json_text(changes);
   }
   return loaded_from(std::move(recipe), loaded);
+}
+
+/// Whether a start before has lowered the rate by this already: a guard's decision is one, and a person's counts again
+/// once the rate is back.
+bool is_lowered(const Lineage& lineage, const Lowering& lowering, int64_t step) {
+  return std::ranges::any_of(lineage.entries(), [&](const LineageEntry& entry) {
+    if (!entry.lowering) return false;
+    const Lowering& one = *entry.lowering;
+    if (lowering.onset > 0) return one.onset == lowering.onset && one.step == lowering.step;
+    return one == lowering && entry.at.step <= step && step < entry.at.step + std::max<int64_t>(1, one.over + one.back);
+  });
 }
 
 Result<std::map<std::string, SourceContent>> contents_of(const Recipe& recipe) {
@@ -115,7 +145,7 @@ std::optional<LineageEntry> next_line(const RunStart& start) {
   if (verdict.finished) return std::nullopt;
   const trainer::TrainPosition& at = verdict.state.position;
   LineageEntry entry{.at = {at.step, at.samples, at.tokens},
-                     .updates = at.step - at.loss_scale.skipped,
+                     .updates = at.step - at.loss_scale.skipped - at.guards.skipped,
                      .recipe = start.segment_hash,
                      .data = start.data,
                      .tokenizer = start.tokenizer};
@@ -131,6 +161,9 @@ std::optional<LineageEntry> next_line(const RunStart& start) {
   if (start.rolls_back && !written) {
     entry.cause = "roll_back";
     entry.roll_back = start.rolls_back;
+  } else if (start.lowers) {
+    entry.cause = "lower_lr";
+    entry.lowering = start.lowers;
   } else if (segments.empty()) {
     entry.cause = start.request.init ? "init_from" : "start";
   } else if (const LineageEntry& last = segments.back(); last.recipe != start.segment_hash) {
@@ -185,7 +218,13 @@ Result<RunStart> examine_state(const RunFolder& folder, const StartOptions& opti
   RT_TRY_SET(Lineage lineage, Lineage::read(folder.path()));
   std::vector<RollBack> roll_backs = lineage.roll_backs();
   if (options.roll_back) roll_backs.push_back(*options.roll_back);
-  RT_TRY_SET(dsl::LoadedRecipe whole, with_skips(options.loaded, roll_backs));
+  std::vector<LoweredRate> lowered = lineage.lowered_rates();
+  const int64_t step = state.position.step;
+  std::erase_if(lowered, [&](const LoweredRate& one) { return one.at > step; });
+  const std::optional<Lowering>& lowers = options.lowering;
+  const bool is_new = lowers && !is_lowered(lineage, *lowers, step);
+  if (is_new) lowered.push_back({step, lowers->by, lowers->over, lowers->back});
+  RT_TRY_SET(dsl::LoadedRecipe whole, with_decisions(options.loaded, roll_backs, lowered));
   RunStart out{.request = {.recipe = whole.recipe,
                            .world = options.world,
                            .run = folder.path().string(),
@@ -193,7 +232,9 @@ Result<RunStart> examine_state(const RunFolder& folder, const StartOptions& opti
                .lineage = std::move(lineage),
                .whole = std::move(whole),
                .goes_back = options.named_step,
-               .rolls_back = options.roll_back};
+               .rolls_back = options.roll_back,
+               .lowers = is_new ? lowers : std::nullopt,
+               .asked_to_lower = lowers.has_value()};
   if (!state.any() && !options.init.path.empty() && !options.init_is_foreign) {
     ckpt::PosixBackend io;
     RT_TRY_SET(state, ckpt::state_in(io, options.init.path).with(options.init.path));

@@ -27,6 +27,7 @@ struct StartOptions {
   bool verify = false;      // a checkpoint counts when every byte of it holds
   bool named_step = false;  // a person has named the step that the run goes back to, or:
   std::optional<RollBack> roll_back;  // a guard
+  std::optional<Lowering> lowering;   // the rate is lowered from here on
 };
 
 struct RunStart {
@@ -40,6 +41,8 @@ struct RunStart {
   text::TokenizerHashes tokenizer;
   bool goes_back = false;     // StartOptions::named_step
   std::optional<RollBack> rolls_back;
+  std::optional<Lowering> lowers;  // StartOptions::lowering, where no start before has done it
+  bool asked_to_lower = false;     // whether there was one
   std::vector<int64_t> held;  // steps that the new rules of retention would remove and the old ones keep: they stay
   std::optional<LineageEntry> begins;  // the line that this start adds, where it begins a segment or goes back
 

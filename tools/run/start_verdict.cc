@@ -78,12 +78,14 @@ RunPast past_of(const Recipe& recipe, std::span<const RecipeStage> entered, cons
     past.lr = 0;
   } else if (schedule_begins(recipe, entered, before)) {
     past.lr_step = position.step;
-    past.lr = std::isfinite(position.lr) ? position.lr : 0;
+    // The schedule continues without the factors of guards, which learning_rate() adds.
+    const double lowered = before != nullptr ? optim::lowered_by(before->watch.lowered_rates, position.step) : 1;
+    past.lr = std::isfinite(position.lr) ? position.lr / lowered : 0;
   }
   if (before != nullptr && moments_begin(*before, recipe)) {
     // As the trainer counts them: without a loss scale no step is left out any more.
     const int64_t skipped = recipe.precision == Precision::kF16 ? position.loss_scale.skipped : 0;
-    past.moments_from = position.step - skipped;
+    past.moments_from = position.step - skipped - position.guards.skipped;
   } else if (recipe.precision != Precision::kF16) {
     past.moments_from +=
         position.loss_scale.skipped;  // the trainer drops it with the scale; the optimizer's count stays

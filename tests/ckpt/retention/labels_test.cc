@@ -98,6 +98,41 @@ TEST_SUITE("ckpt/retention/labels") {
     }
   }
 
+  TEST_CASE("an outlier whose update was left out makes no save suspect, and counts as trouble all the same") {
+    StepJudge judge = run_to(399);
+    for (int64_t step = 400; step <= 403; ++step) {
+      StepNumbers spike = quiet(step);
+      spike.loss *= 1.4;
+      spike.skipped = true;
+      const auto alarm = judge.add(spike);
+      REQUIRE(alarm);
+      CHECK((alarm->kind == StepAlarm::Kind::kDivergence) == (step == 403));
+    }
+    CHECK_FALSE(judge.onset());
+    for (int64_t step = 404; step <= 500; ++step) judge.add(quiet(step));
+    CHECK(label_of(judge, 399) == Label::kGood);
+    CHECK(label_of(judge, 402) == Label::kGood);
+  }
+
+  TEST_CASE("an audit that fails makes what was saved since the last clean one suspect, good ones too") {
+    StepJudge judge = run_to(500);
+    Labels labels{{400, {.label = Label::kGood, .by = "hand", .saved_unix_ms = 4}}};
+    const std::vector<std::pair<int64_t, int64_t>> saves = {{300, 3}, {400, 4}, {410, 5}, {501, 6}, {502, 7}};
+    judge_saves(judge, saves, 1000, 1, labels);
+    CHECK(labels.at(410).label == Label::kGood);
+    StepNumbers audit = quiet(501);
+    audit.suspect_from = 351;
+    judge.add(audit);
+    for (int64_t step = 502; step <= 600; ++step) judge.add(quiet(step));
+    judge_saves(judge, saves, 1000, 2, labels);
+    CHECK(labels.at(300).label == Label::kGood);
+    CHECK(labels.at(400).label == Label::kGood);  // a person's word
+    CHECK(labels.at(410).label == Label::kSuspect);
+    CHECK(labels.at(410).why.find("step 501: its audit") == 0);
+    CHECK(labels.at(501).label == Label::kSuspect);
+    CHECK(labels.at(502).label == Label::kGood);
+  }
+
   TEST_CASE("a drop is no outlier upwards, an fp16 overflow's norm none at all") {
     StepJudge judge = run_to(399);
     judge.add({400, quiet(400).loss * 0.5, 1});

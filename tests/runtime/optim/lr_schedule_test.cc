@@ -20,6 +20,20 @@ TEST_SUITE("runtime/optim/lr_schedule") {
     CHECK(optim::learning_rate(r, 90, 100) == doctest::Approx(0.1));
   }
 
+  TEST_CASE("a lowered rate stays low, comes back in a line, and those that overlap multiply") {
+    Recipe r;
+    r.batch.samples = 1;
+    r.optimizer.peak_lr = 2.0;
+    r.watch.lowered_rates = {{.at = 10, .by = 0.5, .over = 5, .back = 5}, {.at = 12, .by = 0.25, .over = 2}};
+    const std::vector<std::pair<int64_t, double>> wanted = {{1, 2},     {10, 2},    {11, 1}, {12, 1},
+                                                            {13, 0.25}, {14, 0.25}, {15, 1}, {16, 1.2},
+                                                            {19, 1.8},  {20, 2},    {21, 2}, {99, 2}};
+    for (const auto& [step, rate] : wanted) {
+      CAPTURE(step);
+      CHECK(optim::learning_rate(r, step, 100) == doctest::Approx(rate));
+    }
+  }
+
   TEST_CASE("warm-up, stable, decay: the stage in the middle takes what the others leave") {
     Recipe r;
     r.batch.samples = 1;

@@ -197,6 +197,7 @@ struct Trained {
   std::vector<double> losses, norms, valid, max_scores, mtp_losses;
   std::vector<std::vector<std::pair<std::string, double>>> source_losses;
   std::vector<std::vector<telemetry::OutlierSample>> outliers;
+  std::vector<telemetry::StepMetrics> steps;
   GlobalState state;
   trainer::TrainPosition position;
   std::vector<int64_t> allocated_bytes;            // per rank
@@ -258,6 +259,7 @@ inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, con
           out.norms.push_back(metrics.grad_norm);
           out.source_losses.push_back(metrics.source_loss);
           out.outliers.push_back(metrics.outliers);
+          out.steps.push_back(metrics);
           if (metrics.mtp_loss) out.mtp_losses.push_back(*metrics.mtp_loss);
           if (metrics.max_attention_score) out.max_scores.push_back(*metrics.max_attention_score);
           if (metrics.valid_loss) out.valid.push_back(*metrics.valid_loss);

@@ -88,6 +88,23 @@ TEST_SUITE("tools/run/guard") {
     CHECK(ruined.roll_back.skip == PositionRange{50, 89});  // behind the checkpoint
   }
 
+  TEST_CASE("the rate is lowered as often as the recipe allows, then the next action counts") {
+    WatchConfig watch = watch_of({GuardAction::kLowerLr, GuardAction::kStop});
+    watch.lower_lr = {.by = 0.3, .over = 20, .back = 10, .at_most = 2, .within = 100};
+    const auto decide_with = [&](int64_t step, const std::vector<Lowering>& lowered) {
+      return decide(watch, {.onset = step - 2, .step = step, .why = "it diverges"}, {}, {}, begin_of, lowered).value();
+    };
+    const GuardDecision first = decide_with(50, {});
+    CHECK(first.action == GuardAction::kLowerLr);
+    CHECK(first.lowering == Lowering{.by = 0.3, .over = 20, .back = 10, .onset = 48, .step = 50, .why = "it diverges"});
+    const Lowering by_hand{.by = 0.5, .over = 5, .why = "by hand"};
+    CHECK(decide_with(90, {first.lowering, by_hand}).action == GuardAction::kLowerLr);
+    const GuardDecision end = decide_with(90, {first.lowering, first.lowering});
+    CHECK(end.action == GuardAction::kStop);
+    CHECK(says(end.not_lowered, {"2 times", "100 steps"}));
+    CHECK(decide_with(150, {first.lowering, first.lowering}).action == GuardAction::kLowerLr);
+  }
+
   TEST_CASE("a decision that is not carried out is read back, and a damaged file is refused with what to do") {
     const TempDir run;
     CHECK(!pending_roll_back(run / ".").value());
@@ -101,8 +118,13 @@ TEST_SUITE("tools/run/guard") {
       CHECK(read.error().code == ErrorCode::kCorrupt);
       CHECK(says(read.error().message, {"rolling_back.json", "--from-step"}));
     }
+    CHECK(!pending_lowering(run / ".").value());
+    const Lowering lowering{.by = 0.5, .over = 7, .back = 0, .onset = 3, .step = 4, .why = "so"};
+    REQUIRE(write_pending(run / ".", lowering).ok());
+    CHECK(pending_lowering(run / ".").value() == lowering);
     REQUIRE(remove_pending(run / ".").ok());
     REQUIRE(remove_pending(run / ".").ok());
+    CHECK(!pending_lowering(run / ".").value());
     CHECK(!pending_roll_back(run / ".").value());
   }
 }
