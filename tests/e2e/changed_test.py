@@ -89,6 +89,10 @@ class Changed(ChangeTest):
             ("made", "ramp", ["batch.ramp=T.ramp { from = 4, by = 4, over = T.samples(16) }"], "rule", "begun here"),
             ("made", "micro", ["batch.micro=1"], "rule", "bits differ from now on"),
             ("made", "skip", ["batch.skip={\"90..97\"}"], "rule", "left out from this position on, which is sample 80"),
+            ("made", "outliers", ['watch.on_outlier={"recompute","skip"}', "watch.skip.at_most=1", "watch.recompute.at_most=1"],
+             "rule", "watch.on_outlier"),
+            ("made", "skipped", ["watch.skip_steps={ 12 }"], "rule", "steps that the run has passed stay as they were"),
+            ("made", "lowered", ["watch.lowered_rates={ T.lowered { 10, by = 0.5 } }"], "rule", "watch.lowered_rates"),
             ("made", "peak", ["optimizer.peak_lr=1.5e-3"], "rule", "optimizer.peak_lr 0.001 -> 0.0015"),
             ("made", "curve", ["optimizer.lr=T.schedule { T.warmup { over = T.samples(32) }, T.cosine { to = 1e-4 } }"], "rule",
              "the schedule is read at this position"),
@@ -377,7 +381,8 @@ class Changed(ChangeTest):
     # --- lineage
 
     def test_a_life_of_changes_is_replayed_by_one_recipe_bit_for_bit(self):
-        """Random lives of changes by rule, other layouts and kills; the recipe that lineage prints does them again."""
+        """Random lives of changes by rule, skips, lowered rates, roll backs, other layouts and kills; the recipe that
+        lineage prints does them again."""
         lives = int(os.environ.get("CAIRN_LIVES", "3"))
         seed = int(os.environ.get("CAIRN_LIVES_SEED", "1"))
         for life in range(seed, seed + lives):
@@ -421,14 +426,16 @@ class Changed(ChangeTest):
                 words += ["--nproc", 2]
             else:
                 words += ["--nproc", 1]
+            last = max(self.kept(run), default=0)
             if draw.random() < 0.5:
-                words += ["--kill", f"0@{self.last_step(run) + 2}"]
+                words += ["--kill", f"0@{last + 2}"]
+            words += self.as_guards_do(draw, run, last)
             self.train(self.file, run, "--set", f"stop=T.samples({stop})", *words, "--accept", "optimizer.lr")
         text = self.cairn("lineage", self.folder / run, "--recipe").stdout
         replay = self.folder / f"{run}-again.lua"
         replay.write_bytes(text)
         self.train(replay, f"{run}-again", "--nproc", 1)
-        a, b = self.metrics(run), self.metrics(f"{run}-again")
+        a, b = self.kept(run), self.kept(f"{run}-again")
         self.assertEqual(sorted(a), sorted(b), text.decode())
         for step in sorted(a):
             for key in ("loss", "grad_norm", "lr", "samples"):
@@ -436,6 +443,34 @@ class Changed(ChangeTest):
         last = self.checkpoints(run)[-1]
         self.cairn("ckpt", "diff", self.checkpoint(run, last), self.checkpoint(f"{run}-again", last), "--tensors-only",
                    "--exit-code")
+
+    def as_guards_do(self, draw, run, last):
+        """Draws options of the next start, as a guard or a person gives them to a run that stands at step `last`."""
+        words = []
+        if draw.random() < 0.5:
+            first = last + draw.randint(1, 5)
+            words += ["--skip", f"steps={first}..{first + draw.randint(0, 2)}"]
+        if draw.random() < 0.4:
+            words += ["--lower-lr", f"{draw.choice([0.5, 0.3])},over={draw.randint(1, 6)},back={draw.randint(0, 4)}"]
+        back = draw.choice([step for step in self.checkpoints(run) if step < last] or [0])
+        if back and draw.random() < 0.4:  # as a guard that was killed leaves its decision
+            position = self.manifest(run, back)["state"]["sampler"]["position"]
+            roll_back = {"to_step": back, "onset": back + 1, "step": last, "number": 1, "why": "drawn",
+                         "skip": f"{position}..{position + draw.randint(0, 24)}"}
+            (self.folder / run / "rolling_back.json").write_text(json.dumps(roll_back))
+        elif back and draw.random() < 0.3:
+            words += ["--from-step", back]
+        return words
+
+    def kept(self, run):
+        """{step: line} of the steps that count: those behind a step that a start resumed from are left."""
+        out = {}
+        for line in self.metrics_lines(run):
+            if "resumed_at" in line:
+                out = {step: row for step, row in out.items() if step <= line["resumed_at"]}
+            elif "step" in line:
+                out[line["step"]] = line
+        return out
 
     def test_lineage_tells_what_was_accepted_and_what_no_recipe_says(self):
         self.half("told")
