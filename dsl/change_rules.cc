@@ -100,6 +100,7 @@ constexpr std::array kRules = {
     ChangeRule{"init.*", kExact, kHasWeights},
     ChangeRule{"eval.*", kExact, kNoTrajectory},
     ChangeRule{"log.*", kExact, kNoTrajectory},
+    ChangeRule{"hooks", kExact, kNoTrajectory},
     ChangeRule{"restart.*", kExact, kNoTrajectory},
     ChangeRule{"watch.*", kExact, "verdicts from now on"},
     ChangeRule{"watch.on_outlier", kRule, kNextStep},

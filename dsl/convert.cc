@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "dsl/resolve.h"
 #include "dsl/stages.h"
@@ -46,6 +47,35 @@ Json adapt(const Field& field, Json value) {
   // Beyond 2^53 digits would be lost: it stays an integer, which no such field takes.
   if (!whole && value.is_number_integer() && !loses_digits(value)) return value.get<double>();
   return value;
+}
+
+/// T.on { "saved", "copied", run = {...} }: what stands without a name is the list that comes first.
+Node with_list_first(const Node& given, const Field& first) {
+  Node list, out = given;
+  list.kind = Node::Kind::kTable;
+  const auto unnamed = [](const Entry& entry) { return entry.key.empty(); };
+  std::ranges::copy_if(given.entries, std::back_inserter(list.entries), unnamed);
+  if (list.entries.empty() || given.find(first.name) != nullptr) return given;
+  std::erase_if(out.entries, unnamed);
+  const Place place = list.entries.front().place;
+  out.entries.insert(out.entries.begin(), Entry{first.name, std::make_shared<const Node>(std::move(list)), place});
+  return out;
+}
+
+/// The block of a list's element, by its constructor; null: it is none of them.
+const Block* constructed_block(const Field& field, const Node& node) {
+  for (const Block* block : field.accepts)
+    if (is_ctor(node, block->constructors.front().c_str())) return block;
+  return nullptr;
+}
+
+/// An element of a list of several constructors, as it is stored: its kind, and the others' fields at their defaults.
+Json stored_element(const Field& field, const Block& block, Json fields) {
+  if (&block == field.block) return fields;
+  fields["kind"] = block.name;
+  for (const Field& part : field.block->fields)
+    if (!fields.contains(part.key)) fields[part.key] = part.fallback;
+  return fields;
 }
 
 }  // namespace
@@ -106,12 +136,13 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
     case Form::kPlaces: {
       Json out = Json::array();
       bool good = true;
-      const auto add = [&](const Node& node, const Place& at) {
+      const auto add = [&](const Node& given, const Place& at) {
         const std::string here = fmt::format("{}[{}]", path, out.size() + 1);
-        const Block& block = *field.accepts.front();
+        const Block* const constructed = constructed_block(field, given);
+        if (constructed == nullptr) return complain_type(here, at, field, given), void(good = false);
+        const Block& block = *constructed;
         const Field& first = block.fields.front();
-        if (!is_ctor(node, block.constructors.front().c_str()))
-          return complain_type(here, at, field, node), void(good = false);
+        const Node node = first.type == Type::kEnumList ? with_list_first(given, first) : given;
         if (node.find(first.name) == nullptr && (node.entries.empty() || !node.entries.front().key.empty())) {
           complain(here, node.place,
                    {"missing", fmt::format(": T.{} must begin with {}, got {}", block.name, first.doc, describe(node)),
@@ -120,7 +151,7 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
         }
         const auto fields = convert_fields(here, block, node, pass);
         good = good && fields.has_value();
-        out.push_back(fields ? *fields : Json());
+        out.push_back(fields ? stored_element(field, block, *fields) : Json());
       };
       if (is_list(value)) {
         for (const Entry& entry : value.entries) add(*entry.value, entry.place);

@@ -169,9 +169,10 @@ std::string lua_type(const Field& field) {
       return constructed();
     case Form::kEveryList:
     case Form::kSegments:
-    case Form::kPlaces:
       return constructed() + "[]";
+    case Form::kPlaces:
     case Form::kKeep:
+      if (field.accepts.size() == 1) return constructed() + "[]";
       return "(" + constructed() + ")[]";
     case Form::kStages:
       return constructed();
@@ -251,8 +252,8 @@ std::string block_use(const Block& block) {
     out += "`T." + name +
            (block.constant                                           ? ""
             : block.positional && block.fields[0].type == Type::kInt ? "(n)"
-            : block.positional                                       ? " \"...\""
-                                                                     : " {...}") +
+            : block.positional && block.fields[0].type != Type::kEnumList ? " \"...\""
+                                                                          : " {...}") +
            "`";
   }
   return out;

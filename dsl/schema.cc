@@ -1786,6 +1786,55 @@ const Block& eval_block() {
   return out;
 }
 
+const Block& hook_block() {
+  Def events = bound("events", &Hook::events)
+                   .needed()
+                   .otherwise(Json::array())
+                   .one_of({"started", "saved", "copied", "evaluated", "outlier", "divergence", "rolled_back",
+                            "recovered", "failed", "sdc", "ended", "best"})
+                   .says("the events, one or several",
+                         "started: ranks begin, at a start, at a stage or after a roll back. best: a checkpoint became "
+                         "the one that the first T.best of checkpoint.keep keeps. failed: ranks ended, whether they start "
+                         "again or not. sdc: silent data corruption was found.")
+                   .like("\"saved\"");
+  events.type = Type::kEnumList;
+  static const Block out{
+      .name = "on",
+      .constructors = {"on"},
+      .positional = true,
+      .doc = "A command and its events: T.on { \"saved\", run = { \"tools/upload\", \"{step}\", \"{dir}\" } }.",
+      .fields = {
+          std::move(events),
+          bound("run", &Hook::run)
+              .needed()
+              .says("program and arguments; no shell reads them",
+                    "{step}, {dir} and {run} in an argument become the event's step, its checkpoint folder and the run "
+                    "folder. A program without a slash is looked for in PATH, another path is relative to the working "
+                    "directory.")
+              .like("{ \"tools/upload\", \"{step}\", \"{dir}\" }"),
+          bound("timeout", &Hook::timeout_s, "timeout_s")
+              .above(0)
+              .below_or_at(86400 * 7)
+              .otherwise(600.0)
+              .in(Unit::kSeconds)
+              .says("how long the command may take",
+                    "Then its process group gets SIGTERM, and SIGKILL as much later, at most 5 s. The end of the run "
+                    "waits no longer than this either.")
+              .like("\"10min\""),
+          bound("at_most", &Hook::at_most)
+              .range(0, kMany)
+              .otherwise(0)
+              .says("how many times it runs within `within`", "0: any number. The newest event then waits."),
+          bound("within", &Hook::within_s, "within_s")
+              .range(0, 86400 * 365)
+              .otherwise(0.0)
+              .in(Unit::kSeconds)
+              .says("the span of time that at_most counts in")
+              .like("\"1h\""),
+      }};
+  return out;
+}
+
 const Block& log_block() {
   static const Block out{
       .name = "log",
@@ -2148,6 +2197,14 @@ const Block& recipe_block() {
           block("watch", &Recipe::watch, watch_block())
               .silently()
               .says("what is looked for in the numbers of the steps"),
+          items("hooks", &Recipe::hooks, hook_block())
+              .otherwise(Json::array())
+              .silently()
+              .written(Form::kPlaces, {&hook_block()})
+              .says("commands that the agent runs when something happens",
+                    "Only a start with --hooks runs them. Each runs once at a time, at nice 10, with the event as JSON on "
+                    "stdin and its output in RUN/logs/hook-N.log; ranks never wait for one.")
+              .like("{ T.on { \"saved\", run = { \"tools/upload\", \"{dir}\" } } }"),
           items("stages", &Recipe::stages, run_stage_stored_block())
               .otherwise(Json::array())
               .silently()

@@ -158,8 +158,11 @@ std::string expected(const Field& field) {
       return "a list of T.every {...}";
     case Form::kKeep:
       return "a list of T.last(n), T.every {...}, T.best {...}, T.at {...}, T.within {...} and T.fractions(n)";
-    case Form::kPlaces:
-      return fmt::format("a list of T.{} {{...}}", field.accepts.front()->name);
+    case Form::kPlaces: {
+      std::vector<std::string> names;
+      for (const Block* block : field.accepts) names.push_back(fmt::format("T.{} {{...}}", block->name));
+      return "a list of " + join(names, " and ");
+    }
     case Form::kSegments:
       return "a list of T.stage {...}";
     case Form::kStages:
@@ -393,13 +396,18 @@ std::string lua_text(const Field& field, const Json& value) {
   }
   if (field.form == Form::kPlaces) {
     for (const Json& element : value) {
-      const Field& first = field.block->fields.front();
-      std::vector<std::string> inner = {lua_text(first, element.at(first.key))};
-      for (const Field& part : field.block->fields) {
+      const Block& block = field.accepts.size() > 1 ? *find_constructor(element.at("kind").get<std::string>()) : *field.block;
+      const Field& first = block.fields.front();
+      std::vector<std::string> inner;
+      const Json& stands_first = element.at(first.key);
+      for (const Json& one : stands_first.is_array() ? stands_first : Json::array({stands_first}))
+        inner.push_back(lua_text(first, one));
+      if (inner.empty()) inner.push_back(first.name + " = {}");
+      for (const Field& part : block.fields) {
         if (part.key == first.key || element.at(part.key) == part.fallback) continue;
         inner.push_back(part.name + " = " + lua_text(part, element.at(part.key)));
       }
-      parts.push_back("T." + field.block->name + " { " + join(inner) + " }");
+      parts.push_back("T." + block.name + " { " + join(inner) + " }");
     }
     return parts.empty() ? "{}" : "{ " + join(parts) + " }";
   }

@@ -232,6 +232,9 @@ constexpr Row kRows[] = {
      "watch, optimizer.clip, cairn resume",
      "watch finds spikes and labels checkpoints good or suspect; watch.on_outlier and on_divergence act, and "
      "`--from-step N` goes back."},
+    {"hook hooks callback callbacks webhook notify notification notifications alert alerts slack email oncheckpoint "
+     "onsave onevent",
+     "hooks, cairn train", "T.on runs a command when something happens, at a start with --hooks."},
     {"profile profiler profiling trace nsys timeline torchprofiler perfetto", "cairn train, cairn report",
      "`cairn train --trace steps=5..8` draws some steps."},
     {"benchmark bench throughput mfu tflops flops speed performance tokenspersecond",

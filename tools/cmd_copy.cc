@@ -1,13 +1,9 @@
 // cairn _copy: copies a run's checkpoints to one of its second places, as they come. Started by the agent, never by a
 // person. A process of its own, at low priority: whatever happens in it, training and local saves go on.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -21,6 +17,7 @@
 #include "runtime/json/json.h"
 #include "tools/commands.h"
 #include "tools/run/copies.h"
+#include "tools/run/helper.h"
 
 namespace cairn::tools {
 namespace {
@@ -35,44 +32,6 @@ struct CopierArgs {
   std::string run;
   int64_t place = 0;
   int control_fd = -1;
-};
-
-/// What the agent says: 'w' for a new checkpoint, 'f' to finish, the end of the pipe to leave.
-class Control {
- public:
-  explicit Control(int fd) : fd_(fd) {}
-  bool finishing() const { return finishing_; }
-
-  /// Waits until something is said, at most `seconds`. `only_finish`: 'w' is no reason to return.
-  void wait(double seconds, bool only_finish) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-    for (;;) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
-      pollfd waiting{fd_, POLLIN, 0};
-      const int ready = ::poll(&waiting, 1, static_cast<int>(std::max<int64_t>(0, left.count())));
-      if (ready < 0 && errno == EINTR) continue;
-      if (ready <= 0) return;
-      const bool was_finishing = finishing_, news = drain();
-      if (news && (!only_finish || (finishing_ && !was_finishing))) return;
-    }
-  }
-
- private:
-  bool drain() {
-    char bytes[64];
-    bool news = false;
-    for (;;) {
-      const ssize_t n = ::read(fd_, bytes, sizeof bytes);
-      if (n < 0 && errno == EINTR) continue;
-      if (n == 0) ::_exit(0);  // the agent is gone, and every moment is a good one to leave
-      if (n < 0) return news;
-      news = true;
-      finishing_ = finishing_ || std::find(bytes, bytes + n, 'f') != bytes + n;
-    }
-  }
-
-  int fd_;
-  bool finishing_ = false;
 };
 
 Result<int> copy(const CopierArgs& args, agent::EventWriter& events) {
@@ -94,7 +53,7 @@ Result<int> copy(const CopierArgs& args, agent::EventWriter& events) {
   ckpt::Mirror mirror(*place, *io, run / "checkpoints", run / "copying" / std::to_string(args.place),
                       {.every_steps = to.every_steps, .keep_last = to.keep_last, .keep_every = to.keep_every}, options);
 
-  Control control(args.control_fd);
+  RT_TRY_SET(HelperControl control, HelperControl::take(args.control_fd));
   bool claimed = false;
   int64_t failures = 0;
   double wait_s = kFirstWaitS;
@@ -161,7 +120,6 @@ void add_copy(CLI::App& app, Session& session) {
     session.action = [args]() -> Result<int> {
       init_logging("copy " + std::to_string(args->place));
       ckpt::lower_thread_priority(kNice);
-      if (::fcntl(args->control_fd, F_SETFL, O_NONBLOCK) != 0) return os_error(errno, "--control-fd");
       RT_TRY_SET(agent::EventWriter events, agent::EventWriter::from_environment());
       return copy(*args, events);
     };

@@ -56,6 +56,7 @@
 #include "tools/run/fleet.h"
 #include "tools/run/folder.h"
 #include "tools/run/follower.h"
+#include "tools/run/hooks.h"
 #include "tools/run/narrator.h"
 #include "tools/run/replicas.h"
 #include "tools/run/requests.h"
@@ -91,6 +92,7 @@ struct TrainArgs {
   int64_t from_step = 0;   // 0: where the run stands
   bool fresh = false, dry_run = false;
   GuardArgs guards;
+  bool hooks = false;  // the recipe's are run
   RequestArgs requests;
   HostArgs hosts;
   kernels::GemmIsa isa = kernels::gemm_isa();
@@ -171,6 +173,9 @@ struct SegmentEnd {
 Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& copies, RunStart& start,
                                SegmentOptions options, nlohmann::json& result) {
   const RequestOptions requests = options.coordinator.requests;
+  RunHooks* const hooks = options.coordinator.hooks;
+  if (hooks != nullptr)
+    options.narrator.heard = [hooks](const nlohmann::json& event, int64_t step) { hooks->hear(event, step); };
   const SystemClock clock;
   if (options.narrator.peak_tflops > 0) {
     options.narrator.peak_tflops *= static_cast<double>(plan.mesh.world());
@@ -223,6 +228,13 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
     return SegmentEnd{.begins_anew = true, .progress = progress, .failure = {}, .elsewhere = {}};
   if (coordinator.resizes())
     return SegmentEnd{.resizes = coordinator.resizes(), .progress = progress, .failure = {}, .elsewhere = {}};
+  if (!coordinator.stage_follows()) {
+    // Asked once: the supervisor takes the signals that the waits are to see.
+    const bool stop_came = supervisor->stop_asked() && (!outcome.ok() || outcome.value().stop_signal == 0);
+    const bool leaves = supervisor->leave_signal() != 0 || stop_came;
+    const auto hurries = [&] { return leaves || coordinator.out_of_time(); };
+    if (hooks != nullptr) hooks->finish(requests.stop_signals(), hurries);
+  }
   if (!code.ok()) return std::move(code).error();
   return SegmentEnd{.code = code.value(),
                     .stage_follows = coordinator.stage_follows(),
@@ -443,6 +455,8 @@ void RunStarter::tell_plan(const Plan& plan, const Course& course) {
              format_bytes(plan.checkpoint_bytes), run_.string());
   if (!args_.comm.text.empty()) fmt::print("{}\n", args_.comm.text);
   if (!args_.attention.text.empty()) fmt::print("{}\n", args_.attention.text);
+  if (const size_t count = loaded_.recipe.hooks.size(); count > 0 && !args_.hooks)
+    fmt::print("{}\n", hooks_not_run(count));
   if (!args_.dry_run) return;
   result_ = {{"run", run_.string()},
              {"dry_run", true},
@@ -642,6 +656,8 @@ Result<int> RunStarter::train() {
   held_ = true;
   if (takes_over) RT_TRY(fence_saves());
   RunCopies copies(loaded_.recipe.checkpoint.copy_to, folder_);
+  RunHooks hooks(loaded_.recipe.hooks, loaded_.recipe.checkpoint.keep, run_);
+  if (args_.hooks) options.coordinator.hooks = &hooks;
   for (int64_t segments = 0;; ++segments) {
     std::string notice;
     const Result<InitConfig> init = effective_init(loaded_.recipe.init, args_.init, run_, &notice);
@@ -1093,6 +1109,8 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
   command.add_flag("--exclude-slow", args.hosts.exclude_slow,
                    "of the hosts that --check finds not well, exclude slow ones too; else they are told alone");
   add_request_options(command, args.requests);
+  command.add_flag("--hooks", args.hooks,
+                   "run the commands of the recipe's `hooks`, by the host that leads; without it none is run");
   command.add_flag("--dry-run", args.dry_run, "say what the start would do, and start nothing");
 }
 

@@ -2,7 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -73,8 +76,10 @@ struct Launch {
   char* const* envp = nullptr;
   const int* keep_fds = nullptr;
   size_t keep_count = 0;
-  int null_fd = -1;
+  int input_fd = -1;
   int log_fd = -1;  // -1: keep stdout and stderr
+  bool foreign = false;
+  int nice = 0;  // the child's own value
 };
 
 /// Written by the child, which shares the supervisor's memory until exec.
@@ -92,7 +97,7 @@ struct LaunchFailure {
   };
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail("prctl(PR_SET_PDEATHSIG)");
   if (getppid() != launch.parent) _exit(127);  // the supervisor died before the line above
-  if (dup2(launch.null_fd, STDIN_FILENO) < 0) fail("dup2 of /dev/null");
+  if (dup2(launch.input_fd, STDIN_FILENO) < 0) fail("dup2 of its input");
   if (launch.log_fd >= 0) {
     if (dup2(launch.log_fd, STDOUT_FILENO) < 0) fail("dup2 of the log");
     if (dup2(launch.log_fd, STDERR_FILENO) < 0) fail("dup2 of the log");
@@ -106,8 +111,13 @@ struct LaunchFailure {
   action.sa_handler = SIG_DFL;
   sigaction(SIGPIPE, &action, nullptr);
   sigaction(SIGCHLD, &action, nullptr);
-  action.sa_handler = SIG_IGN;
+  if (!launch.foreign) action.sa_handler = SIG_IGN;
   for (const int signal : kAnsweredByAgent) sigaction(signal, &action, nullptr);
+  if (launch.foreign) {
+    sigaction(SIGXFSZ, &action, nullptr);
+    if (setpgid(0, 0) != 0) fail("setpgid");
+  }
+  if (launch.nice != 0) setpriority(PRIO_PROCESS, 0, launch.nice);  // a refusal costs only politeness
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -143,6 +153,25 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
   return out;
 }
 
+/// A descriptor from which a child reads `text` to its end.
+Result<Fd> input_of(const std::string& text) {
+  if (text.empty()) {
+    Fd none(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!none) return os_error(errno, "/dev/null");
+    return none;
+  }
+  Fd out(memfd_create("cairn-input", MFD_CLOEXEC));
+  if (!out) return os_error(errno, "memfd_create");
+  for (size_t at = 0; at < text.size();) {
+    const ssize_t n = write(out.get(), text.data() + at, text.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error(errno, "a child's input");
+    at += static_cast<size_t>(n);
+  }
+  if (lseek(out.get(), 0, SEEK_SET) != 0) return os_error(errno, "a child's input");
+  return out;
+}
+
 }  // namespace
 
 Result<ChildProcess> start_child(const ChildSpec& spec) {
@@ -150,8 +179,7 @@ Result<ChildProcess> start_child(const ChildSpec& spec) {
   ChildProcess child;
   child.log_path = spec.log_path;
 
-  Fd null_fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!null_fd) return os_error(errno, "/dev/null");
+  RT_TRY_SET(const Fd input_fd, input_of(spec.input));
   Fd log_fd;
   if (!spec.log_path.empty()) {
     RT_TRY_SET(log_fd, open_own(spec.log_path, O_WRONLY | O_APPEND));
@@ -167,12 +195,12 @@ Result<ChildProcess> start_child(const ChildSpec& spec) {
 
   std::vector<std::string> argv_text = spec.argv;
   std::vector<std::pair<std::string, std::string>> added = spec.env;
-  added.emplace_back(kEventFdEnv, std::to_string(write_end.get()));
+  if (!spec.foreign) added.emplace_back(kEventFdEnv, std::to_string(write_end.get()));
   std::vector<std::string> env_text = environment_with(added);
   const std::vector<char*> argv = pointers_to(argv_text);
   const std::vector<char*> envp = pointers_to(env_text);
   std::vector<int> keep = spec.inherit_fds;
-  keep.push_back(write_end.get());
+  if (!spec.foreign) keep.push_back(write_end.get());
 
   const Launch launch{.parent = getpid(),
                       .path = argv[0],
@@ -180,8 +208,10 @@ Result<ChildProcess> start_child(const ChildSpec& spec) {
                       .envp = envp.data(),
                       .keep_fds = keep.data(),
                       .keep_count = keep.size(),
-                      .null_fd = null_fd.get(),
-                      .log_fd = log_fd.get()};
+                      .input_fd = input_fd.get(),
+                      .log_fd = log_fd.get(),
+                      .foreign = spec.foreign,
+                      .nice = spec.nice == 0 ? 0 : std::min(19, getpriority(PRIO_PROCESS, 0) + spec.nice)};
   LaunchFailure failure;
   sigset_t all;
   sigset_t before;
@@ -214,6 +244,23 @@ Result<ChildProcess> start_child(const ChildSpec& spec) {
 void kill_child(const ChildProcess& child) {
   if (!child.pidfd) return;
   if (child.by_number || (!pidfd_kill(child.pidfd.get()) && is_missing_call(errno))) kill(child.pid, SIGKILL);
+}
+
+void signal_group(const ChildProcess& child, int signal) {
+  if (child.pid > 0) kill(-child.pid, signal);
+}
+
+void end_child(const ChildProcess& child) {
+  kill_child(child);
+  pollfd waiting{child.pidfd.get(), POLLIN, 0};
+  while (poll(&waiting, 1, -1) < 0 && errno == EINTR) {
+  }
+  ignore(
+      [&]() -> Status {
+        RT_TRY(reap_child(child));
+        return {};
+      }(),
+      "it has been killed");
 }
 
 Result<std::optional<ExitStatus>> reap_child(const ChildProcess& child) {

@@ -29,6 +29,11 @@ struct ChildSpec {
   std::vector<std::pair<std::string, std::string>> env;  // added to the supervisor's environment, replacing equal names
   std::vector<int> inherit_fds;  // stay open in the child under the same numbers; all others above 2 are closed
   std::string log_path;          // stdout and stderr are appended to it; empty: the supervisor's own
+  std::string input;             // what stdin holds; empty: /dev/null
+  /// A program of somebody else's: it has a process group of its own (signal_group), all signals at their defaults, and
+  /// no event pipe.
+  bool foreign = false;
+  int nice = 0;  // added to the supervisor's own
 };
 
 /// How a child ended: one of the two is set.
@@ -47,8 +52,8 @@ struct ChildProcess {
   int64_t log_start_bytes = 0;  // size of the log when the child started
 };
 
-/// Starts a child: stdin is /dev/null, kAnsweredByAgent are ignored in it from its first instruction on, other signals
-/// are as they are here (SIGPIPE and SIGCHLD at their defaults) and none is blocked.
+/// Starts a child: kAnsweredByAgent are ignored in it from its first instruction on, other signals are as they are here
+/// (SIGPIPE and SIGCHLD at their defaults) and none is blocked.
 ///
 /// The child is tied to the calling *thread*: the kernel kills it when that thread ends.
 /// Errors: kInvalidInput for a program or log that cannot be opened.
@@ -56,6 +61,12 @@ Result<ChildProcess> start_child(const ChildSpec& spec);
 
 /// SIGKILL; a child that has ended already is no error.
 void kill_child(const ChildProcess& child);
+
+/// The signal goes to the process group of a foreign child that is not reaped yet.
+void signal_group(const ChildProcess& child, int signal);
+
+/// SIGKILL, and waits until the child is gone.
+void end_child(const ChildProcess& child);
 
 /// The status of a child that has ended, after which it is gone; nullopt while it runs.
 Result<std::optional<ExitStatus>> reap_child(const ChildProcess& child);

@@ -272,6 +272,27 @@ void guards(RuleList& rules) {
                "watch.audit = T.every { steps = n } besides");
 }
 
+void hooks(RuleList& rules) {
+  const Recipe& recipe = rules.recipe;
+  const bool has_best = std::ranges::any_of(recipe.checkpoint.keep,
+                                            [](const Keep& rule) { return rule.kind == Keep::Kind::kBest; });
+  for (size_t i = 0; i < recipe.hooks.size(); ++i) {
+    const Hook& hook = recipe.hooks[i];
+    const std::string at = fmt::format("hooks[{}]", i + 1);
+    if (hook.events.empty()) rules.fail(at, at + ": T.on names no event", "T.on { \"saved\", run = {...} }");
+    if (hook.run.empty() || hook.run.front().empty())
+      rules.fail(at, fmt::format("{}: run names no program", at), "run = { \"program\", \"argument\", ... }");
+    if ((hook.at_most > 0) != (hook.within_s > 0))
+      rules.fail(at, fmt::format("{}: at_most and within count together, and {} is missing", at,
+                                 hook.at_most > 0 ? "within" : "at_most"),
+                 "at_most = 10, within = \"1h\"");
+    if (std::ranges::find(hook.events, "best") != hook.events.end() && !has_best && rules.known({"checkpoint.keep"}))
+      rules.fail(at, fmt::format("{}: \"best\" is the checkpoint that T.best keeps, and checkpoint.keep has no T.best{}",
+                                 at, rules.where(at, "checkpoint.keep")),
+                 "checkpoint.keep = { T.best {...}, ... }");
+  }
+}
+
 }  // namespace
 
 void run_rules(RuleList& rules) {
@@ -282,6 +303,7 @@ void run_rules(RuleList& rules) {
   retention(rules);
   places(rules);
   guards(rules);
+  hooks(rules);
   name(rules);
 }
 

@@ -180,6 +180,7 @@ Recipe everything_changed() {
   r.eval = {10, 11};
   r.log = {12, false};
   r.restart = {13, 14.5, 15.5};
+  r.hooks = {{{"saved", "best"}, {"upload", "{dir}"}, 16.5, 17, 18.5}};
   r.stages = {{{Span::Unit::kFraction, 0.5}, R"({"batch.micro":9,"optimizer.lr_from":"stage"})"}};
   return r;
 }
@@ -208,7 +209,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 254);
+    CHECK(changed.size() == 261);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 768);
     CHECK(sizeof(RopeConfig) == 144);
@@ -228,7 +229,9 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(CopyTo) == 184);
     CHECK(sizeof(RestartConfig) == 24);
     CHECK(sizeof(EvalConfig) == 16);
-    CHECK(sizeof(LogConfig) == 16);
+    CHECK(sizeof(LogConfig) == 40);
+    CHECK(sizeof(Tracker) == 136);
+    CHECK(sizeof(Hook) == 72);
     CHECK(sizeof(WatchConfig) == 120);
   }
 

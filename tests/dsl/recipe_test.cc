@@ -543,6 +543,41 @@ return require "base":with {
     CHECK(mistake("T.place { \"a\" }, T.place { \"a\" }").find("is named twice") != std::string::npos);
   }
 
+  TEST_CASE("hooks are read, and their mistakes are named") {
+    const std::string best = "checkpoint = { keep = { T.best { metric = \"loss\" } } }, ";
+    const Recipe r = load_good(with(best +
+                                    "hooks = { T.on { \"saved\", \"best\", run = { \"up\", \"{step}\" }, timeout = "
+                                    "\"10min\" }, T.on { events = { \"ended\" }, run = { \"tell\" }, at_most = 10, "
+                                    "within = \"1h\" } }"));
+    REQUIRE(r.hooks.size() == 2);
+    CHECK(r.hooks[0].events == std::vector<std::string>{"saved", "best"});
+    CHECK(r.hooks[0].run == std::vector<std::string>{"up", "{step}"});
+    CHECK(r.hooks[0].timeout_s == 600);
+    CHECK(r.hooks[0].at_most == 0);
+    CHECK(r.hooks[1].events == std::vector<std::string>{"ended"});
+    CHECK(r.hooks[1].at_most == 10);
+    CHECK(r.hooks[1].within_s == 3600);
+    CHECK(load_good(kBase).hooks.empty());
+    CHECK(encode_recipe(load_good(kBase)).find("hooks") == std::string::npos);  // stored recipes keep their hash
+    CHECK(load_good(with("hooks = T.on { \"sdc\", run = { \"x\" } }")).hooks.size() == 1);
+    const auto mistake = [](const std::string& hook) { return only_mistake(with("hooks = { " + hook + " }")); };
+    CHECK(mistake("T.on { \"saves\", run = { \"x\" } }").find("hooks[1].events: \"saves\" is not one of best, copied,") !=
+          std::string::npos);
+    CHECK(mistake("T.on { \"saved\", 3, run = { \"x\" } }").find("hooks[1].events") != std::string::npos);
+    CHECK(mistake("T.on { run = { \"x\" } }").find("T.on must begin with the events") != std::string::npos);
+    CHECK(mistake("T.on { \"saved\" }").find("hooks[1].run is missing") != std::string::npos);
+    CHECK(mistake("T.on { events = {}, run = { \"x\" } }").find("T.on names no event") != std::string::npos);
+    CHECK(mistake("T.on { \"saved\", run = {} }").find("run names no program") != std::string::npos);
+    CHECK(mistake("T.on { \"saved\", run = { \"\" } }").find("run names no program") != std::string::npos);
+    CHECK(mistake("T.on { \"saved\", run = \"x\" }").find("run must be a list of strings") != std::string::npos);
+    CHECK(mistake("T.on { \"saved\", run = { \"x\" }, timeout = 0 }").find("timeout must be a number > 0") !=
+          std::string::npos);
+    CHECK(mistake("T.on { \"saved\", run = { \"x\" }, at_most = 3 }").find("within is missing") != std::string::npos);
+    CHECK(mistake("T.on { \"best\", run = { \"x\" } }").find("checkpoint.keep has no T.best") != std::string::npos);
+    CHECK(mistake("T.on { \"saved\", at = 3, run = { \"x\" } }").find("no such field in on") != std::string::npos);
+    CHECK(mistake("T.place { \"saved\" }").find("must be a list of T.on {...}") != std::string::npos);
+  }
+
   TEST_CASE("checks across fields and against the world") {
     LoadOptions eight;
     eight.world = 8;

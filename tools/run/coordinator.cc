@@ -101,6 +101,7 @@ Status LocalCoordinator::open() {
   RT_TRY(narrator_.open_events());
   if (options_.lost_leader) narrator_.lost_leader({*options_.lost_leader});
   copies_.report_to(narrator_.callbacks());
+  if (options_.hooks != nullptr) options_.hooks->report_to(narrator_.callbacks());
   requests_.open();
   requests_.pass_on(*node_, 0);
   return {};
@@ -699,6 +700,7 @@ void LocalCoordinator::tell_copies() {
 }
 
 void LocalCoordinator::on_tick() {
+  if (options_.hooks != nullptr) options_.hooks->poll();
   if (!owns_run()) return;  // requests, labels and mirrors are another one's
   warn_of_copies();
   ask_clocks();
@@ -974,7 +976,11 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
     return 0;
   }
   requests_.ended(outcome.kind == agent::EndKind::kFinished, last_save_.ok());
-  copies_.finish(options_.requests.stop_signals(), [this] { return requests_.out_of_time(); });
+  copies_.finish(
+      options_.requests.stop_signals(), [this] { return requests_.out_of_time(); },
+      [this] {
+        if (options_.hooks != nullptr) options_.hooks->poll();
+      });
   if (outcome.kind == agent::EndKind::kFailed) return conclude_failed(outcome);
   if (!last_save_.ok()) return last_save_.error();
   const bool asked = outcome.stop_signal != 0 || requests_.stop_planned() || grows_.has_value();

@@ -34,6 +34,7 @@
 #include "runtime/telemetry/metrics.h"
 #include "tools/run/copies.h"
 #include "tools/run/folder.h"
+#include "tools/run/hooks.h"
 #include "tools/run/host_record.h"
 #include "tools/run/host_wire.h"
 #include "tools/run/narrator.h"
@@ -139,6 +140,7 @@ struct CoordinatorOptions {
   std::optional<int64_t> from_step;  // where the run goes on, whatever is newer
   ckpt::OpenForeign open_foreign;    // of the recipe's init, when that may be no checkpoint
   RequestOptions requests;
+  RunHooks* hooks = nullptr;                  // null: none is run
   Fleet* fleet = nullptr;                     // the other hosts, which this one leads; null: there are none
   HostSegment segment;                        // for them
   bool check_hosts = false;                   // before the first ranks start
@@ -202,6 +204,7 @@ class LocalCoordinator final : public Coordinator {
   void kill(int64_t rank) override;
   /// After close(): this start's memory holds what no checkpoint has, and stays.
   bool memory_stays() const { return memory_stays_; }
+  bool out_of_time() const { return requests_.out_of_time(); }
 
  private:
   void on_step(const telemetry::StepMetrics& metrics);

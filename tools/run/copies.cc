@@ -1,16 +1,11 @@
 #include "tools/run/copies.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -22,8 +17,6 @@
 #include "ckpt/retention/label_store.h"
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
-#include "runtime/agent/child_process.h"
-#include "runtime/agent/event_pipe.h"
 #include "runtime/core/units.h"
 #include "runtime/json/json.h"
 #include "runtime/telemetry/terminal.h"
@@ -33,14 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using SteadyClock = std::chrono::steady_clock;
 
 constexpr const char* kOwnerNote = "run.json";
-constexpr double kFirstRestartS = 5, kLongestRestartS = 300;
-
-double seconds_since(SteadyClock::time_point begin) {
-  return std::chrono::duration<double>(SteadyClock::now() - begin).count();
-}
 
 }  // namespace
 
@@ -148,20 +135,9 @@ Status claim_place(ckpt::Place& place, const fs::path& claim, const std::string&
 }
 
 struct RunCopies::Child {
-  size_t index = 0;
   std::string place;
   double finish_s = 0;
-  std::optional<agent::ChildProcess> process;
-  agent::LineSplitter lines;
-  Fd control;  // 'w': a new checkpoint; 'f': finish; closed: leave
-  SteadyClock::time_point restart_at;
-  double restart_s = kFirstRestartS;
-  bool finishing = false, finished = false, crash_told = false;
-
-  void send(char c) {
-    if (process) [[maybe_unused]]
-      const ssize_t n = ::write(control.get(), &c, 1);  // full or gone: it looks by itself
-  }
+  std::optional<Helper> process;
 };
 
 RunCopies::RunCopies(std::vector<CopyTo> places, RunFolder& folder)
@@ -169,21 +145,7 @@ RunCopies::RunCopies(std::vector<CopyTo> places, RunFolder& folder)
       folder_(folder),
       callbacks_{.say = [](const std::string& text) { fmt::print("{}\n", text); }, .record = {}} {}
 
-RunCopies::~RunCopies() {
-  for (const auto& child : children_) {
-    if (!child->process) continue;
-    agent::kill_child(*child->process);
-    pollfd waiting{child->process->pidfd.get(), POLLIN, 0};
-    while (::poll(&waiting, 1, -1) < 0 && errno == EINTR) {
-    }
-    ignore(
-        [&]() -> Status {
-          RT_TRY(agent::reap_child(*child->process));
-          return {};
-        }(),
-        "it has been killed");
-  }
-}
+RunCopies::~RunCopies() = default;
 
 void RunCopies::record(json event) {
   if (started_) {
@@ -293,10 +255,10 @@ void RunCopies::start() {
   release_holds();
   for (size_t i = 0; i < places_.size(); ++i) {
     auto child = std::make_unique<Child>();
-    child->index = i;
     child->place = place_of_run(places_[i], folder_.path());
     child->finish_s = places_[i].finish_s;
-    launch(*child);
+    child->process.emplace(helper_of(*child, i));
+    child->process->start();
     children_.push_back(std::move(child));
   }
 }
@@ -316,32 +278,26 @@ void RunCopies::release_holds() {
   }
 }
 
-void RunCopies::launch(Child& child) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
-    callbacks_.say(fmt::format("warning: no copies to {}: pipe: {}", child.place, std::strerror(errno)));
-    child.restart_at = SteadyClock::now() + std::chrono::seconds(60);
-    return;
-  }
-  const Fd theirs(ends[0]);
-  child.control.reset(ends[1]);
-  child.lines = {};
-  Result<agent::ChildProcess> started =
-      agent::start_child({.argv = {"/proc/self/exe", "_copy", "--run", folder_.path().string(), "--place",
-                                   std::to_string(child.index), "--control-fd", std::to_string(theirs.get())},
-                          .inherit_fds = {theirs.get()},
-                          .log_path = (folder_.path() / "logs" / fmt::format("copy-{}.log", child.index)).string()});
-  if (!started.ok()) {
-    callbacks_.say(fmt::format("warning: no copies to {}: {}", child.place, started.error().message));
-    child.restart_at = SteadyClock::now() + std::chrono::seconds(60);
-    return;
-  }
-  child.process = std::move(started).value();
-  if (child.finishing) child.send('f');
+Helper::Options RunCopies::helper_of(Child& child, size_t index) {
+  return {.words = {"_copy", "--run", folder_.path().string(), "--place", std::to_string(index)},
+          .log = folder_.path() / "logs" / fmt::format("copy-{}.log", index),
+          .take = [this, &child](const json& event) { tell(child, event); },
+          .not_started =
+              [this, &child](const std::string& why) {
+                callbacks_.say(fmt::format("warning: no copies to {}: {}", child.place, why));
+              },
+          .died =
+              [this, &child](const std::string& how, const std::vector<std::string>& last_lines) {
+                std::string text = fmt::format("warning: the process that copies to {} {}; it is started again",
+                                               child.place, how);
+                for (const std::string& line : last_lines) text += "\n  " + line;
+                callbacks_.say(text);
+                record({{"event", "copy_failed"}, {"step", 0}, {"place", child.place}, {"message", how}});
+              }};
 }
 
 void RunCopies::saved() {
-  for (const auto& child : children_) child->send('w');
+  for (const auto& child : children_) child->process->news();
 }
 
 void RunCopies::tell(Child& child, const json& event) {
@@ -353,8 +309,7 @@ void RunCopies::tell(Child& child, const json& event) {
   if (kind != "copied" && kind != "copy_failed") return;
   record(event);
   if (kind == "copied") {
-    child.restart_s = kFirstRestartS;
-    child.crash_told = false;
+    child.process->worked();
     std::string text = fmt::format("copied step {} to {} in {}", json_count(event, "step"), child.place,
                                    telemetry::format_duration(json_number(event, "seconds")));
     if (json_count(event, "failures") > 0)
@@ -368,88 +323,29 @@ void RunCopies::tell(Child& child, const json& event) {
   }
 }
 
-void RunCopies::take_events(Child& child) {
-  char bytes[16384];
-  for (;;) {
-    const ssize_t n = ::read(child.process->events.get(), bytes, sizeof bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;
-    child.lines.feed({bytes, static_cast<size_t>(n)}, [&](std::string_view line) {
-      const json event = json_or_nothing(line);
-      if (event.is_object()) tell(child, event);
-    });
-  }
-}
-
 void RunCopies::poll() {
-  for (const auto& owned : children_) {
-    Child& child = *owned;
-    if (child.finished) continue;
-    if (!child.process) {
-      if (SteadyClock::now() >= child.restart_at) launch(child);
-      continue;
-    }
-    take_events(child);
-    const Result<std::optional<agent::ExitStatus>> ended = agent::reap_child(*child.process);
-    if (!ended.ok() || !ended.value()) continue;
-    take_events(child);
-    const agent::ExitStatus status = *ended.value();
-    if (child.finishing && status.ok()) {
-      child.finished = true;
-      child.process.reset();
-      continue;
-    }
-    if (!child.crash_told) {
-      const std::vector<std::string> tail = agent::log_tail(*child.process, 3);
-      std::string text = fmt::format("warning: the process that copies to {} {}; it is started again", child.place,
-                                     agent::describe(status));
-      for (const std::string& line : tail) text += "\n  " + line;
-      callbacks_.say(text);
-      record({{"event", "copy_failed"}, {"step", 0}, {"place", child.place}, {"message", agent::describe(status)}});
-      child.crash_told = true;
-    }
-    child.process.reset();
-    child.restart_at = SteadyClock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * child.restart_s));
-    child.restart_s = std::min(kLongestRestartS, 2 * child.restart_s);
-  }
+  for (const auto& child : children_) child->process->poll();
 }
 
-void RunCopies::finish(std::span<const int> stop_signals, const std::function<bool()>& out_of_time) {
+void RunCopies::finish(std::span<const int> stop_signals, const std::function<bool()>& out_of_time,
+                       const std::function<void()>& beside) {
   if (children_.empty()) return;
-  const auto begin = SteadyClock::now();
-  for (const auto& child : children_) {
-    child->finishing = true;
-    child->send('f');
-  }
-  sigset_t stop;
-  sigemptyset(&stop);
-  for (const int signal : stop_signals) sigaddset(&stop, signal);
-  bool told = false, interrupted = false, late = false;
-  for (;;) {
+  for (const auto& child : children_) child->process->finish();
+  const auto waits_for = [&](double waited_s) {
     poll();
-    const double waited = seconds_since(begin);
-    std::string waiting;
+    beside();
+    std::string out;
     for (const auto& child : children_) {
-      if (!child->finished && waited < child->finish_s) waiting += (waiting.empty() ? "" : ", ") + child->place;
+      if (!child->process->finished() && waited_s < child->finish_s) out += (out.empty() ? "copies to " : ", ") + child->place;
     }
-    late = out_of_time();
-    if (waiting.empty() || interrupted || late) break;
-    if (!told && waited > 2) {
-      callbacks_.say(fmt::format("waiting for copies to {}; a signal ends the wait", waiting));
-      told = true;
-    }
-    const timespec pause{0, 50'000'000};
-    interrupted = ::sigtimedwait(&stop, nullptr, &pause) > 0;
-  }
+    return out;
+  };
+  const EndWait waited = wait_at_end(stop_signals, out_of_time, waits_for, callbacks_.say);
   for (const auto& child : children_) {
-    if (child->finished) continue;
-    callbacks_.say(fmt::format("not everything is copied to {} ({} after {}); the next start of this run continues it",
-                               child->place,
-                               interrupted ? "stopped by a signal"
-                               : late      ? "at the time limit"
-                                           : "given up",
-                               telemetry::format_duration(seconds_since(begin))));
-    record({{"event", "copy_given_up"}, {"place", child->place}, {"seconds", seconds_since(begin)}});
+    if (child->process->finished()) continue;
+    callbacks_.say(fmt::format("not everything is copied to {} ({}); the next start of this run continues it",
+                               child->place, waited.text()));
+    record({{"event", "copy_given_up"}, {"place", child->place}, {"seconds", waited.seconds}});
   }
 }
 

@@ -20,6 +20,7 @@
 #include "runtime/core/result.h"
 #include "tools/run/callbacks.h"
 #include "tools/run/folder.h"
+#include "tools/run/helper.h"
 
 namespace cairn::tools {
 
@@ -66,14 +67,14 @@ class RunCopies {
   /// Takes what they report, and starts again what died.
   void poll();
   /// The run's end: waits until everything due is copied, at most the recipe's time, or until one of the signals
-  /// (blocked in this thread) comes, or the time limit.
-  void finish(std::span<const int> stop_signals, const std::function<bool()>& out_of_time);
+  /// (blocked in this thread) comes, or the time limit. `beside` is called meanwhile.
+  void finish(std::span<const int> stop_signals, const std::function<bool()>& out_of_time,
+              const std::function<void()>& beside);
 
  private:
   struct Child;
   void release_holds();
-  void launch(Child& child);
-  void take_events(Child& child);
+  Helper::Options helper_of(Child& child, size_t index);
   void tell(Child& child, const nlohmann::json& event);
   void record(nlohmann::json event);
 

@@ -65,6 +65,7 @@ void Narrator::record(json event) {
   event["time"] = clock_.unix_s();
   const Status written = events_.append(json_text(event));
   if (!written.ok()) spdlog::warn("{}", written.error().message);
+  if (options_.heard) options_.heard(event, progress_.last_step);
 }
 
 void Narrator::complete(int64_t step, std::span<const std::string> news) {
@@ -188,6 +189,11 @@ telemetry::StepMetrics Narrator::step(const telemetry::StepMetrics& reported) {
   tell_recovered(metrics);
   progress_.last_step = metrics.step;
   show(metrics);
+  if (metrics.valid_loss && options_.heard) {
+    json event = telemetry::to_json(metrics);
+    event["event"] = "evaluated";
+    options_.heard(event, metrics.step);
+  }
   return metrics;
 }
 

@@ -53,6 +53,8 @@ struct NarratorOptions {
   PastPoint run_end;                  // of the run with its stages ahead; step 0: of the plan
   std::optional<RunProgress> before;  // of this start's segments before the plan's
   int console = STDOUT_FILENO;
+  /// Gets each event once it is recorded, and evaluations, which are lines of metrics.jsonl. `step`: the newest.
+  std::function<void(const nlohmann::json& event, int64_t step)> heard;
 };
 
 class Narrator {
