@@ -1835,6 +1835,91 @@ const Block& hook_block() {
   return out;
 }
 
+Def tracker_finish() {
+  return bound("finish", &Tracker::finish_s, "finish_s")
+      .range(0, 86400 * 7)
+      .otherwise(60.0)
+      .in(Unit::kSeconds)
+      .says("how long the end of the run waits for what is not sent yet",
+            "The next start of the run, or `cairn track RUN`, sends the rest. A signal ends the wait.")
+      .like("\"5min\"");
+}
+
+const Block& tracker_block() {
+  static const Block out{
+      .name = "tracker",
+      .doc = "A tracker as it is stored.",
+      .fields = {chosen("kind", &Tracker::kind, {"wandb", "mlflow", "prometheus", "otlp"}),
+                 bound("to", &Tracker::to).otherwise(""), bound("project", &Tracker::project).otherwise(""),
+                 bound("entity", &Tracker::entity).otherwise(""), bound("tags", &Tracker::tags).otherwise(Json::array()),
+                 tracker_finish()}};
+  return out;
+}
+
+const Block& wandb_block() {
+  static const Block out{
+      .name = "wandb",
+      .constructors = {"wandb"},
+      .positional = true,
+      .doc = "Weights & Biases, by the files of an offline run: T.wandb { \"project\" }.",
+      .fields = {bound("project", &Tracker::project)
+                     .needed()
+                     .says("the project there", "`wandb sync FOLDER` sends the run; Cairn itself sends nothing to W&B.")
+                     .like("\"llm\""),
+                 bound("entity", &Tracker::entity).otherwise("").says("the user or team that has the project"),
+                 bound("tags", &Tracker::tags).otherwise(Json::array()).says("tags of the run").like("{ \"base\" }"),
+                 bound("dir", &Tracker::to, "to").otherwise("").says("where the files go", "Default: RUN/wandb."),
+                 tracker_finish()}};
+  return out;
+}
+
+const Block& mlflow_block() {
+  static const Block out{
+      .name = "mlflow",
+      .constructors = {"mlflow"},
+      .positional = true,
+      .doc = "An MLflow server, by its REST API: T.mlflow { \"http://host:5000\" }.",
+      .fields = {bound("url", &Tracker::to, "to")
+                     .needed()
+                     .says("the server, http:// or https://",
+                           "The environment has secrets: MLFLOW_TRACKING_TOKEN, and MLFLOW_TRACKING_SERVER_CERT_PATH for "
+                           "a certificate of one's own making.")
+                     .like("\"https://mlflow.example.org\""),
+                 bound("project", &Tracker::project).otherwise("").says("the experiment", "Default: the run folder's name."),
+                 tracker_finish()}};
+  return out;
+}
+
+const Block& prometheus_block() {
+  static const Block out{
+      .name = "prometheus",
+      .constructors = {"prometheus"},
+      .positional = true,
+      .doc = "A file for the textfile collector of Prometheus' node exporter: T.prometheus \"/var/lib/.../run.prom\".",
+      .fields = {bound("file", &Tracker::to, "to")
+                     .needed()
+                     .says("a file whose name ends in .prom, which is replaced at once each time")
+                     .like("\"/var/lib/node_exporter/cairn.prom\""),
+                 tracker_finish()}};
+  return out;
+}
+
+const Block& otlp_block() {
+  static const Block out{
+      .name = "otlp",
+      .constructors = {"otlp"},
+      .positional = true,
+      .doc = "An OpenTelemetry collector, by OTLP/HTTP with JSON: T.otlp \"http://localhost:4318\".",
+      .fields = {bound("url", &Tracker::to, "to")
+                     .needed()
+                     .says("the collector, http:// or https://; /v1/metrics is added",
+                           "The environment has secrets: OTEL_EXPORTER_OTLP_HEADERS, and OTEL_EXPORTER_OTLP_CERTIFICATE "
+                           "for a certificate of one's own making.")
+                     .like("\"http://localhost:4318\""),
+                 tracker_finish()}};
+  return out;
+}
+
 const Block& log_block() {
   static const Block out{
       .name = "log",
@@ -1849,7 +1934,15 @@ const Block& log_block() {
                     "Without it a log gets a line a minute, with a few more in the first one. `T.every { steps = 1 }` "
                     "gives each step one. A terminal has one live line.")
               .like("T.every { steps = 10 }"),
-          bound("tensorboard", &LogConfig::tensorboard).otherwise(true).says("also write TensorBoard event files")}};
+          bound("tensorboard", &LogConfig::tensorboard).otherwise(true).says("also write TensorBoard event files"),
+          items("trackers", &LogConfig::trackers, tracker_block())
+              .otherwise(Json::array())
+              .silently()
+              .written(Form::kPlaces, {&wandb_block(), &mlflow_block(), &prometheus_block(), &otlp_block()})
+              .says("services that get each step",
+                    "A process beside the training reads metrics.jsonl and events.jsonl for each, so nothing is lost while "
+                    "a service is away. `cairn track` does the same for a run that has ended.")
+              .like("{ T.wandb { \"llm\" }, T.otlp \"http://localhost:4318\" }")}};
   return out;
 }
 

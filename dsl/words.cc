@@ -221,8 +221,8 @@ constexpr Row kRows[] = {
     {"delete remove rm prune clean cleanup gc", "cairn ckpt prune", "It removes checkpoints that no rule keeps."},
     // --- What a run reports
     {"wandb weightsandbiases weightandbiases mlflow comet neptune aim clearml tracker tracking reportto logger",
-     "log.tensorboard, cairn report",
-     "Cairn writes TensorBoard files and metrics.jsonl; trackers read either, as `wandb sync` does of TensorBoard."},
+     "log.trackers, cairn track, log.tensorboard",
+     "T.wandb, T.mlflow, T.prometheus and T.otlp send each step of a run; `cairn track` those of one that has ended."},
     {"tensorboard tb logdir tfevents", "log.tensorboard", "On by default, in RUN/tensorboard."},
     {"logging loginterval loggingsteps logfreq logevery printevery verbose progress progressbar log", "log.at",
      "A log gets a line a minute; log.at says other steps."},

@@ -61,6 +61,7 @@
 #include "tools/run/replicas.h"
 #include "tools/run/requests.h"
 #include "tools/run/start.h"
+#include "tools/run/trackers.h"
 #include "tools/start_check.h"
 #include "tools/tuning_option.h"
 #include "tools/version.h"
@@ -174,6 +175,7 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
                                SegmentOptions options, nlohmann::json& result) {
   const RequestOptions requests = options.coordinator.requests;
   RunHooks* const hooks = options.coordinator.hooks;
+  RunTrackers* const trackers = options.coordinator.trackers;
   if (hooks != nullptr)
     options.narrator.heard = [hooks](const nlohmann::json& event, int64_t step) { hooks->hear(event, step); };
   const SystemClock clock;
@@ -234,6 +236,7 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
     const bool leaves = supervisor->leave_signal() != 0 || stop_came;
     const auto hurries = [&] { return leaves || coordinator.out_of_time(); };
     if (hooks != nullptr) hooks->finish(requests.stop_signals(), hurries);
+    if (trackers != nullptr) trackers->finish(requests.stop_signals(), hurries);
   }
   if (!code.ok()) return std::move(code).error();
   return SegmentEnd{.code = code.value(),
@@ -658,6 +661,8 @@ Result<int> RunStarter::train() {
   RunCopies copies(loaded_.recipe.checkpoint.copy_to, folder_);
   RunHooks hooks(loaded_.recipe.hooks, loaded_.recipe.checkpoint.keep, run_);
   if (args_.hooks) options.coordinator.hooks = &hooks;
+  RunTrackers trackers(loaded_.recipe.log.trackers, run_);
+  options.coordinator.trackers = &trackers;
   for (int64_t segments = 0;; ++segments) {
     std::string notice;
     const Result<InitConfig> init = effective_init(loaded_.recipe.init, args_.init, run_, &notice);

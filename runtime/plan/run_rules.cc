@@ -272,6 +272,23 @@ void guards(RuleList& rules) {
                "watch.audit = T.every { steps = n } besides");
 }
 
+void trackers(RuleList& rules) {
+  using Kind = Tracker::Kind;
+  const std::vector<Tracker>& all = rules.recipe.log.trackers;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Tracker& one = all[i];
+    const std::string at = fmt::format("log.trackers[{}]", i + 1);
+    const bool by_url = one.kind == Kind::kMlflow || one.kind == Kind::kOtlp;
+    if (by_url && one.to.rfind("http://", 0) != 0 && one.to.rfind("https://", 0) != 0)
+      rules.fail(at, fmt::format("{}: \"{}\" is no URL", at, one.to), "http://... or https://...");
+    if (one.kind == Kind::kPrometheus && one.to.empty())
+      rules.fail(at, fmt::format("{}: T.prometheus names no file", at), "T.prometheus \"/path/run.prom\"");
+    const bool twice = std::any_of(all.begin(), all.begin() + static_cast<ptrdiff_t>(i),
+                                   [&](const Tracker& other) { return other.kind == one.kind && other.to == one.to; });
+    if (twice) rules.fail(at, fmt::format("{}: this tracker is named twice", at), "each place once");
+  }
+}
+
 void hooks(RuleList& rules) {
   const Recipe& recipe = rules.recipe;
   const bool has_best = std::ranges::any_of(recipe.checkpoint.keep,
@@ -303,6 +320,7 @@ void run_rules(RuleList& rules) {
   retention(rules);
   places(rules);
   guards(rules);
+  trackers(rules);
   hooks(rules);
   name(rules);
 }

@@ -178,7 +178,7 @@ Recipe everything_changed() {
   r.init = {"p", true, {"o"}, {"e"}, {"m"}, {"x"}};
   r.checkpoint.copy_to = {{"s3://b/p", 1, 2, 3, 4.5, false, "http://e", "r", 5.5, 6.5, "/c"}};
   r.eval = {10, 11};
-  r.log = {12, false};
+  r.log = {12, false, {{Tracker::Kind::kOtlp, "http://h", "p", "e", {"t"}, 19.5}}};
   r.restart = {13, 14.5, 15.5};
   r.hooks = {{{"saved", "best"}, {"upload", "{dir}"}, 16.5, 17, 18.5}};
   r.stages = {{{Span::Unit::kFraction, 0.5}, R"({"batch.micro":9,"optimizer.lr_from":"stage"})"}};
@@ -209,7 +209,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 261);
+    CHECK(changed.size() == 267);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 768);
     CHECK(sizeof(RopeConfig) == 144);

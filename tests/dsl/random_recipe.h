@@ -51,6 +51,7 @@ class RandomValues {
   /// A value that a recipe file can say; null when this field has none but its default.
   Json value(const std::string& key, const Field& field) {
     if (key == "data.sources") return sources();
+    if (key == "log.trackers") return list([&] { return tracker(*field.block); });
     if (field.form == Form::kKeep) return list([&] { return keep(); });
     if (field.form == Form::kEveryList) {
       return list([&] {
@@ -114,6 +115,16 @@ class RandomValues {
   Json list(F make) {
     Json out = Json::array();
     for (int64_t n = below(4); n > 0; --n) out.push_back(make());
+    return out;
+  }
+
+  /// A tracker with the fields that its constructor takes.
+  Json tracker(const Block& stored) {
+    const std::string kind = one_of(stored.find_key("kind")->choices);
+    Json out = Json::object();
+    for (const Field& part : stored.fields) out[part.key] = part.fallback;
+    for (const Field& part : find_constructor(kind)->fields) out[part.key] = value("", part);
+    out["kind"] = kind;
     return out;
   }
 

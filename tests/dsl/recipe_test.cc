@@ -543,6 +543,37 @@ return require "base":with {
     CHECK(mistake("T.place { \"a\" }, T.place { \"a\" }").find("is named twice") != std::string::npos);
   }
 
+  TEST_CASE("trackers are read, and their mistakes are named") {
+    const auto log = [](const std::string& trackers) { return with("log = { trackers = { " + trackers + " } }"); };
+    const Recipe r = load_good(log("T.wandb { \"llm\", entity = \"us\", tags = { \"a\", \"b\" } }, T.mlflow { "
+                                   "\"http://h:5000\", project = \"x\", finish = \"2min\" }, T.prometheus \"/p/a.prom\", "
+                                   "T.otlp { url = \"https://h\" }"));
+    const std::vector<Tracker>& all = r.log.trackers;
+    REQUIRE(all.size() == 4);
+    CHECK(all[0].kind == Tracker::Kind::kWandb);
+    CHECK(all[0].project == "llm");
+    CHECK(all[0].entity == "us");
+    CHECK(all[0].tags == std::vector<std::string>{"a", "b"});
+    CHECK(all[0].finish_s == 60);
+    CHECK(all[1].kind == Tracker::Kind::kMlflow);
+    CHECK(all[1].to == "http://h:5000");
+    CHECK(all[1].project == "x");
+    CHECK(all[1].finish_s == 120);
+    CHECK(all[2].kind == Tracker::Kind::kPrometheus);
+    CHECK(all[2].to == "/p/a.prom");
+    CHECK(all[3].kind == Tracker::Kind::kOtlp);
+    CHECK(all[3].to == "https://h");
+    CHECK(encode_recipe(load_good(kBase)).find("trackers") == std::string::npos);  // stored recipes keep their hash
+    const auto mistake = [&](const std::string& trackers) { return only_mistake(log(trackers)); };
+    CHECK(mistake("T.mlflow \"host:5000\"").find("log.trackers[1]: \"host:5000\" is no URL") != std::string::npos);
+    CHECK(mistake("T.otlp {}").find("T.otlp must begin with the collector") != std::string::npos);
+    CHECK(mistake("T.prometheus \"\"").find("names no file") != std::string::npos);
+    CHECK(mistake("T.otlp \"http://h\", T.otlp \"http://h\"").find("is named twice") != std::string::npos);
+    CHECK(mistake("T.wandb { \"p\", tag = { \"x\" } }").find("no such field in wandb; did you mean `tags`?") !=
+          std::string::npos);
+    CHECK(mistake("T.place \"x\"").find("must be a list of T.wandb {...}, T.mlflow {...}, T.prometheus {...} and T.otlp {...}") != std::string::npos);
+  }
+
   TEST_CASE("hooks are read, and their mistakes are named") {
     const std::string best = "checkpoint = { keep = { T.best { metric = \"loss\" } } }, ";
     const Recipe r = load_good(with(best +

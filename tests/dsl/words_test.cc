@@ -36,7 +36,7 @@ TEST_SUITE("dsl/words") {
 
   TEST_CASE("a word is also found by its first parts and when it is misspelt") {
     CHECK(meaning_near("--lora-rank").value().here.front() == "cairn init");
-    CHECK(meaning_near("wandb_project_name").value().here.front() == "log.tensorboard");
+    CHECK(meaning_near("wandb_project_name").value().here.front() == "log.trackers");
     CHECK(meaning_near("lerning_rate").value().here.front() == "optimizer.peak_lr");
     for (const char* word : {"gradient", "average", "labels", "push", "rocm", "exit codes"}) CHECK(meaning_of(word));
     for (const char* word : {"", "-", "__", "zzzzzz", "zz-zz-zz"}) CHECK_FALSE(meaning_near(word).has_value());

@@ -78,6 +78,7 @@ Mark::Kind mark_kind(const std::string& event) {
                                                            {"save_overdue", Mark::Kind::kAlarm},
                                                            {"copy_failed", Mark::Kind::kAlarm},
                                                            {"hook_failed", Mark::Kind::kAlarm},
+                                                           {"track_failed", Mark::Kind::kAlarm},
                                                            {"copy_given_up", Mark::Kind::kAlarm},
                                                            {"stage", Mark::Kind::kChange},
                                                            {"recipe_changed", Mark::Kind::kChange},
@@ -309,7 +310,7 @@ std::string event_text(const json& event) {
   if (kind == "excluded")
     return fmt::format("{} is excluded: {}", printable(text_of(event, "host")), printable(text_of(event, "reason")));
   if (kind == "failure" || kind == "save_failed" || kind == "copy_failed" || kind == "copy_given_up" ||
-      kind == "hook_failed")
+      kind == "hook_failed" || kind == "track_failed")
     return fmt::format("{}: {}", kind, printable(text_of(event, "message")));
   if (kind == "kill") return fmt::format("rank {} was killed by --kill", whole_of(event, "rank"));
   if (kind == "roll_back")

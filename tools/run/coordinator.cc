@@ -102,6 +102,7 @@ Status LocalCoordinator::open() {
   if (options_.lost_leader) narrator_.lost_leader({*options_.lost_leader});
   copies_.report_to(narrator_.callbacks());
   if (options_.hooks != nullptr) options_.hooks->report_to(narrator_.callbacks());
+  if (options_.trackers != nullptr) options_.trackers->report_to(narrator_.callbacks());
   requests_.open();
   requests_.pass_on(*node_, 0);
   return {};
@@ -205,6 +206,7 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
     RT_TRY(write_start());
     if (start_.asked_to_lower) RT_TRY(remove_pending(folder_.path()));  // carried out
     copies_.start();  // they read the recipe
+    if (options_.trackers != nullptr) options_.trackers->start();
   }
   for (const std::string& warning : choice.warnings) narrator_.warn(warning);
   if (std::exchange(options_.from_step, std::nullopt)) {
@@ -715,6 +717,7 @@ void LocalCoordinator::on_tick() {
   tell_failed_saves(false);
   tell_stragglers();
   copies_.poll();
+  if (options_.trackers != nullptr) options_.trackers->poll();
   if (options_.fleet != nullptr) options_.fleet->on_tick();
   watch_size();
 }

@@ -43,6 +43,7 @@
 #include "tools/run/requests.h"
 #include "tools/run/start.h"
 #include "tools/run/stragglers.h"
+#include "tools/run/trackers.h"
 
 namespace cairn::tools {
 
@@ -141,6 +142,7 @@ struct CoordinatorOptions {
   ckpt::OpenForeign open_foreign;    // of the recipe's init, when that may be no checkpoint
   RequestOptions requests;
   RunHooks* hooks = nullptr;                  // null: none is run
+  RunTrackers* trackers = nullptr;            // null: there are none
   Fleet* fleet = nullptr;                     // the other hosts, which this one leads; null: there are none
   HostSegment segment;                        // for them
   bool check_hosts = false;                   // before the first ranks start

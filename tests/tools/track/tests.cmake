@@ -1,0 +1,1 @@
+cairn_tests(tools/track)
