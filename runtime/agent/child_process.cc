@@ -22,6 +22,7 @@
 #include "runtime/agent/event_pipe.h"
 #include "runtime/core/file_calls.h"
 #include "runtime/core/new_file.h"
+#include "runtime/core/no_signals.h"
 #include "runtime/core/process.h"
 
 // From linux/close_range.h, which clashes with glibc's unistd.h in some versions.
@@ -50,10 +51,7 @@ Result<Fd> watch_by_thread(pid_t pid) {
     action.sa_handler = SIG_DFL;  // else the kernel reaps children itself, and their numbers are free again
     sigaction(SIGCHLD, &action, nullptr);
   }
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the thread takes no signal that another one waits for
-  std::optional<Error> failure;
+  const NoSignals none;  // for the thread
   try {
     std::thread([pid, end = std::move(write_end)]() {
       siginfo_t info;
@@ -61,10 +59,8 @@ Result<Fd> watch_by_thread(pid_t pid) {
       }
     }).detach();
   } catch (const std::system_error& failed) {
-    failure = Error{ErrorCode::kUnavailable, fmt::format("a thread that waits for a child: {}", failed.what())};
+    return Error{ErrorCode::kUnavailable, fmt::format("a thread that waits for a child: {}", failed.what())};
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (failure) return *std::move(failure);
   return read_end;
 }
 
