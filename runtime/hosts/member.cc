@@ -229,7 +229,8 @@ void Member::on(const Silent& event, int64_t, Actions& out) {
                                .claims_after_s = event.claims_after_s,
                                .has_joined = has_joined_,
                                .place = place_,
-                               .place_in_newest = event.place_in_newest}))
+                               .place_in_newest = event.place_in_newest,
+                               .starts = event.starts && !has_joined_}))
     out.emplace_back(Claim{});
 }
 

@@ -66,11 +66,12 @@ struct JoinFailed {
 };
 /// A leader that lives knows of this host, and says nothing before its hosts have gathered.
 struct AtDoor {};
-/// A look for a leader was in vain. The lease's age, the age at which the lead is claimed, and this host's place in the
-/// newest epoch of the store (membership::Silence).
+/// A look for a leader was in vain. The lease's age, the age at which the lead is claimed, this host's place in the
+/// newest epoch of the store, and whether a host of that one leads a start (membership::Silence).
 struct Silent {
   double still_s = 0, claims_after_s = 0;
   int64_t place_in_newest = -1;
+  bool starts = false;
 };
 /// To Claim. `leads`: the epoch is made, with this place and number of places; else another host was first.
 struct Claimed {

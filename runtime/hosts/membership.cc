@@ -20,13 +20,19 @@ int64_t after(int64_t from_ns, double seconds) { return from_ns + static_cast<in
 
 }  // namespace
 
-std::vector<int64_t> first_places(const std::vector<int64_t>& before, int64_t train, int64_t hosts, int64_t own) {
+std::vector<int64_t> first_places(const std::vector<int64_t>& before, int64_t train, const std::set<int64_t>& sizes,
+                                  int64_t hosts, int64_t own) {
   std::vector<int64_t> in_order(static_cast<size_t>(train));
   std::iota(in_order.begin(), in_order.end(), 0);
   const std::set<int64_t> seen(before.begin(), before.end());
-  const bool fits = std::ssize(before) == train && seen.size() == before.size() && seen.contains(own) &&
-                    *seen.begin() >= 0 && *seen.rbegin() < hosts;
+  const bool has_size = std::ssize(before) == train || sizes.contains(std::ssize(before));
+  const bool fits =
+      has_size && seen.size() == before.size() && seen.contains(own) && *seen.begin() >= 0 && *seen.rbegin() < hosts;
   return fits ? before : in_order;
+}
+
+bool first_leads(const std::vector<int64_t>& before) {
+  return before.empty() || std::ranges::find(before, 0) != before.end();
 }
 
 double claims_after_s(double dead_after_s, double every_s, double stale_s) {
@@ -34,12 +40,13 @@ double claims_after_s(double dead_after_s, double every_s, double stale_s) {
 }
 
 bool claims_lead(const Silence& silence) {
-  return silence.has_joined && silence.place >= 0 && silence.place_in_newest >= 0 &&
-         silence.still_s >= silence.claims_after_s;
+  const bool had_place = silence.starts || (silence.has_joined && silence.place >= 0);
+  return had_place && silence.place_in_newest >= 0 && silence.still_s >= silence.claims_after_s;
 }
 
 bool leads_surely(const Sign& sign) {
-  return sign.since_shown_s < sign.claims_after_s || sign.since_failed_s < std::max(sign.claims_after_s, kStoreTriesS);
+  const double failing_s = sign.stood_still_s > 0 ? sign.claims_after_s : std::max(sign.claims_after_s, kStoreTriesS);
+  return sign.since_shown_s < sign.claims_after_s || sign.since_failed_s < failing_s;
 }
 
 Leader::Leader(Options options, int64_t now_ns)

@@ -46,8 +46,14 @@ struct Options {
 };
 
 /// The index of each place's host at a start: as in the epoch before (`before`, by place), whose hosts have memory of
-/// their places, or in order where that one does not fit `train` places of `hosts` hosts, `own` among them.
-std::vector<int64_t> first_places(const std::vector<int64_t>& before, int64_t train, int64_t hosts, int64_t own);
+/// their places, or in order where that one does not fit: `train` places of `hosts` hosts, or one of `sizes`, `own`
+/// among them.
+std::vector<int64_t> first_places(const std::vector<int64_t>& before, int64_t train, const std::set<int64_t>& sizes,
+                                  int64_t hosts, int64_t own);
+
+/// Whether host 0 leads a start. Else a host with a place in the epoch before (`before`) does, and claims the lead as
+/// if a leader were lost: hosts resume from memory in their places, and a leader needs one.
+bool first_leads(const std::vector<int64_t>& before);
 
 /// How long a lease stands still before another host claims the lead, in seconds. `every_s`: between two signs of the
 /// leader; `stale_s`: so old may be what the store shows.
@@ -60,6 +66,7 @@ struct Silence {
   bool has_joined = false;       // an epoch of this run
   int64_t place = -1;            // in the epoch that it joined; -1: a spare
   int64_t place_in_newest = -1;  // in the newest epoch of the store
+  bool starts = false;           // no epoch was joined since this agent began, and host 0 does not lead (first_leads)
 };
 /// Whether that host claims the next epoch. The host that has its place now may, where it has lost it.
 bool claims_lead(const Silence& silence);
@@ -72,10 +79,11 @@ inline constexpr double kStoreTriesS = 11;
 struct Sign {
   double since_shown_s = 0;   // the last sign that it has shown others
   double since_failed_s = 0;  // the last that the store did not take
+  double stood_still_s = 0;   // this process, within kStoreTriesS; 0: it did not
   double claims_after_s = 0;  // as above
 };
 /// Whether no host can have claimed the lead meanwhile; else the leader asks for a newer epoch first. A store that
-/// takes no sign takes no claim either.
+/// takes no sign takes no claim either; a leader that stood still does not know for how long that was so.
 bool leads_surely(const Sign& sign);
 
 /// A wait for a host, which Tick ends.

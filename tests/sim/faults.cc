@@ -69,6 +69,7 @@ void World::strike(const Fault& fault) {
       return;
     case FaultKind::kExclude:
     case FaultKind::kStore:
+    case FaultKind::kAll:
       return;
   }
 }

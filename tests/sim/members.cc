@@ -38,7 +38,8 @@ struct Record {
 struct Agent {
   int64_t index = 0, process = 0;
   bool up = false, gone = false, excluded = false;
-  double frozen_s = 0, cut_s = 0;
+  double frozen_s = 0, froze_at_s = 0, cut_s = 0;  // until when; since when
+  int64_t memory = 0;                              // the generation of ranks that has left it; outlives the process
 
   // The state of a leader.
   std::unique_ptr<membership::Leader> rule;
@@ -117,6 +118,8 @@ class Members {
   void start(Agent& one);
   void stop_process(Agent& one, double noticed_s);
   void choose_role(Agent& one, double until_s, int64_t sign);
+  double looks_s() const;
+  std::vector<int64_t> places_before() const;
   void lead(Agent& one, membership::Options options, const membership::Gather& how);
   void follow(Agent& one);
 
@@ -129,6 +132,7 @@ class Members {
   void claim(Agent& leader, const membership::Claim& next);
   void admit(Agent& leader, int64_t host);
   void gathered(Agent& leader);
+  void check_memory(const Agent& leader);
   void gave_up(Agent& leader, const Error& error);
   void resize(Agent& leader, int64_t hosts);
   void leader_loses(Agent& leader, int64_t host, double seconds, const char* why);
@@ -166,6 +170,9 @@ class Members {
   int64_t sign_ = 0;  // of the lease
   double shown_s_ = -1e9;
   double store_away_s_ = 0;  // until then
+  int64_t generation_ = 0;   // of ranks, the last that ran
+  std::vector<int64_t> trained_;  // its places
+  bool saved_ = true;             // what its hosts have in memory
   Outcome out_;
 };
 
@@ -211,28 +218,41 @@ Outcome Members::run() {
 
 void Members::start(Agent& one) {
   if (one.up || one.gone || one.excluded) return;
-  one = Agent{.index = one.index, .process = one.process + 1, .up = true, .frozen_s = 0, .cut_s = one.cut_s};
+  one = Agent{.index = one.index,
+              .process = one.process + 1,
+              .up = true,
+              .frozen_s = 0,
+              .cut_s = one.cut_s,
+              .memory = one.memory};
   say("h{} starts", one.index);
   if (!store_answers()) {  // it ends, and its launcher starts it again
     one.up = false;
     return after(uniform(2, 10), [this, &one] { start(one); });
   }
   if (one.index != 0) return follow(one);
-  choose_role(one, now_s_ + claims_s(), sign_);
+  choose_role(one, now_s_ + looks_s(), sign_);
+}
+
+std::vector<int64_t> Members::places_before() const {
+  return newest() == nullptr ? std::vector<int64_t>() : newest()->places;
+}
+
+/// Seconds in which host 0 looks for another leader, at a start.
+double Members::looks_s() const {
+  return membership::first_leads(places_before()) ? claims_s() : std::max(claims_s(), kJoinS);
 }
 
 /// is_led_by_another
 void Members::choose_role(Agent& one, double until_s, int64_t sign) {
   const Record* const last = newest();
   if (last != nullptr && last->leader != 0) {
-    if (!store_answers()) until_s = now_s_ + claims_s();  // of that time nothing is known
+    if (!store_answers()) until_s = now_s_ + looks_s();  // of that time nothing is known
     if (sign_ != sign) return follow(one);
     if (now_s_ < until_s) return after(0.1, one, [this, &one, until_s, sign] { choose_role(one, until_s, sign); });
   }
   membership::Options options{.hosts = life_.hosts,
                               .own = 0,
-                              .places = membership::first_places(
-                                  last != nullptr ? last->places : std::vector<int64_t>(), train(), life_.hosts, 0),
+                              .places = membership::first_places(places_before(), train(), sizes_, life_.hosts, 0),
                               .epoch = last != nullptr ? last->number : 0};
   lead(one, std::move(options), {kJoinS + (sizes_.empty() ? 0 : 1), kJoinS, "start"});
 }
@@ -333,8 +353,11 @@ void Members::write(Agent& leader, int64_t life) {
   if (!leader.rule || leader.life != life) return;
   after(uniform(0.05, 0.4), leader, [this, &leader, life] { write(leader, life); });
   if (!leader.runs) return;
+  const bool thawed = now_s_ - leader.frozen_s < membership::kStoreTriesS;
+  const double still_s = thawed ? leader.frozen_s - leader.froze_at_s : 0;
   const membership::Sign sign{.since_shown_s = now_s_ - leader.shown_s,
                               .since_failed_s = now_s_ - leader.failed_s,
+                              .stood_still_s = still_s,
                               .claims_after_s = claims_s()};
   if (!membership::leads_surely(sign) && !store_answers()) return;  // it is not known
   if (!membership::leads_surely(sign) && is_superseded(leader)) {
@@ -488,12 +511,31 @@ void Members::gathered(Agent& leader) {
   const bool own =
       number > 0 && number <= std::ssize(records_) && records_[static_cast<size_t>(number - 1)].life == leader.life;
   require(own, "leader", fmt::format("h{} runs epoch {}, which another host leads", leader.index, number));
+  check_memory(leader);
+  ++generation_;
+  trained_ = leader.rule->places();
+  saved_ = false;
+  leader.memory = generation_;
+  for (Agent& other : agents_) {
+    if (other.link != 0 && other.link_life == leader.life && leader.rule->place(other.index) >= 0)
+      other.memory = generation_;
+  }
   leader.runs = true;
   ++out_.generations;
   say("h{} runs epoch {}", leader.index, leader.rule->epoch());
   after(0, leader, [this, &leader] {  // once those at the door are let in
     if (leader.rule && leader.rule->someone_away()) regather(leader);
   });
+}
+
+/// A start resumes from memory that all its hosts have and nothing else has, by the same places.
+void Members::check_memory(const Agent& leader) {
+  const auto has_it = [&](int64_t host) {
+    return agent(host).memory == generation_ && (host == leader.index || has_come(leader, host));
+  };
+  require(saved_ || leader.rule->places() == trained_ || !std::ranges::all_of(trained_, has_it), "memory",
+          fmt::format("h{} begins with places {}, and places {} have what is nowhere else in memory", leader.index,
+                      fmt::join(leader.rule->places(), " "), fmt::join(trained_, " ")));
 }
 
 /// Its ranks run, and each host of them follows it.
@@ -528,6 +570,7 @@ void Members::gave_up(Agent& leader, const Error& error) {
 void Members::resize(Agent& leader, int64_t hosts) {
   after(uniform(0, 3), leader, [this, &leader, hosts, life = leader.life] {
     if (!leader.rule || leader.life != life) return;
+    saved_ = true;
     leader.grants_s = life_.spare_after_s;
     feed(leader, membership::AtDoor{leader.door});
     feed(leader, membership::Resize{hosts, kWaitS});
@@ -621,19 +664,22 @@ void Members::knock(Agent& member) {
 
 void Members::claim_lead(Agent& member) {
   const Record* const last = newest();
-  if (last == nullptr || last->leader == member.index || !store_answers()) return;
+  if (last == nullptr || !store_answers()) return;
+  const bool starts = !member.has_joined && !membership::first_leads(last->places);
   const auto at = std::ranges::find(last->places, member.index);
   const membership::Silence silence{.still_s = now_s_ - member.still_since_s,
                                     .claims_after_s = claims_s(),
                                     .has_joined = member.has_joined,
                                     .place = member.place,
-                                    .place_in_newest = at == last->places.end() ? -1 : at - last->places.begin()};
+                                    .place_in_newest = at == last->places.end() ? -1 : at - last->places.begin(),
+                                    .starts = starts};
   if (!membership::claims_lead(silence)) {
-    require(!member.has_joined || silence.place < 0 || silence.place_in_newest < 0 || silence.still_s < claims_s() + 1,
-            "leader", fmt::format("h{}, which has a place, does not claim the lead", member.index));
+    const bool had_place = starts || (member.has_joined && silence.place >= 0);
+    require(!had_place || silence.place_in_newest < 0 || silence.still_s < claims_s() + 1, "leader",
+            fmt::format("h{}, which has a place, does not claim the lead", member.index));
     return;
   }
-  require(silence.place_in_newest >= 0 && silence.place >= 0, "leader",
+  require(silence.place_in_newest >= 0 && (starts || silence.place >= 0), "leader",
           fmt::format("h{}, which has no place, claims the lead", member.index));
   require(now_s_ - shown_s_ >= claims_s() - 2 * kPollS, "leader",
           fmt::format("h{} claims the lead {:.1f} s after a sign of the leader", member.index, now_s_ - shown_s_));
@@ -646,8 +692,9 @@ void Members::claim_lead(Agent& member) {
         .places = next.places,
         .epoch = next.number,
         .leads = true,
-        .led_before = before},
-       {kWaitS, life_.spare_after_s, "the leader is lost"});
+        .led_before = starts ? -1 : before},
+       starts ? membership::Gather{kJoinS + (sizes_.empty() ? 0 : 1), kJoinS, "a start"}
+              : membership::Gather{kWaitS, life_.spare_after_s, "the leader is lost"});
 }
 
 void Members::member_loses(Agent& member, double seconds) {
@@ -665,7 +712,7 @@ void Members::member_loses(Agent& member, double seconds) {
 
 void Members::strike(const Fault& fault) {
   Agent& host = agent(fault.host);
-  if (host.gone || host.excluded || !host.up) return;
+  if (fault.kind != FaultKind::kAll && (host.gone || host.excluded || !host.up)) return;
   say("FAULT {}", to_text(fault));
   const auto restart = [&] { after(fault.seconds, [this, &host] { start(host); }); };
   switch (fault.kind) {
@@ -678,13 +725,22 @@ void Members::strike(const Fault& fault) {
       return restart();
     case FaultKind::kPower:
       stop_process(host, kDeadS);
+      host.memory = 0;
       return restart();
+    case FaultKind::kAll:
+      for (Agent& one : agents_) {
+        stop_process(one, 0.2);
+        if (!one.gone && !one.excluded) after(fault.seconds + uniform(0, 3), [this, &one] { start(one); });
+      }
+      return;
     case FaultKind::kFreeze:
+      host.froze_at_s = stands_still(host) ? host.froze_at_s : now_s_;
       host.frozen_s = std::max(host.frozen_s, now_s_ + fault.seconds);
       if (fault.seconds > kDeadS) break_links(host, kDeadS, true);
       return;
     case FaultKind::kGone:
       stop_process(host, kDeadS);
+      host.memory = 0;
       host.gone = true;
       return;
     case FaultKind::kExclude:
@@ -692,7 +748,7 @@ void Members::strike(const Fault& fault) {
         if (!leader.up || !leader.rule || !leader.runs || stands_still(leader) || fault.host == leader.index ||
             leader.rule->place(fault.host) < 0 || !leader.rule->can_spare_one())
           continue;
-        host.excluded = true;
+        saved_ = host.excluded = true;  // first
         leader.barred.insert(fault.host);
         leader.links.erase(fault.host);
         leader.lost_s[fault.host] = now_s_;
@@ -749,6 +805,7 @@ Life random_members_life(uint64_t seed) {
   for (int64_t k = whole(2, 9); k > 0; --k) {
     Fault fault{.at_s = tenths(at_s)};
     fault.kind = kKinds[whole(0, uniform(0, 1) < 0.3 ? 7 : 6)];
+    if (uniform(0, 1) < 0.12) fault.kind = FaultKind::kAll;
     fault.host = whole(0, life.hosts - 1);
     fault.seconds = tenths(uniform(0, 1) < 0.6 ? uniform(0.1, 8) : uniform(5, 60));
     life.faults.push_back(fault);

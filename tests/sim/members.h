@@ -15,6 +15,7 @@
 //              for as long as it grants, not before, and at once then; the size is for the hosts that have joined by
 //              then
 //   writes     a leader that another one has followed writes nothing into the run
+//   memory     a start resumes from what only the hosts that trained last have in memory, once all have come
 //   waits      every wait has a name and a deadline, and ends at it
 //   progress   once faults have stopped the run trains, or has ended since a host was away as long as it waits
 

@@ -18,7 +18,7 @@ target_link_libraries(sim PRIVATE cairn_flags cairn_runtime_hosts cairn_ckpt_sna
 add_test(NAME sim/lives COMMAND sim --seed 1 --lives 1000000 --seconds 8)
 add_test(NAME sim/members COMMAND sim --members --seed 1 --lives 1000000 --seconds 8)
 add_test(NAME sim/planted_saves COMMAND sim --planted --seeds 6000)
-add_test(NAME sim/planted_members COMMAND sim --members --planted --seeds 1000)
+add_test(NAME sim/planted_members COMMAND sim --members --planted --seeds 4000)
 add_test(NAME sim/plant COMMAND ${CAIRN_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/plant.py --test)
 set(sim_tests sim/lives sim/members sim/planted_saves sim/planted_members sim/plant)
 file(GLOB transcripts CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/transcripts/*.txt)

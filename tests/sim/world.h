@@ -45,6 +45,7 @@ enum class FaultKind : uint8_t {
   kGone,     // the host never comes back; another one has a copy of its slots
   kExclude,  // the leader excludes the host; only in lives of members.h
   kStore,    // the store of epochs does not answer; the same
+  kAll,      // the agents of all hosts die, and start again after `seconds` with the memory of before; the same
 };
 constexpr int64_t kFaultKinds = 12;  // of random_life()
 

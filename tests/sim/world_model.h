@@ -42,9 +42,9 @@ inline constexpr double kPromiseS = 60;     // saves::Limits::promise
 inline constexpr double kLoadWaitS = 10;    // for a save that ends by itself
 inline constexpr double kNever = 1e18;
 
-inline constexpr std::array<std::string_view, kFaultKinds + 2> kFaultNames = {
-    "cut",  "kill", "power",  "leave",  "rank", "freeze",  "slow",
-    "hang", "full", "broken", "memory", "gone", "exclude", "store"};
+inline constexpr std::array<std::string_view, kFaultKinds + 3> kFaultNames = {
+    "cut",  "kill",   "power",  "leave", "rank",    "freeze", "slow", "hang",
+    "full", "broken", "memory", "gone",  "exclude", "store",  "all"};
 
 inline int64_t ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
 

@@ -80,7 +80,7 @@ membership::Options rule_options(const HostOptions& options, const cluster::Epoc
   return {.hosts = placement.hosts,
           .own = placement.index,
           .names = placement.names,
-          .places = membership::first_places(had, options.hosts(), placement.hosts, placement.index),
+          .places = membership::first_places(had, options.hosts(), {}, placement.hosts, placement.index),
           .dead_after_s = options.beats.dead_after_s,
           .spare_after_s = options.spare_after_s,
           .alone_s = 2 * lease_still_s(options.beats, &store),  // others may still try the one before
@@ -382,6 +382,7 @@ bool Fleet::leads_surely() const {
   const auto since_s = [&](int64_t then_ns) { return static_cast<double>(now_ns - then_ns) / 1e9; };
   return membership::leads_surely({.since_shown_s = since_s(shown_ns),
                                    .since_failed_s = since_s(failed_ns),
+                                   .stood_still_s = lease_->stood_still_s(now_ns, membership::kStoreTriesS),
                                    .claims_after_s = claims_after_s_});
 }
 

@@ -345,6 +345,23 @@ TEST_SUITE("runtime/hosts/member") {
     CHECK_FALSE(find<GaveUp>()->error);
   }
 
+  TEST_CASE_FIXTURE(Fixture, "a host of the epoch before claims the lead of a start that host 0 does not lead") {
+    const Silent silent{.still_s = 4, .claims_after_s = 4, .place_in_newest = 1, .starts = true};
+    feed(Tick{});
+    CHECK(feed(Silent{.still_s = 4, .claims_after_s = 4, .place_in_newest = 1}).empty());
+    feed(silent);
+    REQUIRE(find<Claim>() != nullptr);
+    feed(Claimed{.leads = true, .place = 1, .hosts = 3});
+    REQUIRE(find<GaveUp>() != nullptr);
+    CHECK_FALSE(find<GaveUp>()->error);
+
+    Fixture spare;  // it has joined, and has no place
+    spare.feed(Tick{});
+    spare.feed(Joined{.place = -1, .hosts = 3, .leader = 0, .epoch = 2});
+    spare.feed(LeaderLost{"reset"});
+    CHECK(spare.feed(silent).empty());
+  }
+
   TEST_CASE_FIXTURE(Fixture, "the run's end is heard in every phase, and ranks that run are stopped") {
     Fixture outside;
     outside.join();

@@ -170,6 +170,12 @@ TEST_SUITE("runtime/hosts/membership") {
     CHECK_FALSE(sure(4.5, 1e9));
     CHECK(sure(100, 10.9));
     CHECK_FALSE(sure(100, 11));
+    const auto stood_still = [](double failed_s) {
+      return leads_surely(
+          {.since_shown_s = 100, .since_failed_s = failed_s, .stood_still_s = 4, .claims_after_s = 4.5});
+    };
+    CHECK(stood_still(4.4));
+    CHECK_FALSE(stood_still(4.5));
   }
 
   TEST_CASE("an epoch that another agent has claimed is not this leader's") {
@@ -378,12 +384,17 @@ TEST_SUITE("runtime/hosts/membership") {
   }
 
   TEST_CASE("places are those of the epoch before where it fits this start, else in order") {
-    CHECK(first_places({2, 0, 1}, 3, 4, 0) == std::vector<int64_t>{2, 0, 1});
-    CHECK(first_places({}, 3, 4, 0) == std::vector<int64_t>{0, 1, 2});
-    CHECK(first_places({2, 0}, 3, 4, 0) == std::vector<int64_t>{0, 1, 2});     // another size
-    CHECK(first_places({2, 2, 0}, 3, 4, 0) == std::vector<int64_t>{0, 1, 2});  // a host twice
-    CHECK(first_places({4, 0, 1}, 3, 4, 0) == std::vector<int64_t>{0, 1, 2});  // no such host
-    CHECK(first_places({2, 3, 1}, 3, 4, 0) == std::vector<int64_t>{0, 1, 2});  // the leader was a spare
+    using Places = std::vector<int64_t>;
+    CHECK(first_places({2, 0, 1}, 3, {}, 4, 0) == Places{2, 0, 1});
+    CHECK(first_places({}, 3, {}, 4, 0) == Places{0, 1, 2});
+    CHECK(first_places({2, 0}, 3, {}, 4, 0) == Places{0, 1, 2});     // another size
+    CHECK(first_places({2, 0}, 3, {2, 3}, 4, 0) == Places{2, 0});    // that may train
+    CHECK(first_places({2, 2, 0}, 3, {}, 4, 0) == Places{0, 1, 2});  // a host twice
+    CHECK(first_places({4, 0, 1}, 3, {}, 4, 0) == Places{0, 1, 2});  // no such host
+    CHECK(first_places({2, 3, 1}, 3, {}, 4, 0) == Places{0, 1, 2});  // the leader was a spare
+    CHECK(first_leads({}));
+    CHECK(first_leads({2, 0}));
+    CHECK_FALSE(first_leads({2, 1}));
   }
 
   TEST_CASE("a host with a place claims the lead when the lease stands still, and a spare never does") {
@@ -398,6 +409,9 @@ TEST_SUITE("runtime/hosts/membership") {
     CHECK_FALSE(but([](Silence& one) { one.has_joined = false; }));
     CHECK_FALSE(but([](Silence& one) { one.place = -1; }));
     CHECK_FALSE(but([](Silence& one) { one.place_in_newest = -1; }));
+    const Silence start{.still_s = 6, .claims_after_s = 6, .place_in_newest = 1, .starts = true};
+    CHECK(claims_lead(start));
+    CHECK_FALSE(claims_lead({.still_s = 6, .claims_after_s = 6, .place_in_newest = -1, .starts = true}));
     CHECK(claims_after_s(3, 0.25, 0) == 4.5);
     CHECK(claims_after_s(0.1, 0.25, 0) == 1);
     CHECK(claims_after_s(3, 0.25, 30) == 30);
