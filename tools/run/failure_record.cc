@@ -62,7 +62,21 @@ json failure_record(const agent::Failure& failure, double first_seen) {
           {"others", std::move(others)}};
 }
 
-Status write_failure(const std::filesystem::path& run, const json& record) {
+json earlier_failures(const json& record) {
+  json out = json_field(record, "earlier");
+  if (!out.is_array()) out = json::array();
+  if (!record.is_object()) return out;
+  json last = json::object();
+  for (const char* field : {"host", "rank", "class", "message", "first_seen", "step"})
+    last[field] = json_field(record, field);
+  out.push_back(std::move(last));
+  if (out.size() > kMostEarlier) out.erase(out.begin(), out.end() - kMostEarlier);
+  return out;
+}
+
+Status write_failure(const std::filesystem::path& run, json record) {
+  const Result<std::string> before = read_text_file(run / "failure.json");
+  record["earlier"] = earlier_failures(before.ok() ? json_or_nothing(before.value()) : json());
   return write_unsynced_text_file(run / "failure.json", json_text(record, 2) + "\n");
 }
 

@@ -15,8 +15,14 @@ namespace cairn::tools {
 /// "generation", "others": [{"host", "rank", "class", "after_ms"}]}. `first_seen`: of the failure.
 nlohmann::json failure_record(const agent::Failure& failure, double first_seen);
 
-/// Not synced: a restart may wait for it. Errors: those of the file.
-Status write_failure(const std::filesystem::path& run, const nlohmann::json& record);
+/// The failures of `record` for the next one, the latest kMostEarlier: [{"host", "rank", "class", "message",
+/// "first_seen", "step"}], in the order in which they happened.
+nlohmann::json earlier_failures(const nlohmann::json& record);
+inline constexpr size_t kMostEarlier = 100;
+
+/// RUN/failure.json: `record`, and as "earlier" those that lie there already. Not synced: a restart may wait for it.
+/// Errors: those of the file.
+Status write_failure(const std::filesystem::path& run, nlohmann::json record);
 
 /// Tells whoever has started this process why it ends with `exit_code`, where they have said where: the file of
 /// TORCHELASTIC_ERROR_FILE, and /dev/termination-log (CAIRN_TERMINATION_LOG names another one), which is never made.

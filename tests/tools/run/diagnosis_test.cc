@@ -145,6 +145,20 @@ TEST_SUITE("tools/run/diagnosis") {
     REQUIRE(read.at("others").size() == 1);
     CHECK(read.at("others")[0].at("after_ms") == doctest::Approx(2.5));
     CHECK(read.at("others")[0].at("class") == "symptom");
+    CHECK(read.at("earlier") == json::array());
+
+    failure.rank = 6;
+    for (size_t k = 0; k < kMostEarlier + 2; ++k)
+      REQUIRE_OK(write_failure(dir.path, failure_record(failure, 2e9 + static_cast<double>(k))));
+    const json all = json::parse(read_text_file(dir.path / "failure.json").value()).at("earlier");
+    REQUIRE(all.size() == kMostEarlier);
+    CHECK(all.front().at("first_seen") == 2e9 + 1);
+    CHECK(all.back() == json({{"host", "h2"},
+                              {"rank", 6},
+                              {"class", "out_of_memory"},
+                              {"first_seen", 2e9 + 100},
+                              {"message", "rank 5 (pid 7) was killed"},
+                              {"step", nullptr}}));
   }
 
   TEST_CASE("launchers find the reason of an end where they said that they look") {
