@@ -1,7 +1,7 @@
-// How long the watch of a run takes of a step, by timers around its own code: guards inside the step, samples unlike
+// The time that the watch of a run takes of a step, by timers around its own code: guards inside the step, samples unlike
 // their source's others, and the labels that the agent gives beside it.
 //   watch_cost [--samples N] [--step-ms X] [--tiny]
-// Prints microseconds a step, and with --step-ms the share of a step that takes so long.
+// Prints microseconds a step, and with --step-ms the share of a step of X milliseconds.
 
 #include <fmt/format.h>
 

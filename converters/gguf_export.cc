@@ -72,8 +72,7 @@ class Exporter {
 
  private:
   Status there_already() const {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("{}: is there already; --overwrite replaces it", target_.string())};
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: exists; --overwrite replaces it", target_.string())};
   }
 
   Status check_target() const {
@@ -178,7 +177,7 @@ class Exporter {
     return file.write(std::string(padding, '\0'));
   }
 
-  /// Of each head's rows, those of the second half go between those of the first.
+  /// Puts each head's rows of the second half between those of the first.
   void pair_rows(int64_t rows, int64_t columns) {
     other_.resize(values_.size());
     const int64_t half = rows / 2;

@@ -23,7 +23,7 @@ struct GgufExportOptions {
   std::optional<GgufType> type;  // of matrices; unset: what was imported, f32 of a model that was trained from scratch
   WeightsOf weights = WeightsOf::kTraining;
   ModelFilesOptions files;
-  bool overwrite = false;                                                 // a file that is there
+  bool overwrite = false;                                                 // a file that exists
   const std::atomic<bool>* cancel = nullptr;                              // when true it ends with kStopped
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // may be empty
 };
@@ -38,9 +38,9 @@ struct GgufExportReport {
   std::vector<std::string> warnings;
 };
 
-/// Errors: kInvalidInput (no checkpoint, a target that is there or lies in the checkpoint, no tokenizer), kUnsupported
+/// Errors: kInvalidInput (no checkpoint, a target that exists or lies in the checkpoint, no tokenizer), kUnsupported
 /// (no architecture for the model; a tokenizer that GGUF cannot say; a weight that f16 or q8_0 cannot hold), kCorrupt,
-/// kNoSpace, kIo, kStopped. On error nothing is there that was not.
+/// kNoSpace, kIo, kStopped. On error nothing new exists.
 Result<GgufExportReport> export_gguf(ckpt::IoBackend& io, const std::filesystem::path& checkpoint_dir,
                                      const std::filesystem::path& target, const GgufExportOptions& options,
                                      const RecipeDecoder& decode);

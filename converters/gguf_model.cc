@@ -30,8 +30,8 @@ struct Architecture {
   bool fused_gate = false;    // gate and up are ffn_up
   bool renormalised = false;  // weights of a token's experts
   Window window = Window::kNone;
-  int64_t pattern = 0;             // kPattern: each so many layers the last one has no window
-  int64_t other_scale_layers = 0;  // with so many layers scores are divided by the root of width / heads
+  int64_t pattern = 0;             // kPattern: the last of each `pattern` layers has no window
+  int64_t other_scale_layers = 0;  // a model of this depth divides scores by the root of width / heads
 };
 
 constexpr Architecture kArchitectures[] = {
@@ -65,7 +65,7 @@ const Architecture* find(const Family& family) {
   return found == std::end(kArchitectures) ? nullptr : found;
 }
 
-/// Of a layer's tensors, without the layer, the expert and ".weight" or ".bias".
+/// A layer's tensors, without the layer, the expert and ".weight" or ".bias".
 constexpr std::pair<std::string_view, std::string_view> kLayerNames[] = {
     {"attn_norm", "attn_norm"},
     {"attn.q", "attn_q"},
@@ -258,7 +258,7 @@ class Builder {
         {.tensor = {.name = std::move(name), .shape = {std::ssize(values)}}, .values = std::move(values)});
   }
 
-  /// What frequencies are divided by, where a key cannot say it.
+  /// Adds divisors of the frequencies, where a key cannot say them.
   void add_rope_factors() {
     const RopeConfig& rope = m_.rope;
     if (m_.positions != Positions::kRotary) return;

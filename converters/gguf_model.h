@@ -21,7 +21,7 @@ namespace cairn::convert {
 struct GgufOutput {
   GgufTensor tensor;
   Output rows;                // none: `values` are its numbers
-  int64_t pair_rows = 0;      // of each so many rows, the k-th of the second half stands behind the k-th of the first
+  int64_t pair_rows = 0;      // rows of a head: the k-th of its second half stands behind the k-th of its first
   bool plus_one = false;      // the file has weights that count from 0
   std::vector<float> values;  // that follow from the model's settings
 };

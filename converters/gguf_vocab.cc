@@ -94,7 +94,7 @@ class Vocab {
     }
   }
 
-  /// Of tokenizer.json, else of added_tokens.json.
+  /// Takes them from tokenizer.json, else from added_tokens.json.
   void set_added() {
     if (const json& added = json_field(tokenizer_, "added_tokens"); added.is_array()) {
       for (const json& token : added) {
@@ -300,7 +300,7 @@ class Vocab {
     return {};
   }
 
-  /// What a reader puts around a text.
+  /// Says which tokens a reader puts around a text.
   Status put_around(std::optional<int64_t> bos, std::optional<int64_t> eos) {
     text::BesideFiles beside;
     for (const char* name : text::kBesideNames) *beside.find(name) = file_of(name);

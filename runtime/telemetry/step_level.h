@@ -22,7 +22,7 @@ struct WatchRules {
 /// 1.5 ln(vocab) + 1: worse than knowing nothing.
 double loss_ceiling(int64_t vocab);
 
-/// A step's numbers, which tell of the weights before it. NaN: not known, or an fp16 overflow's norm.
+/// A step's numbers, by which the weights before it are judged. NaN: not known, or an fp16 overflow's norm.
 struct StepNumbers {
   int64_t step = 0;
   double loss = 0, grad_norm = 0;

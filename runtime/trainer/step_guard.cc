@@ -12,7 +12,7 @@
 namespace cairn::trainer {
 namespace {
 
-constexpr int64_t kLeastKept = 1000;  // steps: metrics.jsonl has a skipped step in so many lines behind it
+constexpr int64_t kLeastKept = 1000;  // steps behind a skipped one whose lines in metrics.jsonl name it
 constexpr int64_t kMostKept = 64;     // so that the position of a snapshot keeps its room
 
 int64_t within(const std::vector<int64_t>& steps, int64_t number, int64_t span) {

@@ -144,7 +144,7 @@ Numbers transposed(const Numbers& from) {
   return out;
 }
 
-/// What llama.cpp's converter makes of a folder.
+/// Makes of a folder what llama.cpp's converter does.
 std::map<std::string, Numbers> expected_numbers(const fs::path& dir) {
   const json config = json::parse(slurp(dir / "config.json"));
   const std::string type = config["model_type"];
@@ -225,7 +225,7 @@ TEST_SUITE("converters/gguf") {
     });
     CHECK(seen == std::set<std::string>{"gemma", "gemma2", "gemma3_text", "gpt2", "llama", "mistral", "mixtral", "phi3",
                                         "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2"});
-    // Of these families: activations, scales and windows that no key says.
+    // Activations, scales and windows of these families that no key says.
     for (const char* name : {"hf-gpt2-relu-unscaled", "hf-gpt2-erf-untied", "hf-llama-quick-gate"}) {
       CHECK(refused.contains(name));
     }
@@ -318,7 +318,7 @@ TEST_SUITE("converters/gguf") {
     }
   }
 
-  TEST_CASE("a target that is there, a folder and what lies in the checkpoint are refused, and stay as they were") {
+  TEST_CASE("a target that exists, a folder and what lies in the checkpoint are refused, and stay as they were") {
     TempDir temp;
     const fs::path from = checkpoint_of(golden("hf-llama-tied-bias"), temp / "run");
     spit(temp / "there.gguf", "mine");

@@ -32,7 +32,7 @@ trainer::TrainPosition position_of_window(int64_t window) {
 }  // namespace
 
 TEST_SUITE("ckpt/position") {
-  TEST_CASE("what guards know is read back bit for bit, and the widest window leaves a snapshot's sampler its room") {
+  TEST_CASE("guards' state is read back bit for bit, and the widest window leaves a snapshot's sampler its room") {
     const trainer::TrainPosition widest = position_of_window(256);
     const std::string text = encode_position(widest);
     const auto read = decode_position(text);
