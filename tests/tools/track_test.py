@@ -180,6 +180,8 @@ class Track(ProgramTest):
         self.assertEqual({k: got["run"][k] for k in ("id", "project", "entity", "name")},
                          {"id": "cairn0123ab", "project": "llm", "entity": "us", "name": "run"})
         self.assertEqual(got["run"]["config"]["optimizer"], {"peak_lr": 0.001})
+        with open(self.wandb_file(), "ab") as f:
+            f.write(b"x" * 100000)  # as a killed process leaves it that had no time to note it
         # The run continues: its end stands behind its steps again.
         self.lines(range(20001, 20010))
         self.cairn(*args[1:])
