@@ -111,11 +111,21 @@ Recipe everything_changed() {
              .init_std = 0.125,
              .init = WeightInit::kDeepNorm};
   r.tokenizer = {TokenizerConfig::Kind::kSentencePiece, "p"};
-  r.data.sources = {
-      {DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, 7, {1, 2}, DataSource::Overlong::kDrop}};
+  r.data.sources = {{DataSource::Kind::kTokenFile,
+                     "a",
+                     "b",
+                     "c",
+                     "uint16",
+                     2.5,
+                     7,
+                     {1, 2},
+                     DataSource::Overlong::kDrop,
+                     DataSource::Weigh::kSample}};
   r.data.seed = 3;
+  r.data.mask_repeats = {39, 40};
   r.objective = {ObjectiveConfig::Kind::kInfill, 1, false, false, true, 2, 3, 4, 5, 0.5, 6};
-  r.batch = {4, 5, 6, {7, 8, {Span::Unit::kSamples, 9}}, {{{Span::Unit::kTokens, 10}, 11, 12, 13, 14.5}}, true, {"5..6"}};
+  r.batch = {4,    5,       6, {7, 8, {Span::Unit::kSamples, 9}}, {{{Span::Unit::kTokens, 10}, 11, 12, 13, 14.5}},
+             true, {"5..6"}};
   r.optimizer = {.kind = OptimizerKind::kLamb,
                  .peak_lr = 0.1,
                  .lr = {{LrStage::Kind::kCosine, {Span::Unit::kSamples, 6}, 0.25}},
@@ -147,10 +157,18 @@ Recipe everything_changed() {
   r.watch = {.window = 34,
              .proof = 35,
              .forensics = true,
+             .on_outlier = {GuardAction::kRecompute, GuardAction::kSkip},
              .on_divergence = {GuardAction::kStop},
              .on_drop = {GuardAction::kRollBack},
              .on_not_finite = {GuardAction::kStop, GuardAction::kRollBack},
-             .roll_back = {36, 37, 38}};
+             .on_sdc = {GuardAction::kStop},
+             .roll_back = {36, 37, 38},
+             .skip = {41, 42},
+             .lower_lr = {0.25, 43, 44, 45, 46},
+             .recompute = {47, 48},
+             .skip_steps = {49},
+             .lowered_rates = {{50, 0.75, 51, 52}},
+             .audit_steps = 53};
   r.mesh = {.tp = 2,
             .pp = 3,
             .dp = 4,
@@ -232,7 +250,7 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(LogConfig) == 40);
     CHECK(sizeof(Tracker) == 136);
     CHECK(sizeof(Hook) == 72);
-    CHECK(sizeof(WatchConfig) == 120);
+    CHECK(sizeof(WatchConfig) == 304);
   }
 
   TEST_CASE("an option that has its default is not in the JSON, and absent it has that default") {
@@ -279,7 +297,8 @@ TEST_SUITE("dsl/codec") {
     CHECK(json.find("\"clip\":3.0") != std::string::npos);
     CHECK(json.find("{\"batch\":{\"micro\":5,\"phases\":[{\"at\":{\"unit\":\"tokens\",\"value\":10.0},\"micro\":12,"
                     "\"rope_theta\":14.5,") == 0);
-    CHECK(json.find("\"samples\":4,\"skip\":[\"5..6\"],\"tokens\":6,\"uneven\":true},\"checkpoint\":{\"compress\":\"zstd\",\"copy_to\":[{"
+    CHECK(json.find("\"samples\":4,\"skip\":[\"5..6\"],\"tokens\":6,\"uneven\":true},\"checkpoint\":{\"compress\":"
+                    "\"zstd\",\"copy_to\":[{"
                     "\"ca_file\":\"/c\",\"endpoint\":\"http://e\",") != std::string::npos);
     CHECK(json.find("],\"direct_io\":false,\"in_flight\":3,\"incremental\":true,\"keep\":[{\"at\":[11],\"count\":9,"
                     "\"kind\":\"best\",\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") !=
