@@ -28,6 +28,7 @@
 #include "runtime/core/clock.h"
 #include "runtime/core/count_text.h"
 #include "runtime/core/log.h"
+#include "runtime/http/server.h"
 #include "runtime/kernels/isa.h"
 #include "runtime/plan/cluster_rules.h"
 #include "runtime/plan/device_choice.h"
@@ -61,6 +62,7 @@
 #include "tools/run/replicas.h"
 #include "tools/run/requests.h"
 #include "tools/run/start.h"
+#include "tools/run/status_http.h"
 #include "tools/run/trackers.h"
 #include "tools/start_check.h"
 #include "tools/tuning_option.h"
@@ -103,6 +105,8 @@ struct TrainArgs {
   AttentionWish attention_wish = AttentionWish::kKept;
   AttentionChoice attention;  // the same
   TuningArgs tuning;
+  StatusHttpOptions http;
+  std::shared_ptr<RunBoard> board;  // of this agent
 };
 
 Result<Kill> parse_kill(const std::string& text, int64_t world) {
@@ -619,8 +623,10 @@ Result<int> RunStarter::begin() {
   const int exit_code = code.ok() ? code.value() : code.error().exit_code();
   if (fleet_ && !superseded_ && fleet_->resigned().empty()) {
     fleet_->end(exit_code, memory_stays_, code.ok() ? std::string() : "the leader: " + code.error().message, failure_);
+    args_.board->ended(exit_code);
     ignore(write_end(run_, fleet_->epoch().incarnation, exit_code), "a host that has not heard of it waits in vain");
   }
+  if (superseded_) args_.board->write_to({});  // the file is another one's
   if (!code.ok() && !failure_.is_object()) failure_ = {{"message", code.error().message}};
   if (failure_.is_object() && !superseded_ && !args_.dry_run) tell_launcher(failure_, exit_code);
   return code;
@@ -646,6 +652,7 @@ Result<int> RunStarter::train() {
                       .communication = args_.comm.record,
                       .attention = args_.attention.record};
   options.coordinator.fresh = args_.fresh;
+  options.coordinator.board = args_.board;
   if (args_.from_step > 0) options.coordinator.from_step = args_.from_step;
   RT_TRY_SET(options.coordinator.requests, request_options(args_.requests));
   for (const std::string& text : args_.kills) {
@@ -876,7 +883,15 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
   kernels::use_gemm_isa(args.isa);
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
   ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
+  args.board = std::make_shared<RunBoard>();
+  std::unique_ptr<http::Server> server;
+  if (!args.http.where.empty() && !args.dry_run) {
+    args.http.still_s = 2 * loaded.recipe.restart.deadline_s;  // the agent's own
+    RT_TRY_SET(server, serve_status(args.http, args.board));
+    fmt::print("health and metrics: port {}\n", server->port());
+  }
   if (hosts) {
+    hosts->board = args.board;
     RT_TRY(check_for_hosts(loaded.recipe, *hosts, args.token_losses));
     RT_TRY_SET(hosts->build, program_and_module_version());
     hosts->recipe_hash = loaded.hash_hex;
@@ -1116,6 +1131,14 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
   add_request_options(command, args.requests);
   command.add_flag("--hooks", args.hooks,
                    "run the commands of the recipe's `hooks`, by the host that leads; without it none is run");
+  command
+      .add_option("--http", args.http.where,
+                  "serve /healthz and /metrics (Prometheus) of this agent at ADDRESS:PORT; port 0: any free one")
+      ->type_name("ADDRESS:PORT");
+  command
+      .add_option("--http-token", args.http.token_file,
+                  "file with the token that --http asks for; needed unless the address is a loopback one")
+      ->type_name("FILE");
   command.add_flag("--dry-run", args.dry_run, "say what the start would do, and start nothing");
 }
 

@@ -93,6 +93,14 @@ void Switchboard::drop(int64_t peer) {
   wake();
 }
 
+std::map<int64_t, double> Switchboard::silent_s() {
+  const std::lock_guard lock(mutex_);
+  const int64_t now_ns = steady_ns();
+  std::map<int64_t, double> out;
+  for (const auto& [number, peer] : peers_) out[number] = static_cast<double>(now_ns - peer.heard_ns) / 1e9;
+  return out;
+}
+
 std::vector<News> Switchboard::take() {
   const std::lock_guard lock(mutex_);
   clear(news_fd_);

@@ -53,6 +53,9 @@ class Switchboard {
   /// Closes the connection once what was sent is out, or at once after dead_after. No news comes of it.
   void drop(int64_t peer);
 
+  /// Seconds since the last byte of each peer.
+  std::map<int64_t, double> silent_s();
+
   /// What has come since the last call.
   std::vector<News> take();
   /// Readable while there is news: for an event loop.

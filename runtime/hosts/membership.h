@@ -216,6 +216,8 @@ class Leader {
   /// Its messages reach this host.
   bool is_there(int64_t host) const { return host == options_.own || hosts_.at(host).there; }
   const std::string& name(int64_t host) const { return hosts_.at(host).name; }
+  /// "the connection broke"; empty or old while that host is connected.
+  const std::string& why_away(int64_t host) const { return hosts_.at(host).away; }
 
  private:
   struct Host {

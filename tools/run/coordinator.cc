@@ -194,6 +194,7 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   ignore(check_owner(), "what cannot be told now does not end a run that memory holds");
   if (const std::optional<Error> lost = control_->abandoned()) return *lost;
   if (replicas() != nullptr) replicas()->halt();
+  if (options_.board) options_.board->set_phase(RunPhase::kLoading);
   Result<ckpt::RestoreChoice> chosen = options_.fleet != nullptr ? begin_on_all_hosts() : node_->begin_incarnation();
   if (!chosen.ok() && stop_asked()) {
     return Error{ErrorCode::kStopped, "asked to stop while a checkpoint was being loaded; the same command resumes"};
@@ -237,6 +238,7 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   stragglers_.clear();
   clocks_asked_ns_ = 0;
   if (options_.fleet != nullptr) options_.fleet->go(choice.incarnation);
+  if (options_.board) options_.board->begins(choice.step, narrator_.run_steps(), generation > 0);
   ask_clocks();
   return chosen;
 }
@@ -596,6 +598,7 @@ void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
     last_progress_step_ = metrics.step;
   }
   last_step_ = metrics.step;
+  if (options_.board) options_.board->step(metrics, narrator_.run_steps());
 }
 
 void LocalCoordinator::guard(const ckpt::StepAlarm& alarm) {
@@ -783,6 +786,7 @@ void LocalCoordinator::take_save_events() {
 /// Saves may end in any order (checkpoint.in_flight): what counts, for the end too, is what came of the newest step.
 void LocalCoordinator::take_saved(const ckpt::PersistEvent& event) {
   requests_.save_ended(event);
+  if (options_.board) options_.board->saved(event.step, event.status.ok());
   const bool overtaken = event.step <= saved_step_;
   const bool newest = event.step >= told_step_;
   if (newest) told_step_ = event.step;

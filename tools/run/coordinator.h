@@ -41,6 +41,7 @@
 #include "tools/run/overdue.h"
 #include "tools/run/replicas.h"
 #include "tools/run/requests.h"
+#include "tools/run/run_board.h"
 #include "tools/run/start.h"
 #include "tools/run/stragglers.h"
 #include "tools/run/trackers.h"
@@ -147,6 +148,7 @@ struct CoordinatorOptions {
   HostSegment segment;                        // for them
   bool check_hosts = false;                   // before the first ranks start
   std::optional<agent::Failure> lost_leader;  // this host has taken its lead: recorded once
+  std::shared_ptr<RunBoard> board;            // null: nothing is shown
 };
 
 /// Of one segment of a run on this host: one recipe without stages, from one position on.

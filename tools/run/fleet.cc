@@ -32,6 +32,7 @@ constexpr int64_t kMostAsked = 32;                // hosts, for stacks: each has
 constexpr int64_t kLookNs = 250'000'000;          // so often at most, for a newer epoch
 constexpr int kDoorMs = 100;                      // between two looks for a stop
 constexpr double kBeyondWaitS = 60;
+constexpr int64_t kShowNs = 500'000'000;  // between two looks at the hosts, for the board
 
 std::string boot_id() {
   std::string out;
@@ -193,6 +194,7 @@ Status Fleet::assemble(const membership::Event& wish) {
     if (outcome_) break;
     door_.serve(kDoorMs);
     take_news();
+    show_hosts();
     feed(membership::AtDoor{door_.joined()});
   }
   return *std::exchange(outcome_, std::nullopt);
@@ -350,7 +352,38 @@ void Fleet::settle_isa() {
                              kernels::gemm_isa_name(isa_)));
 }
 
+HostStatus Fleet::status_of(const Host& host, const std::map<int64_t, double>& silent_s) const {
+  HostStatus out{.index = host.index, .place = rule_.place(host.index), .name = host.name, .address = host.address};
+  if (host.peer < 0) {
+    out.state = "away";
+    out.why = rule_.why_away(host.index);
+    return out;
+  }
+  out.state = out.place < 0 ? "spare" : phase_name(phase());
+  if (const auto heard = silent_s.find(host.peer); heard != silent_s.end()) out.heard_s = heard->second;
+  return out;
+}
+
+/// For the board. Not where another host may lead by now: the file is its own then.
+void Fleet::show_hosts() {
+  const int64_t now_ns = cluster::steady_ns();
+  if (!options_.board || now_ns - shown_ns_ < kShowNs) return;
+  shown_ns_ = now_ns;
+  options_.board->write_to(leads_surely() ? hosts_file(run_) : fs::path());
+  options_.board->set_phase(phase());
+  const std::map<int64_t, double> silent_s = board_.silent_s();
+  std::vector<HostStatus> all{{.index = options_.placement.index,
+                               .place = place(),
+                               .name = own_host_name(),
+                               .address = own_address_,
+                               .state = phase_name(phase())}};
+  for (const auto& [index, host] : hosts_) all.push_back(status_of(host, silent_s));
+  std::ranges::sort(all, {}, &HostStatus::index);
+  options_.board->set_hosts(epoch_.number, options_.placement.index, std::move(all));
+}
+
 void Fleet::on_tick() {
+  show_hosts();
   door_.serve(0);
   feed(membership::AtDoor{door_.joined()});
 }
@@ -550,6 +583,7 @@ bool Fleet::wait_for_news(int wait_ms) {
   pollfd ready{board_.fd(), POLLIN, 0};
   ::poll(&ready, 1, wait_ms);
   take_news();
+  show_hosts();
   return !(callbacks_.stopped && callbacks_.stopped());
 }
 

@@ -42,6 +42,7 @@
 #include "tools/run/host_saves.h"
 #include "tools/run/host_wire.h"
 #include "tools/run/replicas.h"
+#include "tools/run/run_board.h"
 
 namespace cairn::tools {
 
@@ -69,6 +70,8 @@ struct HostOptions {
   cluster::StoreOptions store;  // who decides which host leads
 
   std::shared_ptr<Replicas> replicas;  // of this host, for the life of its agent; null: it keeps none
+
+  std::shared_ptr<RunBoard> board;  // for the life of this agent; null: nothing is shown
 
   host::NcclVariables nccl;  // of this host's ranks, where they compute on GPUs
   std::string gid_types;     // host::NcclCheck::gid_types
@@ -258,6 +261,11 @@ class Fleet final {
   cluster::Epoch epoch_of(const hosts::membership::Claim& claim) const;
   static Host host_of(const cluster::Joined& member);
   bool trains(const Host& host) const { return rule_.place(host.index) >= 0; }
+  RunPhase phase() const {
+    return generation_.is_running()   ? RunPhase::kTraining
+           : generation_.is_loading() ? RunPhase::kLoading
+                                      : RunPhase::kGathering;
+  }
   void admit(std::vector<cluster::Joined> joined);
   void settle_places();
   void settle_isa();
@@ -284,6 +292,8 @@ class Fleet final {
   void give(const hosts::generation::Give& order);
   Status measure_hosts();
   void watch_lease();
+  void show_hosts();
+  HostStatus status_of(const Host& host, const std::map<int64_t, double>& silent_s) const;
   bool is_superseded();
   /// How long this process stood still just now; 0: it did not.
   double stood_still_s() const { return lease_->stood_still_s(cluster::steady_ns(), options_.beats.dead_after_s); }
@@ -299,6 +309,7 @@ class Fleet final {
   cluster::Epoch epoch_;                  // no members: none has begun
   std::atomic<int64_t> known_epoch_ = 0;  // the newest one that was there when this began, or its own
   int64_t looked_ns_ = 0;                 // for a newer one
+  int64_t shown_ns_ = 0;                  // when the board got the hosts last
   hosts::membership::Leader rule_;
   std::optional<Status> outcome_;  // of assemble()
   hosts::generation::Leader generation_;

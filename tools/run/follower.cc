@@ -317,7 +317,16 @@ bool Follower::take_next(int wait_ms) {
   return false;
 }
 
+void Follower::show_phase() {
+  if (!options_.board) return;
+  const RunPhase phase = rule_.is_running()   ? RunPhase::kTraining
+                         : !rule_.is_joined() ? RunPhase::kGathering
+                                              : RunPhase::kLoading;
+  options_.board->follows(phase, rule_.place());
+}
+
 void Follower::turn(const std::function<bool()>& stopped) {
+  show_phase();
   if (rule_.joins_until_ns()) {
     look_for_leader(stopped);
   } else {
@@ -603,6 +612,7 @@ bool Follower::all_finished() {
 }
 
 void Follower::on_tick() {
+  show_phase();
   const double now_s = static_cast<double>(cluster::steady_ns()) / 1e9;
   for (const ckpt::PersistEvent& event : node_->take_events()) {
     if (event.status.ok()) continue;

@@ -116,6 +116,7 @@ class Follower final : public Coordinator {
   void say(const std::string& text) { parts_ ? parts_->narrator.say(text) : say_(text); }
   /// One look for a leader, or the next message of the one that is there, which is waited for a moment.
   void turn(const std::function<bool()>& stopped);
+  void show_phase();
   cluster::LeaseWatch& lease();
   bool lease_moves() { return lease().still_s() < lease_still_s(options_.beats, store_.get()); }
   void look_for_leader(const std::function<bool()>& stopped);
