@@ -1,6 +1,7 @@
-"""Monitoring on other machines sees a run: /healthz and /metrics of each agent."""
+"""People and monitoring on other machines see a run: `cairn hosts`, /healthz and /metrics of each agent."""
 
 import http.client
+import json
 import re
 import signal
 
@@ -38,6 +39,9 @@ class Health(HostsTest):
         done = self.cairn(*args, code=code)
         return (done.stdout + done.stderr).decode()
 
+    def hosts_of(self, run):
+        return json.loads(self.said("hosts", self.folder / run, "--json"))
+
     def test_a_run_of_two_hosts_is_seen_from_its_start_to_its_end(self):
         recipe = self.recipe(steps=100000, save=10, tp=2, pp=1, dp=2)
         token = self.folder / "token"
@@ -64,12 +68,24 @@ class Health(HostsTest):
         self.assertAlmostEqual(seen["cairn_step_seconds"] * 1000, line["step_ms"], places=2)
         self.assertEqual(self.metrics_of(follower, "secret")["cairn_leads"], 0)
 
+        now = self.until(lambda: (seen := self.hosts_of("run"))["step"] >= step and seen, "its file", jobs[0])
+        self.assertEqual([(one["index"], one["place"], one["state"]) for one in now["hosts"]],
+                         [(0, 0, "training"), (1, 1, "training")])
+        self.assertEqual((now["leader"], now["epoch"], now["phase"]), (0, 1, "training"))
+        self.assertLess(now["hosts"][1]["heard_s"], 3)
+        self.assertRegex(self.said("hosts", self.folder / "run"), r"(?m)^ +1 +1 .* training$")
+
         jobs[1].signal(signal.SIGKILL)
-        self.until(lambda: self.metrics_of(leader, "secret")["cairn_hosts"] == 1, "the loss", jobs[0])
+        self.until(lambda: self.hosts_of("run")["hosts"][1]["state"] == "away", "the loss", jobs[0])
+        self.assertEqual(self.metrics_of(leader, "secret")["cairn_hosts"], 1)
         jobs[1] = self.start_host(recipe, "run", 1, 2, 2, name="again")
-        self.until(lambda: self.metrics_of(leader, "secret")["cairn_restarts_total"] == 1, "its return", jobs[0])
+        self.until(lambda: self.hosts_of("run")["hosts"][1]["state"] == "training", "its return", jobs[0])
+        self.assertEqual(self.metrics_of(leader, "secret")["cairn_restarts_total"], 1)
         jobs[0].signal(signal.SIGTERM)
         self.finish_all(jobs)
+        after = self.hosts_of("run")
+        self.assertEqual((after["phase"], after["exit_code"]), ("ended", 0))
+        self.assertIn("ended with exit code 0", self.said("hosts", self.folder / "run", "--follow"))
 
     def test_one_host_has_them_too_and_what_others_reach_needs_a_token(self):
         recipe = self.recipe(steps=100000, tp=1, pp=1, dp=1, sp="false")
@@ -81,8 +97,11 @@ class Health(HostsTest):
         self.assertEqual(self.get(port, "/healthz"), (200, "training\n"))
         self.assertGreaterEqual(self.metrics_of(port, None)["cairn_step"], 5)
         self.assertEqual(self.get(port, "/other")[0], 404)
+        self.assertIn("one host; pid", self.said("hosts", self.folder / "one"))
         job.signal(signal.SIGTERM)
         self.finish(job)
+        self.assertIn("one host; no agent has it now", self.said("hosts", self.folder / "one"))
+        self.assertIn("no run folder", self.said("hosts", self.folder / "none", code=2))
 
 
 if __name__ == "__main__":
