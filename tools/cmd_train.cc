@@ -22,6 +22,7 @@
 #include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
+#include "ckpt/run_memory.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/agent/supervisor.h"
@@ -293,6 +294,7 @@ class RunStarter {
   /// Whatever comes of it, the other hosts are told. `before`: the newest epoch of the run when this began.
   Result<int> start(std::optional<cluster::Epoch> before = {}) {
     before_ = std::move(before);
+    if (hosts_) take_size_of_before();
     return begin();
   }
   /// Of a run under way, whose leader is lost: `lead` is this host's claim.
@@ -329,6 +331,7 @@ class RunStarter {
   dsl::LoadedRecipe recipe_for(int64_t hosts) const;
   std::set<int64_t> sizes() const;
   void take_size(int64_t hosts);
+  void take_size_of_before();
   void speak_for(Fleet& fleet, const RequestOptions& requests) const;
   Status resize(int64_t hosts, const RequestOptions& requests);
   Status gather(const RequestOptions& requests);
@@ -367,6 +370,7 @@ class RunStarter {
 /// The host whose lead this one has taken. nullopt: it has left by itself, excluded, and has recorded why.
 std::optional<agent::Failure> RunStarter::lost_leader() const {
   const std::vector<cluster::Member>& members = lead_->epoch.members;
+  if (lead_->led_before < 0) return std::nullopt;  // all agents start
   const auto lost = std::ranges::find(members, lead_->led_before, &cluster::Member::index);
   const Result<std::vector<Exclusion>> excluded = read_excluded(run_);
   if (lost == members.end() || (excluded.ok() && !why_excluded(excluded.value(), lost->name, lost->boot_id).empty()))
@@ -565,6 +569,15 @@ void RunStarter::take_size(int64_t hosts) {
   world_ = hosts_->world();
 }
 
+/// The hosts of the epoch before resume from their memory in their places. Others join as spares, and the
+/// run grows again.
+void RunStarter::take_size_of_before() {
+  const cluster::Placement& placement = hosts_->placement;
+  const auto places = hosts::membership::first_places(places_with_memory(run_, before_), hosts_->hosts(), sizes(),
+                                                      placement.hosts, placement.index);
+  if (std::ssize(places) != hosts_->hosts()) take_size(std::ssize(places));
+}
+
 void say(const std::string& text) {
   fmt::print("{}\n", text);
   std::fflush(stdout);
@@ -591,6 +604,12 @@ Status RunStarter::resize(int64_t hosts, const RequestOptions& requests) {
   RT_TRY(fleet_->resize(hosts));
   take_size(fleet_->options().hosts());
   known_.reset();
+  // Where not all hosts of a start have come, as on a host that follows.
+  const auto without = [&](const ckpt::RankRange& ranks, int64_t world) {
+    return fleet_->epoch().goes_on_without(ranks.first, world, hello_of(*hosts_).boot_id);
+  };
+  for (const std::string& line : ckpt::remove_memory_gone_on_without(ckpt::kSharedMemory, folder_.id(), without))
+    say(line);
   return fence_saves();
 }
 
@@ -624,7 +643,8 @@ Result<int> RunStarter::begin() {
   if (fleet_ && !superseded_ && fleet_->resigned().empty()) {
     fleet_->end(exit_code, memory_stays_, code.ok() ? std::string() : "the leader: " + code.error().message, failure_);
     args_.board->ended(exit_code);
-    ignore(write_end(run_, fleet_->epoch().incarnation, exit_code), "a host that has not heard of it waits in vain");
+    ignore(write_end(run_, fleet_->epoch().incarnation, exit_code, memory_stays_),
+           "a host that has not heard of it waits in vain");
   }
   if (superseded_) args_.board->write_to({});  // the file is another one's
   if (!code.ok() && !failure_.is_object()) failure_ = {{"message", code.error().message}};
@@ -820,7 +840,8 @@ Result<int> run_on_hosts(const dsl::LoadedRecipe& loaded, const fs::path& run, i
                                           .tuning = args.tuning,
                                           .requests = requests}));
     if (!followed.lead) return followed.code;
-    RunStarter starter(loaded, run, world, goes_on, hosts, saved_by, result);
+    const bool starts = followed.lead->led_before < 0;
+    RunStarter starter(loaded, run, world, starts ? args : goes_on, hosts, saved_by, result);
     Result<int> code = starter.take_over(*std::move(followed.lead));
     if (!starter.superseded()) return code;
     fmt::print("{}: this host follows\n", code.error().message);

@@ -95,11 +95,25 @@ Result<Connection> Connection::connect(const std::string& host, int64_t port, in
   return Error{ErrorCode::kUnavailable, fmt::format("{}:{}: {}", host, port, std::strerror(failed))};
 }
 
-std::string Connection::own_address() const {
+static std::string own_address_of(const Fd& socket) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
-  if (::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
   return numeric(address, size, false);
+}
+
+std::string Connection::own_address() const { return own_address_of(fd_); }
+
+std::string own_address_towards(const std::string& host) {
+  addrinfo hints{}, *list = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;  // whose connect() only looks for the way
+  if (::getaddrinfo(host.c_str(), "1", &hints, &list) != 0) return "";
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> held(list, ::freeaddrinfo);
+  for (const addrinfo* at = list; at != nullptr; at = at->ai_next) {
+    const Fd fd(::socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (fd && ::connect(fd.get(), at->ai_addr, at->ai_addrlen) == 0) return own_address_of(fd);
+  }
+  return "";
 }
 
 namespace {

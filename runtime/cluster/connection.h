@@ -79,6 +79,9 @@ class Listener {
   int64_t port_ = 0;
 };
 
+/// The numeric address by which this host reaches another, given by name or address; empty: no way. Sends nothing.
+std::string own_address_towards(const std::string& host);
+
 int64_t steady_ns();
 int64_t steady_after(double seconds);  // so long from now
 

@@ -6,6 +6,7 @@ CAIRN_RESIZE_ROUNDS=N repeats each measured change N times (default 1) and print
 import json
 import os
 import statistics
+import subprocess
 
 from bed import main
 from train_test import PROGRAM, ListedBed
@@ -105,6 +106,42 @@ class Resize(ListedBed):
             self.assertEqual(start["source"], "disk")
             self.assertGreaterEqual(start["step"], told - (1 if ROUNDS > 1 else 15))
             self.and_on()
+        self.stop_and_compare()
+
+    def states(self):
+        """The state of each host by index, as `cairn hosts` shows it."""
+        done = subprocess.run([PROGRAM, "hosts", self.shared_folder / "run", "--json"], capture_output=True, check=True)
+        return [one["state"] for one in json.loads(done.stdout)["hosts"]]
+
+    def test_all_agents_killed_after_a_loss_resume_from_the_memory_of_those_that_were_left(self):
+        """Nothing is saved by the clock. A follower is lost, then the leader, whose agent is host 0's."""
+        self.change_recipe("save = { T.every { steps = 10 } }", "replicate = T.every { steps = 1 }")
+        for index in (3, 1, 2, 0):
+            self.start(index)
+        self.until(lambda: self.newest() >= 25, "step 25")
+        for whom in ("another", "the leader"):
+            starts = len(self.events("start"))
+            leader = self.leader()
+            host = 0 if whom == "the leader" else 1
+            self.assertEqual(leader, 0)
+            self.signal_agent(host, "KILL")
+            self.first_step_of(starts, f"loss of {whom}")
+            left = self.hosts_of_newest_epoch()
+            self.assertEqual(set(left), {0, 1, 2, 3} - {host})
+            self.and_on()
+            self.assertEqual(self.states()[host], "away")
+            for index in sorted(left, key=lambda k: k != self.leader()):  # first: no host changes the size meanwhile
+                self.signal_agent(index, "KILL")
+            told, starts = self.newest(), len(self.events("start"))
+            for index in (3, 2, 1, 0):
+                self.start(index)
+            self.first_step_of(starts, "all agents were killed")
+            start = self.events("start")[starts]
+            self.assertEqual(start["world"], 3)
+            self.assertGreaterEqual(start["step"], told - 1)
+            self.until(lambda: len(self.hosts_of_newest_epoch()) == 4, "all hosts")
+            self.and_on()
+            self.assertEqual(self.states(), ["training"] * 4)
         self.stop_and_compare()
 
     def test_a_replica_of_two_hosts_leaves_as_a_whole(self):

@@ -114,8 +114,10 @@ Result<std::unique_ptr<Fleet>> Fleet::open(HostOptions options, const fs::path& 
   membership::Options rule = rule_options(options, *store, lead.epoch);
   rule.leads = true;
   rule.led_before = lead.led_before;
+  const bool starts = lead.led_before < 0;
   std::unique_ptr<Fleet> fleet(new Fleet(std::move(options), std::move(rule), run, std::move(lead.listener), store,
                                          std::move(token), std::move(lead.lease)));
+  fleet->starts_ = starts;
   fleet->incarnation_ = lead.epoch.incarnation;
   fleet->own_address_ = lead.epoch.members.at(static_cast<size_t>(lead.epoch.leader)).address;
   fleet->epoch_ = std::move(lead.epoch);
@@ -176,10 +178,10 @@ Fleet::~Fleet() { lease_.reset(); }  // its thread asks this
 
 Status Fleet::gather() {
   // With fewer hosts, if that is allowed, the run begins when it would have given up.
-  if (epoch_.members.empty())
-    return assemble(
-        membership::Gather{options_.join_s + (rule_.may_change_size() ? 1 : 0), options_.join_s, cluster::kStartsRun});
-  const Status all = assemble(membership::Gather{options_.wait_s, options_.spare_after_s, epoch_.reason});
+  const double start_s = options_.join_s + (rule_.may_change_size() ? 1 : 0);
+  if (epoch_.members.empty()) return assemble(membership::Gather{start_s, options_.join_s, cluster::kStartsRun});
+  const Status all = assemble(starts_ ? membership::Gather{start_s, options_.join_s, epoch_.reason}
+                                      : membership::Gather{options_.wait_s, options_.spare_after_s, epoch_.reason});
   // What is left is asked for its memory first: look() says it again.
   return smaller() ? Status() : all;
 }

@@ -96,7 +96,7 @@ struct Lead {
   cluster::Listener listener;
   cluster::Epoch epoch;
   std::unique_ptr<cluster::Lease> lease;  // from the claim on: what comes until they gather may take its time
-  int64_t led_before = -1;                // the host that is lost
+  int64_t led_before = -1;                // the host that is lost; -1: none is, all agents start
 };
 
 class Fleet final {
@@ -309,6 +309,7 @@ class Fleet final {
   cluster::Epoch epoch_;                  // no members: none has begun
   std::atomic<int64_t> known_epoch_ = 0;  // the newest one that was there when this began, or its own
   int64_t looked_ns_ = 0;                 // for a newer one
+  bool starts_ = false;                   // with all agents, and this host has claimed the lead of that
   int64_t shown_ns_ = 0;                  // when the board got the hosts last
   hosts::membership::Leader rule_;
   std::optional<Status> outcome_;  // of assemble()

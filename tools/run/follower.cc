@@ -73,15 +73,34 @@ Result<std::optional<cluster::Epoch>> newest_epoch(const fs::path& run, const Ho
   return store->newest();
 }
 
-Status write_end(const fs::path& run, const std::string& incarnation, int code) {
-  return write_unsynced_text_file(end_file(run), json_text(json{{"incarnation", incarnation}, {"code", code}}) + "\n");
+Status write_end(const fs::path& run, const std::string& incarnation, int code, bool keep) {
+  const json end{{"incarnation", incarnation}, {"code", code}, {"keep", keep}};
+  return write_unsynced_text_file(end_file(run), json_text(end) + "\n");
+}
+
+std::vector<int64_t> places_with_memory(const fs::path& run, const std::optional<cluster::Epoch>& epoch) {
+  const json end = json_or_nothing(text_or_nothing(end_file(run)));
+  std::vector<int64_t> out;
+  if (!epoch || (json_field(end, "incarnation") == json(epoch->incarnation) && json_field(end, "keep") == json(false)))
+    return out;
+  for (const cluster::Member& member : epoch->members) out.push_back(member.index);
+  return out;
 }
 
 bool is_led_by_another(const fs::path& run, const HostOptions& options, const std::optional<cluster::Epoch>& newest) {
   if (!newest || newest->members.at(static_cast<size_t>(newest->leader)).index == options.placement.index) return false;
   const std::shared_ptr<cluster::EpochStore> store = find_store(run, options);
+  double wait_s = lease_still_s(options.beats, store.get());
+  if (!hosts::membership::first_leads(places_with_memory(run, newest))) {
+    wait_s = std::max(wait_s, options.join_s);
+    fmt::print(
+        "this host did not train last, and the memory of those that did may hold more than the disk: waiting up "
+        "to {:.0f} s for one of them to lead\n",
+        wait_s);
+    std::fflush(stdout);
+  }
   cluster::LeaseWatch lease(store);
-  while (lease.still_s() < lease_still_s(options.beats, store.get())) {
+  while (lease.still_s() < wait_s) {
     if (lease.has_changed()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   }
@@ -270,9 +289,11 @@ void Follower::look_for_leader(const std::function<bool()>& stopped) {
   if (all.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   if (const std::optional<int64_t> code = code_in_end_file()) return feed(member::EndFound{*code});
   const std::optional<cluster::Epoch>& newest = search_->newest;
-  feed(member::Silent{.still_s = lease().still_s(),
-                      .claims_after_s = lease_still_s(options_.beats, store_.get()),
-                      .place_in_newest = newest ? place_in(*newest, options_.placement.index) : -1});
+  feed(member::Silent{
+      .still_s = lease().still_s(),
+      .claims_after_s = lease_still_s(options_.beats, store_.get()),
+      .place_in_newest = newest ? place_in(*newest, options_.placement.index) : -1,
+      .starts = epoch_.members.empty() && !hosts::membership::first_leads(places_with_memory(run_, newest))});
 }
 
 Result<bool> Follower::claim_lead() {
@@ -282,16 +303,21 @@ Result<bool> Follower::claim_lead() {
   const cluster::Hello own = hello_of(options_);
   cluster::Epoch next = newest;
   const cluster::Member& before = newest.members.at(static_cast<size_t>(newest.leader));
-  next.reason = fmt::format("{}, which led, is lost: {}", before.name, away_);
+  const bool starts = epoch_.members.empty();
+  next.reason = starts ? fmt::format("a start, led by {}, which trained last", own.name)
+                       : fmt::format("{}, which led, is lost: {}", before.name, away_);
   next.number = newest.number + 1;
   next.leader = place;
   next.port = listener.port();
   next.incarnation = cluster::random_hex();
-  next.members.at(static_cast<size_t>(place)) = {own.name, address_, own.boot_id, own.index};
+  cluster::Member& self = next.members.at(static_cast<size_t>(place));
+  if (starts) address_ = cluster::own_address_towards(options_.placement.leader);
+  self = {own.name, address_.empty() ? self.address : address_, own.boot_id, own.index};
   RT_TRY_SET(const bool made, store_->claim(next));
   if (!made) return false;
   say_(fmt::format("this host leads from here on, in epoch {}: {}", next.number, next.reason));
-  lead_ = Lead{std::move(listener), std::move(next), std::make_unique<cluster::Lease>(store_), before.index};
+  lead_ =
+      Lead{std::move(listener), std::move(next), std::make_unique<cluster::Lease>(store_), starts ? -1 : before.index};
   return true;
 }
 

@@ -189,14 +189,18 @@ class Follower final : public Coordinator {
 Status write_leader_port(const std::filesystem::path& run, int64_t port);
 std::optional<int64_t> read_leader_port(const std::filesystem::path& run);
 
-/// The leader's last word: a file of RUN/cluster, for hosts that no packet of it reached.
-Status write_end(const std::filesystem::path& run, const std::string& incarnation, int code);
+/// The leader's last word: a file of RUN/cluster, for hosts that no packet of it reached. `keep`: their memory stays.
+Status write_end(const std::filesystem::path& run, const std::string& incarnation, int code, bool keep);
+/// The index of each place's host in an epoch, whose memory may hold what nothing else does; none where its leader has
+/// ended the run and no memory has stayed.
+std::vector<int64_t> places_with_memory(const std::filesystem::path& run, const std::optional<cluster::Epoch>& epoch);
 
 /// Null: the run has none yet, or none that can be asked. Makes no folder.
 std::shared_ptr<cluster::EpochStore> find_store(const std::filesystem::path& run, const HostOptions& options);
 /// nullopt: there is none. Makes no folder. Errors: as of EpochStore::newest().
 Result<std::optional<cluster::Epoch>> newest_epoch(const std::filesystem::path& run, const HostOptions& options);
-/// Whether an agent of another host leads this run, by its newest epoch, and lives. Waits for a sign of it.
+/// Whether this host, which leads what begins, follows: an agent of another host leads this run, by its newest epoch,
+/// and lives, or is to lead (membership::first_leads). Waits for a sign of it; prints what for where that takes long.
 bool is_led_by_another(const std::filesystem::path& run, const HostOptions& options,
                        const std::optional<cluster::Epoch>& newest);
 
