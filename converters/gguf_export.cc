@@ -79,6 +79,9 @@ class Exporter {
     std::error_code error;
     const fs::file_type type = fs::symlink_status(target_, error).type();
     if (type == fs::file_type::not_found) return {};
+    if (type != fs::file_type::regular && type != fs::file_type::directory) {
+      return Error{ErrorCode::kInvalidInput, fmt::format("{}: is no regular file", target_.string())};
+    }
     if (type == fs::file_type::directory) {
       return Error{ErrorCode::kInvalidInput, fmt::format("{}: is a folder\n  expected the name of a file, as in {}",
                                                          target_.string(), (target_ / "model.gguf").string())};

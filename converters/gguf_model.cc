@@ -31,6 +31,7 @@ struct Architecture {
   bool renormalised = false;  // weights of a token's experts
   Window window = Window::kNone;
   int64_t pattern = 0;             // kPattern: the last of each `pattern` layers has no window
+  bool caps = false;               // scores and logits are always capped
   int64_t other_scale_layers = 0;  // a model of this depth divides scores by the root of width / heads
 };
 
@@ -48,6 +49,7 @@ constexpr Architecture kArchitectures[] = {
      .activation = Activation::kGeGluTanh,
      .window = Window::kPattern,
      .pattern = 2,
+     .caps = true,
      .other_scale_layers = 46},
     {.model_type = "gemma3_text",
      .name = "gemma3",
@@ -168,15 +170,28 @@ class Builder {
     if (scaling == RopeScaling::kYarn && (m_.rope.mscale != 0 || m_.rope.mscale_all_dim != 0)) {
       return no_place("yarn's mscale");
     }
+    RT_TRY(check_caps());
     return check_window();
   }
 
+  Status check_caps() {
+    if (to_.caps && (m_.score_cap == 0 || m_.logit_cap == 0)) {
+      return no_place("scores or logits without a cap (model.score_cap, model.logit_cap)");
+    }
+    if (!to_.caps && m_.score_cap > 0) return no_place("capped scores (model.score_cap)");
+    if (!to_.caps && m_.logit_cap > 0) return no_place("capped logits (model.logit_cap)");
+    return {};
+  }
+
   Status check_window() {
-    if (m_.sliding_window == 0 || to_.window == Window::kKey) return {};
-    if (to_.window == Window::kNone) {
+    if (to_.window == Window::kPattern && m_.sliding_window == 0) {
+      return no_place("a model without a sliding window (model.sliding_window)");
+    }
+    if (m_.sliding_window == 0) return {};
+    if (to_.window != Window::kPattern) {
       out_.warnings.push_back(fmt::format(
-          "GGUF's architecture {} has no sliding window: llama.cpp lets a token see more than the {} before "
-          "it, and computes longer texts differently",
+          "llama.cpp computes {} without a sliding window: a token sees more than the {} before it, and longer "
+          "texts get other numbers",
           to_.name, m_.sliding_window));
       return {};
     }

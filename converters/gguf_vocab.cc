@@ -149,7 +149,7 @@ class Vocab {
       const json& pattern = json_field(part, "pattern");
       text = json_string(pattern, "Regex", json_string(pattern, "String"));
     } else {
-      text = type.empty() ? "not at all" : part.dump();
+      text = type.empty() ? "not at all" : json_text(part);
     }
     *out += (out->empty() ? "" : ", ") + text;
     return {};

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <atomic>
@@ -226,7 +227,8 @@ TEST_SUITE("converters/gguf") {
     CHECK(seen == std::set<std::string>{"gemma", "gemma2", "gemma3_text", "gpt2", "llama", "mistral", "mixtral", "phi3",
                                         "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2"});
     // Activations, scales and windows of these families that no key says.
-    for (const char* name : {"hf-gpt2-relu-unscaled", "hf-gpt2-erf-untied", "hf-llama-quick-gate"}) {
+    for (const char* name :
+         {"hf-gpt2-relu-unscaled", "hf-gpt2-erf-untied", "hf-llama-quick-gate", "hf-gemma2-uncapped"}) {
       CHECK(refused.contains(name));
     }
   }
@@ -335,6 +337,14 @@ TEST_SUITE("converters/gguf") {
     over.overwrite = true;
     REQUIRE_OK(exported(from, temp / "there.gguf", over));
     CHECK(slurp(temp / "there.gguf").starts_with("GGUF"));
+    REQUIRE(::mkfifo((temp / "pipe").c_str(), 0600) == 0);
+    fs::create_symlink(temp / "there.gguf", temp / "link");
+    for (const char* name : {"pipe", "link"}) {
+      const auto other = exported(from, temp / name, over);
+      REQUIRE(!other.ok());
+      CHECK(other.error().message.find("is no regular file") != std::string::npos);
+    }
+    CHECK(fs::is_fifo(temp / "pipe"));
 
     std::atomic<bool> stop = true;
     GgufExportOptions stopped = without_tokenizer();
