@@ -8,12 +8,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <deque>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "ckpt/format/names.h"
@@ -34,6 +35,7 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr int kNice = 10;
 constexpr double kGraceS = 5;  // from SIGTERM to SIGKILL, or a shorter timeout
+constexpr double kGoneS = 2;   // from SIGKILL until a command counts as one that nothing ends
 
 double seconds_since(SteadyClock::time_point begin) {
   return std::chrono::duration<double>(SteadyClock::now() - begin).count();
@@ -143,9 +145,16 @@ RunHooks::RunHooks(const std::vector<Hook>& hooks, const std::vector<Keep>& keep
 
 RunHooks::~RunHooks() {
   for (const auto& one : all_) {
-    if (!one->process) continue;
-    agent::signal_group(*one->process, SIGKILL);
-    agent::end_child(*one->process);
+    if (one->process) agent::signal_group(*one->process, SIGKILL);
+  }
+  // A killed command is gone at once, or nothing that this process does ends it.
+  const SteadyClock::time_point begin = SteadyClock::now();
+  for (const auto& one : all_) {
+    while (one->process && seconds_since(begin) < kGoneS) {
+      const Result<std::optional<agent::ExitStatus>> reaped = agent::reap_child(*one->process);
+      if (!reaped.ok() || reaped.value()) one->process.reset();
+      if (one->process) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
   }
 }
 
@@ -161,7 +170,9 @@ void RunHooks::hear(const json& event, int64_t step) {
   call.event["run"] = run_.string();
   if (!call.dir.empty()) call.event["dir"] = call.dir;
   for (const auto& one : all_) {
-    if (std::ranges::find(one->hook.events, on) != one->hook.events.end()) one->waiting = call;
+    if (std::ranges::find(one->hook.events, on) == one->hook.events.end()) continue;
+    one->waiting = call;
+    if (!one->process && one->may_start()) start(*one);
   }
   if (on == "saved" && wants_best_) tell_best(call.step);
 }
@@ -172,13 +183,13 @@ void RunHooks::tell_best(int64_t step) {
   if (rule == keep_.end()) return;
   const bool by_loss = rule->metric == Keep::Metric::kLoss;
   ckpt::PosixBackend io;
-  const Result<ckpt::Catalog> catalog = ckpt::list_unlabelled(io, run_ / "checkpoints");
+  const Result<ckpt::Catalog> catalog = ckpt::list_checkpoints(io, run_ / "checkpoints");
   if (!catalog.ok()) return callbacks_.say("warning: hooks of \"best\": " + catalog.error().message);
   const ckpt::CheckpointInfo* best = nullptr;
   const auto value_of = [&](const ckpt::CheckpointInfo& info) { return by_loss ? info.loss : info.valid_loss; };
   for (const ckpt::CheckpointInfo& info : catalog.value().checkpoints) {
     const std::optional<double> value = value_of(info);
-    if (!info.complete || !value || !std::isfinite(*value)) continue;
+    if (!info.complete || info.bad() || !value || !std::isfinite(*value)) continue;
     if (best == nullptr || *value < *value_of(*best)) best = &info;
   }
   if (best == nullptr || best->step != step) return;
@@ -225,8 +236,8 @@ void RunHooks::failed(One& one, const std::string& how, const std::vector<std::s
 /// Reaps a command that has ended, and ends the rest of its group.
 void RunHooks::take_end(One& one) {
   siginfo_t info{};
-  const bool ended = ::waitid(P_PID, static_cast<id_t>(one.process->pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-                     info.si_pid != 0;
+  const bool ended =
+      ::waitid(P_PID, static_cast<id_t>(one.process->pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
   if (!ended) return;
   agent::signal_group(*one.process, SIGKILL);  // before it is reaped: its number is its group's
   const Result<std::optional<agent::ExitStatus>> reaped = agent::reap_child(*one.process);
@@ -245,7 +256,8 @@ void RunHooks::poll() {
     if (one.process) take_end(one);
     if (one.process && seconds_since(one.began) > one.hook.timeout_s)
       one.end(fmt::format("was ended: it took longer than {}", telemetry::format_duration(one.hook.timeout_s)));
-    if (one.process && one.asked_to_end && !one.killed && seconds_since(*one.asked_to_end) > std::min(kGraceS, one.hook.timeout_s)) {
+    if (one.process && one.asked_to_end && !one.killed &&
+        seconds_since(*one.asked_to_end) > std::min(kGraceS, one.hook.timeout_s)) {
       agent::signal_group(*one.process, SIGKILL);
       one.killed = true;
     }
@@ -269,22 +281,32 @@ void RunHooks::finish(std::span<const int> stop_signals, const std::function<boo
   for (const auto& one : all_) {
     if (one->waiting) {
       one->current = *std::exchange(one->waiting, std::nullopt);
-      failed(*one, fmt::format("was not run: the run ends ({})", waited.interrupted || waited.late
-                                                                      ? waited.text()
-                                                                      : "at_most leaves no room"), {});
+      failed(*one,
+             fmt::format("was not run: the run ends ({})",
+                         waited.interrupted || waited.late ? waited.text() : "at_most leaves no room"),
+             {});
     }
     if (one->process) one->end(fmt::format("was ended: the run ends ({})", waited.text()));
   }
   const std::array<int, 0> no_signals{};
   wait_at_end(
       no_signals, [&] { return waited.late; },
-      [this](double) {
+      [this](double seconds) {
         poll();
-        return std::string(std::ranges::any_of(all_, [](const auto& one) { return one->process.has_value(); })
-                               ? "hooks that end"
-                               : "");
+        const bool some = std::ranges::any_of(all_, [](const auto& one) { return one->process.has_value(); });
+        return std::string(some && seconds < kGraceS + kGoneS ? "hooks that end" : "");
       },
       [](const std::string&) {});
+  for (const auto& one : all_) leave(*one);
+}
+
+/// A command that SIGKILL does not end (another user's, or one that waits for a dead disk) is left to the system.
+void RunHooks::leave(One& one) {
+  if (!one.process) return;
+  agent::signal_group(*one.process, SIGKILL);
+  callbacks_.say(fmt::format("warning: {} of {}, step {}: process {} does not end, and is left behind", one.name(),
+                             one.current.on, one.current.step, one.process->pid));
+  one.process.reset();
 }
 
 }  // namespace cairn::tools

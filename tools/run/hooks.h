@@ -1,7 +1,7 @@
 #pragma once
-// The commands of a recipe that the agent runs when something happens (`hooks`). Each is a process group of its own with
-// a deadline. A hook runs one command at a time, and the newest event that comes meanwhile waits. Neither ranks nor saves
-// wait for any; the end of the run does, for the hook's own timeout at most.
+// The commands of a recipe that the agent runs when something happens (`hooks`). Each is a process group of its own
+// with a deadline. A hook runs one command at a time, and the newest event that comes meanwhile waits. Neither ranks
+// nor saves wait for any; the end of the run does, for the hook's own timeout at most.
 //
 // Threads: the agent's event loop.
 
@@ -48,6 +48,7 @@ class RunHooks {
   struct One;
   void start(One& one);
   void take_end(One& one);
+  void leave(One& one);
   void failed(One& one, const std::string& how, const std::vector<std::string>& last_lines);
   void tell_best(int64_t step);
 
