@@ -46,7 +46,8 @@ struct Args {
 Result<std::vector<Tracker>> wanted(const Args& args) {
   using Kind = Tracker::Kind;
   std::vector<Tracker> out;
-  if (args.wandb) out.push_back({.kind = Kind::kWandb, .to = *args.wandb, .project = args.project, .entity = args.entity});
+  if (args.wandb)
+    out.push_back({.kind = Kind::kWandb, .to = *args.wandb, .project = args.project, .entity = args.entity});
   if (!args.mlflow.empty()) out.push_back({.kind = Kind::kMlflow, .to = args.mlflow, .project = args.project});
   if (!args.otlp.empty()) out.push_back({.kind = Kind::kOtlp, .to = args.otlp});
   if (!args.prometheus.empty()) out.push_back({.kind = Kind::kPrometheus, .to = args.prometheus});
@@ -81,7 +82,15 @@ Result<int> track_for_agent(const Args& args) {
             spdlog::warn("{}", error.message);
             ignore(events.send({{"event", "track_failed"}, {"message", error.message}}), "the agent is gone");
           },
-      .sent = [&](int64_t step) { ignore(events.send({{"event", "sent"}, {"step", step}}), "the agent is gone"); },
+      .warned =
+          [&](const std::string& text) {
+            spdlog::warn("{}", text);
+            ignore(events.send({{"event", "track_warned"}, {"message", text}}), "the agent is gone");
+          },
+      .sent =
+          [&](int64_t step) {
+            ignore(events.send({{"event", "sent"}, {"step", step}}), "the agent is gone");
+          },
       .patience_s = std::numeric_limits<double>::infinity()};
   RT_TRY(track(all[static_cast<size_t>(args.tracker - 1)], args.run, loop));
   return 0;
@@ -105,6 +114,11 @@ Result<int> track_all(const Args& args) {
                                [&](const Error& error) {
                                  const std::scoped_lock lock(mutex);
                                  fmt::print(stderr, "{}: {}; it is tried again\n", name, printable(error.message));
+                               },
+                           .warned =
+                               [&](const std::string& text) {
+                                 const std::scoped_lock lock(mutex);
+                                 fmt::print(stderr, "{}: warning: {}\n", name, printable(text));
                                },
                            .sent = [&](int64_t step) { last = step; },
                            .patience_s = kPatienceS};

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/core/url.h"
 #include "runtime/plan/rule_list.h"
 
 namespace cairn {
@@ -154,8 +155,7 @@ void data(RuleList& rules) {
                            recipe.model.mtp.depth, rules.where("model.mtp.depth", "data")),
                "0, or weigh = \"token\"");
   }
-  if (const MaskRepeats& mask = recipe.data.mask_repeats;
-      (mask.period > 0) != (mask.count > 0) || mask.count == 1)
+  if (const MaskRepeats& mask = recipe.data.mask_repeats; (mask.period > 0) != (mask.count > 0) || mask.count == 1)
     rules.fail("data",
                fmt::format("data.mask_repeats: {} tokens that stand {} times are no repeat", mask.period, mask.count),
                "T.repeats { period = 13, count = 32 }");
@@ -279,10 +279,19 @@ void trackers(RuleList& rules) {
     const Tracker& one = all[i];
     const std::string at = fmt::format("log.trackers[{}]", i + 1);
     const bool by_url = one.kind == Kind::kMlflow || one.kind == Kind::kOtlp;
-    if (by_url && one.to.rfind("http://", 0) != 0 && one.to.rfind("https://", 0) != 0)
+    if (by_url && has_user_information(one.to)) {  // the text of the URL is in messages, so it is not in this one
+      rules.fail(at,
+                 fmt::format("{}: its URL has a user in front of the host, but {} in the environment carries secrets",
+                             at, one.kind == Kind::kMlflow ? "MLFLOW_TRACKING_TOKEN" : "OTEL_EXPORTER_OTLP_HEADERS"),
+                 "the URL without user and password");
+    } else if (by_url && one.to.rfind("http://", 0) != 0 && one.to.rfind("https://", 0) != 0) {
       rules.fail(at, fmt::format("{}: \"{}\" is no URL", at, one.to), "http://... or https://...");
+    }
     if (one.kind == Kind::kPrometheus && one.to.empty())
       rules.fail(at, fmt::format("{}: T.prometheus names no file", at), "T.prometheus \"/path/run.prom\"");
+    if (one.kind == Kind::kPrometheus && !one.to.empty() && !one.to.ends_with(".prom"))
+      rules.fail(at, fmt::format("{}: the collector reads only names that end in \".prom\", not \"{}\"", at, one.to),
+                 "T.prometheus \"/path/run.prom\"");
     const bool twice = std::any_of(all.begin(), all.begin() + static_cast<ptrdiff_t>(i),
                                    [&](const Tracker& other) { return other.kind == one.kind && other.to == one.to; });
     if (twice) rules.fail(at, fmt::format("{}: this tracker is named twice", at), "each place once");
@@ -291,8 +300,8 @@ void trackers(RuleList& rules) {
 
 void hooks(RuleList& rules) {
   const Recipe& recipe = rules.recipe;
-  const bool has_best = std::ranges::any_of(recipe.checkpoint.keep,
-                                            [](const Keep& rule) { return rule.kind == Keep::Kind::kBest; });
+  const bool has_best =
+      std::ranges::any_of(recipe.checkpoint.keep, [](const Keep& rule) { return rule.kind == Keep::Kind::kBest; });
   for (size_t i = 0; i < recipe.hooks.size(); ++i) {
     const Hook& hook = recipe.hooks[i];
     const std::string at = fmt::format("hooks[{}]", i + 1);
@@ -300,12 +309,14 @@ void hooks(RuleList& rules) {
     if (hook.run.empty() || hook.run.front().empty())
       rules.fail(at, fmt::format("{}: run names no program", at), "run = { \"program\", \"argument\", ... }");
     if ((hook.at_most > 0) != (hook.within_s > 0))
-      rules.fail(at, fmt::format("{}: at_most and within count together, and {} is missing", at,
-                                 hook.at_most > 0 ? "within" : "at_most"),
+      rules.fail(at,
+                 fmt::format("{}: at_most and within count together, and {} is missing", at,
+                             hook.at_most > 0 ? "within" : "at_most"),
                  "at_most = 10, within = \"1h\"");
     if (std::ranges::find(hook.events, "best") != hook.events.end() && !has_best && rules.known({"checkpoint.keep"}))
-      rules.fail(at, fmt::format("{}: \"best\" is the checkpoint that T.best keeps, and checkpoint.keep has no T.best{}",
-                                 at, rules.where(at, "checkpoint.keep")),
+      rules.fail(at,
+                 fmt::format("{}: \"best\" is the checkpoint that T.best keeps, and checkpoint.keep has no T.best{}",
+                             at, rules.where(at, "checkpoint.keep")),
                  "checkpoint.keep = { T.best {...}, ... }");
   }
 }

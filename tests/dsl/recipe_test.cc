@@ -545,9 +545,10 @@ return require "base":with {
 
   TEST_CASE("trackers are read, and their mistakes are named") {
     const auto log = [](const std::string& trackers) { return with("log = { trackers = { " + trackers + " } }"); };
-    const Recipe r = load_good(log("T.wandb { \"llm\", entity = \"us\", tags = { \"a\", \"b\" } }, T.mlflow { "
-                                   "\"http://h:5000\", project = \"x\", finish = \"2min\" }, T.prometheus \"/p/a.prom\", "
-                                   "T.otlp { url = \"https://h\" }"));
+    const Recipe r =
+        load_good(log("T.wandb { \"llm\", entity = \"us\", tags = { \"a\", \"b\" } }, T.mlflow { "
+                      "\"http://h:5000\", project = \"x\", finish = \"2min\" }, T.prometheus \"/p/a.prom\", "
+                      "T.otlp { url = \"https://h\" }"));
     const std::vector<Tracker>& all = r.log.trackers;
     REQUIRE(all.size() == 4);
     CHECK(all[0].kind == Tracker::Kind::kWandb);
@@ -568,18 +569,29 @@ return require "base":with {
     CHECK(mistake("T.mlflow \"host:5000\"").find("log.trackers[1]: \"host:5000\" is no URL") != std::string::npos);
     CHECK(mistake("T.otlp {}").find("T.otlp must begin with the collector") != std::string::npos);
     CHECK(mistake("T.prometheus \"\"").find("names no file") != std::string::npos);
+    CHECK(mistake("T.prometheus \"/p/a.txt\"").find("names that end in \".prom\", not \"/p/a.txt\"") !=
+          std::string::npos);
+    for (const char* const url : {"https://me:s3cret@h/a", "me:s3cret@h"}) {
+      const std::string said = mistake(std::string("T.mlflow \"") + url + "\"");
+      CHECK(said.find("MLFLOW_TRACKING_TOKEN in the environment") != std::string::npos);
+      CHECK(said.find("s3cret") == std::string::npos);
+    }
+    CHECK(mistake("T.otlp \"http://me@h\"").find("OTEL_EXPORTER_OTLP_HEADERS in the environment") != std::string::npos);
+    CHECK(load_good(log("T.otlp \"https://h/a@b\"")).log.trackers.size() == 1);
     CHECK(mistake("T.otlp \"http://h\", T.otlp \"http://h\"").find("is named twice") != std::string::npos);
     CHECK(mistake("T.wandb { \"p\", tag = { \"x\" } }").find("no such field in wandb; did you mean `tags`?") !=
           std::string::npos);
-    CHECK(mistake("T.place \"x\"").find("must be a list of T.wandb {...}, T.mlflow {...}, T.prometheus {...} and T.otlp {...}") != std::string::npos);
+    CHECK(mistake("T.place \"x\"")
+              .find("must be a list of T.wandb {...}, T.mlflow {...}, T.prometheus {...} and T.otlp {...}") !=
+          std::string::npos);
   }
 
   TEST_CASE("hooks are read, and their mistakes are named") {
     const std::string best = "checkpoint = { keep = { T.best { metric = \"loss\" } } }, ";
-    const Recipe r = load_good(with(best +
-                                    "hooks = { T.on { \"saved\", \"best\", run = { \"up\", \"{step}\" }, timeout = "
-                                    "\"10min\" }, T.on { events = { \"ended\" }, run = { \"tell\" }, at_most = 10, "
-                                    "within = \"1h\" } }"));
+    const Recipe r =
+        load_good(with(best + "hooks = { T.on { \"saved\", \"best\", run = { \"up\", \"{step}\" }, timeout = "
+                              "\"10min\" }, T.on { events = { \"ended\" }, run = { \"tell\" }, at_most = 10, "
+                              "within = \"1h\" } }"));
     REQUIRE(r.hooks.size() == 2);
     CHECK(r.hooks[0].events == std::vector<std::string>{"saved", "best"});
     CHECK(r.hooks[0].run == std::vector<std::string>{"up", "{step}"});
@@ -592,8 +604,9 @@ return require "base":with {
     CHECK(encode_recipe(load_good(kBase)).find("hooks") == std::string::npos);  // stored recipes keep their hash
     CHECK(load_good(with("hooks = T.on { \"sdc\", run = { \"x\" } }")).hooks.size() == 1);
     const auto mistake = [](const std::string& hook) { return only_mistake(with("hooks = { " + hook + " }")); };
-    CHECK(mistake("T.on { \"saves\", run = { \"x\" } }").find("hooks[1].events: \"saves\" is not one of best, copied,") !=
-          std::string::npos);
+    CHECK(
+        mistake("T.on { \"saves\", run = { \"x\" } }").find("hooks[1].events: \"saves\" is not one of best, copied,") !=
+        std::string::npos);
     CHECK(mistake("T.on { \"saved\", 3, run = { \"x\" } }").find("hooks[1].events") != std::string::npos);
     CHECK(mistake("T.on { run = { \"x\" } }").find("T.on must begin with the events") != std::string::npos);
     CHECK(mistake("T.on { \"saved\" }").find("hooks[1].run is missing") != std::string::npos);

@@ -7,11 +7,13 @@ import urllib.parse
 
 
 class Standin:
-    """`faults`: what becomes of the next requests, in order: "ok", "500", "401", "cut" (no answer, nothing stored),
-    "lost" (stored, no answer), "half" (half of the batch is stored, then 500)."""
+    """`faults`: what becomes of the next requests, in order: "ok", a status as "500" or "401" (nothing stored), "cut" (no
+    answer, nothing stored), "lost" (stored, no answer), "half" (half of the batch is stored, then 500), "partial" (OTLP:
+    stored, and the answer names rejected points)."""
 
     def __init__(self, port=0):
         self.faults = []
+        self.most_bytes = None  # of a body; beyond it 413
         self.requests = []  # (path, headers)
         self.after = None  # called with the number of requests so far, behind each
         self.lock = threading.Lock()
@@ -37,17 +39,21 @@ class Standin:
                     outer.requests.append((self.path, dict(self.headers)))
                     fault = outer.faults.pop(0) if outer.faults else "ok"
                     status, answer = (200, {})
-                    if fault in ("ok", "lost", "half"):
+                    if outer.most_bytes is not None and size > outer.most_bytes:
+                        fault = "413"
+                    if fault in ("ok", "lost", "half", "partial"):
                         status, answer = outer.store(self.path, body, half=fault == "half")
                 if outer.after:
                     outer.after(len(outer.requests))
                 if fault in ("cut", "lost"):
                     self.close_connection = True
                     self.connection.close()
-                elif fault in ("500", "half"):
+                elif fault == "half":
                     self.respond(500, {"error_code": "INTERNAL_ERROR"})
-                elif fault == "401":
-                    self.respond(401, {"message": "who are you?"})
+                elif fault == "partial":
+                    self.respond(200, {"partialSuccess": {"rejectedDataPoints": "3", "errorMessage": "too old"}})
+                elif fault.isdigit():
+                    self.respond(int(fault), {"message": "not this"})
                 else:
                     self.respond(status, answer)
 
@@ -102,10 +108,15 @@ class Mlflow(Standin):
             for key, step, value, time in self.metrics:
                 latest[key] = max(latest.get(key, (-1,)), (step, value, time))
             metrics = [{"key": k, "step": s, "value": v, "timestamp": t} for k, (s, v, t) in latest.items()]
-            return 200, {"run": {"info": {"run_id": query["run_id"], "status": self.runs[query["run_id"]]["status"]},
-                                 "data": {"metrics": metrics} if metrics else {}}}
+            one = self.runs[query["run_id"]]
+            data = {"metrics": metrics, "params": [{"key": k, "value": v} for k, v in one["params"].items()]}
+            return 200, {"run": {"info": {"run_id": query["run_id"], "status": one["status"]},
+                                 "data": {key: some for key, some in data.items() if some}}}
         if call == "runs/log-batch":
             metrics = body.get("metrics", [])
+            if any(self.runs[body["run_id"]]["params"].get(one["key"]) not in (None, one["value"])
+                   for one in body.get("params", [])):
+                return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "a param never changes"}
             assert len(metrics) <= 1000 and len(body.get("params", [])) <= 100
             for one in metrics[:len(metrics) // 2] if half else metrics:
                 self.metrics.append((one["key"], one["step"], one["value"], one["timestamp"]))

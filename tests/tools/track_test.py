@@ -2,7 +2,9 @@
 
 import json
 import os
+import pathlib
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -41,20 +43,31 @@ class Track(ProgramTest):
         self.addCleanup(out.stop)
         return out
 
-    def assert_mlflow(self, server, steps):
-        """Every value of every step once, and each name's steps ascending."""
+    def recipe(self):
+        """A recipe of more parameters than one request takes."""
+        self.write("run/recipe.resolved.json", json.dumps({"name": "tiny", "many": {f"p{k}": k for k in range(150)}}))
+        return {"name": "tiny", **{f"many.p{k}": str(k) for k in range(150)}}
+
+    def state_file(self, run="run"):
+        (name,) = (n for n in os.listdir(self.path(f"{run}/tracking")) if n.endswith(".json"))
+        return self.path(f"{run}/tracking/{name}")
+
+    def assert_mlflow(self, server, steps, ends=None):
+        """Every value of every step once, and each name's steps ascending; `ends`: steps that the event "end" has."""
         by_key = {}
         for key, step, value, time in server.metrics:
-            self.assertEqual(time, (1000 + step) * 1000)
+            self.assertEqual(time, 1e12 if key == "events/end" else (1000 + step) * 1000)
             by_key.setdefault(key, []).append((step, value))
+        self.assertEqual(by_key.pop("events/end"), [(step, 1) for step in ends or [steps[-1] + 1]])
         self.assertEqual(sorted(by_key), ["loss", "lr", "source_loss/web", "split_ms/forward"])
         for key, got in by_key.items():
             self.assertEqual(got, [(step, self.steps[step][key]) for step in steps], key)
 
     def test_mlflow_has_each_step_once_whatever_becomes_of_requests(self):
         self.run_folder(range(1, 901))
+        params = self.recipe()
         server = self.server(track_servers.Mlflow)
-        server.faults = ["500", "ok", "lost", "cut", "ok", "ok", "ok", "ok", "half", "ok", "lost", "500", "ok", "cut", "ok", "half"]
+        server.faults = ["500", "ok", "lost", "ok", "ok", "ok", "ok", "lost", "ok", "ok", "half", "ok", "lost", "ok", "cut", "500"]
         done = self.cairn("track", "run", "--mlflow", server.url, "--project", "exp",
                           env={"MLFLOW_TRACKING_TOKEN": "s3cret"})
         self.assertEqual(server.faults, [])
@@ -64,21 +77,54 @@ class Track(ProgramTest):
         self.assertEqual(list(server.experiments), ["exp"])
         (run, one), = server.runs.items()
         self.assertEqual((one["status"], one["tags"]["cairn_run"]), ("FINISHED", "0123-ab"))
+        self.assertEqual(one["params"], params)
         self.assertTrue(all(h["Authorization"] == "Bearer s3cret" for _, h in server.requests))
         self.assertNotIn("s3cret", done.stdout + done.stderr)
         # Again: nothing new. The run continues: the rest, in the same run.
         self.assertIn("nothing new", self.cairn("track", "run", "--mlflow", server.url, "--project", "exp").stdout)
+        self.assertEqual(one["status"], "FINISHED")
         self.add("run/metrics.jsonl", '{"resumed_at":890}\n')
         self.lines(range(891, 951))
         self.cairn("track", "run", "--mlflow", server.url, "--project", "exp")
-        self.assert_mlflow(server, range(1, 951))
-        self.assertEqual(len(server.runs), 1)
-        os.remove(self.path("run/tracking/" + next(n for n in os.listdir(self.path("run/tracking")) if n.endswith("json"))))
+        self.assert_mlflow(server, range(1, 951), ends=[901, 951])
+        self.assertEqual((len(server.runs), one["status"]), (1, "FINISHED"))
+        os.remove(self.state_file())
         self.cairn("track", "run", "--mlflow", server.url, "--project", "exp")  # what was lost here is known there
-        self.assert_mlflow(server, range(1, 951))
+        self.assert_mlflow(server, range(1, 951), ends=[901, 951])
+        self.assertEqual((one["status"], one["params"]), ("FINISHED", params))
+
+    def test_a_damaged_file_of_a_tracker_is_set_aside_and_the_service_is_asked(self):
+        self.run_folder(range(1, 301))
+        server = self.server(track_servers.Mlflow)
+        args = ["track", "run", "--mlflow", server.url]
+        self.cairn(*args)
+        state = self.state_file()
+        with open(state) as f:
+            known = json.load(f)
+        for damaged in ["", "{", "[]", json.dumps({**known, "note": "x"}), json.dumps({**known, "position": {"step": -1}})]:
+            with open(state, "w") as f:
+                f.write(damaged)
+            said = self.cairn(*args).stderr
+            self.assertIn(f"the file is now {os.path.basename(state)}.damaged", said)
+            with open(state + ".damaged") as f:
+                self.assertEqual(f.read(), damaged)
+            self.assert_mlflow(server, range(1, 301))
+            with open(state) as f:
+                self.assertEqual(json.load(f), known)
+        self.assertEqual([one["status"] for one in server.runs.values()], ["FINISHED"])
+
+    def test_a_batch_that_mlflow_refuses_blocks_no_later_one(self):
+        self.run_folder(range(1, 901))
+        server = self.server(track_servers.Mlflow)
+        server.faults = 6 * ["ok"] + ["400", "403"]  # behind those of the opening, and a batch
+        said = self.cairn("track", "run", "--mlflow", server.url).stderr
+        self.assertIn("mlflow: warning: POST", said)
+        self.assertIn("HTTP 403", said)  # refuses the sender, and not the batch: it comes again
+        self.assertEqual([step for key, step, _, _ in server.metrics if key == "loss"], [*range(1, 201), *range(401, 901)])
 
     def test_mlflow_has_each_step_once_though_the_sender_is_killed_at_any_request(self):
         self.run_folder(range(1, 1601))
+        params = self.recipe()
         server = self.server(track_servers.Mlflow)
         args = [self.program, "track", "run", "--mlflow", server.url]
         kills = 0
@@ -101,7 +147,8 @@ class Track(ProgramTest):
         self.assertEqual(code, 0)
         self.assertGreater(kills, 5)
         self.assert_mlflow(server, range(1, 1601))
-        self.assertEqual(len(server.runs), 1)
+        (run, one), = server.runs.items()
+        self.assertEqual((one["status"], one["params"]), ("FINISHED", params))
 
     def test_otlp_has_each_point_once(self):
         self.run_folder(range(1, 501), ended=False)
@@ -109,7 +156,7 @@ class Track(ProgramTest):
         server = self.server(track_servers.Collector)
         server.faults = ["500", "ok", "lost", "cut"]
         done = self.cairn("track", "run", "--otlp", server.url,
-                          env={"OTEL_EXPORTER_OTLP_HEADERS": "api-key=s%3Dcret,x-team=a"})
+                          env={"OTEL_EXPORTER_OTLP_HEADERS": "api-key=s%3Dcret, x-team = a "})
         self.assertNotIn("cret", done.stdout + done.stderr)
         self.assertEqual({(h["api-key"], h["x-team"]) for _, h in server.requests}, {("s=cret", "a")})
         self.assertEqual(server.resources[0], {"service.name": "cairn", "cairn.run.name": "run", "cairn.run.id": "0123-ab"})
@@ -123,6 +170,27 @@ class Track(ProgramTest):
         self.assertEqual(got["cairn.split_seconds", (("phase", "forward"),)][times[0]], 5.5e-3)
         self.assertEqual(list(got["cairn.step", ()].values()), list(range(1, 501)))
         self.assertEqual(got["cairn.events_total", (("event", "saved"),)], {times[3]: 1})
+        self.assertEqual(got["cairn.events_total", (("event", "end"),)], {10**18: 1})
+
+    def test_points_that_a_collector_refuses_block_no_later_ones(self):
+        self.run_folder(range(1, 901), ended=False)
+        server = self.server(track_servers.Collector)
+        server.faults = ["ok", "400", "partial", "404"]
+        said = self.cairn("track", "run", "--otlp", server.url).stderr
+        self.assertEqual(said.count("warning"), 1)
+        self.assertIn("HTTP 400", said)
+        steps = [value for name, _, _, value in server.points if name == "cairn.step"]
+        self.assertEqual(steps, [*range(1, 201), *range(401, 601), *range(801, 901)])
+        self.assertIn("nothing new", self.cairn("track", "run", "--otlp", server.url).stdout)
+        rejecting = self.server(track_servers.Collector)
+        rejecting.faults = ["partial"]
+        said = self.cairn("track", "run", "--otlp", rejecting.url).stderr
+        self.assertIn("has rejected 3 data points: too old", said)
+        self.assertEqual([value for name, _, _, value in rejecting.points if name == "cairn.step"], list(range(1, 901)))
+        small = self.server(track_servers.Collector)
+        small.most_bytes = 20000
+        self.assertNotIn("warning", self.cairn("track", "run", "--otlp", small.url).stderr)
+        self.assertEqual([value for name, _, _, value in small.points if name == "cairn.step"], list(range(1, 901)))
 
     def test_a_service_that_says_no_is_named_and_one_that_is_away_is_waited_for(self):
         self.run_folder(range(1, 11))
@@ -145,6 +213,11 @@ class Track(ProgramTest):
         said = self.cairn("track", "run", "--mlflow", server.url).stderr
         self.assertIn("HTTP 401", said)
         self.assertIn("is no URL", self.cairn("track", "run", "--otlp", "host:4318", code=2).stderr)
+        for kind, variable in [("otlp", "OTEL_EXPORTER_OTLP_HEADERS"), ("mlflow", "MLFLOW_TRACKING_TOKEN")]:
+            said = self.cairn("track", "run", f"--{kind}", "http://me:s3cret@host", code=2).stderr
+            self.assertIn(f"{variable} in the environment", said)
+            self.assertNotIn("s3cret", said)
+        self.assertIn('end in ".prom"', self.cairn("track", "run", "--prometheus", "run.txt", code=2).stderr)
         self.assertIn("recipe.resolved.json: No such file", self.cairn("track", "run", code=2).stderr)
         self.assertIn("is this a run folder?", self.cairn("track", "nowhere", "--wandb", "w", code=2).stderr)
 
@@ -167,14 +240,14 @@ class Track(ProgramTest):
                 kills += process.wait() == -signal.SIGKILL
         self.assertGreater(kills, 2)
         with open(self.path("run/events.jsonl"), "w") as f:
-            f.write('{"event":"end","time":1,"exit_code":0}\n')
+            f.write('{"event":"end","time":1e9,"exit_code":0}\n')
         self.cairn(*args[1:])
         got = wandb_reader.read(self.wandb_file())
+        self.assertEqual(got["history"].pop(), {"_step": 20001, "_timestamp": 1e9, "events/end": 1})
         self.assertEqual([row["_step"] for row in got["history"]], list(range(1, 20001)))
         for row in got["history"]:
             step = row.pop("_step")
             self.assertEqual(row.pop("_timestamp"), 1000 + step)
-            row.pop("events/end", None)
             self.assertEqual(row, self.steps[step])
         self.assertEqual(got["exit"], [0])
         self.assertEqual({k: got["run"][k] for k in ("id", "project", "entity", "name")},
@@ -186,12 +259,45 @@ class Track(ProgramTest):
         self.lines(range(20001, 20010))
         self.cairn(*args[1:])
         got = wandb_reader.read(self.wandb_file())
-        self.assertEqual([row["_step"] for row in got["history"]], list(range(1, 20010)))
+        self.assertEqual([row["_step"] for row in got["history"] if "loss" in row], list(range(1, 20010)))
+        self.assertEqual(got["history"][-1], {"_step": 20010, "_timestamp": 1e9, "events/end": 1})
         self.assertEqual(got["exit"], [0])
-        # A file that was cut is written anew.
-        os.truncate(self.wandb_file(), 100)
-        self.cairn(*args[1:])
-        self.assertEqual(len(wandb_reader.read(self.wandb_file())["history"]), 20009)
+
+    def test_wandb_begins_a_file_anew_that_was_cut_or_removed(self):
+        self.run_folder(range(1, 101))
+        args = ["track", "run", "--wandb", "w"]
+        self.cairn(*args)
+        for damage in [lambda: os.truncate(self.wandb_file(), 100), lambda: os.remove(self.wandb_file()),
+                       lambda: shutil.rmtree(self.path("w")), lambda: self.write(self.state_file(), "{")]:
+            damage()
+            self.assertIn("warning", self.cairn(*args).stderr)
+            got = wandb_reader.read(self.wandb_file())
+            self.assertEqual(([row["_step"] for row in got["history"]], got["exit"]), (list(range(1, 102)), [0]))
+
+    def test_a_copy_of_a_run_writes_no_file_of_the_original(self):
+        for to in ["run/wandb", "w"]:
+            self.run_folder(range(1, 11), ended=False)
+            args = ["--wandb", os.path.abspath(self.path(to)), "--project", "p"]
+            self.cairn("track", "run", *args)
+            (file,) = pathlib.Path(self.path(to)).glob("offline-run-*/*.wandb")
+            before = file.read_bytes()
+            shutil.copytree(self.path("run"), self.path("copy"))
+            self.lines(range(11, 13), "copy")
+            self.cairn("track", "copy", *args)
+            self.assertEqual(file.read_bytes(), before)
+            (own,) = {*pathlib.Path(self.folder.name).glob("**/offline-run-*/*.wandb")} - {file}
+            self.assertEqual([row["_step"] for row in wandb_reader.read(own)["history"]], list(range(1, 13)))
+            self.lines(range(11, 12))
+            self.cairn("track", "run", *args)
+            self.assertEqual([row["_step"] for row in wandb_reader.read(file)["history"]], list(range(1, 12)))
+            shutil.rmtree(self.path("copy"))
+            # A run that was moved keeps its file.
+            os.rename(self.path("run"), self.path("copy"))
+            self.lines(range(12, 14), "copy")
+            self.cairn("track", "copy", *args)
+            moved = file if to == "w" else pathlib.Path(str(file).replace("/run/", "/copy/"))
+            self.assertEqual([row["_step"] for row in wandb_reader.read(moved)["history"]], list(range(1, 14)))
+            shutil.rmtree(self.path("copy"))
 
     def test_prometheus_has_the_newest_step(self):
         self.run_folder(range(1, 4))

@@ -22,7 +22,8 @@ using nlohmann::json;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr double kFirstRestartS = 5, kLongestRestartS = 300, kStartAgainS = 60;
-constexpr double kToldAfterS = 2;  // that the end of the run waits
+constexpr double kLastRestartS = 1;  // while the run's end waits
+constexpr double kToldAfterS = 2;    // that the end of the run waits
 
 SteadyClock::time_point in_seconds(double seconds) {
   return SteadyClock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds));
@@ -41,10 +42,14 @@ void Helper::send(char c) {
     const ssize_t n = ::write(control_.get(), &c, 1);  // full or gone: it looks by itself
 }
 
+void Helper::restart_in(double seconds) {
+  restart_at_ = in_seconds(finishing_ ? std::min(kLastRestartS, seconds) : seconds);
+}
+
 void Helper::start() {
   const auto later = [&](const std::string& why) {
     if (!std::exchange(told_, true)) options_.not_started(why);
-    restart_at_ = in_seconds(kStartAgainS);
+    restart_in(kStartAgainS);
   };
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return later(fmt::format("pipe: {}", std::strerror(errno)));
@@ -54,8 +59,8 @@ void Helper::start() {
   std::vector<std::string> argv = {"/proc/self/exe"};
   argv.insert(argv.end(), options_.words.begin(), options_.words.end());
   argv.insert(argv.end(), {"--control-fd", std::to_string(theirs.get())});
-  Result<agent::ChildProcess> started = agent::start_child(
-      {.argv = std::move(argv), .inherit_fds = {theirs.get()}, .log_path = options_.log.string()});
+  Result<agent::ChildProcess> started =
+      agent::start_child({.argv = std::move(argv), .inherit_fds = {theirs.get()}, .log_path = options_.log.string()});
   if (!started.ok()) return later(started.error().message);
   process_ = std::move(started).value();
   if (finishing_) send('f');
@@ -68,6 +73,7 @@ void Helper::worked() {
 
 void Helper::finish() {
   finishing_ = true;
+  restart_at_ = std::min(restart_at_, in_seconds(kLastRestartS));
   send('f');
 }
 
@@ -102,7 +108,7 @@ void Helper::poll() {
   }
   if (!std::exchange(told_, true)) options_.died(agent::describe(status), agent::log_tail(*process_, 3));
   process_.reset();
-  restart_at_ = in_seconds(restart_s_);
+  restart_in(restart_s_);
   restart_s_ = std::min(kLongestRestartS, 2 * restart_s_);
 }
 

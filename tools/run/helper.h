@@ -43,11 +43,13 @@ class Helper {
   void poll();
   /// It has done something: a death counts as the first from here on.
   void worked();
+  /// The work should end. A death from here on is followed by another start within a second.
   void finish();
   bool finished() const { return finished_; }
 
  private:
   void send(char c);
+  void restart_in(double seconds);
   void take_events();
 
   Options options_;

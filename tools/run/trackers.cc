@@ -34,21 +34,28 @@ void RunTrackers::start() {
     Child& child = *children_.back();
     child.number = i + 1;
     child.finish_s = trackers_[i].finish_s;
-    const auto failed = [this, &child](const std::string& why, const std::string& more) {
-      callbacks_.say(fmt::format("warning: {}: {}; nothing is lost, it is tried again{}", child.name(), why, more));
+    const auto warn = [this, &child](const std::string& why, const std::string& more) {
+      callbacks_.say(fmt::format("warning: {}: {}{}", child.name(), why, more));
       callbacks_.record({{"event", "track_failed"}, {"tracker", child.number}, {"message", why}});
     };
-    child.process.emplace(Helper::Options{
-        .words = {"track", run_.string(), "--tracker", std::to_string(child.number)},
-        .log = run_ / "logs" / fmt::format("track-{}.log", child.number),
-        .take =
-            [&child, failed](const json& event) {
-              if (json_string(event, "event") == "sent") child.process->worked();
-              if (json_string(event, "event") == "track_failed") failed(json_string(event, "message"), "");
-            },
-        .not_started = [failed](const std::string& why) { failed(why, ""); },
-        .died = [failed](const std::string& how,
-                         const std::vector<std::string>& last) { failed(how, fmt::format("\n  {}", fmt::join(last, "\n  "))); }});
+    const auto failed = [warn](const std::string& why, const std::string& more) {
+      warn(why, "; nothing is lost, it is tried again" + more);
+    };
+    child.process.emplace(Helper::Options{.words = {"track", run_.string(), "--tracker", std::to_string(child.number)},
+                                          .log = run_ / "logs" / fmt::format("track-{}.log", child.number),
+                                          .take =
+                                              [&child, warn, failed](const json& event) {
+                                                if (json_string(event, "event") == "sent") child.process->worked();
+                                                if (json_string(event, "event") == "track_failed")
+                                                  failed(json_string(event, "message"), "");
+                                                if (json_string(event, "event") == "track_warned")
+                                                  warn(json_string(event, "message"), "");
+                                              },
+                                          .not_started = [failed](const std::string& why) { failed(why, ""); },
+                                          .died =
+                                              [failed](const std::string& how, const std::vector<std::string>& last) {
+                                                failed(how, fmt::format("\n  {}", fmt::join(last, "\n  ")));
+                                              }});
     child.process->start();
   }
 }
@@ -73,9 +80,10 @@ void RunTrackers::finish(std::span<const int> stop_signals, const std::function<
       callbacks_.say);
   for (const auto& child : children_) {
     if (child->process->finished()) continue;
-    callbacks_.say(fmt::format("not everything is sent to {} ({}); the next start of this run, or `cairn track {}`, sends "
-                               "the rest",
-                               child->name(), waited.text(), run_.string()));
+    callbacks_.say(
+        fmt::format("not everything is sent to {} ({}); the next start of this run, or `cairn track {}`, sends "
+                    "the rest",
+                    child->name(), waited.text(), run_.string()));
   }
 }
 

@@ -1,5 +1,5 @@
-// Prometheus by a file, as the textfile collector of its node exporter reads it: the newest value of each name. The file
-// is replaced at once; nothing of before is in it.
+// Prometheus by a file, as the textfile collector of its node exporter reads it: the newest value of each name. The
+// file is replaced at once; nothing of before is in it.
 #include <fmt/format.h>
 
 #include <map>
@@ -38,6 +38,7 @@ class Prometheus final : public TrackService {
 
   Status send(std::span<const TrackedStep> steps, json& note) override {
     json& values = note["values"];
+    if (!values.is_object()) values = json::object();
     for (const TrackedStep& step : steps) {
       for (const auto& [name, value] : step.values) values[name] = value;
       values["step"] = step.step;
@@ -46,15 +47,19 @@ class Prometheus final : public TrackService {
     return write(values);
   }
 
-  Status finish(int64_t exit_code, json& note) override {
-    note["values"]["exit_code"] = exit_code;
-    return write(note["values"]);
+  Status finish(const TrackedEnd& end, json& note) override {
+    json& values = note["values"];
+    if (!values.is_object()) values = json::object();
+    for (const auto& [name, value] : end.late.values) values[name] = value;
+    values["exit_code"] = end.exit_code;
+    return write(values);
   }
 
  private:
   Status write(const json& values) const {
     std::map<std::string, std::pair<bool, std::string>> families;  // a counter; its lines
     for (const auto& [name, value] : values.items()) {
+      if (!value.is_number()) continue;
       const MetricName metric = metric_name(name);
       auto& [counts, lines] = families["cairn_" + metric.name];
       counts = metric.counts;
@@ -77,6 +82,11 @@ class Prometheus final : public TrackService {
 }  // namespace
 
 Result<std::unique_ptr<TrackService>> open_prometheus(const Tracker& tracker) {
+  if (!tracker.to.ends_with(".prom")) {
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("prometheus: the collector reads only names that end in \".prom\", not \"{}\"", tracker.to)};
+  }
   return std::unique_ptr<TrackService>(std::make_unique<Prometheus>(tracker.to));
 }
 

@@ -96,7 +96,8 @@ Result<TrackBatch> TrackReader::next(int64_t most) {
   TrackBatch out{.steps = {}, .behind = at_};
   TrackPosition& at = out.behind;
   std::string line, event_line;
-  while (std::ssize(out.steps) < most && at.metrics_bytes < looked_bytes_ && read_line(metrics, at.metrics_bytes, line)) {
+  while (std::ssize(out.steps) < most && at.metrics_bytes < looked_bytes_ &&
+         read_line(metrics, at.metrics_bytes, line)) {
     const int64_t begin = at.metrics_bytes;
     at.metrics_bytes += std::ssize(line) + 1;
     const json record = json_or_nothing(line);
@@ -115,6 +116,22 @@ Result<TrackBatch> TrackReader::next(int64_t most) {
     at.step = *step;
     out.steps.push_back(std::move(one));
   }
+  return out;
+}
+
+TrackedStep TrackReader::late_events() const {
+  TrackedStep out{.step = at_.step + 1};
+  std::ifstream events(run_ / "events.jsonl", std::ios::binary);
+  std::map<std::string, int64_t> counts = at_.counts, changed;
+  std::string line;
+  for (int64_t at = at_.events_bytes; read_line(events, at, line); at += std::ssize(line) + 1) {
+    const json event = json_or_nothing(line);
+    const std::string kind = json_string(event, "event");
+    if (kind.empty()) continue;
+    changed[kind] = ++counts[kind];
+    out.time = std::max(out.time, json_number(event, "time"));
+  }
+  for (const auto& [kind, count] : changed) out.values.emplace_back("events/" + kind, static_cast<double>(count));
   return out;
 }
 

@@ -3,8 +3,8 @@
 // them. The files are the buffer: a reader holds a batch, and where it stands is a few numbers.
 //
 // A step that was done again (metrics.jsonl says "resumed_at") and has not been given yet is left out where the line of
-// the run left it, and given where the line that counts has it. One that was given stays as it was: trackers cannot take
-// it back. So after a roll back the next step given is the first beyond the one given last.
+// the run left it, and given where the line that counts has it. One that was given stays as it was: trackers cannot
+// take it back. So after a roll back the next step given is the first beyond the one given last.
 
 #include <cstdint>
 #include <filesystem>
@@ -46,6 +46,9 @@ class TrackReader {
 
   /// At most `most` steps. Errors: kIo; kInvalidInput where the folder has no metrics.jsonl.
   Result<TrackBatch> next(int64_t most);
+  /// The events behind the position, as values "events/KIND" of the step behind the last one, at the time of the newest
+  /// of them. The position stays: next() gives them with its first step.
+  TrackedStep late_events() const;
   /// next() continues behind this batch.
   void given(const TrackBatch& batch) { at_ = batch.behind; }
   const TrackPosition& position() const { return at_; }

@@ -16,6 +16,11 @@ std::string tracker_kind(const Tracker& tracker) {
   return "otlp";
 }
 
+void TrackService::refused(const std::string& warning) {
+  if (!std::exchange(warned_, true))
+    warnings_.push_back(warning + "; it counts as sent, and so does what is refused later");
+}
+
 Result<std::unique_ptr<TrackService>> open_service(const Tracker& tracker) {
   switch (tracker.kind) {
     case Tracker::Kind::kWandb:

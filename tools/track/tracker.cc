@@ -43,15 +43,45 @@ Result<State> read_state(const fs::path& path) {
   if (!position.ok()) return std::move(position).error().with(path.string());
   out.position = std::move(position).value();
   out.note = json_field(parsed.value(), "note");
+  if (!out.note.is_object()) return Error{ErrorCode::kCorrupt, path.string() + ": expected an object \"note\""};
   out.ended = json_flag(parsed.value(), "ended");
   return out;
 }
 
-Status write_state(const fs::path& path, const State& state) {
-  return place_file(
-      path, json_text(json{{"position", to_json(state.position)}, {"note", state.note}, {"ended", state.ended}}) + "\n",
-      Durable::kNo);
+/// The same. A damaged file is set aside, with a warning, and the state is a new one: services find out what they have.
+Result<State> read_state_or_begin(const fs::path& path, const std::function<void(const std::string&)>& warn) {
+  Result<State> known = read_state(path);
+  if (known.ok() || known.error().code != ErrorCode::kCorrupt) return known;
+  fs::path aside = path;
+  aside += ".damaged";
+  std::error_code problem;
+  fs::rename(path, aside, problem);
+  if (problem) return os_error(problem.value(), path.string());
+  if (warn) {
+    warn(fmt::format("{}; the file is now {}, and the service is asked for what it has", known.error().message,
+                     aside.filename().string()));
+  }
+  return State{};
 }
+
+/// Writes the state where it has changed.
+class StateFile {
+ public:
+  explicit StateFile(fs::path path) : path_(std::move(path)) {}
+
+  Status write(const State& state) {
+    const std::string text =
+        json_text(json{{"position", to_json(state.position)}, {"note", state.note}, {"ended", state.ended}}) + "\n";
+    if (text == written_) return {};
+    RT_TRY(place_file(path_, text));
+    written_ = text;
+    return {};
+  }
+
+ private:
+  fs::path path_;
+  std::string written_;
+};
 
 Result<TrackedRun> tracked_run(const fs::path& run) {
   TrackedRun out{.folder = fs::absolute(run).lexically_normal(), .id = run_id_of(run), .recipe = {}};
@@ -103,7 +133,8 @@ Status track(const Tracker& tracker, const fs::path& run, const TrackLoop& loop)
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     return Error{ErrorCode::kUnavailable, fmt::format("{}: another process sends this already", path.string()), EBUSY};
   }
-  RT_TRY_SET(State state, read_state(path));
+  RT_TRY_SET(State state, read_state_or_begin(path, loop.warned));
+  StateFile file(path);
   TrackReader reader(run, state.position);
   Patience patience(loop.patience_s);
   bool open = false, told = false;
@@ -116,18 +147,22 @@ Status track(const Tracker& tracker, const fs::path& run, const TrackLoop& loop)
       RT_TRY(service->send(batch.steps, state.note));
       state.ended = false;
     }
-    const std::optional<int64_t> exit_code = last && batch.steps.empty() && !state.ended ? exit_code_of(run) : std::nullopt;
-    if (exit_code) RT_TRY(service->finish(*exit_code, state.note));
+    const std::optional<int64_t> exit_code =
+        last && batch.steps.empty() && !state.ended ? exit_code_of(run) : std::nullopt;
+    if (exit_code) RT_TRY(service->finish({*exit_code, reader.late_events()}, state.note));
     state.ended = state.ended || exit_code.has_value();
     reader.given(batch);
     state.position = reader.position();
-    RT_TRY(write_state(path, state));
+    RT_TRY(file.write(state));
     if (!batch.steps.empty() && loop.sent) loop.sent(batch.steps.back().step);
     return !last || !batch.steps.empty();
   };
   for (;;) {
     const int64_t before = reader.position().step;
     const Result<bool> more = once();
+    for (const std::string& warning : service->take_warnings()) {
+      if (loop.warned) loop.warned(warning);
+    }
     if (more.ok()) {
       told = false;
       patience.worked();
@@ -137,7 +172,8 @@ Status track(const Tracker& tracker, const fs::path& run, const TrackLoop& loop)
     }
     open = false;
     if (more.error().code == ErrorCode::kCorrupt && state.note.is_object() && !state.note.empty()) {
-      state.note = json::object();  // what was written before is gone: anew, from the first step on
+      if (loop.warned) loop.warned(more.error().message + "; it is written anew, from the first step on");
+      state.note = json::object();
       state.ended = false;
       reader = TrackReader(run, {});
       continue;

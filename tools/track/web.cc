@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "runtime/core/url.h"
 #include "runtime/json/json.h"
 
 namespace cairn::tools {
@@ -31,7 +32,13 @@ JsonClient::JsonClient(std::string url, std::vector<std::string> headers, std::u
     : url_(std::move(url)), headers_(std::move(headers)), client_(std::move(client)) {}
 
 Result<std::unique_ptr<JsonClient>> JsonClient::make(const std::string& what, const std::string& url,
+                                                     const std::string& token_variable,
                                                      std::vector<std::string> headers, const std::string& ca_file) {
+  if (has_user_information(url)) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: its URL has a user in front of the host, but {} in the environment carries secrets",
+                             what, token_variable)};
+  }
   if (!url.starts_with("http://") && !url.starts_with("https://")) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("{}: \"{}\" is no URL; expected http://... or https://...", what, url)};
@@ -48,6 +55,7 @@ Result<nlohmann::json> JsonClient::send(const std::string& method, const std::st
   http::Outcome outcome = client_->send(
       what, {.method = method, .url = url_ + path, .headers = headers_, .body = std::as_bytes(std::span(body))},
       {.connect_s = kConnectS, .total_s = kTotalS});
+  last_status_ = outcome.answer.ok() ? outcome.answer.value().status : 0;
   if (!outcome.answer.ok()) return std::move(outcome.answer).error();
   const http::Response& answer = outcome.answer.value();
   if (answer.status < 200 || answer.status >= 300) {
@@ -58,6 +66,11 @@ Result<nlohmann::json> JsonClient::send(const std::string& method, const std::st
   Result<nlohmann::json> parsed = parse_json(answer.body);
   if (!parsed.ok()) return Error{ErrorCode::kUnavailable, fmt::format("{}: {}", what, parsed.error().message)};
   return parsed;
+}
+
+bool JsonClient::refused() const {
+  const bool person = last_status_ == 401 || last_status_ == 403;
+  return last_status_ >= 400 && last_status_ < 500 && !person && !may_go_later(last_status_);
 }
 
 Result<nlohmann::json> JsonClient::post(const std::string& path, const nlohmann::json& body) {

@@ -110,10 +110,36 @@ TEST_SUITE("tools/track/reader") {
     CHECK_FALSE(exit_code_of(files.dir.path).has_value());
   }
 
+  TEST_CASE("events behind the last step have the step behind it, and come again with the next one") {
+    Files files;
+    files.event("saved", 100.5);
+    files.step(1, 1);
+    TrackReader reader(files.dir.path, {});
+    CHECK(rest_of(reader) == Steps{{1, 1}});
+    CHECK(reader.late_events().values.empty());
+    files.event("saved", 105);
+    files.event("end", 104);
+    files.events << "{\"event\":\"torn" << std::flush;
+    using Values = std::vector<std::pair<std::string, double>>;
+    for (int again = 0; again < 2; ++again) {
+      const TrackedStep late = reader.late_events();
+      CHECK(late.step == 2);
+      CHECK(late.time == 105);
+      CHECK(late.values == Values{{"events/end", 1}, {"events/saved", 2}});
+    }
+    files.lines = 10;
+    files.step(2, 3);
+    const Result<TrackBatch> batch = reader.next(1);
+    REQUIRE_OK(batch);
+    REQUIRE(batch.value().steps.size() == 1);
+    CHECK(batch.value().steps[0].values == Values{{"loss", 3}, {"events/end", 1}, {"events/saved", 2}});
+  }
+
   TEST_CASE("numbers of objects have both names; what is no finite number is left out") {
     Files files;
-    files.metrics << R"({"step":1,"time":1.5,"loss":null,"source_loss":{"web":2.5,"code":null},"lr":0.5,"outlier":[[1,2,3]]})"
-                  << std::endl;
+    files.metrics
+        << R"({"step":1,"time":1.5,"loss":null,"source_loss":{"web":2.5,"code":null},"lr":0.5,"outlier":[[1,2,3]]})"
+        << std::endl;
     TrackReader reader(files.dir.path, {});
     const Result<TrackBatch> batch = reader.next(1);
     REQUIRE_OK(batch);
@@ -128,8 +154,10 @@ TEST_SUITE("tools/track/reader") {
     for (int64_t step = 1; step <= 20; ++step) files.step(step, 1);
     TrackReader reader(files.dir.path, {});
     CHECK(rest_of(reader).size() == 20);
-    std::ofstream(files.dir / "metrics.jsonl") << R"({"step":20,"time":1,"loss":5})" << "\n"
-                                               << R"({"step":21,"time":1,"loss":6})" << "\n";
+    std::ofstream(files.dir / "metrics.jsonl") << R"({"step":20,"time":1,"loss":5})"
+                                               << "\n"
+                                               << R"({"step":21,"time":1,"loss":6})"
+                                               << "\n";
     CHECK(rest_of(reader) == Steps{{21, 6}});
     CHECK_FALSE(TrackReader(files.dir / "nowhere", {}).next(1).ok());
   }
