@@ -46,7 +46,7 @@ CheckpointNode::CheckpointNode(const Plan& plan, NodeOptions options, Arena aren
     : plan_(plan),
       options_(std::move(options)),
       arena_(std::move(arena)),
-      labels_(trainer::watch_rules(plan, options_.level_after), plan.steps),
+      labels_(trainer::watch_rules(plan, options_.level_after), plan.steps, options_.trouble_after),
       io_(make_stoppable(make_backend(plan), options_.stop)),
       buffers_(kBounceBytes * std::max<int64_t>(1, plan.recipe.checkpoint.in_flight)) {}
 

@@ -32,6 +32,7 @@ struct NodeOptions {
   OpenForeign open_foreign;                        // when that may be no checkpoint
   std::optional<int64_t> from_step;                // of the run: where it goes on, later steps are abandoned
   int64_t level_after = 0;                         // WatchRules::level_after
+  int64_t trouble_after = 0;                       // of StepJudge
   bool resume = true;                              // false: refuse a folder that already holds checkpoints
   std::function<Status()> check_owner;             // PersistOptions::check_owner
   std::function<bool()> stop;                      // asked while a checkpoint is being loaded: true ends that, kStopped

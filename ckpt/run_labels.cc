@@ -56,7 +56,12 @@ Labels labels_from_metrics(IoBackend& io, const fs::path& checkpoints_dir, const
   StepJudge judge(rules);
   size_t at = 0;
   for (const auto& save : saves.value()) {
-    for (; at < all.size() && all[at].step <= save.first + rules.proof; ++at) {
+    int64_t to = save.first + rules.proof;  // a step whose update was left out may prove nothing: one more then
+    for (auto next = std::ranges::upper_bound(all, save.first, {}, &telemetry::StepMetrics::step);
+         next != all.end() && next->step <= to; ++next) {
+      if (next->was_skipped()) ++to;
+    }
+    for (; at < all.size() && all[at].step <= to; ++at) {
       judge.add(numbers_of(all[at]));
       if (all[at].end_loss) judge.set_end_loss(all[at].step, *all[at].end_loss);
     }
@@ -152,7 +157,11 @@ Status RunLabels::settle(IoBackend& io, const fs::path& checkpoints_dir, Catalog
 
 bool RunLabels::may_prove(int64_t step) const {
   const std::lock_guard lock(mutex_);
-  return std::ranges::find(unproved_, step - proof_) != unproved_.end();
+  return std::ranges::any_of(unproved_, [&](int64_t saved) {
+    if (saved + proof_ >= step) return saved + proof_ == step;
+    const std::optional<StepJudge::Verdict> verdict = judge_.judge(saved, run_steps_);  // steps were passed over
+    return verdict && verdict->label != Label::kNew;
+  });
 }
 
 Status RunLabels::condemn_from_onset(IoBackend& io, const fs::path& checkpoints_dir,

@@ -36,7 +36,9 @@ Labels label_from_metrics(IoBackend& io, const std::filesystem::path& checkpoint
 
 class RunLabels {
  public:
-  RunLabels(const WatchRules& rules, int64_t run_steps) : judge_(rules), proof_(rules.proof), run_steps_(run_steps) {}
+  /// `trouble_after`: of StepJudge.
+  RunLabels(const WatchRules& rules, int64_t run_steps, int64_t trouble_after = 0)
+      : judge_(rules, trouble_after), proof_(rules.proof), run_steps_(run_steps) {}
 
   /// At a start: the steps that metrics.jsonl has.
   void seed(std::span<const telemetry::StepMetrics> steps);
@@ -55,7 +57,7 @@ class RunLabels {
   /// disk and of `check_folder` (write_labels()); nothing may be removed then.
   Status settle(IoBackend& io, const std::filesystem::path& checkpoints_dir, CatalogCache* cache = nullptr,
                 const std::function<Status()>& check_folder = {});
-  /// Whether `step` is the one that may prove a save: settle() then.
+  /// Whether `step`, the last one, may prove a save: settle() then.
   bool may_prove(int64_t step) const;
 
   /// A state was dropped, for its weights are ruined.

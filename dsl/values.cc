@@ -52,8 +52,10 @@ constexpr double kUnsaidLimit = 1e9;  // an upper bound from here on is told onl
 
 std::string range_text(const Field& field) {
   const bool low = std::isfinite(field.lo), high = std::isfinite(field.hi) && field.hi < kUnsaidLimit;
-  if (low && high && field.hi_open) return fmt::format(" >= {} and < {}", number_text(field.lo), number_text(field.hi));
-  if (low && high && field.lo_open) return fmt::format(" > {} and <= {}", number_text(field.lo), number_text(field.hi));
+  if (low && high && (field.lo_open || field.hi_open)) {
+    return fmt::format(" {} {} and {} {}", field.lo_open ? ">" : ">=", number_text(field.lo),
+                       field.hi_open ? "<" : "<=", number_text(field.hi));
+  }
   if (low && high) return fmt::format(" from {} to {}", number_text(field.lo), number_text(field.hi));
   if (low) return fmt::format(" {} {}", field.lo_open ? ">" : ">=", number_text(field.lo));
   if (high) return fmt::format(" <= {}", number_text(field.hi));
@@ -396,7 +398,8 @@ std::string lua_text(const Field& field, const Json& value) {
   }
   if (field.form == Form::kPlaces) {
     for (const Json& element : value) {
-      const Block& block = field.accepts.size() > 1 ? *find_constructor(element.at("kind").get<std::string>()) : *field.block;
+      const Block& block =
+          field.accepts.size() > 1 ? *find_constructor(element.at("kind").get<std::string>()) : *field.block;
       const Field& first = block.fields.front();
       std::vector<std::string> inner;
       const Json& stands_first = element.at(first.key);
@@ -438,10 +441,9 @@ std::string lua_text(const Field& field, const Json& value) {
     for (const Json& source : value.at("sources")) parts.push_back(source_text(source, blend));
     if (!blend) return parts[0];
     const std::string seed = value.at("seed") == 0 ? "" : "seed = " + lua_text(value.at("seed")) + ", ";
-    const std::string mask =
-        masks ? fmt::format(", mask_repeats = T.repeats {{ period = {}, count = {} }}",
-                            lua_text(repeats.at("period")), lua_text(repeats.at("count")))
-              : "";
+    const std::string mask = masks ? fmt::format(", mask_repeats = T.repeats {{ period = {}, count = {} }}",
+                                                 lua_text(repeats.at("period")), lua_text(repeats.at("count")))
+                                   : "";
     return "T.blend { " + seed + "sources = { " + join(parts) + " }" + mask + " }";
   }
   if (field.type == Type::kSpan && value.is_object()) return span(value);

@@ -92,8 +92,8 @@ struct TrainArgs {
   std::string trace;               // steps=A..B
   bool time_kernels = false;
   int64_t token_losses = 0;  // a step; 0: none
-  double peak_tflops = 0;  // of a rank's device; 0: the calibration of this machine, if there is one
-  int64_t from_step = 0;   // 0: where the run stands
+  double peak_tflops = 0;    // of a rank's device; 0: the calibration of this machine, if there is one
+  int64_t from_step = 0;     // 0: where the run stands
   bool fresh = false, dry_run = false;
   GuardArgs guards;
   bool hooks = false;  // the recipe's are run
@@ -406,6 +406,9 @@ Result<RunStart> RunStarter::examine(const InitConfig& init) {
                     .accept = args_.accept,
                     .verify = args_.dry_run};
   RT_TRY_SET(what.lowering, lowering());
+  if (what.lowering && what.lowering->onset > 0 && !began_) {
+    RT_TRY_SET(what.lowering_by_hand, lowering_by_hand(args_.guards));
+  }
   if (known_) {
     ckpt::StartState known = std::move(*known_);
     known_.reset();

@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
 
 #include "runtime/config/skipped_positions.h"
+#include "runtime/json/json.h"
 #include "tools/number_option.h"
 
 namespace cairn::tools {
@@ -69,11 +72,20 @@ Status skip_steps(const GuardArgs& args, Recipe* recipe) {
   const auto [first, last] = range.value();
   if (first < 1) return refuse("the first step of a run is 1");
   if (last - first >= kMostSkipped) return refuse(fmt::format("more than {} steps", kMostSkipped));
-  std::vector<int64_t>& steps = recipe->watch.skip_steps;
-  for (int64_t step = first; step <= last; ++step) {
-    if (std::ranges::find(steps, step) == steps.end()) steps.push_back(step);
+  const auto add = [first, last](std::vector<int64_t>& steps) {
+    std::set<int64_t> all(steps.begin(), steps.end());
+    for (int64_t step = first; step <= last; ++step) all.insert(step);
+    steps.assign(all.begin(), all.end());
+  };
+  add(recipe->watch.skip_steps);
+  for (RecipeStage& stage : recipe->stages) {  // one that sets the same field
+    nlohmann::json changes = json_or_nothing(stage.changes);
+    if (!changes.contains("watch.skip_steps")) continue;
+    auto steps = changes["watch.skip_steps"].get<std::vector<int64_t>>();
+    add(steps);
+    changes["watch.skip_steps"] = steps;
+    stage.changes = json_text(changes);
   }
-  std::ranges::sort(steps);
   return {};
 }
 

@@ -162,6 +162,7 @@ std::optional<StepAlarm> StepJudge::alarm() {
   const Row& row = rows_.back();
   int64_t up = 0, down = 0, first_up = 0, first_down = 0, seen = 0;
   for (auto one = rows_.rbegin(); one != rows_.rend() && seen < kTroubleOf; ++one, ++seen) {
+    if (one->step <= trouble_after_) break;
     if (one->upward) ++up, first_up = one->step;
     if (one->downward) ++down, first_down = one->step;
   }
@@ -221,8 +222,6 @@ std::optional<StepJudge::Onset> StepJudge::onset(int64_t of) const {
 
 std::optional<StepJudge::Verdict> StepJudge::judge(int64_t step, int64_t run_steps) const {
   if (rows_.empty() || step > last() || step + rules_.proof < rows_.front().step) return std::nullopt;
-  int64_t before = 0, behind = 0;
-  const Row* outlier = nullptr;
   for (const Row& row : rows_) {
     if (row.suspect_from > 0 && step >= row.suspect_from && step <= row.step) {
       return Verdict{Label::kSuspect,
@@ -230,22 +229,35 @@ std::optional<StepJudge::Verdict> StepJudge::judge(int64_t step, int64_t run_ste
                                  row.step, row.suspect_from - 1),
                      row.step, true};
     }
-    if (row.step <= step - rules_.proof || row.step > step + rules_.proof) continue;
-    ++(row.step <= step ? before : behind);
-    if (row.harmful() && outlier == nullptr) outlier = &row;
+  }
+  // On both sides `proof` steps count, and one more for each that is passed over. A step that is not known counts not.
+  int64_t before = 0, behind = 0, passed_before = 0, passed_behind = 0, seen_to = step;
+  const Row* outlier = nullptr;  // the first one
+  const auto next = std::ranges::upper_bound(rows_, step, {}, &Row::step);
+  for (auto row = next; row != rows_.begin();) {
+    --row;
+    if (row->step <= step - rules_.proof - passed_before) break;
+    ++(row->passed_over() ? passed_before : before);
+    if (row->harmful() && row->step > step - rules_.proof) outlier = &*row;
+  }
+  for (auto row = next; row != rows_.end(); ++row) {
+    if (row->step > step + rules_.proof + passed_behind) break;
+    ++(row->passed_over() ? passed_behind : behind);
+    if (row->harmful() && outlier == nullptr) outlier = &*row;
+    seen_to = row->step;
   }
   if (outlier != nullptr) {
     return Verdict{Label::kSuspect, fmt::format("step {}: {}", outlier->step, outlier->why), outlier->step};
   }
   if (behind == rules_.proof) {
-    return Verdict{Label::kGood, fmt::format("{} clean steps followed", behind), step + behind};
+    return Verdict{Label::kGood, fmt::format("{} clean steps followed", behind), seen_to};
   }
-  if (step == last() && step >= run_steps && before > 0 && before >= std::min(rules_.proof, step)) {
+  if (step == last() && step >= run_steps && before > 0 && before >= std::min(rules_.proof, step - passed_before)) {
     if (end_ && end_->first == step && !end_->second.empty())
       return Verdict{Label::kSuspect, "after the last update: " + end_->second, step};
     return Verdict{Label::kGood, fmt::format("ends the run, behind {} clean steps", before), step};
   }
-  return Verdict{Label::kNew, "", step + behind};
+  return Verdict{Label::kNew, "", seen_to};
 }
 
 bool judge_saves(const StepJudge& judge, const std::vector<std::pair<int64_t, int64_t>>& saves, int64_t run_steps,

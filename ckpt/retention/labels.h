@@ -2,11 +2,12 @@
 // What a run knows of its checkpoints beyond their bytes: labels, the file that holds them, and the rules that give
 // them. docs/operations/checkpoints.md, "Good checkpoints stay", says what they mean to a person.
 //
-//   new      saved; fewer than `proof` steps have followed
-//   good     `proof` clean steps have followed; or it ends its run, and the `proof` steps before it were clean
+//   new      saved; fewer than `proof` clean steps have followed
+//   good     `proof` clean steps have followed; or it ends its run, and the `proof` steps before it were clean. An
+//            outlier whose update was left out is passed over: it is no clean step, and does the weights no harm
 //   suspect  a step within `proof` of it, before or behind, was an outlier upwards of loss or gradient norm, and its
-//            update was made; or an audit of a step behind it has found an error of the machine, and none before it
-//            has been clean since
+//            update was made, or its loss was above the ceiling; or an audit of a step behind it has found an error of
+//            the machine, and none before it has been clean since
 //   bad      its weights or what they give are not finite: no start takes it, no rule of retention counts it
 //
 // `labels.json` lies beside the steps and is no part of the format of a checkpoint. A label is of one save of a step:
@@ -82,7 +83,7 @@ struct StepAlarm {
     kLevelShift,  // half a window of outliers: later steps are compared with these
   } kind = Kind::kOutlier;
   int64_t step = 0;
-  int64_t onset = 0;  // the first of the outliers; `step` of one
+  int64_t onset = 0;   // the first of the outliers; `step` of one
   std::string why;     // as "loss 7.31, 9.4 deviations above the steps before"
   bool again = false;  // the run has made the step before, and people know of it
   bool operator==(const StepAlarm&) const = default;
@@ -95,7 +96,8 @@ std::string_view to_text(StepAlarm::Kind kind);
 /// outliers comes in a row the level has moved, and the window begins anew. Pure.
 class StepJudge {
  public:
-  explicit StepJudge(WatchRules rules) : rules_(rules) {}
+  /// `trouble_after`: outliers up to that step are of a trouble that a guard has met, and count for no alarm.
+  explicit StepJudge(WatchRules rules, int64_t trouble_after = 0) : rules_(rules), trouble_after_(trouble_after) {}
 
   /// The next step. One that is not above the last one means that the run has gone back to the step before it.
   /// Returns its alarm: in a trouble that lasts the first three outliers and every tenth have one, a divergence and a
@@ -116,9 +118,9 @@ class StepJudge {
   /// Of a saved step. `run_steps`: where the run ends. nullopt: the steps around it are not known (any more).
   std::optional<Verdict> judge(int64_t step, int64_t run_steps) const;
 
-  /// The first of the outliers upwards among the last `of` steps whose update was made, which a stop ends with;
-  /// nullopt: there is none. With `above` its loss was above the ceiling, so that the weights before it were ruined
-  /// already.
+  /// The first of the outliers upwards among the last `of` steps that did or showed harm, which a stop ends with: the
+  /// update was made, or the loss was above the ceiling. nullopt: there is none. With `above` its loss was above the
+  /// ceiling, so that the weights before it were ruined already.
   struct Onset {
     int64_t step = 0;
     bool above = false;
@@ -128,15 +130,19 @@ class StepJudge {
  private:
   struct Row : telemetry::StepVerdict {
     int64_t step = 0;
-    bool skipped = false;      // an outlier that did the weights no harm
+    bool skipped = false;      // its update was left out
     int64_t suspect_from = 0;  // StepNumbers::suspect_from
-    bool harmful() const { return upward && !skipped; }
+    /// It ruined the weights, or found them ruined: then its loss is above the ceiling.
+    bool harmful() const { return upward && (!skipped || above); }
+    /// An outlier that neither did harm nor proves anything.
+    bool passed_over() const { return skipped && outlier() && !harmful(); }
   };
   Row judge_row(const StepNumbers& numbers) const;
   std::vector<float> window_of(bool of_loss) const;
   std::optional<StepAlarm> alarm();
 
   WatchRules rules_;
+  int64_t trouble_after_;
   std::deque<Row> rows_;  // of the latest steps, ascending
   int64_t last_ = 0;      // where rows_ is empty
   int64_t outliers_in_row_ = 0;

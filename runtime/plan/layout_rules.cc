@@ -206,6 +206,12 @@ void optimizer(RuleList& rules) {
                            rules.where("deterministic", "optimizer.kind")),
                "deterministic = \"run\", or T.adamw");
   }
+  const auto check_lasts = [&](const char* field, int64_t over, int64_t back) {
+    if (over + back > 0 || !rules.known({field})) return;
+    rules.fail(field, fmt::format("{}: with over = 0 and back = 0 it lasts no step", field), "over or back above 0");
+  };
+  check_lasts("watch.lower_lr", recipe.watch.lower_lr.over, recipe.watch.lower_lr.back);
+  for (const LoweredRate& one : recipe.watch.lowered_rates) check_lasts("watch.lowered_rates", one.over, one.back);
   if (config.keep_after_forward && config.zero < 3) {
     rules.fail("optimizer.keep_after_forward",
                fmt::format("optimizer.keep_after_forward = true keeps gathered weights, and with optimizer.zero = {} "

@@ -99,8 +99,10 @@ bool StepGuard::audits(int64_t number) const { return watch_.audit_steps > 0 && 
 
 bool StepGuard::skips(int64_t number, const telemetry::StepVerdict& verdict) const {
   if (listed(number)) return true;
-  return verdict.outlier() && acts(GuardAction::kSkip) &&
-         within(state_.skipped_steps, number, watch_.skip.within) < watch_.skip.at_most;
+  if (!verdict.outlier() || !acts(GuardAction::kSkip)) return false;
+  std::vector<int64_t> own = state_.skipped_steps;  // a person's use up no try of the guard's
+  std::erase_if(own, [&](int64_t step) { return listed(step); });
+  return within(own, number, watch_.skip.within) < watch_.skip.at_most;
 }
 
 std::string StepGuard::why(int64_t number, const telemetry::StepVerdict& verdict) const {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/config/skipped_positions.h"
 #include "runtime/core/exact_sum.h"
 #include "runtime/core/log.h"
 #include "runtime/core/random.h"
@@ -251,14 +252,15 @@ class Run {
   }
   double documents_of(size_t source) const { return by_sample_.empty() ? 0 : documents_[source].documents; }
   /// The mean over tokens of all sources, whose losses forward passes have given, after a sum over the world.
-  /// `documents` by source; `of_source` gets the mean of each.
-  Result<double> mean_over_world(const std::vector<LossSum>& losses, std::span<const double> documents,
-                                 std::string_view what, std::vector<std::pair<std::string, double>>* of_source);
+  /// `documents` by source; `of_source` gets the mean of each. nullopt: no token counts.
+  Result<std::optional<double>> mean_over_world(const std::vector<LossSum>& losses, std::span<const double> documents,
+                                                std::string_view what,
+                                                std::vector<std::pair<std::string, double>>* of_source);
   Status step(int64_t number);
   /// What forward and backward of a step give, summed over the world; the gradients lie where the update takes them.
   struct Pass {
     double loss = 0, norm = 0;
-    int64_t masked = 0;  // targets that repeats have cost
+    int64_t masked = 0;                 // targets that repeats have cost
     optim::SquaredNorm squared_norm{};  // of which the norm is, as `gradients` says
     kernels::ClipNumbers gradients;
     std::optional<double> mtp_loss;  // the mean of the modules' losses
@@ -296,7 +298,7 @@ class Run {
   /// The mean loss of these samples with the present weights, forward alone.
   Result<double> forward_loss(std::span<const data::SampleRef> samples);
   void finish_trace(bool last);
-  Result<double> evaluate();
+  Result<std::optional<double>> evaluate();
   Result<StepOrder> agree_on_order(bool last);
   /// The rank's next part of a step: told to who watches it, and its time counted.
   void phase(int64_t step, const char* what, Phase counted) {
@@ -337,10 +339,10 @@ class Run {
   TrainState state_;
   data::Dataset dataset_;
   data::Sampler sampler_;
-  std::vector<uint8_t> by_sample_;                // data::sources_by_sample()
-  std::vector<data::DocumentCount> documents_;    // by source, of what is loaded, if some source weighs by sample
-  int64_t masked_ = 0;                            // targets of what is loaded that repeats have cost, on their ranks
-  std::vector<data::SampleRef> last_batch_;  // of the step before, in this process
+  std::vector<uint8_t> by_sample_;              // data::sources_by_sample()
+  std::vector<data::DocumentCount> documents_;  // by source, of what is loaded, if some source weighs by sample
+  int64_t masked_ = 0;                          // targets of what is loaded that repeats have cost, on their ranks
+  std::vector<data::SampleRef> last_batch_;     // of the step before, in this process
   telemetry::SampleWatch sample_watch_{std::ssize(dataset_.sources)};
   std::optional<data::ValidationSet> validation_;
   optim::ShardedOptimizer optimizer_;
@@ -536,8 +538,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     add_losses(micro_batch, token_losses, &losses);
     const std::span<const int32_t> channels = channels_of(micro_batch);
     for (size_t row = 0; row < channels.size(); ++row) {
-      if (channels[row] >= 0)
-        of_channel[channels[row]].add(token_losses[row], now_->batches[micro_batch].targets[row]);
+      if (channels[row] >= 0) of_channel[channels[row]].add(token_losses[row], now_->batches[micro_batch].targets[row]);
     }
     const int64_t pieces = recipe.model.context / plan.sequence_tokens;  // sequences of a sample
     const int64_t first = (micro_batch * plan.mesh.dp() + rank_.at.dp) * recipe.batch.micro;
@@ -600,7 +601,8 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     sums.put(sample.units);
     sums.put(static_cast<double>(sample.tokens));
   }
-  sums.put(static_cast<double>(masked_));
+  const bool masks = recipe.data.mask_repeats.period > 0;
+  if (masks) sums.put(static_cast<double>(masked_));
   // The bank of the update travels with the sums: one rank chooses as late as it can, and no collective is added.
   sums.put(static_cast<double>(bank_before.value_or(0)));
   Status chosen;
@@ -621,8 +623,13 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     if (tokens > 0) out.source_loss.emplace_back(recipe.data.sources[s].name, sum / tokens);
   }
   if (counted == 0) {
+    const std::vector<data::SampleRef> batch = sampler_.peek(recipe.batch.samples);
+    const std::string positions = to_text(PositionRange{batch.front().position, batch.back().position});
     return Error{ErrorCode::kInvalidInput,
-                 fmt::format("step {}: the objective leaves no token of the batch to be guessed", number)};
+                 fmt::format("step {}: {} no token of the batch to be guessed, which is positions {} of the sample "
+                             "order; batch.skip = {{ \"{}\" }} leaves these samples out{}",
+                             number, masks ? "the objective and data.mask_repeats leave" : "the objective leaves",
+                             positions, positions, masks ? ", or change data.mask_repeats" : "")};
   }
   for (const std::string& channel : dataset_.channels) {
     const double sum = sums.take_sum(), tokens = sums.take();
@@ -641,7 +648,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     const double units = sums.take(), tokens = sums.take();
     out.sample_loss.push_back(tokens > 0 ? units / SampleSum::kUnits / tokens : std::nan(""));
   }
-  out.masked = static_cast<int64_t>(sums.take());
+  if (masks) out.masked = static_cast<int64_t>(sums.take());
   const auto bank = static_cast<int64_t>(sums.take());
   if (bank < 0) return Error{ErrorCode::kStopped, fmt::format("rank {} could not choose a bank", env_.decides)};
   if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
@@ -943,7 +950,8 @@ Result<double> Run::forward_loss(std::span<const data::SampleRef> samples) {
   }));
   std::vector<double> documents;
   for (size_t s = 0; s < losses.size(); ++s) documents.push_back(documents_of(s));
-  return mean_over_world(losses, documents, "loss, forward alone", nullptr);
+  RT_TRY_SET(const std::optional<double> loss, mean_over_world(losses, documents, "loss, forward alone", nullptr));
+  return loss.value_or(0);  // without a token that counts nothing is wrong with it
 }
 
 void Run::add_losses(int64_t micro_batch, std::span<const float> token_losses, std::vector<LossSum>* of_source) const {
@@ -954,8 +962,9 @@ void Run::add_losses(int64_t micro_batch, std::span<const float> token_losses, s
   }
 }
 
-Result<double> Run::mean_over_world(const std::vector<LossSum>& losses, std::span<const double> documents,
-                                    std::string_view what, std::vector<std::pair<std::string, double>>* of_source) {
+Result<std::optional<double>> Run::mean_over_world(const std::vector<LossSum>& losses,
+                                                   std::span<const double> documents, std::string_view what,
+                                                   std::vector<std::pair<std::string, double>>* of_source) {
   WorldSums sums;
   for (const LossSum& source : losses) {
     sums.put(source.loss);
@@ -973,13 +982,12 @@ Result<double> Run::mean_over_world(const std::vector<LossSum>& losses, std::spa
       loss.add(sum);
     }
     tokens += counted;
-    if (counted > 0 && of_source != nullptr)
-      of_source->emplace_back(plan_.recipe.data.sources[s].name, over / counted);
+    if (counted > 0 && of_source != nullptr) of_source->emplace_back(plan_.recipe.data.sources[s].name, over / counted);
   }
-  return loss.value() / tokens;
+  return tokens > 0 ? std::optional(loss.value() / tokens) : std::nullopt;
 }
 
-Result<double> Run::evaluate() {
+Result<std::optional<double>> Run::evaluate() {
   RT_TRY(enter(plan_.step_stages.size() - 1));  // all of a run's validation losses are of the same batches
   std::vector<LossSum> losses(plan_.recipe.data.sources.size());
   std::vector<double> documents(losses.size(), 0.0);
@@ -1057,6 +1065,10 @@ Result<Outcome> Run::loop() {
     if (validation_ && (number % eval.every_steps == 0 || last)) {
       phase(number, "validation", Phase::kValidation);
       RT_TRY_SET(metrics_.valid_loss, evaluate());
+      if (!metrics_.valid_loss && decides()) {
+        spdlog::warn("step {}: no validation loss: the objective{} no token of the validation batches to be guessed",
+                     number, plan_.recipe.data.mask_repeats.period > 0 ? " and data.mask_repeats leave" : " leaves");
+      }
     }
     telemetry::StepMetrics told = metrics_;
     told.step_ms = told.tokens_per_s = 0;  // differ from rank to rank

@@ -127,6 +127,18 @@ class Audit(RunTest):
         self.assertIn("the last one of run is 20", self.cairn("data", "losses", "run", "--step", "21", "--out", "x",
                                                              code=2).stderr.decode())
 
+    def test_an_audit_tells_no_tracker_and_repeats_a_rate_that_was_low_from_the_beginning(self):
+        write_tokens(self.folder / "tokens", 60000)
+        told = self.folder / "told.prom"
+        self.train_to(self.small(), "run", [10], "--lower-lr", "0.5,over=6", "--set",
+                      f'log.trackers={{ T.prometheus "{told}" }}')
+        self.assertIn("cairn_", told.read_text())
+        told.unlink()
+        got = self.audit("run", "1..10")
+        self.assertTrue(got["equal"], got)
+        self.cairn("data", "losses", "run", "--step", "3", "--out", "out", "--threads", "1")
+        self.assertFalse(told.exists())
+
     def test_refusals(self):
         write_tokens(self.folder / "tokens", 60000)
         self.train_to(self.small(), "run", [10, 40])

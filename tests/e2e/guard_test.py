@@ -152,6 +152,13 @@ class Guard(RunTest):
         self.assertEqual([one["step"] for one in self.events("hand", "skipped")], [12, 13])
         self.train(recipe, "hand", "--set", "stop=T.steps(25)", "--skip", "steps=19..22")
         self.assertIn("skip_steps = { 12, 13, 21, 22 }", self.assert_replays("hand", 25))
+        # A stage that has skip_steps of its own skips these too.
+        staged = self.small(steps=20)
+        staged.write_text(staged.read_text().replace(
+            "  schedule =", "  stages = { T.stage { at = T.steps(10), watch = { skip_steps = { 12 } } } },\n  schedule ="))
+        self.train(staged, "staged", "--skip", "steps=14..14")
+        self.assertEqual([one["step"] for one in self.events("staged", "skipped")], [12, 14])
+        recipe = self.small(steps=155)
         for words in ("steps=0..2", "steps=5..4", "14", "steps=x", "steps=1..100000"):
             self.assertIn(f"--skip {words}", self.train(recipe, "hand", "--skip", words, code=2).output())
 
@@ -187,6 +194,16 @@ class Guard(RunTest):
         for k, factor in enumerate(factors):
             self.assertAlmostEqual(rows[20 + k]["lr"], 1e-2 * factor, 12, k)
         self.assertEqual([one["cause"] for one in self.lineage("killed")].count("lower_lr"), 1)
+        # One that is left beside a run that has ended has nothing to do.
+        pending.write_text(json.dumps({**decision, "onset": 29, "step": 30}))
+        self.assertIn("nothing to do", self.train(recipe, "killed", *WATCH, "--set", "stop=T.steps(30)").output())
+        self.assertFalse(pending.exists())
+        # A person's beside it is not dropped in silence.
+        pending.write_text(json.dumps({**decision, "onset": 29, "step": 30}))
+        text = self.train(recipe, "killed", *WATCH, "--set", "stop=T.steps(33)", "--lower-lr", "0.5,over=6", code=2).output()
+        self.assertIn("--lower-lr 0.5,over=6,back=0: ", text)
+        self.assertIn("lowering_lr.json says that a guard lowers the rate", text)
+        self.assertEqual([one["cause"] for one in self.lineage("killed")].count("lower_lr"), 1)
         pending.write_text("{}")
         self.assertIn("lowering_lr.json", self.train(recipe, "killed", code=65).output())
         pending.unlink()
@@ -200,6 +217,58 @@ class Guard(RunTest):
         self.assert_replays("killed", 36)
         for words in ("2,over=5", "0.5", "0.5,over=-1", "0.5,under=3", "x,over=1"):
             self.assertIn(f"--lower-lr {words}", self.train(recipe, "killed", "--lower-lr", words, code=2).output())
+
+    def test_outliers_from_before_the_rate_was_lowered_are_no_new_divergence(self):
+        write_tokens(self.folder / "tokens", TOKENS)
+        self.train_on(self.small(steps=185), "run", *WATCH, "--set", JUMP.format(to=3), "--set",
+                      'watch.on_divergence={"lower_lr","stop"}', code=76)
+        first, second = [one["at"]["step"] for one in self.lineage("run") if one["cause"] == "lower_lr"]
+        onsets = [one["onset"] for one in self.events("run", "divergence")]
+        self.assertEqual(len(onsets), 3)
+        self.assertLess(first, onsets[1])
+        self.assertLess(second, onsets[2])
+        self.assertGreaterEqual(second, first + 4)
+
+    def test_a_rate_that_the_run_went_back_behind_can_be_lowered_again(self):
+        write_tokens(self.folder / "tokens", TOKENS)
+        recipe = self.small(steps=30)
+        low = ("--lower-lr", "0.5,over=6")
+        self.train(recipe, "run", "--set", "stop=T.steps(20)")
+        self.train(recipe, "run", "--set", "stop=T.steps(24)", *low)
+        self.train(recipe, "run", "--set", "stop=T.steps(20)", "--from-step", "10", "--accept", "stop")
+        self.train(recipe, "run", "--set", "stop=T.steps(24)", *low)
+        rows = self.metrics("run")
+        self.assertEqual([round(rows[step]["lr"] * 100, 9) for step in range(20, 25)], [1] + [0.5] * 4)
+        self.assert_replays("run", 24)
+
+    def test_weights_that_are_ruined_are_not_good(self):
+        """Where the guard leaves out all that follows."""
+        write_tokens(self.folder / "tokens", TOKENS)
+        jump = JUMP.format(to=3).replace("145", "8")
+        self.train(self.small(steps=80), "run", *WATCH, "--set", jump, "--set", 'watch.on_outlier={"skip"}',
+                   "--set", "watch.skip.at_most=64")
+        self.assertGreater(self.metrics("run")[60]["loss"], 15)
+        labels = json.loads((self.folder / "run" / "checkpoints" / "labels.json").read_text())["steps"]
+        self.assertEqual({step: entry["label"] for step, entry in labels.items() if int(step) >= 20 and entry["label"] == "good"}, {})
+
+    def test_a_guard_s_skips_are_not_forgotten_with_the_metrics(self):
+        self.train(self.small(steps=20), "run", "--skip", "steps=12..13")
+        self.assertIn(b"skip_steps", self.cairn("lineage", "run", "--recipe").stdout)
+        shutil.copytree(self.folder / "run", self.folder / "bare")
+        (self.folder / "bare" / "metrics.jsonl").unlink()
+        self.assertIn(b"12, 13", self.cairn("lineage", "bare", "--recipe").stdout)  # the recipe names them
+        self.train(self.small(steps=30), "run", "--set", "stop=T.steps(30)")
+        (self.folder / "run" / "metrics.jsonl").unlink()
+        text = self.cairn("lineage", "run", "--recipe", code=2).stderr.decode()
+        self.assertIn("metrics.jsonl: it has no steps, and 2 updates of the run were left out that no recipe names", text)
+
+    def test_a_lowered_rate_lasts_at_least_a_step(self):
+        recipe = self.small()
+        for text in ("watch.lower_lr=T.lower_lr { over = 0, back = 0 }",
+                     "watch.lowered_rates={ T.lowered { 5, over = 0, back = 0 } }"):
+            self.assertIn("it lasts no step", self.cairn("check", recipe, "--set", text, code=2).stderr.decode())
+        text = self.cairn("check", recipe, "--set", "watch.lower_lr=T.lower_lr { by = 0 }", code=2).stderr.decode()
+        self.assertIn("a number > 0 and < 1", text)
 
     def test_audits_change_no_bit(self):
         recipe = self.small(steps=10, tp=2)

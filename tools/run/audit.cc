@@ -1,8 +1,8 @@
 #include "tools/run/audit.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/file.h>
 
@@ -69,15 +69,18 @@ Recipe quiet(Recipe recipe) {
   recipe.checkpoint.keep = {{.kind = Keep::Kind::kLast, .count = 2}};
   recipe.eval.every_steps = 0;
   recipe.log.tensorboard = false;
+  recipe.log.trackers.clear();
+  recipe.hooks.clear();
   recipe.restart.max_restarts = 0;
   recipe.watch.on_divergence.clear();
   recipe.watch.on_drop.clear();
   recipe.watch.on_not_finite.clear();
+  recipe.watch.on_sdc.clear();
   return recipe;
 }
 
-/// The run's checkpoint as one of the scratch folder, which is empty: links where the file system has them. Beside it the
-/// choices that decide bits on a device.
+/// The run's checkpoint as one of the scratch folder, which is empty: links where the file system has them. Beside it
+/// the choices that decide bits on a device.
 Status take_checkpoint(const fs::path& run, const fs::path& scratch, int64_t step) {
   std::error_code failed;
   fs::create_directories(scratch / "checkpoints", failed);
@@ -105,11 +108,13 @@ Status check_sets(std::span<const std::string> sets) {
     const std::string field = one.substr(0, one.find_first_of("=-"));
     const std::string_view block = std::string_view(field).substr(0, field.find('.'));
     const dsl::ChangeRule* const rule = dsl::find_change_rule(field);
-    if (rule != nullptr && rule->change == dsl::ChangeClass::kExact && std::ranges::find(kOurs, block) == std::end(kOurs))
+    if (rule != nullptr && rule->change == dsl::ChangeClass::kExact &&
+        std::ranges::find(kOurs, block) == std::end(kOurs))
       continue;
-    return refused(fmt::format("--set {}: the steps are trained as the run trained them; expected a field of another "
-                               "layout of the same training, as mesh.tp, schedule or optimizer.zero",
-                               one));
+    return refused(
+        fmt::format("--set {}: the steps are trained as the run trained them; expected a field of another "
+                    "layout of the same training, as mesh.tp, schedule or optimizer.zero",
+                    one));
   }
   return {};
 }
@@ -163,10 +168,10 @@ Status Auditor::train(const AuditLeg& leg) {
     RT_TRY_SET(ended, agent::reap_child(child));
   }
   if (ended->ok()) return check_layout(leg, recipe);
-  return Error{ended->exit_code == 2 ? ErrorCode::kInvalidInput : ErrorCode::kUnavailable,
-               fmt::format("training steps {} to {} again in {} {}:\n  {}", leg.from + 1, leg.to,
-                           scratch_.path().string(), agent::describe(*ended),
-                           fmt::join(agent::log_tail(child, 12), "\n  "))};
+  return Error{
+      ended->exit_code == 2 ? ErrorCode::kInvalidInput : ErrorCode::kUnavailable,
+      fmt::format("training steps {} to {} again in {} {}:\n  {}", leg.from + 1, leg.to, scratch_.path().string(),
+                  agent::describe(*ended), fmt::join(agent::log_tail(child, 12), "\n  "))};
 }
 
 /// Refuses a layout in which equal computations have other bits.
@@ -174,9 +179,10 @@ Status Auditor::check_layout(const AuditLeg& leg, const Recipe& recipe) const {
   const std::vector<RankLayout> here = rank_layouts(json_lines(scratch_.path() / "events.jsonl"));
   if (here.empty()) return Error{ErrorCode::kInternal, scratch_.path().string() + ": events.jsonl has no start"};
   if (recipe.deterministic == Deterministic::kLayout || here.back().mesh == leg.layout.mesh) return {};
-  return refused(fmt::format("steps {} to {} were trained as {}, and would be trained again as {}: with deterministic = "
-                             "\"run\" only the same layout repeats the bits; say the run's by --set mesh.FIELD=N",
-                             leg.from + 1, leg.to, leg.layout.mesh, here.back().mesh));
+  return refused(
+      fmt::format("steps {} to {} were trained as {}, and would be trained again as {}: with deterministic = "
+                  "\"run\" only the same layout repeats the bits; say the run's by --set mesh.FIELD=N",
+                  leg.from + 1, leg.to, leg.layout.mesh, here.back().mesh));
 }
 
 Status Auditor::compare_steps(AuditedLeg& out) const {
@@ -189,13 +195,11 @@ Status Auditor::compare_steps(AuditedLeg& out) const {
     if (at == again.size() || again[at].step != one.step) continue;
     const telemetry::StepMetrics& here = again[at];
     ++out.steps;
-    for (const auto& [field, in_run, now] : {std::tuple("loss", one.loss, here.loss),
-                                             std::tuple("grad_norm", one.grad_norm, here.grad_norm),
-                                             std::tuple("lr", one.lr, here.lr),
-                                             std::tuple("samples", static_cast<double>(one.samples),
-                                                        static_cast<double>(here.samples)),
-                                             std::tuple("tokens", static_cast<double>(one.tokens),
-                                                        static_cast<double>(here.tokens))}) {
+    for (const auto& [field, in_run, now] :
+         {std::tuple("loss", one.loss, here.loss), std::tuple("grad_norm", one.grad_norm, here.grad_norm),
+          std::tuple("lr", one.lr, here.lr),
+          std::tuple("samples", static_cast<double>(one.samples), static_cast<double>(here.samples)),
+          std::tuple("tokens", static_cast<double>(one.tokens), static_cast<double>(here.tokens))}) {
       if (std::bit_cast<uint64_t>(in_run) == std::bit_cast<uint64_t>(now)) continue;
       ++out.differing;
       if (!out.first) out.first = AuditedLeg::Difference{one.step, field, in_run, now};
@@ -234,7 +238,8 @@ Status Auditor::check_told() const {
   auto at = std::ranges::lower_bound(told_, options_.first, {}, &telemetry::StepMetrics::step);
   for (int64_t step = options_.first; step <= options_.last; ++step, ++at) {
     if (at == told_.end() || at->step != step)
-      return refused(fmt::format("{}: metrics.jsonl has no line of step {}, which cannot be compared", run_.string(), step));
+      return refused(
+          fmt::format("{}: metrics.jsonl has no line of step {}, which cannot be compared", run_.string(), step));
   }
   return {};
 }
@@ -250,8 +255,8 @@ Result<std::vector<AuditedLeg>> Auditor::work() {
   RT_TRY_SET(told_, telemetry::read_metrics(run_ / "metrics.jsonl"));
   const int64_t last_told = told_.empty() ? 0 : told_.back().step;
   if (options_.last > last_told)
-    return refused(fmt::format("step {} is asked for, and the last one of {} is {}", options_.last,
-                               run_.string(), last_told));
+    return refused(
+        fmt::format("step {} is asked for, and the last one of {} is {}", options_.last, run_.string(), last_told));
   RT_TRY(check_told());
   RT_TRY_SET(const Lineage lineage, Lineage::read(run_));
   if (!lineage.problem().empty()) return Error{ErrorCode::kCorrupt, lineage.problem()};
@@ -301,10 +306,12 @@ Result<std::vector<AuditLeg>> audit_legs(int64_t first, int64_t last, std::span<
                                          std::span<const LineageEntry> segments, std::span<const RankLayout> layouts) {
   const auto begin_saved = std::ranges::lower_bound(saved, first);
   int64_t from = begin_saved == saved.begin() ? 0 : *std::prev(begin_saved);
-  if (from == 0 && (segments.empty() || segments.front().at.step > 0 || segments.front().cause != "start")) {
-    return refused(fmt::format("no checkpoint before step {} is left, and this run did not begin with weights of its "
-                               "own; the first checkpoint is {}",
-                               first, saved.empty() ? "not there yet" : fmt::format("of step {}", saved.front())));
+  if (from == 0 && (segments.empty() || segments.front().at.step > 0 || segments.front().cause == "init_from" ||
+                    !segments.front().from.empty())) {
+    return refused(
+        fmt::format("no checkpoint before step {} is left, and this run did not begin with weights of its "
+                    "own; the first checkpoint is {}",
+                    first, saved.empty() ? "not there yet" : fmt::format("of step {}", saved.front())));
   }
   std::set<int64_t> ends{last};
   const auto cut = [&](int64_t step) {
@@ -344,8 +351,8 @@ Result<AuditScratch> AuditScratch::take(const fs::path& path, const fs::path& ru
     return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
   };
   if (is_in(theirs, ours) || is_in(ours, theirs / "checkpoints")) {
-    return refused(fmt::format("{}: the run itself, its checkpoints or what lies around them; its contents would be lost",
-                               path.string()));
+    return refused(fmt::format(
+        "{}: the run itself, its checkpoints or what lies around them; its contents would be lost", path.string()));
   }
   const fs::path lock = path / kLock;
   const bool left = fs::is_regular_file(fs::symlink_status(lock, failed));

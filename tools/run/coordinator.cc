@@ -76,6 +76,7 @@ Status LocalCoordinator::open() {
               .lineage = start_.lineage_head()},
       .from_step = options_.from_step,
       .level_after = start_.level_after(),
+      .trouble_after = start_.trouble_after(),
       .resume = !options_.fresh,
       .check_owner = [this] { return check_owner(); },
       .stop = [this] { return stop_asked(); },
@@ -206,7 +207,7 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   if (generation == 0) {
     RT_TRY(write_start());
     if (start_.asked_to_lower) RT_TRY(remove_pending(folder_.path()));  // carried out
-    copies_.start();  // they read the recipe
+    copies_.start();                                                    // they read the recipe
     if (options_.trackers != nullptr) options_.trackers->start();
   }
   for (const std::string& warning : choice.warnings) narrator_.warn(warning);
@@ -659,9 +660,10 @@ std::optional<GuardAction> LocalCoordinator::act_on(const Trouble& trouble) {
   json event = to_json(back);
   event["event"] = "roll_back";
   narrator_.record(event);
-  narrator_.warn(fmt::format("rolling back: {}; back to step {}, and on from there without positions {} of the sample "
-                             "order (try {} at this place)",
-                             trouble.why, back.to_step, to_text(back.skip), back.number));
+  narrator_.warn(
+      fmt::format("rolling back: {}; back to step {}, and on from there without positions {} of the sample "
+                  "order (try {} at this place)",
+                  trouble.why, back.to_step, to_text(back.skip), back.number));
   return decision.action;
 }
 
@@ -961,7 +963,8 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
     const Error& error = stopped_by_.error();
     if (error.code == ErrorCode::kGuard) {
       const std::string way = way_back();
-      narrator_.record({{"event", "end"}, {"exit_code", error.exit_code()}, {"message", error.message}, {"way_back", way}});
+      narrator_.record(
+          {{"event", "end"}, {"exit_code", error.exit_code()}, {"message", error.message}, {"way_back", way}});
       narrator_.say(way);
       return error;
     }
@@ -1030,10 +1033,9 @@ Result<int> LocalCoordinator::conclude_failed(const agent::Outcome& outcome) {
     if (const Status labelled = node_->condemn_from_onset(); !labelled.ok()) narrator_.warn(labelled.error().message);
     const int64_t step = last_step_ + 1;
     const bool asked = outcome.stop_signal != 0 || requests_.stop_due(last_step_);
-    rolls_back_ = !asked && act_on({.kind = Trouble::Kind::kNotFinite,
-                                    .onset = step,
-                                    .step = step,
-                                    .why = outcome.message}) == GuardAction::kRollBack;
+    rolls_back_ =
+        !asked && act_on({.kind = Trouble::Kind::kNotFinite, .onset = step, .step = step, .why = outcome.message}) ==
+                      GuardAction::kRollBack;
     if (rolls_back_) return 0;
   }
   if (!newest_checkpoint_.empty() && !guard)

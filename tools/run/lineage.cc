@@ -7,12 +7,16 @@
 #include <set>
 #include <utility>
 
+#include "ckpt/persist/read.h"
+#include "ckpt/position.h"
+#include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/change_rules.h"
 #include "dsl/compare.h"
 #include "dsl/dsl.h"
 #include "dsl/stages.h"
 #include "runtime/core/clock.h"
+#include "runtime/core/count_text.h"
 #include "runtime/core/new_file.h"
 #include "runtime/data/dataset.h"
 #include "runtime/json/json.h"
@@ -58,7 +62,8 @@ LineageEntry entry_from(const json& line) {
   }
   out.lr_begins = json_flag(line, "lr_begins");
   out.from = json_string(line, "from");
-  if (const auto roll_back = line.find("roll_back"); roll_back != line.end()) out.roll_back = roll_back_from(*roll_back);
+  if (const auto roll_back = line.find("roll_back"); roll_back != line.end())
+    out.roll_back = roll_back_from(*roll_back);
   if (const auto lowering = line.find("lowering"); lowering != line.end()) out.lowering = lowering_from(*lowering);
   return out;
 }
@@ -210,6 +215,18 @@ Status make_replayable(Recipe& recipe, const Recipe& last, const LineageEntry& e
   return {};
 }
 
+/// How many updates a guard has left out up to the newest checkpoint, beside the steps that `last` names. 0 without
+/// one.
+Result<int64_t> skipped_unnamed(const fs::path& run, const Recipe& last) {
+  ckpt::PosixBackend io;
+  const Result<ckpt::CheckpointInfo> newest = ckpt::newest_complete(io, run / "checkpoints");
+  if (!newest.ok()) return int64_t{0};
+  RT_TRY_SET(const ckpt::Manifest manifest, ckpt::read_manifest(io, newest.value().dir));
+  RT_TRY_SET(const trainer::TrainPosition at, ckpt::position_of(manifest));
+  const int64_t named = std::ranges::count_if(last.watch.skip_steps, [&](int64_t step) { return step <= at.step; });
+  return std::max<int64_t>(0, at.guards.skipped - named);
+}
+
 /// Steps of the run whose update was left out, as its metrics have them, and those ahead that `last` names. Errors:
 /// those of reading them; kInvalidInput where they do not have all.
 Result<std::vector<int64_t>> skipped_steps(const fs::path& run, const Recipe& last) {
@@ -219,6 +236,14 @@ Result<std::vector<int64_t>> skipped_steps(const fs::path& run, const Recipe& la
   }
   std::set<int64_t> out;
   for (const telemetry::StepMetrics& step : told) out.insert(step.skipped_steps.begin(), step.skipped_steps.end());
+  if (told.empty()) {
+    RT_TRY_SET(const int64_t unnamed, skipped_unnamed(run, last));
+    if (unnamed > 0)
+      return Error{
+          ErrorCode::kInvalidInput,
+          fmt::format("{}: it has no steps, and {} of the run {} left out that no recipe names",
+                      (run / "metrics.jsonl").string(), count_text(unnamed, "update"), unnamed == 1 ? "was" : "were")};
+  }
   const bool counts = !told.empty() && !told.back().loss_scale;  // an overflow of fp16 counts too, and comes again
   if (counts && std::ssize(out) != told.back().skipped)
     return Error{ErrorCode::kInvalidInput,

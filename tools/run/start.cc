@@ -74,13 +74,18 @@ Result<dsl::LoadedRecipe> with_decisions(const dsl::LoadedRecipe& loaded, std::s
 }
 
 /// Whether a start before has lowered the rate by this already: a guard's decision is one, and a person's counts again
-/// once the rate is back.
+/// once the rate is back. A rate that the run went back behind, as it does now to `step` or did before, is not low.
 bool is_lowered(const Lineage& lineage, const Lowering& lowering, int64_t step) {
-  return std::ranges::any_of(lineage.entries(), [&](const LineageEntry& entry) {
-    if (!entry.lowering) return false;
+  std::vector<LineageEntry> low;  // those of Lineage::lowered_rates()
+  for (const LineageEntry& entry : lineage.entries()) {
+    while (!low.empty() && low.back().at.step > entry.at.step) low.pop_back();
+    if (entry.lowering) low.push_back(entry);
+  }
+  return std::ranges::any_of(low, [&](const LineageEntry& entry) {
     const Lowering& one = *entry.lowering;
+    if (entry.at.step > step) return false;
     if (lowering.onset > 0) return one.onset == lowering.onset && one.step == lowering.step;
-    return one == lowering && entry.at.step <= step && step < entry.at.step + std::max<int64_t>(1, one.over + one.back);
+    return one == lowering && step < entry.at.step + std::max<int64_t>(1, one.over + one.back);
   });
 }
 
@@ -203,9 +208,17 @@ int64_t RunStart::level_after() const {
     const bool moves = std::ranges::any_of(segment.changes, [](const nlohmann::json& change) {
       const std::string field = json_string(change, "field");
       return field != "batch.skip" && std::ranges::any_of(std::array{"data", "batch", "model", "objective"},
-                                 [&](const char* block) { return field.starts_with(block); });
+                                                          [&](const char* block) { return field.starts_with(block); });
     });
     if (moves || segment.cause == "data") out = segment.at.step;
+  }
+  return out;
+}
+
+int64_t RunStart::trouble_after() const {
+  int64_t out = lowers ? verdict.state.step() : 0;
+  for (const LoweredRate& one : lineage.lowered_rates()) {
+    if (one.at <= verdict.state.step()) out = std::max(out, one.at);
   }
   return out;
 }
@@ -221,7 +234,9 @@ Result<RunStart> examine_state(const RunFolder& folder, const StartOptions& opti
   std::vector<LoweredRate> lowered = lineage.lowered_rates();
   const int64_t step = state.position.step;
   std::erase_if(lowered, [&](const LoweredRate& one) { return one.at > step; });
-  const std::optional<Lowering>& lowers = options.lowering;
+  std::optional<Lowering> lowers = options.lowering;
+  if (lowers && options.lowering_by_hand && is_lowered(lineage, *lowers, step))
+    lowers = options.lowering_by_hand;  // a start that was killed has lowered it by the guard's
   const bool is_new = lowers && !is_lowered(lineage, *lowers, step);
   if (is_new) lowered.push_back({step, lowers->by, lowers->over, lowers->back});
   RT_TRY_SET(dsl::LoadedRecipe whole, with_decisions(options.loaded, roll_backs, lowered));
@@ -256,6 +271,21 @@ Result<RunStart> examine_state(const RunFolder& folder, const StartOptions& opti
   if (!segments.empty()) out.request.tokenizer_before = segments.back().tokenizer;
   out.request.tokenizer_now = out.tokenizer;
   RT_TRY_SET(out.verdict, judge_start(out.request, std::move(state)));
+  if (is_new && lowers->onset > 0 && out.verdict.finished && !out.request.init) {
+    StartOptions as_it_is = options;  // no step is left whose rate a guard could lower
+    as_it_is.lowering = std::exchange(as_it_is.lowering_by_hand, std::nullopt);
+    RT_TRY_SET(RunStart ended, examine_state(folder, as_it_is, std::move(out.verdict.state)));
+    ended.asked_to_lower = true;
+    return ended;
+  }
+  if (const auto& by_hand = options.lowering_by_hand;
+      by_hand && is_new && lowers->onset > 0 && !is_lowered(out.lineage, *by_hand, step)) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("--lower-lr {},over={},back={}: {} says that a guard lowers the rate at this start, times "
+                             "{} for {}; start without --lower-lr, or remove that file",
+                             by_hand->by, by_hand->over, by_hand->back, (folder.path() / "lowering_lr.json").string(),
+                             lowers->by, count_text(lowers->over, "step"))};
+  }
   RT_TRY(judge_keep(folder, out));
   if (!out.lineage.problem().empty()) out.verdict.notes.push_back("warning: " + out.lineage.problem());
   out.begins = next_line(out);

@@ -24,10 +24,11 @@ struct StartOptions {
   bool init_is_foreign = false;     // it is of weights that are no checkpoint
   int64_t world = 0;
   std::vector<std::string> accept;
-  bool verify = false;      // a checkpoint counts when every byte of it holds
-  bool named_step = false;  // a person has named the step that the run goes back to, or:
-  std::optional<RollBack> roll_back;  // a guard
-  std::optional<Lowering> lowering;   // the rate is lowered from here on
+  bool verify = false;                       // a checkpoint counts when every byte of it holds
+  bool named_step = false;                   // a person has named the step that the run goes back to, or:
+  std::optional<RollBack> roll_back;         // a guard
+  std::optional<Lowering> lowering;          // the rate is lowered from here on
+  std::optional<Lowering> lowering_by_hand;  // beside that of a guard: refused, unless a start before has done it
 };
 
 struct RunStart {
@@ -39,7 +40,7 @@ struct RunStart {
   std::string segment_json, segment_hash;
   std::map<std::string, SourceContent> data;  // the training parts, as they are now
   text::TokenizerHashes tokenizer;
-  bool goes_back = false;     // StartOptions::named_step
+  bool goes_back = false;  // StartOptions::named_step
   std::optional<RollBack> rolls_back;
   std::optional<Lowering> lowers;  // StartOptions::lowering, where no start before has done it
   bool asked_to_lower = false;     // whether there was one
@@ -53,9 +54,11 @@ struct RunStart {
   }
   /// Of the last line of lineage once this start has begun.
   std::string lineage_head() const { return begins ? begins->hash : lineage.head(); }
-  /// The step behind which losses and norms may be of another level: the latest change of data, batch, model or objective.
-  /// A change of the optimizer is none: a rate that is too high must be seen.
+  /// The step behind which losses and norms may be of another level: the latest change of data, batch, model or
+  /// objective. A change of the optimizer is none: a rate that is too high must be seen.
   int64_t level_after() const;
+  /// The step behind which outliers are a trouble of its own: the latest at which the rate was lowered.
+  int64_t trouble_after() const;
 };
 
 /// Where the state of a run may lie; `id`: of the run, empty where it has none yet.

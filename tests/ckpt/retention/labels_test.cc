@@ -109,9 +109,50 @@ TEST_SUITE("ckpt/retention/labels") {
       CHECK((alarm->kind == StepAlarm::Kind::kDivergence) == (step == 403));
     }
     CHECK_FALSE(judge.onset());
-    for (int64_t step = 404; step <= 500; ++step) judge.add(quiet(step));
+    for (int64_t step = 404; step <= 434; ++step) judge.add(quiet(step));
+    CHECK(label_of(judge, 399) == Label::kNew);  // it proves nothing either
+    CHECK(label_of(judge, 402) == Label::kNew);
+    judge.add(quiet(435));
+    CHECK(judge.judge(399, 1000)->proved_to == 435);
     CHECK(label_of(judge, 399) == Label::kGood);
     CHECK(label_of(judge, 402) == Label::kGood);
+    CHECK(label_of(judge, 403) == Label::kGood);
+    StepJudge young(kRules);  // at its end all steps that were no outliers count
+    for (int64_t step = 1; step <= 12; ++step) young.add({step, 5.5, 1});
+    CHECK(label_of(young, 12, 12) == Label::kGood);
+  }
+
+  TEST_CASE("ruined weights prove nothing where a guard leaves all later updates out") {
+    StepJudge judge = run_to(200);
+    for (int64_t step = 201; step <= 400; ++step) judge.add({step, 99.8, 30, true});
+    for (const int64_t step : {201, 250, 300, 368}) CHECK(label_of(judge, step) == Label::kSuspect);
+    CHECK(label_of(judge, 150) == Label::kGood);
+    CHECK(label_of(judge, 400, 400) == Label::kSuspect);
+    CHECK(judge.onset()->above);
+    StepJudge below = run_to(200);  // the ceiling says nothing of these
+    for (int64_t step = 201; step <= 207; ++step) below.add({step, 8, 1, true});
+    CHECK(label_of(below, 205) == Label::kNew);
+    CHECK(label_of(below, 207, 207) == Label::kGood);  // as step 200
+  }
+
+  TEST_CASE("outliers from before the rate was lowered are of another trouble than those behind it") {
+    for (const int64_t trouble_after : {int64_t{0}, int64_t{403}}) {
+      CAPTURE(trouble_after);
+      StepJudge judge(kRules, trouble_after);
+      for (int64_t step = 1; step <= 399; ++step) judge.add(quiet(step));
+      for (int64_t step = 400; step <= 403; ++step) judge.add({step, 9, 1});  // a start reads them again
+      judge.go_back(403);
+      std::vector<StepAlarm> told;
+      for (int64_t step = 404; step <= 407; ++step) {
+        if (const auto alarm = judge.add({step, 9, 1})) told.push_back(*alarm);
+      }
+      REQUIRE(!told.empty());
+      CHECK(label_of(judge, 402) == Label::kSuspect);
+      const bool anew = trouble_after > 0;
+      CHECK((told.front().kind == StepAlarm::Kind::kDivergence) == !anew);
+      CHECK((told.back().kind == StepAlarm::Kind::kDivergence) == anew);
+      if (anew) CHECK(told.back().onset == 404);
+    }
   }
 
   TEST_CASE("an audit that fails makes what was saved since the last clean one suspect, good ones too") {
@@ -202,7 +243,8 @@ TEST_SUITE("ckpt/retention/labels") {
     REQUIRE(told.size() == 4);
     CHECK(told[3].onset == 400);
     CHECK(told[3].why.find("loss 9") == 0);
-    CHECK(kinds() == Told{{Kind::kOutlier, 400}, {Kind::kOutlier, 402}, {Kind::kOutlier, 404}, {Kind::kDivergence, 405}});
+    CHECK(kinds() ==
+          Told{{Kind::kOutlier, 400}, {Kind::kOutlier, 402}, {Kind::kOutlier, 404}, {Kind::kDivergence, 405}});
     for (int64_t step = 407; step < 430; ++step) add(step, 0);
     CHECK(told.empty());
     for (int64_t step = 430; step < 434; ++step) add(step, 0.1);  // far below

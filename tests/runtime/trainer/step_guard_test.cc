@@ -22,7 +22,8 @@ void write(const std::string& path, const std::vector<uint16_t>& tokens) {
 }
 
 /// A run of few ids, which a model learns at once, except in the samples of `steps`, whose ids no other sample has.
-Recipe dirty_recipe(const std::string& name, const std::vector<int64_t>& steps) {
+/// `same`: theirs is one id.
+Recipe dirty_recipe(const std::string& name, const std::vector<int64_t>& steps, bool same = false) {
   static const testing::TempDir dir("dirty");
   std::vector<uint16_t> tokens(kSteps * kBatch * kContext + 1);
   for (int64_t i = 0; i < std::ssize(tokens); ++i) {
@@ -46,7 +47,7 @@ Recipe dirty_recipe(const std::string& name, const std::vector<int64_t>& steps) 
   for (const data::SampleRef& sample : sampler.peek(kSteps * kBatch)) {
     if (std::ranges::find(steps, sample.position / kBatch + 1) == steps.end()) continue;
     for (int64_t t = 1; t <= kContext; ++t)
-      tokens[static_cast<size_t>(sample.start + t)] = static_cast<uint16_t>(40 + (sample.start + t) % 25);
+      tokens[static_cast<size_t>(sample.start + t)] = static_cast<uint16_t>(40 + (same ? 0 : (sample.start + t) % 25));
   }
   write(dir / name, tokens);
   return recipe;
@@ -251,5 +252,38 @@ TEST_SUITE("runtime/trainer/step_guard") {
     for (int64_t k = 0; k < 16; ++k) CHECK(step(++number, 9, 2));
     CHECK(!step(++number, 9, 2));
     CHECK(state.skipped == 3);  // as watch.skip allows
+  }
+
+  TEST_CASE("steps that the recipe names use up no try of the guard") {
+    WatchConfig watch{.window = 32, .on_outlier = {GuardAction::kSkip}};
+    watch.skip_steps = {41, 42, 43};
+    trainer::GuardState state;
+    const telemetry::WatchRules rules{.window = 32, .begin = 1};
+    std::vector<int64_t> left_out;
+    for (int64_t number = 1; number <= 48; ++number) {
+      trainer::StepGuard guard(watch, rules, 1, &state);
+      const double loss = number < 44 ? 3 + 0.01 * static_cast<double>(number % 3) : 5;
+      const telemetry::StepVerdict verdict = guard.look(number, loss, 1);
+      const bool skips = guard.skips(number, verdict);
+      guard.note(number, verdict, skips);
+      if (skips) left_out.push_back(number);
+    }
+    CHECK(left_out == Steps{41, 42, 43, 44, 45, 46});
+    CHECK(state.skipped == 6);
+  }
+
+  TEST_CASE("the error of a step that data.mask_repeats masks wholly says how to leave it out") {
+    Recipe recipe = dirty_recipe("masked", {3}, true);
+    recipe.data.mask_repeats = {.period = 1, .count = 10};
+    stop_after(recipe, 6);
+    const auto run = train_on_threads(recipe, 1);
+    REQUIRE(!run.ok());
+    for (const char* part : {"step 3: ", "data.mask_repeats", "positions 16..23 ", "batch.skip = { \"16..23\" }"}) {
+      CAPTURE(part);
+      CHECK(run.error().message.find(part) != std::string::npos);
+    }
+    recipe.batch.skip = {"16..23"};
+    const auto without = train_on_threads(recipe, 1);
+    CHECK_OK(without);
   }
 }

@@ -26,8 +26,9 @@ json start(int64_t step, int64_t world, const std::string& mesh, const std::stri
 
 TEST_SUITE("tools/run/audit") {
   TEST_CASE("a start that went back replaces the layouts behind it, and one in the same layout adds none") {
-    const std::vector<json> events{start(0, 2, "dp 2"), {{"event", "saved"}, {"step", 10}}, start(10, 2, "dp 2"),
-                                   start(20, 4, "dp 4"), start(30, 1, "dp 1"), start(20, 2, "tp 2")};
+    const std::vector<json> events{start(0, 2, "dp 2"),  {{"event", "saved"}, {"step", 10}},
+                                   start(10, 2, "dp 2"), start(20, 4, "dp 4"),
+                                   start(30, 1, "dp 1"), start(20, 2, "tp 2")};
     const std::vector<RankLayout> layouts = rank_layouts(events);
     REQUIRE(layouts.size() == 2);
     CHECK((layouts[0].from == 0 && layouts[0].mesh == "dp 2"));
@@ -39,7 +40,8 @@ TEST_SUITE("tools/run/audit") {
   TEST_CASE("legs begin at the newest checkpoint before the first step and end wherever one cause of bits does") {
     const std::vector<int64_t> saved{10, 20, 40};
     const std::vector<LineageEntry> segments{segment(1, "start", 0), segment(2, "recipe", 25)};
-    const std::vector<RankLayout> layouts{{.from = 0, .world = 2, .mesh = "dp 2"}, {.from = 30, .world = 4, .mesh = "dp 4"}};
+    const std::vector<RankLayout> layouts{{.from = 0, .world = 2, .mesh = "dp 2"},
+                                          {.from = 30, .world = 4, .mesh = "dp 4"}};
     const std::vector<AuditLeg> legs = audit_legs(12, 45, saved, segments, layouts).value();
     REQUIRE(legs.size() == 5);
     const int64_t from[] = {10, 20, 25, 30, 40}, to[] = {20, 25, 30, 40, 45}, of[] = {1, 1, 2, 2, 2};
@@ -69,6 +71,11 @@ TEST_SUITE("tools/run/audit") {
       CHECK(legs_of.error().message.find("no checkpoint before step 3 is left") != std::string::npos);
       CHECK(legs_of.error().message.find("of step 20") != std::string::npos);
     }
+    // A rate that was low from the beginning, of weights of its own and of others.
+    std::vector<LineageEntry> low{segment(1, "lower_lr", 0)};
+    CHECK(audit_legs(3, 5, saved, low, layouts).ok());
+    low[0].from = "elsewhere";
+    CHECK(!audit_legs(3, 5, saved, low, layouts).ok());
     const auto untold = audit_legs(3, 5, saved, own, {});
     REQUIRE(!untold.ok());
     CHECK(untold.error().message.find("events.jsonl") != std::string::npos);
