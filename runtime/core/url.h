@@ -1,5 +1,5 @@
 #pragma once
-// What the text of a URL holds.
+// Looks at parts of a URL.
 
 #include <string_view>
 
