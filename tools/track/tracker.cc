@@ -61,7 +61,8 @@ Result<State> read_state_or_begin(const fs::path& path, const std::function<void
     warn(fmt::format("{}; the file is now {}, and the service is asked for what it has", known.error().message,
                      aside.filename().string()));
   }
-  return State{};
+  known = State();
+  return known;
 }
 
 /// Writes the state where it has changed.
