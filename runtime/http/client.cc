@@ -244,6 +244,8 @@ Outcome Client::send(const std::string& what, const Request& request, const Limi
     curl_easy_setopt(curl, CURLOPT_SEEKFUNCTION, on_seek);
     curl_easy_setopt(curl, CURLOPT_SEEKDATA, &exchange);
     curl_easy_setopt(curl, CURLOPT_UPLOAD_BUFFERSIZE, 512L << 10);
+    // On a connection that was used before, curl sends again what got no answer, and the server may have taken it.
+    if (request.method == "POST") curl_easy_setopt(curl, CURLOPT_FRESH_CONNECT, 1L);
     curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request.method.c_str());
   } else if (request.method != "GET") {
     curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request.method.c_str());

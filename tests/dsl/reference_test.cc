@@ -76,6 +76,7 @@ TEST_SUITE("dsl/reference") {
         changes = "mesh = { pp = 2, virtual_stages = 2, micro_batch_group = 4 }, schedule = \"interleaved\"";
       if (path == "mesh.shard") changes += ", optimizer = { zero = 1 }";
       if (path == "optimizer.keep_after_forward") changes = "optimizer = { zero = 3, keep_after_forward = true }";
+      if (path == "watch.on_sdc") changes = "watch = { on_sdc = { \"stop\" }, audit = T.every { steps = 100 } }";
       if (path == "model.heads") changes = "model = { heads = 12, width = 768 }";
       load_good(with(changes));
     });

@@ -130,7 +130,7 @@ class FirstMinutesTest(ProgramTest):
     def test_words_of_other_trainers_lead_to_a_field_or_a_command(self):
         for words, wanted in ((("epochs",), "stop"), (("accumulate",), "batch.micro"), (("learning_rate",), "optimizer.peak_lr"),
                               (("Grad-Clip",), "optimizer.clip"), (("lora",), "no adapters"), (("chat",), "cairn data chat"),
-                              (("spike",), "watch"), (("wandb",), "log.tensorboard"), (("dataset",), "cairn data tokenize"),
+                              (("spike",), "watch"), (("wandb",), "T.wandb"), (("dataset",), "cairn data tokenize"),
                               (("held-out",), "eval"), (("packing",), "objective.document_end"), (("fsdp",), "optimizer.zero"),
                               (("gradient", "checkpointing"), "recompute"), (("gradient checkpointing",), "recompute")):
             self.assertIn(wanted, self.cairn("help", *words).stdout)
