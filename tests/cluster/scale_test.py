@@ -64,8 +64,11 @@ class Scale(ListedBed):
         print(f"  {HOSTS} hosts, {self.newest() - at} steps in {seconds:.1f} s: {touched}")
         # The lease changes four times a second, each time by a few calls; none of it comes of who follows.
         self.assertLess(sum(own.values()), 60 * seconds, touched)
-        self.assertLessEqual({name.split("/")[-1].split(".")[0].lstrip(".") for name in own if name.startswith("cluster/")},
-                             {"lease"}, touched)
+        # So does its board, hosts.json, once a second, by a file beside it that takes its name.
+        names = {name.split("/")[-1] for name in own if name.startswith("cluster/")}
+        self.assertLessEqual({name.split(".")[0] for name in names if not name.startswith(".new-")}, {"lease", "hosts"}, touched)
+        self.assertLessEqual(sum(times for name, times in own.items() if name.startswith("cluster/") and "lease" not in name),
+                             4 * (seconds + 1), touched)
         for k, log in self.logs.items():
             if k != 0:
                 self.assertEqual(log.stat().st_size, said[k], f"h{k} has said more: {log.read_text()[said[k]:]}")

@@ -75,6 +75,7 @@ class Changed(ChangeTest):
             ("made", "save", ["checkpoint.incremental=true"], "exact", "changes nothing that is trained"),
             ("made", "keep", ["checkpoint.keep={ T.last(7) }"], "exact", "retention by the new rules"),
             ("made", "log", ["log.at=T.every { steps = 5 }"], "exact", "changes nothing that is trained"),
+            ("made", "hooks", ['hooks={ T.on { "ended", run = { "true" } } }'], "exact", "changes nothing that is trained"),
             ("made", "eval", ["eval.steps=3"], "exact", "changes nothing that is trained"),
             ("made", "restart", ["restart.max_restarts=5"], "exact", "changes nothing that is trained"),
             ("made", "watch", ["watch.proof=5"], "exact", "verdicts from now on"),

@@ -38,6 +38,9 @@ return T.recipe {{
 RATE = 1e-2
 SAME = 1e-4  # of a tensor's elements: sums in another order, through the square root of the second moment
 FEW = 0.02   # share of a model's elements whose sign may be rounding's
+# Relative differences of norms beyond 2e-5. This model is badly conditioned: without AVX-512 its first norm is 196.885 on one
+# rank, 196.882 on tp 2 x pp 3 and 196.879 in torch, and the steps behind it follow.
+NORM_APART = {"hf-gemma3_text-linear": 2e-4}
 
 
 def lua(value):
@@ -157,7 +160,8 @@ class Families(RunTest):
                 self.train(recipe, name, "--init-from", self.folder / "imported", "--init-weights-only")
                 norms = [self.metrics(name)[step]["grad_norm"] for step in (1, 2, 3)]
                 for got, wanted in zip(norms, reference["step_norm"][2], strict=True):
-                    self.assertLess(abs(got - wanted), 2e-5 * wanted, f"{norms} {reference['step_norm'][2]}")
+                    self.assertLess(abs(got - wanted), NORM_APART.get(fixture.name, 2e-5) * wanted,
+                                    f"{norms} {reference['step_norm'][2]}")
                 self.cairn("export", self.folder / name, self.folder / f"{name}.hf", "--dtype", "f32", "--like", fixture)
                 exported = tensors_of(self.folder / f"{name}.hf")
                 # Every seventh element of one tensor after the other, ordered by name.

@@ -54,7 +54,8 @@ class Health(HostsTest):
         self.assertEqual(self.get(leader, "/healthz", "secret"), (200, "training\n"))
         self.until(lambda: self.get(follower, "/healthz", "secret") == (200, "training\n"), "the follower", jobs[1])
         self.assertEqual(self.get(leader, "/healthz")[0], 401)
-        seen = self.metrics_of(leader, "secret")
+        seen = self.until(lambda: (found := self.metrics_of(leader, "secret"))["cairn_hosts"] == 2 and found,
+                          "the other host's word", jobs[0])  # a host counts from its first beat on
         self.assertGreaterEqual(seen["cairn_step"], 20)
         self.assertEqual((seen["cairn_steps"], seen["cairn_hosts"], seen["cairn_places"]), (100000, 2, 2))
         self.assertEqual((seen["cairn_leads"], seen["cairn_healthy"], seen["cairn_restarts_total"]), (1, 1, 0))
