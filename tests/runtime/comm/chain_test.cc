@@ -64,7 +64,8 @@ int64_t sent_bytes() {
     tcp_info info = {};
     socklen_t size = sizeof(info);
     if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state == 1) {
-      out += static_cast<int64_t>(info.tcpi_bytes_sent);
+      // Counts what was written: bytes that wait too, but none that the network sent again.
+      out += static_cast<int64_t>(info.tcpi_bytes_sent - info.tcpi_bytes_retrans) + info.tcpi_notsent_bytes;
     }
   }
   return out;
