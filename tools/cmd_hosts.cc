@@ -14,7 +14,7 @@
 #include "runtime/core/clock.h"
 #include "runtime/core/count_text.h"
 #include "runtime/json/json.h"
-#include "tools/cmd_hosts.h"
+#include "tools/commands.h"
 #include "tools/run/excluded.h"
 #include "tools/run/folder.h"
 #include "tools/run/run_board.h"

@@ -1,6 +1,4 @@
 // cairn track: sends the steps of a run to trackers, each once; also the process that does so beside a training.
-#include "tools/cmd_track.h"
-
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -21,6 +19,7 @@
 #include "runtime/agent/event_pipe.h"
 #include "runtime/core/log.h"
 #include "runtime/json/json.h"
+#include "tools/commands.h"
 #include "tools/run/folder.h"
 #include "tools/run/helper.h"
 #include "tools/run/text.h"

@@ -46,6 +46,7 @@ void add_explain(CLI::App& app, Session& session);
 void add_export(CLI::App& app, Session& session);
 void add_generate(CLI::App& app, Session& session);
 void add_help(CLI::App& app, Session& session);
+void add_hosts(CLI::App& app, Session& session);
 void add_import(CLI::App& app, Session& session);
 void add_init(CLI::App& app, Session& session);
 void add_launch(CLI::App& app, Session& session);
@@ -56,6 +57,7 @@ void add_rank(CLI::App& app, Session& session);
 void add_report(CLI::App& app, Session& session);
 void add_resume(CLI::App& app, Session& session);
 void add_stacks(CLI::App& app, Session& session);
+void add_track(CLI::App& app, Session& session);
 void add_train(CLI::App& app, Session& session);
 
 // --- Shared by subcommands (common.cc) -------------------------------------------------------------------------------

@@ -24,8 +24,6 @@
 
 #include "dsl/words.h"
 #include "runtime/core/log.h"
-#include "tools/cmd_hosts.h"
-#include "tools/cmd_track.h"
 #include "tools/commands.h"
 #include "tools/commands_page.h"
 #include "tools/run/requests.h"
