@@ -155,10 +155,17 @@ std::vector<RollBack> Lineage::roll_backs() const {
 
 std::vector<LoweredRate> Lineage::lowered_rates() const {
   std::vector<LoweredRate> out;
+  for (const LineageEntry& entry : lowerings()) {
+    out.push_back({entry.at.step, entry.lowering->by, entry.lowering->over, entry.lowering->back});
+  }
+  return out;
+}
+
+std::vector<LineageEntry> Lineage::lowerings() const {
+  std::vector<LineageEntry> out;
   for (const LineageEntry& entry : entries_) {
-    while (!out.empty() && out.back().at > entry.at.step) out.pop_back();
-    if (const auto& lowering = entry.lowering)
-      out.push_back({entry.at.step, lowering->by, lowering->over, lowering->back});
+    while (!out.empty() && out.back().at.step > entry.at.step) out.pop_back();
+    if (entry.lowering) out.push_back(entry);
   }
   return out;
 }

@@ -69,6 +69,8 @@ class Lineage {
 
   /// Lowered rates that are at or before the newest entry.
   std::vector<LoweredRate> lowered_rates() const;
+  /// Their entries.
+  std::vector<LineageEntry> lowerings() const;
 
   /// The entry as the next line: with n, prev, time and hash.
   LineageEntry next(LineageEntry entry) const;

@@ -76,12 +76,7 @@ Result<dsl::LoadedRecipe> with_decisions(const dsl::LoadedRecipe& loaded, std::s
 /// Whether a start before has lowered the rate by this already: a guard's decision is one, and a person's counts again
 /// once the rate is back. A rate that the run went back behind, as it does now to `step` or did before, is not low.
 bool is_lowered(const Lineage& lineage, const Lowering& lowering, int64_t step) {
-  std::vector<LineageEntry> low;  // those of Lineage::lowered_rates()
-  for (const LineageEntry& entry : lineage.entries()) {
-    while (!low.empty() && low.back().at.step > entry.at.step) low.pop_back();
-    if (entry.lowering) low.push_back(entry);
-  }
-  return std::ranges::any_of(low, [&](const LineageEntry& entry) {
+  return std::ranges::any_of(lineage.lowerings(), [&](const LineageEntry& entry) {
     const Lowering& one = *entry.lowering;
     if (entry.at.step > step) return false;
     if (lowering.onset > 0) return one.onset == lowering.onset && one.step == lowering.step;

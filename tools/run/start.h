@@ -57,7 +57,7 @@ struct RunStart {
   /// The step behind which losses and norms may be of another level: the latest change of data, batch, model or
   /// objective. A change of the optimizer is none: a rate that is too high must be seen.
   int64_t level_after() const;
-  /// The step behind which outliers are a trouble of its own: the latest at which the rate was lowered.
+  /// The step behind which outliers are a trouble of their own: the latest at which the rate was lowered.
   int64_t trouble_after() const;
 };
 
