@@ -218,6 +218,7 @@ class Leader {
   const std::string& name(int64_t host) const { return hosts_.at(host).name; }
   /// "the connection broke"; empty or old while that host is connected.
   const std::string& why_away(int64_t host) const { return hosts_.at(host).away; }
+  bool is_excluded(int64_t host) const { return hosts_.at(host).excluded; }
 
  private:
   struct Host {

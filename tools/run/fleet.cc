@@ -359,6 +359,7 @@ HostStatus Fleet::status_of(const Host& host, const std::map<int64_t, double>& s
   if (host.peer < 0) {
     out.state = "away";
     out.why = rule_.why_away(host.index);
+    out.excluded = rule_.is_excluded(host.index);
     return out;
   }
   out.state = out.place < 0 ? "spare" : phase_name(phase());

@@ -43,6 +43,7 @@ json to_json(const RunStatus& status) {
                      {"address", host.address},
                      {"state", host.state},
                      {"why", host.why},
+                     {"excluded", host.excluded},
                      {"heard_s", host.heard_s}});
   }
   json out{{"time", status.time},
@@ -87,6 +88,7 @@ Result<RunStatus> run_status_from_json(const json& in) {
                          .address = json_string(one, "address"),
                          .state = json_string(one, "state"),
                          .why = json_string(one, "why"),
+                         .excluded = json_flag(one, "excluded"),
                          .heard_s = json_number(one, "heard_s")});
   }
   if (const std::optional<int64_t> code = json_integer(json_field(in, "exit_code"), 0, 255))

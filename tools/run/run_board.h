@@ -29,6 +29,7 @@ struct HostStatus {
   std::string name, address;      // empty: it has not joined
   std::string state;              // "training", "loading", "gathering", "spare", "away"
   std::string why;                // of "away": "it has not joined", "silent for 3.0 s"
+  bool excluded = false;          // it may not join until it has booted
   double heard_s = 0;             // since its last byte, when this was written; the leader's own: 0
   bool operator==(const HostStatus&) const = default;
 };

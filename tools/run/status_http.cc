@@ -95,7 +95,7 @@ std::string metrics_text(const RunStatus& status, double still_s) {
   gauge("spares", "hosts that wait for a place",
         static_cast<double>(count(status, [&](const HostStatus& one) { return one.place < 0 && !away(one); })));
   gauge("excluded", "hosts that may not join until they boot",
-        static_cast<double>(count(status, [](const HostStatus& one) { return one.why.starts_with("excluded"); })));
+        static_cast<double>(count(status, [](const HostStatus& one) { return one.excluded; })));
   gauge("epoch", "number of the hosts' epoch", static_cast<double>(status.epoch));
   return page;
 }

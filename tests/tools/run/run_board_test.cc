@@ -23,7 +23,7 @@ namespace {
 RunStatus training() {
   RunStatus out{
       .phase = RunPhase::kTraining, .time = 1000, .phase_time = 900, .epoch = 3, .leader = 1, .step = 40, .of = 60};
-  out.hosts = {{.index = 0, .place = -1, .name = "h0", .state = "away", .why = "excluded: its GPU is slow"},
+  out.hosts = {{.index = 0, .place = -1, .name = "h0", .state = "away", .why = "its GPU is slow", .excluded = true},
                {.index = 1, .place = 0, .name = "h1", .address = "10.0.0.1", .state = "training"},
                {.index = 2, .place = 1, .name = "h2", .state = "training", .heard_s = 0.5},
                {.index = 3, .place = -1, .name = "h3", .state = "spare"}};
