@@ -94,20 +94,28 @@ class Vocab {
     }
   }
 
-  /// Takes them from tokenizer.json, else from added_tokens.json.
-  void set_added() {
-    if (const json& added = json_field(tokenizer_, "added_tokens"); added.is_array()) {
-      for (const json& token : added) {
-        set(json_count(token, "id", -1), json_string(token, "content"),
-            json_flag(token, "special") ? PieceType::kControl : PieceType::kUserDefined);
+  /// A token that the vocabulary's own list lacks, or that is no text.
+  struct Added {
+    int64_t id = -1;
+    std::string content;
+    PieceType type = PieceType::kUserDefined;
+  };
+  /// Reads added_tokens.json, then tokenizer.json.
+  std::vector<Added> added_tokens() const {
+    std::vector<Added> out;
+    const json beside = json_or_nothing(file_of("added_tokens.json"), JsonNumbers::kPython);
+    if (beside.is_object()) {
+      for (const auto& [content, id] : beside.items()) {
+        if (id.is_number_integer()) out.push_back({id.get<int64_t>(), content});
       }
-      return;
     }
-    const json added = json_or_nothing(file_of("added_tokens.json"), JsonNumbers::kPython);
-    if (!added.is_object()) return;
-    for (const auto& [content, id] : added.items()) {
-      if (id.is_number_integer()) set(id.get<int64_t>(), content, PieceType::kUserDefined);
+    if (const json& own = json_field(tokenizer_, "added_tokens"); own.is_array()) {
+      for (const json& token : own) {
+        out.push_back({json_count(token, "id", -1), json_string(token, "content"),
+                       json_flag(token, "special") ? PieceType::kControl : PieceType::kUserDefined});
+      }
     }
+    return out;
   }
 
   // --- byte-level BPE
@@ -182,7 +190,7 @@ class Vocab {
     for (const auto& [token, id] : vocab.items()) {
       if (id.is_number_integer()) set(id.get<int64_t>(), byte_level_text(token), PieceType::kNormal);
     }
-    set_added();
+    for (const Added& token : added_tokens()) set(token.id, token.content, token.type);
     std::vector<std::string> pairs;
     for (const json& merge : merges) {
       const bool pair = merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string();
@@ -221,8 +229,9 @@ class Vocab {
       if (piece.type == PieceType::kUnknown) unknown = static_cast<int64_t>(id);
       set(static_cast<int64_t>(id), piece.text, piece.type, piece.score);
     }
-    for (const auto& [content, id] : added_beside(std::ssize(model.pieces)))
-      set(id, content, PieceType::kUserDefined, -1000);
+    for (const Added& token : added_tokens()) {
+      if (token.id >= std::ssize(model.pieces)) set(token.id, token.content, token.type, -1000);
+    }
     if (!model.charsmap.empty()) {
       warnings_->emplace_back("the tokenizer normalises characters, llama.cpp does not");
     }
@@ -235,24 +244,6 @@ class Vocab {
     keys_.put("tokenizer.ggml.add_space_prefix", model.dummy_prefix);
     keys_.put("tokenizer.ggml.remove_extra_whitespaces", model.remove_spaces);
     return put_special(unknown);
-  }
-
-  /// Tokens from id `from` on that only files beside the model have.
-  std::map<std::string, int64_t> added_beside(int64_t from) const {
-    std::map<std::string, int64_t> out;
-    const auto add = [&](const std::string& content, int64_t id) {
-      if (id >= from && !content.empty()) out[content] = id;
-    };
-    const json listed = json_or_nothing(file_of("added_tokens.json"), JsonNumbers::kPython);
-    if (listed.is_object()) {
-      for (const auto& [content, id] : listed.items()) {
-        if (id.is_number_integer()) add(content, id.get<int64_t>());
-      }
-    }
-    if (const json& added = json_field(tokenizer_, "added_tokens"); added.is_array()) {
-      for (const json& token : added) add(json_string(token, "content"), json_count(token, "id", -1));
-    }
-    return out;
   }
 
   // --- both
