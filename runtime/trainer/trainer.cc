@@ -734,9 +734,9 @@ Status Run::step(int64_t number) {
   if (!std::isfinite(found.loss) || (!std::isfinite(found.norm) && !scaled)) {  // no loss scale mends the loss itself
     RT_TRY(recompute(number, &found));
   }
-  last_batch_ = std::move(batch);
   metrics_ = {};
   RT_TRY_SET(const bool left_out, leaves_out(number, &found));
+  last_batch_ = std::move(batch);  // what is not finite above was compared with the batch before
   const bool overflow = !std::isfinite(found.norm);
   metrics_.source_loss = std::move(found.source_loss);
   metrics_.channel_loss = std::move(found.channel_loss);
