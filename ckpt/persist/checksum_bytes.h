@@ -11,7 +11,7 @@ namespace cairn::ckpt {
 /// That many, but less where rows are long: who reads some of the columns and verifies them reads each chunk that he
 /// touches whole. A row of 32 KiB and more gets 16 checksums, or 8, 4 or 2 so that each stands for whole pages and for
 /// least() at least: a half or a quarter of the columns, and mostly an eighth, is then whole chunks and nothing else.
-/// With shorter rows leaving out what is not wanted gains nothing (docs/benchmarks). A row is what one step in a dim
+/// With shorter rows leaving out what is not wanted gains nothing (docs/benchmarks.md). A row is what one step in a dim
 /// spans; of several dims with long rows the innermost decides, which serves the others.
 ///
 /// least() is 8 KiB, doubled until rows have no more than kMost checksums in the whole save: they are kept in memory by

@@ -1,6 +1,6 @@
 #pragma once
 // Files of removed checkpoints, for the next save to write over. Blocks that a file has are written faster than new
-// ones, which a disk must find, note and often make first (docs/benchmarks, Saving over removed files). They take no
+// ones, which a disk must find, note and often make first (docs/benchmarks.md). They take no
 // more room than the next save, which needs that room anyway; a save that meets a full disk gives them up.
 //
 // When a checkpoint's name is gone for good (retention.cc), its files go to .spare-step-N.<writer>. Those stay that

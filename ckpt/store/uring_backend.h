@@ -1,5 +1,5 @@
 #pragma once
-// File contents through io_uring with O_DIRECT: the disk's speed at 1 % of a core (docs/benchmarks). Measured choices:
+// File contents through io_uring with O_DIRECT: the disk's speed at 1 % of a core (docs/benchmarks.md). Measured choices:
 // 4 MiB requests, 64 MiB of them in flight (smaller requests: up to 64), SINGLE_ISSUER|DEFER_TASKRUN; SQPOLL and IOPOLL
 // burn a core for nothing.
 //
