@@ -7,6 +7,7 @@
 #include <netinet/tcp.h>
 #include <omp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -32,6 +33,7 @@
 #include "ckpt/format/checksum.h"
 #include "runtime/agent/event_pipe.h"
 #include "runtime/cluster/connection.h"
+#include "runtime/cluster/guests.h"
 #include "runtime/comm/gloo_engine.h"
 #include "runtime/core/file_calls.h"
 #include "runtime/core/random.h"
@@ -288,7 +290,16 @@ bool transfer(int fd, bool in, int64_t until_ns) {
   }
 }
 
-/// Answers whoever comes, until it ends.
+/// The limit of files of this process, less those that it opens itself.
+int64_t most_connections() {
+  constexpr int64_t kOwn = 128, kLeast = 8, kMost = 65536;
+  rlimit limit{};
+  const bool bounded = ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(kMost);
+  return bounded ? std::max(kLeast, static_cast<int64_t>(limit.rlim_cur) - kOwn) : kMost;
+}
+
+/// Answers each byte of any connection, until it ends. It asks for no proof, so its connections are bounded, and a
+/// flood from one address costs only connections of that address.
 class Echo {
  public:
   static Result<std::unique_ptr<Echo>> open(const std::string& address) {
@@ -298,7 +309,7 @@ class Echo {
     if (::getaddrinfo(address.c_str(), "0", &hints, &found) != 0)
       return Error{ErrorCode::kInvalidInput, fmt::format("{} is no address", address)};
     const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
-    Fd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    Fd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (fd.get() < 0) return os_error(errno, "socket");
     if (::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(fd.get(), 1024) != 0)
       return os_error(errno, "listen").with(address);
@@ -318,36 +329,44 @@ class Echo {
  private:
   Echo(Fd fd, int64_t port) : fd_(std::move(fd)), port_(port), thread_([this] { run(); }) {}
   void run() {
-    std::vector<Fd> all;
     while (!ends_) {
       std::vector<pollfd> ready{{fd_.get(), POLLIN, 0}};
-      for (const Fd& one : all) ready.push_back({one.get(), POLLIN, 0});
+      for (const cluster::Connection& one : all_) ready.push_back({one.fd(), POLLIN, 0});
       if (::poll(ready.data(), ready.size(), 20) <= 0) continue;
       for (size_t k = ready.size() - 1; k > 0; --k) {
-        if (ready[k].revents == 0) continue;
-        char byte = 0;
-        const ssize_t n = ::recv(ready[k].fd, &byte, 1, MSG_DONTWAIT);
-        if (n == 1) {
-          ignore(::send(ready[k].fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1 ? Status()
-                                                                                 : Status(os_error(errno, "send")),
-                 "who has asked has gone");
-        } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
-          all.erase(all.begin() + static_cast<int64_t>(k) - 1);
-        }
+        if (ready[k].revents != 0 && !answer(ready[k].fd)) all_.erase(all_.begin() + static_cast<int64_t>(k) - 1);
       }
-      if (ready[0].revents == 0) continue;
-      Fd one(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (one.get() < 0) {
-        if ((errno == EMFILE || errno == ENFILE) && !all.empty()) all.erase(all.begin());  // the oldest makes room
-        continue;
-      }
-      set_no_delay(one.get());
-      all.push_back(std::move(one));
+      if (ready[0].revents != 0) accept();
     }
+  }
+
+  /// False: the connection has ended.
+  static bool answer(int fd) {
+    char byte = 0;
+    const ssize_t n = ::recv(fd, &byte, 1, MSG_DONTWAIT);
+    if (n != 1) return n < 0 && (errno == EAGAIN || errno == EINTR);
+    ignore(::send(fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1 ? Status() : Status(os_error(errno, "send")),
+           "the peer has closed, or takes nothing");
+    return true;
+  }
+
+  void accept() {
+    Fd one(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const bool no_file = one.get() < 0 && (errno == EMFILE || errno == ENFILE);
+    if (!all_.empty() && (no_file || std::ssize(all_) >= most_)) {
+      std::vector<std::string> addresses;
+      for (const cluster::Connection& held : all_) addresses.push_back(held.peer_address());
+      all_.erase(all_.begin() + static_cast<int64_t>(cluster::place_to_give(addresses)));
+    }
+    if (one.get() < 0) return;
+    set_no_delay(one.get());
+    all_.emplace_back(std::move(one));
   }
 
   const Fd fd_;
   const int64_t port_;
+  const int64_t most_ = most_connections();
+  std::vector<cluster::Connection> all_;  // the oldest first; of the thread
   std::atomic<bool> ends_ = false;
   std::thread thread_;
 };

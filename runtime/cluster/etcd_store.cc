@@ -53,6 +53,12 @@ Error no_etcd(std::string_view endpoint, std::string_view why) {
   return {ErrorCode::kUnavailable, fmt::format("{}: {}", endpoint, why)};
 }
 
+/// The member, or a proxy before it, may answer another time; the next member may now.
+bool asks_for_patience(int status) {
+  constexpr int kRequestTimeout = 408, kTooManyRequests = 429;
+  return status >= 500 || status == kRequestTimeout || status == kTooManyRequests;
+}
+
 }  // namespace
 
 struct EtcdStore::Answer {
@@ -89,8 +95,8 @@ std::unique_ptr<http::Client> EtcdStore::take_client() {
   return made.ok() ? std::move(made).value() : nullptr;
 }
 
-/// The answer of the first member that has one: 2xx and 4xx. Errors: kTimeout, with the last one's words;
-/// kInvalidInput: none of them is believed, or believes us.
+/// The answer of the first member that has one: 2xx, and 4xx except those that ask for patience. Errors: kTimeout, with
+/// the last one's words; kInvalidInput: none of them is believed, or believes us.
 Result<EtcdStore::Answer> EtcdStore::ask(const std::string& call, const json& body, double deadline_s) {
   const int64_t deadline_ns = steady_after(deadline_s);
   const std::string text = json_text(body);
@@ -126,7 +132,7 @@ Result<EtcdStore::Answer> EtcdStore::ask(const std::string& call, const json& bo
       const std::string line = answer.body.substr(0, answer.body.find('\n'));
       Result<json> parsed = parse_json_strictly(line, endpoint, 16);
       const bool is_answer = parsed.ok() && parsed.value().is_object();  // a proxy may say anything
-      if (is_answer && answer.status < 500) {
+      if (is_answer && !asks_for_patience(answer.status)) {
         const std::lock_guard lock(mutex_);
         preferred_ = at;
         idle_.push_back(std::move(client));

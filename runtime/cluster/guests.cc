@@ -4,10 +4,12 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
 #include "runtime/cluster/token.h"
+#include "runtime/core/check.h"
 
 namespace cairn::cluster {
 namespace {
@@ -24,6 +26,14 @@ int64_t most_guests() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kMost;
   return std::clamp(static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, 4 * kMost) / 4), kLeast, kMost);
+}
+
+size_t place_to_give(const std::vector<std::string>& addresses) {
+  std::map<std::string, int64_t> of;
+  for (const std::string& address : addresses) ++of[address];
+  const auto most = std::ranges::max_element(of, {}, [](const auto& one) { return one.second; });
+  RT_CHECK(most != of.end(), "a pool without connections");
+  return static_cast<size_t>(std::ranges::find(addresses, most->first) - addresses.begin());
 }
 
 Guests::Guests(Listener listener, double patience_s, std::function<Message(const std::string& nonce)> greeting,
@@ -76,13 +86,11 @@ void Guests::take() {
   }
 }
 
-/// The oldest of the address that has the most: a flood from one host costs its own connections only.
 void Guests::evict() {
-  std::map<std::string, int64_t> of;
-  for (const Guest& guest : guests_) ++of[guest.address];
-  const auto most = std::ranges::max_element(of, {}, [](const auto& one) { return one.second; });
-  if (most == of.end()) return;
-  guests_.erase(std::ranges::find(guests_, most->first, &Guest::address));
+  if (guests_.empty()) return;
+  std::vector<std::string> addresses;
+  for (const Guest& guest : guests_) addresses.push_back(guest.address);
+  guests_.erase(std::next(guests_.begin(), static_cast<std::ptrdiff_t>(place_to_give(addresses))));
 }
 
 void Guests::complain(std::string line) {

@@ -25,6 +25,10 @@ namespace cairn::cluster {
 /// Most connections of strangers at a time: a quarter of the files that the process may have, 256 at most.
 int64_t most_guests();
 
+/// The connection whose place a newcomer to a full pool takes: the oldest of the address that has the most, so a flood
+/// from one host costs its own connections only. `addresses`: the oldest first; not empty.
+size_t place_to_give(const std::vector<std::string>& addresses);
+
 struct Guest {
   Connection connection;
   std::string nonce;    // which its first message has to answer

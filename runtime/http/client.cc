@@ -156,10 +156,13 @@ std::string certificate_advice(CURLcode code, CURL* curl, const Tls& tls) {
 
 }  // namespace
 
-/// What a server said, fit for a terminal.
+/// A terminal may take bytes above ASCII for commands, such as 0x9b.
 std::string printable(std::string_view text) {
   std::string out;
-  for (const char c : text.substr(0, 300)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
+  for (const char c : text.substr(0, 300)) {
+    const auto byte = static_cast<unsigned char>(c);
+    out += byte >= 0x7f ? fmt::format("\\x{:02x}", byte) : std::string(1, byte < 0x20 ? ' ' : c);
+  }
   return text.size() > 300 ? out + "..." : out;
 }
 

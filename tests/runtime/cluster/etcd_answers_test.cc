@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <string>
@@ -23,7 +24,7 @@ using Answers = std::map<std::string, std::string>;  // body by call
 
 class Server {
  public:
-  explicit Server(Answers answers) : answers_(std::move(answers)) {
+  explicit Server(Answers answers, int status = 200) : answers_(std::move(answers)), status_(status) {
     fd_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -67,13 +68,14 @@ class Server {
       const auto found = answers_.find(call);
       const std::string body = found == answers_.end() ? R"({"header":{}})" : found->second;
       const std::string answer =
-          fmt::format("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}", body.size(), body);
+          fmt::format("HTTP/1.1 {} OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}", status_, body.size(), body);
       ++calls;
       [[maybe_unused]] const ssize_t sent = ::send(peer.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
     }
   }
 
   const Answers answers_;
+  const int status_;
   Fd fd_;
   int port_ = 0;
   std::atomic<bool> ends_ = false;
@@ -99,6 +101,29 @@ TEST_SUITE("runtime/cluster/etcd answers") {
       CHECK(claimed.value());
       CHECK(proxy.calls > 0);
     }
+  }
+
+  TEST_CASE("a member that asks for patience is not the one that answers, and one that refuses is") {
+    const std::string words = R"({"error":"busy \u009b2J \u001b[2J"})";
+    for (const int status : {408, 429, 503}) {
+      CAPTURE(status);
+      Server busy(Answers{{"kv/range", words}}, status), etcd(Answers{});
+      const auto store = EtcdStore::open({.endpoints = {busy.endpoint(), etcd.endpoint()}}, "run");
+      REQUIRE_OK(store);
+      const auto newest = store.value()->newest();
+      REQUIRE_OK(newest);
+      CHECK_FALSE(newest.value());
+      CHECK(busy.calls > 0);
+    }
+    Server refuses(Answers{{"kv/range", words}}, 403);
+    const auto store = EtcdStore::open({.endpoints = {refuses.endpoint()}}, "run");
+    REQUIRE_OK(store);
+    const auto newest = store.value()->newest();
+    REQUIRE_FALSE(newest.ok());
+    CHECK(newest.error().code == ErrorCode::kInvalidInput);
+    const std::string& message = newest.error().message;
+    CHECK_MESSAGE(message.find("HTTP 403: busy") != std::string::npos, message);
+    CHECK(std::ranges::all_of(message, [](char c) { return c >= ' ' && c <= '~'; }));
   }
 
   TEST_CASE("answers whose fields are of other types are no etcd's: errors that say so, and never a throw") {

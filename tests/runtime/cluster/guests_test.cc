@@ -131,6 +131,12 @@ TEST_SUITE("runtime/cluster/guests") {
     REQUIRE(desk.until([&] { return desk.guests.count() == lives() && desk.guests.count() >= 4; }));
   }
 
+  TEST_CASE("the oldest connection of the address that has the most gives its place") {
+    CHECK(place_to_give({"a"}) == 0);
+    CHECK(place_to_give({"a", "b", "b"}) == 1);
+    CHECK(place_to_give({"b", "a", "c", "a", "b", "b"}) == 0);
+  }
+
   TEST_CASE("a silent guest is given up at its deadline") {
     Desk desk(0.05);
     Connection stranger = connected(desk.guests.port());
