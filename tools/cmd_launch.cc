@@ -136,6 +136,22 @@ Result<int> submit(const std::vector<std::string>& words, std::string_view input
                fmt::format("{} ended with {}; what it says stands above", words[0], done.code)};
 }
 
+/// The Job owns what it needs, so that its end, however it comes, removes that too. A cluster where this may not be
+/// said keeps them until a person removes them.
+void adopt(const ClusterConfig& cluster, const nlohmann::json& objects, const std::string& owner) {
+  std::vector<std::string> ask = {"kubectl", "get", owner, "--output=jsonpath={.metadata.uid}"};
+  if (!cluster.kubernetes.name_space.empty()) ask.insert(ask.end(), {"--namespace", cluster.kubernetes.name_space});
+  const auto done = [](const Result<Submitted>& one) { return one.ok() && one.value().code == 0; };
+  const Result<Submitted> uid = run_with_input(ask, "", Echo::kNo);
+  bool adopted = done(uid) && !uid.value().output.empty();
+  if (adopted) {
+    for (const std::vector<std::string>& words : kubernetes_adoptions(objects, uid.value().output))
+      adopted = done(run_with_input(words, "", Echo::kNo)) && adopted;
+  }
+  if (adopted) return;
+  fmt::print(stderr, "warning: {} was submitted, and does not own its other objects: they stay after it\n", owner);
+}
+
 Result<int> launch_pods(const ClusterConfig& cluster, const TrainJob& job, bool dry_run) {
   RT_TRY_SET(const nlohmann::json objects, kubernetes_objects(cluster, job));
   const std::string text = json_text(objects, 2) + "\n";
@@ -145,13 +161,17 @@ Result<int> launch_pods(const ClusterConfig& cluster, const TrainJob& job, bool 
   }
   std::string said;
   RT_TRY_SET(const int code, submit({"kubectl", "apply", "-f", "-"}, text, &said));
-  RT_TRY_SET(const std::string name, kubernetes_name(job.name, cluster.all_hosts()));
-  if (said.find(fmt::format("job.batch/{} unchanged", name)) == std::string::npos) return code;
+  RT_TRY_SET(const std::string name, kubernetes_name(job.name, cluster));
+  const std::string owner = kubernetes_owner(cluster, name);
+  if (said.find(owner + " unchanged") == std::string::npos) {
+    adopt(cluster, objects, owner);
+    return code;
+  }
   return Error{
       ErrorCode::kUnavailable,
-      fmt::format("the Job {0} was there already, so nothing was started; where it has ended, remove it first: "
-                  "kubectl delete job {0}",
-                  name)};
+      fmt::format("the {0} {1} was there already, so nothing was started; where it has ended, remove it first: "
+                  "kubectl delete {2} {1}",
+                  cluster.kubernetes.jobset ? "JobSet" : "Job", name, cluster.kubernetes.jobset ? "jobset" : "job")};
 }
 
 Result<int> launch(const LaunchArgs& args) {

@@ -42,6 +42,9 @@ struct PodResources {
   std::vector<std::string> others;  // "NAME=QUANTITY"
 };
 
+/// The security context of pods says all that the Pod Security Standard `restricted` asks for, or nothing.
+enum class PodSecurity { kRestricted, kImage };
+
 struct KubernetesConfig {
   std::string image, name_space;  // empty name_space: that of kubectl's context
   PodResources resources;         // requests and limits of a pod
@@ -51,6 +54,19 @@ struct KubernetesConfig {
   bool share_nodes = false;                // two pods of the run may lie on a node
   double grace_s = 300;                    // from TERM to KILL
   int64_t retries = 10;                    // of a pod, not counting disruptions
+  PodSecurity security = PodSecurity::kRestricted;
+  int64_t user = 0, group = 0;                   // that the ranks run as; 0: the image's
+  std::vector<std::string> tolerations;          // "KEY[=VALUE][:EFFECT]"
+  std::vector<std::string> avoid_nodes;          // by the label kubernetes.io/hostname
+  std::vector<std::string> pull_secrets;         // names of Secrets
+  std::vector<std::string> labels, annotations;  // "NAME=VALUE": of all objects; of the pods
+  std::string priority_class, scheduler;         // empty: the cluster's default
+  std::string queue;                             // Kueue's LocalQueue; empty: none
+  std::string rdma;                              // "NAME=QUANTITY" of an extended resource; empty: none
+  bool host_network = false;
+  bool jobset = false;            // a JobSet in place of a Job and a Service
+  bool restart_in_place = false;  // of an agent that was killed, in its pod
+  double remove_after_s = 0;      // of a Job that has ended; 0: it stays
 };
 
 struct SshConfig {

@@ -61,13 +61,17 @@ class Rules {
   void one_line(const std::string& field, const std::string& text) {
     if (!is_line(text)) fail(field, field + " must be one line without control characters");
   }
-  /// NAME=VALUE each; `others`: what a name may have besides letters and digits.
+  /// NAME=VALUE; `others`: what a name may have besides letters and digits.
+  static bool is_pair(const std::string& text, std::string_view others) {
+    const std::string name = text.substr(0, text.find('='));
+    return name.size() < text.size() && !name.empty() && made_of(name, others) && is_line(text);
+  }
+  /// Each is such a pair.
   void pairs(const std::string& field, const std::vector<std::string>& values, std::string_view others,
              const char* accepted) {
     for (size_t k = 0; k < values.size(); ++k) {
       const std::string element = fmt::format("{}[{}]", field, k + 1);
-      const std::string name = values[k].substr(0, values[k].find('='));
-      if (name.size() == values[k].size() || name.empty() || !made_of(name, others) || !is_line(values[k])) {
+      if (!is_pair(values[k], others)) {
         fail(element, fmt::format("{} = \"{}\" is not of the form {}", element, is_line(values[k]) ? values[k] : "...",
                                   accepted));
       }
@@ -202,8 +206,61 @@ class Rules {
       fail("shm", fmt::format("shm = {} bytes, but /dev/shm is part of resources.memory = {} bytes{}", pods.shm_bytes,
                               pods.resources.memory_bytes, where("shm", "resources.memory")));
     }
+    pod_names();
     std::set<std::string> paths = {"/dev/shm", "/dev/termination-log"};
     for (size_t k = 0; k < pods.mounts.size(); ++k) mount(pods.mounts[k], fmt::format("mounts[{}]", k + 1), paths);
+  }
+
+  /// A name in `field`, of several parts with `dots`; empty: none.
+  void name(const std::string& field, const std::string& text, bool dots = true) {
+    if (text.empty() || is_dns(text, dots)) return;
+    fail(field, fmt::format("{} = \"{}\" is no name of Kubernetes", field, is_line(text) ? text : "..."),
+         dots ? "lower-case letters, digits, - and dots"
+              : "lower-case letters, digits and -, at most 63, with no - at either end");
+  }
+
+  void pod_names() {
+    const KubernetesConfig& pods = cluster_.kubernetes;
+    name("priority_class", pods.priority_class);
+    name("scheduler", pods.scheduler);
+    name("queue", pods.queue, false);
+    for (const auto& [field, names] :
+         {std::pair("avoid_nodes", &pods.avoid_nodes), std::pair("pull_secrets", &pods.pull_secrets)}) {
+      for (size_t k = 0; k < names->size(); ++k) {
+        const std::string element = fmt::format("{}[{}]", field, k + 1);
+        if ((*names)[k].empty()) fail(element, element + " is empty");
+        name(element, (*names)[k]);
+      }
+    }
+    pairs("labels", pods.labels, "._-/", "NAME=VALUE");
+    pairs("annotations", pods.annotations, "._-/", "NAME=VALUE");
+    for (size_t k = 0; k < pods.labels.size(); ++k) {
+      const std::string element = fmt::format("labels[{}]", k + 1), &label = pods.labels[k];
+      const std::string value = label.substr(std::min(label.size(), label.find('=') + 1));
+      if (label.starts_with("app.kubernetes.io/name=") || label.starts_with("app.kubernetes.io/instance=")) {
+        fail(element, fmt::format("{}: the launch sets app.kubernetes.io/name and /instance", element));
+      } else if (is_line(label) && (value.size() > 63 || !made_of(value, "._-"))) {
+        fail(element,
+             fmt::format("{} = \"{}\": the value of a label is at most 63 letters, digits and ._-", element, label));
+      }
+    }
+    if (!pods.rdma.empty() && !is_pair(pods.rdma, "._-/"))
+      fail("rdma",
+           fmt::format("rdma = \"{}\" is not of the form NAME=QUANTITY", is_line(pods.rdma) ? pods.rdma : "..."));
+    for (size_t k = 0; k < pods.tolerations.size(); ++k) toleration(pods.tolerations[k], k);
+  }
+
+  void toleration(const std::string& text, size_t k) {
+    const std::string element = fmt::format("tolerations[{}]", k + 1);
+    const size_t colon = text.rfind(':');
+    const std::string taint = text.substr(0, colon), effect = colon == text.npos ? "" : text.substr(colon + 1);
+    const bool known_effect =
+        colon == text.npos || effect == "NoSchedule" || effect == "PreferNoSchedule" || effect == "NoExecute";
+    const size_t equals = taint.find('=');
+    const std::string key = taint.substr(0, equals);
+    if (!key.empty() && made_of(key, "._-/") && made_of(taint.substr(key.size()), "=._-") && known_effect) return;
+    fail(element, fmt::format("{} = \"{}\" is no taint", element, is_line(text) ? text : "..."),
+         "KEY, KEY:EFFECT or KEY=VALUE:EFFECT, with NoSchedule, PreferNoSchedule or NoExecute");
   }
 
   void mount(const Mount& mount, const std::string& element, std::set<std::string>& paths) {

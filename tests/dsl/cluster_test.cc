@@ -124,6 +124,32 @@ TEST_SUITE("dsl/cluster") {
     CHECK(c.kubernetes.mounts[1].host_path == "/srv/data");
     CHECK(c.kubernetes.mounts[1].sub_path == "a/b");
     CHECK(c.kubernetes.mounts[1].read_only);
+    CHECK(c.kubernetes.security == PodSecurity::kRestricted);
+  }
+
+  TEST_CASE("a site's demands of pods are read") {
+    const KubernetesConfig c = good("kubernetes", kPods + R"(, security = "image", user = 1000, group = 2000,
+      tolerations = { "gpu", "a=b:NoSchedule" }, avoid_nodes = { "node-1" }, pull_secrets = { "registry" },
+      labels = { "team=a" }, annotations = { "a/b=c d" }, priority_class = "high", scheduler = "mine",
+      queue = "team", rdma = "rdma/hca=1", host_network = true, jobset = true, restart_in_place = true,
+      remove_after = "24h")")
+                                   .kubernetes;
+    CHECK(c.security == PodSecurity::kImage);
+    CHECK(c.user == 1000);
+    CHECK(c.group == 2000);
+    CHECK(c.tolerations == std::vector<std::string>{"gpu", "a=b:NoSchedule"});
+    CHECK(c.avoid_nodes == std::vector<std::string>{"node-1"});
+    CHECK(c.pull_secrets == std::vector<std::string>{"registry"});
+    CHECK(c.labels == std::vector<std::string>{"team=a"});
+    CHECK(c.annotations == std::vector<std::string>{"a/b=c d"});
+    CHECK(c.priority_class == "high");
+    CHECK(c.scheduler == "mine");
+    CHECK(c.queue == "team");
+    CHECK(c.rdma == "rdma/hca=1");
+    CHECK(c.host_network);
+    CHECK(c.jobset);
+    CHECK(c.restart_in_place);
+    CHECK(c.remove_after_s == 86400);
   }
 
   TEST_CASE("of a list of hosts those train that are no spares") {
@@ -267,6 +293,28 @@ return T.slurm { hosts = sizes.hosts, ranks_per_host = 2, hosts_min = T.ref "hos
     CHECK(pods("retries = -1").find("retries must be an integer from 0 to 1000000") != std::string::npos);
     CHECK(pods("grace = 0").find("grace must be a number from 1 to 86400") != std::string::npos);
     CHECK(pods("share_nodes = \"yes\"") == "cluster.lua:4: share_nodes must be true or false, got \"yes\"");
+    CHECK(pods("security = \"baseline\"") ==
+          "cluster.lua:4: security: \"baseline\" is not one of image, restricted | image, restricted");
+    for (const char* taint : {"", ":NoSchedule", "a:Never", "a b", "a=b c:NoSchedule", "a:"}) {
+      CAPTURE(taint);
+      CHECK(pods("tolerations = { \"" + std::string(taint) + "\" }") ==
+            "cluster.lua:4: tolerations[1] = \"" + std::string(taint) +
+                "\" is no taint | KEY, KEY:EFFECT or KEY=VALUE:EFFECT, with NoSchedule, PreferNoSchedule or NoExecute");
+    }
+    CHECK(pods("avoid_nodes = { \"\" }") == "cluster.lua:4: avoid_nodes[1] is empty");
+    CHECK(pods("pull_secrets = { \"My\" }") ==
+          "cluster.lua:4: pull_secrets[1] = \"My\" is no name of Kubernetes | lower-case letters, digits, - and dots");
+    CHECK(pods("priority_class = \"a b\"").find("priority_class = \"a b\" is no name of Kubernetes") !=
+          std::string::npos);
+    CHECK(pods("scheduler = \"A\"").find("scheduler = \"A\" is no name of Kubernetes") != std::string::npos);
+    CHECK(pods("queue = \"a.b\"").find("queue = \"a.b\" is no name of Kubernetes") != std::string::npos);
+    CHECK(pods("rdma = \"hca\"").find("rdma = \"hca\" is not of the form NAME=QUANTITY") != std::string::npos);
+    CHECK(pods("labels = { \"team=a b\" }") ==
+          "cluster.lua:4: labels[1] = \"team=a b\": the value of a label is at most 63 letters, digits and ._-");
+    CHECK(pods("labels = { \"app.kubernetes.io/name=x\" }") ==
+          "cluster.lua:4: labels[1]: the launch sets app.kubernetes.io/name and /instance");
+    CHECK(pods("annotations = { \"team\" }") ==
+          "cluster.lua:4: annotations[1] = \"team\" is not of the form NAME=VALUE");
     const auto mount = [&](const std::string& words) { return pods("mounts = { T.mount { " + words + " } }"); };
     CHECK(pods("mounts = { \"/data\" }") == "cluster.lua:4: mounts[1] must be a list of T.mount {...}, got \"/data\"");
     CHECK(mount("claim = \"c\"") ==

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +31,12 @@ echo "${SAYS:-Submitted batch job 12}"
 exit "${CODE:-0}"
 """
 
+# Records `kubectl apply` like RECORDER; keeps the words of other calls, and answers them with $OTHERS_SAY.
+KUBECTL = RECORDER.replace("printf", """case "$1" in apply) ;; *)
+  echo "$*" >> "$RECORD.others"; printf '%s' "$OTHERS_SAY"; exit "${OTHERS_CODE:-0}";;
+esac
+printf""", 1)
+
 # As sshd does: the last word goes to a shell, which may be on another host.
 SSH = """#!/bin/sh
 for word; do previous=$host; host=$command; command=$word; done
@@ -54,11 +62,53 @@ case "$HOST" in h0) exit "${CODE_H0:-0}";; *) exit "${CODE_OTHERS:-0}";; esac
 """
 
 
+def restricted_violations(pod):
+    """The rules of the Pod Security Standard `restricted` that a pod's spec breaks, those of `baseline` among them
+    (kubernetes.io/docs/concepts/security/pod-security-standards, of 1.37)."""
+    found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)]
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    found += sorted({kind for volume in pod["volumes"] for kind in volume if kind != "name"} - allowed)
+    above = pod.get("securityContext", {})
+    found += [key for key in ("sysctls", "seLinuxOptions", "windowsOptions", "appArmorProfile") if key in above]
+    for container in pod["containers"]:
+        context = {**above, **container.get("securityContext", {})}
+        if context.get("privileged"):
+            found.append("privileged")
+        if context.get("allowPrivilegeEscalation") is not False:
+            found.append("allowPrivilegeEscalation")
+        if context.get("runAsNonRoot") is not True or context.get("runAsUser") == 0:
+            found.append("runAsNonRoot")
+        if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            found.append("seccompProfile")
+        capabilities = context.get("capabilities", {})
+        if "ALL" not in capabilities.get("drop", []):
+            found.append("capabilities.drop")
+        if set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}:
+            found.append("capabilities.add")
+        if any("hostPort" in port for port in container.get("ports", [])):
+            found.append("hostPort")
+    return found
+
+
+FREE_KEYS = ("labels", "annotations", "matchLabels", "selector", "data", "nodeSelector", "requests", "limits")
+
+
+def fields_of(value, where, into):
+    """The fields that stand at each place, as docs/operations/cluster.md lists them: a JobSet's Job is a Job."""
+    where = where.replace("JobSet.spec.replicatedJobs.template", "Job", 1).replace("Job.spec.template.spec", "Pod", 1)
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, dict):
+            into.setdefault(where, set()).update(one)
+            for key, inner in one.items():
+                if key not in FREE_KEYS:
+                    fields_of(inner, f"{where}.{key}", into)
+
+
 class LaunchTest(ProgramTest):
     def setUp(self):
         super().setUp()
         self.write("recipes/mine.lua", RECIPE)
-        for name, text in (("sbatch", RECORDER), ("kubectl", RECORDER), ("ssh", SSH), ("agent", AGENT)):
+        for name, text in (("sbatch", RECORDER), ("kubectl", KUBECTL), ("ssh", SSH), ("agent", AGENT)):
             os.chmod(self.write(f"bin/{name}", text), 0o755)
         self.env = {"PATH": self.path("bin") + os.pathsep + os.environ["PATH"], "RECORD": self.path("record")}
 
@@ -208,10 +258,72 @@ class LaunchTest(ProgramTest):
         self.assertGreater(size(", hosts_min = 1"), 2 * needed)
         self.assertEqual(size(', shm = "3GiB"'), 3 << 30)
 
+    FULL = (', namespace = "train", resources = { cpu = 2, memory = "8GiB", others = { "nvidia.com/gpu=1" } }, '
+            'node_selector = { "pool=big" }, env = { "A=b" }, grace = 60, user = 1000, group = 1000, '
+            'tolerations = { "gpu", "a=b:NoSchedule" }, avoid_nodes = { "n1" }, pull_secrets = { "registry" }, '
+            'labels = { "team=a" }, annotations = { "a/b=c" }, priority_class = "high", scheduler = "mine", '
+            'queue = "team", rdma = "rdma/hca=1", host_network = true, remove_after = "24h"')
+    MOUNTS = 'mounts = { T.mount { "/shared", claim = "shared" } }'
+    MORE_MOUNTS = ('mounts = { T.mount { "/shared", claim = "shared", sub_path = "a" }, '
+                   'T.mount { "/data", host_path = "/srv", read_only = true } }')
+
+    def objects(self, fields):
+        self.cluster("kubernetes", self.PODS.replace(self.MOUNTS, fields if "mounts" in fields else self.MOUNTS + fields))
+        return json.loads(self.launch("--dry-run").stdout)["items"]
+
+    def pod(self, fields):
+        return self.objects(fields)[-1]["spec"]["template"]["spec"]
+
+    def test_pods_are_restricted_unless_something_that_is_asked_for_cannot_be(self):
+        for fields, violations in (
+            ("", []), (', user = 1000, priority_class = "high", restart_in_place = true', []),
+            (", host_network = true", ["hostNetwork"]), (', rdma = "rdma/hca=1"', ["capabilities.add"]),
+            (self.MORE_MOUNTS, ["hostPath"]),
+            (', security = "image"', ["allowPrivilegeEscalation", "runAsNonRoot", "seccompProfile", "capabilities.drop"]),
+        ):
+            with self.subTest(fields):
+                self.assertEqual(restricted_violations(self.pod(fields)), violations)
+
+    def test_the_fields_in_use_are_those_that_the_docs_list(self):
+        used = {}
+        for fields in ("", self.MORE_MOUNTS + self.FULL + ", restart_in_place = true",
+                       self.MORE_MOUNTS + self.FULL + ", jobset = true", ", share_nodes = true"):
+            for item in self.objects(fields):
+                fields_of(item, item["kind"], used)
+        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/operations/cluster.md").read_text(encoding="utf-8")
+        table = page[page.index("| place | fields |"):].split("\n\n")[0].splitlines()[2:]
+        listed = {}
+        for row in table:
+            places, fields = row.split("|")[1:3]
+            for place in re.findall(r"`([^`]*)`", places):
+                listed[place] = set(re.findall(r"`([^`]*)`", fields))
+        self.assertEqual(listed, used)
+
+    def test_the_job_owns_what_was_submitted_with_it(self):
+        self.cluster("kubernetes", self.PODS + ', namespace = "train"')
+        done = self.launch(SAYS="job.batch/mine created", OTHERS_SAY="1-2")
+        self.assertEqual((done.stdout, done.stderr), ("job.batch/mine created\n", ""))
+        asked, files, service = self.recorded("others").splitlines()
+        self.assertEqual(asked, "get job.batch/mine --output=jsonpath={.metadata.uid} --namespace train")
+        self.assertRegex(files, r'^patch --namespace train ConfigMap mine-[0-9a-f]{16} --type=merge --patch=.*"uid":"1-2"')
+        self.assertIn("patch --namespace train Service mine ", service)
+        self.cluster("kubernetes", self.PODS + ", jobset = true")
+        os.remove(self.path("record.others"))
+        self.launch(SAYS="jobset.jobset.x-k8s.io/mine created", OTHERS_SAY="1-2")
+        self.assertEqual(len(self.recorded("others").splitlines()), 2)
+        self.assertTrue(self.recorded("others").startswith("get jobset.jobset.x-k8s.io/mine "))
+        for env in ({"OTHERS_SAY": ""}, {"OTHERS_SAY": "1-2", "OTHERS_CODE": "1"}):  # a cluster that does not let it
+            done = self.launch(SAYS="jobset.jobset.x-k8s.io/mine created", **env)
+            self.assertIn("mine was submitted, and does not own its other objects", done.stderr)
+
     def test_a_job_that_was_there_is_no_start(self):
         self.cluster("kubernetes", self.PODS)
         done = self.launch(code=69, SAYS="configmap/mine-files configured\njob.batch/mine unchanged")
         self.assertIn("kubectl delete job mine", done.stderr)
+        self.cluster("kubernetes", self.PODS + ", jobset = true")
+        done = self.launch(code=69, SAYS="jobset.jobset.x-k8s.io/mine unchanged")
+        self.assertIn("kubectl delete jobset mine", done.stderr)
+        self.assertFalse(os.path.exists(self.path("record.others")))
 
     @unittest.skipUnless(os.environ.get("CAIRN_KUBERNETES_VALIDATE"), "set by .ci/run, which installs it")
     def test_kubernetes_own_schemas_accept_the_objects(self):
@@ -222,15 +334,18 @@ class LaunchTest(ProgramTest):
             return subprocess.run([os.environ["CAIRN_KUBERNETES_VALIDATE"], "--strict", "--no-warn", "-k", version, *paths],
                                   capture_output=True, text=True, timeout=100, check=False)
 
-        full = (', namespace = "train", resources = { cpu = 2, memory = "8GiB", others = { "nvidia.com/gpu=1" } }, '
-                'node_selector = { "pool=big" }, share_nodes = true, env = { "A=b" }, grace = 60')
-        for fields in ("", full):
-            self.cluster("kubernetes", self.PODS + fields)
-            objects = json.loads(self.launch("--dry-run").stdout)["items"]
-            for version in ("1.33.0", "1.37.0"):
+        for fields, versions in (("", ("1.33.0", "1.37.0")), (self.MORE_MOUNTS + self.FULL, ("1.33.0", "1.37.0")),
+                                 (", share_nodes = true", ("1.33.0",)), (", restart_in_place = true", ("1.35.0", "1.37.0")),
+                                 (", jobset = true" + self.FULL, ("1.33.0", "1.37.0"))):
+            objects = self.objects(fields)
+            if objects[-1]["kind"] == "JobSet":  # its schema is not Kubernetes' own, but its Job's is
+                objects[-1] = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "mine"},
+                               "spec": objects[-1]["spec"]["replicatedJobs"][0]["template"]["spec"]}
+            for version in versions:
                 with self.subTest(fields=fields, version=version):
                     done = validate(objects, version)
                     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        objects = self.objects("")
         # A validator that takes all would prove nothing.
         objects[2]["spec"]["template"]["spec"]["containers"][0]["imagePull"] = "x"
         self.assertNotEqual(validate(objects[2:], "1.33.0").returncode, 0)

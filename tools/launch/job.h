@@ -39,12 +39,20 @@ inline constexpr int kUnfinished = 75, kUnavailable = 69, kInUse = 73;
 /// The script for sbatch. Errors, of all three: kInvalidInput: a word that is not one line.
 Result<std::string> slurm_script(const ClusterConfig& cluster, const TrainJob& job);
 
-/// A List of ConfigMap, Service and Job. Errors, besides: a name that Kubernetes does not take; a run folder in no
-/// volume that all pods can write; files or host names beyond what objects may hold; less memory than /dev/shm.
+/// A List of ConfigMap, Service and Job, or of ConfigMap and JobSet. Errors, besides: a name that Kubernetes does not
+/// take; a run folder in no volume that all pods can write; files or host names beyond what objects may hold; less
+/// memory than /dev/shm.
 Result<nlohmann::json> kubernetes_objects(const ClusterConfig& cluster, const TrainJob& job);
 
 /// What the objects are called: of a run "GPT_1.3B" "gpt-1-3b".
-Result<std::string> kubernetes_name(const std::string& run_name, int64_t hosts);
+Result<std::string> kubernetes_name(const std::string& run_name, const ClusterConfig& cluster);
+
+/// The Job or JobSet of that name, as kubectl names it: "job.batch/mine".
+std::string kubernetes_owner(const ClusterConfig& cluster, const std::string& name);
+
+/// Makes the other objects of kubernetes_objects() the owner's, so that they are removed with it: the words of a
+/// `kubectl` command for each. `uid`: the owner's.
+std::vector<std::vector<std::string>> kubernetes_adoptions(const nlohmann::json& objects, const std::string& uid);
 
 /// One host's command: the words of the local ssh. The agent's signals come in by its standard input, each a line with
 /// a signal's name: ssh passes none on.

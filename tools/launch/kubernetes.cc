@@ -1,6 +1,6 @@
 // Objects for kubectl, as JSON, which it takes like YAML. An Indexed Job gives each pod an index, a name in DNS and a
-// variable with its index; that it has no size is why --hosts names all. podFailurePolicy is stable since 1.31,
-// backoffLimitPerIndex since 1.33.
+// variable with its index; that it has no size is why --hosts names all. docs/operations/cluster.md has the fields that
+// are used, with the versions that have them.
 #include <fmt/format.h>
 #include <xxhash.h>
 
@@ -11,6 +11,7 @@
 
 #include "runtime/json/json.h"
 #include "tools/launch/job.h"
+#include "tools/launch/pod.h"
 #include "tools/launch/quote.h"
 #include "tools/launch/train_words.h"
 
@@ -20,11 +21,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kFilesDir = "/etc/cairn";    // where a pod finds recipe and cluster file
 constexpr size_t kMostConfigBytes = 250 * 1000;    // kubectl apply keeps all of it in an annotation, of 256 KiB
 constexpr size_t kMostArgumentBytes = 100 * 1000;  // Linux takes 128 KiB
 constexpr int64_t kMostPods = 100 * 1000;          // of an Indexed Job with backoffLimitPerIndex
 constexpr size_t kMostLabel = 63;
+constexpr const char *kReplicated = "hosts", *kInSet = "-hosts-0";  // of a JobSet: its Job is called NAME-hosts-0
 
 Error invalid(std::string message) { return {ErrorCode::kInvalidInput, std::move(message)}; }
 
@@ -79,11 +80,6 @@ Result<Files> config_files(const TrainJob& job, const std::string& job_name, con
   return out;
 }
 
-std::string without_trailing_slash(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
-
 /// Where the run folder lies has to outlive a pod, and be the same for all.
 Status check_run_folder(const KubernetesConfig& pods, const TrainJob& job) {
   if (!job.run.starts_with('/') && job.workdir.empty()) {
@@ -109,22 +105,61 @@ Status check_run_folder(const KubernetesConfig& pods, const TrainJob& job) {
   return invalid(fmt::format("the run folder {} lies in the mount {}, which is read_only", run.string(), in->path));
 }
 
-std::string cpu_text(double cores) { return fmt::format("{:.0f}m", std::ceil(cores * 1000)); }
+/// The size of a pod's /dev/shm.
+Result<int64_t> shm_bytes_of(const KubernetesConfig& pods, const TrainJob& job) {
+  const int64_t out = pods.shm_bytes > 0 ? pods.shm_bytes : job.shared_bytes;
+  if (pods.resources.memory_bytes == 0 || pods.resources.memory_bytes > out) return out;
+  return invalid(
+      fmt::format("resources.memory = {} bytes holds no more than /dev/shm, which needs {} of them: give the "
+                  "ranks memory besides",
+                  pods.resources.memory_bytes, out));
+}
 
-json pod_resources(const PodResources& resources) {
-  json out = json::object();
-  if (resources.cpu > 0) out["cpu"] = cpu_text(resources.cpu);
-  if (resources.memory_bytes > 0) out["memory"] = std::to_string(resources.memory_bytes);
-  for (const std::string& other : resources.others) {
-    const auto [name, quantity] = split_pair(other);
-    out[name] = quantity;
-  }
-  return out;
+/// The names of all pods, as they find each other: "mine-0.mine,mine-1.mine".
+Result<std::string> pod_names(const ClusterConfig& cluster, const std::string& name) {
+  const std::string job = name + (cluster.kubernetes.jobset ? kInSet : "");
+  std::string out;
+  for (int64_t k = 0; k < cluster.all_hosts(); ++k) out += fmt::format("{}{}-{}.{}", k == 0 ? "" : ",", job, k, name);
+  if (out.size() <= kMostArgumentBytes) return out;
+  return invalid(
+      fmt::format("the names of {} hosts are {} bytes, and an argument holds {}: a shorter name of the recipe, or "
+                  "fewer hosts",
+                  cluster.all_hosts(), out.size(), kMostArgumentBytes));
+}
+
+json job_spec(const ClusterConfig& cluster, const json& pod, const json& pod_metadata) {
+  // Codes after which the same words would end in the same way (docs/operations/exit-codes.md).
+  const json hopeless = {{"containerName", "cairn"}, {"operator", "In"}, {"values", {2, 65, 70, 73, 76}}};
+  // One pod's TERM (a drain) has the run save and stop, and all others end with this code: no try of theirs.
+  const json unfinished = {{"containerName", "cairn"}, {"operator", "In"}, {"values", {kUnfinished}}};
+  const json disrupted = {{"type", "DisruptionTarget"}, {"status", "True"}};
+  const json rules = {{{"action", "FailJob"}, {"onExitCodes", hopeless}},
+                      {{"action", "Ignore"}, {"onExitCodes", unfinished}},
+                      {{"action", "Ignore"}, {"onPodConditions", json::array({disrupted})}}};
+  return {{"completionMode", "Indexed"},
+          {"completions", cluster.all_hosts()},
+          {"parallelism", cluster.all_hosts()},
+          {"backoffLimitPerIndex", cluster.kubernetes.retries},
+          {"podFailurePolicy", {{"rules", rules}}},
+          {"template", {{"metadata", pod_metadata}, {"spec", pod}}}};
+}
+
+/// A JobSet makes its Service itself, of its own name. A Job of it fails by podFailurePolicy or by an index without
+/// retries, and then the set fails too (maxRestarts).
+json jobset_of(const json& metadata, const json& job_spec, const json& labels, int64_t remove_after_s) {
+  json spec = {
+      {"network", {{"enableDNSHostnames", true}, {"publishNotReadyAddresses", true}}},
+      {"failurePolicy", {{"maxRestarts", 0}}},
+      {"replicatedJobs", json::array({{{"name", kReplicated},
+                                       {"replicas", 1},
+                                       {"template", {{"metadata", {{"labels", labels}}}, {"spec", job_spec}}}}})}};
+  if (remove_after_s > 0) spec["ttlSecondsAfterFinished"] = remove_after_s;
+  return {{"apiVersion", "jobset.x-k8s.io/v1alpha2"}, {"kind", "JobSet"}, {"metadata", metadata}, {"spec", spec}};
 }
 
 }  // namespace
 
-Result<std::string> kubernetes_name(const std::string& run_name, int64_t hosts) {
+Result<std::string> kubernetes_name(const std::string& run_name, const ClusterConfig& cluster) {
   std::string out;
   for (const char c : run_name) {
     const bool kept = std::isalnum(static_cast<unsigned char>(c)) != 0;
@@ -132,8 +167,9 @@ Result<std::string> kubernetes_name(const std::string& run_name, int64_t hosts) 
   }
   while (!out.empty() && out.back() == '-') out.pop_back();
   while (!out.empty() && out.front() == '-') out.erase(0, 1);
-  // A Service begins with a letter, and a pod is called NAME-INDEX.
-  const size_t most = kMostLabel - 1 - std::to_string(hosts - 1).size();
+  // A Service begins with a letter, and a pod is called NAME-INDEX; of a JobSet with five letters more behind.
+  const size_t in_set = cluster.kubernetes.jobset ? std::string_view(kInSet).size() + 6 : 0;
+  const size_t most = kMostLabel - 1 - std::to_string(cluster.all_hosts() - 1).size() - in_set;
   if (out.empty() || std::isdigit(static_cast<unsigned char>(out.front())) != 0 || out.size() > most) {
     return invalid(
         fmt::format("the recipe's name `{}` makes no name for Kubernetes: it takes at most {} letters, digits "
@@ -143,108 +179,73 @@ Result<std::string> kubernetes_name(const std::string& run_name, int64_t hosts) 
   return out;
 }
 
+std::string kubernetes_owner(const ClusterConfig& cluster, const std::string& name) {
+  return (cluster.kubernetes.jobset ? "jobset.jobset.x-k8s.io/" : "job.batch/") + name;
+}
+
 Result<json> kubernetes_objects(const ClusterConfig& cluster, const TrainJob& job) {
   const KubernetesConfig& pods = cluster.kubernetes;
   const int64_t hosts = cluster.all_hosts();
-  RT_TRY_SET(const std::string name, kubernetes_name(job.name, hosts));
+  RT_TRY_SET(const std::string name, kubernetes_name(job.name, cluster));
   if (hosts > kMostPods) return invalid(fmt::format("{} hosts; an Indexed Job has at most {} pods", hosts, kMostPods));
   RT_TRY(check_run_folder(pods, job));
-  const int64_t shm_bytes = pods.shm_bytes > 0 ? pods.shm_bytes : job.shared_bytes;
-  if (pods.resources.memory_bytes > 0 && pods.resources.memory_bytes <= shm_bytes) {
-    return invalid(
-        fmt::format("resources.memory = {} bytes holds no more than /dev/shm, which needs {} of them: give the "
-                    "ranks memory besides",
-                    pods.resources.memory_bytes, shm_bytes));
-  }
-  const json labels = {{"app.kubernetes.io/name", "cairn"}, {"app.kubernetes.io/instance", name}};
+  RT_TRY_SET(const int64_t shm_bytes, shm_bytes_of(pods, job));
+  const json own_labels = {{"app.kubernetes.io/name", "cairn"}, {"app.kubernetes.io/instance", name}};
+  json labels = own_labels;
+  for (const auto& one : pods.labels) labels[split_pair(one).first] = split_pair(one).second;
   json metadata = {{"name", name}, {"labels", labels}};
   if (!pods.name_space.empty()) metadata["namespace"] = pods.name_space;
   RT_TRY_SET(const Files files, config_files(job, name, metadata));
 
   RT_TRY_SET(std::vector<std::string> words,
              train_words(cluster, job, true, [&](const fs::path& path) { return files.in_pod(path); }));
-  std::string names;
-  for (int64_t k = 0; k < hosts; ++k) names += fmt::format("{}{}-{}.{}", k == 0 ? "" : ",", name, k, name);
-  if (names.size() > kMostArgumentBytes) {
-    return invalid(
-        fmt::format("the names of {} hosts are {} bytes, and an argument holds {}: a shorter name of the "
-                    "recipe, or fewer hosts",
-                    hosts, names.size(), kMostArgumentBytes));
-  }
+  RT_TRY_SET(const std::string names, pod_names(cluster, name));
   words.insert(words.end(), {"--hosts", names});  // which of them a pod is, JOB_COMPLETION_INDEX says
   for (std::string& word : words) word = pod_word(word);
 
-  json volumes = {{{"name", "shm"}, {"emptyDir", {{"medium", "Memory"}, {"sizeLimit", std::to_string(shm_bytes)}}}},
-                  {{"name", "files"}, {"configMap", {{"name", files.name}, {"items", files.items}}}}};
-  json mounts = {{{"name", "shm"}, {"mountPath", "/dev/shm"}},
-                 {{"name", "files"}, {"mountPath", kFilesDir}, {"readOnly", true}}};
-  for (size_t k = 0; k < pods.mounts.size(); ++k) {
-    const Mount& mount = pods.mounts[k];
-    const std::string volume = fmt::format("mount-{}", k);
-    volumes.push_back({{"name", volume}});
-    if (!mount.claim.empty()) volumes.back()["persistentVolumeClaim"] = {{"claimName", mount.claim}};
-    if (!mount.host_path.empty()) volumes.back()["hostPath"] = {{"path", mount.host_path}};
-    mounts.push_back({{"name", volume}, {"mountPath", without_trailing_slash(mount.path)}});
-    if (mount.read_only) mounts.back()["readOnly"] = true;
-    if (!mount.sub_path.empty()) mounts.back()["subPath"] = mount.sub_path;
+  json pod = pod_spec(cluster, job, words, {files.name, files.items}, own_labels, shm_bytes);
+  json pod_metadata = {{"labels", labels}};
+  for (const auto& one : pods.annotations) pod_metadata["annotations"][split_pair(one).first] = split_pair(one).second;
+  if (!pods.jobset) pod["subdomain"] = name;
+  json spec = job_spec(cluster, pod, pod_metadata);
+  const auto remove_after_s = static_cast<int64_t>(std::ceil(pods.remove_after_s));
+  json job_metadata = metadata;
+  if (!pods.queue.empty()) job_metadata["labels"]["kueue.x-k8s.io/queue-name"] = pods.queue;
+  if (pods.jobset) {
+    const json set = jobset_of(job_metadata, spec, labels, remove_after_s);
+    return json{{"apiVersion", "v1"}, {"kind", "List"}, {"items", {files.config_map, set}}};
   }
-
-  json container = {{"name", "cairn"},
-                    {"image", pods.image},
-                    {"command", words},
-                    {"volumeMounts", mounts},
-                    {"terminationMessagePath", "/dev/termination-log"},
-                    {"terminationMessagePolicy", "FallbackToLogsOnError"}};
-  if (!job.workdir.empty()) container["workingDir"] = job.workdir;
-  for (const std::string& variable : cluster.env) {
-    const auto [variable_name, value] = split_pair(variable);
-    container["env"].push_back({{"name", variable_name}, {"value", pod_word(value)}});
-  }
-  if (const json resources = pod_resources(pods.resources); !resources.empty())
-    container["resources"] = {{"requests", resources}, {"limits", resources}};
-
-  json spec = {{"subdomain", name},
-               {"restartPolicy", "Never"},
-               {"terminationGracePeriodSeconds", static_cast<int64_t>(std::ceil(pods.grace_s))},
-               {"automountServiceAccountToken", false},
-               {"enableServiceLinks", false},
-               {"containers", json::array({container})},
-               {"volumes", volumes}};
-  for (const std::string& label : pods.node_selector) {
-    const auto [label_name, value] = split_pair(label);
-    spec["nodeSelector"][label_name] = value;
-  }
-  if (!pods.share_nodes) {
-    const json apart = {{"topologyKey", "kubernetes.io/hostname"}, {"labelSelector", {{"matchLabels", labels}}}};
-    spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] = json::array({apart});
-  }
-
-  // Codes after which the same words would end in the same way (docs/operations/exit-codes.md).
-  const json hopeless = {{"containerName", "cairn"}, {"operator", "In"}, {"values", {2, 65, 70, 73, 76}}};
-  // One pod's TERM (a drain) has the run save and stop, and all others end with this code: no try of theirs.
-  const json unfinished = {{"containerName", "cairn"}, {"operator", "In"}, {"values", {kUnfinished}}};
-  const json disrupted = {{"type", "DisruptionTarget"}, {"status", "True"}};
-  const json failure_policy = {{{"action", "FailJob"}, {"onExitCodes", hopeless}},
-                               {{"action", "Ignore"}, {"onExitCodes", unfinished}},
-                               {{"action", "Ignore"}, {"onPodConditions", json::array({disrupted})}}};
-  const json job_object = {{"apiVersion", "batch/v1"},
-                           {"kind", "Job"},
-                           {"metadata", metadata},
-                           {"spec",
-                            {{"completionMode", "Indexed"},
-                             {"completions", hosts},
-                             {"parallelism", hosts},
-                             {"backoffLimitPerIndex", pods.retries},
-                             {"podFailurePolicy", {{"rules", failure_policy}}},
-                             {"template", {{"metadata", {{"labels", labels}}}, {"spec", spec}}}}}};
+  if (remove_after_s > 0) spec["ttlSecondsAfterFinished"] = remove_after_s;
+  const json job_object = {
+      {"apiVersion", "batch/v1"}, {"kind", "Job"}, {"metadata", job_metadata}, {"spec", std::move(spec)}};
   const json service = {{"apiVersion", "v1"},
                         {"kind", "Service"},
                         {"metadata", metadata},
                         {"spec",
                          {{"clusterIP", "None"},
                           {"publishNotReadyAddresses", true},  // or names would wait for pods that wait for names
-                          {"selector", labels}}}};
+                          {"selector", own_labels}}}};
   return json{{"apiVersion", "v1"}, {"kind", "List"}, {"items", {files.config_map, service, job_object}}};
+}
+
+std::vector<std::vector<std::string>> kubernetes_adoptions(const json& objects, const std::string& uid) {
+  const json& items = objects.at("items");
+  const json& owner = items.back();
+  const json patch = {{"metadata",
+                       {{"ownerReferences", json::array({{{"apiVersion", owner.at("apiVersion")},
+                                                          {"kind", owner.at("kind")},
+                                                          {"name", owner.at("metadata").at("name")},
+                                                          {"uid", uid}}})}}}};
+  std::vector<std::vector<std::string>> out;
+  for (size_t k = 0; k + 1 < items.size(); ++k) {
+    const json& metadata = items[k].at("metadata");
+    std::vector<std::string> words = {"kubectl", "patch"};
+    if (metadata.contains("namespace")) words.insert(words.end(), {"--namespace", metadata.at("namespace")});
+    words.insert(words.end(),
+                 {items[k].at("kind"), metadata.at("name"), "--type=merge", "--patch=" + json_text(patch)});
+    out.push_back(std::move(words));
+  }
+  return out;
 }
 
 }  // namespace cairn::tools

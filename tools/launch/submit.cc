@@ -167,7 +167,7 @@ void pass_on(const std::vector<Started>& hosts, int signal) {
 
 }  // namespace
 
-Result<Submitted> run_with_input(const std::vector<std::string>& words, std::string_view input) {
+Result<Submitted> run_with_input(const std::vector<std::string>& words, std::string_view input, Echo echo) {
   ::signal(SIGPIPE, SIG_IGN);  // a program that takes no input says why
   RT_TRY_SET(Pipe in, make_pipe());
   RT_TRY_SET(Pipe out, make_pipe());
@@ -188,7 +188,7 @@ Result<Submitted> run_with_input(const std::vector<std::string>& words, std::str
     if (fds[0].revents != 0) {
       const std::string some = read_some(out.read.get());
       done.output += some;
-      std::fwrite(some.data(), 1, some.size(), stdout);
+      if (echo == Echo::kYes) std::fwrite(some.data(), 1, some.size(), stdout);
       if (some.empty()) out.read.reset();
     }
   }

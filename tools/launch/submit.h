@@ -17,9 +17,12 @@ struct Submitted {
   std::string output;
 };
 
-/// Runs a program of PATH with `input` as its standard input. What it prints goes to stdout too, its errors to stderr.
-/// Errors: kUnavailable when it is not there.
-Result<Submitted> run_with_input(const std::vector<std::string>& words, std::string_view input);
+/// Whether what a program prints goes to stdout too.
+enum class Echo { kYes, kNo };
+
+/// Runs a program of PATH with `input` as its standard input. Its errors go to stderr. Errors: kUnavailable when it is
+/// not there.
+Result<Submitted> run_with_input(const std::vector<std::string>& words, std::string_view input, Echo echo = Echo::kYes);
 
 /// Starts all commands, prints their lines behind the names of their hosts, and passes the signals on that an agent
 /// takes (docs/operations/stopping.md), until all have ended. Returns the code of host 0; where its connection was lost

@@ -181,9 +181,10 @@ exit "$code"
     CHECK(pod.at("terminationGracePeriodSeconds") == 300);
     CHECK(pod.at("nodeSelector") == json{{"pool", "big"}});
     CHECK(service.at("spec").at("selector") == spec.at("template").at("metadata").at("labels"));
-    const json& apart = pod.at("affinity").at("podAntiAffinity").at("requiredDuringSchedulingIgnoredDuringExecution");
-    CHECK(apart.dump() == R"([{"labelSelector":{"matchLabels":{"app.kubernetes.io/instance":"gpt-1-3b",)"
-                          R"("app.kubernetes.io/name":"cairn"}},"topologyKey":"kubernetes.io/hostname"}])");
+    CHECK(pod.at("topologySpreadConstraints").dump() ==
+          R"([{"labelSelector":{"matchLabels":{"app.kubernetes.io/instance":"gpt-1-3b",)"
+          R"("app.kubernetes.io/name":"cairn"}},"maxSkew":1,"minDomains":5,"topologyKey":"kubernetes.io/hostname",)"
+          R"("whenUnsatisfiable":"DoNotSchedule"}])");
     CHECK(
         pod.at("volumes").dump() ==
         R"([{"emptyDir":{"medium":"Memory","sizeLimit":"1073741824"},"name":"shm"},)"
@@ -254,11 +255,128 @@ exit "$code"
     c.kubernetes.node_selector.clear();
     c.env.clear();
     const json plain = pods(c, j)[2].at("spec").at("template").at("spec");
-    CHECK(!plain.contains("affinity"));
+    CHECK(!plain.contains("topologySpreadConstraints"));
     CHECK(!plain.contains("nodeSelector"));
     CHECK(!plain.at("containers")[0].contains("resources"));
     CHECK(!plain.at("containers")[0].contains("env"));
     CHECK(plain.at("volumes")[0].at("emptyDir").at("sizeLimit") == "12345678");
+  }
+
+  TEST_CASE("a site's demands of a pod stand where Kubernetes has them, and nothing of them where none is made") {
+    ClusterConfig c = cluster(Launcher::kKubernetes);
+    const auto pod_of = [&] { return pods(c, job()).back().at("spec").at("template").at("spec"); };
+    for (const char* field : {"tolerations", "affinity", "imagePullSecrets", "priorityClassName", "schedulerName",
+                              "hostNetwork", "dnsPolicy"})
+      CHECK_MESSAGE(!pod_of().contains(field), field);
+    CHECK(!pods(c, job())[2].at("spec").contains("ttlSecondsAfterFinished"));
+    CHECK(pod_of().at("securityContext") ==
+          json{{"runAsNonRoot", true}, {"seccompProfile", {{"type", "RuntimeDefault"}}}});
+    KubernetesConfig& k = c.kubernetes;
+    k.tolerations = {"gpu", "team=a:NoExecute", "nvidia.com/gpu:NoSchedule"};
+    k.avoid_nodes = {"node-1", "node-2"};
+    k.pull_secrets = {"registry"};
+    k.labels = {"team=language"};
+    k.annotations = {"a/b=c=d"};
+    k.priority_class = "training";
+    k.scheduler = "mine";
+    k.queue = "team-queue";
+    k.rdma = "rdma/hca=2";
+    k.host_network = true;
+    k.user = 1000;
+    k.group = 2000;
+    k.remove_after_s = 3600;
+    const json the_job = pods(c, job())[2], pod = pod_of(), container = pod.at("containers")[0];
+    CHECK(pod.at("tolerations").dump() ==
+          R"([{"key":"gpu","operator":"Exists"},{"effect":"NoExecute","key":"team","operator":"Equal","value":"a"},)"
+          R"({"effect":"NoSchedule","key":"nvidia.com/gpu","operator":"Exists"}])");
+    CHECK(
+        pod.at("affinity").dump() ==
+        R"({"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":)"
+        R"([{"key":"kubernetes.io/hostname","operator":"NotIn","values":["node-1","node-2"]}]}]}}})");
+    CHECK(pod.at("imagePullSecrets").dump() == R"([{"name":"registry"}])");
+    CHECK(pod.at("priorityClassName") == "training");
+    CHECK(pod.at("schedulerName") == "mine");
+    CHECK(pod.at("hostNetwork") == true);
+    CHECK(pod.at("dnsPolicy") == "ClusterFirstWithHostNet");
+    CHECK(pod.at("securityContext").at("runAsUser") == 1000);
+    CHECK(pod.at("securityContext").at("runAsGroup") == 2000);
+    CHECK(container.at("resources").at("limits") == json{{"rdma/hca", "2"}});
+    CHECK(container.at("securityContext").at("capabilities") == json{{"add", {"IPC_LOCK"}}, {"drop", {"ALL"}}});
+    const json& labels = the_job.at("metadata").at("labels");
+    CHECK(labels.at("kueue.x-k8s.io/queue-name") == "team-queue");
+    CHECK(labels.at("team") == "language");
+    CHECK(the_job.at("spec").at("ttlSecondsAfterFinished") == 3600);
+    const json& metadata = the_job.at("spec").at("template").at("metadata");
+    CHECK(metadata.at("labels").at("team") == "language");
+    CHECK(!metadata.at("labels").contains("kueue.x-k8s.io/queue-name"));
+    CHECK(metadata.at("annotations") == json{{"a/b", "c=d"}});
+    // Labels may change from one launch to the next; what selects the pods may not.
+    CHECK(pods(c, job())[1].at("spec").at("selector").size() == 2);
+    k.security = PodSecurity::kImage;
+    k.rdma.clear();
+    CHECK(pod_of().at("securityContext") == json{{"runAsUser", 1000}, {"runAsGroup", 2000}});
+    CHECK(!pod_of().at("containers")[0].contains("securityContext"));
+  }
+
+  TEST_CASE("an agent that was killed starts again in its pod, and one whose words are wrong does not") {
+    ClusterConfig c = cluster(Launcher::kKubernetes);
+    const auto container = [&] { return pods(c, job())[2].at("spec").at("template").at("spec").at("containers")[0]; };
+    CHECK(!container().contains("restartPolicyRules"));
+    c.kubernetes.restart_in_place = true;
+    CHECK(container().at("restartPolicy") == "Never");
+    CHECK(container().at("restartPolicyRules").dump() ==
+          R"([{"action":"Restart","exitCodes":{"operator":"In","values":[75,132,134,135,136,137,139]}}])");
+  }
+
+  TEST_CASE("a JobSet has one Job, names its pods by it, and makes its Service itself") {
+    ClusterConfig c = cluster(Launcher::kKubernetes);
+    c.kubernetes.jobset = true;
+    c.kubernetes.queue = "team-queue";
+    c.kubernetes.remove_after_s = 60;
+    const json items = pods(c, job());
+    REQUIRE(items.size() == 2);
+    const json& set = items[1];
+    CHECK(set.at("apiVersion") == "jobset.x-k8s.io/v1alpha2");
+    CHECK(set.at("kind") == "JobSet");
+    CHECK(set.at("metadata").at("labels").at("kueue.x-k8s.io/queue-name") == "team-queue");
+    CHECK(set.at("spec").at("ttlSecondsAfterFinished") == 60);
+    CHECK(set.at("spec").at("failurePolicy") == json{{"maxRestarts", 0}});
+    CHECK(set.at("spec").at("network") == json{{"enableDNSHostnames", true}, {"publishNotReadyAddresses", true}});
+    REQUIRE(set.at("spec").at("replicatedJobs").size() == 1);
+    const json& one = set.at("spec").at("replicatedJobs")[0];
+    CHECK(one.at("name") == "hosts");
+    CHECK(one.at("replicas") == 1);
+    const json& spec = one.at("template").at("spec");
+    CHECK(spec.at("completions") == 5);
+    CHECK(!spec.contains("ttlSecondsAfterFinished"));
+    const json& pod = spec.at("template").at("spec");
+    CHECK(!pod.contains("subdomain"));  // the controller's
+    const json& command = pod.at("containers")[0].at("command");
+    CHECK(command.back().get<std::string>().starts_with("mine-hosts-0-0.mine,mine-hosts-0-1.mine,"));
+    TrainJob j = job();
+    j.name = "a23456789012345678901234567890123456789012345678";
+    check_refused(kubernetes_objects(c, j).error(), "makes no name for Kubernetes: it takes at most 47 letters");
+    j.name.pop_back();
+    CHECK(kubernetes_objects(c, j).ok());
+  }
+
+  TEST_CASE("the other objects are made the property of the Job, each in its namespace") {
+    ClusterConfig c = cluster(Launcher::kKubernetes);
+    c.kubernetes.name_space = "train";
+    const json objects = kubernetes_objects(c, job()).value();
+    const auto words = kubernetes_adoptions(objects, "1-2");
+    REQUIRE(words.size() == 2);
+    CHECK(words[1] ==
+          std::vector<std::string>{"kubectl", "patch", "--namespace", "train", "Service", "mine", "--type=merge",
+                                   R"(--patch={"metadata":{"ownerReferences":[{"apiVersion":"batch/v1","kind":"Job",)"
+                                   R"("name":"mine","uid":"1-2"}]}})"});
+    CHECK(words[0][4] == "ConfigMap");
+    c.kubernetes.jobset = true;
+    c.kubernetes.name_space.clear();
+    const auto of_set = kubernetes_adoptions(kubernetes_objects(c, job()).value(), "1-2");
+    REQUIRE(of_set.size() == 1);
+    CHECK(of_set[0][2] == "ConfigMap");
+    CHECK(of_set[0].back().find(R"("apiVersion":"jobset.x-k8s.io/v1alpha2","kind":"JobSet")") != std::string::npos);
   }
 
   TEST_CASE("other files are another ConfigMap, so a Job under way keeps its own") {
