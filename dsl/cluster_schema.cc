@@ -67,10 +67,10 @@ std::vector<Field> shared_fields() {
           .like("\"30min\""),
       bound("spare_after", &ClusterConfig::spare_after_s, "spare_after_s")
           .range(0, kWeek)
-          .otherwise(10.0)
+          .derived("10 s; a spare takes a place at once where hosts keep replicas")
           .in(Unit::kSeconds)
           .says("how long a host that was lost may take to come back before a spare takes its place, or fewer go on",
-                "Its memory counts when it comes back; a spare begins at the newest checkpoint.")
+                "Its memory counts when it comes back; a spare begins at the newest checkpoint, or with a replica.")
           .like("\"1min\""),
       bound("join_timeout", &ClusterConfig::join_timeout_s, "join_timeout_s")
           .range(1, kWeek)

@@ -919,6 +919,8 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
     RT_TRY(check_for_hosts(loaded.recipe, *hosts, args.token_losses));
     RT_TRY_SET(hosts->build, program_and_module_version());
     hosts->recipe_hash = loaded.hash_hex;
+    // A spare gets the lost host's memory from its buddy: nothing is gained by waiting for that host.
+    if (!hosts->spare_after_said && loaded.recipe.checkpoint.replicate_steps > 0) hosts->spare_after_s = 0;
     hosts->device = args.device;
     hosts->comm = args.comm.word();
     hosts->attention = args.attention.word();

@@ -153,7 +153,8 @@ Result<std::optional<HostOptions>> find_hosts(const HostArgs& args, int64_t rank
     out.wait_s = cluster->wait_s;
     out.has_cluster_file = true;
     out.groups_cross_hosts = cluster->groups_cross_hosts;
-    out.spare_after_s = cluster->spare_after_s;
+    out.spare_after_said = cluster->spare_after_s >= 0;
+    if (out.spare_after_said) out.spare_after_s = out.fewer_after_s = cluster->spare_after_s;
     if (std::optional<EtcdAddress> etcd = etcd_address(cluster->store)) {
       out.store.endpoints = std::move(etcd->endpoints);
       if (etcd->tls) {

@@ -85,7 +85,7 @@ struct ClusterConfig {
   PortRange ports;
   double dead_after_s = 3;      // a host that was silent so long counts as lost
   double wait_s = 600;          // for hosts, when fewer than hosts_min are left
-  double spare_after_s = 10;    // a spare takes the place of a host that was lost
+  double spare_after_s = -1;    // a spare takes the place of a host that was lost; -1: not said
   double join_timeout_s = 600;  // for all hosts, at the start
   HostCheck check = HostCheck::kOff;
   bool exclude_slow = false;     // what a check finds slow; what it finds broken always is

@@ -145,7 +145,7 @@ std::optional<int64_t> Leader::larger(int64_t now_ns) const {
   if (someone_away()) return std::nullopt;
   const int64_t there = 1 + std::ranges::count_if(hosts_, [&](const auto& one) {
                           const auto& [index, host] = one;
-                          const bool stays = now_ns >= after(host.there_since_ns, options_.spare_after_s);
+                          const bool stays = now_ns >= after(host.there_since_ns, options_.fewer_after_s);
                           return host.there && (place(index) >= 0 || stays);
                         });
   const std::optional<int64_t> size = size_for(there);
@@ -172,10 +172,12 @@ std::vector<Wait> Leader::waits() const {
 
 // --- gathering -------------------------------------------------------------------------------------------------------
 
-double Leader::grace_s(int64_t host, const Gathering& gathering) const {
+bool Leader::is_due(int64_t index, double grace_s, int64_t now_ns) const {
+  const Host& host = hosts_.at(index);
   // A host that was not lost is on its way to the new leader.
-  const bool comes = options_.led_before >= 0 && host != options_.led_before && !hosts_.at(host).joined;
-  return comes ? std::max(gathering.how.spare_after_s, options_.dead_after_s) : gathering.how.spare_after_s;
+  const bool comes = options_.led_before >= 0 && index != options_.led_before && !host.joined;
+  const double waits_s = comes ? std::max(grace_s, options_.dead_after_s) : grace_s;
+  return host.excluded || now_ns >= after(host.away_since_ns, waits_s);
 }
 
 /// Whom the leader waits for: hosts with a place that are away, until spares may take the places of all of them, or
@@ -183,14 +185,14 @@ double Leader::grace_s(int64_t host, const Gathering& gathering) const {
 std::vector<int64_t> Leader::missing(const Gathering& gathering, int64_t now_ns) {
   smaller_.reset();
   std::vector<int64_t> out;
-  int64_t due = 0;
   for (const auto& [index, host] : hosts_) {
-    if (place(index) < 0 || has_come(index)) continue;
-    out.push_back(index);
-    if (host.excluded || now_ns >= after(host.away_since_ns, grace_s(index, gathering))) ++due;
+    if (place(index) >= 0 && !has_come(index)) out.push_back(index);
   }
-  if (due < std::ssize(out)) return out;
-  if (std::ssize(free_spares(true)) >= due) return {};
+  const auto all_due = [&](double grace_s) {
+    return std::ranges::all_of(out, [&](int64_t index) { return is_due(index, grace_s, now_ns); });
+  };
+  if (all_due(gathering.how.spare_after_s) && free_spares(true).size() >= out.size()) return {};
+  if (!all_due(gathering.how.fewer_after_s)) return out;
   // Half of the hosts at least: the others may have another leader, which would do the same.
   if (2 * count_there(false, true) >= std::ssize(options_.places)) smaller_ = size_for(count_there(true, true));
   return smaller_ ? std::vector<int64_t>() : out;
@@ -259,11 +261,12 @@ void Leader::gather(Gathering gathering, int64_t now_ns, Actions& out) {
     const std::optional<int64_t> fewer = size_for(count_there(true, false));
     const std::string then =
         !spares.empty() ? fmt::format("; after {:.0f} s a spare takes over", how.spare_after_s)
-        : fewer         ? fmt::format("; after {:.0f} s the run continues with {} hosts", how.spare_after_s, *fewer)
+        : fewer         ? fmt::format("; after {:.0f} s the run continues with {} hosts", how.fewer_after_s, *fewer)
                         : "";
     const bool in_vain =
         std::ranges::any_of(hosts_, [this](const auto& one) { return one.second.excluded && place(one.first) >= 0; });
-    if (!in_vain || spares.empty())
+    const bool at_once = how.spare_after_s <= 0 && spares.size() >= missing(gathering, now_ns).size();
+    if (!(in_vain || at_once) || spares.empty())
       out.push_back(Say{fmt::format("waiting up to {:.0f} s for {}{}", how.patience_s, who_is_away(), then)});
   }
   phase_ = std::move(gathering);
@@ -319,7 +322,7 @@ void Leader::on(const Resize& event, int64_t now_ns, Actions& out) {
   if (count_there(true, true) >= event.hosts) return resize(event.hosts, out);
   const std::string away = who_is_away();
   Gather how{.patience_s = event.patience_s,
-             .spare_after_s = options_.spare_after_s,
+             .spare_after_s = options_.fewer_after_s,
              .reason = fmt::format("{} was away", away.empty() ? "a spare" : away),
              .announces = true};
   gather({.how = std::move(how), .until_ns = after(now_ns, event.patience_s), .resizes = true}, now_ns, out);

@@ -38,7 +38,7 @@ struct Options {
   std::vector<std::string> names;  // of the launcher, by index; may be empty
   std::vector<int64_t> places;     // index of each place's host
   double dead_after_s = 3;         // a silent host is lost then
-  double spare_after_s = 10;       // for larger(): a spare stays that has waited this long
+  double fewer_after_s = 10;       // for larger(): a spare stays that has waited this long
   double alone_s = 0;              // a leader that has just begun holds its lease this long even without the others
   int64_t epoch = 0;               // number of the newest one
   bool leads = false;              // this host has claimed that one
@@ -96,11 +96,12 @@ struct Wait {
 // --- events ----------------------------------------------------------------------------------------------------------
 
 /// Each place has to have a host. Hosts are away for `patience_s` at most, and each for `spare_after_s` before a spare
-/// or a smaller size stands in for it. `announces`: Say names the hosts that are away.
+/// stands in for it, or `fewer_after_s` before a smaller size does. `announces`: Say names the hosts that are away.
 struct Gather {
   double patience_s = 0, spare_after_s = 0;
   std::string reason;  // of the next epoch
   bool announces = false;
+  double fewer_after_s = spare_after_s;
 };
 /// These have come and wait to be let in; they may leave again.
 struct AtDoor {
@@ -131,7 +132,8 @@ struct Resize {
   int64_t hosts = 0;
   double patience_s = 0;
 };
-/// To CheckEpoch; `error`: why this host leads no more (kUnavailable), or that it is not known: the store is asked again.
+/// To CheckEpoch; `error`: why this host leads no more (kUnavailable), or that it is not known: the store is asked
+/// again.
 struct Leads {
   std::optional<Error> error = {};
 };
@@ -267,7 +269,7 @@ class Leader {
   void set_places(std::vector<int64_t> places);
   void give_places_to_spares(Actions& out);
   std::vector<int64_t> missing(const Gathering& gathering, int64_t now_ns);
-  double grace_s(int64_t host, const Gathering& gathering) const;
+  bool is_due(int64_t host, double grace_s, int64_t now_ns) const;
   bool has_come(int64_t host) const { return hosts_.at(host).there || door_.contains(host); }
   bool is_away(int64_t host) const { return host != options_.own && !hosts_.at(host).there; }
   std::vector<int64_t> free_spares(bool at_door) const;

@@ -18,7 +18,7 @@ class Replicas(ListedBed):
 
     count = 5
     life_s = 900 + 60 * ROUNDS
-    cluster = f"spares = 1, dead_after = {1 if ROUNDS > 1 else 2}, spare_after = 0"
+    cluster = f"spares = 1, dead_after = {1 if ROUNDS > 1 else 2}"
     faults = (("crash", "another"), ("kill", "another"), ("kill", "leader"))
     source = "memory"  # of what a run goes on from
     most_again = 15    # steps: where copying is slower than a step, those since the last one that was copied
@@ -31,6 +31,8 @@ class Replicas(ListedBed):
         began = float((self.folder / "hosts" / f"h{host}" / "killed-at").read_text())
         self.until(lambda: len(self.events("start")) > before, f"the start after {how} of h{host}")
         start = self.events("start")[-1]
+        waited = self.events("epoch")[-1]["time"] - self.events("failure")[-1]["time"]
+        self.assertLess(waited, 8, "a spare waits for no host where replicas are kept")
         self.assertEqual(start["source"], self.source, f"{how} h{host}{self.all_logs()}")
         resumed = start["step"]
         first = self.until(

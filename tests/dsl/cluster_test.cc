@@ -67,6 +67,8 @@ TEST_SUITE("dsl/cluster") {
     CHECK(c.beat_s() == 0.25);
     CHECK(c.wait_s == 600);
     CHECK(c.join_timeout_s == 600);
+    CHECK(c.spare_after_s == -1);  // not said
+    CHECK(good("slurm", std::string(kSlurm) + ", spare_after = 0").spare_after_s == 0);
     CHECK(c.store == "folder");
     CHECK(good("slurm", std::string(kSlurm) + ", store = \"etcds://h0:2379,[::1]:2380\", store_ca = \"ca.pem\"")
               .store_ca == "ca.pem");

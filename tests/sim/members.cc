@@ -169,8 +169,8 @@ class Members {
   std::vector<Record> records_;
   int64_t sign_ = 0;  // of the lease
   double shown_s_ = -1e9;
-  double store_away_s_ = 0;  // until then
-  int64_t generation_ = 0;   // of ranks, the last that ran
+  double store_away_s_ = 0;       // until then
+  int64_t generation_ = 0;        // of ranks, the last that ran
   std::vector<int64_t> trained_;  // its places
   bool saved_ = true;             // what its hosts have in memory
   Outcome out_;
@@ -259,7 +259,7 @@ void Members::choose_role(Agent& one, double until_s, int64_t sign) {
 
 void Members::lead(Agent& one, membership::Options options, const membership::Gather& how) {
   options.dead_after_s = kDeadS;
-  options.spare_after_s = life_.spare_after_s;
+  options.fewer_after_s = life_.spare_after_s;
   options.alone_s = 2 * claims_s();
   one.life = ++lives_;
   one.runs = false;
@@ -797,7 +797,8 @@ Life random_members_life(uint64_t seed) {
   life.hosts = whole(2, 6);
   life.spares = life.hosts > 2 ? whole(0, std::min<int64_t>(2, life.hosts - 2)) : 0;
   life.smallest = uniform(0, 1) < 0.5 ? 0 : whole(1, life.hosts - life.spares);
-  life.spare_after_s = uniform(0, 1) < 0.3 ? 1 : tenths(uniform(2, 30));
+  const double at_once = uniform(0, 1);
+  life.spare_after_s = at_once < 0.15 ? 0 : at_once < 0.3 ? 1 : tenths(uniform(2, 30));
   constexpr FaultKind kKinds[] = {FaultKind::kCut,     FaultKind::kKill, FaultKind::kPower, FaultKind::kFreeze,
                                   FaultKind::kExclude, FaultKind::kRank, FaultKind::kStore, FaultKind::kGone};
   const bool cruel = uniform(0, 1) < 0.5;

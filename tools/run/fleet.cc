@@ -83,7 +83,7 @@ membership::Options rule_options(const HostOptions& options, const cluster::Epoc
           .names = placement.names,
           .places = membership::first_places(had, options.hosts(), {}, placement.hosts, placement.index),
           .dead_after_s = options.beats.dead_after_s,
-          .spare_after_s = options.spare_after_s,
+          .fewer_after_s = options.fewer_after_s,
           .alone_s = 2 * lease_still_s(options.beats, &store),  // others may still try the one before
           .epoch = before ? before->number : 0};
 }
@@ -181,7 +181,10 @@ Status Fleet::gather() {
   const double start_s = options_.join_s + (rule_.may_change_size() ? 1 : 0);
   if (epoch_.members.empty()) return assemble(membership::Gather{start_s, options_.join_s, cluster::kStartsRun});
   const Status all = assemble(starts_ ? membership::Gather{start_s, options_.join_s, epoch_.reason}
-                                      : membership::Gather{options_.wait_s, options_.spare_after_s, epoch_.reason});
+                                      : membership::Gather{.patience_s = options_.wait_s,
+                                                           .spare_after_s = options_.spare_after_s,
+                                                           .reason = epoch_.reason,
+                                                           .fewer_after_s = options_.fewer_after_s});
   // What is left is asked for its memory first: look() says it again.
   return smaller() ? Status() : all;
 }
@@ -660,7 +663,8 @@ Status Fleet::gather_for(Wants wants) {
   return assemble(membership::Gather{.patience_s = options_.wait_s,
                                      .spare_after_s = options_.spare_after_s,
                                      .reason = fmt::format("{} was away", away),
-                                     .announces = true});
+                                     .announces = true,
+                                     .fewer_after_s = options_.fewer_after_s});
 }
 
 void Fleet::ask(int64_t number) {

@@ -62,7 +62,9 @@ struct HostOptions {
   double join_s = 300;        // for all hosts to come, at the start
   double wait_s = 600;        // for a host that was lost to come back
   double spare_after_s = 10;  // then a spare takes the place of a host that was lost
-  double answer_s = 600;      // for a connected host to answer the leader, while no rank runs
+  double fewer_after_s = 10;  // then fewer hosts train where no spare is left
+  bool spare_after_said = false;
+  double answer_s = 600;  // for a connected host to answer the leader, while no rank runs
 
   HostCheck check = HostCheck::kOff;
   bool exclude_slow = false;  // what a check finds slow, too

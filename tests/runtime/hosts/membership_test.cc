@@ -59,7 +59,7 @@ const One* find(const Actions& actions) {
 
 /// A run whose hosts with a place have joined, and h3 too where `spare` says so.
 Run running(bool spare, std::set<int64_t> sizes = {}) {
-  Run run({.spare_after_s = 10, .epoch = 1, .leads = true});
+  Run run({.fewer_after_s = 10, .epoch = 1, .leads = true});
   run.rule.allow_sizes(std::move(sizes));
   for (const int64_t host : {1, 2}) run.come(host);
   if (spare) run.come(3);
@@ -210,6 +210,44 @@ TEST_SUITE("runtime/hosts/membership") {
     CHECK(run.rule.own_place() == 0);
   }
 
+  TEST_CASE("a spare that is to take a place at once does, and a smaller size waits for its own grace") {
+    Gather at_once = kAgain;
+    at_once.spare_after_s = 0;
+    at_once.fewer_after_s = 10;
+    SUBCASE("a spare has joined") {
+      Run run = running(true, {1, 2});
+      run.step(Lost{1, "power"}, 100);
+      const Actions begun = run.step(at_once, 100);
+      CHECK(find<Say>(begun)->text == "h3, a spare, takes the place of h1 (power)");
+      CHECK(find<Claim>(begun)->places == std::vector<int64_t>{0, 3, 2});
+    }
+    SUBCASE("one comes while hosts are waited for") {
+      Run run = running(false, {1, 2});
+      run.step(Lost{1, "power"}, 100);
+      CHECK(find<Say>(run.step(at_once, 100))->text ==
+            "waiting up to 600 s for h1 (power); after 10 s the run continues with 2 hosts");
+      run.step(AtDoor{{3}}, 104);
+      CHECK(find<Claim>(run.step(Tick{}, 104))->places == std::vector<int64_t>{0, 3, 2});
+    }
+    SUBCASE("none comes") {
+      Run run = running(false, {1, 2});
+      run.step(Lost{1, "power"}, 100);
+      run.step(at_once, 100);
+      CHECK(run.step(Tick{}, 109.9).empty());
+      CHECK_FALSE(run.rule.smaller());
+      CHECK(find<GaveUp>(run.step(Tick{}, 110)) != nullptr);
+      CHECK(run.rule.smaller() == 2);
+    }
+    SUBCASE("one spare stands in for one of two hosts") {
+      Run run = running(true, {1, 2});
+      run.step(Lost{1, "power"}, 100);
+      run.step(Lost{2, "power"}, 100);
+      CHECK(find<Claim>(run.step(at_once, 100)) == nullptr);
+      run.step(AtDoor{{2}}, 104);
+      CHECK(find<Claim>(run.step(Tick{}, 104))->places == std::vector<int64_t>{0, 3, 2});
+    }
+  }
+
   TEST_CASE("a host that comes back within its grace keeps its place") {
     Run run = running(true);
     run.step(Lost{1, "the connection broke"}, 100);
@@ -308,7 +346,7 @@ TEST_SUITE("runtime/hosts/membership") {
       CHECK(find<GaveUp>(run.step(Tick{}, 711))->error.code == ErrorCode::kTimeout);
     }
     SUBCASE("none comes: the next smaller size") {
-      Run four({.places = {0, 1, 2, 3}, .spare_after_s = 10, .epoch = 1, .leads = true});
+      Run four({.places = {0, 1, 2, 3}, .fewer_after_s = 10, .epoch = 1, .leads = true});
       four.rule.allow_sizes({2, 3, 4});
       for (const int64_t host : {1, 2, 3}) four.come(host);
       four.step(Lost{1, "power"}, 100);
