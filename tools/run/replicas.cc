@@ -123,29 +123,39 @@ struct Sender {
   std::string token;
 };
 
-/// One try. Errors: kPeerLost where nothing that came proves the token: another try may meet the holder.
+/// An answer that proves no token: another try may meet the holder.
+Error unproved(Error error) {
+  if (error.code != ErrorCode::kStopped) error.code = ErrorCode::kPeerLost;
+  return error;
+}
+
+/// One try. Errors: kPeerLost where nothing that came proves the token; kUnavailable: no connection, or the holder
+/// refuses.
 Result<Connection> try_to_reach(const PeerAddress& to, const Sender& from, const Stopped& stopped) {
   RT_TRY_SET(Connection out, Connection::connect(to.host, to.port, cluster::steady_after(kConnectS)));
-  RT_TRY_SET(const Message challenge, receive(out, kAnswerS, stopped));
-  const auto* const greets = std::get_if<hosts::KeepsCopies>(&challenge.what);
-  if (greets == nullptr) {
-    return Error{ErrorCode::kUnavailable, fmt::format("{}: no agent that keeps copies", out.peer())};
-  }
+  const auto strange = [&](std::string_view what) {
+    return unproved({ErrorCode::kPeerLost, fmt::format("{}: {}", out.peer(), what)});
+  };
+  const Result<Message> challenge = receive(out, kAnswerS, stopped);
+  if (!challenge.ok()) return unproved(challenge.error());
+  const auto* const greets = std::get_if<hosts::KeepsCopies>(&challenge.value().what);
+  if (greets == nullptr) return strange("no agent that keeps copies");
   const std::string nonce = cluster::random_hex();
   const hosts::Json hello = hosts::encode_hello(hosts::CopyHello{from.place, from.epoch, from.restores, nonce});
   const std::string proof = cluster::prove(from.token, "replica", greets->nonce, json_text(hello));
   RT_TRY(send_message(out, {hosts::OfferCopies{hello, proof}}, stopped));
   out.trust();
-  RT_TRY_SET(const Message answer, receive(out, kAnswerS, stopped));
-  if (const auto* const refused = std::get_if<hosts::Refused>(&answer.what)) {
+  const Result<Message> answer = receive(out, kAnswerS, stopped);
+  if (!answer.ok()) return unproved(answer.error());
+  if (const auto* const refused = std::get_if<hosts::Refused>(&answer.value().what)) {
     const bool meant =
         cluster::is_proof(refused->proof.value_or(""), from.token, "replica refused", nonce, refused->why);
     return Error{meant ? ErrorCode::kUnavailable : ErrorCode::kPeerLost,
                  fmt::format("refused by {}: {}", out.peer(), printable_ascii(refused->why))};
   }
-  const auto* const takes = std::get_if<hosts::TakesCopies>(&answer.what);
+  const auto* const takes = std::get_if<hosts::TakesCopies>(&answer.value().what);
   if (takes == nullptr || !cluster::is_proof(takes->proof, from.token, "replica taken", nonce, ""))
-    return Error{ErrorCode::kCorrupt, out.peer() + ": does not know this run's token"};
+    return strange("does not know this run's token");
   return out;
 }
 
