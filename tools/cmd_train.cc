@@ -595,6 +595,7 @@ void RunStarter::speak_for(Fleet& fleet, const RequestOptions& requests) const {
              .event = {},
              .stop = [](int) { ::kill(::getpid(), SIGTERM); },  // waits for the next segment, as one to this host does
              .ask_save = [](const std::string&) {},             // what is resumed from is saved
+             .spare_lost = {},
              .own_memory = {},
              .error = {},
              .stacks = {},

@@ -121,14 +121,25 @@ class Diagnosis(ListedBed):
                      map(str, range(int(m[1]), int(m[2]) + 1))), group))]
         self.assertEqual(sorted(named), [0, 1, 2, 3], report)  # those of all hosts
 
+    def trained_s(self):
+        """Seconds in steps since ranks started last."""
+        begun = self.events("start")[-1]["step"]
+        return sum(line["step_ms"] for step, line in self.metrics().items() if step > begun + 8) / 1000
+
     def slow(self, host):
-        before = len(self.events("straggler"))
-        self.hosts("slow", f"h{host}", "20")
+        self.until(lambda: self.trained_s() > 12, "two windows of steps to compare with")
+        before, slow_before = len(self.events("straggler")), len(self.events("steps_slow"))
+        self.hosts("slow", f"h{host}", "10")
         # On a busy machine it may have been slow before; the weightier cause is told then, too.
         found = self.until(lambda: [e for e in self.events("straggler")[before:]
                                     if e["host"] == f"h{host}" and e["cause"] == "throttled"], "the straggler")
         self.assertGreater(found[0]["ratio"], 1.3)
+        steps = self.until(lambda: self.events("steps_slow")[slow_before:], "that steps are slow")[0]
+        self.assertGreaterEqual(steps["ratio"], 2)
+        self.assertEqual(steps.get("host"), f"h{host}", steps)
         self.hosts("slow", f"h{host}", "100000")
+        self.until(lambda: len(self.events("steps_slow_over")) > slow_before, "that they no longer are")
+        self.assertEqual(len(self.events("steps_slow")), slow_before + 1)
         print(f"  a slow host: {found[0]['ratio']:.1f} x, {found[0]['why']}", flush=True)
 
     def members(self):
@@ -143,9 +154,18 @@ class Diagnosis(ListedBed):
             kinds[k % len(kinds)](self.members()[(k + 1 + k // len(kinds)) % 4])
             self.goes_on()
             self.told = len(self.events("failure"))
+        self.lost_spare()
         self.lost()
         self.goes_on()
         self.broken_device()
+
+    def lost_spare(self):
+        self.hosts("crash", "h5")
+        lost = self.until(lambda: self.events("spare_lost"), "the loss of a spare")
+        self.assertEqual([event["host"] for event in lost], ["h5"])
+        self.hosts("boot", "h5")
+        log = self.start(5)
+        self.until(lambda: "a spare: waits" in log.read_text(), "h5 as a spare")
 
     def lost(self):
         self.hosts("crash", "h2")

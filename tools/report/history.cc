@@ -73,6 +73,8 @@ Mark::Kind mark_kind(const std::string& event) {
                                                            {"level_shift", Mark::Kind::kAlarm},
                                                            {"no_way_back", Mark::Kind::kAlarm},
                                                            {"straggler", Mark::Kind::kAlarm},
+                                                           {"steps_slow", Mark::Kind::kAlarm},
+                                                           {"spare_lost", Mark::Kind::kAlarm},
                                                            {"excluded", Mark::Kind::kAlarm},
                                                            {"wait", Mark::Kind::kAlarm},
                                                            {"save_overdue", Mark::Kind::kAlarm},
@@ -305,6 +307,17 @@ std::string event_text(const json& event) {
   if (kind == "straggler")
     return fmt::format("{} computes {:.1f} x as long as the others: {}", printable(text_of(event, "host")),
                        number_of(event, "ratio", 1), printable(text_of(event, "why")));
+  if (kind == "steps_slow") {
+    const std::string host = text_of(event, "host");
+    return fmt::format(
+        "step {}: steps take {:.1f} x as long as before{}", whole_of(event, "step"), number_of(event, "ratio", 1),
+        host.empty() ? "" : fmt::format("; rank {} ({}) is the slowest", whole_of(event, "rank"), printable(host)));
+  }
+  if (kind == "steps_slow_over")
+    return fmt::format("step {}: steps are as fast as before again", whole_of(event, "step"));
+  if (kind == "spare_lost")
+    return fmt::format("{}, a spare, was lost: {}", printable(text_of(event, "host")),
+                       printable(text_of(event, "why")));
   if (kind == "straggler_over")
     return fmt::format("{} is as fast as the others again", printable(text_of(event, "host")));
   if (kind == "excluded")

@@ -150,6 +150,7 @@ void LocalCoordinator::join_hosts(ckpt::NodeOptions& options) {
              .event = [this](int64_t rank, const json& event) { on_rank_event(rank, event); },
              .stop = [this](int) { control_->ask_stop(); },
              .ask_save = [this](const std::string& by) { ask_save(by); },
+             .spare_lost = [this](const std::string& host, const std::string& why) { tell_lost_spare(host, why); },
              .own_memory = [this] { return node_->memory(); },
              .error = [this](int64_t host, agent::Failure error) { errors_.add(host, std::move(error)); },
              .stacks = [this](std::vector<agent::RankStacks> stacks) { hooks_.take_stacks(std::move(stacks)); },
@@ -237,6 +238,7 @@ Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation
   }
   errors_.clear();
   stragglers_.clear();
+  pace_.clear();
   clocks_asked_ns_ = 0;
   if (options_.fleet != nullptr) options_.fleet->go(choice.incarnation);
   if (options_.board) options_.board->begins(choice.step, narrator_.run_steps(), generation > 0);
@@ -497,7 +499,7 @@ void LocalCoordinator::tell_stragglers() {
   };
   std::map<std::pair<std::string, bool>, Together> hosts;
   for (const Stragglers::News& news : stragglers_.judge(static_cast<double>(clock_.now_ns()) / 1e9)) {
-    const std::string host = options_.fleet != nullptr ? options_.fleet->name_of_rank(news.rank) : own_host_name();
+    const std::string host = name_of_rank(news.rank);
     Together& together = hosts[{host, news.over}];
     if (together.ranks.empty() || news.ratio > together.worst.ratio) together.worst = news;
     together.ranks.push_back(news.rank);
@@ -523,6 +525,37 @@ void LocalCoordinator::tell_stragglers() {
                       {"cause", agent::slow_cause_name(agent::cause_of(together.worst.load))},
                       {"why", why}});
   }
+}
+
+std::string LocalCoordinator::name_of_rank(int64_t rank) const {
+  return options_.fleet != nullptr ? options_.fleet->name_of_rank(rank) : own_host_name();
+}
+
+/// Steps that take much longer than this run's own did, and when they no longer do.
+void LocalCoordinator::tell_pace(const telemetry::StepMetrics& metrics) {
+  const std::optional<StepPace::News> news = pace_.add(metrics.step, metrics.step_ms, metrics.tokens);
+  if (!news) return;
+  json event = {{"event", news->over ? "steps_slow_over" : "steps_slow"},
+                {"step", news->step},
+                {"ratio", news->ratio},
+                {"step_ms", news->step_ms}};
+  const std::optional<Stragglers::Slowest> slowest = news->over ? std::nullopt : stragglers_.slowest();
+  std::string who = "no rank computes longer than the others";
+  if (slowest) {
+    const std::string host = name_of_rank(slowest->rank);
+    event["rank"] = slowest->rank;
+    event["host"] = host;
+    who = fmt::format("rank {} ({}) computes {:.1f} x as long as the others", slowest->rank, host, slowest->ratio);
+  }
+  narrator_.record(event);
+  if (news->over) return narrator_.say(fmt::format("step {}: steps are as fast as before again", news->step));
+  narrator_.warn(fmt::format("step {}: steps take {:.1f} x as long as before ({:.0f} ms): {}", news->step, news->ratio,
+                             news->step_ms, who));
+}
+
+void LocalCoordinator::tell_lost_spare(const std::string& host, const std::string& why) {
+  narrator_.record({{"event", "spare_lost"}, {"host", host}, {"why", why}});
+  narrator_.warn(fmt::format("{}, a spare, was lost: {}", host, why));
 }
 
 /// Whether the plan is of the position that ranks go on from. The start's own, and any that this segment led to, is.
@@ -599,6 +632,7 @@ void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
     last_progress_step_ = metrics.step;
   }
   last_step_ = metrics.step;
+  tell_pace(metrics);
   if (options_.board) options_.board->step(metrics, narrator_.run_steps());
 }
 

@@ -43,6 +43,7 @@
 #include "tools/run/requests.h"
 #include "tools/run/run_board.h"
 #include "tools/run/start.h"
+#include "tools/run/step_pace.h"
 #include "tools/run/stragglers.h"
 #include "tools/run/trackers.h"
 
@@ -242,6 +243,9 @@ class LocalCoordinator final : public Coordinator {
   void note_progress();
   void take_pace(int64_t rank, const nlohmann::json& event);
   void tell_stragglers();
+  void tell_pace(const telemetry::StepMetrics& metrics);
+  void tell_lost_spare(const std::string& host, const std::string& why);
+  std::string name_of_rank(int64_t rank) const;
   void take_save_events();
   void take_saved(const ckpt::PersistEvent& event);
   void take_not_saved(const ckpt::PersistEvent& event, bool newest, bool overtaken);
@@ -273,6 +277,7 @@ class LocalCoordinator final : public Coordinator {
   agent::FirstError errors_;                // of the generation, on all hosts
   HostRecord record_;
   Stragglers stragglers_;
+  StepPace pace_;
   OverdueSaves overdue_;
   FailedSaves failed_saves_;
 

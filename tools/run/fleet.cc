@@ -493,7 +493,10 @@ void Fleet::take(const News& news) {
   // First: where this host stood still, the others have lost it.
   const double still_s = stood_still_s();
   lose(*host, news.why);
-  if (!trains(*host)) return callbacks_.say(fmt::format("{}, a spare, was lost: {}", host->name, news.why));
+  if (!trains(*host)) {
+    if (callbacks_.spare_lost) return callbacks_.spare_lost(host->name, news.why);
+    return callbacks_.say(fmt::format("{}, a spare, was lost: {}", host->name, news.why));
+  }
   if (running_ == kNoneRuns) return;
   agent::Failure failure{.rank = rule_.place(host->index) * options_.ranks, .host = true};
   failure.status.exit_code = Error{ErrorCode::kPeerLost, ""}.exit_code();

@@ -112,6 +112,8 @@ class Fleet final {
     std::function<void(int64_t rank, const nlohmann::json& event)> event;
     std::function<void(int signal)> stop;
     std::function<void(const std::string& by)> ask_save;
+    /// Empty where no segment of the run records events: `say` has it then.
+    std::function<void(const std::string& host, const std::string& why)> spare_lost;
     std::function<ckpt::HostMemory()> own_memory;  // of this host; no rank runs
     /// A rank of a host has failed by itself, or the host was lost; its time is by this host's clock.
     std::function<void(int64_t host, agent::Failure)> error;

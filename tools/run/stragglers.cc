@@ -80,10 +80,20 @@ std::vector<Stragglers::News> Stragglers::judge(double now_s) {
       one.told = slow ? cause : agent::SlowCause::kUnknown;
       out.push_back({.rank = rank, .over = !slow, .ratio = one.ratio / blocks, .step = step_, .load = load});
     }
+    one.before = one.ratio / blocks;
     one.blocks = one.slow = 0;
     one.ratio = 0;
   }
   window_s_ = now_s;
+  return out;
+}
+
+std::optional<Stragglers::Slowest> Stragglers::slowest() const {
+  std::optional<Slowest> out;
+  for (const auto& [rank, one] : ranks_) {
+    const double ratio = one.blocks > 0 ? one.ratio / static_cast<double>(one.blocks) : one.before;
+    if (ratio > kSlow && (!out || ratio > out->ratio)) out = Slowest{rank, ratio};
+  }
   return out;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "runtime/agent/host_load.h"
@@ -36,10 +37,19 @@ class Stragglers {
   /// before; and again whose cause shows now, or a weightier one.
   std::vector<News> judge(double now_s);
 
+  struct Slowest {
+    int64_t rank = 0;
+    double ratio = 1;  // of its time to its stage's median
+  };
+  /// The rank that is slower than its stage, kSlow times at least, by most: in the window that is open, or where no
+  /// block of that has come, in the one before.
+  std::optional<Slowest> slowest() const;
+
  private:
   struct Rank {
     int64_t blocks = 0, slow = 0;  // of the window
     double ratio = 0;              // sum over its blocks
+    double before = 1;             // ratio of the window before
     bool straggles = false;
     agent::SlowCause told = agent::SlowCause::kUnknown;
     agent::HostLoad load;  // sums of the window, and its last values

@@ -34,8 +34,12 @@ TEST_SUITE("tools/run/stragglers") {
     Stragglers all({0, 0, 0, 0});
     CHECK(all.judge(0).empty());
     const auto slow = [](int64_t rank, int64_t) { return rank == 2 ? 16.0 : 10.0 + static_cast<double>(rank) / 10; };
+    CHECK_FALSE(all.slowest());
     tell(all, 4, 1, 4, slow);
     CHECK(all.judge(1).empty());  // too short a time
+    REQUIRE(all.slowest());
+    CHECK(all.slowest()->rank == 2);
+    CHECK(all.slowest()->ratio == doctest::Approx(16 / 10.1).epsilon(0.02));
     const auto news = all.judge(5);
     REQUIRE(news.size() == 1);
     CHECK(news[0].rank == 2);
@@ -43,6 +47,8 @@ TEST_SUITE("tools/run/stragglers") {
     CHECK(news[0].ratio == doctest::Approx(16 / 10.1).epsilon(0.02));
     CHECK(news[0].step == 80);
     CHECK(news[0].load.throttled == 0.5);
+    REQUIRE(all.slowest());  // of the window before
+    CHECK(all.slowest()->rank == 2);
     tell(all, 4, 5, 8, slow);
     CHECK(all.judge(10).empty());
     CHECK(all.judge(20).empty());  // no block has come
@@ -51,6 +57,7 @@ TEST_SUITE("tools/run/stragglers") {
     REQUIRE(over.size() == 1);
     CHECK(over[0].over);
     CHECK(over[0].rank == 2);
+    CHECK_FALSE(all.slowest());
   }
 
   TEST_CASE("a cause that shows later, or a weightier one, is told once more, of the mean over the window") {
