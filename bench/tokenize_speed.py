@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`cairn data tokenize` of the same text as lines, JSON lines, gzip and zstd, and `cairn data chat` of it.
 
-  bench/tokenize_speed.py --text kjv.txt [--megabytes 64] [--tokenizer tests/golden/tokenizers/gpt2.json]
+  bench/tokenize_speed.py --text kjv.txt [--megabytes 64] [--tokenizer tests/golden/tokenizers/gpt2.json] [--tables]
 
 Cuts the text into documents of a few lines, repeats them to the size that is asked for, and prints MB of text a second,
 interleaved rounds, each against plain text's. Peak memory is that of the largest arm.
@@ -23,6 +23,7 @@ parser.add_argument("--text", help="a text in lines; needed unless --tiny")
 parser.add_argument("--megabytes", type=float, default=64, help="of text (default: %(default)s)")
 parser.add_argument("--tokenizer", default=str(ROOT / "tests/golden/tokenizers/gpt2.json"), help="(default: %(default)s)")
 parser.add_argument("--threads", type=int, default=os.cpu_count(), help="(default: all cores)")
+parser.add_argument("--tables", action="store_true", help="also parquet and Arrow, written by this Python's pyarrow")
 parser.add_argument("--tiny", action="store_true", help="one round of 1 MB")
 args = parser.parse_args()
 if args.tiny:
@@ -60,9 +61,20 @@ def write(scratch, texts):
         out.write(source.read())
     subprocess.run(["zstd", "-q", "-k", rows], check=True)
     tokenize = ["tokenize", "--documents"]
-    return {"plain text, a document a line": (tokenize + ["line"], plain), "JSON lines": (tokenize + ["json"], rows),
+    arms = {"plain text, a document a line": (tokenize + ["line"], plain), "JSON lines": (tokenize + ["json"], rows),
             "JSON lines, gzip": (tokenize + ["json"], rows + ".gz"), "JSON lines, zstd": (tokenize + ["json"], rows + ".zst"),
             "chat rows": (["chat", "--chat", "plain"], chat)}
+    if args.tables:
+        import pyarrow.feather
+        import pyarrow.parquet
+        table = pyarrow.table({"id": list(range(len(texts))), "text": texts})
+        for packed in ("snappy", "zstd"):
+            path = str(scratch.path / f"{packed}.parquet")
+            pyarrow.parquet.write_table(table, path, compression=packed)
+            arms[f"parquet, {packed}"] = (tokenize + ["json"], path)
+        pyarrow.feather.write_feather(table, str(scratch.path / "text.arrow"), compression="lz4")
+        arms["Arrow, lz4"] = (tokenize + ["json"], str(scratch.path / "text.arrow"))
+    return arms
 
 
 def tokenizer(scratch) -> str:

@@ -114,9 +114,10 @@ std::string origin_text(const data::SetOrigin& origin) {
   std::string out = fmt::format("  made by the tokenizer {}{}{}, of:\n", origin.tokenizer,
                                 origin.chat.empty() ? "" : " in the chat format ", origin.chat);
   for (const data::SetOrigin::Input& input : std::span(origin.inputs).first(std::min(kNamed, origin.inputs.size()))) {
-    const std::string_view packed = data::packing_name(input.packing);
-    out += fmt::format("    {}: {}{}{}\n", input.path, format_bytes(input.bytes), packed.empty() ? "" : ", packed by ",
-                       packed);
+    const bool table = input.packing == data::Packing::kTable;
+    const std::string_view packed = table ? "" : data::packing_name(input.packing);
+    out += fmt::format("    {}: {}{}{}{}\n", input.path, format_bytes(input.bytes), table ? " of rows" : "",
+                       packed.empty() ? "" : ", packed by ", packed);
   }
   if (origin.inputs.size() > kNamed) out += fmt::format("    and {} more files\n", origin.inputs.size() - kNamed);
   return out;
@@ -235,6 +236,7 @@ void add_data(CLI::App& app, Session& session) {
       "  cairn data tokenize data/kjv.txt --out data/kjv_text_document --tokenizer bytes\n"
       "  cairn data tokenize part-*.jsonl --out data/web --tokenizer HF_DIR --eod --json-key content\n"
       "  cairn data tokenize 'crawl/*.jsonl.zst' --out data/crawl --tokenizer HF_DIR --eod\n"
+      "  cairn data tokenize 'web/*.parquet' --out data/web --tokenizer HF_DIR --eod --json-key content\n"
       "  xz -dc part-*.jsonl.xz | cairn data tokenize - --documents json --out data/web");
   make->callback([t, &session] { session.action = [t, &session] { return tokenize(*t, session.json); }; });
 

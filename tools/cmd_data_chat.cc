@@ -59,7 +59,7 @@ void add_data_chat(CLI::App& command, Session& session) {
   const auto t = std::make_shared<ChatOptions>();
   make->add_option(
           "INPUT", t->inputs,
-          "files of JSON lines, a row each, plain or packed by gzip or zstd; a quoted pattern, 'part-*.zst', for the "
+          "files of JSON lines, a row each, plain or packed by gzip or zstd, or tables where the build has Arrow; a quoted pattern, 'part-*.zst', for the "
           "files it matches; -: standard input")
       ->required();
   make->add_option("--out", t->out, "path without .bin, .idx and .loss")->required()->type_name("PREFIX");

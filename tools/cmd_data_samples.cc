@@ -214,9 +214,7 @@ class Teller {
         if (part.document >= 0) one["document"] = part.document;
         RT_TRY_SET(const auto from, origins_.of(part));
         if (from) {
-          one["origin"] = {{"file", from->file.name},
-                           {"byte", from->byte},
-                           {"packed", data::packing_name(from->file.packing)}};
+          one["origin"] = document_origin_json(from->file, from->byte);
         }
         documents.push_back(std::move(one));
       }
@@ -243,8 +241,7 @@ class Teller {
       RT_TRY_SET(const auto from, origins_.of(part));
       const std::string origin =
           !from ? ""
-                : fmt::format("; {} at byte {}{}", printable(from->file.name), from->byte,
-                              from->file.packing == data::Packing::kNone ? "" : " of its unpacked text");
+                : "; " + document_origin_text(document_origin_json(from->file, from->byte));
       fmt::print("  {}{}, tokens {} to {}{}\n", printable(part.file), which, part.begin, part.end - 1, origin);
     }
     if (args_.text) fmt::print("  {}\n", json_text(json(text)));

@@ -70,9 +70,7 @@ class ScanTeller {
       out["measures"][std::string(data::kScanMeasures[m])] = {{"value", piece.measures[m]}, {"z", z[m]}};
     if (origins_) {
       RT_TRY_SET(const auto from, origins_->read(piece.document, 1));
-      const data::OriginFile& file = origins_->files()[from[0].file];
-      out["origin"] = {
-          {"file", file.name}, {"byte", from[0].byte}, {"packed", data::packing_name(file.packing)}};
+      out["origin"] = document_origin_json(origins_->files()[from[0].file], from[0].byte);
     }
     if (text_bytes_ > 0) {
       RT_TRY_SET(out["text"], text_of(piece));
@@ -89,11 +87,7 @@ class ScanTeller {
     }
     fmt::print("document {}, tokens {} to {}: {}\n", row["document"].get<int64_t>(), row["begin"].get<int64_t>(),
                row["end"].get<int64_t>() - 1, why);
-    if (row.contains("origin")) {
-      const json& from = row["origin"];
-      fmt::print("  {} at byte {}{}\n", printable(from["file"].get<std::string>()), from["byte"].get<uint64_t>(),
-                 from["packed"] == "" ? "" : " of its unpacked text");
-    }
+    if (row.contains("origin")) fmt::print("  {}\n", document_origin_text(row["origin"]));
     if (row.contains("text")) fmt::print("  {}\n", json_text(row["text"]));
     return {};
   }

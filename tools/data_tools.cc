@@ -14,18 +14,20 @@
 #include "runtime/core/count_text.h"
 #include "runtime/core/dtype.h"
 #include "runtime/data/input_files.h"
+#include "runtime/data/set_origin.h"
 #include "runtime/telemetry/terminal.h"
 #include "runtime/text/tokenizer.h"
 #include "tools/model_source.h"
 #include "tools/number_option.h"
+#include "tools/run/text.h"
 
 namespace cairn::tools {
 
 void add_text_inputs(CLI::App& command, std::vector<std::string>& inputs) {
   command
       .add_option("INPUT", inputs,
-                  "text files or pipes, plain or packed by gzip or zstd, in the order in which they are to stand; a "
-                  "quoted pattern, 'part-*.zst', for the files it matches; -: standard input")
+                  "text files or pipes, plain or packed by gzip or zstd, or tables where the build has Arrow, in the "
+                  "order in which they are to stand; a quoted pattern, 'part-*.zst', for the files it matches; -: standard input")
       ->required();
 }
 
@@ -34,10 +36,11 @@ void add_document_options(CLI::App& command, DocumentOptions& options) {
       .add_option(
           "--documents", options.documents,
           "what a document is: a file, a line, what blank-line sets apart, or the text in an object of JSON lines "
-          "(file, line, blank-line, json; default: json for .jsonl and .ndjson, packed or not, else file)")
+          "or in a row of a table (file, line, blank-line, json; default: json for .jsonl and .ndjson, packed or not, "
+          "and for .parquet, .arrow and .feather, else file)")
       ->type_name("WHAT")
       ->check(CLI::IsMember({"file", "line", "blank-line", "json"}));
-  command.add_option("--json-key", options.json_key, "of JSON lines, the field that has the text (default: text)")
+  command.add_option("--json-key", options.json_key, "of JSON lines or a table, the field or column that has the text (default: text)")
       ->type_name("KEY");
   command.add_flag("--any-text", options.any_text, "take files as they are, whatever they look like");
 }
@@ -48,9 +51,11 @@ Status set_documents(const DocumentOptions& options, data::TokenizeArgs* args) {
       {"line", data::DocumentSeparator::kLine},
       {"blank-line", data::DocumentSeparator::kBlankLine},
       {"json", data::DocumentSeparator::kJsonLine}};
-  const bool named_as_json = std::ranges::all_of(args->inputs, data::named_as_json_lines);
+  const bool rows = std::ranges::all_of(args->inputs, [](const std::string& path) {
+    return data::named_as_json_lines(path) || data::named_as_table(path);
+  });
   std::string documents = options.documents;
-  if (documents.empty()) documents = named_as_json || !options.json_key.empty() ? "json" : "file";
+  if (documents.empty()) documents = rows || !options.json_key.empty() ? "json" : "file";
   if (documents != "json" && !options.json_key.empty())
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("--json-key is for JSON lines, and --documents is {}", documents)};
@@ -103,6 +108,19 @@ Result<MadeSet> tokenize_live(data::TokenizeArgs args) {
   if (!done.ok()) return std::move(done).error();
   return MadeSet{.report = std::move(done).value(),
                  .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+}
+
+nlohmann::json document_origin_json(const data::OriginFile& file, uint64_t byte) {
+  return {{"file", file.name},
+          {file.packing == data::Packing::kTable ? "row" : "byte", byte},
+          {"packed", data::packing_name(file.packing)}};
+}
+
+std::string document_origin_text(const nlohmann::json& origin) {
+  const std::string name = printable(origin["file"].get<std::string>());
+  if (origin.contains("row")) return fmt::format("{}, row {}", name, origin["row"].get<uint64_t>());
+  return fmt::format("{} at byte {}{}", name, origin["byte"].get<uint64_t>(),
+                     origin["packed"] == "" ? "" : " of its unpacked text");
 }
 
 nlohmann::json made_set_json(const MadeSet& made, const std::string& prefix) {

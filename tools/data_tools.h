@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/core/result.h"
+#include "runtime/data/document_origins.h"
 #include "runtime/data/tokenize.h"
 #include "tools/commands.h"
 
@@ -50,6 +51,11 @@ struct MadeSet {
   data::TokenizeReport report;
   double seconds = 0;
 };
+
+/// {"file", "byte", or "row" of a table, "packed"}. `byte`: as data::DocumentOrigin counts it.
+nlohmann::json document_origin_json(const data::OriginFile& file, uint64_t byte);
+/// The same as a person reads it: "a.gz at byte 12 of its unpacked text", "a.parquet, row 12".
+std::string document_origin_text(const nlohmann::json& origin);
 
 /// data::tokenize_file(), with a line of progress on a terminal.
 Result<MadeSet> tokenize_live(data::TokenizeArgs args);

@@ -1,12 +1,8 @@
 #include "runtime/comm/gloo_module.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <array>
-#include <filesystem>
-#include <string>
-#include <system_error>
+#include "runtime/core/program_part.h"
 
 namespace cairn::comm {
 namespace {
@@ -15,18 +11,10 @@ constexpr const char* kFile = "libcairn_gloo.so";
 constexpr const char* kSymbol = "cairn_gloo_module";
 
 Result<const GlooModule*> load() {
-  std::error_code failed;
-  const auto folder = std::filesystem::read_symlink("/proc/self/exe", failed).parent_path();
-  if (failed) return Error{ErrorCode::kIo, fmt::format("/proc/self/exe: {}", failed.message())};
-  const std::array places = {folder / kFile, folder.parent_path() / "lib" / kFile};
-  for (const auto& path : places) {
-    if (!std::filesystem::exists(path, failed)) continue;
-    void* const module = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    const void* const found = module ? ::dlsym(module, kSymbol) : nullptr;
-    if (!found)
-      return Error{ErrorCode::kUnsupported, fmt::format("runs of several hosts need {}: {}", kFile, ::dlerror())};
-    return static_cast<const GlooModule*>(found);
-  }
+  RT_TRY_SET(const ProgramPart part,
+             load_program_part(kFile, kSymbol).with(fmt::format("runs of several hosts need {}", kFile)));
+  if (part.symbol) return static_cast<const GlooModule*>(part.symbol);
+  RT_TRY_SET(const auto places, program_part_places(kFile));
   return Error{
       ErrorCode::kUnsupported,
       fmt::format("runs of several hosts need {}, which is neither {} nor {}; it is built and packaged with the "

@@ -105,7 +105,7 @@ Result<std::optional<DocumentOrigins>> DocumentOrigins::open(const std::string& 
     const size_t there = table_bytes - at;
     const auto length = there < kFileBytes ? uint32_t{0} : take<uint32_t>(&table[at]);
     const auto packing = there < kFileBytes ? uint8_t{0xff} : take<uint8_t>(&table[at + 4]);
-    if (packing > static_cast<uint8_t>(Packing::kZstd) || length > there - kFileBytes)
+    if (packing > static_cast<uint8_t>(Packing::kTable) || length > there - kFileBytes)
       return wrong(table_at + static_cast<int64_t>(at), fmt::format("file {} of the table is none", k));
     out.files_.push_back({table.substr(at + kFileBytes, length), static_cast<Packing>(packing)});
     at += kFileBytes + length;

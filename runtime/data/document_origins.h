@@ -3,10 +3,11 @@
 // not read it; `cairn data samples` does. Little-endian:
 //   8 bytes   "CAIRNOR1"
 //   12 a document   u32 its file, u64 its first byte there
-//   table     for each file u32 length of its name, u8 packing (0: none, 1: gzip, 2: zstd), the name
+//   table     for each file u32 length of its name, u8 packing (0: none, 1: gzip, 2: zstd, 3: a table), the
+//             name
 //   u64 x 4   files, bytes of the table; documents and tokens of the pair
 //   u64       XXH3-64 of the table and those four
-// Bytes of a packed file are counted in what it unpacks to.
+// Bytes of a packed file are counted in what it unpacks to. A table has rows in place of bytes, counted from 1.
 
 #include <cstdint>
 #include <memory>
@@ -31,7 +32,7 @@ struct OriginFile {
 
 struct DocumentOrigin {
   uint32_t file = 0;  // of the table
-  uint64_t byte = 0;
+  uint64_t byte = 0;  // of a table of rows: the row
   bool operator==(const DocumentOrigin&) const = default;
 };
 

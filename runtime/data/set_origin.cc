@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 30;
 constexpr int kIndent = 1;
-constexpr std::array kPackings = {Packing::kNone, Packing::kGzip, Packing::kZstd};
+constexpr std::array kPackings = {Packing::kNone, Packing::kGzip, Packing::kZstd, Packing::kTable};
 
 /// Nothing: a field is missing or of another type.
 std::optional<SetOrigin> origin_of(const nlohmann::json& json) {
@@ -45,8 +45,13 @@ std::optional<SetOrigin> origin_of(const nlohmann::json& json) {
 std::string origin_path(const std::string& prefix) { return prefix + ".made.json"; }
 
 std::string_view packing_name(Packing packing) {
-  if (packing == Packing::kNone) return "";
-  return packing == Packing::kGzip ? "gzip" : "zstd";
+  switch (packing) {
+    case Packing::kNone: return "";
+    case Packing::kGzip: return "gzip";
+    case Packing::kZstd: return "zstd";
+    case Packing::kTable: return "table";
+  }
+  return "";
 }
 
 Status write_origin(const std::string& prefix, const SetOrigin& origin) {

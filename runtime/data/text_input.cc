@@ -246,7 +246,7 @@ Status check_text(std::string_view begin, TextRule rule) {
         ErrorCode::kInvalidInput,
         fmt::format("is {}: convert it first (iconv -t UTF-8), or give --any-text for its bytes as they are", wide)};
   }
-  if (rule == TextRule::kAlsoJson || !begins_as_json(begin)) return {};
+  if (rule != TextRule::kNoJson || !begins_as_json(begin)) return {};
   return Error{
       ErrorCode::kInvalidInput,
       "looks like JSON, whose braces and keys would become tokens: --json-key KEY reads the text of one field of "
@@ -368,6 +368,11 @@ Status TextInput::begin() {
   if (!fd_) RT_TRY(reopen());
   if (rule_ == TextRule::kAnything) return {};
   RT_TRY(refill());
+  const TableKind kind = rule_ == TextRule::kRows && size_bytes_ >= 0 ? table_kind(stored_) : TableKind::kNone;
+  if (kind != TableKind::kNone && !packed_kind(stored_.substr(0, kLookedAt)).empty()) {
+    RT_TRY(begin_table(kind));
+    if (table_) return {};
+  }
   packing_ = packing_of(stored_);
   if (packed()) unpacker_ = Unpacker::make(packing_);
   const Packing named = named_packing(path_);
@@ -378,6 +383,22 @@ Status TextInput::begin() {
                            "and then has a wrong name",
                            path_, stored_.empty() ? "the end of the file" : hex(stored_),
                            gzip ? "1f 8b 08" : "28 b5 2f fd", gzip ? "gzip" : "zstd")};
+}
+
+/// Without the module for tables it stays a file that is refused by its kind.
+Status TextInput::begin_table(TableKind kind) {
+  Fd fd(::fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!fd) return os_error(errno, path_);
+  RT_TRY_SET(table_, open_table({.kind = kind, .fd = std::move(fd), .column = column_}).with(path_));
+  if (!table_) return {};
+  packing_ = Packing::kTable;
+  checked_ = true;
+  stored_.clear();
+  return {};
+}
+
+int64_t TextInput::taken_bytes() const {
+  return table_ ? static_cast<int64_t>(table_->done() * static_cast<double>(size_bytes_)) : taken_;
 }
 
 Error TextInput::damage(std::string_view what) const {
@@ -421,6 +442,21 @@ Status TextInput::read_unpacked(size_t most, std::string* out) {
   return {};
 }
 
+Status TextInput::read_table(size_t most, std::string* out) {
+  out->clear();
+  for (bool more = true; out->size() < most && more;) {
+    const size_t count = std::min(most - out->size(), stored_.size() - at_);
+    out->append(stored_, at_, count);
+    at_ += count;
+    if (at_ < stored_.size()) break;
+    stored_.clear();
+    at_ = 0;
+    if (out->size() == most) break;
+    RT_TRY_SET(more, table_->read(&stored_).with(path_));
+  }
+  return {};
+}
+
 Status TextInput::read_plain(size_t most, std::string* out) {
   const size_t held = std::min(most, stored_.size() - at_);
   const size_t left = size_bytes_ >= 0 ? static_cast<size_t>(size_bytes_ - taken_) : most;
@@ -434,7 +470,7 @@ Status TextInput::read_plain(size_t most, std::string* out) {
 
 Status TextInput::read(size_t most, std::string* out) {
   if (!begun_) RT_TRY(begin());
-  RT_TRY(packed() ? read_unpacked(most, out) : read_plain(most, out));
+  RT_TRY(table_ ? read_table(most, out) : packed() ? read_unpacked(most, out) : read_plain(most, out));
   if (checked_) return {};
   checked_ = true;
   return check_text(*out, rule_).with(packed() ? path_ + ", unpacked" : path_);

@@ -1,6 +1,7 @@
 #pragma once
-// Text as people give it: a file, a pipe, a FIFO or standard input, plain or packed by gzip or zstd, read from its
-// beginning to its end; and the check that it is text. Every command that reads text reads it here.
+// Text as people give it: a file, a pipe, a FIFO or standard input, plain or packed by gzip or zstd, or the rows of a
+// table, read from its beginning to its end; and the check that it is text. Every command that reads text reads it
+// here.
 
 #include <sys/types.h>
 
@@ -9,9 +10,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
+#include "runtime/data/table.h"
 #include "runtime/data/unpack.h"
 
 namespace cairn::data {
@@ -21,6 +24,7 @@ enum class TextRule {
   kAnything,  // every byte is taken as it stands
   kNoJson,    // text, but not JSON objects: their braces and keys would become tokens
   kAlsoJson,  // text of any form
+  kRows,      // the same, and tables: their rows, as JSON lines, where the build has the module for them (table.h)
 };
 
 /// Refuses what is no text by `begin`, the first bytes of a file (4 KiB suffice): packed files and archives, tables
@@ -48,10 +52,13 @@ class TextInput {
   static Result<TextInput> open(const std::string& path, TextRule rule,
                                 std::chrono::milliseconds patience = std::chrono::hours(1));
 
+  /// A table is read by this column only; otherwise by all. Before the first read().
+  void only_column(std::string name) { column_ = std::move(name); }
+
   /// Stored bytes. -1: a pipe, whose end is known when it comes.
   int64_t size_bytes() const { return size_bytes_; }
-  /// Stored bytes read so far.
-  int64_t taken_bytes() const { return taken_; }
+  /// Stored bytes read so far; of a table an estimate.
+  int64_t taken_bytes() const;
   /// How it is packed; known after the first read().
   Packing packing() const { return packing_; }
   bool packed() const { return packing_ != Packing::kNone; }
@@ -59,7 +66,7 @@ class TextInput {
   /// The next `most` bytes of text, fewer only at the end, into `out`. Errors: those of check_text for the first;
   /// kCorrupt with the byte for a damaged or cut member of a packed file, one named .gz or .zst that is neither, or a
   /// file that was cut since it was opened; kInvalidInput for a file that was replaced since then; kTimeout for a pipe
-  /// that gives nothing; kIo.
+  /// that gives nothing; those of table.h; kIo.
   Status read(size_t most, std::string* out);
 
  private:
@@ -69,6 +76,8 @@ class TextInput {
   Result<size_t> read_stored(char* out, size_t most);
   Status read_plain(size_t most, std::string* out);
   Status read_unpacked(size_t most, std::string* out);
+  Status begin_table(TableKind kind);
+  Status read_table(size_t most, std::string* out);
   Result<bool> next_member();
   Status refill();
   Error damage(std::string_view what) const;
@@ -85,7 +94,9 @@ class TextInput {
   std::string stored_;
   size_t at_ = 0;
   Packing packing_ = Packing::kNone;
-  std::unique_ptr<Unpacker> unpacker_;  // null: plain
+  std::unique_ptr<Unpacker> unpacker_;  // of gzip and zstd
+  std::unique_ptr<TableReader> table_;  // of a table, whose lines are in stored_
+  std::string column_;
   bool in_member_ = false;
   int64_t member_at_ = 0;  // its first stored byte
 };

@@ -58,9 +58,14 @@ struct Piece {
   size_t file = 0;
   int64_t offset = 0;   // of its first byte in the file
   int64_t line = 0;     // of JSON, counted from 1; 0: the text itself
-  bool packed = false;  // the file is, and bytes and lines are counted in what it unpacks to
+  Packing packing = Packing::kNone;  // of the file: bytes and lines are counted in what it unpacks to
   text::Part part;
 };
+
+/// The place of a line of JSON, or of a row.
+std::string where_of(const TokenizeArgs& args, const Piece& line) {
+  return fmt::format("{}{}{}", args.inputs[line.file], line.packing == Packing::kTable ? ": row " : ":", line.line);
+}
 
 /// What one thread encodes at a time.
 struct Batch {
@@ -96,13 +101,11 @@ class PieceEncoder {
  private:
   bool of_bytes() const { return args_.tokenizer.kind == TokenizerConfig::Kind::kBytes; }
 
-  std::string where_of(const Piece& line) const { return fmt::format("{}:{}", args_.inputs[line.file], line.line); }
-
   Status encode_row(const Piece& line, Batch& batch) const {
     ChatDocument row;
     if (line.line > 0) {
       Result<ChatDocument> encoded = chat_->encode(line.text);
-      if (!encoded.ok()) return Status(std::move(encoded).error()).with(where_of(line));
+      if (!encoded.ok()) return Status(std::move(encoded).error()).with(where_of(args_, line));
       row = std::move(encoded).value();
     }
     batch.ids.insert(batch.ids.end(), row.ids.begin(), row.ids.end());
@@ -112,7 +115,7 @@ class PieceEncoder {
   }
 
   Status encode_json(const Piece& line, std::vector<int32_t>& ids) const {
-    const std::string where = where_of(line);
+    const std::string where = where_of(args_, line);
     Result<std::string> field = json_text_field(line.text, args_.json_key);
     if (!field.ok()) return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}", where, field.error().message)};
     const std::string text = std::move(field).value();
@@ -135,7 +138,8 @@ class PieceEncoder {
   Status encode_text(const Piece& piece, std::vector<int32_t>& ids) const {
     if (piece.text.empty()) return {};
     const std::string& name = args_.inputs[piece.file];
-    return encode_part(piece.text, piece.part, piece.packed ? name + ", unpacked" : name, piece.offset, ids);
+    const bool packed = piece.packing != Packing::kNone;
+    return encode_part(piece.text, piece.part, packed ? name + ", unpacked" : name, piece.offset, ids);
   }
 
   /// `offset`: of the text's first byte, for messages; -1: no byte of a file is one of the text.
@@ -261,9 +265,9 @@ class DocumentWriter {
   int64_t documents() const { return sinks_.writer != nullptr ? sinks_.writer->documents() : 0; }
   int64_t tokens() const { return sinks_.writer != nullptr ? sinks_.writer->tokens() : 0; }
 
-  void start_file(size_t file, bool packed) {
+  void start_file(size_t file, Packing packing) {
     file_ = file;
-    packed_ = packed;
+    packing_ = packing;
     line_ = 0;
     text_at_ = 0;
   }
@@ -289,7 +293,7 @@ class DocumentWriter {
       text_.resize(cut);
       const int64_t at = text_at_;
       RT_TRY(put(
-          {.text = std::move(text_), .file = file_, .offset = at, .packed = packed_, .part = {first_part_, false}}));
+          {.text = std::move(text_), .file = file_, .offset = at, .packing = packing_, .part = {first_part_, false}}));
       first_part_ = false;
       text_ = std::move(rest);
       text_at_ = at + static_cast<int64_t>(cut);
@@ -302,7 +306,7 @@ class DocumentWriter {
     const bool json = args_.separator == DocumentSeparator::kJsonLine;
     if (json) ++line_;
     Piece piece{
-        .text = std::move(text_), .file = file_, .offset = text_at_, .packed = packed_, .part = {first_part_, true}};
+        .text = std::move(text_), .file = file_, .offset = text_at_, .packing = packing_, .part = {first_part_, true}};
     if (json && piece.text.find_first_not_of(" \t\r") != std::string::npos) piece.line = line_;
     if (json && piece.line == 0) piece.text.clear();  // an empty line
     text_.clear();
@@ -342,7 +346,8 @@ class DocumentWriter {
     for (size_t k = 0; k < batch.ends.size(); ++k) {  // those before a mistake too: nothing is committed
       const Piece& piece = batch.pieces[k];
       if (piece.part.first) {
-        document_from_ = {.file = static_cast<uint32_t>(piece.file), .byte = static_cast<uint64_t>(piece.offset)};
+        const int64_t at = piece.packing == Packing::kTable ? piece.line : piece.offset;
+        document_from_ = {.file = static_cast<uint32_t>(piece.file), .byte = static_cast<uint64_t>(at)};
       }
       const auto ids = std::span(batch.ids).subspan(begin, batch.ends[k] - begin);
       begin = batch.ends[k];
@@ -358,10 +363,10 @@ class DocumentWriter {
   Status add_spans(const ChatDocument& row, const Piece& piece) {
     constexpr int64_t kNamed = 3;
     if (row.open && report_.open++ < kNamed)
-      report_.opens.push_back(fmt::format("{}:{}", args_.inputs[piece.file], piece.line));
+      report_.opens.push_back(where_of(args_, piece));
     if (sinks_.channels != nullptr)
       RT_TRY(sinks_.channels->add_document(row.channel).with(
-          fmt::format("{}:{}: {}", args_.inputs[piece.file], piece.line, printable_ascii(args_.channel_key))));
+          fmt::format("{}: {}", where_of(args_, piece), printable_ascii(args_.channel_key))));
     return sinks_.loss->add_document(row.spans);
   }
 
@@ -385,7 +390,7 @@ class DocumentWriter {
   Encoders encoders_;
   Batch batch_;                   // to be encoded next
   size_t file_ = 0;               // under way
-  bool packed_ = false;           // that file is
+  Packing packing_ = Packing::kNone;  // of that file
   int64_t line_ = 0;              // of JSON, that have ended
   std::string text_;              // of the open document, what is not given away yet
   int64_t text_at_ = 0;           // its place in the file
@@ -506,6 +511,7 @@ class Inputs {
     bool sized = true;
     for (const std::string& path : args.inputs) {
       RT_TRY_SET(TextInput file, TextInput::open(path, out.rule_));
+      if (args.chat.empty()) file.only_column(args.json_key);
       sized = sized && file.size_bytes() >= 0;
       out.progress_.bytes_total += file.size_bytes();
       out.files_.push_back(std::move(file));
@@ -524,7 +530,7 @@ class Inputs {
       int64_t at = 0;
       do {
         RT_TRY(file.read(kReadBytes, &buffer));
-        if (at == 0) documents.start_file(i, file.packed());
+        if (at == 0) documents.start_file(i, file.packing());
         if (buffer.empty()) break;
         report->bytes += std::ssize(buffer);
         documents.has_read(stored + file.taken_bytes());
@@ -545,7 +551,7 @@ class Inputs {
   explicit Inputs(const TokenizeArgs& args)
       : args_(args),
         rule_(args.any_text                                    ? TextRule::kAnything
-              : args.separator == DocumentSeparator::kJsonLine ? TextRule::kAlsoJson
+              : args.separator == DocumentSeparator::kJsonLine ? TextRule::kRows
                                                                : TextRule::kNoJson) {}
 
   Status tell(const DocumentWriter& documents) {

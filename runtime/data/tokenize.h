@@ -28,7 +28,8 @@ namespace cairn::data {
 enum class DocumentSeparator {
   kWholeFile,
   kLine,       // one document a line; LF or CRLF
-  kJsonLine,   // one JSON object a line, whose text is that of one field; empty lines are dropped and counted
+  kJsonLine,   // one JSON object a line, whose text is that of one field; empty lines are dropped and counted; or a row
+               // of a table, whose text is that of one column
   kBlankLine,  // set apart by lines of nothing but spaces and tabs; blanks at a document's end are dropped too
 };
 

@@ -11,7 +11,8 @@
 
 namespace cairn::data {
 
-enum class Packing { kNone, kGzip, kZstd };
+/// kTable: the text is the rows of a table, as JSON lines (table.h). The values stand in files (document_origins.h).
+enum class Packing { kNone, kGzip, kZstd, kTable };
 
 /// By the first bytes of a file: 4 suffice. A frame that zstd passes over counts as zstd's.
 Packing packing_of(std::string_view begin);

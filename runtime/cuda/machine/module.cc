@@ -1,13 +1,10 @@
 #include "runtime/cuda/machine/module.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <array>
-#include <filesystem>
 #include <string_view>
-#include <system_error>
 
+#include "runtime/core/program_part.h"
 #include "runtime/cuda/blas_api.h"
 
 namespace cairn::cuda {
@@ -16,17 +13,9 @@ namespace {
 constexpr const char* kBuild = "build it with `cmake --preset cuda && cmake --build --preset cuda` where nvcc 13 is";
 
 Result<LoadedModule> load() {
-  std::error_code failed;
-  const auto folder = std::filesystem::read_symlink("/proc/self/exe", failed).parent_path();
-  if (failed) return Error{ErrorCode::kIo, fmt::format("/proc/self/exe: {}", failed.message())};
-  const std::array places = {folder / kModuleFile, folder.parent_path() / "lib" / kModuleFile};
-  for (const auto& path : places) {
-    if (!std::filesystem::exists(path, failed)) continue;
-    void* const opened = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    const auto* const found = static_cast<const Module*>(opened ? ::dlsym(opened, kModuleSymbol) : nullptr);
-    if (found == nullptr) return Error{ErrorCode::kUnsupported, fmt::format("{}: {}", path.string(), ::dlerror())};
-    return LoadedModule{found, path.string()};
-  }
+  RT_TRY_SET(const ProgramPart part, load_program_part(kModuleFile, kModuleSymbol));
+  if (part.symbol) return LoadedModule{static_cast<const Module*>(part.symbol), part.path};
+  RT_TRY_SET(const auto places, program_part_places(kModuleFile));
   return Error{ErrorCode::kUnsupported,
                fmt::format("this build of cairn has no kernels for CUDA: {} is neither {} nor {}; {}", kModuleFile,
                            places[0].string(), places[1].string(), kBuild)};

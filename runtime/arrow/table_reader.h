@@ -1,0 +1,14 @@
+#pragma once
+// Tables by Arrow's library, for runtime/data/table.h.
+
+#include <memory>
+
+#include "runtime/core/result.h"
+#include "runtime/data/table.h"
+
+namespace cairn::data {
+
+/// As open_table() promises; never null.
+Result<std::unique_ptr<TableReader>> make_table_reader(TableArgs args);
+
+}  // namespace cairn::data
