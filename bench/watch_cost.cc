@@ -1,7 +1,8 @@
 // The time that the watch of a run takes of a step, by timers around its own code: guards inside the step, samples unlike
 // their source's others, and the labels that the agent gives beside it.
 //   watch_cost [--samples N] [--step-ms X] [--tiny]
-// Prints microseconds a step, and with --step-ms the share of a step of X milliseconds.
+// Prints microseconds a step, and with --step-ms the share of a step of X milliseconds. It also prints the speed of
+// the hashes by which some steps compare replicas.
 
 #include <fmt/format.h>
 
@@ -13,6 +14,7 @@
 
 #include "ckpt/retention/labels.h"
 #include "runtime/core/random.h"
+#include "runtime/core/word_sums.h"
 #include "runtime/telemetry/sample_watch.h"
 #include "runtime/trainer/step_guard.h"
 
@@ -64,8 +66,15 @@ int main(int argc, char** argv) {
   });
   ckpt::StepJudge judge(rules);
   const double labels = time_us(steps, [&](int64_t step) { judge.add({step, noise(step), noise(-step)}); });
+  std::vector<float> weights(size_t{2} << 20, 0.5f);
+  uint64_t sums = 0;
+  const double hashed = time_us(steps / 200, [&](int64_t) {
+    sums = add_word_sums(sums, word_sums(reinterpret_cast<const std::byte*>(weights.data()), std::ssize(weights)));
+  });
   fmt::print("guards {:.1f} us a step, samples ({} a step) {:.1f} us, labels, in the agent, {:.1f} us\n", guards,
              samples, of_samples, labels);
+  fmt::print("replicas: {:.1f} GB of weights hashed a second ({:x})\n",
+             static_cast<double>(weights.size() * sizeof(float)) / hashed / 1e3, sums);
   if (step_ms > 0)
     fmt::print("{:.3f} % of a step of {} ms in the ranks\n", (guards + of_samples) / step_ms / 10, step_ms);
   return 0;

@@ -50,6 +50,7 @@ json guards_json(const GuardState& guards) {
   if (!guards.skipped_steps.empty()) out["skipped_steps"] = guards.skipped_steps;
   if (!guards.recomputed.empty()) out["recomputed"] = guards.recomputed;
   if (guards.audited != 0) out["audited"] = guards.audited;
+  if (guards.replicated != 0) out["replicated"] = guards.replicated;
   return out;
 }
 
@@ -155,6 +156,7 @@ Status read_guards(const json& object, GuardState& out) {
   }
   if (object.contains("skipped")) RT_TRY(read_count(object, "skipped", out.skipped));
   if (object.contains("audited")) RT_TRY(read_count(object, "audited", out.audited));
+  if (object.contains("replicated")) RT_TRY(read_count(object, "replicated", out.replicated));
   RT_TRY(read_steps(object, "skipped_steps", out.skipped_steps));
   return read_steps(object, "recomputed", out.recomputed);
 }

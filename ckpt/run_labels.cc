@@ -16,13 +16,13 @@ namespace {
 namespace fs = std::filesystem;
 
 StepNumbers numbers_of(const telemetry::StepMetrics& metrics) {
-  const auto& again = metrics.again;
-  const bool erred = again && again->audit && again->found != telemetry::ComputedAgain::Found::kSame;
+  const std::optional<telemetry::MachineError> erred = telemetry::machine_error(metrics);
   return {.step = metrics.step,
           .loss = metrics.loss,
           .grad_norm = metrics.grad_norm,
           .skipped = metrics.was_skipped(),
-          .suspect_from = erred ? again->since + 1 : 0};
+          .suspect_from = erred ? erred->since + 1 : 0,
+          .stays = erred && erred->kind == "replica"};
 }
 
 /// Complete saves that labels may be of. `unknown`: steps that are there and are not complete, or cannot be read.

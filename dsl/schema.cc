@@ -2087,10 +2087,20 @@ const Block& watch_block() {
                     "Each rank's sums of losses and of squared gradients are compared bit for bit. A third run decides "
                     "which result is used. Default: never.")
               .like("T.every { steps = 1000 }"),
+          bound("replicas", &WatchConfig::replica_steps, "replica_steps")
+              .range(0, kMany)
+              .otherwise(0)
+              .silently()
+              .written(Form::kEveryStep, {&every_block()})
+              .says("at which steps ranks that hold the same weights compare them, to find errors of the machine",
+                    "Bit for bit, by hashes. Ranks outside the majority are named. ZeRO-3 divides weights over its "
+                    "shard groups, so equal parts of two groups are compared. Default: never.")
+              .like("T.every { steps = 1000 }"),
           guard_field("on_sdc", &WatchConfig::on_sdc)
-              .says("what to do when an audit finds an error of the machine: stop, with exit code 76",
-                    "Saves since the last clean audit are suspect in any case.")
-              .like("{ \"stop\" }"),
+              .says("what to do when an audit or a comparison of replicas finds an error of the machine: roll_back, stop",
+                    "roll_back returns to the newest checkpoint from before the last one that found none, and leaves "
+                    "out no sample; stop ends the run with exit code 76. Saves since then are suspect in any case.")
+              .like("{ \"roll_back\", \"stop\" }"),
           block("skip", &WatchConfig::skip, skip_block())
               .silently()
               .says("how many updates may be left out")

@@ -155,7 +155,7 @@ std::vector<float> StepJudge::window_of(bool of_loss) const {
 
 StepJudge::Row StepJudge::judge_row(const StepNumbers& numbers) const {
   return {telemetry::judge_step(rules_, numbers, window_of(true), window_of(false)), numbers.step, numbers.skipped,
-          numbers.suspect_from};
+          numbers.suspect_from, numbers.stays};
 }
 
 std::optional<StepAlarm> StepJudge::alarm() {
@@ -223,9 +223,9 @@ std::optional<StepJudge::Onset> StepJudge::onset(int64_t of) const {
 std::optional<StepJudge::Verdict> StepJudge::judge(int64_t step, int64_t run_steps) const {
   if (rows_.empty() || step > last() || step + rules_.proof < rows_.front().step) return std::nullopt;
   for (const Row& row : rows_) {
-    if (row.suspect_from > 0 && step >= row.suspect_from && step <= row.step) {
+    if (row.suspect_from > 0 && step >= row.suspect_from && (step <= row.step || row.stays)) {
       return Verdict{Label::kSuspect,
-                     fmt::format("step {}: its audit found an error of the machine, and none was clean since step {}",
+                     fmt::format("step {} found an error of the machine, and none was found to be sound since step {}",
                                  row.step, row.suspect_from - 1),
                      row.step, true};
     }

@@ -132,6 +132,7 @@ class StepJudge {
     int64_t step = 0;
     bool skipped = false;      // its update was left out
     int64_t suspect_from = 0;  // StepNumbers::suspect_from
+    bool stays = false;        // StepNumbers::stays
     /// It ruined the weights, or found them ruined: then its loss is above the ceiling.
     bool harmful() const { return upward && (!skipped || above); }
     /// An outlier that neither did harm nor proves anything.

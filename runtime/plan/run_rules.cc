@@ -246,7 +246,7 @@ void guards(RuleList& rules) {
     std::vector<GuardAction> possible;
   };
   const Trouble all[] = {{"watch.on_outlier", watch.on_outlier, {kRecompute, kSkip}},
-                         {"watch.on_sdc", watch.on_sdc, {kStop}},
+                         {"watch.on_sdc", watch.on_sdc, {kRollBack, kStop}},
                          {"watch.on_divergence", watch.on_divergence, {kRollBack, kLowerLr, kStop}},
                          {"watch.on_drop", watch.on_drop, {kRollBack, kLowerLr, kStop}},
                          {"watch.on_not_finite", watch.on_not_finite, {kRollBack, kStop}}};
@@ -267,9 +267,9 @@ void guards(RuleList& rules) {
   if (again && rules.recipe.sums == Sums::kNccl)
     rules.fail("sums", "sums = \"nccl\" gives other bits each time, so that steps which are computed again differ",
                "sums = \"ranked\", or neither watch.audit nor recompute");
-  if (!watch.on_sdc.empty() && watch.audit_steps == 0)
+  if (!watch.on_sdc.empty() && watch.audit_steps == 0 && watch.replica_steps == 0)
     rules.fail("watch.on_sdc", "watch.on_sdc has no meaning: nothing looks for errors of the machine",
-               "watch.audit = T.every { steps = n } besides");
+               "watch.audit = T.every { steps = n } besides, or watch.replicas");
 }
 
 void trackers(RuleList& rules) {

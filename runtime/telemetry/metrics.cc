@@ -72,6 +72,11 @@ json to_json(const StepMetrics& m) {
     if (m.again->found != ComputedAgain::Found::kSame) again["ranks"] = m.again->ranks;
     if (m.again->audit) again["since"] = m.again->since;
   }
+  if (m.replicas) {
+    json& replicas = out["replicas"];
+    replicas = {{"ranks", m.replicas->ranks}, {"since", m.replicas->since}};
+    if (m.replicas->tied) replicas["tied"] = true;
+  }
   if (m.max_attention_score) {
     out["max_attention_score"] = finite(*m.max_attention_score);
     out["clipped_heads"] = m.clipped_heads;
@@ -108,7 +113,24 @@ std::optional<ComputedAgain> computed_again(const json& in) {
   return out;
 }
 
+std::optional<ReplicaCheck> replica_check(const json& in) {
+  const auto replicas = in.find("replicas");
+  if (replicas == in.end() || !replicas->is_object()) return std::nullopt;
+  return ReplicaCheck{.ranks = whole_numbers(*replicas, "ranks"),
+                      .tied = json_flag(*replicas, "tied"),
+                      .since = json_count(*replicas, "since")};
+}
+
 }  // namespace
+
+std::optional<MachineError> machine_error(const StepMetrics& metrics) {
+  const auto& replicas = metrics.replicas;
+  if (replicas && !replicas->ranks.empty())
+    return MachineError{"replica", replicas->ranks, replicas->tied, replicas->since};
+  const auto& again = metrics.again;
+  if (!again || !again->audit || again->found == ComputedAgain::Found::kSame) return std::nullopt;
+  return MachineError{to_text(again->found), again->ranks, false, again->since};
+}
 
 std::string_view to_text(ComputedAgain::Found found) {
   switch (found) {
@@ -175,6 +197,7 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
     return Error{ErrorCode::kCorrupt, fmt::format("metrics field \"{}\" is missing or no number", wrong)};
   out.skipped_steps = whole_numbers(in, "skipped_steps");
   out.again = computed_again(in);
+  out.replicas = replica_check(in);
   out.skip_why = json_string(in, "skip_why");
   if (const auto outliers = in.find("outlier"); outliers != in.end() && outliers->is_array()) {
     for (const json& one : *outliers) {

@@ -32,6 +32,13 @@ struct ComputedAgain {
 };
 std::string_view to_text(ComputedAgain::Found found);
 
+/// A comparison of the weights that ranks hold alike, as the step has read them.
+struct ReplicaCheck {
+  std::vector<int64_t> ranks;  // whose weights are not those of most others; empty: all are equal
+  bool tied = false;           // no set of ranks was the largest, and `ranks` has all that differ
+  int64_t since = 0;           // the last step behind which an earlier comparison found all equal
+};
+
 struct StepMetrics {
   int64_t step = 0, samples = 0, tokens = 0;  // after this step, since the beginning of training
   double time = 0;                            // unix seconds
@@ -53,6 +60,7 @@ struct StepMetrics {
   std::vector<int64_t> skipped_steps;  // the newest that a guard or watch.skip_steps has left out, ascending
   std::string skip_why;                // of this step, where a guard has done so
   std::optional<ComputedAgain> again;
+  std::optional<ReplicaCheck> replicas;
   std::optional<double> max_attention_score;  // qk_clip: before softmax, of all layers and heads
   int64_t clipped_heads = 0;                  // qk_clip: whose projections were scaled down
   std::vector<OutlierSample> outliers;        // samples whose loss is unlike that of their source's others
@@ -65,6 +73,15 @@ struct StepMetrics {
   /// A guard or watch.skip_steps has left this step's update out.
   bool was_skipped() const { return !skipped_steps.empty() && skipped_steps.back() == step; }
 };
+
+/// An error of the machine, which a step's audit or its comparison of replicas has found.
+struct MachineError {
+  std::string_view kind;       // "transient" or "persistent", of an audit; "replica"
+  std::vector<int64_t> ranks;  // that have erred, or, where `tied`, of which some have
+  bool tied = false;
+  int64_t since = 0;  // the last step whose state was found to be sound
+};
+std::optional<MachineError> machine_error(const StepMetrics& metrics);
 
 nlohmann::json to_json(const StepMetrics& metrics);
 /// Errors: kCorrupt naming the field that is missing or ill-typed.

@@ -27,8 +27,9 @@ struct StepNumbers {
   int64_t step = 0;
   double loss = 0, grad_norm = 0;
   bool skipped = false;  // its update was left out: the weights behind it are those before it
-  /// An audit of this step has found an error of the machine: steps from here on may have errors. 0: none has.
+  /// This step has found an error of the machine (machine_error()): steps from here on may have errors. 0: it has not.
   int64_t suspect_from = 0;
+  bool stays = false;  // and so may all steps behind it: replicas differ
 };
 
 struct StepVerdict {

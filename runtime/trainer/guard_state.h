@@ -15,6 +15,7 @@ struct GuardState {
   std::vector<int64_t> skipped_steps;  // the newest of them, ascending
   std::vector<int64_t> recomputed;     // the newest outliers that were computed again, ascending
   int64_t audited = 0;                 // the last step whose audit found nothing
+  int64_t replicated = 0;              // the last step behind which all replicas held the same weights
   bool operator==(const GuardState&) const = default;
 };
 

@@ -62,7 +62,12 @@ uint64_t level_key(const Plan& stage) {
 
 bool may_act(const WatchConfig& watch, int64_t number) {
   return !watch.on_outlier.empty() || (watch.audit_steps > 0 && number % watch.audit_steps == 0) ||
+         compares_replicas(watch, number) ||
          std::ranges::find(watch.skip_steps, number) != watch.skip_steps.end();
+}
+
+bool compares_replicas(const WatchConfig& watch, int64_t number) {
+  return watch.replica_steps > 0 && number % watch.replica_steps == 0;
 }
 
 StepGuard::StepGuard(const WatchConfig& watch, const telemetry::WatchRules& rules, uint64_t level, GuardState* state)

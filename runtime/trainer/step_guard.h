@@ -1,5 +1,6 @@
 #pragma once
-// Guards that act inside a step, between its sums and its update: watch.on_outlier, watch.skip_steps and watch.audit.
+// Guards that act inside a step, between its sums and its update: watch.on_outlier, watch.skip_steps, watch.audit and
+// watch.replicas.
 // All that they look at is the same on every rank and in every layout, so that no rank need ask another. Pure.
 
 #include <cstdint>
@@ -17,9 +18,12 @@ telemetry::WatchRules watch_rules(const Plan& plan, int64_t level_after = 0);
 /// Key to data, batch and objective of a stage of the batch: losses of steps with another key have another level.
 uint64_t level_key(const Plan& stage);
 
-/// Whether step `number` may be computed again or its update left out. Then that is not ordered before its numbers are
-/// known.
+/// Whether step `number` may be computed again or its update left out, or its weights be compared. Then the update is
+/// not ordered before the step's numbers are known.
 bool may_act(const WatchConfig& watch, int64_t number);
+
+/// Whether step `number` compares the weights it has read between replicas (watch.replicas).
+bool compares_replicas(const WatchConfig& watch, int64_t number);
 
 class StepGuard {
  public:

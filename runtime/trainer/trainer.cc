@@ -36,6 +36,7 @@
 #include "runtime/plan/communication.h"
 #include "runtime/telemetry/sample_watch.h"
 #include "runtime/telemetry/trace.h"
+#include "runtime/trainer/replicas.h"
 #include "runtime/trainer/ruin.h"
 #include "runtime/trainer/state.h"
 #include "runtime/trainer/step_guard.h"
@@ -291,6 +292,8 @@ class Run {
   Result<telemetry::ComputedAgain> compute_again(int64_t number, Pass* found);
   /// Ranks whose own numbers differ between two passes; the same on every rank.
   Result<std::vector<int64_t>> differing(const Pass& a, const Pass& b);
+  /// Compares the weights that the pass of `number` has read with those of other replicas. The metrics say what came.
+  Status compare_replicas(int64_t number);
   /// Whether the update of `number` is left out, by watch.on_outlier or watch.skip_steps. The metrics say so.
   Result<bool> leaves_out(int64_t number, Pass* found);
   /// Whose doing it is: the error that ends the run.
@@ -736,6 +739,7 @@ Status Run::step(int64_t number) {
   }
   metrics_ = {};
   RT_TRY_SET(const bool left_out, leaves_out(number, &found));
+  if (compares_replicas(recipe.watch, number)) RT_TRY(compare_replicas(number));
   last_batch_ = std::move(batch);  // what is not finite above was compared with the batch before
   const bool overflow = !std::isfinite(found.norm);
   metrics_.source_loss = std::move(found.source_loss);
@@ -857,6 +861,32 @@ Result<bool> Run::leaves_out(int64_t number, Pass* found) {
   guard.note(number, verdict, skips);
   if (skips) metrics_.skip_why = guard.why(number, verdict);
   return skips;
+}
+
+Status Run::compare_replicas(int64_t number) {
+  phase(number, "replicas compared", Phase::kOther);
+  RT_TRY(now_->data_parallel.settle());
+  RT_TRY_SET(const ReplicaHashes own, hash_replicas(*stream_, plan_, rank_, state_.arrays().weights));
+  // Halves of hashes are exact in doubles, and each is of one rank.
+  std::vector<double> halves(static_cast<size_t>(groups_.world->size()) * kHeldByCount * 2, 0.0);
+  auto at = halves.begin() + groups_.world->rank() * static_cast<int64_t>(kHeldByCount) * 2;
+  for (const uint64_t hash : own) {
+    *at++ = static_cast<double>(hash >> 32);
+    *at++ = static_cast<double>(static_cast<uint32_t>(hash));
+  }
+  RT_TRY(add_over_world(halves, "hashes of replicas' weights"));
+  std::vector<ReplicaHashes> all(static_cast<size_t>(groups_.world->size()));
+  at = halves.begin();
+  for (ReplicaHashes& of_rank : all) {
+    for (uint64_t& hash : of_rank) {
+      const auto high = static_cast<uint64_t>(*at++);
+      hash = high << 32 | static_cast<uint64_t>(*at++);
+    }
+  }
+  ReplicaVote found = vote(plan_, all);
+  metrics_.replicas = {std::move(found.ranks), found.tied, position_.guards.replicated};
+  if (metrics_.replicas->ranks.empty()) position_.guards.replicated = number - 1;
+  return {};
 }
 
 Status Run::recompute(int64_t number, Pass* found) {

@@ -168,7 +168,8 @@ Recipe everything_changed() {
              .recompute = {47, 48},
              .skip_steps = {49},
              .lowered_rates = {{50, 0.75, 51, 52}},
-             .audit_steps = 53};
+             .audit_steps = 53,
+             .replica_steps = 59};
   r.mesh = {.tp = 2,
             .pp = 3,
             .dp = 4,

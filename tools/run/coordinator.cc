@@ -618,10 +618,8 @@ void LocalCoordinator::on_rank_exit(const agent::ExitStatus& status) {
 void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
   requests_.step_took(metrics.step_ms / 1000);
   node_->note_step(metrics);
-  if (metrics.again) {
-    narrator_.computed_again(metrics);
-    guard_machine(metrics);
-  }
+  if (metrics.again) narrator_.computed_again(metrics);
+  if (const auto error = telemetry::machine_error(metrics)) guard_machine(metrics.step, *error);
   if (metrics.was_skipped()) narrator_.skipped(metrics);
   for (const ckpt::StepAlarm& alarm : node_->take_alarms()) {
     if (!alarm.again) narrator_.alarm(alarm);
@@ -656,15 +654,28 @@ void LocalCoordinator::guard(const ckpt::StepAlarm& alarm) {
   if (action) node_->request_stop();
 }
 
-void LocalCoordinator::guard_machine(const telemetry::StepMetrics& metrics) {
-  const bool erred = metrics.again->audit && metrics.again->found != telemetry::ComputedAgain::Found::kSame;
-  if (!erred || plan_.recipe.watch.on_sdc.empty() || !stopped_by_.ok()) return;
-  stopped_by_ = Error{ErrorCode::kGuard,
-                      fmt::format("stopped by watch.on_sdc: the audit of step {} found an error of the machine, on {} "
-                                  "{}; the last clean audit was of step {}",
-                                  metrics.step, plural(std::ssize(metrics.again->ranks), "rank"),
-                                  fmt::join(metrics.again->ranks, ", "), metrics.again->since)};
-  node_->request_stop();
+std::vector<std::string> LocalCoordinator::hosts_of(const std::vector<int64_t>& ranks) const {
+  std::vector<std::string> out(ranks.size(), ckpt::this_writer().host);
+  if (options_.fleet == nullptr) return out;
+  const cluster::Epoch& epoch = options_.fleet->epoch();
+  for (size_t k = 0; k < ranks.size(); ++k)
+    out[k] = epoch.members.at(static_cast<size_t>(ranks[k] / options_.fleet->options().ranks)).name;
+  return out;
+}
+
+void LocalCoordinator::guard_machine(int64_t step, const telemetry::MachineError& error) {
+  narrator_.machine_erred(step, error, hosts_of(error.ranks));
+  if (goes_back_ || lowers_ || !stopped_by_.ok() || control_->stop_asked() || control_->abandoned()) return;
+  const Trouble trouble{.kind = Trouble::Kind::kMachine,
+                        .onset = error.since + 1,
+                        .step = step,
+                        .why = fmt::format("step {} found an error of the machine ({}), on {} {}; all was sound at step {}",
+                                           step, error.kind, plural(std::ssize(error.ranks), "rank"),
+                                           fmt::join(error.ranks, ", "), error.since)};
+  const std::optional<GuardAction> action = act_on(trouble);
+  if (action == GuardAction::kStop)
+    stopped_by_ = Error{ErrorCode::kGuard, fmt::format("stopped by watch.on_sdc: {}", trouble.why)};
+  if (action) node_->request_stop();
 }
 
 std::optional<GuardAction> LocalCoordinator::act_on(const Trouble& trouble) {
@@ -694,10 +705,10 @@ std::optional<GuardAction> LocalCoordinator::act_on(const Trouble& trouble) {
   json event = to_json(back);
   event["event"] = "roll_back";
   narrator_.record(event);
-  narrator_.warn(
-      fmt::format("rolling back: {}; back to step {}, and on from there without positions {} of the sample "
-                  "order (try {} at this place)",
-                  trouble.why, back.to_step, to_text(back.skip), back.number));
+  const std::string without =
+      back.leaves_out() ? fmt::format("without positions {} of the sample order", to_text(back.skip)) : "as before";
+  narrator_.warn(fmt::format("rolling back: {}; back to step {}, and on from there {} (try {} at this place)",
+                             trouble.why, back.to_step, without, back.number));
   return decision.action;
 }
 

@@ -217,8 +217,10 @@ class LocalCoordinator final : public Coordinator {
   /// Decides by the recipe and reports it; a roll back is written down. None: a warning was all.
   std::optional<GuardAction> act_on(const Trouble& trouble);
   bool lower_lr(const Lowering& lowering);
-  /// An audit has found an error: watch.on_sdc.
-  void guard_machine(const telemetry::StepMetrics& metrics);
+  /// An audit or a comparison of replicas has found an error: watch.on_sdc.
+  void guard_machine(int64_t step, const telemetry::MachineError& error);
+  /// The names of these ranks' hosts, in their order.
+  std::vector<std::string> hosts_of(const std::vector<int64_t>& ranks) const;
   void join_hosts(ckpt::NodeOptions& options);
   Result<ckpt::RestoreChoice> begin_on_all_hosts();
   Status save_on_all_hosts(const ckpt::WholeSlot& slot);

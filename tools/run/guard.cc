@@ -43,6 +43,8 @@ const std::vector<GuardAction>& actions_of(const WatchConfig& watch, Trouble::Ki
       return watch.on_divergence;
     case Trouble::Kind::kDrop:
       return watch.on_drop;
+    case Trouble::Kind::kMachine:
+      return watch.on_sdc;
     case Trouble::Kind::kNotFinite:
       break;
   }
@@ -75,12 +77,19 @@ Status roll_back(const WatchConfig& watch, const Trouble& trouble, std::span<con
     out->no_way_back = fmt::format("no good checkpoint from before step {}", trouble.onset);
     return {};
   }
+  if (trouble.kind == Trouble::Kind::kMachine) {
+    out->roll_back = {.to_step = before.back(), .onset = trouble.onset, .step = trouble.step, .why = trouble.why};
+    for (const RollBack& one : past) out->roll_back.number += one.step == trouble.step && !one.leaves_out() ? 1 : 0;
+    out->action = GuardAction::kRollBack;
+    return {};
+  }
   RT_TRY_SET(const int64_t place, begin_of(std::max<int64_t>(1, trouble.onset - watch.window)));
   RT_TRY_SET(const int64_t step_begin, begin_of(trouble.step));
   RT_TRY_SET(const int64_t end, begin_of(trouble.step + 1));
   RollBack& found = out->roll_back;
   found = {.onset = trouble.onset, .step = trouble.step, .why = trouble.why};
-  for (const RollBack& one : past) found.number += one.skip.first < end && one.skip.last >= place ? 1 : 0;
+  for (const RollBack& one : past)
+    found.number += one.leaves_out() && one.skip.first < end && one.skip.last >= place ? 1 : 0;
   found.to_step = before[static_cast<size_t>(std::max<int64_t>(0, std::ssize(before) - found.number))];
   const int64_t doubled = int64_t{1} << std::min<int64_t>(found.number - 1, kMostDoublings);
   const int64_t first = std::max(found.to_step + 1, trouble.onset - rules.lead * doubled);
@@ -128,8 +137,13 @@ Lowering lowering_from(const json& fields) {
 }
 
 json to_json(const RollBack& roll_back) {
-  return {{"to_step", roll_back.to_step}, {"onset", roll_back.onset},        {"step", roll_back.step},
-          {"number", roll_back.number},   {"skip", to_text(roll_back.skip)}, {"why", roll_back.why}};
+  json out{{"to_step", roll_back.to_step},
+           {"onset", roll_back.onset},
+           {"step", roll_back.step},
+           {"number", roll_back.number},
+           {"why", roll_back.why}};
+  if (roll_back.leaves_out()) out["skip"] = to_text(roll_back.skip);
+  return out;
 }
 
 RollBack roll_back_from(const json& fields) {
@@ -138,6 +152,7 @@ RollBack roll_back_from(const json& fields) {
                .step = fields.at("step").get<int64_t>(),
                .number = fields.at("number").get<int64_t>(),
                .why = fields.at("why").get<std::string>()};
+  if (!fields.contains("skip")) return out;
   const Result<PositionRange> skip = parse_positions(fields.at("skip").get<std::string>());
   if (!skip.ok()) throw json::other_error::create(501, skip.error().message, &fields);
   out.skip = skip.value();

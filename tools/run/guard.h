@@ -22,8 +22,8 @@
 namespace cairn::tools {
 
 struct Trouble {
-  enum class Kind { kDivergence, kDrop, kNotFinite } kind = Kind::kDivergence;
-  int64_t onset = 0, step = 0;  // its first step, and the one that showed it
+  enum class Kind { kDivergence, kDrop, kNotFinite, kMachine } kind = Kind::kDivergence;
+  int64_t onset = 0, step = 0;  // its first step, or the first that may be; and the one that showed it
   std::string why;
 };
 
@@ -32,8 +32,9 @@ struct RollBack {
   int64_t to_step = 0;
   int64_t onset = 0, step = 0;  // of the trouble
   int64_t number = 1;           // of the tries at this place
-  PositionRange skip;           // of the sample order, from to_step on
+  PositionRange skip = {0, -1};  // of the sample order, from to_step on; empty after an error of the machine
   std::string why;
+  bool leaves_out() const { return skip.first <= skip.last; }
   bool operator==(const RollBack&) const = default;
 };
 
@@ -67,6 +68,7 @@ struct GuardDecision {
 /// steps of good checkpoints, ascending. `begin_of`: the position of the sample order at which a step begins. Pure.
 /// The n-th try at a place goes to the n-th newest good checkpoint before the onset, or to the oldest one, and skips
 /// lead * 2^(n-1) steps before the onset and lead * (2^(n-1) - 1) behind the step that showed the trouble.
+/// After an error of the machine each try goes to the newest one, and skips nothing.
 /// Errors: those of `begin_of`.
 Result<GuardDecision> decide(const WatchConfig& watch, const Trouble& trouble, std::span<const RollBack> past,
                              std::span<const int64_t> good, const std::function<Result<int64_t>(int64_t)>& begin_of,

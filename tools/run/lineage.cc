@@ -269,7 +269,7 @@ void replace_guards(Recipe& recipe, const std::vector<int64_t>& skipped) {
     actions->clear();
   watch.skip = {};
   watch.recompute = {};
-  watch.audit_steps = 0;
+  watch.audit_steps = watch.replica_steps = 0;
   watch.lower_lr = {};
   watch.skip_steps = skipped;
 }

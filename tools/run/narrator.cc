@@ -275,21 +275,36 @@ void Narrator::alarm(const ckpt::StepAlarm& alarm) {
 void Narrator::computed_again(const telemetry::StepMetrics& metrics) {
   using Found = telemetry::ComputedAgain::Found;
   const telemetry::ComputedAgain& again = *metrics.again;
-  if (again.found == Found::kSame) {
-    if (!again.audit) record({{"event", "recomputed"}, {"step", metrics.step}});
-    return;
-  }
-  const bool passed = again.found == Found::kTransient;
-  json event{{"event", again.audit ? "sdc" : "transient"},
-             {"step", metrics.step},
-             {"kind", telemetry::to_text(again.found)},
-             {"ranks", again.ranks}};
-  if (again.audit) event["since"] = again.since;
-  record(std::move(event));
-  warn(fmt::format("step {}: {} {} got other numbers when the step was computed again: an error of the machine{}{}",
+  if (again.audit) return;
+  if (again.found == Found::kSame) return record({{"event", "recomputed"}, {"step", metrics.step}});
+  record({{"event", "transient"},
+          {"step", metrics.step},
+          {"kind", telemetry::to_text(again.found)},
+          {"ranks", again.ranks}});
+  warn(fmt::format("step {}: {} {} got other numbers when the step was computed again: an error of the machine{}",
                    metrics.step, plural(std::ssize(again.ranks), "rank"), fmt::join(again.ranks, ", "),
-                   passed ? ", and the result that came twice is used" : " that stays: no result came twice",
-                   again.audit ? fmt::format(". Saves since step {} are suspect", again.since) : ""));
+                   again.found == Found::kTransient ? ", and the result that came twice is used"
+                                                    : " that stays: no result came twice"));
+}
+
+void Narrator::machine_erred(int64_t step, const telemetry::MachineError& error,
+                             const std::vector<std::string>& hosts) {
+  json event{{"event", "sdc"}, {"step", step}, {"kind", error.kind}, {"ranks", error.ranks}, {"since", error.since}};
+  if (!hosts.empty()) event["hosts"] = hosts;
+  if (error.tied) event["tied"] = true;
+  record(std::move(event));
+  std::vector<std::string> named;
+  for (size_t k = 0; k < error.ranks.size(); ++k)
+    named.push_back(hosts.empty() ? fmt::format("{}", error.ranks[k])
+                                  : fmt::format("{} ({})", error.ranks[k], hosts[k]));
+  const std::string what =
+      error.tied                   ? "hold different weights, and no majority says whose are right"
+      : error.kind == "replica"    ? "hold other weights than the majority of those that should be equal"
+      : error.kind == "persistent" ? "got other numbers when the step was computed again, and no result came twice"
+                                   : "got other numbers when the step was computed again; the result that came twice "
+                                     "is used";
+  warn(fmt::format("step {}: an error of the machine: {} {} {}. Saves since step {} are suspect", step,
+                   plural(std::ssize(error.ranks), "rank"), fmt::join(named, ", "), what, error.since));
 }
 
 void Narrator::skipped(const telemetry::StepMetrics& metrics) {

@@ -91,8 +91,11 @@ class Narrator {
   /// A warning with the command that shows the samples, those with a recorded loss where the steps have some, and an
   /// event.
   void alarm(const ckpt::StepAlarm& alarm);
-  /// A step was computed again: events `recomputed`, `transient`; of an audit that found something, `sdc`.
+  /// An outlier was computed again: events `recomputed`, `transient`.
   void computed_again(const telemetry::StepMetrics& metrics);
+  /// An audit or a comparison of replicas has found an error of the machine: event `sdc`. `hosts`: of its ranks, in
+  /// their order; empty: they are not known.
+  void machine_erred(int64_t step, const telemetry::MachineError& error, const std::vector<std::string>& hosts);
   /// A step's update was left out.
   void skipped(const telemetry::StepMetrics& metrics);
   /// failure_record() of the last failure, with whether ranks started again; null: there was none.

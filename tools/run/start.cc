@@ -33,6 +33,7 @@ dsl::LoadedRecipe loaded_from(Recipe recipe, const dsl::LoadedRecipe& whole) {
 /// Adds the samples that guards have left out to `ranges`, which are batch.skip.
 Status add_skips(std::span<const RollBack> roll_backs, std::vector<std::string>& ranges) {
   for (const RollBack& one : roll_backs) {
+    if (!one.leaves_out()) continue;
     RT_TRY_SET(const SkippedPositions skip, SkippedPositions::parse(ranges).with("batch.skip"));
     const int64_t length = one.skip.last - one.skip.first + 1;
     if (skip.count(one.skip.first, one.skip.last + 1) < length) ranges.push_back(to_text(one.skip));
@@ -156,7 +157,8 @@ std::optional<LineageEntry> next_line(const RunStart& start) {
   // A start that was killed may have written it, with another checkpoint to go back to.
   const std::vector<RollBack> before = start.lineage.roll_backs();
   const bool written = std::ranges::any_of(before, [&](const RollBack& one) {
-    return start.rolls_back && one.step == start.rolls_back->step && one.skip == start.rolls_back->skip;
+    return start.rolls_back && one.step == start.rolls_back->step && one.number == start.rolls_back->number &&
+           one.skip == start.rolls_back->skip;
   });
   if (start.rolls_back && !written) {
     entry.cause = "roll_back";

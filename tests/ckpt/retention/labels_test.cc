@@ -169,9 +169,20 @@ TEST_SUITE("ckpt/retention/labels") {
     CHECK(labels.at(300).label == Label::kGood);
     CHECK(labels.at(400).label == Label::kGood);  // a person's word
     CHECK(labels.at(410).label == Label::kSuspect);
-    CHECK(labels.at(410).why.find("step 501: its audit") == 0);
+    CHECK(labels.at(410).why.find("step 501 found an error of the machine") == 0);
     CHECK(labels.at(501).label == Label::kSuspect);
     CHECK(labels.at(502).label == Label::kGood);
+    StepNumbers replicas = quiet(601);
+    replicas.suspect_from = 550;
+    replicas.stays = true;
+    judge.add(replicas);
+    for (int64_t step = 602; step <= 700; ++step) judge.add(quiet(step));
+    CHECK(label_of(judge, 549) == Label::kGood);
+    CHECK(label_of(judge, 550) == Label::kSuspect);
+    CHECK(label_of(judge, 650) == Label::kSuspect);  // replicas that differ do not become equal by themselves
+    judge.go_back(549);
+    for (int64_t step = 550; step <= 700; ++step) judge.add(quiet(step));
+    CHECK(label_of(judge, 550) == Label::kGood);
   }
 
   TEST_CASE("a drop is no outlier upwards, an fp16 overflow's norm none at all") {
