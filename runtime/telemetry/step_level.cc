@@ -24,6 +24,7 @@ double loss_ceiling(int64_t vocab) { return 1.5 * std::log(static_cast<double>(s
 StepVerdict judge_step(const WatchRules& rules, const StepNumbers& numbers, std::vector<float> losses,
                        std::vector<float> norms) {
   StepVerdict out{.loss = static_cast<float>(numbers.loss), .norm = static_cast<float>(std::log(numbers.grad_norm))};
+  if (numbers.skipped && std::isnan(numbers.loss)) return {};  // no token of its batch counted: it says nothing
   const bool judged = numbers.step >= rules.begin;
   if (std::isfinite(out.loss)) {
     const double z = judged ? deviations(out.loss, std::move(losses), rules.window, rules.loss_floor) : 0;

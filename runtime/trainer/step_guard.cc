@@ -56,7 +56,12 @@ uint64_t level_key(const Plan& stage) {
   std::string text = fmt::format("{} {} {} {} {} {} {}", recipe.batch.samples, stage.sequence_tokens,
                                  recipe.model.rope_theta, static_cast<int>(objective.kind), objective.document_end,
                                  objective.gmask_share, objective.document_loss);
-  for (const DataSource& source : recipe.data.sources) text += fmt::format(" {}:{}", source.name, source.weight);
+  for (const DataSource& source : recipe.data.sources) {
+    text += fmt::format(" {}:{}", source.name, source.weight);
+    if (source.weigh != DataSource::Weigh::kToken) text += ":by sample";
+  }
+  const MaskRepeats& masks = recipe.data.mask_repeats;
+  if (masks.period > 0) text += fmt::format(" masks {} {}", masks.period, masks.count);
   return stream_key(0, text);
 }
 
@@ -129,7 +134,7 @@ void StepGuard::note(int64_t number, const telemetry::StepVerdict& verdict, bool
     state_.skipped_steps.push_back(number);
   }
   keep_newest(state_.skipped_steps, number, watch_.skip.within);
-  if (watch_.on_outlier.empty()) return;
+  if (watch_.on_outlier.empty() || (skipped && verdict.why.empty() && !listed(number))) return;  // it had no loss
   if (verdict.loss_counts) push(state_.losses, verdict.loss, rules_.window);
   if (verdict.norm_counts) push(state_.norms, verdict.norm, rules_.window);
   state_.outliers_in_row = verdict.upward || !verdict.loss_counts ? state_.outliers_in_row + 1 : 0;

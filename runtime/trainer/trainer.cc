@@ -269,6 +269,7 @@ class Run {
     std::vector<double> sample_loss;  // of each sample of the step; NaN where no token counts
     std::vector<double> words;        // of the exact sums: equal bits, equal result
     std::vector<double> own;          // this rank's part of them
+    bool nothing_counts = false;      // no token of the batch is to be guessed: no loss, no gradient
     bool finite() const { return std::isfinite(loss) && std::isfinite(norm); }
   };
   /// `bank`: chosen here unless it is null, as the sums travel. Then the update is ordered here too, before the host
@@ -323,10 +324,10 @@ class Run {
             .loss_scale = loss_scale()};
   }
   /// The state is updated in place, where no other process reads it: at the start it may still lie in a snapshot. No
-  /// guard may act on the step.
+  /// guard may act on the step, and no mask may leave all of its tokens out.
   bool updates_unseen(int64_t number) const {
-    return state_.arrays().gate != nullptr && bank_ == 0 && optimizer_.may_update_unseen() &&
-           !may_act(plan_.recipe.watch, number);
+    return plan_.recipe.data.mask_repeats.period == 0 && state_.arrays().gate != nullptr && bank_ == 0 &&
+           optimizer_.may_update_unseen() && !may_act(plan_.recipe.watch, number);
   }
   bool counts_losses() const { return rank_.head() && rank_.at.tp == 0; }
   bool decides() const { return groups_.world->rank() == env_.decides; }
@@ -626,13 +627,12 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
     if (tokens > 0) out.source_loss.emplace_back(recipe.data.sources[s].name, sum / tokens);
   }
   if (counted == 0) {
-    const std::vector<data::SampleRef> batch = sampler_.peek(recipe.batch.samples);
-    const std::string positions = to_text(PositionRange{batch.front().position, batch.back().position});
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("step {}: {} no token of the batch to be guessed, which is positions {} of the sample "
-                             "order; batch.skip = {{ \"{}\" }} leaves these samples out{}",
-                             number, masks ? "the objective and data.mask_repeats leave" : "the objective leaves",
-                             positions, positions, masks ? ", or change data.mask_repeats" : "")};
+    if (unseen)  // of a recipe that masks nothing: the weights have been updated by no gradient
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("step {}: the objective leaves no token of the batch to be guessed", number)};
+    out.nothing_counts = true;
+    out.loss = std::nan("");
+    counted = 1;
   }
   for (const std::string& channel : dataset_.channels) {
     const double sum = sums.take_sum(), tokens = sums.take();
@@ -734,7 +734,8 @@ Status Run::step(int64_t number) {
         fmt::format("step {}: the device has updated the weights, but loss {} or gradient norm {} is not finite",
                     number, found.loss, found.norm)};
   }
-  if (!std::isfinite(found.loss) || (!std::isfinite(found.norm) && !scaled)) {  // no loss scale mends the loss itself
+  const bool finite = std::isfinite(found.loss) && (std::isfinite(found.norm) || scaled);
+  if (!finite && !found.nothing_counts) {  // no loss scale mends the loss itself
     RT_TRY(recompute(number, &found));
   }
   metrics_ = {};
@@ -842,6 +843,16 @@ Result<telemetry::ComputedAgain> Run::compute_again(int64_t number, Pass* found)
 
 Result<bool> Run::leaves_out(int64_t number, Pass* found) {
   StepGuard guard(plan_.recipe.watch, watch_rules_, now_->level, &position_.guards);
+  if (found->nothing_counts) {
+    const std::vector<data::SampleRef> batch = sampler_.peek(now_->plan.recipe.batch.samples);
+    metrics_.skip_why =
+        fmt::format("{} no token of its batch to be guessed, which is positions {} of the sample order",
+                    now_->plan.recipe.data.mask_repeats.period > 0 ? "the objective and data.mask_repeats leave"
+                                                                   : "the objective leaves",
+                    to_text(PositionRange{batch.front().position, batch.back().position}));
+    guard.note(number, {}, true);
+    return true;
+  }
   telemetry::StepVerdict verdict = guard.look(number, found->loss, found->norm);
   const bool audits = guard.audits(number);
   if (audits || guard.recomputes(number, verdict)) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <system_error>
 
 #include "ckpt/retention/catalog.h"
@@ -66,7 +67,7 @@ Status roll_back(const WatchConfig& watch, const Trouble& trouble, std::span<con
                  GuardDecision* out) {
   const RollBackConfig& rules = watch.roll_back;
   const int64_t tried = std::ranges::count_if(
-      past, [&](const RollBack& one) { return one.step > trouble.step - rules.within && one.step <= trouble.step; });
+      past, [&](const RollBack& one) { return std::abs(one.step - trouble.step) < rules.within; });
   if (tried >= rules.at_most) {
     out->no_way_back = fmt::format("rolled back {} within {} steps, as often as watch.roll_back allows",
                                    count_text(tried, "time"), rules.within);
@@ -104,7 +105,7 @@ Status roll_back(const WatchConfig& watch, const Trouble& trouble, std::span<con
 void lower_lr(const WatchConfig& watch, const Trouble& trouble, std::span<const Lowering> lowered, GuardDecision* out) {
   const LowerLrConfig& rules = watch.lower_lr;
   const int64_t tried = std::ranges::count_if(lowered, [&](const Lowering& one) {
-    return one.onset > 0 && one.step > trouble.step - rules.within && one.step <= trouble.step;
+    return one.onset > 0 && std::abs(one.step - trouble.step) < rules.within;
   });
   if (tried >= rules.at_most) {
     out->not_lowered = fmt::format("lowered {} within {} steps, as often as watch.lower_lr allows",

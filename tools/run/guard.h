@@ -64,7 +64,7 @@ struct GuardDecision {
 };
 
 /// The first action that can be done. `past` and `lowered`: roll backs and lowered rates of the run, those that it went
-/// back behind too. `good`:
+/// back behind too; those of a step less than `within` away from this one, before or behind it, are tries. `good`:
 /// steps of good checkpoints, ascending. `begin_of`: the position of the sample order at which a step begins. Pure.
 /// The n-th try at a place goes to the n-th newest good checkpoint before the onset, or to the oldest one, and skips
 /// lead * 2^(n-1) steps before the onset and lead * (2^(n-1) - 1) behind the step that showed the trouble.

@@ -81,7 +81,8 @@ TEST_SUITE("tools/run/guard") {
     WatchConfig watch = watch_of({GuardAction::kStop});
     watch.on_not_finite = {GuardAction::kRollBack};
     const std::vector<int64_t> good{5};
-    CHECK(decided(watch, {.kind = Trouble::Kind::kDivergence, .onset = 9, .step = 9}, {}, good).action == GuardAction::kStop);
+    CHECK(decided(watch, {.kind = Trouble::Kind::kDivergence, .onset = 9, .step = 9}, {}, good).action ==
+          GuardAction::kStop);
     CHECK(!decided(watch, {.kind = Trouble::Kind::kDrop, .onset = 9, .step = 9}, {}, good).action);
     const GuardDecision ruined = decided(watch, {.kind = Trouble::Kind::kNotFinite, .onset = 9, .step = 9}, {}, good);
     CHECK(ruined.action == GuardAction::kRollBack);
@@ -105,13 +106,49 @@ TEST_SUITE("tools/run/guard") {
     CHECK(decide_with(150, {first.lowering, first.lowering}).action == GuardAction::kLowerLr);
   }
 
+  TEST_CASE("an error of the machine goes back to the newest good checkpoint that it cannot be in, and skips nothing") {
+    WatchConfig watch = watch_of({});
+    watch.on_sdc = kBoth;
+    const Trouble trouble{.kind = Trouble::Kind::kMachine, .onset = 101, .step = 120, .why = "replicas differ"};
+    const std::vector<int64_t> good{60, 80, 100, 110};
+    std::vector<RollBack> past;
+    for (int64_t k = 0; k < 3; ++k) {
+      const GuardDecision next = decided(watch, trouble, past, good);
+      REQUIRE(next.action == GuardAction::kRollBack);
+      CHECK(next.roll_back ==
+            RollBack{.to_step = 100, .onset = 101, .step = 120, .number = k + 1, .why = "replicas differ"});
+      CHECK(!next.roll_back.leaves_out());
+      CHECK(roll_back_from(to_json(next.roll_back)) == next.roll_back);
+      past.push_back(next.roll_back);
+    }
+    CHECK(decided(watch, trouble, past, good).action == GuardAction::kStop);
+    CHECK(decided(watch, trouble, {}, {110}).action == GuardAction::kStop);
+    // It is no try at the place of samples in trouble.
+    watch.on_divergence = kBoth;
+    CHECK(decided(watch, {.onset = 120, .step = 121, .why = ""}, {past[0]}, good).roll_back.number == 1);
+  }
+
+  TEST_CASE("tries at steps that a roll back has undone count, too") {
+    const WatchConfig watch = watch_of(kBoth);
+    const std::vector<RollBack> past(3, {.step = 200, .skip = {1900, 1999}});
+    CHECK(decided(watch, {.onset = 150, .step = 150, .why = ""}, past, {100}).action == GuardAction::kStop);
+    CHECK(decided(watch, {.onset = 1200, .step = 1200, .why = ""}, past, {100}).action == GuardAction::kRollBack);
+    WatchConfig lowers = watch_of({GuardAction::kLowerLr, GuardAction::kStop});
+    lowers.lower_lr = {.by = 0.5, .over = 5, .back = 5, .at_most = 1, .within = 100};
+    const Lowering later{.by = 0.5, .over = 5, .back = 5, .onset = 198, .step = 200, .why = ""};
+    CHECK(
+        decide(lowers, {.onset = 150, .step = 150, .why = ""}, {}, {}, begin_of, std::span(&later, 1)).value().action ==
+        GuardAction::kStop);
+  }
+
   TEST_CASE("a decision that is not carried out is read back, and a damaged file is refused with what to do") {
     const TempDir run;
     CHECK(!pending_roll_back(run / ".").value());
     const RollBack back{.to_step = 3, .onset = 5, .step = 8, .number = 2, .skip = {30, 79}, .why = "no \"number\""};
     REQUIRE(write_pending(run / ".", back).ok());
     CHECK(pending_roll_back(run / ".").value() == back);
-    for (const char* text : {"", "{}", "[1]", R"({"to_step":1,"onset":2,"step":3,"number":1,"skip":"4..1","why":""})"}) {
+    for (const char* text :
+         {"", "{}", "[1]", R"({"to_step":1,"onset":2,"step":3,"number":1,"skip":"4..1","why":""})"}) {
       REQUIRE(write_text_file(run / "rolling_back.json", text).ok());
       const auto read = pending_roll_back(run / ".");
       REQUIRE(!read.ok());
