@@ -2,7 +2,7 @@
 
 namespace cairn::data {
 
-// Alone of this module to be seen from outside; Arrow's libraries stay behind it.
+// The only symbol of this module that is seen from outside; Arrow's libraries stay behind it.
 extern "C" {
 [[gnu::visibility("default")]] extern const ArrowModule cairn_arrow_module;
 const ArrowModule cairn_arrow_module = {.version = kArrowModuleVersion,

@@ -8,7 +8,7 @@
 
 namespace cairn::data {
 
-/// As open_table() promises; never null.
+/// Keeps the promises of open_table(); never null.
 Result<std::unique_ptr<TableReader>> make_table_reader(TableArgs args);
 
 }  // namespace cairn::data

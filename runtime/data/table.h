@@ -44,7 +44,7 @@ class TableReader {
   TableReader() = default;
 };
 
-/// What crosses to the module are these types: a change of one of them is a new version.
+/// These types cross to the module: a change of one of them is a new version.
 inline constexpr uint32_t kArrowModuleVersion = 1;
 struct ArrowModule {
   uint32_t version = 0;

@@ -1,7 +1,7 @@
 #pragma once
 // Whether replicas hold the same weights, bit for bit: watch.replicas. Each rank hashes the weights that its forward
-// reads, the hashes go to all ranks, and those with the same weights vote. What ZeRO-3 divides is compared between the
-// ranks that hold the same part.
+// reads, the hashes go to all ranks, and those with the same weights vote. ZeRO-3 divides weights: the ranks that hold
+// the same part are compared.
 
 #include <array>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace cairn::trainer {
 
-/// Weights by who holds them besides: replicas; replicas and all their tp ranks; the replicas of a part of the experts.
+/// Weights by the other ranks that hold them: replicas; replicas and all tp ranks; replicas of a part of the experts.
 enum class HeldBy { kReplicas, kReplicasAndTp, kExpertReplicas };
 inline constexpr size_t kHeldByCount = 3;
 using ReplicaHashes = std::array<uint64_t, kHeldByCount>;
@@ -24,7 +24,7 @@ using ReplicaHashes = std::array<uint64_t, kHeldByCount>;
 /// weights.
 std::vector<int64_t> holders(const Plan& plan, int64_t rank, HeldBy kind);
 
-/// Of the rank's weights (optim::Arrays::weights). Padding does not count. Settles the stream. Errors: the stream's.
+/// Hashes the rank's weights (optim::Arrays::weights). Padding does not count. Settles the stream; its errors.
 Result<ReplicaHashes> hash_replicas(Stream& stream, const Plan& plan, const RankPlan& rank,
                                     DevicePtr<const std::byte> weights);
 
