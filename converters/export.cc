@@ -11,22 +11,16 @@
 #include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "ckpt/format/manifest.h"
 #include "ckpt/format/names.h"
 #include "ckpt/plan/save_plan.h"
-#include "ckpt/retention/catalog.h"
-#include "converters/block_fp8.h"
 #include "converters/dual_file.h"
 #include "converters/elements.h"
-#include "converters/family.h"
+#include "converters/export_plan.h"
 #include "converters/family_tensors.h"
 #include "converters/hf_folder.h"
-#include "converters/model_card.h"
-#include "converters/model_files.h"
 #include "converters/safetensors.h"
-#include "converters/tokenizer_files.h"
 #include "runtime/core/file_calls.h"
 #include "runtime/json/json.h"
 
@@ -61,57 +55,11 @@ class Exporter {
       : source_(source), source_dir_(source_dir), options_(options), report_(report), io_(io), decode_(decode) {}
 
   Status run(const fs::path& target) {
-    RT_TRY_SET(files_,
-               gather_model_files(io_, source_, source_dir_,
-                                  {options_.like, options_.without_tokenizer, options_.trained_tokenizer}, decode_));
-    report_.warnings = files_.warnings;
-    // A model that came from Hugging Face goes back as what it was, where several families could hold it.
-    const std::string original_type = files_.original_type();
-    const nlohmann::json original = json_or_nothing(files_.original_text(), JsonNumbers::kPython);
-    RT_TRY_SET(const Family family, family_for(source_.model(), original_type));
-    const DType trained = options_.block_fp8 ? DType::kBf16 : DType::kF32;
-    const DType dtype =
-        options_.dtype.value_or(source_.imported_dtype().value_or(files_.origin_dtype.value_or(trained)));
-    report_.dtype = dtype == DType::kF64 ? DType::kF32 : dtype;
-    report_.model_type = family.model_type;
-    if (!options_.like.empty() && !original_type.empty() && original_type != family.model_type) {
-      report_.warnings.push_back(fmt::format("{} is of type {}, which cannot hold this model: exported as {}",
-                                             options_.like.string(), original_type, family.model_type));
-    }
-    if (family.own_code) report_.warnings.push_back(own_code_warning(family));
-    nlohmann::ordered_json config = config_from_model(family, source_.model(), report_.dtype, original);
-    keep_token_ids(files_.original_text(), &config);
-    const WrittenFor written_line = written_for(family, source_.model());
-    config["transformers_version"] = written_line.version;
-    files_.settle_token_ids(&config);
-    if (!written_line.warning.empty()) report_.warnings.push_back(written_line.warning);
-    if (options_.block_fp8) {
-      RT_TRY(check_block_fp8(family));
-      blocks_ = BlockFp8::like(original);
-      config["quantization_config"] = blocks_.config();
-      report_.block_fp8 = true;
-    }
-    outputs_ = outputs_of(family, source_, options_.block_fp8 ? &blocks_ : nullptr);
-    if (!options_.dtype) {  // what nothing has trained leaves as it came
-      const std::map<std::string, DType> own = source_.imported_dtypes();
-      for (Output& tensor : outputs_) {
-        const auto found = own.find(source_.tensors()[tensor.runs.front().source].name);
-        if (found != own.end()) tensor.own_dtype = found->second;
-      }
-    }
-
-    HfOutput output{.dtype = report_.dtype};
-    for (const Output& tensor : outputs_)
-      output.tensors.push_back({tensor.name, tensor.shape, tensor.own_dtype, tensor.part});
-    if (const auto index = files_.files.find(std::string(kIndexFile)); index != files_.files.end())
-      output.split = split_of_index(output.tensors, index->second);
-    for (auto& [name, text] : files_.files) {
-      if (name != kConfigFile && name != kIndexFile) output.texts[name] = std::move(text);
-    }
-    output.texts[std::string(kConfigFile)] = json_text(config, 2) + "\n";
-    output.texts[std::string(kCardFile)] = model_card(card_of(target));
-    RT_TRY_SET(output.source, ckpt::encode_manifest(source_.manifest()));
-    output.source += source_.kind();
+    RT_TRY_SET(plan_, plan_export(io_, source_, source_dir_, target.filename().string(), options_, decode_));
+    report_.warnings = plan_.warnings;
+    report_.dtype = plan_.output.dtype;
+    report_.block_fp8 = options_.block_fp8;
+    report_.model_type = plan_.model_type;
 
     HfWriteOptions write{.max_shard_bytes = options_.max_shard_bytes,
                          .overwrite = options_.overwrite,
@@ -125,7 +73,7 @@ class Exporter {
         return write_with_hdf5(path, tensors, indices, has_room);
       };
     }
-    RT_TRY_SET(const HfWriteReport written, write_hf_folder(target, output, opener(), write));
+    RT_TRY_SET(const HfWriteReport written, write_hf_folder(target, plan_.output, opener(), write));
     report_.dir = written.dir;
     report_.tensors = written.tensors;
     report_.parameters = written.parameters;
@@ -142,31 +90,12 @@ class Exporter {
  private:
   OpenTensors opener() const {
     return [this](std::span<const int64_t> tensors) -> Result<std::unique_ptr<TensorSource>> {
-      return open_outputs(source_dir_, source_, outputs_, report_.dtype, blocks_, tensors);
+      return plan_.open(source_dir_, source_, tensors, OutputReads::kInOrder);
     };
   }
 
-  ModelCard card_of(const fs::path& target) const {
-    const ckpt::Manifest& m = source_.manifest();
-    ModelCard card{.name = target.filename().string(),
-                   .model_type = report_.model_type,
-                   .dtype = dtype_text(report_),
-                   .parameters = count_parameters(source_.model())};
-    card.lineage.push_back(fmt::format("run `{}` (id `{}`), step {}, {} samples and {} tokens seen", m.run.name,
-                                       m.run.id, m.step, m.samples, m.tokens));
-    if (source_.kind() != ckpt::kWeightKind) {
-      card.lineage.push_back(
-          fmt::format("the moving average of its weights, decay {}", source_.recipe().optimizer.ema));
-    }
-    card.lineage.push_back(fmt::format("recipe hash `{}`", m.recipe_hash));
-    if (!m.origin.empty()) card.lineage.push_back(m.origin);
-    for (auto parent = m.run.parents.rbegin(); parent != m.run.parents.rend(); ++parent)
-      card.lineage.push_back(fmt::format("continues the run with id `{}`", *parent));
-    return card;
-  }
-
   DType dtype_of(int64_t output) const {
-    return outputs_[static_cast<size_t>(output)].own_dtype.value_or(report_.dtype);
+    return plan_.outputs[static_cast<size_t>(output)].own_dtype.value_or(report_.dtype);
   }
 
   /// Index into the source's tensors for each tensor of the file when each is one logical tensor as it is, all of them:
@@ -175,7 +104,7 @@ class Exporter {
     if (report_.dtype != DType::kF32 || indices.size() != source_.tensors().size()) return std::nullopt;
     std::vector<int64_t> out;
     for (const int64_t index : indices) {
-      const Output& output = outputs_[static_cast<size_t>(index)];
+      const Output& output = plan_.outputs[static_cast<size_t>(index)];
       if (output.transpose || output.runs.size() != 1 || dtype_of(index) != DType::kF32) return std::nullopt;
       out.push_back(output.runs[0].source);
     }
@@ -276,9 +205,7 @@ class Exporter {
   ExportReport& report_;
   ckpt::IoBackend& io_;
   const RecipeDecoder& decode_;
-  BlockFp8 blocks_;
-  std::vector<Output> outputs_;
-  ModelFiles files_;
+  ExportPlan plan_;
 };
 
 }  // namespace
@@ -307,8 +234,10 @@ std::string not_finite_warning(const std::vector<std::string>& tensors) {
                      tensors.size() > kNamed ? fmt::format(" and {} more", tensors.size() - kNamed) : "");
 }
 
-std::string dtype_text(const ExportReport& report) {
-  return fmt::format("{}{}", report.block_fp8 ? "fp8 in blocks, the rest " : "", dtype_name(report.dtype));
+std::string dtype_text(const ExportReport& report) { return dtype_text(report.dtype, report.block_fp8); }
+
+std::string dtype_text(DType dtype, bool block_fp8) {
+  return fmt::format("{}{}", block_fp8 ? "fp8 in blocks, the rest " : "", dtype_name(dtype));
 }
 
 Status check_export_dtype(const std::optional<DType>& dtype) {

@@ -66,6 +66,7 @@ Result<ExportReport> export_hf(ckpt::IoBackend& io, const std::filesystem::path&
 std::string not_finite_warning(const std::vector<std::string>& tensors);
 
 /// "bf16", or "fp8 in blocks, the rest bf16".
+std::string dtype_text(DType dtype, bool block_fp8);
 std::string dtype_text(const ExportReport& report);
 
 /// Errors: kInvalidInput for a dtype that no folder is written in.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ckpt/plan/load_plan.h"
+#include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/box_stream.h"
 #include "converters/elements.h"
@@ -47,14 +48,19 @@ void check_runs(const Output& output, int64_t width) {
   check_whole();
 }
 
-/// The bytes of one file's tensors out of a checkpoint, read ahead by a thread of the stream's own.
+/// The bytes of one file's tensors out of a checkpoint.
 class CheckpointTensors final : public TensorSource {
  public:
   static Result<std::unique_ptr<CheckpointTensors>> open(const fs::path& dir, const CheckpointWeights& weights,
                                                          const std::vector<Output>& outputs, DType dtype,
-                                                         const BlockFp8& blocks, std::span<const int64_t> tensors) {
+                                                         const BlockFp8& blocks, std::span<const int64_t> tensors,
+                                                         OutputReads reads) {
     std::unique_ptr<CheckpointTensors> out(new CheckpointTensors(outputs, dtype, blocks));
-    out->io_ = ckpt::make_best_backend({.depth = 16, .in_flight_bytes = kReaderBytes});
+    if (reads == OutputReads::kAnywhere) {
+      out->io_ = std::make_unique<ckpt::PosixBackend>();  // what is read again lies in the page cache
+    } else {
+      out->io_ = ckpt::make_best_backend({.depth = 16, .in_flight_bytes = kReaderBytes});
+    }
     int64_t chunk = 0;
     RT_TRY(ckpt::check_chunks_fit(weights.manifest(), kWindowBytes, &chunk).with(dir.string()));
     RT_TRY_SET(ckpt::CheckpointReader reader,
@@ -62,6 +68,7 @@ class CheckpointTensors final : public TensorSource {
     out->reader_ = std::make_unique<ckpt::CheckpointReader>(std::move(reader));
     out->planner_ = std::make_unique<ckpt::LoadPlanner>(out->reader_->manifest());
     for (const int64_t tensor : tensors) out->plan(tensor, weights);
+    if (reads == OutputReads::kAnywhere) return out;
     out->stream_ = std::make_unique<ckpt::BoxStream>(*out->reader_, *out->planner_, out->items_,
                                                      ckpt::StreamOptions{.memory_bytes = kWindowBytes, .ahead = true});
     return out;
@@ -102,6 +109,12 @@ class CheckpointTensors final : public TensorSource {
 
   CheckpointTensors(const std::vector<Output>& outputs, DType dtype, const BlockFp8& blocks)
       : outputs_(outputs), dtype_(dtype), shape_(blocks) {}
+
+  /// Bytes of an item.
+  Status copy(int64_t item, int64_t offset, std::span<std::byte> out) {
+    if (stream_) return stream_->copy(item, offset, out);
+    return ckpt::read_item(*reader_, *planner_, items_[static_cast<size_t>(item)], offset, out);
+  }
 
   void add_item(const CheckpointWeights& weights, int64_t source, const Box& box) {
     const std::string& name = weights.tensors()[source].name;
@@ -157,7 +170,7 @@ class CheckpointTensors final : public TensorSource {
         RT_TRY(turn(output, *part));
         std::copy_n(turned_.begin() + skip, n, out.begin());
       } else {
-        RT_TRY(stream_->copy(part->item, skip * int64_t{sizeof(float)}, std::as_writable_bytes(out.first(n))));
+        RT_TRY(copy(part->item, skip * int64_t{sizeof(float)}, std::as_writable_bytes(out.first(n))));
       }
       out = out.subspan(static_cast<size_t>(n));
       first += n;
@@ -177,8 +190,7 @@ class CheckpointTensors final : public TensorSource {
       for (int64_t row = 0; row < run.count; row += lines) {
         const int64_t n = std::min(lines, run.count - row);
         block.resize(static_cast<size_t>(n * part.rows));
-        RT_TRY(stream_->copy(part.item + k, row * part.rows * int64_t{sizeof(float)},
-                             std::as_writable_bytes(std::span(block))));
+        RT_TRY(copy(part.item + k, row * part.rows * int64_t{sizeof(float)}, std::as_writable_bytes(std::span(block))));
         float* const to = turned_.data() + run.stored + row * run.stride;
         if (run.stride == 1) {
           transpose_into(block.data(), n, part.rows, to, width);
@@ -203,7 +215,7 @@ class CheckpointTensors final : public TensorSource {
   std::unique_ptr<ckpt::LoadPlanner> planner_;
   std::vector<ckpt::StreamItem> items_;
   std::map<int64_t, std::vector<Part>> parts_;
-  std::unique_ptr<ckpt::BoxStream> stream_;
+  std::unique_ptr<ckpt::BoxStream> stream_;  // null: by read_item()
   std::vector<float> scratch_, turned_;
   int64_t turned_item_ = -1;  // first item of the part that turned_ holds
 };
@@ -262,9 +274,10 @@ std::vector<Output> outputs_of(const Family& family, const WeightSource& source,
 
 Result<std::unique_ptr<TensorSource>> open_outputs(const fs::path& dir, const CheckpointWeights& weights,
                                                    const std::vector<Output>& outputs, DType dtype,
-                                                   const BlockFp8& blocks, std::span<const int64_t> tensors) {
+                                                   const BlockFp8& blocks, std::span<const int64_t> tensors,
+                                                   OutputReads reads) {
   RT_TRY_SET(std::unique_ptr<CheckpointTensors> source,
-             CheckpointTensors::open(dir, weights, outputs, dtype, blocks, tensors));
+             CheckpointTensors::open(dir, weights, outputs, dtype, blocks, tensors, reads));
   return std::unique_ptr<TensorSource>(std::move(source));
 }
 

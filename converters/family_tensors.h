@@ -42,10 +42,15 @@ struct Output {
 /// In the order in which shards are filled: embedding, layers by number, final norm, head. `blocks`: null for none.
 std::vector<Output> outputs_of(const Family& family, const WeightSource& source, const BlockFp8* blocks);
 
-/// Reads `tensors` of `outputs` out of the checkpoint in `dir`, ahead, by a thread of its own. The arguments outlive
-/// it. Memory: some 80 MiB.
+enum class OutputReads {
+  kInOrder,   // ahead, by a thread of its own; memory: some 80 MiB
+  kAnywhere,  // nothing but the range; memory: a chunk, and of a transposed tensor a block of 32 MiB
+};
+
+/// Reads `tensors` of `outputs` out of the checkpoint in `dir`. The arguments outlive it.
 Result<std::unique_ptr<TensorSource>> open_outputs(const std::filesystem::path& dir, const CheckpointWeights& weights,
                                                    const std::vector<Output>& outputs, DType dtype,
-                                                   const BlockFp8& blocks, std::span<const int64_t> tensors);
+                                                   const BlockFp8& blocks, std::span<const int64_t> tensors,
+                                                   OutputReads reads = OutputReads::kInOrder);
 
 }  // namespace cairn::convert

@@ -143,38 +143,6 @@ Status replace_files(ckpt::IoBackend& io, const fs::path& from, const fs::path& 
   return {};
 }
 
-/// One weights file that is to be made.
-struct Shard {
-  std::string name;
-  std::vector<SafeTensor> tensors;  // in file order
-  std::vector<int64_t> indices;     // of each, into the output's tensors
-  std::string head;
-  int64_t data_bytes = 0;
-  int64_t file_bytes() const { return static_cast<int64_t>(head.size()) + data_bytes; }
-};
-
-Result<std::vector<Shard>> lay_out(const HfOutput& output, const Split& split) {
-  std::map<std::string, Shard> by_name;
-  std::map<std::string_view, int64_t> index;
-  for (size_t k = 0; k < output.tensors.size(); ++k) {
-    const OutputTensor& tensor = output.tensors[k];
-    index[tensor.name] = static_cast<int64_t>(k);
-    by_name[split.at(tensor.name)].tensors.push_back(
-        {.name = tensor.name, .dtype = std::string(output.dtype_of(tensor)), .shape = tensor.shape});
-  }
-  std::vector<Shard> out;
-  for (auto& [name, shard] : by_name) {
-    shard.name = name;
-    Result<std::string> head = encode_safetensors_header(shard.tensors, {{"format", "pt"}});
-    if (!head.ok()) return std::move(head).error().with(name);
-    shard.head = std::move(head).value();
-    for (const SafeTensor& tensor : shard.tensors) shard.indices.push_back(index.at(tensor.name));
-    if (!shard.tensors.empty()) shard.data_bytes = shard.tensors.back().end;
-    out.push_back(std::move(shard));
-  }
-  return out;
-}
-
 /// Removes all else from the work folder.
 Status keep_only(const fs::path& work, const std::set<std::string>& keep) {
   RT_TRY_SET(const std::vector<std::string> names, names_in(work));
@@ -273,43 +241,31 @@ class FolderWriter {
       : output_(output), open_(open), options_(options), work_(work) {}
 
   Status weights(HfWriteReport& report) {
-    RT_TRY_SET(const std::vector<Shard> shards, lay_out(output_, split()));
-    nlohmann::json weight_map = nlohmann::json::object();  // sorted keys
+    RT_TRY_SET(const std::vector<HfFile> shards, lay_out_files(output_, options_.max_shard_bytes));
     std::string key = fmt::format("{}\n{}\n", output_.source, dtype_name(output_.dtype));
-    for (const Shard& shard : shards) {
+    for (const HfFile& shard : shards) {
       total_bytes_ += shard.data_bytes;
       key += shard.name + "\n" + shard.head;
-      for (const SafeTensor& tensor : shard.tensors) weight_map[tensor.name] = shard.name;
     }
     key_ = std::max<uint64_t>(1, ckpt::hash_bytes(key));
-    for (const OutputTensor& tensor : output_.tensors) {
-      if (tensor.part != OutputPart::kScales) report.parameters += count_elems(tensor.shape);
-    }
+    report.parameters = output_.parameters();
     report.tensors = static_cast<int64_t>(output_.tensors.size());
     report.data_bytes = total_bytes_;
     report.shards = static_cast<int64_t>(shards.size());
     RT_TRY(write_shards(shards, report));
     for (const int64_t tensor : not_finite_)
       report.not_finite.push_back(output_.tensors[static_cast<size_t>(tensor)].name);
-    if (shards.size() == 1 && shards[0].name == kSingleFile) return {};
-    const nlohmann::json index = {
-        {"metadata", {{"total_parameters", report.parameters}, {"total_size", report.data_bytes}}},
-        {"weight_map", std::move(weight_map)}};
-    return ckpt::write_file(*make_io(options_), work_ / kIndexFile, json_text(index, 2) + "\n");
+    const std::string index = index_text(output_, shards);
+    return index.empty() ? Status() : ckpt::write_file(*make_io(options_), work_ / kIndexFile, index);
   }
 
  private:
-  Split split() const {
-    if (options_.max_shard_bytes == 0 && output_.split) return *output_.split;
-    return split_by_size(output_, options_.max_shard_bytes > 0 ? options_.max_shard_bytes : kDefaultShardBytes);
-  }
-
-  Status write_shards(const std::vector<Shard>& shards, HfWriteReport& report) {
+  Status write_shards(const std::vector<HfFile>& shards, HfWriteReport& report) {
     if (options_.write_file) {
       RT_TRY(keep_only(work_, {}));
       int64_t to_come = 0;
-      for (const Shard& shard : shards) to_come += shard.file_bytes();
-      for (const Shard& shard : shards) {
+      for (const HfFile& shard : shards) to_come += shard.file_bytes();
+      for (const HfFile& shard : shards) {
         RT_TRY(
             options_.write_file(work_ / shard.name, shard.tensors, shard.indices, [&] { return room_for(to_come); }));
         count(shard.data_bytes);
@@ -318,9 +274,9 @@ class FolderWriter {
       return {};
     }
     RT_TRY_SET(const std::set<std::string> finished, take_over(shards, report));
-    std::vector<const Shard*> open;
+    std::vector<const HfFile*> open;
     int64_t to_come = 0;
-    for (const Shard& shard : shards) {
+    for (const HfFile& shard : shards) {
       if (finished.contains(shard.name)) {
         count(shard.data_bytes);
       } else {
@@ -359,11 +315,11 @@ class FolderWriter {
   }
 
   /// Names of the files that an earlier attempt finished, each byte of them checked. Everything else is removed.
-  Result<std::set<std::string>> take_over(const std::vector<Shard>& shards, HfWriteReport& report) {
+  Result<std::set<std::string>> take_over(const std::vector<HfFile>& shards, HfWriteReport& report) {
     const std::unique_ptr<ckpt::IoBackend> io = make_io(options_);
     RT_TRY_SET(const auto notes, ckpt::read_notes(*io, work_, key_));
     std::set<std::string> out, keep;
-    for (const Shard& shard : shards) {
+    for (const HfFile& shard : shards) {
       const auto note = notes.find(shard.name);
       if (note == notes.end() || note->second.file.size_bytes != shard.file_bytes()) continue;
       if (!ckpt::check_finished(*io, work_, note->second).ok()) continue;
@@ -376,7 +332,7 @@ class FolderWriter {
     return out;
   }
 
-  Status write_shard(ckpt::IoBackend& io, const Shard& shard) {
+  Status write_shard(ckpt::IoBackend& io, const HfFile& shard) {
     RT_TRY_SET(const std::unique_ptr<TensorSource> source, open_(shard.indices));
     RT_TRY_SET(const std::unique_ptr<ckpt::IoFile> file, io.create(work_ / shard.name, shard.file_bytes()));
     FileStream stream(*file);
@@ -522,6 +478,75 @@ std::string_view HfOutput::dtype_of(const OutputTensor& tensor) const {
 }
 
 int64_t HfOutput::elem_bytes(const OutputTensor& tensor) const { return safetensors_dtype_bits(dtype_of(tensor)) / 8; }
+
+int64_t HfOutput::parameters() const {
+  int64_t out = 0;
+  for (const OutputTensor& tensor : tensors) {
+    if (tensor.part != OutputPart::kScales) out += count_elems(tensor.shape);
+  }
+  return out;
+}
+
+Result<std::vector<HfFile>> lay_out_files(const HfOutput& output, int64_t max_shard_bytes) {
+  const Split split = max_shard_bytes == 0 && output.split
+                          ? *output.split
+                          : split_by_size(output, max_shard_bytes > 0 ? max_shard_bytes : kDefaultShardBytes);
+  std::map<std::string, HfFile> by_name;
+  std::map<std::string_view, int64_t> index;
+  for (size_t k = 0; k < output.tensors.size(); ++k) {
+    const OutputTensor& tensor = output.tensors[k];
+    index[tensor.name] = static_cast<int64_t>(k);
+    by_name[split.at(tensor.name)].tensors.push_back(
+        {.name = tensor.name, .dtype = std::string(output.dtype_of(tensor)), .shape = tensor.shape});
+  }
+  std::vector<HfFile> out;
+  for (auto& [name, file] : by_name) {
+    file.name = name;
+    Result<std::string> head = encode_safetensors_header(file.tensors, {{"format", "pt"}});
+    if (!head.ok()) return std::move(head).error().with(name);
+    file.head = std::move(head).value();
+    for (const SafeTensor& tensor : file.tensors) file.indices.push_back(index.at(tensor.name));
+    if (!file.tensors.empty()) file.data_bytes = file.tensors.back().end;
+    out.push_back(std::move(file));
+  }
+  return out;
+}
+
+std::string index_text(const HfOutput& output, const std::vector<HfFile>& files) {
+  if (files.size() == 1 && files[0].name == kSingleFile) return {};
+  nlohmann::json weight_map = nlohmann::json::object();  // sorted keys
+  int64_t bytes = 0;
+  for (const HfFile& file : files) {
+    bytes += file.data_bytes;
+    for (const SafeTensor& tensor : file.tensors) weight_map[tensor.name] = file.name;
+  }
+  const nlohmann::json index = {{"metadata", {{"total_parameters", output.parameters()}, {"total_size", bytes}}},
+                                {"weight_map", std::move(weight_map)}};
+  return json_text(index, 2) + "\n";
+}
+
+Status fill_file(const HfOutput& output, const HfFile& file, TensorSource& source, int64_t offset,
+                 std::span<std::byte> out) {
+  const auto head = static_cast<int64_t>(file.head.size());
+  if (offset < head) {
+    const size_t n = std::min(out.size(), static_cast<size_t>(head - offset));
+    std::memcpy(out.data(), file.head.data() + offset, n);
+    out = out.subspan(n);
+    offset += static_cast<int64_t>(n);
+  }
+  auto tensor = std::ranges::upper_bound(file.tensors, offset - head, {}, &SafeTensor::end);  // one may be empty
+  for (; !out.empty(); ++tensor) {
+    RT_CHECK(tensor != file.tensors.end(), "{}: {} bytes behind its end", file.name, out.size());
+    const int64_t index = file.indices[static_cast<size_t>(tensor - file.tensors.begin())];
+    const int64_t elem = output.elem_bytes(output.tensors[static_cast<size_t>(index)]);
+    const int64_t at = offset - head - tensor->begin;
+    const size_t n = std::min(out.size(), static_cast<size_t>(tensor->end - tensor->begin - at));
+    RT_TRY(source.fill(index, at / elem, out.first(n)));
+    out = out.subspan(n);
+    offset += static_cast<int64_t>(n);
+  }
+  return {};
+}
 
 std::optional<Split> split_of_index(const std::vector<OutputTensor>& tensors, const std::string& index) {
   auto map = parse_index(index);

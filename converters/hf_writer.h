@@ -63,6 +63,7 @@ struct HfOutput {
   /// As the file names it.
   std::string_view dtype_of(const OutputTensor& tensor) const;
   int64_t elem_bytes(const OutputTensor& tensor) const;
+  int64_t parameters() const;
 };
 
 /// Makes the bytes of some tensors of an HfOutput. Used by one thread, tensor after tensor, elements ascending.
@@ -74,6 +75,25 @@ class TensorSource {
 };
 /// Called from several threads, once for a file with its tensors in the order in which they will be asked for.
 using OpenTensors = std::function<Result<std::unique_ptr<TensorSource>>(std::span<const int64_t> tensors)>;
+
+/// One weights file: its header, and the tensors behind it.
+struct HfFile {
+  std::string name;
+  std::vector<SafeTensor> tensors;  // in file order
+  std::vector<int64_t> indices;     // of each, into the output's tensors
+  std::string head;
+  int64_t data_bytes = 0;
+  int64_t file_bytes() const { return static_cast<int64_t>(head.size()) + data_bytes; }
+};
+
+/// The weights files of an output, by name. `max_shard_bytes`: as HfWriteOptions has it.
+Result<std::vector<HfFile>> lay_out_files(const HfOutput& output, int64_t max_shard_bytes);
+/// The text of kIndexFile; empty where one file needs none.
+std::string index_text(const HfOutput& output, const std::vector<HfFile>& files);
+/// Bytes [offset, offset + out.size()) of a weights file; `offset` and what follows behind it are multiples of 8, so
+/// that no element is cut. Errors: those of the source.
+Status fill_file(const HfOutput& output, const HfFile& file, TensorSource& source, int64_t offset,
+                 std::span<std::byte> out);
 
 struct HfWriteOptions {
   int64_t max_shard_bytes = 0;                // tensor bytes of a file; 0: HfOutput::split, else kDefaultShardBytes

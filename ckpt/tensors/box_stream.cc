@@ -68,6 +68,29 @@ Status check_chunks_fit(const Manifest& source, int64_t window_bytes, int64_t* l
 
 namespace {
 
+/// The reads of bytes [offset, offset + bytes) of an item, dense, to `to`.
+Result<std::vector<ReadRange>> ranges_of_item(const Manifest& manifest, const LoadPlanner& planner,
+                                              const StreamItem& item, int64_t offset, int64_t bytes, std::byte* to) {
+  const TensorEntry& tensor = manifest.tensors[static_cast<size_t>(item.tensor)];
+  std::vector<WantedBox> wanted;
+  std::vector<std::byte*> starts;
+  const int64_t from = item.begin + offset;
+  for (Box& box : boxes_of_flat_range(item.box->extents(), from / item.elem_bytes, (from + bytes) / item.elem_bytes)) {
+    starts.push_back(to);
+    to += box.count_elems() * item.elem_bytes;
+    for (size_t d = 0; d < box.lo.size(); ++d) {
+      box.lo[d] += item.box->lo[d];
+      box.hi[d] += item.box->lo[d];
+    }
+    wanted.push_back({tensor.kind, tensor.name, std::move(box)});
+  }
+  RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted));
+  std::vector<ReadRange> out;
+  out.reserve(reads.size());
+  for (const LoadRead& read : reads) out.push_back(range_of(read, starts[static_cast<size_t>(read.wanted)]));
+  return out;
+}
+
 struct Place {
   int64_t item = 0, offset = 0;
   bool operator==(const Place&) const = default;
@@ -161,23 +184,8 @@ class Window {
   /// Adds the reads for bytes [offset, offset + bytes) of an item.
   Status plan(const Manifest& manifest, const LoadPlanner& planner, const SourceShards& shards, const StreamItem& item,
               int64_t offset, int64_t bytes, std::byte* to) {
-    const TensorEntry& tensor = manifest.tensors[static_cast<size_t>(item.tensor)];
-    std::vector<WantedBox> wanted;
-    std::vector<std::byte*> starts;
-    const int64_t from = item.begin + offset;
-    for (Box& box :
-         boxes_of_flat_range(item.box->extents(), from / item.elem_bytes, (from + bytes) / item.elem_bytes)) {
-      starts.push_back(to);
-      to += box.count_elems() * item.elem_bytes;
-      for (size_t d = 0; d < box.lo.size(); ++d) {
-        box.lo[d] += item.box->lo[d];
-        box.hi[d] += item.box->lo[d];
-      }
-      wanted.push_back({tensor.kind, tensor.name, std::move(box)});
-    }
-    RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted));
-    for (const LoadRead& read : reads) {
-      const ReadRange range = range_of(read, starts[static_cast<size_t>(read.wanted)]);
+    RT_TRY_SET(const std::vector<ReadRange> ranges, ranges_of_item(manifest, planner, item, offset, bytes, to));
+    for (const ReadRange& range : ranges) {
       // One range instead of two, so that a whole chunk is seen as one; a range stays within one shard.
       ReadRange* const last = ranges_.empty() ? nullptr : &ranges_.back();
       if (last != nullptr && last->rows == 1 && range.rows == 1 && last->file == range.file &&
@@ -204,6 +212,13 @@ class Window {
 };
 
 }  // namespace
+
+Status read_item(CheckpointReader& reader, const LoadPlanner& planner, const StreamItem& item, int64_t offset,
+                 std::span<std::byte> out) {
+  RT_TRY_SET(const std::vector<ReadRange> ranges,
+             ranges_of_item(reader.manifest(), planner, item, offset, std::ssize(out), out.data()));
+  return reader.read_ranges(ranges);
+}
 
 struct BoxStream::Impl {
   CheckpointReader& reader;

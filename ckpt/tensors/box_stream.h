@@ -31,6 +31,11 @@ struct StreamItem {
 /// The whole box; fills in the sizes.
 StreamItem stream_item(const Manifest& manifest, int64_t tensor, Box box);
 
+/// Reads bytes [offset, offset + out.size()) of an item, whole elements: the chunks that hold them and no others.
+/// Errors: those of CheckpointReader::read_ranges.
+Status read_item(CheckpointReader& reader, const LoadPlanner& planner, const StreamItem& item, int64_t offset,
+                 std::span<std::byte> out);
+
 struct StreamOptions {
   int64_t memory_bytes = int64_t{64} << 20;  // windows and the plans of reading them
   bool ahead = false;
