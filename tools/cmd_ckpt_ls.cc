@@ -36,6 +36,7 @@ struct Leftover {
   std::string text() const {
     if (!alive) return "its writer is gone; the run's next start removes it";
     if (name.starts_with(ckpt::kSparePrefix)) return "room for the next save; the run's end or next start removes it";
+    if (name.starts_with(ckpt::kPinPrefix) && host.empty()) return "a process reads this step, which stays meanwhile";
     if (host.empty()) return "its writer may be at work";
     return fmt::format("its writer may be at work on {}; if it is gone, prune --leftovers --other-hosts removes it",
                        host);

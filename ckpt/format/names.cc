@@ -90,7 +90,7 @@ std::optional<WorkDir> parse_work_dir_name(std::string_view prefix, std::string_
 }
 
 std::optional<WorkDir> parse_work_dir_name(std::string_view name) {
-  for (const std::string_view prefix : {kTmpPrefix, kTrashPrefix, kSparePrefix}) {
+  for (const std::string_view prefix : {kTmpPrefix, kTrashPrefix, kSparePrefix, kPinPrefix}) {
     if (auto work = parse_work_dir_name(prefix, name)) return work;
   }
   return std::nullopt;

@@ -18,6 +18,7 @@ inline constexpr std::string_view kReferencesName = "references";  // in a direc
 inline constexpr std::string_view kTmpPrefix = ".tmp-";            // a save that has not been committed
 inline constexpr std::string_view kTrashPrefix = ".trash-";        // a checkpoint that has been uncommitted
 inline constexpr std::string_view kSparePrefix = ".spare-";        // files of one, to be written over (spare_files.h)
+inline constexpr std::string_view kPinPrefix = ".pin-";            // a process reads this step (pin.h)
 
 /// "step-00001200": at least eight digits, so that names sort as numbers do up to 10^8 steps.
 std::string step_dir_name(int64_t step);

@@ -108,7 +108,7 @@ Result<Names> list_names(IoBackend& io, const fs::path& checkpoints_dir) {
     if (const auto step = entry.is_dir ? parse_step_dir_name(entry.name) : std::nullopt) {
       names.steps.push_back(*step);
     } else if (entry.is_dir && (entry.name.starts_with(kTmpPrefix) || entry.name.starts_with(kTrashPrefix) ||
-                                entry.name.starts_with(kSparePrefix))) {
+                                entry.name.starts_with(kSparePrefix) || entry.name.starts_with(kPinPrefix))) {
       names.leftovers.push_back(entry.name);
     } else if (entry.is_dir || !entry.name.starts_with(kLabelsName)) {
       names.unknown.push_back(entry.name);

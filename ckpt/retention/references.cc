@@ -4,6 +4,7 @@
 
 #include "ckpt/format/names.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/retention.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -29,6 +30,8 @@ Result<std::map<std::string, std::set<int64_t>>> announcements(IoBackend& io,
       return entries.error();
     }
     for (const DirEntry& entry : entries.value()) {
+      if (const auto pin = parse_work_dir_name(kPinPrefix, entry.name); pin && !committed && may_be_alive(pin->writer))
+        out[entry.name] = {pin->step};
       const bool wanted = committed ? parse_step_dir_name(entry.name).has_value() : entry.name.starts_with(kTmpPrefix);
       if (!entry.is_dir || !wanted) continue;
       std::set<int64_t> steps;

@@ -48,8 +48,10 @@ Status remove_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t
                          SpareFiles* spares) {
   const fs::path dir = checkpoints_dir / step_dir_name(step);
   const fs::path trash = checkpoints_dir / work_dir_name(kTrashPrefix, step, writer);
-  const Error needed{ErrorCode::kUnavailable,
-                     fmt::format("{}: kept, another checkpoint or a save at work refers to its files", dir.string())};
+  const Error needed{
+      ErrorCode::kUnavailable,
+      fmt::format("{}: kept, a process reads it, or another checkpoint or a save at work refers to its files",
+                  dir.string())};
   RT_TRY_SET(const std::set<int64_t> others, announced_references(io, checkpoints_dir));
   if (others.contains(step)) return needed;
   RT_TRY(io.rename(dir, trash));
@@ -80,7 +82,11 @@ void spare_referenced(IoBackend& io, const fs::path& checkpoints_dir, std::vecto
       continue;
     }
     const std::optional<int64_t> step = parse_step_dir_name(needing->first);
-    *fate = {fate->step, true, step ? fmt::format("step {} refers to it", *step) : "a save at work refers to it"};
+    const std::optional<WorkDir> pin = parse_work_dir_name(kPinPrefix, needing->first);
+    *fate = {fate->step, true,
+             step  ? fmt::format("step {} refers to it", *step)
+             : pin ? fmt::format("process {} of {} reads it", pin->writer.pid, pin->writer.host)
+                   : "a save at work refers to it"};
   }
 }
 
