@@ -25,7 +25,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kBlock = 64 << 10;  // of an answer that is read
+constexpr size_t kBlock = 256 << 10;  // of an answer that is read
 constexpr auto kLook = std::chrono::milliseconds(100);
 
 Clock::time_point after(double seconds) {
@@ -73,10 +73,12 @@ Result<Address> socket_address(const std::string& text, int64_t port) {
 struct Reading {
   Answer answer;
   int64_t first = 0;
+  std::function<void(int64_t bytes)> went;  // before the next
 };
 
 ssize_t read_more(void* of, uint64_t at, char* into, size_t most) {
   const auto& reading = *static_cast<Reading*>(of);
+  reading.went(static_cast<int64_t>(at));
   const Result<int64_t> got = reading.answer.read(reading.first + static_cast<int64_t>(at),
                                                   std::as_writable_bytes(std::span<char>(into, most)));
   if (!got.ok() || got.value() <= 0) return MHD_CONTENT_READER_END_WITH_ERROR;  // fewer bytes than were promised
@@ -84,6 +86,28 @@ ssize_t read_more(void* of, uint64_t at, char* into, size_t most) {
 }
 
 void end_reading(void* of) { delete static_cast<Reading*>(of); }
+
+/// A request that is answered.
+struct Request {
+  Served served;
+  Clock::time_point began;
+};
+
+std::string header_of(MHD_Connection* connection, const char* name) {
+  const char* const value = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
+  return value == nullptr ? "" : value;
+}
+
+std::string client_of(MHD_Connection* connection) {
+  const auto* const info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+  if (info == nullptr) return "";
+  const sockaddr* const address = info->client_addr;
+  const void* const bytes = address->sa_family == AF_INET6
+                                ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr)
+                                : &reinterpret_cast<const sockaddr_in*>(address)->sin_addr;
+  char text[INET6_ADDRSTRLEN] = {};
+  return ::inet_ntop(address->sa_family, bytes, text, sizeof(text)) == nullptr ? "" : text;
+}
 
 }  // namespace
 
@@ -104,7 +128,7 @@ RangeKind parse_range(std::string_view header, int64_t size, ByteRange& out) {
   }
   if (!first || (!to.empty() && (!last || *last < *first))) return RangeKind::kAll;
   if (*first >= size) return RangeKind::kNone;
-  out = {*first, last ? std::min(size, *last + 1) : size};
+  out = {*first, last && *last < size ? *last + 1 : size};
   return RangeKind::kPart;
 }
 
@@ -146,8 +170,8 @@ struct Server::Impl {
     }
   }
 
-  MHD_Result send(MHD_Connection* connection, Answer answer, bool head, std::string_view range) const;
-  MHD_Result answer(MHD_Connection* connection, std::string_view method, const char* url);
+  MHD_Result send(MHD_Connection* connection, Answer answer, std::string_view range, Request& request);
+  MHD_Result answer(MHD_Connection* connection, std::string_view method, const char* url, Request& request);
   Answer refused(MHD_Connection* connection, std::string_view method) const;
 
   static void on_connection(void* of, MHD_Connection* connection, void**, MHD_ConnectionNotificationCode code) {
@@ -162,24 +186,24 @@ struct Server::Impl {
   }
 
   static MHD_Result on_request(void* of, MHD_Connection* connection, const char* url, const char* method, const char*,
-                               const char*, size_t*, void**) {
-    return static_cast<Impl*>(of)->answer(connection, method, url);
+                               const char*, size_t*, void** kept) {
+    auto request = std::make_unique<Request>();
+    request->served = {.client = client_of(connection), .method = method, .path = url};
+    request->began = Clock::now();
+    *kept = request.get();
+    return static_cast<Impl*>(of)->answer(connection, method, url, *request.release());
   }
 
-  static void on_done(void* of, MHD_Connection* connection, void**, MHD_RequestTerminationCode) {
+  static void on_done(void* of, MHD_Connection* connection, void** kept, MHD_RequestTerminationCode code) {
     auto& impl = *static_cast<Impl*>(of);
     impl.grant(connection, impl.options.request_s);
+    const std::unique_ptr<Request> request(static_cast<Request*>(std::exchange(*kept, nullptr)));
+    if (!request || !impl.options.served) return;
+    request->served.seconds = std::chrono::duration<double>(Clock::now() - request->began).count();
+    request->served.whole = code == MHD_REQUEST_TERMINATED_COMPLETED_OK;
+    impl.options.served(request->served);
   }
 };
-
-namespace {
-
-std::string header_of(MHD_Connection* connection, const char* name) {
-  const char* const value = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
-  return value == nullptr ? "" : value;
-}
-
-}  // namespace
 
 /// Status 0: it is not refused.
 Answer Server::Impl::refused(MHD_Connection* connection, std::string_view method) const {
@@ -193,14 +217,15 @@ Answer Server::Impl::refused(MHD_Connection* connection, std::string_view method
   return {.status = 0, .headers = {}, .body = {}};
 }
 
-MHD_Result Server::Impl::answer(MHD_Connection* connection, std::string_view method, const char* url) {
+MHD_Result Server::Impl::answer(MHD_Connection* connection, std::string_view method, const char* url,
+                                Request& request) {
   grant(connection, options.answer_s);
   const bool head = method == "HEAD";
   if (Answer no = refused(connection, method); no.status != 0) {
     no.headers["Connection"] = "close";  // what follows is not read
-    return send(connection, std::move(no), head, {});
+    return send(connection, std::move(no), {}, request);
   }
-  Asked asked{.head = head, .path = url, .query = {}};
+  Asked asked{.head = head, .path = url, .client = request.served.client, .query = {}};
   MHD_get_connection_values(
       connection, MHD_GET_ARGUMENT_KIND,
       [](void* into, MHD_ValueKind, const char* key, const char* value) {
@@ -208,10 +233,14 @@ MHD_Result Server::Impl::answer(MHD_Connection* connection, std::string_view met
         return MHD_YES;
       },
       &asked.query);
-  return send(connection, handler(asked), head, header_of(connection, "Range"));
+  Answer answer = handler(asked);
+  const std::string only_of = header_of(connection, "If-Range"), range = header_of(connection, "Range");
+  const auto tag = answer.headers.find("ETag");
+  const bool other = !only_of.empty() && (tag == answer.headers.end() || tag->second != only_of);
+  return send(connection, std::move(answer), other ? std::string() : range, request);
 }
 
-MHD_Result Server::Impl::send(MHD_Connection* connection, Answer answer, bool head, std::string_view range) const {
+MHD_Result Server::Impl::send(MHD_Connection* connection, Answer answer, std::string_view range, Request& request) {
   const int64_t size = answer.read ? answer.size : std::ssize(answer.body);
   ByteRange part{0, size};
   if (answer.status == 200) {
@@ -231,15 +260,24 @@ MHD_Result Server::Impl::send(MHD_Connection* connection, Answer answer, bool he
   }
   const int64_t first = part.first, bytes = part.end - part.first;
   const int status = answer.status;
+  request.served.status = status;
+  request.served.first = first;
+  request.served.bytes = bytes;
+  const auto went = [this, connection, began = request.began](int64_t sent) {
+    if (options.slowest_bytes_per_s <= 0) return;
+    const double passed_s = std::chrono::duration<double>(Clock::now() - began).count();
+    grant(connection,
+          options.answer_s - passed_s + static_cast<double>(sent) / static_cast<double>(options.slowest_bytes_per_s));
+  };
   const std::map<std::string, std::string> headers = std::move(answer.headers);
   MHD_Response* const response =
       answer.read ? MHD_create_response_from_callback(static_cast<uint64_t>(bytes), kBlock, &read_more,
-                                                      new Reading{std::move(answer), first}, &end_reading)
+                                                      new Reading{std::move(answer), first, went}, &end_reading)
                   : MHD_create_response_from_buffer(static_cast<size_t>(bytes), answer.body.data() + first,
                                                     MHD_RESPMEM_MUST_COPY);
   if (response == nullptr) return MHD_NO;
   for (const auto& [name, value] : headers) MHD_add_response_header(response, name.c_str(), value.c_str());
-  static_cast<void>(head);  // the library leaves the body of an answer to HEAD out
+  // The library leaves the body of an answer to HEAD out.
   const MHD_Result queued = MHD_queue_response(connection, static_cast<unsigned>(status), response);
   MHD_destroy_response(response);
   return queued;

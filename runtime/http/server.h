@@ -1,6 +1,6 @@
 #pragma once
 // An HTTP server for answers whose size is known: health and metrics of an agent, files of a run. GET and HEAD, ranges
-// of bytes, a bearer token (libmicrohttpd, HTTP/1.1 without TLS).
+// of bytes (If-Range too, by an answer's ETag), a bearer token (libmicrohttpd, HTTP/1.1 without TLS).
 //
 // A client costs no more than the limits say: connections in all and of one address, bytes of a request's head, seconds
 // for a request and for its answer. Bodies of requests are not read: a request with one is refused.
@@ -21,8 +21,9 @@
 namespace cairn::http {
 
 struct Asked {
-  bool head = false;  // HEAD; else GET
-  std::string path;   // decoded, from the first "/" up to "?"
+  bool head = false;   // HEAD; else GET
+  std::string path;    // decoded, from the first "/" up to "?"
+  std::string client;  // its numeric address
   std::map<std::string, std::string> query;
 };
 
@@ -37,15 +38,27 @@ struct Answer {
 
 using Handler = std::function<Answer(const Asked&)>;
 
+/// How one request ended. It has no header and no query, which may hold secrets.
+struct Served {
+  std::string client, method, path;
+  int status = 0;
+  int64_t first = 0, bytes = 0;  // of the body: where it began, and how many were to be sent
+  double seconds = 0;            // from the complete request on
+  bool whole = true;             // else the connection broke off before
+};
+
 struct ServerOptions {
   std::string address = "127.0.0.1";  // numeric, IPv4 or IPv6
   int64_t port = 0;                   // 0: any free one
   std::string token;                  // asked for as "Authorization: Bearer TOKEN"; empty: nothing is asked for
   int64_t connections = 64, connections_an_address = 16;
-  int64_t head_bytes = 16 << 10;  // of a request
-  double request_s = 10;          // from the connection, or the answer before, to a complete request
-  double answer_s = 60;           // from then until the answer is out
+  int64_t head_bytes = 16 << 10;    // of a request
+  double request_s = 10;            // from the connection, or the answer before, to a complete request
+  double answer_s = 60;             // from then until the answer is out
+  int64_t slowest_bytes_per_s = 0;  // an answer that is read may take as much longer as its bytes take at this speed
   int64_t threads = 2;
+  /// Called once an answer is out, or broken off, on the server's threads.
+  std::function<void(const Served&)> served = {};
 };
 
 class Server {

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -58,6 +59,13 @@ class Client {
       out.append(bytes, static_cast<size_t>(got));
     }
   }
+  /// How many bytes came; 0: none will.
+  int64_t read_some() const {
+    pollfd ready{fd_.get(), POLLIN, 0};
+    REQUIRE(::poll(&ready, 1, kPatienceMs) == 1);
+    static char bytes[64 << 10];
+    return ::recv(fd_.get(), bytes, sizeof(bytes), 0);
+  }
   bool closes_within(int ms) const {
     pollfd ready{fd_.get(), POLLIN, 0};
     char byte = 0;
@@ -76,6 +84,7 @@ struct Fixture {
       ++asked;
       if (one.path == "/text")
         return {.status = 200, .headers = {{"Content-Type", "text/plain"}}, .body = "0123456789"};
+      if (one.path == "/tagged") return {.status = 200, .headers = {{"ETag", "\"t1\""}}, .body = one.client};
       if (one.path == "/query") return {.status = 200, .headers = {}, .body = one.query.at("a")};
       if (one.path != "/large" && one.path != "/broken")
         return {.status = 404, .headers = {}, .body = "no " + one.path + "\n"};
@@ -147,6 +156,7 @@ TEST_SUITE("runtime/http/server") {
     CHECK(parse("bytes=0-") == "part 0-10");
     CHECK(parse("bytes=3-3") == "part 3-4");
     CHECK(parse("bytes=3-99") == "part 3-10");
+    CHECK(parse("bytes=3-9223372036854775807") == "part 3-10");
     CHECK(parse("bytes=-3") == "part 7-10");
     CHECK(parse("bytes=-30") == "part 0-10");
     CHECK(parse("bytes=-0") == "none");
@@ -245,6 +255,60 @@ TEST_SUITE("runtime/http/server") {
     CHECK(seconds_since(began) >= 0.45);
     CHECK(seconds_since(began) < 5);
     CHECK(bytes_read < int64_t{32} << 20);  // what the sockets of both ends hold
+  }
+
+  TEST_CASE_FIXTURE(Fixture, "a client that reads has the time that its bytes take, and one that stops is left") {
+    const auto server = start({.answer_s = 0.2, .slowest_bytes_per_s = 16 << 20});
+    const Client client(server->port());
+    client.send("GET /large HTTP/1.1\r\nHost: x\r\n\r\n");
+    const auto began = Clock::now();
+    int64_t got = 0;
+    while (seconds_since(began) < 0.6) {  // three times as long as it has without
+      const int64_t more = client.read_some();
+      REQUIRE(more > 0);
+      got += more;
+      // Twice the least speed and no faster: bytes that went out sooner would buy more time.
+      while (static_cast<double>(got) > seconds_since(began) * (32 << 20) + (1 << 20)) std::this_thread::yield();
+    }
+    CHECK(answers == 1);
+    while (answers > 0 && seconds_since(began) < 20) std::this_thread::yield();
+    CHECK(answers == 0);
+  }
+
+  TEST_CASE_FIXTURE(Fixture, "a range of another content than the client has is none") {
+    const auto server = start();
+    const auto of = [&](const char* tag) {
+      return ask(*server, fmt::format("GET /tagged HTTP/1.1\r\nRange: bytes=0-3\r\nIf-Range: \"{}\"\r\n", tag));
+    };
+    CHECK(of("t1").starts_with("HTTP/1.1 206"));
+    CHECK(body_of(of("t1")) == "127.");
+    CHECK(of("t2").starts_with("HTTP/1.1 200"));
+    CHECK(body_of(of("t2")) == "127.0.0.1");
+  }
+
+  TEST_CASE_FIXTURE(Fixture, "the server reports each answer once it is out, or broken off, without its query") {
+    std::mutex mutex;
+    std::vector<Served> told;
+    {
+      const auto server = start({.token = "secret", .served = [&](const Served& one) {
+                                   const std::lock_guard lock(mutex);
+                                   told.push_back(one);
+                                 }});
+      get(*server, "/text?a=secret");
+      const std::string token = "Authorization: Bearer secret\r\n";
+      ask(*server, "GET /text HTTP/1.1\r\nRange: bytes=2-4\r\n" + token, "127.0.0.3");
+      ask(*server, "GET /broken HTTP/1.1\r\n" + token);
+    }
+    REQUIRE(told.size() == 3);
+    CHECK(told[0].status == 401);
+    CHECK(told[0].path == "/text");
+    CHECK(told[1].client == "127.0.0.3");
+    CHECK(told[1].status == 206);
+    CHECK(told[1].first == 2);
+    CHECK(told[1].bytes == 3);
+    CHECK(told[1].whole);
+    CHECK(told[2].method == "GET");
+    CHECK(!told[2].whole);
   }
 
   TEST_CASE_FIXTURE(Fixture, "an answer that cannot be read on breaks off, and is not taken for complete") {
