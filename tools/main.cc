@@ -24,6 +24,7 @@
 
 #include "dsl/words.h"
 #include "runtime/core/log.h"
+#include "tools/cmd_serve.h"
 #include "tools/commands.h"
 #include "tools/commands_page.h"
 #include "tools/run/requests.h"
@@ -37,10 +38,10 @@ constexpr int kMisused = 2;
 
 // In the order of `cairn --help`.
 constexpr void (*kCommands[])(CLI::App&, Session&) = {
-    add_init,    add_check,  add_plan,       add_explain,     add_diff,   add_help,   add_data,
-    add_train,   add_resume, add_launch,     add_check_hosts, add_hosts,  add_report, add_track,
-    add_lineage, add_audit,  add_ckpt,       add_convert,     add_import, add_export, add_generate,
-    add_eval,    add_rank,   add_completion, add_copy,        add_stacks, add_doctor, add_measure,
+    add_init,       add_check,   add_plan,        add_explain, add_diff,     add_help,  add_data,    add_train,
+    add_resume,     add_launch,  add_check_hosts, add_hosts,   add_report,   add_track, add_lineage, add_audit,
+    add_ckpt,       add_convert, add_import,      add_export,  add_generate, add_eval,  add_serve,   add_rank,
+    add_completion, add_copy,    add_stacks,      add_doctor,  add_measure,
 };
 
 // Their lines are for programs, or longer than any terminal: they stay as they are.

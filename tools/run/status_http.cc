@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <utility>
 
-#include "tools/run/folder.h"
+#include "tools/run/listen.h"
 
 namespace cairn::tools {
 namespace {
@@ -22,33 +20,6 @@ void add(std::string& page, const char* name, const char* type, const char* help
 }
 
 int64_t count(const RunStatus& status, const auto& which) { return std::ranges::count_if(status.hosts, which); }
-
-Result<std::pair<std::string, int64_t>> parse_where(const std::string& where) {
-  const size_t colon = where.rfind(':');
-  std::string address = where.substr(0, std::min(colon, where.size()));
-  if (address.starts_with('[') && address.ends_with(']')) address = address.substr(1, address.size() - 2);
-  int64_t port = -1;
-  if (colon != where.npos) {
-    const char* const end = where.data() + where.size();
-    const auto read = std::from_chars(where.data() + colon + 1, end, port);
-    if (read.ec != std::errc() || read.ptr != end) port = -1;
-  }
-  if (address.empty() || port < 0 || port > 65535)
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("--http {}: expected ADDRESS:PORT, such as 127.0.0.1:9400", where)};
-  return std::pair(std::move(address), port);
-}
-
-Result<std::string> read_token(const std::string& file) {
-  if (file.empty()) return std::string();
-  RT_TRY_SET(std::string token, read_text_file(file).with("--http-token"));
-  token = token.substr(0, token.find_first_of("\r\n"));
-  const bool plain = std::ranges::all_of(token, [](char one) { return one > ' ' && one < 127; });
-  if (token.empty() || !plain)
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("--http-token {}: its first line is to be a token without spaces", file)};
-  return token;
-}
 
 }  // namespace
 
@@ -102,8 +73,8 @@ std::string metrics_text(const RunStatus& status, double still_s) {
 
 Result<std::unique_ptr<http::Server>> serve_status(const StatusHttpOptions& options,
                                                    std::shared_ptr<const RunBoard> board) {
-  RT_TRY_SET(const auto where, parse_where(options.where));
-  RT_TRY_SET(std::string token, read_token(options.token_file));
+  RT_TRY_SET(const auto where, parse_listen("--http", options.where));
+  RT_TRY_SET(std::string token, read_listen_token("--http-token", options.token_file));
   if (token.empty() && !http::is_loopback(where.first)) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("--http {}: other machines reach that address, so a token is needed: --http-token FILE",
