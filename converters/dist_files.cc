@@ -45,6 +45,37 @@ Result<fs::path> find_dist_files(const fs::path& dir) {
   return is_plain_file(at / kMetadataFile) ? at : fs::path();
 }
 
+Result<std::vector<DistView>> views_of(const DistTensor& tensor, const Family& family, const ModelConfig& model) {
+  std::vector<DistView> out;
+  const auto add = [&](const std::string& stored, Shape shape, int64_t layer) {
+    std::string name = renamed(stored, family.dist_renames);
+    if (is_ignored_tensor(family, name)) return;
+    for (const JoinRow& row : family.joins) {
+      if (row.join == Join::kVocabRows && matches(row.stored, name) && !shape.empty()) {
+        shape[0] = std::min(shape[0], model.vocab);
+      }
+    }
+    out.push_back({std::move(name), std::move(shape), layer});
+  };
+  const std::string_view rest =
+      std::string_view(tensor.name).substr(std::min(family.stacked.size(), tensor.name.size()));
+  const bool stacked = !family.stacked.empty() && tensor.name.starts_with(family.stacked) && !rest.empty() &&
+                       (rest.front() < '0' || rest.front() > '9') && !tensor.shape.empty();
+  if (!stacked) {
+    add(tensor.name, tensor.shape, -1);
+    return out;
+  }
+  if (tensor.shape[0] > model.layers) {
+    return corrupt(
+        fmt::format("{} is {}, the layers of a model of {}", tensor.name, to_string(tensor.shape), model.layers));
+  }
+  const Shape of_layer(tensor.shape.begin() + 1, tensor.shape.end());
+  for (int64_t layer = 0; layer < tensor.shape[0]; ++layer) {
+    add(fmt::format("{}{}.{}", family.stacked, layer, rest), of_layer, layer);
+  }
+  return out;
+}
+
 Result<std::unique_ptr<DistFiles>> DistFiles::open(const fs::path& dir, const Family& family,
                                                    const ModelConfig& model) {
   const fs::path metadata = dir / kMetadataFile;
@@ -80,40 +111,20 @@ Result<std::unique_ptr<DistFiles>> DistFiles::open(const fs::path& dir, const Fa
   }
   for (size_t k = 0; k < out->stored_.size(); ++k) {
     const DistTensor& tensor = out->stored_[k].tensor;
-    const std::string_view rest =
-        std::string_view(tensor.name).substr(std::min(family.stacked.size(), tensor.name.size()));
-    const bool stacked = !family.stacked.empty() && tensor.name.starts_with(family.stacked) && !rest.empty() &&
-                         (rest.front() < '0' || rest.front() > '9') && !tensor.shape.empty();
-    if (!stacked) {
-      out->add(k, tensor.name, tensor.shape, 0, family, model);
-      continue;
-    }
-    if (tensor.shape[0] > model.layers) {
-      return corrupt(fmt::format("{}: {} is {}, the layers of a model of {}", metadata.string(), tensor.name,
-                                 to_string(tensor.shape), model.layers));
-    }
-    const Shape of_layer(tensor.shape.begin() + 1, tensor.shape.end());
-    for (int64_t layer = 0; layer < tensor.shape[0]; ++layer) {
-      out->add(k, fmt::format("{}{}.{}", family.stacked, layer, rest), of_layer, layer * count_elems(of_layer), family,
-               model);
+    Result<std::vector<DistView>> views = views_of(tensor, family, model);
+    if (!views.ok()) return std::move(views).error().with(metadata.string());
+    for (DistView& view : views.value()) {
+      const int64_t bytes = count_elems(view.shape) * elem_bytes(tensor.dtype);
+      const int64_t first = view.layer < 0 ? 0 : view.layer * (count_elems(tensor.shape) / tensor.shape[0]);
+      out->tensors_.push_back({.name = std::move(view.name),
+                               .dtype = tensor.dtype,
+                               .shape = std::move(view.shape),
+                               .begin = 0,
+                               .end = bytes});
+      out->views_.push_back({k, first});
     }
   }
   return out;
-}
-
-void DistFiles::add(size_t stored, std::string name, Shape shape, int64_t first, const Family& family,
-                    const ModelConfig& model) {
-  name = renamed(std::move(name), family.dist_renames);
-  if (is_ignored_tensor(family, name)) return;
-  for (const JoinRow& row : family.joins) {
-    if (row.join == Join::kVocabRows && matches(row.stored, name) && !shape.empty()) {
-      shape[0] = std::min(shape[0], model.vocab);
-    }
-  }
-  const std::string& dtype = stored_[stored].tensor.dtype;
-  const int64_t bytes = count_elems(shape) * elem_bytes(dtype);
-  tensors_.push_back({.name = std::move(name), .dtype = dtype, .shape = std::move(shape), .begin = 0, .end = bytes});
-  views_.push_back({stored, first});
 }
 
 Status DistFiles::read(const SafeTensor& tensor, int64_t offset, int64_t bytes, std::byte* out) const {

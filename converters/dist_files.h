@@ -20,6 +20,16 @@ namespace cairn::convert {
 /// Errors: kInvalidInput for a pointer to nothing.
 Result<std::filesystem::path> find_dist_files(const std::filesystem::path& dir);
 
+/// A tensor of the model as a stored one holds it: all of it, or one layer of a stack.
+struct DistView {
+  std::string name;    // as the family's table has it
+  Shape shape;         // without the dim of the layers, and without rows behind the vocabulary
+  int64_t layer = -1;  // of a stack; -1: the stored tensor is no stack
+};
+/// The views of one stored tensor; none where the family ignores it. Errors: kCorrupt for more layers than the model
+/// has.
+Result<std::vector<DistView>> views_of(const DistTensor& tensor, const Family& family, const ModelConfig& model);
+
 class DistFiles final : public WeightsFile {
  public:
   /// `dir` from find_dist_files(). Optimizer state and what is no tensor is passed over. Rows of a vocabulary beyond
@@ -45,7 +55,6 @@ class DistFiles final : public WeightsFile {
     size_t stored = 0;
     int64_t first = 0;  // element
   };
-  void add(size_t stored, std::string name, Shape shape, int64_t first, const Family& family, const ModelConfig& model);
 
   std::filesystem::path path_;
   std::vector<std::filesystem::path> paths_;

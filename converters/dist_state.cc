@@ -13,6 +13,7 @@
 #include <span>
 #include <utility>
 
+#include "converters/dist_archives.h"
 #include "converters/elements.h"
 #include "converters/family.h"
 #include "converters/foreign_file.h"
@@ -49,32 +50,6 @@ bool is_of_model(std::string_view saved) {
   return !is_optimizer_key(saved) && std::ranges::find(kOtherState, first_part(inside(saved))) == std::end(kOtherState);
 }
 
-/// Files that are read, no more than FilePool::kMostOpen open at a time.
-class Files {
- public:
-  explicit Files(fs::path dir) : dir_(std::move(dir)) {}
-  Result<std::unique_ptr<TorchValues>> read(const std::string& file, int64_t begin, int64_t bytes) {
-    if (open_.size() >= FilePool::kMostOpen && !open_.contains(file)) open_.clear();
-    std::shared_ptr<const Fd>& fd = open_[file];
-    if (fd == nullptr) {
-      const fs::path path = dir_ / file;
-      RT_TRY_SET(ForeignFile opened, open_foreign(path));
-      fd = std::make_shared<const Fd>(std::move(opened.fd));
-    }
-    return TorchValues::read_part(fd, dir_ / file, begin, bytes);
-  }
-
- private:
-  fs::path dir_;
-  std::map<std::string, std::shared_ptr<const Fd>> open_;
-};
-
-/// The number that an archive holds, as a value or as a tensor of one; -1 for what is no number.
-Result<double> number_at(Files& files, const std::string& file, int64_t begin, int64_t bytes) {
-  RT_TRY_SET(const std::unique_ptr<TorchValues> values, files.read(file, begin, bytes));
-  return values->number(values->root()).value_or(-1);
-}
-
 /// Whether a name is of a table of tokens: tied ones are saved twice.
 bool is_of_vocabulary(std::string_view name) {
   for (const std::string_view part : {"embed", "head", "wte", "output.weight", "shared.weight"}) {
@@ -105,10 +80,8 @@ class Opening : public StateBuilder {
   Result<ForeignState> read();
 
  private:
-  Result<std::vector<FileBox>> boxes_of(const DistTensor& tensor);
   Status take_moment(const DistStateKey& key, const DistTensor* tensor, const std::string& file, int64_t begin,
                      int64_t bytes);
-  Status check_files() const;
   Status sort_tensors();
   Status settle_titan();
   int64_t paired(std::string_view theirs) const;
@@ -120,42 +93,13 @@ class Opening : public StateBuilder {
   Status read_position();
 
   const nlohmann::json& config_;
-  Files files_;
+  DistArchives files_;
   DistIndex index_;
   std::map<std::string, const DistTensor*> weights_;  // by name, without wrappers
   std::map<std::string, Moments> moments_;
-  std::map<std::string, int64_t> numbers_;  // of files in the pool
   bool titan_ = false;
   int64_t head_dim_ = 0;
 };
-
-/// Where the elements of each chunk lie: its archive is opened and compared with what `.metadata` says of it.
-Result<std::vector<FileBox>> Opening::boxes_of(const DistTensor& tensor) {
-  std::vector<FileBox> boxes;
-  for (const DistChunk& chunk : tensor.chunks) {
-    const fs::path path = dir() / chunk.file;
-    const std::string what = fmt::format("{}, chunk at {}", tensor.name, to_string(chunk.offsets));
-    Result<std::unique_ptr<TorchValues>> values = files_.read(chunk.file, chunk.begin, chunk.bytes);
-    if (!values.ok()) {
-      if (values.error().code != ErrorCode::kCorrupt) return std::move(values).error();
-      return refusal(ErrorCode::kCorrupt, what, values.error().message,
-                     fmt::format("an archive of torch.save at byte {}, as .metadata says", chunk.begin), kCopyAgain);
-    }
-    RT_TRY_SET(const TorchTensor found, values.value()->tensor(values.value()->root(), what));
-    if (found.shape != chunk.sizes || found.dtype != tensor.dtype) {
-      return refusal(ErrorCode::kCorrupt, path.string(),
-                     fmt::format("{} is {} {}", what, found.dtype, to_string(found.shape)),
-                     fmt::format("{} {}, as .metadata says", tensor.dtype, to_string(chunk.sizes)), kCopyAgain);
-    }
-    const auto [number, is_new] = numbers_.emplace(chunk.file, -1);
-    if (is_new) {
-      RT_TRY_SET(number->second, out.files->add(path));
-    }
-    boxes.push_back({chunk.offsets, chunk.sizes, number->second, chunk.begin + found.offset});
-    out.archives.push_back({path, chunk.begin, chunk.bytes});
-  }
-  return boxes;
-}
 
 Status Opening::take_moment(const DistStateKey& key, const DistTensor* tensor, const std::string& file, int64_t begin,
                             int64_t bytes) {
@@ -179,26 +123,6 @@ Status Opening::take_moment(const DistStateKey& key, const DistTensor* tensor, c
     moments.exp_avg_sq = tensor;
   } else {
     moments.strange.push_back(printable(key.kind));
-  }
-  return {};
-}
-
-Status Opening::check_files() const {
-  std::set<std::string> names;
-  for (const std::vector<DistTensor>* tensors : {&index_.model, &index_.others}) {
-    for (const DistTensor& tensor : *tensors) {
-      for (const DistChunk& chunk : tensor.chunks) names.insert(chunk.file);
-    }
-  }
-  for (const DistValue& value : index_.values) names.insert(value.file);
-  for (const std::string& name : names) {
-    std::error_code error;
-    const fs::file_status found = fs::status(dir() / name, error);
-    if (fs::is_regular_file(found)) continue;
-    if (error && found.type() != fs::file_type::not_found) return os_error(error.value(), (dir() / name).string());
-    return refusal(ErrorCode::kInvalidInput, (dir() / name).string(), "is missing",
-                   fmt::format("each of the {} that .metadata names", count_text(std::ssize(names), "file")),
-                   kCopyAgain);
   }
   return {};
 }
@@ -321,7 +245,7 @@ Status Opening::add(const std::string& theirs, const DistTensor& weight, const M
     return refusal(ErrorCode::kCorrupt, dir().string(), fmt::format("has tensor {} twice", printable(name)),
                    "each once", kCopyAgain);
   }
-  RT_TRY_SET(std::vector<FileBox> boxes, boxes_of(weight));
+  RT_TRY_SET(std::vector<FileBox> boxes, files_.boxes(weight, &out));
   out.weights->add_boxes(name, weight.dtype, weight.shape, std::move(boxes), heads);
   if (weights_only) return {};
   if (moments == nullptr) {
@@ -333,13 +257,13 @@ Status Opening::add(const std::string& theirs, const DistTensor& weight, const M
   RT_TRY(check_moments(theirs, weight, *moments));
   for (const auto& [kind, tensor] :
        {std::pair(out.exp_avg.get(), moments->exp_avg), {out.exp_avg_sq.get(), moments->exp_avg_sq}}) {
-    RT_TRY_SET(std::vector<FileBox> of_kind, boxes_of(*tensor));
+    RT_TRY_SET(std::vector<FileBox> of_kind, files_.boxes(*tensor, &out));
     kind->add_boxes(name, tensor->dtype, tensor->shape, std::move(of_kind), heads);
   }
   const std::string place = fmt::format("{}: optimizer state of {}", dir().string(), printable(theirs));
   if (moments->step_bytes < 0) return take_step(-1, place);
   out.archives.push_back({dir() / moments->step_file, moments->step_begin, moments->step_bytes});
-  Result<double> step = number_at(files_, moments->step_file, moments->step_begin, moments->step_bytes);
+  Result<double> step = files_.number(moments->step_file, moments->step_begin, moments->step_bytes);
   if (!step.ok()) return std::move(step).error().with(place);
   return take_step(step.value(), place);
 }
@@ -348,7 +272,7 @@ Status Opening::add(const std::string& theirs, const DistTensor& weight, const M
 Result<bool> Opening::is_copy(const std::string& theirs, const DistTensor& weight) {
   if (!is_of_vocabulary(theirs)) return false;
   FlatTensors one(dir(), out.files);
-  RT_TRY_SET(std::vector<FileBox> boxes, boxes_of(weight));
+  RT_TRY_SET(std::vector<FileBox> boxes, files_.boxes(weight, &out));
   one.add_boxes(theirs, weight.dtype, weight.shape, std::move(boxes));
   const int64_t elem = safetensors_dtype_bits(weight.dtype) / 8, bytes = count_elems(weight.shape) * elem;
   std::vector<std::byte> mine(static_cast<size_t>(std::min(bytes, kCompareElems * elem))), other(mine.size());
@@ -511,7 +435,7 @@ Result<ForeignState> Opening::read() {
   Result<DistIndex> index = read_dist_index(pickle);
   if (!index.ok()) return std::move(index).error().with(metadata.string());
   index_ = std::move(index).value();
-  RT_TRY(check_files());
+  RT_TRY(files_.check_files(index_));
   RT_TRY(sort_tensors());
   if (weights_.empty()) {
     return refusal(ErrorCode::kUnsupported, dir().string(), "has no weights under names that are known here",
@@ -556,7 +480,7 @@ bool is_optimizer_key(std::string_view saved) {
 }
 
 Result<DistPosition> dist_position(const fs::path& dir, const DistIndex& index, std::vector<ArchivePlace>* read) {
-  Files files(dir);
+  DistArchives files(dir);
   DistPosition out;
   int priority = 0;  // of the key that `step` is from
   const auto look = [&](const std::string& saved, const std::string& file, int64_t begin, int64_t bytes) -> Status {
@@ -567,7 +491,7 @@ Result<DistPosition> dist_position(const fs::path& dir, const DistIndex& index, 
     const bool step = rank > priority, tokens = key == "train_state.ntokens_seen";
     if (!adam && !step && !tokens && key != "lr_scheduler.last_epoch") return {};
     if (read != nullptr) read->push_back({dir / file, begin, bytes});
-    Result<double> found = number_at(files, file, begin, bytes);
+    Result<double> found = files.number(file, begin, bytes);
     if (!found.ok()) return std::move(found).error().with(saved);
     const double number = found.value();
     if (adam) {

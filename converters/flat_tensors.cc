@@ -80,6 +80,20 @@ std::vector<std::filesystem::path> FilePool::paths() const {
   return out;
 }
 
+FileBox rows_of(const FileBox& box, int64_t from, int64_t to, int64_t elem_bytes) {
+  FileBox out = box;
+  const int64_t lo = std::max(from, box.offsets[0]), hi = std::max(lo, std::min(to, box.offsets[0] + box.sizes[0]));
+  const int64_t row = box.sizes[0] > 0 ? count_elems(box.sizes) / box.sizes[0] : 0;
+  const int64_t begin = (lo - box.offsets[0]) * row, end = (hi - box.offsets[0]) * row;  // elements of the box
+  const int64_t first = std::max(begin, box.first), last = std::max(first, std::min(end, box.first + box.elems()));
+  out.offsets[0] = lo;
+  out.sizes[0] = hi - lo;
+  out.offset += (first - box.first) * elem_bytes;
+  out.first = first - begin;
+  out.count = last - first;
+  return out;
+}
+
 BoxRun run_in_box(const Shape& offsets, const Shape& sizes, const Shape& shape, int64_t at) {
   BoxRun out{.from = 0, .count = 1};
   int64_t own = 1, run = 1;
@@ -137,7 +151,7 @@ void FlatTensors::add(std::string name, std::string dtype, Shape shape, std::vec
 void FlatTensors::add_boxes(std::string name, std::string dtype, Shape shape, std::vector<FileBox> boxes,
                             int64_t paired) {
   int64_t elems = 0;
-  for (const FileBox& box : boxes) elems += count_elems(box.sizes);
+  for (const FileBox& box : boxes) elems += box.elems();
   RT_CHECK(elems == count_elems(shape), "{}: boxes of {} elements for {}", name, elems, to_string(shape));
   RT_CHECK(paired == 0 || (!shape.empty() && paired % 2 == 0 && shape[0] % paired == 0), "{}: heads of {}", name,
            paired);
@@ -202,13 +216,21 @@ Status FlatTensors::read_boxes(const SafeTensor& tensor, const Placed& placed, i
     for (size_t tried = 0; run.count == 0; ++tried, k += run.count == 0 ? 1 : 0) {  // most runs continue in the next
       RT_CHECK(tried < placed.boxes.size(), "{}: no box holds element {}", tensor.name, stored);
       k %= placed.boxes.size();
-      run = run_in_box(placed.boxes[k].offsets, placed.boxes[k].sizes, tensor.shape, stored);
+      const FileBox& box = placed.boxes[k];
+      run = run_in_box(box.offsets, box.sizes, tensor.shape, stored);
+      run.count = run.from < box.first ? 0 : std::min(run.count, box.first + box.elems() - run.from);
+      run.from -= box.first;
+      if (run.count < 0) run.count = 0;
     }
     const int64_t count = std::min(run.count, most);
     const auto size = static_cast<size_t>(count * placed.elem_bytes);
-    const Status done =
-        files_->read(placed.boxes[k].file, placed.boxes[k].offset + run.from * placed.elem_bytes, {out, size});
-    if (!done.ok()) return Status(done).with(fmt::format("tensor {}", tensor.name));
+    const FileBox& box = placed.boxes[k];
+    if (box.file < 0) {
+      std::memset(out, 0, size);
+    } else {
+      const Status done = files_->read(box.file, box.offset + run.from * placed.elem_bytes, {out, size});
+      if (!done.ok()) return Status(done).with(fmt::format("tensor {}", tensor.name));
+    }
     out += size;
     at += count;
     left -= count;

@@ -15,6 +15,7 @@
 
 #include "converters/weights_file.h"
 #include "runtime/core/result.h"
+#include "runtime/core/shape.h"
 #include "runtime/core/unique_handle.h"
 
 namespace cairn::convert {
@@ -54,12 +55,18 @@ struct FlatRun {
   bool operator==(const FlatRun&) const = default;
 };
 
-/// A box of a tensor, dense and row-major in a file.
+/// A box of a tensor, dense and row-major in a file, or a stretch of its elements; in no file (file < 0) zeros.
 struct FileBox {
   Shape offsets, sizes;
   int64_t file = -1;
   int64_t offset = 0;  // bytes
+  int64_t first = 0;   // element of the box that lies at `offset`
+  int64_t count = -1;  // elements that follow there; -1: all of the box
+  int64_t elems() const { return count >= 0 ? count : count_elems(sizes) - first; }
 };
+/// Rows [from, to) of a box's tensor in its first dim: what the box has of them, in the coordinates of the whole
+/// tensor; no elements where it has none. `elem_bytes`: of the stored dtype.
+FileBox rows_of(const FileBox& box, int64_t from, int64_t to, int64_t elem_bytes);
 
 /// Elements of a box, one behind the other there and in its tensor.
 struct BoxRun {

@@ -37,6 +37,7 @@ struct ForeignState {
   OptimizerConfig optimizer;  // as it was set at the save; peak_lr: the rate of the next step
   nlohmann::json kept;        // settings, configuration and plain client state, for people
   std::vector<std::string> notes;
+  std::string config;  // the model's config.json where the state itself says what the model is; empty: it does not
 };
 
 /// Reads every archive and compares it with its checksums. Errors: kCorrupt naming file and entry, kIo.

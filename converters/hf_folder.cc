@@ -236,8 +236,8 @@ Result<std::unique_ptr<HfFolder>> HfFolder::open(const fs::path& dir, const HfOp
 }
 
 Result<std::unique_ptr<HfFolder>> HfFolder::open_with(const fs::path& dir, std::unique_ptr<WeightsFile> file,
-                                                      const HfOptions& options) {
-  RT_TRY_SET(std::unique_ptr<HfFolder> out, inspect(dir, std::move(file), options));
+                                                      const HfOptions& options, const std::string& config) {
+  RT_TRY_SET(std::unique_ptr<HfFolder> out, inspect(dir, std::move(file), options, config));
   RT_TRY(out->refuse_problems());
   return out;
 }
@@ -253,13 +253,14 @@ Status HfFolder::refuse_problems() const {
 }
 
 Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, const HfOptions& options) {
-  return inspect(dir, nullptr, options);
+  return inspect(dir, nullptr, options, "");
 }
 
 Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, std::unique_ptr<WeightsFile> file,
-                                                    const HfOptions& options) {
+                                                    const HfOptions& options, const std::string& config) {
   std::unique_ptr<HfFolder> out(new HfFolder());
   out->dir_ = dir;
+  out->config_text_ = config;
   std::error_code error;
   if (!fs::is_directory(dir, error)) {
     return named(dir, invalid(fmt::format("{}: is no folder; expected one with config.json and model.safetensors",
@@ -270,7 +271,7 @@ Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, std::un
   RT_TRY(out->match(options).with(dir.string()));
   if (out->weights_->index() == kIndexFile) out->kept_files_.emplace_back(kIndexFile);
   for (std::string& name : passed_files_in(dir)) out->kept_files_.push_back(std::move(name));
-  out->kept_files_.emplace_back(kConfigFile);
+  if (config.empty()) out->kept_files_.emplace_back(kConfigFile);
   for (const std::string& name : out->kept_files_) {  // sooner than an import would
     RT_TRY(check_inside(dir, name));
     RT_TRY(open_foreign(dir / name));
@@ -283,11 +284,13 @@ Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, std::un
 
 Status HfFolder::read_config(std::unique_ptr<WeightsFile> given) {
   const fs::path path = dir_ / kConfigFile;
-  if (!is_plain_file(path)) {
+  if (config_text_.empty() && !is_plain_file(path)) {
     return named(dir_, invalid(fmt::format("{}: has no config.json; is this the folder that save_pretrained wrote?",
                                            dir_.string())));
   }
-  RT_TRY_SET(config_text_, read_text_file(path, kMaxConfigBytes));
+  if (config_text_.empty()) {
+    RT_TRY_SET(config_text_, read_text_file(path, kMaxConfigBytes));
+  }
   Result<nlohmann::json> config =
       parse_json_strictly(config_text_, "the config", kMaxConfigDepth, 0, JsonNumbers::kPython);
   if (!config.ok()) return std::move(config).error().with(path.string());

@@ -83,9 +83,10 @@ class HfFolder final : public WeightSource {
   /// The same, but tensors that stand in the way are no error: a folder with problems may be looked at, not read.
   static Result<std::unique_ptr<HfFolder>> inspect(const std::filesystem::path& dir, const HfOptions& options = {});
   /// The model of the config.json in `dir` with tensors from elsewhere. Files beside it are kept; weights there are not
-  /// read.
+  /// read. `config`: in place of the file, which is then not kept; empty: the file.
   static Result<std::unique_ptr<HfFolder>> open_with(const std::filesystem::path& dir,
-                                                     std::unique_ptr<WeightsFile> file, const HfOptions& options = {});
+                                                     std::unique_ptr<WeightsFile> file, const HfOptions& options = {},
+                                                     const std::string& config = "");
 
   const ModelConfig& model() const override { return model_; }
   const std::vector<TensorSpec>& tensors() const override { return tensors_; }
@@ -123,7 +124,7 @@ class HfFolder final : public WeightSource {
  private:
   HfFolder() = default;
   static Result<std::unique_ptr<HfFolder>> inspect(const std::filesystem::path& dir, std::unique_ptr<WeightsFile> file,
-                                                   const HfOptions& options);
+                                                   const HfOptions& options, const std::string& config);
   Status refuse_problems() const;
   using Found = std::map<std::string, const FolderTensor*>;  // by the table's name
   Status read_config(std::unique_ptr<WeightsFile> given);

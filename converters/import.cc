@@ -22,6 +22,7 @@
 #include "converters/dist_state.h"
 #include "converters/foreign_file.h"
 #include "converters/hf_folder.h"
+#include "converters/megatron_state.h"
 #include "converters/source_stream.h"
 #include "runtime/core/random.h"
 #include "runtime/json/json.h"
@@ -324,15 +325,25 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
 bool is_imported_state(const TrainingState& state, bool weights_only) {
   // Files of model ranks without an optimizer are weights (sharded_files.h), and so are boxes (dist_files.h).
   if (state.program == "DeepSpeed") return state.layout != "ZeRO-0" || !state.optimizer.empty();
-  return state.program == "torch.distributed.checkpoint" && state.problems.empty() &&
-         (weights_only || !state.optimizer.empty());
+  const bool boxes = state.program == "torch.distributed.checkpoint" ||
+                     (state.program == "Megatron-LM" && state.layout == "torch_dist");
+  return boxes && state.problems.empty() && (weights_only || !state.optimizer.empty());
 }
 
 namespace {
 
 Result<ForeignState> open_foreign_state(const TrainingState& state, const fs::path& config, bool weights_only) {
   if (state.program == "DeepSpeed") return open_deepspeed(state, weights_only);
-  RT_TRY_SET(const std::string text, read_text_file(config / kConfigFile, kMaxKeptFileBytes));
+  const bool megatron = state.program == "Megatron-LM";
+  std::string text;
+  if (!megatron || is_plain_file(config / kConfigFile)) {
+    RT_TRY_SET(text, read_text_file(config / kConfigFile, kMaxKeptFileBytes));
+  }
+  if (megatron) {  // a folder of another family has the tokenizer's files
+    const nlohmann::json json = json_or_nothing(text);
+    const bool of_megatron = json_string(json, "model_type") == "megatron_gpt";
+    return open_megatron_state(state, weights_only, of_megatron ? json : nlohmann::json());
+  }
   return open_dist_state(state, weights_only, json_or_nothing(text));
 }
 
@@ -362,7 +373,7 @@ void keep_in_range(ForeignState* state) {
 
 Result<OpenedState> open_state(const TrainingState& state, const fs::path& config, const ImportOptions& options) {
   OpenedState out;
-  if (!is_plain_file(config / kConfigFile)) {
+  if (state.program != "Megatron-LM" && !is_plain_file(config / kConfigFile)) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("{}: has no config.json: {} saves none, and without it the tensors have no meaning\n"
                              "  expected the model's config.json (and its tokenizer) there\n"
@@ -376,7 +387,7 @@ Result<OpenedState> open_state(const TrainingState& state, const fs::path& confi
   RT_TRY(verified.get());  // a damaged file explains masters that differ
   RT_TRY(rounds);
   const HfOptions hf{.untie = options.untie, .drop_mtp = options.drop_mtp};
-  RT_TRY_SET(out.weights, HfFolder::open_with(config, std::move(out.state.weights), hf));
+  RT_TRY_SET(out.weights, HfFolder::open_with(config, std::move(out.state.weights), hf, out.state.config));
   if (out.state.exp_avg == nullptr) return out;
   if (out.weights->has_unit_head()) {
     return Error{ErrorCode::kUnsupported,
@@ -385,8 +396,8 @@ Result<OpenedState> open_state(const TrainingState& state, const fs::path& confi
                              "  `cairn import --weights-only` takes the weights",
                              config.string())};
   }
-  RT_TRY_SET(out.exp_avg, HfFolder::open_with(config, std::move(out.state.exp_avg), hf));
-  RT_TRY_SET(out.exp_avg_sq, HfFolder::open_with(config, std::move(out.state.exp_avg_sq), hf));
+  RT_TRY_SET(out.exp_avg, HfFolder::open_with(config, std::move(out.state.exp_avg), hf, out.state.config));
+  RT_TRY_SET(out.exp_avg_sq, HfFolder::open_with(config, std::move(out.state.exp_avg_sq), hf, out.state.config));
   return out;
 }
 

@@ -73,8 +73,8 @@ struct OpenedState {
   ForeignState state;                                      // its tensors are in the folders below
   std::unique_ptr<HfFolder> weights, exp_avg, exp_avg_sq;  // the last two null: only weights
 };
-/// Compares masters with the model's copy too. Errors: those of open_deepspeed(), open_dist_state(), check_masters()
-/// and HfFolder::open.
+/// Compares masters with the model's copy too. Errors: those of open_deepspeed(), open_dist_state(),
+/// open_megatron_state(), check_masters() and HfFolder::open.
 Result<OpenedState> open_state(const TrainingState& state, const std::filesystem::path& config,
                                const ImportOptions& options);
 

@@ -38,6 +38,7 @@ struct StateBuilder {
   /// The optimizer's own count of updates, as `place` has it. Errors: kCorrupt for no count, or another one than
   /// before.
   Status take_step(double step, const std::string& place);
+  bool has_step() const { return !step_place_.empty(); }
 
   const bool weights_only;
   ForeignState out;

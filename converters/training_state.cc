@@ -459,20 +459,25 @@ std::optional<TrainingState> look_at_torch(const fs::path& dir, const std::vecto
 /// Whether the optimizer's state comes along (deepspeed.h and dist_state.h refuse the rest by name).
 bool takes_optimizer(const TrainingState& state) {
   const bool whole = state.layout.find("universal") != std::string::npos || state.model_ranks <= 1;
-  const bool known = state.program == "DeepSpeed" ? whole : state.program == "torch.distributed.checkpoint";
+  const bool known = state.program == "DeepSpeed"     ? whole
+                     : state.program == "Megatron-LM" ? state.layout == "torch_dist"
+                                                      : state.program == "torch.distributed.checkpoint";
+  std::set kinds(state.optimizer.begin(), state.optimizer.end());
+  kinds.erase("fp32_param");  // Megatron's masters
   return known && state.layout.find(", ") == std::string::npos &&
-         std::set(state.optimizer.begin(), state.optimizer.end()) == std::set<std::string>{"exp_avg", "exp_avg_sq"};
+         kinds == std::set<std::string>{"exp_avg", "exp_avg_sq"};
 }
 
 void say_what_is_kept(TrainingState* state) {
   if (takes_optimizer(*state)) {
     const bool deepspeed = state->program == "DeepSpeed";
-    state->kept.push_back(fmt::format("the weights{} (the model's config.json: --config DIR)",
-                                      deepspeed ? ", from the float masters" : ""));
+    const bool megatron = state->program == "Megatron-LM";
+    state->kept.push_back(fmt::format("the weights{}{}", deepspeed || megatron ? ", from the float masters" : "",
+                                      megatron ? "" : " (the model's config.json: --config DIR)"));
     state->kept.push_back(
         fmt::format("the optimizer's state ({}) and its own count of updates", fmt::join(state->optimizer, ", ")));
-    state->kept.emplace_back(deepspeed ? "the step, the samples that were taken, the loss scale"
-                                       : "the step, the tokens that were seen where it says them");
+    state->kept.emplace_back(deepspeed || megatron ? "the step, the samples that were taken, the loss scale"
+                                                   : "the step, the tokens that were seen where it says them");
   } else {
     if (state->program != "DeepSpeed")
       state->kept.emplace_back("the weights, where the model's config.json is beside them");

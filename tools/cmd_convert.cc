@@ -108,10 +108,13 @@ Result<fs::path> folder_of(const Options& options) {
     std::error_code error;
     at /= fmt::format("global_step{}", options.step);
     if (!fs::is_directory(at, error)) at = fs::path(options.from) / fmt::format("step-{}", options.step);
+    if (!fs::is_directory(at, error)) at = fs::path(options.from) / fmt::format("iter_{:07d}", options.step);
     if (!fs::is_directory(at, error)) {
-      return convert::named(at, invalid(fmt::format("{}: there is no folder global_step{} or step-{} in it; --step N "
-                                                    "takes one of DeepSpeed's or torchtitan's",
-                                                    options.from, options.step, options.step)));
+      return convert::named(at,
+                            invalid(fmt::format("{0}: there is no folder global_step{1}, step-{1} or iter_{1:07d} in "
+                                                "it; --step N takes one of DeepSpeed's, torchtitan's or "
+                                                "Megatron-LM's",
+                                                options.from, options.step)));
     }
   }
   return at;
@@ -122,7 +125,7 @@ Result<std::optional<convert::TrainingState>> state_of(const Options& options) {
   RT_TRY_SET(const fs::path at, folder_of(options));
   RT_TRY_SET(std::optional<convert::TrainingState> state, convert::look_at_training_state(at));
   if (!state || !convert::is_imported_state(*state, options.weights_only)) {
-    const bool of_torch = state && state->program == "torch.distributed.checkpoint";
+    const bool of_torch = state && (state->program == "torch.distributed.checkpoint" || state->layout == "torch_dist");
     if (of_torch && !state->problems.empty()) {
       return Error{ErrorCode::kCorrupt,
                    fmt::format("{}: is a training state of {} that cannot be read:\n  {}", state->folder.string(),
@@ -135,10 +138,10 @@ Result<std::optional<convert::TrainingState>> state_of(const Options& options) {
                       state->folder.string()));
     }
     if (options.step >= 0 || options.weights_only || !options.config.empty()) {
-      return invalid(
-          fmt::format("{}: is no training state of DeepSpeed or torch.distributed.checkpoint; --config, "
-                      "--step and --weights-only are for one",
-                      options.from));
+      return invalid(fmt::format(
+          "{}: is no training state of DeepSpeed, Megatron-LM's torch_dist or torch.distributed.checkpoint; --config, "
+          "--step and --weights-only are for one",
+          options.from));
     }
     return std::optional<convert::TrainingState>();
   }
@@ -617,7 +620,7 @@ Result<int> check_state(const Options& options, const convert::TrainingState& st
   for (const std::string& warning : folder.warnings()) fmt::print("  warning: {}\n", warning);
   const int64_t kinds = opened.value().exp_avg == nullptr ? 1 : 3;
   fmt::print("  it imports, as the {} model of {}: {} as a checkpoint\n", folder.family().model_type,
-             (config / convert::kConfigFile).string(),
+             opened.value().state.config.empty() ? (config / convert::kConfigFile).string() : "its own arguments",
              format_bytes(kinds * count_parameters(folder.model()) * int64_t{sizeof(float)}));
   return 0;
 }
@@ -723,7 +726,7 @@ void add_import_options(CLI::App& command, Options& options) {
   command.add_option("--name", options.name, "name of the run; default: the folder's");
   command.add_option("--config", options.config,
                      "of a training state: the folder with the model's config.json and tokenizer; default: SRC");
-  command.add_option("--step", options.step, "of a training state: global_stepN or step-N, not the newest")
+  command.add_option("--step", options.step, "of a training state: global_stepN, step-N or iter_N, not the newest")
       ->type_name("N")
       ->transform(whole_number(0));
   command.add_flag("--weights-only", options.weights_only, "of a training state: only its weights, at step 0");

@@ -1,9 +1,12 @@
 // GPT models of Megatron-LM in its legacy checkpoint format, a file for each rank (sharded_files.h), or in torch_dist
 // (dist_files.h); import only. There
-// is no config.json: write one with model_type "megatron_gpt" and Megatron's own arguments as keys
-// (docs/training-states.md). Checkpoint version 3 alone: older ones order q, k and v otherwise. Source: Megatron-LM
-// megatron/training/arguments.py, megatron/legacy/model/language_model.py and transformer.py.
+// is no config.json: it is made from the arguments that torch_dist saves (megatron_args.h), or write one with
+// model_type "megatron_gpt" and Megatron's own arguments as keys (docs/training-states.md). Checkpoint version 3 alone:
+// older ones order q, k and v otherwise. Source: Megatron-LM megatron/training/arguments.py,
+// megatron/legacy/model/language_model.py and transformer.py.
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "converters/family_table.h"
 
@@ -116,6 +119,111 @@ ConfigKey tying() {
           nullptr};
 }
 
+ConfigKey head_norms() {
+  return {{"qk_layernorm"},
+          [](ConfigReader& in, M& m) {
+            if (in.boolean("qk_layernorm", false) && !in.boolean("multi_latent_attention", false)) {
+              m.qk_norm = QkNorm::kHead;
+            }
+          },
+          nullptr};
+}
+
+/// Megatron turns the channels of latent attention in neighbouring pairs, whatever rotary_interleaved says.
+ConfigKey latent_attention() {
+  return {{"multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim",
+           "rope_type"},
+          [](ConfigReader& in, M& m) {
+            if (!in.boolean("multi_latent_attention", false)) return;
+            constexpr int64_t kMost = 1 << 16;
+            const auto size = [&](const char* name, int64_t absent) {
+              const int64_t value = in.integer(name, absent);
+              if (value < 1 || value > kMost) {
+                in.invalid(fmt::format("{} = {} is out of range, 1 to {}", name, value, kMost));
+              }
+              return value;
+            };
+            m.mla = {.kv_rank = size("kv_lora_rank", 512),
+                     .q_rank = in.find("q_lora_rank") == nullptr ? 0 : size("q_lora_rank", 0),
+                     .nope_dim = size("qk_head_dim", 128),
+                     .rope_dim = size("qk_pos_emb_head_dim", 64),
+                     .value_dim = size("v_head_dim", 128)};
+            m.kv_heads = m.heads;
+            m.head_dim = m.mla.nope_dim + m.mla.rope_dim;
+            m.rope.dims = 0;
+            m.rope.pairs = RotaryPairs::kInterleaved;
+            if (m.mla.rope_dim % 2 != 0 || m.mla.value_dim > m.head_dim) {
+              in.unsupported("qk_pos_emb_head_dim must be even, and v_head_dim at most a head's channels");
+            }
+            if (in.text("rope_type", "yarn") != "rope") {
+              in.unsupported("latent attention with rope_type = \"yarn\" is not read; expected \"rope\"");
+            }
+            if (!in.boolean("qk_layernorm", false)) {
+              in.unsupported("latent attention without qk_layernorm has no norms behind its latent vectors");
+            }
+          },
+          nullptr};
+}
+
+/// moe_layer_freq: every so-manieth layer has experts, or a list of 1 and 0.
+void read_dense_layers(ConfigReader& in, M& m) {
+  const nlohmann::json* const frequency = in.find("moe_layer_freq");
+  if (frequency == nullptr) return;
+  const bool list = frequency->is_array();
+  const int64_t every = list ? 1 : in.integer("moe_layer_freq", 1);
+  if (every < 1 || (list && std::ssize(*frequency) != m.layers)) {
+    return in.invalid("moe_layer_freq must be a number above 0, or a list with 1 or 0 for each layer");
+  }
+  for (int64_t layer = 0; layer < m.layers; ++layer) {
+    const bool dense = list ? (*frequency)[static_cast<size_t>(layer)] == 0 : layer % every != 0;
+    if (dense) m.moe.dense_layers.push_back(layer);
+  }
+}
+
+ConfigKey expert_layers() {
+  return {{"num_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "moe_router_score_function",
+           "moe_router_pre_softmax", "moe_router_topk_scaling_factor", "moe_router_enable_expert_bias",
+           "moe_router_num_groups", "moe_router_group_topk", "moe_shared_expert_intermediate_size",
+           "moe_shared_expert_gate"},
+          [](ConfigReader& in, M& m) {
+            if (in.find("num_experts") == nullptr) return;
+            constexpr int64_t kMostExperts = 1 << 16, kMostUnits = 1 << 22;
+            const auto within = [&](const char* name, int64_t absent, int64_t least, int64_t most) {
+              const int64_t value = in.integer(name, absent);
+              if (value < least || value > most) {
+                in.invalid(fmt::format("{} = {} is out of range, {} to {}", name, value, least, most));
+              }
+              return value;
+            };
+            m.moe.experts = within("num_experts", 0, 1, kMostExperts);
+            m.moe.top_k = within("moe_router_topk", 2, 1, std::max<int64_t>(1, m.moe.experts));
+            m.moe.ffn = within("moe_ffn_hidden_size", m.ffn, 1, kMostUnits);
+            m.moe.aux_scope = AuxScope::kLayer;
+            read_dense_layers(in, m);
+            const std::string score = in.text("moe_router_score_function", "softmax");
+            if (score != "softmax" && score != "sigmoid") {
+              in.unsupported("moe_router_score_function = \"" + score + "\"; known: softmax, sigmoid");
+            }
+            const bool sigmoid = score == "sigmoid";
+            m.moe.router = sigmoid ? RouterKind::kSigmoid : RouterKind::kSoftmax;
+            m.moe.renormalise = sigmoid ? m.moe.top_k > 1 : !in.boolean("moe_router_pre_softmax", false);
+            m.moe.choice_bias = in.boolean("moe_router_enable_expert_bias", false);
+            if (m.moe.choice_bias != sigmoid) {
+              in.unsupported("known: a sigmoid router with expert biases, a softmax router without them");
+            }
+            if (in.find("moe_router_topk_scaling_factor") != nullptr) {
+              m.moe.scale = in.number("moe_router_topk_scaling_factor", 1);
+              if (!(m.moe.scale > 0)) in.invalid("moe_router_topk_scaling_factor must be above 0");
+            }
+            if (in.integer("moe_router_num_groups", 1) != 1) in.unsupported("moe_router_num_groups is not read");
+            if (in.find("moe_shared_expert_intermediate_size") != nullptr) {
+              m.moe.shared_ffn = within("moe_shared_expert_intermediate_size", 0, 1, kMostUnits);
+            }
+            m.moe.shared_gate = in.boolean("moe_shared_expert_gate", false);
+          },
+          nullptr};
+}
+
 const std::vector<ConfigKey>& keys() {
   static const std::vector<ConfigKey> kKeys = {
       needed_version(),
@@ -131,6 +239,9 @@ const std::vector<ConfigKey>& keys() {
       mlp(),
       projection_biases(),
       tying(),
+      head_norms(),
+      latent_attention(),
+      expert_layers(),
       only("apply_layernorm_1p", false),
       only("apply_residual_connection_post_layernorm", false),
       unread({"apply_query_key_layer_scaling", "attention_softmax_in_fp32"}),  // rounding
@@ -148,6 +259,27 @@ constexpr TensorRow kTensors[] = {
     {"layers.*.mlp.{gate,up}.*", "language_model.encoder.layers.*.mlp.dense_h_to_4h.*"},
     {"layers.*.mlp.up.*", "language_model.encoder.layers.*.mlp.dense_h_to_4h.*"},
     {"layers.*.mlp.down.*", "language_model.encoder.layers.*.mlp.dense_4h_to_h.*"},
+    {"layers.*.attn.q_norm.*", "language_model.encoder.layers.*.self_attention.q_layernorm.*"},
+    {"layers.*.attn.k_norm.*", "language_model.encoder.layers.*.self_attention.k_layernorm.*"},
+    // Latent attention.
+    {"layers.*.attn.q.*", "language_model.encoder.layers.*.self_attention.linear_q_proj.*"},
+    {"layers.*.attn.q_a.*", "language_model.encoder.layers.*.self_attention.linear_q_down_proj.*"},
+    {"layers.*.attn.q_b.*", "language_model.encoder.layers.*.self_attention.linear_q_up_proj.*"},
+    {"layers.*.attn.q_a_norm.*", "language_model.encoder.layers.*.self_attention.q_layernorm.*"},
+    {"layers.*.attn.kv_a.*", "language_model.encoder.layers.*.self_attention.linear_kv_down_proj.*"},
+    {"layers.*.attn.kv_b.*", "language_model.encoder.layers.*.self_attention.linear_kv_up_proj.*"},
+    {"layers.*.attn.kv_a_norm.*", "language_model.encoder.layers.*.self_attention.kv_layernorm.*"},
+    // Experts.
+    {"layers.*.moe.router.weight", "language_model.encoder.layers.*.mlp.router.weight"},
+    {"layers.*.moe.router.bias", "language_model.encoder.layers.*.mlp.router.expert_bias"},
+    {"layers.*.moe.experts.#.{gate,up}.weight",
+     "language_model.encoder.layers.*.mlp.experts.experts.linear_fc1.weight"},
+    {"layers.*.moe.experts.#.up.weight", "language_model.encoder.layers.*.mlp.experts.experts.linear_fc1.weight"},
+    {"layers.*.moe.experts.#.down.weight", "language_model.encoder.layers.*.mlp.experts.experts.linear_fc2.weight"},
+    {"layers.*.moe.shared.{gate,up}.weight", "language_model.encoder.layers.*.mlp.shared_experts.linear_fc1.weight"},
+    {"layers.*.moe.shared.up.weight", "language_model.encoder.layers.*.mlp.shared_experts.linear_fc1.weight"},
+    {"layers.*.moe.shared.down.weight", "language_model.encoder.layers.*.mlp.shared_experts.linear_fc2.weight"},
+    {"layers.*.moe.shared_gate.weight", "language_model.encoder.layers.*.mlp.shared_experts.gate_weight"},
     {"final_norm.*", "language_model.encoder.final_norm.*"},
     {"head.weight", "language_model.output_layer.weight"},
 };
@@ -176,6 +308,8 @@ constexpr Rename kDistRenames[] = {
     {"embedding.position_embeddings.", "language_model.embedding.position_embeddings."},
     {"output_layer.", "language_model.output_layer."},
     {".self_attention.linear_qkv.layer_norm_", ".input_norm."},
+    {".self_attention.linear_q_up_proj.layer_norm_", ".self_attention.q_layernorm."},
+    {".self_attention.linear_kv_up_proj.layer_norm_", ".self_attention.kv_layernorm."},
     {".mlp.linear_fc1.layer_norm_", ".post_attention_norm."},
     {".self_attention.linear_qkv.", ".self_attention.query_key_value."},
     {".self_attention.linear_proj.", ".self_attention.dense."},
