@@ -1,6 +1,6 @@
 // Input: the first byte chooses the program, the layout and the file; the rest are patches of its pickle
-// (tests/fuzz/target.h), of torch.distributed.checkpoint also of a rank's file. A state that is still taken has tensors
-// that lie in its files.
+// (tests/fuzz/target.h), of torch.distributed.checkpoint and Megatron-LM also of a rank's file. A state that is still
+// taken has tensors that lie in its files.
 #include <unistd.h>
 
 #include <filesystem>
@@ -10,6 +10,7 @@
 
 #include "converters/deepspeed.h"
 #include "converters/dist_state.h"
+#include "converters/megatron_state.h"
 #include "runtime/core/check.h"
 #include "tests/converters/deepspeed_state.h"
 #include "tests/converters/dist_folder.h"
@@ -89,6 +90,47 @@ void write_torch(const fs::path& folder, const std::vector<Drawn>& tensors, std:
   for (auto& [name, text] : dist_files_of(state)) write(folder / name, name == patched ? patch(text) : text);
 }
 
+/// One layer's norm and a table of tokens, with state by name or in a bucket.
+template <class Patch>
+void write_megatron(const fs::path& folder, bool buckets, std::string_view patched, const Patch& patch) {
+  const auto raw = [](int64_t count, const Shape& shape) {
+    return RawTensor{"F32", shape, bytes_of(std::vector<float>(static_cast<size_t>(count), 0.5f))};
+  };
+  DistState state;
+  RawTensors& tensors = state.parts[{}];
+  const std::pair<const char*, Shape> weights[] = {
+      {"embedding.word_embeddings.weight", {4, 2}},
+      {"decoder.layers.self_attention.linear_qkv.layer_norm_weight", {1, 2}}};
+  for (const auto& [name, shape] : weights) {
+    tensors[name] = raw(count_elems(shape), shape);
+    for (const char* kind : {"param", "exp_avg", "exp_avg_sq"}) {
+      if (!buckets) tensors[fmt::format("optimizer.state.{}.{}", kind, name)] = raw(count_elems(shape), shape);
+    }
+  }
+  for (const char* kind : {"param", "exp_avg", "exp_avg_sq"}) {
+    if (!buckets) break;
+    tensors[fmt::format("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(a, b).bucket_idx_0.{}", kind)] =
+        raw(72, {72});
+  }
+  std::string args;
+  for (const auto& [name, value] : {std::pair("hidden_size", 2),
+                                    {"num_layers", 1},
+                                    {"num_attention_heads", 1},
+                                    {"padded_vocab_size", 4},
+                                    {"seq_length", 2},
+                                    {"tensor_model_parallel_size", 1}}) {
+    args += pickled(name) + pickled(int64_t{value});
+  }
+  const std::string groups = "](}(" + pickled("step") + pickled(int64_t{5}) + "ue";
+  const std::string common =
+      pickle(pickled("args") + pickled_object("argparse", "Namespace", args) + pickled("iteration") +
+             pickled(int64_t{5}) + pickled("optimizer") + "}(" + pickled("param_groups") + groups + "u");
+  std::map<std::string, std::string> files = dist_files_of(state);
+  files["common.pt"] = zip({{"common/data.pkl", common}, {"common/version", "3\n"}});
+  files["metadata.json"] = R"({"sharded_backend": "torch_dist"})";
+  for (auto& [name, text] : files) write(folder / name, name == patched ? patch(text) : text);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -97,16 +139,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   for (const auto& entry : fs::directory_iterator(folder.path)) fs::remove(entry.path());
   const auto patch = [&](std::string text) { return fuzz::patched(std::move(text), fuzz::Feed(data + 1, size - 1)); };
-  const bool torch = (data[0] & 8) != 0;
-  if (torch) {
+  const bool torch = (data[0] & 8) != 0, megatron = (data[0] & 16) != 0;
+  if (megatron) {
+    constexpr std::string_view kFiles[] = {".metadata", "common.pt", "__0_0.distcp", ".metadata"};
+    write_megatron(folder.path, torch, kFiles[data[0] & 3], patch);
+  } else if (torch) {
     write_torch(folder.path, tensors, (data[0] & 4) != 0 ? "__0_0.distcp" : ".metadata", patch);
   } else {
     write_deepspeed(folder.path, tensors, data[0], patch);
   }
   const auto state = look_at_training_state(folder.path);
   if (!state.ok() || !state.value()) return 0;
-  const auto opened = state.value()->program == "DeepSpeed"
-                          ? open_deepspeed(*state.value(), false)
+  const auto opened = state.value()->program == "DeepSpeed" ? open_deepspeed(*state.value(), false)
+                      : state.value()->program == "Megatron-LM"
+                          ? open_megatron_state(*state.value(), false, {})
                           : open_dist_state(*state.value(), false, nlohmann::json::object());
   if (!opened.ok()) {
     RT_CHECK(opened.error().message.size() > 20, "refused without a word");
