@@ -67,6 +67,7 @@ else()  # packages of 0.2.0 that came without the .pc file
 endif()
 _cairn_pkg(pcre2 libpcre2-8)
 _cairn_pkg(icu icu-uc)
+_cairn_pkg(yaml yaml-0.1)
 _cairn_pkg(curl libcurl)
 _cairn_pkg(microhttpd libmicrohttpd)
 _cairn_pkg(crypto libcrypto)

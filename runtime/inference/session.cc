@@ -235,7 +235,7 @@ Status Session::make_cache(int64_t sequences, int64_t capacity) {
   return {};
 }
 
-Status Session::feed(int64_t sequence, std::span<const int32_t> tokens) {
+Status Session::feed(int64_t sequence, std::span<const int32_t> tokens, Rows wanted) {
   const auto count = std::ssize(tokens);
   int64_t rows = kPromptRows[0];
   for (const int64_t size : kPromptRows) {
@@ -255,12 +255,30 @@ Status Session::feed(int64_t sequence, std::span<const int32_t> tokens) {
                                             .cache_rows = {},
                                             .from_start = lengths_[sequence] == 0}));
   lengths_[sequence] += std::min(rows, count);
+  const auto vocab = static_cast<size_t>(plan_.recipe.model.vocab);
+  if (wanted == Rows::kEach) {
+    const size_t before = logits_.size(), made = static_cast<size_t>(std::min(rows, count));
+    logits_.resize(before + made * vocab);
+    RT_TRY(model->cached_logits(0, static_cast<int64_t>(made), std::span(logits_).subspan(before)));
+  }
   if (count > rows) {
     RT_TRY(stream_->settle());  // a device has taken what this pass gave it
-    return feed(sequence, tokens.subspan(rows));
+    return feed(sequence, tokens.subspan(rows), wanted);
   }
-  logits_.resize(plan_.recipe.model.vocab);
+  if (wanted == Rows::kEach) return {};
+  logits_.resize(vocab);
   return model->cached_logits(count - 1, 1, logits_);
+}
+
+Result<std::span<const float>> Session::resume(int64_t sequence, int64_t kept, std::span<const int32_t> tokens) {
+  RT_CHECK(sequence >= 0 && sequence < cache_.sequences, "sequence {} of {}", sequence, cache_.sequences);
+  RT_CHECK(kept >= 0 && kept <= lengths_[sequence], "{} kept tokens of {}", kept, lengths_[sequence]);
+  RT_TRY(check_tokens(tokens, cache_.capacity - kept));
+  if (gaps_[sequence] >= 0) return invalid("a text with a gap is read as a whole");
+  lengths_[sequence] = kept;
+  logits_.clear();
+  RT_TRY(feed(sequence, tokens, Rows::kEach));
+  return std::span<const float>(logits_);
 }
 
 Status Session::feed_shaped(int64_t sequence, std::span<const int32_t> tokens, const PromptShape& shape) {

@@ -72,6 +72,11 @@ class Session {
   Result<std::span<const float>> start(int64_t sequence, std::span<const int32_t> tokens,
                                        const PromptShape& shape = {});
 
+  /// Sequence `sequence` keeps its first `kept` tokens and continues with `tokens`, kept + n <= capacity. Returns
+  /// logits [n, vocab], a row behind each of `tokens`; valid until the next call. Neither what followed the kept tokens
+  /// before nor the other sequences change a bit. Errors: as logits(); kInvalidInput for a sequence with a shape.
+  Result<std::span<const float>> resume(int64_t sequence, int64_t kept, std::span<const int32_t> tokens);
+
   /// One more token for each sequence; a token of -1 leaves its sequence alone. Returns logits [sequences, vocab], rows
   /// of sequences left alone mean nothing; valid until the next call. Errors: kInvalidInput when one is full.
   Result<std::span<const float>> next(std::span<const int32_t> tokens);
@@ -104,7 +109,8 @@ class Session {
   Status check_shape(std::span<const int32_t> tokens, const PromptShape& shape) const;
   Status forward(std::span<const int32_t> tokens, std::span<const int32_t> targets, const PromptShape& shape,
                  const nn::SequenceRows& parted = {});
-  Status feed(int64_t sequence, std::span<const int32_t> tokens);
+  enum class Rows { kLast, kEach };  // whose logits are wanted
+  Status feed(int64_t sequence, std::span<const int32_t> tokens, Rows wanted = Rows::kLast);
   Status feed_shaped(int64_t sequence, std::span<const int32_t> tokens, const PromptShape& shape);
 
   Plan plan_;

@@ -1,0 +1,1 @@
+cairn_tests(runtime/evaluation LINK runtime/trainer)
