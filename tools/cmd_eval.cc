@@ -26,6 +26,7 @@
 #include "runtime/json/json.h"
 #include "tools/commands.h"
 #include "tools/device_option.h"
+#include "tools/eval_tasks.h"
 #include "tools/model_source.h"
 #include "tools/number_option.h"
 
@@ -41,6 +42,7 @@ struct Options {
   std::vector<std::string> texts, data;
   int64_t max_tokens = 0, window = 0, stride = 0;
   bool documents = false, across = false, any_text = false, raw = false, ema = false;
+  TaskArgs tasks;
 };
 
 struct Set {
@@ -266,12 +268,29 @@ nlohmann::json to_json(const Set& set, const Score& score, bool spells) {
           {"tokens_per_s", static_cast<double>(score.tokens) / std::max(score.seconds, 1e-9)}};
 }
 
+/// Tasks are evaluated apart from texts.
+Result<int> run_tasks(const Options& options, bool json) {
+  if (!options.texts.empty() || !options.data.empty()) {
+    return Error{ErrorCode::kInvalidInput, "--tasks, and --text or --data, are two evaluations: call cairn eval twice"};
+  }
+  TaskArgs args = options.tasks;
+  args.from = options.from;
+  args.tokenizer = options.tokenizer;
+  args.precision = options.precision;
+  args.device = options.device;
+  args.json = json;
+  if (options.ema) args.weights_of = convert::WeightsOf::kAverage;
+  return eval_tasks(args);
+}
+
 Result<int> run(const Options& options, bool json) {
   if (options.from.empty()) return Error{ErrorCode::kInvalidInput, "name a model: cairn eval --from MODEL"};
+  if (!options.tasks.files.empty()) return run_tasks(options, json);
   std::vector<Set> sets;
   for (const std::string& text : options.texts) sets.push_back(parse_set(text, true));
   for (const std::string& text : options.data) sets.push_back(parse_set(text, false));
-  if (sets.empty()) return Error{ErrorCode::kInvalidInput, "name what to evaluate: --text FILE or --data PREFIX"};
+  if (sets.empty())
+    return Error{ErrorCode::kInvalidInput, "name what to evaluate: --text FILE, --data PREFIX or --tasks FILE"};
   std::vector<std::string> read;
   for (const Set& set : sets) read.push_back(set.path);
   RT_TRY(data::check_read_once(read));
@@ -322,12 +341,37 @@ Result<int> run(const Options& options, bool json) {
   return 0;
 }
 
+void add_task_options(CLI::App& command, TaskArgs& tasks) {
+  command
+      .add_option("--tasks", tasks.files, "a task file: YAML, or JSON lines of items; repeatable (docs/evaluating.md)")
+      ->type_name("FILE")
+      ->expected(1)
+      ->take_all();
+  const auto of_tasks = [&](CLI::Option* option) { option->needs("--tasks"); };
+  of_tasks(
+      command.add_option("--shots", tasks.options.shots, "examples before each item; default: the task's own number")
+          ->transform(whole_number(0)));
+  of_tasks(command.add_option("--limit", tasks.options.limit, "that many items of each task, drawn by --seed; 0: all")
+               ->transform(whole_number(0)));
+  of_tasks(command.add_option("--seed", tasks.options.seed, "of --limit (default 0)")->transform(whole_number(0)));
+  of_tasks(command
+               .add_option("--transform", tasks.options.transforms,
+                           "makes other items of each: shuffle, rename, others_wrong, "
+                           "none_right, statements, single or open; repeatable, in order")
+               ->type_name("NAME")
+               ->expected(1)
+               ->take_all());
+  of_tasks(command.add_option("--steps", tasks.steps, "of a run: all, latest, or A..B; default: latest"));
+  of_tasks(command.add_flag("--follow", tasks.follow, "evaluate each new step of a run, until the run ends"));
+  of_tasks(command.add_flag("--items", tasks.items, "with --json, the result of each item too"));
+}
+
 }  // namespace
 
 void add_eval(CLI::App& app, Session& session) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
-      app.add_subcommand("eval", "loss, perplexity and bits per byte of texts or token stores under a model");
+  CLI::App* command = app.add_subcommand(
+      "eval", "loss, perplexity and bits per byte of texts or token stores under a model; tasks and probes");
   command->add_option("model,--from", options->from,
                       "a checkpoint, a run folder (newest checkpoint), or a Hugging Face folder");
   command
@@ -360,6 +404,7 @@ void add_eval(CLI::App& app, Session& session) {
       "--tokenizer", options->tokenizer,
       "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own. With "
       "--data alone there need be none: only bits/byte wants one");
+  add_task_options(*command, options->tasks);
   add_model_device_option(*command, options->device);
   add_json_flag(*command, session);
   command->footer(
@@ -367,7 +412,8 @@ void add_eval(CLI::App& app, Session& session) {
       "Examples:\n"
       "  cairn eval runs/mine --text kjv=data/kjv.txt\n"
       "  cairn eval HF_DIR --data valid=data/valid --window 1024 --stride 512\n"
-      "  cairn eval HF_DIR --text valid.jsonl.zst --json-key content");
+      "  cairn eval HF_DIR --text valid.jsonl.zst --json-key content\n"
+      "  cairn eval runs/mine --tasks arc.yaml --tasks probes.jsonl --shots 2 --limit 200 --steps all");
   command->final_callback(
       [options, &session] { session.action = [options, &session] { return run(*options, session.json); }; });
 }

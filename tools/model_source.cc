@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ckpt/format/manifest.h"
+#include "ckpt/format/names.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "converters/folder_kinds.h"
@@ -17,6 +18,7 @@
 #include "dsl/dsl.h"
 #include "runtime/cuda/machine/module.h"
 #include "runtime/cuda/recipe/refusals.h"
+#include "runtime/evaluation/transforms.h"
 #include "runtime/json/json.h"
 #include "runtime/plan/device_choice.h"
 #include "tools/run/folder.h"
@@ -62,9 +64,10 @@ Result<std::unique_ptr<Machine>> machine_for(const Recipe& recipe) {
 
 /// What lies beside the weights: a tokenizer.json before a SentencePiece model, as transformers prefers it.
 Result<std::unique_ptr<text::Tokenizer>> tokenizer_of_files(
-    const std::function<Result<std::string>(std::string_view)>& file, const std::vector<std::string>& names) {
+    const std::function<Result<std::string>(std::string_view)>& file, const std::vector<std::string>& names,
+    text::BesideFiles* files) {
   const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-  text::BesideFiles beside;
+  text::BesideFiles& beside = *files;
   for (const char* name : text::kBesideNames) {
     if (!has(name)) continue;
     RT_TRY_SET(*beside.find(name), file(name));
@@ -111,6 +114,14 @@ std::vector<int32_t> chatglm_before(int64_t pieces) {
   return {static_cast<int32_t>(pieces + 1), static_cast<int32_t>(pieces + 3)};
 }
 
+/// bos_token of the files beside a tokenizer, else the <s> of a SentencePiece model, else what ends a document.
+Result<int32_t> begin_token(const text::Tokenizer& tokenizer, const text::BesideFiles& files, bool sentencepiece) {
+  RT_TRY_SET(const text::Beside beside, text::read_beside(files));
+  const std::string named = beside.bos.empty() && sentencepiece ? "<s>" : beside.bos;
+  const std::optional<int32_t> id = named.empty() ? std::nullopt : tokenizer.find(named);
+  return id.value_or(tokenizer.eod());
+}
+
 InfillTokens infill_tokens(const Recipe& recipe, const nlohmann::json& config) {
   const ObjectiveConfig& objective = recipe.objective;
   if (recipe.model.mask != Mask::kPrefix) return {};
@@ -153,14 +164,68 @@ Result<fs::path> resolve_source(const fs::path& path) {
   return convert::named(path, std::move(found).error());
 }
 
-Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer, const std::string& precision,
-                               convert::WeightsOf weights_of, Works works, DeviceChoice device) {
-  ckpt::PosixBackend io;
-  LoadedModel out;
-  std::unique_ptr<convert::WeightSource> source;
-  std::function<Result<std::string>(std::string_view)> file;
+namespace {
+
+/// The files beside the weights, and how to read one.
+struct KeptFiles {
+  std::function<Result<std::string>(std::string_view)> read;
   std::vector<std::string> names;
+  nlohmann::json config;
   text::TokenizerHashes trained;  // of the recipe's tokenizer
+  bool has(std::string_view name) const { return std::find(names.begin(), names.end(), name) != names.end(); }
+};
+
+/// The tokenizer of `name`, where it is not empty, else the model's own.
+Status take_tokenizer(const std::string& name, const KeptFiles& files, LoadedModel& out) {
+  text::BesideFiles beside;
+  bool sentencepiece = false;
+  const auto from_path = [&](const TokenizerConfig& config) -> Status {
+    RT_TRY_SET(out.tokenizer, text::make_tokenizer(config));
+    sentencepiece = config.kind == TokenizerConfig::Kind::kSentencePiece;
+    if (config.kind != TokenizerConfig::Kind::kBytes) {
+      RT_TRY_SET(beside, text::beside_files(config.path));
+    }
+    return {};
+  };
+  if (!name.empty()) {
+    RT_TRY(check_tokenizer_name(name));
+    RT_TRY(from_path(text::tokenizer_config(name)));
+  } else {
+    Result<std::unique_ptr<text::Tokenizer>> kept = tokenizer_of_files(files.read, files.names, &beside);
+    if (!kept.ok()) return std::move(kept).error().with(out.from.string());
+    out.tokenizer = std::move(kept).value();
+    sentencepiece = out.tokenizer != nullptr && !files.has("tokenizer.json");
+    if (!out.tokenizer && out.recipe.tokenizer.kind != TokenizerConfig::Kind::kNone) {
+      RT_TRY_SET(const convert::FoundTokenizer found,
+                 convert::find_tokenizer(out.recipe.tokenizer, out.from, files.trained));
+      RT_TRY(from_path(found.tokenizer));
+    }
+  }
+  if (!out.tokenizer) {
+    return invalid(fmt::format(
+        "{}: has no tokenizer (tokenizer.json or tokenizer.model beside the weights, or one in the recipe); "
+        "name one with --tokenizer bytes or --tokenizer FILE",
+        out.from.string()));
+  }
+  if (out.tokenizer->own_vocab() > out.recipe.model.vocab) {
+    return invalid(fmt::format("{}: the tokenizer has {} ids, the model {} rows: they do not belong together",
+                               out.from.string(), out.tokenizer->own_vocab(), out.recipe.model.vocab));
+  }
+  out.before = out.tokenizer->before();
+  const bool chatglm = files.config.is_object() && json_field(files.config, "model_type") == "chatglm";
+  if (chatglm && name.empty() && !files.has("tokenizer.json")) out.before = chatglm_before(out.tokenizer->own_vocab());
+  if (out.stop.empty() && out.tokenizer->eod() >= 0) out.stop = {out.tokenizer->eod()};
+  RT_TRY_SET(out.begin, begin_token(*out.tokenizer, beside, sentencepiece));
+  return {};
+}
+
+}  // namespace
+
+Result<OpenedModel> open_model(const fs::path& path, const std::string& tokenizer, const std::string& precision,
+                               convert::WeightsOf weights_of, Works works) {
+  OpenedModel opened{.io = std::make_unique<ckpt::PosixBackend>()};
+  LoadedModel& out = opened.model;
+  KeptFiles files;
   if (is_hf_folder(path)) {
     if (weights_of == convert::WeightsOf::kAverage) {
       return invalid(
@@ -169,68 +234,51 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
     RT_TRY_SET(std::unique_ptr<convert::HfFolder> folder, convert::HfFolder::open(path));
     out.from = path;
     out.recipe = convert::recipe_for_import(folder->model(), {.tp = 1, .pp = 1, .dp = 1}, "hf", path);
-    names = folder->kept_files();
+    files.names = folder->kept_files();
     out.warnings = folder->warnings();
-    file = [path](std::string_view name) { return convert::read_text_file(path / name, kMaxFileBytes); };
-    source = std::move(folder);
+    files.read = [path](std::string_view name) { return convert::read_text_file(path / name, kMaxFileBytes); };
+    opened.source = std::move(folder);
   } else {
     RT_TRY_SET(out.from, resolve_source(path));
-    RT_TRY_SET(
-        std::unique_ptr<convert::CheckpointWeights> weights,
-        unless_removed({out.from}, convert::CheckpointWeights::open(io, out.from, dsl::decode_recipe, weights_of)));
+    RT_TRY_SET(std::unique_ptr<convert::CheckpointWeights> weights,
+               unless_removed({out.from},
+                              convert::CheckpointWeights::open(*opened.io, out.from, dsl::decode_recipe, weights_of)));
+    RT_TRY_SET(const std::string manifest,
+               unless_removed({out.from}, convert::read_text_file(out.from / ckpt::kManifestName, kMaxFileBytes)));
+    out.weights_hash = fmt::format("{:016x}", evaluation::hash_of(manifest));
     out.recipe = weights->recipe();
-    names = weights->files();
-    trained = trained_tokenizer(out.from, weights->manifest());
-    file = [kept = weights.get()](std::string_view name) { return kept->file(name); };
-    source = std::move(weights);
+    files.names = weights->files();
+    files.trained = trained_tokenizer(out.from, weights->manifest());
+    files.read = [kept = weights.get()](std::string_view name) { return kept->file(name); };
+    opened.source = std::move(weights);
   }
   if (!precision.empty()) out.recipe.precision = precision == "bf16" ? Precision::kBf16 : Precision::kF32;
-  Result<std::vector<int32_t>> stop = stop_ids(file, names);
+  Result<std::vector<int32_t>> stop = stop_ids(files.read, files.names);
   if (!stop.ok()) return std::move(stop).error().with(out.from.string());
   out.stop = std::move(stop).value();
-  const nlohmann::json config = config_of(file, names);
-  out.infill = infill_tokens(out.recipe, config);
-  const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-  const auto take_tokenizer = [&]() -> Status {
-    if (!tokenizer.empty()) {
-      RT_TRY(check_tokenizer_name(tokenizer));
-      RT_TRY_SET(out.tokenizer, text::make_tokenizer(text::tokenizer_config(tokenizer)));
-    } else {
-      Result<std::unique_ptr<text::Tokenizer>> beside = tokenizer_of_files(file, names);
-      if (!beside.ok()) return std::move(beside).error().with(out.from.string());
-      out.tokenizer = std::move(beside).value();
-      if (!out.tokenizer && out.recipe.tokenizer.kind != TokenizerConfig::Kind::kNone) {
-        RT_TRY_SET(const convert::FoundTokenizer found,
-                   convert::find_tokenizer(out.recipe.tokenizer, out.from, trained));
-        RT_TRY_SET(out.tokenizer, text::make_tokenizer(found.tokenizer));
-      }
-    }
-    if (!out.tokenizer) {
-      return invalid(fmt::format(
-          "{}: has no tokenizer (tokenizer.json or tokenizer.model beside the weights, or one in the recipe); "
-          "name one with --tokenizer bytes or --tokenizer FILE",
-          out.from.string()));
-    }
-    if (out.tokenizer->own_vocab() > out.recipe.model.vocab) {
-      return invalid(fmt::format("{}: the tokenizer has {} ids, the model {} rows: they do not belong together",
-                                 out.from.string(), out.tokenizer->own_vocab(), out.recipe.model.vocab));
-    }
-    out.before = out.tokenizer->before();
-    const bool chatglm = config.is_object() && json_field(config, "model_type") == "chatglm";
-    if (chatglm && tokenizer.empty() && !has("tokenizer.json")) out.before = chatglm_before(out.tokenizer->own_vocab());
-    if (out.stop.empty() && out.tokenizer->eod() >= 0) out.stop = {out.tokenizer->eod()};
-    return {};
-  };
-  if (const Status taken = take_tokenizer(); !taken.ok()) {
+  files.config = config_of(files.read, files.names);
+  out.infill = infill_tokens(out.recipe, files.config);
+  if (const Status taken = take_tokenizer(tokenizer, files, out); !taken.ok()) {
     if (works == Works::kOnText || !tokenizer.empty()) return taken.error();
     out.tokenizer.reset();  // ids need none
   }
+  return opened;
+}
+
+Result<LoadedModel> load_weights(OpenedModel opened, DeviceChoice device) {
+  LoadedModel& out = opened.model;
   if (device == DeviceChoice::kCuda) {
     RT_TRY_SET(out.machine, machine_for(out.recipe));
   }
   RT_TRY_SET(out.session, inference::Session::make(out.recipe, out.machine.get()));
-  RT_TRY(unless_removed({out.from}, fill(*source, *out.session)));
-  return out;
+  RT_TRY(unless_removed({out.from}, fill(*opened.source, *out.session)));
+  return std::move(out);
+}
+
+Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer, const std::string& precision,
+                               convert::WeightsOf weights_of, Works works, DeviceChoice device) {
+  RT_TRY_SET(OpenedModel opened, open_model(path, tokenizer, precision, weights_of, works));
+  return load_weights(std::move(opened), device);
 }
 
 }  // namespace cairn::tools

@@ -34,6 +34,15 @@ struct LoadedModel {
   InfillTokens infill;                // of the recipe's objective, else of config.json; only with model.mask = prefix
   std::vector<std::string> warnings;  // of a Hugging Face folder, as an import of it has them
   std::vector<int32_t> stop;          // ids that end a text: of generation_config.json, config.json or the tokenizer
+  int32_t begin = -1;        // stands before a text that has nothing before it: bos, else eos; -1: no such token
+  std::string weights_hash;  // XXH3-64 of a checkpoint's manifest, which has the hashes of its bytes; else empty
+};
+
+/// A model without its weights: what is known of it before they are read.
+struct OpenedModel {
+  LoadedModel model;  // without machine and session
+  std::unique_ptr<ckpt::IoBackend> io;
+  std::unique_ptr<convert::WeightSource> source;
 };
 
 /// Whether it has a config.json, which checkpoints and run folders have not.
@@ -57,6 +66,12 @@ enum class Works { kOnText, kOnIds };
 /// kInvalidInput when there is no tokenizer, or it has more ids than the model has rows; for work on ids one that does
 /// not do is none, unless it was named. `device`: kCpu or kCuda; what CUDA cannot compute yet, or a device that cannot
 /// be used, is an error.
+Result<OpenedModel> open_model(const std::filesystem::path& path, const std::string& tokenizer,
+                               const std::string& precision = {},
+                               convert::WeightsOf weights_of = convert::WeightsOf::kTraining,
+                               Works works = Works::kOnText);
+Result<LoadedModel> load_weights(OpenedModel opened, DeviceChoice device);
+/// Both.
 Result<LoadedModel> load_model(const std::filesystem::path& path, const std::string& tokenizer,
                                const std::string& precision = {},
                                convert::WeightsOf weights_of = convert::WeightsOf::kTraining,
