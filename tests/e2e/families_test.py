@@ -185,7 +185,9 @@ class Families(RunTest):
         write_tokens(self.folder / "tokens", 30000, vocab=29)
         for fixture in ("ranks-codegeex", "ranks-glm130b", "ranks-llama", "dist-gpt2"):
             with self.subTest(fixture):
-                self.cairn("import", GOLDEN / fixture, self.folder / f"{fixture}.imported")
+                # The fixture's optimizer holds other sizes than its weights, for readers that pass it over.
+                more = ["--weights-only"] if fixture == "dist-gpt2" else []
+                self.cairn("import", GOLDEN / fixture, self.folder / f"{fixture}.imported", *more)
                 source = self.folder / f"{fixture}.imported" / "step-00000000"
                 alone, parted = f"{fixture}-alone", f"{fixture}-parted"
                 self.trained(source, alone, {})
