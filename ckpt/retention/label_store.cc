@@ -96,9 +96,13 @@ Result<std::vector<int64_t>> abandon_steps(IoBackend& io, const fs::path& checkp
   std::vector<int64_t> later(std::upper_bound(names.steps.begin(), names.steps.end(), step), names.steps.end());
   if (later.empty()) return later;
   RT_TRY_SET(const auto announced, announcements(io, checkpoints_dir));
-  std::set<int64_t> referred;
+  std::set<int64_t> referred, pinned;
   std::set<std::string> refer;
   for (const auto& [name, steps] : announced) {
+    if (name.starts_with(kPinPrefix)) {  // a reader stops no way back: it loses the step's name, as its clients learn
+      pinned.insert(steps.begin(), steps.end());
+      continue;
+    }
     referred.insert(steps.begin(), steps.end());
     if (!steps.empty()) refer.insert(name);
   }
@@ -106,7 +110,7 @@ Result<std::vector<int64_t>> abandon_steps(IoBackend& io, const fs::path& checkp
   std::set<std::string> moved;
   for (auto one = later.rbegin(); one != later.rend(); ++one) {  // what needs others goes before them
     const std::string name = step_dir_name(*one);
-    if (referred.contains(*one) || refer.contains(name)) {
+    if (!pinned.contains(*one) && (referred.contains(*one) || refer.contains(name))) {
       RT_TRY(remove_checkpoint(io, checkpoints_dir, *one, writer));
       continue;
     }

@@ -10,6 +10,7 @@
 
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/label_store.h"
 #include "ckpt/retention/references.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/posix_backend.h"
@@ -99,6 +100,18 @@ TEST_SUITE("ckpt/retention/pin") {
           std::vector<int64_t>{10});
     CHECK(clean_leftovers(disk, temp.path).value().removed.size() == 1);
     CHECK(list_names(disk, temp.path).value().leftovers.empty());
+  }
+
+  TEST_CASE("a way back moves a pinned step away") {
+    const TempDir temp, abandoned;
+    PosixBackend disk;
+    add_steps(disk, temp.path);
+    auto pin = Pin::make(disk, temp.path, 10, this_writer());
+    REQUIRE_OK(pin);
+    const auto moved = abandon_steps(disk, temp.path, abandoned.path, 0, this_writer());
+    REQUIRE_OK(moved);
+    CHECK(!is_whole(disk, temp.path, 10));
+    CHECK(std::filesystem::exists(abandoned.path / (step_dir_name(10) + "-1")));
   }
 
   TEST_CASE("a pin that comes at any moment of a removal either keeps the step or finds it gone") {
