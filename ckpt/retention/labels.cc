@@ -186,7 +186,7 @@ std::optional<StepAlarm> StepJudge::add(const StepNumbers& numbers) {
   if (numbers.step <= last()) go_back(numbers.step - 1);
   if (numbers.step > rules_.level_after) level_from_ = std::max(level_from_, rules_.level_after + 1);
   Row row = judge_row(numbers);
-  outliers_in_row_ = row.upward || !row.loss_counts ? outliers_in_row_ + 1 : 0;
+  if (!row.without_loss()) outliers_in_row_ = row.upward || !row.loss_counts ? outliers_in_row_ + 1 : 0;
   if (outliers_in_row_ >= std::max<int64_t>(1, rules_.window / 2)) {  // the level has moved
     level_from_ = numbers.step + 1;
     outliers_in_row_ = 0;

@@ -135,8 +135,10 @@ class StepJudge {
     bool stays = false;        // StepNumbers::stays
     /// It ruined the weights, or found them ruined: then its loss is above the ceiling.
     bool harmful() const { return upward && (!skipped || above); }
-    /// An outlier that neither did harm nor proves anything.
-    bool passed_over() const { return skipped && outlier() && !harmful(); }
+    /// It had no token to guess, so no loss.
+    bool without_loss() const { return skipped && !loss_counts && !outlier(); }
+    /// It neither did harm nor proves anything.
+    bool passed_over() const { return skipped && (outlier() || !loss_counts) && !harmful(); }
   };
   Row judge_row(const StepNumbers& numbers) const;
   std::vector<float> window_of(bool of_loss) const;

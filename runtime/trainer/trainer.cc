@@ -297,6 +297,7 @@ class Run {
   Status compare_replicas(int64_t number);
   /// Whether the update of `number` is left out, by watch.on_outlier or watch.skip_steps. The metrics say so.
   Result<bool> leaves_out(int64_t number, Pass* found);
+  std::string without_targets() const;
   /// Whose doing it is: the error that ends the run.
   Error why_not_finite(int64_t number, const Pass& found);
   /// The mean loss of these samples with the present weights, forward alone.
@@ -629,7 +630,7 @@ Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank)
   if (counted == 0) {
     if (unseen)  // of a recipe that masks nothing: the weights have been updated by no gradient
       return Error{ErrorCode::kInvalidInput,
-                   fmt::format("step {}: the objective leaves no token of the batch to be guessed", number)};
+                   fmt::format("step {}: {}; batch.skip leaves these out", number, without_targets())};
     out.nothing_counts = true;
     out.loss = std::nan("");
     counted = 1;
@@ -742,7 +743,7 @@ Status Run::step(int64_t number) {
   RT_TRY_SET(const bool left_out, leaves_out(number, &found));
   if (compares_replicas(recipe.watch, number)) RT_TRY(compare_replicas(number));
   last_batch_ = std::move(batch);  // what is not finite above was compared with the batch before
-  const bool overflow = !std::isfinite(found.norm);
+  const bool overflow = !std::isfinite(found.norm) && !found.nothing_counts;
   metrics_.source_loss = std::move(found.source_loss);
   metrics_.channel_loss = std::move(found.channel_loss);
   metrics_.mtp_loss = found.mtp_loss;
@@ -841,15 +842,19 @@ Result<telemetry::ComputedAgain> Run::compute_again(int64_t number, Pass* found)
   return telemetry::ComputedAgain{.found = twice ? Found::kTransient : Found::kPersistent, .ranks = std::move(ranks)};
 }
 
+/// Says of the step under way that no token of its batch is to be guessed, and which samples it has.
+std::string Run::without_targets() const {
+  const std::vector<data::SampleRef> batch = sampler_.peek(now_->plan.recipe.batch.samples);
+  return fmt::format("{} no token of its batch to be guessed, which is positions {} of the sample order",
+                     now_->plan.recipe.data.mask_repeats.period > 0 ? "the objective and data.mask_repeats leave"
+                                                                    : "the objective leaves",
+                     to_text(PositionRange{batch.front().position, batch.back().position}));
+}
+
 Result<bool> Run::leaves_out(int64_t number, Pass* found) {
   StepGuard guard(plan_.recipe.watch, watch_rules_, now_->level, &position_.guards);
   if (found->nothing_counts) {
-    const std::vector<data::SampleRef> batch = sampler_.peek(now_->plan.recipe.batch.samples);
-    metrics_.skip_why =
-        fmt::format("{} no token of its batch to be guessed, which is positions {} of the sample order",
-                    now_->plan.recipe.data.mask_repeats.period > 0 ? "the objective and data.mask_repeats leave"
-                                                                   : "the objective leaves",
-                    to_text(PositionRange{batch.front().position, batch.back().position}));
+    metrics_.skip_why = without_targets();
     guard.note(number, {}, true);
     return true;
   }

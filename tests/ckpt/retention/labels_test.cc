@@ -122,6 +122,19 @@ TEST_SUITE("ckpt/retention/labels") {
     CHECK(label_of(young, 12, 12) == Label::kGood);
   }
 
+  TEST_CASE("steps without a token to guess prove no save, and are no other level") {
+    StepJudge judge = run_to(399);
+    for (int64_t step = 400; step <= 599; ++step)
+      CHECK_FALSE(judge.add({.step = step, .loss = std::nan(""), .grad_norm = std::nan(""), .skipped = true}));
+    CHECK(label_of(judge, 399) == Label::kNew);
+    CHECK(label_of(judge, 500) == Label::kNew);
+    for (int64_t step = 600; step <= 631; ++step) judge.add(quiet(step));
+    CHECK(label_of(judge, 399) == Label::kGood);
+    StepNumbers spike = quiet(632);
+    spike.loss *= 1.4;
+    CHECK(judge.add(spike));
+  }
+
   TEST_CASE("ruined weights prove nothing where a guard leaves all later updates out") {
     StepJudge judge = run_to(200);
     for (int64_t step = 201; step <= 400; ++step) judge.add({step, 99.8, 30, true});
