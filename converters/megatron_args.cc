@@ -70,6 +70,8 @@ constexpr std::string_view kRefused[] = {"hybrid_override_pattern",
                                          "rotary_seq_len_interpolation_factor",
                                          "window_size",
                                          "qk_l2_norm",
+                                         "activation_func_clamp_value",
+                                         "glu_linear_offset",
                                          "no_rope_freq",
                                          "spec"};
 
@@ -97,6 +99,12 @@ Result<nlohmann::json> config_from_args(const nlohmann::json& args) {
                  fmt::format("the run was trained with {} = {}, and Cairn computes no such model\n"
                              "  expected it to be off",
                              name, json_text(args[name]).substr(0, 100))};
+  }
+  if (has("softmax_type") && args["softmax_type"] != "vanilla") {
+    return Error{ErrorCode::kUnsupported,
+                 fmt::format("the run was trained with softmax_type = {}, and Cairn reads no such model\n"
+                             "  expected \"vanilla\"",
+                             json_text(args["softmax_type"]).substr(0, 100))};
   }
   nlohmann::json out = {{"model_type", "megatron_gpt"}, {"checkpoint_version", 3.0}};
   for (const std::string_view name : kRead) {

@@ -120,25 +120,38 @@ Status sort_tensors(Opening& o) {
 
 // --- common.pt ------------------------------------------------------------------------------------------------------
 
-/// Calls `use` with each list of settings below `id`: of one optimizer, or of several under their numbers.
-void for_each_group(const TorchValues& file, Id id, int depth, const std::function<void(Id group)>& use) {
-  if (depth > 3) return;
+constexpr int64_t kMostVisits = 100'000;  // values that are looked at for settings: lists may be shared by lists
+
+/// Calls `use` with each list of settings below `id`: of one optimizer, or of several under their numbers. `visits`:
+/// counts values, and ends at kMostVisits.
+void for_each_group(const TorchValues& file, Id id, int depth, int64_t* visits,
+                    const std::function<void(Id group)>& use) {
+  if (depth > 3 || ++*visits > kMostVisits) return;
   if (const std::vector<Id>* parts = file.items(id)) {  // what ranks saved as one value each
-    for (const Id part : *parts) for_each_group(file, part, depth + 1, use);
+    for (const Id part : *parts) {
+      if (*visits > kMostVisits) break;
+      for_each_group(file, part, depth + 1, visits, use);
+    }
     return;
   }
   if (file.dict(id) == nullptr) return;
   if (const std::vector<Id>* groups = file.items(file.get(id, "param_groups"))) {
-    for (const Id group : *groups) use(group);
+    for (const Id group : *groups) {
+      if (++*visits > kMostVisits) break;
+      use(group);
+    }
     return;
   }
-  for (const auto& [key, value] : *file.dict(id)) for_each_group(file, value, depth + 1, use);
+  for (const auto& [key, value] : *file.dict(id)) {
+    if (*visits > kMostVisits) break;
+    for_each_group(file, value, depth + 1, visits, use);
+  }
 }
 
 Status read_groups(Opening& o, const TorchValues& file, Id optimizer, const std::string& place, nlohmann::json* kept) {
   Status out;
-  int64_t opaque = 0;
-  for_each_group(file, optimizer, 0, [&](Id group) {
+  int64_t opaque = 0, visits = 0;
+  for_each_group(file, optimizer, 0, &visits, [&](Id group) {
     OptimizerConfig& to = o.out.optimizer;
     const auto number = [&](const char* name) { return file.number(file.get(group, name)); };
     if (const auto lr = number("lr"); lr && *lr > 0) to.peak_lr = std::max(to.peak_lr, *lr);
@@ -151,6 +164,10 @@ Status read_groups(Opening& o, const TorchValues& file, Id optimizer, const std:
     if (const auto step = number("step"); step && out.ok()) out = o.take_step(*step, place);
     if (kept->size() < 64) kept->push_back(file.json(group, &opaque));
   });
+  if (visits > kMostVisits) {
+    return refusal(ErrorCode::kCorrupt, place, fmt::format("has more than {} values in its optimizer", kMostVisits),
+                   "some groups of settings", kCopyAgain);
+  }
   return out;
 }
 
