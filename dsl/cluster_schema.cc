@@ -228,12 +228,13 @@ std::vector<Field> pod_fields() {
           kubernetes("user", &KubernetesConfig::user)
               .range(0, 4294967294)
               .otherwise(0)
-              .says("number of the user that the pods run as; 0: the image's")
+              .says("number of the user that the pods run as; 0: 1000, with security = \"image\" the image's")
               .like("1000"),
           kubernetes("group", &KubernetesConfig::group)
               .range(0, 4294967294)
               .otherwise(0)
-              .says("number of the group that the pods run as; 0: the image's")
+              .says("number of the group that the pods run as, and of fresh volumes; 0: the user's number, with security = "
+                    "\"image\" the image's")
               .like("1000"),
           kubernetes("tolerations", &KubernetesConfig::tolerations)
               .otherwise(Json::array())

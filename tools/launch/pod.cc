@@ -47,13 +47,21 @@ std::pair<json, json> volumes_of(const KubernetesConfig& pods, const PodFiles& f
   return {std::move(volumes), std::move(mounts)};
 }
 
+constexpr int64_t kPlainUser = 1000;
+
 /// Security contexts of the pod and of its container. RDMA devices work in memory that is locked.
 std::pair<json, json> security_of(const KubernetesConfig& pods) {
   json pod = json::object(), container = json::object();
-  if (pods.user > 0) pod["runAsUser"] = pods.user;
-  if (pods.group > 0) pod["runAsGroup"] = pods.group;
+  const bool restricted = pods.security == PodSecurity::kRestricted;
+  // An image that says no user runs as root, which `restricted` refuses; a fresh claim belongs to root.
+  const int64_t user = pods.user > 0 || !restricted ? pods.user : kPlainUser;
+  const int64_t group = pods.group > 0 || !restricted ? pods.group : user;
+  if (user > 0) pod["runAsUser"] = user;
+  if (group > 0) pod["runAsGroup"] = group;
   if (!pods.rdma.empty()) container["capabilities"]["add"] = {"IPC_LOCK"};
-  if (pods.security == PodSecurity::kRestricted) {
+  if (restricted) {
+    pod["fsGroup"] = group;
+    pod["fsGroupChangePolicy"] = "OnRootMismatch";
     pod["runAsNonRoot"] = true;
     pod["seccompProfile"] = {{"type", "RuntimeDefault"}};
     container["allowPrivilegeEscalation"] = false;

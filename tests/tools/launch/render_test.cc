@@ -270,7 +270,12 @@ exit "$code"
       CHECK_MESSAGE(!pod_of().contains(field), field);
     CHECK(!pods(c, job())[2].at("spec").contains("ttlSecondsAfterFinished"));
     CHECK(pod_of().at("securityContext") ==
-          json{{"runAsNonRoot", true}, {"seccompProfile", {{"type", "RuntimeDefault"}}}});
+          json{{"runAsNonRoot", true},
+               {"runAsUser", 1000},
+               {"runAsGroup", 1000},
+               {"fsGroup", 1000},
+               {"fsGroupChangePolicy", "OnRootMismatch"},
+               {"seccompProfile", {{"type", "RuntimeDefault"}}}});
     KubernetesConfig& k = c.kubernetes;
     k.tolerations = {"gpu", "team=a:NoExecute", "nvidia.com/gpu:NoSchedule"};
     k.avoid_nodes = {"node-1", "node-2"};
@@ -300,6 +305,7 @@ exit "$code"
     CHECK(pod.at("dnsPolicy") == "ClusterFirstWithHostNet");
     CHECK(pod.at("securityContext").at("runAsUser") == 1000);
     CHECK(pod.at("securityContext").at("runAsGroup") == 2000);
+    CHECK(pod.at("securityContext").at("fsGroup") == 2000);
     CHECK(container.at("resources").at("limits") == json{{"rdma/hca", "2"}});
     CHECK(container.at("securityContext").at("capabilities") == json{{"add", {"IPC_LOCK"}}, {"drop", {"ALL"}}});
     const json& labels = the_job.at("metadata").at("labels");
