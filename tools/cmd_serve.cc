@@ -161,8 +161,7 @@ void add_serve(CLI::App& app, Session& session) {
       ->type_name("FILE");
   command->add_option("--dtype", args->dtype, "of weights under a run's own name: f32, bf16, f16; as `cairn export`")
       ->type_name("DTYPE");
-  command->add_option("--max-shard-size", args->max_shard_size, "of a weights file, as 2GB; as `cairn export`")
-      ->type_name("SIZE");
+  command->add_option("--max-shard-size", args->max_shard_size, "of a weights file, as 2GB; as `cairn export`");
   command->add_flag("--without-tokenizer", args->without_tokenizer, "no files of a tokenizer");
   command->add_flag("--bad", args->bad, "steps that are labelled bad, too");
   command->add_option("--max-clients", args->clients, "connections at once")

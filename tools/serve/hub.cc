@@ -27,7 +27,8 @@ using nlohmann::json;
 constexpr std::string_view kOwner = "runs/";
 constexpr size_t kMostName = 80, kMostMessage = 1000;
 constexpr size_t kMostNames = 4096;                   // that clients are held to
-constexpr auto kMostSame = std::chrono::minutes(10);  // of a client that never stops to ask
+constexpr auto kMostSame = std::chrono::minutes(10);  // of a client that asks on and reads nothing
+constexpr auto kTouchEvery = std::chrono::seconds(1);
 
 const std::array<ServedForm, 4> kForms = {ServedForm{".f32", DType::kF32}, ServedForm{".bf16", DType::kBf16},
                                           ServedForm{".f16", DType::kF16},
@@ -88,8 +89,8 @@ Result<std::string> served_name(const std::string& folder) {
 
 struct Hub::Impl {
   HubOptions options;
-  ViewReader reader;
   OpenedSteps opened;
+  ViewReader reader;  // its threads read what is opened
 
   std::mutex mutex;  // what follows
   ckpt::PosixBackend io;
@@ -100,7 +101,7 @@ struct Hub::Impl {
   };
   std::map<std::string, Held> held;  // which step a moving name is for a client
 
-  explicit Impl(HubOptions given) : options(std::move(given)), reader(options.kept_bytes), opened(options) {
+  explicit Impl(HubOptions given) : options(std::move(given)), opened(options), reader(options.kept_bytes) {
     for (const ServedRunOptions& run : options.runs) runs.emplace_back(run);
   }
 
@@ -126,8 +127,24 @@ struct Hub::Impl {
   http::Answer index();
   http::Answer model(const OpenedStep& step, const std::string& id) const;
   http::Answer tree(const OpenedStep& step, const std::string& folder) const;
-  http::Answer file(const std::shared_ptr<OpenedStep>& step, const std::string& name);
+  http::Answer file(const std::shared_ptr<OpenedStep>& step, const std::string& name, const std::string& holds);
+  std::string hold_key(const ServedRun& run, const ServedForm& form, const std::string& revision,
+                       const std::string& client) const;
+  /// An answer of that step continues: it stays open, and a moving name the same step.
+  void touch(const OpenedStep& step, const std::string& holds);
 };
+
+std::string Hub::Impl::hold_key(const ServedRun& run, const ServedForm& form, const std::string& revision,
+                                const std::string& client) const {
+  return client + "\n" + run.name() + form.name + "\n" + revision;
+}
+
+void Hub::Impl::touch(const OpenedStep& step, const std::string& holds) {
+  opened.find(step.id, step.commit);
+  if (holds.empty()) return;
+  const std::lock_guard lock(mutex);
+  if (const auto found = held.find(holds); found != held.end()) found->second.first = found->second.last = Clock::now();
+}
 
 /// A moving name stays the same step for a client that asks on, so that no load mixes two.
 Result<const ckpt::CheckpointInfo*> Hub::Impl::step_of(const ServedRun& run, const ServedForm& form,
@@ -135,7 +152,7 @@ Result<const ckpt::CheckpointInfo*> Hub::Impl::step_of(const ServedRun& run, con
   if (!is_moving_name(revision)) return run.find(revision, form);
   const auto now = Clock::now();
   const auto same = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.same_s));
-  const std::string key = client + "\n" + run.name() + form.name + "\n" + revision;
+  const std::string key = hold_key(run, form, revision, client);
   if (const auto found = held.find(key); found != held.end()) {
     Held& one = found->second;
     const auto step = std::ranges::find(run.steps(), one.step, &ckpt::CheckpointInfo::step);
@@ -154,12 +171,13 @@ Result<const ckpt::CheckpointInfo*> Hub::Impl::step_of(const ServedRun& run, con
 
 http::Answer Hub::Impl::about(const http::Asked& asked, const HubPath& path) {
   std::shared_ptr<OpenedStep> step;
+  std::string holds;  // a moving name
   {
     std::unique_lock lock(mutex);
     const auto [run, form] = run_of(path.id);
     if (run == nullptr) return refusal(404, "RepoNotFound", fmt::format("{}: no such run is served here", path.id));
-    if (path.question != HubQuestion::kRefs) step = opened.find(path.revision);
-    if (step && step->id != run->name() + form.name) step = nullptr;
+    if (path.question != HubQuestion::kRefs) step = opened.find(run->name() + form.name, path.revision);
+    if (is_moving_name(path.revision)) holds = hold_key(*run, form, path.revision, asked.client);
     if (!step) {
       if (const Status looked = run->look(io); !looked.ok()) return refusal(looked.error());
       if (path.question == HubQuestion::kRefs) return refs(*run, form);
@@ -186,7 +204,7 @@ http::Answer Hub::Impl::about(const http::Asked& asked, const HubPath& path) {
     case HubQuestion::kTree:
       return tree(*step, path.file);
     default:
-      return file(step, path.file);
+      return file(step, path.file, holds);
   }
 }
 
@@ -249,7 +267,8 @@ http::Answer Hub::Impl::tree(const OpenedStep& step, const std::string& folder) 
   return json_answer(files);
 }
 
-http::Answer Hub::Impl::file(const std::shared_ptr<OpenedStep>& step, const std::string& name) {
+http::Answer Hub::Impl::file(const std::shared_ptr<OpenedStep>& step, const std::string& name,
+                             const std::string& holds) {
   const convert::ViewFile* const found = step->view->find(name);
   http::Answer out{.status = 200};
   if (found == nullptr) {
@@ -261,10 +280,16 @@ http::Answer Hub::Impl::file(const std::shared_ptr<OpenedStep>& step, const std:
     out.headers["Content-Type"] = text ? "text/plain; charset=utf-8" : "application/octet-stream";
     out.headers["ETag"] = '"' + oid_of(*step, *found) + '"';
     out.size = found->bytes;
-    out.read = [this, step, found](int64_t offset, std::span<std::byte> into) {
+    out.read = [this, step, found, holds, touched = Clock::now()](int64_t offset, std::span<std::byte> into) mutable {
       Result<int64_t> got = reader.read(step->view, *found, offset, into);
+      if (const auto now = Clock::now(); now - touched >= kTouchEvery || offset + std::ssize(into) >= found->bytes) {
+        touched = now;
+        touch(*step, holds);
+      }
       if (!got.ok()) {
-        step->note_broken(found->name, got.error().message);
+        const ErrorCode code = got.error().code;  // what the disk says may pass
+        if (code == ErrorCode::kCorrupt || code == ErrorCode::kUnsupported)
+          step->note_broken(found->name, got.error().message);
         options.warning(
             fmt::format("step {}: {}; `cairn ckpt verify` checks the step", step->step, got.error().message));
       }

@@ -21,9 +21,9 @@ void OpenedStep::note_broken(const std::string& file, const std::string& why) {
   broken_[file] = why;
 }
 
-std::shared_ptr<OpenedStep> OpenedSteps::find(const std::string& commit) {
+std::shared_ptr<OpenedStep> OpenedSteps::find(const std::string& id, const std::string& commit) {
   const std::lock_guard lock(mutex_);
-  const auto found = entries_.find(commit);
+  const auto found = entries_.find({id, commit});
   if (found == entries_.end()) return nullptr;
   found->second.asked = Clock::now();
   return found->second.opened;
@@ -64,7 +64,7 @@ Result<std::shared_ptr<OpenedStep>> OpenedSteps::open(const ServedRun& run, cons
                                                       const ServedForm& form) {
   const std::string commit = run.commit(step, form);
   const std::lock_guard opening(opening_);
-  if (std::shared_ptr<OpenedStep> there = find(commit)) return there;
+  if (std::shared_ptr<OpenedStep> there = find(run.name() + form.name, commit)) return there;
   if (!make_room()) {
     return Error{ErrorCode::kUnavailable,
                  fmt::format("{} steps are being read, and no more are open at once; try again", options_.most_steps)};
@@ -94,7 +94,7 @@ Result<std::shared_ptr<OpenedStep>> OpenedSteps::open(const ServedRun& run, cons
     options_.warning(fmt::format("{}: step {}: {}", run.name(), step.step, warning));
   out->view = std::move(view).value();
   const std::lock_guard lock(mutex_);
-  entries_[commit] = {out, Clock::now()};
+  entries_[{out->id, commit}] = {out, Clock::now()};
   return out;
 }
 

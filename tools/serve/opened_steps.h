@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/pin.h"
@@ -43,8 +44,8 @@ class OpenedSteps {
   /// `options` outlives it.
   explicit OpenedSteps(const HubOptions& options) : options_(options) {}
 
-  /// One that is open, by its commit; null: none.
-  std::shared_ptr<OpenedStep> find(const std::string& commit);
+  /// One that is open, by the run's name with that of the form and its commit; null: none. Counts as a question.
+  std::shared_ptr<OpenedStep> find(const std::string& id, const std::string& commit);
   /// Opens it, or finds it open. Errors: kUnavailable: too many are open, or it has just been removed; those of
   /// HfView::open().
   Result<std::shared_ptr<OpenedStep>> open(const ServedRun& run, const ckpt::CheckpointInfo& step,
@@ -67,7 +68,7 @@ class OpenedSteps {
   std::map<std::filesystem::path, std::weak_ptr<ckpt::Pin>> pins_;
   std::set<std::string> unpinned_;  // runs whose folder takes no pins
   std::mutex mutex_;                // entries_
-  std::map<std::string, Entry> entries_;
+  std::map<std::pair<std::string, std::string>, Entry> entries_;  // by id and commit
 };
 
 }  // namespace cairn::tools
