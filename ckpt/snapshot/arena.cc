@@ -24,6 +24,7 @@
 #include "ckpt/snapshot/segment_file.h"
 #include "runtime/core/file_calls.h"
 #include "runtime/core/process.h"
+#include "runtime/core/units.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -37,7 +38,6 @@ Error bad(std::string message) { return Error{ErrorCode::kInvalidInput, std::mov
 Error damaged(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
 
 int64_t page_up(int64_t n) { return (n + kPageBytes - 1) / kPageBytes * kPageBytes; }
-std::string gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (int64_t{1} << 30)); }
 
 RankRange ranks_here(const ArenaSpec& spec) { return spec.here.value_or(RankRange{0, std::ssize(spec.ranks)}); }
 
@@ -130,7 +130,8 @@ Status check_room(const ArenaSpec& spec, const Geometry& geometry, int64_t freed
       return Error{ErrorCode::kNoSpace,
                    fmt::format("snapshots need {} in {}, {} are free: {} are missing; enlarge it{} or remove what "
                                "fills it",
-                               gib(geometry.total_bytes), spec.folder, gib(free), gib(geometry.total_bytes - free),
+                               format_bytes(geometry.total_bytes), spec.folder, format_bytes(free),
+                               format_bytes(geometry.total_bytes - free),
                                on_disk ? "" : fmt::format(" (mount -o remount,size=... {})", spec.folder)),
                    ENOSPC};
     }
@@ -142,8 +143,8 @@ Status check_room(const ArenaSpec& spec, const Geometry& geometry, int64_t freed
   }
   if (const int64_t memory = available_memory(freed); memory < in_memory) {
     return Error{ErrorCode::kNoSpace,
-                 fmt::format("snapshots need {} of memory, {} are available: {} are missing", gib(in_memory),
-                             gib(memory), gib(in_memory - memory)),
+                 fmt::format("snapshots need {} of memory, {} are available: {} are missing", format_bytes(in_memory),
+                             format_bytes(memory), format_bytes(in_memory - memory)),
                  ENOMEM};
   }
   return {};
@@ -208,7 +209,8 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
   if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && !is_missing_call(errno))
     return give_up(os_error(errno, "flock of snapshot memory"));
   if (ftruncate(fd.get(), geometry.total_bytes) != 0) {
-    return give_up(os_error(errno, fmt::format("{} of snapshot memory in {}", gib(geometry.total_bytes), name)));
+    return give_up(
+        os_error(errno, fmt::format("{} of snapshot memory in {}", format_bytes(geometry.total_bytes), name)));
   }
   void* base = mmap(nullptr, geometry.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED) return give_up(os_error(errno, "mmap of snapshot memory"));
@@ -227,7 +229,7 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
     ckpt::populate(base, geometry.total_bytes);
   }
   if (const int error = posix_fallocate(out.fd_.get(), 0, geometry.total_bytes); error != 0) {
-    return give_up(os_error(error, fmt::format("reserving {} of snapshot memory", gib(geometry.total_bytes))));
+    return give_up(os_error(error, fmt::format("reserving {} of snapshot memory", format_bytes(geometry.total_bytes))));
   }
 
   auto& header = *reinterpret_cast<StaticHeader*>(out.base_);

@@ -26,7 +26,8 @@ int64_t left_in_group(const fs::path& group, int64_t freed) {
     if (word == prefix + "inactive_file" || word == prefix + "active_file") used -= bytes;
     if (word == prefix + "shmem") used -= std::min(freed, bytes);
   }
-  return std::max<int64_t>(0, limit - used);
+  // The files are read one after the other: cache that came meanwhile was not in what was used.
+  return std::max<int64_t>(0, limit - std::max<int64_t>(0, used));
 }
 
 }  // namespace

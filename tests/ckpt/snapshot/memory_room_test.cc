@@ -46,4 +46,20 @@ TEST_SUITE("ckpt/snapshot/memory_room") {
     write("groups/memory/memory.usage_in_bytes", "400000\n");
     CHECK(room() == 0);
   }
+
+  TEST_CASE("page cache that came after the sum of what is used was read leaves a group its whole limit") {
+    const cairn::testing::TempDir dir("memory-room");
+    const auto write = [&](const fs::path& path, const char* text) {
+      fs::create_directories((dir.path / path).parent_path());
+      std::ofstream(dir.path / path) << text;
+    };
+    write("proc/meminfo", "MemAvailable: 1000 kB\n");
+    write("proc/self/cgroup", "4:memory:/a\n");
+    write("groups/memory/a/memory.usage_in_bytes", "100000\n");
+    write("groups/memory/a/memory.stat", "total_inactive_file 90000\ntotal_active_file 20000\n");
+    write("groups/memory/a/memory.limit_in_bytes", "9223372036854771712\n");  // v1's word for no limit
+    CHECK(available_memory(0, dir.path / "proc", dir.path / "groups") == 1000 * 1024);
+    write("groups/memory/a/memory.limit_in_bytes", "300000\n");
+    CHECK(available_memory(0, dir.path / "proc", dir.path / "groups") == 300'000);
+  }
 }
