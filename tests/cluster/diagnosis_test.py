@@ -128,6 +128,7 @@ class Diagnosis(ListedBed):
 
     def slow(self, host):
         self.until(lambda: self.trained_s() > 12, "two windows of steps to compare with")
+        self.until(lambda: len(self.events("steps_slow")) == len(self.events("steps_slow_over")), "steps as fast as ever")
         before, slow_before = len(self.events("straggler")), len(self.events("steps_slow"))
         self.hosts("slow", f"h{host}", "10")
         # On a busy machine it may have been slow before; the weightier cause is told then, too.
@@ -136,7 +137,8 @@ class Diagnosis(ListedBed):
         self.assertGreater(found[0]["ratio"], 1.3)
         steps = self.until(lambda: self.events("steps_slow")[slow_before:], "that steps are slow")[0]
         self.assertGreaterEqual(steps["ratio"], 2)
-        self.assertEqual(steps.get("host"), f"h{host}", steps)
+        # Whose fault it is may be known only afterwards; "straggler" tells it then.
+        self.assertIn(steps.get("host"), (None, f"h{host}"), steps)
         self.hosts("slow", f"h{host}", "100000")
         self.until(lambda: len(self.events("steps_slow_over")) > slow_before, "that they no longer are")
         self.assertEqual(len(self.events("steps_slow")), slow_before + 1)

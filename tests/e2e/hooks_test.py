@@ -57,11 +57,12 @@ class Hooks(RunTest):
 
     def test_a_failing_or_hanging_hook_costs_the_run_nothing_but_its_timeout_at_the_end(self):
         recipe = self.hooked('"started", run = { "sh", "-c", "echo full >&2; exit 3" }',
-                             '"saved", run = { "sh", "-c", "sleep 600" }, timeout = "300ms"')
+                             '"saved", "ended", run = { "sh", "-c", "sleep 600" }, timeout = "300ms"')
         job = self.train(recipe, "run", "--hooks")
         failed = {(e["hook"], e["on"]): e["message"] for e in self.events("run", "hook_failed")}
         self.assertEqual(failed[1, "started"], "exited with code 3")
         self.assertIn("was ended", failed[2, "saved"])
+        self.assertIn("was ended", failed[2, "ended"])
         self.assertIn("warning: hook 1 (sh) of started, step 0: exited with code 3\n", job.output())
         self.assertIn("full", (self.folder / "run/logs/hook-1.log").read_text())
         self.assertEqual(self.events("run")[-1]["event"], "hook_failed")  # behind "end": it was waited for
