@@ -32,15 +32,6 @@ fs::path checkpoint_of(const std::string& name, const fs::path& to, const MeshCo
   return report.value().dir;
 }
 
-trainer::TrainPosition position_in(const fs::path& checkpoint) {
-  ckpt::PosixBackend io;
-  const auto manifest = ckpt::read_manifest(io, checkpoint);
-  REQUIRE_OK(manifest);
-  const auto position = ckpt::position_of(manifest.value());
-  REQUIRE_OK(position);
-  return position.value();
-}
-
 }  // namespace
 
 TEST_SUITE("converters/dist_export") {

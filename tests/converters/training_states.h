@@ -8,15 +8,19 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ckpt/persist/read.h"
+#include "ckpt/position.h"
 #include "converters/elements.h"
 #include "converters/foreign_state.h"
 #include "converters/import.h"
 #include "converters/safetensors.h"
+#include "runtime/json/json.h"
 #include "tests/converters/deepspeed_state.h"
 #include "tests/converters/fixtures.h"
 #include "tests/support/ok.h"
@@ -38,6 +42,24 @@ inline Result<ImportReport> imported(const fs::path& from, const fs::path& to, I
   RT_TRY_SET(const TrainingState state, looked(from));
   ckpt::PosixBackend io;
   return import_state(io, state, from, to, options, encode);
+}
+
+inline ckpt::Manifest manifest_in(const fs::path& checkpoint) {
+  ckpt::PosixBackend io;
+  auto manifest = ckpt::read_manifest(io, checkpoint);
+  REQUIRE_OK(manifest);
+  return std::move(manifest).value();
+}
+
+inline trainer::TrainPosition position_in(const fs::path& checkpoint) {
+  const auto position = ckpt::position_of(manifest_in(checkpoint));
+  REQUIRE_OK(position);
+  return position.value();
+}
+
+/// What an import has kept of the other program as text.
+inline nlohmann::json foreign_in(const fs::path& checkpoint) {
+  return json_or_nothing(manifest_in(checkpoint).state)["imported"]["foreign"];
 }
 
 inline std::vector<float> elements(const FlatTensors& file, const SafeTensor& tensor) {
