@@ -1,5 +1,4 @@
 // cairn serve RUN...: runs as a read-only Hugging Face Hub. Every step is a revision; nothing is exported.
-#include "tools/cmd_serve.h"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>

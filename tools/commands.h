@@ -56,6 +56,7 @@ void add_plan(CLI::App& app, Session& session);
 void add_rank(CLI::App& app, Session& session);
 void add_report(CLI::App& app, Session& session);
 void add_resume(CLI::App& app, Session& session);
+void add_serve(CLI::App& app, Session& session);
 void add_stacks(CLI::App& app, Session& session);
 void add_track(CLI::App& app, Session& session);
 void add_train(CLI::App& app, Session& session);

@@ -24,7 +24,6 @@
 
 #include "dsl/words.h"
 #include "runtime/core/log.h"
-#include "tools/cmd_serve.h"
 #include "tools/commands.h"
 #include "tools/commands_page.h"
 #include "tools/run/requests.h"
