@@ -463,7 +463,7 @@ struct WatchConfig {
   std::vector<int64_t> skip_steps;         // whose updates are left out
   std::vector<LoweredRate> lowered_rates;  // what guards have done, for a run that repeats it
   int64_t audit_steps = 0;                 // steps from one audit to the next, which computes gradients twice; 0: never
-  int64_t replica_steps = 0;               // steps between comparisons of replicas' weights; not used yet
+  int64_t replica_steps = 0;               // steps from one comparison of replicas' weights to the next; 0: none
 };
 
 /// From the first step at which `at` has been trained on, other values. Made and read by dsl/stages.h.

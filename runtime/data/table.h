@@ -26,8 +26,9 @@ struct TableArgs {
   std::string column;  // the only one that is read; empty: all, each row without its nulls
 };
 
-/// Rows in order. Memory: a few MiB of rows, or the longest row, and the pages that they come from; of Arrow's files
-/// and streams a batch, as their writer made it. Threads: one at a time.
+/// Rows in order. Memory: a few MiB of rows as they are stored (a dictionary's long value counts once, and is held for
+/// each of its rows), or the longest row, and the pages that they come from; of Arrow's files and streams a batch, as
+/// their writer made it. Threads: one at a time.
 class TableReader {
  public:
   virtual ~TableReader() = default;
