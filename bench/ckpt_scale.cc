@@ -223,7 +223,7 @@ int sparse(std::string_view name, const fs::path& dir) {
   SparseFile::zeros_end = SparseFile::zeros_begin + largest;
 
   SaveOptions options;
-  options.huge_pages = true;  // as in training: large shards are written from where they are
+  options.huge_pages = true;                  // as in training: large shards are written from where they are
   std::map<int64_t, uint64_t> hash_of_zeros;  // by length
   const auto hash_zeros = [&](int64_t bytes) {
     const auto [it, fresh] = hash_of_zeros.try_emplace(bytes, 0);

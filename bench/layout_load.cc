@@ -22,10 +22,10 @@
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/save.h"
-#include "ckpt/run_memory.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/position.h"
 #include "ckpt/restore_slot.h"
+#include "ckpt/run_memory.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/uring_backend.h"
 #include "runtime/plan/plan.h"
@@ -71,10 +71,8 @@ void save(IoBackend& io, const fs::path& dir, const Plan& plan) {
   for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
     WriterPart part{shard_file_name(rank, plan.mesh.world()), {}};
     for (const SlotShard& shard : slot_layout(plan, rank).shards) {
-      ShardData data{.tensor = index.at(shard.kind, shard.tensor),
-                     .lo = shard.box.lo,
-                     .hi = shard.box.hi,
-                     .bytes = shard.bytes};
+      ShardData data{
+          .tensor = index.at(shard.kind, shard.tensor), .lo = shard.box.lo, .hi = shard.box.hi, .bytes = shard.bytes};
       data.fill = [](int64_t offset, std::span<std::byte> target) -> Status {
         for (size_t k = 0; k + 4 <= target.size(); k += 4) {
           const auto word = static_cast<uint32_t>((static_cast<uint64_t>(offset) + k) * 2654435761u);

@@ -1,5 +1,5 @@
-// The time that the watch of a run takes of a step, by timers around its own code: guards inside the step, samples unlike
-// their source's others, and the labels that the agent gives beside it.
+// The time that the watch of a run takes of a step, by timers around its own code: guards inside the step, samples
+// unlike their source's others, and the labels that the agent gives beside it.
 //   watch_cost [--samples N] [--step-ms X] [--tiny]
 // Prints microseconds a step, and with --step-ms the share of a step of X milliseconds. It also prints the speed of
 // the hashes by which some steps compare replicas.

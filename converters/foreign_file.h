@@ -24,9 +24,9 @@ Result<ForeignFile> open_foreign(const std::filesystem::path& path);
 /// gets shorter meanwhile.
 Result<std::string> read_text_file(const std::filesystem::path& path, int64_t max_bytes);
 
-/// Checks that file `name` of a folder is in the folder: a link may lead within it, and from a snapshot of the Hub's cache to
-/// the blobs of the same repository. Asked before the content of a file is copied to a place that others may read.
-/// Errors: kInvalidInput, naming the link and where it leads; those of following it.
+/// Checks that file `name` of a folder is in the folder: a link may lead within it, and from a snapshot of the Hub's
+/// cache to the blobs of the same repository. Asked before the content of a file is copied to a place that others may
+/// read. Errors: kInvalidInput, naming the link and where it leads; those of following it.
 Status check_inside(const std::filesystem::path& dir, const std::filesystem::path& name);
 
 bool is_plain_file(const std::filesystem::path& path);

@@ -57,8 +57,8 @@ inline constexpr std::string_view kFileKind = "file";
 /// Turns the text in a manifest back into a recipe (dsl::decode_recipe).
 using RecipeDecoder = std::function<Result<Recipe>(std::string_view json)>;
 
-/// Which of a checkpoint's weights: those that are trained, or their moving average (optimizer.ema); or moments, read in
-/// the same way.
+/// Which of a checkpoint's weights: those that are trained, or their moving average (optimizer.ema); or moments, read
+/// in the same way.
 enum class WeightsOf { kTraining, kAverage, kFirstMoment, kSecondMoment };
 
 class CheckpointWeights final : public WeightSource {

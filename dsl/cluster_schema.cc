@@ -219,80 +219,81 @@ const Block& resources_block() {
 
 /// Fields for the demands of a site.
 std::vector<Field> pod_fields() {
-  return {inside(&ClusterConfig::kubernetes, chosen("security", &KubernetesConfig::security, {"restricted", "image"}))
-              .otherwise("restricted")
-              .says("the pods' security context",
-                    "restricted: what the Pod Security Standard of that name asks for, so the image runs as a user "
-                    "who is not root. image: nothing, as the image runs.")
-              .like("\"image\""),
-          kubernetes("user", &KubernetesConfig::user)
-              .range(0, 4294967294)
-              .otherwise(0)
-              .says("number of the user that the pods run as; 0: 1000, with security = \"image\" the image's")
-              .like("1000"),
-          kubernetes("group", &KubernetesConfig::group)
-              .range(0, 4294967294)
-              .otherwise(0)
-              .says("number of the group that the pods run as, and of fresh volumes; 0: the user's number, with security = "
-                    "\"image\" the image's")
-              .like("1000"),
-          kubernetes("tolerations", &KubernetesConfig::tolerations)
-              .otherwise(Json::array())
-              .says("taints of nodes that the pods tolerate, as KEY, KEY:EFFECT or KEY=VALUE:EFFECT")
-              .like("{ \"nvidia.com/gpu:NoSchedule\" }"),
-          kubernetes("avoid_nodes", &KubernetesConfig::avoid_nodes)
-              .otherwise(Json::array())
-              .says("nodes that no pod may run on, by their label kubernetes.io/hostname",
-                    "Such as the nodes of hosts that the run has excluded.")
-              .like("{ \"node-17\" }"),
-          kubernetes("pull_secrets", &KubernetesConfig::pull_secrets)
-              .otherwise(Json::array())
-              .says("names of the Secrets by which the image is pulled")
-              .like("{ \"registry\" }"),
-          kubernetes("labels", &KubernetesConfig::labels)
-              .otherwise(Json::array())
-              .says("further labels of all objects and pods, as NAME=VALUE")
-              .like("{ \"team=language\" }"),
-          kubernetes("annotations", &KubernetesConfig::annotations)
-              .otherwise(Json::array())
-              .says("annotations of the pods, as NAME=VALUE")
-              .like("{ \"kueue.x-k8s.io/podset-required-topology=rack\" }"),
-          kubernetes("priority_class", &KubernetesConfig::priority_class)
-              .otherwise("")
-              .says("name of the pods' PriorityClass; default: the cluster's")
-              .like("\"training\""),
-          kubernetes("scheduler", &KubernetesConfig::scheduler)
-              .otherwise("")
-              .says("name of the scheduler that places the pods; default: the cluster's")
-              .like("\"my-scheduler\""),
-          kubernetes("queue", &KubernetesConfig::queue)
-              .otherwise("")
-              .says("Kueue's LocalQueue, which admits all pods at once or none", "Default: no queue.")
-              .like("\"team-queue\""),
-          kubernetes("rdma", &KubernetesConfig::rdma)
-              .otherwise("")
-              .says("the pod's RDMA devices, an extended resource as NAME=QUANTITY",
-                    "The pod may lock memory then (IPC_LOCK), which `restricted` and `baseline` forbid.")
-              .like("\"rdma/hca=1\""),
-          kubernetes("host_network", &KubernetesConfig::host_network)
-              .otherwise(false)
-              .says("lets the pods use the node's network, which `restricted` and `baseline` forbid")
-              .like("true"),
-          kubernetes("jobset", &KubernetesConfig::jobset)
-              .otherwise(false)
-              .says("submits a JobSet, which needs its controller, in place of a Job and a Service")
-              .like("true"),
-          kubernetes("restart_in_place", &KubernetesConfig::restart_in_place)
-              .otherwise(false)
-              .says("starts an agent that was killed again in its pod, where its memory is",
-                    "It needs Kubernetes 1.35. `retries` does not count such starts.")
-              .like("true"),
-          kubernetes("remove_after", &KubernetesConfig::remove_after_s, "remove_after_s")
-              .range(0, 86400 * 365)
-              .otherwise(0.0)
-              .in(Unit::kSeconds)
-              .says("how long after its end the Job is removed, with the objects that it owns; 0: it stays")
-              .like("\"24h\"")};
+  return {
+      inside(&ClusterConfig::kubernetes, chosen("security", &KubernetesConfig::security, {"restricted", "image"}))
+          .otherwise("restricted")
+          .says("the pods' security context",
+                "restricted: what the Pod Security Standard of that name asks for, so the image runs as a user "
+                "who is not root. image: nothing, as the image runs.")
+          .like("\"image\""),
+      kubernetes("user", &KubernetesConfig::user)
+          .range(0, 4294967294)
+          .otherwise(0)
+          .says("number of the user that the pods run as; 0: 1000, with security = \"image\" the image's")
+          .like("1000"),
+      kubernetes("group", &KubernetesConfig::group)
+          .range(0, 4294967294)
+          .otherwise(0)
+          .says("number of the group that the pods run as, and of fresh volumes; 0: the user's number, with security = "
+                "\"image\" the image's")
+          .like("1000"),
+      kubernetes("tolerations", &KubernetesConfig::tolerations)
+          .otherwise(Json::array())
+          .says("taints of nodes that the pods tolerate, as KEY, KEY:EFFECT or KEY=VALUE:EFFECT")
+          .like("{ \"nvidia.com/gpu:NoSchedule\" }"),
+      kubernetes("avoid_nodes", &KubernetesConfig::avoid_nodes)
+          .otherwise(Json::array())
+          .says("nodes that no pod may run on, by their label kubernetes.io/hostname",
+                "Such as the nodes of hosts that the run has excluded.")
+          .like("{ \"node-17\" }"),
+      kubernetes("pull_secrets", &KubernetesConfig::pull_secrets)
+          .otherwise(Json::array())
+          .says("names of the Secrets by which the image is pulled")
+          .like("{ \"registry\" }"),
+      kubernetes("labels", &KubernetesConfig::labels)
+          .otherwise(Json::array())
+          .says("further labels of all objects and pods, as NAME=VALUE")
+          .like("{ \"team=language\" }"),
+      kubernetes("annotations", &KubernetesConfig::annotations)
+          .otherwise(Json::array())
+          .says("annotations of the pods, as NAME=VALUE")
+          .like("{ \"kueue.x-k8s.io/podset-required-topology=rack\" }"),
+      kubernetes("priority_class", &KubernetesConfig::priority_class)
+          .otherwise("")
+          .says("name of the pods' PriorityClass; default: the cluster's")
+          .like("\"training\""),
+      kubernetes("scheduler", &KubernetesConfig::scheduler)
+          .otherwise("")
+          .says("name of the scheduler that places the pods; default: the cluster's")
+          .like("\"my-scheduler\""),
+      kubernetes("queue", &KubernetesConfig::queue)
+          .otherwise("")
+          .says("Kueue's LocalQueue, which admits all pods at once or none", "Default: no queue.")
+          .like("\"team-queue\""),
+      kubernetes("rdma", &KubernetesConfig::rdma)
+          .otherwise("")
+          .says("the pod's RDMA devices, an extended resource as NAME=QUANTITY",
+                "The pod may lock memory then (IPC_LOCK), which `restricted` and `baseline` forbid.")
+          .like("\"rdma/hca=1\""),
+      kubernetes("host_network", &KubernetesConfig::host_network)
+          .otherwise(false)
+          .says("lets the pods use the node's network, which `restricted` and `baseline` forbid")
+          .like("true"),
+      kubernetes("jobset", &KubernetesConfig::jobset)
+          .otherwise(false)
+          .says("submits a JobSet, which needs its controller, in place of a Job and a Service")
+          .like("true"),
+      kubernetes("restart_in_place", &KubernetesConfig::restart_in_place)
+          .otherwise(false)
+          .says("starts an agent that was killed again in its pod, where its memory is",
+                "It needs Kubernetes 1.35. `retries` does not count such starts.")
+          .like("true"),
+      kubernetes("remove_after", &KubernetesConfig::remove_after_s, "remove_after_s")
+          .range(0, 86400 * 365)
+          .otherwise(0.0)
+          .in(Unit::kSeconds)
+          .says("how long after its end the Job is removed, with the objects that it owns; 0: it stays")
+          .like("\"24h\"")};
 }
 
 const Block& kubernetes_block() {

@@ -317,8 +317,7 @@ std::optional<Json> Resolver::convert_span(const std::string& path, const Field&
   std::optional<double> number;
   if (amount.is_number()) number = amount.as_number();
   const bool share = value.text == "fraction", epochs = value.text == "epochs";
-  if (amount.kind == Node::Kind::kString && !share && !epochs)
-    number = parse_quantity(amount.text, Unit::kCount);
+  if (amount.kind == Node::Kind::kString && !share && !epochs) number = parse_quantity(amount.text, Unit::kCount);
   if (!number) {
     complain(path, value.place,
              {"wrong_type",
@@ -576,8 +575,7 @@ std::optional<Json> Resolver::convert_data(const std::string& path, const Field&
         good = false;
         continue;
       }
-      const auto repeats =
-          convert_fields(path + ".mask_repeats", *find_constructor("repeats"), *entry.value, pass);
+      const auto repeats = convert_fields(path + ".mask_repeats", *find_constructor("repeats"), *entry.value, pass);
       good = good && repeats.has_value();
       if (repeats) out["mask_repeats"] = *repeats;
     } else if (!is_list(*entry.value) || entry.value->entries.empty()) {

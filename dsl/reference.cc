@@ -250,8 +250,8 @@ std::string block_use(const Block& block) {
   for (const std::string& name : block.constructors) {
     if (!out.empty()) out += ", ";
     out += "`T." + name +
-           (block.constant                                           ? ""
-            : block.positional && block.fields[0].type == Type::kInt ? "(n)"
+           (block.constant                                                ? ""
+            : block.positional && block.fields[0].type == Type::kInt      ? "(n)"
             : block.positional && block.fields[0].type != Type::kEnumList ? " \"...\""
                                                                           : " {...}") +
            "`";

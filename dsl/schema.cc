@@ -743,9 +743,8 @@ Def overlong_field(Def field) {
   return field.one_of({"refuse", "drop", "truncate"})
       .silently()
       .otherwise("refuse")
-      .says(
-          "what becomes of a conversation that is longer than a sample",
-          "The start is refused, with their number; or they are left out; or their first tokens are taken.");
+      .says("what becomes of a conversation that is longer than a sample",
+            "The start is refused, with their number; or they are left out; or their first tokens are taken.");
 }
 
 Def weigh_field(Def field) {
@@ -795,9 +794,7 @@ Def data_seed_field(Def field) {
   return field.otherwise(0).says("of the order of samples", "0: the recipe's own seed.");
 }
 
-Def repeat_period_field(Def field) {
-  return field.range(1, 1 << 16).says("tokens, at most, that are repeated");
-}
+Def repeat_period_field(Def field) { return field.range(1, 1 << 16).says("tokens, at most, that are repeated"); }
 Def repeat_count_field(Def field) { return field.range(2, kMany).says("times, from which on it is masked"); }
 
 const Block& repeats_block() {
@@ -845,8 +842,7 @@ const Block& blend_block() {
                      .says("weights by the names of sources, over those that they have themselves",
                            "For T.stage and :with: a source that is not named keeps its weight.")
                      .like("{ web = 30, code = 70 }"),
-                 data_seed_field(written_only("seed", Type::kSeed)),
-                 mask_repeats_field()}};
+                 data_seed_field(written_only("seed", Type::kSeed)), mask_repeats_field()}};
   return out;
 }
 
@@ -1037,7 +1033,8 @@ const Block& batch_block() {
 Def over_field(bool needed) {
   Def out = written_only("over", Type::kSpan)
                 .above(0)
-                .says("how long", "T.steps(n), T.samples(n), T.tokens(n), T.epochs(n) or T.fraction(x) of the recipe's stop.");
+                .says("how long",
+                      "T.steps(n), T.samples(n), T.tokens(n), T.epochs(n) or T.fraction(x) of the recipe's stop.");
   if (needed) return out.needed();
   return out.derived("what the other stages leave of the run");
 }
@@ -1787,16 +1784,17 @@ const Block& eval_block() {
 }
 
 const Block& hook_block() {
-  Def events = bound("events", &Hook::events)
-                   .needed()
-                   .otherwise(Json::array())
-                   .one_of({"started", "saved", "copied", "evaluated", "outlier", "divergence", "rolled_back",
-                            "recovered", "failed", "sdc", "ended", "best"})
-                   .says("the events, one or several",
-                         "started: ranks begin, at a start, at a stage or after a roll back. best: a checkpoint became "
-                         "the one that the first T.best of checkpoint.keep keeps. failed: ranks ended, whether they start "
-                         "again or not. sdc: silent data corruption was found.")
-                   .like("\"saved\"");
+  Def events =
+      bound("events", &Hook::events)
+          .needed()
+          .otherwise(Json::array())
+          .one_of({"started", "saved", "copied", "evaluated", "outlier", "divergence", "rolled_back", "recovered",
+                   "failed", "sdc", "ended", "best"})
+          .says("the events, one or several",
+                "started: ranks begin, at a start, at a stage or after a roll back. best: a checkpoint became "
+                "the one that the first T.best of checkpoint.keep keeps. failed: ranks ended, whether they start "
+                "again or not. sdc: silent data corruption was found.")
+          .like("\"saved\"");
   events.type = Type::kEnumList;
   static const Block out{
       .name = "on",
@@ -1851,8 +1849,8 @@ const Block& tracker_block() {
       .doc = "A tracker as it is stored.",
       .fields = {chosen("kind", &Tracker::kind, {"wandb", "mlflow", "prometheus", "otlp"}),
                  bound("to", &Tracker::to).otherwise(""), bound("project", &Tracker::project).otherwise(""),
-                 bound("entity", &Tracker::entity).otherwise(""), bound("tags", &Tracker::tags).otherwise(Json::array()),
-                 tracker_finish()}};
+                 bound("entity", &Tracker::entity).otherwise(""),
+                 bound("tags", &Tracker::tags).otherwise(Json::array()), tracker_finish()}};
   return out;
 }
 
@@ -1879,14 +1877,15 @@ const Block& mlflow_block() {
       .constructors = {"mlflow"},
       .positional = true,
       .doc = "An MLflow server, by its REST API: T.mlflow { \"http://host:5000\" }.",
-      .fields = {bound("url", &Tracker::to, "to")
-                     .needed()
-                     .says("the server, http:// or https://",
-                           "The environment has secrets: MLFLOW_TRACKING_TOKEN, and MLFLOW_TRACKING_SERVER_CERT_PATH for "
-                           "a certificate of one's own making.")
-                     .like("\"https://mlflow.example.org\""),
-                 bound("project", &Tracker::project).otherwise("").says("the experiment", "Default: the run folder's name."),
-                 tracker_finish()}};
+      .fields = {
+          bound("url", &Tracker::to, "to")
+              .needed()
+              .says("the server, http:// or https://",
+                    "The environment has secrets: MLFLOW_TRACKING_TOKEN, and MLFLOW_TRACKING_SERVER_CERT_PATH for "
+                    "a certificate of one's own making.")
+              .like("\"https://mlflow.example.org\""),
+          bound("project", &Tracker::project).otherwise("").says("the experiment", "Default: the run folder's name."),
+          tracker_finish()}};
   return out;
 }
 
@@ -1910,13 +1909,14 @@ const Block& otlp_block() {
       .constructors = {"otlp"},
       .positional = true,
       .doc = "An OpenTelemetry collector, by OTLP/HTTP with JSON: T.otlp \"http://localhost:4318\".",
-      .fields = {bound("url", &Tracker::to, "to")
-                     .needed()
-                     .says("the collector, http:// or https://; /v1/metrics is added",
-                           "The environment has secrets: OTEL_EXPORTER_OTLP_HEADERS, and OTEL_EXPORTER_OTLP_CERTIFICATE "
-                           "for a certificate of one's own making.")
-                     .like("\"http://localhost:4318\""),
-                 tracker_finish()}};
+      .fields = {
+          bound("url", &Tracker::to, "to")
+              .needed()
+              .says("the collector, http:// or https://; /v1/metrics is added",
+                    "The environment has secrets: OTEL_EXPORTER_OTLP_HEADERS, and OTEL_EXPORTER_OTLP_CERTIFICATE "
+                    "for a certificate of one's own making.")
+              .like("\"http://localhost:4318\""),
+          tracker_finish()}};
   return out;
 }
 
@@ -1940,7 +1940,8 @@ const Block& log_block() {
               .silently()
               .written(Form::kPlaces, {&wandb_block(), &mlflow_block(), &prometheus_block(), &otlp_block()})
               .says("services that get each step",
-                    "A process beside the training reads metrics.jsonl and events.jsonl for each, so nothing is lost while "
+                    "A process beside the training reads metrics.jsonl and events.jsonl for each, so nothing is lost "
+                    "while "
                     "a service is away. `cairn track` does the same for a run that has ended.")
               .like("{ T.wandb { \"llm\" }, T.otlp \"http://localhost:4318\" }")}};
   return out;
@@ -1963,8 +1964,9 @@ const Block& roll_back_block() {
                      .range(0, 100'000)
                      .otherwise(8)
                      .silently()
-                     .says("steps before the trouble whose samples are skipped too", "Twice as many at each further "
-                                                                                     "try.")}};
+                     .says("steps before the trouble whose samples are skipped too",
+                           "Twice as many at each further "
+                           "try.")}};
   return out;
 }
 
@@ -2097,9 +2099,10 @@ const Block& watch_block() {
                     "shard groups, so equal parts of two groups are compared. Default: never.")
               .like("T.every { steps = 1000 }"),
           guard_field("on_sdc", &WatchConfig::on_sdc)
-              .says("what to do when an audit or a comparison of replicas finds an error of the machine: roll_back, stop",
-                    "roll_back returns to the newest checkpoint from before the last one that found none, and leaves "
-                    "out no sample; stop ends the run with exit code 76. Saves since then are suspect in any case.")
+              .says(
+                  "what to do when an audit or a comparison of replicas finds an error of the machine: roll_back, stop",
+                  "roll_back returns to the newest checkpoint from before the last one that found none, and leaves "
+                  "out no sample; stop ends the run with exit code 76. Saves since then are suspect in any case.")
               .like("{ \"roll_back\", \"stop\" }"),
           block("skip", &WatchConfig::skip, skip_block())
               .silently()
@@ -2305,7 +2308,8 @@ const Block& recipe_block() {
               .silently()
               .written(Form::kPlaces, {&hook_block()})
               .says("commands that the agent runs when something happens",
-                    "Only a start with --hooks runs them. Each runs once at a time, at nice 10, with the event as JSON on "
+                    "Only a start with --hooks runs them. Each runs once at a time, at nice 10, with the event as JSON "
+                    "on "
                     "stdin and its output in RUN/logs/hook-N.log; ranks never wait for one.")
               .like("{ T.on { \"saved\", run = { \"tools/upload\", \"{dir}\" } } }"),
           items("stages", &Recipe::stages, run_stage_stored_block())

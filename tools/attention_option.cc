@@ -41,9 +41,10 @@ Result<AttentionWish> noted(const fs::path& run) {
   if (const auto found = words().find(text); found != words().end()) return found->second;
   return Error{
       ErrorCode::kInvalidInput,
-      fmt::format("{}: \"{}\"; expected \"auto\", \"own\", \"warpgroup\" or \"cudnn\". It says whose kernels attention had "
-                  "last: write one of these",
-                  (run / kFile).string(), text)};
+      fmt::format(
+          "{}: \"{}\"; expected \"auto\", \"own\", \"warpgroup\" or \"cudnn\". It says whose kernels attention had "
+          "last: write one of these",
+          (run / kFile).string(), text)};
 }
 
 /// Why cuDNN takes no attention of this recipe; empty where it takes some, or where there is no plan to look at.
@@ -95,7 +96,8 @@ void add_attention_option(CLI::App& command, AttentionWish& wish) {
       .add_option_function<std::string>(
           "--attention", [&wish](const std::string& word) { wish = words().at(word); },
           "whose kernels attention on CUDA has: auto, the fastest by the start's timing, where --tuning is on; own, "
-          "Cairn's for every card; warpgroup, Cairn's for compute capability 9.x where they take it; cudnn, where cuDNN "
+          "Cairn's for every card; warpgroup, Cairn's for compute capability 9.x where they take it; cudnn, where "
+          "cuDNN "
           "takes it (default: as the run had before, auto in a new one)")
       ->type_name("NAME")
       ->check(CLI::IsMember({"auto", "own", "warpgroup", "cudnn"}));
@@ -135,9 +137,10 @@ Result<AttentionChoice> choose_attention(const AttentionQuestion& question) {
   }
   if (out.by == AttentionWish::kAuto) return out;  // which ranks then have nothing else to time
   Error error = cudnn.error();
-  error.message = fmt::format("{}: {}, or take {}",
-                              asked ? "--attention cudnn" : fmt::format("{} has attention by cuDNN", question.run.string()),
-                              error.message, kWithout);
+  error.message =
+      fmt::format("{}: {}, or take {}",
+                  asked ? "--attention cudnn" : fmt::format("{} has attention by cuDNN", question.run.string()),
+                  error.message, kWithout);
   return error;
 }
 

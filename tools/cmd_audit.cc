@@ -38,15 +38,15 @@ std::string text_of(const AuditedLeg& one) {
                               : fmt::format("{} equal", count_text(one.steps, "step"));
   if (one.tensors) {
     out += fmt::format("; {}: {}", ckpt::step_dir_name(one.leg.to),
-                       *one.tensors == 0 ? fmt::format("{} equal", count_text(one.tensors_in_all, "tensor"))
-                                         : fmt::format("{} of {} differ", *one.tensors,
-                                                       count_text(one.tensors_in_all, "tensor")));
+                       *one.tensors == 0
+                           ? fmt::format("{} equal", count_text(one.tensors_in_all, "tensor"))
+                           : fmt::format("{} of {} differ", *one.tensors, count_text(one.tensors_in_all, "tensor")));
   }
   return out;
 }
 
 json json_of(const AuditedLeg& one) {
-  json out = {{"from", one.leg.from}, {"to", one.leg.to},          {"segment", one.leg.segment.n},
+  json out = {{"from", one.leg.from},        {"to", one.leg.to},     {"segment", one.leg.segment.n},
               {"mesh", one.leg.layout.mesh}, {"equal", one.equal()}, {"steps", one.steps},
               {"differing", one.differing}};
   if (one.first)
@@ -92,10 +92,12 @@ Result<int> run_audit(const AuditArgs& args, bool as_json) {
   } else {
     const int64_t step = bad->first ? bad->first->step : bad->leg.to;
     if (!complete)
-      say(fmt::format("steps {} to {} were not looked at: no checkpoint of the run is left between them and the steps "
+      say(
+          fmt::format("steps {} to {} were not looked at: no checkpoint of the run is left between them and the steps "
                       "that differ",
                       legs.back().leg.to + 1, range.last));
-    say(fmt::format("step {} is not repeated. Run the audit again: other values than these point at this machine, the "
+    say(
+        fmt::format("step {} is not repeated. Run the audit again: other values than these point at this machine, the "
                     "same ones at the machine, the build or the kernels that the run had. Until then, for each "
                     "checkpoint from there on:\n  cairn ckpt label {} N suspect --why \"audit of step {}\"",
                     step, args.run, step));

@@ -57,10 +57,10 @@ Result<int> chat(const ChatOptions& options, bool json) {
 void add_data_chat(CLI::App& command, Session& session) {
   CLI::App* make = command.add_subcommand("chat", "conversations to a Megatron pair, and which tokens of it count");
   const auto t = std::make_shared<ChatOptions>();
-  make->add_option(
-          "INPUT", t->inputs,
-          "files of JSON lines, a row each, plain or packed by gzip or zstd, or tables where the build has Arrow; a quoted pattern, 'part-*.zst', for the "
-          "files it matches; -: standard input")
+  make->add_option("INPUT", t->inputs,
+                   "files of JSON lines, a row each, plain or packed by gzip or zstd, or tables where the build has "
+                   "Arrow; a quoted pattern, 'part-*.zst', for the "
+                   "files it matches; -: standard input")
       ->required();
   make->add_option("--out", t->out, "path without .bin, .idx and .loss")->required()->type_name("PREFIX");
   make->add_option("--tokenizer", t->tokenizer,
@@ -78,8 +78,9 @@ void add_data_chat(CLI::App& command, Session& session) {
           "(refuse, text, keep; default: refuse)")
       ->type_name("WHAT")
       ->check(CLI::IsMember({"refuse", "text", "keep"}));
-  make->add_option("--channel", t->channel,
-                   "the field of each row that names its channel, at most 64 of them: training reports the loss of each")
+  make->add_option(
+          "--channel", t->channel,
+          "the field of each row that names its channel, at most 64 of them: training reports the loss of each")
       ->type_name("KEY");
   add_make_set_flags(*make, *t, "set");
   add_json_flag(*make, session);

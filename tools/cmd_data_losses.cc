@@ -43,10 +43,10 @@ struct LossesArgs {
 /// A step's tokens, [samples, tokens], as they go to files.
 struct StepLosses {
   int64_t samples = 0, tokens = 0;
-  std::vector<float> loss;          // NaN: not computed, or it does not count
-  std::vector<int32_t> target;      // -1: it does not count
-  std::vector<int64_t> document;    // -1: the files have none
-  std::vector<TokenLoss> worst;     // the highest first
+  std::vector<float> loss;        // NaN: not computed, or it does not count
+  std::vector<int32_t> target;    // -1: it does not count
+  std::vector<int64_t> document;  // -1: the files have none
+  std::vector<TokenLoss> worst;   // the highest first
 };
 
 /// The files of the ranks that have the head. Errors: kCorrupt where they are not those of this step.
@@ -96,9 +96,8 @@ Result<json> row_of(const TokenLoss& one, const OrderedStep& step, const StepLos
                     const text::Tokenizer* tokenizer) {
   const data::SampleRef& sample = step.samples[static_cast<size_t>(one.sample)];
   const data::Dataset::Source& source = step.dataset.sources[static_cast<size_t>(sample.source)];
-  json out = {{"loss", one.loss},         {"sample", one.sample},
-              {"position", sample.position}, {"source", source.name},
-              {"token", one.token},       {"target", one.target}};
+  json out = {{"loss", one.loss},      {"sample", one.sample}, {"position", sample.position},
+              {"source", source.name}, {"token", one.token},   {"target", one.target}};
   const int64_t document = losses.document[static_cast<size_t>(one.sample * losses.tokens + one.token)];
   if (document >= 0) out["document"] = document;
   if (tokenizer == nullptr) return out;
@@ -113,7 +112,8 @@ Result<json> row_of(const TokenLoss& one, const OrderedStep& step, const StepLos
 
 Result<json> rows_of(const OrderedStep& step, StepLosses& losses, const fs::path& folder, int64_t top) {
   if (step.recipe.objective.kind == ObjectiveConfig::Kind::kInfill)
-    return Error{ErrorCode::kUnsupported, "objective.kind = \"infill\" moves tokens: what stands where is not the data's"};
+    return Error{ErrorCode::kUnsupported,
+                 "objective.kind = \"infill\" moves tokens: what stands where is not the data's"};
   losses.samples = std::ssize(step.samples);
   losses.tokens = step.recipe.model.context;
   RT_TRY(take_losses(folder, top, losses));
@@ -149,7 +149,8 @@ Result<int> losses_of(const LossesArgs& args, bool as_json) {
   AuditOptions options{.first = args.step, .last = args.step, .sets = args.sets};
   RT_TRY_SET(AuditScratch scratch, AuditScratch::take(out / "again", run));
   options.train_more = {"--token-losses", std::to_string(args.step)};
-  if (args.threads > 0) options.train_more.insert(options.train_more.end(), {"--threads", std::to_string(args.threads)});
+  if (args.threads > 0)
+    options.train_more.insert(options.train_more.end(), {"--threads", std::to_string(args.threads)});
   options.begins = [&](const AuditLeg& leg) {
     if (!as_json) fmt::print("steps {} to {} are trained again\n", leg.from + 1, leg.to);
     std::fflush(stdout);

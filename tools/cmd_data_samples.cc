@@ -218,8 +218,12 @@ class Teller {
         }
         documents.push_back(std::move(one));
       }
-      json line = {{"step", step.step},   {"position", sample.position}, {"trained", step.trained},
-                   {"source", source.name}, {"sample", sample.k},          {"epoch", step.epochs[k]},
+      json line = {{"step", step.step},
+                   {"position", sample.position},
+                   {"trained", step.trained},
+                   {"source", source.name},
+                   {"sample", sample.k},
+                   {"epoch", step.epochs[k]},
                    {"documents", std::move(documents)}};
       if (outlier != nullptr) {
         line["loss"] = outlier->loss;
@@ -230,18 +234,16 @@ class Teller {
       lines_.push_back(std::move(line));
       return {};
     }
-    const std::string loss =
-        outlier == nullptr ? ""
-                           : fmt::format("  loss {:.4g}, {:.1f} deviations {} its source's", outlier->loss,
-                                         std::fabs(outlier->z), outlier->z > 0 ? "above" : "below");
+    const std::string loss = outlier == nullptr
+                                 ? ""
+                                 : fmt::format("  loss {:.4g}, {:.1f} deviations {} its source's", outlier->loss,
+                                               std::fabs(outlier->z), outlier->z > 0 ? "above" : "below");
     fmt::print("step {}  position {}  {}  sample {}, epoch {}{}{}\n", step.step, sample.position,
                printable(source.name), sample.k, step.epochs[k], loss, step.trained ? "" : "  (not trained on)");
     for (const data::DocumentPart& part : parts) {
       const std::string which = part.document < 0 ? "" : fmt::format(": document {}", part.document);
       RT_TRY_SET(const auto from, origins_.of(part));
-      const std::string origin =
-          !from ? ""
-                : "; " + document_origin_text(document_origin_json(from->file, from->byte));
+      const std::string origin = !from ? "" : "; " + document_origin_text(document_origin_json(from->file, from->byte));
       fmt::print("  {}{}, tokens {} to {}{}\n", printable(part.file), which, part.begin, part.end - 1, origin);
     }
     if (args_.text) fmt::print("  {}\n", json_text(json(text)));
@@ -293,8 +295,9 @@ Result<int> write_skip_of(const SamplesArgs& args, Teller& teller, const StepRan
     skip = recipe->batch.skip;
     for (const RecipeStage& stage : recipe->stages) {
       if (!json_field(json_or_nothing(stage.changes), "batch.skip").empty())
-        return mistake("--as-skip: a stage of the recipe sets batch.skip, which would replace what is found: write the "
-                       "positions there");
+        return mistake(
+            "--as-skip: a stage of the recipe sets batch.skip, which would replace what is found: write the "
+            "positions there");
     }
   } else {
     RT_TRY_SET(skip, skip_of_run(args.recipe.path));
@@ -340,7 +343,8 @@ Result<int> samples(const SamplesArgs& args, bool as_json) {
   if (args.position) {
     RT_TRY_SET(const SampleOrder::Place place, order.place_of(*args.position));
     if (place.step == 0)
-      return mistake(fmt::format("no step up to the last one, {}, takes position {}", order.last_step(), *args.position));
+      return mistake(
+          fmt::format("no step up to the last one, {}, takes position {}", order.last_step(), *args.position));
     if (place.skipped)
       return mistake(fmt::format("position {} is in batch.skip: step {} passes over it", *args.position, place.step));
     if (place.step < range.first || place.step > range.last)
@@ -351,7 +355,8 @@ Result<int> samples(const SamplesArgs& args, bool as_json) {
   RT_TRY(order.visit(range.first, range.last, [&](const OrderedStep& step) { return teller.step(step); }));
   if (!teller.unseen().empty() && args.steps.empty()) {
     return mistake(fmt::format("no sample is of {}: the names are those of the recipe, as {}",
-                               printable(*teller.unseen().begin()), "data/web for T.megatron { prefix = \"data/web\" }"));
+                               printable(*teller.unseen().begin()),
+                               "data/web for T.megatron { prefix = \"data/web\" }"));
   }
   if (!args.as_skip.empty()) return write_skip_of(args, teller, range, recipe, as_json);
   if (as_json) print_json({{"samples", teller.take_lines()}});
@@ -370,8 +375,9 @@ void add_data_samples(CLI::App& command, Session& session) {
   look->add_option("--position", args->position, "one sample: its place in the order of the run, from 0")
       ->type_name("P")
       ->transform(whole_number(0));
-  look->add_option("--document", args->documents, "samples that hold tokens of it: a file's name as it is printed here, "
-                                                  "and the document's number; repeatable")
+  look->add_option("--document", args->documents,
+                   "samples that hold tokens of it: a file's name as it is printed here, "
+                   "and the document's number; repeatable")
       ->type_name("FILE:D")
       ->expected(1)
       ->take_all();
@@ -393,9 +399,11 @@ void add_data_samples(CLI::App& command, Session& session) {
   look->add_flag("--ids", args->ids, "the token ids of each sample, and the one that its last token is to guess");
   add_json_flag(*look, session);
   look->footer(
-      "RECIPE may be a run folder: then the steps are those it made and the next one, each with the recipe and the data of "
+      "RECIPE may be a run folder: then the steps are those it made and the next one, each with the recipe and the "
+      "data of "
       "its segment.\n"
-      "Exit codes: 0 done, 1 no such sample, 2 refused: no such step, or data that are no longer those trained on, 65 a "
+      "Exit codes: 0 done, 1 no such sample, 2 refused: no such step, or data that are no longer those trained on, 65 "
+      "a "
       "damaged lineage.\n"
       "Examples:\n"
       "  cairn data samples runs/mine --step 1204 --text\n"

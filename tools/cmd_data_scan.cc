@@ -110,8 +110,7 @@ class ScanTeller {
 
 Result<int> scan(const ScanArgs& args, bool as_json) {
   const std::string prefix = data::megatron_prefix(args.path);
-  RT_TRY_SET(const std::unique_ptr<data::TokenSource> source,
-             data::open_megatron(prefix.empty() ? args.path : prefix));
+  RT_TRY_SET(const std::unique_ptr<data::TokenSource> source, data::open_megatron(prefix.empty() ? args.path : prefix));
   const int64_t documents = source->sequence_count(), tokens = source->token_count();
   RT_TRY_SET(const auto origins, data::DocumentOrigins::open(prefix, documents, tokens));
   RT_TRY_SET(const auto made, data::read_origin(prefix, documents, tokens));
@@ -119,9 +118,10 @@ Result<int> scan(const ScanArgs& args, bool as_json) {
   RT_TRY_SET(const std::unique_ptr<text::Tokenizer> tokenizer, tokenizer_for(args, made, &note));
   if (args.text > 0 && tokenizer == nullptr) return Error{ErrorCode::kInvalidInput, "--text: " + note};
   if (!note.empty()) fmt::print(stderr, "cairn data scan: note: {}\n", note);
-  RT_TRY_SET(const std::vector<data::ScannedPiece> pieces,
-             data::scan_documents(*source, {.piece_tokens = args.piece, .share = args.share,
-                                            .tokenizer = tokenizer.get(), .progress = {}}));
+  RT_TRY_SET(
+      const std::vector<data::ScannedPiece> pieces,
+      data::scan_documents(
+          *source, {.piece_tokens = args.piece, .share = args.share, .tokenizer = tokenizer.get(), .progress = {}}));
   const auto z = data::scan_deviations(pieces);
   const std::vector<int64_t> first = data::first_copies(pieces);
   std::vector<Suspect> suspects;
@@ -208,8 +208,10 @@ void add_data_scan(CLI::App& command, Session& session) {
       ->transform(whole_number(1));
   add_json_flag(*look, session);
   look->footer(
-      "Measured are how well the ids pack, how many differ, the longest run and the longest repeated period, and control\n"
-      "characters; each is compared with pieces of a similar length, upwards and downwards. Number in brackets: robust\n"
+      "Measured are how well the ids pack, how many differ, the longest run and the longest repeated period, and "
+      "control\n"
+      "characters; each is compared with pieces of a similar length, upwards and downwards. Number in brackets: "
+      "robust\n"
       "deviations.\n"
       "Exit codes: 0 done, 2 refused, 65 damaged.\n"
       "Examples:\n"

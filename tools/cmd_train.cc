@@ -768,8 +768,8 @@ Result<int> RunStarter::train() {
 Status check_for_hosts(const Recipe& recipe, const HostOptions& hosts, int64_t token_losses) {
   const auto refuse = [](std::string text) { return Error{ErrorCode::kInvalidInput, std::move(text)}; };
   if (token_losses > 0) return refuse("--token-losses: only ranks of one host write the losses of tokens");
-  for (const auto* actions : {&recipe.watch.on_divergence, &recipe.watch.on_drop, &recipe.watch.on_not_finite,
-                              &recipe.watch.on_sdc}) {
+  for (const auto* actions :
+       {&recipe.watch.on_divergence, &recipe.watch.on_drop, &recipe.watch.on_not_finite, &recipe.watch.on_sdc}) {
     if (std::ranges::find(*actions, GuardAction::kRollBack) != actions->end())
       return refuse("watch: several hosts do not roll back by themselves; { \"stop\" } ends the run with 76");
   }

@@ -61,7 +61,11 @@ StdoutToStderr::~StdoutToStderr() {
 }
 
 dsl::LoadOptions load_options(const RecipeArgs& args, int64_t world) {
-  return {.sets = args.sets, .params = args.params, .with_files = args.with_files, .world = world, .epoch_samples = [](const Recipe& recipe) {
+  return {.sets = args.sets,
+          .params = args.params,
+          .with_files = args.with_files,
+          .world = world,
+          .epoch_samples = [](const Recipe& recipe) {
             return data::epoch_samples(recipe.data, recipe.model.vocab, recipe.model.context);
           }};
 }

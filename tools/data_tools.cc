@@ -27,7 +27,8 @@ void add_text_inputs(CLI::App& command, std::vector<std::string>& inputs) {
   command
       .add_option("INPUT", inputs,
                   "text files or pipes, plain or packed by gzip or zstd, or tables where the build has Arrow, in the "
-                  "order in which they are to stand; a quoted pattern, 'part-*.zst', for the files it matches; -: standard input")
+                  "order in which they are to stand; a quoted pattern, 'part-*.zst', for the files it matches; -: "
+                  "standard input")
       ->required();
 }
 
@@ -40,7 +41,9 @@ void add_document_options(CLI::App& command, DocumentOptions& options) {
           "and for .parquet, .arrow and .feather, else file)")
       ->type_name("WHAT")
       ->check(CLI::IsMember({"file", "line", "blank-line", "json"}));
-  command.add_option("--json-key", options.json_key, "of JSON lines or a table, the field or column that has the text (default: text)")
+  command
+      .add_option("--json-key", options.json_key,
+                  "of JSON lines or a table, the field or column that has the text (default: text)")
       ->type_name("KEY");
   command.add_flag("--any-text", options.any_text, "take files as they are, whatever they look like");
 }

@@ -18,9 +18,10 @@ void add_request_options(CLI::App& command, RequestArgs& args) {
       ->type_name("save|stop")
       ->check(CLI::IsMember({"save", "stop"}));
   command
-      .add_option("--exit-when-unfinished", args.exit_when_unfinished,
-                  "exit code of a stop that was asked for (signal, RUN/stop, --stop-at, time limit) while steps remain, "
-                  "for a job that queues itself again (default: 0)")
+      .add_option(
+          "--exit-when-unfinished", args.exit_when_unfinished,
+          "exit code of a stop that was asked for (signal, RUN/stop, --stop-at, time limit) while steps remain, "
+          "for a job that queues itself again (default: 0)")
       ->type_name("CODE")
       ->transform(whole_number(1, 125));
   command

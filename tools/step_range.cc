@@ -12,8 +12,8 @@ Result<StepRange> step_range(std::string_view option, const std::string& text) {
   const auto first = number_of<int64_t>(text.substr(0, dots));
   const auto last = dots == std::string::npos ? first : number_of<int64_t>(text.substr(dots + 2));
   if (!first || !last || *first < 1 || *first > *last) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("{} is \"{}\", expected a step or two, as 120 or 120..125", option,
-                                                       printable(text))};
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{} is \"{}\", expected a step or two, as 120 or 120..125", option, printable(text))};
   }
   return StepRange{*first, *last};
 }

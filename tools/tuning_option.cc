@@ -49,7 +49,8 @@ void add_tuning_option(CLI::App& command, TuningArgs& args) {
               args.given = fs::absolute(word).string();
             }
           },
-          "algorithms of products on CUDA, and with --attention auto whose kernels attention has: on, timed at the start and "
+          "algorithms of products on CUDA, and with --attention auto whose kernels attention has: on, timed at the "
+          "start and "
           "kept in RUN/tuning.json; off, the library's first proposals; FILE, choices that runs share, for what "
           "RUN/tuning.json lacks (default: as the run had before, on in a new one)")
       ->type_name("on|off|FILE");

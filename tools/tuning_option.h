@@ -1,5 +1,6 @@
 #pragma once
-// How products and attention on CUDA get their algorithms: --tuning, for the rank that decides (runtime/trainer/tuning.h).
+// How products and attention on CUDA get their algorithms: --tuning, for the rank that decides
+// (runtime/trainer/tuning.h).
 
 #include <filesystem>
 #include <string>

@@ -2,16 +2,16 @@
 // processes, each on a device of its own. Sums are Cairn's, in the order of ranks.
 //   gpu_comm_bench --ranks=N [--tiny] [--registered]
 // Prints a JSON object a line for each operation and size: {"operation", "ranks", "bytes", "us": [of a call, one a
-// round], "bus_bytes"}. bytes: of the larger array. --registered: in memory that NCCL has registered. bus_bytes is what a
-// link must carry at least, so that bus_bytes / time can be held against the link's: bytes, times 2 (n - 1) / n for an
-// all_reduce, (n - 1) / n where each rank gives or gets a part, 1 for a broadcast and a message.
+// round], "bus_bytes"}. bytes: of the larger array. --registered: in memory that NCCL has registered. bus_bytes is what
+// a link must carry at least, so that bus_bytes / time can be held against the link's: bytes, times 2 (n - 1) / n for
+// an all_reduce, (n - 1) / n where each rank gives or gets a part, 1 for a broadcast and a message.
 
-#include <build_version.inc>
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <build_version.inc>
 
 #include <charconv>
 #include <chrono>

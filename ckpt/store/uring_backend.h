@@ -1,7 +1,7 @@
 #pragma once
-// File contents through io_uring with O_DIRECT: the disk's speed at 1 % of a core (docs/benchmarks.md). Measured choices:
-// 4 MiB requests, 64 MiB of them in flight (smaller requests: up to 64), SINGLE_ISSUER|DEFER_TASKRUN; SQPOLL and IOPOLL
-// burn a core for nothing.
+// File contents through io_uring with O_DIRECT: the disk's speed at 1 % of a core (docs/benchmarks.md). Measured
+// choices: 4 MiB requests, 64 MiB of them in flight (smaller requests: up to 64), SINGLE_ISSUER|DEFER_TASKRUN; SQPOLL
+// and IOPOLL burn a core for nothing.
 //
 // - Parts of an operation that are 4096-aligned in file and length go direct; memory that is not aligned is copied
 //   through bounce buffers; unaligned heads and tails go through a buffered descriptor of the same file.

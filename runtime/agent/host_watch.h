@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <optional>
 
-#include "runtime/core/cgroup.h"
 #include "runtime/agent/failure_class.h"
 #include "runtime/agent/kernel_log.h"
+#include "runtime/core/cgroup.h"
 
 namespace cairn::agent {
 

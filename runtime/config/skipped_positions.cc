@@ -54,9 +54,9 @@ Result<SkippedPositions> SkippedPositions::parse(std::span<const std::string> ra
   }
   const int64_t skipped = out.count(0, kMostPosition + 1);
   if (skipped > kMost) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("{} positions are skipped, at most {}: leave out a source instead, by its weight", skipped,
-                             kMost)};
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("{} positions are skipped, at most {}: leave out a source instead, by its weight", skipped, kMost)};
   }
   return out;
 }

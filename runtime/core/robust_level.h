@@ -11,7 +11,8 @@ namespace cairn {
 
 struct RobustLevel {
   double median = 0;
-  double spread = 0;  // 1.4826 times the median absolute deviation, as a normal distribution's deviation; at least floor
+  double spread =
+      0;  // 1.4826 times the median absolute deviation, as a normal distribution's deviation; at least floor
 
   /// `values` has at least one. The median is the element of rank floor(n / 2).
   static RobustLevel of(std::vector<float> values, double floor) {

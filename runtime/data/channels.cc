@@ -52,8 +52,8 @@ Result<std::optional<DocumentChannels>> DocumentChannels::open(const std::string
   if (!opened.ok() && opened.error().code == ErrorCode::kInvalidInput) return std::optional<DocumentChannels>();
   if (!opened.ok()) return std::move(opened).error();
   const auto wrong = [&](size_t byte, const std::string& what) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: byte {}: {}; make the set again (cairn data chat --channel)",
-                                                  path, byte, what)};
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{}: byte {}: {}; make the set again (cairn data chat --channel)", path, byte, what)};
   };
   std::string bytes(static_cast<size_t>(opened.value().size_bytes), '\0');
   RT_TRY(read_exact(opened.value().fd.get(), path, 0, bytes.data(), std::ssize(bytes)));
@@ -67,8 +67,8 @@ Result<std::optional<DocumentChannels>> DocumentChannels::open(const std::string
   const uint64_t left = footer - kMagic.size();
   if (name_bytes > left || of_documents > left / 2 || left - name_bytes != 2 * of_documents ||
       channels > static_cast<uint64_t>(kMostChannels))
-    return wrong(footer, fmt::format("{} channels and {} documents do not fill {} bytes", channels, of_documents,
-                                     bytes.size()));
+    return wrong(
+        footer, fmt::format("{} channels and {} documents do not fill {} bytes", channels, of_documents, bytes.size()));
   if (of_documents != static_cast<uint64_t>(documents) || of_tokens != static_cast<uint64_t>(tokens))
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("{}: is of {} tokens in {} documents, and the pair beside it has {} in {}; make the set "

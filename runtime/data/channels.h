@@ -18,7 +18,7 @@
 
 namespace cairn::data {
 
-inline constexpr int64_t kMostChannels = 64;      // each has its own number in every line of the metrics
+inline constexpr int64_t kMostChannels = 64;        // each has its own number in every line of the metrics
 inline constexpr int64_t kLongestChannelName = 64;  // bytes
 
 std::string channel_path(const std::string& prefix);

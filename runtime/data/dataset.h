@@ -60,10 +60,10 @@ struct MicroBatch {
   // [m, L] or empty; filled by load_samples() where a source of the set has rows of its own, and by apply_objective()
   // (objective.h), which see. nn::SequenceRows says what they mean.
   std::vector<int32_t> positions, starts, ends;
-  std::vector<uint8_t> apart;    // [m] or empty: whether a sample came with rows, which no objective changes
-  std::vector<int32_t> counts;   // [m, L] or empty (loss_weights.h): tokens that count in the row's document, if its
-                                 // source weighs by sample, else 0
-  std::vector<uint8_t> repeats;  // [m, L] or empty (repeats.h): rows that count in no loss
+  std::vector<uint8_t> apart;     // [m] or empty: whether a sample came with rows, which no objective changes
+  std::vector<int32_t> counts;    // [m, L] or empty (loss_weights.h): tokens that count in the row's document, if its
+                                  // source weighs by sample, else 0
+  std::vector<uint8_t> repeats;   // [m, L] or empty (repeats.h): rows that count in no loss
   std::vector<int32_t> channels;  // [m, L] or empty: the channel of the row's document; -1: none
 };
 

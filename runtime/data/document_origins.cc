@@ -74,8 +74,8 @@ Result<std::optional<DocumentOrigins>> DocumentOrigins::open(const std::string& 
   std::error_code none;
   if (!std::filesystem::exists(out.path_, none)) return std::optional<DocumentOrigins>();
   const auto wrong = [&](int64_t byte, const std::string& what) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: byte {}: {}; remove the file, or make the set again", out.path_,
-                                                  byte, what)};
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{}: byte {}: {}; remove the file, or make the set again", out.path_, byte, what)};
   };
   RT_TRY_SET(OpenedFile opened, open_readable(out.path_));
   const int64_t size = opened.size_bytes;

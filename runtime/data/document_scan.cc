@@ -43,9 +43,11 @@ double odd_share(std::string_view text) {
   int64_t all = 0, odd = 0;
   for (size_t at = 0; at < text.size(); ++all) {
     const auto lead = static_cast<unsigned char>(text[at]);
-    const size_t length = lead < 0x80 ? 1 : lead >= 0xC2 && lead < 0xE0 ? 2 : lead >= 0xE0 && lead < 0xF0 ? 3
-                                        : lead >= 0xF0 && lead < 0xF5   ? 4
-                                                                        : 0;
+    const size_t length = lead < 0x80                   ? 1
+                          : lead >= 0xC2 && lead < 0xE0 ? 2
+                          : lead >= 0xE0 && lead < 0xF0 ? 3
+                          : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                        : 0;
     const std::string_view one = text.substr(at, std::max<size_t>(length, 1));
     const bool whole = length > 0 && one.size() == length && std::ranges::all_of(one.substr(1), [](char c) {
                          return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
@@ -149,8 +151,7 @@ std::vector<std::array<float, kScanCount>> scan_deviations(const std::vector<Sca
     for (const auto& [length, members] : alike) {
       const RobustLevel& level = levels[length];
       const std::optional<RobustLevel> around = level_around(levels, length);
-      const bool shifted =
-          around && std::fabs(around->deviations(static_cast<float>(level.median))) > kShifted;
+      const bool shifted = around && std::fabs(around->deviations(static_cast<float>(level.median))) > kShifted;
       for (const size_t k : members) {
         const float x = compared(pieces[k], m);
         const double own = level.deviations(x), other = shifted ? around->deviations(x) : 0;

@@ -36,8 +36,8 @@ struct ScannedPiece {
 
 struct DocumentScanArgs {
   int64_t piece_tokens = 2048;
-  double share = 1;                            // of the documents, drawn by their numbers
-  const text::Tokenizer* tokenizer = nullptr;  // for `odd`, which is 0 without one
+  double share = 1;                                 // of the documents, drawn by their numbers
+  const text::Tokenizer* tokenizer = nullptr;       // for `odd`, which is 0 without one
   std::function<bool(int64_t documents)> progress;  // false stops with kStopped; may be null
 };
 
@@ -48,7 +48,8 @@ Result<std::vector<ScannedPiece>> scan_documents(const TokenSource& source, cons
 /// can be compared by has 0.
 std::vector<std::array<float, kScanCount>> scan_deviations(const std::vector<ScannedPiece>& pieces);
 
-/// For each piece the first one with the same ids: itself where none is earlier, or it has fewer than kLeastCopied tokens.
+/// For each piece the first one with the same ids: itself where none is earlier, or it has fewer than kLeastCopied
+/// tokens.
 inline constexpr int64_t kLeastCopied = 16;
 std::vector<int64_t> first_copies(const std::vector<ScannedPiece>& pieces);
 

@@ -1,10 +1,10 @@
 #pragma once
 // The loss of instruction data weighed by sample: T.instruct { weigh = "sample" }.
 //
-// A document of a step has n tokens that count. Where a source has N such tokens in D documents of the step, each weighs
-// N / (D n): every document weighs alike, and the source as much as its tokens do. The source's loss is the mean over
-// its documents of the mean over their tokens; the step's loss is the mean over tokens of all sources, as ever. N and D
-// are of the whole step, added up over the ranks as integers, so no layout changes a weight.
+// A document of a step has n tokens that count. Where a source has N such tokens in D documents of the step, each
+// weighs N / (D n): every document weighs alike, and the source as much as its tokens do. The source's loss is the mean
+// over its documents of the mean over their tokens; the step's loss is the mean over tokens of all sources, as ever. N
+// and D are of the whole step, added up over the ranks as integers, so no layout changes a weight.
 
 #include <cstdint>
 #include <span>

@@ -49,8 +49,8 @@ class MegatronWriter {
   Result<bool> end_document();
 
   /// Commits. `beside` runs where there is no set, between steps 3 and 4, and puts files that go with it in place; what
-  /// went with an old one (<prefix>.loss, .channel, .made.json, .origin) is removed before. Errors: kInvalidInput without any document;
-  /// those of `beside`; else as a file system fails.
+  /// went with an old one (<prefix>.loss, .channel, .made.json, .origin) is removed before. Errors: kInvalidInput
+  /// without any document; those of `beside`; else as a file system fails.
   Status finish(const std::function<Status()>& beside = {});
 
   int64_t documents() const { return documents_; }

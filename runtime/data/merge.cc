@@ -9,9 +9,9 @@
 #include <memory>
 #include <optional>
 
+#include "runtime/data/channels.h"
 #include "runtime/data/document_origins.h"
 #include "runtime/data/file_io.h"
-#include "runtime/data/channels.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_format.h"
 #include "runtime/data/megatron_writer.h"
@@ -104,7 +104,8 @@ class Merger {
     const int64_t documents = part.source->sequence_count();
     for (int64_t first = 0; first < documents; first += kDocumentsAtOnce)
       RT_TRY(add_block(part, first, std::min(kDocumentsAtOnce, documents - first)));
-    if (origins_ != nullptr) files_.insert(files_.end(), part.documents->files().begin(), part.documents->files().end());
+    if (origins_ != nullptr)
+      files_.insert(files_.end(), part.documents->files().begin(), part.documents->files().end());
     return {};
   }
   /// The files of all parts so far.

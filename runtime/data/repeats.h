@@ -2,7 +2,8 @@
 // Text that repeats a few tokens again and again, whose targets do not count: data.mask_repeats. Logs, tables of
 // zeros and broken pages are of this kind; a batch with one of them may throw a training off its course.
 //
-// Tokens t repeat with period p from a to b where t[i] = t[i - p] for all i in [a + p, b); they do so (b - a) / p times.
+// Tokens t repeat with period p from a to b where t[i] = t[i - p] for all i in [a + p, b); they do so (b - a) / p
+// times.
 
 #include <cstdint>
 #include <span>

@@ -1,9 +1,9 @@
 #pragma once
 // The global order of training samples and its resumable state.
 //
-// Position p = 0, 1, 2, ... of the run is a sample; step s trains on exactly the next B_s positions from P_s on that are
-// not skipped. The sample depends on the seed, the sources with their content, the weights and the sequence length, and
-// on the positions at which these changed. It depends on nothing else: not on world size, any parallel degree, the
+// Position p = 0, 1, 2, ... of the run is a sample; step s trains on exactly the next B_s positions from P_s on that
+// are not skipped. The sample depends on the seed, the sources with their content, the weights and the sequence length,
+// and on the positions at which these changed. It depends on nothing else: not on world size, any parallel degree, the
 // micro-batch, or the length of the run.
 //
 // The saved position is that of the last APPLIED optimizer step: peek() looks ahead without moving, advance() is called

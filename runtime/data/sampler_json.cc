@@ -170,7 +170,8 @@ Status read_v2(Fields& fields, SamplerState* state) {
     if (!read_list(*found, read_int, &streams)) return bad_field("streams", "a list of integers", found);
     if (streams.size() != n) return wrong_length("streams", streams.size(), n);
   }
-  if (const json* found = fields.find("skipped"); found && (!read_count(*found, &state->skipped) || state->skipped == 0))
+  if (const json* found = fields.find("skipped");
+      found && (!read_count(*found, &state->skipped) || state->skipped == 0))
     return bad_field("skipped", "an integer >= 1", found);
   if (const json* found = fields.find("base")) {
     if (!found->is_object()) return bad_field("base", "an object", found);

@@ -46,10 +46,14 @@ std::string origin_path(const std::string& prefix) { return prefix + ".made.json
 
 std::string_view packing_name(Packing packing) {
   switch (packing) {
-    case Packing::kNone: return "";
-    case Packing::kGzip: return "gzip";
-    case Packing::kZstd: return "zstd";
-    case Packing::kTable: return "table";
+    case Packing::kNone:
+      return "";
+    case Packing::kGzip:
+      return "gzip";
+    case Packing::kZstd:
+      return "zstd";
+    case Packing::kTable:
+      return "table";
   }
   return "";
 }

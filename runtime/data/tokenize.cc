@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "runtime/core/check.h"
+#include "runtime/data/channels.h"
 #include "runtime/data/document_origins.h"
 #include "runtime/data/input_files.h"
-#include "runtime/data/channels.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/megatron_writer.h"
 #include "runtime/data/set_origin.h"
@@ -56,8 +56,8 @@ size_t cut_before(std::string_view text, size_t most, bool of_bytes) {
 struct Piece {
   std::string text;
   size_t file = 0;
-  int64_t offset = 0;   // of its first byte in the file
-  int64_t line = 0;     // of JSON, counted from 1; 0: the text itself
+  int64_t offset = 0;                // of its first byte in the file
+  int64_t line = 0;                  // of JSON, counted from 1; 0: the text itself
   Packing packing = Packing::kNone;  // of the file: bytes and lines are counted in what it unpacks to
   text::Part part;
 };
@@ -362,11 +362,10 @@ class DocumentWriter {
 
   Status add_spans(const ChatDocument& row, const Piece& piece) {
     constexpr int64_t kNamed = 3;
-    if (row.open && report_.open++ < kNamed)
-      report_.opens.push_back(where_of(args_, piece));
+    if (row.open && report_.open++ < kNamed) report_.opens.push_back(where_of(args_, piece));
     if (sinks_.channels != nullptr)
-      RT_TRY(sinks_.channels->add_document(row.channel).with(
-          fmt::format("{}: {}", where_of(args_, piece), printable_ascii(args_.channel_key))));
+      RT_TRY(sinks_.channels->add_document(row.channel)
+                 .with(fmt::format("{}: {}", where_of(args_, piece), printable_ascii(args_.channel_key))));
     return sinks_.loss->add_document(row.spans);
   }
 
@@ -388,14 +387,14 @@ class DocumentWriter {
   TokenizeReport& report_;
   const PieceEncoder encoder_;
   Encoders encoders_;
-  Batch batch_;                   // to be encoded next
-  size_t file_ = 0;               // under way
+  Batch batch_;                       // to be encoded next
+  size_t file_ = 0;                   // under way
   Packing packing_ = Packing::kNone;  // of that file
-  int64_t line_ = 0;              // of JSON, that have ended
-  std::string text_;              // of the open document, what is not given away yet
-  int64_t text_at_ = 0;           // its place in the file
-  size_t look_at_ = kPieceBytes;  // how much text there must be before it is cut
-  bool first_part_ = true;        // nothing of the document is given away yet
+  int64_t line_ = 0;                  // of JSON, that have ended
+  std::string text_;                  // of the open document, what is not given away yet
+  int64_t text_at_ = 0;               // its place in the file
+  size_t look_at_ = kPieceBytes;      // how much text there must be before it is cut
+  bool first_part_ = true;            // nothing of the document is given away yet
   int64_t read_ = 0, written_ = 0;
   int64_t document_tokens_ = 0;  // of the document that is being written
   DocumentOrigin document_from_;

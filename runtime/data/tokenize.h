@@ -46,13 +46,13 @@ struct TokenizeArgs {
   std::string json_key = "text";  // kJsonLine: the field
   std::string chat;               // kJsonLine: rows of instruction data, by this format (chat_format.h); empty: texts
   ContentSpecials specials = ContentSpecials::kRefuse;  // chat
-  std::string channel_key;                       // chat: the field of a row that names its channel; empty: none
+  std::string channel_key;                              // chat: the field of a row that names its channel; empty: none
   bool any_text = false;                         // files that are of another kind (text_input.h) are taken as they are
   int64_t threads = 1;                           // that encode; the pair is the same for any number
   int64_t most_line_bytes = kMostJsonLineBytes;  // kJsonLine: a line is read as a whole, by each thread
   bool append_eod = false;                       // the tokenizer's end-of-document id after each document
   bool overwrite = false;
-  bool origins = true;  // document_origins.h
+  bool origins = true;                                    // document_origins.h
   std::function<bool(const TokenizeProgress&)> progress;  // about once per MiB; false stops with kStopped. May be null.
 };
 

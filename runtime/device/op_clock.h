@@ -1,8 +1,8 @@
 #pragma once
 // How long each op of a step takes, on the clock of the device that does it. The tables mark where each op of a stream
-// with a clock begins and ends (runtime/kernels/table.h); the clock adds times up by the op's name and sizes. Between two
-// ops lies a gap: the device waits for the host, for other ranks, or does what is no op (copies, collectives). Ops and
-// gaps of a step add up to the step.
+// with a clock begins and ends (runtime/kernels/table.h); the clock adds times up by the op's name and sizes. Between
+// two ops lies a gap: the device waits for the host, for other ranks, or does what is no op (copies, collectives). Ops
+// and gaps of a step add up to the step.
 //
 // 1. begin_step(), ops, end_step(): moments are marked in the stream, and nothing waits.
 // 2. When the stream has been settled behind them, the next end_step() reads them: the device has work then.

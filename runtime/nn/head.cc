@@ -146,8 +146,8 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, const LossRows& of) {
       const DevicePtr<const Real> logits = logits_ + part * part_rows;
       const int64_t valid = std::clamp<int64_t>(vocab.valid_rows - part * part_rows, 0, part_rows);
       const int64_t at = part * d.rows + begin;
-      on_.row_sums({count, d.vocab, valid, vocab.first_row + part * part_rows, of.targets_T + begin}, logits, max_PT + at,
-                   sums_PT + at, target_T + begin);
+      on_.row_sums({count, d.vocab, valid, vocab.first_row + part * part_rows, of.targets_T + begin}, logits,
+                   max_PT + at, sums_PT + at, target_T + begin);
     }
   }
   if (d.logit_rows == d.rows) held_ = saved.input_RH;

@@ -271,8 +271,7 @@ class Model final : public StageModel {
         }
         {
           const TraceScope scope("compute", "head backward");
-          RT_TRY(
-              with_logits(*head_).backward(slot_at(slot).head, loss_rows_of(slot, targets), loss_scale, dhidden_RH));
+          RT_TRY(with_logits(*head_).backward(slot_at(slot).head, loss_rows_of(slot, targets), loss_scale, dhidden_RH));
         }
         return backward_top_query(slot, loss_scale);
       }));

@@ -45,7 +45,7 @@ struct StepMetrics {
   double loss = 0;                            // nats a token, mean over the global batch
   std::vector<std::pair<std::string, double>> source_loss;
   std::vector<std::pair<std::string, double>> channel_loss;  // of instruction data that have channels (data/channels.h)
-  std::optional<double> mtp_loss;  // model.mtp: the mean of its modules' losses, each a mean over its own targets
+  std::optional<double> mtp_loss;        // model.mtp: the mean of its modules' losses, each a mean over its own targets
   std::optional<int64_t> masked_tokens;  // data.mask_repeats: of the step, that count in no loss for it
   double grad_norm = 0, lr = 0;
   double tokens_per_s = 0, step_ms = 0;

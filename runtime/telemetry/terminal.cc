@@ -28,7 +28,8 @@ std::string draw_curve(const std::vector<CurvePoint>& points, int64_t columns, i
   }
   if (finite.size() < 2 || rows < 2) return {};
   const auto bounds = std::ranges::minmax(finite, {}, &CurvePoint::value);
-  const auto margin = static_cast<int64_t>(std::max(axis_number(bounds.min.value).size(), axis_number(bounds.max.value).size()));
+  const auto margin =
+      static_cast<int64_t>(std::max(axis_number(bounds.min.value).size(), axis_number(bounds.max.value).size()));
   const auto count = static_cast<int64_t>(finite.size());
   const int64_t width = std::min(std::max<int64_t>(columns, 40) - margin - 2, count);  // the margin, a space, the axis
   std::vector<double> column(static_cast<size_t>(width));

@@ -203,8 +203,8 @@ std::string tokenizer_json(const TrainedBpe& trained, const std::vector<std::str
   for (const auto& [left, right] : trained.merges) merges.push_back(left + " " + right);  // no token has a space
   const ordered_json before = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  ordered_json json = hf_tokenizer_json(std::move(added), nullptr, before,
-                                        bpe_json(std::move(vocab), std::move(merges), false));
+  ordered_json json =
+      hf_tokenizer_json(std::move(added), nullptr, before, bpe_json(std::move(vocab), std::move(merges), false));
   json["pre_tokenizer"] = before;
   return json_text(json, 1) + "\n";
 }

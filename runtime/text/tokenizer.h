@@ -22,8 +22,8 @@ struct Part {
   bool first = true, last = true;
 };
 
-/// Where a byte of a text falls among its ids: `ended` of them hold nothing at or behind it, `begun` something before it.
-/// The two differ by the tokens that spell bytes of both sides.
+/// Where a byte of a text falls among its ids: `ended` of them hold nothing at or behind it, `begun` something before
+/// it. The two differ by the tokens that spell bytes of both sides.
 struct Place {
   size_t ended = 0, begun = 0;
   bool operator==(const Place&) const = default;

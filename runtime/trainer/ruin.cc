@@ -30,9 +30,10 @@ std::string to_text(const RuinReport& report) {
   text += fmt::format("{} are finite and give loss {:.4g} {}, so the batch of step {} did it: ", whose,
                       report.other_loss, batch, report.step);
   if (report.samples.empty()) return text + "no sample's loss is other than finite, the gradients are";
-  return text + fmt::format("samples whose loss is not finite: {}. \"cairn data samples RUN --step {} --text\" shows all "
-                            "of the step",
-                            fmt::join(report.samples, "; "), report.step);
+  return text + fmt::format(
+                    "samples whose loss is not finite: {}. \"cairn data samples RUN --step {} --text\" shows all "
+                    "of the step",
+                    fmt::join(report.samples, "; "), report.step);
 }
 
 }  // namespace cairn::trainer

@@ -67,8 +67,7 @@ uint64_t level_key(const Plan& stage) {
 
 bool may_act(const WatchConfig& watch, int64_t number) {
   return !watch.on_outlier.empty() || (watch.audit_steps > 0 && number % watch.audit_steps == 0) ||
-         compares_replicas(watch, number) ||
-         std::ranges::find(watch.skip_steps, number) != watch.skip_steps.end();
+         compares_replicas(watch, number) || std::ranges::find(watch.skip_steps, number) != watch.skip_steps.end();
 }
 
 bool compares_replicas(const WatchConfig& watch, int64_t number) {

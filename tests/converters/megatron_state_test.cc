@@ -230,8 +230,8 @@ TEST_SUITE("converters/megatron_state") {
     CHECK(config.value()["vocab_size"] == 40);
     CHECK(config.value()["max_position_embeddings"] == 16);
     CHECK(config.value()["group_query_attention"] == true);
-    for (const char* name : {"mtp_num_layers", "hybrid_override_pattern", "window_size", "softmax_type",
-                             "activation_func_clamp_value"}) {
+    for (const char* name :
+         {"mtp_num_layers", "hybrid_override_pattern", "window_size", "softmax_type", "activation_func_clamp_value"}) {
       nlohmann::json other = plain;
       other[name] = name == std::string("mtp_num_layers") ? nlohmann::json(1) : nlohmann::json("M-");
       const auto refused = config_from_args(other);

@@ -20,7 +20,8 @@ TEST_SUITE("dsl/change_rules") {
       if (field.stored() && field.type != Type::kBlock) paths.push_back(path);
     });
     REQUIRE(paths.size() > 100);
-    for (const char* of_source : {"data.web", "data.web.weight", "data.sources", "data.seed", "data.mask_repeats.period", "tokenizer"})
+    for (const char* of_source :
+         {"data.web", "data.web.weight", "data.sources", "data.seed", "data.mask_repeats.period", "tokenizer"})
       paths.emplace_back(of_source);
     std::set<std::string_view> used;
     for (const std::string& path : paths) {

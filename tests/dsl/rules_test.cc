@@ -377,12 +377,34 @@ TEST_SUITE("dsl/rules") {
     Dice dice(27);
     const std::vector<Recipe> points = starting_points();
     int64_t planned = 0, refused = 0, later_planned = 0;
-    const std::set<std::string> wanted = {
-        "name", "model.kv_heads", "model.ffn", "model.mask", "objective.mask_token", "batch", "batch.samples",
-        "batch.ramp", "batch.phases", "mesh.tp", "mesh.pp", "mesh.dp", "mesh.cp", "mesh.ep", "mesh.shard",
-        "mesh.stages", "mesh.sequence_parallel", "schedule", "mesh.virtual_stages", "mesh.micro_batch_group",
-        "recompute.distribute", "deterministic", "optimizer.keep_after_forward", "optimizer.qk_clip",
-        "optimizer.lr", "eval.at", "checkpoint.keep", "checkpoint.copy_to"};
+    const std::set<std::string> wanted = {"name",
+                                          "model.kv_heads",
+                                          "model.ffn",
+                                          "model.mask",
+                                          "objective.mask_token",
+                                          "batch",
+                                          "batch.samples",
+                                          "batch.ramp",
+                                          "batch.phases",
+                                          "mesh.tp",
+                                          "mesh.pp",
+                                          "mesh.dp",
+                                          "mesh.cp",
+                                          "mesh.ep",
+                                          "mesh.shard",
+                                          "mesh.stages",
+                                          "mesh.sequence_parallel",
+                                          "schedule",
+                                          "mesh.virtual_stages",
+                                          "mesh.micro_batch_group",
+                                          "recompute.distribute",
+                                          "deterministic",
+                                          "optimizer.keep_after_forward",
+                                          "optimizer.qk_clip",
+                                          "optimizer.lr",
+                                          "eval.at",
+                                          "checkpoint.keep",
+                                          "checkpoint.copy_to"};
     std::set<std::string> fields;
     // Some are rare: what is drawn last may take longer.
     for (int64_t trial = 0; trial < 6000 || (trial < 30000 && !std::ranges::includes(fields, wanted)); ++trial) {

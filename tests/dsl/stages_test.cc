@@ -115,15 +115,18 @@ TEST_SUITE("dsl/stages") {
       return 640;
     };
     const Recipe r = load_good(with(epochs), {.epoch_samples = count});
-    const Recipe same = load_good(
-        with(R"(stop = T.samples(1920), batch = { ramp = { from = 8, by = 8, over = T.samples(160) } },
+    const Recipe same =
+        load_good(with(R"(stop = T.samples(1920), batch = { ramp = { from = 8, by = 8, over = T.samples(160) } },
            optimizer = { lr = T.schedule { T.warmup { over = T.samples(8) }, T.hold {} } },
            data = T.blend { sources = { T.megatron { prefix = "web" }, T.megatron { prefix = "code", weight = 0 } } },
            stages = { T.stage { at = T.samples(960), data = { weights = { code = 2 } },
                                 optimizer = { lr = T.schedule { T.linear { to = 0, over = T.samples(640) } } } } })"));
     CHECK(encode_recipe(r) == encode_recipe(same));
     CHECK(asked == 1);
-    CHECK(load_good(kBase, {.epoch_samples = [](const Recipe&) -> Result<int64_t> { FAIL("asked"); return 0; }})
+    CHECK(load_good(kBase, {.epoch_samples = [](const Recipe&) -> Result<int64_t> {
+                      FAIL("asked");
+                      return 0;
+                    }})
               .stop.value == 1000);  // no data are opened where nothing counts by them
     const auto wrong = [](const std::string& stop) {
       return only_mistake(with("stop = " + stop), {.epoch_samples = [](const Recipe&) -> Result<int64_t> {

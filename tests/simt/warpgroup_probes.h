@@ -12,10 +12,10 @@ enum class Fault {
   kProductNotAwaited,  // sums are used before the product was waited for
   kProductLeft,        // threads end with a product under way
   kNoFence,
-  kSumsTouched,   // sums are changed while the product is under way
-  kOverwritten,   // the right panel is copied to again while the product is under way
-  kNotPublished,  // barriers of which the copies do not know
-  kTooFewBytes,   // the barrier expects less than comes
+  kSumsTouched,      // sums are changed while the product is under way
+  kOverwritten,      // the right panel is copied to again while the product is under way
+  kNotPublished,     // barriers of which the copies do not know
+  kTooFewBytes,      // the barrier expects less than comes
   kNoSwizzle,        // in the descriptor
   kBesideAtom,       // a panel at no multiple of 1024 bytes
   kOtherOperands,    // one warp names other panels than the others

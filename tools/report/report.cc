@@ -116,8 +116,11 @@ std::vector<ChannelSummary> channels_of(const std::vector<StepMetrics>& steps) {
   std::vector<ChannelSummary> out;
   for (const auto& [name, all] : losses) {
     const auto tenth = static_cast<std::ptrdiff_t>((all.size() + 9) / 10);
-    const auto mean = [&](auto begin) { return std::accumulate(begin, begin + tenth, 0.0) / static_cast<double>(tenth); };
-    out.push_back({.name = name, .steps = std::ssize(all), .first = mean(all.begin()), .last = mean(all.end() - tenth)});
+    const auto mean = [&](auto begin) {
+      return std::accumulate(begin, begin + tenth, 0.0) / static_cast<double>(tenth);
+    };
+    out.push_back(
+        {.name = name, .steps = std::ssize(all), .first = mean(all.begin()), .last = mean(all.end() - tenth)});
   }
   std::ranges::stable_sort(out, std::greater(), &ChannelSummary::last);
   return out;

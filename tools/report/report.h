@@ -27,7 +27,7 @@ struct Summary {
   double valid_loss = NAN, best_valid_loss = NAN;  // the last evaluation, and the best one
   int64_t best_valid_step = 0;
   std::vector<std::pair<std::string, double>> valid_source_loss;
-  std::vector<ChannelSummary> channels;  // the highest loss at the end first
+  std::vector<ChannelSummary> channels;                 // the highest loss at the end first
   double step_ms = NAN, tokens_per_s = NAN, mfu = NAN;  // medians
   int64_t snapshots = 0, snapshots_left_out = 0;
   double snapshot_ms = NAN, lost_ms = 0;   // training stood still: median, in all

@@ -38,9 +38,10 @@ struct AuditLeg {
   bool to_saved = false;
 };
 
-/// The legs from the newest checkpoint before step `first`, or from the run's beginning, to step `last`. Each ends where
-/// the run has a checkpoint, where its recipe or its layout changes, or at `last`. `saved`: steps, ascending. Pure.
-/// Errors: kInvalidInput where there is nothing to begin from, or the lineage does not say how a step was trained.
+/// The legs from the newest checkpoint before step `first`, or from the run's beginning, to step `last`. Each ends
+/// where the run has a checkpoint, where its recipe or its layout changes, or at `last`. `saved`: steps, ascending.
+/// Pure. Errors: kInvalidInput where there is nothing to begin from, or the lineage does not say how a step was
+/// trained.
 Result<std::vector<AuditLeg>> audit_legs(int64_t first, int64_t last, std::span<const int64_t> saved,
                                          std::span<const LineageEntry> segments, std::span<const RankLayout> layouts);
 
@@ -61,8 +62,8 @@ struct AuditedLeg {
 };
 
 struct AuditOptions {
-  int64_t first = 0, last = 0;         // steps
-  std::vector<std::string> sets;       // more --set of the training
+  int64_t first = 0, last = 0;          // steps
+  std::vector<std::string> sets;        // more --set of the training
   std::vector<std::string> train_more;  // more options of `cairn train`
   std::string program = "/proc/self/exe";
   std::function<void(const AuditLeg&)> begins;
@@ -90,8 +91,8 @@ class AuditScratch {
 
 /// Trains the legs by `cairn train` in `scratch`, one after the other. A leg whose end is not the run's does not spoil
 /// the next one, which begins at the run's own checkpoint. Errors: those of audit_legs; kInvalidInput where the run has
-/// no record of these steps, its data are no longer those, an option of `sets` changes what is trained, or another layout
-/// gives other bits by the recipe's `deterministic`; those of a training that fails, with the end of its log.
+/// no record of these steps, its data are no longer those, an option of `sets` changes what is trained, or another
+/// layout gives other bits by the recipe's `deterministic`; those of a training that fails, with the end of its log.
 Result<std::vector<AuditedLeg>> audit(const std::filesystem::path& run, const AuditScratch& scratch,
                                       const AuditOptions& options);
 

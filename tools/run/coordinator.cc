@@ -666,12 +666,13 @@ std::vector<std::string> LocalCoordinator::hosts_of(const std::vector<int64_t>& 
 void LocalCoordinator::guard_machine(int64_t step, const telemetry::MachineError& error) {
   narrator_.machine_erred(step, error, hosts_of(error.ranks));
   if (goes_back_ || lowers_ || !stopped_by_.ok() || control_->stop_asked() || control_->abandoned()) return;
-  const Trouble trouble{.kind = Trouble::Kind::kMachine,
-                        .onset = error.since + 1,
-                        .step = step,
-                        .why = fmt::format("step {} found an error of the machine ({}), on {} {}; all was sound at step {}",
-                                           step, error.kind, plural(std::ssize(error.ranks), "rank"),
-                                           fmt::join(error.ranks, ", "), error.since)};
+  const Trouble trouble{
+      .kind = Trouble::Kind::kMachine,
+      .onset = error.since + 1,
+      .step = step,
+      .why =
+          fmt::format("step {} found an error of the machine ({}), on {} {}; all was sound at step {}", step,
+                      error.kind, plural(std::ssize(error.ranks), "rank"), fmt::join(error.ranks, ", "), error.since)};
   const std::optional<GuardAction> action = act_on(trouble);
   if (action == GuardAction::kStop)
     stopped_by_ = Error{ErrorCode::kGuard, fmt::format("stopped by watch.on_sdc: {}", trouble.why)};

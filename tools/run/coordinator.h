@@ -285,7 +285,7 @@ class LocalCoordinator final : public Coordinator {
 
   int64_t clocks_asked_ns_ = 0;
   std::atomic<int64_t> unsure_until_ns_ = 0;  // owns_run() asks no store before
-  int64_t stop_asked_ns_ = 0;  // 0: not asked, or the ranks have been waited for long enough
+  int64_t stop_asked_ns_ = 0;                 // 0: not asked, or the ranks have been waited for long enough
   bool told_nameless_ = false, told_copies_ = false;
   int64_t last_step_ = 0, last_progress_step_ = 0;
   std::filesystem::path newest_checkpoint_;

@@ -288,8 +288,8 @@ Helper::Options RunCopies::helper_of(Child& child, size_t index) {
               },
           .died =
               [this, &child](const std::string& how, const std::vector<std::string>& last_lines) {
-                std::string text = fmt::format("warning: the process that copies to {} {}; it is started again",
-                                               child.place, how);
+                std::string text =
+                    fmt::format("warning: the process that copies to {} {}; it is started again", child.place, how);
                 for (const std::string& line : last_lines) text += "\n  " + line;
                 callbacks_.say(text);
                 record({{"event", "copy_failed"}, {"step", 0}, {"place", child.place}, {"message", how}});
@@ -336,7 +336,8 @@ void RunCopies::finish(std::span<const int> stop_signals, const std::function<bo
     beside();
     std::string out;
     for (const auto& child : children_) {
-      if (!child->process->finished() && waited_s < child->finish_s) out += (out.empty() ? "copies to " : ", ") + child->place;
+      if (!child->process->finished() && waited_s < child->finish_s)
+        out += (out.empty() ? "copies to " : ", ") + child->place;
     }
     return out;
   };

@@ -104,9 +104,8 @@ Status roll_back(const WatchConfig& watch, const Trouble& trouble, std::span<con
 /// Into `out`, or why it cannot be done.
 void lower_lr(const WatchConfig& watch, const Trouble& trouble, std::span<const Lowering> lowered, GuardDecision* out) {
   const LowerLrConfig& rules = watch.lower_lr;
-  const int64_t tried = std::ranges::count_if(lowered, [&](const Lowering& one) {
-    return one.onset > 0 && std::abs(one.step - trouble.step) < rules.within;
-  });
+  const int64_t tried = std::ranges::count_if(
+      lowered, [&](const Lowering& one) { return one.onset > 0 && std::abs(one.step - trouble.step) < rules.within; });
   if (tried >= rules.at_most) {
     out->not_lowered = fmt::format("lowered {} within {} steps, as often as watch.lower_lr allows",
                                    count_text(tried, "time"), rules.within);

@@ -30,8 +30,8 @@ struct Trouble {
 /// From a trouble back to a checkpoint.
 struct RollBack {
   int64_t to_step = 0;
-  int64_t onset = 0, step = 0;  // of the trouble
-  int64_t number = 1;           // of the tries at this place
+  int64_t onset = 0, step = 0;   // of the trouble
+  int64_t number = 1;            // of the tries at this place
   PositionRange skip = {0, -1};  // of the sample order, from to_step on; empty after an error of the machine
   std::string why;
   bool leaves_out() const { return skip.first <= skip.last; }

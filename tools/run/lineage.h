@@ -41,11 +41,11 @@ struct LineageEntry {
   std::vector<std::string> accepted;                 // fields of --accept that it needed
   std::map<std::string, SourceContent> data;
   text::TokenizerHashes tokenizer;
-  bool lr_begins = false;  // a schedule with optimizer.lr_from = "stage" begins here
-  std::string from;        // init_from: of which checkpoint
+  bool lr_begins = false;             // a schedule with optimizer.lr_from = "stage" begins here
+  std::string from;                   // init_from: of which checkpoint
   std::optional<RollBack> roll_back;  // of that cause
   std::optional<Lowering> lowering;   // of cause lower_lr: from this step on
-  std::string hash;        // of this line; not stored in it
+  std::string hash;                   // of this line; not stored in it
 };
 
 /// The line of lineage.jsonl, without its end.

@@ -251,10 +251,10 @@ void Narrator::alarm(const ckpt::StepAlarm& alarm) {
   record({{"event", ckpt::to_text(alarm.kind)}, {"step", alarm.step}, {"onset", alarm.onset}, {"why", alarm.why}});
   const bool suspects =
       std::ranges::any_of(outlier_steps_, [&](int64_t step) { return step >= alarm.onset && step <= alarm.step; });
-  const std::string look = fmt::format("\"cairn data samples {} --step {}{} --text\" shows ", run_.string(),
-                                       alarm.onset == alarm.step ? fmt::format("{}", alarm.step)
-                                                                 : fmt::format("{}..{}", alarm.onset, alarm.step),
-                                       suspects ? " --suspects" : "");
+  const std::string look = fmt::format(
+      "\"cairn data samples {} --step {}{} --text\" shows ", run_.string(),
+      alarm.onset == alarm.step ? fmt::format("{}", alarm.step) : fmt::format("{}..{}", alarm.onset, alarm.step),
+      suspects ? " --suspects" : "");
   switch (alarm.kind) {
     case Kind::kOutlier:
       return warn(fmt::format("step {}: {}; {}its samples", alarm.step, alarm.why, look));
@@ -262,13 +262,15 @@ void Narrator::alarm(const ckpt::StepAlarm& alarm) {
       return warn(fmt::format("the run diverges since step {}: step {}: {}; {}what it trained on since", alarm.onset,
                               alarm.step, alarm.why, look));
     case Kind::kDrop:
-      return warn(fmt::format("the loss drops since step {}, as on data that repeat: step {}: {}; {}what it trained on "
-                              "since",
-                              alarm.onset, alarm.step, alarm.why, look));
+      return warn(
+          fmt::format("the loss drops since step {}, as on data that repeat: step {}: {}; {}what it trained on "
+                      "since",
+                      alarm.onset, alarm.step, alarm.why, look));
     case Kind::kLevelShift:
-      return warn(fmt::format("step {}: {}, and so were the outliers before it: this counts as the level now, and saves "
-                              "can be good again",
-                              alarm.step, alarm.why));
+      return warn(
+          fmt::format("step {}: {}, and so were the outliers before it: this counts as the level now, and saves "
+                      "can be good again",
+                      alarm.step, alarm.why));
   }
 }
 

@@ -2,8 +2,8 @@
 // Copies of a host's bank in the memory of another one, so that a host which dies loses no step
 // (checkpoint.replicate). The copy of place p is held by its *buddy*, the host half the ring away.
 //
-// Its messages stand in runtime/hosts/message.h, under "copies of memory". Between SendBank and WholeBank the bytes of the
-// slots travel, rank by rank, as they lie there.
+// Its messages stand in runtime/hosts/message.h, under "copies of memory". Between SendBank and WholeBank the bytes of
+// the slots travel, rank by rank, as they lie there.
 //
 // The rank that decides marks a bank (arena::Control::replica) at the end of its step; no update writes it from then
 // on. Each agent sends its part and tells the leader. When all hosts have, the leader says so (agreed): that bank stays

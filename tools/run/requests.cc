@@ -55,8 +55,8 @@ void read_saves(const fs::path& run, agent::Pace& pace) {
 }  // namespace
 
 Result<RequestOptions> request_options(const RequestArgs& args) {
-  RequestOptions out{.stop_on_usr = args.on_usr == "stop", .exit_when_unfinished = args.exit_when_unfinished,
-                     .stop_at = args.stop_at};
+  RequestOptions out{
+      .stop_on_usr = args.on_usr == "stop", .exit_when_unfinished = args.exit_when_unfinished, .stop_at = args.stop_at};
   if (args.time_limit == "none") {
     out.any_limit = false;
   } else if (!args.time_limit.empty()) {

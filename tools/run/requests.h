@@ -88,9 +88,9 @@ class RunRequests {
   RunCallbacks callbacks_;
   std::optional<agent::TimeLimit> limit_;
   bool planned_ = false, option_planned_ = false;  // option: of --stop-at
-  int64_t planned_step_ = 0;  // 0: at the next save
-  uint64_t asked_ = 0;        // number of the last save that was asked for
-  uint64_t save_number_ = 0;  // of that of RUN/save; 0: none is under way
+  int64_t planned_step_ = 0;                       // 0: at the next save
+  uint64_t asked_ = 0;                             // number of the last save that was asked for
+  uint64_t save_number_ = 0;                       // of that of RUN/save; 0: none is under way
 
   std::mutex mutex_;  // guards what follows
   bool opened_ = false;

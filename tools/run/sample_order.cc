@@ -39,11 +39,11 @@ Result<data::Dataset> open_as_trained(Recipe& recipe, const std::map<std::string
     const data::TokenSource& train = *source.train;
     RT_TRY_SET(const SourceContent now, content_of(train));
     if (now == found->second) continue;
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("data source {}: {} is not what the run trained on: content {} of {} tokens, now {} of "
-                             "{}. Bring the old file back to its place",
-                             source.name, train.name(), found->second.content, found->second.tokens, now.content,
-                             now.tokens)};
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("data source {}: {} is not what the run trained on: content {} of {} tokens, now {} of "
+                    "{}. Bring the old file back to its place",
+                    source.name, train.name(), found->second.content, found->second.tokens, now.content, now.tokens)};
   }
   return dataset;
 }
@@ -149,8 +149,9 @@ Result<int64_t> SampleOrder::begin_of(int64_t step) const {
   for (const Segment& segment : segments_) {
     RT_TRY_SET(const SkippedPositions skip, SkippedPositions::parse(segment.recipe.batch.skip).with("batch.skip"));
     const int64_t to = &segment == &segments_.back() ? step - 1 : std::min(step - 1, segment.end);
-    begin = skip.after(begin, samples_after(step_stages(segment.recipe, segment.past), std::max(to, segment.begin.step)) -
-                                  segment.begin.samples);
+    begin =
+        skip.after(begin, samples_after(step_stages(segment.recipe, segment.past), std::max(to, segment.begin.step)) -
+                              segment.begin.samples);
     if (to == step - 1) break;
   }
   return begin;
@@ -172,8 +173,7 @@ Result<bool> SampleOrder::was_trained(int64_t step, int64_t samples) const {
   return told == told_.data() ? told->skipped == 0 : told->skipped == (told - 1)->skipped;
 }
 
-Status SampleOrder::visit(int64_t first, int64_t last,
-                          const std::function<Status(const OrderedStep&)>& visit) const {
+Status SampleOrder::visit(int64_t first, int64_t last, const std::function<Status(const OrderedStep&)>& visit) const {
   RT_TRY_SET(Beginning from, beginning(first));
   for (size_t k = from.segment; k < segments_.size() && segments_[k].begin.step < last; ++k)
     RT_TRY(visit_segment(segments_[k], first, last, from.state, visit));

@@ -24,8 +24,8 @@ namespace cairn::tools {
 struct OrderedStep {
   int64_t step = 0;
   std::vector<data::SampleRef> samples;
-  std::vector<int64_t> epochs;  // of each sample: passes over its source before this one
-  bool trained = false;         // a run has made an update of them, as its metrics.jsonl says
+  std::vector<int64_t> epochs;                     // of each sample: passes over its source before this one
+  bool trained = false;                            // a run has made an update of them, as its metrics.jsonl says
   std::vector<telemetry::OutlierSample> outliers;  // that it says of the step
   const data::Dataset& dataset;
   const Recipe& recipe;

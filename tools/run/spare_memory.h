@@ -26,7 +26,8 @@ class SpareMemory {
   SpareMemory(const SpareMemory&) = delete;
   SpareMemory& operator=(const SpareMemory&) = delete;
 
-  /// For the largest place of a segment, `ranks` a host, which compute on `device`. What is there for the same one stays.
+  /// For the largest place of a segment, `ranks` a host, which compute on `device`. What is there for the same one
+  /// stays.
   void prepare(const HostSegment& segment, int64_t ranks, DeviceChoice device);
   /// Waits for what is under way: the rest of it takes less than all of it. Null: there is none.
   std::shared_ptr<ckpt::PreparedMemory> take();

@@ -66,8 +66,8 @@ class OpenedSteps {
   std::mutex opening_;     // io_, pins_, unpinned_
   ckpt::PosixBackend io_;  // outlives what is open
   std::map<std::filesystem::path, std::weak_ptr<ckpt::Pin>> pins_;
-  std::set<std::string> unpinned_;  // runs whose folder takes no pins
-  std::mutex mutex_;                // entries_
+  std::set<std::string> unpinned_;                                // runs whose folder takes no pins
+  std::mutex mutex_;                                              // entries_
   std::map<std::pair<std::string, std::string>, Entry> entries_;  // by id and commit
 };
 

@@ -60,7 +60,7 @@ class Message {
 
 // Fields of wandb_internal.proto.
 constexpr int kNum = 1, kHistory = 2, kRun = 17, kExit = 18, kHeader = 21;  // Record
-constexpr int kKey = 1, kValueJson = 16;                                   // HistoryItem, ConfigItem
+constexpr int kKey = 1, kValueJson = 16;                                    // HistoryItem, ConfigItem
 
 std::string record(int64_t number, int kind, const Message& content) {
   return Message().integer(kNum, number).message(kind, content).done();

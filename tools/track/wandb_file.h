@@ -4,8 +4,8 @@
 //   4   2  0xBEE1, little endian
 //   6   1  version 0
 //   then records in blocks of 32768 bytes, counted from the beginning of the file: LevelDB's log format. A piece is
-//       4  CRC-32 (zlib's) of the type byte and the data     2  bytes of data     1  type: 1 whole, 2 first, 3 middle, 4 last
-//       and its data; the last 6 bytes of a block or fewer are zeros.
+//       4  CRC-32 (zlib's) of the type byte and the data     2  bytes of data     1  type: 1 whole, 2 first, 3 middle,
+//       4 last and its data; the last 6 bytes of a block or fewer are zeros.
 // A record is a protobuf message `Record` of wandb_internal.proto.
 
 #include <cstdint>

@@ -95,8 +95,7 @@ struct Words {
 };
 
 /// words [blocks, .] = the sum over partials [count, blocks, .].
-__global__ void __launch_bounds__(kAdders * 16)
-    words_of_all(const double* partials, int64_t count, double* words) {
+__global__ void __launch_bounds__(kAdders * 16) words_of_all(const double* partials, int64_t count, double* words) {
   RT_SHARED(double, room, kAdders* kExactWords);
   const int word = static_cast<int>(threadIdx.x) % 16, adder = static_cast<int>(threadIdx.x) / 16;
   if (word < kExactWords) {

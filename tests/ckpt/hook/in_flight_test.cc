@@ -107,8 +107,8 @@ struct TwoSaves {
     persister.reset();
     ignore(arena->remove(), "end of the test");
   }
-  /// Returns when the ranks have left, which wait for the save of step 2, and all that belongs to that save is done: its
-  /// retention and its event come behind what the ranks wait for.
+  /// Returns when the ranks have left, which wait for the save of step 2, and all that belongs to that save is done:
+  /// its retention and its event come behind what the ranks wait for.
   LifeReport live_two_steps() {
     LifeReport report;
     REQUIRE(live(plan, *arena, {.steps = 2}, persister.get(), report).ok());
@@ -355,17 +355,19 @@ TEST_SUITE("ckpt/hook/in_flight") {
     }
     std::vector<int64_t> removed;
     {
-      NodePersister persister(
-          arena, make_io, dir.path,
-          {.retention = RetentionPolicy{.keep_last = 1},
-           .check_owner = [&]() -> Status {
-             // RestoreDecider::next_incarnation() out of memory, between the commit of step 3 and its retention.
-             if (std::filesystem::exists(dir.path / step_dir_name(3))) arena.control().persisted_step = 0;
-             return {};
-           },
-           .on_event = [&](const PersistEvent& event) {
-             removed.insert(removed.end(), event.removed.begin(), event.removed.end());
-           }});
+      NodePersister persister(arena, make_io, dir.path,
+                              {.retention = RetentionPolicy{.keep_last = 1},
+                               .check_owner = [&]() -> Status {
+                                 // RestoreDecider::next_incarnation() out of memory, between the commit of step 3 and
+                                 // its retention.
+                                 if (std::filesystem::exists(dir.path / step_dir_name(3)))
+                                   arena.control().persisted_step = 0;
+                                 return {};
+                               },
+                               .on_event =
+                                   [&](const PersistEvent& event) {
+                                     removed.insert(removed.end(), event.removed.begin(), event.removed.end());
+                                   }});
       persister.gone_on_from(1);
       arena.control().incarnation = 2;
       arena.control().persisted_step = 0;
@@ -484,7 +486,8 @@ TEST_SUITE("ckpt/hook/in_flight") {
       changed.notify_all();
     };
     {
-      NodePersister persister(arena, [] { return std::make_unique<PosixBackend>(); }, dir.path, options);
+      NodePersister persister(
+          arena, [] { return std::make_unique<PosixBackend>(); }, dir.path, options);
       promise_little(arena, 0, 2);
       persister.notify();
       std::unique_lock lock(mutex);

@@ -16,7 +16,11 @@ namespace {
 
 trainer::TrainPosition position_of_window(int64_t window) {
   trainer::TrainPosition out{.step = 12, .samples = 96, .tokens = 3072, .loss = 2.5};
-  out.guards = {.level = std::numeric_limits<uint64_t>::max(), .outliers_in_row = 2, .skipped = 70, .audited = 9, .replicated = 7};
+  out.guards = {.level = std::numeric_limits<uint64_t>::max(),
+                .outliers_in_row = 2,
+                .skipped = 70,
+                .audited = 9,
+                .replicated = 7};
   for (int64_t k = 0; k < window; ++k) {
     out.guards.losses.push_back(
         std::bit_cast<float>(static_cast<uint32_t>(0x3f9e3779u + 40503u * static_cast<uint32_t>(k))));

@@ -143,22 +143,21 @@ TEST_SUITE("runtime/arrow/table") {
       CHECK((name[0] == 'u' ? weight.AppendNull() : weight.Append(-7)).ok());
     }
     CHECK(list.AppendNull().ok());
-    const auto table = table_of({{"turns", list.Finish().ValueOrDie()},
-                                 {"real", made<arrow::DoubleBuilder>([](auto& out) {
-                                    CHECK(out.AppendValues(std::vector<double>{0.1, std::numeric_limits<double>::infinity()}).ok());
-                                  })},
-                                 {"flag", made<arrow::BooleanBuilder>([](auto& out) {
-                                    CHECK(out.AppendValues(std::vector<bool>{true, false}).ok());
-                                  })},
-                                 {"large", made<arrow::LargeStringBuilder>([](auto& out) {
-                                    CHECK((out.Append("").ok() && out.AppendNull().ok()));
-                                  })},
-                                 {"word", made<arrow::StringDictionaryBuilder>([](auto& out) {
-                                    CHECK((out.Append("one").ok() && out.Append("one").ok()));
-                                  })},
-                                 {"day", made<arrow::Date32Builder>([](auto& out) {
-                                    CHECK(out.AppendValues(std::vector<int32_t>{0, 1}).ok());
-                                  })}});
+    const auto table = table_of(
+        {{"turns", list.Finish().ValueOrDie()},
+         {"real", made<arrow::DoubleBuilder>([](auto& out) {
+            CHECK(out.AppendValues(std::vector<double>{0.1, std::numeric_limits<double>::infinity()}).ok());
+          })},
+         {"flag", made<arrow::BooleanBuilder>([](auto& out) {
+            CHECK(out.AppendValues(std::vector<bool>{true, false}).ok());
+          })},
+         {"large",
+          made<arrow::LargeStringBuilder>([](auto& out) { CHECK((out.Append("").ok() && out.AppendNull().ok())); })},
+         {"word", made<arrow::StringDictionaryBuilder>(
+                      [](auto& out) { CHECK((out.Append("one").ok() && out.Append("one").ok())); })},
+         {"day", made<arrow::Date32Builder>([](auto& out) {
+            CHECK(out.AppendValues(std::vector<int32_t>{0, 1}).ok());
+          })}});
     const std::string expected =
         "{\"turns\": [{\"role\":\"user\"},{\"role\":\"a\\\"b\\\\c\\n\\u0001\xc3\xa9\",\"weight\":-7}], \"real\": 0.1, "
         "\"flag\": true, \"large\": \"\", \"word\": \"one\", \"day\": \"1970-01-01\"}\n"

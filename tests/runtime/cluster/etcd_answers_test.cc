@@ -67,8 +67,8 @@ class Server {
       const std::string call = request.substr(begin + 4, request.find(' ', begin) - begin - 4);
       const auto found = answers_.find(call);
       const std::string body = found == answers_.end() ? R"({"header":{}})" : found->second;
-      const std::string answer =
-          fmt::format("HTTP/1.1 {} OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}", status_, body.size(), body);
+      const std::string answer = fmt::format("HTTP/1.1 {} OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
+                                             status_, body.size(), body);
       ++calls;
       [[maybe_unused]] const ssize_t sent = ::send(peer.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
     }

@@ -165,8 +165,9 @@ TEST_SUITE("runtime/comm/rendezvous") {
     std::this_thread::sleep_for(milliseconds(20));
     agents.reset();
     waits.join();
-    CHECK(
-        other->publish("d", "e", in_ms(10'000)).error().message.starts_with("rendezvous with the agent of this host: "));
+    CHECK(other->publish("d", "e", in_ms(10'000))
+              .error()
+              .message.starts_with("rendezvous with the agent of this host: "));
   }
 
   TEST_CASE("a hub forgets a rank that is gone or talks nonsense, and keeps for one that does not read") {

@@ -125,7 +125,7 @@ TEST_SUITE("runtime/data/channels") {
     REQUIRE_OK(load_samples(opened.value(), DataPart::kTrain, samples, 16, &batch));
     // q zz end, q z end, fill; then q xxxx end, q yyy end, fill.
     CHECK(batch.channels == std::vector<int32_t>{2, 2, 2, 2, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
-                                                 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1});
+                                                 0, 0, 0, 0, 0, 0, 1, 1,  1,  1,  1,  -1, -1, -1, -1, -1});
   }
 
   TEST_CASE("channels of another pair, and damaged ones, are refused") {
@@ -134,7 +134,8 @@ TEST_SUITE("runtime/data/channels") {
     for (int k = 0; k < 10; ++k) REQUIRE_OK(writer.add_document(k % 3 == 0 ? "math" : "x"));
     REQUIRE_OK(writer.publish(dir / "set", 100));
     REQUIRE_OK(DocumentChannels::open(dir / "set", 10, 100));
-    CHECK(says(DocumentChannels::open(dir / "set", 10, 99).error().message, {"100 tokens in 10 documents", "99 in 10"}));
+    CHECK(
+        says(DocumentChannels::open(dir / "set", 10, 99).error().message, {"100 tokens in 10 documents", "99 in 10"}));
     const std::string good = read_file(dir / "set.channel");
     for (size_t at = 0; at < good.size(); ++at) {
       std::string bad = good;

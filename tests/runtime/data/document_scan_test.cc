@@ -28,7 +28,8 @@ std::string words(uint64_t seed, int64_t bytes) {
   std::string out;
   for (int64_t k = 0; std::ssize(out) < bytes; ++k) {
     const auto word = static_cast<uint64_t>(std::exp(7 * uniform_at(seed, k)));
-    for (uint64_t rest = mix64(word), n = 2 + word % 7; n > 0; --n, rest /= 26) out += static_cast<char>('a' + rest % 26);
+    for (uint64_t rest = mix64(word), n = 2 + word % 7; n > 0; --n, rest /= 26)
+      out += static_cast<char>('a' + rest % 26);
     out += k % 11 == 10 ? ".\n" : " ";
   }
   out.resize(static_cast<size_t>(bytes));
@@ -56,7 +57,8 @@ void write_bytes(const std::string& prefix, const std::vector<std::string>& docu
 }  // namespace
 
 TEST_SUITE("runtime/data/document_scan") {
-  TEST_CASE("noise, repetition and control characters are found as a document and as a part of one, and clean text is not") {
+  TEST_CASE(
+      "noise, repetition and control characters are found as a document and as a part of one, and clean text is not") {
     const TempDir dir;
     std::vector<std::string> documents;
     std::set<int64_t> planted;

@@ -18,7 +18,8 @@ bool repeats_plainly(const MaskRepeats& mask, const std::vector<int32_t>& tokens
   for (int64_t period = 1; period <= mask.period; ++period) {
     for (int64_t begin = 0; begin + period * mask.count <= size; ++begin) {
       bool all = true;
-      for (int64_t i = begin + period; i < begin + period * mask.count; ++i) all = all && tokens[i] == tokens[i - period];
+      for (int64_t i = begin + period; i < begin + period * mask.count; ++i)
+        all = all && tokens[i] == tokens[i - period];
       if (all) return true;
     }
   }
@@ -48,7 +49,8 @@ TEST_SUITE("runtime/data/repeats") {
       std::vector<int32_t> tokens(24);
       const auto letters = 1 + draw() % 4;
       for (int32_t& token : tokens) token = static_cast<int32_t>(draw() % letters);
-      const MaskRepeats mask{.period = 1 + static_cast<int64_t>(draw() % 5), .count = 2 + static_cast<int64_t>(draw() % 4)};
+      const MaskRepeats mask{.period = 1 + static_cast<int64_t>(draw() % 5),
+                             .count = 2 + static_cast<int64_t>(draw() % 4)};
       CAPTURE(k);
       REQUIRE(has_repeats(mask, tokens) == repeats_plainly(mask, tokens));
       found += has_repeats(mask, tokens) ? 1 : 0;
@@ -83,6 +85,7 @@ TEST_SUITE("runtime/data/repeats") {
     batch.targets = {2, 3, kNoTarget, 5, 5, kNoTarget, kNoTarget, kNoTarget};
     find_repeats({.period = 1, .count = 3}, &batch);
     CHECK(mask_repeats(&batch) == 2);
-    CHECK(batch.targets == std::vector<int32_t>{2, 3, kNoTarget, kNoTarget, kNoTarget, kNoTarget, kNoTarget, kNoTarget});
+    CHECK(batch.targets ==
+          std::vector<int32_t>{2, 3, kNoTarget, kNoTarget, kNoTarget, kNoTarget, kNoTarget, kNoTarget});
   }
 }

@@ -325,7 +325,8 @@ TEST_SUITE("runtime/data/tokenize") {
   TEST_CASE("the origin of each document is the file and byte at which its text begins, for any kind of document") {
     const TempDir dir;
     const std::string text = "\xEF\xBB\xBFone\r\n\ntwo tokens\n  \n\nthree\nof lines\n\nfour";
-    const std::string json = "{\"text\": \"one\"}\n\n {\"text\": \"two tokens\"}\r\n{\"text\": \"\"}\n{\"text\": \"four\"}";
+    const std::string json =
+        "{\"text\": \"one\"}\n\n {\"text\": \"two tokens\"}\r\n{\"text\": \"\"}\n{\"text\": \"four\"}";
     write_file(dir / "a", text);
     write_file(dir / "b.jsonl", json);
     TokenizeArgs args;

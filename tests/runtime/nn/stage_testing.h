@@ -379,14 +379,15 @@ inline std::vector<Variant> option_variants() {
         m.nope_layers = {2};
         m.tied_embeddings = true;
       });
-  add("phi: LayerNorm of heads with one weight and one bias, biases, partial rotary", gpt2_recipe(), [](ModelConfig& m) {
-    m.positions = Positions::kRotary;
-    m.rope_theta = 100;
-    m.rope.dims = 4;
-    m.block = BlockKind::kParallelShared;
-    m.qk_norm = QkNorm::kSharedLayerNorm;
-    m.head_bias = true;
-  });
+  add("phi: LayerNorm of heads with one weight and one bias, biases, partial rotary", gpt2_recipe(),
+      [](ModelConfig& m) {
+        m.positions = Positions::kRotary;
+        m.rope_theta = 100;
+        m.rope.dims = 4;
+        m.block = BlockKind::kParallelShared;
+        m.qk_norm = QkNorm::kSharedLayerNorm;
+        m.head_bias = true;
+      });
   add("granite: scaled embedding, branches, scores and logits", llama_recipe(), [](ModelConfig& m) {
     m.embedding_scale = 3.1;
     m.branch_scale = 0.37;

@@ -494,9 +494,10 @@ TEST_SUITE("runtime/plan/schedule") {
     CHECK(refused({kI, 3, 6, 2, 5}) ==
           "schedule: schedule = \"interleaved\" takes micro-batches in groups of mesh.micro_batch_group = 5, the last "
           "one of at least mesh.pp = 3, and a step has 6; accepted: 5 or 8 micro-batches a step");
-    CHECK(refused({kI, 4, 8, 2, 3}) ==
-          "mesh.micro_batch_group: mesh.micro_batch_group = 3 is less than mesh.pp = 4: a group must fill the "
-          "pipeline, or its first rank waits for the last one; accepted: micro_batch_group 4 or more, or 0 for mesh.pp");
+    CHECK(
+        refused({kI, 4, 8, 2, 3}) ==
+        "mesh.micro_batch_group: mesh.micro_batch_group = 3 is less than mesh.pp = 4: a group must fill the "
+        "pipeline, or its first rank waits for the last one; accepted: micro_batch_group 4 or more, or 0 for mesh.pp");
     CHECK(refused({kV, 4, 8, 1}) ==
           "schedule: schedule = \"zb-v\" needs mesh.pp >= 2 and mesh.virtual_stages = 2, got 4 and 1; "
           "accepted: virtual_stages 2, or schedule = \"zb-h1\"");

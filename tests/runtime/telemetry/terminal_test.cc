@@ -45,9 +45,9 @@ TEST_SUITE("runtime/telemetry/terminal") {
     std::vector<CurvePoint> points;
     for (int64_t step = 1; step <= 2000; ++step) points.push_back({step, static_cast<double>(step) / 2000});
     const std::string curve = draw_curve(points, 79, 3, false);
-    CHECK(curve.ends_with(
-        "        +------------------+----------------+-----------------+----------------\n"
-        "         step 1           500             1000              1500           2000\n"));
+    CHECK(
+        curve.ends_with("        +------------------+----------------+-----------------+----------------\n"
+                        "         step 1           500             1000              1500           2000\n"));
   }
 
   TEST_CASE("a curve of any finite values fits its width") {

@@ -159,8 +159,7 @@ TEST_SUITE("runtime/trainer/not_finite") {
         if (passes == 0) kept = *at;
         *at = passes++ == 0 ? std::numeric_limits<float>::quiet_NaN() : kept;
       };
-      auto run =
-          train_on_threads(recipe, world, nullptr, 0, {}, by ? 0 : 2, nullptr, {.on_phase = flip, .gate = by});
+      auto run = train_on_threads(recipe, world, nullptr, 0, {}, by ? 0 : 2, nullptr, {.on_phase = flip, .gate = by});
       CHECK(passes == (flips ? 3 : 0));
       REQUIRE_OK(run);
       return std::move(run).value();

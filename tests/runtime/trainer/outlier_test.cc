@@ -51,12 +51,12 @@ TEST_SUITE("runtime/trainer/outlier") {
     recipe.optimizer.zero = 1;
     stop_after(recipe, kSteps);
     const data::Dataset dataset = data::open_dataset(recipe.data, recipe.model.vocab, kContext).value();
-    const data::Sampler sampler =
-        data::Sampler::make(data::sampler_spec(dataset, recipe).value()).value();
+    const data::Sampler sampler = data::Sampler::make(data::sampler_spec(dataset, recipe).value()).value();
     std::vector<std::vector<int64_t>> planted(kSteps);
     for (const data::SampleRef& sample : sampler.peek(kSteps * recipe.batch.samples)) {
       const int64_t step = sample.position / recipe.batch.samples;
-      if (step >= kLearnt && is_planted(sample.start / kContext)) planted[static_cast<size_t>(step)].push_back(sample.position);
+      if (step >= kLearnt && is_planted(sample.start / kContext))
+        planted[static_cast<size_t>(step)].push_back(sample.position);
     }
     const auto serial = train_on_threads(recipe, 1);
     REQUIRE_OK(serial);
@@ -79,8 +79,8 @@ TEST_SUITE("runtime/trainer/outlier") {
     struct Layout {
       int64_t dp, tp, pp, cp;
     };
-    for (const auto& [dp, tp, pp, cp] : std::vector<Layout>{
-             {2, 1, 1, 1}, {3, 1, 1, 1}, {2, 2, 1, 1}, {2, 1, 2, 1}, {1, 1, 1, 2}, {2, 1, 1, 2}}) {
+    for (const auto& [dp, tp, pp, cp] :
+         std::vector<Layout>{{2, 1, 1, 1}, {3, 1, 1, 1}, {2, 2, 1, 1}, {2, 1, 2, 1}, {1, 1, 1, 2}, {2, 1, 1, 2}}) {
       CAPTURE(dp);
       CAPTURE(tp);
       CAPTURE(pp);

@@ -269,13 +269,12 @@ exit "$code"
                               "hostNetwork", "dnsPolicy"})
       CHECK_MESSAGE(!pod_of().contains(field), field);
     CHECK(!pods(c, job())[2].at("spec").contains("ttlSecondsAfterFinished"));
-    CHECK(pod_of().at("securityContext") ==
-          json{{"runAsNonRoot", true},
-               {"runAsUser", 1000},
-               {"runAsGroup", 1000},
-               {"fsGroup", 1000},
-               {"fsGroupChangePolicy", "OnRootMismatch"},
-               {"seccompProfile", {{"type", "RuntimeDefault"}}}});
+    CHECK(pod_of().at("securityContext") == json{{"runAsNonRoot", true},
+                                                 {"runAsUser", 1000},
+                                                 {"runAsGroup", 1000},
+                                                 {"fsGroup", 1000},
+                                                 {"fsGroupChangePolicy", "OnRootMismatch"},
+                                                 {"seccompProfile", {{"type", "RuntimeDefault"}}}});
     KubernetesConfig& k = c.kubernetes;
     k.tolerations = {"gpu", "team=a:NoExecute", "nvidia.com/gpu:NoSchedule"};
     k.avoid_nodes = {"node-1", "node-2"};

@@ -59,7 +59,8 @@ TEST_SUITE("tools/run/diagnosis") {
     for (int k = 0; k < 2; ++k) CHECK(hung.judge(2, crash, 40, k, true) == Restart::kInPlace);
     CHECK(hung.judge(2, failure_of(FailureClass::kHang), 40, 9, true) == Restart::kElsewhere);  // another class
     HostRecord stuck;  // a link that hangs does so behind the same step, too
-    for (int k = 0; k < 2; ++k) CHECK(stuck.judge(2, failure_of(FailureClass::kHang), 40, k, true) == Restart::kInPlace);
+    for (int k = 0; k < 2; ++k)
+      CHECK(stuck.judge(2, failure_of(FailureClass::kHang), 40, k, true) == Restart::kInPlace);
     CHECK(stuck.judge(2, failure_of(FailureClass::kHang), 40, 2, true) == Restart::kElsewhere);
   }
 

@@ -52,7 +52,9 @@ struct Hooked {
     return false;
   }
   /// The end of a run.
-  void finish() { hooks->finish({}, [] { return false; }); }
+  void finish() {
+    hooks->finish({}, [] { return false; });
+  }
 
   cairn::testing::TempDir dir;
   std::string said;
@@ -66,11 +68,14 @@ bool lives(pid_t pid) { return ::kill(pid, 0) == 0; }
 
 TEST_SUITE("tools/run/hooks") {
   TEST_CASE("hooks hear the events that the recipe names, under its names") {
-    const std::vector<std::pair<json, std::string>> names = {
-        {{{"event", "start"}, {"generation", 0}}, "started"}, {{{"event", "start"}, {"generation", 1}}, ""},
-        {{{"event", "saved"}}, "saved"},                      {{{"event", "roll_back"}}, "rolled_back"},
-        {{{"event", "failure"}}, "failed"},                   {{{"event", "end"}}, "ended"},
-        {{{"event", "hook_failed"}}, ""},                     {json::object(), ""}};
+    const std::vector<std::pair<json, std::string>> names = {{{{"event", "start"}, {"generation", 0}}, "started"},
+                                                             {{{"event", "start"}, {"generation", 1}}, ""},
+                                                             {{{"event", "saved"}}, "saved"},
+                                                             {{{"event", "roll_back"}}, "rolled_back"},
+                                                             {{{"event", "failure"}}, "failed"},
+                                                             {{{"event", "end"}}, "ended"},
+                                                             {{{"event", "hook_failed"}}, ""},
+                                                             {json::object(), ""}};
     for (const auto& [event, name] : names) CHECK(hook_event_of(event) == name);
     CHECK(hooks_not_run(2) == "2 hooks of the recipe are not run: --hooks");
     CHECK(hooks_not_run(1) == "1 hook of the recipe is not run: --hooks");

@@ -22,7 +22,11 @@ TEST_SUITE("tools/track/wandb_file") {
   TEST_CASE("a file begins with its mark, and a record has zlib's CRC of its type and bytes") {
     CHECK(hex(wandb::file_header()) == "3a572642e1be00");
     // python3 -c "import zlib; print(hex(zlib.crc32(b'\x01abc')))": 0x539d20a9
-    CHECK(hex(wandb::framed("abc", 7)) == "a9209d53" "0300" "01" "616263");
+    CHECK(hex(wandb::framed("abc", 7)) ==
+          "a9209d53"
+          "0300"
+          "01"
+          "616263");
   }
 
   TEST_CASE("records are cut at blocks of 32768 bytes, whose last 6 bytes or fewer stay empty") {
@@ -44,11 +48,22 @@ TEST_SUITE("tools/track/wandb_file") {
 
   TEST_CASE("a step is a message of items and its number") {
     CHECK(hex(wandb::history_record(3, {.step = 300, .time = 1.5, .values = {{"a", 0.5}}})) ==
-          "0803" "1233"                                              // num 3; history
-          "0a09" "0a0161" "820103302e35"                             // a: 0.5
-          "0a12" "0a0a5f74696d657374616d70" "820103312e35"           // _timestamp: 1.5
-          "0a0d" "0a055f73746570" "82010333" "3030"                  // _step: 300
-          "1203" "08ac02");                                          // step { num: 300 }
-    CHECK(hex(wandb::exit_record(4, 0)) == "08049201" "00");
+          "0803"
+          "1233"  // num 3; history
+          "0a09"
+          "0a0161"
+          "820103302e35"  // a: 0.5
+          "0a12"
+          "0a0a5f74696d657374616d70"
+          "820103312e35"  // _timestamp: 1.5
+          "0a0d"
+          "0a055f73746570"
+          "82010333"
+          "3030"  // _step: 300
+          "1203"
+          "08ac02");  // step { num: 300 }
+    CHECK(hex(wandb::exit_record(4, 0)) ==
+          "08049201"
+          "00");
   }
 }

@@ -1,6 +1,6 @@
 // What cuDNN asks of the driver while it builds a plan, as libcuda.so.1: modules and kernels that are never run. With
-// it real plans are built where there is no device (docs/cuda-tests.md). Signatures are those of cuda.h; handles are what
-// nobody looks into.
+// it real plans are built where there is no device (docs/cuda-tests.md). Signatures are those of cuda.h; handles are
+// what nobody looks into.
 
 #include <cstddef>
 
