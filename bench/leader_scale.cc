@@ -1,5 +1,5 @@
-// What leading costs with many hosts: the leader's own code (tools/run/fleet.h, runtime/cluster) in this process, and
-// agents that join, beat, tell of their pace once a second and answer, in processes of a hundred each.
+// What leading costs with many hosts: the leader's own code (tools/run/hosts/fleet.h, runtime/cluster) in this process,
+// and agents that join, beat, tell of their pace once a second and answer, in processes of a hundred each.
 //
 //   leader_scale [--hosts 1000] [--seconds 10] [--kills 5] [--scratch DIR] [--tiny]
 //
@@ -29,10 +29,10 @@
 #include "ckpt/host_memory.h"
 #include "runtime/cluster/join.h"
 #include "runtime/cluster/switchboard.h"
-#include "tools/run/fleet.h"
-#include "tools/run/folder.h"
-#include "tools/run/follower.h"
-#include "tools/run/host_wire.h"
+#include "tools/run/agent/follower.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/hosts/fleet.h"
+#include "tools/run/hosts/host_wire.h"
 
 using namespace cairn;
 using namespace cairn::tools;

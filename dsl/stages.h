@@ -44,7 +44,7 @@ struct StageBeginning {
 std::vector<std::optional<StageBeginning>> stage_beginnings(const Recipe& recipe, const std::vector<Recipe>& segments);
 
 /// The past with which a run of this recipe alone reaches each of its segments: what a start finds at that position
-/// (tools/run/start_verdict.h). So a recipe is checked as it will be planned.
+/// (tools/run/folder/start_verdict.h). So a recipe is checked as it will be planned.
 class PastWalk {
  public:
   explicit PastWalk(Recipe first, const RunPast& past = {})

@@ -262,7 +262,7 @@ def of_file(name, source):
 def folder_of(name):
     """The folder to which a file counts: two levels.
 
-    >>> folder_of("README.md"), folder_of("tools/run/fleet.h"), folder_of("runtime/cuda/nccl/x.cc")
+    >>> folder_of("README.md"), folder_of("tools/run/hosts/fleet.h"), folder_of("runtime/cuda/nccl/x.cc")
     ('.', 'tools/run', 'runtime/cuda')
     """
     return "/".join(name.split("/")[:-1][:2]) or "."

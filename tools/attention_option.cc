@@ -12,7 +12,7 @@
 #include "runtime/cuda/machine/module.h"
 #include "runtime/plan/device_choice.h"
 #include "runtime/trainer/work_shapes.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 #include "tools/version.h"
 
 namespace cairn::tools {

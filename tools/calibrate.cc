@@ -23,7 +23,7 @@
 #include "runtime/plan/model_tensors.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/calibrate.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 #include "tools/square_matmul.h"
 
 namespace cairn::tools {

@@ -17,7 +17,7 @@
 #include "dsl/dsl.h"
 #include "runtime/core/result.h"
 #include "runtime/telemetry/terminal.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace CLI {
 class App;

@@ -10,8 +10,8 @@
 #include "runtime/core/count_text.h"
 #include "tools/commands.h"
 #include "tools/number_option.h"
-#include "tools/run/audit.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/audit.h"
+#include "tools/run/folder/folder.h"
 #include "tools/step_range.h"
 
 namespace cairn::tools {

@@ -17,8 +17,8 @@
 #include "tools/commands.h"
 #include "tools/device_option.h"
 #include "tools/init_options.h"
-#include "tools/run/folder.h"
-#include "tools/run/start.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/folder/start.h"
 #include "tools/start_check.h"
 
 namespace cairn::tools {

@@ -23,9 +23,9 @@
 #include "runtime/json/json.h"
 #include "tools/commands.h"
 #include "tools/host_options.h"
-#include "tools/run/check_leader.h"
-#include "tools/run/fleet.h"
-#include "tools/run/follower.h"
+#include "tools/run/agent/follower.h"
+#include "tools/run/check/check_leader.h"
+#include "tools/run/hosts/fleet.h"
 #include "tools/version.h"
 
 namespace cairn::tools {

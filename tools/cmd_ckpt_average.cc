@@ -18,7 +18,7 @@
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/number_option.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 namespace {

@@ -21,7 +21,7 @@
 #include "runtime/core/make_folder.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 namespace {

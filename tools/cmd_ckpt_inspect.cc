@@ -20,7 +20,7 @@
 #include "runtime/json/json.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 namespace {

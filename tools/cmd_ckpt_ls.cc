@@ -22,7 +22,7 @@
 #include "runtime/plan/batch_schedule.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 namespace {

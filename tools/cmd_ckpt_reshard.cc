@@ -23,7 +23,7 @@
 #include "tools/commands.h"
 #include "tools/mesh_option.h"
 #include "tools/number_option.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 namespace {

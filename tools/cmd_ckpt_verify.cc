@@ -22,8 +22,8 @@
 #include "runtime/core/count_text.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run/copies.h"
-#include "tools/run/folder.h"
+#include "tools/run/agent/copies.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 namespace {

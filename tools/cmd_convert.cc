@@ -31,7 +31,7 @@
 #include "tools/mesh_option.h"
 #include "tools/model_source.h"
 #include "tools/number_option.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 #include "tools/step_target.h"
 
 namespace cairn::tools {

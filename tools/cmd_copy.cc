@@ -16,8 +16,8 @@
 #include "runtime/core/log.h"
 #include "runtime/json/json.h"
 #include "tools/commands.h"
-#include "tools/run/copies.h"
-#include "tools/run/helper.h"
+#include "tools/run/agent/copies.h"
+#include "tools/run/agent/helper.h"
 
 namespace cairn::tools {
 namespace {

@@ -21,9 +21,9 @@
 #include "tools/commands.h"
 #include "tools/data_tools.h"
 #include "tools/number_option.h"
-#include "tools/run/audit.h"
-#include "tools/run/folder.h"
-#include "tools/run/sample_order.h"
+#include "tools/run/folder/audit.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/folder/sample_order.h"
 
 namespace cairn::tools {
 namespace {

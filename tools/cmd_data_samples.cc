@@ -27,9 +27,9 @@
 #include "tools/commands.h"
 #include "tools/data_tools.h"
 #include "tools/number_option.h"
-#include "tools/run/folder.h"
-#include "tools/run/lineage.h"
-#include "tools/run/sample_order.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/folder/lineage.h"
+#include "tools/run/folder/sample_order.h"
 #include "tools/step_range.h"
 
 namespace cairn::tools {

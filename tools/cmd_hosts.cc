@@ -15,9 +15,9 @@
 #include "runtime/core/count_text.h"
 #include "runtime/json/json.h"
 #include "tools/commands.h"
-#include "tools/run/excluded.h"
-#include "tools/run/folder.h"
-#include "tools/run/run_board.h"
+#include "tools/run/folder/excluded.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/hosts/run_board.h"
 
 namespace cairn::tools {
 namespace {

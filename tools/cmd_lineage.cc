@@ -10,8 +10,8 @@
 #include "dsl/recipe_lua.h"
 #include "runtime/json/json.h"
 #include "tools/commands.h"
-#include "tools/run/folder.h"
-#include "tools/run/lineage.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/folder/lineage.h"
 
 namespace cairn::tools {
 namespace {

@@ -1,5 +1,5 @@
-// cairn _measure: this host measured alone, and with others, for a check of hosts (tools/run/host_checker.h). Started
-// by an agent, which kills it at the limit; tells what it has as soon as it has it, by events.
+// cairn _measure: this host measured alone, and with others, for a check of hosts (tools/run/check/host_checker.h).
+// Started by an agent, which kills it at the limit; tells what it has as soon as it has it, by events.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -45,8 +45,8 @@
 #include "runtime/kernels/isa.h"
 #include "tools/commands.h"
 #include "tools/machine_check.h"
-#include "tools/run/fleet.h"
-#include "tools/run/gpu_judge.h"
+#include "tools/run/check/gpu_judge.h"
+#include "tools/run/hosts/fleet.h"
 #include "tools/square_matmul.h"
 #include "tools/version.h"
 

@@ -41,7 +41,7 @@
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/isa_option.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 #include "tools/tuning_option.h"
 #include "tools/version.h"
 

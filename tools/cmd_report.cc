@@ -24,7 +24,7 @@
 #include "tools/report/history.h"
 #include "tools/report/page.h"
 #include "tools/report/report.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 namespace {

@@ -27,8 +27,8 @@
 #include "tools/commands.h"
 #include "tools/model_source.h"
 #include "tools/number_option.h"
-#include "tools/run/folder.h"
-#include "tools/run/listen.h"
+#include "tools/run/agent/listen.h"
+#include "tools/run/folder/folder.h"
 #include "tools/serve/hub.h"
 
 namespace cairn::tools {

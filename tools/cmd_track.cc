@@ -20,9 +20,9 @@
 #include "runtime/core/log.h"
 #include "runtime/json/json.h"
 #include "tools/commands.h"
-#include "tools/run/folder.h"
-#include "tools/run/helper.h"
-#include "tools/run/text.h"
+#include "tools/run/agent/helper.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/folder/text.h"
 #include "tools/track/tracker.h"
 
 namespace cairn::tools {

@@ -11,7 +11,7 @@
 
 #include "runtime/core/result.h"
 #include "runtime/core/units.h"
-#include "tools/run/text.h"
+#include "tools/run/folder/text.h"
 
 namespace CLI {
 class App;

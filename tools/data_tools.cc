@@ -19,7 +19,7 @@
 #include "runtime/text/tokenizer.h"
 #include "tools/model_source.h"
 #include "tools/number_option.h"
-#include "tools/run/text.h"
+#include "tools/run/folder/text.h"
 
 namespace cairn::tools {
 

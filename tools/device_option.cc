@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include "tools/machine_check.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 namespace {

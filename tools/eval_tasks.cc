@@ -19,7 +19,7 @@
 #include "runtime/evaluation/results.h"
 #include "tools/commands.h"
 #include "tools/model_source.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 #include "tools/step_range.h"
 
 namespace cairn::tools {

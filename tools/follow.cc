@@ -18,12 +18,12 @@
 #include "runtime/plan/device_choice.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
-#include "tools/run/agent.h"
-#include "tools/run/failure_record.h"
-#include "tools/run/folder.h"
-#include "tools/run/follower.h"
-#include "tools/run/narrator.h"
-#include "tools/run/text.h"
+#include "tools/run/agent/agent.h"
+#include "tools/run/agent/follower.h"
+#include "tools/run/agent/narrator.h"
+#include "tools/run/folder/failure_record.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/folder/text.h"
 
 namespace cairn::tools {
 namespace {

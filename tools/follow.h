@@ -9,8 +9,8 @@
 #include "runtime/core/result.h"
 #include "tools/attention_option.h"
 #include "tools/comm_option.h"
-#include "tools/run/fleet.h"
-#include "tools/run/requests.h"
+#include "tools/run/agent/requests.h"
+#include "tools/run/hosts/fleet.h"
 #include "tools/tuning_option.h"
 
 namespace cairn::tools {

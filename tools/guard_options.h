@@ -7,7 +7,7 @@
 
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
-#include "tools/run/guard.h"
+#include "tools/run/folder/guard.h"
 
 namespace cairn::tools {
 

@@ -22,7 +22,7 @@
 #include "runtime/host/topology.h"
 #include "runtime/plan/cluster_rules.h"
 #include "tools/number_option.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 namespace {

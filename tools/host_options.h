@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/core/result.h"
-#include "tools/run/fleet.h"
+#include "tools/run/hosts/fleet.h"
 
 namespace CLI {
 class App;

@@ -11,7 +11,7 @@
 #include "ckpt/format/names.h"
 #include "runtime/json/json.h"
 #include "tools/model_source.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 

@@ -35,8 +35,8 @@
 #include "runtime/host/bind.h"
 #include "runtime/host/gpu_list.h"
 #include "runtime/host/nccl_check.h"
-#include "tools/run/gpu_judge.h"
-#include "tools/run/text.h"
+#include "tools/run/check/gpu_judge.h"
+#include "tools/run/folder/text.h"
 #include "tools/version.h"
 
 namespace cairn::tools {

@@ -26,7 +26,7 @@
 #include "runtime/core/log.h"
 #include "tools/commands.h"
 #include "tools/commands_page.h"
-#include "tools/run/requests.h"
+#include "tools/run/agent/requests.h"
 #include "tools/version.h"
 #include "tools/wrapped_stdout.h"
 

@@ -21,8 +21,8 @@
 #include "runtime/evaluation/transforms.h"
 #include "runtime/json/json.h"
 #include "runtime/plan/device_choice.h"
-#include "tools/run/folder.h"
-#include "tools/run/lineage.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/folder/lineage.h"
 #include "tools/version.h"
 
 namespace cairn::tools {

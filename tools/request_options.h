@@ -1,7 +1,7 @@
 #pragma once
 // What may be asked of a run, on the command line of `train` and `resume`.
 
-#include "tools/run/requests.h"
+#include "tools/run/agent/requests.h"
 
 namespace CLI {
 class App;

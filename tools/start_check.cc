@@ -50,10 +50,10 @@
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/model_source.h"
-#include "tools/run/copies.h"
-#include "tools/run/folder.h"
-#include "tools/run/replicas.h"
-#include "tools/run/start.h"
+#include "tools/run/agent/copies.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/folder/start.h"
+#include "tools/run/hosts/replicas.h"
 
 namespace cairn::tools {
 namespace {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "tools/number_option.h"
-#include "tools/run/text.h"
+#include "tools/run/folder/text.h"
 
 namespace cairn::tools {
 

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "tools/ckpt_places.h"
-#include "tools/run/copies.h"
+#include "tools/run/agent/copies.h"
 
 namespace cairn::tools {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 namespace {

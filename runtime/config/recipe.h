@@ -414,7 +414,7 @@ struct RestartConfig {
 /// A guard's answer to a trouble.
 enum class GuardAction { kRollBack, kStop, kSkip, kLowerLr, kRecompute };
 
-/// How far a guard goes back, and how often (tools/run/guard.h).
+/// How far a guard goes back, and how often (tools/run/folder/guard.h).
 struct RollBackConfig {
   int64_t at_most = 4;      // times
   int64_t within = 20'000;  // steps

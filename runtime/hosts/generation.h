@@ -1,8 +1,8 @@
 #pragma once
 // How the leader brings the hosts of a run from one *generation* of ranks to the next: it gathers the hosts, asks what
 // their memory holds, gives hosts what others hold for them, has all load one choice, and lets ranks run. Pure:
-// step(event, now) returns actions; no clock, no thread, no lock, no I/O. tools/run/fleet.h feeds events and performs
-// actions; tests/sim lives thousands of lives with it.
+// step(event, now) returns actions; no clock, no thread, no lock, no I/O. tools/run/hosts/fleet.h feeds events and
+// performs actions; tests/sim lives thousands of lives with it.
 //
 //   Halting    ranks are being stopped, or none has run yet
 //     Look

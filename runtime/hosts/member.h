@@ -1,7 +1,7 @@
 #pragma once
 // How a host that follows gets from one generation of ranks to the next: it joins the leader, opens memory for what is
 // trained, says what that holds, loads what the leader has chosen (generation.h), and lets ranks run. Pure:
-// step(event, now) returns actions; no clock, no thread, no lock, no I/O. tools/run/follower.h feeds events and
+// step(event, now) returns actions; no clock, no thread, no lock, no I/O. tools/run/agent/follower.h feeds events and
 // performs actions; tests/sim lives thousands of lives with it.
 //
 // The leader, for this host:

@@ -1,7 +1,7 @@
 #pragma once
 // Which hosts of a run train, which wait as spares, how many the run continues with, and when another host leads: what
 // agents decide about each other. Pure: step(event, now) returns actions; no clock, no thread, no lock, no I/O.
-// tools/run/fleet.h feeds events and performs actions; tests/sim/members.h lives thousands of lives with it.
+// tools/run/hosts/fleet.h feeds events and performs actions; tests/sim/members.h lives thousands of lives with it.
 //
 // A host's *index* is the launcher's, its *place* that of its ranks in the world; a spare has no place. An *epoch* is a
 // leader and the hosts with a place; its record can be made once (runtime/cluster/epoch_store.h).

@@ -1,16 +1,16 @@
 #pragma once
 // The messages of a run's hosts: a struct for each, all in one variant, and one codec between them and JSON. Each says
 // which agent sends it, which one answers, and with what. *Leader* and *host* are agents; *sender* and *holder* are
-// agents whose memory is copied from one to the other (tools/run/replicas.h).
+// agents whose memory is copied from one to the other (tools/run/hosts/replicas.h).
 //
 // The codec believes nothing. It refuses an unknown kind, a missing field, an unknown field and a value that the field
 // cannot have, each by name, so agents of two programs never guess what the other one means. A field that is optional
 // may be missing. Two messages may share a kind; a field that only one of them has tells them apart (kMark).
 //
 // Some values stay JSON here, since their owner's reader checks them: a rank's lines (runtime/agent), stacks
-// (agent::rank_stacks_from_json), figures of GPUs (tools/run/gpu_judge.h), the record of a failure
-// (tools/run/failure_record.h). These types have to move down before the structs can hold them. A hello stays JSON
-// until its proof holds.
+// (agent::rank_stacks_from_json), figures of GPUs (tools/run/check/gpu_judge.h), the record of a failure
+// (tools/run/folder/failure_record.h). These types have to move down before the structs can hold them. A hello stays
+// JSON until its proof holds.
 //
 // Pure: no sockets, no clocks, no threads.
 
@@ -175,7 +175,8 @@ struct Refused {
   std::optional<std::string> proof = {};
 };
 
-// --- copies of memory (tools/run/replicas.h) -------------------------------------------------------------------------
+// --- copies of memory (tools/run/hosts/replicas.h)
+// -------------------------------------------------------------------------
 
 /// Holder -> a new connection. Answered with OfferCopies.
 struct KeepsCopies {
@@ -208,7 +209,8 @@ struct WholeBank {
   static constexpr std::string_view kKind = "whole";
 };
 
-// --- what is trained, and where (tools/run/fleet.h, follower.h) ------------------------------------------------------
+// --- what is trained, and where (tools/run/hosts/fleet.h, follower.h)
+// ------------------------------------------------------
 
 /// Leader -> host: what is trained from here on, its place and the leader's. The host opens its memory.
 struct Begin {
@@ -399,7 +401,8 @@ struct NotAllCopied {
   int64_t step = 0;
 };
 
-// --- saves (tools/run/host_saves.h). `number` is the leader's try of that step ---------------------------------------
+// --- saves (tools/run/hosts/host_saves.h). `number` is the leader's try of that step
+// ---------------------------------------
 
 /// Leader -> host: where the files of a step go, and whose parts who writes too. Answered with Begun.
 struct Save {
@@ -443,7 +446,8 @@ struct Promise {
   Slot slot;
 };
 
-// --- checks of hosts (tools/run/check_leader.h) ----------------------------------------------------------------------
+// --- checks of hosts (tools/run/check/check_leader.h)
+// ----------------------------------------------------------------------
 
 /// Leader -> host: what it measures now. Answered with Measured, several times.
 struct Measure {

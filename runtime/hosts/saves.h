@@ -1,7 +1,7 @@
 #pragma once
 // The save of a step by all hosts of a run: what the leader and each other host (a *member*) decide, as two state
-// machines. Pure: step(event, now) returns actions; no clock, no thread, no lock, no I/O. tools/run/host_saves.h feeds
-// events and performs actions; tests/sim lives thousands of lives with every fault between them.
+// machines. Pure: step(event, now) returns actions; no clock, no thread, no lock, no I/O. tools/run/hosts/host_saves.h
+// feeds events and performs actions; tests/sim lives thousands of lives with every fault between them.
 //
 // One try of one step:
 //

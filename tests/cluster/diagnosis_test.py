@@ -137,7 +137,7 @@ class Diagnosis(ListedBed):
         self.assertGreater(found[0]["ratio"], 1.3)
         steps = self.until(lambda: self.events("steps_slow")[slow_before:], "that steps are slow")[0]
         self.assertGreaterEqual(steps["ratio"], 2)
-        # Whose fault it is may be known only afterwards; "straggler" tells it then.
+        # Steps can be slow before the host at fault is known; the event "straggler" names it then.
         self.assertIn(steps.get("host"), (None, f"h{host}"), steps)
         self.hosts("slow", f"h{host}", "100000")
         self.until(lambda: len(self.events("steps_slow_over")) > slow_before, "that they no longer are")

@@ -57,7 +57,7 @@ inline trainer::TrainPosition position_in(const fs::path& checkpoint) {
   return position.value();
 }
 
-/// What an import has kept of the other program as text.
+/// Text that an import keeps of the other program.
 inline nlohmann::json foreign_in(const fs::path& checkpoint) {
   return json_or_nothing(manifest_in(checkpoint).state)["imported"]["foreign"];
 }

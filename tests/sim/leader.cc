@@ -1,4 +1,4 @@
-// The driver of the rule of generations, as tools/run/fleet.cc is, and the training of all ranks.
+// The driver of the rule of generations, as tools/run/hosts/fleet.cc is, and the training of all ranks.
 #include "tests/sim/world_model.h"
 
 #include "ckpt/snapshot/slot_rule.h"
@@ -156,7 +156,7 @@ void World::give(const generation::Give& order) {
   send_down(order.holder, hosts::Give{order.slot, {fmt::format("h{}", to), 1}});
 }
 
-/// tools/run/replicas.h: bytes from host to host.
+/// tools/run/hosts/replicas.h: bytes from host to host.
 void World::give_copy(Host& holder, int64_t to, const hosts::Slot& slot) {
   after(uniform(0.1, 3), holder, [this, &holder, to, slot] {
     Host& target = hosts_[static_cast<size_t>(to)];

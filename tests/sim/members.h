@@ -1,6 +1,6 @@
 #pragma once
 // Leaders and members over several leaders, epochs and sizes: the rule of membership (runtime/hosts/membership.h)
-// as it is, and models of its drivers (tools/run/fleet.cc, follower.cc), of the store of epochs, which may stop
+// as it is, and models of its drivers (tools/run/hosts/fleet.cc, follower.cc), of the store of epochs, which may stop
 // answering, and its lease, of connections and of agents that die, freeze, are cut off, are excluded or never come
 // back.
 //

@@ -164,7 +164,7 @@ void World::read_inbox(Host& host) {
   }
 }
 
-/// The member's loop, as tools/run/follower.cc is.
+/// The member's loop, as tools/run/agent/follower.cc is.
 void World::on_members_loop(Host& host, const Message& message) {
   if (const auto* const promise = std::get_if<hosts::Promise>(&message)) {
     feed(host, saves::Promised{promise->slot.step});

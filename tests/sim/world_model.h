@@ -218,7 +218,7 @@ class World {
     return std::ranges::all_of(host.threads, [](const Thread& thread) { return thread.at == Thread::At::kIdle; });
   }
 
-  // --- the leader's driver, as tools/run/fleet.cc
+  // --- the leader's driver, as tools/run/hosts/fleet.cc
   std::vector<int64_t> members() const;
   void set_hosts();
   void advance(const generation::Event& event);

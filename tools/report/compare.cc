@@ -7,7 +7,7 @@
 
 #include "runtime/core/units.h"
 #include "runtime/telemetry/step_axis.h"
-#include "tools/run/text.h"
+#include "tools/run/folder/text.h"
 
 namespace cairn::tools {
 namespace {

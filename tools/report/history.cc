@@ -11,7 +11,7 @@
 #include "runtime/core/clock.h"
 #include "runtime/json/json.h"
 #include "runtime/telemetry/terminal.h"
-#include "tools/run/text.h"
+#include "tools/run/folder/text.h"
 
 namespace cairn::tools {
 namespace {

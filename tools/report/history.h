@@ -15,10 +15,10 @@
 #include "ckpt/retention/labels.h"
 #include "runtime/core/result.h"
 #include "runtime/telemetry/metrics.h"
-#include "tools/run/folder.h"
-#include "tools/run/goodput.h"
-#include "tools/run/lineage.h"
-#include "tools/run/troubles.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/folder/goodput.h"
+#include "tools/run/folder/lineage.h"
+#include "tools/run/folder/troubles.h"
 
 namespace cairn::tools {
 

@@ -13,7 +13,7 @@
 #include "runtime/core/units.h"
 #include "runtime/telemetry/terminal.h"
 #include "tools/report/curves.h"
-#include "tools/run/text.h"
+#include "tools/run/folder/text.h"
 
 namespace cairn::tools {
 namespace {

@@ -14,7 +14,7 @@
 #include "dsl/dsl.h"
 #include "runtime/core/new_file.h"
 #include "runtime/json/json.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 namespace cairn::tools {
 namespace {

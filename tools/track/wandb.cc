@@ -16,7 +16,7 @@
 
 #include "runtime/core/new_file.h"
 #include "runtime/json/json.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 #include "tools/track/service.h"
 #include "tools/track/wandb_file.h"
 

@@ -133,7 +133,7 @@ class Hosts {
     }
     return choice.value();
   }
-  /// The leader's agent does the same (tools/run/coordinator.cc).
+  /// The leader's agent does the same (tools/run/agent/coordinator.cc).
   Result<RestoreChoice> decide() {
     for (Host& host : hosts_) host.persister->ranks_gone();
     Host& leader = hosts_.front();

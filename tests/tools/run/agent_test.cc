@@ -1,4 +1,4 @@
-#include "tools/run/agent.h"
+#include "tools/run/agent/agent.h"
 
 #include <algorithm>
 #include <cstdlib>

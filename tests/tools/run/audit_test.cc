@@ -1,4 +1,4 @@
-#include "tools/run/audit.h"
+#include "tools/run/folder/audit.h"
 
 #include <doctest/doctest.h>
 

@@ -7,7 +7,7 @@
 #include <random>
 #include <set>
 
-#include "tools/run/check_judge.h"
+#include "tools/run/check/check_judge.h"
 
 using namespace cairn::tools;
 using Kind = CheckFinding::Kind;

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "tools/run/check_leader.h"
+#include "tools/run/check/check_leader.h"
 
 using namespace cairn;
 using namespace cairn::tools;

@@ -1,11 +1,11 @@
-#include "tools/run/coordinator.h"
+#include "tools/run/agent/coordinator.h"
 
 #include <filesystem>
 
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "tests/tools/run/run_fixture.h"
-#include "tools/run/fleet.h"
+#include "tools/run/hosts/fleet.h"
 
 using namespace cairn;
 using namespace cairn::tools;

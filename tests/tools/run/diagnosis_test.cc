@@ -7,10 +7,10 @@
 
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
-#include "tools/run/excluded.h"
-#include "tools/run/failure_record.h"
-#include "tools/run/folder.h"
-#include "tools/run/host_record.h"
+#include "tools/run/folder/excluded.h"
+#include "tools/run/folder/failure_record.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/hosts/host_record.h"
 
 using namespace cairn;
 using namespace cairn::tools;

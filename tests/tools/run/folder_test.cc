@@ -12,8 +12,8 @@
 
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
-#include "tools/run/folder.h"
-#include "tools/run/lineage.h"
+#include "tools/run/folder/folder.h"
+#include "tools/run/folder/lineage.h"
 
 using namespace cairn;
 using namespace cairn::tools;

@@ -1,4 +1,4 @@
-#include "tools/run/goodput.h"
+#include "tools/run/folder/goodput.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

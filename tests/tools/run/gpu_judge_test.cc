@@ -1,6 +1,6 @@
 // Which GPUs of hosts are blamed, for what, with what is to be done: each planted fault on each GPU, and none where all
 // are well but noisy.
-#include "tools/run/gpu_judge.h"
+#include "tools/run/check/gpu_judge.h"
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "tools/run/check_judge.h"
+#include "tools/run/check/check_judge.h"
 
 using namespace cairn;
 using namespace cairn::tools;

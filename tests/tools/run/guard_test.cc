@@ -1,9 +1,9 @@
-#include "tools/run/guard.h"
+#include "tools/run/folder/guard.h"
 
 #include <doctest/doctest.h>
 
 #include "tests/runtime/data/scratch.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 using namespace cairn;
 using namespace cairn::data;

@@ -1,4 +1,4 @@
-#include "tools/run/helper.h"
+#include "tools/run/agent/helper.h"
 
 #include <doctest/doctest.h>
 

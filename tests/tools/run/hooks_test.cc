@@ -1,4 +1,4 @@
-#include "tools/run/hooks.h"
+#include "tools/run/agent/hooks.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // A host's measurements: a process each, which is gone when it is stopped or nobody wants it any more.
-#include "tools/run/host_checker.h"
+#include "tools/run/check/host_checker.h"
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // A step that two hosts save, each with a persister's thread of its own; what they tell each other goes by hand.
-#include "tools/run/host_saves.h"
+#include "tools/run/hosts/host_saves.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "tools/run/host_wire.h"
+#include "tools/run/hosts/host_wire.h"
 
 #include <doctest/doctest.h>
 

@@ -18,8 +18,8 @@
 #include "runtime/cluster/lease.h"
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
-#include "tools/run/fleet.h"
-#include "tools/run/follower.h"
+#include "tools/run/agent/follower.h"
+#include "tools/run/hosts/fleet.h"
 
 using namespace cairn;
 using namespace cairn::tools;

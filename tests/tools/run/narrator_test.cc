@@ -1,4 +1,4 @@
-#include "tools/run/narrator.h"
+#include "tools/run/agent/narrator.h"
 
 #include <filesystem>
 #include <fstream>

@@ -1,4 +1,4 @@
-#include "tools/run/overdue.h"
+#include "tools/run/agent/overdue.h"
 
 #include <doctest/doctest.h>
 

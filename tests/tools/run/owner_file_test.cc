@@ -1,4 +1,4 @@
-#include "tools/run/owner_file.h"
+#include "tools/run/folder/owner_file.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -15,7 +15,7 @@
 
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
-#include "tools/run/folder.h"
+#include "tools/run/folder/folder.h"
 
 using namespace cairn;
 using cairn::testing::TempDir;

@@ -1,5 +1,5 @@
 // Copies of banks between the agents of two hosts, and to a third that takes a place, in one process.
-#include "tools/run/replicas.h"
+#include "tools/run/hosts/replicas.h"
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>

@@ -1,5 +1,5 @@
 // A run shows its state to other machines, and counts as unwell or not.
-#include "tools/run/run_board.h"
+#include "tools/run/hosts/run_board.h"
 
 #include <doctest/doctest.h>
 
@@ -12,8 +12,8 @@
 #include "runtime/json/json.h"
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
-#include "tools/run/folder.h"
-#include "tools/run/status_http.h"
+#include "tools/run/agent/status_http.h"
+#include "tools/run/folder/folder.h"
 
 using namespace cairn;
 using namespace cairn::tools;

@@ -21,8 +21,8 @@
 #include "tests/ckpt/plan/layouts.h"
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
-#include "tools/run/coordinator.h"
-#include "tools/run/narrator.h"
+#include "tools/run/agent/coordinator.h"
+#include "tools/run/agent/narrator.h"
 
 namespace cairn::tools::testing {
 

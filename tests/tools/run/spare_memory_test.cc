@@ -1,4 +1,4 @@
-#include "tools/run/spare_memory.h"
+#include "tools/run/hosts/spare_memory.h"
 
 #include <doctest/doctest.h>
 

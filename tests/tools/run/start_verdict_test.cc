@@ -1,4 +1,4 @@
-#include "tools/run/start_verdict.h"
+#include "tools/run/folder/start_verdict.h"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // Steps that take much longer than the run's own steps did.
-#include "tools/run/step_pace.h"
+#include "tools/run/agent/step_pace.h"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // Who computes longer than the others, and why.
-#include "tools/run/stragglers.h"
+#include "tools/run/agent/stragglers.h"
 
 #include <doctest/doctest.h>
 

@@ -1,1 +1,1 @@
-cairn_tests(tools/run)
+cairn_tests(tools/run LINK tools/run/agent)

@@ -1,5 +1,5 @@
 // What a run's events say of what went wrong.
-#include "tools/run/troubles.h"
+#include "tools/run/folder/troubles.h"
 
 #include <doctest/doctest.h>
 

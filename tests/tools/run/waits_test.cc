@@ -1,4 +1,4 @@
-#include "tools/run/waits.h"
+#include "tools/run/agent/waits.h"
 
 #include <doctest/doctest.h>
 
