@@ -107,9 +107,10 @@ class Serve(RunTest):
         self.assertGreater(size, 5 << 20)  # of two blocks
         before = sorted(path for path in self.folder.glob("small/**/*"))
         with self.served("small", "--timeout", 2) as one:
+            self.check_hostile(one)
+        with self.served("small") as one:
             self.check_revisions(one, newest, older)
             self.check_ranges(one, newest[WEIGHTS])
-            self.check_hostile(one)
             self.check_clients(one, newest[WEIGHTS])
             self.assertEqual(self.pins(), ["pin-step-00000010", "pin-step-00000015"])
         self.assertEqual(before, sorted(path for path in self.folder.glob("small/**/*")))
