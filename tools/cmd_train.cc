@@ -239,9 +239,9 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
     // Asked once: the supervisor takes the signals that the waits are to see.
     const bool stop_came = supervisor->stop_asked() && (!outcome.ok() || outcome.value().stop_signal == 0);
     const bool leaves = supervisor->leave_signal() != 0 || stop_came;
-    const auto hurries = [&] { return leaves || coordinator.out_of_time(); };
-    if (hooks != nullptr) hooks->finish(requests.stop_signals(), hurries);
-    if (trackers != nullptr) trackers->finish(requests.stop_signals(), hurries);
+    const auto hurry = [&] { return leaves ? Hurry::kSignal : coordinator.hurry(); };
+    if (hooks != nullptr) hooks->finish(requests.stop_signals(), hurry);
+    if (trackers != nullptr) trackers->finish(requests.stop_signals(), hurry);
   }
   if (!code.ok()) return std::move(code).error();
   return SegmentEnd{.code = code.value(),

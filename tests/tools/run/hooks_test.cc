@@ -11,6 +11,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
@@ -53,7 +54,7 @@ struct Hooked {
   }
   /// The end of a run.
   void finish() {
-    hooks->finish({}, [] { return false; });
+    hooks->finish({}, [] { return Hurry::kNone; });
   }
 
   cairn::testing::TempDir dir;
@@ -127,7 +128,7 @@ TEST_SUITE("tools/run/hooks") {
   }
 
   TEST_CASE("a command that takes too long is ended with all that it has started") {
-    Hooked it({shell({"saved"}, "sleep 600 & echo $! > \"$CAIRN_RUN/pid\"; wait", 0.2)});
+    Hooked it({shell({"saved"}, "sleep 600 & echo $! > \"$CAIRN_RUN/pid\"; wait", 1)});
     it.saved(4);
     REQUIRE(it.until([&] { return !it.recorded.empty(); }));
     CHECK(it.recorded[0]["event"] == "hook_failed");
@@ -187,7 +188,7 @@ TEST_SUITE("tools/run/hooks") {
     sigaddset(&usr, SIGUSR1);
     ::pthread_sigmask(SIG_BLOCK, &usr, nullptr);
     ::kill(::getpid(), SIGUSR1);
-    it.hooks->finish(std::array{SIGUSR1}, [] { return false; });
+    it.hooks->finish(std::array{SIGUSR1}, [] { return Hurry::kNone; });
     ::pthread_sigmask(SIG_UNBLOCK, &usr, nullptr);
     REQUIRE(it.recorded.size() == 1);
     CHECK(it.recorded[0]["message"].get<std::string>().find("the run ends (stopped by a signal after") !=
@@ -198,5 +199,37 @@ TEST_SUITE("tools/run/hooks") {
     short_one.hooks->hear({{"event", "end"}}, 9);
     short_one.finish();
     CHECK(short_one.recorded.size() == 1);
+  }
+
+  TEST_CASE("a run's end in a hurry ends commands and records them") {
+    for (const auto& [hurry, says] : {std::pair{Hurry::kSignal, "(stopped by a signal after"},  // one already taken
+                                      std::pair{Hurry::kTimeLimit, "(at the time limit after"}}) {
+      const char* const script = hurry == Hurry::kSignal ? "echo up > \"$CAIRN_RUN/up\"; read go < \"$CAIRN_RUN/gate\""
+                                                         : "trap '' TERM; echo up > \"$CAIRN_RUN/up\"; while :; do "
+                                                           "sleep 600; done";
+      Hooked it({shell({"saved", "ended"}, script, 600)});
+      REQUIRE(::mkfifo((it.dir / "gate").c_str(), 0600) == 0);
+      it.saved(9);
+      REQUIRE(it.until([&] { return fs::exists(it.dir / "up"); }));
+      it.hooks->hear({{"event", "end"}, {"exit_code", 0}}, 9);  // waits behind it
+      it.hooks->finish({}, [hurry = hurry] { return hurry; });
+      REQUIRE(it.recorded.size() == 2);
+      for (const auto& [event, on, how] : {std::tuple{&it.recorded[0], "ended", "was not run: the run ends "},
+                                           std::tuple{&it.recorded[1], "saved", "was ended: the run ends "}}) {
+        CHECK((*event)["on"] == on);
+        CHECK((*event)["message"].get<std::string>().starts_with(std::string(how) + says));
+      }
+    }
+  }
+
+  TEST_CASE("an event behind a command that takes the hook's whole timeout is reported as not run") {
+    Hooked it({shell({"saved", "ended"}, "read go < \"$CAIRN_RUN/gate\"", 0.2)});
+    REQUIRE(::mkfifo((it.dir / "gate").c_str(), 0600) == 0);
+    it.saved(9);
+    it.hooks->hear({{"event", "end"}}, 9);
+    it.finish();
+    std::map<std::string, int> told;
+    for (const json& event : it.recorded) ++told[event["on"].get<std::string>()];
+    CHECK(told == std::map<std::string, int>{{"saved", 1}, {"ended", 1}});
   }
 }

@@ -1033,7 +1033,7 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   }
   requests_.ended(outcome.kind == agent::EndKind::kFinished, last_save_.ok());
   copies_.finish(
-      options_.requests.stop_signals(), [this] { return requests_.out_of_time(); },
+      options_.requests.stop_signals(), [this] { return hurry(); },
       [this] {
         if (options_.hooks != nullptr) options_.hooks->poll();
       });

@@ -209,7 +209,7 @@ class LocalCoordinator final : public Coordinator {
   void kill(int64_t rank) override;
   /// After close(): this start's memory holds what no checkpoint has, and stays.
   bool memory_stays() const { return memory_stays_; }
-  bool out_of_time() const { return requests_.out_of_time(); }
+  Hurry hurry() const { return requests_.out_of_time() ? Hurry::kTimeLimit : Hurry::kNone; }
 
  private:
   void on_step(const telemetry::StepMetrics& metrics);

@@ -327,7 +327,7 @@ void RunCopies::poll() {
   for (const auto& child : children_) child->process->poll();
 }
 
-void RunCopies::finish(std::span<const int> stop_signals, const std::function<bool()>& out_of_time,
+void RunCopies::finish(std::span<const int> stop_signals, const std::function<Hurry()>& hurry,
                        const std::function<void()>& beside) {
   if (children_.empty()) return;
   for (const auto& child : children_) child->process->finish();
@@ -341,7 +341,7 @@ void RunCopies::finish(std::span<const int> stop_signals, const std::function<bo
     }
     return out;
   };
-  const EndWait waited = wait_at_end(stop_signals, out_of_time, waits_for, callbacks_.say);
+  const EndWait waited = wait_at_end(stop_signals, hurry, waits_for, callbacks_.say);
   for (const auto& child : children_) {
     if (child->process->finished()) continue;
     callbacks_.say(fmt::format("not everything is copied to {} ({}); the next start of this run continues it",

@@ -68,7 +68,7 @@ class RunCopies {
   void poll();
   /// The run's end: waits until everything due is copied, at most the recipe's time, or until one of the signals
   /// (blocked in this thread) comes, or the time limit. `beside` is called meanwhile.
-  void finish(std::span<const int> stop_signals, const std::function<bool()>& out_of_time,
+  void finish(std::span<const int> stop_signals, const std::function<Hurry()>& hurry,
               const std::function<void()>& beside);
 
  private:

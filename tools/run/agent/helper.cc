@@ -151,7 +151,7 @@ std::string EndWait::text() const {
                      telemetry::format_duration(seconds));
 }
 
-EndWait wait_at_end(std::span<const int> stop_signals, const std::function<bool()>& out_of_time,
+EndWait wait_at_end(std::span<const int> stop_signals, const std::function<Hurry()>& hurry,
                     const std::function<std::string(double seconds)>& poll,
                     const std::function<void(const std::string& text)>& say) {
   const auto begin = SteadyClock::now();
@@ -162,7 +162,9 @@ EndWait wait_at_end(std::span<const int> stop_signals, const std::function<bool(
   for (EndWait out;;) {
     out.seconds = std::chrono::duration<double>(SteadyClock::now() - begin).count();
     const std::string waiting = poll(out.seconds);
-    out.late = out_of_time();
+    const Hurry now = hurry();
+    out.late = now == Hurry::kTimeLimit;
+    out.interrupted = out.interrupted || now == Hurry::kSignal;
     if (waiting.empty() || out.interrupted || out.late) return out;
     if (!told && out.seconds > kToldAfterS) {
       say(fmt::format("waiting for {}; a signal ends the wait", waiting));

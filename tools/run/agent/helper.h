@@ -79,6 +79,9 @@ class HelperControl {
   bool finishing_ = false;
 };
 
+/// Why the end of a run waits for nothing more. kSignal: a stop signal that the supervisor has taken.
+enum class Hurry { kNone, kTimeLimit, kSignal };
+
 /// How a wait at the end of the run ended.
 struct EndWait {
   bool interrupted = false, late = false;  // by a signal; at the time limit
@@ -89,8 +92,8 @@ struct EndWait {
 };
 
 /// Waits until poll(seconds waited), called 20 times a second, returns nothing to wait for; or until one of the signals
-/// (blocked in this thread) comes, or the time limit.
-EndWait wait_at_end(std::span<const int> stop_signals, const std::function<bool()>& out_of_time,
+/// (blocked in this thread) comes, or there is a hurry.
+EndWait wait_at_end(std::span<const int> stop_signals, const std::function<Hurry()>& hurry,
                     const std::function<std::string(double seconds)>& poll,
                     const std::function<void(const std::string& text)>& say);
 

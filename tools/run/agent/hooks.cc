@@ -102,12 +102,13 @@ std::string hooks_not_run(size_t count) {
                      count == 1 ? "is" : "are");
 }
 
+struct RunHooks::Call {
+  std::string on, dir;
+  int64_t step = 0;
+  json event;
+};
+
 struct RunHooks::One {
-  struct Call {
-    std::string on, dir;
-    int64_t step = 0;
-    json event;
-  };
   Hook hook;
   size_t number = 0;  // from 1
   std::optional<Call> waiting;
@@ -130,6 +131,10 @@ struct RunHooks::One {
     why_ended = std::move(why);
     asked_to_end = SteadyClock::now();
     agent::signal_group(*process, SIGTERM);
+  }
+  void kill() {
+    agent::signal_group(*process, SIGKILL);
+    killed = true;
   }
 };
 
@@ -162,7 +167,7 @@ void RunHooks::hear(const json& event, int64_t step) {
   const std::string on(hook_event_of(event));
   if (on.empty()) return;
   const json& own = json_field(event, "step");
-  One::Call call{.on = on, .step = own.is_number_integer() ? own.get<int64_t>() : step, .event = event};
+  Call call{.on = on, .step = own.is_number_integer() ? own.get<int64_t>() : step, .event = event};
   if (on == "saved" || on == "best" || on == "copied")
     call.dir = (run_ / "checkpoints" / ckpt::step_dir_name(call.step)).string();
   call.event["on"] = on;
@@ -205,7 +210,7 @@ void RunHooks::start(One& one) {
   one.asked_to_end.reset();
   one.killed = false;
   if (one.hook.at_most > 0) one.starts.push_back(SteadyClock::now());
-  const One::Call& call = one.current;
+  const Call& call = one.current;
   std::vector<std::string> argv = hook_argv(one.hook.run, call.step, call.dir, run_.string());
   argv.front() = program_path(argv.front());
   Result<agent::ChildProcess> started =
@@ -215,22 +220,19 @@ void RunHooks::start(One& one) {
                           .input = json_text(call.event) + "\n",
                           .foreign = true,
                           .nice = kNice});
-  if (!started.ok()) return failed(one, started.error().message, {});
+  if (!started.ok()) return failed(one, call, started.error().message, {});
   one.process = std::move(started).value();
   one.began = SteadyClock::now();
 }
 
-void RunHooks::failed(One& one, const std::string& how, const std::vector<std::string>& last_lines) {
+void RunHooks::failed(One& one, const Call& call, const std::string& how, const std::vector<std::string>& last_lines) {
   if (!std::exchange(one.failed_before, true)) {
-    std::string text = fmt::format("warning: {} of {}, step {}: {}", one.name(), one.current.on, one.current.step, how);
+    std::string text = fmt::format("warning: {} of {}, step {}: {}", one.name(), call.on, call.step, how);
     for (const std::string& line : last_lines) text += "\n  " + line;
     callbacks_.say(text);
   }
-  callbacks_.record({{"event", "hook_failed"},
-                     {"hook", one.number},
-                     {"on", one.current.on},
-                     {"step", one.current.step},
-                     {"message", how}});
+  callbacks_.record(
+      {{"event", "hook_failed"}, {"hook", one.number}, {"on", call.on}, {"step", call.step}, {"message", how}});
 }
 
 /// Reaps a command that has ended, and ends the rest of its group.
@@ -245,8 +247,8 @@ void RunHooks::take_end(One& one) {
   const agent::ExitStatus status = *reaped.value();
   const std::vector<std::string> last_lines = agent::log_tail(*one.process, 3);
   one.process.reset();
-  if (one.asked_to_end) return failed(one, one.why_ended, last_lines);
-  if (!status.ok()) return failed(one, agent::describe(status), last_lines);
+  if (one.asked_to_end) return failed(one, one.current, one.why_ended, last_lines);
+  if (!status.ok()) return failed(one, one.current, agent::describe(status), last_lines);
   one.failed_before = false;
 }
 
@@ -258,16 +260,15 @@ void RunHooks::poll() {
       one.end(fmt::format("was ended: it took longer than {}", telemetry::format_duration(one.hook.timeout_s)));
     if (one.process && one.asked_to_end && !one.killed &&
         seconds_since(*one.asked_to_end) > std::min(kGraceS, one.hook.timeout_s)) {
-      agent::signal_group(*one.process, SIGKILL);
-      one.killed = true;
+      one.kill();
     }
     if (!one.process && one.waiting && one.may_start()) start(one);
   }
 }
 
-void RunHooks::finish(std::span<const int> stop_signals, const std::function<bool()>& out_of_time) {
+void RunHooks::finish(std::span<const int> stop_signals, const std::function<Hurry()>& hurry) {
   const EndWait waited = wait_at_end(
-      stop_signals, out_of_time,
+      stop_signals, hurry,
       [this](double seconds) {
         poll();
         std::vector<std::string> out;
@@ -280,21 +281,21 @@ void RunHooks::finish(std::span<const int> stop_signals, const std::function<boo
       callbacks_.say);
   for (const auto& one : all_) {
     if (one->waiting) {
-      one->current = *std::exchange(one->waiting, std::nullopt);
-      failed(*one,
-             fmt::format("was not run: the run ends ({})",
-                         waited.interrupted || waited.late ? waited.text() : "at_most leaves no room"),
-             {});
+      const std::string why = waited.interrupted || waited.late ? waited.text()
+                              : one->may_start()                ? "the command before it took the hook's timeout"
+                                                                : "at_most leaves no room";
+      failed(*one, *std::exchange(one->waiting, std::nullopt), fmt::format("was not run: the run ends ({})", why), {});
     }
     if (one->process) one->end(fmt::format("was ended: the run ends ({})", waited.text()));
+    if (one->process && waited.late) one->kill();
   }
   const std::array<int, 0> no_signals{};
   wait_at_end(
-      no_signals, [&] { return waited.late; },
-      [this](double seconds) {
+      no_signals, [] { return Hurry::kNone; },
+      [&](double seconds) {
         poll();
         const bool some = std::ranges::any_of(all_, [](const auto& one) { return one->process.has_value(); });
-        return std::string(some && seconds < kGraceS + kGoneS ? "hooks that end" : "");
+        return std::string(some && seconds < (waited.late ? 0 : kGraceS) + kGoneS ? "hooks that end" : "");
       },
       [](const std::string&) {});
   for (const auto& one : all_) leave(*one);

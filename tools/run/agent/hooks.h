@@ -17,6 +17,7 @@
 
 #include "runtime/config/recipe.h"
 #include "tools/run/agent/callbacks.h"
+#include "tools/run/agent/helper.h"
 
 namespace cairn::tools {
 
@@ -42,14 +43,15 @@ class RunHooks {
   void poll();
   /// The run's end: waits for commands under way and those that wait, each hook at most its timeout, until one of the
   /// signals (blocked in this thread) comes, or the time limit. Ends the rest.
-  void finish(std::span<const int> stop_signals, const std::function<bool()>& out_of_time);
+  void finish(std::span<const int> stop_signals, const std::function<Hurry()>& hurry);
 
  private:
+  struct Call;
   struct One;
   void start(One& one);
   void take_end(One& one);
   void leave(One& one);
-  void failed(One& one, const std::string& how, const std::vector<std::string>& last_lines);
+  void failed(One& one, const Call& call, const std::string& how, const std::vector<std::string>& last_lines);
   void tell_best(int64_t step);
 
   std::filesystem::path run_;

@@ -64,11 +64,11 @@ void RunTrackers::poll() {
   for (const auto& child : children_) child->process->poll();
 }
 
-void RunTrackers::finish(std::span<const int> stop_signals, const std::function<bool()>& out_of_time) {
+void RunTrackers::finish(std::span<const int> stop_signals, const std::function<Hurry()>& hurry) {
   if (children_.empty()) return;
   for (const auto& child : children_) child->process->finish();
   const EndWait waited = wait_at_end(
-      stop_signals, out_of_time,
+      stop_signals, hurry,
       [this](double seconds) {
         poll();
         std::vector<std::string> out;

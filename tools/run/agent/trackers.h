@@ -13,6 +13,7 @@
 
 #include "runtime/config/recipe.h"
 #include "tools/run/agent/callbacks.h"
+#include "tools/run/agent/helper.h"
 
 namespace cairn::tools {
 
@@ -28,7 +29,7 @@ class RunTrackers {
   void poll();
   /// The run's end: waits until every step is sent, each tracker at most its `finish`, or until one of the signals
   /// (blocked in this thread) comes, or the time limit.
-  void finish(std::span<const int> stop_signals, const std::function<bool()>& out_of_time);
+  void finish(std::span<const int> stop_signals, const std::function<Hurry()>& hurry);
 
  private:
   struct Child;
