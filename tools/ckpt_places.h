@@ -33,6 +33,7 @@ namespace cairn::tools {
 struct Session;
 
 void add_ckpt_average(CLI::App& ckpt, Session& session);
+void add_ckpt_merge(CLI::App& ckpt, Session& session);
 void add_ckpt_cat(CLI::App& ckpt, Session& session);
 void add_ckpt_diff(CLI::App& ckpt, Session& session);
 void add_ckpt_inspect(CLI::App& ckpt, Session& session);

@@ -195,6 +195,48 @@ class CkptToolsTest(ProgramTest):
                             (["a", "b", "--to", "a"], "belongs to"), (["a", "b", "--to", "m"], "is there already")):
             self.assertIn(words, self.cairn("ckpt", "average", *args, code=2).stderr)
 
+    def test_merge_joins_what_checkpoints_have_learned_since_a_base(self):
+        base, first, second = self.step("a", 2), self.step("a", 4), "b"  # b has another layout
+        on_base = ["--base", base, "--density", "0.4,0.7", "--weights", "1,2"]
+        made = self.cairn_json("ckpt", "merge", first, second, "--method", "ties", *on_base, "--to", "m", "--memory", "32MiB")
+        self.assertTrue(self.cairn_json("ckpt", "verify", "m")["whole"])
+        self.assertRegex(made["origin"], r"^ties of .* step 4 x 1, .* step 6 x 2 on .* step 2 \(density 0.4, 0.7\)$")
+        self.assertEqual((made["step"], made["base"]), (6, base))
+        self.cairn("ckpt", "merge", first, "a", "--method", "dare_linear", *on_base, "--to", "d", "--seed", "3")
+        self.cairn("ckpt", "merge", first, second, "--method", "dare_linear", *on_base, "--to", "e", "--seed", "3")
+        self.cairn("ckpt", "diff", "d", "e", "--tensors-only", "--exit-code")  # whatever the layouts
+        self.cairn("ckpt", "merge", first, second, "--method", "dare_linear", *on_base, "--to", "f", "--seed", "4")
+        self.cairn("ckpt", "diff", "e", "f", "--tensors-only", "--exit-code", code=1)
+        self.cairn("ckpt", "merge", first, second, "--method", "slerp", "--t", "0.3", "--to", "s")
+        for tensor in self.cairn_json("ckpt", "inspect", "m", "--tensors")["tensors"][::4]:
+            one, two, root = (self.array(path, tensor["name"]).astype(numpy.float64) for path in (first, second, base))
+            deltas = []
+            for source, density, weight in ((one, 0.4, 1), (two, 0.7, 2)):
+                size = numpy.abs((source - root).astype(numpy.float32))
+                least = numpy.sort(size, axis=None)[::-1][max(1, int(density * size.size)) - 1]
+                deltas.append(numpy.where(size >= least, source - root, 0) * weight)
+            up = sum(deltas) >= 0
+            agree = [(delta != 0) & ((delta > 0) == up) for delta in deltas]
+            weights = agree[0] * 1 + agree[1] * 2
+            expected = root + sum(d * a for d, a in zip(deltas, agree)) / numpy.where(weights == 0, 1, weights)
+            numpy.testing.assert_allclose(self.array("m", tensor["name"]), expected, rtol=2e-7, atol=1e-12)
+            cosine = (one * two).sum() / numpy.sqrt((one ** 2).sum() * (two ** 2).sum())
+            angle = numpy.arccos(min(1, cosine))
+            factors = (0.7, 0.3) if cosine > 0.9995 else (numpy.sin(angle * 0.7) / numpy.sin(angle),
+                                                          numpy.sin(angle * 0.3) / numpy.sin(angle))
+            numpy.testing.assert_allclose(self.array("s", tensor["name"]), factors[0] * one + factors[1] * two,
+                                          rtol=2e-7, atol=1e-12)
+        for args, words in ((["a", "b", "--method", "ties", "--density", "0.5"], "name the base"),
+                            (["a", "b", "--method", "ties", "--base", base], "--density"),
+                            (["a", "b", "--method", "linear", "--base", base], "reads no base"),
+                            (["a", "b", "--method", "slerp", "--weights", "1,1"], "--weights: slerp does not read it"),
+                            (["a", "b", "--method", "linear", "--weights", "1,-1"], "add up to 0"),
+                            (["a", "--method", "slerp"], "two checkpoints"),
+                            (["a", "b", "--method", "mean"], "--method"),
+                            (["b", "--method", "task_arithmetic", "--base", "a", "--density", "1"], "does not read it")):
+            self.assertIn(words, self.cairn("ckpt", "merge", *args, "--to", "x", code=2).stderr)
+        self.assertFalse(os.path.exists(self.path("x")))
+
     def test_weights_only_are_begun_with_and_not_resumed(self):
         self.bring_data("r.lua")
         begin = r"cairn (train RECIPE --run NEW_RUN --init-from \S+ --init-weights-only)"
@@ -464,7 +506,7 @@ class CkptToolsTest(ProgramTest):
     def test_too_little_memory_for_an_average_says_how_much_is_needed(self):
         average = ["ckpt", "average", "a", "b", "--to", "d", "--memory"]
         told = self.cairn(*average, "0", code=2).stderr
-        needed = re.search(r"an average of 2 needs (\d+) bytes", told)
+        needed = re.search(r"a merge of 2 needs (\d+) bytes", told)
         self.assertTrue(needed, told)
         self.cairn(*average, needed[1])
 

@@ -1,5 +1,5 @@
 // Averages of small checkpoints: what is not finite, what is taken of the last one, and the memory that many take.
-#include "ckpt/average.h"
+#include "ckpt/merge.h"
 
 #include <doctest/doctest.h>
 #include <malloc.h>
@@ -69,12 +69,12 @@ std::vector<float> read(IoBackend& io, const fs::path& dir, const std::string& k
 
 }  // namespace
 
-TEST_SUITE("ckpt/average") {
+TEST_SUITE("ckpt/merge") {
   TEST_CASE("an average keeps values that are not finite, and names their tensors and sources") {
     constexpr size_t kElems = 200'000;  // several pieces
     constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
     MemoryBackend io;
-    std::vector<AverageSource> sources;
+    std::vector<fs::path> sources;
     for (int64_t i = 0; i < 3; ++i) {
       std::vector<Tensor> tensors;
       for (const char* name : {"fine", "both", "one"})
@@ -86,12 +86,12 @@ TEST_SUITE("ckpt/average") {
     }
     for (const int64_t memory : {int64_t{11} << 20, int64_t{256} << 20}) {
       const auto done =
-          average_checkpoints(io, sources, "/to/checkpoints", {.memory_bytes = memory, .replace_existing = true});
+          merge_checkpoints(io, sources, "/to/checkpoints", {.memory_bytes = memory, .replace_existing = true});
       REQUIRE_OK(done);
       const std::vector<NotFinite>& found = done.value().not_finite;
       REQUIRE(found.size() == 2);
-      CHECK((found[0].tensor == "both" && found[0].sources == std::vector<size_t>{1, 2}));
-      CHECK((found[1].tensor == "one" && found[1].sources == std::vector<size_t>{0}));
+      CHECK((found[0].tensor == "both" && found[0].sources == std::vector<fs::path>{sources[1], sources[2]}));
+      CHECK((found[1].tensor == "one" && found[1].sources == std::vector<fs::path>{sources[0]}));
       CHECK(read(io, done.value().dir, "weight", "fine") == std::vector<float>(kElems, 1));
       const std::vector<float> both = read(io, done.value().dir, "weight", "both");
       CHECK((std::isnan(both[7]) && both[8] == 1 && both[kElems - 1] == -kInf));
@@ -106,22 +106,22 @@ TEST_SUITE("ckpt/average") {
         out.push_back({kind, "w", std::vector<float>(64, value)});
       return out;
     };
-    std::vector<AverageSource> sources = {{save(io, "/a", 1, state(2))}, {save(io, "/a", 2, state(4))}};
-    const auto dropped = average_checkpoints(io, sources, "/dropped", {});
+    std::vector<fs::path> sources = {{save(io, "/a", 1, state(2))}, {save(io, "/a", 2, state(4))}};
+    const auto dropped = merge_checkpoints(io, sources, "/dropped", {});
     REQUIRE_OK(dropped);
     CHECK((dropped.value().manifest.tensors.size() == 1 && dropped.value().manifest.state == "{}"));
-    const auto last = average_checkpoints(io, sources, "/last", {.moments = Moments::kLast});
+    const auto last = merge_checkpoints(io, sources, "/last", {.moments = Moments::kLast});
     REQUIRE_OK(last);
     CHECK(last.value().manifest.state == R"({"loss":2.5})");
     CHECK(read(io, last.value().dir, "weight", "w") == std::vector<float>(64, 3));
     for (const char* kind : {"exp_avg", "exp_avg_sq", "ema"})
       CHECK(read(io, last.value().dir, kind, "w") == std::vector<float>(64, 4));
     sources.push_back({dropped.value().dir});
-    const auto refused = average_checkpoints(io, sources, "/refused", {.moments = Moments::kLast});
+    const auto refused = merge_checkpoints(io, sources, "/refused", {.moments = Moments::kLast});
     REQUIRE_FALSE(refused.ok());
     CHECK(refused.error().code == ErrorCode::kInvalidInput);
     CHECK(refused.error().message.find("/dropped/step-00000002: weights only") == 0);
-    CHECK(average_checkpoints(io, sources, "/three", {}).ok());
+    CHECK(merge_checkpoints(io, sources, "/three", {}).ok());
   }
 
   TEST_CASE("many sources with large chunks stay within the memory, or are told how much they need") {
@@ -131,24 +131,24 @@ TEST_SUITE("ckpt/average") {
     for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 1000);
     const fs::path dir = save(*io, temp / "source", 1, {{"weight", "w", values}});
     REQUIRE(largest_chunk(read_manifest(*io, dir).value()) == int64_t{4} << 20);
-    const std::vector<AverageSource> sources(16, {dir});
-    AverageOptions options{.memory_bytes = int64_t{64} << 20, .make_io = [] { return make_best_backend(); }};
-    const auto refused = average_checkpoints(*io, sources, temp / "to", options);
+    const std::vector<fs::path> sources(16, {dir});
+    MergeOptions options{.memory_bytes = int64_t{64} << 20, .make_io = [] { return make_best_backend(); }};
+    const auto refused = merge_checkpoints(*io, sources, temp / "to", options);
     REQUIRE_FALSE(refused.ok());
     CHECK(refused.error().code == ErrorCode::kInvalidInput);
-    const std::string words = "an average of 16 needs ";
+    const std::string words = "a merge of 16 needs ";
     REQUIRE_MESSAGE(refused.error().message.starts_with(words), refused.error().message);
     options.memory_bytes = std::stoll(refused.error().message.substr(words.size()));
     CHECK((options.memory_bytes > int64_t{128} << 20 && options.memory_bytes < int64_t{192} << 20));
     --options.memory_bytes;
-    CHECK_FALSE(average_checkpoints(*io, sources, temp / "to", options).ok());
+    CHECK_FALSE(merge_checkpoints(*io, sources, temp / "to", options).ok());
     ++options.memory_bytes;
 
     mallopt(M_MMAP_THRESHOLD, 256 << 10);  // as the program does
     malloc_trim(0);
     std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
     const int64_t before = status_kib("VmRSS:");
-    const auto done = average_checkpoints(*io, sources, temp / "to", options);
+    const auto done = merge_checkpoints(*io, sources, temp / "to", options);
     const int64_t peak = status_kib("VmHWM:") - before;
     REQUIRE_OK(done);
     MESSAGE("memory " << (options.memory_bytes >> 10) << " KiB, peak " << peak << " KiB");
