@@ -14,6 +14,7 @@
 #include "ckpt/persist/save.h"
 #include "ckpt/plan/load_plan.h"
 #include "ckpt/plan/save_plan.h"
+#include "ckpt/stream_save.h"
 #include "ckpt/tensors/box_stream.h"
 #include "ckpt/tensors/numbers.h"
 
@@ -380,13 +381,9 @@ Result<MergeReport> Merge::run(std::span<const fs::path> sources, const fs::path
   const std::vector<WriterPart> parts = this->parts();
   open_streams();
 
-  SaveOptions save;
-  save.fill_bytes = payload_share(options_.memory_bytes) / 8;
-  save.chunk_bytes = int64_t{64} << 10;
-  while (save.chunk_bytes < int64_t{4} << 20 && save.chunk_bytes * 2 <= save.fill_bytes / 4) save.chunk_bytes *= 2;
-  save.replace_existing = options_.replace_existing;
-  save.cancel = options_.cancel;
-  RT_TRY_SET(SaveReport saved, save_checkpoint(io_, checkpoints_dir, std::move(skeleton), parts, save));
+  RT_TRY_SET(SaveReport saved,
+             save_checkpoint(io_, checkpoints_dir, std::move(skeleton), parts,
+                             stream_save(options_.memory_bytes, options_.replace_existing, options_.cancel)));
   MergeReport report{
       .dir = std::move(saved.dir), .manifest = std::move(saved.manifest), .merged_tensors = std::ssize(merges_)};
   for (size_t t = 0; t < not_finite_.size(); ++t) {

@@ -22,7 +22,7 @@
 namespace cairn::ckpt {
 
 enum class Moments {
-  kDrop,  // weights alone, and no position of a trainer: a model to start from, to evaluate, to export
+  kDrop,  // only weights, and no position of a trainer: a model to start from, to evaluate, to export
   kLast,  // the last source's, and its position: training goes on from the merged weights
 };
 
@@ -57,7 +57,7 @@ struct MergeReport {
 /// runs of all sources and of the base; Manifest::origin names the rule and each source with its weight.
 /// Errors: those of reading and saving, and kInvalidInput: the sources do not have the same weights (each tensor
 /// named); those of check_merge_rule(); a base that the rule needs and has not, or has and does not need; kLast and the
-/// last source has no moments; memory_bytes is too small for their chunks; the step is there already.
+/// last source has no moments; memory_bytes is too small for their chunks; a step that exists.
 Result<MergeReport> merge_checkpoints(IoBackend& io, std::span<const std::filesystem::path> sources,
                                       const std::filesystem::path& checkpoints_dir, const MergeOptions& options);
 

@@ -34,6 +34,7 @@ struct Session;
 
 void add_ckpt_average(CLI::App& ckpt, Session& session);
 void add_ckpt_merge(CLI::App& ckpt, Session& session);
+void add_ckpt_edit(CLI::App& ckpt, Session& session);
 void add_ckpt_cat(CLI::App& ckpt, Session& session);
 void add_ckpt_diff(CLI::App& ckpt, Session& session);
 void add_ckpt_inspect(CLI::App& ckpt, Session& session);

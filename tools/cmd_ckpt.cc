@@ -319,10 +319,11 @@ void ByteProgress::show(int64_t done_bytes, int64_t total_bytes) {
 
 void add_ckpt(CLI::App& app, Session& session) {
   CLI::App* ckpt = app.add_subcommand(
-      "ckpt", "list, inspect, verify, compare, average, merge, label, prune, reshard and copy checkpoints");
+      "ckpt", "list, inspect, verify, compare, average, merge, edit, label, prune, reshard and copy checkpoints");
   ckpt->require_subcommand(1);
-  for (const auto add : {add_ckpt_ls, add_ckpt_inspect, add_ckpt_verify, add_ckpt_diff, add_ckpt_cat, add_ckpt_average,
-                         add_ckpt_merge, add_ckpt_label, add_ckpt_prune, add_ckpt_reshard, add_ckpt_copy})
+  for (const auto add :
+       {add_ckpt_ls, add_ckpt_inspect, add_ckpt_verify, add_ckpt_diff, add_ckpt_cat, add_ckpt_average, add_ckpt_merge,
+        add_ckpt_edit, add_ckpt_label, add_ckpt_prune, add_ckpt_reshard, add_ckpt_copy})
     add(*ckpt, session);
 }
 

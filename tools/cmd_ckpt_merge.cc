@@ -259,14 +259,14 @@ void add_shared_flags(CLI::App& command, MergeArgs& args, Session& session) {
   command.add_option("--to", args.target, "the new run's folder")->required()->type_name("DST_RUN");
   command
       .add_option("--moments", args.moments,
-                  "drop: weights alone (default). last: moments, ema and position of the last SRC, to train on")
+                  "drop: only weights (default). last: moments, ema and position of the last SRC, to train on")
       ->type_name("drop|last")
       ->check(CLI::IsMember({"drop", "last"}));
   command.add_option("--memory", args.memory_bytes, "what it may take (default 256MiB)")
       ->type_name("SIZE")
       ->transform(size_in_bytes());
   command.add_flag("--overwrite", args.overwrite,
-                   "replace the step or the recipe of a run that is there, or write a step below its newest");
+                   "replace the step or the recipe of a run that exists, or write a step below its newest");
   add_json_flag(command, session);
 }
 

@@ -237,6 +237,47 @@ class CkptToolsTest(ProgramTest):
             self.assertIn(words, self.cairn("ckpt", "merge", *args, "--to", "x", code=2).stderr)
         self.assertFalse(os.path.exists(self.path("x")))
 
+    def test_edit_moves_layers_and_adds_rows(self):
+        for source in "ab":  # one file a tensor parallel rank; stages and ZeRO
+            made = self.cairn_json("ckpt", "edit", source, "--to", f"m{source}", "--layers", "1,0,1..1,1", "--vocab", "300",
+                                   "--memory", "16MiB")
+            self.assertEqual((made["layers"], made["vocab"], made["new_rows"], made["step"]), (4, 300, 43, 6))
+            self.assertTrue(self.cairn_json("ckpt", "verify", f"m{source}")["whole"])
+        self.cairn("ckpt", "diff", "ma", "mb", "--tensors-only", "--exit-code")
+        seen = self.cairn_json("ckpt", "inspect", "mb", "--tensors")
+        self.assertEqual((seen["mesh"]["pp"], seen["mesh"]["dp"]), (2, 2))
+        names = [tensor["name"] for tensor in seen["tensors"]]
+        self.assertEqual({tensor["kind"] for tensor in seen["tensors"]}, {"weight"})
+        for name in ["embed.tokens", *names[::7]]:
+            place = re.match(r"layers\.(\d)\.", name)
+            old = name if not place else f"layers.{[1, 0, 1, 1][int(place[1])]}.{name[place.end():]}"
+            before, after = self.array("a", old), self.array("mb", name)
+            numpy.testing.assert_array_equal(after[:257] if name == "embed.tokens" else after, before, name)
+        table = self.array("a", "embed.tokens")
+        rows = numpy.broadcast_to(table.mean(axis=0, dtype=numpy.float64).astype(numpy.float32), (43, table.shape[1]))
+        numpy.testing.assert_allclose(self.array("mb", "embed.tokens")[257:], rows, rtol=1e-6)
+        self.cairn("ckpt", "edit", "a", "--to", "z", "--vocab", "260", "--new-rows", "zero")
+        self.assertEqual(numpy.count_nonzero(self.array("z", "embed.tokens")[257:]), 0)
+        # Back again: the weights that the run had, so the same model.
+        self.cairn("ckpt", "edit", "mb", "--to", "back", "--layers", "1,0", "--vocab", "257")
+        self.cairn("ckpt", "reshard", "a", "weights", "--mesh", "pp=2,dp=2", "--weights-only")
+        self.cairn("ckpt", "diff", "back", "weights", "--tensors-only", "--exit-code")
+        with open(self.path("short.txt"), "w", encoding="utf-8") as f:
+            f.write("the quick brown fox")
+        said = [self.cairn_json("eval", run, "--text", "short.txt")["sets"][0]["loss"] for run in ("back", "a")]
+        self.assertEqual(*said)
+        self.bring_data("r.lua")
+        self.assertIn("step 1/1", self.cairn(
+            "train", "r.lua", "--run", "on", "--nproc", "2", "--init-from", "mb", "--init-weights-only", "--set", "stop=T.steps(1)",
+            "--set", "model.layers=4", "--set", "model.vocab=300").stdout)
+        for args, words in ((["--layers", "0,2"], "layer 2: the model has layers 0 to 1"), ([], "nothing to edit"),
+                            (["--layers", "1..0"], "'1..0': expected layers"), (["--layers", "0,"], "'': expected layers"),
+                            (["--layers", "-1"], "expected layers"), (["--vocab", "0"], "--vocab"),
+                            (["--layers", "99999999999999999999"], "expected layers")):
+            self.assertIn(words, self.cairn("ckpt", "edit", "a", "--to", "x", *args, code=2).stderr)
+        self.assertIn("ckpt reshard", self.cairn("ckpt", "edit", "b", "--to", "x", "--layers", "0", code=2).stderr)
+        self.assertFalse(os.path.exists(self.path("x")))
+
     def test_weights_only_are_begun_with_and_not_resumed(self):
         self.bring_data("r.lua")
         begin = r"cairn (train RECIPE --run NEW_RUN --init-from \S+ --init-weights-only)"
