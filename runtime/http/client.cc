@@ -40,6 +40,7 @@ struct Exchange {  // what the callbacks of one try share
   size_t sent = 0;
   Response response;
   const Sink* sink = nullptr;
+  const Head* head = nullptr;
   const Limits* limits = nullptr;
   bool sink_used = false;
   bool too_long = false;
@@ -71,6 +72,11 @@ size_t on_body(char* data, size_t size, size_t count, void* context) {
     long status = 0;
     curl_easy_getinfo(exchange.handle, CURLINFO_RESPONSE_CODE, &status);
     if (exchange.sink != nullptr && status >= 200 && status < 300) {
+      if (!exchange.sink_used && exchange.head != nullptr) {
+        exchange.response.status = static_cast<int>(status);
+        exchange.sink_status = (*exchange.head)(exchange.response);
+        if (!exchange.sink_status.ok()) return 0;
+      }
       exchange.sink_used = true;
       exchange.sink_status = (*exchange.sink)(std::as_bytes(std::span(data, bytes)));
       return exchange.sink_status.ok() ? bytes : 0;
@@ -97,7 +103,8 @@ size_t on_header(char* data, size_t size, size_t count, void* context) {
     if (colon == std::string_view::npos || exchange.response.headers.size() > 200) return bytes;
     std::string name(line.substr(0, colon));
     std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
-    exchange.response.headers[name] = trimmed(line.substr(colon + 1));
+    const auto [at, first] = exchange.response.headers.try_emplace(name, trimmed(line.substr(colon + 1)));
+    if (!first) at->second += ", " + trimmed(line.substr(colon + 1));  // RFC 9110, 5.3
     return bytes;
   } catch (const std::exception&) {
     return 0;
@@ -192,7 +199,8 @@ Result<std::unique_ptr<Client>> Client::make(Tls tls) {
   return std::unique_ptr<Client>(new Client(std::move(impl)));
 }
 
-Outcome Client::send(const std::string& what, const Request& request, const Limits& limits, const Sink* sink) {
+Outcome Client::send(const std::string& what, const Request& request, const Limits& limits, const Sink* sink,
+                     const Head* head) {
   UniqueHandle<SlistTraits> headers;
   const auto add = [&](const std::string& line) {
     if (curl_slist* longer = curl_slist_append(headers.get(), line.c_str()); longer != nullptr) {
@@ -206,7 +214,7 @@ Outcome Client::send(const std::string& what, const Request& request, const Limi
   CURL* curl = impl_->handle.get();
   const Tls& tls = impl_->tls;
   curl_easy_reset(curl);  // options only: the connection stays
-  Exchange exchange{.handle = curl, .body = request.body, .sink = sink, .limits = &limits};
+  Exchange exchange{.handle = curl, .body = request.body, .sink = sink, .head = head, .limits = &limits};
   char reason[CURL_ERROR_SIZE] = "";
   curl_easy_setopt(curl, CURLOPT_URL, request.url.c_str());
   curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);

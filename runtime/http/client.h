@@ -33,7 +33,7 @@ struct Request {
 
 struct Response {
   int status = 0;
-  std::map<std::string, std::string> headers;  // lower-case names
+  std::map<std::string, std::string> headers;  // lower-case names; of a repeated one "first, second"
   std::string body;                            // unless a sink took it
 };
 
@@ -47,6 +47,8 @@ struct Limits {
 };
 
 using Sink = std::function<Status(std::span<const std::byte>)>;
+/// Called with status and headers of an answer of 200 to 299 before the first byte goes to the sink.
+using Head = std::function<Status(const Response&)>;
 
 /// What came of a request. Not ok: there is no answer, `again` says whether another try may help.
 struct Outcome {
@@ -62,8 +64,9 @@ class Client {
 
   /// `what` begins each message. The body of an answer of 200 to 299 goes to `sink` as it comes, where there is one.
   /// Errors: kInvalidInput: a certificate that fails, a URL that is none; kTimeout; kUnavailable; kStopped: cancelled;
-  /// those of the sink.
-  Outcome send(const std::string& what, const Request& request, const Limits& limits, const Sink* sink = nullptr);
+  /// those of the sink and of `head`.
+  Outcome send(const std::string& what, const Request& request, const Limits& limits, const Sink* sink = nullptr,
+               const Head* head = nullptr);
 
  private:
   struct Impl;

@@ -1,0 +1,1 @@
+cairn_tests(runtime/hub LABELS unit)
