@@ -69,7 +69,18 @@ class Gatherer {
     for (const fs::path& place : places_of(path, checkpoint)) {
       if (fs::is_directory(place, error)) return place;
     }
-    return {};
+    return hub_origin(path, checkpoint);
+  }
+
+  /// The folder of the Hub's cache that a name stood for when the checkpoint's run began, by hub.json of the run.
+  static fs::path hub_origin(const std::string& name, const fs::path& checkpoint) {
+    const Result<std::string> record =
+        read_text_file(checkpoint.parent_path().parent_path() / "hub.json", kMaxKeptBytes);
+    if (!record.ok()) return {};
+    const nlohmann::json kept = json_or_nothing(record.value());
+    const fs::path folder = json_string(kept, "folder");
+    std::error_code error;
+    return json_string(kept, "given") == name && fs::is_directory(folder, error) ? folder : fs::path();
   }
 
   /// Of the Hugging Face folder that a run began with, or that the run began with which it began with, and so on: what

@@ -50,7 +50,8 @@ Result<std::optional<RunStart>> examine_run(const CheckArgs& args, const dsl::Lo
   if (args.run.empty()) return out;
   RT_TRY(check_accepted_names(args.accept, loaded.recipe));
   const Result<RunFolder> folder = RunFolder::hold(args.run, loaded.recipe.name);
-  const Result<InitConfig> init = effective_init(loaded.recipe.init, {}, args.run, nullptr);
+  HubPending pending;
+  const Result<InitConfig> init = effective_init(loaded.recipe.init, {}, args.run, nullptr, &pending);
   if (!folder.ok() || !init.ok()) return out;
   Result<RunStart> start = examine_start(
       folder.value(), {.loaded = loaded, .init = init.value(), .world = world, .accept = args.accept, .verify = true});

@@ -28,6 +28,7 @@
 #include "runtime/plan/model_tensors.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/hub_source.h"
 #include "tools/mesh_option.h"
 #include "tools/model_source.h"
 #include "tools/number_option.h"
@@ -45,6 +46,7 @@ enum class Kind { kFolder, kCheckpoint };  // of the source
 struct Options {
   std::string verb, from, to, target_kind;            // "hf", "cairn", "dcp", "gguf", or empty: what the source is not
   std::string mesh, name, config;                     // into a checkpoint
+  std::string hub_name;                               // of a model that came from a Hub: "name"
   int64_t step = -1;                                  // of a training state; -1: the newest
   std::string dtype, quantize, max_shard_size, like;  // into a folder
   bool hdf5 = false, untie = false, drop_mtp = false, overwrite = false, check = false, ema = false;
@@ -166,7 +168,7 @@ Result<int> to_checkpoint(const Options& options, const std::optional<convert::T
   import.untie = options.untie;
   import.drop_mtp = options.drop_mtp;
   import.replace = options.overwrite;
-  import.run_name = options.name;
+  import.run_name = options.name.empty() ? options.hub_name : options.name;
   import.weights_only = options.weights_only;
   if (state) import.config = config_of(options, *state);
   import.cancel = &stop_on_signals();
@@ -685,12 +687,15 @@ Result<int> check(const Options& options, bool as_json) {
   return code;
 }
 
-Result<int> run(const Options& options, bool as_json) {
-  if (options.check) {
-    if (!options.to.empty()) return invalid("--check writes nothing: give the folder alone");
-    return check(options, as_json);
-  }
-  if (options.to.empty()) return invalid("where to? give a second folder, or --check to look at the first");
+Result<int> run(Options options, bool as_json) {
+  if (options.check && !options.to.empty()) return invalid("--check writes nothing: give the folder alone");
+  if (!options.check && options.to.empty())
+    return invalid("where to? give a second folder, or --check to look at the first");
+  const bool no_run = options.check || options.verb == "import";
+  RT_TRY_SET(const HubFolder from, hub_folder(options.from, no_run ? hub::Bare::kUnlessPath : hub::Bare::kNever));
+  options.from = from.path.string();
+  options.hub_name = from.model;
+  if (options.check) return check(options, as_json);
   if (options.target_kind == "dcp") return to_dcp(options, as_json);
   if (options.target_kind == "gguf") return to_gguf(options, as_json);
   if (options.target_kind != "hf") {
@@ -775,8 +780,10 @@ void add_convert(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand(
       "convert", "convert between Hugging Face folders and checkpoints, either way; --check: look first");
   command
-      ->add_option("SRC", options->from,
-                   "a Hugging Face folder (safetensors or pytorch_model.bin), a checkpoint, or a run folder")
+      ->add_option(
+          "SRC", options->from,
+          "a Hugging Face folder (safetensors or pytorch_model.bin), a checkpoint, or a run folder; or a model of the "
+          "Hub, hf://ORG/NAME@REVISION")
       ->required();
   command->add_option("DST", options->to, "folder to make; for a checkpoint: step-00000000 is written in it");
   command
@@ -794,7 +801,8 @@ void add_convert(CLI::App& app, Session& session) {
   command->footer(
       "Bounded memory whatever the model's size. Killed or stopped, nothing half-made has the target's name; the same\n"
       "command resumes from the files that are complete, after checking every byte of them.\n"
-      "Exit codes: 0 done, or --check: it converts, 2 refused, 65 the source is damaged, 74 disk full or an I/O error, "
+      "Exit codes: 0 done, or --check: it converts, 2 refused, 65 the source is damaged, 69 no Hub answers, 74 disk "
+      "full or an I/O error, "
       "75 stopped.\n"
       "Examples:\n  cairn convert --check HF_DIR\n  cairn convert HF_DIR checkpoints --mesh tp=2,pp=2\n"
       "  cairn convert runs/a HF_DIR --dtype bf16\n  cairn convert HF_DIR OTHER --to hf --dtype f16 --max-shard-size "
@@ -807,7 +815,10 @@ void add_import(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand(
       "import",
       "convert a Hugging Face folder, or a training state of DeepSpeed or FSDP, to a checkpoint of any layout");
-  command->add_option("hf_dir", options->from, "folder with config.json and weights, or the folder of a training state")
+  command
+      ->add_option("hf_dir", options->from,
+                   "folder with config.json and weights, or the folder of a training state; or a model of the Hub, "
+                   "ORG/NAME@REVISION")
       ->required();
   command
       ->add_option("checkpoints", options->to,
@@ -816,9 +827,10 @@ void add_import(CLI::App& app, Session& session) {
   add_import_options(*command, *options);
   add_shared_options(*command, *options, true, session);
   command->footer(
-      "Exit codes: as `cairn convert`, and 69 the folder is of a run in training.\n"
+      "Exit codes: as `cairn convert`, and 69 also: the folder is of a run in training.\n"
       "Examples:\n"
       "  cairn import HF_DIR runs/base/checkpoints --mesh tp=2,pp=2\n"
+      "  cairn import Qwen/Qwen3-0.6B runs/qwen/checkpoints\n"
       "  cairn import DEEPSPEED_DIR runs/mine/checkpoints --config HF_DIR\n"
       "  cairn import TORCHTITAN_DIR/checkpoint runs/mine/checkpoints --config HF_DIR --step 1000");
   act(*command, options, session);

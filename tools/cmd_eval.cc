@@ -27,6 +27,7 @@
 #include "tools/commands.h"
 #include "tools/device_option.h"
 #include "tools/eval_tasks.h"
+#include "tools/hub_source.h"
 #include "tools/model_source.h"
 #include "tools/number_option.h"
 
@@ -274,7 +275,8 @@ Result<int> run_tasks(const Options& options, bool json) {
     return Error{ErrorCode::kInvalidInput, "--tasks, and --text or --data, are two evaluations: call cairn eval twice"};
   }
   TaskArgs args = options.tasks;
-  args.from = options.from;
+  RT_TRY_SET(const HubFolder from, hub_folder(options.from, hub::Bare::kNever));
+  args.from = from.path.string();
   args.tokenizer = options.tokenizer;
   args.precision = options.precision;
   args.device = options.device;
@@ -296,7 +298,8 @@ Result<int> run(const Options& options, bool json) {
   RT_TRY(data::check_read_once(read));
   RT_TRY_SET(const DeviceChoice device,
              choose_device({.flag = options.device, .run = {}, .what = "evaluate", .here = true}));
-  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
+  RT_TRY_SET(const HubFolder from, hub_folder(options.from, hub::Bare::kNever));
+  RT_TRY_SET(LoadedModel model, load_model(from.path, options.tokenizer, options.precision,
                                            options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining,
                                            options.texts.empty() ? Works::kOnIds : Works::kOnText, device));
   if (!json) {
@@ -372,8 +375,9 @@ void add_eval(CLI::App& app, Session& session) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
       "eval", "loss, perplexity and bits per byte of texts or token stores under a model; tasks and probes");
-  command->add_option("model,--from", options->from,
-                      "a checkpoint, a run folder (newest checkpoint), or a Hugging Face folder");
+  command->add_option(
+      "model,--from", options->from,
+      "a checkpoint, a run folder (newest checkpoint), a Hugging Face folder, or hf://ORG/NAME@REVISION of the Hub");
   command
       ->add_option("--text", options->texts,
                    "a text file, JSON lines or a pipe, or NAME=FILE; repeatable; -: standard input")

@@ -17,6 +17,7 @@
 #include "runtime/json/json.h"
 #include "tools/commands.h"
 #include "tools/device_option.h"
+#include "tools/hub_source.h"
 #include "tools/model_source.h"
 #include "tools/number_option.h"
 #include "tools/prompt.h"
@@ -182,7 +183,8 @@ Result<int> run(Options options, bool json) {
   if (options.prompts.empty()) options.prompts.emplace_back();
   RT_TRY_SET(const DeviceChoice device,
              choose_device({.flag = options.device, .run = {}, .what = "generate", .here = true}));
-  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
+  RT_TRY_SET(const HubFolder from, hub_folder(options.from, hub::Bare::kNever));
+  RT_TRY_SET(LoadedModel model, load_model(from.path, options.tokenizer, options.precision,
                                            options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining,
                                            Works::kOnText, device));
   if (!json) {
@@ -270,8 +272,9 @@ Result<int> run(Options options, bool json) {
 void add_generate(CLI::App& app, Session& session) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("generate", "continue texts with a trained model");
-  command->add_option("model,--from", options->from,
-                      "a checkpoint, a run folder (newest checkpoint), or a Hugging Face folder");
+  command->add_option(
+      "model,--from", options->from,
+      "a checkpoint, a run folder (newest checkpoint), a Hugging Face folder, or hf://ORG/NAME@REVISION of the Hub");
   command->add_option("--prompt", options->prompts, "text to continue; repeatable; none: the start of a document")
       ->expected(1)
       ->take_all()

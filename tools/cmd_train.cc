@@ -696,7 +696,9 @@ Result<int> RunStarter::train() {
   options.coordinator.trackers = &trackers;
   for (int64_t segments = 0;; ++segments) {
     std::string notice;
-    const Result<InitConfig> init = effective_init(loaded_.recipe.init, args_.init, run_, &notice);
+    HubPending pending;
+    const Result<InitConfig> init =
+        effective_init(loaded_.recipe.init, args_.init, run_, &notice, args_.dry_run ? &pending : nullptr);
     if (!init.ok()) return tell_all(init.error());
     if (segments == 0 && !notice.empty()) fmt::print("{}\n", notice);
     Result<RunStart> examined = examine(init.value());
@@ -717,6 +719,8 @@ Result<int> RunStarter::train() {
       RT_TRY_SET(const std::optional<int> ended, allow(start, plan));
       if (ended) return *ended;
       RT_TRY_SET(const bool brought, claim(recipe, copies));
+      const std::string& named = args_.init.path.empty() ? loaded_.recipe.init.path : args_.init.path;
+      RT_TRY(keep_hub_commit(named, init.value(), run_));
       bool resized = false;
       if (hosts_) {
         const Status gathered = gather(options.coordinator.requests);

@@ -17,6 +17,7 @@
 #include "runtime/json/json.h"
 #include "runtime/plan/device_choice.h"
 #include "tools/hf_start.h"
+#include "tools/hub_source.h"
 #include "tools/init_options.h"
 #include "tools/run/agent/agent.h"
 #include "tools/run/agent/follower.h"
@@ -39,6 +40,9 @@ void say(const std::string& text) {
 Result<std::optional<int>> follow_segment(const FollowArgs& args, Follower& follower, const HostSegment& segment) {
   RT_TRY_SET(Recipe recipe, dsl::decode_recipe(segment.recipe));
   RT_TRY_SET(recipe.init, init_from_json(segment.init));
+  const Result<fs::path> init = hub_folder_here(recipe.init.path);
+  if (!init.ok()) return follower.refuse(init.error(), [] { return false; }).error();
+  recipe.init.path = init.value().string();
   settle_device(recipe, args.hosts.device);  // the leader's too
   RT_TRY_SET(const RunPast past, ckpt::decode_past(segment.past));
   RT_TRY_SET(Plan plan, make_plan(recipe, follower.world(), past));
@@ -46,7 +50,7 @@ Result<std::optional<int>> follow_segment(const FollowArgs& args, Follower& foll
   const SystemClock clock;
   Narrator narrator(plan, args.run, {.traced = false}, clock);
   AgentOptions options{.recipe_text = segment.recipe,
-                       .init = segment.init,
+                       .init = init_to_json(recipe.init),
                        .log_of = [&](int64_t rank) { return log_of_rank(args.run, rank); },
                        .threads = args.threads,
                        .trace = segment.trace,

@@ -5,11 +5,15 @@
 #include <CLI/CLI.hpp>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "ckpt/format/names.h"
+#include "runtime/core/new_file.h"
+#include "runtime/hub/name.h"
 #include "runtime/json/json.h"
+#include "tools/hub_source.h"
 #include "tools/model_source.h"
 #include "tools/run/folder/folder.h"
 
@@ -26,6 +30,27 @@ constexpr std::array<std::pair<const char*, Patterns>, 4> kPatterns = {{{"only",
                                                                         {"allow_missing", &InitConfig::allow_missing},
                                                                         {"allow_extra", &InitConfig::allow_extra}}};
 
+constexpr const char* kHubRecord = "hub.json";  // in the run's folder: what a name of a Hub stood for at its start
+
+/// The folder that `path` stands for. A run that has begun once keeps the commit, wherever the branch is now.
+Result<std::string> begun_with(const std::string& path, hub::Bare bare, const fs::path& run, HubPending* pending) {
+  RT_TRY_SET(const std::optional<hub::Name> name, hub::find_name(path, bare));
+  if (!name) return path;
+  const fs::path record = run / kHubRecord;
+  std::string wanted = path;
+  std::error_code error;
+  if (fs::exists(record, error)) {
+    RT_TRY_SET(const std::string text, read_text_file(record));
+    const json kept = json_or_nothing(text);
+    const std::string commit = json_string(kept, "commit");
+    if (json_string(kept, "name") == name->text() && hub::is_commit(commit)) wanted = "hf://" + name->id + "@" + commit;
+  }
+  RT_TRY_SET(const HubFolder folder,
+             hub_folder(wanted, bare, pending == nullptr ? HubFetch::kAll : HubFetch::kSmallFiles));
+  if (folder.missing_files > 0) *pending = {folder.name, folder.missing_files, folder.missing_bytes};
+  return folder.path.string();
+}
+
 bool has_checkpoints(const fs::path& run) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(run / "checkpoints", error)) {
@@ -38,7 +63,9 @@ bool has_checkpoints(const fs::path& run) {
 
 void add_init_options(CLI::App& command, InitConfig& init) {
   command
-      .add_option("--init-from", init.path, "run, checkpoint or Hugging Face folder to start from when the run is new")
+      .add_option("--init-from", init.path,
+                  "run, checkpoint or Hugging Face folder to start from when the run is new, or hf://ORG/NAME@REVISION "
+                  "of the Hub")
       ->type_name("PATH");
   command.add_flag("--init-weights-only", init.weights_only,
                    "take weights alone: a new run from step 0, with moments of zero");
@@ -54,7 +81,7 @@ void add_init_options(CLI::App& command, InitConfig& init) {
 }
 
 Result<InitConfig> effective_init(const InitConfig& recipe, const InitConfig& command_line, const fs::path& run,
-                                  std::string* notice) {
+                                  std::string* notice, HubPending* pending) {
   InitConfig out = recipe;
   if (!command_line.path.empty()) out.path = command_line.path;
   out.weights_only = out.weights_only || command_line.weights_only;
@@ -75,6 +102,8 @@ Result<InitConfig> effective_init(const InitConfig& recipe, const InitConfig& co
     }
     return InitConfig{};
   }
+  const hub::Bare bare = command_line.path.empty() ? hub::Bare::kUnlessPath : hub::Bare::kNever;
+  RT_TRY_SET(out.path, begun_with(out.path, bare, run, pending));
   if (is_hf_folder(out.path)) {  // it has weights and nothing else
     out.weights_only = true;
     out.path = fs::absolute(out.path).lexically_normal().string();
@@ -83,6 +112,15 @@ Result<InitConfig> effective_init(const InitConfig& recipe, const InitConfig& co
   RT_TRY_SET(const fs::path from, resolve_source(out.path));
   out.path = fs::absolute(from).lexically_normal().string();
   return out;
+}
+
+Status keep_hub_commit(const std::string& named, const InitConfig& init, const fs::path& run) {
+  RT_TRY_SET(const std::optional<hub::Name> name, hub::find_name(named, hub::Bare::kUnlessPath));
+  const std::string commit = fs::path(init.path).filename().string();
+  if (!name || !hub::is_commit(commit)) return {};  // or the run has resumed
+  return place_file(
+      run / kHubRecord,
+      json_text(json{{"name", name->text()}, {"given", named}, {"commit", commit}, {"folder", init.path}}) + "\n");
 }
 
 std::string init_to_json(const InitConfig& init) {

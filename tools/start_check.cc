@@ -463,9 +463,15 @@ void check_checkpoint(const StartQuestion& question, ckpt::IoBackend& io, Findin
 
 // --- What the run begins with
 
-void check_init(const StartQuestion& question, const InitConfig& init, ckpt::IoBackend& io, StartReport& report) {
+void check_init(const StartQuestion& question, const InitConfig& init, const HubPending& pending, ckpt::IoBackend& io,
+                StartReport& report) {
   Findings findings(report);
   if (init.path.empty()) return;
+  if (!pending.name.empty()) {  // its tensors are looked at once they are here
+    report.facts.push_back(fmt::format("a new run begins with {}: {} of weights in {} to fetch", pending.name,
+                                       format_bytes(pending.bytes), count_text(pending.files, "file")));
+    return;
+  }
   const std::string field = question.init.path.empty() ? "init" : "";
   Plan plan = question.plan;
   plan.recipe.init = init;
@@ -691,10 +697,12 @@ StartReport check_start(const StartQuestion& question) {
 
   ckpt::PosixBackend io;
   std::string notice;
-  const Result<InitConfig> init = effective_init(question.loaded.recipe.init, question.init, question.run, &notice);
+  HubPending pending;
+  const Result<InitConfig> init =
+      effective_init(question.loaded.recipe.init, question.init, question.run, &notice, &pending);
   if (!init.ok()) findings.refuse(question.init.path.empty() ? "init" : "", init.error());
   if (!notice.empty()) report.facts.push_back(notice);
-  if (init.ok()) check_init(question, init.value(), io, report);
+  if (init.ok()) check_init(question, init.value(), pending, io, report);
 
   const fs::path checkpoints = question.run / "checkpoints";
   const Result<ckpt::Catalog> catalog = ckpt::list_unlabelled(io, checkpoints);

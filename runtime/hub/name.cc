@@ -63,9 +63,10 @@ Result<std::optional<Name>> parse_name(std::string_view text) {
                fmt::format("{}: is no model of the Hub\n  expected hf://ORG/NAME or hf://ORG/NAME@REVISION", text)};
 }
 
-Result<std::optional<Name>> name_unless_path(const std::string& text) {
+Result<std::optional<Name>> find_name(const std::string& text, Bare bare) {
   RT_TRY_SET(std::optional<Name> name, parse_name(text));
   if (!name || name->explicit_scheme) return name;
+  if (bare == Bare::kNever) return std::optional<Name>();
   std::error_code error;
   const std::filesystem::path path(text);
   if (std::filesystem::exists(std::filesystem::symlink_status(path, error)) ||

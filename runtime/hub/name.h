@@ -22,8 +22,11 @@ bool is_commit(std::string_view text);
 /// nullopt: `text` has not the form of a name. Errors: kInvalidInput where hf:// says that it is one.
 Result<std::optional<Name>> parse_name(std::string_view text);
 
-/// The same where `text` does not name a path here: neither the whole nor its first folder exists. hf:// always names
-/// a model of the Hub.
-Result<std::optional<Name>> name_unless_path(const std::string& text);
+/// Which names are a Hub's without hf:// in front, which always says so.
+enum class Bare {
+  kNever,       // where a run may be meant: a mistyped path asks no Hub
+  kUnlessPath,  // where neither the whole nor its first folder exists
+};
+Result<std::optional<Name>> find_name(const std::string& text, Bare bare);
 
 }  // namespace cairn::hub
