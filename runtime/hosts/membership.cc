@@ -180,6 +180,20 @@ bool Leader::is_due(int64_t index, double grace_s, int64_t now_ns) const {
   return host.excluded || now_ns >= after(host.away_since_ns, waits_s);
 }
 
+/// Whether a host that was heard since this one was lost holds the copy of its memory.
+bool Leader::is_copied(const std::vector<int64_t>& holders, int64_t host) const {
+  if (holders.size() != options_.places.size()) return false;  // none, or of another size
+  const int64_t holder = options_.places.at(static_cast<size_t>(holders.at(static_cast<size_t>(place(host)))));
+  if (holder == options_.own) return true;
+  const Host& has = hosts_.at(holder);
+  return has.there && has.heard_ns >= hosts_.at(host).away_since_ns;
+}
+
+/// How long a host is away before a spare takes its place.
+double Leader::spare_grace_s(const Gather& how, int64_t host) const {
+  return is_copied(how.holders, host) ? how.spare_after_s : std::max(how.spare_after_s, how.fewer_after_s);
+}
+
 /// Whom the leader waits for: hosts with a place that are away, until spares may take the places of all of them, or
 /// smaller_ is a size without them.
 std::vector<int64_t> Leader::missing(const Gathering& gathering, int64_t now_ns) {
@@ -188,11 +202,11 @@ std::vector<int64_t> Leader::missing(const Gathering& gathering, int64_t now_ns)
   for (const auto& [index, host] : hosts_) {
     if (place(index) >= 0 && !has_come(index)) out.push_back(index);
   }
-  const auto all_due = [&](double grace_s) {
-    return std::ranges::all_of(out, [&](int64_t index) { return is_due(index, grace_s, now_ns); });
-  };
-  if (all_due(gathering.how.spare_after_s) && free_spares(true).size() >= out.size()) return {};
-  if (!all_due(gathering.how.fewer_after_s)) return out;
+  const Gather& how = gathering.how;
+  const bool spares_may =
+      std::ranges::all_of(out, [&](int64_t index) { return is_due(index, spare_grace_s(how, index), now_ns); });
+  if (spares_may && free_spares(true).size() >= out.size()) return {};
+  if (!std::ranges::all_of(out, [&](int64_t index) { return is_due(index, how.fewer_after_s, now_ns); })) return out;
   // Half of the hosts at least: the others may have another leader, which would do the same.
   if (2 * count_there(false, true) >= std::ssize(options_.places)) smaller_ = size_for(count_there(true, true));
   return smaller_ ? std::vector<int64_t>() : out;
@@ -259,13 +273,17 @@ void Leader::gather(Gathering gathering, int64_t now_ns, Actions& out) {
   if (const Gather& how = gathering.how; how.announces && someone_away()) {
     const std::vector<int64_t> spares = free_spares(false);
     const std::optional<int64_t> fewer = size_for(count_there(true, false));
+    double spare_s = 0;  // of the host that is granted most
+    for (const int64_t host : options_.places) {
+      if (is_away(host)) spare_s = std::max(spare_s, spare_grace_s(how, host));
+    }
     const std::string then =
-        !spares.empty() ? fmt::format("; after {:.0f} s a spare takes over", how.spare_after_s)
+        !spares.empty() ? fmt::format("; after {:.0f} s a spare takes over", spare_s)
         : fewer         ? fmt::format("; after {:.0f} s the run continues with {} hosts", how.fewer_after_s, *fewer)
                         : "";
     const bool in_vain =
         std::ranges::any_of(hosts_, [this](const auto& one) { return one.second.excluded && place(one.first) >= 0; });
-    const bool at_once = how.spare_after_s <= 0 && spares.size() >= missing(gathering, now_ns).size();
+    const bool at_once = spare_s <= 0 && spares.size() >= missing(gathering, now_ns).size();
     if (!(in_vain || at_once) || spares.empty())
       out.push_back(Say{fmt::format("waiting up to {:.0f} s for {}{}", how.patience_s, who_is_away(), then)});
   }
@@ -282,7 +300,7 @@ void Leader::on(const Leads& event, int64_t now_ns, Actions& out) {
   if (unknown && !judging->failed && now_ns < gathering.until_ns) {
     if (!gathering.unknown)
       out.push_back(
-          Say{fmt::format("whether this host leads yet is not known, and is asked again: {}", failed->message)});
+          Say{fmt::format("whether this host leads yet is not known, and is asked again: {}", event.error->message)});
     gathering.unknown = event.error;
     gathering.ask_again_ns = after(now_ns, kAskAgainS);
     phase_ = std::move(gathering);
@@ -384,6 +402,10 @@ void Leader::on(const Lost& event, int64_t now_ns, Actions&) {
   if (!std::exchange(host.there, false)) return;
   host.away = event.why;
   host.away_since_ns = now_ns;
+}
+
+void Leader::on(const Heard& event, int64_t, Actions&) {
+  for (const auto& [index, at_ns] : event.at_ns) hosts_.at(index).heard_ns = at_ns;
 }
 
 /// A leader that has just begun learns so that no host is to be waited for.

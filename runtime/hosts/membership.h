@@ -97,11 +97,15 @@ struct Wait {
 
 /// Each place has to have a host. Hosts are away for `patience_s` at most, and each for `spare_after_s` before a spare
 /// stands in for it, or `fewer_after_s` before a smaller size does. `announces`: Say names the hosts that are away.
+/// `holders`: by place, the place whose host holds the copy of its memory; empty: no copy is complete. A host whose
+/// copy is at no host that was heard since may have the only memory of its place: a spare waits the longer of both
+/// times.
 struct Gather {
   double patience_s = 0, spare_after_s = 0;
   std::string reason;  // of the next epoch
   bool announces = false;
   double fewer_after_s = spare_after_s;
+  std::vector<int64_t> holders = {};
 };
 /// These have come and wait to be let in; they may leave again.
 struct AtDoor {
@@ -115,6 +119,11 @@ struct Admitted {
 struct Lost {
   int64_t host = 0;
   std::string why;
+};
+/// When the hosts that are connected were heard last, by the clock of step(): one that is cut off counts as connected
+/// until its silence is noticed.
+struct Heard {
+  std::map<int64_t, int64_t> at_ns;  // by index
 };
 /// It has come, and may not join: it is on the list of excluded hosts.
 struct Barred {
@@ -146,7 +155,7 @@ struct Stop {};
 /// Time has passed.
 struct Tick {};
 
-using Event = std::variant<Gather, AtDoor, Admitted, Lost, Barred, Exclude, Resize, Leads, Claimed, Stop, Tick>;
+using Event = std::variant<Gather, AtDoor, Admitted, Lost, Heard, Barred, Exclude, Resize, Leads, Claimed, Stop, Tick>;
 
 // --- actions ---------------------------------------------------------------------------------------------------------
 
@@ -227,7 +236,7 @@ class Leader {
     int64_t place = -1;
     std::string name;
     std::string away;  // why
-    int64_t away_since_ns = 0, there_since_ns = 0;
+    int64_t away_since_ns = 0, there_since_ns = 0, heard_ns = 0;
     bool there = false;
     bool joined = false;    // it has been there
     bool excluded = false;  // and so it is not waited for
@@ -252,6 +261,7 @@ class Leader {
   void on(const AtDoor& event, int64_t now_ns, Actions& out);
   void on(const Admitted& event, int64_t now_ns, Actions& out);
   void on(const Lost& event, int64_t now_ns, Actions& out);
+  void on(const Heard& event, int64_t now_ns, Actions& out);
   void on(const Barred& event, int64_t now_ns, Actions& out);
   void on(const Exclude& event, int64_t now_ns, Actions& out);
   void on(const Resize& event, int64_t now_ns, Actions& out);
@@ -270,6 +280,8 @@ class Leader {
   void give_places_to_spares(Actions& out);
   std::vector<int64_t> missing(const Gathering& gathering, int64_t now_ns);
   bool is_due(int64_t host, double grace_s, int64_t now_ns) const;
+  bool is_copied(const std::vector<int64_t>& holders, int64_t host) const;
+  double spare_grace_s(const Gather& how, int64_t host) const;
   bool has_come(int64_t host) const { return hosts_.at(host).there || door_.contains(host); }
   bool is_away(int64_t host) const { return host != options_.own && !hosts_.at(host).there; }
   std::vector<int64_t> free_spares(bool at_door) const;

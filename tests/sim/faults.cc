@@ -94,10 +94,13 @@ std::optional<Fault> fault_from(std::string_view text) {
   return out;
 }
 
+constexpr std::string_view kCopies = " copies";
+
 std::string to_text(const Life& life) {
   std::string out =
-      life.members ? fmt::format("members: seed={} hosts={} spares={} smallest={} spare_after_s={} faulty_s={}\n",
-                                 life.seed, life.hosts, life.spares, life.smallest, life.spare_after_s, life.faulty_s)
+      life.members ? fmt::format("members: seed={} hosts={} spares={} smallest={} spare_after_s={} faulty_s={}{}\n",
+                                 life.seed, life.hosts, life.spares, life.smallest, life.spare_after_s, life.faulty_s,
+                                 life.copies ? kCopies : "")
                    : fmt::format("life: seed={} hosts={} in_flight={} save_steps={} step_s={} faulty_s={}\n", life.seed,
                                  life.hosts, life.in_flight, life.save_steps, life.step_s, life.faulty_s);
   for (const Fault& fault : life.faults) out += fmt::format("fault: {}\n", to_text(fault));
@@ -107,6 +110,7 @@ std::string to_text(const Life& life) {
 bool read_life(std::string_view line, Life& life) {
   const std::string text(line);
   life.members = line.starts_with("members: ");
+  life.copies = line.ends_with(kCopies);
   const int read =
       life.members
           ? std::sscanf(text.c_str(),

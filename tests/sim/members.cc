@@ -46,12 +46,14 @@ struct Agent {
   int64_t life = 0;
   bool runs = false, held = true;
   double began_s = 0, grants_s = 0;  // since when it leads; how long before a spare takes a place
+  bool counts_copies = false;        // and none where a copy is
   double shown_s = 0, failed_s = 0;  // its own last sign of the lease, and the last that the store did not take
   int64_t led_before = -1;
   std::vector<int64_t> places;       // of its last epoch
   std::map<int64_t, double> lost_s;  // since when it knows a host away
   std::set<int64_t> ever_joined, barred, door;
-  std::map<int64_t, int64_t> links;  // by host
+  std::map<int64_t, double> heard_s;  // when it has heard a connected host last
+  std::map<int64_t, int64_t> links;   // by host
 
   // The state of a member.
   int64_t link = 0, door_life = 0, link_life = 0;  // connected, and to which lead; at whose door
@@ -126,6 +128,7 @@ class Members {
   // --- a leader
   void tick(Agent& leader);
   void write(Agent& leader, int64_t life);
+  membership::Gather gather_again(const char* why, int64_t places) const;
   void regather(Agent& leader);
   void feed(Agent& leader, const membership::Event& event);
   void perform(Agent& leader, const membership::Action& action);
@@ -140,6 +143,7 @@ class Members {
   static double lost_s(const Agent& leader, int64_t host);
   void check_graces(const Agent& leader);
   double grace_s(const Agent& leader, int64_t host) const;
+  static bool has_copy(const Agent& leader, int64_t host);
   bool runs_for_all(const Agent& leader);
   static bool has_come(const Agent& leader, int64_t host) {
     return leader.rule->is_there(host) || leader.door.contains(host);
@@ -266,7 +270,8 @@ void Members::lead(Agent& one, membership::Options options, const membership::Ga
   one.held = true;
   one.began_s = one.shown_s = now_s_;
   one.failed_s = -1e9;
-  one.grants_s = how.spare_after_s;
+  one.grants_s = how.fewer_after_s;
+  one.counts_copies = !how.holders.empty();
   one.led_before = options.led_before;
   one.places = options.places;
   one.link = one.door_life = 0;
@@ -331,6 +336,13 @@ void Members::tick(Agent& leader) {
       resize(leader, *larger);
     }
   }
+  membership::Heard heard;
+  for (const auto& [host, link] : leader.links) {
+    if (!reaches(leader, agent(host)) || agent(host).link != link) continue;
+    leader.heard_s[host] = now_s_;
+    heard.at_ns[host] = ns(now_s_);
+  }
+  feed(leader, heard);
   feed(leader, membership::Tick{});
   if (!leader.rule) return;
   require(leader.held || now_s_ >= leader.began_s + 2 * claims_s() - 1e-6, "half",
@@ -368,14 +380,24 @@ void Members::write(Agent& leader, int64_t life) {
   require(!is_superseded(leader), "writes", fmt::format("h{} writes, and h{} leads", leader.index, newest()->leader));
 }
 
+/// The copy of a place's memory is at the host half the way round, complete as soon as ranks run.
+membership::Gather Members::gather_again(const char* why, int64_t places) const {
+  membership::Gather out{kWaitS, life_.copies ? 0 : life_.spare_after_s, why, false, life_.spare_after_s};
+  for (int64_t k = 0; life_.copies && k < places; ++k) out.holders.push_back((k + places / 2) % places);
+  return out;
+}
+
 /// Ranks were stopped.
 void Members::regather(Agent& leader) {
   if (!leader.rule || !std::exchange(leader.runs, false)) return;
   after(uniform(0, 0.3), leader, [this, &leader] {
     if (!leader.rule) return;
+    membership::Gather again = gather_again("hosts were away", std::ssize(leader.places));
+    again.announces = true;
     leader.grants_s = life_.spare_after_s;
+    leader.counts_copies = !again.holders.empty();
     feed(leader, membership::AtDoor{leader.door});
-    feed(leader, membership::Gather{kWaitS, life_.spare_after_s, "hosts were away", true});
+    feed(leader, again);
   });
 }
 
@@ -414,10 +436,21 @@ void Members::perform(Agent& leader, const membership::Action& action) {
   }
 }
 
+/// A host that was heard since this one was lost has a copy of its memory.
+bool Members::has_copy(const Agent& leader, int64_t host) {
+  const int64_t places = std::ssize(leader.places);
+  const int64_t place = std::ranges::find(leader.places, host) - leader.places.begin();
+  const int64_t holder = leader.places.at(static_cast<size_t>((place + places / 2) % places));
+  if (holder == leader.index) return true;
+  const auto heard = leader.heard_s.find(holder);
+  return leader.links.contains(holder) && heard != leader.heard_s.end() && heard->second >= lost_s(leader, host);
+}
+
 double Members::grace_s(const Agent& leader, int64_t host) const {
   if (leader.barred.contains(host)) return 0;
   const bool comes = leader.led_before >= 0 && host != leader.led_before && !leader.ever_joined.contains(host);
-  return comes ? std::max(leader.grants_s, kDeadS) : leader.grants_s;
+  const double grants_s = leader.counts_copies && has_copy(leader, host) ? 0 : leader.grants_s;
+  return comes ? std::max(grants_s, kDeadS) : grants_s;
 }
 
 /// This host, and those with a place that have joined or stand at the door, as the leader sees it.
@@ -572,6 +605,7 @@ void Members::resize(Agent& leader, int64_t hosts) {
     if (!leader.rule || leader.life != life) return;
     saved_ = true;
     leader.grants_s = life_.spare_after_s;
+    leader.counts_copies = false;
     feed(leader, membership::AtDoor{leader.door});
     feed(leader, membership::Resize{hosts, kWaitS});
   });
@@ -694,7 +728,7 @@ void Members::claim_lead(Agent& member) {
         .leads = true,
         .led_before = starts ? -1 : before},
        starts ? membership::Gather{kJoinS + (sizes_.empty() ? 0 : 1), kJoinS, "a start"}
-              : membership::Gather{kWaitS, life_.spare_after_s, "the leader is lost"});
+              : gather_again("the leader is lost", std::ssize(last->places)));
 }
 
 void Members::member_loses(Agent& member, double seconds) {
@@ -799,6 +833,7 @@ Life random_members_life(uint64_t seed) {
   life.smallest = uniform(0, 1) < 0.5 ? 0 : whole(1, life.hosts - life.spares);
   const double at_once = uniform(0, 1);
   life.spare_after_s = at_once < 0.15 ? 0 : at_once < 0.3 ? 1 : tenths(uniform(2, 30));
+  life.copies = at_once >= 0.3 && at_once < 0.6;
   constexpr FaultKind kKinds[] = {FaultKind::kCut,     FaultKind::kKill, FaultKind::kPower, FaultKind::kFreeze,
                                   FaultKind::kExclude, FaultKind::kRank, FaultKind::kStore, FaultKind::kGone};
   const bool cruel = uniform(0, 1) < 0.5;

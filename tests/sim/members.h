@@ -13,7 +13,7 @@
 //              unless it has just begun
 //   grace      a host loses its place, or a smaller size is decided on without it, when its leader has known it away
 //              for as long as it grants, not before, and at once then; the size is for the hosts that have joined by
-//              then
+//              then. It grants nothing where a connected host holds the copy of that place's memory
 //   writes     a leader that another one has followed writes nothing into the run
 //   memory     a start resumes from what only the hosts that trained last have in memory, once all have come
 //   waits      every wait has a name and a deadline, and ends at it

@@ -70,6 +70,7 @@ struct Life {
   int64_t spares = 0;      // of the hosts
   int64_t smallest = 0;    // number of hosts that may train; 0: all places are needed
   double spare_after_s = 10;
+  bool copies = false;  // of each host's memory at another: a spare whose place has one waits for nothing
   std::vector<Fault> faults;
 };
 /// Everything from the seed.

@@ -214,6 +214,7 @@ TEST_SUITE("runtime/hosts/membership") {
     Gather at_once = kAgain;
     at_once.spare_after_s = 0;
     at_once.fewer_after_s = 10;
+    at_once.holders = {1, 0, 0};  // h1 has the copy of h0, h0 those of h1 and h2
     SUBCASE("a spare has joined") {
       Run run = running(true, {1, 2});
       run.step(Lost{1, "power"}, 100);
@@ -245,6 +246,41 @@ TEST_SUITE("runtime/hosts/membership") {
       CHECK(find<Claim>(run.step(at_once, 100)) == nullptr);
       run.step(AtDoor{{2}}, 104);
       CHECK(find<Claim>(run.step(Tick{}, 104))->places == std::vector<int64_t>{0, 3, 2});
+    }
+  }
+
+  TEST_CASE("a spare takes at once no place whose memory may be nowhere else") {
+    Gather at_once = kAgain;
+    at_once.spare_after_s = 0;
+    at_once.fewer_after_s = 10;
+    at_once.holders = {1, 2, 0};  // h2 has the copy of h1
+    Run run = running(true);
+    bool hears = false;
+    run.step(Heard{{{2, 100 * kSecond - 1}}}, 100);
+    run.step(Lost{1, "power"}, 100);
+    SUBCASE("the holder is lost too, and comes back first") {
+      run.step(Lost{2, "power"}, 100);
+      run.step(AtDoor{{2}}, 100);
+    }
+    SUBCASE("the holder was not heard since") {}
+    SUBCASE("no copy is complete yet") { at_once.holders.clear(); }
+    SUBCASE("copies are of another number of places") { at_once.holders = {1, 0}; }
+    SUBCASE("the holder is heard") { hears = true; }
+    const Actions begun = run.step(at_once, 100);
+    CHECK(find<Say>(begun)->text.find("h1 (power)") != std::string::npos);
+    CHECK(find<Say>(begun)->text.ends_with("; after 10 s a spare takes over"));
+    CHECK(find<Claim>(begun) == nullptr);
+    run.step(Heard{{{2, 100 * kSecond - 1 + hears}}}, 101);
+    const Actions next = run.step(Tick{}, 101);
+    REQUIRE((find<Claim>(next) != nullptr) == hears);
+    if (hears) return;
+    SUBCASE("its host comes back with its memory") {
+      run.step(AtDoor{{1, 2}}, 109);
+      CHECK(find<Claim>(run.step(Tick{}, 109))->places == std::vector<int64_t>{0, 1, 2});
+    }
+    SUBCASE("it does not, and the grace ends") {
+      CHECK(find<Claim>(run.step(Tick{}, 109.9)) == nullptr);
+      CHECK(find<Claim>(run.step(Tick{}, 110))->places == std::vector<int64_t>{0, 3, 2});
     }
   }
 

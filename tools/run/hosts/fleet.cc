@@ -184,7 +184,8 @@ Status Fleet::gather() {
                                       : membership::Gather{.patience_s = options_.wait_s,
                                                            .spare_after_s = options_.spare_after_s,
                                                            .reason = epoch_.reason,
-                                                           .fewer_after_s = options_.fewer_after_s});
+                                                           .fewer_after_s = options_.fewer_after_s,
+                                                           .holders = holders_of_copies()});
   // What is left is asked for its memory first: look() says it again.
   return smaller() ? Status() : all;
 }
@@ -194,6 +195,7 @@ Status Fleet::assemble(const membership::Event& wish) {
   outcome_.reset();
   take_news();
   feed(membership::AtDoor{door_.joined()});
+  feed(heard());
   for (feed(wish); !outcome_; feed(membership::Tick{})) {
     if (callbacks_.stopped() || is_superseded()) feed(membership::Stop{});
     if (outcome_) break;
@@ -201,8 +203,20 @@ Status Fleet::assemble(const membership::Event& wish) {
     take_news();
     show_hosts();
     feed(membership::AtDoor{door_.joined()});
+    feed(heard());
   }
   return *std::exchange(outcome_, std::nullopt);
+}
+
+membership::Heard Fleet::heard() {
+  const std::map<int64_t, double> silent_s = board_.silent_s();
+  const int64_t now_ns = cluster::steady_ns();
+  membership::Heard out;
+  for (const auto& [index, host] : hosts_) {
+    if (const auto since = silent_s.find(host.peer); since != silent_s.end())
+      out.at_ns[index] = now_ns - static_cast<int64_t>(since->second * 1e9);
+  }
+  return out;
 }
 
 void Fleet::feed(const membership::Event& event) {
@@ -667,7 +681,8 @@ Status Fleet::gather_for(Wants wants) {
                                      .spare_after_s = options_.spare_after_s,
                                      .reason = fmt::format("{} was away", away),
                                      .announces = true,
-                                     .fewer_after_s = options_.fewer_after_s});
+                                     .fewer_after_s = options_.fewer_after_s,
+                                     .holders = holders_of_copies()});
 }
 
 void Fleet::ask(int64_t number) {

@@ -260,6 +260,7 @@ class Fleet final {
   /// `wish`: Gather or Resize.
   Status assemble(const hosts::membership::Event& wish);
   void feed(const hosts::membership::Event& event);
+  hosts::membership::Heard heard();
   void claim(const hosts::membership::Claim& next);
   Status begin_epoch(const hosts::membership::Claim& claim, const std::vector<cluster::Joined>& joined);
   cluster::Epoch epoch_of(const hosts::membership::Claim& claim) const;
@@ -292,6 +293,9 @@ class Fleet final {
   void perform(const hosts::generation::Action& action);
   Status drive();
   Status gather_for(Wants wants);
+  std::vector<int64_t> holders_of_copies() const {
+    return options_.replicas ? options_.replicas->holders() : std::vector<int64_t>();
+  }
   void ask(int64_t number);
   void give(const hosts::generation::Give& order);
   Status measure_hosts();

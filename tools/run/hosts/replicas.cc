@@ -235,6 +235,8 @@ Status Replicas::attach(Segment segment) {
   {
     const std::lock_guard lock(of_ward_);
     ward_spec_.reset();
+    holders_ = wants ? holders : std::vector<int64_t>();
+    for (int64_t k = 0; wants && !free && k < segment.hosts; ++k) holders_.push_back(buddy_of(k, segment.hosts));
     if (wants) {
       RT_TRY_SET(ward_spec_, ward_spec(segment.plan, segment.run, segment.place, segment.hosts));
       ward_place_ = ward_of(segment.place, segment.hosts, holders);
@@ -310,6 +312,8 @@ void Replicas::begin(int64_t epoch, PeerAddress buddy, const std::optional<ckpt:
 /// place of the one that is, when the next one comes.
 void Replicas::forget_all_but(const std::optional<ckpt::WholeSlot>& from) {
   const std::lock_guard lock(of_ward_);
+  agreed_ = false;
+  begun_from_ = from ? from->step : -1;
   if (!ward_) return;
   const std::vector<ckpt::SlotView> views = ward_->views();
   for (int64_t k = 0; k < std::ssize(views); ++k) {
@@ -318,6 +322,7 @@ void Replicas::forget_all_but(const std::optional<ckpt::WholeSlot>& from) {
 }
 
 void Replicas::agreed(int64_t step) {
+  agreed_ = true;
   const std::lock_guard lock(mutex_);
   if (!segment_) return;
   for (std::atomic<int64_t>& mark : segment_->arena.control().replica) {
@@ -350,6 +355,16 @@ Held Replicas::held() const {
     if (views[k].whole) out.whole.push_back({bank_of(k), views[k].incarnation, views[k].step});
   }
   return out;
+}
+
+std::vector<int64_t> Replicas::holders() const {
+  const bool free = are_free();
+  const std::lock_guard lock(of_ward_);
+  if (!ward_) return {};
+  const bool made = free && std::ranges::any_of(ward_->views(), [this](const ckpt::SlotView& one) {
+                      return one.whole && one.step > begun_from_;
+                    });
+  return made || agreed_ ? holders_ : std::vector<int64_t>();
 }
 
 bool Replicas::are_free() const {

@@ -108,6 +108,9 @@ class Replicas {
   void dropped(int64_t step);
 
   Held held() const;
+  /// By place, the place whose host holds the copy of its memory. Empty: no copies are kept, or none is complete yet of
+  /// a step that the ranks have made since begin(). Kept after detach(), for a host that leads next.
+  std::vector<int64_t> holders() const;
   /// Copies cost no byte of the network: ranks make them.
   bool are_free() const;
   /// Of the memory that this host's ranks put them in, to inherit; none: they make no copies.
@@ -168,10 +171,14 @@ class Replicas {
   std::mutex of_own_;                        // held while the memory of this host's ranks is read or filled here
   std::optional<cluster::Connection> link_;  // to the buddy; of the sender's thread
 
+  std::atomic<bool> agreed_ = false;  // on a step, since begin()
+
   mutable std::mutex of_ward_;  // of what follows: held while a copy is taken or given
   std::optional<ckpt::ArenaSpec> ward_spec_;
   std::optional<ckpt::Arena> ward_;  // of the ward's ranks
   int64_t ward_place_ = -1;
+  std::vector<int64_t> holders_;     // by place
+  int64_t begun_from_ = -1;          // the step of begin()
   std::vector<int64_t> ward_slots_;  // by slot of ward_: that of the bank that came; -1: ranks write it, of theirs
 };
 
