@@ -136,9 +136,8 @@ Result<int> submit(const std::vector<std::string>& words, std::string_view input
                fmt::format("{} ended with {}; what it says stands above", words[0], done.code)};
 }
 
-/// The Job owns what it needs, so that its end, however it comes, removes that too. A cluster where this may not be
-/// said keeps them until a person removes them.
-void adopt(const ClusterConfig& cluster, const nlohmann::json& objects, const std::string& owner) {
+/// The Job owns what it needs, so that its end, however it comes, removes that too. False: it does not own all.
+bool adopt(const ClusterConfig& cluster, const nlohmann::json& objects, const std::string& owner) {
   std::vector<std::string> ask = {"kubectl", "get", owner, "--output=jsonpath={.metadata.uid}"};
   if (!cluster.kubernetes.name_space.empty()) ask.insert(ask.end(), {"--namespace", cluster.kubernetes.name_space});
   const auto done = [](const Result<Submitted>& one) { return one.ok() && one.value().code == 0; };
@@ -148,8 +147,7 @@ void adopt(const ClusterConfig& cluster, const nlohmann::json& objects, const st
     for (const std::vector<std::string>& words : kubernetes_adoptions(objects, uid.value().output))
       adopted = done(run_with_input(words, "", Echo::kNo)) && adopted;
   }
-  if (adopted) return;
-  fmt::print(stderr, "warning: {} was submitted, and does not own its other objects: they stay after it\n", owner);
+  return adopted;
 }
 
 Result<int> launch_pods(const ClusterConfig& cluster, const TrainJob& job, bool dry_run) {
@@ -164,7 +162,15 @@ Result<int> launch_pods(const ClusterConfig& cluster, const TrainJob& job, bool 
   RT_TRY_SET(const std::string name, kubernetes_name(job.name, cluster));
   const std::string owner = kubernetes_owner(cluster, name);
   if (said.find(owner + " unchanged") == std::string::npos) {
-    adopt(cluster, objects, owner);
+    // A Job that was deleted just now owned objects of the same names. kubectl found them unchanged, and Kubernetes
+    // removes each that is not yet this Job's: what is gone is applied once more. An adopted one stays.
+    const auto again = [&] {
+      const Result<Submitted> applied = run_with_input({"kubectl", "apply", "-f", "-"}, text, Echo::kNo);
+      return applied.ok() && applied.value().code == 0 && adopt(cluster, objects, owner);
+    };
+    // A cluster where the patch is not allowed keeps them until a person removes them.
+    if (!adopt(cluster, objects, owner) && !again())
+      fmt::print(stderr, "warning: {} was submitted, and does not own its other objects: they stay after it\n", owner);
     return code;
   }
   return Error{

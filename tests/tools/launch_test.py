@@ -299,6 +299,23 @@ class LaunchTest(ProgramTest):
                 listed[place] = set(re.findall(r"`([^`]*)`", fields))
         self.assertEqual(listed, used)
 
+    def test_the_launch_applies_again_what_a_deleted_job_took_along(self):
+        # Kubernetes removes the Service of the deleted Job after `apply` has found it unchanged.
+        os.chmod(self.write("bin/kubectl", """#!/bin/sh
+echo "$1 $4" >> "$RECORD.calls"
+case "$1" in
+  apply) cat > /dev/null; : > "$RECORD.service.$(grep -c apply "$RECORD.calls")"; echo job.batch/mine created;;
+  get) printf 1-2;;
+  patch) [ "$2" != Service ] || [ -e "$RECORD.service.2" ] || { echo "services mine not found" >&2; exit 1; };;
+esac
+"""), 0o755)
+        self.cluster("kubernetes", self.PODS)
+        done = self.launch()
+        self.assertEqual(done.stdout, "job.batch/mine created\n")
+        self.assertEqual(done.stderr, "services mine not found\n")
+        self.assertEqual([line.split()[0] for line in self.recorded("calls").splitlines()],
+                         ["apply", "get", "patch", "patch"] * 2)
+
     def test_the_job_owns_what_was_submitted_with_it(self):
         self.cluster("kubernetes", self.PODS + ', namespace = "train"')
         done = self.launch(SAYS="job.batch/mine created", OTHERS_SAY="1-2")
