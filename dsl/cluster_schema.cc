@@ -264,11 +264,11 @@ std::vector<Field> pod_fields() {
           .like("\"training\""),
       kubernetes("scheduler", &KubernetesConfig::scheduler)
           .otherwise("")
-          .says("name of the scheduler that places the pods; default: the cluster's")
-          .like("\"my-scheduler\""),
+          .says("name of the scheduler that places the pods; default: the cluster's", "`volcano` gets a PodGroup.")
+          .like("\"volcano\""),
       kubernetes("queue", &KubernetesConfig::queue)
           .otherwise("")
-          .says("Kueue's LocalQueue, which admits all pods at once or none", "Default: no queue.")
+          .says("Kueue's LocalQueue, or Volcano's queue: it admits all pods at once or none", "Default: no queue.")
           .like("\"team-queue\""),
       kubernetes("rdma", &KubernetesConfig::rdma)
           .otherwise("")

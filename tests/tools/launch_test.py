@@ -287,7 +287,8 @@ class LaunchTest(ProgramTest):
     def test_the_fields_in_use_are_those_that_the_docs_list(self):
         used = {}
         for fields in ("", self.MORE_MOUNTS + self.FULL + ", restart_in_place = true",
-                       self.MORE_MOUNTS + self.FULL + ", jobset = true", ", share_nodes = true"):
+                       self.MORE_MOUNTS + self.FULL + ", jobset = true", ", share_nodes = true",
+                       self.MORE_MOUNTS + self.FULL.replace('"mine"', '"volcano"')):
             for item in self.objects(fields):
                 fields_of(item, item["kind"], used)
         page = (pathlib.Path(__file__).resolve().parents[2] / "docs/operations/cluster.md").read_text(encoding="utf-8")

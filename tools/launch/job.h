@@ -39,9 +39,9 @@ inline constexpr int kUnfinished = 75, kUnavailable = 69, kInUse = 73;
 /// The script for sbatch. Errors, of all three: kInvalidInput: a word that is not one line.
 Result<std::string> slurm_script(const ClusterConfig& cluster, const TrainJob& job);
 
-/// A List of ConfigMap, Service and Job, or of ConfigMap and JobSet. Errors, besides: a name that Kubernetes does not
-/// take; a run folder in no volume that all pods can write; files or host names beyond what objects may hold; less
-/// memory than /dev/shm.
+/// A List of ConfigMap, Service and Job, or of ConfigMap and JobSet; for Volcano a PodGroup after the ConfigMap.
+/// Errors, besides: a name that Kubernetes does not take; a run folder in no volume that all pods can write; files or
+/// host names beyond what objects may hold; less memory than /dev/shm.
 Result<nlohmann::json> kubernetes_objects(const ClusterConfig& cluster, const TrainJob& job);
 
 /// What the objects are called: of a run "GPT_1.3B" "gpt-1-3b".

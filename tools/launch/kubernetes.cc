@@ -25,6 +25,7 @@ constexpr size_t kMostConfigBytes = 250 * 1000;    // kubectl apply keeps all of
 constexpr size_t kMostArgumentBytes = 100 * 1000;  // Linux takes 128 KiB
 constexpr int64_t kMostPods = 100 * 1000;          // of an Indexed Job with backoffLimitPerIndex
 constexpr size_t kMostLabel = 63;
+constexpr std::string_view kVolcano = "volcano";                    // the scheduler's name
 constexpr const char *kReplicated = "hosts", *kInSet = "-hosts-0";  // of a JobSet: its Job is called NAME-hosts-0
 
 Error invalid(std::string message) { return {ErrorCode::kInvalidInput, std::move(message)}; }
@@ -157,6 +158,25 @@ json jobset_of(const json& metadata, const json& job_spec, const json& labels, i
   return {{"apiVersion", "jobset.x-k8s.io/v1alpha2"}, {"kind", "JobSet"}, {"metadata", metadata}, {"spec", spec}};
 }
 
+/// Volcano places the pods of a group together: none before all hosts that train have a node. A spare may come later.
+json pod_group_of(const ClusterConfig& cluster, const json& metadata) {
+  json spec = {{"minMember", cluster.hosts}};
+  if (!cluster.kubernetes.queue.empty()) spec["queue"] = cluster.kubernetes.queue;
+  if (!cluster.kubernetes.priority_class.empty()) spec["priorityClassName"] = cluster.kubernetes.priority_class;
+  return {{"apiVersion", "scheduling.volcano.sh/v1beta1"},
+          {"kind", "PodGroup"},
+          {"metadata", metadata},
+          {"spec", std::move(spec)}};
+}
+
+/// "Service", and of a group of kinds "PodGroup.v1beta1.scheduling.volcano.sh": others have kinds of that name too.
+std::string kind_for_kubectl(const json& object) {
+  const std::string version = object.at("apiVersion"), kind = object.at("kind");
+  const size_t slash = version.find('/');
+  return slash == version.npos ? kind
+                               : fmt::format("{}.{}.{}", kind, version.substr(slash + 1), version.substr(0, slash));
+}
+
 }  // namespace
 
 Result<std::string> kubernetes_name(const std::string& run_name, const ClusterConfig& cluster) {
@@ -206,14 +226,18 @@ Result<json> kubernetes_objects(const ClusterConfig& cluster, const TrainJob& jo
   json pod = pod_spec(cluster, job, words, {files.name, files.items}, own_labels, shm_bytes);
   json pod_metadata = {{"labels", labels}};
   for (const auto& one : pods.annotations) pod_metadata["annotations"][split_pair(one).first] = split_pair(one).second;
+  const bool volcano = pods.scheduler == kVolcano;
+  if (volcano) pod_metadata["annotations"]["scheduling.k8s.io/group-name"] = name;
   if (!pods.jobset) pod["subdomain"] = name;
   json spec = job_spec(cluster, pod, pod_metadata);
   const auto remove_after_s = static_cast<int64_t>(std::ceil(pods.remove_after_s));
   json job_metadata = metadata;
-  if (!pods.queue.empty()) job_metadata["labels"]["kueue.x-k8s.io/queue-name"] = pods.queue;
+  if (!pods.queue.empty() && !volcano) job_metadata["labels"]["kueue.x-k8s.io/queue-name"] = pods.queue;
+  json items = json::array({files.config_map});
+  if (volcano) items.push_back(pod_group_of(cluster, metadata));
   if (pods.jobset) {
-    const json set = jobset_of(job_metadata, spec, labels, remove_after_s);
-    return json{{"apiVersion", "v1"}, {"kind", "List"}, {"items", {files.config_map, set}}};
+    items.push_back(jobset_of(job_metadata, spec, labels, remove_after_s));
+    return json{{"apiVersion", "v1"}, {"kind", "List"}, {"items", std::move(items)}};
   }
   if (remove_after_s > 0) spec["ttlSecondsAfterFinished"] = remove_after_s;
   const json job_object = {
@@ -225,7 +249,9 @@ Result<json> kubernetes_objects(const ClusterConfig& cluster, const TrainJob& jo
                          {{"clusterIP", "None"},
                           {"publishNotReadyAddresses", true},  // or names would wait for pods that wait for names
                           {"selector", own_labels}}}};
-  return json{{"apiVersion", "v1"}, {"kind", "List"}, {"items", {files.config_map, service, job_object}}};
+  items.push_back(service);
+  items.push_back(job_object);
+  return json{{"apiVersion", "v1"}, {"kind", "List"}, {"items", std::move(items)}};
 }
 
 std::vector<std::vector<std::string>> kubernetes_adoptions(const json& objects, const std::string& uid) {
@@ -242,7 +268,7 @@ std::vector<std::vector<std::string>> kubernetes_adoptions(const json& objects, 
     std::vector<std::string> words = {"kubectl", "patch"};
     if (metadata.contains("namespace")) words.insert(words.end(), {"--namespace", metadata.at("namespace")});
     words.insert(words.end(),
-                 {items[k].at("kind"), metadata.at("name"), "--type=merge", "--patch=" + json_text(patch)});
+                 {kind_for_kubectl(items[k]), metadata.at("name"), "--type=merge", "--patch=" + json_text(patch)});
     out.push_back(std::move(words));
   }
   return out;

@@ -365,6 +365,37 @@ exit "$code"
     CHECK(kubernetes_objects(c, j).ok());
   }
 
+  TEST_CASE("Volcano gets a PodGroup of the hosts that train, to which each pod belongs") {
+    ClusterConfig c = cluster(Launcher::kKubernetes);
+    CHECK(pods(c, job()).size() == 3);
+    c.kubernetes.scheduler = "volcano";
+    c.kubernetes.name_space = "train";
+    c.kubernetes.annotations = {"a/b=c"};
+    SUBCASE("a Job has a queue and a priority") {
+      c.kubernetes.queue = "team-queue";
+      c.kubernetes.priority_class = "high";
+    }
+    SUBCASE("a JobSet has neither") { c.kubernetes.jobset = true; }
+    const json objects = kubernetes_objects(c, job()).value(), items = objects.at("items");
+    REQUIRE(items.size() == (c.kubernetes.jobset ? 3 : 4));
+    const json& group = items[1];
+    CHECK(group.at("apiVersion") == "scheduling.volcano.sh/v1beta1");
+    CHECK(group.at("kind") == "PodGroup");
+    CHECK(group.at("metadata").at("name") == "mine");
+    CHECK(group.at("metadata").at("namespace") == "train");
+    CHECK(group.at("spec") == (c.kubernetes.jobset
+                                   ? json{{"minMember", 4}}
+                                   : json{{"minMember", 4}, {"queue", "team-queue"}, {"priorityClassName", "high"}}));
+    const json& owner = items.back();
+    CHECK(!owner.at("metadata").at("labels").contains("kueue.x-k8s.io/queue-name"));
+    json spec = owner.at("spec");
+    if (c.kubernetes.jobset) spec = json(spec.at("replicatedJobs")[0].at("template").at("spec"));
+    CHECK(spec.at("template").at("metadata").at("annotations") ==
+          json{{"a/b", "c"}, {"scheduling.k8s.io/group-name", "mine"}});
+    CHECK(spec.at("template").at("spec").at("schedulerName") == "volcano");
+    CHECK(kubernetes_adoptions(objects, "1-2")[1][4] == "PodGroup.v1beta1.scheduling.volcano.sh");
+  }
+
   TEST_CASE("the other objects are made the property of the Job, each in its namespace") {
     ClusterConfig c = cluster(Launcher::kKubernetes);
     c.kubernetes.name_space = "train";
