@@ -1,5 +1,6 @@
 """tools/package: the folder that it makes runs where nothing of the build is, and takes nothing from elsewhere but glibc."""
 
+import gzip
 import os
 import pathlib
 import re
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import unittest
 
@@ -39,7 +41,8 @@ class PackageTest(unittest.TestCase):
         scratch.mkdir(exist_ok=True)
         cls.scratch = pathlib.Path(tempfile.mkdtemp(prefix="package-", dir=scratch))
         cls.addClassCleanup(shutil.rmtree, cls.scratch)
-        done = subprocess.run([ROOT / "tools/package", "--build", PROGRAM.parent, "--out", cls.scratch / "first"],
+        done = subprocess.run([ROOT / "tools/package", "--build", PROGRAM.parent, "--out", cls.scratch / "first",
+                               "--wheel", "--deb"],
                               capture_output=True, text=True)
         if done.returncode == 1 and "build it again" in done.stderr and os.environ.get("CI") != "true":
             raise unittest.SkipTest(done.stderr)  # a commit since the build
@@ -48,7 +51,9 @@ class PackageTest(unittest.TestCase):
         run("tar", "-C", cls.scratch, "-xf", cls.archive)
         cls.folder = cls.scratch / "another name"
         (cls.scratch / cls.archive.name.removesuffix(".tar.gz")).rename(cls.folder)
-        shutil.move(cls.archive, cls.scratch)
+        for path in (cls.archive, *cls.archive.parent.glob("*.whl"), *cls.archive.parent.glob("*.deb")):
+            shutil.move(path, cls.scratch)
+        (cls.wheel,), (cls.deb,) = cls.scratch.glob("*.whl"), cls.scratch.glob("*.deb")
         shutil.rmtree(cls.scratch / "first")
         cls.archive = cls.scratch / cls.archive.name
         cls.cairn = cls.folder / "bin/cairn"
@@ -174,10 +179,55 @@ class PackageTest(unittest.TestCase):
         self.assertNotIn(".debug_line", run("readelf", "--sections", "--wide", self.cairn).stdout)
 
     def test_a_second_package_has_the_same_bytes(self):
-        again = run(ROOT / "tools/package", "--build", PROGRAM.parent, "--out", self.scratch / "again").stdout
+        again = run(ROOT / "tools/package", "--build", PROGRAM.parent, "--out", self.scratch / "again", "--wheel", "--deb").stdout
         again = pathlib.Path(again.splitlines()[-1])
         self.assertEqual(again.name, self.archive.name)
-        self.assertTrue(again.read_bytes() == self.archive.read_bytes())
+        for first in (self.archive, self.wheel, self.deb):
+            self.assertTrue((again.parent / first.name).read_bytes() == first.read_bytes(), first.name)
+
+    def test_a_wheel_puts_program_and_module_into_an_environment(self):
+        place = self.scratch / "environment"
+        # numpy is Debian's; nothing is fetched.
+        done = subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", place], capture_output=True, text=True)
+        if done.returncode and os.environ.get("CI") != "true":
+            self.skipTest(done.stdout)  # without python3-venv
+        self.assertEqual(done.returncode, 0, done.stdout)
+        run(place / "bin/pip", "install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check", self.wheel)
+        self.assertEqual(run(place / "bin/cairn", "--version").stdout, run(PROGRAM, "--version").stdout)
+        self.assertEqual(run(place / "bin/cairn", "no-such-command", code=2).stdout, "")
+        script = self.scratch / "use.py"
+        script.write_text(textwrap.dedent("""\
+            import pathlib, subprocess, sys
+            import cairn
+            golden, out = sys.argv[1:]
+            steps = cairn.open(golden)
+            tensors = dict(steps.checkpoint())
+            written = cairn.write(out, 7, tensors, like=steps.checkpoint())
+            subprocess.run([cairn.program(), "ckpt", "verify", written], check=True, stdout=subprocess.DEVNULL)
+            mapped = {line.split()[-1] for line in open("/proc/self/maps") if "libxxhash" in line or "libzstd" in line}
+            assert mapped and all(path.startswith(str(pathlib.Path(cairn.__file__).parent)) for path in mapped), mapped
+            print(len(tensors), written.name)
+            """))
+        said = run(place / "bin/python", script, ROOT / "tests/golden/checkpoint-v1-cold", self.scratch / "written", cwd=self.scratch)
+        self.assertRegex(said.stdout, r"^\d step-00000007\n$")
+
+    def test_a_debian_package_needs_glibc_alone_and_runs_where_it_is_unpacked(self):
+        place = self.scratch / "system"
+        run("dpkg-deb", "--extract", self.deb, place)
+        fields = dict(line.split(": ", 1) for line in run("dpkg-deb", "--field", self.deb).stdout.splitlines() if ": " in line)
+        oldest = re.search(r"glibc([\d.]+)\.tar", self.archive.name)[1]
+        self.assertEqual(fields["Depends"], f"libc6 (>= {oldest})")
+        self.assertEqual(fields["Version"], self.wheel.name.split("-")[1])
+        self.assertEqual(run(place / "usr/bin/cairn", "--version").stdout, run(PROGRAM, "--version").stdout)
+        found = re.findall(r"=> (/.+) \(0x", run("ldd", place / "usr/lib/cairn/bin/cairn").stdout)
+        theirs = [path for path in found if not os.path.realpath(path).startswith(f"{place}/usr/lib/cairn/lib/")]
+        self.assertEqual([p for p in theirs if not GLIBC.fullmatch(os.path.basename(p)) and not UCX_MODULE.search(p)], [])
+        (self.scratch / "sums").write_text(run("dpkg-deb", "--info", self.deb, "md5sums").stdout)
+        run("md5sum", "--check", "--quiet", self.scratch / "sums", cwd=place)
+        page = gzip.decompress((place / "usr/share/man/man1/cairn.1.gz").read_bytes()).decode()
+        self.assertIn("ckpt", page)
+        owners = run("dpkg-deb", "--contents", self.deb).stdout.splitlines()
+        self.assertEqual([line for line in owners if "root/root" not in line], [])
 
 
 class RefusalTest(unittest.TestCase):

@@ -12,7 +12,7 @@
 import importlib
 
 _WHERE = {"open": "reader", "Checkpoint": "reader", "Steps": "reader", "metrics": "runs", "events": "runs", "write": "writer",
-          "program": "program", "CairnError": "errors", "Damaged": "errors"}
+          "program": "launcher", "CairnError": "errors", "Damaged": "errors"}
 __all__ = list(_WHERE)
 
 

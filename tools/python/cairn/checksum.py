@@ -5,7 +5,7 @@ import ctypes
 import numpy
 
 from .errors import demand
-from .program import library
+from .launcher import library
 
 
 def _address(data):

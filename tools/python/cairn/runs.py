@@ -1,4 +1,4 @@
-"""What a run has written about itself."""
+"""Reads the metrics and the events of a run."""
 
 import json
 import math
