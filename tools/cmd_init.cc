@@ -1,4 +1,4 @@
-// cairn init [DIR]: a recipe to start from and what an editor needs to check and complete it.
+// cairn init [DIR] [--demo]: a recipe to start from and what an editor needs to check and complete it.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 
 struct InitArgs {
   std::string folder = ".";
-  bool force = false;
+  bool force = false, demo = false;
   std::string from;  // a Hugging Face folder
 };
 
@@ -59,6 +59,31 @@ return T.recipe {
   },
 
   checkpoint = T.checkpoint { save = { T.every { steps = 100 } }, keep = { T.last(2) } },
+}
+)lua";
+
+constexpr const char* kDemoRecipe =
+    R"lua(-- Learns sums in words: half a minute on one core. `cairn init` without --demo writes a larger one.
+local T = require "cairn"
+
+return T.recipe {
+  name = "demo",
+  seed = 1,
+  stop = T.steps(1000),
+
+  model = T.gpt { layers = 2, width = 64, heads = 2, context = 64, vocab = 256 },
+  tokenizer = T.bytes,
+  data = T.megatron { prefix = "data/text", split = { 95, 5 } },
+
+  batch = { samples = 16, micro = 16 },
+  optimizer = T.adamw {
+    peak_lr = 3e-3,
+    lr = T.schedule { T.warmup { over = T.fraction(0.1) }, T.cosine { to = T.ref "optimizer.peak_lr" * 0.1 } },
+    clip = 1.0,
+  },
+  eval = { at = T.every { steps = 250 }, steps = 2 },
+
+  checkpoint = T.checkpoint { save = { T.every { steps = 250 } }, keep = { T.last(2) } },
 }
 )lua";
 
@@ -117,6 +142,27 @@ std::string sample_text(const Recipe& recipe) {
                 parts = recipe.model.context > kLongContext ? 2 : 10;
   std::string out = text;
   while (std::ssize(out) < batch * parts * kBytesOfToken) out += text;
+  return out;
+}
+
+/// All sums of two numbers from zero to ninety-nine in words, in an order that looks like none: a text by rule.
+std::string demo_text() {
+  constexpr const char* kOnes[] = {"zero",     "one",     "two",     "three",     "four",     "five",    "six",
+                                   "seven",    "eight",   "nine",    "ten",       "eleven",   "twelve",  "thirteen",
+                                   "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"};
+  constexpr const char* kTens[] = {"twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"};
+  const auto words = [&](int number) {
+    std::string out;
+    if (number >= 100) out = "one hundred ";
+    number %= 100;
+    if (number < 20) return out + kOnes[number];
+    out += kTens[number / 10 - 2];
+    return number % 10 == 0 ? out : out + "-" + kOnes[number % 10];
+  };
+  constexpr int kPairs = 10000, kStride = 7919;  // a prime that visits each pair once
+  std::string out;
+  for (int i = 0, pair = 0; i < kPairs; ++i, pair = (pair + kStride) % kPairs)
+    out += fmt::format("{} plus {} is {}.\n", words(pair / 100), words(pair % 100), words(pair / 100 + pair % 100));
   return out;
 }
 
@@ -191,6 +237,10 @@ Result<int> init(const InitArgs& args) {
   const bool here = folder.empty() || fs::equivalent(folder, ".", ignored);
   std::string sample = dsl::reference_markdown(), text = kRecipe,
               first = fmt::format("cairn data tokenize {} --out data/text", kSample);
+  if (args.demo) {
+    sample = demo_text();
+    text = kDemoRecipe;
+  }
   if (!args.from.empty()) {
     // The recipe is used in its own folder, where a path from here may lead elsewhere.
     RT_TRY_SET(const Recipe recipe,
@@ -225,6 +275,10 @@ Result<int> init(const InitArgs& args) {
     fmt::print("wrote {}\n", file.path.lexically_normal().string());
   }
   std::vector<std::string> next = {first, "cairn check train.lua", "cairn plan train.lua", "cairn train train.lua"};
+  if (args.demo) {
+    next = {first, "cairn train train.lua --nproc 1 --threads 1 --run runs/demo",
+            "cairn generate runs/demo --prompt 'seven plus two is' --tokens 20", "cairn report runs/demo"};
+  }
   if (!here) next.insert(next.begin(), "cd " + shell_word(folder.lexically_normal().string()));
   fmt::print("next:  {}\n{} is a text to try with; name text files of your own instead\n", fmt::join(next, "\n       "),
              kSample);
@@ -240,6 +294,8 @@ void add_init(CLI::App& app, Session& session) {
   command->add_option("DIR", args->folder, "folder to write to (default: the current one)");
   command->add_option("--from", args->from, "a Hugging Face folder: the recipe tunes its model, from its weights")
       ->type_name("HF_DIR");
+  command->add_flag("--demo", args->demo, "a tiny model and a text of sums: trained in less than a minute")
+      ->excludes("--from");
   command->add_flag("--force", args->force, "replace files that differ");
   command->footer(
       "Exit codes: 0 done, 2 a file that differs is there (--force replaces it) or the model of --from is not known, "
@@ -248,6 +304,7 @@ void add_init(CLI::App& app, Session& session) {
       "Examples:\n"
       "  cairn init\n"
       "  cairn init mine --force\n"
+      "  cairn init demo --demo\n"
       "  cairn init tune --from models/llama");
   command->callback([args, &session] { session.action = [args] { return init(*args); }; });
 }

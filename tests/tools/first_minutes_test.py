@@ -65,6 +65,24 @@ class FirstMinutesTest(ProgramTest):
             self.assertIn("done: 3 steps", done.stdout)
             self.assertTrue(os.path.exists(self.path(f"{folder}/data/text.idx")))
 
+    def test_a_demo_learns_its_text_by_the_commands_that_it_prints(self):
+        said = self.cairn("init", "demo", "--demo").stdout
+        lines = [line.strip() for line in said.split("next:")[1].splitlines()][:-1]
+        self.assertEqual([line.split()[:2] for line in lines[1:]],
+                         [["cairn", "data"], ["cairn", "train"], ["cairn", "generate"], ["cairn", "report"]])
+        lines[2] += " --set 'stop=T.steps(100)'"
+        script = "\n".join(["set -e", f"cairn() {{ '{self.program}' \"$@\"; }}", *lines])
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, cwd=self.folder.name, timeout=100,
+                              stdin=subprocess.DEVNULL)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        with open(self.path("demo/runs/demo/metrics.jsonl")) as f:
+            self.assertLess(json.loads(f.readlines()[-1])["loss"], 1.6)  # 5.5 at first; by the frequency of bytes: 2.9
+        with open(self.path("demo/data/sample.txt")) as f:
+            text = f.read()
+        self.assertEqual(len(set(text.splitlines())), 10000)
+        self.assertIn("\nninety-nine plus two is one hundred one.\n", text)
+        self.assertIn("--from excludes --demo", self.cairn("init", "x", "--demo", "--from", "y", code=2).stderr)
+
     def test_init_keeps_a_text_that_took_the_place_of_its_sample(self):
         self.write("data/sample.txt", "mine\n")
         self.cairn("init")
