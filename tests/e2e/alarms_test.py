@@ -2,9 +2,7 @@
 on."""
 
 import json
-import os
 import random
-import signal
 
 from harness import RunTest, main, write_pair
 
@@ -26,16 +24,16 @@ class Alarms(RunTest):
         self.train(self.small(), "quiet", *window)
         self.assertEqual(self.alarms("quiet"), [])
         # The same until step 150, and killed in the trouble: a step that is done again raises no alarm.
-        job = self.start(self.small(), "jump", *window, "--set", f"optimizer.lr={JUMP}", "--set",
-                         "checkpoint.snapshot=T.every { steps = 8 }")
-        self.until_step("jump", 157, job)
-        os.kill(job.children()[0], signal.SIGKILL)
-        self.finish(job)
+        job = self.train(self.small(), "jump", *window, "--set", f"optimizer.lr={JUMP}", "--set",
+                         "checkpoint.snapshot=T.every { steps = 8 }", "--kill", "0@157")
+        self.assertEqual(len(self.events("jump", "failure")), 1)
         told = self.alarms("jump")
         first = told[0]
         self.assertIn(first["step"], range(150, 156), told)
         self.assertEqual(first["event"], "outlier")
-        (divergence,) = [event for event in told if event["event"] == "divergence"]
+        divergences = [event for event in told if event["event"] == "divergence"]
+        self.assertEqual(len(divergences), 1, told)
+        divergence = divergences[0]
         self.assertIn(divergence["step"], range(153, 159), told)
         self.assertEqual(divergence["onset"], first["step"])
         steps = [event["step"] for event in told]

@@ -100,6 +100,9 @@ class Trace(RunTest):
         recipe = self.recipe(steps=12, tp=1, pp=2, dp=2, sp="false", save=4)
         job = self.train(recipe, "run", "--peak-tflops", "0.5")
         self.assertRegex(job.output(), r"mfu [\d.]+%")
+        parts = sum(sum(line["split_ms"].values()) for line in self.metrics("run").values())
+        begin, end = (self.events("run", kind)[0]["time"] for kind in ("start", "end"))
+        self.assertLessEqual(parts, 1000 * (end - begin))  # each moment counts once
         for step, line in self.metrics("run").items():
             split = line["split_ms"]
             self.assertEqual(set(split), PHASES)
@@ -108,8 +111,7 @@ class Trace(RunTest):
             self.assertGreater(split["forward"], 0)
             self.assertGreater(split["backward"], 0)
             self.assertGreater(split["optimizer"], 0)
-            inside = sum(split[p] for p in ("data", "forward", "backward", "pipeline", "reduce", "optimizer"))
-            self.assertLessEqual(inside, line["step_ms"] * 1.001 + sum(split[p] for p in ("other", "checkpoint")) + 1)
+            self.assertGreaterEqual(sum(split.values()), line["step_ms"] * 0.999, step)  # from one line to the next
             self.assertAlmostEqual(line["mfu"], line["tflops"] / (4 * 0.5), places=6)
         events = b"".join(p.read_bytes() for p in (self.folder / "run" / "tensorboard").iterdir())
         for tag in (b"time/forward_ms", b"time/reduce_ms", b"speed/mfu", b"speed/model_tflops"):
