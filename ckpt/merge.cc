@@ -193,8 +193,7 @@ std::string Merge::origin() const {
     of.push_back(fmt::format("{} x {:.6g}", inputs_[bases_ + i].name(), weight));
   }
   if (reads_density(rule_.method)) notes.push_back(fmt::format("density {:.6g}", fmt::join(rule_.densities, ", ")));
-  if (rule_.method == MergeMethod::kDareLinear || rule_.method == MergeMethod::kDareTies)
-    notes.push_back(fmt::format("seed {}", rule_.seed));
+  if (draws(rule_.method)) notes.push_back(fmt::format("seed {}", rule_.seed));
   if (bases_ > 0 && rule_.lambda != 1) notes.push_back(fmt::format("lambda {:.6g}", rule_.lambda));
   if (rule_.normalize != normalizes(rule_.method))
     notes.push_back(rule_.normalize ? "divided by the weights" : "not divided by the weights");

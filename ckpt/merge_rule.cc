@@ -19,7 +19,6 @@ constexpr double kNoDivisor = 1e-8;
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
-bool draws(MergeMethod method) { return method == MergeMethod::kDareLinear || method == MergeMethod::kDareTies; }
 bool agrees_on_sign(MergeMethod method) { return method == MergeMethod::kTies || method == MergeMethod::kDareTies; }
 
 /// Orders magnitudes as numbers; what is no number comes above all.
@@ -45,6 +44,7 @@ std::string_view merge_method_name(MergeMethod method) {
   return "";
 }
 
+bool draws(MergeMethod method) { return method == MergeMethod::kDareLinear || method == MergeMethod::kDareTies; }
 bool needs_base(MergeMethod method) { return method != MergeMethod::kLinear && method != MergeMethod::kSlerp; }
 bool reads_density(MergeMethod method) { return method == MergeMethod::kTies || draws(method); }
 bool normalizes(MergeMethod method) { return method == MergeMethod::kLinear || method == MergeMethod::kTies; }

@@ -29,6 +29,7 @@ enum class MergeMethod {
 std::string_view merge_method_name(MergeMethod method);
 bool needs_base(MergeMethod method);     // task vectors are taken from one
 bool reads_density(MergeMethod method);  // drops elements of task vectors
+bool draws(MergeMethod method);          // which, by a seed
 bool normalizes(MergeMethod method);     // by default
 
 struct MergeRule {

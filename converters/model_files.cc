@@ -75,7 +75,7 @@ class Gatherer {
   /// The folder of the Hub's cache that a name stood for when the checkpoint's run began, by hub.json of the run.
   static fs::path hub_origin(const std::string& name, const fs::path& checkpoint) {
     const Result<std::string> record =
-        read_text_file(checkpoint.parent_path().parent_path() / "hub.json", kMaxKeptBytes);
+        read_text_file(checkpoint.parent_path().parent_path() / kHubRecord, kMaxKeptBytes);
     if (!record.ok()) return {};
     const nlohmann::json kept = json_or_nothing(record.value());
     const fs::path folder = json_string(kept, "folder");

@@ -19,6 +19,10 @@
 
 namespace cairn::convert {
 
+/// In a run's folder: the model of the Hub that the run began with, as "given" in the recipe, and the "folder" of the
+/// Hub's cache with the files of that commit. Written by tools/init_options.h.
+inline constexpr const char* kHubRecord = "hub.json";
+
 struct ModelFilesOptions {
   /// A Hugging Face folder whose family, token ids and tokenizer files are taken, or one with a tokenizer only; empty:
   /// those that the checkpoint keeps, else the recipe's.

@@ -61,14 +61,14 @@ Result<ckpt::MergeRule> rule_of(const MergeArgs& args, size_t sources) {
   for (const ckpt::MergeMethod method : kMethods) {
     if (ckpt::merge_method_name(method) == args.method) rule.method = method;
   }
-  const bool draws = rule.method == ckpt::MergeMethod::kDareLinear || rule.method == ckpt::MergeMethod::kDareTies;
   const bool slerp = rule.method == ckpt::MergeMethod::kSlerp;
   const bool task = ckpt::needs_base(rule.method);
   for (const auto& [flag, given, reads] :
        {std::tuple{"--weights", !args.weights.empty(), !slerp},
         std::tuple{"--density", !args.densities.empty(), ckpt::reads_density(rule.method)},
         std::tuple{"--lambda", args.lambda.has_value(), task}, std::tuple{"--t", args.t.has_value(), slerp},
-        std::tuple{"--seed", args.seed.has_value(), draws}, std::tuple{"--normalize", !args.normalize.empty(), !slerp},
+        std::tuple{"--seed", args.seed.has_value(), ckpt::draws(rule.method)},
+        std::tuple{"--normalize", !args.normalize.empty(), !slerp},
         std::tuple{"--moments", args.moments != "drop", rule.method == ckpt::MergeMethod::kLinear}}) {
     if (given && !reads)
       return Error{ErrorCode::kInvalidInput, fmt::format("{}: {} does not read it; leave it out", flag, args.method)};

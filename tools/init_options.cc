@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ckpt/format/names.h"
+#include "converters/model_files.h"
 #include "runtime/core/new_file.h"
 #include "runtime/hub/name.h"
 #include "runtime/json/json.h"
@@ -30,13 +31,11 @@ constexpr std::array<std::pair<const char*, Patterns>, 4> kPatterns = {{{"only",
                                                                         {"allow_missing", &InitConfig::allow_missing},
                                                                         {"allow_extra", &InitConfig::allow_extra}}};
 
-constexpr const char* kHubRecord = "hub.json";  // in the run's folder: what a name of a Hub stood for at its start
-
 /// The folder that `path` stands for. A run that has begun once keeps the commit, wherever the branch is now.
 Result<std::string> begun_with(const std::string& path, hub::Bare bare, const fs::path& run, HubPending* pending) {
   RT_TRY_SET(const std::optional<hub::Name> name, hub::find_name(path, bare));
   if (!name) return path;
-  const fs::path record = run / kHubRecord;
+  const fs::path record = run / convert::kHubRecord;
   std::string wanted = path;
   std::error_code error;
   if (fs::exists(record, error)) {
@@ -119,7 +118,7 @@ Status keep_hub_commit(const std::string& named, const InitConfig& init, const f
   const std::string commit = fs::path(init.path).filename().string();
   if (!name || !hub::is_commit(commit)) return {};  // or the run has resumed
   return place_file(
-      run / kHubRecord,
+      run / convert::kHubRecord,
       json_text(json{{"name", name->text()}, {"given", named}, {"commit", commit}, {"folder", init.path}}) + "\n");
 }
 

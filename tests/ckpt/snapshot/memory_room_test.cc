@@ -9,16 +9,23 @@
 using namespace cairn::ckpt;
 namespace fs = std::filesystem;
 
+namespace {
+
+/// Files as /proc and /sys/fs/cgroup have them.
+struct Machine {
+  const cairn::testing::TempDir dir{"memory-room"};
+
+  void write(const fs::path& path, const char* text) const {
+    fs::create_directories((dir.path / path).parent_path());
+    std::ofstream(dir.path / path) << text;
+  }
+  int64_t room(int64_t freed = 0) const { return available_memory(freed, dir.path / "proc", dir.path / "groups"); }
+};
+
+}  // namespace
+
 TEST_SUITE("ckpt/snapshot/memory_room") {
-  TEST_CASE("the least of what the machine and the control groups leave") {
-    const cairn::testing::TempDir dir("memory-room");
-    const auto write = [&](const fs::path& path, const char* text) {
-      fs::create_directories((dir.path / path).parent_path());
-      std::ofstream(dir.path / path) << text;
-    };
-    const auto room = [&](int64_t freed = 0) {
-      return available_memory(freed, dir.path / "proc", dir.path / "groups");
-    };
+  TEST_CASE_FIXTURE(Machine, "the least of what the machine and the control groups leave") {
     CHECK(room() == INT64_MAX);
     write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    1000 kB\nSwapFree: 24 kB\n");
     CHECK(room() == 1024 * 1024);
@@ -47,19 +54,15 @@ TEST_SUITE("ckpt/snapshot/memory_room") {
     CHECK(room() == 0);
   }
 
-  TEST_CASE("page cache that came after the sum of what is used was read leaves a group its whole limit") {
-    const cairn::testing::TempDir dir("memory-room");
-    const auto write = [&](const fs::path& path, const char* text) {
-      fs::create_directories((dir.path / path).parent_path());
-      std::ofstream(dir.path / path) << text;
-    };
+  TEST_CASE_FIXTURE(Machine,
+                    "page cache that came after the sum of what is used was read leaves a group its whole limit") {
     write("proc/meminfo", "MemAvailable: 1000 kB\n");
     write("proc/self/cgroup", "4:memory:/a\n");
     write("groups/memory/a/memory.usage_in_bytes", "100000\n");
     write("groups/memory/a/memory.stat", "total_inactive_file 90000\ntotal_active_file 20000\n");
     write("groups/memory/a/memory.limit_in_bytes", "9223372036854771712\n");  // v1's word for no limit
-    CHECK(available_memory(0, dir.path / "proc", dir.path / "groups") == 1000 * 1024);
+    CHECK(room() == 1000 * 1024);
     write("groups/memory/a/memory.limit_in_bytes", "300000\n");
-    CHECK(available_memory(0, dir.path / "proc", dir.path / "groups") == 300'000);
+    CHECK(room() == 300'000);
   }
 }
