@@ -793,8 +793,10 @@ void add_convert(CLI::App& app, Session& session) {
           "for FSDP2, by Hugging Face's names, with optimizer; gguf: one file for llama.cpp; default: what SRC "
           "is not")
       ->check(CLI::IsMember({"hf", "cairn", "dcp", "gguf"}));
-  command->add_flag("--check", options->check,
-                    "write nothing: family, parameters, what maps where, what is missing, extra or oddly shaped");
+  command->add_flag(
+      "--check", options->check,
+      "write nothing (files of a model of the Hub go to its cache): family, parameters, what maps where, what is "
+      "missing, extra or oddly shaped");
   add_import_options(*command, *options);
   add_export_options(*command, *options);
   add_shared_options(*command, *options, true, session);
