@@ -11,7 +11,7 @@
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/store/io_backend.h"
 #include "ckpt/tensors/stats.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
 

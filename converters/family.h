@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"

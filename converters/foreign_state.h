@@ -11,7 +11,7 @@
 
 #include "converters/flat_tensors.h"
 #include "converters/training_state.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/optimizer.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
 #include "runtime/optim/loss_scale.h"

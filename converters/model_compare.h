@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 
 namespace cairn::convert {
 

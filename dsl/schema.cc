@@ -3,6 +3,7 @@
 #include <map>
 
 #include "dsl/schema_words.h"
+#include "runtime/config/recipe.h"
 #include "runtime/core/check.h"
 #include "runtime/json/json.h"
 

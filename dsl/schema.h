@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "dsl/words.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/span.h"
 
 namespace cairn::dsl {
 

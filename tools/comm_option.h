@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/numbers.h"
 #include "runtime/core/result.h"
 
 namespace CLI {

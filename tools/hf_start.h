@@ -2,7 +2,7 @@
 // A run that begins with the weights of a Hugging Face folder (T.hf in a recipe): the folder as ckpt::ForeignWeights.
 
 #include "ckpt/foreign.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 
 namespace cairn::tools {
 

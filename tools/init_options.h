@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/checkpoint.h"
 #include "runtime/core/result.h"
 
 namespace CLI {

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/layout.h"
 #include "runtime/core/result.h"
 
 namespace cairn::tools {

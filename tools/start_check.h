@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "ckpt/snapshot/arena.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/checkpoint.h"
+#include "runtime/config/data.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
 #include "tools/planner/course.h"

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/numbers.h"
 #include "runtime/core/result.h"
 #include "runtime/trainer/tuning.h"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "ckpt/format/manifest.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/checkpoint.h"
 #include "runtime/core/glob.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/model_tensors.h"

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "ckpt/retention/catalog.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/checkpoint.h"
 #include "runtime/core/result.h"
 
 namespace cairn::ckpt {

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/data.h"
 #include "runtime/data/dataset.h"
 
 namespace cairn::data {

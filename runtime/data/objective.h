@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <span>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/data.h"
 #include "runtime/data/dataset.h"
 
 namespace cairn::data {

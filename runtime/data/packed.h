@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/data.h"
 #include "runtime/core/result.h"
 #include "runtime/data/loss_spans.h"
 #include "runtime/data/token_file.h"

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/data.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
 #include "runtime/data/chat_encode.h"

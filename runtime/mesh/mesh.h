@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "runtime/config/mistake.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/layout.h"
 #include "runtime/core/result.h"
 
 namespace cairn {

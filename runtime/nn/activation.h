@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 #include "runtime/kernels/ops.h"
 
 namespace cairn::nn {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 #include "runtime/nn/parameters.h"
 #include "runtime/nn/tree_sum.h"
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 
 namespace cairn::nn {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 #include "runtime/nn/scratch.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/model_tensors.h"

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/optimizer.h"
 #include "runtime/core/result.h"
 
 namespace cairn::optim {

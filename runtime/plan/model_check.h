@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "runtime/config/mistake.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 
 namespace cairn {
 

@@ -35,7 +35,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 #include "runtime/core/shape.h"
 
 namespace cairn {

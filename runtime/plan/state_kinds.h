@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/optimizer.h"
 #include "runtime/plan/model_tensors.h"
 
 namespace cairn {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/data.h"
 #include "runtime/core/result.h"
 #include "runtime/text/beside.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/numbers.h"
 #include "runtime/core/result.h"
 #include "tools/planner/calibration.h"
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/agent.h"
 #include "runtime/core/result.h"
 #include "tools/track/reader.h"
 

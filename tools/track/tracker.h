@@ -13,7 +13,7 @@
 #include <functional>
 #include <string>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/agent.h"
 #include "runtime/core/result.h"
 #include "tools/track/service.h"
 

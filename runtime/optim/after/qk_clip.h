@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 #include "runtime/kernels/head_clip.h"
 #include "runtime/optim/walk/state_walk.h"
 

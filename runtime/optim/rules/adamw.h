@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/optimizer.h"
 #include "runtime/kernels/adamw.h"
 #include "runtime/optim/rules/groups.h"
 #include "runtime/optim/rules/update.h"

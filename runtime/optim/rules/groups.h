@@ -1,7 +1,7 @@
 #pragma once
 // What the recipe's parameter groups mean for one tensor.
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/optimizer.h"
 #include "runtime/plan/model_tensors.h"
 
 namespace cairn::optim {

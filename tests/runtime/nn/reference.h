@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/model.h"
 #include "runtime/kernels/dropout.h"
 
 namespace cairn::nn::testing {

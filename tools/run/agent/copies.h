@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "ckpt/mirror/place.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/checkpoint.h"
 #include "runtime/core/result.h"
 #include "tools/run/agent/callbacks.h"
 #include "tools/run/agent/helper.h"

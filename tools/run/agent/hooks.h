@@ -15,7 +15,8 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/agent.h"
+#include "runtime/config/checkpoint.h"
 #include "tools/run/agent/callbacks.h"
 #include "tools/run/agent/helper.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/agent.h"
 #include "tools/run/agent/callbacks.h"
 #include "tools/run/agent/helper.h"
 

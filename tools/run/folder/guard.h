@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config/recipe.h"
+#include "runtime/config/watch.h"
 #include "runtime/config/skipped_positions.h"
 #include "runtime/core/result.h"
 

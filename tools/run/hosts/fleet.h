@@ -32,7 +32,7 @@
 #include "runtime/cluster/placement.h"
 #include "runtime/cluster/switchboard.h"
 #include "runtime/config/cluster.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/numbers.h"
 #include "runtime/core/result.h"
 #include "runtime/host/nccl_check.h"
 #include "runtime/hosts/generation.h"

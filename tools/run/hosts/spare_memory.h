@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "ckpt/snapshot/prepared_memory.h"
-#include "runtime/config/recipe.h"
+#include "runtime/config/numbers.h"
 #include "tools/run/hosts/host_wire.h"
 
 namespace cairn::tools {
