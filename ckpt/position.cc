@@ -13,12 +13,14 @@
 #include <vector>
 
 #include "runtime/json/json.h"
+#include "runtime/telemetry/metrics.h"
 
 namespace cairn::ckpt {
 namespace {
 
 using nlohmann::json;
 using trainer::GuardState;
+using trainer::PatienceState;
 using trainer::TrainPosition;
 
 json number_or_null(double x) { return std::isfinite(x) ? json(x) : json(nullptr); }
@@ -54,6 +56,14 @@ json guards_json(const GuardState& guards) {
   return out;
 }
 
+json patience_json(const PatienceState& state) {
+  return {{"metric", state.metric},
+          {"best", number_or_null(state.best)},
+          {"best_step", state.best_step},
+          {"evaluations", state.evaluations},
+          {"without", state.without}};
+}
+
 json state_of(const TrainPosition& position) {
   json out;
   out["lr"] = number_or_null(position.lr);
@@ -66,6 +76,7 @@ json state_of(const TrainPosition& position) {
                          {"skipped", s.skipped}};
   }
   if (position.guards != GuardState{}) out["guards"] = guards_json(position.guards);
+  if (position.patience != PatienceState{}) out["patience"] = patience_json(position.patience);
   if (position.past != RunPast{}) out["past"] = past_json(position.past);
   // As JSON where it is JSON, so that a person can read it in the manifest; any other text stays text.
   json sampler = json_or_nothing(position.sampler);
@@ -161,6 +172,16 @@ Status read_guards(const json& object, GuardState& out) {
   return read_steps(object, "recomputed", out.recomputed);
 }
 
+Status read_patience(const json& object, PatienceState& out) {
+  const json metric = json_field(object, "metric");
+  if (!metric.is_string()) return wrong("patience.metric", metric);
+  out.metric = metric.get<std::string>();
+  RT_TRY(read_double(object, "best", out.best));
+  RT_TRY(read_count(object, "best_step", out.best_step));
+  RT_TRY(read_count(object, "evaluations", out.evaluations));
+  return read_count(object, "without", out.without);
+}
+
 Status read_state(const json& object, TrainPosition& out) {
   RT_TRY(read_double(object, "lr", out.lr));
   RT_TRY(read_double(object, "loss", out.loss));
@@ -173,6 +194,7 @@ Status read_state(const json& object, TrainPosition& out) {
     if (!(out.loss_scale.scale > 0)) return wrong("loss_scale.scale", *it);
   }
   if (const auto it = object.find("guards"); it != object.end()) RT_TRY(read_guards(*it, out.guards));
+  if (const auto it = object.find("patience"); it != object.end()) RT_TRY(read_patience(*it, out.patience));
   if (const auto it = object.find("past"); it != object.end()) RT_TRY(read_past(*it, out.past));
   if (const auto it = object.find("seed"); it != object.end()) {
     if (!it->is_number_unsigned()) return wrong("seed", *it);
@@ -233,8 +255,11 @@ void put_position(const TrainPosition& position, Manifest& manifest) {
   manifest.metrics.clear();
   if (std::isfinite(position.loss)) manifest.metrics["loss"] = position.loss;
   const json told = json_or_nothing(position.metrics);  // of this very step, or empty
-  const json valid = json_field(told, "valid_loss");
-  if (valid.is_number() && std::isfinite(valid.get<double>())) manifest.metrics["valid_loss"] = valid.get<double>();
+  const Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(told);
+  if (!metrics.ok()) return;  // no metrics, or those of another build
+  for (const auto& [name, value] : telemetry::named_values(metrics.value())) {
+    if (std::isfinite(value)) manifest.metrics.emplace(metric_key(name), value);
+  }
 }
 
 Result<TrainPosition> position_of(const Manifest& manifest) {

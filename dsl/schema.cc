@@ -1487,13 +1487,15 @@ const Block& best_block() {
   static const Block out{
       .name = "best",
       .constructors = {"best"},
-      .doc = "The lowest of a metric: T.best { metric = \"valid_loss\", count = 2 }.",
-      .fields = {written_only("metric", Type::kEnum)
-                     .one_of({"loss", "valid_loss"})
+      .doc = "The best by a metric: T.best { metric = \"valid_loss\", count = 2 }.",
+      .fields = {written_only("metric", Type::kString)
                      .needed()
                      .says("of the step that was saved",
-                           "valid_loss is there where the evaluation ran at that very step: let eval.at divide the "
-                           "rhythm of checkpoint.save."),
+                           "loss, valid_loss, valid_source_loss/SOURCE, or eval/TASK/NUMBER as eval/facts/acc. What an "
+                           "evaluation gives is there where it ran at that very step: let eval.at divide the rhythm of "
+                           "checkpoint.save. Losses, perplexities and bits are better when lower, all others when "
+                           "higher.")
+                     .like("\"valid_loss\""),
                  written_only("count", Type::kInt).range(1, kMany).otherwise(1).says("how many")}};
   return out;
 }
@@ -1533,7 +1535,7 @@ const Block& keep_block() {
       .name = "keep",
       .doc = "One rule of retention.",
       .fields = {chosen("kind", &Keep::kind, {"last", "every", "at", "best", "within", "fractions"}),
-                 chosen("metric", &Keep::metric, {"loss", "valid_loss"}), bound("count", &Keep::count).range(0, kMany),
+                 bound("metric", &Keep::metric), bound("count", &Keep::count).range(0, kMany),
                  bound("steps", &Keep::steps).range(0, kMany), bound("seconds", &Keep::seconds).range(0, kMany),
                  bound("at", &Keep::at).range(1, kMany)}};
   return out;
@@ -1767,10 +1769,36 @@ const Block& hf_block() {
   return out;
 }
 
+const Block& task_block() {
+  static const Block out{
+      .name = "task",
+      .constructors = {"task"},
+      .positional = true,
+      .doc = "A file of items that the run answers while it trains: T.task { \"facts.jsonl\", shots = 2 }.",
+      .fields = {
+          bound("file", &EvalTask::file)
+              .needed()
+              .says("JSON lines or a .yaml task",
+                    "Choices, probes, contrasts, next tokens and texts; what has to be generated is for cairn eval. "
+                    "Relative to the working directory.")
+              .like("\"facts.jsonl\""),
+          bound("shots", &EvalTask::shots)
+              .range(-1, 1000)
+              .otherwise(-1)
+              .says("other items with their answers before each item", "-1: the file's own number."),
+          bound("limit", &EvalTask::limit).range(0, kMany).otherwise(0).says("items, which `seed` draws", "0: all."),
+          bound("seed", &EvalTask::seed).range(0, kMany).otherwise(0).says("of what is drawn"),
+          bound("transforms", &EvalTask::transforms)
+              .otherwise(Json::array())
+              .says("make other items of each, in order: shuffle, rename, others_wrong, none_right, statements, single")
+              .like("{ \"shuffle\" }")}};
+  return out;
+}
+
 const Block& eval_block() {
   static const Block out{.name = "eval",
                          .constructors = {"eval"},
-                         .doc = "Loss on validation data during the run.",
+                         .doc = "What is measured during the run beside its training: loss on validation data, tasks.",
                          .fields = {bound("at", &EvalConfig::every_steps, "every_steps")
                                         .range(0, kMany)
                                         .otherwise(0)
@@ -1780,7 +1808,30 @@ const Block& eval_block() {
                                     bound("steps", &EvalConfig::steps)
                                         .range(1, kMany)
                                         .otherwise(10)
-                                        .says("validation batches of batch.samples each")}};
+                                        .says("validation batches of batch.samples each"),
+                                    items("tasks", &EvalConfig::tasks, task_block())
+                                        .otherwise(Json::array())
+                                        .silently()
+                                        .written(Form::kPlaces, {&task_block()})
+                                        .says("files of items that the model answers",
+                                              "Their numbers are in the metrics of the step. They change nothing in "
+                                              "what is trained, but for watch.early_stop.")
+                                        .like("{ T.task { \"facts.jsonl\" } }"),
+                                    bound("tasks_at", &EvalConfig::tasks_steps, "tasks_steps")
+                                        .range(0, kMany)
+                                        .otherwise(0)
+                                        .silently()
+                                        .written(Form::kEveryStep, {&every_block()})
+                                        .says("when the tasks are evaluated", "Default: as `at`.")
+                                        .like("T.every { steps = 1000 }"),
+                                    bound("budget", &EvalConfig::budget)
+                                        .range(0, 1)
+                                        .otherwise(0.0)
+                                        .silently()
+                                        .says("largest part of the run's time that the tasks may take",
+                                              "An evaluation that would exceed it is left out, and the step's metrics "
+                                              "say eval_left_out. 0: any part.")
+                                        .like("0.02")}};
   return out;
 }
 
@@ -2046,6 +2097,27 @@ Def guard_field(std::string name, std::vector<GuardAction> WatchConfig::*member)
       .silently();
 }
 
+const Block& patience_block() {
+  static const Block out{
+      .name = "patience",
+      .constructors = {"patience"},
+      .doc = "When a run ends early: T.patience { metric = \"valid_loss\", evaluations = 5 }.",
+      .fields = {bound("metric", &PatienceConfig::metric)
+                     .needed()
+                     .otherwise("")
+                     .says("of its evaluations", "valid_loss, valid_source_loss/SOURCE, or eval/TASK/NUMBER.")
+                     .like("\"valid_loss\""),
+                 bound("evaluations", &PatienceConfig::evaluations)
+                     .range(1, kMany)
+                     .otherwise(5)
+                     .says("in a row without a better value, after which the run ends"),
+                 bound("least", &PatienceConfig::least)
+                     .range(0, kMany)
+                     .otherwise(0.0)
+                     .says("by how much a value has to be better to count")}};
+  return out;
+}
+
 const Block& watch_block() {
   static const Block out{
       .name = "watch",
@@ -2077,6 +2149,11 @@ const Block& watch_block() {
                   "skip leaves the update out: weights and moments stay, and the step's samples count as passed over. "
                   "All ranks decide by numbers that are the same in each layout.")
               .like("{ \"recompute\", \"skip\" }"),
+          block("early_stop", &WatchConfig::early_stop, patience_block())
+              .silently()
+              .says("end the run when a metric has not become better for some evaluations",
+                    "The run then is done, with exit code 0, and its last step is saved.")
+              .like("T.patience { metric = \"valid_loss\", evaluations = 5 }"),
           block("recompute", &WatchConfig::recompute, compute_again_block())
               .silently()
               .says("how many outliers may be computed again")

@@ -66,7 +66,7 @@ Told told_by(const ckpt::Manifest& manifest) {
 /// What the rules of the run that these steps are of make of each.
 struct Kept {
   std::vector<std::string> rules;    // as the recipe has them; empty: none, and all stay
-  bool by_valid_loss = false;        // one of them chooses by it
+  std::string best_by;               // the metric of the first that chooses by another one than the loss
   std::map<int64_t, ckpt::Fate> of;  // by step
 };
 
@@ -90,7 +90,7 @@ std::optional<Kept> kept_by_rules(const fs::path& dir, const ckpt::Catalog& cata
   bool last = false;
   for (const Keep& rule : keep) {
     out.rules.push_back(ckpt::to_text(rule));
-    out.by_valid_loss |= rule.kind == Keep::Kind::kBest && rule.metric == Keep::Metric::kValidLoss;
+    if (rule.kind == Keep::Kind::kBest && rule.metric != "loss" && out.best_by.empty()) out.best_by = rule.metric;
     last |= rule.kind == Keep::Kind::kLast;
   }
   if (keep.empty()) {
@@ -175,23 +175,25 @@ Result<int> list(const std::string& path, bool as_json) {
     return 0;
   }
   const Palette color = palette_for(STDOUT_FILENO);
-  const bool valid = kept && kept->by_valid_loss;
+  const std::string best_by = kept ? kept->best_by : "";
+  const size_t width = std::max<size_t>(12, best_by.size() + 2);
   if (catalog.checkpoints.empty()) {
     fmt::print("{}: no checkpoints\n", dir.string());
   } else {
     fmt::print("{}{:<16}{:>14}{:>12}{:>12}{}{:>10}{}   {}\n", color.dim, "step", "age", "size", "loss",
-               valid ? fmt::format("{:>12}", "valid_loss") : "", "label", color.reset, dir.string());
+               best_by.empty() ? "" : fmt::format("{:>{}}", best_by, width), "label", color.reset, dir.string());
   }
   for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
     const std::string age = info.created_unix_ms == 0 ? "?" : age_text(info.created_unix_ms);
     const auto more = told.find(info.step);
-    const auto metric = [&](const char* name) {
-      const bool has = more != told.end() && more->second.metrics.contains(name);
-      return fmt::format("{:>12}", has ? fmt::format("{:.5g}", more->second.metrics.at(name)) : "-");
+    const auto metric = [&](const std::string& name, size_t wide) {
+      const std::string key = ckpt::metric_key(name);
+      const bool has = more != told.end() && more->second.metrics.contains(key);
+      return fmt::format("{:>{}}", has ? fmt::format("{:.5g}", more->second.metrics.at(key)) : "-", wide);
     };
     const std::string label = info.complete && info.label ? std::string(ckpt::to_text(*info.label)) : "-";
     fmt::print("{:<16}{:>14}{:>12}{}{}{}{:>10}{}   ", info.dir.filename().string(), age, format_bytes(info.size_bytes),
-               metric("loss"), valid ? metric("valid_loss") : "",
+               metric("loss", 12), best_by.empty() ? "" : metric(best_by, width),
                label == "good"                        ? color.green
                : label == "suspect" || label == "bad" ? color.red
                                                       : "",

@@ -34,6 +34,7 @@
 #include "ckpt/start_state.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/config/metric_name.h"
 #include "runtime/core/count_text.h"
 #include "runtime/cuda/nccl_api.h"
 #include "runtime/cuda/recipe/refusals.h"
@@ -320,16 +321,17 @@ namespace {
 
 // --- Rules of retention
 
-/// T.best by valid_loss sees the checkpoints alone at whose very step an evaluation ran.
+/// T.best by what an evaluation gives sees the checkpoints alone at whose very step it ran.
 void check_best(const Recipe& recipe, int64_t steps, StartReport& report) {
   const CheckpointConfig& checkpoint = recipe.checkpoint;
-  const bool by_valid_loss = std::any_of(checkpoint.keep.begin(), checkpoint.keep.end(), [](const Keep& rule) {
-    return rule.kind == Keep::Kind::kBest && rule.metric == Keep::Metric::kValidLoss;
-  });
-  const int64_t eval = recipe.eval.every_steps;
-  if (!by_valid_loss || eval <= 0) return;  // without evaluations the recipe is refused
-  int64_t saves = 0;                        // steps at which one is certain, but for the last
-  int64_t meet = 0;                         // of those, with a valid_loss
+  const auto rule = std::ranges::find_if(
+      checkpoint.keep, [](const Keep& one) { return one.kind == Keep::Kind::kBest && one.metric != "loss"; });
+  if (rule == checkpoint.keep.end()) return;
+  const bool of_task = rule->metric.starts_with(MetricName::kTask);
+  const int64_t eval = of_task && recipe.eval.tasks_steps > 0 ? recipe.eval.tasks_steps : recipe.eval.every_steps;
+  if (eval <= 0) return;  // without evaluations the recipe is refused
+  int64_t saves = 0;      // steps at which one is certain, but for the last
+  int64_t meet = 0;       // of those, with the metric
   bool by_time = false;
   std::string rhythm;
   for (const Every& every : checkpoint.save) {
@@ -340,19 +342,20 @@ void check_best(const Recipe& recipe, int64_t steps, StartReport& report) {
     meet += (steps - 1) / std::lcm(every.steps, eval);
   }
   Findings findings(report);
-  const std::string remedy = fmt::format("let eval.at be a rhythm that divides that of checkpoint.save{}",
+  const std::string remedy = fmt::format("let {} be a rhythm that divides that of checkpoint.save{}",
+                                         of_task && recipe.eval.tasks_steps > 0 ? "eval.tasks_at" : "eval.at",
                                          rhythm.empty() ? ", which needs one in steps" : "");
   if (meet == 0) {
-    findings.warn("checkpoint.keep",
-                  fmt::format("T.best by valid_loss never finds one before the end: evaluations are every {}, "
-                              "saves {}, and none falls on the same of the {} steps but the last{}; {}",
-                              count_text(eval, "step"), rhythm.empty() ? "at no certain step" : rhythm + " steps",
-                              steps, by_time ? " (saves by the clock may, by chance)" : "", remedy));
+    findings.warn(
+        "checkpoint.keep",
+        fmt::format("T.best by {} never finds one before the end: evaluations are every {}, "
+                    "saves {}, and none falls on the same of the {} steps but the last{}; {}",
+                    rule->metric, count_text(eval, "step"), rhythm.empty() ? "at no certain step" : rhythm + " steps",
+                    steps, by_time ? " (saves by the clock may, by chance)" : "", remedy));
   } else if (meet < saves) {
     report.facts.push_back(
-        fmt::format("T.best by valid_loss chooses among {} of {} saves: those at whose step an "
-                    "evaluation runs; {}",
-                    meet, saves, remedy));
+        fmt::format("T.best by {} chooses among {} of {} saves: those at whose step an evaluation runs; {}",
+                    rule->metric, meet, saves, remedy));
   }
 }
 

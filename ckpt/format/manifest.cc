@@ -415,6 +415,19 @@ std::string printable_line(std::string_view line) {
 
 }  // namespace
 
+std::string metric_key(std::string_view name) {
+  std::string out;
+  for (const char c : name) {
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    if (letter || c == '_' || c == '.' || c == '-') {
+      out += c;
+    } else {
+      out += c == '/' ? "." : fmt::format("_{:02x}", static_cast<unsigned char>(c));
+    }
+  }
+  return out;
+}
+
 Result<ManifestFiles> encode_manifest_files(const Manifest& manifest) {
   const auto invalid = [](Error error) {
     error.code = ErrorCode::kInvalidInput;

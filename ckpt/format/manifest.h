@@ -115,6 +115,10 @@ struct ShardEntry {
   bool operator==(const ShardEntry&) const = default;
 };
 
+/// A metric's name (runtime/config/metric_name.h) in characters that names of tensors have: '/' becomes '.', any other
+/// "_" and two hexadecimal digits.
+std::string metric_key(std::string_view name);
+
 struct Manifest {
   int64_t step = 0;     // optimizer steps done
   int64_t samples = 0;  // samples consumed
@@ -125,7 +129,7 @@ struct Manifest {
   std::string recipe_hash;  // as the recipe's own code computes it; opaque here
   MeshInfo mesh;
   std::string state = "{}";               // JSON object of the trainer (sampler, lr, seed, ...), embedded as JSON
-  std::map<std::string, double> metrics;  // finite numbers at this step ("loss", ...); names as tensors have
+  std::map<std::string, double> metrics;  // finite numbers at this step, by metric_key()
   WriterInfo writer;
   std::string origin;        // what made it when no training did: "average of ...", "reshard of ..."; else empty
   std::string extra = "{}";  // JSON object; readers may ignore it: room for later versions' additions

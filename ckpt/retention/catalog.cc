@@ -37,12 +37,12 @@ struct CatalogAccess {
   }
 };
 
-namespace {
-
-std::optional<double> metric(const Manifest& manifest, const char* name) {
-  const auto it = manifest.metrics.find(name);
-  return it == manifest.metrics.end() ? std::nullopt : std::optional(it->second);
+std::optional<double> CheckpointInfo::metric(std::string_view name) const {
+  const auto it = metrics.find(metric_key(name));
+  return it == metrics.end() ? std::nullopt : std::optional(it->second);
 }
+
+namespace {
 
 Result<CatalogAccess::Seen> decode(const std::string& json, const std::string& table, const fs::path& dir,
                                    int64_t step) {
@@ -52,8 +52,7 @@ Result<CatalogAccess::Seen> decode(const std::string& json, const std::string& t
   CatalogAccess::Seen seen;
   seen.info.created_unix_ms = manifest.created_unix_ms;
   seen.info.size_bytes = static_cast<int64_t>(json.size() + table.size());
-  seen.info.loss = metric(manifest, "loss");
-  seen.info.valid_loss = metric(manifest, "valid_loss");
+  seen.info.metrics = manifest.metrics;
   for (const FileEntry& file : manifest.files) {
     seen.files.emplace_back(checkpoint_file_path(dir, file.step, file.name), file.size_bytes);
     if (file.step < 0) seen.info.size_bytes += file.size_bytes;  // the others are counted where they lie

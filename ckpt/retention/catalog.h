@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,15 +27,17 @@ struct CheckpointInfo {
   bool unread = false;
   int os_errno = 0;  // of `problem`, when the system gave one
   int64_t created_unix_ms = 0;
-  int64_t size_bytes = 0;  // of the files the manifest names (or that lie there, when it cannot be read)
-  std::optional<double> loss, valid_loss;  // of the step that was saved, when the manifest has them
-  std::vector<int64_t> references;         // steps of this folder whose files it needs besides its own
-  std::string run_id;                      // of the run that saved it
-  std::vector<uint64_t> starts;            // starts_of() its manifest
+  int64_t size_bytes = 0;                 // of the files the manifest names (or that lie there, when it cannot be read)
+  std::map<std::string, double> metrics;  // of the step that was saved, by metric_key()
+  std::vector<int64_t> references;        // steps of this folder whose files it needs besides its own
+  std::string run_id;                     // of the run that saved it
+  std::vector<uint64_t> starts;           // starts_of() its manifest
   /// By list_checkpoints. nullopt: the folder has no labels.json, or list_unlabelled did not ask for it.
   std::optional<Label> label;
   std::string label_why, held;  // as LabelEntry has them
   bool bad() const { return label == Label::kBad; }
+  /// By its name (runtime/config/metric_name.h).
+  std::optional<double> metric(std::string_view name) const;
 };
 
 struct Catalog {

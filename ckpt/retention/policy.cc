@@ -9,6 +9,8 @@
 #include <map>
 #include <optional>
 
+#include "runtime/config/metric_name.h"
+
 namespace cairn::ckpt {
 namespace {
 
@@ -16,12 +18,10 @@ using Kind = Keep::Kind;
 
 constexpr int64_t kMostSaves = 1'000'000;  // counted one by one; beyond that nobody asks
 constexpr const char* kRuleForms =
-    "last(n), every(steps), every(time), best(loss or valid_loss, n), at(steps, ...), within(time) and fractions(n), "
+    "last(n), every(steps), every(time), best(metric, n), at(steps, ...), within(time) and fractions(n), "
     "where a time is a number with s, min, h or d";
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
-
-const char* metric_name(Keep::Metric metric) { return metric == Keep::Metric::kLoss ? "loss" : "valid_loss"; }
 
 std::string time_text(double seconds) {
   for (const auto& [size, unit] : {std::pair(86400.0, "d"), {3600.0, "h"}, {60.0, "min"}}) {
@@ -65,8 +65,8 @@ std::optional<Keep> read_rule(std::string_view name, const std::vector<std::stri
   if (name == "last") return one_count(Kind::kLast, 0);
   if (name == "fractions") return one_count(Kind::kFractions, 0);
   if (name == "best" && !args.empty()) {
-    if (args[0] != "loss" && args[0] != "valid_loss") return std::nullopt;
-    rule.metric = args[0] == "loss" ? Keep::Metric::kLoss : Keep::Metric::kValidLoss;
+    if (!parse_metric(args[0]).ok()) return std::nullopt;
+    rule.metric = args[0];
     if (args.size() > 1) return one_count(Kind::kBest, 1);
     rule.kind = Kind::kBest;
     rule.count = 1;
@@ -163,9 +163,8 @@ std::vector<size_t> kept_by(const Keep& rule, std::span<const CheckpointInfo* co
     case Kind::kBest: {
       std::vector<std::pair<double, size_t>> ranked;
       for (size_t k = 0; k < complete.size(); ++k) {
-        const std::optional<double>& value =
-            rule.metric == Keep::Metric::kLoss ? complete[k]->loss : complete[k]->valid_loss;
-        if (value && std::isfinite(*value)) ranked.emplace_back(*value, k);
+        const std::optional<double> value = complete[k]->metric(rule.metric);
+        if (value && std::isfinite(*value)) ranked.emplace_back(lower_is_better(rule.metric) ? *value : -*value, k);
       }
       std::sort(ranked.begin(), ranked.end());  // of equals the older one, which then stays the one
       if (ranked.size() > static_cast<size_t>(rule.count)) ranked.resize(static_cast<size_t>(rule.count));
@@ -210,7 +209,7 @@ std::string to_text(const Keep& rule) {
       return fmt::format("at({})", steps);
     }
     case Kind::kBest:
-      return fmt::format("best({}, {})", metric_name(rule.metric), rule.count);
+      return fmt::format("best({}, {})", rule.metric, rule.count);
     case Kind::kWithin:
       return fmt::format("within({})", time_text(rule.seconds));
     case Kind::kFractions:

@@ -10,9 +10,9 @@
 //   every(k)       the first at or behind each multiple of k steps (a save that is put off by a step still counts)
 //   every(time)    the first of each such period of the clock (of each UTC day for 24 h)
 //   at(steps)      the first at or behind each of these steps
-//   best(m, n)     the n lowest of a metric; checkpoints that have no such number are no candidates
-//   within(time)   those at most so much older than the highest step; by the time of creation that manifests hold
-//   fractions(n)   the first at or behind each nth part of the run
+//   best(m, n)     the n best of a metric (runtime/config/metric_name.h); checkpoints that have no such number are no
+//   candidates within(time)   those at most so much older than the highest step; by the time of creation that manifests
+//   hold fractions(n)   the first at or behind each nth part of the run
 // "The first" never changes by later saves, so that what is kept once is kept by every later application too.
 
 #include <cstdint>

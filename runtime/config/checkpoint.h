@@ -15,11 +15,11 @@ struct Every {
 /// One rule of retention. A checkpoint stays when any rule keeps it (ckpt/retention/policy.h says how each counts).
 struct Keep {
   enum class Kind { kLast, kEvery, kAt, kBest, kWithin, kFractions } kind = Kind::kLast;
-  enum class Metric { kLoss, kValidLoss } metric = Metric::kLoss;  // kBest
-  int64_t count = 0;                                               // kLast, kBest, kFractions
-  int64_t steps = 0;                                               // kEvery, by steps
-  double seconds = 0;                                              // kEvery, by time; kWithin
-  std::vector<int64_t> at;                                         // kAt: steps
+  std::string metric = "loss";  // kBest: a name of runtime/config/metric_name.h
+  int64_t count = 0;            // kLast, kBest, kFractions
+  int64_t steps = 0;            // kEvery, by steps
+  double seconds = 0;           // kEvery, by time; kWithin
+  std::vector<int64_t> at;      // kAt: steps
   bool operator==(const Keep&) const = default;
 };
 

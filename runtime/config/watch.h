@@ -2,6 +2,7 @@
 // The recipe's `watch`. runtime/config/recipe.h says how it is filled.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace cairn {
@@ -44,6 +45,13 @@ struct LoweredRate {
   int64_t over = 0, back = 0;
 };
 
+/// The run ends, as if it were done, when a metric has not become better for so many of its evaluations.
+struct PatienceConfig {
+  std::string metric;       // a name of runtime/config/metric_name.h; empty: the run goes to its end
+  int64_t evaluations = 0;  // in a row
+  double least = 0;         // that counts as better, in the metric's unit
+};
+
 /// What is looked for in the numbers of the steps, to tell good checkpoints from others (ckpt/retention/labels.h).
 struct WatchConfig {
   int64_t window = 128;    // clean steps that a new one is compared with
@@ -55,6 +63,7 @@ struct WatchConfig {
   SkipConfig skip;
   LowerLrConfig lower_lr;
   ComputeAgainConfig recompute;
+  PatienceConfig early_stop;
   std::vector<int64_t> skip_steps;         // whose updates are left out
   std::vector<LoweredRate> lowered_rates;  // what guards have done, for a run that repeats it
   int64_t audit_steps = 0;                 // steps from one audit to the next, which computes gradients twice; 0: never

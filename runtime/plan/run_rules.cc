@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/config/metric_name.h"
 #include "runtime/core/url.h"
 #include "runtime/plan/rule_list.h"
 
@@ -190,16 +191,66 @@ void snapshots(RuleList& rules) {
       "snapshot_by = \"banks\", or no optimizer.offload");
 }
 
+/// Whether the recipe's run will have the metric, as far as it says so itself: the files of tasks say their names.
+void known_metric(RuleList& rules, const std::string& field, std::string_view does, const std::string& name) {
+  const Recipe& recipe = rules.recipe;
+  const Result<MetricName> metric = parse_metric(name);
+  if (!metric.ok())
+    return rules.fail(field, fmt::format("{}: {}", field, metric.error().message),
+                      "loss, valid_loss, valid_source_loss/SOURCE or eval/TASK/NUMBER");
+  using Kind = MetricName::Kind;
+  const std::string asks = fmt::format("{} {} {}", field, does, name);
+  if (metric.value().kind == Kind::kTask && recipe.eval.tasks.empty())
+    return rules.fail(field, fmt::format("{}, but eval.tasks is empty{}", asks, rules.where(field, "eval.tasks")),
+                      "tasks = { T.task { \"facts.jsonl\" } } in T.eval");
+  const bool valid = metric.value().kind == Kind::kValidLoss || metric.value().kind == Kind::kValidSourceLoss;
+  if (valid && recipe.eval.every_steps == 0)
+    return rules.fail(field, fmt::format("{}, but nothing is evaluated{}", asks, rules.where(field, "eval.at")),
+                      "eval = T.eval { at = T.every { steps = n } }, or metric = \"loss\"");
+  const auto& sources = recipe.data.sources;
+  if (metric.value().kind == Kind::kValidSourceLoss &&
+      std::ranges::find(sources, metric.value().of, &DataSource::name) == sources.end())
+    rules.fail(field, fmt::format("{}, but no source has that name{}", asks, rules.where(field, "data")),
+               "the name of a source of data");
+}
+
 void retention(RuleList& rules) {
   const Recipe& recipe = rules.recipe;
-  const bool by_valid_loss = std::any_of(
-      recipe.checkpoint.keep.begin(), recipe.checkpoint.keep.end(),
-      [](const Keep& rule) { return rule.kind == Keep::Kind::kBest && rule.metric == Keep::Metric::kValidLoss; });
-  if (by_valid_loss && recipe.eval.every_steps == 0)
-    rules.fail("checkpoint.keep",
-               fmt::format("checkpoint.keep asks for the best valid_loss, but nothing is evaluated{}",
-                           rules.where("checkpoint.keep", "eval.at")),
-               "eval = T.eval { at = T.every { steps = n } }, or metric = \"loss\"");
+  for (const Keep& rule : recipe.checkpoint.keep) {
+    if (rule.kind == Keep::Kind::kBest) known_metric(rules, "checkpoint.keep", "asks for the best", rule.metric);
+  }
+}
+
+void early_stop(RuleList& rules) {
+  const PatienceConfig& patience = rules.recipe.watch.early_stop;
+  if (patience.metric.empty()) return;
+  known_metric(rules, "watch.early_stop", "waits for a better", patience.metric);
+  if (patience.metric == "loss")
+    rules.fail("watch.early_stop", "watch.early_stop counts evaluations, and the loss is of each step",
+               "metric = \"valid_loss\", \"valid_source_loss/SOURCE\" or \"eval/TASK/NUMBER\"");
+}
+
+/// Tasks of the run itself: what they need of the recipe.
+void tasks(RuleList& rules) {
+  const Recipe& recipe = rules.recipe;
+  const EvalConfig& eval = recipe.eval;
+  if (eval.tasks.empty()) {
+    if (eval.tasks_steps > 0)
+      rules.fail("eval.tasks_at", "eval.tasks_at asks for evaluations of tasks, and eval.tasks has none",
+                 "tasks = { T.task { \"facts.jsonl\" } }");
+    return;
+  }
+  if (eval.every_steps == 0 && eval.tasks_steps == 0)
+    rules.fail("eval.tasks", "eval.tasks has tasks, and nothing says when they are evaluated",
+               "tasks_at = T.every { steps = n }, or at for them and the validation loss");
+  if (recipe.tokenizer.kind == TokenizerConfig::Kind::kNone)
+    rules.fail("eval.tasks", "eval.tasks are texts, and the recipe names no tokenizer",
+               "tokenizer = T.bytes, T.sentencepiece \"path\" or T.hf_tokenizer \"path\"");
+  if (recipe.model.mask != Mask::kCausal || recipe.objective.kind != ObjectiveConfig::Kind::kNextToken)
+    rules.fail(
+        "eval.tasks",
+        fmt::format("eval.tasks are for models that guess the next token{}", rules.where("eval.tasks", "objective")),
+        "no tasks, or a causal mask and the objective of the next token");
 }
 
 void places(RuleList& rules) {
@@ -329,6 +380,8 @@ void run_rules(RuleList& rules) {
   data(rules);
   snapshots(rules);
   retention(rules);
+  early_stop(rules);
+  tasks(rules);
   places(rules);
   guards(rules);
   trackers(rules);

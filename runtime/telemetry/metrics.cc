@@ -11,6 +11,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "runtime/config/metric_name.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/file_calls.h"
 #include "runtime/core/new_file.h"
@@ -38,6 +39,43 @@ json finite(double value) { return std::isfinite(value) ? json(value) : json(nul
 
 }  // namespace
 
+std::optional<double> value_of(const StepMetrics& metrics, std::string_view name) {
+  const Result<MetricName> parsed = parse_metric(name);
+  if (!parsed.ok()) return std::nullopt;
+  const auto among = [](const auto& numbers, const std::string& wanted) -> std::optional<double> {
+    const auto at = std::ranges::find(numbers, wanted, [](const auto& one) { return one.first; });
+    return at == numbers.end() ? std::nullopt : std::optional(at->second);
+  };
+  switch (parsed.value().kind) {
+    case MetricName::Kind::kLoss:
+      return metrics.loss;
+    case MetricName::Kind::kValidLoss:
+      return metrics.valid_loss;
+    case MetricName::Kind::kValidSourceLoss:
+      return among(metrics.valid_source_loss, parsed.value().of);
+    case MetricName::Kind::kTask:
+      for (const TaskNumbers& task : metrics.tasks) {
+        if (task.task == parsed.value().of) return among(task.numbers, parsed.value().number);
+      }
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::pair<std::string, double>> named_values(const StepMetrics& metrics) {
+  std::vector<std::pair<std::string, double>> out = {{"loss", metrics.loss}};
+  if (metrics.valid_loss) out.emplace_back("valid_loss", *metrics.valid_loss);
+  for (const auto& [source, loss] : metrics.valid_source_loss)
+    out.emplace_back(std::string(MetricName::kSource) + source, loss);
+  for (const TaskNumbers& task : metrics.tasks) {
+    for (const auto& [number, value] : task.numbers) {
+      if (number != "n" && !number.ends_with("_stderr"))
+        out.emplace_back(fmt::format("{}{}/{}", MetricName::kTask, task.task, number), value);
+    }
+  }
+  return out;
+}
+
 json to_json(const StepMetrics& m) {
   json sources = json::object();
   for (const auto& [name, loss] : m.source_loss) sources[name] = finite(loss);
@@ -58,6 +96,12 @@ json to_json(const StepMetrics& m) {
   if (m.masked_tokens) out["masked_tokens"] = *m.masked_tokens;
   if (m.valid_loss) out["valid_loss"] = finite(*m.valid_loss);
   for (const auto& [name, loss] : m.valid_source_loss) out["valid_source_loss"][name] = finite(loss);
+  for (const TaskNumbers& task : m.tasks) {
+    json& numbers = out["eval"][task.task] = json::object();
+    for (const auto& [name, value] : task.numbers) numbers[name] = finite(value);
+  }
+  if (m.tasks_left_out) out["eval_left_out"] = true;
+  if (m.tasks_ms) out["eval_ms"] = finite(*m.tasks_ms);
   if (m.end_loss) out["end_loss"] = finite(*m.end_loss);
   if (m.loss_scale) {
     out["loss_scale"] = finite(*m.loss_scale);
@@ -173,13 +217,15 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
   number("checkpoint_lost_ms", out.checkpoint_lost_ms);
   if (!wrong.empty())
     return Error{ErrorCode::kCorrupt, fmt::format("metrics field \"{}\" is missing or no number", wrong)};
-  out.snapshot_left_out = in.contains("snapshot_left_out") && in["snapshot_left_out"] == true;
+  out.snapshot_left_out = json_flag(in, "snapshot_left_out");
+  out.tasks_left_out = json_flag(in, "eval_left_out");
   const auto optional = [&](const char* name, std::optional<double>& into) {
     if (in.contains(name)) number(name, into.emplace());
   };
   optional("mtp_loss", out.mtp_loss);
   if (in.contains("masked_tokens")) number("masked_tokens", out.masked_tokens.emplace());
   optional("valid_loss", out.valid_loss);
+  optional("eval_ms", out.tasks_ms);
   optional("end_loss", out.end_loss);
   if (in.contains("loss_scale")) {
     double scale = 0;
@@ -219,6 +265,15 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
     if (!in.contains(name) || !in[name].is_object()) continue;
     for (const auto& [source, loss] : in[name].items()) {
       if (loss.is_number()) into->emplace_back(source, loss.get<double>());
+    }
+  }
+  if (const json tasks = json_field(in, "eval"); tasks.is_object()) {
+    for (const auto& [task, numbers] : tasks.items()) {
+      TaskNumbers& told = out.tasks.emplace_back(TaskNumbers{.task = task});
+      if (!numbers.is_object()) continue;
+      for (const auto& [name, value] : numbers.items()) {
+        if (value.is_number()) told.numbers.emplace_back(name, value.get<double>());
+      }
     }
   }
   return out;

@@ -39,6 +39,12 @@ struct ReplicaCheck {
   int64_t since = 0;           // the last step behind which an earlier comparison found all equal
 };
 
+/// What an evaluation of a task gave: "acc", "acc_stderr", "n" and the like (docs/evaluating.md).
+struct TaskNumbers {
+  std::string task;
+  std::vector<std::pair<std::string, double>> numbers;
+};
+
 struct StepMetrics {
   int64_t step = 0, samples = 0, tokens = 0;  // after this step, since the beginning of training
   double time = 0;                            // unix seconds
@@ -53,6 +59,9 @@ struct StepMetrics {
   bool snapshot_left_out = false;  // one was due, and the copy before was under way or no slot was free
   std::optional<double> valid_loss;
   std::vector<std::pair<std::string, double>> valid_source_loss;  // of the sources that have validation windows
+  std::vector<TaskNumbers> tasks;                                 // of eval.tasks
+  bool tasks_left_out = false;                                    // they were due, and eval.budget had no time for them
+  std::optional<double> tasks_ms;                                 // that they took
   std::optional<double> end_loss;                                 // the run's last step: of its batch, after its update
   std::optional<double> loss_scale;                               // fp16: of this step
   /// Steps of the run without an update, this one included: gradients overflowed in fp16, or a guard has left it out.
@@ -82,6 +91,12 @@ struct MachineError {
   int64_t since = 0;  // the last step whose state was found to be sound
 };
 std::optional<MachineError> machine_error(const StepMetrics& metrics);
+
+/// The step's value of that name (runtime/config/metric_name.h), if it has one.
+std::optional<double> value_of(const StepMetrics& metrics, std::string_view name);
+
+/// All numbers of the step that have such a name, but for standard errors and counts.
+std::vector<std::pair<std::string, double>> named_values(const StepMetrics& metrics);
 
 nlohmann::json to_json(const StepMetrics& metrics);
 /// Errors: kCorrupt naming the field that is missing or ill-typed.

@@ -18,6 +18,7 @@
 #include "runtime/plan/batch_schedule.h"
 #include "runtime/plan/state_kinds.h"
 #include "runtime/trainer/guard_state.h"
+#include "runtime/trainer/patience.h"
 
 namespace cairn::trainer {
 
@@ -44,6 +45,7 @@ struct TrainPosition {
   double lr = 0, loss = 0;
   optim::LossScale loss_scale;
   GuardState guards;
+  PatienceState patience;
   RunPast past;         // of the plan that trained this step
   uint64_t seed = 0;    // of all counter-based random numbers: initialisation, order
   std::string sampler;  // data::SamplerState as JSON

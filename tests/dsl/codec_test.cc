@@ -186,7 +186,7 @@ Recipe everything_changed() {
   r.schedule = PipelineKind::kZbV;
   r.recompute = {.mode = RecomputeMode::kFull, .layers = 3, .distribute = true};
   r.checkpoint = {.save = {{7, 0.5}}, .snapshot_steps = 8, .direct_io = false};
-  r.checkpoint.keep = {{Keep::Kind::kBest, Keep::Metric::kValidLoss, 9, 10, 0.5, {11}}};
+  r.checkpoint.keep = {{Keep::Kind::kBest, "valid_loss", 9, 10, 0.5, {11}}};
   r.checkpoint.on_failure = OnSaveFailure::kStop;
   r.checkpoint.space = SpaceCheck::kWarn;
   r.checkpoint.snapshot_by = SnapshotBy::kCopy;

@@ -163,7 +163,7 @@ TEST_SUITE("dsl/recipe") {
                                                  {.kind = Kind::kEvery, .steps = 1000},
                                                  {.kind = Kind::kEvery, .seconds = 86400},
                                                  {.kind = Kind::kWithin, .seconds = 7200},
-                                                 {.kind = Kind::kBest, .metric = Keep::Metric::kValidLoss, .count = 3},
+                                                 {.kind = Kind::kBest, .metric = "valid_loss", .count = 3},
                                                  {.kind = Kind::kAt, .at = {5, 70}},
                                                  {.kind = Kind::kFractions, .count = 10}});
     CHECK(encode_recipe(decode_recipe(encode_recipe(r)).value()) == encode_recipe(r));

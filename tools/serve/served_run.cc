@@ -48,8 +48,9 @@ Status ServedRun::look(ckpt::IoBackend& io) {
 
 const ckpt::CheckpointInfo* ServedRun::named(std::string_view name) const {
   const ckpt::CheckpointInfo* out = nullptr;
-  const bool valid = std::ranges::any_of(steps_, [](const auto& info) { return info.valid_loss.has_value(); });
-  const auto metric = [&](const ckpt::CheckpointInfo& info) { return valid ? info.valid_loss : info.loss; };
+  const bool valid =
+      std::ranges::any_of(steps_, [](const auto& info) { return info.metric("valid_loss").has_value(); });
+  const auto metric = [&](const ckpt::CheckpointInfo& info) { return info.metric(valid ? "valid_loss" : "loss"); };
   for (const ckpt::CheckpointInfo& info : steps_) {
     if (info.bad()) continue;
     if (name == "main" || name == "latest" || (name == "good" && info.label == ckpt::Label::kGood)) out = &info;

@@ -52,7 +52,7 @@ Label label_of(const StepJudge& judge, int64_t step, int64_t run_steps = 1'000'0
 
 CheckpointInfo labelled(int64_t step, Label label) {
   CheckpointInfo info{.step = step, .complete = true, .created_unix_ms = step * 1000};
-  info.loss = 1.0 / static_cast<double>(step);
+  info.metrics["loss"] = 1.0 / static_cast<double>(step);
   info.label = label;
   return info;
 }

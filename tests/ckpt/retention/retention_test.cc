@@ -169,8 +169,8 @@ TEST_SUITE("ckpt/retention/policy") {
     std::vector<CheckpointInfo> all;
     for (int64_t k = 1; k <= 30; ++k) {
       CheckpointInfo info{.step = 10 * k, .complete = true, .created_unix_ms = 600'000 * k};
-      info.loss = k == 7 ? 0.5 : k == 3 ? std::nan("") : 10.0 - 0.1 * static_cast<double>(k);
-      if (k % 4 == 0) info.valid_loss = std::abs(static_cast<double>(k) - 11.5);
+      info.metrics["loss"] = k == 7 ? 0.5 : k == 3 ? std::nan("") : 10.0 - 0.1 * static_cast<double>(k);
+      if (k % 4 == 0) info.metrics["valid_loss"] = std::abs(static_cast<double>(k) - 11.5);
       all.push_back(info);
     }
     const auto stay = [&](const char* rules, int64_t run_steps = 300) {

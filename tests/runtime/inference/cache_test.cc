@@ -405,7 +405,7 @@ TEST_SUITE("runtime/inference/cache") {
     recipe.recompute = {.mode = RecomputeMode::kFull, .layers = 1};
     recipe.batch = {.samples = 32, .micro = 2};
     recipe.optimizer.zero = 1;
-    recipe.checkpoint.keep = {{.kind = Keep::Kind::kBest, .metric = Keep::Metric::kValidLoss, .count = 1}};
+    recipe.checkpoint.keep = {{.kind = Keep::Kind::kBest, .metric = "valid_loss", .count = 1}};
     CHECK(copy(session_of(recipe)->logits(random_tokens(9, 1))) == plain);
   }
 

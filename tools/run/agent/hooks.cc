@@ -21,6 +21,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "runtime/agent/child_process.h"
+#include "runtime/config/metric_name.h"
 #include "runtime/core/count_text.h"
 #include "runtime/json/json.h"
 #include "runtime/telemetry/terminal.h"
@@ -186,22 +187,22 @@ void RunHooks::hear(const json& event, int64_t step) {
 void RunHooks::tell_best(int64_t step) {
   const auto rule = std::ranges::find(keep_, Keep::Kind::kBest, &Keep::kind);
   if (rule == keep_.end()) return;
-  const bool by_loss = rule->metric == Keep::Metric::kLoss;
   ckpt::PosixBackend io;
   const Result<ckpt::Catalog> catalog = ckpt::list_checkpoints(io, run_ / "checkpoints");
   if (!catalog.ok()) return callbacks_.say("warning: hooks of \"best\": " + catalog.error().message);
   const ckpt::CheckpointInfo* best = nullptr;
-  const auto value_of = [&](const ckpt::CheckpointInfo& info) { return by_loss ? info.loss : info.valid_loss; };
+  const auto value_of = [&](const ckpt::CheckpointInfo& info) { return info.metric(rule->metric); };
+  const bool lower = lower_is_better(rule->metric);
   for (const ckpt::CheckpointInfo& info : catalog.value().checkpoints) {
     const std::optional<double> value = value_of(info);
     if (!info.complete || info.bad() || !value || !std::isfinite(*value)) continue;
-    if (best == nullptr || *value < *value_of(*best)) best = &info;
+    if (best == nullptr || (lower ? *value < *value_of(*best) : *value > *value_of(*best))) best = &info;
   }
   if (best == nullptr || best->step != step) return;
   callbacks_.record({{"event", "best"},
                      {"step", step},
                      {"dir", best->dir.string()},
-                     {"metric", by_loss ? "loss" : "valid_loss"},
+                     {"metric", rule->metric},
                      {"value", *value_of(*best)}});
 }
 
