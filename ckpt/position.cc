@@ -50,6 +50,7 @@ json guards_json(const GuardState& guards) {
   }
   if (guards.skipped != 0) out["skipped"] = guards.skipped;
   if (!guards.skipped_steps.empty()) out["skipped_steps"] = guards.skipped_steps;
+  if (!guards.without_targets.empty()) out["without_targets"] = guards.without_targets;
   if (!guards.recomputed.empty()) out["recomputed"] = guards.recomputed;
   if (guards.audited != 0) out["audited"] = guards.audited;
   if (guards.replicated != 0) out["replicated"] = guards.replicated;
@@ -169,6 +170,7 @@ Status read_guards(const json& object, GuardState& out) {
   if (object.contains("audited")) RT_TRY(read_count(object, "audited", out.audited));
   if (object.contains("replicated")) RT_TRY(read_count(object, "replicated", out.replicated));
   RT_TRY(read_steps(object, "skipped_steps", out.skipped_steps));
+  RT_TRY(read_steps(object, "without_targets", out.without_targets));
   return read_steps(object, "recomputed", out.recomputed);
 }
 

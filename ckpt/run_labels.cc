@@ -16,13 +16,13 @@ namespace {
 namespace fs = std::filesystem;
 
 StepNumbers numbers_of(const telemetry::StepMetrics& metrics) {
-  const std::optional<telemetry::MachineError> erred = telemetry::machine_error(metrics);
-  return {.step = metrics.step,
-          .loss = metrics.loss,
-          .grad_norm = metrics.grad_norm,
-          .skipped = metrics.was_skipped(),
-          .suspect_from = erred ? erred->since + 1 : 0,
-          .stays = erred && erred->kind == "replica"};
+  StepNumbers out{
+      .step = metrics.step, .loss = metrics.loss, .grad_norm = metrics.grad_norm, .skipped = metrics.was_skipped()};
+  for (const telemetry::MachineError& error : telemetry::machine_errors(metrics)) {
+    out.suspect_from = out.suspect_from == 0 ? error.since + 1 : std::min(out.suspect_from, error.since + 1);
+    out.stays = out.stays || error.kind == "replica";
+  }
+  return out;
 }
 
 /// Complete saves that labels may be of. `unknown`: steps that are there and are not complete, or cannot be read.
@@ -133,6 +133,7 @@ void RunLabels::go_back(int64_t step) {
   const std::lock_guard lock(mutex_);
   early_.clear();
   judge_.go_back(step);
+  if (std::exchange(starts_, false)) judge_.raise_again();
 }
 
 void RunLabels::leave_line(int64_t step) {

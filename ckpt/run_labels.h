@@ -71,6 +71,7 @@ class RunLabels {
   void drain(bool all);
 
   mutable std::mutex mutex_;
+  bool starts_ = true;  // until the first go_back(): ranks that start again later are in the trouble that was raised
   StepJudge judge_;
   int64_t proof_, run_steps_;
   std::map<int64_t, telemetry::StepMetrics> early_;  // behind a gap

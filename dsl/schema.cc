@@ -1491,8 +1491,8 @@ const Block& best_block() {
       .fields = {written_only("metric", Type::kString)
                      .needed()
                      .says("of the step that was saved",
-                           "loss, valid_loss, valid_source_loss/SOURCE, or eval/TASK/NUMBER as eval/facts/acc. What an "
-                           "evaluation gives is there where it ran at that very step: let eval.at divide the rhythm of "
+                           "loss, valid_loss, valid_source_loss/SOURCE, or eval/TASK/NUMBER as eval/facts/acc. An "
+                           "evaluation has to run at that very step: let eval.at divide the rhythm of "
                            "checkpoint.save. Losses, perplexities and bits are better when lower, all others when "
                            "higher.")
                      .like("\"valid_loss\""),
@@ -1798,7 +1798,7 @@ const Block& task_block() {
 const Block& eval_block() {
   static const Block out{.name = "eval",
                          .constructors = {"eval"},
-                         .doc = "What is measured during the run beside its training: loss on validation data, tasks.",
+                         .doc = "Measurements during the run: loss on validation data, tasks.",
                          .fields = {bound("at", &EvalConfig::every_steps, "every_steps")
                                         .range(0, kMany)
                                         .otherwise(0)
@@ -2103,17 +2103,18 @@ const Block& patience_block() {
       .constructors = {"patience"},
       .doc = "When a run ends early: T.patience { metric = \"valid_loss\", evaluations = 5 }.",
       .fields = {bound("metric", &PatienceConfig::metric)
-                     .needed()
                      .otherwise("")
-                     .says("of its evaluations", "valid_loss, valid_source_loss/SOURCE, or eval/TASK/NUMBER.")
-                     .like("\"valid_loss\""),
+                     .silently()
+                     .says("of its evaluations", "valid_loss, valid_source_loss/SOURCE, or eval/TASK/NUMBER."),
                  bound("evaluations", &PatienceConfig::evaluations)
-                     .range(1, kMany)
-                     .otherwise(5)
+                     .range(0, kMany)
+                     .otherwise(0)
+                     .silently()
                      .says("in a row without a better value, after which the run ends"),
                  bound("least", &PatienceConfig::least)
                      .range(0, kMany)
                      .otherwise(0.0)
+                     .silently()
                      .says("by how much a value has to be better to count")}};
   return out;
 }

@@ -161,8 +161,8 @@ constexpr Row kRows[] = {
      "transferlearning loadmodel modelnameorpath loadweights warmstart initfrom",
      "cairn init, init, T.hf", "`cairn init --from HF_DIR` writes the recipe; init names what a run begins with."},
     {"pretrain pretraining run fit start trainer", "cairn train", "It trains a recipe."},
-    {"earlystopping earlystop patience loadbestmodelatend bestmodel savebest", "T.best, cairn ckpt ls",
-     "No rule stops a run early; T.best keeps the checkpoints of the least loss."},
+    {"earlystopping earlystop patience loadbestmodelatend bestmodel savebest", "T.patience, T.best",
+     "watch.early_stop ends a run; T.best keeps the best checkpoints by any metric."},
     // --- Model
     {"hiddensize dmodel nembd embeddim modeldim dim embeddingsize hidden", "model.width",
      "Channels of the residual stream."},

@@ -145,7 +145,8 @@ Recipe measured_recipe(const Plan& plan, int64_t layers, int64_t micro_batches, 
   out.optimizer.lr.clear();
   out.init = {};
   out.eval = {};
-  out.checkpoint.keep.clear();  // they may ask for the best valid_loss
+  out.checkpoint.keep.clear();  // they may ask for the best of an evaluation
+  out.watch.early_stop = {};
   out.stop = {Span::Unit::kSteps, static_cast<double>(kWarmUps + kMaxSteps)};
   return out;
 }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "ckpt/hook.h"
@@ -41,6 +42,7 @@
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/isa_option.h"
+#include "tools/recipe_tasks.h"
 #include "tools/run/folder/folder.h"
 #include "tools/tuning_option.h"
 #include "tools/version.h"
@@ -243,6 +245,11 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
         ignore(events.send({{"event", "kernels_timed"}}), "for people only");
       }
     };
+  }
+  RT_TRY_SET(const std::optional<evaluation::RunTasks> tasks, recipe_tasks(plan));
+  if (tasks) {
+    env.texts = tasks->texts();
+    env.tasks_of = [&](std::span<const data::TextScore> scores) { return tasks->told_by(scores); };
   }
   env.token_losses_of = args.token_losses_of;
   if (args.token_losses_of > 0) {

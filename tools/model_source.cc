@@ -114,14 +114,6 @@ std::vector<int32_t> chatglm_before(int64_t pieces) {
   return {static_cast<int32_t>(pieces + 1), static_cast<int32_t>(pieces + 3)};
 }
 
-/// bos_token of the files beside a tokenizer, else the <s> of a SentencePiece model, else what ends a document.
-Result<int32_t> begin_token(const text::Tokenizer& tokenizer, const text::BesideFiles& files, bool sentencepiece) {
-  RT_TRY_SET(const text::Beside beside, text::read_beside(files));
-  const std::string named = beside.bos.empty() && sentencepiece ? "<s>" : beside.bos;
-  const std::optional<int32_t> id = named.empty() ? std::nullopt : tokenizer.find(named);
-  return id.value_or(tokenizer.eod());
-}
-
 InfillTokens infill_tokens(const Recipe& recipe, const nlohmann::json& config) {
   const ObjectiveConfig& objective = recipe.objective;
   if (recipe.model.mask != Mask::kPrefix) return {};
@@ -137,6 +129,13 @@ InfillTokens infill_tokens(const Recipe& recipe, const nlohmann::json& config) {
 }
 
 }  // namespace
+
+Result<int32_t> begin_token(const text::Tokenizer& tokenizer, const text::BesideFiles& files, bool sentencepiece) {
+  RT_TRY_SET(const text::Beside beside, text::read_beside(files));
+  const std::string named = beside.bos.empty() && sentencepiece ? "<s>" : beside.bos;
+  const std::optional<int32_t> id = named.empty() ? std::nullopt : tokenizer.find(named);
+  return id.value_or(tokenizer.eod());
+}
 
 bool is_hf_folder(const fs::path& path) {
   std::error_code error;

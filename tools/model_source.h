@@ -45,6 +45,10 @@ struct OpenedModel {
   std::unique_ptr<convert::WeightSource> source;
 };
 
+/// The token before a text that has nothing before it: the bos_token of the files beside a tokenizer, else the <s> of
+/// a SentencePiece model, else what ends a document; -1: no such token. Errors: those of text::read_beside().
+Result<int32_t> begin_token(const text::Tokenizer& tokenizer, const text::BesideFiles& files, bool sentencepiece);
+
 /// Whether it has a config.json, which checkpoints and run folders have not.
 bool is_hf_folder(const std::filesystem::path& path);
 

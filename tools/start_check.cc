@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -44,6 +45,7 @@
 #include "runtime/json/json.h"
 #include "runtime/plan/activations.h"
 #include "runtime/text/tokenizer.h"
+#include "runtime/trainer/replicas.h"
 #include "runtime/trainer/staging_rooms.h"
 #include "runtime/trainer/sum_rooms.h"
 #include "tools/attention_option.h"
@@ -51,6 +53,7 @@
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/model_source.h"
+#include "tools/recipe_tasks.h"
 #include "tools/run/agent/copies.h"
 #include "tools/run/folder/folder.h"
 #include "tools/run/folder/start.h"
@@ -321,7 +324,7 @@ namespace {
 
 // --- Rules of retention
 
-/// T.best by what an evaluation gives sees the checkpoints alone at whose very step it ran.
+/// T.best by an evaluation sees only the checkpoints at whose very step it ran.
 void check_best(const Recipe& recipe, int64_t steps, StartReport& report) {
   const CheckpointConfig& checkpoint = recipe.checkpoint;
   const auto rule = std::ranges::find_if(
@@ -374,6 +377,63 @@ void check_tokenizer(const Recipe& recipe, Findings& findings) {
                 fmt::format("it has ids up to {}, and model.vocab = {} has rows for ids up to {}; text that "
                             "uses the others can be neither trained on nor evaluated",
                             made.value()->own_vocab() - 1, recipe.model.vocab, recipe.model.vocab - 1));
+}
+
+// --- Replicas
+
+/// A comparison of weights that no two ranks hold compares nothing.
+void check_replicas(const Plan& plan, Findings& findings) {
+  if (plan.recipe.watch.replica_steps == 0) return;
+  for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+    for (size_t kind = 0; kind < trainer::kHeldByCount; ++kind) {
+      if (trainer::holders(plan, rank, static_cast<trainer::HeldBy>(kind)).size() > 1) return;
+    }
+  }
+  findings.warn("watch.replicas",
+                fmt::format("nothing is compared: no two ranks hold the same weights (dp = {}, zero = {}){}",
+                            plan.mesh.dp(), plan.zero(),
+                            plan.zero() >= 3 ? "; mesh.shard below dp makes groups that do, watch.audit needs none"
+                                             : "; watch.audit needs no replicas"));
+}
+
+// --- Tasks
+
+/// The tasks of one segment, and whether the metrics that rules choose by are among theirs.
+void check_tasks(const Plan& plan, bool first, StartReport& report) {
+  Findings findings(report);
+  const Recipe& recipe = plan.recipe;
+  const Result<std::optional<evaluation::RunTasks>> tasks = recipe_tasks(plan);
+  if (!tasks.ok()) return findings.refuse("eval.tasks", tasks.error());
+  if (!tasks.value()) return;
+  const std::vector<std::string> numbers = tasks.value()->numbers();
+  const auto look_for = [&](const std::string& field, const std::string& metric) {
+    if (!metric.starts_with(MetricName::kTask)) return;
+    if (std::ranges::find(numbers, metric.substr(MetricName::kTask.size())) != numbers.end()) return;
+    findings.refuse(field,
+                    fmt::format("{} asks for {}, and the tasks have {}", field, metric, fmt::join(numbers, ", ")));
+  };
+  for (const Keep& rule : recipe.checkpoint.keep) {
+    if (rule.kind == Keep::Kind::kBest) look_for("checkpoint.keep", rule.metric);
+  }
+  look_for("watch.early_stop", recipe.watch.early_stop.metric);
+  if (!first) return;
+  const Plan last = plan.at(plan.step_stages.size() - 1);
+  const Result<data::TextRows> rows =
+      data::TextRows::make(tasks.value()->texts(), last.sequence_tokens, has_own_rows(recipe));
+  if (!rows.ok()) return findings.refuse("eval.tasks", rows.error());
+  const int64_t room = last.tokens_per_step / last.sequence_tokens;  // sequences of a pass, which are computed all
+  const int64_t tokens = (rows.value().sequences() + room - 1) / room * last.tokens_per_step;
+  const int64_t every = recipe.eval.tasks_steps > 0 ? recipe.eval.tasks_steps : recipe.eval.every_steps;
+  // Without backward a pass is a third of a step's work.
+  const double share = static_cast<double>(tokens) / 3 / static_cast<double>(every * last.tokens_per_step);
+  report.facts.push_back(fmt::format("tasks: {} and {}, {} tokens each time, about {:.2g} % of the run's time",
+                                     count_text(std::ssize(recipe.eval.tasks), "task"),
+                                     count_text(tasks.value()->items(), "item"),
+                                     format_count(static_cast<double>(tokens)), 100 * share));
+  if (recipe.eval.budget > 0 && share > recipe.eval.budget)
+    findings.warn("eval.budget", fmt::format("eval.budget = {} is less than the {:.2g} that the tasks are expected to "
+                                             "take: evaluations will be left out; more steps between them, or a limit",
+                                             recipe.eval.budget, share));
 }
 
 // --- The run folder
@@ -697,6 +757,8 @@ StartReport check_start(const StartQuestion& question) {
   report.data = check_data(question.plan, course, question.sampler, question.scan_seconds, report);
   check_best(recipe, course.run_steps(), report);
   if (question.scan_seconds > 0) check_tokenizer(recipe, findings);  // no start opens it
+  check_replicas(question.plan, findings);
+  for (size_t k = 0; k < course.plans.size(); ++k) check_tasks(course.plans[k], k == 0, report);
 
   ckpt::PosixBackend io;
   std::string notice;

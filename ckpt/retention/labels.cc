@@ -159,7 +159,7 @@ StepJudge::Row StepJudge::judge_row(const StepNumbers& numbers) const {
 }
 
 std::optional<StepAlarm> StepJudge::alarm() {
-  const Row& row = rows_.back();
+  Row& row = rows_.back();
   int64_t up = 0, down = 0, first_up = 0, first_down = 0, seen = 0;
   for (auto one = rows_.rbegin(); one != rows_.rend() && seen < kTroubleOf; ++one, ++seen) {
     if (one->step <= trouble_after_) break;
@@ -174,10 +174,14 @@ std::optional<StepAlarm> StepJudge::alarm() {
   if (!row.upward && !row.downward) return std::nullopt;
   ++outliers_in_trouble_;
   if (level_from_ == row.step + 1) return StepAlarm{StepAlarm::Kind::kLevelShift, row.step, row.step, row.why};
-  if (up >= kTroubleSteps && !std::exchange(divergence_raised_, true))
+  if (up >= kTroubleSteps && !std::exchange(divergence_raised_, true)) {
+    row.raised_divergence = true;
     return StepAlarm{StepAlarm::Kind::kDivergence, row.step, first_up, row.why};
-  if (down >= kTroubleSteps && !std::exchange(drop_raised_, true))
+  }
+  if (down >= kTroubleSteps && !std::exchange(drop_raised_, true)) {
+    row.raised_drop = true;
     return StepAlarm{StepAlarm::Kind::kDrop, row.step, first_down, row.why};
+  }
   if (outliers_in_trouble_ > 3 && outliers_in_trouble_ % 10 != 0) return std::nullopt;
   return StepAlarm{StepAlarm::Kind::kOutlier, row.step, row.step, row.why};
 }
@@ -186,7 +190,7 @@ std::optional<StepAlarm> StepJudge::add(const StepNumbers& numbers) {
   if (numbers.step <= last()) go_back(numbers.step - 1);
   if (numbers.step > rules_.level_after) level_from_ = std::max(level_from_, rules_.level_after + 1);
   Row row = judge_row(numbers);
-  if (!row.without_loss()) outliers_in_row_ = row.upward || !row.loss_counts ? outliers_in_row_ + 1 : 0;
+  if (!row.without_loss()) outliers_in_row_ = row.outlier_in_row() ? outliers_in_row_ + 1 : 0;
   if (outliers_in_row_ >= std::max<int64_t>(1, rules_.window / 2)) {  // the level has moved
     level_from_ = numbers.step + 1;
     outliers_in_row_ = 0;
@@ -200,10 +204,27 @@ std::optional<StepAlarm> StepJudge::add(const StepNumbers& numbers) {
 void StepJudge::go_back(int64_t step) {
   while (!rows_.empty() && rows_.back().step > step) rows_.pop_back();
   last_ = step;
-  outliers_in_row_ = outliers_in_trouble_ = 0;
-  divergence_raised_ = drop_raised_ = false;
+  recount();
   if (level_from_ > step + 1) level_from_ = 0;
   end_.reset();
+}
+
+void StepJudge::recount() {
+  outliers_in_row_ = outliers_in_trouble_ = 0;
+  divergence_raised_ = drop_raised_ = false;
+  for (auto row = rows_.rbegin(); row != rows_.rend() && row->step >= level_from_; ++row) {
+    if (row->without_loss()) continue;
+    if (!row->outlier_in_row()) break;
+    ++outliers_in_row_;
+  }
+  int64_t clean = 0;
+  for (auto row = rows_.rbegin(); row != rows_.rend() && clean < kTroubleOf && row->step > trouble_after_; ++row) {
+    const bool outlier = row->upward || row->downward;
+    clean = outlier ? 0 : clean + 1;
+    outliers_in_trouble_ += outlier ? 1 : 0;
+    divergence_raised_ |= row->raised_divergence;
+    drop_raised_ |= row->raised_drop;
+  }
 }
 
 void StepJudge::set_end_loss(int64_t step, double loss) {

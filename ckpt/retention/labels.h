@@ -105,8 +105,11 @@ class StepJudge {
   std::optional<StepAlarm> add(const StepNumbers& numbers);
   /// The loss of the last step's batch after its update, where no step follows to show it.
   void set_end_loss(int64_t step, double loss);
-  /// What followed `step` is of a line that was left.
+  /// The steps behind `step` are of a line that was left. A trouble that began before it is still under way, and its
+  /// alarms have been raised.
   void go_back(int64_t step);
+  /// At a start: the alarms of a trouble under way are raised again.
+  void raise_again() { outliers_in_trouble_ = 0, divergence_raised_ = drop_raised_ = false; }
   int64_t last() const { return rows_.empty() ? last_ : rows_.back().step; }
 
   struct Verdict {
@@ -133,6 +136,8 @@ class StepJudge {
     bool skipped = false;      // its update was left out
     int64_t suspect_from = 0;  // StepNumbers::suspect_from
     bool stays = false;        // StepNumbers::stays
+    bool raised_divergence = false, raised_drop = false;
+    bool outlier_in_row() const { return upward || !loss_counts; }
     /// It ruined the weights, or found them ruined: then its loss is above the ceiling.
     bool harmful() const { return upward && (!skipped || above); }
     /// It had no token to guess, so no loss.
@@ -143,6 +148,8 @@ class StepJudge {
   Row judge_row(const StepNumbers& numbers) const;
   std::vector<float> window_of(bool of_loss) const;
   std::optional<StepAlarm> alarm();
+  /// What the steps kept say of a trouble under way.
+  void recount();
 
   WatchRules rules_;
   int64_t trouble_after_;

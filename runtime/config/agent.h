@@ -1,5 +1,5 @@
 #pragma once
-// What the agent beside the ranks does: the recipe's `log`, `hooks` and `restart`. runtime/config/recipe.h says how it
+// The recipe's `log`, `hooks` and `restart`: work of the agent. runtime/config/recipe.h says how it
 // is filled.
 
 #include <cstdint>

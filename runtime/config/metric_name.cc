@@ -29,10 +29,16 @@ Result<MetricName> parse_metric(std::string_view name) {
                                                      name)};
 }
 
+size_t number_rank(std::string_view number) {
+  static constexpr std::array<std::string_view, 6> kFirst = {"acc", "exact_match", "loss", "margin", "logprob", "mass"};
+  return static_cast<size_t>(std::ranges::find(kFirst, number) - kFirst.begin());
+}
+
 bool lower_is_better(std::string_view name) {
   const std::string_view number = name.substr(name.rfind('/') == name.npos ? 0 : name.rfind('/') + 1);
   if (!name.starts_with(MetricName::kTask)) return true;
-  static constexpr std::array<std::string_view, 4> kLower = {"loss", "perplexity", "bits_per_byte", "word_perplexity"};
+  static constexpr std::array<std::string_view, 5> kLower = {"loss", "perplexity", "bits_per_byte", "byte_perplexity",
+                                                             "word_perplexity"};
   return std::ranges::find(kLower, number) != kLower.end();
 }
 

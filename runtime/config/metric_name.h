@@ -1,6 +1,7 @@
 #pragma once
-// What a person calls a number of a step: "loss", "valid_loss", "valid_source_loss/NAME", "eval/TASK/NUMBER".
+// Names of the numbers of a step: "loss", "valid_loss", "valid_source_loss/NAME", "eval/TASK/NUMBER".
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -17,6 +18,10 @@ struct MetricName {
 
 /// Errors: kInvalidInput naming the forms.
 Result<MetricName> parse_metric(std::string_view name);
+
+/// Orders the numbers of a task: the one that stands for it where only one is shown comes first, "acc" before
+/// "acc_norm".
+size_t number_rank(std::string_view number);
 
 /// Accuracies, probabilities and margins are better when they are higher; losses, perplexities and bits lower.
 bool lower_is_better(std::string_view name);

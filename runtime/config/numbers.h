@@ -1,5 +1,5 @@
 #pragma once
-// Of which form a run's numbers are, what gives the same ones, and on which device. runtime/config/recipe.h says how it
+// The form of a run's numbers, the device, and where equal runs give equal bits. runtime/config/recipe.h says how it
 // is filled.
 
 namespace cairn {

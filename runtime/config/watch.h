@@ -45,7 +45,7 @@ struct LoweredRate {
   int64_t over = 0, back = 0;
 };
 
-/// The run ends, as if it were done, when a metric has not become better for so many of its evaluations.
+/// The run ends, as if it were done, after `evaluations` without a better value of the metric.
 struct PatienceConfig {
   std::string metric;       // a name of runtime/config/metric_name.h; empty: the run goes to its end
   int64_t evaluations = 0;  // in a row

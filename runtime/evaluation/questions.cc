@@ -9,6 +9,7 @@
 #include <numeric>
 #include <set>
 
+#include "runtime/core/check.h"
 #include "runtime/evaluation/python_text.h"
 #include "runtime/json/json.h"
 
@@ -215,9 +216,9 @@ size_t greatest(const std::vector<double>& values) {
   return static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
 }
 
-Json choice_result(const Question& question, const std::vector<Score>& scores) {
+Json choice_result(const Question& question, std::span<const Score> scores) {
   std::vector<double> sums, by_character, by_byte;
-  Json out = {{"id", question.id}, {"logprobs", Json::array()}, {"tokens", Json::array()}, {"greedy", Json::array()}};
+  Json out = {{"id", question.id}, {"logprobs", Json::array()}, {"tokens", Json::array()}};
   for (size_t k = 0; k < scores.size(); ++k) {
     const std::string& choice = question.choices[k];
     sums.push_back(scores[k].logprob);
@@ -225,7 +226,7 @@ Json choice_result(const Question& question, const std::vector<Score>& scores) {
     by_byte.push_back(scores[k].logprob / static_cast<double>(choice.size()));
     out["logprobs"].push_back(scores[k].logprob);
     out["tokens"].push_back(scores[k].tokens);
-    out["greedy"].push_back(scores[k].greedy);
+    if (scores[k].greedy) out["greedy"].push_back(*scores[k].greedy);
   }
   const auto right = [&](const std::vector<double>& values) {
     return std::ranges::find(question.right, static_cast<int64_t>(greatest(values))) != question.right.end() ? 1 : 0;
@@ -236,7 +237,7 @@ Json choice_result(const Question& question, const std::vector<Score>& scores) {
   return out;
 }
 
-Json contrast_result(const Question& question, const std::vector<Score>& scores) {
+Json contrast_result(const Question& question, std::span<const Score> scores) {
   const auto per = [&](const auto& count) { return scores[0].logprob / count(0) - scores[1].logprob / count(1); };
   const double margin = scores[0].logprob - scores[1].logprob;
   return {{"id", question.id},
@@ -379,32 +380,53 @@ Result<Json> answer(Scorer& scorer, const TextIds& ids, std::span<const int32_t>
   if (task.kind == Kind::kGenerate) return generate_result(scorer, ids, ends, task, question);
   if (task.kind == Kind::kText) {
     RT_TRY_SET(const Rolling text, scorer.rolling(ids.begin, question.ids));
-    return Json{{"id", question.id},
-                {"logprob", text.logprob},
-                {"tokens", text.tokens},
-                {"bytes", question.bytes},
-                {"words", question.words}};
-  }
-  if (task.kind == Kind::kNext) {
-    RT_TRY_SET(const std::span<const double> logprobs, scorer.next_logprobs(question.ids));
-    double mass = 0;
-    for (const int32_t token : question.next) mass += std::exp(logprobs[token]);
-    return Json{{"id", question.id}, {"mass", mass}};
+    const Score score{.logprob = text.logprob, .tokens = text.tokens};
+    return result_of(task, question, std::span(&score, 1));
   }
   std::vector<Score> scores;
+  if (task.kind == Kind::kNext) {
+    RT_TRY_SET(const std::span<const double> logprobs, scorer.next_logprobs(question.ids));
+    for (const int32_t token : question.next) scores.push_back({.logprob = logprobs[token], .tokens = 1});
+  }
   for (const Encoded& request : question.requests) {
     RT_TRY_SET(const Score score, scorer.score(request));
     scores.push_back(score);
   }
-  if (task.kind == Kind::kChoice) return choice_result(question, scores);
-  if (task.kind == Kind::kContrast) return contrast_result(question, scores);
-  return Json{{"id", question.id},
-              {"logprob", scores[0].logprob},
-              {"prob", std::exp(scores[0].logprob)},
-              {"first_prob", std::exp(scores[0].first_logprob)},
-              {"first_rank", scores[0].first_rank},
-              {"greedy", scores[0].greedy ? 1 : 0},
-              {"tokens", scores[0].tokens}};
+  return result_of(task, question, scores);
+}
+
+Json result_of(const Task& task, const Question& question, std::span<const Score> scores) {
+  RT_CHECK(!scores.empty() && task.kind != Kind::kGenerate, "{} scores of a {}", scores.size(), kind_name(task.kind));
+  Json out = {{"id", question.id}};
+  switch (task.kind) {
+    case Kind::kChoice:
+      return choice_result(question, scores);
+    case Kind::kContrast:
+      return contrast_result(question, scores);
+    case Kind::kText:
+      out["logprob"] = scores[0].logprob;
+      out["tokens"] = scores[0].tokens;
+      out["bytes"] = question.bytes;
+      out["words"] = question.words;
+      break;
+    case Kind::kNext: {
+      double mass = 0;
+      for (const Score& one : scores) mass += std::exp(one.logprob);
+      out["mass"] = mass;
+      break;
+    }
+    case Kind::kProbe:
+      out["logprob"] = scores[0].logprob;
+      out["prob"] = std::exp(scores[0].logprob);
+      out["first_prob"] = std::exp(scores[0].first_logprob);
+      if (scores[0].first_rank) out["first_rank"] = *scores[0].first_rank;
+      if (scores[0].greedy) out["greedy"] = *scores[0].greedy ? 1 : 0;
+      out["tokens"] = scores[0].tokens;
+      break;
+    case Kind::kGenerate:
+      break;
+  }
+  return out;
 }
 
 Json sum_of(Kind kind, const std::vector<Json>& results) {
@@ -412,6 +434,7 @@ Json sum_of(Kind kind, const std::vector<Json>& results) {
   Json out = {{"n", results.size()}};
   const auto n = static_cast<double>(results.size());
   for (const char* const name : numbers_of(kind).means) {
+    if (!results.empty() && !results[0].contains(name)) continue;  // not known of any
     double sum = 0, squares = 0;
     for (const Json& one : results) sum += one[name].get<double>();
     for (const Json& one : results) squares += std::pow(one[name].get<double>() - sum / n, 2);

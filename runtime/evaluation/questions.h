@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,10 @@ std::string questions_hash(const Task& task, const std::vector<Question>& questi
 /// `ends`: ids that end a generated text. Errors: those of Scorer.
 Result<nlohmann::ordered_json> answer(Scorer& scorer, const TextIds& ids, std::span<const int32_t> ends,
                                       const Task& task, const Question& question);
+
+/// The same from scores of the item's texts, which somebody else has computed: of kText one for all, of kNext one for
+/// each token, else one for each request. Not for kGenerate.
+nlohmann::ordered_json result_of(const Task& task, const Question& question, std::span<const Score> scores);
 
 /// The results of all items in one object: "n", means of the numbers with their standard errors ("acc_stderr", the
 /// harness': of n - 1); of texts loss, perplexity, bits_per_byte, word_perplexity over all tokens.

@@ -74,6 +74,15 @@ Result<Encoded> encode_pair(const TextIds& ids, std::string_view context, std::s
   return out;
 }
 
+std::vector<RollingWindow> rolling_windows(int64_t size, int64_t context) {
+  std::vector<RollingWindow> out;
+  for (int64_t scored = 1; scored < size; scored = out.back().end) {
+    const int64_t end = std::min(size, scored + context);
+    out.push_back({std::max<int64_t>(0, end - 1 - context), scored, end});
+  }
+  return out;
+}
+
 Status Scorer::check() const {
   if (session_.plan().recipe.model.mask == Mask::kCausal) return {};
   return Error{ErrorCode::kUnsupported,
@@ -112,7 +121,7 @@ Result<Score> Scorer::score(const Encoded& request) {
   const std::span<const int32_t> input = std::span(ids).first(ids.size() - 1);
   const auto prefix = input.first(input.size() - tokens);
   RT_TRY_SET(const std::span<const float> logits, logits_behind(prefix, input.last(tokens)));
-  Score out{.tokens = tokens};
+  Score out{.tokens = tokens, .first_rank = 1, .greedy = true};
   for (int64_t r = 0; r < tokens; ++r) {
     const std::span<const float> row = logits.subspan(r * vocab(), vocab());
     const int32_t token = request.continuation[r];
@@ -142,15 +151,11 @@ Result<Rolling> Scorer::rolling(int32_t begin, std::span<const int32_t> ids) {
   std::vector<int32_t> all = {begin};
   all.insert(all.end(), ids.begin(), ids.end());
   Rolling out{.tokens = std::ssize(ids)};
-  const auto size = std::ssize(all);
-  for (int64_t scored = 1; scored < size;) {
-    const int64_t end = std::min(size, scored + context());           // tokens [scored, end) are predicted now
-    const int64_t first = std::max<int64_t>(0, end - 1 - context());  // the input is [first, end - 1)
+  for (const auto& [first, scored, end] : rolling_windows(std::ssize(all), context())) {
     RT_TRY_SET(const std::vector<float> losses,
                session_.token_losses(std::span(all).subspan(first, end - 1 - first),
                                      std::span(all).subspan(first + 1, end - 1 - first)));
     for (int64_t k = scored; k < end; ++k) out.logprob -= losses[k - 1 - first];
-    scored = end;
   }
   return out;
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,9 +43,11 @@ Result<std::vector<int32_t>> encode_context(const TextIds& ids, std::string_view
 struct Score {
   double logprob = 0;        // nats, the sum over the continuation's tokens
   double first_logprob = 0;  // of its first token
-  int64_t first_rank = 1;    // of its first token: 1 + the number of tokens that are likelier
   int64_t tokens = 0;        // of the continuation
-  bool greedy = true;        // each token is the likeliest at its place, the lowest id among equals
+  /// Where all tokens' probabilities are known: 1 + the number of tokens that are likelier than its first one; and
+  /// whether each token is the likeliest at its place, the lowest id among equals.
+  std::optional<int64_t> first_rank;
+  std::optional<bool> greedy;
 };
 
 /// The texts of a set, or a sentence: every token predicted once.
@@ -52,6 +55,14 @@ struct Rolling {
   double logprob = 0;  // nats
   int64_t tokens = 0;
 };
+
+/// A part of a text that is predicted in one pass: tokens [scored, end), from the input [first, end - 1).
+struct RollingWindow {
+  int64_t first = 0, scored = 0, end = 0;
+};
+/// Each of `size` tokens but the first is predicted once, in windows of `context` that do not overlap but for the last
+/// one, which reaches back.
+std::vector<RollingWindow> rolling_windows(int64_t size, int64_t context);
 
 class Scorer {
  public:
@@ -67,8 +78,8 @@ class Scorer {
   /// Natural logarithms of the probabilities [vocab] of the token behind `context`; valid until the next call.
   Result<std::span<const double>> next_logprobs(std::span<const int32_t> context);
 
-  /// Each of `ids` is predicted once, the first from `begin`, in windows of the model's context that do not overlap but
-  /// for the last one, which reaches back. Errors: as score().
+  /// Each of `ids` is predicted once, the first from `begin`, in rolling_windows() of the model's context. Errors: as
+  /// score().
   Result<Rolling> rolling(int32_t begin, std::span<const int32_t> ids);
 
   /// Greedy: the ids behind the last (context - most) ids of `context`, up to the first that is in `ends`, or until

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config/mistake.h"
 #include "runtime/config/layout.h"
+#include "runtime/config/mistake.h"
 #include "runtime/core/result.h"
 
 namespace cairn {

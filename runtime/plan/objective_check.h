@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "runtime/config/mistake.h"
 #include "runtime/config/data.h"
+#include "runtime/config/mistake.h"
 #include "runtime/config/model.h"
 
 namespace cairn {

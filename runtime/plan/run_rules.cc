@@ -223,6 +223,11 @@ void retention(RuleList& rules) {
 
 void early_stop(RuleList& rules) {
   const PatienceConfig& patience = rules.recipe.watch.early_stop;
+  if (patience.metric.empty() != (patience.evaluations == 0))
+    rules.fail("watch.early_stop",
+               patience.metric.empty() ? "watch.early_stop names no metric"
+                                       : "watch.early_stop does not say after how many evaluations the run ends",
+               "T.patience { metric = \"valid_loss\", evaluations = 5 }");
   if (patience.metric.empty()) return;
   known_metric(rules, "watch.early_stop", "waits for a better", patience.metric);
   if (patience.metric == "loss")

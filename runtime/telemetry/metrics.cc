@@ -69,7 +69,7 @@ std::vector<std::pair<std::string, double>> named_values(const StepMetrics& metr
     out.emplace_back(std::string(MetricName::kSource) + source, loss);
   for (const TaskNumbers& task : metrics.tasks) {
     for (const auto& [number, value] : task.numbers) {
-      if (number != "n" && !number.ends_with("_stderr"))
+      if (number != "n" && number != "tokens" && !number.ends_with("_stderr"))
         out.emplace_back(fmt::format("{}{}/{}", MetricName::kTask, task.task, number), value);
     }
   }
@@ -102,6 +102,12 @@ json to_json(const StepMetrics& m) {
   }
   if (m.tasks_left_out) out["eval_left_out"] = true;
   if (m.tasks_ms) out["eval_ms"] = finite(*m.tasks_ms);
+  if (m.ended_early) {
+    out["ended_early"] = {{"metric", m.ended_early->metric},
+                          {"best", finite(m.ended_early->best)},
+                          {"best_step", m.ended_early->best_step},
+                          {"evaluations", m.ended_early->evaluations}};
+  }
   if (m.end_loss) out["end_loss"] = finite(*m.end_loss);
   if (m.loss_scale) {
     out["loss_scale"] = finite(*m.loss_scale);
@@ -167,13 +173,15 @@ std::optional<ReplicaCheck> replica_check(const json& in) {
 
 }  // namespace
 
-std::optional<MachineError> machine_error(const StepMetrics& metrics) {
+std::vector<MachineError> machine_errors(const StepMetrics& metrics) {
+  std::vector<MachineError> out;
   const auto& replicas = metrics.replicas;
   if (replicas && !replicas->ranks.empty())
-    return MachineError{"replica", replicas->ranks, replicas->tied, replicas->since};
+    out.push_back({"replica", replicas->ranks, replicas->tied, replicas->since});
   const auto& again = metrics.again;
-  if (!again || !again->audit || again->found == ComputedAgain::Found::kSame) return std::nullopt;
-  return MachineError{to_text(again->found), again->ranks, false, again->since};
+  if (again && again->audit && again->found != ComputedAgain::Found::kSame)
+    out.push_back({to_text(again->found), again->ranks, false, again->since});
+  return out;
 }
 
 std::string_view to_text(ComputedAgain::Found found) {
@@ -266,6 +274,13 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
     for (const auto& [source, loss] : in[name].items()) {
       if (loss.is_number()) into->emplace_back(source, loss.get<double>());
     }
+  }
+  if (const json end = json_field(in, "ended_early"); end.is_object()) {
+    const json best = json_field(end, "best");
+    out.ended_early = EarlyEnd{.metric = json_string(end, "metric"),
+                               .best = best.is_number() ? best.get<double>() : NAN,
+                               .best_step = json_integer(json_field(end, "best_step"), 0, INT64_MAX).value_or(0),
+                               .evaluations = json_integer(json_field(end, "evaluations"), 0, INT64_MAX).value_or(0)};
   }
   if (const json tasks = json_field(in, "eval"); tasks.is_object()) {
     for (const auto& [task, numbers] : tasks.items()) {

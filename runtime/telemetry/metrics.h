@@ -39,10 +39,17 @@ struct ReplicaCheck {
   int64_t since = 0;           // the last step behind which an earlier comparison found all equal
 };
 
-/// What an evaluation of a task gave: "acc", "acc_stderr", "n" and the like (docs/evaluating.md).
+/// Results of an evaluation of a task: "acc", "acc_stderr", "n" and the like (docs/evaluating.md).
 struct TaskNumbers {
   std::string task;
   std::vector<std::pair<std::string, double>> numbers;
+};
+
+/// By watch.early_stop: the metric has not become better in `evaluations` in a row.
+struct EarlyEnd {
+  std::string metric;
+  double best = 0;
+  int64_t best_step = 0, evaluations = 0;
 };
 
 struct StepMetrics {
@@ -62,6 +69,7 @@ struct StepMetrics {
   std::vector<TaskNumbers> tasks;                                 // of eval.tasks
   bool tasks_left_out = false;                                    // they were due, and eval.budget had no time for them
   std::optional<double> tasks_ms;                                 // that they took
+  std::optional<EarlyEnd> ended_early;                            // the run ends here
   std::optional<double> end_loss;                                 // the run's last step: of its batch, after its update
   std::optional<double> loss_scale;                               // fp16: of this step
   /// Steps of the run without an update, this one included: gradients overflowed in fp16, or a guard has left it out.
@@ -90,7 +98,7 @@ struct MachineError {
   bool tied = false;
   int64_t since = 0;  // the last step whose state was found to be sound
 };
-std::optional<MachineError> machine_error(const StepMetrics& metrics);
+std::vector<MachineError> machine_errors(const StepMetrics& metrics);
 
 /// The step's value of that name (runtime/config/metric_name.h), if it has one.
 std::optional<double> value_of(const StepMetrics& metrics, std::string_view name);

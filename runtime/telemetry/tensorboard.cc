@@ -136,6 +136,9 @@ Status TensorBoardWriter::write(const StepMetrics& m) {
   for (const auto& [name, loss] : m.valid_source_loss) {
     if (m.valid_source_loss.size() > 1) scalar("valid/loss/" + name, loss);
   }
+  for (const TaskNumbers& task : m.tasks) {
+    for (const auto& [name, value] : task.numbers) scalar(fmt::format("eval/{}/{}", task.task, name), value);
+  }
   if (m.loss_scale) scalar("train/loss_scale", *m.loss_scale);
   return append(records);
 }

@@ -109,8 +109,10 @@ bool StepGuard::audits(int64_t number) const { return watch_.audit_steps > 0 && 
 bool StepGuard::skips(int64_t number, const telemetry::StepVerdict& verdict) const {
   if (listed(number)) return true;
   if (!verdict.outlier() || !acts(GuardAction::kSkip)) return false;
-  std::vector<int64_t> own = state_.skipped_steps;  // a person's use up no try of the guard's
-  std::erase_if(own, [&](int64_t step) { return listed(step); });
+  std::vector<int64_t> own = state_.skipped_steps;  // others use up no try of the guard's
+  std::erase_if(own, [&](int64_t step) {
+    return listed(step) || std::ranges::find(state_.without_targets, step) != state_.without_targets.end();
+  });
   return within(own, number, watch_.skip.within) < watch_.skip.at_most;
 }
 
@@ -125,6 +127,12 @@ void StepGuard::note_recomputed(int64_t number) {
 
 void StepGuard::note_audit(int64_t number, bool clean) {
   if (clean) state_.audited = number;
+}
+
+void StepGuard::note_without_targets(int64_t number) {
+  state_.without_targets.push_back(number);
+  keep_newest(state_.without_targets, number, watch_.skip.within);
+  note(number, {}, true);
 }
 
 void StepGuard::note(int64_t number, const telemetry::StepVerdict& verdict, bool skipped) {

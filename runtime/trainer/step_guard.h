@@ -43,6 +43,8 @@ class StepGuard {
 
   void note_recomputed(int64_t number);
   void note_audit(int64_t number, bool clean);
+  /// A step whose batch has no token to guess.
+  void note_without_targets(int64_t number);
   /// Once the step's fate is known.
   void note(int64_t number, const telemetry::StepVerdict& verdict, bool skipped);
 

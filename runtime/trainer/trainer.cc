@@ -304,6 +304,17 @@ class Run {
   Result<double> forward_loss(std::span<const data::SampleRef> samples);
   void finish_trace(bool last);
   Result<std::optional<double>> evaluate();
+  /// The micro-batches of the tasks' sequences from `first` on, as many as a step has room for.
+  void load_texts(const data::TextRows& rows, int64_t first);
+  /// Scores Environment::texts, if they are due and there is time for them.
+  Status answer_tasks(int64_t number, bool last);
+  Result<bool> has_time_for_tasks();
+  /// Compares the ranks' texts: each host has files of its own.
+  Status compare_texts();
+  /// Counts the step's evaluation for watch.early_stop. Not nullopt: the run ends here.
+  std::optional<telemetry::EarlyEnd> loses_patience(int64_t number);
+  /// This rank's part of a loaded micro-batch becomes the one that runs.
+  void take_loaded(int64_t micro_batch);
   Result<StepOrder> agree_on_order(bool last);
   /// The rank's next part of a step: told to who watches it, and its time counted.
   void phase(int64_t step, const char* what, Phase counted) {
@@ -364,6 +375,10 @@ class Run {
   Clock::time_point computes_since_;  // the step's data; and until its gradients are complete
   int64_t waited_before_ns_ = 0;      // telemetry::waited_ns then
   double compute_ms_ = 0;
+  Clock::time_point began_;           // the loop
+  double tasks_ms_ = 0;               // that evaluations of tasks took since then
+  std::optional<double> tasks_took_;  // the last one of them
+  bool texts_compared_ = false;
   bool updated_ = false;  // the step's update was ordered before its numbers were known, and has written
   bool traced_ = false;   // on_trace was called
 };
@@ -478,24 +493,7 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
       if (tells) masked_ += masked;
       if (!by_sample_.empty()) data::count_documents(by_sample_, &loaded, tells ? documents_ : told_by_others);
     }
-    now_->batches[k] = {
-        loaded.inputs.data(), loaded.targets.data(), {}, {loaded.positions, loaded.starts, loaded.ends}};
-    if (!now_->held.empty()) {  // keys of all tokens are gathered, so where a document begins is asked of all
-      std::vector<int32_t>* const held = &now_->held[kHeldRows * k];
-      if (has_own_rows(recipe) && loaded.positions.empty()) {  // tables have all positions: rows say which is theirs
-        loaded.positions.resize(loaded.inputs.size());
-        for (size_t t = 0; t < loaded.positions.size(); ++t) {
-          loaded.positions[t] = static_cast<int32_t>(static_cast<int64_t>(t) % plan.sequence_tokens);
-        }
-      }
-      keep_held(now_->tokens, loaded.positions, &held[2]);
-      keep_held(now_->tokens, loaded.counts, &held[3]);
-      keep_held(now_->tokens, loaded.channels, &held[4]);
-      now_->batches[k] = {keep_held(now_->tokens, loaded.inputs, &held[0]),
-                          keep_held(now_->tokens, loaded.targets, &held[1]),
-                          {},
-                          {held[2], loaded.starts, {}}};
-    }
+    take_loaded(k);
     if (!drops) continue;
     uint64_t* const first = at;
     for (const data::SampleRef& sample : mine) {
@@ -505,6 +503,28 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
     now_->batches[k].dropout_keys = {first, at};
   }
   return by_sample_.empty() ? Status() : weigh_by_sample();
+}
+
+void Run::take_loaded(int64_t k) {
+  data::MicroBatch& loaded = now_->loaded[k];
+  now_->batches[k] = {loaded.inputs.data(), loaded.targets.data(), {}, {loaded.positions, loaded.starts, loaded.ends}};
+  if (now_->held.empty()) return;
+  // Keys of all tokens are gathered, so where a document begins is asked of all.
+  std::vector<int32_t>* const held = &now_->held[kHeldRows * k];
+  const int64_t sequence = now_->plan.sequence_tokens;
+  if (has_own_rows(now_->plan.recipe) && loaded.positions.empty()) {  // tables have all positions: rows say which is
+    loaded.positions.resize(loaded.inputs.size());                    // theirs
+    for (size_t t = 0; t < loaded.positions.size(); ++t) {
+      loaded.positions[t] = static_cast<int32_t>(static_cast<int64_t>(t) % sequence);
+    }
+  }
+  keep_held(now_->tokens, loaded.positions, &held[2]);
+  keep_held(now_->tokens, loaded.counts, &held[3]);
+  keep_held(now_->tokens, loaded.channels, &held[4]);
+  now_->batches[k] = {keep_held(now_->tokens, loaded.inputs, &held[0]),
+                      keep_held(now_->tokens, loaded.targets, &held[1]),
+                      {},
+                      {held[2], loaded.starts, {}}};
 }
 
 Status Run::weigh_by_sample() {
@@ -855,7 +875,7 @@ Result<bool> Run::leaves_out(int64_t number, Pass* found) {
   StepGuard guard(plan_.recipe.watch, watch_rules_, now_->level, &position_.guards);
   if (found->nothing_counts) {
     metrics_.skip_why = without_targets();
-    guard.note(number, {}, true);
+    guard.note_without_targets(number);
     return true;
   }
   telemetry::StepVerdict verdict = guard.look(number, found->loss, found->norm);
@@ -1049,6 +1069,92 @@ Result<std::optional<double>> Run::evaluate() {
   return mean_over_world(losses, documents, "validation loss", &metrics_.valid_source_loss);
 }
 
+void Run::load_texts(const data::TextRows& rows, int64_t first) {
+  const Plan& plan = now_->plan;
+  const int64_t micro = plan.recipe.batch.micro, pieces = plan.recipe.model.context / plan.sequence_tokens;
+  for (int64_t k = 0; k < plan.micro_batches; ++k) {
+    const int64_t sample = (k * plan.mesh.dp() + rank_.at.dp) * micro;
+    rows.fill(first + sample * pieces, micro, pieces, &now_->loaded[k]);
+    take_loaded(k);
+  }
+}
+
+Result<bool> Run::has_time_for_tasks() {
+  const double budget = plan_.recipe.eval.budget;
+  if (budget <= 0) return true;
+  uint8_t has = 1;  // the first of this process always, to know how long they take
+  if (decides() && tasks_took_) has = tasks_ms_ + *tasks_took_ <= budget * (ms_since(began_) + *tasks_took_) ? 1 : 0;
+  RT_TRY(groups_.world->broadcast(&has, sizeof(has), env_.decides, "time for tasks"));
+  return has != 0;
+}
+
+Status Run::compare_texts() {
+  if (texts_compared_) return {};
+  uint64_t hash = 0;
+  for (const data::ScoredText& text : env_.texts) {
+    hash = mix64(hash + static_cast<uint64_t>(text.scored));
+    for (const int32_t id : text.ids) hash = mix64(hash + static_cast<uint64_t>(id));
+  }
+  const auto mine = static_cast<int64_t>(hash >> 1);
+  std::array<int64_t, 2> most = {mine, -mine};
+  RT_TRY(groups_.world->all_reduce(most.data(), std::ssize(most), DType::kI64, comm::ReduceOp::kMax, "texts of tasks"));
+  if (most[0] != -most[1]) {
+    return Error{ErrorCode::kInvalidInput,
+                 "eval.tasks: the hosts ask different texts: the files of the tasks, or the tokenizer's, are not the "
+                 "same on all of them"};
+  }
+  texts_compared_ = true;
+  return {};
+}
+
+Status Run::answer_tasks(int64_t number, bool last) {
+  const EvalConfig& eval = plan_.recipe.eval;
+  const int64_t every = eval.tasks_steps > 0 ? eval.tasks_steps : eval.every_steps;
+  if (!env_.tasks_of || every == 0 || (number % every != 0 && !last)) return {};
+  phase(number, "tasks", Phase::kValidation);
+  RT_TRY(compare_texts());
+  if (!last) {
+    RT_TRY_SET(const bool has_time, has_time_for_tasks());
+    metrics_.tasks_left_out = !has_time;
+    if (!has_time) return {};
+  }
+  const Clock::time_point begin = Clock::now();
+  RT_TRY(enter(plan_.step_stages.size() - 1));
+  const Plan& plan = now_->plan;
+  RT_TRY_SET(const data::TextRows rows,
+             data::TextRows::make(env_.texts, plan.sequence_tokens, has_own_rows(plan.recipe)));
+  data::TextSums sums(std::ssize(env_.texts));
+  const int64_t room = plan.micro_batches * plan.mesh.dp() * plan.recipe.batch.micro *
+                       (plan.recipe.model.context / plan.sequence_tokens);
+  for (int64_t first = 0; first < rows.sequences(); first += room) {
+    load_texts(rows, first);
+    now_->data_parallel.begin_pass(false);
+    RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> token_losses) {
+      if (!counts_losses()) return;
+      const std::span<const int32_t> owners = channels_of(micro_batch);
+      for (size_t row = 0; row < owners.size(); ++row) {
+        if (owners[row] >= 0) sums.add(owners[row], token_losses[row]);
+      }
+    }));
+  }
+  RT_TRY(add_over_world(sums.units, "scores of tasks"));
+  metrics_.tasks = env_.tasks_of(sums.scores());
+  tasks_took_ = ms_since(begin);
+  tasks_ms_ += *tasks_took_;
+  metrics_.tasks_ms = tasks_took_;
+  return {};
+}
+
+std::optional<telemetry::EarlyEnd> Run::loses_patience(int64_t number) {
+  const PatienceConfig& patience = plan_.recipe.watch.early_stop;
+  if (patience.metric.empty()) return std::nullopt;
+  const std::optional<double> value = telemetry::value_of(metrics_, patience.metric);
+  PatienceState& state = position_.patience;
+  if (value) note_evaluation(patience, number, *value, &state);
+  if (!value || !ended_early(patience, state)) return std::nullopt;
+  return telemetry::EarlyEnd{state.metric, state.best, state.best_step, state.without};
+}
+
 Result<StepOrder> Run::agree_on_order(bool last) {
   phase(position_.step, "order", Phase::kCheckpoint);
   int64_t wire = 0;  // flags and slot, or -1
@@ -1090,7 +1196,13 @@ Result<Outcome> Run::loop() {
   RT_TRY(start());
   RT_TRY(make_choices());
   const EvalConfig& eval = plan_.recipe.eval;
-  bool stopped = false;
+  // Ranks start again at the step at which the run has ended: the agent may not have heard of it.
+  bool stopped = position_.step < plan_.end_step && ended_early(plan_.recipe.watch.early_stop, position_.patience);
+  if (const auto told = telemetry::step_metrics_from_json(json_or_nothing(position_.metrics));
+      stopped && told.ok() && decides() && env_.on_step) {
+    env_.on_step(told.value());
+  }
+  began_ = Clock::now();
   while (position_.step < plan_.end_step && !stopped) {
     const int64_t number = position_.step + 1;
     recorder_.begin_step(number);
@@ -1116,10 +1228,20 @@ Result<Outcome> Run::loop() {
                      number, plan_.recipe.data.mask_repeats.period > 0 ? " and data.mask_repeats leave" : " leaves");
       }
     }
+    if (last && position_.guards.skipped >= number) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("step {}, the run's last: the update of each step was left out, of this one because {}: "
+                               "nothing was trained",
+                               number, metrics_.skip_why)};
+    }
+    RT_TRY(answer_tasks(number, last));
+    metrics_.ended_early = loses_patience(number);
+    const bool ends = last || metrics_.ended_early.has_value();
     telemetry::StepMetrics told = metrics_;
     told.step_ms = told.tokens_per_s = 0;  // differ from rank to rank
+    told.tasks_ms.reset();
     position_.metrics = json_text(telemetry::to_json(told));
-    RT_TRY_SET(const StepOrder order, agree_on_order(last));
+    RT_TRY_SET(const StepOrder order, agree_on_order(ends));
     if (order.snapshot) {
       phase(number, "snapshot", Phase::kCheckpoint);
       const Clock::time_point begin = Clock::now();
@@ -1128,7 +1250,7 @@ Result<Outcome> Run::loop() {
       paused_ms_ += ms_since(begin);
     }
     metrics_.checkpoint_lost_ms = paused_ms_;
-    stopped = order.stop;
+    stopped = order.stop || metrics_.ended_early.has_value();
     finish_trace(stopped || last);
     phase(number, "log", Phase::kLog);
     const telemetry::StepSplit split = recorder_.take_split();

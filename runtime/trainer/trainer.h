@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "runtime/comm/shm_world.h"
 #include "runtime/core/result.h"
 #include "runtime/core/traffic.h"
+#include "runtime/data/scored_texts.h"
 #include "runtime/device/machine.h"
 #include "runtime/device/op_clock.h"
 #include "runtime/plan/plan.h"
@@ -54,6 +56,10 @@ struct Environment {
   /// has, of tp ranks the first only. Empty: none are asked for.
   int64_t token_losses_of = 0;
   std::function<void(const std::vector<TokenLoss>& losses)> on_token_losses;
+  /// Texts that eval.tasks have scored, and how scores become their numbers. The same on every rank. Empty:
+  /// nothing.
+  std::span<const data::ScoredText> texts;
+  std::function<std::vector<telemetry::TaskNumbers>(std::span<const data::TextScore> scores)> tasks_of;
   telemetry::TraceWindow trace;  // steps whose timeline is drawn
   /// Every rank, once the window has passed or the run ends inside it: a trace file's text. May be empty.
   std::function<void(const std::string& trace)> on_trace;

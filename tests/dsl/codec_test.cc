@@ -166,6 +166,7 @@ Recipe everything_changed() {
              .skip = {41, 42},
              .lower_lr = {0.25, 43, 44, 45, 46},
              .recompute = {47, 48},
+             .early_stop = {"m", 54, 0.5},
              .skip_steps = {49},
              .lowered_rates = {{50, 0.75, 51, 52}},
              .audit_steps = 53,
@@ -196,7 +197,7 @@ Recipe everything_changed() {
   r.checkpoint.replicate_steps = 4;
   r.init = {"p", true, {"o"}, {"e"}, {"m"}, {"x"}};
   r.checkpoint.copy_to = {{"s3://b/p", 1, 2, 3, 4.5, false, "http://e", "r", 5.5, 6.5, "/c"}};
-  r.eval = {10, 11};
+  r.eval = {10, 11, {{"f", 2, 3, 4, {"shuffle"}}}, 12, 0.5};
   r.log = {12, false, {{Tracker::Kind::kOtlp, "http://h", "p", "e", {"t"}, 19.5}}};
   r.restart = {13, 14.5, 15.5};
   r.hooks = {{{"saved", "best"}, {"upload", "{dir}"}, 16.5, 17, 18.5}};
@@ -228,7 +229,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 289);
+    CHECK(changed.size() == 299);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 768);
     CHECK(sizeof(RopeConfig) == 144);
@@ -243,15 +244,15 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(MeshConfig) == 136);
     CHECK(sizeof(RecomputeConfig) == 24);
     CHECK(sizeof(CheckpointConfig) == 120);
-    CHECK(sizeof(Keep) == 56);
+    CHECK(sizeof(Keep) == 88);
     CHECK(sizeof(InitConfig) == 136);
     CHECK(sizeof(CopyTo) == 184);
     CHECK(sizeof(RestartConfig) == 24);
-    CHECK(sizeof(EvalConfig) == 16);
+    CHECK(sizeof(EvalConfig) == 56);
     CHECK(sizeof(LogConfig) == 40);
     CHECK(sizeof(Tracker) == 136);
     CHECK(sizeof(Hook) == 72);
-    CHECK(sizeof(WatchConfig) == 304);
+    CHECK(sizeof(WatchConfig) == 352);
   }
 
   TEST_CASE("an option that has its default is not in the JSON, and absent it has that default") {

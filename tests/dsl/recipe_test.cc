@@ -169,7 +169,7 @@ TEST_SUITE("dsl/recipe") {
     CHECK(encode_recipe(decode_recipe(encode_recipe(r)).value()) == encode_recipe(r));
     CHECK(only_mistake(with(rules)) ==
           "main.lua:3: checkpoint.keep asks for the best valid_loss, but nothing is evaluated");
-    CHECK(only_mistake(with("checkpoint = { keep = { T.best { metric = \"acc\" } } }")).find("is not one of") !=
+    CHECK(only_mistake(with("checkpoint = { keep = { T.best { metric = \"acc\" } } }")).find("names no metric") !=
           std::string::npos);
     CHECK(only_mistake(with("checkpoint = { keep = { T.within { hours = 1, minutes = 2 } } }")) ==
           "main.lua:3: checkpoint.keep: T.within takes exactly one of seconds, minutes and hours");

@@ -77,6 +77,10 @@ TEST_SUITE("dsl/reference") {
       if (path == "mesh.shard") changes += ", optimizer = { zero = 1 }";
       if (path == "optimizer.keep_after_forward") changes = "optimizer = { zero = 3, keep_after_forward = true }";
       if (path == "watch.on_sdc") changes = "watch = { on_sdc = { \"stop\" }, audit = T.every { steps = 100 } }";
+      if (path.starts_with("eval.tasks"))
+        changes =
+            "tokenizer = T.bytes, eval = { tasks_at = T.every { steps = 9 }, tasks = { T.task { \"a.jsonl\" } } }";
+      if (path == "watch.early_stop") changes += ", eval = { at = T.every { steps = 9 } }";
       if (path == "model.heads") changes = "model = { heads = 12, width = 768 }";
       load_good(with(changes));
     });

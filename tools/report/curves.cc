@@ -186,6 +186,20 @@ void add_evaluations(const std::vector<StepMetrics>& steps, Curves& curves) {
   for (Series& source : sources) curves.add_sparse(std::move(source), at);
 }
 
+void add_tasks(const History& history, Curves& curves) {
+  for (const TaskCurve& task : history.tasks) {
+    std::vector<StepMetrics> at;
+    Series series{.name = task.name, .nan_counts = true};
+    for (const auto& [number, value] : task.points) {
+      const auto step = std::ranges::lower_bound(history.steps, number, {}, &StepMetrics::step);
+      if (step == history.steps.end() || step->step != number) continue;  // of a step that another start has left
+      at.push_back(*step);
+      series.values.push_back(value);
+    }
+    curves.add_sparse(std::move(series), at);
+  }
+}
+
 void add_stalls(const History& history, Curves& curves) {
   std::vector<StepMetrics> at;
   std::ranges::copy_if(history.steps, std::back_inserter(at),
@@ -248,6 +262,7 @@ json curves_of(const History& history, int64_t bytes) {
   if (!history.steps.empty()) {
     curves.add_dense(dense_series(history.steps, &left_out), bytes);
     add_evaluations(history.steps, curves);
+    add_tasks(history, curves);
     add_stalls(history, curves);
     const std::vector<std::span<const StepMetrics>> pieces = pieces_of(history.superseded);
     pieces_left_out = std::max<int64_t>(0, std::ssize(pieces) - kMostPieces);

@@ -187,6 +187,7 @@ Result<History> read_history(const fs::path& run) {
   if (!told.ok()) return std::move(told).error().with("no metrics; is this a run folder?");
   out.steps = std::move(told.value().kept);
   out.superseded = std::move(told.value().superseded);
+  out.tasks = task_curves(out.steps, run);
   size_t agent = 0;  // index of the start of the agent at work
   std::optional<json> respawned;
   for (const json& event : NewLines(run / "events.jsonl").take()) {

@@ -15,6 +15,7 @@
 #include "ckpt/retention/labels.h"
 #include "runtime/core/result.h"
 #include "runtime/telemetry/metrics.h"
+#include "tools/report/evaluations.h"
 #include "tools/run/folder/folder.h"
 #include "tools/run/folder/goodput.h"
 #include "tools/run/folder/lineage.h"
@@ -89,6 +90,7 @@ struct History {
   Troubles troubles;
   std::optional<RunHolder> holder;  // the process at work
   std::vector<LineageEntry> lineage;
+  std::vector<TaskCurve> tasks;
   ckpt::Labels labels;
   std::vector<std::string> unreadable;  // why lineage or labels are missing here
 

@@ -94,6 +94,17 @@ function perName(title, unit, before) {
   const lines = names.map((name, k) => line(runs[0], name, name.slice(before.length), `--c${k % 8}`, { dash: k >= 8, exact }));
   return lines.length ? [{ title, unit, lines }] : [];
 }
+/// Numbers of tasks: one chart for each kind of number ("acc", "loss"), of several runs one for each task too.
+function taskCharts() {
+  const names = [...namesWith("eval/"), ...namesWith("evals/")], out = [];
+  for (const of of new Set(names.map(name => name.split("/").pop()))) {
+    const same = names.filter(name => name.split("/").pop() === of);
+    const task = name => name.slice(name.indexOf("/") + 1, -of.length - 1) + (name.startsWith("evals/") ? ", checkpoints" : "");
+    if (several) out.push(...same.map(name => perRun(`Tasks, ${of}: ${task(name)}`, "", [[name, "", { exact: true }]])));
+    else out.push({ title: `Tasks: ${of}`, unit: "", lines: same.map((name, k) => line(runs[0], name, task(name), `--c${k % 8}`, { dash: k >= 8, exact: true })) });
+  }
+  return out;
+}
 function phases(run) {
   const names = Object.keys(run.data.curves.series).filter(name => name.startsWith("split_ms/"));
   const place = name => (PHASES.indexOf(name.slice(9)) + PHASES.length + 1) % (PHASES.length + 1);
@@ -108,6 +119,7 @@ const charts = [
   ...perName("Loss of each source", "nats a token", "source_loss/"),
   ...perName("Loss of each channel", "nats a token", "channel_loss/"),
   ...perName("Validation of each source", "nats a token", "valid_source_loss/"),
+  ...taskCharts(),
   perRun("Gradient norm", "before clipping", [["grad_norm", ""]]),
   perRun("Learning rate", "", [["lr", "", { exact: true }]], { zero: true }),
   perRun("Tokens a second", "", [["tokens_per_s", ""]], { zero: true }),
@@ -558,6 +570,9 @@ function drawDetails() {
     out.append(el("p", { class: "state" }, data.run, el("br"), data.state));
     list(out, "Advice", data.advice);
     list(out, "Not readable", data.unreadable);
+    const tasks = Object.entries(data.tasks || {});
+    if (tasks.length) out.append(el("h3", {}, "Tasks"), el("div", { class: "tall" }, table([["", ""], ["last", "n"], ["at step", "n"], ["best", "n"], ["at step", "n"], ["change", "n"], ["", ""]],
+      tasks.map(([name, one]) => [name, number(one.last), whole(one.last_step), number(one.best), whole(one.best_step), number(one.change), one.trend]))));
     list(out, "Failures", data.failures.map(one => `${one.class || "not classified"}${one.host ? " on " + one.host : ""}: ${one.times}`));
     list(out, "Stragglers", data.stragglers.map(one => `${one.host}: up to ${number(one.ratio)} × the time of the others, for ${duration(one.seconds)}: ${one.why}`));
     list(out, "Excluded hosts", data.excluded.map(one => `${one.host}: ${one.reason}`));

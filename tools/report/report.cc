@@ -200,6 +200,13 @@ json report_json(const History& history, const std::filesystem::path& run, int64
   for (const auto& [name, loss] : summary.valid_source_loss) out["valid_source_loss"][name] = loss;
   for (const ChannelSummary& one : summary.channels)
     out["channel_loss"][one.name] = {{"steps", one.steps}, {"first", number(one.first)}, {"last", number(one.last)}};
+  for (const TaskCurve& one : history.tasks) {
+    const TaskSummary task = summary_of(one);
+    out["tasks"][one.name] = {{"last", number(task.last)},        {"last_step", task.last_step},
+                              {"best", number(task.best)},        {"best_step", task.best_step},
+                              {"change", number(task.change)},    {"trend", to_text(task.trend)},
+                              {"evaluations", one.points.size()}, {"own", one.first}};
+  }
   if (history.goodput) out["goodput"] = to_json(*history.goodput);
   out.update(to_json(history.troubles));
   int64_t marks_left_out = 0;
@@ -231,6 +238,13 @@ std::string report_text(const History& history, const std::filesystem::path& run
     }
     out += fmt::format("\n  speed          {:.1f} steps/s (median step {:.1f} ms), {} tokens/s\n",
                        1000 / summary.step_ms, summary.step_ms, format_count(summary.tokens_per_s));
+  }
+  for (const TaskCurve& one : history.tasks) {
+    if (!one.first) continue;
+    const TaskSummary task = summary_of(one);
+    out += fmt::format("  task           {}: {:.4g} at step {}, best {:.4g} at {}, {}{}\n", printable(one.name),
+                       task.last, task.last_step, task.best, task.best_step, to_text(task.trend),
+                       utf8 && one.points.size() > 1 ? " " + spark(one, 20) : "");
   }
   for (const ChannelSummary& one : summary.channels)
     out += fmt::format("  channel        {}: {:.3f} -> {:.3f} nats a token, in {}\n", printable(one.name), one.first,

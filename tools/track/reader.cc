@@ -27,7 +27,7 @@ bool read_line(std::ifstream& in, int64_t at, std::string& line) {
 void add_values(const json& line, const std::string& prefix, std::vector<std::pair<std::string, double>>& out) {
   for (const auto& [name, value] : line.items()) {
     if (prefix.empty() && (name == "step" || name == "time")) continue;
-    if (value.is_object() && prefix.empty()) add_values(value, name + "/", out);
+    if (value.is_object() && (prefix.empty() || prefix == "eval/")) add_values(value, prefix + name + "/", out);
     if (value.is_number() && std::isfinite(value.get<double>())) out.emplace_back(prefix + name, value.get<double>());
   }
 }

@@ -101,6 +101,9 @@ TEST_SUITE("ckpt/run_labels") {
     note(labels, 120, 120);
     note(labels, 121, 124, kRuined);
     CHECK(divergences(labels) == std::vector{std::pair(int64_t{124}, true)});
+    labels.go_back(124);  // killed once more, in the trouble
+    note(labels, 125, 126, kRuined);
+    CHECK(divergences(labels).empty());
     labels.go_back(119);
     labels.leave_line(119);
     note(labels, 120, 120);

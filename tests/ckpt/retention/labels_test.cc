@@ -148,6 +148,27 @@ TEST_SUITE("ckpt/retention/labels") {
     CHECK(label_of(below, 207, 207) == Label::kGood);  // as step 200
   }
 
+  TEST_CASE("ranks that start again in a trouble do not raise its alarms twice; behind its end a new one is raised") {
+    const auto kinds = [](StepJudge& judge, int64_t from, int64_t to, double loss) {
+      std::vector<StepAlarm::Kind> out;
+      for (int64_t step = from; step <= to; ++step) {
+        if (const auto alarm = judge.add({step, loss, 1})) out.push_back(alarm->kind);
+      }
+      return out;
+    };
+    using Kind = StepAlarm::Kind;
+    StepJudge judge = run_to(400);
+    CHECK(kinds(judge, 401, 404, 9) == std::vector{Kind::kOutlier, Kind::kOutlier, Kind::kOutlier, Kind::kDivergence});
+    judge.go_back(404);
+    CHECK(kinds(judge, 405, 409, 9).empty());
+    judge.go_back(402);  // before the step that raised it
+    CHECK(kinds(judge, 403, 405, 9) == std::vector{Kind::kOutlier, Kind::kDivergence});
+    judge.go_back(405);
+    CHECK(kinds(judge, 406, 413, quiet(406).loss).empty());
+    judge.go_back(413);
+    CHECK(kinds(judge, 414, 417, 9) == std::vector{Kind::kOutlier, Kind::kOutlier, Kind::kOutlier, Kind::kDivergence});
+  }
+
   TEST_CASE("outliers from before the rate was lowered are of another trouble than those behind it") {
     for (const int64_t trouble_after : {int64_t{0}, int64_t{403}}) {
       CAPTURE(trouble_after);
@@ -155,6 +176,7 @@ TEST_SUITE("ckpt/retention/labels") {
       for (int64_t step = 1; step <= 399; ++step) judge.add(quiet(step));
       for (int64_t step = 400; step <= 403; ++step) judge.add({step, 9, 1});  // a start reads them again
       judge.go_back(403);
+      judge.raise_again();
       std::vector<StepAlarm> told;
       for (int64_t step = 404; step <= 407; ++step) {
         if (const auto alarm = judge.add({step, 9, 1})) told.push_back(*alarm);

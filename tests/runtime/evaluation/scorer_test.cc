@@ -156,12 +156,12 @@ TEST_SUITE("runtime/evaluation/scorer") {
     const auto made = scorer.generate(context, 4, {}, [](auto) { return true; });
     REQUIRE_OK(made);
     const Score likeliest = score_of(scorer, {context, made.value()});
-    CHECK(likeliest.greedy);
+    CHECK(likeliest.greedy == true);
     CHECK(likeliest.first_rank == 1);
     std::vector<int32_t> other = made.value();
     other[0] = (other[0] + 1) % 256;
     const Score less = score_of(scorer, {context, other});
-    CHECK_FALSE(less.greedy);
+    CHECK(less.greedy == false);
     CHECK(less.first_rank > 1);
     const auto next = scorer.next_logprobs(context);
     REQUIRE_OK(next);

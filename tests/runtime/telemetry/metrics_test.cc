@@ -10,8 +10,11 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "runtime/config/metric_name.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
+using namespace cairn;
 using namespace cairn::telemetry;
 
 TEST_SUITE("runtime/telemetry/metrics") {
@@ -123,5 +126,66 @@ TEST_SUITE("runtime/telemetry/metrics") {
     record = to_json({});
     record["step"] = 1.5;
     CHECK_FALSE(step_metrics_from_json(record).ok());
+  }
+
+  TEST_CASE("results of tasks and an early end are read as they were written") {
+    StepMetrics out{
+        .step = 7,
+        .tasks = {{"facts+shuffle", {{"acc", 0.25}, {"acc_stderr", 0.1}, {"n", 4}}}, {"wiki", {{"loss", NAN}}}},
+        .tasks_left_out = true,
+        .tasks_ms = 12.5,
+        .ended_early = EarlyEnd{"eval/wiki/loss", 2.5, 5, 3}};
+    const auto back = step_metrics_from_json(to_json(out));
+    REQUIRE_OK(back);
+    REQUIRE(back.value().tasks.size() == 2);
+    CHECK(back.value().tasks[0].task == "facts+shuffle");
+    CHECK(back.value().tasks[0].numbers == out.tasks[0].numbers);
+    CHECK(back.value().tasks[1].numbers.empty());  // null
+    CHECK(back.value().tasks_left_out);
+    CHECK(back.value().tasks_ms == 12.5);
+    REQUIRE(back.value().ended_early);
+    CHECK(back.value().ended_early->metric == "eval/wiki/loss");
+    CHECK(back.value().ended_early->best_step == 5);
+    CHECK(back.value().ended_early->evaluations == 3);
+  }
+
+  TEST_CASE("numbers of a step have names, by which they are found") {
+    const StepMetrics step{.step = 7,
+                           .loss = 3,
+                           .valid_loss = 2.5,
+                           .valid_source_loss = {{"web/en", 2}},
+                           .tasks = {{"arc/easy", {{"acc", 0.25}, {"acc_stderr", 0.1}, {"n", 4}}}}};
+    const std::vector<std::pair<std::string, double>> all = {
+        {"loss", 3}, {"valid_loss", 2.5}, {"valid_source_loss/web/en", 2}, {"eval/arc/easy/acc", 0.25}};
+    CHECK(named_values(step) == all);
+    for (const auto& [name, value] : all) CHECK(value_of(step, name) == value);
+    for (const char* none : {"eval/arc/easy/acc_norm", "eval/arc/acc", "valid_source_loss/web", "speed"})
+      CHECK_FALSE(value_of(step, none).has_value());
+    CHECK_FALSE(value_of(StepMetrics{}, "valid_loss").has_value());
+    for (const char* wrong :
+         {"", "accuracy", "eval/arc", "eval//acc", "eval/arc/", "valid_source_loss/", "eval/a,b/acc"}) {
+      CAPTURE(wrong);
+      CHECK_FALSE(parse_metric(wrong).ok());
+    }
+    CHECK(lower_is_better("loss"));
+    CHECK(lower_is_better("valid_source_loss/acc"));
+    CHECK(lower_is_better("eval/wiki/bits_per_byte"));
+    CHECK_FALSE(lower_is_better("eval/arc/acc"));
+    CHECK_FALSE(lower_is_better("eval/loss/margin"));
+  }
+
+  TEST_CASE("an audit and a comparison of replicas that err in one step are two errors") {
+    StepMetrics step{.step = 9};
+    CHECK(machine_errors(step).empty());
+    step.again = ComputedAgain{.found = ComputedAgain::Found::kTransient, .audit = true, .ranks = {1}, .since = 4};
+    step.replicas = ReplicaCheck{.ranks = {2, 3}, .tied = true, .since = 6};
+    const auto errors = machine_errors(step);
+    REQUIRE(errors.size() == 2);
+    CHECK(errors[0].kind == "replica");
+    CHECK(errors[0].ranks == std::vector<int64_t>{2, 3});
+    CHECK(errors[1].kind == "transient");
+    CHECK(errors[1].since == 4);
+    step.again->audit = false;  // an outlier that was computed again
+    CHECK(machine_errors(step).size() == 1);
   }
 }

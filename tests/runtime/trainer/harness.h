@@ -215,6 +215,9 @@ struct Extra {
   std::vector<int64_t>* condemned = nullptr;  // what the ranks have condemned
   CopyGate* gate = nullptr;                   // MemoryHook::Shared
   bool keeps_norms = false;                   // Plan::keeps_norms
+  std::vector<data::ScoredText> texts;        // Environment::texts
+  int64_t texts_left_out_on_last = 0;         // of them, on the last rank
+  std::function<std::vector<telemetry::TaskNumbers>(std::span<const data::TextScore>)> tasks_of;
 };
 
 inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, const Trained* from = nullptr,
@@ -250,6 +253,9 @@ inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, con
       MemoryHook hook(shared);
       trainer::Environment env{.plan = plan, .rank = rank, .engine = *engines[rank], .hook = hook};
       env.try_end = extra.try_end;
+      env.texts = extra.texts;
+      if (rank == world - 1) env.texts = env.texts.first(extra.texts.size() - extra.texts_left_out_on_last);
+      env.tasks_of = extra.tasks_of;
       if (extra.on_phase) {
         env.on_phase = [&](int64_t step, const char* phase) { extra.on_phase(rank, step, phase, hook.weights()); };
       }

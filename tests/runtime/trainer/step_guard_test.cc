@@ -287,6 +287,40 @@ TEST_SUITE("runtime/trainer/step_guard") {
     CHECK(state.skipped == 6);
   }
 
+  TEST_CASE("steps without a token to guess use up no try of the guard") {
+    const WatchConfig watch{.window = 32, .on_outlier = {GuardAction::kSkip}};
+    trainer::GuardState state;
+    const telemetry::WatchRules rules{.window = 32, .begin = 1};
+    Steps left_out;
+    for (int64_t number = 1; number <= 48; ++number) {
+      trainer::StepGuard guard(watch, rules, 1, &state);
+      if (number > 40 && number < 44) {
+        guard.note_without_targets(number);
+        continue;
+      }
+      const double loss = number < 44 ? 3 + 0.01 * static_cast<double>(number % 3) : 5;
+      const telemetry::StepVerdict verdict = guard.look(number, loss, 1);
+      const bool skips = guard.skips(number, verdict);
+      guard.note(number, verdict, skips);
+      if (skips) left_out.push_back(number);
+    }
+    CHECK(left_out == Steps{44, 45, 46});
+    CHECK(state.without_targets == Steps{41, 42, 43});
+    CHECK(state.skipped == 6);
+  }
+
+  TEST_CASE("a run whose steps have no token to guess has trained nothing, and does not end as if it had") {
+    Recipe recipe = dirty_recipe("empty", {1, 2, 3}, true);
+    recipe.data.mask_repeats = {.period = 1, .count = 10};
+    recipe.optimizer.lr.clear();
+    stop_after(recipe, 3);
+    const auto run = train_on_threads(recipe, 2);
+    REQUIRE_FALSE(run.ok());
+    CHECK(run.error().message.find("nothing was trained") != std::string::npos);
+    stop_after(recipe, 4);
+    REQUIRE_OK(train_on_threads(recipe, 2));
+  }
+
   TEST_CASE("a step that data.mask_repeats masks wholly has no update, says so, and moves no level") {
     Recipe recipe = with_guard(dirty_recipe("masked", {3}, true));
     recipe.data.mask_repeats = {.period = 1, .count = 10};

@@ -619,8 +619,10 @@ void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
   requests_.step_took(metrics.step_ms / 1000);
   node_->note_step(metrics);
   if (metrics.again) narrator_.computed_again(metrics);
-  if (const auto error = telemetry::machine_error(metrics)) guard_machine(metrics.step, *error);
+  for (const telemetry::MachineError& error : telemetry::machine_errors(metrics)) guard_machine(metrics.step, error);
   if (metrics.was_skipped()) narrator_.skipped(metrics);
+  if (metrics.ended_early) narrator_.ended_early(metrics.step, *metrics.ended_early);
+  ended_early_ = metrics.ended_early.has_value();
   for (const ckpt::StepAlarm& alarm : node_->take_alarms()) {
     if (!alarm.again) narrator_.alarm(alarm);
     guard(alarm);
@@ -1001,7 +1003,7 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   }
   if (lowers_ && outcome.kind == agent::EndKind::kFinished && outcome.stop_signal == 0 && last_save_.ok() &&
       !requests_.stop_due(last_step_)) {
-    begins_anew_ = last_step_ < narrator_.run_steps();
+    begins_anew_ = last_step_ < narrator_.run_steps() && !ended_early_;
     if (begins_anew_) return 0;
     RT_TRY(remove_pending(folder_.path()));  // the run had ended before
   }
@@ -1018,7 +1020,7 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
     narrator_.record({{"event", "end"}, {"exit_code", error.exit_code()}, {"message", error.message}});
     return error;
   }
-  const bool at_stage = start_.verdict.segment.stage_follows && last_step_ == plan_.end_step;
+  const bool at_stage = start_.verdict.segment.stage_follows && last_step_ == plan_.end_step && !ended_early_;
   if (at_stage && outcome.kind == agent::EndKind::kFinished && outcome.stop_signal == 0 && last_save_.ok() &&
       !requests_.stop_due(last_step_)) {
     stage_follows_ = true;
@@ -1026,8 +1028,8 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
     narrator_.record({{"event", "stage"}, {"step", last_step_}, {"stage", start_.verdict.segment.index + 1}});
     return 0;
   }
-  if (grows_ && last_step_ < plan_.end_step && outcome.kind == agent::EndKind::kFinished && outcome.stop_signal == 0 &&
-      last_save_.ok() && !requests_.stop_due(last_step_)) {
+  if (grows_ && last_step_ < plan_.end_step && !ended_early_ && outcome.kind == agent::EndKind::kFinished &&
+      outcome.stop_signal == 0 && last_save_.ok() && !requests_.stop_due(last_step_)) {
     resizes_ = grows_;
     return 0;
   }
@@ -1040,9 +1042,9 @@ Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
   if (outcome.kind == agent::EndKind::kFailed) return conclude_failed(outcome);
   if (!last_save_.ok()) return last_save_.error();
   const bool asked = outcome.stop_signal != 0 || requests_.stop_planned() || grows_.has_value();
-  if (!asked && std::max(last_step_, saved_step_) < plan_.end_step) return conclude_unfinished();
-  const bool stopped =
-      (last_step_ < narrator_.run_steps() || at_stage) && (outcome.stop_signal != 0 || requests_.stop_planned());
+  if (!asked && !ended_early_ && std::max(last_step_, saved_step_) < plan_.end_step) return conclude_unfinished();
+  const bool stopped = !ended_early_ && (last_step_ < narrator_.run_steps() || at_stage) &&
+                       (outcome.stop_signal != 0 || requests_.stop_planned());
   const int code = stopped ? options_.requests.exit_when_unfinished : 0;
   if (stopped) {
     narrator_.say(fmt::format("stopped after step {} of {}; checkpoint {}; the same command resumes from there",

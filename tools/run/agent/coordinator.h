@@ -300,6 +300,7 @@ class LocalCoordinator final : public Coordinator {
   bool rolls_back_ = false;
   bool lowers_ = false;  // a guard has decided to lower the rate, and the ranks have been asked to leave
   bool begins_anew_ = false;
+  bool ended_early_ = false;  // watch.early_stop has ended the run at the last step that was reported
   bool concluded_ = false, stage_follows_ = false;
   bool memory_stays_ = false;  // known when it is closed
 };

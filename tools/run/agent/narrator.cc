@@ -8,6 +8,7 @@
 
 #include "ckpt/persist/save.h"
 #include "ckpt/plan/partial.h"
+#include "runtime/config/metric_name.h"
 #include "runtime/core/count_text.h"
 #include "runtime/core/log.h"
 #include "runtime/core/units.h"
@@ -189,12 +190,23 @@ telemetry::StepMetrics Narrator::step(const telemetry::StepMetrics& reported) {
   tell_recovered(metrics);
   progress_.last_step = metrics.step;
   show(metrics);
-  if (metrics.valid_loss && options_.heard) {
+  if ((metrics.valid_loss || !metrics.tasks.empty()) && options_.heard) {
     json event = telemetry::to_json(metrics);
     event["event"] = "evaluated";
     options_.heard(event, metrics.step);
   }
   return metrics;
+}
+
+void Narrator::ended_early(int64_t step, const telemetry::EarlyEnd& end) {
+  record({{"event", "early_stop"},
+          {"step", step},
+          {"metric", end.metric},
+          {"best", end.best},
+          {"best_step", end.best_step},
+          {"evaluations", end.evaluations}});
+  say(fmt::format("step {}: the run ends early: {} has not become better in {}; its best is {:.4g}, of step {}", step,
+                  end.metric, count_text(end.evaluations, "evaluation"), end.best, end.best_step));
 }
 
 void Narrator::tell_recovered(const telemetry::StepMetrics& metrics) {
@@ -237,6 +249,17 @@ void Narrator::show(const telemetry::StepMetrics& metrics) {
   const bool due = is_due(metrics.step) || metrics.step == steps || metrics.step == began_->step + 1;
   if (due) lined_ns_ = clock_.now_ns();
   console_.show(line, time_text(static_cast<int64_t>(clock_.unix_s() * 1000)), due);
+  if (metrics.tasks_left_out) say(fmt::format("step {}: eval.budget leaves no time for the tasks", metrics.step));
+  if (!metrics.tasks.empty()) {
+    std::vector<std::string> numbers;
+    for (const telemetry::TaskNumbers& task : metrics.tasks) {
+      const auto first =
+          std::ranges::min_element(task.numbers, {}, [](const auto& number) { return number_rank(number.first); });
+      if (first != task.numbers.end())
+        numbers.push_back(fmt::format("{} {} {:.4f}", printable(task.task), first->first, first->second));
+    }
+    say(fmt::format("step {}: {}", metrics.step, fmt::join(numbers, ", ")));
+  }
   if (!metrics.valid_loss) return;
   std::string sources;
   for (const auto& [name, loss] : metrics.valid_source_loss)

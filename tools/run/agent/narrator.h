@@ -98,6 +98,8 @@ class Narrator {
   void machine_erred(int64_t step, const telemetry::MachineError& error, const std::vector<std::string>& hosts);
   /// A step's update was left out.
   void skipped(const telemetry::StepMetrics& metrics);
+  /// watch.early_stop ends the run at `step`.
+  void ended_early(int64_t step, const telemetry::EarlyEnd& end);
   /// failure_record() of the last failure, with whether ranks started again; null: there was none.
   const nlohmann::json& last_failure() const { return failure_; }
   /// A rank is about to be killed to see the run recover.

@@ -67,7 +67,8 @@ Result<std::vector<int64_t>> saved_steps(const fs::path& run) {
 Recipe quiet(Recipe recipe) {
   recipe.checkpoint = {.snapshot_steps = 0, .direct_io = recipe.checkpoint.direct_io};
   recipe.checkpoint.keep = {{.kind = Keep::Kind::kLast, .count = 2}};
-  recipe.eval.every_steps = 0;
+  recipe.eval = {.steps = recipe.eval.steps};
+  recipe.watch.early_stop = {};
   recipe.log.tensorboard = false;
   recipe.log.trackers.clear();
   recipe.hooks.clear();

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/config/watch.h"
 #include "runtime/config/skipped_positions.h"
+#include "runtime/config/watch.h"
 #include "runtime/core/result.h"
 
 namespace cairn::tools {

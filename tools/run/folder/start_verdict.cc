@@ -374,6 +374,11 @@ Result<Segment> segment_at(const Recipe& whole, const TrainPosition& position, c
   out.end_step = out.course.front().end.step;
   out.stage_follows = out.course.size() > 1;
   out.run_steps = out.course.back().end.step;
+  if (trainer::ended_early(out.recipe.watch.early_stop, position.patience)) {
+    out.ended_early = true;
+    out.end_step = out.run_steps = position.step;
+    out.stage_follows = false;
+  }
   return out;
 }
 
@@ -498,8 +503,8 @@ Result<StartVerdict> judge_start(const StartRequest& request, ckpt::StartState s
                     "begins at sample 0",
                     at.samples > 0 ? count_text(at.samples, "sample") : "samples"));
   }
-  out.finished =
-      out.state.any() && !request.weights_only && !out.segment.stage_follows && out.segment.steps <= out.state.step();
+  out.finished = out.state.any() && !request.weights_only && !out.segment.stage_follows &&
+                 (out.segment.steps <= out.state.step() || out.segment.ended_early);
   if (!out.state.any() || !before) {
     out.lr_next = optim::learning_rate(out.segment.recipe, out.state.step() + 1, out.segment.steps, out.segment.past);
     return out;

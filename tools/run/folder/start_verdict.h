@@ -46,6 +46,7 @@ struct Segment {
   int64_t end_step = 0;                 // where the segment ends
   bool stage_follows = false;           // there another stage of the recipe begins, and the run goes on
   int64_t run_steps = 0;                // of the run, its stages ahead counted
+  bool ended_early = false;             // watch.early_stop has ended it at the position
   std::vector<dsl::RunSegment> course;  // what remains of the run from the position on, this segment first
 };
 
