@@ -237,7 +237,7 @@ MHD_Result Server::Impl::answer(MHD_Connection* connection, std::string_view met
   const std::string only_of = header_of(connection, "If-Range"), range = header_of(connection, "Range");
   const auto tag = answer.headers.find("ETag");
   const bool other = !only_of.empty() && (tag == answer.headers.end() || tag->second != only_of);
-  return send(connection, std::move(answer), other ? std::string() : range, request);
+  return send(connection, std::move(answer), other || head ? std::string() : range, request);  // of GET only
 }
 
 MHD_Result Server::Impl::send(MHD_Connection* connection, Answer answer, std::string_view range, Request& request) {

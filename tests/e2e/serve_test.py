@@ -115,6 +115,17 @@ class Serve(RunTest):
             self.assertEqual(self.pins(), ["pin-step-00000010", "pin-step-00000015"])
         self.assertEqual(before, sorted(path for path in self.folder.glob("small/**/*")))
 
+    def test_a_label_that_changes_is_said_by_the_next_answers(self):
+        self.trained()
+        with self.served("small") as one:
+            path = "/runs/small/resolve/step-10/config.json"
+            label = lambda: one.ask(path, "HEAD")[1].get("X-Cairn-Label")  # noqa: E731
+            self.assertIsNone(label())
+            self.cairn("ckpt", "label", "small", 10, "suspect", "--why", "a test")
+            self.until(lambda: label() == "suspect", "the new label")
+            self.cairn("ckpt", "label", "small", 10, "good", "--why", "a test")
+            self.until(lambda: label() is None, "the old label's end")
+
     def check_revisions(self, one, newest, older):
         """Names, commits, the tree, and each file of two steps in two dtypes."""
         self.assertIn("runs/small: 3 steps, latest is step-15, best is step-", one.get("/").decode())

@@ -127,7 +127,8 @@ struct Hub::Impl {
   http::Answer index();
   http::Answer model(const OpenedStep& step, const std::string& id) const;
   http::Answer tree(const OpenedStep& step, const std::string& folder) const;
-  http::Answer file(const std::shared_ptr<OpenedStep>& step, const std::string& name, const std::string& holds);
+  http::Answer file(const std::shared_ptr<OpenedStep>& step, const std::string& name, const std::string& holds,
+                    bool suspect);
   std::string hold_key(const ServedRun& run, const ServedForm& form, const std::string& revision,
                        const std::string& client) const;
   /// An answer of that step continues: it stays open, and a moving name the same step.
@@ -172,6 +173,7 @@ Result<const ckpt::CheckpointInfo*> Hub::Impl::step_of(const ServedRun& run, con
 http::Answer Hub::Impl::about(const http::Asked& asked, const HubPath& path) {
   std::shared_ptr<OpenedStep> step;
   std::string holds;  // a moving name
+  bool suspect = false;
   {
     std::unique_lock lock(mutex);
     const auto [run, form] = run_of(path.id);
@@ -196,7 +198,9 @@ http::Answer Hub::Impl::about(const http::Asked& asked, const HubPath& path) {
         return refusal(std::move(made).error().with(path.id));
       }
       step = std::move(made).value();
+      lock.lock();
     }
+    suspect = run->is_suspect(io, step->step, step->created_unix_ms);
   }
   switch (path.question) {
     case HubQuestion::kModel:
@@ -204,7 +208,7 @@ http::Answer Hub::Impl::about(const http::Asked& asked, const HubPath& path) {
     case HubQuestion::kTree:
       return tree(*step, path.file);
     default:
-      return file(step, path.file, holds);
+      return file(step, path.file, holds, suspect);
   }
 }
 
@@ -267,8 +271,8 @@ http::Answer Hub::Impl::tree(const OpenedStep& step, const std::string& folder) 
   return json_answer(files);
 }
 
-http::Answer Hub::Impl::file(const std::shared_ptr<OpenedStep>& step, const std::string& name,
-                             const std::string& holds) {
+http::Answer Hub::Impl::file(const std::shared_ptr<OpenedStep>& step, const std::string& name, const std::string& holds,
+                             bool suspect) {
   const convert::ViewFile* const found = step->view->find(name);
   http::Answer out{.status = 200};
   if (found == nullptr) {
@@ -297,7 +301,7 @@ http::Answer Hub::Impl::file(const std::shared_ptr<OpenedStep>& step, const std:
     };
   }
   out.headers["X-Repo-Commit"] = step->commit;
-  if (step->suspect) out.headers["X-Cairn-Label"] = "suspect";
+  if (suspect) out.headers["X-Cairn-Label"] = "suspect";
   return out;
 }
 

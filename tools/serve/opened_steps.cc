@@ -74,7 +74,6 @@ Result<std::shared_ptr<OpenedStep>> OpenedSteps::open(const ServedRun& run, cons
   out->step = step.step;
   out->created_unix_ms = step.created_unix_ms;
   out->id = run.name() + form.name;
-  out->suspect = step.label == ckpt::Label::kSuspect;
   out->pin = pin(run, step.step);
   // It may have gone before the pin was made.
   const ckpt::CheckpointInfo now = ckpt::look_at_checkpoint(io_, run.checkpoints(), step.step);

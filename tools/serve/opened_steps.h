@@ -25,7 +25,6 @@ namespace cairn::tools {
 
 struct OpenedStep {
   std::string commit, id;  // id: the run's name with that of the form
-  bool suspect = false;    // as the step is labelled
   int64_t step = 0, created_unix_ms = 0;
   std::shared_ptr<ckpt::Pin> pin;  // null where the folder takes none; goes behind the view
   std::shared_ptr<const convert::HfView> view;

@@ -46,6 +46,17 @@ Status ServedRun::look(ckpt::IoBackend& io) {
   return {};
 }
 
+bool ServedRun::is_suspect(ckpt::IoBackend& io, int64_t step, int64_t created_unix_ms) {
+  const auto now = std::chrono::steady_clock::now();
+  if (labels_read_.time_since_epoch().count() == 0 || now - labels_read_ >= std::chrono::seconds(1)) {
+    labels_read_ = now;
+    if (Result<ckpt::Labels> labels = ckpt::read_labels(io, options_.checkpoints); labels.ok())
+      labels_ = std::move(labels).value();
+  }
+  const ckpt::LabelEntry* const entry = ckpt::entry_of(labels_, step, created_unix_ms);
+  return entry != nullptr && entry->label == ckpt::Label::kSuspect;
+}
+
 const ckpt::CheckpointInfo* ServedRun::named(std::string_view name) const {
   const ckpt::CheckpointInfo* out = nullptr;
   const bool valid =

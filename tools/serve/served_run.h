@@ -44,6 +44,8 @@ class ServedRun {
 
   /// Looks at the folder, at most once a second. Errors: those of list_checkpoints().
   Status look(ckpt::IoBackend& io);
+  /// Whether the save of a step is labelled suspect now, by labels that are at most a second old.
+  bool is_suspect(ckpt::IoBackend& io, int64_t step, int64_t created_unix_ms);
   /// Makes the next look() read the folder, since a step has gone.
   void doubt() { looked_ = {}; }
   /// Complete steps, ascending, as of the last look; without bad ones, unless those are served.
@@ -63,6 +65,8 @@ class ServedRun {
   std::vector<ckpt::CheckpointInfo> steps_;
   std::vector<int64_t> bad_;
   std::chrono::steady_clock::time_point looked_{};
+  ckpt::Labels labels_;
+  std::chrono::steady_clock::time_point labels_read_{};
 };
 
 /// Whether training moves the name to other steps.

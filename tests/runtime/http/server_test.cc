@@ -136,6 +136,9 @@ TEST_SUITE("runtime/http/server") {
     const std::string head = ask(*server, "HEAD /text HTTP/1.1\r\n");
     CHECK(head.find("Content-Length: 10") != head.npos);
     CHECK(body_of(head).empty());
+    const std::string ranged = ask(*server, "HEAD /text HTTP/1.1\r\nRange: bytes=2-4\r\n");  // ranges are of GET
+    CHECK(ranged.starts_with("HTTP/1.1 200"));
+    CHECK(ranged.find("Content-Length: 10") != ranged.npos);
 
     const std::string part = ask(*server, "GET /text HTTP/1.1\r\nRange: bytes=2-4\r\n");
     CHECK(part.starts_with("HTTP/1.1 206"));
