@@ -346,8 +346,8 @@ GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {
   return with(4, 8, false, tile_baseline);
 }
 
-void pack_panels(GemmIsa isa, const GemmKernel& kernel, const GemmOperand& from, GemmSide side, int64_t line0,
-                 int64_t lines, int64_t depth0, int64_t depth, int64_t panel_steps, uint32_t* out) {
+void pack_panels([[maybe_unused]] GemmIsa isa, const GemmKernel& kernel, const GemmOperand& from, GemmSide side,
+                 int64_t line0, int64_t lines, int64_t depth0, int64_t depth, int64_t panel_steps, uint32_t* out) {
   const int64_t at = from.along ? line0 * from.stride + depth0 : depth0 * from.stride + line0;
   const Block block{kernel.width(side), lines, depth, kernel.steps_of(depth), panel_steps, out};
 #if defined(__x86_64__)

@@ -1,0 +1,15 @@
+# A toolchain for Arm servers (GH200, GB200, Graviton) on an x86 machine: Debian's cross compiler, a folder with Debian's
+# arm64 packages (tools/setup arm makes it), and qemu-user, under which tests run. docs/building.md says how.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+get_filename_component(CAIRN_ARM_ROOT "${CMAKE_CURRENT_LIST_DIR}/../build/arm-root" ABSOLUTE)
+set(CMAKE_SYSROOT "${CAIRN_ARM_ROOT}")
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
+set(ENV{PKG_CONFIG_SYSROOT_DIR} "${CAIRN_ARM_ROOT}")
+set(ENV{PKG_CONFIG_LIBDIR} "${CAIRN_ARM_ROOT}/usr/lib/aarch64-linux-gnu/pkgconfig:${CAIRN_ARM_ROOT}/usr/share/pkgconfig")
+set(CMAKE_CROSSCOMPILING_EMULATOR "qemu-aarch64;-L;${CAIRN_ARM_ROOT}")
