@@ -1,0 +1,1 @@
+cairn_tests(runtime/dlrm LABELS unit)
